@@ -1,0 +1,128 @@
+# `make` alone lists the targets.
+
+BIN := bin
+
+# The modules of this repository: bench/ compares with other libraries, deploy/
+# tests the manifests with the libraries of Kubernetes, tools/ holds the linter and
+# benchstat. None of these is in the module graph of users.
+MODULES := $(patsubst %/go.mod,%,$(wildcard ./go.mod ./bench/go.mod ./deploy/go.mod ./tools/go.mod))
+
+# Packages whose tests need no server and end in seconds.
+UNIT_PKGS ?= $(addsuffix /...,$(wildcard ./policy ./internal/accesslog ./internal/config))
+
+# At most this many test programs run at once: each starts real servers, and two
+# keep a two-core machine busy without starving the servers under test.
+TEST_PROCS ?= 2
+# Per test program. The whole of `make test` stays under 15 minutes on two cores.
+TEST_TIMEOUT ?= 8m
+
+# Runs in `make bench`: how often, which benchmarks, which packages.
+COUNT ?= 10
+BENCH ?= .
+BENCH_PKGS ?= ./...
+
+# Schedules in `make robustness`, and the seed to replay (empty: a new one, printed).
+N ?= 50
+SEED ?=
+
+# How often `make failover` ends the active replica, in each mode.
+KILLS ?= 100
+
+# How long `make fuzz` gives each fuzz test.
+FUZZTIME ?= 30s
+
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help: ## List the targets and the variables they take
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: build
+build: ## Build the programs into bin/
+	go build -trimpath -o $(BIN)/ ./cmd/...
+
+.PHONY: test
+test: ensure-redis ensure-faketime ensure-cc lint ## Everything: set-up, vet, lint, all tests with -race on real servers
+	CGO_ENABLED=1 go build -race ./...
+	CGO_ENABLED=1 go test -race -count=1 -shuffle=on -timeout $(TEST_TIMEOUT) -p $(TEST_PROCS) ./...
+	go -C deploy test -count=1 -timeout $(TEST_TIMEOUT) ./...
+	@echo "make test: passed (vet, lint and every test with the race detector)"
+
+.PHONY: unit
+unit: ## Tests of the packages that need no server (UNIT_PKGS); needs only Go, takes seconds
+	go test -count=1 -shuffle=on -timeout 1m $(UNIT_PKGS)
+
+.PHONY: lint
+lint: vet $(BIN)/golangci-lint ## Vet, golangci-lint and the dependency rule of fetch
+	$(BIN)/golangci-lint run ./...
+	scripts/check-fetch-deps.sh
+
+.PHONY: bench
+bench: ensure-redis $(BIN)/benchstat ## Benchmarks (COUNT, BENCH, BENCH_PKGS), compared with the run before
+	scripts/bench.sh $(COUNT) '$(BENCH)' $(BENCH_PKGS)
+
+.PHONY: robustness
+robustness: ensure-redis ensure-faketime ## N random fault schedules against real servers; SEED=… replays one
+	go test -count=1 -timeout 0 -parallel 64 -v -run TestSchedules ./test/robustness -args -n $(N) $(if $(SEED),-seed $(SEED))
+
+.PHONY: failover
+failover: ensure-redis ## Ends the active replica KILLS times in each mode and prints the gaps between refills
+	go test -count=1 -timeout 0 -v -run TestFailover ./test/robustness -args -kills $(KILLS)
+
+.PHONY: fuzz
+fuzz: ## Every fuzz test for FUZZTIME
+	scripts/fuzz.sh $(FUZZTIME)
+
+.PHONY: proto
+proto: $(BIN)/protoc-gen-go $(BIN)/protoc-gen-go-grpc ## Generate the Go code of api/ (needs protoc: apt install protobuf-compiler)
+	PATH="$(CURDIR)/$(BIN):$$PATH" protoc -I api --go_out=api --go_opt=paths=source_relative \
+		--go-grpc_out=api --go-grpc_opt=paths=source_relative refiller/v1/buckets.proto
+
+.PHONY: verify
+verify: lint ## What a review would complain about: tidy modules, gofmt, vet, lint; changes nothing
+	@set -e; for m in $(MODULES); do echo "go mod tidy -diff ($$m)"; go -C $$m mod tidy -diff; done
+	@bad=$$(gofmt -s -l .); [ -z "$$bad" ] || { echo "not gofmt -s clean:"; echo "$$bad"; exit 1; } >&2
+	@echo "make verify: passed"
+
+.PHONY: tidy
+tidy: ## Tidy every module and format the code
+	@set -e; for m in $(MODULES); do echo "go mod tidy ($$m)"; go -C $$m mod tidy; done
+	gofmt -s -w .
+
+# Steps of the targets above.
+
+.PHONY: vet ensure-redis ensure-faketime ensure-cc
+vet:
+	go vet ./...
+
+ensure-redis:
+	@scripts/ensure-redis.sh
+
+ensure-faketime:
+	@scripts/ensure-faketime.sh
+
+ensure-prometheus:
+	@scripts/ensure-prometheus.sh
+
+ensure-chromium:
+	@scripts/ensure-chromium.sh
+
+ensure-cc:
+	@scripts/ensure-cc.sh
+
+ensure-curl:
+	@scripts/ensure-curl.sh
+
+# Compiled from source at the versions of tools/go.mod, once, in a minute or two.
+$(BIN)/golangci-lint: tools/go.mod tools/go.sum
+	go build -C tools -o ../$(BIN)/ github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+
+$(BIN)/benchstat: tools/go.mod tools/go.sum
+	go build -C tools -o ../$(BIN)/ golang.org/x/perf/cmd/benchstat
+
+# Their versions are in the code that they generate.
+$(BIN)/protoc-gen-go:
+	GOBIN="$(CURDIR)/$(BIN)" go install google.golang.org/protobuf/cmd/protoc-gen-go@v1.36.11
+
+$(BIN)/protoc-gen-go-grpc:
+	GOBIN="$(CURDIR)/$(BIN)" go install google.golang.org/grpc/cmd/protoc-gen-go-grpc@v1.6.2
