@@ -1,0 +1,355 @@
+package policy
+
+import "math"
+
+// ClockTolerance is how far, in microseconds, a server's clock may step back
+// before the bucket starts a new era.
+const ClockTolerance = 50_000
+
+// Status is what a refill did.
+type Status int64
+
+// Statuses of a refill, in the order of the protocol's rules. Those that write
+// add one to the index.
+const (
+	StatusApplied     Status = iota + 1 // credited what was due; writes
+	StatusSwitched                      // the index was old, the fence newer: settled and switched; writes
+	StatusStale                         // the caller's (era, index) is old; nothing written
+	StatusEarly                         // under half an interval since the last refill; nothing written
+	StatusForeign                       // someone else moved the index: their stretch isn't credited again; writes
+	StatusInitialised                   // created or adopted; writes
+	StatusUnknown                       // no such bucket, and this call may not create it; nothing written
+	StatusRolledBack                    // the server lost a write that the caller saw: new era; writes
+	StatusClock                         // the server's clock stepped back: new era; writes
+	StatusMalformed                     // a key holds something else; nothing written
+)
+
+// Wrote reports whether the call changed the bucket.
+func (s Status) Wrote() bool {
+	switch s {
+	case StatusApplied, StatusSwitched, StatusForeign, StatusInitialised, StatusRolledBack, StatusClock:
+		return true
+	}
+	return false
+}
+
+// String names the status as logs and metrics do.
+func (s Status) String() string {
+	names := [...]string{"", "applied", "switched", "stale", "early", "foreign", "initialised", "unknown", "rolled_back", "clock", "malformed"}
+	if s < 1 || int(s) >= len(names) {
+		return "invalid"
+	}
+	return names[s]
+}
+
+// Create says whether a refill may create a bucket that is missing.
+type Create int64
+
+// When a refill may create a missing bucket.
+const (
+	CreateNever   Create = iota // never
+	CreateLost                  // if the caller remembers it: it was lost
+	CreateInitial               // also if nobody remembers it: it is new
+)
+
+// Version is what a caller last learned of a bucket: an era, which names one
+// unbroken history, and the index within it. The zero Version is of a caller
+// that has seen nothing.
+type Version struct{ Era, Index int64 }
+
+// Before reports whether v is older than w.
+func (v Version) Before(w Version) bool {
+	return v.Era < w.Era || v.Era == w.Era && v.Index < w.Index
+}
+
+// Call is one refill call.
+type Call struct {
+	Version Version
+	Create  Create
+	Terms   *Terms // nil: only what is in force counts (rescue)
+	Step    int64  // stepped: the scheduled instant to credit, Unix µs; 0 for none
+	Next    int64  // stepped: the instant after it, or the next to come
+}
+
+// Outcome is the answer to a refill.
+type Outcome struct {
+	Status   Status
+	Conflict bool // the terms differ under the same fence: they were ignored
+	Version  Version
+	Now      int64 // the server's clock, Unix µs
+	Last     int64 // the last refill that counts, Unix µs
+	Tokens   int64
+	Added    int64 // tokens added
+	Clamped  int64 // tokens due that the full bucket could not hold
+	Elapsed  int64 // µs from the refill before to this one; 0 unless it settled
+	Fence    Fence // of the terms in force
+	Step     int64 // stepped: the last instant credited
+}
+
+// Control is the bucket's state beside its tokens and index.
+type Control struct {
+	Terms Terms
+	Era   int64
+	Index int64 // copy of the index as our last write left it
+	Last  int64 // the last refill, Unix µs; also the highest clock seen
+	Carry int64 // credit below one token, in units of 1/Per token
+	Step  int64 // the last scheduled instant credited
+	Next  int64 // the scheduled instant after it
+}
+
+// Bucket is a bucket's complete state. A nil part is a missing key, so the zero
+// Bucket doesn't exist.
+type Bucket struct {
+	Tokens  *int64
+	Index   *int64
+	Control *Control
+}
+
+// Refill applies one call at the server's time now, in Unix microseconds.
+func (b *Bucket) Refill(c Call, now int64) Outcome {
+	if b.Control == nil {
+		return b.initialise(c, now)
+	}
+	s := b.Control
+	index := s.Index
+	if b.Index != nil {
+		index = *b.Index
+	}
+	tokens := int64(0)
+	if b.Tokens != nil {
+		tokens = *b.Tokens
+	} else if s.Terms.OnLoss == LossFull {
+		tokens = s.Terms.Capacity
+	}
+	stored := Version{s.Era, index}
+	newer := c.Terms != nil && s.Terms.Fence.Before(c.Terms.Fence)
+	out := Outcome{
+		Conflict: c.Terms != nil && c.Terms.Fence == s.Terms.Fence && *c.Terms != s.Terms,
+		Version:  stored, Now: now, Last: s.Last, Tokens: tokens, Fence: s.Terms.Fence, Step: s.Step,
+	}
+
+	switch {
+	case stored.Before(c.Version):
+		out.Status = StatusRolledBack
+		if s.Terms.OnRollback == RollbackKeep {
+			tokens = min(tokens, s.Terms.Capacity)
+		} else {
+			tokens = 0
+		}
+		index = max(index, c.Version.Index)
+		s.Carry = 0
+		if s.Last < now || now < s.Last-ClockTolerance {
+			s.Last = now
+		}
+		s.Era = max(now, 1+max(s.Era, c.Version.Era))
+	case now < s.Last-ClockTolerance:
+		out.Status = StatusClock
+		s.Last = now
+		s.Era = max(now, 1+max(s.Era, c.Version.Era))
+	default:
+		stale := c.Version.Before(stored)
+		if stale && !newer {
+			out.Status = StatusStale
+			return out
+		}
+		stepDue := s.Terms.Kind == Stepped && s.Step < c.Step && c.Step <= now
+		if !newer && !stepDue && now-s.Last < s.Terms.Interval/2 {
+			out.Status = StatusEarly
+			return out
+		}
+		out.Status = StatusApplied
+		if stale {
+			out.Status = StatusSwitched
+		}
+		if index != s.Index {
+			out.Status = StatusForeign
+			s.Carry = 0
+		} else {
+			tokens = s.settle(&out, tokens, stepDue, now)
+		}
+		if stepDue {
+			s.Step, s.Next = c.Step, max(0, c.Next)
+		}
+		s.Last = max(s.Last, now)
+	}
+	if newer {
+		tokens = s.change(*c.Terms, tokens, now)
+	}
+	tokens = min(tokens, s.Terms.Capacity) // a foreign client may have left more
+	if s.Terms.Kind == Stepped && s.Next <= s.Step {
+		s.Next = max(0, c.Next)
+	}
+	b.write(max(index, s.Index)+1, tokens, &out)
+	return out
+}
+
+// initialise creates, adopts or declines a bucket without control state.
+func (b *Bucket) initialise(c Call, now int64) Outcome {
+	out := Outcome{Status: StatusUnknown, Now: now}
+	if c.Terms == nil {
+		return out
+	}
+	var tokens, index int64
+	if b.Tokens == nil && b.Index == nil {
+		switch {
+		case c.Version.Era > 0 && c.Create >= CreateLost:
+			if c.Terms.OnLoss == LossFull {
+				tokens = c.Terms.Capacity
+			}
+		case c.Version.Era == 0 && c.Create == CreateInitial:
+			tokens = c.Terms.Initial
+		default:
+			return out
+		}
+	}
+	if b.Tokens != nil {
+		tokens = min(*b.Tokens, c.Terms.Capacity)
+	}
+	if b.Index != nil {
+		index = *b.Index
+	}
+	b.Control = &Control{Terms: *c.Terms, Era: max(now, c.Version.Era+1), Last: now, Step: now, Next: max(0, c.Next)}
+	out.Status = StatusInitialised
+	b.write(max(index, c.Version.Index)+1, tokens, &out)
+	return out
+}
+
+func (b *Bucket) write(index, tokens int64, out *Outcome) {
+	s := b.Control
+	s.Index = index
+	b.Index, b.Tokens = &index, &tokens
+	out.Version, out.Last, out.Tokens, out.Fence, out.Step = Version{s.Era, index}, s.Last, tokens, s.Terms.Fence, s.Step
+}
+
+// settle credits the stretch since the last refill under the terms in force.
+func (s *Control) settle(out *Outcome, tokens int64, stepDue bool, now int64) int64 {
+	out.Elapsed = max(0, now-s.Last)
+	var add int64
+	if s.Terms.Kind == Smooth {
+		el := min(out.Elapsed, s.Terms.MaxElapsed)
+		granted := int64(0)
+		if s.Terms.GrantEra == s.Era {
+			granted = min(el, max(0, s.Terms.GrantEnd-(now-el)))
+		}
+		units := (el-granted)*s.Terms.Tokens + granted*s.Terms.GrantTokens + s.Carry
+		add = units / s.Terms.Per
+		s.Carry = units % s.Terms.Per
+	} else if stepDue {
+		add = s.Terms.Tokens
+	}
+	after := tokens + add
+	if over := after - s.Terms.Capacity; over >= 0 {
+		out.Clamped = min(over, add)
+		after, s.Carry = s.Terms.Capacity, 0 // a full bucket is owed nothing
+	}
+	out.Added = max(0, after-tokens)
+	return after
+}
+
+// change puts newer terms in force and returns the tokens carried over.
+func (s *Control) change(t Terms, tokens, now int64) int64 {
+	old := s.Terms
+	switch {
+	case t.Kind != old.Kind:
+		s.Carry, s.Step, s.Next = 0, max(s.Step, now), 0
+	case t.Per != old.Per:
+		s.Carry = max(0, int64(math.Floor(float64(s.Carry)/float64(old.Per)*float64(t.Per)))-1)
+	}
+	switch t.CarryOver {
+	case CarryProportional:
+		if t.Capacity < old.Capacity && tokens > 0 {
+			tokens = min(tokens, int64(math.Floor(float64(tokens)/float64(old.Capacity)*float64(t.Capacity))))
+		}
+	case CarryReset:
+		tokens, s.Carry = min(tokens, 0), 0
+	}
+	s.Terms = t
+	return tokens
+}
+
+// Taking is the answer to a take.
+type Taking struct {
+	OK     bool
+	Known  bool  // false: no such bucket
+	Taken  int64 // tokens taken
+	Tokens int64 // tokens left
+	Wait   int64 // denied: µs until the tokens asked for are due; -1 if never
+}
+
+// Take takes n tokens, all or nothing.
+func (b *Bucket) Take(n, now int64) Taking {
+	if b.Tokens == nil && b.Index == nil && b.Control == nil {
+		return Taking{}
+	}
+	if b.Tokens == nil {
+		b.Tokens = new(int64)
+	}
+	if *b.Tokens >= n {
+		*b.Tokens -= n
+		return Taking{OK: true, Known: true, Taken: n, Tokens: *b.Tokens}
+	}
+	return Taking{Known: true, Tokens: *b.Tokens, Wait: b.Wait(n, now)}
+}
+
+// Return gives n tokens back, up to the capacity, and reports how many the full
+// bucket could not hold.
+func (b *Bucket) Return(n int64) (clamped int64, known bool) {
+	if b.Control == nil {
+		return 0, false
+	}
+	if b.Tokens == nil {
+		b.Tokens = new(int64)
+	}
+	after := *b.Tokens + n
+	clamped = min(n, max(0, after-b.Control.Terms.Capacity))
+	*b.Tokens = after - clamped
+	return clamped, true
+}
+
+// Wait is how long, in microseconds, until the bucket holds n tokens if nobody
+// takes any: the refill after their credit falls due. It is 0 if it holds them,
+// half an interval if that refill is overdue, and -1 if it never will, or if
+// nothing is known of its refills.
+func (b *Bucket) Wait(n, now int64) int64 {
+	tokens := int64(0)
+	if b.Tokens != nil {
+		tokens = *b.Tokens
+	}
+	if tokens >= n {
+		return 0
+	}
+	s := b.Control
+	if s == nil || n > s.Terms.Capacity {
+		return -1
+	}
+	// Conversions keep a product from being fused with a sum, which the script's doubles aren't.
+	need, interval := float64(n-tokens), float64(s.Terms.Interval)
+	var due float64
+	if s.Terms.Kind == Stepped {
+		if s.Next <= s.Step {
+			return -1
+		}
+		due = float64(s.Next) + float64((math.Ceil(need/float64(s.Terms.Tokens))-1)*float64(s.Next-s.Step))
+	} else {
+		units := float64(need*float64(s.Terms.Per)) - float64(s.Carry)
+		granted := 0.0
+		if s.Terms.GrantEra == s.Era {
+			granted = float64(max(0, s.Terms.GrantEnd-s.Last))
+		}
+		var t float64
+		switch byGrant := float64(granted * float64(s.Terms.GrantTokens)); {
+		case units <= byGrant:
+			t = math.Ceil(units / float64(s.Terms.GrantTokens))
+		case s.Terms.Tokens == 0:
+			return -1
+		default:
+			t = granted + math.Ceil((units-byGrant)/float64(s.Terms.Tokens))
+		}
+		due = float64(s.Last) + float64(math.Ceil(t/interval)*interval)
+	}
+	wait := due - float64(now)
+	if wait < 1 {
+		wait = math.Floor(interval / 2)
+	}
+	return int64(min(wait, maxExact))
+}

@@ -1,0 +1,197 @@
+package policy
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"time"
+)
+
+// Limits of the numbers in a policy. Redis scripts compute in doubles, exact to
+// 2^53; these limits keep every product of theirs below that.
+const (
+	MaxTokens   = 1 << 50          // most tokens of a bucket, a rate or a step
+	MinInterval = time.Millisecond // shortest refill interval
+	MaxInterval = time.Hour        // longest refill interval
+	maxExact    = 1 << 53
+)
+
+// DefaultInterval is the refill interval where none is given.
+const DefaultInterval = 100 * time.Millisecond
+
+// ErrPolicy is returned by Validate; a FieldError says which field is wrong.
+var ErrPolicy = errors.New("policy: bad policy")
+
+// FieldError names a field of a Policy, as it is written in a config file, and
+// what is wrong with its value.
+type FieldError struct {
+	Field string
+	Msg   string
+}
+
+// Error implements error.
+func (e *FieldError) Error() string { return "policy: " + e.Field + ": " + e.Msg }
+
+// Is makes every FieldError match ErrPolicy.
+func (e *FieldError) Is(target error) bool { return target == ErrPolicy }
+
+// Loss says what a bucket holds after its tokens were lost.
+type Loss int
+
+// What a bucket holds after a loss.
+const (
+	LossEmpty Loss = iota // no tokens: nothing can be spent twice
+	LossFull              // capacity: a short outage is better than a denied day
+)
+
+// Rollback says what a bucket holds after its server came back with older
+// state.
+type Rollback int
+
+// What a bucket holds after a rollback.
+const (
+	RollbackEmpty Rollback = iota // no tokens: nothing can be spent twice
+	RollbackKeep                  // what the server remembers, for long quotas
+)
+
+// CarryOver says what becomes of a bucket's tokens when its policy changes. No
+// carry-over ever adds a token.
+type CarryOver int
+
+// What becomes of the tokens when the policy changes.
+const (
+	CarryKeep         CarryOver = iota // they stay, up to the new capacity
+	CarryProportional                  // they shrink as the capacity does
+	CarryReset                         // they are dropped
+)
+
+// Degraded says how consumers answer while the bucket can't be reached.
+type Degraded int
+
+// How consumers answer while the bucket can't be reached.
+const (
+	DegradedClosed Degraded = iota // an error
+	DegradedOpen                   // every take is admitted
+	DegradedLocal                  // an in-process bucket at a share of the rate
+)
+
+// Policy is how much a bucket holds and when its tokens fall due. Exactly one
+// of Rate (smooth) and Steps (with StepTokens) is set.
+type Policy struct {
+	Capacity   int64         // most tokens the bucket holds, 1 to MaxTokens
+	Rate       Rate          // smooth refills: tokens per time
+	Steps      Steps         // scheduled refills: when StepTokens fall due
+	StepTokens int64         // tokens of one step, 1 to MaxTokens
+	Interval   time.Duration // refill interval, MinInterval to MaxInterval; 0 means DefaultInterval
+	Initial    *int64        // tokens of a new bucket, 0 to Capacity; nil means Capacity
+	OnLoss     Loss
+	OnRollback Rollback
+	CarryOver  CarryOver
+	Degraded   Degraded
+}
+
+// Validate reports the first field that is out of range, as a *FieldError.
+func (p Policy) Validate() error {
+	bad := func(field, format string, args ...any) error {
+		return &FieldError{Field: field, Msg: fmt.Sprintf(format, args...)}
+	}
+	if p.Capacity < 1 || p.Capacity > MaxTokens {
+		return bad("capacity", "%d is not a whole number from 1 to %d", p.Capacity, int64(MaxTokens))
+	}
+	interval := p.interval()
+	if interval < MinInterval || interval > MaxInterval || interval%time.Microsecond != 0 {
+		return bad("interval", "%s is not from %s to %s in whole microseconds", p.Interval, MinInterval, MaxInterval)
+	}
+	if p.Initial != nil && (*p.Initial < 0 || *p.Initial > p.Capacity) {
+		return bad("initial", "%d is not from 0 to the capacity, %d", *p.Initial, p.Capacity)
+	}
+	for _, choice := range []struct {
+		field string
+		value int
+		most  int
+	}{
+		{"on_loss", int(p.OnLoss), int(LossFull)},
+		{"on_rollback", int(p.OnRollback), int(RollbackKeep)},
+		{"carry_over", int(p.CarryOver), int(CarryReset)},
+		{"degraded", int(p.Degraded), int(DegradedLocal)},
+	} {
+		if choice.value < 0 || choice.value > choice.most {
+			return bad(choice.field, "%d is not from 0 to %d", choice.value, choice.most)
+		}
+	}
+	smooth, stepped := p.Rate != Rate{}, p.Steps != nil
+	switch {
+	case smooth && stepped:
+		return bad("rate", "a bucket has a rate or a schedule, not both")
+	case smooth:
+		return p.validateRate(bad)
+	case stepped:
+		return p.validateSteps(bad)
+	default:
+		return bad("rate", "a bucket needs a rate, or every or cron with tokens")
+	}
+}
+
+func (p Policy) validateRate(bad func(string, string, ...any) error) error {
+	if err := p.Rate.Validate(); err != nil {
+		return bad("rate", "%v", err)
+	}
+	if p.StepTokens != 0 {
+		return bad("tokens", "goes with every or cron, not with a rate")
+	}
+	tokens, per := p.Rate.reduced()
+	if least := 2 * float64(tokens) * float64(p.interval().Microseconds()) / float64(per); float64(p.Capacity) < least {
+		return bad("capacity", "%d is below %.0f, the tokens of two refill intervals of %s at %s: raise it, or lower the interval",
+			p.Capacity, math.Ceil(least), p.interval(), p.Rate)
+	}
+	if float64(p.maxElapsed())*float64(tokens)+float64(per) >= maxExact {
+		return bad("rate", "%s over %dus of credit is not below 2^53 units: use a coarser rate", p.Rate, p.maxElapsed())
+	}
+	return nil
+}
+
+func (p Policy) validateSteps(bad func(string, string, ...any) error) error {
+	if p.StepTokens < 1 || p.StepTokens > MaxTokens {
+		return bad("tokens", "%d is not a whole number from 1 to %d", p.StepTokens, int64(MaxTokens))
+	}
+	if e, ok := p.Steps.(Every); ok {
+		if d := time.Duration(e); d < p.interval() || d > MaxPer || d%time.Microsecond != 0 {
+			return bad("every", "%s is not from the refill interval, %s, to %dd in whole microseconds", d, p.interval(), MaxPer/(24*time.Hour))
+		}
+	}
+	return nil
+}
+
+// Equal reports whether both policies say the same.
+func (p Policy) Equal(q Policy) bool {
+	return p.Terms(Fence{}) == q.Terms(Fence{}) && p.schedule() == q.schedule()
+}
+
+func (p Policy) schedule() string {
+	if p.Steps == nil {
+		return ""
+	}
+	return p.Steps.String()
+}
+
+func (p Policy) interval() time.Duration {
+	if p.Interval == 0 {
+		return DefaultInterval
+	}
+	return p.Interval
+}
+
+func (p Policy) initial() int64 {
+	if p.Initial == nil {
+		return p.Capacity
+	}
+	return *p.Initial
+}
+
+// maxElapsed is the longest stretch that one refill credits, in microseconds:
+// the time to fill the bucket, but no more than 2 s or five intervals.
+func (p Policy) maxElapsed() int64 {
+	tokens, per := p.Rate.reduced()
+	fill := float64(p.Capacity) * float64(per) / float64(tokens)
+	return int64(min(fill, float64(max(2*time.Second, 5*p.interval()).Microseconds())))
+}

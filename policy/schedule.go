@@ -1,0 +1,186 @@
+package policy
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/robfig/cron/v3"
+)
+
+// ErrSchedule is returned for a calendar that can't be read.
+var ErrSchedule = errors.New("policy: bad schedule")
+
+// Steps tells the instants at which a step's tokens fall due. Implementations
+// are immutable and safe for concurrent use.
+type Steps interface {
+	// Next is the first instant strictly after t; the zero time if none comes.
+	Next(t time.Time) time.Time
+	String() string
+}
+
+// Every is a stepwise schedule: its instants are the whole multiples of the
+// duration since the Unix epoch, so that all replicas name the same ones.
+type Every time.Duration
+
+// Next implements Steps.
+func (e Every) Next(t time.Time) time.Time {
+	step := time.Duration(e).Microseconds()
+	if step < 1 {
+		return time.Time{}
+	}
+	return time.UnixMicro((floorDiv(t.UnixMicro(), step) + 1) * step).UTC()
+}
+
+// String implements Steps.
+func (e Every) String() string { return "every " + time.Duration(e).String() }
+
+// Calendar is a schedule in cron's notation and a time zone.
+type Calendar struct {
+	spec      string
+	zone      *time.Location
+	schedule  *cron.SpecSchedule
+	fixedHour bool // the hour field names hours
+}
+
+// ParseCalendar reads five cron fields (minute, hour, day of month, month, day
+// of week) or a descriptor such as @daily. A nil zone means UTC. Where clocks
+// are put forward, an instant in the hour that is left out doesn't come that
+// day; where they are put back, the repeated hour counts again if the hour field
+// is *, and not if it names hours.
+func ParseCalendar(spec string, zone *time.Location) (*Calendar, error) {
+	if zone == nil {
+		zone = time.UTC
+	}
+	if strings.Contains(spec, "TZ=") {
+		return nil, fmt.Errorf("%w %q: the time zone has a field of its own", ErrSchedule, spec)
+	}
+	if strings.HasPrefix(strings.TrimSpace(spec), "@every") {
+		return nil, fmt.Errorf("%w %q: for equal steps use every", ErrSchedule, spec)
+	}
+	schedule, err := cron.ParseStandard(spec)
+	if err != nil {
+		return nil, fmt.Errorf("%w %q: %w", ErrSchedule, spec, err)
+	}
+	fields, ok := schedule.(*cron.SpecSchedule)
+	if !ok {
+		return nil, fmt.Errorf("%w %q: want five fields or a descriptor such as @daily", ErrSchedule, spec)
+	}
+	fields.Location = zone
+	const star = 1 << 63 // set by package cron in a field that is *
+	c := &Calendar{spec: spec, zone: zone, schedule: fields, fixedHour: fields.Hour&star == 0}
+	if c.Next(time.Unix(0, 0)).IsZero() {
+		return nil, fmt.Errorf("%w %q: no such day comes", ErrSchedule, spec)
+	}
+	return c, nil
+}
+
+// Next implements Steps.
+func (c *Calendar) Next(t time.Time) time.Time {
+	next := c.schedule.Next(t.In(c.zone))
+	for c.fixedHour && repeated(next) {
+		next = c.schedule.Next(next)
+	}
+	return next
+}
+
+// repeated reports whether the local time of t has been before, since clocks
+// were put back less than that span ago.
+func repeated(t time.Time) bool {
+	start, _ := t.ZoneBounds()
+	if t.IsZero() || start.IsZero() {
+		return false
+	}
+	_, offset := t.Zone()
+	_, before := start.Add(-1).Zone()
+	return t.Sub(start) < time.Duration(before-offset)*time.Second
+}
+
+// String implements Steps.
+func (c *Calendar) String() string { return c.spec + " " + c.zone.String() }
+
+// catchUp is the most missed instants of a Calendar that Due looks at.
+const catchUp = 1000
+
+// Due is the step to credit next, as instants in Unix microseconds: the first
+// one after stored that is not after now, and the first one after that. due is
+// 0 when nothing is due, next when nothing comes.
+//
+// Steps beyond the latest keep, at least 1, are passed over, since a full
+// bucket could not hold their tokens. Of any Steps but Every, 1,000 are kept at
+// most, which bounds the work of a call however long nobody called.
+func Due(s Steps, stored, now, keep int64) (due, next int64) {
+	keep = max(1, keep)
+	if e, ok := s.(Every); ok {
+		return e.due(stored, now, keep)
+	}
+	due = after(s, stored)
+	if due == 0 || due > now {
+		return 0, due
+	}
+	// Walk back in doubling spans until one holds keep instants. Steps are
+	// seldom closer than a minute, so the first span holds no more than that.
+	keep = min(keep, catchUp)
+	for span := keep * time.Minute.Microseconds(); ; span *= 2 {
+		from := max(now-span, due-1)
+		if window := latest(s, from, now, keep); window != nil {
+			due = window[0]
+			break
+		}
+		if from < due { // fewer than keep are due
+			break
+		}
+	}
+	return due, after(s, due)
+}
+
+// due is Due by arithmetic.
+func (e Every) due(stored, now, keep int64) (due, next int64) {
+	step := time.Duration(e).Microseconds()
+	if step < 1 {
+		return 0, 0
+	}
+	first, last := floorDiv(stored, step)+1, floorDiv(now, step)
+	if first > last {
+		return 0, first * step
+	}
+	n := max(first, last-min(keep, last-first+1)+1)
+	return n * step, (n + 1) * step
+}
+
+// latest is the last keep instants in (from, to], oldest first; nil if there
+// are fewer.
+func latest(s Steps, from, to, keep int64) []int64 {
+	ring := make([]int64, 0, keep)
+	n := int64(0)
+	for at := after(s, from); at != 0 && at <= to; at = after(s, at) {
+		if n < keep {
+			ring = append(ring, at)
+		} else {
+			ring[n%keep] = at
+		}
+		n++
+	}
+	if n < keep {
+		return nil
+	}
+	return append(ring[n%keep:], ring[:n%keep]...)
+}
+
+// after is the first instant after t in Unix microseconds; 0 if none comes.
+func after(s Steps, t int64) int64 {
+	n := s.Next(time.UnixMicro(t))
+	if n.IsZero() {
+		return 0
+	}
+	return n.UnixMicro()
+}
+
+func floorDiv(a, b int64) int64 {
+	q := a / b
+	if a%b < 0 {
+		q--
+	}
+	return q
+}

@@ -1,0 +1,134 @@
+package policy
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// ErrTerms is returned for terms that can't be read.
+var ErrTerms = errors.New("policy: bad terms")
+
+// Fence orders the terms of one bucket: a later fence replaces an earlier one,
+// never the other way round. A plain bucket's is (config version, 0), a pool's
+// (epoch, seq).
+type Fence struct{ Epoch, Seq int64 }
+
+// Before reports whether f is older than g.
+func (f Fence) Before(g Fence) bool {
+	return f.Epoch < g.Epoch || f.Epoch == g.Epoch && f.Seq < g.Seq
+}
+
+// Kind tells how credit falls due.
+type Kind int64
+
+// Kinds of schedules.
+const (
+	Smooth  Kind = iota // by elapsed time
+	Stepped             // Tokens at each scheduled instant that the caller names
+)
+
+// Terms is a policy as the scripts read it: whole tokens and microseconds. It
+// is comparable.
+type Terms struct {
+	Fence      Fence
+	Kind       Kind
+	Capacity   int64
+	Tokens     int64 // smooth: tokens per Per; stepped: tokens of a step
+	Per        int64 // smooth: microseconds; stepped: 0
+	Interval   int64 // refill interval, microseconds
+	MaxElapsed int64 // longest stretch that one refill credits, microseconds
+	Initial    int64
+	OnLoss     Loss
+	OnRollback Rollback
+	CarryOver  CarryOver
+	Degraded   Degraded
+
+	// A grant replaces Tokens by GrantTokens until GrantEnd, an instant on the
+	// bucket's own Redis clock in Unix microseconds, while the bucket is in
+	// GrantEra. All are zero for a bucket of no pool.
+	GrantTokens int64
+	GrantEnd    int64
+	GrantEra    int64
+}
+
+// Terms writes the policy in the scripts' integers under a fence. The policy
+// must be valid.
+func (p Policy) Terms(f Fence) Terms {
+	t := Terms{
+		Fence: f, Capacity: p.Capacity, Interval: p.interval().Microseconds(), Initial: p.initial(),
+		OnLoss: p.OnLoss, OnRollback: p.OnRollback, CarryOver: p.CarryOver, Degraded: p.Degraded,
+	}
+	if p.Steps != nil {
+		t.Kind, t.Tokens = Stepped, p.StepTokens
+		return t
+	}
+	t.Tokens, t.Per = p.Rate.reduced()
+	t.MaxElapsed = p.maxElapsed()
+	return t
+}
+
+// fields lists the terms in the order of their encoding.
+func (t *Terms) fields() []any {
+	return []any{
+		&t.Fence.Epoch, &t.Fence.Seq, (*int64)(&t.Kind), &t.Capacity, &t.Tokens, &t.Per, &t.Interval, &t.MaxElapsed, &t.Initial,
+		(*int)(&t.OnLoss), (*int)(&t.OnRollback), (*int)(&t.CarryOver), (*int)(&t.Degraded),
+		&t.GrantTokens, &t.GrantEnd, &t.GrantEra,
+	}
+}
+
+// Encode writes the terms as the scripts store them: decimal integers with a
+// space between.
+func (t Terms) Encode() string {
+	var b strings.Builder
+	for i, f := range t.fields() {
+		if i > 0 {
+			b.WriteByte(' ')
+		}
+		switch v := f.(type) {
+		case *int64:
+			b.WriteString(strconv.FormatInt(*v, 10))
+		case *int:
+			b.WriteString(strconv.Itoa(*v))
+		}
+	}
+	return b.String()
+}
+
+// DecodeTerms reads what Encode wrote, and refuses numbers that no Terms have.
+func DecodeTerms(s string) (Terms, error) {
+	var t Terms
+	fields, words := t.fields(), strings.Fields(s)
+	if len(words) != len(fields) {
+		return Terms{}, fmt.Errorf("%w: %d numbers, want %d", ErrTerms, len(words), len(fields))
+	}
+	for i, f := range fields {
+		n, err := strconv.ParseInt(words[i], 10, 64)
+		if err != nil || n < 0 {
+			return Terms{}, fmt.Errorf("%w: number %d is %q", ErrTerms, i+1, words[i])
+		}
+		switch v := f.(type) {
+		case *int64:
+			*v = n
+		case *int:
+			*v = int(n)
+		}
+	}
+	switch {
+	case t.Kind > Stepped, t.OnLoss > LossFull, t.OnRollback > RollbackKeep, t.CarryOver > CarryReset, t.Degraded > DegradedLocal:
+		return Terms{}, fmt.Errorf("%w: an unknown kind or choice in %q", ErrTerms, s)
+	case t.Capacity < 1, t.Interval < 1, t.Kind == Smooth && t.Per < 1, t.Kind == Stepped && t.Tokens < 1:
+		return Terms{}, fmt.Errorf("%w: a capacity, interval, time or step of 0 in %q", ErrTerms, s)
+	}
+	return t, nil
+}
+
+// Rate is the smooth rate of the terms without a grant; zero if stepped.
+func (t Terms) Rate() Rate {
+	if t.Kind != Smooth {
+		return Rate{}
+	}
+	return Rate{Tokens: t.Tokens, Per: time.Duration(t.Per) * time.Microsecond}
+}

@@ -1,0 +1,130 @@
+package policy_test
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"github.com/tokenrefill/refiller/policy"
+)
+
+func TestTermsHoldTheRateInLowestTerms(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		rate        policy.Rate
+		tokens, per int64
+	}{
+		{policy.PerSecond(500), 1, 2000},
+		{policy.Rate{Tokens: 1000, Per: 24 * time.Hour}, 1, 86_400_000},
+		{policy.Rate{Tokens: 7, Per: time.Microsecond}, 7, 1},
+		{policy.PerSecond(999_983), 999_983, 1_000_000},
+		{policy.PerSecond(1 << 40), 1 << 34, 15_625},
+	} {
+		got := policy.Policy{Capacity: policy.MaxTokens, Rate: c.rate}.Terms(policy.Fence{Epoch: 2, Seq: 9})
+		require.Equal(t, c.tokens, got.Tokens, c.rate)
+		require.Equal(t, c.per, got.Per, c.rate)
+		require.Equal(t, policy.Fence{Epoch: 2, Seq: 9}, got.Fence)
+		require.InEpsilon(t, float64(c.rate.Tokens)/float64(c.rate.Per), float64(got.Rate().Tokens)/float64(got.Rate().Per), 1e-12)
+	}
+}
+
+func TestTermsCreditNoMoreThanAFullBucketOrFiveIntervals(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name string
+		p    policy.Policy
+		want time.Duration
+	}{
+		{"TimeToFill", policy.Policy{Capacity: 1000, Rate: policy.PerSecond(1000)}, time.Second},
+		{"TwoSeconds", policy.Policy{Capacity: 5000, Rate: policy.PerSecond(1000)}, 2 * time.Second},
+		{"FiveIntervals", policy.Policy{Capacity: 50_000, Rate: policy.PerSecond(1000), Interval: time.Second}, 5 * time.Second},
+	} {
+		require.NoError(t, c.p.Validate(), c.name)
+		require.Equal(t, c.want.Microseconds(), c.p.Terms(policy.Fence{}).MaxElapsed, c.name)
+	}
+}
+
+func TestSteppedTermsHaveNoRate(t *testing.T) {
+	t.Parallel()
+	got := policy.Policy{Capacity: 100, Steps: policy.Every(time.Hour), StepTokens: 30}.Terms(policy.Fence{})
+	require.Equal(t, policy.Terms{Kind: policy.Stepped, Capacity: 100, Tokens: 30, Interval: 100_000, Initial: 100}, got)
+	require.Zero(t, got.Rate())
+}
+
+func TestFenceOrdersByEpochThenSeq(t *testing.T) {
+	t.Parallel()
+	fences := []policy.Fence{{Epoch: 0, Seq: 0}, {Epoch: 0, Seq: 9}, {Epoch: 1, Seq: 0}, {Epoch: 1, Seq: 1}, {Epoch: 2, Seq: 0}}
+	for i, f := range fences {
+		for k, g := range fences {
+			require.Equal(t, i < k, f.Before(g), "%v %v", f, g)
+			v, w := policy.Version{Era: f.Epoch, Index: f.Seq}, policy.Version{Era: g.Epoch, Index: g.Seq}
+			require.Equal(t, i < k, v.Before(w), "%v %v", v, w)
+		}
+	}
+}
+
+func TestDecodedTermsAreThoseEncoded(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		number := func(name string, least int64) int64 { return rapid.Int64Range(least, 1<<53).Draw(t, name) }
+		want := policy.Terms{
+			Fence: policy.Fence{Epoch: number("epoch", 0), Seq: number("seq", 0)}, Kind: policy.Kind(rapid.IntRange(0, 1).Draw(t, "kind")),
+			Capacity: number("capacity", 1), Tokens: number("tokens", 1), Per: number("per", 1), Interval: number("interval", 1),
+			MaxElapsed: number("max elapsed", 0), Initial: number("initial", 0),
+			OnLoss: policy.Loss(rapid.IntRange(0, 1).Draw(t, "on loss")), OnRollback: policy.Rollback(rapid.IntRange(0, 1).Draw(t, "on rollback")),
+			CarryOver: policy.CarryOver(rapid.IntRange(0, 2).Draw(t, "carry over")), Degraded: policy.Degraded(rapid.IntRange(0, 2).Draw(t, "degraded")),
+			GrantTokens: number("grant", 0), GrantEnd: number("end", 0), GrantEra: number("era", 0),
+		}
+		got, err := policy.DecodeTerms(want.Encode())
+		require.NoError(t, err)
+		require.Equal(t, want, got)
+	})
+}
+
+func TestDecodeTermsRefusesWhatNoTermsHave(t *testing.T) {
+	t.Parallel()
+	good := "3 0 0 1000 1 2000 100000 2000000 1000 0 0 0 0 0 0 0"
+	_, err := policy.DecodeTerms(good)
+	require.NoError(t, err)
+	for place, bad := range map[int][]string{0: {"x", "-1", "1.5"}, 2: {"2"}, 3: {"0"}, 5: {"0"}, 6: {"0"}, 9: {"2"}, 10: {"2"}, 11: {"3"}, 12: {"3"}, 15: {"99999999999999999999"}} {
+		for _, word := range bad {
+			words := strings.Fields(good)
+			words[place] = word
+			_, err := policy.DecodeTerms(strings.Join(words, " "))
+			require.ErrorIs(t, err, policy.ErrTerms, "number %d is %q", place+1, word)
+		}
+	}
+	for _, text := range []string{"", "1 2 3", good + " 1", "3 0 1 1000 0 0 100000 0 1000 0 0 0 0 0 0 0"} {
+		_, err := policy.DecodeTerms(text)
+		require.ErrorIs(t, err, policy.ErrTerms, text)
+	}
+}
+
+func FuzzDecodeTerms(f *testing.F) {
+	f.Add("3 0 0 1000 1 2000 100000 2000000 1000 0 0 0 0 0 0 0")
+	f.Add("3 0 1 1000 30 0 100000 0 1000 1 1 2 2 5 7 9")
+	f.Add("3 0 0 1000 1 0 100000 2000000 1000 0 0 0 0 0 0 0")
+	f.Add("")
+	f.Add("a b c d e f g h i j k l m n o p")
+	f.Fuzz(func(t *testing.T, text string) {
+		terms, err := policy.DecodeTerms(text)
+		if err != nil {
+			require.ErrorIs(t, err, policy.ErrTerms)
+			require.Zero(t, terms)
+			return
+		}
+		again, err := policy.DecodeTerms(terms.Encode())
+		require.NoError(t, err)
+		require.Equal(t, terms, again)
+
+		// Whatever is read can be computed with.
+		tokens, index := int64(0), int64(1)
+		b := policy.Bucket{Tokens: &tokens, Index: &index, Control: &policy.Control{Terms: terms, Era: 1, Index: 1, Last: now - 1}}
+		_ = b.Wait(1, now)
+		out := b.Refill(policy.Call{Version: policy.Version{Era: 1, Index: 1}}, now)
+		require.LessOrEqual(t, out.Status, policy.StatusMalformed)
+	})
+}
