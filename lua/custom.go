@@ -1,0 +1,17 @@
+package lua
+
+import "context"
+
+// Script is a Lua script of another package. It is sent as this package sends
+// its own: once, whatever the client's MaxRetries, and with its source when the
+// server doesn't know it. It is safe for concurrent use.
+type Script struct{ script }
+
+// NewScript makes a Script; name appears in errors.
+func NewScript(name, source string) *Script { return &Script{hashed(name, source)} }
+
+// Run calls the script once and returns its raw reply. After an error the script
+// may have run.
+func (s *Script) Run(ctx context.Context, c Client, keys []string, args ...any) (any, error) {
+	return s.run(ctx, c, keys, args...)
+}

@@ -1,0 +1,138 @@
+package lua
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// Errors of the calls.
+var (
+	// ErrUnknownBucket is returned when the bucket doesn't exist.
+	ErrUnknownBucket = errors.New("refiller: unknown bucket")
+	// ErrMalformedBucket is returned when one of the bucket's keys holds
+	// something else, as when another program uses the same name.
+	ErrMalformedBucket = errors.New("refiller: malformed bucket")
+	// ErrOtherEra is returned when tokens of one era come back to another.
+	ErrOtherEra = errors.New("refiller: bucket is in another era")
+	// ErrInvalidAmount is returned for a number of tokens that can't be taken,
+	// returned or granted: it must be 1 to policy.MaxTokens.
+	ErrInvalidAmount = errors.New("refiller: invalid amount")
+	// ErrBadReply is returned when a script answers what this version doesn't
+	// know.
+	ErrBadReply = errors.New("refiller: bad reply")
+)
+
+// Codes that open the reply of every script but add and refill.
+const (
+	codeDenied    = 0
+	codeDone      = 1
+	codeUnknown   = 2
+	codeMalformed = 3
+	codeOtherEra  = 4
+)
+
+// reply reads a script's list one value after the other; the first mismatch
+// sticks.
+type reply struct {
+	values []any
+	err    error
+}
+
+func (r *reply) int() int64 {
+	if r.err != nil {
+		return 0
+	}
+	if len(r.values) == 0 {
+		r.err = fmt.Errorf("%w: too short", ErrBadReply)
+		return 0
+	}
+	n, ok := r.values[0].(int64)
+	if !ok {
+		r.err = fmt.Errorf("%w: %T for a number", ErrBadReply, r.values[0])
+	}
+	r.values = r.values[1:]
+	return n
+}
+
+// terms reads a policy's text; nil if it is empty.
+func (r *reply) terms() *policy.Terms {
+	if r.err != nil {
+		return nil
+	}
+	if len(r.values) == 0 {
+		r.err = fmt.Errorf("%w: too short", ErrBadReply)
+		return nil
+	}
+	text, ok := r.values[0].(string)
+	r.values = r.values[1:]
+	if !ok {
+		r.err = fmt.Errorf("%w: no text for a policy", ErrBadReply)
+		return nil
+	}
+	if text == "" {
+		return nil
+	}
+	t, err := policy.DecodeTerms(text)
+	if err != nil {
+		r.err = fmt.Errorf("%w: %w", ErrBadReply, err)
+		return nil
+	}
+	return &t
+}
+
+func (r *reply) end() error {
+	if r.err == nil && len(r.values) > 0 {
+		r.err = fmt.Errorf("%w: %d values too many", ErrBadReply, len(r.values))
+	}
+	return r.err
+}
+
+// open reads the leading code, which is one of want, or one of those that mean
+// the same everywhere: they become errors.
+func open(v any, key string, want ...int64) (*reply, int64, error) {
+	values, ok := v.([]any)
+	if !ok {
+		return nil, 0, fmt.Errorf("%w: %T for a list", ErrBadReply, v)
+	}
+	r := &reply{values: values}
+	code := r.int()
+	if r.err != nil {
+		return nil, 0, r.err
+	}
+	switch {
+	case slices.Contains(want, code):
+		return r, code, nil
+	case code == codeUnknown:
+		if err := r.end(); err != nil {
+			return nil, code, err
+		}
+		return nil, code, fmt.Errorf("%w %q", ErrUnknownBucket, key)
+	case code == codeMalformed:
+		n := r.int()
+		if err := r.end(); err != nil {
+			return nil, code, err
+		}
+		return nil, code, malformed(key, n)
+	}
+	return nil, code, fmt.Errorf("%w: code %d", ErrBadReply, code)
+}
+
+// checkAmount refuses numbers that would turn a script's sense around, as a
+// negative take is an addition.
+func checkAmount(n int64) error {
+	if n < 1 || n > policy.MaxTokens {
+		return fmt.Errorf("%w: %d tokens; want 1 to %d", ErrInvalidAmount, n, int64(policy.MaxTokens))
+	}
+	return nil
+}
+
+func malformed(key string, n int64) error {
+	if n < 1 || n > 3 {
+		return fmt.Errorf("%w: key number %d", ErrBadReply, n)
+	}
+	want := [...]string{"a whole number of tokens", "a whole number, the index", "the bucket's state"}[n-1]
+	return fmt.Errorf("%w %q: the key %q does not hold %s", ErrMalformedBucket, key, bucketKeys(key)[n-1], want)
+}

@@ -1,0 +1,207 @@
+package lua
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// TakeSHA names the take script for benchmarks of the server's part alone.
+var TakeSHA = takeScript.sha
+
+// answering is a client that answers every command with a value.
+type answering struct {
+	value any
+	err   error
+}
+
+func (a answering) Process(_ context.Context, cmd redis.Cmder) error {
+	cmd.(once).SetVal(a.value)
+	cmd.SetErr(a.err)
+	return a.err
+}
+
+// calls are the functions that decode a reply, each with one that it accepts.
+var calls = map[string]struct {
+	good any
+	call func(context.Context, Client) (any, error)
+}{
+	"Take":     {[]any{int64(1), int64(5), ""}, func(ctx context.Context, c Client) (any, error) { return Take(ctx, c, "b", 1, true) }},
+	"TakeUpTo": {[]any{int64(1), int64(5), int64(1), ""}, func(ctx context.Context, c Client) (any, error) { return TakeUpTo(ctx, c, "b", 1) }},
+	"Return":   {[]any{int64(1), int64(5), int64(0)}, func(ctx context.Context, c Client) (any, error) { return Return(ctx, c, "b", 1, 0) }},
+	"Peek": {[]any{int64(1), int64(5), int64(0), int64(1), int64(2), int64(3), int64(4), "", int64(0), int64(0), int64(0)},
+		func(ctx context.Context, c Client) (any, error) { return Peek(ctx, c, "b", 1) }},
+	"Grant": {[]any{int64(1), int64(5), int64(0), int64(1), int64(2)}, func(ctx context.Context, c Client) (any, error) { return Grant(ctx, c, "b", 1) }},
+	"Reset": {[]any{int64(1), int64(5), int64(0), int64(1), int64(2)}, func(ctx context.Context, c Client) (any, error) { return Reset(ctx, c, "b", 1) }},
+	"Refill": {func() any {
+		values := make([]any, refillValues)
+		for i := range values {
+			values[i] = int64(1)
+		}
+		return values
+	}(), func(ctx context.Context, c Client) (any, error) { return Refill(ctx, c, "b", policy.Call{}) }},
+	"Add": {int64(3), func(ctx context.Context, c Client) (any, error) { return Add(ctx, c, "b", 1, 2, 3) }},
+}
+
+func TestRepliesOfAnotherShapeAreBad(t *testing.T) {
+	t.Parallel()
+	for name, f := range calls {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			_, err := f.call(t.Context(), answering{value: f.good})
+			require.NoError(t, err)
+			bad := []any{nil, "OK", 1.5, []any{}, []any{nil}, []any{"1"}, []any{int64(99)}, []any{int64(-1)}, []any{int64(3)}, []any{int64(3), int64(4)}, []any{int64(2), int64(2)}}
+			if good, ok := f.good.([]any); ok {
+				bad = append(bad, good[:len(good)-1], append(good[:len(good):len(good)], int64(1)))
+				for i := range good {
+					changed := append([]any(nil), good...)
+					changed[i] = []any{}
+					bad = append(bad, changed)
+				}
+			}
+			for _, value := range bad {
+				_, err := f.call(t.Context(), answering{value: value})
+				require.ErrorIs(t, err, ErrBadReply, "%#v", value)
+			}
+		})
+	}
+	_, err := Take(t.Context(), answering{value: []any{int64(4), int64(5)}}, "b", 1, true)
+	require.ErrorIs(t, err, ErrBadReply, "a take has no other era")
+	_, err = Return(t.Context(), answering{value: []any{int64(4)}}, "b", 1, 0)
+	require.ErrorIs(t, err, ErrBadReply, "too short for another era")
+	_, err = Take(t.Context(), answering{value: []any{int64(1), int64(5), "1 2 3"}}, "b", 1, true)
+	require.ErrorIs(t, err, ErrBadReply, "no policy")
+	require.ErrorIs(t, err, policy.ErrTerms)
+}
+
+// FuzzReply decodes replies made of the input's bytes: numbers, texts, nothing
+// and lists.
+func FuzzReply(f *testing.F) {
+	f.Add([]byte{}, "")
+	f.Add([]byte{0, 5, 0, 5, 0, 5, 1, 0}, "3 0 0 1000 1 2000 100000 2000000 1000 0 0 0 0 0 0 0")
+	f.Add([]byte{0, 1, 0, 5, 1}, "x")
+	f.Add([]byte{0, 3, 0, 2}, "")
+	f.Add([]byte{2, 3, 4}, "")
+	f.Add(make([]byte, 2*refillValues), "")
+	f.Fuzz(func(t *testing.T, shape []byte, text string) {
+		var values []any
+		for i := 0; i < len(shape); i++ {
+			switch shape[i] % 5 {
+			case 0:
+				n := int64(0)
+				if i+1 < len(shape) {
+					i++
+					n = int64(int8(shape[i]))
+				}
+				values = append(values, n)
+			case 1:
+				values = append(values, text)
+			case 2:
+				values = append(values, nil)
+			case 3:
+				values = append(values, []any{int64(1)})
+			case 4:
+				values = append(values, int64(-1<<63))
+			}
+		}
+		for name, c := range calls {
+			_, err := c.call(t.Context(), answering{value: values})
+			if err == nil || errors.Is(err, ErrUnknownBucket) || errors.Is(err, ErrMalformedBucket) || errors.Is(err, ErrOtherEra) {
+				continue
+			}
+			require.ErrorIs(t, err, ErrBadReply, name)
+		}
+	})
+}
+
+func TestErrorsOfTheServerAreWrappedAndMatchable(t *testing.T) {
+	t.Parallel()
+	for name, f := range calls {
+		for _, text := range []string{"OOM command not allowed when used memory > 'maxmemory'.", "READONLY You can't write against a read only replica.", "LOADING Redis is loading the dataset in memory"} {
+			cause := redisError(text)
+			_, err := f.call(t.Context(), answering{err: cause})
+			require.ErrorIs(t, err, cause, name)
+			require.ErrorContains(t, err, "refiller: ", name)
+			prefix, _, _ := strings.Cut(text, " ")
+			require.True(t, redis.HasErrorPrefix(err, prefix), "%s: %v", name, err)
+		}
+		_, err := f.call(t.Context(), answering{err: context.DeadlineExceeded})
+		require.ErrorIs(t, err, context.DeadlineExceeded, name)
+	}
+}
+
+type redisError string
+
+func (e redisError) Error() string { return string(e) }
+func (redisError) RedisError()     {}
+
+func TestAmountsOutOfRangeAreRefusedBeforeTheyAreSent(t *testing.T) {
+	t.Parallel()
+	unreachable := answering{err: errors.New("sent")}
+	for _, n := range []int64{-1 << 63, -1, 0, policy.MaxTokens + 1, 1<<63 - 1} {
+		_, take := Take(t.Context(), unreachable, "b", n, false)
+		_, upTo := TakeUpTo(t.Context(), unreachable, "b", n)
+		_, back := Return(t.Context(), unreachable, "b", n, 0)
+		_, grant := Grant(t.Context(), unreachable, "b", n)
+		for _, err := range []error{take, upTo, back, grant} {
+			require.ErrorIs(t, err, ErrInvalidAmount, n)
+			require.ErrorContains(t, err, fmt.Sprintf("%d tokens; want 1 to %d", n, int64(policy.MaxTokens)))
+		}
+	}
+}
+
+func TestEveryScriptOpensWithItsContract(t *testing.T) {
+	t.Parallel()
+	entries, err := files.ReadDir(".")
+	require.NoError(t, err)
+	scripts := map[string]bool{}
+	for _, e := range entries {
+		source, err := files.ReadFile(e.Name())
+		require.NoError(t, err)
+		name := strings.TrimSuffix(e.Name(), ".lua")
+		head, _, _ := strings.Cut(string(source), "\nlocal ")
+		if name == "state" {
+			for _, field := range []string{"st ", "pol ", "index last_us carry era", "capacity"} {
+				require.Contains(t, head, field, "the format of the state")
+			}
+			continue
+		}
+		scripts[name] = true
+		contract := ""
+		for line := range strings.Lines(string(source)) {
+			if !strings.HasPrefix(line, "--") || strings.HasPrefix(line, "--#") {
+				break
+			}
+			contract += line
+		}
+		require.Regexp(t, regexp.MustCompile(`^-- `+name+`: .*\.\n`), contract, "what it does")
+		for _, section := range []string{`\n-- KEYS +`, `\n-- ARGV +`, `\n-- Reply `} {
+			require.Regexp(t, regexp.MustCompile(section), contract, e.Name())
+		}
+		require.NotRegexp(t, regexp.MustCompile(`KEYS\[[4-9]`), string(source), "a bucket has three keys")
+		for _, foreign := range []string{"struct.", "cmsgpack", "cjson", "bit.", "os.", "math.random", "redis.setresp", "TIME'", "'KEYS'"} {
+			require.NotContains(t, string(source), foreign, e.Name())
+		}
+	}
+	require.Len(t, scripts, len(allScripts))
+	for _, s := range allScripts {
+		require.True(t, scripts[s.name], s.name)
+		require.NotContains(t, s.source, "\n--#include", s.name)
+	}
+}
+
+func TestCommandsAreSentOnce(t *testing.T) {
+	t.Parallel()
+	for _, s := range allScripts {
+		require.True(t, s.bySHA(t.Context(), []string{"k"}, nil).NoRetry(), s.name)
+		require.True(t, s.bySource(t.Context(), []string{"k"}, nil).NoRetry(), s.name)
+	}
+}

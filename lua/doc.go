@@ -1,0 +1,21 @@
+// Package lua holds the Redis scripts of a bucket, its key names, and one typed
+// Go function per script.
+//
+// A bucket named K lives in three keys of one Cluster slot: K (tokens), {K}
+// (index) and {K}:ctl (state and policy in force). Each *.lua file opens with
+// its contract: KEYS, ARGV with units, every reply. Only this package sees raw
+// replies; they are decoded in one place.
+//
+// # Exactly once
+//
+// A script that isn't idempotent must not run twice because its reply was lost.
+// Every script goes out as a command that tells go-redis not to send it again,
+// whatever the client's MaxRetries. Two answers prove that a script did not run
+// and are followed by a second command: NOSCRIPT (sent again with its source)
+// and a Cluster's redirection. After any other error the script may have run;
+// callers take it as run.
+//
+// All functions are safe for concurrent use if the client is. They wait on the
+// client, so a context's deadline holds only as far as the client honours it
+// (redis.Options.ContextTimeoutEnabled).
+package lua

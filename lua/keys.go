@@ -1,0 +1,63 @@
+package lua
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+)
+
+// MaxKeyLen is the longest name of a bucket, in bytes.
+const MaxKeyLen = 512
+
+// ErrInvalidKey is returned for a bucket name that is empty, longer than
+// MaxKeyLen bytes, or has a closing brace.
+var ErrInvalidKey = errors.New("refiller: invalid key")
+
+// CheckKey reports whether key can name a bucket. A closing brace would end the
+// hash tag early and put the bucket's keys into different Cluster slots.
+func CheckKey(key string) error {
+	switch {
+	case key == "":
+		return fmt.Errorf("%w: it is empty; want 1 to %d bytes", ErrInvalidKey, MaxKeyLen)
+	case len(key) > MaxKeyLen:
+		return fmt.Errorf("%w: it has %d bytes; want 1 to %d", ErrInvalidKey, len(key), MaxKeyLen)
+	case strings.IndexByte(key, '}') >= 0:
+		return fmt.Errorf("%w %q: a closing brace is not allowed", ErrInvalidKey, key)
+	}
+	return nil
+}
+
+// TokensKey is the key of the bucket's tokens: its name.
+func TokensKey(key string) string { return key }
+
+// IndexKey is the key of the bucket's index.
+func IndexKey(key string) string { return "{" + key + "}" }
+
+// ControlKey is the key of the bucket's state and policy.
+func ControlKey(key string) string { return "{" + key + "}:ctl" }
+
+// bucketKeys are the three keys of a bucket. They share one string.
+func bucketKeys(key string) []string {
+	control := ControlKey(key)
+	return []string{control[1 : 1+len(key)], control[:2+len(key)], control}
+}
+
+// Slots is the number of a Cluster's hash slots.
+const Slots = 16384
+
+// Slot is the Cluster hash slot of the bucket: CRC-16/XMODEM of its name,
+// modulo Slots, as the Cluster specification says.
+func Slot(key string) int {
+	crc := uint16(0)
+	for i := range len(key) {
+		crc ^= uint16(key[i]) << 8
+		for range 8 {
+			if crc&0x8000 != 0 {
+				crc = crc<<1 ^ 0x1021
+			} else {
+				crc <<= 1
+			}
+		}
+	}
+	return int(crc % Slots)
+}

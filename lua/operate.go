@@ -1,0 +1,41 @@
+package lua
+
+import (
+	"context"
+
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// OperatorReply is the answer to an operator's action.
+type OperatorReply struct {
+	Tokens  int64 // held after it
+	Clamped int64 // tokens asked for that the capacity could not hold
+	Version policy.Version
+}
+
+// Grant adds n tokens, 1 to policy.MaxTokens, up to the capacity.
+func Grant(ctx context.Context, c Client, key string, n int64) (OperatorReply, error) {
+	if err := checkAmount(n); err != nil {
+		return OperatorReply{}, err
+	}
+	return grantScript.operate(ctx, c, key, n)
+}
+
+// Reset makes the bucket hold tokens, at most its capacity, and drops the
+// credit of the time up to now; a negative number means the capacity.
+func Reset(ctx context.Context, c Client, key string, tokens int64) (OperatorReply, error) {
+	return resetScript.operate(ctx, c, key, max(-1, tokens))
+}
+
+func (s *script) operate(ctx context.Context, c Client, key string, n int64) (OperatorReply, error) {
+	v, err := s.run(ctx, c, bucketKeys(key), n)
+	if err != nil {
+		return OperatorReply{}, err
+	}
+	r, _, err := open(v, key, codeDone)
+	if err != nil {
+		return OperatorReply{}, err
+	}
+	reply := OperatorReply{Tokens: r.int(), Clamped: r.int(), Version: policy.Version{Era: r.int(), Index: r.int()}}
+	return reply, r.end()
+}

@@ -1,0 +1,169 @@
+package lua_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/internal/buckettest"
+	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// store writes a state into the bucket's keys.
+func store(ctx context.Context, t testing.TB, rdb redis.UniversalClient, key string, b policy.Bucket) {
+	t.Helper()
+	require.NoError(t, rdb.Del(ctx, lua.TokensKey(key), lua.IndexKey(key), lua.ControlKey(key)).Err())
+	if b.Tokens != nil {
+		require.NoError(t, rdb.Set(ctx, lua.TokensKey(key), *b.Tokens, 0).Err())
+	}
+	if b.Index != nil {
+		require.NoError(t, rdb.Set(ctx, lua.IndexKey(key), *b.Index, 0).Err())
+	}
+	if c := b.Control; c != nil {
+		st := fmt.Sprintf("%d %d %d %d %d %d", c.Index, c.Last, c.Carry, c.Era, c.Step, c.Next)
+		require.NoError(t, rdb.HSet(ctx, lua.ControlKey(key), "st", st, "pol", c.Terms.Encode()).Err())
+	}
+}
+
+// load reads what store wrote and the scripts changed.
+func load(ctx context.Context, t testing.TB, rdb redis.UniversalClient, key string) policy.Bucket {
+	t.Helper()
+	var b policy.Bucket
+	number := func(name string) *int64 {
+		v, err := rdb.Get(ctx, name).Result()
+		if errors.Is(err, redis.Nil) {
+			return nil
+		}
+		require.NoError(t, err)
+		n, err := strconv.ParseInt(v, 10, 64)
+		require.NoError(t, err)
+		return &n
+	}
+	b.Tokens, b.Index = number(lua.TokensKey(key)), number(lua.IndexKey(key))
+	ctl, err := rdb.HGetAll(ctx, lua.ControlKey(key)).Result()
+	require.NoError(t, err)
+	if len(ctl) == 0 {
+		return b
+	}
+	c := &policy.Control{}
+	_, err = fmt.Sscan(ctl["st"], &c.Index, &c.Last, &c.Carry, &c.Era, &c.Step, &c.Next)
+	require.NoError(t, err)
+	c.Terms, err = policy.DecodeTerms(ctl["pol"])
+	require.NoError(t, err)
+	b.Control = c
+	return b
+}
+
+func serverTime(ctx context.Context, t testing.TB, rdb redis.UniversalClient) int64 {
+	t.Helper()
+	now, err := rdb.Time(ctx).Result()
+	require.NoError(t, err)
+	return now.UnixMicro()
+}
+
+func TestRefillScriptFollowsEveryRule(t *testing.T) {
+	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	for _, c := range buckettest.Cases() {
+		t.Run(c.Name, func(t *testing.T) {
+			b, call := c.Setup(serverTime(ctx, t, rdb))
+			store(ctx, t, rdb, c.Name, b)
+			got, err := lua.Refill(ctx, rdb, c.Name, call)
+			require.NoError(t, err)
+			require.Equal(t, b.Refill(call, got.Now), got, "the model at the server's time")
+			require.Equal(t, b, load(ctx, t, rdb, c.Name))
+		})
+	}
+}
+
+// seed is REFILLER_SEED, or a new one; it is printed so that a run can be
+// repeated.
+func seed(t testing.TB) uint64 {
+	s := uint64(time.Now().UnixNano())
+	if v := os.Getenv("REFILLER_SEED"); v != "" {
+		n, err := strconv.ParseUint(v, 10, 64)
+		require.NoError(t, err)
+		s = n
+	}
+	t.Logf("REFILLER_SEED=%d repeats this run", s)
+	return s
+}
+
+func TestScriptsAgreeWithTheModelOnRandomHistories(t *testing.T) {
+	t.Run("Redis", func(t *testing.T) { agree(t, testenv.Redis(t).Client()) })
+	t.Run("Embedded", func(t *testing.T) {
+		_, rdb := embedded(t)
+		agree(t, rdb)
+	})
+}
+
+func agree(t *testing.T, rdb *redis.Client) {
+	ctx, rng := t.Context(), rand.New(rand.NewPCG(seed(t), 0))
+	reached := map[policy.Status]int{}
+	for history := range 40 {
+		key := fmt.Sprintf("bucket%d", history)
+		h := buckettest.NewHistory(rng)
+		for step := range 60 {
+			model := load(ctx, t, rdb, key)
+			h.Disturb(&model)
+			store(ctx, t, rdb, key, model)
+			where := fmt.Sprintf("history %d step %d", history, step)
+
+			call := h.Call(serverTime(ctx, t, rdb))
+			out, err := lua.Refill(ctx, rdb, key, call)
+			require.NoError(t, err, where)
+			require.Equal(t, model.Refill(call, out.Now), out, where)
+			require.Equal(t, model, load(ctx, t, rdb, key), where)
+			reached[out.Status]++
+			h.Learn(out.Version)
+
+			n := 1 + rng.Int64N(500)
+			peek, err := lua.Peek(ctx, rdb, key, n)
+			if model.Control == nil && model.Tokens == nil && model.Index == nil {
+				require.ErrorIs(t, err, lua.ErrUnknownBucket, where)
+				continue
+			}
+			require.NoError(t, err, where)
+			require.Equal(t, model.Wait(n, peek.Now), micros(peek.Wait), where)
+
+			take, err := lua.Take(ctx, rdb, key, n, rng.IntN(2) == 0)
+			if strings.Contains(fmt.Sprint(err), "unknown bucket") {
+				require.Nil(t, model.Control, where)
+				require.Nil(t, model.Index, where)
+				continue
+			}
+			require.NoError(t, err, where)
+			want := model.Take(n, take.Now)
+			require.Equal(t, want.OK, take.OK, where)
+			require.Equal(t, want.Tokens, take.Remaining, where)
+			require.Equal(t, want.Wait, micros(take.Wait), where)
+			require.Equal(t, model, load(ctx, t, rdb, key), where)
+
+			n = 1 + rng.Int64N(100)
+			returned, err := lua.Return(ctx, rdb, key, n, 0)
+			clamped, known := model.Return(n)
+			if !known {
+				require.ErrorIs(t, err, lua.ErrUnknownBucket, where)
+				continue
+			}
+			require.NoError(t, err, where)
+			require.Equal(t, clamped, returned.Clamped, where)
+			require.Equal(t, model, load(ctx, t, rdb, key), where)
+		}
+	}
+	for s := policy.StatusApplied; s < policy.StatusMalformed; s++ {
+		require.NotZero(t, reached[s], "%s was never reached", s)
+	}
+}
+
+func micros(d time.Duration) int64 { return d.Microseconds() }

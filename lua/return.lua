@@ -1,0 +1,25 @@
+-- return: n tokens back to the bucket, up to its capacity.
+--
+-- KEYS  1 K, 2 {K}, 3 {K}:ctl, as in take
+-- ARGV  1 n: tokens to give back, at least 1
+--       2 the era they were taken in; 0 for any
+-- Reply {1, tokens, clamped}: tokens after; clamped is what the full bucket could not hold
+--       {2}: no such bucket, or one without a policy, whose capacity is unknown; nothing is created
+--       {3, k}: KEYS k holds something else
+--       {4, tokens}: the bucket is in another era; nothing is returned
+--
+-- A return isn't a refill: it leaves index and state alone.
+--#include state
+local s, p = read_ctl(KEYS[3])
+if s == false then return {3, 3} end
+if not s then return {2} end
+local tokens = get(KEYS[1])
+if tokens == false then return {3, 1} end
+tokens = tokens or 0
+if ARGV[2] ~= '0' and tonumber(ARGV[2]) ~= s.era then return {4, tokens} end
+local n = tonumber(ARGV[1])
+local clamped = math.min(n, math.max(0, tokens + n - p.capacity))
+if clamped < n then
+  tokens = redis.call('INCRBY', KEYS[1], string.format('%.0f', n - clamped))
+end
+return {1, tokens, clamped}

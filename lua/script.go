@@ -1,0 +1,112 @@
+package lua
+
+import (
+	"context"
+	"crypto/sha1" //nolint:gosec // Redis names scripts by their SHA-1.
+	"embed"
+	"encoding/hex"
+	"fmt"
+	"strings"
+
+	"github.com/redis/go-redis/v9"
+)
+
+//go:embed *.lua
+var files embed.FS
+
+// Client sends one command. Every go-redis client is one, single, Sentinel and
+// Cluster alike.
+type Client interface {
+	Process(ctx context.Context, cmd redis.Cmder) error
+}
+
+// script is a Lua source with its hash.
+type script struct{ name, source, sha string }
+
+// newScript reads name.lua and replaces the line "--#include state" by the
+// shared functions.
+func newScript(name string) *script {
+	read := func(file string) string {
+		b, err := files.ReadFile(file)
+		if err != nil {
+			panic(err) // embedded at build time
+		}
+		return string(b)
+	}
+	source := strings.Replace(read(name+".lua"), "--#include state\n", read("state.lua"), 1)
+	s := hashed(name, source)
+	return &s
+}
+
+func hashed(name, source string) script {
+	sum := sha1.Sum([]byte(source)) //nolint:gosec // as above
+	return script{name: name, source: source, sha: hex.EncodeToString(sum[:])}
+}
+
+var (
+	addScript    = newScript("add")
+	takeScript   = newScript("take")
+	manyScript   = newScript("takemany")
+	upToScript   = newScript("upto")
+	returnScript = newScript("return")
+	peekScript   = newScript("peek")
+	grantScript  = newScript("grant")
+	resetScript  = newScript("reset")
+	refillScript = newScript("refill")
+	ticketScript = newScript("ticket")
+
+	allScripts = []*script{addScript, takeScript, manyScript, upToScript, returnScript, peekScript, grantScript, resetScript, refillScript, ticketScript}
+)
+
+// once is a command that go-redis must not send a second time by itself.
+type once struct{ *redis.Cmd }
+
+// NoRetry implements redis.Cmder.
+func (once) NoRetry() bool { return true }
+
+func (s *script) bySHA(ctx context.Context, keys []string, args []any) once {
+	return command(ctx, "evalsha", s.sha, keys, args)
+}
+
+func (s *script) bySource(ctx context.Context, keys []string, args []any) once {
+	return command(ctx, "eval", s.source, keys, args)
+}
+
+func command(ctx context.Context, verb, body string, keys []string, args []any) once {
+	words := make([]any, 0, 3+len(keys)+len(args))
+	words = append(words, verb, body, len(keys))
+	for _, k := range keys {
+		words = append(words, k)
+	}
+	cmd := redis.NewCmd(ctx, append(words, args...)...)
+	if len(keys) > 0 {
+		cmd.SetFirstKeyPos(3)
+	}
+	return once{cmd}
+}
+
+// run calls the script once. NOSCRIPT proves that it did not run, so the source
+// follows.
+func (s *script) run(ctx context.Context, c Client, keys []string, args ...any) (any, error) {
+	cmd := s.bySHA(ctx, keys, args)
+	err := c.Process(ctx, cmd)
+	if err != nil && redis.HasErrorPrefix(err, "NOSCRIPT") {
+		cmd = s.bySource(ctx, keys, args)
+		err = c.Process(ctx, cmd)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("refiller: %s: %w", s.name, err)
+	}
+	return cmd.Val(), nil
+}
+
+// Load puts every script into the server's cache, on a Cluster into every
+// master's, so that the first calls don't carry sources.
+func Load(ctx context.Context, rdb redis.Scripter) error {
+	for _, s := range allScripts {
+		if err := rdb.ScriptLoad(ctx, s.source).Err(); err != nil {
+			return fmt.Errorf("refiller: load %s: %w", s.name, err)
+		}
+	}
+	return nil
+}

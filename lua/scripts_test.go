@@ -1,0 +1,582 @@
+package lua_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/internal/buckettest"
+	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// operations are all functions that call a script, with arguments that fit the
+// bucket of the cases.
+var operations = map[string]func(ctx context.Context, c lua.Client, key string) error{
+	"Take": func(ctx context.Context, c lua.Client, key string) error {
+		_, err := lua.Take(ctx, c, key, 5, false)
+		return err
+	},
+	"TakeWithTerms": func(ctx context.Context, c lua.Client, key string) error {
+		_, err := lua.Take(ctx, c, key, 5, true)
+		return err
+	},
+	"TakeDenied": func(ctx context.Context, c lua.Client, key string) error {
+		_, err := lua.Take(ctx, c, key, 900, false)
+		return err
+	},
+	"TakeUpTo": func(ctx context.Context, c lua.Client, key string) error {
+		_, err := lua.TakeUpTo(ctx, c, key, 5)
+		return err
+	},
+	"Return": func(ctx context.Context, c lua.Client, key string) error {
+		_, err := lua.Return(ctx, c, key, 5, 0)
+		return err
+	},
+	"Peek": func(ctx context.Context, c lua.Client, key string) error {
+		_, err := lua.Peek(ctx, c, key, 5)
+		return err
+	},
+	"Grant": func(ctx context.Context, c lua.Client, key string) error {
+		_, err := lua.Grant(ctx, c, key, 5)
+		return err
+	},
+	"Reset": func(ctx context.Context, c lua.Client, key string) error {
+		_, err := lua.Reset(ctx, c, key, 5)
+		return err
+	},
+	"Refill": func(ctx context.Context, c lua.Client, key string) error {
+		_, err := lua.Refill(ctx, c, key, policy.Call{Version: policy.Version{Era: buckettest.Era, Index: buckettest.Index}})
+		return err
+	},
+	"Add": func(ctx context.Context, c lua.Client, key string) error {
+		_, err := lua.Add(ctx, c, key, 5, 1000, buckettest.Index)
+		return err
+	},
+}
+
+func storeCase(ctx context.Context, t testing.TB, rdb redis.UniversalClient, key string, tokens int64) policy.Bucket {
+	t.Helper()
+	b := buckettest.Bucket(tokens, serverTime(ctx, t, rdb), 100_000)
+	store(ctx, t, rdb, key, b)
+	return b
+}
+
+func TestEveryFunctionSurvivesAFlushedScriptCache(t *testing.T) {
+	t.Parallel()
+	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	for name, call := range operations {
+		storeCase(ctx, t, rdb, name, 100)
+		require.NoError(t, rdb.ScriptFlush(ctx).Err())
+		require.NoError(t, call(ctx, rdb, name), name)
+		require.NotEqual(t, int64(0), *load(ctx, t, rdb, name).Tokens, name)
+	}
+	require.NoError(t, rdb.ScriptFlush(ctx).Err())
+	require.NoError(t, lua.Load(ctx, rdb))
+	before := calls(ctx, t, rdb, "eval")
+	for name, call := range operations {
+		storeCase(ctx, t, rdb, name, 100)
+		require.NoError(t, call(ctx, rdb, name), name)
+	}
+	require.Equal(t, before, calls(ctx, t, rdb, "eval"), "loaded scripts travel by their hash")
+}
+
+// calls is how often the server ran a command.
+func calls(ctx context.Context, t testing.TB, rdb *redis.Client, command string) string {
+	t.Helper()
+	stats, err := rdb.InfoMap(ctx, "commandstats").Result()
+	require.NoError(t, err)
+	count, _, _ := strings.Cut(stats["Commandstats"]["cmdstat_"+command], ",")
+	return count
+}
+
+func batch(n int, terms *policy.Terms) []lua.RefillCall {
+	c := make([]lua.RefillCall, n)
+	for i := range c {
+		c[i] = lua.RefillCall{Key: fmt.Sprintf("bucket%d", i), Call: policy.Call{Terms: terms, Create: policy.CreateInitial}}
+	}
+	return c
+}
+
+func TestRefillBatchRunsEachBucketOnceThoughTheCacheIsFlushed(t *testing.T) {
+	t.Parallel()
+	ctx, terms := t.Context(), buckettest.Terms()
+	single := testenv.Redis(t).Client()
+	cluster := testenv.Cluster(t).Client()
+	for _, c := range []struct {
+		name    string
+		rdb     redis.UniversalClient
+		perCall int
+		flush   func() error
+	}{
+		{"Single", single, 1, func() error { return single.ScriptFlush(ctx).Err() }},
+		{"SeveralPerCall", single, 7, func() error { return single.ScriptFlush(ctx).Err() }},
+		{"AllInOneCall", single, 1000, func() error { return single.ScriptFlush(ctx).Err() }},
+		{"Cluster", cluster, 1, func() error {
+			return cluster.ForEachMaster(ctx, func(ctx context.Context, m *redis.Client) error { return m.ScriptFlush(ctx).Err() })
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			calls := batch(50, &terms)
+			for _, b := range calls {
+				require.NoError(t, c.rdb.Del(ctx, b.Key, lua.IndexKey(b.Key), lua.ControlKey(b.Key)).Err())
+			}
+			require.NoError(t, c.flush())
+			for i, r := range lua.RefillBatch(ctx, c.rdb, calls, c.perCall) {
+				require.NoError(t, r.Err, calls[i].Key)
+				require.Equal(t, policy.StatusInitialised, r.Status)
+				require.EqualValues(t, 1, r.Version.Index)
+				b := load(ctx, t, c.rdb, calls[i].Key)
+				require.EqualValues(t, 1, *b.Index, "it ran once")
+				require.Equal(t, r.Version, policy.Version{Era: b.Control.Era, Index: *b.Index}, "results are in the order of the calls")
+			}
+		})
+	}
+}
+
+func TestRefillBatchTellsEachBucketsOwnError(t *testing.T) {
+	t.Parallel()
+	ctx, rdb, terms := t.Context(), testenv.Redis(t).Client(), buckettest.Terms()
+	calls := batch(5, &terms)
+	require.NoError(t, rdb.Set(ctx, calls[2].Key, "something else", 0).Err())
+	for _, perCall := range []int{1, 2, 5} {
+		for i, r := range lua.RefillBatch(ctx, rdb, calls, perCall) {
+			if i == 2 {
+				require.ErrorIs(t, r.Err, lua.ErrMalformedBucket)
+				require.ErrorContains(t, r.Err, `"bucket2"`)
+				require.Equal(t, policy.StatusMalformed, r.Status)
+				continue
+			}
+			require.NoError(t, r.Err)
+		}
+	}
+	require.Empty(t, lua.RefillBatch(ctx, rdb, nil, 1))
+	for _, r := range lua.RefillBatch(ctx, rdb, calls, 0) {
+		require.ErrorContains(t, r.Err, "0 buckets per call; want at least 1")
+	}
+	ended, cancel := context.WithCancel(ctx)
+	cancel()
+	for _, r := range lua.RefillBatch(ended, rdb, calls, 2) {
+		require.ErrorIs(t, r.Err, context.Canceled)
+	}
+}
+
+func TestClusterRefusesBucketsOfSeveralSlotsInOneCall(t *testing.T) {
+	t.Parallel()
+	ctx, c, terms := t.Context(), testenv.Cluster(t), buckettest.Terms()
+	rdb := c.Client()
+	for _, r := range lua.RefillBatch(ctx, rdb, batch(4, &terms), 2) {
+		require.Error(t, r.Err)
+		require.ErrorContains(t, r.Err, "CROSSSLOT")
+	}
+
+	// A slot that moves: redirections are followed, and each call runs once.
+	key := "moving"
+	storeCase(ctx, t, rdb, key, 100)
+	slot := c.Slot(key)
+	require.Equal(t, slot, lua.Slot(key))
+	for _, node := range c.Nodes() {
+		if node != c.Owner(slot) {
+			require.NoError(t, c.MoveSlot(slot, node))
+			break
+		}
+	}
+	taken, err := lua.Take(ctx, rdb, key, 30, false)
+	require.NoError(t, err)
+	require.EqualValues(t, 70, taken.Remaining)
+	r := lua.RefillBatch(ctx, c.Client(), []lua.RefillCall{{Key: key, Call: policy.Call{Version: policy.Version{Era: buckettest.Era, Index: buckettest.Index}}}}, 1)
+	require.NoError(t, r[0].Err)
+	require.EqualValues(t, buckettest.Index+1, r[0].Version.Index)
+}
+
+func TestKeysOfABucketShareASlot(t *testing.T) {
+	t.Parallel()
+	c := testenv.Cluster(t)
+	for _, key := range []string{"a", "user:42", "{", "{{", "a{b", "{a", "a{b{c", " ", "ключ", strings.Repeat("x", lua.MaxKeyLen), "\x00\xff{"} {
+		require.NoError(t, lua.CheckKey(key))
+		slot := c.Slot(lua.TokensKey(key))
+		require.Equal(t, slot, c.Slot(lua.IndexKey(key)), "%q", key)
+		require.Equal(t, slot, c.Slot(lua.ControlKey(key)), "%q", key)
+		require.Equal(t, slot, lua.Slot(key), "%q", key)
+	}
+}
+
+func FuzzCheckKey(f *testing.F) {
+	for _, key := range []string{"", "a", "}", "a}b", "{a}", "{", strings.Repeat("x", 512), strings.Repeat("x", 513), "\x00", "\xff\xfe"} {
+		f.Add(key)
+	}
+	// tag is what a Cluster hashes of a key.
+	tag := func(key string) string {
+		if _, rest, found := strings.Cut(key, "{"); found {
+			if t, _, closed := strings.Cut(rest, "}"); closed && t != "" {
+				return t
+			}
+		}
+		return key
+	}
+	f.Fuzz(func(t *testing.T, key string) {
+		if err := lua.CheckKey(key); err != nil {
+			require.ErrorIs(t, err, lua.ErrInvalidKey)
+			require.True(t, key == "" || len(key) > lua.MaxKeyLen || strings.Contains(key, "}"))
+			return
+		}
+		require.Equal(t, key, lua.TokensKey(key))
+		require.Equal(t, key, tag(lua.TokensKey(key)))
+		require.Equal(t, key, tag(lua.IndexKey(key)))
+		require.Equal(t, key, tag(lua.ControlKey(key)))
+	})
+}
+
+func TestAKeyOfAnotherKindIsMalformedAndStays(t *testing.T) {
+	t.Parallel()
+	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	const key = "bucket"
+	spoil := map[string]func(name string) error{
+		"List":      func(name string) error { return rdb.LPush(ctx, name, 1).Err() },
+		"Text":      func(name string) error { return rdb.Set(ctx, name, "many", 0).Err() },
+		"Fraction":  func(name string) error { return rdb.Set(ctx, name, "1.5", 0).Err() },
+		"Zeros":     func(name string) error { return rdb.Set(ctx, name, "007", 0).Err() },
+		"TooLarge":  func(name string) error { return rdb.Set(ctx, name, "99999999999999999999", 0).Err() },
+		"OtherHash": func(name string) error { return rdb.HSet(ctx, name, "st", "1 2 3", "pol", "x").Err() },
+	}
+	for place, name := range []string{lua.TokensKey(key), lua.IndexKey(key), lua.ControlKey(key)} {
+		for kind, set := range spoil {
+			for op, call := range operations {
+				// A take that fits and isn't asked for the policy reads the
+				// tokens alone; add knows two keys; the index is none of
+				// return's business.
+				switch {
+				case place > 0 && op == "Take", op == "Add", place == 1 && (op == "Return" || op == "TakeWithTerms"):
+					continue
+				}
+				where := fmt.Sprintf("%s of a %s in %s", op, kind, name)
+				storeCase(ctx, t, rdb, key, 100)
+				require.NoError(t, rdb.Del(ctx, name).Err())
+				require.NoError(t, set(name), where)
+				before := dump(ctx, t, rdb)
+				err := call(ctx, rdb, key)
+				require.ErrorIs(t, err, lua.ErrMalformedBucket, where)
+				require.ErrorContains(t, err, fmt.Sprintf("the key %q does not hold", name), where)
+				require.Equal(t, before, dump(ctx, t, rdb), where)
+			}
+		}
+	}
+}
+
+// dump is everything the server holds.
+func dump(ctx context.Context, t testing.TB, rdb redis.UniversalClient) map[string]string {
+	t.Helper()
+	all := map[string]string{}
+	keys, err := rdb.Keys(ctx, "*").Result()
+	require.NoError(t, err)
+	for _, k := range keys {
+		all[k], err = rdb.Dump(ctx, k).Result()
+		require.NoError(t, err)
+	}
+	return all
+}
+
+func TestAnUnknownBucketLeavesNoKey(t *testing.T) {
+	t.Parallel()
+	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	for name, call := range operations {
+		if name == "Refill" || name == "Add" {
+			continue
+		}
+		require.ErrorIs(t, call(ctx, rdb, "typo"), lua.ErrUnknownBucket, name)
+	}
+	out, err := lua.Refill(ctx, rdb, "typo", policy.Call{})
+	require.NoError(t, err)
+	require.Equal(t, policy.StatusUnknown, out.Status)
+	require.Empty(t, dump(ctx, t, rdb))
+	require.NoError(t, rdb.LPush(ctx, lua.ControlKey("typo"), 1).Err())
+	_, err = lua.Take(ctx, rdb, "typo", 1, false)
+	require.ErrorIs(t, err, lua.ErrMalformedBucket)
+	require.Len(t, dump(ctx, t, rdb), 1, "a malformed one gets no tokens either")
+}
+
+func TestAForeignBucketWithoutPolicyIsTakenFrom(t *testing.T) {
+	t.Parallel()
+	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	require.NoError(t, rdb.MSet(ctx, "b", 10, "{b}", 3).Err())
+	r, err := lua.Take(ctx, rdb, "b", 4, false)
+	require.NoError(t, err)
+	require.Equal(t, lua.TakeReply{OK: true, Taken: 4, Remaining: 6}, r)
+	r, err = lua.Take(ctx, rdb, "b", 1, true)
+	require.NoError(t, err)
+	require.Equal(t, lua.TakeReply{OK: true, Taken: 1, Remaining: 5}, r, "there is no policy to tell")
+	r, err = lua.Take(ctx, rdb, "b", 6, true)
+	require.NoError(t, err)
+	require.False(t, r.OK)
+	require.Negative(t, r.Wait, "nothing is known of its refills")
+	require.Nil(t, r.Terms)
+	require.Equal(t, policy.Version{Index: 3}, r.Version)
+	r, err = lua.TakeUpTo(ctx, rdb, "b", 9)
+	require.NoError(t, err)
+	require.Equal(t, lua.TakeReply{OK: true, Taken: 5}, r)
+	r, err = lua.TakeUpTo(ctx, rdb, "b", 9)
+	require.NoError(t, err)
+	require.False(t, r.OK)
+	require.Zero(t, r.Taken)
+	r, err = lua.Take(ctx, rdb, "b", 1, false)
+	require.NoError(t, err, "an empty bucket with an index exists")
+	require.False(t, r.OK)
+	p, err := lua.Peek(ctx, rdb, "b", 1)
+	require.NoError(t, err)
+	require.Nil(t, p.Terms)
+	require.EqualValues(t, 3, p.Version.Index)
+	for _, err := range []error{operations["Return"](ctx, rdb, "b"), operations["Grant"](ctx, rdb, "b"), operations["Reset"](ctx, rdb, "b")} {
+		require.ErrorIs(t, err, lua.ErrUnknownBucket, "its capacity is unknown")
+	}
+	require.Equal(t, "0", rdb.Get(ctx, "b").Val())
+}
+
+func TestATakeTellsThePolicyWhenAskedOrDenied(t *testing.T) {
+	t.Parallel()
+	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	b := storeCase(ctx, t, rdb, "b", 100)
+	r, err := lua.Take(ctx, rdb, "b", 40, false)
+	require.NoError(t, err)
+	require.Equal(t, lua.TakeReply{OK: true, Taken: 40, Remaining: 60}, r)
+	r, err = lua.Take(ctx, rdb, "b", 40, true)
+	require.NoError(t, err)
+	require.Equal(t, b.Control.Terms, *r.Terms)
+	require.EqualValues(t, 20, r.Remaining)
+	for _, with := range []bool{false, true} {
+		r, err = lua.Take(ctx, rdb, "b", 40, with)
+		require.NoError(t, err)
+		require.False(t, r.OK)
+		require.EqualValues(t, 20, r.Remaining, "nothing was taken")
+		require.Equal(t, b.Control.Terms, *r.Terms)
+		require.Equal(t, policy.Version{Era: buckettest.Era, Index: buckettest.Index}, r.Version)
+		require.Equal(t, b.Control.Last, r.Last)
+		require.GreaterOrEqual(t, r.Now, r.Last)
+		require.Positive(t, r.Wait)
+	}
+	r, err = lua.TakeUpTo(ctx, rdb, "b", 50)
+	require.NoError(t, err)
+	require.EqualValues(t, 20, r.Taken)
+	require.Equal(t, b.Control.Terms, *r.Terms)
+	r, err = lua.Take(ctx, rdb, "b", 1001, false)
+	require.NoError(t, err)
+	require.Negative(t, r.Wait, "more than the capacity is never due")
+}
+
+func TestHugeAmountsStayExact(t *testing.T) {
+	t.Parallel()
+	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	const most = policy.MaxTokens
+	b := buckettest.Bucket(most, serverTime(ctx, t, rdb), 0)
+	b.Control.Terms.Capacity = most
+	store(ctx, t, rdb, "b", b)
+	for _, n := range []int64{1, most / 2, most/2 - 1} {
+		r, err := lua.Take(ctx, rdb, "b", n, true)
+		require.NoError(t, err)
+		require.True(t, r.OK)
+	}
+	require.Equal(t, "0", rdb.Get(ctx, "b").Val())
+	r, err := lua.Take(ctx, rdb, "b", most, false)
+	require.NoError(t, err)
+	require.False(t, r.OK)
+	require.Zero(t, r.Remaining)
+	require.Equal(t, "0", rdb.Get(ctx, "b").Val())
+	back, err := lua.Return(ctx, rdb, "b", most-1, 0)
+	require.NoError(t, err)
+	require.EqualValues(t, most-1, back.Remaining)
+	back, err = lua.Return(ctx, rdb, "b", most, 0)
+	require.NoError(t, err)
+	require.Equal(t, lua.ReturnReply{Remaining: most, Clamped: most - 1}, back)
+	grant, err := lua.Grant(ctx, rdb, "b", most)
+	require.NoError(t, err)
+	require.EqualValues(t, most, grant.Clamped)
+	require.Equal(t, fmt.Sprint(int64(most)), rdb.Get(ctx, "b").Val())
+	_, err = lua.Take(ctx, rdb, "b", most+1, false)
+	require.ErrorIs(t, err, lua.ErrInvalidAmount)
+}
+
+func TestAReturnToAnotherEraReturnsNothing(t *testing.T) {
+	t.Parallel()
+	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	storeCase(ctx, t, rdb, "b", 100)
+	r, err := lua.Return(ctx, rdb, "b", 5, buckettest.Era)
+	require.NoError(t, err)
+	require.EqualValues(t, 105, r.Remaining)
+	for _, era := range []int64{buckettest.Era - 1, buckettest.Era + 1} {
+		r, err = lua.Return(ctx, rdb, "b", 5, era)
+		require.ErrorIs(t, err, lua.ErrOtherEra)
+		require.EqualValues(t, 105, r.Remaining)
+	}
+	require.Equal(t, "105", rdb.Get(ctx, "b").Val())
+}
+
+func TestGrantAndResetCountAsOurWrites(t *testing.T) {
+	t.Parallel()
+	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	for _, c := range []struct {
+		name   string
+		call   func(key string) (lua.OperatorReply, error)
+		want   lua.OperatorReply
+		credit bool // what was due stays due
+	}{
+		{"Grant", func(key string) (lua.OperatorReply, error) { return lua.Grant(ctx, rdb, key, 25) }, lua.OperatorReply{Tokens: 125}, true},
+		{"GrantAboveCapacity", func(key string) (lua.OperatorReply, error) { return lua.Grant(ctx, rdb, key, 5000) }, lua.OperatorReply{Tokens: 1000, Clamped: 4100}, true},
+		{"Reset", func(key string) (lua.OperatorReply, error) { return lua.Reset(ctx, rdb, key, 25) }, lua.OperatorReply{Tokens: 25}, false},
+		{"ResetAboveCapacity", func(key string) (lua.OperatorReply, error) { return lua.Reset(ctx, rdb, key, 1500) }, lua.OperatorReply{Tokens: 1000, Clamped: 500}, false},
+		{"ResetToCapacity", func(key string) (lua.OperatorReply, error) { return lua.Reset(ctx, rdb, key, -7) }, lua.OperatorReply{Tokens: 1000}, false},
+		{"ResetToZero", func(key string) (lua.OperatorReply, error) { return lua.Reset(ctx, rdb, key, 0) }, lua.OperatorReply{}, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			storeCase(ctx, t, rdb, c.name, 100)
+			got, err := c.call(c.name)
+			require.NoError(t, err)
+			c.want.Version = policy.Version{Era: buckettest.Era, Index: buckettest.Index + 1}
+			require.Equal(t, c.want, got, "the index is kept and one added")
+
+			out, err := lua.Refill(ctx, rdb, c.name, policy.Call{Version: got.Version})
+			require.NoError(t, err)
+			if c.credit {
+				require.Equal(t, policy.StatusApplied, out.Status, "not taken for a foreign adder")
+				require.GreaterOrEqual(t, out.Elapsed, int64(100_000))
+				require.GreaterOrEqual(t, out.Added+out.Clamped, int64(50))
+				return
+			}
+			require.Equal(t, policy.StatusEarly, out.Status, "the time up to the reset is not credited")
+			back(ctx, t, rdb, c.name, 60_000)
+			out, err = lua.Refill(ctx, rdb, c.name, policy.Call{Version: got.Version})
+			require.NoError(t, err)
+			require.Equal(t, policy.StatusApplied, out.Status, "not taken for a foreign adder")
+
+			// A refiller that hasn't heard of it learns by being stale.
+			out, err = lua.Refill(ctx, rdb, c.name, policy.Call{Version: policy.Version{Era: buckettest.Era, Index: buckettest.Index}})
+			require.NoError(t, err)
+			require.Equal(t, policy.StatusStale, out.Status)
+		})
+	}
+}
+
+// back lets the bucket's last refill be us µs longer ago.
+func back(ctx context.Context, t testing.TB, rdb redis.UniversalClient, key string, us int64) {
+	t.Helper()
+	b := load(ctx, t, rdb, key)
+	b.Control.Last -= us
+	store(ctx, t, rdb, key, b)
+}
+
+func TestAForeignAddBeforeAGrantIsStillSeen(t *testing.T) {
+	t.Parallel()
+	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	storeCase(ctx, t, rdb, "b", 100)
+	index, err := lua.Add(ctx, rdb, "b", 50, 1000, buckettest.Index)
+	require.NoError(t, err)
+	require.EqualValues(t, buckettest.Index+1, index)
+	granted, err := lua.Grant(ctx, rdb, "b", 5)
+	require.NoError(t, err)
+	require.EqualValues(t, buckettest.Index+2, granted.Version.Index)
+	out, err := lua.Refill(ctx, rdb, "b", policy.Call{Version: granted.Version})
+	require.NoError(t, err)
+	require.Equal(t, policy.StatusForeign, out.Status)
+	require.EqualValues(t, 155, out.Tokens, "the stretch that the foreigner paid is not credited again")
+}
+
+func TestGrantRestoresALostIndex(t *testing.T) {
+	t.Parallel()
+	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	storeCase(ctx, t, rdb, "b", 100)
+	require.NoError(t, rdb.Del(ctx, "b", "{b}").Err())
+	got, err := lua.Grant(ctx, rdb, "b", 5)
+	require.NoError(t, err)
+	require.Equal(t, lua.OperatorReply{Tokens: 5, Version: policy.Version{Era: buckettest.Era, Index: buckettest.Index + 1}}, got)
+}
+
+func TestScriptsKeepExpiry(t *testing.T) {
+	t.Parallel()
+	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	newer := buckettest.Terms()
+	newer.Fence.Epoch++
+	all := map[string]func(context.Context, lua.Client, string) error{
+		"Switch": func(ctx context.Context, c lua.Client, key string) error {
+			_, err := lua.Refill(ctx, c, key, policy.Call{Version: policy.Version{Era: buckettest.Era, Index: buckettest.Index}, Terms: &newer})
+			return err
+		},
+		"RolledBack": func(ctx context.Context, c lua.Client, key string) error {
+			_, err := lua.Refill(ctx, c, key, policy.Call{Version: policy.Version{Era: buckettest.Era + 5, Index: 99}})
+			return err
+		},
+		"AddClamped": func(ctx context.Context, c lua.Client, key string) error {
+			_, err := lua.Add(ctx, c, key, 5000, 1000, buckettest.Index)
+			return err
+		},
+	}
+	for name, call := range operations {
+		all[name] = call
+	}
+	for name, call := range all {
+		storeCase(ctx, t, rdb, name, 100)
+		keys := []string{lua.TokensKey(name), lua.IndexKey(name), lua.ControlKey(name)}
+		for _, k := range keys {
+			require.NoError(t, rdb.Expire(ctx, k, time.Hour).Err())
+		}
+		require.NoError(t, call(ctx, rdb, name), name)
+		for _, k := range keys {
+			require.Greater(t, rdb.TTL(ctx, k).Val(), 50*time.Minute, "%s of %s", k, name)
+		}
+	}
+	// Adoption of a foreign bucket keeps those of its keys.
+	require.NoError(t, rdb.Set(ctx, "adopted", 5, time.Hour).Err())
+	require.NoError(t, rdb.Set(ctx, "{adopted}", 5, time.Hour).Err())
+	out, err := lua.Refill(ctx, rdb, "adopted", policy.Call{Terms: &newer})
+	require.NoError(t, err)
+	require.Equal(t, policy.StatusInitialised, out.Status)
+	require.Greater(t, rdb.TTL(ctx, "adopted").Val(), 50*time.Minute)
+	require.Greater(t, rdb.TTL(ctx, "{adopted}").Val(), 50*time.Minute)
+}
+
+func TestErrorsOfARealServerComeThrough(t *testing.T) {
+	t.Parallel()
+	ctx, server := t.Context(), testenv.Redis(t)
+	rdb := server.Client()
+	storeCase(ctx, t, rdb, "b", 100)
+	before := load(ctx, t, rdb, "b")
+
+	// Full memory: writes are refused before any of them is made.
+	require.NoError(t, rdb.ConfigSet(ctx, "maxmemory", "1").Err())
+	for name, call := range operations {
+		if name == "Peek" {
+			continue
+		}
+		err := call(ctx, rdb, "b")
+		require.True(t, redis.HasErrorPrefix(err, "OOM"), "%s: %v", name, err)
+	}
+	require.NoError(t, rdb.ConfigSet(ctx, "maxmemory", "0").Err())
+	require.Equal(t, before, load(ctx, t, rdb, "b"))
+
+	// A user who may not read is told so; the bucket isn't malformed.
+	require.NoError(t, rdb.Do(ctx, "ACL", "SETUSER", "default", "-get", "-mget", "-hmget", "-decrby").Err())
+	for name, call := range operations {
+		if name == "Add" {
+			continue
+		}
+		err := call(ctx, rdb, "b")
+		require.Error(t, err, name)
+		require.NotErrorIs(t, err, lua.ErrMalformedBucket, name)
+	}
+	require.NoError(t, rdb.Do(ctx, "ACL", "SETUSER", "default", "+@all").Err())
+
+	// A replica refuses writes.
+	replica := testenv.Redis(t).Client()
+	require.NoError(t, replica.ReplicaOf(ctx, "127.0.0.1", fmt.Sprint(server.Port())).Err())
+	require.Eventually(t, func() bool { return replica.Exists(ctx, "b", "{b}", "{b}:ctl").Val() == 3 }, 20*time.Second, 10*time.Millisecond)
+	for name, call := range operations {
+		if name == "Peek" {
+			continue
+		}
+		err := call(ctx, replica, "b")
+		require.True(t, redis.HasErrorPrefix(err, "READONLY"), "%s: %v", name, err)
+	}
+}

@@ -1,0 +1,106 @@
+-- Shared by the scripts that read {K}:ctl; the build puts it where a script says "--#include state".
+-- {K}:ctl is a hash of two fields, each decimal integers with a space between:
+--   st   index last_us carry era step_us next_us; last_us is also the highest clock seen
+--   pol  epoch seq kind capacity tokens per_us interval_us max_elapsed_us initial on_loss on_rollback
+--        carry_over degraded grant_tokens grant_end_us grant_era
+-- A pool's bucket, whose grant_end_us isn't 0, also counts in fields added and denied the tokens that refills added and that
+-- takes were denied: what was consumed is added less the change of K.
+local TOLERANCE_US = 50000
+local EXACT = 9007199254740992 -- 2^53
+local ST = '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+)$'
+local POL = '^' .. string.rep('(%d+) ', 15) .. '(%d+)$'
+
+local function now_us()
+  local t = redis.call('TIME')
+  return t[1] * 1000000 + t[2]
+end
+
+-- state reads st; nil if it can't be read.
+local function state(text)
+  if not text then return nil end
+  local index, last, carry, era, step, next_ = string.match(text, ST)
+  if not era then return nil end
+  return {era = tonumber(era), index = tonumber(index), last = tonumber(last), carry = tonumber(carry),
+    step = tonumber(step), next = tonumber(next_)}
+end
+
+local function format_state(s)
+  return string.format('%.0f %.0f %.0f %.0f %.0f %.0f', s.index, s.last, s.carry, s.era, s.step, s.next)
+end
+
+-- policy reads pol; nil if it can't be read.
+local function policy(text)
+  if not text then return nil end
+  local f = {string.match(text, POL)}
+  if not f[16] then return nil end
+  for i = 1, 16 do f[i] = tonumber(f[i]) end
+  return {epoch = f[1], seq = f[2], stepped = f[3] == 1, kind = f[3], capacity = f[4], tokens = f[5], per = f[6], interval = f[7],
+    half = math.floor(f[7] / 2),
+    max_elapsed = f[8], initial = f[9], on_loss = f[10], on_rollback = f[11], carry_over = f[12],
+    grant_tokens = f[14], grant_end = f[15], grant_era = f[16]}
+end
+
+-- integer reads a decimal integer that INCRBY accepts and doubles hold exactly: the number, nil if the key is missing, or
+-- false if it holds something else, so that no write fails after another has been made.
+local function integer(v)
+  if v == false then return nil end
+  if type(v) ~= 'string' or not (v == '0' or string.find(v, '^%-?[1-9]%d*$')) then return false end
+  local n = tonumber(v)
+  if n > EXACT or n < -EXACT then return false end
+  return n
+end
+
+-- wrong_type answers false to the error of a key of another type and raises every other error.
+local function wrong_type(reply)
+  if not string.find(reply.err, 'WRONGTYPE', 1, true) then error(reply) end
+  return false
+end
+
+-- get reads a key as integer does.
+local function get(key)
+  local v = redis.pcall('GET', key)
+  if type(v) == 'table' then return wrong_type(v) end
+  return integer(v)
+end
+
+-- read_ctl reads both parts of {K}:ctl: state, policy, the policy's text; nothing if the key is missing; false if it can't be read.
+local function read_ctl(key)
+  local c = redis.pcall('HMGET', key, 'st', 'pol')
+  if c.err then return wrong_type(c) end
+  if not c[1] and not c[2] then return nil end
+  local s, p = state(c[1]), policy(c[2])
+  if not s or not p then return false end
+  return s, p, c[2]
+end
+
+-- count_denied notes that a take of n tokens was denied, if the bucket is a pool's and could ever hold them.
+local function count_denied(key, p, n)
+  if p and p.grant_end > 0 and tonumber(n) <= p.capacity then redis.pcall('HINCRBY', key, 'denied', n) end
+end
+
+-- wait_us is the time until the bucket holds n tokens if nobody takes any: up to the refill after their credit falls due;
+-- half an interval if that refill is overdue; 0 if it holds them; -1 if it never will.
+local function wait_us(s, p, tokens, n, now)
+  if tokens >= n then return 0 end
+  if not s or n > p.capacity then return -1 end
+  local need, due = n - tokens, 0
+  if p.stepped then
+    if s.next <= s.step then return -1 end
+    due = s.next + (math.ceil(need / p.tokens) - 1) * (s.next - s.step)
+  else
+    local units, granted, t = need * p.per - s.carry, 0, 0
+    if p.grant_era == s.era then granted = math.max(0, p.grant_end - s.last) end
+    local by_grant = granted * p.grant_tokens
+    if units <= by_grant then
+      t = math.ceil(units / p.grant_tokens)
+    elseif p.tokens == 0 then
+      return -1
+    else
+      t = granted + math.ceil((units - by_grant) / p.tokens)
+    end
+    due = s.last + math.ceil(t / p.interval) * p.interval
+  end
+  local wait = due - now
+  if wait < 1 then wait = math.floor(p.interval / 2) end
+  return math.min(wait, EXACT)
+end

@@ -1,0 +1,161 @@
+package lua
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// Refilled tells where a bucket stood when a call found too few tokens, which
+// is what a rescuer needs to know.
+type Refilled struct {
+	Version policy.Version
+	Last    int64 // the last refill, Unix µs on the server's clock
+	Now     int64 // the call, Unix µs on the server's clock
+}
+
+// TakeReply is the answer to a take.
+type TakeReply struct {
+	OK        bool
+	Taken     int64
+	Remaining int64
+	// Wait is set on a denial: how long until the tokens are due. It is
+	// negative if they never are, or if the bucket has no policy to tell.
+	Wait time.Duration
+	// Terms is the policy in force; nil if the bucket has none, or if the take
+	// fit and wasn't asked to tell.
+	Terms *policy.Terms
+	Refilled
+}
+
+// Take takes n tokens, all or nothing; n is 1 to policy.MaxTokens. withTerms
+// asks for the policy even if the take fits, which costs one more command on
+// the server. A denial is a reply; ErrUnknownBucket, ErrMalformedBucket and
+// ErrInvalidAmount are errors, and nothing was taken.
+func Take(ctx context.Context, c Client, key string, n int64, withTerms bool) (TakeReply, error) {
+	if err := checkAmount(n); err != nil {
+		return TakeReply{}, err
+	}
+	ask := 0
+	if withTerms {
+		ask = 1
+	}
+	v, err := takeScript.run(ctx, c, bucketKeys(key), n, ask)
+	if err != nil {
+		return TakeReply{}, err
+	}
+	if left, ok := v.(int64); ok {
+		return TakeReply{OK: true, Taken: n, Remaining: left}, nil
+	}
+	r, code, err := open(v, key, codeDone, codeDenied)
+	if err != nil {
+		return TakeReply{}, err
+	}
+	if code == codeDone {
+		reply := TakeReply{OK: true, Taken: n, Remaining: r.int(), Terms: r.terms()}
+		return reply, r.end()
+	}
+	return r.denial()
+}
+
+// TakeUpTo takes as many tokens as there are, up to n, which is as for Take.
+func TakeUpTo(ctx context.Context, c Client, key string, n int64) (TakeReply, error) {
+	if err := checkAmount(n); err != nil {
+		return TakeReply{}, err
+	}
+	v, err := upToScript.run(ctx, c, bucketKeys(key), n)
+	if err != nil {
+		return TakeReply{}, err
+	}
+	r, code, err := open(v, key, codeDone, codeDenied)
+	if err != nil {
+		return TakeReply{}, err
+	}
+	if code == codeDone {
+		reply := TakeReply{OK: true, Remaining: r.int(), Taken: r.int(), Terms: r.terms()}
+		return reply, r.end()
+	}
+	return r.denial()
+}
+
+func (r *reply) denial() (TakeReply, error) {
+	reply := TakeReply{Remaining: r.int(), Wait: micros(r.int())}
+	reply.Refilled = r.refilled()
+	reply.Terms = r.terms()
+	return reply, r.end()
+}
+
+func (r *reply) refilled() Refilled {
+	return Refilled{Version: policy.Version{Era: r.int(), Index: r.int()}, Last: r.int(), Now: r.int()}
+}
+
+// micros is a number of microseconds as a Duration; it saturates.
+func micros(us int64) time.Duration {
+	const most = int64(1<<63-1) / int64(time.Microsecond)
+	return time.Duration(min(max(us, -1), most)) * time.Microsecond
+}
+
+// ReturnReply is the answer to a return.
+type ReturnReply struct {
+	Remaining int64
+	Clamped   int64 // tokens that the full bucket could not hold
+}
+
+// Return gives n tokens back, up to the capacity; n is as for Take. A non-zero era is the one in
+// which they were taken: in another one nothing is returned and the error is
+// ErrOtherEra.
+func Return(ctx context.Context, c Client, key string, n, era int64) (ReturnReply, error) {
+	if err := checkAmount(n); err != nil {
+		return ReturnReply{}, err
+	}
+	v, err := returnScript.run(ctx, c, bucketKeys(key), n, era)
+	if err != nil {
+		return ReturnReply{}, err
+	}
+	r, code, err := open(v, key, codeDone, codeOtherEra)
+	if err != nil {
+		return ReturnReply{}, err
+	}
+	reply := ReturnReply{Remaining: r.int()}
+	if code == codeDone {
+		reply.Clamped = r.int()
+	}
+	if err := r.end(); err != nil {
+		return ReturnReply{}, err
+	}
+	if code == codeOtherEra {
+		return reply, fmt.Errorf("%w: %q", ErrOtherEra, key)
+	}
+	return reply, nil
+}
+
+// PeekReply is what a bucket holds.
+type PeekReply struct {
+	Tokens int64
+	Wait   time.Duration // until the tokens asked about are due; negative as in TakeReply
+	Terms  *policy.Terms // nil if the bucket has no policy
+	Carry  int64
+	Step   int64 // stepped: the last instant credited, Unix µs
+	Next   int64 // stepped: the instant to come, Unix µs
+	Refilled
+}
+
+// Peek tells what the bucket holds and when n tokens are due. It writes
+// nothing.
+func Peek(ctx context.Context, c Client, key string, n int64) (PeekReply, error) {
+	v, err := peekScript.run(ctx, c, bucketKeys(key), n)
+	if err != nil {
+		return PeekReply{}, err
+	}
+	r, _, err := open(v, key, codeDone)
+	if err != nil {
+		return PeekReply{}, err
+	}
+	reply := PeekReply{Tokens: r.int(), Wait: micros(r.int())}
+	reply.Refilled = r.refilled()
+	reply.Terms = r.terms()
+	reply.Carry, reply.Step, reply.Next = r.int(), r.int(), r.int()
+	return reply, r.end()
+}

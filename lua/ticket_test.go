@@ -1,0 +1,90 @@
+package lua_test
+
+import (
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+func TestTicketTellsWhatAPoolsBucketDid(t *testing.T) {
+	t.Parallel()
+	t.Run("Redis", func(t *testing.T) { ticketTells(t, testenv.Redis(t).Client()) })
+	t.Run("Embedded", func(t *testing.T) {
+		_, rdb := embedded(t)
+		ticketTells(t, rdb)
+	})
+}
+
+func ticketTells(t *testing.T, rdb *redis.Client) {
+	ctx := t.Context()
+	now := serverTime(ctx, t, rdb)
+	terms := policy.Terms{
+		Fence: policy.Fence{Epoch: 4, Seq: 2}, Capacity: 100, Tokens: 10, Per: 1_000_000, Interval: 100_000, MaxElapsed: 2_000_000,
+		GrantTokens: 50, GrantEnd: now + 3_600_000_000, GrantEra: 77,
+	}
+	index, tokens := int64(9), int64(20)
+	pool := func() policy.Bucket {
+		return policy.Bucket{Tokens: &tokens, Index: &index, Control: &policy.Control{Terms: terms, Era: 77, Index: 9, Last: now - 1_000_000}}
+	}
+	store(ctx, t, rdb, "pool", pool())
+	plain := pool()
+	plain.Control.Terms.GrantTokens, plain.Control.Terms.GrantEnd, plain.Control.Terms.GrantEra = 0, 0, 0
+	store(ctx, t, rdb, "plain", plain)
+	require.NoError(t, rdb.Set(ctx, "foreign", 5, 0).Err())
+	require.NoError(t, rdb.LPush(ctx, "broken", "x").Err())
+	require.NoError(t, rdb.ScriptFlush(ctx).Err())
+
+	read := func() []lua.TicketResult {
+		return lua.Tickets(ctx, rdb, []string{"pool", "missing", "foreign", "broken", "plain"})
+	}
+	before := read()
+	require.NoError(t, before[0].Err)
+	require.GreaterOrEqual(t, before[0].Now, now)
+	want := lua.Ticket{Now: before[0].Now, Version: policy.Version{Era: 77, Index: 9}, Fence: terms.Fence, Tokens: 20}
+	require.Equal(t, want, before[0].Ticket)
+	require.Equal(t, lua.TicketResult{Ticket: lua.Ticket{Now: before[1].Now}}, before[1], "a bucket that is missing has a clock")
+	require.Equal(t, lua.TicketResult{Ticket: lua.Ticket{Now: before[2].Now, Tokens: 5}}, before[2])
+	require.ErrorIs(t, before[3].Err, lua.ErrMalformedBucket)
+	require.Empty(t, lua.Tickets(ctx, rdb, nil))
+
+	for _, key := range []string{"pool", "plain"} {
+		_, err := lua.Take(ctx, rdb, key, 4, false)
+		require.NoError(t, err)
+		out, err := lua.Refill(ctx, rdb, key, policy.Call{Version: policy.Version{Era: 77, Index: 9}})
+		require.NoError(t, err)
+		require.Equal(t, policy.StatusApplied, out.Status)
+		require.Positive(t, out.Added)
+		reply, err := lua.Take(ctx, rdb, key, 99, false)
+		require.NoError(t, err)
+		require.False(t, reply.OK)
+		_, err = lua.Take(ctx, rdb, key, 101, false) // can never be had, so it's no demand
+		require.NoError(t, err)
+		_, err = lua.TakeUpTo(ctx, rdb, key, 100)
+		require.NoError(t, err)
+		_, err = lua.TakeUpTo(ctx, rdb, key, 7)
+		require.NoError(t, err)
+		after := read()
+		if key == "plain" {
+			require.Zero(t, after[4].Added+after[4].Denied, "plain buckets don't count")
+			continue
+		}
+		require.Equal(t, out.Added, after[0].Added)
+		require.EqualValues(t, 99+7, after[0].Denied)
+		require.Equal(t, 20+after[0].Added-after[0].Tokens, reply.Remaining+4, "consumed is added less the change of the tokens")
+	}
+}
+
+func TestTicketsOfAServerThatIsAwayAreErrors(t *testing.T) {
+	t.Parallel()
+	s := testenv.Redis(t)
+	rdb := s.Client()
+	s.Kill()
+	for _, r := range lua.Tickets(t.Context(), rdb, []string{"a", "b"}) {
+		require.Error(t, r.Err)
+	}
+}
