@@ -1,0 +1,261 @@
+package election
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+)
+
+var (
+	// ErrNoLeader is returned by Leader when nobody leads.
+	ErrNoLeader = errors.New("election: no leader")
+	// ErrLeadershipLost is the cause of the context of lead when the term ended although the context of Run did not.
+	ErrLeadershipLost = errors.New("election: leadership lost")
+	// ErrRunning is returned by Run when the elector is running already.
+	ErrRunning = errors.New("election: already running")
+)
+
+var errNilLead = errors.New("election: lead must not be nil")
+
+// maxBackoff is how often RetryInterval doubles at most while campaigns fail.
+const maxBackoff = 4
+
+// Candidate takes part in an election. [Elector] and [StaticElector] are candidates.
+type Candidate interface {
+	// Run calls lead whenever this candidate leads, until ctx ends.
+	Run(ctx context.Context, lead func(ctx context.Context, term Term) error) error
+	// Leader returns who leads, or ErrNoLeader.
+	Leader(ctx context.Context) (Leader, error)
+	// State returns what this candidate is doing.
+	State() State
+}
+
+// Elector is a candidate in an election through etcd. Its methods may be called concurrently, but one Run at a time.
+// The package documentation says what a term guarantees.
+type Elector struct {
+	cfg     Config
+	store   store
+	log     hclog.Logger
+	random  func() float64 // in [0, 1); for jitter
+	running atomic.Bool
+
+	// leftBehind are leases that could not be revoked when their candidacy ended. Only Run touches it.
+	leftBehind []leaseID
+
+	mu    sync.Mutex
+	state State
+}
+
+var _ Candidate = (*Elector)(nil)
+
+// New returns an elector, which does nothing until Run is called. It fails if cfg is not valid.
+func New(cfg Config) (*Elector, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	return newElector(cfg, newEtcdStore(cfg.Client, cfg.Prefix)), nil
+}
+
+func newElector(cfg Config, s store) *Elector {
+	return &Elector{cfg: cfg, store: s, log: loggerOr(cfg.Logger), random: rand.Float64}
+}
+
+// Run campaigns, calls lead while this candidate leads, and campaigns again, until ctx ends; then it returns nil, for
+// being asked to stop is no failure. All trouble with etcd is retried; an error is returned for misuse only.
+//
+// The context of lead ends when ctx does, or with [ErrLeadershipLost] as its cause when the term can't be trusted any
+// longer; lead must then return soon. Run waits for it, and resigns only then. When lead returns by itself, Run resigns
+// too, logs the error if there is one, and campaigns again after a pause. Terms follow one another: lead is never
+// called before its last call has returned.
+//
+// After ctx has ended and lead has returned, Run returns within ResignTimeout, even if etcd doesn't answer.
+func (e *Elector) Run(ctx context.Context, lead func(ctx context.Context, term Term) error) error {
+	if lead == nil {
+		return errNilLead
+	}
+	if !e.running.CompareAndSwap(false, true) {
+		return ErrRunning
+	}
+	defer e.running.Store(false)
+	defer e.setRole(RoleIdle)
+	failures := 0
+	for ctx.Err() == nil {
+		e.setRole(RoleCandidate)
+		if e.runTerm(ctx, lead) {
+			failures = 0
+		} else {
+			failures = min(failures+1, maxBackoff)
+		}
+		sleep(ctx, e.jitter(e.cfg.RetryInterval<<failures))
+	}
+	return nil
+}
+
+// Leader returns whose key is the oldest in etcd, or [ErrNoLeader]. That candidate is elected, but may not have noticed
+// yet, or may have lost its trust in the meantime. ctx bounds the call.
+func (e *Elector) Leader(ctx context.Context) (Leader, error) { return e.store.leader(ctx) }
+
+// runTerm goes through one candidacy, from taking a lease to giving it back. It reports whether etcd let it begin.
+func (e *Elector) runTerm(ctx context.Context, lead func(context.Context, Term) error) bool {
+	s, err := e.openSession(ctx)
+	if err != nil {
+		if ctx.Err() == nil {
+			e.observe(err)
+		}
+		return false
+	}
+	e.revokeLeftBehind(ctx)
+
+	key, epoch, err := e.enrol(s)
+	if err == nil {
+		if revision, won := e.campaign(s, key, epoch); won {
+			term := Term{Epoch: epoch, Identity: e.cfg.Identity, Key: key, trust: s.trust}
+			e.lead(s, term, revision, lead)
+		}
+	}
+	s.close()
+	e.setRole(RoleCandidate)
+	e.resign(ctx, s.lease, key, epoch)
+	return err == nil
+}
+
+// enrol writes the candidate's key. After a failure the key may exist all the same; revoking the lease deletes it.
+func (e *Elector) enrol(s *session) (key string, epoch int64, err error) {
+	ctx, cancel := context.WithTimeout(s.ctx, e.requestTimeout(e.cfg.TTL))
+	defer cancel()
+	key, epoch, err = e.store.enrol(ctx, s.lease, e.cfg.Identity)
+	if err != nil && s.ctx.Err() == nil {
+		e.observe(err)
+	}
+	return key, epoch, err
+}
+
+// campaign waits until no key is older than ours, and returns a revision at which that was so and our key existed. It
+// reports false if the session ends first.
+func (e *Elector) campaign(s *session, key string, epoch int64) (revision int64, won bool) {
+	for s.ctx.Err() == nil {
+		prev, revision, ok := e.look(s.ctx, s, key, epoch)
+		switch {
+		case !ok:
+		case prev == "":
+			return revision, s.ctx.Err() == nil && s.trust.remaining(time.Now()) > 0
+		default:
+			e.setRole(RoleStandby)
+			e.awaitDeleted(s.ctx, prev, revision+1)
+		}
+	}
+	return 0, false
+}
+
+// lead calls lead for a term won at revision, and waits for it.
+func (e *Elector) lead(s *session, term Term, revision int64, lead func(context.Context, Term) error) {
+	s.tasks.Go(func() { e.watchKey(s, term, revision) })
+	e.startTerm(term)
+	e.log.Info("leading", "epoch", term.Epoch, "identity", term.Identity)
+	err := lead(s.ctx, term)
+	cause := context.Cause(s.ctx)
+	e.log.Info("term ended", "epoch", term.Epoch, "identity", term.Identity, "lost", errors.Is(cause, ErrLeadershipLost))
+	logLeadError(e.log, term, cause, err)
+}
+
+// logLeadError logs the error of lead, unless it only says that its context ended.
+func logLeadError(log hclog.Logger, term Term, cause, err error) {
+	if err == nil || cause != nil && (errors.Is(err, context.Canceled) || errors.Is(err, cause)) {
+		return
+	}
+	log.Error("lead failed", "epoch", term.Epoch, "error", err)
+}
+
+// watchKey ends the session as soon as it learns that the leader's key, which existed at revision, is gone.
+func (e *Elector) watchKey(s *session, term Term, revision int64) {
+	for s.upkeep.Err() == nil {
+		if e.awaitDeleted(s.upkeep, term.Key, revision+1) {
+			s.end("leader key was deleted")
+			return
+		}
+		if _, at, ok := e.look(s.upkeep, s, term.Key, term.Epoch); ok {
+			revision = at
+		}
+	}
+}
+
+// look reads whose key comes just before ours. If ours is gone, the session ends. After a failure, look pauses before
+// it reports false.
+func (e *Elector) look(ctx context.Context, s *session, key string, epoch int64) (prev string, revision int64, ok bool) {
+	reading, cancel := context.WithTimeout(ctx, e.requestTimeout(e.cfg.TTL))
+	defer cancel()
+	prev, revision, err := e.store.ahead(reading, key, epoch)
+	switch {
+	case ctx.Err() != nil:
+		return "", 0, false
+	case errors.Is(err, errKeyGone):
+		s.end("key was deleted")
+		return "", 0, false
+	case err != nil:
+		e.observe(err)
+		sleep(ctx, e.jitter(e.cfg.RetryInterval))
+		return "", 0, false
+	}
+	e.observe(nil)
+	return prev, revision, true
+}
+
+// awaitDeleted reports true once key is known to have been deleted at or after the revision from. It reports false
+// after a TTL at the latest, since a watch on a half-dead connection may stay silent, or after a failure and a pause.
+// What a failed watch means for the election shows when the keys are read next.
+func (e *Elector) awaitDeleted(ctx context.Context, key string, from int64) bool {
+	waiting, cancel := context.WithTimeout(ctx, e.cfg.TTL)
+	defer cancel()
+	err := e.store.waitDeleted(waiting, key, from)
+	if err != nil && waiting.Err() == nil {
+		e.log.Debug("watch failed", "key", key, "error", err)
+		sleep(ctx, e.jitter(e.cfg.RetryInterval))
+	}
+	return err == nil
+}
+
+// resign deletes this candidacy's own key, if it was written, and revokes the lease. It has its own time limit, for it
+// comes when the context of Run has ended.
+func (e *Elector) resign(ctx context.Context, lease leaseID, key string, epoch int64) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), e.cfg.ResignTimeout)
+	defer cancel()
+	var err error
+	if epoch != 0 {
+		err = e.store.remove(ctx, key, epoch)
+	}
+	if revokeErr := e.store.revoke(ctx, lease); revokeErr != nil {
+		e.leftBehind = append(e.leftBehind, lease)
+		e.observe(errors.Join(err, revokeErr))
+	}
+}
+
+// revokeLeftBehind tries once more to revoke leases that would otherwise keep their keys, and so all younger ones,
+// waiting for them to expire.
+func (e *Elector) revokeLeftBehind(ctx context.Context) {
+	for _, lease := range e.leftBehind {
+		revoking, cancel := context.WithTimeout(ctx, e.requestTimeout(e.cfg.TTL))
+		if err := e.store.revoke(revoking, lease); err != nil && ctx.Err() == nil {
+			e.observe(err)
+		}
+		cancel()
+	}
+	e.leftBehind = nil
+}
+
+// requestTimeout is the most that one request may take: a third of the trust window of a lease with this TTL, so that
+// a renewal that hangs leaves time for others.
+func (e *Elector) requestTimeout(ttl time.Duration) time.Duration {
+	return (ttl - e.cfg.SafetyMargin) / 3
+}
+
+// jitter returns d give or take half of it.
+func (e *Elector) jitter(d time.Duration) time.Duration { return jitter(e.random, d) }
+
+func jitter(random func() float64, d time.Duration) time.Duration {
+	return d/2 + time.Duration(random()*float64(d))
+}

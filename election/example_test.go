@@ -1,0 +1,64 @@
+package election_test
+
+import (
+	"context"
+	"fmt"
+	"log"
+	"os"
+	"os/signal"
+	"time"
+
+	"github.com/tokenrefill/refiller/election"
+)
+
+// Lead whenever this process is elected, until it is interrupted.
+func ExampleElector_Run() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	client, err := election.Dial(election.DialConfig{Endpoints: []string{"127.0.0.1:2379"}})
+	if err != nil {
+		log.Print(err)
+		return
+	}
+	defer func() { _ = client.Close() }() // nothing is left to lose
+
+	cfg := election.DefaultConfig()
+	cfg.Client, cfg.Identity = client, "pod-1"
+	elector, err := election.New(cfg)
+	if err != nil {
+		log.Print(err)
+		return
+	}
+	err = elector.Run(ctx, func(ctx context.Context, term election.Term) error {
+		ticker := time.NewTicker(time.Second)
+		defer ticker.Stop()
+		for {
+			if term.Remaining(time.Now()) > 0 {
+				fmt.Println("leading under epoch", term.Epoch)
+			}
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-ticker.C:
+			}
+		}
+	})
+	if err != nil {
+		log.Print(err)
+	}
+}
+
+// A static elector runs the same function without an election.
+func ExampleStatic() {
+	ctx, cancel := context.WithCancel(context.Background())
+	elector := election.Static("alone", 1, nil)
+	err := elector.Run(ctx, func(_ context.Context, term election.Term) error {
+		fmt.Printf("%s leads under epoch %d\n", term.Identity, term.Epoch)
+		cancel()
+		return nil
+	})
+	fmt.Println(err)
+	// Output:
+	// alone leads under epoch 1
+	// <nil>
+}

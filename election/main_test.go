@@ -1,0 +1,55 @@
+package election
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+)
+
+// candidateEndpoints names the environment variable that turns the test program into a candidate, for tests that stop
+// a whole process.
+const candidateEndpoints = "ELECTION_TEST_ENDPOINTS"
+
+func TestMain(m *testing.M) {
+	if endpoints := os.Getenv(candidateEndpoints); endpoints != "" {
+		if err := candidate(strings.Split(endpoints, ",")); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	code := m.Run()
+	if code == 0 {
+		if left := leakedGoroutines(); left != "" {
+			fmt.Fprintf(os.Stderr, "goroutines of this package are left:\n%s\n", left)
+			code = 1
+		}
+	}
+	os.Exit(code)
+}
+
+// candidate leads until the process is killed. It prints each millisecond at which it is trusted, as it acts.
+func candidate(endpoints []string) error {
+	client, err := Dial(DialConfig{Endpoints: endpoints})
+	if err != nil {
+		return err
+	}
+	e, err := New(etcdConfig(client, "process"))
+	if err != nil {
+		return err
+	}
+	return e.Run(context.Background(), func(ctx context.Context, term Term) error {
+		for {
+			if ctx.Err() == nil && term.Remaining(time.Now()) > 0 {
+				fmt.Printf("acts epoch=%d at=%d\n", term.Epoch, time.Now().UnixMilli())
+			}
+			if !sleep(ctx, time.Millisecond) {
+				fmt.Printf("lost epoch=%d cause=%v\n", term.Epoch, context.Cause(ctx))
+				return nil
+			}
+		}
+	})
+}

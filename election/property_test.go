@@ -1,0 +1,254 @@
+package election
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// propertySeed is REFILLER_SEED, or a new one; it is printed so that a run can be repeated.
+func propertySeed(t *testing.T) uint64 {
+	t.Helper()
+	seed := rand.Uint64()
+	if v := os.Getenv("REFILLER_SEED"); v != "" {
+		var err error
+		seed, err = strconv.ParseUint(v, 10, 64)
+		require.NoError(t, err, "REFILLER_SEED")
+	}
+	t.Logf("REFILLER_SEED=%d repeats this run", seed)
+	return seed
+}
+
+// dice are random numbers of one purpose, so that how goroutines interleave doesn't decide who draws which.
+type dice struct {
+	mu  sync.Mutex
+	rng *rand.Rand
+}
+
+func newDice(seed uint64, purpose string) *dice {
+	h := fnv.New64a()
+	_, _ = h.Write([]byte(purpose)) // a hash takes everything
+	return &dice{rng: rand.New(rand.NewPCG(seed, h.Sum64()))}
+}
+
+func (d *dice) float() float64 {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.rng.Float64()
+}
+
+func (d *dice) upTo(most time.Duration) time.Duration {
+	return time.Duration(d.float() * float64(most))
+}
+
+// badNetwork loses requests and answers and makes them slow, and cuts the candidate off now and then.
+type badNetwork struct {
+	seed uint64
+	name string
+
+	mu    sync.Mutex
+	perOp map[string]*dice
+	cut   bool
+	calm  bool
+}
+
+func (n *badNetwork) set(cut, calm bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.cut, n.calm = cut, calm
+}
+
+func (n *badNetwork) plan(op string) call {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.calm {
+		return call{}
+	}
+	if n.cut {
+		return call{lostThere: true}
+	}
+	d := n.perOp[op]
+	if d == nil {
+		d = newDice(n.seed, n.name+op)
+		n.perOp[op] = d
+	}
+	switch x := d.float(); {
+	case x < 0.70:
+		return call{there: d.upTo(20 * time.Millisecond), back: d.upTo(20 * time.Millisecond)}
+	case x < 0.85:
+		return call{there: d.upTo(2 * time.Second), back: d.upTo(2 * time.Second)}
+	case x < 0.90:
+		return call{back: d.upTo(2 * time.Second)}
+	case x < 0.93:
+		return call{lostThere: true}
+	case x < 0.96:
+		return call{lostBack: true}
+	case x < 0.98:
+		return call{refused: errRefused}
+	default:
+		return call{deafReader: true}
+	}
+}
+
+// referee notes who leads.
+type referee struct {
+	mu     sync.Mutex
+	terms  int
+	epochs int64 // the highest so far
+	faults []error
+}
+
+func (r *referee) fault(format string, args ...any) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.faults = append(r.faults, fmt.Errorf(format, args...))
+}
+
+func (r *referee) begins(term Term) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if term.Epoch <= r.epochs {
+		r.faults = append(r.faults, fmt.Errorf("epoch %d of %s after epoch %d", term.Epoch, term.Identity, r.epochs))
+	}
+	r.epochs = max(r.epochs, term.Epoch)
+	r.terms++
+}
+
+// Requests that are slow, lost or refused, candidates that are cut off, and a server whose clock runs fast by almost
+// the margin: no two candidates ever trust their terms at the same time, and epochs increase.
+func TestAtMostOneLeaderIsTrusted(t *testing.T) {
+	t.Parallel()
+	seed := propertySeed(t)
+	for run := range uint64(30) {
+		t.Run(strconv.FormatUint(run, 10), func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) { contend(t, seed+run) })
+		})
+	}
+}
+
+func contend(t *testing.T, seed uint64) {
+	const (
+		candidates = 4
+		stormy     = 3 * time.Minute
+	)
+	server := newFakeServer()
+	server.fast = DefaultConfig().SafetyMargin * 9 / 10
+	referee := &referee{}
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	var electors []*Elector
+	var networks []*badNetwork
+	for i := range candidates {
+		name := string(rune('a' + i))
+		network := &badNetwork{seed: seed, name: name, perOp: map[string]*dice{}}
+		m := newMember(server, name)
+		m.random = newDice(seed, name+"jitter").float
+		m.store.setPlan(network.plan)
+		electors, networks = append(electors, m.Elector), append(networks, network)
+		patience := newDice(seed, name+"lead")
+		running.Go(func() {
+			err := m.Run(ctx, func(ctx context.Context, term Term) error {
+				if term.Remaining(time.Now()) <= 0 {
+					return errors.New("won too late")
+				}
+				referee.begins(term)
+				if patience.float() < 0.5 {
+					sleep(ctx, patience.upTo(30*time.Second)) // leads for a while and gives up
+				} else {
+					<-ctx.Done()
+				}
+				sleep(context.WithoutCancel(ctx), patience.upTo(3*time.Second)) // and takes its time
+				return nil
+			})
+			if err != nil {
+				referee.fault("Run of %s: %w", name, err)
+			}
+		})
+	}
+	running.Go(func() { // cuts candidates off, one after the other
+		d := newDice(seed, "cuts")
+		for sleep(ctx, d.upTo(10*time.Second)) {
+			network := networks[int(d.float()*candidates)]
+			network.set(true, false)
+			sleep(ctx, d.upTo(10*time.Second))
+			network.set(false, false)
+		}
+	})
+
+	watch := func(d time.Duration) (trusted int) {
+		for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(7 * time.Millisecond) {
+			synctest.Wait()
+			trusted = 0
+			for _, e := range electors {
+				if e.State().Role == RoleLeader {
+					trusted++
+				}
+			}
+			if trusted > 1 {
+				referee.fault("%d trusted leaders", trusted)
+			}
+		}
+		return trusted
+	}
+	watch(stormy)
+	for _, n := range networks {
+		n.set(false, true)
+	}
+	watch(30 * time.Second)
+	cancel()
+	running.Wait()
+	require.Empty(t, referee.faults, "seed %d", seed)
+	require.Greater(t, referee.terms, 3, "seed %d: too few terms to mean anything", seed)
+}
+
+// After any storm, somebody leads again within a bound.
+func TestSomebodyLeadsSoonAfterTheStorm(t *testing.T) {
+	t.Parallel()
+	seed := propertySeed(t)
+	for run := range uint64(20) {
+		t.Run(strconv.FormatUint(run, 10), func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				server := newFakeServer()
+				var members []*member
+				var networks []*badNetwork
+				for _, name := range []string{"a", "b", "c"} {
+					network := &badNetwork{seed: seed + run, name: name, perOp: map[string]*dice{}}
+					m := newMember(server, name)
+					m.random = newDice(seed+run, name+"jitter").float
+					m.store.setPlan(network.plan)
+					members = append(members, m.startObedient(t))
+					networks = append(networks, network)
+				}
+				time.Sleep(time.Minute)
+				for _, n := range networks {
+					n.set(false, true)
+				}
+				cfg := members[0].cfg
+				// The longest pause, with its jitter, after a request on its way; then a key left behind expires.
+				time.Sleep(24*cfg.RetryInterval + 2*cfg.ResignTimeout + 3*cfg.TTL)
+				leaders := 0
+				for _, m := range members {
+					if m.State().Role == RoleLeader {
+						leaders++
+					}
+				}
+				for _, m := range members {
+					m.stop()
+				}
+				require.Equal(t, 1, leaders, "seed %d", seed+run)
+			})
+		})
+	}
+}

@@ -1,0 +1,137 @@
+package election
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+)
+
+// session is a lease that is kept alive, and the candidacy that hangs on it. It ends once and for all when its trust
+// window runs out, when the lease or key turns out to be gone, or when it is closed.
+type session struct {
+	elector *Elector
+	lease   leaseID
+	trust   *trust
+
+	// ctx is for campaigning and leading. It ends with the context of Run, or with ErrLeadershipLost as its cause when
+	// the session ends before.
+	ctx  context.Context
+	lose context.CancelCauseFunc
+
+	// upkeep is for the session's goroutines. It outlives the context of Run, so that the lease is kept alive until
+	// lead has returned.
+	upkeep context.Context
+	stop   context.CancelFunc
+	tasks  sync.WaitGroup
+
+	ending sync.Once
+}
+
+// openSession takes a lease and keeps it alive until the session is closed. Close it and then revoke the lease.
+func (e *Elector) openSession(ctx context.Context) (*session, error) {
+	sent := time.Now()
+	granting, cancel := context.WithTimeout(ctx, e.requestTimeout(e.cfg.TTL))
+	defer cancel()
+	lease, ttl, err := e.store.grant(granting, e.cfg.TTL)
+	if err != nil {
+		return nil, err
+	}
+	s := &session{
+		elector: e, lease: lease,
+		trust: newTrust(trustedUntil(sent, ttl, e.cfg.SafetyMargin)),
+	}
+	s.ctx, s.lose = context.WithCancelCause(ctx)
+	s.upkeep, s.stop = context.WithCancel(context.WithoutCancel(ctx))
+	s.tasks.Go(s.watchTrust)
+	s.tasks.Go(func() { s.renew(sent, ttl) })
+	return s, nil
+}
+
+// end takes the trust away and tells why, unless that has happened before.
+func (s *session) end(reason string) {
+	s.ending.Do(func() {
+		s.trust.end()
+		s.lose(ErrLeadershipLost)
+		s.stop()
+		s.elector.log.Warn("lease lost", "reason", reason)
+	})
+}
+
+// close ends the session without a word and waits for its goroutines. The lease is left to its owner.
+func (s *session) close() {
+	s.ending.Do(func() {})
+	s.trust.end()
+	s.stop()
+	s.tasks.Wait()
+	s.lose(context.Canceled)
+}
+
+// watchTrust ends the session at the end of its trust window.
+func (s *session) watchTrust() {
+	for {
+		left := s.trust.remaining(time.Now())
+		if left <= 0 {
+			s.end("lease was not renewed in time")
+			return
+		}
+		if !sleep(s.upkeep, left) {
+			return
+		}
+	}
+}
+
+// renew keeps the lease alive: once per third of the trust window, counted from when the last successful request was
+// sent, and sooner after a failure. sent and granted are of the request that made the lease.
+func (s *session) renew(sent time.Time, granted time.Duration) {
+	e := s.elector
+	period := e.requestTimeout(granted)
+	for sleep(s.upkeep, period-time.Since(sent)) {
+		ttl, at, err := s.renewOnce(period)
+		switch {
+		case s.upkeep.Err() != nil:
+			return
+		case errors.Is(err, errLeaseGone):
+			s.end("lease was revoked or has expired")
+			return
+		case err != nil:
+			e.observe(err)
+			if !sleep(s.upkeep, e.jitter(period/4)) {
+				return
+			}
+		case ttl < granted:
+			s.end("lease was shortened") // watchTrust counts on a window that only moves ahead
+			return
+		default:
+			e.observe(nil)
+			if !s.trust.extend(time.Now(), trustedUntil(at, ttl, e.cfg.SafetyMargin)) {
+				return // watchTrust ends the session
+			}
+			sent = at
+		}
+	}
+}
+
+// renewOnce returns the TTL and an instant before the request was sent.
+func (s *session) renewOnce(timeout time.Duration) (time.Duration, time.Time, error) {
+	sent := time.Now()
+	ctx, cancel := context.WithTimeout(s.upkeep, timeout)
+	defer cancel()
+	ttl, err := s.elector.store.renew(ctx, s.lease)
+	return ttl, sent, err
+}
+
+// sleep waits for d and reports true, or false as soon as ctx ends.
+func sleep(ctx context.Context, d time.Duration) bool {
+	if ctx.Err() != nil {
+		return false
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-timer.C:
+		return true
+	}
+}

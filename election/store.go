@@ -1,0 +1,41 @@
+package election
+
+import (
+	"context"
+	"errors"
+	"time"
+)
+
+var (
+	// errLeaseGone is returned when the server doesn't know the lease (any more).
+	errLeaseGone = errors.New("election: lease is gone")
+	// errKeyGone is returned when the candidate's own key doesn't exist (any more).
+	errKeyGone = errors.New("election: key is gone")
+)
+
+// leaseID names a lease.
+type leaseID int64
+
+// store is what the elector needs of etcd. Keys of an election are named by their lease. All calls return when their
+// context ends. renew and revoke of one lease aren't called at the same time.
+type store interface {
+	// grant makes a lease and returns the TTL that the server granted.
+	grant(ctx context.Context, ttl time.Duration) (leaseID, time.Duration, error)
+	// renew starts the lease's TTL anew and returns it, or errLeaseGone.
+	renew(ctx context.Context, id leaseID) (time.Duration, error)
+	// revoke ends a lease and deletes its keys; a lease that is gone is no error. It frees what renew holds.
+	revoke(ctx context.Context, id leaseID) error
+
+	// enrol writes the lease's key and returns its name and create revision.
+	enrol(ctx context.Context, id leaseID, identity string) (key string, epoch int64, err error)
+	// ahead returns the youngest key that is older than ours, or "", and the revision at which that was so. It returns
+	// errKeyGone if our own key doesn't exist.
+	ahead(ctx context.Context, key string, epoch int64) (prev string, revision int64, err error)
+	// waitDeleted returns nil once a deletion of key at or after the revision from is known.
+	waitDeleted(ctx context.Context, key string, from int64) error
+	// remove deletes the key if its create revision is epoch.
+	remove(ctx context.Context, key string, epoch int64) error
+
+	// leader returns the owner of the oldest key, or ErrNoLeader.
+	leader(ctx context.Context) (Leader, error)
+}

@@ -1,0 +1,150 @@
+package refill
+
+import (
+	"errors"
+	"math/rand/v2"
+	"sync/atomic"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+
+	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// bucket is what this replica knows of a bucket. It belongs to one lane's
+// goroutine at a time.
+type bucket struct {
+	key      string
+	terms    *policy.Terms // nil: those in force in Redis
+	pooled   *pooledTerms  // nil unless they change at run time
+	steps    policy.Steps
+	interval time.Duration
+
+	version  policy.Version
+	step     int64         // stepped: the last instant known to be credited, Unix µs
+	clock    time.Duration // the server's clock less ours, by the last answer
+	seen     bool          // clock and step are known
+	missing  time.Time     // when it was first found missing; zero if it isn't
+	news     bool          // a standby has yet to tell the server its terms
+	due      time.Time     // of the next call
+	failures int           // in a row, the bucket's own
+	foreign  bool          // another program was seen to refill it
+	conflict bool
+	outdated bool
+}
+
+func newBucket(b Bucket, version int64) *bucket {
+	t := b.Policy.Terms(policy.Fence{Epoch: version})
+	return &bucket{key: b.Key, terms: &t, steps: b.Policy.Steps, interval: time.Duration(t.Interval) * time.Microsecond}
+}
+
+// pooledTerms are the newest terms of a pooled bucket, from SetTerms on the way
+// to the bucket's lane.
+type pooledTerms struct{ atomic.Pointer[policy.Terms] }
+
+// newPooledBucket is a bucket whose terms come at run time.
+func newPooledBucket(b Bucket, terms *pooledTerms) *bucket {
+	interval := b.Policy.Interval
+	if interval == 0 {
+		interval = policy.DefaultInterval
+	}
+	return &bucket{key: b.Key, pooled: terms, interval: interval}
+}
+
+// inherit takes over what the replica learned under an earlier policy.
+func (b *bucket) inherit(old *bucket) {
+	b.version, b.step, b.clock, b.seen, b.missing, b.failures = old.version, old.step, old.clock, old.seen, old.missing, old.failures
+}
+
+// call is the call to make at our time now. A new bucket is created only if
+// othersCame: replicas that remember it have had their turn since the server was
+// last away.
+func (b *bucket) call(now time.Time, othersCame bool) lua.RefillCall {
+	if b.pooled != nil {
+		b.terms = b.pooled.Load()
+	}
+	c := policy.Call{Version: b.version, Create: policy.CreateLost, Terms: b.terms}
+	if b.news {
+		c.Create = policy.CreateNever // that is for those who refill
+		return lua.RefillCall{Key: b.key, Call: c}
+	}
+	// A bucket that nobody remembers is created only two intervals after it was
+	// found missing: a replica that does remember it comes first.
+	if othersCame && !b.missing.IsZero() && now.Sub(b.missing) >= 2*b.interval {
+		c.Create = policy.CreateInitial
+	}
+	if b.steps != nil && b.seen {
+		server := now.Add(b.clock).UnixMicro()
+		stored := b.step
+		if stored == 0 {
+			stored = server
+		}
+		c.Step, c.Next = policy.Due(b.steps, stored, server, (b.terms.Capacity+b.terms.Tokens-1)/b.terms.Tokens)
+	}
+	return lua.RefillCall{Key: b.key, Call: c}
+}
+
+// learn takes in the answer to a call and sets the time of the next one.
+func (b *bucket) learn(o policy.Outcome, replied time.Time, rng *rand.Rand) {
+	b.failures = 0
+	b.clock, b.seen = time.UnixMicro(o.Now).Sub(replied), true
+	told := b.news
+	b.news = false
+	if o.Status == policy.StatusUnknown {
+		if told {
+			return
+		}
+		if b.missing.IsZero() {
+			b.missing = replied
+		}
+		b.due = b.missing.Add(2*b.interval + jitter(b.interval, rng))
+		if b.due.Before(replied) {
+			b.due = replied.Add(b.interval)
+		}
+		return
+	}
+	b.missing = time.Time{}
+	b.version, b.step = o.Version, o.Step
+	b.due = replied.Add(nextCall(o, b.interval, rng))
+}
+
+// fail takes in an error that is the bucket's own.
+func (b *bucket) fail(replied time.Time, rng *rand.Rand) {
+	b.news = false
+	b.failures++
+	b.due = replied.Add(backoff(b.failures, maxBucketBackoff, rng))
+}
+
+// report logs what an operator should know, once per transition.
+func (b *bucket) report(log hclog.Logger, o policy.Outcome) {
+	if b.pooled == nil && o.Conflict != b.conflict {
+		if b.conflict = o.Conflict; b.conflict {
+			log.Warn("policy changed under the same version and is ignored: raise the config's version", "bucket", b.key, "version", b.terms.Fence.Epoch)
+		}
+	}
+	// A pooled bucket may well be ahead of this replica for a moment.
+	if outdated := b.pooled == nil && o.Status != policy.StatusUnknown && b.terms.Fence.Before(o.Fence); outdated != b.outdated {
+		if b.outdated = outdated; outdated {
+			log.Warn("bucket has a policy of a later version: this replica's config is old", "bucket", b.key, "version", b.terms.Fence.Epoch, "in-force", o.Fence.Epoch)
+		}
+	}
+	switch o.Status {
+	case policy.StatusInitialised:
+		log.Info("bucket created", "bucket", b.key, "tokens", o.Tokens, "index", o.Version.Index, "era", o.Version.Era)
+	case policy.StatusRolledBack:
+		log.Warn("server lost writes: bucket begins a new era", "bucket", b.key, "tokens", o.Tokens, "index", o.Version.Index, "era", o.Version.Era)
+	case policy.StatusClock:
+		log.Warn("server clock stepped back: bucket begins a new era", "bucket", b.key, "index", o.Version.Index, "era", o.Version.Era)
+	case policy.StatusForeign:
+		if !b.foreign {
+			b.foreign = true
+			log.Info("another program refills this bucket", "bucket", b.key, "index", o.Version.Index)
+		}
+	}
+}
+
+// ownFault reports whether an error is the bucket's, not its server's.
+func ownFault(err error) bool {
+	return errors.Is(err, lua.ErrMalformedBucket) || errors.Is(err, lua.ErrBadReply)
+}

@@ -1,0 +1,146 @@
+package refill
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// Bucket is a bucket to keep full.
+type Bucket struct {
+	Key    string
+	Policy policy.Policy
+	// Pooled buckets get their terms through SetTerms; of the policy only the
+	// interval counts. Until then they are refilled under the terms that are in
+	// force in Redis, and not created.
+	Pooled bool
+}
+
+// Event is one answer to a refill call.
+type Event struct {
+	Key     string
+	Sent    time.Time // just before the call's batch was sent
+	Replied time.Time // when its answer was there
+	Call    policy.Call
+	Outcome policy.Outcome
+	Err     error
+}
+
+// Config is what a Refiller needs.
+type Config struct {
+	// Redis holds the buckets. It must not be shared with callers that close it
+	// before Run returns. Its ContextTimeoutEnabled should be set, or Timeout
+	// holds only as far as its own socket timeouts.
+	Redis redis.UniversalClient
+	// Buckets to keep full; their keys are unique.
+	Buckets []Bucket
+	// Version of the configuration that the policies come from, 0 or more. A
+	// bucket never goes back to a policy of an older version.
+	Version int64
+	// Elected makes the replica a standby except while Lead runs.
+	Elected bool
+	// Pulse names the pulse buckets of elected mode: replicas of one election
+	// share it, others differ. Default "refiller:pulse".
+	Pulse string
+	// Interval of the pulse. Default policy.DefaultInterval.
+	Interval time.Duration
+	// Timeout of one batch, 1 ms or more. Raising it delays the notice that a
+	// server is silent; lowering it gives up on a slow one. Default 500 ms.
+	Timeout time.Duration
+	// Batch is how many buckets go in one round trip, 1 to 10000. Default 500.
+	Batch int
+	// Logger; nil means a default one named refiller.
+	Logger hclog.Logger
+	// Observe, if set, is told of every answer, from several goroutines.
+	Observe func(Event)
+	// Seed of the jitter; 0 means a random one.
+	Seed uint64
+}
+
+// ErrConfig is returned for a Config that can't be used.
+var ErrConfig = errors.New("refill: bad config")
+
+func (c *Config) setDefaults() {
+	if c.Pulse == "" {
+		c.Pulse = "refiller:pulse"
+	}
+	if c.Interval == 0 {
+		c.Interval = policy.DefaultInterval
+	}
+	if c.Timeout == 0 {
+		c.Timeout = 500 * time.Millisecond
+	}
+	if c.Batch == 0 {
+		c.Batch = 500
+	}
+	if c.Logger == nil {
+		c.Logger = hclog.Default().Named("refiller")
+	}
+}
+
+func (c *Config) validate() error {
+	if c.Redis == nil {
+		return fmt.Errorf("%w: Redis is nil", ErrConfig)
+	}
+	if c.Version < 0 || c.Version > policy.MaxTokens {
+		return fmt.Errorf("%w: Version %d is not from 0 to %d", ErrConfig, c.Version, int64(policy.MaxTokens))
+	}
+	if c.Interval < policy.MinInterval || c.Interval > policy.MaxInterval {
+		return fmt.Errorf("%w: Interval %s is not from %s to %s", ErrConfig, c.Interval, policy.MinInterval, policy.MaxInterval)
+	}
+	if c.Timeout < time.Millisecond {
+		return fmt.Errorf("%w: Timeout %s is below 1ms", ErrConfig, c.Timeout)
+	}
+	if c.Batch < 1 || c.Batch > 10_000 {
+		return fmt.Errorf("%w: Batch %d is not from 1 to 10000", ErrConfig, c.Batch)
+	}
+	if err := lua.CheckKey(c.Pulse); err != nil {
+		return fmt.Errorf("%w: Pulse: %w", ErrConfig, err)
+	}
+	return checkBuckets(c.Buckets)
+}
+
+func checkBuckets(buckets []Bucket) error {
+	seen := make(map[string]bool, len(buckets))
+	for _, b := range buckets {
+		if err := lua.CheckKey(b.Key); err != nil {
+			return &BucketError{Bucket: b.Key, Err: err}
+		}
+		if err := b.validate(); err != nil {
+			return &BucketError{Bucket: b.Key, Err: err}
+		}
+		if seen[b.Key] {
+			return &BucketError{Bucket: b.Key, Err: fmt.Errorf("%w: it is there twice", ErrConfig)}
+		}
+		seen[b.Key] = true
+	}
+	return nil
+}
+
+func (b Bucket) validate() error {
+	if !b.Pooled {
+		return b.Policy.Validate()
+	}
+	if i := b.Policy.Interval; i != 0 && (i < policy.MinInterval || i > policy.MaxInterval) {
+		return fmt.Errorf("%w: interval %s is not from %s to %s", ErrConfig, i, policy.MinInterval, policy.MaxInterval)
+	}
+	return nil
+}
+
+// BucketError is a failure of one bucket.
+type BucketError struct {
+	Bucket string
+	Err    error
+}
+
+// Error implements error.
+func (e *BucketError) Error() string { return fmt.Sprintf("refill: bucket %q: %v", e.Bucket, e.Err) }
+
+// Unwrap gives the cause.
+func (e *BucketError) Unwrap() error { return e.Err }

@@ -1,0 +1,74 @@
+package refill
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/policy"
+)
+
+func pooled(key string) Bucket {
+	return Bucket{Key: key, Policy: policy.Policy{Interval: interval}, Pooled: true}
+}
+
+func poolTerms(seq, rate int64) policy.Terms {
+	return policy.Terms{
+		Fence: policy.Fence{Epoch: 1, Seq: seq}, Capacity: 1000, Tokens: rate, Per: 1_000_000, Interval: interval.Microseconds(), MaxElapsed: 2_000_000,
+	}
+}
+
+func TestPooledBucketFollowsTheTermsSetAtRunTime(t *testing.T) {
+	simulate(t, func(t *testing.T, r *rig) {
+		a := r.start("a", false, 3, pooled("payments"), checkout(1000))
+		time.Sleep(2 * time.Second)
+		require.Zero(t, r.server.take("payments", 1), "without terms it is not created")
+		require.EqualValues(t, 1000, r.server.take("checkout", 1000))
+
+		require.NoError(t, a.SetTerms("payments", poolTerms(2, 100)))
+		time.Sleep(2 * time.Second)
+		r.server.take("payments", 1000)
+		time.Sleep(5 * time.Second)
+		require.InDelta(t, 500, r.server.take("payments", 1000), 15)
+
+		require.NoError(t, a.SetTerms("payments", poolTerms(3, 10)))
+		require.NoError(t, a.SetTerms("payments", poolTerms(1, 900)), "older terms are ignored")
+		time.Sleep(time.Second)
+		r.server.take("payments", 1000)
+		time.Sleep(10 * time.Second)
+		require.InDelta(t, 100, r.server.take("payments", 1000), 3)
+
+		require.NoError(t, a.Update([]Bucket{pooled("payments")}, 4))
+		time.Sleep(10 * time.Second)
+		require.InDelta(t, 100, r.server.take("payments", 1000), 3, "the terms outlive a change of the configuration")
+		a.stop()
+	})
+}
+
+func TestPooledBucketWithoutTermsIsRefilledUnderThoseInForce(t *testing.T) {
+	simulate(t, func(t *testing.T, r *rig) {
+		a := r.start("a", false, 0, pooled("payments"))
+		require.NoError(t, a.SetTerms("payments", poolTerms(1, 100)))
+		time.Sleep(time.Second)
+		a.stop()
+		b := r.start("b", false, 0, pooled("payments")) // has never heard of terms
+		time.Sleep(time.Second)
+		r.server.take("payments", 1000)
+		time.Sleep(5 * time.Second)
+		require.InDelta(t, 500, r.server.take("payments", 1000), 15)
+		b.stop()
+	})
+}
+
+func TestSetTermsNeedsAPooledBucket(t *testing.T) {
+	simulate(t, func(t *testing.T, r *rig) {
+		a := r.start("a", false, 0, checkout(1000))
+		var be *BucketError
+		require.ErrorAs(t, a.SetTerms("checkout", poolTerms(1, 1)), &be)
+		require.ErrorIs(t, a.SetTerms("payments", poolTerms(1, 1)), ErrConfig)
+		a.stop()
+	})
+	require.ErrorIs(t, checkBuckets([]Bucket{{Key: "p", Pooled: true, Policy: policy.Policy{Interval: 1}}}), ErrConfig)
+	require.NoError(t, checkBuckets([]Bucket{pooled("p")}))
+}

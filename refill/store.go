@@ -1,0 +1,92 @@
+package refill
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/tokenrefill/refiller/lua"
+)
+
+// perCall is how many buckets share one script call where slots allow: beyond
+// it the server gains little, and the script's time grows.
+const perCall = 20
+
+// store is the buckets' server.
+type store interface {
+	// refill calls the refill script for each bucket; the results are in order.
+	refill(ctx context.Context, calls []lua.RefillCall) []lua.RefillResult
+	// peek reads one bucket.
+	peek(ctx context.Context, key string) (lua.PeekReply, error)
+	// masters tells which servers hold the slots.
+	masters(ctx context.Context) ([]master, error)
+}
+
+// master is a Redis server that owns slots, and so buckets.
+type master struct {
+	id    string
+	slots []slotRange // sorted; nil: all
+}
+
+type slotRange struct{ from, to int }
+
+func (m master) owns(slot int) bool {
+	if m.slots == nil {
+		return true
+	}
+	return slices.ContainsFunc(m.slots, func(r slotRange) bool { return r.from <= slot && slot <= r.to })
+}
+
+// redisStore is a store on real servers.
+type redisStore struct {
+	rdb     redis.UniversalClient
+	cluster *redis.ClusterClient // nil unless a Cluster
+}
+
+var _ store = (*redisStore)(nil)
+
+func newRedisStore(rdb redis.UniversalClient) *redisStore {
+	cluster, _ := rdb.(*redis.ClusterClient)
+	return &redisStore{rdb: rdb, cluster: cluster}
+}
+
+func (s *redisStore) refill(ctx context.Context, calls []lua.RefillCall) []lua.RefillResult {
+	n := perCall
+	if s.cluster != nil {
+		n = 1
+	}
+	return lua.RefillBatch(ctx, s.rdb, calls, n)
+}
+
+func (s *redisStore) peek(ctx context.Context, key string) (lua.PeekReply, error) {
+	return lua.Peek(ctx, s.rdb, key, 1)
+}
+
+func (s *redisStore) masters(ctx context.Context) ([]master, error) {
+	if s.cluster == nil {
+		return []master{{}}, nil
+	}
+	shards, err := s.cluster.ClusterShards(ctx).Result()
+	if err != nil {
+		return nil, fmt.Errorf("refill: cluster topology: %w", err)
+	}
+	var all []master
+	for _, shard := range shards {
+		m := master{slots: []slotRange{}}
+		for _, n := range shard.Nodes {
+			if n.Role == "master" {
+				m.id = n.ID
+			}
+		}
+		for _, r := range shard.Slots {
+			m.slots = append(m.slots, slotRange{int(r.Start), int(r.End)})
+		}
+		if len(m.slots) > 0 {
+			all = append(all, m)
+		}
+	}
+	slices.SortFunc(all, func(a, b master) int { return a.slots[0].from - b.slots[0].from })
+	return all, nil
+}
