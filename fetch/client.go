@@ -1,0 +1,117 @@
+package fetch
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/tokenrefill/refiller/lua"
+)
+
+// Client takes tokens from buckets. Its methods are safe for concurrent use.
+//
+// A call needs one script call. A bucket's first take, and then one a second,
+// also asks for its policy, which costs one more command on the server; what is
+// learned is remembered for a bounded number of buckets.
+type Client struct {
+	store     lua.Client
+	prompt    bool // the sockets keep a context's deadline
+	config    config
+	workers   *workers
+	coalescer *coalescer
+	terms     *terms
+	lines     lines
+	jitter    func() float64 // uniform in [0, 1)
+	timers    sync.Pool      // of *time.Timer
+	alarms    sync.Pool      // of *alarm
+	stats     struct{ abandoned, returned, lost atomic.Int64 }
+}
+
+// New makes a Client of a go-redis client, which stays the caller's to close. It
+// sends nothing: a server that is away shows in the first call. The errors are
+// ErrInvalidOption.
+func New(rdb redis.UniversalClient, opts ...Option) (*Client, error) {
+	if rdb == nil {
+		return nil, fmt.Errorf("%w: the redis client is nil", ErrInvalidOption)
+	}
+	cfg := config{takeConfig: takeConfig{deadline: DefaultDeadline}, concurrency: DefaultConcurrency, coalesce: true, denyCache: true}
+	for _, o := range opts {
+		if o == nil {
+			return nil, fmt.Errorf("%w: an option is nil", ErrInvalidOption)
+		}
+		if err := o.applyClient(&cfg); err != nil {
+			return nil, err
+		}
+	}
+	c := &Client{
+		store: newLanes(rdb, cfg), prompt: honoursDeadlines(rdb), config: cfg,
+		workers: newWorkers(cfg.concurrency), terms: newTerms(), jitter: rand.Float64,
+	}
+	c.lines.keys = make(map[string]*line)
+	if cfg.coalesce {
+		c.coalescer = newCoalescer(c)
+	}
+	return c, nil
+}
+
+// Peek tells what a bucket holds. It takes nothing and writes nothing.
+func (c *Client) Peek(ctx context.Context, key string) (Result, error) {
+	if err := lua.CheckKey(key); err != nil {
+		return Result{}, err
+	}
+	reply, err := c.peek(ctx, key)
+	if err != nil {
+		return Result{}, err
+	}
+	r := Result{OK: reply.Tokens > 0, Remaining: reply.Tokens, RetryAfter: wait(reply.Wait), ResetAfter: Never}
+	if reply.Terms != nil {
+		r.Limit, r.ResetAfter = reply.Terms.Capacity, untilFull(reply)
+	}
+	return r, nil
+}
+
+// Return gives n tokens back, up to the bucket's capacity: what it can't hold is
+// dropped. n is 1 to policy.MaxTokens. Return only what was taken: it is not
+// checked.
+//
+// A bucket without a policy can't be returned to and is ErrUnknownBucket. After
+// ErrUnavailable the tokens may have been returned; don't return them again.
+func (c *Client) Return(ctx context.Context, key string, n int64) error {
+	if err := check(key, n); err != nil {
+		return err
+	}
+	_, err := do(ctx, c, c.config.deadline, func(ctx context.Context) (lua.ReturnReply, error) {
+		return lua.Return(ctx, c.store, key, n, 0)
+	}, nil)
+	c.terms.forgive(key)
+	return err
+}
+
+// Stats counts what happened since the Client was made.
+type Stats struct {
+	// Abandoned is the number of calls that were under way when their callers
+	// stopped waiting.
+	Abandoned int64
+	// Returned is the number of tokens that such calls turned out to have taken
+	// and that were given back.
+	Returned int64
+	// Lost is the number of tokens that calls may have taken without telling
+	// anybody: their replies were lost, or came when nobody could give the tokens
+	// back any more. Some of these calls may never have run.
+	Lost int64
+}
+
+// Stats returns the counts.
+func (c *Client) Stats() Stats {
+	return Stats{Abandoned: c.stats.abandoned.Load(), Returned: c.stats.returned.Load(), Lost: c.stats.lost.Load()}
+}
+
+// Close refuses new calls with ErrClosed, wakes what sleeps in Wait, and waits
+// for the calls under way and for the Client's goroutines. When ctx ends first
+// its error is returned; the goroutines then end as soon as go-redis gives up
+// on their sockets. Closing again waits again. The go-redis client stays open.
+func (c *Client) Close(ctx context.Context) error { return c.workers.close(ctx) }

@@ -1,0 +1,448 @@
+package fetch
+
+import (
+	"context"
+	"hash/maphash"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+const (
+	queueShards = 64
+	// maxRuns is the most runs of equal takes in one call, so that it doesn't
+	// occupy the server for long.
+	maxRuns = 256
+)
+
+// answer is what a take is told.
+type answer struct {
+	reply  lua.TakeReply
+	known  known
+	source Source
+	err    error
+}
+
+// State of a pending take. It is changed by compare-and-swap; who makes the
+// change owns what follows from it.
+const (
+	queued  int32 = iota
+	leading       // it is to make the next call; a signal is on its way
+	flying        // it is part of a call
+	done          // answered; a signal is on its way
+	gone          // its caller stopped waiting
+)
+
+// pending is a take that waits in a queue or for its call.
+type pending struct {
+	n        int64
+	deadline time.Time // zero: none
+	state    atomic.Int32
+	signal   chan struct{} // of leading or done
+	flight   *flight       // once flying
+	answer   answer        // once done
+	next     *pending
+}
+
+// flight is a call that a worker makes. It is cancelled when nobody waits for it
+// any more. A nil flight is a call that a caller makes.
+type flight struct {
+	waiting atomic.Int32
+	cancel  context.CancelFunc
+}
+
+func (f *flight) join() {
+	if f != nil {
+		f.waiting.Add(1)
+	}
+}
+
+// left reports whether somebody still waits after one has left.
+func (f *flight) left() bool {
+	if f == nil || f.waiting.Add(-1) > 0 {
+		return true
+	}
+	f.cancel()
+	return false
+}
+
+// queue holds the takes of one key that came while a call for it was under way.
+// Exactly one goroutine leads it: it makes the call, shares the answer out and
+// passes the lead on. A queue without a leader doesn't exist.
+type queue struct {
+	first, last *pending
+}
+
+func (q *queue) push(p *pending) {
+	if q.first == nil {
+		q.first = p
+	} else {
+		q.last.next = p
+	}
+	q.last = p
+}
+
+func (q *queue) pushFront(p *pending) {
+	p.next = q.first
+	q.first = p
+	if q.last == nil {
+		q.last = p
+	}
+}
+
+func (q *queue) pop() *pending {
+	p := q.first
+	if p != nil {
+		q.first, p.next = p.next, nil
+		if q.first == nil {
+			q.last = nil
+		}
+	}
+	return p
+}
+
+// coalescer merges the takes of a key that wait for each other. It holds a queue
+// per key with a call under way and nothing for any other.
+type coalescer struct {
+	c      *Client
+	seed   maphash.Seed
+	shards [queueShards]struct {
+		sync.Mutex
+		queues map[string]*queue
+	}
+	pendings, queues, batches sync.Pool
+}
+
+func newCoalescer(c *Client) *coalescer {
+	co := &coalescer{c: c, seed: maphash.MakeSeed()}
+	co.pendings.New = func() any { return &pending{signal: make(chan struct{}, 1)} }
+	co.queues.New = func() any { return new(queue) }
+	co.batches.New = func() any { return new(batch) }
+	for i := range co.shards {
+		co.shards[i].queues = make(map[string]*queue)
+	}
+	return co
+}
+
+// lane is where the takes of one key meet.
+type lane struct {
+	*coalescer
+	key   string
+	shard int
+}
+
+// take makes one take. The caller is inside.
+func (co *coalescer) take(ctx context.Context, key string, n int64, limit time.Duration) answer {
+	p := co.pendings.Get().(*pending)
+	now := time.Now()
+	p.n, p.deadline = n, deadlineOf(ctx, limit, now)
+
+	l := lane{co, key, int(maphash.String(co.seed, key) % queueShards)}
+	shard := &co.shards[l.shard]
+	shard.Lock()
+	q := shard.queues[key]
+	if q != nil {
+		p.state.Store(queued)
+		q.push(p)
+		shard.Unlock()
+		return l.wait(ctx, q, p, limit, false)
+	}
+	q = co.queues.Get().(*queue)
+	shard.queues[key] = q
+	shard.Unlock()
+	if !co.c.direct(ctx, p.deadline, now) {
+		return l.wait(ctx, q, p, limit, true)
+	}
+	a := l.alone(ctx, p)
+	l.pass(q)
+	l.free(p)
+	return a
+}
+
+// free gives back a take that nobody else refers to.
+func (co *coalescer) free(p *pending) {
+	p.flight, p.answer = nil, answer{}
+	co.pendings.Put(p)
+}
+
+// wait sees a take through: in the queue, at the head of it, in a call.
+func (l lane) wait(ctx context.Context, q *queue, p *pending, limit time.Duration, lead bool) answer {
+	patience := l.c.newLimitTimer(limit)
+	defer l.c.endLimitTimer(patience)
+	for {
+		switch {
+		case lead && ctx.Err() != nil:
+			l.pass(q)
+			l.free(p)
+			return answer{err: impatience(ctx, limit)}
+		case lead && l.c.direct(ctx, p.deadline, time.Now()):
+			return l.together(ctx, q, p)
+		case lead:
+			// A worker makes the call; this take waits for it like the others.
+			l.requeue(q, p)
+			if !l.c.workers.hand(ctx, patience.over, func() { l.fly(context.WithoutCancel(ctx), q) }) {
+				p.state.Store(gone) // without a leader nobody else changes it
+				l.pass(q)
+				return answer{err: l.c.unheard(ctx, limit)}
+			}
+		}
+		select {
+		case <-p.signal:
+		case <-ctx.Done():
+			return l.giveUp(ctx, q, p, limit)
+		case <-patience.over:
+			return l.giveUp(ctx, q, p, limit)
+		}
+		if p.state.Load() == done {
+			a := p.answer
+			l.free(p)
+			return a
+		}
+		lead = true
+	}
+}
+
+// giveUp ends the wait of a caller who stopped waiting, unless the answer is there.
+func (l lane) giveUp(ctx context.Context, q *queue, p *pending, limit time.Duration) answer {
+	switch {
+	case p.state.CompareAndSwap(queued, gone): // whoever collects the queue drops it
+		return answer{err: impatience(ctx, limit)}
+	case p.state.CompareAndSwap(flying, gone):
+		p.flight.left()
+		l.c.stats.abandoned.Add(1)
+		return answer{err: impatience(ctx, limit)}
+	}
+	<-p.signal // leading or done
+	a := p.answer
+	if p.state.Load() == leading {
+		l.pass(q)
+		a = answer{err: impatience(ctx, limit)}
+	}
+	l.free(p)
+	return a
+}
+
+// requeue puts a leading take at the head of the queue.
+func (l lane) requeue(q *queue, p *pending) {
+	shard := &l.shards[l.shard]
+	shard.Lock()
+	defer shard.Unlock()
+	p.state.Store(queued)
+	q.pushFront(p)
+}
+
+// pass makes the next take lead, or ends the queue.
+func (l lane) pass(q *queue) {
+	shard := &l.shards[l.shard]
+	shard.Lock()
+	for p := q.pop(); p != nil; p = q.pop() {
+		if p.state.CompareAndSwap(queued, leading) {
+			shard.Unlock()
+			p.signal <- struct{}{}
+			return
+		}
+	}
+	delete(shard.queues, l.key)
+	shard.Unlock()
+	l.queues.Put(q)
+}
+
+// collect moves takes from the queue to batch, as many as go into one call.
+func (l lane) collect(q *queue, b *batch, f *flight) {
+	shard := &l.shards[l.shard]
+	shard.Lock()
+	defer shard.Unlock()
+	for p := q.first; p != nil && b.fits(p.n); p = q.first {
+		q.pop()
+		p.flight = f
+		f.join()
+		if p.state.CompareAndSwap(queued, flying) {
+			b.add(p)
+		} else {
+			f.left()
+		}
+	}
+}
+
+// alone makes a call for one take in the goroutine of its caller.
+func (l lane) alone(ctx context.Context, p *pending) answer {
+	socket := newSocketContext(ctx, p.deadline, &l.c.alarms)
+	defer socket.release()
+	a := l.callOne(socket, p.n)
+	if a.err != nil {
+		a.err = l.c.directFailure(ctx, a.err)
+	}
+	return a
+}
+
+// callOne makes the call of one take.
+func (l lane) callOne(ctx context.Context, n int64) answer {
+	k, fresh := l.c.terms.get(l.key, time.Now())
+	reply, err := lua.Take(ctx, l.c.store, l.key, n, !fresh)
+	if err != nil {
+		l.c.unknownOutcome(n, err)
+		return answer{err: failure(err)}
+	}
+	if !fresh || !reply.OK {
+		k = l.c.learn(l.key, k, n, reply)
+	}
+	return answer{reply: reply, known: k}
+}
+
+// together makes a call for p and what is queued behind it in the goroutine of
+// its caller.
+func (l lane) together(ctx context.Context, q *queue, p *pending) answer {
+	b := l.newBatch()
+	defer l.freeBatch(b)
+	b.add(p)
+	l.collect(q, b, nil)
+	if len(b.takes) == 1 {
+		a := l.alone(ctx, p)
+		l.pass(q)
+		l.free(p)
+		return a
+	}
+	socket := newSocketContext(ctx, p.deadline, &l.c.alarms)
+	l.call(socket, b)
+	socket.release()
+	late := l.share(b, p)
+	l.pass(q)
+	l.c.giveBackLater(ctx, l.key, late)
+	a := p.answer
+	l.free(p)
+	return a
+}
+
+// fly makes a call for what is queued, in a worker's goroutine.
+func (l lane) fly(ctx context.Context, q *queue) {
+	b, f := l.newBatch(), &flight{}
+	defer l.freeBatch(b)
+	f.waiting.Store(1) // while it is collected
+	l.collect(q, b, f)
+	callCtx, cancel := newCallContext(ctx, b.latest())
+	defer cancel()
+	f.cancel = cancel
+	late := int64(0)
+	if f.left() {
+		l.call(callCtx, b)
+		late = l.share(b, nil)
+	}
+	l.pass(q)
+	l.c.giveBack(callCtx, l.key, late)
+}
+
+// call makes the call of a batch and writes down what each take is told.
+func (l lane) call(ctx context.Context, b *batch) {
+	if len(b.takes) == 1 {
+		b.takes[0].answer = l.callOne(ctx, b.total)
+		return
+	}
+	k, fresh := l.c.terms.get(l.key, time.Now())
+	reply, err := lua.TakeMany(ctx, l.c.store, l.key, b.runs, !fresh)
+	if err != nil {
+		l.c.unknownOutcome(b.total, err)
+		err = failure(err)
+		for _, p := range b.takes {
+			p.answer = answer{err: err}
+		}
+		return
+	}
+	if !fresh || !reply.OK {
+		k = l.c.learnMany(l.key, k, b.runs, reply)
+	}
+	left := reply.Remaining + b.total
+	if !reply.OK {
+		left = reply.Remaining
+		for i, r := range b.runs {
+			left += r.N * reply.Runs[i].Taken
+		}
+	}
+	next := 0
+	for i, r := range b.runs {
+		taken, wait := r.Count, time.Duration(0)
+		if !reply.OK {
+			taken, wait = reply.Runs[i].Taken, reply.Runs[i].Wait
+		}
+		for j := range r.Count {
+			p := b.takes[next]
+			next++
+			if j < taken {
+				left -= r.N
+				p.answer = answer{reply: lua.TakeReply{OK: true, Taken: r.N, Remaining: left}, known: k}
+			} else {
+				p.answer = answer{reply: lua.TakeReply{Remaining: reply.Remaining, Wait: wait, Refilled: reply.Refilled}, known: k}
+			}
+		}
+	}
+}
+
+// share tells each take its answer, save self, whose caller this is. It returns
+// the tokens taken for callers who are gone.
+func (l lane) share(b *batch, self *pending) (late int64) {
+	for _, p := range b.takes {
+		if p == self {
+			continue
+		}
+		taken := p.answer.reply.Taken
+		if p.state.CompareAndSwap(flying, done) {
+			p.signal <- struct{}{} // p is its caller's from here on
+		} else {
+			late += taken
+		}
+	}
+	return late
+}
+
+// batch is what goes into one call: takes in the order of their arrival, equal
+// ones that follow one another as a run.
+type batch struct {
+	takes []*pending
+	runs  []policy.Run
+	total int64
+}
+
+func (co *coalescer) newBatch() *batch { return co.batches.Get().(*batch) }
+
+func (co *coalescer) freeBatch(b *batch) {
+	clear(b.takes)
+	b.takes, b.runs, b.total = b.takes[:0], b.runs[:0], 0
+	co.batches.Put(b)
+}
+
+// fits reports whether a take of n tokens can join.
+func (b *batch) fits(n int64) bool {
+	last := len(b.runs) - 1
+	return n <= policy.MaxTokens-b.total && (len(b.runs) < maxRuns || b.runs[last].N == n)
+}
+
+func (b *batch) add(p *pending) {
+	b.takes = append(b.takes, p)
+	b.count(p.n)
+}
+
+// count adds a take of n tokens to the runs.
+func (b *batch) count(n int64) {
+	b.total += n
+	if last := len(b.runs) - 1; last >= 0 && b.runs[last].N == n {
+		b.runs[last].Count++
+		return
+	}
+	b.runs = append(b.runs, policy.Run{N: n, Count: 1})
+}
+
+// latest is when the last caller stops waiting; zero if never.
+func (b *batch) latest() time.Time {
+	latest := time.Time{}
+	for i, p := range b.takes {
+		if p.deadline.IsZero() {
+			return time.Time{}
+		}
+		if i == 0 || p.deadline.After(latest) {
+			latest = p.deadline
+		}
+	}
+	return latest
+}

@@ -1,0 +1,84 @@
+// Package fetch takes tokens from the buckets that refillers keep full.
+//
+// # The model
+//
+// A bucket holds tokens in Redis, at most its capacity. Refillers add tokens as
+// they fall due; consumers take them with one atomic script. A take of n tokens
+// takes all n or none. An empty bucket is an answer and not an error: a take
+// that doesn't fit is denied, with a [Result] whose OK is false and whose
+// RetryAfter says when to come back.
+//
+// A [Client] wraps the caller's go-redis client: single, Sentinel or Cluster. It
+// is made with [New], and its zero value is not usable.
+//
+// # Which method to call
+//
+//   - [Client.Take] for work that is refused when there are too few tokens.
+//   - [Client.TakeUpTo] for work that can be done in part, such as a batch.
+//   - [Client.Wait] for work that is worth waiting for. It refuses at once when
+//     the context's deadline comes before the tokens.
+//   - [Client.Return] for tokens that were taken and not used.
+//   - [Client.Peek] to look without taking.
+//
+// They differ when the bucket is empty: Take and TakeUpTo say so, Wait sleeps
+// until the tokens are due. A bucket that doesn't exist is [ErrUnknownBucket]
+// and is never created, so a typo costs nothing. More tokens than the bucket
+// can ever hold is [ErrExceedsCapacity].
+//
+// # Concurrency
+//
+// All methods are safe for concurrent use; one Client serves a whole process. No
+// caller waits longer than its context and the deadline of the call allow. Set
+// ContextTimeoutEnabled in the go-redis client's options: then sockets keep
+// deadlines, and a caller makes its call itself, which is the fastest way. Without
+// it, or for a call whose deadline is longer than 100 ms and whose context can be
+// cancelled, or is shorter than 10 ms, worker goroutines that the Client owns make
+// the calls, at most WithConcurrency at once. [Client.Close] waits for callers and
+// workers.
+//
+// # Coalescing
+//
+// While a call for a bucket is under way, later takes of it wait for the reply
+// and then go together in one call. Each is told what it would have been told had
+// they gone one by one in the order of their arrival: all or nothing, and one that
+// doesn't fit leaves the tokens to those behind it. A take that is given up while
+// it waits is dropped. Calls for different buckets share a round trip when more
+// than two are under way (not on a Cluster or Ring, where a shared round trip
+// takes as long as the slowest server). There is no timer in this: a lone take
+// goes at once, and what waits, waits for a reply that is on its way. The price is
+// shared fate: a merged call that fails, fails for all takes in it.
+// [WithCoalescing] turns it off.
+//
+// # Denials
+//
+// A denial is remembered until its tokens are due, a second at most, and takes of
+// as many tokens or more are denied meanwhile without a call; their Source says
+// so. [WithDenyCache] turns it off. Those who [Client.Wait] for a bucket stand in
+// line, first come, first served, and one call asks for all of them when the tokens
+// of the first are due. Denials that never reach the server aren't in the demand
+// that a pool sees.
+//
+// # Exactly once
+//
+// A call is sent once. When its reply is lost, or the caller stops waiting for
+// it, nobody knows whether the tokens were taken: take them as spent. A take
+// that nobody waits for any more is not sent if that can still be avoided. If a
+// worker sent it and its reply comes after all, within about a second, and says
+// that tokens were taken, the Client returns them, once and as well as it can. If
+// its caller made the call, the connection is closed at the deadline and the reply
+// is lost with it. [Stats] counts both.
+//
+// # While Redis is away
+//
+// A call ends with [ErrUnavailable] as soon as the connection fails, or at its
+// deadline (50 ms unless [WithDeadline] says otherwise), and the error wraps
+// the cause. Calls of workers to a silent server occupy them until go-redis gives
+// up on the socket: a second beyond the deadline with ContextTimeoutEnabled,
+// without it ReadTimeout.
+//
+// # While every refiller is away
+//
+// Takes go on until the bucket is empty, then they are denied. RetryAfter is
+// half a refill interval while the next refill is overdue, and Wait asks ever
+// less often, down to once a second.
+package fetch

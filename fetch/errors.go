@@ -1,0 +1,59 @@
+package fetch
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// Errors of the methods, to be matched with errors.Is.
+var (
+	// ErrUnknownBucket is returned when the bucket doesn't exist. Nothing was
+	// taken or created.
+	ErrUnknownBucket = lua.ErrUnknownBucket
+	// ErrMalformedBucket is returned when one of the bucket's keys holds
+	// something else, as when another program uses the same name. Nothing was
+	// taken.
+	ErrMalformedBucket = lua.ErrMalformedBucket
+	// ErrInvalidKey is returned for a key that can't name a bucket: it is empty,
+	// longer than lua.MaxKeyLen bytes, or has a closing brace.
+	ErrInvalidKey = lua.ErrInvalidKey
+	// ErrInvalidAmount is returned for a number of tokens that is not from 1 to
+	// policy.MaxTokens.
+	ErrInvalidAmount = errors.New("fetch: invalid amount")
+	// ErrInvalidOption is returned for an option that is out of range.
+	ErrInvalidOption = errors.New("fetch: invalid option")
+	// ErrExceedsCapacity is returned when more tokens are asked for than the
+	// bucket can ever hold. Nothing was taken.
+	ErrExceedsCapacity = errors.New("fetch: exceeds the bucket's capacity")
+	// ErrUnavailable is returned when Redis didn't answer, or not in time, and
+	// wraps the cause: context.DeadlineExceeded if the call's deadline passed.
+	// The call may have had its effect.
+	ErrUnavailable = errors.New("fetch: redis is unavailable")
+	// ErrDeadline is returned by Wait when the tokens are due after the
+	// context's deadline. Nothing was taken.
+	ErrDeadline = errors.New("fetch: tokens are not due before the deadline")
+	// ErrClosed is returned by a Client that is closed.
+	ErrClosed = errors.New("fetch: client is closed")
+)
+
+// errUnsent is in the error of a call that was not sent.
+var errUnsent = errors.New("the call was not sent")
+
+// check reports whether key and n can be asked for.
+func check(key string, n int64) error {
+	if err := lua.CheckKey(key); err != nil {
+		return err
+	}
+	if n < 1 || n > policy.MaxTokens {
+		return fmt.Errorf("%w: %d tokens; want 1 to %d", ErrInvalidAmount, n, int64(policy.MaxTokens))
+	}
+	return nil
+}
+
+// answered reports whether err is an answer of the server about the bucket.
+func answered(err error) bool {
+	return errors.Is(err, lua.ErrUnknownBucket) || errors.Is(err, lua.ErrMalformedBucket) || errors.Is(err, lua.ErrBadReply)
+}

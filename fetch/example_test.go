@@ -1,0 +1,85 @@
+package fetch_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/tokenrefill/refiller/fetch"
+)
+
+// One client serves the whole process. ContextTimeoutEnabled lets it give up on
+// sockets of a silent server early.
+func Example() {
+	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:6379", ContextTimeoutEnabled: true})
+	defer rdb.Close()
+	tokens, err := fetch.New(rdb)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer tokens.Close(context.Background())
+
+	result, err := tokens.Take(context.Background(), "checkout", 1)
+	switch {
+	case err != nil: // Redis is away, or nobody has made the bucket: decide what that means here
+		fmt.Println(err)
+	case !result.OK:
+		fmt.Println("denied, retry after", result.RetryAfter)
+	default:
+		fmt.Println("taken,", result.Remaining, "of", result.Limit, "left")
+	}
+}
+
+// A batch job takes what there is and leaves the rest for later.
+func ExampleClient_TakeUpTo() {
+	var tokens *fetch.Client // made at start
+	mails := []string{"a", "b", "c"}
+	result, err := tokens.TakeUpTo(context.Background(), "mail", int64(len(mails)))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for _, mail := range mails[:result.Taken] {
+		fmt.Println("send", mail)
+	}
+}
+
+// Work that may be late, but not by more than a second.
+func ExampleClient_Wait() {
+	var tokens *fetch.Client // made at start
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	err := tokens.Wait(ctx, "partner-api", 1)
+	switch {
+	case errors.Is(err, fetch.ErrDeadline):
+		fmt.Println("too busy") // known at once, without waiting for the second to pass
+	case err != nil:
+		fmt.Println(err)
+	default:
+		fmt.Println("call the partner")
+	}
+}
+
+// Tokens that turn out not to be needed go back.
+func ExampleClient_Return() {
+	var tokens *fetch.Client // made at start
+	ctx := context.Background()
+	if result, err := tokens.Take(ctx, "llm", 4000); err != nil || !result.OK {
+		return
+	}
+	used := int64(2700)
+	if err := tokens.Return(ctx, "llm", 4000-used); err != nil {
+		fmt.Println("the tokens may be lost:", err)
+	}
+}
+
+// A take that may wait longer for Redis than others.
+func ExampleWithDeadline() {
+	var tokens *fetch.Client // made at start
+	result, err := tokens.Take(context.Background(), "report", 1, fetch.WithDeadline(time.Second))
+	fmt.Println(result.OK, err)
+}

@@ -1,0 +1,252 @@
+package fetch
+
+import (
+	"bytes"
+	"context"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/internal/faultproxy"
+	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/lua"
+)
+
+// faulty is a server with bucket "checkout" of 100 tokens, reached through a
+// proxy by a client that leaves everything to go-redis's defaults: it retries and
+// ignores deadlines.
+type faulty struct {
+	server *testenv.RedisServer
+	direct *redis.Client
+	proxy  *faultproxy.Proxy
+	rdb    *redis.Client
+}
+
+func newFaulty(t *testing.T, change func(*redis.Options)) *faulty {
+	t.Helper()
+	f := &faulty{server: testenv.Redis(t)}
+	f.direct = f.server.Client()
+	createBucket(t, f.direct, "checkout", hourly(100))
+	var err error
+	f.proxy, err = faultproxy.New(f.server.Addr(), faultproxy.Options{})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, f.proxy.Close()) })
+	o := &redis.Options{Addr: f.proxy.Addr()}
+	if change != nil {
+		change(o)
+	}
+	f.rdb = redis.NewClient(o)
+	t.Cleanup(func() { _ = f.rdb.Close() })
+	return f
+}
+
+// warm makes calls, so that a connection and the scripts are there.
+func (f *faulty) warm(t *testing.T, c *Client) {
+	t.Helper()
+	require.NoError(t, lua.Load(t.Context(), f.direct))
+	_, err := c.Take(t.Context(), "checkout", 1, WithDeadline(patience))
+	require.NoError(t, err)
+	require.NoError(t, c.Return(t.Context(), "checkout", 1))
+	_, err = c.Peek(t.Context(), "checkout")
+	require.NoError(t, err)
+}
+
+func isScript(request []byte) bool { return bytes.Contains(request, []byte("evalsha")) }
+
+func TestALostReplyIsAnErrorAndChargesOnce(t *testing.T) {
+	f := newFaulty(t, nil)
+	c := newClient(t, f.rdb, slow())
+	f.warm(t, c)
+	charges := map[string]func() error{
+		"take":       func() error { _, err := c.Take(t.Context(), "checkout", 10); return err },
+		"take up to": func() error { _, err := c.TakeUpTo(t.Context(), "checkout", 10); return err },
+		"wait":       func() error { return c.Wait(t.Context(), "checkout", 10) },
+	}
+	for name, charge := range charges {
+		t.Run(name, func(t *testing.T) {
+			before := tokens(t, f.direct, "checkout")
+			lost := f.proxy.LostReplies()
+			require.NoError(t, f.proxy.CutAfterReply(1, isScript))
+			err := charge()
+			require.ErrorIs(t, err, ErrUnavailable)
+			require.Equal(t, lost+1, f.proxy.LostReplies())
+			require.Equal(t, before-10, tokens(t, f.direct, "checkout"))
+		})
+	}
+	t.Run("return", func(t *testing.T) {
+		before := tokens(t, f.direct, "checkout")
+		require.NoError(t, f.proxy.CutAfterReply(1, isScript))
+		require.ErrorIs(t, c.Return(t.Context(), "checkout", 10), ErrUnavailable)
+		require.Equal(t, before+10, tokens(t, f.direct, "checkout"))
+	})
+	require.NoError(t, f.proxy.Heal())
+	_, err := c.Take(t.Context(), "checkout", 1)
+	require.NoError(t, err, "the client recovers")
+}
+
+func TestASilentServerHoldsNobodyBeyondTheDeadline(t *testing.T) {
+	// The socket's own timeout is far longer than the test allows.
+	f := newFaulty(t, func(o *redis.Options) { o.ReadTimeout = time.Hour })
+	c, err := New(f.rdb, WithDeadline(30*time.Millisecond))
+	require.NoError(t, err)
+	f.warm(t, c)
+	require.NoError(t, f.proxy.Stall(faultproxy.Both))
+
+	calls := map[string]func(ctx context.Context) error{
+		"take":       func(ctx context.Context) error { _, err := c.Take(ctx, "checkout", 1); return err },
+		"take up to": func(ctx context.Context) error { _, err := c.TakeUpTo(ctx, "checkout", 1); return err },
+		"wait":       func(ctx context.Context) error { return c.Wait(ctx, "checkout", 1) },
+		"peek":       func(ctx context.Context) error { _, err := c.Peek(ctx, "checkout"); return err },
+		"return":     func(ctx context.Context) error { return c.Return(ctx, "checkout", 1) },
+	}
+	for name, call := range calls {
+		t.Run(name, func(t *testing.T) {
+			began := time.Now()
+			err := call(t.Context())
+			require.ErrorIs(t, err, ErrUnavailable)
+			require.ErrorIs(t, err, context.DeadlineExceeded)
+			require.Less(t, time.Since(began), patience)
+
+			ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+			defer cancel()
+			err = call(ctx)
+			require.ErrorIs(t, err, context.DeadlineExceeded)
+			require.NotErrorIs(t, err, ErrUnavailable, "the caller's own deadline")
+		})
+	}
+
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Millisecond)
+	defer cancel()
+	require.ErrorIs(t, c.Close(ctx), context.DeadlineExceeded, "calls are still under way")
+	_, err = c.Take(t.Context(), "checkout", 1)
+	require.ErrorIs(t, err, ErrClosed)
+	require.NoError(t, f.proxy.Heal())
+	require.NoError(t, c.Close(t.Context()))
+	require.NoError(t, noWorkers())
+}
+
+func TestTokensOfALateReplyComeBackOnce(t *testing.T) {
+	f := newFaulty(t, nil)
+	c := newClient(t, f.rdb, WithDeadline(30*time.Millisecond))
+	f.warm(t, c)
+	require.NoError(t, f.proxy.Stall(faultproxy.ToClient)) // the take runs, its reply waits
+	_, err := c.Take(t.Context(), "checkout", 40)
+	require.ErrorIs(t, err, ErrUnavailable)
+	eventually(t, func() bool { return tokens(t, f.direct, "checkout") == 60 }, "the take runs")
+	require.EqualValues(t, 1, c.Stats().Abandoned)
+	require.Zero(t, c.Stats().Returned)
+
+	require.NoError(t, f.proxy.Heal())
+	eventually(t, func() bool { return c.Stats().Returned == 40 }, "the tokens come back")
+	require.EqualValues(t, 100, tokens(t, f.direct, "checkout"))
+}
+
+func TestACancelledCallerReturnsAtOnce(t *testing.T) {
+	f := newFaulty(t, nil)
+	c := newClient(t, f.rdb, slow())
+	f.warm(t, c)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := c.Take(ctx, "checkout", 1)
+	require.ErrorIs(t, err, context.Canceled)
+	require.EqualValues(t, 100, tokens(t, f.direct, "checkout"), "nothing was sent")
+
+	require.NoError(t, f.proxy.Stall(faultproxy.ToClient))
+	ctx, cancel = context.WithCancel(t.Context())
+	stopped := make(chan error, 1)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		_, err := c.Take(ctx, "checkout", 1)
+		stopped <- err
+	})
+	eventually(t, func() bool { return tokens(t, f.direct, "checkout") == 99 }, "the take runs")
+	cancel()
+	select {
+	case err := <-stopped:
+		require.ErrorIs(t, err, context.Canceled)
+		require.NotErrorIs(t, err, ErrUnavailable)
+	case <-time.After(patience):
+		t.Fatal("a cancelled caller waits on the socket")
+	}
+	wg.Wait()
+	require.NoError(t, f.proxy.Heal())
+	eventually(t, func() bool { return tokens(t, f.direct, "checkout") == 100 }, "its token comes back")
+}
+
+func TestATakeThatIsGivenUpBeforeItIsSentIsNeverSent(t *testing.T) {
+	waits := map[string]struct {
+		pool, workers int
+	}{
+		"for a connection": {pool: 1, workers: 8},
+		"for a worker":     {pool: 8, workers: 1},
+	}
+	for name, w := range waits {
+		t.Run(name, func(t *testing.T) {
+			f := newFaulty(t, func(o *redis.Options) { o.PoolSize, o.MaxActiveConns = w.pool, w.pool })
+			c := newClient(t, f.rdb, WithDeadline(30*time.Millisecond), WithConcurrency(w.workers))
+			f.warm(t, c)
+			require.NoError(t, f.proxy.Stall(faultproxy.ToServer))
+			for range 5 {
+				_, err := c.Take(t.Context(), "checkout", 10)
+				require.ErrorIs(t, err, ErrUnavailable)
+			}
+			require.NoError(t, f.direct.ConfigResetStat(t.Context()).Err())
+			require.NoError(t, f.proxy.Heal())
+			// Only the first was sent, and its tokens come back.
+			eventually(t, func() bool { return c.Stats().Returned == 10 }, "the first comes back")
+			eventually(t, func() bool { // behind whatever was still queued
+				_, err := c.Peek(t.Context(), "checkout")
+				return err == nil
+			}, "the client answers again")
+			require.EqualValues(t, 100, tokens(t, f.direct, "checkout"))
+			require.Equal(t, 1, commandCalls(t, f.direct)["decrby"])
+		})
+	}
+}
+
+func TestAServerThatIsGoneIsUnavailable(t *testing.T) {
+	f := newFaulty(t, func(o *redis.Options) { o.DialerRetries = 1 })
+	c := newClient(t, f.rdb, slow())
+	f.warm(t, c)
+	f.server.Kill()
+	_, err := c.Take(t.Context(), "checkout", 1)
+	require.ErrorIs(t, err, ErrUnavailable)
+	require.NotErrorIs(t, err, context.DeadlineExceeded)
+	require.ErrorIs(t, c.Wait(t.Context(), "checkout", 1), ErrUnavailable)
+}
+
+func TestCloseWaitsForCallsUnderWayAndRefusesNewOnes(t *testing.T) {
+	f := newFaulty(t, nil)
+	c, err := New(f.rdb, slow())
+	require.NoError(t, err)
+	f.warm(t, c)
+	require.NoError(t, f.proxy.Stall(faultproxy.ToClient))
+	taken := make(chan error, 1)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		_, err := c.Take(t.Context(), "checkout", 1)
+		taken <- err
+	})
+	eventually(t, func() bool { return tokens(t, f.direct, "checkout") == 99 }, "the take runs")
+
+	closed := make(chan error, 1)
+	wg.Go(func() { closed <- c.Close(t.Context()) })
+	<-c.workers.quit
+	_, err = c.Take(t.Context(), "checkout", 1)
+	require.ErrorIs(t, err, ErrClosed)
+	select {
+	case err := <-closed:
+		t.Fatalf("Close returned with a call under way: %v", err)
+	default:
+	}
+	require.NoError(t, f.proxy.Heal())
+	require.NoError(t, <-taken, "the call under way ends as it would have")
+	require.NoError(t, <-closed)
+	wg.Wait()
+	require.NoError(t, c.Close(t.Context()), "closing again is harmless")
+	require.NoError(t, noWorkers())
+	require.NoError(t, f.rdb.Ping(t.Context()).Err(), "the caller's client stays open")
+}

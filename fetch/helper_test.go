@@ -1,0 +1,110 @@
+package fetch
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// patience is how long a test waits for what must happen.
+const patience = 20 * time.Second
+
+// TestMain fails if a Client's goroutine outlives the tests, which all close
+// their clients.
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if code == 0 {
+		if err := noWorkers(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = 1
+		}
+	}
+	os.Exit(code)
+}
+
+// noWorkers waits until no goroutine of any Client lives.
+func noWorkers() error {
+	buf := make([]byte, 1<<20)
+	for end := time.Now().Add(5 * time.Second); ; time.Sleep(time.Millisecond) {
+		stacks := string(buf[:runtime.Stack(buf, true)])
+		if !strings.Contains(stacks, "(*workers).work") {
+			return nil
+		}
+		if time.Now().After(end) {
+			return fmt.Errorf("fetch: workers outlive their client:\n%s", stacks)
+		}
+	}
+}
+
+// newClient makes a Client that is closed when the test ends.
+func newClient(t testing.TB, rdb redis.UniversalClient, opts ...Option) *Client {
+	t.Helper()
+	c, err := New(rdb, opts...)
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		require.NoError(t, c.Close(ctx))
+	})
+	return c
+}
+
+// slow is a deadline that only a hanging test meets.
+func slow() Option { return WithDeadline(patience) }
+
+// hourly holds capacity tokens and gains one an hour, so none in a test.
+func hourly(capacity int64) policy.Policy {
+	return policy.Policy{Capacity: capacity, Rate: policy.Rate{Tokens: 1, Per: time.Hour}}
+}
+
+func createBucket(t testing.TB, rdb lua.Client, key string, p policy.Policy) {
+	t.Helper()
+	require.NoError(t, p.Validate())
+	terms := p.Terms(policy.Fence{})
+	out, err := lua.Refill(context.Background(), rdb, key, policy.Call{Create: policy.CreateInitial, Terms: &terms})
+	require.NoError(t, err)
+	require.Equal(t, policy.StatusInitialised, out.Status)
+}
+
+func tokens(t testing.TB, rdb redis.Cmdable, key string) int64 {
+	t.Helper()
+	n, err := rdb.Get(context.Background(), key).Int64()
+	require.NoError(t, err)
+	return n
+}
+
+// eventually waits until ok holds.
+func eventually(t testing.TB, ok func() bool, what string) {
+	t.Helper()
+	require.Eventually(t, ok, patience, time.Millisecond, what)
+}
+
+// refillUntil refills a bucket once an interval until ctx ends.
+func refillUntil(ctx context.Context, t testing.TB, rdb lua.Client, key string, p policy.Policy) {
+	ticker := time.NewTicker(p.Interval)
+	defer ticker.Stop()
+	var version policy.Version
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+			out, err := lua.Refill(context.WithoutCancel(ctx), rdb, key, policy.Call{Version: version})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			version = out.Version
+		}
+	}
+}

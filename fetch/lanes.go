@@ -1,0 +1,226 @@
+package fetch
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/tokenrefill/refiller/lua"
+)
+
+const (
+	// lanesWide is how many round trips are under way before calls share them.
+	lanesWide = 2
+	// laneStall is how long without a departure the lanes are waited for: after
+	// that they may all be stuck, and a further one is opened.
+	laneStall = 5 * time.Millisecond
+	// maxShared is the most calls that share a round trip.
+	maxShared = 256
+	// minShared is what a call must have left of its deadline to share a round
+	// trip, which ends at the earliest deadline of its calls.
+	minShared = 5 * time.Millisecond
+)
+
+// lanes sends calls. As long as there are few, each has a round trip of its own,
+// made by its caller. When all lanes are taken, further calls wait, and whoever is
+// first among them sends them all in one pipeline when a lane is free.
+type lanes struct {
+	rdb  redis.UniversalClient
+	wide int // lanes that are always open
+	most int // lanes
+
+	mu          sync.Mutex
+	taken       int
+	departure   time.Time // the last one, from a full set of lanes
+	first, last *passenger
+
+	passengers sync.Pool // of *passenger
+	timers     sync.Pool // of *time.Timer
+	alarms     sync.Pool // of *alarm
+}
+
+// passenger is a call that waits for a lane.
+type passenger struct {
+	ctx    context.Context
+	cmd    redis.Cmder
+	seat   seat // written with the lock held
+	signal chan struct{}
+	next   *passenger
+}
+
+// seat says what becomes of a passenger.
+type seat int
+
+const (
+	waiting seat = iota
+	driving      // it is to send what waits; a signal is on its way
+	riding       // it is being sent; a signal comes with the answer
+	left         // its caller stopped waiting
+)
+
+// newLanes makes the way to the server. On a Cluster or Ring, where a pipeline
+// waits for the slowest of its servers, calls don't share round trips.
+func newLanes(rdb redis.UniversalClient, cfg config) lua.Client {
+	client, ok := rdb.(*redis.Client)
+	if !ok || !cfg.coalesce {
+		return rdb
+	}
+	l := &lanes{rdb: client, wide: lanesWide, most: cfg.concurrency}
+	l.passengers.New = func() any { return &passenger{signal: make(chan struct{}, 1)} }
+	return l
+}
+
+// Process implements lua.Client. It returns when the call has ended, or unsent
+// when ctx ends first.
+func (l *lanes) Process(ctx context.Context, cmd redis.Cmder) error {
+	l.mu.Lock()
+	if l.taken < l.wide || l.first == nil && l.stuck() {
+		l.taken++
+		if l.taken >= l.wide {
+			l.departure = time.Now()
+		}
+		l.mu.Unlock()
+		err := l.rdb.Process(ctx, cmd)
+		l.free()
+		return err
+	}
+	p := l.passengers.Get().(*passenger)
+	p.ctx, p.cmd, p.seat = ctx, cmd, waiting
+	if l.first == nil {
+		l.first = p
+	} else {
+		l.last.next = p
+	}
+	l.last = p
+	l.mu.Unlock()
+	if !l.wait(p) {
+		return l.unsent(ctx)
+	}
+	var err error
+	switch {
+	case p.seat == riding:
+		err = p.cmd.Err()
+	case ctx.Err() != nil:
+		l.free()
+		err = l.unsent(ctx)
+	default:
+		err = l.drive(p)
+	}
+	p.ctx, p.cmd = nil, nil
+	l.passengers.Put(p)
+	return err
+}
+
+// wait waits for a seat other than waiting, unless the caller leaves before.
+func (l *lanes) wait(p *passenger) bool {
+	stall, ok := l.timers.Get().(*time.Timer)
+	if !ok {
+		stall = time.NewTimer(laneStall)
+	}
+	defer l.timers.Put(stall)
+	defer stall.Stop()
+	for {
+		stall.Reset(laneStall)
+		select {
+		case <-p.signal:
+			return true
+		case <-stall.C:
+			l.mu.Lock()
+			open := l.stuck()
+			if open {
+				l.taken++
+			}
+			l.mu.Unlock()
+			if open {
+				l.free()
+			}
+		case <-p.ctx.Done():
+			l.mu.Lock()
+			leaves := p.seat == waiting
+			if leaves {
+				p.seat = left // it stays in line and is dropped
+			}
+			l.mu.Unlock()
+			if !leaves {
+				<-p.signal
+			}
+			return !leaves
+		}
+	}
+}
+
+func (l *lanes) unsent(ctx context.Context) error {
+	return fmt.Errorf("%w: %w", errUnsent, ctx.Err())
+}
+
+// stuck reports whether to open a further lane. The lock is held.
+func (l *lanes) stuck() bool {
+	return l.taken < l.most && time.Since(l.departure) > laneStall
+}
+
+// free gives a lane to the first who waits.
+func (l *lanes) free() {
+	l.mu.Lock()
+	for p := l.first; p != nil; p = l.first {
+		l.pop()
+		if p.seat == waiting {
+			p.seat = driving
+			l.departure = time.Now()
+			l.mu.Unlock()
+			p.signal <- struct{}{}
+			return
+		}
+	}
+	l.taken--
+	l.mu.Unlock()
+}
+
+func (l *lanes) pop() {
+	p := l.first
+	l.first, p.next = p.next, nil
+	if l.first == nil {
+		l.last = nil
+	}
+}
+
+// drive sends the driver's call and those that wait behind it.
+func (l *lanes) drive(driver *passenger) error {
+	deadline, _ := driver.ctx.Deadline()
+	var riders []*passenger
+	l.mu.Lock()
+	for p := l.first; p != nil && len(riders) < maxShared-1; p = l.first {
+		if p.seat == waiting {
+			d, ok := p.ctx.Deadline()
+			if ok && time.Until(d) < minShared {
+				break // it drives itself, or is too late
+			}
+			deadline = earlier(deadline, d)
+			p.seat = riding
+			riders = append(riders, p)
+		}
+		l.pop()
+	}
+	l.mu.Unlock()
+	defer l.free()
+
+	if riders == nil {
+		return l.rdb.Process(driver.ctx, driver.cmd)
+	}
+	// The riders' calls go even if nobody waits for the driver's any more.
+	ctx := newSocketContext(context.WithoutCancel(driver.ctx), deadline, &l.alarms)
+	defer ctx.release()
+	pipe := l.rdb.Pipeline()
+	_ = pipe.Process(ctx, driver.cmd) // queues
+	for _, p := range riders {
+		_ = pipe.Process(ctx, p.cmd)
+	}
+	_, _ = pipe.Exec(ctx) // each command has its error
+	err := driver.cmd.Err()
+	for _, p := range riders {
+		p.signal <- struct{}{}
+	}
+	return err
+}

@@ -1,0 +1,62 @@
+package fetch
+
+import (
+	"math"
+	"time"
+)
+
+// Never is the RetryAfter of tokens that no known refill will bring, and the
+// ResetAfter of a bucket that none will fill. It is longer than any deadline,
+// so that it compares as it should.
+const Never time.Duration = math.MaxInt64
+
+// Result is the answer of a bucket.
+type Result struct {
+	// OK reports whether tokens were taken; for Peek, whether there is one.
+	OK bool
+	// Taken is the number of tokens taken: all or none, for TakeUpTo any number
+	// up to what was asked for.
+	Taken int64
+	// Remaining is the number of tokens left in the bucket.
+	Remaining int64
+	// Limit is the bucket's capacity, at most a second old; 0 if the bucket has
+	// no policy, as one that only foreign clients refill.
+	Limit int64
+	// RetryAfter is the time until the tokens asked for (TakeUpTo, Peek: one
+	// token) are due if nobody else takes any, right to within one refill
+	// interval; half an interval if their refill is overdue; Never if they are
+	// not due; 0 if OK.
+	RetryAfter time.Duration
+	// ResetAfter is the time until the bucket is full if nobody takes any,
+	// right to within one refill interval; 0 if it is full; Never if it is not
+	// known to fill.
+	ResetAfter time.Duration
+	// Source tells who answered.
+	Source Source
+}
+
+// Source tells who answered a call. The zero Source is the shared bucket.
+type Source struct {
+	Kind SourceKind
+}
+
+// String names the source as logs and metrics do.
+func (s Source) String() string { return s.Kind.String() }
+
+// SourceKind is a way to answer a call.
+type SourceKind uint8
+
+// Ways to answer a call.
+const (
+	SourceShared SourceKind = iota // the bucket in Redis
+	SourceCached                   // a denial that is remembered
+)
+
+// String names the kind.
+func (k SourceKind) String() string {
+	names := [...]string{"shared", "cached"}
+	if int(k) >= len(names) {
+		return "invalid"
+	}
+	return names[k]
+}

@@ -1,0 +1,215 @@
+package fetch
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// Take takes n tokens, all or none; n is 1 to policy.MaxTokens. A denial is a
+// Result with OK false and a nil error.
+//
+// After ErrUnavailable or the context's own error, tokens may have been taken.
+func (c *Client) Take(ctx context.Context, key string, n int64, opts ...TakeOption) (Result, error) {
+	cfg := c.config.takeConfig
+	for _, o := range opts {
+		if o == nil {
+			return Result{}, fmt.Errorf("%w: an option is nil", ErrInvalidOption)
+		}
+		if err := o.applyTake(&cfg); err != nil {
+			return Result{}, err
+		}
+	}
+	return c.take(ctx, key, n, cfg)
+}
+
+// TakeUpTo takes as many tokens as there are, up to n; n is 1 to
+// policy.MaxTokens and may exceed the capacity. The Result is a denial only if
+// there is none.
+//
+// After ErrUnavailable or the context's own error, tokens may have been taken.
+func (c *Client) TakeUpTo(ctx context.Context, key string, n int64) (Result, error) {
+	if err := check(key, n); err != nil {
+		return Result{}, err
+	}
+	if a, ok := c.remembered(key, 1); ok {
+		return c.result(ctx, key, a), nil
+	}
+	reply, err := do(ctx, c, c.config.deadline, func(ctx context.Context) (lua.TakeReply, error) {
+		reply, err := lua.TakeUpTo(ctx, c.store, key, n)
+		c.unknownOutcome(n, err)
+		return reply, err
+	}, c.late(key))
+	if err != nil {
+		return Result{}, err
+	}
+	k, _ := c.terms.get(key, time.Now())
+	return c.result(ctx, key, answer{reply: reply, known: c.learn(key, k, 1, reply)}), nil
+}
+
+func (c *Client) take(ctx context.Context, key string, n int64, cfg takeConfig) (Result, error) {
+	if err := check(key, n); err != nil {
+		return Result{}, err
+	}
+	if err := ctx.Err(); err != nil {
+		return Result{}, fmt.Errorf("fetch: %w", err)
+	}
+	a, ok := c.remembered(key, n)
+	if !ok {
+		a = c.ask(ctx, key, n, cfg)
+	}
+	if a.err != nil {
+		return Result{}, a.err
+	}
+	if err := a.known.exceeded(key, n); err != nil && !a.reply.OK {
+		return Result{}, err
+	}
+	return c.result(ctx, key, a), nil
+}
+
+// remembered answers a take by the last denial.
+func (c *Client) remembered(key string, n int64) (answer, bool) {
+	if !c.config.denyCache {
+		return answer{}, false
+	}
+	now := time.Now()
+	k, _ := c.terms.get(key, now)
+	if !k.denied.holds(n, now) {
+		return answer{}, false
+	}
+	reply := lua.TakeReply{Remaining: k.denied.left, Wait: -1}
+	if !k.denied.due.IsZero() {
+		reply.Wait = k.denied.due.Sub(now)
+	}
+	return answer{reply: reply, known: k, source: Source{Kind: SourceCached}}, true
+}
+
+// ask puts a take to the bucket.
+func (c *Client) ask(ctx context.Context, key string, n int64, cfg takeConfig) answer {
+	if c.coalescer != nil {
+		if err := ctx.Err(); err != nil {
+			return answer{err: fmt.Errorf("fetch: %w", err)}
+		}
+		if err := c.workers.enter(); err != nil {
+			return answer{err: err}
+		}
+		defer c.workers.leave()
+		return c.coalescer.take(ctx, key, n, cfg.deadline)
+	}
+	k, fresh := c.terms.get(key, time.Now())
+	reply, err := do(ctx, c, cfg.deadline, func(ctx context.Context) (lua.TakeReply, error) {
+		reply, err := lua.Take(ctx, c.store, key, n, !fresh)
+		c.unknownOutcome(n, err)
+		return reply, err
+	}, c.late(key))
+	if err != nil {
+		return answer{err: err}
+	}
+	if !fresh || !reply.OK {
+		k = c.learn(key, k, n, reply)
+	}
+	return answer{reply: reply, known: k}
+}
+
+// result shows an answer in the light of what is known of its bucket.
+func (c *Client) result(ctx context.Context, key string, a answer) Result {
+	now, reply, k := time.Now(), a.reply, a.known
+	if k.lacksSchedule(now) {
+		k = c.learnSchedule(ctx, key, k)
+		now = time.Now()
+	}
+	r := Result{
+		OK: reply.OK, Taken: reply.Taken, Remaining: reply.Remaining, Limit: k.limit(),
+		ResetAfter: k.resetAfter(reply.Remaining, now), Source: a.source,
+	}
+	if !reply.OK {
+		r.RetryAfter = wait(reply.Wait)
+	}
+	return r
+}
+
+// learn remembers what the reply to a take of n tells: a bucket's terms, nil if it
+// has none, and a denial. What is known of a schedule stays while it is the same.
+func (c *Client) learn(key string, k known, n int64, reply lua.TakeReply) known {
+	t, now := reply.Terms, time.Now()
+	if k.terms == nil || t == nil || *k.terms != *t {
+		k = known{}
+	}
+	k.terms, k.learned = t, now
+	if !reply.OK {
+		k.denied = newDenial(n, reply.Remaining, reply.Wait, now)
+	}
+	c.terms.put(key, k)
+	return k
+}
+
+// learnMany is learn for the takes of a call; the smallest that was denied counts.
+func (c *Client) learnMany(key string, k known, runs []policy.Run, reply lua.TakeManyReply) known {
+	one := lua.TakeReply{OK: true, Terms: reply.Terms, Remaining: reply.Remaining}
+	n := int64(0)
+	for i, r := range reply.Runs {
+		if r.Taken < runs[i].Count && (one.OK || runs[i].N < n) {
+			one.OK, n, one.Wait = false, runs[i].N, r.Wait
+		}
+	}
+	return c.learn(key, k, n, one)
+}
+
+// learnSchedule asks for the instants of a stepped bucket, about once a step.
+// Without an answer they stay unknown: the take that wants them is done.
+func (c *Client) learnSchedule(ctx context.Context, key string, k known) known {
+	reply, err := c.peek(ctx, key)
+	k.asked = time.Now()
+	if err == nil && reply.Terms != nil && reply.Next > reply.Step {
+		k.next = k.asked.Add(time.Duration(reply.Next-reply.Now) * time.Microsecond)
+		k.step = time.Duration(reply.Next-reply.Step) * time.Microsecond
+	}
+	c.terms.put(key, k)
+	return k
+}
+
+func (c *Client) peek(ctx context.Context, key string) (lua.PeekReply, error) {
+	return do(ctx, c, c.config.deadline, func(ctx context.Context) (lua.PeekReply, error) {
+		return lua.Peek(ctx, c.store, key, 1)
+	}, nil)
+}
+
+// untilFull is the time until the bucket is full.
+func untilFull(p lua.PeekReply) time.Duration {
+	b := policy.Bucket{Tokens: &p.Tokens, Control: &policy.Control{
+		Terms: *p.Terms, Era: p.Version.Era, Last: p.Last, Carry: p.Carry, Step: p.Step, Next: p.Next,
+	}}
+	return wait(time.Duration(b.Wait(p.Terms.Capacity, p.Now)) * time.Microsecond)
+}
+
+// late gives back the tokens of a take that nobody waits for any more.
+func (c *Client) late(key string) func(context.Context, lua.TakeReply) {
+	return func(ctx context.Context, reply lua.TakeReply) { c.giveBack(ctx, key, reply.Taken) }
+}
+
+// giveBack returns tokens that were taken for callers who are gone. It is tried
+// once, since a second return could give back twice.
+func (c *Client) giveBack(ctx context.Context, key string, tokens int64) {
+	if tokens == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lateGrace)
+	defer cancel()
+	_, err := lua.Return(ctx, c.store, key, tokens, 0)
+	c.terms.forgive(key)
+	if err != nil {
+		c.stats.lost.Add(tokens)
+		return
+	}
+	c.stats.returned.Add(tokens)
+}
+
+// giveBackLater has a worker give tokens back. The caller is inside.
+func (c *Client) giveBackLater(ctx context.Context, key string, tokens int64) {
+	if tokens > 0 && !c.workers.offer(func() { c.giveBack(ctx, key, tokens) }) {
+		c.stats.lost.Add(tokens)
+	}
+}

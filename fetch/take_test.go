@@ -1,0 +1,309 @@
+package fetch
+
+import (
+	"context"
+	"errors"
+	"math"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+func TestTakesUntilEmptyOnEveryKindOfServer(t *testing.T) {
+	servers := map[string]func(t *testing.T) redis.UniversalClient{
+		"single":   func(t *testing.T) redis.UniversalClient { return testenv.Redis(t).Client() },
+		"sentinel": func(t *testing.T) redis.UniversalClient { return testenv.Sentinel(t).Client() },
+		"cluster":  func(t *testing.T) redis.UniversalClient { return testenv.Cluster(t).Client() },
+	}
+	for name, start := range servers {
+		t.Run(name, func(t *testing.T) {
+			rdb := start(t)
+			c := newClient(t, rdb, slow())
+			for _, key := range []string{"checkout", "user:1", "user:2"} { // several slots
+				createBucket(t, rdb, key, hourly(5))
+
+				r, err := c.Take(t.Context(), key, 3)
+				require.NoError(t, err)
+				require.Equal(t, Result{OK: true, Taken: 3, Remaining: 2, Limit: 5, ResetAfter: 3 * time.Hour}, r)
+
+				r, err = c.Take(t.Context(), key, 3)
+				require.NoError(t, err)
+				require.False(t, r.OK)
+				require.Zero(t, r.Taken)
+				require.EqualValues(t, 2, r.Remaining)
+				require.EqualValues(t, 5, r.Limit)
+				require.InDelta(t, time.Hour, r.RetryAfter, float64(time.Minute))
+
+				r, err = c.TakeUpTo(t.Context(), key, 10)
+				require.NoError(t, err)
+				require.True(t, r.OK)
+				require.EqualValues(t, 2, r.Taken)
+				require.Zero(t, r.Remaining)
+
+				r, err = c.TakeUpTo(t.Context(), key, 10)
+				require.NoError(t, err)
+				require.False(t, r.OK)
+				require.InDelta(t, time.Hour, r.RetryAfter, float64(time.Minute))
+				require.InDelta(t, 5*time.Hour, r.ResetAfter, float64(time.Minute))
+
+				require.NoError(t, c.Return(t.Context(), key, 4))
+				r, err = c.Peek(t.Context(), key)
+				require.NoError(t, err)
+				require.True(t, r.OK)
+				require.EqualValues(t, 4, r.Remaining)
+				require.EqualValues(t, 5, r.Limit)
+				require.Zero(t, r.RetryAfter)
+				require.InDelta(t, time.Hour, r.ResetAfter, float64(time.Minute))
+
+				require.NoError(t, c.Wait(t.Context(), key, 4))
+				require.Zero(t, tokens(t, rdb, key))
+			}
+		})
+	}
+}
+
+func TestTakesFromManyGoroutinesTakeWhatTheBucketHolds(t *testing.T) {
+	rdb := testenv.Redis(t).Client()
+	createBucket(t, rdb, "checkout", hourly(500))
+	c := newClient(t, rdb, slow(), WithConcurrency(8))
+	var (
+		wg    sync.WaitGroup
+		taken atomic.Int64
+	)
+	for range 50 {
+		wg.Go(func() {
+			for range 30 {
+				r, err := c.Take(t.Context(), "checkout", 1)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				taken.Add(r.Taken)
+			}
+		})
+	}
+	wg.Wait()
+	require.EqualValues(t, 500, taken.Load())
+	require.Zero(t, tokens(t, rdb, "checkout"))
+}
+
+func TestRefusesWhatItCanNotTake(t *testing.T) {
+	rdb := testenv.Redis(t).Client()
+	createBucket(t, rdb, "checkout", hourly(5))
+	require.NoError(t, rdb.Set(t.Context(), "text", "hello", 0).Err())
+	c := newClient(t, rdb, slow())
+
+	calls := map[string]func(key string, n int64) error{
+		"take":         func(key string, n int64) error { _, err := c.Take(t.Context(), key, n); return err },
+		"take up to":   func(key string, n int64) error { _, err := c.TakeUpTo(t.Context(), key, n); return err },
+		"wait":         func(key string, n int64) error { return c.Wait(t.Context(), key, n) },
+		"return":       func(key string, n int64) error { return c.Return(t.Context(), key, n) },
+		"peek (n = 1)": func(key string, _ int64) error { _, err := c.Peek(t.Context(), key); return err },
+	}
+	cases := []struct {
+		key  string
+		n    int64
+		want error
+		msg  string
+	}{
+		{"", 1, ErrInvalidKey, "empty"},
+		{"a}b", 1, ErrInvalidKey, "brace"},
+		{strings.Repeat("x", 513), 1, ErrInvalidKey, "512"},
+		{"typo", 1, ErrUnknownBucket, `"typo"`},
+		{"checkout", 0, ErrInvalidAmount, "1 to 1125899906842624"},
+		{"checkout", -1, ErrInvalidAmount, "1 to"},
+		{"checkout", policy.MaxTokens + 1, ErrInvalidAmount, "1 to"},
+		{"checkout", math.MaxInt64, ErrInvalidAmount, "1 to"},
+		{"text", 1, ErrMalformedBucket, "whole number"},
+	}
+	for name, call := range calls {
+		for _, tc := range cases {
+			if name == "peek (n = 1)" && errors.Is(tc.want, ErrInvalidAmount) {
+				continue
+			}
+			if name == "return" && errors.Is(tc.want, ErrMalformedBucket) {
+				continue // without state it is unknown
+			}
+			err := call(tc.key, tc.n)
+			require.ErrorIs(t, err, tc.want, "%s %q %d", name, tc.key, tc.n)
+			require.ErrorContains(t, err, tc.msg)
+			require.NotErrorIs(t, err, ErrUnavailable)
+		}
+	}
+	for _, name := range []string{"take", "wait"} {
+		err := calls[name]("checkout", 6)
+		require.ErrorIs(t, err, ErrExceedsCapacity)
+		require.ErrorContains(t, err, "at most 5")
+	}
+
+	keys, err := rdb.Keys(t.Context(), "*").Result()
+	require.NoError(t, err)
+	require.ElementsMatch(t, []string{"text", "checkout", "{checkout}", "{checkout}:ctl"}, keys)
+	require.EqualValues(t, 5, tokens(t, rdb, "checkout"))
+}
+
+func TestOptionsOutOfRangeAreRefused(t *testing.T) {
+	rdb := testenv.Redis(t).Client()
+	for _, o := range []Option{WithDeadline(-1), WithConcurrency(0), WithConcurrency(MaxConcurrency + 1), nil} {
+		_, err := New(rdb, o)
+		require.ErrorIs(t, err, ErrInvalidOption)
+	}
+	_, err := New(nil)
+	require.ErrorIs(t, err, ErrInvalidOption)
+	createBucket(t, rdb, "checkout", hourly(5))
+	c := newClient(t, rdb, slow())
+	for _, o := range []TakeOption{WithDeadline(-time.Second), nil} {
+		_, err = c.Take(t.Context(), "checkout", 1, o)
+		require.ErrorIs(t, err, ErrInvalidOption)
+	}
+	require.EqualValues(t, 5, tokens(t, rdb, "checkout"))
+}
+
+func TestRetryAfterIsWhenARefillBringsTheTokens(t *testing.T) {
+	rdb := testenv.Redis(t).Client()
+	p := policy.Policy{Capacity: 1000, Rate: policy.PerSecond(100), Interval: 200 * time.Millisecond, Initial: new(int64)}
+	createBucket(t, rdb, "checkout", p)
+	c := newClient(t, rdb, slow())
+	r, err := c.Take(t.Context(), "checkout", 150)
+	require.NoError(t, err)
+	require.False(t, r.OK)
+	// 150 tokens take 1.5 s, which the refill at 1.6 s brings; some of that has passed.
+	require.LessOrEqual(t, r.RetryAfter, 1600*time.Millisecond)
+	require.Greater(t, r.RetryAfter, time.Duration(0))
+	require.Equal(t, 10*time.Second, r.ResetAfter)
+
+	peek, err := c.Peek(t.Context(), "checkout")
+	require.NoError(t, err)
+	require.False(t, peek.OK)
+	require.LessOrEqual(t, peek.RetryAfter, 200*time.Millisecond)
+	require.LessOrEqual(t, peek.ResetAfter, 10*time.Second)
+	require.Greater(t, peek.ResetAfter, peek.RetryAfter)
+}
+
+func TestResetAfterOfAScheduledBucketIsItsLastStep(t *testing.T) {
+	rdb := testenv.Redis(t).Client()
+	p := policy.Policy{Capacity: 100, Steps: policy.Every(24 * time.Hour), StepTokens: 40}
+	terms := p.Terms(policy.Fence{})
+	now, err := rdb.Time(t.Context()).Result()
+	require.NoError(t, err)
+	next := now.Add(time.Hour)
+	_, err = lua.Refill(t.Context(), rdb, "daily", policy.Call{Create: policy.CreateInitial, Terms: &terms, Next: next.UnixMicro()})
+	require.NoError(t, err)
+
+	c := newClient(t, rdb, slow())
+	r, err := c.Take(t.Context(), "daily", 40)
+	require.NoError(t, err)
+	require.InDelta(t, time.Hour, r.ResetAfter, float64(time.Minute))
+	r, err = c.Take(t.Context(), "daily", 60)
+	require.NoError(t, err)
+	require.InDelta(t, 3*time.Hour, r.ResetAfter, float64(2*time.Minute)) // two more steps, of an hour as the first
+	r, err = c.Take(t.Context(), "daily", 1)
+	require.NoError(t, err)
+	require.False(t, r.OK)
+	require.InDelta(t, time.Hour, r.RetryAfter, float64(time.Minute))
+	r, err = c.Peek(t.Context(), "daily")
+	require.NoError(t, err)
+	require.InDelta(t, 3*time.Hour, r.ResetAfter, float64(2*time.Minute))
+}
+
+func TestABucketWithoutPolicyIsTakenFromAndPromisesNothing(t *testing.T) {
+	rdb := testenv.Redis(t).Client()
+	_, err := lua.Add(t.Context(), rdb, "foreign", 3, 10, 0)
+	require.NoError(t, err)
+	c := newClient(t, rdb, slow())
+	r, err := c.Take(t.Context(), "foreign", 2)
+	require.NoError(t, err)
+	require.Equal(t, Result{OK: true, Taken: 2, Remaining: 1, ResetAfter: Never}, r)
+	r, err = c.Take(t.Context(), "foreign", 2)
+	require.NoError(t, err)
+	require.Equal(t, Result{Remaining: 1, RetryAfter: Never, ResetAfter: Never}, r)
+	r, err = c.Peek(t.Context(), "foreign")
+	require.NoError(t, err)
+	require.Equal(t, Result{OK: true, Remaining: 1, ResetAfter: Never}, r)
+	require.ErrorIs(t, c.Return(t.Context(), "foreign", 1), ErrUnknownBucket)
+}
+
+func TestATakeThatFitsCostsOneCommandBesideTheScript(t *testing.T) {
+	rdb := testenv.Redis(t).Client()
+	createBucket(t, rdb, "checkout", hourly(1000))
+	c := newClient(t, rdb, slow())
+	_, err := c.Take(t.Context(), "checkout", 1) // learns the terms and loads the script
+	require.NoError(t, err)
+	require.NoError(t, rdb.ConfigResetStat(t.Context()).Err())
+	_, err = c.Take(t.Context(), "checkout", 1)
+	require.NoError(t, err)
+	stats := commandCalls(t, rdb)
+	delete(stats, "config|resetstat")
+	delete(stats, "info")
+	require.Equal(t, map[string]int{"evalsha": 1, "decrby": 1}, stats)
+}
+
+// commandCalls counts the commands that the server ran.
+func commandCalls(t *testing.T, rdb *redis.Client) map[string]int {
+	t.Helper()
+	info, err := rdb.Info(t.Context(), "commandstats").Result()
+	require.NoError(t, err)
+	calls := make(map[string]int)
+	for line := range strings.Lines(info) {
+		if name, rest, ok := strings.Cut(strings.TrimPrefix(line, "cmdstat_"), ":calls="); ok {
+			count, _, _ := strings.Cut(rest, ",")
+			calls[name], err = strconv.Atoi(count)
+			require.NoError(t, err)
+		}
+	}
+	return calls
+}
+
+func TestTheCacheOfTermsIsBoundedAndKeepsWhatIsNew(t *testing.T) {
+	cache, now := newTerms(), time.Now()
+	terms := hourly(5).Terms(policy.Fence{})
+	for i := range 100_000 {
+		cache.put("user:"+strconv.Itoa(i), known{terms: &terms, learned: now})
+	}
+	require.LessOrEqual(t, len(cache.young)+len(cache.old), 2*termsHalf)
+	for i := 100_000 - termsHalf; i < 100_000; i++ {
+		_, fresh := cache.get("user:"+strconv.Itoa(i), now)
+		require.True(t, fresh, i)
+	}
+	_, fresh := cache.get("user:99999", now.Add(termsMaxAge))
+	require.False(t, fresh)
+}
+
+func TestALoneCallerMakesTheCallItselfWhereSocketsKeepDeadlines(t *testing.T) {
+	server := testenv.Redis(t)
+	createBucket(t, server.Client(), "checkout", hourly(50))
+	plain := redis.NewClient(&redis.Options{Addr: server.Addr()}) // ignores deadlines
+	t.Cleanup(func() { _ = plain.Close() })
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	for _, tc := range []struct {
+		rdb    redis.UniversalClient
+		ctx    context.Context
+		limit  time.Duration
+		direct bool
+	}{
+		{server.Client(), context.Background(), patience, true},
+		{server.Client(), context.Background(), 0, true},
+		{server.Client(), ctx, maxSocketWait, true},
+		{server.Client(), ctx, patience, false},              // a cancellation would not be noticed for too long
+		{server.Client(), context.Background(), 5000, false}, // not worth a connection
+		{plain, context.Background(), patience, false},
+		{plain, context.Background(), 0, true},
+	} {
+		for _, coalesce := range []bool{true, false} {
+			c := newClient(t, tc.rdb, WithCoalescing(coalesce))
+			_, _ = c.Take(tc.ctx, "checkout", 1, WithDeadline(tc.limit))
+			require.Equal(t, tc.direct, c.workers.alive == 0, "%+v", tc)
+		}
+	}
+}

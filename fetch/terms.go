@@ -1,0 +1,153 @@
+package fetch
+
+import (
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+const (
+	denialMaxAge = time.Second // how long a denial is believed
+	termsMaxAge  = time.Second // how long a bucket's terms are believed
+	termsHalf    = 16384       // buckets in each half of the cache
+)
+
+// known is what a client has learned of a bucket.
+type known struct {
+	terms   *policy.Terms // nil: the bucket has no policy
+	learned time.Time
+
+	denied denial
+
+	// Of a stepped bucket.
+	asked time.Time     // when its instants were last asked for
+	next  time.Time     // the instant to come; zero if not known
+	step  time.Duration // from the instant before to next
+}
+
+// denial is the last one of a bucket: takes of n tokens or more are denied until
+// then. The zero denial denies nothing.
+type denial struct {
+	n     int64
+	left  int64     // the tokens held
+	until time.Time // no longer than denialMaxAge
+	due   time.Time // of n tokens; zero if they are not due
+}
+
+func (d denial) holds(n int64, now time.Time) bool { return d.n > 0 && n >= d.n && now.Before(d.until) }
+
+// newDenial remembers that a bucket that holds left tokens denied a take of n,
+// which are due after wait; a negative wait is never.
+func newDenial(n, left int64, wait time.Duration, now time.Time) denial {
+	d := denial{n: n, left: left, until: now.Add(denialMaxAge)}
+	if wait >= 0 {
+		d.due = now.Add(wait)
+		d.until = earlier(d.until, d.due)
+	}
+	return d
+}
+
+// exceeded is the error of a take of more tokens than the bucket ever holds.
+func (k known) exceeded(key string, n int64) error {
+	if k.terms == nil || n <= k.terms.Capacity {
+		return nil
+	}
+	return fmt.Errorf("%w: %d tokens of bucket %q, which holds at most %d", ErrExceedsCapacity, n, key, k.terms.Capacity)
+}
+
+func (k known) limit() int64 {
+	if k.terms == nil {
+		return 0
+	}
+	return k.terms.Capacity
+}
+
+// lacksSchedule reports whether a bucket's instants are to be asked for: once a
+// step, and while that is overdue no more often than terms are.
+func (k known) lacksSchedule(now time.Time) bool {
+	return k.terms != nil && k.terms.Kind == policy.Stepped && !now.Before(k.next) && now.Sub(k.asked) >= termsMaxAge
+}
+
+// resetAfter is the time until a bucket of these terms that holds tokens is
+// full. A grant counts as if it went on.
+func (k known) resetAfter(tokens int64, now time.Time) time.Duration {
+	if k.terms == nil {
+		return Never
+	}
+	t := *k.terms
+	if t.GrantEra != 0 {
+		t.Tokens, t.GrantTokens, t.GrantEnd, t.GrantEra = t.GrantTokens, 0, 0, 0
+	}
+	s := policy.Control{Terms: t}
+	if !k.next.IsZero() {
+		s.Next = k.next.Sub(now).Microseconds()
+		s.Step = s.Next - k.step.Microseconds()
+	}
+	b := policy.Bucket{Tokens: &tokens, Control: &s}
+	return wait(time.Duration(b.Wait(t.Capacity, 0)) * time.Microsecond)
+}
+
+// untilDue is the time until n tokens, which may exceed the capacity, fall due in
+// a bucket that was found with the tokens; negative if that is not known.
+func (k known) untilDue(n, tokens int64, at lua.Refilled) time.Duration {
+	if k.terms == nil || k.terms.Kind == policy.Stepped || n > policy.MaxTokens {
+		return -1
+	}
+	t := *k.terms
+	t.Capacity = policy.MaxTokens
+	b := policy.Bucket{Tokens: &tokens, Control: &policy.Control{Terms: t, Era: at.Version.Era, Last: at.Last}}
+	return time.Duration(b.Wait(n, at.Now)) * time.Microsecond
+}
+
+// wait is a script's waiting time as a Result shows it.
+func wait(d time.Duration) time.Duration {
+	if d < 0 {
+		return Never
+	}
+	return d
+}
+
+// terms remembers what was learned of buckets. It holds no more than two halves:
+// when the young one is full it becomes the old one, and the former old one is
+// dropped. What is in use is learned again every second, so it is young.
+type terms struct {
+	mu         sync.RWMutex
+	young, old map[string]known
+}
+
+func newTerms() *terms { return &terms{young: make(map[string]known)} }
+
+// get returns what is known of a bucket and whether its terms may be believed.
+func (t *terms) get(key string, now time.Time) (known, bool) {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	k, ok := t.young[key]
+	if !ok {
+		k, ok = t.old[key]
+	}
+	return k, ok && now.Sub(k.learned) < termsMaxAge
+}
+
+func (t *terms) put(key string, k known) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if _, ok := t.young[key]; !ok && len(t.young) >= termsHalf {
+		t.old, t.young = t.young, make(map[string]known, termsHalf)
+	}
+	t.young[key] = k
+}
+
+// forgive forgets a bucket's denial, since there are more tokens.
+func (t *terms) forgive(key string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, half := range []map[string]known{t.young, t.old} {
+		if k, ok := half[key]; ok {
+			k.denied = denial{}
+			half[key] = k
+		}
+	}
+}
