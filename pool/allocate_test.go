@@ -1,0 +1,223 @@
+package pool
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+)
+
+// eu, us and ap have weights 2, 1 and 1 and floors 200, 100 and 100.
+func three(eu, us, ap int64) []Claimant {
+	return []Claimant{
+		{Name: "eu", Weight: 2, Floor: 200, Demand: eu},
+		{Name: "us", Weight: 1, Floor: 100, Demand: us},
+		{Name: "ap", Weight: 1, Floor: 100, Demand: ap},
+	}
+}
+
+func TestAllocateKnownAnswers(t *testing.T) {
+	ceiling := func(c []Claimant, name string, most int64) []Claimant {
+		for i := range c {
+			if c[i].Name == name {
+				c[i].Ceiling = most
+			}
+		}
+		return c
+	}
+	for _, test := range []struct {
+		name  string
+		total int64
+		in    []Claimant
+		want  []int64
+	}{
+		// Nobody asks: floors 400, spare 600 by 2:1:1.
+		{"idle", 1000, three(0, 0, 0), []int64{500, 250, 250}},
+		// Wants 500+150+100 = 750, spare 250 by 2:1:1 = 125, 62.5, 62.5: the odd unit goes to the first by name.
+		{"demands fit", 1000, three(500, 150, 50), []int64{625, 212, 163}},
+		{"demands fit exactly", 1000, three(600, 200, 200), []int64{600, 200, 200}},
+		// All ask for more: by weight.
+		{"everyone short", 1000, three(2000, 2000, 2000), []int64{500, 250, 250}},
+		// ap wants 100, the other 900 are levelled 2:1.
+		{"one modest", 1000, three(2000, 2000, 10), []int64{600, 300, 100}},
+		// us keeps its 150; eu and ap share 850 as 2:1: 566.67 and 283.33. Level 283.33: eu's next unit (567) comes at
+		// 283.5, ap's (284) at 284.
+		{"rounding", 1000, three(2000, 150, 2000), []int64{567, 150, 283}},
+		// Levelling 300 by 2:1:1 would give 150, 75, 75: floors prevail and leave nothing.
+		{"floors take all", 400, three(2000, 2000, 2000), []int64{200, 100, 100}},
+		// One below the floors: 399 levelled below 200, 100, 100. Level 99.75: eu 199, us and ap 99; the two left go at
+		// levels 100 (eu's 200, ap's 100, us' 100): ap, then eu, by name.
+		{"floors don't fit", 399, three(0, 0, 0), []int64{200, 99, 100}},
+		// eu stops at 450; the spare of 1000 − 450 − 100 − 100 = 350 goes to us and ap.
+		{"ceiling", 1000, ceiling(three(900, 0, 0), "eu", 450), []int64{450, 275, 275}},
+		// All have ceilings: 700 of 1000 are given.
+		{"ceilings leave a rest", 1000, ceiling(ceiling(ceiling(three(900, 900, 900), "eu", 300), "us", 200), "ap", 200), []int64{300, 200, 200}},
+		{"alone", 1000, []Claimant{{Name: "eu", Weight: 7, Floor: 10}}, []int64{1000}},
+		{"nobody", 1000, nil, []int64{}},
+		{"nothing", 0, three(5, 5, 5), []int64{0, 0, 0}},
+		// 10 over three equals: 4, 3, 3 by name.
+		{"equals", 10, []Claimant{{Name: "c", Weight: 1, Demand: 99}, {Name: "a", Weight: 1, Demand: 99}, {Name: "b", Weight: 1, Demand: 99}}, []int64{3, 4, 3}},
+		// Weight 1000 against 1: level 10/1001 gives 9.99 and 0.0099; the tenth unit comes at 0.010, the other's first at 1.
+		{"weights far apart", 10, []Claimant{{Name: "a", Weight: 1, Demand: 99}, {Name: "b", Weight: 1000, Demand: 99}}, []int64{0, 10}},
+		{"large numbers", 1 << 50, []Claimant{{Name: "a", Weight: MaxWeight, Demand: 1 << 50}, {Name: "b", Weight: MaxWeight, Demand: 1 << 50}}, []int64{1 << 49, 1 << 49}},
+	} {
+		t.Run(test.name, func(t *testing.T) { require.Equal(t, test.want, Allocate(test.total, test.in)) })
+	}
+}
+
+// drawClaimants makes a case with floors that fit. Numbers are small at times, so that many are equal.
+func drawClaimants(t *rapid.T) (int64, []Claimant) {
+	most := rapid.SampledFrom([]int64{12, 1000, 1_000_000, 1 << 50}).Draw(t, "size")
+	total := rapid.Int64Range(1, most).Draw(t, "total")
+	list := make([]Claimant, rapid.IntRange(1, 8).Draw(t, "regions"))
+	left := total
+	for i := range list {
+		list[i] = Claimant{
+			Name:   fmt.Sprint("r", i),
+			Weight: rapid.SampledFrom([]int64{1, 1, 2, 3, 10, 997, MaxWeight}).Draw(t, "weight"),
+			Floor:  rapid.Int64Range(0, left/2).Draw(t, "floor"),
+			Demand: rapid.Int64Range(0, 2*total).Draw(t, "demand"),
+		}
+		left -= list[i].Floor
+		if rapid.IntRange(0, 4).Draw(t, "limited") == 0 {
+			list[i].Ceiling = list[i].Floor + rapid.Int64Range(1, total).Draw(t, "ceiling")
+		}
+	}
+	return total, list
+}
+
+// checkAllocation is what holds for every allocation whose floors fit.
+func checkAllocation(t require.TestingT, total int64, list []Claimant, shares []int64) {
+	var sum, most int64
+	for i, c := range list {
+		require.GreaterOrEqual(t, shares[i], c.Floor, "%v: floor of %v", shares, c)
+		ceiling := total
+		if c.Ceiling > 0 {
+			ceiling = min(c.Ceiling, total)
+			require.LessOrEqual(t, shares[i], c.Ceiling, "%v: ceiling of %v", shares, c)
+		}
+		sum += shares[i]
+		most += ceiling
+	}
+	require.Equal(t, min(total, most), sum, "%v of %+v", shares, list)
+}
+
+func TestAllocateIsExactAndKeepsFloorsAndCeilings(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		total, list := drawClaimants(t)
+		checkAllocation(t, total, list, Allocate(total, list))
+	})
+}
+
+func TestAllocateIsFair(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		total, list := drawClaimants(t)
+		shares := Allocate(total, list)
+		for i, c := range list {
+			if want := max(c.Floor, c.Demand); shares[i] >= want || c.Ceiling > 0 && shares[i] >= c.Ceiling {
+				continue
+			}
+			for j, other := range list {
+				if shares[j] <= other.Floor {
+					continue
+				}
+				// c lacks a unit: the other's last one came at no higher level than c's next.
+				require.LessOrEqual(t, compareFractions(shares[j], other.Weight, shares[i]+1, c.Weight), 0, "%v has too little beside %v: %v", c, other, shares)
+			}
+		}
+	})
+}
+
+func TestRaisingOneDemandNeverRaisesAnotherShare(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		total, list := drawClaimants(t)
+		before := Allocate(total, list)
+		i := rapid.IntRange(0, len(list)-1).Draw(t, "who")
+		list[i].Demand += rapid.Int64Range(1, total).Draw(t, "more")
+		after := Allocate(total, list)
+		for j := range list {
+			if j == i {
+				require.GreaterOrEqual(t, after[j], before[j])
+			} else {
+				require.LessOrEqual(t, after[j], before[j], "share %d of %+v: %v, then %v", j, list, before, after)
+			}
+		}
+	})
+}
+
+func TestAllocateDoesNotDependOnTheOrder(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		total, list := drawClaimants(t)
+		want := map[string]int64{}
+		for i, s := range Allocate(total, list) {
+			want[list[i].Name] = s
+		}
+		shuffled := slices.Clone(list)
+		rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "order"), 0)).Shuffle(len(shuffled), func(i, j int) { shuffled[i], shuffled[j] = shuffled[j], shuffled[i] })
+		for i, s := range Allocate(total, shuffled) {
+			require.Equal(t, want[shuffled[i].Name], s, shuffled[i].Name)
+		}
+	})
+}
+
+func TestAllocateDoesNotDependOnTheScale(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		total, list := drawClaimants(t)
+		if total > 1_000_000 {
+			return
+		}
+		before := Allocate(total, list)
+		k := rapid.Int64Range(2, 1000).Draw(t, "factor")
+		heavier, larger := slices.Clone(list), slices.Clone(list)
+		for i := range list {
+			heavier[i].Weight *= k
+			larger[i].Floor *= k
+			larger[i].Demand *= k
+			larger[i].Ceiling *= k
+		}
+		require.Equal(t, before, Allocate(total, heavier), "only the ratio of weights counts")
+		// The unit of the rates counts only as far as shares are whole numbers of it.
+		for i, s := range Allocate(k*total, larger) {
+			require.InDelta(t, k*before[i], s, float64(k*int64(len(list))), "%+v", list)
+		}
+	})
+}
+
+func FuzzAllocate(f *testing.F) {
+	f.Add(uint64(1000), []byte("two regions of eight bytes: about"))
+	f.Add(uint64(1), []byte{})
+	f.Fuzz(func(t *testing.T, total uint64, data []byte) {
+		limit := int64(total % (1 << 50))
+		var list []Claimant
+		left := limit
+		for len(data) >= 8 && len(list) < 100 {
+			n := binary.LittleEndian.Uint64(data)
+			data = data[8:]
+			c := Claimant{Name: fmt.Sprint(len(list)), Weight: 1 + int64(n%MaxWeight), Demand: int64(n % (1 << 50))}
+			if left > 0 {
+				c.Floor = int64(n>>20) % (left/2 + 1)
+			}
+			if n>>60 == 0 {
+				c.Ceiling = c.Floor + int64(n%1000) + 1
+			}
+			left -= c.Floor
+			list = append(list, c)
+		}
+		checkAllocation(t, limit, list, Allocate(limit, list))
+	})
+}
+
+func BenchmarkAllocate(b *testing.B) {
+	list := make([]Claimant, 50)
+	for i := range list {
+		list[i] = Claimant{Name: fmt.Sprint(i), Weight: int64(1 + i%7), Floor: 1000, Demand: int64(20_000 + 997*i%40_000)}
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		Allocate(1_000_000, list)
+	}
+}

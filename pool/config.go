@@ -1,0 +1,129 @@
+package pool
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// Settings are the pools that all regions share, at one version. Those with the
+// highest version that any replica has are in force.
+type Settings struct {
+	Version int64 // 0 or more; raise it with every change
+	Pools   []Pool
+}
+
+// Validate returns all that is wrong with s.
+func (s Settings) Validate() error {
+	var errs []error
+	seen := map[string]bool{}
+	for _, p := range s.Pools {
+		if err := p.Validate(); err != nil {
+			errs = append(errs, fmt.Errorf("pool %q: %w", p.Name, err))
+		}
+		if seen[p.Name] {
+			errs = append(errs, fmt.Errorf("%w %q: it is there twice", ErrPool, p.Name))
+		}
+		seen[p.Name] = true
+	}
+	if s.Version < 0 {
+		errs = append(errs, fmt.Errorf("%w: version %d is below 0", ErrPool, s.Version))
+	}
+	return errors.Join(errs...)
+}
+
+// The record in cfg.
+type (
+	settingsRecord struct {
+		Version int64        `json:"version"`
+		Pools   []poolRecord `json:"pools"`
+	}
+	poolRecord struct {
+		Name     string         `json:"name"`
+		Rate     string         `json:"rate"`
+		Capacity int64          `json:"capacity"`
+		Interval string         `json:"interval"`
+		Regions  []regionRecord `json:"regions"`
+	}
+	regionRecord struct {
+		Name    string `json:"name"`
+		Weight  int64  `json:"weight"`
+		Floor   string `json:"floor,omitempty"`
+		Burst   int64  `json:"burst,omitempty"`
+		Ceiling string `json:"ceiling,omitempty"`
+	}
+)
+
+// encode writes the settings so that equal ones have the same text.
+func (s Settings) encode() string {
+	rate := func(r policy.Rate) string {
+		if r == (policy.Rate{}) {
+			return ""
+		}
+		return r.String()
+	}
+	rec := settingsRecord{Version: s.Version, Pools: []poolRecord{}}
+	for _, p := range s.Pools {
+		pr := poolRecord{Name: p.Name, Rate: p.Rate.String(), Capacity: p.Capacity, Interval: p.interval().String()}
+		for _, r := range p.Regions {
+			pr.Regions = append(pr.Regions, regionRecord{r.Name, r.Weight, rate(r.Floor), r.Burst, rate(r.Ceiling)})
+		}
+		slices.SortFunc(pr.Regions, func(a, b regionRecord) int { return strings.Compare(a.Name, b.Name) })
+		rec.Pools = append(rec.Pools, pr)
+	}
+	slices.SortFunc(rec.Pools, func(a, b poolRecord) int { return strings.Compare(a.Name, b.Name) })
+	b, err := json.Marshal(rec)
+	if err != nil {
+		panic(err) // strings and whole numbers can be written
+	}
+	return string(b)
+}
+
+func decodeSettings(text string) (Settings, error) {
+	var rec settingsRecord
+	if err := json.Unmarshal([]byte(text), &rec); err != nil {
+		return Settings{}, fmt.Errorf("%w: settings: %w", ErrRecord, err)
+	}
+	s := Settings{Version: rec.Version}
+	var err error
+	rate := func(text string) policy.Rate {
+		if text == "" || err != nil {
+			return policy.Rate{}
+		}
+		r, e := policy.ParseRate(text)
+		err = e
+		return r
+	}
+	for _, pr := range rec.Pools {
+		p := Pool{Name: pr.Name, Rate: rate(pr.Rate), Capacity: pr.Capacity}
+		if p.Interval, err = keep(err)(time.ParseDuration(pr.Interval)); err != nil {
+			return Settings{}, fmt.Errorf("%w: settings: pool %q: %w", ErrRecord, pr.Name, err)
+		}
+		for _, r := range pr.Regions {
+			p.Regions = append(p.Regions, Region{r.Name, r.Weight, rate(r.Floor), r.Burst, rate(r.Ceiling)})
+		}
+		s.Pools = append(s.Pools, p)
+	}
+	if err == nil {
+		err = s.Validate()
+	}
+	if err != nil {
+		return Settings{}, fmt.Errorf("%w: settings: %w", ErrRecord, err)
+	}
+	return s, nil
+}
+
+// keep passes a result on, unless there was an error before.
+func keep(before error) func(time.Duration, error) (time.Duration, error) {
+	return func(d time.Duration, err error) (time.Duration, error) {
+		if before != nil {
+			err = before
+		}
+		return d, err
+	}
+}

@@ -1,0 +1,483 @@
+package pool
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sort"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/tokenrefill/refiller/election"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// pace is the shortest time between two rounds of planning, so that what
+// happens at about the same time is answered with one write.
+const pace = 50 * time.Millisecond
+
+// maxPace bounds the pace of a coordinator with much to do: planning takes at
+// most about a tenth of its time.
+const maxPace = time.Second
+
+// errDeposed ends a term: the coordinator's key in the election is gone.
+var errDeposed = errors.New("pool: another coordinator has taken office")
+
+// CoordinatorConfig is what a Coordinator needs.
+type CoordinatorConfig struct {
+	Client *clientv3.Client // stays the caller's
+	Prefix string           // of the pools' keys, without a slash at the end
+	Timing Timing
+	Logger hclog.Logger // nil means a default one named refiller.pool
+}
+
+// Coordinator hands out the shares of all pools below a prefix while it leads.
+// It is safe for concurrent use.
+type Coordinator struct {
+	timing   Timing
+	log      hclog.Logger
+	registry registry
+
+	mu    sync.Mutex
+	stats CoordinatorStats
+}
+
+// CoordinatorStats counts what a coordinator did since it was made.
+type CoordinatorStats struct {
+	Leading bool
+	Epoch   int64 // of the present or last term
+	Commits int64 // transactions that were made
+	Refused int64 // transactions that were not, since a key had changed
+	Errors  int64 // requests to etcd that failed
+	Writes  int64 // shares written
+	Plans   int64 // rounds of planning, of one pool each
+}
+
+// NewCoordinator checks the configuration; it makes no request.
+func NewCoordinator(cfg CoordinatorConfig) (*Coordinator, error) {
+	if cfg.Client == nil || cfg.Prefix == "" {
+		return nil, fmt.Errorf("%w: Client and Prefix are required", ErrPool)
+	}
+	if err := cfg.Timing.Validate(); err != nil {
+		return nil, err
+	}
+	return newCoordinator(newEtcdRegistry(cfg.Client, cfg.Prefix), cfg.Timing, cfg.Logger), nil
+}
+
+func newCoordinator(r registry, t Timing, log hclog.Logger) *Coordinator {
+	if log == nil {
+		log = hclog.Default().Named("refiller.pool")
+	}
+	return &Coordinator{timing: t, log: log, registry: r}
+}
+
+// Lead coordinates under a term until ctx ends or the term turns out to be over.
+// It is the function that an election among all regions calls.
+func (c *Coordinator) Lead(ctx context.Context, term election.Term) error {
+	return c.govern(ctx, office{key: term.Key, epoch: term.Epoch})
+}
+
+// Stats is a snapshot of the counts.
+func (c *Coordinator) Stats() CoordinatorStats {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.stats
+}
+
+func (c *Coordinator) count(change func(*CoordinatorStats)) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	change(&c.stats)
+}
+
+func (c *Coordinator) govern(ctx context.Context, o office) error {
+	c.count(func(s *CoordinatorStats) { s.Leading, s.Epoch = true, o.epoch })
+	defer c.count(func(s *CoordinatorStats) { s.Leading = false })
+	t := newTenure(c, o)
+	failures := 0
+	for ctx.Err() == nil {
+		began := time.Now()
+		err := t.session(ctx)
+		switch {
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case errors.Is(err, errDeposed):
+			return err
+		case time.Since(began) > maxPace:
+			failures = 0
+		}
+		c.count(func(s *CoordinatorStats) { s.Errors++ })
+		if failures++; failures == 1 {
+			c.log.Warn("connection to etcd lost: shares stay as they are", "epoch", o.epoch, "error", err)
+		}
+		sleep(ctx, min(pace<<min(failures, 5), maxPace))
+	}
+	return context.Cause(ctx)
+}
+
+// tenure is one term of a coordinator. What it has offered stays known for the
+// whole term, through every loss of the connection.
+type tenure struct {
+	*Coordinator
+	office  office
+	seq     int64
+	ledgers map[string]*ledger
+	seen    map[string]int64 // revisions at which the shares in etcd last changed
+	gone    map[string]bool  // shares that we have removed
+	dirty   map[string]bool  // regions whose share is to be written
+	fenced  map[string]bool  // regions that an operator has declared dead
+	lease   time.Duration    // the longest that any grant in etcd may have
+	told    string           // the last bad record that was logged
+}
+
+func newTenure(c *Coordinator, o office) *tenure {
+	return &tenure{
+		Coordinator: c, office: o, ledgers: map[string]*ledger{}, seen: map[string]int64{}, gone: map[string]bool{}, dirty: map[string]bool{}, fenced: map[string]bool{},
+	}
+}
+
+// session reads everything and keeps up with the changes until something fails.
+func (t *tenure) session(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+
+	loading, done := context.WithTimeout(ctx, t.timeout())
+	entries, revision, err := t.registry.load(loading)
+	done()
+	if err != nil {
+		return err
+	}
+	t.restore(entries, time.Now())
+
+	events := make(chan entry, 1024)
+	watched := make(chan error, 1)
+	wg.Go(func() { watched <- t.registry.watch(ctx, revision+1, events) })
+
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	next := time.Now()
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case err := <-watched:
+			return err
+		case e := <-events:
+			t.learn(e, time.Now())
+			for n := len(events); n > 0; n-- {
+				t.learn(<-events, time.Now())
+			}
+			timer.Reset(time.Until(next))
+		case <-timer.C:
+			began := time.Now()
+			t.plan(began)
+			next = began.Add(min(max(pace, 10*time.Since(began)), maxPace))
+			if err := t.publish(ctx); err != nil {
+				return err
+			}
+			timer.Reset(t.rest(next))
+		}
+	}
+}
+
+// timeout bounds a request to etcd: a member that is cut off answers late or
+// never.
+func (t *tenure) timeout() time.Duration { return max(t.timing.Report, time.Second) }
+
+// rest is how long nothing needs to be done if nothing happens, not before next.
+func (t *tenure) rest(next time.Time) time.Duration {
+	at := next.Add(t.timing.Report)
+	for _, l := range t.ledgers {
+		switch {
+		case l.dirty:
+			at = next
+		case !l.wake.IsZero() && l.wake.Before(at):
+			at = l.wake
+		}
+	}
+	if at.Before(next) {
+		at = next
+	}
+	return time.Until(at)
+}
+
+// restore takes in everything that is in etcd.
+func (t *tenure) restore(entries []entry, now time.Time) {
+	clear(t.seen)
+	clear(t.gone)
+	clear(t.fenced)
+	// Settings come first: they say which regions are expected to report. Shares
+	// come before reports, which acknowledge them.
+	order := func(e entry) int {
+		return slices.IndexFunc([]string{configKey, fenceKeys, shareKeys, reportKeys}, func(p string) bool {
+			_, ok := e.under(p)
+			return ok
+		})
+	}
+	sort.SliceStable(entries, func(i, j int) bool { return order(entries[i]) < order(entries[j]) })
+	for _, e := range entries {
+		if region, ok := e.under(fenceKeys); ok {
+			t.fenced[region] = true
+			continue
+		}
+		t.learn(e, now)
+	}
+	for _, l := range t.ledgers {
+		for region := range l.accounts {
+			l.fence(region, t.fenced[region])
+		}
+	}
+}
+
+// learn takes in one key.
+func (t *tenure) learn(e entry, now time.Time) {
+	var err error
+	if region, ok := e.under(reportKeys); ok && !e.deleted {
+		err = t.hear(region, e.value, now)
+	} else if region, ok := e.under(shareKeys); ok {
+		err = t.recall(region, e, now)
+	} else if region, ok := e.under(fenceKeys); ok {
+		t.fence(region, !e.deleted)
+	} else if e.key == configKey && !e.deleted {
+		err = t.configure(e.value)
+	}
+	if err != nil && t.told != e.key+e.value {
+		t.told = e.key + e.value
+		t.log.Error("record can't be read and is ignored", "key", e.key, "error", err)
+	}
+}
+
+func (t *tenure) hear(region, value string, now time.Time) error {
+	r, err := decodeReport(value)
+	if err != nil {
+		return err
+	}
+	for name, ticket := range r.tickets {
+		if l := t.ledgers[name]; l != nil {
+			l.hear(region, ticket, t.timing, now)
+		}
+	}
+	return nil
+}
+
+// recall takes in a share as it is in etcd: an earlier coordinator's, or one of
+// our own that arrived after it was given up.
+func (t *tenure) recall(region string, e entry, now time.Time) error {
+	if e.revision <= t.seen[e.key] {
+		return nil // as we wrote it
+	}
+	if e.deleted {
+		delete(t.seen, e.key)
+		return nil
+	}
+	t.seen[e.key] = e.revision
+	s, err := decodeShare(e.value)
+	if err != nil {
+		return err
+	}
+	t.lease = max(t.lease, s.lease)
+	for name, terms := range s.terms {
+		l := t.ledgers[name]
+		if l == nil { // the pool has left the configuration
+			l = newLedger(name)
+			l.configure(nil)
+			t.ledgers[name] = l
+		}
+		l.inherit(region, terms, max(s.lease, t.timing.Lease), now)
+	}
+	return nil
+}
+
+func (t *tenure) fence(region string, fenced bool) {
+	if t.fenced[region] == fenced {
+		return
+	}
+	t.fenced[region] = fenced
+	for _, l := range t.ledgers {
+		l.fence(region, fenced)
+	}
+	t.log.Warn("operator fence", "region", region, "fenced", fenced, "epoch", t.office.epoch)
+}
+
+func (t *tenure) configure(value string) error {
+	s, err := decodeSettings(value)
+	if err != nil {
+		return err
+	}
+	configured := map[string]*Pool{}
+	for i, p := range s.Pools {
+		configured[p.Name] = &s.Pools[i]
+		if t.ledgers[p.Name] == nil {
+			t.ledgers[p.Name] = newLedger(p.Name)
+		}
+	}
+	for name, l := range t.ledgers {
+		l.configure(configured[name])
+		for region := range l.accounts {
+			l.fence(region, t.fenced[region])
+		}
+	}
+	t.log.Info("pools in force", "version", s.Version, "pools", names(s.Pools), "epoch", t.office.epoch)
+	return nil
+}
+
+// plan plans for the pools that need it.
+func (t *tenure) plan(now time.Time) {
+	plans, together := int64(0), t.together()
+	for name, l := range t.ledgers {
+		if !l.dirty && (l.wake.IsZero() || l.wake.After(now)) {
+			continue
+		}
+		plans++
+		for _, region := range l.plan(t.timing, now, together, t.nextFence) {
+			t.dirty[region] = true
+		}
+		if l.pool == nil && len(l.accounts) == 0 {
+			delete(t.ledgers, name)
+		}
+	}
+	t.count(func(s *CoordinatorStats) { s.Plans += plans })
+}
+
+// maxLine is more than the bytes that one offer takes in a share.
+const maxLine = MaxName + 2 + 16*18
+
+// together reports whether the shares of all regions are sure to fit into one
+// transaction, whatever is offered.
+func (t *tenure) together() bool {
+	regions, lines := map[string]bool{}, 0
+	for _, l := range t.ledgers {
+		for r := range l.accounts {
+			regions[r] = true
+		}
+		lines += len(l.accounts) * (maxOffers + 1)
+	}
+	return len(regions) <= maxTxnWrite && lines*maxLine < maxTxnBytes
+}
+
+func (t *tenure) nextFence() policy.Fence {
+	t.seq++
+	return policy.Fence{Epoch: t.office.epoch, Seq: t.seq}
+}
+
+// publish writes the shares of the regions that have changed. What fails is
+// written again after a fresh look: an offer counts from when it was planned,
+// whether it arrives or not.
+func (t *tenure) publish(ctx context.Context) error {
+	if len(t.dirty) == 0 {
+		return nil
+	}
+	regions := make([]string, 0, len(t.dirty))
+	for r := range t.dirty {
+		regions = append(regions, r)
+	}
+	sort.Strings(regions)
+	t.lease = max(t.lease, t.timing.Lease)
+	for len(regions) > 0 {
+		var writes []sharing
+		size, n := 0, 0
+		for _, r := range regions {
+			w, ok := t.write(r)
+			if len(writes) == maxTxnWrite || len(writes) > 0 && size+len(w.value) > maxTxnBytes {
+				break
+			}
+			n++
+			if ok {
+				writes = append(writes, w)
+				size += len(w.value)
+			}
+		}
+		if err := t.commit(ctx, writes); err != nil {
+			return err
+		}
+		for _, r := range regions[:n] {
+			delete(t.dirty, r)
+		}
+		regions = regions[n:]
+	}
+	return nil
+}
+
+// sharing is the write of a region's share.
+type sharing struct {
+	region string
+	share  share
+	write
+}
+
+// write is the share of a region as it should be; false if there is nothing to
+// write.
+func (t *tenure) write(region string) (sharing, bool) {
+	s := share{lease: t.lease, terms: map[string][]policy.Terms{}}
+	for name, l := range t.ledgers {
+		if a := l.accounts[region]; a != nil && len(a.offers) > 0 {
+			s.terms[name] = a.list()
+		}
+	}
+	key := shareKeys + region
+	w := sharing{region, s, write{key: key, seen: t.seen[key], value: s.encode(), remove: len(s.terms) == 0}}
+	if t.gone[key] {
+		w.seen = 0
+	}
+	return w, !w.remove || w.seen > 0
+}
+
+func (t *tenure) commit(ctx context.Context, shares []sharing) error {
+	if len(shares) == 0 {
+		return nil
+	}
+	writes := make([]write, len(shares))
+	for i, s := range shares {
+		writes[i] = s.write
+	}
+	ctx, cancel := context.WithTimeout(ctx, t.timeout())
+	defer cancel()
+	revision, v, err := t.registry.commit(ctx, t.office, writes)
+	switch {
+	case err != nil:
+		return err
+	case v == deposed:
+		return errDeposed
+	case v == conflict: // a write of ours that was given up has arrived after all
+		t.count(func(s *CoordinatorStats) { s.Refused++ })
+		return errors.New("pool: a share has changed since it was read")
+	}
+	for _, w := range shares {
+		t.recorded(w.region, w.share)
+		if t.seen[w.key] = revision; w.remove {
+			t.gone[w.key] = true
+		} else {
+			delete(t.gone, w.key)
+		}
+	}
+	t.count(func(s *CoordinatorStats) { s.Commits++; s.Writes += int64(len(writes)) })
+	return nil
+}
+
+// recorded notes that etcd holds a share. What that frees can be given away.
+func (t *tenure) recorded(region string, s share) {
+	for name, l := range t.ledgers {
+		if a := l.accounts[region]; a != nil {
+			_, before := a.claims(l.unit)
+			a.recorded = s.terms[name]
+			_, after := a.claims(l.unit)
+			l.dirty = l.dirty || after.rate < before.rate || after.capacity < before.capacity
+		}
+	}
+}
+
+// sleep waits for d or until ctx ends.
+func sleep(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-timer.C:
+	}
+}

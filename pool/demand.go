@@ -1,0 +1,42 @@
+package pool
+
+import (
+	"math"
+	"time"
+)
+
+const (
+	headroom = 0.1             // h: asked for beyond what was used
+	halfLife = 5 * time.Second // of a demand that has fallen
+	// retryShare of the pool's rate is what denials may ask for beyond doubling,
+	// so that a region without a share can start.
+	retryShare = 0.05
+)
+
+// demand estimates what a region could use, in units of the pool's rate. It
+// rises at once and falls slowly. The zero demand has seen nothing.
+type demand struct {
+	level   float64
+	known   bool
+	starved bool // tokens were denied lately
+}
+
+// observe takes in what was consumed and denied over an elapsed time, as rates.
+// Denied takes may be retries of each other: they at most double the demand, so
+// a storm of them buys nothing that can't be used.
+func (d *demand) observe(consumed, denied, total float64, elapsed time.Duration) {
+	consumed, denied = max(0, consumed), max(0, denied)
+	sample := consumed + min(denied, consumed+retryShare*total)
+	d.starved = denied > 0
+	if !d.known || sample >= d.level {
+		d.level, d.known = sample, true
+		return
+	}
+	keep := math.Exp2(-elapsed.Seconds() / halfLife.Seconds())
+	d.level = d.level*keep + sample*(1-keep)
+}
+
+// units is the demand with headroom, from 0 to most.
+func (d *demand) units(most int64) int64 {
+	return int64(math.Round(min((1+headroom)*d.level, float64(most))))
+}

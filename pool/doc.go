@@ -1,0 +1,46 @@
+// Package pool shares one rate and one capacity over regions that each have
+// their own Redis, without a hop between regions on a take, and without ever
+// exceeding the rate, whatever is cut off from what.
+//
+// # Model
+//
+// A [Pool] is a bucket of the same name in every region. Each region has a
+// floor, which is always its own; what is left of the rate is lent out by a
+// coordinator as grants, which move to where demand is ([Allocate]).
+//
+// Every replica of a region runs an [Agent]. It reports a ticket to etcd once a
+// period H: the time on the region's Redis, the bucket's era, the fence in force
+// and what was consumed and denied. One replica among those of all regions runs
+// the [Coordinator] at a time, by election. It answers tickets with grants, of
+// which each says: so many tokens per time, until ticket + L on the region's own
+// Redis clock, in this era, under the fence (epoch, seq). The agent puts the
+// grant in force by an ordinary refill call. When a grant ends the refill script
+// itself falls back to the floor, even if no process notices.
+//
+// # Why the rate is never exceeded
+//
+//   - Floors are reserved: together they are at most [FloorShare] of the rate, and
+//     nobody else is ever given them.
+//   - Shrink before grow: a rate counts against the pool until the region has
+//     acknowledged a smaller one, by the fence read back from its Redis, or until
+//     it has ended for certain: L(1+2ρ) + 100 ms after its ticket was heard, on
+//     the coordinator's own monotonic clock. It is given to another only with a
+//     record of that in etcd, or after it.
+//   - Coordinators can't act at the same time: each write is one transaction that
+//     also compares the leader's key and the share as it was last seen.
+//   - A grant of an era is void in the next: servers that lose writes or set
+//     their clock back begin one.
+//
+// No two machines' clocks are ever compared. That clocks run at rates within ρ =
+// 10⁻³ of each other is assumed, and watched.
+//
+// # Keys in etcd, below the prefix
+//
+//	cfg             settings: those with the highest version of any replica
+//	lead/…          the election of the coordinator
+//	rep/<region>    the region's tickets, of all pools in one write a period
+//	share/<region>  the region's grants, and older ones that it may still use
+//	fence/<region>  an operator has declared that the region uses nothing
+//
+// docs/pools.md says what is promised on each failure.
+package pool

@@ -1,0 +1,128 @@
+package pool
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"golang.org/x/sync/errgroup"
+)
+
+// etcdRegistry is a registry in etcd, below a prefix that ends with a slash.
+type etcdRegistry struct {
+	client *clientv3.Client
+	prefix string
+}
+
+var _ registry = (*etcdRegistry)(nil)
+
+func newEtcdRegistry(client *clientv3.Client, prefix string) *etcdRegistry {
+	return &etcdRegistry{client: client, prefix: prefix + "/"}
+}
+
+func (r *etcdRegistry) load(ctx context.Context, keys ...string) ([]entry, int64, error) {
+	gets := []clientv3.Op{clientv3.OpGet(r.prefix, clientv3.WithPrefix())}
+	if len(keys) > 0 {
+		gets = gets[:0]
+		for _, k := range keys {
+			gets = append(gets, clientv3.OpGet(r.prefix+k))
+		}
+	}
+	resp, err := r.client.Txn(ctx).Then(gets...).Commit()
+	if err != nil {
+		return nil, 0, fmt.Errorf("pool: read %s: %w", r.prefix, err)
+	}
+	var entries []entry
+	for _, part := range resp.Responses {
+		for _, kv := range part.GetResponseRange().Kvs {
+			if e := r.entry(string(kv.Key), string(kv.Value), kv.ModRevision); !strings.HasPrefix(e.key, leaderKeys) {
+				entries = append(entries, e)
+			}
+		}
+	}
+	return entries, resp.Header.Revision, nil
+}
+
+func (r *etcdRegistry) entry(key, value string, revision int64) entry {
+	return entry{key: strings.TrimPrefix(key, r.prefix), value: value, revision: revision}
+}
+
+func (r *etcdRegistry) watch(ctx context.Context, from int64, to chan<- entry, keys ...string) error {
+	// A member that is cut off from the others must not keep a watch quiet.
+	g, ctx := errgroup.WithContext(clientv3.WithRequireLeader(ctx))
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	if len(keys) == 0 {
+		g.Go(func() error { return r.follow(ctx, to, r.prefix, clientv3.WithRev(from), clientv3.WithPrefix()) })
+	}
+	for _, k := range keys {
+		g.Go(func() error { return r.follow(ctx, to, r.prefix+k, clientv3.WithRev(from)) })
+	}
+	return g.Wait()
+}
+
+// follow never returns nil.
+func (r *etcdRegistry) follow(ctx context.Context, to chan<- entry, key string, opts ...clientv3.OpOption) error {
+	for resp := range r.client.Watch(ctx, key, opts...) {
+		if err := resp.Err(); err != nil {
+			return fmt.Errorf("pool: watch %s: %w", key, err)
+		}
+		for _, event := range resp.Events {
+			e := r.entry(string(event.Kv.Key), string(event.Kv.Value), event.Kv.ModRevision)
+			e.deleted = event.Type == clientv3.EventTypeDelete
+			if strings.HasPrefix(e.key, leaderKeys) {
+				continue
+			}
+			select {
+			case to <- e:
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	return errors.New("pool: watch " + key + ": the client is closed")
+}
+
+func (r *etcdRegistry) put(ctx context.Context, key, value string) (int64, error) {
+	resp, err := r.client.Put(ctx, r.prefix+key, value)
+	if err != nil {
+		return 0, fmt.Errorf("pool: write %s: %w", r.prefix+key, err)
+	}
+	return resp.Header.Revision, nil
+}
+
+func (r *etcdRegistry) commit(ctx context.Context, o office, writes []write) (int64, verdict, error) {
+	var guards []clientv3.Cmp
+	var then, otherwise []clientv3.Op
+	if o.key != "" {
+		guards = append(guards, clientv3.Compare(clientv3.CreateRevision(o.key), "=", o.epoch))
+		otherwise = append(otherwise, clientv3.OpGet(o.key))
+	}
+	for _, w := range writes {
+		guards = append(guards, clientv3.Compare(clientv3.ModRevision(r.prefix+w.key), "=", w.seen))
+		if w.remove {
+			then = append(then, clientv3.OpDelete(r.prefix+w.key))
+		} else {
+			then = append(then, clientv3.OpPut(r.prefix+w.key, w.value))
+		}
+	}
+	resp, err := r.client.Txn(ctx).If(guards...).Then(then...).Else(otherwise...).Commit()
+	if err != nil {
+		return 0, conflict, fmt.Errorf("pool: write below %s: %w", r.prefix, err)
+	}
+	if resp.Succeeded {
+		return resp.Header.Revision, committed, nil
+	}
+	if o.key != "" {
+		kvs := resp.Responses[0].GetResponseRange().Kvs
+		if len(kvs) == 0 || kvs[0].CreateRevision != o.epoch {
+			return 0, deposed, nil
+		}
+	}
+	return 0, conflict, nil
+}

@@ -1,0 +1,276 @@
+package pool
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// Limits of a pool.
+const (
+	MaxRegions = 100 // regions of one pool
+	MaxName    = 128 // bytes of a pool's or region's name
+	// FloorShare is φ: the part of a pool's rate that floors may take together.
+	FloorShare = 0.2
+)
+
+// ErrPool is returned for a pool that can't be served; a FieldError says why.
+var ErrPool = errors.New("pool: bad pool")
+
+// FieldError names a field of a Pool, as it is written in a configuration, and
+// what is wrong with its value.
+type FieldError struct {
+	Region string // empty: a field of the pool itself
+	Field  string
+	Msg    string
+}
+
+// Error implements error.
+func (e *FieldError) Error() string {
+	if e.Region != "" {
+		return fmt.Sprintf("pool: regions.%s.%s: %s", e.Region, e.Field, e.Msg)
+	}
+	return fmt.Sprintf("pool: %s: %s", e.Field, e.Msg)
+}
+
+// Is makes every FieldError match ErrPool.
+func (e *FieldError) Is(target error) bool { return target == ErrPool }
+
+// Pool is one rate and one capacity shared by the buckets of a name in several
+// regions.
+type Pool struct {
+	Name     string        // the buckets' key: letters, digits and any of . _ : -
+	Rate     policy.Rate   // R: never exceeded by the rates in force together
+	Capacity int64         // C: never exceeded by the capacities in force together
+	Interval time.Duration // refill interval; 0 means policy.DefaultInterval
+	Regions  []Region      // at least one; names are distinct
+}
+
+// Region is a region's part in a pool.
+type Region struct {
+	Name    string
+	Weight  int64       // 1 to MaxWeight: its part of what is short or spare
+	Floor   policy.Rate // always its own; zero: its part, by weight, of FloorShare of the rate
+	Burst   int64       // its bucket's capacity; 0: its part, by weight, of the pool's capacity
+	Ceiling policy.Rate // the most it gets; zero: no limit
+}
+
+var name = regexp.MustCompile(`^[A-Za-z0-9._:-]+$`)
+
+func validName(s string) bool { return len(s) <= MaxName && name.MatchString(s) }
+
+// Validate returns all that is wrong with p, as FieldErrors, or nil.
+func (p Pool) Validate() error {
+	var errs []error
+	bad := func(region, field, format string, args ...any) {
+		errs = append(errs, &FieldError{Region: region, Field: field, Msg: fmt.Sprintf(format, args...)})
+	}
+	if !validName(p.Name) {
+		bad("", "name", "%q: want 1 to %d letters, digits and any of . _ : -", p.Name, MaxName)
+	}
+	if p.Capacity < 1 || p.Capacity > policy.MaxTokens {
+		bad("", "capacity", "%d is not a whole number from 1 to %d", p.Capacity, int64(policy.MaxTokens))
+	}
+	if i := p.interval(); i < policy.MinInterval || i > policy.MaxInterval || i%time.Microsecond != 0 {
+		bad("", "interval", "%s is not from %s to %s in whole microseconds", i, policy.MinInterval, policy.MaxInterval)
+	}
+	if err := p.Rate.Validate(); err != nil {
+		bad("", "rate", "%v", err)
+	}
+	if n := len(p.Regions); n < 1 || n > MaxRegions {
+		bad("", "regions", "%d of them: want 1 to %d", n, MaxRegions)
+	}
+	seen := map[string]bool{}
+	for _, r := range p.Regions {
+		switch {
+		case !validName(r.Name):
+			bad(r.Name, "name", "%q: want 1 to %d letters, digits and any of . _ : -", r.Name, MaxName)
+		case seen[r.Name]:
+			bad(r.Name, "name", "it is there twice")
+		}
+		seen[r.Name] = true
+		if r.Weight < 1 || r.Weight > MaxWeight {
+			bad(r.Name, "weight", "%d is not a whole number from 1 to %d", r.Weight, MaxWeight)
+		}
+		if r.Burst < 0 || r.Burst > policy.MaxTokens {
+			bad(r.Name, "burst", "%d is not a whole number from 0 to %d", r.Burst, int64(policy.MaxTokens))
+		}
+		for _, f := range []struct {
+			field string
+			rate  policy.Rate
+		}{{"floor", r.Floor}, {"ceiling", r.Ceiling}} {
+			if f.rate != (policy.Rate{}) && f.rate.Validate() != nil {
+				bad(r.Name, f.field, "%v", f.rate.Validate())
+			}
+		}
+	}
+	if len(errs) == 0 {
+		p.validateSums(bad)
+	}
+	return errors.Join(errs...)
+}
+
+// validateSums checks the fields against each other.
+func (p Pool) validateSums(bad func(region, field, format string, args ...any)) {
+	u := p.unit()
+	if float64(u.total)*float64(p.maxElapsed())+float64(u.per) >= 1<<53 {
+		bad("", "rate", "%s over %dus of credit is not below 2^53 units: use a coarser rate", p.Rate, p.maxElapsed())
+		return
+	}
+	parts := p.parts()
+	var floors, bursts int64
+	least := int64(math.Ceil(2 * float64(p.interval().Microseconds()) * float64(u.total) / float64(u.per)))
+	for i, part := range parts {
+		floors += part.floor
+		bursts += part.burst
+		if part.burst < least {
+			bad(p.Regions[i].Name, "burst", "%d is below %d, the tokens of two refill intervals of %s at the pool's rate, %s, which one region may get: raise it, or lower the interval",
+				part.burst, least, p.interval(), p.Rate)
+		}
+		if part.ceiling > 0 && part.ceiling < part.floor {
+			bad(p.Regions[i].Name, "ceiling", "%s is below the floor", p.Regions[i].Ceiling)
+		}
+	}
+	if most := int64(FloorShare * float64(u.total)); floors > most {
+		bad("", "regions", "the floors are %.4g of the rate together: want at most %g, since the rest is what can be shared",
+			float64(floors)/float64(u.total), FloorShare)
+	}
+	if bursts > p.Capacity {
+		bad("", "regions", "the bursts are %d together: want at most the capacity, %d", bursts, p.Capacity)
+	}
+}
+
+func (p Pool) interval() time.Duration {
+	if p.Interval == 0 {
+		return policy.DefaultInterval
+	}
+	return p.Interval
+}
+
+// maxElapsed is e_max in microseconds: the longest stretch that one refill
+// credits.
+func (p Pool) maxElapsed() int64 {
+	return max(2*time.Second, 5*p.interval()).Microseconds()
+}
+
+// unit is what the rates of one pool are counted in: whole units of 1 token per
+// per µs. total is the pool's rate.
+type unit struct{ total, per int64 }
+
+// resolution is how many units a pool's rate has at least, if they fit.
+const resolution = 1_000_000
+
+// unit expresses the rate so that shares are fine enough.
+func (p Pool) unit() unit {
+	a, b := p.Rate.Tokens, p.Rate.Per.Microseconds()
+	g := gcd(a, b)
+	a, b = a/g, b/g
+	k := min((resolution+a-1)/a, (1<<50)/b)
+	return unit{a * max(k, 1), b * max(k, 1)}
+}
+
+func gcd(a, b int64) int64 {
+	for b != 0 {
+		a, b = b, a%b
+	}
+	return max(a, 1)
+}
+
+// of is a rate in whole units, rounded down.
+func (u unit) of(r policy.Rate) int64 {
+	if r == (policy.Rate{}) {
+		return 0
+	}
+	return mulDiv(r.Tokens, u.per, r.Per.Microseconds())
+}
+
+// part is a region's part in units and tokens, with defaults filled in.
+type part struct{ weight, floor, ceiling, burst int64 }
+
+// parts are those of p.Regions, in their order.
+func (p Pool) parts() []part {
+	u := p.unit()
+	var weights int64
+	for _, r := range p.Regions {
+		weights += r.Weight
+	}
+	parts := make([]part, len(p.Regions))
+	for i, r := range p.Regions {
+		parts[i] = part{weight: r.Weight, floor: u.of(r.Floor), ceiling: u.of(r.Ceiling), burst: r.Burst}
+		if r.Floor == (policy.Rate{}) {
+			parts[i].floor = mulDiv(int64(FloorShare*float64(u.total)), r.Weight, weights)
+		}
+		if r.Burst == 0 {
+			parts[i].burst = mulDiv(p.Capacity, r.Weight, weights)
+		}
+	}
+	return parts
+}
+
+// has reports whether the region takes part in the pool.
+func (p Pool) has(region string) bool {
+	return slices.ContainsFunc(p.Regions, func(r Region) bool { return r.Name == region })
+}
+
+// Timing of a pool. All replicas of all regions use the same.
+type Timing struct {
+	Report time.Duration // H: how often each region reports; 100 ms to 1 m
+	// Lease is L: how long a grant lasts from its ticket on. Without etcd a
+	// region keeps its share for Lease less Report, then falls to its floor. It
+	// must be Report + twice the election's TTL + 1 s at least, so that a change
+	// of coordinator drops nobody to the floor.
+	Lease time.Duration
+}
+
+// DefaultTiming goes with an election TTL of 5 s.
+func DefaultTiming() Timing { return Timing{Report: time.Second, Lease: 12 * time.Second} }
+
+// ForTTL is the timing for an election whose lease has the given TTL.
+func ForTTL(ttl time.Duration) Timing {
+	t := DefaultTiming()
+	t.Lease = max(t.Lease, t.Report+2*ttl+time.Second)
+	return t
+}
+
+// Validate reports what is wrong with t.
+func (t Timing) Validate() error {
+	if t.Report < 100*time.Millisecond || t.Report > time.Minute {
+		return fmt.Errorf("%w: Report %s is not from 100ms to 1m", ErrPool, t.Report)
+	}
+	if t.Lease < 4*t.Report || t.Lease > time.Hour {
+		return fmt.Errorf("%w: Lease %s is not from four times Report, %s, to 1h", ErrPool, t.Lease, 4*t.Report)
+	}
+	return nil
+}
+
+const (
+	// drift is ρ: how much the rates of two clocks may differ.
+	drift = 1e-3
+	// tolerance is how far a region's clock may be set back, or stand still,
+	// without the script or the watchdog noticing.
+	tolerance = 2 * policy.ClockTolerance * time.Microsecond
+)
+
+// hold is how long after a ticket was heard its grant may be in force, on the
+// hearer's own clock: L(1+2ρ), and what clocks may be off unnoticed.
+func hold(lease time.Duration) time.Duration {
+	return lease + time.Duration(2*drift*float64(lease)) + tolerance
+}
+
+// fresh is how old a ticket may be for a grant.
+func (t Timing) fresh() time.Duration { return t.Report * 5 / 2 }
+
+// names lists the pools' names, for messages.
+func names(pools []Pool) string {
+	list := make([]string, len(pools))
+	for i, p := range pools {
+		list[i] = p.Name
+	}
+	return strings.Join(list, ", ")
+}

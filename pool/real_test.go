@@ -1,0 +1,251 @@
+package pool
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/election"
+	"github.com/tokenrefill/refiller/internal/faultproxy"
+	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
+	"github.com/tokenrefill/refiller/refill"
+)
+
+const testPrefix = "/refiller/pools"
+
+// area is a region with a real Redis: a refiller, an agent and a candidate, all
+// of which reach etcd through one proxy.
+type area struct {
+	name  string
+	redis *testenv.RedisServer
+	rdb   *redis.Client
+	proxy *faultproxy.Proxy
+	agent *Agent
+	coord *Coordinator
+	stop  context.CancelFunc // of the candidate
+
+	mu     sync.Mutex
+	demand float64
+}
+
+// realPools starts the regions of a pool on real servers.
+func realPools(t *testing.T, p Pool) map[string]*area {
+	etcd := testenv.Etcd(t, 1)
+	level := hclog.Warn
+	if os.Getenv("REFILLER_DEBUG") != "" {
+		level = hclog.Debug
+	}
+	var wg sync.WaitGroup
+	ctx, cancel := context.WithCancel(t.Context())
+	areas := map[string]*area{}
+	t.Cleanup(func() { // before the servers end
+		cancel()
+		wg.Wait()
+	})
+	for _, r := range p.Regions {
+		a := &area{name: r.Name, redis: testenv.Redis(t)}
+		a.rdb = a.redis.Client()
+		proxy, err := faultproxy.New(etcd.Members()[0].Endpoint()[len("http://"):], faultproxy.Options{})
+		require.NoError(t, err)
+		a.proxy = proxy
+		t.Cleanup(func() { _ = proxy.Close() })
+		require.NoError(t, proxy.Delay(faultproxy.Both, 20*time.Millisecond, 5*time.Millisecond)) // 40 ms there and back
+		client, err := election.Dial(election.DialConfig{Endpoints: []string{proxy.Addr()}})
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = client.Close() })
+		log := hclog.New(&hclog.LoggerOptions{Name: r.Name, Level: level})
+
+		rf, err := refill.New(refill.Config{
+			Redis: a.rdb, Logger: log, Buckets: []refill.Bucket{{Key: p.Name, Policy: policy.Policy{Interval: p.interval()}, Pooled: true}},
+		})
+		require.NoError(t, err)
+		a.agent, err = NewAgent(AgentConfig{
+			Client: client, Prefix: testPrefix, Redis: a.rdb, Refiller: rf, Region: r.Name, Identity: r.Name,
+			Settings: Settings{Version: 1, Pools: []Pool{p}}, Timing: DefaultTiming(), Logger: log,
+		})
+		require.NoError(t, err)
+		a.coord, err = NewCoordinator(CoordinatorConfig{Client: client, Prefix: testPrefix, Timing: DefaultTiming(), Logger: log})
+		require.NoError(t, err)
+		cfg := election.DefaultConfig()
+		cfg.Client, cfg.Prefix, cfg.Identity, cfg.Logger = client, testPrefix, r.Name, log
+		cfg.TTL = 2 * time.Second
+		cfg.SafetyMargin = 400 * time.Millisecond
+		e, err := election.New(cfg)
+		require.NoError(t, err)
+
+		leading, stop := context.WithCancel(ctx)
+		a.stop = stop
+		wg.Go(func() { _ = rf.Run(ctx) })
+		wg.Go(func() { _ = a.agent.Run(ctx) })
+		wg.Go(func() { _ = e.Run(leading, a.coord.Lead) })
+		wg.Go(func() { a.consume(ctx, p.Name) })
+		areas[r.Name] = a
+	}
+	return areas
+}
+
+// consume takes what the region wants, ten times a second.
+func (a *area) consume(ctx context.Context, key string) {
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	owed, last := 0.0, time.Now()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case now := <-tick.C:
+			a.mu.Lock()
+			owed += a.demand * now.Sub(last).Seconds()
+			a.mu.Unlock()
+			last = now
+			if n := int64(owed); n > 0 {
+				owed -= float64(n)
+				if r, err := lua.TakeUpTo(ctx, a.rdb, key, n); err == nil && r.Taken < n {
+					_, _ = lua.Take(ctx, a.rdb, key, n-r.Taken, false) // denied, and counted
+				}
+			}
+		}
+	}
+}
+
+func (a *area) want(n float64) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.demand = n
+}
+
+// rate is what is in force in the region's Redis, in tokens per second.
+func (a *area) rate(t require.TestingT, key string) float64 {
+	p, err := lua.Peek(context.Background(), a.rdb, key, 1)
+	if err != nil || p.Terms == nil {
+		return 0
+	}
+	n := p.Terms.Tokens
+	if p.Terms.GrantEra == p.Version.Era && p.Now < p.Terms.GrantEnd {
+		n = p.Terms.GrantTokens
+	}
+	return float64(n) * 1e6 / float64(p.Terms.Per)
+}
+
+// watchSum asserts I1 until the returned function is called: the rates are read
+// one after the other, so only what holds at both ends of a look counts.
+func watchSum(t *testing.T, areas map[string]*area, key string, limit float64) (stop func()) {
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	worst := ""
+	wg.Go(func() {
+		for ctx.Err() == nil {
+			first, second := 0.0, 0.0
+			text := ""
+			one := map[string]float64{}
+			for name, a := range areas {
+				one[name] = a.rate(t, key)
+			}
+			for name, a := range areas {
+				r := a.rate(t, key)
+				first += min(one[name], r)
+				second += r
+				text += fmt.Sprintf(" %s %.1f", name, r)
+			}
+			if first > limit*1.000001 {
+				worst = text
+			}
+			sleep(ctx, 10*time.Millisecond)
+		}
+	})
+	return func() {
+		cancel()
+		wg.Wait()
+		require.Empty(t, worst, "more than R is in force")
+	}
+}
+
+func realPool() Pool {
+	return Pool{Name: "payments", Rate: policy.PerSecond(1000), Capacity: 1500, Regions: []Region{
+		{Name: "ap", Weight: 1, Floor: policy.PerSecond(50)},
+		{Name: "eu", Weight: 2, Floor: policy.PerSecond(100)},
+		{Name: "us", Weight: 1, Floor: policy.PerSecond(50)},
+	}}
+}
+
+func TestPoolOverRealServers(t *testing.T) {
+	p := realPool()
+	areas := realPools(t, p)
+	ap, eu, us := areas["ap"], areas["eu"], areas["us"]
+	rate := func(a *area) float64 { return a.rate(t, p.Name) }
+	eventually := func(what string, within time.Duration, ok func() bool) time.Duration {
+		t.Helper()
+		began := time.Now()
+		require.Eventually(t, ok, within, 20*time.Millisecond, what)
+		return time.Since(began)
+	}
+	stop := watchSum(t, areas, p.Name, 1000)
+	defer stop()
+
+	ap.want(100)
+	eu.want(100)
+	us.want(100)
+	eventually("idle regions share everything", 20*time.Second, func() bool { return rate(ap)+rate(eu)+rate(us) > 995 })
+
+	// A demand step.
+	us.want(900)
+	took := eventually("demand in us is served", 20*time.Second, func() bool { return rate(us) > 0.9*(1000-2*110) })
+	t.Logf("after a demand step us has 90 %% in %s", took)
+
+	// A region that is cut off keeps its floor, and the others get the rest.
+	us.proxy.Cut()
+	ap.want(900)
+	eventually("us falls to its floor", 20*time.Second, func() bool { return rate(us) == 50 })
+	eventually("ap gets what us had", 10*time.Second, func() bool { return rate(ap) > 700 })
+	before, err := lua.Tickets(t.Context(), us.rdb, []string{p.Name})[0].Ticket, error(nil)
+	require.NoError(t, err)
+	time.Sleep(3 * time.Second) // the span over which the floor is measured
+	after := lua.Tickets(t.Context(), us.rdb, []string{p.Name})[0].Ticket
+	seconds := float64(after.Now-before.Now) / 1e6
+	require.InDelta(t, 50, float64(after.Added-before.Added)/seconds, 5, "the floor is credited")
+	require.NoError(t, us.proxy.Heal())
+	took = eventually("us is served again", 10*time.Second, func() bool { return rate(us) > 300 })
+	t.Logf("back from the partition, us is served in %s", took)
+
+	// The coordinator dies: nobody falls to the floor.
+	eventually("shares are level", 20*time.Second, func() bool { return rate(ap) > 400 && rate(us) > 400 })
+	var leader *area
+	for _, a := range areas {
+		if a.coord.Stats().Leading {
+			leader = a
+		}
+	}
+	require.NotNil(t, leader)
+	epoch := leader.coord.Stats().Epoch
+	leader.proxy.Cut() // neither its resignation nor its agent gets through
+	leader.stop()
+	time.Sleep(200 * time.Millisecond) // lets it stop for good before its agent is back
+	require.NoError(t, leader.proxy.Heal())
+	lowest := map[string]float64{}
+	eventually("another one leads", 15*time.Second, func() bool {
+		for name, a := range areas {
+			if r := rate(a); lowest[name] == 0 || r < lowest[name] {
+				lowest[name] = r
+			}
+		}
+		for _, a := range areas {
+			if s := a.coord.Stats(); s.Leading && s.Epoch > epoch && s.Commits > 0 {
+				return true
+			}
+		}
+		return false
+	})
+	require.Greater(t, lowest["ap"], 300.0)
+	require.Greater(t, lowest["us"], 300.0)
+	eu.want(900)
+	eventually("the new coordinator moves shares", 10*time.Second, func() bool { return rate(eu) > 400 })
+}

@@ -1,0 +1,172 @@
+package pool
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+func TestRecordsAreReadBackAsWritten(t *testing.T) {
+	terms := policy.Terms{
+		Fence: policy.Fence{Epoch: 7, Seq: 9}, Capacity: 100, Tokens: 5, Per: 1_000_000, Interval: 100_000, MaxElapsed: 2_000_000,
+		GrantTokens: 50, GrantEnd: 1_700_000_000_000_000, GrantEra: 1_699_999_999_999_999,
+	}
+	older := terms
+	older.Fence.Seq = 8
+	s := share{lease: 12 * time.Second, terms: map[string][]policy.Terms{"a": {terms, older}, "b:c.d_e-f": {older}}}
+	back, err := decodeShare(s.encode())
+	require.NoError(t, err)
+	require.Equal(t, s, back)
+
+	r := report{agent: "host/1 of eu#x", tickets: map[string]lua.Ticket{"a": {
+		Now: 1_700_000_000_000_000, Version: policy.Version{Era: 3, Index: 4}, Fence: terms.Fence, Tokens: -5, Added: 6, Denied: 7,
+	}, "b": {}}}
+	backR, err := decodeReport(r.encode())
+	require.NoError(t, err)
+	require.Equal(t, r, backR)
+
+	p := simPool("payments")
+	p.Regions[1].Ceiling, p.Regions[2].Burst = policy.PerSecond(700), 750
+	settings := Settings{Version: 3, Pools: []Pool{p}}
+	backS, err := decodeSettings(settings.encode())
+	require.NoError(t, err)
+	require.Equal(t, settings, backS)
+	p.Regions[0], p.Regions[2] = p.Regions[2], p.Regions[0]
+	require.Equal(t, settings.encode(), Settings{Version: 3, Pools: []Pool{p}}.encode(), "the order of regions says nothing")
+}
+
+func TestBadRecordsAreErrors(t *testing.T) {
+	for _, text := range []string{"", "x", "lease x\n", "lease 1\na 1 2 3\n", "lease -1\n", "lease 1\na " + strings.Repeat("1 ", 15) + "x"} {
+		_, err := decodeShare(text)
+		require.ErrorIs(t, err, ErrRecord, "%q", text)
+	}
+	for _, text := range []string{"x", "agent a\np 1 2\n", "agent a\np 1 2 3 4 5 6 7 x\n"} {
+		_, err := decodeReport(text)
+		require.ErrorIs(t, err, ErrRecord, "%q", text)
+	}
+	for _, text := range []string{"", "{}x", `{"version":1,"pools":[{"name":"p","rate":"x","interval":"1s"}]}`, `{"pools":[{"name":"p","rate":"5/s","interval":"x"}]}`,
+		`{"pools":[{"name":"p","rate":"5/s","interval":"1s","capacity":100}]}`} {
+		_, err := decodeSettings(text)
+		require.ErrorIs(t, err, ErrRecord, "%q", text)
+	}
+}
+
+func FuzzDecodeShare(f *testing.F) {
+	f.Add("lease 12000000\npayments 8 63 0 750 50000 1000000000 200000 2000000 0 0 0 0 0 277625 946683606861553 946683576670968\n")
+	f.Fuzz(func(t *testing.T, text string) {
+		s, err := decodeShare(text)
+		if err != nil {
+			require.ErrorIs(t, err, ErrRecord)
+			return
+		}
+		back, err := decodeShare(s.encode())
+		require.NoError(t, err)
+		require.Equal(t, s, back)
+	})
+}
+
+func TestPoolsAreValidatedAsAWhole(t *testing.T) {
+	require.NoError(t, simPool("payments").Validate())
+	for name, test := range map[string]struct {
+		change func(p *Pool)
+		field  string
+		says   string
+	}{
+		"NoRegion":         {func(p *Pool) { p.Regions = nil }, "regions", "want 1 to 100"},
+		"BadName":          {func(p *Pool) { p.Name = "a b" }, "name", "letters"},
+		"RegionTwice":      {func(p *Pool) { p.Regions[1].Name = "ap" }, "name", "twice"},
+		"Weight":           {func(p *Pool) { p.Regions[0].Weight = 0 }, "weight", "whole number from 1"},
+		"FloorsTooHigh":    {func(p *Pool) { p.Regions[0].Floor = policy.PerSecond(51) }, "regions", "0.2"},
+		"BurstsTooHigh":    {func(p *Pool) { p.Regions[0].Burst = 1000 }, "regions", "at most the capacity, 3000"},
+		"BurstTooSmall":    {func(p *Pool) { p.Regions[0].Burst = 399 }, "burst", "below 400"},
+		"CapacityTooSmall": {func(p *Pool) { p.Capacity = 1000 }, "burst", "two refill intervals"},
+		"CeilingLow":       {func(p *Pool) { p.Regions[0].Ceiling = policy.PerSecond(49) }, "ceiling", "below the floor"},
+		"Rate":             {func(p *Pool) { p.Rate = policy.Rate{} }, "rate", "tokens"},
+		"RateTooFine":      {func(p *Pool) { p.Rate, p.Capacity = policy.PerSecond(1<<40), 1<<50 }, "rate", "2^53"},
+		"Interval":         {func(p *Pool) { p.Interval = time.Nanosecond }, "interval", "1ms"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := simPool("payments")
+			test.change(&p)
+			err := p.Validate()
+			var field *FieldError
+			require.ErrorAs(t, err, &field)
+			require.ErrorIs(t, err, ErrPool)
+			require.Equal(t, test.field, field.Field)
+			require.ErrorContains(t, err, test.says)
+		})
+	}
+	require.ErrorIs(t, Settings{Pools: []Pool{simPool("a"), simPool("a")}}.Validate(), ErrPool)
+	require.ErrorIs(t, Timing{Report: time.Millisecond, Lease: time.Second}.Validate(), ErrPool)
+	require.ErrorIs(t, Timing{Report: time.Second, Lease: time.Second}.Validate(), ErrPool)
+	require.NoError(t, DefaultTiming().Validate())
+	require.Equal(t, 22*time.Second, ForTTL(10*time.Second).Lease)
+}
+
+func TestUnitsAreFineEnoughAndExact(t *testing.T) {
+	for _, test := range []struct {
+		rate policy.Rate
+		want unit
+	}{
+		{policy.PerSecond(1000), unit{1_000_000, 1_000_000_000}},
+		{policy.PerSecond(7), unit{1_000_006, 142_858_000_000}}, // 142858 times
+		{policy.PerSecond(3_000_000), unit{1_000_002, 333_334}},
+		{policy.Rate{Tokens: 10, Per: time.Minute}, unit{1_000_000, 6_000_000_000_000}},
+	} {
+		u := Pool{Rate: test.rate}.unit()
+		require.GreaterOrEqual(t, u.total, int64(1))
+		require.InEpsilon(t, float64(test.rate.Tokens)/test.rate.Per.Seconds(), float64(u.total)*1e6/float64(u.per), 1e-12)
+		require.Equal(t, test.want, u)
+	}
+}
+
+func TestWatchdogSeesAClockGoWrong(t *testing.T) {
+	start := time.Now()
+	at := func(ours, clock, travel time.Duration) reading {
+		return reading{sent: start.Add(ours), replied: start.Add(ours + travel), clock: start.Add(clock).UnixMicro()}
+	}
+	for name, test := range map[string]struct {
+		readings []reading
+		wrong    bool
+	}{
+		"Right":              {[]reading{at(0, 0, 0), at(time.Second, time.Second, 0)}, false},
+		"SlowAnswer":         {[]reading{at(0, 0, 0), at(time.Second, 4*time.Second, 3*time.Second)}, false},
+		"WithinTolerance":    {[]reading{at(0, 0, 0), at(time.Second, 950*time.Millisecond, 0)}, false},
+		"SetBack":            {[]reading{at(0, 0, 0), at(time.Second, 940*time.Millisecond, 0)}, true},
+		"SetAhead":           {[]reading{at(0, 0, 0), at(time.Second, 1060*time.Millisecond, 0)}, true},
+		"SlowLittleByLittle": {[]reading{at(0, 0, 0), at(time.Second, 970*time.Millisecond, 0), at(2*time.Second, 1940*time.Millisecond, 0)}, true},
+		"Drift":              {[]reading{at(0, 0, 0), at(10*time.Second, 10*time.Second-59*time.Millisecond, 0)}, false},
+		"AwayForLong":        {[]reading{at(0, 0, 0), at(time.Hour, time.Hour-5*time.Second, 0)}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var w watchdog
+			wrong := false
+			for _, r := range test.readings {
+				wrong = w.check(r, 1, 12*time.Second)
+			}
+			require.Equal(t, test.wrong, wrong)
+			require.False(t, w.check(at(time.Hour*2, 0, 0), 2, 12*time.Second), "another era begins afresh")
+		})
+	}
+}
+
+func TestDemandRisesAtOnceAndFallsByHalvesInFiveSeconds(t *testing.T) {
+	var d demand
+	d.observe(100, 0, 1000, time.Second)
+	require.EqualValues(t, 110, d.units(1000))
+	d.observe(400, 0, 1000, time.Second)
+	require.EqualValues(t, 440, d.units(1000))
+	d.observe(0, 0, 1000, 5*time.Second)
+	require.EqualValues(t, 220, d.units(1000))
+	d.observe(300, 1e9, 1000, time.Second)
+	require.EqualValues(t, 715, d.units(1000), "a storm of retries at most doubles it, and a little")
+	require.EqualValues(t, 500, d.units(500))
+	var idle demand
+	idle.observe(0, 1e9, 1000, time.Second)
+	require.EqualValues(t, 55, idle.units(1000), "a region without a share can start")
+}

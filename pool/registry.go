@@ -1,0 +1,69 @@
+package pool
+
+import (
+	"context"
+	"strings"
+)
+
+// Keys below a registry's prefix. The keys of the coordinators' election are
+// beside them, under lead/.
+const (
+	configKey   = "cfg"
+	reportKeys  = "rep/"
+	shareKeys   = "share/"
+	fenceKeys   = "fence/"
+	leaderKeys  = "lead/"
+	maxTxnWrite = 100     // writes of one transaction; etcd allows 128 operations
+	maxTxnBytes = 1 << 20 // of one transaction; etcd allows 1.5 MiB
+)
+
+// entry is a key's content at its last modification.
+type entry struct {
+	key      string // without the prefix
+	value    string
+	revision int64 // of the modification
+	deleted  bool
+}
+
+// under cuts a leading prefix from the key.
+func (e entry) under(prefix string) (rest string, ok bool) { return strings.CutPrefix(e.key, prefix) }
+
+// office is a coordinator's claim to lead: its key in the election and the
+// revision that made it.
+type office struct {
+	key   string // complete, with the prefix
+	epoch int64
+}
+
+// write is a change of one key that was last modified at the revision seen: 0
+// means that it didn't exist.
+type write struct {
+	key, value string
+	seen       int64
+	remove     bool
+}
+
+// verdict is how a guarded transaction went.
+type verdict int
+
+const (
+	committed verdict = iota
+	conflict          // a key was modified since it was seen: nothing is written
+	deposed           // the office is over: nothing is written
+)
+
+// registry is where regions and coordinator meet: a consistent store in which
+// one transaction compares and writes. All calls return when ctx ends; a call
+// that fails may have had its effect, or have it later.
+type registry interface {
+	// load reads some keys, or all if none is named, at one revision.
+	load(ctx context.Context, keys ...string) (entries []entry, revision int64, err error)
+	// watch sends the changes of some keys, or of all, from a revision on, until
+	// ctx ends or it fails; the error says why.
+	watch(ctx context.Context, from int64, to chan<- entry, keys ...string) error
+	// put writes a key.
+	put(ctx context.Context, key, value string) (revision int64, err error)
+	// commit makes all writes at one revision if the office still stands and no
+	// key was modified since it was seen. An office without a key isn't checked.
+	commit(ctx context.Context, o office, writes []write) (revision int64, v verdict, err error)
+}

@@ -1,0 +1,76 @@
+package pool
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"sort"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// ErrRecord is returned for content of a key that can't be read.
+var ErrRecord = errors.New("pool: bad record")
+
+// share is what share/<region> holds: for each pool the terms that may be in
+// force in the region, the newest first. Those after it are older ones that the
+// region has not acknowledged away; they count against the pool until it has,
+// or until they have ended.
+type share struct {
+	lease time.Duration // the longest of the grants, for whoever has to wait for their end
+	terms map[string][]policy.Terms
+}
+
+// encode writes a line with the lease in microseconds, then a line for each
+// terms: the pool's name, a space, and policy.Terms as the scripts store them.
+func (s share) encode() string {
+	pools := make([]string, 0, len(s.terms))
+	for p := range s.terms {
+		pools = append(pools, p)
+	}
+	sort.Strings(pools)
+	var b strings.Builder
+	b.WriteString("lease ")
+	b.WriteString(strconv.FormatInt(s.lease.Microseconds(), 10))
+	b.WriteByte('\n')
+	for _, p := range pools {
+		for _, t := range s.terms[p] {
+			b.WriteString(p)
+			b.WriteByte(' ')
+			b.WriteString(t.Encode())
+			b.WriteByte('\n')
+		}
+	}
+	return b.String()
+}
+
+func decodeShare(text string) (share, error) {
+	s := share{terms: map[string][]policy.Terms{}}
+	lines := bufio.NewScanner(strings.NewReader(text))
+	for n := 1; lines.Scan(); n++ {
+		word, rest, _ := strings.Cut(lines.Text(), " ")
+		if n == 1 {
+			us, err := strconv.ParseInt(rest, 10, 64)
+			if word != "lease" || err != nil || us < 0 {
+				return share{}, fmt.Errorf("%w: share: line 1 is %q, want lease and microseconds", ErrRecord, lines.Text())
+			}
+			s.lease = time.Duration(us) * time.Microsecond
+			continue
+		}
+		t, err := policy.DecodeTerms(rest)
+		if err != nil {
+			return share{}, fmt.Errorf("%w: share: line %d: %w", ErrRecord, n, err)
+		}
+		s.terms[word] = append(s.terms[word], t)
+	}
+	if err := lines.Err(); err != nil {
+		return share{}, fmt.Errorf("%w: share: %w", ErrRecord, err)
+	}
+	if s.lease == 0 && len(s.terms) == 0 {
+		return share{}, fmt.Errorf("%w: share: it is empty", ErrRecord)
+	}
+	return s, nil
+}

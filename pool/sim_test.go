@@ -1,0 +1,871 @@
+package pool
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+var errAway = errors.New("server is away")
+
+// world is a simulated etcd, a simulated Redis per region and the processes of
+// all regions, on the clock of a synctest bubble.
+type world struct {
+	t       *testing.T
+	rng     *rand.Rand // of the schedule: one goroutine
+	log     hclog.Logger
+	pool    Pool
+	timing  Timing
+	version int64
+	sabotage
+
+	mu        sync.Mutex
+	noise     *rand.Rand // of latencies
+	revision  int64
+	keys      map[string]entry
+	created   map[string]int64
+	watchers  map[chan struct{}]bool
+	history   []entry
+	etcdDown  bool
+	servers   map[string]*simRedis
+	procs     []*proc
+	lastFence map[string]policy.Fence
+	limit     float64 // R, in tokens per second
+	stock     float64 // C
+	level     float64 // consumption above what R allowed since
+	at        time.Time
+	slack     float64 // tokens that faults may have added
+	maxGap    time.Duration
+	worst     float64 // largest Σ rate in force / R
+	worstI2   float64 // largest consumption / bound
+	violation string
+	events    []string
+	wg        sync.WaitGroup
+	stop      context.CancelFunc
+	ctx       context.Context
+	leader    *proc
+	renewed   time.Time
+	dethrone  context.CancelFunc
+}
+
+// sabotage switches mechanisms off, to show that each one is needed.
+type sabotage struct {
+	lieAck       bool // reports acknowledge what was never applied
+	noGuard      bool // transactions aren't guarded
+	noQuarantine bool // a region that lost writes goes on as if nothing had happened
+	unreserved   bool // the floor is an equal part of the rate, as if nobody else used it
+	reuse        bool // a grant is used after its end
+}
+
+// simRedis is a region's server: the model's bucket on a clock of its own.
+type simRedis struct {
+	region        string
+	skew          time.Duration
+	down          bool
+	bucket        policy.Bucket
+	added, denied int64
+	pending       bool // its state is older than some caller knows, or its clock stepped back: that caller's next refill voids the grant
+	pendingSince  time.Time
+	suspectEra    int64     // its clock was set back unseen, while nobody refilled: the grant of this era may outlast its end
+	suspectUntil  time.Time // until an agent that can read it must have noticed
+	copies        []simCopy
+	demand        float64 // tokens per second
+	drained       time.Time
+	owed          float64
+	eraFence      map[int64]policy.Fence
+}
+
+func newSimRedis(region string, skew time.Duration) *simRedis {
+	return &simRedis{region: region, skew: skew, drained: time.Now(), eraFence: map[int64]policy.Fence{}}
+}
+
+type simCopy struct {
+	at            time.Time
+	bucket        policy.Bucket
+	added, denied int64
+}
+
+func (s *simRedis) now() int64 { return time.Now().Add(s.skew).UnixMicro() }
+
+func cloneBucket(b policy.Bucket) policy.Bucket {
+	var c policy.Bucket
+	if b.Tokens != nil {
+		v := *b.Tokens
+		c.Tokens = &v
+	}
+	if b.Index != nil {
+		v := *b.Index
+		c.Index = &v
+	}
+	if b.Control != nil {
+		v := *b.Control
+		c.Control = &v
+	}
+	return c
+}
+
+// rate is what is in force, in tokens per second.
+func (s *simRedis) rate() float64 {
+	c := s.bucket.Control
+	if c == nil {
+		return 0
+	}
+	n := c.Terms.Tokens
+	suspect := s.suspectEra == c.Era && (s.suspectUntil.IsZero() || time.Now().Before(s.suspectUntil))
+	if !s.pending && !suspect && c.Terms.GrantEra == c.Era && s.now() < c.Terms.GrantEnd {
+		n = c.Terms.GrantTokens
+	}
+	return float64(n) * 1e6 / float64(c.Terms.Per)
+}
+
+// proc is one process of a region: an agent, a refill loop and a candidate for
+// the coordinator's office.
+type proc struct {
+	w           *world
+	region      string
+	name        string
+	cancel      context.CancelFunc
+	ctx         context.Context
+	coordinator *Coordinator
+	agent       *Agent
+
+	mu      sync.Mutex
+	thaw    chan struct{}
+	trap    int // at this many commits from now the process is paused
+	etcd    fault
+	redis   fault
+	dead    bool
+	terms   *policy.Terms
+	version policy.Version
+}
+
+type fault struct{ noRequest, noReply, slow bool }
+
+// gate holds a paused process.
+func (p *proc) gate() {
+	for {
+		p.mu.Lock()
+		thaw := p.thaw
+		p.mu.Unlock()
+		if thaw == nil {
+			return
+		}
+		<-thaw
+	}
+}
+
+// call carries a request to a server and the answer back. A request that was
+// given up still arrives.
+func (p *proc) call(ctx context.Context, f *fault, latency time.Duration, serve func() bool) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	p.gate() // one that continues sends what it was about to send, late as it is
+	p.w.mu.Lock()
+	there := latency/2 + time.Duration(p.w.noise.Int64N(int64(latency)))
+	back := latency/2 + time.Duration(p.w.noise.Int64N(int64(latency)))
+	p.mu.Lock()
+	if f.slow && p.w.noise.IntN(3) == 0 {
+		there += time.Duration(p.w.noise.Int64N(int64(4 * time.Second)))
+	}
+	lost := f.noRequest
+	p.mu.Unlock()
+	p.w.mu.Unlock()
+	answered := make(chan struct{})
+	if !lost {
+		time.AfterFunc(there, func() {
+			p.w.mu.Lock()
+			ok := serve()
+			p.w.mu.Unlock()
+			p.mu.Lock()
+			ok = ok && !f.noReply
+			p.mu.Unlock()
+			if ok {
+				time.AfterFunc(back, func() { close(answered) })
+			}
+		})
+	}
+	select {
+	case <-ctx.Done():
+		p.gate()
+		return ctx.Err()
+	case <-answered:
+		p.gate()
+		return nil
+	}
+}
+
+const etcdLatency, redisLatency = 40 * time.Millisecond, time.Millisecond
+
+// The registry of one process.
+
+var _ registry = (*proc)(nil)
+
+func (p *proc) toEtcd(ctx context.Context, serve func()) error {
+	return p.call(ctx, &p.etcd, etcdLatency, func() bool {
+		if p.w.etcdDown {
+			return false
+		}
+		serve()
+		return true
+	})
+}
+
+func (p *proc) load(ctx context.Context, keys ...string) ([]entry, int64, error) {
+	var entries []entry
+	var revision int64
+	err := p.toEtcd(ctx, func() {
+		for k, e := range p.w.keys {
+			if !strings.HasPrefix(k, leaderKeys) && (len(keys) == 0 || slices.Contains(keys, k)) {
+				entries = append(entries, e)
+			}
+		}
+		revision = p.w.revision
+	})
+	if err != nil { // what was asked for may still come
+		return nil, 0, err
+	}
+	slices.SortFunc(entries, func(a, b entry) int { return strings.Compare(a.key, b.key) })
+	return entries, revision, nil
+}
+
+func (p *proc) watch(ctx context.Context, from int64, to chan<- entry, keys ...string) error {
+	wake := make(chan struct{}, 1)
+	p.w.mu.Lock()
+	p.w.watchers[wake] = true
+	p.w.mu.Unlock()
+	defer func() {
+		p.w.mu.Lock()
+		delete(p.w.watchers, wake)
+		p.w.mu.Unlock()
+	}()
+	for {
+		p.gate()
+		var send []entry
+		p.mu.Lock()
+		cut := p.etcd.noReply || p.etcd.noRequest
+		p.mu.Unlock()
+		p.w.mu.Lock()
+		if !cut && !p.w.etcdDown {
+			i, _ := slices.BinarySearchFunc(p.w.history, from, func(e entry, r int64) int { return int(e.revision - r) })
+			for _, e := range p.w.history[i:] {
+				if len(keys) == 0 || slices.Contains(keys, e.key) {
+					send = append(send, e)
+				}
+				from = e.revision + 1
+			}
+		}
+		delay := etcdLatency/2 + time.Duration(p.w.noise.Int64N(int64(etcdLatency)))
+		p.w.mu.Unlock()
+		if len(send) > 0 {
+			sleep(ctx, delay)
+			p.gate()
+		}
+		for _, e := range send {
+			select {
+			case to <- e:
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-wake:
+		case <-time.After(time.Second): // a partition has healed, perhaps
+		}
+	}
+}
+
+// set writes a key; locked.
+func (w *world) set(key, value string, deleted bool) {
+	e := entry{key: key, value: value, revision: w.revision, deleted: deleted}
+	if deleted {
+		delete(w.keys, key)
+	} else {
+		w.keys[key] = e
+	}
+	if !strings.HasPrefix(key, leaderKeys) {
+		w.history = append(w.history, e)
+	}
+	if region, ok := e.under(shareKeys); ok && !deleted {
+		s, err := decodeShare(value)
+		if err != nil {
+			w.fail("share of %s: %v", region, err)
+		} else if list := s.terms[w.pool.Name]; len(list) > 0 {
+			if list[0].Fence.Before(w.lastFence[region]) && !w.noGuard {
+				w.fail("I6: the fence of %s falls in etcd from %v to %v", region, w.lastFence[region], list[0].Fence)
+			}
+			w.lastFence[region] = list[0].Fence
+		}
+	}
+	if os.Getenv("TRACE") != "" {
+		w.note("SET %s", strings.ReplaceAll(key+" "+value, "\n", " | "))
+	}
+	for wake := range w.watchers {
+		select {
+		case wake <- struct{}{}:
+		default:
+		}
+	}
+}
+
+func (p *proc) put(ctx context.Context, key, value string) (int64, error) {
+	var revision int64
+	err := p.toEtcd(ctx, func() {
+		if region, ok := strings.CutPrefix(key, reportKeys); ok && p.w.lieAck {
+			value = p.w.lie(region, value)
+		}
+		p.w.revision++
+		p.w.set(key, value, false)
+		revision = p.w.revision
+	})
+	if err != nil {
+		return 0, err
+	}
+	return revision, nil
+}
+
+// lie has a report acknowledge whatever was offered.
+func (w *world) lie(region, value string) string {
+	r, err := decodeReport(value)
+	s, err2 := decodeShare(w.keys[shareKeys+region].value)
+	if err != nil || err2 != nil || len(s.terms[w.pool.Name]) == 0 {
+		return value
+	}
+	t := r.tickets[w.pool.Name]
+	t.Fence = s.terms[w.pool.Name][0].Fence
+	r.tickets[w.pool.Name] = t
+	return r.encode()
+}
+
+func (p *proc) commit(ctx context.Context, o office, writes []write) (int64, verdict, error) {
+	p.set(func() {
+		if p.trap > 0 && o.key != "" {
+			if p.trap--; p.trap == 0 {
+				p.thaw = make(chan struct{})
+			}
+		}
+	})
+	var revision int64
+	var v verdict
+	err := p.toEtcd(ctx, func() {
+		if !p.w.noGuard {
+			if o.key != "" && p.w.created[o.key] != o.epoch {
+				v = deposed
+				return
+			}
+			for _, wr := range writes {
+				if p.w.keys[wr.key].revision != wr.seen {
+					v = conflict
+					return
+				}
+			}
+		}
+		p.w.revision++
+		for _, wr := range writes {
+			p.w.set(wr.key, wr.value, wr.remove)
+		}
+		revision = p.w.revision
+	})
+	if err != nil {
+		return 0, conflict, err
+	}
+	return revision, v, nil
+}
+
+// The region's Redis, as one process reaches it.
+
+var _ buckets = (*proc)(nil)
+
+func (p *proc) toRedis(ctx context.Context, serve func(s *simRedis)) error {
+	return p.call(ctx, &p.redis, redisLatency, func() bool {
+		s := p.w.servers[p.region]
+		if s == nil || s.down {
+			return false
+		}
+		serve(s)
+		return true
+	})
+}
+
+func (p *proc) tickets(ctx context.Context, keys []string) []lua.TicketResult {
+	results := make([]lua.TicketResult, len(keys))
+	err := p.toRedis(ctx, func(s *simRedis) {
+		if s.suspectEra != 0 && s.suspectUntil.IsZero() { // an agent looks at the clock
+			s.suspectUntil = time.Now().Add(5 * p.w.timing.Report / 2)
+		}
+		p.w.drain(s)
+		for i := range results {
+			t := lua.Ticket{Now: s.now()}
+			if c := s.bucket.Control; c != nil {
+				t.Version, t.Fence = policy.Version{Era: c.Era, Index: *s.bucket.Index}, c.Terms.Fence
+				t.Tokens, t.Added, t.Denied = *s.bucket.Tokens, s.added, s.denied
+			}
+			results[i].Ticket = t
+		}
+	})
+	if err != nil { // the answer may come while nobody waits for it
+		failed := make([]lua.TicketResult, len(keys))
+		for i := range failed {
+			failed[i].Err = errAway
+		}
+		return failed
+	}
+	return results
+}
+
+func (p *proc) refill(ctx context.Context, calls []lua.RefillCall) []lua.RefillResult {
+	results := make([]lua.RefillResult, len(calls))
+	err := p.toRedis(ctx, func(s *simRedis) {
+		for i, c := range calls {
+			results[i].Outcome = p.w.refillBucket(s, c.Call)
+		}
+	})
+	if err != nil {
+		failed := make([]lua.RefillResult, len(calls))
+		for i := range failed {
+			failed[i].Err = errAway
+		}
+		return failed
+	}
+	return results
+}
+
+// refillBucket runs the refill script; locked.
+func (w *world) refillBucket(s *simRedis, c policy.Call) policy.Outcome {
+	if c.Terms != nil && (w.unreserved || w.reuse) {
+		t := *c.Terms
+		if w.unreserved {
+			t.Tokens = int64(float64(t.Per) / 1e6 * w.limit / float64(len(w.servers)))
+		}
+		if w.reuse && t.GrantEra != 0 {
+			t.GrantEnd += time.Hour.Microseconds()
+		}
+		c.Terms = &t
+	}
+	w.drain(s)
+	b := &s.bucket
+	if w.noQuarantine && b.Control != nil {
+		if stored := (policy.Version{Era: b.Control.Era, Index: *b.Index}); stored.Before(c.Version) {
+			c.Version = stored
+		}
+	}
+	o := b.Refill(c, s.now())
+	if !o.Status.Wrote() {
+		return o
+	}
+	if o.Status == policy.StatusRolledBack || o.Status == policy.StatusClock || time.Since(s.pendingSince) > 5*simInterval {
+		s.pending = false
+	}
+	s.added += o.Added
+	w.maxGap = max(w.maxGap, min(time.Duration(o.Elapsed)*time.Microsecond, time.Duration(b.Control.Terms.MaxElapsed)*time.Microsecond))
+	if last := s.eraFence[o.Version.Era]; o.Fence.Before(last) && !w.noQuarantine && !s.pending {
+		w.fail("I6: the fence of %s falls in Redis from %v to %v", s.region, last, o.Fence)
+	}
+	s.eraFence[o.Version.Era] = o.Fence
+	w.check()
+	return o
+}
+
+// check asserts I1; locked. Between changes rates only end.
+func (w *world) check() {
+	sum := 0.0
+	for _, s := range w.servers {
+		sum += s.rate()
+	}
+	w.worst = max(w.worst, sum/w.limit)
+	if sum > w.limit*(1+1e-9) {
+		rates := ""
+		for _, s := range w.servers {
+			rates += fmt.Sprintf(" %s %.1f", s.region, s.rate())
+		}
+		w.fail("I1: rates in force are %.4f of R:%s", sum/w.limit, rates)
+	}
+}
+
+// fail notes the first violation; locked.
+func (w *world) fail(format string, args ...any) {
+	if w.violation == "" {
+		w.violation = fmt.Sprintf(format, args...)
+		w.note("VIOLATION %s", w.violation)
+	}
+}
+
+func (w *world) note(format string, args ...any) {
+	w.events = append(w.events, time.Now().UTC().Format("04:05.000 ")+fmt.Sprintf(format, args...))
+}
+
+const simInterval = 200 * time.Millisecond
+
+func simPool(name string) Pool {
+	return Pool{Name: name, Rate: policy.PerSecond(1000), Capacity: 3000, Interval: simInterval, Regions: []Region{
+		{Name: "ap", Weight: 1, Floor: policy.PerSecond(50)},
+		{Name: "eu", Weight: 2, Floor: policy.PerSecond(100)},
+		{Name: "us", Weight: 1, Floor: policy.PerSecond(50)},
+	}}
+}
+
+func newWorld(t *testing.T, seed uint64, p Pool, s sabotage) *world {
+	w := &world{
+		t: t, rng: rand.New(rand.NewPCG(seed, 1)), noise: rand.New(rand.NewPCG(seed, 2)), log: hclog.NewNullLogger(), pool: p, timing: DefaultTiming(),
+		sabotage: s, version: 1, keys: map[string]entry{}, created: map[string]int64{}, watchers: map[chan struct{}]bool{},
+		servers: map[string]*simRedis{}, lastFence: map[string]policy.Fence{}, limit: float64(p.Rate.Tokens) / p.Rate.Per.Seconds(), stock: float64(p.Capacity), at: time.Now(),
+	}
+	w.ctx, w.stop = context.WithCancel(t.Context())
+	for _, r := range p.Regions {
+		w.addRegion(r.Name)
+	}
+	w.wg.Go(w.elect)
+	w.wg.Go(w.consume)
+	return w
+}
+
+func (w *world) addRegion(region string) {
+	w.mu.Lock()
+	w.servers[region] = newSimRedis(region, time.Duration(w.rng.Int64N(int64(time.Hour)))-30*time.Minute)
+	w.mu.Unlock()
+	for i := range 2 {
+		w.startProc(region, fmt.Sprint(region, i))
+	}
+}
+
+func (w *world) startProc(region, name string) *proc {
+	p := &proc{w: w, region: region, name: name}
+	p.ctx, p.cancel = context.WithCancel(w.ctx)
+	w.mu.Lock()
+	settings := Settings{Version: w.version, Pools: []Pool{w.pool}}
+	w.mu.Unlock()
+	p.coordinator = newCoordinator(p, w.timing, w.log)
+	p.agent = newAgent(AgentConfig{Refiller: p, Region: region, Identity: name, Settings: settings, Timing: w.timing, Logger: w.log}, p, p, w.rng.Uint64())
+	w.mu.Lock()
+	w.procs = append(w.procs, p)
+	w.mu.Unlock()
+	w.wg.Go(func() { _ = p.agent.Run(p.ctx) })
+	w.wg.Go(p.refillLoop)
+	return p
+}
+
+// SetTerms implements Refiller.
+func (p *proc) SetTerms(_ string, t policy.Terms) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.terms == nil || p.terms.Fence.Before(t.Fence) {
+		p.terms = &t
+	}
+	return nil
+}
+
+func (p *proc) refillLoop() {
+	var missing time.Time
+	won := false
+	for p.ctx.Err() == nil {
+		wait := simInterval
+		if !won {
+			p.w.mu.Lock()
+			wait += simInterval/20 + time.Duration(p.w.noise.Int64N(int64(simInterval/10)))
+			p.w.mu.Unlock()
+		}
+		sleep(p.ctx, wait)
+		p.mu.Lock()
+		c := policy.Call{Version: p.version, Create: policy.CreateLost, Terms: p.terms}
+		p.mu.Unlock()
+		if !missing.IsZero() && time.Since(missing) >= 2*simInterval {
+			c.Create = policy.CreateInitial
+		}
+		ctx, cancel := context.WithTimeout(p.ctx, 500*time.Millisecond)
+		r := p.refill(ctx, []lua.RefillCall{{Key: p.w.pool.Name, Call: c}})[0]
+		cancel()
+		won = false
+		switch {
+		case r.Err != nil:
+		case r.Status == policy.StatusUnknown:
+			if missing.IsZero() {
+				missing = time.Now()
+			}
+		default:
+			missing, won = time.Time{}, r.Status.Wrote()
+			p.mu.Lock()
+			p.version = r.Version
+			p.mu.Unlock()
+		}
+	}
+}
+
+// consume has every region's consumers take what they want, and watches I2.
+func (w *world) consume() {
+	for w.ctx.Err() == nil {
+		sleep(w.ctx, 50*time.Millisecond)
+		w.mu.Lock()
+		for _, s := range w.servers {
+			w.drain(s)
+		}
+		w.mu.Unlock()
+	}
+}
+
+// drain has a region's consumers take what they want up to now; locked.
+func (w *world) drain(s *simRedis) {
+	now := time.Now()
+	w.level = max(0, w.level-w.limit*now.Sub(w.at).Seconds())
+	w.at = now
+	s.owed += s.demand * now.Sub(s.drained).Seconds()
+	s.drained = now
+	n := int64(s.owed)
+	s.owed -= float64(n)
+	if s.down || s.bucket.Control == nil {
+		return
+	}
+	got := min(n, *s.bucket.Tokens)
+	s.bucket.Take(got, s.now())
+	s.denied += n - got
+	w.level += float64(got)
+	if last := len(s.copies) - 1; last < 0 || now.Sub(s.copies[last].at) >= 500*time.Millisecond {
+		s.copies = append(s.copies, simCopy{now, cloneBucket(s.bucket), s.added, s.denied})
+		s.copies = s.copies[max(0, len(s.copies)-8):]
+	}
+	bound := w.stock + w.limit*w.maxGap.Seconds() + w.slack
+	w.worstI2 = max(w.worstI2, w.level/bound)
+	if w.level > bound+1 {
+		w.fail("I2: consumption is %.0f above R·w, bound %.0f", w.level, bound)
+	}
+}
+
+const simTTL = 5 * time.Second
+
+// elect keeps the office of coordinator filled: whoever holds it must be heard
+// of once in a TTL.
+func (w *world) elect() {
+	for w.ctx.Err() == nil {
+		sleep(w.ctx, 250*time.Millisecond)
+		w.mu.Lock()
+		now := time.Now()
+		if w.etcdDown {
+			w.renewed = w.renewed.Add(250 * time.Millisecond) // leases don't end without a quorum
+			w.mu.Unlock()
+			continue
+		}
+		switch {
+		case w.leader != nil && w.leader.reachable():
+			w.renewed = now
+		case w.leader != nil && now.Sub(w.renewed) < simTTL:
+		default:
+			if w.leader != nil {
+				w.revision++
+				delete(w.created, leaderKeys+w.leader.name)
+				w.depose(w.leader, w.dethrone)
+				w.leader = nil
+			}
+			var able []*proc
+			for _, p := range w.procs {
+				if p.reachable() {
+					able = append(able, p)
+				}
+			}
+			if len(able) > 0 {
+				w.crown(able[w.noise.IntN(len(able))])
+			}
+		}
+		w.mu.Unlock()
+	}
+}
+
+// crown has p lead; locked.
+func (w *world) crown(p *proc) {
+	w.revision++
+	o := office{key: leaderKeys + p.name, epoch: w.revision}
+	w.created[o.key] = o.epoch
+	w.leader, w.renewed = p, time.Now()
+	ctx, cancel := context.WithCancel(p.ctx)
+	w.dethrone = cancel
+	w.note("%s leads under epoch %d", p.name, o.epoch)
+	w.wg.Go(func() {
+		defer cancel()
+		_ = p.coordinator.govern(ctx, o)
+	})
+}
+
+// depose ends the former leader's term in its own eyes: at once, or some time
+// after a pause. In between it acts on.
+func (w *world) depose(p *proc, end context.CancelFunc) {
+	late := time.Duration(w.noise.Int64N(int64(2 * time.Second)))
+	w.wg.Go(func() {
+		p.gate()
+		sleep(w.ctx, late)
+		end()
+	})
+}
+
+// reachable is whether etcd hears of the process; w is locked.
+func (p *proc) reachable() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return !p.dead && p.thaw == nil && !p.etcd.noRequest && !p.etcd.noReply
+}
+
+func (p *proc) set(change func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	change()
+}
+
+func (p *proc) kill() {
+	p.set(func() { p.dead = true })
+	p.cancel()
+	p.w.mu.Lock()
+	p.w.procs = slices.DeleteFunc(p.w.procs, func(q *proc) bool { return q == p })
+	p.w.mu.Unlock()
+}
+
+// pause stops a process.
+func (p *proc) pause() {
+	p.set(func() { p.thaw = make(chan struct{}) })
+}
+
+// resume has a paused process go on.
+func (p *proc) resume() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.thaw != nil {
+		close(p.thaw)
+		p.thaw = nil
+	}
+}
+
+// of lists a region's processes; all for "".
+func (w *world) of(region string) []*proc {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var list []*proc
+	for _, p := range w.procs {
+		if region == "" || p.region == region {
+			list = append(list, p)
+		}
+	}
+	return list
+}
+
+func (w *world) demands(d map[string]float64) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for r, n := range d {
+		w.drain(w.servers[r])
+		w.servers[r].demand = n
+	}
+	w.note("demand %v", d)
+}
+
+// rates are those in force, in tokens per second.
+func (w *world) rates() map[string]float64 {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	r := map[string]float64{}
+	for name, s := range w.servers {
+		r[name] = s.rate()
+	}
+	return r
+}
+
+// allocated is what the regions should get for their true demands.
+func (w *world) allocated() map[string]float64 {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	u := w.pool.unit()
+	perSecond := float64(u.per) / 1e6
+	var list []Claimant
+	for i, part := range w.pool.parts() {
+		name := w.pool.Regions[i].Name
+		d := demand{level: w.servers[name].demand * perSecond}
+		list = append(list, Claimant{Name: name, Weight: part.weight, Floor: part.floor, Ceiling: part.ceiling, Demand: d.units(u.total)})
+	}
+	want := map[string]float64{}
+	for i, n := range Allocate(u.total, list) {
+		want[list[i].Name] = float64(n) / perSecond
+	}
+	return want
+}
+
+func (w *world) end() {
+	for _, p := range w.of("") {
+		p.resume()
+	}
+	w.stop()
+	w.wg.Wait()
+}
+
+// failOver replaces a region's server by a replica that lags, if there is a
+// process that remembers what the replica doesn't. (If there is none, what the
+// replica holds is taken for the truth: a stated limit.)
+func (w *world) failOver(region string) {
+	for _, p := range w.of(region) {
+		p.set(func() { p.redis = fault{} })
+	}
+	time.Sleep(simInterval * 3)
+	remembered := false
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	s := w.servers[region]
+	for _, p := range w.procs {
+		p.mu.Lock()
+		remembered = remembered || p.region == region && p.thaw == nil && s.bucket.Index != nil && p.version.Index >= *s.bucket.Index-1
+		p.mu.Unlock()
+	}
+	if len(s.copies) == 0 || s.down || !remembered {
+		return
+	}
+	c := s.copies[w.rng.IntN(len(s.copies))]
+	if c.bucket.Control == nil {
+		return
+	}
+	w.slack += float64(max(0, *c.bucket.Tokens-*s.bucket.Tokens))
+	s.bucket, s.added, s.denied = cloneBucket(c.bucket), c.added, c.denied
+	s.pending, s.pendingSince = !w.noQuarantine, time.Now()
+	w.note("%s fails over to a replica %s behind", region, time.Since(c.at))
+	w.check()
+}
+
+// stepClock sets a region's clock.
+func (w *world) stepClock(region string, by time.Duration) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	s := w.servers[region]
+	s.skew += by
+	if by > 0 {
+		w.slack += w.limit * min(by, 2*time.Second).Seconds()
+	} else if c := s.bucket.Control; c != nil {
+		if s.now() < c.Last-policy.ClockTolerance {
+			s.pending, s.pendingSince = true, time.Now()
+		}
+		// If nobody refills until the clock has caught up, the script can't see it.
+		s.suspectEra, s.suspectUntil = c.Era, time.Time{}
+		if s.down {
+			w.slack += w.limit * 5 / 2 * w.timing.Report.Seconds()
+		}
+	}
+	w.note("clock of %s steps by %s", region, by)
+	w.check()
+}
+
+// simSeed is REFILLER_SEED or, for a run of its own, the number given.
+func simSeed(t *testing.T, otherwise uint64) (seed uint64, fixed bool) {
+	if v := os.Getenv("REFILLER_SEED"); v != "" {
+		n, err := strconv.ParseUint(v, 10, 64)
+		require.NoError(t, err)
+		return n, true
+	}
+	return otherwise, false
+}
