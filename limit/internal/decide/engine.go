@@ -1,0 +1,163 @@
+package decide
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/tokenrefill/refiller/fetch"
+	"github.com/tokenrefill/refiller/lua"
+)
+
+// What is what a call does.
+type What int64
+
+// What a call does.
+const (
+	Return What = -1
+	Peek   What = 0
+	Take   What = 1
+)
+
+// Outcome is what one limit answers; times are in µs.
+type Outcome struct {
+	Fits  bool  // n tokens fit
+	Left  int64 // tokens left
+	Wait  int64 // until n tokens fit, if they don't
+	Reset int64 // until nothing needs to be stored
+	Delay int64 // before the tokens may be used
+}
+
+// Result is the outcome as a fetch.Result of n tokens asked for.
+func (o Outcome) Result(limit, n int64, what What) fetch.Result {
+	r := fetch.Result{OK: o.Fits, Remaining: o.Left, Limit: limit, RetryAfter: micros(o.Wait), ResetAfter: micros(o.Reset)}
+	if what == Take && o.Fits {
+		r.Taken = n
+	}
+	return r
+}
+
+func micros(us int64) time.Duration { return time.Duration(us) * time.Microsecond }
+
+// Engine answers for one limit.
+type Engine interface {
+	Do(ctx context.Context, key string, what What, n int64) (Outcome, error)
+}
+
+// Script answers for its rules through Redis.
+type Script struct {
+	rdb    lua.Client
+	rules  []Rule
+	script *lua.Script
+}
+
+// NewScript makes the Script of one or more rules.
+func NewScript(rdb lua.Client, rules ...Rule) *Script {
+	return &Script{rdb: rdb, rules: rules, script: compile(rules)}
+}
+
+// Do implements Engine, for the first rule.
+func (s *Script) Do(ctx context.Context, key string, what What, n int64) (Outcome, error) {
+	outcomes, _, err := s.Decide(ctx, what, n, key)
+	if err != nil {
+		return Outcome{}, err
+	}
+	return outcomes[0], nil
+}
+
+// Decide makes one call for all rules, each with its key, and returns their
+// outcomes and the time of the decision, Unix µs on the server's clock. If they
+// don't fit all, nothing was taken and each outcome says how it is without this
+// call.
+func (s *Script) Decide(ctx context.Context, what What, n int64, keys ...string) ([]Outcome, int64, error) {
+	names := make([]string, len(s.rules))
+	args := make([]any, 0, 2+4*len(s.rules))
+	args = append(args, int64(what), n)
+	for i, r := range s.rules {
+		if err := r.Check(keys[i], n, what); err != nil {
+			return nil, 0, err
+		}
+		names[i] = r.Key(keys[i])
+		args = append(args, r.Kind, r.Args[0], r.Args[1], r.Args[2])
+	}
+	v, err := s.script.Run(ctx, s.rdb, names, args...)
+	if err != nil {
+		return nil, 0, Unavailable(err)
+	}
+	reply := NewReply(v)
+	code := reply.Int()
+	if code == 3 {
+		i := reply.Int()
+		if err := reply.End(); err != nil {
+			return nil, 0, err
+		}
+		if i < 1 || int(i) > len(names) {
+			return nil, 0, fmt.Errorf("%w: key number %d", lua.ErrBadReply, i)
+		}
+		return nil, 0, Malformed(keys[i-1], names[i-1])
+	}
+	now := reply.Int()
+	outcomes := make([]Outcome, len(s.rules))
+	for i := range outcomes {
+		outcomes[i] = Outcome{Fits: reply.Int() == 1, Left: reply.Int(), Wait: reply.Int(), Reset: reply.Int(), Delay: reply.Int()}
+	}
+	if err := reply.End(); err != nil {
+		return nil, 0, err
+	}
+	if code != 0 && code != 1 {
+		return nil, 0, fmt.Errorf("%w: code %d", lua.ErrBadReply, code)
+	}
+	return outcomes, now, nil
+}
+
+// Unavailable is the error of a call that Redis did not answer as it should.
+func Unavailable(err error) error { return fmt.Errorf("%w: %w", fetch.ErrUnavailable, err) }
+
+// Malformed is the error of a key that holds something else.
+func Malformed(key, name string) error {
+	return fmt.Errorf("%w %q: the key %q holds something else", lua.ErrMalformedBucket, key, name)
+}
+
+// Reply reads a script's list one value after the other; the first mismatch
+// sticks.
+type Reply struct {
+	values []any
+	err    error
+}
+
+// NewReply makes the Reply of a raw one.
+func NewReply(v any) *Reply {
+	values, ok := v.([]any)
+	if !ok {
+		return &Reply{err: fmt.Errorf("%w: %T for a list", lua.ErrBadReply, v)}
+	}
+	return &Reply{values: values}
+}
+
+// Int is the next value; 0 after a mismatch.
+func (r *Reply) Int() int64 {
+	if r.err != nil {
+		return 0
+	}
+	if len(r.values) == 0 {
+		r.err = fmt.Errorf("%w: too short", lua.ErrBadReply)
+		return 0
+	}
+	n, ok := r.values[0].(int64)
+	if !ok {
+		r.err = fmt.Errorf("%w: %T for a number", lua.ErrBadReply, r.values[0])
+	}
+	r.values = r.values[1:]
+	return n
+}
+
+// More reports whether there is another value.
+func (r *Reply) More() bool { return r.err == nil && len(r.values) > 0 }
+
+// End reports a mismatch, or values that nobody read.
+func (r *Reply) End() error {
+	if r.err == nil && len(r.values) > 0 {
+		r.err = fmt.Errorf("%w: %d values too many", lua.ErrBadReply, len(r.values))
+	}
+	return r.err
+}

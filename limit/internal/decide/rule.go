@@ -1,0 +1,79 @@
+package decide
+
+import (
+	_ "embed"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/tokenrefill/refiller/fetch"
+	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+//go:embed decide.lua
+var source string
+
+// Rule is a limit.
+type Rule struct {
+	Name   string        // tells limits of one kind on the same key apart; may be empty
+	Kind   string        // the name of the rule in the script
+	Suffix string        // of the rule's key in Redis
+	Source string        // the rule in Lua
+	Args   [3]int64      // the rule's numbers
+	Limit  int64         // the most tokens that can ever fit
+	Window time.Duration // the time for which Limit speaks
+}
+
+// MaxName is the length of the longest name of a limit, in bytes.
+const MaxName = 64
+
+const nameLetters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-"
+
+// CheckName reports whether a limit can have the name.
+func CheckName(name string) error {
+	if len(name) > MaxName {
+		return fmt.Errorf("name: it has %d bytes; want 0 to %d", len(name), MaxName)
+	}
+	if i := strings.IndexFunc(name, func(c rune) bool { return !strings.ContainsRune(nameLetters, c) }); i >= 0 {
+		return fmt.Errorf("name: %q has a character that is not a letter, a digit or one of _ . -", name)
+	}
+	return nil
+}
+
+// Key is the rule's key in Redis for the caller's key: in its Cluster slot.
+func (r Rule) Key(key string) string {
+	k := "{" + key + "}:" + r.Suffix
+	if r.Name != "" {
+		k += ":" + r.Name
+	}
+	return k
+}
+
+// Check reports whether n tokens can be asked for, or given back.
+func (r Rule) Check(key string, n int64, what What) error {
+	if err := lua.CheckKey(key); err != nil {
+		return err
+	}
+	if n < 1 || n > policy.MaxTokens {
+		return fmt.Errorf("%w: %d tokens; want 1 to %d", fetch.ErrInvalidAmount, n, int64(policy.MaxTokens))
+	}
+	if what != Return && n > r.Limit {
+		return fmt.Errorf("%w: %d tokens; want 1 to %d", fetch.ErrExceedsCapacity, n, r.Limit)
+	}
+	return nil
+}
+
+// compile makes the script that knows the rules.
+func compile(rules []Rule) *lua.Script {
+	var kinds []string
+	var parts strings.Builder
+	for _, r := range rules {
+		if !slices.Contains(kinds, r.Kind) {
+			kinds = append(kinds, r.Kind)
+			parts.WriteString(r.Source)
+		}
+	}
+	return lua.NewScript(strings.Join(kinds, "+"), strings.Replace(source, "--#rules\n", parts.String(), 1))
+}

@@ -1,0 +1,59 @@
+package decide
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// Spacing is a rate in lowest terms over microseconds. Its unit of time is
+// 1/Tokens of a microsecond, so that one token takes exactly Per units.
+type Spacing struct{ Tokens, Per int64 }
+
+// Limits that keep every product of the scripts below 2^53.
+const (
+	maxTokens = 1 << 40
+	maxUnits  = 1 << 52
+)
+
+// NewSpacing makes the Spacing of a rate that has to count span units ahead,
+// given in tokens: at most 2^52 units.
+func NewSpacing(rate policy.Rate, span int64) (Spacing, error) {
+	if err := rate.Validate(); err != nil {
+		return Spacing{}, fmt.Errorf("rate: %w", err)
+	}
+	a, b := rate.Tokens, rate.Per.Microseconds()
+	for b != 0 {
+		a, b = b, a%b
+	}
+	s := Spacing{Tokens: rate.Tokens / a, Per: rate.Per.Microseconds() / a}
+	if s.Tokens > maxTokens {
+		return Spacing{}, fmt.Errorf("rate: %s is %d tokens in %dµs in lowest terms; want at most %d tokens", rate, s.Tokens, s.Per, int64(maxTokens))
+	}
+	if span > maxUnits/s.Per {
+		return Spacing{}, fmt.Errorf("rate: at %s, %d tokens take too long to be counted exactly; want at most %d", rate, span, maxUnits/s.Per)
+	}
+	return s, nil
+}
+
+// Micros is a number of units in µs, rounded up.
+func (s Spacing) Micros(units int64) int64 { return (units + s.Tokens - 1) / s.Tokens }
+
+// For is the time that n tokens take.
+func (s Spacing) For(n int64) time.Duration { return micros(s.Micros(n * s.Per)) }
+
+// Instant is an instant to come, exactly: Units after the microsecond Base.
+type Instant struct{ Base, Units int64 }
+
+// Ahead is how many units i lies ahead of now, 0 to most.
+func (s Spacing) Ahead(i Instant, now, most int64) int64 {
+	past := now - i.Base
+	switch {
+	case past > i.Units/s.Tokens:
+		return 0
+	case -past > most/s.Tokens: // the clock went back
+		return most
+	}
+	return min(max(0, i.Units-past*s.Tokens), most)
+}

@@ -1,0 +1,30 @@
+// Package lazy is a bucket that no refiller refills: it is credited when it is
+// asked, for the time since.
+//
+// It is the limiter for the long tail, such as millions of keys, one for each
+// user. A bucket of capacity C and rate R admits at most C + R·d tokens in any
+// time d, exactly: fractions of a token are kept, and what falls due while the
+// bucket is full is never counted later.
+//
+// # What is stored
+//
+// A bucket K is one integer at {K}:lazy: the instant at which it will be full.
+// A full bucket is no key at all, so a key that nobody uses is gone as soon as
+// its bucket would be full again (see [Config.DrainTime]). The clock is the
+// server's; a caller's clock plays no part. If the server's clock goes back, a
+// bucket is at worst empty, and fills again at its rate.
+//
+// The instant is exact where a token is no whole number of microseconds, as at
+// 7/m: the key expires with the instant's millisecond and holds by how much the
+// instant is earlier, in the fractions of the rate. A change of the policy keeps
+// the time until the bucket is full; of the rate, to the millisecond.
+//
+// # Use
+//
+// [New] makes a Limiter on Redis, single, Sentinel or Cluster; [NewLocal] one
+// for a single process, which behaves alike. All methods are safe for
+// concurrent use. A call costs one script call, which is sent once: after an
+// error that is [fetch.ErrUnavailable] the tokens may have been taken. Calls
+// wait on the Redis client; set ContextTimeoutEnabled in its options to have
+// them honour a context's deadline.
+package lazy

@@ -1,0 +1,112 @@
+package lazy
+
+import (
+	"context"
+	_ "embed"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/tokenrefill/refiller/fetch"
+	"github.com/tokenrefill/refiller/limit/internal/decide"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+//go:embed lazy.lua
+var source string
+
+// ErrConfig is returned for a Config that is out of range; the error names the
+// field.
+var ErrConfig = errors.New("lazy: bad config")
+
+// Config is how much a bucket holds and earns.
+type Config struct {
+	// Name tells limits apart that share their keys: at most 64 letters, digits
+	// and _ . -. With a name, {K}:lazy becomes {K}:lazy:name.
+	Name string
+	// Capacity is the most tokens a bucket holds, at least 1. The product of
+	// Capacity and Rate.Per, in µs and with the rate in lowest terms, is at most
+	// 2^52: a million tokens at 1/h, say, but not at 1/d.
+	Capacity int64
+	// Rate is the tokens that it earns per time.
+	Rate policy.Rate
+}
+
+// Rule is what the limit is in a decision of several.
+func (c Config) Rule() (decide.Rule, error) {
+	bad := func(err error) (decide.Rule, error) { return decide.Rule{}, fmt.Errorf("%w: %w", ErrConfig, err) }
+	if err := decide.CheckName(c.Name); err != nil {
+		return bad(err)
+	}
+	if c.Capacity < 1 || c.Capacity > policy.MaxTokens {
+		return bad(fmt.Errorf("capacity: %d is not a whole number from 1 to %d", c.Capacity, int64(policy.MaxTokens)))
+	}
+	s, err := decide.NewSpacing(c.Rate, c.Capacity)
+	if err != nil {
+		return bad(err)
+	}
+	return decide.Rule{
+		Name: c.Name, Kind: "lazy", Suffix: "lazy", Source: source, Args: [3]int64{s.Tokens, s.Per, c.Capacity},
+		Limit: c.Capacity, Window: s.For(c.Capacity),
+	}, nil
+}
+
+// DrainTime is the time in which an empty bucket fills, after which an idle key
+// is gone; 0 for a Config that is out of range.
+func (c Config) DrainTime() time.Duration {
+	r, err := c.Rule()
+	if err != nil {
+		return 0
+	}
+	return r.Window
+}
+
+// Limiter answers for any number of buckets with one Config.
+type Limiter struct{ core decide.Limiter }
+
+// New makes a Limiter on Redis. It sends nothing. The errors are ErrConfig.
+func New(rdb redis.UniversalClient, cfg Config) (*Limiter, error) {
+	rule, err := cfg.Rule()
+	if err != nil {
+		return nil, err
+	}
+	if rdb == nil {
+		return nil, fmt.Errorf("%w: the redis client is nil", ErrConfig)
+	}
+	return &Limiter{decide.Limiter{Rule: rule, Engine: decide.NewScript(rdb, rule)}}, nil
+}
+
+// NewLocal makes a Limiter of this process alone on the clock now, such as
+// time.Now. The errors are ErrConfig.
+func NewLocal(cfg Config, now func() time.Time) (*Limiter, error) {
+	rule, err := cfg.Rule()
+	if err != nil {
+		return nil, err
+	}
+	if now == nil {
+		return nil, fmt.Errorf("%w: the clock is nil", ErrConfig)
+	}
+	return &Limiter{decide.Limiter{Rule: rule, Engine: decide.NewMemory(rule, newModel(rule), now)}}, nil
+}
+
+// Take takes n tokens, 1 to the capacity, all or nothing. A denial is a result
+// and charges nothing. RetryAfter is exact if nobody else takes any.
+func (l *Limiter) Take(ctx context.Context, key string, n int64) (fetch.Result, error) {
+	return l.core.Do(ctx, key, decide.Take, n)
+}
+
+// Peek tells what a bucket holds and takes nothing; OK if there is a token.
+func (l *Limiter) Peek(ctx context.Context, key string) (fetch.Result, error) {
+	return l.core.Do(ctx, key, decide.Peek, 1)
+}
+
+// Return gives n tokens back, up to the capacity. Return only what was taken: it
+// is not checked.
+func (l *Limiter) Return(ctx context.Context, key string, n int64) error {
+	return l.core.Return(ctx, key, n)
+}
+
+// Window is the time in which an empty bucket fills.
+func (l *Limiter) Window() time.Duration { return l.core.Rule.Window }

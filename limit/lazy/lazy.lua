@@ -1,0 +1,15 @@
+
+-- lazy: a bucket credited when it is asked. Its numbers: a rate of tokens per per_us, in lowest terms, and the capacity.
+-- The key holds the instant at which the bucket is full. What the bucket lacks is the credit of the time until then, so a
+-- full bucket is no key, and time that passes while it is full brings nothing.
+rules.lazy = function(key, what, n, now, tokens, per_us, capacity)
+  local full = capacity * per_us
+  local lacks = ahead(key, now, tokens, full)
+  if not lacks then return nil end
+  local after = lacks + n * per_us
+  local function left(d) return math.floor((full - d) / per_us) end
+  return after <= full, left(lacks), math.ceil((after - full) / tokens), math.ceil(lacks / tokens), 0, function()
+    if what == -1 then after = math.max(0, lacks - n * per_us) end
+    return left(after), store_ahead(key, now, tokens, after)
+  end
+end

@@ -1,0 +1,22 @@
+// Package pacing spaces work evenly: a leaky bucket used as a queue.
+//
+// Takes get places that are 1/rate apart. A take that comes when the next place
+// is free is admitted at once; others are told how long to wait for theirs, and
+// are denied if that is longer than [Config.MaxWait]. Nothing is ever sent in a
+// burst: with 10/s, ten takes at once are spread over 0.9 seconds.
+//
+// A queue K is one integer at {K}:pace, the next free place, which expires when
+// that is now. Places are exact where 1/rate is no whole number of microseconds.
+// The clock is the server's.
+//
+// [Limiter.Reserve] answers at once with the time to wait; [Limiter.Take] waits.
+// A place whose taker gives up passes unused: those behind it have been told
+// their times.
+//
+// [New] makes a Limiter on Redis, single, Sentinel or Cluster; [NewLocal] one
+// for a single process, which behaves alike. All methods are safe for
+// concurrent use. A call costs one script call, which is sent once: after an
+// error that is [fetch.ErrUnavailable] a place may have been taken. Calls wait
+// on the Redis client; set ContextTimeoutEnabled in its options to have them
+// honour a context's deadline.
+package pacing

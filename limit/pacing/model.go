@@ -1,0 +1,31 @@
+package pacing
+
+import "github.com/tokenrefill/refiller/limit/internal/decide"
+
+// model computes what pacing.lua does.
+type model struct {
+	decide.Spacing
+	longest, places int64 // units; tokens
+}
+
+func newModel(r decide.Rule) decide.Model[decide.Instant] {
+	return model{decide.Spacing{Tokens: r.Args[0], Per: r.Args[1]}, r.Args[2] * r.Args[0], r.Limit}
+}
+
+// Step implements decide.Model. What is stored is the instant of the next free
+// place.
+func (m model) Step(s decide.Instant, what decide.What, n, now int64) (decide.Instant, int64, decide.Outcome) {
+	wait := m.Ahead(s, now, m.longest+m.places*m.Per)
+	o := decide.Outcome{Fits: wait <= m.longest, Delay: m.Micros(wait)}
+	switch {
+	case what == decide.Take && o.Fits:
+		wait += n * m.Per
+	case !o.Fits:
+		o.Wait = m.Micros(wait - m.longest)
+	}
+	if wait <= m.longest {
+		o.Left = (m.longest-wait)/m.Per + 1
+	}
+	o.Reset = m.Micros(wait)
+	return decide.Instant{Base: now, Units: wait}, now + o.Reset, o
+}

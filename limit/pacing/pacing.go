@@ -1,0 +1,134 @@
+package pacing
+
+import (
+	"context"
+	_ "embed"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/tokenrefill/refiller/fetch"
+	"github.com/tokenrefill/refiller/limit/internal/decide"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+//go:embed pacing.lua
+var source string
+
+// ErrConfig is returned for a Config that is out of range; the error names the
+// field.
+var ErrConfig = errors.New("pacing: bad config")
+
+// Config is how far apart places are, and how long the queue.
+type Config struct {
+	// Name tells limits apart that share their keys: at most 64 letters, digits
+	// and _ . -. With a name, {K}:pace becomes {K}:pace:name.
+	Name string
+	// Rate is the number of places per time.
+	Rate policy.Rate
+	// MaxWait is the longest a take may have to wait for its place, in whole
+	// microseconds; 0 admits only a take whose place is free now.
+	MaxWait time.Duration
+}
+
+func (c Config) rule() (decide.Rule, error) {
+	bad := func(err error) (decide.Rule, error) { return decide.Rule{}, fmt.Errorf("%w: %w", ErrConfig, err) }
+	if err := decide.CheckName(c.Name); err != nil {
+		return bad(err)
+	}
+	if c.MaxWait < 0 || c.MaxWait > policy.MaxPer || c.MaxWait%time.Microsecond != 0 {
+		return bad(fmt.Errorf("max wait: %s is not from 0 to %s in whole microseconds", c.MaxWait, policy.MaxPer))
+	}
+	if err := c.Rate.Validate(); err != nil {
+		return bad(fmt.Errorf("rate: %w", err))
+	}
+	places := c.Rate.Over(c.MaxWait) + 1
+	s, err := decide.NewSpacing(c.Rate, 2*places) // a take of all places may start when the last one is left
+	if err != nil {
+		return bad(err)
+	}
+	return decide.Rule{
+		Name: c.Name, Kind: "pacing", Suffix: "pace", Source: source, Args: [3]int64{s.Tokens, s.Per, c.MaxWait.Microseconds()},
+		Limit: places, Window: s.For(places),
+	}, nil
+}
+
+// Limiter answers for any number of queues with one Config.
+type Limiter struct{ core decide.Limiter }
+
+// New makes a Limiter on Redis. It sends nothing. The errors are ErrConfig.
+func New(rdb redis.UniversalClient, cfg Config) (*Limiter, error) {
+	rule, err := cfg.rule()
+	if err != nil {
+		return nil, err
+	}
+	if rdb == nil {
+		return nil, fmt.Errorf("%w: the redis client is nil", ErrConfig)
+	}
+	return &Limiter{decide.Limiter{Rule: rule, Engine: decide.NewScript(rdb, rule)}}, nil
+}
+
+// NewLocal makes a Limiter of this process alone on the clock now, such as
+// time.Now. The errors are ErrConfig.
+func NewLocal(cfg Config, now func() time.Time) (*Limiter, error) {
+	rule, err := cfg.rule()
+	if err != nil {
+		return nil, err
+	}
+	if now == nil {
+		return nil, fmt.Errorf("%w: the clock is nil", ErrConfig)
+	}
+	return &Limiter{decide.Limiter{Rule: rule, Engine: decide.NewMemory(rule, newModel(rule), now)}}, nil
+}
+
+// Place is a place in a queue.
+type Place struct {
+	// Result tells whether there was a place. Limit is the number of places in an
+	// empty queue, Remaining those that are left. RetryAfter is the time until
+	// there is a place, ResetAfter the time until the queue is empty.
+	fetch.Result
+	// Wait is the time until the place; 0 if there was none.
+	Wait time.Duration
+}
+
+// Reserve takes n places in a row, 1 to the number of places, and answers at
+// once. The work of n tokens begins after Place.Wait. A denial is a result.
+func (l *Limiter) Reserve(ctx context.Context, key string, n int64) (Place, error) {
+	o, err := l.core.Engine.Do(ctx, key, decide.Take, n)
+	if err != nil {
+		return Place{}, err
+	}
+	p := Place{Result: o.Result(l.core.Rule.Limit, n, decide.Take)}
+	if p.OK {
+		p.Wait = time.Duration(o.Delay) * time.Microsecond
+	}
+	return p, nil
+}
+
+// Take takes n places in a row and waits for the first. It returns at once with
+// a result whose OK is false if the wait would be longer than MaxWait. When ctx
+// ends before the place, the place passes unused and the error is that of ctx.
+func (l *Limiter) Take(ctx context.Context, key string, n int64) (fetch.Result, error) {
+	p, err := l.Reserve(ctx, key, n)
+	if err != nil || p.Wait == 0 {
+		return p.Result, err
+	}
+	timer := time.NewTimer(p.Wait)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return p.Result, nil
+	case <-ctx.Done():
+		return fetch.Result{}, fmt.Errorf("pacing: wait for a place: %w", context.Cause(ctx))
+	}
+}
+
+// Peek tells how many places are left and takes none; OK if there is one.
+func (l *Limiter) Peek(ctx context.Context, key string) (fetch.Result, error) {
+	return l.core.Do(ctx, key, decide.Peek, 1)
+}
+
+// Window is the time that an empty queue's places span.
+func (l *Limiter) Window() time.Duration { return l.core.Rule.Window }

@@ -1,0 +1,18 @@
+
+-- pacing: a queue whose places are evenly spaced. Its numbers: a rate of tokens per per_us, in lowest terms, and the longest
+-- wait in µs.
+-- The key holds the instant of the next free place; no key means that it is now.
+rules.pacing = function(key, _, n, now, tokens, per_us, longest_us)
+  local longest = longest_us * tokens
+  local places = math.floor(longest / per_us) + 1
+  local wait = ahead(key, now, tokens, longest + places * per_us)
+  if not wait then return nil end
+  local function left(d)
+    if d > longest then return 0 end
+    return math.floor((longest - d) / per_us) + 1
+  end
+  local us = math.ceil(wait / tokens)
+  return wait <= longest, left(wait), math.ceil((wait - longest) / tokens), us, us, function()
+    return left(wait + n * per_us), store_ahead(key, now, tokens, wait + n * per_us)
+  end
+end

@@ -1,0 +1,147 @@
+package pacing_test
+
+import (
+	"context"
+	"math"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/fetch"
+	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/limit/internal/limittest"
+	"github.com/tokenrefill/refiller/limit/pacing"
+	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+func local(t *testing.T, cfg pacing.Config) (*pacing.Limiter, *limittest.Clock) {
+	t.Helper()
+	clock := limittest.NewClock(time.Unix(1_800_000_000, 0))
+	l, err := pacing.NewLocal(cfg, clock.Now)
+	require.NoError(t, err)
+	return l, clock
+}
+
+func TestPlacesAreEvenlySpacedAndTheQueueIsBounded(t *testing.T) {
+	t.Parallel()
+	l, clock := local(t, pacing.Config{Rate: policy.PerSecond(10), MaxWait: 500 * time.Millisecond})
+	for i := range 6 {
+		p, err := l.Reserve(t.Context(), "K", 1)
+		require.NoError(t, err)
+		require.True(t, p.OK)
+		require.Equal(t, time.Duration(i)*100*time.Millisecond, p.Wait)
+		require.EqualValues(t, 5-i, p.Remaining)
+		require.EqualValues(t, 6, p.Limit)
+	}
+	p, err := l.Reserve(t.Context(), "K", 1)
+	require.NoError(t, err)
+	require.Equal(t, pacing.Place{Result: fetch.Result{Limit: 6, RetryAfter: 100 * time.Millisecond, ResetAfter: 600 * time.Millisecond}}, p)
+	clock.Add(100 * time.Millisecond)
+	p, err = l.Reserve(t.Context(), "K", 1)
+	require.NoError(t, err)
+	require.Equal(t, 500*time.Millisecond, p.Wait)
+	clock.Add(time.Hour)
+	p, err = l.Reserve(t.Context(), "K", 3)
+	require.NoError(t, err)
+	require.Zero(t, p.Wait, "idle time earns no burst")
+	p, err = l.Reserve(t.Context(), "K", 1)
+	require.NoError(t, err)
+	require.Equal(t, 300*time.Millisecond, p.Wait)
+}
+
+// Places at 7 a minute fall between microseconds and don't drift.
+func TestPlacesDoNotDrift(t *testing.T) {
+	t.Parallel()
+	l, _ := local(t, pacing.Config{Rate: policy.Rate{Tokens: 7, Per: time.Minute}, MaxWait: 10 * time.Minute})
+	for i := range 71 {
+		p, err := l.Reserve(t.Context(), "K", 1)
+		require.NoError(t, err)
+		require.Equal(t, time.Duration((i*60_000_000+6)/7)*time.Microsecond, p.Wait)
+	}
+}
+
+func TestTakeWaitsForItsPlace(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l, err := pacing.NewLocal(pacing.Config{Rate: policy.PerSecond(1), MaxWait: time.Minute}, time.Now)
+		require.NoError(t, err)
+		start := time.Now()
+		for i := range 3 {
+			r, err := l.Take(t.Context(), "K", 1)
+			require.NoError(t, err)
+			require.True(t, r.OK)
+			require.Equal(t, time.Duration(i)*time.Second, time.Since(start))
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		_, err = l.Take(ctx, "K", 1)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.Equal(t, 2100*time.Millisecond, time.Since(start))
+	})
+}
+
+func TestTenThousandTakesOnAThousandPlacesAdmitAThousand(t *testing.T) {
+	t.Parallel()
+	cfg := pacing.Config{Rate: policy.Rate{Tokens: 1, Per: time.Hour}, MaxWait: 999 * time.Hour}
+	single, err := pacing.New(testenv.Redis(t).Client(), cfg)
+	require.NoError(t, err)
+	cluster, err := pacing.New(testenv.Cluster(t).Client(), cfg)
+	require.NoError(t, err)
+	memory, _ := local(t, cfg)
+	for _, l := range []*pacing.Limiter{single, cluster, memory} {
+		limittest.AdmitExactly(t, func(ctx context.Context) (fetch.Result, error) {
+			p, err := l.Reserve(ctx, "K", 1)
+			return p.Result, err
+		})
+	}
+}
+
+func TestAnIdleQueueIsGoneAndTakesAtMost130Bytes(t *testing.T) {
+	t.Parallel()
+	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	l, err := pacing.New(rdb, pacing.Config{Rate: policy.PerSecond(1), MaxWait: time.Second})
+	require.NoError(t, err)
+	_, err = l.Reserve(ctx, "K", 2)
+	require.NoError(t, err)
+	require.Equal(t, []string{"{K}:pace"}, rdb.Keys(ctx, "*").Val())
+	require.Eventually(t, func() bool { return rdb.DBSize(ctx).Val() == 0 }, 20*time.Second, 5*time.Millisecond)
+
+	l, err = pacing.New(rdb, pacing.Config{Rate: policy.Rate{Tokens: 1, Per: time.Hour}})
+	require.NoError(t, err)
+	usage, delta := limittest.BytesPerKey(t, rdb, 20_000, func(k string) string { return "{" + k + "}:pace" }, func(ctx context.Context, key string) error {
+		_, err := l.Reserve(ctx, key, 1)
+		return err
+	})
+	require.LessOrEqual(t, usage, 130.0)
+	require.LessOrEqual(t, delta, 130.0)
+}
+
+func TestBadInputIsRefused(t *testing.T) {
+	t.Parallel()
+	for field, cfg := range map[string]pacing.Config{
+		"name":         {Name: " ", Rate: policy.PerSecond(1)},
+		"rate":         {},
+		"max wait: -1": {Rate: policy.PerSecond(1), MaxWait: -1},
+		"max wait: 1n": {Rate: policy.PerSecond(1), MaxWait: 1},
+		"too long":     {Rate: policy.Rate{Tokens: 1 << 40, Per: policy.MaxPer}, MaxWait: policy.MaxPer},
+	} {
+		_, err := pacing.NewLocal(cfg, time.Now)
+		require.ErrorIs(t, err, pacing.ErrConfig, field)
+		require.ErrorContains(t, err, field)
+	}
+	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	l, err := pacing.New(rdb, pacing.Config{Rate: policy.PerSecond(1)})
+	require.NoError(t, err)
+	for _, n := range []int64{0, -1, math.MaxInt64} {
+		_, err = l.Reserve(ctx, "K", n)
+		require.ErrorIs(t, err, fetch.ErrInvalidAmount)
+	}
+	_, err = l.Reserve(ctx, "K", 2)
+	require.ErrorIs(t, err, fetch.ErrExceedsCapacity)
+	require.NoError(t, rdb.Set(ctx, "{K}:pace", "x", 0).Err())
+	_, err = l.Reserve(ctx, "K", 1)
+	require.ErrorIs(t, err, lua.ErrMalformedBucket)
+}

@@ -1,0 +1,107 @@
+package limit
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/tokenrefill/refiller/lua"
+)
+
+// resetBatch bounds what one command of Reset asks of a server, so that takes
+// pass in between.
+const resetBatch = 500
+
+// Suffixes of the keys in which limiters keep state. A bucket that refillers
+// fill has others.
+var suffixes = []string{":lazy", ":win", ":sld", ":pace", ":sched"}
+
+// Reset drops the state that limiters keep for all keys with the prefix: their
+// buckets are full, their windows new, their reservations gone. It returns how
+// many Redis keys it dropped. Refilled buckets with the same prefix stay as they
+// are. The prefix must not be empty: it takes one to say which keys are meant.
+//
+// It is an operator's action: it walks over all keys of the server, on a Cluster
+// of every master, a bounded number at a time, so takes go on meanwhile and a
+// key that is taken from meanwhile may or may not be reset. When it fails, keys
+// may have been dropped; calling it again is harmless.
+func Reset(ctx context.Context, rdb redis.UniversalClient, prefix string) (int64, error) {
+	if err := lua.CheckKey(prefix); err != nil {
+		return 0, fmt.Errorf("limit: reset: prefix: %w", err)
+	}
+	if rdb == nil {
+		return 0, fmt.Errorf("limit: reset: %w: the redis client is nil", ErrConfig)
+	}
+	var (
+		mu    sync.Mutex
+		total int64
+	)
+	server := func(ctx context.Context, c redis.Cmdable) error {
+		n, err := resetServer(ctx, c, prefix)
+		mu.Lock()
+		defer mu.Unlock()
+		total += n
+		return err
+	}
+	var err error
+	switch c := rdb.(type) {
+	case *redis.ClusterClient:
+		err = c.ForEachMaster(ctx, func(ctx context.Context, c *redis.Client) error { return server(ctx, c) })
+	case *redis.Ring:
+		err = c.ForEachShard(ctx, func(ctx context.Context, c *redis.Client) error { return server(ctx, c) })
+	default:
+		err = server(ctx, c)
+	}
+	if err != nil {
+		err = fmt.Errorf("limit: reset: %w", err)
+	}
+	return total, err
+}
+
+// resetServer resets the keys of one server.
+func resetServer(ctx context.Context, c redis.Cmdable, prefix string) (total int64, err error) {
+	pattern := "{" + globLiteral.Replace(prefix) + "*}:*"
+	for cursor := uint64(0); ; {
+		keys, next, err := c.Scan(ctx, cursor, pattern, resetBatch).Result()
+		if err != nil {
+			return total, err
+		}
+		// One command for each key: keys of a Cluster's master are in many slots.
+		pipe := c.Pipeline()
+		var drops []*redis.IntCmd
+		for _, k := range keys {
+			if isState(k) {
+				drops = append(drops, pipe.Unlink(ctx, k))
+			}
+		}
+		if len(drops) > 0 {
+			if _, err := pipe.Exec(ctx); err != nil {
+				return total, err
+			}
+		}
+		for _, d := range drops {
+			total += d.Val()
+		}
+		if cursor = next; cursor == 0 {
+			return total, nil
+		}
+	}
+}
+
+// isState reports whether a Redis key is one of a limiter's: {K}:suffix or
+// {K}:suffix:name.
+func isState(key string) bool {
+	_, rest, _ := strings.Cut(key, "}")
+	for _, s := range suffixes {
+		if rest == s || strings.HasPrefix(rest, s+":") {
+			return true
+		}
+	}
+	return false
+}
+
+// globLiteral makes a pattern that matches the text itself.
+var globLiteral = strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`, `]`, `\]`)

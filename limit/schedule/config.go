@@ -1,0 +1,119 @@
+package schedule
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/tokenrefill/refiller/limit/internal/decide"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// Limits of a Config and of ids. They bound what one script call does.
+const (
+	MaxWindows = 8
+	MaxLimit   = 1000
+	MaxIDLen   = 128 // bytes
+	MaxHorizon = 5 * policy.MaxPer
+)
+
+// DefaultHorizon is the Horizon where none is given.
+const DefaultHorizon = policy.MaxPer
+
+// Errors of the methods, to be matched with errors.Is.
+var (
+	// ErrConfig is returned for a Config that is out of range; the error names
+	// the field.
+	ErrConfig = errors.New("schedule: bad config")
+	// ErrPast is returned for an instant that has passed on the server's clock.
+	ErrPast = errors.New("schedule: instant has passed")
+	// ErrHorizon is returned for an instant beyond the horizon.
+	ErrHorizon = errors.New("schedule: instant is beyond the horizon")
+	// ErrIDTaken is returned for an id that is reserved for another instant.
+	ErrIDTaken = errors.New("schedule: id is reserved for another instant")
+	// ErrInvalidID is returned for an id that is empty or longer than MaxIDLen.
+	ErrInvalidID = errors.New("schedule: invalid id")
+	// ErrInvalidRange is returned for a range that can't be listed.
+	ErrInvalidRange = errors.New("schedule: invalid range")
+)
+
+// Window is a number of reservations per time.
+type Window struct {
+	// Name is what a denial calls the window; "5 per 1h0m0s" if it is empty.
+	Name string
+	// Limit is the most reservations in any stretch of Length, 1 to MaxLimit.
+	Limit int64
+	// Length is a whole number of microseconds, 1µs to policy.MaxPer.
+	Length time.Duration
+}
+
+// String is the window's name.
+func (w Window) String() string {
+	if w.Name != "" {
+		return w.Name
+	}
+	return fmt.Sprintf("%d per %s", w.Limit, w.Length)
+}
+
+// Config is what a schedule admits.
+type Config struct {
+	// Name tells schedules apart that share their keys: at most 64 letters,
+	// digits and _ . -. With a name, {K}:sched becomes {K}:sched:name.
+	Name string
+	// Windows all hold, in any order: 1 to MaxWindows.
+	Windows []Window
+	// Horizon is how far ahead an instant may be, in whole microseconds, 1µs to
+	// MaxHorizon; 0 means DefaultHorizon.
+	Horizon time.Duration
+}
+
+// Validate reports the first field that is out of range.
+func (c Config) Validate() error {
+	bad := func(format string, args ...any) error {
+		return fmt.Errorf("%w: %w", ErrConfig, fmt.Errorf(format, args...))
+	}
+	if err := decide.CheckName(c.Name); err != nil {
+		return bad("%w", err)
+	}
+	if len(c.Windows) < 1 || len(c.Windows) > MaxWindows {
+		return bad("windows: there are %d; want 1 to %d", len(c.Windows), MaxWindows)
+	}
+	for i, w := range c.Windows {
+		if w.Limit < 1 || w.Limit > MaxLimit {
+			return bad("windows[%d].limit: %d is not from 1 to %d", i, w.Limit, MaxLimit)
+		}
+		if w.Length < time.Microsecond || w.Length > policy.MaxPer || w.Length%time.Microsecond != 0 {
+			return bad("windows[%d].length: %s is not from 1µs to %s in whole microseconds", i, w.Length, policy.MaxPer)
+		}
+	}
+	if h := c.horizon(); h < time.Microsecond || h > MaxHorizon || h%time.Microsecond != 0 {
+		return bad("horizon: %s is not from 1µs to %s in whole microseconds", c.Horizon, MaxHorizon)
+	}
+	return nil
+}
+
+// MaxReservations is the most entries that a schedule can ever hold: what the
+// strictest window admits from one longest window back up to the horizon.
+func (c Config) MaxReservations() int64 {
+	most := int64(1<<63 - 1)
+	for _, w := range c.Windows {
+		stretches := int64((c.longest()+c.horizon())/w.Length) + 1
+		most = min(most, stretches*w.Limit)
+	}
+	return most
+}
+
+func (c Config) horizon() time.Duration {
+	if c.Horizon == 0 {
+		return DefaultHorizon
+	}
+	return c.Horizon
+}
+
+func (c Config) longest() time.Duration {
+	longest := time.Duration(0)
+	for _, w := range c.Windows {
+		longest = max(longest, w.Length)
+	}
+	return longest
+}

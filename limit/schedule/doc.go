@@ -1,0 +1,39 @@
+// Package schedule answers whether something may be done at an instant to come,
+// and reserves it: a mail at 9:00 tomorrow, when at most 1 goes out per minute,
+// 5 per hour and 10 per day.
+//
+// # The rule
+//
+// A reservation is admitted if, for each [Window], every stretch of time of the
+// window's length that contains the instant holds at most Limit reservations,
+// this one included. Neighbours on both sides count, whatever the order in
+// which they were reserved. Windows slide: they know nothing of calendar days,
+// midnight, time zones or summer time, only of instants. A stretch includes its
+// beginning and not its end, so with 1 per minute 12:00:00 and 12:01:00 both
+// fit. Instants are whole microseconds; a finer one is rounded down.
+//
+// Check and reservation are one script on the server's clock. An instant that
+// has passed is [ErrPast], one beyond [Config.Horizon] is [ErrHorizon]. A denial
+// is a result that names the windows without room and the next instant that has
+// some.
+//
+// # Ids
+//
+// Every reservation has an id of the caller's. Reserving the same id for the
+// same instant again changes nothing and is admitted, so a call whose reply was
+// lost is made again; for another instant it is [ErrIDTaken]. [Limiter.Cancel]
+// gives the instant back; one that has passed stays, since what was sent counts.
+//
+// # What is stored
+//
+// A schedule K is a sorted set at {K}:sched. Reservations are dropped when they
+// lie a whole longest window back, and the key expires a longest window after
+// its last reservation. The windows themselves bound the number of entries, see
+// [Config.MaxReservations]. When windows change, reservations stay, and count in
+// the new ones.
+//
+// [New] makes a Limiter on Redis, single, Sentinel or Cluster; [NewLocal] one
+// for a single process, which behaves alike. All methods are safe for
+// concurrent use. Calls wait on the Redis client; set ContextTimeoutEnabled in
+// its options to have them honour a context's deadline.
+package schedule

@@ -1,0 +1,169 @@
+package schedule
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/tokenrefill/refiller/fetch"
+	"github.com/tokenrefill/refiller/lua"
+)
+
+// Reservation is the answer to Reserve.
+type Reservation struct {
+	// Result tells whether the instant is reserved. Remaining is how many more
+	// reservations fit at the same instant, Limit the smallest of the windows'.
+	// RetryAfter is how much later than the instant asked for Next is.
+	// ResetAfter is the time until nothing needs to be stored any more; 0 for a
+	// denial.
+	fetch.Result
+	ID string
+	At time.Time
+	// Repeated reports that the id was reserved for this instant before.
+	Repeated bool
+	// DeniedBy names the windows without room.
+	DeniedBy []string
+	// Next is set on a denial: no instant from At up to Next fits. Next does,
+	// unless the schedule is so full that the search ended early.
+	Next time.Time
+}
+
+// Entry is a reservation in a list.
+type Entry struct {
+	ID string
+	At time.Time
+}
+
+// store keeps schedules. Instants are Unix µs.
+type store interface {
+	reserve(ctx context.Context, key, id string, at int64) (answer, error)
+	cancel(ctx context.Context, key, id string) (bool, error)
+	list(ctx context.Context, key string, from, to, most int64) ([]Entry, error)
+}
+
+// Codes of the scripts' replies.
+const (
+	codeDenied    = 0
+	codeDone      = 1
+	codeRepeated  = 2
+	codeMalformed = 3
+	codeIDTaken   = 4
+	codePast      = 5
+	codeHorizon   = 6
+)
+
+// answer is what a store says to a reservation.
+type answer struct {
+	code   int64
+	now    int64 // for codeIDTaken, the instant that is reserved
+	left   int64
+	until  int64
+	next   int64
+	denied []int64 // windows, the first being 1
+}
+
+// Limiter answers for any number of schedules with one Config.
+type Limiter struct {
+	config Config
+	store  store
+}
+
+// New makes a Limiter on Redis. It sends nothing. The errors are ErrConfig.
+func New(rdb redis.UniversalClient, cfg Config) (*Limiter, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	if rdb == nil {
+		return nil, fmt.Errorf("%w: the redis client is nil", ErrConfig)
+	}
+	return &Limiter{cfg, shared{rdb, cfg}}, nil
+}
+
+// NewLocal makes a Limiter of this process alone on the clock now, such as
+// time.Now. The errors are ErrConfig.
+func NewLocal(cfg Config, now func() time.Time) (*Limiter, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	if now == nil {
+		return nil, fmt.Errorf("%w: the clock is nil", ErrConfig)
+	}
+	return &Limiter{cfg, newLocal(cfg, now)}, nil
+}
+
+// Reserve reserves the instant at under an id, if every window has room. A
+// denial is a result; ErrPast, ErrHorizon, ErrIDTaken and ErrInvalidID are
+// errors, and nothing was reserved. After fetch.ErrUnavailable the instant may be
+// reserved: calling again with the same id and instant tells.
+func (l *Limiter) Reserve(ctx context.Context, key, id string, at time.Time) (Reservation, error) {
+	if err := check(key, id); err != nil {
+		return Reservation{}, err
+	}
+	us := at.UnixMicro()
+	a, err := l.store.reserve(ctx, key, id, us)
+	if err != nil {
+		return Reservation{}, err
+	}
+	r := Reservation{ID: id, At: time.UnixMicro(us).In(at.Location())}
+	r.Limit = l.config.Windows[0].Limit
+	for _, w := range l.config.Windows {
+		r.Limit = min(r.Limit, w.Limit)
+	}
+	in := func(us int64) time.Time { return time.UnixMicro(us).In(at.Location()) }
+	switch a.code {
+	case codeDone, codeRepeated:
+		r.OK, r.Taken, r.Remaining, r.Repeated = true, 1, a.left, a.code == codeRepeated
+		r.ResetAfter = time.Duration(a.until-a.now) * time.Microsecond
+	case codeDenied:
+		r.Next, r.RetryAfter = in(a.next), time.Duration(a.next-us)*time.Microsecond
+		for _, w := range a.denied {
+			if w < 1 || w > int64(len(l.config.Windows)) {
+				return Reservation{}, fmt.Errorf("%w: window %d", lua.ErrBadReply, w)
+			}
+			r.DeniedBy = append(r.DeniedBy, l.config.Windows[w-1].String())
+		}
+	case codeIDTaken:
+		return Reservation{}, fmt.Errorf("%w: %q for %s", ErrIDTaken, id, in(a.now).Format(time.RFC3339Nano))
+	case codePast:
+		return Reservation{}, fmt.Errorf("%w: %s; it is %s", ErrPast, r.At.Format(time.RFC3339Nano), in(a.now).Format(time.RFC3339Nano))
+	case codeHorizon:
+		return Reservation{}, fmt.Errorf("%w: %s; want at most %s from now", ErrHorizon, r.At.Format(time.RFC3339Nano), l.config.horizon())
+	default:
+		return Reservation{}, fmt.Errorf("%w: code %d", lua.ErrBadReply, a.code)
+	}
+	return r, nil
+}
+
+// Cancel gives a reserved instant back. It reports false if there is none under
+// the id, or if it has passed.
+func (l *Limiter) Cancel(ctx context.Context, key, id string) (bool, error) {
+	if err := check(key, id); err != nil {
+		return false, err
+	}
+	return l.store.cancel(ctx, key, id)
+}
+
+// List returns the reservations from an instant on and before another, in their
+// order, at most n of them, 1 to 10,000. Some that have passed are among them if
+// from has.
+func (l *Limiter) List(ctx context.Context, key string, from, to time.Time, n int64) ([]Entry, error) {
+	if err := lua.CheckKey(key); err != nil {
+		return nil, err
+	}
+	if to.Before(from) || n < 1 || n > 10_000 {
+		return nil, fmt.Errorf("%w: from %s to %s, %d entries; want from before to, and 1 to 10000", ErrInvalidRange, from, to, n)
+	}
+	return l.store.list(ctx, key, from.UnixMicro(), to.UnixMicro(), n)
+}
+
+func check(key, id string) error {
+	if err := lua.CheckKey(key); err != nil {
+		return err
+	}
+	if id == "" || len(id) > MaxIDLen {
+		return fmt.Errorf("%w: it has %d bytes; want 1 to %d", ErrInvalidID, len(id), MaxIDLen)
+	}
+	return nil
+}

@@ -1,0 +1,107 @@
+package schedule
+
+import (
+	"context"
+	_ "embed"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/tokenrefill/refiller/limit/internal/decide"
+	"github.com/tokenrefill/refiller/lua"
+)
+
+//go:embed reserve.lua
+var reserveSource string
+
+//go:embed cancel.lua
+var cancelSource string
+
+var (
+	reserveScript = lua.NewScript("schedule: reserve", reserveSource)
+	cancelScript  = lua.NewScript("schedule: cancel", cancelSource)
+)
+
+// shared keeps schedules in Redis.
+type shared struct {
+	rdb    redis.UniversalClient
+	config Config
+}
+
+func (s shared) name(key string) string {
+	return decide.Rule{Suffix: "sched", Name: s.config.Name}.Key(key)
+}
+
+func (s shared) reserve(ctx context.Context, key, id string, at int64) (answer, error) {
+	args := []any{id, at, s.config.horizon().Microseconds(), s.config.longest().Microseconds()}
+	for _, w := range s.config.Windows {
+		args = append(args, w.Limit, w.Length.Microseconds())
+	}
+	v, err := reserveScript.Run(ctx, s.rdb, []string{s.name(key)}, args...)
+	if err != nil {
+		return answer{}, decide.Unavailable(err)
+	}
+	r := decide.NewReply(v)
+	a := answer{code: r.Int()}
+	switch a.code {
+	case codeMalformed:
+		if err := r.End(); err != nil {
+			return answer{}, err
+		}
+		return answer{}, decide.Malformed(key, s.name(key))
+	case codeDone, codeRepeated:
+		a.now, a.left, a.until = r.Int(), r.Int(), r.Int()
+	case codeDenied:
+		a.now, a.next = r.Int(), r.Int()
+		for r.More() {
+			a.denied = append(a.denied, r.Int())
+		}
+	default:
+		a.now = r.Int()
+	}
+	return a, r.End()
+}
+
+func (s shared) cancel(ctx context.Context, key, id string) (bool, error) {
+	v, err := cancelScript.Run(ctx, s.rdb, []string{s.name(key)}, id)
+	if err != nil {
+		return false, decide.Unavailable(err)
+	}
+	r := decide.NewReply(v)
+	code := r.Int()
+	if err := r.End(); err != nil {
+		return false, err
+	}
+	switch code {
+	case codeDone:
+		return true, nil
+	case codeDenied:
+		return false, nil
+	case codeMalformed:
+		return false, decide.Malformed(key, s.name(key))
+	}
+	return false, fmt.Errorf("%w: code %d", lua.ErrBadReply, code)
+}
+
+func (s shared) list(ctx context.Context, key string, from, to, most int64) ([]Entry, error) {
+	found, err := s.rdb.ZRangeArgsWithScores(ctx, redis.ZRangeArgs{
+		Key: s.name(key), ByScore: true, Start: strconv.FormatInt(from, 10), Stop: "(" + strconv.FormatInt(to, 10), Count: most,
+	}).Result()
+	if redis.HasErrorPrefix(err, "WRONGTYPE") {
+		return nil, decide.Malformed(key, s.name(key))
+	}
+	if err != nil {
+		return nil, decide.Unavailable(fmt.Errorf("schedule: list: %w", err))
+	}
+	entries := make([]Entry, len(found))
+	for i, z := range found {
+		id, ok := z.Member.(string)
+		if !ok {
+			return nil, fmt.Errorf("%w: %T for an id", lua.ErrBadReply, z.Member)
+		}
+		entries[i] = Entry{ID: id, At: time.UnixMicro(int64(z.Score))}
+	}
+	return entries, nil
+}

@@ -1,0 +1,62 @@
+
+-- sliding: tokens in any stretch of time as long as the window. Its numbers: the limit, the length of a slot in µs and the
+-- number of slots in a window.
+-- The key holds the newest slot with a take, then the tokens taken in it and in each slot before it. A take counts until
+-- its whole slot has left the window.
+rules.sliding = function(key, what, n, now, limit, slot_us, slots)
+  local v = get(key)
+  if v == false or v and not string.find(v, '^%d+[ %d]*$') then return nil end
+  local slot, taken, used = math.floor(now / slot_us), {}, 0
+  for age = 0, slots do taken[age] = 0 end
+  if v then
+    local age = nil
+    for word in string.gmatch(v, '%d+') do
+      if not age then
+        age = slot - tonumber(word)
+      else
+        local at = math.max(0, age) -- the clock went back: as if taken now
+        if at <= slots then taken[at], used = taken[at] + tonumber(word), used + tonumber(word) end
+        age = age + 1
+      end
+    end
+  end
+  -- leaves is the time until a slot of an age has left the window.
+  local function leaves(age) return (slot - age + slots + 1) * slot_us - now end
+  local function reset()
+    for age = 0, slots do
+      if taken[age] > 0 then return leaves(age) end
+    end
+    return 0
+  end
+  local wait, excess = 0, used + n - limit
+  for age = slots, 0, -1 do
+    if excess > 0 then
+      excess = excess - taken[age]
+      wait = leaves(age)
+    end
+  end
+  return used + n <= limit, math.max(0, limit - used), wait, reset(), 0, function()
+    if what == 1 then
+      taken[0], used = taken[0] + n, used + n
+    else
+      -- From the oldest on: what stays counts longer than what is given back.
+      for age = slots, 0, -1 do
+        local back = math.min(n, taken[age])
+        taken[age], used, n = taken[age] - back, used - back, n - back
+      end
+    end
+    local oldest, newest = 0, slots
+    for age = 0, slots do
+      if taken[age] > 0 then oldest, newest = age, math.min(newest, age) end
+    end
+    local left = math.max(0, limit - used)
+    if used == 0 then
+      redis.call('DEL', key)
+      return left, 0
+    end
+    local words = {string.format('%.0f', slot - newest)}
+    for age = newest, oldest do words[#words + 1] = string.format('%.0f', taken[age]) end
+    store(key, table.concat(words, ' '), now + leaves(newest))
+    return left, leaves(newest)
+  end
+end

@@ -1,0 +1,131 @@
+package window
+
+import (
+	"context"
+	_ "embed"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/tokenrefill/refiller/fetch"
+	"github.com/tokenrefill/refiller/limit/internal/decide"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+//go:embed fixed.lua
+var fixedSource string
+
+//go:embed sliding.lua
+var slidingSource string
+
+// ErrConfig is returned for a Config that is out of range; the error names the
+// field.
+var ErrConfig = errors.New("window: bad config")
+
+// Kind is when windows begin and end.
+type Kind int
+
+// Kinds of windows.
+const (
+	Fixed   Kind = iota // from the first take on
+	Sliding             // any stretch of time of the window's length
+)
+
+// Slots is the number of slots in a sliding window.
+const Slots = 10
+
+// Config is how many tokens a window holds.
+type Config struct {
+	// Name tells limits apart that share their keys: at most 64 letters, digits
+	// and _ . -. With a name, {K}:win becomes {K}:win:name.
+	Name string
+	// Kind is Fixed, the default, or Sliding.
+	Kind Kind
+	// Limit is the most tokens in one window, 1 to policy.MaxTokens. A fixed
+	// window that is under way when Limit grows keeps its old one.
+	Limit int64
+	// Window is its length: whole milliseconds, 1ms to policy.MaxPer.
+	Window time.Duration
+}
+
+// Rule is what the limit is in a decision of several.
+func (c Config) Rule() (decide.Rule, error) {
+	bad := func(err error) (decide.Rule, error) { return decide.Rule{}, fmt.Errorf("%w: %w", ErrConfig, err) }
+	if err := decide.CheckName(c.Name); err != nil {
+		return bad(err)
+	}
+	if c.Limit < 1 || c.Limit > policy.MaxTokens {
+		return bad(fmt.Errorf("limit: %d is not a whole number from 1 to %d", c.Limit, int64(policy.MaxTokens)))
+	}
+	if c.Window < time.Millisecond || c.Window > policy.MaxPer || c.Window%time.Millisecond != 0 {
+		return bad(fmt.Errorf("window: %s is not from 1ms to %s in whole milliseconds", c.Window, policy.MaxPer))
+	}
+	r := decide.Rule{Name: c.Name, Limit: c.Limit, Window: c.Window}
+	switch c.Kind {
+	case Fixed:
+		r.Kind, r.Suffix, r.Source, r.Args = "fixed", "win", fixedSource, [3]int64{c.Limit, c.Window.Milliseconds()}
+	case Sliding:
+		r.Kind, r.Suffix, r.Source, r.Args = "sliding", "sld", slidingSource, [3]int64{c.Limit, c.Window.Microseconds() / Slots, Slots}
+	default:
+		return bad(fmt.Errorf("kind: %d is neither Fixed nor Sliding", c.Kind))
+	}
+	return r, nil
+}
+
+// Limiter answers for any number of keys with one Config.
+type Limiter struct{ core decide.Limiter }
+
+// New makes a Limiter on Redis. It sends nothing. The errors are ErrConfig.
+func New(rdb redis.UniversalClient, cfg Config) (*Limiter, error) {
+	rule, err := cfg.Rule()
+	if err != nil {
+		return nil, err
+	}
+	if rdb == nil {
+		return nil, fmt.Errorf("%w: the redis client is nil", ErrConfig)
+	}
+	return &Limiter{decide.Limiter{Rule: rule, Engine: decide.NewScript(rdb, rule)}}, nil
+}
+
+// NewLocal makes a Limiter of this process alone on the clock now, such as
+// time.Now. The errors are ErrConfig.
+func NewLocal(cfg Config, now func() time.Time) (*Limiter, error) {
+	rule, err := cfg.Rule()
+	if err != nil {
+		return nil, err
+	}
+	if now == nil {
+		return nil, fmt.Errorf("%w: the clock is nil", ErrConfig)
+	}
+	l := &Limiter{decide.Limiter{Rule: rule}}
+	if cfg.Kind == Sliding {
+		l.core.Engine = decide.NewMemory(rule, newSliding(rule), now)
+	} else {
+		l.core.Engine = decide.NewMemory(rule, newFixed(rule), now)
+	}
+	return l, nil
+}
+
+// Take takes n tokens, 1 to the limit, all or nothing. A denial is a result and
+// counts for nothing. ResetAfter is the time until the window ends; RetryAfter
+// is exact if nobody else takes any.
+func (l *Limiter) Take(ctx context.Context, key string, n int64) (fetch.Result, error) {
+	return l.core.Do(ctx, key, decide.Take, n)
+}
+
+// Peek tells what is left and takes nothing; OK if there is a token.
+func (l *Limiter) Peek(ctx context.Context, key string) (fetch.Result, error) {
+	return l.core.Do(ctx, key, decide.Peek, 1)
+}
+
+// Return gives n tokens back, up to the limit, if the window in which they were
+// taken is still under way; otherwise there is nothing to give back. Return only
+// what was taken: it is not checked.
+func (l *Limiter) Return(ctx context.Context, key string, n int64) error {
+	return l.core.Return(ctx, key, n)
+}
+
+// Window is the window's length.
+func (l *Limiter) Window() time.Duration { return l.core.Rule.Window }

@@ -1,0 +1,51 @@
+package window
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/limit/internal/limittest"
+)
+
+// fast are windows that a test's milliseconds see begin and end.
+var fast = []Config{
+	{Limit: 10, Window: 5 * time.Millisecond},
+	{Limit: 3, Window: time.Millisecond},
+	{Limit: 1000, Window: time.Hour},
+	{Kind: Sliding, Limit: 10, Window: 5 * time.Millisecond},
+	{Kind: Sliding, Limit: 1, Window: time.Millisecond},
+	{Kind: Sliding, Limit: 50, Window: 20 * time.Millisecond},
+	{Kind: Sliding, Limit: 1000, Window: time.Hour},
+}
+
+func agree(t *testing.T, rdb redis.UniversalClient, tick func(), rng *rand.Rand, calls int) {
+	denied := 0
+	for i, cfg := range fast {
+		rule, err := cfg.Rule()
+		require.NoError(t, err)
+		if cfg.Kind == Fixed {
+			denied += limittest.Agree(t, rdb, tick, rng, rule, newFixed(rule), true, fmt.Sprint(i), calls)
+		} else {
+			denied += limittest.Agree(t, rdb, tick, rng, rule, newSliding(rule), true, fmt.Sprint(i), calls)
+		}
+	}
+	require.NotZero(t, denied)
+}
+
+func TestScriptsAgreeWithTheModels(t *testing.T) {
+	t.Parallel()
+	agree(t, testenv.Redis(t).Client(), func() {}, limittest.Rand(t), 2000)
+}
+
+func TestScriptsAgreeWithTheModelsOnTheEmbeddedStore(t *testing.T) {
+	t.Parallel()
+	rng := limittest.Rand(t)
+	rdb, tick := limittest.Embedded(t, rng)
+	agree(t, rdb, tick, rng, 300)
+}

@@ -1,0 +1,295 @@
+package window_test
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/fetch"
+	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/limit/internal/limittest"
+	"github.com/tokenrefill/refiller/limit/window"
+	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+func local(t *testing.T, cfg window.Config) (*window.Limiter, *limittest.Clock) {
+	t.Helper()
+	clock := limittest.NewClock(time.Unix(1_800_000_000, 0))
+	l, err := window.NewLocal(cfg, clock.Now)
+	require.NoError(t, err)
+	return l, clock
+}
+
+func take(t *testing.T, l *window.Limiter, n int64) fetch.Result {
+	t.Helper()
+	r, err := l.Take(t.Context(), "K", n)
+	require.NoError(t, err)
+	return r
+}
+
+// Limit, remaining and reset, from the first take on, with weights.
+func TestAFixedWindowStartsAtItsFirstTake(t *testing.T) {
+	t.Parallel()
+	l, clock := local(t, window.Config{Limit: 5, Window: time.Minute})
+	clock.Add(17*time.Second + 300*time.Millisecond)
+	require.Equal(t, fetch.Result{OK: true, Taken: 1, Remaining: 4, Limit: 5, ResetAfter: time.Minute}, take(t, l, 1))
+	clock.Add(20 * time.Second)
+	require.Equal(t, fetch.Result{OK: true, Taken: 3, Remaining: 1, Limit: 5, ResetAfter: 40 * time.Second}, take(t, l, 3))
+	require.Equal(t, fetch.Result{Remaining: 1, Limit: 5, RetryAfter: 40 * time.Second, ResetAfter: 40 * time.Second}, take(t, l, 2))
+	require.True(t, take(t, l, 1).OK, "a denied take counts for nothing")
+	require.NoError(t, l.Return(t.Context(), "K", 2))
+	require.EqualValues(t, 0, take(t, l, 2).Remaining)
+	clock.Add(40*time.Second - time.Microsecond)
+	require.False(t, take(t, l, 1).OK)
+	clock.Add(time.Microsecond)
+	require.Equal(t, fetch.Result{OK: true, Taken: 5, Limit: 5, ResetAfter: time.Minute}, take(t, l, 5))
+	clock.Add(time.Minute)
+	require.NoError(t, l.Return(t.Context(), "K", 5))
+	r, err := l.Peek(t.Context(), "K")
+	require.NoError(t, err)
+	require.Equal(t, fetch.Result{OK: true, Remaining: 5, Limit: 5}, r, "what comes back to a window that has ended opens none")
+}
+
+// How many tokens the kinds admit in 0.2 s around the edge of a window.
+func TestEdgesOfWindows(t *testing.T) {
+	t.Parallel()
+	for kind, want := range map[window.Kind]int{window.Fixed: 200, window.Sliding: 100} {
+		l, clock := local(t, window.Config{Kind: kind, Limit: 100, Window: time.Minute})
+		taken := 0
+		if kind == window.Fixed {
+			require.True(t, take(t, l, 1).OK) // starts the window
+			require.NoError(t, l.Return(t.Context(), "K", 1))
+		}
+		clock.Add(59*time.Second + 900*time.Millisecond)
+		for range 200 {
+			if take(t, l, 1).OK {
+				taken++
+			}
+			clock.Add(time.Millisecond)
+		}
+		for range 200 {
+			if take(t, l, 1).OK {
+				taken++
+			}
+		}
+		require.Equal(t, want, taken)
+	}
+}
+
+func TestNoStretchOfASlidingWindowsLengthAdmitsMoreThanItsLimit(t *testing.T) {
+	t.Parallel()
+	rng := limittest.Rand(t)
+	for range 50 {
+		cfg := window.Config{Kind: window.Sliding, Limit: 1 + rng.Int64N(20), Window: time.Duration(1+rng.IntN(1000)) * time.Millisecond}
+		l, clock := local(t, cfg)
+		type event struct{ at, n int64 }
+		var events []event
+		for range 300 {
+			clock.Add(time.Duration(rng.Int64N(cfg.Window.Microseconds()/5)) * time.Microsecond)
+			n := 1 + rng.Int64N(cfg.Limit)
+			r := take(t, l, n)
+			if !r.OK {
+				require.LessOrEqual(t, r.RetryAfter, cfg.Window+cfg.Window/window.Slots)
+				if rng.IntN(3) > 0 {
+					continue
+				}
+				clock.Add(r.RetryAfter - time.Microsecond)
+				require.False(t, take(t, l, n).OK, "a microsecond too early")
+				clock.Add(time.Microsecond)
+				require.True(t, take(t, l, n).OK, "after RetryAfter")
+			}
+			at := clock.Now().UnixMicro()
+			events = append(events, event{at, n})
+			sum := int64(0)
+			for i := len(events) - 1; i >= 0 && at-events[i].at < cfg.Window.Microseconds(); i-- {
+				sum += events[i].n
+			}
+			require.LessOrEqual(t, sum, cfg.Limit, "%+v", cfg)
+			if rng.IntN(5) == 0 { // give back what was taken last or before
+				i := rng.IntN(len(events))
+				back := 1 + rng.Int64N(max(1, events[i].n))
+				if at-events[i].at < cfg.Window.Microseconds() && back <= events[i].n {
+					require.NoError(t, l.Return(t.Context(), "K", back))
+					events[i].n -= back
+				}
+			}
+		}
+	}
+}
+
+// A client that asks with DECR and PTTL loses the window's end when the key
+// vanishes between the two. Its counter then stays below zero for ever; a
+// Limiter starts a new window.
+func TestACounterThatLostItsExpiryRecovers(t *testing.T) {
+	t.Parallel()
+	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	l, err := window.New(rdb, window.Config{Limit: 3, Window: time.Hour})
+	require.NoError(t, err)
+
+	// The form itself: the limit with its expiry, then DECR and PTTL.
+	require.EqualValues(t, 2, take(t, l, 1).Remaining)
+	require.EqualValues(t, 1, rdb.Decr(ctx, "{K}:win").Val())
+	require.InDelta(t, time.Hour, rdb.PTTL(ctx, "{K}:win").Val(), float64(time.Minute))
+	require.EqualValues(t, 0, take(t, l, 1).Remaining)
+	require.EqualValues(t, -1, rdb.Decr(ctx, "{K}:win").Val(), "denied by the other client")
+	r := take(t, l, 1)
+	require.False(t, r.OK)
+	require.Zero(t, r.Remaining, "never below zero")
+	require.InDelta(t, time.Hour, r.RetryAfter, float64(time.Minute))
+
+	// The key vanishes, and the other client's DECR makes it without an end.
+	require.NoError(t, rdb.Del(ctx, "{K}:win").Err())
+	require.EqualValues(t, -1, rdb.Decr(ctx, "{K}:win").Val())
+	require.EqualValues(t, -1, rdb.PTTL(ctx, "{K}:win").Val())
+	r = take(t, l, 1)
+	require.True(t, r.OK)
+	require.EqualValues(t, 2, r.Remaining)
+	require.Positive(t, rdb.PTTL(ctx, "{K}:win").Val())
+
+	require.NoError(t, rdb.Persist(ctx, "{K}:win").Err())
+	require.True(t, take(t, l, 1).OK)
+	require.Positive(t, rdb.PTTL(ctx, "{K}:win").Val(), "no window without an end")
+
+	require.NoError(t, rdb.PExpire(ctx, "{K}:win", 1000*time.Hour).Err()) // the clock went back
+	r, err = l.Peek(ctx, "K")
+	require.NoError(t, err)
+	require.LessOrEqual(t, r.ResetAfter, time.Hour)
+	require.LessOrEqual(t, rdb.PTTL(ctx, "{K}:win").Val(), time.Hour)
+}
+
+func TestALimitThatShrinksHoldsAtOnce(t *testing.T) {
+	t.Parallel()
+	rdb := testenv.Redis(t).Client()
+	for _, kind := range []window.Kind{window.Fixed, window.Sliding} {
+		wide, err := window.New(rdb, window.Config{Kind: kind, Limit: 100, Window: time.Hour})
+		require.NoError(t, err)
+		narrow, err := window.New(rdb, window.Config{Kind: kind, Limit: 10, Window: time.Hour})
+		require.NoError(t, err)
+		require.True(t, take(t, wide, 50).OK)
+		require.LessOrEqual(t, take(t, narrow, 10).Remaining, int64(0))
+		require.False(t, take(t, narrow, 1).OK)
+	}
+}
+
+func TestTenThousandTakesOnAThousandAdmitAThousand(t *testing.T) {
+	t.Parallel()
+	single, cluster := testenv.Redis(t).Client(), testenv.Cluster(t).Client()
+	for _, kind := range []window.Kind{window.Fixed, window.Sliding} {
+		cfg := window.Config{Kind: kind, Limit: 1000, Window: time.Hour}
+		l, _ := local(t, cfg)
+		limittest.AdmitExactly(t, func(ctx context.Context) (fetch.Result, error) { return l.Take(ctx, "K", 1) })
+		shared, err := window.New(single, cfg)
+		require.NoError(t, err)
+		limittest.AdmitExactly(t, func(ctx context.Context) (fetch.Result, error) { return shared.Take(ctx, "K", 1) })
+		shared, err = window.New(cluster, cfg)
+		require.NoError(t, err)
+		limittest.AdmitExactly(t, func(ctx context.Context) (fetch.Result, error) { return shared.Take(ctx, "K", 1) })
+	}
+}
+
+func TestAnIdleKeyIsGoneWhenItsWindowHasEnded(t *testing.T) {
+	t.Parallel()
+	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	for _, kind := range []window.Kind{window.Fixed, window.Sliding} {
+		l, err := window.New(rdb, window.Config{Kind: kind, Limit: 10, Window: 2 * time.Second})
+		require.NoError(t, err)
+		require.True(t, take(t, l, 10).OK)
+		require.EqualValues(t, 1, rdb.DBSize(ctx).Val())
+		require.Eventually(t, func() bool { return rdb.DBSize(ctx).Val() == 0 }, 20*time.Second, 5*time.Millisecond)
+		r, err := l.Peek(ctx, "K")
+		require.NoError(t, err)
+		require.EqualValues(t, 10, r.Remaining)
+		require.NoError(t, l.Return(ctx, "K", 10))
+		require.Zero(t, rdb.DBSize(ctx).Val(), "neither a peek nor a return makes a key")
+	}
+}
+
+// See docs/limiters.md for 200,000 keys (REFILLER_KEYS=200000).
+func TestMemoryOfAKey(t *testing.T) {
+	t.Parallel()
+	for kind, c := range map[window.Kind]struct {
+		suffix string
+		most   float64
+	}{window.Fixed: {"win", 130}, window.Sliding: {"sld", 160}} {
+		rdb := testenv.Redis(t).Client()
+		l, err := window.New(rdb, window.Config{Kind: kind, Limit: 1000, Window: 24 * time.Hour})
+		require.NoError(t, err)
+		usage, delta := limittest.BytesPerKey(t, rdb, 20_000, func(k string) string { return "{" + k + "}:" + c.suffix }, func(ctx context.Context, key string) error {
+			_, err := l.Take(ctx, key, 1)
+			return err
+		})
+		require.LessOrEqual(t, usage, c.most)
+		require.LessOrEqual(t, delta, c.most)
+	}
+}
+
+func TestAKeyThatHoldsSomethingElseIsAnErrorAndStays(t *testing.T) {
+	t.Parallel()
+	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	for kind, suffix := range map[window.Kind]string{window.Fixed: "win", window.Sliding: "sld"} {
+		l, err := window.New(rdb, window.Config{Kind: kind, Limit: 10, Window: time.Minute})
+		require.NoError(t, err)
+		require.NoError(t, rdb.LPush(ctx, "{list}:"+suffix, 1).Err())
+		_, err = l.Take(ctx, "list", 1)
+		require.ErrorIs(t, err, lua.ErrMalformedBucket)
+		require.EqualValues(t, 1, rdb.LLen(ctx, "{list}:"+suffix).Val())
+		for _, value := range []string{"ten", "", "1.5", " 1"} {
+			require.NoError(t, rdb.Set(ctx, "{text}:"+suffix, value, 0).Err())
+			_, err = l.Take(ctx, "text", 1)
+			require.ErrorIs(t, err, lua.ErrMalformedBucket, value)
+			require.Equal(t, value, rdb.Get(ctx, "{text}:"+suffix).Val())
+		}
+	}
+}
+
+func TestBadInputIsRefused(t *testing.T) {
+	t.Parallel()
+	for field, cfg := range map[string]window.Config{
+		"name":            {Name: "}", Limit: 1, Window: time.Second},
+		"limit: 0 is":     {Window: time.Second},
+		"limit: 922":      {Limit: math.MaxInt64, Window: time.Second},
+		"window: 0s is":   {Limit: 1},
+		"window: 1.5ms":   {Limit: 1, Window: 1500 * time.Microsecond},
+		"window: 8784h0m": {Limit: 1, Window: policy.MaxPer + time.Millisecond},
+		"kind: 2 is":      {Kind: 2, Limit: 1, Window: time.Second},
+	} {
+		_, err := window.NewLocal(cfg, time.Now)
+		require.ErrorIs(t, err, window.ErrConfig)
+		require.ErrorContains(t, err, field)
+	}
+	_, err := window.NewLocal(window.Config{Limit: 1, Window: time.Second}, nil)
+	require.ErrorIs(t, err, window.ErrConfig)
+	_, err = window.New(nil, window.Config{Limit: 1, Window: time.Second})
+	require.ErrorIs(t, err, window.ErrConfig)
+	l, _ := local(t, window.Config{Limit: 5, Window: time.Second})
+	for _, n := range []int64{0, -1, policy.MaxTokens + 1} {
+		_, err = l.Take(t.Context(), "K", n)
+		require.ErrorIs(t, err, fetch.ErrInvalidAmount)
+	}
+	_, err = l.Take(t.Context(), "K", 6)
+	require.ErrorIs(t, err, fetch.ErrExceedsCapacity)
+	_, err = l.Take(t.Context(), "}", 1)
+	require.ErrorIs(t, err, fetch.ErrInvalidKey)
+}
+
+func ExampleNewLocal() {
+	now := time.Unix(0, 0)
+	l, err := window.NewLocal(window.Config{Limit: 5, Window: time.Minute}, func() time.Time { return now })
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for range 2 {
+		r, err := l.Take(context.Background(), "user:42", 3)
+		fmt.Println(r.OK, r.Remaining, "of", r.Limit, r.ResetAfter, err)
+		now = now.Add(10 * time.Second)
+	}
+	// Output:
+	// true 2 of 5 1m0s <nil>
+	// false 2 of 5 50s <nil>
+}

@@ -1,0 +1,72 @@
+package grpclimit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/tokenrefill/refiller/limit"
+)
+
+// ErrConfig is returned for a Config that can't be used; the error names the
+// field.
+var ErrConfig = errors.New("grpclimit: bad config")
+
+// Timeouts of Config.
+const (
+	DefaultTimeout = 100 * time.Millisecond
+	MaxTimeout     = time.Minute
+)
+
+// Config says what a Middleware limits, and how. Limiter and Key are required.
+type Config struct {
+	// Limiter has the tokens.
+	Limiter limit.Limiter
+	// Key says whose tokens a call takes.
+	Key KeyFunc
+	// Weight is the tokens that a call takes, 1 or more; nil means 1. A weight of
+	// 0 or less lets the call pass.
+	Weight func(context.Context, Call) int64
+	// PerMessage has a stream take tokens for each message that the handler
+	// receives, and none when it begins. A denied message ends the stream.
+	PerMessage bool
+	// SkipFailed gives tokens back when a unary call, or a stream without
+	// PerMessage, ends with an error or a panic. The Limiter must be a
+	// limit.Returner.
+	SkipFailed bool
+	// Shadow denies nothing; OnLimit is still called.
+	Shadow bool
+	// FailOpen lets calls pass when the Limiter can't answer.
+	FailOpen bool
+	// Timeout bounds the wait for the Limiter, at most MaxTimeout; 0 means
+	// DefaultTimeout.
+	Timeout time.Duration
+	// OnLimit hears of each denial before it is answered, in shadow mode too. It
+	// must not block.
+	OnLimit func(context.Context, Call, Decision)
+	// OnError hears of each call that could not be decided, and of tokens that
+	// could not be given back. It must not block.
+	OnError func(context.Context, Call, error)
+}
+
+// New makes a Middleware. It sends nothing. The errors are ErrConfig.
+func New(cfg Config) (*Middleware, error) {
+	if cfg.Limiter == nil {
+		return nil, fmt.Errorf("%w: Limiter: it is nil", ErrConfig)
+	}
+	if cfg.Key == nil {
+		return nil, fmt.Errorf("%w: Key: it is nil", ErrConfig)
+	}
+	if cfg.Timeout < 0 || cfg.Timeout > MaxTimeout {
+		return nil, fmt.Errorf("%w: Timeout: %s is not from 0 (the default) to %s", ErrConfig, cfg.Timeout, MaxTimeout)
+	}
+	if cfg.Timeout == 0 {
+		cfg.Timeout = DefaultTimeout
+	}
+	returner, ok := cfg.Limiter.(limit.Returner)
+	if cfg.SkipFailed && !ok {
+		return nil, fmt.Errorf("%w: SkipFailed: the Limiter takes no tokens back", ErrConfig)
+	}
+	return &Middleware{config: cfg, returner: returner}, nil
+}

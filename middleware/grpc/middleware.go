@@ -1,0 +1,181 @@
+package grpclimit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/tokenrefill/refiller/fetch"
+	"github.com/tokenrefill/refiller/limit"
+)
+
+// Middleware limits calls. [New] makes one; it is safe for concurrent use.
+type Middleware struct {
+	config   Config
+	returner limit.Returner // nil if the limiter isn't one
+}
+
+// Decision is the answer for a call.
+type Decision struct {
+	// Key is whose tokens were asked for.
+	Key string
+	// Weight is how many.
+	Weight int64
+	// Result is what the limiter said.
+	fetch.Result
+}
+
+type contextKey struct{}
+
+// FromContext returns the decision about the call that a handler serves; false if
+// the call was not limited, or could not be and passed. In a stream with
+// PerMessage there is none.
+func FromContext(ctx context.Context) (Decision, bool) {
+	d, ok := ctx.Value(contextKey{}).(Decision)
+	return d, ok
+}
+
+// Unary limits unary calls. It is a grpc.UnaryServerInterceptor.
+func (m *Middleware) Unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (answer any, err error) {
+	call := Call{info.FullMethod, req}
+	d, err := m.decide(ctx, call)
+	if err != nil {
+		return nil, err
+	}
+	failed := true
+	defer func() { m.settle(ctx, call, d, failed) }()
+	answer, err = handler(withDecision(ctx, d), req)
+	failed = err != nil
+	return answer, err
+}
+
+// Stream limits streams. It is a grpc.StreamServerInterceptor.
+func (m *Middleware) Stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) (err error) {
+	call := Call{Method: info.FullMethod}
+	if m.config.PerMessage {
+		return handler(srv, messages{ss, m, call})
+	}
+	ctx := ss.Context()
+	d, err := m.decide(ctx, call)
+	if err != nil {
+		return err
+	}
+	failed := true
+	defer func() { m.settle(ctx, call, d, failed) }()
+	err = handler(srv, decided{ss, withDecision(ctx, d)})
+	failed = err != nil
+	return err
+}
+
+// decided is a stream whose context has the decision.
+type decided struct {
+	grpc.ServerStream
+	ctx context.Context
+}
+
+func (s decided) Context() context.Context { return s.ctx }
+
+// messages is a stream that takes tokens for each message.
+type messages struct {
+	grpc.ServerStream
+	middleware *Middleware
+	call       Call
+}
+
+func (s messages) RecvMsg(message any) error {
+	if err := s.ServerStream.RecvMsg(message); err != nil {
+		return err
+	}
+	call := s.call
+	call.Message = message
+	_, err := s.middleware.decide(s.Context(), call)
+	return err
+}
+
+// withDecision keeps a decision for the handler; nil is none.
+func withDecision(ctx context.Context, d *Decision) context.Context {
+	if d == nil {
+		return ctx
+	}
+	return context.WithValue(ctx, contextKey{}, *d)
+}
+
+// decide takes the tokens of a call. The error is the status that refuses it;
+// without a decision the call passes unlimited.
+func (m *Middleware) decide(ctx context.Context, call Call) (*Decision, error) {
+	d := Decision{Weight: 1}
+	if m.config.Weight != nil {
+		if d.Weight = m.config.Weight(ctx, call); d.Weight <= 0 {
+			return nil, nil
+		}
+	}
+	key, err := m.config.Key(ctx, call)
+	if err != nil {
+		m.report(ctx, call, err)
+		return nil, status.Error(codes.InvalidArgument, err.Error())
+	}
+	d.Key = bounded(key)
+	within, cancel := context.WithTimeout(ctx, m.config.Timeout)
+	defer cancel()
+	d.Result, err = m.config.Limiter.Take(within, d.Key, d.Weight)
+	if errors.Is(err, fetch.ErrExceedsCapacity) { // it never fits: that is a denial, also for those who fail open
+		d.Result, err = fetch.Result{RetryAfter: fetch.Never, ResetAfter: fetch.Never}, nil
+	}
+	if err != nil {
+		m.report(ctx, call, err)
+		switch {
+		case ctx.Err() != nil:
+			return nil, status.FromContextError(ctx.Err()).Err()
+		case m.config.FailOpen, m.config.Shadow:
+			return nil, nil
+		}
+		return nil, status.Error(codes.Unavailable, "the limit can't be checked")
+	}
+	if d.OK {
+		return &d, nil
+	}
+	if m.config.OnLimit != nil {
+		m.config.OnLimit(ctx, call, d)
+	}
+	if m.config.Shadow {
+		return &d, nil
+	}
+	return nil, denial(d)
+}
+
+// denial is the status of a denied call.
+func denial(d Decision) error {
+	if d.RetryAfter == fetch.Never {
+		return status.Error(codes.ResourceExhausted, "over the limit")
+	}
+	s := status.New(codes.ResourceExhausted, fmt.Sprintf("over the limit; try again in %s", d.RetryAfter))
+	if with, err := s.WithDetails(&errdetails.RetryInfo{RetryDelay: durationpb.New(d.RetryAfter)}); err == nil {
+		s = with
+	}
+	return s.Err()
+}
+
+// settle gives the tokens of a failed call back. The call may be over, so its
+// context's end doesn't matter.
+func (m *Middleware) settle(ctx context.Context, call Call, d *Decision, failed bool) {
+	if !m.config.SkipFailed || !failed || d == nil || d.Taken == 0 {
+		return
+	}
+	within, cancel := context.WithTimeout(context.WithoutCancel(ctx), m.config.Timeout)
+	defer cancel()
+	if err := m.returner.Return(within, d.Key, d.Taken); err != nil {
+		m.report(ctx, call, err)
+	}
+}
+
+func (m *Middleware) report(ctx context.Context, call Call, err error) {
+	if m.config.OnError != nil {
+		m.config.OnError(ctx, call, err)
+	}
+}

@@ -1,0 +1,236 @@
+package httplimit
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"time"
+
+	"github.com/tokenrefill/refiller/fetch"
+	"github.com/tokenrefill/refiller/limit"
+)
+
+// Middleware limits requests. It is safe for concurrent use and starts no
+// goroutine.
+type Middleware struct {
+	config Config
+	now    func() time.Time
+	random func(n int64) int64 // 0 to n-1
+}
+
+// Decision is what was decided about a request.
+type Decision struct {
+	limit.Decision
+	Key    string
+	Weight int64
+	Shadow bool // denied or not, the request passes
+}
+
+type contextKey struct{}
+
+// FromContext returns what was decided about a request. There is nothing for
+// one that passed undecided.
+func FromContext(ctx context.Context) (Decision, bool) {
+	d, ok := ctx.Value(contextKey{}).(Decision)
+	return d, ok
+}
+
+// Wrap puts the limiter in front of a handler.
+func (m *Middleware) Wrap(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, hr *http.Request) {
+		r := Request{hr, clientIP(hr, m.config.TrustedProxies)}
+		if r.IP.IsValid() && within(r.IP, m.config.Allow) {
+			next.ServeHTTP(w, hr)
+			return
+		}
+		weight := int64(1)
+		if m.config.Weight != nil {
+			if weight = m.config.Weight(hr); weight == 0 {
+				next.ServeHTTP(w, hr)
+				return
+			}
+		}
+		d, err := m.decide(r, weight)
+		if err != nil {
+			m.fail(w, r, err, next)
+			return
+		}
+		hr = hr.WithContext(context.WithValue(hr.Context(), contextKey{}, d))
+		r.Request = hr
+		if !d.OK && m.config.OnLimit != nil {
+			m.config.OnLimit(r, d)
+		}
+		if m.config.Shadow {
+			m.serve(w, hr, d, next)
+			return
+		}
+		m.setHeaders(w.Header(), d)
+		if !d.OK {
+			m.deny(w, hr, d)
+			return
+		}
+		if !m.slowDown(hr.Context(), d) {
+			m.giveBack(hr.Context(), d)
+			return // the client is gone
+		}
+		m.serve(w, hr, d, next)
+	})
+}
+
+// decide asks the limiter.
+func (m *Middleware) decide(r Request, weight int64) (Decision, error) {
+	key, err := m.config.Key(r)
+	if err != nil {
+		return Decision{}, badRequest{err}
+	}
+	d := Decision{Key: bounded(key), Weight: weight, Shadow: m.config.Shadow}
+	ctx, cancel := context.WithTimeout(r.Context(), m.config.Timeout)
+	defer cancel()
+	if many, ok := m.config.Limiter.(decider); ok {
+		d.Decision, err = many.Decide(ctx, weight, d.Key)
+		return d, err
+	}
+	result, err := m.config.Limiter.Take(ctx, d.Key, weight)
+	if err != nil {
+		return Decision{}, err
+	}
+	d.Result = result
+	d.Limits = []limit.LimitResult{{Name: m.config.Name, Window: m.config.Window, Result: result}}
+	if !result.OK {
+		d.DeniedBy = []string{m.config.Name}
+	}
+	return d, nil
+}
+
+// decider is a limiter of several limits.
+type decider interface {
+	Decide(ctx context.Context, n int64, keys ...string) (limit.Decision, error)
+}
+
+var _ decider = (*limit.Many)(nil)
+
+// badRequest is an error that the request itself is to blame for.
+type badRequest struct{ error }
+
+func (b badRequest) Unwrap() error { return b.error }
+
+// fail answers a request that could not be decided.
+func (m *Middleware) fail(w http.ResponseWriter, r Request, err error, next http.Handler) {
+	if m.config.OnError != nil {
+		m.config.OnError(r, err)
+	}
+	var bad badRequest
+	switch {
+	case m.config.Shadow:
+		next.ServeHTTP(w, r.Request)
+	case errors.As(err, &bad), errors.Is(err, fetch.ErrInvalidKey), errors.Is(err, fetch.ErrInvalidAmount), errors.Is(err, fetch.ErrExceedsCapacity):
+		http.Error(w, http.StatusText(http.StatusBadRequest), http.StatusBadRequest)
+	case m.config.FailOpen:
+		next.ServeHTTP(w, r.Request)
+	default:
+		http.Error(w, http.StatusText(http.StatusServiceUnavailable), http.StatusServiceUnavailable)
+	}
+}
+
+// deny answers a denied request.
+func (m *Middleware) deny(w http.ResponseWriter, r *http.Request, d Decision) {
+	if m.config.Denied != nil {
+		m.config.Denied.ServeHTTP(w, r)
+		return
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(http.StatusTooManyRequests)
+	// The client may be gone, which is all that can fail here.
+	_ = json.NewEncoder(w).Encode(problem{
+		Type: quotaExceeded, Title: "Request cannot be satisfied as assigned quota has been exceeded",
+		Status: http.StatusTooManyRequests, Detail: m.config.Message, Violated: d.DeniedBy,
+	})
+}
+
+// slowDown delays a request and reports false if its client left meanwhile.
+func (m *Middleware) slowDown(ctx context.Context, d Decision) bool {
+	s := m.config.SlowDown
+	beyond := d.Limit - d.Remaining - s.After
+	if s.Step == 0 || beyond <= 0 {
+		return true
+	}
+	delay := s.Max
+	if beyond <= int64(s.Max/s.Step) {
+		delay = time.Duration(beyond) * s.Step
+	}
+	timer := time.NewTimer(delay)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// serve calls the handler and gives the tokens of a failed request back.
+func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, d Decision, next http.Handler) {
+	if !m.config.SkipFailed || !d.OK {
+		next.ServeHTTP(w, r)
+		return
+	}
+	sw := &statusWriter{ResponseWriter: w}
+	failed := true // until it has not panicked
+	defer func() {
+		if failed {
+			m.giveBack(r.Context(), d)
+		}
+	}()
+	next.ServeHTTP(sw, r)
+	failed = sw.status >= http.StatusBadRequest
+}
+
+// giveBack returns a request's tokens, even though its client may be gone.
+func (m *Middleware) giveBack(ctx context.Context, d Decision) {
+	returner, ok := m.config.Limiter.(limit.Returner)
+	if !ok {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), m.config.Timeout)
+	defer cancel()
+	if err := returner.Return(ctx, d.Key, d.Weight); err != nil && m.config.OnError != nil {
+		m.config.OnError(Request{}, err)
+	}
+}
+
+// statusWriter remembers a response's status. http.ResponseController finds what
+// the writer beneath can do.
+type statusWriter struct {
+	http.ResponseWriter
+	status int
+}
+
+// WriteHeader implements http.ResponseWriter. An informational status is not the
+// response's.
+func (w *statusWriter) WriteHeader(status int) {
+	if w.status == 0 && (status >= 200 || status == http.StatusSwitchingProtocols) {
+		w.status = status
+	}
+	w.ResponseWriter.WriteHeader(status)
+}
+
+// Write implements http.ResponseWriter.
+func (w *statusWriter) Write(b []byte) (int, error) {
+	if w.status == 0 {
+		w.status = http.StatusOK
+	}
+	return w.ResponseWriter.Write(b)
+}
+
+// Flush implements http.Flusher, which handlers ask for by type.
+func (w *statusWriter) Flush() {
+	if w.status == 0 {
+		w.status = http.StatusOK
+	}
+	// A writer that can't flush sends everything at the end.
+	_ = http.NewResponseController(w.ResponseWriter).Flush()
+}
+
+// Unwrap is for http.ResponseController.
+func (w *statusWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
