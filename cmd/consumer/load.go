@@ -1,0 +1,212 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/spf13/cobra"
+
+	"github.com/tokenrefill/refiller/fetch"
+	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+const (
+	maxLoadConcurrency = 10_000
+	loadConnections    = 128 // more only queue in the server
+	progressEvery      = time.Second
+	errorPause         = 100 * time.Millisecond // so that a server that is away isn't hammered
+)
+
+// load is a run of the load generator.
+type load struct {
+	key         string
+	tokens      int64 // per take
+	concurrency int
+	rate        policy.Rate // takes; zero: as fast as they are answered
+	duration    time.Duration
+	counts      counts
+}
+
+func newLoadCommand(e env) *cobra.Command {
+	conn, out, rate, progress := connection{getenv: e.getenv}, output{}, "", false
+	l := load{tokens: 1, concurrency: 10, duration: 10 * time.Second}
+	cmd := &cobra.Command{
+		Use:   "load KEY",
+		Short: "Take under load and report latency, and what was admitted against the bound",
+		Long: "Take from bucket KEY from many callers at once, and report latency and what was admitted, against the most that the\n" +
+			"bucket's policy allows: capacity + rate × elapsed time + rate × refill interval. Others who take, grant or return\n" +
+			"meanwhile shift that. It really takes the tokens.\n\n" +
+			"Without --rate each caller takes again as soon as it is answered. With --rate takes begin on a fixed schedule, and\n" +
+			"latency counts from a take's scheduled time, so that a slow server can't hide behind callers who wait for it.\n\n" +
+			"Ctrl-C ends the run early, with its report.",
+		Example: "  consumer load checkout -c 50 --duration 30s\n  consumer load checkout --rate 2000/s -o json",
+		Args:    oneKey,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			l.key = args[0]
+			if err := out.check(); err != nil {
+				return err
+			}
+			if l.concurrency < 1 || l.concurrency > maxLoadConcurrency {
+				return usageError{fmt.Errorf("--concurrency %d: want 1 to %d", l.concurrency, maxLoadConcurrency)}
+			}
+			if l.duration <= 0 {
+				return usageError{fmt.Errorf("--duration %s: want more than 0", l.duration)}
+			}
+			if err := lua.CheckKey(l.key); err != nil {
+				return usageError{err}
+			}
+			if rate != "" {
+				r, err := policy.ParseRate(rate)
+				if err != nil {
+					return usageError{fmt.Errorf("--rate: %w", err)}
+				}
+				l.rate = r
+			}
+			rdb, err := conn.open(min(l.concurrency, loadConnections))
+			if err != nil {
+				return err
+			}
+			defer rdb.Close()
+			var live io.Writer
+			if progress || isTerminal(e.stderr) {
+				live = e.stderr
+			}
+			report, err := l.run(cmd.Context(), rdb, live)
+			if err != nil {
+				return err
+			}
+			if err := out.print(e.stdout, report.String(), report); err != nil {
+				return err
+			}
+			if report.Errors > 0 && report.Errors == report.Takes {
+				return fmt.Errorf("no take was answered: %w", l.counts.lastError())
+			}
+			return nil
+		},
+	}
+	addTokensFlag(cmd, &l.tokens, "how many tokens a take is for")
+	cmd.Flags().IntVarP(&l.concurrency, "concurrency", "c", l.concurrency, "how many callers")
+	cmd.Flags().StringVar(&rate, "rate", "", "takes to begin, such as 500/s or 10/m (default as fast as they are answered)")
+	cmd.Flags().DurationVar(&l.duration, "duration", l.duration, "how long")
+	cmd.Flags().BoolVar(&progress, "progress", false, "show progress on stderr also if that is no terminal")
+	conn.addFlags(cmd)
+	out.addFlags(cmd)
+	return cmd
+}
+
+// run makes the load until the duration is over or ctx ends. Takes that have begun are finished, so that every token
+// taken is counted.
+func (l *load) run(ctx context.Context, rdb redis.UniversalClient, live io.Writer) (report, error) {
+	client, err := fetch.New(rdb, fetch.WithDeadline(callDeadline), fetch.WithConcurrency(l.concurrency))
+	if err != nil {
+		return report{}, err
+	}
+	defer closeClient(client)
+	began := time.Now()
+	before, err := l.peek(ctx, client, rdb)
+	if err != nil {
+		return report{}, err
+	}
+
+	running, stop := context.WithTimeout(ctx, l.duration)
+	defer stop()
+	start := time.Now()
+	var background sync.WaitGroup
+	progressing, done := context.WithCancel(context.WithoutCancel(ctx))
+	defer done()
+	if live != nil {
+		background.Go(func() { l.showProgress(progressing, live, start) })
+	}
+	var callers sync.WaitGroup
+	var begun atomic.Int64
+	for i := range l.concurrency {
+		callers.Go(func() { l.take(running, client, i, start, &begun) })
+	}
+	callers.Wait()
+	end := time.Now()
+	done()
+	background.Wait()
+
+	r := l.report(end.Sub(start))
+	r.Interrupted = ctx.Err() != nil
+	after, err := l.peek(context.WithoutCancel(ctx), client, rdb)
+	switch {
+	case err != nil:
+		r.BoundUnknown = "the bucket can't be read any more: " + err.Error()
+	case before.Terms == nil || after.Terms == nil:
+		r.BoundUnknown = "the bucket has no policy"
+	case before.Terms.Fence != after.Terms.Fence && *before.Terms != *after.Terms:
+		r.BoundUnknown = "the policy changed during the run"
+	default:
+		r.setBound(before, end.Sub(began))
+	}
+	return r, nil
+}
+
+// peek reads the bucket with its policy, which the SDK's Peek doesn't show. That is called first, as it doesn't wait on
+// a socket beyond ctx and tells errors as the other commands do.
+func (l *load) peek(ctx context.Context, client *fetch.Client, rdb redis.UniversalClient) (lua.PeekReply, error) {
+	if _, err := client.Peek(ctx, l.key); err != nil {
+		return lua.PeekReply{}, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, callDeadline)
+	defer cancel()
+	return lua.Peek(ctx, rdb, l.key, 1)
+}
+
+// take is one caller.
+func (l *load) take(ctx context.Context, client *fetch.Client, caller int, start time.Time, begun *atomic.Int64) {
+	for ctx.Err() == nil {
+		from := time.Now()
+		if l.rate.Tokens > 0 {
+			n := float64(begun.Add(1) - 1)
+			from = start.Add(time.Duration(n * float64(l.rate.Per) / float64(l.rate.Tokens)))
+			if !sleep(ctx, time.Until(from)) {
+				return
+			}
+		}
+		r, err := client.Take(context.WithoutCancel(ctx), l.key, l.tokens)
+		l.counts.add(caller, r, err, time.Since(from))
+		if err != nil && !sleep(ctx, errorPause) {
+			return
+		}
+	}
+}
+
+// sleep waits for d and reports whether ctx is still alive.
+func sleep(ctx context.Context, d time.Duration) bool {
+	if d <= 0 {
+		return ctx.Err() == nil
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+func (l *load) showProgress(ctx context.Context, w io.Writer, start time.Time) {
+	ticker := time.NewTicker(progressEvery)
+	defer ticker.Stop()
+	var last int64
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		s := l.counts.snapshot()
+		fmt.Fprintf(w, "%4.0fs  %d takes/s  admitted %d  denied %d  errors %d  p99 %s\n", time.Since(start).Seconds(),
+			s.takes-last, s.admitted, s.denied, s.errors, micros(s.latency.ValueAtQuantile(99)))
+		last = s.takes
+	}
+}

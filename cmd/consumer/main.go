@@ -1,0 +1,18 @@
+// Consumer takes tokens from buckets in Redis, from the command line. Run "consumer --help" for its commands.
+package main
+
+import (
+	"context"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/tokenrefill/refiller/internal/redisconn"
+)
+
+func main() {
+	redisconn.SetLogger(nil) // what it has to say is in the errors
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop) // a second signal ends the process at once
+	os.Exit(run(ctx, os.Args[1:], os.Getenv, os.Stdin, os.Stdout, os.Stderr))
+}

@@ -1,0 +1,110 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/tokenrefill/refiller/fetch"
+)
+
+// output is the form in which a command prints its result.
+type output struct{ format string }
+
+func (o *output) addFlags(cmd *cobra.Command) {
+	cmd.Flags().StringVarP(&o.format, "output", "o", "text", "text or json")
+}
+
+func (o *output) check() error {
+	if o.format != "text" && o.format != "json" {
+		return usageError{fmt.Errorf("--output %q: want text or json", o.format)}
+	}
+	return nil
+}
+
+// print writes text, or value as JSON.
+func (o *output) print(w io.Writer, text string, value any) error {
+	if o.format == "json" {
+		b, err := json.Marshal(value)
+		if err != nil {
+			return fmt.Errorf("encode result: %w", err)
+		}
+		text = string(b)
+	}
+	if _, err := fmt.Fprintln(w, text); err != nil {
+		return fmt.Errorf("write result: %w", err)
+	}
+	return nil
+}
+
+// resultJSON is a fetch.Result for scripts. A time that isn't known is null.
+type resultJSON struct {
+	Key          string `json:"key"`
+	OK           bool   `json:"ok"`
+	Taken        int64  `json:"taken"`
+	Remaining    int64  `json:"remaining"`
+	Limit        int64  `json:"limit"`
+	RetryAfterMS *int64 `json:"retry_after_ms"`
+	ResetAfterMS *int64 `json:"reset_after_ms"`
+	Source       string `json:"source"`
+}
+
+func toJSON(key string, r fetch.Result) resultJSON {
+	return resultJSON{
+		Key: key, OK: r.OK, Taken: r.Taken, Remaining: r.Remaining, Limit: r.Limit,
+		RetryAfterMS: millis(r.RetryAfter), ResetAfterMS: millis(r.ResetAfter), Source: r.Source.String(),
+	}
+}
+
+// millis rounds up, so that who waits that long waits long enough.
+func millis(d time.Duration) *int64 {
+	if d == fetch.Never {
+		return nil
+	}
+	ms := d.Milliseconds()
+	if d%time.Millisecond != 0 {
+		ms++
+	}
+	return &ms
+}
+
+// held describes what a bucket holds.
+func held(r fetch.Result) string {
+	text := fmt.Sprintf("%d tokens", r.Remaining)
+	if r.Limit > 0 {
+		text = fmt.Sprintf("%d of %d tokens", r.Remaining, r.Limit)
+	}
+	return text
+}
+
+// in describes a time from now on.
+func in(d time.Duration) string {
+	switch {
+	case d == fetch.Never:
+		return "at a time that isn't known"
+	case d > time.Second:
+		d = d.Round(100 * time.Millisecond)
+	case d > time.Millisecond:
+		d = d.Round(time.Millisecond)
+	}
+	text := d.String() // 1h0m0s
+	if strings.HasSuffix(text, "m0s") {
+		text = strings.TrimSuffix(text, "0s")
+	}
+	if strings.HasSuffix(text, "h0m") {
+		text = strings.TrimSuffix(text, "0m")
+	}
+	return "in " + text
+}
+
+// plural is a number of tokens in words.
+func plural(n int64) string {
+	if n == 1 {
+		return "1 token"
+	}
+	return fmt.Sprintf("%d tokens", n)
+}

@@ -1,0 +1,36 @@
+package main
+
+import (
+	"github.com/spf13/cobra"
+
+	"github.com/tokenrefill/refiller/fetch"
+)
+
+func newPeekCommand(e env) *cobra.Command {
+	conn, out := connection{getenv: e.getenv}, output{}
+	cmd := &cobra.Command{
+		Use:   "peek KEY",
+		Short: "Show what a bucket holds; takes nothing",
+		Args:  oneKey,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := out.check(); err != nil {
+				return err
+			}
+			key := args[0]
+			return conn.with(func(c *fetch.Client) error {
+				r, err := c.Peek(cmd.Context(), key)
+				if err != nil {
+					return err
+				}
+				text := held(r)
+				if r.ResetAfter > 0 {
+					text += "; full " + in(r.ResetAfter)
+				}
+				return out.print(e.stdout, text, toJSON(key, r))
+			})
+		},
+	}
+	conn.addFlags(cmd)
+	out.addFlags(cmd)
+	return cmd
+}

@@ -1,0 +1,220 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+
+	"github.com/spf13/cobra"
+
+	"github.com/tokenrefill/refiller/internal/accesslog"
+	"github.com/tokenrefill/refiller/internal/replay"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+const maxTop = 10_000
+
+// replayFlags are the flags of replay, read and in range.
+type replayFlags struct {
+	keyBy    string
+	capacity int64
+	rate     policy.Rate
+	speed    replay.Speed
+	top      int
+	output   string
+	progress bool
+}
+
+// newReplayCommand makes "consumer replay". It needs no server.
+func newReplayCommand(stdin io.Reader, stdout, stderr io.Writer) *cobra.Command {
+	f := replayFlags{keyBy: "ip", top: 10, output: "table"}
+	cmd := &cobra.Command{
+		Use:   "replay LOG --capacity C --rate R",
+		Short: "Tell what a policy would have done to an access log",
+		Long: `Replay takes one token for each request of an access log, from the bucket of the request's key, and tells how many
+requests would have been admitted and denied. The log's clock governs credit, whatever the speed. It needs no Redis.
+
+LOG is a file, or - for standard input, plain or gzipped: Apache's or nginx's common or combined format, or lines of JSON
+as nginx, Caddy and Traefik write them.`,
+		Example: `  consumer replay access.log --capacity 10 --rate 10/m
+  consumer replay access.json.gz --key-by request.headers.X-Api-Key --capacity 100 --rate 50/s -o json
+  tail -F access.log | consumer replay - --key-by path --capacity 20 --rate 5/s --speed 1x`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return usageError{fmt.Errorf("replay: %d arguments: want one, the log's file name, or - for standard input", len(args))}
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			for _, name := range []string{"capacity", "rate"} {
+				if !cmd.Flags().Changed(name) {
+					return usageError{fmt.Errorf("replay: --%s is missing: want %s", name, cmd.Flag(name).Usage)}
+				}
+			}
+			if !cmd.Flags().Changed("progress") {
+				f.progress = isTerminal(stderr)
+			}
+			return runReplay(cmd.Context(), args[0], f, stdin, stdout, stderr)
+		},
+	}
+	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{fmt.Errorf("replay: %w", err)} })
+
+	flags := cmd.Flags()
+	flags.StringVar(&f.keyBy, "key-by", f.keyBy,
+		"what has a bucket of its own: ip, user, method, path, status, or a field's name, with dots between nested ones")
+	flags.Var(value{"tokens", "", func(s string) (err error) {
+		f.capacity, err = parseWhole(s, 1, policy.MaxTokens)
+		return err
+	}}, "capacity", fmt.Sprintf("most tokens of each bucket, a whole number from 1 to %d", int64(policy.MaxTokens)))
+	flags.Var(value{"rate", "", func(s string) (err error) {
+		f.rate, err = policy.ParseRate(s)
+		return err
+	}}, "rate", "tokens per time, such as 500/s, 10/m or 1000/24h")
+	flags.Var(value{"speed", replay.Max.String(), func(s string) (err error) {
+		f.speed, err = replay.ParseSpeed(s)
+		return err
+	}}, "speed", "how fast the log's clock goes by: max, or a factor such as 1x or 100x")
+	flags.Var(value{"keys", strconv.Itoa(f.top), func(s string) error {
+		n, err := parseWhole(s, 0, maxTop)
+		f.top = int(n)
+		return err
+	}}, "top", fmt.Sprintf("how many of the keys denied most to list, 0 to %d", maxTop))
+	flags.VarP(value{"format", f.output, func(s string) error {
+		if s != "table" && s != "json" {
+			return errors.New("want table or json")
+		}
+		f.output = s
+		return nil
+	}}, "output", "o", "table or json")
+	flags.BoolVar(&f.progress, "progress", false, "show progress on standard error (by default if it is a terminal)")
+	return cmd
+}
+
+func runReplay(ctx context.Context, name string, f replayFlags, stdin io.Reader, stdout, stderr io.Writer) error {
+	// The policy is checked before a file is opened or standard input is read.
+	if _, err := replay.NewBuckets(f.capacity, f.rate); err != nil {
+		return usageError{fmt.Errorf("--capacity, --rate: %w", err)}
+	}
+	log, size, err := openLog(name, stdin)
+	if err != nil {
+		return fmt.Errorf("replay: %w", err)
+	}
+	defer log.Close()
+	var source io.Reader = log
+	if size < 0 {
+		source = interruptible(ctx, log)
+	}
+	counted := &countingReader{r: source}
+	reader, err := accesslog.NewReader(counted, f.keyBy)
+	if err != nil {
+		return usageError{fmt.Errorf("--key-by: %w", err)}
+	}
+	cfg := replay.Config{Capacity: f.capacity, Rate: f.rate, Speed: f.speed, Top: f.top}
+	progress := &replayProgress{w: stderr, read: counted, size: size}
+	if f.progress {
+		cfg.Progress = progress.show
+	}
+	report, stopped := replay.Run(ctx, reader, cfg)
+	progress.clear()
+	if err := writeReport(stdout, replayOutput{report, replayPolicy{f.capacity, f.rate.String(), f.keyBy}}, f.output); err != nil {
+		return fmt.Errorf("replay: %w", err)
+	}
+	if stopped == nil && report.Total.Requests == 0 && report.Total.Unparsed > 0 {
+		first := report.Unparsed[0]
+		return fmt.Errorf("replay: %s: no request in %d lines; line %d: %s", name, report.Total.Unparsed, first.Line, first.Reason)
+	}
+	return stopped
+}
+
+// openLog opens the log and tells its size; -1 unless it is a regular file.
+func openLog(name string, stdin io.Reader) (log io.ReadCloser, size int64, err error) {
+	if name == "-" {
+		return io.NopCloser(stdin), -1, nil
+	}
+	file, err := os.Open(name) //nolint:gosec // the user names the file
+	if err != nil {
+		return nil, 0, err
+	}
+	info, err := file.Stat()
+	if err != nil {
+		file.Close()
+		return nil, 0, err
+	}
+	if info.IsDir() {
+		file.Close()
+		return nil, 0, fmt.Errorf("%s is a directory: want a log file", name)
+	}
+	if !info.Mode().IsRegular() {
+		return file, -1, nil
+	}
+	return file, info.Size(), nil
+}
+
+// interruptible reads from r until ctx ends. A read of a terminal or a pipe
+// can't be interrupted, so the goroutine may stay in one until r has more, is
+// closed, or the process ends.
+func interruptible(ctx context.Context, r io.Reader) io.Reader {
+	out, in := io.Pipe()
+	context.AfterFunc(ctx, func() { in.CloseWithError(ctx.Err()) })
+	go func() {
+		_, err := io.Copy(in, r)
+		in.CloseWithError(err) // EOF if nil
+	}()
+	return out
+}
+
+// countingReader counts what is read.
+type countingReader struct {
+	r io.Reader
+	n int64
+}
+
+func (c *countingReader) Read(p []byte) (int, error) {
+	n, err := c.r.Read(p)
+	c.n += int64(n)
+	return n, err
+}
+
+// value is a flag whose text is checked as it is read.
+type value struct {
+	kind, initial string
+	set           func(string) error
+}
+
+func (v value) Set(s string) error { return v.set(s) }
+func (v value) String() string     { return v.initial }
+func (v value) Type() string       { return v.kind }
+
+func parseWhole(s string, least, most int64) (int64, error) {
+	n, err := strconv.ParseInt(s, 10, 64)
+	if err != nil || n < least || n > most {
+		return 0, fmt.Errorf("want a whole number from %d to %d", least, most)
+	}
+	return n, nil
+}
+
+// replayOutput is the report with the policy it is about, as JSON has it.
+type replayOutput struct {
+	replay.Report
+	Policy replayPolicy `json:"policy"`
+}
+
+type replayPolicy struct {
+	Capacity int64  `json:"capacity"`
+	Rate     string `json:"rate"`
+	KeyBy    string `json:"key_by"`
+}
+
+func writeReport(w io.Writer, out replayOutput, format string) error {
+	if format == "table" {
+		return writeTable(w, out)
+	}
+	e := json.NewEncoder(w)
+	e.SetEscapeHTML(false)
+	e.SetIndent("", "  ")
+	return e.Encode(out)
+}

@@ -1,0 +1,38 @@
+package main
+
+import (
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/tokenrefill/refiller/fetch"
+)
+
+func newReturnCommand(e env) *cobra.Command {
+	conn, out, n := connection{getenv: e.getenv}, output{}, int64(1)
+	cmd := &cobra.Command{
+		Use:   "return KEY",
+		Short: "Give tokens back that were taken and not used",
+		Long:  "Give tokens back to bucket KEY that were taken and not used. What the bucket can't hold is dropped.",
+		Args:  oneKey,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := out.check(); err != nil {
+				return err
+			}
+			key := args[0]
+			return conn.with(func(c *fetch.Client) error {
+				if err := c.Return(cmd.Context(), key, n); err != nil {
+					return err
+				}
+				return out.print(e.stdout, fmt.Sprintf("gave back: %s", plural(n)), struct {
+					Key    string `json:"key"`
+					Tokens int64  `json:"tokens"`
+				}{key, n})
+			})
+		},
+	}
+	addTokensFlag(cmd, &n, "how many tokens")
+	conn.addFlags(cmd)
+	out.addFlags(cmd)
+	return cmd
+}

@@ -1,0 +1,156 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"runtime/debug"
+
+	"github.com/spf13/cobra"
+
+	"github.com/tokenrefill/refiller/fetch"
+	"github.com/tokenrefill/refiller/internal/redisconn"
+)
+
+// Exit codes.
+const (
+	exitOK     = 0 // taken, or done
+	exitFailed = 1
+	exitUsage  = 2
+	exitDenied = 3 // the bucket holds too few tokens
+)
+
+// env is what a command may touch of the process.
+type env struct {
+	getenv func(string) string
+	stdin  io.Reader
+	stdout io.Writer
+	stderr io.Writer
+}
+
+// commands makes the subcommands, in the order in which the help lists them.
+var commands = []func(env) *cobra.Command{
+	newTakeCommand,
+	newPeekCommand,
+	newReturnCommand,
+	newWaitCommand,
+	newServeCommand,
+	newLoadCommand,
+	func(e env) *cobra.Command { return newReplayCommand(e.stdin, e.stdout, e.stderr) },
+}
+
+func init() {
+	cobra.EnableCommandSorting = false // the help keeps our order; the setting is global
+}
+
+// errDenied ends a command whose denial is already on stdout.
+var errDenied = errors.New("denied")
+
+// run runs the command that the arguments name and returns the exit code.
+func run(ctx context.Context, args []string, getenv func(string) string, stdin io.Reader, stdout, stderr io.Writer) int {
+	root := newRootCommand(env{getenv: getenv, stdin: stdin, stdout: stdout, stderr: stderr})
+	root.SetArgs(args)
+	err := root.ExecuteContext(ctx)
+	switch {
+	case err == nil:
+		return exitOK
+	case errors.Is(err, errDenied):
+		return exitDenied
+	case isUsage(err):
+		fmt.Fprintf(stderr, "consumer: %v\nRun 'consumer --help' for usage.\n", err)
+		return exitUsage
+	case ctx.Err() != nil && errors.Is(err, context.Canceled):
+		fmt.Fprintf(stderr, "consumer: interrupted: %v\n", err)
+		return exitFailed
+	}
+	fmt.Fprintf(stderr, "consumer: %v\n", err)
+	if what := advice(err); what != "" {
+		fmt.Fprintln(stderr, what)
+	}
+	return exitFailed
+}
+
+func isUsage(err error) bool {
+	var usage usageError
+	return errors.As(err, &usage) || errors.Is(err, fetch.ErrInvalidKey) || errors.Is(err, fetch.ErrInvalidAmount) ||
+		errors.Is(err, redisconn.ErrURL) || errors.Is(err, redisconn.ErrOptions)
+}
+
+// advice says what to do about an error.
+func advice(err error) string {
+	switch {
+	case errors.Is(err, fetch.ErrUnknownBucket):
+		return "Check the spelling and the Redis address (--redis), or add the bucket to the refiller's configuration."
+	case errors.Is(err, fetch.ErrMalformedBucket):
+		return "Another program uses this key: name the bucket differently, or point --redis at another database."
+	case errors.Is(err, fetch.ErrExceedsCapacity):
+		return "Ask for no more than the capacity (-n), or raise it in the refiller's configuration."
+	case errors.Is(err, fetch.ErrUnavailable):
+		const check = "Check that Redis runs and that --redis or " + redisEnv + " has its address and password."
+		if op := (*net.OpError)(nil); errors.As(err, &op) && op.Op == "dial" {
+			return check
+		}
+		return check + " The command may have had its effect."
+	}
+	return ""
+}
+
+func newRootCommand(e env) *cobra.Command {
+	root := &cobra.Command{
+		Use:   "consumer",
+		Short: "Take tokens from buckets in Redis",
+		Long: "Take tokens from buckets in Redis.\n\n" +
+			"Exit codes: 0 taken or done, 1 error, 2 wrong usage, 3 denied: the bucket holds too few tokens.",
+		Version:       version(),
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		Args:          usageArgs(cobra.NoArgs),
+		RunE: func(*cobra.Command, []string) error {
+			return usageError{errors.New("which command?")}
+		},
+	}
+	root.SetIn(e.stdin)
+	root.SetOut(e.stdout)
+	root.SetErr(e.stderr)
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
+	root.CompletionOptions.HiddenDefaultCmd = true
+	for _, command := range commands {
+		root.AddCommand(command(e))
+	}
+	return root
+}
+
+// usageArgs makes a check of positional arguments report wrong usage.
+func usageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if err := check(cmd, args); err != nil {
+			return usageError{err}
+		}
+		return nil
+	}
+}
+
+// oneKey checks that a command gets the bucket's name and nothing else.
+var oneKey = usageArgs(func(_ *cobra.Command, args []string) error {
+	if len(args) != 1 {
+		return fmt.Errorf("want one KEY, the bucket's name, and not %d", len(args))
+	}
+	return nil
+})
+
+// stamp is the version of a released image: the linker sets it.
+var stamp string
+
+// version is the stamp, the module's version, or the commit that the program was built from.
+func version() string {
+	if stamp != "" {
+		return stamp
+	}
+	info, ok := debug.ReadBuildInfo()
+	if !ok || info.Main.Version == "" {
+		return "unknown"
+	}
+	return info.Main.Version
+}

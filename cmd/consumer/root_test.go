@@ -1,0 +1,208 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/internal/faultproxy"
+	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// outcome is what a run of the program leaves behind.
+type outcome struct {
+	code           int
+	stdout, stderr string
+}
+
+func (o outcome) json(t *testing.T) map[string]any {
+	t.Helper()
+	var v map[string]any
+	require.NoError(t, json.Unmarshal([]byte(o.stdout), &v), o.stdout)
+	return v
+}
+
+// consumer runs the program in an environment that names the Redis server at url.
+func consumer(ctx context.Context, url string, args ...string) outcome {
+	var stdout, stderr bytes.Buffer
+	getenv := func(name string) string { return map[string]string{redisEnv: url}[name] }
+	code := run(ctx, args, getenv, strings.NewReader(""), &stdout, &stderr)
+	return outcome{code, stdout.String(), stderr.String()}
+}
+
+// newBucket starts a server with a bucket "checkout".
+func newBucket(t *testing.T, p policy.Policy) (*testenv.RedisServer, *redis.Client) {
+	t.Helper()
+	server := testenv.Redis(t)
+	rdb := server.Client()
+	require.NoError(t, p.Validate())
+	terms := p.Terms(policy.Fence{})
+	_, err := lua.Refill(t.Context(), rdb, "checkout", policy.Call{Create: policy.CreateInitial, Terms: &terms})
+	require.NoError(t, err)
+	return server, rdb
+}
+
+func hourly(capacity int64) policy.Policy {
+	return policy.Policy{Capacity: capacity, Rate: policy.Rate{Tokens: 1, Per: time.Hour}}
+}
+
+func TestExitCodesAndMessages(t *testing.T) {
+	server, rdb := newBucket(t, hourly(3))
+	steps := []struct {
+		args   string
+		code   int
+		stdout string
+		stderr string
+	}{
+		{"take checkout", exitOK, "taken: 1 token; 2 of 3 tokens left", ""},
+		{"take checkout -n 2", exitOK, "taken: 2 tokens; 0 of 3 tokens left", ""},
+		{"take checkout", exitDenied, "denied: 0 of 3 tokens left; 1 token due in 1h", ""},
+		{"peek checkout", exitOK, "0 of 3 tokens; full in", ""},
+		{"return checkout", exitOK, "gave back: 1 token", ""},
+		{"wait checkout", exitOK, "taken: 1 token, after", ""},
+		{"wait checkout --timeout 1s", exitDenied, "denied: not within 1s", ""},
+		{"take typo", exitFailed, "", "Check the spelling"},
+		{"peek typo", exitFailed, "", "Check the spelling"},
+		{"return typo", exitFailed, "", "Check the spelling"},
+		{"wait typo", exitFailed, "", "Check the spelling"},
+		{"load typo", exitFailed, "", "Check the spelling"},
+		{"take checkout -n 4", exitFailed, "", "no more than the capacity"},
+		{"take bad}key", exitUsage, "", "closing brace"},
+		{"peek bad}key", exitUsage, "", "closing brace"},
+		{"load bad}key", exitUsage, "", "closing brace"},
+		{"take checkout -n 0", exitUsage, "", "from 1 to 1125899906842624"},
+		{"return checkout -n -1", exitUsage, "", "from 1 to 1125899906842624"},
+		{"wait checkout -n x", exitUsage, "", "from 1 to 1125899906842624"},
+		{"load checkout -n 0", exitUsage, "", "from 1 to 1125899906842624"},
+		{"wait checkout --timeout -1s", exitUsage, "", "0 (none) or more"},
+		{"load checkout -c 0", exitUsage, "", "1 to 10000"},
+		{"load checkout -c 10001", exitUsage, "", "1 to 10000"},
+		{"load checkout --rate fast", exitUsage, "", "500/s"},
+		{"load checkout --duration 0s", exitUsage, "", "more than 0"},
+		{"take", exitUsage, "", "want one KEY"},
+		{"take a b", exitUsage, "", "want one KEY"},
+		{"take checkout -o yaml", exitUsage, "", "text or json"},
+		{"take checkout --colour", exitUsage, "", "unknown flag"},
+		{"take checkout --redis nowhere", exitUsage, "", "redis://host:port/db"},
+		{"nonsense", exitUsage, "", "unknown command"},
+		{"", exitUsage, "", "which command?"},
+	}
+	for _, s := range steps {
+		o := consumer(t.Context(), server.URL(), strings.Fields(s.args)...)
+		require.Equal(t, s.code, o.code, "%s: %+v", s.args, o)
+		require.Contains(t, o.stdout, s.stdout, s.args)
+		require.Contains(t, o.stderr, s.stderr, s.args)
+		failed := s.code == exitFailed || s.code == exitUsage
+		require.Equal(t, failed, o.stderr != "", "errors, and only they, are on stderr: %s: %+v", s.args, o)
+		require.Equal(t, failed, o.stdout == "", "%s: %+v", s.args, o)
+	}
+	keys, err := rdb.Keys(t.Context(), "*").Result()
+	require.NoError(t, err)
+	require.ElementsMatch(t, []string{"checkout", "{checkout}", "{checkout}:ctl"}, keys, "no command made a key")
+}
+
+func TestJSONIsForScripts(t *testing.T) {
+	server, rdb := newBucket(t, hourly(3))
+	o := consumer(t.Context(), server.URL(), "take", "checkout", "-n", "2", "-o", "json")
+	require.Equal(t, map[string]any{"key": "checkout", "ok": true, "taken": 2.0, "remaining": 1.0, "limit": 3.0,
+		"retry_after_ms": 0.0, "reset_after_ms": 7_200_000.0, "source": "shared"}, o.json(t))
+	o = consumer(t.Context(), server.URL(), "take", "checkout", "-n", "2", "-o", "json")
+	require.Equal(t, exitDenied, o.code)
+	require.Equal(t, false, o.json(t)["ok"])
+	require.InDelta(t, 3_600_000, o.json(t)["retry_after_ms"], 60_000)
+	o = consumer(t.Context(), server.URL(), "wait", "checkout", "-o", "json")
+	require.Equal(t, true, o.json(t)["ok"])
+	require.Equal(t, 1.0, o.json(t)["taken"])
+	o = consumer(t.Context(), server.URL(), "return", "checkout", "-o", "json")
+	require.Equal(t, map[string]any{"key": "checkout", "tokens": 1.0}, o.json(t))
+
+	_, err := lua.Add(t.Context(), rdb, "foreign", 3, 10, 0)
+	require.NoError(t, err)
+	o = consumer(t.Context(), server.URL(), "peek", "foreign", "-o", "json")
+	require.Equal(t, exitOK, o.code)
+	require.Contains(t, o.json(t), "reset_after_ms")
+	require.Nil(t, o.json(t)["reset_after_ms"], "not known")
+}
+
+func TestTheFlagBeatsTheEnvironment(t *testing.T) {
+	server, _ := newBucket(t, hourly(3))
+	gone := testenv.Redis(t)
+	gone.Kill()
+	require.Equal(t, exitOK, consumer(t.Context(), gone.URL(), "take", "checkout", "--redis", server.URL()).code)
+	require.Equal(t, exitFailed, consumer(t.Context(), server.URL(), "take", "checkout", "--redis", gone.URL()).code)
+}
+
+func TestAServerThatIsAwayIsAnErrorSoon(t *testing.T) {
+	server, _ := newBucket(t, hourly(3))
+	proxy, err := faultproxy.New(server.Addr(), faultproxy.Options{})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, proxy.Close()) })
+	url := "redis://" + proxy.Addr()
+	commands := []string{"take checkout", "peek checkout", "return checkout", "wait checkout", "load checkout --duration 1s"}
+	for fault, begin := range map[string]func(){
+		"silent":  func() { require.NoError(t, proxy.BlackHole(faultproxy.Both)) },
+		"refused": proxy.Cut,
+	} {
+		require.NoError(t, proxy.Heal())
+		begin()
+		var wg sync.WaitGroup
+		for _, args := range commands {
+			wg.Go(func() {
+				began := time.Now()
+				o := consumer(t.Context(), url, strings.Fields(args)...)
+				if o.code != exitFailed || !strings.Contains(o.stderr, "Check that Redis runs") {
+					t.Errorf("%s: %s: %+v", fault, args, o)
+				}
+				if took := time.Since(began); took > 3*callDeadline {
+					t.Errorf("%s: %s: took %s", fault, args, took)
+				}
+			})
+		}
+		wg.Wait()
+	}
+}
+
+func TestAnInterruptEndsAWait(t *testing.T) {
+	server, rdb := newBucket(t, hourly(3))
+	require.NoError(t, rdb.Set(t.Context(), "checkout", 0, redis.KeepTTL).Err())
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	ended := make(chan outcome, 1)
+	var wg sync.WaitGroup
+	wg.Go(func() { ended <- consumer(ctx, server.URL(), "wait", "checkout") })
+	require.Eventually(t, func() bool {
+		info, err := rdb.Info(t.Context(), "commandstats").Result()
+		return err == nil && strings.Contains(info, "cmdstat_decrby") // the first attempt was denied
+	}, 20*time.Second, time.Millisecond)
+	cancel()
+	o := <-ended
+	wg.Wait()
+	require.Equal(t, exitFailed, o.code)
+	require.Contains(t, o.stderr, "interrupted")
+}
+
+func TestEveryKindOfAddressWorks(t *testing.T) {
+	cluster := testenv.Cluster(t)
+	terms := hourly(3).Terms(policy.Fence{})
+	_, err := lua.Refill(t.Context(), cluster.Client(), "checkout", policy.Call{Create: policy.CreateInitial, Terms: &terms})
+	require.NoError(t, err)
+	o := consumer(t.Context(), "redis-cluster://"+strings.Join(cluster.Addrs(), ","), "take", "checkout")
+	require.Equal(t, exitOK, o.code, o.stderr)
+	require.Contains(t, o.stdout, "2 of 3 tokens left")
+
+	sentinel := testenv.Sentinel(t)
+	_, err = lua.Refill(t.Context(), sentinel.Client(), "checkout", policy.Call{Create: policy.CreateInitial, Terms: &terms})
+	require.NoError(t, err)
+	o = consumer(t.Context(), "redis-sentinel://"+sentinel.Addr()+"/"+testenv.SentinelMaster, "take", "checkout")
+	require.Equal(t, exitOK, o.code, o.stderr)
+	require.Contains(t, o.stdout, "2 of 3 tokens left")
+}

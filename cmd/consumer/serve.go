@@ -1,0 +1,169 @@
+package main
+
+import (
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"github.com/spf13/cobra"
+
+	"github.com/tokenrefill/refiller/fetch"
+	"github.com/tokenrefill/refiller/internal/credential"
+	"github.com/tokenrefill/refiller/internal/redisconn"
+	"github.com/tokenrefill/refiller/internal/sidecar"
+)
+
+// serve is what the flags of the sidecar say.
+type serve struct {
+	conn       connection
+	poolSize   int
+	deadline   time.Duration
+	tls        credential.ServerTLS
+	limitFiles []string
+	shadow     bool
+	headers    bool
+	logLevel   string
+	logFormat  string
+	options    sidecar.Options
+}
+
+func newServeCommand(e env) *cobra.Command {
+	s := serve{conn: connection{getenv: e.getenv}}
+	s.options = sidecar.Options{Limits: sidecar.DefaultLimits(), Drain: sidecar.DefaultDrain()}
+	cmd := &cobra.Command{
+		Use:   "serve",
+		Short: "Serve buckets over HTTP, over gRPC and to Envoy",
+		Long: "Serve buckets to programs that have no Go SDK, until SIGINT or SIGTERM: over HTTP with JSON (its description is at\n" +
+			"/openapi.yaml), over gRPC (refiller.v1.Buckets, with health and reflection), and to Envoy as its rate limit service.\n\n" +
+			"An address is host:port or unix:/path; flags for addresses and files may be repeated. Whoever reaches an address can\n" +
+			"take and return tokens: beyond loopback and Unix sockets, ask for client certificates (--tls-client-ca).",
+		Example: "  consumer serve\n" +
+			"  consumer serve --http unix:/run/buckets.sock --grpc ''\n" +
+			"  consumer serve --grpc 0.0.0.0:8081 --tls-cert c.pem --tls-key k.pem --tls-client-ca ca.pem --envoy limits.yaml",
+		Args: usageArgs(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error { return s.run(cmd, e) },
+	}
+	f, o := cmd.Flags(), &s.options
+	f.StringArrayVar(&o.HTTP, "http", []string{"127.0.0.1:8080"}, "address for HTTP; '' for none")
+	f.StringArrayVar(&o.GRPC, "grpc", []string{"127.0.0.1:8081"}, "address for gRPC and Envoy; '' for none")
+	s.conn.addFlags(cmd)
+	f.IntVar(&s.poolSize, "redis-connections", 2*redisconn.DefaultPoolSize, "most connections to each Redis server")
+	f.DurationVar(&s.deadline, "deadline", fetch.DefaultDeadline, "how long a call to Redis may take")
+	f.StringArrayVar(&s.limitFiles, "envoy", nil, "file of rate limits for Envoy, one domain each")
+	f.BoolVar(&s.shadow, "envoy-shadow", false, "answer OK to Envoy whatever the limits say")
+	f.BoolVar(&s.headers, "envoy-headers", false, "have Envoy add RateLimit-Limit, -Remaining, -Reset and Retry-After to responses")
+	f.StringVar(&s.tls.Cert, "tls-cert", "", "PEM file of the certificate for TLS on TCP addresses; read for each handshake")
+	f.StringVar(&s.tls.Key, "tls-key", "", "PEM file of its key")
+	f.StringVar(&s.tls.ClientCA, "tls-client-ca", "", "PEM file of the authorities whose certificates clients must show")
+	f.IntVar(&o.Limits.Calls, "client-calls", o.Limits.Calls, "most calls under way of one client, waits included")
+	f.IntVar(&o.Limits.Connections, "client-connections", o.Limits.Connections, "most connections of one client")
+	f.IntVar(&o.Limits.Body, "max-request", o.Limits.Body, "most bytes of a request")
+	f.DurationVar(&o.Limits.Wait, "max-wait", o.Limits.Wait, "longest wait for tokens that a call may ask for")
+	f.DurationVar(&o.Limits.Patience, "client-timeout", o.Limits.Patience, "how long a client may take to send a request, and to read the answer")
+	f.DurationVar(&o.Drain.Delay, "drain-delay", o.Drain.Delay, "at the end, for how long calls are still accepted while health says no")
+	f.DurationVar(&o.Drain.Timeout, "drain-timeout", o.Drain.Timeout, "at the end, how long calls under way may take after that")
+	f.StringVar(&s.logLevel, "log-level", "info", "trace, debug, info, warn, error or off")
+	f.StringVar(&s.logFormat, "log-format", "text", "text or json")
+	return cmd
+}
+
+func (s *serve) run(cmd *cobra.Command, e env) error {
+	log, err := s.logger(e)
+	if err != nil {
+		return err
+	}
+	redisconn.SetLogger(log.Named("redis"))
+	s.options.Logger = log
+	s.options.HTTP, s.options.GRPC = nonEmpty(s.options.HTTP), nonEmpty(s.options.GRPC)
+	if most := s.options.Limits.Patience; s.deadline < time.Millisecond || s.deadline > most {
+		return usageError{fmt.Errorf("--deadline %s: want 1ms to %s, which is --client-timeout", s.deadline, most)}
+	}
+	if s.options.TLS, err = s.serverTLS(); err != nil {
+		return err
+	}
+	rdb, err := s.conn.open(s.poolSize)
+	if err != nil {
+		return err
+	}
+	defer rdb.Close()
+	if s.options.Client, err = fetch.New(rdb, fetch.WithDeadline(s.deadline)); err != nil {
+		return err
+	}
+	defer closeClient(s.options.Client)
+	if s.options.Envoy, err = s.rateLimits(sidecar.Windows{Redis: rdb, Deadline: s.deadline}); err != nil {
+		return err
+	}
+	server, err := sidecar.Listen(s.options)
+	if errors.Is(err, sidecar.ErrOptions) {
+		return usageError{err}
+	}
+	if err != nil {
+		return err
+	}
+	for _, a := range server.HTTPAddrs() {
+		log.Info("listening", "protocol", "http", "network", a.Network(), "address", a.String())
+	}
+	for _, a := range server.GRPCAddrs() {
+		log.Info("listening", "protocol", "grpc", "network", a.Network(), "address", a.String())
+	}
+	return server.Run(cmd.Context())
+}
+
+func (s *serve) logger(e env) (hclog.Logger, error) {
+	level := hclog.LevelFromString(s.logLevel)
+	if level == hclog.NoLevel {
+		return nil, usageError{fmt.Errorf("--log-level %q: want trace, debug, info, warn, error or off", s.logLevel)}
+	}
+	if s.logFormat != "text" && s.logFormat != "json" {
+		return nil, usageError{fmt.Errorf("--log-format %q: want text or json", s.logFormat)}
+	}
+	return hclog.New(&hclog.LoggerOptions{Name: "consumer", Output: e.stderr, Level: level, JSONFormat: s.logFormat == "json"}), nil
+}
+
+func (s *serve) serverTLS() (*tls.Config, error) {
+	if s.tls.IsZero() {
+		return nil, nil
+	}
+	if s.tls.Cert == "" || s.tls.Key == "" {
+		return nil, usageError{errors.New("TLS wants both --tls-cert and --tls-key")}
+	}
+	return s.tls.Config()
+}
+
+func (s *serve) rateLimits(w sidecar.Windows) (*sidecar.RateLimits, error) {
+	if len(s.limitFiles) == 0 {
+		if s.shadow || s.headers {
+			return nil, usageError{errors.New("--envoy-shadow and --envoy-headers go with --envoy")}
+		}
+		return nil, nil
+	}
+	files := make(map[string][]byte)
+	for _, path := range s.limitFiles {
+		data, err := os.ReadFile(path)
+		if err != nil {
+			return nil, fmt.Errorf("--envoy: %w", err)
+		}
+		files[path] = data
+	}
+	limits, err := sidecar.ParseRateLimits(files, w)
+	if err != nil {
+		return nil, usageError{err}
+	}
+	limits.Shadow, limits.Headers = s.shadow, s.headers
+	return limits, nil
+}
+
+// nonEmpty drops the empty addresses, with which a flag says none.
+func nonEmpty(addresses []string) []string {
+	var out []string
+	for _, a := range addresses {
+		if strings.TrimSpace(a) != "" {
+			out = append(out, a)
+		}
+	}
+	return out
+}

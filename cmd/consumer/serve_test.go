@@ -1,0 +1,161 @@
+package main
+
+import (
+	"context"
+	"net/http"
+	"os"
+	"os/exec"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	descriptorpb "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// startSidecar starts "consumer serve" on free ports and returns its addresses.
+func startSidecar(t *testing.T, redisURL string, args ...string) (p *testenv.Process, http, grpc string) {
+	t.Helper()
+	args = append([]string{"serve", "--redis", redisURL, "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"}, args...)
+	p = testenv.Start(t, testenv.Build(t, "./cmd/consumer"), args...)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	address := func(protocol string) string {
+		m, err := p.WaitLog(ctx, regexp.MustCompile(`protocol=`+protocol+` network=tcp address=(\S+)`))
+		require.NoError(t, err)
+		return m[1]
+	}
+	return p, address("http"), address("grpc")
+}
+
+// The transcript in the documentation is what curl really prints, except for
+// times that depend on when it is run.
+func TestTheTranscriptInTheDocumentationIsReal(t *testing.T) {
+	server, _ := newBucket(t, hourly(3))
+	socket := t.TempDir() + "/http.sock"
+	_, address, _ := startSidecar(t, server.URL(), "--http", "unix:"+socket)
+
+	doc, err := os.ReadFile("../../docs/sidecar.md")
+	require.NoError(t, err)
+	_, rest, found := strings.Cut(string(doc), "<!-- transcript -->\n```console\n$ ")
+	require.True(t, found)
+	transcript, _, found := strings.Cut(rest, "```")
+	require.True(t, found)
+	steps := strings.Split(transcript, "\n$ ")
+	require.Len(t, steps, 8)
+	for _, step := range steps {
+		command, want, found := strings.Cut(step, "\n")
+		require.True(t, found)
+		sh := exec.CommandContext(t.Context(), "sh", "-c", command)
+		sh.Env = append(os.Environ(), "SIDECAR=http://"+address, "SOCKET="+socket, "no_proxy=*")
+		got, err := sh.Output()
+		require.NoError(t, err, "%s (is curl 7.82 or later installed?)", command)
+		require.Equal(t, timeless(want), timeless(string(got)), command)
+	}
+}
+
+// timeless leaves out how long something takes, to the hour.
+func timeless(s string) string {
+	s = regexp.MustCompile(`"(retry|reset)_after_ms":([1-9]\d*)`).ReplaceAllStringFunc(strings.TrimSpace(s), func(m string) string {
+		name, ms, _ := strings.Cut(m, ":")
+		d, err := time.ParseDuration(ms + "ms")
+		if err != nil {
+			return m
+		}
+		return name + ":" + d.Round(time.Hour).String()
+	})
+	return regexp.MustCompile(`"waited_ms":\d+`).ReplaceAllString(s, `"waited_ms":0`)
+}
+
+func TestServeAnswersEnvoyAndEndsWhenAskedTo(t *testing.T) {
+	server, rdb := newBucket(t, hourly(3))
+	limits := t.TempDir() + "/limits.yaml"
+	require.NoError(t, os.WriteFile(limits, []byte("domain: edge\ndescriptors:\n  - {key: generic_key, value: checkout, rate_limit: {bucket: checkout}}\n"), 0o600))
+	p, address, grpcAddress := startSidecar(t, server.URL(), "--envoy", limits, "--envoy-headers", "--drain-timeout", "10s")
+
+	conn, err := grpc.NewClient("passthrough:///"+grpcAddress, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	require.NoError(t, err)
+	defer conn.Close()
+	res, err := rls.NewRateLimitServiceClient(conn).ShouldRateLimit(t.Context(), &rls.RateLimitRequest{
+		Domain: "edge", HitsAddend: 4,
+		Descriptors: []*descriptorpb.RateLimitDescriptor{{Entries: []*descriptorpb.RateLimitDescriptor_Entry{{Key: "generic_key", Value: "checkout"}}}},
+	})
+	require.NoError(t, err)
+	require.Equal(t, rls.RateLimitResponse_OVER_LIMIT, res.GetOverallCode())
+	require.NotEmpty(t, res.GetResponseHeadersToAdd())
+
+	// A wait that is under way when the signal comes is finished.
+	terms := policy.Policy{Capacity: 1, Rate: policy.Rate{Tokens: 1, Per: 3 * time.Second}}.Terms(policy.Fence{})
+	_, err = lua.Refill(t.Context(), rdb, "mail", policy.Call{Create: policy.CreateInitial, Terms: &terms})
+	require.NoError(t, err)
+	_, err = lua.Reset(t.Context(), rdb, "mail", 0)
+	require.NoError(t, err)
+	status := make(chan int, 1)
+	go func() {
+		res, err := http.Post("http://"+address+"/v1/wait", "application/json", strings.NewReader(`{"key":"mail"}`))
+		if err != nil {
+			t.Error(err)
+			status <- 0
+			return
+		}
+		defer res.Body.Close()
+		status <- res.StatusCode
+	}()
+	require.Eventually(t, func() bool {
+		info, err := rdb.Info(t.Context(), "commandstats").Result()
+		return err == nil && strings.Contains(info, "cmdstat_decrby:calls=2") // the wait's first attempt, after Envoy's
+	}, 20*time.Second, time.Millisecond)
+	_, err = lua.Grant(t.Context(), rdb, "mail", 1)
+	require.NoError(t, err)
+	p.Signal(syscall.SIGTERM)
+	require.Equal(t, http.StatusOK, <-status)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	code, err := p.Wait(ctx)
+	require.NoError(t, err)
+	require.Equal(t, exitOK, code)
+}
+
+func TestServeSaysWhatIsWrongWithItsFlags(t *testing.T) {
+	dir := t.TempDir()
+	require.NoError(t, os.WriteFile(dir+"/bad.yaml", []byte("domain: edge\ndescriptors: [{key: k}]"), 0o600))
+	for args, c := range map[string]struct {
+		code int
+		says string
+	}{
+		"serve here":                                {exitUsage, "unknown command"},
+		"serve --http= --grpc=":                     {exitUsage, "no address"},
+		"serve --grpc= --envoy " + dir + "/x":       {exitFailed, "no such file"},
+		"serve --envoy " + dir + "/bad.yaml":        {exitUsage, "bad.yaml: descriptors[0]"},
+		"serve --envoy-shadow":                      {exitUsage, "go with --envoy"},
+		"serve --client-calls 0":                    {exitUsage, "calls of a client: 0 is not from 1"},
+		"serve --client-connections 0":              {exitUsage, "connections of a client"},
+		"serve --max-request 7":                     {exitUsage, "request size"},
+		"serve --max-wait 2h":                       {exitUsage, "longest wait"},
+		"serve --client-timeout 1ms":                {exitUsage, "--deadline 50ms: want 1ms to 1ms"},
+		"serve --drain-timeout -1s":                 {exitUsage, "drain timeout"},
+		"serve --drain-delay -1s":                   {exitUsage, "drain delay"},
+		"serve --deadline 0s":                       {exitUsage, "--deadline 0s"},
+		"serve --tls-cert c.pem":                    {exitUsage, "both --tls-cert and --tls-key"},
+		"serve --tls-client-ca c.pem":               {exitUsage, "both --tls-cert and --tls-key"},
+		"serve --tls-cert c.pem --tls-key k.pem":    {exitFailed, "c.pem"},
+		"serve --log-level loud":                    {exitUsage, "--log-level"},
+		"serve --log-format xml":                    {exitUsage, "--log-format"},
+		"serve --redis nowhere":                     {exitUsage, "redis://host:port/db"},
+		"serve --http 127.0.0.1:notaport":           {exitFailed, "listen on 127.0.0.1:notaport"},
+		"serve --http= --grpc unix:" + dir + "/a/b": {exitFailed, "listen on unix:"},
+	} {
+		o := consumer(t.Context(), "redis://127.0.0.1:1", strings.Fields(args)...)
+		require.Equal(t, c.code, o.code, "%s: %+v", args, o)
+		require.Contains(t, o.stderr, c.says, args)
+	}
+}

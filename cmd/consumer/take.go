@@ -1,0 +1,47 @@
+package main
+
+import (
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/tokenrefill/refiller/fetch"
+)
+
+func newTakeCommand(e env) *cobra.Command {
+	conn, out, n := connection{getenv: e.getenv}, output{}, int64(1)
+	cmd := &cobra.Command{
+		Use:     "take KEY",
+		Short:   "Take tokens, all or none",
+		Long:    "Take tokens from bucket KEY, all or none. Exit code 0 means taken, 3 denied.",
+		Example: "  consumer take checkout\n  consumer take checkout -n 5 -o json",
+		Args:    oneKey,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := out.check(); err != nil {
+				return err
+			}
+			key := args[0]
+			return conn.with(func(c *fetch.Client) error {
+				r, err := c.Take(cmd.Context(), key, n)
+				if err != nil {
+					return err
+				}
+				text := fmt.Sprintf("taken: %s; %s left", plural(n), held(r))
+				if !r.OK {
+					text = fmt.Sprintf("denied: %s left; %s due %s", held(r), plural(n), in(r.RetryAfter))
+				}
+				if err := out.print(e.stdout, text, toJSON(key, r)); err != nil {
+					return err
+				}
+				if !r.OK {
+					return errDenied
+				}
+				return nil
+			})
+		},
+	}
+	addTokensFlag(cmd, &n, "how many tokens")
+	conn.addFlags(cmd)
+	out.addFlags(cmd)
+	return cmd
+}

@@ -1,0 +1,71 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/tokenrefill/refiller/fetch"
+)
+
+func newWaitCommand(e env) *cobra.Command {
+	conn, out, n, timeout := connection{getenv: e.getenv}, output{}, int64(1), time.Duration(0)
+	cmd := &cobra.Command{
+		Use:   "wait KEY",
+		Short: "Take tokens as soon as they are there",
+		Long: "Take tokens from bucket KEY, all at once, as soon as they are there. With --timeout the command ends with exit\n" +
+			"code 3 (denied) when they are due later than that: at once, if that is known.",
+		Example: "  consumer wait checkout -n 5 --timeout 10s && work",
+		Args:    oneKey,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := out.check(); err != nil {
+				return err
+			}
+			if timeout < 0 {
+				return usageError{fmt.Errorf("--timeout %s: want 0 (none) or more", timeout)}
+			}
+			key := args[0]
+			return conn.with(func(c *fetch.Client) error {
+				ctx := cmd.Context()
+				if timeout > 0 {
+					var cancel context.CancelFunc
+					ctx, cancel = context.WithTimeout(ctx, timeout)
+					defer cancel()
+				}
+				began := time.Now()
+				err := c.Wait(ctx, key, n)
+				// Redis that is away is an error, whichever deadline ends the call to it.
+				late := errors.Is(err, fetch.ErrDeadline) || errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, fetch.ErrUnavailable)
+				if err != nil && !late {
+					return err
+				}
+				result := struct {
+					Key      string `json:"key"`
+					OK       bool   `json:"ok"`
+					Taken    int64  `json:"taken"`
+					WaitedMS int64  `json:"waited_ms"`
+				}{Key: key, OK: err == nil, WaitedMS: time.Since(began).Milliseconds()}
+				text := fmt.Sprintf("denied: not within %s: %v", timeout, err)
+				if result.OK {
+					result.Taken = n
+					text = fmt.Sprintf("taken: %s, after %s", plural(n), time.Since(began).Round(time.Millisecond))
+				}
+				if err := out.print(e.stdout, text, result); err != nil {
+					return err
+				}
+				if late {
+					return errDenied
+				}
+				return nil
+			})
+		},
+	}
+	addTokensFlag(cmd, &n, "how many tokens")
+	cmd.Flags().DurationVar(&timeout, "timeout", timeout, "longest wait; 0 for any")
+	conn.addFlags(cmd)
+	out.addFlags(cmd)
+	return cmd
+}

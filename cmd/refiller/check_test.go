@@ -1,0 +1,103 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+const goodConfig = `redis: {url: "redis://127.0.0.1:6379/0"}
+buckets:
+  - {key: a, capacity: 10, rate: 5/s}
+`
+
+// runWith runs the program with an environment and returns its exit code and output.
+func runWith(t *testing.T, environment map[string]string, args ...string) (code int, stdout, stderr string) {
+	t.Helper()
+	var out, errs bytes.Buffer
+	code = run(t.Context(), args, func(name string) string { return environment[name] }, &out, &errs)
+	return code, out.String(), errs.String()
+}
+
+func writeConfig(t *testing.T, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "config.yaml")
+	require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
+	return path
+}
+
+func TestCheckSumsUpAGoodFile(t *testing.T) {
+	path := writeConfig(t, goodConfig)
+	code, stdout, stderr := runWith(t, nil, "check", path)
+	require.Zero(t, code)
+	require.Equal(t, path+": ok: 1 bucket on redis://127.0.0.1:6379, version 0, election mode race, refill interval 100ms\n", stdout)
+	require.Empty(t, stderr)
+}
+
+func TestCheckReportsEveryProblemWithItsLine(t *testing.T) {
+	path := writeConfig(t, "version: x\nlisten: y\n"+goodConfig)
+	code, stdout, stderr := runWith(t, nil, "check", path)
+	require.Equal(t, 2, code)
+	require.Empty(t, stdout)
+	require.Contains(t, stderr, path+`:1:10: version: "x" is not a whole number`)
+	require.Contains(t, stderr, path+`:2:9: listen: "y"`)
+}
+
+func TestCheckAnswersInJSON(t *testing.T) {
+	var answer checked
+	code, stdout, _ := runWith(t, nil, "check", "-o", "json", writeConfig(t, goodConfig))
+	require.Zero(t, code)
+	require.NoError(t, json.Unmarshal([]byte(stdout), &answer))
+	require.True(t, answer.OK)
+	require.Contains(t, answer.Summary, "1 bucket")
+	require.Contains(t, stdout, `"problems": []`)
+
+	code, stdout, _ = runWith(t, map[string]string{"REFILLER_LISTEN": "y"}, "check", "-o", "json", writeConfig(t, "version: x\n"+goodConfig))
+	require.Equal(t, 2, code)
+	answer = checked{}
+	require.NoError(t, json.Unmarshal([]byte(stdout), &answer))
+	require.False(t, answer.OK)
+	require.Len(t, answer.Problems, 2)
+	require.Equal(t, "REFILLER_LISTEN", answer.Problems[0].Source)
+	require.Equal(t, 1, answer.Problems[1].Line)
+	require.Equal(t, 10, answer.Problems[1].Column)
+	require.Equal(t, "version", answer.Problems[1].Field)
+}
+
+func TestCheckReadsTheEnvironment(t *testing.T) {
+	code, stdout, _ := runWith(t, map[string]string{"REFILLER_REDIS_URL": "redis://u:hunter2@other"}, "check", writeConfig(t, goodConfig))
+	require.Zero(t, code)
+	require.Contains(t, stdout, "redis://u:xxxxx@other:6379")
+}
+
+func TestBadUsageExitsWithTwoAndAMessage(t *testing.T) {
+	for name, args := range map[string][]string{
+		"no command":      {},
+		"unknown command": {"nonsense"},
+		"unknown flag":    {"check", "--nonsense", "f"},
+		"no file":         {"check"},
+		"two files":       {"check", "a", "b"},
+		"missing file":    {"check", filepath.Join(t.TempDir(), "none.yaml")},
+		"output":          {"check", "-o", "xml", writeConfig(t, goodConfig)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			code, stdout, stderr := runWith(t, nil, args...)
+			require.Equal(t, 2, code)
+			require.Empty(t, stdout)
+			require.Contains(t, stderr, "refiller: ")
+		})
+	}
+}
+
+func TestVersionAndHelpNeedNoServer(t *testing.T) {
+	code, stdout, _ := runWith(t, nil, "--version")
+	require.Zero(t, code)
+	require.Contains(t, stdout, "refiller version ")
+	code, stdout, _ = runWith(t, nil, "--help")
+	require.Zero(t, code)
+	require.Contains(t, stdout, "check")
+}

@@ -1,0 +1,20 @@
+package main
+
+import (
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestReplicasDieWithDev(t *testing.T) {
+	t.Parallel()
+	p := startDev(t, "--mode", "race")
+	p.find(ready)
+	require.Len(t, p.replicas(), 3)
+	p.Kill() // its group; the replicas have groups of their own
+	for _, pid := range p.replicas() {
+		require.Eventually(t, func() bool { return syscall.Kill(pid, 0) != nil }, patience, 10*time.Millisecond)
+	}
+}

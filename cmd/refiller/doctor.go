@@ -1,0 +1,116 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/tokenrefill/refiller/election"
+	"github.com/tokenrefill/refiller/internal/config"
+	"github.com/tokenrefill/refiller/internal/doctor"
+	"github.com/tokenrefill/refiller/internal/redisconn"
+)
+
+// examineTimeout bounds the whole examination.
+const examineTimeout = 20 * time.Second
+
+var errUnwell = errors.New("something would keep a refiller from working: see above")
+
+func doctorCommand(e env) *cobra.Command {
+	var path, url, output string
+	cmd := &cobra.Command{
+		Use:   "doctor",
+		Short: "Examine Redis and etcd, and tell what to do",
+		Long: "Examine what a refiller depends on: whether Redis and etcd answer, whether scripts run with the user's rights, what\n" +
+			"evicts or forgets buckets, and whether the clock is sane. It also prints the rights that a Redis user needs. The exit\n" +
+			"code is 0, or 1 if something would keep a refiller from working. It writes one bucket, refiller:doctor, and deletes it\n" +
+			"if it may.",
+		Args: usageArgs(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if output != "text" && output != "json" {
+				return usageError{fmt.Errorf("--output %q: want text or json", output)}
+			}
+			options, err := redisOptions(e, path, url)
+			if err != nil {
+				return err
+			}
+			var cfg config.Config
+			if path != "" {
+				if cfg, err = config.Load(path, e.getenv); err != nil && url == "" {
+					return err
+				}
+			}
+			ctx, cancel := context.WithTimeout(cmd.Context(), examineTimeout)
+			defer cancel()
+			rdb, err := redisconn.Open(options)
+			if err != nil {
+				return fmt.Errorf("redis: %w", err)
+			}
+			defer func() { _ = rdb.Close() }() // the examination is over
+			findings := doctor.Redis(ctx, rdb)
+			if len(cfg.Election.Endpoints) > 0 {
+				findings = append(findings, examineEtcd(ctx, cfg))
+			}
+			acl := doctor.ACL("refiller", options.URL.Kind == redisconn.Cluster)
+			return tell(e.stdout, output, findings, acl)
+		},
+	}
+	cmd.Flags().StringVarP(&path, "config", "c", "", "configuration file to take Redis and etcd from")
+	cmd.Flags().StringVar(&url, "redis", "", "URL of Redis (default redis://127.0.0.1:6379/0; $REFILLER_REDIS_URL)")
+	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
+	return cmd
+}
+
+func examineEtcd(ctx context.Context, cfg config.Config) doctor.Finding {
+	e := cfg.Election
+	dial := election.DialConfig{Endpoints: e.Endpoints, Username: e.Username, TLS: election.TLSConfig{CA: e.TLS.CA, Cert: e.TLS.Cert, Key: e.TLS.Key}}
+	if !e.Password.IsZero() {
+		var err error
+		if dial.Password, err = e.Password.Reveal(); err != nil {
+			return doctor.Etcd("", false, err)
+		}
+	}
+	client, err := election.Dial(dial)
+	if err != nil {
+		return doctor.Etcd("", false, err)
+	}
+	defer func() { _ = client.Close() }() // the examination is over
+	elector := election.DefaultConfig()
+	elector.Client, elector.Prefix, elector.Identity, elector.Logger = client, e.Prefix, "doctor", newLogger(env{stderr: io.Discard}, cfg.Log)
+	candidate, err := election.New(elector)
+	if err != nil {
+		return doctor.Etcd("", false, err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, operateTimeout)
+	defer cancel()
+	leader, err := candidate.Leader(ctx)
+	return doctor.Etcd(leader.Identity, errors.Is(err, election.ErrNoLeader), err)
+}
+
+// tell writes the findings; the error says that one of them is a failure.
+func tell(w io.Writer, output string, findings []doctor.Finding, acl string) error {
+	var result error
+	for _, f := range findings {
+		if f.Level == doctor.Failure {
+			result = errUnwell
+		}
+	}
+	if output == "json" {
+		return errors.Join(json.NewEncoder(w).Encode(map[string]any{"ok": result == nil, "findings": findings, "acl": acl}), result)
+	}
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	for _, f := range findings {
+		fmt.Fprintf(t, "%s\t%s\t%s\n", f.Level, f.Check, f.Detail)
+		if f.Advice != "" {
+			fmt.Fprintf(t, "\t\t→ %s\n", f.Advice)
+		}
+	}
+	fmt.Fprintf(t, "\nThe least rights for refillers and consumers (add >PASSWORD):\n%s\n", acl)
+	return errors.Join(t.Flush(), result)
+}

@@ -1,0 +1,107 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/internal/doctor"
+	"github.com/tokenrefill/refiller/internal/testenv"
+)
+
+func TestDoctorTellsWhatItFindsAndTheLeastRights(t *testing.T) {
+	server, etcd := testenv.Redis(t), testenv.Etcd(t, 1)
+	path := writeConfig(t, "redis: {url: \""+server.URL()+"\"}\nelection: {mode: etcd, endpoints: [\""+etcd.Endpoints()[0]+"\"]}\n"+strings.SplitN(goodConfig, "\n", 2)[1])
+	code, stdout, stderr := runWith(t, nil, "doctor", "--config", path)
+	require.Zero(t, code, stderr)
+	for _, want := range []string{"redis answers", "etcd answers", "nobody leads yet", "→ set appendonly yes", "-@all +ping"} {
+		require.Contains(t, stdout, want)
+	}
+
+	code, stdout, _ = runWith(t, nil, "doctor", "--redis", "redis://127.0.0.1:1", "-o", "json")
+	require.Equal(t, 1, code)
+	var answer struct {
+		OK       bool
+		Findings []doctor.Finding
+		ACL      string
+	}
+	require.NoError(t, json.Unmarshal([]byte(stdout), &answer))
+	require.False(t, answer.OK)
+	require.Equal(t, doctor.Failure, answer.Findings[0].Level)
+	require.NotEmpty(t, answer.ACL)
+
+	etcd.Members()[0].Kill()
+	code, stdout, _ = runWith(t, nil, "doctor", "--config", path)
+	require.Equal(t, 1, code)
+	require.Contains(t, stdout, "check election.endpoints")
+}
+
+// signalling tells of each write.
+type signalling struct {
+	bytes.Buffer
+	wrote chan string
+}
+
+func (s *signalling) Write(p []byte) (int, error) {
+	s.wrote <- string(p)
+	return len(p), nil
+}
+
+func TestStatusWatchesUntilInterrupted(t *testing.T) {
+	calls := 0
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		if calls++; calls == 2 {
+			http.Error(w, "away", http.StatusServiceUnavailable)
+			return
+		}
+		_, _ = w.Write([]byte(`{"identity":"a","mode":"race","reload":{"result":"refused","problems":["f:1:1: no"]},"buckets":[]}`))
+	}))
+	defer server.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	out := &signalling{wrote: make(chan string)}
+	done := make(chan int, 1)
+	go func() {
+		done <- run(ctx, []string{"status", "--addr", server.URL, "--watch=100ms"}, func(string) string { return "" }, out, out)
+	}()
+	var seen strings.Builder
+	for strings.Count(seen.String(), "race: every replica") < 2 {
+		select {
+		case text := <-out.wrote:
+			seen.WriteString(text)
+		case <-time.After(20 * time.Second):
+			require.Fail(t, "no second status", seen.String())
+		}
+	}
+	require.Contains(t, seen.String(), "503", "a replica that is away is shown as such and asked again")
+	require.Contains(t, seen.String(), "f:1:1: no")
+	cancel()
+	for {
+		select {
+		case <-out.wrote:
+			continue
+		case code := <-done:
+			require.Zero(t, code)
+			return
+		}
+	}
+}
+
+func TestHelpShowsCompletion(t *testing.T) {
+	code, stdout, _ := runWith(t, nil, "--help")
+	require.Zero(t, code)
+	require.Contains(t, stdout, "completion")
+	require.Contains(t, stdout, "doctor")
+	code, stdout, _ = runWith(t, nil, "completion", "bash")
+	require.Zero(t, code)
+	require.Contains(t, stdout, "__start_refiller")
+	code, _, stderr := runWith(t, nil, "status", "--watch=1ms")
+	require.Equal(t, 2, code)
+	require.Contains(t, stderr, "--watch 1ms: want 100ms or more")
+}

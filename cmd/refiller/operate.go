@@ -1,0 +1,145 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os/user"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/tokenrefill/refiller/internal/config"
+	"github.com/tokenrefill/refiller/internal/redisconn"
+	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// operateTimeout bounds an operator's action: the operator waits for it.
+const operateTimeout = 5 * time.Second
+
+func grantCommand(e env) *cobra.Command {
+	var n int64
+	op := operation{env: e, verb: "grant"}
+	cmd := &cobra.Command{
+		Use:   "grant KEY -n TOKENS",
+		Short: "Add tokens to a bucket, up to its capacity",
+		Args:  usageArgs(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if n < 1 || n > policy.MaxTokens {
+				return usageError{fmt.Errorf("--tokens %d: want 1 to %d", n, int64(policy.MaxTokens))}
+			}
+			return op.run(cmd.Context(), args[0], n, func(ctx context.Context, c lua.Client) (lua.OperatorReply, error) {
+				return lua.Grant(ctx, c, args[0], n)
+			})
+		},
+	}
+	op.flags(cmd)
+	cmd.Flags().Int64VarP(&n, "tokens", "n", 1, "tokens to add")
+	return cmd
+}
+
+func resetCommand(e env) *cobra.Command {
+	var n int64
+	op := operation{env: e, verb: "reset"}
+	cmd := &cobra.Command{
+		Use:   "reset KEY [-n TOKENS]",
+		Short: "Set a bucket's tokens (default: its capacity) and drop the credit of the time up to now",
+		Args:  usageArgs(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if cmd.Flags().Changed("tokens") && n < 0 || n > policy.MaxTokens {
+				return usageError{fmt.Errorf("--tokens %d: want 0 to %d", n, int64(policy.MaxTokens))}
+			}
+			return op.run(cmd.Context(), args[0], n, func(ctx context.Context, c lua.Client) (lua.OperatorReply, error) {
+				return lua.Reset(ctx, c, args[0], n)
+			})
+		},
+	}
+	op.flags(cmd)
+	cmd.Flags().Int64VarP(&n, "tokens", "n", -1, "tokens to hold; -1 stands for the capacity")
+	return cmd
+}
+
+// operation is an operator's action on one bucket.
+type operation struct {
+	env
+	verb           string
+	config, redis  string
+	output, reason string
+}
+
+func (o *operation) flags(cmd *cobra.Command) {
+	cmd.Flags().StringVarP(&o.config, "config", "c", "", "configuration file to take the Redis connection from")
+	cmd.Flags().StringVar(&o.redis, "redis", "", "URL of Redis (default redis://127.0.0.1:6379/0; $REFILLER_REDIS_URL)")
+	cmd.Flags().StringVarP(&o.output, "output", "o", "text", "text or json")
+	cmd.Flags().StringVar(&o.reason, "reason", "", "why, for the audit line")
+}
+
+// run acts, writes an audit line to the log and the answer to stdout.
+func (o *operation) run(ctx context.Context, key string, n int64, act func(context.Context, lua.Client) (lua.OperatorReply, error)) error {
+	if o.output != "text" && o.output != "json" {
+		return usageError{fmt.Errorf("--output %q: want text or json", o.output)}
+	}
+	if err := lua.CheckKey(key); err != nil {
+		return usageError{err}
+	}
+	options, err := redisOptions(o.env, o.config, o.redis)
+	if err != nil {
+		return err
+	}
+	rdb, err := redisconn.Open(options)
+	if err != nil {
+		return fmt.Errorf("redis: %w", err)
+	}
+	defer func() { _ = rdb.Close() }() // the action is done or has failed
+	ctx, cancel := context.WithTimeout(ctx, operateTimeout)
+	defer cancel()
+	reply, err := act(ctx, rdb)
+	log := newLogger(o.env, config.Log{Level: "info"}).Named("audit")
+	fields := []any{"action", o.verb, "bucket", key, "tokens", n, "operator", operator(), "reason", o.reason, "redis", options.String()}
+	if err != nil {
+		log.Error("operator action failed", append(fields, "error", err)...)
+		return fmt.Errorf("%s %q: %w", o.verb, key, err)
+	}
+	log.Info("operator action", append(fields, "held", reply.Tokens, "clamped", reply.Clamped, "index", reply.Version.Index)...)
+	if o.output == "json" {
+		return json.NewEncoder(o.stdout).Encode(map[string]any{
+			"key": key, "tokens": reply.Tokens, "clamped": reply.Clamped, "index": reply.Version.Index, "era": reply.Version.Era,
+		})
+	}
+	_, err = fmt.Fprintf(o.stdout, "%s holds %d tokens (index %d; %d above its capacity were dropped)\n", key, reply.Tokens, reply.Version.Index, reply.Clamped)
+	return err
+}
+
+// operator is who runs the program, for the audit line.
+func operator() string {
+	u, err := user.Current()
+	if err != nil {
+		return "unknown"
+	}
+	return u.Username
+}
+
+// redisOptions says how to reach Redis: by a flag, the file, the environment or
+// the default, in this order.
+func redisOptions(e env, path, url string) (redisconn.Options, error) {
+	var flags []config.Override
+	if url != "" {
+		flags = append(flags, config.Override{Source: "--redis", Field: "redis.url", Value: url})
+	}
+	if path != "" {
+		cfg, err := config.Load(path, e.getenv, flags...)
+		return cfg.Redis, err
+	}
+	if url == "" {
+		url = e.getenv("REFILLER_REDIS_URL")
+	}
+	if url == "" {
+		url = "redis://127.0.0.1:6379/0"
+	}
+	u, err := redisconn.ParseURL(url)
+	if err != nil {
+		return redisconn.Options{}, usageError{err}
+	}
+	return redisconn.Options{URL: u}, nil
+}

@@ -1,0 +1,114 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"runtime/debug"
+
+	"github.com/spf13/cobra"
+
+	"github.com/tokenrefill/refiller/internal/config"
+)
+
+// Exit codes.
+const (
+	exitOK     = 0 // done, or asked to stop
+	exitFailed = 1
+	exitUsage  = 2 // bad usage or bad configuration
+)
+
+// env is what a command may touch of the process.
+type env struct {
+	getenv func(string) string
+	stdout io.Writer
+	stderr io.Writer
+}
+
+// commands makes the subcommands, in the order in which the help lists them.
+var commands = []func(env) *cobra.Command{
+	runCommand,
+	checkCommand,
+	statusCommand,
+	grantCommand,
+	resetCommand,
+	doctorCommand,
+	devCommand,
+}
+
+// usageError is wrong usage of a command.
+type usageError struct{ err error }
+
+func (e usageError) Error() string { return e.err.Error() }
+func (e usageError) Unwrap() error { return e.err }
+
+// run runs the command that the arguments name and returns the exit code.
+func run(ctx context.Context, args []string, getenv func(string) string, stdout, stderr io.Writer) int {
+	root := rootCommand(env{getenv: getenv, stdout: stdout, stderr: stderr})
+	root.SetArgs(args)
+	err := root.ExecuteContext(ctx)
+	if err == nil || ctx.Err() != nil && errors.Is(err, context.Canceled) {
+		return exitOK
+	}
+	var problems config.Problems
+	var usage usageError
+	switch {
+	case errors.As(err, &problems): // one line each, in the form that editors jump to
+		fmt.Fprintln(stderr, err)
+		return exitUsage
+	case errors.As(err, &usage):
+		fmt.Fprintf(stderr, "refiller: %v\nRun 'refiller --help' for usage.\n", err)
+		return exitUsage
+	default:
+		fmt.Fprintf(stderr, "refiller: %v\n", err)
+		return exitFailed
+	}
+}
+
+func rootCommand(e env) *cobra.Command {
+	root := &cobra.Command{
+		Use:           "refiller",
+		Short:         "Keep token buckets in Redis full",
+		Version:       version(),
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		Args:          usageArgs(cobra.NoArgs),
+		RunE: func(*cobra.Command, []string) error {
+			return usageError{errors.New("which command?")}
+		},
+	}
+	root.SetOut(e.stdout)
+	root.SetErr(e.stderr)
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
+	cobra.EnableCommandSorting = false
+	for _, command := range commands {
+		root.AddCommand(command(e))
+	}
+	return root
+}
+
+// usageArgs makes a check of positional arguments report wrong usage.
+func usageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if err := check(cmd, args); err != nil {
+			return usageError{err}
+		}
+		return nil
+	}
+}
+
+// stamp is the version of a released image: the linker sets it.
+var stamp string
+
+// version is the stamp, the module's version, or the commit that the program was built from.
+func version() string {
+	if stamp != "" {
+		return stamp
+	}
+	info, ok := debug.ReadBuildInfo()
+	if !ok || info.Main.Version == "" {
+		return "unknown"
+	}
+	return info.Main.Version
+}

@@ -1,0 +1,90 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"sync"
+
+	"github.com/hashicorp/go-hclog"
+	"github.com/spf13/cobra"
+
+	"github.com/tokenrefill/refiller/internal/config"
+	"github.com/tokenrefill/refiller/internal/history"
+	"github.com/tokenrefill/refiller/internal/redisconn"
+	"github.com/tokenrefill/refiller/internal/replica"
+	"github.com/tokenrefill/refiller/refill"
+)
+
+func runCommand(e env) *cobra.Command {
+	var path, identity, listen, url, record string
+	cmd := &cobra.Command{
+		Use:   "run --config FILE",
+		Short: "Run one replica",
+		Long: "Run one refiller replica until SIGINT or SIGTERM. Any number of replicas may run beside each other.\n" +
+			"A flag beats the environment (REFILLER_ variables), which beats the file.\n\n" +
+			"A change of the file is put in force while running, within a second; SIGHUP has it read again too. Buckets, policies,\n" +
+			"version and log level change at once, the rest at the next start. A file with a problem, with a lower version, or with\n" +
+			"another policy under the same version is refused and reported (log, /status, /metrics): the old one stays in force.",
+		Args: usageArgs(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) (err error) {
+			var flags []config.Override
+			for flag, field := range map[string]string{"listen": "listen", "redis": "redis.url"} {
+				if f := cmd.Flags().Lookup(flag); f.Changed {
+					flags = append(flags, config.Override{Source: "--" + flag, Field: field, Value: f.Value.String()})
+				}
+			}
+			load := func() (config.Config, error) { return config.Load(path, e.getenv, flags...) }
+			cfg, err := load()
+			if err != nil {
+				return err
+			}
+			log := newLogger(e, cfg.Log)
+			redisconn.SetLogger(log.Named("redis"))
+			if identity == "" {
+				identity = e.getenv("REFILLER_IDENTITY")
+			}
+			reloads, err := newReloader(path, log.Named("reload"))
+			if err != nil {
+				return err
+			}
+			defer reloads.close()
+			if cfg, err = load(); err != nil { // what changed before the file was watched
+				return err
+			}
+			asked := make(chan string)
+			options := replica.Options{Identity: identity, Build: version(), Logger: log, Load: load, Reload: asked}
+			if record != "" {
+				w, openErr := history.Open(record)
+				if openErr != nil {
+					return openErr
+				}
+				defer func() { err = errors.Join(err, w.Close()) }()
+				options.Observe = func(e refill.Event) { w.Add(history.OfEvent(e)) }
+			}
+			r, err := replica.New(cfg, options)
+			if err != nil {
+				return err
+			}
+			ctx, stop := context.WithCancel(cmd.Context())
+			var wg sync.WaitGroup
+			wg.Go(func() { reloads.run(ctx, asked) })
+			err = r.Run(ctx)
+			stop()
+			wg.Wait()
+			return err
+		},
+	}
+	cmd.Flags().StringVarP(&path, "config", "c", "", "configuration file (required)")
+	cmd.Flags().StringVar(&identity, "identity", "", "name of this replica (default: host name and process number; $REFILLER_IDENTITY)")
+	cmd.Flags().StringVar(&listen, "listen", "", "host:port of the admin server, instead of the file's")
+	cmd.Flags().StringVar(&url, "redis", "", "URL of Redis, instead of the file's")
+	cmd.Flags().StringVar(&record, "history", "", "file to append every refill call and its answer to, as JSON lines (some 500 bytes a call; never rotated)")
+	_ = cmd.MarkFlagRequired("config") // fails only for a flag that isn't there
+	return cmd
+}
+
+func newLogger(e env, l config.Log) hclog.Logger {
+	return hclog.New(&hclog.LoggerOptions{
+		Name: "refiller", Output: e.stderr, Level: hclog.LevelFromString(l.Level), JSONFormat: l.JSON,
+	})
+}

@@ -1,0 +1,167 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/tokenrefill/refiller/internal/admin"
+)
+
+const (
+	statusTimeout = 5 * time.Second
+	maxStatus     = 64 << 20 // bytes of an answer
+	minWatch      = 100 * time.Millisecond
+)
+
+func statusCommand(e env) *cobra.Command {
+	var addr, output string
+	var watch time.Duration
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "Tell who leads and how the buckets stand",
+		Long:  "Ask a running replica's admin server who leads, under which epoch, and how each bucket stands.",
+		Args:  usageArgs(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if output != "text" && output != "json" {
+				return usageError{fmt.Errorf("--output %q: want text or json", output)}
+			}
+			if !cmd.Flags().Changed("addr") {
+				if listen := e.getenv("REFILLER_LISTEN"); listen != "" {
+					addr = listen
+				}
+			}
+			if !strings.Contains(addr, "://") {
+				addr = "http://" + addr
+			}
+			if !cmd.Flags().Changed("watch") {
+				return showStatus(cmd.Context(), e.stdout, addr, output)
+			}
+			if watch < minWatch {
+				return usageError{fmt.Errorf("--watch %s: want %s or more", watch, minWatch)}
+			}
+			return watchStatus(cmd.Context(), e.stdout, addr, output, watch)
+		},
+	}
+	cmd.Flags().DurationVarP(&watch, "watch", "w", time.Second, "show it again and again, so often, until interrupted: --watch or --watch=5s")
+	cmd.Flags().Lookup("watch").NoOptDefVal = "1s"
+	cmd.Flags().StringVar(&addr, "addr", "http://127.0.0.1:9090", "URL of the replica's admin server ($REFILLER_LISTEN)")
+	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
+	return cmd
+}
+
+// showStatus asks a replica and writes its answer.
+func showStatus(ctx context.Context, w io.Writer, addr, output string) error {
+	body, err := get(ctx, strings.TrimSuffix(addr, "/")+"/status")
+	if err != nil {
+		return fmt.Errorf("status: %w; is a replica's admin server at %s? (--addr)", err, addr)
+	}
+	if output == "json" {
+		_, err = w.Write(body)
+		return err
+	}
+	var s admin.Status
+	if err := json.Unmarshal(body, &s); err != nil {
+		return fmt.Errorf("status: %s does not answer as a refiller does: %w", addr, err)
+	}
+	return writeStatus(w, s)
+}
+
+// watchStatus shows the status until ctx ends. A replica that doesn't answer is
+// shown as such and asked again. Text takes the place of the one before; JSON is
+// an object per line.
+func watchStatus(ctx context.Context, w io.Writer, addr, output string, every time.Duration) error {
+	again := time.NewTicker(every)
+	defer again.Stop()
+	for {
+		var out bytes.Buffer
+		if err := showStatus(ctx, &out, addr, output); err != nil && ctx.Err() == nil {
+			if output == "json" {
+				return err
+			}
+			fmt.Fprintln(&out, err)
+		}
+		if output != "json" {
+			fmt.Fprint(w, "\x1b[H\x1b[2J") // to the upper left, and clear
+		}
+		if _, err := out.WriteTo(w); err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-again.C:
+		}
+	}
+}
+
+func get(ctx context.Context, url string) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return nil, err
+	}
+	res, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = res.Body.Close() }() // read to its end or given up
+	body, err := io.ReadAll(io.LimitReader(res.Body, maxStatus))
+	if err != nil {
+		return nil, err
+	}
+	if res.StatusCode != http.StatusOK {
+		return nil, errors.New(res.Status)
+	}
+	return body, nil
+}
+
+func writeStatus(w io.Writer, s admin.Status) error {
+	role := "race: every replica refills, the index picks the winner"
+	if s.Mode == "etcd" {
+		switch {
+		case s.Leader != nil:
+			role = fmt.Sprintf("etcd: %s leads under epoch %d", s.Leader.Identity, s.Leader.Epoch)
+		default:
+			role = "etcd: nobody is known to lead: " + s.Election
+		}
+		if s.Racing {
+			role += "; this replica races, since the pulse is silent"
+		}
+	}
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintf(t, "replica\t%s, up %s, config version %d\n", s.Identity, time.Since(s.Started).Round(time.Second), s.Config)
+	fmt.Fprintf(t, "redis\t%s\n", s.Redis)
+	fmt.Fprintf(t, "refills\t%s\n", role)
+	switch {
+	case s.Reload.Result == "refused":
+		fmt.Fprintf(t, "config\trefused %s ago, version %d stays in force: %s\n",
+			s.Now.Sub(s.Reload.At).Round(time.Second), s.Config, strings.Join(s.Reload.Problems, "; "))
+	case len(s.Reload.Restart) > 0:
+		fmt.Fprintf(t, "config\tin force after a restart: %s\n", strings.Join(s.Reload.Restart, ", "))
+	}
+	fmt.Fprintf(t, "here\t%d refills applied, %d lost to others, %d failed, %d tokens added\n\n",
+		s.Calls["applied"], s.Calls["stale"]+s.Calls["early"], s.Errors, s.Added)
+	fmt.Fprintln(t, "BUCKET\tTOKENS\tCAPACITY\tRATE\tINDEX\tLAST REFILL\tVERSION")
+	for _, b := range s.Buckets {
+		if b.Error != "" {
+			fmt.Fprintf(t, "%s\t%s\n", b.Key, b.Error)
+			continue
+		}
+		fmt.Fprintf(t, "%s\t%d\t%d\t%s\t%d\t%.0f ms ago\t%d\n", b.Key, b.Tokens, b.Capacity, b.Rate+b.Schedule, b.Index, b.Age, b.Policy)
+	}
+	if more := s.Total - len(s.Buckets); more > 0 {
+		fmt.Fprintf(t, "… and %d more\n", more)
+	}
+	return t.Flush()
+}

@@ -1,0 +1,12 @@
+// Package accesslog reads the requests of a web server's access log: when each
+// came, and the value of one field, such as the client's address.
+//
+// It reads Apache's and nginx's combined and common formats (with or without
+// the virtual host in front) and lines of JSON as nginx, Caddy and Traefik
+// write them. The format is told from each line, so a log may mix them. A
+// gzipped log is recognised by its first bytes.
+//
+// Reading streams: memory doesn't grow with the log, nor with its longest line.
+// A line that can't be read is counted and passed over, and the first few such
+// lines are kept with the reason.
+package accesslog

@@ -1,0 +1,181 @@
+package accesslog
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+)
+
+// Reasons why a line of JSON can't be read.
+var (
+	errNotJSON    = errors.New("not a JSON object")
+	errNoJSONTime = errors.New("no time that can be read in the JSON object")
+)
+
+type rawValue = json.RawMessage
+
+// Names of the fields that servers write, the most telling first. Caddy nests
+// the request, Traefik capitalises, nginx writes what its log_format says and
+// mostly the names of its variables.
+var (
+	timeNames = []string{
+		"StartUTC", "ts", "msec", "time_iso8601", "@timestamp", "timestamp", "time", "time_local", "StartLocal", "datetime", "date",
+	}
+	fieldNames = map[kind][]string{
+		ip: {
+			"request.client_ip", "request.remote_ip", "request.remote_addr", "ClientHost", "ClientAddr", "remote_addr",
+			"client_ip", "clientip", "remote_ip", "ip", "client.ip", "source.ip", "client_addr", "remote_host", "client",
+		},
+		user:   {"user_id", "remote_user", "ClientUsername", "user", "user.name", "username"},
+		method: {"request.method", "request_method", "method", "RequestMethod", "http.request.method", "verb"},
+		path:   {"request.uri", "request_uri", "uri", "RequestPath", "path", "url.path", "request_path", "url"},
+		status: {"status", "DownstreamStatus", "status_code", "response.status", "http.response.status_code", "response"},
+	}
+)
+
+func (r *Reader) parseJSON(line []byte) (Record, error) {
+	if r.object == nil {
+		r.object = map[string]rawValue{}
+	}
+	clear(r.object)
+	if json.Unmarshal(line, &r.object) != nil {
+		return Record{}, errNotJSON
+	}
+	us, ok := timeOf(r.object)
+	if !ok {
+		return Record{}, errNoJSONTime
+	}
+	key, err := valueOf(r.object, r.field)
+	return Record{Time: us, Key: key}, err
+}
+
+func timeOf(object map[string]rawValue) (us int64, ok bool) {
+	for _, name := range timeNames {
+		if text, found := lookup(object, name); found {
+			if us, ok = parseTime(text); ok {
+				return us, true
+			}
+		}
+	}
+	return 0, false
+}
+
+func valueOf(object map[string]rawValue, f field) ([]byte, error) {
+	names, known := fieldNames[f.kind]
+	if !known {
+		if text, found := lookup(object, f.name); found {
+			return text, nil
+		}
+		return nil, fmt.Errorf("no field %.100q in the JSON object", f.name)
+	}
+	for _, name := range names {
+		text, found := lookup(object, name)
+		switch {
+		case !found:
+		case f.kind == ip:
+			return withoutPort(text), nil
+		case f.kind == path:
+			return withoutQuery(text), nil
+		default:
+			return text, nil
+		}
+	}
+	if line, found := lookup(object, "request"); found && (f.kind == method || f.kind == path) {
+		m, u, _ := splitRequest(line)
+		if f.kind == method {
+			return m, nil
+		}
+		return withoutQuery(u), nil
+	}
+	if f.kind == ip {
+		return nil, errNoAddress
+	}
+	return dash, nil
+}
+
+// lookup finds the text of a string, number or boolean by its path. A name that
+// has dots itself is found, too, the longest first. A list with one element
+// stands for that element.
+func lookup(object map[string]rawValue, path string) (text []byte, found bool) {
+	if raw, ok := object[path]; ok {
+		return scalar(raw)
+	}
+	for i := len(path) - 1; i > 0; i-- {
+		if path[i] != '.' {
+			continue
+		}
+		raw, ok := object[path[:i]]
+		if !ok {
+			continue
+		}
+		if text, found = lookupIn(raw, path[i+1:]); found {
+			return text, true
+		}
+	}
+	return nil, false
+}
+
+func lookupIn(raw rawValue, path string) (text []byte, found bool) {
+	switch raw[0] {
+	case '{':
+		var object map[string]rawValue
+		if json.Unmarshal(raw, &object) != nil {
+			return nil, false
+		}
+		return lookup(object, path)
+	case '[':
+		var list []rawValue
+		if json.Unmarshal(raw, &list) != nil {
+			return nil, false
+		}
+		for i, element := range list {
+			number := strconv.Itoa(i)
+			if path == number {
+				return scalar(element)
+			}
+			if len(path) > len(number) && path[:len(number)] == number && path[len(number)] == '.' {
+				return lookupIn(element, path[len(number)+1:])
+			}
+		}
+	}
+	return nil, false
+}
+
+// scalar is the text of a value that is no object; null is not found.
+func scalar(raw rawValue) (text []byte, found bool) {
+	switch raw[0] {
+	case '"':
+		if bytes.IndexByte(raw, '\\') < 0 {
+			return raw[1 : len(raw)-1], true
+		}
+		var s string
+		if json.Unmarshal(raw, &s) != nil {
+			return nil, false
+		}
+		return []byte(s), true
+	case '[':
+		var list []rawValue
+		if json.Unmarshal(raw, &list) != nil || len(list) != 1 || list[0][0] == '[' {
+			return nil, false
+		}
+		return scalar(list[0])
+	case '{', 'n':
+		return nil, false
+	}
+	return raw, true
+}
+
+// withoutPort cuts the port off "192.0.2.1:80" and "[2001:db8::1]:80".
+func withoutPort(address []byte) []byte {
+	if len(address) > 0 && address[0] == '[' {
+		if end := bytes.IndexByte(address, ']'); end >= 0 {
+			return address[1:end]
+		}
+	}
+	if i := bytes.IndexByte(address, ':'); i >= 0 && bytes.IndexByte(address[i+1:], ':') < 0 {
+		return address[:i]
+	}
+	return address
+}

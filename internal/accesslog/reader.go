@@ -1,0 +1,161 @@
+package accesslog
+
+import (
+	"bufio"
+	"bytes"
+	"compress/gzip"
+	"errors"
+	"fmt"
+	"io"
+)
+
+const (
+	// MaxLine is the longest line that is read, in bytes with its line end. A
+	// longer one counts as unparsed.
+	MaxLine = 256 << 10
+	// MaxSamples is how many unparsed lines are kept with the reason.
+	MaxSamples = 5
+)
+
+// errTooLong is the reason of a line beyond MaxLine.
+var errTooLong = fmt.Errorf("longer than %d bytes", MaxLine)
+
+// Record is one request.
+type Record struct {
+	Time int64  // Unix µs
+	Key  []byte // the field's value, "-" if empty; valid until the next call of Next
+}
+
+// Unparsed tells of the lines that could not be read.
+type Unparsed struct {
+	Lines   int64
+	Samples []Sample // of the first MaxSamples
+}
+
+// Sample is one line that could not be read.
+type Sample struct {
+	Line   int64  `json:"line"` // counted from 1
+	Reason string `json:"reason"`
+}
+
+// Reader reads the requests of one log. It belongs to one goroutine.
+type Reader struct {
+	source   io.Reader
+	lines    *bufio.Reader // nil until the first call of Next
+	field    field
+	line     int64
+	text     textLine
+	object   map[string]rawValue
+	unparsed Unparsed
+}
+
+// NewReader returns a reader of log, plain or gzipped, whose records have the
+// value of the named field as their key: ip, user, method, path (without the
+// query) or status, in every format. Lines of text also have host, ident, uri
+// (the path with the query), protocol, bytes, referer and agent. In lines of
+// JSON every other name is the path of a field, with dots between the names of
+// nested objects, and a number for an element of a list.
+func NewReader(log io.Reader, name string) (*Reader, error) {
+	f, err := newField(name)
+	if err != nil {
+		return nil, err
+	}
+	return &Reader{source: log, field: f}, nil
+}
+
+// Next returns the next request, and io.EOF after the last. Any other error is
+// of the log as a whole, such as a gzipped file that was cut short; lines that
+// can't be read are passed over.
+func (r *Reader) Next() (Record, error) {
+	if r.lines == nil {
+		if err := r.open(); err != nil {
+			return Record{}, err
+		}
+	}
+	for {
+		line, err := r.readLine()
+		if errors.Is(err, errTooLong) {
+			r.skip(err)
+			continue
+		}
+		if errors.Is(err, io.EOF) {
+			return Record{}, io.EOF
+		}
+		if err != nil {
+			return Record{}, fmt.Errorf("accesslog: after line %d: %w", r.line, err)
+		}
+		line = bytes.TrimSpace(line)
+		if len(line) == 0 {
+			continue
+		}
+		record, err := r.parse(line)
+		if err != nil {
+			r.skip(err)
+			continue
+		}
+		if len(record.Key) == 0 {
+			record.Key = dash
+		}
+		return record, nil
+	}
+}
+
+// Unparsed tells of the lines passed over so far.
+func (r *Reader) Unparsed() Unparsed { return r.unparsed }
+
+// open unpacks a gzipped log and drops a byte order mark.
+func (r *Reader) open() error {
+	r.lines = bufio.NewReaderSize(r.source, MaxLine)
+	// A short or failing log is met again by the first line.
+	if magic, _ := r.lines.Peek(3); bytes.Equal(magic, []byte("\x1f\x8b\x08")) {
+		unpacked, err := gzip.NewReader(r.lines)
+		if err != nil {
+			return fmt.Errorf("accesslog: gzip: %w", err)
+		}
+		r.lines = bufio.NewReaderSize(unpacked, MaxLine)
+	}
+	if mark, _ := r.lines.Peek(3); bytes.Equal(mark, []byte("\xef\xbb\xbf")) {
+		_, _ = r.lines.Discard(3) // was peeked at
+	}
+	return nil
+}
+
+// readLine returns the next line, valid until the call after; the last one may
+// lack its line end.
+func (r *Reader) readLine() ([]byte, error) {
+	line, err := r.lines.ReadSlice('\n')
+	if len(line) > 0 {
+		r.line++
+	}
+	switch {
+	case err == nil || errors.Is(err, io.EOF) && len(line) > 0:
+		return line, nil
+	case !errors.Is(err, bufio.ErrBufferFull):
+		return nil, err
+	}
+	for errors.Is(err, bufio.ErrBufferFull) {
+		_, err = r.lines.ReadSlice('\n')
+	}
+	if err != nil && !errors.Is(err, io.EOF) {
+		return nil, err
+	}
+	return nil, errTooLong
+}
+
+func (r *Reader) parse(line []byte) (Record, error) {
+	if line[0] == '{' {
+		return r.parseJSON(line)
+	}
+	if err := r.text.parse(line); err != nil {
+		return Record{}, err
+	}
+	key, err := r.text.value(r.field)
+	return Record{Time: r.text.time, Key: key}, err
+}
+
+func (r *Reader) skip(reason error) {
+	r.unparsed.Lines++
+	if len(r.unparsed.Samples) < MaxSamples {
+		r.unparsed.Samples = append(r.unparsed.Samples, Sample{Line: r.line, Reason: reason.Error()})
+	}
+}

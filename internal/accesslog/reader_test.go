@@ -1,0 +1,286 @@
+package accesslog
+
+import (
+	"bytes"
+	"compress/gzip"
+	"errors"
+	"fmt"
+	"io"
+	"runtime"
+	"strings"
+	"testing"
+	"testing/iotest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+const line = `192.0.2.1 - alice [17/May/2015:10:05:03 +0000] "GET /a/b?c=d HTTP/1.1" 200 512 "https://example.org/" "agent \"quoted\" 1.0"`
+
+// instant is the time of line.
+var instant = time.Date(2015, 5, 17, 10, 5, 3, 0, time.UTC).UnixMicro()
+
+type read struct {
+	time int64
+	key  string
+}
+
+// readAll reads a log to its end.
+func readAll(t *testing.T, log io.Reader, field string) ([]read, Unparsed) {
+	t.Helper()
+	r, err := NewReader(log, field)
+	require.NoError(t, err)
+	var all []read
+	for {
+		record, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			return all, r.Unparsed()
+		}
+		require.NoError(t, err)
+		all = append(all, read{record.Time, string(record.Key)})
+	}
+}
+
+// readOne reads a log of one request.
+func readOne(t *testing.T, log, field string) read {
+	t.Helper()
+	all, unparsed := readAll(t, strings.NewReader(log), field)
+	require.Zero(t, unparsed)
+	require.Len(t, all, 1)
+	return all[0]
+}
+
+func packed(t *testing.T, text string) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	w := gzip.NewWriter(&b)
+	_, err := io.WriteString(w, text)
+	require.NoError(t, err)
+	require.NoError(t, w.Close())
+	return b.Bytes()
+}
+
+func TestEveryFieldOfACombinedLine(t *testing.T) {
+	t.Parallel()
+	for field, want := range map[string]string{
+		"ip": "192.0.2.1", "ident": "-", "user": "alice", "method": "GET", "path": "/a/b", "uri": "/a/b?c=d", "protocol": "HTTP/1.1",
+		"status": "200", "bytes": "512", "referer": "https://example.org/", "agent": `agent \"quoted\" 1.0`, "host": "-",
+	} {
+		require.Equal(t, read{instant, want}, readOne(t, line, field), field)
+	}
+}
+
+func TestFormsOfTextLines(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		line, field, want string
+	}{
+		"common":                     {`::1 - - [17/May/2015:10:05:03 +0000] "GET / HTTP/1.0" 304 -`, "ip", "::1"},
+		"IPv6":                       {`2001:db8::1 - - [17/May/2015:10:05:03 +0000] "GET / HTTP/1.0" 304 -`, "ip", "2001:db8::1"},
+		"host name":                  {`pc1.example.org - - [17/May/2015:10:05:03 +0000] "GET / HTTP/1.0" 304 -`, "ip", "pc1.example.org"},
+		"zone west of UTC":           {`192.0.2.1 - - [17/May/2015:02:35:03 -0730] "GET / HTTP/1.0" 304 -`, "ip", "192.0.2.1"},
+		"zone east of UTC":           {`192.0.2.1 - - [18/May/2015:00:05:03 +1400] "GET / HTTP/1.0" 304 -`, "ip", "192.0.2.1"},
+		"ISO time":                   {`192.0.2.1 - - [2015-05-17T12:05:03+02:00] "GET / HTTP/1.0" 304 -`, "ip", "192.0.2.1"},
+		"no user":                    {`192.0.2.1 - - [17/May/2015:10:05:03 +0000] "GET / HTTP/1.0" 304 -`, "user", "-"},
+		"user with a space":          {`192.0.2.1 - Alice B [17/May/2015:10:05:03 +0000] "GET / HTTP/1.0" 304 -`, "user", "Alice B"},
+		"user with a bracket":        {`192.0.2.1 - a[1] [17/May/2015:10:05:03 +0000] "GET / HTTP/1.0" 304 -`, "user", "a[1]"},
+		"virtual host in front":      {`example.org:443 192.0.2.1 - bob [17/May/2015:10:05:03 +0000] "GET / HTTP/1.0" 304 -`, "ip", "192.0.2.1"},
+		"its name":                   {`example.org:443 192.0.2.1 - bob [17/May/2015:10:05:03 +0000] "GET / HTTP/1.0" 304 -`, "host", "example.org:443"},
+		"its user":                   {`example.org:443 192.0.2.1 - bob [17/May/2015:10:05:03 +0000] "GET / HTTP/1.0" 304 -`, "user", "bob"},
+		"path with spaces":           {`192.0.2.1 - - [17/May/2015:10:05:03 +0000] "GET /a b HTTP/1.0" 404 1`, "path", "/a b"},
+		"path with an escaped quote": {`192.0.2.1 - - [17/May/2015:10:05:03 +0000] "GET /\"x\" HTTP/1.0" 404 1`, "path", `/\"x\"`},
+		"HTTP/0.9":                   {`192.0.2.1 - - [17/May/2015:10:05:03 +0000] "GET /x" 404 1`, "path", "/x"},
+		"no request at all":          {`192.0.2.1 - - [17/May/2015:10:05:03 +0000] "-" 408 0`, "path", "-"},
+		"a TLS handshake":            {`192.0.2.1 - - [17/May/2015:10:05:03 +0000] "\x16\x03\x01" 400 0`, "method", "-"},
+		"no status":                  {`192.0.2.1 - - [17/May/2015:10:05:03 +0000] "GET / HTTP/1.0" - -`, "status", "-"},
+		"an agent cut short":         {`192.0.2.1 - - [17/May/2015:10:05:03 +0000] "GET / HTTP/1.0" 200 1 "-" "Mozi`, "agent", "Mozi"},
+		"no agent":                   {`192.0.2.1 - - [17/May/2015:10:05:03 +0000] "GET / HTTP/1.0" 200 1`, "agent", "-"},
+		"Windows line end":           {"192.0.2.1 - - [17/May/2015:10:05:03 +0000] \"GET / HTTP/1.0\" 200 1\r\n", "status", "200"},
+		"blank lines and BOM":        {"\xef\xbb\xbf" + line + "\r\n\r\n\n", "ip", "192.0.2.1"},
+	} {
+		require.Equal(t, read{instant, c.want}, readOne(t, c.line, c.field), name)
+	}
+}
+
+func TestFormsOfJSONLines(t *testing.T) {
+	t.Parallel()
+	caddy := `{"level":"info","ts":1431857103.25,"logger":"http.log.access","msg":"handled request","request":{"remote_ip":"10.0.0.1","remote_port":"41342",` +
+		`"client_ip":"2001:db8::7","proto":"HTTP/2.0","method":"PUT","host":"example.org","uri":"/x?y=1","headers":{"X-Api-Key":["k1"],"Via":["a","b"]}},"user_id":"","status":201}`
+	traefik := `{"ClientAddr":"192.0.2.9:5000","ClientHost":"192.0.2.9","ClientUsername":"-","DownstreamStatus":429,"RequestMethod":"GET","RequestPath":"/t?u","StartUTC":"2015-05-17T10:05:03.25Z","time":"2015-05-17T10:05:09Z"}`
+	nginx := `{"time_local":"17/May/2015:12:05:03.25 +0200","remote_addr":"192.0.2.8","remote_user":"carol","request":"GET /n?m HTTP/1.1","status":"200","upstream":null}`
+	at := instant + 250_000
+	for _, c := range []struct{ line, field, want string }{
+		{caddy, "ip", "2001:db8::7"}, {caddy, "method", "PUT"}, {caddy, "path", "/x"}, {caddy, "status", "201"}, {caddy, "user", "-"},
+		{caddy, "request.headers.X-Api-Key", "k1"}, {caddy, "request.headers.Via.1", "b"}, {caddy, "request.host", "example.org"},
+		{traefik, "ip", "192.0.2.9"}, {traefik, "method", "GET"}, {traefik, "path", "/t"}, {traefik, "status", "429"}, {traefik, "user", "-"},
+		{nginx, "ip", "192.0.2.8"}, {nginx, "method", "GET"}, {nginx, "path", "/n"}, {nginx, "status", "200"}, {nginx, "user", "carol"},
+		{`{"@timestamp":"2015-05-17T10:05:03.250Z","client.ip":"192.0.2.7"}`, "ip", "192.0.2.7"},
+		{`{"timestamp":1431857103250,"client":{"ip":"192.0.2.7"}}`, "ip", "192.0.2.7"},
+		{`{"time":"1431857103.25","remote_addr":"192.0.2.7:80"}`, "ip", "192.0.2.7"},
+		{`{"time":"2015-05-17 10:05:03.25","request":{"remote_addr":"[2001:db8::1]:80"}}`, "ip", "2001:db8::1"},
+		{`{"time":"2015-05-17T12:05:03.250+0200","tenant":{"plan.name":"gold\u0020plus"}}`, "tenant.plan.name", "gold plus"},
+		{`{"time":"2015-05-17T10:05:03.25Z","n":12345678901234567890}`, "n", "12345678901234567890"},
+		{` {"time": "2015-05-17T10:05:03.25Z" , "n" : true } `, "n", "true"},
+	} {
+		require.Equal(t, read{at, c.want}, readOne(t, c.line, c.field), "%s of %s", c.field, c.line)
+	}
+}
+
+func TestLinesThatCannotBeReadAreCountedWithTheReason(t *testing.T) {
+	t.Parallel()
+	for bad, reason := range map[string]string{
+		"nonsense": "no time in brackets",
+		`1.2.3.4 - - [31/Feb/2015:10:05:03 +0000] "GET / H" 200 1`:      "no time in brackets",
+		`1.2.3.4 - - [17/Mai/2015:10:05:03 +0000] "GET / H" 200 1`:      "no time in brackets",
+		`1.2.3.4 - - [17/May/2015:25:05:03 +0000] "GET / H" 200 1`:      "no time in brackets",
+		`1.2.3.4 - - [17/May/2015:10:05:03] "GET / H" 200 1`:            "no time in brackets",
+		`[17/May/2015:10:05:03 +0000] "GET / H" 200 1`:                  "no client address",
+		`May 17 web nginx: 1.2.3.4 - - [17/May/2015:10:05:03 +0000] ""`: "more words before the time",
+		`1.2.3.4 - - [17/May/2015:10:05:03 +0000] GET / 200 1`:          "no quoted request",
+		`1.2.3.4 - - [17/May/2015:10:05:03 +0000] "GET / \"`:            "not closed",
+		`1.2.3.4 - - [17/May/2015:10:05:03 +0000] "GET / HTTP/1.1" ok`:  "no status",
+		`{"time":"2015-05-17T10:05:03Z","ip":"1.2.3.4"`:                 "not a JSON object",
+		`{"ip":"1.2.3.4","time":"noon"}`:                                "no time that can be read",
+		`{"time":"2015-05-17T10:05:03Z","ip":null,"msg":"started"}`:     "no client address",
+		strings.Repeat("x", MaxLine+1):                                  "longer than",
+	} {
+		all, unparsed := readAll(t, strings.NewReader(line+"\n"+bad+"\n"+line), "ip")
+		require.Len(t, all, 2, "the lines around %.40q are read", bad)
+		require.EqualValues(t, 1, unparsed.Lines, "%.40q", bad)
+		require.EqualValues(t, 2, unparsed.Samples[0].Line)
+		require.Contains(t, unparsed.Samples[0].Reason, reason)
+	}
+
+	_, unparsed := readAll(t, strings.NewReader(line), "tenant")
+	require.Contains(t, unparsed.Samples[0].Reason, `no field "tenant"`)
+	_, unparsed = readAll(t, strings.NewReader(`{"time":"2015-05-17T10:05:03Z"}`), "tenant")
+	require.Contains(t, unparsed.Samples[0].Reason, `no field "tenant"`)
+}
+
+func TestOnlyTheFirstUnparsedLinesAreKept(t *testing.T) {
+	t.Parallel()
+	_, unparsed := readAll(t, strings.NewReader(strings.Repeat("nonsense\n", 1000)), "ip")
+	require.EqualValues(t, 1000, unparsed.Lines)
+	require.Len(t, unparsed.Samples, MaxSamples)
+}
+
+func TestALineOfAnyLengthIsPassedOverInBoundedMemory(t *testing.T) {
+	// Not parallel: what others allocate would count.
+	long := io.MultiReader(strings.NewReader(line+"\n"), io.LimitReader(repeat('x'), 64<<20), strings.NewReader("\n"+line))
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	all, unparsed := readAll(t, long, "ip")
+	runtime.ReadMemStats(&after)
+	require.Len(t, all, 2)
+	require.EqualValues(t, 1, unparsed.Lines)
+	require.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(4<<20))
+}
+
+// repeat is an endless stream of one byte.
+type repeat byte
+
+func (c repeat) Read(p []byte) (int, error) {
+	for i := range p {
+		p[i] = byte(c)
+	}
+	return len(p), nil
+}
+
+func TestGzippedLogsAreUnpacked(t *testing.T) {
+	t.Parallel()
+	// Two members, as after appending one file to another; a byte at a time.
+	log := append(packed(t, line+"\n"), packed(t, line)...)
+	all, unparsed := readAll(t, iotest.OneByteReader(bytes.NewReader(log)), "ip")
+	require.Len(t, all, 2)
+	require.Zero(t, unparsed)
+}
+
+func TestALogThatFailsIsAnErrorAfterWhatWasRead(t *testing.T) {
+	t.Parallel()
+	cut := packed(t, strings.Repeat(line+"\n", 1000))
+	r, err := NewReader(bytes.NewReader(cut[:len(cut)-6]), "ip")
+	require.NoError(t, err)
+	n := 0
+	for err = nil; err == nil; n++ {
+		_, err = r.Next()
+	}
+	require.ErrorIs(t, err, io.ErrUnexpectedEOF)
+	require.Equal(t, 1001, n, "every line comes before the error")
+
+	broken := errors.New("broken")
+	r, err = NewReader(iotest.ErrReader(broken), "ip")
+	require.NoError(t, err)
+	_, err = r.Next()
+	require.ErrorIs(t, err, broken)
+}
+
+func TestAFieldNameWithAnEmptyPartIsRefused(t *testing.T) {
+	t.Parallel()
+	for _, name := range []string{"", ".", "a.", "a..b"} {
+		_, err := NewReader(strings.NewReader(""), name)
+		require.ErrorIs(t, err, ErrField, name)
+	}
+}
+
+func TestAnEmptyLogHasNoRequests(t *testing.T) {
+	t.Parallel()
+	all, unparsed := readAll(t, strings.NewReader(""), "ip")
+	require.Empty(t, all)
+	require.Zero(t, unparsed)
+}
+
+func BenchmarkNext(b *testing.B) {
+	for name, text := range map[string]string{
+		"text": line,
+		"json": `{"ts":1431857103.25,"request":{"client_ip":"192.0.2.1","method":"GET","uri":"/x","headers":{"Accept":["*/*"]}},"status":200}`,
+	} {
+		b.Run(name, func(b *testing.B) {
+			log := []byte(strings.Repeat(text+"\n", 1000))
+			b.SetBytes(int64(len(log) / 1000))
+			b.ReportAllocs()
+			r, err := NewReader(&cycle{text: log}, "ip")
+			require.NoError(b, err)
+			for b.Loop() {
+				if _, err := r.Next(); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+// cycle reads a text over and over.
+type cycle struct {
+	text []byte
+	at   int
+}
+
+func (c *cycle) Read(p []byte) (int, error) {
+	n := copy(p, c.text[c.at:])
+	c.at = (c.at + n) % len(c.text)
+	return n, nil
+}
+
+func ExampleReader() {
+	log := strings.NewReader(`192.0.2.1 - - [17/May/2015:10:05:03 +0000] "GET /a HTTP/1.1" 200 512
+not a request
+{"ts": 1431857104, "request": {"client_ip": "192.0.2.2"}}
+`)
+	r, err := NewReader(log, "ip")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for {
+		record, err := r.Next()
+		if err != nil {
+			break
+		}
+		fmt.Printf("%s %s\n", time.UnixMicro(record.Time).UTC().Format(time.TimeOnly), record.Key)
+	}
+	fmt.Println(r.Unparsed().Samples)
+	// Output:
+	// 10:05:03 192.0.2.1
+	// 10:05:04 192.0.2.2
+	// [{2 no time in brackets}]
+}

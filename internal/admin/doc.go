@@ -1,0 +1,13 @@
+// Package admin is a refiller replica's HTTP server for probes and operators:
+//
+//	/livez    the refill loop goes round
+//	/readyz   Redis answers; a standby is ready, and so is a replica without its
+//	          election service; one that is about to end is not
+//	/status   what the replica knows, as JSON; ?key= one bucket; ?q= a part of the
+//	          key, ?sort= key, fill, taken or age, ?offset=, ?limit=
+//	/metrics  for Prometheus
+//	/         the status page: rendered here, live in a browser with JavaScript,
+//	          and without any other host
+//
+// It only reads.
+package admin

@@ -1,0 +1,116 @@
+package admin
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+)
+
+// Source is what the server reports on. Its methods are safe for concurrent
+// use.
+type Source interface {
+	// Alive is an error if the refill loop hangs.
+	Alive() error
+	// Ready is an error if Redis doesn't answer.
+	Ready(ctx context.Context) error
+	// Status is a snapshot with the buckets that the query asks for.
+	Status(ctx context.Context, q Query) Status
+}
+
+const (
+	probeTimeout    = 2 * time.Second
+	shutdownTimeout = 2 * time.Second
+	maxBuckets      = 1000 // in one /status answer
+)
+
+// Handler serves the source, and metrics at /metrics.
+func Handler(src Source, metrics http.Handler) http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", metrics)
+	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) { probe(w, src.Alive()) })
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, req *http.Request) {
+		ctx, cancel := context.WithTimeout(req.Context(), probeTimeout)
+		defer cancel()
+		probe(w, src.Ready(ctx))
+	})
+	mux.HandleFunc("GET /status", func(w http.ResponseWriter, req *http.Request) {
+		q, err := query(req, maxBuckets)
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
+		ctx, cancel := context.WithTimeout(req.Context(), probeTimeout)
+		defer cancel()
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(src.Status(ctx, q)) // the client has gone
+	})
+	page(mux, src)
+	return mux
+}
+
+func probe(w http.ResponseWriter, err error) {
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		return
+	}
+	fmt.Fprintln(w, "ok")
+}
+
+// query reads what a request asks for.
+func query(req *http.Request, limit int) (q Query, err error) {
+	form := req.URL.Query()
+	q = Query{Key: form.Get("key"), Search: form.Get("q"), Sort: Sort(form.Get("sort"))}
+	if !slices.Contains(sorts, q.Sort) {
+		return q, fmt.Errorf("sort %q: want one of key, fill, taken, age", q.Sort)
+	}
+	if q.Offset, err = number(req, "offset", 0, 0, 1<<31-1); err != nil {
+		return q, err
+	}
+	q.Limit, err = number(req, "limit", limit, 0, maxBuckets)
+	return q, err
+}
+
+func number(req *http.Request, name string, otherwise, least, most int) (int, error) {
+	text := req.URL.Query().Get(name)
+	if text == "" {
+		return otherwise, nil
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < least || n > most {
+		return 0, fmt.Errorf("%s %q: want a whole number from %d to %d", name, text, least, most)
+	}
+	return n, nil
+}
+
+// Serve answers on the listener until ctx ends, then lets requests under way
+// finish for a short while. It closes the listener.
+func Serve(ctx context.Context, ln net.Listener, h http.Handler, log hclog.Logger) error {
+	srv := &http.Server{
+		Handler: h, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, WriteTimeout: 10 * time.Second, IdleTimeout: time.Minute,
+		ErrorLog: log.StandardLogger(&hclog.StandardLoggerOptions{ForceLevel: hclog.Debug}), MaxHeaderBytes: 16 << 10,
+	}
+	served := make(chan error, 1)
+	go func() { served <- srv.Serve(ln) }()
+	select {
+	case err := <-served:
+		return fmt.Errorf("admin: %w", err)
+	case <-ctx.Done():
+	}
+	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
+	defer cancel()
+	if err := srv.Shutdown(stop); err != nil {
+		_ = srv.Close()
+	}
+	if err := <-served; !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("admin: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,113 @@
+package admin
+
+import "time"
+
+// Query asks for some of the buckets.
+type Query struct {
+	Key    string // this bucket alone, if not empty
+	Search string // those whose key contains it, in any case
+	Sort   Sort
+	Offset int // of those found
+	Limit  int // 0: none
+}
+
+// Sort is the order of buckets.
+type Sort string
+
+// Orders. Those by what is in Redis hold for up to MaxSorted buckets found;
+// beyond, they are that of the configuration.
+const (
+	SortConfig Sort = ""      // as configured
+	SortKey    Sort = "key"   // by key
+	SortFill   Sort = "fill"  // the emptiest first
+	SortTaken  Sort = "taken" // the most taken from first
+	SortAge    Sort = "age"   // the longest without a refill first
+)
+
+// MaxSorted is how many buckets can be ordered by what is in Redis.
+const MaxSorted = 2000
+
+var sorts = []Sort{SortConfig, SortKey, SortFill, SortTaken, SortAge}
+
+// Status is what /status answers. Times are RFC 3339; ages are in milliseconds.
+type Status struct {
+	Identity string           `json:"identity"`
+	Region   string           `json:"region,omitempty"`
+	Version  string           `json:"build"`
+	Mode     string           `json:"mode"`
+	Config   int64            `json:"config_version"`
+	Redis    string           `json:"redis"`
+	Started  time.Time        `json:"started"`
+	Now      time.Time        `json:"now"`
+	Leading  bool             `json:"leading"`         // this replica leads
+	Racing   bool             `json:"racing"`          // this replica stands in for a silent leader
+	Epoch    int64            `json:"epoch,omitempty"` // of this replica's present or last term
+	Leader   *Leader          `json:"leader,omitempty"`
+	Election string           `json:"election_error,omitempty"` // why the leader isn't known
+	Calls    map[string]int64 `json:"calls"`                    // this replica's refill calls by answer
+	Errors   int64            `json:"errors"`
+	Added    int64            `json:"tokens_added"`
+	Clamped  int64            `json:"tokens_clamped"`
+	Buckets  []Bucket         `json:"buckets"`
+	Found    int              `json:"buckets_found"` // of which Buckets is a part
+	Total    int              `json:"buckets_total"` // configured
+
+	Reload    Reload     `json:"reload"`
+	Takeovers []Takeover `json:"takeovers"` // the last ones, the newest first
+}
+
+// Reload is what came of the reloads of the configuration. The last one's
+// fields are empty until there has been one.
+type Reload struct {
+	At       time.Time `json:"at,omitzero"`
+	Cause    string    `json:"cause,omitempty"`
+	Result   string    `json:"result,omitempty"` // applied, unchanged or refused
+	Problems []string  `json:"problems,omitempty"`
+	Restart  []string  `json:"restart_needed,omitempty"` // fields whose change needs a restart
+
+	Applied   int64 `json:"applied"`
+	Unchanged int64 `json:"unchanged"`
+	Refused   int64 `json:"refused"`
+}
+
+// Takeover is a stretch in which this replica began to refill what another one
+// did before.
+type Takeover struct {
+	At      time.Time `json:"at"`
+	Buckets int       `json:"buckets"`
+	Gap     float64   `json:"gap_ms"` // the longest time that one of them went without a refill
+}
+
+// Leader is who leads, as the election service says.
+type Leader struct {
+	Identity string `json:"identity"`
+	Epoch    int64  `json:"epoch"`
+
+	Since time.Time `json:"since"` // since this replica has seen it lead
+}
+
+// Bucket is a bucket as it stands in Redis.
+type Bucket struct {
+	Key      string  `json:"key"`
+	Tokens   int64   `json:"tokens"`
+	Capacity int64   `json:"capacity"`
+	Rate     string  `json:"rate,omitempty"`
+	Schedule string  `json:"schedule,omitempty"`
+	Index    int64   `json:"index"`
+	Era      int64   `json:"era"`
+	Policy   int64   `json:"policy_version"`
+	Age      float64 `json:"refill_age_ms"` // since the last refill, on Redis' clock
+	Error    string  `json:"error,omitempty"`
+
+	// Of late; only from the replica that refills the bucket.
+	Taken *float64 `json:"taken_per_second,omitempty"`
+	Dry   *float64 `json:"found_empty,omitempty"` // part of the refills that found no token: takes were probably denied
+}
+
+// Fill is the tokens as a part of the capacity.
+func (b Bucket) Fill() float64 {
+	if b.Capacity == 0 {
+		return 0
+	}
+	return float64(b.Tokens) / float64(b.Capacity)
+}

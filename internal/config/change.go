@@ -1,0 +1,93 @@
+package config
+
+import (
+	"fmt"
+	"reflect"
+	"strings"
+)
+
+// Change is what differs between the configuration in force and the next one.
+type Change struct {
+	Added, Removed, Changed []string // keys of buckets
+	Level                   bool     // the log level differs
+	Version                 bool     // the version differs
+	Restart                 []string // fields that differ and count from the next start on
+}
+
+// Applies reports whether anything differs that can be put in force while
+// running.
+func (c Change) Applies() bool {
+	return c.Level || c.Version || len(c.Added)+len(c.Removed)+len(c.Changed) > 0
+}
+
+// To compares c, which is in force, with the configuration to put in force
+// next. The error is Problems that say why next can't follow c: a lower version,
+// or another policy under the same version.
+func (c Config) To(next Config) (Change, error) {
+	change := Change{Level: c.Log.Level != next.Log.Level, Version: c.Version != next.Version, Restart: c.restart(next)}
+	old := make(map[string]Bucket, len(c.Buckets))
+	for _, b := range c.Buckets {
+		old[b.Key] = b
+	}
+	for _, b := range next.Buckets {
+		before, found := old[b.Key]
+		switch {
+		case !found:
+			change.Added = append(change.Added, b.Key)
+		case !before.Policy.Equal(b.Policy):
+			change.Changed = append(change.Changed, b.Key)
+		}
+		delete(old, b.Key)
+	}
+	for _, b := range c.Buckets {
+		if _, gone := old[b.Key]; gone {
+			change.Removed = append(change.Removed, b.Key)
+		}
+	}
+	switch {
+	case next.Version < c.Version:
+		return change, Problems{{Field: "version", Msg: fmt.Sprintf(
+			"%d is below %d, which is in force: a version never goes back; to restore older policies, give them a version above %d", next.Version, c.Version, c.Version)}}
+	case next.Version == c.Version && len(change.Changed) > 0:
+		return change, Problems{{Field: "version", Msg: fmt.Sprintf(
+			"%d is in force already with another policy for %s: raise it with every change of a policy", c.Version, some(change.Changed))}}
+	}
+	return change, nil
+}
+
+// restart lists the fields that differ and that a replica reads at its start
+// only.
+func (c Config) restart(next Config) []string {
+	var fields []string
+	for _, f := range []struct {
+		name string
+		same bool
+	}{
+		{"region", c.Region == next.Region},
+		{"redis", reflect.DeepEqual(c.Redis, next.Redis)},
+		{"election", reflect.DeepEqual(c.Election, next.Election)},
+		// Beats of the pulse; buckets follow their own intervals at once.
+		{"refill_interval", c.RefillInterval == next.RefillInterval || c.Election.Mode != ModeEtcd},
+		{"listen", c.Listen == next.Listen},
+		{"log.format", c.Log.JSON == next.Log.JSON},
+	} {
+		if !f.same {
+			fields = append(fields, f.name)
+		}
+	}
+	return fields
+}
+
+// some lists the first few keys.
+func some(keys []string) string {
+	const most = 5
+	quoted := make([]string, min(len(keys), most))
+	for i := range quoted {
+		quoted[i] = fmt.Sprintf("%q", brief(keys[i]))
+	}
+	list := strings.Join(quoted, ", ")
+	if more := len(keys) - most; more > 0 {
+		list += fmt.Sprintf(" and %d more", more)
+	}
+	return list
+}

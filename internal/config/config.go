@@ -1,0 +1,140 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/tokenrefill/refiller/internal/credential"
+	"github.com/tokenrefill/refiller/internal/redisconn"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// Defaults of fields; those of a policy are in package policy, those of Redis in package redisconn.
+const (
+	DefaultPrefix   = "/refiller"
+	DefaultTTL      = 5 * time.Second
+	DefaultListen   = "127.0.0.1:9090"
+	DefaultLogLevel = "info"
+)
+
+// Config is a valid configuration with defaults filled in. It prints without secrets and is not changed once read.
+type Config struct {
+	Region         string
+	Redis          redisconn.Options
+	Version        int64 // fences the policies: a higher one replaces a lower one
+	Election       Election
+	RefillInterval time.Duration
+	Buckets        []Bucket // no two with the same key
+	Listen         string   // host:port
+	Log            Log
+}
+
+// Bucket is a bucket to keep filled.
+type Bucket struct {
+	Key    string
+	Policy policy.Policy // valid; its interval is set
+}
+
+// Mode says which replica refills.
+type Mode int
+
+// Modes.
+const (
+	ModeRace Mode = iota // whichever comes first
+	ModeEtcd             // the one that leads in etcd
+)
+
+// String returns the mode as it is written in a file.
+func (m Mode) String() string { return modes[m] }
+
+var modes = []string{"race", "etcd"}
+
+// Election says how replicas find who refills, and how etcd is reached.
+type Election struct {
+	Mode      Mode
+	Endpoints []string // of etcd; at least one in ModeEtcd
+	Prefix    string
+	TTL       time.Duration // whole seconds
+	Username  string
+	Password  credential.Password
+	TLS       credential.TLS
+}
+
+// Log says what is logged and how.
+type Log struct {
+	Level string // trace, debug, info, warn, error or off
+	JSON  bool   // JSON lines instead of text
+}
+
+// Load reads the file at path and lays the environment and then the flags over it. A nil getenv is an empty
+// environment. The error is Problems, or says why the file can't be read.
+func Load(path string, getenv func(string) string, flags ...Override) (Config, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return Config{}, fmt.Errorf("config: %w", err)
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, maxSize+1))
+	if err != nil {
+		return Config{}, fmt.Errorf("config: %w", err)
+	}
+	var overrides []Override
+	if getenv != nil {
+		overrides = fromEnvironment(getenv)
+	}
+	c, err := parse(data, append(overrides, flags...))
+	var problems Problems
+	if errors.As(err, &problems) {
+		for i := range problems {
+			if problems[i].Source == "" {
+				problems[i].Source = path
+			}
+		}
+	}
+	return c, err
+}
+
+// Parse reads a configuration from the content of a file alone. The error is Problems, which name no source.
+func Parse(data []byte) (Config, error) { return parse(data, nil) }
+
+func parse(data []byte, overrides []Override) (Config, error) {
+	d := &decoder{sources: map[*yaml.Node]string{}}
+	var c Config
+	if root := d.readTree(data); root != nil {
+		for _, o := range overrides {
+			d.lay(root, o)
+		}
+		c = d.config(root)
+	}
+	if len(d.problems) > 0 {
+		d.problems.sort()
+		return Config{}, d.problems
+	}
+	return c, nil
+}
+
+// Summary is the configuration in a few words, without secrets.
+func (c Config) Summary() string {
+	noun := "buckets"
+	if len(c.Buckets) == 1 {
+		noun = "bucket"
+	}
+	return fmt.Sprintf("%d %s on %s, version %d, election mode %s, refill interval %s",
+		len(c.Buckets), noun, c.Redis, c.Version, c.Election.Mode, c.RefillInterval)
+}
+
+// LogFields is the configuration as keys and values for a structured log, without secrets.
+func (c Config) LogFields() []any {
+	return []any{
+		"region", c.Region, "redis", c.Redis.String(), "version", c.Version,
+		"election-mode", c.Election.Mode.String(), "election-endpoints", strings.Join(c.Election.Endpoints, ","),
+		"election-prefix", c.Election.Prefix, "election-ttl", c.Election.TTL.String(),
+		"refill-interval", c.RefillInterval.String(), "buckets", len(c.Buckets), "listen", c.Listen,
+	}
+}

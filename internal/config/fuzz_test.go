@@ -1,0 +1,49 @@
+package config_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/internal/config"
+)
+
+// FuzzParse checks that any input gives either a configuration whose policies are valid or problems that say where they
+// are, one line each, and no panic.
+func FuzzParse(f *testing.F) {
+	for _, seed := range []string{
+		"", "::: [", good, "a: &a [*a]\n", "? {a: b}\n: c\n", "<<: *x\n", "--- \n--- \n", "redis: {url: !!binary aGk=}\n",
+		"redis: {url: \"redis://u:p@h,h:1/0?db=1#x\"}\nbuckets: [{key: a, capacity: 1, cron: \"@every 1s\", tokens: 1}]\n",
+		"redis: {url: \"redis-sentinel://h/m\"}\nbuckets: [{key: a, capacity: 1, cron: \"0 0 29 2 *\", tokens: 1, time_zone: Asia/Tokyo}]\n",
+		"redis: {url: \"unix:///s?db=1\"}\nbuckets: [{key: a, capacity: 9, every: 1h, tokens: 1}, {key: a}, [], x]\n",
+	} {
+		f.Add([]byte(seed))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		c, err := config.Parse(data)
+		if err == nil {
+			require.NotEmpty(t, c.Buckets)
+			for _, b := range c.Buckets {
+				require.NoError(t, b.Policy.Validate())
+				require.NotEmpty(t, b.Key)
+			}
+			require.NotEmpty(t, c.Summary())
+			return
+		}
+		var problems config.Problems
+		require.True(t, errors.As(err, &problems))
+		require.NotEmpty(t, problems)
+		for _, p := range problems {
+			require.Positive(t, p.Line)
+			require.Positive(t, p.Column)
+			require.NotEmpty(t, p.Msg)
+			require.NotContains(t, p.String(), "\n")
+			require.True(t, utf8.ValidString(p.String()))
+			require.Less(t, len(p.String()), 2000)
+		}
+		require.Len(t, strings.Split(err.Error(), "\n"), len(problems))
+	})
+}

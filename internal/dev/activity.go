@@ -1,0 +1,107 @@
+package dev
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/tokenrefill/refiller/internal/admin"
+	"github.com/tokenrefill/refiller/internal/config"
+)
+
+// report is what one replica says of itself.
+type report struct {
+	name   string
+	status *admin.Status // nil if it doesn't answer
+}
+
+// activity is what the replicas did between two rounds of reports.
+type activity struct {
+	active string // who made the most refills; empty if nobody made any
+	share  int64  // its part of them, in percent
+	leader *admin.Leader
+	racing []string // who stands in for a silent leader
+	up     int      // replicas that answer
+}
+
+// compare tells what happened between two rounds of reports of the same replicas.
+func compare(before, after []report) activity {
+	var a activity
+	var most, all int64
+	for i, r := range after {
+		if r.status == nil {
+			continue
+		}
+		a.up++
+		if l := r.status.Leader; l != nil && (a.leader == nil || l.Epoch > a.leader.Epoch) {
+			a.leader = l
+		}
+		if r.status.Racing {
+			a.racing = append(a.racing, r.name)
+		}
+		n := r.status.Calls["applied"]
+		if b := before[i].status; b != nil && b.Started.Equal(r.status.Started) {
+			n -= b.Calls["applied"]
+		}
+		if all += n; n > most {
+			most, a.active = n, r.name
+		}
+	}
+	if all > 0 {
+		a.share = most * 100 / all
+	}
+	return a
+}
+
+// describe says who refills.
+func (a activity) describe(mode config.Mode) string {
+	switch {
+	case a.active == "":
+		return "nobody refills"
+	case mode == config.ModeRace:
+		return fmt.Sprintf("race: %s won %d %% of the refills", a.active, a.share)
+	case a.leader == nil:
+		return a.active + " refills, nobody leads"
+	case len(a.racing) > 0:
+		return fmt.Sprintf("%s refills, standing in for the silent leader %s (epoch %d)", a.active, a.leader.Identity, a.leader.Epoch)
+	case a.leader.Identity == a.active:
+		return fmt.Sprintf("%s leads under epoch %d and refills", a.active, a.leader.Epoch)
+	default:
+		return fmt.Sprintf("%s leads under epoch %d; %s refilled most", a.leader.Identity, a.leader.Epoch, a.active)
+	}
+}
+
+// ask collects the reports of all replicas.
+func ask(ctx context.Context, replicas []*replica) []report {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	reports := make([]report, len(replicas))
+	done := make(chan struct{}, len(replicas))
+	for i, r := range replicas {
+		go func() {
+			defer func() { done <- struct{}{} }()
+			reports[i].name = r.name
+			if p, up := r.current(); up {
+				reports[i].status = askOne(ctx, p.addr)
+			}
+		}()
+	}
+	for range replicas {
+		<-done
+	}
+	return reports
+}
+
+func askOne(ctx context.Context, addr string) *admin.Status {
+	res, err := get(ctx, "http://"+addr+"/status")
+	if err != nil {
+		return nil
+	}
+	defer func() { _ = res.Body.Close() }() // read to its end or given up
+	var s admin.Status
+	if json.NewDecoder(res.Body).Decode(&s) != nil {
+		return nil
+	}
+	return &s
+}

@@ -1,0 +1,84 @@
+package dev
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// refillsAt makes refills of one era at these milliseconds, with the indexes 1, 2, 3 ...
+func refillsAt(ms ...int64) []refilled {
+	list := make([]refilled, len(ms))
+	for i, at := range ms {
+		list[i] = refilled{version: policy.Version{Era: 7, Index: int64(i + 1)}, at: at * 1000}
+	}
+	return list
+}
+
+func TestTheGapIsTheLongestPauseAroundTheInstant(t *testing.T) {
+	t.Parallel()
+	otherEra := refillsAt(0, 100, 310, 410, 510)
+	otherEra[3].version.Era++
+	missed := refillsAt(0, 100, 310, 410, 510)
+	for i := 3; i < len(missed); i++ {
+		missed[i].version.Index++
+	}
+	for name, c := range map[string]struct {
+		seen           []refilled
+		at             int64 // ms
+		gap            time.Duration
+		known, settled bool
+	}{
+		"the pause the instant falls into":          {refillsAt(0, 100, 310, 410, 510), 150, 210 * time.Millisecond, true, true},
+		"a last refill that was under way":          {refillsAt(0, 100, 151, 360, 460), 150, 209 * time.Millisecond, true, true},
+		"earlier pauses don't count":                {refillsAt(0, 900, 1000, 1200, 1300, 1400), 1050, 200 * time.Millisecond, true, true},
+		"later pauses don't count":                  {refillsAt(0, 100, 200, 300, 900), 50, 100 * time.Millisecond, true, true},
+		"nothing before the instant":                {refillsAt(100, 200, 300), 50, 0, false, true},
+		"nobody refills yet":                        {refillsAt(0, 100), 150, 0, false, false},
+		"too few refills yet":                       {refillsAt(0, 100, 310, 410), 150, 0, false, false},
+		"no refill at all":                          {nil, 150, 0, false, false},
+		"a refill that was missed hides the pause":  {missed, 150, 0, false, true},
+		"a new era does so, too":                    {otherEra, 150, 0, false, true},
+		"a refill at the instant is one before it":  {refillsAt(0, 150, 350, 450, 550), 150, 200 * time.Millisecond, true, true},
+		"the first refill after it was seen as new": {refillsAt(0, 149, 151, 251, 351), 150, 100 * time.Millisecond, true, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			gap, known, settled := gapAround(c.seen, c.at*1000)
+			require.Equal(t, c.settled, settled)
+			require.Equal(t, c.known, known)
+			require.Equal(t, c.gap, gap)
+		})
+	}
+}
+
+func TestRefillsAreRememberedOnceAndForAWhile(t *testing.T) {
+	t.Parallel()
+	var r refills
+	for i := range int64(2 * keptRefills) {
+		for range 3 { // looks between two refills
+			r.observe(refilled{version: policy.Version{Index: i}, at: i * 100_000})
+		}
+	}
+	require.Len(t, r.seen, keptRefills)
+	require.EqualValues(t, 2*keptRefills-1, r.seen[keptRefills-1].version.Index)
+	require.Equal(t, 100*time.Millisecond, r.longestGap())
+	r.observe(refilled{version: policy.Version{Index: 2*keptRefills + 5}, at: 1e12})
+	require.Equal(t, 100*time.Millisecond, r.longestGap(), "refills were missed: the pause is not known")
+}
+
+func TestGapsAreSummedUpByMedianAndMaximum(t *testing.T) {
+	t.Parallel()
+	var g gaps
+	_, _, n := g.summary()
+	require.Zero(t, n)
+	for _, d := range []time.Duration{30, 10, 20, 40} {
+		g.add(d)
+	}
+	p50, longest, n := g.summary()
+	require.EqualValues(t, 30, p50)
+	require.EqualValues(t, 40, longest)
+	require.Equal(t, 4, n)
+}

@@ -1,0 +1,93 @@
+package dev
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/internal/config"
+)
+
+func TestBadOptionsNameTheFlag(t *testing.T) {
+	t.Parallel()
+	good := func() Options { return Options{Program: "refiller", Out: &bytes.Buffer{}, Mode: config.ModeEtcd} }
+	require.NoError(t, good().Validate())
+	for flag, change := range map[string]func(*Options){
+		"--kill-leader-every": func(o *Options) { o.KillEvery = MinKillEvery - 1 },
+		"--duration":          func(o *Options) { o.Duration = -1 },
+		"--redis":             func(o *Options) { o.Redis = "http://x" },
+		"--etcd":              func(o *Options) { o.Etcd = []string{"127.0.0.1:2379", "ftp://x"} },
+		"--mode":              func(o *Options) { o.Mode, o.Etcd = config.ModeRace, []string{"127.0.0.1:2379"} },
+		"Program":             func(o *Options) { o.Program = "" },
+		"Out":                 func(o *Options) { o.Out = nil },
+	} {
+		o := good()
+		change(&o)
+		err := o.Validate()
+		require.ErrorIs(t, err, ErrOptions, flag)
+		require.ErrorContains(t, err, flag)
+	}
+}
+
+func TestSamplesMakeAValidConfigurationInEveryMode(t *testing.T) {
+	t.Parallel()
+	for _, s := range []settings{
+		{redis: "redis://:a%22b'c@127.0.0.1:1/3", mode: config.ModeRace, listen: "127.0.0.1:0"},
+		{redis: "rediss-cluster://a:1,b:2", mode: config.ModeEtcd, etcd: []string{"http://a:1", "b:2"}, listen: "127.0.0.1:0"},
+	} {
+		cfg, err := config.Parse([]byte(configText(s)))
+		require.NoError(t, err)
+		require.Equal(t, s.mode, cfg.Election.Mode)
+		require.Equal(t, watched, cfg.Buckets[0].Key)
+		for _, d := range demands {
+			i := 0
+			for i < len(cfg.Buckets) && cfg.Buckets[i].Key != d.key {
+				i++
+			}
+			require.Less(t, i, len(cfg.Buckets), "a demand is of a sample bucket")
+			if d.key == watched {
+				asked := d.tokens * int64(time.Minute/d.every)
+				require.Greater(t, asked, cfg.Buckets[i].Policy.Rate.Over(time.Minute), "the consumer asks for more than there is")
+			}
+		}
+	}
+}
+
+func TestTheEnvironmentDoesNotOverrideThePlayground(t *testing.T) {
+	t.Parallel()
+	all := []string{
+		"PATH=/bin", "REFILLER_REDIS_URL=redis://elsewhere", "REFILLER_REDIS_PASSWORD=a", "REFILLER_ETCD_ENDPOINTS=elsewhere",
+		"REFILLER_ETCD_PASSWORD=b", "REFILLER_LISTEN=:1", "REFILLER_ELECTION_MODE=race", "REFILLER_IDENTITY=x", "REFILLER_LOG_LEVEL=off",
+	}
+	require.Equal(t, []string{"PATH=/bin"}, environ(all, false, false), "embedded servers have no login")
+	require.Equal(t, []string{"PATH=/bin", "REFILLER_REDIS_PASSWORD=a"}, environ(all, true, false))
+	require.Equal(t, []string{"PATH=/bin", "REFILLER_ETCD_PASSWORD=b"}, environ(all, false, true))
+	getenv := lookup([]string{"A=1", "AB=2"})
+	require.Equal(t, "2", getenv("AB"))
+	require.Empty(t, getenv("B"))
+}
+
+func TestTheLogIsKeptAndItsWarningsAreTold(t *testing.T) {
+	t.Parallel()
+	f, err := os.Create(filepath.Join(t.TempDir(), "log"))
+	require.NoError(t, err)
+	defer f.Close()
+	var told []string
+	w := &logWriter{file: f, warn: func(m string) { told = append(told, m) }}
+	const log = "2026-01-02T03:04:05.678Z [INFO]  refiller: replica starts\n" +
+		"2026-01-02T03:04:05.678Z [WARN]  refiller.election: etcd unavailable: error=\"x\"\n" +
+		"2026-01-02T03:04:05.678Z [ERROR] refiller.refill: bucket can't be refilled\n"
+	for i := 0; i < len(log); i += 7 { // as a pipe may cut it
+		_, err := w.Write([]byte(log[i:min(i+7, len(log))]))
+		require.NoError(t, err)
+	}
+	require.Equal(t, []string{`warn: election: etcd unavailable: error="x"`, "error: refill: bucket can't be refilled"}, told)
+	kept, err := os.ReadFile(f.Name())
+	require.NoError(t, err)
+	require.Equal(t, log, string(kept))
+	require.Contains(t, tail(f.Name()), "replica starts")
+}

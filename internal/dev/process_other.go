@@ -1,0 +1,7 @@
+//go:build !unix
+
+package dev
+
+import "syscall"
+
+func ownedProcess() *syscall.SysProcAttr { return nil }

@@ -1,0 +1,103 @@
+package dev
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"sync"
+	"time"
+)
+
+// plainEvery is how often the status is printed where it can't be rewritten.
+const plainEvery = 5 * time.Second
+
+// screen is what people see: lines that stay, and on a terminal a status below them that is rewritten in place. It is
+// safe for concurrent use.
+type screen struct {
+	out      io.Writer
+	terminal bool
+	style    style
+	failed   func(error) // is told that nobody reads any more
+
+	mu      sync.Mutex
+	status  []string  // as it stands below the lines
+	printed time.Time // when the status was last printed as a line
+}
+
+// Autowrap is off while the status is written: a line that is wider than the terminal is cut instead of taking two rows,
+// which moving the cursor up would miss.
+const (
+	wrapOff = "\x1b[?7l"
+	wrapOn  = "\x1b[?7h"
+)
+
+// println writes a line, or several, that stay.
+func (s *screen) println(lines ...string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.write(s.erase() + strings.Join(lines, "\n") + "\n" + s.draw())
+}
+
+// show puts up a status: on a terminal the lines, elsewhere the short form from time to time.
+func (s *screen) show(now time.Time, lines []string, short string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.terminal {
+		if now.Sub(s.printed) >= plainEvery {
+			s.printed = now
+			s.write(short + "\n")
+		}
+		return
+	}
+	erase := s.erase()
+	s.status = lines
+	s.write(erase + s.draw())
+}
+
+// clear takes the status away for good.
+func (s *screen) clear() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.write(s.erase())
+	s.status = nil
+}
+
+// erase moves to the beginning of the status and deletes it.
+func (s *screen) erase() string {
+	if len(s.status) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("\x1b[%dA\r\x1b[J", len(s.status))
+}
+
+func (s *screen) draw() string {
+	if len(s.status) == 0 {
+		return ""
+	}
+	return wrapOff + strings.Join(s.status, "\n") + "\n" + wrapOn
+}
+
+func (s *screen) write(text string) {
+	if text == "" {
+		return
+	}
+	if _, err := io.WriteString(s.out, text); err != nil {
+		s.failed(err)
+	}
+}
+
+// style marks words, or not.
+type style bool
+
+func (s style) bold(text string) string   { return s.mark("1", text) }
+func (s style) dim(text string) string    { return s.mark("2", text) }
+func (s style) green(text string) string  { return s.mark("32", text) }
+func (s style) yellow(text string) string { return s.mark("33", text) }
+func (s style) red(text string) string    { return s.mark("31", text) }
+
+func (s style) mark(code, text string) string {
+	if !s {
+		return text
+	}
+	return "\x1b[" + code + "m" + text + "\x1b[0m"
+}

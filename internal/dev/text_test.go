@@ -1,0 +1,143 @@
+package dev
+
+import (
+	"bytes"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/internal/config"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+func someView() view {
+	return view{
+		elapsed: 65 * time.Second, who: "replica-2 leads under epoch 14 and refills", index: 640,
+		levels: []level{{"checkout", 12, 1000}, {"mail", 20, 20}, {"llm-tokens", 30000, 60000}},
+		rate:   taken{admitted: 498, denied: 102}, total: taken{admitted: 33_000, denied: 5000},
+		bound: 33_551, p50: 203 * time.Millisecond, longest: 215400 * time.Microsecond, kills: 2,
+	}
+}
+
+func TestAViewHasAFewLinesOnATerminal(t *testing.T) {
+	t.Parallel()
+	require.Equal(t, []string{
+		"1m05s  replica-2 leads under epoch 14 and refills",
+		"       checkout 12/1000  mail 20/20  llm-tokens 30000/60000",
+		"       checkout: index 640, 498/s admitted, 102/s denied",
+		"       33,000 tokens admitted of at most 33,551",
+		"       refill gap: p50 203 ms, max 215 ms over 2 kills",
+	}, someView().lines(false))
+	colored := strings.Join(someView().lines(true), "\n")
+	require.Contains(t, colored, "checkout \x1b[31m12/1000\x1b[0m  mail \x1b[32m20/20\x1b[0m  llm-tokens \x1b[33m30000/60000\x1b[0m")
+}
+
+func TestAViewHasOneLineElsewhere(t *testing.T) {
+	t.Parallel()
+	require.Equal(t, "1m05s  replica-2 leads under epoch 14 and refills | index 640 | checkout 12/1000, mail 20/20, llm-tokens 30000/60000"+
+		" | 498/s admitted, 102/s denied | 33,000 tokens admitted of at most 33,551", someView().short())
+	v := view{elapsed: 9 * time.Second, store: errors.New("gone")}
+	require.Equal(t, "   9s  the store doesn't answer: gone", v.short())
+	require.Equal(t, []string{v.short()}, v.lines(false))
+}
+
+func TestMoreThanTheBoundIsSaid(t *testing.T) {
+	t.Parallel()
+	v := someView()
+	v.total.admitted = v.bound + 1
+	require.Contains(t, v.short(), "too many")
+	require.NotContains(t, someView().short(), "too many")
+	v.total.failed = 3
+	require.Contains(t, v.short(), "102/s denied, 3 unanswered")
+}
+
+func TestTheBoundIsCapacityAndWhatFallsDueAndOneGap(t *testing.T) {
+	t.Parallel()
+	p := policy.Policy{Capacity: 1000, Rate: policy.Rate{Tokens: 500, Per: time.Second}, Interval: 100 * time.Millisecond}
+	require.EqualValues(t, 1000+5000+1+50, bound(p, 10*time.Second, 0))
+	require.EqualValues(t, 1000+5000+1+100, bound(p, 10*time.Second, 200*time.Millisecond))
+}
+
+func TestTheIntroductionSaysWhatRunsAndWhatToType(t *testing.T) {
+	t.Parallel()
+	cfg, err := config.Parse([]byte(configText(settings{redis: "redis://127.0.0.1:1", listen: "127.0.0.1:0"})))
+	require.NoError(t, err)
+	i := introduction{
+		redis: "redis://127.0.0.1:16379", embeddedRedis: true, etcd: []string{"http://127.0.0.1:12379"},
+		replicas: []replicaLine{{"replica-1", "http://127.0.0.1:19090", 41}, {"replica-2", "http://127.0.0.1:19091", 42}},
+		logs:     "/tmp/x", buckets: cfg.Buckets, victim: 42, killEvery: 5 * time.Second,
+	}
+	text := strings.Join(i.lines(false), "\n")
+	for _, line := range []string{
+		"  store      redis://127.0.0.1:16379  embedded\n",
+		"  etcd       http://127.0.0.1:12379   yours; the replicas elect their leader there\n",
+		"  replica-2  http://127.0.0.1:19091   pid 42\n",
+		"  logs       /tmp/x\n",
+		"the demo consumer asks for 600/s\n",
+		"  digest        5         5 every 10s\n",
+		"  go run ./cmd/consumer take checkout --redis redis://127.0.0.1:16379\n",
+		"  go run ./cmd/refiller status --addr http://127.0.0.1:19090\n",
+		"  kill -9 42 ",
+		"Every 5s the replica that refills is killed.",
+	} {
+		require.Contains(t, text, line)
+	}
+	require.NotContains(t, text, "\x1b")
+	i.etcd, i.killEvery = nil, 0
+	text = strings.Join(i.lines(false), "\n")
+	require.NotContains(t, text, "etcd")
+	require.NotContains(t, text, "Every 5s")
+}
+
+func TestNumbersAreGroupedByThousands(t *testing.T) {
+	t.Parallel()
+	for n, want := range map[int64]string{0: "0", 999: "999", 1000: "1,000", 1234567: "1,234,567", -100: "-100", -1000: "-1,000"} {
+		require.Equal(t, want, thousands(n))
+	}
+}
+
+func TestATerminalsStatusIsRewrittenBelowTheLinesThatStay(t *testing.T) {
+	t.Parallel()
+	var out bytes.Buffer
+	s := &screen{out: &out, terminal: true, failed: func(err error) { t.Errorf("write: %v", err) }}
+	draw := func(text string) string { return wrapOff + text + wrapOn }
+	next := func() string { defer out.Reset(); return out.String() }
+
+	s.println("hello")
+	require.Equal(t, "hello\n", next())
+	s.show(startup, []string{"a", "b"}, "short")
+	require.Equal(t, draw("a\nb\n"), next())
+	s.show(startup, []string{"c"}, "short")
+	require.Equal(t, "\x1b[2A\r\x1b[J"+draw("c\n"), next(), "both lines are gone")
+	s.println("news")
+	require.Equal(t, "\x1b[1A\r\x1b[J"+"news\n"+draw("c\n"), next())
+	s.clear()
+	s.println("end")
+	require.Equal(t, "\x1b[1A\r\x1b[J"+"end\n", next())
+}
+
+func TestElsewhereTheStatusIsALineFromTimeToTime(t *testing.T) {
+	t.Parallel()
+	var out bytes.Buffer
+	s := &screen{out: &out, failed: func(err error) { t.Errorf("write: %v", err) }}
+	for i := range 11 {
+		s.show(startup.Add(time.Duration(i)*time.Second), []string{"a", "b"}, "short")
+	}
+	s.clear()
+	require.Equal(t, "short\nshort\nshort\n", out.String())
+}
+
+type closedPipe struct{}
+
+func (closedPipe) Write([]byte) (int, error) { return 0, errors.New("broken pipe") }
+
+func TestAReaderThatGoesAwayIsNoticed(t *testing.T) {
+	t.Parallel()
+	var told error
+	s := &screen{out: closedPipe{}, failed: func(err error) { told = err }}
+	s.println("hello")
+	require.EqualError(t, told, "broken pipe")
+}

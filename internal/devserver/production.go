@@ -1,0 +1,14 @@
+//go:build production
+
+package devserver
+
+import "context"
+
+// Embedded tells whether this build contains the servers.
+const Embedded = false
+
+// StartRedis is ErrLeftOut.
+func StartRedis(int) (*Server, error) { return nil, ErrLeftOut }
+
+// StartEtcd is ErrLeftOut.
+func StartEtcd(context.Context, int, string) (*Server, error) { return nil, ErrLeftOut }

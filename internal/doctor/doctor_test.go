@@ -1,0 +1,176 @@
+package doctor_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/fetch"
+	"github.com/tokenrefill/refiller/internal/doctor"
+	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
+	"github.com/tokenrefill/refiller/refill"
+)
+
+// user makes a user with the rights and returns its client.
+func user(t *testing.T, server *testenv.RedisServer, rights string) *redis.Client {
+	t.Helper()
+	args := []any{"acl", "setuser", "refiller", "reset", ">secret"}
+	for word := range strings.FieldsSeq(strings.TrimPrefix(rights, "user refiller")) {
+		args = append(args, word)
+	}
+	require.NoError(t, server.Client().Do(t.Context(), args...).Err())
+	o := server.ClientOptions()
+	o.Username, o.Password = "refiller", "secret"
+	c := redis.NewClient(o)
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// denied are the commands that Redis has refused to anybody.
+func denied(t *testing.T, admin *redis.Client) []string {
+	t.Helper()
+	entries, err := admin.ACLLog(t.Context(), 100).Result()
+	require.NoError(t, err)
+	var list []string
+	for _, e := range entries {
+		// The client library introduces itself, and does without if it may not.
+		if object := strings.ToLower(e.Object); object != "client|setinfo" && object != "client" {
+			list = append(list, object)
+		}
+	}
+	return list
+}
+
+// everything does what refillers, operators and consumers do.
+func everything(t *testing.T, rdb *redis.Client) error {
+	t.Helper()
+	key := "checkout"
+	p := policy.Policy{Capacity: 1000, Rate: policy.PerSecond(500), Interval: 20 * time.Millisecond}
+	r, err := refill.New(refill.Config{Redis: rdb, Buckets: []refill.Bucket{{Key: key, Policy: p}}, Logger: hclog.NewNullLogger()})
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- r.Run(ctx) }()
+	defer func() { cancel(); require.NoError(t, <-done) }()
+	deadline := time.Now().Add(time.Second)
+	for r.Stats().Calls[policy.StatusApplied] < 3 && time.Now().Before(deadline) {
+		time.Sleep(5 * time.Millisecond) // until the state that is asked about
+	}
+	_, e1 := lua.Reset(ctx, rdb, key, 10)
+	_, e2 := lua.Grant(ctx, rdb, key, 5)
+	c, err := fetch.New(rdb)
+	require.NoError(t, err)
+	defer func() { _ = c.Close(ctx) }()
+	_, e3 := c.Take(ctx, key, 1)
+	_, e4 := c.TakeUpTo(ctx, key, 5)
+	_, e5 := c.Take(ctx, key, 1000)
+	_, e6 := c.Peek(ctx, key)
+	e7 := c.Return(ctx, key, 1)
+	if _, err := c.Take(ctx, "nobody", 1); !errors.Is(err, fetch.ErrUnknownBucket) {
+		return err
+	}
+	// A client that knows the two keys alone, and one that comes too late.
+	_, e8 := lua.Add(ctx, rdb, "foreign", 1, 10, 0)
+	_, e9 := lua.Add(ctx, rdb, "foreign", 1, 10, 0)
+	return errors.Join(e1, e2, e3, e4, e5, e6, e7, e8, e9, rdb.Ping(ctx).Err(), pooled(ctx, rdb))
+}
+
+// pooled refills a bucket of a pool.
+func pooled(ctx context.Context, rdb *redis.Client) error {
+	terms := policy.Policy{Capacity: 1000, Rate: policy.PerSecond(500), Interval: time.Millisecond, Initial: new(int64)}.Terms(policy.Fence{Epoch: 1})
+	terms.GrantTokens, terms.GrantEnd = terms.Tokens, time.Now().Add(time.Hour).UnixMicro()
+	o, err := lua.Refill(ctx, rdb, "pooled", policy.Call{Create: policy.CreateInitial, Terms: &terms})
+	for began := time.Now(); err == nil && o.Added == 0 && time.Since(began) < time.Second; {
+		o, err = lua.Refill(ctx, rdb, "pooled", policy.Call{Version: o.Version, Terms: &terms})
+	}
+	return err
+}
+
+func TestEverythingWorksWithExactlyThePrintedRights(t *testing.T) {
+	server := testenv.Redis(t)
+	rdb, admin := user(t, server, doctor.ACL("refiller", false)), server.Client()
+	require.NoError(t, everything(t, rdb))
+	require.Empty(t, denied(t, admin))
+
+	findings := doctor.Redis(t.Context(), rdb)
+	for _, f := range findings {
+		require.NotEqual(t, doctor.Failure, f.Level, "%+v", f)
+	}
+	require.Equal(t, doctor.Unknown, find(t, findings, "eviction").Level, "INFO is not among them")
+}
+
+func TestNoneOfThePrintedRightsIsTooMany(t *testing.T) {
+	server := testenv.Redis(t)
+	admin := server.Client()
+	for _, command := range doctor.Commands() {
+		require.NoError(t, admin.FlushAll(t.Context()).Err())
+		require.NoError(t, admin.ScriptFlush(t.Context()).Err())
+		rdb := user(t, server, doctor.ACL("refiller", false)+" -"+command)
+		require.NoError(t, admin.ACLLogReset(t.Context()).Err())
+		_ = everything(t, rdb) // fails in some way or other; the log tells which command
+		require.NotEmpty(t, denied(t, admin), "nothing needs %s", command)
+	}
+}
+
+func find(t *testing.T, findings []doctor.Finding, check string) doctor.Finding {
+	t.Helper()
+	i := slices.IndexFunc(findings, func(f doctor.Finding) bool { return f.Check == check })
+	require.GreaterOrEqual(t, i, 0, "%s in %+v", check, findings)
+	return findings[i]
+}
+
+func TestTheDoctorFindsWhatIsWrong(t *testing.T) {
+	for name, c := range map[string]struct {
+		args         []string
+		check        string
+		level        doctor.Level
+		detail, tell string
+	}{
+		"healthy":   {[]string{"--appendonly", "yes"}, "what a failure forgets", doctor.OK, "append-only file on", ""},
+		"forgets":   {nil, "what a failure forgets", doctor.Warning, "append-only file off", "appendonly yes"},
+		"evicts":    {[]string{"--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru"}, "eviction", doctor.Failure, "allkeys-lru", "noeviction"},
+		"keeps":     {[]string{"--maxmemory", "100mb", "--maxmemory-policy", "noeviction"}, "eviction", doctor.OK, "noeviction", ""},
+		"version":   {nil, "version", doctor.OK, "", ""},
+		"clock":     {nil, "clock", doctor.OK, "from this machine's", ""},
+		"scripts":   {nil, "scripts and rights", doctor.OK, "", ""},
+		"read-only": {[]string{"--replicaof", "127.0.0.1 1"}, "what a failure forgets", doctor.Failure, "is a replica", "primary"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			rdb := testenv.Redis(t, testenv.WithArgs(c.args...)).Client()
+			f := find(t, doctor.Redis(t.Context(), rdb), c.check)
+			require.Equal(t, c.level, f.Level, "%+v", f)
+			require.Contains(t, f.Detail, c.detail)
+			require.Contains(t, f.Advice, c.tell)
+			require.Zero(t, rdb.DBSize(t.Context()).Val(), "nothing remains")
+		})
+	}
+}
+
+func TestTheDoctorTellsWhichRightsAreMissing(t *testing.T) {
+	t.Parallel()
+	server := testenv.Redis(t)
+	rdb := user(t, server, "user refiller on ~* -@all +ping +time")
+	f := find(t, doctor.Redis(t.Context(), rdb), "scripts and rights")
+	require.Equal(t, doctor.Failure, f.Level)
+	require.Contains(t, f.Advice, "+evalsha")
+}
+
+func TestTheDoctorSaysThatNothingAnswers(t *testing.T) {
+	t.Parallel()
+	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1, DialerRetries: 1})
+	defer rdb.Close()
+	findings := doctor.Redis(t.Context(), rdb)
+	require.Len(t, findings, 1)
+	require.Equal(t, doctor.Failure, findings[0].Level)
+	require.Contains(t, findings[0].Advice, "redis.url")
+}

@@ -1,0 +1,236 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// Level is how bad a finding is.
+type Level string
+
+// Levels.
+const (
+	OK      Level = "ok"
+	Unknown Level = "unknown" // it could not be examined
+	Warning Level = "warning" // it works, at a risk that the detail names
+	Failure Level = "failure" // a refiller can't work like this
+)
+
+// Finding is what came of one examination.
+type Finding struct {
+	Check  string `json:"check"`
+	Level  Level  `json:"level"`
+	Detail string `json:"detail"`
+	Advice string `json:"advice,omitempty"` // what to do next
+}
+
+const (
+	// slow is a round trip beyond which refills come late.
+	slow = 50 * time.Millisecond
+	// skewed is a difference of clocks beyond which logs mislead. It affects no
+	// token.
+	skewed = 2 * time.Second
+	// drift is how much a clock may gain or lose during the examination.
+	drift = 50 * time.Millisecond
+)
+
+// Redis examines a server, or a Cluster through one of its nodes.
+func Redis(ctx context.Context, rdb redis.UniversalClient) []Finding {
+	first := reach(ctx, rdb)
+	if first.Level == Failure {
+		return []Finding{first}
+	}
+	_, cluster := rdb.(*redis.ClusterClient)
+	info, infoErr := information(ctx, rdb)
+	return []Finding{first, version(info, infoErr), scripts(ctx, rdb, cluster), eviction(info, infoErr), durability(info, infoErr), clock(ctx, rdb)}
+}
+
+func reach(ctx context.Context, rdb redis.UniversalClient) Finding {
+	f := Finding{Check: "redis answers", Level: OK}
+	if err := rdb.Ping(ctx).Err(); err != nil {
+		f.Level, f.Detail, f.Advice = Failure, err.Error(), "check redis.url, the network, TLS and the password"
+		return f
+	}
+	began, n := time.Now(), 5
+	for range n {
+		if err := rdb.Ping(ctx).Err(); err != nil {
+			f.Level, f.Detail, f.Advice = Failure, err.Error(), "the connection is unstable"
+			return f
+		}
+	}
+	trip := time.Since(began) / time.Duration(n)
+	f.Detail = fmt.Sprintf("a round trip takes %s", trip.Round(time.Microsecond))
+	if trip > slow {
+		f.Level, f.Advice = Warning, "put refillers near their Redis"
+	}
+	return f
+}
+
+// information reads INFO, which the minimal rights don't include.
+func information(ctx context.Context, rdb redis.UniversalClient) (map[string]string, error) {
+	text, err := rdb.Info(ctx, "everything").Result()
+	if err != nil {
+		return nil, err
+	}
+	info := map[string]string{}
+	for line := range strings.Lines(text) {
+		if name, value, found := strings.Cut(strings.TrimSpace(line), ":"); found {
+			info[name] = value
+		}
+	}
+	return info, nil
+}
+
+const askInfo = "run the doctor as a user that may call INFO to find out"
+
+func version(info map[string]string, err error) Finding {
+	f := Finding{Check: "version", Level: OK}
+	if err != nil {
+		f.Level, f.Detail, f.Advice = Unknown, err.Error(), askInfo
+		return f
+	}
+	name, text, least := "Redis", info["redis_version"], "7.0"
+	if v := info["valkey_version"]; v != "" {
+		name, text, least = "Valkey", v, "7.2"
+	}
+	f.Detail = name + " " + text
+	if before(text, least) {
+		f.Level, f.Advice = Failure, "use Redis from 7.0 or Valkey from 7.2"
+	}
+	return f
+}
+
+// before compares the first two numbers of versions.
+func before(a, b string) bool {
+	number := func(s string) int {
+		major, rest, _ := strings.Cut(s, ".")
+		minor, _, _ := strings.Cut(rest, ".")
+		x, _ := strconv.Atoi(major) // what is no number counts as 0
+		y, _ := strconv.Atoi(minor)
+		return 1000*x + y
+	}
+	return number(a) < number(b)
+}
+
+// scripts runs what refillers and consumers run, on a bucket of its own.
+func scripts(ctx context.Context, rdb redis.UniversalClient, cluster bool) Finding {
+	f := Finding{Check: "scripts and rights", Level: OK, Detail: "the bucket refiller:doctor was created, taken from and given back to"}
+	const key = "refiller:doctor"
+	defer func() {
+		// Without the right to delete, the bucket stays; it is the same one next time.
+		_ = rdb.Del(context.WithoutCancel(ctx), lua.TokensKey(key), lua.IndexKey(key), lua.ControlKey(key)).Err()
+	}()
+	terms := policy.Policy{Capacity: 10, Rate: policy.PerSecond(10)}.Terms(policy.Fence{})
+	err := lua.Load(ctx, rdb)
+	if err == nil {
+		_, err = lua.Refill(ctx, rdb, key, policy.Call{Create: policy.CreateInitial, Terms: &terms})
+	}
+	if err == nil {
+		_, err = lua.Take(ctx, rdb, key, 1, true)
+	}
+	if err == nil {
+		_, err = lua.Return(ctx, rdb, key, 1, 0)
+	}
+	if err == nil {
+		_, err = lua.Peek(ctx, rdb, key, 1)
+	}
+	if err == nil {
+		_, err = lua.Grant(ctx, rdb, key, 1)
+	}
+	if err != nil {
+		f.Level, f.Detail = Failure, err.Error()
+		f.Advice = "see that Redis accepts writes, and give the user these rights: ACL SETUSER " + strings.TrimPrefix(ACL("NAME", cluster), "user ")
+	}
+	return f
+}
+
+func eviction(info map[string]string, err error) Finding {
+	f := Finding{Check: "eviction", Level: OK}
+	if err != nil {
+		f.Level, f.Detail, f.Advice = Unknown, err.Error(), askInfo
+		return f
+	}
+	how := info["maxmemory_policy"]
+	f.Detail = fmt.Sprintf("maxmemory %s, maxmemory-policy %s", info["maxmemory_human"], how)
+	if strings.HasPrefix(how, "allkeys-") {
+		f.Level, f.Advice = Failure, "set maxmemory-policy noeviction: this one drops buckets when memory is full"
+		if info["maxmemory"] == "0" {
+			f.Level = Warning
+		}
+	}
+	return f
+}
+
+func durability(info map[string]string, err error) Finding {
+	f := Finding{Check: "what a failure forgets", Level: OK}
+	if err != nil {
+		f.Level, f.Detail, f.Advice = Unknown, err.Error(), askInfo
+		return f
+	}
+	_, enough := info["min_slaves_good_slaves"] // is there only if min-replicas-to-write is set
+	replicas := info["connected_slaves"]
+	f.Detail = fmt.Sprintf("%s replicas, append-only file %s", replicas, map[string]string{"1": "on", "0": "off"}[info["aof_enabled"]])
+	switch {
+	case info["role"] != "" && info["role"] != "master":
+		f.Level, f.Detail, f.Advice = Failure, "this server is a replica: it takes no writes", "name the primary, or use redis-sentinel:// or redis-cluster://"
+	case replicas != "0" && !enough:
+		f.Level, f.Advice = Warning, "set min-replicas-to-write 1 and min-replicas-max-lag 1, or a fail-over may forget seconds of takes"
+	case replicas == "0" && info["aof_enabled"] == "0":
+		f.Level, f.Advice = Warning, "set appendonly yes, or a restart begins every bucket anew, by its on_loss"
+	}
+	return f
+}
+
+// clock compares the server's clock with this machine's, twice.
+func clock(ctx context.Context, rdb redis.UniversalClient) Finding {
+	f := Finding{Check: "clock", Level: OK}
+	offset := func() (time.Duration, error) {
+		sent := time.Now()
+		at, err := rdb.Time(ctx).Result()
+		return at.Sub(sent.Add(time.Since(sent) / 2)), err
+	}
+	first, err := offset()
+	var second time.Duration
+	if err == nil {
+		select {
+		case <-ctx.Done():
+			err = context.Cause(ctx)
+		case <-time.After(300 * time.Millisecond):
+			second, err = offset()
+		}
+	}
+	if err != nil {
+		f.Level, f.Detail, f.Advice = Failure, err.Error(), "Redis must answer TIME"
+		return f
+	}
+	f.Detail = fmt.Sprintf("%s from this machine's", first.Round(time.Millisecond))
+	if moved := (second - first).Abs(); moved > drift {
+		f.Level, f.Advice = Warning, fmt.Sprintf("it moved by %s in 0.3 s: let time daemons slew the clock, not step it", moved.Round(time.Millisecond))
+	} else if first.Abs() > skewed {
+		f.Level, f.Advice = Warning, "no token depends on it, but calendars follow Redis' clock, and logs will mislead"
+	}
+	return f
+}
+
+// Etcd is the finding of an election service: who leads, or why nobody knows.
+func Etcd(leader string, none bool, err error) Finding {
+	f := Finding{Check: "etcd answers", Level: OK, Detail: leader + " leads"}
+	switch {
+	case none:
+		f.Detail = "nobody leads yet"
+	case errors.Is(err, context.DeadlineExceeded):
+		f.Level, f.Detail, f.Advice = Failure, "no answer in time", "check election.endpoints and the network"
+	case err != nil:
+		f.Level, f.Detail, f.Advice = Failure, err.Error(), "check election.endpoints, TLS, user and password"
+	}
+	return f
+}

@@ -1,0 +1,262 @@
+package faultproxy
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"sync"
+	"time"
+)
+
+const (
+	readSize   = 32 << 10
+	queueDepth = 1024 // pieces on their way in one direction; a full queue holds the sender back as TCP does
+)
+
+// Indices of the directions in Proxy.faults.
+const (
+	toServer = iota
+	toClient
+)
+
+// link is a client's connection and the one to the server that goes with it.
+type link struct {
+	p      *Proxy
+	client *net.TCPConn
+	done   chan struct{} // closed when the link is over
+
+	mu     sync.Mutex         // innermost: held for moments, also under Proxy.mu
+	server *net.TCPConn       // nil until dialled
+	ending func(*net.TCPConn) // how the connections ended; nil while the link lives
+
+	// Guarded by Proxy.mu.
+	severed bool    // the server's side is gone and the client must not notice
+	lossy   [2]bool // bytes were swallowed in this direction: nothing more can be forwarded
+	doomed  bool    // the next reply is lost and the link with it
+}
+
+// piece is a part of a stream, or its end.
+type piece struct {
+	data []byte
+	err  error // why the stream ended, io.EOF if in an orderly way; nil if it did not
+	due  time.Time
+}
+
+// run connects to the server and carries both streams until the link is over.
+func (l *link) run(ctx context.Context) {
+	server, severed := l.dial(ctx)
+	if server == nil && !severed {
+		l.reset()
+		return
+	}
+	var streams sync.WaitGroup
+	streams.Go(func() { l.carry(toServer, l.client, server) })
+	if server != nil {
+		streams.Go(func() { l.carry(toClient, server, l.client) })
+	}
+	streams.Wait()
+}
+
+// dial connects to the server, unless the link is severed or the server does not accept.
+func (l *link) dial(ctx context.Context) (server *net.TCPConn, severed bool) {
+	if l.isSevered() {
+		return nil, true
+	}
+	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", l.p.target)
+	if err != nil {
+		return nil, l.isSevered()
+	}
+	server = conn.(*net.TCPConn)
+	l.mu.Lock()
+	l.server = server
+	ending := l.ending
+	l.mu.Unlock()
+	switch { // what happened meanwhile found no connection to end
+	case ending != nil:
+		ending(server)
+	case l.isSevered():
+		_ = server.Close()
+	}
+	return server, false
+}
+
+// carry forwards one stream: it reads src here and writes dst in a goroutine, so that a delay adds latency without
+// limiting what is under way. It returns when the stream has ended and, if its end is held back or swallowed, when
+// the link is over.
+func (l *link) carry(dir int, src, dst *net.TCPConn) {
+	queue := make(chan piece, queueDepth)
+	var writer sync.WaitGroup
+	writer.Go(func() { l.write(dir, dst, queue) })
+	defer writer.Wait()
+	buf := make([]byte, readSize)
+	for {
+		n, err := src.Read(buf)
+		if n > 0 && !l.arrived(dir, buf[:n]) {
+			l.close()
+			return
+		}
+		pieces := make([]piece, 0, 2)
+		if n > 0 {
+			pieces = append(pieces, piece{data: append([]byte(nil), buf[:n]...), due: l.p.due(dir)})
+		}
+		if err != nil {
+			pieces = append(pieces, piece{err: err, due: l.p.due(dir)})
+		}
+		for _, c := range pieces {
+			select {
+			case queue <- c:
+			case <-l.done:
+				return
+			}
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+// arrived notes that data was read and reports whether the link lives on. A request is noted before it is forwarded,
+// so that its reply can't overtake the note.
+func (l *link) arrived(dir int, data []byte) bool {
+	p := l.p
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case dir == toClient && l.doomed:
+		l.doomed = false
+		p.lost++
+		return false
+	case dir == toServer && !l.doomed && p.cutAfter > 0 && (p.match == nil || p.match(data)):
+		p.cutAfter--
+		l.doomed = true
+	}
+	return true
+}
+
+// due draws the time at which a piece that has just been read is to be forwarded.
+func (p *Proxy) due(dir int) time.Time {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	f := p.faults[dir]
+	delay := f.mean
+	if f.jitter > 0 {
+		delay += time.Duration(p.rand.Int64N(int64(2*f.jitter)+1)) - f.jitter
+	}
+	if f.loss > 0 && p.rand.Float64() < f.loss {
+		delay += f.retransmit
+	}
+	return time.Now().Add(delay)
+}
+
+// write forwards the pieces of a stream until its end or that of the link.
+func (l *link) write(dir int, dst *net.TCPConn, queue <-chan piece) {
+	for {
+		var c piece
+		select {
+		case c = <-queue:
+		case <-l.done:
+			return
+		}
+		forward, over := l.hold(dir, c)
+		switch {
+		case over:
+			return
+		case !forward && c.err != nil: // the end is swallowed: the other side must not notice
+			<-l.done
+			return
+		case !forward:
+		case errors.Is(c.err, io.EOF):
+			if err := dst.CloseWrite(); err != nil {
+				l.close()
+			}
+			return
+		case c.err != nil:
+			l.reset()
+			return
+		default:
+			if _, err := dst.Write(c.data); err != nil && !l.isSevered() {
+				l.reset()
+				return
+			}
+		}
+	}
+}
+
+// hold waits until the faults let a piece go on, and reports whether it is forwarded or swallowed, and whether the
+// link is over.
+func (l *link) hold(dir int, c piece) (forward, over bool) {
+	p := l.p
+	for {
+		p.mu.Lock()
+		f, changed := p.faults[dir], p.changed
+		swallow := l.severed || l.lossy[dir] || f.blackHole
+		if swallow {
+			l.lossy[dir] = true
+		}
+		p.mu.Unlock()
+		if swallow {
+			return false, false
+		}
+		wait := time.Until(c.due)
+		if f.mean == 0 && f.loss == 0 { // healed
+			wait = 0
+		}
+		if wait <= 0 && !f.stall {
+			return true, false
+		}
+		var elapsed <-chan time.Time
+		if !f.stall {
+			elapsed = time.After(wait)
+		}
+		select {
+		case <-elapsed:
+		case <-changed:
+		case <-l.done:
+			return false, true
+		}
+	}
+}
+
+func (l *link) isSevered() bool {
+	l.p.mu.Lock()
+	defer l.p.mu.Unlock()
+	return l.severed
+}
+
+// sever closes the server's side only. The proxy's lock is held.
+func (l *link) sever() {
+	l.severed = true
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.server != nil {
+		_ = l.server.Close()
+	}
+}
+
+// close ends the link in an orderly way.
+func (l *link) close() { l.finish(func(c *net.TCPConn) { _ = c.Close() }) }
+
+// reset ends the link with RST on both sides.
+func (l *link) reset() { l.finish(reset) }
+
+// finish ends the link once.
+func (l *link) finish(end func(*net.TCPConn)) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.ending != nil {
+		return
+	}
+	l.ending = end
+	close(l.done)
+	end(l.client)
+	if l.server != nil {
+		end(l.server)
+	}
+}
+
+// reset closes a connection with RST instead of FIN.
+func reset(c *net.TCPConn) {
+	_ = c.SetLinger(0)
+	_ = c.Close()
+}

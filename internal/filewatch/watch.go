@@ -1,0 +1,173 @@
+package filewatch
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+	"github.com/hashicorp/go-hclog"
+)
+
+const (
+	// settle is how long after an event the file is looked at, so that a burst
+	// of events, or a file that is being written, is looked at once.
+	settle = 50 * time.Millisecond
+	// DefaultPoll is the time between two looks that no event asked for.
+	DefaultPoll = 5 * time.Second
+	// blindPoll is used instead while there are no events.
+	blindPoll = 500 * time.Millisecond
+)
+
+// Options are choices of a File that have defaults.
+type Options struct {
+	Poll   time.Duration // between two looks that no event asked for; 0 means DefaultPoll
+	Logger hclog.Logger  // nil means none
+}
+
+// File is a file that is watched from New on.
+type File struct {
+	path    string
+	poll    time.Duration
+	log     hclog.Logger
+	seen    [sha256.Size]byte
+	present bool
+	events  *fsnotify.Watcher // nil: polling alone
+}
+
+// New begins to watch the file at path: Run reports every content other than
+// that at the call of New. The file must be readable. The File must be run or
+// closed.
+func New(path string, o Options) (*File, error) {
+	f := &File{path: path, poll: o.Poll, log: o.Logger}
+	if f.poll == 0 {
+		f.poll = DefaultPoll
+	}
+	if f.log == nil {
+		f.log = hclog.NewNullLogger()
+	}
+	events, err := fsnotify.NewWatcher()
+	if err == nil {
+		f.events = events
+		err = f.watch()
+	}
+	if err != nil {
+		f.blind(err)
+	}
+	if f.seen, err = sum(path); err != nil {
+		return nil, errors.Join(fmt.Errorf("filewatch: %w", err), f.Close())
+	}
+	f.present = true
+	return f, nil
+}
+
+// Close lets go of a File that Run wasn't called on.
+func (f *File) Close() error {
+	if f.events == nil {
+		return nil
+	}
+	return f.events.Close()
+}
+
+// watch watches the directory of the path and that of the file it leads to.
+// Watching a directory again is no error, and mends the watch of one that was
+// replaced.
+func (f *File) watch() error {
+	if err := f.events.Add(filepath.Dir(f.path)); err != nil {
+		return err
+	}
+	target, err := filepath.EvalSymlinks(f.path)
+	if err != nil {
+		return nil // it is being replaced
+	}
+	return f.events.Add(filepath.Dir(target))
+}
+
+// blind goes on without events.
+func (f *File) blind(err error) {
+	f.log.Warn("file events are not available: polling", "path", f.path, "interval", blindPoll, "error", err)
+	if f.events != nil {
+		_ = f.events.Close() // it is of no use any more
+	}
+	f.events, f.poll = nil, min(f.poll, blindPoll)
+}
+
+// Run calls changed, from this goroutine, after each change of the content,
+// until ctx ends. A file that is gone has not changed; its return has, if its
+// content has. Several changes in quick succession may be reported once.
+func (f *File) Run(ctx context.Context, changed func()) {
+	defer func() { _ = f.Close() }() // nothing is read from it any more
+	poll := time.NewTicker(f.poll)
+	defer poll.Stop()
+	var look <-chan time.Time
+	for {
+		var events <-chan fsnotify.Event
+		var errs <-chan error
+		if f.events != nil {
+			events, errs = f.events.Events, f.events.Errors
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-events:
+			if look == nil {
+				look = time.After(settle)
+			}
+		case err := <-errs:
+			// The kernel drops events when too many wait.
+			f.log.Debug("file events were lost", "path", f.path, "error", err)
+			if look == nil {
+				look = time.After(settle)
+			}
+		case <-look:
+			look = nil
+			f.look(changed)
+		case <-poll.C:
+			f.look(changed)
+		}
+		if f.events == nil {
+			poll.Reset(f.poll)
+		}
+	}
+}
+
+// look reads the file and reports a content that is new.
+func (f *File) look(changed func()) {
+	if f.events != nil {
+		if err := f.watch(); err != nil && !errors.Is(err, os.ErrNotExist) {
+			f.blind(err)
+		}
+	}
+	now, err := sum(f.path)
+	if err != nil {
+		if f.present {
+			f.log.Warn("watched file can't be read", "path", f.path, "error", err)
+		}
+		f.present = false
+		return
+	}
+	f.present = true
+	if now != f.seen {
+		f.seen = now
+		changed()
+	}
+}
+
+func sum(path string) (digest [sha256.Size]byte, err error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return digest, err
+	}
+	defer file.Close()
+	h := sha256.New()
+	if _, err := io.Copy(h, file); err != nil {
+		return digest, err
+	}
+	h.Sum(digest[:0])
+	return digest, nil
+}

@@ -1,0 +1,56 @@
+package history
+
+import (
+	"time"
+
+	"github.com/tokenrefill/refiller/policy"
+	"github.com/tokenrefill/refiller/refill"
+)
+
+// Refill is one refill call of one bucket as its caller saw it.
+type Refill struct {
+	Key     string          `json:"key"`
+	Sent    int64           `json:"sent"`    // just before the call's batch was sent, Unix ns on the caller's clock
+	Replied int64           `json:"replied"` // when its answer or failure was known, Unix ns on the caller's clock
+	Era     int64           `json:"era"`     // the version that the caller sent
+	Index   int64           `json:"index"`
+	Create  int64           `json:"create,omitempty"` // as in policy.Call
+	Terms   string          `json:"terms,omitempty"`  // the policy sent, as policy.Terms encodes it
+	Step    int64           `json:"step,omitempty"`
+	Next    int64           `json:"next,omitempty"`
+	Outcome *policy.Outcome `json:"outcome,omitempty"` // nil if there was no answer
+	Error   string          `json:"error,omitempty"`
+}
+
+// OfEvent is the record of a refill.
+func OfEvent(e refill.Event) Refill {
+	r := Refill{
+		Key: e.Key, Sent: e.Sent.UnixNano(), Replied: e.Replied.UnixNano(),
+		Era: e.Call.Version.Era, Index: e.Call.Version.Index, Create: int64(e.Call.Create), Step: e.Call.Step, Next: e.Call.Next,
+	}
+	if e.Call.Terms != nil {
+		r.Terms = e.Call.Terms.Encode()
+	}
+	if e.Err != nil {
+		r.Error = e.Err.Error()
+	} else {
+		r.Outcome = &e.Outcome
+	}
+	return r
+}
+
+// Call is the call that was made. Its terms must be readable.
+func (r Refill) Call() (policy.Call, error) {
+	c := policy.Call{Version: policy.Version{Era: r.Era, Index: r.Index}, Create: policy.Create(r.Create), Step: r.Step, Next: r.Next}
+	if r.Terms != "" {
+		t, err := policy.DecodeTerms(r.Terms)
+		if err != nil {
+			return policy.Call{}, err
+		}
+		c.Terms = &t
+	}
+	return c, nil
+}
+
+// Took is how long the call took.
+func (r Refill) Took() time.Duration { return time.Duration(r.Replied - r.Sent) }

@@ -1,0 +1,118 @@
+package history
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+)
+
+// ErrBehind is returned when records come faster than the file takes them.
+var ErrBehind = errors.New("history: too many records wait to be written")
+
+// maxPending bounds what waits to be written, in bytes.
+const maxPending = 64 << 20
+
+// Writer appends records to a file. Its methods are safe for concurrent use.
+type Writer struct {
+	file *os.File
+	wake chan struct{} // holds one token while there is something to write
+	done chan struct{} // closed when the writing goroutine has ended
+
+	mu      sync.Mutex
+	pending []byte
+	closed  bool
+	err     error // the first failure: nothing is recorded after it
+}
+
+// Open opens a file to append to and makes it if needed. The Writer must be closed.
+func Open(path string) (*Writer, error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("history: %w", err)
+	}
+	w := &Writer{file: f, wake: make(chan struct{}, 1), done: make(chan struct{})}
+	go w.run()
+	return w, nil
+}
+
+// Add records v as one line. It doesn't wait for the file: records that are added together go out in one write, and a
+// failure shows in Close.
+func (w *Writer) Add(v any) {
+	line, err := json.Marshal(v)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	switch {
+	case w.closed || w.err != nil:
+		return
+	case err != nil:
+		w.err = fmt.Errorf("history: %w", err)
+		return
+	case len(w.pending)+len(line) > maxPending:
+		w.err = ErrBehind
+		return
+	}
+	w.pending = append(append(w.pending, line...), '\n')
+	select {
+	case w.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (w *Writer) run() {
+	defer close(w.done)
+	var lines []byte
+	for range w.wake {
+		w.mu.Lock()
+		lines, w.pending = w.pending, lines[:0]
+		w.mu.Unlock()
+		if _, err := w.file.Write(lines); err != nil {
+			w.mu.Lock()
+			w.err = errors.Join(w.err, fmt.Errorf("history: %w", err))
+			w.mu.Unlock()
+		}
+	}
+}
+
+// Close writes what is left, closes the file and returns the first failure since Open. Records added later are dropped.
+// Closing again does nothing but repeat that.
+func (w *Writer) Close() error {
+	w.mu.Lock()
+	first := !w.closed
+	w.closed = true
+	if first {
+		close(w.wake)
+	}
+	w.mu.Unlock()
+	<-w.done
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if first {
+		if err := w.file.Close(); err != nil {
+			w.err = errors.Join(w.err, fmt.Errorf("history: %w", err))
+		}
+	}
+	return w.err
+}
+
+// Read reads all records of a file. A last line without its end, left by a writer that was killed, is no record.
+func Read[T any](path string) ([]T, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("history: %w", err)
+	}
+	var records []T
+	for n := 1; ; n++ {
+		line, rest, whole := bytes.Cut(data, []byte("\n"))
+		if !whole {
+			return records, nil
+		}
+		var v T
+		if err := json.Unmarshal(line, &v); err != nil {
+			return nil, fmt.Errorf("history: %s:%d: %w", path, n, err)
+		}
+		records, data = append(records, v), rest
+	}
+}

@@ -1,0 +1,20 @@
+// Package redisconn builds the Redis client of the programs from a URL and credentials.
+//
+// The forms of a URL; in all of them user:password@ may stand before the host:
+//
+//	redis://host[:6379][/db]                         one server
+//	rediss://host[:6379][/db]                        the same over TLS
+//	unix:///path/to/socket[?db=N]                    one server on a Unix socket
+//	redis-sentinel://h1[:26379],h2,h3/master[?db=N]  the master that the sentinels name
+//	redis-cluster://h1[:6379],h2,h3                  a Redis Cluster, found through any of these nodes
+//	rediss-sentinel://..., rediss-cluster://...      the same over TLS
+//
+// The only query parameter is db; it is an error to give it twice or in a Cluster. What needs escaping in a password is
+// percent-encoded.
+//
+// What the clients have in common: a command is sent once (MaxRetries is off; a Cluster client follows MOVED and ASK,
+// which the server answers instead of executing, and sends anew only commands that don't forbid it with NoRetry, as all
+// of this project's scripts do). A call's context bounds its time on the socket. Every dial, read and write has a
+// timeout besides. A password file is read for each new connection and a client certificate for each handshake, so both
+// can be rotated. Errors and logs show no password.
+package redisconn

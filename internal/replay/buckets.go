@@ -1,0 +1,99 @@
+package replay
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"math/bits"
+
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// ErrPolicy is returned for a capacity or rate that is out of range.
+var ErrPolicy = errors.New("replay: bad policy")
+
+// maxUnits bounds a bucket's credit in units of 1/per token, so that int64
+// holds a full bucket and one refill on top of it.
+const maxUnits = 1 << 61
+
+// minSweep is the least number of buckets that are worth a search for full
+// ones.
+const minSweep = 4096
+
+// Buckets is a set of buckets with one policy, one for each key, in memory. It
+// keeps only those that aren't full. It belongs to one goroutine.
+type Buckets struct {
+	terms policy.Terms
+	held  map[string]*policy.Bucket // none of them full at its last refill
+	clock int64                     // the highest time seen, Unix µs
+	sweep int                       // how many buckets set off the next sweep
+	least int                       // lower bound of sweep
+}
+
+// NewBuckets returns buckets that start full. The capacity is 1 to
+// [policy.MaxTokens].
+func NewBuckets(capacity int64, rate policy.Rate) (*Buckets, error) {
+	if capacity < 1 || capacity > policy.MaxTokens {
+		return nil, fmt.Errorf("%w: capacity %d: want a whole number from 1 to %d", ErrPolicy, capacity, int64(policy.MaxTokens))
+	}
+	if err := rate.Validate(); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrPolicy, err)
+	}
+	terms := policy.Policy{Capacity: capacity, Rate: rate}.Terms(policy.Fence{})
+	high, units := bits.Mul64(uint64(capacity), uint64(terms.Per))
+	if high > 0 || units >= maxUnits {
+		return nil, fmt.Errorf("%w: capacity %d at rate %s: capacity times %d must be below 2^61: lower the capacity, or use a coarser rate",
+			ErrPolicy, capacity, rate, terms.Per)
+	}
+	// Every take refills first, however soon after the last, and one refill
+	// credits any gap: no more than fills an empty bucket.
+	terms.Interval = 1
+	terms.MaxElapsed = (int64(units) + terms.Tokens - 1) / terms.Tokens
+	return &Buckets{terms: terms, held: map[string]*policy.Bucket{}, clock: math.MinInt64, sweep: minSweep, least: minSweep}, nil
+}
+
+// Take takes one token from the key's bucket at time at, in Unix µs. A time
+// before the highest seen so far counts as that one.
+func (b *Buckets) Take(key []byte, at int64) policy.Taking {
+	b.clock = max(b.clock, at)
+	bucket, held := b.held[string(key)]
+	if held && b.refill(bucket) {
+		// A full bucket is as good as a new one: credit beyond the capacity is
+		// lost, fractions of a token included.
+		delete(b.held, string(key))
+		held = false
+	}
+	if !held {
+		bucket = b.create()
+		b.held[string(key)] = bucket
+	}
+	taking := bucket.Take(1, b.clock)
+	if len(b.held) >= b.sweep {
+		b.dropFull()
+	}
+	return taking
+}
+
+// create returns a full bucket.
+func (b *Buckets) create() *policy.Bucket {
+	bucket := &policy.Bucket{}
+	bucket.Refill(policy.Call{Create: policy.CreateInitial, Terms: &b.terms}, b.clock)
+	return bucket
+}
+
+// refill credits what is due and reports whether the bucket is full.
+func (b *Buckets) refill(bucket *policy.Bucket) (full bool) {
+	version := policy.Version{Era: bucket.Control.Era, Index: *bucket.Index}
+	return bucket.Refill(policy.Call{Version: version}, b.clock).Tokens == b.terms.Capacity
+}
+
+// dropFull forgets the buckets that are full by now. The next sweep comes when
+// there are twice as many as are left, so its cost per take is constant.
+func (b *Buckets) dropFull() {
+	for key, bucket := range b.held {
+		if b.refill(bucket) {
+			delete(b.held, key)
+		}
+	}
+	b.sweep = max(b.least, 2*len(b.held))
+}

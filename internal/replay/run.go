@@ -1,0 +1,70 @@
+package replay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/tokenrefill/refiller/internal/accesslog"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// Log is a source of requests; [accesslog.Reader] is one.
+type Log interface {
+	Next() (accesslog.Record, error) // io.EOF after the last
+	Unparsed() accesslog.Unparsed
+}
+
+// Config says what to replay against.
+type Config struct {
+	Capacity int64 // of each key's bucket, 1 to policy.MaxTokens
+	Rate     policy.Rate
+	Speed    Speed
+	Top      int // how many keys the report lists, at least 0
+	// Progress, unless nil, is called before each request, from the goroutine
+	// of Run: with the totals so far (Keys and Unparsed are 0) and, from the
+	// second request on, the log's clock in Unix µs.
+	Progress func(Total, int64)
+}
+
+// Run replays the log to its end. If the log fails or ctx ends before that, the
+// report is of what was replayed, and the error says why it ended. Memory grows
+// with the number of keys, by some hundred bytes for each.
+func Run(ctx context.Context, log Log, cfg Config) (Report, error) {
+	buckets, err := NewBuckets(cfg.Capacity, cfg.Rate)
+	if err != nil {
+		return Report{}, err
+	}
+	t := newTally()
+	p := &pacer{speed: cfg.Speed}
+	defer p.stop()
+	for {
+		err = next(ctx, log, buckets, t, p, cfg.Progress)
+		if err != nil {
+			break
+		}
+	}
+	report := t.report(cfg.Top, log.Unparsed())
+	if errors.Is(err, io.EOF) {
+		return report, nil
+	}
+	return report, fmt.Errorf("replay: stopped after %d requests: %w", report.Total.Requests, err)
+}
+
+// next replays one request.
+func next(ctx context.Context, log Log, buckets *Buckets, t *tally, p *pacer, progress func(Total, int64)) error {
+	record, err := log.Next()
+	if err != nil {
+		return err
+	}
+	if progress != nil {
+		progress(t.total, t.clock)
+	}
+	// A request is not counted until its time has come.
+	if err := p.wait(ctx, max(record.Time, t.clock)); err != nil {
+		return err
+	}
+	t.count(record.Key, record.Time, !buckets.Take(record.Key, record.Time).OK)
+	return nil
+}

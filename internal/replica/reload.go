@@ -1,0 +1,133 @@
+package replica
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+
+	"github.com/tokenrefill/refiller/internal/admin"
+	"github.com/tokenrefill/refiller/internal/config"
+	"github.com/tokenrefill/refiller/refill"
+)
+
+// Results of a reload.
+const (
+	reloadApplied   = "applied"   // the new configuration is in force
+	reloadUnchanged = "unchanged" // it says what is in force already
+	reloadRefused   = "refused"   // the old one stays in force
+)
+
+// reloads reads the configuration again whenever it is asked to, until ctx ends.
+func (r *Replica) reloads(ctx context.Context) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case cause := <-r.asked:
+			next, err := r.load()
+			if err != nil {
+				r.refuse(cause, err)
+				continue
+			}
+			_ = r.Reload(next, cause) // a refusal has been reported
+		}
+	}
+}
+
+// Reload puts a configuration in force as far as that is possible while
+// running: buckets, policies, version and log level. What else differs counts
+// from the next start on and is reported. A configuration that can't follow the
+// one in force is refused with an error, is reported, and changes nothing.
+// Refills under the new policies begin at once; a reload adds no token. cause
+// says what asked for it.
+func (r *Replica) Reload(next config.Config, cause string) error {
+	r.reloading.Lock()
+	defer r.reloading.Unlock()
+	old := r.config()
+	change, err := old.To(next)
+	if err == nil && change.Applies() {
+		err = r.refiller.Update(buckets(next), next.Version)
+	}
+	if err != nil {
+		r.refuse(cause, err)
+		return err
+	}
+	// What only a start can change stays as it was started.
+	inForce := next
+	inForce.Region, inForce.Redis, inForce.Election, inForce.Listen = old.Region, old.Redis, old.Election, old.Listen
+	inForce.Log.JSON = old.Log.JSON
+	if old.Election.Mode == config.ModeEtcd {
+		inForce.RefillInterval = old.RefillInterval
+	}
+	if change.Level {
+		r.log.SetLevel(hclog.LevelFromString(next.Log.Level))
+	}
+
+	report := admin.Reload{At: time.Now(), Cause: cause, Result: reloadApplied, Restart: change.Restart}
+	if !change.Applies() {
+		report.Result = reloadUnchanged
+	}
+	r.mu.Lock()
+	r.cfg = inForce
+	r.mu.Unlock()
+	r.report(report)
+	r.tally.Configure(buckets(inForce))
+	r.log.Info("config reloaded", "cause", cause, "result", report.Result, "version", next.Version,
+		"added", len(change.Added), "removed", len(change.Removed), "changed", len(change.Changed), "log-level", next.Log.Level)
+	if len(change.Restart) > 0 {
+		r.log.Warn("config has changes that need a restart", "fields", change.Restart)
+	}
+	return nil
+}
+
+// refuse reports a configuration that is not put in force.
+func (r *Replica) refuse(cause string, err error) {
+	problems := []string{err.Error()}
+	var each config.Problems
+	if errors.As(err, &each) {
+		problems = problems[:0]
+		for _, p := range each {
+			problems = append(problems, p.String())
+		}
+	}
+	r.mu.Lock()
+	restart := r.lastReload.Restart
+	version := r.cfg.Version
+	r.mu.Unlock()
+	r.report(admin.Reload{At: time.Now(), Cause: cause, Result: reloadRefused, Problems: problems, Restart: restart})
+	r.log.Error("config refused: the old one stays in force", "cause", cause, "version", version, "problems", problems)
+}
+
+// report makes the result known to /status and the metrics.
+func (r *Replica) report(report admin.Reload) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	report.Applied, report.Unchanged, report.Refused = r.lastReload.Applied, r.lastReload.Unchanged, r.lastReload.Refused
+	switch report.Result {
+	case reloadApplied:
+		report.Applied++
+	case reloadUnchanged:
+		report.Unchanged++
+	case reloadRefused:
+		report.Refused++
+	}
+	r.lastReload = report
+}
+
+// config is the configuration in force.
+func (r *Replica) config() config.Config {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.cfg
+}
+
+// buckets are the configuration's buckets as the refill loop takes them.
+func buckets(cfg config.Config) []refill.Bucket {
+	list := make([]refill.Bucket, len(cfg.Buckets))
+	for i, b := range cfg.Buckets {
+		list[i] = refill.Bucket{Key: b.Key, Policy: b.Policy}
+	}
+	return list
+}

@@ -1,0 +1,265 @@
+package replica
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"github.com/redis/go-redis/v9"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/tokenrefill/refiller/election"
+	"github.com/tokenrefill/refiller/internal/admin"
+	"github.com/tokenrefill/refiller/internal/config"
+	"github.com/tokenrefill/refiller/internal/metrics"
+	"github.com/tokenrefill/refiller/internal/redisconn"
+	"github.com/tokenrefill/refiller/internal/tally"
+	"github.com/tokenrefill/refiller/refill"
+)
+
+// After resigning, a leader stands by for this many refill intervals, up to a
+// bound.
+const (
+	handover    = 3
+	maxHandover = 2 * time.Second
+)
+
+// maxTurn is how long the refill loop may be without a round before it counts
+// as hanging.
+const maxTurn = 15 * time.Second
+
+var errEnding = errors.New("replica: about to end")
+
+// Options are what a replica is told beside its configuration.
+type Options struct {
+	Identity string // how people know the replica; default the host's name and the process number
+	Build    string // the program's version
+	Logger   hclog.Logger
+	Observe  func(refill.Event) // told of every refill call
+
+	// Load reads the configuration again; nil means that it never changes. It is
+	// called when Reload says why.
+	Load   func() (config.Config, error)
+	Reload <-chan string
+}
+
+// Replica is one refiller replica.
+type Replica struct {
+	load     func() (config.Config, error)
+	asked    <-chan string
+	tally    *tally.Tally
+	metrics  *metrics.Metrics
+	identity string
+	build    string
+	log      hclog.Logger
+	started  time.Time
+	rdb      redis.UniversalClient
+	refiller *refill.Refiller
+	elector  *election.Elector // nil in race mode
+	closers  []func() error
+	listener net.Listener
+
+	ending atomic.Bool // Run was told to end
+
+	reloading sync.Mutex // one reload at a time
+
+	mu         sync.Mutex
+	cfg        config.Config // in force
+	lastReload admin.Reload
+
+	looking sync.Mutex
+	looked  map[string]looked // by key
+
+	asking   sync.Mutex // guards what the election service said last
+	leader   *admin.Leader
+	leaderAt time.Time
+	leaderIs error
+}
+
+var _ admin.Source = (*Replica)(nil)
+
+// New makes a replica, which connects when it runs, but listens from now on. It
+// must be run or closed.
+func New(cfg config.Config, opts Options) (*Replica, error) {
+	r := &Replica{
+		cfg: cfg, load: opts.Load, asked: opts.Reload, tally: tally.New(), looked: map[string]looked{},
+		identity: opts.Identity, build: opts.Build, log: opts.Logger, started: time.Now(),
+	}
+	r.tally.Configure(buckets(cfg))
+	r.metrics = metrics.New(opts.Build, r.tally, r.state)
+	if r.log == nil {
+		r.log = hclog.Default().Named("refiller")
+	}
+	if r.identity == "" {
+		r.identity = defaultIdentity()
+	}
+	if err := r.open(opts); err != nil {
+		return nil, errors.Join(err, r.Close())
+	}
+	return r, nil
+}
+
+func defaultIdentity() string {
+	host, err := os.Hostname()
+	if err != nil {
+		host = "replica"
+	}
+	return host + "/" + strconv.Itoa(os.Getpid())
+}
+
+func (r *Replica) open(opts Options) error {
+	var err error
+	if r.rdb, err = redisconn.Open(r.cfg.Redis); err != nil {
+		return fmt.Errorf("redis: %w", err)
+	}
+	r.closers = append(r.closers, r.rdb.Close)
+
+	elected := r.cfg.Election.Mode == config.ModeEtcd
+	observe := r.metrics.Observe
+	if opts.Observe != nil {
+		observe = func(e refill.Event) { opts.Observe(e); r.metrics.Observe(e) }
+	}
+	r.refiller, err = refill.New(refill.Config{
+		Redis: r.rdb, Buckets: buckets(r.cfg), Version: r.cfg.Version, Elected: elected, Pulse: "refiller:pulse:" + r.cfg.Election.Prefix,
+		Interval: r.cfg.RefillInterval, Logger: r.log.Named("refill"), Observe: observe,
+	})
+	if err != nil {
+		return err
+	}
+	if elected {
+		if err := r.openElection(); err != nil {
+			return err
+		}
+	}
+	if r.listener, err = net.Listen("tcp", r.cfg.Listen); err != nil {
+		return fmt.Errorf("listen: %w", err)
+	}
+	r.closers = append(r.closers, func() error {
+		if err := r.listener.Close(); !errors.Is(err, net.ErrClosed) {
+			return err
+		}
+		return nil
+	})
+	return nil
+}
+
+func (r *Replica) openElection() error {
+	e := r.cfg.Election
+	password := ""
+	if !e.Password.IsZero() {
+		var err error
+		if password, err = e.Password.Reveal(); err != nil {
+			return fmt.Errorf("election password: %w", err)
+		}
+	}
+	client, err := election.Dial(election.DialConfig{
+		Endpoints: e.Endpoints, Username: e.Username, Password: password,
+		TLS: election.TLSConfig{CA: e.TLS.CA, Cert: e.TLS.Cert, Key: e.TLS.Key},
+	})
+	if err != nil {
+		return err
+	}
+	r.closers = append(r.closers, client.Close)
+	cfg := election.DefaultConfig()
+	cfg.Client, cfg.Prefix, cfg.Identity, cfg.TTL = client, e.Prefix, r.identity, e.TTL
+	cfg.SafetyMargin = e.TTL / 5
+	cfg.Logger = r.log.Named("election")
+	r.elector, err = election.New(cfg)
+	return err
+}
+
+// Addr is where the admin server listens.
+func (r *Replica) Addr() net.Addr { return r.listener.Addr() }
+
+// Run refills and serves until ctx ends, and returns nil then. It ends in this
+// order: the replica is no longer ready; it resigns, if it takes part in an
+// election; it stands by for a moment, so that its successor's first refill
+// comes before its own last one is two intervals old; then no refill is under
+// way, its goroutines have ended, and it is closed.
+func (r *Replica) Run(ctx context.Context) (err error) {
+	defer func() { err = errors.Join(err, r.Close()) }()
+	r.log.Info("replica starts", append([]any{"identity", r.identity, "build", r.build, "admin", r.Addr().String()}, r.config().LogFields()...)...)
+	serving, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	g, serving := errgroup.WithContext(serving)
+	g.Go(func() error {
+		return admin.Serve(serving, r.listener, admin.Handler(r, r.metrics.Handler()), r.log.Named("admin"))
+	})
+	g.Go(func() error { return r.refiller.Run(serving) })
+	if r.load != nil {
+		g.Go(func() error { return r.reloads(serving) })
+	}
+	g.Go(func() error {
+		defer stop()
+		return r.campaign(ctx, serving)
+	})
+	if err = g.Wait(); err == nil {
+		r.log.Info("replica stopped", "identity", r.identity)
+	}
+	return err
+}
+
+// campaign takes part in the election until ctx or serving ends, resigns, and
+// stands by for a moment if it led.
+func (r *Replica) campaign(ctx, serving context.Context) error {
+	candidacy, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(serving, cancel)()
+	defer context.AfterFunc(candidacy, func() { r.ending.Store(true) })()
+	if r.elector == nil {
+		<-candidacy.Done()
+		return nil
+	}
+	led := false
+	err := r.elector.Run(candidacy, func(ctx context.Context, term election.Term) error {
+		err := r.refiller.Lead(ctx, term.Epoch)
+		led = candidacy.Err() != nil
+		return err
+	})
+	if led {
+		r.log.Info("replica has resigned", "identity", r.identity)
+		select {
+		case <-serving.Done():
+		case <-time.After(min(handover*r.config().RefillInterval, maxHandover)):
+		}
+	}
+	return err
+}
+
+// Close lets go of what New opened. It is idempotent.
+func (r *Replica) Close() error {
+	var errs []error
+	for i := len(r.closers) - 1; i >= 0; i-- {
+		errs = append(errs, r.closers[i]())
+	}
+	r.closers = nil
+	return errors.Join(errs...)
+}
+
+// Alive implements admin.Source.
+func (r *Replica) Alive() error {
+	turn := r.refiller.Stats().LastTurn
+	// No turn: no lane runs yet, since Redis' masters aren't known.
+	if ago := time.Since(turn); !turn.IsZero() && ago > maxTurn {
+		return fmt.Errorf("the refill loop has not gone round for %s", ago.Round(time.Second))
+	}
+	return nil
+}
+
+// Ready implements admin.Source.
+func (r *Replica) Ready(ctx context.Context) error {
+	if r.ending.Load() {
+		return errEnding
+	}
+	if err := r.rdb.Ping(ctx).Err(); err != nil {
+		return fmt.Errorf("redis: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,204 @@
+package replica
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/tokenrefill/refiller/internal/admin"
+	"github.com/tokenrefill/refiller/internal/config"
+	"github.com/tokenrefill/refiller/internal/metrics"
+	"github.com/tokenrefill/refiller/lua"
+)
+
+const (
+	// peeks is how many buckets are read at once for a status.
+	peeks = 16
+	// glance is how long what was read of a bucket is shown again.
+	glance = 300 * time.Millisecond
+	// pingTimeout bounds a look at whether Redis answers.
+	pingTimeout = time.Second
+	// recent is how old a bucket's rate of takes may be to be shown: a replica
+	// that doesn't refill a bucket doesn't learn it.
+	recent = 3 * time.Second
+)
+
+// Status implements admin.Source.
+func (r *Replica) Status(ctx context.Context, q admin.Query) admin.Status {
+	s, cfg := r.refiller.Stats(), r.config()
+	out := admin.Status{
+		Identity: r.identity, Region: cfg.Region, Version: r.build, Mode: cfg.Election.Mode.String(), Config: s.Version,
+		Redis: cfg.Redis.String(), Started: r.started, Now: time.Now(), Leading: s.Leading, Racing: s.Racing, Epoch: s.Epoch,
+		Calls: map[string]int64{}, Errors: s.Errors, Added: s.Added, Clamped: s.Clamped, Total: s.Buckets, Buckets: []admin.Bucket{},
+		Takeovers: []admin.Takeover{},
+	}
+	r.mu.Lock()
+	out.Reload = r.lastReload
+	r.mu.Unlock()
+	for status, n := range s.Calls {
+		out.Calls[status.String()] = n
+	}
+	for _, t := range r.tally.Takeovers() {
+		out.Takeovers = append(out.Takeovers, admin.Takeover{At: t.At, Buckets: t.Buckets, Gap: float64(t.Gap.Microseconds()) / 1000})
+	}
+	if r.elector != nil {
+		leader, err := r.whoLeads(ctx)
+		if out.Leader = leader; err != nil {
+			out.Election = err.Error()
+		}
+	}
+	out.Buckets, out.Found = r.find(ctx, cfg, q)
+	return out
+}
+
+// find reads the buckets that the query asks for; found is how many there are
+// beyond the query's offset and limit.
+func (r *Replica) find(ctx context.Context, cfg config.Config, q admin.Query) (list []admin.Bucket, found int) {
+	var all []config.Bucket
+	search := strings.ToLower(q.Search)
+	for _, b := range cfg.Buckets {
+		if (q.Key == "" || b.Key == q.Key) && strings.Contains(strings.ToLower(b.Key), search) {
+			all = append(all, b)
+		}
+	}
+	if q.Sort == admin.SortKey {
+		slices.SortStableFunc(all, func(a, b config.Bucket) int { return strings.Compare(a.Key, b.Key) })
+	}
+	from := min(q.Offset, len(all))
+	to := from + min(q.Limit, len(all)-from)
+	order := orders[q.Sort]
+	if order == nil || len(all) > admin.MaxSorted {
+		return r.look(ctx, all[from:to], cfg.Version), len(all)
+	}
+	looked := r.look(ctx, all, cfg.Version)
+	slices.SortStableFunc(looked, order)
+	return looked[from:to], len(all)
+}
+
+// orders compare buckets by what is in Redis.
+var orders = map[admin.Sort]func(a, b admin.Bucket) int{
+	admin.SortFill: func(a, b admin.Bucket) int { return cmp.Compare(a.Fill(), b.Fill()) },
+	admin.SortAge:  func(a, b admin.Bucket) int { return cmp.Compare(b.Age, a.Age) },
+	admin.SortTaken: func(a, b admin.Bucket) int {
+		rate := func(b admin.Bucket) float64 {
+			if b.Taken == nil {
+				return -1
+			}
+			return *b.Taken
+		}
+		return cmp.Compare(rate(b), rate(a))
+	},
+}
+
+// looked is a bucket as it was read a moment ago.
+type looked struct {
+	at     time.Time
+	bucket admin.Bucket
+}
+
+// look reads the buckets from Redis, several at once. What was read a moment ago
+// isn't read again, so that many viewers cost no more than one.
+func (r *Replica) look(ctx context.Context, shown []config.Bucket, version int64) []admin.Bucket {
+	r.looking.Lock()
+	defer r.looking.Unlock()
+	now := time.Now()
+	maps.DeleteFunc(r.looked, func(_ string, l looked) bool { return now.Sub(l.at) > glance })
+	out := make([]admin.Bucket, len(shown))
+	next := make(chan int)
+	var wg sync.WaitGroup
+	for range min(peeks, len(shown)) {
+		wg.Go(func() {
+			for i := range next {
+				out[i] = r.bucket(ctx, shown[i], version)
+			}
+		})
+	}
+	for i, b := range shown {
+		if l, there := r.looked[b.Key]; there {
+			out[i] = l.bucket
+			continue
+		}
+		next <- i
+	}
+	close(next)
+	wg.Wait()
+	for i, b := range shown {
+		if _, there := r.looked[b.Key]; !there && out[i].Error == "" {
+			r.looked[b.Key] = looked{now, out[i]}
+		}
+	}
+	return out
+}
+
+func (r *Replica) bucket(ctx context.Context, b config.Bucket, version int64) admin.Bucket {
+	out := admin.Bucket{Key: b.Key, Capacity: b.Policy.Capacity}
+	if b.Policy.Steps != nil {
+		out.Schedule = fmt.Sprintf("%d, %s", b.Policy.StepTokens, b.Policy.Steps)
+	} else {
+		out.Rate = b.Policy.Rate.String()
+	}
+	if t, ok := r.tally.Bucket(b.Key); ok && time.Since(t.Won) < max(recent, 3*b.Policy.Interval) {
+		out.Taken, out.Dry = &t.TakeRate, &t.Dry
+	}
+	p, err := lua.Peek(ctx, r.rdb, b.Key, 1)
+	if err != nil {
+		out.Error = err.Error()
+		return out
+	}
+	out.Tokens, out.Index, out.Era = p.Tokens, p.Version.Index, p.Version.Era
+	out.Age = float64(p.Now-p.Last) / 1000
+	if p.Terms != nil {
+		out.Capacity, out.Policy = p.Terms.Capacity, p.Terms.Fence.Epoch
+		if out.Rate != "" && p.Terms.Rate() != b.Policy.Rate && out.Policy != version {
+			out.Rate = p.Terms.Rate().String()
+		}
+	}
+	return out
+}
+
+// whoLeads asks the election service, once a second at most.
+func (r *Replica) whoLeads(ctx context.Context) (*admin.Leader, error) {
+	r.asking.Lock()
+	defer r.asking.Unlock()
+	if time.Since(r.leaderAt) < time.Second {
+		return r.leader, r.leaderIs
+	}
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	l, err := r.elector.Leader(ctx)
+	before := r.leader
+	r.leader, r.leaderIs, r.leaderAt = nil, err, time.Now()
+	if err == nil {
+		r.leader = &admin.Leader{Identity: l.Identity, Epoch: l.Epoch, Since: r.leaderAt}
+		if before != nil && before.Epoch == l.Epoch {
+			r.leader.Since = before.Since
+		}
+	}
+	return r.leader, r.leaderIs
+}
+
+// state is what the metrics want to know at a scrape.
+func (r *Replica) state() metrics.State {
+	ctx, cancel := context.WithTimeout(context.Background(), pingTimeout)
+	defer cancel()
+	s := metrics.State{
+		Refill: r.refiller.Stats(), RedisUp: r.rdb.Ping(ctx).Err() == nil, Elected: r.elector != nil,
+	}
+	if r.elector != nil {
+		e := r.elector.State()
+		s.ElectionUp, s.Terms = e.Err == nil, e.Terms
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	s.Reloads = map[string]int64{
+		reloadApplied: r.lastReload.Applied, reloadUnchanged: r.lastReload.Unchanged, reloadRefused: r.lastReload.Refused,
+	}
+	s.ReloadRefused = r.lastReload.Result == reloadRefused
+	s.RestartNeeded = len(r.lastReload.Restart) > 0
+	return s
+}

@@ -1,0 +1,36 @@
+package sidecar
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/tokenrefill/refiller/fetch"
+)
+
+// wait takes tokens within timeout and tells whether it did and how long it
+// took. Tokens that aren't due in time are a denial.
+func wait(ctx context.Context, c *fetch.Client, key string, n int64, timeout time.Duration) (ok bool, waited time.Duration, err error) {
+	began := time.Now()
+	within, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	err = c.Wait(within, key, n)
+	// A Redis that is away is an error, and so is the end of the caller's own time.
+	late := errors.Is(err, fetch.ErrDeadline) ||
+		errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, fetch.ErrUnavailable) && ctx.Err() == nil
+	if late {
+		err = nil
+	} else {
+		ok = err == nil
+	}
+	return ok, time.Since(began), err
+}
+
+// checkTimeout reports whether a wait may last that long.
+func (l Limits) checkTimeout(field string, timeout time.Duration) error {
+	if timeout <= 0 || timeout > l.Wait {
+		return fmt.Errorf("%w: %s: %s is not more than 0 and at most %s", errBadRequest, field, timeout, l.Wait)
+	}
+	return nil
+}

@@ -1,0 +1,280 @@
+package sidecar
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+	"google.golang.org/grpc/codes"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/tap"
+
+	refillerv1 "github.com/tokenrefill/refiller/api/refiller/v1"
+	"github.com/tokenrefill/refiller/lua"
+)
+
+// leaveSocket ends a listener as a killed process does: the socket stays.
+func leaveSocket(t *testing.T, ln net.Listener) {
+	t.Helper()
+	inner, ok := ln.(*listener).Listener.(*net.UnixListener)
+	require.True(t, ok)
+	inner.SetUnlinkOnClose(false)
+	require.NoError(t, inner.Close())
+}
+
+func unixClient(t testing.TB, path string) *http.Client {
+	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", path)
+	}}
+	t.Cleanup(transport.CloseIdleConnections)
+	return &http.Client{Transport: transport}
+}
+
+// from is a client at another loopback address, so another client to the server.
+func from(t testing.TB, ip string) *http.Client {
+	dialer := &net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(ip)}}
+	transport := &http.Transport{DialContext: dialer.DialContext}
+	t.Cleanup(transport.CloseIdleConnections)
+	return &http.Client{Transport: transport}
+}
+
+func TestAClientWithTooManyCallsIsRefusedAndOthersAreNot(t *testing.T) {
+	t.Parallel()
+	const most = 4
+	b := start(t, func(o *Options, _ *bench) { o.Limits.Calls = most })
+	p := hourly(10)
+	p.Rate.Per = 30 * time.Second
+	createBucket(t, b.rdb, "empty", p)
+	b.bucket("checkout", 10)
+	_, err := lua.Reset(t.Context(), b.rdb, "empty", 0)
+	require.NoError(t, err)
+
+	ctx, cancel := context.WithCancel(t.Context())
+	greedy := from(t, "127.0.0.2")
+	var waiting sync.WaitGroup
+	for range most {
+		waiting.Go(func() {
+			req, err := http.NewRequestWithContext(ctx, http.MethodPost, b.url("/v1/wait"), strings.NewReader(`{"key":"empty"}`))
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			req.Header.Set("Content-Type", "application/json")
+			if res, err := greedy.Do(req); err == nil {
+				_ = res.Body.Close()
+			}
+		})
+	}
+	b.underWay(most)
+
+	r := send(t, greedy, http.MethodPost, b.url("/v1/take"), `{"key":"checkout"}`)
+	require.Equal(t, http.StatusTooManyRequests, r.status)
+	require.Equal(t, "too_many_calls", r.json(t)["code"])
+	require.Equal(t, http.StatusOK, send(t, greedy, http.MethodGet, b.url("/readyz"), "").status)
+	require.EqualValues(t, 10, b.tokens("checkout"), "a refused call does nothing")
+
+	require.Equal(t, http.StatusOK, send(t, from(t, "127.0.0.3"), http.MethodPost, b.url("/v1/take"), `{"key":"checkout"}`).status)
+	_, err = refillerv1.NewBucketsClient(b.dial()).Take(t.Context(), &refillerv1.TakeRequest{Key: "checkout"})
+	require.NoError(t, err)
+	require.EqualValues(t, 8, b.tokens("checkout"))
+
+	cancel()
+	waiting.Wait()
+	b.underWay(0)
+	require.Equal(t, http.StatusOK, send(t, greedy, http.MethodPost, b.url("/v1/take"), `{"key":"checkout"}`).status)
+}
+
+func TestGRPCCallsCountTogetherWithHTTPOnes(t *testing.T) {
+	t.Parallel()
+	b := start(t, func(o *Options, _ *bench) { o.Limits.Calls = 1 })
+	p := hourly(10)
+	p.Rate.Per = 30 * time.Second
+	createBucket(t, b.rdb, "empty", p)
+	b.bucket("checkout", 10)
+	_, err := lua.Reset(t.Context(), b.rdb, "empty", 0)
+	require.NoError(t, err)
+	conn := b.dial()
+	buckets := refillerv1.NewBucketsClient(conn)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() {
+		_, err := buckets.Wait(ctx, &refillerv1.WaitRequest{Key: "empty"})
+		ended <- err
+	}()
+	b.underWay(1)
+	require.Equal(t, http.StatusTooManyRequests, b.post("/v1/take", `{"key":"checkout"}`).status)
+	// The connection allows one stream at a time, so this one is another.
+	other := b.dial()
+	_, err = refillerv1.NewBucketsClient(other).Take(t.Context(), &refillerv1.TakeRequest{Key: "checkout"})
+	require.Equal(t, codes.ResourceExhausted, status.Code(err), "%v", err)
+	health, err := healthpb.NewHealthClient(other).Check(t.Context(), &healthpb.HealthCheckRequest{})
+	require.NoError(t, err, "a busy client still learns that the server is healthy")
+	require.Equal(t, healthpb.HealthCheckResponse_SERVING, health.Status)
+	cancel()
+	require.Equal(t, codes.Canceled, status.Code(<-ended))
+	b.underWay(0)
+}
+
+func TestAClientWithTooManyConnectionsIsRefusedAndOthersAreNot(t *testing.T) {
+	t.Parallel()
+	b := start(t, func(o *Options, _ *bench) { o.Limits.Connections = 3 })
+	b.bucket("checkout", 3)
+	address := b.server.HTTPAddrs()[0].String()
+	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP("127.0.0.2")}}
+	var held []net.Conn
+	for range 3 {
+		c, err := dialer.Dial("tcp", address)
+		require.NoError(t, err)
+		defer c.Close()
+		held = append(held, c)
+	}
+	for _, c := range held {
+		require.Equal(t, http.StatusOK, rawProbe(t, c), "these are served")
+	}
+	extra, err := dialer.Dial("tcp", address)
+	require.NoError(t, err)
+	defer extra.Close()
+	require.NoError(t, extra.SetReadDeadline(time.Now().Add(patience)))
+	_, err = extra.Read(make([]byte, 1))
+	require.ErrorIs(t, err, io.EOF, "one more is closed")
+	require.Equal(t, http.StatusOK, b.post("/v1/take", `{"key":"checkout"}`).status, "others connect")
+
+	require.NoError(t, held[0].Close())
+	eventually(t, func() bool {
+		c, err := dialer.Dial("tcp", address)
+		if err != nil {
+			return false
+		}
+		defer c.Close()
+		_, err = fmt.Fprint(c, "GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
+		if err != nil {
+			return false
+		}
+		_ = c.SetReadDeadline(time.Now().Add(patience))
+		line, err := bufio.NewReader(c).ReadString('\n')
+		return err == nil && strings.Contains(line, "200")
+	}, "a closed connection makes room")
+}
+
+// rawProbe asks /livez on a connection and leaves it open.
+func rawProbe(t *testing.T, c net.Conn) int {
+	t.Helper()
+	_, err := fmt.Fprint(c, "GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
+	require.NoError(t, err)
+	require.NoError(t, c.SetReadDeadline(time.Now().Add(patience)))
+	res, err := http.ReadResponse(bufio.NewReader(c), nil)
+	require.NoError(t, err)
+	defer res.Body.Close()
+	_, err = io.Copy(io.Discard, res.Body)
+	require.NoError(t, err)
+	return res.StatusCode
+}
+
+func TestASlowClientIsCutOff(t *testing.T) {
+	t.Parallel()
+	b := start(t, func(o *Options, _ *bench) {
+		o.Limits.Patience = 300 * time.Millisecond
+		o.Limits.Wait = time.Millisecond
+	})
+	b.bucket("checkout", 3)
+	for name, sent := range map[string]string{
+		"nothing":       "",
+		"half a header": "POST /v1/take HTTP/1.1\r\nHost: x\r\nContent-",
+		"half a body":   "POST /v1/take HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 18\r\n\r\n{\"key\":",
+	} {
+		c, err := net.Dial("tcp", b.server.HTTPAddrs()[0].String())
+		require.NoError(t, err)
+		defer c.Close()
+		_, err = io.WriteString(c, sent)
+		require.NoError(t, err)
+		require.NoError(t, c.SetReadDeadline(time.Now().Add(patience)))
+		data, err := io.ReadAll(c)
+		require.NoError(t, err, "%s: the server closes the connection", name)
+		if name == "half a body" {
+			require.Contains(t, string(data), "408 Request Timeout")
+			require.Contains(t, string(data), "slow_request")
+		}
+	}
+	require.EqualValues(t, 3, b.tokens("checkout"))
+	b.underWay(0)
+}
+
+func TestAGRPCCallWhoseRequestNeverArrivesEnds(t *testing.T) {
+	t.Parallel()
+	b := start(t, func(o *Options, _ *bench) {
+		o.Limits.Patience = 150 * time.Millisecond
+		o.Limits.Wait = time.Millisecond
+	})
+	c, err := net.Dial("tcp", b.server.GRPCAddrs()[0].String())
+	require.NoError(t, err)
+	defer c.Close()
+	_, err = io.WriteString(c, http2.ClientPreface)
+	require.NoError(t, err)
+	framer := http2.NewFramer(c, c)
+	require.NoError(t, framer.WriteSettings())
+	var block strings.Builder
+	enc := hpack.NewEncoder(&block)
+	for _, f := range [][2]string{
+		{":method", "POST"}, {":scheme", "http"}, {":path", "/refiller.v1.Buckets/Take"}, {":authority", "x"},
+		{"content-type", "application/grpc"}, {"te", "trailers"},
+	} {
+		require.NoError(t, enc.WriteField(hpack.HeaderField{Name: f[0], Value: f[1]}))
+	}
+	require.NoError(t, framer.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: []byte(block.String()), EndHeaders: true}))
+	require.NoError(t, c.SetReadDeadline(time.Now().Add(patience)))
+	for {
+		f, err := framer.ReadFrame()
+		require.NoError(t, err)
+		if f.Header().StreamID == 1 {
+			break // the server answers on the stream by itself
+		}
+	}
+}
+
+func TestOnlyCallsWithoutAnEndOfTheirOwnAreUnbounded(t *testing.T) {
+	t.Parallel()
+	g := &gate{longest: time.Minute}
+	for method, bound := range map[string]bool{
+		"/refiller.v1.Buckets/Take": true, "/refiller.v1.Buckets/Wait": true,
+		"/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit": true,
+		"/grpc.health.v1.Health/Watch":                                 false,
+		"/grpc.reflection.v1.ServerReflection/ServerReflectionInfo":    false,
+	} {
+		ctx, err := g.tap(t.Context(), &tap.Info{FullMethodName: method})
+		require.NoError(t, err)
+		_, has := ctx.Deadline()
+		require.Equal(t, bound, has, method)
+	}
+}
+
+func TestCloseWaitsForWhatIsUnderWayAndRefusesTheRest(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		c := newClients(2)
+		require.NoError(t, c.enter("a"))
+		closed := make(chan struct{})
+		go func() { c.close(); close(closed) }()
+		synctest.Wait()
+		require.ErrorIs(t, c.enter("b"), errDraining)
+		select {
+		case <-closed:
+			require.Fail(t, "a call is under way")
+		default:
+		}
+		c.leave("a")
+		<-closed
+		c.close() // closing again waits for nothing
+	})
+}

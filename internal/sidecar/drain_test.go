@@ -1,0 +1,125 @@
+package sidecar
+
+import (
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc/codes"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
+
+	refillerv1 "github.com/tokenrefill/refiller/api/refiller/v1"
+	"github.com/tokenrefill/refiller/lua"
+)
+
+// waitingBench has a bucket "mail" that is empty, and a call over each protocol
+// that waits for it, for as long as due at least.
+func waitingBench(t *testing.T, drain Drain, due time.Duration) (b *bench, overHTTP <-chan reply, overGRPC <-chan error) {
+	t.Helper()
+	b = start(t, func(o *Options, _ *bench) { o.Drain = drain })
+	p := hourly(3)
+	p.Rate.Per = due
+	createBucket(t, b.rdb, "mail", p)
+	b.bucket("checkout", 3)
+	_, err := lua.Reset(t.Context(), b.rdb, "mail", 0)
+	require.NoError(t, err)
+	replies, errs := make(chan reply, 1), make(chan error, 1)
+	conn := b.dial()
+	go func() {
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, b.url("/v1/wait"), jsonBody(`{"key":"mail"}`))
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		req.Header.Set("Content-Type", "application/json")
+		res, err := new(http.Client).Do(req)
+		if err != nil {
+			replies <- reply{}
+			return
+		}
+		defer res.Body.Close()
+		replies <- reply{status: res.StatusCode}
+	}()
+	go func() {
+		r, err := refillerv1.NewBucketsClient(conn).Wait(t.Context(), &refillerv1.WaitRequest{Key: "mail"})
+		if err == nil && !r.GetOk() {
+			t.Errorf("denied: %v", r)
+		}
+		errs <- err
+	}()
+	b.underWay(2)
+	return b, replies, errs
+}
+
+func TestDrainTurnsHealthThenFinishesWhatIsUnderWay(t *testing.T) {
+	t.Parallel()
+	b, overHTTP, overGRPC := waitingBench(t, Drain{Delay: time.Second, Timeout: patience}, 6*time.Second)
+	health := healthpb.NewHealthClient(b.dial())
+	watch, err := health.Watch(t.Context(), &healthpb.HealthCheckRequest{})
+	require.NoError(t, err)
+	first, err := watch.Recv()
+	require.NoError(t, err)
+	require.Equal(t, healthpb.HealthCheckResponse_SERVING, first.GetStatus())
+	require.Equal(t, http.StatusOK, b.do(http.MethodGet, "/readyz", "").status)
+
+	ended := make(chan error, 1)
+	go func() { ended <- b.stop() }()
+	second, err := watch.Recv()
+	require.NoError(t, err)
+	require.Equal(t, healthpb.HealthCheckResponse_NOT_SERVING, second.GetStatus())
+	_, err = watch.Recv()
+	require.Error(t, err, "a watch doesn't hold the end up")
+
+	// Load balancers have yet to notice, so calls are still served.
+	eventually(t, func() bool { return b.server.draining.Err() != nil }, "the drain has begun")
+	r := b.do(http.MethodGet, "/readyz", "")
+	require.Equal(t, http.StatusServiceUnavailable, r.status)
+	require.Equal(t, "shutting_down", r.json(t)["code"])
+	require.Equal(t, http.StatusOK, b.do(http.MethodGet, "/livez", "").status)
+	require.Equal(t, http.StatusOK, b.post("/v1/take", `{"key":"checkout"}`).status)
+
+	// After the delay nobody is let in any more, and the waits go on.
+	eventually(t, func() bool {
+		_, err := http.Get(b.url("/livez")) //nolint:bodyclose // there is none once it fails
+		return err != nil
+	}, "no new connections")
+	select {
+	case err := <-ended:
+		t.Fatalf("Run returned with calls under way: %v", err)
+	default:
+	}
+	_, err = lua.Grant(t.Context(), b.rdb, "mail", 2)
+	require.NoError(t, err)
+	require.Equal(t, http.StatusOK, (<-overHTTP).status)
+	require.NoError(t, <-overGRPC)
+	require.NoError(t, <-ended)
+	require.EqualValues(t, 0, b.tokens("mail"))
+}
+
+func TestDrainEndsWithinItsBound(t *testing.T) {
+	t.Parallel()
+	b, overHTTP, overGRPC := waitingBench(t, Drain{Timeout: 200 * time.Millisecond}, 30*time.Second)
+	began := time.Now()
+	require.NoError(t, b.stop())
+	require.Less(t, time.Since(began), patience, "the waits would have taken half a minute")
+	require.NotEqual(t, http.StatusOK, (<-overHTTP).status)
+	require.Equal(t, codes.Unavailable, status.Code(<-overGRPC))
+	b.server.calls.mu.Lock()
+	defer b.server.calls.mu.Unlock()
+	require.Zero(t, b.server.calls.total, "nothing runs any more")
+}
+
+func TestAListenerThatFailsEndsTheServer(t *testing.T) {
+	t.Parallel()
+	for name, listenersOf := range map[string]func(*Server) interface{ Close() error }{
+		"http": func(s *Server) interface{ Close() error } { return s.httpLns[0] },
+		"grpc": func(s *Server) interface{ Close() error } { return s.grpcLns[0] },
+	} {
+		b := start(t, func(o *Options, _ *bench) { o.Drain.Delay = time.Hour })
+		require.NoError(t, listenersOf(b.server).Close())
+		eventually(t, func() bool { return b.server.draining.Err() != nil }, name)
+		require.ErrorContains(t, b.stop(), "serve "+name)
+	}
+}

@@ -1,0 +1,333 @@
+package sidecar
+
+import (
+	"math"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	descriptorpb "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	typepb "github.com/envoyproxy/go-control-plane/envoy/type/v3"
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+)
+
+// edgeLimits are those of the file edge, on the bench's Redis.
+func edgeLimits(t testing.TB, b *bench) *RateLimits {
+	t.Helper()
+	limits, err := ParseRateLimits(map[string][]byte{"edge.yaml": []byte(edge)}, Windows{Redis: b.rdb, Deadline: patience})
+	require.NoError(t, err)
+	return limits
+}
+
+// envoyBench serves the file edge, as change makes it, to a client that is
+// generated from Envoy's own interface.
+func envoyBench(t *testing.T, change func(*RateLimits)) (*bench, rls.RateLimitServiceClient) {
+	t.Helper()
+	b := start(t, func(o *Options, b *bench) {
+		o.Envoy = edgeLimits(t, b)
+		if change != nil {
+			change(o.Envoy)
+		}
+	})
+	for _, k := range []string{"checkout", "edge:partner_acme", "trial", "special"} {
+		b.bucket(k, 3)
+	}
+	return b, rls.NewRateLimitServiceClient(b.dial())
+}
+
+// of is a descriptor of keys and values in turn.
+func of(keyValues ...string) *descriptorpb.RateLimitDescriptor {
+	d := &descriptorpb.RateLimitDescriptor{}
+	for i := 0; i+1 < len(keyValues); i += 2 {
+		d.Entries = append(d.Entries, &descriptorpb.RateLimitDescriptor_Entry{Key: keyValues[i], Value: keyValues[i+1]})
+	}
+	return d
+}
+
+func hits(n uint64, d *descriptorpb.RateLimitDescriptor) *descriptorpb.RateLimitDescriptor {
+	d.HitsAddend = wrapperspb.UInt64(n)
+	return d
+}
+
+func request(addend uint32, ds ...*descriptorpb.RateLimitDescriptor) *rls.RateLimitRequest {
+	return &rls.RateLimitRequest{Domain: "edge", HitsAddend: addend, Descriptors: ds}
+}
+
+const (
+	codeOK = rls.RateLimitResponse_OK
+	over   = rls.RateLimitResponse_OVER_LIMIT
+)
+
+func should(t *testing.T, c rls.RateLimitServiceClient, req *rls.RateLimitRequest) *rls.RateLimitResponse {
+	t.Helper()
+	res, err := c.ShouldRateLimit(t.Context(), req)
+	require.NoError(t, err)
+	require.Len(t, res.GetStatuses(), len(req.GetDescriptors()))
+	return res
+}
+
+func TestEnvoyTakesFromABucket(t *testing.T) {
+	t.Parallel()
+	b, c := envoyBench(t, nil)
+	res := should(t, c, request(0, of("partner", "acme")))
+	require.Equal(t, codeOK, res.GetOverallCode())
+	st := res.GetStatuses()[0]
+	require.EqualValues(t, 2, st.GetLimitRemaining(), "a request without hits_addend is one hit")
+	require.EqualValues(t, 3, st.GetCurrentLimit().GetRequestsPerUnit())
+	require.Equal(t, rls.RateLimitResponse_RateLimit_UNKNOWN, st.GetCurrentLimit().GetUnit())
+	require.Equal(t, time.Hour, st.GetDurationUntilReset().AsDuration().Round(time.Minute))
+	require.Empty(t, res.GetResponseHeadersToAdd())
+
+	res = should(t, c, request(3, of("partner", "acme")))
+	require.Equal(t, over, res.GetOverallCode())
+	st = res.GetStatuses()[0]
+	require.Equal(t, over, st.GetCode())
+	require.EqualValues(t, 2, st.GetLimitRemaining())
+	require.Equal(t, time.Hour, st.GetDurationUntilReset().AsDuration().Round(time.Minute), "when the third token is due")
+	require.EqualValues(t, 2, b.tokens("edge:partner_acme"))
+
+	require.Equal(t, over, should(t, c, request(4, of("partner", "acme"))).GetOverallCode(), "more than it ever holds")
+	require.Equal(t, codeOK, should(t, c, request(2, of("partner", "acme"))).GetOverallCode())
+	require.EqualValues(t, 0, b.tokens("edge:partner_acme"))
+}
+
+func TestEnvoyCountsInWindowsWithoutBuckets(t *testing.T) {
+	t.Parallel()
+	b, c := envoyBench(t, nil)
+	for _, remaining := range []uint32{2, 1, 0} {
+		st := should(t, c, request(0, of("remote_address", "10.0.0.2"))).GetStatuses()[0]
+		require.Equal(t, codeOK, st.GetCode())
+		require.Equal(t, remaining, st.GetLimitRemaining())
+		require.EqualValues(t, 3, st.GetCurrentLimit().GetRequestsPerUnit())
+		require.Equal(t, rls.RateLimitResponse_RateLimit_MINUTE, st.GetCurrentLimit().GetUnit())
+		require.LessOrEqual(t, st.GetDurationUntilReset().AsDuration(), time.Minute)
+	}
+	require.Equal(t, over, should(t, c, request(0, of("remote_address", "10.0.0.2"))).GetOverallCode())
+	require.Equal(t, codeOK, should(t, c, request(0, of("remote_address", "10.0.0.3"))).GetOverallCode(), "another value")
+	require.Equal(t, over, should(t, c, request(0, of("remote_address", "192.168.1.1"))).GetOverallCode(), "requests_per_unit: 0")
+	free := should(t, c, request(1000, of("remote_address", "10.0.0.1")))
+	require.Equal(t, codeOK, free.GetOverallCode(), "unlimited")
+	require.EqualValues(t, math.MaxUint32, free.GetStatuses()[0].GetLimitRemaining())
+	ttl, err := b.rdb.PTTL(t.Context(), "{edge:remote_address=10.0.0.2}:win:minute").Result()
+	require.NoError(t, err)
+	require.Positive(t, ttl, "a window expires by itself")
+}
+
+func TestARefusedEnvoyRequestChargesNobody(t *testing.T) {
+	t.Parallel()
+	b, c := envoyBench(t, nil)
+	require.Equal(t, codeOK, should(t, c, request(3, of("partner", "acme"))).GetOverallCode())
+	res := should(t, c, request(0, of("generic_key", "checkout"), of("remote_address", "10.0.0.2"), of("partner", "acme"), of("override", "x")))
+	require.Equal(t, over, res.GetOverallCode())
+	var got []rls.RateLimitResponse_Code
+	var remaining []uint32
+	for _, st := range res.GetStatuses() {
+		got, remaining = append(got, st.GetCode()), append(remaining, st.GetLimitRemaining())
+	}
+	require.Equal(t, []rls.RateLimitResponse_Code{codeOK, codeOK, over, codeOK}, got, "each says its own")
+	require.Equal(t, []uint32{0, 3, 0, 3}, remaining, "the first is replaced by the last")
+	require.EqualValues(t, 3, b.tokens("checkout"))
+	require.EqualValues(t, 3, b.tokens("special"))
+
+	res = should(t, c, request(0, of("generic_key", "checkout"), of("partner", "acme")))
+	require.Equal(t, over, res.GetOverallCode())
+	require.EqualValues(t, 3, b.tokens("checkout"), "what was taken went back")
+	require.EqualValues(t, 3, res.GetStatuses()[0].GetLimitRemaining())
+}
+
+func TestReplacesLeavesTheNamedLimitOut(t *testing.T) {
+	t.Parallel()
+	b, c := envoyBench(t, nil)
+	res := should(t, c, request(0, of("generic_key", "checkout"), of("override", "x")))
+	require.Nil(t, res.GetStatuses()[0].GetCurrentLimit())
+	require.EqualValues(t, 3, b.tokens("checkout"))
+	require.EqualValues(t, 2, b.tokens("special"))
+}
+
+func TestEachDescriptorMayHaveItsOwnHits(t *testing.T) {
+	t.Parallel()
+	b, c := envoyBench(t, nil)
+	res := should(t, c, request(1, hits(2, of("generic_key", "checkout")), of("partner", "acme"), hits(0, of("remote_address", "10.0.0.2"))))
+	require.Equal(t, codeOK, res.GetOverallCode())
+	require.EqualValues(t, 1, b.tokens("checkout"))
+	require.EqualValues(t, 2, b.tokens("edge:partner_acme"))
+	require.EqualValues(t, 3, res.GetStatuses()[2].GetLimitRemaining(), "no hits only look")
+
+	back := hits(2, of("generic_key", "checkout"))
+	back.IsNegativeHits = true
+	res = should(t, c, request(1, back))
+	require.Equal(t, codeOK, res.GetOverallCode())
+	require.EqualValues(t, 3, res.GetStatuses()[0].GetLimitRemaining())
+	require.EqualValues(t, 3, b.tokens("checkout"))
+
+	// A request that is refused gives nothing back either.
+	require.Equal(t, codeOK, should(t, c, request(2, of("generic_key", "checkout"))).GetOverallCode())
+	require.Equal(t, over, should(t, c, request(0, hits(4, of("partner", "acme")), back)).GetOverallCode())
+	require.EqualValues(t, 1, b.tokens("checkout"))
+}
+
+func TestShadowAndQuotaModesCountAndNeverDeny(t *testing.T) {
+	t.Parallel()
+	b, c := envoyBench(t, nil)
+	for range 5 {
+		res := should(t, c, request(0, of("try", "x"), of("generic_key", "mail")))
+		require.Equal(t, codeOK, res.GetOverallCode())
+		require.Equal(t, codeOK, res.GetStatuses()[0].GetCode())
+		require.Nil(t, res.GetDynamicMetadata())
+	}
+	require.EqualValues(t, 0, b.tokens("trial"), "it counts")
+	for i := range 3 {
+		res := should(t, c, request(0, of("generic_key", "mail"), of("budget", "x")))
+		require.Equal(t, codeOK, res.GetOverallCode())
+		require.Equal(t, codeOK, res.GetStatuses()[1].GetCode())
+		m := res.GetDynamicMetadata().AsMap()
+		require.Equal(t, true, m["quotaModeEnabled"])
+		require.Equal(t, "edge", m["domain"])
+		require.Equal(t, []any{map[string]any{"entries": []any{"generic_key=mail"}}, map[string]any{"entries": []any{"budget=x"}}}, m["descriptors"])
+		if i < 2 {
+			require.Empty(t, m["quotaModeViolations"])
+		} else {
+			require.Equal(t, []any{1.0}, m["quotaModeViolations"], "the third of two")
+		}
+	}
+}
+
+func TestShadowForAllNeverDenies(t *testing.T) {
+	t.Parallel()
+	_, c := envoyBench(t, func(l *RateLimits) { l.Shadow = true })
+	res := should(t, c, request(9, of("generic_key", "checkout"), of("remote_address", "192.168.0.1")))
+	require.Equal(t, codeOK, res.GetOverallCode())
+	require.Equal(t, codeOK, res.GetStatuses()[0].GetCode())
+}
+
+func TestResponseHeadersTellTheStrictestLimit(t *testing.T) {
+	t.Parallel()
+	_, c := envoyBench(t, func(l *RateLimits) { l.Headers = true })
+	headersOf := func(res *rls.RateLimitResponse) map[string]string {
+		m := make(map[string]string)
+		for _, h := range res.GetResponseHeadersToAdd() {
+			m[h.GetKey()] = h.GetValue()
+		}
+		return m
+	}
+	h := headersOf(should(t, c, request(0, of("generic_key", "checkout"), hits(3, of("remote_address", "10.0.0.2")))))
+	require.Equal(t, "3", h["RateLimit-Limit"])
+	require.Equal(t, "0", h["RateLimit-Remaining"])
+	require.Equal(t, "60", h["RateLimit-Reset"])
+	require.NotContains(t, h, "Retry-After")
+	h = headersOf(should(t, c, request(4, of("generic_key", "checkout"), of("try", "x"))))
+	require.Equal(t, "2", h["RateLimit-Remaining"], "the one that denies, not the shadow")
+	require.NotContains(t, h, "Retry-After", "it is never due")
+	h = headersOf(should(t, c, request(3, of("generic_key", "checkout"))))
+	require.Equal(t, h["RateLimit-Reset"], h["Retry-After"])
+	require.Contains(t, h, "Retry-After")
+	require.Empty(t, headersOf(should(t, c, request(0, of("generic_key", "mail")))))
+}
+
+func TestALimitInTheRequestGoesBeforeTheFile(t *testing.T) {
+	t.Parallel()
+	b, c := envoyBench(t, nil)
+	own := of("generic_key", "checkout")
+	own.Limit = &descriptorpb.RateLimitDescriptor_RateLimitOverride{RequestsPerUnit: 1, Unit: typepb.RateLimitUnit_HOUR}
+	require.Equal(t, codeOK, should(t, c, request(0, own)).GetOverallCode())
+	res := should(t, c, request(0, own))
+	require.Equal(t, over, res.GetOverallCode())
+	require.Equal(t, rls.RateLimitResponse_RateLimit_HOUR, res.GetStatuses()[0].GetCurrentLimit().GetUnit())
+	require.EqualValues(t, 3, b.tokens("checkout"))
+}
+
+func TestWhatEnvoyAsksThatIsNotKnownIsNotLimited(t *testing.T) {
+	t.Parallel()
+	b, c := envoyBench(t, nil)
+	before := dump(t, b)
+	req := request(0, of("user", "7"), of("generic_key", "mail"), of("partner", "acme", "x", "y"))
+	res := should(t, c, req)
+	require.Equal(t, codeOK, res.GetOverallCode())
+	for _, st := range res.GetStatuses() {
+		require.Equal(t, codeOK, st.GetCode())
+		require.Nil(t, st.GetCurrentLimit())
+	}
+	req = request(0, of("generic_key", "checkout"))
+	req.Domain = "other"
+	require.Equal(t, codeOK, should(t, c, req).GetOverallCode())
+	require.Equal(t, before, dump(t, b), "junk makes no keys")
+}
+
+func TestABadEnvoyRequestHasItsCodeAndDoesNothing(t *testing.T) {
+	t.Parallel()
+	b, c := envoyBench(t, nil)
+	before := dump(t, b)
+	noUnit := of("generic_key", "checkout")
+	noUnit.Limit = &descriptorpb.RateLimitDescriptor_RateLimitOverride{RequestsPerUnit: 1}
+	many := request(0)
+	for range maxDescriptors + 1 {
+		many.Descriptors = append(many.Descriptors, of("generic_key", "checkout"))
+	}
+	noDomain := request(0, of("generic_key", "checkout"))
+	noDomain.Domain = ""
+	var deep []string
+	for range maxEntries + 1 {
+		deep = append(deep, "partner", "acme")
+	}
+	good := of("generic_key", "checkout")
+	for name, x := range map[string]struct {
+		req  *rls.RateLimitRequest
+		code codes.Code
+	}{
+		"no domain":             {noDomain, codes.InvalidArgument},
+		"no descriptors":        {request(0), codes.InvalidArgument},
+		"too many":              {many, codes.InvalidArgument},
+		"no entries":            {request(0, good, of()), codes.InvalidArgument},
+		"too many entries":      {request(0, good, of(deep...)), codes.InvalidArgument},
+		"no key":                {request(0, good, of("", "x")), codes.InvalidArgument},
+		"hits past all tokens":  {request(0, good, hits(math.MaxUint64, of("partner", "acme"))), codes.InvalidArgument},
+		"a limit without unit":  {request(0, good, noUnit), codes.InvalidArgument},
+		"a bucket that is none": {request(0, of("partner", "typo")), codes.NotFound},
+		"a name of braces":      {request(0, of("partner", "}}}")), codes.NotFound},
+		"a huge value":          {request(0, of("partner", strings.Repeat("x", 10_000))), codes.NotFound},
+		"too large":             {request(0, of("partner", strings.Repeat("x", 70_000))), codes.ResourceExhausted},
+		"an error after a take": {request(0, good, of("partner", "typo")), codes.NotFound},
+	} {
+		_, err := c.ShouldRateLimit(t.Context(), x.req)
+		require.Equal(t, x.code, status.Code(err), "%s: %v", name, err)
+		require.EqualValues(t, 3, b.tokens("checkout"), name)
+	}
+	after := dump(t, b)
+	require.Len(t, after, len(before), "no keys are made")
+	b.redis.Kill()
+	_, err := c.ShouldRateLimit(t.Context(), request(0, good))
+	require.Equal(t, codes.Unavailable, status.Code(err))
+	_, err = c.ShouldRateLimit(t.Context(), request(0, of("remote_address", "10.0.0.2")))
+	require.Equal(t, codes.Unavailable, status.Code(err))
+}
+
+func TestConcurrentEnvoyRequestsAreAdmittedExactly(t *testing.T) {
+	t.Parallel()
+	b := start(t, func(o *Options, b *bench) { o.Envoy = edgeLimits(t, b) })
+	b.bucket("checkout", 100)
+	c := rls.NewRateLimitServiceClient(b.dial())
+	var admitted atomic.Int64
+	var callers sync.WaitGroup
+	for range 20 {
+		callers.Go(func() {
+			for range 20 {
+				res, err := c.ShouldRateLimit(t.Context(), request(0, of("generic_key", "checkout")))
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if res.GetOverallCode() == codeOK {
+					admitted.Add(1)
+				}
+			}
+		})
+	}
+	callers.Wait()
+	require.EqualValues(t, 100, admitted.Load())
+}

@@ -1,0 +1,152 @@
+package sidecar
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"github.com/hashicorp/go-hclog"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/tokenrefill/refiller/fetch"
+	"github.com/tokenrefill/refiller/internal/testenv"
+)
+
+// fuzzed is a database with one bucket, "checkout", that holds plenty.
+type fuzzed struct {
+	rdb    *redis.Client
+	client *fetch.Client
+}
+
+const plenty = 1 << 30
+
+func newFuzzed(f *testing.F) fuzzed {
+	f.Helper()
+	rdb := testenv.Redis(f).Client()
+	client, err := fetch.New(rdb, fetch.WithDeadline(patience))
+	require.NoError(f, err)
+	f.Cleanup(func() { _ = client.Close(context.Background()) })
+	createBucket(f, rdb, "checkout", hourly(plenty))
+	return fuzzed{rdb, client}
+}
+
+// reset makes half of the bucket's tokens be there.
+func (z fuzzed) reset(t *testing.T) {
+	t.Helper()
+	require.NoError(t, z.rdb.Set(t.Context(), "checkout", plenty/2, 0).Err())
+}
+
+func (z fuzzed) requireTokens(t *testing.T, want int64) {
+	t.Helper()
+	n, err := z.rdb.Get(t.Context(), "checkout").Int64()
+	require.NoError(t, err)
+	require.Equal(t, want, n)
+	keys, err := z.rdb.DBSize(t.Context()).Result()
+	require.NoError(t, err)
+	require.EqualValues(t, 3, keys, "nothing is created")
+}
+
+// A body either is a request, and then does what it says, or does nothing.
+func FuzzHTTP(f *testing.F) {
+	z := newFuzzed(f)
+	paths := []string{"/v1/take", "/v1/return", "/v1/wait", "/v1/peek", "/v1/other"}
+	for i, body := range []string{
+		`{"key":"checkout"}`, `{"key":"checkout","tokens":7}`, `{"key":"checkout","tokens":1,"timeout_ms":5}`, `key=checkout`, ``,
+		`{"key":"checkout","tokens":1e3}`, `{"key":"checkout","tokens":-1}`, `{"key":null}`, `{"key":"}"}`, `{"key":"a","key":"checkout"}`,
+		`{"KEY":"checkout"}`, `[]`, `{`, "{\"key\":\"\xff\"}", `{"key":"\ud800"}`, `{"key":"checkout"} {}`, `key=%zz&key=a`,
+		strings.Repeat(`[`, 500), `{"key":"checkout","tokens":99999999999999999999}`,
+	} {
+		f.Add(uint8(i), []byte(body))
+		f.Add(uint8(0), []byte(body))
+	}
+	h := newFront(z.client, DefaultLimits(), newClients(1), func() bool { return false }, hclog.NewNullLogger())
+	f.Fuzz(func(t *testing.T, which uint8, body []byte) {
+		z.reset(t)
+		path := paths[int(which)%len(paths)]
+		r := httptest.NewRequest(http.MethodPost, path, bytes.NewReader(body))
+		r.Header.Set("Content-Type", "application/json")
+		if path == "/v1/peek" {
+			r = httptest.NewRequest(http.MethodGet, path, nil)
+			r.URL.RawQuery = string(body)
+		}
+		w := &deadlineRecorder{ResponseRecorder: httptest.NewRecorder()}
+		h.ServeHTTP(w, r)
+		var answer struct {
+			Key           string
+			Taken, Tokens int64
+			Code          string
+		}
+		require.NoError(t, json.Unmarshal(w.Body.Bytes(), &answer), w.Body.String())
+		if w.Code != http.StatusOK {
+			require.GreaterOrEqual(t, w.Code, 400)
+			require.Less(t, w.Code, 500, w.Body.String())
+			require.NotEmpty(t, answer.Code)
+			z.requireTokens(t, plenty/2)
+			return
+		}
+		require.Equal(t, "checkout", answer.Key)
+		z.requireTokens(t, plenty/2-answer.Taken+answer.Tokens)
+	})
+}
+
+// deadlineRecorder is a recorder of which a handler may ask for another deadline.
+type deadlineRecorder struct{ *httptest.ResponseRecorder }
+
+func (*deadlineRecorder) SetWriteDeadline(time.Time) error { return nil }
+
+// FuzzShouldRateLimit sends whatever can be decoded to Envoy's service.
+func FuzzShouldRateLimit(f *testing.F) {
+	z := newFuzzed(f)
+	limits, err := ParseRateLimits(map[string][]byte{"f": []byte(`
+domain: edge
+descriptors:
+  - {key: generic_key, value: checkout, rate_limit: {bucket: checkout}}
+  - {key: user, rate_limit: {bucket: "user:{value}"}, descriptors: [{key: route, rate_limit: {bucket: "{descriptor}"}}]}
+  - {key: free, rate_limit: {unlimited: true}}
+  - {key: try, shadow_mode: true, rate_limit: {bucket: checkout}}
+`)}, Windows{Redis: z.rdb, Deadline: patience})
+	require.NoError(f, err)
+	s := newEnvoyServer(limits, z.client, hclog.NewNullLogger())
+	for _, req := range []*rls.RateLimitRequest{
+		request(0, of("generic_key", "checkout")), request(7, of("try", "x"), of("free", "")), request(1, of("user", "}{")),
+		request(1, of("user", "x", "route", "y")), request(1), {Domain: "other"}, request(1, of()), request(1, hits(1<<63, of("free", "x"))),
+	} {
+		data, err := proto.Marshal(req)
+		require.NoError(f, err)
+		f.Add(data)
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		req := new(rls.RateLimitRequest)
+		if proto.Unmarshal(data, req) != nil {
+			return // gRPC refuses it before we see it
+		}
+		for _, d := range req.GetDescriptors() {
+			d.Limit = nil // it makes a window, and may: the request says so
+			d.IsNegativeHits = false
+		}
+		z.reset(t)
+		res, err := s.ShouldRateLimit(t.Context(), req)
+		if err != nil {
+			require.Contains(t, []codes.Code{codes.InvalidArgument, codes.NotFound}, status.Code(err), err.Error())
+			n, err := z.rdb.Get(t.Context(), "checkout").Int64()
+			require.NoError(t, err)
+			require.LessOrEqual(t, n, int64(plenty/2))
+			return
+		}
+		require.Len(t, res.GetStatuses(), len(req.GetDescriptors()))
+		require.NotEqual(t, rls.RateLimitResponse_UNKNOWN, res.GetOverallCode())
+		keys, err := z.rdb.DBSize(t.Context()).Result()
+		require.NoError(t, err)
+		require.EqualValues(t, 3, keys, "nothing is created")
+	})
+}

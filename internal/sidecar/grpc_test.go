@@ -1,0 +1,172 @@
+package sidecar
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc/codes"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	reflectionpb "google.golang.org/grpc/reflection/grpc_reflection_v1"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/descriptorpb"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	refillerv1 "github.com/tokenrefill/refiller/api/refiller/v1"
+	"github.com/tokenrefill/refiller/lua"
+)
+
+func TestBucketsOverGRPC(t *testing.T) {
+	t.Parallel()
+	b := start(t, nil)
+	b.bucket("checkout", 3)
+	c := refillerv1.NewBucketsClient(b.dial())
+
+	r, err := c.Take(t.Context(), &refillerv1.TakeRequest{Key: "checkout", Tokens: proto.Int64(2)})
+	require.NoError(t, err)
+	require.True(t, r.GetOk())
+	require.EqualValues(t, 2, r.GetTaken())
+	require.EqualValues(t, 1, r.GetRemaining())
+	require.EqualValues(t, 3, r.GetLimit())
+	require.Zero(t, r.GetRetryAfter().AsDuration())
+	require.Equal(t, 2*time.Hour, r.GetResetAfter().AsDuration().Round(time.Minute))
+	require.Equal(t, "shared", r.GetSource())
+
+	r, err = c.Take(t.Context(), &refillerv1.TakeRequest{Key: "checkout", Tokens: proto.Int64(2)})
+	require.NoError(t, err, "a denial is an answer")
+	require.False(t, r.GetOk())
+	require.Equal(t, time.Hour, r.GetRetryAfter().AsDuration().Round(time.Minute))
+
+	back, err := c.Return(t.Context(), &refillerv1.ReturnRequest{Key: "checkout"})
+	require.NoError(t, err)
+	require.EqualValues(t, 1, back.GetTokens())
+	r, err = c.Peek(t.Context(), &refillerv1.PeekRequest{Key: "checkout"})
+	require.NoError(t, err)
+	require.EqualValues(t, 2, r.GetRemaining())
+
+	w, err := c.Wait(t.Context(), &refillerv1.WaitRequest{Key: "checkout", Tokens: proto.Int64(2)})
+	require.NoError(t, err)
+	require.True(t, w.GetOk())
+	require.EqualValues(t, 2, w.GetTaken())
+	w, err = c.Wait(t.Context(), &refillerv1.WaitRequest{Key: "checkout", Timeout: durationpb.New(50 * time.Millisecond)})
+	require.NoError(t, err)
+	require.False(t, w.GetOk())
+
+	_, err = lua.Add(t.Context(), b.rdb, "foreign", 3, 10, 0)
+	require.NoError(t, err)
+	r, err = c.Peek(t.Context(), &refillerv1.PeekRequest{Key: "foreign"})
+	require.NoError(t, err)
+	require.Nil(t, r.GetResetAfter(), "not known")
+}
+
+func TestABadGRPCRequestHasItsCodeAndDoesNothing(t *testing.T) {
+	t.Parallel()
+	b := start(t, nil)
+	b.bucket("checkout", 3)
+	require.NoError(t, b.rdb.Set(t.Context(), "other", "no number", 0).Err())
+	require.EqualValues(t, 1, b.post("/v1/take", `{"key":"checkout"}`).json(t)["taken"])
+	before := dump(t, b)
+	c := refillerv1.NewBucketsClient(b.dial())
+	take := func(key string, n int64) func() error {
+		return func() error {
+			_, err := c.Take(t.Context(), &refillerv1.TakeRequest{Key: key, Tokens: &n})
+			return err
+		}
+	}
+	wait := func(timeout time.Duration) func() error {
+		return func() error {
+			_, err := c.Wait(t.Context(), &refillerv1.WaitRequest{Key: "checkout", Timeout: durationpb.New(timeout)})
+			return err
+		}
+	}
+	for name, call := range map[string]struct {
+		do   func() error
+		code codes.Code
+	}{
+		"no tokens":         {take("checkout", 0), codes.InvalidArgument},
+		"negative tokens":   {take("checkout", -1), codes.InvalidArgument},
+		"too many tokens":   {take("checkout", 1<<51), codes.InvalidArgument},
+		"no key":            {take("", 1), codes.InvalidArgument},
+		"huge key":          {take(strings.Repeat("k", 513), 1), codes.InvalidArgument},
+		"huge request":      {take(strings.Repeat("k", 70_000), 1), codes.ResourceExhausted},
+		"closing brace":     {take("check}out", 1), codes.InvalidArgument},
+		"unknown bucket":    {take("typo", 1), codes.NotFound},
+		"malformed bucket":  {take("other", 1), codes.FailedPrecondition},
+		"exceeds capacity":  {take("checkout", 4), codes.OutOfRange},
+		"no time":           {wait(0), codes.InvalidArgument},
+		"negative time":     {wait(-time.Second), codes.InvalidArgument},
+		"too long a time":   {wait(time.Minute + 1), codes.InvalidArgument},
+		"returns to a typo": {func() error { _, err := c.Return(t.Context(), &refillerv1.ReturnRequest{Key: "typo"}); return err }, codes.NotFound},
+		"peeks at a typo":   {func() error { _, err := c.Peek(t.Context(), &refillerv1.PeekRequest{Key: "typo"}); return err }, codes.NotFound},
+	} {
+		err := call.do()
+		require.Equal(t, call.code, status.Code(err), "%s: %v", name, err)
+	}
+	require.Equal(t, before, dump(t, b), "no call took, returned or created anything")
+
+	b.redis.Kill()
+	require.Equal(t, codes.Unavailable, status.Code(take("checkout", 1)()))
+}
+
+func TestTokensThatAreDueAfterTheCallersDeadlineAreDeniedAtOnce(t *testing.T) {
+	t.Parallel()
+	b := start(t, nil)
+	p := hourly(1)
+	p.Rate.Per = 40 * time.Second
+	createBucket(t, b.rdb, "checkout", p)
+	_, err := lua.Reset(t.Context(), b.rdb, "checkout", 0)
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	r, err := refillerv1.NewBucketsClient(b.dial()).Wait(ctx, &refillerv1.WaitRequest{Key: "checkout"})
+	require.NoError(t, err)
+	require.False(t, r.GetOk())
+	require.Less(t, r.GetWaited().AsDuration(), patience/2)
+	b.underWay(0)
+}
+
+func TestHealthAndReflectionKnowTheServices(t *testing.T) {
+	t.Parallel()
+	b := start(t, func(o *Options, b *bench) { o.Envoy = edgeLimits(t, b) })
+	conn := b.dial()
+	health := healthpb.NewHealthClient(conn)
+	services := []string{"refiller.v1.Buckets", "envoy.service.ratelimit.v3.RateLimitService"}
+	for _, name := range append(services, "") {
+		r, err := health.Check(t.Context(), &healthpb.HealthCheckRequest{Service: name})
+		require.NoError(t, err, name)
+		require.Equal(t, healthpb.HealthCheckResponse_SERVING, r.GetStatus(), name)
+	}
+	_, err := health.Check(t.Context(), &healthpb.HealthCheckRequest{Service: "other"})
+	require.Equal(t, codes.NotFound, status.Code(err))
+
+	stream, err := reflectionpb.NewServerReflectionClient(conn).ServerReflectionInfo(t.Context())
+	require.NoError(t, err)
+	ask := func(req *reflectionpb.ServerReflectionRequest) *reflectionpb.ServerReflectionResponse {
+		require.NoError(t, stream.Send(req))
+		res, err := stream.Recv()
+		require.NoError(t, err)
+		return res
+	}
+	var listed []string
+	for _, s := range ask(&reflectionpb.ServerReflectionRequest{
+		MessageRequest: &reflectionpb.ServerReflectionRequest_ListServices{},
+	}).GetListServicesResponse().GetService() {
+		listed = append(listed, s.GetName())
+	}
+	require.Subset(t, listed, append(services, "grpc.health.v1.Health"))
+	files := ask(&reflectionpb.ServerReflectionRequest{
+		MessageRequest: &reflectionpb.ServerReflectionRequest_FileContainingSymbol{FileContainingSymbol: "refiller.v1.Buckets"},
+	}).GetFileDescriptorResponse().GetFileDescriptorProto()
+	require.NotEmpty(t, files)
+	var file descriptorpb.FileDescriptorProto
+	require.NoError(t, proto.Unmarshal(files[0], &file))
+	var methods []string
+	for _, m := range file.GetService()[0].GetMethod() {
+		methods = append(methods, m.GetName())
+	}
+	require.Equal(t, []string{"Take", "Return", "Peek", "Wait"}, methods)
+	require.NoError(t, stream.CloseSend())
+}

@@ -1,0 +1,228 @@
+package sidecar
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/tokenrefill/refiller/fetch"
+	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// patience is how long a test waits for what must happen.
+const patience = 20 * time.Second
+
+// bench is a Server with all it needs, on a Redis of its own.
+type bench struct {
+	t      *testing.T
+	redis  *testenv.RedisServer
+	rdb    *redis.Client
+	server *Server
+	stop   func() error // ends Run and waits for it; once
+}
+
+// start runs a Server on loopback, with what change makes of the options.
+func start(t *testing.T, change func(*Options, *bench)) *bench {
+	t.Helper()
+	b := &bench{t: t, redis: testenv.Redis(t)}
+	b.rdb = b.redis.Client()
+	client, err := fetch.New(b.rdb, fetch.WithDeadline(patience))
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		require.NoError(t, client.Close(ctx))
+	})
+	opts := Options{
+		Client: client, HTTP: []string{"127.0.0.1:0"}, GRPC: []string{"127.0.0.1:0"},
+		Limits: DefaultLimits(), Drain: Drain{Timeout: patience},
+	}
+	if change != nil {
+		change(&opts, b)
+	}
+	b.server, err = Listen(opts)
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- b.server.Run(ctx) }()
+	stopped := false
+	b.stop = func() error {
+		cancel()
+		stopped = true
+		return <-ended
+	}
+	t.Cleanup(func() {
+		if !stopped {
+			require.NoError(t, b.stop())
+		}
+	})
+	return b
+}
+
+// hourly holds capacity tokens and gains one an hour, so none in a test.
+func hourly(capacity int64) policy.Policy {
+	return policy.Policy{Capacity: capacity, Rate: policy.Rate{Tokens: 1, Per: time.Hour}}
+}
+
+func createBucket(t testing.TB, rdb lua.Client, key string, p policy.Policy) {
+	t.Helper()
+	require.NoError(t, p.Validate())
+	terms := p.Terms(policy.Fence{})
+	_, err := lua.Refill(context.Background(), rdb, key, policy.Call{Create: policy.CreateInitial, Terms: &terms})
+	require.NoError(t, err)
+}
+
+func (b *bench) bucket(key string, capacity int64) {
+	b.t.Helper()
+	createBucket(b.t, b.rdb, key, hourly(capacity))
+}
+
+func (b *bench) tokens(key string) int64 {
+	b.t.Helper()
+	n, err := b.rdb.Get(context.Background(), key).Int64()
+	require.NoError(b.t, err)
+	return n
+}
+
+func (b *bench) url(path string) string { return "http://" + b.server.HTTPAddrs()[0].String() + path }
+
+// reply is what came over HTTP.
+type reply struct {
+	status int
+	header http.Header
+	body   []byte
+}
+
+func (r reply) json(t testing.TB) map[string]any {
+	t.Helper()
+	var v map[string]any
+	require.NoError(t, json.Unmarshal(r.body, &v), string(r.body))
+	return v
+}
+
+// do sends a request on a connection of its own.
+func (b *bench) do(method, path, body string, header ...string) reply {
+	b.t.Helper()
+	return send(b.t, http.DefaultClient, method, b.url(path), body, header...)
+}
+
+func send(t testing.TB, client *http.Client, method, url, body string, header ...string) reply {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), method, url, bytes.NewBufferString(body))
+	require.NoError(t, err)
+	if method == http.MethodPost {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	for i := 0; i+1 < len(header); i += 2 {
+		req.Header.Set(header[i], header[i+1])
+	}
+	res, err := client.Do(req)
+	require.NoError(t, err)
+	defer res.Body.Close()
+	data, err := io.ReadAll(res.Body)
+	require.NoError(t, err)
+	return reply{res.StatusCode, res.Header, data}
+}
+
+func (b *bench) post(path, body string) reply {
+	b.t.Helper()
+	return b.do(http.MethodPost, path, body)
+}
+
+// dial connects over gRPC; the connection is closed when the test ends.
+func (b *bench) dial(opts ...grpc.DialOption) *grpc.ClientConn {
+	b.t.Helper()
+	if len(opts) == 0 {
+		opts = append(opts, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	}
+	return dialTo(b.t, b.server.GRPCAddrs()[0], opts...)
+}
+
+func dialTo(t testing.TB, addr net.Addr, opts ...grpc.DialOption) *grpc.ClientConn {
+	t.Helper()
+	target := "passthrough:///" + addr.String()
+	if addr.Network() == "unix" {
+		target = "unix:" + addr.String()
+	}
+	conn, err := grpc.NewClient(target, opts...)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = conn.Close() })
+	return conn
+}
+
+// eventually waits until ok holds.
+func eventually(t testing.TB, ok func() bool, what string) {
+	t.Helper()
+	require.Eventually(t, ok, patience, time.Millisecond, what)
+}
+
+// underWay waits until n calls are.
+func (b *bench) underWay(n int) {
+	b.t.Helper()
+	eventually(b.t, func() bool {
+		b.server.calls.mu.Lock()
+		defer b.server.calls.mu.Unlock()
+		return b.server.calls.total == n
+	}, "calls under way")
+}
+
+func jsonBody(s string) io.Reader { return bytes.NewBufferString(s) }
+
+const contextDeadline = deadlineError("the call's time is over")
+
+// deadlineError is a context's error as a call returns it.
+type deadlineError string
+
+func (e deadlineError) Error() string { return string(e) }
+
+func (e deadlineError) Is(target error) bool { return target == context.DeadlineExceeded }
+
+// sendHalf sends half a request and returns the body of the answer.
+func sendHalf(t *testing.T, b *bench, path string) []byte {
+	t.Helper()
+	c, err := net.Dial("tcp", b.server.HTTPAddrs()[0].String())
+	require.NoError(t, err)
+	defer c.Close()
+	_, err = io.WriteString(c, "POST "+path+" HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 18\r\n\r\n{\"key\":")
+	require.NoError(t, err)
+	require.NoError(t, c.SetReadDeadline(time.Now().Add(patience)))
+	res, err := http.ReadResponse(bufio.NewReader(c), nil)
+	require.NoError(t, err)
+	defer res.Body.Close()
+	require.Equal(t, http.StatusRequestTimeout, res.StatusCode)
+	body, err := io.ReadAll(res.Body)
+	require.NoError(t, err)
+	return body
+}
+
+// onPath asks a path for the bucket checkout.
+func onPath(b *bench, path string) reply {
+	if path == "/v1/peek" {
+		return b.do(http.MethodGet, path+"?key=checkout", "")
+	}
+	return b.post(path, `{"key":"checkout"}`)
+}
+
+// failing is the answer to a call that fails with err.
+func failing(t *testing.T, err error) reply {
+	t.Helper()
+	f := newFront(nil, DefaultLimits(), nil, nil, hclog.NewNullLogger())
+	w := httptest.NewRecorder()
+	f.fail(w, err)
+	return reply{w.Code, w.Header(), w.Body.Bytes()}
+}

@@ -1,0 +1,100 @@
+package sidecar
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"strings"
+	"sync"
+	"syscall"
+)
+
+const unixPrefix = "unix:"
+
+// listen opens an address, host:port or unix:/path, whose connections count for
+// their clients.
+func listen(address string, conns *clients) (net.Listener, error) {
+	ln, err := open(address)
+	if err != nil {
+		return nil, fmt.Errorf("sidecar: listen on %s: %w", address, err)
+	}
+	return &listener{Listener: ln, conns: conns}, nil
+}
+
+func open(address string) (net.Listener, error) {
+	path, isUnix := strings.CutPrefix(address, unixPrefix)
+	if !isUnix {
+		return net.Listen("tcp", address)
+	}
+	ln, err := net.Listen("unix", path)
+	if errors.Is(err, syscall.EADDRINUSE) && stale(path) {
+		if err := os.Remove(path); err != nil {
+			return nil, err
+		}
+		ln, err = net.Listen("unix", path)
+	}
+	return ln, err
+}
+
+// stale reports whether path is the socket of a process that has ended.
+func stale(path string) bool {
+	info, err := os.Lstat(path)
+	if err != nil || info.Mode().Type() != fs.ModeSocket {
+		return false
+	}
+	c, err := net.Dial("unix", path)
+	if err == nil {
+		_ = c.Close()
+	}
+	return errors.Is(err, syscall.ECONNREFUSED)
+}
+
+// listener closes the connections that a client has too many of.
+type listener struct {
+	net.Listener
+	conns *clients
+}
+
+func (l *listener) Accept() (net.Conn, error) {
+	for {
+		c, err := l.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		client := origin(c)
+		if l.conns.enter(client) != nil {
+			_ = c.Close()
+			continue
+		}
+		return &conn{Conn: c, addr: clientAddr{c.RemoteAddr(), client}, leave: sync.OnceFunc(func() { l.conns.leave(client) })}, nil
+	}
+}
+
+// conn is a connection that counts until it is closed.
+type conn struct {
+	net.Conn
+	addr  clientAddr
+	leave func()
+}
+
+func (c *conn) RemoteAddr() net.Addr { return c.addr }
+
+func (c *conn) Close() error {
+	defer c.leave()
+	return c.Conn.Close()
+}
+
+// origin names who is at the other end.
+func origin(c net.Conn) string {
+	switch c := c.(type) {
+	case *net.TCPConn:
+		if a, ok := c.RemoteAddr().(*net.TCPAddr); ok {
+			return "address " + a.IP.String()
+		}
+	case *net.UnixConn:
+		return peerProcess(c)
+	}
+	return "unknown"
+}

@@ -1,0 +1,263 @@
+package sidecar
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.yaml.in/yaml/v3"
+
+	"github.com/tokenrefill/refiller/fetch"
+	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// document is the part of OpenAPI that ours uses; anything else in it is an error.
+type document struct {
+	OpenAPI    string                           `yaml:"openapi"`
+	Info       map[string]string                `yaml:"info"`
+	Paths      map[string]map[string]*operation `yaml:"paths"`
+	Components struct {
+		Schemas   map[string]*schema   `yaml:"schemas"`
+		Responses map[string]*response `yaml:"responses"`
+	} `yaml:"components"`
+}
+
+type operation struct {
+	ID         string `yaml:"operationId"`
+	Summary    string `yaml:"summary"`
+	Parameters []struct {
+		Name     string  `yaml:"name"`
+		In       string  `yaml:"in"`
+		Required bool    `yaml:"required"`
+		Schema   *schema `yaml:"schema"`
+	} `yaml:"parameters"`
+	Body *struct {
+		Required bool    `yaml:"required"`
+		Content  content `yaml:"content"`
+	} `yaml:"requestBody"`
+	Responses map[string]*response `yaml:"responses"`
+}
+
+type response struct {
+	Ref         string  `yaml:"$ref"`
+	Description string  `yaml:"description"`
+	Content     content `yaml:"content"`
+}
+
+type content map[string]struct {
+	Schema *schema `yaml:"schema"`
+}
+
+type schema struct {
+	Ref         string             `yaml:"$ref"`
+	Type        string             `yaml:"type"`
+	Format      string             `yaml:"format"`
+	Description string             `yaml:"description"`
+	Nullable    bool               `yaml:"nullable"`
+	Minimum     *int64             `yaml:"minimum"`
+	Maximum     *int64             `yaml:"maximum"`
+	MinLength   *int               `yaml:"minLength"`
+	MaxLength   *int               `yaml:"maxLength"`
+	Default     *int64             `yaml:"default"`
+	Required    []string           `yaml:"required"`
+	Properties  map[string]*schema `yaml:"properties"`
+	Additional  *bool              `yaml:"additionalProperties"`
+}
+
+func readDocument(t *testing.T) *document {
+	t.Helper()
+	d := new(document)
+	require.NoError(t, strictYAML(openAPI, d))
+	return d
+}
+
+func (d *document) schema(t *testing.T, s *schema) *schema {
+	t.Helper()
+	if s.Ref == "" {
+		return s
+	}
+	name, ok := strings.CutPrefix(s.Ref, "#/components/schemas/")
+	require.True(t, ok, s.Ref)
+	require.NotNil(t, d.Components.Schemas[name], s.Ref)
+	return d.schema(t, d.Components.Schemas[name])
+}
+
+// answer is the schema of a status of an operation.
+func (d *document) answer(t *testing.T, op *operation, status int) *schema {
+	t.Helper()
+	r := op.Responses[strconv.Itoa(status)]
+	require.NotNil(t, r, "%s: status %d is not in the document", op.ID, status)
+	if name, ok := strings.CutPrefix(r.Ref, "#/components/responses/"); ok {
+		r = d.Components.Responses[name]
+		require.NotNil(t, r, name)
+	}
+	return d.schema(t, r.Content["application/json"].Schema)
+}
+
+// check holds a JSON object against its schema.
+func (d *document) check(t *testing.T, s *schema, body []byte, what string) {
+	t.Helper()
+	var v map[string]any
+	require.NoError(t, json.Unmarshal(body, &v), "%s: %s", what, body)
+	require.Equal(t, "object", s.Type, what)
+	require.False(t, *s.Additional, what)
+	for _, name := range s.Required {
+		require.Contains(t, v, name, what)
+	}
+	for name, value := range v {
+		p := s.Properties[name]
+		require.NotNil(t, p, "%s: %s is not in the document", what, name)
+		p = d.schema(t, p)
+		switch value := value.(type) {
+		case nil:
+			require.True(t, p.Nullable, "%s: %s is null", what, name)
+		case string:
+			require.Equal(t, "string", p.Type, "%s: %s", what, name)
+		case bool:
+			require.Equal(t, "boolean", p.Type, "%s: %s", what, name)
+		case float64:
+			require.Equal(t, "integer", p.Type, "%s: %s", what, name)
+			if p.Minimum != nil {
+				require.GreaterOrEqual(t, value, float64(*p.Minimum), "%s: %s", what, name)
+			}
+		default:
+			require.Fail(t, "unexpected type", "%s: %s: %T", what, name, value)
+		}
+	}
+}
+
+func TestTheDocumentHasTheRoutesOfTheServerAndNoOther(t *testing.T) {
+	t.Parallel()
+	d := readDocument(t)
+	var documented, served []string
+	for path, ops := range d.Paths {
+		for method := range ops {
+			documented = append(documented, strings.ToUpper(method)+" "+path)
+		}
+	}
+	for _, r := range newFront(nil, DefaultLimits(), nil, nil, nil).routes {
+		served = append(served, r.method+" "+r.path)
+	}
+	require.ElementsMatch(t, served, documented)
+}
+
+func TestTheDocumentHasTheFieldsOfTheRequests(t *testing.T) {
+	t.Parallel()
+	d := readDocument(t)
+	for path, want := range map[string]fields{
+		"/v1/take": new(takeRequest).fields(), "/v1/return": new(takeRequest).fields(),
+		"/v1/wait": new(waitRequest).fields(time.Minute),
+	} {
+		op := d.Paths[path]["post"]
+		require.True(t, op.Body.Required)
+		require.Len(t, op.Body.Content, 1)
+		s := d.schema(t, op.Body.Content["application/json"].Schema)
+		require.ElementsMatch(t, slices.Collect(maps.Keys(want)), slices.Collect(maps.Keys(s.Properties)), path)
+		require.Equal(t, []string{"key"}, s.Required)
+		require.False(t, *s.Additional)
+		for name, target := range want {
+			p := d.schema(t, s.Properties[name])
+			if _, text := target.(*string); text {
+				require.Equal(t, "string", p.Type)
+			} else {
+				require.Equal(t, "integer", p.Type)
+			}
+		}
+	}
+	tokens := d.Components.Schemas["Tokens"]
+	require.EqualValues(t, 1, *tokens.Minimum)
+	require.EqualValues(t, policy.MaxTokens, *tokens.Maximum)
+	require.EqualValues(t, 1, *tokens.Default)
+	require.Equal(t, lua.MaxKeyLen, *d.Components.Schemas["Key"].MaxLength)
+	params := d.Paths["/v1/peek"]["get"].Parameters
+	require.Len(t, params, 1)
+	require.Equal(t, "key", params[0].Name)
+	require.Equal(t, "query", params[0].In)
+	require.True(t, params[0].Required)
+}
+
+// Every status that an operation answers with is in the document, and the
+// document has no status that none of these requests can bring about: real
+// requests, except for what no request can cause on demand.
+func TestTheDocumentHasTheStatusesOfTheAnswers(t *testing.T) {
+	t.Parallel()
+	d := readDocument(t)
+	b := start(t, func(o *Options, _ *bench) { o.Limits.Patience = 500 * time.Millisecond })
+	b.bucket("checkout", 3)
+	require.NoError(t, b.rdb.MSet(t.Context(), "other", "no number", "{other}:ctl", "no hash").Err())
+	seen := make(map[string]map[int]bool) // by path
+	see := func(path string, r reply, what string) {
+		path, _, _ = strings.Cut(path, "?")
+		ops := d.Paths[path]
+		if len(ops) == 0 || r.status == http.StatusMethodNotAllowed {
+			return // not an operation
+		}
+		for _, op := range ops {
+			d.check(t, d.answer(t, op, r.status), r.body, what)
+		}
+		if seen[path] == nil {
+			seen[path] = make(map[int]bool)
+		}
+		seen[path][r.status] = true
+	}
+	for _, path := range []string{"/v1/take", "/v1/return", "/v1/wait"} {
+		see(path, b.post(path, `{"key":"checkout"}`), path)
+		see(path, reply{status: http.StatusRequestTimeout, body: sendHalf(t, b, path)}, path+" slowly")
+	}
+	see("/v1/wait", b.post("/v1/wait", `{"key":"checkout","tokens":3,"timeout_ms":1}`), "a wait that is denied")
+	see("/v1/take", b.post("/v1/take", `{"key":"checkout","tokens":3}`), "a take that is denied")
+	see("/v1/peek", b.do(http.MethodGet, "/v1/peek?key=checkout", ""), "peek")
+	for _, c := range badRequests() {
+		see(c.path, b.do(c.method, c.path, c.body, c.header...), c.name)
+	}
+	b.redis.Kill()
+	for path := range d.Paths {
+		see(path, onPath(b, path), path+" without Redis")
+	}
+	for path := range d.Paths {
+		// A client's other calls, a bug, and the end of a call's time.
+		for _, err := range []error{errBusy, fmt.Errorf("bug"), contextDeadline} {
+			see(path, failing(t, err), path)
+		}
+		for _, op := range d.Paths[path] {
+			var documented []int
+			for status := range op.Responses {
+				n, err := strconv.Atoi(status)
+				require.NoError(t, err)
+				documented = append(documented, n)
+			}
+			require.ElementsMatch(t, slices.Collect(maps.Keys(seen[path])), documented, path)
+		}
+	}
+}
+
+func TestTheDocumentIsServed(t *testing.T) {
+	t.Parallel()
+	b := start(t, nil)
+	r := b.do(http.MethodGet, "/openapi.yaml", "")
+	require.Equal(t, http.StatusOK, r.status)
+	require.Equal(t, "application/yaml", r.header.Get("Content-Type"))
+	require.Equal(t, openAPI, r.body)
+	var v any
+	require.NoError(t, yaml.Unmarshal(r.body, &v))
+}
+
+func TestEveryErrorOfTheSDKHasAPlaceOfItsOwn(t *testing.T) {
+	t.Parallel()
+	for _, err := range []error{
+		fetch.ErrUnknownBucket, fetch.ErrMalformedBucket, fetch.ErrInvalidKey, fetch.ErrInvalidAmount,
+		fetch.ErrExceedsCapacity, fetch.ErrUnavailable, fetch.ErrClosed,
+	} {
+		require.NotEqual(t, unforeseen, failureOf(fmt.Errorf("wrapped: %w", err)), err.Error())
+	}
+	require.Equal(t, unforeseen, failureOf(fmt.Errorf("bug")))
+	require.Equal(t, "unavailable", failureOf(fmt.Errorf("%w: %w", fetch.ErrUnavailable, contextDeadline)).Name)
+}

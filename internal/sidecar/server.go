@@ -1,0 +1,211 @@
+package sidecar
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"github.com/hashicorp/go-hclog"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/reflection"
+
+	refillerv1 "github.com/tokenrefill/refiller/api/refiller/v1"
+)
+
+const maxHeader = 16 << 10
+
+// Server serves buckets. [Listen] makes one, Run runs it once.
+type Server struct {
+	opts       Options
+	log        hclog.Logger
+	httpLns    []net.Listener
+	grpcLns    []net.Listener
+	calls      *clients
+	health     *health.Server
+	http       *http.Server
+	grpc       *grpc.Server
+	draining   context.Context
+	startDrain context.CancelFunc
+}
+
+// Listen opens the addresses. Connections wait until Run accepts them.
+func Listen(opts Options) (*Server, error) {
+	if opts.Logger == nil {
+		opts.Logger = hclog.NewNullLogger()
+	}
+	if err := opts.Validate(); err != nil {
+		return nil, err
+	}
+	s := &Server{opts: opts, log: opts.Logger, calls: newClients(opts.Limits.Calls), health: health.NewServer()}
+	s.draining, s.startDrain = context.WithCancel(context.Background())
+	conns := newClients(opts.Limits.Connections)
+	var errs []error
+	for _, group := range []struct {
+		addresses []string
+		listeners *[]net.Listener
+	}{{opts.HTTP, &s.httpLns}, {opts.GRPC, &s.grpcLns}} {
+		for _, a := range group.addresses {
+			ln, err := listen(a, conns)
+			if err != nil {
+				errs = append(errs, err)
+				continue
+			}
+			*group.listeners = append(*group.listeners, ln)
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		s.closeListeners()
+		return nil, err
+	}
+	s.http = s.newHTTP()
+	s.grpc = s.newGRPC()
+	return s, nil
+}
+
+// HTTPAddrs are the addresses for HTTP, in the order of the options.
+func (s *Server) HTTPAddrs() []net.Addr { return addrs(s.httpLns) }
+
+// GRPCAddrs are the addresses for gRPC, in the order of the options.
+func (s *Server) GRPCAddrs() []net.Addr { return addrs(s.grpcLns) }
+
+func addrs(lns []net.Listener) []net.Addr {
+	out := make([]net.Addr, len(lns))
+	for i, ln := range lns {
+		out[i] = ln.Addr()
+	}
+	return out
+}
+
+func (s *Server) closeListeners() {
+	for _, ln := range append(s.httpLns, s.grpcLns...) {
+		_ = ln.Close() // it may be closed already
+	}
+}
+
+func (s *Server) newHTTP() *http.Server {
+	l := s.opts.Limits
+	protocols := new(http.Protocols)
+	protocols.SetHTTP1(true)
+	protocols.SetHTTP2(true)
+	return &http.Server{
+		Handler:           newFront(s.opts.Client, l, s.calls, func() bool { return s.draining.Err() != nil }, s.log),
+		TLSConfig:         s.opts.TLS.Clone(), // http.Server changes it
+		ReadHeaderTimeout: l.Patience,
+		ReadTimeout:       l.Patience,
+		WriteTimeout:      3 * l.Patience,
+		IdleTimeout:       6 * l.Patience,
+		MaxHeaderBytes:    maxHeader,
+		ErrorLog:          s.log.StandardLogger(&hclog.StandardLoggerOptions{ForceLevel: hclog.Debug}), // of clients
+		ConnContext:       withAddr,
+		Protocols:         protocols,
+		HTTP2:             &http.HTTP2Config{MaxConcurrentStreams: l.Calls},
+	}
+}
+
+func (s *Server) newGRPC() *grpc.Server {
+	l := s.opts.Limits
+	g := &gate{calls: s.calls, longest: l.Wait + 2*l.Patience, draining: s.draining}
+	opts := []grpc.ServerOption{
+		grpc.UnaryInterceptor(g.unary), grpc.StreamInterceptor(g.stream), grpc.InTapHandle(g.tap),
+		grpc.MaxRecvMsgSize(l.Body), grpc.MaxHeaderListSize(maxHeader), grpc.MaxConcurrentStreams(uint32(l.Calls)),
+		grpc.ConnectionTimeout(l.Patience), grpc.WaitForHandlers(true),
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 6 * l.Patience, Timeout: l.Patience}),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
+	}
+	if s.opts.TLS != nil {
+		opts = append(opts, grpc.Creds(perListener{credentials.NewTLS(s.opts.TLS)}))
+	}
+	srv := grpc.NewServer(opts...)
+	refillerv1.RegisterBucketsServer(srv, &bucketsServer{client: s.opts.Client, limits: l})
+	if s.opts.Envoy != nil {
+		rls.RegisterRateLimitServiceServer(srv, newEnvoyServer(s.opts.Envoy, s.opts.Client, s.log))
+	}
+	healthpb.RegisterHealthServer(srv, s.health)
+	for name := range srv.GetServiceInfo() {
+		s.health.SetServingStatus(name, healthpb.HealthCheckResponse_SERVING)
+	}
+	reflection.Register(srv)
+	return srv
+}
+
+// perListener leaves Unix sockets plain.
+type perListener struct {
+	credentials.TransportCredentials
+}
+
+// ServerHandshake implements credentials.TransportCredentials.
+func (p perListener) ServerHandshake(c net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	if c.LocalAddr().Network() == "unix" {
+		return c, nil, nil
+	}
+	return p.TransportCredentials.ServerHandshake(c)
+}
+
+// Run serves until ctx ends, then drains, as the package says. It returns an
+// error if a listener fails, and then without a delay. It is called once.
+func (s *Server) Run(ctx context.Context) error {
+	var serving sync.WaitGroup
+	failed := make(chan error, len(s.httpLns)+len(s.grpcLns))
+	for _, ln := range s.httpLns {
+		serving.Go(func() {
+			serve := s.http.Serve
+			if s.opts.TLS != nil && ln.Addr().Network() != "unix" {
+				serve = func(ln net.Listener) error { return s.http.ServeTLS(ln, "", "") }
+			}
+			if err := serve(ln); !errors.Is(err, http.ErrServerClosed) {
+				failed <- fmt.Errorf("sidecar: serve http on %s: %w", ln.Addr(), err)
+			}
+		})
+	}
+	for _, ln := range s.grpcLns {
+		serving.Go(func() {
+			if err := s.grpc.Serve(ln); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
+				failed <- fmt.Errorf("sidecar: serve grpc on %s: %w", ln.Addr(), err)
+			}
+		})
+	}
+	var err error
+	delay := s.opts.Drain.Delay
+	select {
+	case <-ctx.Done():
+	case err = <-failed:
+		delay = 0
+	}
+	s.drain(delay)
+	s.closeListeners() // of a server that Run has stopped before it served
+	serving.Wait()
+	return err
+}
+
+func (s *Server) drain(delay time.Duration) {
+	s.log.Info("draining", "delay", delay, "timeout", s.opts.Drain.Timeout)
+	s.health.Shutdown()
+	s.startDrain()
+	if delay > 0 {
+		time.Sleep(delay)
+	}
+	within, cancel := context.WithTimeout(context.Background(), s.opts.Drain.Timeout)
+	defer cancel()
+	var closing sync.WaitGroup
+	closing.Go(func() {
+		if s.http.Shutdown(within) != nil {
+			_ = s.http.Close()
+		}
+	})
+	closing.Go(func() {
+		defer context.AfterFunc(within, s.grpc.Stop)()
+		s.grpc.GracefulStop()
+	})
+	closing.Wait()
+	s.calls.close()
+	s.log.Info("drained")
+}
