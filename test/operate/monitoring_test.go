@@ -1,0 +1,207 @@
+package operate
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"math"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/internal/metrics"
+	"github.com/tokenrefill/refiller/internal/testenv"
+)
+
+// panel is a panel of the dashboard as far as the tests read it.
+type panel struct {
+	Title   string
+	Type    string
+	Targets []struct{ Expr, LegendFormat string }
+}
+
+func dashboardPanels(t *testing.T) []panel {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(monitoring, "dashboard.json"))
+	require.NoError(t, err)
+	var d struct{ Panels []panel }
+	require.NoError(t, json.Unmarshal(data, &d))
+	require.NotEmpty(t, d.Panels)
+	return d.Panels
+}
+
+var (
+	metricName = regexp.MustCompile(`\b(?:refiller|process|go)_[a-z_]+\b`)
+	labelName  = regexp.MustCompile(`(\w+)=~?"|(?:by|on) \((\w+)\)`)
+)
+
+// exported are the names of the series that a replica exports, and their labels.
+func exported(t *testing.T, nodes ...*node) (names, labels map[string]bool) {
+	names, labels = map[string]bool{}, map[string]bool{"instance": true, "job": true}
+	for _, n := range nodes {
+		body, err := n.get("/metrics")
+		require.NoError(t, err)
+		for line := range strings.Lines(body) {
+			if strings.HasPrefix(line, "#") {
+				continue
+			}
+			name, rest, _ := strings.Cut(line, " ")
+			name, _, _ = strings.Cut(name, "{")
+			names[name] = true
+			for _, l := range regexp.MustCompile(`(\w+)="`).FindAllStringSubmatch(line, -1) {
+				labels[l[1]] = true
+			}
+			require.NotEmpty(t, rest)
+		}
+	}
+	return names, labels
+}
+
+// demo is three replicas in election mode etcd with load on one bucket.
+func demo(t *testing.T) []*node {
+	t.Helper()
+	server, etcd := testenv.Redis(t), testenv.Etcd(t, 1)
+	config := fmt.Sprintf("redis: {url: %q}\nversion: 1\nelection: {mode: etcd, endpoints: [%q], ttl: 2s}\nbuckets:\n"+
+		"  - {key: checkout, capacity: 1000, rate: 500/s}\n  - {key: mail, capacity: 100, rate: 10/s}\n", server.URL(), etcd.Endpoints()[0])
+	var nodes []*node
+	for _, name := range []string{"a", "b", "c"} {
+		nodes = append(nodes, startNode(t, name, config))
+	}
+	for _, n := range nodes {
+		n.ready()
+	}
+	consume(t, server.Client(), "checkout")
+	return nodes
+}
+
+// leader waits until a replica leads.
+func leader(t *testing.T, nodes []*node) (l *node) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		for _, n := range nodes {
+			if n.Running() && n.status().Leading {
+				l = n
+				return true
+			}
+		}
+		return false
+	}, patience, 20*time.Millisecond, "somebody leads")
+	require.Eventually(t, func() bool {
+		_, known := l.metric("refiller_bucket_tokens")
+		return known == min(l.status().Total, metrics.MaxBuckets)
+	}, patience, 20*time.Millisecond, "it knows the buckets")
+	return l
+}
+
+func TestEveryQueryFindsWhatTheProgramExports(t *testing.T) {
+	t.Parallel()
+	nodes := demo(t)
+	leader(t, nodes)
+	names, labels := exported(t, nodes...)
+	check := func(where, expr string) {
+		for _, name := range metricName.FindAllString(expr, -1) {
+			require.True(t, names[name], "%s asks for %s, which is not exported", where, name)
+		}
+		for _, l := range labelName.FindAllStringSubmatch(expr, -1) {
+			require.True(t, labels[l[1]+l[2]] || l[2] == "le", "%s asks for label %s, which is not exported", where, l[1]+l[2])
+		}
+	}
+	for _, r := range alertRules(t) {
+		require.NotEmpty(t, metricName.FindString(r.Expr))
+		check("alert "+r.Alert, r.Expr)
+	}
+	for _, p := range dashboardPanels(t) {
+		for _, target := range p.Targets {
+			require.NotEmpty(t, metricName.FindString(target.Expr))
+			check("panel "+p.Title, target.Expr)
+		}
+	}
+}
+
+// prometheus is a real Prometheus that scrapes the replicas.
+type prometheus struct {
+	t   *testing.T
+	url string
+}
+
+func startPrometheus(t *testing.T, nodes []*node) *prometheus {
+	t.Helper()
+	var targets []string
+	for _, n := range nodes {
+		targets = append(targets, strconv.Quote(n.addr))
+	}
+	rules, err := filepath.Abs(filepath.Join(monitoring, "alerts.yaml"))
+	require.NoError(t, err)
+	dir := t.TempDir()
+	file := filepath.Join(dir, "prometheus.yml")
+	require.NoError(t, os.WriteFile(file, fmt.Appendf(nil, "global: {scrape_interval: 1s, evaluation_interval: 1s}\nrule_files: [%q]\n"+
+		"scrape_configs:\n  - job_name: refiller\n    static_configs: [{targets: [%s]}]\n", rules, strings.Join(targets, ", ")), 0o600))
+	p := testenv.Start(t, tool(t, "prometheus"), "--config.file="+file, "--storage.tsdb.path="+filepath.Join(dir, "data"), "--web.listen-address=127.0.0.1:0")
+	found, err := p.WaitLog(t.Context(), regexp.MustCompile(`Listening on" address=(\S+)`))
+	require.NoError(t, err)
+	_, err = p.WaitLog(t.Context(), regexp.MustCompile("Server is ready to receive web requests"))
+	require.NoError(t, err)
+	return &prometheus{t, "http://" + found[1]}
+}
+
+// query returns the values of an instant query.
+func (p *prometheus) query(expr string) []float64 {
+	p.t.Helper()
+	res, err := http.Get(p.url + "/api/v1/query?query=" + url.QueryEscape(expr)) //nolint:noctx // ends with the server
+	require.NoError(p.t, err)
+	defer res.Body.Close()
+	body, err := io.ReadAll(res.Body)
+	require.NoError(p.t, err)
+	require.Equal(p.t, http.StatusOK, res.StatusCode, "%s: %s", expr, body)
+	var answer struct {
+		Data struct {
+			Result []struct{ Value [2]any }
+		}
+	}
+	require.NoError(p.t, json.Unmarshal(body, &answer))
+	var values []float64
+	for _, r := range answer.Data.Result {
+		v, err := strconv.ParseFloat(r.Value[1].(string), 64)
+		require.NoError(p.t, err)
+		values = append(values, v)
+	}
+	return values
+}
+
+func TestNoPanelIsWithoutDataInARealPrometheus(t *testing.T) {
+	t.Parallel()
+	nodes := demo(t)
+	first := leader(t, nodes)
+	p := startPrometheus(t, nodes)
+	require.Eventually(t, func() bool { return len(p.query("refiller_leading")) == 3 }, patience, 100*time.Millisecond)
+	first.Kill() // there is a take-over to show
+	leader(t, nodes)
+	const window = 10 * time.Second
+	rest(t, window)
+	expand := strings.NewReplacer("$__rate_interval", window.String(), "$instance", ".*", "$bucket", ".*")
+	for _, panel := range dashboardPanels(t) {
+		if panel.Type == "row" {
+			require.Empty(t, panel.Targets)
+			continue
+		}
+		require.NotEmpty(t, panel.Targets, panel.Title)
+		for _, target := range panel.Targets {
+			values := p.query(expand.Replace(target.Expr))
+			require.NotEmpty(t, values, "panel %s has no data: %s", panel.Title, target.Expr)
+			for _, v := range values {
+				require.False(t, math.IsNaN(v), "panel %s has no number: %s", panel.Title, target.Expr)
+			}
+		}
+	}
+	require.Empty(t, p.query(`ALERTS{alertstate="firing",severity="critical"}`), "nothing is wrong")
+	beyond := p.query("sum(increase(refiller_credit_added_tokens_total[10s])) - sum(increase(refiller_credit_due_tokens_total[10s]))")
+	require.InDelta(t, 0, beyond[0], 5, "what was credited was due")
+}

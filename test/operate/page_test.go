@@ -1,0 +1,146 @@
+package operate
+
+import (
+	"fmt"
+	"net/http"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/lua"
+)
+
+var lookPath = exec.LookPath
+
+// crowd is three replicas in election mode etcd with a thousand buckets, and
+// load on one.
+func crowd(t *testing.T) []*node {
+	t.Helper()
+	server, etcd := testenv.Redis(t), testenv.Etcd(t, 1)
+	var config strings.Builder
+	fmt.Fprintf(&config, "redis: {url: %q}\nversion: 7\nregion: eu-west-1\nelection: {mode: etcd, endpoints: [%q], ttl: 2s}\nbuckets:\n", server.URL(), etcd.Endpoints()[0])
+	config.WriteString("  - {key: checkout, capacity: 1000, rate: 500/s}\n  - {key: partner-api, capacity: 600, rate: 100/s, initial: 150}\n" +
+		"  - {key: mail, capacity: 5000, rate: 20/s, initial: 1000}\n  - {key: daily-report, capacity: 1000, every: 24h, tokens: 1000}\n")
+	for i := range 996 {
+		fmt.Fprintf(&config, "  - {key: \"tenant:%04d\", capacity: %d, rate: %d/s, initial: %d}\n", i, 500+i, 10+i%50, i%400)
+	}
+	var nodes []*node
+	for _, name := range []string{"refiller-0", "refiller-1", "refiller-2"} {
+		nodes = append(nodes, startNode(t, name, config.String()))
+	}
+	rdb := server.Client()
+	require.Eventually(t, func() bool { _, err := lua.Peek(t.Context(), rdb, "tenant:0995", 1); return err == nil }, patience, 20*time.Millisecond)
+	consume(t, rdb, "checkout")
+	return nodes
+}
+
+func TestTheStatusPageInARealBrowser(t *testing.T) {
+	nodes := crowd(t)
+	old := leader(t, nodes)
+	old.Kill()
+	n := leader(t, nodes)
+	b := openBrowser(t)
+	url := "http://" + n.addr + "/"
+
+	b.open(url, 1280, 900, "light")
+	var paint float64
+	b.until(`performance.getEntriesByName("first-contentful-paint").length`)
+	b.eval(`performance.getEntriesByName("first-contentful-paint")[0].startTime`, &paint)
+	t.Logf("first paint with 1000 buckets after %.0f ms", paint)
+	require.Less(t, paint, 5000.0, "half a second on a machine at rest")
+	var text string
+	b.eval(`document.body.innerText`, &text)
+	for _, want := range []string{n.status().Identity + " leads", "version 7", "1 to 50 of 1\u202f000", "checkout", "eu-west-1"} {
+		require.Contains(t, text, want)
+	}
+	b.eval(`document.getElementById("takes").innerText`, &text)
+	require.Contains(t, text, "ago", "the take-over is shown with its gap")
+
+	// Live: numbers move without a reload of the page.
+	b.eval(`window.stays = 1; window.was = document.querySelector("tr[data-key=checkout]").innerText`, nil)
+	b.until(`document.querySelector("tr[data-key=checkout]").innerText != window.was && window.stays == 1`)
+	b.until(`/[1-9]/.test(document.querySelector("tr[data-key=checkout] [data-label=Taken]").innerText)`)
+	b.until(`document.querySelector('tr[data-key="checkout"] [data-label="Found empty"]').innerText != "–"`)
+	b.shot("light")
+
+	// By keyboard: "/" goes to the search, typing finds, Tab goes on.
+	b.press("/", "/")
+	b.do("Input.insertText", map[string]any{"text": "TENANT:09"}, nil)
+	b.until(`document.querySelectorAll("#rows tr").length == 50 && document.querySelector("#rows tr").dataset.key == "tenant:0900"`)
+	b.until(`document.getElementById("pager").innerText.includes("of 96")`)
+	b.until(`document.activeElement.id == "q" && location.search.includes("q=TENANT")`)
+	b.press("Tab", "")
+	b.until(`document.activeElement.tagName == "BUTTON"`)
+	b.eval(`document.querySelector("[rel=next]").click()`, nil)
+	b.until(`document.querySelector("#rows tr")?.dataset.key == "tenant:0950"`)
+
+	b.open(url+"?sort=fill", 1280, 900, "dark")
+	var sorted bool
+	b.eval(`(() => { const p = [...document.querySelectorAll("#rows progress")].map(p => p.value / p.max); return p.length == 50 && p.every((v, i) => !i || v >= p[i-1]); })()`, &sorted)
+	require.True(t, sorted, "the emptiest first")
+	b.shot("dark-by-fill")
+	b.open(url, 1280, 900, "dark")
+	var dark string
+	b.eval(`getComputedStyle(document.body).backgroundColor`, &dark)
+	require.Equal(t, "rgb(20, 23, 28)", dark)
+	b.shot("dark")
+
+	b.open(url, 360, 740, "light")
+	var out []string
+	b.eval(`[...document.querySelectorAll("body *")].filter(e => !e.classList.contains("skip") && e.getBoundingClientRect().right > 360).map(e => e.outerHTML.slice(0, 80))`, &out)
+	require.Empty(t, out, "nothing sticks out at 360 px")
+	b.shot("phone")
+	b.eval(`document.getElementById("buckets").scrollIntoView()`, nil)
+	b.shot("phone-buckets")
+
+	// Contrast of text on its background, by the formula of WCAG 2, at least 4.5.
+	for _, scheme := range []string{"light", "dark"} {
+		b.open(url, 1280, 900, scheme)
+		var worst float64
+		b.eval(`(() => {
+			const lum = c => { const [r, g, b] = c.match(/[\d.]+/g).map(v => { v /= 255; return v <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4; }); return .2126 * r + .7152 * g + .0722 * b; };
+			const back = e => { for (; e; e = e.parentElement) { const c = getComputedStyle(e).backgroundColor; if (!c.endsWith(", 0)")) return c; } return "rgb(255, 255, 255)"; };
+			return Math.min(...[...document.querySelectorAll("h1, h2, p, td, th, a, strong, button, footer, caption")].filter(e => e.innerText && e.getClientRects().length).map(e => {
+				const [x, y] = [lum(getComputedStyle(e).color), lum(back(e))]; return (Math.max(x, y) + .05) / (Math.min(x, y) + .05); }));
+		})()`, &worst)
+		require.GreaterOrEqual(t, worst, 4.5, scheme)
+	}
+	require.Empty(t, b.wrong, "the console is clean, and no other host is asked")
+
+	n.Kill()
+	b.until(`!document.getElementById("lost").hidden`)
+}
+
+func TestThePageOnlyReadsAndSaysWhatIsWrong(t *testing.T) {
+	t.Parallel()
+	server := testenv.Redis(t)
+	n := startNode(t, "a", "region: x\n"+limit(server.URL(), 1, "100/s"))
+	n.ready()
+	n.configure(limit(server.URL(), 1, "never <b>"))
+	require.Eventually(t, func() bool { return n.status().Reload.Refused == 1 }, patience, 20*time.Millisecond)
+	page, err := n.get("/")
+	require.NoError(t, err)
+	require.Contains(t, page, "The configuration file was refused")
+	require.Contains(t, page, "never &lt;b&gt;", "what others wrote is text")
+	require.NotContains(t, page, "http://", "everything is from here")
+	page, err = n.get("/?q=%3Cscript%3E")
+	require.NoError(t, err)
+	require.NotContains(t, page, "<script>")
+	require.Contains(t, page, "No bucket")
+	for _, bad := range []string{"/?offset=-1", "/?sort=x", "/status?limit=100000", "/nothing"} {
+		_, err := n.get(bad)
+		require.Error(t, err, bad)
+	}
+	for _, path := range []string{"/", "/status", "/metrics", "/livez"} {
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+n.addr+path, nil)
+		require.NoError(t, err)
+		res, err := http.DefaultClient.Do(req)
+		require.NoError(t, err)
+		require.NoError(t, res.Body.Close())
+		require.Equal(t, http.StatusMethodNotAllowed, res.StatusCode)
+	}
+}

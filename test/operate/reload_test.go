@@ -1,0 +1,131 @@
+package operate
+
+import (
+	"fmt"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/internal/faultproxy"
+	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/lua"
+)
+
+// limit is a configuration with one bucket.
+func limit(url string, version int, rate string) string {
+	return fmt.Sprintf("redis: {url: %q}\nversion: %d\nbuckets:\n  - {key: checkout, capacity: 1000, rate: %s}\n", url, version, rate)
+}
+
+func TestALoweredLimitIsInForceEverywhereWithinASecondAndNeverRefills(t *testing.T) {
+	for _, mode := range []string{"race", "etcd"} {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			server := testenv.Redis(t)
+			rdb := server.Client()
+			proxy, err := faultproxy.New(server.Addr(), faultproxy.Options{})
+			require.NoError(t, err)
+			t.Cleanup(func() { require.NoError(t, proxy.Close()) })
+			election := ""
+			if mode == "etcd" {
+				etcd := testenv.Etcd(t, 1)
+				election = fmt.Sprintf("election: {mode: etcd, endpoints: [%q], ttl: 2s}\n", etcd.Endpoints()[0])
+			}
+			config := func(url string, version int, rate string) string { return election + limit(url, version, rate) }
+
+			// The cut-off one starts first, so that it is the leader if there is one.
+			cutURL := "redis://" + proxy.Addr() + "/0"
+			cut := startNode(t, "cut", config(cutURL, 1, "1000/s"))
+			require.Eventually(t, func() bool { _, err := lua.Peek(t.Context(), rdb, "checkout", 1); return err == nil }, patience, 10*time.Millisecond)
+			others := []*node{startNode(t, "a", config(server.URL(), 1, "1000/s")), startNode(t, "b", config(server.URL(), 1, "1000/s"))}
+			for _, n := range others {
+				n.ready()
+			}
+			load := consume(t, rdb, "checkout")
+			rest(t, time.Second)
+
+			proxy.Cut()
+			changed := time.Now()
+			for _, n := range others {
+				n.configure(config(server.URL(), 2, "10/s"))
+			}
+			const window = 3 * time.Second
+			rest(t, time.Second+window)
+			// 10/s, and what a bucket may hold on top of it at both ends.
+			require.LessOrEqual(t, load.between(changed.Add(time.Second), changed.Add(time.Second+window)), int64(10*window.Seconds())+3, "a second after the change the limit holds")
+			for _, n := range others {
+				require.EqualValues(t, 2, n.status().Config)
+			}
+
+			require.NoError(t, proxy.Heal())
+			healed := time.Now()
+			require.Eventually(t, func() bool {
+				outdated, _ := cut.metric("refiller_buckets_outdated")
+				return outdated == 1
+			}, patience, 20*time.Millisecond, "the replica with the old file knows that it is")
+			rest(t, window)
+			now := time.Now()
+			require.LessOrEqual(t, load.between(healed, now), int64(10*now.Sub(healed).Seconds())+3, "the old file can't put the old limit back")
+
+			// Alone, the replica with the old file refills under the policy in force.
+			for _, n := range others {
+				n.Kill()
+			}
+			alone := time.Now()
+			rest(t, window)
+			now = time.Now()
+			n := load.between(alone.Add(time.Second), now)
+			require.LessOrEqual(t, n, int64(10*now.Sub(alone).Seconds())+3)
+			require.Positive(t, n, "it refills")
+
+			raised := time.Now()
+			cut.configure(config(cutURL, 3, "1000/s"))
+			rest(t, time.Second+window)
+			now = time.Now()
+			seconds := now.Sub(raised).Seconds()
+			require.GreaterOrEqual(t, load.between(raised, now), int64(900*(seconds-1)), "raised again, it is in force within a second")
+			require.LessOrEqual(t, load.between(raised, now), int64(1000*seconds)+200)
+		})
+	}
+}
+
+func TestABadFileIsRefusedAndTheOldOneStaysInForce(t *testing.T) {
+	t.Parallel()
+	server := testenv.Redis(t)
+	n := startNode(t, "a", limit(server.URL(), 1, "100/s"))
+	n.ready()
+	n.configure(limit(server.URL(), 2, "never") + "typo: 1\n")
+	require.Eventually(t, func() bool { return n.status().Reload.Refused == 1 }, patience, 10*time.Millisecond)
+	s := n.status()
+	require.EqualValues(t, 1, s.Config)
+	require.Equal(t, "100/s", s.Buckets[0].Rate)
+	require.Len(t, s.Reload.Problems, 2, "every problem is reported")
+	path := filepath.Join(n.mount, "config.yaml")
+	require.Contains(t, s.Reload.Problems[0], path+":4:")
+	require.Contains(t, s.Reload.Problems[1], path+":5:1: typo")
+	require.Contains(t, n.Log(), "config refused: the old one stays in force")
+	require.Contains(t, n.Log(), "buckets[0].rate")
+	refused, _ := n.metric("refiller_config_reloads_total", `result="refused"`)
+	require.EqualValues(t, 1, refused)
+	ok, _ := n.metric("refiller_config_last_reload_ok")
+	require.Zero(t, ok)
+
+	n.configure(limit(server.URL(), 2, "200/s"))
+	require.Eventually(t, func() bool { return n.status().Reload.Applied == 1 }, patience, 10*time.Millisecond)
+	require.EqualValues(t, 2, n.status().Config)
+	ok, _ = n.metric("refiller_config_last_reload_ok")
+	require.EqualValues(t, 1, ok)
+}
+
+func TestHangupReadsTheFileAgain(t *testing.T) {
+	t.Parallel()
+	server := testenv.Redis(t)
+	n := startNode(t, "a", limit(server.URL(), 1, "100/s"))
+	n.ready()
+	n.Signal(syscall.SIGHUP)
+	require.Eventually(t, func() bool { return n.status().Reload.Unchanged == 1 }, patience, 10*time.Millisecond)
+	require.Equal(t, "SIGHUP", n.status().Reload.Cause)
+	require.True(t, n.Running())
+}

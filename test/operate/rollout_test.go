@@ -1,0 +1,165 @@
+package operate
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/lua"
+)
+
+// gracePeriod is deploy/k8s' terminationGracePeriodSeconds.
+const gracePeriod = 30 * time.Second
+
+// gaps follows a bucket's refills on Redis' own clock.
+type gaps struct {
+	mu      sync.Mutex
+	largest time.Duration
+	last    int64
+	seen    int
+	err     error
+}
+
+// watchGaps looks at the bucket's last refill every few milliseconds until the
+// test ends.
+func watchGaps(t *testing.T, rdb *redis.Client, key string) *gaps {
+	t.Helper()
+	g := &gaps{}
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		pace := time.NewTicker(5 * time.Millisecond)
+		defer pace.Stop()
+		for {
+			select {
+			case <-stop:
+				return
+			case <-pace.C:
+			}
+			p, err := lua.Peek(t.Context(), rdb, key, 1)
+			g.mu.Lock()
+			switch {
+			case err != nil:
+				g.err = err
+			case p.Last != g.last:
+				if g.last > 0 {
+					g.largest = max(g.largest, time.Duration(p.Last-g.last)*time.Microsecond)
+				}
+				g.last = p.Last
+				g.seen++
+			}
+			g.mu.Unlock()
+		}
+	})
+	t.Cleanup(func() { close(stop); wg.Wait() })
+	return g
+}
+
+// take returns the largest gap so far and begins anew.
+func (g *gaps) take(t *testing.T) (largest time.Duration, seen int) {
+	t.Helper()
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	require.NoError(t, g.err)
+	largest, seen = g.largest, g.seen
+	g.largest, g.seen = 0, 0
+	return largest, seen
+}
+
+func TestARollingRestartLeavesNoGapAndLosesNoToken(t *testing.T) {
+	for _, mode := range []string{"race", "etcd"} {
+		t.Run(mode, func(t *testing.T) {
+			server := testenv.Redis(t)
+			rdb := server.Client()
+			config := limit(server.URL(), 1, "500/s")
+			if mode == "etcd" {
+				etcd := testenv.Etcd(t, 1)
+				config += fmt.Sprintf("election: {mode: etcd, endpoints: [%q]}\n", etcd.Endpoints()[0])
+			}
+			nodes := []*node{startNode(t, "a", config), startNode(t, "b", config), startNode(t, "c", config)}
+			for _, n := range nodes {
+				n.ready()
+			}
+			require.Eventually(t, func() bool { _, err := lua.Peek(t.Context(), rdb, "checkout", 1); return err == nil }, patience, 10*time.Millisecond)
+			load := consume(t, rdb, "checkout")
+			refills := watchGaps(t, rdb, "checkout")
+			rest(t, time.Second)
+			quiet, seen := refills.take(t)
+			require.Positive(t, seen)
+			tokensBefore, lastBefore := load.account(t, rdb, "checkout")
+
+			// The one that refills goes first, so that every restart moves the work.
+			slices.SortFunc(nodes, func(x, y *node) int { return int(y.status().Calls["applied"] - x.status().Calls["applied"]) })
+			for _, n := range nodes {
+				began := time.Now()
+				n.Signal(syscall.SIGTERM)
+				select {
+				case <-n.Exited():
+				case <-time.After(gracePeriod):
+					require.Fail(t, "still there after the grace period")
+				}
+				t.Logf("%s: exits %s after SIGTERM", mode, time.Since(began).Round(time.Millisecond))
+				require.Contains(t, n.Log(), "replica stopped")
+				n.Restart()
+				n.findAddr(2)
+				n.ready()
+			}
+			rest(t, time.Second)
+			largest, seen := refills.take(t)
+			t.Logf("%s: largest gap of %d refills in the roll-out %s, before it %s", mode, seen, largest, quiet)
+			const interval = 100 * time.Millisecond
+			require.Less(t, largest, 2*interval+interval/2+quiet-min(quiet, interval), "two intervals, and what a busy machine adds")
+
+			// The bucket was never full meanwhile, so whatever fell due was to be had.
+			tokens, last := load.account(t, rdb, "checkout")
+			due := float64(last-lastBefore) * 500 / 1e6
+			require.InDelta(t, due, tokens-tokensBefore, 1, "no token was lost or minted")
+		})
+	}
+}
+
+func TestTheProbesTellWhatTheyAreFor(t *testing.T) {
+	t.Parallel()
+	server := testenv.Redis(t)
+	n := startNode(t, "a", limit(server.URL(), 1, "500/s"))
+	n.ready()
+	server.Pause()
+	require.Eventually(t, func() bool { _, err := n.get("/readyz"); return err != nil }, patience, 10*time.Millisecond, "not ready without Redis")
+	_, err := n.get("/livez")
+	require.NoError(t, err, "but alive: a restart would not help")
+	server.Resume()
+	n.ready()
+}
+
+func TestAReplicaThatCannotReachEtcdEndsWithinTheGracePeriod(t *testing.T) {
+	t.Parallel()
+	server, etcd := testenv.Redis(t), testenv.Etcd(t, 1)
+	n := startNode(t, "a", limit(server.URL(), 1, "500/s")+fmt.Sprintf("election: {mode: etcd, endpoints: [%q]}\n", etcd.Endpoints()[0]))
+	leader(t, []*node{n})
+	for _, m := range etcd.Members() {
+		m.Pause()
+	}
+	n.Signal(syscall.SIGTERM)
+	select {
+	case <-n.Exited():
+	case <-time.After(gracePeriod):
+		require.Fail(t, "still there after the grace period")
+	}
+	require.Contains(t, n.Log(), "replica stopped")
+}
+
+func TestTheGracePeriodIsThatOfTheManifest(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile(filepath.Join("..", "..", "deploy", "k8s", "base", "deployment.yaml"))
+	require.NoError(t, err)
+	require.Contains(t, string(text), fmt.Sprintf("terminationGracePeriodSeconds: %d\n", int(gracePeriod.Seconds())))
+}

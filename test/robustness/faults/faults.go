@@ -1,0 +1,380 @@
+// Package faults is what can go wrong. Each fault strikes a running system and is then healed; it says what it did to the
+// buckets' state, for the verifier to know what may be missing.
+package faults
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/tokenrefill/refiller/internal/faultproxy"
+	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/test/robustness/record"
+	"github.com/tokenrefill/refiller/test/robustness/system"
+)
+
+// Groups of faults. Two of one group are never combined.
+const (
+	Replicas = "replicas"
+	Network  = "network"
+	Etcd     = "etcd"
+	Redis    = "redis"
+)
+
+// Fault is a kind of fault.
+type Fault struct {
+	Name     string
+	Group    string
+	Servers  []string // kinds of Redis that it goes with; nil: all
+	Etcd     int      // members of etcd that it needs at least
+	Replicas int      // replicas that it needs at least
+	Durable  bool     // it needs a Redis that keeps its data,
+	Slow     bool     // and one that loads it slowly
+	Clock    bool     // it needs a Redis whose clock can be stepped
+	Hold     time.Duration
+	strike   func(e *env) (heal func())
+}
+
+// env is where a fault strikes.
+type env struct {
+	*system.System
+	rng  *rand.Rand
+	what *record.Fault // filled in by the fault
+	also []*record.Fault
+}
+
+func (e *env) pick() *system.Replica { return e.Replicas[e.rng.IntN(len(e.Replicas))] }
+
+func (e *env) must(err error) {
+	if err != nil {
+		e.T.Errorf("fault %s: %v", e.what.Name, err)
+	}
+}
+
+// victim is the active replica, or half of the time any.
+func (e *env) victim() *system.Replica {
+	r := e.Active()
+	if e.rng.IntN(2) == 0 {
+		r = e.pick()
+	}
+	e.what.Victim = r.Name
+	return r
+}
+
+// masters calls do for each server that holds buckets.
+func (e *env) masters(do func(ctx context.Context, c *redis.Client) error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	for _, c := range e.Masters() {
+		e.must(do(ctx, c))
+	}
+}
+
+// Struck is a fault that lasts.
+type Struck struct {
+	e     *env
+	heal  func()
+	Fault Fault
+}
+
+// Strike begins a fault.
+func (f Fault) Strike(s *system.System, rng *rand.Rand) *Struck {
+	e := &env{System: s, rng: rng, what: &record.Fault{Name: f.Name, Start: time.Now().UnixNano()}}
+	return &Struck{e, f.strike(e), f}
+}
+
+// Heal ends the fault and writes it down.
+func (s *Struck) Heal() {
+	s.heal()
+	end := time.Now().UnixNano()
+	for _, f := range append([]*record.Fault{s.e.what}, s.e.also...) {
+		if f.End == 0 {
+			f.End = end
+		}
+		s.e.Note(*f)
+	}
+}
+
+// Named finds a fault.
+func Named(name string) (Fault, error) {
+	for _, f := range All {
+		if f.Name == name {
+			return f, nil
+		}
+	}
+	return Fault{}, fmt.Errorf("faults: no fault is called %q", name)
+}
+
+// Goes reports whether the fault can strike such a system; Durable, Slow and Clock are up to whoever starts it.
+func (f Fault) Goes(spec system.Spec) bool {
+	return (f.Servers == nil || slices.Contains(f.Servers, spec.Servers)) && spec.Etcd >= f.Etcd && spec.Replicas >= f.Replicas &&
+		(!f.Durable || spec.Durable) && (!f.Slow || spec.Slow) && (!f.Clock || spec.Clock)
+}
+
+var single = []string{system.Single}
+
+// All are the kinds of faults.
+var All = []Fault{
+	{Name: "replica-kill", Group: Replicas, Replicas: 2, Hold: time.Second, strike: func(e *env) func() {
+		r := e.victim()
+		r.Kill()
+		return r.Restart
+	}},
+	{Name: "replica-pause", Group: Replicas, Hold: 2 * time.Second, strike: func(e *env) func() {
+		r := e.victim()
+		r.Pause()
+		return r.Resume
+	}},
+	{Name: "replica-pause-past-lease", Group: Replicas, Etcd: 1, Hold: 4 * time.Second, strike: func(e *env) func() {
+		r := e.Active()
+		e.what.Victim = r.Name
+		r.Pause()
+		return r.Resume
+	}},
+	{Name: "replicas-pause-all", Group: Replicas, Hold: time.Second, strike: func(e *env) func() {
+		for _, r := range e.Replicas {
+			r.Pause()
+		}
+		return func() {
+			for _, r := range e.Replicas {
+				r.Resume()
+			}
+		}
+	}},
+	{Name: "replicas-rolling-restart", Group: Replicas, Replicas: 2, Hold: 200 * time.Millisecond, strike: func(e *env) func() {
+		return func() {
+			for _, r := range e.Replicas {
+				r.Restart()
+				time.Sleep(300 * time.Millisecond) // as an orchestrator lets one come up before it takes the next
+			}
+		}
+	}},
+
+	{Name: "network-slow", Group: Network, Servers: single, Hold: time.Second, strike: func(e *env) func() {
+		mean := time.Duration(1+e.rng.IntN(60)) * time.Millisecond
+		return e.network(func(p *faultproxy.Proxy) error { return p.Delay(faultproxy.Both, mean, mean) })
+	}},
+	{Name: "network-lossy", Group: Network, Servers: single, Hold: 1500 * time.Millisecond, strike: func(e *env) func() {
+		return e.network(func(p *faultproxy.Proxy) error { return p.Loss(faultproxy.Both, 0.05, 200*time.Millisecond) })
+	}},
+	{Name: "network-reset", Group: Network, Servers: single, Hold: 300 * time.Millisecond, strike: func(e *env) func() {
+		return e.network(func(p *faultproxy.Proxy) error { p.Reset(); return nil })
+	}},
+	{Name: "network-half-open", Group: Network, Servers: single, Hold: time.Second, strike: func(e *env) func() {
+		return e.network(func(p *faultproxy.Proxy) error { p.HalfOpen(); return nil })
+	}},
+	{Name: "replica-cut-from-redis", Group: Network, Servers: single, Hold: 1500 * time.Millisecond, strike: func(e *env) func() {
+		r := e.victim()
+		r.Redis.Cut()
+		return func() { e.must(r.Redis.Heal()) }
+	}},
+	{Name: "replica-one-way-partition", Group: Network, Servers: single, Hold: 1500 * time.Millisecond, strike: func(e *env) func() {
+		r := e.victim()
+		d := []faultproxy.Direction{faultproxy.ToServer, faultproxy.ToClient}[e.rng.IntN(2)]
+		e.must(r.Redis.BlackHole(d))
+		return func() { e.must(r.Redis.Heal()) }
+	}},
+	{Name: "replica-stalled", Group: Network, Servers: single, Hold: time.Second, strike: func(e *env) func() {
+		r := e.victim()
+		e.must(r.Redis.Stall([]faultproxy.Direction{faultproxy.ToServer, faultproxy.ToClient, faultproxy.Both}[e.rng.IntN(3)]))
+		return func() { e.must(r.Redis.Heal()) }
+	}},
+	{Name: "replies-lost", Group: Network, Servers: single, Hold: time.Second, strike: func(e *env) func() {
+		return e.network(func(p *faultproxy.Proxy) error {
+			return p.CutAfterReply(3, func(request []byte) bool { return bytes.Contains(bytes.ToLower(request), []byte("evalsha")) })
+		})
+	}},
+	{Name: "clients-one-way-partition", Group: Network, Servers: single, Hold: time.Second, strike: func(e *env) func() {
+		d := []faultproxy.Direction{faultproxy.ToServer, faultproxy.ToClient}[e.rng.IntN(2)]
+		e.must(e.Clients.BlackHole(d))
+		return func() { e.must(e.Clients.Heal()) }
+	}},
+
+	{Name: "replica-cut-from-etcd", Group: Etcd, Etcd: 1, Hold: 4 * time.Second, strike: func(e *env) func() {
+		r := e.victim()
+		for _, p := range r.Etcd {
+			e.must(p.BlackHole(faultproxy.Both))
+		}
+		return func() {
+			for _, p := range r.Etcd {
+				e.must(p.Heal())
+			}
+		}
+	}},
+	{Name: "etcd-leader-kill", Group: Etcd, Etcd: 3, Hold: 2 * time.Second, strike: func(e *env) func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		m, ok := e.Etcd.Leader(ctx)
+		if !ok {
+			m = e.Etcd.Members()[0]
+		}
+		m.Kill()
+		return m.Restart
+	}},
+	{Name: "etcd-quorum-loss", Group: Etcd, Etcd: 1, Hold: 4 * time.Second, strike: func(e *env) func() {
+		down := e.Etcd.Members()
+		down = down[:len(down)/2+1]
+		for _, m := range down {
+			m.Kill()
+		}
+		return func() {
+			for _, m := range down {
+				m.Restart()
+			}
+		}
+	}},
+	{Name: "etcd-stands-still", Group: Etcd, Etcd: 1, Hold: 4 * time.Second, strike: func(e *env) func() {
+		for _, m := range e.Etcd.Members() {
+			m.Pause()
+		}
+		return func() {
+			for _, m := range e.Etcd.Members() {
+				m.Resume()
+			}
+		}
+	}},
+
+	{Name: "redis-kill", Group: Redis, Servers: single, Hold: 700 * time.Millisecond, strike: func(e *env) func() {
+		e.Redis.Kill()
+		if !e.Durable {
+			e.what.Effect = record.Lose
+		}
+		return e.Redis.Restart
+	}},
+	{Name: "redis-kill-keeps-data", Group: Redis, Servers: single, Durable: true, Hold: 700 * time.Millisecond, strike: func(e *env) func() {
+		e.Redis.Kill()
+		return e.Redis.Restart
+	}},
+	{Name: "redis-loading", Group: Redis, Servers: single, Durable: true, Slow: true, Hold: 200 * time.Millisecond, strike: func(e *env) func() {
+		e.Redis.Kill()
+		return e.Redis.Restart // it answers LOADING for a while
+	}},
+	{Name: "redis-pause", Group: Redis, Servers: single, Hold: 1200 * time.Millisecond, strike: func(e *env) func() {
+		e.Redis.Pause()
+		return e.Redis.Resume
+	}},
+	{Name: "redis-script-flush", Group: Redis, Hold: 300 * time.Millisecond, strike: func(e *env) func() {
+		e.masters(func(ctx context.Context, c *redis.Client) error { return c.ScriptFlush(ctx).Err() })
+		return func() {}
+	}},
+	{Name: "redis-flushall", Group: Redis, Hold: 500 * time.Millisecond, strike: func(e *env) func() {
+		e.what.Effect = record.Lose
+		e.masters(func(ctx context.Context, c *redis.Client) error { return c.FlushAll(ctx).Err() })
+		e.what.End = time.Now().UnixNano()
+		return func() {}
+	}},
+	{Name: "redis-evict", Group: Redis, Hold: 500 * time.Millisecond, strike: func(e *env) func() {
+		b := e.Buckets[e.rng.IntN(len(e.Buckets))].Key
+		part := []string{"tokens", "index", "control"}[e.rng.IntN(3)]
+		key := map[string]string{"tokens": lua.TokensKey(b), "index": lua.IndexKey(b), "control": lua.ControlKey(b)}[part]
+		e.what.Effect, e.what.Key, e.what.Parts = record.Lose, b, []string{part}
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		e.must(e.Direct.Del(ctx, key).Err())
+		e.what.End = time.Now().UnixNano()
+		return func() {}
+	}},
+	// Short enough for a Sentinel not to take the server for dead.
+	{Name: "redis-busy", Group: Redis, Hold: 100 * time.Millisecond, strike: func(e *env) func() {
+		e.masters(func(ctx context.Context, c *redis.Client) error {
+			return c.Eval(ctx, "for i = 1, 12000000 do end return 1", nil).Err()
+		})
+		return func() {}
+	}},
+	{Name: "redis-oom", Group: Redis, Hold: 500 * time.Millisecond, strike: func(e *env) func() {
+		limit := func(n string) {
+			e.masters(func(ctx context.Context, c *redis.Client) error { return c.ConfigSet(ctx, "maxmemory", n).Err() })
+		}
+		limit("1")
+		return func() { limit("0") }
+	}},
+	{Name: "redis-readonly", Group: Redis, Servers: single, Hold: 500 * time.Millisecond, strike: func(e *env) func() {
+		e.masters(func(ctx context.Context, c *redis.Client) error { return c.ReplicaOf(ctx, "127.0.0.1", "1").Err() })
+		return func() {
+			e.masters(func(ctx context.Context, c *redis.Client) error { return c.ReplicaOf(ctx, "NO", "ONE").Err() })
+		}
+	}},
+	{Name: "redis-clock-forward", Group: Redis, Servers: single, Clock: true, Hold: 600 * time.Millisecond, strike: func(e *env) func() {
+		return e.step([]time.Duration{30 * time.Millisecond, 300 * time.Millisecond, 3 * time.Second, time.Minute}[e.rng.IntN(4)])
+	}},
+	{Name: "redis-clock-back", Group: Redis, Servers: single, Clock: true, Hold: 600 * time.Millisecond, strike: func(e *env) func() {
+		return e.step(-[]time.Duration{30 * time.Millisecond, 300 * time.Millisecond, 3 * time.Second, time.Minute}[e.rng.IntN(4)])
+	}},
+	{Name: "redis-failover-to-lagging-replica", Group: Redis, Servers: []string{system.Sentinel}, Hold: time.Second, strike: func(e *env) func() {
+		e.what.Effect = record.Rollback
+		old, next := e.Sentinel.Master(), e.Sentinel.Replica()
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		// From here on the replica hears nothing of the master.
+		e.must(next.Client().ReplicaOf(ctx, "127.0.0.1", "1").Err())
+		return func() {
+			old.Kill()
+			e.what.Gone = time.Now().UnixNano()
+			ctx, cancel := context.WithTimeout(context.Background(), 40*time.Second)
+			defer cancel()
+			e.must(e.Sentinel.WaitMaster(ctx, next))
+			e.what.End = time.Now().UnixNano()
+			old.Restart()
+		}
+	}},
+	{Name: "cluster-reshard", Group: Redis, Servers: []string{system.Cluster}, Hold: 300 * time.Millisecond, strike: func(e *env) func() {
+		key := e.Buckets[e.rng.IntN(len(e.Buckets))].Key
+		slot := e.Cluster.Slot(key)
+		owner := e.Cluster.Owner(slot)
+		to := e.Cluster.Nodes()[e.rng.IntN(3)]
+		for to == owner {
+			to = e.Cluster.Nodes()[e.rng.IntN(3)]
+		}
+		move, err := e.Cluster.StartMove(slot, to)
+		e.must(err)
+		return func() {
+			e.must(move.MoveKeys(lua.IndexKey(key))) // TRYAGAIN: the bucket's keys are on both sides
+			time.Sleep(200 * time.Millisecond)
+			e.must(move.MoveKeys()) // ASK
+			time.Sleep(200 * time.Millisecond)
+			e.must(move.Finish()) // MOVED
+		}
+	}},
+	{Name: "cluster-node-loses-data", Group: Redis, Servers: []string{system.Cluster}, Hold: 700 * time.Millisecond, strike: func(e *env) func() {
+		node := e.Cluster.Nodes()[e.rng.IntN(3)]
+		for _, b := range e.Buckets {
+			if e.Cluster.Owner(e.Cluster.Slot(b.Key)) == node {
+				e.also = append(e.also, &record.Fault{Name: e.what.Name, Start: e.what.Start, Effect: record.Lose, Key: b.Key})
+			}
+		}
+		node.Kill()
+		return node.Restart
+	}},
+}
+
+// step moves Redis' clock on by d.
+func (e *env) step(d time.Duration) func() {
+	e.what.Effect, e.what.Jump = record.Clock, d
+	e.Offset += d
+	e.StepClock(e.Offset)
+	return func() {}
+}
+
+// network applies a fault to every replica's way to Redis and, half of the time, to the clients' too.
+func (e *env) network(do func(*faultproxy.Proxy) error) (heal func()) {
+	var proxies []*faultproxy.Proxy
+	for _, r := range e.Replicas {
+		proxies = append(proxies, r.Redis)
+	}
+	if e.rng.IntN(2) == 0 {
+		proxies = append(proxies, e.Clients)
+	}
+	for _, p := range proxies {
+		e.must(do(p))
+	}
+	return func() {
+		for _, p := range proxies {
+			e.must(p.Heal())
+		}
+	}
+}

@@ -1,0 +1,166 @@
+// Package mutate removes one mechanism from a system under test, to see whether the verifier notices.
+//
+// A script is changed on its way: the programs call it by its hash, and a proxy in front of Redis replaces that hash by
+// the one of a changed script that Redis has been given. So the programs under test are those that are shipped, with no
+// switch in them. Go code is changed by an overlay at build time.
+package mutate
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha1" //nolint:gosec // Redis names scripts by their SHA-1.
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// Script is a change of one of the scripts in package lua: Old, which must be there once, becomes New.
+type Script struct {
+	Name string // such as "refill"
+	Old  string
+	New  string
+}
+
+// ErrStale is returned for a change whose text is not in the source: the source has moved on, and so must the change.
+var ErrStale = errors.New("mutate: the text to replace is not in the source exactly once")
+
+func replace(source, before, after string) (string, error) {
+	if strings.Count(source, before) != 1 {
+		return "", fmt.Errorf("%w: %q", ErrStale, before)
+	}
+	return strings.Replace(source, before, after, 1), nil
+}
+
+// hashes are those of the script as it is and as it becomes, and the text of the latter.
+func (s Script) hashes(root string) (original, changed, text string, err error) {
+	read := func(name string) string {
+		b, readErr := os.ReadFile(filepath.Join(root, "lua", name+".lua"))
+		err = errors.Join(err, readErr)
+		return string(b)
+	}
+	source := strings.Replace(read(s.Name), "--#include state\n", read("state"), 1)
+	if err != nil {
+		return "", "", "", fmt.Errorf("mutate: %w", err)
+	}
+	if text, err = replace(source, s.Old, s.New); err != nil {
+		return "", "", "", err
+	}
+	hash := func(text string) string {
+		sum := sha1.Sum([]byte(text)) //nolint:gosec // as above
+		return hex.EncodeToString(sum[:])
+	}
+	return hash(source), hash(text), text, nil
+}
+
+// Front gives Redis at addr the changed script and returns the address of a proxy through which it is called.
+func (s Script) Front(t testing.TB, root, addr string) string {
+	t.Helper()
+	original, changed, text, err := s.hashes(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rdb := redis.NewClient(&redis.Options{Addr: addr})
+	defer rdb.Close()
+	ctx, cancel := context.WithCancel(context.Background())
+	got, err := rdb.ScriptLoad(ctx, text).Result()
+	if err != nil || got != changed {
+		t.Fatalf("mutate: load: %v (hash %s, want %s)", err, got, changed)
+	}
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	t.Cleanup(func() {
+		cancel()
+		_ = ln.Close()
+		wg.Wait()
+	})
+	wg.Go(func() {
+		for {
+			client, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			wg.Go(func() { serve(ctx, client, addr, []byte(original), []byte(changed)) })
+		}
+	})
+	return ln.Addr().String()
+}
+
+// serve carries one connection.
+func serve(ctx context.Context, client net.Conn, addr string, before, after []byte) {
+	defer client.Close()
+	server, err := (&net.Dialer{}).DialContext(ctx, "tcp", addr)
+	if err != nil {
+		return
+	}
+	defer server.Close()
+	stop := context.AfterFunc(ctx, func() { _ = client.Close(); _ = server.Close() })
+	defer stop()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_, _ = io.Copy(client, server) // the end of either connection ends both
+		_ = client.Close()
+	}()
+	buf := make([]byte, 0, 64<<10)
+	chunk := make([]byte, 32<<10)
+	for {
+		n, err := client.Read(chunk)
+		buf = bytes.ReplaceAll(append(buf, chunk[:n]...), before, after)
+		send := len(buf) - begun(buf, before)
+		if _, werr := server.Write(buf[:send]); werr != nil || err != nil {
+			break
+		}
+		buf = append(buf[:0], buf[send:]...)
+	}
+	_ = server.Close()
+	<-done
+}
+
+// begun is how many bytes at the end of b may be the begin of word.
+func begun(b, word []byte) int {
+	for n := min(len(b), len(word)-1); n > 0; n-- {
+		if bytes.HasSuffix(b, word[:n]) {
+			return n
+		}
+	}
+	return 0
+}
+
+// Overlay writes an overlay for go build and go test in which file, a path below root, has old replaced by new. It
+// returns the path of the overlay.
+func Overlay(t testing.TB, root, file, before, after string) string {
+	t.Helper()
+	path := filepath.Join(root, file)
+	source, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	changed, err := replace(string(source), before, after)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	instead := filepath.Join(dir, filepath.Base(file))
+	overlay := filepath.Join(dir, "overlay.json")
+	b, err := json.Marshal(map[string]any{"Replace": map[string]string{path: instead}})
+	if err == nil {
+		err = errors.Join(os.WriteFile(instead, []byte(changed), 0o600), os.WriteFile(overlay, b, 0o600))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return overlay
+}

@@ -1,0 +1,195 @@
+package robustness_test
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/test/robustness/mutate"
+	"github.com/tokenrefill/refiller/test/robustness/record"
+	"github.com/tokenrefill/refiller/test/robustness/schedule"
+	"github.com/tokenrefill/refiller/test/robustness/system"
+	"github.com/tokenrefill/refiller/test/robustness/traffic"
+	"github.com/tokenrefill/refiller/test/robustness/verify"
+)
+
+func root(t testing.TB) string {
+	t.Helper()
+	dir, err := filepath.Abs(filepath.Join("..", ".."))
+	require.NoError(t, err)
+	return dir
+}
+
+// TestTheVerifierCatchesEachMissingMechanism runs systems whose scripts lack one mechanism. The same runs without the
+// change keep every promise: those of TestFixedSchedules, and for the last two TestIntactScriptsPass.
+func TestTheVerifierCatchesEachMissingMechanism(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		name   string
+		change mutate.Script
+		faults []string
+		spec   system.Spec
+		beside func(ctx context.Context, t *testing.T, s *system.System)
+		caught []string // checks of which one at least must fail
+	}{
+		{"index check", mutate.Script{Name: "refill", Old: "local stale = known < era or exp < current", New: "local stale = false"},
+			[]string{"replica-pause"}, system.Spec{}, nil, []string{verify.Index}},
+		{"credit cap", mutate.Script{Name: "refill", Old: "if el > p.max_elapsed then el = p.max_elapsed end", New: ""},
+			[]string{"redis-clock-forward"}, system.Spec{}, stepMinute, []string{verify.Credit, verify.Window}},
+		{"carry", mutate.Script{Name: "refill", Old: "add = (units - carry) / p.per", New: "add = (units - carry) / p.per\n    carry = 0"},
+			nil, system.Spec{}, nil, []string{verify.Credit}},
+		{"high-water clock check", mutate.Script{Name: "refill", Old: "elseif now < last - TOLERANCE_US then", New: "elseif false then"},
+			[]string{"redis-clock-back"}, system.Spec{}, stepBack, []string{verify.Resume, verify.Healthy}},
+		{"quarantine", mutate.Script{Name: "refill", Old: "tokens = p.on_rollback == 1 and tokens or 0", New: "tokens = tokens"},
+			nil, system.Spec{}, rollBack, []string{verify.Quarantine}},
+		{"notice of a rollback", mutate.Script{Name: "refill", Old: "if known > era or (known == era and exp > current) then", New: "if false then"},
+			nil, system.Spec{}, rollBack, []string{verify.Quarantine}},
+		{"fence order", mutate.Script{Name: "refill", Old: "switch = q and (q.epoch > p.epoch or (q.epoch == p.epoch and q.seq > p.seq))", New: "switch = q and q.epoch ~= p.epoch"},
+			[]string{"replica-kill"}, system.Spec{Versions: []int{1, 2, 1}}, nil, []string{verify.Order}},
+		{"undo of a failed take", mutate.Script{Name: "take", Old: "left = redis.call('INCRBY', KEYS[1], ARGV[1])\n", New: ""},
+			nil, system.Spec{}, nil, []string{verify.Stock, verify.Linear}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			dir := t.TempDir()
+			spec := tc.spec
+			spec.Front = func(addr string) string { return tc.change.Front(t, root(t), addr) }
+			control(t, dir, spec, tc.beside, tc.faults...)
+			result, err := verify.Dir(dir)
+			require.NoError(t, err)
+			t.Logf("caught by %v; first: %v", result.Broken(), result.Violations[:min(1, len(result.Violations))])
+			require.NotContains(t, result.Broken(), verify.Substance)
+			hit := false
+			for _, check := range tc.caught {
+				for _, broken := range result.Broken() {
+					hit = hit || check == broken
+				}
+			}
+			require.True(t, hit, "want one of %v to fail, got %v", tc.caught, result.Violations)
+		})
+	}
+}
+
+// TestIntactScriptsPass is the other half of the controls that disturb the system in ways no fixed schedule does.
+func TestIntactScriptsPass(t *testing.T) {
+	t.Parallel()
+	for name, beside := range map[string]func(context.Context, *testing.T, *system.System){"rollback": rollBack} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dir := recordDir(t, "control")
+			control(t, dir, system.Spec{}, beside)
+			result, err := verify.Dir(dir)
+			require.NoError(t, err)
+			require.Empty(t, result.Violations)
+		})
+	}
+}
+
+// control runs three replicas for some seconds, with something beside the traffic.
+func control(t *testing.T, dir string, spec system.Spec, beside func(context.Context, *testing.T, *system.System), names ...string) {
+	t.Helper()
+	spec.Replicas = 3
+	plan, err := schedule.Fixed("control", 7, spec, names...)
+	require.NoError(t, err)
+	if beside == nil {
+		schedule.Run(t, dir, plan)
+		return
+	}
+	s := system.Start(t, dir, record.Meta{Name: plan.Name, Seed: plan.Seed}, plan.Spec)
+	calls, err := traffic.Start(t.Context(), traffic.Config{
+		Dir: dir, Dial: s.Dial, Look: s.Direct, Buckets: s.Record(), Callers: 5, Seed: 7, Pace: plan.Pace,
+	})
+	require.NoError(t, err)
+	beside(t.Context(), t, s)
+	s.Check("at the end")
+	require.NoError(t, calls.Stop())
+	s.Finish()
+}
+
+func stepMinute(ctx context.Context, t *testing.T, s *system.System) { step(ctx, t, s, time.Minute) }
+func stepBack(ctx context.Context, t *testing.T, s *system.System)   { step(ctx, t, s, -time.Minute) }
+
+func step(ctx context.Context, t *testing.T, s *system.System, d time.Duration) {
+	t.Helper()
+	letRun(ctx, 3*time.Second)
+	f := record.Fault{Name: "clock", Start: time.Now().UnixNano(), Effect: record.Clock, Jump: d}
+	s.StepClock(d)
+	letRun(ctx, time.Second)
+	f.End = time.Now().UnixNano()
+	s.Note(f)
+	letRun(ctx, 3*time.Second)
+}
+
+// rollBack has Redis forget a second, all buckets at the same moment, as a fail-over to a lagging replica does, only that
+// every replica notices at once.
+func rollBack(ctx context.Context, t *testing.T, s *system.System) {
+	t.Helper()
+	rdb := s.Direct
+	f := record.Fault{Name: "rollback", Start: time.Now().UnixNano(), Effect: record.Rollback}
+	old := map[string]string{}
+	for _, b := range s.Record() {
+		for _, key := range []string{lua.TokensKey(b.Key), lua.IndexKey(b.Key), lua.ControlKey(b.Key)} {
+			dump, err := rdb.Dump(ctx, key).Result()
+			require.NoError(t, err)
+			old[key] = dump
+		}
+	}
+	letRun(ctx, time.Second)
+	pipe := rdb.TxPipeline()
+	for key, dump := range old {
+		pipe.RestoreReplace(ctx, key, 0, dump)
+	}
+	_, err := pipe.Exec(ctx)
+	f.Gone = time.Now().UnixNano()
+	require.NoError(t, err)
+	f.End = time.Now().UnixNano()
+	s.Note(f)
+	letRun(ctx, 2*time.Second)
+}
+
+func letRun(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
+	}
+}
+
+// TestTheElectionsRefereeCatchesEachMissingMechanism runs the election's own simulation, which judges every term, on an
+// election that lacks one mechanism.
+func TestTheElectionsRefereeCatchesEachMissingMechanism(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct{ name, file, before, after, test string }{
+		{"trust margin", "election/term.go", "return sent.Add(ttl - margin)", "return sent.Add(ttl + margin)", "TestAtMostOneLeaderIsTrusted"},
+		{"wait before resigning", "election/elector.go", "\terr := lead(s.ctx, term)\n", `	done := make(chan error, 1)
+	go func() { done <- lead(s.ctx, term) }()
+	var err error
+	select {
+	case err = <-done:
+	case <-s.ctx.Done():
+	}
+`, "TestRunWaitsForLeadBeforeItResigns"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			run := func(flags ...string) (string, error) {
+				args := append([]string{"test", "-count=1", "-vet=off", "-run", "^" + tc.test + "$"}, flags...)
+				cmd := exec.CommandContext(t.Context(), "go", append(args, "./election")...)
+				cmd.Dir, cmd.Env = root(t), os.Environ()
+				out, err := cmd.CombinedOutput()
+				return string(out), err
+			}
+			out, err := run()
+			require.NoError(t, err, out)
+			out, err = run("-overlay", mutate.Overlay(t, root(t), tc.file, tc.before, tc.after))
+			var failed *exec.ExitError
+			require.ErrorAs(t, err, &failed, out)
+			require.Contains(t, out, "--- FAIL: "+tc.test, "it fails because of a broken promise, not because it can't be built")
+		})
+	}
+}

@@ -1,0 +1,258 @@
+// Package record is what a run leaves on disk: a directory of JSON lines that the verifier reads, and nothing else.
+//
+//	meta.json             what was run
+//	ops.jsonl             what the clients did
+//	samples.jsonl         what Redis held, read beside the traffic
+//	faults.jsonl          what went wrong, and when
+//	health.jsonl          looks at the system before and after each fault
+//	refills-NAME.jsonl    the refill calls of one replica, written by itself (package history)
+//	log-NAME.jsonl        the log of one replica
+//
+// All times are Unix nanoseconds on the clock of the machine, which every process shares.
+package record
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/tokenrefill/refiller/internal/history"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// Meta says what was run.
+type Meta struct {
+	Name     string        `json:"name"`
+	Seed     uint64        `json:"seed"`
+	Servers  string        `json:"servers"`  // single, sentinel or cluster
+	Election string        `json:"election"` // race, or etcd with the number of its members
+	Replicas int           `json:"replicas"`
+	Faults   []string      `json:"faults"`
+	Resume   time.Duration `json:"resume"` // refills go on that soon after a fault
+	Buckets  []Bucket      `json:"buckets"`
+}
+
+// Bucket is a bucket under test.
+type Bucket struct {
+	Key    string   `json:"key"`
+	Terms  []string `json:"terms"`  // the policies of all config versions in use, as policy.Terms encodes them
+	Linear bool     `json:"linear"` // every call to it but the replicas' is in ops.jsonl: it is checked for linearizability
+}
+
+// Policies are the bucket's terms by fence.
+func (b Bucket) Policies() (map[policy.Fence]policy.Terms, error) {
+	m := map[policy.Fence]policy.Terms{}
+	for _, text := range b.Terms {
+		t, err := policy.DecodeTerms(text)
+		if err != nil {
+			return nil, fmt.Errorf("record: bucket %q: %w", b.Key, err)
+		}
+		m[t.Fence] = t
+	}
+	return m, nil
+}
+
+// Kinds of operations.
+const (
+	Take   = "take"
+	UpTo   = "upto"
+	Return = "return"
+)
+
+// Results of operations.
+const (
+	Done    = "done"
+	Denied  = "denied"
+	Missing = "missing" // the answer was that no such bucket exists
+	Failed  = "failed"  // it is certain that nothing happened
+	Unknown = "unknown" // it may have happened
+)
+
+// Op is one call of a client.
+type Op struct {
+	Client  string `json:"client"`
+	Kind    string `json:"kind"`
+	Key     string `json:"key"`
+	N       int64  `json:"n"`
+	Call    int64  `json:"call"`
+	Return  int64  `json:"return"`
+	Result  string `json:"result"`
+	Taken   int64  `json:"taken,omitempty"`   // take, upto
+	Clamped int64  `json:"clamped,omitempty"` // return
+	Left    int64  `json:"left"`
+	Era     int64  `json:"era,omitempty"` // denied: where the bucket stood
+	Index   int64  `json:"index,omitempty"`
+	Last    int64  `json:"last,omitempty"`
+	Error   string `json:"error,omitempty"`
+}
+
+// Sample is one bucket as one atomic look found it.
+type Sample struct {
+	Key     string `json:"key"`
+	Sent    int64  `json:"sent"`
+	Got     int64  `json:"got"`
+	Missing bool   `json:"missing,omitempty"` // there was none
+	Tokens  int64  `json:"tokens"`
+	Era     int64  `json:"era"` // 0 without control state
+	Index   int64  `json:"index"`
+	Last    int64  `json:"last"`
+	Carry   int64  `json:"carry"`
+	Policy  string `json:"policy,omitempty"` // as policy.Terms encodes it
+}
+
+// Effects of a fault on the buckets' state. Whatever has none must leave every promise as it was.
+const (
+	None     = ""
+	Lose     = "lose"     // keys are gone
+	Rollback = "rollback" // the server forgot what happened between Start and Gone
+	Clock    = "clock"    // the server's clock was stepped by Jump
+)
+
+// Fault is something that went wrong from Start to End.
+type Fault struct {
+	Name   string        `json:"name"`
+	Start  int64         `json:"start"`
+	End    int64         `json:"end"`
+	Effect string        `json:"effect,omitempty"`
+	Key    string        `json:"key,omitempty"`   // lose: the bucket; empty: all
+	Parts  []string      `json:"parts,omitempty"` // lose: tokens, index, control; empty: all three
+	Jump   time.Duration `json:"jump,omitempty"`
+	Gone   int64         `json:"gone,omitempty"`   // rollback: no answer of the former server is later
+	Victim string        `json:"victim,omitempty"` // the replica that it struck
+	Note   string        `json:"note,omitempty"`
+}
+
+// Health is one look at the whole system: every bucket was refilled again after At.
+type Health struct {
+	When string        `json:"when"`
+	At   int64         `json:"at"`
+	OK   bool          `json:"ok"`
+	Took time.Duration `json:"took"`
+	Note string        `json:"note,omitempty"`
+}
+
+// Files of a run.
+const (
+	MetaFile    = "meta.json"
+	OpsFile     = "ops.jsonl"
+	SamplesFile = "samples.jsonl"
+	FaultsFile  = "faults.jsonl"
+	HealthFile  = "health.jsonl"
+)
+
+// RefillsFile is the file of a replica's refills.
+func RefillsFile(replica string) string { return "refills-" + replica + ".jsonl" }
+
+// LogFile is the file of a replica's log.
+func LogFile(replica string) string { return "log-" + replica + ".jsonl" }
+
+// WriteMeta writes what was run.
+func WriteMeta(dir string, m Meta) error {
+	b, err := json.MarshalIndent(m, "", "  ")
+	if err != nil {
+		return fmt.Errorf("record: %w", err)
+	}
+	return os.WriteFile(filepath.Join(dir, MetaFile), append(b, '\n'), 0o600)
+}
+
+// Refill is a refill call and who made it.
+type Refill struct {
+	Replica string
+	history.Refill
+}
+
+// Lead is the begin of a replica's term, from its log.
+type Lead struct {
+	Replica string
+	At      int64
+	Epoch   int64
+}
+
+// Run is a whole history.
+type Run struct {
+	Dir     string
+	Meta    Meta
+	Ops     []Op
+	Samples []Sample
+	Faults  []Fault
+	Health  []Health
+	Refills []Refill
+	Leads   []Lead
+}
+
+// Load reads a run.
+func Load(dir string) (*Run, error) {
+	r := &Run{Dir: dir}
+	b, err := os.ReadFile(filepath.Join(dir, MetaFile))
+	if err != nil {
+		return nil, fmt.Errorf("record: %w", err)
+	}
+	if err := json.Unmarshal(b, &r.Meta); err != nil {
+		return nil, fmt.Errorf("record: %s: %w", MetaFile, err)
+	}
+	if r.Ops, err = history.Read[Op](filepath.Join(dir, OpsFile)); err != nil {
+		return nil, err
+	}
+	if r.Samples, err = history.Read[Sample](filepath.Join(dir, SamplesFile)); err != nil {
+		return nil, err
+	}
+	if r.Faults, err = history.Read[Fault](filepath.Join(dir, FaultsFile)); err != nil {
+		return nil, err
+	}
+	if r.Health, err = history.Read[Health](filepath.Join(dir, HealthFile)); err != nil {
+		return nil, err
+	}
+	if r.Refills, err = LoadRefills(dir); err != nil {
+		return nil, err
+	}
+	return r, r.readLogs()
+}
+
+// LoadRefills reads the refill calls of all replicas.
+func LoadRefills(dir string) ([]Refill, error) {
+	files, err := filepath.Glob(filepath.Join(dir, RefillsFile("*")))
+	if err != nil {
+		return nil, fmt.Errorf("record: %w", err)
+	}
+	var all []Refill
+	for _, file := range files {
+		refills, err := history.Read[history.Refill](file)
+		if err != nil {
+			return nil, err
+		}
+		name := strings.TrimSuffix(strings.TrimPrefix(filepath.Base(file), "refills-"), ".jsonl")
+		for _, f := range refills {
+			all = append(all, Refill{name, f})
+		}
+	}
+	return all, nil
+}
+
+// readLogs finds the terms that began. Lines that are no JSON, such as a panic's, are passed over.
+func (r *Run) readLogs() error {
+	files, err := filepath.Glob(filepath.Join(r.Dir, LogFile("*")))
+	if err != nil {
+		return fmt.Errorf("record: %w", err)
+	}
+	for _, file := range files {
+		b, err := os.ReadFile(file)
+		if err != nil {
+			return fmt.Errorf("record: %w", err)
+		}
+		name := strings.TrimSuffix(strings.TrimPrefix(filepath.Base(file), "log-"), ".jsonl")
+		for _, line := range strings.Split(string(b), "\n") {
+			var entry struct {
+				Message string    `json:"@message"`
+				At      time.Time `json:"@timestamp"`
+				Epoch   int64     `json:"epoch"`
+			}
+			if json.Unmarshal([]byte(line), &entry) == nil && entry.Message == "leading" {
+				r.Leads = append(r.Leads, Lead{name, entry.At.UnixNano(), entry.Epoch})
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,96 @@
+// Package report shows what a number of runs came to.
+package report
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"text/tabwriter"
+	"time"
+
+	"github.com/tokenrefill/refiller/test/robustness/verify"
+)
+
+// Report collects results. It is safe for concurrent use.
+type Report struct {
+	mu      sync.Mutex
+	runs    int
+	failed  []string
+	ops     int
+	refills int
+	writes  int
+	hidden  int
+	decided int
+	notes   int
+	slack   float64
+	gaps    map[string][]verify.Gap
+	faults  map[string]int
+}
+
+// Add takes in the result of a run that had the named faults.
+func (r *Report) Add(name string, faults []string, result *verify.Result) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.gaps == nil {
+		r.gaps, r.faults = map[string][]verify.Gap{}, map[string]int{}
+	}
+	r.runs++
+	if len(result.Violations) > 0 {
+		r.failed = append(r.failed, name)
+	}
+	r.ops += result.Ops
+	r.refills += result.Refills
+	r.writes += result.Writes
+	r.hidden += result.Hidden
+	r.decided += result.Decided
+	r.notes += len(result.Notes)
+	r.slack = max(r.slack, result.Slack)
+	for _, f := range faults {
+		r.faults[f]++
+	}
+	for _, g := range result.Gaps {
+		r.gaps[g.Fault] = append(r.gaps[g.Fault], g)
+	}
+}
+
+// String is the report: a table of what each fault did to the refills, and the totals.
+func (r *Report) String() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var b strings.Builder
+	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "fault\truns\tlongest gap p50\tp99\tmax\tresumed after p50\tmax")
+	names := make([]string, 0, len(r.gaps))
+	for name := range r.gaps {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	for _, name := range names {
+		var worst, resumed []time.Duration
+		for _, g := range r.gaps[name] {
+			worst = append(worst, g.Worst)
+			if g.Resume >= 0 {
+				resumed = append(resumed, g.Resume)
+			}
+		}
+		fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%s\t%s\t%s\n", name, r.faults[name],
+			Quantile(worst, 0.5), Quantile(worst, 0.99), Quantile(worst, 1), Quantile(resumed, 0.5), Quantile(resumed, 1))
+	}
+	_ = w.Flush() // it writes to memory
+	fmt.Fprintf(&b, "%d runs, %d with violations %v: %d calls, %d refill calls, %d of which wrote (%d unseen by their caller), "+
+		"%d bucket histories linearizable, %d notes, at most %.0f %% of the window bound used\n",
+		r.runs, len(r.failed), r.failed, r.ops, r.refills, r.writes, r.hidden, r.decided, r.notes, 100*r.slack)
+	return b.String()
+}
+
+// Quantile is the smallest of the durations that a share q of them, 0 to 1, doesn't exceed, to the millisecond; 0 if
+// there are none.
+func Quantile(d []time.Duration, q float64) time.Duration {
+	if len(d) == 0 {
+		return 0
+	}
+	d = slices.Sorted(slices.Values(d))
+	i := int(q*float64(len(d))+0.999999) - 1
+	return d[min(max(i, 0), len(d)-1)].Round(time.Millisecond)
+}

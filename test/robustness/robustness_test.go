@@ -1,0 +1,180 @@
+package robustness_test
+
+import (
+	"flag"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"sync"
+	"testing"
+
+	"github.com/hashicorp/go-hclog"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/internal/redisconn"
+	"github.com/tokenrefill/refiller/test/robustness/record"
+	"github.com/tokenrefill/refiller/test/robustness/report"
+	"github.com/tokenrefill/refiller/test/robustness/schedule"
+	"github.com/tokenrefill/refiller/test/robustness/system"
+	"github.com/tokenrefill/refiller/test/robustness/verify"
+)
+
+// Flags, after -args.
+var (
+	number  = flag.Int("n", 0, "random schedules to run in TestSchedules; 0 runs a few with fixed seeds")
+	seed    = flag.Uint64("seed", 0, "seed of the first random schedule, the next has the next seed; 0 draws one")
+	atOnce  = flag.Int("parallel-runs", 2*runtime.NumCPU(), "schedules to run at once")
+	keep    = flag.String("keep", "", "directory to keep the records of all runs in; those of failed runs are kept anyway")
+	history = flag.String("history", "", "directory of a kept record for TestVerify to judge again")
+)
+
+// parallel is how many tests run at once unless -parallel says otherwise: they wait most of the time.
+const parallel = 8
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	chosen := false
+	flag.Visit(func(f *flag.Flag) { chosen = chosen || f.Name == "test.parallel" })
+	if !chosen {
+		_ = flag.Set("test.parallel", strconv.Itoa(parallel)) // the flag is there and takes a number
+	}
+	redisconn.SetLogger(hclog.NewNullLogger()) // connections fail here all the time
+	os.Exit(m.Run())
+}
+
+// recordDir is where a run leaves its record. That of a failed run stays.
+func recordDir(t *testing.T, name string) string {
+	t.Helper()
+	if *keep != "" {
+		dir := filepath.Join(*keep, name)
+		require.NoError(t, os.MkdirAll(dir, 0o700))
+		return dir
+	}
+	dir, err := os.MkdirTemp("", "refiller-robustness-"+name+"-")
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		if !t.Failed() {
+			require.NoError(t, os.RemoveAll(dir))
+			return
+		}
+		t.Logf("the record is kept; judge it again with: go test ./test/robustness -run TestVerify -args -history %s", dir)
+	})
+	return dir
+}
+
+var judging sync.Mutex
+
+// judge verifies a record and fails the test if a promise was broken.
+func judge(t *testing.T, dir string, into *report.Report) {
+	t.Helper()
+	run, err := record.Load(dir)
+	require.NoError(t, err)
+	judging.Lock() // the search for an order takes every processor it gets
+	result, err := verify.Dir(dir)
+	judging.Unlock()
+	require.NoError(t, err)
+	for _, v := range result.Violations {
+		t.Errorf("%s", v)
+	}
+	for _, n := range result.Notes {
+		t.Logf("note: %s", n)
+	}
+	t.Logf("%d calls, %d refill calls, %d writes (%d unseen), %.0f %% of the window bound used", result.Ops, result.Refills, result.Writes, result.Hidden, 100*result.Slack)
+	into.Add(run.Meta.Name, run.Meta.Faults, result)
+}
+
+// TestFixedSchedules runs every fault once.
+func TestFixedSchedules(t *testing.T) {
+	t.Parallel()
+	var all report.Report
+	t.Run("run", func(t *testing.T) {
+		for i, fixed := range []struct {
+			name   string
+			spec   system.Spec
+			faults []string
+		}{
+			{"replicas", system.Spec{Replicas: 3}, []string{"replica-kill", "replica-pause", "replicas-pause-all", "replicas-rolling-restart"}},
+			{"network", system.Spec{Replicas: 3}, []string{"network-slow", "network-lossy", "network-reset", "network-half-open", "replies-lost"}},
+			{"partitions", system.Spec{Replicas: 3}, []string{"replica-cut-from-redis", "replica-one-way-partition", "replica-stalled", "clients-one-way-partition"}},
+			{"redis-answers", system.Spec{Replicas: 3}, []string{"redis-script-flush", "redis-busy", "redis-oom", "redis-readonly", "redis-pause"}},
+			{"redis-loses", system.Spec{Replicas: 3}, []string{"redis-kill", "redis-flushall", "redis-evict", "redis-evict", "redis-evict"}},
+			{"redis-keeps", system.Spec{Replicas: 3}, []string{"redis-kill-keeps-data", "redis-loading+replica-kill"}},
+			{"redis-clock", system.Spec{Replicas: 3}, []string{"redis-clock-forward", "redis-clock-back", "redis-clock-forward+replica-pause", "redis-clock-back"}},
+			{"elected", system.Spec{Replicas: 3, Etcd: 1}, []string{"replica-kill", "replica-pause-past-lease", "replica-cut-from-etcd", "etcd-stands-still"}},
+			{"etcd", system.Spec{Replicas: 3, Etcd: 3}, []string{"etcd-leader-kill", "etcd-quorum-loss+replica-pause"}},
+			{"sentinel", system.Spec{Replicas: 3, Servers: system.Sentinel}, []string{"redis-script-flush", "redis-failover-to-lagging-replica"}},
+			{"cluster", system.Spec{Replicas: 3, Servers: system.Cluster}, []string{"cluster-reshard", "cluster-node-loses-data", "redis-busy+replica-kill"}},
+			{"versions", system.Spec{Replicas: 4, Versions: []int{1, 2, 1, 2}}, []string{"replica-kill", "network-half-open+replica-pause"}},
+			{"crowd", system.Spec{Replicas: 20}, []string{"replica-kill", "replica-pause"}},
+		} {
+			t.Run(fixed.name, func(t *testing.T) {
+				t.Parallel()
+				plan, err := schedule.Fixed(fixed.name, uint64(i+1), fixed.spec, fixed.faults...)
+				require.NoError(t, err)
+				dir := recordDir(t, fixed.name)
+				schedule.Run(t, dir, plan)
+				judge(t, dir, &all)
+			})
+		}
+	})
+	t.Logf("\n%s", &all)
+}
+
+// fixedSeeds are of the schedules that always run.
+var fixedSeeds = []uint64{1, 2, 3}
+
+// TestSchedules runs random schedules: -args -n N -seed S.
+func TestSchedules(t *testing.T) {
+	t.Parallel()
+	seeds := fixedSeeds
+	if *number > 0 {
+		first := *seed
+		if first == 0 {
+			first = rand.Uint64N(1 << 40)
+		}
+		t.Logf("%d schedules from seed %d; one of them again: make robustness N=1 SEED=…", *number, first)
+		seeds = make([]uint64, *number)
+		for i := range seeds {
+			seeds[i] = first + uint64(i)
+		}
+	}
+	var all report.Report
+	slots := make(chan struct{}, *atOnce)
+	t.Run("run", func(t *testing.T) {
+		for _, s := range seeds {
+			t.Run(strconv.FormatUint(s, 10), func(t *testing.T) {
+				t.Parallel()
+				slots <- struct{}{}
+				defer func() { <-slots }()
+				plan := schedule.Random(s)
+				t.Logf("%s", plan)
+				dir := recordDir(t, plan.Name)
+				schedule.Run(t, dir, plan)
+				judge(t, dir, &all)
+			})
+		}
+	})
+	t.Logf("\n%s", &all)
+}
+
+// TestVerify judges a kept record again: -args -history DIR. Without one it makes a record and judges it twice.
+func TestVerify(t *testing.T) {
+	t.Parallel()
+	dir := *history
+	if dir == "" {
+		dir = recordDir(t, "verify")
+		plan, err := schedule.Fixed("verify", 1, system.Spec{Replicas: 2}, "replica-kill")
+		require.NoError(t, err)
+		schedule.Run(t, dir, plan)
+	}
+	var all report.Report
+	judge(t, dir, &all)
+	first, err := verify.Dir(dir)
+	require.NoError(t, err)
+	second, err := verify.Dir(dir)
+	require.NoError(t, err)
+	require.Equal(t, first, second, "the verdict depends on the files alone")
+	t.Logf("\n%s", &all)
+}

@@ -1,0 +1,45 @@
+package schedule_test
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/test/robustness/faults"
+	"github.com/tokenrefill/refiller/test/robustness/schedule"
+	"github.com/tokenrefill/refiller/test/robustness/system"
+)
+
+func TestASeedIsAPlan(t *testing.T) {
+	t.Parallel()
+	struck, servers := map[string]int{}, map[string]int{}
+	for seed := range uint64(2000) {
+		plan := schedule.Random(seed)
+		require.Equal(t, plan.String(), schedule.Random(seed).String())
+		servers[plan.Spec.Servers]++
+		require.GreaterOrEqual(t, len(plan.Phases), 2)
+		for _, phase := range plan.Phases {
+			groups := map[string]bool{}
+			for _, f := range phase {
+				require.True(t, f.Goes(plan.Spec), "%s: %s", plan, f.Name)
+				require.False(t, groups[f.Group], "%s combines two faults of one group", plan)
+				groups[f.Group] = true
+				struck[f.Name]++
+			}
+		}
+	}
+	for _, f := range faults.All {
+		require.Greater(t, struck[f.Name], 5, f.Name)
+	}
+	for _, kind := range []string{system.Single, system.Sentinel, system.Cluster} {
+		require.Greater(t, servers[kind], 100, kind)
+	}
+}
+
+func TestAFaultThatCannotStrikeIsRefused(t *testing.T) {
+	t.Parallel()
+	_, err := schedule.Fixed("x", 1, system.Spec{Replicas: 3}, "etcd-leader-kill")
+	require.ErrorContains(t, err, "etcd-leader-kill")
+	_, err = schedule.Fixed("x", 1, system.Spec{Replicas: 3}, "no-such-fault")
+	require.ErrorContains(t, err, "no-such-fault")
+}

@@ -1,0 +1,380 @@
+// Package system runs what is under test: real Redis and etcd servers, replicas of the real program, and fault proxies
+// between them.
+//
+// Each replica reaches Redis (a single server) and each member of etcd through proxies of its own, and the clients reach
+// Redis through another one, so that anybody can be cut off from anything. Sentinel and Cluster tell their clients the
+// servers' own addresses; there faults strike the servers.
+package system
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/tokenrefill/refiller/internal/config"
+	"github.com/tokenrefill/refiller/internal/faultproxy"
+	"github.com/tokenrefill/refiller/internal/history"
+	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/policy"
+	"github.com/tokenrefill/refiller/test/robustness/record"
+	"github.com/tokenrefill/refiller/test/robustness/traffic"
+)
+
+// Kinds of Redis.
+const (
+	Single   = "single"
+	Sentinel = "sentinel"
+	Cluster  = "cluster"
+)
+
+// Bucket is a bucket of the configuration: its lines by config version, the last one for all later versions too.
+type Bucket struct {
+	Key    string
+	Linear bool
+	Lines  []string // such as "capacity: 1000, rate: 500/s"
+}
+
+func (b Bucket) lines(version int) string { return b.Lines[min(version, len(b.Lines))-1] }
+
+// Spec says what to run.
+type Spec struct {
+	Servers  string        // Single, Sentinel or Cluster
+	Etcd     int           // members: 0 is race mode
+	TTL      time.Duration // of the election's lease; default 2 s
+	Replicas int
+	Versions []int // config version of each replica; default 1
+	Interval time.Duration
+	Buckets  []Bucket
+	Durable  bool // Redis writes every command to disk before it answers
+	Slow     bool // Redis takes a while to load its data, and says LOADING
+	Clock    bool // Redis' clock can be stepped
+	// Front, if set, is given the address of the single Redis and returns the one that everybody uses instead.
+	Front func(addr string) string
+}
+
+// System is what runs.
+type System struct {
+	Spec
+	Dir      string // of the record
+	T        testing.TB
+	Redis    *testenv.RedisServer
+	Sentinel *testenv.RedisSentinel
+	Cluster  *testenv.RedisCluster
+	Etcd     *testenv.EtcdCluster
+	Clients  *faultproxy.Proxy // between the clients and a single Redis; nil otherwise
+	Direct   redis.UniversalClient
+	Replicas []*Replica
+	Offset   time.Duration // of the single Redis' clock
+	clock    string        // file that steps Redis' clock
+	addr     string        // of the single Redis
+	recorded []record.Bucket
+
+	faults *history.Writer
+	health *history.Writer
+	end    sync.Once
+}
+
+// Replica is one refiller process and its connections.
+type Replica struct {
+	*testenv.Process
+	Name    string
+	Version int
+	Redis   *faultproxy.Proxy // nil unless a single Redis
+	Etcd    []*faultproxy.Proxy
+	refills string // file
+}
+
+// Start runs the servers and the replicas, writes what they are to dir, and waits until every bucket is refilled.
+func Start(t testing.TB, dir string, meta record.Meta, spec Spec) *System {
+	t.Helper()
+	if spec.TTL == 0 {
+		spec.TTL = 2 * time.Second
+	}
+	if spec.Interval == 0 {
+		spec.Interval = 100 * time.Millisecond
+	}
+	s := &System{Spec: spec, Dir: dir, T: t}
+	var err error
+	if s.faults, err = history.Open(filepath.Join(dir, record.FaultsFile)); err != nil {
+		t.Fatal(err)
+	}
+	if s.health, err = history.Open(filepath.Join(dir, record.HealthFile)); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Finish() })
+	s.startRedis()
+	if spec.Etcd > 0 {
+		s.Etcd = testenv.Etcd(t, spec.Etcd)
+	}
+	binary := testenv.Build(t, "./cmd/refiller")
+	for i := range spec.Replicas {
+		s.addReplica(binary, i)
+	}
+	meta.Servers, meta.Replicas, meta.Election = spec.Servers, spec.Replicas, "race"
+	if spec.Etcd > 0 {
+		meta.Election = fmt.Sprintf("etcd%d", spec.Etcd)
+	}
+	s.recorded = s.buckets()
+	meta.Buckets = s.recorded
+	if meta.Resume == 0 {
+		meta.Resume = s.ResumeWithin()
+	}
+	if err := record.WriteMeta(dir, meta); err != nil {
+		t.Fatal(err)
+	}
+	s.Check("at the start")
+	return s
+}
+
+// ResumeWithin is how soon refills go on once a fault has ended: a refiller that met a fault may wait for a second before
+// it tries again, half a second for the answer to a call, and two intervals for its turn; a second more is for the
+// machine, which runs many such systems at once. A client of Sentinel or Cluster first has to learn who serves.
+func (s *System) ResumeWithin() time.Duration {
+	within := time.Second + 500*time.Millisecond + 2*s.Interval + time.Second
+	if s.Servers != Single {
+		within += 5 * time.Second
+	}
+	return within
+}
+
+func (s *System) startRedis() {
+	var opts []testenv.Option
+	if s.Durable {
+		opts = append(opts, testenv.WithAppendOnly())
+	}
+	// A script that spins is busy soon.
+	opts = append(opts, testenv.WithArgs("--busy-reply-threshold", "50"))
+	if s.Slow {
+		opts = append(opts, testenv.WithArgs("--key-load-delay", "300", "--loading-process-events-interval-bytes", "1024"))
+	}
+	if s.Clock {
+		s.clock = filepath.Join(s.T.TempDir(), "clock")
+		s.StepClock(0)
+		env, err := clockEnv(s.clock)
+		if err != nil {
+			s.T.Fatal(err)
+		}
+		opts = append(opts, testenv.WithEnv(env...))
+	}
+	switch s.Servers {
+	case Sentinel:
+		s.Sentinel = testenv.Sentinel(s.T, opts...)
+		s.Direct = s.Sentinel.Client()
+	case Cluster:
+		s.Cluster = testenv.Cluster(s.T, opts...)
+		s.Direct = s.Cluster.Client()
+	default:
+		s.Redis = testenv.Redis(s.T, opts...)
+		s.Direct = s.Redis.Client()
+		s.addr = s.Redis.Addr()
+		if s.Front != nil {
+			s.addr = s.Front(s.addr)
+		}
+		s.Clients = s.proxy(s.addr)
+	}
+}
+
+func (s *System) proxy(target string) *faultproxy.Proxy {
+	p, err := faultproxy.New(target, faultproxy.Options{})
+	if err != nil {
+		s.T.Fatal(err)
+	}
+	s.T.Cleanup(func() { _ = p.Close() })
+	return p
+}
+
+func (s *System) addReplica(binary string, i int) {
+	r := &Replica{Name: fmt.Sprintf("r%d", i), Version: 1}
+	if i < len(s.Versions) {
+		r.Version = s.Versions[i]
+	}
+	r.refills = filepath.Join(s.Dir, record.RefillsFile(r.Name))
+	url := ""
+	switch s.Servers {
+	case Sentinel:
+		url = "redis-sentinel://" + s.Sentinel.Addr() + "/" + testenv.SentinelMaster
+	case Cluster:
+		url = "redis-cluster://" + strings.Join(s.Cluster.Addrs(), ",")
+	default:
+		r.Redis = s.proxy(s.addr)
+		url = "redis://" + r.Redis.Addr() + "/0"
+	}
+	var endpoints []string
+	if s.Etcd != nil {
+		for _, m := range s.Etcd.Members() {
+			p := s.proxy(m.Addr())
+			r.Etcd = append(r.Etcd, p)
+			endpoints = append(endpoints, p.Addr())
+		}
+	}
+	path := filepath.Join(s.T.TempDir(), r.Name+".yaml")
+	if err := os.WriteFile(path, []byte(s.config(url, endpoints, r.Version)), 0o600); err != nil {
+		s.T.Fatal(err)
+	}
+	r.Process = testenv.StartCommand(s.T, testenv.Command{
+		Name: r.Name, Path: binary, Args: []string{"run", "--config", path, "--identity", r.Name, "--history", r.refills},
+	})
+	s.Replicas = append(s.Replicas, r)
+}
+
+// config is a configuration of a version.
+func (s *System) config(url string, endpoints []string, version int) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "redis: {url: %q}\nversion: %d\nrefill_interval: %s\nlisten: 127.0.0.1:0\nlog: {format: json}\n", url, version, s.Interval)
+	if len(endpoints) > 0 {
+		fmt.Fprintf(&b, "election: {mode: etcd, ttl: %s, endpoints: [%s]}\n", s.TTL, strings.Join(endpoints, ", "))
+	}
+	b.WriteString("buckets:\n")
+	for _, bucket := range s.Buckets {
+		fmt.Fprintf(&b, "  - {key: %q, %s}\n", bucket.Key, bucket.lines(version))
+	}
+	return b.String()
+}
+
+// buckets are the record's.
+func (s *System) buckets() []record.Bucket {
+	versions := map[int]bool{}
+	for _, r := range s.Replicas {
+		versions[r.Version] = true
+	}
+	var list []record.Bucket
+	for _, b := range s.Buckets {
+		list = append(list, record.Bucket{Key: b.Key, Linear: b.Linear})
+	}
+	for v := range versions {
+		cfg, err := config.Parse([]byte(s.config("redis://127.0.0.1:1/0", nil, v)))
+		if err != nil {
+			s.T.Fatal(err)
+		}
+		for i, b := range cfg.Buckets {
+			list[i].Terms = append(list[i].Terms, b.Policy.Terms(policy.Fence{Epoch: int64(v)}).Encode())
+		}
+	}
+	return list
+}
+
+// Record is what the record says of the buckets.
+func (s *System) Record() []record.Bucket { return s.recorded }
+
+// Dial is a client as consumers have it.
+func (s *System) Dial() redis.UniversalClient {
+	switch s.Servers {
+	case Sentinel:
+		return s.Sentinel.Client()
+	case Cluster:
+		return s.Cluster.Client()
+	}
+	o := s.Redis.ClientOptions()
+	o.Addr = s.Clients.Addr()
+	c := redis.NewClient(o)
+	s.T.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// Masters are clients of the servers that hold buckets.
+func (s *System) Masters() []*redis.Client {
+	switch s.Servers {
+	case Sentinel:
+		return []*redis.Client{s.Sentinel.Master().Client()}
+	case Cluster:
+		var all []*redis.Client
+		for _, n := range s.Cluster.Nodes() {
+			all = append(all, n.Client())
+		}
+		return all
+	}
+	return []*redis.Client{s.Direct.(*redis.Client)}
+}
+
+// Active is the replica whose refill wrote last, as far as the replicas' files tell.
+func (s *System) Active() *Replica {
+	best, latest := s.Replicas[0], int64(0)
+	for _, r := range s.Replicas {
+		list, err := history.Read[history.Refill](r.refills)
+		if err != nil {
+			continue // it has made no call yet
+		}
+		for i := len(list) - 1; i >= 0; i-- {
+			if o := list[i].Outcome; o != nil && o.Status.Wrote() {
+				if o.Now > latest {
+					best, latest = r, o.Now
+				}
+				break
+			}
+		}
+	}
+	return best
+}
+
+// Check waits until every bucket has been refilled twice from now on, and notes whether it was.
+func (s *System) Check(when string) bool {
+	s.T.Helper()
+	const limit = 20 * time.Second
+	start := time.Now()
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	first := map[string]record.Sample{}
+	missing := len(s.Buckets)
+	note := ""
+	for missing > 0 && ctx.Err() == nil {
+		missing = 0
+		for _, b := range s.Buckets {
+			sample, err := traffic.Look(ctx, s.Direct, b.Key)
+			if err != nil || sample.Era == 0 {
+				missing++
+				note = fmt.Sprintf("%s can't be read: %v", b.Key, err)
+				delete(first, b.Key)
+				continue
+			}
+			f, ok := first[b.Key]
+			if !ok || sample.Era != f.Era {
+				first[b.Key] = sample
+				missing++
+				note = b.Key + " is new"
+				continue
+			}
+			if sample.Index < f.Index+2 {
+				missing++
+				note = b.Key + " is not refilled"
+			}
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+	h := record.Health{When: when, At: start.UnixNano(), OK: missing == 0, Took: time.Since(start)}
+	if !h.OK {
+		h.Note = fmt.Sprintf("not within %s: %s", limit, note)
+	}
+	s.health.Add(h)
+	return h.OK
+}
+
+// Note writes down a fault that has ended.
+func (s *System) Note(f record.Fault) { s.faults.Add(f) }
+
+// Finish stops the replicas and completes the record.
+func (s *System) Finish() {
+	s.end.Do(func() {
+		for _, r := range s.Replicas {
+			r.Resume()
+			r.Stop()
+			if err := os.WriteFile(filepath.Join(s.Dir, record.LogFile(r.Name)), []byte(r.Log()), 0o600); err != nil {
+				s.T.Error(err)
+			}
+		}
+		for _, w := range []*history.Writer{s.faults, s.health} {
+			if err := w.Close(); err != nil {
+				s.T.Error(err)
+			}
+		}
+	})
+}

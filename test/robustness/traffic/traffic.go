@@ -1,0 +1,265 @@
+// Package traffic calls the buckets as consumers do, and writes down every call and answer.
+package traffic
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"net"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/tokenrefill/refiller/fetch"
+	"github.com/tokenrefill/refiller/internal/history"
+	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/test/robustness/record"
+)
+
+// Config says who calls what.
+type Config struct {
+	Dir     string                       // of the run
+	Dial    func() redis.UniversalClient // a client as consumers have it, through the faults
+	Look    redis.UniversalClient        // a client past the faults, for the samples
+	Buckets []record.Bucket
+	Callers int // per bucket
+	Seed    uint64
+	Pace    time.Duration // mean pause between two calls of one caller
+}
+
+// deadline of a call: longer than a busy script, shorter than an outage.
+const deadline = 400 * time.Millisecond
+
+// Traffic runs until Stop.
+type Traffic struct {
+	cfg     Config
+	ops     *history.Writer
+	samples *history.Writer
+	cancel  context.CancelFunc
+	wg      sync.WaitGroup
+	clients []*fetch.Client
+}
+
+// Start begins to call.
+func Start(ctx context.Context, cfg Config) (*Traffic, error) {
+	ops, err := history.Open(filepath.Join(cfg.Dir, record.OpsFile))
+	if err != nil {
+		return nil, err
+	}
+	samples, err := history.Open(filepath.Join(cfg.Dir, record.SamplesFile))
+	if err != nil {
+		return nil, errors.Join(err, ops.Close())
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	t := &Traffic{cfg: cfg, ops: ops, samples: samples, cancel: cancel}
+	rng := rand.New(rand.NewPCG(cfg.Seed, 2))
+	rdb := cfg.Dial()
+	for _, b := range cfg.Buckets {
+		for i := range cfg.Callers {
+			c := &caller{
+				t: t, name: b.Key + "/" + strconv.Itoa(i), key: b.Key, rdb: rdb, rng: rand.New(rand.NewPCG(rng.Uint64(), 0)),
+				most: 1 + rng.Int64N(20),
+			}
+			if b.Linear {
+				t.wg.Go(func() { c.mix(ctx) })
+				continue
+			}
+			client, err := fetch.New(rdb, fetch.WithDeadline(deadline))
+			if err != nil {
+				return nil, errors.Join(err, t.Stop())
+			}
+			t.clients = append(t.clients, client)
+			t.wg.Go(func() { c.drain(ctx, client) })
+		}
+	}
+	t.wg.Go(func() { t.sample(ctx) })
+	return t, nil
+}
+
+// Stop ends the calls, waits for those under way, and completes the files.
+func (t *Traffic) Stop() error {
+	t.cancel()
+	t.wg.Wait()
+	errs := []error{}
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	for _, c := range t.clients {
+		errs = append(errs, c.Close(ctx))
+	}
+	return errors.Join(append(errs, t.ops.Close(), t.samples.Close())...)
+}
+
+// caller is one consumer of one bucket.
+type caller struct {
+	t    *Traffic
+	name string
+	key  string
+	rdb  redis.UniversalClient
+	rng  *rand.Rand
+	most int64 // tokens of one take
+	held int64 // taken and not given back
+}
+
+// mix takes and returns through the scripts themselves, so that each call is one operation upon the bucket.
+func (c *caller) mix(ctx context.Context) {
+	for c.pause(ctx, c.t.cfg.Pace) {
+		op := record.Op{Client: c.name, Key: c.key, N: 1 + c.rng.Int64N(c.most)}
+		callCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), deadline)
+		op.Call = time.Now().UnixNano()
+		switch what := c.rng.IntN(10); {
+		case what == 0 && c.held > 0:
+			op.Kind, op.N = record.Return, 1+c.rng.Int64N(c.held)
+			reply, err := lua.Return(callCtx, c.rdb, c.key, op.N, 0)
+			op.Left, op.Clamped = reply.Remaining, reply.Clamped
+			c.finish(&op, true, err)
+		case what == 1:
+			op.Kind = record.UpTo
+			reply, err := lua.TakeUpTo(callCtx, c.rdb, c.key, op.N)
+			c.took(&op, reply, err)
+		default:
+			op.Kind = record.Take
+			reply, err := lua.Take(callCtx, c.rdb, c.key, op.N, what == 2)
+			c.took(&op, reply, err)
+		}
+		cancel()
+		c.t.ops.Add(op)
+		switch op.Result {
+		case record.Done:
+			if op.Kind == record.Return {
+				c.held -= op.N
+			}
+			c.held += op.Taken
+		case record.Unknown:
+			if op.Kind == record.Return {
+				c.held -= op.N
+			}
+			c.await(ctx)
+		case record.Failed, record.Missing:
+			c.pause(ctx, 50*time.Millisecond)
+		}
+	}
+}
+
+func (c *caller) took(op *record.Op, reply lua.TakeReply, err error) {
+	op.Taken, op.Left = reply.Taken, reply.Remaining
+	op.Era, op.Index, op.Last = reply.Version.Era, reply.Version.Index, reply.Last
+	c.finish(op, reply.OK, err)
+}
+
+// drain takes as much as it gets through the SDK. What that gives back by itself is no operation of its own: the take
+// before it counts as one without an answer.
+func (c *caller) drain(ctx context.Context, client *fetch.Client) {
+	for c.pause(ctx, c.t.cfg.Pace) {
+		op := record.Op{Client: c.name, Kind: record.Take, Key: c.key, N: c.most, Call: time.Now().UnixNano()}
+		result, err := client.Take(context.WithoutCancel(ctx), c.key, c.most)
+		op.Taken, op.Left = result.Taken, result.Remaining
+		c.finish(&op, result.OK, err)
+		c.t.ops.Add(op)
+		if op.Result != record.Done && op.Result != record.Denied {
+			c.pause(ctx, 50*time.Millisecond)
+		}
+	}
+}
+
+// await looks at the bucket until there is an answer, so that an outage leaves one call of each caller without one.
+func (c *caller) await(ctx context.Context) {
+	for c.pause(ctx, 50*time.Millisecond) {
+		lookCtx, cancel := context.WithTimeout(ctx, deadline)
+		_, err := lua.Peek(lookCtx, c.rdb, c.key, 1)
+		cancel()
+		if err == nil || errors.Is(err, lua.ErrUnknownBucket) {
+			return
+		}
+	}
+}
+
+// pause waits for mean, give or take half of it, and reports whether to go on.
+func (c *caller) pause(ctx context.Context, mean time.Duration) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(mean/2 + time.Duration(c.rng.Int64N(int64(mean)+1))):
+		return true
+	}
+}
+
+// finish notes the answer.
+func (c *caller) finish(op *record.Op, done bool, err error) {
+	op.Return = time.Now().UnixNano()
+	switch {
+	case err == nil && done:
+		op.Result = record.Done
+	case err == nil:
+		op.Result = record.Denied
+	case errors.Is(err, lua.ErrUnknownBucket):
+		op.Result = record.Missing
+	default:
+		op.Result, op.Error = record.Unknown, err.Error()
+		if neverRan(err) {
+			op.Result = record.Failed
+		}
+	}
+}
+
+// refusals are answers that come instead of running a script.
+var refusals = []string{"BUSY ", "OOM ", "READONLY ", "LOADING ", "MOVED ", "ASK ", "TRYAGAIN ", "CLUSTERDOWN ", "MASTERDOWN ", "NOSCRIPT "}
+
+// neverRan reports whether an error proves that the call had no effect.
+func neverRan(err error) bool {
+	var refused redis.Error
+	if errors.As(err, &refused) {
+		for _, prefix := range refusals {
+			if strings.HasPrefix(refused.Error(), prefix) {
+				return true
+			}
+		}
+	}
+	var netErr *net.OpError
+	return errors.As(err, &netErr) && netErr.Op == "dial"
+}
+
+// sampleEvery is the time between two looks at every bucket.
+const sampleEvery = 40 * time.Millisecond
+
+// sample looks at what Redis holds.
+func (t *Traffic) sample(ctx context.Context) {
+	tick := time.NewTicker(sampleEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		for _, b := range t.cfg.Buckets {
+			if s, err := Look(ctx, t.cfg.Look, b.Key); err == nil {
+				t.samples.Add(s)
+			}
+		}
+	}
+}
+
+// Look reads one bucket at one moment.
+func Look(ctx context.Context, rdb redis.UniversalClient, key string) (record.Sample, error) {
+	ctx, cancel := context.WithTimeout(ctx, deadline)
+	defer cancel()
+	s := record.Sample{Key: key, Sent: time.Now().UnixNano()}
+	reply, err := lua.Peek(ctx, rdb, key, 1)
+	s.Got = time.Now().UnixNano()
+	if errors.Is(err, lua.ErrUnknownBucket) {
+		s.Missing = true
+		return s, nil
+	}
+	if err != nil {
+		return s, err
+	}
+	s.Tokens, s.Era, s.Index, s.Last, s.Carry = reply.Tokens, reply.Version.Era, reply.Version.Index, reply.Last, reply.Carry
+	if reply.Terms != nil {
+		s.Policy = reply.Terms.Encode()
+	}
+	return s, nil
+}

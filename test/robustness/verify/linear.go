@@ -1,0 +1,249 @@
+package verify
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/anishathalye/porcupine"
+
+	"github.com/tokenrefill/refiller/policy"
+	"github.com/tokenrefill/refiller/test/robustness/model"
+	"github.com/tokenrefill/refiller/test/robustness/record"
+)
+
+// decideWithin bounds the search for an order of one bucket's calls.
+const decideWithin = 30 * time.Second
+
+// maxReaders bounds the replicas whose calls that wrote nothing take part: the more of them look at one state at the same
+// time, the more orders there are that differ in nothing.
+const maxReaders = 4
+
+// sight is one look at a bucket that tells where it stood.
+type sight struct {
+	version policy.Version
+	last    int64
+	at      int64 // it was so at this time at the latest, Unix ns
+}
+
+// findHidden finds the writes that nobody saw the answer of: since every write adds one to the index, each leaves a
+// number that no answer has. When the server made it is seen from the bucket's last refill.
+func (h *bucketHistory) findHidden() {
+	var sights []sight
+	for _, f := range h.refills {
+		if o := f.Outcome; o != nil && o.Version.Era > 0 {
+			sights = append(sights, sight{o.Version, o.Last, f.Replied})
+		}
+	}
+	for _, op := range h.ops {
+		if op.Result == record.Denied && op.Era > 0 {
+			sights = append(sights, sight{policy.Version{Era: op.Era, Index: op.Index}, op.Last, op.Return})
+		}
+	}
+	for _, s := range h.samples {
+		if s.Era > 0 {
+			sights = append(sights, sight{policy.Version{Era: s.Era, Index: s.Index}, s.Last, s.Got})
+		}
+	}
+	known := map[policy.Version]bool{}
+	settled := map[policy.Version]int64{} // when the write before this version was made
+	for _, w := range h.writes {
+		known[w.version] = true
+		if w.outcome.Status == policy.StatusApplied || w.outcome.Status == policy.StatusSwitched {
+			settled[policy.Version{Era: w.version.Era, Index: w.version.Index - 1}] = w.outcome.Now - w.outcome.Elapsed
+		}
+	}
+	// Every number between the lowest and the highest of an era was written.
+	type era struct{ low, high int64 }
+	eras := map[int64]era{}
+	for _, s := range sights {
+		e, ok := eras[s.version.Era]
+		if !ok {
+			e = era{s.version.Index, s.version.Index}
+		}
+		eras[s.version.Era] = era{min(e.low, s.version.Index), max(e.high, s.version.Index)}
+	}
+	for v := range settled {
+		if e, ok := eras[v.Era]; ok && v.Index < e.low {
+			eras[v.Era] = era{v.Index, e.high}
+		}
+	}
+	used := map[int]bool{}
+	for number, e := range eras {
+		for index := e.low; index <= e.high; index++ {
+			v := policy.Version{Era: number, Index: index}
+			if !known[v] {
+				h.hidden++
+				h.reveal(v, index == e.low, sights, settled, used)
+			}
+		}
+	}
+	// A write that came just before the bucket was lost may have left no trace at all.
+	for i, f := range h.refills {
+		if f.Outcome == nil && !used[i] && h.effect(f.Sent-int64(time.Second), f.Replied+int64(time.Second), record.Lose, record.Rollback) {
+			h.excused = true
+		}
+	}
+}
+
+// reveal adds the write of version v, whose answer nobody saw.
+func (h *bucketHistory) reveal(v policy.Version, first bool, sights []sight, settled map[policy.Version]int64, used map[int]bool) {
+	w := write{version: v, to: math.MaxInt64}
+	for _, s := range sights {
+		if s.version == v {
+			w.now = s.last
+		}
+		if !s.version.Before(v) {
+			w.to = min(w.to, s.at)
+		}
+	}
+	if w.now == 0 {
+		w.now = settled[v]
+	}
+	// Who made it: a call without an answer that carried the version before; else one that could begin an era.
+	best := -1
+	for i, f := range h.refills {
+		if f.Outcome != nil || used[i] || f.Sent > w.to {
+			continue
+		}
+		match := f.Era == v.Era && f.Index == v.Index-1
+		if !match && !first {
+			continue
+		}
+		if best < 0 || match && f.Sent <= w.now*1000 && w.now*1000 <= f.Replied {
+			best = i
+		}
+	}
+	if best >= 0 {
+		used[best] = true
+		f := h.refills[best]
+		call, err := f.Call()
+		if err == nil && w.now > 0 {
+			w.from, w.call, w.replica = f.Sent, &call, f.Replica
+			h.writes = append(h.writes, w)
+			return
+		}
+	} else if w.now > 0 && !first {
+		// A replica that was killed takes its last call with it.
+		for _, f := range h.run.Faults {
+			start := f.Start - int64(time.Second)
+			if f.Victim != "" && start <= w.to && w.now*1000 <= f.End+int64(time.Second) {
+				terms := h.anyPolicy()
+				if len(h.policies) > 1 {
+					break // which policy it carried can't be told
+				}
+				w.from, w.replica = start, f.Victim
+				w.call = &policy.Call{Version: policy.Version{Era: v.Era, Index: v.Index - 1}, Create: policy.CreateLost, Terms: &terms}
+				h.writes = append(h.writes, w)
+				return
+			}
+		}
+	}
+	// It can't be told: all that may come after it is left undecided.
+	from := w.to
+	for _, known := range h.writes {
+		if known.version.Before(v) {
+			continue
+		}
+		from = min(from, known.from)
+	}
+	h.cut = min(h.cut, from-int64(2*time.Second))
+}
+
+// checkLinear asks for an order of the calls, each between its call and its answer, in which the model gives the same
+// answers. A call without an answer may come at any time after it was sent, or at the end, where it changes nothing for
+// anybody.
+func (h *bucketHistory) checkLinear(r *Result) {
+	var calls []porcupine.Operation
+	add := func(client int, in model.Input, from, to int64) {
+		if from < h.cut {
+			calls = append(calls, porcupine.Operation{ClientId: client, Input: in, Call: from, Return: to})
+		}
+	}
+	for i := range h.ops {
+		op := &h.ops[i]
+		to := op.Return
+		if op.Result == record.Unknown {
+			to = math.MaxInt64
+		}
+		add(0, model.Input{Op: op}, op.Call, to)
+	}
+	readers := map[string]bool{}
+	for _, f := range h.refills {
+		if f.Outcome == nil {
+			continue
+		}
+		if !f.Outcome.Status.Wrote() {
+			if !readers[f.Replica] && len(readers) == maxReaders {
+				continue
+			}
+			readers[f.Replica] = true
+		}
+		call, err := f.Call()
+		if err != nil {
+			r.violate(Linear, h.bucket.Key, "%v", err)
+			return
+		}
+		add(1, model.Input{Refill: &model.Refill{Call: call, Now: f.Outcome.Now, Want: f.Outcome}}, f.Sent, f.Replied)
+	}
+	for _, w := range h.writes {
+		if w.outcome == nil {
+			add(1, model.Input{Refill: &model.Refill{Call: *w.call, Now: w.now}}, w.from, w.to)
+		}
+	}
+	for _, f := range h.faults {
+		if f.Effect == record.Lose {
+			parts := f.Parts
+			if len(parts) == 0 {
+				parts = []string{"tokens", "index", "control"}
+			}
+			add(2, model.Input{Lose: strings.Join(parts, " ")}, f.Start, f.End)
+		}
+	}
+	if h.cut < math.MaxInt64 {
+		r.note("%s: linearizability is decided for %d calls only: after them the server forgot writes, or nobody saw the answer of one", h.bucket.Key, len(calls))
+	}
+	result, info := porcupine.CheckOperationsVerbose(model.Model(), calls, decideWithin)
+	switch {
+	case result == porcupine.Ok:
+		r.Decided++
+	case result == porcupine.Unknown:
+		r.note("%s: no order of %d calls found nor excluded within %s", h.bucket.Key, len(calls), decideWithin)
+	case h.excused:
+		r.note("%s: no order of %d calls: a write may have come and gone unseen before a loss", h.bucket.Key, len(calls))
+	default:
+		r.violate(Linear, h.bucket.Key, "no order of %d calls gives these answers; %s", len(calls), stuck(info, calls))
+	}
+}
+
+// stuck tells where the longest order that was found ends.
+func stuck(info porcupine.LinearizationInfo, calls []porcupine.Operation) string {
+	for _, partial := range info.PartialLinearizationsOperations() {
+		var longest []porcupine.Operation
+		for _, order := range partial {
+			if len(order) > len(longest) {
+				longest = order
+			}
+		}
+		state := model.State{}
+		for _, c := range longest {
+			_, state = model.Step(state, c.Input.(model.Input))
+		}
+		var next porcupine.Operation
+		next.Return = math.MaxInt64
+		for _, c := range calls {
+			placed := slices.ContainsFunc(longest, func(o porcupine.Operation) bool { return o.Input == c.Input })
+			if !placed && c.Return < next.Return {
+				next = c
+			}
+		}
+		if next.Input == nil {
+			continue
+		}
+		return fmt.Sprintf("after %d of them the bucket holds %d tokens, era %d, index %d, last %d, carry %d, which doesn't go with: %s",
+			len(longest), state.Tokens, state.Control.Era, state.Index, state.Control.Last, state.Control.Carry, model.Describe(next.Input.(model.Input)))
+	}
+	return "none begins"
+}

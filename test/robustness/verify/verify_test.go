@@ -1,0 +1,185 @@
+package verify_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/internal/history"
+	"github.com/tokenrefill/refiller/policy"
+	"github.com/tokenrefill/refiller/refill"
+	"github.com/tokenrefill/refiller/test/robustness/record"
+	"github.com/tokenrefill/refiller/test/robustness/verify"
+)
+
+// story is a run on a simulated server: the model on a clock of its own.
+type story struct {
+	record.Run
+	log string // of replica r0
+}
+
+const start = 1_800_000_000_000_000_000
+
+// tell simulates five seconds: a replica that refills, another that loses, and a consumer that takes what it gets.
+func tell(t *testing.T) *story {
+	t.Helper()
+	terms := policy.Policy{Capacity: 300, Rate: policy.PerSecond(333)}.Terms(policy.Fence{Epoch: 1})
+	s := &story{log: `{"@message":"leading","@timestamp":"2027-01-15T08:00:01Z","epoch":7}` + "\n" + `{"@message":"leading","@timestamp":"2027-01-15T08:00:02Z","epoch":9}` + "\n"}
+	s.Meta = record.Meta{Name: "story", Resume: time.Second, Buckets: []record.Bucket{{Key: "k", Terms: []string{terms.Encode()}, Linear: true}}}
+	b, rng := &policy.Bucket{}, rand.New(rand.NewPCG(1, 1))
+	learned := map[string]policy.Version{}
+	for ms := int64(0); ms < 5000; ms += 5 {
+		now := start + ms*1_000_000
+		for i, replica := range []string{"r0", "r1"} {
+			if ms%100 != int64(10*i) {
+				continue
+			}
+			call := policy.Call{Version: learned[replica], Create: policy.CreateInitial, Terms: &terms}
+			o := b.Refill(call, now/1000)
+			learned[replica] = o.Version
+			e := refill.Event{Key: "k", Sent: time.Unix(0, now-200_000), Replied: time.Unix(0, now+300_000), Call: call, Outcome: o}
+			s.Refills = append(s.Refills, record.Refill{Replica: replica, Refill: history.OfEvent(e)})
+		}
+		op := record.Op{Client: "c", Kind: record.Take, Key: "k", N: 1 + rng.Int64N(9), Call: now - 100_000, Return: now + 400_000, Result: record.Denied}
+		got := b.Take(op.N, 0)
+		op.Left = got.Tokens
+		if got.OK {
+			op.Result, op.Taken = record.Done, op.N
+		} else {
+			op.Era, op.Index, op.Last = b.Control.Era, *b.Index, b.Control.Last
+		}
+		s.Ops = append(s.Ops, op)
+		if ms%40 == 0 {
+			s.Samples = append(s.Samples, record.Sample{
+				Key: "k", Sent: now + 500_000, Got: now + 900_000, Tokens: *b.Tokens, Era: b.Control.Era, Index: *b.Index, Last: b.Control.Last, Policy: terms.Encode(),
+			})
+		}
+	}
+	s.Health = []record.Health{{When: "at the start", OK: true}, {When: "at the end", OK: true}}
+	s.Faults = []record.Fault{{Name: "nothing", Start: start + 1e9, End: start + 2e9}}
+	return s
+}
+
+func write[T any](t *testing.T, path string, records []T) {
+	t.Helper()
+	w, err := history.Open(path)
+	require.NoError(t, err)
+	for _, r := range records {
+		w.Add(r)
+	}
+	require.NoError(t, w.Close())
+}
+
+// judge writes the story down and has its files judged.
+func (s *story) judge(t *testing.T) *verify.Result {
+	t.Helper()
+	dir := t.TempDir()
+	require.NoError(t, record.WriteMeta(dir, s.Meta))
+	write(t, filepath.Join(dir, record.OpsFile), s.Ops)
+	write(t, filepath.Join(dir, record.SamplesFile), s.Samples)
+	write(t, filepath.Join(dir, record.FaultsFile), s.Faults)
+	write(t, filepath.Join(dir, record.HealthFile), s.Health)
+	for _, replica := range []string{"r0", "r1"} {
+		var own []history.Refill
+		for _, f := range s.Refills {
+			if f.Replica == replica {
+				own = append(own, f.Refill)
+			}
+		}
+		write(t, filepath.Join(dir, record.RefillsFile(replica)), own)
+	}
+	require.NoError(t, os.WriteFile(filepath.Join(dir, record.LogFile("r0")), []byte(s.log), 0o600))
+	result, err := verify.Dir(dir)
+	require.NoError(t, err)
+	return result
+}
+
+// write finds the n-th refill that wrote.
+func (s *story) write(n int) *record.Refill {
+	for i := range s.Refills {
+		if o := s.Refills[i].Outcome; o != nil && o.Status.Wrote() {
+			if n--; n < 0 {
+				return &s.Refills[i]
+			}
+		}
+	}
+	return nil
+}
+
+func TestATrueStoryPasses(t *testing.T) {
+	t.Parallel()
+	result := tell(t).judge(t)
+	require.Empty(t, result.Violations)
+	require.Empty(t, result.Notes)
+	require.Equal(t, 1, result.Decided)
+	require.Greater(t, result.Slack, 0.8, "the bound is no looser than it must be: a consumer that takes all there is comes close to it")
+	require.LessOrEqual(t, result.Slack, 1.0)
+}
+
+func TestEachLieIsCaught(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		check string
+		lie   func(s *story)
+	}{
+		{verify.Window, func(s *story) {
+			for i := range s.Ops {
+				if s.Ops[i].Taken > 0 {
+					s.Ops[i].Taken++
+				}
+			}
+		}},
+		{verify.Index, func(s *story) {
+			twice := *s.write(20)
+			twice.Replica = "r1"
+			s.Refills = append(s.Refills, twice)
+		}},
+		{verify.Index, func(s *story) { s.write(20).Index -= 3 }},
+		{verify.Credit, func(s *story) { s.write(20).Outcome.Added++ }},
+		{verify.Credit, func(s *story) { s.write(20).Outcome.Elapsed += 50_000 }},
+		{verify.Quarantine, func(s *story) { s.write(20).Outcome.Status = policy.StatusRolledBack; s.write(20).Outcome.Tokens = 5 }},
+		{verify.Quarantine, func(s *story) { s.write(20).Index += 5 }},
+		{verify.Order, func(s *story) { s.write(20).Outcome.Fence.Epoch = 0 }},
+		{verify.Order, func(s *story) { s.Samples[50].Index -= 10 }},
+		{verify.Order, func(s *story) { s.Samples[50].Era-- }},
+		{verify.Stock, func(s *story) { s.Samples[50].Tokens = -1 }},
+		{verify.Stock, func(s *story) { s.Samples[50].Tokens = 301 }},
+		{verify.Linear, func(s *story) { s.Ops[300].Left++ }},
+		{verify.Linear, func(s *story) { s.Refills[30].Outcome.Last++ }},
+		{verify.Epochs, func(s *story) {
+			s.log += `{"@message":"leading","@timestamp":"2027-01-15T08:00:03Z","epoch":8}` + "\n"
+		}},
+		{verify.Resume, func(s *story) { s.Faults[0].End = start + 6e9 }},
+		{verify.Healthy, func(s *story) { s.Health[1].OK = false }},
+		{verify.Healthy, func(s *story) { s.Health = nil }},
+		{verify.Substance, func(s *story) { s.Samples = nil }},
+	} {
+		t.Run(tc.check, func(t *testing.T) {
+			t.Parallel()
+			s := tell(t)
+			tc.lie(s)
+			require.Contains(t, s.judge(t).Broken(), tc.check)
+		})
+	}
+}
+
+func TestAnAnswerThatNobodySawIsFound(t *testing.T) {
+	t.Parallel()
+	s := tell(t)
+	f := s.write(20)
+	f.Outcome, f.Error = nil, "timeout"
+	for i := range s.Ops[:200] {
+		if s.Ops[i].Taken > 0 && i%50 == 0 {
+			s.Ops[i].Result, s.Ops[i].Taken = record.Unknown, 0
+		}
+	}
+	result := s.judge(t)
+	require.Empty(t, result.Violations)
+	require.Equal(t, 1, result.Hidden)
+	require.Equal(t, 1, result.Decided, fmt.Sprint(result.Notes))
+}
