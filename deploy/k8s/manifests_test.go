@@ -1,0 +1,204 @@
+package k8s
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	monitoringv1 "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
+	"github.com/stretchr/testify/require"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/pod-security-admission/api"
+	"k8s.io/pod-security-admission/policy"
+	"sigs.k8s.io/kustomize/kyaml/filesys"
+)
+
+// pods are the templates of all pods.
+func pods(objects []runtime.Object) map[string]corev1.PodTemplateSpec {
+	all := map[string]corev1.PodTemplateSpec{}
+	for _, d := range only[*appsv1.Deployment](objects) {
+		all[d.Name] = d.Spec.Template
+	}
+	for _, s := range only[*appsv1.StatefulSet](objects) {
+		all[s.Name] = s.Spec.Template
+	}
+	return all
+}
+
+func TestPodsMeetTheRestrictedLevel(t *testing.T) {
+	evaluator, err := policy.NewEvaluator(policy.DefaultChecks(), nil)
+	require.NoError(t, err)
+	level := api.LevelVersion{Level: api.LevelRestricted, Version: api.LatestVersion()}
+	each(t, func(t *testing.T, objects []runtime.Object) {
+		for name, pod := range pods(objects) {
+			result := policy.AggregateCheckResults(evaluator.EvaluatePod(level, &pod.ObjectMeta, &pod.Spec))
+			require.True(t, result.Allowed, "%s: %s", name, result.ForbiddenDetail())
+			// The check sees what is wrong.
+			bad := pod.Spec.DeepCopy()
+			bad.Containers[0].SecurityContext.Capabilities = nil
+			require.False(t, policy.AggregateCheckResults(evaluator.EvaluatePod(level, &pod.ObjectMeta, bad)).Allowed)
+		}
+	})
+}
+
+func TestPodsAreSoundAndPinned(t *testing.T) {
+	each(t, func(t *testing.T, objects []runtime.Object) {
+		require.NotEmpty(t, pods(objects))
+		for name, pod := range pods(objects) {
+			spec := pod.Spec
+			require.NotNil(t, spec.AutomountServiceAccountToken, name)
+			require.False(t, *spec.AutomountServiceAccountToken, "%s has a token", name)
+			volumes := map[string]bool{}
+			for _, v := range spec.Volumes {
+				volumes[v.Name] = true
+				if v.ConfigMap != nil {
+					require.True(t, slices.ContainsFunc(only[*corev1.ConfigMap](objects), func(c *corev1.ConfigMap) bool { return c.Name == v.ConfigMap.Name }), v.ConfigMap.Name)
+				}
+			}
+			for _, s := range only[*appsv1.StatefulSet](objects) {
+				for _, c := range s.Spec.VolumeClaimTemplates {
+					volumes[c.Name] = true
+				}
+			}
+			for _, c := range spec.Containers {
+				_, tag, tagged := strings.Cut(c.Image, ":")
+				require.True(t, tagged && tag != "latest", "%s: image %s is not pinned", name, c.Image)
+				require.False(t, c.Resources.Requests.Cpu().IsZero(), name)
+				require.False(t, c.Resources.Requests.Memory().IsZero(), name)
+				require.False(t, c.Resources.Limits.Memory().IsZero(), name)
+				require.True(t, *c.SecurityContext.ReadOnlyRootFilesystem, name)
+				for _, m := range c.VolumeMounts {
+					require.True(t, volumes[m.Name], "%s mounts %s", name, m.Name)
+					require.Empty(t, m.SubPath, "a subPath is never updated")
+				}
+				for _, p := range []*corev1.Probe{c.ReadinessProbe, c.LivenessProbe, c.StartupProbe} {
+					if p != nil && p.HTTPGet != nil {
+						require.True(t, hasPort(c, p.HTTPGet.Port), "%s: probe of port %s", name, p.HTTPGet.Port.String())
+					}
+				}
+				require.NotNil(t, c.ReadinessProbe, name)
+				require.NotNil(t, c.LivenessProbe, name)
+			}
+		}
+	})
+}
+
+func hasPort(c corev1.Container, port intstr.IntOrString) bool {
+	return slices.ContainsFunc(c.Ports, func(p corev1.ContainerPort) bool {
+		return p.Name == port.String() || p.ContainerPort == port.IntVal
+	})
+}
+
+func TestTheRefillerRunsInThreeReplicasAndRollsWithoutAGap(t *testing.T) {
+	each(t, func(t *testing.T, objects []runtime.Object) {
+		deployments := only[*appsv1.Deployment](objects)
+		require.Len(t, deployments, 1)
+		d := deployments[0]
+		require.EqualValues(t, 3, *d.Spec.Replicas)
+		require.Zero(t, d.Spec.Strategy.RollingUpdate.MaxUnavailable.IntValue())
+		spec := d.Spec.Template.Spec
+		require.EqualValues(t, 30, *spec.TerminationGracePeriodSeconds, "docs and the test of the real program say so")
+		require.Len(t, spec.TopologySpreadConstraints, 2)
+		for _, c := range spec.TopologySpreadConstraints {
+			require.True(t, matches(t, c.LabelSelector, d.Spec.Template.Labels))
+		}
+		c := spec.Containers[0]
+		require.Equal(t, "/livez", c.LivenessProbe.HTTPGet.Path)
+		require.Equal(t, "/livez", c.StartupProbe.HTTPGet.Path)
+		require.Equal(t, "/readyz", c.ReadinessProbe.HTTPGet.Path)
+		require.Len(t, only[*corev1.ServiceAccount](objects), 1)
+		require.Equal(t, spec.ServiceAccountName, only[*corev1.ServiceAccount](objects)[0].Name)
+	})
+}
+
+func matches(t *testing.T, s *metav1.LabelSelector, set map[string]string) bool {
+	t.Helper()
+	selector, err := metav1.LabelSelectorAsSelector(s)
+	require.NoError(t, err)
+	require.False(t, selector.Empty())
+	return selector.Matches(labels.Set(set))
+}
+
+func TestSelectorsFindTheirPods(t *testing.T) {
+	each(t, func(t *testing.T, objects []runtime.Object) {
+		refiller := only[*appsv1.Deployment](objects)[0].Spec.Template
+		budgets, policies := only[*policyv1.PodDisruptionBudget](objects), only[*networkingv1.NetworkPolicy](objects)
+		require.Len(t, budgets, 1)
+		require.Len(t, policies, 1)
+		require.True(t, matches(t, budgets[0].Spec.Selector, refiller.Labels))
+		require.True(t, matches(t, &policies[0].Spec.PodSelector, refiller.Labels))
+		for _, s := range only[*corev1.Service](objects) {
+			found := 0
+			for _, pod := range pods(objects) {
+				if !labels.SelectorFromSet(s.Spec.Selector).Matches(labels.Set(pod.Labels)) {
+					continue
+				}
+				found++
+				for _, p := range s.Spec.Ports {
+					require.True(t, hasPort(pod.Spec.Containers[0], p.TargetPort), "service %s port %s", s.Name, p.Name)
+				}
+			}
+			require.Equal(t, 1, found, "service %s finds the pods of one workload", s.Name)
+		}
+		for _, m := range only[*monitoringv1.ServiceMonitor](objects) {
+			found := false
+			for _, s := range only[*corev1.Service](objects) {
+				if matches(t, &m.Spec.Selector, s.Labels) {
+					found = true
+					require.Equal(t, s.Spec.Ports[0].Name, m.Spec.Endpoints[0].Port)
+				}
+			}
+			require.True(t, found)
+		}
+	})
+}
+
+// The program itself checks the file that it will read, with the environment
+// that the pod will have.
+func TestTheProgramAcceptsItsConfiguration(t *testing.T) {
+	program := filepath.Join(t.TempDir(), "refiller")
+	build := exec.CommandContext(t.Context(), "go", "build", "-tags", "production", "-o", program, "./cmd/refiller")
+	build.Dir = "../.."
+	out, err := build.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	dir := t.TempDir() // outlives the parallel tests
+	for _, name := range kustomizations {
+		t.Run(name, func(t *testing.T) {
+			objects, err := load(filesys.MakeFsOnDisk(), name)
+			require.NoError(t, err)
+			maps := only[*corev1.ConfigMap](objects)
+			require.Len(t, maps, 1)
+			require.Equal(t, "refiller", maps[0].Name, "a stable name, so that a change is reloaded and rolls nothing")
+			path := filepath.Join(dir, "config.yaml")
+			require.NoError(t, os.WriteFile(path, []byte(maps[0].Data["config.yaml"]), 0o600))
+			check := exec.CommandContext(context.WithoutCancel(t.Context()), program, "check", path)
+			c := only[*appsv1.Deployment](objects)[0].Spec.Template.Spec.Containers[0]
+			require.Equal(t, []string{"run", "--config", "/etc/refiller/config.yaml"}, c.Args)
+			mode := "mode race"
+			for _, e := range c.Env {
+				if e.ValueFrom == nil {
+					check.Env = append(check.Env, e.Name+"="+e.Value)
+				}
+				if e.Name == "REFILLER_ELECTION_MODE" {
+					mode = "mode " + e.Value
+				}
+			}
+			out, err := check.CombinedOutput()
+			require.NoError(t, err, "%s", out)
+			require.Contains(t, string(out), mode)
+			require.NoError(t, os.WriteFile(path, []byte(maps[0].Data["config.yaml"]+"typo: 1\n"), 0o600))
+			require.Error(t, exec.CommandContext(t.Context(), program, "check", path).Run())
+		})
+	}
+}
