@@ -22,7 +22,6 @@ import (
 	"google.golang.org/grpc/tap"
 
 	refillerv1 "github.com/tokenrefill/refiller/api/refiller/v1"
-	"github.com/tokenrefill/refiller/lua"
 )
 
 // leaveSocket ends a listener as a killed process does: the socket stays.
@@ -53,13 +52,9 @@ func from(t testing.TB, ip string) *http.Client {
 func TestAClientWithTooManyCallsIsRefusedAndOthersAreNot(t *testing.T) {
 	t.Parallel()
 	const most = 4
-	b := start(t, func(o *Options, _ *bench) { o.Limits.Calls = most })
-	p := hourly(10)
-	p.Rate.Per = 30 * time.Second
-	createBucket(t, b.rdb, "empty", p)
+	b := start(t, func(o *Options, _ *bench) { o.Limits.Calls, o.Limits.Wait = most, time.Hour })
+	b.empty("empty", 10*time.Minute) // the last of the line waits for 40
 	b.bucket("checkout", 10)
-	_, err := lua.Reset(t.Context(), b.rdb, "empty", 0)
-	require.NoError(t, err)
 
 	ctx, cancel := context.WithCancel(t.Context())
 	greedy := from(t, "127.0.0.2")
@@ -86,7 +81,7 @@ func TestAClientWithTooManyCallsIsRefusedAndOthersAreNot(t *testing.T) {
 	require.EqualValues(t, 10, b.tokens("checkout"), "a refused call does nothing")
 
 	require.Equal(t, http.StatusOK, send(t, from(t, "127.0.0.3"), http.MethodPost, b.url("/v1/take"), `{"key":"checkout"}`).status)
-	_, err = refillerv1.NewBucketsClient(b.dial()).Take(t.Context(), &refillerv1.TakeRequest{Key: "checkout"})
+	_, err := refillerv1.NewBucketsClient(b.dial()).Take(t.Context(), &refillerv1.TakeRequest{Key: "checkout"})
 	require.NoError(t, err)
 	require.EqualValues(t, 8, b.tokens("checkout"))
 
@@ -98,13 +93,9 @@ func TestAClientWithTooManyCallsIsRefusedAndOthersAreNot(t *testing.T) {
 
 func TestGRPCCallsCountTogetherWithHTTPOnes(t *testing.T) {
 	t.Parallel()
-	b := start(t, func(o *Options, _ *bench) { o.Limits.Calls = 1 })
-	p := hourly(10)
-	p.Rate.Per = 30 * time.Second
-	createBucket(t, b.rdb, "empty", p)
+	b := start(t, func(o *Options, _ *bench) { o.Limits.Calls, o.Limits.Wait = 1, time.Hour })
+	b.empty("empty", 10*time.Minute)
 	b.bucket("checkout", 10)
-	_, err := lua.Reset(t.Context(), b.rdb, "empty", 0)
-	require.NoError(t, err)
 	conn := b.dial()
 	buckets := refillerv1.NewBucketsClient(conn)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -117,7 +108,7 @@ func TestGRPCCallsCountTogetherWithHTTPOnes(t *testing.T) {
 	require.Equal(t, http.StatusTooManyRequests, b.post("/v1/take", `{"key":"checkout"}`).status)
 	// The connection allows one stream at a time, so this one is another.
 	other := b.dial()
-	_, err = refillerv1.NewBucketsClient(other).Take(t.Context(), &refillerv1.TakeRequest{Key: "checkout"})
+	_, err := refillerv1.NewBucketsClient(other).Take(t.Context(), &refillerv1.TakeRequest{Key: "checkout"})
 	require.Equal(t, codes.ResourceExhausted, status.Code(err), "%v", err)
 	health, err := healthpb.NewHealthClient(other).Check(t.Context(), &healthpb.HealthCheckRequest{})
 	require.NoError(t, err, "a busy client still learns that the server is healthy")

@@ -19,12 +19,8 @@ import (
 func waitingBench(t *testing.T, drain Drain, due time.Duration) (b *bench, overHTTP <-chan reply, overGRPC <-chan error) {
 	t.Helper()
 	b = start(t, func(o *Options, _ *bench) { o.Drain = drain })
-	p := hourly(3)
-	p.Rate.Per = due
-	createBucket(t, b.rdb, "mail", p)
+	b.empty("mail", due)
 	b.bucket("checkout", 3)
-	_, err := lua.Reset(t.Context(), b.rdb, "mail", 0)
-	require.NoError(t, err)
 	replies, errs := make(chan reply, 1), make(chan error, 1)
 	conn := b.dial()
 	go func() {

@@ -114,11 +114,7 @@ func TestABadGRPCRequestHasItsCodeAndDoesNothing(t *testing.T) {
 func TestTokensThatAreDueAfterTheCallersDeadlineAreDeniedAtOnce(t *testing.T) {
 	t.Parallel()
 	b := start(t, nil)
-	p := hourly(1)
-	p.Rate.Per = 40 * time.Second
-	createBucket(t, b.rdb, "checkout", p)
-	_, err := lua.Reset(t.Context(), b.rdb, "checkout", 0)
-	require.NoError(t, err)
+	b.empty("checkout", 40*time.Second)
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	r, err := refillerv1.NewBucketsClient(b.dial()).Wait(ctx, &refillerv1.WaitRequest{Key: "checkout"})

@@ -92,6 +92,18 @@ func (b *bench) bucket(key string, capacity int64) {
 	createBucket(b.t, b.rdb, key, hourly(capacity))
 }
 
+// empty creates a bucket without tokens that gains one in every per. Those who
+// wait for it stand in a line, so the last of n is told that its token is due in
+// n times per: a wait that may not last as long ends at once.
+func (b *bench) empty(key string, per time.Duration) {
+	b.t.Helper()
+	p := hourly(10)
+	p.Rate.Per = per
+	createBucket(b.t, b.rdb, key, p)
+	_, err := lua.Reset(context.Background(), b.rdb, key, 0)
+	require.NoError(b.t, err)
+}
+
 func (b *bench) tokens(key string) int64 {
 	b.t.Helper()
 	n, err := b.rdb.Get(context.Background(), key).Int64()

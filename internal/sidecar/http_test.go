@@ -67,11 +67,7 @@ func TestWaitTakesWhenTheTokensCome(t *testing.T) {
 	require.Equal(t, 0.0, r.json(t)["taken"])
 
 	// Tokens that are due later than the longest wait would be refused at once.
-	p := hourly(3)
-	p.Rate.Per = 1500 * time.Millisecond
-	createBucket(t, b.rdb, "mail", p)
-	_, err = lua.Reset(t.Context(), b.rdb, "mail", 0)
-	require.NoError(t, err)
+	b.empty("mail", 1500*time.Millisecond)
 	answers := make(chan reply, 1)
 	go func() {
 		defer close(answers) // also if the request fails
@@ -90,11 +86,7 @@ func TestWaitTakesWhenTheTokensCome(t *testing.T) {
 func TestAClientThatLeavesAWaitEndsIt(t *testing.T) {
 	t.Parallel()
 	b := start(t, nil)
-	p := hourly(1)
-	p.Rate.Per = 30 * time.Second
-	createBucket(t, b.rdb, "checkout", p)
-	_, err := lua.Reset(t.Context(), b.rdb, "checkout", 0)
-	require.NoError(t, err)
+	b.empty("checkout", 30*time.Second)
 	ctx, leave := context.WithCancel(t.Context())
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, b.url("/v1/wait"), strings.NewReader(`{"key":"checkout"}`))
 	require.NoError(t, err)
