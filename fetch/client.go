@@ -38,7 +38,7 @@ func New(rdb redis.UniversalClient, opts ...Option) (*Client, error) {
 	if rdb == nil {
 		return nil, fmt.Errorf("%w: the redis client is nil", ErrInvalidOption)
 	}
-	cfg := config{takeConfig: takeConfig{deadline: DefaultDeadline}, concurrency: DefaultConcurrency, coalesce: true, denyCache: true}
+	cfg := config{takeConfig: takeConfig{deadline: DefaultDeadline, memory: DefaultRequestMemory}, concurrency: DefaultConcurrency, coalesce: true, denyCache: true}
 	for _, o := range opts {
 		if o == nil {
 			return nil, fmt.Errorf("%w: an option is nil", ErrInvalidOption)

@@ -68,6 +68,9 @@
 // its caller made the call, the connection is closed at the deadline and the reply
 // is lost with it. [Stats] counts both.
 //
+// A take with a request id ([WithRequestID]) is charged once however often it is
+// made: after a lost reply, ask again with the same id.
+//
 // # While Redis is away
 //
 // A call ends with [ErrUnavailable] as soon as the connection fails, or at its

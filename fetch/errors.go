@@ -28,6 +28,9 @@ var (
 	// ErrExceedsCapacity is returned when more tokens are asked for than the
 	// bucket can ever hold. Nothing was taken.
 	ErrExceedsCapacity = errors.New("fetch: exceeds the bucket's capacity")
+	// ErrRequestReused is returned for a take whose request id took another number
+	// of tokens before. Nothing was taken.
+	ErrRequestReused = lua.ErrRequestReused
 	// ErrUnavailable is returned when Redis didn't answer, or not in time, and
 	// wraps the cause: context.DeadlineExceeded if the call's deadline passed.
 	// The call may have had its effect.
@@ -55,5 +58,6 @@ func check(key string, n int64) error {
 
 // answered reports whether err is an answer of the server about the bucket.
 func answered(err error) bool {
-	return errors.Is(err, lua.ErrUnknownBucket) || errors.Is(err, lua.ErrMalformedBucket) || errors.Is(err, lua.ErrBadReply)
+	return errors.Is(err, lua.ErrUnknownBucket) || errors.Is(err, lua.ErrMalformedBucket) || errors.Is(err, lua.ErrBadReply) ||
+		errors.Is(err, lua.ErrRequestReused)
 }

@@ -3,6 +3,8 @@ package fetch
 import (
 	"fmt"
 	"time"
+
+	"github.com/tokenrefill/refiller/lua"
 )
 
 // Defaults of the options.
@@ -12,6 +14,9 @@ const (
 	// DefaultConcurrency bounds the calls under way where WithConcurrency
 	// doesn't.
 	DefaultConcurrency = 256
+	// DefaultRequestMemory is how long a request id is remembered where
+	// WithRequestMemory doesn't say.
+	DefaultRequestMemory = time.Minute
 	// MaxConcurrency is the highest number that WithConcurrency accepts.
 	MaxConcurrency = 1 << 16
 )
@@ -33,6 +38,8 @@ type config struct {
 // takeConfig is what the options of a take say.
 type takeConfig struct {
 	deadline time.Duration // 0: none
+	request  string        // id; empty: none
+	memory   time.Duration // of the request
 }
 
 // WithDeadline bounds the time that a call takes: after d it ends with
@@ -54,6 +61,53 @@ func (d DeadlineOption) applyTake(t *takeConfig) error {
 		return fmt.Errorf("%w: deadline %s; want 0 (none) or more", ErrInvalidOption, time.Duration(d))
 	}
 	t.deadline = time.Duration(d)
+	return nil
+}
+
+// WithRequestID names the request that a take is for: 1 to
+// lua.MaxRequestIDLen printable ASCII characters without spaces, unique among the
+// takes of a bucket. However often a take with the id is made, by whichever
+// consumer, the tokens are taken once while the bucket remembers the id
+// (WithRequestMemory), and each take gets the answer of the first that took them.
+// So a take that ended with ErrUnavailable can be made again, and the Client does
+// so itself, once, if its connection fails and the deadline leaves time. A denial
+// takes nothing and is not remembered: the request may be made again.
+//
+// The same id with another number of tokens is ErrRequestReused.
+//
+// Such a take is a call of its own, and the bucket keeps a key of some hundred
+// bytes for as long as it remembers it. Tokens that it took for a caller who
+// stopped waiting are not given back: they are the request's when it is made
+// again. A bucket that Redis has lost has lost its requests, too.
+func WithRequestID(id string) TakeOption { return requestIDOption(id) }
+
+type requestIDOption string
+
+func (id requestIDOption) applyTake(t *takeConfig) error {
+	if err := lua.CheckRequestID(string(id)); err != nil {
+		return fmt.Errorf("%w: %w", ErrInvalidOption, err)
+	}
+	t.request = string(id)
+	return nil
+}
+
+// WithRequestMemory is how long request ids are remembered, from the take that
+// was charged on: whole milliseconds up to lua.MaxRequestMemory. Given to New it
+// is for every take that has none of its own. Make it longer than callers go on
+// retrying.
+func WithRequestMemory(d time.Duration) RequestMemoryOption { return RequestMemoryOption(d) }
+
+// RequestMemoryOption is an Option and a TakeOption; WithRequestMemory makes one.
+type RequestMemoryOption time.Duration
+
+func (d RequestMemoryOption) applyClient(c *config) error { return d.applyTake(&c.takeConfig) }
+
+func (d RequestMemoryOption) applyTake(t *takeConfig) error {
+	m := time.Duration(d)
+	if m < lua.MinRequestMemory || m > lua.MaxRequestMemory || m%time.Millisecond != 0 {
+		return fmt.Errorf("%w: request memory %s; want %s to %s in whole milliseconds", ErrInvalidOption, m, lua.MinRequestMemory, lua.MaxRequestMemory)
+	}
+	t.memory = m
 	return nil
 }
 
@@ -115,4 +169,6 @@ func (on denyCacheOption) applyClient(c *config) error {
 var (
 	_ Option     = DeadlineOption(0)
 	_ TakeOption = DeadlineOption(0)
+	_ Option     = RequestMemoryOption(0)
+	_ TakeOption = RequestMemoryOption(0)
 )

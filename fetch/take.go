@@ -12,7 +12,8 @@ import (
 // Take takes n tokens, all or none; n is 1 to policy.MaxTokens. A denial is a
 // Result with OK false and a nil error.
 //
-// After ErrUnavailable or the context's own error, tokens may have been taken.
+// After ErrUnavailable or the context's own error, tokens may have been taken;
+// with WithRequestID it is safe to ask again.
 func (c *Client) Take(ctx context.Context, key string, n int64, opts ...TakeOption) (Result, error) {
 	cfg := c.config.takeConfig
 	for _, o := range opts {
@@ -57,8 +58,12 @@ func (c *Client) take(ctx context.Context, key string, n int64, cfg takeConfig) 
 	if err := ctx.Err(); err != nil {
 		return Result{}, fmt.Errorf("fetch: %w", err)
 	}
-	a, ok := c.remembered(key, n)
-	if !ok {
+	var a answer
+	if cfg.request != "" {
+		a = c.askOnce(ctx, key, n, cfg)
+	} else if remembered, ok := c.remembered(key, n); ok {
+		a = remembered
+	} else {
 		a = c.ask(ctx, key, n, cfg)
 	}
 	if a.err != nil {

@@ -32,6 +32,7 @@ const (
 	codeUnknown   = 2
 	codeMalformed = 3
 	codeOtherEra  = 4
+	codeReused    = 5
 )
 
 // reply reads a script's list one value after the other; the first mismatch

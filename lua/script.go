@@ -47,6 +47,7 @@ var (
 	addScript    = newScript("add")
 	takeScript   = newScript("take")
 	manyScript   = newScript("takemany")
+	onceScript   = newScript("takeonce")
 	upToScript   = newScript("upto")
 	returnScript = newScript("return")
 	peekScript   = newScript("peek")
@@ -55,7 +56,7 @@ var (
 	refillScript = newScript("refill")
 	ticketScript = newScript("ticket")
 
-	allScripts = []*script{addScript, takeScript, manyScript, upToScript, returnScript, peekScript, grantScript, resetScript, refillScript, ticketScript}
+	allScripts = []*script{addScript, takeScript, manyScript, onceScript, upToScript, returnScript, peekScript, grantScript, resetScript, refillScript, ticketScript}
 )
 
 // once is a command that go-redis must not send a second time by itself.

@@ -31,6 +31,10 @@ var operations = map[string]func(ctx context.Context, c lua.Client, key string) 
 		_, err := lua.Take(ctx, c, key, 900, false)
 		return err
 	},
+	"TakeOnce": func(ctx context.Context, c lua.Client, key string) error {
+		_, err := lua.TakeOnce(ctx, c, key, "request", 5, time.Minute)
+		return err
+	},
 	"TakeUpTo": func(ctx context.Context, c lua.Client, key string) error {
 		_, err := lua.TakeUpTo(ctx, c, key, 5)
 		return err
