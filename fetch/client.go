@@ -18,6 +18,7 @@ import (
 // also asks for its policy, which costs one more command on the server; what is
 // learned is remembered for a bounded number of buckets.
 type Client struct {
+	rdb       redis.UniversalClient
 	store     lua.Client
 	prompt    bool // the sockets keep a context's deadline
 	config    config
@@ -48,7 +49,7 @@ func New(rdb redis.UniversalClient, opts ...Option) (*Client, error) {
 		}
 	}
 	c := &Client{
-		store: newLanes(rdb, cfg), prompt: honoursDeadlines(rdb), config: cfg,
+		rdb: rdb, store: newLanes(rdb, cfg), prompt: honoursDeadlines(rdb), config: cfg,
 		workers: newWorkers(cfg.concurrency), terms: newTerms(), jitter: rand.Float64,
 	}
 	c.lines.keys = make(map[string]*line)
@@ -97,7 +98,8 @@ type Stats struct {
 	// stopped waiting.
 	Abandoned int64
 	// Returned is the number of tokens that such calls turned out to have taken
-	// and that were given back.
+	// and that were given back, and of those that a TakeAll gave back because
+	// another bucket said no.
 	Returned int64
 	// Lost is the number of tokens that calls may have taken without telling
 	// anybody: their replies were lost, or came when nobody could give the tokens

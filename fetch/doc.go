@@ -15,6 +15,8 @@
 //
 //   - [Client.Take] for work that is refused when there are too few tokens.
 //   - [Client.TakeUpTo] for work that can be done in part, such as a batch.
+//   - [Client.TakeAll] for work that wants tokens of several buckets, all or
+//     nothing, such as one of a team and one of its user.
 //   - [Client.Wait] for work that is worth waiting for. It refuses at once when
 //     the context's deadline comes before the tokens.
 //   - [Client.Return] for tokens that were taken and not used.

@@ -195,15 +195,20 @@ func (c *Client) late(key string) func(context.Context, lua.TakeReply) {
 	return func(ctx context.Context, reply lua.TakeReply) { c.giveBack(ctx, key, reply.Taken) }
 }
 
-// giveBack returns tokens that were taken for callers who are gone. It is tried
-// once, since a second return could give back twice.
+// giveBack returns tokens that were taken for callers who are gone.
 func (c *Client) giveBack(ctx context.Context, key string, tokens int64) {
+	c.giveBackTo(ctx, key, tokens, 0)
+}
+
+// giveBackTo returns tokens to the era in which they were taken, 0 for any. It is
+// tried once, since a second return could give back twice.
+func (c *Client) giveBackTo(ctx context.Context, key string, tokens, era int64) {
 	if tokens == 0 {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lateGrace)
 	defer cancel()
-	_, err := lua.Return(ctx, c.store, key, tokens, 0)
+	_, err := lua.Return(ctx, c.store, key, tokens, era)
 	c.terms.forgive(key)
 	if err != nil {
 		c.stats.lost.Add(tokens)

@@ -53,7 +53,7 @@ func TestAScriptWhoseReplyIsLostRunsOnce(t *testing.T) {
 
 	terms := buckettest.Terms()
 	want := map[string]struct{ tokens, index int64 }{
-		"Take": {95, buckettest.Index}, "TakeWithTerms": {95, buckettest.Index}, "TakeOnce": {95, buckettest.Index}, "TakeUpTo": {95, buckettest.Index}, "Return": {105, buckettest.Index},
+		"Take": {95, buckettest.Index}, "TakeWithTerms": {95, buckettest.Index}, "TakeOnce": {95, buckettest.Index}, "TakeAll": {95, buckettest.Index}, "TakeUpTo": {95, buckettest.Index}, "Return": {105, buckettest.Index},
 		"Grant": {105, buckettest.Index + 1}, "Reset": {5, buckettest.Index + 1}, "Add": {105, buckettest.Index + 1}, "Refill": {-1, buckettest.Index + 1},
 	}
 	for name, w := range want {

@@ -48,6 +48,7 @@ var (
 	takeScript   = newScript("take")
 	manyScript   = newScript("takemany")
 	onceScript   = newScript("takeonce")
+	allScript    = newScript("takeall")
 	upToScript   = newScript("upto")
 	returnScript = newScript("return")
 	peekScript   = newScript("peek")
@@ -56,7 +57,7 @@ var (
 	refillScript = newScript("refill")
 	ticketScript = newScript("ticket")
 
-	allScripts = []*script{addScript, takeScript, manyScript, onceScript, upToScript, returnScript, peekScript, grantScript, resetScript, refillScript, ticketScript}
+	allScripts = []*script{addScript, takeScript, manyScript, onceScript, allScript, upToScript, returnScript, peekScript, grantScript, resetScript, refillScript, ticketScript}
 )
 
 // once is a command that go-redis must not send a second time by itself.

@@ -35,6 +35,10 @@ var operations = map[string]func(ctx context.Context, c lua.Client, key string) 
 		_, err := lua.TakeOnce(ctx, c, key, "request", 5, time.Minute)
 		return err
 	},
+	"TakeAll": func(ctx context.Context, c lua.Client, key string) error {
+		_, _, err := lua.TakeAll(ctx, c, []lua.Demand{{Key: key, N: 5}})
+		return err
+	},
 	"TakeUpTo": func(ctx context.Context, c lua.Client, key string) error {
 		_, err := lua.TakeUpTo(ctx, c, key, 5)
 		return err

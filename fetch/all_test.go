@@ -1,0 +1,232 @@
+package fetch
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// sameSlot are two keys of one slot.
+func sameSlot() (a, b string) {
+	seen := map[int]string{}
+	for i := 0; ; i++ {
+		key := fmt.Sprintf("twin:%d", i)
+		if other, ok := seen[lua.Slot(key)]; ok {
+			return other, key
+		}
+		seen[lua.Slot(key)] = key
+	}
+}
+
+func TestTakeAllTakesFromAllBucketsOrNone(t *testing.T) {
+	servers := map[string]func(t *testing.T) redis.UniversalClient{
+		"single":  func(t *testing.T) redis.UniversalClient { return testenv.Redis(t).Client() },
+		"cluster": func(t *testing.T) redis.UniversalClient { return testenv.Cluster(t).Client() },
+		"ring": func(t *testing.T) redis.UniversalClient {
+			ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": testenv.Redis(t).Addr(), "b": testenv.Redis(t).Addr()}, ContextTimeoutEnabled: true})
+			t.Cleanup(func() { _ = ring.Close() })
+			return ring
+		},
+	}
+	for name, start := range servers {
+		t.Run(name, func(t *testing.T) {
+			rdb := start(t)
+			twin, other := sameSlot()
+			keys := []string{"team", "user", twin, other}
+			for i, key := range keys {
+				createBucket(t, rdb, key, hourly(int64(10*(i+1))))
+			}
+			left := func() (all []int64) {
+				for _, key := range keys {
+					all = append(all, tokens(t, rdb, key))
+				}
+				return all
+			}
+			c := newClient(t, rdb, slow())
+			r, err := c.TakeAll(t.Context(), Request{"team", 2}, Request{"user", 3}, Request{twin, 4}, Request{other, 5}, Request{"team", 1})
+			require.NoError(t, err)
+			require.True(t, r.OK)
+			require.Empty(t, r.Denied)
+			require.Zero(t, r.RetryAfter)
+			require.Len(t, r.Results, 5)
+			for i, taken := range []int64{2, 3, 4, 5, 1} {
+				require.True(t, r.Results[i].OK)
+				require.Equal(t, taken, r.Results[i].Taken)
+			}
+			require.EqualValues(t, 7, r.Results[0].Remaining)
+			require.EqualValues(t, 10, r.Results[0].Limit)
+			require.Equal(t, []int64{7, 17, 26, 35}, left())
+
+			// Each of the two requests of team would fit; both together don't.
+			r, err = c.TakeAll(t.Context(), Request{"user", 3}, Request{"team", 4}, Request{twin, 1}, Request{"team", 4}, Request{other, 36})
+			require.NoError(t, err)
+			require.False(t, r.OK)
+			require.Equal(t, "team", r.Denied, "the first that said no")
+			require.InDelta(t, time.Hour, r.RetryAfter, float64(time.Minute))
+			for i, ok := range []bool{true, false, true, false, false} {
+				require.Equal(t, ok, r.Results[i].OK, i)
+				require.Zero(t, r.Results[i].Taken, i)
+			}
+			require.EqualValues(t, 17, r.Results[0].Remaining)
+			require.Equal(t, []int64{7, 17, 26, 35}, left(), "nobody was charged")
+			require.Zero(t, c.Stats().Lost)
+
+			_, err = c.TakeAll(t.Context(), Request{"user", 1}, Request{"typo", 1})
+			require.ErrorIs(t, err, ErrUnknownBucket)
+			require.ErrorContains(t, err, "typo")
+			_, err = c.TakeAll(t.Context(), Request{"user", 1}, Request{"team", 11})
+			require.ErrorIs(t, err, ErrExceedsCapacity)
+			require.ErrorContains(t, err, "team")
+			require.Equal(t, []int64{7, 17, 26, 35}, left(), "nor after an error")
+		})
+	}
+}
+
+func TestTakeAllRefusesWhatItCanNotTake(t *testing.T) {
+	rdb := testenv.Redis(t).Client()
+	createBucket(t, rdb, "team", hourly(10))
+	_, err := lua.Add(t.Context(), rdb, "foreign", 5, 10, 0)
+	require.NoError(t, err)
+	c := newClient(t, rdb, slow())
+	for want, reqs := range map[error][][]Request{
+		ErrInvalidAmount: {nil, make([]Request, MaxAll+1), {{"team", 0}}, {{"team", -1}}, {{"team", policy.MaxTokens}, {"team", 1}}},
+		ErrInvalidKey:    {{{"team", 1}, {"", 1}}, {{"te}am", 1}}},
+		ErrUnknownBucket: {{{"team", 1}, {"foreign", 1}}},
+	} {
+		for _, r := range reqs {
+			_, err := c.TakeAll(t.Context(), r...)
+			require.ErrorIs(t, err, want, "%v", r)
+		}
+	}
+	require.EqualValues(t, 10, tokens(t, rdb, "team"))
+	require.EqualValues(t, 5, tokens(t, rdb, "foreign"))
+}
+
+// Whoever takes from both buckets takes the same of both, whatever others take.
+func TestConcurrentTakesOfSeveralBucketsConserveTokens(t *testing.T) {
+	rdb := testenv.Cluster(t).Client()
+	keys := []string{"a", "b", "c"}
+	for _, key := range keys {
+		createBucket(t, rdb, key, hourly(60))
+	}
+	c := newClient(t, rdb, slow())
+	var granted atomic.Int64
+	var wg sync.WaitGroup
+	for i := range 12 {
+		wg.Go(func() {
+			for range 20 {
+				reqs := []Request{{keys[i%3], 1}, {keys[(i+1)%3], 1}, {keys[(i+2)%3], 1}}
+				r, err := c.TakeAll(t.Context(), reqs...)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if r.OK {
+					granted.Add(1)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	for _, key := range keys {
+		require.Equal(t, 60-granted.Load(), tokens(t, rdb, key), key)
+	}
+	require.NotZero(t, granted.Load())
+}
+
+// onReturn calls do before a script of key goes out that isn't the first.
+type onReturn struct {
+	key    string
+	do     func()
+	script atomic.Int64
+}
+
+func (o *onReturn) DialHook(next redis.DialHook) redis.DialHook { return next }
+func (o *onReturn) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if args := cmd.Args(); len(args) > 3 && args[3] == o.key && o.script.Add(1) == 2 {
+			o.do()
+		}
+		return next(ctx, cmd)
+	}
+}
+func (o *onReturn) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+// newRing reaches the faulty server in two phases: a Ring doesn't tell which keys
+// share a server.
+func newRing(t *testing.T, f *faulty, hook redis.Hook) *redis.Ring {
+	t.Helper()
+	ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"only": f.proxy.Addr()}, ContextTimeoutEnabled: true, HeartbeatFrequency: time.Hour, DialerRetries: 1})
+	t.Cleanup(func() { _ = ring.Close() })
+	if hook != nil {
+		ring.AddHook(hook)
+	}
+	return ring
+}
+
+func TestAClientThatIsCutOffBetweenThePhasesLosesTokensAndMintsNone(t *testing.T) {
+	f := newFaulty(t, nil)
+	createBucket(t, f.direct, "empty", policy.Policy{Capacity: 10, Rate: policy.Rate{Tokens: 1, Per: time.Hour}, Initial: new(int64)})
+	require.NoError(t, lua.Load(t.Context(), f.direct))
+	cut := &onReturn{key: "checkout", do: f.proxy.Cut}
+	c := newClient(t, newRing(t, f, cut), slow())
+	r, err := c.TakeAll(t.Context(), Request{"checkout", 30}, Request{"empty", 1})
+	require.NoError(t, err)
+	require.False(t, r.OK)
+	require.EqualValues(t, 2, cut.script.Load(), "the return was tried")
+	eventually(t, func() bool { return c.Stats().Lost == 30 }, "it is counted")
+	require.EqualValues(t, 70, tokens(t, f.direct, "checkout"), "lost, as after a crash")
+	require.Zero(t, tokens(t, f.direct, "empty"))
+}
+
+func TestARefundWhoseReplyIsLostIsMadeOnce(t *testing.T) {
+	f := newFaulty(t, nil)
+	createBucket(t, f.direct, "empty", policy.Policy{Capacity: 10, Rate: policy.Rate{Tokens: 1, Per: time.Hour}, Initial: new(int64)})
+	require.NoError(t, lua.Load(t.Context(), f.direct))
+	c := newClient(t, newRing(t, f, nil), slow())
+	seen := 0
+	require.NoError(t, f.proxy.CutAfterReply(1, func(request []byte) bool {
+		if isScript(request) && bytes.Contains(request, []byte("checkout")) {
+			seen++
+		}
+		return seen == 2
+	}))
+	for range 2 { // a further take notices tokens that came back twice
+		r, err := c.TakeAll(t.Context(), Request{"checkout", 30}, Request{"empty", 1})
+		require.NoError(t, err)
+		require.False(t, r.OK)
+	}
+	require.Equal(t, 1, f.proxy.LostReplies())
+	eventually(t, func() bool { return c.Stats().Lost+c.Stats().Returned == 60 }, "it is counted")
+	require.EqualValues(t, 100, tokens(t, f.direct, "checkout"))
+}
+
+func TestARefundGoesToTheEraOfTheTakeOnly(t *testing.T) {
+	f := newFaulty(t, nil)
+	createBucket(t, f.direct, "empty", policy.Policy{Capacity: 10, Rate: policy.Rate{Tokens: 1, Per: time.Hour}, Initial: new(int64)})
+	require.NoError(t, lua.Load(t.Context(), f.direct))
+	fresh := policy.Policy{Capacity: 100, Rate: policy.Rate{Tokens: 1, Per: time.Hour}, Initial: new(int64)}
+	replace := &onReturn{key: "checkout", do: func() {
+		require.NoError(t, f.direct.Del(context.Background(), "checkout", lua.IndexKey("checkout"), lua.ControlKey("checkout")).Err())
+		createBucket(t, f.direct, "checkout", fresh)
+	}}
+	c := newClient(t, newRing(t, f, replace), slow())
+	r, err := c.TakeAll(t.Context(), Request{"checkout", 30}, Request{"empty", 1})
+	require.NoError(t, err)
+	require.False(t, r.OK)
+	require.Zero(t, tokens(t, f.direct, "checkout"), "the bucket began anew, without the tokens taken before")
+	require.EqualValues(t, 30, c.Stats().Lost)
+}

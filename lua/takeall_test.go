@@ -1,0 +1,95 @@
+package lua_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+func TestTakesOfSeveralBucketsAreAnsweredAsTheModelSays(t *testing.T) {
+	t.Run("Redis", func(t *testing.T) { allAgree(t, testenv.Redis(t).Client()) })
+	t.Run("Embedded", func(t *testing.T) {
+		_, rdb := embedded(t)
+		allAgree(t, rdb)
+	})
+}
+
+func allAgree(t *testing.T, rdb *redis.Client) {
+	ctx, rng := t.Context(), rand.New(rand.NewPCG(seed(t), 0))
+	reached := map[string]int{}
+	for round := range 200 {
+		models := make([]policy.Bucket, 1+rng.IntN(4))
+		demands, wanted := make([]lua.Demand, len(models)), make([]policy.Demand, len(models))
+		for i := range models {
+			key := fmt.Sprintf("bucket%d-%d", round, i)
+			models[i] = storeCase(ctx, t, rdb, key, rng.Int64N(200))
+			if rng.IntN(20) == 0 { // lost tokens, a foreign bucket, none
+				models[i] = []policy.Bucket{{Index: models[i].Index, Control: models[i].Control}, {Tokens: models[i].Tokens, Index: models[i].Index}, {}}[rng.IntN(3)]
+				store(ctx, t, rdb, key, models[i])
+			}
+			n := 1 + rng.Int64N(1+rng.Int64N(100))
+			demands[i], wanted[i] = lua.Demand{Key: key, N: n}, policy.Demand{Bucket: &models[i], N: n}
+		}
+		where := fmt.Sprintf("round %d: %v", round, demands)
+		ok, replies, err := lua.TakeAll(ctx, rdb, demands)
+		now := int64(1)
+		if err == nil {
+			now = replies[0].Now
+		}
+		wantOK, want := policy.TakeAll(wanted, now)
+		unknown := false
+		for _, w := range want {
+			unknown = unknown || !w.Known
+		}
+		switch {
+		case unknown:
+			reached["unknown"]++
+			require.ErrorIs(t, err, lua.ErrUnknownBucket, where)
+		default:
+			require.NoError(t, err, where)
+			require.Equal(t, wantOK, ok, where)
+			for i, w := range want {
+				require.Equal(t, w.OK, replies[i].OK, where)
+				require.Equal(t, w.Taken, replies[i].Taken, where)
+				require.Equal(t, w.Tokens, replies[i].Remaining, where)
+				require.Equal(t, models[i].Control.Era, replies[i].Version.Era, where)
+				require.Equal(t, models[i].Control.Terms, *replies[i].Terms, where)
+				if !ok {
+					require.Equal(t, w.Wait, micros(replies[i].Wait), where)
+				}
+			}
+			reached[fmt.Sprintf("ok %t of %d", ok, len(models))]++
+		}
+		for i, m := range models {
+			require.Equal(t, m, load(ctx, t, rdb, demands[i].Key), where)
+		}
+	}
+	require.Len(t, reached, 9, "%v", reached)
+}
+
+func TestASpoiltBucketAmongSeveralIsNamedAndNothingIsTaken(t *testing.T) {
+	t.Parallel()
+	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	for _, spoil := range []func(string) string{lua.TokensKey, lua.IndexKey, lua.ControlKey} {
+		storeCase(ctx, t, rdb, "good", 100)
+		storeCase(ctx, t, rdb, "bad", 100)
+		require.NoError(t, rdb.Del(ctx, spoil("bad")).Err())
+		require.NoError(t, rdb.LPush(ctx, spoil("bad"), 1).Err())
+		before := dump(ctx, t, rdb)
+		_, _, err := lua.TakeAll(ctx, rdb, []lua.Demand{{Key: "good", N: 1}, {Key: "bad", N: 1}})
+		require.ErrorIs(t, err, lua.ErrMalformedBucket)
+		require.ErrorContains(t, err, fmt.Sprintf("the key %q does not hold", spoil("bad")))
+		require.Equal(t, before, dump(ctx, t, rdb))
+	}
+	for _, demands := range [][]lua.Demand{nil, make([]lua.Demand, lua.MaxAll+1), {{Key: "good", N: 0}}, {{Key: "good", N: policy.MaxTokens + 1}}} {
+		_, _, err := lua.TakeAll(ctx, rdb, demands)
+		require.ErrorIs(t, err, lua.ErrInvalidAmount)
+	}
+}
