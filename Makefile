@@ -25,6 +25,9 @@ BENCH_PKGS ?= ./...
 N ?= 50
 SEED ?=
 
+# Schedules in `make simulate`.
+SCHEDULES ?= 60
+
 # How often `make failover` ends the active replica, in each mode.
 KILLS ?= 100
 
@@ -42,11 +45,18 @@ build: ## Build the programs into bin/
 	go build -trimpath -o $(BIN)/ ./cmd/...
 
 .PHONY: test
-test: ensure-redis ensure-faketime ensure-cc lint ## Everything: set-up, vet, lint, all tests with -race on real servers
-	CGO_ENABLED=1 go build -race ./...
+test: ensure-redis ensure-faketime ensure-cc ## Everything but the linter: set-up, vet, all tests with -race on real servers, the simulations
+	CGO_ENABLED=1 go vet -race ./...
+	scripts/check-fetch-deps.sh
 	CGO_ENABLED=1 go test -race -count=1 -shuffle=on -timeout $(TEST_TIMEOUT) -p $(TEST_PROCS) ./...
+	@$(MAKE) --no-print-directory simulate
+	go -C deploy vet ./...
 	go -C deploy test -count=1 -timeout $(TEST_TIMEOUT) ./...
-	@echo "make test: passed (vet, lint and every test with the race detector)"
+	@echo "make test: passed (vet, every test with the race detector, the simulations)"
+
+.PHONY: simulate
+simulate: ## SCHEDULES random fault schedules of the pools in simulated time, without the race detector
+	REFILLER_SCHEDULES=$(SCHEDULES) go test -count=1 -timeout 0 -run TestNothingIsExceededUnderRandomFaults -v ./pool
 
 .PHONY: unit
 unit: ## Tests of the packages that need no server (UNIT_PKGS); needs only Go, takes seconds

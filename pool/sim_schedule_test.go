@@ -206,7 +206,7 @@ func (o outcome) checkEnd() string {
 
 func TestNothingIsExceededUnderRandomFaults(t *testing.T) {
 	first, fixed := simSeed(t, uint64(time.Now().UnixNano())/1000)
-	n := schedules(t, 60)
+	n := schedules(t, 8)
 	if fixed {
 		n = 1
 	}
@@ -239,18 +239,19 @@ func TestEachMechanismIsNeeded(t *testing.T) {
 		"EndOfGrants":         {sabotage{reuse: true}, cutOffWhileDemandMoves},
 	} {
 		t.Run(name, func(t *testing.T) {
-			broken, worst := 0, 0.0
-			for i := range uint64(8) {
-				safe := live(t, first+i, sabotage{}, test.schedule)
-				require.Empty(t, safe.violation, "REFILLER_SEED=%d with every mechanism:\n%s", first+i, strings.Join(safe.events, "\n"))
-				o := live(t, first+i, test.sabotage, test.schedule)
-				if strings.HasPrefix(o.violation, "I1") || strings.HasPrefix(o.violation, "I2") {
-					broken++
+			// A schedule meets the moment that needs the mechanism in one of four
+			// runs or more: 40 runs leave nothing to chance.
+			for seed := first; seed < first+40; seed++ {
+				o := live(t, seed, test.sabotage, test.schedule)
+				if !strings.HasPrefix(o.violation, "I1") && !strings.HasPrefix(o.violation, "I2") {
+					continue
 				}
-				worst = max(worst, o.worst)
+				t.Logf("without it REFILLER_SEED=%d breaks the bound, with up to %.3f of R in force", seed, o.worst)
+				safe := live(t, seed, sabotage{}, test.schedule)
+				require.Empty(t, safe.violation, "REFILLER_SEED=%d with every mechanism:\n%s", seed, strings.Join(safe.events, "\n"))
+				return
 			}
-			require.Positive(t, broken, "the bound holds without the mechanism: the schedule doesn't need it")
-			t.Logf("without it %d of 8 schedules break the bound, with up to %.3f of R in force", broken, worst)
+			require.Fail(t, "the bound holds without the mechanism: the schedule doesn't need it")
 		})
 	}
 }
