@@ -20,6 +20,9 @@ TEST_TIMEOUT ?= 8m
 COUNT ?= 10
 BENCH ?= .
 BENCH_PKGS ?= ./...
+# Flags of the comparison with other libraries in `make bench`: none is the short
+# form of a few minutes, `go -C bench run . -h` lists them.
+COMPARE ?=
 
 # Schedules in `make robustness`, and the seed to replay (empty: a new one, printed).
 N ?= 50
@@ -52,6 +55,8 @@ test: ensure-redis ensure-faketime ensure-cc ## Everything but the linter: set-u
 	@$(MAKE) --no-print-directory simulate
 	go -C deploy vet ./...
 	go -C deploy test -count=1 -timeout $(TEST_TIMEOUT) ./...
+	go -C bench vet ./...
+	go -C bench test -count=1 -timeout $(TEST_TIMEOUT) ./...
 	@echo "make test: passed (vet, every test with the race detector, the simulations)"
 
 .PHONY: simulate
@@ -68,7 +73,8 @@ lint: vet $(BIN)/golangci-lint ## Vet, golangci-lint and the dependency rule of 
 	scripts/check-fetch-deps.sh
 
 .PHONY: bench
-bench: ensure-redis $(BIN)/benchstat ## Benchmarks (COUNT, BENCH, BENCH_PKGS), compared with the run before
+bench: ensure-redis $(BIN)/benchstat ## Side by side with other libraries (COMPARE), then benchmarks (COUNT, BENCH, BENCH_PKGS) against the run before
+	go -C bench run . $(COMPARE)
 	scripts/bench.sh $(COUNT) '$(BENCH)' $(BENCH_PKGS)
 
 .PHONY: robustness

@@ -14,25 +14,15 @@ mkdir -p bin/bench
 trap 'rm -f bin/bench/running.txt bin/bench/failed' EXIT
 : >bin/bench/running.txt
 
-# run DIR PACKAGES...: the figures go to the terminal and to running.txt. The exit
-# status of go test passes the pipe as a file, because sh has no pipefail.
-run() {
-	dir=$1
-	shift
-	rm -f bin/bench/failed
-	{
-		# -p 1: two packages at once would measure each other.
-		go test -C "$dir" -run '^$' -bench "$bench" -benchmem -count "$count" -timeout 0 -p 1 "$@" ||
-			touch bin/bench/failed
-	} | tee -a bin/bench/running.txt
-	[ ! -e bin/bench/failed ]
-}
-
-run . "$@"
-# Side by side with other libraries: a module of its own.
-if [ -f bench/go.mod ]; then
-	run bench ./...
-fi
+# The figures go to the terminal and to running.txt. The exit status of go test
+# passes the pipe as a file, because sh has no pipefail.
+rm -f bin/bench/failed
+{
+	# -p 1: two packages at once would measure each other.
+	go test -run '^$' -bench "$bench" -benchmem -count "$count" -timeout 0 -p 1 "$@" ||
+		touch bin/bench/failed
+} | tee -a bin/bench/running.txt
+[ ! -e bin/bench/failed ]
 
 [ ! -f bin/bench/new.txt ] || mv bin/bench/new.txt bin/bench/old.txt
 mv bin/bench/running.txt bin/bench/new.txt

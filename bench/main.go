@@ -1,0 +1,122 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	stop()
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+	case err != nil:
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}
+
+// options are what the command line says.
+type options struct {
+	rounds     int
+	time       time.Duration
+	workloads  []workload
+	goroutines []int // empty: those of the workload
+	only       *regexp.Regexp
+	json       string
+	chart      string
+}
+
+func parse(args []string, stderr io.Writer) (options, error) {
+	var o options
+	f := flag.NewFlagSet("bench", flag.ContinueOnError)
+	f.SetOutput(stderr)
+	f.IntVar(&o.rounds, "rounds", 3, "counted `rounds`, 1 or more")
+	f.DurationVar(&o.time, "time", 200*time.Millisecond, "`duration` of each run, 1ms or more")
+	names := f.String("workload", "hot,many,denied", "workloads, comma-separated")
+	goroutines := f.String("goroutines", "", "numbers of goroutines, comma-separated (default: each workload's own)")
+	only := f.String("only", "", "run the contenders whose name matches the `regexp`, and redis_rate")
+	f.StringVar(&o.json, "json", "", "write all figures to the `file`")
+	f.StringVar(&o.chart, "chart", "", "write an SVG chart to the `file`")
+	if err := f.Parse(args); err != nil {
+		return o, err
+	}
+	if f.NArg() > 0 {
+		return o, fmt.Errorf("unexpected argument %q", f.Arg(0))
+	}
+	if o.rounds < 1 {
+		return o, fmt.Errorf("-rounds %d; want 1 or more", o.rounds)
+	}
+	if o.time < time.Millisecond {
+		return o, fmt.Errorf("-time %s; want 1ms or more", o.time)
+	}
+	for name := range strings.SplitSeq(*names, ",") {
+		i := slices.IndexFunc(workloads, func(w workload) bool { return w.name == name })
+		if i < 0 {
+			return o, fmt.Errorf("-workload %q; want hot, many or denied", name)
+		}
+		o.workloads = append(o.workloads, workloads[i])
+	}
+	if *goroutines != "" {
+		for s := range strings.SplitSeq(*goroutines, ",") {
+			n, err := strconv.Atoi(s)
+			if err != nil || n < 1 {
+				return o, fmt.Errorf("-goroutines %q; want numbers of 1 or more", s)
+			}
+			o.goroutines = append(o.goroutines, n)
+		}
+	}
+	var err error
+	if o.only, err = regexp.Compile(*only); err != nil {
+		return o, fmt.Errorf("-only: %w", err)
+	}
+	return o, nil
+}
+
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	o, err := parse(args, stderr)
+	if err != nil {
+		return err
+	}
+	server, err := startServer(ctx)
+	if err != nil {
+		return err
+	}
+	defer server.stop()
+	rep := newReport(ctx, server, o)
+	fmt.Fprintln(stdout, rep.Machine)
+	for _, w := range o.workloads {
+		goroutines := w.goroutines
+		if len(o.goroutines) > 0 {
+			goroutines = o.goroutines
+		}
+		if err := measure(ctx, server, w, goroutines, o, func(c cell) {
+			rep.add(c)
+			c.print(stdout)
+		}); err != nil {
+			return fmt.Errorf("%s: %w", w.name, err)
+		}
+	}
+	rep.printGoals(stdout)
+	if o.json != "" {
+		if err := rep.writeJSON(o.json); err != nil {
+			return err
+		}
+	}
+	if o.chart != "" {
+		return rep.writeChart(o.chart)
+	}
+	return nil
+}

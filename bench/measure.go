@@ -1,0 +1,233 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+)
+
+const (
+	// footprintKeys are the buckets whose memory is counted.
+	footprintKeys = 1000
+	// sampled is how many takes of a fast contender share one look at the clock.
+	sampled = 64
+	// longestTake is the longest latency that is told apart from longer ones.
+	longestTake = 10 * time.Second
+)
+
+// sample is what one run found.
+type sample struct {
+	PerSecond  float64 `json:"takes_per_second"`
+	P50        float64 `json:"p50_us"`
+	P99        float64 `json:"p99_us"`
+	ClientCPU  float64 `json:"client_cpu_s_per_million"`
+	RedisCPU   float64 `json:"redis_cpu_s_per_million"`
+	Commands   float64 `json:"redis_commands_per_take"`
+	Reads      float64 `json:"redis_reads_per_take"`
+	ErrorShare float64 `json:"error_share"`
+}
+
+// entrant is a contender in a workload.
+type entrant struct {
+	contender
+	*session
+	bytes float64 // per key
+}
+
+// measure runs a workload at each number of goroutines and reports each as soon
+// as it is done.
+func measure(ctx context.Context, s *server, w workload, goroutines []int, o options, report func(cell)) (err error) {
+	if err := s.rdb.FlushAll(ctx).Err(); err != nil {
+		return err
+	}
+	var entrants []*entrant
+	defer func() {
+		for _, e := range entrants {
+			err = errors.Join(err, e.close())
+		}
+	}()
+	bytes, err := footprints(ctx, s, w, o)
+	if err != nil {
+		return err
+	}
+	for _, c := range chosen(w, o) {
+		session, err := c.open(ctx, s, w, c.keys(w))
+		if err != nil {
+			return fmt.Errorf("%s: %w", c.name, err)
+		}
+		entrants = append(entrants, &entrant{contender: c, session: session, bytes: bytes[c.name]})
+	}
+	for _, n := range goroutines {
+		c := cell{Workload: w.name, Title: w.title, Goroutines: n}
+		for _, e := range entrants {
+			c.Contenders = append(c.Contenders, figures{Name: e.name, BytesPerKey: e.bytes})
+		}
+		team := newTeam(n)
+		for round := range o.rounds + 1 {
+			for i := range entrants {
+				i = (i + round) % len(entrants)
+				got, err := team.run(ctx, s, w, entrants[i], o.time)
+				if err != nil {
+					return fmt.Errorf("%s, %d goroutines: %w", entrants[i].name, n, err)
+				}
+				if round > 0 { // the first one warms up
+					c.Contenders[i].Samples = append(c.Contenders[i].Samples, got)
+				}
+			}
+		}
+		c.summarise()
+		report(c)
+	}
+	return nil
+}
+
+// chosen are the contenders of a workload.
+func chosen(w workload, o options) []contender {
+	var out []contender
+	for _, c := range contenders() {
+		if (c.skip == nil || !c.skip(w)) && (c.name == baseline || o.only.MatchString(c.name)) {
+			out = append(out, c)
+		}
+	}
+	return out
+}
+
+// keys are the workload's keys as one contender names them, since all share the
+// server.
+func (c contender) keys(w workload) []string {
+	names := w.names()
+	for i := range names {
+		names[i] = c.name + ":" + names[i]
+	}
+	return names
+}
+
+// footprints measures the memory of a key, contender by contender.
+func footprints(ctx context.Context, s *server, w workload, o options) (map[string]float64, error) {
+	out := make(map[string]float64)
+	w.keys = min(w.keys, footprintKeys)
+	for _, c := range chosen(w, o) {
+		session, err := c.open(ctx, s, w, c.keys(w))
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", c.name, err)
+		}
+		for key := range w.keys {
+			if _, err := session.take(ctx, key); err != nil {
+				return nil, errors.Join(fmt.Errorf("%s: %w", c.name, err), session.close())
+			}
+		}
+		total := int64(0)
+		keys := s.rdb.Scan(ctx, 0, "", 1000).Iterator()
+		for keys.Next(ctx) {
+			n, err := s.rdb.MemoryUsage(ctx, keys.Val(), 0).Result()
+			if err != nil {
+				return nil, fmt.Errorf("memory usage: %w", err)
+			}
+			total += n
+		}
+		out[c.name] = float64(total) / float64(w.keys)
+		if err := errors.Join(keys.Err(), session.close(), s.rdb.FlushDB(ctx).Err()); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+// team is a number of goroutines that take, each with its own histogram.
+type team struct {
+	members []*hdrhistogram.Histogram // ns
+	errors  atomic.Int64
+	takes   atomic.Int64
+}
+
+func newTeam(goroutines int) *team {
+	t := &team{members: make([]*hdrhistogram.Histogram, goroutines)}
+	for i := range t.members {
+		t.members[i] = hdrhistogram.New(100, longestTake.Nanoseconds(), 2)
+	}
+	return t
+}
+
+// run has all members take for d.
+func (t *team) run(ctx context.Context, s *server, w workload, e *entrant, d time.Duration) (sample, error) {
+	t.errors.Store(0)
+	t.takes.Store(0)
+	for _, m := range t.members {
+		m.Reset()
+	}
+	// Like a server's requests, takes can be cancelled.
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	runtime.GC() // what the one before left isn't this one's to clear
+	before, err := s.usage(ctx)
+	if err != nil {
+		return sample{}, err
+	}
+	var (
+		stop atomic.Bool
+		wg   sync.WaitGroup
+	)
+	begin := time.Now()
+	for i, m := range t.members {
+		wg.Go(func() { t.take(ctx, w.walk(i), e.session, m, &stop) })
+	}
+	select {
+	case <-time.After(d):
+	case <-ctx.Done():
+	}
+	stop.Store(true)
+	wg.Wait()
+	seconds := time.Since(begin).Seconds()
+	after, err := s.usage(ctx)
+	if err != nil {
+		return sample{}, err
+	}
+	return t.sample(after.since(before), seconds, max(e.batch, 1)), nil
+}
+
+// take takes until told to stop.
+func (t *team) take(ctx context.Context, walk walk, s *session, histogram *hdrhistogram.Histogram, stop *atomic.Bool) {
+	takes, failed := int64(0), int64(0)
+	timed := 1
+	if s.fast {
+		timed = sampled
+	}
+	for !stop.Load() {
+		begin := time.Now()
+		for range timed {
+			takes++
+			if _, err := s.take(ctx, walk.next()); err != nil {
+				failed++
+			}
+		}
+		_ = histogram.RecordValue(min(time.Since(begin)/time.Duration(timed), longestTake).Nanoseconds())
+	}
+	t.takes.Add(takes)
+	t.errors.Add(failed)
+}
+
+// sample puts a run's counts into figures.
+func (t *team) sample(spent usage, seconds float64, batch int) sample {
+	all := hdrhistogram.New(100, longestTake.Nanoseconds(), 2)
+	for _, m := range t.members {
+		all.Merge(m)
+	}
+	answered := float64(t.takes.Load()-t.errors.Load()) * float64(batch)
+	if answered == 0 {
+		return sample{ErrorShare: 1}
+	}
+	const million = 1e6
+	micros := func(q float64) float64 { return float64(all.ValueAtQuantile(q)) / 1e3 }
+	return sample{
+		PerSecond: answered / seconds, P50: micros(50), P99: micros(99),
+		ClientCPU: spent.clientCPU / answered * million, RedisCPU: spent.redisCPU / answered * million,
+		Commands: spent.commands / answered, Reads: spent.reads / answered,
+		ErrorShare: float64(t.errors.Load()) / float64(t.takes.Load()),
+	}
+}

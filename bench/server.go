@@ -1,0 +1,134 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"strconv"
+	"syscall"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// startPatience is how long a server may take to answer.
+const startPatience = 30 * time.Second
+
+// server is a Redis of the bench's own, which keeps nothing on disk.
+type server struct {
+	addr string
+	cmd  *exec.Cmd
+	rdb  *redis.Client // for what isn't measured
+}
+
+// startServer starts redis-server of the PATH, or what REDIS_SERVER names.
+func startServer(ctx context.Context) (*server, error) {
+	name := os.Getenv("REDIS_SERVER")
+	if name == "" {
+		name = "redis-server"
+	}
+	addr, err := freeAddr(ctx)
+	if err != nil {
+		return nil, err
+	}
+	_, port, _ := net.SplitHostPort(addr)
+	var log bytes.Buffer
+	cmd := exec.Command(name, "--bind", "127.0.0.1", "--port", port, "--save", "", "--appendonly", "no", "--dir", os.TempDir())
+	cmd.Stdout, cmd.Stderr = &log, &log
+	// An interrupt from the terminal is this process's to handle.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if err := cmd.Start(); err != nil {
+		return nil, fmt.Errorf("start redis: %w (install redis-server 7.0 or later, or set REDIS_SERVER)", err)
+	}
+	s := &server{addr: addr, cmd: cmd}
+	s.rdb = redis.NewClient(s.clientOptions())
+	ctx, cancel := context.WithTimeout(ctx, startPatience)
+	defer cancel()
+	for err = s.rdb.Ping(ctx).Err(); err != nil; err = s.rdb.Ping(ctx).Err() {
+		select {
+		case <-ctx.Done():
+			s.stop()
+			return nil, fmt.Errorf("redis at %s doesn't answer: %w\n%s", addr, err, log.Bytes())
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+	return s, nil
+}
+
+// freeAddr is a loopback address that nobody listens on.
+func freeAddr(ctx context.Context) (string, error) {
+	l, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", fmt.Errorf("find a free port: %w", err)
+	}
+	return l.Addr().String(), l.Close()
+}
+
+// clientOptions are those of every go-redis client of the bench.
+func (s *server) clientOptions() *redis.Options {
+	return &redis.Options{Addr: s.addr, ContextTimeoutEnabled: true}
+}
+
+func (s *server) stop() {
+	_ = s.rdb.Close()
+	_ = s.cmd.Process.Kill()
+	_ = s.cmd.Wait()
+}
+
+// info is a field of INFO.
+func (s *server) info(ctx context.Context, section, field string) (string, error) {
+	m, err := s.rdb.InfoMap(ctx, section).Result()
+	if err != nil {
+		return "", fmt.Errorf("info %s: %w", section, err)
+	}
+	for _, fields := range m {
+		if v, ok := fields[field]; ok {
+			return v, nil
+		}
+	}
+	return "", fmt.Errorf("info %s has no %s", section, field)
+}
+
+func (s *server) number(ctx context.Context, section, field string) (float64, error) {
+	v, err := s.info(ctx, section, field)
+	if err != nil {
+		return 0, err
+	}
+	return strconv.ParseFloat(v, 64)
+}
+
+// usage is what the server and this process have spent.
+type usage struct {
+	clientCPU, redisCPU float64 // seconds
+	commands, reads     float64 // of the server
+}
+
+func (s *server) usage(ctx context.Context) (usage, error) {
+	var (
+		u    usage
+		errs [4]error
+		user float64
+		self syscall.Rusage
+	)
+	user, errs[0] = s.number(ctx, "cpu", "used_cpu_user")
+	u.redisCPU, errs[1] = s.number(ctx, "cpu", "used_cpu_sys")
+	u.redisCPU += user
+	u.commands, errs[2] = s.number(ctx, "stats", "total_commands_processed")
+	u.reads, errs[3] = s.number(ctx, "stats", "total_reads_processed")
+	if err := errors.Join(errs[:]...); err != nil {
+		return u, err
+	}
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &self); err != nil {
+		return u, fmt.Errorf("getrusage: %w", err)
+	}
+	u.clientCPU = float64(self.Utime.Nano()+self.Stime.Nano()) / 1e9
+	return u, nil
+}
+
+func (u usage) since(v usage) usage {
+	return usage{u.clientCPU - v.clientCPU, u.redisCPU - v.redisCPU, u.commands - v.commands, u.reads - v.reads}
+}
