@@ -57,6 +57,7 @@ type Agent struct {
 
 	// Of the goroutine in Run:
 	terms    map[string]policy.Terms // the newest known
+	demand   map[string]int64        // as the coordinator sees it, in units of the newest terms
 	fences   map[string]policy.Fence // in force, as of the last look
 	versions map[string]policy.Version
 	watch    map[string]*watchdog
@@ -84,6 +85,8 @@ type Share struct {
 	Rate      policy.Rate   // in force: the grant's while it lasts, else the floor's
 	Floor     policy.Rate   // always the region's
 	Capacity  int64         // of the region's bucket
+	Tokens    int64         // in it
+	Demand    policy.Rate   // what the region could use, as the coordinator saw it at the newest grant
 	Remaining time.Duration // of the grant, on the region's clock; 0 if it is on its floor
 }
 
@@ -128,7 +131,7 @@ func newAgent(cfg AgentConfig, r registry, b buckets, seed uint64) *Agent {
 		region: cfg.Region, identity: cfg.Identity + "#" + strconv.FormatUint(seed, 36), // two of a name must not take each other's reports for their own
 		timing: cfg.Timing, log: cfg.Logger, registry: r, buckets: b, refiller: cfg.Refiller,
 		rng: rand.New(rand.NewPCG(seed, 2)), changed: make(chan struct{}, 1), settings: cfg.Settings,
-		terms: map[string]policy.Terms{}, fences: map[string]policy.Fence{}, versions: map[string]policy.Version{}, samples: map[string]sample{}, watch: map[string]*watchdog{},
+		terms: map[string]policy.Terms{}, demand: map[string]int64{}, fences: map[string]policy.Fence{}, versions: map[string]policy.Version{}, samples: map[string]sample{}, watch: map[string]*watchdog{},
 	}
 }
 
@@ -140,7 +143,7 @@ func (a *Agent) Update(s Settings) error {
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if s.Version <= a.settings.Version && s.encode() != a.settings.encode() {
+	if s.Version <= a.settings.Version && !s.Equal(a.settings) {
 		return fmt.Errorf("%w: version %d is not above the one in force, %d", ErrPool, s.Version, a.settings.Version)
 	}
 	a.settings = s
@@ -283,7 +286,7 @@ func (a *Agent) propose(ctx context.Context, config entry) error {
 		if theirs, err := decodeSettings(config.value); err != nil {
 			a.log.Error("settings in etcd can't be read: they are replaced", "error", err)
 		} else if theirs.Version >= ours.Version {
-			if theirs.Version == ours.Version && theirs.encode() != ours.encode() {
+			if theirs.Version == ours.Version && !theirs.Equal(ours) {
 				a.log.Warn("pools changed under the same version and are ignored: raise the config's version", "version", ours.Version)
 			}
 			return nil
@@ -320,7 +323,7 @@ func (a *Agent) learn(e entry) bool {
 		news := false
 		for name, list := range s.terms {
 			if t := list[0]; a.terms[name].Fence.Before(t.Fence) {
-				a.terms[name], news = t, true
+				a.terms[name], a.demand[name], news = t, s.demand[name], true
 			}
 		}
 		return news
@@ -373,7 +376,7 @@ func (a *Agent) pools() []string {
 	defer a.mu.Unlock()
 	var list []string
 	for _, p := range a.settings.Pools {
-		if p.has(a.region) {
+		if p.Has(a.region) {
 			list = append(list, p.Name)
 		}
 	}
@@ -516,7 +519,9 @@ func (a *Agent) observeRedis(ctx context.Context, names []string, results []lua.
 	var shares []Share
 	for i, res := range results {
 		if t, ok := a.terms[names[i]]; ok && res.Err == nil {
-			shares = append(shares, shareOf(names[i], t, res.Ticket))
+			share := shareOf(names[i], t, res.Ticket)
+			share.Demand = policy.Rate{Tokens: a.demand[names[i]], Per: share.Floor.Per}
+			shares = append(shares, share)
 		}
 	}
 	a.note(func(s *AgentState) {
@@ -535,7 +540,7 @@ func (a *Agent) observeRedis(ctx context.Context, names []string, results []lua.
 
 // shareOf is what is in force if the server has the newest terms.
 func shareOf(pool string, t policy.Terms, at lua.Ticket) Share {
-	s := Share{Pool: pool, Floor: t.Rate(), Capacity: t.Capacity}
+	s := Share{Pool: pool, Floor: t.Rate(), Capacity: t.Capacity, Tokens: at.Tokens}
 	s.Rate = s.Floor
 	if left := t.GrantEnd - at.Now; at.Fence == t.Fence && at.Version.Era == t.GrantEra && left > 0 {
 		s.Remaining = time.Duration(left) * time.Microsecond
@@ -551,10 +556,10 @@ func (a *Agent) put(ctx context.Context, r report) {
 	_, err := a.registry.put(writing, reportKeys+a.region, r.encode())
 	if err == nil {
 		a.hear(r)
-		a.note(func(s *AgentState) { s.Reports++ })
+		a.note(func(s *AgentState) { s.Reports, s.Cut = s.Reports+1, "" })
 	} else if ctx.Err() == nil {
 		a.since = time.Now() // so that the next try comes in its time
-		a.note(func(s *AgentState) { s.Failures++ })
+		a.note(func(s *AgentState) { s.Failures, s.Cut = s.Failures+1, err.Error() })
 	}
 	if cut := err != nil; cut != a.cut && ctx.Err() == nil {
 		if a.cut = cut; cut {

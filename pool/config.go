@@ -11,6 +11,9 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
+// maxSettings bounds the record in cfg: etcd takes requests of up to 1.5 MiB.
+const maxSettings = 1 << 20
+
 // Settings are the pools that all regions share, at one version. Those with the
 // highest version that any replica has are in force.
 type Settings struct {
@@ -34,7 +37,34 @@ func (s Settings) Validate() error {
 	if s.Version < 0 {
 		errs = append(errs, fmt.Errorf("%w: version %d is below 0", ErrPool, s.Version))
 	}
+	if n := len(s.encode()); n > maxSettings {
+		errs = append(errs, fmt.Errorf("%w: the pools take %d bytes in etcd: want at most %d", ErrPool, n, maxSettings))
+	}
 	return errors.Join(errs...)
+}
+
+// Equal reports whether both say the same, in whatever order and words: 1/s and
+// 60/m are the same rate.
+func (s Settings) Equal(other Settings) bool { return s.reduced().encode() == other.reduced().encode() }
+
+// reduced is s with its rates in lowest terms.
+func (s Settings) reduced() Settings {
+	reduce := func(r policy.Rate) policy.Rate {
+		if r == (policy.Rate{}) {
+			return r
+		}
+		g := gcd(r.Tokens, r.Per.Microseconds())
+		return policy.Rate{Tokens: r.Tokens / g, Per: r.Per / time.Duration(g)}
+	}
+	s.Pools = slices.Clone(s.Pools)
+	for i := range s.Pools {
+		p := &s.Pools[i]
+		p.Rate, p.Regions = reduce(p.Rate), slices.Clone(p.Regions)
+		for j := range p.Regions {
+			p.Regions[j].Floor, p.Regions[j].Ceiling = reduce(p.Regions[j].Floor), reduce(p.Regions[j].Ceiling)
+		}
+	}
+	return s
 }
 
 // The record in cfg.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sort"
 	"sync"
@@ -42,8 +43,10 @@ type Coordinator struct {
 	log      hclog.Logger
 	registry registry
 
-	mu    sync.Mutex
-	stats CoordinatorStats
+	mu      sync.Mutex
+	stats   CoordinatorStats
+	pools   map[string]PoolSum // while it leads
+	regions map[string]RegionSeen
 }
 
 // CoordinatorStats counts what a coordinator did since it was made.
@@ -55,6 +58,20 @@ type CoordinatorStats struct {
 	Errors  int64 // requests to etcd that failed
 	Writes  int64 // shares written
 	Plans   int64 // rounds of planning, of one pool each
+}
+
+// PoolSum is what a pool's regions may be using together, in tokens per second.
+type PoolSum struct {
+	Rate    float64 // R, never exceeded by Claimed; 0 once the pool has left the configuration
+	Claimed float64 // the most that the regions may be using: what they were offered and have not acknowledged away
+	Demand  float64 // what they could use
+}
+
+// RegionSeen is what the coordinator knows of a region.
+type RegionSeen struct {
+	Heard  time.Time // when its last report came; zero for never in this term
+	Since  time.Time // since when it is known
+	Fenced bool      // an operator has declared that it uses nothing
 }
 
 // NewCoordinator checks the configuration; it makes no request.
@@ -72,7 +89,7 @@ func newCoordinator(r registry, t Timing, log hclog.Logger) *Coordinator {
 	if log == nil {
 		log = hclog.Default().Named("refiller.pool")
 	}
-	return &Coordinator{timing: t, log: log, registry: r}
+	return &Coordinator{timing: t, log: log, registry: r, pools: map[string]PoolSum{}, regions: map[string]RegionSeen{}}
 }
 
 // Lead coordinates under a term until ctx ends or the term turns out to be over.
@@ -88,15 +105,49 @@ func (c *Coordinator) Stats() CoordinatorStats {
 	return c.stats
 }
 
+// Sums tells of each pool by name while this coordinator leads.
+func (c *Coordinator) Sums() map[string]PoolSum {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return maps.Clone(c.pools)
+}
+
+// Regions tells of each region that reports or should, by name, while this
+// coordinator leads.
+func (c *Coordinator) Regions() map[string]RegionSeen {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return maps.Clone(c.regions)
+}
+
+// saw notes what is known of a region.
+func (c *Coordinator) saw(region string, note func(*RegionSeen)) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	r, known := c.regions[region]
+	if !known {
+		r.Since = time.Now()
+	}
+	note(&r)
+	c.regions[region] = r
+}
+
 func (c *Coordinator) count(change func(*CoordinatorStats)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	change(&c.stats)
 }
 
+func (c *Coordinator) enter(leading bool, epoch int64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.stats.Leading, c.stats.Epoch = leading, epoch
+	c.pools, c.regions = map[string]PoolSum{}, map[string]RegionSeen{}
+}
+
 func (c *Coordinator) govern(ctx context.Context, o office) error {
-	c.count(func(s *CoordinatorStats) { s.Leading, s.Epoch = true, o.epoch })
-	defer c.count(func(s *CoordinatorStats) { s.Leading = false })
+	c.enter(true, o.epoch)
+	defer c.enter(false, o.epoch)
 	t := newTenure(c, o)
 	failures := 0
 	for ctx.Err() == nil {
@@ -224,6 +275,7 @@ func (t *tenure) restore(entries []entry, now time.Time) {
 	for _, e := range entries {
 		if region, ok := e.under(fenceKeys); ok {
 			t.fenced[region] = true
+			t.saw(region, func(r *RegionSeen) { r.Fenced = true })
 			continue
 		}
 		t.learn(e, now)
@@ -263,6 +315,7 @@ func (t *tenure) hear(region, value string, now time.Time) error {
 			l.hear(region, ticket, t.timing, now)
 		}
 	}
+	t.saw(region, func(r *RegionSeen) { r.Heard = now })
 	return nil
 }
 
@@ -299,6 +352,7 @@ func (t *tenure) fence(region string, fenced bool) {
 		return
 	}
 	t.fenced[region] = fenced
+	t.saw(region, func(r *RegionSeen) { r.Fenced = fenced })
 	for _, l := range t.ledgers {
 		l.fence(region, fenced)
 	}
@@ -321,6 +375,7 @@ func (t *tenure) configure(value string) error {
 		l.configure(configured[name])
 		for region := range l.accounts {
 			l.fence(region, t.fenced[region])
+			t.saw(region, func(*RegionSeen) {})
 		}
 	}
 	t.log.Info("pools in force", "version", s.Version, "pools", names(s.Pools), "epoch", t.office.epoch)
@@ -329,7 +384,9 @@ func (t *tenure) configure(value string) error {
 
 // plan plans for the pools that need it.
 func (t *tenure) plan(now time.Time) {
-	plans, together := int64(0), t.together()
+	regions, together := t.survey()
+	plans := int64(0)
+	sums := map[string]PoolSum{}
 	for name, l := range t.ledgers {
 		if !l.dirty && (l.wake.IsZero() || l.wake.After(now)) {
 			continue
@@ -341,16 +398,22 @@ func (t *tenure) plan(now time.Time) {
 		if l.pool == nil && len(l.accounts) == 0 {
 			delete(t.ledgers, name)
 		}
+		sums[name] = l.sum()
 	}
-	t.count(func(s *CoordinatorStats) { s.Plans += plans })
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.stats.Plans += plans
+	maps.Copy(t.pools, sums)
+	maps.DeleteFunc(t.pools, func(name string, _ PoolSum) bool { return t.ledgers[name] == nil })
+	maps.DeleteFunc(t.regions, func(region string, _ RegionSeen) bool { return !regions[region] })
 }
 
 // maxLine is more than the bytes that one offer takes in a share.
-const maxLine = MaxName + 2 + 16*18
+const maxLine = MaxName + 2 + 17*18
 
-// together reports whether the shares of all regions are sure to fit into one
-// transaction, whatever is offered.
-func (t *tenure) together() bool {
+// survey lists the regions, and reports whether the shares of all of them are
+// sure to fit into one transaction, whatever is offered.
+func (t *tenure) survey() (regions map[string]bool, together bool) {
 	regions, lines := map[string]bool{}, 0
 	for _, l := range t.ledgers {
 		for r := range l.accounts {
@@ -358,7 +421,7 @@ func (t *tenure) together() bool {
 		}
 		lines += len(l.accounts) * (maxOffers + 1)
 	}
-	return len(regions) <= maxTxnWrite && lines*maxLine < maxTxnBytes
+	return regions, len(regions) <= maxTxnWrite && lines*maxLine < maxTxnBytes
 }
 
 func (t *tenure) nextFence() policy.Fence {
@@ -414,10 +477,10 @@ type sharing struct {
 // write is the share of a region as it should be; false if there is nothing to
 // write.
 func (t *tenure) write(region string) (sharing, bool) {
-	s := share{lease: t.lease, terms: map[string][]policy.Terms{}}
+	s := newShare(t.lease)
 	for name, l := range t.ledgers {
 		if a := l.accounts[region]; a != nil && len(a.offers) > 0 {
-			s.terms[name] = a.list()
+			s.terms[name], s.demand[name] = a.list(), a.demand.units(l.unit.total)
 		}
 	}
 	key := shareKeys + region

@@ -226,6 +226,18 @@ func (a *account) live(timing Timing, now time.Time) bool {
 	return !a.heard.IsZero() && now.Sub(a.heard) < timing.fresh()
 }
 
+// sum is what all regions claim and could use.
+func (l *ledger) sum() PoolSum {
+	var claimed, demand int64
+	for _, a := range l.accounts {
+		inForce, _ := a.claims(l.unit)
+		claimed += inForce.rate
+		demand += a.demand.units(l.unit.total)
+	}
+	perSecond := func(units int64) float64 { return float64(units) * 1e6 / float64(l.unit.per) }
+	return PoolSum{Rate: perSecond(l.unit.total), Claimed: perSecond(claimed), Demand: perSecond(demand)}
+}
+
 // seat is a region at one round of planning.
 type seat struct {
 	region string

@@ -73,18 +73,21 @@ type PoolStatus struct {
 
 // RegionStatus is one region's part in a pool. Rates are tokens per second.
 type RegionStatus struct {
-	Region     string   `json:"region"`
-	Granted    float64  `json:"granted"`  // by the newest grant, floor included
-	Floor      float64  `json:"floor"`    // of it
-	Capacity   int64    `json:"capacity"` // of the region's bucket
-	Remaining  float64  `json:"remaining_seconds"`
-	Applied    bool     `json:"applied"`  // the region has acknowledged the newest grant
-	Claimed    float64  `json:"claimed"`  // the most that it may be using
-	Tokens     int64    `json:"tokens"`   // at its last report
-	Reported   bool     `json:"reported"` // it has ever reported
-	Reporter   string   `json:"reporter"` // the agent that reported last
-	Fenced     *Fencing `json:"fenced"`   // not null: an operator has declared that it uses nothing
-	Configured bool     `json:"configured"`
+	Region     string    `json:"region"`
+	Granted    float64   `json:"granted"`              // by the newest grant, floor included
+	Floor      float64   `json:"floor"`                // of it
+	Capacity   int64     `json:"capacity"`             // of the region's bucket
+	Demand     float64   `json:"demand"`               // what it could use, as the coordinator saw it
+	Age        float64   `json:"grant_age_seconds"`    // of the newest grant, at the region's last report
+	Remaining  float64   `json:"remaining_seconds"`    // of the newest grant, at the region's last report; 0: it is on its floor
+	Applied    bool      `json:"applied"`              // the region has acknowledged the newest grant
+	Claimed    float64   `json:"claimed"`              // the most that it may be using
+	Tokens     int64     `json:"tokens"`               // at its last report
+	Reported   bool      `json:"reported"`             // it has ever reported
+	At         time.Time `json:"reported_at,omitzero"` // of its last report, on the clock of its Redis
+	Reporter   string    `json:"reporter"`             // the agent that reported last
+	Fenced     *Fencing  `json:"fenced"`               // not null: an operator has declared that it uses nothing
+	Configured bool      `json:"configured"`
 }
 
 // ReadStatus reads the pools below a prefix.
@@ -136,7 +139,9 @@ func readStatus(ctx context.Context, r registry) (Status, error) {
 	}
 	for region, s := range shares {
 		for pool, list := range s.terms {
-			at(pool, region).fill(list, reports[region], pool)
+			r := at(pool, region)
+			r.fill(list, reports[region], pool, s.lease)
+			r.Demand = float64(s.demand[pool]) * 1e6 / float64(list[0].Per)
 		}
 	}
 	for pool, regions := range pools {
@@ -156,7 +161,7 @@ func readStatus(ctx context.Context, r registry) (Status, error) {
 }
 
 // fill takes in the region's grants, newest first, and its last report.
-func (s *RegionStatus) fill(list []policy.Terms, r report, pool string) {
+func (s *RegionStatus) fill(list []policy.Terms, r report, pool string, lease time.Duration) {
 	perSecond := func(n int64, t policy.Terms) float64 { return float64(n) * 1e6 / float64(t.Per) }
 	newest := list[0]
 	s.Floor, s.Capacity = perSecond(newest.Tokens, newest), newest.Capacity
@@ -164,8 +169,11 @@ func (s *RegionStatus) fill(list []policy.Terms, r report, pool string) {
 	ticket, reported := r.tickets[pool]
 	s.Reporter = r.agent
 	if s.Reported = reported; reported {
-		s.Tokens, s.Applied = ticket.Tokens, !ticket.Fence.Before(newest.Fence)
-		s.Remaining = max(0, float64(newest.GrantEnd-ticket.Now)/1e6)
+		s.Tokens, s.Applied, s.At = ticket.Tokens, !ticket.Fence.Before(newest.Fence), time.UnixMicro(ticket.Now).UTC()
+		if newest.GrantTokens > 0 && newest.GrantEra == ticket.Version.Era {
+			s.Remaining = max(0, float64(newest.GrantEnd-ticket.Now)/1e6)
+			s.Age = max(0, lease.Seconds()-s.Remaining)
+		}
 	}
 	for _, t := range list {
 		if !t.Fence.Before(ticket.Fence) {

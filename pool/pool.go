@@ -213,8 +213,8 @@ func (p Pool) parts() []part {
 	return parts
 }
 
-// has reports whether the region takes part in the pool.
-func (p Pool) has(region string) bool {
+// Has reports whether the region takes part in the pool.
+func (p Pool) Has(region string) bool {
 	return slices.ContainsFunc(p.Regions, func(r Region) bool { return r.Name == region })
 }
 

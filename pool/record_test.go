@@ -18,7 +18,7 @@ func TestRecordsAreReadBackAsWritten(t *testing.T) {
 	}
 	older := terms
 	older.Fence.Seq = 8
-	s := share{lease: 12 * time.Second, terms: map[string][]policy.Terms{"a": {terms, older}, "b:c.d_e-f": {older}}}
+	s := share{lease: 12 * time.Second, terms: map[string][]policy.Terms{"a": {terms, older}, "b:c.d_e-f": {older}}, demand: map[string]int64{"a": 60, "b:c.d_e-f": 0}}
 	back, err := decodeShare(s.encode())
 	require.NoError(t, err)
 	require.Equal(t, s, back)
@@ -41,7 +41,7 @@ func TestRecordsAreReadBackAsWritten(t *testing.T) {
 }
 
 func TestBadRecordsAreErrors(t *testing.T) {
-	for _, text := range []string{"", "x", "lease x\n", "lease 1\na 1 2 3\n", "lease -1\n", "lease 1\na " + strings.Repeat("1 ", 15) + "x"} {
+	for _, text := range []string{"", "x", "lease x\n", "lease 1\na 1 2 3\n", "lease -1\n", "lease 1\na " + strings.Repeat("1 ", 16) + "x", "lease 1\na -1 " + strings.Repeat("1 ", 15) + "1"} {
 		_, err := decodeShare(text)
 		require.ErrorIs(t, err, ErrRecord, "%q", text)
 	}
@@ -57,7 +57,7 @@ func TestBadRecordsAreErrors(t *testing.T) {
 }
 
 func FuzzDecodeShare(f *testing.F) {
-	f.Add("lease 12000000\npayments 8 63 0 750 50000 1000000000 200000 2000000 0 0 0 0 0 277625 946683606861553 946683576670968\n")
+	f.Add("lease 12000000\npayments 0 8 63 0 750 50000 1000000000 200000 2000000 0 0 0 0 0 277625 946683606861553 946683576670968\n")
 	f.Fuzz(func(t *testing.T, text string) {
 		s, err := decodeShare(text)
 		if err != nil {

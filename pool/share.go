@@ -22,10 +22,18 @@ var ErrRecord = errors.New("pool: bad record")
 type share struct {
 	lease time.Duration // the longest of the grants, for whoever has to wait for their end
 	terms map[string][]policy.Terms
+	// demand of each pool, as the coordinator sees it, in tokens per Per of its
+	// newest terms; for people to read.
+	demand map[string]int64
+}
+
+func newShare(lease time.Duration) share {
+	return share{lease: lease, terms: map[string][]policy.Terms{}, demand: map[string]int64{}}
 }
 
 // encode writes a line with the lease in microseconds, then a line for each
-// terms: the pool's name, a space, and policy.Terms as the scripts store them.
+// terms: the pool's name, its demand, and policy.Terms as the scripts store
+// them, with a space between.
 func (s share) encode() string {
 	pools := make([]string, 0, len(s.terms))
 	for p := range s.terms {
@@ -40,6 +48,8 @@ func (s share) encode() string {
 		for _, t := range s.terms[p] {
 			b.WriteString(p)
 			b.WriteByte(' ')
+			b.WriteString(strconv.FormatInt(s.demand[p], 10))
+			b.WriteByte(' ')
 			b.WriteString(t.Encode())
 			b.WriteByte('\n')
 		}
@@ -48,7 +58,7 @@ func (s share) encode() string {
 }
 
 func decodeShare(text string) (share, error) {
-	s := share{terms: map[string][]policy.Terms{}}
+	s := newShare(0)
 	lines := bufio.NewScanner(strings.NewReader(text))
 	for n := 1; lines.Scan(); n++ {
 		word, rest, _ := strings.Cut(lines.Text(), " ")
@@ -60,11 +70,16 @@ func decodeShare(text string) (share, error) {
 			s.lease = time.Duration(us) * time.Microsecond
 			continue
 		}
+		wanted, rest, _ := strings.Cut(rest, " ")
+		demand, err := strconv.ParseInt(wanted, 10, 64)
+		if err != nil || demand < 0 {
+			return share{}, fmt.Errorf("%w: share: line %d: %q is no demand", ErrRecord, n, wanted)
+		}
 		t, err := policy.DecodeTerms(rest)
 		if err != nil {
 			return share{}, fmt.Errorf("%w: share: line %d: %w", ErrRecord, n, err)
 		}
-		s.terms[word] = append(s.terms[word], t)
+		s.terms[word], s.demand[word] = append(s.terms[word], t), demand
 	}
 	if err := lines.Err(); err != nil {
 		return share{}, fmt.Errorf("%w: share: %w", ErrRecord, err)

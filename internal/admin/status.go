@@ -54,6 +54,32 @@ type Status struct {
 
 	Reload    Reload     `json:"reload"`
 	Takeovers []Takeover `json:"takeovers"` // the last ones, the newest first
+
+	Pools *Pools `json:"pools,omitempty"` // nil: the replica takes no part in pools
+}
+
+// Pools are the pools of all regions as a replica of one region sees them.
+type Pools struct {
+	Coordinating bool    `json:"coordinating"`          // this replica hands out the shares
+	Epoch        int64   `json:"epoch,omitempty"`       // of this replica's present or last term as the coordinator
+	Coordinator  *Leader `json:"coordinator,omitempty"` // of all regions
+	Election     string  `json:"election_error,omitempty"`
+	Cut          string  `json:"etcd_error,omitempty"`  // why etcd doesn't answer
+	Away         string  `json:"redis_error,omitempty"` // why there are no tickets
+	Shares       []Share `json:"shares"`                // of the replica's region
+}
+
+// Share is a region's part in a pool, as the region's own Redis knows it. Rates
+// are tokens per second.
+type Share struct {
+	Pool      string  `json:"pool"`
+	Limit     float64 `json:"limit"`  // the pool's rate; 0 once it has left the configuration
+	Rate      float64 `json:"rate"`   // in force
+	Floor     float64 `json:"floor"`  // always the region's
+	Demand    float64 `json:"demand"` // what the region could use, as the coordinator saw it
+	Tokens    int64   `json:"tokens"`
+	Capacity  int64   `json:"capacity"`                // of the region's bucket
+	Remaining float64 `json:"grant_remaining_seconds"` // 0: the region is on its floor
 }
 
 // Reload is what came of the reloads of the configuration. The last one's

@@ -118,7 +118,6 @@ func TestParseReportsFieldLineAndRange(t *testing.T) {
 		{"log level", "level: info", "level: wran", "log.level", 11, "is not one of info, trace, debug, warn, error, off: did you mean warn?"},
 		{"log format", "level: info", "format: xml", "log.format", 11, "is not one of text, json"},
 		{"templates", "", "templates:\n  - {prefix: \"user:\", capacity: 60, rate: 1/s}\n", "templates", 13, "this version does not serve templates"},
-		{"pools", "", "pools: []\n", "pools", 12, "this version does not serve pools"},
 		{"anchor", "eu-west-1", "&r eu", "", 1, "anchors are not allowed"},
 		{"alias", "region: eu-west-1", "region: &r eu\nlog: *r", "", 2, "aliases are not allowed"},
 		{"merge key", "log: {level: info}", "log: {<<: {level: info}}", "", 11, "merge keys are not allowed"},

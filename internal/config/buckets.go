@@ -11,9 +11,11 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-func buckets(v value, interval time.Duration) []Bucket {
+// buckets reads the buckets; none is fine where there is something else to
+// refill.
+func buckets(v value, interval time.Duration, others bool) []Bucket {
 	items := v.list()
-	if !v.present() || v.node.Kind == yaml.SequenceNode && len(items) == 0 {
+	if !others && (!v.present() || v.node.Kind == yaml.SequenceNode && len(items) == 0) {
 		v.bad("there is no bucket to refill: want at least one, such as {key: checkout, capacity: 1000, rate: 500/s}")
 	}
 	list := make([]Bucket, 0, len(items))

@@ -4,11 +4,14 @@ import (
 	"fmt"
 	"reflect"
 	"strings"
+
+	"github.com/tokenrefill/refiller/pool"
 )
 
 // Change is what differs between the configuration in force and the next one.
 type Change struct {
 	Added, Removed, Changed []string // keys of buckets
+	Pools                   bool     // the pools differ
 	Level                   bool     // the log level differs
 	Version                 bool     // the version differs
 	Restart                 []string // fields that differ and count from the next start on
@@ -17,12 +20,12 @@ type Change struct {
 // Applies reports whether anything differs that can be put in force while
 // running.
 func (c Change) Applies() bool {
-	return c.Level || c.Version || len(c.Added)+len(c.Removed)+len(c.Changed) > 0
+	return c.Level || c.Version || c.Pools || len(c.Added)+len(c.Removed)+len(c.Changed) > 0
 }
 
 // To compares c, which is in force, with the configuration to put in force
 // next. The error is Problems that say why next can't follow c: a lower version,
-// or another policy under the same version.
+// or another policy or other pools under the same version.
 func (c Config) To(next Config) (Change, error) {
 	change := Change{Level: c.Log.Level != next.Log.Level, Version: c.Version != next.Version, Restart: c.restart(next)}
 	old := make(map[string]Bucket, len(c.Buckets))
@@ -44,6 +47,9 @@ func (c Config) To(next Config) (Change, error) {
 			change.Removed = append(change.Removed, b.Key)
 		}
 	}
+	if c.Pooled() && next.Pooled() { // else it takes a restart, or says nothing of pools
+		change.Pools = !(pool.Settings{Pools: c.Pools}).Equal(pool.Settings{Pools: next.Pools})
+	}
 	switch {
 	case next.Version < c.Version:
 		return change, Problems{{Field: "version", Msg: fmt.Sprintf(
@@ -51,6 +57,9 @@ func (c Config) To(next Config) (Change, error) {
 	case next.Version == c.Version && len(change.Changed) > 0:
 		return change, Problems{{Field: "version", Msg: fmt.Sprintf(
 			"%d is in force already with another policy for %s: raise it with every change of a policy", c.Version, some(change.Changed))}}
+	case next.Version == c.Version && change.Pools:
+		return change, Problems{{Field: "version", Msg: fmt.Sprintf(
+			"%d is in force already with other pools: raise it with every change of the pools, in all regions", c.Version)}}
 	}
 	return change, nil
 }
@@ -66,6 +75,7 @@ func (c Config) restart(next Config) []string {
 		{"region", c.Region == next.Region},
 		{"redis", reflect.DeepEqual(c.Redis, next.Redis)},
 		{"election", reflect.DeepEqual(c.Election, next.Election)},
+		{"pools", c.Pooled() == next.Pooled()},
 		// Beats of the pulse; buckets follow their own intervals at once.
 		{"refill_interval", c.RefillInterval == next.RefillInterval || c.Election.Mode != ModeEtcd},
 		{"listen", c.Listen == next.Listen},

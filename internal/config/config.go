@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strconv"
 	"strings"
 	"time"
 
@@ -13,6 +14,7 @@ import (
 	"github.com/tokenrefill/refiller/internal/credential"
 	"github.com/tokenrefill/refiller/internal/redisconn"
 	"github.com/tokenrefill/refiller/policy"
+	"github.com/tokenrefill/refiller/pool"
 )
 
 // Defaults of fields; those of a policy are in package policy, those of Redis in package redisconn.
@@ -31,8 +33,11 @@ type Config struct {
 	Election       Election
 	RefillInterval time.Duration
 	Buckets        []Bucket // no two with the same key
-	Listen         string   // host:port
-	Log            Log
+	// Pools of all regions; they and Region are as package pool wants them. Nil:
+	// the replica takes no part in pools. Empty: there are none any more.
+	Pools  []pool.Pool
+	Listen string // host:port
+	Log    Log
 }
 
 // Bucket is a bucket to keep filled.
@@ -58,8 +63,8 @@ var modes = []string{"race", "etcd"}
 // Election says how replicas find who refills, and how etcd is reached.
 type Election struct {
 	Mode      Mode
-	Endpoints []string // of etcd; at least one in ModeEtcd
-	Prefix    string
+	Endpoints []string      // of etcd; at least one in ModeEtcd and with pools
+	Prefix    string        // of all keys in etcd
 	TTL       time.Duration // whole seconds
 	Username  string
 	Password  credential.Password
@@ -121,12 +126,46 @@ func parse(data []byte, overrides []Override) (Config, error) {
 
 // Summary is the configuration in a few words, without secrets.
 func (c Config) Summary() string {
-	noun := "buckets"
-	if len(c.Buckets) == 1 {
-		noun = "bucket"
+	held := counted(len(c.Buckets), "bucket")
+	if c.Pooled() {
+		held += " and " + counted(len(c.OwnPools()), "pool") + " of " + strconv.Itoa(len(c.Pools))
 	}
-	return fmt.Sprintf("%d %s on %s, version %d, election mode %s, refill interval %s",
-		len(c.Buckets), noun, c.Redis, c.Version, c.Election.Mode, c.RefillInterval)
+	return fmt.Sprintf("%s on %s, version %d, election mode %s, refill interval %s",
+		held, c.Redis, c.Version, c.Election.Mode, c.RefillInterval)
+}
+
+func counted(n int, noun string) string {
+	if n != 1 {
+		noun += "s"
+	}
+	return strconv.Itoa(n) + " " + noun
+}
+
+// Pooled reports whether the replica takes part in pools, be it to learn that
+// there are none any more.
+func (c Config) Pooled() bool { return c.Pools != nil }
+
+// OwnPools are those that the replica's region takes part in.
+func (c Config) OwnPools() []pool.Pool {
+	var own []pool.Pool
+	for _, p := range c.Pools {
+		if p.Has(c.Region) {
+			own = append(own, p)
+		}
+	}
+	return own
+}
+
+// PoolsPrefix is that of the pools' keys in etcd, which all regions share.
+func (c Config) PoolsPrefix() string { return c.Election.Prefix + "/pools" }
+
+// RefillPrefix is that of the election of who refills, which with pools each
+// region has to itself, since the regions share etcd.
+func (c Config) RefillPrefix() string {
+	if !c.Pooled() {
+		return c.Election.Prefix
+	}
+	return c.Election.Prefix + "/regions/" + c.Region
 }
 
 // LogFields is the configuration as keys and values for a structured log, without secrets.
@@ -135,6 +174,6 @@ func (c Config) LogFields() []any {
 		"region", c.Region, "redis", c.Redis.String(), "version", c.Version,
 		"election-mode", c.Election.Mode.String(), "election-endpoints", strings.Join(c.Election.Endpoints, ","),
 		"election-prefix", c.Election.Prefix, "election-ttl", c.Election.TTL.String(),
-		"refill-interval", c.RefillInterval.String(), "buckets", len(c.Buckets), "listen", c.Listen,
+		"refill-interval", c.RefillInterval.String(), "buckets", len(c.Buckets), "pools", len(c.Pools), "listen", c.Listen,
 	}
 }

@@ -7,7 +7,7 @@
 //
 // # Fields
 //
-//	region             this replica's region: up to 128 letters, digits and any of . _ -
+//	region             this replica's region: up to 128 letters, digits and any of . _ -; required with pools
 //	redis.url          forms: package redisconn; required
 //	redis.username, redis.password_file
 //	redis.sentinel_username, redis.sentinel_password_file
@@ -16,12 +16,12 @@
 //	redis.pool_size    most connections per server, 1 to 10000, default 32
 //	version            0 or more, default 0: raise it whenever a policy changes
 //	election.mode      race (default) or etcd
-//	election.endpoints of etcd; required in mode etcd
-//	election.prefix    of keys in etcd, default /refiller
+//	election.endpoints of etcd; required in mode etcd and with pools
+//	election.prefix    of all keys in etcd, default /refiller
 //	election.ttl       of the lease, whole seconds from 1s to 10m, default 5s
 //	election.username, election.password_file, election.tls
 //	refill_interval    1ms to 1h, default 100ms
-//	buckets            at least one of
+//	buckets            at least one, or pools, of
 //	  key              the bucket's name: 1 to 512 bytes without a closing brace, once in the file
 //	  capacity         most tokens it holds
 //	  rate             tokens per time, such as 500/s; or
@@ -33,6 +33,16 @@
 //	  on_rollback      empty (default) or keep
 //	  carry_over       keep (default), proportional or reset
 //	  degraded         closed (default), open or local
+//	pools              one rate over several regions each; [] ends them all. The same in all regions:
+//	  name             the key of the pool's bucket in each region: up to 128 letters, digits and any of . _ : -
+//	  rate             of all regions together, such as 10000/s
+//	  capacity         of all regions' buckets together
+//	  interval         refill interval, default 100ms
+//	  regions          by name, up to 100 of
+//	    weight         part of what is short or spare, 1 to 1000000, default 1
+//	    floor          rate that is always the region's; default its part, by weight, of a fifth of the rate
+//	    burst          capacity of its bucket, at least two intervals of the pool's rate; default its part, by weight
+//	    ceiling        the most it gets; default no limit
 //	listen             host:port of the admin server, default 127.0.0.1:9090; port 0 is any free one
 //	log                {level: trace|debug|info|warn|error|off, format: text|json}, default info, text
 //
@@ -57,7 +67,7 @@
 //	REFILLER_ETCD_PASSWORD_FILE       election.password_file
 //	REFILLER_ETCD_CA, _CERT, _KEY     election.tls.ca, .cert, .key
 //
-// What all replicas must agree on (version, buckets, intervals) is in the file alone.
+// What all replicas must agree on (version, buckets, pools, intervals) is in the file alone.
 //
 // # Secrets
 //

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tokenrefill/refiller/internal/config"
+	"github.com/tokenrefill/refiller/pool"
 )
 
 // FuzzParse checks that any input gives either a configuration whose policies are valid or problems that say where they
@@ -19,13 +20,16 @@ func FuzzParse(f *testing.F) {
 		"redis: {url: \"redis://u:p@h,h:1/0?db=1#x\"}\nbuckets: [{key: a, capacity: 1, cron: \"@every 1s\", tokens: 1}]\n",
 		"redis: {url: \"redis-sentinel://h/m\"}\nbuckets: [{key: a, capacity: 1, cron: \"0 0 29 2 *\", tokens: 1, time_zone: Asia/Tokyo}]\n",
 		"redis: {url: \"unix:///s?db=1\"}\nbuckets: [{key: a, capacity: 9, every: 1h, tokens: 1}, {key: a}, [], x]\n",
+		goodPools, "region: x\nelection: {endpoints: [h:1]}\nredis: {url: \"redis://h\"}\npools: []\n",
+		"pools: [{regions: {a: , a: {}, [b]: {weight: 0}, \"\": x}}, {name: p, rate: 1/us, capacity: 1, regions: {a: {floor: 1/s, burst: 0}}}, x]\n",
 	} {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
 		c, err := config.Parse(data)
 		if err == nil {
-			require.NotEmpty(t, c.Buckets)
+			require.True(t, len(c.Buckets) > 0 || c.Pooled())
+			require.NoError(t, pool.Settings{Version: c.Version, Pools: c.Pools}.Validate())
 			for _, b := range c.Buckets {
 				require.NoError(t, b.Policy.Validate())
 				require.NotEmpty(t, b.Key)

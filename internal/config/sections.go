@@ -28,10 +28,10 @@ const (
 
 // unserved are the fields of the format that this version does not serve. They are refused, because a bucket that
 // silently is not refilled is an outage.
-var unserved = []string{"templates", "pools"}
+var unserved = []string{"templates"}
 
 func (d *decoder) config(root *yaml.Node) Config {
-	names := []string{"region", "redis", "version", "election", "refill_interval", "buckets", "listen", "log"}
+	names := []string{"region", "redis", "version", "election", "refill_interval", "buckets", "pools", "listen", "log"}
 	o := value{d: d, node: root, parent: root}.object(names, unserved...)
 	for _, name := range unserved {
 		if v, ok := o.fields[name]; ok {
@@ -46,11 +46,13 @@ func (d *decoder) config(root *yaml.Node) Config {
 	if i, ok := o.field("refill_interval").interval(); ok {
 		c.RefillInterval = i
 	}
-	c.Buckets = buckets(o.field("buckets"), c.RefillInterval)
+	c.Buckets = buckets(o.field("buckets"), c.RefillInterval, o.field("pools").present())
+	c.Pools = pools(o.field("pools"), c.Buckets)
 	if l, ok := listen(o.field("listen")); ok {
 		c.Listen = l
 	}
 	c.Log = logging(o.field("log"))
+	checkPools(o, c)
 	return c
 }
 
@@ -64,10 +66,17 @@ var regionName = regexp.MustCompile(`^[A-Za-z0-9._-]+$`)
 func region(v value) string {
 	const want = "letters, digits and any of . _ -"
 	s, ok := v.text(want)
-	if ok && (len(s) > maxRegion || !regionName.MatchString(s)) {
-		v.bad("%q: want 1 to %d %s", brief(s), maxRegion, want)
+	if ok {
+		checkRegion(v, s)
 	}
 	return s
+}
+
+// checkRegion reports a name that no region can have.
+func checkRegion(v value, name string) {
+	if len(name) > maxRegion || !regionName.MatchString(name) {
+		v.bad("%q: want 1 to %d letters, digits and any of . _ -", brief(name), maxRegion)
+	}
 }
 
 func redis(v value) redisconn.Options {

@@ -36,8 +36,9 @@ type State struct {
 	ElectionUp    bool  // etcd answers
 	Terms         int64 // led since the start
 	Reloads       map[string]int64
-	ReloadRefused bool // the last reload was refused
-	RestartNeeded bool // the file has changes that need a restart
+	ReloadRefused bool       // the last reload was refused
+	RestartNeeded bool       // the file has changes that need a restart
+	Pools         *PoolState // nil if the replica takes no part in pools
 }
 
 // Metrics exports one replica's numbers. Its methods are safe for concurrent
@@ -178,6 +179,9 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 		gauge(descElectionUp, truth(s.ElectionUp))
 	}
 	m.collectBuckets(gauge, count)
+	if s.Pools != nil {
+		s.Pools.collect(gauge, count)
+	}
 }
 
 // collectBuckets exports the buckets that have series of their own, and the sum

@@ -37,7 +37,7 @@ func (r *Replica) reloads(ctx context.Context) error {
 }
 
 // Reload puts a configuration in force as far as that is possible while
-// running: buckets, policies, version and log level. What else differs counts
+// running: buckets, policies, pools, version and log level. What else differs counts
 // from the next start on and is reported. A configuration that can't follow the
 // one in force is refused with an error, is reported, and changes nothing.
 // Refills under the new policies begin at once; a reload adds no token. cause
@@ -48,7 +48,9 @@ func (r *Replica) Reload(next config.Config, cause string) error {
 	old := r.config()
 	change, err := old.To(next)
 	if err == nil && change.Applies() {
-		err = r.refiller.Update(buckets(next), next.Version)
+		if err = r.updatePools(next); err == nil {
+			err = r.refiller.Update(buckets(r.pooledAs(next)), next.Version)
+		}
 	}
 	if err != nil {
 		r.refuse(cause, err)
@@ -58,6 +60,7 @@ func (r *Replica) Reload(next config.Config, cause string) error {
 	inForce := next
 	inForce.Region, inForce.Redis, inForce.Election, inForce.Listen = old.Region, old.Redis, old.Election, old.Listen
 	inForce.Log.JSON = old.Log.JSON
+	inForce.Pools = r.pooledAs(next).Pools
 	if old.Election.Mode == config.ModeEtcd {
 		inForce.RefillInterval = old.RefillInterval
 	}
@@ -75,7 +78,8 @@ func (r *Replica) Reload(next config.Config, cause string) error {
 	r.report(report)
 	r.tally.Configure(buckets(inForce))
 	r.log.Info("config reloaded", "cause", cause, "result", report.Result, "version", next.Version,
-		"added", len(change.Added), "removed", len(change.Removed), "changed", len(change.Changed), "log-level", next.Log.Level)
+		"added", len(change.Added), "removed", len(change.Removed), "changed", len(change.Changed), "pools-changed", change.Pools,
+		"log-level", next.Log.Level)
 	if len(change.Restart) > 0 {
 		r.log.Warn("config has changes that need a restart", "fields", change.Restart)
 	}
@@ -129,5 +133,5 @@ func buckets(cfg config.Config) []refill.Bucket {
 	for i, b := range cfg.Buckets {
 		list[i] = refill.Bucket{Key: b.Key, Policy: b.Policy}
 	}
-	return list
+	return append(list, pooled(cfg)...)
 }

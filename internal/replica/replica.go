@@ -63,6 +63,8 @@ type Replica struct {
 	rdb      redis.UniversalClient
 	refiller *refill.Refiller
 	elector  *election.Elector // nil in race mode
+	who      *whoLeads         // nil in race mode
+	pools    *pools            // nil if it takes no part in pools
 	closers  []func() error
 	listener net.Listener
 
@@ -76,11 +78,6 @@ type Replica struct {
 
 	looking sync.Mutex
 	looked  map[string]looked // by key
-
-	asking   sync.Mutex // guards what the election service said last
-	leader   *admin.Leader
-	leaderAt time.Time
-	leaderIs error
 }
 
 var _ admin.Source = (*Replica)(nil)
@@ -127,14 +124,14 @@ func (r *Replica) open(opts Options) error {
 		observe = func(e refill.Event) { opts.Observe(e); r.metrics.Observe(e) }
 	}
 	r.refiller, err = refill.New(refill.Config{
-		Redis: r.rdb, Buckets: buckets(r.cfg), Version: r.cfg.Version, Elected: elected, Pulse: "refiller:pulse:" + r.cfg.Election.Prefix,
+		Redis: r.rdb, Buckets: buckets(r.cfg), Version: r.cfg.Version, Elected: elected, Pulse: "refiller:pulse:" + r.cfg.RefillPrefix(),
 		Interval: r.cfg.RefillInterval, Logger: r.log.Named("refill"), Observe: observe,
 	})
 	if err != nil {
 		return err
 	}
-	if elected {
-		if err := r.openElection(); err != nil {
+	if elected || r.cfg.Pooled() {
+		if err := r.openEtcd(elected); err != nil {
 			return err
 		}
 	}
@@ -150,7 +147,9 @@ func (r *Replica) open(opts Options) error {
 	return nil
 }
 
-func (r *Replica) openElection() error {
+// openEtcd makes what meets other replicas in etcd: the election of who refills,
+// and the pools.
+func (r *Replica) openEtcd(elected bool) error {
 	e := r.cfg.Election
 	password := ""
 	if !e.Password.IsZero() {
@@ -167,11 +166,15 @@ func (r *Replica) openElection() error {
 		return err
 	}
 	r.closers = append(r.closers, client.Close)
-	cfg := election.DefaultConfig()
-	cfg.Client, cfg.Prefix, cfg.Identity, cfg.TTL = client, e.Prefix, r.identity, e.TTL
-	cfg.SafetyMargin = e.TTL / 5
-	cfg.Logger = r.log.Named("election")
-	r.elector, err = election.New(cfg)
+	if elected {
+		if r.elector, err = newElector(client, r.cfg.RefillPrefix(), r.identity, e.TTL, r.log.Named("election")); err != nil {
+			return err
+		}
+		r.who = &whoLeads{elector: r.elector}
+	}
+	if r.cfg.Pooled() {
+		r.pools, err = newPools(r.cfg, client, r)
+	}
 	return err
 }
 
@@ -196,6 +199,9 @@ func (r *Replica) Run(ctx context.Context) (err error) {
 	if r.load != nil {
 		g.Go(func() error { return r.reloads(serving) })
 	}
+	if r.pools != nil {
+		g.Go(func() error { return r.pools.agent.Run(serving) })
+	}
 	g.Go(func() error {
 		defer stop()
 		return r.campaign(ctx, serving)
@@ -206,13 +212,22 @@ func (r *Replica) Run(ctx context.Context) (err error) {
 	return err
 }
 
-// campaign takes part in the election until ctx or serving ends, resigns, and
+// campaign takes part in the elections until ctx or serving ends, resigns, and
 // stands by for a moment if it led.
 func (r *Replica) campaign(ctx, serving context.Context) error {
 	candidacy, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(serving, cancel)()
 	defer context.AfterFunc(candidacy, func() { r.ending.Store(true) })()
+	var coordinating sync.WaitGroup
+	defer coordinating.Wait()
+	if r.pools != nil {
+		coordinating.Go(func() {
+			if err := r.pools.elector.Run(candidacy, r.pools.coordinator.Lead); err != nil {
+				r.log.Error("this replica can't coordinate the pools", "error", err)
+			}
+		})
+	}
 	if r.elector == nil {
 		<-candidacy.Done()
 		return nil

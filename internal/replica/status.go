@@ -47,10 +47,13 @@ func (r *Replica) Status(ctx context.Context, q admin.Query) admin.Status {
 		out.Takeovers = append(out.Takeovers, admin.Takeover{At: t.At, Buckets: t.Buckets, Gap: float64(t.Gap.Microseconds()) / 1000})
 	}
 	if r.elector != nil {
-		leader, err := r.whoLeads(ctx)
+		leader, err := r.who.ask(ctx)
 		if out.Leader = leader; err != nil {
 			out.Election = err.Error()
 		}
+	}
+	if r.pools != nil {
+		out.Pools = r.pools.status(ctx, cfg)
 	}
 	out.Buckets, out.Found = r.find(ctx, cfg, q)
 	return out
@@ -161,27 +164,6 @@ func (r *Replica) bucket(ctx context.Context, b config.Bucket, version int64) ad
 	return out
 }
 
-// whoLeads asks the election service, once a second at most.
-func (r *Replica) whoLeads(ctx context.Context) (*admin.Leader, error) {
-	r.asking.Lock()
-	defer r.asking.Unlock()
-	if time.Since(r.leaderAt) < time.Second {
-		return r.leader, r.leaderIs
-	}
-	ctx, cancel := context.WithTimeout(ctx, time.Second)
-	defer cancel()
-	l, err := r.elector.Leader(ctx)
-	before := r.leader
-	r.leader, r.leaderIs, r.leaderAt = nil, err, time.Now()
-	if err == nil {
-		r.leader = &admin.Leader{Identity: l.Identity, Epoch: l.Epoch, Since: r.leaderAt}
-		if before != nil && before.Epoch == l.Epoch {
-			r.leader.Since = before.Since
-		}
-	}
-	return r.leader, r.leaderIs
-}
-
 // state is what the metrics want to know at a scrape.
 func (r *Replica) state() metrics.State {
 	ctx, cancel := context.WithTimeout(context.Background(), pingTimeout)
@@ -192,6 +174,9 @@ func (r *Replica) state() metrics.State {
 	if r.elector != nil {
 		e := r.elector.State()
 		s.ElectionUp, s.Terms = e.Err == nil, e.Terms
+	}
+	if r.pools != nil {
+		s.Pools = r.pools.state(r.config().Region)
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()

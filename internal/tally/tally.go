@@ -177,7 +177,12 @@ func due(t policy.Terms, o policy.Outcome, credited int64) float64 {
 	if t.Per == 0 || t.Kind != policy.Smooth {
 		return float64(credited)
 	}
-	tokens := float64(o.Elapsed) * float64(t.Tokens) / float64(t.Per)
+	units := float64(o.Elapsed) * float64(t.Tokens)
+	if t.GrantEra == o.Version.Era { // a pool's, of which some was granted
+		granted := min(max(0, t.GrantEnd-(o.Now-o.Elapsed)), o.Elapsed)
+		units += float64(granted) * float64(t.GrantTokens-t.Tokens)
+	}
+	tokens := units / float64(t.Per)
 	if o.Tokens >= t.Capacity {
 		return min(tokens, float64(credited))
 	}

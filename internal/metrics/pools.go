@@ -1,0 +1,96 @@
+package metrics
+
+import (
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/tokenrefill/refiller/policy"
+	"github.com/tokenrefill/refiller/pool"
+)
+
+// MaxPools is how many pools have series: the first ones by name. Regions are
+// at most pool.MaxRegions of each.
+const MaxPools = 200
+
+// PoolState is the replica's part in the pools at the time of a scrape.
+type PoolState struct {
+	Region      string // of the replica
+	Agent       pool.AgentState
+	Coordinator pool.CoordinatorStats
+	Sums        map[string]pool.PoolSum    // empty unless this replica coordinates
+	Regions     map[string]pool.RegionSeen // empty unless this replica coordinates
+	Terms       int64                      // coordinated since the start
+}
+
+var (
+	descPoolRate      = desc("pool_rate_tokens_per_second", "Rate in force in this replica's region, by its Redis.", "pool", "region")
+	descPoolFloor     = desc("pool_floor_tokens_per_second", "Rate that is always the region's.", "pool", "region")
+	descPoolDemand    = desc("pool_demand_tokens_per_second", "What the region could use, as the coordinator saw it at the newest grant.", "pool", "region")
+	descPoolRemaining = desc("pool_grant_remaining_seconds", "Time that the region's grant has left on its Redis' clock; 0 if it is on its floor.", "pool", "region")
+	descPoolReports   = desc("pool_reports_total", "Reports that this replica has written to etcd for its region.")
+	descPoolFailures  = desc("pool_report_failures_total", "Reports that could not be written.")
+	descPoolVoids     = desc("pool_clock_voids_total", "Times that Redis' clock did not agree with this replica's, so that the region's bucket began a new era.")
+	descPoolEtcd      = desc("pool_etcd_up", "1 if etcd answers this replica's agent.")
+
+	descPoolCoordinating = desc("pool_coordinating", "1 while this replica coordinates the pools of all regions.")
+	descPoolEpoch        = desc("pool_epoch", "Epoch of this replica's present or last term as the coordinator.")
+	descPoolTerms        = desc("pool_terms_total", "Terms in which this replica has coordinated.")
+	descPoolWrites       = desc("pool_share_writes_total", "Regions' shares that this replica has written as the coordinator.")
+	descPoolRefused      = desc("pool_share_writes_refused_total", "Transactions of this replica as the coordinator that etcd refused, since a share had changed.")
+	descPoolErrors       = desc("pool_coordinator_errors_total", "Requests to etcd of this replica as the coordinator that failed.")
+	descPoolLimit        = desc("pool_limit_tokens_per_second", "The pool's rate. Only from the coordinator.", "pool")
+	descPoolClaimed      = desc("pool_claimed_tokens_per_second", "The most that all regions may be using together. Only from the coordinator.", "pool")
+	descPoolWanted       = desc("pool_wanted_tokens_per_second", "What all regions could use together. Only from the coordinator.", "pool")
+	descPoolSilent       = desc("pool_region_silent_seconds", "Time since the region's last report. Only from the coordinator.", "region")
+	descPoolFenced       = desc("pool_region_fenced", "1 if an operator has declared that the region uses nothing. Only from the coordinator.", "region")
+)
+
+func (s *PoolState) collect(gauge, count func(*prometheus.Desc, float64, ...string)) {
+	for i, share := range s.Agent.Shares { // sorted by pool
+		if i == MaxPools {
+			break
+		}
+		gauge(descPoolRate, perSecond(share.Rate), share.Pool, s.Region)
+		gauge(descPoolFloor, perSecond(share.Floor), share.Pool, s.Region)
+		gauge(descPoolDemand, perSecond(share.Demand), share.Pool, s.Region)
+		gauge(descPoolRemaining, share.Remaining.Seconds(), share.Pool, s.Region)
+	}
+	count(descPoolReports, float64(s.Agent.Reports))
+	count(descPoolFailures, float64(s.Agent.Failures))
+	count(descPoolVoids, float64(s.Agent.Voids))
+	gauge(descPoolEtcd, truth(s.Agent.Cut == ""))
+
+	gauge(descPoolCoordinating, truth(s.Coordinator.Leading))
+	gauge(descPoolEpoch, float64(s.Coordinator.Epoch))
+	count(descPoolTerms, float64(s.Terms))
+	count(descPoolWrites, float64(s.Coordinator.Writes))
+	count(descPoolRefused, float64(s.Coordinator.Refused))
+	count(descPoolErrors, float64(s.Coordinator.Errors))
+	for i, name := range slices.Sorted(maps.Keys(s.Sums)) {
+		if i == MaxPools {
+			break
+		}
+		sum := s.Sums[name]
+		gauge(descPoolLimit, sum.Rate, name)
+		gauge(descPoolClaimed, sum.Claimed, name)
+		gauge(descPoolWanted, sum.Demand, name)
+	}
+	for region, seen := range s.Regions {
+		last := seen.Heard
+		if last.IsZero() {
+			last = seen.Since
+		}
+		gauge(descPoolSilent, time.Since(last).Seconds(), region)
+		gauge(descPoolFenced, truth(seen.Fenced), region)
+	}
+}
+
+func perSecond(r policy.Rate) float64 {
+	if r.Per == 0 {
+		return 0
+	}
+	return float64(r.Tokens) / r.Per.Seconds()
+}

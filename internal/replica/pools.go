@@ -1,0 +1,170 @@
+package replica
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/tokenrefill/refiller/election"
+	"github.com/tokenrefill/refiller/internal/admin"
+	"github.com/tokenrefill/refiller/internal/config"
+	"github.com/tokenrefill/refiller/internal/metrics"
+	"github.com/tokenrefill/refiller/policy"
+	"github.com/tokenrefill/refiller/pool"
+	"github.com/tokenrefill/refiller/refill"
+)
+
+// pools are the replica's part in the pools: it speaks for its region, and is a
+// candidate for the coordination of all regions.
+type pools struct {
+	agent       *pool.Agent
+	coordinator *pool.Coordinator
+	elector     *election.Elector // of the coordinator
+	who         *whoLeads
+}
+
+// settings are the configuration's pools as all regions share them.
+func settings(cfg config.Config) pool.Settings {
+	return pool.Settings{Version: cfg.Version, Pools: cfg.Pools}
+}
+
+// newPools makes the replica's part; it makes no request.
+func newPools(cfg config.Config, client *clientv3.Client, r *Replica) (*pools, error) {
+	timing := pool.ForTTL(cfg.Election.TTL)
+	log := r.log.Named("pool")
+	identity := cfg.Region + "/" + r.identity
+	agent, err := pool.NewAgent(pool.AgentConfig{
+		Client: client, Prefix: cfg.PoolsPrefix(), Redis: r.rdb, Refiller: r.refiller, Region: cfg.Region, Identity: identity,
+		Settings: settings(cfg), Timing: timing, Logger: log,
+	})
+	if err != nil {
+		return nil, err
+	}
+	coordinator, err := pool.NewCoordinator(pool.CoordinatorConfig{Client: client, Prefix: cfg.PoolsPrefix(), Timing: timing, Logger: log})
+	if err != nil {
+		return nil, err
+	}
+	elector, err := newElector(client, cfg.PoolsPrefix(), identity, cfg.Election.TTL, log.Named("election"))
+	if err != nil {
+		return nil, err
+	}
+	return &pools{agent, coordinator, elector, &whoLeads{elector: elector}}, nil
+}
+
+// newElector makes a candidate for the election under a prefix.
+func newElector(client *clientv3.Client, prefix, identity string, ttl time.Duration, log hclog.Logger) (*election.Elector, error) {
+	cfg := election.DefaultConfig()
+	cfg.Client, cfg.Prefix, cfg.Identity, cfg.TTL = client, prefix, identity, ttl
+	cfg.SafetyMargin = ttl / 5
+	cfg.Logger = log
+	return election.New(cfg)
+}
+
+// status is the pools as this replica sees them.
+func (p *pools) status(ctx context.Context, cfg config.Config) *admin.Pools {
+	state, stats := p.agent.State(), p.coordinator.Stats()
+	out := &admin.Pools{
+		Coordinating: stats.Leading, Epoch: stats.Epoch, Cut: state.Cut, Away: state.Away, Shares: []admin.Share{},
+	}
+	var err error
+	if out.Coordinator, err = p.who.ask(ctx); err != nil {
+		out.Election = err.Error()
+	}
+	rates := map[string]policy.Rate{}
+	for _, pool := range cfg.Pools {
+		rates[pool.Name] = pool.Rate
+	}
+	for _, s := range state.Shares {
+		share := admin.Share{
+			Pool: s.Pool, Rate: perSecond(s.Rate), Floor: perSecond(s.Floor), Demand: perSecond(s.Demand),
+			Tokens: s.Tokens, Capacity: s.Capacity, Remaining: s.Remaining.Seconds(),
+		}
+		if r, ok := rates[s.Pool]; ok {
+			share.Limit = perSecond(r)
+		}
+		out.Shares = append(out.Shares, share)
+	}
+	return out
+}
+
+// state is what the metrics want to know of the pools.
+func (p *pools) state(region string) *metrics.PoolState {
+	return &metrics.PoolState{
+		Region: region, Agent: p.agent.State(), Coordinator: p.coordinator.Stats(), Sums: p.coordinator.Sums(),
+		Regions: p.coordinator.Regions(), Terms: p.elector.State().Terms,
+	}
+}
+
+func perSecond(r policy.Rate) float64 {
+	if r.Per == 0 {
+		return 0
+	}
+	return float64(r.Tokens) / r.Per.Seconds()
+}
+
+// pooled are the buckets of the pools that the region takes part in.
+func pooled(cfg config.Config) []refill.Bucket {
+	var list []refill.Bucket
+	for _, p := range cfg.OwnPools() {
+		list = append(list, refill.Bucket{Key: p.Name, Policy: policy.Policy{Interval: p.Interval}, Pooled: true})
+	}
+	return list
+}
+
+// whoLeads asks an election service who leads, once a second at most.
+type whoLeads struct {
+	elector *election.Elector
+
+	mu     sync.Mutex
+	leader *admin.Leader
+	err    error
+	at     time.Time
+}
+
+func (w *whoLeads) ask(ctx context.Context) (*admin.Leader, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if time.Since(w.at) < time.Second {
+		return w.leader, w.err
+	}
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	l, err := w.elector.Leader(ctx)
+	before := w.leader
+	w.leader, w.err, w.at = nil, err, time.Now()
+	if err == nil {
+		w.leader = &admin.Leader{Identity: l.Identity, Epoch: l.Epoch, Since: w.at}
+		if before != nil && before.Epoch == l.Epoch {
+			w.leader.Since = before.Since
+		}
+	}
+	return w.leader, w.err
+}
+
+// pooledAs is the next configuration with the pools that this replica takes part
+// in: whether it does is decided at its start.
+func (r *Replica) pooledAs(next config.Config) config.Config {
+	switch {
+	case r.pools == nil:
+		next.Pools = nil
+	case !next.Pooled():
+		next.Pools = r.config().Pools
+	}
+	next.Region = r.config().Region
+	return next
+}
+
+// updatePools puts the pools of the next configuration in force.
+func (r *Replica) updatePools(next config.Config) error {
+	if r.pools == nil || !next.Pooled() {
+		return nil
+	}
+	if err := r.pools.agent.Update(settings(next)); err != nil {
+		return fmt.Errorf("pools: %w", err)
+	}
+	return nil
+}

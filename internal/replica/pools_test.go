@@ -1,0 +1,111 @@
+package replica_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/internal/admin"
+	"github.com/tokenrefill/refiller/internal/config"
+	"github.com/tokenrefill/refiller/internal/replica"
+	"github.com/tokenrefill/refiller/internal/testenv"
+)
+
+// poolConfig is the configuration of a replica in a region.
+func poolConfig(t *testing.T, region string, server *testenv.RedisServer, etcd *testenv.EtcdCluster, version int64, mode, pools string) config.Config {
+	t.Helper()
+	cfg, err := config.Parse(fmt.Appendf(nil,
+		"region: %s\nredis: {url: %q}\nlisten: 127.0.0.1:0\nversion: %d\nelection: {mode: %s, ttl: 2s, endpoints: [%s]}\nbuckets: [{key: own, capacity: 1000, rate: 100/s}]\n%s",
+		region, server.URL(), version, mode, strings.Join(etcd.Endpoints(), ", "), pools))
+	require.NoError(t, err)
+	return cfg
+}
+
+func onePool(rate string, capacity int, regions string) string {
+	return fmt.Sprintf("pools:\n  - {name: payments, rate: %s, capacity: %d, regions: {%s}}\n", rate, capacity, regions)
+}
+
+// share is what a replica says of its region's part in the pool.
+func share(t *testing.T, r *replica.Replica) admin.Share {
+	t.Helper()
+	if s := r.Status(t.Context(), admin.Query{}); len(s.Pools.Shares) == 1 {
+		return s.Pools.Shares[0]
+	}
+	return admin.Share{}
+}
+
+func TestReplicasOfTwoRegionsShareAPool(t *testing.T) {
+	t.Parallel()
+	etcd := testenv.Etcd(t, 1)
+	eu, us, ap := testenv.Redis(t), testenv.Redis(t), testenv.Redis(t)
+	two := onePool("1000/s", 3000, "eu: {weight: 3, floor: 100/s}, us: {floor: 50/s}")
+	a := running(t, poolConfig(t, "eu", eu, etcd, 1, "race", two), replica.Options{Identity: "a"})
+	b := running(t, poolConfig(t, "us", us, etcd, 1, "etcd", two), replica.Options{Identity: "b"})
+
+	total := func() float64 { return share(t, a).Rate + share(t, b).Rate }
+	near := func(want float64) func() bool {
+		return func() bool { n := total(); return n > 0.995*want && n < 1.000001*want }
+	}
+	eventually(t, "the regions share the rate", near(1000))
+	require.InDelta(t, 100, share(t, a).Floor, 0.01)
+	require.InDelta(t, 50, share(t, b).Floor, 0.01)
+	require.Positive(t, share(t, a).Remaining)
+	require.EqualValues(t, 1000, share(t, a).Limit)
+	eventually(t, "one of them is known to coordinate, and each region has its own leader", func() bool {
+		one, other := a.Status(t.Context(), admin.Query{}), b.Status(t.Context(), admin.Query{})
+		return one.Pools.Coordinator != nil && one.Pools.Coordinating == (one.Pools.Coordinator.Identity == "eu/a") &&
+			one.Pools.Coordinating != other.Pools.Coordinating && other.Leader != nil && other.Leader.Identity == "b"
+	})
+	require.NotNil(t, peek(t, eu.Client(), "payments").Terms)
+	require.NotNil(t, peek(t, eu.Client(), "own").Terms)
+
+	// The rate is raised at run time: one region's word is enough.
+	require.NoError(t, a.Reload(poolConfig(t, "eu", eu, etcd, 2, "race", onePool("2000/s", 6000, "eu: {weight: 3, floor: 100/s}, us: {floor: 50/s}")), "test"))
+	eventually(t, "the new rate is shared", near(2000))
+
+	// A region joins, and the rate is lowered.
+	three := onePool("500/s", 3000, "eu: {weight: 3, floor: 50/s}, us: {floor: 20/s}, ap: {floor: 20/s}")
+	c := running(t, poolConfig(t, "ap", ap, etcd, 3, "race", three), replica.Options{Identity: "c"})
+	require.NoError(t, a.Reload(poolConfig(t, "eu", eu, etcd, 3, "race", three), "test"))
+	require.NoError(t, b.Reload(poolConfig(t, "us", us, etcd, 3, "etcd", three), "test"))
+	eventually(t, "three regions share it", func() bool {
+		n := total() + share(t, c).Rate
+		return share(t, c).Rate > 0 && n > 0.995*500 && n < 1.000001*500
+	})
+
+	// A region leaves: its bucket is left with nothing.
+	without := onePool("500/s", 3000, "eu: {weight: 3, floor: 50/s}, us: {floor: 20/s}")
+	require.NoError(t, a.Reload(poolConfig(t, "eu", eu, etcd, 4, "race", without), "test"))
+	eventually(t, "the others have it all", near(500))
+	eventually(t, "it has acknowledged", func() bool {
+		p := peek(t, ap.Client(), "payments")
+		return p.Terms.Tokens == 0 && p.Terms.GrantEra == 0 && p.Terms.Capacity == 1
+	})
+}
+
+func TestPoolsBeginWithAStart(t *testing.T) {
+	t.Parallel()
+	etcd, server := testenv.Etcd(t, 1), testenv.Redis(t)
+	plain := poolConfig(t, "eu", server, etcd, 1, "race", "")
+	r := running(t, plain, replica.Options{})
+	require.NoError(t, r.Reload(poolConfig(t, "eu", server, etcd, 2, "race", onePool("100/s", 300, "eu: {}")), "test"))
+	s := r.Status(t.Context(), admin.Query{})
+	require.Equal(t, []string{"pools"}, s.Reload.Restart)
+	require.Nil(t, s.Pools)
+}
+
+func TestPoolsAreRefusedUnderTheSameVersion(t *testing.T) {
+	t.Parallel()
+	etcd, server := testenv.Etcd(t, 1), testenv.Redis(t)
+	r := running(t, poolConfig(t, "eu", server, etcd, 1, "race", onePool("100/s", 300, "eu: {}")), replica.Options{})
+	require.ErrorContains(t, r.Reload(poolConfig(t, "eu", server, etcd, 1, "race", onePool("200/s", 300, "eu: {}")), "test"), "other pools")
+	eventually(t, "a single region has all of it", func() bool { return share(t, r).Rate == 100 })
+	// A file that says nothing of pools leaves them alone; one that says there
+	// are none ends them.
+	require.NoError(t, r.Reload(poolConfig(t, "eu", server, etcd, 2, "race", ""), "test"))
+	require.Equal(t, []string{"pools"}, r.Status(t.Context(), admin.Query{}).Reload.Restart)
+	require.NoError(t, r.Reload(poolConfig(t, "eu", server, etcd, 3, "race", "pools: []\n"), "test"))
+	eventually(t, "the pool is over", func() bool { return peek(t, server.Client(), "payments").Terms.Capacity == 1 })
+}
