@@ -58,7 +58,7 @@ func BenchmarkRefill(b *testing.B) {
 	version := policy.Version{Era: buckettest.Era, Index: buckettest.Index}
 	terms := busy(0).Control.Terms
 	perCPU(b, rdb, 1, "refills", func() {
-		out, err := lua.Refill(ctx, rdb, "bucket", policy.Call{Version: version, Terms: &terms})
+		out, err := lua.Refill(ctx, rdb, "bucket", policy.Call{Version: version, Create: policy.CreateLost, Terms: &terms})
 		if err != nil || out.Status != policy.StatusApplied {
 			b.Fatal(out.Status, err)
 		}
@@ -77,7 +77,7 @@ func BenchmarkRefillBatch(b *testing.B) {
 			for i := range calls {
 				key := fmt.Sprintf("bucket%d", i)
 				store(ctx, b, rdb, key, busy(serverTime(ctx, b, rdb)))
-				calls[i] = lua.RefillCall{Key: key, Call: policy.Call{Version: policy.Version{Era: buckettest.Era, Index: buckettest.Index}, Terms: &terms}}
+				calls[i] = lua.RefillCall{Key: key, Call: policy.Call{Version: policy.Version{Era: buckettest.Era, Index: buckettest.Index}, Create: policy.CreateLost, Terms: &terms}}
 			}
 			perCPU(b, rdb, buckets, "refills", func() {
 				for i, r := range lua.RefillBatch(ctx, rdb, calls, perCall) {

@@ -119,7 +119,7 @@ func agree(t *testing.T, rdb *redis.Client) {
 			store(ctx, t, rdb, key, model)
 			where := fmt.Sprintf("history %d step %d", history, step)
 
-			call := h.Call(serverTime(ctx, t, rdb))
+			call := orOrdinary(h.Call(serverTime(ctx, t, rdb)), model, rng)
 			out, err := lua.Refill(ctx, rdb, key, call)
 			require.NoError(t, err, where)
 			require.Equal(t, model.Refill(call, out.Now), out, where)
@@ -163,6 +163,77 @@ func agree(t *testing.T, rdb *redis.Client) {
 	}
 	for s := policy.StatusApplied; s < policy.StatusMalformed; s++ {
 		require.NotZero(t, reached[s], "%s was never reached", s)
+	}
+}
+
+// orOrdinary makes half of the calls those of a refiller that knows the bucket
+// and its policy, and the rest as they are.
+func orOrdinary(call policy.Call, b policy.Bucket, rng *rand.Rand) policy.Call {
+	if b.Control == nil || rng.IntN(2) == 0 {
+		return call
+	}
+	terms := b.Control.Terms
+	call = policy.Call{Version: policy.Version{Era: b.Control.Era, Index: b.Control.Index}, Create: policy.CreateLost, Terms: &terms}
+	if rng.IntN(4) == 0 {
+		call.Version.Index -= rng.Int64N(3)
+	}
+	return call
+}
+
+func TestABatchAgreesWithTheModelOnEachOfItsBuckets(t *testing.T) {
+	t.Run("Redis", func(t *testing.T) { agreeOnMany(t, testenv.Redis(t).Client()) })
+	t.Run("Embedded", func(t *testing.T) {
+		_, rdb := embedded(t)
+		agreeOnMany(t, rdb)
+	})
+}
+
+func agreeOnMany(t *testing.T, rdb *redis.Client) {
+	ctx, rng := t.Context(), rand.New(rand.NewPCG(seed(t), 0))
+	const buckets = 30
+	histories := make([]*buckettest.History, buckets)
+	for i := range histories {
+		histories[i] = buckettest.NewHistory(rng)
+	}
+	for step := range 30 {
+		models, calls := make([]policy.Bucket, buckets), make([]lua.RefillCall, buckets)
+		now := serverTime(ctx, t, rdb)
+		for i, h := range histories {
+			key := fmt.Sprintf("many%d", i)
+			models[i] = load(ctx, t, rdb, key)
+			h.Disturb(&models[i])
+			store(ctx, t, rdb, key, models[i])
+			calls[i] = lua.RefillCall{Key: key, Call: orOrdinary(h.Call(now), models[i], rng)}
+			if i > 0 && rng.IntN(4) == 0 { // as buckets of one policy
+				calls[i].Terms = calls[i-1].Terms
+			}
+		}
+		for i, r := range lua.RefillBatch(ctx, rdb, calls, 1+rng.IntN(buckets)) {
+			where := fmt.Sprintf("bucket %d step %d", i, step)
+			require.NoError(t, r.Err, where)
+			require.Equal(t, models[i].Refill(calls[i].Call, r.Now), r.Outcome, where)
+			require.Equal(t, models[i], load(ctx, t, rdb, calls[i].Key), where)
+			histories[i].Learn(r.Version)
+		}
+	}
+}
+
+func TestTokensThatAreNoWholeNumberAreMalformedAndStay(t *testing.T) {
+	ctx, rdb, terms := t.Context(), testenv.Redis(t).Client(), buckettest.Terms()
+	for _, capacity := range []int64{5, 1000} { // full, and not
+		for _, text := range []string{"007", "+5", " 5", "5 ", "0x5", "5e0", "5.0", "-0", "", "nan", "inf"} {
+			where := fmt.Sprintf("%q of %d", text, capacity)
+			terms.Capacity = capacity
+			b := buckettest.Bucket(5, serverTime(ctx, t, rdb), 100_000)
+			b.Control.Terms = terms
+			store(ctx, t, rdb, "b", b)
+			require.NoError(t, rdb.Set(ctx, "b", text, 0).Err())
+			call := policy.Call{Version: policy.Version{Era: buckettest.Era, Index: buckettest.Index}, Create: policy.CreateLost, Terms: &terms}
+			_, err := lua.Refill(ctx, rdb, "b", call)
+			require.ErrorIs(t, err, lua.ErrMalformedBucket, where)
+			require.Equal(t, text, rdb.Get(ctx, "b").Val(), where)
+			require.Equal(t, strconv.Itoa(buckettest.Index), rdb.Get(ctx, "{b}").Val(), where)
+		}
 	}
 }
 

@@ -2,6 +2,7 @@ package lua
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/redis/go-redis/v9"
@@ -21,9 +22,18 @@ type RefillResult struct {
 	Err error
 }
 
+// Integers in the script's reply, as refill.lua says.
 const (
-	refillArgs   = 6  // per bucket
-	refillValues = 14 // per bucket
+	refillValues  = 5 // of every bucket
+	refillDetails = 8 // of one that isn't as expected
+)
+
+// Statuses of the script beside those of package policy: nothing but what it
+// answers differs from what the caller knows.
+const (
+	asExpected    = 0
+	staleExpected = -int64(policy.StatusStale)
+	earlyExpected = -int64(policy.StatusEarly)
 )
 
 // Refill refills one bucket. A malformed bucket is an outcome as well as an
@@ -57,20 +67,19 @@ func RefillBatch(ctx context.Context, rdb redis.UniversalClient, calls []RefillC
 		keys     []string
 		args     []any
 	}
-	var parts []part
+	parts := make([]part, 0, (len(calls)+perCall-1)/perCall)
 	for from := 0; from < len(calls); from += perCall {
 		to := min(from+perCall, len(calls))
 		keys, args := refillArguments(calls[from:to])
 		parts = append(parts, part{from, to, keys, args})
 	}
 
-	send := func(parts []part, make func(context.Context, []string, []any) once) (unknown []part) {
+	send := func(parts []part, command func(context.Context, []string, []any) once) (unknown []part) {
 		pipe := rdb.Pipeline()
-		cmds := []once{}
-		for _, p := range parts {
-			cmd := make(ctx, p.keys, p.args)
-			cmds = append(cmds, cmd)
-			_ = pipe.Process(ctx, cmd) // queues
+		cmds := make([]once, len(parts))
+		for i, p := range parts {
+			cmds[i] = command(ctx, p.keys, p.args)
+			_ = pipe.Process(ctx, cmds[i]) // queues
 		}
 		_, execErr := pipe.Exec(ctx)
 		for i, p := range parts {
@@ -103,47 +112,90 @@ func RefillBatch(ctx context.Context, rdb redis.UniversalClient, calls []RefillC
 	return results
 }
 
+// Texts of the argument pol that are no policy.
+var (
+	sameTerms = ""  // those of the bucket before
+	noTerms   = "-" // none
+)
+
+// refillArguments are those of one script call. Numbers and texts go as
+// pointers, which the client library writes as what they point to: that spares
+// an allocation each.
 func refillArguments(calls []RefillCall) (keys []string, args []any) {
-	keys = make([]string, 0, 3*len(calls))
-	args = make([]any, 0, refillArgs*len(calls))
-	for _, c := range calls {
-		keys = append(keys, TokensKey(c.Key), IndexKey(c.Key))
+	n := len(calls)
+	keys, args = make([]string, 3*n), make([]any, 0, 3*n)
+	for i := range calls {
+		names := bucketKeys(calls[i].Key)
+		keys[2*i], keys[2*i+1], keys[2*n+i] = names[0], names[1], names[2]
 	}
-	for _, c := range calls {
-		terms := ""
-		if c.Terms != nil {
-			terms = c.Terms.Encode()
+	for i := range calls {
+		c := &calls[i]
+		terms := &noTerms
+		switch {
+		case i > 0 && sameTermsAs(c.Terms, calls[i-1].Terms):
+			terms = &sameTerms
+		case c.Terms != nil:
+			text := c.Terms.Encode()
+			terms = &text
 		}
-		keys = append(keys, ControlKey(c.Key))
-		args = append(args, c.Version.Era, c.Version.Index, int64(c.Create), terms, c.Step, c.Next)
+		args = append(args, &c.Version.Era, &c.Version.Index, terms)
+	}
+	for i := range calls {
+		if c := &calls[i]; c.Create != policy.CreateLost || c.Step != 0 || c.Next != 0 {
+			args = append(args, i+1, int64(c.Create), c.Step, c.Next)
+		}
 	}
 	return keys, args
 }
 
+func sameTermsAs(t, u *policy.Terms) bool { return t == u || t != nil && u != nil && *t == *u }
+
+// decodeRefills reads the reply of one script call.
 func decodeRefills(v any, calls []RefillCall, results []RefillResult) {
-	values, ok := v.([]any)
-	if !ok || len(values) != refillValues*len(calls) {
+	values, _ := v.([]any)
+	err := fmt.Errorf("%w: %T of %d values for %d refills", ErrBadReply, v, len(values), len(calls))
+	if len(values) >= 1+refillValues*len(calls) {
+		r, details := &reply{values: values[:1+refillValues*len(calls)]}, &reply{values: values[1+refillValues*len(calls):]}
+		now := r.int()
 		for i := range results {
-			results[i].Err = fmt.Errorf("%w: %T of %d values for %d refills", ErrBadReply, v, len(values), len(calls))
+			results[i].Outcome, results[i].Err = decodeRefill(&calls[i], now, r, details)
 		}
-		return
+		err = errors.Join(r.err, details.end())
 	}
-	for i := range results {
-		r := &reply{values: values[refillValues*i : refillValues*(i+1)]}
-		o := policy.Outcome{
-			Status: policy.Status(r.int()), Conflict: r.int() == 1, Version: policy.Version{Era: r.int(), Index: r.int()},
-			Now: r.int(), Last: r.int(), Tokens: r.int(), Added: r.int(), Clamped: r.int(), Elapsed: r.int(),
-			Fence: policy.Fence{Epoch: r.int(), Seq: r.int()}, Step: r.int(),
+	if err != nil {
+		for i := range results {
+			results[i] = RefillResult{Err: err}
 		}
-		key, err := r.int(), r.end()
-		if err == nil && (o.Status < policy.StatusApplied || o.Status > policy.StatusMalformed) {
-			err = fmt.Errorf("%w: status %d", ErrBadReply, o.Status)
-		}
-		if err == nil && o.Status == policy.StatusMalformed {
-			err = malformed(calls[i].Key, key)
-		}
-		results[i] = RefillResult{Outcome: o, Err: err}
 	}
+}
+
+// decodeRefill reads what the reply says of one bucket. A reply that can't be
+// read is known from r and details.
+func decodeRefill(c *RefillCall, now int64, r, details *reply) (policy.Outcome, error) {
+	status, tokens, x, y, z := r.int(), r.int(), r.int(), r.int(), r.int()
+	o := policy.Outcome{Status: policy.Status(status), Version: c.Version, Now: now, Last: now, Tokens: tokens}
+	if status <= asExpected && c.Terms != nil {
+		o.Fence = c.Terms.Fence
+	}
+	switch status {
+	case asExpected:
+		o.Status, o.Added, o.Clamped, o.Elapsed = policy.StatusApplied, x, y, z
+		o.Version.Index++
+		return o, nil
+	case staleExpected, earlyExpected:
+		o.Status, o.Version.Index, o.Last = policy.Status(-status), x, y
+		return o, nil
+	}
+	o.Added, o.Clamped, o.Elapsed = x, y, z
+	o.Conflict, o.Version, o.Last = details.int() == 1, policy.Version{Era: details.int(), Index: details.int()}, details.int()
+	o.Fence, o.Step = policy.Fence{Epoch: details.int(), Seq: details.int()}, details.int()
+	switch key := details.int(); {
+	case o.Status < policy.StatusApplied || o.Status > policy.StatusMalformed:
+		return o, fmt.Errorf("%w: status %d", ErrBadReply, status)
+	case o.Status == policy.StatusMalformed:
+		return o, malformed(c.Key, key)
+	}
+	return o, nil
 }
 
 // Add is the two-key refill of clients that share only tokens and index: it

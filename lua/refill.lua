@@ -2,11 +2,18 @@
 --
 -- KEYS  first K tokens, {K} index of every bucket, then {K}:ctl state of every bucket
 -- ARGV  per bucket: 1 era, 2 index: what the caller last learned; 0 0 if nothing
---                   3 create: 0 never, 1 if the caller remembers the bucket, 2 also if it is new
---                   4 pol: the policy to put in force if its fence is newer (text as in state.lua); '' for none
---                   5 step_us, 6 next_us: stepped policies: the instant to credit and the one after it; 0 for none
--- Reply per bucket, one after the other in one list, 14 integers:
---       status, conflict, era, index, now_us, last_us, tokens, added, clamped, elapsed_us, epoch, seq, step_us, malformed_key
+--                   3 pol: the policy to put in force if its fence is newer (text as in state.lua); '-' for none, '' for
+--                     that of the bucket before
+--       then for each bucket that is unlike the others:
+--                   1 its number, from 1
+--                   2 create: 0 never, 1 if the caller remembers the bucket (as for the others), 2 also if it is new
+--                   3 step_us, 4 next_us: stepped policies: the instant to credit and the one after it; 0 for none
+-- Reply now_us, then per bucket 5 integers: status, tokens, and
+--        0 as expected: applied, the index one more than the caller's, the policy the caller's: added, clamped, elapsed_us
+--       -3 stale, -4 early, in the caller's era, under the caller's policy:                     index, last_us, 0
+--       any other status:                                                                       added, clamped, elapsed_us
+--       then for each of those with any other status, in order, 8 integers:
+--       conflict, era, index, last_us, epoch, seq, step_us, malformed_key
 -- status 1 applied     credited what was due
 --        2 switched    the caller's index was old but its fence newer: credited under the old policy, then switched
 --        3 stale       the caller's (era, index) is old; nothing written
@@ -21,14 +28,77 @@
 --
 -- Every call that writes adds one to the index. Credit is elapsed time on this server's clock, so any winner, however late
 -- or however often sent, adds exactly what is due. Bucket.Refill in package policy states the same rules in Go.
---#include state
-local now = now_us()
+--
+-- Nearly every call meets buckets that are as the caller and the refill before left them, under a plain policy. Those are done
+-- first and with little: functions and tables cost more than the arithmetic. The others follow by the complete rules.
+local KEYS, ARGV, call, pcall, match, find, format = KEYS, ARGV, redis.call, redis.pcall, string.match, string.find, string.format
 local n = #KEYS / 3
+local time = call('TIME')
+local now = time[1] * 1000000 + time[2]
+local now_text = time[1] .. string.sub('00000' .. time[2], -6)
 
 -- One read for all tokens and indexes; MGET answers nil for a key of another type.
-local strings = redis.call('MGET', unpack(KEYS, 1, 2 * n))
+local strings = call('MGET', unpack(KEYS, 1, 2 * n))
 
-local policies, times_of = {}, {}
+local reply = {now, 0, 0, 0, 0, 0} -- room for one bucket: a table that grows costs
+local others, given -- numbers of the buckets that remain, and the policy given for each by its number
+
+-- The policy given for the bucket at hand; its numbers are nil unless it is plain: smooth, and without a grant.
+local pol, capacity, rate, per, half, max_elapsed
+
+for i = 1, n do
+  local a, r, key_ctl, exp = 3 * i - 2, 5 * i - 4, KEYS[2 * n + i], ARGV[3 * i - 1]
+  local held_text, stored = strings[2 * i - 1], strings[2 * i]
+  if ARGV[a + 2] ~= '' then
+    pol = ARGV[a + 2]
+    capacity, rate, per, half, max_elapsed = match(pol, '^%d+ %d+ 0 (%d+) (%d+) (%d+) (%d+) (%d+) %d+ %d %d %d %d 0 0 0$')
+    if capacity then capacity, rate, per, half, max_elapsed = capacity + 0, rate + 0, per + 0, math.floor(half / 2), max_elapsed + 0 end
+  end
+  local ctl = capacity and held_text and stored and pcall('HMGET', key_ctl, 'st', 'pol')
+  local done = false
+  if ctl and ctl[1] and ctl[2] == pol then
+    local index, last, carry, era, rest = match(ctl[1], '^(%d+) (%d+) (%d+) (%d+) (%d+ %d+)$')
+    local held = tonumber(held_text)
+    local elapsed = last and now - last
+    if index == stored and era == ARGV[a] and held and held >= 0 and held <= capacity and elapsed >= 0 then
+      if index ~= exp or elapsed < half then
+        done = (index == exp or index + 0 > exp + 0) and (held_text == '0' or find(held_text, '^[1-9]%d*$'))
+        if done then
+          reply[r + 1], reply[r + 2], reply[r + 3], reply[r + 4], reply[r + 5] = index == exp and -4 or -3, held, index + 0, last + 0, 0
+        end
+      else
+        local units = (elapsed < max_elapsed and elapsed or max_elapsed) * rate + carry
+        carry = units % per
+        local add, clamped = (units - carry) / per, 0
+        if held + add >= capacity then
+          clamped = held + add - capacity
+          add, carry = capacity - held, 0
+        end
+        -- INCRBY refuses what tonumber takes for a number and is none, before anything is written.
+        if add > 0 then
+          done = pcall('INCRBY', KEYS[2 * i - 1], add) == held + add
+        else
+          done = held_text == '0' or find(held_text, '^[1-9]%d*$')
+        end
+        if done then
+          call('INCR', KEYS[2 * i])
+          call('HSET', key_ctl, 'st', format('%.0f %s %.0f %s %s', exp + 1, now_text, carry, era, rest))
+          reply[r + 1], reply[r + 2], reply[r + 3], reply[r + 4], reply[r + 5] = 0, held + add, add, clamped, elapsed
+        end
+      end
+    end
+  end
+  if not done then
+    others, given = others or {}, given or {}
+    others[#others + 1], given[i] = i, pol
+  end
+end
+if not others then return reply end
+
+-- The complete rules.
+--#include state
+
+local policies = {}
 local function policy_of(text)
   local p = policies[text]
   if p == nil then
@@ -38,14 +108,21 @@ local function policy_of(text)
   return p
 end
 
-local format = string.format
 local function text(x) return format('%.0f', x) end
 
--- The bucket at hand: its keys, its state as read and as it will be written, and the answer about it.
+-- What is unlike the others, by the bucket's number.
+local create_of, step_of, next_of = {}, {}, {}
+for a = 3 * n + 1, #ARGV, 4 do
+  local i = tonumber(ARGV[a])
+  create_of[i], step_of[i], next_of[i] = ARGV[a + 1], tonumber(ARGV[a + 2]), math.max(0, tonumber(ARGV[a + 3]))
+end
+
+-- The bucket at hand: its keys, what the caller gives for it, its state as read and as it will be written, and the answer about it.
 local key_tokens, key_index, key_ctl
+local known, exp, create, pol_given, step_given, next_given
 local index, last, carry, era, step, next_
 local rest -- the text of era, step and next in the state, while they are unchanged
-local conflict, added, clamped, elapsed, fence_epoch, fence_seq, bad_key
+local conflict, added, clamped, elapsed, fence_epoch, fence_seq, stepped, bad_key
 
 -- wrong_key is the first of the bucket's keys that is there with another type.
 local function wrong_key()
@@ -56,15 +133,13 @@ local function wrong_key()
   return 0
 end
 
-local now_text = text(now)
 local function state_text()
   return format('%.0f %s %.0f %s', index, last == now and now_text or text(last), carry, rest or format('%.0f %.0f %.0f', era, step, next_))
 end
 
 -- initialise creates, adopts or declines a bucket without state; it returns status and tokens.
-local function initialise(a, held, stored)
-  local known, exp, create, pol = tonumber(ARGV[a]), tonumber(ARGV[a + 1]), ARGV[a + 2], ARGV[a + 3]
-  local p = pol ~= '' and policy_of(pol)
+local function initialise(held, stored)
+  local p = pol_given and policy_of(pol_given)
   if not p then return 7, 0 end
   local tokens
   if held or stored then
@@ -77,11 +152,11 @@ local function initialise(a, held, stored)
     return 7, 0
   end
   era, index = math.max(now, known + 1), math.max(stored or 0, exp) + 1
-  last, carry, step, next_, rest = now, 0, now, math.max(0, tonumber(ARGV[a + 5])), nil
-  fence_epoch, fence_seq = p.epoch, p.seq
+  last, carry, step, next_, rest = now, 0, now, next_given, nil
+  fence_epoch, fence_seq, stepped = p.epoch, p.seq, p.stepped
   redis.call('SET', key_tokens, text(tokens), 'KEEPTTL')
   redis.call('SET', key_index, text(index), 'KEEPTTL')
-  redis.call('HSET', key_ctl, 'st', state_text(), 'pol', pol)
+  redis.call('HSET', key_ctl, 'st', state_text(), 'pol', pol_given)
   return 6, tokens
 end
 
@@ -132,8 +207,8 @@ local function change(p, q, tokens)
   return tokens
 end
 
--- refill settles one bucket; a is where its arguments begin. It returns status and tokens.
-local function refill(a, held, stored)
+-- refill settles one bucket. It returns status and tokens.
+local function refill(held, stored)
   held, stored = integer(held), integer(stored)
   if held == false then bad_key = 1 return 10, 0 end
   if stored == false then bad_key = 2 return 10, 0 end
@@ -147,7 +222,7 @@ local function refill(a, held, stored)
   if not st or not held or not stored then
     bad_key = wrong_key()
     if bad_key > 0 then return 10, 0 end
-    if not st and not pol then return initialise(a, held, stored) end
+    if not st and not pol then return initialise(held, stored) end
   end
   local p = pol and policy_of(pol)
   index, last, carry, rest = string.match(st or '', '^(%d+) (%d+) (%d+) (%d+ %d+ %d+)$')
@@ -156,24 +231,18 @@ local function refill(a, held, stored)
     return 10, 0
   end
   index, last, carry = tonumber(index), tonumber(last), tonumber(carry)
-  local times = times_of[rest]
-  if not times then
-    times = {string.match(rest, '(%d+) (%d+) (%d+)')}
-    for k = 1, 3 do times[k] = tonumber(times[k]) end
-    times_of[rest] = times
-  end
-  era, step, next_ = times[1], times[2], times[3]
+  era, step, next_ = string.match(rest, '(%d+) (%d+) (%d+)')
+  era, step, next_ = tonumber(era), tonumber(step), tonumber(next_)
 
-  local known, exp, given = tonumber(ARGV[a]), tonumber(ARGV[a + 1]), ARGV[a + 3]
   local q, switch = nil, false
-  if given ~= pol and given ~= '' then
-    q = policy_of(given)
+  if pol_given and pol_given ~= pol then
+    q = policy_of(pol_given)
     switch = q and (q.epoch > p.epoch or (q.epoch == p.epoch and q.seq > p.seq))
     if q and not switch and q.epoch == p.epoch and q.seq == p.seq then conflict = 1 end
   end
   local current, copy = stored or index, index
   local tokens = held or (p.on_loss == 1 and p.capacity or 0)
-  fence_epoch, fence_seq, index = p.epoch, p.seq, current
+  fence_epoch, fence_seq, stepped, index = p.epoch, p.seq, p.stepped, current
 
   local status = 1
   if known > era or (known == era and exp > current) then
@@ -193,8 +262,7 @@ local function refill(a, held, stored)
     if stale and not switch then return 3, tokens end
     local step_due = false
     if p.stepped then
-      local due = tonumber(ARGV[a + 4])
-      step_due = step < due and due <= now
+      step_due = step < step_given and step_given <= now
     end
     if not switch and not step_due and now - last < p.half then return 4, tokens end
     if stale then status = 2 end
@@ -204,18 +272,18 @@ local function refill(a, held, stored)
     else
       tokens = settle(p, tokens, step_due)
     end
-    if step_due then step, next_ = tonumber(ARGV[a + 4]), math.max(0, tonumber(ARGV[a + 5])) end
+    if step_due then step, next_ = step_given, next_given end
     if last < now then last = now end
   end
   if switch then
     tokens = change(p, q, tokens)
     p, rest = q, nil
-    fence_epoch, fence_seq = p.epoch, p.seq
+    fence_epoch, fence_seq, stepped = p.epoch, p.seq, p.stepped
   end
   if tokens > p.capacity then tokens = p.capacity end -- a foreign client may have left more
   if p.stepped then
     rest = nil
-    if next_ <= step then next_ = math.max(0, tonumber(ARGV[a + 5])) end
+    if next_ <= step then next_ = next_given end
   end
   index = (current > copy and current or copy) + 1
 
@@ -227,7 +295,7 @@ local function refill(a, held, stored)
     redis.call('INCRBY', key_index, text(index - (stored or 0)))
   end
   if switch then
-    redis.call('HSET', key_ctl, 'st', state_text(), 'pol', given)
+    redis.call('HSET', key_ctl, 'st', state_text(), 'pol', pol_given)
   else
     redis.call('HSET', key_ctl, 'st', state_text())
   end
@@ -235,15 +303,17 @@ local function refill(a, held, stored)
   return status, tokens
 end
 
-local reply, r = {}, 0
-for i = 1, n do
+local d = 5 * n + 1 -- where the details of the next bucket begin, less one
+for _, i in ipairs(others) do
   key_tokens, key_index, key_ctl = KEYS[2 * i - 1], KEYS[2 * i], KEYS[2 * n + i]
-  era, index, last, step = 0, 0, 0, 0
+  known, exp, pol_given = tonumber(ARGV[3 * i - 2]), tonumber(ARGV[3 * i - 1]), given[i] ~= '-' and given[i]
+  create, step_given, next_given = create_of[i] or '1', step_of[i] or 0, next_of[i] or 0
+  era, index, last, step, stepped = 0, 0, 0, 0, false
   conflict, added, clamped, elapsed, fence_epoch, fence_seq, bad_key = 0, 0, 0, 0, 0, 0, 0
-  local status, tokens = refill(6 * i - 5, strings[2 * i - 1], strings[2 * i])
-  reply[r + 1], reply[r + 2], reply[r + 3], reply[r + 4], reply[r + 5], reply[r + 6], reply[r + 7] = status, conflict, era, index, now, last, tokens
-  reply[r + 8], reply[r + 9], reply[r + 10], reply[r + 11], reply[r + 12] = added, clamped, elapsed, fence_epoch, fence_seq
-  reply[r + 13], reply[r + 14] = step, bad_key
-  r = r + 14
+  local r, status, tokens = 5 * i - 4, refill(strings[2 * i - 1], strings[2 * i])
+  reply[r + 1], reply[r + 2], reply[r + 3], reply[r + 4], reply[r + 5] = status, tokens, added, clamped, elapsed
+  reply[d + 1], reply[d + 2], reply[d + 3], reply[d + 4] = conflict, era, index, last
+  reply[d + 5], reply[d + 6], reply[d + 7], reply[d + 8] = fence_epoch, fence_seq, stepped and step or 0, bad_key
+  d = d + 8
 end
 return reply

@@ -83,7 +83,7 @@ type Outcome struct {
 	Clamped  int64 // tokens due that the full bucket could not hold
 	Elapsed  int64 // µs from the refill before to this one; 0 unless it settled
 	Fence    Fence // of the terms in force
-	Step     int64 // stepped: the last instant credited
+	Step     int64 // the last instant credited; 0 unless stepped
 }
 
 // Control is the bucket's state beside its tokens and index.
@@ -125,7 +125,7 @@ func (b *Bucket) Refill(c Call, now int64) Outcome {
 	newer := c.Terms != nil && s.Terms.Fence.Before(c.Terms.Fence)
 	out := Outcome{
 		Conflict: c.Terms != nil && c.Terms.Fence == s.Terms.Fence && *c.Terms != s.Terms,
-		Version:  stored, Now: now, Last: s.Last, Tokens: tokens, Fence: s.Terms.Fence, Step: s.Step,
+		Version:  stored, Now: now, Last: s.Last, Tokens: tokens, Fence: s.Terms.Fence, Step: s.credited(),
 	}
 
 	switch {
@@ -218,7 +218,15 @@ func (b *Bucket) write(index, tokens int64, out *Outcome) {
 	s := b.Control
 	s.Index = index
 	b.Index, b.Tokens = &index, &tokens
-	out.Version, out.Last, out.Tokens, out.Fence, out.Step = Version{s.Era, index}, s.Last, tokens, s.Terms.Fence, s.Step
+	out.Version, out.Last, out.Tokens, out.Fence, out.Step = Version{s.Era, index}, s.Last, tokens, s.Terms.Fence, s.credited()
+}
+
+// credited is the last scheduled instant credited, 0 unless stepped.
+func (s *Control) credited() int64 {
+	if s.Terms.Kind != Stepped {
+		return 0
+	}
+	return s.Step
 }
 
 // settle credits the stretch since the last refill under the terms in force.

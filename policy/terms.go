@@ -82,19 +82,19 @@ func (t *Terms) fields() []any {
 // Encode writes the terms as the scripts store them: decimal integers with a
 // space between.
 func (t Terms) Encode() string {
-	var b strings.Builder
+	b := make([]byte, 0, 128)
 	for i, f := range t.fields() {
 		if i > 0 {
-			b.WriteByte(' ')
+			b = append(b, ' ')
 		}
 		switch v := f.(type) {
 		case *int64:
-			b.WriteString(strconv.FormatInt(*v, 10))
+			b = strconv.AppendInt(b, *v, 10)
 		case *int:
-			b.WriteString(strconv.Itoa(*v))
+			b = strconv.AppendInt(b, int64(*v), 10)
 		}
 	}
-	return b.String()
+	return string(b)
 }
 
 // DecodeTerms reads what Encode wrote, and refuses numbers that no Terms have.
