@@ -6,7 +6,7 @@ import (
 	"embed"
 	"encoding/hex"
 	"fmt"
-	"strings"
+	"regexp"
 
 	"github.com/redis/go-redis/v9"
 )
@@ -23,8 +23,11 @@ type Client interface {
 // script is a Lua source with its hash.
 type script struct{ name, source, sha string }
 
-// newScript reads name.lua and replaces the line "--#include state" by the
-// shared functions.
+// include is the line of a script that another file replaces.
+var include = regexp.MustCompile(`(?m)^--#include (\w+)\n`)
+
+// newScript reads name.lua and replaces its lines "--#include other" by other.lua,
+// which has functions that scripts share.
 func newScript(name string) *script {
 	read := func(file string) string {
 		b, err := files.ReadFile(file)
@@ -33,7 +36,9 @@ func newScript(name string) *script {
 		}
 		return string(b)
 	}
-	source := strings.Replace(read(name+".lua"), "--#include state\n", read("state.lua"), 1)
+	source := include.ReplaceAllStringFunc(read(name+".lua"), func(line string) string {
+		return read(include.FindStringSubmatch(line)[1] + ".lua")
+	})
 	s := hashed(name, source)
 	return &s
 }

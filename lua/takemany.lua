@@ -20,15 +20,14 @@ if type(left) == 'table' then
   return left
 end
 if left >= 0 and ARGV[2] == '0' then return left end
---#include state
+--#include text
 if left >= 0 then
-  local s, _, pol = read_ctl(KEYS[3])
-  if s == false then
-    redis.call('INCRBY', KEYS[1], ARGV[1])
-    return {3, 3}
-  end
-  return {1, left, pol or ''}
+  local pol = policy_text(KEYS[3])
+  if type(pol) == 'string' then return {1, left, pol} end
+  redis.call('INCRBY', KEYS[1], ARGV[1])
+  return pol or {3, 3}
 end
+--#include state
 left = redis.call('INCRBY', KEYS[1], ARGV[1])
 local s, p, pol = read_ctl(KEYS[3])
 local index = get(KEYS[2])
