@@ -3,9 +3,10 @@
 BIN := bin
 
 # The modules of this repository: bench/ compares with other libraries, deploy/
-# tests the manifests with the libraries of Kubernetes, tools/ holds the linter and
-# benchstat. None of these is in the module graph of users.
-MODULES := $(patsubst %/go.mod,%,$(wildcard ./go.mod ./bench/go.mod ./deploy/go.mod ./tools/go.mod))
+# tests the manifests with the libraries of Kubernetes, examples/ puts limits in
+# front of web frameworks, tools/ holds the linter and benchstat. None of these is
+# in the module graph of users.
+MODULES := $(patsubst %/go.mod,%,$(wildcard ./go.mod ./bench/go.mod ./deploy/go.mod ./examples/go.mod ./tools/go.mod))
 
 # Packages whose tests need no server and end in seconds.
 UNIT_PKGS ?= $(addsuffix /...,$(wildcard ./policy ./internal/accesslog ./internal/config))
@@ -57,6 +58,8 @@ test: ensure-redis ensure-faketime ensure-cc ## Everything but the linter: set-u
 	go -C deploy test -count=1 -timeout $(TEST_TIMEOUT) ./...
 	go -C bench vet ./...
 	go -C bench test -count=1 -timeout $(TEST_TIMEOUT) ./...
+	go -C examples vet ./...
+	go -C examples test -count=1 -timeout $(TEST_TIMEOUT) ./...
 	@echo "make test: passed (vet, every test with the race detector, the simulations)"
 
 .PHONY: simulate

@@ -2,7 +2,8 @@
 //
 // A [Middleware] asks a [limit.Limiter] for each request: refilled buckets
 // ([limit.Buckets]), any limiter of package limit, or many at once. Its Wrap is
-// the func(http.Handler) http.Handler that routers built on net/http take.
+// the func(http.Handler) http.Handler that routers built on net/http take; the
+// directory examples has it in chi, Echo and Gin.
 //
 // # Keys
 //

@@ -1,0 +1,59 @@
+// Command echo limits the requests to an Echo server: whoever calls has three in
+// reserve and earns one a minute. It wants a Redis on 127.0.0.1:6379.
+package main
+
+import (
+	"fmt"
+	"net/http"
+	"os"
+	"time"
+
+	"github.com/labstack/echo/v4"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/tokenrefill/refiller/limit/lazy"
+	httplimit "github.com/tokenrefill/refiller/middleware/http"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+func main() {
+	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:6379", ContextTimeoutEnabled: true})
+	router, err := newRouter(rdb)
+	if err == nil {
+		err = http.ListenAndServe("127.0.0.1:8080", router)
+	}
+	fmt.Fprintln(os.Stderr, err)
+	os.Exit(1)
+}
+
+func newRouter(rdb redis.UniversalClient) (http.Handler, error) {
+	limiter, err := lazy.New(rdb, lazy.Config{Capacity: 3, Rate: policy.Rate{Tokens: 1, Per: time.Minute}})
+	if err != nil {
+		return nil, err
+	}
+	limits, err := httplimit.New(httplimit.Config{Limiter: limiter, Key: httplimit.ByIP(), Timeout: 5 * time.Second, SkipFailed: true})
+	if err != nil {
+		return nil, err
+	}
+	e := echo.New()
+	e.Use(echo.WrapMiddleware(limits.Wrap), answerErrors)
+	e.GET("/orders/:id", func(c echo.Context) error {
+		d, _ := httplimit.FromContext(c.Request().Context())
+		return c.String(http.StatusOK, fmt.Sprintf("order %s, %d requests left\n", c.Param("id"), d.Remaining))
+	})
+	e.GET("/broken", func(echo.Context) error {
+		return echo.NewHTTPError(http.StatusInternalServerError, "sorry") // its token goes back
+	})
+	return e, nil
+}
+
+// answerErrors answers within the limits what a handler returns as an error. Echo
+// does so behind them, where SkipFailed sees no status.
+func answerErrors(next echo.HandlerFunc) echo.HandlerFunc {
+	return func(c echo.Context) error {
+		if err := next(c); err != nil {
+			c.Error(err)
+		}
+		return nil
+	}
+}

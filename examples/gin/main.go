@@ -1,0 +1,75 @@
+// Command gin limits the requests to a Gin engine: whoever calls has three in
+// reserve and earns one a minute. It wants a Redis on 127.0.0.1:6379.
+package main
+
+import (
+	"fmt"
+	"net/http"
+	"os"
+	"time"
+
+	"github.com/gin-gonic/gin"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/tokenrefill/refiller/limit/lazy"
+	httplimit "github.com/tokenrefill/refiller/middleware/http"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+func main() {
+	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:6379", ContextTimeoutEnabled: true})
+	router, err := newRouter(rdb)
+	if err == nil {
+		err = http.ListenAndServe("127.0.0.1:8080", router)
+	}
+	fmt.Fprintln(os.Stderr, err)
+	os.Exit(1)
+}
+
+func newRouter(rdb redis.UniversalClient) (http.Handler, error) {
+	limiter, err := lazy.New(rdb, lazy.Config{Capacity: 3, Rate: policy.Rate{Tokens: 1, Per: time.Minute}})
+	if err != nil {
+		return nil, err
+	}
+	limits, err := httplimit.New(httplimit.Config{Limiter: limiter, Key: httplimit.ByIP(), Timeout: 5 * time.Second, SkipFailed: true})
+	if err != nil {
+		return nil, err
+	}
+	gin.SetMode(gin.ReleaseMode)
+	g := gin.New()
+	g.Use(limited(limits.Wrap))
+	g.GET("/orders/:id", func(c *gin.Context) {
+		d, _ := httplimit.FromContext(c.Request.Context())
+		c.String(http.StatusOK, "order %s, %d requests left\n", c.Param("id"), d.Remaining)
+	})
+	g.GET("/broken", func(c *gin.Context) {
+		c.String(http.StatusInternalServerError, "sorry\n") // its token goes back
+	})
+	return g, nil
+}
+
+// limited makes a handler for Gin of a middleware for net/http.
+func limited(wrap func(http.Handler) http.Handler) gin.HandlerFunc {
+	return func(c *gin.Context) {
+		passed := false
+		wrap(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			passed = true
+			c.Request, c.Writer = r, writer{c.Writer, w}
+			c.Next()
+		})).ServeHTTP(c.Writer, c.Request)
+		if !passed {
+			c.Abort()
+		}
+	}
+}
+
+// writer is Gin's, with what is written going through the middleware's, which
+// looks at the status.
+type writer struct {
+	gin.ResponseWriter
+	through http.ResponseWriter
+}
+
+func (w writer) WriteHeader(status int)            { w.through.WriteHeader(status) }
+func (w writer) Write(b []byte) (int, error)       { return w.through.Write(b) }
+func (w writer) WriteString(s string) (int, error) { return w.through.Write([]byte(s)) }

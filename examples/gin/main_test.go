@@ -1,0 +1,9 @@
+package main
+
+import (
+	"testing"
+
+	"github.com/tokenrefill/refiller/examples/internal/walk"
+)
+
+func TestRequestsBeyondTheLimitAreDenied(t *testing.T) { walk.Through(t, newRouter) }
