@@ -11,6 +11,7 @@ import (
 	"github.com/tokenrefill/refiller/fetch"
 	"github.com/tokenrefill/refiller/limit/internal/decide"
 	"github.com/tokenrefill/refiller/limit/lazy"
+	"github.com/tokenrefill/refiller/limit/pacing"
 	"github.com/tokenrefill/refiller/limit/window"
 	"github.com/tokenrefill/refiller/lua"
 )
@@ -27,7 +28,8 @@ var (
 	ErrSlots = errors.New("limit: keys are in different cluster slots")
 )
 
-// Config is a limit that can be one of many: a lazy.Config or a window.Config.
+// Config is a limit that can be one of many: a lazy.Config, a window.Config or a
+// pacing.Config.
 type Config interface {
 	Rule() (decide.Rule, error)
 }
@@ -35,28 +37,52 @@ type Config interface {
 var (
 	_ Config = lazy.Config{}
 	_ Config = window.Config{}
+	_ Config = pacing.Config{}
 )
 
 // Many decides by several limits at once, such as 10 a second and 1,000 a day:
 // it takes from all of them or, if one denies, from none. It is safe for
-// concurrent use. A decision is one script call, whatever the number of limits.
+// concurrent use. On Redis a decision is one script call, whatever the number of
+// limits.
 type Many struct {
 	rules  []decide.Rule
-	script *decide.Script
-	single bool // one server holds all keys
+	engine decide.Engine
+	slots  bool // keys that are decided together must be in one slot
 }
 
-// NewMany makes a Many of 1 to MaxLimits limits. Their names, which may not be
-// repeated, tell which one denied, and keep limits on the same key apart. The
-// errors are ErrConfig.
+// NewMany makes a Many of 1 to MaxLimits limits on Redis. Their names, which may
+// not be repeated, tell which one denied, and keep limits on the same key apart.
+// The errors are ErrConfig.
 func NewMany(rdb redis.UniversalClient, limits ...Config) (*Many, error) {
 	if rdb == nil {
 		return nil, fmt.Errorf("%w: the redis client is nil", ErrConfig)
 	}
+	rules, err := rulesOf(limits)
+	if err != nil {
+		return nil, err
+	}
+	_, single := rdb.(*redis.Client)
+	return &Many{rules, decide.NewScript(rdb, rules...), !single}, nil
+}
+
+// NewManyLocal makes a Many of this process alone on the clock now, such as
+// time.Now; otherwise it is like NewMany.
+func NewManyLocal(now func() time.Time, limits ...Config) (*Many, error) {
+	if now == nil {
+		return nil, fmt.Errorf("%w: the clock is nil", ErrConfig)
+	}
+	rules, err := rulesOf(limits)
+	if err != nil {
+		return nil, err
+	}
+	return &Many{rules, decide.NewMemory(now, rules...), false}, nil
+}
+
+func rulesOf(limits []Config) ([]decide.Rule, error) {
 	if len(limits) < 1 || len(limits) > MaxLimits {
 		return nil, fmt.Errorf("%w: %d limits; want 1 to %d", ErrConfig, len(limits), MaxLimits)
 	}
-	m := &Many{rules: make([]decide.Rule, len(limits))}
+	rules := make([]decide.Rule, len(limits))
 	names := map[string]bool{}
 	for i, c := range limits {
 		if c == nil {
@@ -69,11 +95,9 @@ func NewMany(rdb redis.UniversalClient, limits ...Config) (*Many, error) {
 		if names[r.Name] {
 			return nil, fmt.Errorf("%w: limit %d: the name %q is taken", ErrConfig, i, r.Name)
 		}
-		names[r.Name], m.rules[i] = true, r
+		names[r.Name], rules[i] = true, r
 	}
-	_, m.single = rdb.(*redis.Client)
-	m.script = decide.NewScript(rdb, m.rules...)
-	return m, nil
+	return rules, nil
 }
 
 // Decision is the answer of several limits.
@@ -83,6 +107,9 @@ type Decision struct {
 	fetch.Result
 	// DeniedBy names the limits that denied, in the order of the limits.
 	DeniedBy []string
+	// Wait is how long what was taken has to wait: the longest that a limit of
+	// pacing tells; 0 for a denial.
+	Wait time.Duration
 	// Limits are the answers, in the order of the limits. If one denied, the
 	// others' OK says that they would not have, and nothing was taken from any.
 	Limits []LimitResult
@@ -95,18 +122,28 @@ type LimitResult struct {
 	// time in which an empty bucket fills.
 	Window time.Duration
 	fetch.Result
+	// Wait is, of a limit of pacing, the time until the place that was taken.
+	Wait time.Duration
 }
 
-// Decide takes n tokens from every limit or from none. keys are one for all
-// limits, or one for each: then, on a Cluster, they must be in one slot.
+// Decide takes n tokens from every limit or from none, and answers at once: with
+// a limit of pacing among them, the work begins after Decision.Wait. keys are one
+// for all limits, or one for each: then, on a Cluster, they must be in one slot.
 func (m *Many) Decide(ctx context.Context, n int64, keys ...string) (Decision, error) {
 	return m.do(ctx, decide.Take, n, keys)
 }
 
-// Take is Decide with one key.
+// Take is Decide with one key, and the wait. When ctx ends before that, what was
+// taken stays taken and the error is that of ctx.
 func (m *Many) Take(ctx context.Context, key string, n int64) (fetch.Result, error) {
 	d, err := m.Decide(ctx, n, key)
-	return d.Result, err
+	if err == nil {
+		err = decide.Wait(ctx, d.Wait)
+	}
+	if err != nil {
+		return fetch.Result{}, err
+	}
+	return d.Result, nil
 }
 
 // Peek tells what is left and takes nothing; OK if every limit has a token.
@@ -114,7 +151,8 @@ func (m *Many) Peek(ctx context.Context, keys ...string) (Decision, error) {
 	return m.do(ctx, decide.Peek, 1, keys)
 }
 
-// Return gives n tokens back to every limit.
+// Return gives n tokens back to every limit; a limit of pacing takes no place
+// back.
 func (m *Many) Return(ctx context.Context, key string, n int64) error {
 	_, err := m.do(ctx, decide.Return, n, []string{key})
 	return err
@@ -132,14 +170,14 @@ func (m *Many) do(ctx context.Context, what decide.What, n int64, keys []string)
 	default:
 		return Decision{}, fmt.Errorf("%w: %d keys; want 1 or %d", ErrConfig, len(keys), len(m.rules))
 	}
-	if !m.single {
+	if m.slots {
 		for _, k := range all[1:] {
 			if lua.Slot(k) != lua.Slot(all[0]) {
 				return Decision{}, fmt.Errorf("%w: %q and %q", ErrSlots, all[0], k)
 			}
 		}
 	}
-	outcomes, _, err := m.script.Decide(ctx, what, n, all...)
+	outcomes, _, err := m.engine.Decide(ctx, what, n, all...)
 	if err != nil {
 		return Decision{}, err
 	}
@@ -150,15 +188,20 @@ func (m *Many) decision(what decide.What, n int64, outcomes []decide.Outcome) De
 	d := Decision{Limits: make([]LimitResult, len(outcomes))}
 	for i, o := range outcomes {
 		r := m.rules[i]
-		if d.Limits[i] = (LimitResult{r.Name, r.Window, o.Result(r.Limit, n, what)}); !o.Fits {
+		d.Limits[i] = LimitResult{Name: r.Name, Window: r.Window, Result: o.Result(r.Limit, n, what)}
+		if !o.Fits {
 			d.DeniedBy = append(d.DeniedBy, r.Name)
 		}
 	}
 	strictest := d.Limits[0].Result
 	for i := range d.Limits {
 		l := &d.Limits[i]
-		if len(d.DeniedBy) > 0 {
+		switch {
+		case len(d.DeniedBy) > 0:
 			l.Taken = 0
+		case what == decide.Take:
+			l.Wait = outcomes[i].Start()
+			d.Wait = max(d.Wait, l.Wait)
 		}
 		switch {
 		case l.OK && strictest.OK && l.Remaining < strictest.Remaining,

@@ -5,6 +5,7 @@ package devserver_test
 import (
 	"net"
 	"testing"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
@@ -12,7 +13,12 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/tokenrefill/refiller/internal/devserver"
+	"github.com/tokenrefill/refiller/limit"
+	"github.com/tokenrefill/refiller/limit/lazy"
+	"github.com/tokenrefill/refiller/limit/pacing"
+	"github.com/tokenrefill/refiller/limit/window"
 	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
 )
 
 func TestTheStoreRunsTheScripts(t *testing.T) {
@@ -31,6 +37,34 @@ func TestTheStoreRunsTheScripts(t *testing.T) {
 	require.NoError(t, rdb.Close())
 	s.Close()
 	requireFree(t, s.Addr())
+}
+
+// The store's keys expire by themselves, so the limiters of package limit, whose
+// keys all do, work on it as on Redis.
+func TestTheStoreExpiresTheKeysOfLimiters(t *testing.T) {
+	t.Parallel()
+	s, err := devserver.StartRedis(0)
+	require.NoError(t, err)
+	defer s.Close()
+	rdb := redis.NewClient(&redis.Options{Addr: s.Addr()})
+	defer rdb.Close()
+	rate := policy.Rate{Tokens: 3, Per: time.Second}
+	buckets, err := lazy.New(rdb, lazy.Config{Capacity: 3, Rate: rate})
+	require.NoError(t, err)
+	fixed, err := window.New(rdb, window.Config{Limit: 3, Window: time.Second})
+	require.NoError(t, err)
+	sliding, err := window.New(rdb, window.Config{Kind: window.Sliding, Limit: 3, Window: time.Second})
+	require.NoError(t, err)
+	queue, err := pacing.New(rdb, pacing.Config{Rate: rate, MaxWait: time.Second})
+	require.NoError(t, err)
+	for name, l := range map[string]limit.Limiter{"lazy": buckets, "fixed": fixed, "sliding": sliding, "pacing": queue} {
+		for range 2 {
+			r, err := l.Take(t.Context(), "K", 3)
+			require.NoError(t, err, name)
+			require.True(t, r.OK, name)
+			require.Eventually(t, func() bool { return rdb.DBSize(t.Context()).Val() == 0 }, 20*time.Second, time.Millisecond, name)
+		}
+	}
 }
 
 func TestEtcdServesAndLeavesItsPortWhenClosed(t *testing.T) {

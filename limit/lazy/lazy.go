@@ -36,21 +36,21 @@ type Config struct {
 
 // Rule is what the limit is in a decision of several.
 func (c Config) Rule() (decide.Rule, error) {
-	bad := func(err error) (decide.Rule, error) { return decide.Rule{}, fmt.Errorf("%w: %w", ErrConfig, err) }
 	if err := decide.CheckName(c.Name); err != nil {
-		return bad(err)
+		return decide.Rule{}, err
 	}
 	if c.Capacity < 1 || c.Capacity > policy.MaxTokens {
-		return bad(fmt.Errorf("capacity: %d is not a whole number from 1 to %d", c.Capacity, int64(policy.MaxTokens)))
+		return decide.Rule{}, fmt.Errorf("capacity: %d is not a whole number from 1 to %d", c.Capacity, int64(policy.MaxTokens))
 	}
 	s, err := decide.NewSpacing(c.Rate, c.Capacity)
 	if err != nil {
-		return bad(err)
+		return decide.Rule{}, err
 	}
-	return decide.Rule{
+	r := decide.Rule{
 		Name: c.Name, Kind: "lazy", Suffix: "lazy", Source: source, Args: [3]int64{s.Tokens, s.Per, c.Capacity},
 		Limit: c.Capacity, Window: s.For(c.Capacity),
-	}, nil
+	}
+	return decide.WithModel(r, newModel(r)), nil
 }
 
 // DrainTime is the time in which an empty bucket fills, after which an idle key
@@ -68,27 +68,20 @@ type Limiter struct{ core decide.Limiter }
 
 // New makes a Limiter on Redis. It sends nothing. The errors are ErrConfig.
 func New(rdb redis.UniversalClient, cfg Config) (*Limiter, error) {
-	rule, err := cfg.Rule()
-	if err != nil {
-		return nil, err
-	}
-	if rdb == nil {
-		return nil, fmt.Errorf("%w: the redis client is nil", ErrConfig)
-	}
-	return &Limiter{decide.Limiter{Rule: rule, Engine: decide.NewScript(rdb, rule)}}, nil
+	return newLimiter(decide.OnRedis(rdb, cfg.Rule))
 }
 
 // NewLocal makes a Limiter of this process alone on the clock now, such as
 // time.Now. The errors are ErrConfig.
 func NewLocal(cfg Config, now func() time.Time) (*Limiter, error) {
-	rule, err := cfg.Rule()
+	return newLimiter(decide.InProcess(now, cfg.Rule))
+}
+
+func newLimiter(core decide.Limiter, err error) (*Limiter, error) {
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%w: %w", ErrConfig, err)
 	}
-	if now == nil {
-		return nil, fmt.Errorf("%w: the clock is nil", ErrConfig)
-	}
-	return &Limiter{decide.Limiter{Rule: rule, Engine: decide.NewMemory(rule, newModel(rule), now)}}, nil
+	return &Limiter{core}, nil
 }
 
 // Take takes n tokens, 1 to the capacity, all or nothing. A denial is a result

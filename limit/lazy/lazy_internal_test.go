@@ -9,7 +9,6 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"github.com/tokenrefill/refiller/internal/testenv"
 	"github.com/tokenrefill/refiller/limit/internal/limittest"
 	"github.com/tokenrefill/refiller/policy"
 )
@@ -36,7 +35,7 @@ func agree(t *testing.T, rdb redis.UniversalClient, tick func(), rng *rand.Rand,
 
 func TestScriptAgreesWithTheModel(t *testing.T) {
 	t.Parallel()
-	agree(t, testenv.Redis(t).Client(), func() {}, limittest.Rand(t), 2000)
+	agree(t, limittest.Redis(t), func() {}, limittest.Rand(t), 2000)
 }
 
 func TestScriptAgreesWithTheModelOnTheEmbeddedStore(t *testing.T) {

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/tokenrefill/refiller/fetch"
@@ -126,7 +127,7 @@ func TestAClockThatGoesBackEmptiesABucketAtWorst(t *testing.T) {
 	require.Equal(t, fetch.Result{Limit: 10, RetryAfter: time.Second, ResetAfter: 10 * time.Second}, take(t, l, 1))
 
 	// The same in Redis: the stored instant is far beyond the capacity.
-	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	ctx, rdb := t.Context(), limittest.Redis(t)
 	shared, err := lazy.New(rdb, lazy.Config{Capacity: 10, Rate: policy.Rate{Tokens: 1, Per: time.Hour}})
 	require.NoError(t, err)
 	require.NoError(t, rdb.Set(ctx, "{K}:lazy", 0, 1000*time.Hour).Err())
@@ -139,7 +140,7 @@ func TestAClockThatGoesBackEmptiesABucketAtWorst(t *testing.T) {
 // another rate.
 func TestAnotherRateKeepsTheTimeUntilABucketIsFull(t *testing.T) {
 	t.Parallel()
-	rdb := testenv.Redis(t).Client()
+	rdb := limittest.Redis(t)
 	for i, rate := range []policy.Rate{policy.PerSecond(10), policy.PerSecond(997), {Tokens: 7, Per: time.Minute}} {
 		key := fmt.Sprint(i)
 		for _, r := range []policy.Rate{policy.PerSecond(1), rate, policy.PerSecond(1)} {
@@ -151,7 +152,7 @@ func TestAnotherRateKeepsTheTimeUntilABucketIsFull(t *testing.T) {
 			}
 			peek, err := l.Peek(t.Context(), key)
 			require.NoError(t, err)
-			require.InDelta(t, 1000, peek.ResetAfter.Seconds(), 15)
+			require.InDelta(t, 1000, peek.ResetAfter.Seconds(), 100)
 			_, err = l.Take(t.Context(), key, 1) // stores it anew
 			require.NoError(t, err)
 		}
@@ -163,42 +164,48 @@ func TestTenThousandTakesOnAThousandAdmitAThousand(t *testing.T) {
 	cfg := lazy.Config{Capacity: 1000, Rate: policy.Rate{Tokens: 1, Per: 24 * time.Hour}}
 	l, _ := local(t, cfg)
 	limittest.AdmitExactly(t, func(ctx context.Context) (fetch.Result, error) { return l.Take(ctx, "K", 1) })
-	shared, err := lazy.New(testenv.Redis(t).Client(), cfg)
+	shared, err := lazy.New(limittest.Redis(t), cfg)
 	require.NoError(t, err)
 	limittest.AdmitExactly(t, func(ctx context.Context) (fetch.Result, error) { return shared.Take(ctx, "K", 1) })
-	cluster, err := lazy.New(testenv.Cluster(t).Client(), cfg)
+	cluster, err := lazy.New(limittest.Cluster(t), cfg)
 	require.NoError(t, err)
 	limittest.AdmitExactly(t, func(ctx context.Context) (fetch.Result, error) { return cluster.Take(ctx, "K", 1) })
 }
 
 func TestAnIdleKeyIsGoneWhenItsBucketIsFull(t *testing.T) {
 	t.Parallel()
-	ctx, rdb := t.Context(), testenv.Redis(t).Client()
-	cfg := lazy.Config{Capacity: 10, Rate: policy.Rate{Tokens: 10, Per: 2 * time.Second}}
-	require.Equal(t, 2*time.Second, cfg.DrainTime())
-	l, err := lazy.New(rdb, cfg)
+	ctx, rdb := t.Context(), limittest.Redis(t)
+	slow := lazy.Config{Capacity: 10, Rate: policy.Rate{Tokens: 10, Per: time.Hour}}
+	require.Equal(t, time.Hour, slow.DrainTime())
+	l, err := lazy.New(rdb, slow)
 	require.NoError(t, err)
 	r, err := l.Take(ctx, "K", 10)
 	require.NoError(t, err)
-	require.Equal(t, 2*time.Second, r.ResetAfter)
+	require.Equal(t, time.Hour, r.ResetAfter)
 	require.Equal(t, []string{"{K}:lazy"}, rdb.Keys(ctx, "*").Val(), "one key")
-	require.LessOrEqual(t, rdb.PTTL(ctx, "{K}:lazy").Val(), 2*time.Second+time.Millisecond)
-	require.Eventually(t, func() bool { return rdb.DBSize(ctx).Val() == 0 }, 20*time.Second, 5*time.Millisecond)
-	r, err = l.Take(ctx, "K", 10)
-	require.NoError(t, err)
-	require.True(t, r.OK)
+	require.LessOrEqual(t, rdb.PTTL(ctx, "{K}:lazy").Val(), time.Hour+time.Millisecond)
 	require.NoError(t, l.Return(ctx, "K", 10))
 	require.Zero(t, rdb.DBSize(ctx).Val(), "a full bucket is no key")
 	r, err = l.Peek(ctx, "K")
 	require.NoError(t, err)
 	require.True(t, r.OK)
 	require.Zero(t, rdb.DBSize(ctx).Val(), "a peek makes none")
+
+	l, err = lazy.New(rdb, lazy.Config{Capacity: 10, Rate: policy.Rate{Tokens: 10, Per: time.Second}})
+	require.NoError(t, err)
+	r, err = l.Take(ctx, "K", 10)
+	require.NoError(t, err)
+	require.True(t, r.OK)
+	require.Eventually(t, func() bool { return rdb.DBSize(ctx).Val() == 0 }, 20*time.Second, 5*time.Millisecond)
+	r, err = l.Take(ctx, "K", 10)
+	require.NoError(t, err)
+	require.True(t, r.OK)
 }
 
 // See docs/limiters.md for 200,000 keys (REFILLER_KEYS=200000).
 func TestAKeyTakesAtMost130Bytes(t *testing.T) {
 	t.Parallel()
-	rdb := testenv.Redis(t).Client()
+	rdb := limittest.Redis(t)
 	l, err := lazy.New(rdb, lazy.Config{Capacity: 60, Rate: policy.Rate{Tokens: 60, Per: 24 * time.Hour}})
 	require.NoError(t, err)
 	usage, delta := limittest.BytesPerKey(t, rdb, 20_000, func(k string) string { return "{" + k + "}:lazy" }, func(ctx context.Context, key string) error {
@@ -211,7 +218,7 @@ func TestAKeyTakesAtMost130Bytes(t *testing.T) {
 
 func TestAKeyThatHoldsSomethingElseIsAnErrorAndStays(t *testing.T) {
 	t.Parallel()
-	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	ctx, rdb := t.Context(), limittest.Redis(t)
 	l, err := lazy.New(rdb, lazy.Config{Capacity: 10, Rate: policy.PerSecond(1)})
 	require.NoError(t, err)
 	require.NoError(t, rdb.LPush(ctx, "{list}:lazy", 1).Err())
@@ -250,7 +257,7 @@ func TestBadInputIsRefused(t *testing.T) {
 	_, err = lazy.New(nil, good)
 	require.ErrorIs(t, err, lazy.ErrConfig)
 
-	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	ctx, rdb := t.Context(), limittest.Redis(t)
 	shared, err := lazy.New(rdb, good)
 	require.NoError(t, err)
 	single, _ := local(t, good)
@@ -278,6 +285,20 @@ func TestAServerThatIsAwayIsUnavailable(t *testing.T) {
 	server.Kill()
 	_, err = l.Take(t.Context(), "K", 1)
 	require.ErrorIs(t, err, fetch.ErrUnavailable)
+}
+
+func TestALostReplyChargesOnce(t *testing.T) {
+	t.Parallel()
+	limittest.ChargedOnce(t, func(rdb redis.UniversalClient) (func(context.Context) error, func(context.Context) int64) {
+		l, err := lazy.New(rdb, lazy.Config{Capacity: 10, Rate: policy.Rate{Tokens: 1, Per: 24 * time.Hour}})
+		require.NoError(t, err)
+		return func(ctx context.Context) error { _, err := l.Take(ctx, "K", 1); return err },
+			func(ctx context.Context) int64 {
+				r, err := l.Peek(ctx, "K")
+				require.NoError(t, err)
+				return r.Remaining
+			}
+	})
 }
 
 func ExampleNewLocal() {

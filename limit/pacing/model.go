@@ -16,7 +16,7 @@ func newModel(r decide.Rule) decide.Model[decide.Instant] {
 // place.
 func (m model) Step(s decide.Instant, what decide.What, n, now int64) (decide.Instant, int64, decide.Outcome) {
 	wait := m.Ahead(s, now, m.longest+m.places*m.Per)
-	o := decide.Outcome{Fits: wait <= m.longest, Delay: m.Micros(wait)}
+	o := decide.Outcome{Fits: what == decide.Return || wait <= m.longest, Delay: m.Micros(wait)}
 	switch {
 	case what == decide.Take && o.Fits:
 		wait += n * m.Per

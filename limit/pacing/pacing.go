@@ -33,26 +33,27 @@ type Config struct {
 	MaxWait time.Duration
 }
 
-func (c Config) rule() (decide.Rule, error) {
-	bad := func(err error) (decide.Rule, error) { return decide.Rule{}, fmt.Errorf("%w: %w", ErrConfig, err) }
+// Rule is what the limit is in a decision of several.
+func (c Config) Rule() (decide.Rule, error) {
 	if err := decide.CheckName(c.Name); err != nil {
-		return bad(err)
+		return decide.Rule{}, err
 	}
 	if c.MaxWait < 0 || c.MaxWait > policy.MaxPer || c.MaxWait%time.Microsecond != 0 {
-		return bad(fmt.Errorf("max wait: %s is not from 0 to %s in whole microseconds", c.MaxWait, policy.MaxPer))
+		return decide.Rule{}, fmt.Errorf("max wait: %s is not from 0 to %s in whole microseconds", c.MaxWait, policy.MaxPer)
 	}
 	if err := c.Rate.Validate(); err != nil {
-		return bad(fmt.Errorf("rate: %w", err))
+		return decide.Rule{}, fmt.Errorf("rate: %w", err)
 	}
 	places := c.Rate.Over(c.MaxWait) + 1
 	s, err := decide.NewSpacing(c.Rate, 2*places) // a take of all places may start when the last one is left
 	if err != nil {
-		return bad(err)
+		return decide.Rule{}, err
 	}
-	return decide.Rule{
+	r := decide.Rule{
 		Name: c.Name, Kind: "pacing", Suffix: "pace", Source: source, Args: [3]int64{s.Tokens, s.Per, c.MaxWait.Microseconds()},
 		Limit: places, Window: s.For(places),
-	}, nil
+	}
+	return decide.WithModel(r, newModel(r)), nil
 }
 
 // Limiter answers for any number of queues with one Config.
@@ -60,27 +61,20 @@ type Limiter struct{ core decide.Limiter }
 
 // New makes a Limiter on Redis. It sends nothing. The errors are ErrConfig.
 func New(rdb redis.UniversalClient, cfg Config) (*Limiter, error) {
-	rule, err := cfg.rule()
-	if err != nil {
-		return nil, err
-	}
-	if rdb == nil {
-		return nil, fmt.Errorf("%w: the redis client is nil", ErrConfig)
-	}
-	return &Limiter{decide.Limiter{Rule: rule, Engine: decide.NewScript(rdb, rule)}}, nil
+	return newLimiter(decide.OnRedis(rdb, cfg.Rule))
 }
 
 // NewLocal makes a Limiter of this process alone on the clock now, such as
 // time.Now. The errors are ErrConfig.
 func NewLocal(cfg Config, now func() time.Time) (*Limiter, error) {
-	rule, err := cfg.rule()
+	return newLimiter(decide.InProcess(now, cfg.Rule))
+}
+
+func newLimiter(core decide.Limiter, err error) (*Limiter, error) {
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%w: %w", ErrConfig, err)
 	}
-	if now == nil {
-		return nil, fmt.Errorf("%w: the clock is nil", ErrConfig)
-	}
-	return &Limiter{decide.Limiter{Rule: rule, Engine: decide.NewMemory(rule, newModel(rule), now)}}, nil
+	return &Limiter{core}, nil
 }
 
 // Place is a place in a queue.
@@ -102,7 +96,7 @@ func (l *Limiter) Reserve(ctx context.Context, key string, n int64) (Place, erro
 	}
 	p := Place{Result: o.Result(l.core.Rule.Limit, n, decide.Take)}
 	if p.OK {
-		p.Wait = time.Duration(o.Delay) * time.Microsecond
+		p.Wait = o.Start()
 	}
 	return p, nil
 }
@@ -112,17 +106,13 @@ func (l *Limiter) Reserve(ctx context.Context, key string, n int64) (Place, erro
 // ends before the place, the place passes unused and the error is that of ctx.
 func (l *Limiter) Take(ctx context.Context, key string, n int64) (fetch.Result, error) {
 	p, err := l.Reserve(ctx, key, n)
-	if err != nil || p.Wait == 0 {
-		return p.Result, err
+	if err == nil {
+		err = decide.Wait(ctx, p.Wait)
 	}
-	timer := time.NewTimer(p.Wait)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return p.Result, nil
-	case <-ctx.Done():
-		return fetch.Result{}, fmt.Errorf("pacing: wait for a place: %w", context.Cause(ctx))
+	if err != nil {
+		return fetch.Result{}, err
 	}
+	return p.Result, nil
 }
 
 // Peek tells how many places are left and takes none; OK if there is one.

@@ -1,8 +1,9 @@
 
 -- pacing: a queue whose places are evenly spaced. Its numbers: a rate of tokens per per_us, in lowest terms, and the longest
 -- wait in µs.
--- The key holds the instant of the next free place; no key means that it is now.
-rules.pacing = function(key, _, n, now, tokens, per_us, longest_us)
+-- The key holds the instant of the next free place; no key means that it is now. A place can't be given back: those behind it
+-- know their times.
+rules.pacing = function(key, what, n, now, tokens, per_us, longest_us)
   local longest = longest_us * tokens
   local places = math.floor(longest / per_us) + 1
   local wait = ahead(key, now, tokens, longest + places * per_us)
@@ -13,6 +14,7 @@ rules.pacing = function(key, _, n, now, tokens, per_us, longest_us)
   end
   local us = math.ceil(wait / tokens)
   return wait <= longest, left(wait), math.ceil((wait - longest) / tokens), us, us, function()
+    if what == -1 then return left(wait), us end
     return left(wait + n * per_us), store_ahead(key, now, tokens, wait + n * per_us)
   end
 end

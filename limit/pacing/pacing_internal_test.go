@@ -7,7 +7,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/tokenrefill/refiller/internal/testenv"
 	"github.com/tokenrefill/refiller/limit/internal/limittest"
 	"github.com/tokenrefill/refiller/policy"
 )
@@ -16,17 +15,17 @@ func TestScriptAgreesWithTheModel(t *testing.T) {
 	t.Parallel()
 	rng := limittest.Rand(t)
 	embedded, tick := limittest.Embedded(t, rng)
-	rdb := testenv.Redis(t).Client()
+	rdb := limittest.Redis(t)
 	denied := 0
 	for i, cfg := range []Config{
 		{Rate: policy.PerSecond(10_000), MaxWait: 5 * time.Millisecond},
 		{Rate: policy.PerSecond(997), MaxWait: 7 * time.Millisecond},
 		{Rate: policy.Rate{Tokens: 1, Per: time.Hour}},
 	} {
-		rule, err := cfg.rule()
+		rule, err := cfg.Rule()
 		require.NoError(t, err)
-		denied += limittest.Agree(t, rdb, func() {}, rng, rule, newModel(rule), false, fmt.Sprint(i), 2000)
-		denied += limittest.Agree(t, embedded, tick, rng, rule, newModel(rule), false, fmt.Sprint(i), 300)
+		denied += limittest.Agree(t, rdb, func() {}, rng, rule, newModel(rule), true, fmt.Sprint(i), 2000)
+		denied += limittest.Agree(t, embedded, tick, rng, rule, newModel(rule), true, fmt.Sprint(i), 300)
 	}
 	require.NotZero(t, denied)
 }

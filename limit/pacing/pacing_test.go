@@ -7,10 +7,10 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/tokenrefill/refiller/fetch"
-	"github.com/tokenrefill/refiller/internal/testenv"
 	"github.com/tokenrefill/refiller/limit/internal/limittest"
 	"github.com/tokenrefill/refiller/limit/pacing"
 	"github.com/tokenrefill/refiller/lua"
@@ -86,9 +86,9 @@ func TestTakeWaitsForItsPlace(t *testing.T) {
 func TestTenThousandTakesOnAThousandPlacesAdmitAThousand(t *testing.T) {
 	t.Parallel()
 	cfg := pacing.Config{Rate: policy.Rate{Tokens: 1, Per: time.Hour}, MaxWait: 999 * time.Hour}
-	single, err := pacing.New(testenv.Redis(t).Client(), cfg)
+	single, err := pacing.New(limittest.Redis(t), cfg)
 	require.NoError(t, err)
-	cluster, err := pacing.New(testenv.Cluster(t).Client(), cfg)
+	cluster, err := pacing.New(limittest.Cluster(t), cfg)
 	require.NoError(t, err)
 	memory, _ := local(t, cfg)
 	for _, l := range []*pacing.Limiter{single, cluster, memory} {
@@ -101,22 +101,39 @@ func TestTenThousandTakesOnAThousandPlacesAdmitAThousand(t *testing.T) {
 
 func TestAnIdleQueueIsGoneAndTakesAtMost130Bytes(t *testing.T) {
 	t.Parallel()
-	ctx, rdb := t.Context(), testenv.Redis(t).Client()
-	l, err := pacing.New(rdb, pacing.Config{Rate: policy.PerSecond(1), MaxWait: time.Second})
+	ctx, rdb := t.Context(), limittest.Redis(t)
+	l, err := pacing.New(rdb, pacing.Config{Rate: policy.Rate{Tokens: 1, Per: time.Hour}})
 	require.NoError(t, err)
-	_, err = l.Reserve(ctx, "K", 2)
+	_, err = l.Reserve(ctx, "K", 1)
 	require.NoError(t, err)
 	require.Equal(t, []string{"{K}:pace"}, rdb.Keys(ctx, "*").Val())
-	require.Eventually(t, func() bool { return rdb.DBSize(ctx).Val() == 0 }, 20*time.Second, 5*time.Millisecond)
-
-	l, err = pacing.New(rdb, pacing.Config{Rate: policy.Rate{Tokens: 1, Per: time.Hour}})
+	require.LessOrEqual(t, rdb.PTTL(ctx, "{K}:pace").Val(), time.Hour+time.Millisecond)
+	short, err := pacing.New(rdb, pacing.Config{Rate: policy.PerSecond(1), MaxWait: time.Second})
 	require.NoError(t, err)
+	_, err = short.Reserve(ctx, "soon", 1)
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return rdb.DBSize(ctx).Val() == 1 }, 20*time.Second, 5*time.Millisecond)
+
 	usage, delta := limittest.BytesPerKey(t, rdb, 20_000, func(k string) string { return "{" + k + "}:pace" }, func(ctx context.Context, key string) error {
 		_, err := l.Reserve(ctx, key, 1)
 		return err
 	})
 	require.LessOrEqual(t, usage, 130.0)
 	require.LessOrEqual(t, delta, 130.0)
+}
+
+func TestALostReplyTakesOnePlace(t *testing.T) {
+	t.Parallel()
+	limittest.ChargedOnce(t, func(rdb redis.UniversalClient) (func(context.Context) error, func(context.Context) int64) {
+		l, err := pacing.New(rdb, pacing.Config{Rate: policy.Rate{Tokens: 1, Per: 24 * time.Hour}, MaxWait: 240 * time.Hour})
+		require.NoError(t, err)
+		return func(ctx context.Context) error { _, err := l.Reserve(ctx, "K", 1); return err },
+			func(ctx context.Context) int64 {
+				r, err := l.Peek(ctx, "K")
+				require.NoError(t, err)
+				return r.Remaining
+			}
+	})
 }
 
 func TestBadInputIsRefused(t *testing.T) {
@@ -132,7 +149,7 @@ func TestBadInputIsRefused(t *testing.T) {
 		require.ErrorIs(t, err, pacing.ErrConfig, field)
 		require.ErrorContains(t, err, field)
 	}
-	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	ctx, rdb := t.Context(), limittest.Redis(t)
 	l, err := pacing.New(rdb, pacing.Config{Rate: policy.PerSecond(1)})
 	require.NoError(t, err)
 	for _, n := range []int64{0, -1, math.MaxInt64} {

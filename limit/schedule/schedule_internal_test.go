@@ -7,7 +7,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/tokenrefill/refiller/internal/testenv"
 	"github.com/tokenrefill/refiller/limit/internal/limittest"
 )
 
@@ -41,7 +40,7 @@ func fits(instants []int64, at int64, windows []Window) bool {
 // instant that fits.
 func TestScriptAndMemoryAgreeWithCountingByHand(t *testing.T) {
 	t.Parallel()
-	ctx, rdb, rng := t.Context(), testenv.Redis(t).Client(), limittest.Rand(t)
+	ctx, rdb, rng := t.Context(), limittest.Redis(t), limittest.Rand(t)
 	embedded, _ := limittest.Embedded(t, rng)
 	now := time.Now()
 	require.NoError(t, embedded.Ping(ctx).Err())

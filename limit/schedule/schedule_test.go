@@ -10,10 +10,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/tokenrefill/refiller/fetch"
-	"github.com/tokenrefill/refiller/internal/testenv"
 	"github.com/tokenrefill/refiller/limit/internal/limittest"
 	"github.com/tokenrefill/refiller/limit/schedule"
 	"github.com/tokenrefill/refiller/lua"
@@ -29,7 +29,7 @@ var windows = []schedule.Window{
 // each runs a test on Redis and in memory.
 func each(t *testing.T, cfg schedule.Config, test func(t *testing.T, l *schedule.Limiter)) {
 	t.Parallel()
-	shared, err := schedule.New(testenv.Redis(t).Client(), cfg)
+	shared, err := schedule.New(limittest.Redis(t), cfg)
 	require.NoError(t, err)
 	local, err := schedule.NewLocal(cfg, time.Now)
 	require.NoError(t, err)
@@ -181,9 +181,9 @@ func TestAnInstantThatHasPassedCountsAndStays(t *testing.T) {
 func TestConcurrentReservationsNeverExceedAWindow(t *testing.T) {
 	t.Parallel()
 	cfg := schedule.Config{Windows: []schedule.Window{{Limit: schedule.MaxLimit, Length: time.Hour}}}
-	single, err := schedule.New(testenv.Redis(t).Client(), cfg)
+	single, err := schedule.New(limittest.Redis(t), cfg)
 	require.NoError(t, err)
-	cluster, err := schedule.New(testenv.Cluster(t).Client(), cfg)
+	cluster, err := schedule.New(limittest.Cluster(t), cfg)
 	require.NoError(t, err)
 	local, err := schedule.NewLocal(cfg, time.Now)
 	require.NoError(t, err)
@@ -200,7 +200,7 @@ func TestConcurrentReservationsNeverExceedAWindow(t *testing.T) {
 
 func TestMemoryIsBoundedAndExpires(t *testing.T) {
 	t.Parallel()
-	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	ctx, rdb := t.Context(), limittest.Redis(t)
 	cfg := schedule.Config{Windows: []schedule.Window{{Limit: 1, Length: 20 * time.Millisecond}}, Horizon: 40 * time.Millisecond}
 	require.EqualValues(t, 4, cfg.MaxReservations())
 	l, err := schedule.New(rdb, cfg)
@@ -227,7 +227,7 @@ func TestMemoryIsBoundedAndExpires(t *testing.T) {
 
 func TestMemoryOfAKey(t *testing.T) {
 	t.Parallel()
-	rdb := testenv.Redis(t).Client()
+	rdb := limittest.Redis(t)
 	l, err := schedule.New(rdb, schedule.Config{Windows: windows})
 	require.NoError(t, err)
 	usage, delta := limittest.BytesPerKey(t, rdb, 20_000, func(k string) string { return "{" + k + "}:sched" }, func(ctx context.Context, key string) error {
@@ -238,9 +238,37 @@ func TestMemoryOfAKey(t *testing.T) {
 	require.LessOrEqual(t, delta, 250.0)
 }
 
+// Each charge has an id of its own; the same id again tells what became of it.
+func TestALostReplyReservesOnce(t *testing.T) {
+	t.Parallel()
+	at, ids := time.Now().Add(48*time.Hour), 0
+	config := schedule.Config{Windows: []schedule.Window{{Limit: 10, Length: time.Hour}}}
+	limittest.ChargedOnce(t, func(rdb redis.UniversalClient) (func(context.Context) error, func(context.Context) int64) {
+		l, err := schedule.New(rdb, config)
+		require.NoError(t, err)
+		reserve := func(ctx context.Context) error {
+			ids++
+			id := fmt.Sprint("id", ids)
+			if _, err := l.Reserve(ctx, "K", id, at); err != nil {
+				return err
+			}
+			again, err := l.Reserve(ctx, "K", id, at)
+			require.NoError(t, err)
+			require.True(t, again.Repeated)
+			return nil
+		}
+		left := func(ctx context.Context) int64 {
+			entries, err := l.List(ctx, "K", at, at.Add(time.Second), 100)
+			require.NoError(t, err)
+			return 10 - int64(len(entries))
+		}
+		return reserve, left
+	})
+}
+
 func TestBadInputIsRefused(t *testing.T) {
 	t.Parallel()
-	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	ctx, rdb := t.Context(), limittest.Redis(t)
 	ok := schedule.Window{Limit: 1, Length: time.Minute}
 	for field, cfg := range map[string]schedule.Config{
 		"name":                   {Name: "{", Windows: []schedule.Window{ok}},

@@ -52,26 +52,25 @@ type Config struct {
 
 // Rule is what the limit is in a decision of several.
 func (c Config) Rule() (decide.Rule, error) {
-	bad := func(err error) (decide.Rule, error) { return decide.Rule{}, fmt.Errorf("%w: %w", ErrConfig, err) }
 	if err := decide.CheckName(c.Name); err != nil {
-		return bad(err)
+		return decide.Rule{}, err
 	}
 	if c.Limit < 1 || c.Limit > policy.MaxTokens {
-		return bad(fmt.Errorf("limit: %d is not a whole number from 1 to %d", c.Limit, int64(policy.MaxTokens)))
+		return decide.Rule{}, fmt.Errorf("limit: %d is not a whole number from 1 to %d", c.Limit, int64(policy.MaxTokens))
 	}
 	if c.Window < time.Millisecond || c.Window > policy.MaxPer || c.Window%time.Millisecond != 0 {
-		return bad(fmt.Errorf("window: %s is not from 1ms to %s in whole milliseconds", c.Window, policy.MaxPer))
+		return decide.Rule{}, fmt.Errorf("window: %s is not from 1ms to %s in whole milliseconds", c.Window, policy.MaxPer)
 	}
 	r := decide.Rule{Name: c.Name, Limit: c.Limit, Window: c.Window}
 	switch c.Kind {
 	case Fixed:
 		r.Kind, r.Suffix, r.Source, r.Args = "fixed", "win", fixedSource, [3]int64{c.Limit, c.Window.Milliseconds()}
+		return decide.WithModel(r, newFixed(r)), nil
 	case Sliding:
 		r.Kind, r.Suffix, r.Source, r.Args = "sliding", "sld", slidingSource, [3]int64{c.Limit, c.Window.Microseconds() / Slots, Slots}
-	default:
-		return bad(fmt.Errorf("kind: %d is neither Fixed nor Sliding", c.Kind))
+		return decide.WithModel(r, newSliding(r)), nil
 	}
-	return r, nil
+	return decide.Rule{}, fmt.Errorf("kind: %d is neither Fixed nor Sliding", c.Kind)
 }
 
 // Limiter answers for any number of keys with one Config.
@@ -79,33 +78,20 @@ type Limiter struct{ core decide.Limiter }
 
 // New makes a Limiter on Redis. It sends nothing. The errors are ErrConfig.
 func New(rdb redis.UniversalClient, cfg Config) (*Limiter, error) {
-	rule, err := cfg.Rule()
-	if err != nil {
-		return nil, err
-	}
-	if rdb == nil {
-		return nil, fmt.Errorf("%w: the redis client is nil", ErrConfig)
-	}
-	return &Limiter{decide.Limiter{Rule: rule, Engine: decide.NewScript(rdb, rule)}}, nil
+	return newLimiter(decide.OnRedis(rdb, cfg.Rule))
 }
 
 // NewLocal makes a Limiter of this process alone on the clock now, such as
 // time.Now. The errors are ErrConfig.
 func NewLocal(cfg Config, now func() time.Time) (*Limiter, error) {
-	rule, err := cfg.Rule()
+	return newLimiter(decide.InProcess(now, cfg.Rule))
+}
+
+func newLimiter(core decide.Limiter, err error) (*Limiter, error) {
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%w: %w", ErrConfig, err)
 	}
-	if now == nil {
-		return nil, fmt.Errorf("%w: the clock is nil", ErrConfig)
-	}
-	l := &Limiter{decide.Limiter{Rule: rule}}
-	if cfg.Kind == Sliding {
-		l.core.Engine = decide.NewMemory(rule, newSliding(rule), now)
-	} else {
-		l.core.Engine = decide.NewMemory(rule, newFixed(rule), now)
-	}
-	return l, nil
+	return &Limiter{core}, nil
 }
 
 // Take takes n tokens, 1 to the limit, all or nothing. A denial is a result and

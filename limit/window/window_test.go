@@ -7,10 +7,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/tokenrefill/refiller/fetch"
-	"github.com/tokenrefill/refiller/internal/testenv"
 	"github.com/tokenrefill/refiller/limit/internal/limittest"
 	"github.com/tokenrefill/refiller/limit/window"
 	"github.com/tokenrefill/refiller/lua"
@@ -127,7 +127,7 @@ func TestNoStretchOfASlidingWindowsLengthAdmitsMoreThanItsLimit(t *testing.T) {
 // Limiter starts a new window.
 func TestACounterThatLostItsExpiryRecovers(t *testing.T) {
 	t.Parallel()
-	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	ctx, rdb := t.Context(), limittest.Redis(t)
 	l, err := window.New(rdb, window.Config{Limit: 3, Window: time.Hour})
 	require.NoError(t, err)
 
@@ -164,7 +164,7 @@ func TestACounterThatLostItsExpiryRecovers(t *testing.T) {
 
 func TestALimitThatShrinksHoldsAtOnce(t *testing.T) {
 	t.Parallel()
-	rdb := testenv.Redis(t).Client()
+	rdb := limittest.Redis(t)
 	for _, kind := range []window.Kind{window.Fixed, window.Sliding} {
 		wide, err := window.New(rdb, window.Config{Kind: kind, Limit: 100, Window: time.Hour})
 		require.NoError(t, err)
@@ -178,7 +178,7 @@ func TestALimitThatShrinksHoldsAtOnce(t *testing.T) {
 
 func TestTenThousandTakesOnAThousandAdmitAThousand(t *testing.T) {
 	t.Parallel()
-	single, cluster := testenv.Redis(t).Client(), testenv.Cluster(t).Client()
+	single, cluster := limittest.Redis(t), limittest.Cluster(t)
 	for _, kind := range []window.Kind{window.Fixed, window.Sliding} {
 		cfg := window.Config{Kind: kind, Limit: 1000, Window: time.Hour}
 		l, _ := local(t, cfg)
@@ -194,18 +194,26 @@ func TestTenThousandTakesOnAThousandAdmitAThousand(t *testing.T) {
 
 func TestAnIdleKeyIsGoneWhenItsWindowHasEnded(t *testing.T) {
 	t.Parallel()
-	ctx, rdb := t.Context(), testenv.Redis(t).Client()
-	for _, kind := range []window.Kind{window.Fixed, window.Sliding} {
-		l, err := window.New(rdb, window.Config{Kind: kind, Limit: 10, Window: 2 * time.Second})
+	ctx, rdb := t.Context(), limittest.Redis(t)
+	for kind, lasts := range map[window.Kind]time.Duration{window.Fixed: time.Hour, window.Sliding: time.Hour + time.Hour/window.Slots} {
+		key := fmt.Sprint("long", kind)
+		l, err := window.New(rdb, window.Config{Kind: kind, Limit: 10, Window: time.Hour})
+		require.NoError(t, err)
+		_, err = l.Take(ctx, key, 10)
+		require.NoError(t, err)
+		keys := rdb.Keys(ctx, "{"+key+"}*").Val()
+		require.Len(t, keys, 1)
+		require.LessOrEqual(t, rdb.PTTL(ctx, keys[0]).Val(), lasts+time.Millisecond)
+
+		l, err = window.New(rdb, window.Config{Kind: kind, Limit: 10, Window: time.Second})
 		require.NoError(t, err)
 		require.True(t, take(t, l, 10).OK)
-		require.EqualValues(t, 1, rdb.DBSize(ctx).Val())
-		require.Eventually(t, func() bool { return rdb.DBSize(ctx).Val() == 0 }, 20*time.Second, 5*time.Millisecond)
+		require.Eventually(t, func() bool { return len(rdb.Keys(ctx, "{K}*").Val()) == 0 }, 20*time.Second, 5*time.Millisecond)
 		r, err := l.Peek(ctx, "K")
 		require.NoError(t, err)
 		require.EqualValues(t, 10, r.Remaining)
 		require.NoError(t, l.Return(ctx, "K", 10))
-		require.Zero(t, rdb.DBSize(ctx).Val(), "neither a peek nor a return makes a key")
+		require.Empty(t, rdb.Keys(ctx, "{K}*").Val(), "neither a peek nor a return makes a key")
 	}
 }
 
@@ -216,7 +224,7 @@ func TestMemoryOfAKey(t *testing.T) {
 		suffix string
 		most   float64
 	}{window.Fixed: {"win", 130}, window.Sliding: {"sld", 160}} {
-		rdb := testenv.Redis(t).Client()
+		rdb := limittest.Redis(t)
 		l, err := window.New(rdb, window.Config{Kind: kind, Limit: 1000, Window: 24 * time.Hour})
 		require.NoError(t, err)
 		usage, delta := limittest.BytesPerKey(t, rdb, 20_000, func(k string) string { return "{" + k + "}:" + c.suffix }, func(ctx context.Context, key string) error {
@@ -230,7 +238,7 @@ func TestMemoryOfAKey(t *testing.T) {
 
 func TestAKeyThatHoldsSomethingElseIsAnErrorAndStays(t *testing.T) {
 	t.Parallel()
-	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	ctx, rdb := t.Context(), limittest.Redis(t)
 	for kind, suffix := range map[window.Kind]string{window.Fixed: "win", window.Sliding: "sld"} {
 		l, err := window.New(rdb, window.Config{Kind: kind, Limit: 10, Window: time.Minute})
 		require.NoError(t, err)
@@ -275,6 +283,22 @@ func TestBadInputIsRefused(t *testing.T) {
 	require.ErrorIs(t, err, fetch.ErrExceedsCapacity)
 	_, err = l.Take(t.Context(), "}", 1)
 	require.ErrorIs(t, err, fetch.ErrInvalidKey)
+}
+
+func TestALostReplyChargesOnce(t *testing.T) {
+	t.Parallel()
+	for _, kind := range []window.Kind{window.Fixed, window.Sliding} {
+		limittest.ChargedOnce(t, func(rdb redis.UniversalClient) (func(context.Context) error, func(context.Context) int64) {
+			l, err := window.New(rdb, window.Config{Kind: kind, Limit: 10, Window: 24 * time.Hour})
+			require.NoError(t, err)
+			return func(ctx context.Context) error { _, err := l.Take(ctx, "K", 1); return err },
+				func(ctx context.Context) int64 {
+					r, err := l.Peek(ctx, "K")
+					require.NoError(t, err)
+					return r.Remaining
+				}
+		})
+	}
 }
 
 func ExampleNewLocal() {

@@ -70,7 +70,7 @@ func (m *Middleware) Wrap(next http.Handler) http.Handler {
 			m.deny(w, hr, d)
 			return
 		}
-		if !m.slowDown(hr.Context(), d) {
+		if !m.hold(hr.Context(), d) {
 			m.giveBack(hr.Context(), d)
 			return // the client is gone
 		}
@@ -148,16 +148,12 @@ func (m *Middleware) deny(w http.ResponseWriter, r *http.Request, d Decision) {
 	})
 }
 
-// slowDown delays a request and reports false if its client left meanwhile.
-func (m *Middleware) slowDown(ctx context.Context, d Decision) bool {
-	s := m.config.SlowDown
-	beyond := d.Limit - d.Remaining - s.After
-	if s.Step == 0 || beyond <= 0 {
+// hold delays a request until its place, where a limit of pacing gave it one, and
+// as SlowDown wants. It reports false if the client left meanwhile.
+func (m *Middleware) hold(ctx context.Context, d Decision) bool {
+	delay := d.Wait + m.slowDown(d)
+	if delay == 0 {
 		return true
-	}
-	delay := s.Max
-	if beyond <= int64(s.Max/s.Step) {
-		delay = time.Duration(beyond) * s.Step
 	}
 	timer := time.NewTimer(delay)
 	defer timer.Stop()
@@ -167,6 +163,18 @@ func (m *Middleware) slowDown(ctx context.Context, d Decision) bool {
 	case <-ctx.Done():
 		return false
 	}
+}
+
+func (m *Middleware) slowDown(d Decision) time.Duration {
+	s := m.config.SlowDown
+	beyond := d.Limit - d.Remaining - s.After
+	switch {
+	case s.Step == 0 || beyond <= 0:
+		return 0
+	case beyond <= int64(s.Max/s.Step):
+		return time.Duration(beyond) * s.Step
+	}
+	return s.Max
 }
 
 // serve calls the handler and gives the tokens of a failed request back.

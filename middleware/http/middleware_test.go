@@ -20,6 +20,7 @@ import (
 	"github.com/tokenrefill/refiller/internal/testenv"
 	"github.com/tokenrefill/refiller/limit"
 	"github.com/tokenrefill/refiller/limit/lazy"
+	"github.com/tokenrefill/refiller/limit/pacing"
 	"github.com/tokenrefill/refiller/limit/window"
 	"github.com/tokenrefill/refiller/policy"
 )
@@ -261,6 +262,23 @@ func TestSlowDownGrowsWithEachRequestAndEndsWithTheClient(t *testing.T) {
 		require.Equal(t, time.Millisecond, time.Since(start))
 		require.Empty(t, w.Body.String(), "the handler is not called")
 		require.Contains(t, get(h, "/").Header().Get("RateLimit"), "r=3", "and the token is back")
+	})
+}
+
+// A queue among many limits spaces the requests out.
+func TestARequestWaitsForItsPlace(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		limits, err := limit.NewManyLocal(time.Now,
+			window.Config{Name: "hourly", Limit: 100, Window: time.Hour},
+			pacing.Config{Name: "spaced", Rate: policy.PerSecond(10), MaxWait: time.Second})
+		require.NoError(t, err)
+		h := middleware(t, Config{Limiter: limits}).Wrap(hello)
+		start := time.Now()
+		for i := range 3 {
+			require.Equal(t, http.StatusOK, get(h, "/").Code)
+			require.Equal(t, time.Duration(i)*100*time.Millisecond, time.Since(start))
+		}
 	})
 }
 

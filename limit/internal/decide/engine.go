@@ -2,6 +2,7 @@ package decide
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -37,12 +38,46 @@ func (o Outcome) Result(limit, n int64, what What) fetch.Result {
 	return r
 }
 
+// Start is the time before which the tokens may not be used.
+func (o Outcome) Start() time.Duration { return micros(o.Delay) }
+
+// Wait waits for d, or until ctx ends, and returns the cause of that.
+func Wait(ctx context.Context, d time.Duration) error {
+	if d <= 0 {
+		return nil
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("limit: wait for a place: %w", context.Cause(ctx))
+	}
+}
+
 func micros(us int64) time.Duration { return time.Duration(us) * time.Microsecond }
 
-// Engine answers for one limit.
+// Engine answers for one or more rules.
 type Engine interface {
+	// Do makes a call for the first rule.
 	Do(ctx context.Context, key string, what What, n int64) (Outcome, error)
+	// Decide makes one call for all rules, each with its key, and returns their
+	// outcomes and the time of the decision, Unix µs on the engine's clock. If
+	// they don't fit all, nothing was taken and each outcome says how it is
+	// without this call.
+	Decide(ctx context.Context, what What, n int64, keys ...string) (outcomes []Outcome, now int64, err error)
 }
+
+var (
+	_ Engine = (*Script)(nil)
+	_ Engine = (*Memory)(nil)
+)
+
+var (
+	errNoRedis = errors.New("the redis client is nil")
+	errNoClock = errors.New("the clock is nil")
+)
 
 // Script answers for its rules through Redis.
 type Script struct {
@@ -56,7 +91,7 @@ func NewScript(rdb lua.Client, rules ...Rule) *Script {
 	return &Script{rdb: rdb, rules: rules, script: compile(rules)}
 }
 
-// Do implements Engine, for the first rule.
+// Do implements Engine.
 func (s *Script) Do(ctx context.Context, key string, what What, n int64) (Outcome, error) {
 	outcomes, _, err := s.Decide(ctx, what, n, key)
 	if err != nil {
@@ -65,10 +100,7 @@ func (s *Script) Do(ctx context.Context, key string, what What, n int64) (Outcom
 	return outcomes[0], nil
 }
 
-// Decide makes one call for all rules, each with its key, and returns their
-// outcomes and the time of the decision, Unix µs on the server's clock. If they
-// don't fit all, nothing was taken and each outcome says how it is without this
-// call.
+// Decide implements Engine.
 func (s *Script) Decide(ctx context.Context, what What, n int64, keys ...string) ([]Outcome, int64, error) {
 	names := make([]string, len(s.rules))
 	args := make([]any, 0, 2+4*len(s.rules))

@@ -2,6 +2,9 @@ package decide
 
 import (
 	"context"
+	"time"
+
+	"github.com/redis/go-redis/v9"
 
 	"github.com/tokenrefill/refiller/fetch"
 )
@@ -10,6 +13,31 @@ import (
 type Limiter struct {
 	Rule   Rule
 	Engine Engine
+}
+
+// OnRedis makes the Limiter of a config's rule that asks Redis.
+func OnRedis(rdb redis.UniversalClient, config func() (Rule, error)) (Limiter, error) {
+	if rdb == nil {
+		return Limiter{}, errNoRedis
+	}
+	r, err := config()
+	if err != nil {
+		return Limiter{}, err
+	}
+	return Limiter{r, NewScript(rdb, r)}, nil
+}
+
+// InProcess makes the Limiter of a config's rule that asks this process's memory,
+// on the clock now.
+func InProcess(now func() time.Time, config func() (Rule, error)) (Limiter, error) {
+	if now == nil {
+		return Limiter{}, errNoClock
+	}
+	r, err := config()
+	if err != nil {
+		return Limiter{}, err
+	}
+	return Limiter{r, NewMemory(now, r)}, nil
 }
 
 // Do makes one call.

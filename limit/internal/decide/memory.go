@@ -15,15 +15,95 @@ type Model[S any] interface {
 	Step(s S, what What, n, now int64) (after S, until int64, o Outcome)
 }
 
-// Memory answers for one rule from this process's memory. It is safe for
-// concurrent use. Memory is bounded by the keys in use: what has expired is
-// dropped when the number of keys has doubled.
-type Memory[S any] struct {
-	rule  Rule
-	model Model[S]
+// WithModel is the rule with the model that computes what its Source does.
+func WithModel[S any](r Rule, model Model[S]) Rule {
+	r.table = func() table { return &states[S]{model: model, keys: map[string]stored[S]{}, sweep: firstSweep} }
+	return r
+}
+
+// Memory answers for its rules from this process's memory. It is safe for
+// concurrent use.
+type Memory struct {
+	rules []Rule
 	now   func() time.Time
 
-	mu    sync.Mutex
+	mu     sync.Mutex
+	tables []table // one for each rule
+}
+
+// NewMemory makes the Memory of one or more rules that have models, on the
+// clock now.
+func NewMemory(now func() time.Time, rules ...Rule) *Memory {
+	m := &Memory{rules: rules, now: now, tables: make([]table, len(rules))}
+	for i, r := range rules {
+		m.tables[i] = r.table()
+	}
+	return m
+}
+
+// Do implements Engine.
+func (m *Memory) Do(ctx context.Context, key string, what What, n int64) (Outcome, error) {
+	if err := ctx.Err(); err != nil {
+		return Outcome{}, fmt.Errorf("limit: %w", err)
+	}
+	if err := m.rules[0].Check(key, n, what); err != nil {
+		return Outcome{}, err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.tables[0].step(key, what, n, m.now().UnixMicro()), nil
+}
+
+// Decide implements Engine.
+func (m *Memory) Decide(ctx context.Context, what What, n int64, keys ...string) ([]Outcome, int64, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, 0, fmt.Errorf("limit: %w", err)
+	}
+	for i, r := range m.rules {
+		if err := r.Check(keys[i], n, what); err != nil {
+			return nil, 0, err
+		}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := m.now().UnixMicro()
+	outcomes := make([]Outcome, len(m.rules))
+	all := func(what What) (granted bool) {
+		granted = true
+		for i, t := range m.tables {
+			outcomes[i] = t.step(keys[i], what, n, now)
+			granted = granted && outcomes[i].Fits
+		}
+		return granted
+	}
+	if granted := all(Peek); what == Return || what == Take && granted {
+		all(what)
+	}
+	return outcomes, now, nil
+}
+
+// Len is the number of states held.
+func (m *Memory) Len() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	n := 0
+	for _, t := range m.tables {
+		n += t.len()
+	}
+	return n
+}
+
+// table holds the states of one rule.
+type table interface {
+	// step answers a call at now, Unix µs, and stores what it changes.
+	step(key string, what What, n, now int64) Outcome
+	len() int
+}
+
+// states is the table of a model. It is bounded by the keys in use: what has
+// expired is dropped when the number of keys has doubled.
+type states[S any] struct {
+	model Model[S]
 	keys  map[string]stored[S]
 	sweep int // the number of keys at which the expired are dropped
 }
@@ -35,44 +115,23 @@ type stored[S any] struct {
 
 const firstSweep = 1024
 
-// NewMemory makes a Memory on the clock now.
-func NewMemory[S any](rule Rule, model Model[S], now func() time.Time) *Memory[S] {
-	return &Memory[S]{rule: rule, model: model, now: now, keys: map[string]stored[S]{}, sweep: firstSweep}
-}
-
-// Do implements Engine.
-func (m *Memory[S]) Do(ctx context.Context, key string, what What, n int64) (Outcome, error) {
-	if err := ctx.Err(); err != nil {
-		return Outcome{}, fmt.Errorf("limit: %w", err)
-	}
-	if err := m.rule.Check(key, n, what); err != nil {
-		return Outcome{}, err
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	now := m.now().UnixMicro()
-	s := m.keys[key]
-	after, until, o := m.model.Step(s.value, what, n, now)
+func (t *states[S]) step(key string, what What, n, now int64) Outcome {
+	after, until, o := t.model.Step(t.keys[key].value, what, n, now)
 	switch {
 	case until <= now:
-		delete(m.keys, key)
+		delete(t.keys, key)
 	case what != Peek:
-		m.keys[key] = stored[S]{after, until}
+		t.keys[key] = stored[S]{after, until}
 	}
-	if len(m.keys) >= m.sweep {
-		for k, s := range m.keys {
+	if len(t.keys) >= t.sweep {
+		for k, s := range t.keys {
 			if s.until <= now {
-				delete(m.keys, k)
+				delete(t.keys, k)
 			}
 		}
-		m.sweep = max(firstSweep, 2*len(m.keys))
+		t.sweep = max(firstSweep, 2*len(t.keys))
 	}
-	return o, nil
+	return o
 }
 
-// Len is the number of keys held.
-func (m *Memory[S]) Len() int {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return len(m.keys)
-}
+func (t *states[S]) len() int { return len(t.keys) }

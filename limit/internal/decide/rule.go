@@ -24,6 +24,7 @@ type Rule struct {
 	Args   [3]int64      // the rule's numbers
 	Limit  int64         // the most tokens that can ever fit
 	Window time.Duration // the time for which Limit speaks
+	table  func() table  // an empty one; see WithModel
 }
 
 // MaxName is the length of the longest name of a limit, in bytes.

@@ -161,7 +161,7 @@ func BytesPerKey(t testing.TB, rdb *redis.Client, n int, name func(key string) s
 			last := b
 			b = reading()
 			return max(last-b, b-last) < 1024
-		}, 20*time.Second, 300*time.Millisecond, "the server's memory settles")
+		}, patience, 300*time.Millisecond, "the server's memory settles")
 		return b
 	}
 	key := func(i int) string { return fmt.Sprintf("user:%d", 100_000+i) }

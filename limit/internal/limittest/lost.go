@@ -1,0 +1,46 @@
+package limittest
+
+import (
+	"bytes"
+	"context"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/fetch"
+	"github.com/tokenrefill/refiller/internal/faultproxy"
+	"github.com/tokenrefill/refiller/internal/testenv"
+)
+
+// ChargedOnce breaks the connection after a charge has run and before its reply,
+// under a client that retries as go-redis does by default. It requires that the
+// caller is told fetch.ErrUnavailable, that left is lower by one charge and no
+// more, and that a charge that can't be sent charges nothing.
+func ChargedOnce(t *testing.T, limiter func(redis.UniversalClient) (charge func(context.Context) error, left func(context.Context) int64)) {
+	t.Helper()
+	ctx, server := t.Context(), testenv.Redis(t)
+	proxy, err := faultproxy.New(server.Addr(), faultproxy.Options{})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, proxy.Close()) })
+	retrying := redis.NewClient(&redis.Options{Addr: proxy.Addr(), MinRetryBackoff: time.Microsecond, MaxRetryBackoff: time.Millisecond})
+	t.Cleanup(func() { _ = retrying.Close() })
+	require.Equal(t, 3, retrying.Options().MaxRetries, "the default")
+	charge, _ := limiter(retrying)
+	_, left := limiter(server.Client())
+
+	require.NoError(t, charge(ctx))
+	before := left(ctx)
+	require.NoError(t, proxy.CutAfterReply(1<<30, func(request []byte) bool { return bytes.Contains(request, []byte("evalsha")) }))
+	require.ErrorIs(t, charge(ctx), fetch.ErrUnavailable)
+	require.Equal(t, 1, proxy.LostReplies(), "sent once")
+	require.Equal(t, before-1, left(ctx), "charged once")
+
+	proxy.Cut()
+	require.ErrorIs(t, charge(ctx), fetch.ErrUnavailable)
+	require.Equal(t, before-1, left(ctx))
+	require.NoError(t, proxy.Heal())
+	require.NoError(t, charge(ctx), "the limiter recovers")
+	require.Equal(t, before-2, left(ctx))
+}
