@@ -68,28 +68,14 @@ func doctorCommand(e env) *cobra.Command {
 }
 
 func examineEtcd(ctx context.Context, cfg config.Config) doctor.Finding {
-	e := cfg.Election
-	dial := election.DialConfig{Endpoints: e.Endpoints, Username: e.Username, TLS: election.TLSConfig{CA: e.TLS.CA, Cert: e.TLS.Cert, Key: e.TLS.Key}}
-	if !e.Password.IsZero() {
-		var err error
-		if dial.Password, err = e.Password.Reveal(); err != nil {
-			return doctor.Etcd("", false, err)
-		}
-	}
-	client, err := election.Dial(dial)
+	client, err := dialEtcd(cfg.Election)
 	if err != nil {
 		return doctor.Etcd("", false, err)
 	}
 	defer func() { _ = client.Close() }() // the examination is over
-	elector := election.DefaultConfig()
-	elector.Client, elector.Prefix, elector.Identity, elector.Logger = client, e.Prefix, "doctor", newLogger(env{stderr: io.Discard}, cfg.Log)
-	candidate, err := election.New(elector)
-	if err != nil {
-		return doctor.Etcd("", false, err)
-	}
 	ctx, cancel := context.WithTimeout(ctx, operateTimeout)
 	defer cancel()
-	leader, err := candidate.Leader(ctx)
+	leader, err := leaderOf(ctx, client, cfg.RefillPrefix())
 	return doctor.Etcd(leader.Identity, errors.Is(err, election.ErrNoLeader), err)
 }
 

@@ -33,6 +33,7 @@ var commands = []func(env) *cobra.Command{
 	statusCommand,
 	grantCommand,
 	resetCommand,
+	poolCommand,
 	doctorCommand,
 	devCommand,
 }

@@ -163,5 +163,30 @@ func writeStatus(w io.Writer, s admin.Status) error {
 	if more := s.Total - len(s.Buckets); more > 0 {
 		fmt.Fprintf(t, "… and %d more\n", more)
 	}
+	if s.Pools != nil {
+		writePools(t, s.Region, *s.Pools)
+	}
 	return t.Flush()
+}
+
+// writePools tells how the replica's region stands in the pools.
+func writePools(w io.Writer, region string, p admin.Pools) {
+	coordinator := "nobody is known to coordinate: " + p.Election
+	if p.Coordinator != nil {
+		coordinator = fmt.Sprintf("%s coordinates under epoch %d", p.Coordinator.Identity, p.Coordinator.Epoch)
+	}
+	fmt.Fprintf(w, "\npools\tin %s; %s\n", region, coordinator)
+	for what, problem := range map[string]string{"etcd": p.Cut, "redis": p.Away} {
+		if problem != "" {
+			fmt.Fprintf(w, "%s\tdoes not answer: %s\n", what, problem)
+		}
+	}
+	fmt.Fprintln(w, "POOL\tTOKENS\tCAPACITY\tSHARE\tOF\tFLOOR\tDEMAND\tGRANT ENDS IN")
+	for _, s := range p.Shares {
+		ends := "on its floor"
+		if s.Remaining > 0 {
+			ends = seconds(s.Remaining)
+		}
+		fmt.Fprintf(w, "%s\t%d\t%d\t%s\t%s\t%s\t%s\t%s\n", s.Pool, s.Tokens, s.Capacity, perSecond(s.Rate), perSecond(s.Limit), perSecond(s.Floor), perSecond(s.Demand), ends)
+	}
 }
