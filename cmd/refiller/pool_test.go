@@ -112,6 +112,11 @@ func TestPoolStatusFenceAndLift(t *testing.T) {
 	code, stdout, stderr = runWith(t, nil, "status", "--addr", addr)
 	require.Zero(t, code, stderr)
 	require.Regexp(t, `pools +in eu; eu/one coordinates under epoch`, stdout)
+	page, err := get(t.Context(), "http://"+addr+"/")
+	require.NoError(t, err)
+	for _, want := range []string{`<h2 id="pools">Pools in eu</h2>`, "eu/one coordinates all regions under epoch", `<td>payments</td>`, "950/s of 1\u202f000/s"} {
+		require.Contains(t, string(page), want)
+	}
 	require.Regexp(t, `(?m)^payments +\d+ +2250 +950/s +1000/s +100/s`, stdout)
 }
 

@@ -29,9 +29,11 @@ var pageTemplate = template.Must(template.New("page.html").Funcs(template.FuncMa
 		}
 		return fmt.Sprintf("%.0f\u00a0%%", 100*f.(float64))
 	},
-	"age":  age,
-	"span": func(now, then time.Time) string { return age(float64(now.Sub(then).Milliseconds())) },
-	"join": func(list []string) string { return strings.Join(list, ", ") },
+	"age":     age,
+	"rate":    decimal,
+	"seconds": func(s float64) string { return age(1000 * s) },
+	"span":    func(now, then time.Time) string { return age(float64(now.Sub(then).Milliseconds())) },
+	"join":    func(list []string) string { return strings.Join(list, ", ") },
 }).ParseFS(files, "page/page.html"))
 
 // view is what the page shows.

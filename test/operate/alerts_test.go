@@ -86,6 +86,9 @@ func healthy() map[string]string {
 		set("refill_errors_total", "", steady(0))
 		set("refill_calls_total", `,status="applied"`, idle(300))
 		set("refill_calls_total", `,status="stale"`, rising(1))
+		set("pool_coordinating", "", steady(leads))
+		set("pool_clock_voids_total", "", steady(0))
+		set("pool_grant_remaining_seconds", `,pool="payments",region="eu"`, steady(11))
 		const bucket = `,bucket="checkout"`
 		set("refills_total", bucket, idle(300))
 		set("refills_found_empty_total", bucket, idle(60))
@@ -105,6 +108,11 @@ func healthy() map[string]string {
 			set("takeover_gap_seconds_bucket", fmt.Sprintf(`,le=%q`, le), values)
 		}
 	}
+	// What the coordinator alone exports.
+	s[`refiller_pool_limit_tokens_per_second{instance="a",pool="payments"}`] = steady(1000)
+	s[`refiller_pool_claimed_tokens_per_second{instance="a",pool="payments"}`] = steady(1000)
+	s[`refiller_pool_region_silent_seconds{instance="a",region="eu"}`] = steady(1)
+	s[`refiller_pool_region_fenced{instance="a",region="eu"}`] = steady(0)
 	return s
 }
 
@@ -128,6 +136,10 @@ func illnesses() map[string]illness {
 	slow := map[string]string{}
 	for _, le := range []string{"0.25", "1"} {
 		slow[fmt.Sprintf(`refiller_takeover_gap_seconds_bucket{instance="b",le=%q}`, le)] = steady(0)
+	}
+	onFloor := map[string]string{}
+	for _, instance := range []string{"a", "b", "c"} {
+		onFloor[fmt.Sprintf(`refiller_pool_grant_remaining_seconds{instance=%q,pool="payments",region="eu"}`, instance)] = steady(0)
 	}
 	return map[string]illness{
 		"RefillerAbsent": {series: map[string]string{
@@ -156,7 +168,16 @@ func illnesses() map[string]illness {
 			"Replicas have had different versions of the configuration for five minutes."},
 		"ConfigNeedsRestart": {map[string]string{"refiller_config_restart_needed" + ofB: steady(1)}, on("b"), "b has changes in its file that need a restart."},
 		"PolicyConflict":     {map[string]string{"refiller_buckets_conflicting" + ofB: steady(2)}, on("b"), "2 buckets have another policy under the same version."},
-		"BucketEmpty":        {map[string]string{"refiller_refills_found_empty_total" + checkoutA: rising(299)}, onBucket, "Bucket checkout has been empty for 15 minutes."},
+		"PoolUncoordinated":  {map[string]string{"refiller_pool_coordinating" + ofA: steady(0)}, nil, "Nobody coordinates the pools."},
+		"PoolRegionOnFloor":  {onFloor, map[string]string{"pool": "payments", "region": "eu"}, "Region eu is on its floor of pool payments."},
+		"PoolRegionSilent": {map[string]string{`refiller_pool_region_silent_seconds{instance="a",region="eu"}`: steady(90)}, map[string]string{"region": "eu"},
+			"The coordinator has not heard of region eu for 1m 30s."},
+		"PoolRegionFenced": {map[string]string{`refiller_pool_region_fenced{instance="a",region="eu"}`: steady(1)}, map[string]string{"region": "eu"},
+			"Region eu has been fenced for half an hour."},
+		"PoolOverclaimed": {map[string]string{`refiller_pool_claimed_tokens_per_second{instance="a",pool="payments"}`: steady(1200)}, map[string]string{"pool": "payments"},
+			"The regions may be using 1.2k/s of pool payments, which is more than its rate."},
+		"PoolClockVoided": {map[string]string{"refiller_pool_clock_voids_total" + ofB: jump(80)}, on("b"), "The clock of Redis does not agree with that of b."},
+		"BucketEmpty":     {map[string]string{"refiller_refills_found_empty_total" + checkoutA: rising(299)}, onBucket, "Bucket checkout has been empty for 15 minutes."},
 	}
 }
 

@@ -65,11 +65,12 @@ func exported(t *testing.T, nodes ...*node) (names, labels map[string]bool) {
 	return names, labels
 }
 
-// demo is three replicas in election mode etcd with load on one bucket.
+// demo is three replicas in election mode etcd with load on one bucket, and a
+// pool of one region.
 func demo(t *testing.T) []*node {
 	t.Helper()
 	server, etcd := testenv.Redis(t), testenv.Etcd(t, 1)
-	config := fmt.Sprintf("redis: {url: %q}\nversion: 1\nelection: {mode: etcd, endpoints: [%q], ttl: 2s}\nbuckets:\n"+
+	config := fmt.Sprintf("region: eu\npools: [{name: payments, rate: 100/s, capacity: 300, regions: {eu: {}}}]\nredis: {url: %q}\nversion: 1\nelection: {mode: etcd, endpoints: [%q], ttl: 2s}\nbuckets:\n"+
 		"  - {key: checkout, capacity: 1000, rate: 500/s}\n  - {key: mail, capacity: 100, rate: 10/s}\n", server.URL(), etcd.Endpoints()[0])
 	var nodes []*node
 	for _, name := range []string{"a", "b", "c"} {
@@ -101,10 +102,26 @@ func leader(t *testing.T, nodes []*node) (l *node) {
 	return l
 }
 
+// coordinator waits until a replica coordinates and has heard of its region.
+func coordinator(t *testing.T, nodes []*node) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		for _, n := range nodes {
+			if n.Running() {
+				if _, known := n.metric("refiller_pool_claimed_tokens_per_second"); known == 1 && len(n.status().Pools.Shares) == 1 {
+					return true
+				}
+			}
+		}
+		return false
+	}, patience, 20*time.Millisecond, "somebody coordinates the pool")
+}
+
 func TestEveryQueryFindsWhatTheProgramExports(t *testing.T) {
 	t.Parallel()
 	nodes := demo(t)
 	leader(t, nodes)
+	coordinator(t, nodes)
 	names, labels := exported(t, nodes...)
 	check := func(where, expr string) {
 		for _, name := range metricName.FindAllString(expr, -1) {
@@ -185,6 +202,7 @@ func TestNoPanelIsWithoutDataInARealPrometheus(t *testing.T) {
 	first.Kill() // there is a take-over to show
 	leader(t, nodes)
 	const window = 10 * time.Second
+	coordinator(t, nodes)
 	rest(t, window)
 	expand := strings.NewReplacer("$__rate_interval", window.String(), "$instance", ".*", "$bucket", ".*")
 	for _, panel := range dashboardPanels(t) {
