@@ -31,6 +31,10 @@ type Result struct {
 	// right to within one refill interval; 0 if it is full; Never if it is not
 	// known to fill.
 	ResetAfter time.Duration
+	// OnFloor reports that the bucket is a pool's and its region has no grant in
+	// force, but the floor that is reserved for it: it is cut off from the other
+	// regions, or new, or fenced. At most a second old.
+	OnFloor bool
 	// Source tells who answered.
 	Source Source
 }

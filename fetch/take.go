@@ -128,7 +128,7 @@ func (c *Client) result(ctx context.Context, key string, a answer) Result {
 	}
 	r := Result{
 		OK: reply.OK, Taken: reply.Taken, Remaining: reply.Remaining, Limit: k.limit(),
-		ResetAfter: k.resetAfter(reply.Remaining, now), Source: a.source,
+		ResetAfter: k.resetAfter(reply.Remaining, now), OnFloor: k.onFloor(), Source: a.source,
 	}
 	if !reply.OK {
 		r.RetryAfter = wait(reply.Wait)

@@ -65,6 +65,12 @@ func (k known) limit() int64 {
 	return k.terms.Capacity
 }
 
+// onFloor reports whether the bucket is a pool's without a grant in force, as
+// the scripts told when the terms were learned.
+func (k known) onFloor() bool {
+	return k.terms != nil && k.terms.GrantEnd > 0 && k.terms.GrantEra == 0
+}
+
 // lacksSchedule reports whether a bucket's instants are to be asked for: once a
 // step, and while that is overdue no more often than terms are.
 func (k known) lacksSchedule(now time.Time) bool {
@@ -79,8 +85,9 @@ func (k known) resetAfter(tokens int64, now time.Time) time.Duration {
 	}
 	t := *k.terms
 	if t.GrantEra != 0 {
-		t.Tokens, t.GrantTokens, t.GrantEnd, t.GrantEra = t.GrantTokens, 0, 0, 0
+		t.Tokens = t.GrantTokens
 	}
+	t.GrantTokens, t.GrantEnd, t.GrantEra = 0, 0, 0
 	s := policy.Control{Terms: t}
 	if !k.next.IsZero() {
 		s.Next = k.next.Sub(now).Microseconds()

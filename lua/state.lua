@@ -73,6 +73,14 @@ local function read_ctl(key)
   return s, p, c[2]
 end
 
+-- told is the policy's text as takers are told it: a grant that isn't in force has grant_era 0; '' for none. It costs a command
+-- for a pool's bucket only.
+local function told(s, p, pol)
+  if not s then return '' end
+  if p.grant_era > 0 and (p.grant_era ~= s.era or now_us() >= p.grant_end) then return (string.gsub(pol, '%d+$', '0')) end
+  return pol
+end
+
 -- count_denied notes that a take of n tokens was denied, if the bucket is a pool's and could ever hold them.
 local function count_denied(key, p, n)
   if p and p.grant_end > 0 and tonumber(n) <= p.capacity then redis.pcall('HINCRBY', key, 'denied', n) end

@@ -25,7 +25,7 @@ type TakeReply struct {
 	// negative if they never are, or if the bucket has no policy to tell.
 	Wait time.Duration
 	// Terms is the policy in force; nil if the bucket has none, or if the take
-	// fit and wasn't asked to tell.
+	// fit and wasn't asked to tell. Its GrantEra is 0 unless a grant is in force.
 	Terms *policy.Terms
 	Refilled
 }

@@ -6,7 +6,7 @@
 -- ARGV  1 n: tokens to take, at least 1
 --       2 1 to be told the policy as well, 0 otherwise
 -- Reply an integer: taken; the tokens left (ARGV 2 is 0)
---       {1, left, pol}: taken, with the policy's text ('' if the bucket has none)
+--       {1, left, pol}: taken, with the policy's text ('' if the bucket has none; grant_era is 0 unless a grant is in force)
 --       {0, left, wait_us, era, index, last_us, now_us, pol}: denied; wait_us until n tokens are due, -1 if never or unknown
 --       {2}: no such bucket; nothing is created
 --       {3, k}: KEYS k holds something else
@@ -39,4 +39,4 @@ if unknown then return {2} end
 local now = now_us()
 if not s then return {0, left, -1, 0, index or 0, 0, now, ''} end
 count_denied(KEYS[3], p, ARGV[1])
-return {0, left, wait_us(s, p, left, n, now), s.era, index or s.index, s.last, now, pol}
+return {0, left, wait_us(s, p, left, n, now), s.era, index or s.index, s.last, now, told(s, p, pol)}

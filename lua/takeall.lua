@@ -2,7 +2,7 @@
 --
 -- KEYS  per bucket, each once: K, {K}, {K}:ctl, as in take
 -- ARGV  per bucket: n, the tokens to take, at least 1
--- Reply {1, left, era, pol, ...}: taken; per bucket the tokens left, the era they were taken in, the policy's text
+-- Reply {1, left, era, pol, ...}: taken; per bucket the tokens left, the era they were taken in, the policy's text as in take
 --       {0, fits, left, wait_us, era, index, last_us, now_us, pol, ...}: nothing was taken; per bucket whether its n tokens are there (1
 --             or 0), and otherwise as take's denial; wait_us is 0 if they are
 --       {2, b}: no such bucket as the b-th, or one without a policy, to which nothing could be returned; nothing is created or taken
@@ -29,10 +29,10 @@ for b, at in ipairs(buckets) do
   local key = KEYS[3 * b - 2]
   local values
   if fit then
-    values = {redis.call('DECRBY', key, ARGV[b]), at.s.era, at.pol}
+    values = {redis.call('DECRBY', key, ARGV[b]), at.s.era, told(at.s, at.p, at.pol)}
   else
     if not at.fits then count_denied(KEYS[3 * b], at.p, ARGV[b]) end
-    values = {at.fits and 1 or 0, at.tokens, wait_us(at.s, at.p, at.tokens, at.n, now), at.s.era, at.index, at.s.last, now, at.pol}
+    values = {at.fits and 1 or 0, at.tokens, wait_us(at.s, at.p, at.tokens, at.n, now), at.s.era, at.index, at.s.last, now, told(at.s, at.p, at.pol)}
   end
   for _, v in ipairs(values) do reply[#reply + 1] = v end
 end

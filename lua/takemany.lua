@@ -6,7 +6,7 @@
 --       3 1 if no take may overtake another: none is made behind one that doesn't fit; 0 otherwise
 --       4.. pairs n, count: so many takes of n tokens each follow one another; both at least 1
 -- Reply an integer: all taken; the tokens left (ARGV 2 is 0)
---       {1, left, pol}: all taken, with the policy's text ('' if the bucket has none)
+--       {1, left, pol}: all taken, with the policy's text, as in take
 --       {0, left, era, index, last_us, now_us, pol, taken, wait_us, ...}: not all; per pair how many of its takes were
 --             taken, the first ones, and how long until n tokens are due, as in take (0 if all were taken)
 --       {2}: no such bucket; nothing is created
@@ -48,7 +48,7 @@ for i = 4, #ARGV, 2 do
 end
 if all > 0 then left = redis.call('DECRBY', KEYS[1], string.format('%.0f', all)) end
 local now = now_us()
-local reply = s and {0, left, s.era, index or s.index, s.last, now, pol} or {0, left, 0, index or 0, 0, now, ''}
+local reply = s and {0, left, s.era, index or s.index, s.last, now, told(s, p, pol)} or {0, left, 0, index or 0, 0, now, ''}
 local denied = 0
 for i = 4, #ARGV, 2 do
   local n, fit, wait = tonumber(ARGV[i]), served[i / 2 - 1], 0

@@ -2,13 +2,17 @@
 -- puts it where a script says "--#include text".
 --
 -- policy_text answers the text of the policy in the hash at key: '' if the key is missing, false if it doesn't hold a bucket's
--- state (see state.lua), the error of any other failure.
+-- state (see state.lua), the error of any other failure. A pool's grant that isn't in force has grant_era 0.
 local function policy_text(key)
   local c = redis.pcall('HMGET', key, 'st', 'pol')
   if c.err then return not string.find(c.err, 'WRONGTYPE', 1, true) and c end
   local st, pol = c[1], c[2]
   if not st and not pol then return '' end
-  return st and pol and string.find(st, '^%d+ %d+ %d+ %d+ %d+ %d+$') and
-    string.find(pol, '^%d+ %d+ %d+ %d+ %d+ %d+ %d+ %d+ %d+ %d+ %d+ %d+ %d+ %d+ %d+ %d+$') and pol or false
+  local era = st and string.match(st, '^%d+ %d+ %d+ (%d+) %d+ %d+$')
+  local ends, grant = string.match(pol or '', '^%d+ %d+ %d+ %d+ %d+ %d+ %d+ %d+ %d+ %d+ %d+ %d+ %d+ %d+ (%d+) (%d+)$')
+  if not era or not grant then return false end
+  if grant == '0' then return pol end
+  local t = redis.call('TIME')
+  if grant == era and t[1] * 1000000 + t[2] < tonumber(ends) then return pol end
+  return (string.gsub(pol, '%d+$', '0'))
 end
-

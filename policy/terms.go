@@ -125,6 +125,10 @@ func DecodeTerms(s string) (Terms, error) {
 	return t, nil
 }
 
+// Granted reports whether the grant is in force in an era at an instant of the
+// bucket's Redis clock, in Unix microseconds.
+func (t Terms) Granted(era, now int64) bool { return t.GrantEra != 0 && t.GrantEra == era && now < t.GrantEnd }
+
 // Rate is the smooth rate of the terms without a grant; zero if stepped.
 func (t Terms) Rate() Rate {
 	if t.Kind != Smooth {

@@ -51,12 +51,13 @@ type resultJSON struct {
 	RetryAfterMS *int64 `json:"retry_after_ms"`
 	ResetAfterMS *int64 `json:"reset_after_ms"`
 	Source       string `json:"source"`
+	OnFloor      bool   `json:"on_floor,omitempty"` // a pool's bucket in a region without a grant
 }
 
 func toJSON(key string, r fetch.Result) resultJSON {
 	return resultJSON{
 		Key: key, OK: r.OK, Taken: r.Taken, Remaining: r.Remaining, Limit: r.Limit,
-		RetryAfterMS: millis(r.RetryAfter), ResetAfterMS: millis(r.ResetAfter), Source: r.Source.String(),
+		RetryAfterMS: millis(r.RetryAfter), ResetAfterMS: millis(r.ResetAfter), Source: r.Source.String(), OnFloor: r.OnFloor,
 	}
 }
 

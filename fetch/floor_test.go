@@ -1,0 +1,65 @@
+package fetch
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+func TestAResultTellsWhenItsRegionIsOnItsFloor(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	rdb := testenv.Redis(t).Client()
+	// One token an hour, or with a grant one a minute.
+	terms := policy.Terms{
+		Fence: policy.Fence{Epoch: 1, Seq: 1}, Capacity: 100, Tokens: 1, Per: 3_600_000_000, Interval: 100_000, MaxElapsed: 2_000_000, Initial: 50, GrantEnd: 1,
+	}
+	out, err := lua.Refill(ctx, rdb, "payments", policy.Call{Create: policy.CreateInitial, Terms: &terms})
+	require.NoError(t, err)
+	createBucket(t, rdb, "own", hourly(10))
+
+	// look asks in every way, with a client that knows nothing yet.
+	look := func(key string, want bool) {
+		t.Helper()
+		for name, opts := range map[string][]Option{"merged": {slow()}, "alone": {slow(), WithCoalescing(false)}} {
+			for i, ask := range []func(*Client) (Result, error){
+				func(c *Client) (Result, error) { return c.Take(ctx, key, 1) },
+				func(c *Client) (Result, error) { return c.Take(ctx, key, 99) },
+				func(c *Client) (Result, error) { return c.TakeUpTo(ctx, key, 1) },
+				func(c *Client) (Result, error) { return c.Peek(ctx, key) },
+			} {
+				if key == "own" && i == 1 {
+					continue // more than it ever holds
+				}
+				c := newClient(t, rdb, opts...)
+				for range 2 { // the second answer is in the light of what is remembered
+					r, err := ask(c)
+					require.NoError(t, err)
+					require.Equal(t, want, r.OnFloor, "%s, way %d: %+v", name, i, r)
+				}
+			}
+		}
+	}
+	look("own", false)
+	look("payments", true)
+
+	terms.Fence.Seq, terms.GrantTokens, terms.GrantEra, terms.GrantEnd = 2, 60, out.Version.Era, out.Now+3_600_000_000
+	_, err = lua.Refill(ctx, rdb, "payments", policy.Call{Version: out.Version, Terms: &terms})
+	require.NoError(t, err)
+	look("payments", false)
+	full := newClient(t, rdb, slow())
+	granted, err := full.Take(ctx, "payments", 1)
+	require.NoError(t, err)
+
+	terms.Fence.Seq, terms.GrantEnd = 3, out.Now
+	_, err = lua.Refill(ctx, rdb, "payments", policy.Call{Version: out.Version, Terms: &terms})
+	require.NoError(t, err)
+	look("payments", true)
+	floor, err := newClient(t, rdb, slow()).Take(ctx, "payments", 1)
+	require.NoError(t, err)
+	require.Greater(t, floor.ResetAfter, 30*granted.ResetAfter, "it fills at the floor's rate")
+}
