@@ -50,7 +50,15 @@ const Slots = 16384
 func Slot(key string) int {
 	crc := uint16(0)
 	for i := range len(key) {
-		crc ^= uint16(key[i]) << 8
+		crc = crc<<8 ^ crcOf[byte(crc>>8)^key[i]]
+	}
+	return int(crc % Slots)
+}
+
+// crcOf is CRC-16/XMODEM of each byte.
+var crcOf = func() (table [256]uint16) {
+	for b := range table {
+		crc := uint16(b) << 8
 		for range 8 {
 			if crc&0x8000 != 0 {
 				crc = crc<<1 ^ 0x1021
@@ -58,6 +66,7 @@ func Slot(key string) int {
 				crc <<= 1
 			}
 		}
+		table[b] = crc
 	}
-	return int(crc % Slots)
-}
+	return table
+}()

@@ -50,10 +50,10 @@ func Refill(ctx context.Context, c Client, key string, call policy.Call) (policy
 	return results[0].Outcome, results[0].Err
 }
 
-// RefillBatch refills many buckets in one round trip, perCall of them in each
-// script call, at least 1. On a Cluster perCall must be 1, since buckets differ
-// in slot. An
-// error is each bucket's own; the results are in the order of the calls.
+// RefillBatch refills many buckets in one round trip, at most perCall of them,
+// which is 1 or more, in each script call. On a Cluster only neighbours of one
+// slot share a call. An error is each bucket's own; the results are in the order
+// of the calls.
 func RefillBatch(ctx context.Context, rdb redis.UniversalClient, calls []RefillCall, perCall int) []RefillResult {
 	results := make([]RefillResult, len(calls))
 	if perCall < 1 {
@@ -68,8 +68,12 @@ func RefillBatch(ctx context.Context, rdb redis.UniversalClient, calls []RefillC
 		args     []any
 	}
 	parts := make([]part, 0, (len(calls)+perCall-1)/perCall)
-	for from := 0; from < len(calls); from += perCall {
-		to := min(from+perCall, len(calls))
+	_, cluster := rdb.(*redis.ClusterClient)
+	for from, to := 0, 0; from < len(calls); from = to {
+		to = min(from+perCall, len(calls))
+		if cluster {
+			to = from + sameSlot(calls[from:to])
+		}
 		keys, args := refillArguments(calls[from:to])
 		parts = append(parts, part{from, to, keys, args})
 	}
@@ -110,6 +114,17 @@ func RefillBatch(ctx context.Context, rdb redis.UniversalClient, calls []RefillC
 		send(unknown, refillScript.bySource)
 	}
 	return results
+}
+
+// sameSlot is how many of the calls, from the first on, are for one slot.
+func sameSlot(calls []RefillCall) int {
+	slot := Slot(calls[0].Key)
+	for i := 1; i < len(calls); i++ {
+		if Slot(calls[i].Key) != slot {
+			return i
+		}
+	}
+	return len(calls)
 }
 
 // Texts of the argument pol that are no policy.

@@ -175,14 +175,22 @@ func TestRefillBatchTellsEachBucketsOwnError(t *testing.T) {
 	}
 }
 
-func TestClusterRefusesBucketsOfSeveralSlotsInOneCall(t *testing.T) {
+func TestBatchesOnAClusterKeepToSlots(t *testing.T) {
 	t.Parallel()
 	ctx, c, terms := t.Context(), testenv.Cluster(t), buckettest.Terms()
 	rdb := c.Client()
-	for _, r := range lua.RefillBatch(ctx, rdb, batch(4, &terms), 2) {
-		require.Error(t, r.Err)
-		require.ErrorContains(t, r.Err, "CROSSSLOT")
+	calls := batch(4, &terms)
+	for i, key := range []string{"a", "b3", "b800", "b"} { // the middle two share a slot
+		calls[i].Key = key
 	}
+	require.Equal(t, lua.Slot(calls[1].Key), lua.Slot(calls[2].Key))
+	results := lua.RefillBatch(ctx, rdb, calls, 50)
+	for i, r := range results {
+		require.NoError(t, r.Err)
+		b := load(ctx, t, rdb, calls[i].Key)
+		require.Equal(t, policy.Version{Era: b.Control.Era, Index: *b.Index}, r.Version)
+	}
+	require.Equal(t, results[1].Now, results[2].Now, "one call for both")
 
 	// A slot that moves: redirections are followed, and each call runs once.
 	key := "moving"

@@ -16,6 +16,7 @@ import (
 // goroutine at a time.
 type bucket struct {
 	key      string
+	slot     int
 	terms    *policy.Terms // nil: those in force in Redis
 	pooled   *pooledTerms  // nil unless they change at run time
 	steps    policy.Steps
@@ -36,7 +37,7 @@ type bucket struct {
 
 func newBucket(b Bucket, version int64) *bucket {
 	t := b.Policy.Terms(policy.Fence{Epoch: version})
-	return &bucket{key: b.Key, terms: &t, steps: b.Policy.Steps, interval: time.Duration(t.Interval) * time.Microsecond}
+	return &bucket{key: b.Key, slot: lua.Slot(b.Key), terms: &t, steps: b.Policy.Steps, interval: time.Duration(t.Interval) * time.Microsecond}
 }
 
 // pooledTerms are the newest terms of a pooled bucket, from SetTerms on the way
@@ -49,7 +50,7 @@ func newPooledBucket(b Bucket, terms *pooledTerms) *bucket {
 	if interval == 0 {
 		interval = policy.DefaultInterval
 	}
-	return &bucket{key: b.Key, pooled: terms, interval: interval}
+	return &bucket{key: b.Key, slot: lua.Slot(b.Key), pooled: terms, interval: interval}
 }
 
 // inherit takes over what the replica learned under an earlier policy.

@@ -36,6 +36,15 @@
 // that wrote, T/20 + U(0, T/10) for the others. A freshly learned index is never
 // tried at once.
 //
+// # Load on Redis
+//
+// One batch at a time is on its way to each Redis master. Where slots allow, its
+// buckets share script calls; a call takes as many as the server is seen to
+// settle in a quarter of a millisecond, 50 at most, so that no call holds the
+// server up for 1 ms. A batch takes as many as keep the server busy for a tenth
+// of the timeout, and half as many after each one that was not answered: what
+// comes due meanwhile waits here, not on the way, and its credit isn't lost.
+//
 // # Failures
 //
 // One bad bucket doesn't stop the others: it is retried alone, ever more

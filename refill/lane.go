@@ -20,6 +20,7 @@ type lane struct {
 	buckets queue     // by due time, this replica's turn or not
 	news    []*bucket // not in buckets yet: their terms are news to the server, perhaps
 	pulse   *pulse
+	pace    *pace
 	leading bool
 	lead    chan bool     // tells the lane whether this replica leads; taken between batches only
 	done    chan struct{} // closed when run has returned
@@ -91,6 +92,7 @@ func (l *lane) act(ctx context.Context) time.Duration {
 		}
 	}
 	var batch []*bucket
+	most := l.pace.batch()
 	if l.pulse != nil && l.leading && !l.pulse.beat.due.After(now) {
 		batch = append(batch, l.pulse.beat)
 	}
@@ -101,10 +103,10 @@ func (l *lane) act(ctx context.Context) time.Duration {
 		}
 		l.news = nil
 	}
-	for l.active() && len(l.buckets) > 0 && !l.buckets[0].due.After(now) && len(batch) < l.r.cfg.Batch {
+	for l.active() && len(l.buckets) > 0 && !l.buckets[0].due.After(now) && len(batch) < most {
 		batch = append(batch, heap.Pop(&l.buckets).(*bucket))
 	}
-	for n := len(l.news); n > 0 && !l.news[n-1].due.After(now) && len(batch) < l.r.cfg.Batch; n-- {
+	for n := len(l.news); n > 0 && !l.news[n-1].due.After(now) && len(batch) < most; n-- {
 		batch = append(batch, l.news[n-1])
 		l.news = l.news[:n-1]
 	}
@@ -181,7 +183,7 @@ func (l *lane) call(ctx context.Context, batch []*bucket) time.Duration {
 	for i, b := range batch {
 		calls[i] = b.call(sent, othersCame)
 	}
-	results := l.r.store.refill(callCtx, calls)
+	results := l.r.store.refill(callCtx, calls, l.pace.perCall())
 	replied := time.Now()
 
 	answered, serverErr := 0, error(nil)
@@ -209,9 +211,11 @@ func (l *lane) call(ctx context.Context, batch []*bucket) time.Duration {
 		}
 	}
 	if answered > 0 || serverErr == nil {
+		l.pace.answered(results)
 		l.recovered()
 		return 0
 	}
+	l.pace.failed(len(batch))
 	return l.failed(ctx, serverErr)
 }
 
@@ -248,12 +252,20 @@ func (l *lane) recovered() {
 	l.down = 0
 }
 
-// queue is a heap of buckets by due time.
+// queue is a heap of buckets by due time; those due at once follow by slot, so
+// that the ones that can share a script call are next to each other.
 type queue []*bucket
 
-func (q queue) Len() int           { return len(q) }
-func (q queue) Less(i, j int) bool { return q[i].due.Before(q[j].due) }
-func (q queue) Swap(i, j int)      { q[i], q[j] = q[j], q[i] }
+func (q queue) Len() int      { return len(q) }
+func (q queue) Swap(i, j int) { q[i], q[j] = q[j], q[i] }
+
+// Less implements heap.Interface.
+func (q queue) Less(i, j int) bool {
+	if !q[i].due.Equal(q[j].due) {
+		return q[i].due.Before(q[j].due)
+	}
+	return q[i].slot < q[j].slot
+}
 
 // Push implements heap.Interface.
 func (q *queue) Push(x any) { *q = append(*q, x.(*bucket)) }

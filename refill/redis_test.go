@@ -3,6 +3,7 @@ package refill
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -11,6 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/tokenrefill/refiller/internal/faultproxy"
 	"github.com/tokenrefill/refiller/internal/testenv"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
@@ -194,4 +196,88 @@ func TestThousandsOfBucketsKeepTheirInterval(t *testing.T) {
 			require.Less(t, e.Outcome.Elapsed, b.Policy.Terms(policy.Fence{}).MaxElapsed*2, "no refill is so late that credit is lost by half")
 		}
 	}
+}
+
+// A server that doesn't answer gets one batch at a time, each smaller than the
+// one before, however many buckets are due.
+func TestCallsDoNotPileUpBeforeASlowServer(t *testing.T) {
+	t.Parallel()
+	server := testenv.Redis(t)
+	proxy, err := faultproxy.New(server.Addr(), faultproxy.Options{})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, proxy.Close()) })
+	rdb := redis.NewClient(&redis.Options{Addr: proxy.Addr(), ContextTimeoutEnabled: true})
+	t.Cleanup(func() { _ = rdb.Close() })
+	buckets := make([]Bucket, 1000)
+	for i := range buckets {
+		buckets[i] = Bucket{Key: fmt.Sprintf("slow%d", i), Policy: policy.Policy{Capacity: 1000, Rate: policy.PerSecond(10), Interval: 100 * time.Millisecond}}
+	}
+
+	w := newWatch()
+	r, err := New(Config{Redis: rdb, Buckets: buckets, Logger: hclog.NewNullLogger(), Observe: w.observe, Timeout: time.Second, Batch: 400})
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- r.Run(ctx) }()
+	defer func() { cancel(); require.NoError(t, <-done) }()
+	w.until(t, "all buckets are refilled", appliedTo(buckets))
+
+	// batches are the failed ones: how many buckets, and when.
+	type batch struct {
+		size          int
+		sent, replied time.Time
+	}
+	batches := func(events map[string][]Event) (list []batch) {
+		bySent := map[time.Time]*batch{}
+		for _, of := range events {
+			for _, e := range of {
+				if e.Err == nil {
+					continue
+				}
+				if bySent[e.Sent] == nil {
+					bySent[e.Sent] = &batch{sent: e.Sent, replied: e.Replied}
+				}
+				bySent[e.Sent].size++
+			}
+		}
+		for _, b := range bySent {
+			list = append(list, *b)
+		}
+		slices.SortFunc(list, func(a, b batch) int { return a.sent.Compare(b.sent) })
+		return list
+	}
+	w.forget()
+	require.NoError(t, proxy.Stall(faultproxy.ToClient))
+	calls := func() int64 { return scriptCalls(t, server.Client()) }
+	before := calls()
+	const failures = 3
+	w.until(t, "batches fail", func(events map[string][]Event) bool { return len(batches(events)) >= failures })
+	sent := calls() - before
+
+	w.mu.Lock()
+	failed := batches(w.events)
+	w.mu.Unlock()
+	for i, b := range failed {
+		require.LessOrEqual(t, b.size, 400>>i, "batch %d", i)
+		if i > 0 {
+			require.False(t, b.sent.Before(failed[i-1].replied), "one batch at a time")
+		}
+	}
+	require.Less(t, sent, int64(1000), "some hundred buckets were sent, though a thousand came due ten times a second")
+	require.LessOrEqual(t, proxy.Connections(), len(failed)+2, "at most one connection for each")
+
+	w.forget()
+	proxy.Heal()
+	w.until(t, "all buckets are refilled again", appliedTo(buckets))
+}
+
+// scriptCalls is how many scripts the server has run.
+func scriptCalls(t *testing.T, rdb *redis.Client) int64 {
+	t.Helper()
+	info, err := rdb.InfoMap(t.Context(), "commandstats").Result()
+	require.NoError(t, err)
+	n := int64(0)
+	_, err = fmt.Sscanf(info["Commandstats"]["cmdstat_evalsha"], "calls=%d", &n)
+	require.NoError(t, err)
+	return n
 }

@@ -162,7 +162,7 @@ func (r *Refiller) makeLanes(masters []master, known map[string]*bucket) []*lane
 	for i, m := range masters {
 		l := &lane{
 			r: r, rng: rand.New(rand.NewPCG(r.rng.Uint64(), uint64(i))), leading: r.leading,
-			lead: make(chan bool), done: make(chan struct{}),
+			lead: make(chan bool), done: make(chan struct{}), pace: newPace(r.cfg.Batch, r.cfg.Timeout),
 		}
 		l.turned.Store(time.Now().UnixNano())
 		if r.cfg.Elected {
@@ -175,6 +175,7 @@ func (r *Refiller) makeLanes(masters []master, known map[string]*bucket) []*lane
 		}
 		lanes[i] = l
 	}
+	now := time.Now() // one time for all, so that those of a slot begin together
 	for _, b := range r.buckets {
 		nb, old := newBucket(b, r.version), known[b.Key]
 		if b.Pooled {
@@ -184,11 +185,10 @@ func (r *Refiller) makeLanes(masters []master, known map[string]*bucket) []*lane
 			nb.inherit(old)
 		}
 		// The terms of a pooled bucket get to the server by the pool's agent.
-		nb.due = time.Now()
+		nb.due = now
 		nb.news = r.cfg.Elected && !b.Pooled && (old == nil || old.news || old.pooled != nil || old.terms.Fence.Before(nb.terms.Fence))
 		known[b.Key] = nb
-		slot := lua.Slot(b.Key)
-		i := slices.IndexFunc(masters, func(m master) bool { return m.owns(slot) })
+		i := slices.IndexFunc(masters, func(m master) bool { return m.owns(nb.slot) })
 		// A slot that no master owns is one that is moving: any lane will do,
 		// its calls fail until it has arrived.
 		l := lanes[max(i, 0)]

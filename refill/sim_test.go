@@ -123,7 +123,7 @@ func (l *link) travel(ctx context.Context) error {
 	return nil
 }
 
-func (l *link) refill(ctx context.Context, calls []lua.RefillCall) []lua.RefillResult {
+func (l *link) refill(ctx context.Context, calls []lua.RefillCall, _ int) []lua.RefillResult {
 	results := make([]lua.RefillResult, len(calls))
 	fail := func(err error) []lua.RefillResult {
 		for i := range results {

@@ -10,14 +10,11 @@ import (
 	"github.com/tokenrefill/refiller/lua"
 )
 
-// perCall is how many buckets share one script call where slots allow: beyond
-// it the server gains little, and the script's time grows.
-const perCall = 20
-
 // store is the buckets' server.
 type store interface {
-	// refill calls the refill script for each bucket; the results are in order.
-	refill(ctx context.Context, calls []lua.RefillCall) []lua.RefillResult
+	// refill calls the refill script for each bucket, at most perCall in a call;
+	// the results are in order.
+	refill(ctx context.Context, calls []lua.RefillCall, perCall int) []lua.RefillResult
 	// peek reads one bucket.
 	peek(ctx context.Context, key string) (lua.PeekReply, error)
 	// masters tells which servers hold the slots.
@@ -52,12 +49,8 @@ func newRedisStore(rdb redis.UniversalClient) *redisStore {
 	return &redisStore{rdb: rdb, cluster: cluster}
 }
 
-func (s *redisStore) refill(ctx context.Context, calls []lua.RefillCall) []lua.RefillResult {
-	n := perCall
-	if s.cluster != nil {
-		n = 1
-	}
-	return lua.RefillBatch(ctx, s.rdb, calls, n)
+func (s *redisStore) refill(ctx context.Context, calls []lua.RefillCall, perCall int) []lua.RefillResult {
+	return lua.RefillBatch(ctx, s.rdb, calls, perCall)
 }
 
 func (s *redisStore) peek(ctx context.Context, key string) (lua.PeekReply, error) {

@@ -1,0 +1,96 @@
+package refill
+
+import (
+	"slices"
+	"time"
+
+	"github.com/tokenrefill/refiller/lua"
+)
+
+const (
+	// scriptBudget is how long a script call of ordinary buckets may hold up its
+	// server. One whose buckets all need the script's complete rules, as after a
+	// change of policies, takes up to three times as long: still under 1 ms.
+	scriptBudget = 250 * time.Microsecond
+	// firstPerCall is how many buckets share a script call until the server's
+	// speed is known, maxPerCall the most that ever do: beyond it the server
+	// gains nothing.
+	firstPerCall = 20
+	maxPerCall   = 50
+	// batchShare is the part of a batch's timeout that the server may be busy
+	// with it.
+	batchShare = 10
+)
+
+// pace sizes what goes to one server: so many buckets in a script call that none
+// holds it up, so many in a batch that a slow server answers in time. Every
+// script call tells the server's clock at its beginning, so the calls of a batch
+// tell how long each took, whatever the network does.
+type pace struct {
+	most    int           // buckets in a batch
+	timeout time.Duration // of a batch
+	cost    time.Duration // per bucket, smoothed; 0 while unknown
+	limit   int           // buckets in a batch, less than most after failures
+}
+
+func newPace(most int, timeout time.Duration) *pace {
+	return &pace{most: most, timeout: timeout, limit: most}
+}
+
+// perCall is how many buckets may share a script call.
+func (p *pace) perCall() int {
+	if p.cost == 0 {
+		return firstPerCall
+	}
+	return int(min(max(scriptBudget/p.cost, 1), maxPerCall))
+}
+
+// batch is how many buckets may go in one round trip.
+func (p *pace) batch() int {
+	if p.cost == 0 {
+		return p.limit
+	}
+	return min(p.limit, int(max(p.timeout/batchShare/p.cost, 1)))
+}
+
+// failed takes in that a batch of n buckets was not answered: the server may not
+// have been able to.
+func (p *pace) failed(n int) { p.limit = max(1, min(p.limit, n)/2) }
+
+// answered takes in the answers to a batch.
+func (p *pace) answered(results []lua.RefillResult) {
+	p.limit = min(p.most, 2*p.limit)
+	cost := costOf(results)
+	switch {
+	case cost == 0:
+	case p.cost == 0:
+		p.cost = cost
+	default:
+		// A server that was not scheduled for a moment isn't a slow one.
+		p.cost += (min(max(cost, p.cost/2), 2*p.cost) - p.cost) / 4
+	}
+}
+
+// costOf is the median time per bucket of the batch's script calls, 0 if there
+// was but one. The buckets of one call have the same time.
+func costOf(results []lua.RefillResult) time.Duration {
+	var costs []time.Duration
+	from := 0
+	for i := 1; i < len(results); i++ {
+		before, now := results[i-1], results[i]
+		switch {
+		case before.Err != nil || now.Err != nil:
+			from = i // of a call that failed nothing is known
+		case now.Now != before.Now:
+			if d := time.Duration(now.Now-before.Now) * time.Microsecond; d > 0 {
+				costs = append(costs, max(d/time.Duration(i-from), 1))
+			}
+			from = i
+		}
+	}
+	if len(costs) == 0 {
+		return 0
+	}
+	slices.Sort(costs)
+	return costs[len(costs)/2]
+}
