@@ -49,8 +49,9 @@ type AllResult struct {
 // taken so far; no token is ever made. What goes back goes to the era in which it
 // was taken, and nowhere else.
 //
-// After ErrUnavailable or the context's own error, tokens may be lost: what was
-// taken where the answer is known goes back.
+// Buckets that can't be reached are asked as their degraded mode says. After
+// ErrUnavailable or the context's own error, tokens may be lost: what was taken
+// where the answer is known goes back.
 func (c *Client) TakeAll(ctx context.Context, reqs ...Request) (AllResult, error) {
 	demands, of, err := sum(reqs)
 	if err != nil {
@@ -177,6 +178,12 @@ func (c *Client) takePart(ctx context.Context, p *part) {
 		ok      bool
 		buckets []lua.TakeReply
 	}
+	key := p.demands[0].Key
+	if why := c.breakers.of(key).open(); why != ReasonNone {
+		c.degradedPart(p, shut(why))
+		return
+	}
+	began := time.Now()
 	r, err := do(ctx, c, c.config.deadline, func(ctx context.Context) (r reply, err error) {
 		r.ok, r.buckets, err = lua.TakeAll(ctx, c.store, p.demands)
 		total := int64(0)
@@ -190,8 +197,9 @@ func (c *Client) takePart(ctx context.Context, p *part) {
 			c.giveBackTo(ctx, p.demands[i].Key, b.Taken, b.Version.Era)
 		}
 	})
+	c.note(key, began, err)
 	if err != nil {
-		p.err = err
+		c.degradedPart(p, err)
 		return
 	}
 	p.ok = r.ok
@@ -200,7 +208,36 @@ func (c *Client) takePart(ctx context.Context, p *part) {
 		d := p.demands[i]
 		k, _ := c.terms.get(d.Key, time.Now())
 		p.answers[i] = answer{reply: b, known: c.learn(d.Key, k, d.N, b)}
+		c.saw(p.answers[i])
+		_, _ = c.rescue(ctx, d.Key, d.N, c.config.deadline, b) // for the next take of all
 	}
+}
+
+// degradedPart answers a part that its server did not answer.
+func (c *Client) degradedPart(p *part, err error) {
+	p.ok = true
+	p.answers = make([]answer, len(p.demands))
+	for i, d := range p.demands {
+		a, ok := c.degraded(d.Key, d.N, err)
+		if !ok {
+			p.ok, p.err = false, err
+		}
+		p.answers[i], p.ok = a, p.ok && a.reply.OK
+	}
+	if !p.ok {
+		for i := range p.answers {
+			p.answers[i].giveBackShare()
+		}
+	}
+}
+
+// giveBackShare returns the tokens of an answer by degraded mode local to the share.
+func (a *answer) giveBackShare() {
+	if a.known.stand != nil && a.reply.Taken > 0 {
+		a.known.stand.giveBack(a.reply.Taken)
+	}
+	a.reply.Remaining += a.reply.Taken
+	a.reply.Taken = 0
 }
 
 // refund gives back what the parts have taken. Workers do it, whether or not the
@@ -210,6 +247,10 @@ func (c *Client) refund(ctx context.Context, deadline time.Time, parts []*part) 
 	under := 0
 	for _, p := range parts {
 		for i := range p.answers {
+			if p.answers[i].source.Kind == SourceFallback {
+				p.answers[i].giveBackShare()
+				continue
+			}
 			reply := &p.answers[i].reply
 			key, tokens, era := p.demands[i].Key, reply.Taken, reply.Version.Era
 			if tokens == 0 {

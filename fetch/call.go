@@ -4,11 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"sync/atomic"
 	"time"
-
-	"github.com/redis/go-redis/v9"
 )
 
 const (
@@ -113,17 +110,6 @@ func impatience(ctx context.Context, limit time.Duration) error {
 	return fmt.Errorf("%w: no answer within %s: %w", ErrUnavailable, limit, context.DeadlineExceeded)
 }
 
-// failure is the error of a call that ended.
-func failure(err error) error {
-	switch {
-	case err == nil || answered(err):
-		return err
-	case timedOut(err):
-		return fmt.Errorf("%w: no answer in time: %w", ErrUnavailable, context.DeadlineExceeded)
-	}
-	return fmt.Errorf("%w: %w", ErrUnavailable, err)
-}
-
 // directFailure is the failure of a call that its caller made.
 func (c *Client) directFailure(ctx context.Context, err error) error {
 	if !errors.Is(err, context.DeadlineExceeded) {
@@ -142,24 +128,6 @@ func (c *Client) unknownOutcome(tokens int64, err error) {
 	if err != nil && !answered(err) && !notRun(err) {
 		c.stats.lost.Add(tokens)
 	}
-}
-
-// notRun reports whether an error proves that a call did not take effect: the
-// server refused it, or it was never sent. A cancellation is noticed only before
-// a call is sent.
-func notRun(err error) bool {
-	var (
-		refused redis.Error
-		socket  *net.OpError
-	)
-	return errors.Is(err, errUnsent) || errors.Is(err, context.Canceled) || errors.As(err, &refused) || errors.As(err, &socket) && socket.Op == "dial" ||
-		errors.Is(err, redis.ErrPoolTimeout) || errors.Is(err, redis.ErrPoolExhausted) || errors.Is(err, redis.ErrClosed)
-}
-
-// timedOut reports whether err is of a deadline, the socket's or a context's.
-func timedOut(err error) bool {
-	var timeout interface{ Timeout() bool }
-	return errors.Is(err, context.DeadlineExceeded) || errors.As(err, &timeout) && timeout.Timeout()
 }
 
 // limitTimer is a timer that is used again.

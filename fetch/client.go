@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -26,10 +27,16 @@ type Client struct {
 	coalescer *coalescer
 	terms     *terms
 	lines     lines
+	breakers  breakers
+	stands    *stands
+	rescues   rescues
 	jitter    func() float64 // uniform in [0, 1)
 	timers    sync.Pool      // of *time.Timer
 	alarms    sync.Pool      // of *alarm
-	stats     struct{ abandoned, returned, lost atomic.Int64 }
+	stats     struct {
+		abandoned, returned, lost, rescues, opened atomic.Int64
+		degraded                                   [reasons]atomic.Int64
+	}
 }
 
 // New makes a Client of a go-redis client, which stays the caller's to close. It
@@ -39,7 +46,7 @@ func New(rdb redis.UniversalClient, opts ...Option) (*Client, error) {
 	if rdb == nil {
 		return nil, fmt.Errorf("%w: the redis client is nil", ErrInvalidOption)
 	}
-	cfg := config{takeConfig: takeConfig{deadline: DefaultDeadline, memory: DefaultRequestMemory}, concurrency: DefaultConcurrency, coalesce: true, denyCache: true}
+	cfg := config{takeConfig: takeConfig{deadline: DefaultDeadline, memory: DefaultRequestMemory}, concurrency: DefaultConcurrency, coalesce: true, denyCache: true, rescue: true, breaker: true}
 	for _, o := range opts {
 		if o == nil {
 			return nil, fmt.Errorf("%w: an option is nil", ErrInvalidOption)
@@ -51,6 +58,8 @@ func New(rdb redis.UniversalClient, opts ...Option) (*Client, error) {
 	c := &Client{
 		rdb: rdb, store: newLanes(rdb, cfg), prompt: honoursDeadlines(rdb), config: cfg,
 		workers: newWorkers(cfg.concurrency), terms: newTerms(), jitter: rand.Float64,
+		breakers: newBreakers(rdb), stands: newStands(),
+		rescues: rescues{spread: rescueSpread * rand.Float64(), next: make(map[string]time.Time)},
 	}
 	c.lines.keys = make(map[string]*line)
 	if cfg.coalesce {
@@ -63,6 +72,9 @@ func New(rdb redis.UniversalClient, opts ...Option) (*Client, error) {
 func (c *Client) Peek(ctx context.Context, key string) (Result, error) {
 	if err := lua.CheckKey(key); err != nil {
 		return Result{}, err
+	}
+	if why := c.breakers.of(key).open(); why != ReasonNone {
+		return Result{}, shut(why)
 	}
 	reply, err := c.peek(ctx, key)
 	if err != nil {
@@ -81,10 +93,14 @@ func (c *Client) Peek(ctx context.Context, key string) (Result, error) {
 // checked.
 //
 // A bucket without a policy can't be returned to and is ErrUnknownBucket. After
-// ErrUnavailable the tokens may have been returned; don't return them again.
+// ErrUnavailable the tokens may have been returned; don't return them again. What
+// came from a degraded mode (SourceFallback) can't be returned: let it go.
 func (c *Client) Return(ctx context.Context, key string, n int64) error {
 	if err := check(key, n); err != nil {
 		return err
+	}
+	if why := c.breakers.of(key).open(); why != ReasonNone {
+		return shut(why)
 	}
 	_, err := do(ctx, c, c.config.deadline, func(ctx context.Context) (lua.ReturnReply, error) {
 		return lua.Return(ctx, c.store, key, n, 0)
@@ -106,11 +122,32 @@ type Stats struct {
 	// anybody: their replies were lost, or came when nobody could give the tokens
 	// back any more. Some of these calls may never have run.
 	Lost int64
+	// Rescues is the number of refills that this Client made because they were
+	// overdue.
+	Rescues int64
+	// Degraded is the number of takes that their bucket's server did not answer, by
+	// the reason, however they were answered then; nil if there were none.
+	Degraded map[Reason]int64
+	// Shut is how often so many calls in a row failed that none was sent any more
+	// until the server answered again.
+	Shut int64
 }
 
 // Stats returns the counts.
 func (c *Client) Stats() Stats {
-	return Stats{Abandoned: c.stats.abandoned.Load(), Returned: c.stats.returned.Load(), Lost: c.stats.lost.Load()}
+	s := Stats{
+		Abandoned: c.stats.abandoned.Load(), Returned: c.stats.returned.Load(), Lost: c.stats.lost.Load(),
+		Rescues: c.stats.rescues.Load(), Shut: c.stats.opened.Load(),
+	}
+	for why := range c.stats.degraded {
+		if n := c.stats.degraded[why].Load(); n > 0 {
+			if s.Degraded == nil {
+				s.Degraded = make(map[Reason]int64)
+			}
+			s.Degraded[Reason(why)] = n
+		}
+	}
+	return s
 }
 
 // Close refuses new calls with ErrClosed, wakes what sleeps in Wait, and waits

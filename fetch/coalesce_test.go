@@ -353,7 +353,7 @@ func TestNoTokenIsMintedOrForgotten(t *testing.T) {
 			for _, o := range []struct {
 				rdb  *redis.Client
 				opts []Option
-			}{{plain, nil}, {prompt, nil}, {plain, []Option{WithCoalescing(false)}}, {prompt, []Option{WithCoalescing(false), WithConcurrency(3)}}} {
+			}{{plain, nil}, {prompt, []Option{WithBreaker(false)}}, {plain, []Option{WithCoalescing(false)}}, {prompt, []Option{WithCoalescing(false), WithConcurrency(3)}}} {
 				// On a healthy network no deadline cuts a connection off.
 				limit := 20 * time.Second
 				if faults {
@@ -419,6 +419,7 @@ func TestNoTokenIsMintedOrForgotten(t *testing.T) {
 				}
 			}
 			require.NoError(t, f.proxy.Heal())
+			eventually(t, func() bool { return admitted.Load() > 0 }, "tokens flow")
 			close(stop)
 			wg.Wait()
 			var stats Stats

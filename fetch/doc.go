@@ -75,15 +75,48 @@
 //
 // # While Redis is away
 //
-// A call ends with [ErrUnavailable] as soon as the connection fails, or at its
-// deadline (50 ms unless [WithDeadline] says otherwise), and the error wraps
-// the cause. Calls of workers to a silent server occupy them until go-redis gives
-// up on the socket: a second beyond the deadline with ContextTimeoutEnabled,
-// without it ReadTimeout.
+// A call ends as soon as the connection fails, or at its deadline (50 ms unless
+// [WithDeadline] says otherwise). A take is then answered as the degraded mode in its
+// bucket's policy says, with [SourceFallback] and the [Reason]:
+//
+//   - closed: [ErrUnavailable], which wraps the cause; [ReasonOf] names it.
+//   - open: taken, always.
+//   - local: from this consumer's share, in memory: the policy's rate and capacity
+//     divided by the live consumers. Consumers count by heartbeats in Redis, one a
+//     second (fewer with more than some hundred buckets), for three seconds. A share
+//     begins an outage with its part of what the bucket was last seen to hold, so
+//     that all shares together begin with no more than that; takes of more than the
+//     share's capacity are denied. A bucket with a schedule gives away what it had,
+//     and no instants; one of a pool earns its floor. Before the first heartbeat was
+//     answered, and beyond some ten thousand such buckets, local is closed.
+//
+// Buckets that the Client has not learned of before are closed, or as
+// [WithDegraded] says. Consumers that join within the last second before an outage
+// are missing in the others' count. What a degraded mode admits is not taken from
+// the bucket later.
+//
+// After five failures in a row a breaker opens ([WithBreaker]): takes are answered
+// by the degraded mode at once, and only probes go out, a few a second at random
+// distances, until three in a row were answered. So a silent Redis costs few callers
+// a deadline, and comes back to a handful of probes. Nothing that was given up is
+// sent later. Peek and Return have no degraded mode.
+//
+// Calls of workers to a silent server occupy them until go-redis gives up on the
+// socket: a second beyond the deadline with ContextTimeoutEnabled, without it
+// ReadTimeout.
 //
 // # While every refiller is away
 //
-// Takes go on until the bucket is empty, then they are denied. RetryAfter is
-// half a refill interval while the next refill is overdue, and Wait asks ever
-// less often, down to once a second.
+// A denial tells when the bucket was last refilled. If that is more than two refill
+// intervals ago, the Client makes the refill itself and asks again: with the
+// refillers' own script, which credits what is due and no more, whoever calls it.
+// Its answer has [SourceRescued]. Each Client waits a little longer than two
+// intervals, each by another bit, and makes one refill per bucket and interval at
+// most, so that the first of them does it for all. A bucket whose capacity is less
+// than some two and a quarter intervals' tokens earns a little less than its rate
+// meanwhile. Buckets with a schedule are not rescued: takes of them go on until they
+// are empty. [WithRescue] turns it off.
+//
+// RetryAfter is half a refill interval while the next refill is overdue, and Wait
+// asks ever less often, down to once a second.
 package fetch

@@ -33,7 +33,8 @@ var (
 	ErrRequestReused = lua.ErrRequestReused
 	// ErrUnavailable is returned when Redis didn't answer, or not in time, and
 	// wraps the cause: context.DeadlineExceeded if the call's deadline passed.
-	// The call may have had its effect.
+	// ReasonOf tells which it was. The call may have had its effect, unless it was
+	// not sent since others had failed.
 	ErrUnavailable = errors.New("fetch: redis is unavailable")
 	// ErrDeadline is returned by Wait when the tokens are due after the
 	// context's deadline. Nothing was taken.
@@ -54,10 +55,4 @@ func check(key string, n int64) error {
 		return fmt.Errorf("%w: %d tokens; want 1 to %d", ErrInvalidAmount, n, int64(policy.MaxTokens))
 	}
 	return nil
-}
-
-// answered reports whether err is an answer of the server about the bucket.
-func answered(err error) bool {
-	return errors.Is(err, lua.ErrUnknownBucket) || errors.Is(err, lua.ErrMalformedBucket) || errors.Is(err, lua.ErrBadReply) ||
-		errors.Is(err, lua.ErrRequestReused)
 }

@@ -90,7 +90,7 @@ func TestALostReplyIsAnErrorAndChargesOnce(t *testing.T) {
 func TestASilentServerHoldsNobodyBeyondTheDeadline(t *testing.T) {
 	// The socket's own timeout is far longer than the test allows.
 	f := newFaulty(t, func(o *redis.Options) { o.ReadTimeout = time.Hour })
-	c, err := New(f.rdb, WithDeadline(30*time.Millisecond))
+	c, err := New(f.rdb, WithDeadline(30*time.Millisecond), WithBreaker(false))
 	require.NoError(t, err)
 	f.warm(t, c)
 	require.NoError(t, f.proxy.Stall(faultproxy.Both))
@@ -186,7 +186,7 @@ func TestATakeThatIsGivenUpBeforeItIsSentIsNeverSent(t *testing.T) {
 	for name, w := range waits {
 		t.Run(name, func(t *testing.T) {
 			f := newFaulty(t, func(o *redis.Options) { o.PoolSize, o.MaxActiveConns = w.pool, w.pool })
-			c := newClient(t, f.rdb, WithDeadline(30*time.Millisecond), WithConcurrency(w.workers))
+			c := newClient(t, f.rdb, WithDeadline(30*time.Millisecond), WithConcurrency(w.workers), WithBreaker(false))
 			f.warm(t, c)
 			require.NoError(t, f.proxy.Stall(faultproxy.ToServer))
 			for range 5 {

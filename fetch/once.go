@@ -8,11 +8,11 @@ import (
 	"github.com/tokenrefill/refiller/lua"
 )
 
-// askOnce puts a take with a request id to the bucket. If the connection fails
+// putOnce puts a take with a request id to the bucket. If the connection fails
 // before the deadline it asks once more, since the bucket knows the request
 // whether its reply was lost or it never arrived. Nothing is given back to
 // callers who are gone: what was taken is the request's.
-func (c *Client) askOnce(ctx context.Context, key string, n int64, cfg takeConfig) answer {
+func (c *Client) putOnce(ctx context.Context, key string, n int64, cfg takeConfig) answer {
 	deadline := deadlineOf(ctx, cfg.deadline, time.Now())
 	limit := cfg.deadline
 	for again := false; ; again = true {

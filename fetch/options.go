@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
 )
 
 // Defaults of the options.
@@ -33,6 +34,9 @@ type config struct {
 	concurrency int
 	coalesce    bool
 	denyCache   bool
+	rescue      bool
+	breaker     bool
+	degraded    policy.Degraded // of buckets that were never seen
 }
 
 // takeConfig is what the options of a take say.
@@ -163,6 +167,60 @@ type denyCacheOption bool
 
 func (on denyCacheOption) applyClient(c *config) error {
 	c.denyCache = bool(on)
+	return nil
+}
+
+// WithRescue turns rescues on, which is the default, or off.
+//
+// On, a take that is denied while the bucket's last refill is more than two refill
+// intervals ago (up to a quarter of one more, which differs from Client to Client)
+// makes that refill and asks again; its answer has SourceRescued. The refill is the
+// refillers' own script with what the denial told: it credits what is due for the
+// elapsed time, whoever makes it, changes no policy and creates no bucket. A Client
+// makes at most one per bucket and interval. Buckets with a schedule are not
+// rescued: its instants are the refillers' to know.
+//
+// Off, takes are denied while no refiller lives.
+func WithRescue(on bool) Option { return rescueOption(on) }
+
+type rescueOption bool
+
+func (on rescueOption) applyClient(c *config) error {
+	c.rescue = bool(on)
+	return nil
+}
+
+// WithBreaker turns the breaker on, which is the default, or off.
+//
+// On, after some calls in a row that a server did not answer no further ones are
+// sent: takes are answered at once by the policy's degraded mode, and the Client
+// probes the server a few times a second until it answers again and again. On a
+// Cluster or Ring there is a breaker for each 64th of the slots.
+//
+// Off, every take is sent, and costs its deadline while the server is silent.
+func WithBreaker(on bool) Option { return breakerOption(on) }
+
+type breakerOption bool
+
+func (on breakerOption) applyClient(c *config) error {
+	c.breaker = bool(on)
+	return nil
+}
+
+// WithDegraded is how takes of buckets are answered whose policy this Client doesn't
+// know when their server can't be reached: DegradedClosed, the default, or
+// DegradedOpen. A bucket's own policy decides once a take of it has been answered,
+// as long as it is among the last some ten thousand. DegradedLocal is refused: the
+// share of a bucket of unknown rate is unknown.
+func WithDegraded(mode policy.Degraded) Option { return degradedOption(mode) }
+
+type degradedOption policy.Degraded
+
+func (m degradedOption) applyClient(c *config) error {
+	if mode := policy.Degraded(m); mode != policy.DegradedClosed && mode != policy.DegradedOpen {
+		return fmt.Errorf("%w: degraded mode %d of unknown buckets; want closed or open", ErrInvalidOption, m)
+	}
+	c.degraded = policy.Degraded(m)
 	return nil
 }
 

@@ -42,23 +42,33 @@ type Result struct {
 // Source tells who answered a call. The zero Source is the shared bucket.
 type Source struct {
 	Kind SourceKind
+	// Reason is why the bucket did not answer, with SourceFallback; ReasonNone
+	// otherwise.
+	Reason Reason
 }
 
-// String names the source as logs and metrics do.
-func (s Source) String() string { return s.Kind.String() }
+// String names the source as logs do.
+func (s Source) String() string {
+	if s.Reason != ReasonNone {
+		return s.Kind.String() + ": " + s.Reason.String()
+	}
+	return s.Kind.String()
+}
 
 // SourceKind is a way to answer a call.
 type SourceKind uint8
 
 // Ways to answer a call.
 const (
-	SourceShared SourceKind = iota // the bucket in Redis
-	SourceCached                   // a denial that is remembered
+	SourceShared   SourceKind = iota // the bucket in Redis
+	SourceCached                     // a denial that is remembered
+	SourceRescued                    // the bucket in Redis, after this Client has made a refill that was overdue
+	SourceFallback                   // the policy's degraded mode
 )
 
 // String names the kind.
 func (k SourceKind) String() string {
-	names := [...]string{"shared", "cached"}
+	names := [...]string{"shared", "cached", "rescued", "fallback"}
 	if int(k) >= len(names) {
 		return "invalid"
 	}

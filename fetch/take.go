@@ -36,19 +36,48 @@ func (c *Client) TakeUpTo(ctx context.Context, key string, n int64) (Result, err
 	if err := check(key, n); err != nil {
 		return Result{}, err
 	}
-	if a, ok := c.remembered(key, 1); ok {
-		return c.result(ctx, key, a), nil
+	a, ok := c.remembered(key, 1)
+	if !ok {
+		a = c.askUpTo(ctx, key, n)
 	}
-	reply, err := do(ctx, c, c.config.deadline, func(ctx context.Context) (lua.TakeReply, error) {
-		reply, err := lua.TakeUpTo(ctx, c.store, key, n)
-		c.unknownOutcome(n, err)
-		return reply, err
-	}, c.late(key))
-	if err != nil {
-		return Result{}, err
+	if err := a.err; err != nil {
+		if a, ok = c.degradedUpTo(key, n, err); !ok {
+			return Result{}, err
+		}
 	}
-	k, _ := c.terms.get(key, time.Now())
-	return c.result(ctx, key, answer{reply: reply, known: c.learn(key, k, 1, reply)}), nil
+	return c.result(ctx, key, a), nil
+}
+
+// askUpTo is ask for as many tokens as there are.
+func (c *Client) askUpTo(ctx context.Context, key string, n int64) answer {
+	if why := c.breakers.of(key).open(); why != ReasonNone {
+		return answer{err: shut(why)}
+	}
+	put := func() answer {
+		reply, err := do(ctx, c, c.config.deadline, func(ctx context.Context) (lua.TakeReply, error) {
+			reply, err := lua.TakeUpTo(ctx, c.store, key, n)
+			c.unknownOutcome(n, err)
+			return reply, err
+		}, c.late(key))
+		if err != nil {
+			return answer{err: err}
+		}
+		k, _ := c.terms.get(key, time.Now())
+		return answer{reply: reply, known: c.learn(key, k, 1, reply)}
+	}
+	began := time.Now()
+	a := put()
+	c.note(key, began, a.err)
+	c.saw(a)
+	if a.err == nil {
+		if again, ours := c.rescue(ctx, key, 1, c.config.deadline, a.reply); again {
+			a = put()
+			if ours {
+				a.source.Kind = SourceRescued
+			}
+		}
+	}
+	return a
 }
 
 func (c *Client) take(ctx context.Context, key string, n int64, cfg takeConfig) (Result, error) {
@@ -58,16 +87,14 @@ func (c *Client) take(ctx context.Context, key string, n int64, cfg takeConfig) 
 	if err := ctx.Err(); err != nil {
 		return Result{}, fmt.Errorf("fetch: %w", err)
 	}
-	var a answer
-	if cfg.request != "" {
-		a = c.askOnce(ctx, key, n, cfg)
-	} else if remembered, ok := c.remembered(key, n); ok {
-		a = remembered
-	} else {
+	a, ok := c.remembered(key, n)
+	if !ok || cfg.request != "" {
 		a = c.ask(ctx, key, n, cfg)
 	}
-	if a.err != nil {
-		return Result{}, a.err
+	if err := a.err; err != nil {
+		if a, ok = c.degraded(key, n, err); !ok {
+			return Result{}, err
+		}
 	}
 	if err := a.known.exceeded(key, n); err != nil && !a.reply.OK {
 		return Result{}, err
@@ -92,8 +119,36 @@ func (c *Client) remembered(key string, n int64) (answer, bool) {
 	return answer{reply: reply, known: k, source: Source{Kind: SourceCached}}, true
 }
 
-// ask puts a take to the bucket.
+// ask puts a take to the bucket, unless its server is known not to answer. If the
+// bucket says no and its refills are overdue, they are made up for, and the take is
+// put to it again.
 func (c *Client) ask(ctx context.Context, key string, n int64, cfg takeConfig) answer {
+	if why := c.breakers.of(key).open(); why != ReasonNone {
+		return answer{err: shut(why)}
+	}
+	began := time.Now()
+	a := c.put(ctx, key, n, cfg)
+	c.note(key, began, a.err)
+	c.saw(a)
+	if a.err != nil || a.reply.OK || !c.rescues.overdue(a.reply) {
+		return a
+	}
+	again, ours := c.rescue(ctx, key, n, cfg.deadline, a.reply)
+	if !again {
+		return a
+	}
+	a = c.put(ctx, key, n, cfg)
+	if ours {
+		a.source.Kind = SourceRescued
+	}
+	return a
+}
+
+// put makes the call of a take, or joins others in one.
+func (c *Client) put(ctx context.Context, key string, n int64, cfg takeConfig) answer {
+	if cfg.request != "" {
+		return c.putOnce(ctx, key, n, cfg)
+	}
 	if c.coalescer != nil {
 		if err := ctx.Err(); err != nil {
 			return answer{err: fmt.Errorf("fetch: %w", err)}
@@ -122,6 +177,13 @@ func (c *Client) ask(ctx context.Context, key string, n int64, cfg takeConfig) a
 // result shows an answer in the light of what is known of its bucket.
 func (c *Client) result(ctx context.Context, key string, a answer) Result {
 	now, reply, k := time.Now(), a.reply, a.known
+	if a.source.Kind == SourceFallback {
+		r := Result{OK: reply.OK, Taken: reply.Taken, Remaining: reply.Remaining, Limit: k.limit(), ResetAfter: Never, Source: a.source}
+		if !reply.OK {
+			r.RetryAfter = wait(reply.Wait)
+		}
+		return r
+	}
 	if k.lacksSchedule(now) {
 		k = c.learnSchedule(ctx, key, k)
 		now = time.Now()
@@ -146,6 +208,9 @@ func (c *Client) learn(key string, k known, n int64, reply lua.TakeReply) known 
 	k.terms, k.learned = t, now
 	if !reply.OK {
 		k.denied = newDenial(n, reply.Remaining, reply.Wait, now)
+	}
+	if t != nil && t.Degraded == policy.DegradedLocal {
+		k.stand = c.standBy(key, *t)
 	}
 	c.terms.put(key, k)
 	return k

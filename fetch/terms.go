@@ -21,6 +21,7 @@ type known struct {
 	learned time.Time
 
 	denied denial
+	stand  *stand // of a bucket with degraded mode local; nil if there are too many
 
 	// Of a stepped bucket.
 	asked time.Time     // when its instants were last asked for
@@ -94,7 +95,7 @@ func (k known) resetAfter(tokens int64, now time.Time) time.Duration {
 		s.Step = s.Next - k.step.Microseconds()
 	}
 	b := policy.Bucket{Tokens: &tokens, Control: &s}
-	return wait(time.Duration(b.Wait(t.Capacity, 0)) * time.Microsecond)
+	return wait(micros(b.Wait(t.Capacity, 0)))
 }
 
 // untilDue is the time until n tokens, which may exceed the capacity, fall due in

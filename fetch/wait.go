@@ -217,15 +217,23 @@ func (c *Client) askForLine(ctx context.Context, l *line) {
 	}
 	c.lines.mu.Unlock()
 
-	var reply lua.TakeManyReply
-	var k known
-	var err error
+	var (
+		reply   lua.TakeManyReply
+		k       known
+		err     error
+		rescued bool // there are more tokens than the answer says
+	)
 	if len(asked) == 1 {
 		a := c.ask(ctx, l.key, asked[0].n, c.config.takeConfig)
 		reply = lua.TakeManyReply{OK: a.reply.OK, Remaining: a.reply.Remaining, Refilled: a.reply.Refilled, Runs: []lua.RunReply{{Wait: a.reply.Wait}}}
 		k, err = a.known, a.err
 	} else {
-		reply, k, err = c.askInLine(ctx, l.key, &b)
+		reply, k, rescued, err = c.askInLine(ctx, l.key, &b)
+	}
+	if why := ReasonOf(err); why != ReasonNone {
+		if r, known, ok := c.degradedLine(l.key, &b, err); ok {
+			reply, k, err = r, known, nil
+		}
 	}
 	taken := int64(len(asked))
 	if err == nil && !reply.OK {
@@ -239,7 +247,7 @@ func (c *Client) askForLine(ctx context.Context, l *line) {
 	}
 	late := int64(0)
 	c.lines.mu.Lock()
-	if reply.OK {
+	if reply.OK || rescued {
 		l.told = time.Time{} // nothing is known of those behind
 	}
 	for i, w := range asked {
@@ -272,8 +280,34 @@ func (l *line) deny(k known, reply lua.TakeManyReply, n int64, told time.Duratio
 	l.pacer.n, l.pacer.told = n, wait(told)
 }
 
-// askInLine makes the call of several waiters.
-func (c *Client) askInLine(ctx context.Context, key string, b *batch) (lua.TakeManyReply, known, error) {
+// degradedLine answers several waiters that the bucket did not answer, as their
+// takes would be: one after the other until one is denied.
+func (c *Client) degradedLine(key string, b *batch, err error) (reply lua.TakeManyReply, k known, ok bool) {
+	reply.OK = true
+	reply.Runs = make([]lua.RunReply, len(b.runs))
+	for i, r := range b.runs {
+		for ; reply.OK && reply.Runs[i].Taken < r.Count; reply.Runs[i].Taken++ {
+			a, ok := c.degraded(key, r.N, err)
+			if !ok {
+				return reply, k, false
+			}
+			k, reply.Remaining = a.known, a.reply.Remaining
+			if !a.reply.OK {
+				reply.OK, reply.Runs[i].Wait = false, a.reply.Wait
+				break
+			}
+		}
+	}
+	return reply, k, true
+}
+
+// askInLine makes the call of several waiters. It reports whether the bucket was
+// rescued after it had answered.
+func (c *Client) askInLine(ctx context.Context, key string, b *batch) (lua.TakeManyReply, known, bool, error) {
+	if why := c.breakers.of(key).open(); why != ReasonNone {
+		return lua.TakeManyReply{}, known{}, false, shut(why)
+	}
+	began := time.Now()
 	k, fresh := c.terms.get(key, time.Now())
 	reply, err := do(ctx, c, c.config.deadline, func(ctx context.Context) (lua.TakeManyReply, error) {
 		reply, err := lua.TakeInLine(ctx, c.store, key, b.runs, !fresh)
@@ -289,21 +323,24 @@ func (c *Client) askInLine(ctx context.Context, key string, b *batch) (lua.TakeM
 		}
 		c.giveBack(ctx, key, taken)
 	})
+	c.note(key, began, err)
 	if err != nil {
-		return reply, known{}, err
+		return reply, known{}, false, err
 	}
-	one := lua.TakeReply{OK: true, Terms: reply.Terms}
+	one := lua.TakeReply{OK: true, Terms: reply.Terms, Remaining: reply.Remaining}
 	n := int64(0)
 	for i, r := range reply.Runs {
 		if r.Taken < b.runs[i].Count {
-			one, n = lua.TakeReply{Terms: reply.Terms, Remaining: reply.Remaining, Wait: r.Wait}, b.runs[i].N
+			one, n = lua.TakeReply{Terms: reply.Terms, Remaining: reply.Remaining, Wait: r.Wait, Refilled: reply.Refilled}, b.runs[i].N
 			break
 		}
 	}
 	if !fresh || !one.OK {
 		k = c.learn(key, k, n, one)
 	}
-	return reply, k, nil
+	c.saw(answer{reply: one, known: k})
+	again, _ := c.rescue(ctx, key, n, c.config.deadline, one)
+	return reply, k, again, nil
 }
 
 func tooLate(n int64, key string, due, left time.Duration) error {

@@ -85,6 +85,16 @@ func (w *workers) start(job func()) bool {
 	return true
 }
 
+// spawn runs job in a goroutine of its own, which ends when the workers are closed
+// and which close waits for. The caller is inside.
+func (w *workers) spawn(job func()) {
+	w.busy.Add(1)
+	go func() {
+		defer w.leave()
+		job()
+	}()
+}
+
 func (w *workers) work(job func()) {
 	defer func() {
 		w.mu.Lock()

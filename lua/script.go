@@ -54,6 +54,7 @@ var (
 	manyScript   = newScript("takemany")
 	onceScript   = newScript("takeonce")
 	allScript    = newScript("takeall")
+	liveScript   = newScript("live")
 	upToScript   = newScript("upto")
 	returnScript = newScript("return")
 	peekScript   = newScript("peek")
@@ -62,7 +63,7 @@ var (
 	refillScript = newScript("refill")
 	ticketScript = newScript("ticket")
 
-	allScripts = []*script{addScript, takeScript, manyScript, onceScript, allScript, upToScript, returnScript, peekScript, grantScript, resetScript, refillScript, ticketScript}
+	allScripts = []*script{addScript, takeScript, manyScript, onceScript, allScript, liveScript, upToScript, returnScript, peekScript, grantScript, resetScript, refillScript, ticketScript}
 )
 
 // once is a command that go-redis must not send a second time by itself.

@@ -1,0 +1,258 @@
+package fetch
+
+import (
+	"context"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+func localTerms(capacity int64, rate policy.Rate) policy.Terms {
+	return policy.Policy{Capacity: capacity, Rate: rate, Degraded: policy.DegradedLocal}.Terms(policy.Fence{})
+}
+
+// Shares of all consumers together hold no more than the bucket did, and gain no
+// more than it would have.
+func TestSharesTogetherAdmitWhatTheBucketWouldHave(t *testing.T) {
+	rng := seeded(t)
+	for range 200 {
+		live := 1 + rng.Int64N(8)
+		rate := policy.Rate{Tokens: live * (1 + rng.Int64N(50)), Per: time.Second}
+		capacity := live * (1 + rate.Tokens)
+		left := rng.Int64N(capacity + 1)
+		admitted, began := int64(0), time.Duration(rng.Int64N(int64(time.Hour)))
+		span := time.Duration(1 + rng.Int64N(int64(5*time.Second)))
+		for range live {
+			s := &stand{terms: localTerms(capacity, rate)}
+			s.count(live)
+			s.saw(left, began)
+			for at := time.Duration(0); at <= span; at += time.Duration(1 + rng.Int64N(int64(20*time.Millisecond))) {
+				for s.take(1, began+at).OK {
+					admitted++
+				}
+			}
+		}
+		due := float64(rate.Tokens) * span.Seconds()
+		require.LessOrEqual(t, float64(admitted), float64(left)+due+1)
+		lastLook := 0.02 * float64(rate.Tokens) // what fell due after it
+		require.GreaterOrEqual(t, float64(admitted), float64(left)+due-lastLook-2*float64(live))
+	}
+}
+
+func TestAShareIsWarm(t *testing.T) {
+	terms := localTerms(100, policy.PerSecond(20))
+	s := &stand{terms: terms}
+	s.saw(100, 0)
+	require.False(t, s.take(1, 0).Known, "nobody has counted the consumers")
+	s.count(4)
+	require.True(t, s.take(25, 0).OK, "a quarter of what is there")
+	require.False(t, s.take(1, 0).OK)
+	require.True(t, s.take(5, time.Second).OK, "a quarter of the rate")
+	require.False(t, s.take(1, time.Second).OK)
+
+	// The bucket answers again, and is drained: the next outage begins with nothing,
+	// however long the share has had to fill.
+	s.saw(0, time.Minute)
+	require.False(t, s.take(1, time.Minute).OK)
+	require.True(t, s.take(1, time.Minute+200*time.Millisecond).OK)
+
+	// It answers with many tokens for a moment each time: the share holds what it
+	// has, since its own takes count.
+	admitted := 0
+	for i := range 100 {
+		s.saw(100, 2*time.Minute+time.Duration(i)*time.Millisecond)
+		if s.take(1, 2*time.Minute+time.Duration(i)*time.Millisecond).OK {
+			admitted++
+		}
+	}
+	require.LessOrEqual(t, admitted, 26, "capacity and rate of the share")
+
+	w := s.take(26, time.Hour)
+	require.False(t, w.OK)
+	require.EqualValues(t, -1, w.Wait, "more than the share ever holds")
+	s.giveBack(25)
+	require.EqualValues(t, 25, s.holds(time.Hour))
+	s.count(2)
+	require.EqualValues(t, 25, s.holds(time.Hour), "fewer consumers are believed only after a while")
+	require.EqualValues(t, 4, s.live)
+	s.count(2)
+	s.count(2)
+	require.EqualValues(t, 2, s.live)
+	s.count(50)
+	require.LessOrEqual(t, s.holds(time.Hour), int64(2), "more at once")
+}
+
+func TestAShareOfAScheduleOrAGrantIsWhatIsCertain(t *testing.T) {
+	stepped := policy.Policy{Capacity: 100, Steps: policy.Every(time.Minute), StepTokens: 50}.Terms(policy.Fence{})
+	s := &stand{terms: stepped}
+	s.count(2)
+	s.saw(40, 0)
+	require.True(t, s.take(20, 0).OK)
+	require.False(t, s.take(1, time.Hour).OK, "the next instant is the refillers' to know")
+
+	granted := localTerms(100, policy.PerSecond(2))
+	granted.GrantTokens, granted.GrantEnd, granted.GrantEra = 1000, 1<<50, 1
+	s = &stand{terms: granted}
+	s.count(2)
+	s.saw(0, 0)
+	s.take(1, 0)
+	require.EqualValues(t, 2, s.holds(2*time.Second), "the floor's rate")
+}
+
+func TestHeartbeatsFollowUse(t *testing.T) {
+	ss := newStands()
+	none := make(breakers, 1)
+	for i := range 3 * beatsPerSecond {
+		ss.keys[time.Duration(i).String()] = &stand{key: "k", used: ss.now()}
+	}
+	due, period := ss.due(0, true, none)
+	require.Len(t, due, 3*beatsPerSecond, "new ones at once")
+	require.Equal(t, 3*time.Second, period, "many buckets hear less often")
+	for _, s := range due {
+		s.count(1)
+	}
+	due, _ = ss.due(0, true, none)
+	require.Empty(t, due)
+	due, _ = ss.due(0, false, none)
+	require.Len(t, due, 3*beatsPerSecond)
+
+	ss.began = ss.began.Add(-standKeep - time.Second) // time passes
+	none[0].fail(ReasonDeadline, time.Now().Add(-time.Hour))
+	for none[0].open() == ReasonNone {
+		none[0].fail(ReasonDeadline, time.Now())
+	}
+	due, _ = ss.due(0, false, none)
+	require.Empty(t, due, "a server that is away is left alone")
+	require.Len(t, ss.keys, 3*beatsPerSecond, "and nothing is forgotten")
+	_, _ = ss.due(0, false, make(breakers, 1))
+	require.Empty(t, ss.keys, "nobody used them")
+}
+
+// outage is what several consumers of one bucket saw while its server stood still.
+type outage struct {
+	stopped  time.Duration // for how long
+	admitted int64         // meanwhile, by all
+	worst    time.Duration // p99.9 of a take, meanwhile
+	recovery time.Duration // until every consumer was answered by the bucket again
+}
+
+// standStill stops a server under the load of consumers of one bucket in mode local.
+func standStill(t testing.TB, consumers, callers int, rate policy.Rate, length time.Duration) outage {
+	server := testenv.Redis(t)
+	rdb := server.Client()
+	p := policy.Policy{Capacity: rate.Tokens, Rate: rate, Interval: 20 * time.Millisecond, Degraded: policy.DegradedLocal, Initial: new(int64)}
+	createBucket(t, rdb, "checkout", p)
+	ctx, stop := context.WithCancel(context.Background())
+	defer stop()
+	var (
+		wg       sync.WaitGroup
+		stopped  atomic.Bool
+		admitted atomic.Int64
+		shared   = make([]atomic.Int64, consumers) // answers by the bucket
+		mu       sync.Mutex
+		times    []time.Duration
+	)
+	clients := make([]*Client, consumers)
+	for i := range clients {
+		clients[i] = newClient(t, server.Client()) // the consumers' rescues refill the bucket
+		for range callers {
+			wg.Go(func() {
+				rng := rand.New(rand.NewPCG(uint64(i), 1))
+				var own []time.Duration
+				for ctx.Err() == nil {
+					during := stopped.Load()
+					began := time.Now()
+					r, err := clients[i].Take(context.Background(), "checkout", 1)
+					if during && stopped.Load() {
+						own = append(own, time.Since(began))
+						admitted.Add(r.Taken)
+					}
+					if err == nil && (r.Source.Kind == SourceShared || r.Source.Kind == SourceRescued) {
+						shared[i].Add(1)
+					}
+					time.Sleep(time.Millisecond + time.Duration(rng.Int64N(int64(time.Millisecond))))
+				}
+				mu.Lock()
+				defer mu.Unlock()
+				times = append(times, own...)
+			})
+		}
+	}
+	eventually(t, func() bool { // everyone knows of everyone
+		for _, c := range clients {
+			k, _ := c.terms.get("checkout", time.Now())
+			if k.stand == nil {
+				return false
+			}
+			k.stand.mu.Lock()
+			live := k.stand.live
+			k.stand.mu.Unlock()
+			if live != int64(consumers) {
+				return false
+			}
+		}
+		return true
+	}, "heartbeats")
+
+	var o outage
+	stopped.Store(true)
+	server.Pause()
+	began := time.Now()
+	time.Sleep(length)
+	o.stopped = time.Since(began)
+	stopped.Store(false)
+	before := make([]int64, consumers)
+	for i := range shared {
+		before[i] = shared[i].Load()
+	}
+	server.Resume()
+	began = time.Now()
+	for i := range shared {
+		eventually(t, func() bool { return shared[i].Load() > before[i] }, "it recovers")
+	}
+	o.recovery = time.Since(began)
+	stop()
+	wg.Wait()
+	slices.Sort(times)
+	o.admitted, o.worst = admitted.Load(), times[len(times)*999/1000]
+	require.Equal(t, int64(1), rdb.Exists(context.Background(), lua.LiveKey("checkout")).Val())
+	return o
+}
+
+// The bounds are wide enough for a machine that does twenty things at once;
+// BenchmarkStandStill tells the figures.
+func TestConsumersOfAServerThatStandsStillKeepToThePolicy(t *testing.T) {
+	const rate = 400
+	o := standStill(t, 4, 4, policy.PerSecond(rate), 3*time.Second)
+	t.Logf("%+v", o)
+	due := rate * o.stopped.Seconds()
+	require.LessOrEqual(t, float64(o.admitted), 1.1*due)
+	require.GreaterOrEqual(t, float64(o.admitted), 0.5*due)
+	require.Less(t, o.worst, 2*time.Second)
+	require.Less(t, o.recovery, 20*time.Second)
+}
+
+// BenchmarkStandStill stops a server for three seconds under the load of four
+// consumers in mode local.
+func BenchmarkStandStill(b *testing.B) {
+	var ratio, worst, recovery []float64
+	for b.Loop() {
+		o := standStill(b, 4, 16, policy.PerSecond(1000), 3*time.Second)
+		ratio = append(ratio, float64(o.admitted)/(1000*o.stopped.Seconds()))
+		worst = append(worst, o.worst.Seconds()*1000)
+		recovery = append(recovery, o.recovery.Seconds()*1000)
+	}
+	b.ReportMetric(slices.Max(ratio), "of-policy")
+	b.ReportMetric(slices.Max(worst), "p99.9-ms")
+	b.ReportMetric(slices.Max(recovery), "recovery-ms")
+	b.ReportMetric(0, "ns/op")
+}

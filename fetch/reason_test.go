@@ -1,0 +1,263 @@
+package fetch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/internal/faultproxy"
+	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// provoked is a server on which a test makes a failure happen.
+type provoked struct {
+	t      *testing.T
+	server *testenv.RedisServer
+	admin  *redis.Client
+	proxy  *faultproxy.Proxy
+	opts   *redis.Options // of the client under test
+}
+
+func (p *provoked) config(name, value string) {
+	p.t.Helper()
+	require.NoError(p.t, p.admin.ConfigSet(context.Background(), name, value).Err())
+}
+
+// failures are what a server or its connection can fail with, as a real server does
+// it.
+var failuresOfServers = map[Reason]struct {
+	args    []string
+	provoke func(p *provoked)
+}{
+	ReasonDeadline: {provoke: func(p *provoked) { p.server.Pause() }},
+	ReasonConnection: {provoke: func(p *provoked) {
+		require.NoError(p.t, p.proxy.CutAfterReply(1, isScript))
+	}},
+	ReasonPool: {provoke: func(p *provoked) {
+		p.opts.PoolSize, p.opts.MaxActiveConns, p.opts.PoolTimeout = 1, 1, 5*time.Millisecond
+		busy := redis.NewClient(p.opts)
+		p.t.Cleanup(func() { _ = busy.Close() })
+	}},
+	ReasonReadOnly: {provoke: func(p *provoked) {
+		require.NoError(p.t, p.admin.ReplicaOf(context.Background(), "127.0.0.1", "1").Err())
+	}},
+	ReasonMasterDown: {provoke: func(p *provoked) {
+		p.config("replica-serve-stale-data", "no")
+		require.NoError(p.t, p.admin.ReplicaOf(context.Background(), "127.0.0.1", "1").Err())
+	}},
+	ReasonMemory: {provoke: func(p *provoked) { p.config("maxmemory", "1") }},
+	ReasonBusy: {args: []string{"--busy-reply-threshold", "1"}, provoke: func(p *provoked) {
+		spin := redis.NewClient(&redis.Options{Addr: p.server.Addr(), MaxRetries: -1, ReadTimeout: patience})
+		p.t.Cleanup(func() { _ = spin.Close() })
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			_ = spin.Eval(context.Background(), "while true do end", nil).Err() // killed
+		}()
+		eventually(p.t, func() bool { return redis.HasErrorPrefix(p.admin.Ping(context.Background()).Err(), "BUSY") }, "it is busy")
+		p.t.Cleanup(func() {
+			require.NoError(p.t, p.admin.ScriptKill(context.Background()).Err())
+			<-done
+		})
+	}},
+	ReasonLoading: {args: []string{"--key-load-delay", "1000", "--loading-process-events-interval-bytes", "1024"}, provoke: func(p *provoked) {
+		ctx := context.Background()
+		for i := range 4000 {
+			require.NoError(p.t, p.admin.Set(ctx, fmt.Sprintf("filler:%d", i), "some text to load", 0).Err())
+		}
+		require.NoError(p.t, p.admin.Save(ctx).Err())
+		reload := redis.NewClient(&redis.Options{Addr: p.server.Addr(), MaxRetries: -1, ReadTimeout: patience})
+		p.t.Cleanup(func() { _ = reload.Close() })
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			_ = reload.Do(ctx, "DEBUG", "RELOAD", "NOSAVE").Err() // the test ends it
+		}()
+		p.t.Cleanup(func() { p.server.Kill(); <-done })
+		eventually(p.t, func() bool { return redis.HasErrorPrefix(p.admin.Get(ctx, "checkout").Err(), "LOADING") }, "it loads")
+	}},
+	ReasonRefused: {provoke: func(p *provoked) {
+		require.NoError(p.t, p.admin.Do(context.Background(), "ACL", "SETUSER", "poor", "on", ">secret", "~*", "+ping").Err())
+		p.opts.Username, p.opts.Password = "poor", "secret"
+	}},
+}
+
+func TestEveryFailureOfAServerHasItsReason(t *testing.T) {
+	for why, f := range failuresOfServers {
+		t.Run(why.String(), func(t *testing.T) {
+			t.Parallel()
+			p := &provoked{t: t, server: testenv.Redis(t, testenv.WithArgs(f.args...))}
+			p.admin = p.server.Client()
+			createBucket(t, p.admin, "checkout", hourly(100))
+			require.NoError(t, lua.Load(t.Context(), p.admin))
+			var err error
+			p.proxy, err = faultproxy.New(p.server.Addr(), faultproxy.Options{})
+			require.NoError(t, err)
+			t.Cleanup(func() { require.NoError(t, p.proxy.Close()) })
+			p.opts = &redis.Options{Addr: p.proxy.Addr(), MaxRetries: -1, DialerRetries: 1, ReadTimeout: patience}
+			f.provoke(p)
+			rdb := redis.NewClient(p.opts)
+			t.Cleanup(func() { _ = rdb.Close() })
+			deadline := patience
+			switch why {
+			case ReasonDeadline:
+				deadline = 30 * time.Millisecond
+			case ReasonPool: // somebody else has the only connection
+				conn := rdb.Conn()
+				t.Cleanup(func() { _ = conn.Close() })
+				require.NoError(t, conn.Ping(t.Context()).Err())
+			}
+			c, err := New(rdb, WithDeadline(deadline))
+			require.NoError(t, err)
+			_, err = c.Take(t.Context(), "checkout", 1)
+			require.ErrorIs(t, err, ErrUnavailable)
+			require.Equal(t, why, ReasonOf(err), "%v", err)
+			require.Equal(t, map[Reason]int64{why: 1}, c.Stats().Degraded)
+			if why == ReasonDeadline {
+				p.server.Resume()
+			}
+			ctx, cancel := context.WithTimeout(context.Background(), patience)
+			defer cancel()
+			require.NoError(t, c.Close(ctx))
+		})
+	}
+}
+
+func TestASlotThatIsElsewhereOrNowhereIsAReasonOfTheCluster(t *testing.T) {
+	t.Parallel()
+	cluster := testenv.Cluster(t)
+	one := redis.NewClient(&redis.Options{Addr: cluster.Addrs()[0], MaxRetries: -1})
+	t.Cleanup(func() { _ = one.Close() })
+	lone := testenv.Redis(t, testenv.WithArgs("--cluster-enabled", "yes")).Client()
+	moved := 0
+	c := newClient(t, one, slow(), WithBreaker(false))
+	for i := range 20 {
+		_, err := c.Take(t.Context(), fmt.Sprintf("bucket%d", i), 1)
+		if !errors.Is(err, ErrUnknownBucket) {
+			moved++
+			require.Equal(t, ReasonCluster, ReasonOf(err), "%v", err) // MOVED
+		}
+	}
+	require.NotZero(t, moved)
+	_, err := newClient(t, lone, slow()).Take(t.Context(), "bucket", 1)
+	require.Equal(t, ReasonCluster, ReasonOf(err), "%v", err) // CLUSTERDOWN
+}
+
+func TestAForgottenScriptIsNoFailure(t *testing.T) {
+	t.Parallel()
+	rdb := testenv.Redis(t).Client()
+	createBucket(t, rdb, "checkout", hourly(100))
+	c := newClient(t, rdb, slow())
+	require.NoError(t, rdb.ScriptFlush(t.Context()).Err())
+	r, err := c.Take(t.Context(), "checkout", 1)
+	require.NoError(t, err)
+	require.Equal(t, Source{}, r.Source)
+}
+
+func TestErrorsAreClassifiedByTheirWord(t *testing.T) {
+	for text, want := range map[string]Reason{
+		"NOREPLICAS Not enough good replicas to write.": ReasonMasterDown, "MISCONF Redis is configured to save RDB snapshots": ReasonDisk,
+		"TRYAGAIN Multiple keys request during rehashing of slot": ReasonCluster, "ASK 5 127.0.0.1:1": ReasonCluster,
+		"CROSSSLOT Keys in request don't hash to the same slot": ReasonCluster, "NOSCRIPT No matching script.": ReasonScript,
+		"NOAUTH Authentication required.": ReasonRefused, "BUSYKEY Target key name already exists.": ReasonRefused, "ERR unknown command": ReasonRefused,
+	} {
+		require.Equal(t, want, ReasonOf(failure(redisError(text))), text)
+	}
+	for err, want := range map[error]Reason{
+		io.EOF: ReasonConnection, syscall.ECONNRESET: ReasonConnection, redis.ErrPoolTimeout: ReasonPool, redis.ErrClosed: ReasonConnection,
+		context.DeadlineExceeded: ReasonDeadline, lua.ErrUnknownBucket: ReasonNone, lua.ErrBadReply: ReasonNone,
+	} {
+		require.Equal(t, want, ReasonOf(failure(err)), "%v", err)
+	}
+	for _, err := range []error{nil, context.Canceled, ErrClosed, ErrDeadline, ErrInvalidKey, context.DeadlineExceeded} {
+		require.Equal(t, ReasonNone, ReasonOf(err), "%v: none of the server's", err)
+	}
+	require.Equal(t, ReasonBusy, ReasonOf(shut(ReasonBusy)))
+	require.Equal(t, "invalid", reasons.String())
+	for r := range reasons {
+		require.NotEqual(t, "invalid", r.String())
+	}
+}
+
+type redisError string
+
+func (e redisError) Error() string { return string(e) }
+func (redisError) RedisError()     {}
+
+// Modes of buckets, by the bucket's own policy and, before the Client knows it, by
+// the option.
+func TestEachPolicyDecidesHowItsTakesAreAnsweredWithoutItsServer(t *testing.T) {
+	f := newFaulty(t, func(o *redis.Options) { o.DialerRetries = 1 })
+	mode := func(m policy.Degraded) policy.Policy {
+		p := hourly(10)
+		p.Degraded = m
+		return p
+	}
+	for key, m := range map[string]policy.Degraded{"closed": policy.DegradedClosed, "open": policy.DegradedOpen, "local": policy.DegradedLocal} {
+		createBucket(t, f.direct, key, mode(m))
+	}
+	c := newClient(t, f.rdb, slow())
+	opener := newClient(t, f.rdb, slow(), WithDegraded(policy.DegradedOpen))
+	for _, key := range []string{"closed", "open", "local"} {
+		_, err := c.Take(t.Context(), key, 2)
+		require.NoError(t, err)
+	}
+	eventually(t, func() bool { return f.direct.Exists(t.Context(), lua.LiveKey("local")).Val() == 1 }, "a heartbeat")
+	k, _ := c.terms.get("local", time.Now())
+	eventually(t, func() bool { k.stand.mu.Lock(); defer k.stand.mu.Unlock(); return k.stand.live == 1 }, "its answer")
+	f.proxy.Cut()
+	from := Source{Kind: SourceFallback, Reason: ReasonConnection}
+
+	_, err := c.Take(t.Context(), "closed", 1)
+	require.ErrorIs(t, err, ErrUnavailable)
+	_, err = c.Take(t.Context(), "never-seen", 1)
+	require.ErrorIs(t, err, ErrUnavailable)
+	r, err := opener.Take(t.Context(), "never-seen", 1000)
+	require.NoError(t, err)
+	require.Equal(t, Result{OK: true, Taken: 1000, ResetAfter: Never, Source: from}, r)
+
+	for range 5 { // 50 tokens of 10
+		r, err = c.Take(t.Context(), "open", 10)
+		require.NoError(t, err)
+		require.Equal(t, Result{OK: true, Taken: 10, Limit: 10, ResetAfter: Never, Source: from}, r)
+	}
+	_, err = c.Take(t.Context(), "open", 11)
+	require.ErrorIs(t, err, ErrExceedsCapacity)
+	require.NoError(t, c.Wait(t.Context(), "open", 10))
+
+	r, err = c.Take(t.Context(), "local", 5)
+	require.NoError(t, err)
+	require.Equal(t, Result{OK: true, Taken: 5, Remaining: 3, Limit: 10, ResetAfter: Never, Source: from}, r)
+	r, err = c.Take(t.Context(), "local", 4)
+	require.NoError(t, err)
+	require.False(t, r.OK)
+	require.InDelta(t, time.Hour, r.RetryAfter, float64(time.Minute))
+	all, err := c.TakeAll(t.Context(), Request{"local", 2}, Request{"open", 3})
+	require.NoError(t, err)
+	require.True(t, all.OK)
+	all, err = c.TakeAll(t.Context(), Request{"open", 3}, Request{"local", 2})
+	require.NoError(t, err)
+	require.False(t, all.OK)
+	require.Equal(t, "local", all.Denied)
+	_, err = c.TakeAll(t.Context(), Request{"local", 1}, Request{"closed", 1})
+	require.ErrorIs(t, err, ErrUnavailable)
+	r, err = c.TakeUpTo(t.Context(), "local", 9)
+	require.NoError(t, err)
+	require.EqualValues(t, 1, r.Taken, "what nobody got is still there")
+	r, err = c.TakeUpTo(t.Context(), "local", 9)
+	require.NoError(t, err)
+	require.False(t, r.OK)
+	r, err = c.TakeUpTo(t.Context(), "open", 99)
+	require.NoError(t, err)
+	require.EqualValues(t, 10, r.Taken)
+	require.NotZero(t, c.Stats().Degraded[ReasonConnection])
+}

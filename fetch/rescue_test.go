@@ -1,0 +1,174 @@
+package fetch
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// refillCalls counts the refills that go out: their scripts alone have six
+// arguments.
+type refillCalls struct {
+	lua.Client
+	n atomic.Int64
+}
+
+func (r *refillCalls) Process(ctx context.Context, cmd redis.Cmder) error {
+	if len(cmd.Args()) == 3+3+6 {
+		r.n.Add(1)
+	}
+	return r.Client.Process(ctx, cmd)
+}
+
+// With no refiller alive, consumers in several processes go on at the bucket's
+// rate, and never beyond its bound.
+func TestConsumersWithoutARefillerGoOnAtTheRateAndWithinTheBound(t *testing.T) {
+	t.Parallel()
+	server := testenv.Redis(t)
+	rdb := server.Client()
+	p := policy.Policy{Capacity: 100, Rate: policy.PerSecond(500), Interval: 50 * time.Millisecond, Initial: new(int64)}
+	createBucket(t, rdb, "checkout", p)
+	clock := func() time.Time {
+		now, err := rdb.Time(t.Context()).Result()
+		require.NoError(t, err)
+		return now
+	}
+
+	const processes, callers = 4, 8
+	var taken, rescued atomic.Int64
+	began := clock()
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	var wg sync.WaitGroup
+	clients := make([]*Client, processes)
+	calls := make([]*refillCalls, processes)
+	for i := range clients {
+		clients[i] = newClient(t, server.Client(), slow())
+		calls[i] = &refillCalls{Client: clients[i].store}
+		clients[i].store = calls[i]
+		for range callers {
+			wg.Go(func() {
+				for ctx.Err() == nil {
+					r, err := clients[i].Take(context.Background(), "checkout", 1)
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					taken.Add(r.Taken)
+					if r.Source.Kind == SourceRescued {
+						rescued.Add(1)
+					}
+					if !r.OK {
+						time.Sleep(time.Millisecond)
+					}
+				}
+			})
+		}
+	}
+	const enough = 2 * time.Second
+	for clock().Sub(began) < enough {
+		time.Sleep(10 * time.Millisecond)
+	}
+	stop()
+	wg.Wait()
+	ended := clock().Sub(began).Seconds()
+
+	total := float64(taken.Load())
+	require.LessOrEqual(t, total, 100+500*ended+1)
+	require.GreaterOrEqual(t, total, 0.6*500*ended, "%.2f s", ended)
+	require.Positive(t, rescued.Load())
+	won, sent := int64(0), int64(0)
+	for i, c := range clients {
+		won += c.Stats().Rescues
+		sent += calls[i].n.Load()
+		require.LessOrEqual(t, calls[i].n.Load(), int64(ended/0.05)+1, "a process makes one rescue an interval at most")
+	}
+	require.LessOrEqual(t, won, int64(ended/0.1)+1, "a rescue comes two intervals after the refill before")
+	t.Logf("%.0f of %.0f tokens; %d rescues of %d sent", total, 500*ended, won, sent)
+}
+
+func TestARescueServesWaitTakeUpToAndSeveralBuckets(t *testing.T) {
+	t.Parallel()
+	rdb := testenv.Redis(t).Client()
+	p := policy.Policy{Capacity: 10, Rate: policy.PerSecond(20), Interval: 20 * time.Millisecond, Initial: new(int64)}
+	for _, key := range []string{"wait", "line", "upto", "all", "other"} {
+		createBucket(t, rdb, key, p)
+	}
+	c := newClient(t, rdb, slow())
+	require.NoError(t, c.Wait(t.Context(), "wait", 3))
+	var wg sync.WaitGroup
+	for range 6 {
+		wg.Go(func() {
+			if err := c.Wait(t.Context(), "line", 2); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	eventually(t, func() bool {
+		r, err := c.TakeUpTo(t.Context(), "upto", 5)
+		require.NoError(t, err)
+		return r.OK
+	}, "tokens flow")
+	eventually(t, func() bool {
+		r, err := c.TakeAll(t.Context(), Request{"all", 3}, Request{"other", 1})
+		require.NoError(t, err)
+		return r.OK
+	}, "tokens flow")
+	wg.Wait()
+	require.GreaterOrEqual(t, c.Stats().Rescues, int64(5))
+}
+
+func TestWhatIsNotRescued(t *testing.T) {
+	t.Parallel()
+	rdb := testenv.Redis(t).Client()
+	empty := new(int64)
+	overdue := policy.Policy{Capacity: 10, Rate: policy.PerSecond(1000), Interval: time.Millisecond, Initial: empty}
+	createBucket(t, rdb, "off", overdue)
+	createBucket(t, rdb, "large", overdue)
+	createBucket(t, rdb, "steps", policy.Policy{Capacity: 10, Steps: policy.Every(time.Millisecond), StepTokens: 5, Interval: time.Millisecond, Initial: empty})
+	createBucket(t, rdb, "fresh", policy.Policy{Capacity: 10_000, Rate: policy.PerSecond(1), Interval: policy.MaxInterval, Initial: empty})
+	_, err := lua.Add(t.Context(), rdb, "foreign", 0, 10, 0)
+	require.NoError(t, err)
+	time.Sleep(5 * time.Millisecond) // several intervals
+	off, on := newClient(t, rdb, slow(), WithRescue(false), WithDenyCache(false)), newClient(t, rdb, slow(), WithDenyCache(false))
+	for _, tc := range []struct {
+		c   *Client
+		key string
+		n   int64
+	}{{off, "off", 1}, {on, "large", 11}, {on, "steps", 1}, {on, "fresh", 1}, {on, "foreign", 1}, {on, "typo", 1}} {
+		for range 3 {
+			r, _ := tc.c.Take(t.Context(), tc.key, tc.n)
+			require.False(t, r.OK, tc.key)
+		}
+		require.Zero(t, tc.c.Stats().Rescues, tc.key)
+	}
+	require.Zero(t, rdb.Exists(t.Context(), "typo").Val())
+
+	r, err := on.Take(t.Context(), "off", 1)
+	require.NoError(t, err)
+	require.True(t, r.OK)
+	require.Equal(t, Source{Kind: SourceRescued}, r.Source)
+	require.EqualValues(t, 1, on.Stats().Rescues)
+}
+
+func TestRescuesOfABucketAreAnIntervalApartAndBounded(t *testing.T) {
+	r := rescues{next: make(map[string]time.Time)}
+	now := time.Now()
+	require.True(t, r.claim("a", time.Second, now))
+	require.False(t, r.claim("a", time.Second, now.Add(time.Second-1)))
+	require.True(t, r.claim("a", time.Second, now.Add(time.Second)))
+	for i := range maxRescues + 5 {
+		r.claim(time.Duration(i).String(), time.Hour, now.Add(time.Minute))
+	}
+	require.LessOrEqual(t, len(r.next), maxRescues)
+	require.True(t, r.claim("a", time.Second, now.Add(2*time.Hour)), "what has passed makes room")
+}

@@ -1,0 +1,19 @@
+-- live: a heartbeat of a consumer of the bucket; counts the consumers that live.
+--
+-- KEYS  1 {K}:live  sorted set: consumer → the instant until which it counts, µs
+-- ARGV  1 consumer: its name
+--       2 ttl_ms: for how long it counts from now on, at least 1
+-- Reply {1, count}: consumers that count, this one included
+--       {3, 4}: KEYS 1 holds something else
+--
+-- The bucket itself is neither read nor written; the key goes when the last consumer has.
+--#include state
+local now = now_us()
+local gone = redis.pcall('ZREMRANGEBYSCORE', KEYS[1], '-inf', string.format('%.0f', now))
+if type(gone) == 'table' then
+  wrong_type(gone)
+  return {3, 4}
+end
+redis.call('ZADD', KEYS[1], string.format('%.0f', now + tonumber(ARGV[2]) * 1000), ARGV[1])
+if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[2]) then redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
+return {1, redis.call('ZCARD', KEYS[1])}
