@@ -53,6 +53,29 @@ type AllResult struct {
 // ErrUnavailable or the context's own error, tokens may be lost: what was taken
 // where the answer is known goes back.
 func (c *Client) TakeAll(ctx context.Context, reqs ...Request) (AllResult, error) {
+	call := Call{Op: OpTakeAll}
+	for i, r := range reqs {
+		if i == 0 {
+			call.Key = r.Key
+		}
+		call.Tokens += r.N
+	}
+	var all AllResult
+	_, err := c.observed(ctx, call, func(ctx context.Context) (r Result, err error) {
+		all, err = c.takeAll(ctx, reqs)
+		r.OK, r.RetryAfter = all.OK, all.RetryAfter
+		for _, one := range all.Results {
+			r.Taken += one.Taken
+			if one.Source.Kind > r.Source.Kind {
+				r.Source = one.Source
+			}
+		}
+		return r, err
+	})
+	return all, err
+}
+
+func (c *Client) takeAll(ctx context.Context, reqs []Request) (AllResult, error) {
 	demands, of, err := sum(reqs)
 	if err != nil {
 		return AllResult{}, err

@@ -70,6 +70,10 @@ func New(rdb redis.UniversalClient, opts ...Option) (*Client, error) {
 
 // Peek tells what a bucket holds. It takes nothing and writes nothing.
 func (c *Client) Peek(ctx context.Context, key string) (Result, error) {
+	return c.observed(ctx, Call{Op: OpPeek, Key: key}, func(ctx context.Context) (Result, error) { return c.look(ctx, key) })
+}
+
+func (c *Client) look(ctx context.Context, key string) (Result, error) {
 	if err := lua.CheckKey(key); err != nil {
 		return Result{}, err
 	}
@@ -96,6 +100,14 @@ func (c *Client) Peek(ctx context.Context, key string) (Result, error) {
 // ErrUnavailable the tokens may have been returned; don't return them again. What
 // came from a degraded mode (SourceFallback) can't be returned: let it go.
 func (c *Client) Return(ctx context.Context, key string, n int64) error {
+	_, err := c.observed(ctx, Call{OpReturn, key, n}, func(ctx context.Context) (Result, error) {
+		err := c.putBack(ctx, key, n)
+		return Result{OK: err == nil}, err
+	})
+	return err
+}
+
+func (c *Client) putBack(ctx context.Context, key string, n int64) error {
 	if err := check(key, n); err != nil {
 		return err
 	}

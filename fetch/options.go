@@ -36,6 +36,7 @@ type config struct {
 	denyCache   bool
 	rescue      bool
 	breaker     bool
+	hook        Hook
 	degraded    policy.Degraded // of buckets that were never seen
 }
 

@@ -24,7 +24,10 @@ func (c *Client) Take(ctx context.Context, key string, n int64, opts ...TakeOpti
 			return Result{}, err
 		}
 	}
-	return c.take(ctx, key, n, cfg)
+	if c.config.hook == nil {
+		return c.take(ctx, key, n, cfg)
+	}
+	return c.observed(ctx, Call{OpTake, key, n}, func(ctx context.Context) (Result, error) { return c.take(ctx, key, n, cfg) })
 }
 
 // TakeUpTo takes as many tokens as there are, up to n; n is 1 to
@@ -33,6 +36,10 @@ func (c *Client) Take(ctx context.Context, key string, n int64, opts ...TakeOpti
 //
 // After ErrUnavailable or the context's own error, tokens may have been taken.
 func (c *Client) TakeUpTo(ctx context.Context, key string, n int64) (Result, error) {
+	return c.observed(ctx, Call{OpTakeUpTo, key, n}, func(ctx context.Context) (Result, error) { return c.takeUpTo(ctx, key, n) })
+}
+
+func (c *Client) takeUpTo(ctx context.Context, key string, n int64) (Result, error) {
 	if err := check(key, n); err != nil {
 		return Result{}, err
 	}

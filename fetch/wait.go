@@ -31,6 +31,17 @@ const (
 //
 // Lines of different processes, and takes, compete for the same tokens.
 func (c *Client) Wait(ctx context.Context, key string, n int64) error {
+	_, err := c.observed(ctx, Call{OpWait, key, n}, func(ctx context.Context) (Result, error) {
+		if err := c.queue(ctx, key, n); err != nil {
+			return Result{}, err
+		}
+		return Result{OK: true, Taken: n}, nil
+	})
+	return err
+}
+
+// queue is Wait.
+func (c *Client) queue(ctx context.Context, key string, n int64) error {
 	if err := check(key, n); err != nil {
 		return err
 	}

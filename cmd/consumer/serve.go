@@ -9,9 +9,13 @@ import (
 	"time"
 
 	"github.com/hashicorp/go-hclog"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/spf13/cobra"
 
 	"github.com/tokenrefill/refiller/fetch"
+	"github.com/tokenrefill/refiller/fetchprom"
 	"github.com/tokenrefill/refiller/internal/credential"
 	"github.com/tokenrefill/refiller/internal/redisconn"
 	"github.com/tokenrefill/refiller/internal/sidecar"
@@ -24,6 +28,7 @@ type serve struct {
 	deadline   time.Duration
 	tls        credential.ServerTLS
 	limitFiles []string
+	policies   []string
 	shadow     bool
 	headers    bool
 	logLevel   string
@@ -53,6 +58,7 @@ func newServeCommand(e env) *cobra.Command {
 	s.conn.addFlags(cmd)
 	f.IntVar(&s.poolSize, "redis-connections", 2*redisconn.DefaultPoolSize, "most connections to each Redis server")
 	f.DurationVar(&s.deadline, "deadline", fetch.DefaultDeadline, "how long a call to Redis may take")
+	f.StringArrayVar(&s.policies, "metrics-policy", nil, "a bucket, or a prefix with a * behind it, that has a label of its own at /metrics; the others share one")
 	f.StringArrayVar(&s.limitFiles, "envoy", nil, "file of rate limits for Envoy, one domain each")
 	f.BoolVar(&s.shadow, "envoy-shadow", false, "answer OK to Envoy whatever the limits say")
 	f.BoolVar(&s.headers, "envoy-headers", false, "have Envoy add RateLimit-Limit, -Remaining, -Reset and Retry-After to responses")
@@ -90,9 +96,14 @@ func (s *serve) run(cmd *cobra.Command, e env) error {
 		return err
 	}
 	defer rdb.Close()
-	if s.options.Client, err = fetch.New(rdb, fetch.WithDeadline(s.deadline)); err != nil {
+	hook := fetchprom.New(fetchprom.Policies(s.policies...))
+	if s.options.Client, err = fetch.New(rdb, fetch.WithDeadline(s.deadline), fetch.WithHook(hook)); err != nil {
 		return err
 	}
+	hook.Watch(s.options.Client)
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(hook, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	s.options.Metrics = promhttp.HandlerFor(registry, promhttp.HandlerOpts{Registry: registry, MaxRequestsInFlight: 4})
 	defer closeClient(s.options.Client)
 	if s.options.Envoy, err = s.rateLimits(sidecar.Windows{Redis: rdb, Deadline: s.deadline}); err != nil {
 		return err

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"io"
 	"net/http"
 	"os"
 	"os/exec"
@@ -123,6 +124,34 @@ func TestServeAnswersEnvoyAndEndsWhenAskedTo(t *testing.T) {
 	code, err := p.Wait(ctx)
 	require.NoError(t, err)
 	require.Equal(t, exitOK, code)
+}
+
+func TestServeExportsMetricsByPolicyAndNeverByKey(t *testing.T) {
+	server, _ := newBucket(t, hourly(3))
+	_, address, _ := startSidecar(t, server.URL(), "--metrics-policy", "checkout", "--metrics-policy", "user:*")
+	for _, body := range []string{`{"key":"checkout","tokens":2}`, `{"key":"checkout","tokens":2}`, `{"key":"user:17"}`, `{"key":"secret"}`} {
+		res, err := http.Post("http://"+address+"/v1/take", "application/json", strings.NewReader(body))
+		require.NoError(t, err)
+		require.NoError(t, res.Body.Close())
+	}
+	res, err := http.Get("http://" + address + "/metrics")
+	require.NoError(t, err)
+	defer res.Body.Close()
+	page, err := io.ReadAll(res.Body)
+	require.NoError(t, err)
+	for _, line := range []string{
+		`refiller_consumer_calls_total{op="take",outcome="taken",policy="checkout",source="shared"} 1`,
+		`refiller_consumer_calls_total{op="take",outcome="denied",policy="checkout",source="shared"} 1`,
+		`refiller_consumer_calls_total{op="take",outcome="unknown_bucket",policy="user:*",source="none"} 1`,
+		`refiller_consumer_calls_total{op="take",outcome="unknown_bucket",policy="other",source="none"} 1`,
+		`refiller_consumer_tokens_taken_total{policy="checkout",source="shared"} 2`,
+		`refiller_consumer_call_seconds_count{op="take"} 4`,
+		`refiller_consumer_rescues_total 0`,
+	} {
+		require.Contains(t, string(page), line+"\n")
+	}
+	require.NotContains(t, string(page), "user:17")
+	require.NotContains(t, string(page), "secret")
 }
 
 func TestServeSaysWhatIsWrongWithItsFlags(t *testing.T) {

@@ -35,6 +35,7 @@ type front struct {
 	calls    *clients
 	draining func() bool
 	log      hclog.Logger
+	metrics  http.Handler // nil: none
 	routes   []route
 }
 
@@ -55,6 +56,11 @@ func (f *front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case "/livez", "/readyz", "/openapi.yaml": // never refused for a client's other calls
 		f.plain(w, r)
 		return
+	case "/metrics":
+		if f.metrics != nil {
+			f.metrics.ServeHTTP(w, r)
+			return
+		}
 	}
 	client := clientOf(addrOf(r.Context()), r.TLS)
 	if err := f.calls.enter(client); err != nil {

@@ -4,6 +4,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"net/http"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
@@ -24,10 +25,12 @@ type Options struct {
 	HTTP, GRPC []string
 	// TLS is for TCP; nil: plain. Unix sockets are plain: file permissions guard
 	// them.
-	TLS    *tls.Config
-	Limits Limits
-	Drain  Drain
-	Logger hclog.Logger // nil: none
+	TLS *tls.Config
+	// Metrics answers GET /metrics over HTTP; nil: nothing is there.
+	Metrics http.Handler
+	Limits  Limits
+	Drain   Drain
+	Logger  hclog.Logger // nil: none
 }
 
 // Limits bounds what one client can do.

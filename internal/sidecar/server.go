@@ -96,8 +96,10 @@ func (s *Server) newHTTP() *http.Server {
 	protocols := new(http.Protocols)
 	protocols.SetHTTP1(true)
 	protocols.SetHTTP2(true)
+	front := newFront(s.opts.Client, l, s.calls, func() bool { return s.draining.Err() != nil }, s.log)
+	front.metrics = s.opts.Metrics
 	return &http.Server{
-		Handler:           newFront(s.opts.Client, l, s.calls, func() bool { return s.draining.Err() != nil }, s.log),
+		Handler:           front,
 		TLSConfig:         s.opts.TLS.Clone(), // http.Server changes it
 		ReadHeaderTimeout: l.Patience,
 		ReadTimeout:       l.Patience,

@@ -1,0 +1,87 @@
+package fetch
+
+import (
+	"context"
+	"fmt"
+	"time"
+)
+
+// Op is what a caller asks a Client for.
+type Op uint8
+
+// What a caller asks for.
+const (
+	OpTake Op = iota
+	OpTakeUpTo
+	OpTakeAll
+	OpWait
+	OpPeek
+	OpReturn
+)
+
+// String names the call as logs and metrics do.
+func (o Op) String() string {
+	names := [...]string{"take", "take_up_to", "take_all", "wait", "peek", "return"}
+	if int(o) >= len(names) {
+		return "invalid"
+	}
+	return names[o]
+}
+
+// Call is a call of a Client's method.
+type Call struct {
+	Op     Op
+	Key    string // of the bucket; of a TakeAll's first one
+	Tokens int64  // asked for, all buckets together; 0 for a Peek
+}
+
+// Outcome is how a call ended.
+type Outcome struct {
+	// Result is the call's. Of Wait and Return it has OK and Taken alone, of TakeAll
+	// also RetryAfter and the most remarkable Source.
+	Result Result
+	Err    error
+	// Reason is why the bucket's server did not answer, whatever the degraded mode
+	// made of it; ReasonNone if it did.
+	Reason   Reason
+	Duration time.Duration
+}
+
+// Hook is told of every call of a Client, in the goroutine of its caller, so it must
+// be fast. It is called by many at once. Metrics and traces are made of it.
+type Hook interface {
+	// Begin is called before a call. The call goes on with the context returned,
+	// which is ctx or one made of it.
+	Begin(ctx context.Context, call Call) context.Context
+	// End is called after a call, with the context that Begin returned.
+	End(ctx context.Context, call Call, outcome Outcome)
+}
+
+// WithHook has a hook told of every call.
+func WithHook(h Hook) Option { return hookOption{h} }
+
+type hookOption struct{ hook Hook }
+
+func (o hookOption) applyClient(c *config) error {
+	if o.hook == nil {
+		return fmt.Errorf("%w: the hook is nil", ErrInvalidOption)
+	}
+	c.hook = o.hook
+	return nil
+}
+
+// observed makes a call and has the hook, if there is one, told of it.
+func (c *Client) observed(ctx context.Context, call Call, make func(context.Context) (Result, error)) (Result, error) {
+	if c.config.hook == nil {
+		return make(ctx)
+	}
+	ctx = c.config.hook.Begin(ctx, call)
+	began := time.Now()
+	r, err := make(ctx)
+	o := Outcome{Result: r, Err: err, Reason: r.Source.Reason, Duration: time.Since(began)}
+	if err != nil {
+		o.Reason = ReasonOf(err)
+	}
+	c.config.hook.End(ctx, call, o)
+	return r, err
+}

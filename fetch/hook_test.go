@@ -1,0 +1,59 @@
+package fetch
+
+import (
+	"context"
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/internal/testenv"
+)
+
+type recorder struct{ seen []string }
+
+type recorderKey struct{}
+
+func (r *recorder) Begin(ctx context.Context, call Call) context.Context {
+	return context.WithValue(ctx, recorderKey{}, fmt.Sprintf("%s of %d of %q", call.Op, call.Tokens, call.Key))
+}
+
+func (r *recorder) End(ctx context.Context, call Call, o Outcome) {
+	if o.Duration <= 0 {
+		r.seen = append(r.seen, "no duration")
+	}
+	r.seen = append(r.seen, fmt.Sprintf("%s: ok %t, taken %d, %s, %s, error %t", ctx.Value(recorderKey{}), o.Result.OK, o.Result.Taken, o.Result.Source.Kind, o.Reason, o.Err != nil))
+}
+
+func TestAHookIsToldOfEveryCall(t *testing.T) {
+	f := newFaulty(t, nil)
+	createBucket(t, f.direct, "mail", hourly(5))
+	r := &recorder{}
+	c := newClient(t, f.rdb, slow(), WithHook(r))
+	ctx := t.Context()
+	_, _ = c.Take(ctx, "checkout", 90)
+	_, _ = c.Take(ctx, "checkout", 90)
+	_, _ = c.Take(ctx, "checkout", 91)
+	_, _ = c.TakeUpTo(ctx, "checkout", 20)
+	_, _ = c.TakeAll(ctx, Request{"mail", 1}, Request{"mail", 2})
+	_ = c.Wait(ctx, "mail", 1)
+	_, _ = c.Peek(ctx, "mail")
+	_ = c.Return(ctx, "mail", 1)
+	_, _ = c.Take(ctx, "typo", 1)
+	f.proxy.Cut()
+	_, _ = c.Take(ctx, "mail", 1)
+	require.Equal(t, []string{
+		`take of 90 of "checkout": ok true, taken 90, shared, none, error false`,
+		`take of 90 of "checkout": ok false, taken 0, shared, none, error false`,
+		`take of 91 of "checkout": ok false, taken 0, cached, none, error false`,
+		`take_up_to of 20 of "checkout": ok true, taken 10, shared, none, error false`,
+		`take_all of 3 of "mail": ok true, taken 3, shared, none, error false`,
+		`wait of 1 of "mail": ok true, taken 1, shared, none, error false`,
+		`peek of 0 of "mail": ok true, taken 0, shared, none, error false`,
+		`return of 1 of "mail": ok true, taken 0, shared, none, error false`,
+		`take of 1 of "typo": ok false, taken 0, shared, none, error true`,
+		`take of 1 of "mail": ok false, taken 0, shared, connection, error true`,
+	}, r.seen)
+	_, err := New(testenv.Redis(t).Client(), WithHook(nil))
+	require.ErrorIs(t, err, ErrInvalidOption)
+}
