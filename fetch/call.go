@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"sync/atomic"
 	"time"
+
+	"github.com/tokenrefill/refiller/internal/prompt"
 )
 
 const (
@@ -17,7 +19,7 @@ const (
 	minSocketWait = 10 * time.Millisecond
 	// maxSocketWait is how long a caller who can be cancelled may wait on a socket,
 	// which doesn't notice.
-	maxSocketWait = 100 * time.Millisecond
+	maxSocketWait = prompt.MaxSocketWait
 )
 
 // direct reports whether a caller may make a call itself.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/tokenrefill/refiller/internal/prompt"
 	"github.com/tokenrefill/refiller/lua"
 )
 
@@ -56,7 +57,7 @@ func New(rdb redis.UniversalClient, opts ...Option) (*Client, error) {
 		}
 	}
 	c := &Client{
-		rdb: rdb, store: newLanes(rdb, cfg), prompt: honoursDeadlines(rdb), config: cfg,
+		rdb: rdb, store: newLanes(rdb, cfg), prompt: prompt.HonoursDeadlines(rdb), config: cfg,
 		workers: newWorkers(cfg.concurrency), terms: newTerms(), jitter: rand.Float64,
 		breakers: newBreakers(rdb), stands: newStands(),
 		rescues: rescues{spread: rescueSpread * rand.Float64(), next: make(map[string]time.Time)},

@@ -4,23 +4,7 @@ import (
 	"context"
 	"sync"
 	"time"
-
-	"github.com/redis/go-redis/v9"
 )
-
-// honoursDeadlines reports whether the client sets a context's deadline on its
-// sockets. Only then may a caller make a call itself.
-func honoursDeadlines(rdb redis.UniversalClient) bool {
-	switch rdb := rdb.(type) {
-	case *redis.Client:
-		return rdb.Options().ContextTimeoutEnabled
-	case *redis.ClusterClient:
-		return rdb.Options().ContextTimeoutEnabled
-	case *redis.Ring:
-		return rdb.Options().ContextTimeoutEnabled
-	}
-	return false
-}
 
 // earlier is the earlier of two instants, the zero time being never.
 func earlier(a, b time.Time) time.Time {

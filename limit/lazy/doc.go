@@ -24,7 +24,6 @@
 // [New] makes a Limiter on Redis, single, Sentinel or Cluster; [NewLocal] one
 // for a single process, which behaves alike. All methods are safe for
 // concurrent use. A call costs one script call, which is sent once: after an
-// error that is [fetch.ErrUnavailable] the tokens may have been taken. Calls
-// wait on the Redis client; set ContextTimeoutEnabled in its options to have
-// them honour a context's deadline.
+// error that is [fetch.ErrUnavailable] the tokens may have been taken. A call
+// ends when its context does, whatever the options of the Redis client.
 package lazy

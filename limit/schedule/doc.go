@@ -34,6 +34,6 @@
 //
 // [New] makes a Limiter on Redis, single, Sentinel or Cluster; [NewLocal] one
 // for a single process, which behaves alike. All methods are safe for
-// concurrent use. Calls wait on the Redis client; set ContextTimeoutEnabled in
-// its options to have them honour a context's deadline.
+// concurrent use. A call ends when its context does, whatever the options of the
+// Redis client.
 package schedule

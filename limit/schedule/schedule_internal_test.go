@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/tokenrefill/refiller/internal/prompt"
 	"github.com/tokenrefill/refiller/limit/internal/limittest"
 )
 
@@ -53,7 +54,7 @@ func TestScriptAndMemoryAgreeWithCountingByHand(t *testing.T) {
 		}}
 		key := fmt.Sprint(history)
 		memory := newLocal(cfg, time.Now)
-		stores := []store{shared{rdb, cfg}, memory}
+		stores := []store{shared{prompt.New(rdb), cfg}, memory}
 		held := map[string]int64{}
 		base := now.Add(time.Hour).UnixMicro()
 		for i := range 120 {

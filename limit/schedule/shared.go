@@ -9,6 +9,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/tokenrefill/refiller/internal/prompt"
 	"github.com/tokenrefill/refiller/limit/internal/decide"
 	"github.com/tokenrefill/refiller/lua"
 )
@@ -26,7 +27,7 @@ var (
 
 // shared keeps schedules in Redis.
 type shared struct {
-	rdb    redis.UniversalClient
+	rdb    *prompt.Client
 	config Config
 }
 
@@ -86,15 +87,15 @@ func (s shared) cancel(ctx context.Context, key, id string) (bool, error) {
 }
 
 func (s shared) list(ctx context.Context, key string, from, to, most int64) ([]Entry, error) {
-	found, err := s.rdb.ZRangeArgsWithScores(ctx, redis.ZRangeArgs{
-		Key: s.name(key), ByScore: true, Start: strconv.FormatInt(from, 10), Stop: "(" + strconv.FormatInt(to, 10), Count: most,
-	}).Result()
+	cmd := redis.NewZSliceCmd(ctx, "zrange", s.name(key), from, "("+strconv.FormatInt(to, 10), "byscore", "limit", 0, most, "withscores")
+	err := s.rdb.Process(ctx, cmd)
 	if redis.HasErrorPrefix(err, "WRONGTYPE") {
 		return nil, decide.Malformed(key, s.name(key))
 	}
 	if err != nil {
 		return nil, decide.Unavailable(fmt.Errorf("schedule: list: %w", err))
 	}
+	found := cmd.Val()
 	entries := make([]Entry, len(found))
 	for i, z := range found {
 		id, ok := z.Member.(string)

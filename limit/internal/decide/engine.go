@@ -6,7 +6,10 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/tokenrefill/refiller/fetch"
+	"github.com/tokenrefill/refiller/internal/prompt"
 	"github.com/tokenrefill/refiller/lua"
 )
 
@@ -79,7 +82,8 @@ var (
 	errNoClock = errors.New("the clock is nil")
 )
 
-// Script answers for its rules through Redis.
+// Script answers for its rules through Redis. Callers wait on their contexts, not
+// on sockets.
 type Script struct {
 	rdb    lua.Client
 	rules  []Rule
@@ -87,8 +91,8 @@ type Script struct {
 }
 
 // NewScript makes the Script of one or more rules.
-func NewScript(rdb lua.Client, rules ...Rule) *Script {
-	return &Script{rdb: rdb, rules: rules, script: compile(rules)}
+func NewScript(rdb redis.UniversalClient, rules ...Rule) *Script {
+	return &Script{rdb: prompt.New(rdb), rules: rules, script: compile(rules)}
 }
 
 // Do implements Engine.
