@@ -29,8 +29,9 @@ COMPARE ?=
 N ?= 50
 SEED ?=
 
-# Schedules in `make simulate`.
-SCHEDULES ?= 60
+# Schedules in `make simulate`: of election and refill loop together, and of the pools.
+SCHEDULES ?= 10000
+POOL_SCHEDULES ?= 60
 
 # How often `make failover` ends the active replica, in each mode.
 KILLS ?= 100
@@ -63,8 +64,9 @@ test: ensure-redis ensure-faketime ensure-cc ## Everything but the linter: set-u
 	@echo "make test: passed (vet, every test with the race detector, the simulations)"
 
 .PHONY: simulate
-simulate: ## SCHEDULES random fault schedules of the pools in simulated time, without the race detector
-	REFILLER_SCHEDULES=$(SCHEDULES) go test -count=1 -timeout 0 -run TestNothingIsExceededUnderRandomFaults -v ./pool
+simulate: ## SCHEDULES random fault schedules of election and refill loop, POOL_SCHEDULES of the pools, in simulated time, without the race detector
+	REFILLER_SEED=$(SEED) REFILLER_SCHEDULES=$(SCHEDULES) GOGC=400 go test -count=1 -timeout 0 -run TestElectionAndRefillLoopTogether -v ./election
+	REFILLER_SEED=$(SEED) REFILLER_SCHEDULES=$(POOL_SCHEDULES) go test -count=1 -timeout 0 -run TestNothingIsExceededUnderRandomFaults -v ./pool
 
 .PHONY: unit
 unit: ## Tests of the packages that need no server (UNIT_PKGS); needs only Go, takes seconds

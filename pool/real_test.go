@@ -194,44 +194,46 @@ func TestPoolOverRealServers(t *testing.T) {
 	ap.want(100)
 	eu.want(100)
 	us.want(100)
-	eventually("idle regions share everything", 20*time.Second, func() bool { return rate(ap)+rate(eu)+rate(us) > 995 })
+	eventually("idle regions share everything", 30*time.Second, func() bool { return rate(ap)+rate(eu)+rate(us) > 995 })
 
 	// A demand step.
 	us.want(900)
-	took := eventually("demand in us is served", 20*time.Second, func() bool { return rate(us) > 0.9*(1000-2*110) })
+	took := eventually("demand in us is served", 30*time.Second, func() bool { return rate(us) > 0.9*(1000-2*110) })
 	t.Logf("after a demand step us has 90 %% in %s", took)
 
 	// A region that is cut off keeps its floor, and the others get the rest.
 	us.proxy.Cut()
 	ap.want(900)
-	eventually("us falls to its floor", 20*time.Second, func() bool { return rate(us) == 50 })
-	eventually("ap gets what us had", 10*time.Second, func() bool { return rate(ap) > 700 })
+	eventually("us falls to its floor", 30*time.Second, func() bool { return rate(us) == 50 })
+	eventually("ap gets what us had", 30*time.Second, func() bool { return rate(ap) > 700 })
 	before, err := lua.Tickets(t.Context(), us.rdb, []string{p.Name})[0].Ticket, error(nil)
 	require.NoError(t, err)
 	time.Sleep(3 * time.Second) // the span over which the floor is measured
 	after := lua.Tickets(t.Context(), us.rdb, []string{p.Name})[0].Ticket
 	seconds := float64(after.Now-before.Now) / 1e6
-	require.InDelta(t, 50, float64(after.Added-before.Added)/seconds, 5, "the floor is credited")
+	require.InDelta(t, 50, float64(after.Added-before.Added)/seconds, 15, "the floor is credited, give or take a late refill")
 	require.NoError(t, us.proxy.Heal())
-	took = eventually("us is served again", 10*time.Second, func() bool { return rate(us) > 300 })
+	took = eventually("us is served again", 30*time.Second, func() bool { return rate(us) > 300 })
 	t.Logf("back from the partition, us is served in %s", took)
 
 	// The coordinator dies: nobody falls to the floor.
-	eventually("shares are level", 20*time.Second, func() bool { return rate(ap) > 400 && rate(us) > 400 })
+	eventually("shares are level", 30*time.Second, func() bool { return rate(ap) > 400 && rate(us) > 400 })
 	var leader *area
-	for _, a := range areas {
-		if a.coord.Stats().Leading {
-			leader = a
+	eventually("somebody leads", 30*time.Second, func() bool {
+		for _, a := range areas {
+			if a.coord.Stats().Leading {
+				leader = a
+			}
 		}
-	}
-	require.NotNil(t, leader)
+		return leader != nil
+	})
 	epoch := leader.coord.Stats().Epoch
 	leader.proxy.Cut() // neither its resignation nor its agent gets through
 	leader.stop()
 	time.Sleep(200 * time.Millisecond) // lets it stop for good before its agent is back
 	require.NoError(t, leader.proxy.Heal())
 	lowest := map[string]float64{}
-	eventually("another one leads", 15*time.Second, func() bool {
+	eventually("another one leads", 30*time.Second, func() bool {
 		for name, a := range areas {
 			if r := rate(a); lowest[name] == 0 || r < lowest[name] {
 				lowest[name] = r
@@ -247,5 +249,5 @@ func TestPoolOverRealServers(t *testing.T) {
 	require.Greater(t, lowest["ap"], 300.0)
 	require.Greater(t, lowest["us"], 300.0)
 	eu.want(900)
-	eventually("the new coordinator moves shares", 10*time.Second, func() bool { return rate(eu) > 400 })
+	eventually("the new coordinator moves shares", 30*time.Second, func() bool { return rate(eu) > 400 })
 }

@@ -22,12 +22,18 @@ type lane struct {
 	pulse   *pulse
 	pace    *pace
 	leading bool
-	lead    chan bool     // tells the lane whether this replica leads; taken between batches only
+	lead    chan turn     // tells the lane whether this replica leads; taken between batches only
 	done    chan struct{} // closed when run has returned
 	down    int           // batches in a row that the server failed
 	back    time.Time     // when the server came back; zero if it was never away
 	racing  bool          // standing in for a silent leader; guarded by Refiller.mu
 	turned  atomic.Int64  // when the lane last went round, Unix ns
+}
+
+// turn is whether this replica leads from here on.
+type turn struct {
+	leading bool
+	taken   chan<- struct{} // gets one token when nothing is under way any more under the old role
 }
 
 // maxIdle bounds the time between two rounds of a lane with nothing to do, so
@@ -46,10 +52,15 @@ func (l *lane) run(ctx context.Context, stop <-chan struct{}) {
 			return
 		case <-stop:
 			return
-		case l.leading = <-l.lead:
+		case t := <-l.lead:
+			if l.leading && !t.leading {
+				l.handOver(ctx)
+			}
+			l.leading = t.leading
 			l.pulse.turn(l.leading, time.Now())
 			l.r.setRacing(l, false)
 			l.lookAfresh()
+			t.taken <- struct{}{}
 		case <-timer.C:
 			l.turned.Store(time.Now().UnixNano())
 			if wait := l.act(ctx); wait > 0 {
@@ -124,6 +135,28 @@ func (l *lane) act(ctx context.Context) time.Duration {
 		}
 	}
 	return wait
+}
+
+// handOver refills once more, at the end of a term, what was refilled half an
+// interval ago or longer, the pulse too. A successor has yet to learn the
+// indexes, and then waits half an interval: it is in time if as much is left.
+// What isn't done within half an interval is left to it.
+func (l *lane) handOver(ctx context.Context) {
+	now := time.Now()
+	for _, b := range append([]*bucket{l.pulse.beat}, l.buckets...) {
+		if b.due.Sub(now) <= b.interval/2 && b.due.After(now) {
+			b.due = now
+		}
+	}
+	heap.Init(&l.buckets)
+	pending := func() bool {
+		return !l.pulse.beat.due.After(now) || len(l.buckets) > 0 && !l.buckets[0].due.After(now)
+	}
+	for end := now.Add(l.pulse.beat.interval / 2); pending() && time.Now().Before(end); {
+		if l.act(ctx) > 0 {
+			return
+		}
+	}
 }
 
 // listen reads the pulse. When it is late, every bucket is due at once: its

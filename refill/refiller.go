@@ -162,7 +162,7 @@ func (r *Refiller) makeLanes(masters []master, known map[string]*bucket) []*lane
 	for i, m := range masters {
 		l := &lane{
 			r: r, rng: rand.New(rand.NewPCG(r.rng.Uint64(), uint64(i))), leading: r.leading,
-			lead: make(chan bool), done: make(chan struct{}), pace: newPace(r.cfg.Batch, r.cfg.Timeout),
+			lead: make(chan turn), done: make(chan struct{}), pace: newPace(r.cfg.Batch, r.cfg.Timeout),
 		}
 		l.turned.Store(time.Now().UnixNano())
 		if r.cfg.Elected {
@@ -261,8 +261,9 @@ func (r *Refiller) termsOf(key string) *pooledTerms {
 }
 
 // Lead makes this replica the one that refills until ctx ends, under the epoch
-// of its term. It returns ctx's cause once no call made as the leader is under
-// way. Only elected mode has leaders.
+// of its term. Then it refills once more what will be due soon, which leaves a
+// successor the time to learn the indexes, and returns ctx's cause once no call
+// made as the leader is under way. Only elected mode has leaders.
 func (r *Refiller) Lead(ctx context.Context, epoch int64) error {
 	if !r.cfg.Elected {
 		return fmt.Errorf("%w: Lead needs Elected", ErrConfig)
@@ -275,18 +276,29 @@ func (r *Refiller) Lead(ctx context.Context, epoch int64) error {
 	return context.Cause(ctx)
 }
 
-// setLeading tells every lane, which take it in between two batches.
+// setLeading tells every lane, which take it in between two batches, and waits
+// until they have.
 func (r *Refiller) setLeading(leading bool, epoch int64) {
 	r.mu.Lock()
 	r.leading, r.epoch = leading, epoch
 	lanes := r.lanes
 	r.mu.Unlock()
+	var wg sync.WaitGroup
 	for _, l := range lanes {
-		select {
-		case l.lead <- leading:
-		case <-l.done:
-		}
+		wg.Go(func() {
+			taken := make(chan struct{}, 1)
+			select {
+			case l.lead <- turn{leading, taken}:
+			case <-l.done:
+				return
+			}
+			select {
+			case <-taken:
+			case <-l.done:
+			}
+		})
 	}
+	wg.Wait()
 }
 
 // Stats is a snapshot of the counts.

@@ -267,6 +267,35 @@ func TestResigningWaitsForTheCallUnderWay(t *testing.T) {
 	})
 }
 
+func TestAResignationCostsNoMoreThanAnInterval(t *testing.T) {
+	simulate(t, func(t *testing.T, r *rig) {
+		names := []string{"a", "b", "c"}
+		replicas := map[string]*replica{}
+		for _, n := range names {
+			replicas[n] = r.start(n, true, 0, checkout(1000))
+		}
+		const elected = 15 * time.Millisecond // how long it takes the successor to win
+		resign := replicas["a"].lead()
+		time.Sleep(2 * time.Second)
+		var worst time.Duration
+		for i := range 100 {
+			r.server.set(func() { r.server.applied = map[string][]applied{} })
+			time.Sleep(time.Second + time.Duration(r.rng.IntN(100))*time.Millisecond)
+			resign()
+			time.Sleep(elected)
+			resign = replicas[names[(i+1)%3]].lead()
+			time.Sleep(time.Second)
+			worst = max(worst, slices.Max(r.server.gaps("checkout")))
+		}
+		resign()
+		for _, rep := range replicas {
+			rep.stop()
+		}
+		require.Less(t, worst, interval+interval*3/20+elected)
+		t.Logf("largest gap over 100 resignations: %s", worst)
+	})
+}
+
 func TestMoreBucketsThanABatchBeginAndChangeAtOnce(t *testing.T) {
 	simulate(t, func(t *testing.T, r *rig) {
 		many := func(capacity int64) (list []Bucket) {

@@ -162,11 +162,16 @@ func (l *load) peek(ctx context.Context, client *fetch.Client, rdb redis.Univers
 
 // take is one caller.
 func (l *load) take(ctx context.Context, client *fetch.Client, caller int, start time.Time, begun *atomic.Int64) {
+	end := start.Add(l.duration)
 	for ctx.Err() == nil {
 		from := time.Now()
 		if l.rate.Tokens > 0 {
 			n := float64(begun.Add(1) - 1)
 			from = start.Add(time.Duration(n * float64(l.rate.Per) / float64(l.rate.Tokens)))
+			if from.After(end) {
+				<-ctx.Done()
+				return
+			}
 			if !sleep(ctx, time.Until(from)) {
 				return
 			}

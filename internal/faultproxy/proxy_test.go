@@ -216,7 +216,7 @@ func TestResetEndsConnectionsWithRSTAndAcceptsNewOnes(t *testing.T) {
 
 func TestDelayHoldsBackOneDirectionOnly(t *testing.T) {
 	t.Parallel()
-	const delay = 200 * time.Millisecond
+	const delay = 40 * soon
 	p := newPeer(t)
 	require.NoError(t, p.proxy.Delay(faultproxy.ToServer, delay, 0))
 	client, server := p.connect()

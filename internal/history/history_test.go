@@ -67,7 +67,7 @@ func TestConcurrentWritersOfOneFileKeepTheirLinesWhole(t *testing.T) {
 	require.Eventually(t, func() bool {
 		got, err := history.Read[history.Refill](path)
 		return err == nil && len(got) == 2000
-	}, 10*time.Second, time.Millisecond, "what was added reaches the file without Close")
+	}, 20*time.Second, time.Millisecond, "what was added reaches the file without Close")
 }
 
 func TestALineCutByAKillIsNoRecord(t *testing.T) {

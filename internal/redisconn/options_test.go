@@ -129,14 +129,14 @@ func TestPasswordFileIsReadForEachConnection(t *testing.T) {
 	require.NoError(t, admin.ConfigSet(t.Context(), "requirepass", "second").Err())
 	require.NoError(t, os.WriteFile(file, []byte("second\n"), 0o600))
 	require.NoError(t, admin.Do(t.Context(), "client", "kill", "type", "normal", "skipme", "yes").Err())
-	require.Eventually(t, func() bool { return c.Ping(t.Context()).Err() == nil }, 10*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return c.Ping(t.Context()).Err() == nil }, 20*time.Second, 10*time.Millisecond)
 
 	require.NoError(t, os.Remove(file))
 	require.NoError(t, admin.Do(t.Context(), "client", "kill", "type", "normal", "skipme", "yes").Err())
 	require.Eventually(t, func() bool {
 		err := c.Ping(t.Context()).Err()
 		return err != nil && strings.Contains(err.Error(), file)
-	}, 10*time.Second, 10*time.Millisecond, "the error names the file that is gone")
+	}, 20*time.Second, 10*time.Millisecond, "the error names the file that is gone")
 }
 
 func TestCredentialsBesideTheURLBeatThoseInIt(t *testing.T) {

@@ -117,7 +117,7 @@ func TestARollingRestartLeavesNoGapAndLosesNoToken(t *testing.T) {
 			largest, seen := refills.take(t)
 			t.Logf("%s: largest gap of %d refills in the roll-out %s, before it %s", mode, seen, largest, quiet)
 			const interval = 100 * time.Millisecond
-			require.Less(t, largest, 2*interval+interval/2+quiet-min(quiet, interval), "two intervals, and what a busy machine adds")
+			require.Less(t, largest, 10*interval+quiet, "a few intervals on a busy machine, and no lease has to end; make failover measures")
 
 			// The bucket was never full meanwhile, so whatever fell due was to be had.
 			tokens, last := load.account(t, rdb, "checkout")
