@@ -53,7 +53,8 @@ type Config struct {
 	// Timeout of one batch, 1 ms or more. Raising it delays the notice that a
 	// server is silent; lowering it gives up on a slow one. Default 500 ms.
 	Timeout time.Duration
-	// Batch is how many buckets go in one round trip, 1 to 10000. Default 500.
+	// Batch is how many buckets go in one round trip at most, 1 to 10000; a slow
+	// server gets fewer. Default 500.
 	Batch int
 	// Logger; nil means a default one named refiller.
 	Logger hclog.Logger

@@ -271,7 +271,7 @@ func TestCallsDoNotPileUpBeforeASlowServer(t *testing.T) {
 	require.LessOrEqual(t, proxy.Connections(), len(failed)+2, "at most one connection for each")
 
 	w.forget()
-	proxy.Heal()
+	require.NoError(t, proxy.Heal())
 	w.until(t, "all buckets are refilled again", appliedTo(buckets))
 }
 
