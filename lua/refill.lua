@@ -247,7 +247,7 @@ local function refill(held, stored)
   local status = 1
   if known > era or (known == era and exp > current) then
     status = 8
-    tokens = p.on_rollback == 1 and tokens or 0
+    tokens = p.on_rollback == 1 and math.min(tokens, p.capacity) or 0
     current = math.max(current, exp)
     carry = 0
     if last < now or now < last - TOLERANCE_US then last = now end
