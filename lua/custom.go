@@ -7,8 +7,9 @@ import "context"
 // server doesn't know it. It is safe for concurrent use.
 type Script struct{ script }
 
-// NewScript makes a Script; name appears in errors.
-func NewScript(name, source string) *Script { return &Script{hashed(name, source)} }
+// NewScript makes a Script; name appears in errors. A line "--#include ahead" in
+// the source stands for the functions of ahead.lua.
+func NewScript(name, source string) *Script { return &Script{hashed(name, expand(source))} }
 
 // Run calls the script once and returns its raw reply. After an error the script
 // may have run.

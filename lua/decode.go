@@ -33,6 +33,7 @@ const (
 	codeMalformed = 3
 	codeOtherEra  = 4
 	codeReused    = 5
+	codeTooMany   = 9
 )
 
 // reply reads a script's list one value after the other; the first mismatch

@@ -26,21 +26,24 @@ type script struct{ name, source, sha string }
 // include is the line of a script that another file replaces.
 var include = regexp.MustCompile(`(?m)^--#include (\w+)\n`)
 
-// newScript reads name.lua and replaces its lines "--#include other" by other.lua,
-// which has functions that scripts share.
+// newScript reads name.lua.
 func newScript(name string) *script {
-	read := func(file string) string {
-		b, err := files.ReadFile(file)
-		if err != nil {
-			panic(err) // embedded at build time
-		}
-		return string(b)
-	}
-	source := include.ReplaceAllStringFunc(read(name+".lua"), func(line string) string {
-		return read(include.FindStringSubmatch(line)[1] + ".lua")
-	})
-	s := hashed(name, source)
+	s := hashed(name, expand(read(name)))
 	return &s
+}
+
+func read(name string) string {
+	b, err := files.ReadFile(name + ".lua")
+	if err != nil {
+		panic(err) // embedded at build time
+	}
+	return string(b)
+}
+
+// expand replaces lines "--#include other" by other.lua, which has functions that
+// scripts share.
+func expand(source string) string {
+	return include.ReplaceAllStringFunc(source, func(line string) string { return read(include.FindStringSubmatch(line)[1]) })
 }
 
 func hashed(name, source string) script {
@@ -63,7 +66,11 @@ var (
 	refillScript = newScript("refill")
 	ticketScript = newScript("ticket")
 
-	allScripts = []*script{addScript, takeScript, manyScript, onceScript, allScript, liveScript, upToScript, returnScript, peekScript, grantScript, resetScript, refillScript, ticketScript}
+	templateScript = newScript("taketemplate")
+	lazyScript     = newScript("lazy")
+
+	allScripts = []*script{addScript, takeScript, manyScript, onceScript, allScript, liveScript, upToScript, returnScript, peekScript, grantScript, resetScript, refillScript, ticketScript,
+		templateScript, lazyScript}
 )
 
 // once is a command that go-redis must not send a second time by itself.

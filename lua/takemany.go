@@ -77,13 +77,6 @@ func takeMany(ctx context.Context, c Client, key string, runs []policy.Run, with
 	}
 	reply.Refilled = r.refilled()
 	reply.Terms = r.terms()
-	reply.Runs = make([]RunReply, len(runs))
-	for i, run := range runs {
-		taken, wait := r.int(), r.int()
-		if r.err == nil && (taken < 0 || taken > run.Count) {
-			r.err = fmt.Errorf("%w: %d of %d takes", ErrBadReply, taken, run.Count)
-		}
-		reply.Runs[i] = RunReply{Taken: taken, Wait: micros(wait)}
-	}
+	reply.Runs = r.runs(runs)
 	return reply, r.end()
 }

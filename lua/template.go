@@ -1,0 +1,205 @@
+package lua
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// ErrTooManyBuckets is returned when a bucket isn't created because as many of
+// its template are alive as its policy allows. Nothing was taken.
+var ErrTooManyBuckets = errors.New("refiller: too many buckets of the template")
+
+// ActiveShards is how many parts the active set of a template has. A bucket is in
+// the part of its Cluster slot.
+const ActiveShards = 16
+
+// activeTags are the hash tags of the shards: names whose slots are in the
+// shard's own range, so that a shard and its buckets tend to share a master.
+var activeTags = func() (tags [ActiveShards]string) {
+	for i, n := 0, 0; i < ActiveShards; n++ {
+		if tag := "refiller:active:" + strconv.Itoa(n); Slot(tag)*ActiveShards/Slots == i {
+			tags[i] = "{" + tag + "}:"
+			i++
+		}
+	}
+	return tags
+}()
+
+// ActiveShard is the shard of a bucket.
+func ActiveShard(key string) int { return Slot(key) * ActiveShards / Slots }
+
+// ActiveKey is the key of a shard of the active set: the names of the template's
+// buckets that are not full. It and TurnKey share a slot for all templates.
+func ActiveKey(prefix string, shard int) string { return activeTags[shard] + "set:" + prefix }
+
+// TurnKey is the key of a shard's turns: whose turn it was last, and when.
+func TurnKey(prefix string, shard int) string { return activeTags[shard] + "turn:" + prefix }
+
+// AliveKey is the key of the count of the template's buckets alive.
+func AliveKey(prefix string) string { return "{refiller:alive:" + prefix + "}" }
+
+// LimitKey is the key of the policy that a bucket of a template has alone.
+func LimitKey(key string) string { return "{" + key + "}:limit" }
+
+// LazyKey is the key of a bucket that is credited when it is asked.
+func LazyKey(key string) string { return "{" + key + "}:lazy" }
+
+// TemplateCall is what a take of a template's bucket says of the template.
+type TemplateCall struct {
+	Prefix   string
+	Terms    string // the template's, encoded; "" if the bucket is known to exist
+	Capacity int64  // of the bucket, as far as the caller knows; 0 if it doesn't
+	MaxKeys  int64
+	// Apart is set on a Cluster: the active set and the count of buckets are in
+	// other slots, so the caller calls Enter and Count.
+	Apart bool
+}
+
+// TemplateReply is the answer to takes of a template's bucket.
+type TemplateReply struct {
+	TakeManyReply
+	Enter     bool  // Apart: the bucket is to be entered
+	Was, Till int64 // Apart: its expiry moved from one second to another, 0 for none
+}
+
+// TakeTemplate makes takes of a bucket of a refilled template, as TakeMany and
+// TakeInLine do, and creates it if it is missing. Without runs it opens the bucket
+// for another script: the bucket exists afterwards, has its expiry and is in the
+// active set.
+//
+// The errors are those of Take; ErrUnknownBucket means that the bucket is missing
+// and the call had no Terms.
+func TakeTemplate(ctx context.Context, c Client, key string, t TemplateCall, runs []policy.Run, withTerms, inLine bool) (TemplateReply, error) {
+	total := int64(0)
+	args := make([]any, 6, 6+2*len(runs))
+	for _, r := range runs {
+		if r.N < 1 || r.Count < 1 || r.N > (policy.MaxTokens-total)/r.Count {
+			return TemplateReply{}, fmt.Errorf("%w: %d takes of %d tokens; want at least 1 of each and %d together",
+				ErrInvalidAmount, r.Count, r.N, int64(policy.MaxTokens))
+		}
+		total += r.N * r.Count
+		args = append(args, r.N, r.Count)
+	}
+	args[0], args[1], args[2], args[3], args[4], args[5] = total, 0, 0, t.Capacity, t.Terms, t.MaxKeys
+	if withTerms || total == 0 {
+		args[1] = 1
+	}
+	if inLine {
+		args[2] = 1
+	}
+	keys := append(make([]string, 0, 6), bucketKeys(key)...)
+	keys = append(keys, LimitKey(key))
+	if !t.Apart {
+		keys = append(keys, ActiveKey(t.Prefix, ActiveShard(key)), AliveKey(t.Prefix))
+	}
+	v, err := templateScript.run(ctx, c, keys, args...)
+	if err != nil {
+		return TemplateReply{}, err
+	}
+	if left, ok := v.(int64); ok {
+		return TemplateReply{TakeManyReply: TakeManyReply{OK: true, Remaining: left}}, nil
+	}
+	r, code, err := open(v, key, codeDone, codeDenied, codeTooMany)
+	if err != nil {
+		return TemplateReply{}, err
+	}
+	if code == codeTooMany {
+		alive := r.int()
+		if err := r.end(); err != nil {
+			return TemplateReply{}, err
+		}
+		return TemplateReply{}, fmt.Errorf("%w %q: %d are alive, at most %d may be; %q is not created", ErrTooManyBuckets, t.Prefix, alive, t.MaxKeys, key)
+	}
+	reply := TemplateReply{TakeManyReply: TakeManyReply{OK: code == codeDone, Remaining: r.int()}, Enter: r.int() == 1, Was: r.int(), Till: r.int()}
+	if reply.OK {
+		reply.Terms = r.terms()
+		return reply, r.end()
+	}
+	reply.Refilled = r.refilled()
+	reply.Terms = r.terms()
+	reply.Runs = r.runs(runs)
+	return reply, r.end()
+}
+
+// runs reads what became of the runs of a call.
+func (r *reply) runs(runs []policy.Run) []RunReply {
+	replies := make([]RunReply, len(runs))
+	for i, run := range runs {
+		taken, wait := r.int(), r.int()
+		if r.err == nil && (taken < 0 || taken > run.Count) {
+			r.err = fmt.Errorf("%w: %d of %d takes", ErrBadReply, taken, run.Count)
+		}
+		replies[i] = RunReply{Taken: taken, Wait: micros(wait)}
+	}
+	return replies
+}
+
+// LazyReply is the answer of a bucket of a lazy template.
+type LazyReply struct {
+	TakeManyReply               // Terms only if the bucket has a policy of its own
+	Reset         time.Duration // until the bucket is full
+}
+
+// Lazy calls.
+const (
+	lazyReturn = -1
+	lazyPeek   = 0
+	lazyTake   = 1
+)
+
+// LazyTake makes takes of a bucket of a lazy template, as TakeMany and TakeInLine
+// do. terms are the template's.
+func LazyTake(ctx context.Context, c Client, key string, terms *policy.Terms, runs []policy.Run, inLine bool) (LazyReply, error) {
+	return lazy(ctx, c, key, lazyTake, terms, runs, inLine)
+}
+
+// LazyPeek tells how a bucket of a lazy template stands and how long until n
+// tokens are due.
+func LazyPeek(ctx context.Context, c Client, key string, terms *policy.Terms, n int64) (LazyReply, error) {
+	return lazy(ctx, c, key, lazyPeek, terms, []policy.Run{{N: n, Count: 1}}, false)
+}
+
+// LazyReturn gives n tokens back to a bucket of a lazy template; what it can't
+// hold is dropped.
+func LazyReturn(ctx context.Context, c Client, key string, terms *policy.Terms, n int64) error {
+	_, err := lazy(ctx, c, key, lazyReturn, terms, []policy.Run{{N: n, Count: 1}}, false)
+	return err
+}
+
+func lazy(ctx context.Context, c Client, key string, what int, terms *policy.Terms, runs []policy.Run, inLine bool) (LazyReply, error) {
+	args := make([]any, 5, 5+2*len(runs))
+	args[0], args[1], args[2], args[3], args[4] = what, 0, terms.Tokens, terms.Per, terms.Capacity
+	if inLine {
+		args[1] = 1
+	}
+	for _, r := range runs {
+		if r.N < 1 || r.N > policy.MaxTokens || r.Count < 1 {
+			return LazyReply{}, fmt.Errorf("%w: %d takes of %d tokens; want at least 1 of each", ErrInvalidAmount, r.Count, r.N)
+		}
+		args = append(args, r.N, r.Count)
+	}
+	v, err := lazyScript.run(ctx, c, []string{LazyKey(key), LimitKey(key)}, args...)
+	if err != nil {
+		return LazyReply{}, err
+	}
+	r, code, err := open(v, key, codeDone, codeDenied)
+	if errors.Is(err, ErrMalformedBucket) {
+		return LazyReply{}, fmt.Errorf("%w %q: the key %q does not hold an instant", ErrMalformedBucket, key, LazyKey(key))
+	}
+	if err != nil {
+		return LazyReply{}, err
+	}
+	reply := LazyReply{TakeManyReply: TakeManyReply{OK: code == codeDone, Remaining: r.int()}, Reset: micros(r.int())}
+	reply.Now = r.int()
+	reply.Last = reply.Now // it is credited up to now
+	reply.Terms = r.terms()
+	if !reply.OK {
+		reply.Runs = r.runs(runs)
+	}
+	return reply, r.end()
+}

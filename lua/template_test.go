@@ -1,0 +1,457 @@
+package lua_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/internal/buckettest"
+	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/limit/lazy"
+	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// userTerms are 60 tokens at 1/s, so a drain time of a minute.
+var userTerms = policy.Policy{Capacity: 60, Rate: policy.PerSecond(1), Interval: time.Second}.Terms(policy.Fence{Epoch: 7})
+
+func user() lua.TemplateCall {
+	return lua.TemplateCall{Prefix: "user:", Terms: userTerms.Encode(), Capacity: userTerms.Capacity}
+}
+
+func one(n int64) []policy.Run { return []policy.Run{{N: n, Count: 1}} }
+
+func isActive(ctx context.Context, t testing.TB, rdb redis.UniversalClient, key string) bool {
+	t.Helper()
+	is, err := rdb.SIsMember(ctx, lua.ActiveKey("user:", lua.ActiveShard(key)), key).Result()
+	require.NoError(t, err)
+	return is
+}
+
+func TestTakesOfATemplateAgreeWithTheModel(t *testing.T) {
+	t.Parallel()
+	t.Run("Redis", func(t *testing.T) { agreeOnTemplates(t, testenv.Redis(t).Client()) })
+	t.Run("Embedded", func(t *testing.T) {
+		_, rdb := embedded(t)
+		agreeOnTemplates(t, rdb)
+	})
+}
+
+func agreeOnTemplates(t *testing.T, rdb *redis.Client) {
+	ctx, rng := t.Context(), rand.New(rand.NewPCG(seed(t), 0))
+	created, stamped, denied := 0, 0, 0
+	for i := range 30 {
+		key, h := fmt.Sprintf("user:%d", i), buckettest.NewHistory(rng)
+		terms := h.Terms()
+		for terms.Kind != policy.Smooth || terms.GrantTokens > 0 {
+			terms = h.Terms()
+		}
+		for step := range 40 {
+			where := fmt.Sprintf("key %s step %d", key, step)
+			model := load(ctx, t, rdb, key)
+			h.Disturb(&model)
+			if model.Control != nil && rng.IntN(3) == 0 {
+				full := model.Control.Terms.Capacity
+				model.Tokens = &full
+			}
+			store(ctx, t, rdb, key, model)
+			before := model
+			if model.Tokens != nil {
+				n := *model.Tokens
+				before.Tokens = &n
+			}
+			if model.Control != nil {
+				s := *model.Control
+				before.Control = &s
+			}
+			call := lua.TemplateCall{Prefix: "user:", Terms: terms.Encode(), Capacity: terms.Capacity}
+			if model.Control != nil {
+				call.Capacity = model.Control.Terms.Capacity
+			}
+			// A hint that is too low costs time; without one the edge is found too.
+			call.Capacity -= rng.Int64N(2) * rng.Int64N(call.Capacity+1)
+			n := 1 + rng.Int64N(terms.Capacity+terms.Capacity/4)
+			require.NoError(t, rdb.Del(ctx, lua.ActiveKey("user:", lua.ActiveShard(key))).Err())
+			reply, err := lua.TakeTemplate(ctx, rdb, key, call, one(n), model.Control == nil || rng.IntN(2) == 0, false)
+			require.NoError(t, err, where)
+			after := load(ctx, t, rdb, key)
+			now := reply.Now
+			if now == 0 && after.Control != nil { // a take that fits doesn't tell
+				now = after.Control.Last
+				if before.Control != nil && after.Control.Last == before.Control.Last {
+					now = after.Control.Last - 1
+				}
+			}
+			want, active := model.TakeTemplate(terms, n, now)
+			require.Equal(t, want.OK, reply.OK, where)
+			require.Equal(t, want.Tokens, reply.Remaining, where)
+			if !want.OK {
+				denied++
+				require.Equal(t, want.Wait, micros(reply.Runs[0].Wait), where)
+			}
+			require.Equal(t, model, after, where)
+			if before.Control == nil && after.Control != nil {
+				created++
+				require.True(t, isActive(ctx, t, rdb, key), where)
+			}
+			if before.Tokens != nil && before.Control != nil && *before.Tokens >= before.Control.Terms.Capacity && active {
+				stamped++
+				require.True(t, isActive(ctx, t, rdb, key), where)
+			}
+			if !active || !reply.OK {
+				require.Equal(t, active, isActive(ctx, t, rdb, key), where)
+			}
+		}
+	}
+	require.NotZero(t, created)
+	require.NotZero(t, stamped)
+	require.NotZero(t, denied)
+}
+
+// sent counts the commands that scripts and clients sent.
+func sent(ctx context.Context, t testing.TB, rdb *redis.Client) map[string]int {
+	t.Helper()
+	info, err := rdb.Info(ctx, "commandstats").Result()
+	require.NoError(t, err)
+	counts := map[string]int{}
+	for line := range strings.Lines(info) {
+		name, rest, found := strings.Cut(strings.TrimPrefix(line, "cmdstat_"), ":calls=")
+		if found {
+			var n int
+			_, err := fmt.Sscanf(rest, "%d,", &n)
+			require.NoError(t, err)
+			counts[name] = n
+		}
+	}
+	return counts
+}
+
+func TestATakeBetweenTheEdgesOfATemplatesBucketCostsOneCommand(t *testing.T) {
+	t.Parallel()
+	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	take := func(n int64) lua.TemplateReply {
+		r, err := lua.TakeTemplate(ctx, rdb, "user:1", user(), one(n), false, false)
+		require.NoError(t, err)
+		require.True(t, r.OK)
+		return r
+	}
+	take(1) // creates
+	require.NoError(t, rdb.ConfigResetStat(ctx).Err())
+	for range 20 {
+		take(1)
+	}
+	counts := sent(ctx, t, rdb)
+	require.Equal(t, 20, counts["evalsha"])
+	require.Equal(t, 20, counts["decrby"])
+	delete(counts, "evalsha")
+	delete(counts, "decrby")
+	delete(counts, "config|resetstat")
+	require.Empty(t, counts, "and nothing else")
+
+	// Lost entries come back at the next edge, and with a denial.
+	active := lua.ActiveKey("user:", lua.ActiveShard("user:1"))
+	require.NoError(t, rdb.Del(ctx, active).Err())
+	take(1)
+	require.False(t, isActive(ctx, t, rdb, "user:1"))
+	take(15) // past the half
+	require.True(t, isActive(ctx, t, rdb, "user:1"))
+	require.NoError(t, rdb.Del(ctx, active).Err())
+	r, err := lua.TakeTemplate(ctx, rdb, "user:1", user(), one(50), false, false)
+	require.NoError(t, err)
+	require.False(t, r.OK)
+	require.True(t, isActive(ctx, t, rdb, "user:1"))
+}
+
+func TestAllKeysOfATemplatesBucketExpireAtOneInstant(t *testing.T) {
+	t.Parallel()
+	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	for i, terms := range []policy.Terms{
+		userTerms,
+		policy.Policy{Capacity: 1000, Rate: policy.PerSecond(100)}.Terms(policy.Fence{}),
+		policy.Policy{Capacity: 7, Rate: policy.Rate{Tokens: 7, Per: 24 * time.Hour}}.Terms(policy.Fence{}),
+		policy.Policy{Capacity: policy.MaxTokens, Rate: policy.Rate{Tokens: 1, Per: policy.MaxPer}}.Terms(policy.Fence{}),
+	} {
+		key := fmt.Sprintf("user:%d", i)
+		call := lua.TemplateCall{Prefix: "user:", Terms: terms.Encode()}
+		_, err := lua.TakeTemplate(ctx, rdb, key, call, one(1), false, false)
+		require.NoError(t, err)
+		at := rdb.PExpireTime(ctx, key).Val()
+		require.Equal(t, at, rdb.PExpireTime(ctx, lua.IndexKey(key)).Val())
+		require.Equal(t, at, rdb.PExpireTime(ctx, lua.ControlKey(key)).Val())
+		left := time.Until(time.UnixMilli(at.Milliseconds()))
+		life := terms.Lifetime()
+		require.GreaterOrEqual(t, left, life-time.Second)
+		require.LessOrEqual(t, left, life+life/8+2*time.Second, "rounded up by less than an eighth")
+		if i > 0 {
+			continue
+		}
+		// The take that leaves full arms it again once a quarter of its life has passed, and counts it once.
+		for _, passed := range []time.Duration{life / 8, life / 2} {
+			soon := time.Now().Add(life - passed).Truncate(time.Second)
+			for _, k := range []string{key, lua.IndexKey(key), lua.ControlKey(key)} {
+				require.NoError(t, rdb.ExpireAt(ctx, k, soon).Err())
+			}
+			require.NoError(t, rdb.Set(ctx, key, terms.Capacity, redis.KeepTTL).Err())
+			require.NoError(t, rdb.Del(ctx, lua.AliveKey("user:")).Err())
+			require.NoError(t, rdb.HSet(ctx, lua.AliveKey("user:"), soon.Unix(), 1).Err())
+			_, err = lua.TakeTemplate(ctx, rdb, key, call, one(1), false, false)
+			require.NoError(t, err)
+			again := rdb.PExpireTime(ctx, key).Val()
+			require.Equal(t, again, rdb.PExpireTime(ctx, lua.ControlKey(key)).Val())
+			alive := rdb.HGetAll(ctx, lua.AliveKey("user:")).Val()
+			if passed < life/4 {
+				require.EqualValues(t, soon.UnixMilli(), again.Milliseconds())
+				require.Equal(t, map[string]string{fmt.Sprint(soon.Unix()): "1"}, alive)
+			} else {
+				require.GreaterOrEqual(t, again.Milliseconds(), at.Milliseconds())
+				require.Equal(t, map[string]string{fmt.Sprint(soon.Unix()): "0", fmt.Sprint(again.Milliseconds() / 1000): "1"}, alive)
+			}
+		}
+	}
+}
+
+func TestAnUnknownKeyLeavesNothing(t *testing.T) {
+	t.Parallel()
+	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	call := user()
+	call.Terms = ""
+	_, err := lua.TakeTemplate(ctx, rdb, "user:1", call, one(1), false, false)
+	require.ErrorIs(t, err, lua.ErrUnknownBucket)
+	r, err := lua.TakeTemplate(ctx, rdb, "user:1", user(), one(61), false, false)
+	require.NoError(t, err)
+	require.False(t, r.OK)
+	require.EqualValues(t, 60, r.Terms.Capacity, "more than it can ever hold")
+	require.Zero(t, rdb.DBSize(ctx).Val())
+}
+
+func TestABucketHasThePolicyOfItsKey(t *testing.T) {
+	t.Parallel()
+	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	own := policy.Policy{Capacity: 500, Rate: policy.PerSecond(5), Interval: time.Second}.Terms(policy.Fence{Epoch: 7, Seq: 1})
+	require.NoError(t, rdb.Set(ctx, lua.LimitKey("user:1"), own.Encode(), 0).Err())
+	r, err := lua.TakeTemplate(ctx, rdb, "user:1", user(), one(100), true, false)
+	require.NoError(t, err)
+	require.EqualValues(t, 400, r.Remaining)
+	require.Equal(t, own, *r.Terms)
+
+	lazy, err := lua.LazyTake(ctx, rdb, "user:1", &userTerms, one(100), false)
+	require.NoError(t, err)
+	require.EqualValues(t, 400, lazy.Remaining)
+	require.Equal(t, own, *lazy.Terms)
+
+	for _, bad := range []any{"nonsense", "1 2 3"} {
+		require.NoError(t, rdb.Set(ctx, lua.LimitKey("user:2"), bad, 0).Err())
+		r, err = lua.TakeTemplate(ctx, rdb, "user:2", user(), one(1), true, false)
+		require.NoError(t, err)
+		require.EqualValues(t, 60, r.Terms.Capacity)
+		require.NoError(t, rdb.Del(ctx, "user:2", "{user:2}", "{user:2}:ctl").Err())
+	}
+}
+
+func TestNoMoreBucketsThanTheTemplateAllows(t *testing.T) {
+	t.Parallel()
+	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	call := user()
+	call.MaxKeys = 100
+	var made, refused atomic.Int64
+	var wg sync.WaitGroup
+	for w := range 8 {
+		wg.Go(func() {
+			for i := range 50 {
+				_, err := lua.TakeTemplate(ctx, rdb, fmt.Sprintf("user:%d:%d", w, i), call, one(1), false, false)
+				if err == nil {
+					made.Add(1)
+				} else if assertIs(t, err, lua.ErrTooManyBuckets) {
+					refused.Add(1)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	require.EqualValues(t, 100, made.Load(), "exactly")
+	require.EqualValues(t, 300, refused.Load())
+	require.EqualValues(t, 100*3+activeShards(ctx, rdb)+1, rdb.DBSize(ctx).Val(), "those that were refused left nothing")
+	_, err := lua.TakeTemplate(ctx, rdb, "user:one more", call, one(1), false, false)
+	require.ErrorContains(t, err, `"user:": 100 are alive, at most 100 may be`)
+	call.MaxKeys = 101
+	_, err = lua.TakeTemplate(ctx, rdb, "user:one more", call, one(1), false, false)
+	require.NoError(t, err)
+}
+
+func TestExpiredBucketsMakeRoomForOthers(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	m, rdb := embedded(t)
+	call := user()
+	call.MaxKeys = 5
+	for round := range 4 {
+		for i := range 6 {
+			_, err := lua.TakeTemplate(ctx, rdb, fmt.Sprintf("user:%d:%d", round, i), call, one(1), false, false)
+			if i < 5 {
+				require.NoError(t, err)
+			} else {
+				require.ErrorIs(t, err, lua.ErrTooManyBuckets)
+			}
+		}
+		now := time.UnixMicro(embeddedNow).Add(time.Duration(round+1) * 3 * time.Minute)
+		m.SetTime(now)
+		m.FastForward(3 * time.Minute)
+		for i := range 5 {
+			require.False(t, m.Exists(fmt.Sprintf("user:%d:%d", round, i)))
+		}
+	}
+	fields, err := rdb.HLen(ctx, lua.AliveKey("user:")).Result()
+	require.NoError(t, err)
+	require.LessOrEqual(t, fields, int64(1), "what has passed is dropped")
+}
+
+func activeShards(ctx context.Context, rdb *redis.Client) int64 {
+	n := int64(0)
+	for i := range lua.ActiveShards {
+		n += rdb.Exists(ctx, lua.ActiveKey("user:", i)).Val()
+	}
+	return n
+}
+
+func assertIs(t *testing.T, err, target error) bool {
+	t.Helper()
+	if strings.Contains(err.Error(), target.Error()) {
+		return true
+	}
+	t.Errorf("%v is not %v", err, target)
+	return false
+}
+
+func TestAShardsKeysShareASlotInTheShardsRange(t *testing.T) {
+	t.Parallel()
+	rdb := testenv.Cluster(t).Client()
+	for i := range lua.ActiveShards {
+		slots := map[int64]bool{}
+		for _, key := range []string{lua.ActiveKey("a", i), lua.ActiveKey("b{", i), lua.TurnKey("a", i)} {
+			slot, err := rdb.ClusterKeySlot(t.Context(), key).Result()
+			require.NoError(t, err)
+			slots[slot] = true
+			require.EqualValues(t, i, slot*lua.ActiveShards/lua.Slots)
+		}
+		require.Len(t, slots, 1)
+	}
+	_, err := lua.TakeTemplate(t.Context(), rdb, "user:1", lua.TemplateCall{Prefix: "user:", Terms: userTerms.Encode(), Apart: true}, one(1), false, false)
+	require.NoError(t, err)
+}
+
+func TestWhatIsNotABucketIsLeftAlone(t *testing.T) {
+	t.Parallel()
+	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	for i, name := range []string{"user:1", "{user:1}", "{user:1}:ctl"} {
+		require.NoError(t, rdb.FlushAll(ctx).Err())
+		require.NoError(t, rdb.LPush(ctx, name, "x").Err())
+		_, err := lua.TakeTemplate(ctx, rdb, "user:1", user(), one(1), true, false)
+		require.ErrorIs(t, err, lua.ErrMalformedBucket, "key %d", i+1)
+		require.EqualValues(t, 1, rdb.DBSize(ctx).Val(), "key %d", i+1)
+	}
+	require.NoError(t, rdb.FlushAll(ctx).Err())
+	require.NoError(t, rdb.LPush(ctx, lua.LazyKey("user:1"), "x").Err())
+	_, err := lua.LazyTake(ctx, rdb, "user:1", &userTerms, one(1), false)
+	require.ErrorIs(t, err, lua.ErrMalformedBucket)
+	require.ErrorContains(t, err, "{user:1}:lazy")
+}
+
+// A lazy template's bucket is that of limit/lazy: both see the same tokens,
+// whoever takes or returns them.
+func TestLazyBucketsAreThoseOfTheLazyLimiter(t *testing.T) {
+	t.Parallel()
+	ctx, rng := t.Context(), rand.New(rand.NewPCG(seed(t), 0))
+	m, rdb := embedded(t)
+	m.ClockTTL(true)
+	now := time.UnixMicro(embeddedNow)
+	for i, rate := range []policy.Rate{policy.PerSecond(50), {Tokens: 7, Per: time.Minute}, {Tokens: 999_983, Per: 100 * time.Second}} {
+		p := policy.Policy{Capacity: 100, Rate: rate, Interval: time.Millisecond}
+		terms, key := p.Terms(policy.Fence{}), fmt.Sprintf("user:%d", i)
+		limiter, err := lazy.New(rdb, lazy.Config{Capacity: p.Capacity, Rate: rate})
+		require.NoError(t, err)
+		for range 200 {
+			now = now.Add(time.Duration(rng.Int64N(3_000_000)) * time.Microsecond)
+			m.SetTime(now)
+			before, err := limiter.Peek(ctx, key)
+			require.NoError(t, err)
+			n := 1 + rng.Int64N(40)
+			if rng.IntN(4) == 0 {
+				require.NoError(t, lua.LazyReturn(ctx, rdb, key, &terms, n))
+				after, err := limiter.Peek(ctx, key)
+				require.NoError(t, err)
+				require.Equal(t, min(p.Capacity, before.Remaining+n), after.Remaining)
+				continue
+			}
+			peek, err := lua.LazyPeek(ctx, rdb, key, &terms, n)
+			require.NoError(t, err)
+			require.Equal(t, before.Remaining, peek.Remaining)
+			require.Equal(t, before.ResetAfter, peek.Reset)
+			took, err := lua.LazyTake(ctx, rdb, key, &terms, one(n), false)
+			require.NoError(t, err)
+			require.Equal(t, before.Remaining >= n, took.OK)
+			if !took.OK {
+				require.Equal(t, peek.Runs[0].Wait, took.Runs[0].Wait)
+				now = now.Add(took.Runs[0].Wait - time.Microsecond)
+				m.SetTime(now)
+				early, err := lua.LazyTake(ctx, rdb, key, &terms, one(n), false)
+				require.NoError(t, err)
+				require.False(t, early.OK, "a microsecond too early")
+				now = now.Add(time.Microsecond)
+				m.SetTime(now)
+				took, err = lua.LazyTake(ctx, rdb, key, &terms, one(n), false)
+				require.NoError(t, err)
+				require.True(t, took.OK)
+			}
+			after, err := limiter.Peek(ctx, key)
+			require.NoError(t, err)
+			require.Equal(t, took.Remaining, after.Remaining)
+			require.Equal(t, took.Reset, after.ResetAfter)
+		}
+	}
+}
+
+// Takes of one call have the answers of the same takes made one by one.
+func TestLazyTakesTogetherAreThoseOneByOne(t *testing.T) {
+	t.Parallel()
+	ctx, rng := t.Context(), rand.New(rand.NewPCG(seed(t), 0))
+	_, rdb := embedded(t)
+	for i := range 50 {
+		runs := make([]policy.Run, 1+rng.IntN(5))
+		for j := range runs {
+			runs[j] = policy.Run{N: 1 + rng.Int64N(30), Count: 1 + rng.Int64N(3)}
+		}
+		inLine := rng.IntN(2) == 0
+		together, err := lua.LazyTake(ctx, rdb, fmt.Sprintf("user:%d:a", i), &userTerms, runs, inLine)
+		require.NoError(t, err)
+		left, closed := int64(0), false
+		for j, r := range runs {
+			taken := int64(0)
+			for range r.Count {
+				if closed {
+					break
+				}
+				alone, err := lua.LazyTake(ctx, rdb, fmt.Sprintf("user:%d:b", i), &userTerms, one(r.N), false)
+				require.NoError(t, err)
+				if left = alone.Remaining; alone.OK {
+					taken++
+				} else {
+					closed = inLine
+				}
+			}
+			if !together.OK {
+				require.Equal(t, taken, together.Runs[j].Taken)
+			} else {
+				require.Equal(t, r.Count, taken)
+			}
+		}
+		require.Equal(t, left, together.Remaining)
+	}
+}

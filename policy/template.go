@@ -1,0 +1,399 @@
+package policy
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Enforce says how the buckets of a template get their tokens.
+type Enforce int
+
+// Ways to enforce a template.
+const (
+	EnforceRefilled Enforce = iota // by refillers, while they are not full
+	EnforceLazy                    // by the takes themselves, for the time since the last one; no refiller is needed
+)
+
+// String names the way as configurations do.
+func (e Enforce) String() string {
+	if e == EnforceLazy {
+		return "lazy"
+	}
+	return "refilled"
+}
+
+// Template is the policy of every bucket whose name begins with a prefix. Such a
+// bucket is created by its first take and is gone some time after its last one.
+type Template struct {
+	// Prefix of the names, up to MaxPrefix bytes without a closing brace. A whole
+	// segment between colons may be *, which stands for one or more bytes other
+	// than a colon: "user:", "tenant:*:api". The empty prefix is that of every
+	// name.
+	Prefix  string
+	Policy  Policy // with a rate
+	Enforce Enforce
+	// MaxKeys bounds the buckets that exist at once; 0 for no bound. Only refilled
+	// buckets can be bounded.
+	MaxKeys int64
+}
+
+// Limits of templates.
+const (
+	MaxPrefix    = 256
+	MaxTemplates = 256
+	// MaxPlain is how many buckets may have names that a template matches and yet
+	// a policy of their own.
+	MaxPlain = 1000
+)
+
+// ErrTemplates is returned for templates that don't go together, or that can't be
+// read.
+var ErrTemplates = errors.New("policy: bad templates")
+
+// TemplateError is a problem with one of several templates.
+type TemplateError struct {
+	At  int // its place in the list
+	Err error
+}
+
+// Error implements error.
+func (e *TemplateError) Error() string { return fmt.Sprintf("policy: template %d: %v", e.At, e.Err) }
+
+// Unwrap gives the cause.
+func (e *TemplateError) Unwrap() error { return e.Err }
+
+// Validate reports the first field that is out of range, as a *FieldError.
+func (t Template) Validate() error {
+	bad := func(field, format string, args ...any) error {
+		return &FieldError{Field: field, Msg: fmt.Sprintf(format, args...)}
+	}
+	if len(t.Prefix) > MaxPrefix || strings.Contains(t.Prefix, "}") {
+		return bad("prefix", "%.64q: want 0 to %d bytes without }", t.Prefix, MaxPrefix)
+	}
+	for segment := range strings.SplitSeq(t.Prefix, ":") {
+		if segment != "*" && strings.Contains(segment, "*") {
+			return bad("prefix", "%q: a * is a whole segment between colons, as in tenant:*:api", t.Prefix)
+		}
+	}
+	if t.Policy.Steps != nil || t.Policy.Rate == (Rate{}) {
+		return bad("rate", "a template has a rate, such as 1/s, and no schedule")
+	}
+	if err := t.Policy.Validate(); err != nil {
+		return err
+	}
+	if t.Enforce < EnforceRefilled || t.Enforce > EnforceLazy {
+		return bad("enforce", "%d is not from 0 to %d", int(t.Enforce), int(EnforceLazy))
+	}
+	if t.MaxKeys < 0 || t.MaxKeys > MaxTokens {
+		return bad("max_keys", "%d is not a whole number from 0 (no bound) to %d", t.MaxKeys, int64(MaxTokens))
+	}
+	if t.Enforce == EnforceLazy {
+		return t.validateLazy(bad)
+	}
+	return nil
+}
+
+// Limits that keep the products of the lazy script below 2^53.
+const (
+	maxLazyTokens = 1 << 40
+	maxLazyUnits  = 1 << 52
+)
+
+func (t Template) validateLazy(bad func(string, string, ...any) error) error {
+	tokens, per := t.Policy.Rate.reduced()
+	switch {
+	case t.MaxKeys != 0:
+		return bad("max_keys", "it goes with enforce: refilled; lazy buckets are bounded by their drain time alone")
+	case t.Policy.initial() != t.Policy.Capacity:
+		return bad("initial", "%d: a lazy bucket begins full, with %d tokens", t.Policy.initial(), t.Policy.Capacity)
+	case tokens > maxLazyTokens:
+		return bad("rate", "%s is %d tokens in %dus in lowest terms; a lazy bucket takes at most %d", t.Policy.Rate, tokens, per, int64(maxLazyTokens))
+	case t.Policy.Capacity > maxLazyUnits/per:
+		return bad("capacity", "%d: at %s a lazy bucket holds at most %d", t.Policy.Capacity, t.Policy.Rate, maxLazyUnits/per)
+	}
+	return nil
+}
+
+// Override is what is different for one key of a template. A zero field is the
+// template's.
+type Override struct {
+	Capacity int64
+	Rate     Rate
+}
+
+// With is the template for one key. The error is that of Validate.
+func (t Template) With(o Override) (Template, error) {
+	if o.Capacity != 0 {
+		initial := min(t.Policy.initial(), o.Capacity)
+		if t.Policy.initial() == t.Policy.Capacity {
+			initial = o.Capacity
+		}
+		t.Policy.Capacity, t.Policy.Initial = o.Capacity, &initial
+	}
+	if o.Rate != (Rate{}) {
+		t.Policy.Rate = o.Rate
+	}
+	return t, t.Validate()
+}
+
+// Ruled is a template of a set, with its terms under the set's version.
+type Ruled struct {
+	Template
+	Terms Terms
+	Text  string // Terms encoded
+	parts []string
+}
+
+// Templates is a set of templates of which at most one counts for a key. It
+// doesn't change and is safe for concurrent use. A nil *Templates has none.
+type Templates struct {
+	version int64
+	list    []*Ruled        // the more specific one of two that match a key comes first
+	plain   map[string]bool // buckets with policies of their own
+}
+
+// NewTemplates makes a set. plain are the names of buckets that have policies of
+// their own; those that no template matches don't count. A problem with one
+// template is a *TemplateError; a FieldError within tells its field.
+func NewTemplates(version int64, list []Template, plain []string) (*Templates, error) {
+	if len(list) > MaxTemplates {
+		return nil, fmt.Errorf("%w: there are %d; want at most %d", ErrTemplates, len(list), MaxTemplates)
+	}
+	s := &Templates{version: version, plain: map[string]bool{}}
+	for i, t := range list {
+		if err := t.Validate(); err != nil {
+			return nil, &TemplateError{At: i, Err: err}
+		}
+		r := &Ruled{Template: t, Terms: t.Policy.Terms(Fence{Epoch: version}), parts: strings.Split(t.Prefix, ":")}
+		r.Text = r.Terms.Encode()
+		for _, other := range s.list {
+			if crossing(r.parts, other.parts) {
+				return nil, &TemplateError{At: i, Err: &FieldError{Field: "prefix", Msg: ambiguity(r.Prefix, other.Prefix)}}
+			}
+		}
+		s.list = append(s.list, r)
+	}
+	// Of two that match one key, one matches only keys that the other does: it has
+	// more literal bytes, or as many and more stars.
+	slices.SortStableFunc(s.list, func(a, b *Ruled) int {
+		stars := func(r *Ruled) int { return strings.Count(r.Prefix, "*") }
+		return cmp.Or(cmp.Compare(len(b.Prefix)-stars(b), len(a.Prefix)-stars(a)), cmp.Compare(stars(b), stars(a)))
+	})
+	for _, key := range plain {
+		if s.find(key) != nil {
+			s.plain[key] = true
+		}
+	}
+	if len(s.plain) > MaxPlain {
+		return nil, fmt.Errorf("%w: %d buckets have names that a template matches; want at most %d", ErrTemplates, len(s.plain), MaxPlain)
+	}
+	return s, nil
+}
+
+func ambiguity(a, b string) string {
+	if a == b {
+		return fmt.Sprintf("%q is there twice", a)
+	}
+	return fmt.Sprintf("%q and %q both match some keys, and each matches keys that the other doesn't: "+
+		"which one counts would be a guess", a, b)
+}
+
+// crossing reports whether some keys match both prefixes, and neither prefix is
+// within the other. Equal ones cross.
+func crossing(a, b []string) bool {
+	aWider, bWider := false, false // a matches keys that b doesn't, and so on
+	for i := range min(len(a), len(b)) {
+		meet, x, y := compare(a[i], i == len(a)-1, b[i], i == len(b)-1)
+		if !meet {
+			return false
+		}
+		aWider, bWider = aWider || x, bWider || y
+	}
+	return aWider == bWider
+}
+
+// compare compares two segments at the same place: whether some keys match both,
+// and which of them matches keys that the other doesn't. What follows the last
+// segment of a prefix may be anything.
+func compare(x string, xLast bool, y string, yLast bool) (meet, xWider, yWider bool) {
+	switch {
+	case xLast && !yLast:
+		switch {
+		case x == "":
+			return true, true, false
+		case x == "*":
+			return y != "", true, false
+		case y == "*":
+			return true, true, true
+		}
+		return strings.HasPrefix(y, x), true, false
+	case yLast && !xLast:
+		meet, yWider, xWider = compare(y, true, x, false)
+		return meet, xWider, yWider
+	case x == y:
+		return true, false, false
+	case xLast && x == "":
+		return true, true, false
+	case xLast && y == "":
+		return true, false, true
+	case x == "*":
+		return y != "", true, false
+	case y == "*":
+		return x != "", false, true
+	case xLast:
+		return strings.HasPrefix(y, x) || strings.HasPrefix(x, y), len(x) < len(y), len(y) < len(x)
+	}
+	return false, false, false
+}
+
+// Version is the version of the configuration that the set is from.
+func (s *Templates) Version() int64 {
+	if s == nil {
+		return 0
+	}
+	return s.version
+}
+
+// All are the templates, the more specific ones first. They are not to be
+// changed.
+func (s *Templates) All() []*Ruled {
+	if s == nil {
+		return nil
+	}
+	return s.list
+}
+
+// Of is the template that counts for a key; nil if none matches it, or if the
+// key is a bucket with a policy of its own.
+func (s *Templates) Of(key string) *Ruled {
+	if s == nil || len(s.list) == 0 {
+		return nil
+	}
+	r := s.find(key)
+	if r != nil && s.plain[key] {
+		return nil
+	}
+	return r
+}
+
+func (s *Templates) find(key string) *Ruled {
+	for _, r := range s.list {
+		if r.matches(key) {
+			return r
+		}
+	}
+	return nil
+}
+
+func (r *Ruled) matches(key string) bool {
+	rest := key
+	for i, part := range r.parts {
+		last := i == len(r.parts)-1
+		if part == "*" {
+			end := strings.IndexByte(rest, ':')
+			if end < 0 {
+				end = len(rest)
+			}
+			if end == 0 {
+				return false
+			}
+			if last {
+				return true
+			}
+			rest = rest[end:]
+		} else {
+			if !strings.HasPrefix(rest, part) {
+				return false
+			}
+			if last {
+				return true
+			}
+			rest = rest[len(part):]
+		}
+		if rest == "" || rest[0] != ':' {
+			return false
+		}
+		rest = rest[1:]
+	}
+	return true
+}
+
+// Equal reports whether both sets say the same under the same version.
+func (s *Templates) Equal(o *Templates) bool {
+	return s.Version() == o.Version() && s.Encode() == o.Encode()
+}
+
+// templatesText is the form of a set in Redis.
+type templatesText struct {
+	Version   int64          `json:"version"`
+	Templates []templateText `json:"templates"`
+	Plain     []string       `json:"plain,omitempty"`
+}
+
+type templateText struct {
+	Prefix  string `json:"prefix"`
+	Enforce string `json:"enforce"`
+	Terms   string `json:"terms"`
+	MaxKeys int64  `json:"max_keys,omitempty"`
+}
+
+// Encode writes the set as it is published: equal sets as equal texts.
+func (s *Templates) Encode() string {
+	text := templatesText{Version: s.Version(), Templates: []templateText{}}
+	for _, r := range s.All() {
+		text.Templates = append(text.Templates, templateText{r.Prefix, r.Enforce.String(), r.Text, r.MaxKeys})
+	}
+	if s != nil {
+		for key := range s.plain {
+			text.Plain = append(text.Plain, key)
+		}
+	}
+	slices.Sort(text.Plain)
+	b, err := json.Marshal(text)
+	if err != nil {
+		panic(err) // texts and numbers always can be written
+	}
+	return string(b)
+}
+
+// DecodeTemplates reads what Encode wrote. The error is ErrTemplates.
+func DecodeTemplates(s string) (*Templates, error) {
+	var text templatesText
+	if err := json.Unmarshal([]byte(s), &text); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrTemplates, err)
+	}
+	list := make([]Template, len(text.Templates))
+	for i, t := range text.Templates {
+		terms, err := DecodeTerms(t.Terms)
+		if err != nil {
+			return nil, fmt.Errorf("%w: %w", ErrTemplates, err)
+		}
+		list[i] = Template{Prefix: t.Prefix, Policy: terms.Policy(), MaxKeys: t.MaxKeys}
+		switch t.Enforce {
+		case EnforceLazy.String():
+			list[i].Enforce = EnforceLazy
+		case EnforceRefilled.String():
+		default:
+			return nil, fmt.Errorf("%w: enforce is %q", ErrTemplates, t.Enforce)
+		}
+	}
+	set, err := NewTemplates(text.Version, list, text.Plain)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrTemplates, err)
+	}
+	return set, nil
+}
+
+// Policy is the policy of smooth terms without a grant.
+func (t Terms) Policy() Policy {
+	initial := t.Initial
+	return Policy{
+		Capacity: t.Capacity, Rate: t.Rate(), Interval: time.Duration(t.Interval) * time.Microsecond, Initial: &initial,
+		OnLoss: t.OnLoss, OnRollback: t.OnRollback, CarryOver: t.CarryOver, Degraded: t.Degraded,
+	}
+}

@@ -1,0 +1,197 @@
+package policy_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"github.com/tokenrefill/refiller/policy"
+)
+
+func template(prefix string) policy.Template {
+	return policy.Template{Prefix: prefix, Policy: policy.Policy{Capacity: 60, Rate: policy.PerSecond(1), Interval: time.Second}}
+}
+
+func templates(t require.TestingT, plain []string, prefixes ...string) *policy.Templates {
+	list := make([]policy.Template, len(prefixes))
+	for i, p := range prefixes {
+		list[i] = template(p)
+	}
+	set, err := policy.NewTemplates(7, list, plain)
+	require.NoError(t, err)
+	return set
+}
+
+func TestTheMostSpecificTemplateCounts(t *testing.T) {
+	t.Parallel()
+	set := templates(t, []string{"user:root", "elsewhere"}, "", "user:", "user:vip:", "tenant:*:api", "tenant:*", "tenant:", "tenant:7:api", "a:*:c:*:e")
+	for key, want := range map[string]string{
+		"user:1": "user:", "user:": "user:", "users": "", "x": "", "user:vip:1": "user:vip:", "user:vip": "user:",
+		"tenant:1:api": "tenant:*:api", "tenant:1:api/v2": "tenant:*:api", "tenant::api": "tenant:", "tenant:": "tenant:", "tenant:1": "tenant:*",
+		"tenant:7:api": "tenant:7:api", "tenant:7:ap": "tenant:*", "a:b:c:d:e": "a:*:c:*:e", "a:b:c::e": "", "a:b:x:d:e": "",
+	} {
+		r := set.Of(key)
+		require.NotNil(t, r, key)
+		require.Equal(t, want, r.Prefix, key)
+	}
+	require.Nil(t, set.Of("user:root"), "a bucket of its own")
+	require.Nil(t, templates(t, nil, "user:").Of("order:1"))
+	require.Nil(t, (*policy.Templates)(nil).Of("user:1"))
+	require.EqualValues(t, 7, set.Version())
+	require.Equal(t, policy.Fence{Epoch: 7}, set.Of("user:1").Terms.Fence)
+}
+
+// match is the meaning of a prefix, said in another way: try every length for
+// every star.
+func match(prefix, key string) bool {
+	head, tail, starred := strings.Cut(prefix, "*")
+	if !strings.HasPrefix(key, head) {
+		return false
+	}
+	if !starred {
+		return true
+	}
+	rest := key[len(head):]
+	for n := 1; n <= len(rest) && rest[n-1] != ':'; n++ {
+		ended := n == len(rest) || rest[n] == ':'
+		if tail == "" || ended && match(tail, rest[n:]) {
+			return true
+		}
+	}
+	return false
+}
+
+// Templates are refused if and only if a key would have two that count.
+func TestAmbiguousTemplatesAreRefused(t *testing.T) {
+	t.Parallel()
+	var keys []string
+	var spell func(string)
+	spell = func(s string) {
+		keys = append(keys, s)
+		if len(s) < 7 {
+			for _, c := range "ab:" {
+				spell(s + string(c))
+			}
+		}
+	}
+	spell("")
+	segment := rapid.SampledFrom([]string{"", "a", "b", "ab", "*", "*"})
+	rapid.Check(t, func(t *rapid.T) {
+		draw := func(name string) string {
+			return strings.Join(rapid.SliceOfN(segment, 1, 3).Draw(t, name), ":")
+		}
+		a, b := draw("a"), draw("b")
+		both, onlyA, onlyB := false, false, false
+		for _, k := range keys {
+			ma, mb := match(a, k), match(b, k)
+			both, onlyA, onlyB = both || ma && mb, onlyA || ma && !mb, onlyB || mb && !ma
+		}
+		set, err := policy.NewTemplates(1, []policy.Template{template(a), template(b)}, nil)
+		if both && onlyA == onlyB {
+			require.ErrorIs(t, err, policy.ErrPolicy, "%q and %q", a, b)
+			return
+		}
+		require.NoError(t, err, "%q and %q", a, b)
+		for _, k := range keys {
+			want := ""
+			switch ma, mb := match(a, k), match(b, k); {
+			case ma && (!mb || onlyB):
+				want = a
+			case mb:
+				want = b
+			default:
+				require.Nil(t, set.Of(k), "%q: %q and %q", k, a, b)
+				continue
+			}
+			require.Equal(t, want, set.Of(k).Prefix, "%q: %q and %q", k, a, b)
+		}
+	})
+}
+
+func TestTemplatesAreChecked(t *testing.T) {
+	t.Parallel()
+	with := func(change func(*policy.Template)) policy.Template {
+		p := template("user:")
+		change(&p)
+		return p
+	}
+	ten := int64(10)
+	for want, bad := range map[string]policy.Template{
+		"prefix":   template("user:*x"),
+		"rate":     with(func(p *policy.Template) { p.Policy.Rate = policy.Rate{} }),
+		"capacity": with(func(p *policy.Template) { p.Policy.Capacity = 1 }),
+		"enforce":  with(func(p *policy.Template) { p.Enforce = 2 }),
+		"max_keys": with(func(p *policy.Template) { p.MaxKeys = -1 }),
+		"initial":  with(func(p *policy.Template) { p.Enforce, p.Policy.Initial = policy.EnforceLazy, &ten }),
+	} {
+		_, err := policy.NewTemplates(1, []policy.Template{template("ok:"), bad}, nil)
+		var at *policy.TemplateError
+		var field *policy.FieldError
+		require.ErrorAs(t, err, &at, want)
+		require.Equal(t, 1, at.At)
+		require.ErrorAs(t, err, &field, want)
+		require.Equal(t, want, field.Field)
+	}
+	lazy := with(func(p *policy.Template) { p.Enforce, p.MaxKeys = policy.EnforceLazy, 5 })
+	require.ErrorContains(t, lazy.Validate(), "goes with enforce: refilled")
+	lazy = with(func(p *policy.Template) {
+		p.Enforce, p.Policy.Capacity, p.Policy.Rate = policy.EnforceLazy, 1<<30, policy.Rate{Tokens: 1, Per: time.Hour}
+	})
+	require.ErrorContains(t, lazy.Validate(), "a lazy bucket holds at most")
+	_, err := policy.NewTemplates(1, make([]policy.Template, policy.MaxTemplates+1), nil)
+	require.ErrorIs(t, err, policy.ErrTemplates)
+	plain := make([]string, policy.MaxPlain+1)
+	for i := range plain {
+		plain[i] = strings.Repeat("x", i)
+	}
+	_, err = policy.NewTemplates(1, []policy.Template{template("")}, plain)
+	require.ErrorIs(t, err, policy.ErrTemplates)
+}
+
+func TestPublishedTemplatesReadBackTheSame(t *testing.T) {
+	t.Parallel()
+	vip := template("user:vip:")
+	vip.Enforce = policy.EnforceLazy
+	capped := template("user:")
+	capped.MaxKeys = 1000
+	set, err := policy.NewTemplates(3, []policy.Template{capped, vip}, []string{"user:b", "user:a", "other"})
+	require.NoError(t, err)
+	back, err := policy.DecodeTemplates(set.Encode())
+	require.NoError(t, err)
+	require.Equal(t, set.Encode(), back.Encode())
+	require.True(t, set.Equal(back))
+	require.Equal(t, policy.EnforceLazy, back.Of("user:vip:1").Enforce)
+	require.EqualValues(t, 1000, back.Of("user:1").MaxKeys)
+	require.Equal(t, set.Of("user:1").Text, back.Of("user:1").Text)
+	require.Nil(t, back.Of("user:a"))
+	require.True(t, (*policy.Templates)(nil).Equal(nil))
+	require.False(t, set.Equal(nil))
+	for _, bad := range []string{"", "{", `{"templates":[{"prefix":"a","enforce":"lazy","terms":"1"}]}`,
+		strings.Replace(set.Encode(), `"lazy"`, `"maybe"`, 1), strings.Replace(set.Encode(), "user:vip:", "user:", 1)} {
+		_, err := policy.DecodeTemplates(bad)
+		require.ErrorIs(t, err, policy.ErrTemplates, bad)
+	}
+}
+
+func TestAnOverrideChangesCapacityAndRate(t *testing.T) {
+	t.Parallel()
+	base := template("user:")
+	o, err := base.With(policy.Override{Capacity: 600})
+	require.NoError(t, err)
+	require.EqualValues(t, 600, o.Policy.Terms(policy.Fence{}).Initial, "a new bucket is full")
+	require.Equal(t, base.Policy.Rate, o.Policy.Rate)
+	forty := int64(40)
+	base.Policy.Initial = &forty
+	o, err = base.With(policy.Override{Capacity: 30, Rate: policy.PerSecond(2)})
+	require.NoError(t, err)
+	require.EqualValues(t, 30, *o.Policy.Initial)
+	require.EqualValues(t, 40, *base.Policy.Initial)
+	_, err = base.With(policy.Override{Rate: policy.PerSecond(1000)})
+	var field *policy.FieldError
+	require.True(t, errors.As(err, &field), "%v", err)
+	require.Equal(t, "capacity", field.Field)
+}
