@@ -14,8 +14,12 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// TakeSHA names the take script for benchmarks of the server's part alone.
-var TakeSHA = takeScript.sha
+// Names of scripts, for measurements of the server's part alone.
+var (
+	TakeSHA     = takeScript.sha
+	TemplateSHA = templateScript.sha
+	LazySHA     = lazyScript.sha
+)
 
 // answering is a client that answers every command with a value.
 type answering struct {

@@ -1,0 +1,80 @@
+package lua_test
+
+import (
+	"flag"
+	"fmt"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/lua"
+)
+
+// The server's tables grow by doubling, so an eighth of 200,000 buckets costs as
+// much for each.
+var memoryKeys = flag.Int("keys", 25_000, "buckets over which memory is measured")
+
+// A bucket of a template that is not full costs at most so many bytes of Redis, all
+// keys, expiries and the active set's entry included.
+func TestMemoryOfATemplatesBucket(t *testing.T) {
+	t.Parallel()
+	const batch = 1000
+	keys := *memoryKeys
+	for _, c := range []struct {
+		name string
+		most int
+		args func(key string) []any
+	}{
+		{"refilled", 540, func(key string) []any {
+			return []any{lua.TemplateSHA, 6, key, lua.IndexKey(key), lua.ControlKey(key), lua.LimitKey(key), lua.ActiveKey("user:", lua.ActiveShard(key)), lua.AliveKey("user:"),
+				30, 0, 0, userTerms.Capacity, userTerms.Encode(), 0, 30, 1}
+		}},
+		{"lazy", 130, func(key string) []any {
+			return []any{lua.LazySHA, 2, lua.LazyKey(key), lua.LimitKey(key), 1, 0, userTerms.Tokens, userTerms.Per, userTerms.Capacity, 50, 1}
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			ctx, rdb := t.Context(), testenv.Redis(t).Client()
+			require.NoError(t, lua.Load(ctx, rdb))
+			used := func() int {
+				info, err := rdb.InfoMap(ctx, "memory").Result()
+				require.NoError(t, err)
+				n, err := strconv.Atoi(info["Memory"]["used_memory"])
+				require.NoError(t, err)
+				return n
+			}
+			each := func(call func(p redis.Pipeliner, key string)) {
+				for from := 0; from < keys; from += batch {
+					_, err := rdb.Pipelined(ctx, func(p redis.Pipeliner) error {
+						for i := range batch {
+							call(p, fmt.Sprintf("user:%d", 100_000+from+i))
+						}
+						return nil
+					})
+					require.NoError(t, err)
+				}
+			}
+			before := used()
+			each(func(p redis.Pipeliner, key string) { p.Do(ctx, append([]any{"evalsha"}, c.args(key)...)...) })
+			// The state is as long as it is after a thousand refills.
+			each(func(p redis.Pipeliner, key string) {
+				if c.name == "refilled" {
+					p.IncrBy(ctx, lua.IndexKey(key), 1233)
+					p.HSet(ctx, lua.ControlKey(key), "st", fmt.Sprintf("1234 %d 999999 %d 0 0", time.Now().UnixMicro(), time.Now().UnixMicro()))
+				}
+			})
+			// Each access moves the growth of a table on by a step, until it is done.
+			for range 4 {
+				each(func(p redis.Pipeliner, key string) { p.Exists(ctx, key, lua.IndexKey(key), lua.LimitKey(key)) })
+			}
+			per := (used() - before) / keys
+			t.Logf("%d bytes per bucket over %d buckets", per, keys)
+			require.LessOrEqual(t, per, c.most)
+		})
+	}
+}
