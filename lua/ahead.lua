@@ -1,6 +1,11 @@
 -- Shared by the scripts of limits that no refiller refills; the build puts it where a script says "--#include ahead".
 local EXACT = 9007199254740992 -- 2^53
 
+local function now_us()
+  local t = redis.call('TIME')
+  return t[1] * 1000000 + t[2]
+end
+
 -- get reads a string: nil if the key is missing, false if it holds something else.
 local function get(key)
   local v = redis.pcall('GET', key)

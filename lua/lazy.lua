@@ -1,5 +1,4 @@
--- lazy: takes from, looks at or returns to a bucket that is credited when it is asked, of a lazy template. It is the bucket of
--- package limit/lazy.
+-- lazy: takes from, looks at or returns to a bucket of a lazy template, which is credited when it is asked, as those of limit/lazy.
 --
 -- KEYS  1 {K}:lazy   the instant at which the bucket is full, as in ahead.lua; a full bucket is no key
 --       2 {K}:limit  the policy of this key alone, if it has one (text as in state.lua)
@@ -12,8 +11,7 @@
 --           how long until n tokens are due (0 if all were taken, -1 if never)
 --       {3, 1}: KEYS 1 holds something else
 --#include ahead
-local time = redis.call('TIME')
-local now = time[1] * 1000000 + time[2]
+local now = now_us()
 local tokens, per_us, capacity = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
 local pol = get(KEYS[2]) or ''
 local own_capacity, own_tokens, own_per = string.match(pol, '^%d+ %d+ 0 (%d+) (%d+) (%d+) ')

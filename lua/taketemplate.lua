@@ -1,5 +1,4 @@
--- taketemplate: takes from a bucket of a refilled template, like takemany, and what belongs to such a bucket: its first take
--- creates it, and one that leaves it other than full enters it in the active set.
+-- taketemplate: takes from a bucket of a refilled template, like takemany, and creates it.
 --
 -- KEYS  1 K, 2 {K}, 3 {K}:ctl, as in take
 --       4 {K}:limit  the policy of this key alone, if it has one
@@ -22,7 +21,7 @@
 --       {3, k}: KEYS k holds something else
 --       {9, alive}: the bucket is new, and as many as ARGV 6 or more are alive; nothing is created
 --
--- A take costs one command, unless it leaves a full bucket, or less than half of one when there was more. Those two edges, denials and
+-- A bucket that isn't full is in the active set. A take costs one command, unless it leaves a full bucket, or less than half of one when there was more. Those two edges, denials and
 -- every take that asks for the policy put right what was lost: the active set's entry and the expiry. The take that leaves
 -- full also sets the last refill to now, since a full bucket is owed nothing. The caller's capacity is only a hint: the one in force
 -- decides.
@@ -77,7 +76,8 @@ if not s then
     end
     before = p.initial
   end
-  s = {era = now, index = (index or 0) + 1, last = now, carry = 0, step = 0, next = 0}
+  -- An era in seconds is as good as one in microseconds, since a bucket lives a minute, and takes fewer bytes.
+  s = {era = math.floor(now / 1000000), index = (index or 0) + 1, last = now, carry = 0, step = 0, next = 0}
   index = s.index
   before = math.max(0, math.min(before, p.capacity))
   fits = before >= total

@@ -25,7 +25,7 @@ func (b *Bucket) TakeTemplate(t Terms, n, now int64) (taking Taking, active bool
 		}
 		held, index = max(0, min(held, t.Capacity)), index+1
 		b.Tokens, b.Index = &held, &index
-		b.Control = &Control{Terms: t, Era: now, Index: index, Last: now}
+		b.Control = &Control{Terms: t, Era: now / 1_000_000, Index: index, Last: now}
 	}
 	before := int64(0)
 	if b.Tokens != nil {

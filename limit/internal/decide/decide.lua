@@ -16,8 +16,7 @@
 --#include ahead
 local rules = {}
 --#rules
-local time = redis.call('TIME')
-local now = time[1] * 1000000 + time[2]
+local now = now_us()
 local what, n = tonumber(ARGV[1]), tonumber(ARGV[2])
 local reply, writes, granted = {1, now}, {}, true
 for i, key in ipairs(KEYS) do
