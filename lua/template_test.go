@@ -100,7 +100,7 @@ func agreeOnTemplates(t *testing.T, rdb *redis.Client) {
 			require.Equal(t, model, after, where)
 			if before.Control == nil && after.Control != nil {
 				created++
-				require.True(t, isActive(ctx, t, rdb, key), where)
+				require.Equal(t, active, isActive(ctx, t, rdb, key), where)
 			}
 			if before.Tokens != nil && before.Control != nil && *before.Tokens >= before.Control.Terms.Capacity && active {
 				stamped++
