@@ -76,6 +76,7 @@ func TestAnOpenBreakerIsProbedUntilTheServerAnswersReliably(t *testing.T) {
 		rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
 		c, err := New(rdb)
 		require.NoError(t, err)
+		defer func() { require.NoError(t, errors.Join(c.Close(context.Background()), rdb.Close())) }()
 		server := &dead{err: errors.New("connection reset by peer")}
 		c.store = server
 		take := func() error { _, err := c.Take(context.Background(), "b", 1); return err }
@@ -112,8 +113,6 @@ func TestAnOpenBreakerIsProbedUntilTheServerAnswersReliably(t *testing.T) {
 		require.Less(t, time.Since(began), time.Second, "recovery")
 		require.GreaterOrEqual(t, server.sent(), breakerProbes)
 		require.EqualValues(t, 1, c.Stats().Shut)
-		require.NoError(t, c.Close(context.Background()))
-		require.NoError(t, rdb.Close())
 	})
 }
 

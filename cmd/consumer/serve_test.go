@@ -146,7 +146,7 @@ func TestServeExportsMetricsByPolicyAndNeverByKey(t *testing.T) {
 		`refiller_consumer_calls_total{op="take",outcome="unknown_bucket",policy="other",source="none"} 1`,
 		`refiller_consumer_tokens_taken_total{policy="checkout",source="shared"} 2`,
 		`refiller_consumer_call_seconds_count{op="take"} 4`,
-		`refiller_consumer_rescues_total 0`,
+		`refiller_consumer_breaker_opened_total 0`,
 	} {
 		require.Contains(t, string(page), line+"\n")
 	}

@@ -34,7 +34,8 @@ type taken struct {
 }
 
 func newConsumer(rdb redis.UniversalClient) (*consumer, error) {
-	client, err := fetch.New(rdb, fetch.WithDeadline(takeDeadline))
+	// What the demonstration shows are the replicas' refills.
+	client, err := fetch.New(rdb, fetch.WithDeadline(takeDeadline), fetch.WithRescue(false))
 	if err != nil {
 		return nil, fmt.Errorf("dev: demo consumer: %w", err)
 	}

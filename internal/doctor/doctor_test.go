@@ -81,7 +81,10 @@ func everything(t *testing.T, rdb *redis.Client) error {
 	// A client that knows the two keys alone, and one that comes too late.
 	_, e8 := lua.Add(ctx, rdb, "foreign", 1, 10, 0)
 	_, e9 := lua.Add(ctx, rdb, "foreign", 1, 10, 0)
-	return errors.Join(e1, e2, e3, e4, e5, e6, e7, e8, e9, rdb.Ping(ctx).Err(), pooled(ctx, rdb))
+	_, e10 := c.Take(ctx, key, 1, fetch.WithRequestID("request"))
+	_, e11 := c.TakeAll(ctx, fetch.Request{Key: key, N: 1})
+	_, e12 := lua.Live(ctx, rdb, key, "consumer", time.Minute)
+	return errors.Join(e1, e2, e3, e4, e5, e6, e7, e8, e9, e10, e11, e12, rdb.Ping(ctx).Err(), pooled(ctx, rdb))
 }
 
 // pooled refills a bucket of a pool.

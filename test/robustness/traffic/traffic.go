@@ -68,7 +68,8 @@ func Start(ctx context.Context, cfg Config) (*Traffic, error) {
 				t.wg.Go(func() { c.mix(ctx) })
 				continue
 			}
-			client, err := fetch.New(rdb, fetch.WithDeadline(deadline))
+			// The refills are the replicas' alone, and every take is put to the bucket.
+			client, err := fetch.New(rdb, fetch.WithDeadline(deadline), fetch.WithRescue(false), fetch.WithBreaker(false))
 			if err != nil {
 				return nil, errors.Join(err, t.Stop())
 			}
