@@ -137,11 +137,7 @@ func (c *Client) probe(b *breaker, key string) {
 // alive reports whether the server of a bucket lets a consumer write. A server that
 // refuses just this call is alive.
 func (c *Client) alive(key string) bool {
-	limit := c.config.deadline
-	if limit == 0 {
-		limit = DefaultDeadline
-	}
-	err := c.beat(context.Background(), key, limit, nil)
+	err := c.beat(key, nil)
 	return err == nil || answered(err) || ReasonOf(err) == ReasonRefused
 }
 

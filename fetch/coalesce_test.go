@@ -353,11 +353,11 @@ func TestNoTokenIsMintedOrForgotten(t *testing.T) {
 			for _, o := range []struct {
 				rdb  *redis.Client
 				opts []Option
-			}{{plain, nil}, {prompt, []Option{WithBreaker(false)}}, {plain, []Option{WithCoalescing(false)}}, {prompt, []Option{WithCoalescing(false), WithConcurrency(3)}}} {
+			}{{plain, []Option{WithBreaker(false)}}, {prompt, []Option{WithBreaker(false)}}, {plain, []Option{WithCoalescing(false)}}, {prompt, []Option{WithCoalescing(false), WithConcurrency(3)}}} {
 				// On a healthy network no deadline cuts a connection off.
 				limit := 20 * time.Second
 				if faults {
-					limit = 30 * time.Millisecond
+					limit = 100 * time.Millisecond
 				}
 				c, err := New(o.rdb, append(o.opts, WithDeadline(limit))...)
 				require.NoError(t, err)

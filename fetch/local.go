@@ -209,7 +209,7 @@ func (c *Client) beatAll() {
 		}
 		due, period := c.stands.due(round, onlyNew, c.breakers)
 		for i, s := range due {
-			if err := c.beat(context.Background(), s.key, DefaultDeadline, s); ReasonOf(err) != ReasonNone {
+			if err := c.beat(s.key, s); ReasonOf(err) != ReasonNone {
 				break // the next round comes
 			}
 			if i%beatsPerRest == beatsPerRest-1 && c.nap(beatsPerRest*time.Second/beatsPerSecond) {
@@ -252,11 +252,15 @@ func (ss *stands) due(round time.Duration, onlyNew bool, servers breakers) (due 
 
 // beat sends a heartbeat for a bucket and notes the answer with its stand, nil for
 // none.
-func (c *Client) beat(ctx context.Context, key string, limit time.Duration, s *stand) error {
+func (c *Client) beat(key string, s *stand) error {
+	limit := c.config.deadline
+	if limit == 0 {
+		limit = DefaultDeadline
+	}
 	c.stands.mu.Lock()
 	ttl := beatTimes * max(beatEvery, time.Duration(len(c.stands.keys))*time.Second/beatsPerSecond)
 	c.stands.mu.Unlock()
-	live, err := do(ctx, c, limit, func(ctx context.Context) (int64, error) {
+	live, err := do(context.Background(), c, limit, func(ctx context.Context) (int64, error) {
 		return lua.Live(ctx, c.store, key, c.stands.consumer, ttl)
 	}, nil)
 	if err == nil && s != nil {

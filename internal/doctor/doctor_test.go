@@ -67,7 +67,7 @@ func everything(t *testing.T, rdb *redis.Client) error {
 	}
 	_, e1 := lua.Reset(ctx, rdb, key, 10)
 	_, e2 := lua.Grant(ctx, rdb, key, 5)
-	c, err := fetch.New(rdb)
+	c, err := fetch.New(rdb, fetch.WithDeadline(time.Minute), fetch.WithBreaker(false))
 	require.NoError(t, err)
 	defer func() { _ = c.Close(ctx) }()
 	_, e3 := c.Take(ctx, key, 1)
