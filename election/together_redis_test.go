@@ -274,34 +274,63 @@ func (l *redisLink) ProcessPipelineHook(redis.ProcessPipelineHook) redis.Process
 	}
 }
 
-// serve runs refill.lua or peek.lua, which have three keys to a bucket, and six arguments or one. Locked.
+// serve runs refill.lua, which has at least three arguments, or peek.lua, which has one. Locked.
 func (r *fakeRedis) serve(by string, words []any) any {
 	numkeys := words[2].(int)
 	keys, args := words[3:3+numkeys], words[3+numkeys:]
 	n := numkeys / 3
-	if len(args) != 6*n {
-		return r.peek(keys[0].(string))
+	if len(args) < 3*n {
+		return r.peek(text(keys[0]))
 	}
-	reply := make([]any, 0, 14*n)
-	for i := range n {
-		arg := func(k int) int64 { return args[6*i+k].(int64) }
-		call := policy.Call{Version: policy.Version{Era: arg(0), Index: arg(1)}, Create: policy.Create(arg(2)), Step: arg(4), Next: arg(5)}
-		if text := args[6*i+3].(string); text != "" {
-			terms, err := policy.DecodeTerms(text)
+	calls := make([]policy.Call, n)
+	for i := range calls {
+		c := &calls[i]
+		c.Version, c.Create = policy.Version{Era: number(args[3*i]), Index: number(args[3*i+1])}, policy.CreateLost
+		switch pol := text(args[3*i+2]); pol {
+		case "":
+			c.Terms = calls[i-1].Terms
+		case "-":
+		default:
+			terms, err := policy.DecodeTerms(pol)
 			if err != nil {
 				r.fault("%s sent bad terms: %w", by, err)
 			}
-			call.Terms = &terms
+			c.Terms = &terms
 		}
-		o := r.refill(by, keys[2*i].(string), call)
+	}
+	for special := args[3*n:]; len(special) > 0; special = special[4:] {
+		c := &calls[number(special[0])-1]
+		c.Create, c.Step, c.Next = policy.Create(number(special[1])), number(special[2]), number(special[3])
+	}
+	reply, details := []any{r.now()}, []any(nil)
+	for i, call := range calls {
+		o := r.refill(by, text(keys[2*i]), call)
 		conflict := int64(0)
 		if o.Conflict {
 			conflict = 1
 		}
-		reply = append(reply, int64(o.Status), conflict, o.Version.Era, o.Version.Index, o.Now, o.Last, o.Tokens, o.Added, o.Clamped, o.Elapsed,
-			o.Fence.Epoch, o.Fence.Seq, o.Step, int64(0))
+		reply = append(reply, int64(o.Status), o.Tokens, o.Added, o.Clamped, o.Elapsed)
+		details = append(details, conflict, o.Version.Era, o.Version.Index, o.Last, o.Fence.Epoch, o.Fence.Seq, o.Step, int64(0))
 	}
-	return reply
+	return append(reply, details...)
+}
+
+// text and number read a word of a command, which may be a pointer.
+func text(word any) string {
+	if p, ok := word.(*string); ok {
+		return *p
+	}
+	return word.(string)
+}
+
+func number(word any) int64 {
+	switch n := word.(type) {
+	case *int64:
+		return *n
+	case int:
+		return int64(n)
+	}
+	return word.(int64)
 }
 
 func (r *fakeRedis) peek(key string) any {
