@@ -3,6 +3,7 @@ package fetch
 import (
 	"context"
 	"hash/maphash"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -74,6 +75,7 @@ func (f *flight) left() bool {
 // passes the lead on. A queue without a leader doesn't exist.
 type queue struct {
 	first, last *pending
+	size        int
 }
 
 func (q *queue) push(p *pending) {
@@ -83,9 +85,11 @@ func (q *queue) push(p *pending) {
 		q.last.next = p
 	}
 	q.last = p
+	q.size++
 }
 
 func (q *queue) pushFront(p *pending) {
+	q.size++
 	p.next = q.first
 	q.first = p
 	if q.last == nil {
@@ -96,6 +100,7 @@ func (q *queue) pushFront(p *pending) {
 func (q *queue) pop() *pending {
 	p := q.first
 	if p != nil {
+		q.size--
 		q.first, p.next = p.next, nil
 		if q.first == nil {
 			q.last = nil
@@ -112,6 +117,7 @@ type coalescer struct {
 	shards [queueShards]struct {
 		sync.Mutex
 		queues map[string]*queue
+		crowd  int // how many went along on the last call that was collected
 	}
 	pendings, queues, batches sync.Pool
 }
@@ -152,9 +158,13 @@ func (co *coalescer) take(ctx context.Context, key string, n int64, limit time.D
 	}
 	q = co.queues.Get().(*queue)
 	shard.queues[key] = q
+	crowd := shard.crowd > 0
 	shard.Unlock()
 	if !co.c.direct(ctx, p.deadline, now) {
 		return l.wait(ctx, q, p, limit, true)
+	}
+	if crowd {
+		return l.together(ctx, q, p)
 	}
 	a := l.alone(ctx, p)
 	l.pass(q)
@@ -250,11 +260,23 @@ func (l lane) pass(q *queue) {
 	l.queues.Put(q)
 }
 
-// collect moves takes from the queue to batch, as many as go into one call.
+// collect moves takes from the queue to batch, as many as go into one call. Those
+// who were answered together are about to take again: they are given way to for as
+// long as they come, as in lanes.gather.
 func (l lane) collect(q *queue, b *batch, f *flight) {
 	shard := &l.shards[l.shard]
 	shard.Lock()
 	defer shard.Unlock()
+	for idle := 0; q.size < shard.crowd && idle < gatherYields; idle++ {
+		before := q.size
+		shard.Unlock()
+		runtime.Gosched()
+		shard.Lock()
+		if q.size > before {
+			idle = -1
+		}
+	}
+	defer func() { shard.crowd = len(b.takes) - 1 }()
 	for p := q.first; p != nil && b.fits(p.n); p = q.first {
 		q.pop()
 		p.flight = f

@@ -3,6 +3,7 @@ package fetch
 import (
 	"context"
 	"fmt"
+	"runtime"
 	"sync"
 	"time"
 
@@ -12,11 +13,16 @@ import (
 )
 
 const (
-	// lanesWide is how many round trips are under way before calls share them.
+	// lanesWide is how many round trips of one call each are under way before calls
+	// share them. Shared ones follow one another.
 	lanesWide = 2
 	// laneStall is how long without a departure the lanes are waited for: after
 	// that they may all be stuck, and a further one is opened.
 	laneStall = 5 * time.Millisecond
+	// gatherYields is how often a crowd is given way to in vain before its next
+	// round trip: other processors may be quicker to run who gives way than the
+	// crowd.
+	gatherYields = 3
 	// maxShared is the most calls that share a round trip.
 	maxShared = 256
 	// minShared is what a call must have left of its deadline to share a round
@@ -26,15 +32,20 @@ const (
 
 // lanes sends calls. As long as there are few, each has a round trip of its own,
 // made by its caller. When all lanes are taken, further calls wait, and whoever is
-// first among them sends them all in one pipeline when a lane is free.
+// first among them sends them all in one pipeline when a lane is free. Those who
+// were answered together are about to call again: whoever is the first to do so
+// gives way to the others for as long as they come, instead of a round trip of its
+// own, and no further lane is opened.
 type lanes struct {
 	rdb  redis.UniversalClient
-	wide int // lanes that are always open
+	wide int // lanes that are open while there is no crowd
 	most int // lanes
 
 	mu          sync.Mutex
 	taken       int
-	departure   time.Time // the last one, from a full set of lanes
+	crowd       int       // how many went along on the last round trip
+	queued      int       // in line
+	departure   time.Time // the last one
 	first, last *passenger
 
 	passengers sync.Pool // of *passenger
@@ -77,15 +88,11 @@ func newLanes(rdb redis.UniversalClient, cfg config) lua.Client {
 // when ctx ends first.
 func (l *lanes) Process(ctx context.Context, cmd redis.Cmder) error {
 	l.mu.Lock()
-	if l.taken < l.wide || l.first == nil && l.stuck() {
+	if l.open() || l.first == nil && l.stuck() {
 		l.taken++
-		if l.taken >= l.wide {
-			l.departure = time.Now()
-		}
+		l.departure = time.Now()
 		l.mu.Unlock()
-		err := l.rdb.Process(ctx, cmd)
-		l.free()
-		return err
+		return l.drive(ctx, cmd)
 	}
 	p := l.passengers.Get().(*passenger)
 	p.ctx, p.cmd, p.seat = ctx, cmd, waiting
@@ -95,6 +102,7 @@ func (l *lanes) Process(ctx context.Context, cmd redis.Cmder) error {
 		l.last.next = p
 	}
 	l.last = p
+	l.queued++
 	l.mu.Unlock()
 	if !l.wait(p) {
 		return l.unsent(ctx)
@@ -107,7 +115,7 @@ func (l *lanes) Process(ctx context.Context, cmd redis.Cmder) error {
 		l.free()
 		err = l.unsent(ctx)
 	default:
-		err = l.drive(p)
+		err = l.drive(p.ctx, p.cmd)
 	}
 	p.ctx, p.cmd = nil, nil
 	l.passengers.Put(p)
@@ -156,6 +164,9 @@ func (l *lanes) unsent(ctx context.Context) error {
 	return fmt.Errorf("%w: %w", errUnsent, ctx.Err())
 }
 
+// open reports whether a lane is free. The lock is held.
+func (l *lanes) open() bool { return l.taken == 0 || l.taken < l.wide && l.crowd == 0 }
+
 // stuck reports whether to open a further lane. The lock is held.
 func (l *lanes) stuck() bool {
 	return l.taken < l.most && time.Since(l.departure) > laneStall
@@ -180,17 +191,34 @@ func (l *lanes) free() {
 
 func (l *lanes) pop() {
 	p := l.first
+	l.queued--
 	l.first, p.next = p.next, nil
 	if l.first == nil {
 		l.last = nil
 	}
 }
 
-// drive sends the driver's call and those that wait behind it.
-func (l *lanes) drive(driver *passenger) error {
-	deadline, _ := driver.ctx.Deadline()
+// gather waits, in a crowd, while the callers who were answered last and can run
+// come back. The lock is held, and given away meanwhile.
+func (l *lanes) gather() {
+	for idle := 0; l.crowd > 0 && l.queued < l.crowd && idle < gatherYields; idle++ {
+		before := l.queued
+		l.mu.Unlock()
+		runtime.Gosched()
+		l.mu.Lock()
+		if l.queued > before {
+			idle = -1
+		}
+	}
+}
+
+// drive sends a call and those that wait behind it.
+func (l *lanes) drive(driverCtx context.Context, driver redis.Cmder) error {
+	defer l.free()
+	deadline, _ := driverCtx.Deadline()
 	var riders []*passenger
 	l.mu.Lock()
+	l.gather()
 	for p := l.first; p != nil && len(riders) < maxShared-1; p = l.first {
 		if p.seat == waiting {
 			d, ok := p.ctx.Deadline()
@@ -203,22 +231,22 @@ func (l *lanes) drive(driver *passenger) error {
 		}
 		l.pop()
 	}
+	l.crowd = len(riders)
 	l.mu.Unlock()
-	defer l.free()
 
 	if riders == nil {
-		return l.rdb.Process(driver.ctx, driver.cmd)
+		return l.rdb.Process(driverCtx, driver)
 	}
 	// The riders' calls go even if nobody waits for the driver's any more.
-	ctx := newSocketContext(context.WithoutCancel(driver.ctx), deadline, &l.alarms)
+	ctx := newSocketContext(context.WithoutCancel(driverCtx), deadline, &l.alarms)
 	defer ctx.release()
 	pipe := l.rdb.Pipeline()
-	_ = pipe.Process(ctx, driver.cmd) // queues
+	_ = pipe.Process(ctx, driver) // queues
 	for _, p := range riders {
 		_ = pipe.Process(ctx, p.cmd)
 	}
 	_, _ = pipe.Exec(ctx) // each command has its error
-	err := driver.cmd.Err()
+	err := driver.Err()
 	for _, p := range riders {
 		p.signal <- struct{}{}
 	}
