@@ -16,7 +16,7 @@ import (
 
 // Client takes tokens from buckets. Its methods are safe for concurrent use.
 //
-// A call needs one script call. A bucket's first take, and then one a second,
+// A call needs one script call. A bucket's first take, and then one in ten seconds,
 // also asks for its policy, which costs one more command on the server; what is
 // learned is remembered for a bounded number of buckets.
 type Client struct {

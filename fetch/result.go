@@ -19,7 +19,7 @@ type Result struct {
 	Taken int64
 	// Remaining is the number of tokens left in the bucket.
 	Remaining int64
-	// Limit is the bucket's capacity, at most a second old; 0 if the bucket has
+	// Limit is the bucket's capacity, at most ten seconds old; 0 if the bucket has
 	// no policy, as one that only foreign clients refill.
 	Limit int64
 	// RetryAfter is the time until the tokens asked for (TakeUpTo, Peek: one

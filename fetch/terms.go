@@ -11,8 +11,14 @@ import (
 
 const (
 	denialMaxAge = time.Second // how long a denial is believed
-	termsMaxAge  = time.Second // how long a bucket's terms are believed
 	termsHalf    = 16384       // buckets in each half of the cache
+	// termsMaxAge is how long a bucket's terms are believed: a take of a bucket that
+	// asks for them costs almost twice as much as another, and a denial brings them
+	// anyway.
+	termsMaxAge = 10 * time.Second
+	// scheduleMaxAge is how often the instants of a stepped bucket are asked for
+	// while its next one is overdue.
+	scheduleMaxAge = time.Second
 )
 
 // known is what a client has learned of a bucket.
@@ -73,9 +79,9 @@ func (k known) onFloor() bool {
 }
 
 // lacksSchedule reports whether a bucket's instants are to be asked for: once a
-// step, and while that is overdue no more often than terms are.
+// step, and while that is overdue once in scheduleMaxAge.
 func (k known) lacksSchedule(now time.Time) bool {
-	return k.terms != nil && k.terms.Kind == policy.Stepped && !now.Before(k.next) && now.Sub(k.asked) >= termsMaxAge
+	return k.terms != nil && k.terms.Kind == policy.Stepped && !now.Before(k.next) && now.Sub(k.asked) >= scheduleMaxAge
 }
 
 // resetAfter is the time until a bucket of these terms that holds tokens is
@@ -120,7 +126,7 @@ func wait(d time.Duration) time.Duration {
 
 // terms remembers what was learned of buckets. It holds no more than two halves:
 // when the young one is full it becomes the old one, and the former old one is
-// dropped. What is in use is learned again every second, so it is young.
+// dropped. What is in use is learned again every termsMaxAge, so it is young.
 type terms struct {
 	mu         sync.RWMutex
 	young, old map[string]known

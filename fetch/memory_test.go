@@ -1,0 +1,89 @@
+package fetch
+
+import (
+	"context"
+	"reflect"
+	"runtime"
+	"strconv"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// generous is a server whose buckets all exist and never run out.
+func generous() scripted {
+	text := hourly(5).Terms(policy.Fence{}).Encode()
+	return scripted{answer: func([]any) any { return []any{int64(1), int64(5), text} }}
+}
+
+// mapEntries counts the entries of all maps that can be reached from v.
+func mapEntries(v reflect.Value, seen map[uintptr]bool) int {
+	switch v.Kind() {
+	case reflect.Pointer:
+		if v.IsNil() || seen[v.Pointer()] {
+			return 0
+		}
+		seen[v.Pointer()] = true
+		return mapEntries(v.Elem(), seen)
+	case reflect.Interface:
+		if v.IsNil() {
+			return 0
+		}
+		return mapEntries(v.Elem(), seen)
+	case reflect.Struct:
+		n := 0
+		for i := range v.NumField() {
+			n += mapEntries(v.Field(i), seen)
+		}
+		return n
+	case reflect.Array, reflect.Slice:
+		n := 0
+		for i := range v.Len() {
+			n += mapEntries(v.Index(i), seen)
+		}
+		return n
+	case reflect.Map:
+		n := v.Len()
+		for it := v.MapRange(); it.Next(); {
+			n += mapEntries(it.Value(), seen)
+		}
+		return n
+	}
+	return 0
+}
+
+func TestNoMapGrowsWithTheKeysThatWereTakenFrom(t *testing.T) {
+	c := newClient(t, generous(), slow())
+	for i := range 3 * termsHalf {
+		_, err := c.Take(t.Context(), "user:"+strconv.Itoa(i), 1)
+		require.NoError(t, err)
+		if i%64 == 0 {
+			require.NoError(t, c.Wait(t.Context(), "queue:"+strconv.Itoa(i), 1))
+		}
+	}
+	require.LessOrEqual(t, len(c.terms.young)+len(c.terms.old), 2*termsHalf)
+	require.Equal(t, len(c.terms.young)+len(c.terms.old), mapEntries(reflect.ValueOf(c), map[uintptr]bool{}), "in any other map")
+}
+
+// BenchmarkDistinctKeys takes from a new key each time, of a server that costs
+// nothing, and reports how much memory the process has of the system and on its
+// heap. With -benchtime 10000000x it is what ten million keys need.
+func BenchmarkDistinctKeys(b *testing.B) {
+	c := newClient(b, generous(), slow())
+	ctx, i := context.Background(), 0
+	for b.Loop() {
+		i++
+		if _, err := c.Take(ctx, "user:"+strconv.Itoa(i), 1); err != nil {
+			b.Fatal(err)
+		}
+	}
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	b.ReportMetric(float64(m.Sys)/1e6, "MB-of-system")
+	runtime.GC()
+	runtime.ReadMemStats(&m)
+	b.ReportMetric(float64(m.HeapAlloc)/1e6, "MB-live")
+	runtime.KeepAlive(c)
+}
