@@ -18,10 +18,9 @@
 //
 // # Measuring
 //
-// Within a round the contenders run one after the other, each for the given time;
-// rounds are repeated, and each starts with another contender, so that whatever
-// else the machine does meets all of them. The first round warms up and isn't
-// counted. Figures are medians over the rounds; a ratio is the median of the
+// Within a round the contenders run one after the other, each for the given time
+// after a lead-in of half of it, in which caches and connections warm up; rounds are repeated, and each starts with another contender, so that whatever
+// else the machine does meets all of them. The first round isn't counted. Figures are medians over the rounds; a ratio is the median of the
 // ratios within each round.
 //
 // Only takes that were answered count; the rest are errors, which the table shows.

@@ -154,20 +154,31 @@ func newTeam(goroutines int) *team {
 	return t
 }
 
-// run has all members take for d.
+// run has all members take for d, after a lead-in of half of that.
 func (t *team) run(ctx context.Context, s *server, w workload, e *entrant, d time.Duration) (sample, error) {
+	// Like a server's requests, takes can be cancelled.
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	t.takeFor(ctx, w, e.session, d/2)
+	runtime.GC() // what came before isn't this run's to clear
+	before, err := s.usage(ctx)
+	if err != nil {
+		return sample{}, err
+	}
+	took := t.takeFor(ctx, w, e.session, d)
+	after, err := s.usage(ctx)
+	if err != nil {
+		return sample{}, err
+	}
+	return t.sample(after.since(before), took.Seconds(), max(e.batch, 1)), nil
+}
+
+// takeFor has all members take for about d and returns how long they did.
+func (t *team) takeFor(ctx context.Context, w workload, s *session, d time.Duration) time.Duration {
 	t.errors.Store(0)
 	t.takes.Store(0)
 	for _, m := range t.members {
 		m.Reset()
-	}
-	// Like a server's requests, takes can be cancelled.
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	runtime.GC() // what the one before left isn't this one's to clear
-	before, err := s.usage(ctx)
-	if err != nil {
-		return sample{}, err
 	}
 	var (
 		stop atomic.Bool
@@ -175,7 +186,7 @@ func (t *team) run(ctx context.Context, s *server, w workload, e *entrant, d tim
 	)
 	begin := time.Now()
 	for i, m := range t.members {
-		wg.Go(func() { t.take(ctx, w.walk(i), e.session, m, &stop) })
+		wg.Go(func() { t.take(ctx, w.walk(i), s, m, &stop) })
 	}
 	select {
 	case <-time.After(d):
@@ -183,12 +194,7 @@ func (t *team) run(ctx context.Context, s *server, w workload, e *entrant, d tim
 	}
 	stop.Store(true)
 	wg.Wait()
-	seconds := time.Since(begin).Seconds()
-	after, err := s.usage(ctx)
-	if err != nil {
-		return sample{}, err
-	}
-	return t.sample(after.since(before), seconds, max(e.batch, 1)), nil
+	return time.Since(begin)
 }
 
 // take takes until told to stop.
