@@ -86,6 +86,10 @@ bench: ensure-redis $(BIN)/benchstat ## Side by side with other libraries (COMPA
 robustness: ensure-redis ensure-faketime ## N random fault schedules against real servers; SEED=… replays one
 	go test -count=1 -timeout 0 -parallel 64 -v -run TestSchedules ./test/robustness -args -n $(N) $(if $(SEED),-seed $(SEED))
 
+.PHONY: pools
+pools: ensure-redis ## N random fault schedules of a pool over three regions on real servers; SEED=… replays one, LONG=true for long faults
+	go test -count=1 -timeout 0 -parallel 4 -v -run TestSchedules ./test/pools -args -n $(N) $(if $(SEED),-seed $(SEED)) $(if $(LONG),-long)
+
 .PHONY: failover
 failover: ensure-redis ## Ends the active replica KILLS times in each mode and prints the gaps between refills
 	go test -count=1 -timeout 0 -v -run TestFailover ./test/robustness -args -kills $(KILLS)

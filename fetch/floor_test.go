@@ -52,6 +52,13 @@ func TestAResultTellsWhenItsRegionIsOnItsFloor(t *testing.T) {
 	require.NoError(t, err)
 	look("payments", false)
 	full := newClient(t, rdb, slow())
+	before := lua.Tickets(ctx, rdb, []string{"payments"})[0].Denied
+	for range 3 {
+		denied, err := full.Take(ctx, "payments", 99)
+		require.NoError(t, err)
+		require.Equal(t, SourceShared, denied.Source.Kind)
+	}
+	require.Equal(t, before+3*99, lua.Tickets(ctx, rdb, []string{"payments"})[0].Denied, "the pool hears of every denial")
 	granted, err := full.Take(ctx, "payments", 1)
 	require.NoError(t, err)
 

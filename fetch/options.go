@@ -159,7 +159,8 @@ func (on coalescingOption) applyClient(c *config) error {
 // On, a denied take is remembered until its tokens are due, a second at most, and
 // takes of as many tokens or more are denied meanwhile without a call, with
 // SourceCached. A Return through the same Client ends it. What others return, or an
-// operator grants, is noticed when it ends.
+// operator grants, is noticed when it ends. Denials of a pool's bucket are not
+// remembered: by them the pool learns what its region needs.
 //
 // Off, every take is put to the bucket.
 func WithDenyCache(on bool) Option { return denyCacheOption(on) }

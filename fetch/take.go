@@ -213,7 +213,7 @@ func (c *Client) learn(key string, k known, n int64, reply lua.TakeReply) known 
 		k = known{}
 	}
 	k.terms, k.learned = t, now
-	if !reply.OK {
+	if !reply.OK && !k.pooled() { // a pool's share grows by the denials that its bucket counts
 		k.denied = newDenial(n, reply.Remaining, reply.Wait, now)
 	}
 	if t != nil && t.Degraded == policy.DegradedLocal {

@@ -72,10 +72,13 @@ func (k known) limit() int64 {
 	return k.terms.Capacity
 }
 
+// pooled reports whether the bucket is a pool's.
+func (k known) pooled() bool { return k.terms != nil && k.terms.GrantEnd > 0 }
+
 // onFloor reports whether the bucket is a pool's without a grant in force, as
 // the scripts told when the terms were learned.
 func (k known) onFloor() bool {
-	return k.terms != nil && k.terms.GrantEnd > 0 && k.terms.GrantEra == 0
+	return k.pooled() && k.terms.GrantEra == 0
 }
 
 // lacksSchedule reports whether a bucket's instants are to be asked for: once a

@@ -70,7 +70,7 @@ func (p Policy) Terms(f Fence) Terms {
 	return t
 }
 
-// fields lists the terms in the order of their encoding.
+// fields lists the terms in the order of their encoding, as Append has it.
 func (t *Terms) fields() []any {
 	return []any{
 		&t.Fence.Epoch, &t.Fence.Seq, (*int64)(&t.Kind), &t.Capacity, &t.Tokens, &t.Per, &t.Interval, &t.MaxElapsed, &t.Initial,
@@ -81,20 +81,20 @@ func (t *Terms) fields() []any {
 
 // Encode writes the terms as the scripts store them: decimal integers with a
 // space between.
-func (t Terms) Encode() string {
-	b := make([]byte, 0, 128)
-	for i, f := range t.fields() {
+func (t Terms) Encode() string { return string(t.Append(make([]byte, 0, 128))) }
+
+// Append appends what Encode writes.
+func (t Terms) Append(b []byte) []byte {
+	for i, n := range [...]int64{
+		t.Fence.Epoch, t.Fence.Seq, int64(t.Kind), t.Capacity, t.Tokens, t.Per, t.Interval, t.MaxElapsed, t.Initial,
+		int64(t.OnLoss), int64(t.OnRollback), int64(t.CarryOver), int64(t.Degraded), t.GrantTokens, t.GrantEnd, t.GrantEra,
+	} {
 		if i > 0 {
 			b = append(b, ' ')
 		}
-		switch v := f.(type) {
-		case *int64:
-			b = strconv.AppendInt(b, *v, 10)
-		case *int:
-			b = strconv.AppendInt(b, int64(*v), 10)
-		}
+		b = strconv.AppendInt(b, n, 10)
 	}
-	return string(b)
+	return b
 }
 
 // DecodeTerms reads what Encode wrote, and refuses numbers that no Terms have.
@@ -127,7 +127,9 @@ func DecodeTerms(s string) (Terms, error) {
 
 // Granted reports whether the grant is in force in an era at an instant of the
 // bucket's Redis clock, in Unix microseconds.
-func (t Terms) Granted(era, now int64) bool { return t.GrantEra != 0 && t.GrantEra == era && now < t.GrantEnd }
+func (t Terms) Granted(era, now int64) bool {
+	return t.GrantEra != 0 && t.GrantEra == era && now < t.GrantEnd
+}
 
 // Rate is the smooth rate of the terms without a grant; zero if stepped.
 func (t Terms) Rate() Rate {

@@ -205,6 +205,10 @@ func (a *Agent) listen(ctx context.Context, events chan<- entry) {
 		if ctx.Err() != nil {
 			return
 		}
+		if errors.Is(err, errRaced) {
+			sleep(ctx, pace)
+			continue
+		}
 		if time.Since(began) > maxPace {
 			failures = 0
 		}
@@ -277,6 +281,10 @@ func (a *Agent) mustPropose() {
 	}
 }
 
+// errRaced is returned when another replica has written its settings while we
+// were about to.
+var errRaced = errors.New("pool: the settings in etcd have just changed")
+
 // propose writes our settings if those in etcd are older.
 func (a *Agent) propose(ctx context.Context, config entry) error {
 	a.mu.Lock()
@@ -296,9 +304,9 @@ func (a *Agent) propose(ctx context.Context, config entry) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, a.timeout())
 	defer cancel()
-	_, v, err := a.registry.commit(ctx, office{}, []write{{key: configKey, value: ours.encode(), seen: config.revision}})
+	_, v, err := a.registry.commit(ctx, office{}, []write{{key: configKey, value: ours.record(), seen: config.revision}})
 	if err == nil && v != committed {
-		err = errors.New("pool: the settings in etcd have just changed")
+		err = errRaced
 	}
 	return err
 }

@@ -1,9 +1,11 @@
 package pool
 
 import (
+	"compress/gzip"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
 	"time"
@@ -11,8 +13,13 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// maxSettings bounds the record in cfg: etcd takes requests of up to 1.5 MiB.
-const maxSettings = 1 << 20
+// The record in cfg is text for people to read, unless there is so much that it
+// is compressed. etcd takes requests of up to 1.5 MiB.
+const (
+	maxText     = 256 << 10 // bytes of a record that isn't compressed
+	maxSettings = 1 << 20   // bytes in etcd
+	maxInflated = 64 << 20  // bytes of text that are read
+)
 
 // Settings are the pools that all regions share, at one version. Those with the
 // highest version that any replica has are in force.
@@ -37,10 +44,38 @@ func (s Settings) Validate() error {
 	if s.Version < 0 {
 		errs = append(errs, fmt.Errorf("%w: version %d is below 0", ErrPool, s.Version))
 	}
-	if n := len(s.encode()); n > maxSettings {
+	if n := len(s.record()); n > maxSettings {
 		errs = append(errs, fmt.Errorf("%w: the pools take %d bytes in etcd: want at most %d", ErrPool, n, maxSettings))
 	}
 	return errors.Join(errs...)
+}
+
+// record is what cfg holds.
+func (s Settings) record() string {
+	text := s.encode()
+	if len(text) <= maxText {
+		return text
+	}
+	var b strings.Builder
+	w := gzip.NewWriter(&b)
+	_, err := io.WriteString(w, text)
+	if err = errors.Join(err, w.Close()); err != nil {
+		panic(err) // a strings.Builder takes everything
+	}
+	return b.String()
+}
+
+// inflate undoes the compression of a record, if there is any.
+func inflate(record string) (string, error) {
+	if !strings.HasPrefix(record, "\x1f\x8b") {
+		return record, nil
+	}
+	r, err := gzip.NewReader(strings.NewReader(record))
+	if err != nil {
+		return "", err
+	}
+	text, err := io.ReadAll(io.LimitReader(r, maxInflated))
+	return string(text), err
 }
 
 // Equal reports whether both say the same, in whatever order and words: 1/s and
@@ -116,11 +151,14 @@ func (s Settings) encode() string {
 
 func decodeSettings(text string) (Settings, error) {
 	var rec settingsRecord
-	if err := json.Unmarshal([]byte(text), &rec); err != nil {
+	text, err := inflate(text)
+	if err == nil {
+		err = json.Unmarshal([]byte(text), &rec)
+	}
+	if err != nil {
 		return Settings{}, fmt.Errorf("%w: settings: %w", ErrRecord, err)
 	}
 	s := Settings{Version: rec.Version}
-	var err error
 	rate := func(text string) policy.Rate {
 		if text == "" || err != nil {
 			return policy.Rate{}

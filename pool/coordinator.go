@@ -378,7 +378,7 @@ func (t *tenure) configure(value string) error {
 			t.saw(region, func(*RegionSeen) {})
 		}
 	}
-	t.log.Info("pools in force", "version", s.Version, "pools", names(s.Pools), "epoch", t.office.epoch)
+	t.log.Info("pools in force", "version", s.Version, "pools", len(s.Pools), "epoch", t.office.epoch)
 	return nil
 }
 

@@ -6,7 +6,6 @@ import (
 	"math"
 	"regexp"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/tokenrefill/refiller/policy"
@@ -265,12 +264,3 @@ func hold(lease time.Duration) time.Duration {
 
 // fresh is how old a ticket may be for a grant.
 func (t Timing) fresh() time.Duration { return t.Report * 5 / 2 }
-
-// names lists the pools' names, for messages.
-func names(pools []Pool) string {
-	list := make([]string, len(pools))
-	for i, p := range pools {
-		list[i] = p.Name
-	}
-	return strings.Join(list, ", ")
-}

@@ -1,6 +1,8 @@
 package pool
 
 import (
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -36,6 +38,19 @@ func TestRecordsAreReadBackAsWritten(t *testing.T) {
 	backS, err := decodeSettings(settings.encode())
 	require.NoError(t, err)
 	require.Equal(t, settings, backS)
+	many := Settings{Version: 4}
+	for i := range 2000 {
+		q := p
+		q.Name = "payments" + strconv.Itoa(i)
+		many.Pools = append(many.Pools, q)
+	}
+	slices.SortFunc(many.Pools, func(a, b Pool) int { return strings.Compare(a.Name, b.Name) })
+	require.Greater(t, len(many.encode()), maxText)
+	require.Less(t, len(many.record()), maxText/4)
+	require.NoError(t, many.Validate())
+	backS, err = decodeSettings(many.record())
+	require.NoError(t, err)
+	require.Equal(t, many, backS)
 	p.Regions[0], p.Regions[2] = p.Regions[2], p.Regions[0]
 	require.Equal(t, settings.encode(), Settings{Version: 3, Pools: []Pool{p}}.encode(), "the order of regions says nothing")
 }
@@ -50,7 +65,7 @@ func TestBadRecordsAreErrors(t *testing.T) {
 		require.ErrorIs(t, err, ErrRecord, "%q", text)
 	}
 	for _, text := range []string{"", "{}x", `{"version":1,"pools":[{"name":"p","rate":"x","interval":"1s"}]}`, `{"pools":[{"name":"p","rate":"5/s","interval":"x"}]}`,
-		`{"pools":[{"name":"p","rate":"5/s","interval":"1s","capacity":100}]}`} {
+		`{"pools":[{"name":"p","rate":"5/s","interval":"1s","capacity":100}]}`, "\x1f\x8b", "\x1f\x8bx"} {
 		_, err := decodeSettings(text)
 		require.ErrorIs(t, err, ErrRecord, "%q", text)
 	}

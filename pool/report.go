@@ -1,7 +1,6 @@
 package pool
 
 import (
-	"bufio"
 	"fmt"
 	"sort"
 	"strconv"
@@ -42,39 +41,36 @@ func (r report) encode() string {
 	return b.String()
 }
 
+// ticketNumbers is how many numbers a ticket has.
+const ticketNumbers = 8
+
 // ticketFields lists the numbers of a ticket in the order of their encoding.
-func ticketFields(t *lua.Ticket) []*int64 {
-	return []*int64{&t.Now, &t.Version.Era, &t.Version.Index, &t.Fence.Epoch, &t.Fence.Seq, &t.Tokens, &t.Added, &t.Denied}
+func ticketFields(t *lua.Ticket) [ticketNumbers]*int64 {
+	return [...]*int64{&t.Now, &t.Version.Era, &t.Version.Index, &t.Fence.Epoch, &t.Fence.Seq, &t.Tokens, &t.Added, &t.Denied}
 }
 
 func decodeReport(text string) (report, error) {
-	r := report{tickets: map[string]lua.Ticket{}}
-	lines := bufio.NewScanner(strings.NewReader(text))
-	for n := 1; lines.Scan(); n++ {
-		word, rest, _ := strings.Cut(lines.Text(), " ")
-		if n == 1 {
-			if word != "agent" {
-				return report{}, fmt.Errorf("%w: report: line 1 is %q, want an agent", ErrRecord, lines.Text())
-			}
-			r.agent = rest
-			continue
-		}
-		var t lua.Ticket
-		fields, words := ticketFields(&t), strings.Fields(rest)
-		if len(words) != len(fields) {
-			return report{}, fmt.Errorf("%w: report: line %d has %d numbers, want %d", ErrRecord, n, len(words), len(fields))
-		}
-		for i, f := range fields {
-			v, err := strconv.ParseInt(words[i], 10, 64)
-			if err != nil {
-				return report{}, fmt.Errorf("%w: report: line %d: %w", ErrRecord, n, err)
-			}
-			*f = v
-		}
-		r.tickets[word] = t
+	lines := strings.Count(text, "\n")
+	first, rest, _ := strings.Cut(text, "\n")
+	agent, ok := strings.CutPrefix(first, "agent ")
+	if text != "" && !ok {
+		return report{}, fmt.Errorf("%w: report: line 1 is %q, want an agent", ErrRecord, first)
 	}
-	if err := lines.Err(); err != nil {
-		return report{}, fmt.Errorf("%w: report: %w", ErrRecord, err)
+	r := report{agent: agent, tickets: make(map[string]lua.Ticket, lines)}
+	for n := 2; rest != ""; n++ {
+		var line string
+		line, rest, _ = strings.Cut(rest, "\n")
+		pool, numbers, _ := strings.Cut(line, " ")
+		var t lua.Ticket
+		for i, field := range ticketFields(&t) {
+			word, more, found := strings.Cut(numbers, " ")
+			v, err := strconv.ParseInt(word, 10, 64)
+			if err != nil || found != (i < ticketNumbers-1) {
+				return report{}, fmt.Errorf("%w: report: line %d: number %d is %q, want %d numbers", ErrRecord, n, i+1, word, ticketNumbers)
+			}
+			*field, numbers = v, more
+		}
+		r.tickets[pool] = t
 	}
 	return r, nil
 }

@@ -40,21 +40,16 @@ func (s share) encode() string {
 		pools = append(pools, p)
 	}
 	sort.Strings(pools)
-	var b strings.Builder
-	b.WriteString("lease ")
-	b.WriteString(strconv.FormatInt(s.lease.Microseconds(), 10))
-	b.WriteByte('\n')
+	b := append(make([]byte, 0, 64+192*len(pools)), "lease "...)
+	b = append(strconv.AppendInt(b, s.lease.Microseconds(), 10), '\n')
 	for _, p := range pools {
 		for _, t := range s.terms[p] {
-			b.WriteString(p)
-			b.WriteByte(' ')
-			b.WriteString(strconv.FormatInt(s.demand[p], 10))
-			b.WriteByte(' ')
-			b.WriteString(t.Encode())
-			b.WriteByte('\n')
+			b = append(append(b, p...), ' ')
+			b = append(strconv.AppendInt(b, s.demand[p], 10), ' ')
+			b = append(t.Append(b), '\n')
 		}
 	}
-	return b.String()
+	return string(b)
 }
 
 func decodeShare(text string) (share, error) {

@@ -241,3 +241,30 @@ func TestProductionBuildsHaveNoEmbeddedServers(t *testing.T) {
 		require.Contains(t, string(out), flag)
 	}
 }
+
+func TestDevRunsRegionsAndCutsOneOff(t *testing.T) {
+	t.Parallel()
+	p := startDev(t, "--regions", "eu,us", "--cut", "us", "--cut-after", "1s", "--cut-for", "2s")
+	p.find(ready)
+	require.Len(t, p.replicas(), 4)
+	p.find(`eu has \d+/s of \d+/s wanted, \d+/s admitted \| us has`)
+	p.find(`us is cut off from etcd and the other regions: its grant ends in 12s, then it has its floor`)
+	p.find(`us is connected again`)
+	p.find(`demand shifts to us`)
+	p.Signal(syscall.SIGINT)
+	p.end(exitOK)
+	require.Regexp(t, `tokens admitted in all regions, of at most`, p.Log())
+}
+
+func TestDevRefusesFlagsOfTheOtherPlayground(t *testing.T) {
+	t.Parallel()
+	for says, args := range map[string][]string{
+		"--mode doesn't go with --regions": {"--regions", "eu,us", "--mode", "race"},
+		"--cut goes with --regions":        {"--cut", "us"},
+		"want 2 to 6 names":                {"--regions", "eu"},
+	} {
+		code, _, stderr := runWith(t, nil, append([]string{"dev"}, args...)...)
+		require.Equal(t, exitUsage, code)
+		require.Contains(t, stderr, says)
+	}
+}

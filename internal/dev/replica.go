@@ -27,15 +27,15 @@ const (
 
 // replica is one replica: a process that is started again when it ends.
 type replica struct {
-	name     string
-	port     int // of its admin server, if free
-	program  string
-	environ  []string
-	dir      string
-	settings settings                   // but for listen
-	warn     func(name, message string) // is told of warnings and errors in the log
-	ended    func(end)                  // is told of an end that nobody asked for
-	ready    func(r *replica)           // is told when it answers, after each start
+	name    string
+	port    int // of its admin server, if free
+	program string
+	environ []string
+	dir     string
+	config  func(listen string) string // the content of its configuration file
+	warn    func(name, message string) // is told of warnings and errors in the log
+	ended   func(end)                  // is told of an end that nobody asked for
+	ready   func(r *replica)           // is told when it answers, after each start
 
 	mu      sync.Mutex
 	process *process // the latest
@@ -95,10 +95,8 @@ func (r *replica) start() (*process, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := r.settings
-	s.listen = addr
 	path := filepath.Join(r.dir, r.name+".yaml")
-	if err := os.WriteFile(path, []byte(configText(s)), 0o600); err != nil {
+	if err := os.WriteFile(path, []byte(r.config(addr)), 0o600); err != nil {
 		return nil, fmt.Errorf("dev: write the configuration of %s: %w", r.name, err)
 	}
 	log, err := os.OpenFile(r.logPath(), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)

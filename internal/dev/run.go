@@ -125,7 +125,12 @@ func (p *playground) makeReplicas() <-chan *replica {
 	for i := range replicaCount {
 		var once sync.Once
 		p.replicas = append(p.replicas, &replica{
-			name: "replica-" + strconv.Itoa(i+1), port: p.port(adminPort + i), program: p.opts.Program, environ: p.environ, dir: p.dir, settings: p.settings,
+			name: "replica-" + strconv.Itoa(i+1), port: p.port(adminPort + i), program: p.opts.Program, environ: p.environ, dir: p.dir,
+			config: func(listen string) string {
+				s := p.settings
+				s.listen = listen
+				return configText(s)
+			},
 			ended: p.onEnd,
 			warn: func(name, message string) {
 				if !p.stopping.Load() {

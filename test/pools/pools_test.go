@@ -1,0 +1,206 @@
+package pools
+
+import (
+	"flag"
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/internal/faultproxy"
+	"github.com/tokenrefill/refiller/internal/redisconn"
+	"github.com/tokenrefill/refiller/lua"
+)
+
+// Flags, after -args.
+var (
+	number = flag.Int("n", 0, "random schedules to run in TestSchedules; 0 runs one")
+	seed   = flag.Uint64("seed", 0, "seed of the first random schedule, the next has the next seed; 0 draws one")
+	long   = flag.Bool("long", false, "faults that outlast leases and grants")
+)
+
+func TestMain(m *testing.M) {
+	redisconn.SetLogger(hclog.NewNullLogger()) // connections fail here all the time
+	os.Exit(m.Run())
+}
+
+// fault is something that goes wrong, and how it is put right.
+type fault struct {
+	name string
+	do   func(w *world) (heal func())
+}
+
+func (w *world) any() *region { return w.regions[w.rng.IntN(len(w.regions))] }
+
+func nothing() {}
+
+// faults are all that a random schedule draws from.
+var faults = []fault{
+	{"a region is cut from etcd", func(w *world) func() {
+		r := w.any()
+		for _, l := range r.links {
+			l.Cut()
+		}
+		return func() { w.mend(r) }
+	}},
+	{"a region's requests to etcd are lost", oneWay(faultproxy.ToServer)},
+	{"etcd's answers to a region are lost", oneWay(faultproxy.ToClient)},
+	{"the coordinator is killed", func(w *world) func() {
+		if p := w.coordinator(); p != nil {
+			p.Kill()
+			return p.restart
+		}
+		return nothing
+	}},
+	{"the coordinator is paused", func(w *world) func() {
+		if p := w.coordinator(); p != nil {
+			p.Pause()
+			return p.Resume
+		}
+		return nothing
+	}},
+	{"etcd has no quorum", func(w *world) func() {
+		members := w.etcd.Members()
+		members[0].Pause()
+		members[1].Pause()
+		return func() { members[0].Resume(); members[1].Resume() }
+	}},
+	{"a member of etcd is killed", func(w *world) func() {
+		m := w.etcd.Members()[w.rng.IntN(3)]
+		m.Kill()
+		return m.Restart
+	}},
+	{"a region's redis is paused", func(w *world) func() {
+		r := w.any()
+		r.redis.Pause()
+		return r.redis.Resume
+	}},
+	{"a region's redis comes back empty", func(w *world) func() {
+		r := w.any()
+		r.redis.Kill()
+		return r.redis.Restart
+	}},
+	{"a region's links change", func(w *world) func() { w.slow(w.any()); return nothing }},
+}
+
+func oneWay(d faultproxy.Direction) func(*world) func() {
+	return func(w *world) func() {
+		r := w.any()
+		for _, l := range r.links {
+			require.NoError(w.t, l.BlackHole(d))
+		}
+		return func() { w.mend(r) }
+	}
+}
+
+func (w *world) mend(r *region) {
+	for _, l := range r.links {
+		require.NoError(w.t, l.Heal())
+	}
+	w.slow(r)
+}
+
+// shift changes what the regions' consumers want.
+func (w *world) shift() {
+	for _, r := range w.regions {
+		r.wants.Store([]int64{0, 20, 200, 600, 1500}[w.rng.IntN(5)])
+	}
+}
+
+// live runs a world through a few faults, one after the other, heals everything,
+// and requires that nothing was exceeded and all of the rate is shared again.
+func live(t *testing.T, seed uint64, faults []fault, longest time.Duration) {
+	t.Logf("make pools N=1 SEED=%d repeats this schedule", seed)
+	w := startWorld(t, seed)
+	stop := w.watch()
+	for _, f := range faults {
+		w.shift()
+		t.Logf("%s", f.name)
+		heal := f.do(w)
+		wait(t, time.Second+time.Duration(w.rng.Int64N(int64(longest))))
+		heal()
+		wait(t, time.Duration(w.rng.Int64N(int64(longest))))
+	}
+	w.eventually("I7: all of the rate is shared again", w.shared)
+	stop()
+	t.Logf("Σ rate in force at most %.6f of R, consumption at most %.3f of its bound", w.worst, w.used)
+	require.Empty(t, w.violation, "make pools N=1 SEED=%d", seed)
+}
+
+// wait lets the system run.
+func wait(t *testing.T, d time.Duration) {
+	select {
+	case <-time.After(d):
+	case <-t.Context().Done():
+	}
+}
+
+// TestSchedules runs random schedules: -args -n N -seed S -long.
+func TestSchedules(t *testing.T) {
+	t.Parallel()
+	first, n, count, longest := *seed, max(1, *number), 4, 5*time.Second
+	if *number == 0 {
+		count, longest = 2, 2*time.Second
+	}
+	if first == 0 {
+		first = rand.Uint64N(1 << 40)
+	}
+	if *long {
+		count, longest = 5, 40*time.Second
+	}
+	for s := first; s < first+uint64(n); s++ {
+		t.Run(strconv.FormatUint(s, 10), func(t *testing.T) {
+			t.Parallel()
+			rng := rand.New(rand.NewPCG(s, 1))
+			var drawn []fault
+			for range count {
+				drawn = append(drawn, faults[rng.IntN(len(faults))])
+			}
+			live(t, s, drawn, longest)
+		})
+	}
+}
+
+// TestARegionThatIsCutOffKeepsItsFloorAndComesBack has a region fall to its floor
+// and get the floor's credit, while the coordinator is killed under it.
+func TestARegionThatIsCutOffKeepsItsFloorAndComesBack(t *testing.T) {
+	t.Parallel()
+	w := startWorld(t, 1)
+	stop := w.watch()
+	us := w.regions[2]
+	for _, r := range w.regions {
+		r.wants.Store(900)
+	}
+	for _, l := range us.links {
+		l.Cut()
+	}
+	w.eventually("I3: it falls to its floor", func() bool { return inForce(us.look(t.Context())) == floor })
+	w.eventually("the others get the rest", func() bool {
+		return inForce(w.regions[0].look(t.Context()))+inForce(w.regions[1].look(t.Context())) > 0.99*(rate-floor)
+	})
+	if p := w.coordinator(); p != nil {
+		p.Kill()
+		defer p.restart()
+	}
+	before := lua.Tickets(t.Context(), us.rdb, []string{key})[0]
+	require.NoError(t, before.Err)
+	w.eventually("the floor is credited", func() bool {
+		now := lua.Tickets(t.Context(), us.rdb, []string{key})[0]
+		return now.Err == nil && now.Now-before.Now > 3_000_000
+	})
+	after := lua.Tickets(t.Context(), us.rdb, []string{key})[0]
+	require.NoError(t, after.Err)
+	require.InDelta(t, floor, float64(after.Added-before.Added)*1e6/float64(after.Now-before.Now), floor/4)
+	for _, r := range w.regions[:2] {
+		require.Greater(t, inForce(r.look(t.Context())), 2*floor, "the loss of the coordinator drops nobody to the floor")
+	}
+	w.mend(us)
+	w.eventually("it is served again", func() bool { return inForce(us.look(t.Context())) > 4*floor })
+	stop()
+	t.Logf("Σ rate in force at most %.6f of R, consumption at most %.3f of its bound", w.worst, w.used)
+	require.Empty(t, w.violation)
+}

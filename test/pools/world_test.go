@@ -1,0 +1,287 @@
+package pools
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/internal/admin"
+	"github.com/tokenrefill/refiller/internal/faultproxy"
+	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// The pool: R and C, and what every region's floor is.
+const (
+	key      = "payments"
+	rate     = 1000.0
+	capacity = 3000.0
+	floor    = 50.0
+)
+
+// patience is how long a test waits for what must happen; the machine may be busy.
+const patience = 90 * time.Second
+
+// world is the regions of a pool on real parts.
+type world struct {
+	t       *testing.T
+	rng     *rand.Rand
+	etcd    *testenv.EtcdCluster
+	regions []*region
+
+	mu        sync.Mutex
+	violation string
+	worst     float64 // Σ rate in force at its highest, as a part of R
+	used      float64 // consumption at its highest, as a part of its bound
+}
+
+// region is a Redis, two replicas, the links to etcd, and consumers.
+type region struct {
+	name     string
+	redis    *testenv.RedisServer
+	rdb      *redis.Client
+	links    []*faultproxy.Proxy // one for each member of etcd
+	replicas []*replica
+	wants    atomic.Int64 // tokens per second
+	taken    atomic.Int64
+}
+
+// replica is a refiller process.
+type replica struct {
+	*testenv.Process
+	starts int
+}
+
+var adminAddr = regexp.MustCompile(`replica starts: .*admin=(\S+)`)
+
+// startWorld starts everything and waits until the rate is shared.
+func startWorld(t *testing.T, seed uint64) *world {
+	t.Helper()
+	w := &world{t: t, rng: rand.New(rand.NewPCG(seed, 0)), etcd: testenv.Etcd(t, 3)}
+	names := []string{"ap", "eu", "us"}
+	for _, name := range names {
+		r := &region{name: name, redis: testenv.Redis(t)}
+		r.rdb = r.redis.Client()
+		var endpoints []string
+		for _, m := range w.etcd.Members() {
+			link, err := faultproxy.New(m.Addr(), faultproxy.Options{Seed: w.rng.Uint64()})
+			require.NoError(t, err)
+			t.Cleanup(func() { _ = link.Close() })
+			r.links, endpoints = append(r.links, link), append(endpoints, link.Addr())
+		}
+		w.slow(r)
+		path := filepath.Join(t.TempDir(), name+".yaml")
+		require.NoError(t, os.WriteFile(path, fmt.Appendf(nil, `region: %s
+redis: {url: %q}
+version: 1
+election: {ttl: 2s, endpoints: [%s]}
+pools:
+  - {name: %s, rate: 1000/s, capacity: 3000, regions: {ap: {floor: 50/s}, eu: {floor: 50/s}, us: {floor: 50/s}}}
+listen: 127.0.0.1:0
+`, name, r.redis.URL(), strings.Join(endpoints, ", "), key), 0o600))
+		for i := range 2 {
+			id := fmt.Sprint(name, i)
+			r.replicas = append(r.replicas, &replica{Process: testenv.StartCommand(t, testenv.Command{
+				Name: id, Path: testenv.Build(t, "./cmd/refiller"), Args: []string{"run", "--config", path, "--identity", id},
+			})})
+		}
+		w.regions = append(w.regions, r)
+	}
+	w.eventually("the rate is shared", w.shared)
+	return w
+}
+
+// slow gives the links of a region a delay of 10 to 150 ms each way, jitter and some loss.
+func (w *world) slow(r *region) {
+	mean := 10*time.Millisecond + time.Duration(w.rng.Int64N(int64(140*time.Millisecond)))
+	for _, l := range r.links {
+		require.NoError(w.t, l.Delay(faultproxy.Both, mean, mean/4))
+		require.NoError(w.t, l.Loss(faultproxy.Both, 0.01, 200*time.Millisecond))
+	}
+}
+
+func (w *world) eventually(what string, holds func() bool) {
+	w.t.Helper()
+	require.Eventually(w.t, holds, patience, 50*time.Millisecond, what)
+}
+
+// look is a region's bucket as its Redis has it; nil if there is none, or no answer.
+func (r *region) look(ctx context.Context) *lua.PeekReply {
+	ctx, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
+	defer cancel()
+	p, err := lua.Peek(ctx, r.rdb, key, 1)
+	if err != nil || p.Terms == nil {
+		return nil
+	}
+	return &p
+}
+
+// inForce is the rate in force, in tokens per second.
+func inForce(p *lua.PeekReply) float64 {
+	if p == nil {
+		return 0
+	}
+	n := p.Terms.Tokens
+	if p.Terms.Granted(p.Version.Era, p.Now) {
+		n = p.Terms.GrantTokens
+	}
+	return float64(n) * 1e6 / float64(p.Terms.Per)
+}
+
+// shared reports whether all of the rate is in force.
+func (w *world) shared() bool {
+	sum := 0.0
+	for _, r := range w.regions {
+		sum += inForce(r.look(w.t.Context()))
+	}
+	return sum > 0.99*rate
+}
+
+// coordinator is the replica that coordinates, or nil.
+func (w *world) coordinator() *replica {
+	for _, r := range w.regions {
+		for _, p := range r.replicas {
+			if s := p.status(w.t.Context()); s != nil && s.Pools != nil && s.Pools.Coordinating {
+				return p
+			}
+		}
+	}
+	return nil
+}
+
+// status is what a replica says of itself; nil if it doesn't answer.
+func (p *replica) status(ctx context.Context) *admin.Status {
+	found := adminAddr.FindAllStringSubmatch(p.Log(), -1)
+	if len(found) <= p.starts || !p.Running() {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+found[p.starts][1]+"/status", nil)
+	if err != nil {
+		return nil
+	}
+	res, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return nil
+	}
+	defer res.Body.Close()
+	var s admin.Status
+	if json.NewDecoder(res.Body).Decode(&s) != nil {
+		return nil
+	}
+	return &s
+}
+
+func (p *replica) restart() {
+	p.starts++
+	p.Restart()
+}
+
+// consume takes what the region's consumers want until ctx ends.
+func (r *region) consume(ctx context.Context) {
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	owed, last := 0.0, time.Now()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case now := <-tick.C:
+			owed = min(owed+float64(r.wants.Load())*now.Sub(last).Seconds(), float64(r.wants.Load()))
+			last = now
+		}
+		n := int64(owed)
+		if n < 1 {
+			continue
+		}
+		owed -= float64(n)
+		calling, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
+		// What may have been taken counts.
+		reply, err := lua.TakeUpTo(calling, r.rdb, key, n)
+		if r.taken.Add(reply.Taken); err == nil && reply.Taken < n {
+			_, _ = lua.Take(calling, r.rdb, key, n-reply.Taken, false) // denied, most likely, and counted
+		}
+		cancel()
+	}
+}
+
+// watch runs consumers, and asserts I1, I2 and I6, until the returned function is called.
+func (w *world) watch() (stop func()) {
+	ctx, cancel := context.WithCancel(w.t.Context())
+	var all sync.WaitGroup
+	for _, r := range w.regions {
+		all.Go(func() { r.consume(ctx) })
+	}
+	all.Go(func() { w.judge(ctx) })
+	return func() {
+		cancel()
+		all.Wait()
+	}
+}
+
+// judge looks at all regions again and again. They are read one after the other,
+// so only a rate that was in force at two looks in a row counts: the first look
+// at any region is before the second look at every other.
+func (w *world) judge(ctx context.Context) {
+	began := time.Now()
+	least := 0.0 // consumed less what falls due, at its lowest
+	gap := 0.1   // the longest time between two refills, in seconds
+	before := make([]*lua.PeekReply, len(w.regions))
+	newest := map[string]policy.Fence{} // by region and era
+	for ctx.Err() == nil {
+		sum, taken, text := 0.0, 0.0, ""
+		elapsed := time.Since(began).Seconds() // before the count: the bound is for no more time than it took
+		for i, r := range w.regions {
+			taken += float64(r.taken.Load())
+			p := r.look(ctx)
+			sum += min(inForce(before[i]), inForce(p))
+			text += fmt.Sprintf(" %s %.1f", r.name, inForce(p))
+			if before[i] = p; p == nil {
+				continue
+			}
+			gap = max(gap, min(float64(p.Now-p.Last)/1e6, 2))
+			history := fmt.Sprint(r.name, p.Version.Era)
+			if p.Terms.Fence.Before(newest[history]) {
+				w.violated("I6: the fence of %s falls from %v to %v", history, newest[history], p.Terms.Fence)
+			}
+			newest[history] = p.Terms.Fence
+		}
+		if sum > rate*1.000001 {
+			w.violated("I1: %.3f is in force:%s", sum, text)
+		}
+		// I2 for every window that ends now, with a tenth of a second for the
+		// counts of calls under way. A tenth is r·τ without a gap.
+		over := taken - rate*elapsed - least
+		least = min(least, taken-rate*elapsed)
+		bound := capacity + rate*(gap+0.2)
+		if over > bound {
+			w.violated("I2: %.0f tokens more than fell due were taken in some window; the bound is %.0f", over, bound)
+		}
+		w.mu.Lock()
+		w.worst, w.used = max(w.worst, sum/rate), max(w.used, over/bound)
+		w.mu.Unlock()
+	}
+}
+
+func (w *world) violated(format string, args ...any) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.violation == "" {
+		w.violation = fmt.Sprintf(format, args...)
+	}
+}
