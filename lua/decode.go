@@ -20,6 +20,18 @@ var (
 	// ErrInvalidAmount is returned for a number of tokens that can't be taken,
 	// returned or granted: it must be 1 to policy.MaxTokens.
 	ErrInvalidAmount = errors.New("refiller: invalid amount")
+	// ErrIDInUse is returned when an id stands for something else: a reservation
+	// of another number of tokens, one that has ended, or a lease.
+	ErrIDInUse = errors.New("refiller: id is in use")
+	// ErrNotHeld is returned when nothing is known of an id: what it stood for
+	// ended a while ago, or never was.
+	ErrNotHeld = errors.New("refiller: nothing is held under this id")
+	// ErrInvalidID is returned for an id that is empty or longer than MaxIDLen
+	// bytes.
+	ErrInvalidID = errors.New("refiller: invalid id")
+	// ErrInvalidTTL is returned for a time to hold tokens that is not from
+	// policy.MinHold to policy.MaxHold.
+	ErrInvalidTTL = errors.New("refiller: invalid time to hold tokens")
 	// ErrBadReply is returned when a script answers what this version doesn't
 	// know.
 	ErrBadReply = errors.New("refiller: bad reply")
@@ -33,6 +45,7 @@ const (
 	codeMalformed = 3
 	codeOtherEra  = 4
 	codeReused    = 5
+	codeNotHeld   = 6
 	codeTooMany   = 9
 )
 
@@ -132,9 +145,9 @@ func checkAmount(n int64) error {
 }
 
 func malformed(key string, n int64) error {
-	if n < 1 || n > 3 {
+	want := [...]string{"a whole number of tokens", "a whole number, the index", "the bucket's state", "the bucket's reservations and leases", "when they end"}
+	if n < 1 || n > int64(len(want)) {
 		return fmt.Errorf("%w: key number %d", ErrBadReply, n)
 	}
-	want := [...]string{"a whole number of tokens", "a whole number, the index", "the bucket's state"}[n-1]
-	return fmt.Errorf("%w %q: the key %q does not hold %s", ErrMalformedBucket, key, bucketKeys(key)[n-1], want)
+	return fmt.Errorf("%w %q: the key %q does not hold %s", ErrMalformedBucket, key, heldKeys(key)[n-1], want[n-1])
 }

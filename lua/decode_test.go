@@ -7,6 +7,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
@@ -41,10 +42,20 @@ var calls = map[string]struct {
 	"Take":     {[]any{int64(1), int64(5), ""}, func(ctx context.Context, c Client) (any, error) { return Take(ctx, c, "b", 1, true) }},
 	"TakeUpTo": {[]any{int64(1), int64(5), int64(1), ""}, func(ctx context.Context, c Client) (any, error) { return TakeUpTo(ctx, c, "b", 1) }},
 	"Return":   {[]any{int64(1), int64(5), int64(0)}, func(ctx context.Context, c Client) (any, error) { return Return(ctx, c, "b", 1, 0) }},
-	"Peek": {[]any{int64(1), int64(5), int64(0), int64(1), int64(2), int64(3), int64(4), "", int64(0), int64(0), int64(0)},
+	"Peek": {[]any{int64(1), int64(5), int64(0), int64(1), int64(2), int64(3), int64(4), "", int64(0), int64(0), int64(0), int64(0), int64(0), int64(0)},
 		func(ctx context.Context, c Client) (any, error) { return Peek(ctx, c, "b", 1) }},
 	"Grant": {[]any{int64(1), int64(5), int64(0), int64(1), int64(2)}, func(ctx context.Context, c Client) (any, error) { return Grant(ctx, c, "b", 1) }},
 	"Reset": {[]any{int64(1), int64(5), int64(0), int64(1), int64(2)}, func(ctx context.Context, c Client) (any, error) { return Reset(ctx, c, "b", 1) }},
+	"Reserve": {[]any{int64(1), int64(5), int64(6), int64(7), ""},
+		func(ctx context.Context, c Client) (any, error) {
+			return Reserve(ctx, c, "b", ReserveCall{ID: "x", N: 1, TTL: time.Second})
+		}},
+	"Settle": {[]any{int64(1), int64(5), int64(6), int64(0), int64(1), int64(2), int64(3), int64(4), int64(5), int64(6)},
+		func(ctx context.Context, c Client) (any, error) { return Settle(ctx, c, "b", "x", 1) }},
+	"Lease": {[]any{int64(1), int64(5), int64(6), int64(7), int64(8), ""},
+		func(ctx context.Context, c Client) (any, error) {
+			return Lease(ctx, c, "b", LeaseCall{ID: "x", Seq: 1, TTL: time.Second})
+		}},
 	"Refill": {func() any {
 		values := make([]any, 1+refillValues+refillDetails)
 		for i := range values {
@@ -62,7 +73,7 @@ func TestRepliesOfAnotherShapeAreBad(t *testing.T) {
 			t.Parallel()
 			_, err := f.call(t.Context(), answering{value: f.good})
 			require.NoError(t, err)
-			bad := []any{nil, "OK", 1.5, []any{}, []any{nil}, []any{"1"}, []any{int64(99)}, []any{int64(-1)}, []any{int64(3)}, []any{int64(3), int64(4)}, []any{int64(2), int64(2)}}
+			bad := []any{nil, "OK", 1.5, []any{}, []any{nil}, []any{"1"}, []any{int64(99)}, []any{int64(-1)}, []any{int64(3)}, []any{int64(3), int64(6)}, []any{int64(2), int64(2)}}
 			if good, ok := f.good.([]any); ok {
 				bad = append(bad, good[:len(good)-1], append(good[:len(good):len(good)], int64(1)))
 				for i := range good {
@@ -90,7 +101,7 @@ func TestRepliesOfAnotherShapeAreBad(t *testing.T) {
 // and lists.
 func FuzzReply(f *testing.F) {
 	f.Add([]byte{}, "")
-	f.Add([]byte{0, 5, 0, 5, 0, 5, 1, 0}, "3 0 0 1000 1 2000 100000 2000000 1000 0 0 0 0 0 0 0")
+	f.Add([]byte{0, 5, 0, 5, 0, 5, 1, 0}, "3 0 0 1000 1 2000 100000 2000000 1000 0 0 0 0 0 0 0 0")
 	f.Add([]byte{0, 1, 0, 5, 1}, "x")
 	f.Add([]byte{0, 3, 0, 2}, "")
 	f.Add([]byte{2, 3, 4}, "")
@@ -118,7 +129,7 @@ func FuzzReply(f *testing.F) {
 		}
 		for name, c := range calls {
 			_, err := c.call(t.Context(), answering{value: values})
-			if err == nil || errors.Is(err, ErrUnknownBucket) || errors.Is(err, ErrMalformedBucket) || errors.Is(err, ErrOtherEra) {
+			if err == nil || errors.Is(err, ErrUnknownBucket) || errors.Is(err, ErrMalformedBucket) || errors.Is(err, ErrOtherEra) || errors.Is(err, ErrIDInUse) || errors.Is(err, ErrNotHeld) {
 				continue
 			}
 			require.ErrorIs(t, err, ErrBadReply, name)

@@ -1,4 +1,4 @@
--- grant: an operator adds n tokens to the bucket, up to its capacity.
+-- grant: an operator adds n tokens to the bucket, up to its capacity; under a strict policy up to what is outstanding leaves of it.
 --
 -- KEYS  1 K, 2 {K}, 3 {K}:ctl, as in take
 -- ARGV  1 n: tokens to add, at least 1
@@ -17,7 +17,7 @@ local index = get(KEYS[2])
 if index == false then return {3, 2} end
 tokens = tokens or 0
 local n = tonumber(ARGV[1])
-local clamped = math.min(n, math.max(0, tokens + n - p.capacity))
+local clamped = math.min(n, math.max(0, tokens + n - room(s, p)))
 tokens = redis.call('INCRBY', KEYS[1], string.format('%.0f', n - clamped))
 -- The copy moves by as much as the index: a foreign client's move stays visible.
 local behind = (index or s.index) - s.index

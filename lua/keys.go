@@ -36,6 +36,16 @@ func IndexKey(key string) string { return "{" + key + "}" }
 // ControlKey is the key of the bucket's state and policy.
 func ControlKey(key string) string { return "{" + key + "}:ctl" }
 
+// HeldKey is the key of the bucket's reservations and leases.
+func HeldKey(key string) string { return "{" + key + "}:held" }
+
+// DueKey is the key of when the bucket's reservations and leases end.
+func DueKey(key string) string { return "{" + key + "}:due" }
+
+// heldKeys are the five keys of a bucket for the scripts of reservations and
+// leases.
+func heldKeys(key string) []string { return append(bucketKeys(key), HeldKey(key), DueKey(key)) }
+
 // bucketKeys are the three keys of a bucket. They share one string.
 func bucketKeys(key string) []string {
 	control := ControlKey(key)

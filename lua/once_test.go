@@ -55,6 +55,7 @@ func TestAScriptWhoseReplyIsLostRunsOnce(t *testing.T) {
 	want := map[string]struct{ tokens, index int64 }{
 		"Take": {95, buckettest.Index}, "TakeWithTerms": {95, buckettest.Index}, "TakeOnce": {95, buckettest.Index}, "TakeAll": {95, buckettest.Index}, "TakeUpTo": {95, buckettest.Index}, "Return": {105, buckettest.Index},
 		"Grant": {105, buckettest.Index + 1}, "Reset": {5, buckettest.Index + 1}, "Add": {105, buckettest.Index + 1}, "Refill": {-1, buckettest.Index + 1},
+		"Reserve": {95, buckettest.Index}, "Lease": {95, buckettest.Index},
 	}
 	for name, w := range want {
 		for _, source := range []bool{false, true} {

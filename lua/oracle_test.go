@@ -23,7 +23,7 @@ import (
 // store writes a state into the bucket's keys.
 func store(ctx context.Context, t testing.TB, rdb redis.UniversalClient, key string, b policy.Bucket) {
 	t.Helper()
-	require.NoError(t, rdb.Del(ctx, lua.TokensKey(key), lua.IndexKey(key), lua.ControlKey(key)).Err())
+	require.NoError(t, rdb.Del(ctx, lua.TokensKey(key), lua.IndexKey(key), lua.ControlKey(key), lua.HeldKey(key), lua.DueKey(key), lua.RequestKey(key, "request")).Err())
 	if b.Tokens != nil {
 		require.NoError(t, rdb.Set(ctx, lua.TokensKey(key), *b.Tokens, 0).Err())
 	}
@@ -33,7 +33,45 @@ func store(ctx context.Context, t testing.TB, rdb redis.UniversalClient, key str
 	if c := b.Control; c != nil {
 		st := fmt.Sprintf("%d %d %d %d %d %d", c.Index, c.Last, c.Carry, c.Era, c.Step, c.Next)
 		require.NoError(t, rdb.HSet(ctx, lua.ControlKey(key), "st", st, "pol", c.Terms.Encode()).Err())
+		if c.Outstanding != 0 || c.Due != 0 || c.Debt != 0 {
+			require.NoError(t, rdb.HSet(ctx, lua.ControlKey(key), "out", fmt.Sprintf("%d %d %d", c.Outstanding, c.Due, c.Debt)).Err())
+		}
 	}
+	for id, h := range b.Held {
+		require.NoError(t, rdb.HSet(ctx, lua.HeldKey(key), id, encodeHolding(h)).Err())
+		require.NoError(t, rdb.ZAdd(ctx, lua.DueKey(key), redis.Z{Member: id, Score: float64(h.Until)}).Err())
+	}
+}
+
+// encodeHolding writes a record as the scripts do.
+func encodeHolding(h policy.Holding) string {
+	text := fmt.Sprintf("%d %d %d %d", h.Kind, h.N, h.Until, h.Era)
+	switch a := h.Answer; h.Kind {
+	case policy.HoldingLease:
+		return fmt.Sprintf("%s %d %d %d", text, h.Seq, h.Granted, h.Clamped)
+	case policy.HoldingSettled:
+		return fmt.Sprintf("%s %d %d %d %d %d %d", text, a.Returned, a.Clamped, a.Void, a.Charged, a.Owed, a.Forgiven)
+	}
+	return fmt.Sprintf("%s %d", text, h.Overrun)
+}
+
+func decodeHolding(t testing.TB, text string) policy.Holding {
+	t.Helper()
+	var h policy.Holding
+	r := strings.NewReader(text)
+	_, err := fmt.Fscan(r, &h.Kind, &h.N, &h.Until, &h.Era)
+	require.NoError(t, err, text)
+	switch a := &h.Answer; h.Kind {
+	case policy.HoldingLease:
+		_, err = fmt.Fscan(r, &h.Seq, &h.Granted, &h.Clamped)
+	case policy.HoldingSettled:
+		_, err = fmt.Fscan(r, &a.Returned, &a.Clamped, &a.Void, &a.Charged, &a.Owed, &a.Forgiven)
+	default:
+		_, err = fmt.Fscan(r, &h.Overrun)
+	}
+	require.NoError(t, err, text)
+	require.Zero(t, r.Len(), text)
+	return h
 }
 
 // load reads what store wrote and the scripts changed.
@@ -51,6 +89,19 @@ func load(ctx context.Context, t testing.TB, rdb redis.UniversalClient, key stri
 		return &n
 	}
 	b.Tokens, b.Index = number(lua.TokensKey(key)), number(lua.IndexKey(key))
+	held, err := rdb.HGetAll(ctx, lua.HeldKey(key)).Result()
+	require.NoError(t, err)
+	ends, err := rdb.ZRangeWithScores(ctx, lua.DueKey(key), 0, -1).Result()
+	require.NoError(t, err)
+	require.Len(t, ends, len(held))
+	for _, end := range ends {
+		if b.Held == nil {
+			b.Held = map[string]policy.Holding{}
+		}
+		id := end.Member.(string)
+		b.Held[id] = decodeHolding(t, held[id])
+		require.Equal(t, int64(end.Score), b.Held[id].Until, "both keys say when %s ends", id)
+	}
 	ctl, err := rdb.HGetAll(ctx, lua.ControlKey(key)).Result()
 	require.NoError(t, err)
 	if len(ctl) == 0 {
@@ -61,6 +112,11 @@ func load(ctx context.Context, t testing.TB, rdb redis.UniversalClient, key stri
 	require.NoError(t, err)
 	c.Terms, err = policy.DecodeTerms(ctl["pol"])
 	require.NoError(t, err)
+	if out, there := ctl["out"]; there {
+		_, err = fmt.Sscan(out, &c.Outstanding, &c.Due, &c.Debt)
+		require.NoError(t, err)
+		require.NotEqual(t, "0 0 0", out, "the field goes with the last number")
+	}
 	b.Control = c
 	return b
 }

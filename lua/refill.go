@@ -24,8 +24,8 @@ type RefillResult struct {
 
 // Integers in the script's reply, as refill.lua says.
 const (
-	refillValues  = 5 // of every bucket
-	refillDetails = 8 // of one that isn't as expected
+	refillValues  = 5  // of every bucket
+	refillDetails = 11 // of one that isn't as expected
 )
 
 // Statuses of the script beside those of package policy: nothing but what it
@@ -204,7 +204,9 @@ func decodeRefill(c *RefillCall, now int64, r, details *reply) (policy.Outcome, 
 	o.Added, o.Clamped, o.Elapsed = x, y, z
 	o.Conflict, o.Version, o.Last = details.int() == 1, policy.Version{Era: details.int(), Index: details.int()}, details.int()
 	o.Fence, o.Step = policy.Fence{Epoch: details.int(), Seq: details.int()}, details.int()
-	switch key := details.int(); {
+	key := details.int()
+	o.Outstanding, o.Due, o.Debt = details.int(), details.int(), details.int()
+	switch {
 	case o.Status < policy.StatusApplied || o.Status > policy.StatusMalformed:
 		return o, fmt.Errorf("%w: status %d", ErrBadReply, status)
 	case o.Status == policy.StatusMalformed:

@@ -12,8 +12,8 @@
 --        0 as expected: applied, the index one more than the caller's, the policy the caller's: added, clamped, elapsed_us
 --       -3 stale, -4 early, in the caller's era, under the caller's policy:                     index, last_us, 0
 --       any other status:                                                                       added, clamped, elapsed_us
---       then for each of those with any other status, in order, 8 integers:
---       conflict, era, index, last_us, epoch, seq, step_us, malformed_key
+--       then for each of those with any other status, in order, 11 integers:
+--       conflict, era, index, last_us, epoch, seq, step_us, malformed_key, outstanding, due_us, debt; added includes what paid debt
 -- status 1 applied     credited what was due
 --        2 switched    the caller's index was old but its fence newer: credited under the old policy, then switched
 --        3 stale       the caller's (era, index) is old; nothing written
@@ -29,8 +29,9 @@
 -- Every call that writes adds one to the index. Credit is elapsed time on this server's clock, so any winner, however late
 -- or however often sent, adds exactly what is due. Bucket.Refill in package policy states the same rules in Go.
 --
--- Nearly every call meets buckets that are as the caller and the refill before left them, under a plain policy. Those are done
--- first and with little: functions and tables cost more than the arithmetic. The others follow by the complete rules.
+-- Nearly every call meets buckets that are as the caller and the refill before left them, under a plain policy, with nothing
+-- outstanding. Those are done first and with little: functions and tables cost more than the arithmetic. The others follow by
+-- the complete rules.
 local KEYS, ARGV, call, pcall, match, find, format = KEYS, ARGV, redis.call, redis.pcall, string.match, string.find, string.format
 local n = #KEYS / 3
 local time = call('TIME')
@@ -51,12 +52,12 @@ for i = 1, n do
   local held_text, stored = strings[2 * i - 1], strings[2 * i]
   if ARGV[a + 2] ~= '' then
     pol = ARGV[a + 2]
-    capacity, rate, per, half, max_elapsed = match(pol, '^%d+ %d+ 0 (%d+) (%d+) (%d+) (%d+) (%d+) %d+ %d %d %d %d 0 0 0$')
+    capacity, rate, per, half, max_elapsed = match(pol, '^%d+ %d+ 0 (%d+) (%d+) (%d+) (%d+) (%d+) %d+ %d %d %d %d 0 0 0 %d$')
     if capacity then capacity, rate, per, half, max_elapsed = capacity + 0, rate + 0, per + 0, math.floor(half / 2), max_elapsed + 0 end
   end
-  local ctl = capacity and held_text and stored and pcall('HMGET', key_ctl, 'st', 'pol')
+  local ctl = capacity and held_text and stored and pcall('HMGET', key_ctl, 'st', 'pol', 'out')
   local done = false
-  if ctl and ctl[1] and ctl[2] == pol then
+  if ctl and ctl[1] and ctl[2] == pol and not ctl[3] then
     local index, last, carry, era, rest = match(ctl[1], '^(%d+) (%d+) (%d+) (%d+) (%d+ %d+)$')
     local held = tonumber(held_text)
     local elapsed = last and now - last
@@ -123,6 +124,7 @@ local known, exp, create, pol_given, step_given, next_given
 local index, last, carry, era, step, next_
 local rest -- the text of era, step and next in the state, while they are unchanged
 local conflict, added, clamped, elapsed, fence_epoch, fence_seq, stepped, bad_key
+local out = {} -- what the bucket's field out says, as fields of a state
 
 -- wrong_key is the first of the bucket's keys that is there with another type.
 local function wrong_key()
@@ -160,7 +162,7 @@ local function initialise(held, stored)
   return 6, tokens
 end
 
--- settle credits the stretch since the last refill under the policy in force and returns the tokens then held.
+-- settle credits the stretch since the last refill under the policy in force: debt first, then tokens. It returns the tokens then held.
 local function settle(p, tokens, step_due)
   elapsed = now - last
   if elapsed < 0 then elapsed = 0 end
@@ -179,13 +181,17 @@ local function settle(p, tokens, step_due)
   elseif step_due then
     add = p.tokens
   end
-  local after = tokens + add
-  if after >= p.capacity then
-    clamped = math.min(after - p.capacity, add)
-    after = p.capacity
+  local paid = math.min(add, out.debt)
+  out.debt = out.debt - paid
+  add = add - paid
+  local after, most = tokens + add, room(out, p)
+  if after >= most then
+    clamped = math.min(after - most, add)
+    after = most
     carry = 0
   end
-  if after > tokens then added = after - tokens end
+  added = paid
+  if after > tokens then added = paid + after - tokens end
   return after
 end
 
@@ -212,7 +218,7 @@ local function refill(held, stored)
   held, stored = integer(held), integer(stored)
   if held == false then bad_key = 1 return 10, 0 end
   if stored == false then bad_key = 2 return 10, 0 end
-  local ctl = redis.pcall('HMGET', key_ctl, 'st', 'pol')
+  local ctl = redis.pcall('HMGET', key_ctl, 'st', 'pol', 'out')
   if ctl.err then
     wrong_type(ctl)
     bad_key = 3
@@ -233,6 +239,15 @@ local function refill(held, stored)
   index, last, carry = tonumber(index), tonumber(last), tonumber(carry)
   era, step, next_ = string.match(rest, '(%d+) (%d+) (%d+)')
   era, step, next_ = tonumber(era), tonumber(step), tonumber(next_)
+  if ctl[3] then
+    local o, due, debt = string.match(ctl[3], OUT)
+    if not o then
+      index, last, era, step, bad_key = 0, 0, 0, 0, 3
+      return 10, 0
+    end
+    out.out, out.due, out.debt = tonumber(o), tonumber(due), tonumber(debt)
+  end
+  local debt = out.debt
 
   local q, switch = nil, false
   if pol_given and pol_given ~= pol then
@@ -280,7 +295,7 @@ local function refill(held, stored)
     p, rest = q, nil
     fence_epoch, fence_seq, stepped = p.epoch, p.seq, p.stepped
   end
-  if tokens > p.capacity then tokens = p.capacity end -- a foreign client may have left more
+  tokens = math.min(tokens, room(out, p)) -- a foreign client may have left more
   if p.stepped then
     rest = nil
     if next_ <= step then next_ = next_given end
@@ -299,6 +314,7 @@ local function refill(held, stored)
   else
     redis.call('HSET', key_ctl, 'st', state_text())
   end
+  if out.debt ~= debt then put_out(key_ctl, out) end
   if added > 0 and p.grant_end > 0 then redis.pcall('HINCRBY', key_ctl, 'added', text(added)) end
   return status, tokens
 end
@@ -310,10 +326,12 @@ for _, i in ipairs(others) do
   create, step_given, next_given = create_of[i] or '1', step_of[i] or 0, next_of[i] or 0
   era, index, last, step, stepped = 0, 0, 0, 0, false
   conflict, added, clamped, elapsed, fence_epoch, fence_seq, bad_key = 0, 0, 0, 0, 0, 0, 0
+  out.out, out.due, out.debt = 0, 0, 0
   local r, status, tokens = 5 * i - 4, refill(strings[2 * i - 1], strings[2 * i])
   reply[r + 1], reply[r + 2], reply[r + 3], reply[r + 4], reply[r + 5] = status, tokens, added, clamped, elapsed
   reply[d + 1], reply[d + 2], reply[d + 3], reply[d + 4] = conflict, era, index, last
   reply[d + 5], reply[d + 6], reply[d + 7], reply[d + 8] = fence_epoch, fence_seq, stepped and step or 0, bad_key
-  d = d + 8
+  reply[d + 9], reply[d + 10], reply[d + 11] = out.out, out.due, out.debt
+  d = d + 11
 end
 return reply

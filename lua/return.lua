@@ -1,4 +1,4 @@
--- return: n tokens back to the bucket, up to its capacity.
+-- return: n tokens back to the bucket, up to its capacity; under a strict policy up to what is outstanding leaves of it.
 --
 -- KEYS  1 K, 2 {K}, 3 {K}:ctl, as in take
 -- ARGV  1 n: tokens to give back, at least 1
@@ -18,7 +18,7 @@ if tokens == false then return {3, 1} end
 tokens = tokens or 0
 if ARGV[2] ~= '0' and tonumber(ARGV[2]) ~= s.era then return {4, tokens} end
 local n = tonumber(ARGV[1])
-local clamped = math.min(n, math.max(0, tokens + n - p.capacity))
+local clamped = math.min(n, math.max(0, tokens + n - room(s, p)))
 if clamped < n then
   tokens = redis.call('INCRBY', KEYS[1], string.format('%.0f', n - clamped))
 end

@@ -66,11 +66,18 @@ var (
 	refillScript = newScript("refill")
 	ticketScript = newScript("ticket")
 
+	reserveScript = newScript("reserve")
+	settleScript  = newScript("settle")
+	leaseScript   = newScript("lease")
+	sweepScript   = newScript("sweep")
+
 	templateScript = newScript("taketemplate")
 	lazyScript     = newScript("lazy")
 
-	allScripts = []*script{addScript, takeScript, manyScript, onceScript, allScript, liveScript, upToScript, returnScript, peekScript, grantScript, resetScript, refillScript, ticketScript,
-		templateScript, lazyScript}
+	allScripts = []*script{
+		addScript, takeScript, manyScript, onceScript, allScript, liveScript, upToScript, returnScript, peekScript, grantScript, resetScript, refillScript, ticketScript,
+		reserveScript, settleScript, leaseScript, sweepScript, templateScript, lazyScript,
+	}
 )
 
 // once is a command that go-redis must not send a second time by itself.
@@ -113,6 +120,59 @@ func (s *script) run(ctx context.Context, c Client, keys []string, args ...any) 
 		return nil, fmt.Errorf("refiller: %s: %w", s.name, err)
 	}
 	return cmd.Val(), nil
+}
+
+// raw is the reply to one call of several, or its error.
+type raw struct {
+	value any
+	err   error
+}
+
+// pipelined calls the script once for each bucket in one round trip. The replies
+// are in the order of the keys. NOSCRIPT proves that a call did not run: the
+// script is loaded and those calls go out again, with the source should the cache
+// be flushed in between.
+func (s *script) pipelined(ctx context.Context, rdb redis.UniversalClient, keys []string, keysOf func(string) []string, args ...any) []raw {
+	replies := make([]raw, len(keys))
+	send := func(which []int, make func(context.Context, []string, []any) once) (unknown []int) {
+		pipe := rdb.Pipeline()
+		cmds := []once{}
+		for _, i := range which {
+			cmd := make(ctx, keysOf(keys[i]), args)
+			cmds = append(cmds, cmd)
+			_ = pipe.Process(ctx, cmd) // queues
+		}
+		_, execErr := pipe.Exec(ctx)
+		for k, i := range which {
+			err := cmds[k].Err()
+			if err == nil && execErr != nil && cmds[k].Val() == nil {
+				err = execErr // the batch failed before this command was answered
+			}
+			if redis.HasErrorPrefix(err, "NOSCRIPT") {
+				unknown = append(unknown, i)
+			}
+			if err != nil {
+				err = fmt.Errorf("refiller: %s: %w", s.name, err)
+			}
+			replies[i] = raw{cmds[k].Val(), err}
+		}
+		return unknown
+	}
+	all := make([]int, len(keys))
+	for i := range all {
+		all[i] = i
+	}
+	if len(all) == 0 {
+		return nil
+	}
+	unknown := send(all, s.bySHA)
+	if len(unknown) > 0 && rdb.ScriptLoad(ctx, s.source).Err() == nil {
+		unknown = send(unknown, s.bySHA)
+	}
+	if len(unknown) > 0 {
+		send(unknown, s.bySource)
+	}
+	return replies
 }
 
 // Load puts every script into the server's cache, on a Cluster into every

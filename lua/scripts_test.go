@@ -2,6 +2,7 @@ package lua_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -58,6 +59,25 @@ var operations = map[string]func(ctx context.Context, c lua.Client, key string) 
 	"Reset": func(ctx context.Context, c lua.Client, key string) error {
 		_, err := lua.Reset(ctx, c, key, 5)
 		return err
+	},
+	"Reserve": func(ctx context.Context, c lua.Client, key string) error {
+		_, err := lua.Reserve(ctx, c, key, lua.ReserveCall{ID: "x", N: 5, TTL: time.Minute})
+		return err
+	},
+	// The others find nothing that they are about, which is an answer too.
+	"Settle": func(ctx context.Context, c lua.Client, key string) error {
+		_, err := lua.Settle(ctx, c, key, "x", 5)
+		if errors.Is(err, lua.ErrNotHeld) {
+			return nil
+		}
+		return err
+	},
+	"Lease": func(ctx context.Context, c lua.Client, key string) error {
+		_, err := lua.Lease(ctx, c, key, lua.LeaseCall{ID: "x", Seq: 1, Want: 5, TTL: time.Minute})
+		return err
+	},
+	"Sweep": func(ctx context.Context, c lua.Client, key string) error {
+		return lua.Sweep(ctx, c.(redis.UniversalClient), []string{key}, 10)[0].Err
 	},
 	"Refill": func(ctx context.Context, c lua.Client, key string) error {
 		_, err := lua.Refill(ctx, c, key, policy.Call{Version: policy.Version{Era: buckettest.Era, Index: buckettest.Index}})
@@ -268,7 +288,7 @@ func TestAKeyOfAnotherKindIsMalformedAndStays(t *testing.T) {
 				// tokens alone; add knows two keys; the index is none of
 				// return's business.
 				switch {
-				case place > 0 && op == "Take", op == "Add", place == 1 && (op == "Return" || op == "TakeWithTerms"):
+				case place > 0 && op == "Take", op == "Add", place == 1 && (op == "Return" || op == "TakeWithTerms" || op == "Settle" || op == "Lease" || op == "Sweep"):
 					continue
 				}
 				where := fmt.Sprintf("%s of a %s in %s", op, kind, name)
@@ -568,7 +588,7 @@ func TestErrorsOfARealServerComeThrough(t *testing.T) {
 	// Full memory: writes are refused before any of them is made.
 	require.NoError(t, rdb.ConfigSet(ctx, "maxmemory", "1").Err())
 	for name, call := range operations {
-		if name == "Peek" {
+		if name == "Peek" || name == "Settle" || name == "Sweep" { // they have nothing to write
 			continue
 		}
 		err := call(ctx, rdb, "b")
@@ -594,7 +614,7 @@ func TestErrorsOfARealServerComeThrough(t *testing.T) {
 	require.NoError(t, replica.ReplicaOf(ctx, "127.0.0.1", fmt.Sprint(server.Port())).Err())
 	require.Eventually(t, func() bool { return replica.Exists(ctx, "b", "{b}", "{b}:ctl").Val() == 3 }, 20*time.Second, 10*time.Millisecond)
 	for name, call := range operations {
-		if name == "Peek" {
+		if name == "Peek" || name == "Settle" || name == "Sweep" { // they have nothing to write
 			continue
 		}
 		err := call(ctx, replica, "b")

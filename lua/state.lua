@@ -1,27 +1,35 @@
 -- Shared by the scripts that read {K}:ctl; the build puts it where a script says "--#include state".
--- {K}:ctl is a hash of two fields, each decimal integers with a space between:
+-- {K}:ctl is a hash of up to three fields, each decimal integers with a space between:
 --   st   index last_us carry era step_us next_us; last_us is also the highest clock seen
 --   pol  epoch seq kind capacity tokens per_us interval_us max_elapsed_us initial on_loss on_rollback
---        carry_over degraded grant_tokens grant_end_us grant_era
+--        carry_over degraded grant_tokens grant_end_us grant_era strict
+--   out  outstanding due_us debt: tokens held in reservations and leases, when the first record of one ends (0: there is none),
+--        and tokens that refills pay before they add any; missing while all are 0
 -- A pool's bucket, whose grant_end_us isn't 0, also counts in fields added and denied the tokens that refills added and that
 -- takes were denied: what was consumed is added less the change of K.
 local TOLERANCE_US = 50000
 local EXACT = 9007199254740992 -- 2^53
 local ST = '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+)$'
-local POL = '^' .. string.rep('(%d+) ', 15) .. '(%d+)$'
+local POL = '^' .. string.rep('(%d+) ', 16) .. '(%d+)$'
+local OUT = '^(%d+) (%d+) (%d+)$'
 
 local function now_us()
   local t = redis.call('TIME')
   return t[1] * 1000000 + t[2]
 end
 
--- state reads st; nil if it can't be read.
-local function state(text)
+-- state reads st and out; nil if one of them can't be read.
+local function state(text, out_text)
   if not text then return nil end
   local index, last, carry, era, step, next_ = string.match(text, ST)
   if not era then return nil end
+  local out, due, debt = 0, 0, 0
+  if out_text then
+    out, due, debt = string.match(out_text, OUT)
+    if not out then return nil end
+  end
   return {era = tonumber(era), index = tonumber(index), last = tonumber(last), carry = tonumber(carry),
-    step = tonumber(step), next = tonumber(next_)}
+    step = tonumber(step), next = tonumber(next_), out = tonumber(out), due = tonumber(due), debt = tonumber(debt)}
 end
 
 local function format_state(s)
@@ -32,12 +40,27 @@ end
 local function policy(text)
   if not text then return nil end
   local f = {string.match(text, POL)}
-  if not f[16] then return nil end
-  for i = 1, 16 do f[i] = tonumber(f[i]) end
+  if not f[17] then return nil end
+  for i = 1, 17 do f[i] = tonumber(f[i]) end
   return {epoch = f[1], seq = f[2], stepped = f[3] == 1, kind = f[3], capacity = f[4], tokens = f[5], per = f[6], interval = f[7],
     half = math.floor(f[7] / 2),
     max_elapsed = f[8], initial = f[9], on_loss = f[10], on_rollback = f[11], carry_over = f[12],
-    grant_tokens = f[14], grant_end = f[15], grant_era = f[16]}
+    grant_tokens = f[14], grant_end = f[15], grant_era = f[16], strict = f[17] == 1}
+end
+
+-- room is the most tokens that the bucket may hold: its capacity, under a strict policy without what is outstanding.
+local function room(s, p)
+  if p.strict then return math.max(0, p.capacity - s.out) end
+  return p.capacity
+end
+
+-- put_out writes out.
+local function put_out(key, s)
+  if s.out == 0 and s.due == 0 and s.debt == 0 then
+    redis.call('HDEL', key, 'out')
+  else
+    redis.call('HSET', key, 'out', string.format('%.0f %.0f %.0f', s.out, s.due, s.debt))
+  end
 end
 
 -- integer reads a decimal integer that INCRBY accepts and doubles hold exactly: the number, nil if the key is missing, or
@@ -63,12 +86,12 @@ local function get(key)
   return integer(v)
 end
 
--- read_ctl reads both parts of {K}:ctl: state, policy, the policy's text; nothing if the key is missing; false if it can't be read.
+-- read_ctl reads {K}:ctl: state, policy, the policy's text; nothing if the key is missing; false if it can't be read.
 local function read_ctl(key)
-  local c = redis.pcall('HMGET', key, 'st', 'pol')
+  local c = redis.pcall('HMGET', key, 'st', 'pol', 'out')
   if c.err then return wrong_type(c) end
   if not c[1] and not c[2] then return nil end
-  local s, p = state(c[1]), policy(c[2])
+  local s, p = state(c[1], c[3]), policy(c[2])
   if not s or not p then return false end
   return s, p, c[2]
 end
@@ -77,7 +100,7 @@ end
 -- for a pool's bucket only.
 local function told(s, p, pol)
   if not s then return '' end
-  if p.grant_era > 0 and (p.grant_era ~= s.era or now_us() >= p.grant_end) then return (string.gsub(pol, '%d+$', '0')) end
+  if p.grant_era > 0 and (p.grant_era ~= s.era or now_us() >= p.grant_end) then return (string.gsub(pol, '%d+ (%d+)$', '0 %1')) end
   return pol
 end
 
@@ -86,12 +109,13 @@ local function count_denied(key, p, n)
   if p and p.grant_end > 0 and tonumber(n) <= p.capacity then redis.pcall('HINCRBY', key, 'denied', n) end
 end
 
--- wait_us is the time until the bucket holds n tokens if nobody takes any: up to the refill after their credit falls due;
--- half an interval if that refill is overdue; 0 if it holds them; -1 if it never will.
+-- wait_us is the time until the bucket holds n tokens if nobody takes any: up to the refill after their credit falls due, and
+-- not before the first record ends if what is outstanding leaves no room for them; half an interval if that refill is overdue;
+-- 0 if it holds them; -1 if it never will.
 local function wait_us(s, p, tokens, n, now)
   if tokens >= n then return 0 end
   if not s or n > p.capacity then return -1 end
-  local need, due = n - tokens, 0
+  local need, due = n - tokens + s.debt, 0
   if p.stepped then
     if s.next <= s.step then return -1 end
     due = s.next + (math.ceil(need / p.tokens) - 1) * (s.next - s.step)
@@ -108,6 +132,7 @@ local function wait_us(s, p, tokens, n, now)
     end
     due = s.last + math.ceil(t / p.interval) * p.interval
   end
+  if n > room(s, p) then due = math.max(due, s.due) end
   local wait = due - now
   if wait < 1 then wait = math.floor(p.interval / 2) end
   return math.min(wait, EXACT)

@@ -139,6 +139,10 @@ type PeekReply struct {
 	Carry  int64
 	Step   int64 // stepped: the last instant credited, Unix µs
 	Next   int64 // stepped: the instant to come, Unix µs
+
+	Outstanding int64 // tokens held in reservations and leases
+	Due         int64 // when the first record of one ends, Unix µs; 0 if there is none
+	Debt        int64 // tokens that refills pay before they add any
 	Refilled
 }
 
@@ -157,5 +161,6 @@ func Peek(ctx context.Context, c Client, key string, n int64) (PeekReply, error)
 	reply.Refilled = r.refilled()
 	reply.Terms = r.terms()
 	reply.Carry, reply.Step, reply.Next = r.int(), r.int(), r.int()
+	reply.Outstanding, reply.Due, reply.Debt = r.int(), r.int(), r.int()
 	return reply, r.end()
 }

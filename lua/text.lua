@@ -9,10 +9,10 @@ local function policy_text(key)
   local st, pol = c[1], c[2]
   if not st and not pol then return '' end
   local era = st and string.match(st, '^%d+ %d+ %d+ (%d+) %d+ %d+$')
-  local ends, grant = string.match(pol or '', '^%d+ %d+ %d+ %d+ %d+ %d+ %d+ %d+ %d+ %d+ %d+ %d+ %d+ %d+ (%d+) (%d+)$')
+  local ends, grant = string.match(pol or '', '^%d+ %d+ %d+ %d+ %d+ %d+ %d+ %d+ %d+ %d+ %d+ %d+ %d+ %d+ (%d+) (%d+) %d+$')
   if not era or not grant then return false end
   if grant == '0' then return pol end
   local t = redis.call('TIME')
   if grant == era and t[1] * 1000000 + t[2] < tonumber(ends) then return pol end
-  return (string.gsub(pol, '%d+$', '0'))
+  return (string.gsub(pol, '%d+ (%d+)$', '0 %1'))
 end

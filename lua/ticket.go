@@ -31,34 +31,12 @@ type TicketResult struct {
 // nothing. The results are in the order of the keys.
 func Tickets(ctx context.Context, rdb redis.UniversalClient, keys []string) []TicketResult {
 	results := make([]TicketResult, len(keys))
-	send := func(make func(context.Context, []string, []any) once) (unknown bool) {
-		pipe := rdb.Pipeline()
-		cmds := []once{}
-		for _, key := range keys {
-			cmd := make(ctx, bucketKeys(key), nil)
-			cmds = append(cmds, cmd)
-			_ = pipe.Process(ctx, cmd) // queues
+	for i, raw := range ticketScript.pipelined(ctx, rdb, keys, bucketKeys) {
+		if raw.err != nil {
+			results[i].Err = raw.err
+			continue
 		}
-		_, execErr := pipe.Exec(ctx)
-		for i, key := range keys {
-			err := cmds[i].Err()
-			if err == nil && execErr != nil && cmds[i].Val() == nil {
-				err = execErr // the batch failed before this command was answered
-			}
-			unknown = unknown || redis.HasErrorPrefix(err, "NOSCRIPT")
-			if err != nil {
-				results[i] = TicketResult{Err: fmt.Errorf("refiller: ticket: %w", err)}
-				continue
-			}
-			t, err := decodeTicket(cmds[i].Val(), key)
-			results[i] = TicketResult{Ticket: t, Err: err}
-		}
-		return unknown
-	}
-	if len(keys) > 0 && send(ticketScript.bySHA) {
-		if err := rdb.ScriptLoad(ctx, ticketScript.source).Err(); err != nil || send(ticketScript.bySHA) {
-			send(ticketScript.bySource)
-		}
+		results[i].Ticket, results[i].Err = decodeTicket(raw.value, keys[i])
 	}
 	return results
 }

@@ -79,11 +79,15 @@ type Outcome struct {
 	Now      int64 // the server's clock, Unix µs
 	Last     int64 // the last refill that counts, Unix µs
 	Tokens   int64
-	Added    int64 // tokens added
+	Added    int64 // tokens added, and those that paid debt
 	Clamped  int64 // tokens due that the full bucket could not hold
 	Elapsed  int64 // µs from the refill before to this one; 0 unless it settled
 	Fence    Fence // of the terms in force
 	Step     int64 // the last instant credited; 0 unless stepped
+
+	Outstanding int64 // tokens held in reservations and leases
+	Due         int64 // when the first record of one ends, Unix µs; 0 if there is none
+	Debt        int64 // tokens that refills pay before they add any
 }
 
 // Control is the bucket's state beside its tokens and index.
@@ -95,6 +99,19 @@ type Control struct {
 	Carry int64 // credit below one token, in units of 1/Per token
 	Step  int64 // the last scheduled instant credited
 	Next  int64 // the scheduled instant after it
+
+	Outstanding int64 // tokens held in reservations and leases
+	Due         int64 // when the first record of one ends, Unix µs; 0 if there is none
+	Debt        int64 // tokens that refills pay before they add any
+}
+
+// room is the most tokens that the bucket may hold: its capacity, under strict
+// terms without what is outstanding.
+func (s *Control) room() int64 {
+	if s.Terms.Strict {
+		return max(0, s.Terms.Capacity-s.Outstanding)
+	}
+	return s.Terms.Capacity
 }
 
 // Bucket is a bucket's complete state. A nil part is a missing key, so the zero
@@ -103,6 +120,7 @@ type Bucket struct {
 	Tokens  *int64
 	Index   *int64
 	Control *Control
+	Held    map[string]Holding // reservations and leases by their id
 }
 
 // Refill applies one call at the server's time now, in Unix microseconds.
@@ -126,6 +144,7 @@ func (b *Bucket) Refill(c Call, now int64) Outcome {
 	out := Outcome{
 		Conflict: c.Terms != nil && c.Terms.Fence == s.Terms.Fence && *c.Terms != s.Terms,
 		Version:  stored, Now: now, Last: s.Last, Tokens: tokens, Fence: s.Terms.Fence, Step: s.credited(),
+		Outstanding: s.Outstanding, Due: s.Due, Debt: s.Debt,
 	}
 
 	switch {
@@ -175,7 +194,7 @@ func (b *Bucket) Refill(c Call, now int64) Outcome {
 	if newer {
 		tokens = s.change(*c.Terms, tokens, now)
 	}
-	tokens = min(tokens, s.Terms.Capacity) // a foreign client may have left more
+	tokens = min(tokens, s.room()) // a foreign client may have left more
 	if s.Terms.Kind == Stepped && s.Next <= s.Step {
 		s.Next = max(0, c.Next)
 	}
@@ -219,6 +238,7 @@ func (b *Bucket) write(index, tokens int64, out *Outcome) {
 	s.Index = index
 	b.Index, b.Tokens = &index, &tokens
 	out.Version, out.Last, out.Tokens, out.Fence, out.Step = Version{s.Era, index}, s.Last, tokens, s.Terms.Fence, s.credited()
+	out.Outstanding, out.Due, out.Debt = s.Outstanding, s.Due, s.Debt
 }
 
 // credited is the last scheduled instant credited, 0 unless stepped.
@@ -229,7 +249,8 @@ func (s *Control) credited() int64 {
 	return s.Step
 }
 
-// settle credits the stretch since the last refill under the terms in force.
+// settle credits the stretch since the last refill under the terms in force:
+// debt first, then tokens.
 func (s *Control) settle(out *Outcome, tokens int64, stepDue bool, now int64) int64 {
 	out.Elapsed = max(0, now-s.Last)
 	var add int64
@@ -245,12 +266,15 @@ func (s *Control) settle(out *Outcome, tokens int64, stepDue bool, now int64) in
 	} else if stepDue {
 		add = s.Terms.Tokens
 	}
+	paid := min(add, s.Debt)
+	s.Debt -= paid
+	add -= paid
 	after := tokens + add
-	if over := after - s.Terms.Capacity; over >= 0 {
+	if over := after - s.room(); over >= 0 {
 		out.Clamped = min(over, add)
-		after, s.Carry = s.Terms.Capacity, 0 // a full bucket is owed nothing
+		after, s.Carry = s.room(), 0 // a full bucket is owed nothing
 	}
-	out.Added = max(0, after-tokens)
+	out.Added = paid + max(0, after-tokens)
 	return after
 }
 
@@ -299,8 +323,8 @@ func (b *Bucket) Take(n, now int64) Taking {
 	return Taking{Known: true, Tokens: *b.Tokens, Wait: b.Wait(n, now)}
 }
 
-// Return gives n tokens back, up to the capacity, and reports how many the full
-// bucket could not hold.
+// Return gives n tokens back, up to the capacity, under strict terms up to what
+// is outstanding leaves of it, and reports how many the full bucket could not hold.
 func (b *Bucket) Return(n int64) (clamped int64, known bool) {
 	if b.Control == nil {
 		return 0, false
@@ -309,14 +333,15 @@ func (b *Bucket) Return(n int64) (clamped int64, known bool) {
 		b.Tokens = new(int64)
 	}
 	after := *b.Tokens + n
-	clamped = min(n, max(0, after-b.Control.Terms.Capacity))
+	clamped = min(n, max(0, after-b.Control.room()))
 	*b.Tokens = after - clamped
 	return clamped, true
 }
 
 // Wait is how long, in microseconds, until the bucket holds n tokens if nobody
-// takes any: the refill after their credit falls due. It is 0 if it holds them,
-// half an interval if that refill is overdue, and -1 if it never will, or if
+// takes any: the refill after their credit falls due, and not before the first
+// record ends if what is outstanding leaves no room for them. It is 0 if it holds
+// them, half an interval if that refill is overdue, and -1 if it never will, or if
 // nothing is known of its refills.
 func (b *Bucket) Wait(n, now int64) int64 {
 	tokens := int64(0)
@@ -331,7 +356,7 @@ func (b *Bucket) Wait(n, now int64) int64 {
 		return -1
 	}
 	// Conversions keep a product from being fused with a sum, which the script's doubles aren't.
-	need, interval := float64(n-tokens), float64(s.Terms.Interval)
+	need, interval := float64(n-tokens+s.Debt), float64(s.Terms.Interval)
 	var due float64
 	if s.Terms.Kind == Stepped {
 		if s.Next <= s.Step {
@@ -354,6 +379,9 @@ func (b *Bucket) Wait(n, now int64) int64 {
 			t = granted + math.Ceil((units-byGrant)/float64(s.Terms.Tokens))
 		}
 		due = float64(s.Last) + float64(math.Ceil(t/interval)*interval)
+	}
+	if n > s.room() {
+		due = max(due, float64(s.Due))
 	}
 	wait := due - float64(now)
 	if wait < 1 {

@@ -88,6 +88,10 @@ type Policy struct {
 	OnRollback Rollback
 	CarryOver  CarryOver
 	Degraded   Degraded
+	// Strict keeps room in the bucket for the tokens that are outstanding in
+	// reservations and leases: refills stop at the capacity less those. What is
+	// taken in a window then keeps the bound that holds without them.
+	Strict bool
 }
 
 // Validate reports the first field that is out of range, as a *FieldError.

@@ -52,6 +52,10 @@ type Terms struct {
 	GrantTokens int64
 	GrantEnd    int64
 	GrantEra    int64
+
+	// Strict keeps room in the bucket for what is outstanding in reservations and
+	// leases: it is refilled up to its capacity less that.
+	Strict bool
 }
 
 // Terms writes the policy in the scripts' integers under a fence. The policy
@@ -59,7 +63,7 @@ type Terms struct {
 func (p Policy) Terms(f Fence) Terms {
 	t := Terms{
 		Fence: f, Capacity: p.Capacity, Interval: p.interval().Microseconds(), Initial: p.initial(),
-		OnLoss: p.OnLoss, OnRollback: p.OnRollback, CarryOver: p.CarryOver, Degraded: p.Degraded,
+		OnLoss: p.OnLoss, OnRollback: p.OnRollback, CarryOver: p.CarryOver, Degraded: p.Degraded, Strict: p.Strict,
 	}
 	if p.Steps != nil {
 		t.Kind, t.Tokens = Stepped, p.StepTokens
@@ -75,7 +79,7 @@ func (t *Terms) fields() []any {
 	return []any{
 		&t.Fence.Epoch, &t.Fence.Seq, (*int64)(&t.Kind), &t.Capacity, &t.Tokens, &t.Per, &t.Interval, &t.MaxElapsed, &t.Initial,
 		(*int)(&t.OnLoss), (*int)(&t.OnRollback), (*int)(&t.CarryOver), (*int)(&t.Degraded),
-		&t.GrantTokens, &t.GrantEnd, &t.GrantEra,
+		&t.GrantTokens, &t.GrantEnd, &t.GrantEra, &t.Strict,
 	}
 }
 
@@ -85,9 +89,13 @@ func (t Terms) Encode() string { return string(t.Append(make([]byte, 0, 128))) }
 
 // Append appends what Encode writes.
 func (t Terms) Append(b []byte) []byte {
+	strict := int64(0)
+	if t.Strict {
+		strict = 1
+	}
 	for i, n := range [...]int64{
 		t.Fence.Epoch, t.Fence.Seq, int64(t.Kind), t.Capacity, t.Tokens, t.Per, t.Interval, t.MaxElapsed, t.Initial,
-		int64(t.OnLoss), int64(t.OnRollback), int64(t.CarryOver), int64(t.Degraded), t.GrantTokens, t.GrantEnd, t.GrantEra,
+		int64(t.OnLoss), int64(t.OnRollback), int64(t.CarryOver), int64(t.Degraded), t.GrantTokens, t.GrantEnd, t.GrantEra, strict,
 	} {
 		if i > 0 {
 			b = append(b, ' ')
@@ -114,6 +122,11 @@ func DecodeTerms(s string) (Terms, error) {
 			*v = n
 		case *int:
 			*v = int(n)
+		case *bool:
+			if n > 1 {
+				return Terms{}, fmt.Errorf("%w: number %d is %q; want 0 or 1", ErrTerms, i+1, words[i])
+			}
+			*v = n == 1
 		}
 	}
 	switch {

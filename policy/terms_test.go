@@ -77,6 +77,7 @@ func TestDecodedTermsAreThoseEncoded(t *testing.T) {
 			OnLoss: policy.Loss(rapid.IntRange(0, 1).Draw(t, "on loss")), OnRollback: policy.Rollback(rapid.IntRange(0, 1).Draw(t, "on rollback")),
 			CarryOver: policy.CarryOver(rapid.IntRange(0, 2).Draw(t, "carry over")), Degraded: policy.Degraded(rapid.IntRange(0, 2).Draw(t, "degraded")),
 			GrantTokens: number("grant", 0), GrantEnd: number("end", 0), GrantEra: number("era", 0),
+			Strict: rapid.Bool().Draw(t, "strict"),
 		}
 		got, err := policy.DecodeTerms(want.Encode())
 		require.NoError(t, err)
@@ -86,10 +87,10 @@ func TestDecodedTermsAreThoseEncoded(t *testing.T) {
 
 func TestDecodeTermsRefusesWhatNoTermsHave(t *testing.T) {
 	t.Parallel()
-	good := "3 0 0 1000 1 2000 100000 2000000 1000 0 0 0 0 0 0 0"
+	good := "3 0 0 1000 1 2000 100000 2000000 1000 0 0 0 0 0 0 0 0"
 	_, err := policy.DecodeTerms(good)
 	require.NoError(t, err)
-	for place, bad := range map[int][]string{0: {"x", "-1", "1.5"}, 2: {"2"}, 3: {"0"}, 5: {"0"}, 6: {"0"}, 9: {"2"}, 10: {"2"}, 11: {"3"}, 12: {"3"}, 15: {"99999999999999999999"}} {
+	for place, bad := range map[int][]string{0: {"x", "-1", "1.5"}, 2: {"2"}, 3: {"0"}, 5: {"0"}, 6: {"0"}, 9: {"2"}, 10: {"2"}, 11: {"3"}, 12: {"3"}, 15: {"99999999999999999999"}, 16: {"2"}} {
 		for _, word := range bad {
 			words := strings.Fields(good)
 			words[place] = word
@@ -97,16 +98,16 @@ func TestDecodeTermsRefusesWhatNoTermsHave(t *testing.T) {
 			require.ErrorIs(t, err, policy.ErrTerms, "number %d is %q", place+1, word)
 		}
 	}
-	for _, text := range []string{"", "1 2 3", good + " 1", "3 0 1 1000 0 0 100000 0 1000 0 0 0 0 0 0 0"} {
+	for _, text := range []string{"", "1 2 3", good + " 1", "3 0 1 1000 0 0 100000 0 1000 0 0 0 0 0 0 0 0"} {
 		_, err := policy.DecodeTerms(text)
 		require.ErrorIs(t, err, policy.ErrTerms, text)
 	}
 }
 
 func FuzzDecodeTerms(f *testing.F) {
-	f.Add("3 0 0 1000 1 2000 100000 2000000 1000 0 0 0 0 0 0 0")
+	f.Add("3 0 0 1000 1 2000 100000 2000000 1000 0 0 0 0 0 0 0 0")
 	f.Add("3 0 1 1000 30 0 100000 0 1000 1 1 2 2 5 7 9")
-	f.Add("3 0 0 1000 1 0 100000 2000000 1000 0 0 0 0 0 0 0")
+	f.Add("3 0 0 1000 1 0 100000 2000000 1000 0 0 0 0 0 0 0 0")
 	f.Add("")
 	f.Add("a b c d e f g h i j k l m n o p")
 	f.Fuzz(func(t *testing.T, text string) {

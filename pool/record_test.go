@@ -72,7 +72,7 @@ func TestBadRecordsAreErrors(t *testing.T) {
 }
 
 func FuzzDecodeShare(f *testing.F) {
-	f.Add("lease 12000000\npayments 0 8 63 0 750 50000 1000000000 200000 2000000 0 0 0 0 0 277625 946683606861553 946683576670968\n")
+	f.Add("lease 12000000\npayments 0 8 63 0 750 50000 1000000000 200000 2000000 0 0 0 0 0 277625 946683606861553 946683576670968 0\n")
 	f.Fuzz(func(t *testing.T, text string) {
 		s, err := decodeShare(text)
 		if err != nil {

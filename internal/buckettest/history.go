@@ -20,7 +20,10 @@ func NewHistory(rng *rand.Rand) *History { return &History{rng: rng, seen: []pol
 // Learn tells the history what a caller saw.
 func (h *History) Learn(v policy.Version) { h.seen = append(h.seen, v) }
 
-func (h *History) chance(percent int) bool { return h.rng.IntN(100) < percent }
+// Chance is true so many times out of a hundred.
+func (h *History) Chance(percent int) bool { return h.rng.IntN(100) < percent }
+
+func (h *History) chance(percent int) bool { return h.Chance(percent) }
 
 // Terms are random terms under one of few fences, so that they meet again.
 func (h *History) Terms() policy.Terms {

@@ -183,7 +183,11 @@ func due(t policy.Terms, o policy.Outcome, credited int64) float64 {
 		units += float64(granted) * float64(t.GrantTokens-t.Tokens)
 	}
 	tokens := units / float64(t.Per)
-	if o.Tokens >= t.Capacity {
+	room := t.Capacity
+	if t.Strict {
+		room -= o.Outstanding
+	}
+	if o.Tokens >= room {
 		return min(tokens, float64(credited))
 	}
 	return tokens

@@ -1,0 +1,55 @@
+-- lease: a consumer's block of tokens. One call tells what became of the block and asks for more.
+--
+-- KEYS  1 K, 2 {K}, 3 {K}:ctl, 4 {K}:held, 5 {K}:due, as in reserve
+-- ARGV  1 id
+--       2 seq: 1 for the block's first call, one more with every further one
+--       3 keep: tokens that the consumer still holds
+--       4 back: tokens that it gives back; what it held and neither keeps nor gives back is spent
+--       5 want: most tokens to add to the block
+--       6 ttl_us: when the block ends unless it is renewed, at least 1
+-- Reply {1, now_us, tokens, granted, clamped, pol}: tokens left in the bucket; clamped is what was given back to a full bucket
+--       {2}: no such bucket, or one without a policy
+--       {3, k}: KEYS k holds something else
+--       {4, now_us}: the bucket is in another era than the block, which has ended; nothing is returned
+--       {5}: the id is of something else, or the consumer can't hold that much
+--       {6}: there is no such block: it ended
+--
+-- The last call sent again answers the same and does nothing more. A block is given at most half of the bucket's tokens, so that the last
+-- ones are left to takes. It ends when nothing is left in it.
+--#include state
+--#include held
+local s, p, pol, before, r = read_held(ARGV[1])
+if not p then return s end
+local seq, keep, back, want = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
+if r and (r[1] ~= LEASE or (seq ~= r[5] and (seq ~= r[5] + 1 or keep + back > r[2]))) then return {5} end
+if not r and seq ~= 1 then return {6} end
+if not r and keep + back > 0 then return {5} end
+local now = now_us()
+local function finish(tokens)
+  tokens = sweep(s, p, tokens, now, SWEPT)
+  find_due(s)
+  put_tokens(tokens, before)
+  put_out(KEYS[3], s)
+  return tokens
+end
+if r and r[4] ~= s.era then
+  s.out = math.max(0, s.out - r[2])
+  drop_record(ARGV[1])
+  finish(before)
+  return {4, now}
+end
+if r and seq == r[5] then return {1, now, before, r[6], r[7], told(s, p, pol)} end
+if r then s.out = math.max(0, s.out - r[2]) end
+local tokens, _, clamped = give_back(s, p, before, back, s.era)
+local granted = math.min(want, math.floor(math.max(0, tokens) / 2))
+tokens = tokens - granted
+local ends = now + tonumber(ARGV[6])
+if keep + granted > 0 then
+  s.out = s.out + keep + granted
+  put_record(ARGV[1], {LEASE, keep + granted, ends, s.era, seq, granted, clamped})
+elseif r then
+  drop_record(ARGV[1])
+end
+tokens = finish(tokens)
+outlive(ends, now)
+return {1, now, tokens, granted, clamped, told(s, p, pol)}

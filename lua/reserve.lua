@@ -1,0 +1,47 @@
+-- reserve: n tokens, all or nothing, held under an id until they are settled or their time ends.
+--
+-- KEYS  1 K        tokens
+--       2 {K}      index
+--       3 {K}:ctl  state
+--       4 {K}:held records
+--       5 {K}:due  when they end
+-- ARGV  1 id
+--       2 n: tokens to reserve, at least 1
+--       3 ttl_us: how long, at least 1
+--       4 overrun: what happens if more is used than the bucket can pay: 0 it is forgiven, 1 it is owed
+-- Reply {1, left, until_us, now_us, pol}: reserved until until_us
+--       {0, left, wait_us, era, index, last_us, now_us, pol}: denied, as in take
+--       {2}: no such bucket, or one without a policy; nothing is created
+--       {3, k}: KEYS k holds something else
+--       {5}: the id is of something else
+--
+-- Sent again with the same id and n it answers the same and takes nothing.
+--#include state
+--#include held
+local s, p, pol, before, r = read_held(ARGV[1])
+if not p then return s end
+local index = get(KEYS[2])
+if index == false then return {3, 2} end
+local now, n = now_us(), tonumber(ARGV[2])
+if r then
+  if r[1] ~= RESERVATION or r[2] ~= n or r[4] ~= s.era then return {5} end
+  return {1, before, r[3], now, told(s, p, pol)}
+end
+local swept = s.due > 0 and s.due <= now
+local tokens = sweep(s, p, before, now, SWEPT)
+if tokens < n then
+  if swept then
+    put_tokens(tokens, before)
+    put_out(KEYS[3], s)
+  end
+  count_denied(KEYS[3], p, ARGV[2])
+  return {0, tokens, wait_us(s, p, tokens, n, now), s.era, index or s.index, s.last, now, told(s, p, pol)}
+end
+local ends = now + tonumber(ARGV[3])
+put_tokens(tokens - n, before)
+put_record(ARGV[1], {RESERVATION, n, ends, s.era, tonumber(ARGV[4])})
+s.out = s.out + n
+if s.due == 0 or ends < s.due then s.due = ends end
+put_out(KEYS[3], s)
+outlive(ends, now)
+return {1, tokens - n, ends, now, told(s, p, pol)}

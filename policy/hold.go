@@ -1,0 +1,252 @@
+package policy
+
+import "time"
+
+// Limits of the time that tokens are held.
+const (
+	MinHold = time.Millisecond // shortest time of a reservation or lease
+	MaxHold = 24 * time.Hour   // longest time of a reservation or lease
+	// HoldMemory is how long a reservation is remembered that was settled or whose
+	// time is over.
+	HoldMemory = time.Minute
+)
+
+// sweptBeside is the most records that a call ends beside its own work.
+const sweptBeside = 16
+
+// Overrun says what happens if more of a reservation is used than was reserved
+// and than the bucket holds.
+type Overrun int64
+
+// What becomes of tokens that were used and can't be paid.
+const (
+	OverrunClamp Overrun = iota // they are forgiven: the bucket is empty
+	OverrunDebt                 // refills pay them before they add any, up to the capacity
+)
+
+// HoldingKind tells what a record of a bucket is.
+type HoldingKind int64
+
+// Kinds of records. Only the first two hold tokens.
+const (
+	HoldingLease       HoldingKind = iota + 1 // a consumer's block of tokens
+	HoldingReservation                        // tokens to be settled
+	HoldingSettled                            // a reservation that was settled
+	HoldingRunOut                             // a reservation whose time ended
+)
+
+// Holding is the record of a reservation or lease.
+type Holding struct {
+	Kind  HoldingKind
+	N     int64 // tokens held
+	Until int64 // when the record ends, Unix µs
+	Era   int64 // in which the tokens were taken
+
+	Overrun Overrun    // of a reservation, also one that has run out
+	Answer  Settlement // of one that was settled
+
+	// Of a lease's last call.
+	Seq, Granted, Clamped int64
+}
+
+// Settlement is what became of the tokens of a reservation. Those that were not
+// used are returned, clamped or void; those that were used beyond it are charged,
+// owed or forgiven.
+type Settlement struct {
+	Returned int64 // went back
+	Clamped  int64 // found the bucket full
+	Void     int64 // belong to another era, so nothing goes back
+	Charged  int64 // were taken from the bucket
+	Owed     int64 // became debt
+	Forgiven int64 // nobody pays
+}
+
+// Swept is what became of tokens whose holders let their time pass: those of
+// reservations are returned, clamped or void, those of leases dropped.
+type Swept struct{ Returned, Clamped, Void, Dropped int64 }
+
+// Held is the answer to a call about a reservation or lease.
+type Held int
+
+// Answers about reservations and leases.
+const (
+	HeldDone    Held = iota // as asked, or a denial
+	HeldUnknown             // no such bucket, or one without a policy
+	HeldInUse               // the id is of something else
+	HeldNot                 // nothing is known of the id
+	HeldOther               // the bucket is in another era than the lease, which has ended
+)
+
+// Reserve takes n tokens, all or nothing, and holds them under the id for ttl
+// microseconds.
+func (b *Bucket) Reserve(id string, n, ttl int64, o Overrun, now int64) (Taking, Held) {
+	s := b.Control
+	if s == nil {
+		return Taking{}, HeldUnknown
+	}
+	tokens := b.tokens()
+	if h, there := b.Held[id]; there {
+		if h.Kind != HoldingReservation || h.N != n || h.Era != s.Era {
+			return Taking{}, HeldInUse
+		}
+		return Taking{OK: true, Known: true, Taken: n, Tokens: *tokens}, HeldDone
+	}
+	b.Sweep(sweptBeside, now)
+	if *tokens < n {
+		return Taking{Known: true, Tokens: *tokens, Wait: b.Wait(n, now)}, HeldDone
+	}
+	*tokens -= n
+	s.Outstanding += n
+	b.put(id, Holding{Kind: HoldingReservation, N: n, Until: now + ttl, Era: s.Era, Overrun: o})
+	if s.Due == 0 || now+ttl < s.Due {
+		s.Due = now + ttl
+	}
+	return Taking{OK: true, Known: true, Taken: n, Tokens: *tokens}, HeldDone
+}
+
+// Settle ends a reservation of which used tokens were used. A reservation that
+// was settled before isn't settled again.
+func (b *Bucket) Settle(id string, used, now int64) (answer Settlement, again bool, held Held) {
+	s := b.Control
+	if s == nil {
+		return Settlement{}, false, HeldUnknown
+	}
+	h, there := b.Held[id]
+	switch {
+	case !there:
+		return Settlement{}, false, HeldNot
+	case h.Kind == HoldingLease:
+		return Settlement{}, false, HeldInUse
+	case h.Kind == HoldingSettled:
+		return h.Answer, true, HeldDone
+	}
+	tokens := b.tokens()
+	s.Outstanding = max(0, s.Outstanding-h.N)
+	answer.Returned, answer.Clamped, answer.Void = b.giveBack(max(0, h.N-used), h.Era)
+	over := max(0, used-h.N)
+	answer.Charged = min(over, max(0, *tokens))
+	*tokens -= answer.Charged
+	if h.Overrun == OverrunDebt {
+		answer.Owed = min(over-answer.Charged, max(0, s.Terms.Capacity-s.Debt))
+	}
+	s.Debt += answer.Owed
+	answer.Forgiven = over - answer.Charged - answer.Owed
+	b.put(id, Holding{Kind: HoldingSettled, Until: now + HoldMemory.Microseconds(), Era: h.Era, Answer: answer})
+	b.Sweep(sweptBeside, now)
+	b.findDue()
+	return answer, false, HeldDone
+}
+
+// Lease tells what became of a block of tokens, of which keep are still held and
+// back come back, and adds up to want to it, at most half of what the bucket
+// holds. The call with the number of the last one changes nothing.
+func (b *Bucket) Lease(id string, seq, keep, back, want, ttl, now int64) (granted, clamped int64, held Held) {
+	s := b.Control
+	if s == nil {
+		return 0, 0, HeldUnknown
+	}
+	h, there := b.Held[id]
+	switch {
+	case there && (h.Kind != HoldingLease || seq != h.Seq && (seq != h.Seq+1 || keep+back > h.N)):
+		return 0, 0, HeldInUse
+	case !there && seq != 1:
+		return 0, 0, HeldNot
+	case !there && keep+back > 0:
+		return 0, 0, HeldInUse
+	case there && h.Era != s.Era:
+		s.Outstanding = max(0, s.Outstanding-h.N)
+		delete(b.Held, id)
+		b.Sweep(sweptBeside, now)
+		b.findDue()
+		return 0, 0, HeldOther
+	case there && h.Seq == seq:
+		return h.Granted, h.Clamped, HeldDone
+	}
+	tokens := b.tokens()
+	s.Outstanding = max(0, s.Outstanding-h.N)
+	_, clamped, _ = b.giveBack(back, s.Era)
+	granted = min(want, max(0, *tokens)/2)
+	*tokens -= granted
+	s.Outstanding += keep + granted
+	if keep+granted > 0 {
+		b.put(id, Holding{Kind: HoldingLease, N: keep + granted, Until: now + ttl, Era: s.Era, Seq: seq, Granted: granted, Clamped: clamped})
+	} else {
+		delete(b.Held, id)
+	}
+	b.Sweep(sweptBeside, now)
+	b.findDue()
+	return granted, clamped, HeldDone
+}
+
+// Sweep ends reservations and leases whose time is over, the earliest ones first
+// and at most as many as most. What was in a lease is spent, because nobody knows
+// better.
+func (b *Bucket) Sweep(most int, now int64) Swept {
+	var sum Swept
+	s := b.Control
+	if s == nil || s.Due == 0 || s.Due > now {
+		return sum
+	}
+	for range most {
+		id, h := b.earliest()
+		if id == "" || h.Until > now {
+			break
+		}
+		s.Outstanding = max(0, s.Outstanding-h.N)
+		if h.Kind == HoldingReservation {
+			returned, clamped, void := b.giveBack(h.N, h.Era)
+			sum.Returned, sum.Clamped, sum.Void = sum.Returned+returned, sum.Clamped+clamped, sum.Void+void
+			b.Held[id] = Holding{Kind: HoldingRunOut, Until: now + HoldMemory.Microseconds(), Era: h.Era, Overrun: h.Overrun}
+		} else {
+			sum.Dropped += h.N
+			delete(b.Held, id)
+		}
+	}
+	b.findDue()
+	return sum
+}
+
+func (b *Bucket) put(id string, h Holding) {
+	if b.Held == nil {
+		b.Held = make(map[string]Holding)
+	}
+	b.Held[id] = h
+}
+
+// earliest is the record that ends first; the id is empty if there is none.
+func (b *Bucket) earliest() (string, Holding) {
+	first, until := "", Holding{}
+	for id, h := range b.Held {
+		if first == "" || h.Until < until.Until || h.Until == until.Until && id < first {
+			first, until = id, h
+		}
+	}
+	return first, until
+}
+
+// findDue sets when the first record ends. Without records nothing is
+// outstanding, whatever was counted: they were lost.
+func (b *Bucket) findDue() {
+	_, first := b.earliest()
+	if b.Control.Due = first.Until; first.Until == 0 {
+		b.Control.Outstanding = 0
+		b.Held = nil
+	}
+}
+
+// giveBack returns tokens of an era.
+func (b *Bucket) giveBack(n, era int64) (returned, clamped, void int64) {
+	if era != b.Control.Era {
+		return 0, 0, n
+	}
+	clamped, _ = b.Return(n)
+	return n - clamped, clamped, 0
+}
+
+// tokens is the number of tokens, which a bucket that lost it gets back.
+func (b *Bucket) tokens() *int64 {
+	if b.Tokens == nil {
+		b.Tokens = new(int64)
+	}
+	return b.Tokens
+}
