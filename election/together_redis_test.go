@@ -42,6 +42,7 @@ type fakeRedis struct {
 // refilled is a refill that wrote.
 type refilled struct {
 	at      time.Duration // since the start
+	from    time.Duration // the next one credits the time since then
 	by      string
 	outcome policy.Outcome
 }
@@ -109,9 +110,12 @@ func (r *fakeRedis) snapshot() (restore func()) {
 		}
 		copied[key] = c
 	}
-	before := len(r.takes)
+	before, from := len(r.takes), time.Duration(0)
+	if n := len(r.refills); n > 0 {
+		from = r.refills[n-1].from
+	}
 	return func() {
-		r.refills = append(r.refills, refilled{at: time.Since(r.start), outcome: policy.Outcome{Now: r.now(), Last: r.now()}}) // another history
+		r.refills = append(r.refills, refilled{at: time.Since(r.start), from: from, outcome: policy.Outcome{Now: r.now(), Last: r.now()}}) // another history
 		r.written = map[policy.Version]bool{}
 		for _, k := range r.takes[before:] {
 			r.slack += float64(k.n) // what is forgotten can be taken again
@@ -140,7 +144,7 @@ func (r *fakeRedis) refill(by, key string, call policy.Call) policy.Outcome {
 	if !o.Status.Wrote() {
 		return o
 	}
-	r.refills = append(r.refills, refilled{time.Since(r.start), by, o})
+	r.refills = append(r.refills, refilled{time.Since(r.start), time.Since(r.start), by, o})
 	if r.written[o.Version] {
 		r.fault("%s: %s wrote %v again", time.Since(r.start), by, o.Version)
 	}
@@ -359,7 +363,7 @@ func (r *fakeRedis) judge(policies []policy.Terms) []error {
 	least, sum, i, last := math.Inf(1), 0.0, 0, time.Duration(0)
 	for _, k := range r.takes {
 		for ; i < len(r.refills) && r.refills[i].at < k.at; i++ {
-			last = r.refills[i].at
+			last = r.refills[i].from
 		}
 		gap := k.at - last
 		if i < len(r.refills) {
