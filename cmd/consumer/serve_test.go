@@ -128,7 +128,7 @@ func TestServeAnswersEnvoyAndEndsWhenAskedTo(t *testing.T) {
 
 func TestServeExportsMetricsByPolicyAndNeverByKey(t *testing.T) {
 	server, _ := newBucket(t, hourly(3))
-	_, address, _ := startSidecar(t, server.URL(), "--metrics-policy", "checkout", "--metrics-policy", "user:*")
+	_, address, _ := startSidecar(t, server.URL(), "--deadline", "10s", "--metrics-policy", "checkout", "--metrics-policy", "user:*")
 	for _, body := range []string{`{"key":"checkout","tokens":2}`, `{"key":"checkout","tokens":2}`, `{"key":"user:17"}`, `{"key":"secret"}`} {
 		res, err := http.Post("http://"+address+"/v1/take", "application/json", strings.NewReader(body))
 		require.NoError(t, err)
