@@ -67,6 +67,8 @@ func (o RegionOptions) Validate() error {
 		if slices.Contains(o.Regions[:i], r) {
 			return bad("--regions: %q is there twice", r)
 		}
+	}
+	for _, r := range o.Regions {
 		var problems config.Problems
 		if _, err := config.Parse([]byte(regionText(o.Regions, r, "redis://127.0.0.1:1", "127.0.0.1:1", "127.0.0.1:0"))); errors.As(err, &problems) {
 			return bad("--regions: %s", problems[0].Msg)
