@@ -314,7 +314,8 @@ func (r *fakeRedis) serve(by string, words []any) any {
 			conflict = 1
 		}
 		reply = append(reply, int64(o.Status), o.Tokens, o.Added, o.Clamped, o.Elapsed)
-		details = append(details, conflict, o.Version.Era, o.Version.Index, o.Last, o.Fence.Epoch, o.Fence.Seq, o.Step, int64(0))
+		details = append(details, conflict, o.Version.Era, o.Version.Index, o.Last, o.Fence.Epoch, o.Fence.Seq, o.Step, int64(0),
+			o.Outstanding, o.Due, o.Debt)
 	}
 	return append(reply, details...)
 }
