@@ -16,6 +16,8 @@ const (
 	// asks for them costs almost twice as much as another, and a denial brings them
 	// anyway.
 	termsMaxAge = 10 * time.Second
+	// pooledMaxAge is termsMaxAge of a pool's bucket, whose grant comes and goes.
+	pooledMaxAge = time.Second
 	// scheduleMaxAge is how often the instants of a stepped bucket are asked for
 	// while its next one is overdue.
 	scheduleMaxAge = time.Second
@@ -74,6 +76,14 @@ func (k known) limit() int64 {
 
 // pooled reports whether the bucket is a pool's.
 func (k known) pooled() bool { return k.terms != nil && k.terms.GrantEnd > 0 }
+
+// maxAge is how long the terms are believed.
+func (k known) maxAge() time.Duration {
+	if k.pooled() {
+		return pooledMaxAge
+	}
+	return termsMaxAge
+}
 
 // onFloor reports whether the bucket is a pool's without a grant in force, as
 // the scripts told when the terms were learned.
@@ -145,7 +155,7 @@ func (t *terms) get(key string, now time.Time) (known, bool) {
 	if !ok {
 		k, ok = t.old[key]
 	}
-	return k, ok && now.Sub(k.learned) < termsMaxAge
+	return k, ok && now.Sub(k.learned) < k.maxAge()
 }
 
 func (t *terms) put(key string, k known) {
