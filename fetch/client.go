@@ -116,7 +116,7 @@ func (c *Client) putBack(ctx context.Context, key string, n int64) error {
 		return shut(why)
 	}
 	_, err := do(ctx, c, c.config.deadline, func(ctx context.Context) (lua.ReturnReply, error) {
-		return lua.Return(ctx, c.store, key, n, 0)
+		return c.sendReturn(ctx, key, n, 0)
 	}, nil)
 	c.terms.forgive(key)
 	return err

@@ -303,7 +303,7 @@ func (l lane) alone(ctx context.Context, p *pending) answer {
 // callOne makes the call of one take.
 func (l lane) callOne(ctx context.Context, n int64) answer {
 	k, fresh := l.c.terms.get(l.key, time.Now())
-	reply, err := lua.Take(ctx, l.c.store, l.key, n, !fresh)
+	reply, err := l.c.sendTake(ctx, l.key, n, !fresh)
 	if err != nil {
 		l.c.unknownOutcome(n, err)
 		return answer{err: failure(err)}
@@ -363,7 +363,7 @@ func (l lane) call(ctx context.Context, b *batch) {
 		return
 	}
 	k, fresh := l.c.terms.get(l.key, time.Now())
-	reply, err := lua.TakeMany(ctx, l.c.store, l.key, b.runs, !fresh)
+	reply, err := l.c.sendMany(ctx, l.key, b.runs, !fresh, false)
 	if err != nil {
 		l.c.unknownOutcome(b.total, err)
 		err = failure(err)

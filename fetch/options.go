@@ -37,7 +37,8 @@ type config struct {
 	rescue      bool
 	breaker     bool
 	hook        Hook
-	degraded    policy.Degraded // of buckets that were never seen
+	degraded    policy.Degraded   // of buckets that were never seen
+	templates   *policy.Templates // nil: none
 }
 
 // takeConfig is what the options of a take say.

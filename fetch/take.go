@@ -62,7 +62,7 @@ func (c *Client) askUpTo(ctx context.Context, key string, n int64) answer {
 	}
 	put := func() answer {
 		reply, err := do(ctx, c, c.config.deadline, func(ctx context.Context) (lua.TakeReply, error) {
-			reply, err := lua.TakeUpTo(ctx, c.store, key, n)
+			reply, err := c.sendUpTo(ctx, key, n)
 			c.unknownOutcome(n, err)
 			return reply, err
 		}, c.late(key))
@@ -168,7 +168,7 @@ func (c *Client) put(ctx context.Context, key string, n int64, cfg takeConfig) a
 	}
 	k, fresh := c.terms.get(key, time.Now())
 	reply, err := do(ctx, c, cfg.deadline, func(ctx context.Context) (lua.TakeReply, error) {
-		reply, err := lua.Take(ctx, c.store, key, n, !fresh)
+		reply, err := c.sendTake(ctx, key, n, !fresh)
 		c.unknownOutcome(n, err)
 		return reply, err
 	}, c.late(key))
@@ -250,7 +250,7 @@ func (c *Client) learnSchedule(ctx context.Context, key string, k known) known {
 
 func (c *Client) peek(ctx context.Context, key string) (lua.PeekReply, error) {
 	return do(ctx, c, c.config.deadline, func(ctx context.Context) (lua.PeekReply, error) {
-		return lua.Peek(ctx, c.store, key, 1)
+		return c.sendPeek(ctx, key)
 	}, nil)
 }
 
@@ -280,7 +280,7 @@ func (c *Client) giveBackTo(ctx context.Context, key string, tokens, era int64) 
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lateGrace)
 	defer cancel()
-	_, err := lua.Return(ctx, c.store, key, tokens, era)
+	_, err := c.sendReturn(ctx, key, tokens, era)
 	c.terms.forgive(key)
 	if err != nil {
 		c.stats.lost.Add(tokens)

@@ -321,7 +321,7 @@ func (c *Client) askInLine(ctx context.Context, key string, b *batch) (lua.TakeM
 	began := time.Now()
 	k, fresh := c.terms.get(key, time.Now())
 	reply, err := do(ctx, c, c.config.deadline, func(ctx context.Context) (lua.TakeManyReply, error) {
-		reply, err := lua.TakeInLine(ctx, c.store, key, b.runs, !fresh)
+		reply, err := c.sendMany(ctx, key, b.runs, !fresh, true)
 		c.unknownOutcome(b.total, err)
 		return reply, err
 	}, func(ctx context.Context, reply lua.TakeManyReply) {
