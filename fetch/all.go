@@ -52,6 +52,9 @@ type AllResult struct {
 // Buckets that can't be reached are asked as their degraded mode says. After
 // ErrUnavailable or the context's own error, tokens may be lost: what was taken
 // where the answer is known goes back.
+//
+// Buckets in shadow mode deny nothing: if all that said no are such buckets, the
+// others are asked again without them.
 func (c *Client) TakeAll(ctx context.Context, reqs ...Request) (AllResult, error) {
 	call := Call{Op: OpTakeAll}
 	for i, r := range reqs {
@@ -62,7 +65,7 @@ func (c *Client) TakeAll(ctx context.Context, reqs ...Request) (AllResult, error
 	}
 	var all AllResult
 	_, err := c.observed(ctx, call, func(ctx context.Context) (r Result, err error) {
-		all, err = c.takeAll(ctx, reqs)
+		all, err = c.takeEvery(ctx, reqs)
 		r.OK, r.RetryAfter = all.OK, all.RetryAfter
 		for _, one := range all.Results {
 			r.Taken += one.Taken
@@ -75,16 +78,52 @@ func (c *Client) TakeAll(ctx context.Context, reqs ...Request) (AllResult, error
 	return all, err
 }
 
-func (c *Client) takeAll(ctx context.Context, reqs []Request) (AllResult, error) {
+// takeEvery admits what only buckets in shadow mode deny.
+func (c *Client) takeEvery(ctx context.Context, reqs []Request) (AllResult, error) {
+	result, of, err := c.takeAll(ctx, reqs)
+	if err != nil || result.OK {
+		return result, err
+	}
+	var rest []Request
+	for i, r := range reqs {
+		if result.Results[i].OK {
+			rest = append(rest, r)
+		} else if !of[i].shadowed() {
+			return result, nil
+		}
+	}
+	others := AllResult{OK: true}
+	if len(rest) > 0 {
+		if others, err = c.takeEvery(ctx, rest); err != nil {
+			return AllResult{}, err
+		}
+	}
+	result.OK, result.Denied, result.RetryAfter = others.OK, others.Denied, others.RetryAfter
+	asked := 0
+	for i, r := range reqs {
+		switch {
+		case result.Results[i].OK:
+			result.Results[i] = others.Results[asked]
+			asked++
+		case others.OK:
+			result.Results[i] = c.shadow(result.Results[i], of[i], r.N)
+		}
+	}
+	return result, nil
+}
+
+// takeAll asks once for all, and tells what is known of the bucket of each
+// request.
+func (c *Client) takeAll(ctx context.Context, reqs []Request) (AllResult, []known, error) {
 	demands, of, err := sum(reqs)
 	if err != nil {
-		return AllResult{}, err
+		return AllResult{}, nil, err
 	}
 	if err := ctx.Err(); err != nil {
-		return AllResult{}, fmt.Errorf("fetch: %w", err)
+		return AllResult{}, nil, fmt.Errorf("fetch: %w", err)
 	}
 	if err := c.workers.enter(); err != nil {
-		return AllResult{}, err
+		return AllResult{}, nil, err
 	}
 	defer c.workers.leave()
 	deadline := deadlineOf(ctx, c.config.deadline, time.Now())
@@ -107,20 +146,21 @@ func (c *Client) takeAll(ctx context.Context, reqs []Request) (AllResult, error)
 		c.refund(ctx, deadline, parts)
 	}
 	if err != nil {
-		return AllResult{}, err
+		return AllResult{}, nil, err
 	}
-	answers := make([]Result, len(demands))
+	answers, knowns := make([]Result, len(demands)), make([]known, len(demands))
 	for _, p := range parts {
 		for i, a := range p.answers {
 			d := demands[p.of[i]]
 			if err := a.known.exceeded(d.Key, d.N); err != nil && !a.reply.OK {
-				return AllResult{}, err
+				return AllResult{}, nil, err
 			}
-			answers[p.of[i]] = c.result(ctx, d.Key, a)
+			answers[p.of[i]], knowns[p.of[i]] = c.result(ctx, d.Key, a), a.known
 		}
 	}
-	result := AllResult{OK: ok, Results: make([]Result, len(reqs))}
+	result, known := AllResult{OK: ok, Results: make([]Result, len(reqs))}, make([]known, len(reqs))
 	for i, r := range reqs {
+		known[i] = knowns[of[i]]
 		result.Results[i] = answers[of[i]]
 		if ok {
 			result.Results[i].Taken = r.N
@@ -132,7 +172,7 @@ func (c *Client) takeAll(ctx context.Context, reqs []Request) (AllResult, error)
 			result.Denied = r.Key
 		}
 	}
-	return result, nil
+	return result, known, nil
 }
 
 // sum makes one demand of all requests of a bucket, and tells for each request

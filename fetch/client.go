@@ -35,8 +35,8 @@ type Client struct {
 	timers    sync.Pool      // of *time.Timer
 	alarms    sync.Pool      // of *alarm
 	stats     struct {
-		abandoned, returned, lost, rescues, opened atomic.Int64
-		degraded                                   [reasons]atomic.Int64
+		abandoned, returned, lost, rescues, opened, shadowed atomic.Int64
+		degraded                                             [reasons]atomic.Int64
 	}
 }
 
@@ -144,13 +144,16 @@ type Stats struct {
 	// Shut is how often so many calls in a row failed that none was sent any more
 	// until the server answered again.
 	Shut int64
+	// Shadowed is the number of calls that were admitted although a bucket in
+	// shadow mode had too few tokens.
+	Shadowed int64
 }
 
 // Stats returns the counts.
 func (c *Client) Stats() Stats {
 	s := Stats{
 		Abandoned: c.stats.abandoned.Load(), Returned: c.stats.returned.Load(), Lost: c.stats.lost.Load(),
-		Rescues: c.stats.rescues.Load(), Shut: c.stats.opened.Load(),
+		Rescues: c.stats.rescues.Load(), Shut: c.stats.opened.Load(), Shadowed: c.stats.shadowed.Load(),
 	}
 	for why := range c.stats.degraded {
 		if n := c.stats.degraded[why].Load(); n > 0 {

@@ -76,6 +76,14 @@ func createBucket(t testing.TB, rdb lua.Client, key string, p policy.Policy) {
 	require.Equal(t, policy.StatusInitialised, out.Status)
 }
 
+// createUnder puts a policy in force under a later version.
+func createUnder(t testing.TB, rdb lua.Client, key string, p policy.Policy, version int64) {
+	t.Helper()
+	terms := p.Terms(policy.Fence{Epoch: version})
+	_, err := lua.Refill(context.Background(), rdb, key, policy.Call{Terms: &terms})
+	require.NoError(t, err)
+}
+
 func tokens(t testing.TB, rdb redis.Cmdable, key string) int64 {
 	t.Helper()
 	n, err := rdb.Get(context.Background(), key).Int64()

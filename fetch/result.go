@@ -12,7 +12,8 @@ const Never time.Duration = math.MaxInt64
 
 // Result is the answer of a bucket.
 type Result struct {
-	// OK reports whether tokens were taken; for Peek, whether there is one.
+	// OK reports whether tokens were taken; for Peek, whether there is one. A
+	// bucket whose policy is in shadow mode denies nothing: see SourceShadow.
 	OK bool
 	// Taken is the number of tokens taken: all or none, for TakeUpTo any number
 	// up to what was asked for.
@@ -64,11 +65,15 @@ const (
 	SourceCached                     // a denial that is remembered
 	SourceRescued                    // the bucket in Redis, after this Client has made a refill that was overdue
 	SourceFallback                   // the policy's degraded mode
+	// SourceShadow is a denial of a bucket in shadow mode: the call is admitted, OK
+	// and Taken are as if there were tokens. What the bucket lacked was not taken
+	// from it and must not be returned.
+	SourceShadow
 )
 
 // String names the kind.
 func (k SourceKind) String() string {
-	names := [...]string{"shared", "cached", "rescued", "fallback"}
+	names := [...]string{"shared", "cached", "rescued", "fallback", "shadow"}
 	if int(k) >= len(names) {
 		return "invalid"
 	}

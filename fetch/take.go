@@ -52,7 +52,7 @@ func (c *Client) takeUpTo(ctx context.Context, key string, n int64) (Result, err
 			return Result{}, err
 		}
 	}
-	return c.result(ctx, key, a), nil
+	return c.shadow(c.result(ctx, key, a), a.known, n), nil
 }
 
 // askUpTo is ask for as many tokens as there are.
@@ -106,17 +106,29 @@ func (c *Client) take(ctx context.Context, key string, n int64, cfg takeConfig) 
 	if err := a.known.exceeded(key, n); err != nil && !a.reply.OK {
 		return Result{}, err
 	}
-	return c.result(ctx, key, a), nil
+	return c.shadow(c.result(ctx, key, a), a.known, n), nil
 }
 
-// remembered answers a take by the last denial.
+// shadow admits a call of n tokens that a bucket in shadow mode did not grant in
+// full.
+func (c *Client) shadow(r Result, k known, n int64) Result {
+	if !k.shadowed() || r.OK && r.Taken == n {
+		return r
+	}
+	c.stats.shadowed.Add(1)
+	r.OK, r.Taken, r.RetryAfter, r.Source.Kind = true, n, 0, SourceShadow
+	return r
+}
+
+// remembered answers a take by the last denial. One of a bucket in shadow mode is
+// asked each time, since the bucket counts them.
 func (c *Client) remembered(key string, n int64) (answer, bool) {
 	if !c.config.denyCache {
 		return answer{}, false
 	}
 	now := time.Now()
 	k, _ := c.terms.get(key, now)
-	if !k.denied.holds(n, now) {
+	if k.shadowed() || !k.denied.holds(n, now) {
 		return answer{}, false
 	}
 	reply := lua.TakeReply{Remaining: k.denied.left, Wait: -1}

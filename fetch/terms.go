@@ -61,11 +61,14 @@ func newDenial(n, left int64, wait time.Duration, now time.Time) denial {
 
 // exceeded is the error of a take of more tokens than the bucket ever holds.
 func (k known) exceeded(key string, n int64) error {
-	if k.terms == nil || n <= k.terms.Capacity {
+	if k.terms == nil || n <= k.terms.Capacity || k.terms.Shadow {
 		return nil
 	}
 	return fmt.Errorf("%w: %d tokens of bucket %q, which holds at most %d", ErrExceedsCapacity, n, key, k.terms.Capacity)
 }
+
+// shadowed reports whether denials are admitted.
+func (k known) shadowed() bool { return k.terms != nil && k.terms.Shadow }
 
 func (k known) limit() int64 {
 	if k.terms == nil {

@@ -109,7 +109,7 @@ func (ls *lines) join(ctx context.Context, key string, n int64) (*line, *waiter,
 		l = &line{key: key}
 		ls.keys[key] = l
 	}
-	if deadline, ok := ctx.Deadline(); ok && l.last != nil && !l.told.IsZero() {
+	if deadline, ok := ctx.Deadline(); ok && !l.known.shadowed() && l.last != nil && !l.told.IsZero() {
 		due := l.known.untilDue(l.total+n, l.left, l.at)
 		if left := time.Until(deadline); due > 0 && time.Until(l.told.Add(due)) > left {
 			return nil, nil, tooLate(n, key, time.Until(l.told.Add(due)), left)
@@ -258,7 +258,7 @@ func (c *Client) askForLine(ctx context.Context, l *line) {
 	}
 	late := int64(0)
 	c.lines.mu.Lock()
-	if reply.OK || rescued {
+	if reply.OK || rescued || k.shadowed() {
 		l.told = time.Time{} // nothing is known of those behind
 	}
 	for i, w := range asked {
@@ -268,6 +268,8 @@ func (c *Client) askForLine(ctx context.Context, l *line) {
 		case int64(i) < taken:
 		case k.exceeded(l.key, w.n) != nil:
 			verdict = k.exceeded(l.key, w.n)
+		case k.shadowed():
+			c.stats.shadowed.Add(1)
 		default:
 			continue
 		}
@@ -275,7 +277,7 @@ func (c *Client) askForLine(ctx context.Context, l *line) {
 		case w.in:
 			c.lines.remove(l, w)
 			w.served <- verdict
-		case verdict == nil: // it left meanwhile
+		case verdict == nil && int64(i) < taken: // it left meanwhile
 			late += w.n
 		}
 	}

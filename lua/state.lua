@@ -2,11 +2,12 @@
 -- {K}:ctl is a hash of up to three fields, each decimal integers with a space between:
 --   st   index last_us carry era step_us next_us; last_us is also the highest clock seen
 --   pol  epoch seq kind capacity tokens per_us interval_us max_elapsed_us initial on_loss on_rollback
---        carry_over degraded grant_tokens grant_end_us grant_era strict
+--        carry_over enforcement grant_tokens grant_end_us grant_era strict
+--        enforcement is what consumers do about it: how they degrade, and 4 more in shadow mode
 --   out  outstanding due_us debt: tokens held in reservations and leases, when the first record of one ends (0: there is none),
 --        and tokens that refills pay before they add any; missing while all are 0
 -- A pool's bucket, whose grant_end_us isn't 0, also counts in fields added and denied the tokens that refills added and that
--- takes were denied: what was consumed is added less the change of K.
+-- takes were denied: what was consumed is added less the change of K. A bucket in shadow mode counts denied.
 local TOLERANCE_US = 50000
 local EXACT = 9007199254740992 -- 2^53
 local ST = '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+)$'
@@ -45,7 +46,7 @@ local function policy(text)
   return {epoch = f[1], seq = f[2], stepped = f[3] == 1, kind = f[3], capacity = f[4], tokens = f[5], per = f[6], interval = f[7],
     half = math.floor(f[7] / 2),
     max_elapsed = f[8], initial = f[9], on_loss = f[10], on_rollback = f[11], carry_over = f[12],
-    grant_tokens = f[14], grant_end = f[15], grant_era = f[16], strict = f[17] == 1}
+    counts_denied = f[13] >= 4 or f[15] > 0, grant_tokens = f[14], grant_end = f[15], grant_era = f[16], strict = f[17] == 1}
 end
 
 -- room is the most tokens that the bucket may hold: its capacity, under a strict policy without what is outstanding.
@@ -104,9 +105,9 @@ local function told(s, p, pol)
   return pol
 end
 
--- count_denied notes that a take of n tokens was denied, if the bucket is a pool's and could ever hold them.
+-- count_denied notes that a take of n tokens was denied, if the bucket counts them and could ever hold as many.
 local function count_denied(key, p, n)
-  if p and p.grant_end > 0 and tonumber(n) <= p.capacity then redis.pcall('HINCRBY', key, 'denied', n) end
+  if p and p.counts_denied and tonumber(n) <= p.capacity then redis.pcall('HINCRBY', key, 'denied', n) end
 end
 
 -- wait_us is the time until the bucket holds n tokens if nobody takes any: up to the refill after their credit falls due, and

@@ -60,5 +60,5 @@ for i = 4, #ARGV, 2 do
   reply[#reply + 1] = fit
   reply[#reply + 1] = wait
 end
-if denied > 0 and p.grant_end > 0 then redis.pcall('HINCRBY', KEYS[3], 'denied', string.format('%.0f', denied)) end
+if denied > 0 and p.counts_denied then redis.pcall('HINCRBY', KEYS[3], 'denied', string.format('%.0f', denied)) end
 return reply

@@ -17,7 +17,7 @@ type Ticket struct {
 	Fence   policy.Fence   // of the terms in force
 	Tokens  int64
 	// Added and Denied count the tokens that refills added and that takes were
-	// denied while the bucket was a pool's. They only grow within an era.
+	// denied while the bucket was a pool's; Denied also in shadow mode. They only grow within an era.
 	Added, Denied int64
 }
 

@@ -92,6 +92,9 @@ type Policy struct {
 	// reservations and leases: refills stop at the capacity less those. What is
 	// taken in a window then keeps the bound that holds without them.
 	Strict bool
+	// Shadow makes consumers admit what the bucket denies, and counts it: a trial
+	// of a policy before it is enforced.
+	Shadow bool
 }
 
 // Validate reports the first field that is out of range, as a *FieldError.

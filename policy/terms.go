@@ -45,6 +45,7 @@ type Terms struct {
 	OnRollback Rollback
 	CarryOver  CarryOver
 	Degraded   Degraded
+	Shadow     bool // encoded with Degraded, as shadowed more
 
 	// A grant replaces Tokens by GrantTokens until GrantEnd, an instant on the
 	// bucket's own Redis clock in Unix microseconds, while the bucket is in
@@ -64,6 +65,7 @@ func (p Policy) Terms(f Fence) Terms {
 	t := Terms{
 		Fence: f, Capacity: p.Capacity, Interval: p.interval().Microseconds(), Initial: p.initial(),
 		OnLoss: p.OnLoss, OnRollback: p.OnRollback, CarryOver: p.CarryOver, Degraded: p.Degraded, Strict: p.Strict,
+		Shadow: p.Shadow,
 	}
 	if p.Steps != nil {
 		t.Kind, t.Tokens = Stepped, p.StepTokens
@@ -74,11 +76,15 @@ func (p Policy) Terms(f Fence) Terms {
 	return t
 }
 
-// fields lists the terms in the order of their encoding, as Append has it.
-func (t *Terms) fields() []any {
+// shadowed is added to the number of Degraded under a policy in shadow mode.
+const shadowed = 4
+
+// fields lists the terms in the order of their encoding, with enforcement in
+// place of Degraded and Shadow.
+func (t *Terms) fields(enforcement *int) []any {
 	return []any{
 		&t.Fence.Epoch, &t.Fence.Seq, (*int64)(&t.Kind), &t.Capacity, &t.Tokens, &t.Per, &t.Interval, &t.MaxElapsed, &t.Initial,
-		(*int)(&t.OnLoss), (*int)(&t.OnRollback), (*int)(&t.CarryOver), (*int)(&t.Degraded),
+		(*int)(&t.OnLoss), (*int)(&t.OnRollback), (*int)(&t.CarryOver), enforcement,
 		&t.GrantTokens, &t.GrantEnd, &t.GrantEra, &t.Strict,
 	}
 }
@@ -89,13 +95,16 @@ func (t Terms) Encode() string { return string(t.Append(make([]byte, 0, 128))) }
 
 // Append appends what Encode writes.
 func (t Terms) Append(b []byte) []byte {
-	strict := int64(0)
+	strict, enforcement := int64(0), int64(t.Degraded)
 	if t.Strict {
 		strict = 1
 	}
+	if t.Shadow {
+		enforcement += shadowed
+	}
 	for i, n := range [...]int64{
 		t.Fence.Epoch, t.Fence.Seq, int64(t.Kind), t.Capacity, t.Tokens, t.Per, t.Interval, t.MaxElapsed, t.Initial,
-		int64(t.OnLoss), int64(t.OnRollback), int64(t.CarryOver), int64(t.Degraded), t.GrantTokens, t.GrantEnd, t.GrantEra, strict,
+		int64(t.OnLoss), int64(t.OnRollback), int64(t.CarryOver), enforcement, t.GrantTokens, t.GrantEnd, t.GrantEra, strict,
 	} {
 		if i > 0 {
 			b = append(b, ' ')
@@ -108,7 +117,8 @@ func (t Terms) Append(b []byte) []byte {
 // DecodeTerms reads what Encode wrote, and refuses numbers that no Terms have.
 func DecodeTerms(s string) (Terms, error) {
 	var t Terms
-	fields, words := t.fields(), strings.Fields(s)
+	enforcement := 0
+	fields, words := t.fields(&enforcement), strings.Fields(s)
 	if len(words) != len(fields) {
 		return Terms{}, fmt.Errorf("%w: %d numbers, want %d", ErrTerms, len(words), len(fields))
 	}
@@ -129,8 +139,9 @@ func DecodeTerms(s string) (Terms, error) {
 			*v = n == 1
 		}
 	}
+	t.Degraded, t.Shadow = Degraded(enforcement%shadowed), enforcement >= shadowed
 	switch {
-	case t.Kind > Stepped, t.OnLoss > LossFull, t.OnRollback > RollbackKeep, t.CarryOver > CarryReset, t.Degraded > DegradedLocal:
+	case enforcement >= 2*shadowed, t.Kind > Stepped, t.OnLoss > LossFull, t.OnRollback > RollbackKeep, t.CarryOver > CarryReset, t.Degraded > DegradedLocal:
 		return Terms{}, fmt.Errorf("%w: an unknown kind or choice in %q", ErrTerms, s)
 	case t.Capacity < 1, t.Interval < 1, t.Kind == Smooth && t.Per < 1, t.Kind == Stepped && t.Tokens < 1:
 		return Terms{}, fmt.Errorf("%w: a capacity, interval, time or step of 0 in %q", ErrTerms, s)

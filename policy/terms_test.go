@@ -75,7 +75,7 @@ func TestDecodedTermsAreThoseEncoded(t *testing.T) {
 			Capacity: number("capacity", 1), Tokens: number("tokens", 1), Per: number("per", 1), Interval: number("interval", 1),
 			MaxElapsed: number("max elapsed", 0), Initial: number("initial", 0),
 			OnLoss: policy.Loss(rapid.IntRange(0, 1).Draw(t, "on loss")), OnRollback: policy.Rollback(rapid.IntRange(0, 1).Draw(t, "on rollback")),
-			CarryOver: policy.CarryOver(rapid.IntRange(0, 2).Draw(t, "carry over")), Degraded: policy.Degraded(rapid.IntRange(0, 2).Draw(t, "degraded")),
+			CarryOver: policy.CarryOver(rapid.IntRange(0, 2).Draw(t, "carry over")), Degraded: policy.Degraded(rapid.IntRange(0, 2).Draw(t, "degraded")), Shadow: rapid.Bool().Draw(t, "shadow"),
 			GrantTokens: number("grant", 0), GrantEnd: number("end", 0), GrantEra: number("era", 0),
 			Strict: rapid.Bool().Draw(t, "strict"),
 		}

@@ -52,7 +52,7 @@ refill_interval: 50ms
 buckets:
   - {key: smooth, capacity: 100, rate: 10/m, initial: 0, on_loss: full, on_rollback: keep, degraded: local, carry_over: reset, interval: 1s}
   - {key: steps, capacity: 100, every: 1h, tokens: 40}
-  - {key: calendar, capacity: 100, cron: "0 9 * * 1-5", tokens: 90, time_zone: Europe/Berlin, degraded: open, carry_over: proportional}
+  - {key: calendar, capacity: 100, cron: "0 9 * * 1-5", tokens: 90, time_zone: Europe/Berlin, degraded: open, shadow: true, carry_over: proportional}
 listen: ":0"
 log: {level: debug, format: json}
 `))
@@ -89,6 +89,7 @@ log: {level: debug, format: json}
 	require.Equal(t, policy.Policy{Capacity: 100, Steps: policy.Every(time.Hour), StepTokens: 40, Interval: 50 * time.Millisecond}, c.Buckets[1].Policy)
 	require.Equal(t, "0 9 * * 1-5 Europe/Berlin", c.Buckets[2].Policy.Steps.String())
 	require.Equal(t, policy.DegradedOpen, c.Buckets[2].Policy.Degraded)
+	require.True(t, c.Buckets[2].Policy.Shadow)
 	require.Equal(t, policy.CarryProportional, c.Buckets[2].Policy.CarryOver)
 	require.Equal(t, ":0", c.Listen)
 	require.Equal(t, config.Log{Level: "debug", JSON: true}, c.Log)

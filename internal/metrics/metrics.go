@@ -36,9 +36,10 @@ type State struct {
 	ElectionUp    bool  // etcd answers
 	Terms         int64 // led since the start
 	Reloads       map[string]int64
-	ReloadRefused bool       // the last reload was refused
-	RestartNeeded bool       // the file has changes that need a restart
-	Pools         *PoolState // nil if the replica takes no part in pools
+	ReloadRefused bool             // the last reload was refused
+	RestartNeeded bool             // the file has changes that need a restart
+	Shadow        map[string]int64 // tokens that buckets in shadow mode have counted as denied
+	Pools         *PoolState       // nil if the replica takes no part in pools
 }
 
 // Metrics exports one replica's numbers. Its methods are safe for concurrent
@@ -139,6 +140,7 @@ var (
 	descClock       = desc("clock_steps_total", "Times that the server's clock had stepped back, so that the bucket began a new era.", "bucket")
 	descCreated     = desc("buckets_created_total", "Times that the bucket was created, or adopted from a foreign client.", "bucket")
 	descLost        = desc("buckets_lost_total", "Times that the server had lost the bucket, so that it was created again.", "bucket")
+	descShadow      = desc("shadow_denied_tokens_total", "Tokens that takes of a bucket in shadow mode would have been denied, as the bucket counts them. Each replica tells the same number, so take the largest and not the sum.", "bucket")
 	descTokens      = desc("bucket_tokens", "Tokens in the bucket at this replica's last call.", "bucket")
 	descCapacity    = desc("bucket_capacity_tokens", "Configured capacity.", "bucket")
 )
@@ -178,15 +180,15 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 		gauge(descRacing, truth(s.Refill.Racing))
 		gauge(descElectionUp, truth(s.ElectionUp))
 	}
-	m.collectBuckets(gauge, count)
+	m.collectBuckets(gauge, count, s.Shadow)
 	if s.Pools != nil {
 		s.Pools.collect(gauge, count)
 	}
 }
 
 // collectBuckets exports the buckets that have series of their own, and the sum
-// of the others.
-func (m *Metrics) collectBuckets(gauge, count func(*prometheus.Desc, float64, ...string)) {
+// of the others. shadow is what buckets in shadow mode have denied.
+func (m *Metrics) collectBuckets(gauge, count func(*prometheus.Desc, float64, ...string), shadow map[string]int64) {
 	all := map[string]tally.Bucket{}
 	m.tally.Each(func(key string, b *tally.Bucket) { all[key] = *b })
 	own := m.label(all)
@@ -211,6 +213,17 @@ func (m *Metrics) collectBuckets(gauge, count func(*prometheus.Desc, float64, ..
 	}
 	if len(own) < len(all) {
 		counts(count, Other, other)
+	}
+	rest, beyond := int64(0), false
+	for key, denied := range shadow {
+		if own[key] {
+			count(descShadow, float64(denied), key)
+			continue
+		}
+		rest, beyond = rest+denied, true
+	}
+	if beyond {
+		count(descShadow, float64(rest), Other)
 	}
 	gauge(descOutdated, float64(outdated))
 	gauge(descConflict, float64(conflicting))

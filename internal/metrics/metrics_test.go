@@ -38,6 +38,18 @@ func scrape(t *testing.T, m *metrics.Metrics) string {
 	return string(body)
 }
 
+func TestDenialsOfBucketsInShadowModeAreCounters(t *testing.T) {
+	tl := tally.New()
+	tl.Configure([]refill.Bucket{bucket("trial")})
+	m := metrics.New("test", tl, func() metrics.State {
+		return metrics.State{Shadow: map[string]int64{"trial": 15, "\xff": 2, "\xfe": 3}}
+	})
+	body := scrape(t, m)
+	require.Contains(t, body, "# TYPE refiller_shadow_denied_tokens_total counter")
+	require.Contains(t, body, `refiller_shadow_denied_tokens_total{bucket="trial"} 15`)
+	require.Contains(t, body, `refiller_shadow_denied_tokens_total{bucket="other"} 5`)
+}
+
 func TestTheNumberOfSeriesIsBounded(t *testing.T) {
 	tl := tally.New()
 	var list []refill.Bucket

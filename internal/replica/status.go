@@ -164,6 +164,24 @@ func (r *Replica) bucket(ctx context.Context, b config.Bucket, version int64) ad
 	return out
 }
 
+// shadow is what the buckets in shadow mode have counted as denied; those that
+// can't be read are left out.
+func (r *Replica) shadow(ctx context.Context) map[string]int64 {
+	var keys []string
+	for _, b := range r.config().Buckets {
+		if b.Policy.Shadow {
+			keys = append(keys, b.Key)
+		}
+	}
+	denied := map[string]int64{}
+	for i, t := range lua.Tickets(ctx, r.rdb, keys) {
+		if t.Err == nil {
+			denied[keys[i]] = t.Denied
+		}
+	}
+	return denied
+}
+
 // state is what the metrics want to know at a scrape.
 func (r *Replica) state() metrics.State {
 	ctx, cancel := context.WithTimeout(context.Background(), pingTimeout)
@@ -171,6 +189,7 @@ func (r *Replica) state() metrics.State {
 	s := metrics.State{
 		Refill: r.refiller.Stats(), RedisUp: r.rdb.Ping(ctx).Err() == nil, Elected: r.elector != nil,
 	}
+	s.Shadow = r.shadow(ctx)
 	if r.elector != nil {
 		e := r.elector.State()
 		s.ElectionUp, s.Terms = e.Err == nil, e.Terms

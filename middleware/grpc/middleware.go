@@ -164,7 +164,7 @@ func denial(d Decision) error {
 // settle gives the tokens of a failed call back. The call may be over, so its
 // context's end doesn't matter.
 func (m *Middleware) settle(ctx context.Context, call Call, d *Decision, failed bool) {
-	if !m.config.SkipFailed || !failed || d == nil || d.Taken == 0 {
+	if !m.config.SkipFailed || !failed || d == nil || d.Taken == 0 || d.Source.Kind == fetch.SourceShadow {
 		return
 	}
 	within, cancel := context.WithTimeout(context.WithoutCancel(ctx), m.config.Timeout)

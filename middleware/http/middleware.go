@@ -197,7 +197,7 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, d Decision, n
 // giveBack returns a request's tokens, even though its client may be gone.
 func (m *Middleware) giveBack(ctx context.Context, d Decision) {
 	returner, ok := m.config.Limiter.(limit.Returner)
-	if !ok {
+	if !ok || d.Source.Kind == fetch.SourceShadow {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), m.config.Timeout)

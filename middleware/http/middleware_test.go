@@ -416,3 +416,23 @@ func TestBadConfigIsRefused(t *testing.T) {
 		require.ErrorContains(t, err, field)
 	}
 }
+
+// shadowed admits without tokens, as a bucket in shadow mode does.
+type shadowed struct{ returned int64 }
+
+func (s *shadowed) Take(_ context.Context, _ string, n int64) (fetch.Result, error) {
+	return fetch.Result{OK: true, Taken: n, Limit: 10, Source: fetch.Source{Kind: fetch.SourceShadow}}, nil
+}
+
+func (s *shadowed) Return(_ context.Context, _ string, n int64) error {
+	s.returned += n
+	return nil
+}
+
+func TestTokensThatABucketInShadowModeLackedAreNotGivenBack(t *testing.T) {
+	t.Parallel()
+	limiter := &shadowed{}
+	h := middleware(t, Config{Limiter: limiter, SkipFailed: true}).Wrap(http.NotFoundHandler())
+	require.Equal(t, http.StatusNotFound, get(h, "/").Code)
+	require.Zero(t, limiter.returned)
+}
