@@ -67,7 +67,8 @@ func everything(t *testing.T, rdb *redis.Client) error {
 	}
 	_, e1 := lua.Reset(ctx, rdb, key, 10)
 	_, e2 := lua.Grant(ctx, rdb, key, 5)
-	c, err := fetch.New(rdb, fetch.WithDeadline(time.Minute), fetch.WithBreaker(false))
+	perUser := policy.Template{Prefix: "user:", Enforce: policy.EnforceLazy, Policy: policy.Policy{Capacity: 10, Rate: policy.PerSecond(1)}}
+	c, err := fetch.New(rdb, fetch.WithDeadline(time.Minute), fetch.WithBreaker(false), fetch.WithTemplates(perUser))
 	require.NoError(t, err)
 	defer func() { _ = c.Close(ctx) }()
 	_, e3 := c.Take(ctx, key, 1)
@@ -84,7 +85,9 @@ func everything(t *testing.T, rdb *redis.Client) error {
 	_, e10 := c.Take(ctx, key, 1, fetch.WithRequestID("request"))
 	_, e11 := c.TakeAll(ctx, fetch.Request{Key: key, N: 1})
 	_, e12 := lua.Live(ctx, rdb, key, "consumer", time.Minute)
-	return errors.Join(e1, e2, e3, e4, e5, e6, e7, e8, e9, e10, e11, e12, rdb.Ping(ctx).Err(), pooled(ctx, rdb))
+	_, e13 := c.Take(ctx, "user:1", 1)
+	_, e14 := c.Take(ctx, "user:1", 1)
+	return errors.Join(e1, e2, e3, e4, e5, e6, e7, e8, e9, e10, e11, e12, e13, e14, rdb.Ping(ctx).Err(), pooled(ctx, rdb))
 }
 
 // pooled refills a bucket of a pool.
