@@ -20,6 +20,7 @@
 //   - [Client.Wait] for work that is worth waiting for. It refuses at once when
 //     the context's deadline comes before the tokens.
 //   - [Client.Return] for tokens that were taken and not used.
+//   - [Client.Reserve] for work whose use is known only afterwards.
 //   - [Client.Peek] to look without taking.
 //
 // They differ when the bucket is empty: Take and TakeUpTo say so, Wait sleeps
@@ -99,11 +100,21 @@
 // by the degraded mode at once, and only probes go out, a few a second at random
 // distances, until three in a row were answered. So a silent Redis costs few callers
 // a deadline, and comes back to a handful of probes. Nothing that was given up is
-// sent later. Peek and Return have no degraded mode.
+// sent later. Peek, Return and Settle have no degraded mode.
 //
 // Calls of workers to a silent server occupy them until go-redis gives up on the
 // socket: a second beyond the deadline with ContextTimeoutEnabled, without it
 // ReadTimeout.
+//
+// # Reservations
+//
+// [Client.Reserve] takes tokens for a time. [Reservation.Settle] tells how many were
+// used: the rest goes back, and more is charged, or owed with [WithOverrun]. What
+// nobody settles goes back when its time is over; a settlement after that charges
+// what was used. Each is known by the reservation's id, so both can be repeated, and
+// another process can settle with [Client.Settle]. More than the bound of takes can
+// be used in a window by what was reserved before it, and by what was used beyond a
+// reservation and forgiven.
 //
 // # While every refiller is away
 //

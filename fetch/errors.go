@@ -21,7 +21,7 @@ var (
 	// longer than lua.MaxKeyLen bytes, or has a closing brace.
 	ErrInvalidKey = lua.ErrInvalidKey
 	// ErrInvalidAmount is returned for a number of tokens that is not from 1 to
-	// policy.MaxTokens.
+	// policy.MaxTokens; of those used of a reservation, from 0.
 	ErrInvalidAmount = errors.New("fetch: invalid amount")
 	// ErrInvalidOption is returned for an option that is out of range.
 	ErrInvalidOption = errors.New("fetch: invalid option")
@@ -31,6 +31,19 @@ var (
 	// ErrRequestReused is returned for a take whose request id took another number
 	// of tokens before. Nothing was taken.
 	ErrRequestReused = lua.ErrRequestReused
+	// ErrInvalidTTL is returned for a reservation whose time is not from
+	// policy.MinHold to policy.MaxHold.
+	ErrInvalidTTL = lua.ErrInvalidTTL
+	// ErrInvalidID is returned for the id of a reservation that is empty or longer
+	// than lua.MaxIDLen bytes.
+	ErrInvalidID = lua.ErrInvalidID
+	// ErrIDInUse is returned when the id of a reservation stands for something
+	// else: another number of tokens, or a reservation that has ended. Nothing was
+	// taken.
+	ErrIDInUse = lua.ErrIDInUse
+	// ErrNotHeld is returned when a reservation is settled of which nothing is
+	// known: it ended more than policy.HoldMemory ago, or never was.
+	ErrNotHeld = lua.ErrNotHeld
 	// ErrUnavailable is returned when Redis didn't answer, or not in time, and
 	// wraps the cause: context.DeadlineExceeded if the call's deadline passed.
 	// ReasonOf tells which it was. The call may have had its effect, unless it was

@@ -83,3 +83,18 @@ func ExampleWithDeadline() {
 	result, err := tokens.Take(context.Background(), "report", 1, fetch.WithDeadline(time.Second))
 	fmt.Println(result.OK, err)
 }
+
+// What a request to a language model uses is known when it has been answered.
+func ExampleClient_Reserve() {
+	var tokens *fetch.Client // made at start
+	ctx := context.Background()
+	most, used := int64(4000), int64(0)
+	reserved, err := tokens.Reserve(ctx, "llm", most, time.Minute)
+	if err != nil || !reserved.OK {
+		return
+	}
+	used = 2700 // the request is made
+	if _, err := reserved.Settle(ctx, used); err != nil {
+		fmt.Println("not settled, all of it goes back in a minute:", err)
+	}
+}

@@ -17,11 +17,13 @@ const (
 	OpWait
 	OpPeek
 	OpReturn
+	OpReserve
+	OpSettle
 )
 
 // String names the call as logs and metrics do.
 func (o Op) String() string {
-	names := [...]string{"take", "take_up_to", "take_all", "wait", "peek", "return"}
+	names := [...]string{"take", "take_up_to", "take_all", "wait", "peek", "return", "reserve", "settle"}
 	if int(o) >= len(names) {
 		return "invalid"
 	}
@@ -32,12 +34,12 @@ func (o Op) String() string {
 type Call struct {
 	Op     Op
 	Key    string // of the bucket; of a TakeAll's first one
-	Tokens int64  // asked for, all buckets together; 0 for a Peek
+	Tokens int64  // asked for, all buckets together; 0 for a Peek, of a Settle those used
 }
 
 // Outcome is how a call ended.
 type Outcome struct {
-	// Result is the call's. Of Wait and Return it has OK and Taken alone, of TakeAll
+	// Result is the call's. Of Wait, Return and Settle it has OK and Taken alone, of TakeAll
 	// also RetryAfter and the most remarkable Source.
 	Result Result
 	Err    error

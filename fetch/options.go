@@ -51,13 +51,14 @@ type takeConfig struct {
 // WithDeadline bounds the time that a call takes: after d it ends with
 // ErrUnavailable, whatever the server does. A context's earlier deadline holds
 // as well. Given to New it is the bound of every call, and of each attempt of a
-// Wait; given to Take, of this take. 0 means no bound, less than 0 is refused.
+// Wait; given to Take or Reserve, of this one. 0 means no bound, less than 0 is refused.
 //
 // Lower, and a slow moment of Redis or of this process fails calls that may have
 // had their effect; higher, and callers stand still longer while Redis is away.
 func WithDeadline(d time.Duration) DeadlineOption { return DeadlineOption(d) }
 
-// DeadlineOption is an Option and a TakeOption; WithDeadline makes one.
+// DeadlineOption is an Option, a TakeOption and a ReserveOption; WithDeadline makes
+// one.
 type DeadlineOption time.Duration
 
 func (d DeadlineOption) applyClient(c *config) error { return d.applyTake(&c.takeConfig) }
@@ -228,8 +229,9 @@ func (m degradedOption) applyClient(c *config) error {
 }
 
 var (
-	_ Option     = DeadlineOption(0)
-	_ TakeOption = DeadlineOption(0)
-	_ Option     = RequestMemoryOption(0)
-	_ TakeOption = RequestMemoryOption(0)
+	_ Option        = DeadlineOption(0)
+	_ TakeOption    = DeadlineOption(0)
+	_ ReserveOption = DeadlineOption(0)
+	_ Option        = RequestMemoryOption(0)
+	_ TakeOption    = RequestMemoryOption(0)
 )

@@ -15,8 +15,8 @@ import (
 // specific one counts; templates between which that would be a guess are refused.
 //
 // All programs that share the keys should have the same templates. Take, TakeUpTo,
-// Wait, Peek and Return work on such buckets; to TakeAll and to takes with a
-// request id they are unknown.
+// Wait, Peek and Return work on such buckets; to TakeAll, Reserve and
+// takes with a request id they are unknown.
 func WithTemplates(list ...policy.Template) Option { return templatesOption(list) }
 
 type templatesOption []policy.Template

@@ -117,7 +117,7 @@ func outcome(call fetch.Call, o fetch.Outcome) string {
 	switch {
 	case o.Err != nil:
 		return "refused"
-	case call.Op == fetch.OpPeek || call.Op == fetch.OpReturn:
+	case call.Op == fetch.OpPeek || call.Op == fetch.OpReturn || call.Op == fetch.OpSettle:
 		return "done"
 	case o.Result.OK:
 		return "taken"

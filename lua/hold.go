@@ -13,14 +13,16 @@ import (
 // MaxIDLen is the longest id of a reservation or lease, in bytes.
 const MaxIDLen = 64
 
-func checkID(id string) error {
+// CheckID reports whether id can name a reservation or lease.
+func CheckID(id string) error {
 	if id == "" || len(id) > MaxIDLen {
 		return fmt.Errorf("%w %q: it has %d bytes; want 1 to %d", ErrInvalidID, id, len(id), MaxIDLen)
 	}
 	return nil
 }
 
-func checkTTL(ttl time.Duration) error {
+// CheckTTL reports whether tokens can be held for ttl.
+func CheckTTL(ttl time.Duration) error {
 	if ttl < policy.MinHold || ttl > policy.MaxHold {
 		return fmt.Errorf("%w: %s; want %s to %s", ErrInvalidTTL, ttl, policy.MinHold, policy.MaxHold)
 	}
@@ -53,10 +55,10 @@ func Reserve(ctx context.Context, c Client, key string, call ReserveCall) (Reser
 	if err := checkAmount(call.N); err != nil {
 		return ReserveReply{}, err
 	}
-	if err := checkID(call.ID); err != nil {
+	if err := CheckID(call.ID); err != nil {
 		return ReserveReply{}, err
 	}
-	if err := checkTTL(call.TTL); err != nil {
+	if err := CheckTTL(call.TTL); err != nil {
 		return ReserveReply{}, err
 	}
 	v, err := reserveScript.run(ctx, c, heldKeys(key), call.ID, call.N, call.TTL.Microseconds(), int64(call.Overrun))
@@ -94,7 +96,7 @@ func Settle(ctx context.Context, c Client, key, id string, used int64) (SettleRe
 	if used < 0 || used > policy.MaxTokens {
 		return SettleReply{}, fmt.Errorf("%w: %d tokens used; want 0 to %d", ErrInvalidAmount, used, int64(policy.MaxTokens))
 	}
-	if err := checkID(id); err != nil {
+	if err := CheckID(id); err != nil {
 		return SettleReply{}, err
 	}
 	v, err := settleScript.run(ctx, c, heldKeys(key), id, used)
@@ -142,10 +144,10 @@ func Lease(ctx context.Context, c Client, key string, call LeaseCall) (LeaseRepl
 			return LeaseReply{}, fmt.Errorf("%w: %d tokens of a lease; want 0 to %d", ErrInvalidAmount, n, int64(policy.MaxTokens))
 		}
 	}
-	if err := checkID(call.ID); err != nil {
+	if err := CheckID(call.ID); err != nil {
 		return LeaseReply{}, err
 	}
-	if err := checkTTL(call.TTL); err != nil {
+	if err := CheckTTL(call.TTL); err != nil {
 		return LeaseReply{}, err
 	}
 	v, err := leaseScript.run(ctx, c, heldKeys(key), call.ID, call.Seq, call.Keep, call.Back, call.Want, call.TTL.Microseconds())

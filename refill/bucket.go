@@ -33,6 +33,7 @@ type bucket struct {
 	foreign  bool          // another program was seen to refill it
 	conflict bool
 	outdated bool
+	unswept  bool // its reservations could not be ended
 }
 
 func newBucket(b Bucket, version int64) *bucket {

@@ -36,6 +36,12 @@
 // that wrote, T/20 + U(0, T/10) for the others. A freshly learned index is never
 // tried at once.
 //
+// # Reservations
+//
+// A refill tells when the first reservation or lease of its bucket ends. Once that
+// is past, the replica that refilled ends those whose time is over, in one more
+// round trip for the batch: they end with no consumer alive.
+//
 // # Load on Redis
 //
 // One batch at a time is on its way to each Redis master. Where slots allow, its

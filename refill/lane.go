@@ -246,6 +246,7 @@ func (l *lane) call(ctx context.Context, batch []*bucket) time.Duration {
 	if answered > 0 || serverErr == nil {
 		l.pace.answered(results)
 		l.recovered()
+		l.sweep(ctx, batch, results)
 		return 0
 	}
 	l.pace.failed(len(batch))

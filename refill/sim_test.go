@@ -182,6 +182,22 @@ func (l *link) peek(ctx context.Context, key string) (lua.PeekReply, error) {
 	}}, nil
 }
 
+func (l *link) sweep(ctx context.Context, keys []string, most int) []lua.SweepResult {
+	results := make([]lua.SweepResult, len(keys))
+	err := l.travel(ctx)
+	l.server.mu.Lock()
+	defer l.server.mu.Unlock()
+	if l.server.away {
+		err = errAway
+	}
+	for i, key := range keys {
+		if results[i].Err = err; err == nil {
+			results[i].Swept = l.server.bucket(key).Sweep(most, l.server.now())
+		}
+	}
+	return results
+}
+
 func (l *link) masters(context.Context) ([]master, error) { return []master{{}}, nil }
 
 func (l *link) set(change func()) {

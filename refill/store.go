@@ -17,6 +17,9 @@ type store interface {
 	refill(ctx context.Context, calls []lua.RefillCall, perCall int) []lua.RefillResult
 	// peek reads one bucket.
 	peek(ctx context.Context, key string) (lua.PeekReply, error)
+	// sweep ends what is held in the buckets and whose time is over, at most as many
+	// records as most of each; the results are in order.
+	sweep(ctx context.Context, keys []string, most int) []lua.SweepResult
 	// masters tells which servers hold the slots.
 	masters(ctx context.Context) ([]master, error)
 }
@@ -55,6 +58,10 @@ func (s *redisStore) refill(ctx context.Context, calls []lua.RefillCall, perCall
 
 func (s *redisStore) peek(ctx context.Context, key string) (lua.PeekReply, error) {
 	return lua.Peek(ctx, s.rdb, key, 1)
+}
+
+func (s *redisStore) sweep(ctx context.Context, keys []string, most int) []lua.SweepResult {
+	return lua.Sweep(ctx, s.rdb, keys, most)
 }
 
 func (s *redisStore) masters(ctx context.Context) ([]master, error) {

@@ -8,7 +8,7 @@ import "strings"
 func Commands() []string {
 	return []string{
 		"ping", "evalsha", "eval", "script|load", "time", "type", "get", "mget", "set", "del", "incr", "decr", "incrby", "decrby",
-		"hmget", "hset", "hincrby", "zadd", "zcard", "zremrangebyscore", "pexpire", "pttl", "pexpiretime",
+		"hget", "hmget", "hset", "hdel", "hincrby", "zadd", "zcard", "zrange", "zrangebyscore", "zrem", "zremrangebyscore", "pexpire", "pttl", "pexpiretime",
 	}
 }
 

@@ -87,7 +87,23 @@ func everything(t *testing.T, rdb *redis.Client) error {
 	_, e12 := lua.Live(ctx, rdb, key, "consumer", time.Minute)
 	_, e13 := c.Take(ctx, "user:1", 1)
 	_, e14 := c.Take(ctx, "user:1", 1)
-	return errors.Join(e1, e2, e3, e4, e5, e6, e7, e8, e9, e10, e11, e12, e13, e14, rdb.Ping(ctx).Err(), pooled(ctx, rdb))
+	return errors.Join(e1, e2, e3, e4, e5, e6, e7, e8, e9, e10, e11, e12, e13, e14, holding(ctx, c, rdb), rdb.Ping(ctx).Err(), pooled(ctx, rdb))
+}
+
+// holding reserves and leases tokens of a bucket that there is, and lets a
+// reservation's time pass.
+func holding(ctx context.Context, c *fetch.Client, rdb *redis.Client) error {
+	p := policy.Policy{Capacity: 100, Rate: policy.PerSecond(1)}
+	terms := p.Terms(policy.Fence{})
+	_, e1 := lua.Refill(ctx, rdb, "held", policy.Call{Create: policy.CreateInitial, Terms: &terms})
+	_, e2 := c.Reserve(ctx, "held", 1, time.Millisecond)
+	s := lua.SweepResult{Due: 1, Now: 1}
+	for began := time.Now(); s.Err == nil && s.Due <= s.Now && time.Since(began) < time.Second; {
+		s = lua.Sweep(ctx, rdb, []string{"held"}, 1)[0]
+	}
+	_, e3 := lua.Lease(ctx, rdb, "held", lua.LeaseCall{ID: "block", Seq: 1, Want: 10, TTL: time.Minute})
+	_, e4 := lua.Lease(ctx, rdb, "held", lua.LeaseCall{ID: "block", Seq: 2, Back: 10, TTL: time.Minute})
+	return errors.Join(e1, e2, s.Err, e3, e4)
 }
 
 // pooled refills a bucket of a pool.

@@ -1,0 +1,185 @@
+package fetch
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+func reserve(t *testing.T, c *Client, n int64, ttl time.Duration, opts ...ReserveOption) *Reservation {
+	t.Helper()
+	r, err := c.Reserve(t.Context(), "llm", n, ttl, opts...)
+	require.NoError(t, err)
+	return r
+}
+
+func TestAReservationReturnsWhatWasNotUsed(t *testing.T) {
+	servers := map[string]func(t *testing.T) redis.UniversalClient{
+		"single":  func(t *testing.T) redis.UniversalClient { return testenv.Redis(t).Client() },
+		"cluster": func(t *testing.T) redis.UniversalClient { return testenv.Cluster(t).Client() },
+	}
+	for name, start := range servers {
+		t.Run(name, func(t *testing.T) {
+			rdb := start(t)
+			createBucket(t, rdb, "llm", hourly(100))
+			c, other := newClient(t, rdb, slow()), newClient(t, rdb, slow())
+			r := reserve(t, c, 40, time.Hour)
+			require.True(t, r.OK)
+			require.EqualValues(t, 60, r.Remaining)
+			require.InDelta(t, time.Now().Add(time.Hour).Unix(), r.Until.Unix(), 60)
+			denied := reserve(t, c, 61, time.Hour)
+			require.False(t, denied.OK)
+			require.Equal(t, time.Hour, denied.RetryAfter.Round(time.Hour))
+			_, err := denied.Settle(t.Context(), 1)
+			require.ErrorIs(t, err, ErrNotHeld)
+			require.NoError(t, denied.Cancel(t.Context()))
+
+			first, err := r.Settle(t.Context(), 25)
+			require.NoError(t, err)
+			require.Equal(t, Settlement{Settlement: policy.Settlement{Returned: 15}, Remaining: 75}, first)
+			again, err := other.Settle(t.Context(), "llm", r.ID, 3)
+			require.NoError(t, err)
+			require.Equal(t, Settlement{Settlement: first.Settlement, Remaining: 75, Again: true}, again)
+			require.NoError(t, r.Cancel(t.Context()), "it does nothing")
+
+			cancelled := reserve(t, c, 75, time.Hour)
+			require.NotEqual(t, r.ID, cancelled.ID)
+			require.EqualValues(t, 0, tokens(t, rdb, "llm"))
+			require.NoError(t, cancelled.Cancel(t.Context()))
+			require.EqualValues(t, 75, tokens(t, rdb, "llm"))
+		})
+	}
+}
+
+func TestAReservationOfAProcessThatDiedGoesBackByItself(t *testing.T) {
+	rdb := testenv.Redis(t).Client()
+	createBucket(t, rdb, "llm", hourly(100))
+	c := newClient(t, rdb, slow())
+	r := reserve(t, c, 80, 5*time.Millisecond)
+	eventually(t, func() bool {
+		return reserve(t, c, 90, time.Hour, WithReservationID("next")).OK // it needs what the first held
+	}, "the first ends")
+	require.EqualValues(t, 10, tokens(t, rdb, "llm"))
+	late, err := r.Settle(t.Context(), 7)
+	require.NoError(t, err)
+	require.EqualValues(t, 7, late.Charged, "what was used after all is charged")
+	require.EqualValues(t, 3, late.Remaining)
+}
+
+func TestWhatWasUsedBeyondAReservationIsForgivenOrOwed(t *testing.T) {
+	for _, tc := range []struct {
+		overrun policy.Overrun
+		want    policy.Settlement
+	}{
+		{policy.OverrunClamp, policy.Settlement{Charged: 60, Forgiven: 20}},
+		{policy.OverrunDebt, policy.Settlement{Charged: 60, Owed: 20}},
+	} {
+		rdb := testenv.Redis(t).Client()
+		createBucket(t, rdb, "llm", hourly(100))
+		s, err := reserve(t, newClient(t, rdb, slow()), 40, time.Hour, WithOverrun(tc.overrun)).Settle(t.Context(), 120)
+		require.NoError(t, err)
+		require.Equal(t, tc.want, s.Settlement)
+		require.Equal(t, tc.want.Owed, lua.Sweep(t.Context(), rdb, []string{"llm"}, 1)[0].Debt)
+	}
+}
+
+func TestALostReplyToAReservationOrSettlementChangesNothing(t *testing.T) {
+	f := newFaulty(t, nil)
+	c := newClient(t, f.rdb, slow())
+	f.warm(t, c)
+	require.NoError(t, f.proxy.CutAfterReply(1, isScript))
+	r, err := c.Reserve(t.Context(), "checkout", 40, time.Hour)
+	require.NoError(t, err, "the client asked again by itself")
+	require.Equal(t, 1, f.proxy.LostReplies())
+	require.EqualValues(t, 60, tokens(t, f.direct, "checkout"))
+
+	require.NoError(t, f.proxy.CutAfterReply(2, isScript))
+	_, err = r.Settle(t.Context(), 10)
+	require.ErrorIs(t, err, ErrUnavailable, "it asks again once")
+	require.Equal(t, 3, f.proxy.LostReplies())
+	require.NoError(t, f.proxy.Heal())
+	s, err := r.Settle(t.Context(), 10)
+	require.NoError(t, err)
+	require.True(t, s.Again)
+	require.EqualValues(t, 30, s.Returned)
+	require.EqualValues(t, 90, tokens(t, f.direct, "checkout"))
+}
+
+func TestReservationsAreOfTheDegradedModeWhileTheirServerIsAway(t *testing.T) {
+	f := newFaulty(t, nil)
+	c := newClient(t, f.rdb, slow())
+	p := hourly(100)
+	p.Degraded = policy.DegradedOpen
+	createBucket(t, f.direct, "open", p)
+	f.warm(t, c)
+	_, err := c.Take(t.Context(), "open", 1)
+	require.NoError(t, err)
+	f.server.Kill()
+	_, err = c.Reserve(t.Context(), "checkout", 1, time.Hour)
+	require.ErrorIs(t, err, ErrUnavailable)
+	r, err := c.Reserve(t.Context(), "open", 5, time.Hour)
+	require.NoError(t, err)
+	require.True(t, r.OK)
+	require.Equal(t, SourceFallback, r.Source.Kind)
+	require.Zero(t, r.Until)
+	s, err := r.Settle(t.Context(), 2)
+	require.NoError(t, err, "it is in no bucket")
+	require.Equal(t, Settlement{}, s)
+}
+
+func TestReservationsOutOfRangeAreRefused(t *testing.T) {
+	rdb := testenv.Redis(t).Client()
+	createBucket(t, rdb, "llm", hourly(100))
+	c, err := New(rdb, slow())
+	require.NoError(t, err)
+	for _, tc := range []struct {
+		key  string
+		n    int64
+		ttl  time.Duration
+		opt  ReserveOption
+		want error
+	}{
+		{"nobody", 1, time.Hour, nil, ErrUnknownBucket},
+		{"", 1, time.Hour, nil, ErrInvalidKey},
+		{"llm", 0, time.Hour, nil, ErrInvalidAmount},
+		{"llm", policy.MaxTokens + 1, time.Hour, nil, ErrInvalidAmount},
+		{"llm", 101, time.Hour, nil, ErrExceedsCapacity},
+		{"llm", 1, policy.MinHold - 1, nil, ErrInvalidTTL},
+		{"llm", 1, policy.MaxHold + 1, nil, ErrInvalidTTL},
+		{"llm", 1, time.Hour, WithReservationID(""), ErrInvalidOption},
+		{"llm", 1, time.Hour, WithReservationID(strings.Repeat("x", lua.MaxIDLen+1)), ErrInvalidOption},
+		{"llm", 1, time.Hour, WithOverrun(2), ErrInvalidOption},
+		{"llm", 1, time.Hour, WithDeadline(-1), ErrInvalidOption},
+	} {
+		opts := []ReserveOption{}
+		if tc.opt != nil {
+			opts = append(opts, tc.opt)
+		}
+		r, err := c.Reserve(t.Context(), tc.key, tc.n, tc.ttl, opts...)
+		require.ErrorIs(t, err, tc.want)
+		require.Nil(t, r)
+	}
+	require.EqualValues(t, 100, tokens(t, rdb, "llm"))
+	r := reserve(t, c, 1, time.Hour, WithReservationID("job"))
+	_, err = c.Reserve(t.Context(), "llm", 2, time.Hour, WithReservationID("job"))
+	require.ErrorIs(t, err, ErrIDInUse)
+	_, err = r.Settle(t.Context(), -1)
+	require.ErrorIs(t, err, ErrInvalidAmount)
+	_, err = c.Settle(t.Context(), "llm", "", 1)
+	require.ErrorIs(t, err, ErrInvalidID)
+	_, err = c.Settle(t.Context(), "llm", "nothing", 1)
+	require.ErrorIs(t, err, ErrNotHeld)
+	require.Zero(t, c.Stats().Shut, "these are answers")
+	require.NoError(t, c.Close(t.Context()))
+	_, err = c.Reserve(t.Context(), "llm", 1, time.Hour)
+	require.ErrorIs(t, err, ErrClosed)
+	_, err = r.Settle(t.Context(), 1)
+	require.ErrorIs(t, err, ErrClosed)
+}
