@@ -114,7 +114,7 @@
 // what was used. Each is known by the reservation's id, so both can be repeated, and
 // another process can settle with [Client.Settle]. More than the bound of takes can
 // be used in a window by what was reserved before it, and by what was used beyond a
-// reservation and forgiven.
+// reservation and forgiven or owed.
 //
 // # While every refiller is away
 //
