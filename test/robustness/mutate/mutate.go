@@ -17,6 +17,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -24,12 +25,16 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Script is a change of one of the scripts in package lua: Old, which must be there once, becomes New.
+// Script is a change of one of the scripts in package lua.
 type Script struct {
-	Name string // such as "refill"
-	Old  string
-	New  string
+	Name  string // such as "refill"
+	Edits []Edit
 }
+
+// Edit has Old, which must be there once, become New.
+type Edit struct{ Old, New string }
+
+var include = regexp.MustCompile(`(?m)^--#include (\w+)\n`)
 
 // ErrStale is returned for a change whose text is not in the source: the source has moved on, and so must the change.
 var ErrStale = errors.New("mutate: the text to replace is not in the source exactly once")
@@ -48,12 +53,15 @@ func (s Script) hashes(root string) (original, changed, text string, err error) 
 		err = errors.Join(err, readErr)
 		return string(b)
 	}
-	source := strings.Replace(read(s.Name), "--#include state\n", read("state"), 1)
+	source := include.ReplaceAllStringFunc(read(s.Name), func(line string) string { return read(include.FindStringSubmatch(line)[1]) })
 	if err != nil {
 		return "", "", "", fmt.Errorf("mutate: %w", err)
 	}
-	if text, err = replace(source, s.Old, s.New); err != nil {
-		return "", "", "", err
+	text = source
+	for _, e := range s.Edits {
+		if text, err = replace(text, e.Old, e.New); err != nil {
+			return "", "", "", err
+		}
 	}
 	hash := func(text string) string {
 		sum := sha1.Sum([]byte(text)) //nolint:gosec // as above
