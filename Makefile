@@ -11,6 +11,10 @@ MODULES := $(patsubst %/go.mod,%,$(wildcard ./go.mod ./bench/go.mod ./deploy/go.
 # Packages whose tests need no server and end in seconds.
 UNIT_PKGS ?= $(addsuffix /...,$(wildcard ./policy ./internal/accesslog ./internal/config))
 
+# Packages whose tests drive the programs and the embedded servers. They run without the race detector, as the programs that
+# they build do: compiling etcd's server a second time, for the race detector, would cost minutes.
+PROGRAM_PKGS := ./cmd/... ./test/... ./internal/dev ./internal/devserver
+
 # At most this many test programs run at once: each starts real servers, and two
 # keep a two-core machine busy without starving the servers under test.
 TEST_PROCS ?= 2
@@ -50,16 +54,18 @@ build: ## Build the programs into bin/
 	go build -trimpath -o $(BIN)/ ./cmd/...
 
 .PHONY: test
-test: ensure-redis ensure-faketime ensure-cc ## Everything but the linter: set-up, vet, all tests with -race on real servers, the simulations
-	CGO_ENABLED=1 go vet -race ./...
+test: ensure-redis ensure-faketime ensure-cc ## Everything but the linter: set-up, vet, all tests on real servers (the packages with -race), the simulations
+	go vet ./...
 	scripts/check-fetch-deps.sh
-	CGO_ENABLED=1 go test -race -ldflags=-w -count=1 -shuffle=on -timeout $(TEST_TIMEOUT) -p $(TEST_PROCS) ./...
+	go test -count=1 -shuffle=on -timeout $(TEST_TIMEOUT) -p $(TEST_PROCS) $(PROGRAM_PKGS)
+	CGO_ENABLED=1 go test -race -ldflags=-w -count=1 -shuffle=on -timeout $(TEST_TIMEOUT) -p $(TEST_PROCS) \
+		$$(go list ./... | grep -vxF "$$(go list $(PROGRAM_PKGS))")
 	@$(MAKE) --no-print-directory simulate SCHEDULES=2000 POOL_SCHEDULES=20
 	go -C deploy vet ./...
 	go -C deploy test -count=1 -timeout $(TEST_TIMEOUT) ./...
 	go -C examples vet ./...
 	go -C examples test -count=1 -timeout $(TEST_TIMEOUT) ./...
-	@echo "make test: passed (vet, every test with the race detector, the simulations)"
+	@echo "make test: passed (vet, every test, the simulations)"
 
 .PHONY: simulate
 simulate: ## SCHEDULES random fault schedules of election and refill loop, POOL_SCHEDULES of the pools, in simulated time, without the race detector
