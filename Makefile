@@ -11,9 +11,9 @@ MODULES := $(patsubst %/go.mod,%,$(wildcard ./go.mod ./bench/go.mod ./deploy/go.
 # Packages whose tests need no server and end in seconds.
 UNIT_PKGS ?= $(addsuffix /...,$(wildcard ./policy ./internal/accesslog ./internal/config))
 
-# Packages whose tests drive the programs and the embedded servers. They run without the race detector, as the programs that
-# they build do: compiling etcd's server a second time, for the race detector, would cost minutes.
-PROGRAM_PKGS := ./cmd/... ./test/... ./internal/dev ./internal/devserver
+# Packages whose goroutines share state: `make test` tests these with the race detector and the others without, so that it
+# ends within 15 minutes on two cores of a fresh machine. `make race` tests everything with it.
+RACE_PKGS := ./election ./fetch ./pool ./refill
 
 # At most this many test programs run at once: each starts real servers, and two
 # keep a two-core machine busy without starving the servers under test.
@@ -54,18 +54,19 @@ build: ## Build the programs into bin/
 	go build -trimpath -o $(BIN)/ ./cmd/...
 
 .PHONY: test
-test: ensure-redis ensure-faketime ensure-cc ## Everything but the linter: set-up, vet, all tests on real servers (the packages with -race), the simulations
+test: ensure-redis ensure-faketime ensure-cc ## Everything but the linter: set-up, vet, all tests on real servers (concurrent packages with -race), the simulations
 	go vet ./...
 	scripts/check-fetch-deps.sh
-	go test -count=1 -shuffle=on -timeout $(TEST_TIMEOUT) -p $(TEST_PROCS) $(PROGRAM_PKGS)
-	CGO_ENABLED=1 go test -race -ldflags=-w -count=1 -shuffle=on -timeout $(TEST_TIMEOUT) -p $(TEST_PROCS) \
-		$$(go list ./... | grep -vxF "$$(go list $(PROGRAM_PKGS))")
+	go test -count=1 -shuffle=on -timeout $(TEST_TIMEOUT) -p $(TEST_PROCS) $$(go list ./... | grep -vxF "$$(go list $(RACE_PKGS))")
+	CGO_ENABLED=1 go test -race -ldflags=-w -count=1 -shuffle=on -timeout $(TEST_TIMEOUT) -p $(TEST_PROCS) $(RACE_PKGS)
 	@$(MAKE) --no-print-directory simulate SCHEDULES=2000 POOL_SCHEDULES=20
 	go -C deploy vet ./...
 	go -C deploy test -count=1 -timeout $(TEST_TIMEOUT) ./...
-	go -C examples vet ./...
-	go -C examples test -count=1 -timeout $(TEST_TIMEOUT) ./...
 	@echo "make test: passed (vet, every test, the simulations)"
+
+.PHONY: race
+race: ensure-redis ensure-faketime ensure-cc ## Every test of the module with the race detector
+	CGO_ENABLED=1 go test -race -ldflags=-w -count=1 -shuffle=on -timeout 20m -p $(TEST_PROCS) ./...
 
 .PHONY: simulate
 simulate: ## SCHEDULES random fault schedules of election and refill loop, POOL_SCHEDULES of the pools, in simulated time, without the race detector
@@ -108,8 +109,10 @@ proto: $(BIN)/protoc-gen-go $(BIN)/protoc-gen-go-grpc ## Generate the Go code of
 		--go-grpc_out=api --go-grpc_opt=paths=source_relative refiller/v1/buckets.proto
 
 .PHONY: verify
-verify: lint ensure-redis ## What a review would complain about: tidy modules, gofmt, vet, lint, a broken comparison; changes nothing
+verify: lint ensure-redis ## What a review would complain about: tidy modules, gofmt, vet, lint, broken examples or comparison; changes nothing
 	@set -e; for m in $(MODULES); do echo "go mod tidy -diff ($$m)"; go -C $$m mod tidy -diff; done
+	go -C examples vet ./...
+	go -C examples test -count=1 -timeout $(TEST_TIMEOUT) ./...
 	go -C bench vet ./...
 	go -C bench test -count=1 -timeout $(TEST_TIMEOUT) ./...
 	@bad=$$(gofmt -s -l .); [ -z "$$bad" ] || { echo "not gofmt -s clean:"; echo "$$bad"; exit 1; } >&2

@@ -206,7 +206,7 @@ func (o outcome) checkEnd() string {
 
 func TestNothingIsExceededUnderRandomFaults(t *testing.T) {
 	first, fixed := simSeed(t, uint64(time.Now().UnixNano())/1000)
-	n := schedules(t, 8)
+	n := schedules(t, 4)
 	if fixed {
 		n = 1
 	}
