@@ -60,16 +60,15 @@ func TestAScriptWhoseReplyIsLostRunsOnce(t *testing.T) {
 	for name, w := range want {
 		for _, source := range []bool{false, true} {
 			where := fmt.Sprintf("%s, with its source: %t", name, source)
-			key := fmt.Sprintf("%s-%t", name, source) // a request is remembered beside its bucket
-			storeCase(ctx, t, direct, key, 100)
+			storeCase(ctx, t, direct, name, 100)
 			if source { // NOSCRIPT is answered, and the reply to the source is lost
 				require.NoError(t, direct.ScriptFlush(ctx).Err())
 				require.NoError(t, p.CutAfterReply(always, func(r []byte) bool { return bytes.Contains(r, []byte("\r\neval\r\n")) }))
 			}
 			lost := p.LostReplies()
-			require.Error(t, operations[name](ctx, retrying, key), where)
+			require.Error(t, operations[name](ctx, retrying, name), where)
 			require.Equal(t, 1, p.LostReplies()-lost, "%s: one attempt", where)
-			b := load(ctx, t, direct, key)
+			b := load(ctx, t, direct, name)
 			require.Equal(t, w.index, *b.Index, where)
 			if w.tokens >= 0 {
 				require.Equal(t, w.tokens, *b.Tokens, where)
@@ -81,7 +80,7 @@ func TestAScriptWhoseReplyIsLostRunsOnce(t *testing.T) {
 
 	// The caller of a refill whose reply is lost sends it again with what it
 	// last learned: it has been won already.
-	out, err := lua.Refill(ctx, direct, "Refill-true", policy.Call{Version: policy.Version{Era: buckettest.Era, Index: buckettest.Index}, Terms: &terms})
+	out, err := lua.Refill(ctx, direct, "Refill", policy.Call{Version: policy.Version{Era: buckettest.Era, Index: buckettest.Index}, Terms: &terms})
 	require.NoError(t, err)
 	require.Equal(t, policy.StatusStale, out.Status)
 }
