@@ -7,8 +7,8 @@ import (
 )
 
 const (
-	// sweptOfBucket is the most records of a bucket that one script call ends: as
-	// many as leave the server free again within a millisecond.
+	// sweptOfBucket is the most records of a bucket that one script call ends, so
+	// that no call holds the server up for long.
 	sweptOfBucket = 100
 	// sweptAtOnce is the most records that one round trip ends, if no more buckets
 	// have any: a server runs a pipeline in one go.
