@@ -145,7 +145,6 @@ type simulation struct {
 
 // leading is a call of lead that hasn't returned.
 type leading struct {
-	ctx     context.Context
 	elector *Elector
 	process *process
 	since   time.Time
@@ -156,26 +155,35 @@ func (s *simulation) fault(format string, args ...any) { // locked
 	s.faults = append(s.faults, fmt.Errorf(format, args...))
 }
 
-// begins judges a term at its begin. Terms that are trusted at the same time are so when the last of them begins. A lead
-// that winds down, and isn't lost, is waited for.
-func (s *simulation) begins(ctx context.Context, p *process, e *Elector, term Term) {
+// begins judges a term at its begin. Terms that are trusted at the same time are so when the last of them begins.
+func (s *simulation) begins(p *process, e *Elector, term Term) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for epoch, l := range s.leads {
-		switch {
-		case l.process.crashed, l.revoked:
-		case l.elector.State().Role == RoleLeader:
+		if !l.process.crashed && !l.revoked && l.elector.State().Role == RoleLeader {
 			s.fault("epoch %d of %s begins while %d is trusted", term.Epoch, p.name, epoch)
-		case !errors.Is(context.Cause(l.ctx), ErrLeadershipLost):
-			s.fault("epoch %d of %s begins while lead of %d winds down", term.Epoch, p.name, epoch)
 		}
 	}
 	if term.Epoch <= s.epochs {
 		s.fault("epoch %d of %s after epoch %d", term.Epoch, p.name, s.epochs)
 	}
 	s.epochs = max(s.epochs, term.Epoch)
-	s.leads[term.Epoch] = &leading{ctx: ctx, elector: e, process: p, since: time.Now()}
+	s.leads[term.Epoch] = &leading{elector: e, process: p, since: time.Now()}
 	s.terms++
+}
+
+// asks judges what a process asks etcd for: nobody gives its key away while its lead winds down.
+func (s *simulation) asks(p *process, op string) {
+	if op != "remove" {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for epoch, l := range s.leads {
+		if l.process == p {
+			s.fault("%s resigns while lead of %d winds down", p.name, epoch)
+		}
+	}
 }
 
 func (s *simulation) ends(term Term) {
@@ -203,7 +211,10 @@ func (s *simulation) start(version int64) *process {
 		panic(err)
 	}
 	store := s.etcd.connect(name)
-	store.setPlan(p.etcd.plan)
+	store.setPlan(func(op string) call {
+		s.asks(p, op)
+		return p.etcd.plan(op)
+	})
 	cfg := testConfig(name)
 	cfg.TTL, cfg.SafetyMargin, cfg.RetryInterval, cfg.ResignTimeout = time.Second, 200*time.Millisecond, interval, 500*time.Millisecond
 	if s.without == trustMargin {
@@ -223,7 +234,7 @@ func (s *simulation) start(version int64) *process {
 		}
 	})
 	lead := func(ctx context.Context, term Term) error {
-		s.begins(ctx, p, elector, term)
+		s.begins(p, elector, term)
 		err := refiller.Lead(ctx, term.Epoch)
 		sleep(serving, random.upTo(3*interval)) // whoever leads may have other things to end
 		s.ends(term)
