@@ -214,9 +214,7 @@ func TestATermEndsWithoutAMajorityAndReturnsWithIt(t *testing.T) {
 // cutOff puts a proxy between one candidate and etcd.
 func cutOff(t *testing.T, etcd *testenv.EtcdCluster) (*faultproxy.Proxy, *clientv3.Client) {
 	t.Helper()
-	proxy, err := faultproxy.New(etcd.Members()[0].Addr(), faultproxy.Options{})
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, proxy.Close()) })
+	proxy := testenv.Proxy(t, etcd.Members()[0].Addr(), 0)
 	return proxy, dial(t, DialConfig{Endpoints: []string{proxy.Addr()}})
 }
 

@@ -30,10 +30,7 @@ func newFaulty(t *testing.T, change func(*redis.Options)) *faulty {
 	f := &faulty{server: testenv.Redis(t)}
 	f.direct = f.server.Client()
 	createBucket(t, f.direct, "checkout", hourly(100))
-	var err error
-	f.proxy, err = faultproxy.New(f.server.Addr(), faultproxy.Options{})
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, f.proxy.Close()) })
+	f.proxy = testenv.Proxy(t, f.server.Addr(), 0)
 	o := &redis.Options{Addr: f.proxy.Addr()}
 	if change != nil {
 		change(o)

@@ -99,10 +99,7 @@ func TestEveryFailureOfAServerHasItsReason(t *testing.T) {
 			p.admin = p.server.Client()
 			createBucket(t, p.admin, "checkout", hourly(100))
 			require.NoError(t, lua.Load(t.Context(), p.admin))
-			var err error
-			p.proxy, err = faultproxy.New(p.server.Addr(), faultproxy.Options{})
-			require.NoError(t, err)
-			t.Cleanup(func() { require.NoError(t, p.proxy.Close()) })
+			p.proxy = testenv.Proxy(t, p.server.Addr(), 0)
 			p.opts = &redis.Options{Addr: p.proxy.Addr(), MaxRetries: -1, DialerRetries: 1, ReadTimeout: patience}
 			f.provoke(p)
 			rdb := redis.NewClient(p.opts)

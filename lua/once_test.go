@@ -21,14 +21,6 @@ import (
 
 func isScript(request []byte) bool { return bytes.Contains(request, []byte("eval")) }
 
-func proxy(t testing.TB, target string) *faultproxy.Proxy {
-	t.Helper()
-	p, err := faultproxy.New(target, faultproxy.Options{})
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, p.Close()) })
-	return p
-}
-
 const always = 1 << 30
 
 // The connection breaks after the script ran and before its reply. The client
@@ -38,7 +30,7 @@ const always = 1 << 30
 func TestAScriptWhoseReplyIsLostRunsOnce(t *testing.T) {
 	t.Parallel()
 	ctx, server := t.Context(), testenv.Redis(t)
-	direct, p := server.Client(), proxy(t, server.Addr())
+	direct, p := server.Client(), testenv.Proxy(t, server.Addr(), 0)
 	retrying := redis.NewClient(&redis.Options{Addr: p.Addr()})
 	t.Cleanup(func() { _ = retrying.Close() })
 	require.Equal(t, 3, retrying.Options().MaxRetries, "the default")
@@ -88,7 +80,7 @@ func TestAScriptWhoseReplyIsLostRunsOnce(t *testing.T) {
 func TestABatchWhoseReplyIsLostRunsOnce(t *testing.T) {
 	t.Parallel()
 	ctx, server := t.Context(), testenv.Redis(t)
-	direct, p := server.Client(), proxy(t, server.Addr())
+	direct, p := server.Client(), testenv.Proxy(t, server.Addr(), 0)
 	retrying := redis.NewClient(&redis.Options{Addr: p.Addr()})
 	t.Cleanup(func() { _ = retrying.Close() })
 
@@ -116,7 +108,7 @@ func TestABatchWhoseReplyIsLostRunsOnceOnACluster(t *testing.T) {
 	direct := c.Client()
 	proxies := map[string]*faultproxy.Proxy{}
 	for _, addr := range c.Addrs() {
-		proxies[addr] = proxy(t, addr)
+		proxies[addr] = testenv.Proxy(t, addr, 0)
 	}
 	retrying := redis.NewClusterClient(&redis.ClusterOptions{
 		Addrs: c.Addrs(),

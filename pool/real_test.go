@@ -54,10 +54,8 @@ func realPools(t *testing.T, p Pool) map[string]*area {
 	for _, r := range p.Regions {
 		a := &area{name: r.Name, redis: testenv.Redis(t)}
 		a.rdb = a.redis.Client()
-		proxy, err := faultproxy.New(etcd.Members()[0].Endpoint()[len("http://"):], faultproxy.Options{})
-		require.NoError(t, err)
+		proxy := testenv.Proxy(t, etcd.Members()[0].Addr(), 0)
 		a.proxy = proxy
-		t.Cleanup(func() { _ = proxy.Close() })
 		require.NoError(t, proxy.Delay(faultproxy.Both, 20*time.Millisecond, 5*time.Millisecond)) // 40 ms there and back
 		client, err := election.Dial(election.DialConfig{Endpoints: []string{proxy.Addr()}})
 		require.NoError(t, err)

@@ -207,9 +207,7 @@ func TestThousandsOfBucketsKeepTheirInterval(t *testing.T) {
 func TestCallsDoNotPileUpBeforeASlowServer(t *testing.T) {
 	t.Parallel()
 	server := testenv.Redis(t)
-	proxy, err := faultproxy.New(server.Addr(), faultproxy.Options{})
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, proxy.Close()) })
+	proxy := testenv.Proxy(t, server.Addr(), 0)
 	rdb := redis.NewClient(&redis.Options{Addr: proxy.Addr(), ContextTimeoutEnabled: true})
 	t.Cleanup(func() { _ = rdb.Close() })
 	buckets := make([]Bucket, 1000)

@@ -143,9 +143,7 @@ func TestTheFlagBeatsTheEnvironment(t *testing.T) {
 
 func TestAServerThatIsAwayIsAnErrorSoon(t *testing.T) {
 	server, _ := newBucket(t, hourly(3))
-	proxy, err := faultproxy.New(server.Addr(), faultproxy.Options{})
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, proxy.Close()) })
+	proxy := testenv.Proxy(t, server.Addr(), 0)
 	url := "redis://" + proxy.Addr()
 	commands := []string{"take checkout", "peek checkout", "return checkout", "wait checkout", "load checkout --duration 1s"}
 	for fault, begin := range map[string]func(){

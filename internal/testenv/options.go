@@ -12,6 +12,9 @@ type options struct {
 	append   bool
 	password string
 	certs    *Certs
+
+	clock     bool
+	clockFile string // where the offset of a clock that can be stepped is
 }
 
 func newOptions(opts []Option) options {

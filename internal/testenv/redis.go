@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/url"
 	"os"
+	"path/filepath"
 	"strconv"
 	"testing"
 	"time"
@@ -24,6 +25,13 @@ type RedisServer struct {
 func Redis(t testing.TB, opts ...Option) *RedisServer {
 	t.Helper()
 	o := newOptions(opts)
+	if o.clock {
+		o.clockFile = filepath.Join(t.TempDir(), "clock")
+		if err := writeClock(o.clockFile, 0); err != nil {
+			t.Fatal(err)
+		}
+		o.env = append(o.env, clockEnv(t, o.clockFile)...)
+	}
 	var s *RedisServer
 	onFreePorts(t, 1, func(ports []int) (err error) {
 		s, err = startRedis(t, "redis", ports[0], o)

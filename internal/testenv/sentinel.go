@@ -153,6 +153,14 @@ func (s *RedisSentinel) Replica() *RedisServer {
 	return s.servers[0]
 }
 
+// SetDownAfter sets how long the master may be silent before the sentinel promotes the replica. It is a second at first.
+func (s *RedisSentinel) SetDownAfter(d time.Duration) {
+	s.t.Helper()
+	s.must("sentinel knows its patience", func(ctx context.Context) error {
+		return s.control.Set(ctx, SentinelMaster, "down-after-milliseconds", strconv.FormatInt(d.Milliseconds(), 10)).Err()
+	})
+}
+
 // KillMaster kills the master and returns it. The sentinel promotes the replica a second or a few later; see
 // [RedisSentinel.WaitMaster]. A killed master that is restarted becomes the replica.
 func (s *RedisSentinel) KillMaster() *RedisServer {

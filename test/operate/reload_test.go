@@ -9,7 +9,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/tokenrefill/refiller/internal/faultproxy"
 	"github.com/tokenrefill/refiller/internal/testenv"
 	"github.com/tokenrefill/refiller/lua"
 )
@@ -25,9 +24,7 @@ func TestALoweredLimitIsInForceEverywhereSoonAndNeverRefills(t *testing.T) {
 			t.Parallel()
 			server := testenv.Redis(t)
 			rdb := server.Client()
-			proxy, err := faultproxy.New(server.Addr(), faultproxy.Options{})
-			require.NoError(t, err)
-			t.Cleanup(func() { require.NoError(t, proxy.Close()) })
+			proxy := testenv.Proxy(t, server.Addr(), 0)
 			election := ""
 			if mode == "etcd" {
 				etcd := testenv.Etcd(t, 1)

@@ -82,8 +82,20 @@ var faults = []fault{
 	{"a region's redis comes back empty", func(w *world) func() {
 		r := w.any()
 		r.redis.Kill()
-		return r.redis.Restart
+		_ = os.Remove(r.snapshot()) // there is none, or it is of an earlier fault
+		return r.restart
 	}},
+	{"a region's redis comes back as it was before", func(w *world) func() {
+		r := w.any()
+		before := r.taken.Load()
+		require.NoError(w.t, r.rdb.Save(w.t.Context()).Err())
+		wait(w.t, time.Duration(w.rng.Int64N(int64(2*time.Second))))
+		r.redis.Kill()
+		w.forgive(float64(r.taken.Load() - before)) // what the snapshot doesn't know of
+		return r.restart
+	}},
+	{"a region's clock steps forward", step(1)},
+	{"a region's clock steps back", step(-1)},
 	{"a region's links change", func(w *world) func() { w.slow(w.any()); return nothing }},
 }
 
@@ -94,6 +106,20 @@ func oneWay(d faultproxy.Direction) func(*world) func() {
 			require.NoError(w.t, l.BlackHole(d))
 		}
 		return func() { w.mend(r) }
+	}
+}
+
+// step moves the clock of a region's Redis, and leaves it so. Of a step forward, a refill credits at most 2 s.
+func step(sign time.Duration) func(*world) func() {
+	return func(w *world) func() {
+		r := w.any()
+		jump := sign * []time.Duration{30 * time.Millisecond, 300 * time.Millisecond, 3 * time.Second, time.Minute}[w.rng.IntN(4)]
+		before := inForce(r.look(w.t.Context()))
+		r.skew += jump
+		r.redis.StepClock(r.skew)
+		w.forgive(max(before, inForce(r.look(w.t.Context()))) * max(0, min(jump.Seconds(), 2)))
+		w.t.Logf("%s's by %s", r.name, jump)
+		return nothing
 	}
 }
 

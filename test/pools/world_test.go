@@ -47,6 +47,7 @@ type world struct {
 	violation string
 	worst     float64 // Σ rate in force at its highest, as a part of R
 	used      float64 // consumption at its highest, as a part of its bound
+	slack     float64 // tokens that faults so far may have brought
 }
 
 // region is a Redis, two replicas, the links to etcd, and consumers.
@@ -56,7 +57,9 @@ type region struct {
 	rdb      *redis.Client
 	links    []*faultproxy.Proxy // one for each member of etcd
 	replicas []*replica
-	wants    atomic.Int64 // tokens per second
+	skew     time.Duration // of the clock of its Redis
+	lives    atomic.Int64  // how often its Redis has started again
+	wants    atomic.Int64  // tokens per second
 	taken    atomic.Int64
 }
 
@@ -74,13 +77,11 @@ func startWorld(t *testing.T, seed uint64) *world {
 	w := &world{t: t, rng: rand.New(rand.NewPCG(seed, 0)), etcd: testenv.Etcd(t, 3)}
 	names := []string{"ap", "eu", "us"}
 	for _, name := range names {
-		r := &region{name: name, redis: testenv.Redis(t)}
+		r := &region{name: name, redis: testenv.Redis(t, testenv.WithClock())}
 		r.rdb = r.redis.Client()
 		var endpoints []string
 		for _, m := range w.etcd.Members() {
-			link, err := faultproxy.New(m.Addr(), faultproxy.Options{Seed: w.rng.Uint64()})
-			require.NoError(t, err)
-			t.Cleanup(func() { _ = link.Close() })
+			link := testenv.Proxy(t, m.Addr(), w.rng.Uint64())
 			r.links, endpoints = append(r.links, link), append(endpoints, link.Addr())
 		}
 		w.slow(r)
@@ -130,13 +131,22 @@ func (r *region) look(ctx context.Context) *lua.PeekReply {
 	return &p
 }
 
-// inForce is the rate in force, in tokens per second.
+// snapshot is the file that its Redis starts from.
+func (r *region) snapshot() string { return filepath.Join(r.redis.DataDir(), "dump.rdb") }
+
+func (r *region) restart() {
+	r.lives.Add(1)
+	r.redis.Restart()
+}
+
+// inForce is the rate in force, in tokens per second. A grant ends with its era: the next refill credits nothing under it
+// once the clock has stepped back.
 func inForce(p *lua.PeekReply) float64 {
 	if p == nil {
 		return 0
 	}
 	n := p.Terms.Tokens
-	if p.Terms.Granted(p.Version.Era, p.Now) {
+	if p.Terms.Granted(p.Version.Era, p.Now) && p.Now >= p.Last-policy.ClockTolerance {
 		n = p.Terms.GrantTokens
 	}
 	return float64(n) * 1e6 / float64(p.Terms.Per)
@@ -220,7 +230,7 @@ func (r *region) consume(ctx context.Context) {
 	}
 }
 
-// watch runs consumers, and asserts I1, I2 and I6, until the returned function is called.
+// watch runs consumers, and asserts I1, I2, I4, I5 and I6, until the returned function is called.
 func (w *world) watch() (stop func()) {
 	ctx, cancel := context.WithCancel(w.t.Context())
 	var all sync.WaitGroup
@@ -242,20 +252,27 @@ func (w *world) judge(ctx context.Context) {
 	least := 0.0 // consumed less what falls due, at its lowest
 	gap := 0.1   // the longest time between two refills, in seconds
 	before := make([]*lua.PeekReply, len(w.regions))
-	newest := map[string]policy.Fence{} // by region and era
+	newest := map[string]policy.Fence{} // by region, life of its Redis, and era
+	accounts, lives := make([]account, len(w.regions)), make([]life, len(w.regions))
 	for ctx.Err() == nil {
 		sum, taken, text := 0.0, 0.0, ""
 		elapsed := time.Since(began).Seconds() // before the count: the bound is for no more time than it took
 		for i, r := range w.regions {
 			taken += float64(r.taken.Load())
 			p := r.look(ctx)
+			if !lives[i].refilled(r.lives.Load(), p) {
+				p = nil // what it remembers isn't in force: its first refill credits nothing
+			}
 			sum += min(inForce(before[i]), inForce(p))
 			text += fmt.Sprintf(" %s %.1f", r.name, inForce(p))
+			if fault := accounts[i].book(before[i], p, lua.Tickets(ctx, r.rdb, []string{key})[0]); fault != "" {
+				w.violated("%s: %s", r.name, fault)
+			}
 			if before[i] = p; p == nil {
 				continue
 			}
 			gap = max(gap, min(float64(p.Now-p.Last)/1e6, 2))
-			history := fmt.Sprint(r.name, p.Version.Era)
+			history := fmt.Sprint(r.name, "/", lives[i].number, "/", p.Version.Era)
 			if p.Terms.Fence.Before(newest[history]) {
 				w.violated("I6: the fence of %s falls from %v to %v", history, newest[history], p.Terms.Fence)
 			}
@@ -268,7 +285,7 @@ func (w *world) judge(ctx context.Context) {
 		// counts of calls under way. A tenth is r·τ without a gap.
 		over := taken - rate*elapsed - least
 		least = min(least, taken-rate*elapsed)
-		bound := capacity + rate*(gap+0.2)
+		bound := capacity + rate*(gap+0.2) + w.forgiven()
 		if over > bound {
 			w.violated("I2: %.0f tokens more than fell due were taken in some window; the bound is %.0f", over, bound)
 		}
@@ -276,6 +293,70 @@ func (w *world) judge(ctx context.Context) {
 		w.worst, w.used = max(w.worst, sum/rate), max(w.used, over/bound)
 		w.mu.Unlock()
 	}
+}
+
+// forgive lets consumption exceed its bound by what a fault may bring.
+func (w *world) forgive(tokens float64) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.slack += tokens
+}
+
+func (w *world) forgiven() float64 {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.slack
+}
+
+// life is one life of a Redis.
+type life struct {
+	number int64
+	born   int64 // the first look at it, on its clock; 0 if there was none
+	era    int64 // at that look
+}
+
+// refilled reports whether a look found a bucket that was refilled in this life.
+func (l *life) refilled(number int64, p *lua.PeekReply) bool {
+	if l.number != number {
+		*l = life{number: number}
+	}
+	if p == nil {
+		return false
+	}
+	if l.born == 0 {
+		l.born, l.era = p.Now, p.Version.Era
+	}
+	return number == 0 || p.Last >= l.born || p.Version.Era != l.era
+}
+
+// account is what fell due to a region and what was credited, in one history of its Redis without a gap.
+type account struct {
+	open    bool
+	first   lua.Ticket
+	last    lua.Ticket
+	due     float64
+	highest float64 // rate in force
+}
+
+// book takes two looks at a region, one after the other, and a ticket after them, and tells what is wrong with them. What
+// a refill credits fell due since the refill before: at most 2 s.
+func (a *account) book(before, p *lua.PeekReply, ticket lua.TicketResult) (fault string) {
+	now := ticket.Ticket
+	if before == nil || p == nil || ticket.Err != nil || !a.open || now.Version.Era != a.last.Version.Era || now.Now-a.last.Now > 500_000 || now.Now < a.last.Now {
+		*a = account{open: p != nil && ticket.Err == nil, first: now, last: now}
+		return ""
+	}
+	if now.Version.Index < a.last.Version.Index {
+		return fmt.Sprintf("I4: the index falls from %v to %v", a.last.Version, now.Version)
+	}
+	r := max(inForce(before), inForce(p))
+	a.highest = max(a.highest, r)
+	a.due += r * float64(now.Now-a.last.Now) / 1e6
+	a.last = now
+	if credited := float64(now.Added - a.first.Added); credited > a.due+2*a.highest+1 {
+		return fmt.Sprintf("I5: %.0f were credited, %.0f fell due", credited, a.due)
+	}
+	return ""
 }
 
 func (w *world) violated(format string, args ...any) {

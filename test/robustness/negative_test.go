@@ -125,7 +125,7 @@ func step(ctx context.Context, t *testing.T, s *system.System, d time.Duration) 
 	t.Helper()
 	letRun(ctx, 3*time.Second)
 	f := record.Fault{Name: "clock", Start: time.Now().UnixNano(), Effect: record.Clock, Jump: d}
-	s.StepClock(d)
+	s.Redis.StepClock(d)
 	letRun(ctx, time.Second)
 	f.End = time.Now().UnixNano()
 	s.Note(f)

@@ -10,7 +10,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tokenrefill/refiller/fetch"
-	"github.com/tokenrefill/refiller/internal/faultproxy"
 	"github.com/tokenrefill/refiller/internal/testenv"
 )
 
@@ -21,9 +20,7 @@ import (
 func ChargedOnce(t *testing.T, limiter func(redis.UniversalClient) (charge func(context.Context) error, left func(context.Context) int64)) {
 	t.Helper()
 	ctx, server := t.Context(), testenv.Redis(t)
-	proxy, err := faultproxy.New(server.Addr(), faultproxy.Options{})
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, proxy.Close()) })
+	proxy := testenv.Proxy(t, server.Addr(), 0)
 	retrying := redis.NewClient(&redis.Options{Addr: proxy.Addr(), MinRetryBackoff: time.Microsecond, MaxRetryBackoff: time.Millisecond})
 	t.Cleanup(func() { _ = retrying.Close() })
 	require.Equal(t, 3, retrying.Options().MaxRetries, "the default")

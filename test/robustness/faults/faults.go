@@ -313,6 +313,8 @@ var All = []Fault{
 		// From here on the replica hears nothing of the master.
 		e.must(next.Client().ReplicaOf(ctx, "127.0.0.1", "1").Err())
 		return func() {
+			e.Sentinel.SetDownAfter(time.Second)
+			defer e.Sentinel.SetDownAfter(time.Hour)
 			old.Kill()
 			e.what.Gone = time.Now().UnixNano()
 			ctx, cancel := context.WithTimeout(context.Background(), 40*time.Second)
@@ -356,7 +358,7 @@ var All = []Fault{
 func (e *env) step(d time.Duration) func() {
 	e.what.Effect, e.what.Jump = record.Clock, d
 	e.Offset += d
-	e.StepClock(e.Offset)
+	e.Redis.StepClock(e.Offset)
 	return func() {}
 }
 

@@ -72,7 +72,6 @@ type System struct {
 	Direct   redis.UniversalClient
 	Replicas []*Replica
 	Offset   time.Duration // of the single Redis' clock
-	clock    string        // file that steps Redis' clock
 	addr     string        // of the single Redis
 	recorded []record.Bucket
 
@@ -155,17 +154,12 @@ func (s *System) startRedis() {
 		opts = append(opts, testenv.WithArgs("--key-load-delay", "300", "--loading-process-events-interval-bytes", "1024"))
 	}
 	if s.Clock {
-		s.clock = filepath.Join(s.T.TempDir(), "clock")
-		s.StepClock(0)
-		env, err := clockEnv(s.clock)
-		if err != nil {
-			s.T.Fatal(err)
-		}
-		opts = append(opts, testenv.WithEnv(env...))
+		opts = append(opts, testenv.WithClock())
 	}
 	switch s.Servers {
 	case Sentinel:
 		s.Sentinel = testenv.Sentinel(s.T, opts...)
+		s.Sentinel.SetDownAfter(time.Hour) // it fails over when a fault says so, not when the machine is busy
 		s.Direct = s.Sentinel.Client()
 	case Cluster:
 		s.Cluster = testenv.Cluster(s.T, opts...)
@@ -177,17 +171,8 @@ func (s *System) startRedis() {
 		if s.Front != nil {
 			s.addr = s.Front(s.addr)
 		}
-		s.Clients = s.proxy(s.addr)
+		s.Clients = testenv.Proxy(s.T, s.addr, 0)
 	}
-}
-
-func (s *System) proxy(target string) *faultproxy.Proxy {
-	p, err := faultproxy.New(target, faultproxy.Options{})
-	if err != nil {
-		s.T.Fatal(err)
-	}
-	s.T.Cleanup(func() { _ = p.Close() })
-	return p
 }
 
 func (s *System) addReplica(binary string, i int) {
@@ -203,13 +188,13 @@ func (s *System) addReplica(binary string, i int) {
 	case Cluster:
 		url = "redis-cluster://" + strings.Join(s.Cluster.Addrs(), ",")
 	default:
-		r.Redis = s.proxy(s.addr)
+		r.Redis = testenv.Proxy(s.T, s.addr, 0)
 		url = "redis://" + r.Redis.Addr() + "/0"
 	}
 	var endpoints []string
 	if s.Etcd != nil {
 		for _, m := range s.Etcd.Members() {
-			p := s.proxy(m.Addr())
+			p := testenv.Proxy(s.T, m.Addr(), 0)
 			r.Etcd = append(r.Etcd, p)
 			endpoints = append(endpoints, p.Addr())
 		}
