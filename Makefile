@@ -100,7 +100,7 @@ failover: ensure-redis ## Ends the active replica KILLS times in each mode and p
 	go test -count=1 -timeout 0 -v -run TestFailover ./test/robustness -args -kills $(KILLS)
 
 .PHONY: fuzz
-fuzz: ## Every fuzz test for FUZZTIME
+fuzz: ensure-redis ## Every fuzz test for FUZZTIME
 	scripts/fuzz.sh $(FUZZTIME)
 
 .PHONY: proto
