@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"sort"
+	"strings"
 	"sync"
 	"time"
 
@@ -177,6 +178,7 @@ type tenure struct {
 	office  office
 	seq     int64
 	ledgers map[string]*ledger
+	order   []*ledger        // by name; rebuilt when it is nil
 	seen    map[string]int64 // revisions at which the shares in etcd last changed
 	gone    map[string]bool  // shares that we have removed
 	dirty   map[string]bool  // regions whose share is to be written
@@ -340,7 +342,7 @@ func (t *tenure) recall(region string, e entry, now time.Time) error {
 		if l == nil { // the pool has left the configuration
 			l = newLedger(name)
 			l.configure(nil)
-			t.ledgers[name] = l
+			t.ledgers[name], t.order = l, nil
 		}
 		l.inherit(region, terms, max(s.lease, t.timing.Lease), now)
 	}
@@ -368,7 +370,7 @@ func (t *tenure) configure(value string) error {
 	for i, p := range s.Pools {
 		configured[p.Name] = &s.Pools[i]
 		if t.ledgers[p.Name] == nil {
-			t.ledgers[p.Name] = newLedger(p.Name)
+			t.ledgers[p.Name], t.order = newLedger(p.Name), nil
 		}
 	}
 	for name, l := range t.ledgers {
@@ -397,6 +399,7 @@ func (t *tenure) plan(now time.Time) {
 		}
 		if l.pool == nil && len(l.accounts) == 0 {
 			delete(t.ledgers, name)
+			t.order = nil
 		}
 		sums[name] = l.sum()
 	}
@@ -469,22 +472,40 @@ func (t *tenure) publish(ctx context.Context) error {
 
 // sharing is the write of a region's share.
 type sharing struct {
-	region string
-	share  share
+	entries []recording
 	write
+}
+
+// recording is what a share says of one pool.
+type recording struct {
+	l     *ledger
+	a     *account
+	terms []policy.Terms
 }
 
 // write is the share of a region as it should be; false if there is nothing to
 // write.
 func (t *tenure) write(region string) (sharing, bool) {
-	s := newShare(t.lease)
-	for name, l := range t.ledgers {
-		if a := l.accounts[region]; a != nil && len(a.offers) > 0 {
-			s.terms[name], s.demand[name] = a.list(), a.demand.units(l.unit.total)
+	if t.order == nil {
+		t.order = slices.SortedFunc(maps.Values(t.ledgers), func(l, m *ledger) int { return strings.Compare(l.name, m.name) })
+	}
+	entries, count := make([]recording, 0, len(t.order)), 0
+	for _, l := range t.order {
+		if a := l.accounts[region]; a != nil {
+			entries = append(entries, recording{l: l, a: a})
+			count += len(a.offers)
 		}
 	}
+	all := make([]policy.Terms, 0, count) // of all entries, one after the other
+	text := appendLease(make([]byte, 0, 64+lineBytes*count), t.lease)
+	for i := range entries {
+		e, n := &entries[i], len(all)
+		all = e.a.list(all)
+		e.terms = all[n:len(all):len(all)]
+		text = appendLines(text, e.l.name, e.a.demand.units(e.l.unit.total), e.terms)
+	}
 	key := shareKeys + region
-	w := sharing{region, s, write{key: key, seen: t.seen[key], value: s.encode(), remove: len(s.terms) == 0}}
+	w := sharing{entries, write{key: key, seen: t.seen[key], value: string(text), remove: count == 0}}
 	if t.gone[key] {
 		w.seen = 0
 	}
@@ -512,7 +533,7 @@ func (t *tenure) commit(ctx context.Context, shares []sharing) error {
 		return errors.New("pool: a share has changed since it was read")
 	}
 	for _, w := range shares {
-		t.recorded(w.region, w.share)
+		recorded(w.entries)
 		if t.seen[w.key] = revision; w.remove {
 			t.gone[w.key] = true
 		} else {
@@ -524,14 +545,12 @@ func (t *tenure) commit(ctx context.Context, shares []sharing) error {
 }
 
 // recorded notes that etcd holds a share. What that frees can be given away.
-func (t *tenure) recorded(region string, s share) {
-	for name, l := range t.ledgers {
-		if a := l.accounts[region]; a != nil {
-			_, before := a.claims(l.unit)
-			a.recorded = s.terms[name]
-			_, after := a.claims(l.unit)
-			l.dirty = l.dirty || after.rate < before.rate || after.capacity < before.capacity
-		}
+func recorded(entries []recording) {
+	for _, e := range entries {
+		_, before := e.a.claims(e.l.unit)
+		e.a.recorded = e.terms
+		_, after := e.a.claims(e.l.unit)
+		e.l.dirty = e.l.dirty || after.rate < before.rate || after.capacity < before.capacity
 	}
 }
 

@@ -175,13 +175,12 @@ func (o offer) known() policy.Terms {
 	return t
 }
 
-// list is what is to be recorded of the account's offers.
-func (a *account) list() []policy.Terms {
-	list := make([]policy.Terms, len(a.offers))
-	for i, o := range a.offers {
-		list[i] = o.known()
+// list appends what is to be recorded of the account's offers.
+func (a *account) list(to []policy.Terms) []policy.Terms {
+	for _, o := range a.offers {
+		to = append(to, o.known())
 	}
-	return list
+	return to
 }
 
 // lapse voids the offers that have ended.

@@ -31,6 +31,9 @@ func newShare(lease time.Duration) share {
 	return share{lease: lease, terms: map[string][]policy.Terms{}, demand: map[string]int64{}}
 }
 
+// lineBytes is about what a line takes.
+const lineBytes = 192
+
 // encode writes a line with the lease in microseconds, then a line for each
 // terms: the pool's name, its demand, and policy.Terms as the scripts store
 // them, with a space between.
@@ -40,16 +43,26 @@ func (s share) encode() string {
 		pools = append(pools, p)
 	}
 	sort.Strings(pools)
-	b := append(make([]byte, 0, 64+192*len(pools)), "lease "...)
-	b = append(strconv.AppendInt(b, s.lease.Microseconds(), 10), '\n')
+	b := appendLease(make([]byte, 0, 64+lineBytes*len(pools)), s.lease)
 	for _, p := range pools {
-		for _, t := range s.terms[p] {
-			b = append(append(b, p...), ' ')
-			b = append(strconv.AppendInt(b, s.demand[p], 10), ' ')
-			b = append(t.Append(b), '\n')
-		}
+		b = appendLines(b, p, s.demand[p], s.terms[p])
 	}
 	return string(b)
+}
+
+// appendLease appends the first line of a share.
+func appendLease(b []byte, lease time.Duration) []byte {
+	return append(strconv.AppendInt(append(b, "lease "...), lease.Microseconds(), 10), '\n')
+}
+
+// appendLines appends the lines of a pool.
+func appendLines(b []byte, pool string, demand int64, terms []policy.Terms) []byte {
+	for _, t := range terms {
+		b = append(append(b, pool...), ' ')
+		b = append(strconv.AppendInt(b, demand, 10), ' ')
+		b = append(t.Append(b), '\n')
+	}
+	return b
 }
 
 func decodeShare(text string) (share, error) {
