@@ -64,23 +64,28 @@ func TestStatusWatchesUntilInterrupted(t *testing.T) {
 		_, _ = w.Write([]byte(`{"identity":"a","mode":"race","reload":{"result":"refused","problems":["f:1:1: no"]},"buckets":[]}`))
 	}))
 	defer server.Close()
+	seen := watchTwice(t, "race: every replica", "status", "--addr", server.URL, "--watch=100ms")
+	require.Contains(t, seen, "503", "a replica that is away is shown as such and asked again")
+	require.Contains(t, seen, "f:1:1: no")
+}
+
+// watchTwice runs a command until it has shown what is wanted twice, interrupts it, and returns what it wrote.
+func watchTwice(t *testing.T, want string, args ...string) string {
+	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
 	out := &signalling{wrote: make(chan string)}
 	done := make(chan int, 1)
-	go func() {
-		done <- run(ctx, []string{"status", "--addr", server.URL, "--watch=100ms"}, func(string) string { return "" }, out, out)
-	}()
+	go func() { done <- run(ctx, args, func(string) string { return "" }, out, out) }()
 	var seen strings.Builder
-	for strings.Count(seen.String(), "race: every replica") < 2 {
+	for strings.Count(seen.String(), want) < 2 {
 		select {
 		case text := <-out.wrote:
 			seen.WriteString(text)
-		case <-time.After(20 * time.Second):
-			require.Fail(t, "no second status", seen.String())
+		case <-time.After(time.Minute):
+			require.Fail(t, "not shown twice", seen.String())
 		}
 	}
-	require.Contains(t, seen.String(), "503", "a replica that is away is shown as such and asked again")
-	require.Contains(t, seen.String(), "f:1:1: no")
 	cancel()
 	for {
 		select {
@@ -88,7 +93,7 @@ func TestStatusWatchesUntilInterrupted(t *testing.T) {
 			continue
 		case code := <-done:
 			require.Zero(t, code)
-			return
+			return seen.String()
 		}
 	}
 }

@@ -76,7 +76,7 @@ func (p *pools) open() (*clientv3.Client, config.Config, error) {
 
 func poolStatusCommand(e env) *cobra.Command {
 	p := pools{env: e}
-	var output string
+	var d display
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Tell how the regions share each pool, and who coordinates",
@@ -84,34 +84,41 @@ func poolStatusCommand(e env) *cobra.Command {
 			"and its last report. Ages compare the clock of the region's Redis with the one here.",
 		Args: usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if output != "text" && output != "json" {
-				return usageError{fmt.Errorf("--output %q: want text or json", output)}
+			if err := d.validate(); err != nil {
+				return err
 			}
 			client, cfg, err := p.open()
 			if err != nil {
 				return err
 			}
 			defer func() { _ = client.Close() }() // it has answered or not
-			ctx, cancel := context.WithTimeout(cmd.Context(), operateTimeout)
-			defer cancel()
-			s, err := pool.ReadStatus(ctx, client, cfg.PoolsPrefix())
-			if err != nil {
-				return err
-			}
-			leader, err := leaderOf(ctx, client, cfg.PoolsPrefix())
-			if err != nil && !errors.Is(err, election.ErrNoLeader) {
-				return err
-			}
-			answer := poolAnswer{Coordinator: leader.Identity, Epoch: leader.Epoch, Status: s}
-			if output == "json" {
-				return json.NewEncoder(e.stdout).Encode(answer)
-			}
-			return answer.write(e.stdout, time.Now())
+			return d.show(cmd.Context(), e.stdout, func(ctx context.Context, w io.Writer) error {
+				return showPools(ctx, w, client, cfg.PoolsPrefix(), d.output)
+			})
 		},
 	}
 	p.flags(cmd)
-	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
+	d.flags(cmd)
 	return cmd
+}
+
+// showPools reads the pools and writes how they stand.
+func showPools(ctx context.Context, w io.Writer, client *clientv3.Client, prefix, output string) error {
+	ctx, cancel := context.WithTimeout(ctx, operateTimeout)
+	defer cancel()
+	s, err := pool.ReadStatus(ctx, client, prefix)
+	if err != nil {
+		return err
+	}
+	leader, err := leaderOf(ctx, client, prefix)
+	if err != nil && !errors.Is(err, election.ErrNoLeader) {
+		return err
+	}
+	answer := poolAnswer{Coordinator: leader.Identity, Epoch: leader.Epoch, Status: s}
+	if output == "json" {
+		return json.NewEncoder(w).Encode(answer)
+	}
+	return answer.write(w, time.Now())
 }
 
 // poolAnswer is what pool status tells.

@@ -83,6 +83,9 @@ func TestPoolStatusFenceAndLift(t *testing.T) {
 	require.Regexp(t, `(?m)^eu +950/s +100/s .* s ago *$`, stdout)
 	require.Regexp(t, `(?m)^us +0/s .* never +has never reported$`, stdout)
 
+	seen := watchTwice(t, `"coordinator":"eu/one"`, "pool", "status", "-c", path, "-o", "json", "--watch=100ms")
+	require.Equal(t, strings.Count(seen, "\n"), strings.Count(seen, `"coordinator"`), "an object per line")
+
 	// A region of another name, and second thoughts.
 	code, _, stderr = runWith(t, nil, "pool", "fence", "asia", "-c", path, "--yes")
 	require.Equal(t, exitUsage, code)
@@ -126,6 +129,7 @@ func TestPoolCommandsSayWhatIsMissing(t *testing.T) {
 		"which command? status, fence or lift":                  {"pool"},
 		"where is etcd? give --config FILE or --etcd HOST:PORT": {"pool", "status"},
 		"want text or json":                                     {"pool", "status", "-o", "xml"},
+		"--watch 1ms: want 100ms or more":                       {"pool", "status", "--watch=1ms"},
 		"accepts 1 arg":                                         {"pool", "fence"},
 	} {
 		code, _, stderr := runWith(t, nil, args...)

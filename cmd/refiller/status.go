@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -20,20 +19,19 @@ import (
 const (
 	statusTimeout = 5 * time.Second
 	maxStatus     = 64 << 20 // bytes of an answer
-	minWatch      = 100 * time.Millisecond
 )
 
 func statusCommand(e env) *cobra.Command {
-	var addr, output string
-	var watch time.Duration
+	var addr string
+	var d display
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Tell who leads and how the buckets stand",
 		Long:  "Ask a running replica's admin server who leads, under which epoch, and how each bucket stands.",
 		Args:  usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if output != "text" && output != "json" {
-				return usageError{fmt.Errorf("--output %q: want text or json", output)}
+			if err := d.validate(); err != nil {
+				return err
 			}
 			if !cmd.Flags().Changed("addr") {
 				if listen := e.getenv("REFILLER_LISTEN"); listen != "" {
@@ -43,19 +41,11 @@ func statusCommand(e env) *cobra.Command {
 			if !strings.Contains(addr, "://") {
 				addr = "http://" + addr
 			}
-			if !cmd.Flags().Changed("watch") {
-				return showStatus(cmd.Context(), e.stdout, addr, output)
-			}
-			if watch < minWatch {
-				return usageError{fmt.Errorf("--watch %s: want %s or more", watch, minWatch)}
-			}
-			return watchStatus(cmd.Context(), e.stdout, addr, output, watch)
+			return d.show(cmd.Context(), e.stdout, func(ctx context.Context, w io.Writer) error { return showStatus(ctx, w, addr, d.output) })
 		},
 	}
-	cmd.Flags().DurationVarP(&watch, "watch", "w", time.Second, "show it again and again, so often, until interrupted: --watch or --watch=5s")
-	cmd.Flags().Lookup("watch").NoOptDefVal = "1s"
+	d.flags(cmd)
 	cmd.Flags().StringVar(&addr, "addr", "http://127.0.0.1:9090", "URL of the replica's admin server ($REFILLER_LISTEN)")
-	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
 	return cmd
 }
 
@@ -74,34 +64,6 @@ func showStatus(ctx context.Context, w io.Writer, addr, output string) error {
 		return fmt.Errorf("status: %s does not answer as a refiller does: %w", addr, err)
 	}
 	return writeStatus(w, s)
-}
-
-// watchStatus shows the status until ctx ends. A replica that doesn't answer is
-// shown as such and asked again. Text takes the place of the one before; JSON is
-// an object per line.
-func watchStatus(ctx context.Context, w io.Writer, addr, output string, every time.Duration) error {
-	again := time.NewTicker(every)
-	defer again.Stop()
-	for {
-		var out bytes.Buffer
-		if err := showStatus(ctx, &out, addr, output); err != nil && ctx.Err() == nil {
-			if output == "json" {
-				return err
-			}
-			fmt.Fprintln(&out, err)
-		}
-		if output != "json" {
-			fmt.Fprint(w, "\x1b[H\x1b[2J") // to the upper left, and clear
-		}
-		if _, err := out.WriteTo(w); err != nil {
-			return err
-		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-again.C:
-		}
-	}
 }
 
 func get(ctx context.Context, url string) ([]byte, error) {
