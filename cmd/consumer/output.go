@@ -41,38 +41,6 @@ func (o *output) print(w io.Writer, text string, value any) error {
 	return nil
 }
 
-// resultJSON is a fetch.Result for scripts. A time that isn't known is null.
-type resultJSON struct {
-	Key          string `json:"key"`
-	OK           bool   `json:"ok"`
-	Taken        int64  `json:"taken"`
-	Remaining    int64  `json:"remaining"`
-	Limit        int64  `json:"limit"`
-	RetryAfterMS *int64 `json:"retry_after_ms"`
-	ResetAfterMS *int64 `json:"reset_after_ms"`
-	Source       string `json:"source"`
-	OnFloor      bool   `json:"on_floor,omitempty"` // a pool's bucket in a region without a grant
-}
-
-func toJSON(key string, r fetch.Result) resultJSON {
-	return resultJSON{
-		Key: key, OK: r.OK, Taken: r.Taken, Remaining: r.Remaining, Limit: r.Limit,
-		RetryAfterMS: millis(r.RetryAfter), ResetAfterMS: millis(r.ResetAfter), Source: r.Source.String(), OnFloor: r.OnFloor,
-	}
-}
-
-// millis rounds up, so that who waits that long waits long enough.
-func millis(d time.Duration) *int64 {
-	if d == fetch.Never {
-		return nil
-	}
-	ms := d.Milliseconds()
-	if d%time.Millisecond != 0 {
-		ms++
-	}
-	return &ms
-}
-
 // held describes what a bucket holds.
 func held(r fetch.Result) string {
 	text := fmt.Sprintf("%d tokens", r.Remaining)

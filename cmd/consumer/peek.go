@@ -4,6 +4,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/tokenrefill/refiller/fetch"
+	"github.com/tokenrefill/refiller/internal/answer"
 )
 
 func newPeekCommand(e env) *cobra.Command {
@@ -26,7 +27,7 @@ func newPeekCommand(e env) *cobra.Command {
 				if r.ResetAfter > 0 {
 					text += "; full " + in(r.ResetAfter)
 				}
-				return out.print(e.stdout, text, toJSON(key, r))
+				return out.print(e.stdout, text, answer.NewResult(key, r))
 			})
 		},
 	}

@@ -6,6 +6,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/tokenrefill/refiller/fetch"
+	"github.com/tokenrefill/refiller/internal/answer"
 )
 
 func newReturnCommand(e env) *cobra.Command {
@@ -24,10 +25,7 @@ func newReturnCommand(e env) *cobra.Command {
 				if err := c.Return(cmd.Context(), key, n); err != nil {
 					return err
 				}
-				return out.print(e.stdout, fmt.Sprintf("gave back: %s", plural(n)), struct {
-					Key    string `json:"key"`
-					Tokens int64  `json:"tokens"`
-				}{key, n})
+				return out.print(e.stdout, fmt.Sprintf("gave back: %s", plural(n)), answer.Return{Key: key, Tokens: n})
 			})
 		},
 	}

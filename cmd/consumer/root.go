@@ -33,9 +33,13 @@ type env struct {
 // commands makes the subcommands, in the order in which the help lists them.
 var commands = []func(env) *cobra.Command{
 	newTakeCommand,
+	newTakeAllCommand,
 	newPeekCommand,
 	newReturnCommand,
 	newWaitCommand,
+	newReserveCommand,
+	newSettleCommand,
+	newCancelCommand,
 	newServeCommand,
 	newLoadCommand,
 	func(e env) *cobra.Command { return newReplayCommand(e.stdin, e.stdout, e.stderr) },
@@ -75,6 +79,7 @@ func run(ctx context.Context, args []string, getenv func(string) string, stdin i
 func isUsage(err error) bool {
 	var usage usageError
 	return errors.As(err, &usage) || errors.Is(err, fetch.ErrInvalidKey) || errors.Is(err, fetch.ErrInvalidAmount) ||
+		errors.Is(err, fetch.ErrInvalidTTL) || errors.Is(err, fetch.ErrInvalidID) ||
 		errors.Is(err, redisconn.ErrURL) || errors.Is(err, redisconn.ErrOptions)
 }
 
@@ -87,6 +92,10 @@ func advice(err error) string {
 		return "Another program uses this key: name the bucket differently, or point --redis at another database."
 	case errors.Is(err, fetch.ErrExceedsCapacity):
 		return "Ask for no more than the capacity (-n), or raise it in the refiller's configuration."
+	case errors.Is(err, fetch.ErrNotHeld):
+		return "Check the id. A reservation is remembered for a minute after it was settled or its time was over."
+	case errors.Is(err, fetch.ErrIDInUse):
+		return "The id stands for a reservation of another number of tokens, or for one that has ended: choose another (--id)."
 	case errors.Is(err, fetch.ErrUnavailable):
 		const check = "Check that Redis runs and that --redis or " + redisEnv + " has its address and password."
 		if op := (*net.OpError)(nil); errors.As(err, &op) && op.Op == "dial" {

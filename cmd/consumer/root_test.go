@@ -88,6 +88,30 @@ func TestExitCodesAndMessages(t *testing.T) {
 		{"load checkout -c 10001", exitUsage, "", "1 to 10000"},
 		{"load checkout --rate fast", exitUsage, "", "500/s"},
 		{"load checkout --duration 0s", exitUsage, "", "more than 0"},
+		{"return checkout -n 3", exitOK, "gave back: 3 tokens", ""},
+		{"take-all checkout=2 checkout", exitOK, "taken: 2 tokens of checkout; 0 of 3 tokens left\ntaken: 1 token of checkout", ""},
+		{"take-all checkout", exitDenied, "denied: 1 token of checkout; 0 of 3 tokens left; due in ", ""},
+		{"take-all checkout typo", exitFailed, "", "Check the spelling"},
+		{"take-all checkout=4", exitFailed, "", "no more than the capacity"},
+		{"take-all", exitUsage, "", "want 1 to 64"},
+		{"take-all checkout=", exitUsage, "", "after the last ="},
+		{"take-all checkout=0", exitUsage, "", "from 1 to 1125899906842624"},
+		{"return checkout -n 3", exitOK, "gave back: 3 tokens", ""},
+		{"reserve checkout -n 2 --ttl 1h --id job", exitOK, "as job; 1 of 3 tokens left", ""},
+		{"reserve checkout -n 2 --ttl 1h --id job", exitOK, "held: 2 tokens until ", ""},
+		{"reserve checkout -n 2 --ttl 1h", exitDenied, "denied: 1 of 3 tokens left; 2 tokens due in ", ""},
+		{"reserve checkout -n 1 --ttl 1h --id job", exitFailed, "", "choose another (--id)"},
+		{"settle checkout job --used 1", exitOK, "settled: 1 given back, 2 left", ""},
+		{"settle checkout job --used 0", exitOK, "settled before: 1 given back, 2 left", ""},
+		{"reserve checkout --ttl 1h --id other --debt", exitOK, "as other", ""},
+		{"cancel checkout other", exitOK, "settled: 1 given back, 2 left", ""},
+		{"cancel checkout typo", exitFailed, "", "Check the id"},
+		{"settle checkout job", exitUsage, "", "how many tokens were used?"},
+		{"settle checkout --used 1", exitUsage, "", "want KEY"},
+		{"settle checkout job --used -1", exitUsage, "", "from 0 to 1125899906842624"},
+		{"reserve checkout", exitUsage, "", "want 1ms to 24h"},
+		{"reserve checkout --ttl 1h --id=", exitUsage, "", "want 1 to 64"},
+		{"reserve typo --ttl 1h", exitFailed, "", "Check the spelling"},
 		{"take", exitUsage, "", "want one KEY"},
 		{"take a b", exitUsage, "", "want one KEY"},
 		{"take checkout -o yaml", exitUsage, "", "text or json"},
@@ -107,7 +131,7 @@ func TestExitCodesAndMessages(t *testing.T) {
 	}
 	keys, err := rdb.Keys(t.Context(), "*").Result()
 	require.NoError(t, err)
-	require.ElementsMatch(t, []string{"checkout", "{checkout}", "{checkout}:ctl"}, keys, "no command made a key")
+	require.ElementsMatch(t, []string{"checkout", "{checkout}", "{checkout}:ctl", "{checkout}:held", "{checkout}:due"}, keys, "no command made a bucket")
 }
 
 func TestJSONIsForScripts(t *testing.T) {
@@ -124,6 +148,16 @@ func TestJSONIsForScripts(t *testing.T) {
 	require.Equal(t, 1.0, o.json(t)["taken"])
 	o = consumer(t.Context(), server.URL(), "return", "checkout", "-o", "json")
 	require.Equal(t, map[string]any{"key": "checkout", "tokens": 1.0}, o.json(t))
+
+	o = consumer(t.Context(), server.URL(), "take-all", "checkout=3", "-o", "json")
+	require.Equal(t, exitDenied, o.code)
+	require.Equal(t, "checkout", o.json(t)["denied"])
+	require.Len(t, o.json(t)["results"], 1)
+	o = consumer(t.Context(), server.URL(), "reserve", "checkout", "--ttl", "1h", "-o", "json")
+	require.Equal(t, true, o.json(t)["ok"])
+	id := o.json(t)["id"].(string)
+	o = consumer(t.Context(), server.URL(), "settle", "checkout", id, "--used", "0", "-o", "json")
+	require.Equal(t, 1.0, o.json(t)["returned"])
 
 	_, err := lua.Add(t.Context(), rdb, "foreign", 3, 10, 0)
 	require.NoError(t, err)
@@ -145,7 +179,7 @@ func TestAServerThatIsAwayIsAnErrorSoon(t *testing.T) {
 	server, _ := newBucket(t, hourly(3))
 	proxy := testenv.Proxy(t, server.Addr(), 0)
 	url := "redis://" + proxy.Addr()
-	commands := []string{"take checkout", "peek checkout", "return checkout", "wait checkout", "load checkout --duration 1s"}
+	commands := []string{"take checkout", "take-all checkout", "reserve checkout --ttl 1h", "settle checkout job --used 1", "peek checkout", "return checkout", "wait checkout", "load checkout --duration 1s"}
 	for fault, begin := range map[string]func(){
 		"silent":  func() { require.NoError(t, proxy.BlackHole(faultproxy.Both)) },
 		"refused": proxy.Cut,

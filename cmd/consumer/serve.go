@@ -55,6 +55,7 @@ func newServeCommand(e env) *cobra.Command {
 	f, o := cmd.Flags(), &s.options
 	f.StringArrayVar(&o.HTTP, "http", []string{"127.0.0.1:8080"}, "address for HTTP; '' for none")
 	f.StringArrayVar(&o.GRPC, "grpc", []string{"127.0.0.1:8081"}, "address for gRPC and Envoy; '' for none")
+	f.StringArrayVar(&o.Admin, "admin", nil, "address for probes and metrics alone, over plain HTTP: they are there at --http too, with the buckets")
 	s.conn.addFlags(cmd)
 	f.IntVar(&s.poolSize, "redis-connections", 2*redisconn.DefaultPoolSize, "most connections to each Redis server")
 	f.DurationVar(&s.deadline, "deadline", fetch.DefaultDeadline, "how long a call to Redis may take")
@@ -117,6 +118,9 @@ func (s *serve) run(cmd *cobra.Command, e env) error {
 	}
 	for _, a := range server.HTTPAddrs() {
 		log.Info("listening", "protocol", "http", "network", a.Network(), "address", a.String())
+	}
+	for _, a := range server.AdminAddrs() {
+		log.Info("listening", "protocol", "admin", "network", a.Network(), "address", a.String())
 	}
 	for _, a := range server.GRPCAddrs() {
 		log.Info("listening", "protocol", "grpc", "network", a.Network(), "address", a.String())

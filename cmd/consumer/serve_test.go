@@ -41,7 +41,10 @@ func startSidecar(t *testing.T, redisURL string, args ...string) (p *testenv.Pro
 // The transcript in the documentation is what curl really prints, except for
 // times that depend on when it is run.
 func TestTheTranscriptInTheDocumentationIsReal(t *testing.T) {
-	server, _ := newBucket(t, hourly(3))
+	server, rdb := newBucket(t, hourly(3))
+	terms := hourly(10).Terms(policy.Fence{})
+	_, err := lua.Refill(t.Context(), rdb, "mail", policy.Call{Create: policy.CreateInitial, Terms: &terms})
+	require.NoError(t, err)
 	socket := t.TempDir() + "/http.sock"
 	_, address, _ := startSidecar(t, server.URL(), "--http", "unix:"+socket)
 
@@ -52,7 +55,7 @@ func TestTheTranscriptInTheDocumentationIsReal(t *testing.T) {
 	transcript, _, found := strings.Cut(rest, "```")
 	require.True(t, found)
 	steps := strings.Split(transcript, "\n$ ")
-	require.Len(t, steps, 8)
+	require.Len(t, steps, 11)
 	for _, step := range steps {
 		command, want, found := strings.Cut(step, "\n")
 		require.True(t, found)
@@ -64,7 +67,7 @@ func TestTheTranscriptInTheDocumentationIsReal(t *testing.T) {
 	}
 }
 
-// timeless leaves out how long something takes, to the hour.
+// timeless leaves out how long something takes, to the hour, and when something ends.
 func timeless(s string) string {
 	s = regexp.MustCompile(`"(retry|reset)_after_ms":([1-9]\d*)`).ReplaceAllStringFunc(strings.TrimSpace(s), func(m string) string {
 		name, ms, _ := strings.Cut(m, ":")
@@ -74,6 +77,7 @@ func timeless(s string) string {
 		}
 		return name + ":" + d.Round(time.Hour).String()
 	})
+	s = regexp.MustCompile(`"until":"[^"]*"`).ReplaceAllString(s, `"until":""`)
 	return regexp.MustCompile(`"waited_ms":\d+`).ReplaceAllString(s, `"waited_ms":0`)
 }
 

@@ -6,6 +6,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/tokenrefill/refiller/fetch"
+	"github.com/tokenrefill/refiller/internal/answer"
 )
 
 func newTakeCommand(e env) *cobra.Command {
@@ -30,7 +31,7 @@ func newTakeCommand(e env) *cobra.Command {
 				if !r.OK {
 					text = fmt.Sprintf("denied: %s left; %s due %s", held(r), plural(n), in(r.RetryAfter))
 				}
-				if err := out.print(e.stdout, text, toJSON(key, r)); err != nil {
+				if err := out.print(e.stdout, text, answer.NewResult(key, r)); err != nil {
 					return err
 				}
 				if !r.OK {

@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/tokenrefill/refiller/fetch"
+	"github.com/tokenrefill/refiller/internal/answer"
 )
 
 func newWaitCommand(e env) *cobra.Command {
@@ -42,12 +43,7 @@ func newWaitCommand(e env) *cobra.Command {
 				if err != nil && !late {
 					return err
 				}
-				result := struct {
-					Key      string `json:"key"`
-					OK       bool   `json:"ok"`
-					Taken    int64  `json:"taken"`
-					WaitedMS int64  `json:"waited_ms"`
-				}{Key: key, OK: err == nil, WaitedMS: time.Since(began).Milliseconds()}
+				result := answer.Wait{Key: key, OK: err == nil, WaitedMS: time.Since(began).Milliseconds()}
 				text := fmt.Sprintf("denied: not within %s: %v", timeout, err)
 				if result.OK {
 					result.Taken = n

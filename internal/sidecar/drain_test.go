@@ -107,6 +107,28 @@ func TestDrainEndsWithinItsBound(t *testing.T) {
 	require.Zero(t, b.server.calls.total, "nothing runs any more")
 }
 
+// A call may outlive its connection, which a drain that is over time cuts.
+func TestRunReturnsAfterTheLastCall(t *testing.T) {
+	t.Parallel()
+	b := start(t, func(o *Options, _ *bench) { o.Drain = Drain{} })
+	calls := b.server.calls
+	require.NoError(t, calls.enter("a call"))
+	ended := make(chan error, 1)
+	go func() { ended <- b.stop() }()
+	eventually(t, func() bool {
+		calls.mu.Lock()
+		defer calls.mu.Unlock()
+		return calls.closed
+	}, "nobody is let in any more")
+	select {
+	case err := <-ended:
+		t.Fatalf("Run returned with a call under way: %v", err)
+	default:
+	}
+	calls.leave("a call")
+	require.NoError(t, <-ended)
+}
+
 func TestAListenerThatFailsEndsTheServer(t *testing.T) {
 	t.Parallel()
 	for name, listenersOf := range map[string]func(*Server) interface{ Close() error }{

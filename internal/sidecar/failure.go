@@ -3,6 +3,7 @@ package sidecar
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 
 	"google.golang.org/grpc/codes"
@@ -20,6 +21,10 @@ var (
 	errSlow       = errors.New("the request took too long to arrive")
 	errNoRoute    = errors.New("no such path")
 	errMethod     = errors.New("another method is wanted")
+
+	// errUsedMissing refuses a settlement that doesn't say what was used: to give all
+	// back would be a guess.
+	errUsedMissing = fmt.Errorf("%w: used: it is missing", errBadRequest)
 )
 
 // failure is how an error looks to a caller.
@@ -27,6 +32,12 @@ type failure struct {
 	Name string // in JSON
 	HTTP int
 	GRPC codes.Code
+}
+
+// errorResult is the body of an answer over HTTP that says what failed.
+type errorResult struct {
+	Code    string `json:"code"`
+	Message string `json:"message"`
 }
 
 // failures is looked through in order: an unavailable Redis counts before the
@@ -45,9 +56,13 @@ var failures = []struct {
 	{errDraining, failure{"shutting_down", http.StatusServiceUnavailable, codes.Unavailable}},
 	{fetch.ErrInvalidKey, failure{"invalid_key", http.StatusBadRequest, codes.InvalidArgument}},
 	{fetch.ErrInvalidAmount, failure{"invalid_amount", http.StatusBadRequest, codes.InvalidArgument}},
+	{fetch.ErrInvalidTTL, failure{"invalid_ttl", http.StatusBadRequest, codes.InvalidArgument}},
+	{fetch.ErrInvalidID, failure{"invalid_id", http.StatusBadRequest, codes.InvalidArgument}},
 	{fetch.ErrUnknownBucket, failure{"unknown_bucket", http.StatusNotFound, codes.NotFound}},
 	{fetch.ErrExceedsCapacity, failure{"exceeds_capacity", http.StatusUnprocessableEntity, codes.OutOfRange}},
 	{fetch.ErrMalformedBucket, failure{"malformed_bucket", http.StatusConflict, codes.FailedPrecondition}},
+	{fetch.ErrIDInUse, failure{"id_in_use", http.StatusConflict, codes.AlreadyExists}},
+	{fetch.ErrNotHeld, failure{"not_held", http.StatusNotFound, codes.NotFound}},
 	{fetch.ErrUnavailable, failure{"unavailable", http.StatusServiceUnavailable, codes.Unavailable}},
 	{fetch.ErrClosed, failure{"shutting_down", http.StatusServiceUnavailable, codes.Unavailable}},
 	{context.DeadlineExceeded, failure{"deadline", http.StatusGatewayTimeout, codes.DeadlineExceeded}},

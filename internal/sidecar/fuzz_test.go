@@ -20,6 +20,7 @@ import (
 
 	"github.com/tokenrefill/refiller/fetch"
 	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/lua"
 )
 
 // fuzzed is a database with one bucket, "checkout", that holds plenty.
@@ -46,6 +47,15 @@ func (z fuzzed) reset(t *testing.T) {
 	require.NoError(t, z.rdb.Set(t.Context(), "checkout", plenty/2, 0).Err())
 }
 
+// restart makes the bucket anew, without reservations but one, "job", of 9 tokens.
+func (z fuzzed) restart(t testing.TB) {
+	t.Helper()
+	require.NoError(t, z.rdb.FlushDB(t.Context()).Err())
+	createBucket(t, z.rdb, "checkout", hourly(plenty))
+	_, err := lua.Reserve(t.Context(), z.rdb, "checkout", lua.ReserveCall{ID: "job", N: 9, TTL: time.Hour})
+	require.NoError(t, err)
+}
+
 func (z fuzzed) requireTokens(t *testing.T, want int64) {
 	t.Helper()
 	n, err := z.rdb.Get(t.Context(), "checkout").Int64()
@@ -53,13 +63,15 @@ func (z fuzzed) requireTokens(t *testing.T, want int64) {
 	require.Equal(t, want, n)
 	keys, err := z.rdb.DBSize(t.Context()).Result()
 	require.NoError(t, err)
-	require.EqualValues(t, 3, keys, "nothing is created")
+	require.EqualValues(t, 5, keys, "nothing is created")
 }
 
 // A body either is a request, and then does what it says, or does nothing.
 func FuzzHTTP(f *testing.F) {
 	z := newFuzzed(f)
-	paths := []string{"/v1/take", "/v1/return", "/v1/wait", "/v1/peek", "/v1/other"}
+	paths := []string{
+		"/v1/take", "/v1/return", "/v1/wait", "/v1/peek", "/v1/other", "/v1/take-all", "/v1/reserve", "/v1/settle", "/v1/cancel",
+	}
 	for i, body := range []string{
 		`{"key":"checkout"}`, `{"key":"checkout","tokens":7}`, `{"key":"checkout","tokens":1,"timeout_ms":5}`, `key=checkout`, ``,
 		`{"key":"checkout","tokens":1e3}`, `{"key":"checkout","tokens":-1}`, `{"key":null}`, `{"key":"}"}`, `{"key":"a","key":"checkout"}`,
@@ -69,6 +81,23 @@ func FuzzHTTP(f *testing.F) {
 		f.Add(uint8(i), []byte(body))
 		f.Add(uint8(0), []byte(body))
 	}
+	for _, body := range []string{
+		`{"requests":[{"key":"checkout"},{"key":"checkout","tokens":7}]}`, `{"requests":[{"key":"checkout"},{"key":"typo"}]}`, `{"requests":[]}`,
+		`{"requests":[[[]]]}`, `{"requests":[{"requests":[{"key":"checkout"}]}]}`, `{"requests":[{"key":"checkout"},]}`, `{"requests":[null]}`,
+	} {
+		f.Add(uint8(5), []byte(body))
+	}
+	for _, body := range []string{
+		`{"key":"checkout","ttl_ms":1000}`, `{"key":"checkout","tokens":7,"ttl_ms":3600000,"id":"a","overrun":"debt"}`, `{"key":"checkout","tokens":9,"ttl_ms":5,"id":"job"}`,
+		`{"key":"checkout","tokens":8,"ttl_ms":5,"id":"job"}`, `{"key":"checkout","ttl_ms":1e300}`, `{"key":"checkout","ttl_ms":1,"id":""}`,
+	} {
+		f.Add(uint8(6), []byte(body))
+	}
+	for _, body := range []string{`{"key":"checkout","id":"job","used":4}`, `{"key":"checkout","id":"job","used":11}`, `{"key":"checkout","id":"job"}`, `{"key":"checkout","id":"job","used":-0}`} {
+		f.Add(uint8(7), []byte(body))
+		f.Add(uint8(8), []byte(body))
+	}
+	z.restart(f)
 	h := newFront(z.client, DefaultLimits(), newClients(1), func() bool { return false }, hclog.NewNullLogger())
 	f.Fuzz(func(t *testing.T, which uint8, body []byte) {
 		z.reset(t)
@@ -82,9 +111,12 @@ func FuzzHTTP(f *testing.F) {
 		w := &deadlineRecorder{ResponseRecorder: httptest.NewRecorder()}
 		h.ServeHTTP(w, r)
 		var answer struct {
-			Key           string
-			Taken, Tokens int64
-			Code          string
+			Key, Code                        string
+			Taken, Tokens, Returned, Charged int64
+			Results                          []struct {
+				Key   string
+				Taken int64
+			}
 		}
 		require.NoError(t, json.Unmarshal(w.Body.Bytes(), &answer), w.Body.String())
 		if w.Code != http.StatusOK {
@@ -94,8 +126,24 @@ func FuzzHTTP(f *testing.F) {
 			z.requireTokens(t, plenty/2)
 			return
 		}
-		require.Equal(t, "checkout", answer.Key)
-		z.requireTokens(t, plenty/2-answer.Taken+answer.Tokens)
+		switch path {
+		case "/v1/take-all":
+			for _, r := range answer.Results {
+				require.Equal(t, "checkout", r.Key)
+				answer.Taken += r.Taken
+			}
+		case "/v1/reserve":
+			defer z.restart(t)
+			if strings.Contains(w.Body.String(), `"id":"job"`) { // it was reserved before
+				answer.Taken = 0
+			}
+		case "/v1/settle", "/v1/cancel":
+			defer z.restart(t)
+			fallthrough
+		default:
+			require.Equal(t, "checkout", answer.Key)
+		}
+		z.requireTokens(t, plenty/2-answer.Taken+answer.Tokens+answer.Returned-answer.Charged)
 	})
 }
 

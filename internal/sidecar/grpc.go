@@ -2,17 +2,15 @@ package sidecar
 
 import (
 	"context"
-	"strings"
+	"fmt"
 	"time"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/peer"
-	"google.golang.org/grpc/tap"
 	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	refillerv1 "github.com/tokenrefill/refiller/api/refiller/v1"
 	"github.com/tokenrefill/refiller/fetch"
+	"github.com/tokenrefill/refiller/policy"
 )
 
 // bucketsServer answers over gRPC.
@@ -29,6 +27,23 @@ func (s *bucketsServer) Take(ctx context.Context, req *refillerv1.TakeRequest) (
 		return nil, grpcError(err)
 	}
 	return resultProto(req.GetKey(), res), nil
+}
+
+// TakeAll implements refillerv1.BucketsServer.
+func (s *bucketsServer) TakeAll(ctx context.Context, req *refillerv1.TakeAllRequest) (*refillerv1.TakeAllResponse, error) {
+	reqs := make([]fetch.Request, len(req.GetRequests()))
+	for i, one := range req.GetRequests() {
+		reqs[i] = fetch.Request{Key: one.GetKey(), N: tokens(one.Tokens)}
+	}
+	res, err := s.client.TakeAll(ctx, reqs...)
+	if err != nil {
+		return nil, grpcError(err)
+	}
+	answer := &refillerv1.TakeAllResponse{Ok: res.OK, Denied: res.Denied, RetryAfter: durationProto(res.RetryAfter)}
+	for i, one := range res.Results {
+		answer.Results = append(answer.Results, resultProto(reqs[i].Key, one))
+	}
+	return answer, nil
 }
 
 // Return implements refillerv1.BucketsServer.
@@ -70,6 +85,54 @@ func (s *bucketsServer) Wait(ctx context.Context, req *refillerv1.WaitRequest) (
 	return answer, nil
 }
 
+// Reserve implements refillerv1.BucketsServer.
+func (s *bucketsServer) Reserve(ctx context.Context, req *refillerv1.ReserveRequest) (*refillerv1.ReserveResponse, error) {
+	overrun, ok := map[refillerv1.Overrun]policy.Overrun{
+		refillerv1.Overrun_OVERRUN_CLAMP: policy.OverrunClamp, refillerv1.Overrun_OVERRUN_DEBT: policy.OverrunDebt,
+	}[req.GetOverrun()]
+	if !ok {
+		return nil, grpcError(fmt.Errorf("%w: overrun: %d is not known", errBadRequest, req.GetOverrun()))
+	}
+	opts := []fetch.ReserveOption{fetch.WithOverrun(overrun)}
+	if req.Id != nil {
+		opts = append(opts, fetch.WithReservationID(req.GetId()))
+	}
+	res, err := s.client.Reserve(ctx, req.GetKey(), tokens(req.Tokens), req.GetTtl().AsDuration(), opts...) // of what is out of range, the nearest
+	if err != nil {
+		return nil, grpcError(err)
+	}
+	answer := &refillerv1.ReserveResponse{Result: resultProto(res.Key, res.Result)}
+	if !res.Until.IsZero() {
+		answer.Id, answer.Until = res.ID, timestamppb.New(res.Until)
+	}
+	return answer, nil
+}
+
+// Settle implements refillerv1.BucketsServer.
+func (s *bucketsServer) Settle(ctx context.Context, req *refillerv1.SettleRequest) (*refillerv1.SettleResponse, error) {
+	if req.Used == nil {
+		return nil, grpcError(errUsedMissing)
+	}
+	return s.end(ctx, req.GetKey(), req.GetId(), req.GetUsed())
+}
+
+// Cancel implements refillerv1.BucketsServer.
+func (s *bucketsServer) Cancel(ctx context.Context, req *refillerv1.CancelRequest) (*refillerv1.SettleResponse, error) {
+	return s.end(ctx, req.GetKey(), req.GetId(), 0)
+}
+
+// end ends a reservation of which so many tokens were used.
+func (s *bucketsServer) end(ctx context.Context, key, id string, used int64) (*refillerv1.SettleResponse, error) {
+	res, err := s.client.Settle(ctx, key, id, used)
+	if err != nil {
+		return nil, grpcError(err)
+	}
+	return &refillerv1.SettleResponse{
+		Key: key, Id: id, Returned: res.Returned, Clamped: res.Clamped, Void: res.Void, Charged: res.Charged, Owed: res.Owed,
+		Forgiven: res.Forgiven, Remaining: res.Remaining, Again: res.Again,
+	}, nil
+}
+
 // tokens is 1 where a request says nothing.
 func tokens(n *int64) int64 {
 	if n == nil {
@@ -81,7 +144,7 @@ func tokens(n *int64) int64 {
 func resultProto(key string, r fetch.Result) *refillerv1.Result {
 	return &refillerv1.Result{
 		Key: key, Ok: r.OK, Taken: r.Taken, Remaining: r.Remaining, Limit: r.Limit,
-		RetryAfter: durationProto(r.RetryAfter), ResetAfter: durationProto(r.ResetAfter), Source: r.Source.String(),
+		RetryAfter: durationProto(r.RetryAfter), ResetAfter: durationProto(r.ResetAfter), Source: r.Source.String(), OnFloor: r.OnFloor,
 	}
 }
 
@@ -91,68 +154,4 @@ func durationProto(d time.Duration) *durationpb.Duration {
 		return nil
 	}
 	return durationpb.New(d)
-}
-
-// gate admits calls over gRPC.
-type gate struct {
-	calls    *clients
-	longest  time.Duration   // a unary call may take, its request included
-	draining context.Context // ends when health turns
-}
-
-const healthPrefix = "/grpc.health.v1.Health/"
-
-// tap bounds the time of a call before its request is read, since no interceptor
-// sees a request that never arrives in full.
-func (g *gate) tap(ctx context.Context, info *tap.Info) (context.Context, error) {
-	if strings.HasPrefix(info.FullMethodName, healthPrefix) || strings.HasPrefix(info.FullMethodName, "/grpc.reflection.") {
-		return ctx, nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, g.longest)
-	context.AfterFunc(ctx, cancel) // ctx ends with the call
-	return ctx, nil
-}
-
-func (g *gate) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
-	if strings.HasPrefix(info.FullMethod, healthPrefix) {
-		return handler(ctx, req) // a busy client is not an unhealthy server
-	}
-	client := grpcClient(ctx)
-	if err := g.calls.enter(client); err != nil {
-		return nil, grpcError(err)
-	}
-	defer g.calls.leave(client)
-	return handler(ctx, req)
-}
-
-// stream ends streams when the server drains: reflection and health watches have
-// no end of their own.
-func (g *gate) stream(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
-	client := grpcClient(ss.Context())
-	if err := g.calls.enter(client); err != nil {
-		return grpcError(err)
-	}
-	defer g.calls.leave(client)
-	ctx, cancel := context.WithCancel(ss.Context())
-	defer cancel()
-	defer context.AfterFunc(g.draining, cancel)()
-	return handler(srv, boundStream{ss, ctx})
-}
-
-type boundStream struct {
-	grpc.ServerStream
-	ctx context.Context
-}
-
-func (s boundStream) Context() context.Context { return s.ctx }
-
-func grpcClient(ctx context.Context) string {
-	p, ok := peer.FromContext(ctx)
-	if !ok {
-		return clientOf(nil, nil)
-	}
-	if info, ok := p.AuthInfo.(credentials.TLSInfo); ok {
-		return clientOf(p.Addr, &info.State)
-	}
-	return clientOf(p.Addr, nil)
 }

@@ -55,6 +55,43 @@ func TestBucketsOverGRPC(t *testing.T) {
 	require.NoError(t, err)
 	require.False(t, w.GetOk())
 
+	b.bucket("llm", 100)
+	reqs := []*refillerv1.TakeRequest{{Key: "llm", Tokens: proto.Int64(60)}, {Key: "checkout"}}
+	all, err := c.TakeAll(t.Context(), &refillerv1.TakeAllRequest{Requests: reqs})
+	require.NoError(t, err, "a denial is an answer")
+	require.False(t, all.GetOk())
+	require.Equal(t, "checkout", all.GetDenied())
+	require.Equal(t, time.Hour, all.GetRetryAfter().AsDuration().Round(time.Minute))
+	require.EqualValues(t, 100, b.tokens("llm"), "nobody is charged")
+	all, err = c.TakeAll(t.Context(), &refillerv1.TakeAllRequest{Requests: reqs[:1]})
+	require.NoError(t, err)
+	require.True(t, all.GetOk())
+	require.EqualValues(t, 60, all.GetResults()[0].GetTaken())
+
+	held, err := c.Reserve(t.Context(), &refillerv1.ReserveRequest{Key: "llm", Tokens: proto.Int64(30), Ttl: durationpb.New(time.Hour)})
+	require.NoError(t, err)
+	require.True(t, held.GetResult().GetOk())
+	require.EqualValues(t, 10, held.GetResult().GetRemaining())
+	require.WithinDuration(t, time.Now().Add(time.Hour), held.GetUntil().AsTime(), time.Minute)
+	denied, err := c.Reserve(t.Context(), &refillerv1.ReserveRequest{Key: "llm", Tokens: proto.Int64(11), Ttl: durationpb.New(time.Hour)})
+	require.NoError(t, err)
+	require.False(t, denied.GetResult().GetOk())
+	require.Empty(t, denied.GetId())
+	require.Nil(t, denied.GetUntil())
+	for _, again := range []bool{false, true} {
+		settled, err := c.Settle(t.Context(), &refillerv1.SettleRequest{Key: "llm", Id: held.GetId(), Used: proto.Int64(5)})
+		require.NoError(t, err)
+		require.EqualValues(t, 25, settled.GetReturned())
+		require.EqualValues(t, 35, settled.GetRemaining())
+		require.Equal(t, again, settled.GetAgain())
+	}
+	held, err = c.Reserve(t.Context(), &refillerv1.ReserveRequest{Key: "llm", Tokens: proto.Int64(35), Ttl: durationpb.New(time.Hour), Id: proto.String("job"), Overrun: refillerv1.Overrun_OVERRUN_DEBT})
+	require.NoError(t, err)
+	require.Equal(t, "job", held.GetId())
+	cancelled, err := c.Cancel(t.Context(), &refillerv1.CancelRequest{Key: "llm", Id: "job"})
+	require.NoError(t, err)
+	require.EqualValues(t, 35, cancelled.GetReturned())
+
 	_, err = lua.Add(t.Context(), b.rdb, "foreign", 3, 10, 0)
 	require.NoError(t, err)
 	r, err = c.Peek(t.Context(), &refillerv1.PeekRequest{Key: "foreign"})
@@ -82,6 +119,28 @@ func TestABadGRPCRequestHasItsCodeAndDoesNothing(t *testing.T) {
 			return err
 		}
 	}
+	all := func(reqs ...*refillerv1.TakeRequest) func() error {
+		return func() error {
+			_, err := c.TakeAll(t.Context(), &refillerv1.TakeAllRequest{Requests: reqs})
+			return err
+		}
+	}
+	reserve := func(key string, ttl time.Duration, change func(*refillerv1.ReserveRequest)) func() error {
+		return func() error {
+			req := &refillerv1.ReserveRequest{Key: key, Ttl: durationpb.New(ttl)}
+			if change != nil {
+				change(req)
+			}
+			_, err := c.Reserve(t.Context(), req)
+			return err
+		}
+	}
+	settle := func(key, id string, used *int64) func() error {
+		return func() error {
+			_, err := c.Settle(t.Context(), &refillerv1.SettleRequest{Key: key, Id: id, Used: used})
+			return err
+		}
+	}
 	for name, call := range map[string]struct {
 		do   func() error
 		code codes.Code
@@ -99,6 +158,27 @@ func TestABadGRPCRequestHasItsCodeAndDoesNothing(t *testing.T) {
 		"no time":           {wait(0), codes.InvalidArgument},
 		"negative time":     {wait(-time.Second), codes.InvalidArgument},
 		"too long a time":   {wait(time.Minute + 1), codes.InvalidArgument},
+		"none of all":       {all(), codes.InvalidArgument},
+		"too many of all":   {all(make([]*refillerv1.TakeRequest, 65)...), codes.InvalidArgument},
+		"no key among all":  {all(&refillerv1.TakeRequest{Key: "checkout"}, &refillerv1.TakeRequest{}), codes.InvalidArgument},
+		"a typo among all":  {all(&refillerv1.TakeRequest{Key: "checkout"}, &refillerv1.TakeRequest{Key: "typo"}), codes.NotFound},
+		"too much of all":   {all(&refillerv1.TakeRequest{Key: "checkout", Tokens: proto.Int64(4)}), codes.OutOfRange},
+		"reserves forever":  {reserve("checkout", 25*time.Hour, nil), codes.InvalidArgument},
+		"reserves no time":  {reserve("checkout", 0, nil), codes.InvalidArgument},
+		"reserves nothing":  {reserve("checkout", time.Hour, func(r *refillerv1.ReserveRequest) { r.Tokens = proto.Int64(0) }), codes.InvalidArgument},
+		"reserves too much": {reserve("checkout", time.Hour, func(r *refillerv1.ReserveRequest) { r.Tokens = proto.Int64(4) }), codes.OutOfRange},
+		"empty id":          {reserve("checkout", time.Hour, func(r *refillerv1.ReserveRequest) { r.Id = proto.String("") }), codes.InvalidArgument},
+		"huge id":           {reserve("checkout", time.Hour, func(r *refillerv1.ReserveRequest) { r.Id = proto.String(strings.Repeat("i", 65)) }), codes.InvalidArgument},
+		"unknown overrun":   {reserve("checkout", time.Hour, func(r *refillerv1.ReserveRequest) { r.Overrun = 7 }), codes.InvalidArgument},
+		"reserves a typo":   {reserve("typo", time.Hour, nil), codes.NotFound},
+		"settles unsaid":    {settle("checkout", "job", nil), codes.InvalidArgument},
+		"settles negative":  {settle("checkout", "job", proto.Int64(-1)), codes.InvalidArgument},
+		"settles no id":     {settle("checkout", "", proto.Int64(1)), codes.InvalidArgument},
+		"settles not held":  {settle("checkout", "job", proto.Int64(1)), codes.NotFound},
+		"cancels not held": {func() error {
+			_, err := c.Cancel(t.Context(), &refillerv1.CancelRequest{Key: "checkout", Id: "job"})
+			return err
+		}, codes.NotFound},
 		"returns to a typo": {func() error { _, err := c.Return(t.Context(), &refillerv1.ReturnRequest{Key: "typo"}); return err }, codes.NotFound},
 		"peeks at a typo":   {func() error { _, err := c.Peek(t.Context(), &refillerv1.PeekRequest{Key: "typo"}); return err }, codes.NotFound},
 	} {
@@ -163,6 +243,6 @@ func TestHealthAndReflectionKnowTheServices(t *testing.T) {
 	for _, m := range file.GetService()[0].GetMethod() {
 		methods = append(methods, m.GetName())
 	}
-	require.Equal(t, []string{"Take", "Return", "Peek", "Wait"}, methods)
+	require.Equal(t, []string{"Take", "TakeAll", "Return", "Peek", "Wait", "Reserve", "Settle", "Cancel"}, methods)
 	require.NoError(t, stream.CloseSend())
 }

@@ -222,12 +222,25 @@ func sendHalf(t *testing.T, b *bench, path string) []byte {
 	return body
 }
 
-// onPath asks a path for the bucket checkout.
+// onPath asks a path about the bucket checkout; what is settled or cancelled there
+// is the reservation of that name.
 func onPath(b *bench, path string) reply {
+	b.t.Helper()
 	if path == "/v1/peek" {
 		return b.do(http.MethodGet, path+"?key=checkout", "")
 	}
-	return b.post(path, `{"key":"checkout"}`)
+	body := `{"key":"checkout"}`
+	switch path {
+	case "/v1/take-all":
+		body = `{"requests":[{"key":"checkout"}]}`
+	case "/v1/reserve":
+		body = `{"key":"checkout","ttl_ms":60000}`
+	case "/v1/settle":
+		body = `{"key":"checkout","id":"settled","used":1}`
+	case "/v1/cancel":
+		body = `{"key":"checkout","id":"cancelled"}`
+	}
+	return b.post(path, body)
 }
 
 // failing is the answer to a call that fails with err.

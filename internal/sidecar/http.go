@@ -8,10 +8,7 @@ import (
 	"io"
 	"mime"
 	"net/http"
-	"net/url"
 	"os"
-	"time"
-	"unicode/utf8"
 
 	"github.com/hashicorp/go-hclog"
 
@@ -43,24 +40,21 @@ func newFront(client *fetch.Client, limits Limits, calls *clients, draining func
 	f := &front{client: client, limits: limits, calls: calls, draining: draining, log: log}
 	f.routes = []route{
 		{http.MethodPost, "/v1/take", f.take},
+		{http.MethodPost, "/v1/take-all", f.takeAll},
 		{http.MethodPost, "/v1/return", f.giveBack},
 		{http.MethodGet, "/v1/peek", f.peek},
 		{http.MethodPost, "/v1/wait", f.wait},
+		{http.MethodPost, "/v1/reserve", f.reserve},
+		{http.MethodPost, "/v1/settle", f.settle},
+		{http.MethodPost, "/v1/cancel", f.cancel},
 	}
 	return f
 }
 
 // ServeHTTP implements http.Handler.
 func (f *front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	switch r.URL.Path {
-	case "/livez", "/readyz", "/openapi.yaml": // never refused for a client's other calls
-		f.plain(w, r)
+	if f.serveOwn(w, r) {
 		return
-	case "/metrics":
-		if f.metrics != nil {
-			f.metrics.ServeHTTP(w, r)
-			return
-		}
 	}
 	client := clientOf(addrOf(r.Context()), r.TLS)
 	if err := f.calls.enter(client); err != nil {
@@ -74,6 +68,29 @@ func (f *front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	f.write(w, http.StatusOK, answer)
+}
+
+// serveAdmin answers what is about the server itself and nothing else.
+func (f *front) serveAdmin(w http.ResponseWriter, r *http.Request) {
+	if !f.serveOwn(w, r) {
+		f.fail(w, errNoRoute)
+	}
+}
+
+// serveOwn answers what is about the server itself, which is never refused for a
+// client's other calls, and reports whether it was that.
+func (f *front) serveOwn(w http.ResponseWriter, r *http.Request) bool {
+	switch r.URL.Path {
+	case "/livez", "/readyz", "/openapi.yaml":
+		f.plain(w, r)
+		return true
+	case "/metrics":
+		if f.metrics != nil {
+			f.metrics.ServeHTTP(w, r)
+			return true
+		}
+	}
+	return false
 }
 
 func (f *front) call(w http.ResponseWriter, r *http.Request) (any, error) {
@@ -94,7 +111,7 @@ func (f *front) call(w http.ResponseWriter, r *http.Request) (any, error) {
 	return nil, errNoRoute
 }
 
-// plain answers what is about the server itself.
+// plain answers probes and the description.
 func (f *front) plain(w http.ResponseWriter, r *http.Request) {
 	if r.Method != http.MethodGet && r.Method != http.MethodHead {
 		w.Header().Set("Allow", http.MethodGet)
@@ -111,73 +128,6 @@ func (f *front) plain(w http.ResponseWriter, r *http.Request) {
 	}
 	w.Header().Set("Content-Type", kind)
 	_, _ = w.Write(body) // the client has gone
-}
-
-func (f *front) take(w http.ResponseWriter, r *http.Request) (any, error) {
-	var req takeRequest
-	if err := f.read(w, r, req.fields()); err != nil {
-		return nil, err
-	}
-	res, err := f.client.Take(r.Context(), req.key, req.tokens)
-	if err != nil {
-		return nil, err
-	}
-	return newResult(req.key, res), nil
-}
-
-func (f *front) giveBack(w http.ResponseWriter, r *http.Request) (any, error) {
-	var req takeRequest
-	if err := f.read(w, r, req.fields()); err != nil {
-		return nil, err
-	}
-	if err := f.client.Return(r.Context(), req.key, req.tokens); err != nil {
-		return nil, err
-	}
-	return returnResult{req.key, req.tokens}, nil
-}
-
-func (f *front) peek(_ http.ResponseWriter, r *http.Request) (any, error) {
-	query, err := url.ParseQuery(r.URL.RawQuery)
-	if err != nil {
-		return nil, fmt.Errorf("%w: query: %w", errBadRequest, err)
-	}
-	for name, values := range query {
-		if name != "key" || len(values) != 1 {
-			return nil, fmt.Errorf("%w: query: want key once and nothing else", errBadRequest)
-		}
-	}
-	key := query.Get("key")
-	if !utf8.ValidString(key) {
-		return nil, fmt.Errorf("%w: key: it is not UTF-8", errBadRequest)
-	}
-	res, err := f.client.Peek(r.Context(), key)
-	if err != nil {
-		return nil, err
-	}
-	return newResult(key, res), nil
-}
-
-func (f *front) wait(w http.ResponseWriter, r *http.Request) (any, error) {
-	var req waitRequest
-	if err := f.read(w, r, req.fields(f.limits.Wait)); err != nil {
-		return nil, err
-	}
-	if most := f.limits.Wait.Milliseconds(); req.timeoutMS < 1 || req.timeoutMS > most {
-		return nil, fmt.Errorf("%w: timeout_ms: %d is not from 1 to %d", errBadRequest, req.timeoutMS, most)
-	}
-	timeout := time.Duration(req.timeoutMS) * time.Millisecond
-	if err := http.NewResponseController(w).SetWriteDeadline(time.Now().Add(timeout + f.limits.Patience)); err != nil {
-		return nil, fmt.Errorf("sidecar: extend the time to write: %w", err)
-	}
-	ok, waited, err := wait(r.Context(), f.client, req.key, req.tokens, timeout)
-	if err != nil {
-		return nil, err
-	}
-	answer := waitResult{Key: req.key, OK: ok, WaitedMS: waited.Milliseconds()}
-	if ok {
-		answer.Taken = req.tokens
-	}
-	return answer, nil
 }
 
 // read reads the JSON body. It insists on the media type, so that no web page can

@@ -2,15 +2,23 @@ package sidecar
 
 import (
 	"context"
+	"encoding/json"
 	"net/http"
 	"os"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/proto"
 
+	refillerv1 "github.com/tokenrefill/refiller/api/refiller/v1"
+	"github.com/tokenrefill/refiller/fetch"
+	"github.com/tokenrefill/refiller/internal/testenv"
 	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
 )
 
 func TestTakeReturnAndPeek(t *testing.T) {
@@ -41,6 +49,177 @@ func TestTakeReturnAndPeek(t *testing.T) {
 	require.Equal(t, http.StatusOK, r.status)
 	require.Equal(t, 2.0, r.json(t)["remaining"])
 	require.EqualValues(t, 2, b.tokens("checkout"))
+}
+
+func TestTakeOfAllIsAllOrNothing(t *testing.T) {
+	t.Parallel()
+	b := start(t, nil)
+	b.bucket("user", 3)
+	b.bucket("tenant", 5)
+	const body = `{"requests":[{"key":"user","tokens":2},{"key":"tenant"}]}`
+
+	r := b.post("/v1/take-all", body)
+	require.Equal(t, http.StatusOK, r.status, string(r.body))
+	require.Equal(t, map[string]any{"ok": true, "denied": nil, "retry_after_ms": 0.0, "results": []any{
+		map[string]any{"key": "user", "ok": true, "taken": 2.0, "remaining": 1.0, "limit": 3.0, "retry_after_ms": 0.0,
+			"reset_after_ms": 7_200_000.0, "source": "shared"},
+		map[string]any{"key": "tenant", "ok": true, "taken": 1.0, "remaining": 4.0, "limit": 5.0, "retry_after_ms": 0.0,
+			"reset_after_ms": 3_600_000.0, "source": "shared"},
+	}}, r.json(t))
+
+	r = b.post("/v1/take-all", body)
+	require.Equal(t, http.StatusOK, r.status, "a denial is an answer")
+	require.Equal(t, false, r.json(t)["ok"])
+	require.Equal(t, "user", r.json(t)["denied"])
+	require.InDelta(t, 3_600_000, r.json(t)["retry_after_ms"], 60_000)
+	require.EqualValues(t, 1, b.tokens("user"))
+	require.EqualValues(t, 4, b.tokens("tenant"), "nobody is charged")
+}
+
+func TestAReservationIsHeldUntilItIsSettledOrCancelled(t *testing.T) {
+	t.Parallel()
+	b := start(t, nil)
+	b.bucket("llm", 100)
+
+	r := b.post("/v1/reserve", `{"key":"llm","tokens":40,"ttl_ms":3600000}`)
+	require.Equal(t, http.StatusOK, r.status, string(r.body))
+	require.Equal(t, true, r.json(t)["ok"])
+	require.Equal(t, 40.0, r.json(t)["taken"])
+	require.Equal(t, 60.0, r.json(t)["remaining"])
+	until, err := time.Parse(time.RFC3339Nano, r.json(t)["until"].(string))
+	require.NoError(t, err)
+	require.WithinDuration(t, time.Now().Add(time.Hour), until, time.Minute)
+	id := r.json(t)["id"].(string)
+
+	settle := `{"key":"llm","id":"` + id + `","used":25}`
+	want := map[string]any{"key": "llm", "id": id, "returned": 15.0, "clamped": 0.0, "void": 0.0, "charged": 0.0, "owed": 0.0,
+		"forgiven": 0.0, "remaining": 75.0, "again": false}
+	require.Equal(t, want, b.post("/v1/settle", settle).json(t))
+	want["again"] = true
+	require.Equal(t, want, b.post("/v1/settle", settle).json(t), "a repeated settlement changes nothing")
+	require.EqualValues(t, 75, b.tokens("llm"))
+	r = b.post("/v1/reserve", `{"key":"llm","ttl_ms":1000,"id":"`+id+`"}`)
+	require.Equal(t, http.StatusConflict, r.status, "it has ended")
+	require.Equal(t, "id_in_use", r.json(t)["code"])
+
+	// With an id of its own a client may ask again: the tokens are taken once.
+	const own = `{"key":"llm","tokens":70,"ttl_ms":3600000,"id":"job 7","overrun":"debt"}`
+	for range 2 {
+		require.Equal(t, "job 7", b.post("/v1/reserve", own).json(t)["id"])
+	}
+	require.EqualValues(t, 5, b.tokens("llm"))
+	r = b.post("/v1/reserve", `{"key":"llm","tokens":6,"ttl_ms":1000}`)
+	require.Equal(t, false, r.json(t)["ok"])
+	require.Contains(t, r.json(t), "id")
+	require.Nil(t, r.json(t)["id"], "nothing is held")
+	require.Nil(t, r.json(t)["until"])
+	require.Equal(t, 70.0, b.post("/v1/cancel", `{"key":"llm","id":"job 7"}`).json(t)["returned"])
+
+	require.Equal(t, true, b.post("/v1/reserve", `{"key":"llm","ttl_ms":3600000,"id":"debt","overrun":"debt"}`).json(t)["ok"])
+	r = b.post("/v1/settle", `{"key":"llm","id":"debt","used":80}`)
+	require.Equal(t, 74.0, r.json(t)["charged"])
+	require.Equal(t, 5.0, r.json(t)["owed"])
+	require.EqualValues(t, 0, b.tokens("llm"))
+}
+
+// A reservation that no bucket holds is none to settle.
+func TestAReservationOfABucketInShadowModeHasNoID(t *testing.T) {
+	t.Parallel()
+	b := start(t, nil)
+	p := hourly(3)
+	p.Shadow = true
+	createBucket(t, b.rdb, "tried", p)
+	require.Equal(t, true, b.post("/v1/take", `{"key":"tried","tokens":3}`).json(t)["ok"])
+	r := b.post("/v1/reserve", `{"key":"tried","ttl_ms":1000}`)
+	require.Equal(t, http.StatusOK, r.status, string(r.body))
+	require.Equal(t, true, r.json(t)["ok"])
+	require.Equal(t, "shadow", r.json(t)["source"])
+	require.Nil(t, r.json(t)["id"])
+}
+
+func TestAnAnswerTellsWhenItsRegionIsOnItsFloor(t *testing.T) {
+	t.Parallel()
+	b := start(t, nil)
+	terms := policy.Terms{
+		Fence: policy.Fence{Epoch: 1, Seq: 1}, Capacity: 100, Tokens: 1, Per: time.Hour.Microseconds(), Interval: 100_000,
+		MaxElapsed: 2_000_000, Initial: 50, GrantEnd: 1, // a pool's, whose grant is over
+	}
+	_, err := lua.Refill(t.Context(), b.rdb, "payments", policy.Call{Create: policy.CreateInitial, Terms: &terms})
+	require.NoError(t, err)
+	b.bucket("checkout", 3)
+	require.Equal(t, true, b.post("/v1/take", `{"key":"payments"}`).json(t)["on_floor"])
+	require.NotContains(t, b.post("/v1/take", `{"key":"checkout"}`).json(t), "on_floor")
+	c := refillerv1.NewBucketsClient(b.dial())
+	for key, want := range map[string]bool{"payments": true, "checkout": false} {
+		r, err := c.Peek(t.Context(), &refillerv1.PeekRequest{Key: key})
+		require.NoError(t, err)
+		require.Equal(t, want, r.GetOnFloor(), key)
+	}
+}
+
+// On a Cluster the buckets of one call are in different slots.
+func TestTheSidecarServesBucketsOfACluster(t *testing.T) {
+	t.Parallel()
+	cluster := testenv.Cluster(t)
+	rdb := cluster.Client()
+	client, err := fetch.New(rdb, fetch.WithDeadline(patience))
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, client.Close(context.Background())) })
+	b := start(t, func(o *Options, _ *bench) { o.Client = client })
+	left := func(key string) int64 {
+		n, err := rdb.Get(t.Context(), key).Int64()
+		require.NoError(t, err)
+		return n
+	}
+	keys := []string{"user", "tenant", "world"}
+	owners := make(map[string]bool)
+	for _, key := range keys {
+		createBucket(t, rdb, key, hourly(100))
+		owners[cluster.Owner(cluster.Slot(key)).Addr()] = true
+	}
+	require.Greater(t, len(owners), 1, "the buckets are on several servers")
+
+	const body = `{"requests":[{"key":"user","tokens":60},{"key":"tenant","tokens":50},{"key":"world","tokens":40}]}`
+	require.Equal(t, true, b.post("/v1/take-all", body).json(t)["ok"])
+	r := b.post("/v1/take-all", body)
+	require.Equal(t, false, r.json(t)["ok"])
+	require.Equal(t, "user", r.json(t)["denied"])
+	for key, want := range map[string]int64{"user": 40, "tenant": 50, "world": 60} {
+		require.Equal(t, want, left(key), "all or nothing: %s", key)
+	}
+	require.Equal(t, true, b.post("/v1/reserve", `{"key":"world","tokens":60,"ttl_ms":60000,"id":"job"}`).json(t)["ok"])
+	require.Equal(t, 35.0, b.post("/v1/settle", `{"key":"world","id":"job","used":25}`).json(t)["returned"])
+
+	// What one bucket holds is given away once, over whichever protocol.
+	var taken atomic.Int64
+	var wg sync.WaitGroup
+	conn := refillerv1.NewBucketsClient(b.dial())
+	for i := range 2 * 20 {
+		wg.Go(func() {
+			if i%2 == 0 {
+				r, err := conn.Take(t.Context(), &refillerv1.TakeRequest{Key: "user", Tokens: proto.Int64(2)})
+				if err != nil {
+					t.Error(err)
+				}
+				taken.Add(r.GetTaken())
+				return
+			}
+			res, err := http.Post(b.url("/v1/take"), "application/json", strings.NewReader(`{"key":"user","tokens":2}`))
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer res.Body.Close()
+			var answer struct{ Taken int64 }
+			if err := json.NewDecoder(res.Body).Decode(&answer); err != nil {
+				t.Error(err)
+			}
+			taken.Add(answer.Taken)
+		})
+	}
+	wg.Wait()
+	require.EqualValues(t, 40, taken.Load())
+	require.EqualValues(t, 0, left("user"))
 }
 
 func TestATimeThatIsNotKnownIsNull(t *testing.T) {
@@ -105,6 +284,34 @@ func TestAClientThatLeavesAWaitEndsIt(t *testing.T) {
 	b.underWay(0)
 }
 
+// What probes and scrapes must not reach the buckets.
+func TestTheAdminAddressHasNoBuckets(t *testing.T) {
+	t.Parallel()
+	b := start(t, func(o *Options, _ *bench) {
+		o.Admin = []string{"127.0.0.1:0"}
+		o.Metrics = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("numbers")) })
+		o.Limits.Calls = 1
+	})
+	b.bucket("checkout", 3)
+	url := "http://" + b.server.AdminAddrs()[0].String()
+	require.NoError(t, b.server.calls.enter("address 127.0.0.1"), "all calls of this client are under way")
+	for path, want := range map[string]string{"/livez": "ok\n", "/readyz": "ok\n", "/metrics": "numbers"} {
+		r := send(t, http.DefaultClient, http.MethodGet, url+path, "")
+		require.Equal(t, http.StatusOK, r.status, path)
+		require.Equal(t, want, string(r.body), path)
+	}
+	for _, path := range []string{"/v1/take", "/v1/return", "/"} {
+		r := send(t, http.DefaultClient, http.MethodPost, url+path, `{"key":"checkout"}`)
+		require.Equal(t, http.StatusNotFound, r.status, path)
+	}
+	require.EqualValues(t, 3, b.tokens("checkout"))
+
+	// It tells of the end for as long as there is something to tell.
+	b.server.startDrain()
+	require.Equal(t, http.StatusServiceUnavailable, send(t, http.DefaultClient, http.MethodGet, url+"/readyz", "").status)
+	b.server.calls.leave("address 127.0.0.1")
+}
+
 // badRequest is a request that changes nothing, and how it is refused.
 type badRequest struct {
 	name, method, path, body string
@@ -160,6 +367,60 @@ func badRequests() []badRequest {
 		{"WaitHuge", post, "/v1/wait", `{"key":"` + strings.Repeat("k", 70_000) + `"}`, nil, 413, "too_large", ""},
 		{"WaitForm", post, "/v1/wait", `{"key":"checkout"}`, []string{"Content-Type", "text/plain"}, 415, "wrong_media_type", ""},
 		{"TimeoutOfATake", post, "/v1/take", `{"key":"checkout","timeout_ms":1}`, nil, 400, "bad_request", "no such field"},
+		{"AllNotAnArray", post, "/v1/take-all", `{"requests":{"key":"checkout"}}`, nil, 400, "bad_request", "requests: want an array of objects"},
+		{"AllNull", post, "/v1/take-all", `{"requests":null}`, nil, 400, "bad_request", "requests: want an array of objects"},
+		{"AllOfText", post, "/v1/take-all", `{"requests":["checkout"]}`, nil, 400, "bad_request", "requests[0] is not a JSON object"},
+		{"AllWithNull", post, "/v1/take-all", `{"requests":[{"key":"checkout"},null]}`, nil, 400, "bad_request", "requests[1] is not a JSON object"},
+		{"AllUnknownField", post, "/v1/take-all", `{"requests":[{"key":"checkout","n":1}]}`, nil, 400, "bad_request", `"requests[0].n": no such field; want key, tokens`},
+		{"AllFraction", post, "/v1/take-all", `{"requests":[{"key":"checkout"},{"key":"checkout","tokens":1.5}]}`, nil, 400, "bad_request", "requests[1].tokens: want a whole number"},
+		{"AllFieldTwice", post, "/v1/take-all", `{"requests":[{"key":"checkout","key":"mail"}]}`, nil, 400, "bad_request", "requests[0].key: given twice"},
+		{"AllOfNone", post, "/v1/take-all", `{"requests":[]}`, nil, 400, "invalid_amount", "0 requests; want 1 to 64"},
+		{"AllWithout", post, "/v1/take-all", `{}`, nil, 400, "invalid_amount", "0 requests"},
+		{"AllOfTooMany", post, "/v1/take-all", `{"requests":[{}` + strings.Repeat(`,{"key":"checkout"}`, 64) + `]}`, nil, 400, "invalid_amount", "65 requests; want 1 to 64"},
+		{"AllNoTokens", post, "/v1/take-all", `{"requests":[{"key":"checkout"},{"key":"checkout","tokens":0}]}`, nil, 400, "invalid_amount", "want 1 to"},
+		{"AllTooManyTokens", post, "/v1/take-all", `{"requests":[{"key":"checkout"},{"key":"checkout","tokens":1125899906842624}]}`, nil, 400, "invalid_amount", "more than"},
+		{"AllNoKey", post, "/v1/take-all", `{"requests":[{"key":"checkout"},{}]}`, nil, 400, "invalid_key", "it is empty"},
+		{"AllHugeKey", post, "/v1/take-all", `{"requests":[{"key":"checkout"},{"key":"` + long + `"}]}`, nil, 400, "invalid_key", "513 bytes"},
+		{"AllUnknownBucket", post, "/v1/take-all", `{"requests":[{"key":"checkout"},{"key":"typo"}]}`, nil, 404, "unknown_bucket", "typo"},
+		{"AllMalformedBucket", post, "/v1/take-all", `{"requests":[{"key":"checkout"},{"key":"other"}]}`, nil, 409, "malformed_bucket", ""},
+		{"AllExceedsCapacity", post, "/v1/take-all", `{"requests":[{"key":"checkout","tokens":2},{"key":"checkout","tokens":2}]}`, nil, 422, "exceeds_capacity", ""},
+		{"AllHuge", post, "/v1/take-all", `{"requests":[` + strings.Repeat(`{},`, 30_000) + `{}]}`, nil, 413, "too_large", ""},
+		{"AllForm", post, "/v1/take-all", `{"requests":[{"key":"checkout"}]}`, []string{"Content-Type", "text/plain"}, 415, "wrong_media_type", ""},
+		{"ReserveWithoutTime", post, "/v1/reserve", `{"key":"checkout"}`, nil, 400, "invalid_ttl", "ttl_ms: 0 is not from 1 to 86400000"},
+		{"ReserveTooLong", post, "/v1/reserve", `{"key":"checkout","ttl_ms":86400001}`, nil, 400, "invalid_ttl", "ttl_ms: 86400001 is not"},
+		{"ReserveForever", post, "/v1/reserve", `{"key":"checkout","ttl_ms":9223372036854775807}`, nil, 400, "invalid_ttl", "ttl_ms"},
+		{"ReserveBackwards", post, "/v1/reserve", `{"key":"checkout","ttl_ms":-1}`, nil, 400, "invalid_ttl", "ttl_ms"},
+		{"ReserveNoTokens", post, "/v1/reserve", `{"key":"checkout","tokens":0,"ttl_ms":1000}`, nil, 400, "invalid_amount", ""},
+		{"ReserveEmptyID", post, "/v1/reserve", `{"key":"checkout","ttl_ms":1000,"id":""}`, nil, 400, "invalid_id", "0 bytes"},
+		{"ReserveHugeID", post, "/v1/reserve", `{"key":"checkout","ttl_ms":1000,"id":"` + long + `"}`, nil, 400, "invalid_id", "513 bytes"},
+		{"ReserveNullID", post, "/v1/reserve", `{"key":"checkout","ttl_ms":1000,"id":null}`, nil, 400, "bad_request", "id: want a string"},
+		{"ReserveNumberAsID", post, "/v1/reserve", `{"key":"checkout","ttl_ms":1000,"id":7}`, nil, 400, "bad_request", "id: want a string"},
+		{"ReserveOtherOverrun", post, "/v1/reserve", `{"key":"checkout","ttl_ms":1000,"overrun":"forgive"}`, nil, 400, "bad_request", `overrun: "forgive" is neither clamp nor debt`},
+		{"ReserveUnknownBucket", post, "/v1/reserve", `{"key":"typo","ttl_ms":1000}`, nil, 404, "unknown_bucket", "typo"},
+		{"ReserveMalformedBucket", post, "/v1/reserve", `{"key":"other","ttl_ms":1000}`, nil, 409, "malformed_bucket", ""},
+		{"ReserveExceedsCapacity", post, "/v1/reserve", `{"key":"checkout","tokens":4,"ttl_ms":1000}`, nil, 422, "exceeds_capacity", ""},
+		{"ReserveHuge", post, "/v1/reserve", `{"key":"` + strings.Repeat("k", 70_000) + `"}`, nil, 413, "too_large", ""},
+		{"ReserveForm", post, "/v1/reserve", `{"key":"checkout","ttl_ms":1000}`, []string{"Content-Type", "text/plain"}, 415, "wrong_media_type", ""},
+		{"SettleWithoutID", post, "/v1/settle", `{"key":"checkout","used":1}`, nil, 400, "invalid_id", "0 bytes"},
+		{"SettleHugeID", post, "/v1/settle", `{"key":"checkout","id":"` + long + `","used":1}`, nil, 400, "invalid_id", "513 bytes"},
+		{"SettleHugeKey", post, "/v1/settle", `{"key":"` + long + `","id":"job","used":1}`, nil, 400, "invalid_key", "513 bytes"},
+		{"SettleNotHeld", post, "/v1/settle", `{"key":"checkout","id":"job","used":1}`, nil, 404, "not_held", ""},
+		{"SettleUnknownBucket", post, "/v1/settle", `{"key":"typo","id":"job","used":1}`, nil, 404, "unknown_bucket", "typo"},
+		{"SettleMalformedBucket", post, "/v1/settle", `{"key":"other","id":"job","used":1}`, nil, 409, "malformed_bucket", ""},
+		{"SettleHuge", post, "/v1/settle", `{"key":"` + strings.Repeat("k", 70_000) + `"}`, nil, 413, "too_large", ""},
+		{"SettleForm", post, "/v1/settle", `{"key":"checkout","id":"job","used":1}`, []string{"Content-Type", "text/plain"}, 415, "wrong_media_type", ""},
+		{"CancelWithoutID", post, "/v1/cancel", `{"key":"checkout"}`, nil, 400, "invalid_id", "0 bytes"},
+		{"CancelHugeID", post, "/v1/cancel", `{"key":"checkout","id":"` + long + `"}`, nil, 400, "invalid_id", "513 bytes"},
+		{"CancelHugeKey", post, "/v1/cancel", `{"key":"` + long + `","id":"job"}`, nil, 400, "invalid_key", "513 bytes"},
+		{"CancelNotHeld", post, "/v1/cancel", `{"key":"checkout","id":"job"}`, nil, 404, "not_held", ""},
+		{"CancelUnknownBucket", post, "/v1/cancel", `{"key":"typo","id":"job"}`, nil, 404, "unknown_bucket", "typo"},
+		{"CancelMalformedBucket", post, "/v1/cancel", `{"key":"other","id":"job"}`, nil, 409, "malformed_bucket", ""},
+		{"CancelHuge", post, "/v1/cancel", `{"key":"` + strings.Repeat("k", 70_000) + `"}`, nil, 413, "too_large", ""},
+		{"CancelForm", post, "/v1/cancel", `{"key":"checkout","id":"job"}`, []string{"Content-Type", "text/plain"}, 415, "wrong_media_type", ""},
+		{"SettleWithoutUsed", post, "/v1/settle", `{"key":"checkout","id":"job"}`, nil, 400, "bad_request", "used: it is missing"},
+		{"SettleNegative", post, "/v1/settle", `{"key":"checkout","id":"job","used":-1}`, nil, 400, "invalid_amount", "want 0 to"},
+		{"SettleTooMuch", post, "/v1/settle", `{"key":"checkout","id":"job","used":1125899906842625}`, nil, 400, "invalid_amount", "want 0 to"},
+		{"CancelWithUsed", post, "/v1/cancel", `{"key":"checkout","id":"job","used":0}`, nil, 400, "bad_request", `"used": no such field; want id, key`},
 		{"PeekNoKey", get, "/v1/peek", "", nil, 400, "invalid_key", "empty"},
 		{"PeekTwoKeys", get, "/v1/peek?key=checkout&key=mail", "", nil, 400, "bad_request", "want key once"},
 		{"PeekOtherParameter", get, "/v1/peek?key=checkout&n=1", "", nil, 400, "bad_request", "want key once"},
@@ -212,13 +473,12 @@ func TestARedisThatIsAwayIs503(t *testing.T) {
 	b := start(t, nil)
 	b.bucket("checkout", 3)
 	b.redis.Kill()
-	for path, body := range map[string]string{"/v1/take": `{"key":"checkout"}`, "/v1/return": `{"key":"checkout"}`, "/v1/wait": `{"key":"checkout"}`} {
-		r := b.post(path, body)
+	for path := range readDocument(t).Paths {
+		r := onPath(b, path)
 		require.Equal(t, http.StatusServiceUnavailable, r.status, path)
 		require.Equal(t, "unavailable", r.json(t)["code"])
 		require.Equal(t, "1", r.header.Get("Retry-After"))
 	}
-	require.Equal(t, http.StatusServiceUnavailable, b.do(http.MethodGet, "/v1/peek?key=checkout", "").status)
 	require.Equal(t, http.StatusOK, b.do(http.MethodGet, "/livez", "").status)
 	require.Equal(t, http.StatusOK, b.do(http.MethodGet, "/readyz", "").status,
 		"a replacement would find the same Redis")

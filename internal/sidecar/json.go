@@ -9,137 +9,96 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"time"
 	"unicode/utf8"
-
-	"github.com/tokenrefill/refiller/fetch"
 )
 
-// fields are the members that a JSON object may have, and where they go.
+// fields are the members that a JSON object may have, and where they go: a pointer
+// to a string or a whole number, or objects.
 type fields map[string]any
+
+// objects is where an array of JSON objects goes: it makes room for the next.
+type objects func() fields
 
 // decode reads one JSON object. Other than encoding/json it refuses members that
 // are unknown, null, given twice or spelled in another case, and text that isn't
 // UTF-8: a client that is misunderstood would take from the wrong bucket.
 func decode(body []byte, into fields) error {
-	bad := func(format string, args ...any) error {
-		return fmt.Errorf("%w: %s", errBadRequest, fmt.Sprintf(format, args...))
-	}
 	if !utf8.Valid(body) {
-		return bad("the body is not UTF-8")
+		return fmt.Errorf("%w: the body is not UTF-8", errBadRequest)
 	}
-	d := json.NewDecoder(bytes.NewReader(body))
+	if err := decodeObject("", body, into); err != nil {
+		return fmt.Errorf("%w: %w", errBadRequest, err)
+	}
+	return nil
+}
+
+// decodeObject reads the object at a place in the body, such as requests[1]; the
+// body itself is at "".
+func decodeObject(at string, data []byte, into fields) error {
+	what, within := "the body", ""
+	if at != "" {
+		what, within = at, at+"."
+	}
+	d := json.NewDecoder(bytes.NewReader(data))
 	if t, err := d.Token(); err != nil || t != json.Delim('{') {
-		return bad("the body is not a JSON object")
+		return fmt.Errorf("%s is not a JSON object", what)
 	}
 	seen := make(map[string]bool, len(into))
 	for d.More() {
 		t, err := d.Token()
 		if err != nil {
-			return bad("the body is not JSON: %v", err)
+			return fmt.Errorf("%s is not JSON: %w", what, err)
 		}
 		name, _ := t.(string) // the decoder refuses other names
 		target, known := into[name]
 		if !known {
-			return bad("%q: no such field; want %s", name, strings.Join(slices.Sorted(maps.Keys(into)), ", "))
+			return fmt.Errorf("%q: no such field; want %s", within+name, strings.Join(slices.Sorted(maps.Keys(into)), ", "))
 		}
 		if seen[name] {
-			return bad("%s: given twice", name)
+			return fmt.Errorf("%s%s: given twice", within, name)
 		}
 		seen[name] = true
 		var value json.RawMessage
 		if err := d.Decode(&value); err != nil {
-			return bad("the body is not JSON: %v", err)
+			return fmt.Errorf("%s is not JSON: %w", what, err)
 		}
-		if string(value) == "null" || json.Unmarshal(value, target) != nil {
-			return bad("%s: want %s", name, kind(target))
+		if err := decodeValue(within+name, value, target); err != nil {
+			return err
 		}
 	}
 	if _, err := d.Token(); err != nil {
-		return bad("the body is not JSON: %v", err)
+		return fmt.Errorf("%s is not JSON: %w", what, err)
 	}
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return bad("there is more than one JSON object in the body")
+		return fmt.Errorf("there is more than one JSON object in %s", what)
+	}
+	return nil
+}
+
+func decodeValue(at string, value json.RawMessage, target any) error {
+	next, isArray := target.(objects)
+	var members []json.RawMessage
+	if isArray {
+		target = &members
+	}
+	if string(value) == "null" || json.Unmarshal(value, target) != nil {
+		return fmt.Errorf("%s: want %s", at, kind(target))
+	}
+	for i, m := range members {
+		if err := decodeObject(fmt.Sprintf("%s[%d]", at, i), m, next()); err != nil {
+			return err
+		}
 	}
 	return nil
 }
 
 // kind says what a field wants.
 func kind(target any) string {
-	if _, ok := target.(*string); ok {
+	switch target.(type) {
+	case *string, **string:
 		return "a string"
+	case *[]json.RawMessage:
+		return "an array of objects"
 	}
 	return "a whole number"
-}
-
-// takeRequest is the body of a take and of a return.
-type takeRequest struct {
-	key    string
-	tokens int64
-}
-
-func (r *takeRequest) fields() fields {
-	r.tokens = 1
-	return fields{"key": &r.key, "tokens": &r.tokens}
-}
-
-// waitRequest is the body of a wait.
-type waitRequest struct {
-	takeRequest
-	timeoutMS int64
-}
-
-func (r *waitRequest) fields(longest time.Duration) fields {
-	r.timeoutMS = longest.Milliseconds()
-	f := r.takeRequest.fields()
-	f["timeout_ms"] = &r.timeoutMS
-	return f
-}
-
-// result is a fetch.Result in JSON. A time that isn't known is null.
-type result struct {
-	Key          string `json:"key"`
-	OK           bool   `json:"ok"`
-	Taken        int64  `json:"taken"`
-	Remaining    int64  `json:"remaining"`
-	Limit        int64  `json:"limit"`
-	RetryAfterMS *int64 `json:"retry_after_ms"`
-	ResetAfterMS *int64 `json:"reset_after_ms"`
-	Source       string `json:"source"`
-}
-
-func newResult(key string, r fetch.Result) result {
-	return result{
-		Key: key, OK: r.OK, Taken: r.Taken, Remaining: r.Remaining, Limit: r.Limit,
-		RetryAfterMS: millis(r.RetryAfter), ResetAfterMS: millis(r.ResetAfter), Source: r.Source.String(),
-	}
-}
-
-// millis rounds up, so that who waits that long waits long enough.
-func millis(d time.Duration) *int64 {
-	if d == fetch.Never {
-		return nil
-	}
-	ms := d.Milliseconds()
-	if d%time.Millisecond > 0 {
-		ms++
-	}
-	return &ms
-}
-
-type returnResult struct {
-	Key    string `json:"key"`
-	Tokens int64  `json:"tokens"`
-}
-
-type waitResult struct {
-	Key      string `json:"key"`
-	OK       bool   `json:"ok"`
-	Taken    int64  `json:"taken"`
-	WaitedMS int64  `json:"waited_ms"`
-}
-
-type errorResult struct {
-	Code    string `json:"code"`
-	Message string `json:"message"`
 }

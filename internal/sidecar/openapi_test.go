@@ -67,6 +67,10 @@ type schema struct {
 	MinLength   *int               `yaml:"minLength"`
 	MaxLength   *int               `yaml:"maxLength"`
 	Default     *int64             `yaml:"default"`
+	Enum        []string           `yaml:"enum"`
+	Items       *schema            `yaml:"items"`
+	MinItems    *int               `yaml:"minItems"`
+	MaxItems    *int               `yaml:"maxItems"`
 	Required    []string           `yaml:"required"`
 	Properties  map[string]*schema `yaml:"properties"`
 	Additional  *bool              `yaml:"additionalProperties"`
@@ -102,35 +106,50 @@ func (d *document) answer(t *testing.T, op *operation, status int) *schema {
 	return d.schema(t, r.Content["application/json"].Schema)
 }
 
-// check holds a JSON object against its schema.
+// check holds a JSON body against its schema.
 func (d *document) check(t *testing.T, s *schema, body []byte, what string) {
 	t.Helper()
 	var v map[string]any
 	require.NoError(t, json.Unmarshal(body, &v), "%s: %s", what, body)
-	require.Equal(t, "object", s.Type, what)
-	require.False(t, *s.Additional, what)
-	for _, name := range s.Required {
-		require.Contains(t, v, name, what)
-	}
-	for name, value := range v {
-		p := s.Properties[name]
-		require.NotNil(t, p, "%s: %s is not in the document", what, name)
-		p = d.schema(t, p)
-		switch value := value.(type) {
-		case nil:
-			require.True(t, p.Nullable, "%s: %s is null", what, name)
-		case string:
-			require.Equal(t, "string", p.Type, "%s: %s", what, name)
-		case bool:
-			require.Equal(t, "boolean", p.Type, "%s: %s", what, name)
-		case float64:
-			require.Equal(t, "integer", p.Type, "%s: %s", what, name)
-			if p.Minimum != nil {
-				require.GreaterOrEqual(t, value, float64(*p.Minimum), "%s: %s", what, name)
-			}
-		default:
-			require.Fail(t, "unexpected type", "%s: %s: %T", what, name, value)
+	d.checkValue(t, s, v, what)
+}
+
+func (d *document) checkValue(t *testing.T, s *schema, value any, what string) {
+	t.Helper()
+	s = d.schema(t, s)
+	switch value := value.(type) {
+	case nil:
+		require.True(t, s.Nullable, "%s is null", what)
+	case string:
+		require.Equal(t, "string", s.Type, what)
+		if s.Format == "date-time" {
+			_, err := time.Parse(time.RFC3339Nano, value)
+			require.NoError(t, err, what)
 		}
+	case bool:
+		require.Equal(t, "boolean", s.Type, what)
+	case float64:
+		require.Equal(t, "integer", s.Type, what)
+		if s.Minimum != nil {
+			require.GreaterOrEqual(t, value, float64(*s.Minimum), what)
+		}
+	case []any:
+		require.Equal(t, "array", s.Type, what)
+		for i, member := range value {
+			d.checkValue(t, s.Items, member, fmt.Sprintf("%s[%d]", what, i))
+		}
+	case map[string]any:
+		require.Equal(t, "object", s.Type, what)
+		require.False(t, *s.Additional, what)
+		for _, name := range s.Required {
+			require.Contains(t, value, name, what)
+		}
+		for name, member := range value {
+			require.Contains(t, s.Properties, name, what)
+			d.checkValue(t, s.Properties[name], member, what+"."+name)
+		}
+	default:
+		require.Fail(t, "unexpected type", "%s: %T", what, value)
 	}
 }
 
@@ -152,36 +171,61 @@ func TestTheDocumentHasTheRoutesOfTheServerAndNoOther(t *testing.T) {
 func TestTheDocumentHasTheFieldsOfTheRequests(t *testing.T) {
 	t.Parallel()
 	d := readDocument(t)
-	for path, want := range map[string]fields{
-		"/v1/take": new(takeRequest).fields(), "/v1/return": new(takeRequest).fields(),
-		"/v1/wait": new(waitRequest).fields(time.Minute),
+	for path, want := range map[string]struct {
+		fields   fields
+		required []string
+	}{
+		"/v1/take":     {new(takeRequest).fields(), []string{"key"}},
+		"/v1/take-all": {new(takeAllRequest).fields(), []string{"requests"}},
+		"/v1/return":   {new(takeRequest).fields(), []string{"key"}},
+		"/v1/wait":     {new(waitRequest).fields(time.Minute), []string{"key"}},
+		"/v1/reserve":  {new(reserveRequest).fields(), []string{"key", "ttl_ms"}},
+		"/v1/settle":   {new(settleRequest).fields(), []string{"key", "id", "used"}},
+		"/v1/cancel":   {new(settleRequest).cancelFields(), []string{"key", "id"}},
 	} {
 		op := d.Paths[path]["post"]
 		require.True(t, op.Body.Required)
 		require.Len(t, op.Body.Content, 1)
 		s := d.schema(t, op.Body.Content["application/json"].Schema)
-		require.ElementsMatch(t, slices.Collect(maps.Keys(want)), slices.Collect(maps.Keys(s.Properties)), path)
-		require.Equal(t, []string{"key"}, s.Required)
-		require.False(t, *s.Additional)
-		for name, target := range want {
-			p := d.schema(t, s.Properties[name])
-			if _, text := target.(*string); text {
-				require.Equal(t, "string", p.Type)
-			} else {
-				require.Equal(t, "integer", p.Type)
-			}
-		}
+		require.Equal(t, want.required, s.Required, path)
+		d.checkFields(t, s, want.fields, path)
 	}
 	tokens := d.Components.Schemas["Tokens"]
 	require.EqualValues(t, 1, *tokens.Minimum)
 	require.EqualValues(t, policy.MaxTokens, *tokens.Maximum)
 	require.EqualValues(t, 1, *tokens.Default)
 	require.Equal(t, lua.MaxKeyLen, *d.Components.Schemas["Key"].MaxLength)
+	require.Equal(t, lua.MaxIDLen, *d.Components.Schemas["ID"].MaxLength)
+	require.Equal(t, fetch.MaxAll, *d.Components.Schemas["TakeAllRequest"].Properties["requests"].MaxItems)
+	reserve, settle := d.Components.Schemas["ReserveRequest"].Properties, d.Components.Schemas["SettleRequest"].Properties
+	require.EqualValues(t, policy.MinHold.Milliseconds(), *reserve["ttl_ms"].Minimum)
+	require.EqualValues(t, policy.MaxHold.Milliseconds(), *reserve["ttl_ms"].Maximum)
+	require.ElementsMatch(t, slices.Collect(maps.Values(overruns)), reserve["overrun"].Enum)
+	require.EqualValues(t, policy.MaxTokens, *settle["used"].Maximum)
 	params := d.Paths["/v1/peek"]["get"].Parameters
 	require.Len(t, params, 1)
 	require.Equal(t, "key", params[0].Name)
 	require.Equal(t, "query", params[0].In)
 	require.True(t, params[0].Required)
+}
+
+// checkFields holds a schema against the fields that the server reads.
+func (d *document) checkFields(t *testing.T, s *schema, want fields, what string) {
+	t.Helper()
+	require.ElementsMatch(t, slices.Collect(maps.Keys(want)), slices.Collect(maps.Keys(s.Properties)), what)
+	require.False(t, *s.Additional, what)
+	for name, target := range want {
+		p := d.schema(t, s.Properties[name])
+		switch target := target.(type) {
+		case objects:
+			require.Equal(t, "array", p.Type, name)
+			d.checkFields(t, d.schema(t, p.Items), target(), what+"."+name)
+		case *string, **string:
+			require.Equal(t, "string", p.Type, name)
+		default:
+			require.Equal(t, "integer", p.Type, name)
+		}
+	}
 }
 
 // Every status that an operation answers with is in the document, and the
@@ -193,6 +237,9 @@ func TestTheDocumentHasTheStatusesOfTheAnswers(t *testing.T) {
 	b := start(t, func(o *Options, _ *bench) { o.Limits.Patience = 500 * time.Millisecond })
 	b.bucket("checkout", 3)
 	require.NoError(t, b.rdb.MSet(t.Context(), "other", "no number", "{other}:ctl", "no hash").Err())
+	for _, id := range []string{"settled", "cancelled"} {
+		require.Equal(t, http.StatusOK, b.post("/v1/reserve", `{"key":"checkout","ttl_ms":60000,"id":"`+id+`"}`).status)
+	}
 	seen := make(map[string]map[int]bool) // by path
 	see := func(path string, r reply, what string) {
 		path, _, _ = strings.Cut(path, "?")
@@ -208,13 +255,16 @@ func TestTheDocumentHasTheStatusesOfTheAnswers(t *testing.T) {
 		}
 		seen[path][r.status] = true
 	}
-	for _, path := range []string{"/v1/take", "/v1/return", "/v1/wait"} {
-		see(path, b.post(path, `{"key":"checkout"}`), path)
-		see(path, reply{status: http.StatusRequestTimeout, body: sendHalf(t, b, path)}, path+" slowly")
+	for path, ops := range d.Paths {
+		see(path, onPath(b, path), path)
+		if ops["post"] != nil {
+			see(path, reply{status: http.StatusRequestTimeout, body: sendHalf(t, b, path)}, path+" slowly")
+		}
 	}
 	see("/v1/wait", b.post("/v1/wait", `{"key":"checkout","tokens":3,"timeout_ms":1}`), "a wait that is denied")
 	see("/v1/take", b.post("/v1/take", `{"key":"checkout","tokens":3}`), "a take that is denied")
-	see("/v1/peek", b.do(http.MethodGet, "/v1/peek?key=checkout", ""), "peek")
+	see("/v1/take-all", b.post("/v1/take-all", `{"requests":[{"key":"checkout","tokens":3}]}`), "a take of all that is denied")
+	see("/v1/reserve", b.post("/v1/reserve", `{"key":"checkout","tokens":3,"ttl_ms":1000}`), "a reservation that is denied")
 	for _, c := range badRequests() {
 		see(c.path, b.do(c.method, c.path, c.body, c.header...), c.name)
 	}
@@ -254,7 +304,7 @@ func TestEveryErrorOfTheSDKHasAPlaceOfItsOwn(t *testing.T) {
 	t.Parallel()
 	for _, err := range []error{
 		fetch.ErrUnknownBucket, fetch.ErrMalformedBucket, fetch.ErrInvalidKey, fetch.ErrInvalidAmount,
-		fetch.ErrExceedsCapacity, fetch.ErrUnavailable, fetch.ErrClosed,
+		fetch.ErrExceedsCapacity, fetch.ErrInvalidTTL, fetch.ErrInvalidID, fetch.ErrIDInUse, fetch.ErrNotHeld, fetch.ErrUnavailable, fetch.ErrClosed,
 	} {
 		require.NotEqual(t, unforeseen, failureOf(fmt.Errorf("wrapped: %w", err)), err.Error())
 	}

@@ -23,10 +23,13 @@ type Options struct {
 	Envoy *RateLimits
 	// HTTP and GRPC are addresses, host:port or unix:/path; at least one.
 	HTTP, GRPC []string
-	// TLS is for TCP; nil: plain. Unix sockets are plain: file permissions guard
+	// Admin are addresses for plain HTTP that answer probes and metrics and nothing
+	// else, for who must not reach the buckets.
+	Admin []string
+	// TLS is for TCP, but not Admin's; nil: plain. Unix sockets are plain: file permissions guard
 	// them.
 	TLS *tls.Config
-	// Metrics answers GET /metrics over HTTP; nil: nothing is there.
+	// Metrics answers GET /metrics of HTTP and Admin; nil: nothing is there.
 	Metrics http.Handler
 	Limits  Limits
 	Drain   Drain

@@ -2,10 +2,12 @@ package sidecar
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
 	"net/http"
+	"slices"
 	"sync"
 	"time"
 
@@ -28,10 +30,12 @@ type Server struct {
 	opts       Options
 	log        hclog.Logger
 	httpLns    []net.Listener
+	adminLns   []net.Listener
 	grpcLns    []net.Listener
 	calls      *clients
 	health     *health.Server
 	http       *http.Server
+	admin      *http.Server
 	grpc       *grpc.Server
 	draining   context.Context
 	startDrain context.CancelFunc
@@ -52,7 +56,7 @@ func Listen(opts Options) (*Server, error) {
 	for _, group := range []struct {
 		addresses []string
 		listeners *[]net.Listener
-	}{{opts.HTTP, &s.httpLns}, {opts.GRPC, &s.grpcLns}} {
+	}{{opts.HTTP, &s.httpLns}, {opts.Admin, &s.adminLns}, {opts.GRPC, &s.grpcLns}} {
 		for _, a := range group.addresses {
 			ln, err := listen(a, conns)
 			if err != nil {
@@ -66,13 +70,18 @@ func Listen(opts Options) (*Server, error) {
 		s.closeListeners()
 		return nil, err
 	}
-	s.http = s.newHTTP()
+	front := newFront(opts.Client, opts.Limits, s.calls, func() bool { return s.draining.Err() != nil }, s.log)
+	front.metrics = opts.Metrics
+	s.http, s.admin = s.newHTTP(front, opts.TLS), s.newHTTP(http.HandlerFunc(front.serveAdmin), nil)
 	s.grpc = s.newGRPC()
 	return s, nil
 }
 
 // HTTPAddrs are the addresses for HTTP, in the order of the options.
 func (s *Server) HTTPAddrs() []net.Addr { return addrs(s.httpLns) }
+
+// AdminAddrs are the addresses for probes and metrics, in the order of the options.
+func (s *Server) AdminAddrs() []net.Addr { return addrs(s.adminLns) }
 
 // GRPCAddrs are the addresses for gRPC, in the order of the options.
 func (s *Server) GRPCAddrs() []net.Addr { return addrs(s.grpcLns) }
@@ -86,21 +95,19 @@ func addrs(lns []net.Listener) []net.Addr {
 }
 
 func (s *Server) closeListeners() {
-	for _, ln := range append(s.httpLns, s.grpcLns...) {
+	for _, ln := range slices.Concat(s.httpLns, s.adminLns, s.grpcLns) {
 		_ = ln.Close() // it may be closed already
 	}
 }
 
-func (s *Server) newHTTP() *http.Server {
+func (s *Server) newHTTP(h http.Handler, config *tls.Config) *http.Server {
 	l := s.opts.Limits
 	protocols := new(http.Protocols)
 	protocols.SetHTTP1(true)
 	protocols.SetHTTP2(true)
-	front := newFront(s.opts.Client, l, s.calls, func() bool { return s.draining.Err() != nil }, s.log)
-	front.metrics = s.opts.Metrics
 	return &http.Server{
-		Handler:           front,
-		TLSConfig:         s.opts.TLS.Clone(), // http.Server changes it
+		Handler:           h,
+		TLSConfig:         config.Clone(), // http.Server changes it
 		ReadHeaderTimeout: l.Patience,
 		ReadTimeout:       l.Patience,
 		WriteTimeout:      3 * l.Patience,
@@ -156,17 +163,21 @@ func (p perListener) ServerHandshake(c net.Conn) (net.Conn, credentials.AuthInfo
 // error if a listener fails, and then without a delay. It is called once.
 func (s *Server) Run(ctx context.Context) error {
 	var serving sync.WaitGroup
-	failed := make(chan error, len(s.httpLns)+len(s.grpcLns))
+	failed := make(chan error, len(s.httpLns)+len(s.adminLns)+len(s.grpcLns))
+	serveHTTP := func(server *http.Server, ln net.Listener, secured bool) {
+		serve := server.Serve
+		if secured && ln.Addr().Network() != "unix" {
+			serve = func(ln net.Listener) error { return server.ServeTLS(ln, "", "") }
+		}
+		if err := serve(ln); !errors.Is(err, http.ErrServerClosed) {
+			failed <- fmt.Errorf("sidecar: serve http on %s: %w", ln.Addr(), err)
+		}
+	}
 	for _, ln := range s.httpLns {
-		serving.Go(func() {
-			serve := s.http.Serve
-			if s.opts.TLS != nil && ln.Addr().Network() != "unix" {
-				serve = func(ln net.Listener) error { return s.http.ServeTLS(ln, "", "") }
-			}
-			if err := serve(ln); !errors.Is(err, http.ErrServerClosed) {
-				failed <- fmt.Errorf("sidecar: serve http on %s: %w", ln.Addr(), err)
-			}
-		})
+		serving.Go(func() { serveHTTP(s.http, ln, s.opts.TLS != nil) })
+	}
+	for _, ln := range s.adminLns {
+		serving.Go(func() { serveHTTP(s.admin, ln, false) })
 	}
 	for _, ln := range s.grpcLns {
 		serving.Go(func() {
@@ -209,5 +220,6 @@ func (s *Server) drain(delay time.Duration) {
 	})
 	closing.Wait()
 	s.calls.close()
+	_ = s.admin.Close() // of what asks for health, which may go on until here
 	s.log.Info("drained")
 }

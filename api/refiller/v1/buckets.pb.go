@@ -10,6 +10,7 @@ import (
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 	durationpb "google.golang.org/protobuf/types/known/durationpb"
+	timestamppb "google.golang.org/protobuf/types/known/timestamppb"
 	reflect "reflect"
 	sync "sync"
 	unsafe "unsafe"
@@ -21,6 +22,56 @@ const (
 	// Verify that runtime/protoimpl is sufficiently up-to-date.
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
+
+// Overrun is what happens if more is used than was reserved and than the bucket
+// then holds.
+type Overrun int32
+
+const (
+	// It is forgiven.
+	Overrun_OVERRUN_CLAMP Overrun = 0
+	// Later refills pay it before they add tokens, up to the bucket's capacity.
+	Overrun_OVERRUN_DEBT Overrun = 1
+)
+
+// Enum value maps for Overrun.
+var (
+	Overrun_name = map[int32]string{
+		0: "OVERRUN_CLAMP",
+		1: "OVERRUN_DEBT",
+	}
+	Overrun_value = map[string]int32{
+		"OVERRUN_CLAMP": 0,
+		"OVERRUN_DEBT":  1,
+	}
+)
+
+func (x Overrun) Enum() *Overrun {
+	p := new(Overrun)
+	*p = x
+	return p
+}
+
+func (x Overrun) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Overrun) Descriptor() protoreflect.EnumDescriptor {
+	return file_refiller_v1_buckets_proto_enumTypes[0].Descriptor()
+}
+
+func (Overrun) Type() protoreflect.EnumType {
+	return &file_refiller_v1_buckets_proto_enumTypes[0]
+}
+
+func (x Overrun) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Overrun.Descriptor instead.
+func (Overrun) EnumDescriptor() ([]byte, []int) {
+	return file_refiller_v1_buckets_proto_rawDescGZIP(), []int{0}
+}
 
 type TakeRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -232,6 +283,243 @@ func (x *WaitRequest) GetTimeout() *durationpb.Duration {
 	return nil
 }
 
+type TakeAllRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// 1 to 64 buckets.
+	Requests      []*TakeRequest `protobuf:"bytes,1,rep,name=requests,proto3" json:"requests,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TakeAllRequest) Reset() {
+	*x = TakeAllRequest{}
+	mi := &file_refiller_v1_buckets_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TakeAllRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TakeAllRequest) ProtoMessage() {}
+
+func (x *TakeAllRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_refiller_v1_buckets_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TakeAllRequest.ProtoReflect.Descriptor instead.
+func (*TakeAllRequest) Descriptor() ([]byte, []int) {
+	return file_refiller_v1_buckets_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *TakeAllRequest) GetRequests() []*TakeRequest {
+	if x != nil {
+		return x.Requests
+	}
+	return nil
+}
+
+type ReserveRequest struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Key    string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	Tokens *int64                 `protobuf:"varint,2,opt,name=tokens,proto3,oneof" json:"tokens,omitempty"`
+	// How long the tokens are held at most: 1 ms to 24 h.
+	Ttl *durationpb.Duration `protobuf:"bytes,3,opt,name=ttl,proto3" json:"ttl,omitempty"`
+	// 1 to 64 bytes, unlike any other of the bucket; left out, the server chooses
+	// one.
+	Id            *string `protobuf:"bytes,4,opt,name=id,proto3,oneof" json:"id,omitempty"`
+	Overrun       Overrun `protobuf:"varint,5,opt,name=overrun,proto3,enum=refiller.v1.Overrun" json:"overrun,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReserveRequest) Reset() {
+	*x = ReserveRequest{}
+	mi := &file_refiller_v1_buckets_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReserveRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReserveRequest) ProtoMessage() {}
+
+func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_refiller_v1_buckets_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReserveRequest.ProtoReflect.Descriptor instead.
+func (*ReserveRequest) Descriptor() ([]byte, []int) {
+	return file_refiller_v1_buckets_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *ReserveRequest) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+func (x *ReserveRequest) GetTokens() int64 {
+	if x != nil && x.Tokens != nil {
+		return *x.Tokens
+	}
+	return 0
+}
+
+func (x *ReserveRequest) GetTtl() *durationpb.Duration {
+	if x != nil {
+		return x.Ttl
+	}
+	return nil
+}
+
+func (x *ReserveRequest) GetId() string {
+	if x != nil && x.Id != nil {
+		return *x.Id
+	}
+	return ""
+}
+
+func (x *ReserveRequest) GetOverrun() Overrun {
+	if x != nil {
+		return x.Overrun
+	}
+	return Overrun_OVERRUN_CLAMP
+}
+
+type SettleRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Key   string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	Id    string                 `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`
+	// 0 to 2^50; required.
+	Used          *int64 `protobuf:"varint,3,opt,name=used,proto3,oneof" json:"used,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SettleRequest) Reset() {
+	*x = SettleRequest{}
+	mi := &file_refiller_v1_buckets_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SettleRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SettleRequest) ProtoMessage() {}
+
+func (x *SettleRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_refiller_v1_buckets_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SettleRequest.ProtoReflect.Descriptor instead.
+func (*SettleRequest) Descriptor() ([]byte, []int) {
+	return file_refiller_v1_buckets_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *SettleRequest) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+func (x *SettleRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *SettleRequest) GetUsed() int64 {
+	if x != nil && x.Used != nil {
+		return *x.Used
+	}
+	return 0
+}
+
+type CancelRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Key           string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	Id            string                 `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CancelRequest) Reset() {
+	*x = CancelRequest{}
+	mi := &file_refiller_v1_buckets_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CancelRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CancelRequest) ProtoMessage() {}
+
+func (x *CancelRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_refiller_v1_buckets_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CancelRequest.ProtoReflect.Descriptor instead.
+func (*CancelRequest) Descriptor() ([]byte, []int) {
+	return file_refiller_v1_buckets_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *CancelRequest) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+func (x *CancelRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
 type Result struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Key   string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
@@ -250,14 +538,17 @@ type Result struct {
 	// to fill.
 	ResetAfter *durationpb.Duration `protobuf:"bytes,7,opt,name=reset_after,json=resetAfter,proto3" json:"reset_after,omitempty"`
 	// Who answered: "shared" is the bucket in Redis.
-	Source        string `protobuf:"bytes,8,opt,name=source,proto3" json:"source,omitempty"`
+	Source string `protobuf:"bytes,8,opt,name=source,proto3" json:"source,omitempty"`
+	// Whether the bucket is a pool's and its region has no grant in force, but its
+	// floor.
+	OnFloor       bool `protobuf:"varint,9,opt,name=on_floor,json=onFloor,proto3" json:"on_floor,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Result) Reset() {
 	*x = Result{}
-	mi := &file_refiller_v1_buckets_proto_msgTypes[4]
+	mi := &file_refiller_v1_buckets_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -269,7 +560,7 @@ func (x *Result) String() string {
 func (*Result) ProtoMessage() {}
 
 func (x *Result) ProtoReflect() protoreflect.Message {
-	mi := &file_refiller_v1_buckets_proto_msgTypes[4]
+	mi := &file_refiller_v1_buckets_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -282,7 +573,7 @@ func (x *Result) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Result.ProtoReflect.Descriptor instead.
 func (*Result) Descriptor() ([]byte, []int) {
-	return file_refiller_v1_buckets_proto_rawDescGZIP(), []int{4}
+	return file_refiller_v1_buckets_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Result) GetKey() string {
@@ -341,6 +632,278 @@ func (x *Result) GetSource() string {
 	return ""
 }
 
+func (x *Result) GetOnFloor() bool {
+	if x != nil {
+		return x.OnFloor
+	}
+	return false
+}
+
+type TakeAllResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Whether all were taken.
+	Ok bool `protobuf:"varint,1,opt,name=ok,proto3" json:"ok,omitempty"`
+	// The key of the first bucket that has too few tokens; empty if ok.
+	Denied string `protobuf:"bytes,2,opt,name=denied,proto3" json:"denied,omitempty"`
+	// The longest of the results'; 0 if ok; absent if no known refill brings the
+	// tokens.
+	RetryAfter *durationpb.Duration `protobuf:"bytes,3,opt,name=retry_after,json=retryAfter,proto3" json:"retry_after,omitempty"`
+	// Of each request, in their order. If not all were taken, ok tells whether this
+	// bucket would have granted it, and taken is 0.
+	Results       []*Result `protobuf:"bytes,4,rep,name=results,proto3" json:"results,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TakeAllResponse) Reset() {
+	*x = TakeAllResponse{}
+	mi := &file_refiller_v1_buckets_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TakeAllResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TakeAllResponse) ProtoMessage() {}
+
+func (x *TakeAllResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_refiller_v1_buckets_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TakeAllResponse.ProtoReflect.Descriptor instead.
+func (*TakeAllResponse) Descriptor() ([]byte, []int) {
+	return file_refiller_v1_buckets_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *TakeAllResponse) GetOk() bool {
+	if x != nil {
+		return x.Ok
+	}
+	return false
+}
+
+func (x *TakeAllResponse) GetDenied() string {
+	if x != nil {
+		return x.Denied
+	}
+	return ""
+}
+
+func (x *TakeAllResponse) GetRetryAfter() *durationpb.Duration {
+	if x != nil {
+		return x.RetryAfter
+	}
+	return nil
+}
+
+func (x *TakeAllResponse) GetResults() []*Result {
+	if x != nil {
+		return x.Results
+	}
+	return nil
+}
+
+type ReserveResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Whether the tokens are held, and what the bucket holds beside them.
+	Result *Result `protobuf:"bytes,1,opt,name=result,proto3" json:"result,omitempty"`
+	// What Settle wants; empty if the bucket holds nothing that could be settled: the
+	// reservation was denied, or admitted without the bucket (result.source).
+	Id string `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`
+	// When the reservation ends, by the clock of Redis; absent without an id.
+	Until         *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=until,proto3" json:"until,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReserveResponse) Reset() {
+	*x = ReserveResponse{}
+	mi := &file_refiller_v1_buckets_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReserveResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReserveResponse) ProtoMessage() {}
+
+func (x *ReserveResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_refiller_v1_buckets_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReserveResponse.ProtoReflect.Descriptor instead.
+func (*ReserveResponse) Descriptor() ([]byte, []int) {
+	return file_refiller_v1_buckets_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *ReserveResponse) GetResult() *Result {
+	if x != nil {
+		return x.Result
+	}
+	return nil
+}
+
+func (x *ReserveResponse) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *ReserveResponse) GetUntil() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Until
+	}
+	return nil
+}
+
+// SettleResponse tells what became of the tokens. Those not used are returned,
+// clamped or void; those used beyond the reservation are charged, owed or
+// forgiven.
+type SettleResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Key   string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	Id    string                 `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`
+	// Went back.
+	Returned int64 `protobuf:"varint,3,opt,name=returned,proto3" json:"returned,omitempty"`
+	// Found the bucket full.
+	Clamped int64 `protobuf:"varint,4,opt,name=clamped,proto3" json:"clamped,omitempty"`
+	// Belong to a bucket that has begun anew since.
+	Void int64 `protobuf:"varint,5,opt,name=void,proto3" json:"void,omitempty"`
+	// Were taken from the bucket.
+	Charged int64 `protobuf:"varint,6,opt,name=charged,proto3" json:"charged,omitempty"`
+	// Became debt.
+	Owed int64 `protobuf:"varint,7,opt,name=owed,proto3" json:"owed,omitempty"`
+	// Nobody pays.
+	Forgiven int64 `protobuf:"varint,8,opt,name=forgiven,proto3" json:"forgiven,omitempty"`
+	// Tokens left in the bucket.
+	Remaining int64 `protobuf:"varint,9,opt,name=remaining,proto3" json:"remaining,omitempty"`
+	// Whether it was settled before: the rest is what that answered.
+	Again         bool `protobuf:"varint,10,opt,name=again,proto3" json:"again,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SettleResponse) Reset() {
+	*x = SettleResponse{}
+	mi := &file_refiller_v1_buckets_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SettleResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SettleResponse) ProtoMessage() {}
+
+func (x *SettleResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_refiller_v1_buckets_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SettleResponse.ProtoReflect.Descriptor instead.
+func (*SettleResponse) Descriptor() ([]byte, []int) {
+	return file_refiller_v1_buckets_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *SettleResponse) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+func (x *SettleResponse) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *SettleResponse) GetReturned() int64 {
+	if x != nil {
+		return x.Returned
+	}
+	return 0
+}
+
+func (x *SettleResponse) GetClamped() int64 {
+	if x != nil {
+		return x.Clamped
+	}
+	return 0
+}
+
+func (x *SettleResponse) GetVoid() int64 {
+	if x != nil {
+		return x.Void
+	}
+	return 0
+}
+
+func (x *SettleResponse) GetCharged() int64 {
+	if x != nil {
+		return x.Charged
+	}
+	return 0
+}
+
+func (x *SettleResponse) GetOwed() int64 {
+	if x != nil {
+		return x.Owed
+	}
+	return 0
+}
+
+func (x *SettleResponse) GetForgiven() int64 {
+	if x != nil {
+		return x.Forgiven
+	}
+	return 0
+}
+
+func (x *SettleResponse) GetRemaining() int64 {
+	if x != nil {
+		return x.Remaining
+	}
+	return 0
+}
+
+func (x *SettleResponse) GetAgain() bool {
+	if x != nil {
+		return x.Again
+	}
+	return false
+}
+
 type ReturnResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Key   string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
@@ -352,7 +915,7 @@ type ReturnResponse struct {
 
 func (x *ReturnResponse) Reset() {
 	*x = ReturnResponse{}
-	mi := &file_refiller_v1_buckets_proto_msgTypes[5]
+	mi := &file_refiller_v1_buckets_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -364,7 +927,7 @@ func (x *ReturnResponse) String() string {
 func (*ReturnResponse) ProtoMessage() {}
 
 func (x *ReturnResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_refiller_v1_buckets_proto_msgTypes[5]
+	mi := &file_refiller_v1_buckets_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -377,7 +940,7 @@ func (x *ReturnResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReturnResponse.ProtoReflect.Descriptor instead.
 func (*ReturnResponse) Descriptor() ([]byte, []int) {
-	return file_refiller_v1_buckets_proto_rawDescGZIP(), []int{5}
+	return file_refiller_v1_buckets_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ReturnResponse) GetKey() string {
@@ -409,7 +972,7 @@ type WaitResponse struct {
 
 func (x *WaitResponse) Reset() {
 	*x = WaitResponse{}
-	mi := &file_refiller_v1_buckets_proto_msgTypes[6]
+	mi := &file_refiller_v1_buckets_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -421,7 +984,7 @@ func (x *WaitResponse) String() string {
 func (*WaitResponse) ProtoMessage() {}
 
 func (x *WaitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_refiller_v1_buckets_proto_msgTypes[6]
+	mi := &file_refiller_v1_buckets_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -434,7 +997,7 @@ func (x *WaitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitResponse.ProtoReflect.Descriptor instead.
 func (*WaitResponse) Descriptor() ([]byte, []int) {
-	return file_refiller_v1_buckets_proto_rawDescGZIP(), []int{6}
+	return file_refiller_v1_buckets_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *WaitResponse) GetKey() string {
@@ -469,7 +1032,7 @@ var File_refiller_v1_buckets_proto protoreflect.FileDescriptor
 
 const file_refiller_v1_buckets_proto_rawDesc = "" +
 	"\n" +
-	"\x19refiller/v1/buckets.proto\x12\vrefiller.v1\x1a\x1egoogle/protobuf/duration.proto\"G\n" +
+	"\x19refiller/v1/buckets.proto\x12\vrefiller.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"G\n" +
 	"\vTakeRequest\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x1b\n" +
 	"\x06tokens\x18\x02 \x01(\x03H\x00R\x06tokens\x88\x01\x01B\t\n" +
@@ -484,7 +1047,25 @@ const file_refiller_v1_buckets_proto_rawDesc = "" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x1b\n" +
 	"\x06tokens\x18\x02 \x01(\x03H\x00R\x06tokens\x88\x01\x01\x123\n" +
 	"\atimeout\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\atimeoutB\t\n" +
-	"\a_tokens\"\x84\x02\n" +
+	"\a_tokens\"F\n" +
+	"\x0eTakeAllRequest\x124\n" +
+	"\brequests\x18\x01 \x03(\v2\x18.refiller.v1.TakeRequestR\brequests\"\xc3\x01\n" +
+	"\x0eReserveRequest\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x1b\n" +
+	"\x06tokens\x18\x02 \x01(\x03H\x00R\x06tokens\x88\x01\x01\x12+\n" +
+	"\x03ttl\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x03ttl\x12\x13\n" +
+	"\x02id\x18\x04 \x01(\tH\x01R\x02id\x88\x01\x01\x12.\n" +
+	"\aoverrun\x18\x05 \x01(\x0e2\x14.refiller.v1.OverrunR\aoverrunB\t\n" +
+	"\a_tokensB\x05\n" +
+	"\x03_id\"S\n" +
+	"\rSettleRequest\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x0e\n" +
+	"\x02id\x18\x02 \x01(\tR\x02id\x12\x17\n" +
+	"\x04used\x18\x03 \x01(\x03H\x00R\x04used\x88\x01\x01B\a\n" +
+	"\x05_used\"1\n" +
+	"\rCancelRequest\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x0e\n" +
+	"\x02id\x18\x02 \x01(\tR\x02id\"\x9f\x02\n" +
 	"\x06Result\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x0e\n" +
 	"\x02ok\x18\x02 \x01(\bR\x02ok\x12\x14\n" +
@@ -495,7 +1076,30 @@ const file_refiller_v1_buckets_proto_rawDesc = "" +
 	"retryAfter\x12:\n" +
 	"\vreset_after\x18\a \x01(\v2\x19.google.protobuf.DurationR\n" +
 	"resetAfter\x12\x16\n" +
-	"\x06source\x18\b \x01(\tR\x06source\":\n" +
+	"\x06source\x18\b \x01(\tR\x06source\x12\x19\n" +
+	"\bon_floor\x18\t \x01(\bR\aonFloor\"\xa4\x01\n" +
+	"\x0fTakeAllResponse\x12\x0e\n" +
+	"\x02ok\x18\x01 \x01(\bR\x02ok\x12\x16\n" +
+	"\x06denied\x18\x02 \x01(\tR\x06denied\x12:\n" +
+	"\vretry_after\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\n" +
+	"retryAfter\x12-\n" +
+	"\aresults\x18\x04 \x03(\v2\x13.refiller.v1.ResultR\aresults\"\x80\x01\n" +
+	"\x0fReserveResponse\x12+\n" +
+	"\x06result\x18\x01 \x01(\v2\x13.refiller.v1.ResultR\x06result\x12\x0e\n" +
+	"\x02id\x18\x02 \x01(\tR\x02id\x120\n" +
+	"\x05until\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x05until\"\xfa\x01\n" +
+	"\x0eSettleResponse\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x0e\n" +
+	"\x02id\x18\x02 \x01(\tR\x02id\x12\x1a\n" +
+	"\breturned\x18\x03 \x01(\x03R\breturned\x12\x18\n" +
+	"\aclamped\x18\x04 \x01(\x03R\aclamped\x12\x12\n" +
+	"\x04void\x18\x05 \x01(\x03R\x04void\x12\x18\n" +
+	"\acharged\x18\x06 \x01(\x03R\acharged\x12\x12\n" +
+	"\x04owed\x18\a \x01(\x03R\x04owed\x12\x1a\n" +
+	"\bforgiven\x18\b \x01(\x03R\bforgiven\x12\x1c\n" +
+	"\tremaining\x18\t \x01(\x03R\tremaining\x12\x14\n" +
+	"\x05again\x18\n" +
+	" \x01(\bR\x05again\":\n" +
 	"\x0eReturnResponse\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x16\n" +
 	"\x06tokens\x18\x02 \x01(\x03R\x06tokens\"y\n" +
@@ -503,12 +1107,19 @@ const file_refiller_v1_buckets_proto_rawDesc = "" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x0e\n" +
 	"\x02ok\x18\x02 \x01(\bR\x02ok\x12\x14\n" +
 	"\x05taken\x18\x03 \x01(\x03R\x05taken\x121\n" +
-	"\x06waited\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x06waited2\xf7\x01\n" +
+	"\x06waited\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x06waited*.\n" +
+	"\aOverrun\x12\x11\n" +
+	"\rOVERRUN_CLAMP\x10\x00\x12\x10\n" +
+	"\fOVERRUN_DEBT\x10\x012\x89\x04\n" +
 	"\aBuckets\x125\n" +
-	"\x04Take\x12\x18.refiller.v1.TakeRequest\x1a\x13.refiller.v1.Result\x12A\n" +
+	"\x04Take\x12\x18.refiller.v1.TakeRequest\x1a\x13.refiller.v1.Result\x12D\n" +
+	"\aTakeAll\x12\x1b.refiller.v1.TakeAllRequest\x1a\x1c.refiller.v1.TakeAllResponse\x12A\n" +
 	"\x06Return\x12\x1a.refiller.v1.ReturnRequest\x1a\x1b.refiller.v1.ReturnResponse\x125\n" +
 	"\x04Peek\x12\x18.refiller.v1.PeekRequest\x1a\x13.refiller.v1.Result\x12;\n" +
-	"\x04Wait\x12\x18.refiller.v1.WaitRequest\x1a\x19.refiller.v1.WaitResponseB<Z:github.com/tokenrefill/refiller/api/refiller/v1;refillerv1b\x06proto3"
+	"\x04Wait\x12\x18.refiller.v1.WaitRequest\x1a\x19.refiller.v1.WaitResponse\x12D\n" +
+	"\aReserve\x12\x1b.refiller.v1.ReserveRequest\x1a\x1c.refiller.v1.ReserveResponse\x12A\n" +
+	"\x06Settle\x12\x1a.refiller.v1.SettleRequest\x1a\x1b.refiller.v1.SettleResponse\x12A\n" +
+	"\x06Cancel\x12\x1a.refiller.v1.CancelRequest\x1a\x1b.refiller.v1.SettleResponseB<Z:github.com/tokenrefill/refiller/api/refiller/v1;refillerv1b\x06proto3"
 
 var (
 	file_refiller_v1_buckets_proto_rawDescOnce sync.Once
@@ -522,35 +1133,60 @@ func file_refiller_v1_buckets_proto_rawDescGZIP() []byte {
 	return file_refiller_v1_buckets_proto_rawDescData
 }
 
-var file_refiller_v1_buckets_proto_msgTypes = make([]protoimpl.MessageInfo, 7)
+var file_refiller_v1_buckets_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
+var file_refiller_v1_buckets_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
 var file_refiller_v1_buckets_proto_goTypes = []any{
-	(*TakeRequest)(nil),         // 0: refiller.v1.TakeRequest
-	(*ReturnRequest)(nil),       // 1: refiller.v1.ReturnRequest
-	(*PeekRequest)(nil),         // 2: refiller.v1.PeekRequest
-	(*WaitRequest)(nil),         // 3: refiller.v1.WaitRequest
-	(*Result)(nil),              // 4: refiller.v1.Result
-	(*ReturnResponse)(nil),      // 5: refiller.v1.ReturnResponse
-	(*WaitResponse)(nil),        // 6: refiller.v1.WaitResponse
-	(*durationpb.Duration)(nil), // 7: google.protobuf.Duration
+	(Overrun)(0),                  // 0: refiller.v1.Overrun
+	(*TakeRequest)(nil),           // 1: refiller.v1.TakeRequest
+	(*ReturnRequest)(nil),         // 2: refiller.v1.ReturnRequest
+	(*PeekRequest)(nil),           // 3: refiller.v1.PeekRequest
+	(*WaitRequest)(nil),           // 4: refiller.v1.WaitRequest
+	(*TakeAllRequest)(nil),        // 5: refiller.v1.TakeAllRequest
+	(*ReserveRequest)(nil),        // 6: refiller.v1.ReserveRequest
+	(*SettleRequest)(nil),         // 7: refiller.v1.SettleRequest
+	(*CancelRequest)(nil),         // 8: refiller.v1.CancelRequest
+	(*Result)(nil),                // 9: refiller.v1.Result
+	(*TakeAllResponse)(nil),       // 10: refiller.v1.TakeAllResponse
+	(*ReserveResponse)(nil),       // 11: refiller.v1.ReserveResponse
+	(*SettleResponse)(nil),        // 12: refiller.v1.SettleResponse
+	(*ReturnResponse)(nil),        // 13: refiller.v1.ReturnResponse
+	(*WaitResponse)(nil),          // 14: refiller.v1.WaitResponse
+	(*durationpb.Duration)(nil),   // 15: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil), // 16: google.protobuf.Timestamp
 }
 var file_refiller_v1_buckets_proto_depIdxs = []int32{
-	7, // 0: refiller.v1.WaitRequest.timeout:type_name -> google.protobuf.Duration
-	7, // 1: refiller.v1.Result.retry_after:type_name -> google.protobuf.Duration
-	7, // 2: refiller.v1.Result.reset_after:type_name -> google.protobuf.Duration
-	7, // 3: refiller.v1.WaitResponse.waited:type_name -> google.protobuf.Duration
-	0, // 4: refiller.v1.Buckets.Take:input_type -> refiller.v1.TakeRequest
-	1, // 5: refiller.v1.Buckets.Return:input_type -> refiller.v1.ReturnRequest
-	2, // 6: refiller.v1.Buckets.Peek:input_type -> refiller.v1.PeekRequest
-	3, // 7: refiller.v1.Buckets.Wait:input_type -> refiller.v1.WaitRequest
-	4, // 8: refiller.v1.Buckets.Take:output_type -> refiller.v1.Result
-	5, // 9: refiller.v1.Buckets.Return:output_type -> refiller.v1.ReturnResponse
-	4, // 10: refiller.v1.Buckets.Peek:output_type -> refiller.v1.Result
-	6, // 11: refiller.v1.Buckets.Wait:output_type -> refiller.v1.WaitResponse
-	8, // [8:12] is the sub-list for method output_type
-	4, // [4:8] is the sub-list for method input_type
-	4, // [4:4] is the sub-list for extension type_name
-	4, // [4:4] is the sub-list for extension extendee
-	0, // [0:4] is the sub-list for field type_name
+	15, // 0: refiller.v1.WaitRequest.timeout:type_name -> google.protobuf.Duration
+	1,  // 1: refiller.v1.TakeAllRequest.requests:type_name -> refiller.v1.TakeRequest
+	15, // 2: refiller.v1.ReserveRequest.ttl:type_name -> google.protobuf.Duration
+	0,  // 3: refiller.v1.ReserveRequest.overrun:type_name -> refiller.v1.Overrun
+	15, // 4: refiller.v1.Result.retry_after:type_name -> google.protobuf.Duration
+	15, // 5: refiller.v1.Result.reset_after:type_name -> google.protobuf.Duration
+	15, // 6: refiller.v1.TakeAllResponse.retry_after:type_name -> google.protobuf.Duration
+	9,  // 7: refiller.v1.TakeAllResponse.results:type_name -> refiller.v1.Result
+	9,  // 8: refiller.v1.ReserveResponse.result:type_name -> refiller.v1.Result
+	16, // 9: refiller.v1.ReserveResponse.until:type_name -> google.protobuf.Timestamp
+	15, // 10: refiller.v1.WaitResponse.waited:type_name -> google.protobuf.Duration
+	1,  // 11: refiller.v1.Buckets.Take:input_type -> refiller.v1.TakeRequest
+	5,  // 12: refiller.v1.Buckets.TakeAll:input_type -> refiller.v1.TakeAllRequest
+	2,  // 13: refiller.v1.Buckets.Return:input_type -> refiller.v1.ReturnRequest
+	3,  // 14: refiller.v1.Buckets.Peek:input_type -> refiller.v1.PeekRequest
+	4,  // 15: refiller.v1.Buckets.Wait:input_type -> refiller.v1.WaitRequest
+	6,  // 16: refiller.v1.Buckets.Reserve:input_type -> refiller.v1.ReserveRequest
+	7,  // 17: refiller.v1.Buckets.Settle:input_type -> refiller.v1.SettleRequest
+	8,  // 18: refiller.v1.Buckets.Cancel:input_type -> refiller.v1.CancelRequest
+	9,  // 19: refiller.v1.Buckets.Take:output_type -> refiller.v1.Result
+	10, // 20: refiller.v1.Buckets.TakeAll:output_type -> refiller.v1.TakeAllResponse
+	13, // 21: refiller.v1.Buckets.Return:output_type -> refiller.v1.ReturnResponse
+	9,  // 22: refiller.v1.Buckets.Peek:output_type -> refiller.v1.Result
+	14, // 23: refiller.v1.Buckets.Wait:output_type -> refiller.v1.WaitResponse
+	11, // 24: refiller.v1.Buckets.Reserve:output_type -> refiller.v1.ReserveResponse
+	12, // 25: refiller.v1.Buckets.Settle:output_type -> refiller.v1.SettleResponse
+	12, // 26: refiller.v1.Buckets.Cancel:output_type -> refiller.v1.SettleResponse
+	19, // [19:27] is the sub-list for method output_type
+	11, // [11:19] is the sub-list for method input_type
+	11, // [11:11] is the sub-list for extension type_name
+	11, // [11:11] is the sub-list for extension extendee
+	0,  // [0:11] is the sub-list for field type_name
 }
 
 func init() { file_refiller_v1_buckets_proto_init() }
@@ -561,18 +1197,21 @@ func file_refiller_v1_buckets_proto_init() {
 	file_refiller_v1_buckets_proto_msgTypes[0].OneofWrappers = []any{}
 	file_refiller_v1_buckets_proto_msgTypes[1].OneofWrappers = []any{}
 	file_refiller_v1_buckets_proto_msgTypes[3].OneofWrappers = []any{}
+	file_refiller_v1_buckets_proto_msgTypes[5].OneofWrappers = []any{}
+	file_refiller_v1_buckets_proto_msgTypes[6].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_refiller_v1_buckets_proto_rawDesc), len(file_refiller_v1_buckets_proto_rawDesc)),
-			NumEnums:      0,
-			NumMessages:   7,
+			NumEnums:      1,
+			NumMessages:   14,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
 		GoTypes:           file_refiller_v1_buckets_proto_goTypes,
 		DependencyIndexes: file_refiller_v1_buckets_proto_depIdxs,
+		EnumInfos:         file_refiller_v1_buckets_proto_enumTypes,
 		MessageInfos:      file_refiller_v1_buckets_proto_msgTypes,
 	}.Build()
 	File_refiller_v1_buckets_proto = out.File

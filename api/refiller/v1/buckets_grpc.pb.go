@@ -19,10 +19,14 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	Buckets_Take_FullMethodName   = "/refiller.v1.Buckets/Take"
-	Buckets_Return_FullMethodName = "/refiller.v1.Buckets/Return"
-	Buckets_Peek_FullMethodName   = "/refiller.v1.Buckets/Peek"
-	Buckets_Wait_FullMethodName   = "/refiller.v1.Buckets/Wait"
+	Buckets_Take_FullMethodName    = "/refiller.v1.Buckets/Take"
+	Buckets_TakeAll_FullMethodName = "/refiller.v1.Buckets/TakeAll"
+	Buckets_Return_FullMethodName  = "/refiller.v1.Buckets/Return"
+	Buckets_Peek_FullMethodName    = "/refiller.v1.Buckets/Peek"
+	Buckets_Wait_FullMethodName    = "/refiller.v1.Buckets/Wait"
+	Buckets_Reserve_FullMethodName = "/refiller.v1.Buckets/Reserve"
+	Buckets_Settle_FullMethodName  = "/refiller.v1.Buckets/Settle"
+	Buckets_Cancel_FullMethodName  = "/refiller.v1.Buckets/Cancel"
 )
 
 // BucketsClient is the client API for Buckets service.
@@ -36,7 +40,8 @@ const (
 // A denial is an answer and not an error. Errors, for all methods:
 //
 //	INVALID_ARGUMENT     a field is out of range; nothing happened
-//	NOT_FOUND            the bucket doesn't exist; nothing happened
+//	NOT_FOUND            the bucket doesn't exist, or nothing is known of the reservation; nothing happened
+//	ALREADY_EXISTS       the id of a reservation stands for something else; nothing happened
 //	OUT_OF_RANGE         more tokens than the bucket can ever hold; nothing happened
 //	FAILED_PRECONDITION  another program uses the key; nothing happened
 //	RESOURCE_EXHAUSTED   the caller has too many calls under way; nothing happened
@@ -45,6 +50,10 @@ const (
 type BucketsClient interface {
 	// Take takes tokens, all or none.
 	Take(ctx context.Context, in *TakeRequest, opts ...grpc.CallOption) (*Result, error)
+	// TakeAll takes tokens of several buckets, all or none: if one of them says no,
+	// nobody is charged. Several requests of one bucket count as one of their sum.
+	// After UNAVAILABLE or DEADLINE_EXCEEDED tokens may be lost.
+	TakeAll(ctx context.Context, in *TakeAllRequest, opts ...grpc.CallOption) (*TakeAllResponse, error)
 	// Return gives tokens back that were taken and not used. What the bucket can't
 	// hold is dropped. Don't repeat it after UNAVAILABLE: the tokens may be back.
 	Return(ctx context.Context, in *ReturnRequest, opts ...grpc.CallOption) (*ReturnResponse, error)
@@ -53,6 +62,17 @@ type BucketsClient interface {
 	// Wait takes tokens as soon as they are there. It is denied when they are due
 	// after the timeout: at once, if that is known.
 	Wait(ctx context.Context, in *WaitRequest, opts ...grpc.CallOption) (*WaitResponse, error)
+	// Reserve takes tokens, all or none, for work whose use is known later. What
+	// nobody settles goes back by itself when the reservation's time is over. With an
+	// id of the caller's own it may be repeated after UNAVAILABLE: the tokens are
+	// taken once.
+	Reserve(ctx context.Context, in *ReserveRequest, opts ...grpc.CallOption) (*ReserveResponse, error)
+	// Settle ends a reservation of which so many tokens were used: the rest goes
+	// back, and what was used beyond it is taken from the bucket. It may be repeated:
+	// for a minute the answer is that of the first time.
+	Settle(ctx context.Context, in *SettleRequest, opts ...grpc.CallOption) (*SettleResponse, error)
+	// Cancel is Settle with nothing used.
+	Cancel(ctx context.Context, in *CancelRequest, opts ...grpc.CallOption) (*SettleResponse, error)
 }
 
 type bucketsClient struct {
@@ -67,6 +87,16 @@ func (c *bucketsClient) Take(ctx context.Context, in *TakeRequest, opts ...grpc.
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(Result)
 	err := c.cc.Invoke(ctx, Buckets_Take_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *bucketsClient) TakeAll(ctx context.Context, in *TakeAllRequest, opts ...grpc.CallOption) (*TakeAllResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(TakeAllResponse)
+	err := c.cc.Invoke(ctx, Buckets_TakeAll_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -103,6 +133,36 @@ func (c *bucketsClient) Wait(ctx context.Context, in *WaitRequest, opts ...grpc.
 	return out, nil
 }
 
+func (c *bucketsClient) Reserve(ctx context.Context, in *ReserveRequest, opts ...grpc.CallOption) (*ReserveResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ReserveResponse)
+	err := c.cc.Invoke(ctx, Buckets_Reserve_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *bucketsClient) Settle(ctx context.Context, in *SettleRequest, opts ...grpc.CallOption) (*SettleResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SettleResponse)
+	err := c.cc.Invoke(ctx, Buckets_Settle_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *bucketsClient) Cancel(ctx context.Context, in *CancelRequest, opts ...grpc.CallOption) (*SettleResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SettleResponse)
+	err := c.cc.Invoke(ctx, Buckets_Cancel_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // BucketsServer is the server API for Buckets service.
 // All implementations must embed UnimplementedBucketsServer
 // for forward compatibility.
@@ -114,7 +174,8 @@ func (c *bucketsClient) Wait(ctx context.Context, in *WaitRequest, opts ...grpc.
 // A denial is an answer and not an error. Errors, for all methods:
 //
 //	INVALID_ARGUMENT     a field is out of range; nothing happened
-//	NOT_FOUND            the bucket doesn't exist; nothing happened
+//	NOT_FOUND            the bucket doesn't exist, or nothing is known of the reservation; nothing happened
+//	ALREADY_EXISTS       the id of a reservation stands for something else; nothing happened
 //	OUT_OF_RANGE         more tokens than the bucket can ever hold; nothing happened
 //	FAILED_PRECONDITION  another program uses the key; nothing happened
 //	RESOURCE_EXHAUSTED   the caller has too many calls under way; nothing happened
@@ -123,6 +184,10 @@ func (c *bucketsClient) Wait(ctx context.Context, in *WaitRequest, opts ...grpc.
 type BucketsServer interface {
 	// Take takes tokens, all or none.
 	Take(context.Context, *TakeRequest) (*Result, error)
+	// TakeAll takes tokens of several buckets, all or none: if one of them says no,
+	// nobody is charged. Several requests of one bucket count as one of their sum.
+	// After UNAVAILABLE or DEADLINE_EXCEEDED tokens may be lost.
+	TakeAll(context.Context, *TakeAllRequest) (*TakeAllResponse, error)
 	// Return gives tokens back that were taken and not used. What the bucket can't
 	// hold is dropped. Don't repeat it after UNAVAILABLE: the tokens may be back.
 	Return(context.Context, *ReturnRequest) (*ReturnResponse, error)
@@ -131,6 +196,17 @@ type BucketsServer interface {
 	// Wait takes tokens as soon as they are there. It is denied when they are due
 	// after the timeout: at once, if that is known.
 	Wait(context.Context, *WaitRequest) (*WaitResponse, error)
+	// Reserve takes tokens, all or none, for work whose use is known later. What
+	// nobody settles goes back by itself when the reservation's time is over. With an
+	// id of the caller's own it may be repeated after UNAVAILABLE: the tokens are
+	// taken once.
+	Reserve(context.Context, *ReserveRequest) (*ReserveResponse, error)
+	// Settle ends a reservation of which so many tokens were used: the rest goes
+	// back, and what was used beyond it is taken from the bucket. It may be repeated:
+	// for a minute the answer is that of the first time.
+	Settle(context.Context, *SettleRequest) (*SettleResponse, error)
+	// Cancel is Settle with nothing used.
+	Cancel(context.Context, *CancelRequest) (*SettleResponse, error)
 	mustEmbedUnimplementedBucketsServer()
 }
 
@@ -144,6 +220,9 @@ type UnimplementedBucketsServer struct{}
 func (UnimplementedBucketsServer) Take(context.Context, *TakeRequest) (*Result, error) {
 	return nil, status.Error(codes.Unimplemented, "method Take not implemented")
 }
+func (UnimplementedBucketsServer) TakeAll(context.Context, *TakeAllRequest) (*TakeAllResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method TakeAll not implemented")
+}
 func (UnimplementedBucketsServer) Return(context.Context, *ReturnRequest) (*ReturnResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Return not implemented")
 }
@@ -152,6 +231,15 @@ func (UnimplementedBucketsServer) Peek(context.Context, *PeekRequest) (*Result, 
 }
 func (UnimplementedBucketsServer) Wait(context.Context, *WaitRequest) (*WaitResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Wait not implemented")
+}
+func (UnimplementedBucketsServer) Reserve(context.Context, *ReserveRequest) (*ReserveResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Reserve not implemented")
+}
+func (UnimplementedBucketsServer) Settle(context.Context, *SettleRequest) (*SettleResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Settle not implemented")
+}
+func (UnimplementedBucketsServer) Cancel(context.Context, *CancelRequest) (*SettleResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Cancel not implemented")
 }
 func (UnimplementedBucketsServer) mustEmbedUnimplementedBucketsServer() {}
 func (UnimplementedBucketsServer) testEmbeddedByValue()                 {}
@@ -188,6 +276,24 @@ func _Buckets_Take_Handler(srv interface{}, ctx context.Context, dec func(interf
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(BucketsServer).Take(ctx, req.(*TakeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Buckets_TakeAll_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(TakeAllRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(BucketsServer).TakeAll(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Buckets_TakeAll_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(BucketsServer).TakeAll(ctx, req.(*TakeAllRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -246,6 +352,60 @@ func _Buckets_Wait_Handler(srv interface{}, ctx context.Context, dec func(interf
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Buckets_Reserve_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ReserveRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(BucketsServer).Reserve(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Buckets_Reserve_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(BucketsServer).Reserve(ctx, req.(*ReserveRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Buckets_Settle_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SettleRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(BucketsServer).Settle(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Buckets_Settle_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(BucketsServer).Settle(ctx, req.(*SettleRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Buckets_Cancel_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CancelRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(BucketsServer).Cancel(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Buckets_Cancel_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(BucketsServer).Cancel(ctx, req.(*CancelRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Buckets_ServiceDesc is the grpc.ServiceDesc for Buckets service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -258,6 +418,10 @@ var Buckets_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _Buckets_Take_Handler,
 		},
 		{
+			MethodName: "TakeAll",
+			Handler:    _Buckets_TakeAll_Handler,
+		},
+		{
 			MethodName: "Return",
 			Handler:    _Buckets_Return_Handler,
 		},
@@ -268,6 +432,18 @@ var Buckets_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Wait",
 			Handler:    _Buckets_Wait_Handler,
+		},
+		{
+			MethodName: "Reserve",
+			Handler:    _Buckets_Reserve_Handler,
+		},
+		{
+			MethodName: "Settle",
+			Handler:    _Buckets_Settle_Handler,
+		},
+		{
+			MethodName: "Cancel",
+			Handler:    _Buckets_Cancel_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

@@ -1,0 +1,80 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/tokenrefill/refiller/fetch"
+	"github.com/tokenrefill/refiller/internal/answer"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+func newTakeAllCommand(e env) *cobra.Command {
+	conn, out := connection{getenv: e.getenv}, output{}
+	cmd := &cobra.Command{
+		Use:   "take-all KEY[=N]...",
+		Short: "Take tokens of several buckets, all or none",
+		Long: "Take N tokens (1 if left out) from each bucket KEY, all or none: if one of them says no, nobody is charged. N stands\n" +
+			"after the last = of an argument. Exit code 0 means taken, 3 denied.",
+		Example: "  consumer take-all user:7 tenant:acme=2 && work",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := out.check(); err != nil {
+				return err
+			}
+			reqs := make([]fetch.Request, len(args))
+			for i, arg := range args {
+				var err error
+				if reqs[i], err = parseRequest(arg); err != nil {
+					return usageError{err}
+				}
+			}
+			return conn.with(func(c *fetch.Client) error {
+				r, err := c.TakeAll(cmd.Context(), reqs...)
+				if err != nil {
+					return err
+				}
+				if err := out.print(e.stdout, describeAll(reqs, r), answer.NewAll(reqs, r)); err != nil {
+					return err
+				}
+				if !r.OK {
+					return errDenied
+				}
+				return nil
+			})
+		},
+	}
+	conn.addFlags(cmd)
+	out.addFlags(cmd)
+	return cmd
+}
+
+// parseRequest reads KEY or KEY=N.
+func parseRequest(s string) (fetch.Request, error) {
+	at := strings.LastIndexByte(s, '=')
+	if at < 0 {
+		return fetch.Request{Key: s, N: 1}, nil
+	}
+	n, err := parseWhole(s[at+1:], 1, policy.MaxTokens)
+	if err != nil {
+		return fetch.Request{}, fmt.Errorf("%q: the number of tokens, after the last =: %w", s, err)
+	}
+	return fetch.Request{Key: s[:at], N: n}, nil
+}
+
+// describeAll says what became of each request, one a line.
+func describeAll(reqs []fetch.Request, r fetch.AllResult) string {
+	lines := make([]string, len(reqs))
+	for i, one := range r.Results {
+		switch {
+		case r.OK:
+			lines[i] = fmt.Sprintf("taken: %s of %s; %s left", plural(one.Taken), reqs[i].Key, held(one))
+		case one.OK:
+			lines[i] = fmt.Sprintf("not taken: %s of %s; %s left", plural(reqs[i].N), reqs[i].Key, held(one))
+		default:
+			lines[i] = fmt.Sprintf("denied: %s of %s; %s left; due %s", plural(reqs[i].N), reqs[i].Key, held(one), in(one.RetryAfter))
+		}
+	}
+	return strings.Join(lines, "\n")
+}

@@ -1,0 +1,116 @@
+// Package answer has the SDK's answers in JSON, as the command line prints them
+// and the sidecar sends them: what is written for one of them reads the other.
+package answer
+
+import (
+	"time"
+
+	"github.com/tokenrefill/refiller/fetch"
+)
+
+// Result is a [fetch.Result].
+type Result struct {
+	Key          string `json:"key"`
+	OK           bool   `json:"ok"`
+	Taken        int64  `json:"taken"`
+	Remaining    int64  `json:"remaining"`
+	Limit        int64  `json:"limit"`
+	RetryAfterMS *int64 `json:"retry_after_ms"`
+	ResetAfterMS *int64 `json:"reset_after_ms"`
+	Source       string `json:"source"`
+	OnFloor      bool   `json:"on_floor,omitempty"`
+}
+
+// NewResult is r, of the bucket key.
+func NewResult(key string, r fetch.Result) Result {
+	return Result{
+		Key: key, OK: r.OK, Taken: r.Taken, Remaining: r.Remaining, Limit: r.Limit,
+		RetryAfterMS: millis(r.RetryAfter), ResetAfterMS: millis(r.ResetAfter), Source: r.Source.String(), OnFloor: r.OnFloor,
+	}
+}
+
+// millis rounds up, so that who waits that long waits long enough. A time that
+// isn't known is null.
+func millis(d time.Duration) *int64 {
+	if d == fetch.Never {
+		return nil
+	}
+	ms := d.Milliseconds()
+	if d%time.Millisecond > 0 {
+		ms++
+	}
+	return &ms
+}
+
+// All is a [fetch.AllResult].
+type All struct {
+	OK           bool     `json:"ok"`
+	Denied       *string  `json:"denied"` // null if OK
+	RetryAfterMS *int64   `json:"retry_after_ms"`
+	Results      []Result `json:"results"`
+}
+
+// NewAll is r, the answer to reqs.
+func NewAll(reqs []fetch.Request, r fetch.AllResult) All {
+	all := All{OK: r.OK, RetryAfterMS: millis(r.RetryAfter), Results: make([]Result, len(r.Results))}
+	if !r.OK {
+		all.Denied = &r.Denied
+	}
+	for i, one := range r.Results {
+		all.Results[i] = NewResult(reqs[i].Key, one)
+	}
+	return all
+}
+
+// Return tells that tokens were given back.
+type Return struct {
+	Key    string `json:"key"`
+	Tokens int64  `json:"tokens"`
+}
+
+// Wait is the answer to a wait.
+type Wait struct {
+	Key      string `json:"key"`
+	OK       bool   `json:"ok"`
+	Taken    int64  `json:"taken"`
+	WaitedMS int64  `json:"waited_ms"`
+}
+
+// Reservation is a [fetch.Reservation].
+type Reservation struct {
+	Result
+	ID    *string    `json:"id"` // null if the bucket holds nothing that could be settled
+	Until *time.Time `json:"until"`
+}
+
+// NewReservation is r.
+func NewReservation(r *fetch.Reservation) Reservation {
+	answer := Reservation{Result: NewResult(r.Key, r.Result)}
+	if !r.Until.IsZero() {
+		until := r.Until.UTC()
+		answer.ID, answer.Until = &r.ID, &until
+	}
+	return answer
+}
+
+// Settlement is a [fetch.Settlement].
+type Settlement struct {
+	Key       string `json:"key"`
+	ID        string `json:"id"`
+	Returned  int64  `json:"returned"`
+	Clamped   int64  `json:"clamped"`
+	Void      int64  `json:"void"`
+	Charged   int64  `json:"charged"`
+	Owed      int64  `json:"owed"`
+	Forgiven  int64  `json:"forgiven"`
+	Remaining int64  `json:"remaining"`
+	Again     bool   `json:"again"`
+}
+
+// NewSettlement is s, of the reservation id of the bucket key.
+func NewSettlement(key, id string, s fetch.Settlement) Settlement {
+	return Settlement{
+		Key: key, ID: id, Returned: s.Returned, Clamped: s.Clamped, Void: s.Void, Charged: s.Charged, Owed: s.Owed, Forgiven: s.Forgiven,
+		Remaining: s.Remaining, Again: s.Again,
+	}
+}
