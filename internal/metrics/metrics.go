@@ -59,9 +59,9 @@ type Metrics struct {
 
 var _ prometheus.Collector = (*Metrics)(nil)
 
-// New makes the metrics of a replica: build is the program's version, the tally
-// holds its buckets, and state is called at each scrape.
-func New(build string, t *tally.Tally, state func() State) *Metrics {
+// New makes the metrics of a replica: build is the program's version, region that
+// of the replica, the tally holds its buckets, and state is called at each scrape.
+func New(build, region string, t *tally.Tally, state func() State) *Metrics {
 	m := &Metrics{
 		registry: prometheus.NewRegistry(), tally: t, state: state, own: map[string]bool{},
 		lag: prometheus.NewHistogram(prometheus.HistogramOpts{
@@ -78,8 +78,8 @@ func New(build string, t *tally.Tally, state func() State) *Metrics {
 		}),
 	}
 	info := prometheus.NewGauge(prometheus.GaugeOpts{
-		Name: "refiller_build_info", Help: "1; the labels tell the program's version.",
-		ConstLabels: prometheus.Labels{"version": build, "go_version": runtime.Version()},
+		Name: "refiller_build_info", Help: "1; the labels tell the program's version and the replica's region.",
+		ConstLabels: prometheus.Labels{"version": build, "go_version": runtime.Version(), "region": region},
 	})
 	info.Set(1)
 	m.registry.MustRegister(m, m.lag, m.call, m.takeover, info,

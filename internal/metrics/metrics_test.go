@@ -41,7 +41,7 @@ func scrape(t *testing.T, m *metrics.Metrics) string {
 func TestDenialsOfBucketsInShadowModeAreCounters(t *testing.T) {
 	tl := tally.New()
 	tl.Configure([]refill.Bucket{bucket("trial")})
-	m := metrics.New("test", tl, func() metrics.State {
+	m := metrics.New("test", "eu", tl, func() metrics.State {
 		return metrics.State{Shadow: map[string]int64{"trial": 15, "\xff": 2, "\xfe": 3}}
 	})
 	body := scrape(t, m)
@@ -58,7 +58,7 @@ func TestTheNumberOfSeriesIsBounded(t *testing.T) {
 	}
 	list = append(list, bucket(metrics.Other), bucket("\xff"))
 	tl.Configure(list)
-	m := metrics.New("test", tl, func() metrics.State { return metrics.State{} })
+	m := metrics.New("test", "eu", tl, func() metrics.State { return metrics.State{} })
 	for i, b := range list {
 		for index := range int64(3) {
 			m.Observe(applied(b.Key, index, int64(i%10)))
@@ -83,7 +83,7 @@ func TestTheNumberOfSeriesIsBounded(t *testing.T) {
 
 func TestElectionMetricsExistInElectionModeOnly(t *testing.T) {
 	state := metrics.State{}
-	m := metrics.New("test", tally.New(), func() metrics.State { return state })
+	m := metrics.New("test", "eu", tally.New(), func() metrics.State { return state })
 	require.NotContains(t, scrape(t, m), "refiller_leading")
 	state = metrics.State{Elected: true, ElectionUp: true, Terms: 3, Refill: refill.Stats{Leading: true, Epoch: 42}}
 	body := scrape(t, m)
@@ -93,7 +93,7 @@ func TestElectionMetricsExistInElectionModeOnly(t *testing.T) {
 }
 
 func TestCallsAndReloadsAreCountedByResult(t *testing.T) {
-	m := metrics.New("v1.2.3", tally.New(), func() metrics.State {
+	m := metrics.New("v1.2.3", "eu", tally.New(), func() metrics.State {
 		return metrics.State{
 			Refill:        refill.Stats{Calls: map[policy.Status]int64{policy.StatusApplied: 5, policy.StatusStale: 2}, Errors: 1, Version: 9},
 			Reloads:       map[string]int64{"applied": 4, "refused": 1},
@@ -109,5 +109,5 @@ func TestCallsAndReloadsAreCountedByResult(t *testing.T) {
 	} {
 		require.Contains(t, body, line+"\n")
 	}
-	require.Contains(t, body, `version="v1.2.3"`)
+	require.Contains(t, body, `region="eu",version="v1.2.3"`)
 }

@@ -16,7 +16,7 @@ import (
 
 func TestPoolMetricsTellOfTheRegionAndFromTheCoordinatorOfAll(t *testing.T) {
 	state := metrics.State{}
-	m := metrics.New("test", tally.New(), func() metrics.State { return state })
+	m := metrics.New("test", "eu", tally.New(), func() metrics.State { return state })
 	require.NotContains(t, scrape(t, m), "refiller_pool_")
 
 	state.Pools = &metrics.PoolState{Region: "eu", Terms: 2, Agent: pool.AgentState{Reports: 7, Failures: 1, Cut: "away", Shares: []pool.Share{{
@@ -53,7 +53,7 @@ func TestTheNumberOfPoolsWithSeriesIsBounded(t *testing.T) {
 		pools.Agent.Shares = append(pools.Agent.Shares, pool.Share{Pool: name})
 		pools.Sums[name] = pool.PoolSum{}
 	}
-	m := metrics.New("test", tally.New(), func() metrics.State { return metrics.State{Pools: pools} })
+	m := metrics.New("test", "eu", tally.New(), func() metrics.State { return metrics.State{Pools: pools} })
 	body := scrape(t, m)
 	require.Equal(t, metrics.MaxPools, strings.Count(body, "refiller_pool_rate_tokens_per_second{"))
 	require.Equal(t, metrics.MaxPools, strings.Count(body, "refiller_pool_claimed_tokens_per_second{"))

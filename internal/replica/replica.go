@@ -90,7 +90,7 @@ func New(cfg config.Config, opts Options) (*Replica, error) {
 		identity: opts.Identity, build: opts.Build, log: opts.Logger, started: time.Now(),
 	}
 	r.tally.Configure(buckets(cfg))
-	r.metrics = metrics.New(opts.Build, r.tally, r.state)
+	r.metrics = metrics.New(opts.Build, cfg.Region, r.tally, r.state)
 	if r.log == nil {
 		r.log = hclog.Default().Named("refiller")
 	}

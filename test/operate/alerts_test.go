@@ -45,8 +45,8 @@ func tool(t *testing.T, name string) string {
 	return path
 }
 
-// The unit tests of the rules see three replicas, of which a refills and leads,
-// for 50 minutes with a sample every 30 s. A sample is written as promtool wants
+// The unit tests of the rules see three replicas of region eu, of which a refills
+// and leads, and one of region us, for 50 minutes with a sample every 30 s. A sample is written as promtool wants
 // it: first+step×count.
 const (
 	sampled = 100
@@ -61,24 +61,28 @@ func rising(step int) string { return fmt.Sprintf("0+%dx%d", step, sampled) }
 // jump is 0 up to the sample, and 1 from then on.
 func jump(sample int) string { return fmt.Sprintf("0+0x%d 1+0x%d", sample-1, sampled-sample) }
 
-// healthy are the series of three replicas with nothing wrong.
+// healthy are the series of the replicas with nothing wrong.
 func healthy() map[string]string {
 	s := map[string]string{}
-	for _, instance := range []string{"a", "b", "c"} {
+	for _, instance := range []string{"a", "b", "c", "d"} {
 		set := func(name, labels, values string) {
 			s[fmt.Sprintf(`refiller_%s{instance=%q%s}`, name, instance, labels)] = values
 		}
 		leads, idle := 0.0, func(int) string { return steady(0) }
-		if instance == "a" {
+		if instance == "a" || instance == "d" {
 			leads, idle = 1, rising
 		}
-		set("build_info", `,version="v1"`, steady(1))
+		region, version, key, coordinates := "eu", 7.0, "checkout", leads
+		if instance == "d" { // it has a file of its own
+			region, version, key, coordinates = "us", 9, "orders", 0
+		}
+		set("build_info", fmt.Sprintf(`,region=%q,version="v1"`, region), steady(1))
 		set("redis_up", "", steady(1))
 		set("election_up", "", steady(1))
 		set("leading", "", steady(leads))
 		set("terms_total", "", steady(leads))
 		set("racing", "", steady(0))
-		set("config_version", "", steady(7))
+		set("config_version", "", steady(version))
 		set("config_last_reload_ok", "", steady(1))
 		set("config_restart_needed", "", steady(0))
 		set("buckets_conflicting", "", steady(0))
@@ -86,10 +90,10 @@ func healthy() map[string]string {
 		set("refill_errors_total", "", steady(0))
 		set("refill_calls_total", `,status="applied"`, idle(300))
 		set("refill_calls_total", `,status="stale"`, rising(1))
-		set("pool_coordinating", "", steady(leads))
+		set("pool_coordinating", "", steady(coordinates))
 		set("pool_clock_voids_total", "", steady(0))
-		set("pool_grant_remaining_seconds", `,pool="payments",region="eu"`, steady(11))
-		const bucket = `,bucket="checkout"`
+		set("pool_grant_remaining_seconds", fmt.Sprintf(`,pool="payments",region=%q`, region), steady(11))
+		bucket := fmt.Sprintf(`,bucket=%q`, key)
 		set("refills_total", bucket, idle(300))
 		set("refills_found_empty_total", bucket, idle(60))
 		set("credit_added_tokens_total", bucket, idle(15000))
@@ -132,7 +136,7 @@ const (
 
 func illnesses() map[string]illness {
 	on := func(instance string) map[string]string { return map[string]string{"instance": instance} }
-	onBucket := map[string]string{"bucket": "checkout"}
+	onBucket, inEU := map[string]string{"bucket": "checkout"}, map[string]string{"region": "eu"}
 	slow := map[string]string{}
 	for _, le := range []string{"0.25", "1"} {
 		slow[fmt.Sprintf(`refiller_takeover_gap_seconds_bucket{instance="b",le=%q}`, le)] = steady(0)
@@ -143,29 +147,30 @@ func illnesses() map[string]illness {
 	}
 	return map[string]illness{
 		"RefillerAbsent": {series: map[string]string{
-			`refiller_build_info{instance="a",version="v1"}`: "", `refiller_build_info{instance="b",version="v1"}`: "", `refiller_build_info{instance="c",version="v1"}`: "",
+			`refiller_build_info{instance="a",region="eu",version="v1"}`: "", `refiller_build_info{instance="b",region="eu",version="v1"}`: "",
+			`refiller_build_info{instance="c",region="eu",version="v1"}`: "", `refiller_build_info{instance="d",region="us",version="v1"}`: "",
 		}, summary: "No refiller replica is scraped."},
 		"RefillsStopped": {series: map[string]string{
 			"refiller_refills_total" + checkoutA: steady(9), "refiller_refills_found_empty_total" + checkoutA: steady(9),
-		}, summary: "No bucket is refilled."},
+		}, labels: inEU, summary: "No bucket is refilled in region eu."},
 		"RefillLoopHangs":     {map[string]string{"refiller_refill_loop_turn_age_seconds" + ofA: steady(20)}, on("a"), "The refill loop of a has not gone round for 20s."},
 		"RedisUnreachable":    {map[string]string{"refiller_redis_up" + ofA: steady(0)}, on("a"), "Redis does not answer a."},
 		"RefillErrors":        {map[string]string{"refiller_refill_errors_total" + ofA: rising(30)}, on("a"), "1 refill calls per second of a have no answer."},
-		"RefillsLate":         {map[string]string{`refiller_refill_lag_seconds_bucket{instance="a",le="0.005"}`: rising(280), `refiller_refill_lag_seconds_bucket{instance="a",le="0.5"}`: rising(280)}, nil, "One refill in a hundred comes 925ms late."},
+		"RefillsLate":         {map[string]string{`refiller_refill_lag_seconds_bucket{instance="a",le="0.005"}`: rising(280), `refiller_refill_lag_seconds_bucket{instance="a",le="0.5"}`: rising(280)}, nil, "One refill in a hundred comes 850ms late."},
 		"TakeoverSlow":        {slow, nil, "Buckets went 9.1s without a refill before another replica took over."},
 		"CreditAboveDue":      {map[string]string{"refiller_credit_added_tokens_total" + checkoutA: rising(15200)}, nil, "4k tokens more than due were credited in ten minutes."},
 		"CreditBelowDue":      {map[string]string{"refiller_credit_added_tokens_total" + checkoutA: rising(14000)}, nil, "20k tokens that were due in ten minutes were not credited."},
 		"BucketRolledBack":    {map[string]string{"refiller_quarantines_total" + checkoutA: jump(80)}, onBucket, "Redis lost writes of bucket checkout."},
 		"BucketLost":          {map[string]string{"refiller_buckets_lost_total" + checkoutA: jump(80)}, onBucket, "Redis lost bucket checkout."},
 		"RedisClockStepped":   {map[string]string{"refiller_clock_steps_total" + checkoutA: jump(80)}, nil, "The clock of Redis stepped back."},
-		"NoLeader":            {map[string]string{"refiller_leading" + ofA: steady(0)}, nil, "No replica leads."},
-		"TwoLeaders":          {map[string]string{"refiller_leading" + ofB: steady(1)}, nil, "2 replicas believe that they lead."},
-		"LeadershipFlaps":     {map[string]string{"refiller_terms_total" + ofA: rising(1)}, nil, "30 terms in 15 minutes."},
+		"NoLeader":            {map[string]string{"refiller_leading" + ofA: steady(0)}, inEU, "No replica leads in region eu."},
+		"TwoLeaders":          {map[string]string{"refiller_leading" + ofB: steady(1)}, inEU, "2 replicas believe that they lead in region eu."},
+		"LeadershipFlaps":     {map[string]string{"refiller_terms_total" + ofA: rising(1)}, inEU, "30 terms in 15 minutes in region eu."},
 		"ElectionUnreachable": {map[string]string{"refiller_election_up" + ofA: steady(0)}, on("a"), "etcd does not answer a."},
 		"ReplicaRaces":        {map[string]string{"refiller_racing" + ofB: steady(1)}, on("b"), "b has been racing for five minutes."},
 		"ConfigRefused":       {map[string]string{"refiller_config_last_reload_ok" + ofB: steady(0)}, on("b"), "b refused a new configuration."},
-		"ConfigVersionsDiffer": {map[string]string{"refiller_config_version" + ofB: steady(6)}, nil,
-			"Replicas have had different versions of the configuration for five minutes."},
+		"ConfigVersionsDiffer": {map[string]string{"refiller_config_version" + ofB: steady(6)}, inEU,
+			"Replicas of region eu have had different versions of the configuration for five minutes."},
 		"ConfigNeedsRestart": {map[string]string{"refiller_config_restart_needed" + ofB: steady(1)}, on("b"), "b has changes in its file that need a restart."},
 		"PolicyConflict":     {map[string]string{"refiller_buckets_conflicting" + ofB: steady(2)}, on("b"), "2 buckets have another policy under the same version."},
 		"PoolUncoordinated":  {map[string]string{"refiller_pool_coordinating" + ofA: steady(0)}, nil, "Nobody coordinates the pools."},
