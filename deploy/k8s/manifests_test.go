@@ -2,6 +2,7 @@ package k8s
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -40,7 +41,7 @@ func TestPodsMeetTheRestrictedLevel(t *testing.T) {
 	evaluator, err := policy.NewEvaluator(policy.DefaultChecks(), nil)
 	require.NoError(t, err)
 	level := api.LevelVersion{Level: api.LevelRestricted, Version: api.LatestVersion()}
-	each(t, func(t *testing.T, objects []runtime.Object) {
+	each(t, kustomizations, func(t *testing.T, objects []runtime.Object) {
 		for name, pod := range pods(objects) {
 			result := policy.AggregateCheckResults(evaluator.EvaluatePod(level, &pod.ObjectMeta, &pod.Spec))
 			require.True(t, result.Allowed, "%s: %s", name, result.ForbiddenDetail())
@@ -53,7 +54,7 @@ func TestPodsMeetTheRestrictedLevel(t *testing.T) {
 }
 
 func TestPodsAreSoundAndPinned(t *testing.T) {
-	each(t, func(t *testing.T, objects []runtime.Object) {
+	each(t, kustomizations, func(t *testing.T, objects []runtime.Object) {
 		require.NotEmpty(t, pods(objects))
 		for name, pod := range pods(objects) {
 			spec := pod.Spec
@@ -71,7 +72,7 @@ func TestPodsAreSoundAndPinned(t *testing.T) {
 					volumes[c.Name] = true
 				}
 			}
-			for _, c := range spec.Containers {
+			for _, c := range slices.Concat(spec.InitContainers, spec.Containers) {
 				_, tag, tagged := strings.Cut(c.Image, ":")
 				require.True(t, tagged && tag != "latest", "%s: image %s is not pinned", name, c.Image)
 				require.False(t, c.Resources.Requests.Cpu().IsZero(), name)
@@ -101,7 +102,7 @@ func hasPort(c corev1.Container, port intstr.IntOrString) bool {
 }
 
 func TestTheRefillerRunsInThreeReplicasAndRollsWithoutAGap(t *testing.T) {
-	each(t, func(t *testing.T, objects []runtime.Object) {
+	each(t, refillers, func(t *testing.T, objects []runtime.Object) {
 		deployments := only[*appsv1.Deployment](objects)
 		require.Len(t, deployments, 1)
 		d := deployments[0]
@@ -131,7 +132,7 @@ func matches(t *testing.T, s *metav1.LabelSelector, set map[string]string) bool 
 }
 
 func TestSelectorsFindTheirPods(t *testing.T) {
-	each(t, func(t *testing.T, objects []runtime.Object) {
+	each(t, refillers, func(t *testing.T, objects []runtime.Object) {
 		refiller := only[*appsv1.Deployment](objects)[0].Spec.Template
 		budgets, policies := only[*policyv1.PodDisruptionBudget](objects), only[*networkingv1.NetworkPolicy](objects)
 		require.Len(t, budgets, 1)
@@ -164,16 +165,57 @@ func TestSelectorsFindTheirPods(t *testing.T) {
 	})
 }
 
-// The program itself checks the file that it will read, with the environment
-// that the pod will have.
-func TestTheProgramAcceptsItsConfiguration(t *testing.T) {
-	program := filepath.Join(t.TempDir(), "refiller")
-	build := exec.CommandContext(t.Context(), "go", "build", "-tags", "production", "-o", program, "./cmd/refiller")
+// build makes a program as the image has it.
+func build(t *testing.T, name string) string {
+	t.Helper()
+	program := filepath.Join(t.TempDir(), name)
+	build := exec.CommandContext(t.Context(), "go", "build", "-tags", "production", "-o", program, "./cmd/"+name)
 	build.Dir = "../.."
 	out, err := build.CombinedOutput()
 	require.NoError(t, err, "%s", out)
+	return program
+}
+
+func TestTheSidecarIsBesideProgramsWithItsLabel(t *testing.T) {
+	t.Parallel()
+	objects, err := load(filesys.MakeFsOnDisk(), "overlays/example-app")
+	require.NoError(t, err)
+	deployments := only[*appsv1.Deployment](objects)
+	require.Len(t, deployments, 1)
+	spec := deployments[0].Spec.Template.Spec
+	require.Len(t, spec.Containers, 1, "the program's own")
+	require.Len(t, spec.InitContainers, 1)
+	c := spec.InitContainers[0]
+	require.Equal(t, corev1.ContainerRestartPolicyAlways, *c.RestartPolicy, "it stays beside the program")
+	require.Equal(t, []string{"/consumer"}, c.Command, "its path in the image")
+
+	// Who isn't in the pod reaches probes and metrics and no bucket.
+	for _, a := range c.Args {
+		address, served := strings.CutPrefix(a, "--http=")
+		if !served {
+			address, served = strings.CutPrefix(a, "--grpc=")
+		}
+		if served {
+			require.True(t, strings.HasPrefix(address, "127.0.0.1:"), a)
+		}
+	}
+	require.Contains(t, c.Args, fmt.Sprintf("--admin=:%d", c.Ports[0].ContainerPort))
+	require.Contains(t, c.Args, "--http=127.0.0.1:8080")
+	require.Contains(t, spec.Containers[0].Args[0], "http://127.0.0.1:8080/v1/take")
+
+	// The program understands the arguments: it gets as far as the address of Redis.
+	run := exec.CommandContext(t.Context(), build(t, "consumer"), append(slices.Clone(c.Args), "--redis=nowhere")...)
+	out, err := run.CombinedOutput()
+	require.Error(t, err)
+	require.Contains(t, string(out), "redis://host:port/db")
+}
+
+// The program itself checks the file that it will read, with the environment
+// that the pod will have.
+func TestTheProgramAcceptsItsConfiguration(t *testing.T) {
+	program := build(t, "refiller")
 	dir := t.TempDir() // outlives the parallel tests
-	for _, name := range kustomizations {
+	for _, name := range refillers {
 		t.Run(name, func(t *testing.T) {
 			objects, err := load(filesys.MakeFsOnDisk(), name)
 			require.NoError(t, err)

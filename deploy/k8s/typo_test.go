@@ -68,7 +68,7 @@ func TestATypoInAnyFieldIsFound(t *testing.T) {
 	t.Parallel()
 	fs := filesys.MakeFsInMemory()
 	sources(t, func(path string, text []byte) { require.NoError(t, fs.WriteFile("/"+path, text)) })
-	users := []string{"/overlays/dev", "/overlays/regions/eu-west-1", "/overlays/regions/us-east-1"} // every file is in one of them
+	users := []string{"/overlays/dev", "/overlays/regions/eu-west-1", "/overlays/regions/us-east-1", "/overlays/example-app"} // every file is in one of them
 	found := func(path, text string) bool {
 		if decodeSource(path, []byte(text)) != nil {
 			return true
