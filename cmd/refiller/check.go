@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 
 	"github.com/spf13/cobra"
 
@@ -12,21 +13,23 @@ import (
 )
 
 func checkCommand(e env) *cobra.Command {
-	var output string
+	var output, shared string
 	cmd := &cobra.Command{
 		Use:   "check FILE",
 		Short: "Validate a configuration",
 		Long: "Validate a configuration as run would read it, with REFILLER_ variables laid over it, and without connecting\n" +
 			"to anything. The exit code is 0, or 2 with every problem and its line on stderr. With -o json the answer is one\n" +
-			"object on stdout: file, ok, summary and problems (source, line, column, field, message).",
+			"object on stdout: file, ok, summary and problems (source, line, column, field, message). With --shared DOC the document\n" +
+			"DOC is laid over the file, as run --config-etcd does with the one in etcd.",
 		Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(_ *cobra.Command, args []string) error {
 			if output != "text" && output != "json" {
 				return usageError{fmt.Errorf("--output %q: want text or json", output)}
 			}
-			return check(e, args[0], output == "json")
+			return check(e, args[0], shared, output == "json")
 		},
 	}
+	cmd.Flags().StringVar(&shared, "shared", "", "file of a document to put into etcd")
 	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
 	return cmd
 }
@@ -39,8 +42,15 @@ type checked struct {
 	Problems config.Problems `json:"problems"`
 }
 
-func check(e env, path string, asJSON bool) error {
-	c, err := config.Load(path, e.getenv)
+func check(e env, path, sharedPath string, asJSON bool) error {
+	shared := config.Shared{Source: sharedPath}
+	if sharedPath != "" {
+		var err error
+		if shared.Data, err = os.ReadFile(sharedPath); err != nil {
+			return usageError{err}
+		}
+	}
+	c, err := config.LoadShared(path, shared, e.getenv)
 	var problems config.Problems
 	if err != nil && !errors.As(err, &problems) {
 		var unreadable *fs.PathError

@@ -101,3 +101,27 @@ func TestVersionAndHelpNeedNoServer(t *testing.T) {
 	require.Zero(t, code)
 	require.Contains(t, stdout, "check")
 }
+
+func TestCheckLaysASharedDocumentOverTheFile(t *testing.T) {
+	path := writeConfig(t, "version: 3\n"+goodConfig)
+	shared := filepath.Join(t.TempDir(), "shared.yaml")
+	check := func(text string) (code int, stdout, stderr string) {
+		require.NoError(t, os.WriteFile(shared, []byte(text), 0o600))
+		return runWith(t, nil, "check", "--shared", shared, path)
+	}
+	code, stdout, _ := check("version: 4\nbuckets: [{key: b, capacity: 10, rate: 5/s}, {key: c, capacity: 10, rate: 5/s}]\n")
+	require.Zero(t, code)
+	require.Contains(t, stdout, "ok: 2 buckets on redis://127.0.0.1:6379, version 4")
+	code, _, stderr := check("version: 4\nbuckets: [{key: b, capacity: 10, rate: never}]\nlisten: :1\n")
+	require.Equal(t, 2, code)
+	require.Contains(t, stderr, shared+":3:1: listen: it is in each replica's file alone")
+	code, _, stderr = runWith(t, nil, "check", "--shared", shared+"x", path)
+	require.Equal(t, 2, code)
+	require.Contains(t, stderr, "no such file")
+}
+
+func TestASharedConfigWantsAnEtcd(t *testing.T) {
+	code, _, stderr := runWith(t, nil, "run", "--config-etcd", "--config", writeConfig(t, goodConfig))
+	require.Equal(t, 2, code)
+	require.Contains(t, stderr, "--config-etcd wants election.endpoints")
+}

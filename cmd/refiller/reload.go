@@ -5,53 +5,65 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"sync"
 	"syscall"
 
 	"github.com/hashicorp/go-hclog"
 
+	"github.com/tokenrefill/refiller/internal/etcdwatch"
 	"github.com/tokenrefill/refiller/internal/filewatch"
 )
 
-// reloader asks for a reload when a file changes or the process gets SIGHUP.
+// reloader asks for a reload when the file or what is shared in etcd changes, or
+// the process gets SIGHUP.
 type reloader struct {
-	path string
-	file *filewatch.File
-	hup  chan os.Signal
+	file   *filewatch.File
+	shared *etcdwatch.Key // nil: nothing is
+	hup    chan os.Signal
 }
 
 // newReloader begins to listen, so that no change after the first read of the
 // file is missed. It must be run or closed.
-func newReloader(path string, log hclog.Logger) (*reloader, error) {
+func newReloader(path string, shared *etcdwatch.Key, log hclog.Logger) (*reloader, error) {
 	file, err := filewatch.New(path, filewatch.Options{Logger: log})
 	if err != nil {
 		return nil, fmt.Errorf("config: %w", err)
 	}
-	r := &reloader{path: path, file: file, hup: make(chan os.Signal, 1)}
+	r := &reloader{file: file, shared: shared, hup: make(chan os.Signal, 1)}
 	signal.Notify(r.hup, syscall.SIGHUP)
 	return r, nil
 }
 
 // run writes to asked why a reload is due, until ctx ends.
 func (r *reloader) run(ctx context.Context, asked chan<- string) {
-	changed := make(chan struct{}, 1) // one that waits stands for all
-	watched := make(chan struct{})
-	go func() {
-		defer close(watched)
-		r.file.Run(ctx, func() {
-			select {
-			case changed <- struct{}{}:
-			default:
-			}
+	var watching sync.WaitGroup
+	defer watching.Wait()
+	watch := func(run func(ctx context.Context, changed func())) <-chan struct{} {
+		changes := make(chan struct{}, 1) // one that waits stands for all
+		watching.Go(func() {
+			run(ctx, func() {
+				select {
+				case changes <- struct{}{}:
+				default:
+				}
+			})
 		})
-	}()
-	defer func() { <-watched }()
+		return changes
+	}
+	file := watch(r.file.Run)
+	var shared <-chan struct{}
+	if r.shared != nil {
+		shared = watch(r.shared.Run)
+	}
 	for {
 		cause := ""
 		select {
 		case <-ctx.Done():
 			return
-		case <-changed:
+		case <-file:
 			cause = "file changed"
+		case <-shared:
+			cause = r.shared.Name() + " changed in etcd"
 		case <-r.hup:
 			cause = "SIGHUP"
 		}

@@ -17,6 +17,7 @@ import (
 
 func runCommand(e env) *cobra.Command {
 	var path, identity, listen, url, record string
+	var inEtcd bool
 	cmd := &cobra.Command{
 		Use:   "run --config FILE",
 		Short: "Run one replica",
@@ -24,7 +25,9 @@ func runCommand(e env) *cobra.Command {
 			"A flag beats the environment (REFILLER_ variables), which beats the file.\n\n" +
 			"A change of the file is put in force while running, within a second; SIGHUP has it read again too. Buckets, policies,\n" +
 			"version and log level change at once, the rest at the next start. A file with a problem, with a lower version, or with\n" +
-			"another policy under the same version is refused and reported (log, /status, /metrics): the old one stays in force.",
+			"another policy under the same version is refused and reported (log, /status, /metrics): the old one stays in force.\n\n" +
+			"With --config-etcd a document at <election.prefix>/config in etcd (with pools, /regions/<region>/config) changes all replicas at\n" +
+			"once: its version, buckets, pools and refill_interval stand instead of the file's if its version is above the file's.",
 		Args: usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			var flags []config.Override
@@ -33,8 +36,8 @@ func runCommand(e env) *cobra.Command {
 					flags = append(flags, config.Override{Source: "--" + flag, Field: field, Value: f.Value.String()})
 				}
 			}
-			load := func() (config.Config, error) { return config.Load(path, e.getenv, flags...) }
-			cfg, err := load()
+			source := configSource{path: path, getenv: e.getenv, flags: flags}
+			cfg, err := source.load()
 			if err != nil {
 				return err
 			}
@@ -43,16 +46,28 @@ func runCommand(e env) *cobra.Command {
 			if identity == "" {
 				identity = e.getenv("REFILLER_IDENTITY")
 			}
-			reloads, err := newReloader(path, log.Named("reload"))
+			if inEtcd {
+				closeEtcd, err := source.follow(cfg, log.Named("reload"))
+				if err != nil {
+					return err
+				}
+				defer func() { _ = closeEtcd() }() // it was only read
+			}
+			reloads, err := newReloader(path, source.shared, log.Named("reload"))
 			if err != nil {
 				return err
 			}
 			defer reloads.close()
-			if cfg, err = load(); err != nil { // what changed before the file was watched
+			asked := make(chan string, 1)
+			cfg, wrong, err := source.first(cmd.Context()) // once more: the file is watched now
+			if err != nil {
 				return err
 			}
-			asked := make(chan string)
-			options := replica.Options{Identity: identity, Build: version(), Logger: log, Load: load, Reload: asked}
+			if wrong != nil {
+				log.Warn("starting with the file alone", "error", wrong)
+				asked <- "start" // reports it
+			}
+			options := replica.Options{Identity: identity, Build: version(), Logger: log, Load: source.load, Reload: asked}
 			if record != "" {
 				w, openErr := history.Open(record)
 				if openErr != nil {
@@ -79,6 +94,7 @@ func runCommand(e env) *cobra.Command {
 	cmd.Flags().StringVar(&listen, "listen", "", "host:port of the admin server, instead of the file's")
 	cmd.Flags().StringVar(&url, "redis", "", "URL of Redis, instead of the file's")
 	cmd.Flags().StringVar(&record, "history", "", "file to append every refill call and its answer to, as JSON lines (some 500 bytes a call; never rotated)")
+	cmd.Flags().BoolVar(&inEtcd, "config-etcd", false, "follow a document in etcd too, at the config key below election.prefix")
 	_ = cmd.MarkFlagRequired("config") // fails only for a flag that isn't there
 	return cmd
 }

@@ -80,6 +80,11 @@ type Log struct {
 // Load reads the file at path and lays the environment and then the flags over it. A nil getenv is an empty
 // environment. The error is Problems, or says why the file can't be read.
 func Load(path string, getenv func(string) string, flags ...Override) (Config, error) {
+	return LoadShared(path, Shared{}, getenv, flags...)
+}
+
+// LoadShared is Load with what is shared laid over the file first.
+func LoadShared(path string, shared Shared, getenv func(string) string, flags ...Override) (Config, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return Config{}, fmt.Errorf("config: %w", err)
@@ -93,7 +98,7 @@ func Load(path string, getenv func(string) string, flags ...Override) (Config, e
 	if getenv != nil {
 		overrides = fromEnvironment(getenv)
 	}
-	c, err := parse(data, append(overrides, flags...))
+	c, err := parse(data, shared, append(overrides, flags...))
 	var problems Problems
 	if errors.As(err, &problems) {
 		for i := range problems {
@@ -106,12 +111,13 @@ func Load(path string, getenv func(string) string, flags ...Override) (Config, e
 }
 
 // Parse reads a configuration from the content of a file alone. The error is Problems, which name no source.
-func Parse(data []byte) (Config, error) { return parse(data, nil) }
+func Parse(data []byte) (Config, error) { return parse(data, Shared{}, nil) }
 
-func parse(data []byte, overrides []Override) (Config, error) {
-	d := &decoder{sources: map[*yaml.Node]string{}}
+func parse(data []byte, shared Shared, overrides []Override) (Config, error) {
+	d := &decoder{sources: map[*yaml.Node]string{}, files: map[*yaml.Node]string{}}
 	var c Config
 	if root := d.readTree(data); root != nil {
+		d.share(root, shared)
 		for _, o := range overrides {
 			d.lay(root, o)
 		}

@@ -67,7 +67,8 @@
 //	REFILLER_ETCD_PASSWORD_FILE       election.password_file
 //	REFILLER_ETCD_CA, _CERT, _KEY     election.tls.ca, .cert, .key
 //
-// What all replicas must agree on (version, buckets, pools, intervals) is in the file alone.
+// What all replicas must agree on (version, buckets, pools, intervals) is in the file alone, or in what they share: see
+// [Shared].
 //
 // # Secrets
 //

@@ -2,7 +2,6 @@ package config
 
 import (
 	"errors"
-	"fmt"
 	"net"
 	"net/url"
 	"regexp"
@@ -264,12 +263,4 @@ func joined(err error) []error {
 		return many.Unwrap()
 	}
 	return nil
-}
-
-// line tells where a value is from, for messages about another one.
-func (v value) line() string {
-	if source, ok := v.d.sources[v.node]; ok {
-		return "in " + source
-	}
-	return fmt.Sprintf("on line %d", v.node.Line)
 }

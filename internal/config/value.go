@@ -17,7 +17,8 @@ import (
 // decoder collects the problems of one configuration.
 type decoder struct {
 	problems Problems
-	sources  map[*yaml.Node]string // nodes that are not from the file: the variable or flag
+	sources  map[*yaml.Node]string // nodes that are not written anywhere: the variable or flag
+	files    map[*yaml.Node]string // nodes that are written elsewhere than in the file
 }
 
 // value is a field of a configuration. A field that isn't there has a nil node; its readers return the default.
@@ -43,6 +44,8 @@ func (d *decoder) report(at *yaml.Node, path, msg string) {
 	p := Problem{Line: at.Line, Column: at.Column, Field: path, Msg: msg}
 	if source, ok := d.sources[at]; ok {
 		p.Source, p.Line, p.Column = source, 0, 0
+	} else if source, ok := d.files[at]; ok {
+		p.Source = source
 	}
 	d.problems = append(d.problems, p)
 }

@@ -138,3 +138,75 @@ func TestHangupReadsTheFileAgain(t *testing.T) {
 	require.Equal(t, "SIGHUP", n.status().Reload.Cause)
 	require.True(t, n.Running())
 }
+
+// What is written to etcd changes all replicas at once, as far as it is right and
+// newer, and a file that is older than it changes nothing.
+func TestADocumentInEtcdChangesAllReplicas(t *testing.T) {
+	t.Parallel()
+	server, etcd := testenv.Redis(t), testenv.Etcd(t, 1)
+	client, rdb := etcd.Client(), server.Client()
+	const key = "/refiller/config"
+	file := func(version int, rate string) string {
+		return limit(server.URL(), version, rate) + fmt.Sprintf("election: {endpoints: [%q]}\n", etcd.Endpoints()[0])
+	}
+	put := func(text string) {
+		t.Helper()
+		_, err := client.Put(t.Context(), key, text)
+		require.NoError(t, err)
+	}
+	document := func(version int, rate string) string {
+		return fmt.Sprintf("version: %d\nbuckets: [{key: checkout, capacity: 1000, rate: %s}]\n", version, rate)
+	}
+	put(document(2, "200/s"))
+	nodes := []*node{startNode(t, "a", file(1, "100/s"), "--config-etcd"), startNode(t, "b", file(1, "100/s"), "--config-etcd")}
+	for _, n := range nodes {
+		n.ready()
+	}
+	everywhere := func(version int64, rate string) {
+		t.Helper()
+		began := time.Now()
+		require.Eventually(t, func() bool {
+			p, err := lua.Peek(t.Context(), rdb, "checkout", 1)
+			there := err == nil && p.Terms.Fence.Epoch == version
+			for _, n := range nodes {
+				s := n.status()
+				there = there && s.Config == version && s.Buckets[0].Rate == rate
+			}
+			return there
+		}, patience, 10*time.Millisecond, "version %d", version)
+		t.Logf("version %d is in force after %s", version, time.Since(began).Round(time.Millisecond))
+	}
+	refused := func(n int64, says string) {
+		t.Helper()
+		for _, node := range nodes {
+			require.Eventually(t, func() bool { return node.status().Reload.Refused == n }, patience, 10*time.Millisecond, says)
+			require.Contains(t, node.status().Reload.Problems[0], says)
+		}
+	}
+	everywhere(2, "200/s") // from the start on
+	put(document(3, "300/s"))
+	everywhere(3, "300/s")
+	require.Equal(t, key+" changed in etcd", nodes[0].status().Reload.Cause)
+	put("version: 4\nbuckets: [{key: checkout, capacity: 1000, rate: never}]\n")
+	refused(1, "etcd:"+key+":2:")
+	put(document(2, "900/s"))
+	refused(2, "2 is below 3")
+	put(document(3, "900/s"))
+	refused(3, "3 is in force already")
+	everywhere(3, "300/s")
+	put(document(3, "300/s"))
+	nodes[0].configure(file(2, "900/s"))
+	require.Eventually(t, func() bool { return nodes[0].status().Reload.Cause == "file changed" }, patience, 10*time.Millisecond)
+	everywhere(3, "300/s")
+	for _, n := range nodes {
+		n.configure(file(4, "400/s"))
+	}
+	everywhere(4, "400/s") // the file is the newer one
+
+	// What is wrong at the start is reported, and the file counts.
+	put("version: x\n")
+	n := startNode(t, "c", file(4, "400/s"), "--config-etcd")
+	n.ready()
+	require.Eventually(t, func() bool { return n.status().Reload.Refused == 1 }, patience, 10*time.Millisecond)
+	require.EqualValues(t, 4, n.status().Config)
+}

@@ -1,0 +1,57 @@
+package main
+
+import (
+	"context"
+	"errors"
+
+	"github.com/hashicorp/go-hclog"
+
+	"github.com/tokenrefill/refiller/internal/config"
+	"github.com/tokenrefill/refiller/internal/etcdwatch"
+)
+
+// configSource is where a replica's configuration comes from: its file, with the
+// environment and flags laid over it, and what replicas share in etcd.
+type configSource struct {
+	path   string
+	getenv func(string) string
+	flags  []config.Override
+	shared *etcdwatch.Key // nil: nothing is shared
+}
+
+// load reads the file, with what is shared as it was last seen.
+func (s *configSource) load() (config.Config, error) {
+	var shared config.Shared
+	if s.shared != nil {
+		shared = config.Shared{Source: "etcd:" + s.shared.Name(), Data: s.shared.Value()}
+	}
+	return config.LoadShared(s.path, shared, s.getenv, s.flags...)
+}
+
+// follow has what is shared count too, at the key that cfg, the file's, leads to.
+func (s *configSource) follow(cfg config.Config, log hclog.Logger) (closeEtcd func() error, err error) {
+	if len(cfg.Election.Endpoints) == 0 {
+		return nil, usageError{errors.New("--config-etcd wants election.endpoints, which say where etcd is")}
+	}
+	client, err := dialEtcd(cfg.Election)
+	if err != nil {
+		return nil, err
+	}
+	s.shared = etcdwatch.New(client, cfg.RefillPrefix()+"/config", log)
+	return client.Close, nil
+}
+
+// first is the configuration to start with. A replica whose file is right starts,
+// whatever is shared: wrong says why that doesn't count.
+func (s *configSource) first(ctx context.Context) (cfg config.Config, wrong, err error) {
+	if s.shared != nil {
+		if wrong = s.shared.Read(ctx); wrong == nil {
+			if cfg, wrong = s.load(); wrong == nil {
+				return cfg, nil, nil
+			}
+		}
+	}
+	alone := configSource{path: s.path, getenv: s.getenv, flags: s.flags}
+	cfg, err = alone.load()
+	return cfg, wrong, err
+}

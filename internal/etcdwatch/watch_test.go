@@ -1,0 +1,60 @@
+package etcdwatch_test
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/internal/etcdwatch"
+	"github.com/tokenrefill/refiller/internal/testenv"
+)
+
+const patience = 30 * time.Second
+
+// A change is told once, whether the watch saw it or etcd was away meanwhile.
+func TestAChangeOfTheValueIsTold(t *testing.T) {
+	t.Parallel()
+	etcd := testenv.Etcd(t, 1)
+	client := etcd.Client()
+	put := func(value string) {
+		t.Helper()
+		_, err := client.Put(t.Context(), "/refiller/config", value)
+		require.NoError(t, err)
+	}
+	key := etcdwatch.New(etcd.Client(), "/refiller/config", hclog.NewNullLogger())
+	require.NoError(t, key.Read(t.Context()))
+	require.Nil(t, key.Value(), "it is not there")
+	put("one")
+	require.NoError(t, key.Read(t.Context()))
+	require.Equal(t, "one", string(key.Value()))
+
+	put("two") // between the reading and the watch
+	ctx, cancel := context.WithCancel(t.Context())
+	told := make(chan string, 10)
+	var running sync.WaitGroup
+	running.Go(func() { key.Run(ctx, func() { told <- string(key.Value()) }) })
+	defer running.Wait()
+	defer cancel()
+	next := func(want string) {
+		t.Helper()
+		select {
+		case got := <-told:
+			require.Equal(t, want, got)
+		case <-time.After(patience):
+			require.Fail(t, "no change is told", want)
+		}
+	}
+	next("two")
+	put("two") // which changes nothing
+	put("three")
+	next("three")
+	_, err := client.Delete(t.Context(), "/refiller/config")
+	require.NoError(t, err)
+	put("four")
+	next("four")
+	require.Empty(t, told)
+}
