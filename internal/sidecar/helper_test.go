@@ -111,6 +111,14 @@ func (b *bench) tokens(key string) int64 {
 	return n
 }
 
+// tries is Redis' line about the command with which takes try to take.
+func (b *bench) tries() string {
+	b.t.Helper()
+	info, err := b.rdb.InfoMap(context.Background(), "commandstats").Result()
+	require.NoError(b.t, err)
+	return info["Commandstats"]["cmdstat_decrby"]
+}
+
 func (b *bench) url(path string) string { return "http://" + b.server.HTTPAddrs()[0].String() + path }
 
 // reply is what came over HTTP.

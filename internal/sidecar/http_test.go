@@ -248,11 +248,12 @@ func TestWaitTakesWhenTheTokensCome(t *testing.T) {
 	// Tokens that are due later than the longest wait would be refused at once.
 	b.empty("mail", 1500*time.Millisecond)
 	answers := make(chan reply, 1)
+	tries := b.tries()
 	go func() {
 		defer close(answers) // also if the request fails
 		answers <- b.post("/v1/wait", `{"key":"mail"}`)
 	}()
-	b.underWay(1)
+	eventually(t, func() bool { return b.tries() != tries }, "the wait's first try, which is denied")
 	_, err = lua.Grant(t.Context(), b.rdb, "mail", 1)
 	require.NoError(t, err)
 	r = <-answers
