@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"net/http"
 	"os"
@@ -254,6 +255,10 @@ func (w *world) judge(ctx context.Context) {
 	before := make([]*lua.PeekReply, len(w.regions))
 	newest := map[string]policy.Fence{} // by region, life of its Redis, and era
 	accounts, lives := make([]account, len(w.regions)), make([]life, len(w.regions))
+	last := make([]int64, len(w.regions)) // refill seen; the gap after it may be over when the next one is
+	for i := range last {
+		last[i] = math.MaxInt64
+	}
 	for ctx.Err() == nil {
 		sum, taken, text := 0.0, 0.0, ""
 		elapsed := time.Since(began).Seconds() // before the count: the bound is for no more time than it took
@@ -271,7 +276,8 @@ func (w *world) judge(ctx context.Context) {
 			if before[i] = p; p == nil {
 				continue
 			}
-			gap = max(gap, min(float64(p.Now-p.Last)/1e6, 2))
+			gap = max(gap, min(float64(p.Now-p.Last)/1e6, 2), min(float64(p.Last-last[i])/1e6, 2))
+			last[i] = p.Last
 			history := fmt.Sprint(r.name, "/", lives[i].number, "/", p.Version.Era)
 			if p.Terms.Fence.Before(newest[history]) {
 				w.violated("I6: the fence of %s falls from %v to %v", history, newest[history], p.Terms.Fence)
