@@ -112,6 +112,13 @@ func writeStatus(w io.Writer, s admin.Status) error {
 	case len(s.Reload.Restart) > 0:
 		fmt.Fprintf(t, "config\tin force after a restart: %s\n", strings.Join(s.Reload.Restart, ", "))
 	}
+	alive := make([]string, len(s.Replicas))
+	for i, r := range s.Replicas {
+		alive[i] = r.Identity + " " + r.Role
+	}
+	if len(alive) > 0 {
+		fmt.Fprintf(t, "alive\t%s\n", strings.Join(alive, ", "))
+	}
 	fmt.Fprintf(t, "here\t%d refills applied, %d lost to others, %d failed, %d tokens added\n\n",
 		s.Calls["applied"], s.Calls["stale"]+s.Calls["early"], s.Errors, s.Added)
 	fmt.Fprintln(t, "BUCKET\tTOKENS\tCAPACITY\tRATE\tINDEX\tLAST REFILL\tVERSION")

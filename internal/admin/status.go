@@ -56,6 +56,35 @@ type Status struct {
 	Takeovers []Takeover `json:"takeovers"` // the last ones, the newest first
 
 	Pools *Pools `json:"pools,omitempty"` // nil: the replica takes no part in pools
+
+	Replicas []Replica `json:"replicas"`                 // those of this region that are alive, by identity
+	Unlisted string    `json:"replicas_error,omitempty"` // why they aren't known
+}
+
+// Role says in words what a replica does.
+func Role(leading, racing, elected bool) string {
+	switch {
+	case leading:
+		return "leads"
+	case racing:
+		return "stands in for a silent leader"
+	case elected:
+		return "stands by"
+	}
+	return "races"
+}
+
+// Role is that of the replica that answers.
+func (s Status) Role() string { return Role(s.Leading, s.Racing, s.Mode == "etcd") }
+
+// Replica is a replica as it tells of itself every few seconds.
+type Replica struct {
+	Identity string    `json:"identity"`
+	Build    string    `json:"build"`
+	Role     string    `json:"role"`
+	Config   int64     `json:"config_version"`
+	Started  time.Time `json:"started"`
+	Silent   float64   `json:"silent_ms"` // since it was heard; one that is dead stays for some seconds
 }
 
 // Pools are the pools of all regions as a replica of one region sees them.

@@ -14,6 +14,7 @@ import (
 
 	"github.com/tokenrefill/refiller/fetch"
 	"github.com/tokenrefill/refiller/internal/doctor"
+	"github.com/tokenrefill/refiller/internal/roster"
 	"github.com/tokenrefill/refiller/internal/testenv"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
@@ -87,7 +88,7 @@ func everything(t *testing.T, rdb *redis.Client) error {
 	_, e12 := lua.Live(ctx, rdb, key, "consumer", time.Minute)
 	_, e13 := c.Take(ctx, "user:1", 1)
 	_, e14 := c.Take(ctx, "user:1", 1)
-	return errors.Join(e1, e2, e3, e4, e5, e6, e7, e8, e9, e10, e11, e12, e13, e14, holding(ctx, c, rdb), rdb.Ping(ctx).Err(), pooled(ctx, rdb))
+	return errors.Join(e1, e2, e3, e4, e5, e6, e7, e8, e9, e10, e11, e12, e13, e14, holding(ctx, c, rdb), rdb.Ping(ctx).Err(), pooled(ctx, rdb), listed(ctx, rdb))
 }
 
 // holding reserves and leases tokens of a bucket that there is, and lets a
@@ -114,6 +115,21 @@ func pooled(ctx context.Context, rdb *redis.Client) error {
 	for began := time.Now(); err == nil && o.Added == 0 && time.Since(began) < time.Second; {
 		o, err = lua.Refill(ctx, rdb, "pooled", policy.Call{Version: o.Version, Terms: &terms})
 	}
+	return err
+}
+
+// listed has a replica write itself into the roster, and leave it.
+func listed(ctx context.Context, rdb *redis.Client) error {
+	ctx, cancel := context.WithCancel(ctx)
+	r := roster.New(rdb, "refiller:replicas:/refiller", func() roster.Entry { return roster.Entry{Identity: "a"} })
+	done := make(chan struct{})
+	go func() { defer close(done); r.Run(ctx) }()
+	_, err := r.Replicas()
+	for began := time.Now(); err != nil && time.Since(began) < time.Second; _, err = r.Replicas() {
+		time.Sleep(time.Millisecond) // until the answer that is asked about
+	}
+	cancel()
+	<-done
 	return err
 }
 

@@ -20,6 +20,7 @@ import (
 	"github.com/tokenrefill/refiller/internal/config"
 	"github.com/tokenrefill/refiller/internal/metrics"
 	"github.com/tokenrefill/refiller/internal/redisconn"
+	"github.com/tokenrefill/refiller/internal/roster"
 	"github.com/tokenrefill/refiller/internal/tally"
 	"github.com/tokenrefill/refiller/refill"
 )
@@ -65,6 +66,7 @@ type Replica struct {
 	elector  *election.Elector // nil in race mode
 	who      *whoLeads         // nil in race mode
 	pools    *pools            // nil if it takes no part in pools
+	roster   *roster.Roster
 	closers  []func() error
 	listener net.Listener
 
@@ -130,6 +132,7 @@ func (r *Replica) open(opts Options) error {
 	if err != nil {
 		return err
 	}
+	r.roster = roster.New(r.rdb, "refiller:replicas:"+r.cfg.RefillPrefix(), r.entry)
 	if elected || r.cfg.Pooled() {
 		if err := r.openEtcd(elected); err != nil {
 			return err
@@ -196,6 +199,7 @@ func (r *Replica) Run(ctx context.Context) (err error) {
 		return admin.Serve(serving, r.listener, admin.Handler(r, r.metrics.Handler()), r.log.Named("admin"))
 	})
 	g.Go(func() error { return r.refiller.Run(serving) })
+	g.Go(func() error { r.roster.Run(serving); return nil })
 	if r.load != nil {
 		g.Go(func() error { return r.reloads(serving) })
 	}

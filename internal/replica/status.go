@@ -13,6 +13,7 @@ import (
 	"github.com/tokenrefill/refiller/internal/admin"
 	"github.com/tokenrefill/refiller/internal/config"
 	"github.com/tokenrefill/refiller/internal/metrics"
+	"github.com/tokenrefill/refiller/internal/roster"
 	"github.com/tokenrefill/refiller/lua"
 )
 
@@ -55,8 +56,25 @@ func (r *Replica) Status(ctx context.Context, q admin.Query) admin.Status {
 	if r.pools != nil {
 		out.Pools = r.pools.status(ctx, cfg)
 	}
+	replicas, err := r.roster.Replicas()
+	if err != nil {
+		out.Unlisted = err.Error()
+	}
+	for _, one := range replicas {
+		out.Replicas = append(out.Replicas, admin.Replica{
+			Identity: one.Identity, Build: one.Build, Role: one.Role, Config: one.Version, Started: one.Started,
+			Silent: max(0, float64(out.Now.Sub(one.Heard).Microseconds())/1000),
+		})
+	}
 	out.Buckets, out.Found = r.find(ctx, cfg, q)
 	return out
+}
+
+// entry is what the replica tells the others of itself.
+func (r *Replica) entry() roster.Entry {
+	s, cfg := r.refiller.Stats(), r.config()
+	role := admin.Role(s.Leading, s.Racing, cfg.Election.Mode == config.ModeEtcd)
+	return roster.Entry{Identity: r.identity, Build: r.build, Role: role, Version: s.Version, Started: r.started}
 }
 
 // find reads the buckets that the query asks for; found is how many there are

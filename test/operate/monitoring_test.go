@@ -2,6 +2,7 @@ package operate
 
 import (
 	"encoding/json"
+	"flag"
 	"fmt"
 	"io"
 	"math"
@@ -193,6 +194,9 @@ func (p *prometheus) query(expr string) []float64 {
 	return values
 }
 
+// scraped is for how long Prometheus scrapes before the panels are looked at.
+var scraped = flag.Duration("scraped", 10*time.Second, "how long Prometheus scrapes before the panels are looked at")
+
 func TestNoPanelIsWithoutDataInARealPrometheus(t *testing.T) {
 	t.Parallel()
 	nodes := demo(t)
@@ -201,10 +205,9 @@ func TestNoPanelIsWithoutDataInARealPrometheus(t *testing.T) {
 	require.Eventually(t, func() bool { return len(p.query("refiller_leading")) == 3 }, patience, 100*time.Millisecond)
 	first.Kill() // there is a take-over to show
 	leader(t, nodes)
-	const window = 10 * time.Second
 	coordinator(t, nodes)
-	rest(t, window)
-	expand := strings.NewReplacer("$__rate_interval", window.String(), "$instance", ".*", "$bucket", ".*")
+	rest(t, *scraped)
+	expand := strings.NewReplacer("$__rate_interval", scraped.String(), "$instance", ".*", "$bucket", ".*")
 	for _, panel := range dashboardPanels(t) {
 		if panel.Type == "row" {
 			require.Empty(t, panel.Targets)
@@ -220,6 +223,6 @@ func TestNoPanelIsWithoutDataInARealPrometheus(t *testing.T) {
 		}
 	}
 	require.Empty(t, p.query(`ALERTS{alertstate="firing",severity="critical"}`), "nothing is wrong")
-	beyond := p.query("sum(increase(refiller_credit_added_tokens_total[10s])) - sum(increase(refiller_credit_due_tokens_total[10s]))")
+	beyond := p.query("sum(increase(refiller_credit_added_tokens_total[" + scraped.String() + "])) - sum(increase(refiller_credit_due_tokens_total[" + scraped.String() + "]))")
 	require.InDelta(t, 0, beyond[0], 5, "what was credited was due")
 }

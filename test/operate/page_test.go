@@ -60,6 +60,8 @@ func TestTheStatusPageInARealBrowser(t *testing.T) {
 	b.eval(`document.getElementById("takes").innerText`, &text)
 	require.Contains(t, text, "ago", "the take-over is shown with its gap")
 
+	b.until(`document.getElementById("alive").innerText.includes("(this one)") && document.querySelectorAll("#alive tbody tr").length >= 2`)
+
 	// Live: numbers move without a reload of the page.
 	b.eval(`window.stays = 1; window.was = document.querySelector("tr[data-key=checkout]").innerText`, nil)
 	b.until(`document.querySelector("tr[data-key=checkout]").innerText != window.was && window.stays == 1`)
@@ -79,9 +81,8 @@ func TestTheStatusPageInARealBrowser(t *testing.T) {
 	b.until(`document.querySelector("#rows tr")?.dataset.key == "tenant:0950"`)
 
 	b.open(url+"?sort=fill", 1280, 900, "dark")
-	var sorted bool
-	b.eval(`(() => { const p = [...document.querySelectorAll("#rows progress")].map(p => p.value / p.max); return p.length == 50 && p.every((v, i) => !i || v >= p[i-1]); })()`, &sorted)
-	require.True(t, sorted, "the emptiest first")
+	// The emptiest first; a bucket that Redis was too busy to tell of has no bar.
+	b.until(`(() => { const p = [...document.querySelectorAll("#rows progress")].map(p => p.value / p.max); return p.length == 50 && p.every((v, i) => !i || v >= p[i-1]); })()`)
 	b.shot("dark-by-fill")
 	b.open(url, 1280, 900, "dark")
 	var dark string
