@@ -39,8 +39,9 @@ type Config struct {
 	Shadow bool
 	// FailOpen lets calls pass when the Limiter can't answer.
 	FailOpen bool
-	// Timeout bounds the wait for the Limiter, at most MaxTimeout; 0 means
-	// DefaultTimeout.
+	// Timeout bounds the wait for the Limiter's answer, at most MaxTimeout; 0 means
+	// DefaultTimeout. The wait for a place, of a limit of pacing, comes after it and
+	// is bounded by the limit and the call's own deadline.
 	Timeout time.Duration
 	// OnLimit hears of each denial before it is answered, in shadow mode too. It
 	// must not block.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/tokenrefill/refiller/fetch"
 	"github.com/tokenrefill/refiller/limit"
+	"github.com/tokenrefill/refiller/limit/pacing"
 )
 
 // Middleware limits calls. [New] makes one; it is safe for concurrent use.
@@ -29,6 +31,9 @@ type Decision struct {
 	Weight int64
 	// Result is what the limiter said.
 	fetch.Result
+	// Wait is how long the call waited for its place, where a limit of pacing gave
+	// it one.
+	Wait time.Duration
 }
 
 type contextKey struct{}
@@ -121,9 +126,7 @@ func (m *Middleware) decide(ctx context.Context, call Call) (*Decision, error) {
 		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
 	d.Key = bounded(key)
-	within, cancel := context.WithTimeout(ctx, m.config.Timeout)
-	defer cancel()
-	d.Result, err = m.config.Limiter.Take(within, d.Key, d.Weight)
+	d.Result, d.Wait, err = m.take(ctx, d.Key, d.Weight)
 	if errors.Is(err, fetch.ErrExceedsCapacity) { // it never fits: that is a denial, also for those who fail open
 		d.Result, err = fetch.Result{RetryAfter: fetch.Never, ResetAfter: fetch.Never}, nil
 	}
@@ -138,7 +141,7 @@ func (m *Middleware) decide(ctx context.Context, call Call) (*Decision, error) {
 		return nil, status.Error(codes.Unavailable, "the limit can't be checked")
 	}
 	if d.OK {
-		return &d, nil
+		return &d, m.hold(ctx, call, &d)
 	}
 	if m.config.OnLimit != nil {
 		m.config.OnLimit(ctx, call, d)
@@ -147,6 +150,39 @@ func (m *Middleware) decide(ctx context.Context, call Call) (*Decision, error) {
 		return &d, nil
 	}
 	return nil, denial(d)
+}
+
+// take asks the limiter, and tells how long what was taken has to wait.
+func (m *Middleware) take(ctx context.Context, key string, n int64) (r fetch.Result, wait time.Duration, err error) {
+	ctx, cancel := context.WithTimeout(ctx, m.config.Timeout)
+	defer cancel()
+	switch l := m.config.Limiter.(type) { // those with places answer at once, whose Take would wait within the Timeout
+	case *limit.Many:
+		d, err := l.Decide(ctx, n, key)
+		return d.Result, d.Wait, err
+	case *pacing.Limiter:
+		p, err := l.Reserve(ctx, key, n)
+		return p.Result, p.Wait, err
+	}
+	r, err = m.config.Limiter.Take(ctx, key, n)
+	return r, 0, err
+}
+
+// hold waits for the call's place. The error is the status of a call that ends
+// meanwhile, whose tokens go back; a place passes unused.
+func (m *Middleware) hold(ctx context.Context, call Call, d *Decision) error {
+	if d.Wait == 0 || m.config.Shadow {
+		return nil
+	}
+	timer := time.NewTimer(d.Wait)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+	}
+	m.giveBack(ctx, call, d)
+	return status.FromContextError(ctx.Err()).Err()
 }
 
 // denial is the status of a denied call.
@@ -161,10 +197,17 @@ func denial(d Decision) error {
 	return s.Err()
 }
 
-// settle gives the tokens of a failed call back. The call may be over, so its
-// context's end doesn't matter.
+// settle gives the tokens of a failed call back.
 func (m *Middleware) settle(ctx context.Context, call Call, d *Decision, failed bool) {
-	if !m.config.SkipFailed || !failed || d == nil || d.Taken == 0 || d.Source.Kind == fetch.SourceShadow {
+	if m.config.SkipFailed && failed && d != nil {
+		m.giveBack(ctx, call, d)
+	}
+}
+
+// giveBack gives the tokens of a call back, if there is somebody to take them. The
+// call may be over, so its context's end doesn't matter.
+func (m *Middleware) giveBack(ctx context.Context, call Call, d *Decision) {
+	if m.returner == nil || d.Taken == 0 || d.Source.Kind == fetch.SourceShadow {
 		return
 	}
 	within, cancel := context.WithTimeout(context.WithoutCancel(ctx), m.config.Timeout)

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -26,6 +27,8 @@ import (
 	"github.com/tokenrefill/refiller/internal/testenv"
 	"github.com/tokenrefill/refiller/limit"
 	"github.com/tokenrefill/refiller/limit/lazy"
+	"github.com/tokenrefill/refiller/limit/pacing"
+	"github.com/tokenrefill/refiller/limit/window"
 	"github.com/tokenrefill/refiller/policy"
 )
 
@@ -228,6 +231,47 @@ func TestAWeightIsWhatACallTakes(t *testing.T) {
 	err := b.call(t.Context())
 	require.Equal(t, codes.ResourceExhausted, status.Code(err), "more than it ever holds")
 	require.Empty(t, status.Convert(err).Details(), "nothing tells when to come back")
+}
+
+// A queue, alone or among many limits, spaces calls out, beyond the time that the
+// limiter may take to answer.
+func TestACallWaitsForItsPlace(t *testing.T) {
+	t.Parallel()
+	spaced := pacing.Config{Name: "spaced", Rate: policy.PerSecond(2), MaxWait: time.Second}
+	hourly := window.Config{Name: "hourly", Limit: 100, Window: time.Hour}
+	for name, limiter := range map[string]func() (limit.Limiter, error){
+		"many":  func() (limit.Limiter, error) { return limit.NewManyLocal(time.Now, hourly, spaced) },
+		"alone": func() (limit.Limiter, error) { return pacing.NewLocal(spaced, time.Now) },
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			l, err := limiter()
+			require.NoError(t, err)
+			m, err := New(Config{Limiter: l, Key: ByMethod()})
+			require.NoError(t, err)
+			key := ""
+			call := func(ctx context.Context) error {
+				_, err := m.Unary(ctx, nil, &grpc.UnaryServerInfo{FullMethod: method}, func(ctx context.Context, _ any) (any, error) {
+					d, limited := FromContext(ctx)
+					require.True(t, limited)
+					key = d.Key
+					return nil, nil
+				})
+				return err
+			}
+			start := time.Now()
+			require.NoError(t, call(t.Context()), name)
+			require.NoError(t, call(t.Context()), name)
+			require.Equal(t, 500*time.Millisecond, time.Since(start), name)
+			ctx, leave := context.WithTimeout(t.Context(), 100*time.Millisecond)
+			defer leave()
+			require.Equal(t, codes.DeadlineExceeded, status.Code(call(ctx)), "%s: its own time is over before its place", name)
+			if many, ok := l.(*limit.Many); ok {
+				p, err := many.Peek(t.Context(), key)
+				require.NoError(t, err)
+				require.EqualValues(t, 98, p.Limits[0].Remaining, "what it took beside the place is back")
+			}
+		})
+	}
 }
 
 func TestTokensOfFailedCallsGoBack(t *testing.T) {

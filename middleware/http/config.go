@@ -47,7 +47,8 @@ type Config struct {
 	// FailOpen lets requests pass when the Limiter can't answer, instead of
 	// refusing them with 503.
 	FailOpen bool
-	// Timeout bounds the wait for the Limiter; 0 means DefaultTimeout.
+	// Timeout bounds the wait for the Limiter's answer; 0 means DefaultTimeout. The
+	// wait for a place, of a limit of pacing, comes after it.
 	Timeout time.Duration
 
 	// XHeaders adds X-RateLimit-Limit, X-RateLimit-Remaining and

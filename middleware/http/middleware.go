@@ -9,6 +9,7 @@ import (
 
 	"github.com/tokenrefill/refiller/fetch"
 	"github.com/tokenrefill/refiller/limit"
+	"github.com/tokenrefill/refiller/limit/pacing"
 )
 
 // Middleware limits requests. It is safe for concurrent use and starts no
@@ -91,13 +92,19 @@ func (m *Middleware) decide(r Request, weight int64) (Decision, error) {
 		d.Decision, err = many.Decide(ctx, weight, d.Key)
 		return d, err
 	}
-	result, err := m.config.Limiter.Take(ctx, d.Key, weight)
+	one := limit.LimitResult{Name: m.config.Name, Window: m.config.Window}
+	if queue, ok := m.config.Limiter.(*pacing.Limiter); ok { // the request waits for its place, and not for the answer
+		var p pacing.Place
+		p, err = queue.Reserve(ctx, d.Key, weight)
+		one.Result, one.Wait = p.Result, p.Wait
+	} else {
+		one.Result, err = m.config.Limiter.Take(ctx, d.Key, weight)
+	}
 	if err != nil {
 		return Decision{}, err
 	}
-	d.Result = result
-	d.Limits = []limit.LimitResult{{Name: m.config.Name, Window: m.config.Window, Result: result}}
-	if !result.OK {
+	d.Result, d.Wait, d.Limits = one.Result, one.Wait, []limit.LimitResult{one}
+	if !d.OK {
 		d.DeniedBy = []string{m.config.Name}
 	}
 	return d, nil

@@ -10,6 +10,8 @@ import (
 	"net/http/httptest"
 	"net/netip"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -265,21 +267,36 @@ func TestSlowDownGrowsWithEachRequestAndEndsWithTheClient(t *testing.T) {
 	})
 }
 
-// A queue among many limits spaces the requests out.
+// A queue, alone or among many limits, spaces the requests out, beyond the time
+// that the limiter may take to answer.
 func TestARequestWaitsForItsPlace(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		limits, err := limit.NewManyLocal(time.Now,
-			window.Config{Name: "hourly", Limit: 100, Window: time.Hour},
-			pacing.Config{Name: "spaced", Rate: policy.PerSecond(10), MaxWait: time.Second})
-		require.NoError(t, err)
-		h := middleware(t, Config{Limiter: limits}).Wrap(hello)
-		start := time.Now()
-		for i := range 3 {
-			require.Equal(t, http.StatusOK, get(h, "/").Code)
-			require.Equal(t, time.Duration(i)*100*time.Millisecond, time.Since(start))
-		}
-	})
+	spaced := pacing.Config{Name: "spaced", Rate: policy.PerSecond(2), MaxWait: time.Second}
+	for name, limiter := range map[string]func() (limit.Limiter, error){
+		"many": func() (limit.Limiter, error) {
+			return limit.NewManyLocal(time.Now, window.Config{Name: "hourly", Limit: 100, Window: time.Hour}, spaced)
+		},
+		"alone": func() (limit.Limiter, error) { return pacing.NewLocal(spaced, time.Now) },
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			l, err := limiter()
+			require.NoError(t, err)
+			h := middleware(t, Config{Limiter: l}).Wrap(hello)
+			start := time.Now()
+			var together sync.WaitGroup
+			var denied atomic.Int64
+			for range 4 {
+				together.Go(func() {
+					if get(h, "/").Code == http.StatusTooManyRequests {
+						denied.Add(1)
+					}
+				})
+			}
+			together.Wait()
+			require.Equal(t, time.Second, time.Since(start), name)
+			require.EqualValues(t, 1, denied.Load(), "%s: the fourth would have to wait for too long", name)
+		})
+	}
 }
 
 func TestFailedRequestsGiveTheirTokensBack(t *testing.T) {
