@@ -19,13 +19,18 @@ type RefillCall struct {
 // RefillResult is the answer to one call of a batch: an outcome or an error.
 type RefillResult struct {
 	policy.Outcome
-	Err error
+	Full bool // the refill left it full, with no reservation or lease
+	Left bool // of RefillActive: the bucket isn't in the active set any more
+	Err  error
 }
 
 // Integers in the script's reply, as refill.lua says.
 const (
 	refillValues  = 5  // of every bucket
 	refillDetails = 11 // of one that isn't as expected
+
+	markConflict = 1
+	markFull     = 2
 )
 
 // Statuses of the script beside those of package policy: nothing but what it
@@ -40,7 +45,7 @@ const (
 // ErrMalformedBucket.
 func Refill(ctx context.Context, c Client, key string, call policy.Call) (policy.Outcome, error) {
 	calls := []RefillCall{{Key: key, Call: call}}
-	keys, args := refillArguments(calls)
+	keys, args := refillArguments(calls, nil)
 	v, err := refillScript.run(ctx, c, keys, args...)
 	if err != nil {
 		return policy.Outcome{}, err
@@ -55,6 +60,12 @@ func Refill(ctx context.Context, c Client, key string, call policy.Call) (policy
 // slot share a call. An error is each bucket's own; the results are in the order
 // of the calls.
 func RefillBatch(ctx context.Context, rdb redis.UniversalClient, calls []RefillCall, perCall int) []RefillResult {
+	return refillBatch(ctx, rdb, calls, nil, perCall)
+}
+
+// refillBatch is RefillBatch of buckets that belong to a shard, if its keys are
+// given.
+func refillBatch(ctx context.Context, rdb redis.UniversalClient, calls []RefillCall, shard []string, perCall int) []RefillResult {
 	results := make([]RefillResult, len(calls))
 	if perCall < 1 {
 		for i := range results {
@@ -74,7 +85,7 @@ func RefillBatch(ctx context.Context, rdb redis.UniversalClient, calls []RefillC
 		if cluster {
 			to = from + sameSlot(calls[from:to])
 		}
-		keys, args := refillArguments(calls[from:to])
+		keys, args := refillArguments(calls[from:to], shard)
 		parts = append(parts, part{from, to, keys, args})
 	}
 
@@ -133,12 +144,15 @@ var (
 	noTerms   = "-" // none
 )
 
-// refillArguments are those of one script call. Numbers and texts go as
-// pointers, which the client library writes as what they point to: that spares
-// an allocation each.
-func refillArguments(calls []RefillCall) (keys []string, args []any) {
-	n := len(calls)
-	keys, args = make([]string, 3*n), make([]any, 0, 3*n)
+// refillArguments are those of one script call; shard are the keys of the shard
+// that the buckets belong to, if any. Numbers and texts go as pointers, which the
+// client library writes as what they point to: that spares an allocation each.
+func refillArguments(calls []RefillCall, shard []string) (keys []string, args []any) {
+	n, create := len(calls), policy.CreateLost
+	keys, args = make([]string, 3*n, 3*n+len(shard)), make([]any, 0, 3*n)
+	if len(shard) > 0 {
+		keys, create = append(keys, shard...), policy.CreateNever
+	}
 	for i := range calls {
 		names := bucketKeys(calls[i].Key)
 		keys[2*i], keys[2*i+1], keys[2*n+i] = names[0], names[1], names[2]
@@ -156,7 +170,7 @@ func refillArguments(calls []RefillCall) (keys []string, args []any) {
 		args = append(args, &c.Version.Era, &c.Version.Index, terms)
 	}
 	for i := range calls {
-		if c := &calls[i]; c.Create != policy.CreateLost || c.Step != 0 || c.Next != 0 {
+		if c := &calls[i]; c.Create != create || c.Step != 0 || c.Next != 0 {
 			args = append(args, i+1, int64(c.Create), c.Step, c.Next)
 		}
 	}
@@ -173,7 +187,7 @@ func decodeRefills(v any, calls []RefillCall, results []RefillResult) {
 		r, details := &reply{values: values[:1+refillValues*len(calls)]}, &reply{values: values[1+refillValues*len(calls):]}
 		now := r.int()
 		for i := range results {
-			results[i].Outcome, results[i].Err = decodeRefill(&calls[i], now, r, details)
+			results[i] = decodeRefill(&calls[i], now, r, details)
 		}
 		err = errors.Join(r.err, details.end())
 	}
@@ -186,7 +200,7 @@ func decodeRefills(v any, calls []RefillCall, results []RefillResult) {
 
 // decodeRefill reads what the reply says of one bucket. A reply that can't be
 // read is known from r and details.
-func decodeRefill(c *RefillCall, now int64, r, details *reply) (policy.Outcome, error) {
+func decodeRefill(c *RefillCall, now int64, r, details *reply) RefillResult {
 	status, tokens, x, y, z := r.int(), r.int(), r.int(), r.int(), r.int()
 	o := policy.Outcome{Status: policy.Status(status), Version: c.Version, Now: now, Last: now, Tokens: tokens}
 	if status <= asExpected && c.Terms != nil {
@@ -196,23 +210,25 @@ func decodeRefill(c *RefillCall, now int64, r, details *reply) (policy.Outcome, 
 	case asExpected:
 		o.Status, o.Added, o.Clamped, o.Elapsed = policy.StatusApplied, x, y, z
 		o.Version.Index++
-		return o, nil
+		return RefillResult{Outcome: o, Full: c.Terms != nil && tokens >= c.Terms.Capacity}
 	case staleExpected, earlyExpected:
 		o.Status, o.Version.Index, o.Last = policy.Status(-status), x, y
-		return o, nil
+		return RefillResult{Outcome: o}
 	}
 	o.Added, o.Clamped, o.Elapsed = x, y, z
-	o.Conflict, o.Version, o.Last = details.int() == 1, policy.Version{Era: details.int(), Index: details.int()}, details.int()
+	marks := details.int()
+	o.Conflict, o.Version, o.Last = marks&markConflict != 0, policy.Version{Era: details.int(), Index: details.int()}, details.int()
 	o.Fence, o.Step = policy.Fence{Epoch: details.int(), Seq: details.int()}, details.int()
 	key := details.int()
 	o.Outstanding, o.Due, o.Debt = details.int(), details.int(), details.int()
+	result := RefillResult{Outcome: o, Full: marks&markFull != 0}
 	switch {
 	case o.Status < policy.StatusApplied || o.Status > policy.StatusMalformed:
-		return o, fmt.Errorf("%w: status %d", ErrBadReply, status)
+		result.Err = fmt.Errorf("%w: status %d", ErrBadReply, status)
 	case o.Status == policy.StatusMalformed:
-		return o, malformed(c.Key, key)
+		result.Err = malformed(c.Key, key)
 	}
-	return o, nil
+	return result
 }
 
 // Add is the two-key refill of clients that share only tokens and index: it

@@ -1,19 +1,23 @@
 -- refill: credit what is due to one or more buckets, each on its own, if the caller's (era, index) is the stored one.
 --
 -- KEYS  first K tokens, {K} index of every bucket, then {K}:ctl state of every bucket
+--       then, if they are buckets of one template: a shard of its active set, and the count of its buckets alive. A bucket that
+--       is full in the end leaves the shard, as does a name that is no bucket; none is created; and every few refills, an
+--       eighth of its life at most, a bucket of which less than half its life is left gets a new expiry
 -- ARGV  per bucket: 1 era, 2 index: what the caller last learned; 0 0 if nothing
 --                   3 pol: the policy to put in force if its fence is newer (text as in state.lua); '-' for none, '' for
 --                     that of the bucket before
 --       then for each bucket that is unlike the others:
 --                   1 its number, from 1
---                   2 create: 0 never, 1 if the caller remembers the bucket (as for the others), 2 also if it is new
+--                   2 create: 0 never, 1 if the caller remembers the bucket (as for the others, unless they are a
+--                     template's), 2 also if it is new
 --                   3 step_us, 4 next_us: stepped policies: the instant to credit and the one after it; 0 for none
 -- Reply now_us, then per bucket 5 integers: status, tokens, and
 --        0 as expected: applied, the index one more than the caller's, the policy the caller's: added, clamped, elapsed_us
 --       -3 stale, -4 early, in the caller's era, under the caller's policy:                     index, last_us, 0
 --       any other status:                                                                       added, clamped, elapsed_us
 --       then for each of those with any other status, in order, 11 integers:
---       conflict, era, index, last_us, epoch, seq, step_us, malformed_key, outstanding, due_us, debt; added includes what paid debt
+--       marks, era, index, last_us, epoch, seq, step_us, malformed_key, outstanding, due_us, debt; added includes what paid debt
 -- status 1 applied     credited what was due
 --        2 switched    the caller's index was old but its fence newer: credited under the old policy, then switched
 --        3 stale       the caller's (era, index) is old; nothing written
@@ -24,7 +28,8 @@
 --        8 rolled back this server has lost a write that the caller saw: new era
 --        9 clock       this server's clock stepped back: new era
 --       10 malformed   key malformed_key of the three holds something else; nothing written
--- conflict 1: pol differs from the one in force under the same fence; it was ignored.
+-- marks: 1 pol differs from the one in force under the same fence, and was ignored; and 2 the bucket is full, with no
+-- reservation or lease, since those who refill end them. One as expected is full if it holds what pol says is its capacity.
 --
 -- Every call that writes adds one to the index. Credit is elapsed time on this server's clock, so any winner, however late
 -- or however often sent, adds exactly what is due. Bucket.Refill in package policy states the same rules in Go.
@@ -33,7 +38,8 @@
 -- outstanding. Those are done first and with little: functions and tables cost more than the arithmetic. The others follow by
 -- the complete rules.
 local KEYS, ARGV, call, pcall, match, find, format = KEYS, ARGV, redis.call, redis.pcall, string.match, string.find, string.format
-local n = #KEYS / 3
+local n = math.floor(#KEYS / 3)
+local shard, alive_key = KEYS[3 * n + 1], KEYS[3 * n + 2]
 local time = call('TIME')
 local now = time[1] * 1000000 + time[2]
 local now_text = time[1] .. string.sub('00000' .. time[2], -6)
@@ -43,9 +49,11 @@ local strings = call('MGET', unpack(KEYS, 1, 2 * n))
 
 local reply = {now, 0, 0, 0, 0, 0} -- room for one bucket: a table that grows costs
 local others, given -- numbers of the buckets that remain, and the policy given for each by its number
+local aging, aging_policy -- numbers of a template's buckets whose expiry is to be looked at, and the policy of each by its number
 
 -- The policy given for the bucket at hand; its numbers are nil unless it is plain: smooth, and without a grant.
 local pol, capacity, rate, per, half, max_elapsed
+local every -- after so many refills a template's bucket has its expiry looked at
 
 for i = 1, n do
   local a, r, key_ctl, exp = 3 * i - 2, 5 * i - 4, KEYS[2 * n + i], ARGV[3 * i - 1]
@@ -53,7 +61,11 @@ for i = 1, n do
   if ARGV[a + 2] ~= '' then
     pol = ARGV[a + 2]
     capacity, rate, per, half, max_elapsed = match(pol, '^%d+ %d+ 0 (%d+) (%d+) (%d+) (%d+) (%d+) %d+ %d %d %d %d 0 0 0 %d$')
-    if capacity then capacity, rate, per, half, max_elapsed = capacity + 0, rate + 0, per + 0, math.floor(half / 2), max_elapsed + 0 end
+    if capacity then
+      capacity, rate, per, max_elapsed = capacity + 0, rate + 0, per + 0, max_elapsed + 0
+      every = shard and math.max(1, math.floor(math.max(60000000, 2 * capacity * per / rate) / (8 * half)))
+      half = math.floor(half / 2)
+    end
   end
   local ctl = capacity and held_text and stored and pcall('HMGET', key_ctl, 'st', 'pol', 'out')
   local done = false
@@ -84,6 +96,14 @@ for i = 1, n do
         if done then
           call('INCR', KEYS[2 * i])
           call('HSET', key_ctl, 'st', format('%.0f %s %.0f %s %s', exp + 1, now_text, carry, era, rest))
+          if shard then
+            if held + add >= capacity then
+              pcall('SREM', shard, KEYS[2 * i - 1])
+            elseif (exp + 1) % every == 0 then
+              aging, aging_policy = aging or {}, aging_policy or {}
+              aging[#aging + 1], aging_policy[i] = i, {capacity = capacity, tokens = rate, per = per}
+            end
+          end
           reply[r + 1], reply[r + 2], reply[r + 3], reply[r + 4], reply[r + 5] = 0, held + add, add, clamped, elapsed
         end
       end
@@ -94,10 +114,19 @@ for i = 1, n do
     others[#others + 1], given[i] = i, pol
   end
 end
-if not others then return reply end
+if not others and not aging then return reply end
 
 -- The complete rules.
 --#include state
+--#include expiry
+
+-- age gives bucket i of a template, under policy p, a new expiry if less than half its life is left.
+local function age(i, p)
+  local was, till = arm({KEYS[2 * i - 1], KEYS[2 * i], KEYS[2 * n + i]}, p, now, ttl_s(p) / 2)
+  count(alive_key, was, till, now)
+end
+for _, i in ipairs(aging or {}) do age(i, aging_policy[i]) end
+if not others then return reply end
 
 local policies = {}
 local function policy_of(text)
@@ -124,6 +153,7 @@ local known, exp, create, pol_given, step_given, next_given
 local index, last, carry, era, step, next_
 local rest -- the text of era, step and next in the state, while they are unchanged
 local conflict, added, clamped, elapsed, fence_epoch, fence_seq, stepped, bad_key
+local in_force -- the policy in force, nil if none is
 local out = {} -- what the bucket's field out says, as fields of a state
 
 -- wrong_key is the first of the bucket's keys that is there with another type.
@@ -155,7 +185,7 @@ local function initialise(held, stored)
   end
   era, index = math.max(now, known + 1), math.max(stored or 0, exp) + 1
   last, carry, step, next_, rest = now, 0, now, next_given, nil
-  fence_epoch, fence_seq, stepped = p.epoch, p.seq, p.stepped
+  in_force, fence_epoch, fence_seq, stepped = p, p.epoch, p.seq, p.stepped
   redis.call('SET', key_tokens, text(tokens), 'KEEPTTL')
   redis.call('SET', key_index, text(index), 'KEEPTTL')
   redis.call('HSET', key_ctl, 'st', state_text(), 'pol', pol_given)
@@ -295,6 +325,7 @@ local function refill(held, stored)
     p, rest = q, nil
     fence_epoch, fence_seq, stepped = p.epoch, p.seq, p.stepped
   end
+  in_force = p
   tokens = math.min(tokens, room(out, p)) -- a foreign client may have left more
   if p.stepped then
     rest = nil
@@ -323,13 +354,21 @@ local d = 5 * n + 1 -- where the details of the next bucket begin, less one
 for _, i in ipairs(others) do
   key_tokens, key_index, key_ctl = KEYS[2 * i - 1], KEYS[2 * i], KEYS[2 * n + i]
   known, exp, pol_given = tonumber(ARGV[3 * i - 2]), tonumber(ARGV[3 * i - 1]), given[i] ~= '-' and given[i]
-  create, step_given, next_given = create_of[i] or '1', step_of[i] or 0, next_of[i] or 0
+  create, step_given, next_given = create_of[i] or (shard and '0' or '1'), step_of[i] or 0, next_of[i] or 0
   era, index, last, step, stepped = 0, 0, 0, 0, false
   conflict, added, clamped, elapsed, fence_epoch, fence_seq, bad_key = 0, 0, 0, 0, 0, 0, 0
-  out.out, out.due, out.debt = 0, 0, 0
+  in_force, out.out, out.due, out.debt = nil, 0, 0, 0
   local r, status, tokens = 5 * i - 4, refill(strings[2 * i - 1], strings[2 * i])
+  local full = in_force and tokens >= in_force.capacity and out.due == 0
+  if shard then
+    if full or status == 7 or status == 10 then
+      redis.pcall('SREM', shard, key_tokens)
+    elseif in_force then
+      age(i, in_force)
+    end
+  end
   reply[r + 1], reply[r + 2], reply[r + 3], reply[r + 4], reply[r + 5] = status, tokens, added, clamped, elapsed
-  reply[d + 1], reply[d + 2], reply[d + 3], reply[d + 4] = conflict, era, index, last
+  reply[d + 1], reply[d + 2], reply[d + 3], reply[d + 4] = conflict + (full and 2 or 0), era, index, last
   reply[d + 5], reply[d + 6], reply[d + 7], reply[d + 8] = fence_epoch, fence_seq, stepped and step or 0, bad_key
   reply[d + 9], reply[d + 10], reply[d + 11] = out.out, out.due, out.debt
   d = d + 11

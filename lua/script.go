@@ -73,10 +73,13 @@ var (
 
 	templateScript = newScript("taketemplate")
 	lazyScript     = newScript("lazy")
+	countScript    = newScript("count")
+	ageScript      = newScript("age")
+	turnScript     = newScript("turn")
 
 	allScripts = []*script{
 		addScript, takeScript, manyScript, onceScript, allScript, liveScript, upToScript, returnScript, peekScript, grantScript, resetScript, refillScript, ticketScript,
-		reserveScript, settleScript, leaseScript, sweepScript, templateScript, lazyScript,
+		reserveScript, settleScript, leaseScript, sweepScript, templateScript, lazyScript, countScript, ageScript, turnScript,
 	}
 )
 

@@ -4,8 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 
 	"github.com/tokenrefill/refiller/policy"
 )
@@ -13,32 +14,6 @@ import (
 // ErrTooManyBuckets is returned when a bucket isn't created because as many of
 // its template are alive as its policy allows. Nothing was taken.
 var ErrTooManyBuckets = errors.New("refiller: too many buckets of the template")
-
-// ActiveShards is how many parts the active set of a template has. A bucket is in
-// the part of its Cluster slot.
-const ActiveShards = 16
-
-// activeTags are the hash tags of the shards: names whose slots are in the
-// shard's own range, so that a shard and its buckets tend to share a master.
-var activeTags = func() (tags [ActiveShards]string) {
-	for i, n := 0, 0; i < ActiveShards; n++ {
-		if tag := "refiller:active:" + strconv.Itoa(n); Slot(tag)*ActiveShards/Slots == i {
-			tags[i] = "{" + tag + "}:"
-			i++
-		}
-	}
-	return tags
-}()
-
-// ActiveShard is the shard of a bucket.
-func ActiveShard(key string) int { return Slot(key) * ActiveShards / Slots }
-
-// ActiveKey is the key of a shard of the active set: the names of the template's
-// buckets that are not full. It and TurnKey share a slot for all templates.
-func ActiveKey(prefix string, shard int) string { return activeTags[shard] + "set:" + prefix }
-
-// TurnKey is the key of a shard's turns: whose turn it was last, and when.
-func TurnKey(prefix string, shard int) string { return activeTags[shard] + "turn:" + prefix }
 
 // AliveKey is the key of the count of the template's buckets alive.
 func AliveKey(prefix string) string { return "{refiller:alive:" + prefix + "}" }
@@ -124,6 +99,28 @@ func TakeTemplate(ctx context.Context, c Client, key string, t TemplateCall, run
 	reply.Terms = r.terms()
 	reply.Runs = r.runs(runs)
 	return reply, r.end()
+}
+
+// Enter puts a bucket in the active set of its template.
+func Enter(ctx context.Context, c Client, prefix, key string) error {
+	if err := c.Process(ctx, redis.NewIntCmd(ctx, "sadd", ActiveKey(prefix, ActiveShard(key)), key)); err != nil {
+		return fmt.Errorf("refiller: enter: %w", err)
+	}
+	return nil
+}
+
+// Count notes that the expiry of one of a template's buckets has moved from one
+// second to another, 0 for none, and tells how many of its buckets are alive.
+func Count(ctx context.Context, c Client, prefix string, was, till int64) (alive int64, err error) {
+	v, err := countScript.run(ctx, c, []string{AliveKey(prefix)}, was, till)
+	if err != nil {
+		return 0, err
+	}
+	alive, ok := v.(int64)
+	if !ok {
+		return 0, fmt.Errorf("%w: %T for a number of buckets", ErrBadReply, v)
+	}
+	return alive, nil
 }
 
 // runs reads what became of the runs of a call.

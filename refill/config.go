@@ -40,6 +40,10 @@ type Config struct {
 	Redis redis.UniversalClient
 	// Buckets to keep full; their keys are unique.
 	Buckets []Bucket
+	// Templates of which the buckets that are not full are refilled, where they are
+	// enforced that way; nil for none. Other refillers of the same Redis may have the
+	// same ones or later ones.
+	Templates *policy.Templates
 	// Version of the configuration that the policies come from, 0 or more. A
 	// bucket never goes back to a policy of an older version.
 	Version int64
@@ -58,8 +62,12 @@ type Config struct {
 	Batch int
 	// Logger; nil means a default one named refiller.
 	Logger hclog.Logger
-	// Observe, if set, is told of every answer, from several goroutines.
+	// Observe, if set, is told of every answer about one of Buckets, from several
+	// goroutines.
 	Observe func(Event)
+	// ObserveActive, if set, is told of every answer about a template's bucket. There
+	// may be a hundred thousand in a second, which Stats counts at less cost.
+	ObserveActive func(Event)
 	// Seed of the jitter; 0 means a random one.
 	Seed uint64
 }

@@ -19,6 +19,27 @@
 // beats again. So losing the leader costs two intervals, and losing the election
 // service costs nothing: nobody leads, the pulse is silent, everyone races.
 //
+// # Templates
+//
+// Of a template's buckets ([Config.Templates]) nobody has a list. Those that are not
+// full are in the template's active set: a take that leaves one less than full puts it
+// there, and the refill that fills it takes it out. So the work follows what is taken
+// from, and full buckets cost nothing, however many there are.
+//
+// The set has 16 shards. Who refills a shard is decided by a race on its turns, by the
+// waiting rule below: the taker of the last turn takes the next, the others lose, which
+// writes nothing, and take over within two intervals when it is gone. The replica that
+// has fewer shards than another takes some of them over, until all have as many, give or
+// take one; nobody has to know who the replicas are. In elected mode the leader refills
+// every shard, and those who stand in for a silent one race.
+//
+// A replica goes over each of its shards twice in an interval: a bucket that has entered
+// is found in one round, which learns its index, and refilled in the next. Shards in which
+// nobody is are looked at with one command for all of them (on a Cluster one for each of
+// the 16), every half interval but nine commands in a second at most: on a Cluster, the
+// first bucket to enter an empty shard may wait for two seconds longer than the others,
+// which is less than the longest stretch that a refill credits.
+//
 // # Later configurations
 //
 // [Refiller.Update] changes buckets and policies while running. Every replica, a
@@ -32,8 +53,8 @@
 //
 //	max(last + T + j, reply + T/2)
 //
-// with last the bucket's last refill, T its interval, and j = 0 for the replica
-// that wrote, T/20 + U(0, T/10) for the others. A freshly learned index is never
+// with last the bucket's last refill or the shard's last turn, T its interval, and j = 0
+// for the replica that wrote, T/20 + U(0, T/10) for the others. A freshly learned index is never
 // tried at once.
 //
 // # Reservations
@@ -49,7 +70,9 @@
 // settle in a quarter of a millisecond, 50 at most, so that no call holds the
 // server up for 1 ms. A batch takes as many as keep the server busy for a tenth
 // of the timeout, and half as many after each one that was not answered: what
-// comes due meanwhile waits here, not on the way, and its credit isn't lost.
+// comes due meanwhile waits here, not on the way, and its credit isn't lost. A batch
+// of a shard has 200 buckets at most, because takes wait for as long as the server is
+// busy with it; the shards' rounds are spread over the interval.
 //
 // # Failures
 //

@@ -17,7 +17,8 @@ import (
 type lane struct {
 	r       *Refiller
 	rng     *rand.Rand
-	buckets queue     // by due time, this replica's turn or not
+	buckets queue // by due time, this replica's turn or not
+	sets    *activeSets
 	news    []*bucket // not in buckets yet: their terms are news to the server, perhaps
 	pulse   *pulse
 	pace    *pace
@@ -87,15 +88,25 @@ func (l *lane) next() time.Time {
 	if l.active() && len(l.buckets) > 0 && (at.IsZero() || l.buckets[0].due.Before(at)) {
 		at = l.buckets[0].due
 	}
+	if due := l.sets.next(); l.active() && !due.IsZero() && (at.IsZero() || due.Before(at)) {
+		at = due
+	}
 	if at.IsZero() {
 		at = time.Now().Add(maxIdle)
 	}
 	return at
 }
 
-// act makes the calls that are due. It returns how long to wait because the
-// server failed, 0 if it did not.
+// act makes calls that are due. It returns how long to wait because the server
+// failed, 0 if it did not.
 func (l *lane) act(ctx context.Context) time.Duration {
+	if wait := l.actOnBuckets(ctx); wait > 0 {
+		return wait
+	}
+	return l.sets.act(ctx)
+}
+
+func (l *lane) actOnBuckets(ctx context.Context) time.Duration {
 	now := time.Now()
 	if l.pulse != nil && !l.leading && !l.pulse.peekDue.After(now) {
 		if wait := l.listen(ctx); wait > 0 {
@@ -149,8 +160,9 @@ func (l *lane) handOver(ctx context.Context) {
 		}
 	}
 	heap.Init(&l.buckets)
+	l.sets.hurry(now)
 	pending := func() bool {
-		return !l.pulse.beat.due.After(now) || len(l.buckets) > 0 && !l.buckets[0].due.After(now)
+		return !l.pulse.beat.due.After(now) || len(l.buckets) > 0 && !l.buckets[0].due.After(now) || l.sets.pending(now)
 	}
 	for end := now.Add(l.pulse.beat.interval / 2); pending() && time.Now().Before(end); {
 		if l.act(ctx) > 0 {
@@ -246,7 +258,9 @@ func (l *lane) call(ctx context.Context, batch []*bucket) time.Duration {
 	if answered > 0 || serverErr == nil {
 		l.pace.answered(results)
 		l.recovered()
-		l.sweep(ctx, batch, results)
+		l.sweep(ctx, calls, results, func(i int, err error) {
+			batch[i].unswept = l.warnUnswept(calls[i].Key, batch[i].unswept, err)
+		})
 		return 0
 	}
 	l.pace.failed(len(batch))

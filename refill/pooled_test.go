@@ -39,7 +39,7 @@ func TestPooledBucketFollowsTheTermsSetAtRunTime(t *testing.T) {
 		time.Sleep(10 * time.Second)
 		require.InDelta(t, 100, r.server.take("payments", 1000), 3)
 
-		require.NoError(t, a.Update([]Bucket{pooled("payments")}, 4))
+		require.NoError(t, a.Update([]Bucket{pooled("payments")}, nil, 4))
 		time.Sleep(10 * time.Second)
 		require.InDelta(t, 100, r.server.take("payments", 1000), 3, "the terms outlive a change of the configuration")
 		a.stop()

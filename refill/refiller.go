@@ -28,15 +28,17 @@ type Refiller struct {
 
 	update chan struct{} // holds one token when buckets has changed
 
-	mu      sync.Mutex
-	buckets []Bucket
-	version int64
-	pooled  map[string]*pooledTerms
-	running bool
-	leading bool
-	epoch   int64
-	lanes   []*lane
-	stats   Stats
+	mu        sync.Mutex
+	buckets   []Bucket
+	templates *policy.Templates
+	tallies   map[string]*TemplateStats // of refilled templates, by prefix
+	version   int64
+	pooled    map[string]*pooledTerms
+	running   bool
+	leading   bool
+	epoch     int64
+	lanes     []*lane
+	stats     Stats
 }
 
 // Stats counts what this replica's calls did since it started.
@@ -53,6 +55,8 @@ type Stats struct {
 	LastLag  time.Duration // time between the last two refills of the bucket refilled last
 	LastCall time.Time     // of the last answer; zero if none came yet
 	LastTurn time.Time     // when the slowest lane last went round; zero while none runs
+
+	Templates []TemplateStats // refilled ones; the counts above are without them
 }
 
 // ErrRunning is returned when Run is called on a Refiller that runs.
@@ -71,9 +75,27 @@ func newRefiller(cfg Config, s store) *Refiller {
 	if cfg.Seed == 0 {
 		cfg.Seed = rand.Uint64()
 	}
-	return &Refiller{
+	r := &Refiller{
 		cfg: cfg, store: s, log: cfg.Logger, rng: rand.New(rand.NewPCG(cfg.Seed, 1)), update: make(chan struct{}, 1),
 		buckets: slices.Clone(cfg.Buckets), version: cfg.Version, stats: Stats{Calls: map[policy.Status]int64{}}, pooled: map[string]*pooledTerms{},
+		tallies: map[string]*TemplateStats{},
+	}
+	r.setTemplates(cfg.Templates)
+	return r
+}
+
+// setTemplates is called with the lock held. What was counted of a template that
+// stays is kept.
+func (r *Refiller) setTemplates(set *policy.Templates) {
+	r.templates = set
+	before := r.tallies
+	r.tallies = map[string]*TemplateStats{}
+	for _, t := range refilled(set) {
+		tally := before[t.Prefix]
+		if tally == nil {
+			tally = &TemplateStats{Prefix: t.Prefix, Calls: map[policy.Status]int64{}, Lag: make([]int64, len(LagBounds)+1)}
+		}
+		r.tallies[t.Prefix] = tally
 	}
 }
 
@@ -93,7 +115,7 @@ func (r *Refiller) Run(ctx context.Context) error {
 		r.running = false
 	}()
 
-	known := map[string]*bucket{}
+	known := known{buckets: map[string]*bucket{}, shards: map[lua.Shard]*shard{}}
 	var masters []master
 	for failures := 0; ctx.Err() == nil; {
 		if masters == nil {
@@ -112,9 +134,15 @@ func (r *Refiller) Run(ctx context.Context) error {
 	return nil
 }
 
+// known is what the replica has learned, from one set of lanes to the next.
+type known struct {
+	buckets map[string]*bucket
+	shards  map[lua.Shard]*shard
+}
+
 // runLanes refills on the masters until ctx ends, the buckets change or the
 // masters do; it returns the masters to go on with.
-func (r *Refiller) runLanes(ctx context.Context, masters []master, known map[string]*bucket) []master {
+func (r *Refiller) runLanes(ctx context.Context, masters []master, known known) []master {
 	lanes := r.makeLanes(masters, known)
 	stop := make(chan struct{})
 	var wg sync.WaitGroup
@@ -155,7 +183,7 @@ func (r *Refiller) topology(ctx context.Context) ([]master, error) {
 
 // makeLanes shares the buckets out to a lane per master, keeping what is known
 // of them.
-func (r *Refiller) makeLanes(masters []master, known map[string]*bucket) []*lane {
+func (r *Refiller) makeLanes(masters []master, known known) []*lane {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	lanes := make([]*lane, len(masters))
@@ -167,17 +195,17 @@ func (r *Refiller) makeLanes(masters []master, known map[string]*bucket) []*lane
 		l.turned.Store(time.Now().UnixNano())
 		if r.cfg.Elected {
 			l.pulse = newPulse(r.pulseKey(m), r.cfg.Interval, r.version, l.rng)
-			if old := known[l.pulse.beat.key]; old != nil {
+			if old := known.buckets[l.pulse.beat.key]; old != nil {
 				l.pulse.beat.inherit(old)
 			}
-			known[l.pulse.beat.key] = l.pulse.beat
+			known.buckets[l.pulse.beat.key] = l.pulse.beat
 			l.pulse.turn(l.leading, time.Now())
 		}
 		lanes[i] = l
 	}
 	now := time.Now() // one time for all, so that those of a slot begin together
 	for _, b := range r.buckets {
-		nb, old := newBucket(b, r.version), known[b.Key]
+		nb, old := newBucket(b, r.version), known.buckets[b.Key]
 		if b.Pooled {
 			nb = newPooledBucket(b, r.termsOf(b.Key))
 		}
@@ -187,7 +215,7 @@ func (r *Refiller) makeLanes(masters []master, known map[string]*bucket) []*lane
 		// The terms of a pooled bucket get to the server by the pool's agent.
 		nb.due = now
 		nb.news = r.cfg.Elected && !b.Pooled && (old == nil || old.news || old.pooled != nil || old.terms.Fence.Before(nb.terms.Fence))
-		known[b.Key] = nb
+		known.buckets[b.Key] = nb
 		i := slices.IndexFunc(masters, func(m master) bool { return m.owns(nb.slot) })
 		// A slot that no master owns is one that is moving: any lane will do,
 		// its calls fail until it has arrived.
@@ -197,6 +225,14 @@ func (r *Refiller) makeLanes(masters []master, known map[string]*bucket) []*lane
 		} else {
 			l.buckets = append(l.buckets, nb)
 		}
+	}
+	shards := make([][]*shard, len(masters))
+	for _, s := range shardsOf(r.templates, known.shards) {
+		i := max(0, slices.IndexFunc(masters, func(m master) bool { return m.owns(s.Slot()) }))
+		shards[i] = append(shards[i], s)
+	}
+	for i, l := range lanes {
+		l.sets = newActiveSets(l, shards[i], masters[i].slots != nil)
 	}
 	r.lanes = lanes
 	return lanes
@@ -215,11 +251,11 @@ func (r *Refiller) pulseKey(m master) string {
 	}
 }
 
-// Update puts other buckets and a later version of the configuration in force:
-// each bucket changes with its next call, which comes at once, from a standby
-// too. Buckets that are gone from it are no longer refilled. An error leaves
-// everything as it was.
-func (r *Refiller) Update(buckets []Bucket, version int64) error {
+// Update puts other buckets, other templates and a later version of the
+// configuration in force: each bucket changes with its next call, which comes at
+// once, from a standby too; a template's bucket changes with its next refill. What is
+// gone from it is no longer refilled. An error leaves everything as it was.
+func (r *Refiller) Update(buckets []Bucket, templates *policy.Templates, version int64) error {
 	if err := checkBuckets(buckets); err != nil {
 		return err
 	}
@@ -229,6 +265,7 @@ func (r *Refiller) Update(buckets []Bucket, version int64) error {
 		return fmt.Errorf("%w: version %d is below the one in force, %d", ErrConfig, version, r.version)
 	}
 	r.buckets, r.version = slices.Clone(buckets), version
+	r.setTemplates(templates)
 	select {
 	case r.update <- struct{}{}:
 	default:
@@ -316,6 +353,13 @@ func (r *Refiller) Stats() Stats {
 			s.LastTurn = t
 		}
 	}
+	for _, t := range refilled(r.templates) {
+		one := r.tallies[t.Prefix].snapshot()
+		for _, l := range r.lanes {
+			l.sets.count(&one)
+		}
+		s.Templates = append(s.Templates, one)
+	}
 	s.Leading, s.Epoch, s.Version, s.Buckets = r.leading, r.epoch, r.version, len(r.buckets)
 	return s
 }
@@ -342,6 +386,21 @@ func (r *Refiller) observe(e Event) {
 	r.mu.Unlock()
 	if r.cfg.Observe != nil {
 		r.cfg.Observe(e)
+	}
+}
+
+// observeActive takes in the answers to calls for buckets of a shard.
+func (r *Refiller) observeActive(s *shard, calls []lua.RefillCall, results []lua.RefillResult, sent, replied time.Time) {
+	r.mu.Lock()
+	if tally := r.tallies[s.Prefix]; tally != nil {
+		tally.tally(s.interval, results)
+	}
+	r.mu.Unlock()
+	if r.cfg.ObserveActive == nil {
+		return
+	}
+	for i := range results {
+		r.cfg.ObserveActive(Event{Key: calls[i].Key, Sent: sent, Replied: replied, Call: calls[i].Call, Outcome: results[i].Outcome, Err: results[i].Err})
 	}
 }
 

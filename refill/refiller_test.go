@@ -311,7 +311,7 @@ func TestMoreBucketsThanABatchBeginAndChangeAtOnce(t *testing.T) {
 		created := 0
 		r.server.set(func() { created = len(r.server.applied) })
 		require.Equal(t, 3000, created, "two intervals after they were found missing")
-		require.NoError(t, a.Update(many(100), 2))
+		require.NoError(t, a.Update(many(100), nil, 2))
 		time.Sleep(interval)
 		for _, b := range many(100) {
 			require.LessOrEqual(t, r.server.take(b.Key, 5000), int64(100), b.Key)
@@ -326,12 +326,12 @@ func TestUpdateSwitchesUnderALaterVersionOnly(t *testing.T) {
 		time.Sleep(time.Second)
 		lower := checkout(10)
 		lower.Policy.Rate, lower.Policy.Interval = policy.PerSecond(10), interval
-		require.NoError(t, a.Update([]Bucket{lower}, 2))
+		require.NoError(t, a.Update([]Bucket{lower}, nil, 2))
 		time.Sleep(time.Second)
 		require.EqualValues(t, 10, r.server.take("checkout", 5000), "b's old config can't put the old policy back")
-		require.ErrorIs(t, a.Update([]Bucket{checkout(1000)}, 1), ErrConfig)
+		require.ErrorIs(t, a.Update([]Bucket{checkout(1000)}, nil, 1), ErrConfig)
 		for v := range int64(1000) {
-			require.NoError(t, a.Update([]Bucket{checkout(100 + 100_000*(v%2))}, 3+v))
+			require.NoError(t, a.Update([]Bucket{checkout(100 + 100_000*(v%2))}, nil, 3+v))
 			time.Sleep(time.Millisecond)
 		}
 		time.Sleep(300 * time.Millisecond)
@@ -349,7 +349,7 @@ func TestAStandbyBringsALaterVersionThatTheLeaderDoesNotHave(t *testing.T) {
 		time.Sleep(2 * time.Second)
 		before := 0
 		b.set(func() { before = b.calls })
-		require.NoError(t, b.Update([]Bucket{checkout(100)}, 2))
+		require.NoError(t, b.Update([]Bucket{checkout(100)}, nil, 2))
 		time.Sleep(10 * time.Millisecond)
 		require.LessOrEqual(t, r.server.take("checkout", 5000), int64(100), "it is in force at once")
 		time.Sleep(5 * time.Second)
@@ -373,7 +373,7 @@ func TestAStandbyDoesNotCreateTheBucketsThatTheLeaderLacks(t *testing.T) {
 		b := r.start("b", true, 2, checkout(1000), extra)
 		time.Sleep(5 * time.Second)
 		r.server.set(func() { require.Empty(t, r.server.applied["extra"]) })
-		require.NoError(t, a.Update([]Bucket{checkout(1000), extra}, 2))
+		require.NoError(t, a.Update([]Bucket{checkout(1000), extra}, nil, 2))
 		time.Sleep(time.Second)
 		require.EqualValues(t, 1000, r.server.take("extra", 5000))
 		resign()

@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"io"
+	"maps"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strconv"
 	"sync"
 	"testing"
@@ -31,6 +33,10 @@ type server struct {
 	applied map[string][]applied
 	added   map[string]int64
 	clamped map[string]int64
+	active  map[lua.Shard]map[string]bool
+	turns   map[lua.Shard]lua.Turn
+	losing  bool // entries of the active sets: takes enter none, until it heals
+	looks   int  // commands on active sets
 }
 
 // applied is one refill that wrote.
@@ -42,7 +48,8 @@ type applied struct {
 }
 
 func newServer() *server {
-	return &server{buckets: map[string]*policy.Bucket{}, bad: map[string]bool{}, applied: map[string][]applied{}, added: map[string]int64{}, clamped: map[string]int64{}}
+	return &server{buckets: map[string]*policy.Bucket{}, bad: map[string]bool{}, applied: map[string][]applied{}, added: map[string]int64{}, clamped: map[string]int64{},
+		active: map[lua.Shard]map[string]bool{}, turns: map[lua.Shard]lua.Turn{}}
 }
 
 func (s *server) now() int64 { return time.Now().Add(s.skew).UnixMicro() }
@@ -67,6 +74,51 @@ func (s *server) take(key string, n int64) int64 {
 	n = min(n, max(0, *b.Tokens))
 	b.Take(n, s.now())
 	return n
+}
+
+// takeTemplate takes n tokens of a template's bucket, all or nothing.
+func (s *server) takeTemplate(t *policy.Ruled, key string, n int64) policy.Taking {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	b := s.bucket(key)
+	before := int64(-1)
+	if b.Control != nil {
+		before = *b.Tokens
+	}
+	taking, active := b.TakeTemplate(t.Terms, n, s.now())
+	// As the script does: entries are made at the edges only.
+	half := 2*taking.Tokens < t.Terms.Capacity && 2*before >= t.Terms.Capacity
+	if active && !s.losing && (before < 0 || before >= t.Terms.Capacity || half || !taking.OK) {
+		shard := lua.Shard{Prefix: t.Prefix, Number: lua.ActiveShard(key)}
+		if s.active[shard] == nil {
+			s.active[shard] = map[string]bool{}
+		}
+		s.active[shard][key] = true
+	}
+	return taking
+}
+
+func (s *server) leave(shard lua.Shard, key string) {
+	delete(s.active[shard], key)
+	if len(s.active[shard]) == 0 {
+		delete(s.active, shard)
+	}
+}
+
+// turn is turn.lua.
+func (s *server) turn(call lua.TurnCall) lua.Turn {
+	t := s.turns[call.Shard]
+	t.Taken, t.Now, t.Count = false, s.now(), int64(len(s.active[call.Shard]))
+	since := time.Duration(t.Now-t.Last) * time.Microsecond
+	mine := t.Index == 0 || call.Index >= t.Index && since >= call.Interval/2
+	if call.Index == 0 && t.Index > 0 {
+		mine = since*5 >= call.Interval*6
+	}
+	if mine && t.Count > 0 {
+		t.Taken, t.Index, t.Last, t.Load = true, max(t.Index, call.Index)+1, t.Now, int64(call.Load)
+		s.turns[call.Shard] = t
+	}
+	return t
 }
 
 func (s *server) set(change func()) {
@@ -124,6 +176,18 @@ func (l *link) travel(ctx context.Context) error {
 }
 
 func (l *link) refill(ctx context.Context, calls []lua.RefillCall, _ int) []lua.RefillResult {
+	return l.refillIn(ctx, nil, calls)
+}
+
+func (l *link) refillActive(ctx context.Context, s lua.Shard, calls []lua.RefillCall, _ int) []lua.RefillResult {
+	for i := range calls {
+		calls[i].Create = policy.CreateNever
+	}
+	return l.refillIn(ctx, &s, calls)
+}
+
+// refillIn refills buckets, of a shard or by name.
+func (l *link) refillIn(ctx context.Context, shard *lua.Shard, calls []lua.RefillCall) []lua.RefillResult {
 	results := make([]lua.RefillResult, len(calls))
 	fail := func(err error) []lua.RefillResult {
 		for i := range results {
@@ -148,6 +212,11 @@ func (l *link) refill(ctx context.Context, calls []lua.RefillCall, _ int) []lua.
 		}
 		o := s.bucket(c.Key).Refill(c.Call, now)
 		results[i].Outcome = o
+		results[i].Full = o.Status.Wrote() && o.Due == 0 && o.Tokens >= s.bucket(c.Key).Control.Terms.Capacity
+		if shard != nil && (results[i].Full || o.Status == policy.StatusUnknown) {
+			results[i].Left = true
+			s.leave(*shard, c.Key)
+		}
 		if o.Status.Wrote() {
 			s.applied[c.Key] = append(s.applied[c.Key], applied{time.Now(), l.name, o.Version, o.Status})
 			s.added[c.Key] += o.Added
@@ -162,6 +231,58 @@ func (l *link) refill(ctx context.Context, calls []lua.RefillCall, _ int) []lua.
 		return fail(err)
 	}
 	return results
+}
+
+// onShard makes one call about active sets.
+func (l *link) onShard(ctx context.Context, do func()) error {
+	if err := l.travel(ctx); err != nil {
+		return err
+	}
+	l.server.mu.Lock()
+	if l.server.away {
+		l.server.mu.Unlock()
+		return errAway
+	}
+	l.server.looks++
+	do()
+	l.server.mu.Unlock()
+	return l.travel(ctx)
+}
+
+func (l *link) occupied(ctx context.Context, shards []lua.Shard) (occupied []bool, err error) {
+	return occupied, l.onShard(ctx, func() {
+		for _, s := range shards {
+			occupied = append(occupied, len(l.server.active[s]) > 0)
+		}
+	})
+}
+
+func (l *link) turn(ctx context.Context, call lua.TurnCall) (turn lua.Turn, err error) {
+	return turn, l.onShard(ctx, func() { turn = l.server.turn(call) })
+}
+
+func (l *link) count(ctx context.Context, s lua.Shard) (n int64, err error) {
+	return n, l.onShard(ctx, func() { n = int64(len(l.server.active[s])) })
+}
+
+// names are in order: the cursor is how many were read.
+func (l *link) names(ctx context.Context, s lua.Shard, cursor uint64, most int) (names []string, next uint64, err error) {
+	return names, next, l.onShard(ctx, func() {
+		all := slices.Sorted(maps.Keys(l.server.active[s]))
+		to := min(len(all), int(cursor)+most)
+		names, next = all[min(int(cursor), to):to], uint64(to)
+		if to == len(all) {
+			next = 0
+		}
+	})
+}
+
+func (l *link) remove(ctx context.Context, s lua.Shard, names []string) error {
+	return l.onShard(ctx, func() {
+		for _, name := range names {
+			l.server.leave(s, name)
+		}
+	})
 }
 
 func (l *link) peek(ctx context.Context, key string) (lua.PeekReply, error) {
@@ -227,8 +348,12 @@ func newRig(t *testing.T, seed uint64) *rig {
 }
 
 func (r *rig) start(name string, elected bool, version int64, buckets ...Bucket) *replica {
+	return r.startWith(name, elected, version, nil, buckets...)
+}
+
+func (r *rig) startWith(name string, elected bool, version int64, templates *policy.Templates, buckets ...Bucket) *replica {
 	l := &link{name: name, server: r.server, rng: rand.New(rand.NewPCG(r.rng.Uint64(), 0)), latency: 200 * time.Microsecond}
-	cfg := Config{Buckets: buckets, Version: version, Elected: elected, Seed: r.rng.Uint64() | 1,
+	cfg := Config{Buckets: buckets, Templates: templates, Version: version, Elected: elected, Seed: r.rng.Uint64() | 1,
 		Logger: hclog.New(&hclog.LoggerOptions{Name: name, Output: r.log, Level: hclog.Debug, DisableTime: true})}
 	cfg.setDefaults()
 	rf := newRefiller(cfg, l)

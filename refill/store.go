@@ -15,6 +15,16 @@ type store interface {
 	// refill calls the refill script for each bucket, at most perCall in a call;
 	// the results are in order.
 	refill(ctx context.Context, calls []lua.RefillCall, perCall int) []lua.RefillResult
+	// refillActive calls the refill script for buckets of a shard of an active set:
+	// see lua.RefillActive.
+	refillActive(ctx context.Context, s lua.Shard, calls []lua.RefillCall, perCall int) []lua.RefillResult
+	// occupied tells which shards hold names, turn takes a turn at refilling one,
+	// count, names and remove are of the names in one: see package lua.
+	occupied(ctx context.Context, shards []lua.Shard) ([]bool, error)
+	turn(ctx context.Context, call lua.TurnCall) (lua.Turn, error)
+	count(ctx context.Context, s lua.Shard) (int64, error)
+	names(ctx context.Context, s lua.Shard, cursor uint64, most int) (names []string, next uint64, err error)
+	remove(ctx context.Context, s lua.Shard, names []string) error
 	// peek reads one bucket.
 	peek(ctx context.Context, key string) (lua.PeekReply, error)
 	// sweep ends what is held in the buckets and whose time is over, at most as many
@@ -54,6 +64,30 @@ func newRedisStore(rdb redis.UniversalClient) *redisStore {
 
 func (s *redisStore) refill(ctx context.Context, calls []lua.RefillCall, perCall int) []lua.RefillResult {
 	return lua.RefillBatch(ctx, s.rdb, calls, perCall)
+}
+
+func (s *redisStore) refillActive(ctx context.Context, shard lua.Shard, calls []lua.RefillCall, perCall int) []lua.RefillResult {
+	return lua.RefillActive(ctx, s.rdb, shard, calls, perCall)
+}
+
+func (s *redisStore) occupied(ctx context.Context, shards []lua.Shard) ([]bool, error) {
+	return lua.Occupied(ctx, s.rdb, shards)
+}
+
+func (s *redisStore) turn(ctx context.Context, call lua.TurnCall) (lua.Turn, error) {
+	return lua.TakeTurn(ctx, s.rdb, call)
+}
+
+func (s *redisStore) count(ctx context.Context, shard lua.Shard) (int64, error) {
+	return shard.Count(ctx, s.rdb)
+}
+
+func (s *redisStore) names(ctx context.Context, shard lua.Shard, cursor uint64, most int) ([]string, uint64, error) {
+	return shard.Names(ctx, s.rdb, cursor, most)
+}
+
+func (s *redisStore) remove(ctx context.Context, shard lua.Shard, names []string) error {
+	return shard.Remove(ctx, s.rdb, names)
 }
 
 func (s *redisStore) peek(ctx context.Context, key string) (lua.PeekReply, error) {

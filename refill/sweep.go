@@ -17,13 +17,14 @@ const (
 
 // sweep ends the reservations and leases whose time is over, in those buckets of a
 // batch that this replica has refilled, so that they end with no consumer alive.
-// What it leaves behind, or fails to end, is swept after the next refill.
-func (l *lane) sweep(ctx context.Context, batch []*bucket, results []lua.RefillResult) {
-	var due []*bucket
+// What it leaves behind, or fails to end, is swept after the next refill. ended is
+// told of each of those buckets, by its place in the batch, and of its error.
+func (l *lane) sweep(ctx context.Context, calls []lua.RefillCall, results []lua.RefillResult, ended func(i int, err error)) {
+	var due []int
 	var keys []string
-	for i, b := range batch {
-		if o := results[i].Outcome; results[i].Err == nil && o.Status.Wrote() && o.Due != 0 && o.Due <= o.Now {
-			due, keys = append(due, b), append(keys, b.key)
+	for i := range results {
+		if o := &results[i]; o.Err == nil && o.Due != 0 && o.Due <= o.Now && o.Status.Wrote() {
+			due, keys = append(due, i), append(keys, calls[i].Key)
 		}
 	}
 	if len(keys) == 0 {
@@ -32,11 +33,16 @@ func (l *lane) sweep(ctx context.Context, batch []*bucket, results []lua.RefillR
 	ctx, cancel := context.WithTimeout(ctx, l.r.cfg.Timeout)
 	defer cancel()
 	swept := l.r.store.sweep(ctx, keys, max(1, min(sweptOfBucket, sweptAtOnce/len(keys))))
-	for i, b := range due {
-		failed := swept[i].Err != nil
-		if failed && !b.unswept {
-			l.r.log.Warn("reservations can't be ended", "bucket", b.key, "error", swept[i].Err)
-		}
-		b.unswept = failed
+	for k, i := range due {
+		ended(i, swept[k].Err)
 	}
+}
+
+// warnUnswept tells of reservations that can't be ended, once; before is whether that was
+// so before. It returns whether it is so.
+func (l *lane) warnUnswept(key string, before bool, err error) bool {
+	if err != nil && !before {
+		l.r.log.Warn("reservations can't be ended", "bucket", key, "error", err)
+	}
+	return err != nil
 }

@@ -132,6 +132,12 @@ func writeStatus(w io.Writer, s admin.Status) error {
 	if more := s.Total - len(s.Buckets); more > 0 {
 		fmt.Fprintf(t, "… and %d more\n", more)
 	}
+	if len(s.Templates) > 0 {
+		fmt.Fprintln(t, "\nTEMPLATE\tSHARDS HERE\tNOT FULL HERE\tREFILLS\tFAILED")
+	}
+	for _, m := range s.Templates {
+		fmt.Fprintf(t, "%q\t%d of 16\t%d\t%d\t%d\n", m.Prefix, m.Shards, m.Active, m.Refills, m.Errors)
+	}
 	if s.Pools != nil {
 		writePools(t, s.Region, *s.Pools)
 	}

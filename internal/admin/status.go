@@ -52,6 +52,8 @@ type Status struct {
 	Found    int              `json:"buckets_found"` // of which Buckets is a part
 	Total    int              `json:"buckets_total"` // configured
 
+	Templates []Template `json:"templates,omitempty"` // those whose buckets are refilled
+
 	Reload    Reload     `json:"reload"`
 	Takeovers []Takeover `json:"takeovers"` // the last ones, the newest first
 
@@ -85,6 +87,15 @@ type Replica struct {
 	Config   int64     `json:"config_version"`
 	Started  time.Time `json:"started"`
 	Silent   float64   `json:"silent_ms"` // since it was heard; one that is dead stays for some seconds
+}
+
+// Template is what this replica does for the buckets of a template.
+type Template struct {
+	Prefix  string `json:"prefix"`
+	Shards  int    `json:"shards"`         // of its active set that this replica refills, of 16
+	Active  int64  `json:"active_buckets"` // in those shards: over all replicas, the buckets that are not full
+	Refills int64  `json:"refills"`        // by this replica
+	Errors  int64  `json:"errors"`         // its calls without an answer
 }
 
 // Pools are the pools of all regions as a replica of one region sees them.

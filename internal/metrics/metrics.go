@@ -181,6 +181,7 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 		gauge(descElectionUp, truth(s.ElectionUp))
 	}
 	m.collectBuckets(gauge, count, s.Shadow)
+	collectTemplates(ch, s.Refill.Templates, gauge, count)
 	if s.Pools != nil {
 		s.Pools.collect(gauge, count)
 	}

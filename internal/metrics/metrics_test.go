@@ -50,6 +50,33 @@ func TestDenialsOfBucketsInShadowModeAreCounters(t *testing.T) {
 	require.Contains(t, body, `refiller_shadow_denied_tokens_total{bucket="other"} 5`)
 }
 
+func TestTemplatesHaveSeriesOfTheirOwn(t *testing.T) {
+	lag := make([]int64, len(refill.LagBounds)+1)
+	lag[0], lag[2], lag[len(lag)-1] = 90, 8, 2
+	m := metrics.New("test", "", tally.New(), func() metrics.State {
+		return metrics.State{Refill: refill.Stats{Templates: []refill.TemplateStats{
+			{Prefix: "user:", Shards: 6, Active: 1234, Calls: map[policy.Status]int64{policy.StatusApplied: 100, policy.StatusStale: 7}, Left: 3,
+				Added: 500, Lag: lag, LagSum: 30 * time.Second},
+			{Prefix: "\xff", Calls: map[policy.Status]int64{}, Lag: make([]int64, len(lag))},
+		}}}
+	})
+	body := scrape(t, m)
+	for _, line := range []string{
+		`refiller_template_active_buckets{template="user:"} 1234`,
+		`refiller_template_shards{template="user:"} 6`,
+		`refiller_template_refill_calls_total{status="applied",template="user:"} 100`,
+		`refiller_template_refill_calls_total{status="stale",template="user:"} 7`,
+		`refiller_template_left_total{template="user:"} 3`,
+		`refiller_template_credit_added_tokens_total{template="user:"} 500`,
+		`refiller_template_refill_lag_seconds_bucket{template="user:",le="0.001"} 90`,
+		`refiller_template_refill_lag_seconds_bucket{template="user:",le="0.005"} 98`,
+		`refiller_template_refill_lag_seconds_bucket{template="user:",le="+Inf"} 100`,
+		`refiller_template_refill_lag_seconds_sum{template="user:"} 30`,
+	} {
+		require.Contains(t, body, line)
+	}
+}
+
 func TestTheNumberOfSeriesIsBounded(t *testing.T) {
 	tl := tally.New()
 	var list []refill.Bucket

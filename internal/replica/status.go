@@ -15,6 +15,7 @@ import (
 	"github.com/tokenrefill/refiller/internal/metrics"
 	"github.com/tokenrefill/refiller/internal/roster"
 	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
 )
 
 const (
@@ -64,6 +65,11 @@ func (r *Replica) Status(ctx context.Context, q admin.Query) admin.Status {
 		out.Replicas = append(out.Replicas, admin.Replica{
 			Identity: one.Identity, Build: one.Build, Role: one.Role, Config: one.Version, Started: one.Started,
 			Silent: max(0, float64(out.Now.Sub(one.Heard).Microseconds())/1000),
+		})
+	}
+	for _, t := range s.Templates {
+		out.Templates = append(out.Templates, admin.Template{
+			Prefix: t.Prefix, Shards: t.Shards, Active: t.Active, Refills: t.Calls[policy.StatusApplied], Errors: t.Errors,
 		})
 	}
 	out.Buckets, out.Found = r.find(ctx, cfg, q)

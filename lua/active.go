@@ -1,0 +1,313 @@
+package lua
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// ActiveShards is how many parts the active set of a template has. A bucket is in
+// the part of its Cluster slot.
+const ActiveShards = 16
+
+// activeTags are the hash tags of the shards: names whose slots are in the
+// shard's own range, so that a shard and its buckets tend to share a master.
+var activeTags = func() (tags [ActiveShards]string) {
+	for i, n := 0, 0; i < ActiveShards; n++ {
+		if tag := "refiller:active:" + strconv.Itoa(n); Slot(tag)*ActiveShards/Slots == i {
+			tags[i] = "{" + tag + "}:"
+			i++
+		}
+	}
+	return tags
+}()
+
+// ActiveShard is the shard of a bucket.
+func ActiveShard(key string) int { return Slot(key) * ActiveShards / Slots }
+
+// ActiveKey is the key of a shard of the active set: the names of the template's
+// buckets that are not full. It and TurnKey share a slot for all templates.
+func ActiveKey(prefix string, shard int) string { return activeTags[shard] + "set:" + prefix }
+
+// TurnKey is the key of a shard's turns: whose turn it was last, and when.
+func TurnKey(prefix string, shard int) string { return activeTags[shard] + "turn:" + prefix }
+
+// Shard is one part of the active set of a template.
+type Shard struct {
+	Prefix string // the template's
+	Number int    // 0 to ActiveShards-1
+}
+
+// Slot is the Cluster slot of the shard's keys.
+func (s Shard) Slot() int { return Slot(activeTags[s.Number][1 : len(activeTags[s.Number])-2]) }
+
+func (s Shard) key() string { return ActiveKey(s.Prefix, s.Number) }
+
+// malformed is the error of keys of the shard that hold something else.
+func (s Shard) malformed(key, holds string) error {
+	return fmt.Errorf("%w: the key %q does not hold %s", ErrMalformedBucket, key, holds)
+}
+
+// failed is the error of a command on the shard's set.
+func (s Shard) failed(err error) error {
+	if redis.HasErrorPrefix(err, "WRONGTYPE") {
+		return s.malformed(s.key(), "names of buckets")
+	}
+	return fmt.Errorf("refiller: active set: %w", err)
+}
+
+// TurnCall asks for a turn at refilling a shard.
+type TurnCall struct {
+	Shard
+	Index    int64         // of the last turn that the caller knows of; 0 for none
+	Interval time.Duration // between two turns
+	Load     int           // how many shards of the template the caller refills, this one included
+}
+
+// Turn is the answer to a TurnCall.
+type Turn struct {
+	Taken             bool  // the turn is the caller's
+	Count             int64 // names in the shard; nobody takes a turn at an empty one
+	Now               int64 // the call, Unix µs on the server's clock
+	Index, Last, Load int64 // of the last turn, when it was taken included; 0 if there was none
+}
+
+// TakeTurn takes the next turn at refilling a shard, if nobody has taken it since
+// the one that the caller knows of. The error is ErrMalformedBucket if a key of the
+// shard holds something else.
+func TakeTurn(ctx context.Context, c Client, call TurnCall) (Turn, error) {
+	keys := []string{TurnKey(call.Prefix, call.Number), call.key()}
+	v, err := turnScript.run(ctx, c, keys, call.Index, call.Interval.Microseconds(), call.Load)
+	if err != nil {
+		return Turn{}, err
+	}
+	r, code, err := open(v, call.Prefix, codeDenied, codeDone, codeMalformed)
+	if err != nil {
+		return Turn{}, err
+	}
+	if code == codeMalformed {
+		which := r.int()
+		if err := r.end(); err != nil {
+			return Turn{}, err
+		}
+		if which == 1 {
+			return Turn{}, call.malformed(keys[0], "turns")
+		}
+		return Turn{}, call.malformed(keys[1], "names of buckets")
+	}
+	turn := Turn{Taken: code == codeDone, Count: r.int(), Now: r.int(), Index: r.int(), Last: r.int(), Load: r.int()}
+	return turn, r.end()
+}
+
+// Count is how many names a shard holds.
+func (s Shard) Count(ctx context.Context, c Client) (int64, error) {
+	cmd := redis.NewIntCmd(ctx, "scard", s.key())
+	if err := c.Process(ctx, cmd); err != nil {
+		return 0, s.failed(err)
+	}
+	return cmd.Val(), nil
+}
+
+// Names reads a part of the names in a shard, some as many as most. It begins with
+// cursor 0 and goes on with next, until that is 0. A name that is in the shard all
+// the while is among them once or more often.
+func (s Shard) Names(ctx context.Context, c Client, cursor uint64, most int) (names []string, next uint64, err error) {
+	cmd := redis.NewScanCmd(ctx, nil, "sscan", s.key(), cursor, "count", most)
+	if err := c.Process(ctx, cmd); err != nil {
+		return nil, 0, s.failed(err)
+	}
+	names, next = cmd.Val()
+	return names, next, nil
+}
+
+// Remove takes names out of the shard.
+func (s Shard) Remove(ctx context.Context, c Client, names []string) error {
+	args := []any{"srem", s.key()}
+	for _, name := range names {
+		args = append(args, name)
+	}
+	if err := c.Process(ctx, redis.NewIntCmd(ctx, args...)); err != nil {
+		return s.failed(err)
+	}
+	return nil
+}
+
+// OccupiedAtOnce is how many shards one command looks at, so that none holds the
+// server up.
+const OccupiedAtOnce = 1000
+
+// Occupied tells which of the shards hold names. As long as none does, that costs one
+// command, on a Cluster one for each slot, and as many more for every further thousand
+// shards.
+func Occupied(ctx context.Context, rdb redis.UniversalClient, shards []Shard) ([]bool, error) {
+	groups := [][]int{} // shards that go in one command
+	_, cluster := rdb.(*redis.ClusterClient)
+	last := map[int]int{} // the last group of a slot
+	for i, s := range shards {
+		slot := 0
+		if cluster {
+			slot = s.Slot()
+		}
+		g, there := last[slot]
+		if !there || len(groups[g]) == OccupiedAtOnce {
+			g = len(groups)
+			last[slot], groups = g, append(groups, nil)
+		}
+		groups[g] = append(groups[g], i)
+	}
+	counts, err := exist(ctx, rdb, shards, groups)
+	if err != nil {
+		return nil, err
+	}
+	occupied, single := make([]bool, len(shards)), [][]int{}
+	for g, n := range counts {
+		if n > 0 {
+			for _, i := range groups[g] {
+				single = append(single, []int{i})
+			}
+		}
+	}
+	if counts, err = exist(ctx, rdb, shards, single); err != nil {
+		return nil, err
+	}
+	for g, n := range counts {
+		occupied[single[g][0]] = n > 0
+	}
+	return occupied, nil
+}
+
+// exist counts in one round trip how many shards of each group hold names.
+func exist(ctx context.Context, rdb redis.UniversalClient, shards []Shard, groups [][]int) ([]int64, error) {
+	if len(groups) == 0 {
+		return nil, nil
+	}
+	cmds := make([]*redis.IntCmd, len(groups))
+	_, err := rdb.Pipelined(ctx, func(p redis.Pipeliner) error {
+		for g, group := range groups {
+			keys := make([]string, len(group))
+			for k, i := range group {
+				keys[k] = shards[i].key()
+			}
+			cmds[g] = p.Exists(ctx, keys...)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("refiller: active set: %w", err)
+	}
+	counts := make([]int64, len(groups))
+	for g, cmd := range cmds {
+		counts[g] = cmd.Val()
+	}
+	return counts, nil
+}
+
+// RefillActive refills buckets of a shard, as RefillBatch does, and creates none of
+// them. A bucket that is full then leaves the shard, and so does a name that is no
+// bucket: see RefillResult.Left. Every few refills a bucket gets a new expiry if less
+// than half its life is left.
+//
+// One Redis does all of that in the script call of the refill. On a Cluster the
+// shard is in another slot than its buckets, so it follows in further round trips:
+// see leave.
+func RefillActive(ctx context.Context, rdb redis.UniversalClient, s Shard, calls []RefillCall, perCall int) []RefillResult {
+	for i := range calls {
+		calls[i].Create = policy.CreateNever
+	}
+	if _, cluster := rdb.(*redis.ClusterClient); !cluster {
+		results := refillBatch(ctx, rdb, calls, []string{s.key(), AliveKey(s.Prefix)}, perCall)
+		for i := range results {
+			results[i].Left = results[i].leaves()
+		}
+		return results
+	}
+	results := RefillBatch(ctx, rdb, calls, perCall)
+	var gone []int
+	var aging []string
+	for i := range results {
+		r := &results[i]
+		switch {
+		case r.leaves():
+			gone = append(gone, i)
+		case r.Err == nil && r.Status.Wrote() && r.Version.Index%refillsPerLook(calls[i].Terms) == 0:
+			aging = append(aging, calls[i].Key)
+		}
+	}
+	leave(ctx, rdb, s, calls, gone, results)
+	age(ctx, rdb, s, aging)
+	return results
+}
+
+// leaves reports whether the bucket is to leave its shard.
+func (r *RefillResult) leaves() bool {
+	return r.Full || r.Status == policy.StatusMalformed || r.Status == policy.StatusUnknown
+}
+
+// refillsPerLook is after how many refills a bucket's expiry is looked at.
+func refillsPerLook(t *policy.Terms) int64 {
+	if t == nil || t.Interval == 0 {
+		return 1
+	}
+	return max(1, t.Lifetime().Microseconds()/(8*t.Interval))
+}
+
+// leave takes names out of a shard that is in another slot than its buckets. A
+// bucket that is taken from at the same time enters the shard after its take; so
+// every bucket is looked at once more when it is out, and enters again unless it is
+// full. Whatever fails in between leaves a full bucket in the shard, for the next
+// refill, or one that isn't full out of it, for its next take that finds it low or
+// that is denied.
+func leave(ctx context.Context, rdb redis.UniversalClient, s Shard, calls []RefillCall, gone []int, results []RefillResult) {
+	if len(gone) == 0 {
+		return
+	}
+	names := make([]any, len(gone))
+	for k, i := range gone {
+		names[k] = calls[i].Key
+	}
+	if rdb.SRem(ctx, s.key(), names...).Err() != nil {
+		return
+	}
+	looks := make([]*redis.StringCmd, len(gone))
+	_, _ = rdb.Pipelined(ctx, func(p redis.Pipeliner) error { // each look has an error of its own
+		for k, i := range gone {
+			looks[k] = p.Get(ctx, TokensKey(calls[i].Key))
+		}
+		return nil
+	})
+	var back []any
+	for k, i := range gone {
+		tokens, err := looks[k].Int64()
+		taken := !errors.Is(err, redis.Nil) &&
+			(results[i].Status == policy.StatusUnknown || results[i].Full && (err != nil || tokens < results[i].Tokens))
+		if results[i].Left = !taken; taken {
+			back = append(back, calls[i].Key)
+		}
+	}
+	if len(back) > 0 {
+		_ = rdb.SAdd(ctx, s.key(), back...).Err() // a lost entry heals, as above
+	}
+}
+
+// age gives buckets new expiries where less than half a life is left, and counts
+// them. What fails is left to a later refill.
+func age(ctx context.Context, rdb redis.UniversalClient, s Shard, keys []string) {
+	for i, v := range ageScript.pipelined(ctx, rdb, keys, bucketKeys) {
+		if v.err != nil {
+			continue
+		}
+		r, _, err := open(v.value, keys[i], codeDone)
+		if err != nil {
+			continue
+		}
+		if was, till := r.int(), r.int(); r.end() == nil && was != till {
+			_, _ = Count(ctx, rdb, s.Prefix, was, till)
+		}
+	}
+}

@@ -1,0 +1,413 @@
+package lua_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/internal/buckettest"
+	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// shardOf is the shard of a user's bucket.
+func shardOf(key string) lua.Shard { return lua.Shard{Prefix: "user:", Number: lua.ActiveShard(key)} }
+
+func TestRefillsOfAShardAgreeWithTheModel(t *testing.T) {
+	t.Parallel()
+	t.Run("Redis", func(t *testing.T) { agreeOnShard(t, testenv.Redis(t).Client()) })
+	t.Run("Embedded", func(t *testing.T) {
+		_, rdb := embedded(t)
+		agreeOnShard(t, rdb)
+	})
+}
+
+func agreeOnShard(t *testing.T, rdb *redis.Client) {
+	ctx, rng := t.Context(), rand.New(rand.NewPCG(seed(t), 0))
+	const buckets = 30
+	shard := lua.Shard{Prefix: "user:", Number: 3}
+	set := lua.ActiveKey(shard.Prefix, shard.Number)
+	histories := make([]*buckettest.History, buckets)
+	for i := range histories {
+		histories[i] = buckettest.NewHistory(rng)
+	}
+	full, unknown, stayed := 0, 0, 0
+	for step := range 40 {
+		models, calls := make([]policy.Bucket, buckets), make([]lua.RefillCall, buckets)
+		now := serverTime(ctx, t, rdb)
+		for i, h := range histories {
+			key := fmt.Sprintf("user:%d", i)
+			models[i] = load(ctx, t, rdb, key)
+			h.Disturb(&models[i])
+			if s := models[i].Control; s != nil && rng.IntN(4) == 0 {
+				tokens := s.Terms.Capacity - rng.Int64N(2)
+				models[i].Tokens = &tokens
+			}
+			store(ctx, t, rdb, key, models[i])
+			calls[i] = lua.RefillCall{Key: key, Call: orOrdinary(h.Call(now), models[i], rng)}
+			require.NoError(t, rdb.SAdd(ctx, set, key).Err())
+		}
+		results := lua.RefillActive(ctx, rdb, shard, calls, 1+rng.IntN(buckets))
+		for i, r := range results {
+			where := fmt.Sprintf("bucket %d step %d", i, step)
+			require.NoError(t, r.Err, where)
+			require.Equal(t, policy.CreateNever, calls[i].Create, where)
+			require.Equal(t, models[i].Refill(calls[i].Call, r.Now), r.Outcome, where)
+			require.Equal(t, models[i], load(ctx, t, rdb, calls[i].Key), where)
+			isFull := r.Status.Wrote() && models[i].Control.Due == 0 && *models[i].Tokens >= models[i].Control.Terms.Capacity
+			require.Equal(t, isFull, r.Full, where)
+			require.Equal(t, isFull || r.Status == policy.StatusUnknown, r.Left, where)
+			require.Equal(t, !r.Left, rdb.SIsMember(ctx, set, calls[i].Key).Val(), where)
+			switch {
+			case isFull:
+				full++
+			case r.Left:
+				unknown++
+			default:
+				stayed++
+			}
+			histories[i].Learn(r.Version)
+		}
+	}
+	require.NotZero(t, full)
+	require.NotZero(t, unknown)
+	require.NotZero(t, stayed)
+}
+
+// On one Redis and on a Cluster alike.
+func onBoth(t *testing.T, test func(t *testing.T, rdb redis.UniversalClient)) {
+	t.Helper()
+	t.Parallel()
+	t.Run("Redis", func(t *testing.T) { test(t, testenv.Redis(t).Client()) })
+	t.Run("Cluster", func(t *testing.T) { test(t, testenv.Cluster(t).Client()) })
+}
+
+// takeUser takes n tokens of a user's bucket as a consumer does.
+func takeUser(ctx context.Context, t testing.TB, rdb redis.UniversalClient, key string, call lua.TemplateCall, n int64) bool {
+	t.Helper()
+	_, call.Apart = rdb.(*redis.ClusterClient)
+	r, err := lua.TakeTemplate(ctx, rdb, key, call, one(n), true, false)
+	require.NoError(t, err)
+	if call.Apart && r.Enter {
+		require.NoError(t, lua.Enter(ctx, rdb, call.Prefix, key))
+	}
+	if call.Apart && r.Was != r.Till {
+		_, err := lua.Count(ctx, rdb, call.Prefix, r.Was, r.Till)
+		require.NoError(t, err)
+	}
+	return r.OK
+}
+
+// refillUser refills a user's bucket as one who learns its index first.
+func refillUser(ctx context.Context, t testing.TB, rdb redis.UniversalClient, key string, terms policy.Terms) lua.RefillResult {
+	t.Helper()
+	call := lua.RefillCall{Key: key, Call: policy.Call{Terms: &terms}}
+	r := lua.RefillActive(ctx, rdb, shardOf(key), []lua.RefillCall{call}, 20)[0]
+	if r.Status == policy.StatusStale {
+		call.Version = r.Version
+		r = lua.RefillActive(ctx, rdb, shardOf(key), []lua.RefillCall{call}, 20)[0]
+	}
+	return r
+}
+
+// rewind makes a bucket's last refill so much earlier.
+func rewind(ctx context.Context, t testing.TB, rdb redis.UniversalClient, key string, by time.Duration) {
+	t.Helper()
+	b := load(ctx, t, rdb, key)
+	b.Control.Last -= by.Microseconds()
+	ttl := rdb.PExpireTime(ctx, key).Val()
+	store(ctx, t, rdb, key, b)
+	for _, k := range []string{key, lua.IndexKey(key), lua.ControlKey(key)} {
+		require.NoError(t, rdb.PExpireAt(ctx, k, time.UnixMilli(ttl.Milliseconds())).Err())
+	}
+}
+
+func TestARefillThatFillsABucketTakesItOutOfTheActiveSet(t *testing.T) {
+	onBoth(t, func(t *testing.T, rdb redis.UniversalClient) {
+		ctx := t.Context()
+		require.True(t, takeUser(ctx, t, rdb, "user:1", user(), 40))
+		rewind(ctx, t, rdb, "user:1", 30*time.Second)
+		r := refillUser(ctx, t, rdb, "user:1", userTerms)
+		require.EqualValues(t, 5, r.Added, "the credit of five seconds at most")
+		require.False(t, r.Left)
+		require.True(t, isActive(ctx, t, rdb, "user:1"))
+		for !r.Left {
+			rewind(ctx, t, rdb, "user:1", 5*time.Second)
+			r = refillUser(ctx, t, rdb, "user:1", userTerms)
+			require.Equal(t, policy.StatusApplied, r.Status)
+			require.Equal(t, !r.Left, isActive(ctx, t, rdb, "user:1"))
+		}
+		require.EqualValues(t, 60, r.Tokens)
+		require.True(t, takeUser(ctx, t, rdb, "user:1", user(), 1))
+		require.True(t, isActive(ctx, t, rdb, "user:1"), "and the next take puts it back")
+	})
+}
+
+func TestANameThatIsNoBucketLeavesTheActiveSetAndNothingIsMade(t *testing.T) {
+	onBoth(t, func(t *testing.T, rdb redis.UniversalClient) {
+		ctx := t.Context()
+		for _, version := range []policy.Version{{}, {Era: 5, Index: 7}} { // remembered or not
+			require.NoError(t, lua.Enter(ctx, rdb, "user:", "user:1"))
+			r := lua.RefillActive(ctx, rdb, shardOf("user:1"), []lua.RefillCall{{Key: "user:1", Call: policy.Call{Version: version, Terms: &userTerms}}}, 1)[0]
+			require.NoError(t, r.Err)
+			require.Equal(t, policy.StatusUnknown, r.Status)
+			require.True(t, r.Left)
+			require.False(t, isActive(ctx, t, rdb, "user:1"))
+			require.Zero(t, rdb.Exists(ctx, "user:1").Val()+rdb.Exists(ctx, lua.ControlKey("user:1")).Val())
+		}
+		require.NoError(t, rdb.LPush(ctx, "user:2", "x").Err())
+		require.NoError(t, lua.Enter(ctx, rdb, "user:", "user:2"))
+		r := refillUser(ctx, t, rdb, "user:2", userTerms)
+		require.ErrorIs(t, r.Err, lua.ErrMalformedBucket)
+		require.True(t, r.Left)
+		require.False(t, isActive(ctx, t, rdb, "user:2"))
+		require.Equal(t, "list", rdb.Type(ctx, "user:2").Val())
+	})
+}
+
+func TestABucketLeavesTheActiveSetAtTheCapacityOfItsOwnPolicy(t *testing.T) {
+	onBoth(t, func(t *testing.T, rdb redis.UniversalClient) {
+		ctx := t.Context()
+		own := policy.Policy{Capacity: 100, Rate: policy.PerSecond(50), Interval: time.Second}.Terms(policy.Fence{Epoch: 7, Seq: 1})
+		require.NoError(t, rdb.Set(ctx, lua.LimitKey("user:1"), own.Encode(), 0).Err())
+		require.True(t, takeUser(ctx, t, rdb, "user:1", user(), 35))
+		rewind(ctx, t, rdb, "user:1", 600*time.Millisecond)
+		require.False(t, refillUser(ctx, t, rdb, "user:1", userTerms).Left, "65 and some are more than the template's capacity")
+		rewind(ctx, t, rdb, "user:1", 5*time.Second)
+		r := refillUser(ctx, t, rdb, "user:1", userTerms)
+		require.EqualValues(t, 100, r.Tokens)
+		require.True(t, r.Left)
+	})
+}
+
+func TestABucketWithAReservationStaysInTheActiveSet(t *testing.T) {
+	onBoth(t, func(t *testing.T, rdb redis.UniversalClient) {
+		ctx := t.Context()
+		require.True(t, takeUser(ctx, t, rdb, "user:1", user(), 1))
+		_, err := lua.Reserve(ctx, rdb, "user:1", lua.ReserveCall{ID: "r", N: 5, TTL: time.Minute})
+		require.NoError(t, err)
+		for range 5 {
+			rewind(ctx, t, rdb, "user:1", 5*time.Second)
+			require.False(t, refillUser(ctx, t, rdb, "user:1", userTerms).Left, "somebody has to end it")
+		}
+		require.EqualValues(t, 60, *load(ctx, t, rdb, "user:1").Tokens)
+		_, err = lua.Settle(ctx, rdb, "user:1", "r", 5)
+		require.NoError(t, err)
+		require.NoError(t, rdb.Del(ctx, lua.HeldKey("user:1"), lua.DueKey("user:1")).Err()) // what is remembered for a minute
+		require.NoError(t, rdb.HDel(ctx, lua.ControlKey("user:1"), "out").Err())
+		rewind(ctx, t, rdb, "user:1", 5*time.Second)
+		require.True(t, refillUser(ctx, t, rdb, "user:1", userTerms).Left)
+	})
+}
+
+func TestARefillGivesABucketANewExpiryAndCountsIt(t *testing.T) {
+	onBoth(t, func(t *testing.T, rdb redis.UniversalClient) {
+		ctx := t.Context()
+		slow := policy.Policy{Capacity: 600, Rate: policy.PerSecond(1), Interval: time.Second}.Terms(policy.Fence{})
+		call := lua.TemplateCall{Prefix: "user:", Terms: slow.Encode()}
+		life := slow.Lifetime()
+		require.Equal(t, 20*time.Minute, life)
+		for _, left := range []time.Duration{life * 3 / 4, life / 4} {
+			require.NoError(t, rdb.Del(ctx, lua.AliveKey("user:"), "user:1", "{user:1}", "{user:1}:ctl").Err())
+			require.True(t, takeUser(ctx, t, rdb, "user:1", call, 500))
+			was := time.Now().Add(left).Truncate(time.Second)
+			for _, k := range []string{"user:1", "{user:1}", "{user:1}:ctl"} {
+				require.NoError(t, rdb.ExpireAt(ctx, k, was).Err())
+			}
+			require.NoError(t, rdb.Del(ctx, lua.AliveKey("user:")).Err())
+			require.NoError(t, rdb.HSet(ctx, lua.AliveKey("user:"), was.Unix(), 1).Err())
+			looks := 0
+			for range 150 { // an eighth of its life
+				rewind(ctx, t, rdb, "user:1", time.Second)
+				require.Equal(t, policy.StatusApplied, refillUser(ctx, t, rdb, "user:1", slow).Status)
+				if looks++; rdb.PExpireTime(ctx, "user:1").Val().Milliseconds() != was.UnixMilli() {
+					break
+				}
+			}
+			till := rdb.PExpireTime(ctx, "user:1").Val()
+			for _, k := range []string{"{user:1}", "{user:1}:ctl"} {
+				require.Equal(t, till, rdb.PExpireTime(ctx, k).Val())
+			}
+			alive := rdb.HGetAll(ctx, lua.AliveKey("user:")).Val()
+			if left > life/2 {
+				require.EqualValues(t, was.UnixMilli(), till.Milliseconds())
+				require.Equal(t, map[string]string{fmt.Sprint(was.Unix()): "1"}, alive)
+				continue
+			}
+			require.GreaterOrEqual(t, time.Until(time.UnixMilli(till.Milliseconds())), life-time.Second)
+			require.Equal(t, map[string]string{fmt.Sprint(was.Unix()): "0", fmt.Sprint(till.Milliseconds() / 1000): "1"}, alive)
+		}
+	})
+}
+
+// before makes something happen before a client sends a command, as if by another
+// client.
+type before struct {
+	command string
+	happens func()
+}
+
+func (before) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (b before) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if cmd.Name() == b.command {
+			b.happens()
+		}
+		return next(ctx, cmd)
+	}
+}
+
+func (before) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+// On a Cluster a bucket is filled and leaves in two steps.
+func TestABucketOfAClusterThatIsTakenFromAsItLeavesStays(t *testing.T) {
+	t.Parallel()
+	ctx, c := t.Context(), testenv.Cluster(t)
+	other, rdb := c.Client(), c.Client()
+	takes := 0
+	rdb.AddHook(before{"srem", func() {
+		takes++
+		require.True(t, takeUser(ctx, t, other, "user:1", user(), 1))
+		require.True(t, takeUser(ctx, t, other, "user:2", user(), 1), "it is new")
+	}})
+	require.True(t, takeUser(ctx, t, other, "user:1", user(), 1))
+	rewind(ctx, t, other, "user:1", 5*time.Second)
+	require.False(t, refillUser(ctx, t, rdb, "user:1", userTerms).Left)
+	require.True(t, isActive(ctx, t, other, "user:1"))
+
+	require.NoError(t, other.Del(ctx, "user:2", "{user:2}", "{user:2}:ctl").Err())
+	require.False(t, refillUser(ctx, t, rdb, "user:2", userTerms).Left, "it was missing, and isn't any more")
+	require.True(t, isActive(ctx, t, other, "user:2"))
+	require.Equal(t, 2, takes)
+}
+
+func TestOneOfSeveralTakesATurn(t *testing.T) {
+	t.Parallel()
+	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	shard := shardOf("user:1")
+	const interval = 400 * time.Millisecond
+	ask := func(index int64, load int) lua.Turn {
+		turn, err := lua.TakeTurn(ctx, rdb, lua.TurnCall{Shard: shard, Index: index, Interval: interval, Load: load})
+		require.NoError(t, err)
+		return turn
+	}
+	turnKey := lua.TurnKey(shard.Prefix, shard.Number)
+	ago := func(index int64, d time.Duration) {
+		require.NoError(t, rdb.Set(ctx, turnKey, fmt.Sprintf("%d %d 3", index, serverTime(ctx, t, rdb)-d.Microseconds()), 0).Err())
+	}
+	require.Equal(t, lua.Turn{Now: ask(0, 1).Now}, ask(0, 1), "nobody is in the shard")
+	require.Zero(t, rdb.DBSize(ctx).Val())
+	require.NoError(t, lua.Enter(ctx, rdb, "user:", "user:1"))
+
+	first := ask(0, 2)
+	require.Equal(t, lua.Turn{Taken: true, Count: 1, Now: first.Now, Index: 1, Last: first.Now, Load: 2}, first)
+	require.Greater(t, rdb.PTTL(ctx, turnKey).Val(), 50*time.Second)
+	for _, c := range []struct {
+		name  string
+		since time.Duration
+		index int64
+		taken bool
+	}{
+		{"half an interval has not passed", interval / 4, 7, false},
+		{"it has, and the caller knows the turn", interval * 3 / 5, 7, true},
+		{"the caller knows an older one", 2 * interval, 6, false},
+		{"the server has lost a turn", interval * 3 / 5, 9, true},
+		{"the caller knows none", interval, 0, false},
+		{"nor does anybody take it", interval * 13 / 10, 0, true},
+		{"the clock stepped back", -time.Hour, 7, true},
+	} {
+		ago(7, c.since)
+		turn := ask(c.index, 5)
+		require.Equal(t, c.taken, turn.Taken, c.name)
+		if c.taken {
+			require.Equal(t, max(7, c.index)+1, turn.Index, c.name)
+			require.Equal(t, turn.Now, turn.Last, c.name)
+			require.EqualValues(t, 5, turn.Load, c.name)
+			require.False(t, ask(c.index, 5).Taken, "%s: and it is taken once", c.name)
+		} else {
+			require.EqualValues(t, 7, turn.Index, c.name)
+			require.EqualValues(t, 3, turn.Load, c.name)
+		}
+	}
+	require.NoError(t, rdb.Del(ctx, turnKey).Err())
+	require.NoError(t, rdb.LPush(ctx, turnKey, "x").Err())
+	_, err := lua.TakeTurn(ctx, rdb, lua.TurnCall{Shard: shard, Interval: interval, Load: 1})
+	require.ErrorIs(t, err, lua.ErrMalformedBucket)
+	require.ErrorContains(t, err, turnKey)
+}
+
+func TestWhoIsInTheShardsIsToldWithFewCommands(t *testing.T) {
+	onBoth(t, func(t *testing.T, rdb redis.UniversalClient) {
+		ctx := t.Context()
+		var shards []lua.Shard
+		for _, prefix := range []string{"user:", "tenant:*:api", ""} {
+			for i := range lua.ActiveShards {
+				shards = append(shards, lua.Shard{Prefix: prefix, Number: i})
+			}
+		}
+		single, _ := rdb.(*redis.Client)
+		if single != nil {
+			require.NoError(t, single.ConfigResetStat(ctx).Err())
+		}
+		occupied, err := lua.Occupied(ctx, rdb, shards)
+		require.NoError(t, err)
+		require.Equal(t, make([]bool, len(shards)), occupied)
+		if single != nil {
+			require.Equal(t, 1, sent(ctx, t, single)["exists"])
+		}
+
+		names := []string{}
+		for i := range 3000 {
+			names = append(names, fmt.Sprintf("user:%d", i))
+			require.NoError(t, lua.Enter(ctx, rdb, "user:", names[i]))
+		}
+		require.NoError(t, lua.Enter(ctx, rdb, "", "x"))
+		occupied, err = lua.Occupied(ctx, rdb, shards)
+		require.NoError(t, err)
+		read := []string{}
+		for i, s := range shards {
+			require.Equal(t, s.Prefix == "user:" || s.Prefix == "" && s.Number == lua.ActiveShard("x"), occupied[i], "%+v", s)
+			count, err := s.Count(ctx, rdb)
+			require.NoError(t, err)
+			of := map[string]bool{}
+			for cursor, first := uint64(0), true; first || cursor > 0; first = false {
+				var part []string
+				part, cursor, err = s.Names(ctx, rdb, cursor, 50)
+				require.NoError(t, err)
+				for _, name := range part {
+					of[name] = true
+				}
+			}
+			require.Len(t, of, int(count))
+			for name := range of {
+				require.Equal(t, s.Number, lua.ActiveShard(name))
+				if s.Prefix == "user:" {
+					read = append(read, name)
+				}
+			}
+		}
+		slices.Sort(names)
+		slices.Sort(read)
+		require.Equal(t, names, read)
+		s := shardOf("user:1")
+		require.NoError(t, s.Remove(ctx, rdb, []string{"user:1"}))
+		require.False(t, isActive(ctx, t, rdb, "user:1"))
+
+		require.NoError(t, rdb.Set(ctx, lua.ActiveKey("bad:", 0), "x", 0).Err())
+		bad := lua.Shard{Prefix: "bad:"}
+		_, err = bad.Count(ctx, rdb)
+		require.ErrorIs(t, err, lua.ErrMalformedBucket)
+		_, _, err = bad.Names(ctx, rdb, 0, 10)
+		require.ErrorIs(t, err, lua.ErrMalformedBucket)
+	})
+}

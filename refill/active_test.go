@@ -1,0 +1,371 @@
+package refill
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// users is a set of one template: 60 tokens at a rate, refilled once a second.
+func users(t testing.TB, version int64, rate policy.Rate) *policy.Templates {
+	set, err := policy.NewTemplates(version, []policy.Template{{
+		Prefix: "user:", Policy: policy.Policy{Capacity: 60, Rate: rate, Interval: time.Second},
+	}}, nil)
+	require.NoError(t, err)
+	return set
+}
+
+// userKeys are n names that the template matches.
+func userKeys(n int) []string {
+	keys := make([]string, n)
+	for i := range keys {
+		keys[i] = fmt.Sprintf("user:%d", i)
+	}
+	return keys
+}
+
+// shardsHeld are how many shards of the template each replica refills.
+func shardsHeld(replicas []*replica) (held []int) {
+	for _, r := range replicas {
+		held = append(held, r.Stats().Templates[0].Shards)
+	}
+	return held
+}
+
+// worstGap is the longest time between two refills of one of the buckets.
+func worstGap(s *server, keys []string) (worst time.Duration) {
+	for _, key := range keys {
+		if gaps := s.gaps(key); len(gaps) > 0 {
+			worst = max(worst, slices.Max(gaps))
+		}
+	}
+	return worst
+}
+
+func TestATemplatesBucketIsRefilledWhileItIsNotFull(t *testing.T) {
+	simulate(t, func(t *testing.T, r *rig) {
+		set := users(t, 1, policy.PerSecond(1))
+		a, b := r.startWith("a", false, 1, set), r.startWith("b", false, 1, set)
+		time.Sleep(10 * time.Second)
+		r.server.set(func() { r.server.looks = 0 })
+		time.Sleep(100 * time.Second)
+		r.server.set(func() {
+			require.LessOrEqual(t, r.server.looks, 2*10*100, "ten commands a second of each replica")
+			require.Empty(t, r.server.applied)
+		})
+
+		for i := range 20 {
+			taken := time.Now()
+			require.True(t, r.server.takeTemplate(set.Of("user:1"), "user:1", 10).OK)
+			time.Sleep(3*time.Second + time.Duration(r.rng.IntN(1000))*time.Millisecond)
+			r.server.set(func() {
+				first := r.server.applied["user:1"][0]
+				require.Less(t, first.at.Sub(taken), 1150*time.Millisecond, "bucket %d waits no longer than others", i)
+			})
+			time.Sleep(20 * time.Second)
+			r.server.set(func() {
+				require.EqualValues(t, 60, *r.server.buckets["user:1"].Tokens)
+				require.Empty(t, r.server.active, "it has left the active set")
+				r.server.applied = map[string][]applied{}
+			})
+			time.Sleep(20 * time.Second)
+			r.server.set(func() { require.Empty(t, r.server.applied, "nobody refills a full bucket") })
+		}
+		a.stop()
+		b.stop()
+	})
+}
+
+func TestReplicasShareTheShardsAndTakeThemOver(t *testing.T) {
+	simulate(t, func(t *testing.T, r *rig) {
+		set, keys := users(t, 1, policy.PerSecond(1)), userKeys(150)
+		busy := func(d time.Duration) { // keeps every bucket active
+			for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(5 * time.Second) {
+				for _, key := range keys {
+					r.server.takeTemplate(set.Of(key), key, 6)
+				}
+			}
+		}
+		shared := func(replicas []*replica) {
+			held := shardsHeld(replicas)
+			total := 0
+			for _, n := range held {
+				total += n
+			}
+			require.Equal(t, lua.ActiveShards, total, "%v", held)
+			require.LessOrEqual(t, slices.Max(held)-slices.Min(held), 1, "%v", held)
+		}
+		a := r.startWith("a", false, 1, set)
+		for _, key := range keys {
+			r.server.takeTemplate(set.Of(key), key, 40)
+		}
+		busy(10 * time.Second)
+		shared([]*replica{a})
+		r.server.set(func() { r.server.applied = map[string][]applied{} })
+
+		b, c := r.startWith("b", false, 1, set), r.startWith("c", false, 1, set)
+		busy(30 * time.Second)
+		shared([]*replica{a, b, c})
+		require.Less(t, worstGap(r.server, keys), 1200*time.Millisecond, "a shard that changes hands costs its buckets nothing")
+
+		var worst time.Duration
+		for range 6 {
+			time.Sleep(time.Duration(r.rng.IntN(1000)) * time.Millisecond)
+			a.stop()
+			killed := time.Now()
+			r.server.set(func() { r.server.applied = map[string][]applied{} })
+			busy(15 * time.Second)
+			shared([]*replica{b, c})
+			r.server.set(func() {
+				for _, key := range keys {
+					worst = max(worst, r.server.applied[key][0].at.Sub(killed))
+				}
+			})
+			require.Less(t, worstGap(r.server, keys), 1700*time.Millisecond)
+			a = r.startWith("a", false, 1, set)
+			busy(30 * time.Second)
+			shared([]*replica{a, b, c})
+			a, b, c = b, c, a
+		}
+		t.Logf("longest time from the loss of a replica to the refill of a bucket: %s", worst)
+		require.LessOrEqual(t, worst, 2100*time.Millisecond, "two intervals and 100 ms")
+		for _, rep := range []*replica{a, b, c} {
+			rep.stop()
+		}
+	})
+}
+
+func TestCreditOfTemplatesIsExactWhileReplicasCrashAndPause(t *testing.T) {
+	simulate(t, func(t *testing.T, r *rig) {
+		set, keys := users(t, 1, policy.Rate{Tokens: 7, Per: 3 * time.Second}), userKeys(50)
+		names := []string{"a", "b", "c"}
+		replicas := map[string]*replica{}
+		for _, n := range names {
+			replicas[n] = r.startWith(n, false, 1, set)
+		}
+		taken, since := map[string]int64{}, map[string]time.Time{}
+		take := func(key string, n int64) {
+			b := r.server.takeTemplate(set.Of(key), key, n)
+			if b.OK {
+				taken[key] += n
+			}
+			if since[key].IsZero() {
+				since[key] = time.Now()
+			}
+		}
+		for range 60 {
+			rep := replicas[names[r.rng.IntN(len(names))]]
+			switch r.rng.IntN(3) {
+			case 0:
+				rep.stop()
+				replicas[rep.name] = r.startWith(rep.name, false, 1, set)
+			case 1:
+				thaw := make(chan struct{})
+				rep.set(func() { rep.thaw = thaw })
+				time.Sleep(time.Duration(r.rng.IntN(4000)) * time.Millisecond)
+				rep.set(func() { rep.thaw = nil })
+				close(thaw)
+			}
+			time.Sleep(time.Duration(r.rng.IntN(3000)) * time.Millisecond)
+			for range 20 {
+				take(keys[r.rng.IntN(len(keys))], 1+r.rng.Int64N(30))
+			}
+		}
+		time.Sleep(3 * time.Minute)
+		for _, rep := range replicas {
+			rep.stop()
+		}
+		for _, key := range keys {
+			if since[key].IsZero() {
+				continue
+			}
+			require.EqualValues(t, 60, *r.server.buckets[key].Tokens, "%s is full in the end", key)
+			require.Equal(t, taken[key], r.server.added[key], "%s: what was taken was added, and nothing else", key)
+			versions := map[policy.Version]bool{}
+			for _, a := range r.server.applied[key] {
+				require.False(t, versions[a.version], "%s: index %v was won twice", key, a.version)
+				versions[a.version] = true
+			}
+			due := int64(float64(7) / 3 * time.Since(since[key]).Seconds())
+			require.LessOrEqual(t, taken[key], 60+due+1, "%s: no more than capacity and rate allow", key)
+		}
+		require.Empty(t, r.server.active)
+	})
+}
+
+func TestLostEntriesHealAndStaleOnesLeave(t *testing.T) {
+	simulate(t, func(t *testing.T, r *rig) {
+		set := users(t, 1, policy.PerSecond(1))
+		a := r.startWith("a", false, 1, set)
+		take := func(n int64) bool { return r.server.takeTemplate(set.Of("user:1"), "user:1", n).OK }
+		require.True(t, take(20))
+		time.Sleep(3 * time.Second)
+		r.server.set(func() { clear(r.server.active) })
+		time.Sleep(20 * time.Second)
+		before := len(r.server.gaps("user:1"))
+		require.True(t, take(20), "past the half")
+		time.Sleep(3 * time.Second)
+		require.Greater(t, len(r.server.gaps("user:1")), before, "it is refilled again")
+		r.server.set(func() { clear(r.server.active) })
+		time.Sleep(5 * time.Second)
+		require.False(t, take(59), "denied")
+		time.Sleep(90 * time.Second)
+		require.True(t, take(60), "it is full")
+		time.Sleep(90 * time.Second)
+
+		r.server.set(func() {
+			shard := lua.ActiveShard("user:2")
+			r.server.active[lua.Shard{Prefix: "user:", Number: shard}] = map[string]bool{"user:2": true, "other": true, "user:}": true}
+			elsewhere := (lua.ActiveShard("user:3") + 1) % lua.ActiveShards
+			r.server.active[lua.Shard{Prefix: "user:", Number: elsewhere}] = map[string]bool{"user:3": true}
+		})
+		time.Sleep(3 * time.Second)
+		r.server.set(func() {
+			require.Empty(t, r.server.active, "none of them is a bucket of the shard")
+			require.Nil(t, r.server.bucket("user:2").Control, "nor was one created")
+		})
+		a.stop()
+	})
+}
+
+func TestElectedReplicasTakeTheActiveSetOver(t *testing.T) {
+	simulate(t, func(t *testing.T, r *rig) {
+		set, keys := users(t, 1, policy.PerSecond(1)), userKeys(100)
+		busy := func() {
+			for _, key := range keys {
+				r.server.takeTemplate(set.Of(key), key, 6)
+			}
+		}
+		names := []string{"a", "b", "c"}
+		replicas := map[string]*replica{}
+		start := func(n string) {
+			replicas[n] = r.startWith(n, true, 1, set)
+		}
+		for _, n := range names {
+			start(n)
+		}
+		leader := "a"
+		resign := replicas[leader].lead()
+		for _, key := range keys {
+			r.server.takeTemplate(set.Of(key), key, 40)
+		}
+		var resigned, died time.Duration
+		for range 20 {
+			for range 3 {
+				busy()
+				time.Sleep(5 * time.Second)
+			}
+			for _, n := range names {
+				held := replicas[n].Stats().Templates[0].Shards
+				require.Equal(t, n == leader, held > 0, "%s: the leader refills all shards", n)
+			}
+			r.server.set(func() { r.server.applied = map[string][]applied{} })
+			busy()
+			time.Sleep(time.Second + time.Duration(r.rng.IntN(1000))*time.Millisecond)
+			next := names[(slices.Index(names, leader)+1)%3]
+			if r.rng.IntN(2) == 0 {
+				resign()
+				time.Sleep(15 * time.Millisecond)
+				resign = replicas[next].lead()
+				time.Sleep(4 * time.Second)
+				resigned = max(resigned, worstGap(r.server, keys))
+			} else { // its process is gone; its lease is not
+				replicas[leader].stop()
+				time.Sleep(4 * time.Second)
+				died = max(died, worstGap(r.server, keys))
+				resign()
+				start(leader)
+				resign = replicas[next].lead()
+				time.Sleep(time.Second)
+			}
+			leader = next
+		}
+		t.Logf("longest time without a refill: %s when leaders resign, %s when they die", resigned, died)
+		require.Less(t, resigned, 1700*time.Millisecond)
+		require.Less(t, died, 2100*time.Millisecond)
+		resign()
+		for _, rep := range replicas {
+			rep.stop()
+		}
+	})
+}
+
+func TestALaterVersionOfATemplateIsInForceWithTheNextRefill(t *testing.T) {
+	simulate(t, func(t *testing.T, r *rig) {
+		set := users(t, 1, policy.PerSecond(1))
+		a := r.startWith("a", false, 1, set)
+		r.server.takeTemplate(set.Of("user:1"), "user:1", 60)
+		time.Sleep(3 * time.Second)
+		next := users(t, 2, policy.PerSecond(10))
+		require.NoError(t, a.Update(nil, next, 2))
+		time.Sleep(4 * time.Second)
+		tokens := int64(0)
+		r.server.set(func() { tokens = *r.server.buckets["user:1"].Tokens })
+		require.Greater(t, tokens, int64(20), "ten a second")
+		require.NoError(t, a.Update(nil, nil, 3))
+		r.server.takeTemplate(next.Of("user:1"), "user:1", tokens)
+		time.Sleep(10 * time.Second)
+		r.server.set(func() {
+			require.LessOrEqual(t, *r.server.buckets["user:1"].Tokens, int64(10), "nobody refills it any more")
+		})
+		a.stop()
+	})
+}
+
+func TestAServerThatIsAwayIsLeftAloneAndCaughtUpByTemplates(t *testing.T) {
+	simulate(t, func(t *testing.T, r *rig) {
+		var log lockedBuffer
+		r.log = &log
+		set, keys := users(t, 1, policy.PerSecond(1)), userKeys(100)
+		a := r.startWith("a", false, 1, set)
+		for _, key := range keys {
+			r.server.takeTemplate(set.Of(key), key, 60)
+		}
+		time.Sleep(5500 * time.Millisecond)
+		r.server.set(func() { r.server.away, r.server.looks = true, 0 })
+		time.Sleep(3 * time.Second)
+		r.server.set(func() { r.server.away = false })
+		time.Sleep(4 * time.Second)
+		for _, key := range keys {
+			require.True(t, r.server.takeTemplate(set.Of(key), key, 10).OK, "%s: the gap was credited", key)
+		}
+		a.stop()
+		require.Equal(t, 1, strings.Count(log.String(), "redis is away"))
+		require.Equal(t, 1, strings.Count(log.String(), "redis is back"))
+	})
+}
+
+func TestWhoLostATurnComesAfterTheOneWhoTookItUnlessItHasMoreToDo(t *testing.T) {
+	rng := rand.New(rand.NewPCG(testSeed(t), 0))
+	wait := func(theirs, mine int64) (early, late int) {
+		for range 1000 {
+			turn := lua.Turn{Now: 1_050_000, Last: 1_000_000, Load: theirs}
+			switch w := untilTurn(turn, int(mine)+1, time.Second, rng); {
+			case w >= time.Second-50*time.Millisecond+time.Second/20 && w <= time.Second-50*time.Millisecond+time.Second*3/20:
+				late++
+			case w >= time.Second/2 && w <= time.Second/2+time.Second/20:
+				early++
+			default:
+				require.Fail(t, "neither", "%s", w)
+			}
+		}
+		return early, late
+	}
+	for _, c := range []struct{ theirs, mine int64 }{{1, 0}, {5, 5}, {5, 4}, {4, 12}, {0, 0}} {
+		early, _ := wait(c.theirs, c.mine)
+		require.Zero(t, early, "%+v", c)
+	}
+	early, late := wait(16, 0)
+	require.InDelta(t, 500, early, 100, "half of what it has more")
+	require.Equal(t, 1000, early+late)
+	early, _ = wait(8, 4)
+	require.InDelta(t, 250, early, 100)
+}
