@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"runtime/debug"
 
 	"github.com/hashicorp/go-hclog"
 
@@ -21,6 +22,7 @@ type configSource struct {
 
 // load reads the file, with what is shared as it was last seen.
 func (s *configSource) load() (config.Config, error) {
+	defer frugally()()
 	var shared config.Shared
 	if s.shared != nil {
 		shared = config.Shared{Source: "etcd:" + s.shared.Name(), Data: s.shared.Value()}
@@ -54,4 +56,19 @@ func (s *configSource) first(ctx context.Context) (cfg config.Config, wrong, err
 	alone := configSource{path: s.path, getenv: s.getenv, flags: s.flags}
 	cfg, err = alone.load()
 	return cfg, wrong, err
+}
+
+// loadingGC is how much the heap may grow, in percent, between two collections while
+// a configuration is read: the tree that it is read into is many times as large as what
+// is kept of it.
+const loadingGC = 20
+
+// frugally keeps the memory of what follows low, at the cost of some computing; what
+// it returns ends that, and gives what is free back to the system.
+func frugally() (end func()) {
+	before := debug.SetGCPercent(loadingGC)
+	return func() {
+		debug.SetGCPercent(before)
+		debug.FreeOSMemory()
+	}
 }
