@@ -20,7 +20,7 @@ import (
 var (
 	number = flag.Int("n", 0, "random schedules to run in TestSchedules; 0 runs one")
 	seed   = flag.Uint64("seed", 0, "seed of the first random schedule, the next has the next seed; 0 draws one")
-	steps  = flag.Int("steps", 2, "steps of demand in TestSharesFollowDemand; from 20 on the times are held against their targets")
+	steps  = flag.Int("steps", 1, "steps of demand in TestSharesFollowDemand; from 12 on the times are held against their targets")
 	long   = flag.Bool("long", false, "faults that outlast leases and grants")
 )
 
