@@ -3,6 +3,7 @@ package doctor_test
 import (
 	"context"
 	"errors"
+	"net"
 	"slices"
 	"strings"
 	"testing"
@@ -201,6 +202,46 @@ func TestTheDoctorTellsWhichRightsAreMissing(t *testing.T) {
 	f := find(t, doctor.Redis(t.Context(), rdb), "scripts and rights")
 	require.Equal(t, doctor.Failure, f.Level)
 	require.Contains(t, f.Advice, "+evalsha")
+}
+
+// Whichever of the rights is missing, the doctor finds it.
+func TestTheDoctorFindsEachMissingRight(t *testing.T) {
+	t.Parallel()
+	server := testenv.Redis(t)
+	admin := server.Client()
+	var missed []string
+	for _, command := range doctor.Commands() {
+		require.NoError(t, admin.FlushAll(t.Context()).Err())
+		require.NoError(t, admin.ScriptFlush(t.Context()).Err())
+		if doctor.Rehearse(t.Context(), user(t, server, doctor.ACL("refiller", false)+" -"+command)) == nil {
+			missed = append(missed, command)
+		}
+	}
+	require.Empty(t, missed)
+}
+
+func TestTheDoctorExaminesAClusterAndLeavesNothing(t *testing.T) {
+	t.Parallel()
+	rdb := testenv.Cluster(t).Client()
+	for _, f := range doctor.Redis(t.Context(), rdb) {
+		require.NotEqual(t, doctor.Failure, f.Level, "%+v", f)
+	}
+	require.Zero(t, rdb.DBSize(t.Context()).Val())
+}
+
+func TestTheDoctorWantsReplicasToHaveWritten(t *testing.T) {
+	t.Parallel()
+	primary := testenv.Redis(t)
+	host, port, err := net.SplitHostPort(primary.Addr())
+	require.NoError(t, err)
+	testenv.Redis(t, testenv.WithArgs("--replicaof", host+" "+port))
+	rdb := primary.Client()
+	found := func() doctor.Finding { return find(t, doctor.Redis(t.Context(), rdb), "what a failure forgets") }
+	require.Eventually(t, func() bool { return strings.HasPrefix(found().Detail, "1 replicas") }, 20*time.Second, 50*time.Millisecond)
+	require.Equal(t, doctor.Warning, found().Level)
+	require.Contains(t, found().Advice, "min-replicas-to-write 1")
+	require.NoError(t, rdb.ConfigSet(t.Context(), "min-replicas-to-write", "1").Err())
+	require.Equal(t, doctor.OK, found().Level)
 }
 
 func TestTheDoctorSaysThatNothingAnswers(t *testing.T) {

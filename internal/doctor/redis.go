@@ -9,9 +9,6 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
-
-	"github.com/tokenrefill/refiller/lua"
-	"github.com/tokenrefill/refiller/policy"
 )
 
 // Level is how bad a finding is.
@@ -121,30 +118,14 @@ func before(a, b string) bool {
 	return number(a) < number(b)
 }
 
-// scripts runs what refillers and consumers run, on a bucket of its own.
+// scripts runs what refillers and consumers run, on buckets of its own.
 func scripts(ctx context.Context, rdb redis.UniversalClient, cluster bool) Finding {
-	f := Finding{Check: "scripts and rights", Level: OK, Detail: "the bucket refiller:doctor was created, taken from and given back to"}
-	const key = "refiller:doctor"
-	defer func() {
-		// Without the right to delete, the bucket stays; it is the same one next time.
-		_ = rdb.Del(context.WithoutCancel(ctx), lua.TokensKey(key), lua.IndexKey(key), lua.ControlKey(key)).Err()
-	}()
-	terms := policy.Policy{Capacity: 10, Rate: policy.PerSecond(10)}.Terms(policy.Fence{})
-	err := lua.Load(ctx, rdb)
+	f := Finding{Check: "scripts and rights", Level: OK, Detail: "all that refillers and consumers do was done to the bucket " + rehearsed}
+	err := Rehearse(ctx, rdb)
 	if err == nil {
-		_, err = lua.Refill(ctx, rdb, key, policy.Call{Create: policy.CreateInitial, Terms: &terms})
-	}
-	if err == nil {
-		_, err = lua.Take(ctx, rdb, key, 1, true)
-	}
-	if err == nil {
-		_, err = lua.Return(ctx, rdb, key, 1, 0)
-	}
-	if err == nil {
-		_, err = lua.Peek(ctx, rdb, key, 1)
-	}
-	if err == nil {
-		_, err = lua.Grant(ctx, rdb, key, 1)
+		err = clearRehearsal(ctx, rdb)
+	} else {
+		_ = clearRehearsal(context.WithoutCancel(ctx), rdb) // as far as the rights go
 	}
 	if err != nil {
 		f.Level, f.Detail = Failure, err.Error()

@@ -1,11 +1,13 @@
 package operate
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -75,12 +77,43 @@ func (g *gaps) take(t *testing.T) (largest time.Duration, seen int) {
 	return largest, seen
 }
 
+// demand wants less than a bucket's rate, so that a steady system denies nothing.
+type demand struct{ asked, denied atomic.Int64 }
+
+// want asks for n tokens of a bucket again and again until the test ends.
+func want(t *testing.T, rdb *redis.Client, key string, n int64, every time.Duration) *demand {
+	t.Helper()
+	d := &demand{}
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		pace := time.NewTicker(every)
+		defer pace.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-pace.C:
+			}
+			r, err := lua.TakeUpTo(ctx, rdb, key, n)
+			if err == nil {
+				d.asked.Add(n)
+				d.denied.Add(n - r.Taken)
+			} else if ctx.Err() == nil {
+				t.Error(err)
+			}
+		}
+	})
+	t.Cleanup(func() { cancel(); wg.Wait() })
+	return d
+}
+
 func TestARollingRestartLeavesNoGapAndLosesNoToken(t *testing.T) {
 	for _, mode := range []string{"race", "etcd"} {
 		t.Run(mode, func(t *testing.T) {
 			server := testenv.Redis(t)
 			rdb := server.Client()
-			config := limit(server.URL(), 1, "500/s")
+			config := limit(server.URL(), 1, "500/s") + "  - {key: mail, capacity: 1000, rate: 500/s}\n"
 			if mode == "etcd" {
 				etcd := testenv.Etcd(t, 1)
 				config += fmt.Sprintf("election: {mode: etcd, endpoints: [%q]}\n", etcd.Endpoints()[0])
@@ -90,7 +123,7 @@ func TestARollingRestartLeavesNoGapAndLosesNoToken(t *testing.T) {
 				n.ready()
 			}
 			require.Eventually(t, func() bool { _, err := lua.Peek(t.Context(), rdb, "checkout", 1); return err == nil }, patience, 10*time.Millisecond)
-			load := consume(t, rdb, "checkout")
+			load, steady := consume(t, rdb, "checkout"), want(t, rdb, "mail", 4, 10*time.Millisecond)
 			refills := watchGaps(t, rdb, "checkout")
 			rest(t, time.Second)
 			quiet, seen := refills.take(t)
@@ -118,6 +151,11 @@ func TestARollingRestartLeavesNoGapAndLosesNoToken(t *testing.T) {
 			t.Logf("%s: largest gap of %d refills in the roll-out %s, before it %s", mode, seen, largest, quiet)
 			const interval = 100 * time.Millisecond
 			require.Less(t, largest, 10*interval+quiet, "a few intervals on a busy machine, and no lease has to end; make failover measures")
+
+			asked, denied := steady.asked.Load(), steady.denied.Load()
+			t.Logf("%s: of %d tokens that a steady system admits, %d were denied", mode, asked, denied)
+			require.Greater(t, asked, int64(400))
+			require.LessOrEqual(t, denied, asked/200)
 
 			// The bucket was never full meanwhile, so whatever fell due was to be had.
 			tokens, last := load.account(t, rdb, "checkout")

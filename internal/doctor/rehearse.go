@@ -1,0 +1,134 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// rehearsed is the bucket of a rehearsal, and alone the one of clients that know
+// two keys only.
+const (
+	rehearsed = "refiller:doctor"
+	alone     = "refiller:doctor:two-keys"
+	request   = "rehearsal"
+)
+
+// soon bounds the wait for something that a millisecond brings.
+const soon = time.Second
+
+// Rehearse does what refillers and consumers do, on buckets of its own, so that a
+// right that is missing shows. Each step is named as a person would.
+func Rehearse(ctx context.Context, rdb redis.UniversalClient) error {
+	terms := policy.Policy{Capacity: 1000, Rate: policy.PerSecond(1000), Interval: time.Millisecond}.Terms(policy.Fence{})
+	var version policy.Version
+	for _, step := range []struct {
+		name string
+		do   func() error
+	}{
+		{"delete what a rehearsal left", func() error { return clearRehearsal(ctx, rdb) }},
+		{"load the scripts", func() error { return lua.Load(ctx, rdb) }},
+		{"run a script by its text", func() error { // which is how one that Redis has forgotten comes back
+			return rdb.Eval(ctx, "return redis.call('PING')", []string{rehearsed}).Err()
+		}},
+		{"create a bucket", func() error {
+			o, err := lua.Refill(ctx, rdb, rehearsed, policy.Call{Create: policy.CreateInitial, Terms: &terms})
+			version = o.Version
+			return err
+		}},
+		{"take", func() error { _, err := lua.Take(ctx, rdb, rehearsed, 500, true); return err }},
+		{"be denied", func() error { _, err := lua.Take(ctx, rdb, rehearsed, 1000, true); return err }},
+		{"return", func() error { _, err := lua.Return(ctx, rdb, rehearsed, 1, 0); return err }},
+		{"peek", func() error { _, err := lua.Peek(ctx, rdb, rehearsed, 1); return err }},
+		{"refill", func() error {
+			return until(ctx, func() (bool, error) {
+				o, err := lua.Refill(ctx, rdb, rehearsed, policy.Call{Version: version, Terms: &terms})
+				version = o.Version
+				return o.Added > 0, err
+			})
+		}},
+		{"take with an id", func() error {
+			_, err := lua.TakeOnce(ctx, rdb, rehearsed, request, 1, time.Second)
+			return err
+		}},
+		{"take of all", func() error {
+			_, _, err := lua.TakeAll(ctx, rdb, []lua.Demand{{Key: rehearsed, N: 1}})
+			return err
+		}},
+		{"reserve", func() error {
+			_, err := lua.Reserve(ctx, rdb, rehearsed, lua.ReserveCall{ID: request, N: 1, TTL: policy.MinHold})
+			return err
+		}},
+		{"end a reservation", func() error {
+			return until(ctx, func() (bool, error) {
+				s := lua.Sweep(ctx, rdb, []string{rehearsed}, 1)[0]
+				return s.Due == 0 || s.Due > s.Now, s.Err
+			})
+		}},
+		{"lease", func() error {
+			_, err := lua.Lease(ctx, rdb, rehearsed, lua.LeaseCall{ID: "block", Seq: 1, Want: 10, TTL: time.Second})
+			if err == nil {
+				_, err = lua.Lease(ctx, rdb, rehearsed, lua.LeaseCall{ID: "block", Seq: 2, Back: 10, TTL: time.Second})
+			}
+			return err
+		}},
+		{"count consumers", func() error { _, err := lua.Live(ctx, rdb, rehearsed, "doctor", time.Second); return err }},
+		{"take of a lazy bucket", func() error {
+			runs := []policy.Run{{N: 1, Count: 1}}
+			_, err := lua.LazyTake(ctx, rdb, rehearsed, &terms, runs, false)
+			if err == nil {
+				_, err = lua.LazyTake(ctx, rdb, rehearsed, &terms, runs, false)
+			}
+			return err
+		}},
+		{"read the tickets", func() error { return lua.Tickets(ctx, rdb, []string{rehearsed})[0].Err }},
+		{"grant", func() error { _, err := lua.Grant(ctx, rdb, rehearsed, 1); return err }},
+		{"reset", func() error { _, err := lua.Reset(ctx, rdb, rehearsed, 10); return err }},
+		{"add by two keys", func() error {
+			_, err := lua.Add(ctx, rdb, alone, 1, 10, 0)
+			if err == nil {
+				_, err = lua.Add(ctx, rdb, alone, 1, 10, 0) // too late, so that it goes back
+			}
+			return err
+		}},
+		{"send what scripts do without if they must", func() error { // and then count less
+			return errors.Join(rdb.HIncrBy(ctx, lua.ControlKey(alone), "n", 1).Err(), rdb.PExpireTime(ctx, rehearsed).Err())
+		}},
+	} {
+		if err := step.do(); err != nil {
+			return fmt.Errorf("%s: %w", step.name, err)
+		}
+	}
+	return nil
+}
+
+// until calls done until it says so.
+func until(ctx context.Context, done func() (bool, error)) error {
+	for began := time.Now(); time.Since(began) < soon; {
+		if is, err := done(); is || err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(time.Millisecond):
+		}
+	}
+	return fmt.Errorf("nothing happened within %s", soon)
+}
+
+// clearRehearsal removes what a rehearsal leaves.
+func clearRehearsal(ctx context.Context, rdb redis.UniversalClient) error {
+	const k = rehearsed
+	return errors.Join(
+		rdb.Del(ctx, lua.TokensKey(k), lua.IndexKey(k), lua.ControlKey(k), lua.HeldKey(k), lua.DueKey(k), lua.LiveKey(k),
+			lua.LazyKey(k), lua.RequestKey(k, request)).Err(),
+		rdb.Del(ctx, lua.TokensKey(alone), lua.IndexKey(alone), lua.ControlKey(alone)).Err(),
+	)
+}
