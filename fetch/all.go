@@ -42,8 +42,8 @@ type AllResult struct {
 // sum. Each bucket must have a policy.
 //
 // Buckets on one server are taken from in one script call. On a Cluster that is
-// one call per slot, so usually one per bucket, and on a Ring one per bucket: all
-// at once, and what was taken goes back if one of them says no. Meanwhile others
+// one call per slot, so usually one per bucket, and on a Ring, and for the buckets
+// of lazy templates, one per bucket: all at once, and what was taken goes back if one of them says no. Meanwhile others
 // find it gone: two such takes at the same moment may both be denied. A process
 // that ends, or is cut off, between the calls and the return loses the tokens
 // taken so far; no token is ever made. What goes back goes to the era in which it
@@ -127,7 +127,7 @@ func (c *Client) takeAll(ctx context.Context, reqs []Request) (AllResult, []know
 	}
 	defer c.workers.leave()
 	deadline := deadlineOf(ctx, c.config.deadline, time.Now())
-	parts := c.split(demands)
+	parts := c.split(ctx, demands)
 	var wg sync.WaitGroup
 	for _, p := range parts[1:] {
 		wg.Go(func() { c.takePart(ctx, p) })
@@ -203,6 +203,7 @@ func sum(reqs []Request) (demands []lua.Demand, of []int, err error) {
 
 // part is what one script call of a TakeAll asks for, and its answers.
 type part struct {
+	lazy    bool // one bucket of a lazy template
 	demands []lua.Demand
 	of      []int // their places in the TakeAll
 	ok      bool
@@ -211,7 +212,7 @@ type part struct {
 }
 
 // split groups demands by the call that they can share.
-func (c *Client) split(demands []lua.Demand) []*part {
+func (c *Client) split(ctx context.Context, demands []lua.Demand) []*part {
 	var slot func(i int) int
 	switch c.rdb.(type) {
 	case *redis.Client:
@@ -224,6 +225,10 @@ func (c *Client) split(demands []lua.Demand) []*part {
 	var parts []*part
 	at := make(map[int]*part, len(demands))
 	for i, d := range demands {
+		if c.isLazy(ctx, d.Key) {
+			parts = append(parts, &part{lazy: true, demands: []lua.Demand{d}, of: []int{i}})
+			continue
+		}
 		p := at[slot(i)]
 		if p == nil {
 			p = &part{}
@@ -248,6 +253,16 @@ func (c *Client) takePart(ctx context.Context, p *part) {
 	}
 	began := time.Now()
 	r, err := do(ctx, c, c.config.deadline, func(ctx context.Context) (r reply, err error) {
+		if p.lazy {
+			one, err := c.sendTake(ctx, key, p.demands[0].N, true)
+			c.unknownOutcome(p.demands[0].N, err)
+			return reply{one.OK, []lua.TakeReply{one}}, err
+		}
+		for _, d := range p.demands {
+			if err := c.open(ctx, d.Key); err != nil {
+				return r, err
+			}
+		}
 		r.ok, r.buckets, err = lua.TakeAll(ctx, c.store, p.demands)
 		total := int64(0)
 		for _, d := range p.demands {

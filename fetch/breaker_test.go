@@ -74,7 +74,7 @@ func (d *dead) Process(_ context.Context, cmd redis.Cmder) error {
 func TestAnOpenBreakerIsProbedUntilTheServerAnswersReliably(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
-		c, err := New(rdb)
+		c, err := New(rdb, WithPublishedTemplates(false))
 		require.NoError(t, err)
 		defer func() { require.NoError(t, errors.Join(c.Close(context.Background()), rdb.Close())) }()
 		server := &dead{err: errors.New("connection reset by peer")}

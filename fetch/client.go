@@ -27,6 +27,8 @@ type Client struct {
 	workers   *workers
 	coalescer *coalescer
 	terms     *terms
+	templates *templates
+	apart     bool // the active sets of templates are on other servers than their buckets
 	lines     lines
 	breakers  breakers
 	stands    *stands
@@ -47,7 +49,7 @@ func New(rdb redis.UniversalClient, opts ...Option) (*Client, error) {
 	if rdb == nil {
 		return nil, fmt.Errorf("%w: the redis client is nil", ErrInvalidOption)
 	}
-	cfg := config{takeConfig: takeConfig{deadline: DefaultDeadline, memory: DefaultRequestMemory}, concurrency: DefaultConcurrency, coalesce: true, denyCache: true, rescue: true, breaker: true}
+	cfg := config{takeConfig: takeConfig{deadline: DefaultDeadline, memory: DefaultRequestMemory}, concurrency: DefaultConcurrency, coalesce: true, denyCache: true, rescue: true, breaker: true, published: true}
 	for _, o := range opts {
 		if o == nil {
 			return nil, fmt.Errorf("%w: an option is nil", ErrInvalidOption)
@@ -57,11 +59,12 @@ func New(rdb redis.UniversalClient, opts ...Option) (*Client, error) {
 		}
 	}
 	c := &Client{
-		rdb: rdb, store: newLanes(rdb, cfg), prompt: prompt.HonoursDeadlines(rdb), config: cfg,
+		rdb: rdb, store: newLanes(rdb, cfg), apart: isApart(rdb), prompt: prompt.HonoursDeadlines(rdb), config: cfg,
 		workers: newWorkers(cfg.concurrency), terms: newTerms(), jitter: rand.Float64,
 		breakers: newBreakers(rdb), stands: newStands(),
 		rescues: rescues{spread: rescueSpread * rand.Float64(), next: make(map[string]time.Time)},
 	}
+	c.templates = newTemplates(c)
 	c.lines.keys = make(map[string]*line)
 	if cfg.coalesce {
 		c.coalescer = newCoalescer(c)

@@ -308,7 +308,7 @@ func (l lane) callOne(ctx context.Context, n int64) answer {
 		l.c.unknownOutcome(n, err)
 		return answer{err: failure(err)}
 	}
-	if !fresh || !reply.OK {
+	if !fresh || !reply.OK || reply.Terms != nil {
 		k = l.c.learn(l.key, k, n, reply)
 	}
 	return answer{reply: reply, known: k}
@@ -372,7 +372,7 @@ func (l lane) call(ctx context.Context, b *batch) {
 		}
 		return
 	}
-	if !fresh || !reply.OK {
+	if !fresh || !reply.OK || reply.Terms != nil {
 		k = l.c.learnMany(l.key, k, b.runs, reply)
 	}
 	left := reply.Remaining + b.total

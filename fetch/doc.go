@@ -25,7 +25,9 @@
 //
 // They differ when the bucket is empty: Take and TakeUpTo say so, Wait sleeps
 // until the tokens are due. A bucket that doesn't exist is [ErrUnknownBucket]
-// and is never created, so a typo costs nothing. More tokens than the bucket
+// and is never created, so a typo costs nothing; unless a template that refillers
+// have published matches its name ([WithPublishedTemplates]): then its first take
+// creates it. More tokens than the bucket
 // can ever hold is [ErrExceedsCapacity].
 //
 // # Concurrency

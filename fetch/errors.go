@@ -28,6 +28,9 @@ var (
 	// ErrExceedsCapacity is returned when more tokens are asked for than the
 	// bucket can ever hold. Nothing was taken.
 	ErrExceedsCapacity = errors.New("fetch: exceeds the bucket's capacity")
+	// ErrTooManyBuckets is returned when a template's bucket would be created and as
+	// many of the template are alive as its max_keys allows. Nothing was taken.
+	ErrTooManyBuckets = lua.ErrTooManyBuckets
 	// ErrRequestReused is returned for a take whose request id took another number
 	// of tokens before. Nothing was taken.
 	ErrRequestReused = lua.ErrRequestReused

@@ -38,7 +38,8 @@ type config struct {
 	breaker     bool
 	hook        Hook
 	degraded    policy.Degraded   // of buckets that were never seen
-	templates   *policy.Templates // nil: none
+	templates   *policy.Templates // those given; nil: none
+	published   bool              // those that refillers publish count
 }
 
 // takeConfig is what the options of a take say.

@@ -104,8 +104,8 @@ func (d DeadlineOption) applyReserve(r *reserveConfig) error {
 // context's own error tokens may be held until ttl is over; with
 // WithReservationID it is safe to ask again.
 //
-// A bucket without a policy can't be reserved from, nor one that a template of the
-// Client makes: they are ErrUnknownBucket.
+// A bucket without a policy can't be reserved from, nor one of a lazy template: they
+// are ErrUnknownBucket.
 func (c *Client) Reserve(ctx context.Context, key string, n int64, ttl time.Duration, opts ...ReserveOption) (*Reservation, error) {
 	cfg := reserveConfig{deadline: c.config.deadline}
 	for _, o := range opts {
@@ -169,6 +169,9 @@ func (c *Client) askReserve(ctx context.Context, key string, call lua.ReserveCal
 	}
 	put := func() {
 		reply, err := twice(ctx, c, cfg.deadline, func(ctx context.Context) (lua.ReserveReply, error) {
+			if err := c.open(ctx, key); err != nil {
+				return lua.ReserveReply{}, err
+			}
 			return lua.Reserve(ctx, c.store, key, call)
 		}, late)
 		if err != nil {

@@ -187,7 +187,7 @@ func (c *Client) put(ctx context.Context, key string, n int64, cfg takeConfig) a
 	if err != nil {
 		return answer{err: err}
 	}
-	if !fresh || !reply.OK {
+	if !fresh || !reply.OK || reply.Terms != nil {
 		k = c.learn(key, k, n, reply)
 	}
 	return answer{reply: reply, known: k}

@@ -2,7 +2,11 @@ package fetch
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"time"
+
+	"github.com/redis/go-redis/v9"
 
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
@@ -14,9 +18,10 @@ import (
 // a full one is no key in Redis. Of two templates that match a key the more
 // specific one counts; templates between which that would be a guess are refused.
 //
-// All programs that share the keys should have the same templates. Take, TakeUpTo,
-// Wait, Peek and Return work on such buckets; to TakeAll, Reserve and
-// takes with a request id they are unknown.
+// The Client then doesn't look at the templates that refillers publish. All
+// programs that share the keys should have the same templates. Take, TakeUpTo,
+// TakeAll, Wait, Peek and Return work on such buckets; to Reserve and takes with a
+// request id they are unknown.
 func WithTemplates(list ...policy.Template) Option { return templatesOption(list) }
 
 type templatesOption []policy.Template
@@ -35,13 +40,34 @@ func (list templatesOption) applyClient(c *config) error {
 	return nil
 }
 
+// WithPublishedTemplates turns the templates that refillers publish on, which is the
+// default, or off.
+//
+// On, the Client reads them from Redis when it is first used, looks whether they
+// have changed some twice a second while it is used, and makes a bucket of every key
+// that one of them matches. A key that none matches costs no more than one look in a
+// tenth of a second, whatever the number of such keys, and leaves nothing.
+//
+// Off, nothing is read, and the keys of templates are unknown.
+func WithPublishedTemplates(on bool) Option { return publishedOption(on) }
+
+type publishedOption bool
+
+func (on publishedOption) applyClient(c *config) error {
+	c.published = bool(on)
+	return nil
+}
+
 // sendTake makes the call of one take.
 func (c *Client) sendTake(ctx context.Context, key string, n int64, withTerms bool) (lua.TakeReply, error) {
-	t := c.config.templates.Of(key)
+	t := c.templates.of(ctx, key)
 	if t == nil {
-		return lua.Take(ctx, c.store, key, n, withTerms)
+		reply, err := lua.Take(ctx, c.store, key, n, withTerms)
+		if t = c.templates.unknown(ctx, key, err); t == nil {
+			return reply, err
+		}
 	}
-	r, err := c.sendLazy(ctx, key, t, []policy.Run{{N: n, Count: 1}}, false)
+	r, err := c.sendTemplate(ctx, key, t, []policy.Run{{N: n, Count: 1}}, withTerms, false)
 	if err != nil {
 		return lua.TakeReply{}, err
 	}
@@ -56,11 +82,14 @@ func (c *Client) sendTake(ctx context.Context, key string, n int64, withTerms bo
 
 // sendUpTo makes the call of a take of up to n tokens.
 func (c *Client) sendUpTo(ctx context.Context, key string, n int64) (lua.TakeReply, error) {
-	t := c.config.templates.Of(key)
+	t := c.templates.of(ctx, key)
 	if t == nil {
-		return lua.TakeUpTo(ctx, c.store, key, n)
+		reply, err := lua.TakeUpTo(ctx, c.store, key, n)
+		if t = c.templates.unknown(ctx, key, err); t == nil {
+			return reply, err
+		}
 	}
-	r, err := c.sendLazy(ctx, key, t, []policy.Run{{N: 1, Count: n}}, false)
+	r, err := c.sendTemplate(ctx, key, t, []policy.Run{{N: 1, Count: n}}, true, false)
 	if err != nil {
 		return lua.TakeReply{}, err
 	}
@@ -74,36 +103,134 @@ func (c *Client) sendUpTo(ctx context.Context, key string, n int64) (lua.TakeRep
 
 // sendMany makes the call of several takes.
 func (c *Client) sendMany(ctx context.Context, key string, runs []policy.Run, withTerms, inLine bool) (lua.TakeManyReply, error) {
-	if t := c.config.templates.Of(key); t != nil {
-		return c.sendLazy(ctx, key, t, runs, inLine)
+	t := c.templates.of(ctx, key)
+	if t == nil {
+		many := lua.TakeMany
+		if inLine {
+			many = lua.TakeInLine
+		}
+		reply, err := many(ctx, c.store, key, runs, withTerms)
+		if t = c.templates.unknown(ctx, key, err); t == nil {
+			return reply, err
+		}
 	}
-	if inLine {
-		return lua.TakeInLine(ctx, c.store, key, runs, withTerms)
-	}
-	return lua.TakeMany(ctx, c.store, key, runs, withTerms)
+	return c.sendTemplate(ctx, key, t, runs, withTerms, inLine)
 }
 
-func (c *Client) sendLazy(ctx context.Context, key string, t *policy.Ruled, runs []policy.Run, inLine bool) (lua.TakeManyReply, error) {
-	r, err := lua.LazyTake(ctx, c.store, key, &t.Terms, runs, inLine)
-	if err == nil && r.Terms == nil {
-		r.Terms = &t.Terms
+// sendTemplate makes the call of takes of a template's bucket. Its terms come with
+// the answer if they were asked for, and whenever the script learned them.
+func (c *Client) sendTemplate(ctx context.Context, key string, t *policy.Ruled, runs []policy.Run, withTerms, inLine bool) (lua.TakeManyReply, error) {
+	if t.Enforce == policy.EnforceLazy {
+		r, err := lua.LazyTake(ctx, c.store, key, &t.Terms, runs, inLine)
+		if r.Terms == nil && (withTerms || !r.OK) {
+			r.Terms = &t.Terms
+		}
+		return r.TakeManyReply, err
+	}
+	r, err := c.sendRefilled(ctx, key, t, runs, withTerms, inLine)
+	c.templates.heard(r.Terms)
+	return r, err
+}
+
+// sendRefilled makes the call of takes of a refilled template's bucket, which
+// creates it; without runs it is opened for another script.
+func (c *Client) sendRefilled(ctx context.Context, key string, t *policy.Ruled, runs []policy.Run, withTerms, inLine bool) (lua.TakeManyReply, error) {
+	call := lua.TemplateCall{Prefix: t.Prefix, Terms: t.Text, MaxKeys: t.MaxKeys, Apart: c.apart}
+	if !withTerms {
+		k, _ := c.terms.get(key, time.Now())
+		call.Capacity = k.limit()
+	}
+	if c.apart && t.MaxKeys > 0 {
+		call.Terms = "" // it is created once it is known to be allowed
+	}
+	r, err := lua.TakeTemplate(ctx, c.store, key, call, runs, withTerms, inLine)
+	if call.Terms == "" && errors.Is(err, lua.ErrUnknownBucket) {
+		alive, countErr := lua.Count(ctx, c.store, t.Prefix, 0, 0)
+		if countErr != nil {
+			return lua.TakeManyReply{}, countErr
+		}
+		if alive >= t.MaxKeys {
+			return lua.TakeManyReply{}, lua.TooManyBuckets(t.Prefix, key, alive, t.MaxKeys)
+		}
+		call.Terms = t.Text
+		r, err = lua.TakeTemplate(ctx, c.store, key, call, runs, withTerms, inLine)
+	}
+	if err == nil && c.apart && (r.Enter || r.Was != r.Till) {
+		c.enter(ctx, key, t.Prefix, r)
 	}
 	return r.TakeManyReply, err
 }
 
-// sendReturn makes the call of a return. A lazy bucket has no eras.
+// enter puts a bucket that isn't full in the active set and counts it, where that is
+// apart from the bucket. Should it fail, the bucket's next take that finds it low,
+// or that is denied, enters it again; the count is right again when the bucket has
+// expired.
+func (c *Client) enter(ctx context.Context, key, prefix string, r lua.TemplateReply) {
+	ctx = context.WithoutCancel(ctx)
+	job := func() {
+		ctx, cancel := context.WithTimeout(ctx, lateGrace)
+		defer cancel()
+		if r.Enter {
+			_ = lua.Enter(ctx, c.store, prefix, key)
+		}
+		if r.Was != r.Till {
+			_, _ = lua.Count(ctx, c.store, prefix, r.Was, r.Till)
+		}
+	}
+	if !c.workers.offer(job) {
+		job()
+	}
+}
+
+// open makes a refilled template's bucket exist, for a script that works on
+// existing ones only.
+func (c *Client) open(ctx context.Context, key string) error {
+	t := c.templates.of(ctx, key)
+	if t == nil || t.Enforce == policy.EnforceLazy {
+		return nil
+	}
+	_, err := c.sendRefilled(ctx, key, t, nil, true, false)
+	return err
+}
+
+// isLazy reports whether a key is a lazy template's.
+func (c *Client) isLazy(ctx context.Context, key string) bool {
+	t := c.templates.of(ctx, key)
+	return t != nil && t.Enforce == policy.EnforceLazy
+}
+
+// sendReturn makes the call of a return. A lazy bucket has no eras, and a refilled
+// one that doesn't exist is full.
 func (c *Client) sendReturn(ctx context.Context, key string, n, era int64) (lua.ReturnReply, error) {
-	if t := c.config.templates.Of(key); t != nil {
+	t := c.templates.of(ctx, key)
+	if t != nil && t.Enforce == policy.EnforceLazy {
 		return lua.ReturnReply{}, lua.LazyReturn(ctx, c.store, key, &t.Terms, n)
 	}
-	return lua.Return(ctx, c.store, key, n, era)
+	reply, err := lua.Return(ctx, c.store, key, n, era)
+	if t != nil && errors.Is(err, lua.ErrUnknownBucket) {
+		return lua.ReturnReply{Clamped: n}, nil
+	}
+	return reply, err
 }
 
 // sendPeek makes the call of a look at a bucket.
 func (c *Client) sendPeek(ctx context.Context, key string) (lua.PeekReply, error) {
-	t := c.config.templates.Of(key)
-	if t == nil {
-		return lua.Peek(ctx, c.store, key, 1)
+	t := c.templates.of(ctx, key)
+	if t == nil || t.Enforce == policy.EnforceRefilled {
+		reply, err := lua.Peek(ctx, c.store, key, 1)
+		if t == nil {
+			t = c.templates.unknown(ctx, key, err)
+		}
+		switch {
+		case t == nil || !errors.Is(err, lua.ErrUnknownBucket):
+			return reply, err
+		case t.Enforce == policy.EnforceRefilled: // as its first take finds it
+			own, err := lua.Limit(ctx, c.store, key)
+			if own == nil {
+				own = &t.Terms
+			}
+			return lua.PeekReply{Tokens: own.Initial, Terms: own}, err
+		}
 	}
 	r, err := lua.LazyPeek(ctx, c.store, key, &t.Terms, 1)
 	if err != nil {
@@ -117,4 +244,10 @@ func (c *Client) sendPeek(ctx context.Context, key string) (lua.PeekReply, error
 	return lua.PeekReply{
 		Tokens: r.Remaining, Wait: r.Runs[0].Wait, Terms: r.Terms, Carry: min(max(carry, 0), r.Terms.Per-1), Refilled: r.Refilled,
 	}, nil
+}
+
+// isApart reports whether the active sets are on other servers than the buckets.
+func isApart(rdb redis.UniversalClient) bool {
+	_, single := rdb.(*redis.Client)
+	return !single
 }

@@ -348,7 +348,7 @@ func (c *Client) askInLine(ctx context.Context, key string, b *batch) (lua.TakeM
 			break
 		}
 	}
-	if !fresh || !one.OK {
+	if !fresh || !one.OK || one.Terms != nil {
 		k = c.learn(key, k, n, one)
 	}
 	c.saw(answer{reply: one, known: k})

@@ -17,13 +17,17 @@ import (
 )
 
 // scripted is a server that answers each script call by a function, for tests
-// with a fake clock.
+// with a fake clock. It has nothing else.
 type scripted struct {
 	redis.UniversalClient
 	answer func(args []any) any
 }
 
 func (s scripted) Process(_ context.Context, cmd redis.Cmder) error {
+	if _, reads := cmd.(*redis.StringCmd); reads {
+		cmd.SetErr(redis.Nil)
+		return redis.Nil
+	}
 	switch v := s.answer(cmd.Args()).(type) {
 	case error:
 		return v

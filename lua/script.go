@@ -76,10 +76,12 @@ var (
 	countScript    = newScript("count")
 	ageScript      = newScript("age")
 	turnScript     = newScript("turn")
+	publishScript  = newScript("publish")
+	limitScript    = newScript("limit")
 
 	allScripts = []*script{
 		addScript, takeScript, manyScript, onceScript, allScript, liveScript, upToScript, returnScript, peekScript, grantScript, resetScript, refillScript, ticketScript,
-		reserveScript, settleScript, leaseScript, sweepScript, templateScript, lazyScript, countScript, ageScript, turnScript,
+		reserveScript, settleScript, leaseScript, sweepScript, templateScript, lazyScript, countScript, ageScript, turnScript, publishScript, limitScript,
 	}
 )
 

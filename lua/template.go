@@ -31,7 +31,7 @@ type TemplateCall struct {
 	Capacity int64  // of the bucket, as far as the caller knows; 0 if it doesn't
 	MaxKeys  int64
 	// Apart is set on a Cluster: the active set and the count of buckets are in
-	// other slots, so the caller calls Enter and Count.
+	// other slots, so the caller calls Enter and Count, and keeps to MaxKeys.
 	Apart bool
 }
 
@@ -88,7 +88,7 @@ func TakeTemplate(ctx context.Context, c Client, key string, t TemplateCall, run
 		if err := r.end(); err != nil {
 			return TemplateReply{}, err
 		}
-		return TemplateReply{}, fmt.Errorf("%w %q: %d are alive, at most %d may be; %q is not created", ErrTooManyBuckets, t.Prefix, alive, t.MaxKeys, key)
+		return TemplateReply{}, TooManyBuckets(t.Prefix, key, alive, t.MaxKeys)
 	}
 	reply := TemplateReply{TakeManyReply: TakeManyReply{OK: code == codeDone, Remaining: r.int()}, Enter: r.int() == 1, Was: r.int(), Till: r.int()}
 	if reply.OK {
@@ -121,6 +121,12 @@ func Count(ctx context.Context, c Client, prefix string, was, till int64) (alive
 		return 0, fmt.Errorf("%w: %T for a number of buckets", ErrBadReply, v)
 	}
 	return alive, nil
+}
+
+// TooManyBuckets is the error of a bucket that isn't created, since of its
+// template as many are alive as may be.
+func TooManyBuckets(prefix, key string, alive, most int64) error {
+	return fmt.Errorf("%w %q: %d are alive, at most %d may be; %q is not created", ErrTooManyBuckets, prefix, alive, most, key)
 }
 
 // runs reads what became of the runs of a call.

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -161,6 +162,9 @@ type Templates struct {
 // their own; those that no template matches don't count. A problem with one
 // template is a *TemplateError; a FieldError within tells its field.
 func NewTemplates(version int64, list []Template, plain []string) (*Templates, error) {
+	if version < 0 || version >= OwnEpoch {
+		return nil, fmt.Errorf("%w: version %d is not from 0 to %d", ErrTemplates, version, int64(OwnEpoch-1))
+	}
 	if len(list) > MaxTemplates {
 		return nil, fmt.Errorf("%w: there are %d; want at most %d", ErrTemplates, len(list), MaxTemplates)
 	}
@@ -180,9 +184,9 @@ func NewTemplates(version int64, list []Template, plain []string) (*Templates, e
 	}
 	// Of two that match one key, one matches only keys that the other does: it has
 	// more literal bytes, or as many and more stars.
-	slices.SortStableFunc(s.list, func(a, b *Ruled) int {
+	slices.SortFunc(s.list, func(a, b *Ruled) int {
 		stars := func(r *Ruled) int { return strings.Count(r.Prefix, "*") }
-		return cmp.Or(cmp.Compare(len(b.Prefix)-stars(b), len(a.Prefix)-stars(a)), cmp.Compare(stars(b), stars(a)))
+		return cmp.Or(cmp.Compare(len(b.Prefix)-stars(b), len(a.Prefix)-stars(a)), cmp.Compare(stars(b), stars(a)), cmp.Compare(a.Prefix, b.Prefix))
 	})
 	for _, key := range plain {
 		if s.find(key) != nil {
@@ -328,6 +332,28 @@ func (s *Templates) Equal(o *Templates) bool {
 	return s.Version() == o.Version() && s.Encode() == o.Encode()
 }
 
+// SameAs reports whether both sets say the same, whatever their versions.
+func (s *Templates) SameAs(o *Templates) bool {
+	if len(s.All()) != len(o.All()) || !maps.Equal(s.named(), o.named()) {
+		return false
+	}
+	for i, r := range s.All() {
+		p := o.list[i]
+		if r.Prefix != p.Prefix || r.Enforce != p.Enforce || r.MaxKeys != p.MaxKeys || !r.Policy.Equal(p.Policy) {
+			return false
+		}
+	}
+	return true
+}
+
+// named are the buckets with policies of their own.
+func (s *Templates) named() map[string]bool {
+	if s == nil {
+		return nil
+	}
+	return s.plain
+}
+
 // templatesText is the form of a set in Redis.
 type templatesText struct {
 	Version   int64          `json:"version"`
@@ -348,10 +374,8 @@ func (s *Templates) Encode() string {
 	for _, r := range s.All() {
 		text.Templates = append(text.Templates, templateText{r.Prefix, r.Enforce.String(), r.Text, r.MaxKeys})
 	}
-	if s != nil {
-		for key := range s.plain {
-			text.Plain = append(text.Plain, key)
-		}
+	for key := range s.named() {
+		text.Plain = append(text.Plain, key)
 	}
 	slices.Sort(text.Plain)
 	b, err := json.Marshal(text)

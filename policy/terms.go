@@ -21,6 +21,14 @@ func (f Fence) Before(g Fence) bool {
 	return f.Epoch < g.Epoch || f.Epoch == g.Epoch && f.Seq < g.Seq
 }
 
+// OwnEpoch is the epoch of the fences of policies that keys of templates have alone:
+// later than every version of a configuration, so that no refiller puts the
+// template's policy in their place.
+const OwnEpoch = 1 << 52
+
+// Own reports whether the fence is of a policy that one key has alone.
+func (f Fence) Own() bool { return f.Epoch >= OwnEpoch }
+
 // Kind tells how credit falls due.
 type Kind int64
 

@@ -87,9 +87,11 @@ func isUsage(err error) bool {
 func advice(err error) string {
 	switch {
 	case errors.Is(err, fetch.ErrUnknownBucket):
-		return "Check the spelling and the Redis address (--redis), or add the bucket to the refiller's configuration."
+		return "Check the spelling and the Redis address (--redis), or add the bucket or a template to the refiller's configuration."
 	case errors.Is(err, fetch.ErrMalformedBucket):
 		return "Another program uses this key: name the bucket differently, or point --redis at another database."
+	case errors.Is(err, fetch.ErrTooManyBuckets):
+		return "Wait until buckets that nobody takes from have expired, or raise max_keys in the refiller's configuration."
 	case errors.Is(err, fetch.ErrExceedsCapacity):
 		return "Ask for no more than the capacity (-n), or raise it in the refiller's configuration."
 	case errors.Is(err, fetch.ErrNotHeld):

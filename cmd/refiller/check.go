@@ -64,6 +64,9 @@ func check(e env, path, sharedPath string, asJSON bool) error {
 			return err
 		}
 		_, err = fmt.Fprintf(e.stdout, "%s: ok: %s\n", path, c.Summary())
+		for _, t := range c.Templates.All() {
+			fmt.Fprintf(e.stdout, "  template %q: %d tokens at %s, %s\n", t.Prefix, t.Policy.Capacity, t.Policy.Rate, t.Enforce)
+		}
 		return err
 	}
 	answer := checked{File: path, OK: err == nil, Problems: problems}

@@ -23,6 +23,9 @@ listen: 127.0.0.1:9090
 log: {level: info}
 `
 
+// template is a file's templates with one of these fields, on the line after.
+func template(fields string) string { return "templates:\n  - {" + fields + "}\n" }
+
 func TestParseReportsFieldLineAndRange(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
@@ -118,7 +121,22 @@ func TestParseReportsFieldLineAndRange(t *testing.T) {
 		{"listen host", "127.0.0.1:9090", `"not a host:1"`, "listen", 10, "host:port"},
 		{"log level", "level: info", "level: wran", "log.level", 11, "is not one of info, trace, debug, warn, error, off: did you mean warn?"},
 		{"log format", "level: info", "format: xml", "log.format", 11, "is not one of text, json"},
-		{"templates", "", "templates:\n  - {prefix: \"user:\", capacity: 60, rate: 1/s}\n", "templates", 13, "this version does not serve templates"},
+		{"templates is a mapping", "", "templates: {}\n", "templates", 12, "want a list"},
+		{"template is text", "", "templates:\n  - user\n", "templates[0]", 13, "want fields (prefix, "},
+		{"prefix missing", "", template("enforce: lazy, capacity: 60, rate: 1/s"), "templates[0].prefix", 13, "it is required"},
+		{"prefix is nothing", "", template("prefix: , enforce: lazy, capacity: 60, rate: 1/s"), "templates[0].prefix", 13, "up to 256 bytes"},
+		{"prefix with a brace", "", template(`prefix: "a}", enforce: lazy, capacity: 60, rate: 1/s`), "templates[0].prefix", 13, "without }"},
+		{"a star within a segment", "", template(`prefix: "a*", enforce: lazy, capacity: 60, rate: 1/s`), "templates[0].prefix", 13, "a * is a whole segment"},
+		{"rate of a template", "", template(`prefix: "a", enforce: lazy, capacity: 60`), "templates[0].rate", 13, "it is required"},
+		{"a template's calendar", "", template(`prefix: "a", enforce: lazy, capacity: 60, cron: "0 0 * * *"`), "templates[0].cron", 13, "unknown field"},
+		{"enforce", "", template(`prefix: "a", enforce: lasy, capacity: 60, rate: 1/s`), "templates[0].enforce", 13, "did you mean lazy?"},
+		{"nobody refills", "", template(`prefix: "a", capacity: 60, rate: 1/s`), "templates[0].enforce", 13, "write enforce: lazy"},
+		{"max_keys of a lazy one", "", template(`prefix: "a", enforce: lazy, capacity: 60, rate: 1/s, max_keys: 5`), "templates[0].max_keys", 13, "enforce: refilled"},
+		{"a lazy one that begins empty", "", template(`prefix: "a", enforce: lazy, capacity: 60, rate: 1/s, initial: 5`), "templates[0].initial", 13, "begins full"},
+		{"prefix twice", "", template(`prefix: "a", enforce: lazy, capacity: 60, rate: 1/s`) + `  - {prefix: "a", enforce: lazy, capacity: 6, rate: 1/s}` + "\n",
+			"templates[1].prefix", 14, "is there twice"},
+		{"prefixes that cross", "", template(`prefix: "tenant:*:api", enforce: lazy, capacity: 60, rate: 1/s`) + `  - {prefix: "tenant:42:", enforce: lazy, capacity: 6, rate: 1/s}` + "\n",
+			"templates[1].prefix", 14, "would be a guess"},
 		{"anchor", "eu-west-1", "&r eu", "", 1, "anchors are not allowed"},
 		{"alias", "region: eu-west-1", "region: &r eu\nlog: *r", "", 2, "aliases are not allowed"},
 		{"merge key", "log: {level: info}", "log: {<<: {level: info}}", "", 11, "merge keys are not allowed"},

@@ -44,8 +44,17 @@ func bucket(v value, interval time.Duration) (Bucket, value) {
 	if v.node.Kind != yaml.MappingNode {
 		return Bucket{}, key
 	}
-	b := Bucket{Key: bucketKey(key), Policy: policy.Policy{Interval: interval}}
-	p := &b.Policy
+	b := Bucket{Key: bucketKey(key), Policy: readPolicy(o, interval)}
+	schedule(o, &b.Policy)
+	if len(d.problems) == before {
+		validate(o, b.Policy)
+	}
+	return b, key
+}
+
+// readPolicy reads what the policies of buckets and templates have in common: all but when tokens fall due.
+func readPolicy(o object, interval time.Duration) policy.Policy {
+	p := policy.Policy{Interval: interval}
 	capacity := o.field("capacity")
 	if p.Capacity, _ = capacity.integer(1, policy.MaxTokens); !capacity.present() {
 		capacity.bad("it is required: want a whole number from 1 to %d", int64(policy.MaxTokens))
@@ -61,11 +70,7 @@ func bucket(v value, interval time.Duration) (Bucket, value) {
 	p.CarryOver = policy.CarryOver(o.field("carry_over").choice("keep", "proportional", "reset"))
 	p.Degraded = policy.Degraded(o.field("degraded").choice("closed", "open", "local"))
 	p.Shadow = o.field("shadow").choice("false", "true") == 1
-	schedule(o, p)
-	if len(d.problems) == before {
-		validate(o, *p)
-	}
-	return b, key
+	return p
 }
 
 func bucketKey(v value) string {

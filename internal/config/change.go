@@ -11,6 +11,7 @@ import (
 // Change is what differs between the configuration in force and the next one.
 type Change struct {
 	Added, Removed, Changed []string // keys of buckets
+	Templates               bool     // the templates differ
 	Pools                   bool     // the pools differ
 	Level                   bool     // the log level differs
 	Version                 bool     // the version differs
@@ -20,12 +21,12 @@ type Change struct {
 // Applies reports whether anything differs that can be put in force while
 // running.
 func (c Change) Applies() bool {
-	return c.Level || c.Version || c.Pools || len(c.Added)+len(c.Removed)+len(c.Changed) > 0
+	return c.Level || c.Version || c.Templates || c.Pools || len(c.Added)+len(c.Removed)+len(c.Changed) > 0
 }
 
 // To compares c, which is in force, with the configuration to put in force
 // next. The error is Problems that say why next can't follow c: a lower version,
-// or another policy or other pools under the same version.
+// or another policy, other templates or other pools under the same version.
 func (c Config) To(next Config) (Change, error) {
 	change := Change{Level: c.Log.Level != next.Log.Level, Version: c.Version != next.Version, Restart: c.restart(next)}
 	old := make(map[string]Bucket, len(c.Buckets))
@@ -50,6 +51,9 @@ func (c Config) To(next Config) (Change, error) {
 	if c.Pooled() && next.Pooled() { // else it takes a restart, or says nothing of pools
 		change.Pools = !(pool.Settings{Pools: c.Pools}).Equal(pool.Settings{Pools: next.Pools})
 	}
+	if next.Templates != nil { // else it says nothing of them
+		change.Templates = c.Templates == nil || !c.Templates.SameAs(next.Templates)
+	}
 	switch {
 	case next.Version < c.Version:
 		return change, Problems{{Field: "version", Msg: fmt.Sprintf(
@@ -57,6 +61,9 @@ func (c Config) To(next Config) (Change, error) {
 	case next.Version == c.Version && len(change.Changed) > 0:
 		return change, Problems{{Field: "version", Msg: fmt.Sprintf(
 			"%d is in force already with another policy for %s: raise it with every change of a policy", c.Version, some(change.Changed))}}
+	case next.Version == c.Version && change.Templates && c.Templates != nil:
+		return change, Problems{{Field: "version", Msg: fmt.Sprintf(
+			"%d is in force already with other templates, or with other buckets that they match: raise it with every change of these", c.Version)}}
 	case next.Version == c.Version && change.Pools:
 		return change, Problems{{Field: "version", Msg: fmt.Sprintf(
 			"%d is in force already with other pools: raise it with every change of the pools, in all regions", c.Version)}}

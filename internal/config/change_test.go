@@ -27,6 +27,13 @@ func edited(t *testing.T, pairs ...string) Config {
 	return parsed(t, strings.NewReplacer(pairs...).Replace(inForce))
 }
 
+// replaced is a text with a part of it replaced.
+func replaced(t *testing.T, text, old, with string) string {
+	t.Helper()
+	require.Contains(t, text, old)
+	return strings.Replace(text, old, with, 1)
+}
+
 func TestAChangeNamesItsBuckets(t *testing.T) {
 	t.Parallel()
 	old := parsed(t, inForce)

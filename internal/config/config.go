@@ -33,6 +33,9 @@ type Config struct {
 	Election       Election
 	RefillInterval time.Duration
 	Buckets        []Bucket // no two with the same key
+	// Templates under the version; the buckets and pools whose names they match have policies of their own. Nil: the replica
+	// has nothing to say of templates. None: there are none any more.
+	Templates *policy.Templates
 	// Pools of all regions; they and Region are as package pool wants them. Nil:
 	// the replica takes no part in pools. Empty: there are none any more.
 	Pools  []pool.Pool
@@ -136,6 +139,9 @@ func (c Config) Summary() string {
 	if c.Pooled() {
 		held += " and " + counted(len(c.OwnPools()), "pool") + " of " + strconv.Itoa(len(c.Pools))
 	}
+	if c.Templates != nil {
+		held += " and " + counted(len(c.Templates.All()), "template")
+	}
 	return fmt.Sprintf("%s on %s, version %d, election mode %s, refill interval %s",
 		held, c.Redis, c.Version, c.Election.Mode, c.RefillInterval)
 }
@@ -150,6 +156,18 @@ func counted(n int, noun string) string {
 // Pooled reports whether the replica takes part in pools, be it to learn that
 // there are none any more.
 func (c Config) Pooled() bool { return c.Pools != nil }
+
+// plain are the names of the buckets with policies of their own.
+func (c Config) plain() []string {
+	names := make([]string, 0, len(c.Buckets)+len(c.Pools))
+	for _, b := range c.Buckets {
+		names = append(names, b.Key)
+	}
+	for _, p := range c.Pools {
+		names = append(names, p.Name)
+	}
+	return names
+}
 
 // OwnPools are those that the replica's region takes part in.
 func (c Config) OwnPools() []pool.Pool {
@@ -180,6 +198,6 @@ func (c Config) LogFields() []any {
 		"region", c.Region, "redis", c.Redis.String(), "version", c.Version,
 		"election-mode", c.Election.Mode.String(), "election-endpoints", strings.Join(c.Election.Endpoints, ","),
 		"election-prefix", c.Election.Prefix, "election-ttl", c.Election.TTL.String(),
-		"refill-interval", c.RefillInterval.String(), "buckets", len(c.Buckets), "pools", len(c.Pools), "listen", c.Listen,
+		"refill-interval", c.RefillInterval.String(), "buckets", len(c.Buckets), "templates", len(c.Templates.All()), "pools", len(c.Pools), "listen", c.Listen,
 	}
 }

@@ -21,7 +21,7 @@
 //	election.ttl       of the lease, whole seconds from 1s to 10m, default 5s
 //	election.username, election.password_file, election.tls
 //	refill_interval    1ms to 1h, default 100ms
-//	buckets            at least one, or pools, of
+//	buckets            at least one, or templates or pools, of
 //	  key              the bucket's name: 1 to 512 bytes without a closing brace, once in the file
 //	  capacity         most tokens it holds
 //	  rate             tokens per time, such as 500/s; or
@@ -33,6 +33,12 @@
 //	  on_rollback      empty (default) or keep
 //	  carry_over       keep (default), proportional or reset
 //	  degraded         closed (default), open or local
+//	  shadow           true to admit what the bucket denies, default false
+//	templates          a policy for every key with a prefix, up to 256; [] ends them all. Each has of a bucket's fields all but
+//	                   key, every, cron, tokens and time_zone, and
+//	  prefix           of the keys, where a * stands for a segment between colons: package policy; required, "" for all keys
+//	  enforce          refilled (default) or lazy; of a lazy one's fields interval, on_loss and on_rollback have no effect
+//	  max_keys         most buckets of a refilled one at once, default 0: no bound
 //	pools              one rate over several regions each; [] ends them all. The same in all regions:
 //	  name             the key of the pool's bucket in each region: up to 128 letters, digits and any of . _ : -
 //	  rate             of all regions together, such as 10000/s

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tokenrefill/refiller/internal/config"
+	"github.com/tokenrefill/refiller/policy"
 	"github.com/tokenrefill/refiller/pool"
 )
 
@@ -21,6 +22,7 @@ func FuzzParse(f *testing.F) {
 		"redis: {url: \"redis-sentinel://h/m\"}\nbuckets: [{key: a, capacity: 1, cron: \"0 0 29 2 *\", tokens: 1, time_zone: Asia/Tokyo}]\n",
 		"redis: {url: \"unix:///s?db=1\"}\nbuckets: [{key: a, capacity: 9, every: 1h, tokens: 1}, {key: a}, [], x]\n",
 		goodPools, "region: x\nelection: {endpoints: [h:1]}\nredis: {url: \"redis://h\"}\npools: []\n",
+		good + template("prefix: \"user:\", enforce: lazy, capacity: 60, rate: 1/s"), good + "templates: [{prefix: \"\"}, {prefix: \"\"}, [], x]\n",
 		"pools: [{regions: {a: , a: {}, [b]: {weight: 0}, \"\": x}}, {name: p, rate: 1/us, capacity: 1, regions: {a: {floor: 1/s, burst: 0}}}, x]\n",
 	} {
 		f.Add([]byte(seed))
@@ -28,7 +30,12 @@ func FuzzParse(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		c, err := config.Parse(data)
 		if err == nil {
-			require.True(t, len(c.Buckets) > 0 || c.Pooled())
+			require.True(t, len(c.Buckets) > 0 || c.Pooled() || c.Templates != nil)
+			if c.Templates != nil {
+				decoded, err := policy.DecodeTemplates(c.Templates.Encode())
+				require.NoError(t, err)
+				require.True(t, decoded.Equal(c.Templates))
+			}
 			require.NoError(t, pool.Settings{Version: c.Version, Pools: c.Pools}.Validate())
 			for _, b := range c.Buckets {
 				require.NoError(t, b.Policy.Validate())

@@ -25,18 +25,9 @@ const (
 	maxTTL     = 10 * time.Minute
 )
 
-// unserved are the fields of the format that this version does not serve. They are refused, because a bucket that
-// silently is not refilled is an outage.
-var unserved = []string{"templates"}
-
 func (d *decoder) config(root *yaml.Node) Config {
-	names := []string{"region", "redis", "version", "election", "refill_interval", "buckets", "pools", "listen", "log"}
-	o := value{d: d, node: root, parent: root}.object(names, unserved...)
-	for _, name := range unserved {
-		if v, ok := o.fields[name]; ok {
-			v.bad("this version does not serve %s: remove the field, or run a version that does", name)
-		}
-	}
+	names := []string{"region", "redis", "version", "election", "refill_interval", "buckets", "templates", "pools", "listen", "log"}
+	o := value{d: d, node: root, parent: root}.object(names)
 	c := Config{RefillInterval: policy.DefaultInterval, Listen: DefaultListen}
 	c.Region = region(o.field("region"))
 	c.Redis = redis(o.field("redis"))
@@ -45,8 +36,9 @@ func (d *decoder) config(root *yaml.Node) Config {
 	if i, ok := o.field("refill_interval").interval(); ok {
 		c.RefillInterval = i
 	}
-	c.Buckets = buckets(o.field("buckets"), c.RefillInterval, o.field("pools").present())
+	c.Buckets = buckets(o.field("buckets"), c.RefillInterval, o.field("pools").present() || o.field("templates").present())
 	c.Pools = pools(o.field("pools"), c.Buckets)
+	c.Templates = templates(o.field("templates"), c.Version, c.RefillInterval, c.plain())
 	if l, ok := listen(o.field("listen")); ok {
 		c.Listen = l
 	}

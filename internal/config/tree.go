@@ -111,6 +111,11 @@ func brief(s string) string {
 	if r := []rune(s); len(r) > most {
 		s = string(r[:most]) + "..."
 	}
+	return oneLine(s)
+}
+
+// oneLine writes spaces for line ends and other control characters.
+func oneLine(s string) string {
 	return strings.Map(func(r rune) rune {
 		if r < ' ' || r == 0x7f {
 			return ' '

@@ -11,16 +11,21 @@ import (
 
 // sampleVersion fences the sample buckets: raise it when one of them changes, for those who keep them in a store of
 // their own.
-const sampleVersion = 1
+const sampleVersion = 2
 
-// samples are the sample buckets, as a configuration has them.
+// samples are the sample buckets and a template, as a configuration has them.
 const samples = `buckets:
   - {key: checkout, capacity: 1000, rate: 500/s}
   - {key: mail, capacity: 20, rate: 10/s}
   - {key: llm-tokens, capacity: 60000, rate: 1000/s}
   - {key: digest, capacity: 5, every: 10s, tokens: 5}
   - {key: daily-report, capacity: 3, cron: "0 0 * * *", tokens: 3}
+templates:
+  - {prefix: "user:", enforce: lazy, capacity: 10, rate: 1/s}
 `
+
+// anyUser is a bucket of the sample template, which makes one of every such name.
+const anyUser = "user:42"
 
 // watched is the sample bucket whose admissions are held against the bound; the first of samples.
 const watched = "checkout"

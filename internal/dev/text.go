@@ -62,6 +62,7 @@ func (i introduction) lines(s style) []string {
 	lines = append(lines, "", s.bold("In a second terminal, try"),
 		"  go run ./cmd/consumer take mail -n 5"+to,
 		"  go run ./cmd/consumer take "+watched+to,
+		"  go run ./cmd/consumer take "+anyUser+to+"   "+s.dim("# or any other user: a template makes their buckets"),
 		"  go run ./cmd/refiller status --addr "+i.replicas[0].url,
 		fmt.Sprintf("  kill -9 %d   %s", i.victim, s.dim("# it refills: see how soon another one does")))
 	if i.killEvery > 0 {

@@ -79,6 +79,7 @@ func TestTheIntroductionSaysWhatRunsAndWhatToType(t *testing.T) {
 		"the demo consumer asks for 600/s\n",
 		"  digest        5         5 every 10s\n",
 		"  go run ./cmd/consumer take checkout --redis redis://127.0.0.1:16379\n",
+		"  go run ./cmd/consumer take user:42 --redis redis://127.0.0.1:16379   # or any other user",
 		"  go run ./cmd/refiller status --addr http://127.0.0.1:19090\n",
 		"  kill -9 42 ",
 		"Every 5s the replica that refills is killed.",

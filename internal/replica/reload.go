@@ -37,7 +37,7 @@ func (r *Replica) reloads(ctx context.Context) error {
 }
 
 // Reload puts a configuration in force as far as that is possible while
-// running: buckets, policies, pools, version and log level. What else differs counts
+// running: buckets, templates, policies, pools, version and log level. What else differs counts
 // from the next start on and is reported. A configuration that can't follow the
 // one in force is refused with an error, is reported, and changes nothing.
 // Refills under the new policies begin at once; a reload adds no token. cause
@@ -75,11 +75,18 @@ func (r *Replica) Reload(next config.Config, cause string) error {
 	r.mu.Lock()
 	r.cfg = inForce
 	r.mu.Unlock()
+	select {
+	case r.renewed <- struct{}{}:
+	default: // it is known
+	}
 	r.report(report)
 	r.tally.Configure(buckets(inForce))
 	r.log.Info("config reloaded", "cause", cause, "result", report.Result, "version", next.Version,
-		"added", len(change.Added), "removed", len(change.Removed), "changed", len(change.Changed), "pools-changed", change.Pools,
+		"added", len(change.Added), "removed", len(change.Removed), "changed", len(change.Changed), "pools-changed", change.Pools, "templates-changed", change.Templates,
 		"log-level", next.Log.Level)
+	if old.Templates != nil && next.Templates == nil {
+		r.log.Warn("config says nothing of templates any more: those published stay; templates: [] ends them")
+	}
 	if len(change.Restart) > 0 {
 		r.log.Warn("config has changes that need a restart", "fields", change.Restart)
 	}

@@ -70,6 +70,8 @@ type Replica struct {
 	closers  []func() error
 	listener net.Listener
 
+	renewed chan struct{} // holds one: the templates may have changed
+
 	ending atomic.Bool // Run was told to end
 
 	reloading sync.Mutex // one reload at a time
@@ -88,7 +90,7 @@ var _ admin.Source = (*Replica)(nil)
 // must be run or closed.
 func New(cfg config.Config, opts Options) (*Replica, error) {
 	r := &Replica{
-		cfg: cfg, load: opts.Load, asked: opts.Reload, tally: tally.New(), looked: map[string]looked{},
+		cfg: cfg, load: opts.Load, asked: opts.Reload, tally: tally.New(), looked: map[string]looked{}, renewed: make(chan struct{}, 1),
 		identity: opts.Identity, build: opts.Build, log: opts.Logger, started: time.Now(),
 	}
 	r.tally.Configure(buckets(cfg))
@@ -200,6 +202,7 @@ func (r *Replica) Run(ctx context.Context) (err error) {
 	})
 	g.Go(func() error { return r.refiller.Run(serving) })
 	g.Go(func() error { r.roster.Run(serving); return nil })
+	g.Go(func() error { return r.publishes(serving) })
 	if r.load != nil {
 		g.Go(func() error { return r.reloads(serving) })
 	}

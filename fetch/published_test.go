@@ -1,0 +1,340 @@
+package fetch_test
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/fetch"
+	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// refilledTemplate is one whose buckets hold capacity tokens and gain one an hour.
+func refilledTemplate(prefix string, capacity int64) policy.Template {
+	return policy.Template{Prefix: prefix, Policy: policy.Policy{Capacity: capacity, Rate: policy.Rate{Tokens: 1, Per: time.Hour}, Interval: time.Second}}
+}
+
+func publish(t *testing.T, rdb redis.UniversalClient, version int64, list ...policy.Template) {
+	t.Helper()
+	set, err := policy.NewTemplates(version, list, nil)
+	require.NoError(t, err)
+	p, err := lua.PublishTemplates(t.Context(), rdb, set)
+	require.NoError(t, err)
+	require.True(t, p.OK)
+}
+
+// client makes a Client that is closed when the test ends.
+func client(t *testing.T, rdb redis.UniversalClient, opts ...fetch.Option) *fetch.Client {
+	t.Helper()
+	c, err := fetch.New(rdb, append([]fetch.Option{fetch.WithDeadline(20 * time.Second)}, opts...)...)
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		defer cancel()
+		require.NoError(t, c.Close(ctx))
+	})
+	return c
+}
+
+func onBoth(t *testing.T, test func(t *testing.T, rdb redis.UniversalClient)) {
+	t.Run("Redis", func(t *testing.T) { t.Parallel(); test(t, testenv.Redis(t).Client()) })
+	t.Run("Cluster", func(t *testing.T) { t.Parallel(); test(t, testenv.Cluster(t).Client()) })
+}
+
+func size(t *testing.T, rdb redis.UniversalClient) int64 {
+	t.Helper()
+	cluster, ok := rdb.(*redis.ClusterClient)
+	if !ok {
+		return rdb.DBSize(t.Context()).Val()
+	}
+	var n atomic.Int64
+	require.NoError(t, cluster.ForEachMaster(t.Context(), func(ctx context.Context, master *redis.Client) error {
+		size, err := master.DBSize(ctx).Result()
+		n.Add(size)
+		return err
+	}))
+	return n.Load()
+}
+
+func TestAConsumerNeedsNoPolicy(t *testing.T) {
+	t.Parallel()
+	onBoth(t, func(t *testing.T, rdb redis.UniversalClient) {
+		ctx := t.Context()
+		publish(t, rdb, 7, lazyTemplate("lazy:", 60, policy.Rate{Tokens: 1, Per: time.Hour}), refilledTemplate("user:", 60))
+		for _, coalesce := range []bool{true, false} {
+			c := client(t, rdb, fetch.WithCoalescing(coalesce))
+			for _, prefix := range []string{"lazy:", "user:"} {
+				key := fmt.Sprintf("%s%t", prefix, coalesce)
+				r, err := c.Peek(ctx, key)
+				require.NoError(t, err)
+				require.True(t, r.OK)
+				require.EqualValues(t, 60, r.Remaining)
+				require.NoError(t, c.Return(ctx, key, 5), "it is full")
+				r, err = c.Take(ctx, key, 20)
+				require.NoError(t, err)
+				require.True(t, r.OK)
+				require.EqualValues(t, 40, r.Remaining)
+				require.EqualValues(t, 60, r.Limit)
+				r, err = c.Take(ctx, key, 41)
+				require.NoError(t, err)
+				require.False(t, r.OK)
+				require.NoError(t, c.Return(ctx, key, 1))
+				require.NoError(t, c.Wait(ctx, key, 30))
+				r, err = c.TakeUpTo(ctx, key, 100)
+				require.NoError(t, err)
+				require.EqualValues(t, 11, r.Taken)
+				_, err = c.Take(ctx, key+"else", 61)
+				require.ErrorIs(t, err, fetch.ErrExceedsCapacity)
+			}
+		}
+	})
+}
+
+func TestKeysThatNoTemplateMatchesLeaveNothing(t *testing.T) {
+	t.Parallel()
+	onBoth(t, func(t *testing.T, rdb redis.UniversalClient) {
+		ctx := t.Context()
+		publish(t, rdb, 7, lazyTemplate("lazy:", 60, policy.PerSecond(1)), refilledTemplate("user:", 60))
+		c := client(t, rdb)
+		var before map[string]int
+		if single, ok := rdb.(*redis.Client); ok {
+			before = calls(t, single)
+		}
+		began := time.Now()
+		for i := range 300 {
+			key := fmt.Sprintf("junk:%d", i)
+			_, err := c.Take(ctx, key, 1)
+			require.ErrorIs(t, err, fetch.ErrUnknownBucket)
+			_, err = c.Peek(ctx, key)
+			require.ErrorIs(t, err, fetch.ErrUnknownBucket)
+			_, err = c.TakeUpTo(ctx, key, 1)
+			require.ErrorIs(t, err, fetch.ErrUnknownBucket)
+			require.ErrorIs(t, c.Return(ctx, key, 1), fetch.ErrUnknownBucket)
+			require.ErrorIs(t, c.Wait(ctx, key, 1), fetch.ErrUnknownBucket)
+		}
+		require.EqualValues(t, 1, size(t, rdb), "the templates alone")
+		if before != nil {
+			looks := calls(t, rdb.(*redis.Client))["hget"] - before["hget"]
+			require.LessOrEqual(t, looks, 3+2*int(time.Since(began)/(100*time.Millisecond)), "for all keys together")
+		}
+	})
+}
+
+// calls counts the commands of a server.
+func calls(t *testing.T, rdb *redis.Client) map[string]int {
+	t.Helper()
+	info := rdb.InfoMap(t.Context(), "commandstats")
+	require.NoError(t, info.Err())
+	counts := map[string]int{}
+	for name, stats := range info.Val()["Commandstats"] {
+		n := 0
+		_, err := fmt.Sscanf(stats, "calls=%d,", &n)
+		require.NoError(t, err)
+		counts[name[len("cmdstat_"):]] = n
+	}
+	return counts
+}
+
+func TestAConsumerFollowsWhatIsPublished(t *testing.T) {
+	t.Parallel()
+	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	hourly := policy.Rate{Tokens: 1, Per: time.Hour}
+	c := client(t, rdb)
+	none := client(t, rdb, fetch.WithPublishedTemplates(false))
+	limit := func() int64 {
+		r, err := c.Peek(ctx, "user:1")
+		if err != nil {
+			require.ErrorIs(t, err, fetch.ErrUnknownBucket)
+		}
+		return r.Limit
+	}
+	becomes := func(want int64) {
+		t.Helper()
+		require.Eventually(t, func() bool { return limit() == want }, 20*time.Second, time.Millisecond)
+	}
+	require.Zero(t, limit(), "nothing is published")
+	publish(t, rdb, 7, lazyTemplate("user:", 60, hourly))
+	becomes(60)
+	publish(t, rdb, 8, lazyTemplate("user:", 6, hourly))
+	becomes(6)
+
+	// What is lost is remembered; what a failover brings back isn't believed at once.
+	require.NoError(t, rdb.Del(ctx, lua.TemplatesKey).Err())
+	publish(t, rdb, 7, lazyTemplate("user:", 60, hourly))
+	for end := time.Now().Add(1500 * time.Millisecond); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+		require.EqualValues(t, 6, limit())
+	}
+	becomes(60)
+	publish(t, rdb, 9)
+	becomes(0)
+	_, err := none.Take(ctx, "user:1", 1)
+	require.ErrorIs(t, err, fetch.ErrUnknownBucket)
+}
+
+func TestALaterPolicyIsNoticedByItsFence(t *testing.T) {
+	t.Parallel()
+	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	publish(t, rdb, 7, refilledTemplate("user:", 60), lazyTemplate("lazy:", 60, policy.PerSecond(1)))
+	c := client(t, rdb)
+	_, err := c.Take(ctx, "user:1", 1)
+	require.NoError(t, err)
+	publish(t, rdb, 8, refilledTemplate("user:", 60), lazyTemplate("lazy:", 6, policy.PerSecond(1)))
+	later := refilledTemplate("user:", 60).Policy.Terms(policy.Fence{Epoch: 8})
+	_, err = lua.Refill(ctx, rdb, "user:1", policy.Call{Terms: &later})
+	require.NoError(t, err)
+	require.Eventually(t, func() bool {
+		_, err := c.Take(ctx, "user:1", 60) // denials tell the policy
+		require.NoError(t, err)
+		r, err := c.Peek(ctx, "lazy:1")
+		require.NoError(t, err)
+		return r.Limit == 6
+	}, 20*time.Second, time.Millisecond)
+}
+
+// What TakeAll, reservations and request ids need exists once they ask for it.
+func TestEveryCallWorksOnARefilledTemplatesBucket(t *testing.T) {
+	t.Parallel()
+	onBoth(t, func(t *testing.T, rdb redis.UniversalClient) {
+		ctx := t.Context()
+		publish(t, rdb, 7, refilledTemplate("user:", 60), lazyTemplate("lazy:", 60, policy.Rate{Tokens: 1, Per: time.Hour}))
+		c := client(t, rdb)
+		r, err := c.Take(ctx, "user:once", 10, fetch.WithRequestID("a"))
+		require.NoError(t, err)
+		require.True(t, r.OK)
+		r, err = c.Take(ctx, "user:once", 10, fetch.WithRequestID("a"))
+		require.NoError(t, err)
+		require.EqualValues(t, 50, r.Remaining)
+
+		held, err := c.Reserve(ctx, "user:held", 30, time.Minute)
+		require.NoError(t, err)
+		require.True(t, held.OK)
+		settled, err := held.Settle(ctx, 10)
+		require.NoError(t, err)
+		require.EqualValues(t, 50, settled.Remaining)
+
+		all, err := c.TakeAll(ctx, fetch.Request{Key: "user:1", N: 20}, fetch.Request{Key: "lazy:1", N: 30}, fetch.Request{Key: "user:2", N: 60})
+		require.NoError(t, err)
+		require.True(t, all.OK)
+		all, err = c.TakeAll(ctx, fetch.Request{Key: "user:1", N: 20}, fetch.Request{Key: "lazy:1", N: 31})
+		require.NoError(t, err)
+		require.False(t, all.OK)
+		require.Equal(t, "lazy:1", all.Denied)
+		all, err = c.TakeAll(ctx, fetch.Request{Key: "lazy:1", N: 30}, fetch.Request{Key: "user:2", N: 1})
+		require.NoError(t, err)
+		require.False(t, all.OK)
+		require.Equal(t, "user:2", all.Denied)
+		for key, want := range map[string]int64{"user:1": 40, "lazy:1": 30, "user:2": 0} {
+			require.Eventually(t, func() bool {
+				r, err := c.Peek(ctx, key)
+				require.NoError(t, err)
+				return r.Remaining == want
+			}, 20*time.Second, time.Millisecond, key)
+		}
+
+		// Whatever opened it, it is in the active set and expires.
+		for _, key := range []string{"user:once", "user:held", "user:1", "user:2"} {
+			require.Eventually(t, func() bool {
+				return rdb.SIsMember(ctx, lua.ActiveKey("user:", lua.ActiveShard(key)), key).Val()
+			}, 20*time.Second, time.Millisecond, key)
+			require.Positive(t, rdb.PTTL(ctx, lua.ControlKey(key)).Val(), key)
+		}
+		_, err = c.Reserve(ctx, "lazy:2", 1, time.Minute)
+		require.ErrorIs(t, err, fetch.ErrUnknownBucket)
+	})
+}
+
+func TestNoMoreBucketsThanATemplateAllows(t *testing.T) {
+	t.Parallel()
+	onBoth(t, func(t *testing.T, rdb redis.UniversalClient) {
+		ctx := t.Context()
+		bounded := refilledTemplate("user:", 60)
+		bounded.MaxKeys = 10
+		publish(t, rdb, 7, bounded)
+		c := client(t, rdb)
+		made := 0
+		for i := range 30 {
+			// On a Cluster a bucket is counted a moment after it was made.
+			require.Eventually(t, func() bool {
+				alive, err := lua.Count(ctx, rdb, "user:", 0, 0)
+				require.NoError(t, err)
+				return alive == int64(made)
+			}, 20*time.Second, time.Millisecond)
+			_, err := c.Take(ctx, fmt.Sprintf("user:%d", i), 1)
+			if made < 10 {
+				require.NoError(t, err)
+				made++
+				continue
+			}
+			require.ErrorIs(t, err, fetch.ErrTooManyBuckets)
+			require.ErrorContains(t, err, `"user:": 10 are alive, at most 10 may be`)
+		}
+		_, err := c.Take(ctx, "user:0", 1)
+		require.NoError(t, err, "it is there")
+		_, err = c.Take(ctx, "user:new", 1, fetch.WithRequestID("a"))
+		require.ErrorIs(t, err, fetch.ErrTooManyBuckets)
+	})
+}
+
+func TestConcurrentTakesOfARefilledTemplatesBucketsAdmitTheirCapacities(t *testing.T) {
+	t.Parallel()
+	onBoth(t, func(t *testing.T, rdb redis.UniversalClient) {
+		ctx := t.Context()
+		publish(t, rdb, 7, refilledTemplate("user:", 50))
+		c := client(t, rdb, fetch.WithDenyCache(false))
+		const keys = 8
+		var admitted [keys]atomic.Int64
+		var wg sync.WaitGroup
+		for w := range 40 {
+			wg.Go(func() {
+				for i := range 20 {
+					k := (w + i) % keys
+					r, err := c.Take(ctx, fmt.Sprintf("user:%d", k), 1)
+					if err != nil {
+						t.Error(err)
+					} else if r.OK {
+						admitted[k].Add(1)
+					}
+				}
+			})
+		}
+		wg.Wait()
+		for k := range keys {
+			require.EqualValues(t, 50, admitted[k].Load())
+			key := fmt.Sprintf("user:%d", k)
+			require.Eventually(t, func() bool {
+				return rdb.SIsMember(ctx, lua.ActiveKey("user:", lua.ActiveShard(key)), key).Val()
+			}, 20*time.Second, time.Millisecond)
+		}
+	})
+}
+
+// A server that refuses to tell the templates serves configured buckets none the
+// less.
+func TestTemplatesThatCannotBeReadAreNone(t *testing.T) {
+	t.Parallel()
+	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	require.NoError(t, rdb.Set(ctx, lua.TemplatesKey, "x", 0).Err())
+	terms := policy.Policy{Capacity: 5, Rate: policy.PerSecond(1)}.Terms(policy.Fence{})
+	_, err := lua.Refill(ctx, rdb, "checkout", policy.Call{Create: policy.CreateInitial, Terms: &terms})
+	require.NoError(t, err)
+	c := client(t, rdb)
+	r, err := c.Take(ctx, "checkout", 1)
+	require.NoError(t, err)
+	require.True(t, r.OK)
+	_, err = c.Take(ctx, "user:1", 1)
+	require.ErrorIs(t, err, fetch.ErrUnknownBucket)
+	require.NoError(t, rdb.Del(ctx, lua.TemplatesKey).Err())
+	publish(t, rdb, 7, lazyTemplate("user:", 60, policy.PerSecond(1)))
+	require.Eventually(t, func() bool {
+		_, err := c.Take(ctx, "user:1", 1)
+		return err == nil
+	}, 20*time.Second, time.Millisecond)
+}

@@ -1,0 +1,69 @@
+package config
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/policy"
+)
+
+const templated = inForce + `templates:
+  - {prefix: "user:", enforce: lazy, capacity: 60, rate: 1/s, interval: 2s, degraded: local, carry_over: reset, shadow: true}
+  - {prefix: "", enforce: lazy, capacity: 5, rate: 10/m}
+`
+
+func TestTemplatesAreRead(t *testing.T) {
+	t.Parallel()
+	c := parsed(t, templated)
+	require.EqualValues(t, 7, c.Templates.Version())
+	user := c.Templates.Of("user:42")
+	require.Equal(t, policy.Template{Prefix: "user:", Enforce: policy.EnforceLazy, Policy: policy.Policy{
+		Capacity: 60, Rate: policy.PerSecond(1), Interval: time.Millisecond, Degraded: policy.DegradedLocal, CarryOver: policy.CarryReset, Shadow: true,
+	}}, user.Template)
+	require.Empty(t, c.Templates.Of("anything").Prefix)
+	require.Nil(t, c.Templates.Of("a"), "a bucket has its own policy")
+	require.Contains(t, c.Summary(), "3 buckets and 2 templates on ")
+
+	require.Nil(t, parsed(t, inForce).Templates)
+	none := parsed(t, inForce+"templates: []\n")
+	require.NotNil(t, none.Templates)
+	require.Empty(t, none.Templates.All())
+	require.Empty(t, parsed(t, `redis: {url: "redis://127.0.0.1:6379/0"}`+"\n"+`templates: [{prefix: a, enforce: lazy, capacity: 60, rate: 1/s}]`).Buckets)
+}
+
+func TestTemplatesChangeWithTheVersion(t *testing.T) {
+	t.Parallel()
+	edit := func(old, with string) Config {
+		t.Helper()
+		return parsed(t, replaced(t, templated, old, with))
+	}
+	old := parsed(t, templated)
+	for name, next := range map[string]Config{
+		"rate":                   edit("rate: 1/s", "rate: 2/s"),
+		"prefix":                 edit(`prefix: "user:"`, `prefix: "users:"`),
+		"one less":               edit(`  - {prefix: "", enforce: lazy, capacity: 5, rate: 10/m}`, ""),
+		"none":                   edit(templated[len(inForce):], "templates: []\n"),
+		"a bucket that it takes": edit("key: b", "key: d"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			_, err := old.To(next)
+			require.ErrorContains(t, err, "version: 7 is in force already with other templates")
+		})
+	}
+	change, err := old.To(parsed(t, replaced(t, replaced(t, templated, "version: 7", "version: 8"), "rate: 1/s", "rate: 2/s")))
+	require.NoError(t, err)
+	require.True(t, change.Templates)
+
+	change, err = old.To(parsed(t, replaced(t, templated, "rate: 1/s", "rate: 60/m")))
+	require.NoError(t, err)
+	require.False(t, change.Applies(), "the same in other words")
+	change, err = old.To(parsed(t, inForce))
+	require.NoError(t, err)
+	require.False(t, change.Applies(), "it says nothing of templates")
+	change, err = parsed(t, inForce).To(old)
+	require.NoError(t, err)
+	require.True(t, change.Applies())
+}

@@ -1,0 +1,64 @@
+package replica
+
+import (
+	"context"
+	"time"
+
+	"github.com/tokenrefill/refiller/lua"
+)
+
+const (
+	// publishEvery is how often a replica looks whether its templates are the published ones.
+	publishEvery = time.Second
+	// publishTimeout bounds a publication.
+	publishTimeout = 2 * time.Second
+)
+
+// publishes makes the configuration's templates the published ones: at once, when they change, and when they were lost,
+// until ctx ends. Every replica does so; the version decides between them.
+func (r *Replica) publishes(ctx context.Context) error {
+	ticker := time.NewTicker(publishEvery)
+	defer ticker.Stop()
+	told := ""
+	for {
+		told = r.publish(ctx, told)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C:
+		case <-r.renewed:
+		}
+	}
+}
+
+// publish makes one attempt. What came of it is logged unless that is what was told before, and returned.
+func (r *Replica) publish(ctx context.Context, told string) string {
+	set := r.config().Templates
+	if set == nil {
+		return ""
+	}
+	calling, cancel := context.WithTimeout(ctx, publishTimeout)
+	defer cancel()
+	answer, err := lua.PublishTemplates(calling, r.rdb, set)
+	message, log := "templates are published", r.log.Info
+	switch {
+	case ctx.Err() != nil:
+		return told
+	case err != nil:
+		message, log = "templates can't be published", r.log.Error
+	case answer.OK && answer.Before == set.Version() && told != "":
+		return message
+	case !answer.OK && answer.Before > set.Version():
+		message, log = "templates of a later version are published: this replica's config is old", r.log.Warn
+	case !answer.OK:
+		message, log = "other templates are published under this version and stay: raise the config's version", r.log.Warn
+	}
+	if message != told || answer.OK {
+		fields := []any{"version", set.Version(), "templates", len(set.All()), "before", answer.Before}
+		if err != nil {
+			fields = append(fields, "error", err)
+		}
+		log(message, fields...)
+	}
+	return message
+}

@@ -1,0 +1,80 @@
+package replica_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/internal/replica"
+	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+const (
+	oneBucket = "  - {key: a, capacity: 1000, rate: 500/s}\n"
+	users     = oneBucket + `templates: [{prefix: "user:", enforce: lazy, capacity: 60, rate: 1/s}]` + "\n"
+	fewer     = oneBucket + `templates: [{prefix: "user:", enforce: lazy, capacity: 6, rate: 1/s}]` + "\n"
+)
+
+func TestReplicasPublishTheirTemplates(t *testing.T) {
+	t.Parallel()
+	server := testenv.Redis(t)
+	rdb := server.Client()
+	capacity := func() int64 {
+		set, _, err := lua.ReadTemplates(t.Context(), rdb, "")
+		require.NoError(t, err)
+		r := set.Of("user:1")
+		if r == nil {
+			return 0
+		}
+		return r.Policy.Capacity
+	}
+	becomes := func(want int64, why string) {
+		t.Helper()
+		eventually(t, why, func() bool { return capacity() == want })
+	}
+	r := running(t, parse(t, server.URL(), 7, users), replica.Options{})
+	running(t, parse(t, server.URL(), 7, users), replica.Options{})
+	becomes(60, "it is published")
+	require.NoError(t, rdb.Del(t.Context(), lua.TemplatesKey).Err())
+	becomes(60, "it is published again")
+
+	began := time.Now()
+	require.NoError(t, r.Reload(parse(t, server.URL(), 8, fewer), "test"))
+	becomes(6, "a reload is published")
+	t.Logf("published after %s", time.Since(began))
+	running(t, parse(t, server.URL(), 7, users), replica.Options{})
+	old := running(t, parse(t, server.URL(), 8, users), replica.Options{Logger: hclog.NewNullLogger()})
+	for end := time.Now().Add(1500 * time.Millisecond); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+		require.EqualValues(t, 6, capacity(), "neither an old replica nor one with others under the same version changes it")
+	}
+
+	require.NoError(t, r.Reload(parse(t, server.URL(), 9, oneBucket), "test"))
+	require.EqualValues(t, 6, capacity(), "a file without templates says nothing of them")
+	require.NoError(t, old.Reload(parse(t, server.URL(), 9, oneBucket+"templates: []\n"), "test"))
+	becomes(0, "they have ended")
+}
+
+// What a consumer learns of a template is what the configuration says.
+func TestAPublishedTemplateIsTheConfigurations(t *testing.T) {
+	t.Parallel()
+	server := testenv.Redis(t)
+	running(t, parse(t, server.URL(), 7, oneBucket+`templates: [{prefix: "", enforce: lazy, capacity: 60, rate: 10/m, degraded: open, shadow: true}]`+"\n"), replica.Options{})
+	var set *policy.Templates
+	eventually(t, "it is published", func() bool {
+		var err error
+		set, _, err = lua.ReadTemplates(t.Context(), server.Client(), "")
+		require.NoError(t, err)
+		return set != nil
+	})
+	require.EqualValues(t, 7, set.Version())
+	require.Nil(t, set.Of("a"), "a bucket of its own")
+	got := set.Of("user:1")
+	require.Equal(t, policy.EnforceLazy, got.Enforce)
+	require.Equal(t, policy.Policy{
+		Capacity: 60, Rate: policy.Rate{Tokens: 10, Per: time.Minute}, Interval: time.Millisecond, Degraded: policy.DegradedOpen, Shadow: true,
+	}.Terms(policy.Fence{Epoch: 7}), got.Terms)
+}

@@ -1,0 +1,91 @@
+package lua
+
+import (
+	"context"
+	"crypto/sha1" //nolint:gosec // It tells sets apart; nobody gains by two of one name.
+	"encoding/hex"
+	"errors"
+	"fmt"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// TemplatesKey is the key of the set of templates that refillers publish and
+// consumers read. No key of a bucket is like it.
+const TemplatesKey = "{refiller:templates}:set"
+
+// Publication is the answer to a publication.
+type Publication struct {
+	OK     bool  // the set is the published one
+	Before int64 // the version that was published before, -1 for none; if not OK, that of the one that stays
+}
+
+// PublishTemplates makes a set of templates the published one, unless one with a
+// later version is, or another one with the same version. It may be repeated, by
+// anybody: while the set is the published one, that costs a read.
+func PublishTemplates(ctx context.Context, c Client, set *policy.Templates) (Publication, error) {
+	text := set.Encode()
+	id := templatesID(text)
+	if there, err := hget(ctx, c, TemplatesKey, "id"); err != nil {
+		return Publication{}, fmt.Errorf("refiller: publish: %w", err)
+	} else if there == id {
+		return Publication{OK: true, Before: set.Version()}, nil
+	}
+	v, err := publishScript.run(ctx, c, []string{TemplatesKey}, set.Version(), id, text)
+	if err != nil {
+		return Publication{}, err
+	}
+	r, code, err := open(v, TemplatesKey, codeDenied, codeDone, codeMalformed)
+	if err != nil {
+		return Publication{}, err
+	}
+	p := Publication{OK: code == codeDone, Before: r.int()}
+	if err := r.end(); err != nil {
+		return Publication{}, err
+	}
+	if code == codeMalformed {
+		return Publication{}, errNoTemplates
+	}
+	return p, nil
+}
+
+var errNoTemplates = fmt.Errorf("%w: the key %q does not hold the templates", ErrMalformedBucket, TemplatesKey)
+
+// ReadTemplates reads the published set of templates and its id: nil if none is
+// published, or if it is the one whose id the caller knows.
+func ReadTemplates(ctx context.Context, c Client, known string) (set *policy.Templates, id string, err error) {
+	if id, err = hget(ctx, c, TemplatesKey, "id"); err != nil {
+		return nil, "", fmt.Errorf("refiller: templates: %w", err)
+	}
+	if id == "" || id == known {
+		return nil, id, nil
+	}
+	text, err := hget(ctx, c, TemplatesKey, "text")
+	if err != nil {
+		return nil, "", fmt.Errorf("refiller: templates: %w", err)
+	}
+	if set, err = policy.DecodeTemplates(text); err != nil {
+		return nil, "", err
+	}
+	return set, templatesID(text), nil
+}
+
+func templatesID(text string) string {
+	sum := sha1.Sum([]byte(text)) //nolint:gosec // as above
+	return hex.EncodeToString(sum[:])
+}
+
+// hget reads a field of a hash; "" if it is missing.
+func hget(ctx context.Context, c Client, key, field string) (string, error) {
+	cmd := redis.NewStringCmd(ctx, "hget", key, field)
+	err := c.Process(ctx, cmd)
+	if errors.Is(err, redis.Nil) {
+		return "", nil
+	}
+	if redis.HasErrorPrefix(err, "WRONGTYPE") {
+		return "", errNoTemplates
+	}
+	return cmd.Val(), err
+}
