@@ -72,24 +72,27 @@ type LimitReply struct {
 
 // SetLimit gives a key of a template a policy of its own, under the fence that
 // follows its last one, and switches the bucket to it. template is the template's
-// policy. It may be repeated.
-func SetLimit(ctx context.Context, c Client, key string, own, template policy.Terms) (LimitReply, error) {
-	return changeLimit(ctx, c, key, own.Encode(), &template)
+// policy, and enforce how it is enforced. It may be repeated.
+func SetLimit(ctx context.Context, c Client, key string, own, template policy.Terms, enforce policy.Enforce) (LimitReply, error) {
+	return changeLimit(ctx, c, key, own.Encode(), &template, enforce)
 }
 
 // UnsetLimit takes the policy that a key has alone away, and switches the bucket
 // to the template's; template is nil if no template matches the key. It may be
 // repeated.
-func UnsetLimit(ctx context.Context, c Client, key string, template *policy.Terms) (LimitReply, error) {
-	return changeLimit(ctx, c, key, "", template)
+func UnsetLimit(ctx context.Context, c Client, key string, template *policy.Terms, enforce policy.Enforce) (LimitReply, error) {
+	return changeLimit(ctx, c, key, "", template, enforce)
 }
 
-func changeLimit(ctx context.Context, c Client, key, own string, template *policy.Terms) (LimitReply, error) {
-	terms := ""
+func changeLimit(ctx context.Context, c Client, key, own string, template *policy.Terms, enforce policy.Enforce) (LimitReply, error) {
+	terms, lazy := "", 0
 	if template != nil {
 		terms = template.Encode()
 	}
-	v, err := limitScript.run(ctx, c, append(bucketKeys(key), LimitKey(key), LazyKey(key)), own, terms)
+	if enforce == policy.EnforceLazy {
+		lazy = 1
+	}
+	v, err := limitScript.run(ctx, c, append(bucketKeys(key), LimitKey(key), LazyKey(key)), own, terms, lazy)
 	if err != nil {
 		return LimitReply{}, err
 	}

@@ -5,8 +5,10 @@
 --       5 {K}:lazy   as in lazy
 -- ARGV  1 pol: the policy for this key alone, whose seq is chosen here: one more than that of the last one; '' to take it away
 --       2 pol: the template's policy; '' if no template matches the key any more: then only KEYS 4 is deleted
+--       3 1 if the template is lazy, 0 otherwise
 -- Reply {1, had, kind, left, enter, was_s, till_s, pol}: had: whether the key had a policy of its own; pol: the one that it has then, or ''
---           kind, left: what the bucket is, 0 missing (or lazy and full), 1 refilled, 2 lazy; and its tokens after the switch
+--           kind, left: what the bucket is, 0 missing (or lazy and full), 1 refilled, 2 lazy; and its tokens after the switch; a
+--           lazy one counts as full before, if it is missing
 --           enter 1: the caller is to enter the bucket in the active set; was_s, till_s: the caller is to count that its expiry
 --           moved, as in taketemplate
 --       {3, k}: KEYS k holds something else
@@ -47,15 +49,14 @@ local function carried(p, q, tokens)
 end
 
 local kind, left, enter, was, till = 0, 0, 0, 0, 0
-local old = before or template
-if q and old then
+if q and ARGV[3] == '1' then
+  local old = before or template
   local full = old.capacity * old.per
   local lacks = ahead(KEYS[5], now, old.tokens, full)
   if not lacks then return {3, 5} end
-  if lacks > 0 then
-    kind, left = 2, carried(old, q, math.floor((full - lacks) / old.per))
-    store_ahead(KEYS[5], now, q.tokens, (q.capacity - left) * q.per)
-  end
+  local held = carried(old, q, math.floor((full - lacks) / old.per))
+  store_ahead(KEYS[5], now, q.tokens, (q.capacity - held) * q.per)
+  if held < q.capacity then kind, left = 2, held end
 end
 if given ~= '' then
   redis.call('SET', KEYS[4], pol)
@@ -73,10 +74,8 @@ if s and q and not (given == '' and p.epoch ~= OWN) then
     local add = (units - carry) / p.per
     local paid = math.min(add, s.debt)
     s.debt, add = s.debt - paid, add - paid
-    if tokens + add >= room(s, p) then
-      add, carry = math.max(0, room(s, p) - tokens), 0
-    end
     tokens = tokens + add
+    if tokens >= room(s, p) then tokens, carry = room(s, p), 0 end
   end
   tokens = math.min(carried(p, q, tokens), room(s, q))
   if q.carry_over == 2 then carry = 0 end

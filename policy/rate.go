@@ -95,6 +95,18 @@ func (r Rate) String() string {
 	return fmt.Sprintf("%d/%s", r.Tokens, r.Per)
 }
 
+// InUnits is the same rate per second, minute, hour or day, whichever is the first
+// in which the tokens are whole; the rate itself if none is.
+func (r Rate) InUnits() Rate {
+	tokens, per := r.reduced()
+	for _, unit := range []time.Duration{time.Second, time.Minute, time.Hour, 24 * time.Hour} {
+		if us := unit.Microseconds(); per > 0 && us%per == 0 && tokens <= MaxTokens/(us/per) {
+			return Rate{Tokens: tokens * (us / per), Per: unit}
+		}
+	}
+	return r
+}
+
 // Over is the number of whole tokens that fall due within d, at least 0; it
 // saturates at MaxTokens.
 func (r Rate) Over(d time.Duration) int64 {

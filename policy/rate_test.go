@@ -12,6 +12,19 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
+func TestARateInUnitsIsTheSameRate(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]string{
+		"10/h": "10/h", "60/m": "1/s", "10/m": "10/m", "1000/24h": "1000/24h", "1/7us": "1/7\u00b5s", "500000/ms": "500000000/s", "1/h": "1/h", "24/24h": "1/h",
+		"1125899906842624/ms": "1125899906842624/ms",
+	} {
+		r, err := policy.ParseRate(text)
+		require.NoError(t, err)
+		require.Equal(t, want, r.InUnits().String())
+	}
+	require.Zero(t, policy.Rate{}.InUnits())
+}
+
 func TestParseRateReadsWhatPeopleWrite(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]policy.Rate{

@@ -418,6 +418,6 @@ func (t Terms) Policy() Policy {
 	initial := t.Initial
 	return Policy{
 		Capacity: t.Capacity, Rate: t.Rate(), Interval: time.Duration(t.Interval) * time.Microsecond, Initial: &initial,
-		OnLoss: t.OnLoss, OnRollback: t.OnRollback, CarryOver: t.CarryOver, Degraded: t.Degraded, Strict: t.Strict,
+		OnLoss: t.OnLoss, OnRollback: t.OnRollback, CarryOver: t.CarryOver, Degraded: t.Degraded, Strict: t.Strict, Shadow: t.Shadow,
 	}
 }

@@ -7,6 +7,8 @@ import (
 	"os/user"
 	"time"
 
+	"github.com/hashicorp/go-hclog"
+	"github.com/redis/go-redis/v9"
 	"github.com/spf13/cobra"
 
 	"github.com/tokenrefill/refiller/internal/config"
@@ -69,39 +71,56 @@ type operation struct {
 }
 
 func (o *operation) flags(cmd *cobra.Command) {
+	o.connectFlags(cmd)
+	cmd.Flags().StringVar(&o.reason, "reason", "", "why, for the audit line")
+}
+
+func (o *operation) connectFlags(cmd *cobra.Command) {
 	cmd.Flags().StringVarP(&o.config, "config", "c", "", "configuration file to take the Redis connection from")
 	cmd.Flags().StringVar(&o.redis, "redis", "", "URL of Redis (default redis://127.0.0.1:6379/0; $REFILLER_REDIS_URL)")
 	cmd.Flags().StringVarP(&o.output, "output", "o", "text", "text or json")
-	cmd.Flags().StringVar(&o.reason, "reason", "", "why, for the audit line")
+}
+
+// connect reaches Redis, and names it without secrets.
+func (o *operation) connect() (redis.UniversalClient, string, error) {
+	if o.output != "text" && o.output != "json" {
+		return nil, "", usageError{fmt.Errorf("--output %q: want text or json", o.output)}
+	}
+	options, err := redisOptions(o.env, o.config, o.redis)
+	if err != nil {
+		return nil, "", err
+	}
+	rdb, err := redisconn.Open(options)
+	if err != nil {
+		return nil, "", fmt.Errorf("redis: %w", err)
+	}
+	return rdb, options.String(), nil
+}
+
+// audit is the log of operators' actions.
+func (o *operation) audit() hclog.Logger {
+	return newLogger(o.env, config.Log{Level: "info"}).Named("audit")
 }
 
 // run acts, writes an audit line to the log and the answer to stdout.
 func (o *operation) run(ctx context.Context, key string, n int64, act func(context.Context, lua.Client) (lua.OperatorReply, error)) error {
-	if o.output != "text" && o.output != "json" {
-		return usageError{fmt.Errorf("--output %q: want text or json", o.output)}
-	}
 	if err := lua.CheckKey(key); err != nil {
 		return usageError{err}
 	}
-	options, err := redisOptions(o.env, o.config, o.redis)
+	rdb, server, err := o.connect()
 	if err != nil {
 		return err
-	}
-	rdb, err := redisconn.Open(options)
-	if err != nil {
-		return fmt.Errorf("redis: %w", err)
 	}
 	defer func() { _ = rdb.Close() }() // the action is done or has failed
 	ctx, cancel := context.WithTimeout(ctx, operateTimeout)
 	defer cancel()
 	reply, err := act(ctx, rdb)
-	log := newLogger(o.env, config.Log{Level: "info"}).Named("audit")
-	fields := []any{"action", o.verb, "bucket", key, "tokens", n, "operator", operator(), "reason", o.reason, "redis", options.String()}
+	fields := []any{"action", o.verb, "bucket", key, "tokens", n, "operator", operator(), "reason", o.reason, "redis", server}
 	if err != nil {
-		log.Error("operator action failed", append(fields, "error", err)...)
+		o.audit().Error("operator action failed", append(fields, "error", err)...)
 		return fmt.Errorf("%s %q: %w", o.verb, key, err)
 	}
-	log.Info("operator action", append(fields, "held", reply.Tokens, "clamped", reply.Clamped, "index", reply.Version.Index)...)
+	o.audit().Info("operator action", append(fields, "held", reply.Tokens, "clamped", reply.Clamped, "index", reply.Version.Index)...)
 	if o.output == "json" {
 		return json.NewEncoder(o.stdout).Encode(map[string]any{
 			"key": key, "tokens": reply.Tokens, "clamped": reply.Clamped, "index": reply.Version.Index, "era": reply.Version.Era,

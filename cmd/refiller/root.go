@@ -33,6 +33,7 @@ var commands = []func(env) *cobra.Command{
 	statusCommand,
 	grantCommand,
 	resetCommand,
+	limitCommand,
 	poolCommand,
 	doctorCommand,
 	devCommand,

@@ -18,6 +18,7 @@ import (
 	"github.com/tokenrefill/refiller/internal/roster"
 	"github.com/tokenrefill/refiller/internal/testenv"
 	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/override"
 	"github.com/tokenrefill/refiller/policy"
 	"github.com/tokenrefill/refiller/refill"
 )
@@ -89,7 +90,28 @@ func everything(t *testing.T, rdb *redis.Client) error {
 	_, e12 := lua.Live(ctx, rdb, key, "consumer", time.Minute)
 	_, e13 := c.Take(ctx, "user:1", 1)
 	_, e14 := c.Take(ctx, "user:1", 1)
-	return errors.Join(e1, e2, e3, e4, e5, e6, e7, e8, e9, e10, e11, e12, e13, e14, holding(ctx, c, rdb), rdb.Ping(ctx).Err(), pooled(ctx, rdb), listed(ctx, rdb))
+	return errors.Join(e1, e2, e3, e4, e5, e6, e7, e8, e9, e10, e11, e12, e13, e14, holding(ctx, c, rdb), ofATemplate(ctx, rdb), rdb.Ping(ctx).Err(), pooled(ctx, rdb), listed(ctx, rdb))
+}
+
+// ofATemplate publishes a template, takes from a bucket of it, and gives one of its keys a limit of its own.
+func ofATemplate(ctx context.Context, rdb *redis.Client) error {
+	set, e1 := policy.NewTemplates(1, []policy.Template{{Prefix: "tenant:", Policy: policy.Policy{
+		Capacity: 10, Rate: policy.PerSecond(1), Interval: time.Second,
+	}}}, nil)
+	_, e2 := lua.PublishTemplates(ctx, rdb, set)
+	c, e3 := fetch.New(rdb, fetch.WithDeadline(time.Minute), fetch.WithBreaker(false))
+	if err := errors.Join(e1, e3); err != nil {
+		return err
+	}
+	defer func() { _ = c.Close(ctx) }()
+	_, e4 := c.Take(ctx, "tenant:1", 1)
+	overrides := override.New(rdb)
+	_, e5 := overrides.Set(ctx, "tenant:1", policy.Override{Capacity: 20})
+	for _, err := range overrides.All(ctx) {
+		e5 = errors.Join(e5, err)
+	}
+	_, e6 := overrides.Unset(ctx, "tenant:1")
+	return errors.Join(e2, e4, e5, e6)
 }
 
 // holding reserves and leases tokens of a bucket that there is, and lets a

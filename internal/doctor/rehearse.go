@@ -12,11 +12,12 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// rehearsed is the bucket of a rehearsal, and alone the one of clients that know
-// two keys only.
+// rehearsed is the bucket of a rehearsal, alone the one of clients that know two
+// keys only, and templated the one of a template.
 const (
 	rehearsed = "refiller:doctor"
 	alone     = "refiller:doctor:two-keys"
+	templated = "refiller:doctor:template"
 	request   = "rehearsal"
 )
 
@@ -87,6 +88,21 @@ func Rehearse(ctx context.Context, rdb redis.UniversalClient) error {
 			}
 			return err
 		}},
+		{"take of a template's bucket", func() error {
+			call := lua.TemplateCall{Prefix: templated, Terms: terms.Encode(), Apart: true}
+			r, err := lua.TakeTemplate(ctx, rdb, templated, call, []policy.Run{{N: 1, Count: 1}}, true, false)
+			if err == nil {
+				err = lua.Enter(ctx, rdb, templated, templated)
+			}
+			if err == nil {
+				_, err = lua.Count(ctx, rdb, templated, r.Was, r.Till)
+			}
+			return err
+		}},
+		{"look at an active set", func() error {
+			set := lua.ActiveKey(templated, lua.ActiveShard(templated))
+			return errors.Join(rdb.SScan(ctx, set, 0, "", 1).Err(), rdb.SRem(ctx, set, templated).Err())
+		}},
 		{"read the tickets", func() error { return lua.Tickets(ctx, rdb, []string{rehearsed})[0].Err }},
 		{"grant", func() error { _, err := lua.Grant(ctx, rdb, rehearsed, 1); return err }},
 		{"reset", func() error { _, err := lua.Reset(ctx, rdb, rehearsed, 10); return err }},
@@ -98,7 +114,8 @@ func Rehearse(ctx context.Context, rdb redis.UniversalClient) error {
 			return err
 		}},
 		{"send what scripts do without if they must", func() error { // and then count less
-			return errors.Join(rdb.HIncrBy(ctx, lua.ControlKey(alone), "n", 1).Err(), rdb.PExpireTime(ctx, rehearsed).Err())
+			return errors.Join(rdb.HIncrBy(ctx, lua.ControlKey(alone), "n", 1).Err(), rdb.PExpireTime(ctx, rehearsed).Err(),
+				rdb.HGetAll(ctx, lua.AliveKey(templated)).Err())
 		}},
 	} {
 		if err := step.do(); err != nil {
@@ -130,5 +147,8 @@ func clearRehearsal(ctx context.Context, rdb redis.UniversalClient) error {
 		rdb.Del(ctx, lua.TokensKey(k), lua.IndexKey(k), lua.ControlKey(k), lua.HeldKey(k), lua.DueKey(k), lua.LiveKey(k),
 			lua.LazyKey(k), lua.RequestKey(k, request)).Err(),
 		rdb.Del(ctx, lua.TokensKey(alone), lua.IndexKey(alone), lua.ControlKey(alone)).Err(),
+		rdb.Del(ctx, lua.TokensKey(templated), lua.IndexKey(templated), lua.ControlKey(templated)).Err(),
+		rdb.Del(ctx, lua.ActiveKey(templated, lua.ActiveShard(templated))).Err(),
+		rdb.Del(ctx, lua.AliveKey(templated)).Err(),
 	)
 }

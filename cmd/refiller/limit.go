@@ -1,0 +1,243 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/override"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// listTimeout bounds the listing of all overrides.
+const listTimeout = time.Minute
+
+func limitCommand(e env) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "limit",
+		Short: "Give single keys of templates a capacity and rate of their own",
+		Long: "Give single keys of templates a capacity and rate of their own, while everything runs: an override. What it doesn't name\n" +
+			"is as the template has it when the override is set. It counts from the key's next take on, for a bucket that exists too,\n" +
+			"refills nothing, and stands until it is unset, whatever later versions of the template say.",
+		Args: usageArgs(cobra.NoArgs),
+		RunE: func(*cobra.Command, []string) error {
+			return usageError{errors.New("limit: which command? set, get, list or unset")}
+		},
+	}
+	cmd.AddCommand(limitSetCommand(e), limitGetCommand(e), limitListCommand(e), limitUnsetCommand(e))
+	return cmd
+}
+
+func limitSetCommand(e env) *cobra.Command {
+	op := operation{env: e, verb: "limit set"}
+	var capacity int64
+	var rate string
+	cmd := &cobra.Command{
+		Use:   "set KEY [--capacity N] [--rate R]",
+		Short: "Set the override of a key",
+		Args:  usageArgs(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			o := policy.Override{Capacity: capacity}
+			if f := cmd.Flags().Lookup("capacity"); f.Changed && (capacity < 1 || capacity > policy.MaxTokens) {
+				return usageError{fmt.Errorf("--capacity %d: want 1 to %d", capacity, int64(policy.MaxTokens))}
+			}
+			if cmd.Flags().Lookup("rate").Changed {
+				var err error
+				if o.Rate, err = policy.ParseRate(rate); err != nil {
+					return usageError{fmt.Errorf("--rate: %w", err)}
+				}
+			}
+			if o == (policy.Override{}) {
+				return usageError{errors.New("limit set: want --capacity, --rate or both")}
+			}
+			return op.change(cmd.Context(), args[0], []any{"capacity", capacity, "rate", rate}, func(ctx context.Context, s *override.Store) (override.Limit, error) {
+				return s.Set(ctx, args[0], o)
+			})
+		},
+	}
+	op.flags(cmd)
+	cmd.Flags().Int64Var(&capacity, "capacity", 0, "most tokens that the bucket holds; default the template's")
+	cmd.Flags().StringVar(&rate, "rate", "", "tokens per time, such as 5/s; default the template's")
+	return cmd
+}
+
+func limitUnsetCommand(e env) *cobra.Command {
+	op := operation{env: e, verb: "limit unset"}
+	cmd := &cobra.Command{
+		Use:   "unset KEY",
+		Short: "End the override of a key: its template counts again",
+		Args:  usageArgs(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return op.change(cmd.Context(), args[0], nil, func(ctx context.Context, s *override.Store) (override.Limit, error) {
+				return s.Unset(ctx, args[0])
+			})
+		},
+	}
+	op.flags(cmd)
+	return cmd
+}
+
+func limitGetCommand(e env) *cobra.Command {
+	op := operation{env: e, verb: "limit get"}
+	cmd := &cobra.Command{
+		Use:   "get KEY",
+		Short: "Tell what counts for a key: its override or its template",
+		Args:  usageArgs(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := lua.CheckKey(args[0]); err != nil {
+				return usageError{err}
+			}
+			return op.overrides(cmd.Context(), operateTimeout, func(ctx context.Context, s *override.Store) error {
+				l, err := s.Get(ctx, args[0])
+				if err != nil {
+					return fmt.Errorf("limit get %q: %w", args[0], err)
+				}
+				if op.output == "json" {
+					return json.NewEncoder(e.stdout).Encode(limitAnswerOf(l))
+				}
+				_, err = fmt.Fprintln(e.stdout, limitText(l))
+				return err
+			})
+		},
+	}
+	op.connectFlags(cmd)
+	return cmd
+}
+
+func limitListCommand(e env) *cobra.Command {
+	op := operation{env: e, verb: "limit list"}
+	var prefix string
+	cmd := &cobra.Command{
+		Use:   "list",
+		Short: "List all overrides by key",
+		Long:  "List all overrides by key. With -o json the answer is an object per line.",
+		Args:  usageArgs(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return op.overrides(cmd.Context(), listTimeout, func(ctx context.Context, s *override.Store) error {
+				var list []override.Limit
+				for l, err := range s.All(ctx) {
+					if err != nil {
+						return fmt.Errorf("limit list: %w", err)
+					}
+					if strings.HasPrefix(l.Key, prefix) {
+						list = append(list, l)
+					}
+				}
+				slices.SortFunc(list, func(a, b override.Limit) int { return strings.Compare(a.Key, b.Key) })
+				return op.writeLimits(list)
+			})
+		},
+	}
+	op.connectFlags(cmd)
+	cmd.Flags().StringVar(&prefix, "prefix", "", "only keys that begin so")
+	return cmd
+}
+
+// overrides connects to Redis for what act does with the overrides.
+func (o *operation) overrides(ctx context.Context, timeout time.Duration, act func(context.Context, *override.Store) error) error {
+	rdb, _, err := o.connect()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = rdb.Close() }() // the action is done or has failed
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	return act(ctx, override.New(rdb))
+}
+
+// change changes an override, writes an audit line to the log and the answer to stdout.
+func (o *operation) change(ctx context.Context, key string, what []any, act func(context.Context, *override.Store) (override.Limit, error)) error {
+	if err := lua.CheckKey(key); err != nil {
+		return usageError{err}
+	}
+	rdb, redis, err := o.connect()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = rdb.Close() }() // as above
+	ctx, cancel := context.WithTimeout(ctx, operateTimeout)
+	defer cancel()
+	l, err := act(ctx, override.New(rdb))
+	fields := append([]any{"action", o.verb, "bucket", key}, what...)
+	fields = append(fields, "operator", operator(), "reason", o.reason, "redis", redis)
+	if err != nil {
+		o.audit().Error("operator action failed", append(fields, "error", err)...)
+		return fmt.Errorf("%s %q: %w", o.verb, key, err)
+	}
+	o.audit().Info("operator action", append(fields, "template", l.Template, "in-force-capacity", l.Capacity, "in-force-rate", l.Rate.String(), "had-override", l.Changed)...)
+	if o.output == "json" {
+		answer := limitAnswerOf(l)
+		answer.Changed, answer.Exists = &l.Changed, &l.Exists
+		if l.Exists {
+			answer.Tokens = &l.Tokens
+		}
+		return json.NewEncoder(o.stdout).Encode(answer)
+	}
+	held := "no bucket yet, or a full one"
+	if l.Exists {
+		held = fmt.Sprintf("its bucket holds %d", l.Tokens)
+	}
+	_, err = fmt.Fprintf(o.stdout, "%s; %s\n", limitText(l), held)
+	return err
+}
+
+// limitAnswer is what counts for a key in JSON.
+type limitAnswer struct {
+	Key      string `json:"key"`
+	Template string `json:"template"`
+	Enforce  string `json:"enforce"`
+	Override bool   `json:"override"`
+	Capacity int64  `json:"capacity"`
+	Rate     string `json:"rate"`
+	Changed  *bool  `json:"had_override,omitempty"`
+	Exists   *bool  `json:"exists,omitempty"`
+	Tokens   *int64 `json:"tokens,omitempty"`
+}
+
+func limitAnswerOf(l override.Limit) limitAnswer {
+	return limitAnswer{Key: l.Key, Template: l.Template, Enforce: l.Enforce.String(), Override: l.Own, Capacity: l.Capacity, Rate: rateText(l.Rate)}
+}
+
+func limitText(l override.Limit) string {
+	whose := fmt.Sprintf("of the template %q", l.Template)
+	if l.Own {
+		whose = "override"
+	}
+	if l.Capacity == 0 {
+		return fmt.Sprintf("%s: no template matches it any more", l.Key)
+	}
+	return fmt.Sprintf("%s: %d tokens at %s, %s", l.Key, l.Capacity, rateText(l.Rate), whose)
+}
+
+func rateText(r policy.Rate) string {
+	if r == (policy.Rate{}) {
+		return ""
+	}
+	return r.String()
+}
+
+func (o *operation) writeLimits(list []override.Limit) error {
+	if o.output == "json" {
+		encoder := json.NewEncoder(o.stdout)
+		for _, l := range list {
+			if err := encoder.Encode(limitAnswerOf(l)); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	t := tabwriter.NewWriter(o.stdout, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "KEY\tCAPACITY\tRATE\tTEMPLATE")
+	for _, l := range list {
+		fmt.Fprintf(t, "%s\t%d\t%s\t%q\n", l.Key, l.Capacity, rateText(l.Rate), l.Template)
+	}
+	return t.Flush()
+}

@@ -1,0 +1,73 @@
+package main
+
+import (
+	"encoding/json"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/internal/config"
+	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+func TestLimitSetsGetsListsAndUnsets(t *testing.T) {
+	t.Parallel()
+	server := testenv.Redis(t)
+	path := writeConfig(t, "redis: {url: \""+server.URL()+"\"}\nversion: 7\ntemplates:\n  - {prefix: \"user:\", enforce: lazy, capacity: 60, rate: 1/h}\n")
+	cfg, err := config.Load(path, nil)
+	require.NoError(t, err)
+	_, err = lua.PublishTemplates(t.Context(), server.Client(), cfg.Templates)
+	require.NoError(t, err)
+	limit := func(want int, args ...string) (stdout, stderr string) {
+		t.Helper()
+		code, stdout, stderr := runWith(t, nil, append([]string{"limit"}, append(args, "-c", path)...)...)
+		require.Equal(t, want, code, stdout+stderr)
+		return stdout, stderr
+	}
+	_, err = lua.LazyTake(t.Context(), server.Client(), "user:42", &cfg.Templates.Of("user:42").Terms, []policy.Run{{N: 50, Count: 1}}, false)
+	require.NoError(t, err)
+
+	out, _ := limit(0, "get", "user:42")
+	require.Equal(t, "user:42: 60 tokens at 1/h, of the template \"user:\"\n", out)
+	out, log := limit(0, "set", "user:42", "--capacity", "600", "--rate", "10/h", "--reason", "larger plan")
+	require.Equal(t, "user:42: 600 tokens at 10/h, override; its bucket holds 10\n", out)
+	for _, told := range []string{"refiller.audit", `action="limit set"`, "bucket=user:42", "capacity=600", "rate=10/h", `reason="larger plan"`, "had-override=false", "operator="} {
+		require.Contains(t, log, told)
+	}
+	out, _ = limit(0, "set", "user:7", "--rate", "2/h", "-o", "json")
+	require.JSONEq(t, `{"key":"user:7","template":"user:","enforce":"lazy","override":true,"capacity":60,"rate":"2/h","had_override":false,"exists":false}`, out)
+	out, _ = limit(0, "list")
+	require.Equal(t, "KEY      CAPACITY  RATE  TEMPLATE\nuser:42  600       10/h  \"user:\"\nuser:7   60        2/h   \"user:\"\n", out)
+	out, _ = limit(0, "list", "--prefix", "user:4", "-o", "json")
+	var answer limitAnswer
+	require.NoError(t, json.Unmarshal([]byte(out), &answer))
+	require.Equal(t, limitAnswer{Key: "user:42", Template: "user:", Enforce: "lazy", Override: true, Capacity: 600, Rate: "10/h"}, answer)
+	out, log = limit(0, "unset", "user:42")
+	require.Equal(t, "user:42: 60 tokens at 1/h, of the template \"user:\"; its bucket holds 10\n", out)
+	require.Contains(t, log, "had-override=true")
+	limit(0, "unset", "user:7")
+	out, _ = limit(0, "list", "-o", "json")
+	require.Empty(t, out)
+
+	_, log = limit(1, "set", "order:1", "--capacity", "5")
+	require.Contains(t, log, "operator action failed")
+	require.Contains(t, log, `no published template matches "order:1"`)
+	limit(1, "get", "order:1")
+	for _, bad := range [][]string{
+		{}, {"nonsense"}, {"set", "user:1"}, {"set", "user:1", "--capacity", "0"}, {"set", "user:1", "--rate", "5"}, {"set", "user:}", "--capacity", "5"},
+		{"get"}, {"get", "a}"}, {"list", "-o", "xml"}, {"list", "x"}, {"unset"},
+	} {
+		limit(2, bad...)
+	}
+}
+
+func TestCheckShowsTemplates(t *testing.T) {
+	t.Parallel()
+	path := writeConfig(t, goodConfig+"templates: [{prefix: \"user:\", enforce: lazy, capacity: 60, rate: 1/s}]\n")
+	code, stdout, stderr := runWith(t, nil, "check", path)
+	require.Zero(t, code, stderr)
+	require.Contains(t, stdout, "1 bucket and 1 template on redis://")
+	require.Contains(t, stdout, "\n  template \"user:\": 60 tokens at 1/s, lazy\n")
+}

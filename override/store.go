@@ -1,0 +1,201 @@
+package override
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// Errors of the methods, to be matched with errors.Is.
+var (
+	// ErrNoTemplate is returned for a key that no published template matches.
+	ErrNoTemplate = errors.New("override: no published template matches")
+	// ErrOverride is returned for an override that its template can't have; it wraps
+	// the *policy.FieldError that says why.
+	ErrOverride = errors.New("override: bad override")
+)
+
+// Limit is what counts for one key.
+type Limit struct {
+	Key      string
+	Template string // the prefix of the template that matches the key
+	Enforce  policy.Enforce
+	Own      bool // it has an override
+	Capacity int64
+	Rate     policy.Rate // in the units of policy.Rate.InUnits
+
+	// Of a Set or Unset:
+	Changed bool  // Unset: it had an override
+	Exists  bool  // there is a bucket that isn't both lazy and full
+	Tokens  int64 // that the bucket holds after the switch
+}
+
+// Store reads and changes overrides.
+type Store struct{ rdb redis.UniversalClient }
+
+// New makes a Store of a go-redis client, which stays the caller's to close.
+func New(rdb redis.UniversalClient) *Store { return &Store{rdb} }
+
+// template is the published template of a key.
+func (s *Store) template(ctx context.Context, key string) (*policy.Ruled, error) {
+	if err := lua.CheckKey(key); err != nil {
+		return nil, err
+	}
+	set, _, err := lua.ReadTemplates(ctx, s.rdb, "")
+	if err != nil {
+		return nil, err
+	}
+	return set.Of(key), nil
+}
+
+func noTemplate(key string) error { return fmt.Errorf("%w %q", ErrNoTemplate, key) }
+
+// Set gives a key of a template an override, instead of the one that it has. After an
+// error that isn't one of this package it may be in force: set it again.
+func (s *Store) Set(ctx context.Context, key string, o policy.Override) (Limit, error) {
+	t, err := s.template(ctx, key)
+	if err != nil {
+		return Limit{}, err
+	}
+	if t == nil {
+		return Limit{}, noTemplate(key)
+	}
+	if o == (policy.Override{}) {
+		return Limit{}, fmt.Errorf("%w: it says nothing: want a capacity or a rate", ErrOverride)
+	}
+	own, err := t.With(o)
+	if err != nil {
+		return Limit{}, fmt.Errorf("%w for a key of the template %q: %w", ErrOverride, t.Prefix, err)
+	}
+	// The list comes first: a key in it without an override is left out when it is read.
+	if err := s.rdb.SAdd(ctx, lua.LimitsKey, key).Err(); err != nil {
+		return Limit{}, fmt.Errorf("override: %w", err)
+	}
+	reply, err := lua.SetLimit(ctx, s.rdb, key, own.Policy.Terms(policy.Fence{Epoch: policy.OwnEpoch}), t.Terms, t.Enforce)
+	if err != nil {
+		return Limit{}, err
+	}
+	return s.changed(ctx, key, t, reply)
+}
+
+// Unset takes a key's override away. It also ends one of a key that no template
+// matches any more.
+func (s *Store) Unset(ctx context.Context, key string) (Limit, error) {
+	t, err := s.template(ctx, key)
+	if err != nil {
+		return Limit{}, err
+	}
+	var terms *policy.Terms
+	enforce := policy.EnforceRefilled
+	if t != nil {
+		terms, enforce = &t.Terms, t.Enforce
+	}
+	reply, err := lua.UnsetLimit(ctx, s.rdb, key, terms, enforce)
+	if err != nil {
+		return Limit{}, err
+	}
+	if err := s.rdb.SRem(ctx, lua.LimitsKey, key).Err(); err != nil {
+		return Limit{}, fmt.Errorf("override: %w", err)
+	}
+	if t == nil {
+		if !reply.Had {
+			return Limit{}, noTemplate(key)
+		}
+		return Limit{Key: key, Changed: true}, nil
+	}
+	return s.changed(ctx, key, t, reply)
+}
+
+// changed does what is left to do after a change, and tells what counts now.
+func (s *Store) changed(ctx context.Context, key string, t *policy.Ruled, r lua.LimitReply) (Limit, error) {
+	l := limitOf(key, t, r.Terms)
+	l.Changed, l.Exists, l.Tokens = r.Had, r.Exists, r.Tokens
+	if r.Enter {
+		if err := lua.Enter(ctx, s.rdb, t.Prefix, key); err != nil {
+			return l, err
+		}
+	}
+	if r.Was != r.Till {
+		if _, err := lua.Count(ctx, s.rdb, t.Prefix, r.Was, r.Till); err != nil {
+			return l, err
+		}
+	}
+	return l, nil
+}
+
+// limitOf is what counts for a key with a policy of its own, nil for none.
+func limitOf(key string, t *policy.Ruled, own *policy.Terms) Limit {
+	l := Limit{Key: key, Own: own != nil}
+	if t != nil {
+		l.Template, l.Enforce, l.Capacity, l.Rate = t.Prefix, t.Enforce, t.Terms.Capacity, t.Terms.Rate().InUnits()
+	}
+	if own != nil {
+		l.Capacity, l.Rate = own.Capacity, own.Rate().InUnits()
+	}
+	return l
+}
+
+// Get tells what counts for a key of a template.
+func (s *Store) Get(ctx context.Context, key string) (Limit, error) {
+	t, err := s.template(ctx, key)
+	if err != nil {
+		return Limit{}, err
+	}
+	own, err := lua.Limit(ctx, s.rdb, key)
+	if err != nil {
+		return Limit{}, err
+	}
+	if t == nil && own == nil {
+		return Limit{}, noTemplate(key)
+	}
+	return limitOf(key, t, own), nil
+}
+
+// listAtOnce is how many keys of the list are read with one command.
+const listAtOnce = 500
+
+// All are the overrides, in no order; it ends with the first error. One that is set
+// meanwhile may be missing. The list is read in parts, so that it holds nobody up.
+func (s *Store) All(ctx context.Context) iter.Seq2[Limit, error] {
+	return func(yield func(Limit, error) bool) {
+		set, _, err := lua.ReadTemplates(ctx, s.rdb, "")
+		if err != nil {
+			yield(Limit{}, err)
+			return
+		}
+		seen := map[string]bool{}
+		for cursor := uint64(0); ; {
+			keys, next, err := s.rdb.SScan(ctx, lua.LimitsKey, cursor, "", listAtOnce).Result()
+			if err != nil {
+				yield(Limit{}, fmt.Errorf("override: %w", err))
+				return
+			}
+			var fresh []string
+			for _, key := range keys {
+				if !seen[key] {
+					seen[key] = true
+					fresh = append(fresh, key)
+				}
+			}
+			owns, err := lua.Limits(ctx, s.rdb, fresh)
+			if err != nil {
+				yield(Limit{}, err)
+				return
+			}
+			for i, own := range owns {
+				if own != nil && !yield(limitOf(fresh[i], set.Of(fresh[i]), own), nil) {
+					return
+				}
+			}
+			if cursor = next; cursor == 0 {
+				return
+			}
+		}
+	}
+}

@@ -1,0 +1,180 @@
+package override_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/fetch"
+	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/override"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+func publish(t *testing.T, rdb redis.UniversalClient, version int64, list ...policy.Template) {
+	t.Helper()
+	set, err := policy.NewTemplates(version, list, []string{"user:root"})
+	require.NoError(t, err)
+	p, err := lua.PublishTemplates(t.Context(), rdb, set)
+	require.NoError(t, err)
+	require.True(t, p.OK)
+}
+
+// users are buckets of 60 tokens that gain one an hour.
+func users(prefix string, enforce policy.Enforce) policy.Template {
+	return policy.Template{Prefix: prefix, Enforce: enforce, Policy: policy.Policy{Capacity: 60, Rate: policy.Rate{Tokens: 1, Per: time.Hour}, Interval: time.Second}}
+}
+
+func overrides(t *testing.T, s *override.Store) map[string]override.Limit {
+	t.Helper()
+	all := map[string]override.Limit{}
+	for l, err := range s.All(t.Context()) {
+		require.NoError(t, err)
+		require.True(t, l.Own)
+		require.NotContains(t, all, l.Key)
+		all[l.Key] = l
+	}
+	return all
+}
+
+func TestAnOverrideCountsAtOnceAndUntilItIsUnset(t *testing.T) {
+	t.Parallel()
+	t.Run("Redis", func(t *testing.T) { t.Parallel(); counts(t, testenv.Redis(t).Client()) })
+	t.Run("Cluster", func(t *testing.T) { t.Parallel(); counts(t, testenv.Cluster(t).Client()) })
+}
+
+func counts(t *testing.T, rdb redis.UniversalClient) {
+	ctx, s := t.Context(), override.New(rdb)
+	version := int64(0)
+	renew := func(list ...policy.Template) {
+		version++
+		publish(t, rdb, version, list...)
+	}
+	lazy, refilled := users("lazy:", policy.EnforceLazy), users("user:", policy.EnforceRefilled)
+	renew(lazy, refilled)
+	c, err := fetch.New(rdb, fetch.WithDeadline(20*time.Second))
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, c.Close(context.WithoutCancel(ctx))) })
+	require.Empty(t, overrides(t, s))
+	for _, pair := range [][2]policy.Template{{lazy, refilled}, {refilled, lazy}} {
+		template, other := pair[0], pair[1]
+		prefix, enforce := template.Prefix, template.Enforce
+		known, fresh := prefix+"known", prefix+"new"
+		_, err := c.Take(ctx, known, 50)
+		require.NoError(t, err)
+		got, err := s.Get(ctx, known)
+		require.NoError(t, err)
+		want := override.Limit{Key: known, Template: prefix, Enforce: enforce, Capacity: 60, Rate: policy.Rate{Tokens: 1, Per: time.Hour}}
+		require.Equal(t, want, got)
+
+		got, err = s.Set(ctx, known, policy.Override{Capacity: 600})
+		require.NoError(t, err)
+		want.Own, want.Capacity, want.Exists, want.Tokens = true, 600, true, 10
+		require.Equal(t, want, got)
+		r, err := c.Take(ctx, known, 11)
+		require.NoError(t, err)
+		require.False(t, r.OK, "nothing is refilled")
+		require.EqualValues(t, 10, r.Remaining)
+		require.EqualValues(t, 600, r.Limit)
+		if enforce == policy.EnforceRefilled {
+			require.True(t, rdb.SIsMember(ctx, lua.ActiveKey(prefix, lua.ActiveShard(known)), known).Val())
+		}
+
+		got, err = s.Set(ctx, fresh, policy.Override{Rate: policy.PerSecond(2), Capacity: 100})
+		require.NoError(t, err)
+		require.Equal(t, enforce == policy.EnforceLazy, got.Exists)
+		if enforce == policy.EnforceLazy {
+			require.EqualValues(t, 60, got.Tokens, "it was full")
+		} else {
+			r, err = c.Take(ctx, fresh, 99)
+			require.NoError(t, err)
+			require.True(t, r.OK, "it is created with its own capacity")
+		}
+
+		// A later version of the template doesn't touch it.
+		later := template
+		later.Policy.Capacity = 30
+		renew(later, other)
+		got, err = s.Get(ctx, known)
+		require.NoError(t, err)
+		require.EqualValues(t, 600, got.Capacity)
+
+		require.Equal(t, []int64{600, 100}, []int64{overrides(t, s)[known].Capacity, overrides(t, s)[fresh].Capacity})
+		got, err = s.Unset(ctx, known)
+		require.NoError(t, err)
+		require.True(t, got.Changed)
+		require.False(t, got.Own)
+		require.EqualValues(t, 10, got.Tokens)
+		require.EqualValues(t, 30, got.Capacity)
+		require.NotContains(t, overrides(t, s), known)
+		got, err = s.Unset(ctx, known)
+		require.NoError(t, err)
+		require.False(t, got.Changed, "it may be repeated")
+		_, err = s.Unset(ctx, fresh)
+		require.NoError(t, err)
+		require.Zero(t, rdb.Exists(ctx, lua.LimitKey(fresh)).Val())
+		renew(template, other)
+	}
+	require.Zero(t, rdb.Exists(ctx, lua.LimitsKey).Val())
+}
+
+func TestWhatCannotBeOverriddenIsRefused(t *testing.T) {
+	t.Parallel()
+	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	s := override.New(rdb)
+	set := func(key string, o policy.Override) error {
+		_, err := s.Set(ctx, key, o)
+		return err
+	}
+	require.ErrorIs(t, set("user:1", policy.Override{Capacity: 5}), override.ErrNoTemplate, "nothing is published")
+	publish(t, rdb, 7, users("user:", policy.EnforceLazy))
+	for _, key := range []string{"order:1", "user:root"} {
+		require.ErrorIs(t, set(key, policy.Override{Capacity: 5}), override.ErrNoTemplate, key)
+		_, err := s.Get(ctx, key)
+		require.ErrorIs(t, err, override.ErrNoTemplate, key)
+		_, err = s.Unset(ctx, key)
+		require.ErrorIs(t, err, override.ErrNoTemplate, key)
+	}
+	require.ErrorIs(t, set("user:1", policy.Override{}), override.ErrOverride)
+	require.ErrorIs(t, set("user:1", policy.Override{Capacity: -1}), policy.ErrPolicy)
+	require.ErrorIs(t, set("user:}", policy.Override{Capacity: 5}), lua.ErrInvalidKey)
+	require.EqualValues(t, 1, rdb.DBSize(ctx).Val(), "the templates alone")
+
+	require.NoError(t, set("user:1", policy.Override{Capacity: 5}))
+	publish(t, rdb, 8)
+	require.Len(t, overrides(t, s), 1, "it outlives its template")
+	l, err := s.Unset(ctx, "user:1")
+	require.NoError(t, err)
+	require.True(t, l.Changed)
+	require.Empty(t, overrides(t, s))
+}
+
+func TestThousandsOfOverridesAreListed(t *testing.T) {
+	t.Parallel()
+	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	s := override.New(rdb)
+	publish(t, rdb, 7, users("user:", policy.EnforceLazy))
+	const many = 3000
+	own := users("user:", policy.EnforceLazy).Policy.Terms(policy.Fence{Epoch: policy.OwnEpoch}).Encode()
+	_, err := rdb.Pipelined(ctx, func(p redis.Pipeliner) error {
+		for i := range many {
+			key := fmt.Sprintf("user:%d", i)
+			p.SAdd(ctx, lua.LimitsKey, key)
+			if i%10 > 0 { // of the others the override was lost, or is just being set
+				p.Set(ctx, lua.LimitKey(key), own, 0)
+			}
+		}
+		return nil
+	})
+	require.NoError(t, err)
+	require.Len(t, overrides(t, s), many*9/10)
+	for _, err := range s.All(ctx) {
+		require.NoError(t, err)
+		break // whoever has seen enough may stop
+	}
+}
