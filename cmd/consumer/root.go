@@ -6,11 +6,11 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"runtime/debug"
 
 	"github.com/spf13/cobra"
 
 	"github.com/tokenrefill/refiller/fetch"
+	"github.com/tokenrefill/refiller/internal/build"
 	"github.com/tokenrefill/refiller/internal/redisconn"
 )
 
@@ -114,7 +114,7 @@ func newRootCommand(e env) *cobra.Command {
 		Short: "Take tokens from buckets in Redis",
 		Long: "Take tokens from buckets in Redis.\n\n" +
 			"Exit codes: 0 taken or done, 1 error, 2 wrong usage, 3 denied: the bucket holds too few tokens.",
-		Version:       version(),
+		Version:       build.Version(),
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		Args:          usageArgs(cobra.NoArgs),
@@ -150,18 +150,3 @@ var oneKey = usageArgs(func(_ *cobra.Command, args []string) error {
 	}
 	return nil
 })
-
-// stamp is the version of a released image: the linker sets it.
-var stamp string
-
-// version is the stamp, the module's version, or the commit that the program was built from.
-func version() string {
-	if stamp != "" {
-		return stamp
-	}
-	info, ok := debug.ReadBuildInfo()
-	if !ok || info.Main.Version == "" {
-		return "unknown"
-	}
-	return info.Main.Version
-}

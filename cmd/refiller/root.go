@@ -5,10 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"runtime/debug"
 
 	"github.com/spf13/cobra"
 
+	"github.com/tokenrefill/refiller/internal/build"
 	"github.com/tokenrefill/refiller/internal/config"
 )
 
@@ -72,7 +72,7 @@ func rootCommand(e env) *cobra.Command {
 	root := &cobra.Command{
 		Use:           "refiller",
 		Short:         "Keep token buckets in Redis full",
-		Version:       version(),
+		Version:       build.Version(),
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		Args:          usageArgs(cobra.NoArgs),
@@ -98,19 +98,4 @@ func usageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
 		}
 		return nil
 	}
-}
-
-// stamp is the version of a released image: the linker sets it.
-var stamp string
-
-// version is the stamp, the module's version, or the commit that the program was built from.
-func version() string {
-	if stamp != "" {
-		return stamp
-	}
-	info, ok := debug.ReadBuildInfo()
-	if !ok || info.Main.Version == "" {
-		return "unknown"
-	}
-	return info.Main.Version
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/hashicorp/go-hclog"
 	"github.com/spf13/cobra"
 
+	"github.com/tokenrefill/refiller/internal/build"
 	"github.com/tokenrefill/refiller/internal/config"
 	"github.com/tokenrefill/refiller/internal/history"
 	"github.com/tokenrefill/refiller/internal/redisconn"
@@ -67,7 +68,7 @@ func runCommand(e env) *cobra.Command {
 				log.Warn("starting with the file alone", "error", wrong)
 				asked <- "start" // reports it
 			}
-			options := replica.Options{Identity: identity, Build: version(), Logger: log, Load: source.load, Reload: asked}
+			options := replica.Options{Identity: identity, Build: build.Version(), Logger: log, Load: source.load, Reload: asked}
 			if record != "" {
 				w, openErr := history.Open(record)
 				if openErr != nil {

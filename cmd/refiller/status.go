@@ -115,6 +115,9 @@ func writeStatus(w io.Writer, s admin.Status) error {
 	alive := make([]string, len(s.Replicas))
 	for i, r := range s.Replicas {
 		alive[i] = r.Identity + " " + r.Role
+		if r.Late {
+			alive[i] = r.Identity + " is silent"
+		}
 	}
 	if len(alive) > 0 {
 		fmt.Fprintf(t, "alive\t%s\n", strings.Join(alive, ", "))

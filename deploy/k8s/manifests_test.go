@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -165,11 +166,27 @@ func TestSelectorsFindTheirPods(t *testing.T) {
 	})
 }
 
+// stamp is the version of the programs that the tests build.
+const stamp = "v0.0.0-test"
+
+func TestTheImagesProgramsTellTheirVersion(t *testing.T) {
+	t.Parallel()
+	for _, name := range []string{"refiller", "consumer"} {
+		out, err := exec.CommandContext(t.Context(), build(t, name), "--version").CombinedOutput()
+		require.NoError(t, err, "%s", out)
+		require.Equal(t, name+" version "+stamp+"\n", string(out))
+	}
+}
+
 // build makes a program as the image has it.
 func build(t *testing.T, name string) string {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), name)
-	build := exec.CommandContext(t.Context(), "go", "build", "-tags", "production", "-o", program, "./cmd/"+name)
+	dockerfile, err := os.ReadFile("../../Dockerfile")
+	require.NoError(t, err)
+	flags := regexp.MustCompile(`-tags (\S+) -ldflags "([^"]+)"`).FindStringSubmatch(string(dockerfile))
+	require.NotNil(t, flags)
+	build := exec.CommandContext(t.Context(), "go", "build", "-tags", flags[1], "-ldflags", strings.ReplaceAll(flags[2], "$VERSION", stamp), "-o", program, "./cmd/"+name)
 	build.Dir = "../.."
 	out, err := build.CombinedOutput()
 	require.NoError(t, err, "%s", out)

@@ -87,6 +87,7 @@ type Replica struct {
 	Config   int64     `json:"config_version"`
 	Started  time.Time `json:"started"`
 	Silent   float64   `json:"silent_ms"` // since it was heard; one that is dead stays for some seconds
+	Late     bool      `json:"late"`      // it should have been heard since
 }
 
 // Template is what this replica does for the buckets of a template.

@@ -62,9 +62,10 @@ func (r *Replica) Status(ctx context.Context, q admin.Query) admin.Status {
 		out.Unlisted = err.Error()
 	}
 	for _, one := range replicas {
+		silent := max(0, out.Now.Sub(one.Heard))
 		out.Replicas = append(out.Replicas, admin.Replica{
 			Identity: one.Identity, Build: one.Build, Role: one.Role, Config: one.Version, Started: one.Started,
-			Silent: max(0, float64(out.Now.Sub(one.Heard).Microseconds())/1000),
+			Silent: float64(silent.Microseconds()) / 1000, Late: silent > roster.Late,
 		})
 	}
 	for _, t := range s.Templates {

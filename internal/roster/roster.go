@@ -18,6 +18,9 @@ import (
 const (
 	// Beat is how often a replica writes itself.
 	Beat = 3 * time.Second
+	// Late is after how long without a word a replica is probably dead: what is
+	// known is a Beat old, and what it tells may be another.
+	Late = 2*Beat + time.Second
 	// Silence is after how long a replica that is silent is no longer listed.
 	Silence = 10 * time.Second
 	// Most is the most replicas of a roster.
