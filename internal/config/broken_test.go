@@ -130,7 +130,7 @@ func TestParseReportsFieldLineAndRange(t *testing.T) {
 		{"rate of a template", "", template(`prefix: "a", enforce: lazy, capacity: 60`), "templates[0].rate", 13, "it is required"},
 		{"a template's calendar", "", template(`prefix: "a", enforce: lazy, capacity: 60, cron: "0 0 * * *"`), "templates[0].cron", 13, "unknown field"},
 		{"enforce", "", template(`prefix: "a", enforce: lasy, capacity: 60, rate: 1/s`), "templates[0].enforce", 13, "did you mean lazy?"},
-		{"nobody refills", "", template(`prefix: "a", capacity: 60, rate: 1/s`), "templates[0].enforce", 13, "write enforce: lazy"},
+		{"capacity of two intervals", "", template(`prefix: "a", capacity: 60, rate: 31/s, interval: 1s`), "templates[0].capacity", 13, "two refill intervals"},
 		{"max_keys of a lazy one", "", template(`prefix: "a", enforce: lazy, capacity: 60, rate: 1/s, max_keys: 5`), "templates[0].max_keys", 13, "enforce: refilled"},
 		{"a lazy one that begins empty", "", template(`prefix: "a", enforce: lazy, capacity: 60, rate: 1/s, initial: 5`), "templates[0].initial", 13, "begins full"},
 		{"prefix twice", "", template(`prefix: "a", enforce: lazy, capacity: 60, rate: 1/s`) + `  - {prefix: "a", enforce: lazy, capacity: 6, rate: 1/s}` + "\n",

@@ -60,8 +60,6 @@ func readTemplate(v value, interval time.Duration) (policy.Template, object) {
 	t.MaxKeys, _ = o.field("max_keys").integer(0, policy.MaxTokens)
 	if t.Enforce == policy.EnforceLazy {
 		t.Policy.Interval = policy.MinInterval // nobody refills: the tokens are there when they are due
-	} else {
-		o.field("enforce").bad("%s: no replica of this version refills templates: write enforce: %s", policy.EnforceRefilled, policy.EnforceLazy)
 	}
 	return t, o
 }

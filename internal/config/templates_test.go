@@ -12,6 +12,7 @@ import (
 const templated = inForce + `templates:
   - {prefix: "user:", enforce: lazy, capacity: 60, rate: 1/s, interval: 2s, degraded: local, carry_over: reset, shadow: true}
   - {prefix: "", enforce: lazy, capacity: 5, rate: 10/m}
+  - {prefix: "tenant:*:api", capacity: 5, rate: 10/m, initial: 2, interval: 2s, max_keys: 100, on_loss: full}
 `
 
 func TestTemplatesAreRead(t *testing.T) {
@@ -22,9 +23,13 @@ func TestTemplatesAreRead(t *testing.T) {
 	require.Equal(t, policy.Template{Prefix: "user:", Enforce: policy.EnforceLazy, Policy: policy.Policy{
 		Capacity: 60, Rate: policy.PerSecond(1), Interval: time.Millisecond, Degraded: policy.DegradedLocal, CarryOver: policy.CarryReset, Shadow: true,
 	}}, user.Template)
+	two := int64(2)
+	require.Equal(t, policy.Template{Prefix: "tenant:*:api", Enforce: policy.EnforceRefilled, MaxKeys: 100, Policy: policy.Policy{
+		Capacity: 5, Rate: policy.Rate{Tokens: 10, Per: time.Minute}, Interval: 2 * time.Second, Initial: &two, OnLoss: policy.LossFull,
+	}}, c.Templates.Of("tenant:7:api").Template)
 	require.Empty(t, c.Templates.Of("anything").Prefix)
 	require.Nil(t, c.Templates.Of("a"), "a bucket has its own policy")
-	require.Contains(t, c.Summary(), "3 buckets and 2 templates on ")
+	require.Contains(t, c.Summary(), "3 buckets and 3 templates on ")
 
 	require.Nil(t, parsed(t, inForce).Templates)
 	none := parsed(t, inForce+"templates: []\n")
@@ -44,6 +49,7 @@ func TestTemplatesChangeWithTheVersion(t *testing.T) {
 		"rate":                   edit("rate: 1/s", "rate: 2/s"),
 		"prefix":                 edit(`prefix: "user:"`, `prefix: "users:"`),
 		"one less":               edit(`  - {prefix: "", enforce: lazy, capacity: 5, rate: 10/m}`, ""),
+		"enforce":                edit("enforce: lazy, capacity: 60", "capacity: 60"),
 		"none":                   edit(templated[len(inForce):], "templates: []\n"),
 		"a bucket that it takes": edit("key: b", "key: d"),
 	} {

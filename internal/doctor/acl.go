@@ -9,7 +9,7 @@ func Commands() []string {
 	return []string{
 		"ping", "evalsha", "eval", "script|load", "time", "type", "get", "mget", "set", "del", "incr", "decr", "incrby", "decrby",
 		"hget", "hmget", "hset", "hdel", "hincrby", "zadd", "zcard", "zrange", "zrangebyscore", "zrem", "zremrangebyscore", "pexpire", "pttl", "pexpiretime",
-		"pexpireat", "hgetall", "sadd", "srem", "sscan",
+		"pexpireat", "hgetall", "sadd", "srem", "sscan", "scard", "exists",
 	}
 }
 

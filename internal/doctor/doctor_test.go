@@ -105,13 +105,16 @@ func ofATemplate(ctx context.Context, rdb *redis.Client) error {
 	}
 	defer func() { _ = c.Close(ctx) }()
 	_, e4 := c.Take(ctx, "tenant:1", 1)
+	shard := lua.Shard{Prefix: "tenant:", Number: lua.ActiveShard("tenant:1")}
+	_, e7 := lua.Occupied(ctx, rdb, []lua.Shard{shard})
+	_, e8 := shard.Count(ctx, rdb)
 	overrides := override.New(rdb)
 	_, e5 := overrides.Set(ctx, "tenant:1", policy.Override{Capacity: 20})
 	for _, err := range overrides.All(ctx) {
 		e5 = errors.Join(e5, err)
 	}
 	_, e6 := overrides.Unset(ctx, "tenant:1")
-	return errors.Join(e2, e4, e5, e6)
+	return errors.Join(e2, e4, e5, e6, e7, e8)
 }
 
 // holding reserves and leases tokens of a bucket that there is, and lets a

@@ -101,7 +101,7 @@ func Rehearse(ctx context.Context, rdb redis.UniversalClient) error {
 		}},
 		{"look at an active set", func() error {
 			set := lua.ActiveKey(templated, lua.ActiveShard(templated))
-			return errors.Join(rdb.SScan(ctx, set, 0, "", 1).Err(), rdb.SRem(ctx, set, templated).Err())
+			return errors.Join(rdb.Exists(ctx, set).Err(), rdb.SCard(ctx, set).Err(), rdb.SScan(ctx, set, 0, "", 1).Err(), rdb.SRem(ctx, set, templated).Err())
 		}},
 		{"read the tickets", func() error { return lua.Tickets(ctx, rdb, []string{rehearsed})[0].Err }},
 		{"grant", func() error { _, err := lua.Grant(ctx, rdb, rehearsed, 1); return err }},

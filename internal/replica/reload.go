@@ -49,7 +49,7 @@ func (r *Replica) Reload(next config.Config, cause string) error {
 	change, err := old.To(next)
 	if err == nil && change.Applies() {
 		if err = r.updatePools(next); err == nil {
-			err = r.refiller.Update(buckets(r.pooledAs(next)), nil, next.Version)
+			err = r.refiller.Update(buckets(r.pooledAs(next)), next.Templates, next.Version)
 		}
 	}
 	if err != nil {

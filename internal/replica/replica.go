@@ -128,7 +128,7 @@ func (r *Replica) open(opts Options) error {
 		observe = func(e refill.Event) { opts.Observe(e); r.metrics.Observe(e) }
 	}
 	r.refiller, err = refill.New(refill.Config{
-		Redis: r.rdb, Buckets: buckets(r.cfg), Version: r.cfg.Version, Elected: elected, Pulse: "refiller:pulse:" + r.cfg.RefillPrefix(),
+		Redis: r.rdb, Buckets: buckets(r.cfg), Templates: r.cfg.Templates, Version: r.cfg.Version, Elected: elected, Pulse: "refiller:pulse:" + r.cfg.RefillPrefix(),
 		Interval: r.cfg.RefillInterval, Logger: r.log.Named("refill"), Observe: observe,
 	})
 	if err != nil {

@@ -1,12 +1,16 @@
 package replica_test
 
 import (
+	"context"
+	"fmt"
 	"testing"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
 	"github.com/stretchr/testify/require"
 
+	"github.com/tokenrefill/refiller/fetch"
+	"github.com/tokenrefill/refiller/internal/config"
 	"github.com/tokenrefill/refiller/internal/replica"
 	"github.com/tokenrefill/refiller/internal/testenv"
 	"github.com/tokenrefill/refiller/lua"
@@ -77,4 +81,53 @@ func TestAPublishedTemplateIsTheConfigurations(t *testing.T) {
 	require.Equal(t, policy.Policy{
 		Capacity: 60, Rate: policy.Rate{Tokens: 10, Per: time.Minute}, Interval: time.Millisecond, Degraded: policy.DegradedOpen, Shadow: true,
 	}.Terms(policy.Fence{Epoch: 7}), got.Terms)
+}
+
+// A refilled template from the file to the consumer: any key has a bucket, which is refilled at the rate and within the bound, while it
+// isn't full, and whose limit follows the file.
+func TestConsumersTakeFromTheBucketsThatReplicasRefill(t *testing.T) {
+	t.Parallel()
+	ctx, server := t.Context(), testenv.Redis(t)
+	rdb := server.Client()
+	with := func(version, capacity int64) config.Config {
+		return parse(t, server.URL(), version, oneBucket+fmt.Sprintf(`templates: [{prefix: "user:", capacity: %d, rate: 200/s, interval: 50ms}]`+"\n", capacity))
+	}
+	first := running(t, with(7, 100), replica.Options{})
+	second := running(t, with(7, 100), replica.Options{})
+	c, err := fetch.New(rdb, fetch.WithDeadline(20*time.Second), fetch.WithRescue(false))
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, c.Close(context.WithoutCancel(ctx))) })
+	eventually(t, "the template is published", func() bool {
+		_, err := c.Peek(ctx, "user:1")
+		return err == nil
+	})
+	for i := range 3 {
+		key := fmt.Sprintf("user:%d", i)
+		began := time.Now()
+		for range 4 { // the first is there, the others are refilled
+			require.NoError(t, c.Wait(ctx, key, 100))
+		}
+		due := int64(time.Since(began).Seconds()*200) + 100
+		require.LessOrEqual(t, int64(400), due+1, "more than fell due")
+	}
+	active := func() (n int64) {
+		for i := range lua.ActiveShards {
+			n += rdb.SCard(ctx, lua.ActiveKey("user:", i)).Val()
+		}
+		return n
+	}
+	eventually(t, "full buckets leave the active set", func() bool { return active() == 0 })
+
+	require.NoError(t, first.Reload(with(8, 40), "test"))
+	require.NoError(t, second.Reload(with(8, 40), "test"))
+	eventually(t, "a lower capacity is in force", func() bool {
+		r, err := c.Take(ctx, "user:1", 1)
+		require.NoError(t, err)
+		return r.Remaining < 40 && r.OK
+	})
+	eventually(t, "it is known of new ones", func() bool {
+		r, err := c.Peek(ctx, "user:new")
+		require.NoError(t, err)
+		return r.Limit == 40
+	})
 }
