@@ -56,5 +56,13 @@ func TestAChangeOfTheValueIsTold(t *testing.T) {
 	require.NoError(t, err)
 	put("four")
 	next("four")
+
+	member := etcd.Members()[0]
+	member.Kill()
+	require.Equal(t, "four", string(key.Value()), "what was read last stays")
+	member.Restart()
+	require.NoError(t, etcd.WaitReady(t.Context()))
+	put("five")
+	next("five")
 	require.Empty(t, told)
 }
