@@ -57,10 +57,10 @@ func (ts *templates) of(ctx context.Context, key string) *policy.Ruled {
 	}
 	now := time.Since(ts.start)
 	if due := ts.due.Load(); due == 0 {
-		ts.look(ctx)
+		ts.lookFirst(ctx)
 	} else if int64(now) >= due && ts.due.CompareAndSwap(due, int64(now+templatesEvery)) {
 		ctx := context.WithoutCancel(ctx)
-		_ = ts.c.workers.offer(func() { ts.look(ctx) }) // if nobody is free, the next one that is due finds somebody
+		_ = ts.c.workers.offer(func() { ts.look(ctx, templatesLook) }) // if nobody is free, the next one that is due finds somebody
 	}
 	return ts.set.Load().Of(key)
 }
@@ -75,7 +75,7 @@ func (ts *templates) unknown(ctx context.Context, key string, err error) *policy
 	fresh := time.Since(ts.ended) < templatesAgain
 	ts.mu.Unlock()
 	if !fresh {
-		ts.look(ctx)
+		ts.lookFirst(ctx)
 	}
 	return ts.set.Load().Of(key)
 }
@@ -92,14 +92,22 @@ func (ts *templates) heard(t *policy.Terms) {
 	}
 }
 
-// look reads what is published, or waits for the look that is under way, but no longer than half of what ctx leaves: those
-// who wait have a call to make.
-func (ts *templates) look(ctx context.Context) {
+// lookFirst looks for somebody who has a call to make then: for no longer than half of the time that a call may take.
+func (ts *templates) lookFirst(ctx context.Context) {
 	patience := templatesLook
+	if limit := ts.c.config.deadline; limit > 0 {
+		patience = min(patience, limit/2)
+	}
 	if deadline, ok := ctx.Deadline(); ok {
 		patience = min(patience, time.Until(deadline)/2)
 	}
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ts.look(ctx, patience)
+}
+
+// look reads what is published, or waits for the look that is under way.
+func (ts *templates) look(ctx context.Context, patience time.Duration) {
+	// A child of ctx itself would still watch it when it is released.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
 	defer cancel()
 	ts.mu.Lock()
 	if flight := ts.flight; flight != nil {
