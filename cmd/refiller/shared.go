@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"runtime/debug"
 
@@ -9,6 +10,7 @@ import (
 
 	"github.com/tokenrefill/refiller/internal/config"
 	"github.com/tokenrefill/refiller/internal/etcdwatch"
+	"github.com/tokenrefill/refiller/internal/filewatch"
 )
 
 // configSource is where a replica's configuration comes from: its file, with the
@@ -18,10 +20,42 @@ type configSource struct {
 	getenv func(string) string
 	flags  []config.Override
 	shared *etcdwatch.Key // nil: nothing is shared
+
+	of  content // what cfg was read from; the zero content if there is no cfg
+	cfg config.Config
 }
 
-// load reads the file, with what is shared as it was last seen.
+// content is what a configuration is read from.
+type content struct {
+	file   [sha256.Size]byte
+	shared string
+}
+
+// load reads the file, with what is shared as it was last seen. What was read last is
+// not read again, because a large file takes a while.
 func (s *configSource) load() (config.Config, error) {
+	before, seen := s.content()
+	if seen == nil && before == s.of {
+		return s.cfg, nil
+	}
+	cfg, err := s.read()
+	s.of, s.cfg = content{}, config.Config{}
+	if after, unseen := s.content(); err == nil && seen == nil && unseen == nil && after == before {
+		s.of, s.cfg = before, cfg
+	}
+	return cfg, err
+}
+
+func (s *configSource) content() (content, error) {
+	file, err := filewatch.Sum(s.path)
+	c := content{file: file}
+	if s.shared != nil {
+		c.shared = string(s.shared.Value())
+	}
+	return c, err
+}
+
+func (s *configSource) read() (config.Config, error) {
 	defer frugally()()
 	var shared config.Shared
 	if s.shared != nil {
@@ -46,11 +80,13 @@ func (s *configSource) follow(cfg config.Config, log hclog.Logger) (closeEtcd fu
 // first is the configuration to start with. A replica whose file is right starts,
 // whatever is shared: wrong says why that doesn't count.
 func (s *configSource) first(ctx context.Context) (cfg config.Config, wrong, err error) {
-	if s.shared != nil {
-		if wrong = s.shared.Read(ctx); wrong == nil {
-			if cfg, wrong = s.load(); wrong == nil {
-				return cfg, nil, nil
-			}
+	if s.shared == nil {
+		cfg, err = s.load()
+		return cfg, nil, err
+	}
+	if wrong = s.shared.Read(ctx); wrong == nil {
+		if cfg, wrong = s.load(); wrong == nil {
+			return cfg, nil, nil
 		}
 	}
 	alone := configSource{path: s.path, getenv: s.getenv, flags: s.flags}

@@ -59,7 +59,7 @@ func New(path string, o Options) (*File, error) {
 	if err != nil {
 		f.blind(err)
 	}
-	if f.seen, err = sum(path); err != nil {
+	if f.seen, err = Sum(path); err != nil {
 		return nil, errors.Join(fmt.Errorf("filewatch: %w", err), f.Close())
 	}
 	f.present = true
@@ -143,7 +143,7 @@ func (f *File) look(changed func()) {
 			f.blind(err)
 		}
 	}
-	now, err := sum(f.path)
+	now, err := Sum(f.path)
 	if err != nil {
 		if f.present {
 			f.log.Warn("watched file can't be read", "path", f.path, "error", err)
@@ -158,7 +158,8 @@ func (f *File) look(changed func()) {
 	}
 }
 
-func sum(path string) (digest [sha256.Size]byte, err error) {
+// Sum is the digest of the content of the file at path.
+func Sum(path string) (digest [sha256.Size]byte, err error) {
 	file, err := os.Open(path)
 	if err != nil {
 		return digest, err
