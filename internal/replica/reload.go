@@ -47,9 +47,13 @@ func (r *Replica) Reload(next config.Config, cause string) error {
 	defer r.reloading.Unlock()
 	old := r.config()
 	change, err := old.To(next)
+	templates := next.Templates
+	if templates == nil { // it says nothing of them
+		templates = old.Templates
+	}
 	if err == nil && change.Applies() {
 		if err = r.updatePools(next); err == nil {
-			err = r.refiller.Update(buckets(r.pooledAs(next)), next.Templates, next.Version)
+			err = r.refiller.Update(buckets(r.pooledAs(next)), templates, next.Version)
 		}
 	}
 	if err != nil {
@@ -60,6 +64,7 @@ func (r *Replica) Reload(next config.Config, cause string) error {
 	inForce := next
 	inForce.Region, inForce.Redis, inForce.Election, inForce.Listen = old.Region, old.Redis, old.Election, old.Listen
 	inForce.Log.JSON = old.Log.JSON
+	inForce.Templates = templates
 	inForce.Pools = r.pooledAs(next).Pools
 	if old.Election.Mode == config.ModeEtcd {
 		inForce.RefillInterval = old.RefillInterval

@@ -129,7 +129,7 @@ func (r *Replica) open(opts Options) error {
 	}
 	r.refiller, err = refill.New(refill.Config{
 		Redis: r.rdb, Buckets: buckets(r.cfg), Templates: r.cfg.Templates, Version: r.cfg.Version, Elected: elected, Pulse: "refiller:pulse:" + r.cfg.RefillPrefix(),
-		Interval: r.cfg.RefillInterval, Logger: r.log.Named("refill"), Observe: observe,
+		Interval: r.cfg.RefillInterval, Logger: r.log.Named("refill"), Observe: observe, ObserveActive: opts.Observe,
 	})
 	if err != nil {
 		return err
