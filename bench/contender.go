@@ -8,11 +8,13 @@ import (
 // contender is one way to take a token.
 type contender struct {
 	name string
-	// open prepares the workload's keys, which are in the order of names.
-	open func(ctx context.Context, s *server, w workload, names []string) (*session, error)
+	open opener
 	// skip reports whether the contender has nothing to say about the workload.
 	skip func(w workload) bool
 }
+
+// opener prepares the workload's keys, which are in the order of names.
+type opener func(ctx context.Context, s *server, w workload, names []string) (*session, error)
 
 // session is a contender that is ready to run.
 type session struct {

@@ -28,7 +28,7 @@ func direct(rdb *redis.Client) (redis.Scripter, error) { return rdb, nil }
 
 func autoPipelined(rdb *redis.Client) (redis.Scripter, error) { return rdb.AutoPipeline() }
 
-func openEvalsha(way func(*redis.Client) (redis.Scripter, error)) func(context.Context, *server, workload, []string) (*session, error) {
+func openEvalsha(way func(*redis.Client) (redis.Scripter, error)) opener {
 	return func(ctx context.Context, s *server, w workload, names []string) (*session, error) {
 		rdb, err := openBare(ctx, s, w, names)
 		if err != nil {

@@ -31,6 +31,7 @@ var goals = []goal{
 	{workload: "many", goroutines: 64, of: "fetch, coalesced", to: baseline, want: 3.4},
 	{workload: "many", goroutines: 64, of: "fetch, coalesced", to: "rueidislimiter", want: 1.4},
 	{workload: "many", goroutines: 64, of: "fetch, coalesced", to: "EVALSHA, auto-pipelined", want: 0.95},
+	{workload: "hot", goroutines: 64, of: "fetch, leased", to: "x/time/rate", want: 0.5},
 	{workload: "denied", goroutines: 64, of: "fetch, coalesced", to: baseline, want: 6},
 	{workload: "denied", goroutines: 64, of: "fetch", to: baseline, want: 50},
 }

@@ -33,6 +33,7 @@ type Client struct {
 	breakers  breakers
 	stands    *stands
 	rescues   rescues
+	leases    *leases        // nil: there are none
 	jitter    func() float64 // uniform in [0, 1)
 	timers    sync.Pool      // of *time.Timer
 	alarms    sync.Pool      // of *alarm
@@ -69,6 +70,7 @@ func New(rdb redis.UniversalClient, opts ...Option) (*Client, error) {
 	if cfg.coalesce {
 		c.coalescer = newCoalescer(c)
 	}
+	c.leases = newLeases(c)
 	return c, nil
 }
 
@@ -88,7 +90,7 @@ func (c *Client) look(ctx context.Context, key string) (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
-	r := Result{OK: reply.Tokens > 0, Remaining: reply.Tokens, RetryAfter: wait(reply.Wait), ResetAfter: Never}
+	r := Result{OK: reply.Tokens > 0, Remaining: reply.Tokens, Outstanding: reply.Outstanding, RetryAfter: wait(reply.Wait), ResetAfter: Never}
 	if reply.Terms != nil {
 		r.Limit, r.ResetAfter = reply.Terms.Capacity, untilFull(reply)
 		r.OnFloor = reply.Terms.GrantEnd > 0 && !reply.Terms.Granted(reply.Version.Era, reply.Now)
@@ -136,8 +138,12 @@ type Stats struct {
 	Returned int64
 	// Lost is the number of tokens that calls may have taken without telling
 	// anybody: their replies were lost, or came when nobody could give the tokens
-	// back any more. Some of these calls may never have run.
+	// back any more. Some of these calls may never have run. It also counts what was
+	// left in blocks (WithLease) that could not be given back: the bucket was away for
+	// too long, or had begun another era.
 	Lost int64
+	// Leased is the number of tokens that the Client's blocks hold at present.
+	Leased int64
 	// Rescues is the number of refills that this Client made because they were
 	// overdue.
 	Rescues int64
@@ -156,7 +162,7 @@ type Stats struct {
 func (c *Client) Stats() Stats {
 	s := Stats{
 		Abandoned: c.stats.abandoned.Load(), Returned: c.stats.returned.Load(), Lost: c.stats.lost.Load(),
-		Rescues: c.stats.rescues.Load(), Shut: c.stats.opened.Load(), Shadowed: c.stats.shadowed.Load(),
+		Rescues: c.stats.rescues.Load(), Shut: c.stats.opened.Load(), Shadowed: c.stats.shadowed.Load(), Leased: c.leases.held(),
 	}
 	for why := range c.stats.degraded {
 		if n := c.stats.degraded[why].Load(); n > 0 {
@@ -169,8 +175,9 @@ func (c *Client) Stats() Stats {
 	return s
 }
 
-// Close refuses new calls with ErrClosed, wakes what sleeps in Wait, and waits
-// for the calls under way and for the Client's goroutines. When ctx ends first
+// Close refuses new calls with ErrClosed, wakes what sleeps in Wait, gives blocks of
+// tokens (WithLease) back, and waits for the calls under way and for the Client's
+// goroutines. When ctx ends first
 // its error is returned; the goroutines then end as soon as go-redis gives up
 // on their sockets. Closing again waits again. The go-redis client stays open.
 func (c *Client) Close(ctx context.Context) error { return c.workers.close(ctx) }

@@ -54,6 +54,16 @@
 // shared fate: a merged call that fails, fails for all takes in it.
 // [WithCoalescing] turns it off.
 //
+// # Leases
+//
+// With [WithLease] the Client holds a block of a busy bucket's tokens in memory, and
+// most takes need no call: their Source is leased. A block is as large as what is
+// taken within about a third of the hold time, is refilled before it runs dry by a
+// goroutine of the Client, and what nobody takes of it goes back within the hold time.
+// Others find those tokens gone meanwhile, a crash loses them, and the bucket refills
+// behind them: a window's bound grows by what was held when it began, unless the
+// policy is strict.
+//
 // # Denials
 //
 // A denial is remembered until its tokens are due, a second at most, and takes of

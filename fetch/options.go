@@ -40,6 +40,7 @@ type config struct {
 	degraded    policy.Degraded   // of buckets that were never seen
 	templates   *policy.Templates // those given; nil: none
 	published   bool              // those that refillers publish count
+	leases      leaseRules
 }
 
 // takeConfig is what the options of a take say.
@@ -47,6 +48,23 @@ type takeConfig struct {
 	deadline time.Duration // 0: none
 	request  string        // id; empty: none
 	memory   time.Duration // of the request
+}
+
+// with is the configuration with the options of a take.
+func (t takeConfig) with(opts []TakeOption) (takeConfig, error) {
+	if len(opts) == 0 {
+		return t, nil
+	}
+	changed := t
+	for _, o := range opts {
+		if o == nil {
+			return t, fmt.Errorf("%w: an option is nil", ErrInvalidOption)
+		}
+		if err := o.applyTake(&changed); err != nil {
+			return t, err
+		}
+	}
+	return changed, nil
 }
 
 // WithDeadline bounds the time that a call takes: after d it ends with

@@ -83,7 +83,8 @@ func ReasonOf(err error) Reason {
 // answered reports whether err is an answer of the server about the bucket.
 func answered(err error) bool {
 	return errors.Is(err, lua.ErrUnknownBucket) || errors.Is(err, lua.ErrMalformedBucket) || errors.Is(err, lua.ErrBadReply) ||
-		errors.Is(err, lua.ErrRequestReused) || errors.Is(err, lua.ErrTooManyBuckets) || errors.Is(err, lua.ErrIDInUse) || errors.Is(err, lua.ErrNotHeld)
+		errors.Is(err, lua.ErrRequestReused) || errors.Is(err, lua.ErrTooManyBuckets) || errors.Is(err, lua.ErrIDInUse) || errors.Is(err, lua.ErrNotHeld) ||
+		errors.Is(err, lua.ErrOtherEra)
 }
 
 // failure is the error of a call that ended.

@@ -18,8 +18,12 @@ type Result struct {
 	// Taken is the number of tokens taken: all or none, for TakeUpTo any number
 	// up to what was asked for.
 	Taken int64
-	// Remaining is the number of tokens left in the bucket.
+	// Remaining is the number of tokens left in the bucket; with SourceLeased those
+	// that it had at the block's last call, and those left in the block.
 	Remaining int64
+	// Outstanding is, of a Peek, the number of tokens that are taken from the bucket
+	// and held in reservations and in the blocks of consumers (WithLease).
+	Outstanding int64
 	// Limit is the bucket's capacity, at most ten seconds old; 0 if the bucket has
 	// no policy, as one that only foreign clients refill.
 	Limit int64
@@ -30,7 +34,7 @@ type Result struct {
 	RetryAfter time.Duration
 	// ResetAfter is the time until the bucket is full if nobody takes any,
 	// right to within one refill interval; 0 if it is full; Never if it is not
-	// known to fill.
+	// known to fill; with SourceLeased as it was at the block's last call.
 	ResetAfter time.Duration
 	// OnFloor reports that the bucket is a pool's and its region has no grant in
 	// force, but the floor that is reserved for it: it is cut off from the other
@@ -62,6 +66,7 @@ type SourceKind uint8
 // Ways to answer a call.
 const (
 	SourceShared   SourceKind = iota // the bucket in Redis
+	SourceLeased                     // tokens of the bucket that this Client holds in memory: see WithLease
 	SourceCached                     // a denial that is remembered
 	SourceRescued                    // the bucket in Redis, after this Client has made a refill that was overdue
 	SourceFallback                   // the policy's degraded mode
@@ -73,7 +78,7 @@ const (
 
 // String names the kind.
 func (k SourceKind) String() string {
-	names := [...]string{"shared", "cached", "rescued", "fallback", "shadow"}
+	names := [...]string{"shared", "leased", "cached", "rescued", "fallback", "shadow"}
 	if int(k) >= len(names) {
 		return "invalid"
 	}

@@ -15,14 +15,9 @@ import (
 // After ErrUnavailable or the context's own error, tokens may have been taken;
 // with WithRequestID it is safe to ask again.
 func (c *Client) Take(ctx context.Context, key string, n int64, opts ...TakeOption) (Result, error) {
-	cfg := c.config.takeConfig
-	for _, o := range opts {
-		if o == nil {
-			return Result{}, fmt.Errorf("%w: an option is nil", ErrInvalidOption)
-		}
-		if err := o.applyTake(&cfg); err != nil {
-			return Result{}, err
-		}
+	cfg, err := c.config.with(opts)
+	if err != nil {
+		return Result{}, err
 	}
 	if c.config.hook == nil {
 		return c.take(ctx, key, n, cfg)
@@ -43,6 +38,21 @@ func (c *Client) takeUpTo(ctx context.Context, key string, n int64) (Result, err
 	if err := check(key, n); err != nil {
 		return Result{}, err
 	}
+	leased, ok := c.leases.takeUpTo(key, n)
+	if !ok {
+		return c.takeUpToShared(ctx, key, n)
+	}
+	if leased.Taken < n {
+		if shared, err := c.takeUpToShared(ctx, key, n-leased.Taken); err == nil && shared.OK {
+			shared.Taken += leased.Taken
+			return shared, nil
+		}
+	}
+	return leased, nil
+}
+
+// takeUpToShared is takeUpTo of the bucket itself.
+func (c *Client) takeUpToShared(ctx context.Context, key string, n int64) (Result, error) {
 	a, ok := c.remembered(key, 1)
 	if !ok {
 		a = c.askUpTo(ctx, key, n)
@@ -52,7 +62,15 @@ func (c *Client) takeUpTo(ctx context.Context, key string, n int64) (Result, err
 			return Result{}, err
 		}
 	}
+	c.missed(key, a)
 	return c.shadow(c.result(ctx, key, a), a.known, n), nil
+}
+
+// missed notes a take of a bucket that its block was not enough for.
+func (c *Client) missed(key string, a answer) {
+	if c.leases != nil && a.reply.OK && a.source.Kind != SourceFallback {
+		c.leases.missed(key, a.reply.Taken)
+	}
 }
 
 // askUpTo is ask for as many tokens as there are.
@@ -94,6 +112,11 @@ func (c *Client) take(ctx context.Context, key string, n int64, cfg takeConfig) 
 	if err := ctx.Err(); err != nil {
 		return Result{}, fmt.Errorf("fetch: %w", err)
 	}
+	if cfg.request == "" {
+		if r, ok := c.leases.take(key, n); ok {
+			return r, nil
+		}
+	}
 	a, ok := c.remembered(key, n)
 	if !ok || cfg.request != "" {
 		a = c.ask(ctx, key, n, cfg)
@@ -102,6 +125,9 @@ func (c *Client) take(ctx context.Context, key string, n int64, cfg takeConfig) 
 		if a, ok = c.degraded(key, n, err); !ok {
 			return Result{}, err
 		}
+	}
+	if cfg.request == "" {
+		c.missed(key, a)
 	}
 	if err := a.known.exceeded(key, n); err != nil && !a.reply.OK {
 		return Result{}, err

@@ -48,6 +48,11 @@ func (c *Client) queue(ctx context.Context, key string, n int64) error {
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("fetch: wait: %w", err)
 	}
+	if !c.lines.waited(key) {
+		if _, ok := c.leases.take(key, n); ok {
+			return nil
+		}
+	}
 	if err := c.workers.enter(); err != nil {
 		return err
 	}
@@ -56,6 +61,7 @@ func (c *Client) queue(ctx context.Context, key string, n int64) error {
 	if err != nil {
 		return err
 	}
+	c.leases.yield(key)
 	select {
 	case <-w.first:
 		return c.stand(ctx, l, w)
@@ -82,6 +88,7 @@ type line struct {
 	last  *waiter
 	total int64 // tokens that all want
 	pacer pacer
+	more  chan struct{} // there are more tokens than was told
 
 	// What the last denial told.
 	known known
@@ -106,7 +113,7 @@ func (ls *lines) join(ctx context.Context, key string, n int64) (*line, *waiter,
 	defer ls.mu.Unlock()
 	l := ls.keys[key]
 	if l == nil {
-		l = &line{key: key}
+		l = &line{key: key, more: make(chan struct{}, 1)}
 		ls.keys[key] = l
 	}
 	if deadline, ok := ctx.Deadline(); ok && !l.known.shadowed() && l.last != nil && !l.told.IsZero() {
@@ -125,6 +132,26 @@ func (ls *lines) join(ctx context.Context, key string, n int64) (*line, *waiter,
 	l.last = w
 	l.total += n
 	return l, w, nil
+}
+
+// waited reports whether somebody waits for a bucket.
+func (ls *lines) waited(key string) bool {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	return ls.keys[key] != nil
+}
+
+// stir has the first of a line ask at once, since there are more tokens.
+func (ls *lines) stir(key string) {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	if l := ls.keys[key]; l != nil {
+		l.told = time.Time{}
+		select {
+		case l.more <- struct{}{}:
+		default:
+		}
+	}
 }
 
 // remove takes a waiter out of its line and makes the next one first. The lock is
@@ -174,7 +201,7 @@ func (c *Client) stand(ctx context.Context, l *line, w *waiter) error {
 			return <-w.served
 		}
 		if err == nil {
-			err = c.sleep(ctx, pause)
+			err = c.sleep(ctx, pause, l.more)
 		}
 		if err != nil {
 			return c.leaveLine(ctx, l, w, err)
@@ -384,8 +411,8 @@ func (p *pacer) pause(told time.Duration, last int64) time.Duration {
 	return min(told, slowPause)
 }
 
-// sleep waits for d, unless ctx or the Client ends first.
-func (c *Client) sleep(ctx context.Context, d time.Duration) error {
+// sleep waits for d or for more tokens, unless ctx or the Client ends first.
+func (c *Client) sleep(ctx context.Context, d time.Duration, more <-chan struct{}) error {
 	if d <= 0 {
 		return nil
 	}
@@ -393,6 +420,8 @@ func (c *Client) sleep(ctx context.Context, d time.Duration) error {
 	defer timer.Stop()
 	select {
 	case <-timer.C:
+		return nil
+	case <-more:
 		return nil
 	case <-ctx.Done():
 		return fmt.Errorf("fetch: wait: %w", ctx.Err())

@@ -134,7 +134,8 @@ var (
 	descOpened    = desc("breaker_opened_total", "Times that calls were stopped because a server did not answer them.")
 	descAbandoned = desc("calls_abandoned_total", "Calls that were under way when their callers stopped waiting.")
 	descReturned  = desc("tokens_returned_total", "Tokens that the SDK gave back because nobody could use them.")
-	descLost      = desc("tokens_lost_total", "Tokens that calls may have taken without telling anybody.")
+	descLost      = desc("tokens_lost_total", "Tokens that calls may have taken without telling anybody, and those of leases that could not be given back.")
+	descLeased    = desc("tokens_leased", "Tokens that the SDK holds in leases.")
 )
 
 // Describe implements prometheus.Collector.
@@ -142,7 +143,7 @@ func (h *Hook) Describe(ch chan<- *prometheus.Desc) {
 	for _, c := range []prometheus.Collector{h.calls, h.tokens, h.degraded, h.seconds} {
 		c.Describe(ch)
 	}
-	for _, d := range []*prometheus.Desc{descRescues, descOpened, descAbandoned, descReturned, descLost} {
+	for _, d := range []*prometheus.Desc{descRescues, descOpened, descAbandoned, descReturned, descLost, descLeased} {
 		ch <- d
 	}
 }
@@ -162,4 +163,5 @@ func (h *Hook) Collect(ch chan<- prometheus.Metric) {
 	} {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(n))
 	}
+	ch <- prometheus.MustNewConstMetric(descLeased, prometheus.GaugeValue, float64(s.Leased))
 }

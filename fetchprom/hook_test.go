@@ -83,4 +83,5 @@ func TestTheCountsOfAClientAreExported(t *testing.T) {
 	for _, name := range []string{"rescues", "breaker_opened", "calls_abandoned", "tokens_returned", "tokens_lost"} {
 		require.Contains(t, page, "refiller_consumer_"+name+"_total 0\n")
 	}
+	require.Contains(t, page, "refiller_consumer_tokens_leased 0\n")
 }

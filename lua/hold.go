@@ -166,7 +166,13 @@ func Lease(ctx context.Context, c Client, key string, call LeaseCall) (LeaseRepl
 		return reply, fmt.Errorf("%w: %q", ErrOtherEra, key)
 	}
 	reply := LeaseReply{Now: r.int(), Remaining: r.int(), Granted: r.int(), Clamped: r.int(), Terms: r.terms()}
-	return reply, r.end()
+	if err := r.end(); err != nil {
+		return LeaseReply{}, err
+	}
+	if reply.Terms == nil || reply.Granted < 0 || reply.Granted > call.Want {
+		return LeaseReply{}, fmt.Errorf("%w: a lease of %d tokens where %d were asked for, or without a policy", ErrBadReply, reply.Granted, call.Want)
+	}
+	return reply, nil
 }
 
 // SweepResult is what became of a bucket's reservations and leases whose time was

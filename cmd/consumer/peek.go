@@ -1,6 +1,8 @@
 package main
 
 import (
+	"fmt"
+
 	"github.com/spf13/cobra"
 
 	"github.com/tokenrefill/refiller/fetch"
@@ -24,6 +26,9 @@ func newPeekCommand(e env) *cobra.Command {
 					return err
 				}
 				text := held(r)
+				if r.Outstanding > 0 {
+					text += fmt.Sprintf("; consumers hold %d more", r.Outstanding)
+				}
 				if r.ResetAfter > 0 {
 					text += "; full " + in(r.ResetAfter)
 				}

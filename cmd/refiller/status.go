@@ -124,13 +124,13 @@ func writeStatus(w io.Writer, s admin.Status) error {
 	}
 	fmt.Fprintf(t, "here\t%d refills applied, %d lost to others, %d failed, %d tokens added\n\n",
 		s.Calls["applied"], s.Calls["stale"]+s.Calls["early"], s.Errors, s.Added)
-	fmt.Fprintln(t, "BUCKET\tTOKENS\tCAPACITY\tRATE\tINDEX\tLAST REFILL\tVERSION")
+	fmt.Fprintln(t, "BUCKET\tTOKENS\tCAPACITY\tOUTSTANDING\tRATE\tINDEX\tLAST REFILL\tVERSION")
 	for _, b := range s.Buckets {
 		if b.Error != "" {
 			fmt.Fprintf(t, "%s\t%s\n", b.Key, b.Error)
 			continue
 		}
-		fmt.Fprintf(t, "%s\t%d\t%d\t%s\t%d\t%.0f ms ago\t%d\n", b.Key, b.Tokens, b.Capacity, b.Rate+b.Schedule, b.Index, b.Age, b.Policy)
+		fmt.Fprintf(t, "%s\t%d\t%d\t%d\t%s\t%d\t%.0f ms ago\t%d\n", b.Key, b.Tokens, b.Capacity, b.Outstanding, b.Rate+b.Schedule, b.Index, b.Age, b.Policy)
 	}
 	if more := s.Total - len(s.Buckets); more > 0 {
 		fmt.Fprintf(t, "… and %d more\n", more)

@@ -166,6 +166,9 @@ type Bucket struct {
 	Age      float64 `json:"refill_age_ms"` // since the last refill, on Redis' clock
 	Error    string  `json:"error,omitempty"`
 
+	Outstanding int64 `json:"outstanding_tokens"`    // held by consumers in reservations and leases
+	Debt        int64 `json:"debt_tokens,omitempty"` // that refills pay before they add any
+
 	// Of late; only from the replica that refills the bucket.
 	Taken *float64 `json:"taken_per_second,omitempty"`
 	Dry   *float64 `json:"found_empty,omitempty"` // part of the refills that found no token: takes were probably denied

@@ -19,13 +19,14 @@ type Result struct {
 	ResetAfterMS *int64 `json:"reset_after_ms"`
 	Source       string `json:"source"`
 	OnFloor      bool   `json:"on_floor,omitempty"`
+	Outstanding  int64  `json:"outstanding,omitempty"`
 }
 
 // NewResult is r, of the bucket key.
 func NewResult(key string, r fetch.Result) Result {
 	return Result{
 		Key: key, OK: r.OK, Taken: r.Taken, Remaining: r.Remaining, Limit: r.Limit,
-		RetryAfterMS: millis(r.RetryAfter), ResetAfterMS: millis(r.ResetAfter), Source: r.Source.String(), OnFloor: r.OnFloor,
+		RetryAfterMS: millis(r.RetryAfter), ResetAfterMS: millis(r.ResetAfter), Source: r.Source.String(), OnFloor: r.OnFloor, Outstanding: r.Outstanding,
 	}
 }
 

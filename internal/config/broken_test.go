@@ -115,6 +115,7 @@ func TestParseReportsFieldLineAndRange(t *testing.T) {
 		{"on_rollback", "500/s", "500/s\n    on_rollback: full", "buckets[0].on_rollback", 10, "is not one of empty, keep"},
 		{"carry_over", "500/s", "500/s\n    carry_over: [keep]", "buckets[0].carry_over", 10, "is not one of keep, proportional, reset"},
 		{"shadow", "500/s", "500/s\n    shadow: yes", "buckets[0].shadow", 10, "is not one of false, true"},
+		{"strict", "500/s", "500/s\n    strict: 1", "buckets[0].strict", 10, "is not one of false, true"},
 		{"degraded", "500/s", "500/s\n    degraded: yes", "buckets[0].degraded", 10, "is not one of closed, open, local"},
 		{"listen port", "127.0.0.1:9090", "nowhere:99999999", "listen", 10, "port from 0 to 65535"},
 		{"listen without a port", "127.0.0.1:9090", "localhost", "listen", 10, "port from 0 to 65535"},

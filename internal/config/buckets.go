@@ -39,7 +39,7 @@ func bucket(v value, interval time.Duration) (Bucket, value) {
 	d := v.d
 	before := len(d.problems)
 	o := v.object([]string{"key", "capacity", "rate", "every", "cron", "tokens", "time_zone", "initial", "interval",
-		"on_loss", "on_rollback", "carry_over", "degraded", "shadow"})
+		"on_loss", "on_rollback", "carry_over", "degraded", "shadow", "strict"})
 	key := o.field("key")
 	if v.node.Kind != yaml.MappingNode {
 		return Bucket{}, key
@@ -70,6 +70,7 @@ func readPolicy(o object, interval time.Duration) policy.Policy {
 	p.CarryOver = policy.CarryOver(o.field("carry_over").choice("keep", "proportional", "reset"))
 	p.Degraded = policy.Degraded(o.field("degraded").choice("closed", "open", "local"))
 	p.Shadow = o.field("shadow").choice("false", "true") == 1
+	p.Strict = o.field("strict").choice("false", "true") == 1
 	return p
 }
 

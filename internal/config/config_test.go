@@ -51,7 +51,7 @@ election: {mode: etcd, endpoints: ["https://e1:2379", "[::1]:2379"], prefix: /x/
 refill_interval: 50ms
 buckets:
   - {key: smooth, capacity: 100, rate: 10/m, initial: 0, on_loss: full, on_rollback: keep, degraded: local, carry_over: reset, interval: 1s}
-  - {key: steps, capacity: 100, every: 1h, tokens: 40}
+  - {key: steps, capacity: 100, every: 1h, tokens: 40, strict: true}
   - {key: calendar, capacity: 100, cron: "0 9 * * 1-5", tokens: 90, time_zone: Europe/Berlin, degraded: open, shadow: true, carry_over: proportional}
 listen: ":0"
 log: {level: debug, format: json}
@@ -86,7 +86,7 @@ log: {level: debug, format: json}
 		Capacity: 100, Rate: policy.Rate{Tokens: 10, Per: time.Minute}, Interval: time.Second, Initial: &empty,
 		OnLoss: policy.LossFull, OnRollback: policy.RollbackKeep, CarryOver: policy.CarryReset, Degraded: policy.DegradedLocal,
 	}, c.Buckets[0].Policy)
-	require.Equal(t, policy.Policy{Capacity: 100, Steps: policy.Every(time.Hour), StepTokens: 40, Interval: 50 * time.Millisecond}, c.Buckets[1].Policy)
+	require.Equal(t, policy.Policy{Capacity: 100, Steps: policy.Every(time.Hour), StepTokens: 40, Interval: 50 * time.Millisecond, Strict: true}, c.Buckets[1].Policy)
 	require.Equal(t, "0 9 * * 1-5 Europe/Berlin", c.Buckets[2].Policy.Steps.String())
 	require.Equal(t, policy.DegradedOpen, c.Buckets[2].Policy.Degraded)
 	require.True(t, c.Buckets[2].Policy.Shadow)

@@ -142,6 +142,7 @@ var (
 	descLost        = desc("buckets_lost_total", "Times that the server had lost the bucket, so that it was created again.", "bucket")
 	descShadow      = desc("shadow_denied_tokens_total", "Tokens that takes of a bucket in shadow mode would have been denied, as the bucket counts them. Each replica tells the same number, so take the largest and not the sum.", "bucket")
 	descTokens      = desc("bucket_tokens", "Tokens in the bucket at this replica's last call.", "bucket")
+	descHeld        = desc("bucket_outstanding_tokens", "Tokens of the bucket that consumers hold in reservations and leases, at this replica's last call.", "bucket")
 	descCapacity    = desc("bucket_capacity_tokens", "Configured capacity.", "bucket")
 )
 
@@ -210,6 +211,7 @@ func (m *Metrics) collectBuckets(gauge, count func(*prometheus.Desc, float64, ..
 		gauge(descCapacity, float64(b.Capacity), key)
 		if time.Since(b.Seen) < fresh {
 			gauge(descTokens, float64(b.Tokens), key)
+			gauge(descHeld, float64(b.Held), key)
 		}
 	}
 	if len(own) < len(all) {

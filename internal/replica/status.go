@@ -179,6 +179,7 @@ func (r *Replica) bucket(ctx context.Context, b config.Bucket, version int64) ad
 		return out
 	}
 	out.Tokens, out.Index, out.Era = p.Tokens, p.Version.Index, p.Version.Era
+	out.Outstanding, out.Debt = p.Outstanding, p.Debt
 	out.Age = float64(p.Now-p.Last) / 1000
 	if p.Terms != nil {
 		out.Capacity, out.Policy = p.Terms.Capacity, p.Terms.Fence.Epoch

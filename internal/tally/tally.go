@@ -37,6 +37,7 @@ type Bucket struct {
 	Won      time.Time // of the last refill won; zero before the first
 	Tokens   int64     // at the last answer
 	Capacity int64     // configured
+	Held     int64     // tokens outstanding in reservations and leases, at the last answer
 	TakeRate float64   // tokens taken per second of late, up to Won
 	Dry      float64   // part of the refills that found no token, of late, up to Won
 
@@ -115,7 +116,7 @@ func (t *Tally) Observe(e refill.Event) Refill {
 	} else {
 		b.mine = b.mine && o.Version == b.version
 	}
-	b.known, b.version, b.Tokens, b.Seen = true, o.Version, o.Tokens, e.Replied
+	b.known, b.version, b.Tokens, b.Held, b.Seen = true, o.Version, o.Tokens, o.Outstanding, e.Replied
 	b.Conflict = o.Conflict
 	b.terms, b.Outdated = policy.Terms{}, false
 	if e.Call.Terms != nil {

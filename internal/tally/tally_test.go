@@ -79,6 +79,10 @@ func TestCreditDueAndTakenAreCounted(t *testing.T) {
 	w.bucket.Take(*w.bucket.Tokens, w.now.UnixMicro())
 	a.refill(interval)
 	require.EqualValues(t, 1, a.counts(t).Empty)
+	require.Zero(t, a.counts(t).Held)
+	w.bucket.Reserve("id", 7, time.Hour.Microseconds(), policy.OverrunClamp, w.now.UnixMicro())
+	a.refill(interval)
+	require.EqualValues(t, 7, a.counts(t).Held)
 }
 
 func TestAFullBucketIsDueWhatItIsCredited(t *testing.T) {

@@ -1,0 +1,379 @@
+package fetch
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"sync/atomic"
+	"time"
+
+	"github.com/tokenrefill/refiller/lua"
+)
+
+const (
+	// leaseRetry is the pause after a call about a block that was not answered.
+	leaseRetry = 50 * time.Millisecond
+	// leaseRest is the least pause after the bucket said that it knows nothing of a
+	// block.
+	leaseRest = time.Second
+)
+
+// block is tokens of a bucket that takes find in memory. They were taken from the
+// bucket, which counts them as outstanding. Takers take them; everything else is done
+// by the block's keeper, a goroutine of the Client.
+type block struct {
+	ls   *leases
+	key  string
+	rule leaseRule
+	wake chan struct{} // of the keeper
+
+	told   atomic.Pointer[told] // nil: nothing is to be taken
+	asked  atomic.Bool          // the keeper was woken, or rests
+	missed atomic.Int64         // tokens taken of the bucket itself since the keeper last looked
+	_      [64]byte             // takers write another line than the one they read
+	left   atomic.Int64         // tokens
+	_      [64]byte
+
+	// What follows is the keeper's alone.
+	id    string         // of the block in the bucket; empty: there is none
+	seq   int64          // of its last call
+	until time.Duration  // when its tokens are no longer to be used
+	call  *lua.LeaseCall // without an answer; it is sent until there is one
+	sent  time.Duration  // when it was first sent
+	again bool           // it was sent before
+	retry time.Duration  // it isn't sent again before
+	rest  time.Duration  // no more tokens are asked for before
+	plan  plan
+}
+
+// told is what takers know of the block and its bucket since the last call.
+type told struct {
+	until   time.Duration // when the block's tokens are no longer to be used
+	low     int64         // with fewer tokens left the keeper is to be woken
+	bucket  int64         // tokens in the bucket
+	limit   int64
+	reset   time.Duration
+	onFloor bool
+}
+
+func newBlock(ls *leases, key string, rule leaseRule) *block {
+	half := rule.hold / 2
+	return &block{
+		ls: ls, key: key, rule: rule, wake: make(chan struct{}, 1),
+		plan: plan{most: rule.most, half: half, turn: ls.now() + half},
+	}
+}
+
+// take takes as many tokens as there are, from least to most.
+func (b *block) take(least, most int64) (Result, bool) {
+	t := b.told.Load()
+	if t == nil || least > t.limit || b.ls.now() >= t.until {
+		return Result{}, false
+	}
+	for {
+		left := b.left.Load()
+		if left < least {
+			return Result{}, false
+		}
+		n := min(most, left)
+		if !b.left.CompareAndSwap(left, left-n) {
+			continue
+		}
+		if left -= n; left < t.low {
+			b.signal()
+		}
+		return Result{
+			OK: true, Taken: n, Remaining: t.bucket + left, Limit: t.limit, ResetAfter: t.reset, OnFloor: t.onFloor,
+			Source: Source{Kind: SourceLeased},
+		}, true
+	}
+}
+
+// miss notes that n tokens were taken of the bucket itself.
+func (b *block) miss(n int64) {
+	b.missed.Add(n)
+	b.signal()
+}
+
+// signal wakes the keeper, unless it was woken before or rests.
+func (b *block) signal() {
+	if !b.asked.Load() && b.asked.CompareAndSwap(false, true) {
+		b.nudge()
+	}
+}
+
+// nudge wakes the keeper.
+func (b *block) nudge() {
+	select {
+	case b.wake <- struct{}{}:
+	default:
+	}
+}
+
+// withdraw keeps up to n tokens from takers.
+func (b *block) withdraw(n int64) int64 {
+	for {
+		left := b.left.Load()
+		got := min(n, left)
+		if b.left.CompareAndSwap(left, left-got) {
+			return got
+		}
+	}
+}
+
+// keep keeps the block until nobody takes from the bucket, or the Client is closed.
+func (b *block) keep() {
+	defer b.ls.end(b)
+	timer := time.NewTimer(b.rule.hold)
+	defer timer.Stop()
+	for {
+		select {
+		case <-b.ls.c.workers.quit:
+			b.giveUp()
+			return
+		case <-b.wake:
+		case <-timer.C:
+		}
+		next, over := b.step(b.ls.now())
+		if over {
+			return
+		}
+		timer.Reset(next - b.ls.now())
+	}
+}
+
+// step does what is due. It returns when the next thing is, and whether there is
+// nothing to keep any more.
+func (b *block) step(now time.Duration) (next time.Duration, over bool) {
+	b.asked.Store(now < max(b.rest, b.retry))
+	if b.id != "" && now >= b.until {
+		b.lose()
+	}
+	if b.call == nil {
+		back, want, idle := b.decide(now)
+		switch {
+		case back > 0 || want > 0 || idle && b.id != "":
+			b.prepare(now, back, want)
+		case idle:
+			return 0, true
+		}
+	}
+	if b.call != nil && now >= b.retry {
+		if b.ls.c.breakers.of(b.key).open() != ReasonNone {
+			b.retry = b.after(leaseRetry)
+		} else if reply, ok := b.send(); ok {
+			b.tell(reply)
+		}
+	}
+	switch {
+	case b.call != nil:
+		next = min(b.retry, b.until)
+	case b.rest > now:
+		next = min(b.rest, b.plan.turn)
+	default:
+		next = b.plan.turn
+	}
+	return next, false
+}
+
+// decide says how many tokens are to go back or to be asked for, and whether nobody
+// takes any.
+func (b *block) decide(now time.Duration) (back, want int64, idle bool) {
+	left, missed := b.left.Load(), b.missed.Swap(0)
+	b.plan.look(left, missed)
+	if now >= b.plan.turn {
+		back, idle = b.plan.end(now, left)
+	}
+	switch {
+	case b.ls.c.lines.waited(b.key):
+		back = left
+		b.rest = b.after(b.plan.half)
+	case back == 0 && now >= b.rest:
+		want = b.plan.lack(now, left, missed)
+	}
+	return back, want, idle && want == 0
+}
+
+// prepare makes the call that gives tokens back, which takers no longer get, and asks
+// for others.
+func (b *block) prepare(now time.Duration, back, want int64) {
+	if b.id == "" {
+		b.id, b.seq = rand.Text(), 0
+		b.until = now + b.rule.hold + leaseGrace - leaseMargin
+	}
+	back = b.withdraw(back)
+	b.plan.seen -= back
+	b.seq++
+	b.sent, b.again = now, false
+	b.call = &lua.LeaseCall{ID: b.id, Seq: b.seq, Keep: b.left.Load(), Back: back, Want: want, TTL: b.rule.hold + leaseGrace}
+}
+
+// send makes the call and takes its answer in. Without an answer the call stays, to
+// be sent again: the bucket does it once.
+func (b *block) send() (reply lua.LeaseReply, ok bool) {
+	c, call := b.ls.c, *b.call
+	limit := c.config.deadline
+	if limit == 0 {
+		limit = DefaultDeadline
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	began := time.Now()
+	reply, err := lua.Lease(ctx, c.store, b.key, call)
+	err = failure(err)
+	c.note(b.key, began, err)
+	switch {
+	case errors.Is(err, lua.ErrNotHeld) && b.again && call.Keep+call.Want == 0: // it was done before, and the block ended with it
+		b.call.Back = 0
+		b.lose()
+		b.moreToTake(call.Back)
+		return reply, false
+	case answered(err): // the bucket knows nothing of the block any more, or never will
+		b.call.Want = 0
+		b.lose()
+		b.rest = b.after(max(b.plan.half, leaseRest))
+		return reply, false
+	case err != nil:
+		b.again, b.retry = true, b.after(leaseRetry)
+		return reply, false
+	}
+	b.call = nil
+	b.left.Add(reply.Granted)
+	b.plan.add(b.ls.now(), reply.Granted, call.Want)
+	b.until = b.sent + b.rule.hold + leaseGrace - leaseMargin
+	if call.Keep+reply.Granted == 0 {
+		b.id = ""
+	}
+	b.moreToTake(call.Back)
+	if reply.Granted < call.Want { // until the next refill there is no more
+		b.rest = b.after(min(b.plan.half, micros(reply.Terms.Interval)))
+	}
+	return reply, true
+}
+
+// moreToTake tells others in the Client of tokens that are back in the bucket.
+func (b *block) moreToTake(n int64) {
+	if n > 0 {
+		b.ls.c.terms.forgive(b.key)
+		b.ls.c.lines.stir(b.key)
+	}
+}
+
+// tell tells takers of an answer.
+func (b *block) tell(reply lua.LeaseReply) {
+	c, now := b.ls.c, time.Now()
+	k, _ := c.terms.get(b.key, now)
+	k = c.learn(b.key, k, 0, lua.TakeReply{OK: true, Remaining: reply.Remaining, Terms: reply.Terms})
+	c.saw(answer{reply: lua.TakeReply{Remaining: reply.Remaining}, known: k})
+	b.plan.most = min(b.rule.most, k.limit())
+	if b.id == "" {
+		b.told.Store(nil)
+		return
+	}
+	b.told.Store(&told{
+		until: b.until, low: b.plan.low(), bucket: reply.Remaining, limit: k.limit(), reset: k.resetAfter(reply.Remaining, now), onFloor: k.onFloor(),
+	})
+}
+
+// lose ends a block of which the bucket can't be told any more. What it held, and what
+// a call without an answer may have brought, is lost.
+func (b *block) lose() {
+	b.told.Store(nil)
+	lost := b.left.Swap(0)
+	if b.call != nil {
+		lost += b.call.Back + b.call.Want
+	}
+	b.ls.c.stats.lost.Add(lost)
+	b.id, b.call = "", nil
+	b.plan.seen, b.plan.fresh = 0, 0
+}
+
+// giveUp gives the block back at the end of its Client. Calls without an answer are
+// sent again for lateGrace.
+func (b *block) giveUp() {
+	b.told.Store(nil)
+	end := b.ls.now() + lateGrace
+	for b.id != "" {
+		now := b.ls.now()
+		if now >= min(end, b.until) {
+			b.lose()
+			return
+		}
+		if b.call == nil {
+			b.prepare(now, b.left.Load(), 0)
+		}
+		if _, ok := b.send(); !ok && b.id != "" {
+			time.Sleep(leaseRetry)
+		}
+	}
+}
+
+// after is when d is over, a little later for some blocks than for others.
+func (b *block) after(d time.Duration) time.Duration {
+	return b.ls.now() + d + time.Duration(b.ls.c.jitter()*float64(d)/10)
+}
+
+// plan says how many tokens a block is to have. Its time is cut into halves of the
+// hold time: what was there when a half began and is there when it ends goes back, so
+// that no token stays unused for more than two halves.
+type plan struct {
+	most int64         // tokens
+	half time.Duration // how long one is
+	turn time.Duration // when this one ends
+
+	size  int64         // tokens that the block is to have
+	seen  int64         // tokens left when last looked
+	fresh int64         // tokens added in this half
+	used  int64         // tokens used in this half
+	spent int64         // tokens used since a call last asked for some
+	added time.Duration // when that was; 0: the bucket gave less
+}
+
+// low is from how many tokens on no more are asked for.
+func (p *plan) low() int64 { return (p.size + 1) / 2 }
+
+// look notes how many tokens are left, and how many were missing and taken of the
+// bucket itself.
+func (p *plan) look(left, missed int64) {
+	used := p.seen - left + missed
+	p.used, p.spent, p.seen = p.used+used, p.spent+used, left
+}
+
+// add notes what a call brought.
+func (p *plan) add(now time.Duration, granted, wanted int64) {
+	p.seen += granted
+	p.fresh += granted
+	if wanted > 0 {
+		p.spent, p.added = 0, now
+	}
+	if granted < wanted {
+		p.added = 0
+	}
+}
+
+// end ends a half: it returns how many of the left tokens go back, and whether nobody
+// takes any. A block shrinks if not all of it was used.
+func (p *plan) end(now time.Duration, left int64) (back int64, idle bool) {
+	back, idle = max(0, left-p.fresh), p.used == 0
+	if idle {
+		p.spent = 0
+	}
+	if p.used < p.size {
+		p.size = max(p.used, p.size/2)
+	}
+	p.turn, p.fresh, p.used = now+p.half, 0, 0
+	return back, idle && back == left
+}
+
+// lack is how many tokens to ask for: none if nobody used any meanwhile. A block grows if half of it was used within a
+// quarter of a half, and by what was missing.
+func (p *plan) lack(now time.Duration, left, missed int64) int64 {
+	if p.spent == 0 || left >= p.low() && missed == 0 {
+		return 0
+	}
+	if p.added > 0 && now-p.added < p.half/4 && 2*p.spent >= p.size {
+		p.size *= 2
+	}
+	p.size = min(p.most, max(p.size, missed))
+	return max(0, p.size-left)
+}

@@ -1,0 +1,515 @@
+package fetch
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+const hold = time.Second
+
+// leasing makes a Client with leases of a bank's buckets.
+func leasing(t *testing.T, b *bank, most int64, opts ...Option) *Client {
+	t.Helper()
+	c := newClient(t, b, append([]Option{WithLease(most, hold)}, opts...)...)
+	c.jitter = func() float64 { return 0 }
+	return c
+}
+
+// takeEvery takes n tokens of the bucket each time that pause is over, for d, and
+// counts the answers that were granted by their source.
+func takeEvery(t *testing.T, c *Client, n int64, pause, d time.Duration) map[SourceKind]int {
+	t.Helper()
+	got := make(map[SourceKind]int)
+	for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(pause) {
+		r, err := c.Take(t.Context(), "checkout", n)
+		require.NoError(t, err)
+		if r.OK {
+			require.Equal(t, n, r.Taken)
+			got[r.Source.Kind]++
+		}
+	}
+	return got
+}
+
+func outstanding(b *bank) (n int64) {
+	b.with("checkout", func(bucket *policy.Bucket) { n = bucket.Control.Outstanding })
+	return n
+}
+
+func inBucket(b *bank) (n int64) {
+	b.with("checkout", func(bucket *policy.Bucket) { n = *bucket.Tokens })
+	return n
+}
+
+func TestABlockIsAskedForBeforeItRunsDry(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBank(map[string]policy.Policy{"checkout": hourly(100_000)})
+		b.trip = 3 * time.Millisecond
+		c := leasing(t, b, 10_000)
+		takeEvery(t, c, 1, time.Millisecond, hold) // it finds its size
+		calls, takes := b.called("lease"), b.called("take")+b.called("takemany")
+		got := takeEvery(t, c, 1, time.Millisecond, 10*hold)
+		require.Equal(t, map[SourceKind]int{SourceLeased: 10_000}, got, "no take waits for a call")
+		require.Equal(t, takes, b.called("take")+b.called("takemany"))
+		require.LessOrEqual(t, b.called("lease")-calls, 100, "a few calls a second")
+	})
+}
+
+func TestABlockIsAsLargeAsWhatIsTaken(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBank(map[string]policy.Policy{"checkout": hourly(1_000_000)})
+		c := leasing(t, b, 2000)
+		most := int64(0)
+		phase := func(pause time.Duration) (largest int64) {
+			takeEvery(t, c, 1, pause, 5*hold)
+			for range 100 {
+				takeEvery(t, c, 1, pause, hold/20)
+				require.LessOrEqual(t, c.Stats().Leased, outstanding(b), "the bucket counts all that is held")
+				largest = max(largest, outstanding(b))
+			}
+			most = max(most, largest)
+			return largest
+		}
+		require.InDelta(t, 375, phase(time.Millisecond), 125, "1,000 a second")
+		require.InDelta(t, 37, phase(10*time.Millisecond), 13, "100 a second")
+		require.EqualValues(t, 2000, phase(100*time.Microsecond), "10,000 a second, and the option's bound")
+		require.LessOrEqual(t, most, int64(2000))
+	})
+}
+
+func TestWhatNobodyTakesGoesBackWithinTheHoldTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBank(map[string]policy.Policy{"checkout": hourly(10_000)})
+		c := leasing(t, b, 1000)
+		got := takeEvery(t, c, 1, time.Millisecond, 3*hold)
+		taken := int64(got[SourceShared] + got[SourceLeased])
+		require.Positive(t, c.Stats().Leased)
+		require.EqualValues(t, 10_000-taken-c.Stats().Leased, inBucket(b))
+		time.Sleep(hold)
+		require.Zero(t, c.Stats().Leased)
+		require.EqualValues(t, 10_000-taken, inBucket(b))
+		time.Sleep(2 * hold)
+		require.Zero(t, outstanding(b))
+		require.Zero(t, c.leases.count.Load(), "nothing is kept of a bucket that nobody takes from")
+		b.with("checkout", func(bucket *policy.Bucket) { require.Empty(t, bucket.Held) })
+		calls := b.called("lease")
+		time.Sleep(time.Hour)
+		require.Equal(t, calls, b.called("lease"))
+		require.NoError(t, c.Close(t.Context()))
+		require.Zero(t, c.Stats().Lost)
+	})
+}
+
+func TestCloseGivesBlocksBackAlthoughRepliesAreLost(t *testing.T) {
+	for _, f := range []fault{none, lostCall, lostReply} {
+		synctest.Test(t, func(t *testing.T) {
+			b := newBank(map[string]policy.Policy{"checkout": hourly(10_000)})
+			c := leasing(t, b, 1000)
+			got := takeEvery(t, c, 1, time.Millisecond, 3*hold)
+			require.Positive(t, c.Stats().Leased)
+			lost := 0
+			b.fail(func(string) fault {
+				if lost++; lost <= 2 {
+					return f
+				}
+				return none
+			})
+			require.NoError(t, c.Close(t.Context()))
+			require.EqualValues(t, 10_000-got[SourceShared]-got[SourceLeased], inBucket(b), "fault %d", f)
+			require.Zero(t, outstanding(b))
+			require.Zero(t, c.Stats().Leased)
+			require.Zero(t, c.Stats().Lost)
+			_, err := c.Take(t.Context(), "checkout", 1)
+			require.ErrorIs(t, err, ErrClosed)
+		})
+	}
+}
+
+func TestABlockIsNotTakenFromAfterItsEra(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBank(map[string]policy.Policy{"checkout": hourly(10_000)})
+		c := leasing(t, b, 1000)
+		takeEvery(t, c, 1, time.Millisecond, 3*hold)
+		held := c.Stats().Leased
+		require.Positive(t, held)
+		b.with("checkout", func(bucket *policy.Bucket) { // the server lost a write: the bucket is emptied
+			out := bucket.Refill(policy.Call{Version: policy.Version{Era: bucket.Control.Era, Index: *bucket.Index + 1}}, time.Now().UnixMicro())
+			require.Equal(t, policy.StatusRolledBack, out.Status)
+		})
+		time.Sleep(hold)
+		require.Zero(t, c.Stats().Leased)
+		require.Equal(t, held, c.Stats().Lost)
+		require.Zero(t, inBucket(b), "nothing comes back to another era")
+		require.Zero(t, outstanding(b))
+		r, err := c.Take(t.Context(), "checkout", 1)
+		require.NoError(t, err)
+		require.False(t, r.OK)
+		require.NoError(t, c.Close(t.Context()))
+		require.Zero(t, inBucket(b))
+	})
+}
+
+func TestWhileItsServerIsAwayABlockIsUsedUpAndThenTheDegradedModeAnswers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := hourly(10_000)
+		p.Degraded = policy.DegradedOpen
+		b := newBank(map[string]policy.Policy{"checkout": p})
+		c := leasing(t, b, 1000)
+		before := takeEvery(t, c, 1, time.Millisecond, 3*hold)
+		away, held := time.Now(), c.Stats().Leased
+		b.fail(func(string) fault { return lostCall })
+		last := away
+		got := make(map[SourceKind]int)
+		for time.Since(away) < 10*hold {
+			r, err := c.Take(t.Context(), "checkout", 1)
+			require.NoError(t, err)
+			require.True(t, r.OK)
+			if got[r.Source.Kind]++; r.Source.Kind == SourceLeased {
+				last = time.Now()
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+		require.Positive(t, got[SourceLeased])
+		require.LessOrEqual(t, int64(got[SourceLeased]), held)
+		require.LessOrEqual(t, last.Sub(away), hold+leaseGrace-leaseMargin)
+		require.Positive(t, got[SourceFallback])
+		require.Zero(t, c.Stats().Leased, "what is too old is not used")
+		b.fail(nil)
+		time.Sleep(hold)
+		require.Zero(t, outstanding(b))
+		require.EqualValues(t, 10_000-before[SourceShared]-before[SourceLeased]-int(held), inBucket(b), "what was in a block is not given twice")
+		require.Positive(t, takeEvery(t, c, 1, time.Millisecond, hold)[SourceLeased])
+	})
+}
+
+func TestConsumersWithLeasesDoNotStarveEachOther(t *testing.T) {
+	// Each has its turns of greed; in between it takes now and then. No more than the
+	// hold time and one refill pass between two of its takes, although one alone could
+	// hold all of the bucket.
+	synctest.Test(t, func(t *testing.T) {
+		p := policy.Policy{Capacity: 20, Rate: policy.PerSecond(100), Interval: 100 * time.Millisecond}
+		b := newBank(map[string]policy.Policy{"checkout": p})
+		b.trip = 100 * time.Microsecond
+		var wg sync.WaitGroup
+		for i := range 2 {
+			c := leasing(t, b, 20)
+			c.jitter = rand.New(rand.NewPCG(1, uint64(i))).Float64
+			wg.Go(func() {
+				last := time.Now()
+				for turn := range 20 {
+					pause := 200 * time.Microsecond
+					if turn%2 == i {
+						pause = 9 * time.Millisecond
+					}
+					for end := time.Now().Add(2 * hold); time.Now().Before(end); time.Sleep(pause) {
+						r, err := c.Take(t.Context(), "checkout", 1)
+						if err != nil {
+							t.Error(err)
+							return
+						}
+						if !r.OK {
+							continue
+						}
+						if since := time.Since(last); since > hold+p.Interval {
+							t.Errorf("consumer %d got nothing for %s", i, since)
+						}
+						last = time.Now()
+					}
+				}
+				if err := c.Close(t.Context()); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+		require.Positive(t, b.called("lease"))
+	})
+}
+
+func TestAHoarderGivesAnIdleBucketBackToOthersWithinTheHoldTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBank(map[string]policy.Policy{"checkout": hourly(100)})
+		hoarder, other := leasing(t, b, 100), leasing(t, b, 100)
+		got := takeEvery(t, hoarder, 1, 10*time.Millisecond, hold/2)
+		left := 100 - int64(got[SourceShared]+got[SourceLeased])
+		require.Positive(t, hoarder.Stats().Leased)
+		denied := 0
+		for end := time.Now().Add(hold); time.Now().Before(end); time.Sleep(time.Millisecond) {
+			r, err := other.TakeUpTo(t.Context(), "checkout", 1)
+			require.NoError(t, err)
+			if left -= r.Taken; !r.OK {
+				denied++
+			}
+		}
+		time.Sleep(denialMaxAge)
+		r, err := other.TakeUpTo(t.Context(), "checkout", 100)
+		require.NoError(t, err)
+		require.Equal(t, left, r.Taken, "all that the other one held")
+		require.NoError(t, hoarder.Close(t.Context()))
+		require.NoError(t, other.Close(t.Context()))
+		require.Zero(t, inBucket(b))
+	})
+}
+
+func TestWhoeverWaitsComesBeforeTheBlock(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBank(map[string]policy.Policy{"checkout": hourly(1000)})
+		c := leasing(t, b, 1000)
+		got := takeEvery(t, c, 1, time.Millisecond, hold/2)
+		left := 1000 - int64(got[SourceShared]+got[SourceLeased])
+		held := c.Stats().Leased
+		require.Positive(t, held)
+		calls := b.called("take")
+		require.NoError(t, c.Wait(t.Context(), "checkout", 1))
+		require.Equal(t, held-1, c.Stats().Leased, "the block has enough")
+		require.Equal(t, calls, b.called("take"))
+
+		began := time.Now()
+		require.NoError(t, c.Wait(t.Context(), "checkout", left-1), "more than the bucket has without the block")
+		require.Less(t, time.Since(began), hold/10, "the block is given back at once")
+		require.Zero(t, inBucket(b))
+		require.Zero(t, outstanding(b))
+	})
+}
+
+func TestABucketHasNoBlockWhileSomebodyWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := policy.Policy{Capacity: 1000, Rate: policy.PerSecond(1000), Interval: 100 * time.Millisecond, Initial: new(int64)}
+		b := newBank(map[string]policy.Policy{"checkout": p})
+		c := leasing(t, b, 1000)
+		takeEvery(t, c, 1, 2*time.Millisecond, 2*hold)
+		require.Positive(t, c.Stats().Leased)
+		waited := make(chan error)
+		began := time.Now()
+		go func() { waited <- c.Wait(t.Context(), "checkout", 1000) }()
+		synctest.Wait()
+		got := takeEvery(t, c, 1, 100*time.Millisecond, hold/2)
+		require.Zero(t, got[SourceLeased])
+		require.NoError(t, <-waited)
+		require.Less(t, time.Since(began), 2*hold, "takes and refills compete with it, blocks don't")
+		require.Positive(t, takeEvery(t, c, 1, 2*time.Millisecond, 2*hold)[SourceLeased], "and then again")
+	})
+}
+
+func TestCallsThatABlockDoesNotAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBank(map[string]policy.Policy{"checkout": hourly(100)})
+		c := leasing(t, b, 50)
+		takeEvery(t, c, 2, time.Millisecond, 10*time.Millisecond)
+		held := c.Stats().Leased
+		require.Positive(t, held)
+		r, err := c.Take(t.Context(), "checkout", held+1)
+		require.NoError(t, err)
+		require.Equal(t, SourceShared, r.Source.Kind, "more than the block has")
+		_, err = c.Take(t.Context(), "checkout", 101)
+		require.ErrorIs(t, err, ErrExceedsCapacity)
+
+		all, err := c.TakeUpTo(t.Context(), "checkout", 1)
+		require.NoError(t, err)
+		require.Equal(t, SourceLeased, all.Source.Kind)
+		synctest.Wait() // the block takes its part
+		held, left := c.Stats().Leased, inBucket(b)
+		require.Positive(t, held)
+		require.Positive(t, left)
+		all, err = c.TakeUpTo(t.Context(), "checkout", 1000)
+		require.NoError(t, err)
+		require.Equal(t, SourceShared, all.Source.Kind)
+		require.Greater(t, all.Taken, held, "those of the block and some of the bucket")
+		synctest.Wait()
+		require.Equal(t, held+left, all.Taken+c.Stats().Leased+inBucket(b))
+	})
+}
+
+func TestPeekTellsWhatIsOutstanding(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBank(map[string]policy.Policy{"checkout": hourly(1000)})
+		c, other := leasing(t, b, 100), leasing(t, b, 100)
+		takeEvery(t, c, 1, time.Millisecond, hold/4)
+		r, err := other.Peek(t.Context(), "checkout")
+		require.NoError(t, err)
+		require.Positive(t, r.Outstanding)
+		require.Equal(t, outstanding(b), r.Outstanding)
+		require.GreaterOrEqual(t, r.Outstanding, c.Stats().Leased)
+		require.NoError(t, c.Close(t.Context()))
+		require.NoError(t, other.Close(t.Context()))
+	})
+}
+
+func TestABlockOfABucketInShadowModeGivesWhatTheBucketHas(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := hourly(100)
+		p.Shadow = true
+		b := newBank(map[string]policy.Policy{"checkout": p})
+		c := leasing(t, b, 50)
+		got := takeEvery(t, c, 1, time.Millisecond, hold)
+		require.EqualValues(t, 100, got[SourceLeased]+got[SourceShared])
+		require.EqualValues(t, c.Stats().Shadowed, got[SourceShadow])
+		require.Equal(t, 1000-100, got[SourceShadow])
+	})
+}
+
+func TestABucketOfWhichOneTokenIsTakenNowAndThenHasNoBlock(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBank(map[string]policy.Policy{"checkout": hourly(100)})
+		c := leasing(t, b, 50)
+		require.Equal(t, map[SourceKind]int{SourceShared: 5}, takeEvery(t, c, 1, 2*hold, 10*hold))
+		require.Zero(t, b.called("lease"))
+	})
+}
+
+func TestTheBlocksOfAClientAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		buckets := make(map[string]policy.Policy)
+		for i := range 2 * maxLeases {
+			buckets["user:"+strconv.Itoa(i)] = hourly(100)
+		}
+		b := newBank(buckets)
+		c := leasing(t, b, 50)
+		for key := range buckets {
+			for range 2 {
+				_, err := c.Take(t.Context(), key, 1)
+				require.NoError(t, err)
+			}
+		}
+		require.EqualValues(t, maxLeases, c.leases.count.Load())
+		time.Sleep(3 * hold)
+		require.Zero(t, c.leases.count.Load())
+		for i := range c.leases.shards {
+			require.Empty(t, *c.leases.shards[i].blocks.Load())
+		}
+	})
+}
+
+func TestABlockEndsWithABucketThatIsGone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBank(map[string]policy.Policy{"checkout": hourly(1000)})
+		c := leasing(t, b, 100)
+		takeEvery(t, c, 1, time.Millisecond, hold/4)
+		require.Positive(t, c.Stats().Leased)
+		b.mu.Lock()
+		delete(b.buckets, "checkout")
+		b.mu.Unlock()
+		time.Sleep(hold)
+		_, err := c.Take(t.Context(), "checkout", 1)
+		require.ErrorIs(t, err, ErrUnknownBucket)
+		require.Zero(t, c.Stats().Leased)
+	})
+}
+
+func TestLeaseOptions(t *testing.T) {
+	for name, opts := range map[string][]Option{
+		"no tokens":       {WithLease(0, hold)},
+		"too many tokens": {WithLease(policy.MaxTokens+1, hold)},
+		"too short":       {WithLease(1, MinLeaseHold-1)},
+		"too long":        {WithLease(1, MaxLeaseHold+1)},
+		"no key":          {WithLease(1, hold).ForKeys("a}")},
+		"all twice":       {WithLease(1, hold), WithLease(2, hold)},
+		"a key twice":     {WithLease(1, hold).ForKeys("a"), WithLease(2, hold).ForKeys("b", "a")},
+		"a prefix twice":  {WithLease(1, hold).ForPrefix("a"), WithLease(2, hold).ForPrefix("a")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := New(generous(), opts...)
+			require.ErrorIs(t, err, ErrInvalidOption)
+		})
+	}
+	rules := newClient(t, generous(), WithLease(2, hold).ForPrefix("user:").ForPrefix("team:"), WithLease(1, hold).ForKeys("user:1"),
+		WithLease(3, hold).ForPrefix("user:vip:")).leases.rules
+	for key, want := range map[string]int64{"user:1": 1, "user:2": 2, "team:1": 2, "user:vip:1": 3, "user": 0} {
+		rule, ok := rules.of(key)
+		require.Equal(t, want > 0, ok, key)
+		require.Equal(t, want, rule.most, key)
+	}
+	every := WithLease(5, hold)
+	rules = newClient(t, generous(), every.ForPrefix("user:"), every).leases.rules
+	for _, key := range []string{"user:1", "checkout"} {
+		_, ok := rules.of(key)
+		require.True(t, ok, "an option is not changed by what is made of it")
+	}
+}
+
+func TestALeasedTakeAllocatesNothing(t *testing.T) {
+	c := newClient(t, newBank(map[string]policy.Policy{"checkout": hourly(1_000_000)}), WithLease(100_000, MaxLeaseHold), slow())
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	eventually(t, func() bool {
+		r, err := c.Take(ctx, "checkout", 1000)
+		require.NoError(t, err)
+		return r.Source.Kind == SourceLeased && c.Stats().Leased > 10_000
+	}, "there is a block")
+	require.Zero(t, testing.AllocsPerRun(1000, func() {
+		if r, err := c.Take(ctx, "checkout", 1); err != nil || r.Source.Kind != SourceLeased {
+			panic(fmt.Sprint(r, err))
+		}
+	}))
+}
+
+func TestLeasesOnEveryKindOfServerLeaveNothingBehind(t *testing.T) {
+	const consumers, goroutines, takes, capacity = 3, 8, 300, 100_000
+	for name, start := range map[string]func(t *testing.T) redis.UniversalClient{
+		"single":  func(t *testing.T) redis.UniversalClient { return testenv.Redis(t).Client() },
+		"cluster": func(t *testing.T) redis.UniversalClient { return testenv.Cluster(t).Client() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			rdb := start(t)
+			keys := []string{"checkout", "user:1", "user:2"} // several slots
+			for _, key := range keys {
+				createBucket(t, rdb, key, hourly(capacity))
+			}
+			var (
+				wg     sync.WaitGroup
+				leased atomic.Int64
+			)
+			for range consumers {
+				c := newClient(t, rdb, slow(), WithLease(500, 200*time.Millisecond))
+				var takers sync.WaitGroup
+				for i := range goroutines {
+					takers.Go(func() {
+						for j := range takes {
+							r, err := c.Take(t.Context(), keys[(i+j)%len(keys)], 1)
+							if err != nil || !r.OK {
+								t.Error(r, err)
+								return
+							}
+							if r.Source.Kind == SourceLeased {
+								leased.Add(1)
+							}
+						}
+					})
+				}
+				wg.Go(func() {
+					takers.Wait()
+					if err := c.Close(t.Context()); err != nil {
+						t.Error(err)
+					}
+				})
+			}
+			wg.Wait()
+			require.Positive(t, leased.Load())
+			left := int64(0)
+			for _, key := range keys {
+				left += tokens(t, rdb, key)
+				r, err := lua.Peek(t.Context(), rdb, key, 1)
+				require.NoError(t, err)
+				require.Zero(t, r.Outstanding)
+				held, err := rdb.Exists(t.Context(), lua.HeldKey(key)).Result()
+				require.NoError(t, err)
+				require.Zero(t, held)
+			}
+			require.EqualValues(t, 3*capacity-consumers*goroutines*takes, left)
+		})
+	}
+}

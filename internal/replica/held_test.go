@@ -1,0 +1,52 @@
+package replica_test
+
+import (
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/internal/admin"
+	"github.com/tokenrefill/refiller/internal/replica"
+	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/lua"
+)
+
+// What a consumer that died held is shown, keeps its room in a strict bucket while it
+// could be used, and is dropped then.
+func TestABlockThatItsConsumerTookAlongIsDropped(t *testing.T) {
+	t.Parallel()
+	server := testenv.Redis(t)
+	rdb, url := server.Client(), "redis://"+server.Addr()
+	r := running(t, parse(t, url, 1, "  - {key: checkout, capacity: 100, rate: 400/s, strict: true}\n"), replica.Options{})
+	eventually(t, "the bucket is there", func() bool { return rdb.Exists(t.Context(), "{checkout}:ctl").Val() == 1 })
+	reply, err := lua.Lease(t.Context(), rdb, "checkout", lua.LeaseCall{ID: "dead", Seq: 1, Want: 40, TTL: 5 * time.Second})
+	require.NoError(t, err)
+	require.EqualValues(t, 40, reply.Granted)
+
+	shown := func() int64 {
+		list := r.Status(t.Context(), admin.Query{Limit: 1}).Buckets
+		require.Len(t, list, 1)
+		return list[0].Outstanding
+	}
+	eventually(t, "the status shows what is held", func() bool { return shown() == 40 })
+	eventually(t, "so does the metric", func() bool {
+		res, err := http.Get("http://" + r.Addr().String() + "/metrics")
+		require.NoError(t, err)
+		defer res.Body.Close()
+		body, err := io.ReadAll(res.Body)
+		require.NoError(t, err)
+		return strings.Contains(string(body), `refiller_bucket_outstanding_tokens{bucket="checkout"} 40`)
+	})
+	eventually(t, "the bucket is full again", func() bool {
+		p, err := lua.Peek(t.Context(), rdb, "checkout", 1)
+		require.NoError(t, err)
+		require.LessOrEqual(t, p.Tokens+p.Outstanding, int64(100), "it leaves room for what is held")
+		return p.Tokens == 100
+	})
+	eventually(t, "nothing is held", func() bool { return shown() == 0 })
+	require.Zero(t, rdb.Exists(t.Context(), lua.HeldKey("checkout"), lua.DueKey("checkout")).Val())
+}
