@@ -394,6 +394,21 @@ func TestTheBlocksOfAClientAreBounded(t *testing.T) {
 	})
 }
 
+func TestABlockIsNotTakenFromAfterItsEndAlthoughItsKeeperIsLate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := leasing(t, newBank(nil), 10)
+		b := newBlock(c.leases, "checkout", leaseRule{10, hold}) // without a keeper
+		b.told.Store(&told{until: c.leases.now() + hold, limit: 10})
+		b.left.Store(5)
+		time.Sleep(hold - 1)
+		_, ok := b.take(1, 1)
+		require.True(t, ok)
+		time.Sleep(1)
+		_, ok = b.take(1, 1)
+		require.False(t, ok)
+	})
+}
+
 func TestABlockEndsWithABucketThatIsGone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBank(map[string]policy.Policy{"checkout": hourly(1000)})
