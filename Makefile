@@ -40,6 +40,9 @@ POOL_SCHEDULES ?= 60
 # How often `make failover` ends the active replica, in each mode.
 KILLS ?= 100
 
+# What `make scale` measures: see test/scale/README.md.
+SCALE ?= -templates 1000,10000,100000,1000000
+
 # How long `make fuzz` gives each fuzz test.
 FUZZTIME ?= 30s
 
@@ -98,6 +101,12 @@ pools: ensure-redis ## N random fault schedules of a pool over three regions on 
 .PHONY: failover
 failover: ensure-redis ## Ends the active replica KILLS times in each mode and prints the gaps between refills
 	go test -count=1 -timeout 0 -v -run TestFailover ./test/robustness -args -kills $(KILLS)
+
+.PHONY: scale
+scale: ensure-redis ## What very many buckets cost (SCALE, see test/scale/README.md): a table, bin/scale.json, bin/scale.svg
+	@mkdir -p $(BIN)
+	go test -count=1 -timeout 0 -run TestScale ./test/scale -args -json $(CURDIR)/$(BIN)/scale.json $(SCALE)
+	go -C bench run ./scalechart $(CURDIR)/$(BIN)/scale.json $(CURDIR)/$(BIN)/scale.svg
 
 .PHONY: fuzz
 fuzz: ensure-redis ## Every fuzz test for FUZZTIME

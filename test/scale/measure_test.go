@@ -1,0 +1,174 @@
+package scale
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// measure runs one scenario. Each of its three parts takes as long as the window: takes
+// without refillers, refillers without takes, both.
+func measure(t *testing.T, sc scenario, window time.Duration) figures {
+	s := startStore(t, sc.Cluster)
+	f := figures{scenario: sc}
+	empty := s.usage(t)
+	if sc.Configured {
+		f.replicas(t, s) // they create the buckets
+	} else {
+		s.fill(t, sc)
+		f.BytesPerBucket = (s.usage(t).memory - empty.memory) / float64(sc.Keys)
+		f.TakeAlone = takes(t, s, sc, window)
+		f.replicas(t, s)
+	}
+	f.settle(t, s)
+	if sc.Configured {
+		f.BytesPerBucket = (s.usage(t).memory - empty.memory) / float64(sc.Keys)
+	}
+	f.refills(t, s, window)
+	f.TakeBeside = takes(t, s, sc, window)
+	if sc.Configured { // once nobody refills any more
+		for _, r := range f.running {
+			r.Stop()
+		}
+		f.TakeAlone = takes(t, s, sc, window)
+	}
+	return f
+}
+
+// replicas starts the replicas.
+func (f *figures) replicas(t *testing.T, s *store) {
+	t.Helper()
+	config := f.config(s.url)
+	for i := range f.Replicas {
+		r := startReplica(t, fmt.Sprintf("refiller%d", i), config)
+		f.running = append(f.running, r)
+		f.Startup = max(f.Startup, r.started.Seconds())
+	}
+}
+
+// settle waits until the replicas refill as they will go on to.
+func (f *figures) settle(t *testing.T, s *store) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		applied, active, shards := 0.0, 0.0, 0.0
+		for _, r := range f.running {
+			c := r.scrape(t)
+			applied, active, shards = applied+c.applied, active+c.active, shards+c.shards
+		}
+		if f.Configured {
+			return applied >= float64(f.Keys)
+		}
+		n, occupied := s.active(t)
+		return n == int64(f.Active) && int(active) == f.Active && int(shards) >= occupied
+	}, patience, 200*time.Millisecond, "the replicas don't settle")
+	time.Sleep(5 * f.Interval) // shards change hands until the replicas have as many
+}
+
+// refills measures what refilling costs.
+func (f *figures) refills(t *testing.T, s *store, window time.Duration) {
+	t.Helper()
+	window = max(window, 3*f.Interval)
+	sum := func() (all counts) {
+		all.lag = map[float64]float64{}
+		for _, r := range f.running {
+			c := r.scrape(t)
+			all.applied, all.cpu, all.memory = all.applied+c.applied, all.cpu+c.cpu, max(all.memory, c.memory)
+			for le, n := range c.lag {
+				all.lag[le] += n
+			}
+		}
+		return all
+	}
+	before, used, begin := sum(), s.usage(t), time.Now()
+	time.Sleep(window)
+	seconds, usedAfter, after := time.Since(begin).Seconds(), s.usage(t), sum()
+
+	refills := after.applied - before.applied
+	f.RefillsPerSecond = refills / seconds
+	f.RedisCores = (usedAfter.cpu - used.cpu) / seconds
+	f.RefillerCores = (after.cpu - before.cpu) / seconds
+	f.MemoryMB = after.memory / 1e6
+	f.Commands = (usedAfter.commands - used.commands) / seconds / float64(f.Replicas)
+	if refills > 0 {
+		f.PerRedisSecond = refills / (usedAfter.cpu - used.cpu)
+		f.CPUPerMillion = (after.cpu - before.cpu) / refills * 1e6
+		f.LagP50, f.LagP99 = quantile(before.lag, after.lag, 0.5), quantile(before.lag, after.lag, 0.99)
+	}
+}
+
+// quantile reads a quantile from a cumulative histogram: it is up to the result, in
+// seconds, interpolated between bounds.
+func quantile(before, after map[float64]float64, q float64) float64 {
+	bounds := make([]float64, 0, len(after))
+	for le := range after {
+		bounds = append(bounds, le)
+	}
+	slices.Sort(bounds)
+	all := 0.0
+	if n := len(bounds); n > 0 {
+		all = after[bounds[n-1]] - before[bounds[n-1]]
+	}
+	low, below := 0.0, 0.0
+	for i, le := range bounds {
+		n := after[le] - before[le]
+		if n >= q*all && n > below {
+			if i == len(bounds)-1 {
+				return low // beyond all bounds
+			}
+			return low + (le-low)*(q*all-below)/(n-below)
+		}
+		low, below = le, n
+	}
+	return low
+}
+
+// takesPerSecond is how often consumers take while latency is measured.
+const takesPerSecond = 200
+
+// takes takes from random active buckets, steadily, for as long as the window, and
+// returns the 99th percentile of the latency in milliseconds.
+func takes(t *testing.T, s *store, sc scenario, window time.Duration) float64 {
+	t.Helper()
+	call := s.call(sc)
+	keys, rng := max(1, sc.Active), rand.New(rand.NewPCG(1, 2))
+	var mu sync.Mutex
+	var latencies []time.Duration
+	var wg sync.WaitGroup
+	ctx, cancel := context.WithTimeout(t.Context(), window+patience)
+	defer cancel()
+	pace := time.NewTicker(time.Second / takesPerSecond)
+	defer pace.Stop()
+	for end := time.Now().Add(window); time.Now().Before(end); {
+		<-pace.C
+		key := sc.key(rng.IntN(keys))
+		wg.Go(func() {
+			begin := time.Now()
+			var err error
+			if sc.Configured {
+				_, err = lua.Take(ctx, s.rdb, key, 1, false)
+			} else {
+				_, err = lua.TakeTemplate(ctx, s.rdb, key, call, []policy.Run{{N: 1, Count: 1}}, false, false)
+			}
+			took := time.Since(begin)
+			mu.Lock()
+			defer mu.Unlock()
+			if err != nil {
+				t.Errorf("take: %v", err)
+			}
+			latencies = append(latencies, took)
+		})
+	}
+	wg.Wait()
+	require.NotEmpty(t, latencies)
+	slices.Sort(latencies)
+	return float64(latencies[len(latencies)*99/100].Microseconds()) / 1000
+}

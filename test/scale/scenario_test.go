@@ -1,0 +1,89 @@
+package scale
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// scenario is one thing to measure.
+type scenario struct {
+	Configured bool          `json:"configured"` // buckets of the configuration, all of them refilled; otherwise of a template
+	Keys       int           `json:"keys"`
+	Active     int           `json:"active_buckets"` // that are not full
+	Cluster    bool          `json:"cluster"`
+	Replicas   int           `json:"replicas"`
+	Interval   time.Duration `json:"interval_ns"`
+}
+
+func (s scenario) String() string {
+	kind, store := "template", "one Redis"
+	if s.Configured {
+		kind = "configured"
+	}
+	if s.Cluster {
+		store = "Cluster"
+	}
+	return fmt.Sprintf("%s %s, %s active, %s, %d replicas, every %s", thousands(s.Keys), kind, thousands(s.Active), store, s.Replicas, s.Interval)
+}
+
+// capacity is so large, and the rate so low, that a bucket stays active while it is
+// measured.
+const (
+	capacity = 100_000
+	rate     = 10 // per second
+	prefix   = "user:"
+)
+
+func (s scenario) key(i int) string { return prefix + strconv.Itoa(100_000+i) }
+
+// config is the configuration of the replicas.
+func (s scenario) config(redisURL string) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "redis: {url: %q}\nversion: 1\nrefill_interval: %s\nlisten: 127.0.0.1:0\n", redisURL, s.Interval)
+	if !s.Configured {
+		fmt.Fprintf(&b, "templates:\n  - {prefix: %q, enforce: refilled, capacity: %d, rate: %d/s}\n", prefix, capacity, rate)
+		return b.String()
+	}
+	b.WriteString("buckets:\n")
+	for i := range s.Keys {
+		fmt.Fprintf(&b, "  - {key: %q, capacity: %d, rate: %d/s}\n", s.key(i), capacity, rate)
+	}
+	return b.String()
+}
+
+// most is how many refills a second are asked for at most: with more active buckets,
+// the interval is longer.
+const most = 100_000
+
+// scenarios are all combinations. A template's buckets are measured with a part of them
+// active, in percent; configured ones are all refilled.
+func scenarios(configured, templates, percents []int, stores []bool, replicas []int) (list []scenario) {
+	add := func(s scenario) {
+		s.Interval = time.Second * time.Duration(max(1, s.Active/most))
+		list = append(list, s)
+	}
+	for _, cluster := range stores {
+		for _, r := range replicas {
+			for _, keys := range templates {
+				for _, p := range percents {
+					add(scenario{Keys: keys, Active: keys * p / 100, Cluster: cluster, Replicas: r})
+				}
+			}
+			for _, keys := range configured {
+				add(scenario{Configured: true, Keys: keys, Active: keys, Cluster: cluster, Replicas: r})
+			}
+		}
+	}
+	return list
+}
+
+// thousands writes a number for people: 12,345.
+func thousands(n int) string {
+	s := strconv.Itoa(n)
+	for i := len(s) - 3; i > 0; i -= 3 {
+		s = s[:i] + "," + s[i:]
+	}
+	return s
+}

@@ -1,0 +1,116 @@
+package scale
+
+import (
+	"context"
+	"strconv"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// store is the Redis that the buckets are in.
+type store struct {
+	rdb   redis.UniversalClient
+	nodes []*redis.Client
+	url   string
+}
+
+func startStore(t *testing.T, cluster bool) *store {
+	t.Helper()
+	s := &store{}
+	if cluster {
+		c := testenv.Cluster(t)
+		s.rdb, s.url = c.Client(), "redis-cluster://"+c.Addrs()[0]
+		for _, node := range c.Nodes() {
+			s.nodes = append(s.nodes, node.Client())
+		}
+	} else {
+		server := testenv.Redis(t)
+		s.rdb, s.url = server.Client(), server.URL()
+		s.nodes = []*redis.Client{server.Client()}
+	}
+	require.NoError(t, lua.Load(t.Context(), s.rdb))
+	return s
+}
+
+// usage is what the servers have used, all together.
+type usage struct{ cpu, memory, commands float64 }
+
+func (s *store) usage(t *testing.T) (u usage) {
+	t.Helper()
+	for _, node := range s.nodes {
+		info, err := node.InfoMap(t.Context(), "cpu", "memory", "stats").Result()
+		require.NoError(t, err)
+		number := func(section, field string) float64 {
+			v, err := strconv.ParseFloat(info[section][field], 64)
+			require.NoError(t, err, field)
+			return v
+		}
+		u.cpu += number("CPU", "used_cpu_user") + number("CPU", "used_cpu_sys")
+		u.memory += number("Memory", "used_memory")
+		u.commands += number("Stats", "total_commands_processed")
+	}
+	return u
+}
+
+// call says what the takes of a scenario say of the template.
+func (s *store) call(sc scenario) lua.TemplateCall {
+	_, apart := s.rdb.(*redis.ClusterClient)
+	terms := policy.Policy{Capacity: capacity, Rate: policy.PerSecond(rate), Interval: sc.Interval}.Terms(policy.Fence{Epoch: 1})
+	return lua.TemplateCall{Prefix: prefix, Terms: terms.Encode(), Capacity: capacity, Apart: apart}
+}
+
+// fill makes the template's buckets, as first takes do: the first ones nearly empty,
+// so that they stay active, the others with a token less than they hold.
+func (s *store) fill(t *testing.T, sc scenario) {
+	t.Helper()
+	const workers = 32
+	call := s.call(sc)
+	g, ctx := errgroup.WithContext(t.Context())
+	for w := range workers {
+		g.Go(func() error {
+			for i := w; i < sc.Keys; i += workers {
+				n := int64(1)
+				if i < sc.Active {
+					n = capacity * 9 / 10
+				}
+				if err := s.take(ctx, sc.key(i), call, n); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	require.NoError(t, g.Wait())
+}
+
+// take takes n tokens as the SDK does.
+func (s *store) take(ctx context.Context, key string, call lua.TemplateCall, n int64) error {
+	r, err := lua.TakeTemplate(ctx, s.rdb, key, call, []policy.Run{{N: n, Count: 1}}, false, false)
+	if err == nil && r.Enter {
+		err = lua.Enter(ctx, s.rdb, prefix, key)
+	}
+	if err == nil && call.Apart && r.Was != r.Till {
+		_, err = lua.Count(ctx, s.rdb, prefix, r.Was, r.Till)
+	}
+	return err
+}
+
+// active is how many buckets are in the active set, and in how many of its shards.
+func (s *store) active(t *testing.T) (n int64, shards int) {
+	t.Helper()
+	for i := range lua.ActiveShards {
+		count, err := lua.Shard{Prefix: prefix, Number: i}.Count(t.Context(), s.rdb)
+		require.NoError(t, err)
+		if n += count; count > 0 {
+			shards++
+		}
+	}
+	return n, shards
+}
