@@ -110,6 +110,8 @@ func (t Template) validateLazy(bad func(string, string, ...any) error) error {
 	switch {
 	case t.MaxKeys != 0:
 		return bad("max_keys", "it goes with enforce: refilled; lazy buckets are bounded by their drain time alone")
+	case t.Policy.Strict:
+		return bad("strict", "it goes with enforce: refilled; nobody holds tokens of lazy buckets")
 	case t.Policy.initial() != t.Policy.Capacity:
 		return bad("initial", "%d: a lazy bucket begins full, with %d tokens", t.Policy.initial(), t.Policy.Capacity)
 	case tokens > maxLazyTokens:

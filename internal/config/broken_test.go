@@ -124,6 +124,7 @@ func TestParseReportsFieldLineAndRange(t *testing.T) {
 		{"log format", "level: info", "format: xml", "log.format", 11, "is not one of text, json"},
 		{"templates is a mapping", "", "templates: {}\n", "templates", 12, "want a list"},
 		{"template is text", "", "templates:\n  - user\n", "templates[0]", 13, "want fields (prefix, "},
+		{"strict of a lazy template", "", template("prefix: a, enforce: lazy, capacity: 60, rate: 1/s, strict: true"), "templates[0].strict", 13, "goes with enforce: refilled"},
 		{"prefix missing", "", template("enforce: lazy, capacity: 60, rate: 1/s"), "templates[0].prefix", 13, "it is required"},
 		{"prefix is nothing", "", template("prefix: , enforce: lazy, capacity: 60, rate: 1/s"), "templates[0].prefix", 13, "up to 256 bytes"},
 		{"prefix with a brace", "", template(`prefix: "a}", enforce: lazy, capacity: 60, rate: 1/s`), "templates[0].prefix", 13, "without }"},

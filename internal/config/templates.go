@@ -47,7 +47,7 @@ func templates(v value, version int64, interval time.Duration, plain []string) *
 // readTemplate reads one template.
 func readTemplate(v value, interval time.Duration) (policy.Template, object) {
 	o := v.object([]string{"prefix", "enforce", "capacity", "rate", "initial", "interval", "max_keys",
-		"on_loss", "on_rollback", "carry_over", "degraded", "shadow"})
+		"on_loss", "on_rollback", "carry_over", "degraded", "shadow", "strict"})
 	if v.node.Kind != yaml.MappingNode {
 		return policy.Template{}, o
 	}
