@@ -68,7 +68,7 @@ func (f *figures) settle(t *testing.T, s *store) {
 			return applied >= float64(f.Keys)
 		}
 		n, occupied := s.active(t)
-		return n == int64(f.Active) && int(active) == f.Active && int(shards) >= occupied
+		return n == int64(f.Active) && int(active) == f.Active && int(shards) >= occupied && int(applied) >= f.Active
 	}, patience, 200*time.Millisecond, "the replicas don't settle")
 	time.Sleep(5 * f.Interval) // shards change hands until the replicas have as many
 }
