@@ -219,7 +219,13 @@ func (b *block) send() (reply lua.LeaseReply, ok bool) {
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	began := time.Now()
-	reply, err := lua.Lease(ctx, c.store, b.key, call)
+	var err error
+	if call.Want > 0 {
+		err = c.open(ctx, b.key) // a template's bucket that is about to leave full is to be refilled
+	}
+	if err == nil {
+		reply, err = lua.Lease(ctx, c.store, b.key, call)
+	}
 	err = failure(err)
 	c.note(b.key, began, err)
 	switch {

@@ -338,3 +338,26 @@ func TestTemplatesThatCannotBeReadAreNone(t *testing.T) {
 		return err == nil
 	}, 20*time.Second, time.Millisecond)
 }
+
+// A block that is taken from a full bucket of a template has it refilled, as a take does.
+func TestABucketThatABlockLeavesWithoutSomeIsActive(t *testing.T) {
+	t.Parallel()
+	onBoth(t, func(t *testing.T, rdb redis.UniversalClient) {
+		const key, capacity = "user:1", 10_000
+		ctx, set := t.Context(), lua.ActiveKey("user:", lua.ActiveShard(key))
+		publish(t, rdb, 1, refilledTemplate("user:", capacity))
+		c := client(t, rdb, fetch.WithLease(64, time.Minute))
+		leased := func() bool {
+			r, err := c.Take(ctx, key, 1)
+			require.NoError(t, err)
+			return r.Source.Kind == fetch.SourceLeased
+		}
+		require.Eventually(t, leased, 20*time.Second, time.Millisecond)
+		// It is full again, and has left the active set.
+		require.NoError(t, rdb.SRem(ctx, set, key).Err())
+		require.NoError(t, rdb.Set(ctx, lua.TokensKey(key), capacity, redis.KeepTTL).Err())
+		require.Eventually(t, func() bool {
+			return leased() && rdb.SIsMember(ctx, set, key).Val()
+		}, 20*time.Second, time.Millisecond)
+	})
+}
