@@ -52,7 +52,7 @@ var calls = map[string]struct {
 		}},
 	"Settle": {[]any{int64(1), int64(5), int64(6), int64(0), int64(1), int64(2), int64(3), int64(4), int64(5), int64(6)},
 		func(ctx context.Context, c Client) (any, error) { return Settle(ctx, c, "b", "x", 1) }},
-	"Lease": {[]any{int64(1), int64(5), int64(6), int64(7), int64(8), ""},
+	"Lease": {[]any{int64(1), int64(5), int64(6), int64(7), int64(8), "3 0 0 1000 1 2000 100000 2000000 1000 0 0 0 0 0 0 0 0"},
 		func(ctx context.Context, c Client) (any, error) {
 			return Lease(ctx, c, "b", LeaseCall{ID: "x", Seq: 1, TTL: time.Second})
 		}},

@@ -169,8 +169,8 @@ func Lease(ctx context.Context, c Client, key string, call LeaseCall) (LeaseRepl
 	if err := r.end(); err != nil {
 		return LeaseReply{}, err
 	}
-	if reply.Terms == nil || reply.Granted < 0 || reply.Granted > call.Want {
-		return LeaseReply{}, fmt.Errorf("%w: a lease of %d tokens where %d were asked for, or without a policy", ErrBadReply, reply.Granted, call.Want)
+	if reply.Terms == nil || reply.Granted < 0 {
+		return LeaseReply{}, fmt.Errorf("%w: a lease of %d tokens, or without a policy", ErrBadReply, reply.Granted)
 	}
 	return reply, nil
 }
