@@ -22,11 +22,7 @@ func shardOf(key string) lua.Shard { return lua.Shard{Prefix: "user:", Number: l
 
 func TestRefillsOfAShardAgreeWithTheModel(t *testing.T) {
 	t.Parallel()
-	t.Run("Redis", func(t *testing.T) { agreeOnShard(t, testenv.Redis(t).Client()) })
-	t.Run("Embedded", func(t *testing.T) {
-		_, rdb := embedded(t)
-		agreeOnShard(t, rdb)
-	})
+	withEmbedded(t, agreeOnShard)
 }
 
 func agreeOnShard(t *testing.T, rdb *redis.Client) {

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tokenrefill/refiller/internal/buckettest"
+	"github.com/tokenrefill/refiller/internal/testenv"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )
@@ -21,6 +22,15 @@ func embedded(t testing.TB) (*miniredis.Miniredis, *redis.Client) {
 	rdb := redis.NewClient(&redis.Options{Addr: m.Addr()})
 	t.Cleanup(func() { _ = rdb.Close() })
 	return m, rdb
+}
+
+// withEmbedded runs a test on a real server and on the embedded store.
+func withEmbedded(t *testing.T, test func(*testing.T, *redis.Client)) {
+	t.Run("Redis", func(t *testing.T) { test(t, testenv.Redis(t).Client()) })
+	t.Run("Embedded", func(t *testing.T) {
+		_, rdb := embedded(t)
+		test(t, rdb)
+	})
 }
 
 func TestTheEmbeddedStoreFollowsEveryRule(t *testing.T) {

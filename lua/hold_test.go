@@ -18,11 +18,7 @@ import (
 )
 
 func TestReservationsAndLeasesAgreeWithTheModelOnRandomHistories(t *testing.T) {
-	t.Run("Redis", func(t *testing.T) { holdsAgree(t, testenv.Redis(t).Client()) })
-	t.Run("Embedded", func(t *testing.T) {
-		_, rdb := embedded(t)
-		holdsAgree(t, rdb)
-	})
+	withEmbedded(t, holdsAgree)
 }
 
 func holdsAgree(t *testing.T, rdb *redis.Client) {

@@ -156,11 +156,7 @@ func seed(t testing.TB) uint64 {
 }
 
 func TestScriptsAgreeWithTheModelOnRandomHistories(t *testing.T) {
-	t.Run("Redis", func(t *testing.T) { agree(t, testenv.Redis(t).Client()) })
-	t.Run("Embedded", func(t *testing.T) {
-		_, rdb := embedded(t)
-		agree(t, rdb)
-	})
+	withEmbedded(t, agree)
 }
 
 func agree(t *testing.T, rdb *redis.Client) {
@@ -237,11 +233,7 @@ func orOrdinary(call policy.Call, b policy.Bucket, rng *rand.Rand) policy.Call {
 }
 
 func TestABatchAgreesWithTheModelOnEachOfItsBuckets(t *testing.T) {
-	t.Run("Redis", func(t *testing.T) { agreeOnMany(t, testenv.Redis(t).Client()) })
-	t.Run("Embedded", func(t *testing.T) {
-		_, rdb := embedded(t)
-		agreeOnMany(t, rdb)
-	})
+	withEmbedded(t, agreeOnMany)
 }
 
 func agreeOnMany(t *testing.T, rdb *redis.Client) {

@@ -14,11 +14,7 @@ import (
 )
 
 func TestTakesOfSeveralBucketsAreAnsweredAsTheModelSays(t *testing.T) {
-	t.Run("Redis", func(t *testing.T) { allAgree(t, testenv.Redis(t).Client()) })
-	t.Run("Embedded", func(t *testing.T) {
-		_, rdb := embedded(t)
-		allAgree(t, rdb)
-	})
+	withEmbedded(t, allAgree)
 }
 
 func allAgree(t *testing.T, rdb *redis.Client) {

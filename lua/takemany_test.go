@@ -15,11 +15,7 @@ import (
 )
 
 func TestManyTakesInOneCallAreAnsweredAsTheModelSays(t *testing.T) {
-	t.Run("Redis", func(t *testing.T) { manyAgree(t, testenv.Redis(t).Client()) })
-	t.Run("Embedded", func(t *testing.T) {
-		_, rdb := embedded(t)
-		manyAgree(t, rdb)
-	})
+	withEmbedded(t, manyAgree)
 }
 
 func manyAgree(t *testing.T, rdb *redis.Client) {

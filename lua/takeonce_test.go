@@ -17,11 +17,7 @@ import (
 )
 
 func TestTakesWithARequestIDAreAnsweredAsTheModelSays(t *testing.T) {
-	t.Run("Redis", func(t *testing.T) { onceAgree(t, testenv.Redis(t).Client()) })
-	t.Run("Embedded", func(t *testing.T) {
-		_, rdb := embedded(t)
-		onceAgree(t, rdb)
-	})
+	withEmbedded(t, onceAgree)
 }
 
 func onceAgree(t *testing.T, rdb *redis.Client) {

@@ -38,11 +38,7 @@ func isActive(ctx context.Context, t testing.TB, rdb redis.UniversalClient, key 
 
 func TestTakesOfATemplateAgreeWithTheModel(t *testing.T) {
 	t.Parallel()
-	t.Run("Redis", func(t *testing.T) { agreeOnTemplates(t, testenv.Redis(t).Client()) })
-	t.Run("Embedded", func(t *testing.T) {
-		_, rdb := embedded(t)
-		agreeOnTemplates(t, rdb)
-	})
+	withEmbedded(t, agreeOnTemplates)
 }
 
 func agreeOnTemplates(t *testing.T, rdb *redis.Client) {

@@ -13,11 +13,7 @@ import (
 
 func TestTicketTellsWhatAPoolsBucketDid(t *testing.T) {
 	t.Parallel()
-	t.Run("Redis", func(t *testing.T) { ticketTells(t, testenv.Redis(t).Client()) })
-	t.Run("Embedded", func(t *testing.T) {
-		_, rdb := embedded(t)
-		ticketTells(t, rdb)
-	})
+	withEmbedded(t, ticketTells)
 }
 
 func ticketTells(t *testing.T, rdb *redis.Client) {

@@ -10,6 +10,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/spf13/cobra"
 
 	"github.com/tokenrefill/refiller/lua"
@@ -143,14 +144,9 @@ func limitListCommand(e env) *cobra.Command {
 
 // overrides connects to Redis for what act does with the overrides.
 func (o *operation) overrides(ctx context.Context, timeout time.Duration, act func(context.Context, *override.Store) error) error {
-	rdb, _, err := o.connect()
-	if err != nil {
-		return err
-	}
-	defer func() { _ = rdb.Close() }() // the action is done or has failed
-	ctx, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
-	return act(ctx, override.New(rdb))
+	return o.reach(ctx, timeout, func(ctx context.Context, rdb redis.UniversalClient, _ string) error {
+		return act(ctx, override.New(rdb))
+	})
 }
 
 // change changes an override, writes an audit line to the log and the answer to stdout.
@@ -158,35 +154,27 @@ func (o *operation) change(ctx context.Context, key string, what []any, act func
 	if err := lua.CheckKey(key); err != nil {
 		return usageError{err}
 	}
-	rdb, redis, err := o.connect()
-	if err != nil {
-		return err
-	}
-	defer func() { _ = rdb.Close() }() // as above
-	ctx, cancel := context.WithTimeout(ctx, operateTimeout)
-	defer cancel()
-	l, err := act(ctx, override.New(rdb))
-	fields := append([]any{"action", o.verb, "bucket", key}, what...)
-	fields = append(fields, "operator", operator(), "reason", o.reason, "redis", redis)
-	if err != nil {
-		o.audit().Error("operator action failed", append(fields, "error", err)...)
-		return fmt.Errorf("%s %q: %w", o.verb, key, err)
-	}
-	o.audit().Info("operator action", append(fields, "template", l.Template, "in-force-capacity", l.Capacity, "in-force-rate", l.Rate.String(), "had-override", l.Changed)...)
-	if o.output == "json" {
-		answer := limitAnswerOf(l)
-		answer.Changed, answer.Exists = &l.Changed, &l.Exists
-		if l.Exists {
-			answer.Tokens = &l.Tokens
+	return o.reach(ctx, operateTimeout, func(ctx context.Context, rdb redis.UniversalClient, server string) error {
+		l, err := act(ctx, override.New(rdb))
+		outcome := []any{"template", l.Template, "in-force-capacity", l.Capacity, "in-force-rate", l.Rate.String(), "had-override", l.Changed}
+		if err := o.audited(key, server, what, outcome, err); err != nil {
+			return err
 		}
-		return json.NewEncoder(o.stdout).Encode(answer)
-	}
-	held := "no bucket yet, or a full one"
-	if l.Exists {
-		held = fmt.Sprintf("its bucket holds %d", l.Tokens)
-	}
-	_, err = fmt.Fprintf(o.stdout, "%s; %s\n", limitText(l), held)
-	return err
+		if o.output == "json" {
+			answer := limitAnswerOf(l)
+			answer.Changed, answer.Exists = &l.Changed, &l.Exists
+			if l.Exists {
+				answer.Tokens = &l.Tokens
+			}
+			return json.NewEncoder(o.stdout).Encode(answer)
+		}
+		held := "no bucket yet, or a full one"
+		if l.Exists {
+			held = fmt.Sprintf("its bucket holds %d", l.Tokens)
+		}
+		_, err = fmt.Fprintf(o.stdout, "%s; %s\n", limitText(l), held)
+		return err
+	})
 }
 
 // limitAnswer is what counts for a key in JSON.

@@ -5,9 +5,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"os/user"
+	"slices"
 	"time"
 
-	"github.com/hashicorp/go-hclog"
 	"github.com/redis/go-redis/v9"
 	"github.com/spf13/cobra"
 
@@ -97,9 +97,28 @@ func (o *operation) connect() (redis.UniversalClient, string, error) {
 	return rdb, options.String(), nil
 }
 
-// audit is the log of operators' actions.
-func (o *operation) audit() hclog.Logger {
-	return newLogger(o.env, config.Log{Level: "info"}).Named("audit")
+// reach connects to Redis for what act does.
+func (o *operation) reach(ctx context.Context, timeout time.Duration, act func(ctx context.Context, rdb redis.UniversalClient, server string) error) error {
+	rdb, server, err := o.connect()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = rdb.Close() }() // the action is done or has failed
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	return act(ctx, rdb, server)
+}
+
+// audited writes an audit line to the log: what was to be done to the bucket, and the outcome or the error, which it returns.
+func (o *operation) audited(key, server string, what, outcome []any, err error) error {
+	log := newLogger(o.env, config.Log{Level: "info"}).Named("audit")
+	fields := slices.Concat([]any{"action", o.verb, "bucket", key}, what, []any{"operator", operator(), "reason", o.reason, "redis", server})
+	if err != nil {
+		log.Error("operator action failed", append(fields, "error", err)...)
+		return fmt.Errorf("%s %q: %w", o.verb, key, err)
+	}
+	log.Info("operator action", append(fields, outcome...)...)
+	return nil
 }
 
 // run acts, writes an audit line to the log and the answer to stdout.
@@ -107,27 +126,19 @@ func (o *operation) run(ctx context.Context, key string, n int64, act func(conte
 	if err := lua.CheckKey(key); err != nil {
 		return usageError{err}
 	}
-	rdb, server, err := o.connect()
-	if err != nil {
+	return o.reach(ctx, operateTimeout, func(ctx context.Context, rdb redis.UniversalClient, server string) error {
+		reply, err := act(ctx, rdb)
+		if err := o.audited(key, server, []any{"tokens", n}, []any{"held", reply.Tokens, "clamped", reply.Clamped, "index", reply.Version.Index}, err); err != nil {
+			return err
+		}
+		if o.output == "json" {
+			return json.NewEncoder(o.stdout).Encode(map[string]any{
+				"key": key, "tokens": reply.Tokens, "clamped": reply.Clamped, "index": reply.Version.Index, "era": reply.Version.Era,
+			})
+		}
+		_, err = fmt.Fprintf(o.stdout, "%s holds %d tokens (index %d; %d above its capacity were dropped)\n", key, reply.Tokens, reply.Version.Index, reply.Clamped)
 		return err
-	}
-	defer func() { _ = rdb.Close() }() // the action is done or has failed
-	ctx, cancel := context.WithTimeout(ctx, operateTimeout)
-	defer cancel()
-	reply, err := act(ctx, rdb)
-	fields := []any{"action", o.verb, "bucket", key, "tokens", n, "operator", operator(), "reason", o.reason, "redis", server}
-	if err != nil {
-		o.audit().Error("operator action failed", append(fields, "error", err)...)
-		return fmt.Errorf("%s %q: %w", o.verb, key, err)
-	}
-	o.audit().Info("operator action", append(fields, "held", reply.Tokens, "clamped", reply.Clamped, "index", reply.Version.Index)...)
-	if o.output == "json" {
-		return json.NewEncoder(o.stdout).Encode(map[string]any{
-			"key": key, "tokens": reply.Tokens, "clamped": reply.Clamped, "index": reply.Version.Index, "era": reply.Version.Era,
-		})
-	}
-	_, err = fmt.Fprintf(o.stdout, "%s holds %d tokens (index %d; %d above its capacity were dropped)\n", key, reply.Tokens, reply.Version.Index, reply.Clamped)
-	return err
+	})
 }
 
 // operator is who runs the program, for the audit line.

@@ -1,8 +1,6 @@
 package replica_test
 
 import (
-	"io"
-	"net/http"
 	"strings"
 	"testing"
 	"time"
@@ -34,12 +32,7 @@ func TestABlockThatItsConsumerTookAlongIsDropped(t *testing.T) {
 	}
 	eventually(t, "the status shows what is held", func() bool { return shown() == 40 })
 	eventually(t, "so does the metric", func() bool {
-		res, err := http.Get("http://" + r.Addr().String() + "/metrics")
-		require.NoError(t, err)
-		defer res.Body.Close()
-		body, err := io.ReadAll(res.Body)
-		require.NoError(t, err)
-		return strings.Contains(string(body), `refiller_bucket_outstanding_tokens{bucket="checkout"} 40`)
+		return strings.Contains(metrics(t, r), `refiller_bucket_outstanding_tokens{bucket="checkout"} 40`)
 	})
 	eventually(t, "the bucket is full again", func() bool {
 		p, err := lua.Peek(t.Context(), rdb, "checkout", 1)

@@ -13,6 +13,17 @@ import (
 	"github.com/tokenrefill/refiller/internal/testenv"
 )
 
+// metrics is what a replica exports.
+func metrics(t *testing.T, r *replica.Replica) string {
+	t.Helper()
+	res, err := http.Get("http://" + r.Addr().String() + "/metrics")
+	require.NoError(t, err)
+	defer res.Body.Close()
+	body, err := io.ReadAll(res.Body)
+	require.NoError(t, err)
+	return string(body)
+}
+
 // A policy is tried in shadow mode, its denials are a metric, and a reload
 // enforces it.
 func TestAPolicyIsTriedInShadowMode(t *testing.T) {
@@ -29,12 +40,7 @@ func TestAPolicyIsTriedInShadowMode(t *testing.T) {
 		require.NoError(t, err)
 		require.True(t, result.OK)
 	}
-	res, err := http.Get("http://" + r.Addr().String() + "/metrics")
-	require.NoError(t, err)
-	defer res.Body.Close()
-	body, err := io.ReadAll(res.Body)
-	require.NoError(t, err)
-	require.Contains(t, string(body), `refiller_shadow_denied_tokens_total{bucket="trial"} 20`)
+	require.Contains(t, metrics(t, r), `refiller_shadow_denied_tokens_total{bucket="trial"} 20`)
 
 	require.NoError(t, r.Reload(parse(t, url, 2, "  - {key: trial, capacity: 10, rate: 1/h}\n"), "test"))
 	eventually(t, "the policy is enforced", func() bool {
