@@ -118,30 +118,30 @@ func (b *bucket) fail(replied time.Time, rng *rand.Rand) {
 	b.due = replied.Add(backoff(b.failures, maxBucketBackoff, rng))
 }
 
-// report logs what an operator should know, once per transition.
-func (b *bucket) report(log hclog.Logger, o policy.Outcome) {
+// report notes what an operator should know, once per transition.
+func (b *bucket) report(to *notices, o policy.Outcome) {
 	if b.pooled == nil && o.Conflict != b.conflict {
 		if b.conflict = o.Conflict; b.conflict {
-			log.Warn("policy changed under the same version and is ignored: raise the config's version", "bucket", b.key, "version", b.terms.Fence.Epoch)
+			to.add(hclog.Warn, "policy changed under the same version and is ignored: raise the config's version", "bucket", b.key, "version", b.terms.Fence.Epoch)
 		}
 	}
 	// A pooled bucket may well be ahead of this replica for a moment.
 	if outdated := b.pooled == nil && o.Status != policy.StatusUnknown && b.terms.Fence.Before(o.Fence); outdated != b.outdated {
 		if b.outdated = outdated; outdated {
-			log.Warn("bucket has a policy of a later version: this replica's config is old", "bucket", b.key, "version", b.terms.Fence.Epoch, "in-force", o.Fence.Epoch)
+			to.add(hclog.Warn, "bucket has a policy of a later version: this replica's config is old", "bucket", b.key, "version", b.terms.Fence.Epoch, "in-force", o.Fence.Epoch)
 		}
 	}
 	switch o.Status {
 	case policy.StatusInitialised:
-		log.Info("bucket created", "bucket", b.key, "tokens", o.Tokens, "index", o.Version.Index, "era", o.Version.Era)
+		to.add(hclog.Info, "bucket created", "bucket", b.key, "tokens", o.Tokens, "index", o.Version.Index, "era", o.Version.Era)
 	case policy.StatusRolledBack:
-		log.Warn("server lost writes: bucket begins a new era", "bucket", b.key, "tokens", o.Tokens, "index", o.Version.Index, "era", o.Version.Era)
+		to.add(hclog.Warn, "server lost writes: bucket begins a new era", "bucket", b.key, "tokens", o.Tokens, "index", o.Version.Index, "era", o.Version.Era)
 	case policy.StatusClock:
-		log.Warn("server clock stepped back: bucket begins a new era", "bucket", b.key, "index", o.Version.Index, "era", o.Version.Era)
+		to.add(hclog.Warn, "server clock stepped back: bucket begins a new era", "bucket", b.key, "index", o.Version.Index, "era", o.Version.Era)
 	case policy.StatusForeign:
 		if !b.foreign {
 			b.foreign = true
-			log.Info("another program refills this bucket", "bucket", b.key, "index", o.Version.Index)
+			to.add(hclog.Info, "another program refills this bucket", "bucket", b.key, "index", o.Version.Index)
 		}
 	}
 }

@@ -8,6 +8,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/hashicorp/go-hclog"
+
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )
@@ -232,18 +234,19 @@ func (l *lane) call(ctx context.Context, batch []*bucket) time.Duration {
 	replied := time.Now()
 
 	answered, serverErr := 0, error(nil)
+	var news notices
 	for i, b := range batch {
 		res := results[i]
 		l.r.observe(Event{Key: b.key, Sent: sent, Replied: replied, Call: calls[i].Call, Outcome: res.Outcome, Err: res.Err})
 		switch {
 		case res.Err == nil:
 			if b.failures > 0 {
-				l.r.log.Info("bucket is refilled again", "bucket", b.key)
+				news.add(hclog.Info, "bucket is refilled again", "bucket", b.key)
 			}
 			answered++
 			b.learn(res.Outcome, replied, l.rng)
 			l.align(b, res.Outcome, replied)
-			b.report(l.r.log, res.Outcome)
+			b.report(&news, res.Outcome)
 		case ownFault(res.Err):
 			answered++
 			b.fail(replied, l.rng)
@@ -255,6 +258,7 @@ func (l *lane) call(ctx context.Context, batch []*bucket) time.Duration {
 			b.due = replied.Add(backoff(1, maxBackoff, l.rng))
 		}
 	}
+	news.log(l.r.log)
 	if answered > 0 || serverErr == nil {
 		l.pace.answered(results)
 		l.recovered()

@@ -1,0 +1,35 @@
+package refill
+
+import "github.com/hashicorp/go-hclog"
+
+// notices gather what the answers to a batch tell an operator: one line for all of its
+// buckets with the same news, since a hundred thousand may have them at once.
+type notices []notice
+
+type notice struct {
+	level   hclog.Level
+	message string
+	fields  []any // of the first bucket
+	others  int
+}
+
+// add takes in what one bucket's answer tells.
+func (n *notices) add(level hclog.Level, message string, fields ...any) {
+	for i := range *n {
+		if (*n)[i].message == message {
+			(*n)[i].others++
+			return
+		}
+	}
+	*n = append(*n, notice{level: level, message: message, fields: fields})
+}
+
+// log writes the lines.
+func (n notices) log(to hclog.Logger) {
+	for _, line := range n {
+		if line.others > 0 {
+			line.fields = append(line.fields, "others", line.others)
+		}
+		to.Log(line.level, line.message, line.fields...)
+	}
+}
