@@ -31,6 +31,10 @@ var (
 	// ErrTooManyBuckets is returned when a template's bucket would be created and as
 	// many of the template are alive as its max_keys allows. Nothing was taken.
 	ErrTooManyBuckets = lua.ErrTooManyBuckets
+	// ErrLazyBucket is returned for a reservation from a bucket of a lazy template, and
+	// for a take of one with a request id: such a bucket remembers neither. Nothing was
+	// taken. A template whose enforce is refilled has both.
+	ErrLazyBucket = errors.New("fetch: a lazy template's bucket has no reservations or request ids")
 	// ErrRequestReused is returned for a take whose request id took another number
 	// of tokens before. Nothing was taken.
 	ErrRequestReused = lua.ErrRequestReused

@@ -2,6 +2,7 @@ package fetch_test
 
 import (
 	"context"
+	"crypto/rand"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -98,34 +99,82 @@ func TestAConsumerNeedsNoPolicy(t *testing.T) {
 	})
 }
 
+// every makes each kind of call for a key and gives their errors.
+func every(ctx context.Context, c *fetch.Client, key string) map[string]error {
+	errs := map[string]error{}
+	_, errs["take"] = c.Take(ctx, key, 1)
+	_, errs["take once"] = c.Take(ctx, key, 1, fetch.WithRequestID("a"))
+	_, errs["take up to"] = c.TakeUpTo(ctx, key, 5)
+	_, errs["take all"] = c.TakeAll(ctx, fetch.Request{Key: key, N: 1}, fetch.Request{Key: key + "2", N: 1})
+	errs["wait"] = c.Wait(ctx, key, 1)
+	_, errs["peek"] = c.Peek(ctx, key)
+	errs["return"] = c.Return(ctx, key, 1)
+	_, errs["reserve"] = c.Reserve(ctx, key, 1, time.Minute)
+	_, errs["settle"] = c.Settle(ctx, key, "a", 1)
+	return errs
+}
+
 func TestKeysThatNoTemplateMatchesLeaveNothing(t *testing.T) {
 	t.Parallel()
 	onBoth(t, func(t *testing.T, rdb redis.UniversalClient) {
 		ctx := t.Context()
-		publish(t, rdb, 7, lazyTemplate("lazy:", 60, policy.PerSecond(1)), refilledTemplate("user:", 60))
-		c := client(t, rdb)
+		junk := func(what string, keys int, c *fetch.Client) {
+			before := size(t, rdb)
+			for i := range keys {
+				key := fmt.Sprintf("%s:%x:*:{%d", what, rand.Text(), i)
+				for call, err := range every(ctx, c, key) {
+					require.ErrorIs(t, err, fetch.ErrUnknownBucket, "%s %s", call, key)
+				}
+			}
+			require.Equal(t, before, size(t, rdb), what)
+		}
+		junk("nothing is published", 20, client(t, rdb))
+		junk("nothing is read", 20, client(t, rdb, fetch.WithPublishedTemplates(false)))
+		lazy := lazyTemplate("lazy:", 60, policy.PerSecond(1))
+		junk("templates of its own", 20, client(t, rdb, fetch.WithTemplates(lazy)))
+		publish(t, rdb, 7, lazy, refilledTemplate("user:", 60))
+		junk("each call alone", 20, client(t, rdb, fetch.WithCoalescing(false), fetch.WithDenyCache(false)))
+		junk("in blocks", 20, client(t, rdb, fetch.WithLease(10, time.Minute)))
+
 		var before map[string]int
 		if single, ok := rdb.(*redis.Client); ok {
 			before = calls(t, single)
 		}
 		began := time.Now()
-		for i := range 300 {
-			key := fmt.Sprintf("junk:%d", i)
-			_, err := c.Take(ctx, key, 1)
-			require.ErrorIs(t, err, fetch.ErrUnknownBucket)
-			_, err = c.Peek(ctx, key)
-			require.ErrorIs(t, err, fetch.ErrUnknownBucket)
-			_, err = c.TakeUpTo(ctx, key, 1)
-			require.ErrorIs(t, err, fetch.ErrUnknownBucket)
-			require.ErrorIs(t, c.Return(ctx, key, 1), fetch.ErrUnknownBucket)
-			require.ErrorIs(t, c.Wait(ctx, key, 1), fetch.ErrUnknownBucket)
-		}
-		require.EqualValues(t, 1, size(t, rdb), "the templates alone")
+		junk("templates are published", 100, client(t, rdb))
 		if before != nil {
 			looks := calls(t, rdb.(*redis.Client))["hget"] - before["hget"]
 			require.LessOrEqual(t, looks, 3+2*int(time.Since(began)/(100*time.Millisecond)), "for all keys together")
 		}
+		require.EqualValues(t, 1, size(t, rdb), "the templates alone")
 	})
+}
+
+func TestAFullBucketOfALazyTemplateAndWhatItCannotDoLeaveNothing(t *testing.T) {
+	t.Parallel()
+	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	publish(t, rdb, 7, lazyTemplate("lazy:", 60, policy.PerSecond(1)), refilledTemplate("user:", 60))
+	for _, c := range []*fetch.Client{client(t, rdb), client(t, rdb, fetch.WithTemplates(lazyTemplate("lazy:", 60, policy.PerSecond(1))))} {
+		_, err := c.Take(ctx, "lazy:1", 1, fetch.WithRequestID("a"))
+		require.ErrorIs(t, err, fetch.ErrLazyBucket)
+		require.ErrorContains(t, err, `bucket "lazy:1" is of the template "lazy:"`)
+		_, err = c.Reserve(ctx, "lazy:1", 1, time.Minute)
+		require.ErrorIs(t, err, fetch.ErrLazyBucket)
+		_, err = c.Settle(ctx, "lazy:1", "a", 1)
+		require.ErrorIs(t, err, fetch.ErrLazyBucket)
+		_, err = c.Take(ctx, "lazy:1", 61)
+		require.ErrorIs(t, err, fetch.ErrExceedsCapacity)
+		_, err = c.Peek(ctx, "lazy:1")
+		require.NoError(t, err)
+		require.NoError(t, c.Return(ctx, "lazy:1", 5))
+	}
+	c := client(t, rdb)
+	_, err := c.Take(ctx, "user:1", 61)
+	require.ErrorIs(t, err, fetch.ErrExceedsCapacity)
+	_, err = c.Peek(ctx, "user:1")
+	require.NoError(t, err)
+	require.NoError(t, c.Return(ctx, "user:1", 5))
+	require.EqualValues(t, 1, size(t, rdb), "the templates alone")
 }
 
 // calls counts the commands of a server.
@@ -246,8 +295,6 @@ func TestEveryCallWorksOnARefilledTemplatesBucket(t *testing.T) {
 			}, 20*time.Second, time.Millisecond, key)
 			require.Positive(t, rdb.PTTL(ctx, lua.ControlKey(key)).Val(), key)
 		}
-		_, err = c.Reserve(ctx, "lazy:2", 1, time.Minute)
-		require.ErrorIs(t, err, fetch.ErrUnknownBucket)
 	})
 }
 

@@ -104,8 +104,8 @@ func (d DeadlineOption) applyReserve(r *reserveConfig) error {
 // context's own error tokens may be held until ttl is over; with
 // WithReservationID it is safe to ask again.
 //
-// A bucket without a policy can't be reserved from, nor one of a lazy template: they
-// are ErrUnknownBucket.
+// A bucket without a policy can't be reserved from, which is ErrUnknownBucket, nor one
+// of a lazy template: ErrLazyBucket.
 func (c *Client) Reserve(ctx context.Context, key string, n int64, ttl time.Duration, opts ...ReserveOption) (*Reservation, error) {
 	cfg := reserveConfig{deadline: c.config.deadline}
 	for _, o := range opts {
@@ -248,7 +248,11 @@ func (c *Client) settle(ctx context.Context, key, id string, used int64) (Settle
 	}
 	began := time.Now()
 	reply, err := twice(ctx, c, c.config.deadline, func(ctx context.Context) (lua.SettleReply, error) {
-		return lua.Settle(ctx, c.store, key, id, used)
+		reply, err := lua.Settle(ctx, c.store, key, id, used)
+		if t := c.templates.of(ctx, key); t != nil && t.Enforce == policy.EnforceLazy && errors.Is(err, lua.ErrUnknownBucket) {
+			err = lazyBucket(key, t)
+		}
+		return reply, err
 	}, nil)
 	c.note(key, began, err)
 	c.terms.forgive(key)

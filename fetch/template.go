@@ -20,8 +20,8 @@ import (
 //
 // The Client then doesn't look at the templates that refillers publish. All
 // programs that share the keys should have the same templates. Take, TakeUpTo,
-// TakeAll, Wait, Peek and Return work on such buckets; to Reserve and takes with a
-// request id they are unknown.
+// TakeAll, Wait, Peek and Return work on such buckets; Reserve and takes with a
+// request id are ErrLazyBucket.
 func WithTemplates(list ...policy.Template) Option { return templatesOption(list) }
 
 type templatesOption []policy.Template
@@ -183,14 +183,21 @@ func (c *Client) enter(ctx context.Context, key, prefix string, r lua.TemplateRe
 }
 
 // open makes a refilled template's bucket exist, for a script that works on
-// existing ones only.
+// existing ones only. The error is ErrLazyBucket for a lazy template's.
 func (c *Client) open(ctx context.Context, key string) error {
 	t := c.templates.of(ctx, key)
-	if t == nil || t.Enforce == policy.EnforceLazy {
+	if t == nil {
 		return nil
+	}
+	if t.Enforce == policy.EnforceLazy {
+		return lazyBucket(key, t)
 	}
 	_, err := c.sendRefilled(ctx, key, t, nil, true, false)
 	return err
+}
+
+func lazyBucket(key string, t *policy.Ruled) error {
+	return fmt.Errorf("%w: bucket %q is of the template %q; with enforce: refilled it has them", ErrLazyBucket, key, t.Prefix)
 }
 
 // isLazy reports whether a key is a lazy template's.

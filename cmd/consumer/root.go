@@ -88,6 +88,8 @@ func advice(err error) string {
 	switch {
 	case errors.Is(err, fetch.ErrUnknownBucket):
 		return "Check the spelling and the Redis address (--redis), or add the bucket or a template to the refiller's configuration."
+	case errors.Is(err, fetch.ErrLazyBucket):
+		return "Set enforce: refilled for the template in the refiller's configuration, or take without an id."
 	case errors.Is(err, fetch.ErrMalformedBucket):
 		return "Another program uses this key: name the bucket differently, or point --redis at another database."
 	case errors.Is(err, fetch.ErrTooManyBuckets):

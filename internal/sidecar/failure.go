@@ -59,6 +59,7 @@ var failures = []struct {
 	{fetch.ErrInvalidTTL, failure{"invalid_ttl", http.StatusBadRequest, codes.InvalidArgument}},
 	{fetch.ErrInvalidID, failure{"invalid_id", http.StatusBadRequest, codes.InvalidArgument}},
 	{fetch.ErrUnknownBucket, failure{"unknown_bucket", http.StatusNotFound, codes.NotFound}},
+	{fetch.ErrLazyBucket, failure{"lazy_bucket", http.StatusUnprocessableEntity, codes.FailedPrecondition}},
 	{fetch.ErrTooManyBuckets, failure{"too_many_buckets", http.StatusTooManyRequests, codes.ResourceExhausted}},
 	{fetch.ErrExceedsCapacity, failure{"exceeds_capacity", http.StatusUnprocessableEntity, codes.OutOfRange}},
 	{fetch.ErrMalformedBucket, failure{"malformed_bucket", http.StatusConflict, codes.FailedPrecondition}},
