@@ -1,0 +1,178 @@
+package lua_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/lua"
+)
+
+var errKilled = errors.New("the process is killed")
+
+// killed makes a client's process die once it has had the answer to a command, or before it sends that: it sends nothing more.
+type killed struct {
+	at     string
+	before bool // it isn't sent either
+	dead   bool
+}
+
+func (*killed) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (k *killed) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		mine := cmd.Name() == k.at
+		if k.dead = k.dead || mine && k.before; k.dead {
+			cmd.SetErr(errKilled)
+			return errKilled
+		}
+		err := next(ctx, cmd)
+		k.dead = mine
+		return err
+	}
+}
+
+func (k *killed) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		for _, cmd := range cmds {
+			if k.dead = k.dead || k.before && cmd.Name() == k.at; k.dead {
+				for _, cmd := range cmds {
+					cmd.SetErr(errKilled)
+				}
+				return errKilled
+			}
+		}
+		return next(ctx, cmds)
+	}
+}
+
+// On a Cluster the active set and the count are in other slots than the bucket. Wherever a process is killed between the two
+// halves of what concerns both, what it left is put right: by the next refill if a name stayed, by a client's take that asks for
+// the policy, finds little, or is denied, if one is missing, and by the bucket's expiry if it wasn't counted.
+func TestWhateverHalfOfAPairIsLostIsMadeUpFor(t *testing.T) {
+	t.Parallel()
+	ctx, c := t.Context(), testenv.Cluster(t)
+	rdb := c.Client()
+	dying := func(k *killed) redis.UniversalClient {
+		client := c.Client()
+		client.AddHook(k)
+		return client
+	}
+	apart := user()
+	apart.Apart = true
+	alive := func() int64 {
+		n, err := lua.Count(ctx, rdb, "user:", 0, 0)
+		require.NoError(t, err)
+		return n
+	}
+	// full fills a bucket, whose last refill takes it out of the active set.
+	full := func(key string) {
+		require.NoError(t, rdb.Set(ctx, key, 59, redis.KeepTTL).Err())
+		rewind(ctx, t, rdb, key, 5*time.Second)
+	}
+	// refilled tells that the bucket becomes full and leaves.
+	refilled := func(key string) {
+		t.Helper()
+		require.True(t, isActive(ctx, t, rdb, key), key)
+		for range 12 {
+			rewind(ctx, t, rdb, key, 5*time.Second)
+			refillUser(ctx, t, rdb, key, userTerms)
+		}
+		require.EqualValues(t, 60, *load(ctx, t, rdb, key).Tokens, key)
+		require.False(t, isActive(ctx, t, rdb, key), key)
+	}
+	// Takes that a bucket in want of its entry meets.
+	heals := map[string]func(key string){
+		"asks for the policy": func(key string) { require.True(t, takeUser(ctx, t, rdb, key, user(), 1)) },
+		"finds little": func(key string) {
+			r, err := lua.TakeTemplate(ctx, rdb, key, apart, one(30), false, false)
+			require.NoError(t, err)
+			require.True(t, r.OK && r.Enter)
+			require.NoError(t, lua.Enter(ctx, rdb, "user:", key))
+		},
+		"is denied": func(key string) {
+			r, err := lua.TakeTemplate(ctx, rdb, key, apart, one(60), false, false)
+			require.NoError(t, err)
+			require.True(t, !r.OK && r.Enter)
+			require.NoError(t, lua.Enter(ctx, rdb, "user:", key))
+		},
+	}
+
+	// The consumer dies after the take: neither entered nor counted.
+	for how, heal := range heals {
+		key := "user:taken, then " + how
+		r, err := lua.TakeTemplate(ctx, rdb, key, apart, one(5), false, false)
+		require.NoError(t, err)
+		require.True(t, r.Enter)
+		require.False(t, isActive(ctx, t, rdb, key))
+		heal(key)
+		refilled(key)
+	}
+	require.Zero(t, alive(), "none of them is counted")
+	require.NoError(t, rdb.Del(ctx, lua.AliveKey("user:")).Err())
+
+	// The replica dies before it takes the full bucket's name out, or after that and before it has looked whether anybody has
+	// taken from it meanwhile, which somebody has.
+	for how, heal := range heals {
+		key := "user:filled, then " + how
+		require.True(t, takeUser(ctx, t, rdb, key, user(), 1))
+		full(key)
+		refillUser(ctx, t, dying(&killed{at: "srem", before: true}), key, userTerms)
+		require.EqualValues(t, 60, *load(ctx, t, rdb, key).Tokens)
+		require.True(t, isActive(ctx, t, rdb, key), "its name stays")
+		rewind(ctx, t, rdb, key, 5*time.Second)
+		require.True(t, refillUser(ctx, t, rdb, key, userTerms).Left, "until the next refill")
+		require.False(t, isActive(ctx, t, rdb, key))
+
+		require.True(t, takeUser(ctx, t, rdb, key, user(), 1))
+		full(key)
+		replica := dying(&killed{at: "srem"})
+		replica.AddHook(before{"srem", func() { require.True(t, takeUser(ctx, t, rdb, key, user(), 5)) }})
+		refillUser(ctx, t, replica, key, userTerms)
+		require.EqualValues(t, 55, *load(ctx, t, rdb, key).Tokens)
+		require.False(t, isActive(ctx, t, rdb, key), "it isn't full, and its entry is lost")
+		heal(key)
+		refilled(key)
+	}
+	require.EqualValues(t, len(heals), alive())
+
+}
+
+// A bucket's expiry moves from instant to instant, and each move is counted in another slot. One that isn't counted makes the
+// count wrong by one until its later instant has passed, and no longer.
+func TestACountThatWasLostIsMadeUpForByTheExpiry(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	m, rdb := embedded(t)
+	begin := time.UnixMicro(embeddedNow).Unix()
+	for lost, counts := range map[int][]int64{ // after each move, and then as the instants pass
+		-1: {1, 1, 1, 1, 1, 0},
+		0:  {0, 0, 0, 1, 1, 0},
+		1:  {1, 1, 1, 0, 1, 0},
+		2:  {1, 1, 1, 1, 0, 0},
+	} {
+		require.NoError(t, rdb.Del(ctx, lua.AliveKey("user:")).Err())
+		m.SetTime(time.UnixMicro(embeddedNow))
+		at := []int64{0, begin + 100, begin + 200, begin + 300}
+		for i := range 3 {
+			was, till := at[i], at[i+1]
+			if i == lost {
+				was, till = 0, 0
+			}
+			alive, err := lua.Count(ctx, rdb, "user:", was, till)
+			require.NoError(t, err)
+			require.Equal(t, counts[i], alive, "move %d is lost: after %d", lost, i)
+		}
+		for i := range 3 {
+			m.SetTime(time.Unix(at[i+1]+1, 0))
+			alive, err := lua.Count(ctx, rdb, "user:", 0, 0)
+			require.NoError(t, err)
+			require.Equal(t, counts[3+i], alive, "move %d is lost: past instant %d", lost, i)
+		}
+	}
+}
