@@ -171,7 +171,7 @@ func (c *Client) enter(ctx context.Context, key, prefix string, r lua.TemplateRe
 		ctx, cancel := context.WithTimeout(ctx, lateGrace)
 		defer cancel()
 		if r.Enter {
-			_ = lua.Enter(ctx, c.store, prefix, key)
+			_ = lua.Enter(ctx, c.store, prefix, key, r.Till)
 		}
 		if r.Was != r.Till {
 			_, _ = lua.Count(ctx, c.store, prefix, r.Was, r.Till)

@@ -126,6 +126,12 @@ func (s Shard) Names(ctx context.Context, c Client, cursor uint64, most int) (na
 	return names, next, nil
 }
 
+// outlast makes the shard's set live as long as buckets in it do, which expire up to
+// a second. What fails is left to a later refill.
+func (s Shard) outlast(ctx context.Context, c Client, till int64) {
+	_ = c.Process(ctx, redis.NewIntCmd(ctx, "pexpireat", s.key(), till*1000, "gt"))
+}
+
 // Remove takes names out of the shard.
 func (s Shard) Remove(ctx context.Context, c Client, names []string) error {
 	args := []any{"srem", s.key()}
@@ -298,6 +304,7 @@ func leave(ctx context.Context, rdb redis.UniversalClient, s Shard, calls []Refi
 // age gives buckets new expiries where less than half a life is left, and counts
 // them. What fails is left to a later refill.
 func age(ctx context.Context, rdb redis.UniversalClient, s Shard, keys []string) {
+	last := int64(0)
 	for i, v := range ageScript.pipelined(ctx, rdb, keys, bucketKeys) {
 		if v.err != nil {
 			continue
@@ -306,8 +313,16 @@ func age(ctx context.Context, rdb redis.UniversalClient, s Shard, keys []string)
 		if err != nil {
 			continue
 		}
-		if was, till := r.int(), r.int(); r.end() == nil && was != till {
+		was, till := r.int(), r.int()
+		if r.end() != nil {
+			continue
+		}
+		if was != till {
 			_, _ = Count(ctx, rdb, s.Prefix, was, till)
 		}
+		last = max(last, till)
+	}
+	if last > 0 {
+		s.outlast(ctx, rdb, last)
 	}
 }

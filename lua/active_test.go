@@ -17,6 +17,9 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
+// inAMinute is an instant for the expiry of a bucket.
+func inAMinute() int64 { return time.Now().Add(time.Minute).Unix() }
+
 // shardOf is the shard of a user's bucket.
 func shardOf(key string) lua.Shard { return lua.Shard{Prefix: "user:", Number: lua.ActiveShard(key)} }
 
@@ -92,7 +95,7 @@ func takeUser(ctx context.Context, t testing.TB, rdb redis.UniversalClient, key 
 	r, err := lua.TakeTemplate(ctx, rdb, key, call, one(n), true, false)
 	require.NoError(t, err)
 	if call.Apart && r.Enter {
-		require.NoError(t, lua.Enter(ctx, rdb, call.Prefix, key))
+		require.NoError(t, lua.Enter(ctx, rdb, call.Prefix, key, r.Till))
 	}
 	if call.Apart && r.Was != r.Till {
 		_, err := lua.Count(ctx, rdb, call.Prefix, r.Was, r.Till)
@@ -150,7 +153,7 @@ func TestANameThatIsNoBucketLeavesTheActiveSetAndNothingIsMade(t *testing.T) {
 	onBoth(t, func(t *testing.T, rdb redis.UniversalClient) {
 		ctx := t.Context()
 		for _, version := range []policy.Version{{}, {Era: 5, Index: 7}} { // remembered or not
-			require.NoError(t, lua.Enter(ctx, rdb, "user:", "user:1"))
+			require.NoError(t, lua.Enter(ctx, rdb, "user:", "user:1", inAMinute()))
 			r := lua.RefillActive(ctx, rdb, shardOf("user:1"), []lua.RefillCall{{Key: "user:1", Call: policy.Call{Version: version, Terms: &userTerms}}}, 1)[0]
 			require.NoError(t, r.Err)
 			require.Equal(t, policy.StatusUnknown, r.Status)
@@ -159,7 +162,7 @@ func TestANameThatIsNoBucketLeavesTheActiveSetAndNothingIsMade(t *testing.T) {
 			require.Zero(t, rdb.Exists(ctx, "user:1").Val()+rdb.Exists(ctx, lua.ControlKey("user:1")).Val())
 		}
 		require.NoError(t, rdb.LPush(ctx, "user:2", "x").Err())
-		require.NoError(t, lua.Enter(ctx, rdb, "user:", "user:2"))
+		require.NoError(t, lua.Enter(ctx, rdb, "user:", "user:2", inAMinute()))
 		r := refillUser(ctx, t, rdb, "user:2", userTerms)
 		require.ErrorIs(t, r.Err, lua.ErrMalformedBucket)
 		require.True(t, r.Left)
@@ -237,6 +240,8 @@ func TestARefillGivesABucketANewExpiryAndCountsIt(t *testing.T) {
 			for _, k := range []string{"{user:1}", "{user:1}:ctl"} {
 				require.Equal(t, till, rdb.PExpireTime(ctx, k).Val())
 			}
+			set := lua.ActiveKey("user:", lua.ActiveShard("user:1"))
+			require.GreaterOrEqual(t, rdb.PExpireTime(ctx, set).Val(), till, "the active set lives as long")
 			alive := rdb.HGetAll(ctx, lua.AliveKey("user:")).Val()
 			if left > life/2 {
 				require.EqualValues(t, was.UnixMilli(), till.Milliseconds())
@@ -310,7 +315,7 @@ func TestOneOfSeveralTakesATurn(t *testing.T) {
 	none := ask(0, 1)
 	require.Equal(t, lua.Turn{Now: none.Now}, none, "nobody is in the shard")
 	require.Zero(t, rdb.DBSize(ctx).Val())
-	require.NoError(t, lua.Enter(ctx, rdb, "user:", "user:1"))
+	require.NoError(t, lua.Enter(ctx, rdb, "user:", "user:1", inAMinute()))
 
 	first := ask(0, 2)
 	require.Equal(t, lua.Turn{Taken: true, Count: 1, Now: first.Now, Index: 1, Last: first.Now, Load: 2}, first)
@@ -372,9 +377,9 @@ func TestWhoIsInTheShardsIsToldWithFewCommands(t *testing.T) {
 		names := []string{}
 		for i := range 3000 {
 			names = append(names, fmt.Sprintf("user:%d", i))
-			require.NoError(t, lua.Enter(ctx, rdb, "user:", names[i]))
+			require.NoError(t, lua.Enter(ctx, rdb, "user:", names[i], inAMinute()))
 		}
-		require.NoError(t, lua.Enter(ctx, rdb, "", "x"))
+		require.NoError(t, lua.Enter(ctx, rdb, "", "x", inAMinute()))
 		occupied, err = lua.Occupied(ctx, rdb, shards)
 		require.NoError(t, err)
 		read := []string{}

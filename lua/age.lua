@@ -2,7 +2,7 @@
 --
 -- KEYS  1 K, 2 {K}, 3 {K}:ctl, as in take
 -- ARGV  none
--- Reply {1, was_s, till_s}: the expiry moved from one instant to the other, 0 for none; both are 0 if it didn't move
+-- Reply {1, was_s, till_s}: the expiry moved from one instant to the other, 0 for none, or is the same
 --       {2}: no such bucket, or one without a policy
 --       {3, 3}: KEYS 3 holds something else
 --#include state

@@ -16,14 +16,29 @@ local function expires_s(p, now)
 end
 
 -- arm gives the bucket's three keys an expiry, unless more than least_s of their time is left; it returns the instants of
--- before and after, in s, 0 for none. Both are 0 if nothing changed.
+-- before and after, in s, 0 for none.
 local function arm(keys, p, now, least_s)
   local was = redis.call('PEXPIRETIME', keys[1]) / 1000
   if was < 0 then was = 0 end
-  if was - now / 1000000 > least_s then return 0, 0 end
+  if was - now / 1000000 > least_s then return was, was end
   local till = expires_s(p, now)
   for i = 1, 3 do redis.call('PEXPIREAT', keys[i], string.format('%.0f', till * 1000)) end
   return was, till
+end
+
+-- An active set expires with the last of its buckets, so that nothing is left of a template that is no more.
+
+-- outlast makes an active set live as long as one of its buckets does, which expires at till_s.
+local function outlast(set, till)
+  local at = redis.pcall('PEXPIRETIME', set)
+  if type(at) == 'number' and at ~= -2 and at < till * 1000 then
+    redis.call('PEXPIREAT', set, string.format('%.0f', till * 1000))
+  end
+end
+
+-- enter_set puts a bucket that expires at till_s in an active set.
+local function enter_set(set, name, till)
+  if type(redis.pcall('SADD', set, name)) == 'number' then outlast(set, till) end
 end
 
 -- alive is the number of buckets, counted in a hash by instant of expiry, that have not expired; it drops the others.

@@ -93,13 +93,13 @@ func TestWhateverHalfOfAPairIsLostIsMadeUpFor(t *testing.T) {
 			r, err := lua.TakeTemplate(ctx, rdb, key, apart, one(30), false, false)
 			require.NoError(t, err)
 			require.True(t, r.OK && r.Enter)
-			require.NoError(t, lua.Enter(ctx, rdb, "user:", key))
+			require.NoError(t, lua.Enter(ctx, rdb, "user:", key, r.Till))
 		},
 		"is denied": func(key string) {
 			r, err := lua.TakeTemplate(ctx, rdb, key, apart, one(60), false, false)
 			require.NoError(t, err)
 			require.True(t, !r.OK && r.Enter)
-			require.NoError(t, lua.Enter(ctx, rdb, "user:", key))
+			require.NoError(t, lua.Enter(ctx, rdb, "user:", key, r.Till))
 		},
 	}
 

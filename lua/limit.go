@@ -67,7 +67,7 @@ type LimitReply struct {
 	Tokens int64         // that it holds under its new policy
 
 	Enter     bool  // the bucket is to be entered in the active set
-	Was, Till int64 // its expiry moved from one second to another, 0 for none
+	Was, Till int64 // its expiry moved from one second to another, 0 for none, or is the same
 }
 
 // SetLimit gives a key of a template a policy of its own, under the fence that

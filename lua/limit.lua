@@ -10,7 +10,7 @@
 --           kind, left: what the bucket is, 0 missing (or lazy and full), 1 refilled, 2 lazy; and its tokens after the switch; a
 --           lazy one counts as full before, if it is missing
 --           enter 1: the caller is to enter the bucket in the active set; was_s, till_s: the caller is to count that its expiry
---           moved, as in taketemplate
+--           moved, as in taketemplate; 0 0 if kind isn't 1
 --       {3, k}: KEYS k holds something else
 --
 -- The bucket is settled under the policy in force, then switched: nothing is refilled. The fence of a key's own policy is later

@@ -22,7 +22,7 @@ func TestLazyAndRefilledBucketsAdmitTheSameWithinOneRefill(t *testing.T) {
 	m.ClockTTL(true)
 	now := time.UnixMicro(embeddedNow)
 	var same, ahead, behind int
-	for i := range 40 {
+	for i := range 12 {
 		p := policy.Policy{
 			Capacity: 2 + rng.Int64N(200),
 			Rate:     policy.Rate{Tokens: 1 + rng.Int64N(20), Per: time.Duration(1+rng.IntN(20_000)) * time.Millisecond},
@@ -63,7 +63,7 @@ func TestLazyAndRefilledBucketsAdmitTheSameWithinOneRefill(t *testing.T) {
 			now = at
 			m.SetTime(now)
 		}
-		for range 100 {
+		for range 50 {
 			until(now.Add(time.Duration(rng.ExpFloat64() * float64(p.Interval))))
 			n := 1 + rng.Int64N(max(1, p.Capacity/4))
 			if rng.IntN(5) == 0 {

@@ -111,7 +111,7 @@ func TestBucketsApartFromTheirTemplateAreEnteredAndCounted(t *testing.T) {
 		require.Zero(t, r.Was)
 		require.False(t, isActive(ctx, t, rdb, key))
 		for range 2 {
-			require.NoError(t, lua.Enter(ctx, rdb, "user:", key), "it may be repeated")
+			require.NoError(t, lua.Enter(ctx, rdb, "user:", key, r.Till), "it may be repeated")
 		}
 		require.True(t, isActive(ctx, t, rdb, key))
 		alive, err := lua.Count(ctx, rdb, "user:", r.Was, r.Till)

@@ -124,6 +124,7 @@ if not others and not aging then return reply end
 local function age(i, p)
   local was, till = arm({KEYS[2 * i - 1], KEYS[2 * i], KEYS[2 * n + i]}, p, now, ttl_s(p) / 2)
   count(alive_key, was, till, now)
+  outlast(shard, till)
 end
 for _, i in ipairs(aging or {}) do age(i, aging_policy[i]) end
 if not others then return reply end

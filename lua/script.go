@@ -73,6 +73,7 @@ var (
 
 	templateScript = newScript("taketemplate")
 	lazyScript     = newScript("lazy")
+	enterScript    = newScript("enter")
 	countScript    = newScript("count")
 	ageScript      = newScript("age")
 	turnScript     = newScript("turn")
@@ -81,7 +82,7 @@ var (
 
 	allScripts = []*script{
 		addScript, takeScript, manyScript, onceScript, allScript, liveScript, upToScript, returnScript, peekScript, grantScript, resetScript, refillScript, ticketScript,
-		reserveScript, settleScript, leaseScript, sweepScript, templateScript, lazyScript, countScript, ageScript, turnScript, publishScript, limitScript,
+		reserveScript, settleScript, leaseScript, sweepScript, templateScript, lazyScript, enterScript, countScript, ageScript, turnScript, publishScript, limitScript,
 	}
 )
 

@@ -15,8 +15,8 @@
 --       {1, left, enter, was_s, till_s, pol}: all taken
 --       {0, left, enter, was_s, till_s, era, index, last_us, now_us, pol, taken, wait_us, ...}: not all; per pair as in takemany
 --           enter 1: the caller is to enter the bucket in the active set, if no KEYS 5 was given
---           was_s, till_s: the bucket's expiry moved from one instant to the other, 0 for none; the caller is to count that, if no
---           KEYS 6 was given
+--           was_s, till_s: the bucket's expiry moved from one instant to the other, 0 for none, or is the same; if it moved the
+--           caller is to count that, if no KEYS 6 was given
 --       {2}: no such bucket, and ARGV 5 is ''; nothing is created
 --       {3, k}: KEYS k holds something else
 --       {9, alive}: the bucket is new, and as many as ARGV 6 or more are alive; nothing is created
@@ -110,7 +110,7 @@ if left < p.capacity or total == 0 then
   end
   was, till = arm(KEYS, p, now, 0.75 * ttl_s(p))
   if KEYS[5] then
-    redis.pcall('SADD', KEYS[5], KEYS[1])
+    enter_set(KEYS[5], KEYS[1], till)
     count(KEYS[6], was, till, now)
   else
     enter = 1

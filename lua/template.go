@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
 	"github.com/tokenrefill/refiller/policy"
 )
 
@@ -39,7 +37,7 @@ type TemplateCall struct {
 type TemplateReply struct {
 	TakeManyReply
 	Enter     bool  // Apart: the bucket is to be entered
-	Was, Till int64 // Apart: its expiry moved from one second to another, 0 for none
+	Was, Till int64 // Apart: its expiry moved from one second to another, 0 for none, or is the same
 }
 
 // TakeTemplate makes takes of a bucket of a refilled template, as TakeMany and
@@ -101,9 +99,10 @@ func TakeTemplate(ctx context.Context, c Client, key string, t TemplateCall, run
 	return reply, r.end()
 }
 
-// Enter puts a bucket in the active set of its template.
-func Enter(ctx context.Context, c Client, prefix, key string) error {
-	if err := c.Process(ctx, redis.NewIntCmd(ctx, "sadd", ActiveKey(prefix, ActiveShard(key)), key)); err != nil {
+// Enter puts a bucket in the active set of its template. till is the second in which
+// the bucket expires: the set expires with the last of its buckets.
+func Enter(ctx context.Context, c Client, prefix, key string, till int64) error {
+	if _, err := enterScript.run(ctx, c, []string{ActiveKey(prefix, ActiveShard(key))}, key, till); err != nil {
 		return fmt.Errorf("refiller: enter: %w", err)
 	}
 	return nil

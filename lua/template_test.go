@@ -309,6 +309,36 @@ func TestExpiredBucketsMakeRoomForOthers(t *testing.T) {
 	require.LessOrEqual(t, fields, int64(1), "what has passed is dropped")
 }
 
+// Nothing but expiry is needed to be rid of a template: names of its buckets don't stay in the active set.
+func TestNothingIsLeftOfBucketsThatNobodyRefillsAnyMore(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	m, rdb := embedded(t)
+	slow := policy.Policy{Capacity: 600, Rate: policy.PerSecond(1), Interval: time.Second}.Terms(policy.Fence{Epoch: 7})
+	for i := range 50 {
+		call := user()
+		if i%10 == 0 { // some live longer than the others
+			call.Terms = slow.Encode()
+		}
+		require.True(t, takeUser(ctx, t, rdb, fmt.Sprintf("user:%d", i), call, 5))
+		require.NoError(t, lua.Enter(ctx, rdb, "user:", fmt.Sprintf("user:apart %d", i), time.UnixMicro(embeddedNow).Add(time.Minute).Unix()))
+	}
+	pass := func(d time.Duration) {
+		m.SetTime(time.UnixMicro(embeddedNow).Add(d))
+		m.FastForward(d)
+	}
+	pass(3 * time.Minute)
+	for i := range 50 {
+		key := fmt.Sprintf("user:%d", i)
+		require.Equal(t, i%10 == 0, m.Exists(key), key)
+		if i%10 == 0 {
+			require.True(t, isActive(ctx, t, rdb, key), "its shard is still there")
+		}
+	}
+	pass(25 * time.Minute)
+	require.Empty(t, m.Keys())
+}
+
 func activeShards(ctx context.Context, rdb *redis.Client) int64 {
 	n := int64(0)
 	for i := range lua.ActiveShards {

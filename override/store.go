@@ -117,7 +117,7 @@ func (s *Store) changed(ctx context.Context, key string, t *policy.Ruled, r lua.
 	l := limitOf(key, t, r.Terms)
 	l.Changed, l.Exists, l.Tokens = r.Had, r.Exists, r.Tokens
 	if r.Enter {
-		if err := lua.Enter(ctx, s.rdb, t.Prefix, key); err != nil {
+		if err := lua.Enter(ctx, s.rdb, t.Prefix, key, r.Till); err != nil {
 			return l, err
 		}
 	}

@@ -2,9 +2,11 @@ package refill
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"slices"
 	"sync"
 	"testing"
@@ -68,7 +70,7 @@ func (c *consumer) take(ctx context.Context, template *policy.Ruled, key string,
 	call := lua.TemplateCall{Prefix: template.Prefix, Terms: template.Text, Capacity: template.Terms.Capacity, Apart: c.apart}
 	r, err := lua.TakeTemplate(ctx, c.rdb, key, call, []policy.Run{{N: n, Count: 1}}, withTerms, false)
 	if err == nil && r.Enter {
-		err = lua.Enter(ctx, c.rdb, template.Prefix, key)
+		err = lua.Enter(ctx, c.rdb, template.Prefix, key, r.Till)
 	}
 	if err == nil && c.apart && r.Was != r.Till {
 		_, err = lua.Count(ctx, c.rdb, template.Prefix, r.Was, r.Till)
@@ -94,21 +96,57 @@ func TestRandomKillsOverManyBucketsMintAndLoseNothing(t *testing.T) {
 	t.Run("Redis", func(t *testing.T) {
 		t.Parallel()
 		server := testenv.Redis(t)
-		killOverMany(t, func() redis.UniversalClient { return redis.NewClient(server.ClientOptions()) })
+		killOverMany(t, func(dial dialer) redis.UniversalClient {
+			opts := server.ClientOptions()
+			opts.Dialer = dial
+			return redis.NewClient(opts)
+		})
 	})
 	t.Run("Cluster", func(t *testing.T) {
 		t.Parallel()
 		c := testenv.Cluster(t)
-		killOverMany(t, func() redis.UniversalClient {
-			return redis.NewClusterClient(&redis.ClusterOptions{Addrs: c.Addrs(), ContextTimeoutEnabled: true, DialerRetries: 1})
+		killOverMany(t, func(dial dialer) redis.UniversalClient {
+			return redis.NewClusterClient(&redis.ClusterOptions{Addrs: c.Addrs(), Dialer: dial, ContextTimeoutEnabled: true, DialerRetries: 1})
 		})
 	})
+}
+
+type dialer = func(ctx context.Context, network, addr string) (net.Conn, error)
+
+// process is what a process has to do with the network: its connections, which end with it.
+type process struct {
+	mu    sync.Mutex
+	conns []net.Conn
+	dead  bool
+}
+
+func (p *process) dial(ctx context.Context, network, addr string) (net.Conn, error) {
+	conn, err := (&net.Dialer{}).DialContext(ctx, network, addr)
+	if err != nil {
+		return nil, err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.conns = append(p.conns, conn); p.dead {
+		return nil, errors.Join(net.ErrClosed, conn.Close())
+	}
+	return conn, nil
+}
+
+// die ends the connections: what is under way goes unanswered, and nothing more is sent.
+func (p *process) die() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.dead = true
+	for _, conn := range p.conns {
+		_ = conn.Close()
+	}
 }
 
 // One half of the buckets is never full while replicas are killed: not a unit of their
 // credit may be missing. The other half is full every now and then, so they leave the
 // active set and enter it all the while.
-func killOverMany(t *testing.T, dial func() redis.UniversalClient) {
+func killOverMany(t *testing.T, connect func(dialer) redis.UniversalClient) {
 	const (
 		interval = 500 * time.Millisecond
 		large    = 1_000_000
@@ -123,22 +161,24 @@ func killOverMany(t *testing.T, dial func() redis.UniversalClient) {
 	}, nil)
 	require.NoError(t, err)
 	ctx := t.Context()
-	rdb := dial()
+	rdb := connect((&process{}).dial)
 	t.Cleanup(func() { _ = rdb.Close() })
 	require.NoError(t, lua.Load(ctx, rdb))
 
 	seen := &refills{of: map[string][]refilling{}}
 	start := func() (kill func()) {
-		own := dial()
+		var replica process
+		own := connect(replica.dial)
 		r, err := New(Config{Redis: own, Templates: set, Version: 1, Logger: hclog.NewNullLogger(), ObserveActive: seen.observe})
 		require.NoError(t, err)
 		ctx, cancel := context.WithCancel(context.Background())
 		done := make(chan error, 1)
 		go func() { done <- r.Run(ctx) }()
 		return sync.OnceFunc(func() {
-			_ = own.Close() // its connections break, with calls under way
+			replica.die()
 			cancel()
 			require.NoError(t, <-done)
+			_ = own.Close()
 		})
 	}
 	kills := []func(){start(), start(), start()}

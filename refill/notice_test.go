@@ -43,7 +43,7 @@ func TestTheSameNewsOfManyBucketsIsOneLineOfEachBatch(t *testing.T) {
 				told += 1 + others
 			}
 			require.Equal(t, many, told, news)
-			require.LessOrEqual(t, lines, many/50, news)
+			require.LessOrEqual(t, lines, many/10, news)
 		}
 	})
 }

@@ -92,7 +92,7 @@ func Rehearse(ctx context.Context, rdb redis.UniversalClient) error {
 			call := lua.TemplateCall{Prefix: templated, Terms: terms.Encode(), Apart: true}
 			r, err := lua.TakeTemplate(ctx, rdb, templated, call, []policy.Run{{N: 1, Count: 1}}, true, false)
 			if err == nil {
-				err = lua.Enter(ctx, rdb, templated, templated)
+				err = lua.Enter(ctx, rdb, templated, templated, r.Till)
 			}
 			if err == nil {
 				_, err = lua.Count(ctx, rdb, templated, r.Was, r.Till)

@@ -94,7 +94,7 @@ func (s *store) fill(t *testing.T, sc scenario) {
 func (s *store) take(ctx context.Context, key string, call lua.TemplateCall, n int64) error {
 	r, err := lua.TakeTemplate(ctx, s.rdb, key, call, []policy.Run{{N: n, Count: 1}}, false, false)
 	if err == nil && r.Enter {
-		err = lua.Enter(ctx, s.rdb, prefix, key)
+		err = lua.Enter(ctx, s.rdb, prefix, key, r.Till)
 	}
 	if err == nil && call.Apart && r.Was != r.Till {
 		_, err = lua.Count(ctx, s.rdb, prefix, r.Was, r.Till)
