@@ -36,9 +36,11 @@ local function outlast(set, till)
   end
 end
 
--- enter_set puts a bucket that expires at till_s in an active set.
+-- enter_set puts a bucket that expires at till_s in an active set; it returns SADD's answer, which may be an error.
 local function enter_set(set, name, till)
-  if type(redis.pcall('SADD', set, name)) == 'number' then outlast(set, till) end
+  local added = redis.pcall('SADD', set, name)
+  if type(added) == 'number' then outlast(set, till) end
+  return added
 end
 
 -- alive is the number of buckets, counted in a hash by instant of expiry, that have not expired; it drops the others.

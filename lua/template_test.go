@@ -282,6 +282,38 @@ func TestNoMoreBucketsThanTheTemplateAllows(t *testing.T) {
 	require.NoError(t, err)
 }
 
+func TestAsManyBucketsAsBeforeAfterAllWereLost(t *testing.T) {
+	t.Parallel()
+	ctx, server := t.Context(), testenv.Redis(t)
+	rdb := server.Client()
+	call := user()
+	call.MaxKeys = 10
+	for lost, lose := range map[string]func(){
+		"nothing":  func() {},
+		"flushed":  func() { require.NoError(t, rdb.FlushAll(ctx).Err()) },
+		"restarts": server.Restart,
+	} {
+		require.NoError(t, rdb.FlushAll(ctx).Err())
+		for round := range 2 {
+			made := 0
+			for i := range 12 {
+				_, err := lua.TakeTemplate(ctx, rdb, fmt.Sprintf("user:%d:%d", round, i), call, one(1), false, false)
+				if err == nil {
+					made++
+				} else {
+					require.ErrorIs(t, err, lua.ErrTooManyBuckets)
+				}
+			}
+			if lost == "nothing" && round == 1 {
+				require.Zero(t, made)
+			} else {
+				require.Equal(t, 10, made, "%s, round %d", lost, round)
+			}
+			lose()
+		}
+	}
+}
+
 func TestExpiredBucketsMakeRoomForOthers(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
