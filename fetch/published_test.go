@@ -298,6 +298,45 @@ func TestEveryCallWorksOnARefilledTemplatesBucket(t *testing.T) {
 	})
 }
 
+// A bucket begins anew, full, where the template is enforced in another way, and goes on if it comes back to the first one.
+func TestATemplateIsEnforcedInTheOtherWayFromOneVersionToTheNext(t *testing.T) {
+	t.Parallel()
+	onBoth(t, func(t *testing.T, rdb redis.UniversalClient) {
+		ctx, hourly := t.Context(), policy.Rate{Tokens: 1, Per: time.Hour}
+		c := client(t, rdb)
+		holds := func(want int64, why string) {
+			t.Helper()
+			require.Eventually(t, func() bool {
+				r, err := c.Peek(ctx, "user:1")
+				return err == nil && r.Remaining == want
+			}, 20*time.Second, time.Millisecond, why)
+		}
+		take := func(n, left int64) {
+			t.Helper()
+			r, err := c.Take(ctx, "user:1", n)
+			require.NoError(t, err)
+			require.True(t, r.OK)
+			require.Equal(t, left, r.Remaining)
+		}
+		publish(t, rdb, 1, refilledTemplate("user:", 60))
+		take(40, 20)
+		held, err := c.Reserve(ctx, "user:1", 5, time.Minute)
+		require.NoError(t, err)
+		require.True(t, held.OK)
+		publish(t, rdb, 2, lazyTemplate("user:", 60, hourly))
+		holds(60, "it is another bucket")
+		take(50, 10)
+		_, err = c.Reserve(ctx, "user:1", 1, time.Minute)
+		require.ErrorIs(t, err, fetch.ErrLazyBucket)
+		_, err = held.Settle(ctx, 1)
+		require.NoError(t, err, "what was reserved before ends in its own bucket")
+		publish(t, rdb, 3, refilledTemplate("user:", 60))
+		holds(19, "it goes on")
+		publish(t, rdb, 4, lazyTemplate("user:", 60, hourly))
+		holds(10, "and so does the other")
+	})
+}
+
 func TestNoMoreBucketsThanATemplateAllows(t *testing.T) {
 	t.Parallel()
 	onBoth(t, func(t *testing.T, rdb redis.UniversalClient) {
