@@ -114,7 +114,7 @@ func (c *Client) takeEvery(ctx context.Context, reqs []Request) (AllResult, erro
 
 // takeAll asks once for all, and tells what is known of the bucket of each
 // request.
-func (c *Client) takeAll(ctx context.Context, reqs []Request) (AllResult, []known, error) {
+func (c *Client) takeAll(ctx context.Context, reqs []Request) (AllResult, []*known, error) {
 	demands, of, err := sum(reqs)
 	if err != nil {
 		return AllResult{}, nil, err
@@ -148,7 +148,7 @@ func (c *Client) takeAll(ctx context.Context, reqs []Request) (AllResult, []know
 	if err != nil {
 		return AllResult{}, nil, err
 	}
-	answers, knowns := make([]Result, len(demands)), make([]known, len(demands))
+	answers, knowns := make([]Result, len(demands)), make([]*known, len(demands))
 	for _, p := range parts {
 		for i, a := range p.answers {
 			d := demands[p.of[i]]
@@ -158,7 +158,7 @@ func (c *Client) takeAll(ctx context.Context, reqs []Request) (AllResult, []know
 			answers[p.of[i]], knowns[p.of[i]] = c.result(ctx, d.Key, a), a.known
 		}
 	}
-	result, known := AllResult{OK: ok, Results: make([]Result, len(reqs))}, make([]known, len(reqs))
+	result, known := AllResult{OK: ok, Results: make([]Result, len(reqs))}, make([]*known, len(reqs))
 	for i, r := range reqs {
 		known[i] = knowns[of[i]]
 		result.Results[i] = answers[of[i]]
@@ -311,7 +311,7 @@ func (c *Client) degradedPart(p *part, err error) {
 
 // giveBackShare returns the tokens of an answer by degraded mode local to the share.
 func (a *answer) giveBackShare() {
-	if a.known.stand != nil && a.reply.Taken > 0 {
+	if a.reply.Taken > 0 && a.known.stand != nil {
 		a.known.stand.giveBack(a.reply.Taken)
 	}
 	a.reply.Remaining += a.reply.Taken

@@ -55,7 +55,7 @@ func do[T any](ctx context.Context, c *Client, limit time.Duration,
 		return reply, c.directFailure(ctx, failure(err))
 	}
 
-	patience := c.newLimitTimer(limit)
+	patience := c.newLimitTimer(limit, now)
 	defer c.endLimitTimer(patience)
 	type outcome struct {
 		reply T
@@ -138,15 +138,17 @@ type limitTimer struct {
 	timer *time.Timer
 }
 
-func (c *Client) newLimitTimer(limit time.Duration) limitTimer {
+// newLimitTimer is for a call that began at the instant.
+func (c *Client) newLimitTimer(limit time.Duration, began time.Time) limitTimer {
 	if limit == 0 {
 		return limitTimer{}
 	}
+	left := limit - time.Since(began)
 	timer, ok := c.timers.Get().(*time.Timer)
 	if !ok {
-		timer = time.NewTimer(limit)
+		timer = time.NewTimer(left)
 	} else {
-		timer.Reset(limit)
+		timer.Reset(left)
 	}
 	return limitTimer{over: timer.C, timer: timer}
 }

@@ -180,4 +180,10 @@ func (c *Client) Stats() Stats {
 // goroutines. When ctx ends first
 // its error is returned; the goroutines then end as soon as go-redis gives up
 // on their sockets. Closing again waits again. The go-redis client stays open.
-func (c *Client) Close(ctx context.Context) error { return c.workers.close(ctx) }
+func (c *Client) Close(ctx context.Context) error {
+	err := c.workers.close(ctx)
+	if err == nil && c.coalescer != nil {
+		c.coalescer.vigil.end()
+	}
+	return err
+}

@@ -2,111 +2,23 @@ package fetch
 
 import (
 	"context"
+	"fmt"
 	"hash/maphash"
 	"runtime"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/tokenrefill/refiller/lua"
-	"github.com/tokenrefill/refiller/policy"
 )
 
-const (
-	queueShards = 64
-	// maxRuns is the most runs of equal takes in one call, so that it doesn't
-	// occupy the server for long.
-	maxRuns = 256
-)
+const queueShards = 64
 
 // answer is what a take is told.
 type answer struct {
 	reply  lua.TakeReply
-	known  known
+	known  *known
 	source Source
 	err    error
-}
-
-// State of a pending take. It is changed by compare-and-swap; who makes the
-// change owns what follows from it.
-const (
-	queued  int32 = iota
-	leading       // it is to make the next call; a signal is on its way
-	flying        // it is part of a call
-	done          // answered; a signal is on its way
-	gone          // its caller stopped waiting
-)
-
-// pending is a take that waits in a queue or for its call.
-type pending struct {
-	n        int64
-	deadline time.Time // zero: none
-	state    atomic.Int32
-	signal   chan struct{} // of leading or done
-	flight   *flight       // once flying
-	answer   answer        // once done
-	next     *pending
-}
-
-// flight is a call that a worker makes. It is cancelled when nobody waits for it
-// any more. A nil flight is a call that a caller makes.
-type flight struct {
-	waiting atomic.Int32
-	cancel  context.CancelFunc
-}
-
-func (f *flight) join() {
-	if f != nil {
-		f.waiting.Add(1)
-	}
-}
-
-// left reports whether somebody still waits after one has left.
-func (f *flight) left() bool {
-	if f == nil || f.waiting.Add(-1) > 0 {
-		return true
-	}
-	f.cancel()
-	return false
-}
-
-// queue holds the takes of one key that came while a call for it was under way.
-// Exactly one goroutine leads it: it makes the call, shares the answer out and
-// passes the lead on. A queue without a leader doesn't exist.
-type queue struct {
-	first, last *pending
-	size        int
-}
-
-func (q *queue) push(p *pending) {
-	if q.first == nil {
-		q.first = p
-	} else {
-		q.last.next = p
-	}
-	q.last = p
-	q.size++
-}
-
-func (q *queue) pushFront(p *pending) {
-	q.size++
-	p.next = q.first
-	q.first = p
-	if q.last == nil {
-		q.last = p
-	}
-}
-
-func (q *queue) pop() *pending {
-	p := q.first
-	if p != nil {
-		q.size--
-		q.first, p.next = p.next, nil
-		if q.first == nil {
-			q.last = nil
-		}
-	}
-	return p
 }
 
 // coalescer merges the takes of a key that wait for each other. It holds a queue
@@ -119,18 +31,33 @@ type coalescer struct {
 		queues map[string]*queue
 		crowd  int // how many went along on the last call that was collected
 	}
+	vigil                     *vigil
 	pendings, queues, batches sync.Pool
 }
 
 func newCoalescer(c *Client) *coalescer {
 	co := &coalescer{c: c, seed: maphash.MakeSeed()}
-	co.pendings.New = func() any { return &pending{signal: make(chan struct{}, 1)} }
+	co.vigil = newVigil(co.look)
+	co.pendings.New = newPending
 	co.queues.New = func() any { return new(queue) }
 	co.batches.New = func() any { return new(batch) }
 	for i := range co.shards {
 		co.shards[i].queues = make(map[string]*queue)
 	}
 	return co
+}
+
+// look is that of the vigil.
+func (co *coalescer) look() (again bool) {
+	for i := range co.shards {
+		shard := &co.shards[i]
+		shard.Lock()
+		for _, q := range shard.queues {
+			again = q.look() || again
+		}
+		shard.Unlock()
+	}
+	return again
 }
 
 // lane is where the takes of one key meet.
@@ -141,10 +68,9 @@ type lane struct {
 }
 
 // take makes one take. The caller is inside.
-func (co *coalescer) take(ctx context.Context, key string, n int64, limit time.Duration) answer {
+func (co *coalescer) take(ctx context.Context, key string, n int64, limit time.Duration, now time.Time) answer {
 	p := co.pendings.Get().(*pending)
-	now := time.Now()
-	p.n, p.deadline = n, deadlineOf(ctx, limit, now)
+	p.ctx, p.n, p.deadline = ctx, n, deadlineOf(ctx, limit, now)
 
 	l := lane{co, key, int(maphash.String(co.seed, key) % queueShards)}
 	shard := &co.shards[l.shard]
@@ -152,16 +78,18 @@ func (co *coalescer) take(ctx context.Context, key string, n int64, limit time.D
 	q := shard.queues[key]
 	if q != nil {
 		p.state.Store(queued)
+		p.stirred.Store(false)
 		q.push(p)
 		shard.Unlock()
-		return l.wait(ctx, q, p, limit, false)
+		return l.wait(ctx, q, p, limit, now)
 	}
 	q = co.queues.Get().(*queue)
+	q.calls = 1
 	shard.queues[key] = q
 	crowd := shard.crowd > 0
 	shard.Unlock()
 	if !co.c.direct(ctx, p.deadline, now) {
-		return l.wait(ctx, q, p, limit, true)
+		return l.attend(ctx, q, p, limit, now, true)
 	}
 	if crowd {
 		return l.together(ctx, q, p)
@@ -174,13 +102,40 @@ func (co *coalescer) take(ctx context.Context, key string, n int64, limit time.D
 
 // free gives back a take that nobody else refers to.
 func (co *coalescer) free(p *pending) {
-	p.flight, p.answer = nil, answer{}
+	p.ctx, p.flight, p.answer = nil, nil, answer{}
 	co.pendings.Put(p)
 }
 
-// wait sees a take through: in the queue, at the head of it, in a call.
-func (l lane) wait(ctx context.Context, q *queue, p *pending, limit time.Duration, lead bool) answer {
-	patience := l.c.newLimitTimer(limit)
+// wait sees a take in the queue through. It sleeps without a timer, which would
+// cost as much as all the rest: the vigil stirs who has waited for long.
+func (l lane) wait(ctx context.Context, q *queue, p *pending, limit time.Duration, began time.Time) answer {
+	if !p.deadline.IsZero() && p.deadline.Sub(began) < 4*vigilPause {
+		return l.attend(ctx, q, p, limit, began, false)
+	}
+	l.vigil.begin()
+	for {
+		<-p.signal
+		switch p.state.Load() {
+		case done:
+			a := p.answer
+			l.free(p)
+			return a
+		case leading:
+			if l.c.direct(ctx, p.deadline, time.Now()) && ctx.Err() == nil {
+				return l.together(ctx, q, p)
+			}
+			return l.attend(ctx, q, p, limit, began, true)
+		}
+		if p.stirred.Load() {
+			return l.attend(ctx, q, p, limit, began, false)
+		}
+	}
+}
+
+// attend sees a take through, in the queue, at the head of it, in a call, for no
+// longer than ctx and limit allow.
+func (l lane) attend(ctx context.Context, q *queue, p *pending, limit time.Duration, began time.Time, lead bool) answer {
+	patience := l.c.newLimitTimer(limit, began)
 	defer l.c.endLimitTimer(patience)
 	for {
 		switch {
@@ -192,6 +147,7 @@ func (l lane) wait(ctx context.Context, q *queue, p *pending, limit time.Duratio
 			return l.together(ctx, q, p)
 		case lead:
 			// A worker makes the call; this take waits for it like the others.
+			lead = false
 			l.requeue(q, p)
 			if !l.c.workers.hand(ctx, patience.over, func() { l.fly(context.WithoutCancel(ctx), q) }) {
 				p.state.Store(gone) // without a leader nobody else changes it
@@ -206,12 +162,14 @@ func (l lane) wait(ctx context.Context, q *queue, p *pending, limit time.Duratio
 		case <-patience.over:
 			return l.giveUp(ctx, q, p, limit)
 		}
-		if p.state.Load() == done {
+		switch p.state.Load() {
+		case done:
 			a := p.answer
 			l.free(p)
 			return a
+		case leading:
+			lead = true
 		}
-		lead = true
 	}
 }
 
@@ -225,8 +183,7 @@ func (l lane) giveUp(ctx context.Context, q *queue, p *pending, limit time.Durat
 		l.c.stats.abandoned.Add(1)
 		return answer{err: impatience(ctx, limit)}
 	}
-	<-p.signal // leading or done
-	a := p.answer
+	a := p.answer // done, unless it leads
 	if p.state.Load() == leading {
 		l.pass(q)
 		a = answer{err: impatience(ctx, limit)}
@@ -248,14 +205,16 @@ func (l lane) requeue(q *queue, p *pending) {
 func (l lane) pass(q *queue) {
 	shard := &l.shards[l.shard]
 	shard.Lock()
+	q.flying = nil
 	for p := q.pop(); p != nil; p = q.pop() {
 		if p.state.CompareAndSwap(queued, leading) {
 			shard.Unlock()
-			p.signal <- struct{}{}
+			p.wake()
 			return
 		}
 	}
 	delete(shard.queues, l.key)
+	q.calls, q.seen = 0, 0
 	shard.Unlock()
 	l.queues.Put(q)
 }
@@ -276,9 +235,14 @@ func (l lane) collect(q *queue, b *batch, f *flight) {
 			idle = -1
 		}
 	}
-	defer func() { shard.crowd = len(b.takes) - 1 }()
 	for p := q.first; p != nil && b.fits(p.n); p = q.first {
 		q.pop()
+		if err := p.ctx.Err(); err != nil {
+			if p.answer.err = fmt.Errorf("fetch: %w", err); p.state.CompareAndSwap(queued, done) {
+				p.wake()
+			}
+			continue
+		}
 		p.flight = f
 		f.join()
 		if p.state.CompareAndSwap(queued, flying) {
@@ -287,6 +251,9 @@ func (l lane) collect(q *queue, b *batch, f *flight) {
 			f.left()
 		}
 	}
+	shard.crowd = len(b.takes) - 1
+	q.flying = b.takes
+	q.calls++
 }
 
 // alone makes a call for one take in the goroutine of its caller.
@@ -410,61 +377,10 @@ func (l lane) share(b *batch, self *pending) (late int64) {
 		}
 		taken := p.answer.reply.Taken
 		if p.state.CompareAndSwap(flying, done) {
-			p.signal <- struct{}{} // p is its caller's from here on
+			p.wake() // p is its caller's from here on
 		} else {
 			late += taken
 		}
 	}
 	return late
-}
-
-// batch is what goes into one call: takes in the order of their arrival, equal
-// ones that follow one another as a run.
-type batch struct {
-	takes []*pending
-	runs  []policy.Run
-	total int64
-}
-
-func (co *coalescer) newBatch() *batch { return co.batches.Get().(*batch) }
-
-func (co *coalescer) freeBatch(b *batch) {
-	clear(b.takes)
-	b.takes, b.runs, b.total = b.takes[:0], b.runs[:0], 0
-	co.batches.Put(b)
-}
-
-// fits reports whether a take of n tokens can join.
-func (b *batch) fits(n int64) bool {
-	last := len(b.runs) - 1
-	return n <= policy.MaxTokens-b.total && (len(b.runs) < maxRuns || b.runs[last].N == n)
-}
-
-func (b *batch) add(p *pending) {
-	b.takes = append(b.takes, p)
-	b.count(p.n)
-}
-
-// count adds a take of n tokens to the runs.
-func (b *batch) count(n int64) {
-	b.total += n
-	if last := len(b.runs) - 1; last >= 0 && b.runs[last].N == n {
-		b.runs[last].Count++
-		return
-	}
-	b.runs = append(b.runs, policy.Run{N: n, Count: 1})
-}
-
-// latest is when the last caller stops waiting; zero if never.
-func (b *batch) latest() time.Time {
-	latest := time.Time{}
-	for i, p := range b.takes {
-		if p.deadline.IsZero() {
-			return time.Time{}
-		}
-		if i == 0 || p.deadline.After(latest) {
-			latest = p.deadline
-		}
-	}
-	return latest
 }

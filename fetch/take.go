@@ -53,7 +53,7 @@ func (c *Client) takeUpTo(ctx context.Context, key string, n int64) (Result, err
 
 // takeUpToShared is takeUpTo of the bucket itself.
 func (c *Client) takeUpToShared(ctx context.Context, key string, n int64) (Result, error) {
-	a, ok := c.remembered(key, 1)
+	a, ok := c.remembered(key, 1, time.Now())
 	if !ok {
 		a = c.askUpTo(ctx, key, n)
 	}
@@ -117,9 +117,10 @@ func (c *Client) take(ctx context.Context, key string, n int64, cfg takeConfig) 
 			return r, nil
 		}
 	}
-	a, ok := c.remembered(key, n)
+	now := time.Now()
+	a, ok := c.remembered(key, n, now)
 	if !ok || cfg.request != "" {
-		a = c.ask(ctx, key, n, cfg)
+		a = c.ask(ctx, key, n, cfg, now)
 	}
 	if err := a.err; err != nil {
 		if a, ok = c.degraded(key, n, err); !ok {
@@ -137,7 +138,7 @@ func (c *Client) take(ctx context.Context, key string, n int64, cfg takeConfig) 
 
 // shadow admits a call of n tokens that a bucket in shadow mode did not grant in
 // full.
-func (c *Client) shadow(r Result, k known, n int64) Result {
+func (c *Client) shadow(r Result, k *known, n int64) Result {
 	if !k.shadowed() || r.OK && r.Taken == n {
 		return r
 	}
@@ -148,11 +149,10 @@ func (c *Client) shadow(r Result, k known, n int64) Result {
 
 // remembered answers a take by the last denial. One of a bucket in shadow mode is
 // asked each time, since the bucket counts them.
-func (c *Client) remembered(key string, n int64) (answer, bool) {
+func (c *Client) remembered(key string, n int64, now time.Time) (answer, bool) {
 	if !c.config.denyCache {
 		return answer{}, false
 	}
-	now := time.Now()
 	k, _ := c.terms.get(key, now)
 	if k.shadowed() || !k.denied.holds(n, now) {
 		return answer{}, false
@@ -167,12 +167,11 @@ func (c *Client) remembered(key string, n int64) (answer, bool) {
 // ask puts a take to the bucket, unless its server is known not to answer. If the
 // bucket says no and its refills are overdue, they are made up for, and the take is
 // put to it again.
-func (c *Client) ask(ctx context.Context, key string, n int64, cfg takeConfig) answer {
+func (c *Client) ask(ctx context.Context, key string, n int64, cfg takeConfig, began time.Time) answer {
 	if why := c.breakers.of(key).open(); why != ReasonNone {
 		return answer{err: shut(why)}
 	}
-	began := time.Now()
-	a := c.put(ctx, key, n, cfg)
+	a := c.put(ctx, key, n, cfg, began)
 	c.note(key, began, a.err)
 	c.saw(a)
 	if a.err != nil || a.reply.OK || !c.rescues.overdue(a.reply) {
@@ -182,7 +181,7 @@ func (c *Client) ask(ctx context.Context, key string, n int64, cfg takeConfig) a
 	if !again {
 		return a
 	}
-	a = c.put(ctx, key, n, cfg)
+	a = c.put(ctx, key, n, cfg, time.Now())
 	if ours {
 		a.source.Kind = SourceRescued
 	}
@@ -190,21 +189,18 @@ func (c *Client) ask(ctx context.Context, key string, n int64, cfg takeConfig) a
 }
 
 // put makes the call of a take, or joins others in one.
-func (c *Client) put(ctx context.Context, key string, n int64, cfg takeConfig) answer {
+func (c *Client) put(ctx context.Context, key string, n int64, cfg takeConfig, now time.Time) answer {
 	if cfg.request != "" {
 		return c.putOnce(ctx, key, n, cfg)
 	}
 	if c.coalescer != nil {
-		if err := ctx.Err(); err != nil {
-			return answer{err: fmt.Errorf("fetch: %w", err)}
-		}
 		if err := c.workers.enter(); err != nil {
 			return answer{err: err}
 		}
 		defer c.workers.leave()
-		return c.coalescer.take(ctx, key, n, cfg.deadline)
+		return c.coalescer.take(ctx, key, n, cfg.deadline, now)
 	}
-	k, fresh := c.terms.get(key, time.Now())
+	k, fresh := c.terms.get(key, now)
 	reply, err := do(ctx, c, cfg.deadline, func(ctx context.Context) (lua.TakeReply, error) {
 		reply, err := c.sendTake(ctx, key, n, !fresh)
 		c.unknownOutcome(n, err)
@@ -221,7 +217,7 @@ func (c *Client) put(ctx context.Context, key string, n int64, cfg takeConfig) a
 
 // result shows an answer in the light of what is known of its bucket.
 func (c *Client) result(ctx context.Context, key string, a answer) Result {
-	now, reply, k := time.Now(), a.reply, a.known
+	reply, k := &a.reply, a.known
 	if a.source.Kind == SourceFallback {
 		r := Result{OK: reply.OK, Taken: reply.Taken, Remaining: reply.Remaining, Limit: k.limit(), ResetAfter: Never, Source: a.source}
 		if !reply.OK {
@@ -229,9 +225,13 @@ func (c *Client) result(ctx context.Context, key string, a answer) Result {
 		}
 		return r
 	}
-	if k.lacksSchedule(now) {
-		k = c.learnSchedule(ctx, key, k)
+	now := time.Time{} // needed for schedules only
+	if k.stepped() {
 		now = time.Now()
+		if k.lacksSchedule(now) {
+			k = c.learnSchedule(ctx, key, k)
+			now = time.Now()
+		}
 	}
 	r := Result{
 		OK: reply.OK, Taken: reply.Taken, Remaining: reply.Remaining, Limit: k.limit(),
@@ -245,10 +245,10 @@ func (c *Client) result(ctx context.Context, key string, a answer) Result {
 
 // learn remembers what the reply to a take of n tells: a bucket's terms, nil if it
 // has none, and a denial. What is known of a schedule stays while it is the same.
-func (c *Client) learn(key string, k known, n int64, reply lua.TakeReply) known {
-	t, now := reply.Terms, time.Now()
-	if k.terms == nil || t == nil || *k.terms != *t {
-		k = known{}
+func (c *Client) learn(key string, before *known, n int64, reply lua.TakeReply) *known {
+	t, now, k := reply.Terms, time.Now(), new(known)
+	if before.terms != nil && t != nil && *before.terms == *t {
+		*k = *before
 	}
 	k.terms, k.learned = t, now
 	if !reply.OK && !k.pooled() { // a pool's share grows by the denials that its bucket counts
@@ -262,7 +262,7 @@ func (c *Client) learn(key string, k known, n int64, reply lua.TakeReply) known 
 }
 
 // learnMany is learn for the takes of a call; the smallest that was denied counts.
-func (c *Client) learnMany(key string, k known, runs []policy.Run, reply lua.TakeManyReply) known {
+func (c *Client) learnMany(key string, k *known, runs []policy.Run, reply lua.TakeManyReply) *known {
 	one := lua.TakeReply{OK: true, Terms: reply.Terms, Remaining: reply.Remaining}
 	n := int64(0)
 	for i, r := range reply.Runs {
@@ -275,8 +275,10 @@ func (c *Client) learnMany(key string, k known, runs []policy.Run, reply lua.Tak
 
 // learnSchedule asks for the instants of a stepped bucket, about once a step.
 // Without an answer they stay unknown: the take that wants them is done.
-func (c *Client) learnSchedule(ctx context.Context, key string, k known) known {
+func (c *Client) learnSchedule(ctx context.Context, key string, before *known) *known {
 	reply, err := c.peek(ctx, key)
+	k := new(known)
+	*k = *before
 	k.asked = time.Now()
 	if err == nil && reply.Terms != nil && reply.Next > reply.Step {
 		k.next = k.asked.Add(time.Duration(reply.Next-reply.Now) * time.Microsecond)

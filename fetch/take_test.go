@@ -268,7 +268,7 @@ func TestTheCacheOfTermsIsBoundedAndKeepsWhatIsNew(t *testing.T) {
 	cache, now := newTerms(), time.Now()
 	terms := hourly(5).Terms(policy.Fence{})
 	for i := range 100_000 {
-		cache.put("user:"+strconv.Itoa(i), known{terms: &terms, learned: now})
+		cache.put("user:"+strconv.Itoa(i), &known{terms: &terms, learned: now})
 	}
 	require.LessOrEqual(t, len(cache.young)+len(cache.old), 2*termsHalf)
 	for i := 100_000 - termsHalf; i < 100_000; i++ {

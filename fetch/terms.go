@@ -23,7 +23,8 @@ const (
 	scheduleMaxAge = time.Second
 )
 
-// known is what a client has learned of a bucket.
+// known is what a client has learned of a bucket. It doesn't change: what is learned
+// later makes another one.
 type known struct {
 	terms   *policy.Terms // nil: the bucket has no policy
 	learned time.Time
@@ -60,7 +61,7 @@ func newDenial(n, left int64, wait time.Duration, now time.Time) denial {
 }
 
 // exceeded is the error of a take of more tokens than the bucket ever holds.
-func (k known) exceeded(key string, n int64) error {
+func (k *known) exceeded(key string, n int64) error {
 	if k.terms == nil || n <= k.terms.Capacity || k.terms.Shadow {
 		return nil
 	}
@@ -68,9 +69,9 @@ func (k known) exceeded(key string, n int64) error {
 }
 
 // shadowed reports whether denials are admitted.
-func (k known) shadowed() bool { return k.terms != nil && k.terms.Shadow }
+func (k *known) shadowed() bool { return k.terms != nil && k.terms.Shadow }
 
-func (k known) limit() int64 {
+func (k *known) limit() int64 {
 	if k.terms == nil {
 		return 0
 	}
@@ -78,10 +79,10 @@ func (k known) limit() int64 {
 }
 
 // pooled reports whether the bucket is a pool's.
-func (k known) pooled() bool { return k.terms != nil && k.terms.GrantEnd > 0 }
+func (k *known) pooled() bool { return k.terms != nil && k.terms.GrantEnd > 0 }
 
 // maxAge is how long the terms are believed.
-func (k known) maxAge() time.Duration {
+func (k *known) maxAge() time.Duration {
 	if k.pooled() {
 		return pooledMaxAge
 	}
@@ -90,19 +91,22 @@ func (k known) maxAge() time.Duration {
 
 // onFloor reports whether the bucket is a pool's without a grant in force, as
 // the scripts told when the terms were learned.
-func (k known) onFloor() bool {
+func (k *known) onFloor() bool {
 	return k.pooled() && k.terms.GrantEra == 0
 }
 
-// lacksSchedule reports whether a bucket's instants are to be asked for: once a
+// stepped reports whether the bucket is refilled at instants.
+func (k *known) stepped() bool { return k.terms != nil && k.terms.Kind == policy.Stepped }
+
+// lacksSchedule reports whether a stepped bucket's instants are to be asked for: once a
 // step, and while that is overdue once in scheduleMaxAge.
-func (k known) lacksSchedule(now time.Time) bool {
-	return k.terms != nil && k.terms.Kind == policy.Stepped && !now.Before(k.next) && now.Sub(k.asked) >= scheduleMaxAge
+func (k *known) lacksSchedule(now time.Time) bool {
+	return !now.Before(k.next) && now.Sub(k.asked) >= scheduleMaxAge
 }
 
 // resetAfter is the time until a bucket of these terms that holds tokens is
 // full. A grant counts as if it went on.
-func (k known) resetAfter(tokens int64, now time.Time) time.Duration {
+func (k *known) resetAfter(tokens int64, now time.Time) time.Duration {
 	if k.terms == nil {
 		return Never
 	}
@@ -122,7 +126,7 @@ func (k known) resetAfter(tokens int64, now time.Time) time.Duration {
 
 // untilDue is the time until n tokens, which may exceed the capacity, fall due in
 // a bucket that was found with the tokens; negative if that is not known.
-func (k known) untilDue(n, tokens int64, at lua.Refilled) time.Duration {
+func (k *known) untilDue(n, tokens int64, at lua.Refilled) time.Duration {
 	if k.terms == nil || k.terms.Kind == policy.Stepped || n > policy.MaxTokens {
 		return -1
 	}
@@ -145,27 +149,33 @@ func wait(d time.Duration) time.Duration {
 // dropped. What is in use is learned again every termsMaxAge, so it is young.
 type terms struct {
 	mu         sync.RWMutex
-	young, old map[string]known
+	young, old map[string]*known
 }
 
-func newTerms() *terms { return &terms{young: make(map[string]known)} }
+func newTerms() *terms { return &terms{young: make(map[string]*known)} }
+
+// nothing is known of a bucket that was never seen.
+var nothing = new(known)
 
 // get returns what is known of a bucket and whether its terms may be believed.
-func (t *terms) get(key string, now time.Time) (known, bool) {
+func (t *terms) get(key string, now time.Time) (*known, bool) {
 	t.mu.RLock()
-	defer t.mu.RUnlock()
 	k, ok := t.young[key]
 	if !ok {
 		k, ok = t.old[key]
 	}
-	return k, ok && now.Sub(k.learned) < k.maxAge()
+	t.mu.RUnlock()
+	if !ok {
+		return nothing, false
+	}
+	return k, now.Sub(k.learned) < k.maxAge()
 }
 
-func (t *terms) put(key string, k known) {
+func (t *terms) put(key string, k *known) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if _, ok := t.young[key]; !ok && len(t.young) >= termsHalf {
-		t.old, t.young = t.young, make(map[string]known, termsHalf)
+		t.old, t.young = t.young, make(map[string]*known, termsHalf)
 	}
 	t.young[key] = k
 }
@@ -174,10 +184,11 @@ func (t *terms) put(key string, k known) {
 func (t *terms) forgive(key string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for _, half := range []map[string]known{t.young, t.old} {
-		if k, ok := half[key]; ok {
-			k.denied = denial{}
-			half[key] = k
+	for _, half := range []map[string]*known{t.young, t.old} {
+		if k, ok := half[key]; ok && k.denied != (denial{}) {
+			forgiven := *k
+			forgiven.denied = denial{}
+			half[key] = &forgiven
 		}
 	}
 }

@@ -91,7 +91,7 @@ type line struct {
 	more  chan struct{} // there are more tokens than was told
 
 	// What the last denial told.
-	known known
+	known *known
 	left  int64
 	at    lua.Refilled
 	told  time.Time
@@ -113,7 +113,7 @@ func (ls *lines) join(ctx context.Context, key string, n int64) (*line, *waiter,
 	defer ls.mu.Unlock()
 	l := ls.keys[key]
 	if l == nil {
-		l = &line{key: key, more: make(chan struct{}, 1)}
+		l = &line{key: key, known: nothing, more: make(chan struct{}, 1)}
 		ls.keys[key] = l
 	}
 	if deadline, ok := ctx.Deadline(); ok && !l.known.shadowed() && l.last != nil && !l.told.IsZero() {
@@ -257,14 +257,16 @@ func (c *Client) askForLine(ctx context.Context, l *line) {
 
 	var (
 		reply   lua.TakeManyReply
-		k       known
+		k       = nothing
 		err     error
 		rescued bool // there are more tokens than the answer says
 	)
 	if len(asked) == 1 {
-		a := c.ask(ctx, l.key, asked[0].n, c.config.takeConfig)
+		a := c.ask(ctx, l.key, asked[0].n, c.config.takeConfig, time.Now())
 		reply = lua.TakeManyReply{OK: a.reply.OK, Remaining: a.reply.Remaining, Refilled: a.reply.Refilled, Runs: []lua.RunReply{{Wait: a.reply.Wait}}}
-		k, err = a.known, a.err
+		if err = a.err; err == nil {
+			k = a.known
+		}
 	} else {
 		reply, k, rescued, err = c.askInLine(ctx, l.key, &b)
 	}
@@ -313,7 +315,7 @@ func (c *Client) askForLine(ctx context.Context, l *line) {
 }
 
 // deny notes what a denial of n tokens told.
-func (l *line) deny(k known, reply lua.TakeManyReply, n int64, told time.Duration, mu *sync.Mutex) {
+func (l *line) deny(k *known, reply lua.TakeManyReply, n int64, told time.Duration, mu *sync.Mutex) {
 	mu.Lock()
 	defer mu.Unlock()
 	l.known, l.left, l.at, l.told = k, reply.Remaining, reply.Refilled, time.Now()
@@ -322,8 +324,8 @@ func (l *line) deny(k known, reply lua.TakeManyReply, n int64, told time.Duratio
 
 // degradedLine answers several waiters that the bucket did not answer, as their
 // takes would be: one after the other until one is denied.
-func (c *Client) degradedLine(key string, b *batch, err error) (reply lua.TakeManyReply, k known, ok bool) {
-	reply.OK = true
+func (c *Client) degradedLine(key string, b *batch, err error) (reply lua.TakeManyReply, k *known, ok bool) {
+	reply.OK, k = true, nothing
 	reply.Runs = make([]lua.RunReply, len(b.runs))
 	for i, r := range b.runs {
 		for ; reply.OK && reply.Runs[i].Taken < r.Count; reply.Runs[i].Taken++ {
@@ -343,9 +345,9 @@ func (c *Client) degradedLine(key string, b *batch, err error) (reply lua.TakeMa
 
 // askInLine makes the call of several waiters. It reports whether the bucket was
 // rescued after it had answered.
-func (c *Client) askInLine(ctx context.Context, key string, b *batch) (lua.TakeManyReply, known, bool, error) {
+func (c *Client) askInLine(ctx context.Context, key string, b *batch) (lua.TakeManyReply, *known, bool, error) {
 	if why := c.breakers.of(key).open(); why != ReasonNone {
-		return lua.TakeManyReply{}, known{}, false, shut(why)
+		return lua.TakeManyReply{}, nothing, false, shut(why)
 	}
 	began := time.Now()
 	k, fresh := c.terms.get(key, time.Now())
@@ -365,7 +367,7 @@ func (c *Client) askInLine(ctx context.Context, key string, b *batch) (lua.TakeM
 	})
 	c.note(key, began, err)
 	if err != nil {
-		return reply, known{}, false, err
+		return reply, nothing, false, err
 	}
 	one := lua.TakeReply{OK: true, Terms: reply.Terms, Remaining: reply.Remaining}
 	n := int64(0)
