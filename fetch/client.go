@@ -181,9 +181,14 @@ func (c *Client) Stats() Stats {
 // its error is returned; the goroutines then end as soon as go-redis gives up
 // on their sockets. Closing again waits again. The go-redis client stays open.
 func (c *Client) Close(ctx context.Context) error {
-	err := c.workers.close(ctx)
-	if err == nil && c.coalescer != nil {
+	if err := c.workers.close(ctx); err != nil {
+		return err
+	}
+	if c.coalescer != nil {
 		c.coalescer.vigil.end()
 	}
-	return err
+	if l, ok := c.store.(*lanes); ok {
+		l.vigil.end()
+	}
+	return nil
 }

@@ -38,7 +38,7 @@ type coalescer struct {
 func newCoalescer(c *Client) *coalescer {
 	co := &coalescer{c: c, seed: maphash.MakeSeed()}
 	co.vigil = newVigil(co.look)
-	co.pendings.New = newPending
+	co.pendings.New = func() any { return &pending{sleeper: newSleeper()} }
 	co.queues.New = func() any { return new(queue) }
 	co.batches.New = func() any { return new(batch) }
 	for i := range co.shards {
@@ -226,7 +226,7 @@ func (l lane) collect(q *queue, b *batch, f *flight) {
 	shard := &l.shards[l.shard]
 	shard.Lock()
 	defer shard.Unlock()
-	for idle := 0; q.size < shard.crowd && idle < gatherYields; idle++ {
+	for idle := 0; q.size < min(shard.crowd, gatherMost) && idle < gatherYields; idle++ {
 		before := q.size
 		shard.Unlock()
 		runtime.Gosched()
@@ -297,8 +297,8 @@ func (l lane) together(ctx context.Context, q *queue, p *pending) answer {
 	socket := newSocketContext(ctx, p.deadline, &l.c.alarms)
 	l.call(socket, b)
 	socket.release()
-	late := l.share(b, p)
 	l.pass(q)
+	late := l.share(b, p)
 	l.c.giveBackLater(ctx, l.key, late)
 	a := p.answer
 	l.free(p)

@@ -287,7 +287,7 @@ func TestCallsForDistinctKeysShareRoundTripsOnlyWhenThereAreMany(t *testing.T) {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		for p := l.first; p != nil; p = p.next {
-			if p.seat == left {
+			if p.seat.Load() == left {
 				return true
 			}
 		}

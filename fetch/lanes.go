@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -18,11 +19,14 @@ const (
 	lanesWide = 2
 	// laneStall is how long without a departure the lanes are waited for: after
 	// that they may all be stuck, and a further one is opened.
-	laneStall = 5 * time.Millisecond
+	laneStall = 2 * vigilPause
 	// gatherYields is how often a crowd is given way to in vain before its next
 	// round trip: other processors may be quicker to run who gives way than the
 	// crowd.
 	gatherYields = 3
+	// gatherMost is how many of a crowd are waited for: so many take the time of a
+	// round trip to see to, and who comes after them goes with the next one.
+	gatherMost = 32
 	// maxShared is the most calls that share a round trip.
 	maxShared = 256
 	// minShared is what a call must have left of its deadline to share a round
@@ -46,30 +50,30 @@ type lanes struct {
 	crowd       int       // how many went along on the last round trip
 	queued      int       // in line
 	departure   time.Time // the last one
+	seen        time.Time // departure at the last look of the vigil
 	first, last *passenger
 
+	vigil      *vigil
 	passengers sync.Pool // of *passenger
-	timers     sync.Pool // of *time.Timer
 	alarms     sync.Pool // of *alarm
 }
 
 // passenger is a call that waits for a lane.
 type passenger struct {
-	ctx    context.Context
-	cmd    redis.Cmder
-	seat   seat // written with the lock held
-	signal chan struct{}
-	next   *passenger
+	ctx     context.Context
+	cmd     redis.Cmder
+	seat    atomic.Int32 // written with the lock held
+	sleeper              // until the seat is driving or arrived
+	next    *passenger
 }
 
-// seat says what becomes of a passenger.
-type seat int
-
+// Seats of a passenger.
 const (
-	waiting seat = iota
-	driving      // it is to send what waits; a signal is on its way
-	riding       // it is being sent; a signal comes with the answer
-	left         // its caller stopped waiting
+	waiting int32 = iota
+	driving       // it is to send what waits
+	riding        // it is being sent
+	arrived       // it is answered
+	left          // its caller stopped waiting
 )
 
 // newLanes makes the way to the server. On a Cluster or Ring, where a pipeline
@@ -80,7 +84,8 @@ func newLanes(rdb redis.UniversalClient, cfg config) lua.Client {
 		return rdb
 	}
 	l := &lanes{rdb: client, wide: lanesWide, most: cfg.concurrency}
-	l.passengers.New = func() any { return &passenger{signal: make(chan struct{}, 1)} }
+	l.vigil = newVigil(l.look)
+	l.passengers.New = func() any { return &passenger{sleeper: newSleeper()} }
 	return l
 }
 
@@ -95,7 +100,9 @@ func (l *lanes) Process(ctx context.Context, cmd redis.Cmder) error {
 		return l.drive(ctx, cmd)
 	}
 	p := l.passengers.Get().(*passenger)
-	p.ctx, p.cmd, p.seat = ctx, cmd, waiting
+	p.ctx, p.cmd = ctx, cmd
+	p.seat.Store(waiting)
+	p.stirred.Store(false)
 	if l.first == nil {
 		l.first = p
 	} else {
@@ -104,12 +111,12 @@ func (l *lanes) Process(ctx context.Context, cmd redis.Cmder) error {
 	l.last = p
 	l.queued++
 	l.mu.Unlock()
-	if !l.wait(p) {
-		return l.unsent(ctx)
-	}
+	l.vigil.begin()
 	var err error
-	switch {
-	case p.seat == riding:
+	switch seat := l.wait(p); {
+	case seat == left:
+		return l.unsent(ctx)
+	case seat == arrived:
 		err = p.cmd.Err()
 	case ctx.Err() != nil:
 		l.free()
@@ -122,42 +129,56 @@ func (l *lanes) Process(ctx context.Context, cmd redis.Cmder) error {
 	return err
 }
 
-// wait waits for a seat other than waiting, unless the caller leaves before.
-func (l *lanes) wait(p *passenger) bool {
-	stall, ok := l.timers.Get().(*time.Timer)
-	if !ok {
-		stall = time.NewTimer(laneStall)
-	}
-	defer l.timers.Put(stall)
-	defer stall.Stop()
-	for {
-		stall.Reset(laneStall)
-		select {
-		case <-p.signal:
-			return true
-		case <-stall.C:
-			l.mu.Lock()
-			open := l.stuck()
-			if open {
-				l.taken++
-			}
-			l.mu.Unlock()
-			if open {
-				l.free()
-			}
-		case <-p.ctx.Done():
-			l.mu.Lock()
-			leaves := p.seat == waiting
-			if leaves {
-				p.seat = left // it stays in line and is dropped
-			}
-			l.mu.Unlock()
-			if !leaves {
-				<-p.signal
-			}
-			return !leaves
+// wait waits until a passenger is to drive, has arrived or left.
+func (l *lanes) wait(p *passenger) int32 {
+	for !p.stirred.Load() {
+		<-p.signal
+		if seat := p.seat.Load(); seat == driving || seat == arrived {
+			return seat
 		}
 	}
+	for {
+		select {
+		case <-p.signal:
+		case <-p.ctx.Done():
+			l.mu.Lock()
+			if p.seat.Load() == waiting {
+				p.seat.Store(left) // it stays in line and is dropped
+			}
+			l.mu.Unlock()
+			if p.seat.Load() == riding {
+				<-p.signal
+			}
+		}
+		if seat := p.seat.Load(); seat != waiting && seat != riding {
+			return seat
+		}
+	}
+}
+
+// look is that of the vigil: it stirs who waits if nobody has departed since the last
+// one, and opens a further lane if all may be stuck.
+func (l *lanes) look() bool {
+	l.mu.Lock()
+	if l.first == nil {
+		l.mu.Unlock()
+		return false
+	}
+	if l.departure.Equal(l.seen) {
+		for p := l.first; p != nil; p = p.next {
+			p.stir()
+		}
+	}
+	l.seen = l.departure
+	open := l.stuck()
+	if open {
+		l.taken++
+	}
+	l.mu.Unlock()
+	if open {
+		l.free()
+	}
+	return true
 }
 
 func (l *lanes) unsent(ctx context.Context) error {
@@ -177,11 +198,10 @@ func (l *lanes) free() {
 	l.mu.Lock()
 	for p := l.first; p != nil; p = l.first {
 		l.pop()
-		if p.seat == waiting {
-			p.seat = driving
+		if p.seat.CompareAndSwap(waiting, driving) {
 			l.departure = time.Now()
 			l.mu.Unlock()
-			p.signal <- struct{}{}
+			p.wake()
 			return
 		}
 	}
@@ -220,13 +240,13 @@ func (l *lanes) drive(driverCtx context.Context, driver redis.Cmder) error {
 	l.mu.Lock()
 	l.gather()
 	for p := l.first; p != nil && len(riders) < maxShared-1; p = l.first {
-		if p.seat == waiting {
+		if p.seat.Load() == waiting {
 			d, ok := p.ctx.Deadline()
 			if ok && time.Until(d) < minShared {
 				break // it drives itself, or is too late
 			}
 			deadline = earlier(deadline, d)
-			p.seat = riding
+			p.seat.Store(riding)
 			riders = append(riders, p)
 		}
 		l.pop()
@@ -248,7 +268,8 @@ func (l *lanes) drive(driverCtx context.Context, driver redis.Cmder) error {
 	_, _ = pipe.Exec(ctx) // each command has its error
 	err := driver.Err()
 	for _, p := range riders {
-		p.signal <- struct{}{}
+		p.seat.Store(arrived) // p is its caller's from here on
+		p.wake()
 	}
 	return err
 }

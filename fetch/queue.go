@@ -22,30 +22,11 @@ type pending struct {
 	n        int64
 	deadline time.Time // zero: none
 	state    atomic.Int32
-	stirred  atomic.Bool   // its caller is to look after its deadline and context
-	signal   chan struct{} // there may be news: a signal may be late, the state tells
-	flight   *flight       // once flying
-	answer   answer        // once done
+	sleeper          // until the state is leading or done
+	flight   *flight // once flying
+	answer   answer  // once done
 	next     *pending
 }
-
-func newPending() any { return &pending{signal: make(chan struct{}, 1)} }
-
-// wake tells the caller that there is news.
-func (p *pending) wake() {
-	select {
-	case p.signal <- struct{}{}:
-	default: // it has not heard of the last ones yet
-	}
-}
-
-// stir has the caller wait with a timer of its own.
-func (p *pending) stir() {
-	if !p.stirred.Swap(true) {
-		p.wake()
-	}
-}
-
 
 // flight is a call that a worker makes. It is cancelled when nobody waits for it
 // any more. A nil flight is a call that a caller makes.

@@ -9,8 +9,30 @@ import (
 // of them is seen to.
 const vigilPause = 2 * time.Millisecond
 
-// vigil looks after callers who wait without a timer of their own: regularly for as
-// long as there are any.
+// sleeper is who waits without a timer of its own.
+type sleeper struct {
+	signal  chan struct{} // there may be news: of somebody who is used again it may be old news
+	stirred atomic.Bool   // it is to look after its deadline and context
+}
+
+func newSleeper() sleeper { return sleeper{signal: make(chan struct{}, 1)} }
+
+// wake tells it that there is news.
+func (s *sleeper) wake() {
+	select {
+	case s.signal <- struct{}{}:
+	default: // it has not heard of the last ones yet
+	}
+}
+
+// stir has it wait with a timer of its own.
+func (s *sleeper) stir() {
+	if !s.stirred.Swap(true) {
+		s.wake()
+	}
+}
+
+// vigil looks after sleepers, regularly for as long as there are any.
 type vigil struct {
 	on    atomic.Bool
 	timer *time.Timer
