@@ -19,9 +19,12 @@
 // # Measuring
 //
 // Within a round the contenders run one after the other, each for the given time
-// after a lead-in of half of it, in which caches and connections warm up; rounds are repeated, and each starts with another contender, so that whatever
-// else the machine does meets all of them. The first round isn't counted. Figures are medians over the rounds; a ratio is the median of the
-// ratios within each round.
+// after a lead-in: a take of every key, and then half of that time, in which caches
+// and connections warm up. So the workload of many keys is that of a service whose
+// keys have been in use for a while. Rounds are repeated, and each starts with
+// another contender, so that whatever else the machine does meets all of them. The
+// first round isn't counted. Figures are medians over the rounds; a ratio is the
+// median of the ratios within each round.
 //
 // Only takes that were answered count; the rest are errors, which the table shows.
 // Client CPU is that of this process (getrusage), so it includes the harness;

@@ -154,11 +154,13 @@ func newTeam(goroutines int) *team {
 	return t
 }
 
-// run has all members take for d, after a lead-in of half of that.
+// run has all members take for d, after a lead-in in which every key is taken from
+// and then all members take for half of that.
 func (t *team) run(ctx context.Context, s *server, w workload, e *entrant, d time.Duration) (sample, error) {
 	// Like a server's requests, takes can be cancelled.
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	touch(ctx, w, e.session)
 	t.takeFor(ctx, w, e.session, d/2)
 	runtime.GC() // what came before isn't this run's to clear
 	before, err := s.usage(ctx)
@@ -171,6 +173,21 @@ func (t *team) run(ctx context.Context, s *server, w workload, e *entrant, d tim
 		return sample{}, err
 	}
 	return t.sample(after.since(before), took.Seconds(), max(e.batch, 1)), nil
+}
+
+// touch takes once from each key: what a contender learns of a key at its first take,
+// or after a while without any, is learned before the run.
+func touch(ctx context.Context, w workload, s *session) {
+	const at = 64 // at once
+	var wg sync.WaitGroup
+	for i := range at {
+		wg.Go(func() {
+			for key := i; key < w.keys; key += at {
+				_, _ = s.take(ctx, key) // a failure shows in the run
+			}
+		})
+	}
+	wg.Wait()
 }
 
 // takeFor has all members take for about d and returns how long they did.

@@ -50,7 +50,8 @@
 // it waits is dropped. Calls for different buckets share a round trip when more
 // than two are under way (not on a Cluster or Ring, where a shared round trip
 // takes as long as the slowest server). There is no timer in this: a lone take
-// goes at once, and what waits, waits for a reply that is on its way. The price is
+// goes at once, and what waits, waits for a reply that is on its way. A cancelled
+// take that waits returns within 4 ms. The price is
 // shared fate: a merged call that fails, fails for all takes in it.
 // [WithCoalescing] turns it off.
 //
