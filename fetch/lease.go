@@ -33,6 +33,10 @@ const (
 	maxLeases   = 4096
 	leaseShards = 64
 	sightings   = 1024
+	// leaseFrom is with which take of a bucket within a hold time its block begins: to
+	// begin one, keep it and give it back takes some calls, and they should be fewer than
+	// those that it spares.
+	leaseFrom = 8
 )
 
 // WithLease has the Client hold blocks of up to most tokens, 1 to policy.MaxTokens,
@@ -41,7 +45,7 @@ const (
 // several options that match a key, the one that names it counts, then the one with
 // the longest prefix.
 //
-// A bucket's block begins with its second take within the hold time. It is as large
+// A bucket's block begins with its eighth take within the hold time. It is as large
 // as what is taken within about a third of hold, and no larger than most and the
 // capacity; more is asked for when half of it is left, and a call is given no more
 // than half of what the bucket holds. What nobody took goes back within hold,
@@ -165,8 +169,8 @@ type leases struct {
 		mu     sync.Mutex // held to change blocks
 		blocks atomic.Pointer[map[string]*block]
 	}
-	// seen has, for the hash of a key, when a bucket without a block was last taken
-	// from, counted in its hold times. Keys that share a place displace one another.
+	// seen has, for the hash of a key, how often a bucket without a block was taken from
+	// in which of its hold times. Keys that share a place displace one another.
 	seen [sightings]atomic.Uint64
 }
 
@@ -231,10 +235,17 @@ func (ls *leases) missed(key string, n int64) {
 	if t := ls.c.templates.set.Load().Of(key); t != nil && t.Enforce == policy.EnforceLazy {
 		return
 	}
-	mark := hash>>32<<32 | uint64(uint32(ls.now()/rule.hold))
-	if ls.seen[hash/leaseShards%sightings].Swap(mark) == mark {
-		ls.begin(key, hash, rule, n)
+	mark := hash>>32<<32 | uint64(uint32(ls.now()/rule.hold)*leaseFrom)
+	place := &ls.seen[hash/leaseShards%sightings]
+	times := uint64(1)
+	if seen := place.Load(); seen-seen%leaseFrom == mark {
+		times += seen % leaseFrom
 	}
+	if times == leaseFrom {
+		ls.begin(key, hash, rule, n)
+		times = 0
+	}
+	place.Store(mark + times)
 }
 
 // begin begins a block, unless there are too many or the Client is closed.

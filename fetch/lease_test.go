@@ -362,12 +362,14 @@ func TestABlockOfABucketInShadowModeGivesWhatTheBucketHas(t *testing.T) {
 	})
 }
 
-func TestABucketOfWhichOneTokenIsTakenNowAndThenHasNoBlock(t *testing.T) {
+func TestABucketThatIsSeldomTakenFromHasNoBlock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBank(map[string]policy.Policy{"checkout": hourly(100)})
 		c := leasing(t, b, 50)
 		require.Equal(t, map[SourceKind]int{SourceShared: 5}, takeEvery(t, c, 1, 2*hold, 10*hold))
+		require.Zero(t, takeEvery(t, c, 1, hold/6, 10*hold)[SourceLeased])
 		require.Zero(t, b.called("lease"))
+		require.Positive(t, takeEvery(t, c, 1, hold/10, 2*hold)[SourceLeased])
 	})
 }
 
@@ -380,7 +382,7 @@ func TestTheBlocksOfAClientAreBounded(t *testing.T) {
 		b := newBank(buckets)
 		c := leasing(t, b, 50)
 		for key := range buckets {
-			for range 2 {
+			for range leaseFrom {
 				_, err := c.Take(t.Context(), key, 1)
 				require.NoError(t, err)
 			}
