@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"hash/maphash"
-	"runtime"
 	"sync"
 	"time"
 
@@ -220,21 +219,12 @@ func (l lane) pass(q *queue) {
 }
 
 // collect moves takes from the queue to batch, as many as go into one call. Those
-// who were answered together are about to take again: they are given way to for as
-// long as they come, as in lanes.gather.
+// who were answered together are about to take again, and are waited for.
 func (l lane) collect(q *queue, b *batch, f *flight) {
 	shard := &l.shards[l.shard]
 	shard.Lock()
 	defer shard.Unlock()
-	for idle := 0; q.size < min(shard.crowd, gatherMost) && idle < gatherYields; idle++ {
-		before := q.size
-		shard.Unlock()
-		runtime.Gosched()
-		shard.Lock()
-		if q.size > before {
-			idle = -1
-		}
-	}
+	gather(&shard.Mutex, &q.size, min(shard.crowd, gatherMost))
 	for p := q.first; p != nil && b.fits(p.n); p = q.first {
 		q.pop()
 		if err := p.ctx.Err(); err != nil {

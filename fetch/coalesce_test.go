@@ -11,6 +11,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -18,6 +19,7 @@ import (
 
 	"github.com/tokenrefill/refiller/internal/faultproxy"
 	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/policy"
 )
 
 // bothWays runs a test with a client whose callers make the calls and with one
@@ -167,6 +169,48 @@ func TestACancelledTakeInTheQueueIsDroppedAndNotCharged(t *testing.T) {
 		require.EqualValues(t, 94, tokens(t, f.direct, "checkout"))
 		require.Equal(t, Stats{}, c.Stats(), "nothing was under way for those who left")
 	})
+}
+
+func TestACancelledTakeThatSleepsIsNotChargedAndReturnsSoon(t *testing.T) {
+	for name, tc := range map[string]struct{ trip, within time.Duration }{
+		"its call is about to depart":   {time.Millisecond, time.Millisecond},
+		"the call before it takes long": {time.Second, 2 * vigilPause},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newBank(map[string]policy.Policy{"checkout": hourly(100)})
+				c := newClient(t, b, slow())
+				_, err := c.Take(t.Context(), "checkout", 1)
+				require.NoError(t, err)
+				b.trip = tc.trip
+				var wg sync.WaitGroup
+				take := func(ctx context.Context, n int64) {
+					wg.Go(func() {
+						if _, err := c.Take(ctx, "checkout", n); err != nil {
+							t.Error(err)
+						}
+					})
+					synctest.Wait()
+				}
+				take(context.Background(), 1)
+				take(context.Background(), 5) // it leads the next call
+				ctx, cancel := context.WithCancel(context.Background())
+				cancelled, ended := time.Now(), make(chan error, 1)
+				go func() {
+					_, err := c.Take(ctx, "checkout", 30)
+					ended <- err
+				}()
+				synctest.Wait()
+				cancel()
+				require.ErrorIs(t, <-ended, context.Canceled)
+				require.LessOrEqual(t, time.Since(cancelled), tc.within)
+				wg.Wait()
+				b.with("checkout", func(bucket *policy.Bucket) { require.EqualValues(t, 93, *bucket.Tokens) })
+				require.Equal(t, Stats{}, c.Stats())
+				require.NoError(t, c.Close(context.Background()))
+			})
+		})
+	}
 }
 
 func TestTokensOfThoseWhoLeaveAMergedCallComeBack(t *testing.T) {

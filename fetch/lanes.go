@@ -3,7 +3,6 @@ package fetch
 import (
 	"context"
 	"fmt"
-	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -20,13 +19,6 @@ const (
 	// laneStall is how long without a departure the lanes are waited for: after
 	// that they may all be stuck, and a further one is opened.
 	laneStall = 2 * vigilPause
-	// gatherYields is how often a crowd is given way to in vain before its next
-	// round trip: other processors may be quicker to run who gives way than the
-	// crowd.
-	gatherYields = 3
-	// gatherMost is how many of a crowd are waited for: so many take the time of a
-	// round trip to see to, and who comes after them goes with the next one.
-	gatherMost = 32
 	// maxShared is the most calls that share a round trip.
 	maxShared = 256
 	// minShared is what a call must have left of its deadline to share a round
@@ -218,27 +210,13 @@ func (l *lanes) pop() {
 	}
 }
 
-// gather waits, in a crowd, while the callers who were answered last and can run
-// come back. The lock is held, and given away meanwhile.
-func (l *lanes) gather() {
-	for idle := 0; l.crowd > 0 && l.queued < l.crowd && idle < gatherYields; idle++ {
-		before := l.queued
-		l.mu.Unlock()
-		runtime.Gosched()
-		l.mu.Lock()
-		if l.queued > before {
-			idle = -1
-		}
-	}
-}
-
 // drive sends a call and those that wait behind it.
 func (l *lanes) drive(driverCtx context.Context, driver redis.Cmder) error {
 	defer l.free()
 	deadline, _ := driverCtx.Deadline()
 	var riders []*passenger
 	l.mu.Lock()
-	l.gather()
+	gather(&l.mu, &l.queued, l.crowd)
 	for p := l.first; p != nil && len(riders) < maxShared-1; p = l.first {
 		if p.seat.Load() == waiting {
 			d, ok := p.ctx.Deadline()
