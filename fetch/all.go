@@ -259,7 +259,7 @@ func (c *Client) takePart(ctx context.Context, p *part) {
 			return reply{one.OK, []lua.TakeReply{one}}, err
 		}
 		for _, d := range p.demands {
-			if err := c.open(ctx, d.Key); err != nil {
+			if err := c.open(ctx, d.Key, 0); err != nil {
 				return r, err
 			}
 		}

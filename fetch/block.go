@@ -221,7 +221,7 @@ func (b *block) send() (reply lua.LeaseReply, ok bool) {
 	began := time.Now()
 	var err error
 	if call.Want > 0 {
-		err = c.open(ctx, b.key) // a template's bucket that is about to leave full is to be refilled
+		err = c.open(ctx, b.key, call.TTL) // a template's bucket that is about to leave full is to be refilled
 	}
 	if err == nil {
 		reply, err = lua.Lease(ctx, c.store, b.key, call)

@@ -13,7 +13,7 @@ import (
 func (c *Client) putOnce(ctx context.Context, key string, n int64, cfg takeConfig) answer {
 	k, _ := c.terms.get(key, time.Now())
 	reply, err := twice(ctx, c, cfg.deadline, func(ctx context.Context) (lua.TakeReply, error) {
-		if err := c.open(ctx, key); err != nil {
+		if err := c.open(ctx, key, 0); err != nil {
 			return lua.TakeReply{}, err
 		}
 		return lua.TakeOnce(ctx, c.store, key, cfg.request, n, cfg.memory)

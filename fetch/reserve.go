@@ -169,7 +169,7 @@ func (c *Client) askReserve(ctx context.Context, key string, call lua.ReserveCal
 	}
 	put := func() {
 		reply, err := twice(ctx, c, cfg.deadline, func(ctx context.Context) (lua.ReserveReply, error) {
-			if err := c.open(ctx, key); err != nil {
+			if err := c.open(ctx, key, call.TTL); err != nil {
 				return lua.ReserveReply{}, err
 			}
 			return lua.Reserve(ctx, c.store, key, call)

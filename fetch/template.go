@@ -127,15 +127,16 @@ func (c *Client) sendTemplate(ctx context.Context, key string, t *policy.Ruled, 
 		}
 		return r.TakeManyReply, err
 	}
-	r, err := c.sendRefilled(ctx, key, t, runs, withTerms, inLine)
+	r, err := c.sendRefilled(ctx, key, t, runs, withTerms, inLine, 0)
 	c.templates.heard(r.Terms)
 	return r, err
 }
 
 // sendRefilled makes the call of takes of a refilled template's bucket, which
-// creates it; without runs it is opened for another script.
-func (c *Client) sendRefilled(ctx context.Context, key string, t *policy.Ruled, runs []policy.Run, withTerms, inLine bool) (lua.TakeManyReply, error) {
-	call := lua.TemplateCall{Prefix: t.Prefix, Terms: t.Text, MaxKeys: t.MaxKeys, Apart: c.apart}
+// creates it; without runs it is opened for another script, which may hold tokens for
+// as long as hold.
+func (c *Client) sendRefilled(ctx context.Context, key string, t *policy.Ruled, runs []policy.Run, withTerms, inLine bool, hold time.Duration) (lua.TakeManyReply, error) {
+	call := lua.TemplateCall{Prefix: t.Prefix, Terms: t.Text, MaxKeys: t.MaxKeys, Hold: hold, Apart: c.apart}
 	if !withTerms {
 		k, _ := c.terms.get(key, time.Now())
 		call.Capacity = k.limit()
@@ -183,8 +184,9 @@ func (c *Client) enter(ctx context.Context, key, prefix string, r lua.TemplateRe
 }
 
 // open makes a refilled template's bucket exist, for a script that works on
-// existing ones only. The error is ErrLazyBucket for a lazy template's.
-func (c *Client) open(ctx context.Context, key string) error {
+// existing ones only and may hold tokens of it for as long as hold. The error is
+// ErrLazyBucket for a lazy template's.
+func (c *Client) open(ctx context.Context, key string, hold time.Duration) error {
 	t := c.templates.of(ctx, key)
 	if t == nil {
 		return nil
@@ -192,7 +194,7 @@ func (c *Client) open(ctx context.Context, key string) error {
 	if t.Enforce == policy.EnforceLazy {
 		return lazyBucket(key, t)
 	}
-	_, err := c.sendRefilled(ctx, key, t, nil, true, false)
+	_, err := c.sendRefilled(ctx, key, t, nil, true, false, hold)
 	return err
 }
 

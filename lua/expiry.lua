@@ -8,20 +8,22 @@ local function ttl_s(p)
   return math.min(math.max(60, 2 * p.capacity * p.per / p.tokens / 1000000), MOST_S)
 end
 
--- expires_s is when a bucket of policy p expires that is armed now.
-local function expires_s(p, now)
-  local ttl, grid = ttl_s(p), 1
-  while grid * 16 < ttl do grid = grid * 2 end
-  return math.ceil((now / 1000000 + ttl) / grid) * grid
+-- expires_s is when a bucket expires that is armed now and is to live for life_s.
+local function expires_s(life_s, now)
+  local grid = 1
+  while grid * 16 < life_s do grid = grid * 2 end
+  return math.ceil((now / 1000000 + life_s) / grid) * grid
 end
 
--- arm gives the bucket's three keys an expiry, unless more than least_s of their time is left; it returns the instants of
--- before and after, in s, 0 for none.
-local function arm(keys, p, now, least_s)
+-- arm gives the keys of a bucket of policy p an expiry, unless more than least_s of their time is left; it returns the instants
+-- of before and after, in s, 0 for none. Of keep_s, 0 if it isn't given, more is always left.
+local function arm(keys, p, now, least_s, keep_s)
+  local life_s = ttl_s(p)
+  if keep_s and keep_s > 0 then least_s, life_s = math.max(least_s, keep_s), math.max(life_s, 1.25 * keep_s) end
   local was = redis.call('PEXPIRETIME', keys[1]) / 1000
   if was < 0 then was = 0 end
   if was - now / 1000000 > least_s then return was, was end
-  local till = expires_s(p, now)
+  local till = expires_s(life_s, now)
   for i = 1, 3 do redis.call('PEXPIREAT', keys[i], string.format('%.0f', till * 1000)) end
   return was, till
 end

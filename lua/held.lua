@@ -107,7 +107,9 @@ local function put_tokens(tokens, before)
   if tokens ~= before then redis.call('INCRBY', KEYS[1], text(tokens - before)) end
 end
 
--- outlive keeps a bucket whose keys expire until a minute after an instant.
+-- outlive keeps a bucket whose keys expire until a minute after an instant. That isn't counted, as a new expiry of a template's
+-- bucket is to be; so whoever reserves or leases opens such a bucket for as long, and this moves the expiry only of one that was
+-- not, or of which something is settled after its time.
 local function outlive(instant, now)
   local left = redis.call('PTTL', KEYS[3])
   if left < 0 then return end

@@ -4,13 +4,14 @@
 --       4 {K}:limit  the policy of this key alone, if it has one
 --       5 the active set that the bucket belongs to, 6 the count of the template's buckets alive. On a Cluster, where they are in
 --         other slots, neither is given: the caller enters and counts
--- ARGV  1 the tokens of all takes together; 0 to open the bucket for what another script does to it
+-- ARGV  1 the tokens of all takes together; 0 to open the bucket for what another script does to it: then ARGV 7, and no takes
 --       2 1 to be told the policy as well, 0 otherwise
 --       3 1 if no take may overtake another, as in takemany
 --       4 the capacity as far as the caller knows; 0 if it doesn't
 --       5 pol: the template's policy (text as in state.lua); '' if the caller takes the bucket for existing
 --       6 most buckets of the template alive at once; 0 for no bound
---       7.. pairs n, count, as in takemany
+--       7.. pairs n, count, as in takemany; or, if ARGV 1 is 0, how long the other script may hold tokens from now on, in s: the
+--           bucket outlives that, and what is remembered of it afterwards
 -- Reply an integer: all taken; the tokens left (ARGV 2 is 0)
 --       {1, left, enter, was_s, till_s, pol}: all taken
 --       {0, left, enter, was_s, till_s, era, index, last_us, now_us, pol, taken, wait_us, ...}: not all; per pair as in takemany
@@ -34,6 +35,8 @@ local total, full = tonumber(ARGV[1]), tonumber(ARGV[4])
 if left >= 0 and ARGV[2] == '0' and left + total < full and (2 * left >= full or 2 * (left + total) < full) then return left end
 --#include state
 --#include expiry
+local HELD_S = 150 -- a settlement is remembered for a minute, what outlives it lasts one longer; and some for the way
+local last_pair = total > 0 and #ARGV or 6
 local before = left + total
 local s, p, pol = read_ctl(KEYS[3])
 local index, now, was, till = nil, now_us(), 0, 0
@@ -60,7 +63,7 @@ if not s then
   local new = before == 0 and not index -- what DECRBY made of a missing key, unless a foreign client took its last token
   if new then
     local needed = total == 0
-    for i = 7, #ARGV, 2 do needed = needed or tonumber(ARGV[i]) <= p.capacity end
+    for i = 7, last_pair, 2 do needed = needed or tonumber(ARGV[i]) <= p.capacity end
     local most = tonumber(ARGV[6])
     if needed and most > 0 and KEYS[6] then
       local n = alive(KEYS[6], now)
@@ -68,7 +71,7 @@ if not s then
     end
     if not needed then
       local reply = {0, p.initial, 0, 0, 0, 0, 0, 0, now, pol}
-      for _ = 7, #ARGV, 2 do
+      for _ = 7, last_pair, 2 do
         reply[#reply + 1] = 0
         reply[#reply + 1] = -1
       end
@@ -92,7 +95,7 @@ end
 local served = {}
 if not fits then
   local all, closed = 0, false
-  for i = 7, #ARGV, 2 do
+  for i = 7, last_pair, 2 do
     local n, most = tonumber(ARGV[i]), tonumber(ARGV[i + 1])
     local fit = closed and 0 or math.max(0, math.min(most, math.floor((left - all) / n)))
     closed = closed or ARGV[3] == '1' and fit < most
@@ -108,7 +111,8 @@ if left < p.capacity or total == 0 then
     s.last, s.carry = now, 0
     redis.call('HSET', KEYS[3], 'st', format_state(s))
   end
-  was, till = arm(KEYS, p, now, 0.75 * ttl_s(p))
+  local hold_s = total == 0 and tonumber(ARGV[7]) or 0
+  was, till = arm(KEYS, p, now, 0.75 * ttl_s(p), hold_s > 0 and hold_s + HELD_S)
   if KEYS[5] then
     enter_set(KEYS[5], KEYS[1], till)
     count(KEYS[6], was, till, now)
@@ -118,7 +122,7 @@ if left < p.capacity or total == 0 then
 end
 if fits then return {1, left, enter, was, till, pol} end
 local reply = {0, left, enter, was, till, s.era, index or s.index, s.last, now, pol}
-for i = 7, #ARGV, 2 do
+for i = 7, last_pair, 2 do
   local fit = served[(i - 5) / 2]
   reply[#reply + 1] = fit
   reply[#reply + 1] = fit < tonumber(ARGV[i + 1]) and wait_us(s, p, left, tonumber(ARGV[i]), now) or 0

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/tokenrefill/refiller/policy"
@@ -28,6 +29,9 @@ type TemplateCall struct {
 	Terms    string // the template's, encoded; "" if the bucket is known to exist
 	Capacity int64  // of the bucket, as far as the caller knows; 0 if it doesn't
 	MaxKeys  int64
+	// Hold is how long a script for which the bucket is opened may hold tokens; 0 if
+	// it doesn't. The bucket then lives for longer than that.
+	Hold time.Duration
 	// Apart is set on a Cluster: the active set and the count of buckets are in
 	// other slots, so the caller calls Enter and Count, and keeps to MaxKeys.
 	Apart bool
@@ -49,7 +53,7 @@ type TemplateReply struct {
 // and the call had no Terms.
 func TakeTemplate(ctx context.Context, c Client, key string, t TemplateCall, runs []policy.Run, withTerms, inLine bool) (TemplateReply, error) {
 	total := int64(0)
-	args := make([]any, 6, 6+2*len(runs))
+	args := make([]any, 6, 7+2*len(runs))
 	for _, r := range runs {
 		if r.N < 1 || r.Count < 1 || r.N > (policy.MaxTokens-total)/r.Count {
 			return TemplateReply{}, fmt.Errorf("%w: %d takes of %d tokens; want at least 1 of each and %d together",
@@ -57,6 +61,9 @@ func TakeTemplate(ctx context.Context, c Client, key string, t TemplateCall, run
 		}
 		total += r.N * r.Count
 		args = append(args, r.N, r.Count)
+	}
+	if total == 0 {
+		args = append(args, int64(math.Ceil(t.Hold.Seconds())))
 	}
 	args[0], args[1], args[2], args[3], args[4], args[5] = total, 0, 0, t.Capacity, t.Terms, t.MaxKeys
 	if withTerms || total == 0 {

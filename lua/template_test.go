@@ -166,6 +166,47 @@ func TestATakeBetweenTheEdgesOfATemplatesBucketCostsOneCommand(t *testing.T) {
 	require.True(t, isActive(ctx, t, rdb, "user:1"))
 }
 
+// A bucket is counted by its expiry, so what is held in it must not move that later on.
+func TestABucketThatIsOpenedForAReservationIsCountedForAsLong(t *testing.T) {
+	onBoth(t, func(t *testing.T, rdb redis.UniversalClient) {
+		ctx, call := t.Context(), user()
+		_, call.Apart = rdb.(*redis.ClusterClient)
+		expiry := func() int64 { return rdb.PExpireTime(ctx, lua.ControlKey("user:1")).Val().Milliseconds() }
+		open := func(hold time.Duration) {
+			call.Hold = hold
+			r, err := lua.TakeTemplate(ctx, rdb, "user:1", call, nil, true, false)
+			require.NoError(t, err)
+			if call.Apart && r.Was != r.Till {
+				_, err := lua.Count(ctx, rdb, call.Prefix, r.Was, r.Till)
+				require.NoError(t, err)
+			}
+		}
+		for _, hold := range []time.Duration{0, time.Hour, time.Minute, 5 * time.Hour} {
+			open(hold)
+			till := expiry()
+			require.Greater(t, time.Until(time.UnixMilli(till)), hold)
+			if hold == 0 {
+				continue
+			}
+			id := hold.String()
+			_, err := lua.Reserve(ctx, rdb, "user:1", lua.ReserveCall{ID: id, N: 1, TTL: hold})
+			require.NoError(t, err)
+			_, err = lua.Settle(ctx, rdb, "user:1", id, 1)
+			require.NoError(t, err)
+			_, err = lua.Lease(ctx, rdb, "user:1", lua.LeaseCall{ID: "lease" + id, Seq: 1, Want: 1, TTL: hold})
+			require.NoError(t, err)
+			require.Equal(t, till, expiry())
+			counted := map[string]string{}
+			for at, n := range rdb.HGetAll(ctx, lua.AliveKey("user:")).Val() {
+				if n != "0" {
+					counted[at] = n
+				}
+			}
+			require.Equal(t, map[string]string{fmt.Sprint(till / 1000): "1"}, counted)
+		}
+	})
+}
+
 func TestAllKeysOfATemplatesBucketExpireAtOneInstant(t *testing.T) {
 	t.Parallel()
 	ctx, rdb := t.Context(), testenv.Redis(t).Client()
