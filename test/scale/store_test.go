@@ -2,8 +2,10 @@ package scale
 
 import (
 	"context"
+	"fmt"
 	"strconv"
 	"testing"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
@@ -113,4 +115,37 @@ func (s *store) active(t *testing.T) (n int64, shards int) {
 		}
 	}
 	return n, shards
+}
+
+// looked is what a bucket held when it was looked at.
+type looked struct {
+	tokens int64
+	last   time.Time // its last refill, on Redis' clock
+}
+
+// look reads all buckets of a scenario, many at once.
+func (s *store) look(t *testing.T, sc scenario) []looked {
+	t.Helper()
+	const atOnce = 1000
+	buckets := make([]looked, 0, sc.Keys)
+	for from := 0; from < sc.Keys; from += atOnce {
+		var tokens, states []*redis.StringCmd
+		_, err := s.rdb.Pipelined(t.Context(), func(p redis.Pipeliner) error {
+			for i := from; i < min(from+atOnce, sc.Keys); i++ {
+				tokens = append(tokens, p.Get(t.Context(), lua.TokensKey(sc.key(i))))
+				states = append(states, p.HGet(t.Context(), lua.ControlKey(sc.key(i)), "st"))
+			}
+			return nil
+		})
+		require.NoError(t, err)
+		for i := range tokens {
+			n, err := tokens[i].Int64()
+			require.NoError(t, err)
+			var index, last int64
+			_, err = fmt.Sscan(states[i].Val(), &index, &last)
+			require.NoError(t, err)
+			buckets = append(buckets, looked{n, time.UnixMicro(last)})
+		}
+	}
+	return buckets
 }
