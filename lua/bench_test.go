@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strconv"
 	"testing"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
@@ -138,6 +139,54 @@ func BenchmarkTake(b *testing.B) {
 				_, err := rdb.Pipelined(ctx, func(p redis.Pipeliner) error {
 					for range pipelined {
 						p.EvalSha(ctx, c.sha, c.keys, c.args...)
+					}
+					return nil
+				})
+				if err != nil {
+					b.Fatal(err)
+				}
+			})
+		})
+	}
+}
+
+// BenchmarkTakeOfTemplate compares what takes of templates' buckets cost the server.
+func BenchmarkTakeOfTemplate(b *testing.B) {
+	const pipelined = 100
+	terms := policy.Policy{Capacity: 1_000_000_000, Rate: policy.PerSecond(1), Interval: time.Second}.Terms(policy.Fence{Epoch: 7})
+	refilled := func(key string) []any {
+		return []any{"evalsha", lua.TemplateSHA, 6, key, lua.IndexKey(key), lua.ControlKey(key), lua.LimitKey(key), lua.ActiveKey("user:", lua.ActiveShard(key)), lua.AliveKey("user:"),
+			1, 0, 0, terms.Capacity, terms.Encode(), 0, 1, 1}
+	}
+	lazy := func(key string) []any {
+		return []any{"evalsha", lua.LazySHA, 2, lua.LazyKey(key), lua.LimitKey(key), 1, 0, terms.Tokens, terms.Per, terms.Capacity, 1, 1}
+	}
+	configured := func(key string) []any {
+		return []any{"evalsha", lua.TakeSHA, 3, key, lua.IndexKey(key), lua.ControlKey(key), 1, 0}
+	}
+	for _, c := range []struct {
+		name string
+		args func(key string) []any
+		key  func(i int) string
+	}{
+		{"configured", configured, func(int) string { return "bucket" }},
+		{"refilled", refilled, func(int) string { return "user:1" }},
+		{"lazy", lazy, func(int) string { return "user:1" }},
+		{"refilled/new", refilled, func(i int) string { return fmt.Sprintf("user:%d", i) }},
+		{"lazy/new", lazy, func(i int) string { return fmt.Sprintf("user:%d", i) }},
+	} {
+		b.Run(c.name, func(b *testing.B) {
+			ctx, rdb := b.Context(), testenv.Redis(b).Client()
+			require.NoError(b, lua.Load(ctx, rdb))
+			bucket := busy(serverTime(ctx, b, rdb))
+			*bucket.Tokens = 1 << 40
+			store(ctx, b, rdb, "bucket", bucket)
+			i := 0
+			perCPU(b, rdb, pipelined, "takes", func() {
+				_, err := rdb.Pipelined(ctx, func(p redis.Pipeliner) error {
+					for range pipelined {
+						p.Do(ctx, c.args(c.key(i))...)
+						i++
 					}
 					return nil
 				})

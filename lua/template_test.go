@@ -323,6 +323,37 @@ func TestNoMoreBucketsThanTheTemplateAllows(t *testing.T) {
 	require.NoError(t, err)
 }
 
+// A lazy bucket is the instant at which it is full: under another policy the same time stands for other tokens.
+func TestALazyBucketUnderAnotherPolicyIsFullAtTheSameInstant(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	m, rdb := embedded(t)
+	m.ClockTTL(true)
+	terms := func(capacity, perSecond int64) *policy.Terms {
+		t := policy.Policy{Capacity: capacity, Rate: policy.PerSecond(perSecond), Interval: time.Second}.Terms(policy.Fence{})
+		return &t
+	}
+	r, err := lua.LazyTake(ctx, rdb, "user:1", terms(60, 2), one(40), false)
+	require.NoError(t, err)
+	require.True(t, r.OK)
+	for _, c := range []struct {
+		under *policy.Terms
+		left  int64
+		why   string
+	}{
+		{terms(60, 2), 20, "the same"},
+		{terms(60, 1), 40, "half the rate gives back half of what was taken"},
+		{terms(60, 3), 0, "a higher one empties it"},
+		{terms(100, 2), 60, "a larger one has its new tokens at once"},
+		{terms(50, 2), 10, "a smaller one has that many less"},
+		{terms(30, 2), 0, "down to none"},
+	} {
+		r, err := lua.LazyPeek(ctx, rdb, "user:1", c.under, 1)
+		require.NoError(t, err)
+		require.Equal(t, c.left, r.Remaining, c.why)
+	}
+}
+
 func TestAsManyBucketsAsBeforeAfterAllWereLost(t *testing.T) {
 	t.Parallel()
 	ctx, server := t.Context(), testenv.Redis(t)
