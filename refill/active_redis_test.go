@@ -148,11 +148,11 @@ func (p *process) die() {
 // active set and enter it all the while.
 func killOverMany(t *testing.T, connect func(dialer) redis.UniversalClient) {
 	const (
-		interval = 500 * time.Millisecond
-		large    = 1_000_000
-		drained  = large * 9 / 10
-		small    = 500
+		large   = 1_000_000
+		drained = large * 9 / 10
 	)
+	slower := max(1, *manyKeys/2000) // so that two processors can do all of it
+	interval, small := time.Duration(slower)*500*time.Millisecond, int64(500*slower)
 	rng := rand.New(rand.NewPCG(testSeed(t), 0))
 	rate := policy.Rate{Tokens: 700, Per: 3 * time.Second}
 	set, err := policy.NewTemplates(1, []policy.Template{
@@ -222,7 +222,7 @@ func killOverMany(t *testing.T, connect func(dialer) redis.UniversalClient) {
 		buckets[i].of = set.Of(buckets[i].key)
 	}
 	each(func(b *bucket) error {
-		n := int64(small / 2)
+		n := small / 2
 		if b.of.Terms.Capacity == large {
 			n = drained
 		}
@@ -240,10 +240,10 @@ func killOverMany(t *testing.T, connect func(dialer) redis.UniversalClient) {
 	for range 6 {
 		which := rng.IntN(len(kills))
 		kills[which]()
-		time.Sleep(time.Duration(rng.IntN(500)) * time.Millisecond)
+		time.Sleep(time.Duration(rng.Int64N(int64(interval))))
 		kills[which] = start()
-		time.Sleep(time.Duration(200+rng.IntN(300)) * time.Millisecond)
-		n := 100 + rng.Int64N(100)
+		time.Sleep(time.Duration(rng.Int64N(int64(interval))+int64(interval)) / 2)
+		n := small/5 + rng.Int64N(small/5)
 		each(func(b *bucket) error {
 			ok, err := c.take(ctx, b.of, b.key, n, false)
 			if ok {
@@ -320,7 +320,7 @@ func killOverMany(t *testing.T, connect func(dialer) redis.UniversalClient) {
 		}
 		reply, err := lua.Peek(ctx, rdb, b.key, 1)
 		if err == nil {
-			_, err = lua.Return(ctx, rdb, b.key, large-reply.Tokens-300, 0)
+			_, err = lua.Return(ctx, rdb, b.key, large-reply.Tokens-small/2, 0)
 		}
 		return err
 	})

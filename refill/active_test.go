@@ -94,14 +94,24 @@ func TestReplicasShareTheShardsAndTakeThemOver(t *testing.T) {
 				}
 			}
 		}
+		// Who takes what over is drawn by lot, so it may take a few intervals more until all have as many.
 		shared := func(replicas []*replica) {
-			held := shardsHeld(replicas)
-			total := 0
-			for _, n := range held {
-				total += n
+			t.Helper()
+			even := func() bool {
+				held := shardsHeld(replicas)
+				total := 0
+				for _, n := range held {
+					total += n
+				}
+				return total == lua.ActiveShards && slices.Max(held)-slices.Min(held) <= 1
 			}
-			require.Equal(t, lua.ActiveShards, total, "%v", held)
-			require.LessOrEqual(t, slices.Max(held)-slices.Min(held), 1, "%v", held)
+			for range 8 {
+				if even() {
+					return
+				}
+				busy(15 * time.Second)
+			}
+			require.Fail(t, "the shards are not shared", "%v", shardsHeld(replicas))
 		}
 		a := r.startWith("a", false, 1, set)
 		for _, key := range keys {

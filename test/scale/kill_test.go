@@ -16,6 +16,7 @@ import (
 var (
 	killed   = flag.Int("kills", 1, "how many replicas TestKilledReplicas kills")
 	killKeys = flag.Int("kill-keys", 100, "over how many buckets")
+	killBeat = flag.Duration("kill-interval", 500*time.Millisecond, "how often these are refilled")
 )
 
 // The whole way: replicas publish a template, a consumer without a policy makes its
@@ -27,7 +28,7 @@ func TestKilledReplicasShardsAreRefilledByTheOthers(t *testing.T) {
 }
 
 func killReplicas(t *testing.T, s *store) {
-	const interval = 500 * time.Millisecond
+	interval := *killBeat
 	sc := scenario{Keys: *killKeys, Active: *killKeys, Interval: interval}
 	config := sc.config(s.url)
 	running := make([]*replica, 3)
