@@ -105,6 +105,40 @@ func (r *reply) end() error {
 	return r.err
 }
 
+// integerReply reads a list of integers one after the other.
+type integerReply struct {
+	values []int64
+	read   int
+	bad    bool // a value is none that the script answers
+}
+
+// next is the next value; 0 after the last one.
+func (r *integerReply) next() int64 {
+	r.read++
+	if r.read > len(r.values) {
+		return 0
+	}
+	return r.values[r.read-1]
+}
+
+// good reports whether all values were read, and each made sense.
+func (r *integerReply) good() bool { return !r.bad && r.read == len(r.values) }
+
+// integers reads a list of nothing but integers.
+func integers(v any) ([]int64, error) {
+	list, ok := v.([]any)
+	if !ok {
+		return nil, fmt.Errorf("%w: %T for a list", ErrBadReply, v)
+	}
+	values := make([]int64, len(list))
+	for i := range list {
+		if values[i], ok = list[i].(int64); !ok {
+			return nil, fmt.Errorf("%w: %T for a number", ErrBadReply, list[i])
+		}
+	}
+	return values, nil
+}
+
 // open reads the leading code, which is one of want, or one of those that mean
 // the same everywhere: they become errors.
 func open(v any, key string, want ...int64) (*reply, int64, error) {

@@ -22,6 +22,9 @@ var (
 	LazySHA     = lazyScript.sha
 )
 
+// MarkOf is the mark of a policy's text.
+var MarkOf = markOf
+
 // answering is a client that answers every command with a value.
 type answering struct {
 	value any
@@ -57,9 +60,9 @@ var calls = map[string]struct {
 			return Lease(ctx, c, "b", LeaseCall{ID: "x", Seq: 1, TTL: time.Second})
 		}},
 	"Refill": {func() any {
-		values := make([]any, 1+refillValues+refillDetails)
-		for i := range values {
-			values[i] = int64(1)
+		values := []any{int64(1), int64(refillOther)}
+		for range refillDetails {
+			values = append(values, int64(1))
 		}
 		return values
 	}(), func(ctx context.Context, c Client) (any, error) { return Refill(ctx, c, "b", policy.Call{}) }},
@@ -105,7 +108,10 @@ func FuzzReply(f *testing.F) {
 	f.Add([]byte{0, 1, 0, 5, 1}, "x")
 	f.Add([]byte{0, 3, 0, 2}, "")
 	f.Add([]byte{2, 3, 4}, "")
-	f.Add(make([]byte, 2*(1+refillValues+refillDetails)), "")
+	for first := 0; first >= refillOther; first-- {
+		f.Add(append([]byte{0, 1, 0, byte(first)}, make([]byte, 2*refillDetails)...), "")
+		f.Add([]byte{0, 1, 0, byte(first), 0, 1, 0, 1, 0, 1}, "")
+	}
 	f.Fuzz(func(t *testing.T, shape []byte, text string) {
 		var values []any
 		for i := 0; i < len(shape); i++ {

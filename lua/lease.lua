@@ -29,7 +29,7 @@ local function finish(tokens)
   tokens = sweep(s, p, tokens, now, SWEPT)
   find_due(s)
   put_tokens(tokens, before)
-  put_out(KEYS[3], s)
+  put_held(KEYS[3], s)
   return tokens
 end
 if r and r[4] ~= s.era then

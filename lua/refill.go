@@ -2,8 +2,8 @@ package lua
 
 import (
 	"context"
-	"errors"
 	"fmt"
+	"strconv"
 
 	"github.com/redis/go-redis/v9"
 
@@ -24,21 +24,19 @@ type RefillResult struct {
 	Err  error
 }
 
-// Integers in the script's reply, as refill.lua says.
+// What a bucket's integers in the script's reply begin with, unless it is as
+// expected: see refill.lua.
 const (
-	refillValues  = 5  // of every bucket
-	refillDetails = 11 // of one that isn't as expected
+	refillClamped = -1
+	refillLearned = -2
+	refillStale   = -3
+	refillEarly   = -4
+	refillOther   = -5
+
+	refillDetails = 16 // integers of a bucket with refillOther
 
 	markConflict = 1
 	markFull     = 2
-)
-
-// Statuses of the script beside those of package policy: nothing but what it
-// answers differs from what the caller knows.
-const (
-	asExpected    = 0
-	staleExpected = -int64(policy.StatusStale)
-	earlyExpected = -int64(policy.StatusEarly)
 )
 
 // Refill refills one bucket. A malformed bucket is an outcome as well as an
@@ -50,8 +48,12 @@ func Refill(ctx context.Context, c Client, key string, call policy.Call) (policy
 	if err != nil {
 		return policy.Outcome{}, err
 	}
+	values, err := integers(v)
+	if err != nil {
+		return policy.Outcome{}, err
+	}
 	results := make([]RefillResult, 1)
-	decodeRefills(v, calls, results)
+	decodeRefills(values, calls, results)
 	return results[0].Outcome, results[0].Err
 }
 
@@ -89,11 +91,12 @@ func refillBatch(ctx context.Context, rdb redis.UniversalClient, calls []RefillC
 		parts = append(parts, part{from, to, keys, args})
 	}
 
-	send := func(parts []part, command func(context.Context, []string, []any) once) (unknown []part) {
+	send := func(parts []part, verb, body string) (unknown []part) {
 		pipe := rdb.Pipeline()
-		cmds := make([]once, len(parts))
+		cmds := make([]onceIntegers, len(parts))
 		for i, p := range parts {
-			cmds[i] = command(ctx, p.keys, p.args)
+			cmds[i] = onceIntegers{redis.NewIntSliceCmd(ctx, words(verb, body, p.keys, p.args)...)}
+			cmds[i].SetFirstKeyPos(firstKey)
 			_ = pipe.Process(ctx, cmds[i]) // queues
 		}
 		_, execErr := pipe.Exec(ctx)
@@ -117,12 +120,12 @@ func refillBatch(ctx context.Context, rdb redis.UniversalClient, calls []RefillC
 	}
 	// NOSCRIPT proves that a part did not run: load the script and send that
 	// part again; with its source, should the cache be flushed in between.
-	unknown := send(parts, refillScript.bySHA)
+	unknown := send(parts, "evalsha", refillScript.sha)
 	if len(unknown) > 0 && rdb.ScriptLoad(ctx, refillScript.source).Err() == nil {
-		unknown = send(unknown, refillScript.bySHA)
+		unknown = send(unknown, "evalsha", refillScript.sha)
 	}
 	if len(unknown) > 0 {
-		send(unknown, refillScript.bySource)
+		send(unknown, "eval", refillScript.source)
 	}
 	return results
 }
@@ -138,18 +141,15 @@ func sameSlot(calls []RefillCall) int {
 	return len(calls)
 }
 
-// Texts of the argument pol that are no policy.
-var (
-	sameTerms = ""  // those of the bucket before
-	noTerms   = "-" // none
-)
+// noTerms is the argument pol that is no policy.
+const noTerms = "-"
 
 // refillArguments are those of one script call; shard are the keys of the shard
-// that the buckets belong to, if any. Numbers and texts go as pointers, which the
-// client library writes as what they point to: that spares an allocation each.
+// that the buckets belong to, if any. Texts go as pointers, which the client library
+// writes as what they point to: that spares an allocation each.
 func refillArguments(calls []RefillCall, shard []string) (keys []string, args []any) {
 	n, create := len(calls), policy.CreateLost
-	keys, args = make([]string, 3*n, 3*n+len(shard)), make([]any, 0, 3*n)
+	keys, args = make([]string, 3*n, 3*n+len(shard)), make([]any, 0, n+4)
 	if len(shard) > 0 {
 		keys, create = append(keys, shard...), policy.CreateNever
 	}
@@ -157,18 +157,24 @@ func refillArguments(calls []RefillCall, shard []string) (keys []string, args []
 		names := bucketKeys(calls[i].Key)
 		keys[2*i], keys[2*i+1], keys[2*n+i] = names[0], names[1], names[2]
 	}
-	for i := range calls {
-		c := &calls[i]
-		terms := &noTerms
-		switch {
-		case i > 0 && sameTermsAs(c.Terms, calls[i-1].Terms):
-			terms = &sameTerms
-		case c.Terms != nil:
-			text := c.Terms.Encode()
-			terms = &text
-		}
-		args = append(args, &c.Version.Era, &c.Version.Index, terms)
+	versions := refillVersions(calls)
+	for i := range versions {
+		args = append(args, &versions[i])
 	}
+	args = append(args, 0)
+	policies := 0
+	for i := range calls {
+		if i > 0 && sameTermsAs(calls[i].Terms, calls[i-1].Terms) {
+			continue
+		}
+		text := noTerms
+		if t := calls[i].Terms; t != nil {
+			text = t.Encode()
+		}
+		args = append(args, i+1, text, markOf(text))
+		policies++
+	}
+	args[n] = policies
 	for i := range calls {
 		if c := &calls[i]; c.Create != create || c.Step != 0 || c.Next != 0 {
 			args = append(args, i+1, int64(c.Create), c.Step, c.Next)
@@ -177,58 +183,114 @@ func refillArguments(calls []RefillCall, shard []string) (keys []string, args []
 	return keys, args
 }
 
+// refillVersions are the calls' versions as the script reads them. They share one
+// string.
+func refillVersions(calls []RefillCall) []string {
+	texts, ends := make([]byte, 0, 32*len(calls)), make([]int, len(calls))
+	for i := range calls {
+		texts = strconv.AppendInt(texts, calls[i].Version.Era, 10)
+		texts = append(texts, ' ')
+		texts = strconv.AppendInt(texts, calls[i].Version.Index, 10)
+		ends[i] = len(texts)
+	}
+	all, from, versions := string(texts), 0, make([]string, len(calls))
+	for i, end := range ends {
+		versions[i], from = all[from:end], end
+	}
+	return versions
+}
+
+// markOf is the mark of a policy in the state of buckets: 41 bits of its text's
+// FNV-1a hash, so that two policies of one bucket never have the same one.
+func markOf(text string) string {
+	hash := uint64(14695981039346656037)
+	for i := range len(text) {
+		hash = (hash ^ uint64(text[i])) * 1099511628211
+	}
+	const most = 36 * 36 * 36 * 36 * 36 * 36 * 36 * 36
+	return strconv.FormatUint(hash>>20%most, 36)
+}
+
 func sameTermsAs(t, u *policy.Terms) bool { return t == u || t != nil && u != nil && *t == *u }
 
 // decodeRefills reads the reply of one script call.
-func decodeRefills(v any, calls []RefillCall, results []RefillResult) {
-	values, _ := v.([]any)
-	err := fmt.Errorf("%w: %T of %d values for %d refills", ErrBadReply, v, len(values), len(calls))
-	if len(values) >= 1+refillValues*len(calls) {
-		r, details := &reply{values: values[:1+refillValues*len(calls)]}, &reply{values: values[1+refillValues*len(calls):]}
-		now := r.int()
-		for i := range results {
-			results[i] = decodeRefill(&calls[i], now, r, details)
-		}
-		err = errors.Join(r.err, details.end())
+func decodeRefills(values []int64, calls []RefillCall, results []RefillResult) {
+	r := &integerReply{values: values}
+	now := r.next()
+	for i := range results {
+		decodeOrdinary(&calls[i], now, r, &results[i])
 	}
-	if err != nil {
+	for i := range results {
+		if results[i].Status == 0 {
+			decodeOther(calls[i].Key, now, r, &results[i])
+		}
+	}
+	if !r.good() {
+		err := fmt.Errorf("%w: %d integers that are none for %d refills", ErrBadReply, len(values), len(calls))
 		for i := range results {
 			results[i] = RefillResult{Err: err}
 		}
 	}
 }
 
-// decodeRefill reads what the reply says of one bucket. A reply that can't be
-// read is known from r and details.
-func decodeRefill(c *RefillCall, now int64, r, details *reply) RefillResult {
-	status, tokens, x, y, z := r.int(), r.int(), r.int(), r.int(), r.int()
-	o := policy.Outcome{Status: policy.Status(status), Version: c.Version, Now: now, Last: now, Tokens: tokens}
-	if status <= asExpected && c.Terms != nil {
+// decodeOrdinary reads what the reply says of one bucket in its turn. The status stays 0 if
+// that is no more than that the details come at the end.
+func decodeOrdinary(c *RefillCall, now int64, r *integerReply, result *RefillResult) {
+	*result = RefillResult{}
+	first := r.next()
+	if first == refillOther {
+		return
+	}
+	o := &result.Outcome
+	o.Version, o.Now, o.Last = c.Version, now, now
+	if c.Terms != nil {
 		o.Fence = c.Terms.Fence
 	}
-	switch status {
-	case asExpected:
-		o.Status, o.Added, o.Clamped, o.Elapsed = policy.StatusApplied, x, y, z
-		o.Version.Index++
-		return RefillResult{Outcome: o, Full: c.Terms != nil && tokens >= c.Terms.Capacity}
-	case staleExpected, earlyExpected:
-		o.Status, o.Version.Index, o.Last = policy.Status(-status), x, y
-		return RefillResult{Outcome: o}
+	if first < 0 {
+		o.Tokens = r.next()
 	}
-	o.Added, o.Clamped, o.Elapsed = x, y, z
-	marks := details.int()
-	o.Conflict, o.Version, o.Last = marks&markConflict != 0, policy.Version{Era: details.int(), Index: details.int()}, details.int()
-	o.Fence, o.Step = policy.Fence{Epoch: details.int(), Seq: details.int()}, details.int()
-	key := details.int()
-	o.Outstanding, o.Due, o.Debt = details.int(), details.int(), details.int()
-	result := RefillResult{Outcome: o, Full: marks&markFull != 0}
 	switch {
-	case o.Status < policy.StatusApplied || o.Status > policy.StatusMalformed:
-		result.Err = fmt.Errorf("%w: status %d", ErrBadReply, status)
-	case o.Status == policy.StatusMalformed:
-		result.Err = malformed(c.Key, key)
+	case first >= 0:
+		o.Tokens, o.Added, o.Elapsed = first, r.next(), r.next()
+	case first == refillClamped:
+		o.Added, o.Clamped, o.Elapsed = r.next(), r.next(), r.next()
+	case first == refillLearned:
+		o.Status, o.Version = policy.StatusStale, policy.Version{Era: r.next(), Index: r.next()}
+		o.Last = r.next()
+		return
+	case first == refillStale:
+		o.Status, o.Version.Index, o.Last = policy.StatusStale, r.next(), r.next()
+		return
+	case first == refillEarly:
+		o.Status, o.Last = policy.StatusEarly, r.next()
+		return
+	default:
+		r.bad = true
+		return
 	}
-	return result
+	o.Status = policy.StatusApplied
+	o.Version.Index++
+	result.Full = c.Terms != nil && o.Tokens >= c.Terms.Capacity
+}
+
+// decodeOther reads the details of one bucket.
+func decodeOther(key string, now int64, r *integerReply, result *RefillResult) {
+	status, tokens, added, clamped, elapsed := r.next(), r.next(), r.next(), r.next(), r.next()
+	marks := r.next()
+	result.Outcome = policy.Outcome{
+		Status: policy.Status(status), Conflict: marks&markConflict != 0, Version: policy.Version{Era: r.next(), Index: r.next()},
+		Now: now, Last: r.next(), Tokens: tokens, Added: added, Clamped: clamped, Elapsed: elapsed,
+		Fence: policy.Fence{Epoch: r.next(), Seq: r.next()}, Step: r.next(),
+	}
+	malformedKey := r.next()
+	result.Outstanding, result.Due, result.Debt = r.next(), r.next(), r.next()
+	result.Full = marks&markFull != 0
+	switch {
+	case status < int64(policy.StatusApplied) || status > int64(policy.StatusMalformed):
+		r.bad = true
+	case result.Status == policy.StatusMalformed:
+		result.Err = malformed(key, malformedKey)
+	}
 }
 
 // Add is the two-key refill of clients that share only tokens and index: it

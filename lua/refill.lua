@@ -4,19 +4,24 @@
 --       then, if they are buckets of one template: a shard of its active set, and the count of its buckets alive. A bucket that
 --       is full in the end leaves the shard, as does a name that is no bucket; none is created; and every few refills, an
 --       eighth of its life at most, a bucket of which less than half its life is left gets a new expiry
--- ARGV  per bucket: 1 era, 2 index: what the caller last learned; 0 0 if nothing
---                   3 pol: the policy to put in force if its fence is newer (text as in state.lua); '-' for none, '' for
---                     that of the bucket before
+-- ARGV  per bucket: era index: what the caller last learned, with a space between; 0 0 if nothing
+--       then how many policies follow, and of each:
+--                   1 the number, from 1, of the first bucket that it is given for: it is for those up to the next policy's
+--                   2 pol: the policy to put in force if its fence is newer (text as in state.lua); '-' for none
+--                   3 mark: letters and digits made of pol, others for other policies
 --       then for each bucket that is unlike the others:
 --                   1 its number, from 1
 --                   2 create: 0 never, 1 if the caller remembers the bucket (as for the others, unless they are a
 --                     template's), 2 also if it is new
 --                   3 step_us, 4 next_us: stepped policies: the instant to credit and the one after it; 0 for none
--- Reply now_us, then per bucket 5 integers: status, tokens, and
---        0 as expected: applied, the index one more than the caller's, the policy the caller's: added, clamped, elapsed_us
---       -3 stale, -4 early, in the caller's era, under the caller's policy:                     index, last_us, 0
---       any other status:                                                                       added, clamped, elapsed_us
---       then for each of those with any other status, in order, 11 integers:
+-- Reply now_us, then per bucket integers, by the first of them:
+--        0 or more, the tokens. As expected: applied, the index one more than the caller's, the policy the caller's: added, elapsed_us
+--       -1 the same, but not all had room:                                                     tokens, added, clamped, elapsed_us
+--       -2 stale, and the caller knew nothing, under the caller's policy:                      tokens, era, index, last_us
+--       -3 stale, in the caller's era, under the caller's policy:                              tokens, index, last_us
+--       -4 early, the index and the policy the caller's:                                       tokens, last_us
+--       -5 anything else: see below
+--       then for each of those with -5, in order, 16 integers: status, tokens, added, clamped, elapsed_us,
 --       marks, era, index, last_us, epoch, seq, step_us, malformed_key, outstanding, due_us, debt; added includes what paid debt
 -- status 1 applied     credited what was due
 --        2 switched    the caller's index was old but its fence newer: credited under the old policy, then switched
@@ -34,10 +39,11 @@
 -- Every call that writes adds one to the index. Credit is elapsed time on this server's clock, so any winner, however late
 -- or however often sent, adds exactly what is due. Bucket.Refill in package policy states the same rules in Go.
 --
--- Nearly every call meets buckets that are as the caller and the refill before left them, under a plain policy, with nothing
--- outstanding. Those are done first and with little: functions and tables cost more than the arithmetic. The others follow by
--- the complete rules.
-local KEYS, ARGV, call, pcall, match, find, format = KEYS, ARGV, redis.call, redis.pcall, string.match, string.find, string.format
+-- Nearly every call meets buckets that are as the caller and the refill before left them, or that the caller sees for the first
+-- time, under a plain policy, with nothing outstanding. Those are done first and with little: functions, tables, arguments and
+-- numbers in the reply cost more than the arithmetic. The others follow by the complete rules.
+local KEYS, ARGV, call, pcall, type = KEYS, ARGV, redis.call, redis.pcall, type
+local match, find, format = string.match, string.find, string.format
 local n = math.floor(#KEYS / 3)
 local shard, alive_key = KEYS[3 * n + 1], KEYS[3 * n + 2]
 local time = call('TIME')
@@ -47,64 +53,102 @@ local now_text = time[1] .. string.sub('00000' .. time[2], -6)
 -- One read for all tokens and indexes; MGET answers nil for a key of another type.
 local strings = call('MGET', unpack(KEYS, 1, 2 * n))
 
-local reply = {now, 0, 0, 0, 0, 0} -- room for one bucket: a table that grows costs
+local reply, r = {now, 0, 0, 0}, 1 -- room for one bucket: a table that grows costs
 local others, given -- numbers of the buckets that remain, and the policy given for each by its number
 local aging, aging_policy -- numbers of a template's buckets whose expiry is to be looked at, and the policy of each by its number
 
 -- The policy given for the bucket at hand; its numbers are nil unless it is plain: smooth, and without a grant.
-local pol, capacity, rate, per, half, max_elapsed
+local pol, mark, marked, capacity, rate, per, half, max_elapsed
 local every -- after so many refills a template's bucket has its expiry looked at
+local next_pol, begins = n + 2, tonumber(ARGV[n + 2]) -- where the next policy is, and for which bucket it is the first time
+
+-- What buckets that were refilled together have in common: the last refill, and the credit since then but for their carries.
+local last_text, elapsed, earned
+local credit, credit_text = 0, '0' -- the last number added, and its text
+
+local around_now = ' ' .. now_text .. ' '
+local STATE = '^(%d+) (%d+) (%d+)( (%d+)[ %d]*)' -- index, last, carry, the rest, era
+local UNMARKED, OTHERWISE_MARKED = '^%d+ %d+ %d+ %d+[ %d]*$', '^%d+ %d+ %d+ %d+[ %d]*#%w+$'
+local SMALL = 2147483648 -- below it %d is exact wherever this runs, and costs half of %.0f
 
 for i = 1, n do
-  local a, r, key_ctl, exp = 3 * i - 2, 5 * i - 4, KEYS[2 * n + i], ARGV[3 * i - 1]
-  local held_text, stored = strings[2 * i - 1], strings[2 * i]
-  if ARGV[a + 2] ~= '' then
-    pol = ARGV[a + 2]
-    capacity, rate, per, half, max_elapsed = match(pol, '^%d+ %d+ 0 (%d+) (%d+) (%d+) (%d+) (%d+) %d+ %d %d %d %d 0 0 0 %d$')
+  if i == begins then
+    pol, mark = ARGV[next_pol + 1], '#' .. ARGV[next_pol + 2]
+    next_pol = next_pol + 3
+    begins = next_pol < n + 2 + 3 * ARGV[n + 1] and tonumber(ARGV[next_pol])
+    local more -- after initial: choices, and then a grant, unless it is none, and strict
+    capacity, rate, per, half, max_elapsed, more = match(pol, '^%d+ %d+ 0 (%d+) (%d+) (%d+) (%d+) (%d+) %d+([ %d]*)$')
+    if capacity and not (find(more, '^ ?%d? ?%d? ?%d? ?%d?$') or find(more, '^ %d %d %d %d 0 0 0 %d$')) then capacity = nil end
     if capacity then
       capacity, rate, per, max_elapsed = capacity + 0, rate + 0, per + 0, max_elapsed + 0
       every = shard and math.max(1, math.floor(math.max(60000000, 2 * capacity * per / rate) / (8 * half)))
       half = math.floor(half / 2)
+      marked, last_text = STATE .. mark .. '$', nil
     end
   end
-  local ctl = capacity and held_text and stored and pcall('HMGET', key_ctl, 'st', 'pol', 'out')
-  local done = false
-  if ctl and ctl[1] and ctl[2] == pol and not ctl[3] then
-    local index, last, carry, era, rest = match(ctl[1], '^(%d+) (%d+) (%d+) (%d+) (%d+ %d+)$')
+  local held_text, version, done = strings[2 * i - 1], ARGV[i], false
+  local st = capacity and held_text and pcall('HGET', KEYS[2 * n + i], 'st')
+  if st and type(st) == 'string' then
+    local index, last, carry, rest, era = match(st, marked)
+    if not index then
+      local fields = call('HMGET', KEYS[2 * n + i], 'pol', 'out')
+      if fields[1] == pol and not fields[2] and (find(st, UNMARKED) or find(st, OTHERWISE_MARKED)) then
+        index, last, carry, rest, era = match(st, STATE)
+      end
+    end
     local held = tonumber(held_text)
-    local elapsed = last and now - last
-    if index == stored and era == ARGV[a] and held and held >= 0 and held <= capacity and elapsed >= 0 then
-      if index ~= exp or elapsed < half then
-        done = (index == exp or index + 0 > exp + 0) and (held_text == '0' or find(held_text, '^[1-9]%d*$'))
-        if done then
-          reply[r + 1], reply[r + 2], reply[r + 3], reply[r + 4], reply[r + 5] = index == exp and -4 or -3, held, index + 0, last + 0, 0
-        end
-      else
-        local units = (elapsed < max_elapsed and elapsed or max_elapsed) * rate + carry
+    if index and index == strings[2 * i] and held and held >= 0 and held <= capacity then
+      if last ~= last_text then
+        last_text, elapsed = last, now - last
+        earned = (elapsed < max_elapsed and elapsed or max_elapsed) * rate
+      end
+      if elapsed >= half and version == era .. ' ' .. index then
+        local units = earned + carry
         carry = units % per
         local add, clamped = (units - carry) / per, 0
-        if held + add >= capacity then
-          clamped = held + add - capacity
+        local tokens = held + add
+        if tokens >= capacity then
+          clamped, tokens = tokens - capacity, capacity
           add, carry = capacity - held, 0
         end
         -- INCRBY refuses what tonumber takes for a number and is none, before anything is written.
         if add > 0 then
-          done = pcall('INCRBY', KEYS[2 * i - 1], add) == held + add
+          if add ~= credit then credit, credit_text = add, format('%.0f', add) end
+          done = pcall('INCRBY', KEYS[2 * i - 1], credit_text) == tokens
         else
           done = held_text == '0' or find(held_text, '^[1-9]%d*$')
         end
         if done then
-          call('INCR', KEYS[2 * i])
-          call('HSET', key_ctl, 'st', format('%.0f %s %.0f %s %s', exp + 1, now_text, carry, era, rest))
+          index = call('INCR', KEYS[2 * i])
+          local number = index < SMALL and carry < SMALL and '%d' or '%.0f'
+          call('HSET', KEYS[2 * n + i], 'st', format(number, index) .. around_now .. format(number, carry) .. rest .. mark)
           if shard then
-            if held + add >= capacity then
+            if tokens >= capacity then
               pcall('SREM', shard, KEYS[2 * i - 1])
-            elseif (exp + 1) % every == 0 then
+            elseif index % every == 0 then
               aging, aging_policy = aging or {}, aging_policy or {}
               aging[#aging + 1], aging_policy[i] = i, {capacity = capacity, tokens = rate, per = per}
             end
           end
-          reply[r + 1], reply[r + 2], reply[r + 3], reply[r + 4], reply[r + 5] = 0, held + add, add, clamped, elapsed
+          if clamped == 0 then
+            reply[r + 1], reply[r + 2], reply[r + 3] = tokens, add, elapsed
+            r = r + 3
+          else
+            reply[r + 1], reply[r + 2], reply[r + 3], reply[r + 4], reply[r + 5] = -1, tokens, add, clamped, elapsed
+            r = r + 5
+          end
+        end
+      elseif elapsed >= 0 and (held_text == '0' or find(held_text, '^[1-9]%d*$')) then
+        local known, exp = match(version, '^(%-?%d+) (%-?%d+)$')
+        if version == '0 0' then
+          reply[r + 1], reply[r + 2], reply[r + 3], reply[r + 4], reply[r + 5] = -2, held, era + 0, index + 0, last + 0
+          r, done = r + 5, true
+        elseif known == era and index == exp then
+          reply[r + 1], reply[r + 2], reply[r + 3] = -4, held, last + 0
+          r, done = r + 3, true
+        elseif known == era and index + 0 > exp + 0 then
+          reply[r + 1], reply[r + 2], reply[r + 3], reply[r + 4] = -3, held, index + 0, last + 0
+          r, done = r + 4, true
         end
       end
     end
@@ -112,6 +156,8 @@ for i = 1, n do
   if not done then
     others, given = others or {}, given or {}
     others[#others + 1], given[i] = i, pol
+    r = r + 1
+    reply[r] = -5
   end
 end
 if not others and not aging then return reply end
@@ -143,7 +189,7 @@ local function text(x) return format('%.0f', x) end
 
 -- What is unlike the others, by the bucket's number.
 local create_of, step_of, next_of = {}, {}, {}
-for a = 3 * n + 1, #ARGV, 4 do
+for a = n + 2 + 3 * ARGV[n + 1], #ARGV, 4 do
   local i = tonumber(ARGV[a])
   create_of[i], step_of[i], next_of[i] = ARGV[a + 1], tonumber(ARGV[a + 2]), math.max(0, tonumber(ARGV[a + 3]))
 end
@@ -152,7 +198,6 @@ end
 local key_tokens, key_index, key_ctl
 local known, exp, create, pol_given, step_given, next_given
 local index, last, carry, era, step, next_
-local rest -- the text of era, step and next in the state, while they are unchanged
 local conflict, added, clamped, elapsed, fence_epoch, fence_seq, stepped, bad_key
 local in_force -- the policy in force, nil if none is
 local out = {} -- what the bucket's field out says, as fields of a state
@@ -167,7 +212,7 @@ local function wrong_key()
 end
 
 local function state_text()
-  return format('%.0f %s %.0f %s', index, last == now and now_text or text(last), carry, rest or format('%.0f %.0f %.0f', era, step, next_))
+  return format_state({index = index, last = last, carry = carry, era = era, step = step, next = next_})
 end
 
 -- initialise creates, adopts or declines a bucket without state; it returns status and tokens.
@@ -185,7 +230,7 @@ local function initialise(held, stored)
     return 7, 0
   end
   era, index = math.max(now, known + 1), math.max(stored or 0, exp) + 1
-  last, carry, step, next_, rest = now, 0, now, next_given, nil
+  last, carry, step, next_ = now, 0, now, next_given
   in_force, fence_epoch, fence_seq, stepped = p, p.epoch, p.seq, p.stepped
   redis.call('SET', key_tokens, text(tokens), 'KEEPTTL')
   redis.call('SET', key_index, text(index), 'KEEPTTL')
@@ -262,23 +307,13 @@ local function refill(held, stored)
     if not st and not pol then return initialise(held, stored) end
   end
   local p = pol and policy_of(pol)
-  index, last, carry, rest = string.match(st or '', '^(%d+) (%d+) (%d+) (%d+ %d+ %d+)$')
-  if not rest or not p then
-    index, last, bad_key = 0, 0, 3
+  local s = state(st, ctl[3])
+  if not s or not p then
+    bad_key = 3
     return 10, 0
   end
-  index, last, carry = tonumber(index), tonumber(last), tonumber(carry)
-  era, step, next_ = string.match(rest, '(%d+) (%d+) (%d+)')
-  era, step, next_ = tonumber(era), tonumber(step), tonumber(next_)
-  if ctl[3] then
-    local o, due, debt = string.match(ctl[3], OUT)
-    if not o then
-      index, last, era, step, bad_key = 0, 0, 0, 0, 3
-      return 10, 0
-    end
-    out.out, out.due, out.debt = tonumber(o), tonumber(due), tonumber(debt)
-  end
-  local debt = out.debt
+  index, last, carry, era, step, next_ = s.index, s.last, s.carry, s.era, s.step, s.next
+  out.out, out.due, out.debt = s.out, s.due, s.debt
 
   local q, switch = nil, false
   if pol_given and pol_given ~= pol then
@@ -297,11 +332,10 @@ local function refill(held, stored)
     current = math.max(current, exp)
     carry = 0
     if last < now or now < last - TOLERANCE_US then last = now end
-    rest = nil
     era = math.max(now, 1 + math.max(era, known))
   elseif now < last - TOLERANCE_US then
     status = 9
-    last, rest = now, nil
+    last = now
     era = math.max(now, 1 + math.max(era, known))
   else
     local stale = known < era or exp < current
@@ -323,15 +357,12 @@ local function refill(held, stored)
   end
   if switch then
     tokens = change(p, q, tokens)
-    p, rest = q, nil
+    p = q
     fence_epoch, fence_seq, stepped = p.epoch, p.seq, p.stepped
   end
   in_force = p
   tokens = math.min(tokens, room(out, p)) -- a foreign client may have left more
-  if p.stepped then
-    rest = nil
-    if next_ <= step then next_ = next_given end
-  end
+  if p.stepped and next_ <= step then next_ = next_given end
   index = (current > copy and current or copy) + 1
 
   -- INCRBY keeps a key's expiry.
@@ -341,25 +372,22 @@ local function refill(held, stored)
   else
     redis.call('INCRBY', key_index, text(index - (stored or 0)))
   end
-  if switch then
-    redis.call('HSET', key_ctl, 'st', state_text(), 'pol', pol_given)
-  else
-    redis.call('HSET', key_ctl, 'st', state_text())
-  end
-  if out.debt ~= debt then put_out(key_ctl, out) end
+  redis.call('HSET', key_ctl, 'st', state_text())
+  if switch then redis.call('HSET', key_ctl, 'pol', pol_given) end
+  if out.debt ~= s.debt then put_out(key_ctl, out) end
   if added > 0 and p.grant_end > 0 then redis.pcall('HINCRBY', key_ctl, 'added', text(added)) end
   return status, tokens
 end
 
-local d = 5 * n + 1 -- where the details of the next bucket begin, less one
 for _, i in ipairs(others) do
   key_tokens, key_index, key_ctl = KEYS[2 * i - 1], KEYS[2 * i], KEYS[2 * n + i]
-  known, exp, pol_given = tonumber(ARGV[3 * i - 2]), tonumber(ARGV[3 * i - 1]), given[i] ~= '-' and given[i]
+  known, exp = match(ARGV[i], '^(%-?%d+) (%-?%d+)$')
+  known, exp, pol_given = tonumber(known), tonumber(exp), given[i] ~= '-' and given[i]
   create, step_given, next_given = create_of[i] or (shard and '0' or '1'), step_of[i] or 0, next_of[i] or 0
   era, index, last, step, stepped = 0, 0, 0, 0, false
   conflict, added, clamped, elapsed, fence_epoch, fence_seq, bad_key = 0, 0, 0, 0, 0, 0, 0
   in_force, out.out, out.due, out.debt = nil, 0, 0, 0
-  local r, status, tokens = 5 * i - 4, refill(strings[2 * i - 1], strings[2 * i])
+  local status, tokens = refill(strings[2 * i - 1], strings[2 * i])
   local full = in_force and tokens >= in_force.capacity and out.due == 0
   if shard then
     if full or status == 7 or status == 10 then
@@ -369,9 +397,9 @@ for _, i in ipairs(others) do
     end
   end
   reply[r + 1], reply[r + 2], reply[r + 3], reply[r + 4], reply[r + 5] = status, tokens, added, clamped, elapsed
-  reply[d + 1], reply[d + 2], reply[d + 3], reply[d + 4] = conflict + (full and 2 or 0), era, index, last
-  reply[d + 5], reply[d + 6], reply[d + 7], reply[d + 8] = fence_epoch, fence_seq, stepped and step or 0, bad_key
-  reply[d + 9], reply[d + 10], reply[d + 11] = out.out, out.due, out.debt
-  d = d + 11
+  reply[r + 6], reply[r + 7], reply[r + 8], reply[r + 9] = conflict + (full and 2 or 0), era, index, last
+  reply[r + 10], reply[r + 11], reply[r + 12], reply[r + 13] = fence_epoch, fence_seq, stepped and step or 0, bad_key
+  reply[r + 14], reply[r + 15], reply[r + 16] = out.out, out.due, out.debt
+  r = r + 16
 end
 return reply

@@ -32,7 +32,7 @@ local tokens = sweep(s, p, before, now, SWEPT)
 if tokens < n then
   if swept then
     put_tokens(tokens, before)
-    put_out(KEYS[3], s)
+    put_held(KEYS[3], s)
   end
   count_denied(KEYS[3], p, ARGV[2])
   return {0, tokens, wait_us(s, p, tokens, n, now), s.era, index or s.index, s.last, now, told(s, p, pol)}
@@ -42,6 +42,6 @@ put_tokens(tokens - n, before)
 put_record(ARGV[1], {RESERVATION, n, ends, s.era, tonumber(ARGV[4])})
 s.out = s.out + n
 if s.due == 0 or ends < s.due then s.due = ends end
-put_out(KEYS[3], s)
+put_held(KEYS[3], s)
 outlive(ends, now)
 return {1, tokens - n, ends, now, told(s, p, pol)}

@@ -100,17 +100,32 @@ func (s *script) bySource(ctx context.Context, keys []string, args []any) once {
 	return command(ctx, "eval", s.source, keys, args)
 }
 
+// onceIntegers is once for a script whose reply is integers: they are read without an
+// allocation each.
+type onceIntegers struct{ *redis.IntSliceCmd }
+
+// NoRetry implements redis.Cmder.
+func (onceIntegers) NoRetry() bool { return true }
+
 func command(ctx context.Context, verb, body string, keys []string, args []any) once {
-	words := make([]any, 0, 3+len(keys)+len(args))
-	words = append(words, verb, body, len(keys))
-	for i := range keys {
-		words = append(words, &keys[i]) // written as the string; spares an allocation
-	}
-	cmd := redis.NewCmd(ctx, append(words, args...)...)
+	cmd := redis.NewCmd(ctx, words(verb, body, keys, args)...)
 	if len(keys) > 0 {
-		cmd.SetFirstKeyPos(3)
+		cmd.SetFirstKeyPos(firstKey)
 	}
 	return once{cmd}
+}
+
+// firstKey is the place of a script's first key among the words of its call.
+const firstKey = 3
+
+// words are those of a script's call.
+func words(verb, body string, keys []string, args []any) []any {
+	all := make([]any, 0, firstKey+len(keys)+len(args))
+	all = append(all, verb, body, len(keys))
+	for i := range keys {
+		all = append(all, &keys[i]) // written as the string; spares an allocation
+	}
+	return append(all, args...)
 }
 
 // run calls the script once. NOSCRIPT proves that it did not run, so the source

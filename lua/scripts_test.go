@@ -598,7 +598,7 @@ func TestErrorsOfARealServerComeThrough(t *testing.T) {
 	require.Equal(t, before, load(ctx, t, rdb, "b"))
 
 	// A user who may not read is told so; the bucket isn't malformed.
-	require.NoError(t, rdb.Do(ctx, "ACL", "SETUSER", "default", "-get", "-mget", "-hmget", "-decrby").Err())
+	require.NoError(t, rdb.Do(ctx, "ACL", "SETUSER", "default", "-get", "-mget", "-hget", "-hmget", "-decrby").Err())
 	for name, call := range operations {
 		if name == "Add" {
 			continue

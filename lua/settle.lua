@@ -33,6 +33,6 @@ put_record(ARGV[1], {SETTLED, 0, now + MEMORY_US, r[4], unpack(answer)})
 tokens = sweep(s, p, tokens, now, SWEPT)
 find_due(s)
 put_tokens(tokens, before)
-put_out(KEYS[3], s)
+put_held(KEYS[3], s)
 outlive(now + MEMORY_US, now)
 return {1, now, tokens, 0, unpack(answer)}

@@ -1,8 +1,10 @@
 -- Shared by the scripts that read {K}:ctl; the build puts it where a script says "--#include state".
 -- {K}:ctl is a hash of up to three fields, each decimal integers with a space between:
---   st   index last_us carry era step_us next_us; last_us is also the highest clock seen
+--   st   index last_us carry era step_us next_us; last_us is also the highest clock seen; the last two are left out if both are 0.
+--        Then there may be a # and the mark of pol: it says that there is no field out, and spares a refill the reading of both
+--        fields. Refills alone set it, and whoever writes one of the fields writes st without it
 --   pol  epoch seq kind capacity tokens per_us interval_us max_elapsed_us initial on_loss on_rollback
---        carry_over enforcement grant_tokens grant_end_us grant_era strict
+--        carry_over enforcement grant_tokens grant_end_us grant_era strict, less the zeros at the end after initial
 --        enforcement is what consumers do about it: how they degrade, and 4 more in shadow mode
 --   out  outstanding due_us debt: tokens held in reservations and leases, when the first record of one ends (0: there is none),
 --        and tokens that refills pay before they add any; missing while all are 0
@@ -10,8 +12,8 @@
 -- takes were denied: what was consumed is added less the change of K. A bucket in shadow mode counts denied.
 local TOLERANCE_US = 50000
 local EXACT = 9007199254740992 -- 2^53
-local ST = '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+)$'
-local POL = '^' .. string.rep('(%d+) ', 16) .. '(%d+)$'
+local ST = '^(%d+) (%d+) (%d+) (%d+) ?(%d*) ?(%d*)'
+local POL = '^' .. string.rep('%d+ ', 8) .. '%d+[ %d]*$'
 local OUT = '^(%d+) (%d+) (%d+)$'
 
 local function now_us()
@@ -22,27 +24,31 @@ end
 -- state reads st and out; nil if one of them can't be read.
 local function state(text, out_text)
   if not text then return nil end
-  local index, last, carry, era, step, next_ = string.match(text, ST)
-  if not era then return nil end
+  local index, last, carry, era, step, next_ = string.match(text, ST .. '#%w+$')
+  if not era then index, last, carry, era, step, next_ = string.match(text, ST .. '$') end
+  if not era or (step ~= '' and next_ == '') then return nil end
   local out, due, debt = 0, 0, 0
   if out_text then
     out, due, debt = string.match(out_text, OUT)
     if not out then return nil end
   end
   return {era = tonumber(era), index = tonumber(index), last = tonumber(last), carry = tonumber(carry),
-    step = tonumber(step), next = tonumber(next_), out = tonumber(out), due = tonumber(due), debt = tonumber(debt)}
+    step = tonumber(step) or 0, next = tonumber(next_) or 0, out = tonumber(out), due = tonumber(due), debt = tonumber(debt)}
 end
 
 local function format_state(s)
-  return string.format('%.0f %.0f %.0f %.0f %.0f %.0f', s.index, s.last, s.carry, s.era, s.step, s.next)
+  local text = string.format('%.0f %.0f %.0f %.0f', s.index, s.last, s.carry, s.era)
+  if s.step == 0 and s.next == 0 then return text end
+  return text .. string.format(' %.0f %.0f', s.step, s.next)
 end
 
 -- policy reads pol; nil if it can't be read.
 local function policy(text)
-  if not text then return nil end
-  local f = {string.match(text, POL)}
-  if not f[17] then return nil end
-  for i = 1, 17 do f[i] = tonumber(f[i]) end
+  if not text or not string.find(text, POL) then return nil end
+  local f = {}
+  for word in string.gmatch(text, '%d+') do f[#f + 1] = tonumber(word) end
+  if #f > 17 then return nil end
+  for i = #f + 1, 17 do f[i] = 0 end
   return {epoch = f[1], seq = f[2], stepped = f[3] == 1, kind = f[3], capacity = f[4], tokens = f[5], per = f[6], interval = f[7],
     half = math.floor(f[7] / 2),
     max_elapsed = f[8], initial = f[9], on_loss = f[10], on_rollback = f[11], carry_over = f[12],
@@ -55,13 +61,19 @@ local function room(s, p)
   return p.capacity
 end
 
--- put_out writes out.
+-- put_out writes out, beside st.
 local function put_out(key, s)
   if s.out == 0 and s.due == 0 and s.debt == 0 then
     redis.call('HDEL', key, 'out')
   else
     redis.call('HSET', key, 'out', string.format('%.0f %.0f %.0f', s.out, s.due, s.debt))
   end
+end
+
+-- put_held writes st and out.
+local function put_held(key, s)
+  redis.call('HSET', key, 'st', format_state(s))
+  put_out(key, s)
 end
 
 -- integer reads a decimal integer that INCRBY accepts and doubles hold exactly: the number, nil if the key is missing, or
@@ -101,7 +113,7 @@ end
 -- for a pool's bucket only.
 local function told(s, p, pol)
   if not s then return '' end
-  if p.grant_era > 0 and (p.grant_era ~= s.era or now_us() >= p.grant_end) then return (string.gsub(pol, '%d+ (%d+)$', '0 %1')) end
+  if p.grant_era > 0 and (p.grant_era ~= s.era or now_us() >= p.grant_end) then return (string.gsub(pol, '^(' .. string.rep('%d+ ', 15) .. ')%d+', '%10')) end
   return pol
 end
 

@@ -14,6 +14,6 @@ local now = now_us()
 if s.due == 0 or s.due > now then return {1, now, before, 0, 0, 0, 0, s.out, s.due, s.debt} end
 local tokens, sum = sweep(s, p, before, now, tonumber(ARGV[1]))
 put_tokens(tokens, before)
-put_out(KEYS[3], s)
+put_held(KEYS[3], s)
 outlive(now + MEMORY_US, now)
 return {1, now, tokens, sum[1], sum[2], sum[3], sum[4], s.out, s.due, s.debt}

@@ -8,11 +8,11 @@ local function policy_text(key)
   if c.err then return not string.find(c.err, 'WRONGTYPE', 1, true) and c end
   local st, pol = c[1], c[2]
   if not st and not pol then return '' end
-  local era = st and string.match(st, '^%d+ %d+ %d+ (%d+) %d+ %d+$')
-  local ends, grant = string.match(pol or '', '^%d+ %d+ %d+ %d+ %d+ %d+ %d+ %d+ %d+ %d+ %d+ %d+ %d+ %d+ (%d+) (%d+) %d+$')
-  if not era or not grant then return false end
-  if grant == '0' then return pol end
+  local era = st and string.match(st, '^%d+ %d+ %d+ (%d+)[ %d]*#?%w*$')
+  if not era or not pol or not string.find(pol, '^%d+ %d+ %d+ %d+ %d+ %d+ %d+ %d+ %d+[ %d]*$') then return false end
+  local ends, grant = string.match(pol, '^%d+ %d+ %d+ %d+ %d+ %d+ %d+ %d+ %d+ %d+ %d+ %d+ %d+ %d+ (%d+) (%d+)')
+  if not grant or grant == '0' then return pol end
   local t = redis.call('TIME')
   if grant == era and t[1] * 1000000 + t[2] < tonumber(ends) then return pol end
-  return (string.gsub(pol, '%d+ (%d+)$', '0 %1'))
+  return (string.gsub(pol, '^(' .. string.rep('%d+ ', 15) .. ')%d+', '%10'))
 end

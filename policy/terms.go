@@ -97,8 +97,13 @@ func (t *Terms) fields(enforcement *int) []any {
 	}
 }
 
+// leastNumbers is how many numbers Encode writes at least: choices, grant and Strict
+// follow these, and are seldom made.
+const leastNumbers = 9
+
 // Encode writes the terms as the scripts store them: decimal integers with a
-// space between.
+// space between, without the zeros at the end, from the tenth on. Equal terms have
+// equal texts.
 func (t Terms) Encode() string { return string(t.Append(make([]byte, 0, 128))) }
 
 // Append appends what Encode writes.
@@ -110,10 +115,15 @@ func (t Terms) Append(b []byte) []byte {
 	if t.Shadow {
 		enforcement += shadowed
 	}
-	for i, n := range [...]int64{
+	numbers := [...]int64{
 		t.Fence.Epoch, t.Fence.Seq, int64(t.Kind), t.Capacity, t.Tokens, t.Per, t.Interval, t.MaxElapsed, t.Initial,
 		int64(t.OnLoss), int64(t.OnRollback), int64(t.CarryOver), enforcement, t.GrantTokens, t.GrantEnd, t.GrantEra, strict,
-	} {
+	}
+	last := len(numbers)
+	for last > leastNumbers && numbers[last-1] == 0 {
+		last--
+	}
+	for i, n := range numbers[:last] {
 		if i > 0 {
 			b = append(b, ' ')
 		}
@@ -127,10 +137,10 @@ func DecodeTerms(s string) (Terms, error) {
 	var t Terms
 	enforcement := 0
 	fields, words := t.fields(&enforcement), strings.Fields(s)
-	if len(words) != len(fields) {
-		return Terms{}, fmt.Errorf("%w: %d numbers, want %d", ErrTerms, len(words), len(fields))
+	if len(words) < leastNumbers || len(words) > len(fields) {
+		return Terms{}, fmt.Errorf("%w: %d numbers, want %d to %d", ErrTerms, len(words), leastNumbers, len(fields))
 	}
-	for i, f := range fields {
+	for i, f := range fields[:len(words)] {
 		n, err := strconv.ParseInt(words[i], 10, 64)
 		if err != nil || n < 0 {
 			return Terms{}, fmt.Errorf("%w: number %d is %q", ErrTerms, i+1, words[i])

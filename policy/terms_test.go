@@ -88,8 +88,11 @@ func TestDecodedTermsAreThoseEncoded(t *testing.T) {
 func TestDecodeTermsRefusesWhatNoTermsHave(t *testing.T) {
 	t.Parallel()
 	good := "3 0 0 1000 1 2000 100000 2000000 1000 0 0 0 0 0 0 0 0"
-	_, err := policy.DecodeTerms(good)
+	terms, err := policy.DecodeTerms(good)
 	require.NoError(t, err)
+	short, err := policy.DecodeTerms("3 0 0 1000 1 2000 100000 2000000 1000")
+	require.NoError(t, err)
+	require.Equal(t, terms, short, "zeros at the end are left out")
 	for place, bad := range map[int][]string{0: {"x", "-1", "1.5"}, 2: {"2"}, 3: {"0"}, 5: {"0"}, 6: {"0"}, 9: {"2"}, 10: {"2"}, 11: {"3"}, 12: {"3"}, 15: {"99999999999999999999"}, 16: {"2"}} {
 		for _, word := range bad {
 			words := strings.Fields(good)
@@ -98,7 +101,7 @@ func TestDecodeTermsRefusesWhatNoTermsHave(t *testing.T) {
 			require.ErrorIs(t, err, policy.ErrTerms, "number %d is %q", place+1, word)
 		}
 	}
-	for _, text := range []string{"", "1 2 3", good + " 1", "3 0 1 1000 0 0 100000 0 1000 0 0 0 0 0 0 0 0"} {
+	for _, text := range []string{"", "1 2 3", "3 0 0 1000 1 2000 100000 2000000", good + " 1", "3 0 1 1000 0 0 100000 0 1000 0 0 0 0 0 0 0 0"} {
 		_, err := policy.DecodeTerms(text)
 		require.ErrorIs(t, err, policy.ErrTerms, text)
 	}

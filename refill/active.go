@@ -44,6 +44,7 @@ type activeSets struct {
 func newActiveSets(l *lane, shards []*shard, cluster bool) *activeSets {
 	a := &activeSets{l: l, shards: shards, held: map[string]int{}, pace: newPace(min(activeBatch, l.r.cfg.Batch), l.r.cfg.Timeout)}
 	for _, s := range shards {
+		s.bySlot = cluster
 		if a.every == 0 || s.interval/2 < a.every {
 			a.every = s.interval / 2
 		}

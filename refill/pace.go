@@ -77,7 +77,7 @@ func costOf(results []lua.RefillResult) time.Duration {
 	var costs []time.Duration
 	from := 0
 	for i := 1; i < len(results); i++ {
-		before, now := results[i-1], results[i]
+		before, now := &results[i-1], &results[i]
 		switch {
 		case before.Err != nil || now.Err != nil:
 			from = i // of a call that failed nothing is known

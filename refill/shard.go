@@ -1,6 +1,7 @@
 package refill
 
 import (
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -20,6 +21,7 @@ type shard struct {
 	template  *policy.Ruled
 	templates *policy.Templates // of which it is one
 	interval  time.Duration
+	bySlot    bool // a Cluster: buckets of a slot are refilled one after the other, so that they share script calls
 
 	state shardState
 	turn  int64     // index of the last turn that this replica knows of, 0 for none
@@ -29,7 +31,7 @@ type shard struct {
 
 	round   int64 // number of the present or last round
 	entries map[string]*entry
-	order   []*entry // entries, those that have left included: in the order in which they came, so that each keeps its place
+	order   []*entry // entries, those that have left included: by slot, if bySlot; in the order in which they came, so that each keeps its place
 	work    []*entry // of the present round, not called yet
 	reading bool     // the round reads the names
 	cursor  uint64
@@ -50,6 +52,7 @@ const (
 // entry is a bucket in a shard.
 type entry struct {
 	key     string
+	slot    int // if bySlot
 	version policy.Version
 	round   int64 // of the next call
 	seen    int64 // the last round in which its name was read
@@ -100,6 +103,9 @@ func (s *shard) read(names []string, next uint64) {
 		e := s.entries[name]
 		if e == nil {
 			e = &entry{key: name, round: s.round}
+			if s.bySlot {
+				e.slot = lua.Slot(name)
+			}
 			s.entries[name] = e
 			s.order = append(s.order, e)
 		}
@@ -112,6 +118,9 @@ func (s *shard) read(names []string, next uint64) {
 			}
 		}
 		s.reading = false
+		if s.bySlot {
+			slices.SortStableFunc(s.order, func(a, b *entry) int { return a.slot - b.slot })
+		}
 		s.collect()
 	}
 }

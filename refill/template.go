@@ -34,13 +34,14 @@ type TemplateStats struct {
 
 // tally takes in the answers to calls for buckets of the template.
 func (t *TemplateStats) tally(interval time.Duration, results []lua.RefillResult) {
+	var calls [policy.StatusMalformed + 1]int64 // a map costs more
 	for i := range results {
 		r := &results[i]
 		if r.Err != nil {
 			t.Errors++
 			continue
 		}
-		t.Calls[r.Status]++
+		calls[r.Status]++
 		t.Added += r.Added
 		t.Clamped += r.Clamped
 		if r.Left {
@@ -56,6 +57,11 @@ func (t *TemplateStats) tally(interval time.Duration, results []lua.RefillResult
 			bound++
 		}
 		t.Lag[bound]++
+	}
+	for status, n := range calls {
+		if n > 0 {
+			t.Calls[policy.Status(status)] += n
+		}
 	}
 }
 
