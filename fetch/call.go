@@ -118,8 +118,11 @@ func (c *Client) directFailure(ctx context.Context, err error) error {
 		return err
 	}
 	c.stats.abandoned.Add(1)
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("fetch: %w", err)
+	}
 	// The socket may be a little ahead of the context's own timer.
-	if deadline, ok := ctx.Deadline(); ctx.Err() != nil || ok && time.Until(deadline) <= 0 {
+	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) <= 0 {
 		return fmt.Errorf("fetch: %w", context.DeadlineExceeded)
 	}
 	return err

@@ -37,11 +37,11 @@ func noWorkers() error {
 	buf := make([]byte, 1<<20)
 	for end := time.Now().Add(5 * time.Second); ; time.Sleep(time.Millisecond) {
 		stacks := string(buf[:runtime.Stack(buf, true)])
-		if !strings.Contains(stacks, "(*workers).work") {
+		if !strings.Contains(stacks, "(*workers).work") && !strings.Contains(stacks, "(*workers).spawn") {
 			return nil
 		}
 		if time.Now().After(end) {
-			return fmt.Errorf("fetch: workers outlive their client:\n%s", stacks)
+			return fmt.Errorf("fetch: goroutines outlive their client:\n%s", stacks)
 		}
 	}
 }

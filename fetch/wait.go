@@ -65,8 +65,8 @@ func (c *Client) queue(ctx context.Context, key string, n int64) error {
 	select {
 	case <-w.first:
 		return c.stand(ctx, l, w)
-	case err := <-w.served:
-		return err
+	case v := <-w.served:
+		return v.err
 	case <-ctx.Done():
 		err = fmt.Errorf("fetch: wait: %w", ctx.Err())
 	case <-c.workers.quit:
@@ -101,10 +101,16 @@ type line struct {
 type waiter struct {
 	n      int64
 	first  chan struct{} // closed: it is the first in the line
-	served chan error    // it is no longer in the line
+	served chan verdict  // it is no longer in the line
 	in     bool
 	next   *waiter
 	prev   *waiter
+}
+
+// verdict is what one who waits is told.
+type verdict struct {
+	err   error
+	taken bool // from the bucket: its tokens go back if it has left
 }
 
 // join puts a waiter at the end of a line, unless its tokens come too late.
@@ -122,7 +128,7 @@ func (ls *lines) join(ctx context.Context, key string, n int64) (*line, *waiter,
 			return nil, nil, tooLate(n, key, time.Until(l.told.Add(due)), left)
 		}
 	}
-	w := &waiter{n: n, first: make(chan struct{}), served: make(chan error, 1), in: true, prev: l.last}
+	w := &waiter{n: n, first: make(chan struct{}), served: make(chan verdict, 1), in: true, prev: l.last}
 	if l.last == nil {
 		l.first = w
 		close(w.first)
@@ -187,7 +193,7 @@ func (c *Client) leaveLine(ctx context.Context, l *line, w *waiter, err error) e
 		return err
 	}
 	c.lines.mu.Unlock()
-	if <-w.served == nil {
+	if v := <-w.served; v.taken {
 		c.giveBackLater(ctx, l.key, w.n)
 	}
 	return err
@@ -198,7 +204,7 @@ func (c *Client) stand(ctx context.Context, l *line, w *waiter) error {
 	for {
 		pause, in, err := c.pause(ctx, l, w)
 		if !in {
-			return <-w.served
+			return (<-w.served).err
 		}
 		if err == nil {
 			err = c.sleep(ctx, pause, l.more)
@@ -260,6 +266,7 @@ func (c *Client) askForLine(ctx context.Context, l *line) {
 		k       = nothing
 		err     error
 		rescued bool // there are more tokens than the answer says
+		shared  = true
 	)
 	if len(asked) == 1 {
 		a := c.ask(ctx, l.key, asked[0].n, c.config.takeConfig, time.Now())
@@ -272,9 +279,10 @@ func (c *Client) askForLine(ctx context.Context, l *line) {
 	}
 	if why := ReasonOf(err); why != ReasonNone {
 		if r, known, ok := c.degradedLine(l.key, &b, err); ok {
-			reply, k, err = r, known, nil
+			reply, k, err, shared = r, known, nil, false
 		}
 	}
+	own := err != nil && ctx.Err() != nil && ReasonOf(err) == ReasonNone // the first gave up, and nobody else
 	taken := int64(len(asked))
 	if err == nil && !reply.OK {
 		taken = 0
@@ -291,12 +299,13 @@ func (c *Client) askForLine(ctx context.Context, l *line) {
 		l.told = time.Time{} // nothing is known of those behind
 	}
 	for i, w := range asked {
-		verdict := err
+		v := verdict{err: err, taken: err == nil && int64(i) < taken && shared}
 		switch {
-		case err != nil:
-		case int64(i) < taken:
+		case own && i > 0:
+			continue
+		case err != nil || int64(i) < taken:
 		case k.exceeded(l.key, w.n) != nil:
-			verdict = k.exceeded(l.key, w.n)
+			v.err = k.exceeded(l.key, w.n)
 		case k.shadowed():
 			c.stats.shadowed.Add(1)
 		default:
@@ -305,8 +314,8 @@ func (c *Client) askForLine(ctx context.Context, l *line) {
 		switch {
 		case w.in:
 			c.lines.remove(l, w)
-			w.served <- verdict
-		case verdict == nil && int64(i) < taken: // it left meanwhile
+			w.served <- v
+		case v.taken: // it left meanwhile
 			late += w.n
 		}
 	}

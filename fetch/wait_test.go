@@ -401,3 +401,70 @@ func TestAReturnEndsARememberedDenial(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, Result{OK: true, Taken: 1, Remaining: 1, Limit: 5, ResetAfter: 4 * time.Hour}, r)
 }
+
+func TestTheFirstOfALineWhoGivesUpTakesNobodyAlong(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBank(map[string]policy.Policy{"checkout": hourly(100)})
+		b.trip = 10 * time.Millisecond
+		c, began := newClient(t, b), time.Now()
+		ctx, cancel := context.WithCancel(t.Context())
+		errs := make([]error, 4)
+		var wg sync.WaitGroup
+		for i, ctx := range []context.Context{t.Context(), ctx, t.Context(), t.Context()} {
+			wg.Go(func() { errs[i] = c.Wait(ctx, "checkout", 2) })
+			time.Sleep(time.Millisecond)
+		}
+		time.Sleep(12 * time.Millisecond) // the second asks for the others, too
+		require.EqualValues(t, 92, inBucket(b))
+		cancel()
+		wg.Wait()
+		require.ErrorIs(t, errs[1], context.Canceled)
+		for _, i := range []int{0, 2, 3} {
+			require.NoError(t, errs[i], "waiter %d", i)
+		}
+		require.Less(t, time.Since(began), 5*b.trip)
+	})
+}
+
+// Whoever leaves while it is served gives back what came from the bucket, and nothing else.
+func TestWhatComesFromNoBucketGoesBackToNone(t *testing.T) {
+	modes := map[string]struct {
+		change func(*policy.Policy)
+		fate   func(string) fault
+	}{
+		"degraded": {func(p *policy.Policy) { p.Degraded = policy.DegradedOpen }, func(string) fault { return lostCall }},
+		"shadow":   {func(p *policy.Policy) { p.Shadow = true }, nil},
+	}
+	for name, mode := range modes {
+		for _, crowd := range []int{1, 3} {
+			t.Run(name, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					p := hourly(10)
+					mode.change(&p)
+					b := newBank(map[string]policy.Policy{"checkout": p})
+					c := newClient(t, b)
+					_, err := c.Take(t.Context(), "checkout", 9)
+					require.NoError(t, err)
+					require.NoError(t, c.workers.enter())
+					defer c.workers.leave()
+					var l *line
+					var waiters []*waiter
+					for range crowd {
+						var w *waiter
+						l, w, err = c.lines.join(t.Context(), "checkout", 2)
+						require.NoError(t, err)
+						waiters = append(waiters, w)
+					}
+					b.fail(mode.fate)
+					c.askForLine(t.Context(), l)
+					b.fail(nil)
+					for _, w := range waiters {
+						require.ErrorIs(t, c.leaveLine(t.Context(), l, w, context.Canceled), context.Canceled)
+					}
+					synctest.Wait()
+					require.EqualValues(t, 1, inBucket(b))
+				})
+			})
+		}
+	}
+}
