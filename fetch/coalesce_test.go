@@ -348,6 +348,43 @@ func TestCallsForDistinctKeysShareRoundTripsOnlyWhenThereAreMany(t *testing.T) {
 	require.Equal(t, Stats{Abandoned: 1}, c.Stats())
 }
 
+func TestCallsThatShareARoundTripShareItsFailure(t *testing.T) {
+	var refuses atomic.Bool
+	f := newFaulty(t, func(o *redis.Options) {
+		o.OnConnect = func(context.Context, *redis.Conn) error {
+			if refuses.Load() {
+				return redisError("BUSY Redis is busy running a script.")
+			}
+			return nil
+		}
+	})
+	c := newClient(t, f.rdb, slow(), WithBreaker(false))
+	f.warm(t, c)
+	refuses.Store(true)
+	f.proxy.Reset()
+	l := c.store.(*lanes)
+	l.mu.Lock()
+	l.taken += lanesWide                    // as if that many round trips were under way
+	l.departure = time.Now().Add(time.Hour) // none is stuck
+	l.mu.Unlock()
+	const calls = 5
+	errs := make(chan error, calls)
+	for i := range calls {
+		go func() {
+			_, err := c.Take(t.Context(), "user:"+strconv.Itoa(i), 1)
+			errs <- err
+		}()
+	}
+	eventually(t, func() bool { l.mu.Lock(); defer l.mu.Unlock(); return l.queued == calls }, "all wait")
+	for range lanesWide {
+		l.free()
+	}
+	for range calls {
+		require.Equal(t, ReasonBusy, ReasonOf(<-errs))
+	}
+	require.Zero(t, c.Stats().Lost, "nothing was sent")
+}
+
 func TestStuckRoundTripsDoNotHoldUpOthers(t *testing.T) {
 	rdb := testenv.Redis(t).Client()
 	createBucket(t, rdb, "checkout", hourly(10))
@@ -377,120 +414,4 @@ func seeded(t *testing.T) *rand.Rand {
 	}
 	t.Logf("REFILLER_SEED=%d repeats this run", seed)
 	return rand.New(rand.NewPCG(seed, 0))
-}
-
-// TestNoTokenIsMintedOrForgotten takes, returns and cancels at once, on several
-// clients, with and without faults, and then counts.
-func TestNoTokenIsMintedOrForgotten(t *testing.T) {
-	const most = 1 << 40
-	for name, faults := range map[string]bool{"on a healthy network": false, "on a faulty network": true} {
-		t.Run(name, func(t *testing.T) {
-			rng := seeded(t)
-			f := newFaulty(t, nil)
-			plain := redis.NewClient(&redis.Options{Addr: f.proxy.Addr()})
-			prompt := redis.NewClient(&redis.Options{Addr: f.proxy.Addr(), ContextTimeoutEnabled: true})
-			keys := []string{"a", "b", "c"}
-			for _, key := range keys {
-				createBucket(t, f.direct, key, hourly(most))
-			}
-			var clients []*Client
-			for _, o := range []struct {
-				rdb  *redis.Client
-				opts []Option
-			}{{plain, []Option{WithBreaker(false)}}, {prompt, []Option{WithBreaker(false)}}, {plain, []Option{WithCoalescing(false)}}, {prompt, []Option{WithCoalescing(false), WithConcurrency(3)}}} {
-				// On a healthy network no deadline cuts a connection off.
-				limit := 20 * time.Second
-				if faults {
-					limit = 100 * time.Millisecond
-				}
-				c, err := New(o.rdb, append(o.opts, WithDeadline(limit))...)
-				require.NoError(t, err)
-				clients = append(clients, c)
-			}
-			var admitted, returned, unsure atomic.Int64
-			var wg sync.WaitGroup
-			stop := make(chan struct{})
-			end := sync.OnceFunc(func() { close(stop); wg.Wait() })
-			defer end()
-			for i := range 32 {
-				c, rng := clients[i%len(clients)], rand.New(rand.NewPCG(rng.Uint64(), uint64(i)))
-				wg.Go(func() {
-					for {
-						select {
-						case <-stop:
-							return
-						default:
-						}
-						ctx, cancel := context.WithCancel(context.Background())
-						if rng.IntN(4) == 0 {
-							time.AfterFunc(time.Duration(rng.IntN(2000))*time.Microsecond, cancel)
-						}
-						key, n := keys[rng.IntN(len(keys))], 1+rng.Int64N(3)
-						var r Result
-						var err error
-						if rng.IntN(8) == 0 {
-							r, err = c.TakeUpTo(ctx, key, n)
-						} else {
-							r, err = c.Take(ctx, key, n)
-						}
-						cancel()
-						if err != nil {
-							time.Sleep(time.Millisecond) // an open breaker refuses at once
-							continue
-						}
-						admitted.Add(r.Taken)
-						if r.OK && rng.IntN(3) == 0 {
-							if c.Return(context.Background(), key, r.Taken) == nil {
-								returned.Add(r.Taken)
-							} else {
-								unsure.Add(r.Taken)
-							}
-						}
-					}
-				})
-			}
-			for range 30 {
-				time.Sleep(20 * time.Millisecond)
-				if !faults {
-					continue
-				}
-				switch rng.IntN(4) {
-				case 0:
-					require.NoError(t, f.proxy.Stall(faultproxy.Both))
-				case 1:
-					require.NoError(t, f.proxy.CutAfterReply(1+rng.IntN(5), isScript))
-				case 2:
-					require.NoError(t, f.proxy.Delay(faultproxy.Both, 10*time.Millisecond, 10*time.Millisecond))
-				case 3:
-					require.NoError(t, f.proxy.Heal())
-				}
-			}
-			require.NoError(t, f.proxy.Heal())
-			eventually(t, func() bool { return admitted.Load() > 0 }, "tokens flow")
-			end()
-			var stats Stats
-			for _, c := range clients {
-				require.NoError(t, c.Close(t.Context()))
-				s := c.Stats()
-				stats.Abandoned += s.Abandoned
-				stats.Lost += s.Lost
-				stats.Returned += s.Returned
-			}
-			_, _ = plain.Close(), prompt.Close()
-			left := int64(0)
-			for _, key := range keys {
-				left += tokens(t, f.direct, key)
-			}
-			spent, kept := int64(most*len(keys))-left, admitted.Load()-returned.Load()
-			t.Logf("admitted %d, returned %d, %+v", admitted.Load(), returned.Load(), stats)
-			require.NotZero(t, admitted.Load())
-			require.NotZero(t, stats.Abandoned)
-			require.GreaterOrEqual(t, spent, kept-unsure.Load(), "every admitted token was taken from the bucket")
-			require.LessOrEqual(t, spent, kept+stats.Lost, "what was taken was admitted, came back, or is counted as lost")
-			if !faults {
-				require.Zero(t, stats.Lost)
-				require.Equal(t, kept, spent)
-			}
-		})
-	}
 }

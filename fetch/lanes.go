@@ -243,11 +243,25 @@ func (l *lanes) drive(driverCtx context.Context, driver redis.Cmder) error {
 	for _, p := range riders {
 		_ = pipe.Process(ctx, p.cmd)
 	}
-	_, _ = pipe.Exec(ctx) // each command has its error
-	err := driver.Err()
+	cmds, err := pipe.Exec(ctx)
+	fail(cmds, err)
+	err = driver.Err()
 	for _, p := range riders {
 		p.seat.Store(arrived) // p is its caller's from here on
 		p.wake()
 	}
 	return err
+}
+
+// fail has commands fail with the error of their round trip if none of them has one,
+// as go-redis leaves them when a server refuses the connection.
+func fail(cmds []redis.Cmder, err error) {
+	for _, cmd := range cmds {
+		if err == nil || cmd.Err() != nil {
+			return
+		}
+	}
+	for _, cmd := range cmds {
+		cmd.SetErr(err)
+	}
 }
