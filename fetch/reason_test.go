@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"syscall"
 	"testing"
 	"time"
@@ -34,28 +35,30 @@ func (p *provoked) config(name, value string) {
 
 // failures are what a server or its connection can fail with, as a real server does
 // it.
-var failuresOfServers = map[Reason]struct {
+var failuresOfServers = []struct {
+	name    string // what Redis calls it, or what happens
+	why     Reason
 	args    []string
 	provoke func(p *provoked)
 }{
-	ReasonDeadline: {provoke: func(p *provoked) { p.server.Pause() }},
-	ReasonConnection: {provoke: func(p *provoked) {
+	{name: "silence", why: ReasonDeadline, provoke: func(p *provoked) { p.server.Pause() }},
+	{name: "lost reply", why: ReasonConnection, provoke: func(p *provoked) {
 		require.NoError(p.t, p.proxy.CutAfterReply(1, isScript))
 	}},
-	ReasonPool: {provoke: func(p *provoked) {
+	{name: "no connection free", why: ReasonPool, provoke: func(p *provoked) {
 		p.opts.PoolSize, p.opts.MaxActiveConns, p.opts.PoolTimeout = 1, 1, 5*time.Millisecond
 		busy := redis.NewClient(p.opts)
 		p.t.Cleanup(func() { _ = busy.Close() })
 	}},
-	ReasonReadOnly: {provoke: func(p *provoked) {
+	{name: "READONLY", why: ReasonReadOnly, provoke: func(p *provoked) {
 		require.NoError(p.t, p.admin.ReplicaOf(context.Background(), "127.0.0.1", "1").Err())
 	}},
-	ReasonMasterDown: {provoke: func(p *provoked) {
+	{name: "MASTERDOWN", why: ReasonMasterDown, provoke: func(p *provoked) {
 		p.config("replica-serve-stale-data", "no")
 		require.NoError(p.t, p.admin.ReplicaOf(context.Background(), "127.0.0.1", "1").Err())
 	}},
-	ReasonMemory: {provoke: func(p *provoked) { p.config("maxmemory", "1") }},
-	ReasonBusy: {args: []string{"--busy-reply-threshold", "1"}, provoke: func(p *provoked) {
+	{name: "OOM", why: ReasonMemory, provoke: func(p *provoked) { p.config("maxmemory", "1") }},
+	{name: "BUSY", why: ReasonBusy, args: []string{"--busy-reply-threshold", "1"}, provoke: func(p *provoked) {
 		spin := redis.NewClient(&redis.Options{Addr: p.server.Addr(), MaxRetries: -1, ReadTimeout: patience})
 		p.t.Cleanup(func() { _ = spin.Close() })
 		done := make(chan struct{})
@@ -69,7 +72,7 @@ var failuresOfServers = map[Reason]struct {
 			<-done
 		})
 	}},
-	ReasonLoading: {args: []string{"--key-load-delay", "1000", "--loading-process-events-interval-bytes", "1024"}, provoke: func(p *provoked) {
+	{name: "LOADING", why: ReasonLoading, args: []string{"--key-load-delay", "1000", "--loading-process-events-interval-bytes", "1024"}, provoke: func(p *provoked) {
 		ctx := context.Background()
 		for i := range 4000 {
 			require.NoError(p.t, p.admin.Set(ctx, fmt.Sprintf("filler:%d", i), "some text to load", 0).Err())
@@ -85,17 +88,27 @@ var failuresOfServers = map[Reason]struct {
 		p.t.Cleanup(func() { p.server.Kill(); <-done })
 		eventually(p.t, func() bool { return redis.HasErrorPrefix(p.admin.Get(ctx, "checkout").Err(), "LOADING") }, "it loads")
 	}},
-	ReasonRefused: {provoke: func(p *provoked) {
+	{name: "NOPERM", why: ReasonRefused, provoke: func(p *provoked) {
 		require.NoError(p.t, p.admin.Do(context.Background(), "ACL", "SETUSER", "poor", "on", ">secret", "~*", "+ping").Err())
 		p.opts.Username, p.opts.Password = "poor", "secret"
+	}},
+	{name: "NOREPLICAS", why: ReasonMasterDown, provoke: func(p *provoked) { p.config("min-replicas-to-write", "1") }},
+	{name: "MISCONF", why: ReasonDisk, provoke: func(p *provoked) {
+		p.config("save", "3600 1")
+		require.NoError(p.t, os.RemoveAll(p.server.DataDir()))
+		require.NoError(p.t, p.admin.BgSave(context.Background()).Err())
+		eventually(p.t, func() bool {
+			return redis.HasErrorPrefix(p.admin.Set(context.Background(), "x", 1, 0).Err(), "MISCONF")
+		}, "it can't save")
 	}},
 }
 
 func TestEveryFailureOfAServerHasItsReason(t *testing.T) {
-	for why, f := range failuresOfServers {
-		t.Run(why.String(), func(t *testing.T) {
+	for _, f := range failuresOfServers {
+		t.Run(f.name, func(t *testing.T) {
 			t.Parallel()
-			p := &provoked{t: t, server: testenv.Redis(t, testenv.WithArgs(f.args...))}
+			why := f.why
+			p := &provoked{t: t, server: testenv.Redis(t, testenv.WithArgs(f.args...), testenv.WithDataDir(t.TempDir()))}
 			p.admin = p.server.Client()
 			createBucket(t, p.admin, "checkout", hourly(100))
 			require.NoError(t, lua.Load(t.Context(), p.admin))
@@ -147,6 +160,47 @@ func TestASlotThatIsElsewhereOrNowhereIsAReasonOfTheCluster(t *testing.T) {
 	require.NotZero(t, moved)
 	_, err := newClient(t, lone, slow()).Take(t.Context(), "bucket", 1)
 	require.Equal(t, ReasonCluster, ReasonOf(err), "%v", err) // CLUSTERDOWN
+}
+
+// A client that knows of the Cluster follows a slot on its way; what asks one server alone is told where it went.
+func TestASlotOnItsWayIsFollowed(t *testing.T) {
+	t.Parallel()
+	cluster := testenv.Cluster(t)
+	rdb := cluster.Client()
+	createBucket(t, rdb, "checkout", hourly(10))
+	require.NoError(t, lua.Load(t.Context(), rdb))
+	slot := lua.Slot("checkout")
+	from := cluster.Owner(slot)
+	to := cluster.Nodes()[0]
+	if to == from {
+		to = cluster.Nodes()[1]
+	}
+	all, alone := newClient(t, rdb, slow(), WithBreaker(false)), newClient(t, from.Client(), slow(), WithBreaker(false))
+	take := func(c *Client, want string) {
+		t.Helper()
+		r, err := c.Take(t.Context(), "checkout", 1)
+		if want == "" {
+			require.NoError(t, err)
+			require.True(t, r.OK)
+			return
+		}
+		require.Equal(t, ReasonCluster, ReasonOf(err), "%v", err)
+		require.ErrorContains(t, err, want)
+	}
+	take(alone, "")
+	move, err := cluster.StartMove(slot, to)
+	require.NoError(t, err)
+	take(alone, "")
+	require.NoError(t, move.MoveKeys("checkout"))
+	take(alone, "TRYAGAIN")
+	require.NoError(t, move.MoveKeys())
+	take(alone, "ASK")
+	take(all, "")
+	require.NoError(t, move.Finish())
+	take(alone, "MOVED")
+	take(all, "")
+	require.EqualValues(t, 6, tokens(t, rdb, "checkout"), "each was charged once, and who was told to go elsewhere not at all")
+	require.Zero(t, all.Stats().Lost+alone.Stats().Lost)
 }
 
 func TestAForgottenScriptIsNoFailure(t *testing.T) {

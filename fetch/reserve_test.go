@@ -8,6 +8,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/tokenrefill/refiller/internal/faultproxy"
 	"github.com/tokenrefill/refiller/internal/testenv"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
@@ -132,6 +133,143 @@ func TestReservationsAreOfTheDegradedModeWhileTheirServerIsAway(t *testing.T) {
 	s, err := r.Settle(t.Context(), 2)
 	require.NoError(t, err, "it is in no bucket")
 	require.Equal(t, Settlement{}, s)
+}
+
+// A reservation that was made before an outage is the bucket's to settle, however its server's takes are answered meanwhile.
+func TestAReservationIsSettledOnceItsServerIsBack(t *testing.T) {
+	f := newFaulty(t, func(o *redis.Options) { o.DialerRetries = 1 })
+	c := newClient(t, f.rdb, slow())
+	f.warm(t, c)
+	held, err := c.Reserve(t.Context(), "checkout", 40, time.Hour)
+	require.NoError(t, err)
+	f.proxy.Cut()
+	eventually(t, func() bool {
+		_, err := c.Reserve(t.Context(), "checkout", 1, time.Hour)
+		require.ErrorIs(t, err, ErrUnavailable)
+		return c.Stats().Shut == 1
+	}, "the breaker opens")
+	connections := f.proxy.Connections()
+	for _, call := range []func() error{
+		func() error { _, err := c.Reserve(t.Context(), "checkout", 1, time.Hour); return err },
+		func() error { _, err := held.Settle(t.Context(), 10); return err },
+		func() error { return held.Cancel(t.Context()) },
+		func() error { return c.Return(t.Context(), "checkout", 1) },
+		func() error { _, err := c.Peek(t.Context(), "checkout"); return err },
+	} {
+		err := call()
+		var shut *shutError
+		require.ErrorAs(t, err, &shut, "no call is made")
+		require.ErrorIs(t, err, ErrUnavailable)
+		require.Equal(t, ReasonConnection, ReasonOf(err))
+	}
+	require.Equal(t, connections, f.proxy.Connections())
+	require.NoError(t, f.proxy.Heal())
+	var s Settlement
+	eventually(t, func() bool { s, err = held.Settle(t.Context(), 10); return err == nil }, "it is back")
+	require.Equal(t, Settlement{Settlement: policy.Settlement{Returned: 30}, Remaining: 90}, s)
+	require.EqualValues(t, 90, tokens(t, f.direct, "checkout"))
+}
+
+func TestAReservationOfTheLocalShareGoesBackToTheShare(t *testing.T) {
+	f := newFaulty(t, func(o *redis.Options) { o.DialerRetries = 1 })
+	p := hourly(10)
+	p.Degraded = policy.DegradedLocal
+	createBucket(t, f.direct, "local", p)
+	c := newClient(t, f.rdb, slow(), WithBreaker(false))
+	f.warm(t, c)
+	_, err := c.Take(t.Context(), "local", 2)
+	require.NoError(t, err)
+	k, _ := c.terms.get("local", time.Now())
+	eventually(t, func() bool { k.stand.mu.Lock(); defer k.stand.mu.Unlock(); return k.stand.live == 1 }, "a heartbeat")
+	f.proxy.Cut()
+	reserve := func(n int64) *Reservation {
+		r, err := c.Reserve(t.Context(), "local", n, time.Hour)
+		require.NoError(t, err)
+		return r
+	}
+	r := reserve(8)
+	require.True(t, r.OK)
+	require.Equal(t, Source{Kind: SourceFallback, Reason: ReasonConnection}, r.Source)
+	require.Zero(t, r.Until)
+	require.False(t, reserve(1).OK)
+	s, err := r.Settle(t.Context(), 3)
+	require.NoError(t, err)
+	require.Equal(t, Settlement{Settlement: policy.Settlement{Returned: 5}}, s)
+	s, err = r.Settle(t.Context(), 0)
+	require.NoError(t, err)
+	require.Equal(t, Settlement{Again: true}, s)
+	other := reserve(5)
+	require.True(t, other.OK)
+	require.NoError(t, other.Cancel(t.Context()))
+	require.True(t, reserve(5).OK)
+
+	require.NoError(t, f.proxy.Heal())
+	require.NoError(t, r.Cancel(t.Context()))
+	_, err = c.Settle(t.Context(), "local", r.ID, 3)
+	require.ErrorIs(t, err, ErrNotHeld, "the bucket knows nothing of it")
+	require.EqualValues(t, 8, tokens(t, f.direct, "local"))
+}
+
+func TestAReservationOfWhatABucketInShadowModeLacksIsInNoBucket(t *testing.T) {
+	rdb := testenv.Redis(t).Client()
+	p := hourly(10)
+	p.Shadow = true
+	createBucket(t, rdb, "llm", p)
+	c := newClient(t, rdb, slow())
+	held := reserve(t, c, 8, time.Hour)
+	require.Equal(t, SourceShared, held.Source.Kind)
+	shadow := reserve(t, c, 5, time.Hour)
+	require.True(t, shadow.OK)
+	require.Equal(t, SourceShadow, shadow.Source.Kind)
+	require.EqualValues(t, 5, shadow.Taken)
+	require.Zero(t, shadow.Until)
+	s, err := shadow.Settle(t.Context(), 1)
+	require.NoError(t, err)
+	require.Equal(t, Settlement{}, s)
+	require.NoError(t, shadow.Cancel(t.Context()))
+	require.EqualValues(t, 2, tokens(t, rdb, "llm"))
+	require.NoError(t, held.Cancel(t.Context()))
+	require.EqualValues(t, 10, tokens(t, rdb, "llm"))
+	require.EqualValues(t, 1, c.Stats().Shadowed)
+}
+
+func TestAReservationIsRescued(t *testing.T) {
+	rdb := testenv.Redis(t).Client()
+	createBucket(t, rdb, "llm", policy.Policy{Capacity: 10, Rate: policy.PerSecond(1000), Interval: time.Millisecond, Initial: new(int64)})
+	c := newClient(t, rdb, slow())
+	time.Sleep(5 * time.Millisecond) // several intervals
+	r := reserve(t, c, 4, time.Hour)
+	require.True(t, r.OK)
+	require.Equal(t, Source{Kind: SourceRescued}, r.Source)
+	require.NotZero(t, r.Until)
+	s, err := r.Settle(t.Context(), 1)
+	require.NoError(t, err)
+	require.EqualValues(t, 3, s.Returned)
+}
+
+func TestAReservationWhoseCallerHasLeftIsCancelledUnlessItsIdIsTheCallers(t *testing.T) {
+	for name, tc := range map[string]struct {
+		opts []ReserveOption
+		left int64
+	}{"random id": {nil, 100}, "own id": {[]ReserveOption{WithReservationID("job")}, 60}} {
+		t.Run(name, func(t *testing.T) {
+			f := newFaulty(t, nil)
+			c := newClient(t, f.rdb, slow())
+			f.warm(t, c)
+			require.NoError(t, f.proxy.Stall(faultproxy.ToClient))
+			_, err := c.Reserve(t.Context(), "checkout", 40, time.Hour, append(tc.opts, WithDeadline(30*time.Millisecond))...)
+			require.ErrorIs(t, err, ErrUnavailable)
+			eventually(t, func() bool { return tokens(t, f.direct, "checkout") == 60 }, "it is made")
+			require.NoError(t, f.proxy.Heal())
+			require.NoError(t, c.Close(t.Context())) // waits for what becomes of it
+			require.EqualValues(t, tc.left, tokens(t, f.direct, "checkout"))
+			require.Equal(t, tc.left-60, c.Stats().Returned)
+			r, err := newClient(t, f.direct, slow()).Reserve(t.Context(), "checkout", 40, time.Hour, tc.opts...)
+			require.NoError(t, err)
+			require.True(t, r.OK)
+			require.EqualValues(t, 60, tokens(t, f.direct, "checkout"))
+		})
+	}
 }
 
 func TestReservationsOutOfRangeAreRefused(t *testing.T) {
