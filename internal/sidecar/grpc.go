@@ -145,6 +145,7 @@ func resultProto(key string, r fetch.Result) *refillerv1.Result {
 	return &refillerv1.Result{
 		Key: key, Ok: r.OK, Taken: r.Taken, Remaining: r.Remaining, Limit: r.Limit,
 		RetryAfter: durationProto(r.RetryAfter), ResetAfter: durationProto(r.ResetAfter), Source: r.Source.String(), OnFloor: r.OnFloor,
+		Outstanding: r.Outstanding,
 	}
 }
 

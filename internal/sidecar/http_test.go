@@ -90,6 +90,7 @@ func TestAReservationIsHeldUntilItIsSettledOrCancelled(t *testing.T) {
 	require.NoError(t, err)
 	require.WithinDuration(t, time.Now().Add(time.Hour), until, time.Minute)
 	id := r.json(t)["id"].(string)
+	require.Equal(t, 40.0, b.do(http.MethodGet, "/v1/peek?key=llm", "").json(t)["outstanding"])
 
 	settle := `{"key":"llm","id":"` + id + `","used":25}`
 	want := map[string]any{"key": "llm", "id": id, "returned": 15.0, "clamped": 0.0, "void": 0.0, "charged": 0.0, "owed": 0.0,

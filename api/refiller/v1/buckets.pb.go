@@ -541,7 +541,9 @@ type Result struct {
 	Source string `protobuf:"bytes,8,opt,name=source,proto3" json:"source,omitempty"`
 	// Whether the bucket is a pool's and its region has no grant in force, but its
 	// floor.
-	OnFloor       bool `protobuf:"varint,9,opt,name=on_floor,json=onFloor,proto3" json:"on_floor,omitempty"`
+	OnFloor bool `protobuf:"varint,9,opt,name=on_floor,json=onFloor,proto3" json:"on_floor,omitempty"`
+	// Of a Peek: tokens that consumers hold in reservations and leases.
+	Outstanding   int64 `protobuf:"varint,10,opt,name=outstanding,proto3" json:"outstanding,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -637,6 +639,13 @@ func (x *Result) GetOnFloor() bool {
 		return x.OnFloor
 	}
 	return false
+}
+
+func (x *Result) GetOutstanding() int64 {
+	if x != nil {
+		return x.Outstanding
+	}
+	return 0
 }
 
 type TakeAllResponse struct {
@@ -1065,7 +1074,7 @@ const file_refiller_v1_buckets_proto_rawDesc = "" +
 	"\x05_used\"1\n" +
 	"\rCancelRequest\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x0e\n" +
-	"\x02id\x18\x02 \x01(\tR\x02id\"\x9f\x02\n" +
+	"\x02id\x18\x02 \x01(\tR\x02id\"\xc1\x02\n" +
 	"\x06Result\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x0e\n" +
 	"\x02ok\x18\x02 \x01(\bR\x02ok\x12\x14\n" +
@@ -1077,7 +1086,9 @@ const file_refiller_v1_buckets_proto_rawDesc = "" +
 	"\vreset_after\x18\a \x01(\v2\x19.google.protobuf.DurationR\n" +
 	"resetAfter\x12\x16\n" +
 	"\x06source\x18\b \x01(\tR\x06source\x12\x19\n" +
-	"\bon_floor\x18\t \x01(\bR\aonFloor\"\xa4\x01\n" +
+	"\bon_floor\x18\t \x01(\bR\aonFloor\x12 \n" +
+	"\voutstanding\x18\n" +
+	" \x01(\x03R\voutstanding\"\xa4\x01\n" +
 	"\x0fTakeAllResponse\x12\x0e\n" +
 	"\x02ok\x18\x01 \x01(\bR\x02ok\x12\x16\n" +
 	"\x06denied\x18\x02 \x01(\tR\x06denied\x12:\n" +
