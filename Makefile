@@ -30,7 +30,7 @@ BENCH_PKGS ?= ./...
 # form of a few minutes, `go -C bench run . -h` lists them.
 COMPARE ?=
 
-# Schedules in `make robustness`, and the seed to replay (empty: a new one, printed).
+# Schedules in `make robustness` and `make conserve`, and the seed to replay (empty: a new one, printed).
 N ?= 50
 SEED ?=
 
@@ -94,6 +94,10 @@ bench: ensure-redis $(BIN)/benchstat ## Side by side with other libraries (COMPA
 .PHONY: robustness
 robustness: ensure-redis ensure-faketime ## N random fault schedules against real servers; SEED=… replays one
 	go test -count=1 -timeout 0 -parallel 64 -v -run TestSchedules ./test/robustness -args -n $(N) $(if $(SEED),-seed $(SEED))
+
+.PHONY: conserve
+conserve: ensure-redis ensure-cc ## N random schedules of consumers that do everything at once, and faults, with -race; SEED=… replays one
+	CGO_ENABLED=1 REFILLER_SEED=$(SEED) REFILLER_SCHEDULES=$(N) go test -race -ldflags=-w -count=1 -timeout 0 -v -run TestEverythingAtOnceConservesTokens ./fetch
 
 .PHONY: pools
 pools: ensure-redis ## N random fault schedules of a pool over three regions on real servers; SEED=… replays one, LONG=true for long faults

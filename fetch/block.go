@@ -244,6 +244,7 @@ func (b *block) send() (reply lua.LeaseReply, ok bool) {
 		return reply, false
 	}
 	b.call = nil
+	c.stats.clamped.Add(reply.Clamped)
 	b.left.Add(reply.Granted)
 	b.plan.add(b.ls.now(), reply.Granted, call.Want)
 	b.until = b.sent + b.rule.hold + leaseGrace - leaseMargin

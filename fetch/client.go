@@ -38,8 +38,8 @@ type Client struct {
 	timers    sync.Pool      // of *time.Timer
 	alarms    sync.Pool      // of *alarm
 	stats     struct {
-		abandoned, returned, lost, rescues, opened, shadowed atomic.Int64
-		degraded                                             [reasons]atomic.Int64
+		abandoned, returned, clamped, lost, rescues, opened, shadowed atomic.Int64
+		degraded                                                      [reasons]atomic.Int64
 	}
 }
 
@@ -74,7 +74,9 @@ func New(rdb redis.UniversalClient, opts ...Option) (*Client, error) {
 	return c, nil
 }
 
-// Peek tells what a bucket holds. It takes nothing and writes nothing.
+// Peek tells what a bucket holds. It takes nothing and writes nothing. It has no
+// degraded mode: while the bucket's server is away, whatever its takes are answered,
+// Peek is ErrUnavailable, at once if the breaker is open.
 func (c *Client) Peek(ctx context.Context, key string) (Result, error) {
 	return c.observed(ctx, Call{Op: OpPeek, Key: key}, func(ctx context.Context) (Result, error) { return c.look(ctx, key) })
 }
@@ -103,8 +105,10 @@ func (c *Client) look(ctx context.Context, key string) (Result, error) {
 // checked.
 //
 // A bucket without a policy can't be returned to and is ErrUnknownBucket. After
-// ErrUnavailable the tokens may have been returned; don't return them again. What
-// came from a degraded mode (SourceFallback) can't be returned: let it go.
+// ErrUnavailable the tokens may have been returned; don't return them again, unless
+// the breaker was open, when nothing is sent (ReasonOf tells why). What came from a
+// degraded mode (SourceFallback) can't be returned: let it go. There is no degraded
+// mode of Return.
 func (c *Client) Return(ctx context.Context, key string, n int64) error {
 	_, err := c.observed(ctx, Call{OpReturn, key, n}, func(ctx context.Context) (Result, error) {
 		err := c.putBack(ctx, key, n)
@@ -120,10 +124,11 @@ func (c *Client) putBack(ctx context.Context, key string, n int64) error {
 	if why := c.breakers.of(key).open(); why != ReasonNone {
 		return shut(why)
 	}
-	_, err := do(ctx, c, c.config.deadline, func(ctx context.Context) (lua.ReturnReply, error) {
+	reply, err := do(ctx, c, c.config.deadline, func(ctx context.Context) (lua.ReturnReply, error) {
 		return c.sendReturn(ctx, key, n, 0)
 	}, nil)
 	c.terms.forgive(key)
+	c.stats.clamped.Add(reply.Clamped)
 	return err
 }
 
@@ -136,6 +141,9 @@ type Stats struct {
 	// and that were given back, and of those that a TakeAll gave back because
 	// another bucket said no.
 	Returned int64
+	// Clamped is the number of tokens that came back, by Return, Settle and Cancel, of
+	// blocks and as Returned tells, and that were dropped since their bucket was full.
+	Clamped int64
 	// Lost is the number of tokens that calls may have taken without telling
 	// anybody: their replies were lost, or came when nobody could give the tokens
 	// back any more. Some of these calls may never have run. It also counts what was
@@ -161,7 +169,7 @@ type Stats struct {
 // Stats returns the counts.
 func (c *Client) Stats() Stats {
 	s := Stats{
-		Abandoned: c.stats.abandoned.Load(), Returned: c.stats.returned.Load(), Lost: c.stats.lost.Load(),
+		Abandoned: c.stats.abandoned.Load(), Returned: c.stats.returned.Load(), Clamped: c.stats.clamped.Load(), Lost: c.stats.lost.Load(),
 		Rescues: c.stats.rescues.Load(), Shut: c.stats.opened.Load(), Shadowed: c.stats.shadowed.Load(), Leased: c.leases.held(),
 	}
 	for why := range c.stats.degraded {

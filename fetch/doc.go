@@ -113,7 +113,8 @@
 // by the degraded mode at once, and only probes go out, a few a second at random
 // distances, until three in a row were answered. So a silent Redis costs few callers
 // a deadline, and comes back to a handful of probes. Nothing that was given up is
-// sent later. Peek, Return and Settle have no degraded mode.
+// sent later. Peek, Return, Settle and Cancel have no degraded mode: they are
+// ErrUnavailable, except for reservations that a degraded mode made.
 //
 // Calls of workers to a silent server occupy them until go-redis gives up on the
 // socket: a second beyond the deadline with ContextTimeoutEnabled, without it

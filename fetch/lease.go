@@ -51,7 +51,11 @@ const (
 // than half of what the bucket holds. What nobody took goes back within hold,
 // MinLeaseHold to MaxLeaseHold, and with Close. While the bucket's server is away
 // what is left is used up, for about a second beyond hold. A take that finds too few
-// tokens in the block is put to the bucket.
+// tokens in the block is put to the bucket; if that has too few as well, but both
+// together enough, the take gets some of each, with two calls. Tokens that a call
+// moves between the two just then are in neither: such a take may be denied, and a
+// TakeUpTo get fewer, although they are there. Tokens of other consumers' blocks are
+// out of reach until they come back.
 //
 // The price is that others are denied tokens that lie unused in a block, for up to
 // hold, that a process that dies takes its block with it (nobody can tell what was

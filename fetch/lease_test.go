@@ -530,3 +530,67 @@ func TestLeasesOnEveryKindOfServerLeaveNothingBehind(t *testing.T) {
 		})
 	}
 }
+
+func TestATakeThatNeedsBlockAndBucketGetsBoth(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBank(map[string]policy.Policy{"checkout": hourly(100)})
+		c := leasing(t, b, 40)
+		takeEvery(t, c, 1, time.Millisecond, 20*time.Millisecond)
+		synctest.Wait()
+		held, left := c.Stats().Leased, inBucket(b)
+		require.Positive(t, held)
+		_, err := c.Take(t.Context(), "checkout", 101)
+		require.ErrorIs(t, err, ErrExceedsCapacity)
+		r, err := c.Take(t.Context(), "checkout", held+left+1)
+		require.NoError(t, err)
+		require.False(t, r.OK)
+		synctest.Wait()
+		require.Equal(t, held+left, c.Stats().Leased+inBucket(b), "nothing is kept")
+		takes := 0
+		b.fail(func(script string) fault {
+			if script == "take" {
+				if takes++; takes == 2 { // others are quicker
+					*b.buckets["checkout"].Tokens -= left
+				}
+			}
+			return none
+		})
+		r, err = c.Take(t.Context(), "checkout", held+left)
+		require.NoError(t, err)
+		require.False(t, r.OK)
+		require.Equal(t, 2, takes)
+		b.fail(nil)
+		synctest.Wait()
+		require.Equal(t, held, c.Stats().Leased+inBucket(b), "what came of the block goes back")
+		b.with("checkout", func(bucket *policy.Bucket) { *bucket.Tokens += left })
+		r, err = c.Take(t.Context(), "checkout", c.Stats().Leased+inBucket(b))
+		require.NoError(t, err)
+		require.True(t, r.OK)
+		require.Equal(t, held+left, r.Taken)
+		require.NoError(t, c.Close(t.Context()))
+		require.Zero(t, inBucket(b))
+	})
+}
+
+// While a call about a block is under way, its tokens are neither in the bucket nor in the block.
+func TestTakeUpToGetsWhatACallAboutTheBlockHasMoved(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBank(map[string]policy.Policy{"checkout": hourly(100)})
+		c := leasing(t, b, 100)
+		takeEvery(t, c, 1, time.Millisecond, 20*time.Millisecond)
+		synctest.Wait()
+		held, left := c.Stats().Leased, inBucket(b)
+		k := c.leases.at("checkout", c.leases.hash("checkout"))
+		k.left.Store(0) // as if it were on its way to the block
+		b.trip = time.Millisecond
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			time.Sleep(b.trip / 2)
+			k.left.Add(held)
+		})
+		r, err := c.TakeUpTo(t.Context(), "checkout", 1000)
+		wg.Wait()
+		require.NoError(t, err)
+		require.Equal(t, held+left, r.Taken)
+	})
+}

@@ -205,7 +205,8 @@ func (c *Client) cancelLate(ctx context.Context, key string, call lua.ReserveCal
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lateGrace)
 	defer cancel()
 	if s, err := lua.Settle(ctx, c.store, key, call.ID, 0); err == nil {
-		c.stats.returned.Add(s.Returned)
+		c.stats.returned.Add(s.Returned + s.Clamped)
+		c.stats.clamped.Add(s.Clamped)
 	}
 	c.terms.forgive(key)
 }
@@ -215,6 +216,11 @@ func (c *Client) cancelLate(ctx context.Context, key string, call lua.ReserveCal
 // room and is in the same era; what was used beyond it is taken from the bucket, and
 // what that lacks is forgiven or owed as WithOverrun says. Of a reservation whose
 // time is over, which went back, all that was used counts as used beyond it.
+//
+// It has no degraded mode: while the bucket's server is away it is ErrUnavailable, at
+// once if the breaker is open. A reservation that is not settled before its time is
+// over goes back as if nothing had been used, so go on trying; what was used is then
+// charged by the settlement that arrives, up to policy.HoldMemory later.
 //
 // Settle it once more and nothing changes: for policy.HoldMemory the answer is that
 // of the first time, whatever is said to have been used. So after ErrUnavailable or
@@ -259,6 +265,9 @@ func (c *Client) settle(ctx context.Context, key, id string, used int64) (Settle
 	if err != nil {
 		return Settlement{}, err
 	}
+	if !reply.Again {
+		c.stats.clamped.Add(reply.Clamped)
+	}
 	return Settlement{reply.Settlement, reply.Remaining, reply.Again}, nil
 }
 
@@ -269,7 +278,9 @@ func checkUsed(used int64) error {
 	return nil
 }
 
-// Settle ends the reservation as Client.Settle does. A denial is ErrNotHeld.
+// Settle ends the reservation as Client.Settle does. A denial is ErrNotHeld. One that
+// is in no bucket needs no server: of a degraded mode's share (policy.DegradedLocal)
+// what was not used goes back to the share; otherwise nothing happens.
 func (r *Reservation) Settle(ctx context.Context, used int64) (Settlement, error) {
 	switch {
 	case !r.OK:
@@ -292,7 +303,9 @@ func (r *Reservation) Settle(ctx context.Context, used int64) (Settlement, error
 }
 
 // Cancel settles the reservation with nothing used. It does nothing if the
-// reservation was denied, is settled, or has ended, so that it may be deferred.
+// reservation was denied, is settled, or has ended, so that it may be deferred. While
+// the bucket's server is away it is ErrUnavailable, as Settle is; the tokens go back
+// by themselves when the reservation's time is over.
 func (r *Reservation) Cancel(ctx context.Context) error {
 	if !r.OK {
 		return nil

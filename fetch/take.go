@@ -38,17 +38,28 @@ func (c *Client) takeUpTo(ctx context.Context, key string, n int64) (Result, err
 	if err := check(key, n); err != nil {
 		return Result{}, err
 	}
-	leased, ok := c.leases.takeUpTo(key, n)
-	if !ok {
-		return c.takeUpToShared(ctx, key, n)
+	if err := ctx.Err(); err != nil {
+		return Result{}, fmt.Errorf("fetch: %w", err)
 	}
-	if leased.Taken < n {
-		if shared, err := c.takeUpToShared(ctx, key, n-leased.Taken); err == nil && shared.OK {
-			shared.Taken += leased.Taken
-			return shared, nil
+	leased, _ := c.leases.takeUpTo(key, n)
+	if leased.Taken == n {
+		return leased, nil
+	}
+	r, err := c.takeUpToShared(ctx, key, n-leased.Taken)
+	if leased.Taken += r.Taken; leased.Taken < n { // a call about the block may have moved tokens to it
+		if more, ok := c.leases.takeUpTo(key, n-leased.Taken); ok {
+			more.Taken += leased.Taken
+			leased = more
 		}
 	}
-	return leased, nil
+	if leased.Taken == r.Taken { // none of the block
+		return r, err
+	}
+	if err != nil || !r.OK {
+		return leased, nil
+	}
+	r.Taken = leased.Taken
+	return r, nil
 }
 
 // takeUpToShared is takeUpTo of the bucket itself.
@@ -133,7 +144,35 @@ func (c *Client) take(ctx context.Context, key string, n int64, cfg takeConfig) 
 	if err := a.known.exceeded(key, n); err != nil && !a.reply.OK {
 		return Result{}, err
 	}
+	if !a.reply.OK && c.leases != nil && cfg.request == "" {
+		if r, ok := c.takeBoth(ctx, key, n, cfg, a); ok {
+			return r, nil
+		}
+	}
 	return c.shadow(c.result(ctx, key, a), a.known, n), nil
+}
+
+// takeBoth takes tokens that the bucket has too few of, as it answered, and its block as
+// well: what the bucket lacks comes of the block. If they have too few together,
+// nothing is taken.
+func (c *Client) takeBoth(ctx context.Context, key string, n int64, cfg takeConfig, denied answer) (Result, bool) {
+	lack := n - denied.reply.Remaining
+	if denied.source.Kind == SourceFallback || c.workers.enter() != nil {
+		return Result{}, false
+	}
+	defer c.workers.leave()
+	leased, ok := c.leases.take(key, lack)
+	if !ok || lack == n {
+		return leased, ok
+	}
+	a := c.ask(ctx, key, n-lack, cfg)
+	if a.err != nil || !a.reply.OK {
+		c.giveBackLater(ctx, key, lack)
+		return Result{}, false
+	}
+	r := c.result(ctx, key, a)
+	r.Taken = n
+	return r, true
 }
 
 // shadow admits a call of n tokens that a bucket in shadow mode did not grant in
@@ -320,8 +359,9 @@ func (c *Client) giveBackTo(ctx context.Context, key string, tokens, era int64) 
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lateGrace)
 	defer cancel()
-	_, err := c.sendReturn(ctx, key, tokens, era)
+	reply, err := c.sendReturn(ctx, key, tokens, era)
 	c.terms.forgive(key)
+	c.stats.clamped.Add(reply.Clamped)
 	if err != nil {
 		c.stats.lost.Add(tokens)
 		return

@@ -18,6 +18,6 @@
 // cancelled, unknown_bucket, exceeds_capacity, refused. With Watch, the Client's
 // own counts as well: refiller_consumer_rescues_total,
 // refiller_consumer_breaker_opened_total, refiller_consumer_calls_abandoned_total,
-// refiller_consumer_tokens_returned_total, refiller_consumer_tokens_lost_total and
-// refiller_consumer_tokens_leased.
+// refiller_consumer_tokens_returned_total, refiller_consumer_tokens_clamped_total,
+// refiller_consumer_tokens_lost_total and refiller_consumer_tokens_leased.
 package fetchprom

@@ -134,6 +134,7 @@ var (
 	descOpened    = desc("breaker_opened_total", "Times that calls were stopped because a server did not answer them.")
 	descAbandoned = desc("calls_abandoned_total", "Calls that were under way when their callers stopped waiting.")
 	descReturned  = desc("tokens_returned_total", "Tokens that the SDK gave back because nobody could use them.")
+	descClamped   = desc("tokens_clamped_total", "Tokens that came back to buckets that were full, and were dropped.")
 	descLost      = desc("tokens_lost_total", "Tokens that calls may have taken without telling anybody, and those of leases that could not be given back.")
 	descLeased    = desc("tokens_leased", "Tokens that the SDK holds in leases.")
 )
@@ -143,7 +144,7 @@ func (h *Hook) Describe(ch chan<- *prometheus.Desc) {
 	for _, c := range []prometheus.Collector{h.calls, h.tokens, h.degraded, h.seconds} {
 		c.Describe(ch)
 	}
-	for _, d := range []*prometheus.Desc{descRescues, descOpened, descAbandoned, descReturned, descLost, descLeased} {
+	for _, d := range []*prometheus.Desc{descRescues, descOpened, descAbandoned, descReturned, descClamped, descLost, descLeased} {
 		ch <- d
 	}
 }
@@ -159,7 +160,7 @@ func (h *Hook) Collect(ch chan<- prometheus.Metric) {
 	}
 	s := c.Stats()
 	for d, n := range map[*prometheus.Desc]int64{
-		descRescues: s.Rescues, descOpened: s.Shut, descAbandoned: s.Abandoned, descReturned: s.Returned, descLost: s.Lost,
+		descRescues: s.Rescues, descOpened: s.Shut, descAbandoned: s.Abandoned, descReturned: s.Returned, descClamped: s.Clamped, descLost: s.Lost,
 	} {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(n))
 	}

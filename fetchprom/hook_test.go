@@ -80,7 +80,7 @@ func TestTheCountsOfAClientAreExported(t *testing.T) {
 	require.NoError(t, c.Close(t.Context()))
 	page := scrape(t, h)
 	require.Contains(t, page, `refiller_consumer_degraded_total{policy="other",reason="connection"} 1`)
-	for _, name := range []string{"rescues", "breaker_opened", "calls_abandoned", "tokens_returned", "tokens_lost"} {
+	for _, name := range []string{"rescues", "breaker_opened", "calls_abandoned", "tokens_returned", "tokens_clamped", "tokens_lost"} {
 		require.Contains(t, page, "refiller_consumer_"+name+"_total 0\n")
 	}
 	require.Contains(t, page, "refiller_consumer_tokens_leased 0\n")

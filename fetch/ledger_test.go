@@ -1,0 +1,278 @@
+package fetch
+
+import (
+	"bufio"
+	"context"
+	"crypto/sha1" //nolint:gosec // Redis names scripts by their SHA-1.
+	"encoding/hex"
+	"fmt"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/lua"
+)
+
+// ledger writes down what a server does to its buckets, in the server's own words: MONITOR tells every script that ran and
+// what it did, in order, whether or not anybody heard its reply.
+type ledger struct {
+	server *testenv.RedisServer
+	books  map[string]*book
+	conn   net.Conn
+	lines  chan []string
+}
+
+// book is the history of one bucket.
+type book struct {
+	entries []entry
+	clamped int64            // what came back and the full bucket could not hold
+	held    map[string]int64 // tokens of reservations and blocks, by their ids
+	ranOut  int64            // tokens of reservations that nobody settled in time
+}
+
+// entry is a bucket as one script left it.
+type entry struct {
+	at          int64 // Unix µs
+	script      string
+	change      int64 // of its tokens
+	tokens      int64
+	outstanding int64
+	refilled    int64 // the last refill, Unix µs
+}
+
+// end is what closes a ledger.
+const end = "the end of the ledger"
+
+// openLedger begins with buckets as they are. The scripts must not have been loaded before.
+func openLedger(t *testing.T, server *testenv.RedisServer, keys ...string) *ledger {
+	t.Helper()
+	l := &ledger{server: server, books: make(map[string]*book), lines: make(chan []string, 1)}
+	rdb := server.Client()
+	for _, key := range keys {
+		p, err := lua.Peek(context.Background(), rdb, key, 1)
+		require.NoError(t, err)
+		l.books[key] = &book{held: make(map[string]int64), entries: []entry{{at: p.Now, tokens: p.Tokens, refilled: p.Last}}}
+	}
+	conn, err := net.Dial("tcp", server.Addr())
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = conn.Close() })
+	_, err = conn.Write([]byte("MONITOR\r\n"))
+	require.NoError(t, err)
+	in := bufio.NewScanner(conn)
+	in.Buffer(nil, 1<<20)
+	require.True(t, in.Scan())
+	require.Equal(t, "+OK", in.Text())
+	l.conn = conn
+	go func() {
+		var lines []string
+		for in.Scan() && !strings.HasSuffix(in.Text(), strconv.Quote(end)) {
+			lines = append(lines, in.Text())
+		}
+		l.lines <- lines
+	}()
+	require.NoError(t, rdb.ScriptFlush(context.Background()).Err())
+	require.NoError(t, lua.Load(context.Background(), rdb)) // so that it knows their names
+	return l
+}
+
+// close reads all that has happened.
+func (l *ledger) close(t *testing.T) {
+	t.Helper()
+	require.NoError(t, l.server.Client().Echo(context.Background(), end).Err())
+	names := make(map[string]string)
+	var r *run
+	for _, line := range <-l.lines {
+		at, source, words, err := heard(line)
+		require.NoError(t, err, line)
+		if source == "lua" {
+			if r != nil {
+				r.note(words)
+			}
+			continue
+		}
+		l.book(r)
+		r = nil
+		switch {
+		case words[0] == "script" && len(words) == 3: // load
+			name, hash := named(words[2])
+			names[hash] = name
+		case words[0] == "eval":
+			name, _ := named(words[1])
+			r = newRun(at, name, words)
+		case words[0] == "evalsha":
+			r = newRun(at, names[words[1]], words)
+		}
+	}
+	l.book(r)
+	for key, b := range l.books {
+		require.Equal(t, tokens(t, l.server.Client(), key), b.last().tokens, "the ledger of %s is complete", key)
+	}
+}
+
+// heard takes a line of MONITOR apart.
+func heard(line string) (at int64, source string, words []string, err error) {
+	head, rest, ok := strings.Cut(strings.TrimPrefix(line, "+"), "] ")
+	seconds, from, okFrom := strings.Cut(head, " [0 ")
+	if !ok || !okFrom {
+		return 0, "", nil, fmt.Errorf("unlike a line of MONITOR: %q", line)
+	}
+	if at, err = strconv.ParseInt(strings.Replace(seconds, ".", "", 1), 10, 64); err != nil {
+		return 0, "", nil, err
+	}
+	for rest != "" {
+		quoted, err := strconv.QuotedPrefix(rest)
+		if err != nil {
+			return 0, "", nil, err
+		}
+		word, err := strconv.Unquote(quoted)
+		if err != nil {
+			return 0, "", nil, err
+		}
+		words = append(words, word)
+		rest = strings.TrimPrefix(rest[len(quoted):], " ")
+	}
+	words[0] = strings.ToLower(words[0])
+	return at, from, words, nil
+}
+
+// named is a script's name, with which its source begins, and its hash.
+func named(source string) (name, hash string) {
+	name, _, _ = strings.Cut(strings.TrimPrefix(source, "-- "), ":")
+	sum := sha1.Sum([]byte(source)) //nolint:gosec // as above
+	return name, hex.EncodeToString(sum[:])
+}
+
+// run is a script's run.
+type run struct {
+	at         int64
+	name       string
+	keys, args []string
+	did        bool             // it called a command, so it wasn't NOSCRIPT
+	changes    map[string]int64 // of strings
+	state, out map[string]string
+	records    map[string][]int64 // those of the first bucket that it wrote, by id; nil: dropped
+}
+
+func newRun(at int64, name string, words []string) *run {
+	n, _ := strconv.Atoi(words[2])
+	return &run{
+		at: at, name: name, keys: words[3 : 3+n], args: words[3+n:],
+		changes: make(map[string]int64), state: make(map[string]string), out: make(map[string]string), records: make(map[string][]int64),
+	}
+}
+
+// note notes a command of the script.
+func (r *run) note(words []string) {
+	r.did = true
+	switch words[0] {
+	case "incrby":
+		r.changes[words[1]] += number(words[2])
+	case "decrby":
+		r.changes[words[1]] -= number(words[2])
+	case "hset":
+		for i := 2; i+1 < len(words); i += 2 {
+			switch field, value := words[i], words[i+1]; {
+			case len(r.keys) > 3 && words[1] == r.keys[3]:
+				r.records[field] = numbers(value)
+			case field == "st":
+				r.state[words[1]] = value
+			case field == "out":
+				r.out[words[1]] = value
+			}
+		}
+	case "hdel":
+		if len(r.keys) > 3 && words[1] == r.keys[3] {
+			r.records[words[2]] = nil
+		} else if words[2] == "out" {
+			r.out[words[1]] = "0 0 0"
+		}
+	}
+}
+
+func number(s string) int64 {
+	n, err := strconv.ParseInt(s, 10, 64)
+	if err != nil {
+		panic(err)
+	}
+	return n
+}
+
+func numbers(s string) (all []int64) {
+	for _, word := range strings.Fields(s) {
+		all = append(all, number(word))
+	}
+	return all
+}
+
+// book enters what a script did in the books of its buckets.
+func (l *ledger) book(r *run) {
+	if r == nil || !r.did {
+		return
+	}
+	for key, b := range l.books {
+		if !slices.Contains(r.keys, key) {
+			continue
+		}
+		e := b.last()
+		e.at, e.script, e.change = r.at, r.name, r.changes[key]
+		e.tokens += e.change
+		if st, ok := r.state[lua.ControlKey(key)]; ok {
+			e.refilled = numbers(st)[1]
+		}
+		if out, ok := r.out[lua.ControlKey(key)]; ok {
+			e.outstanding = numbers(out)[0]
+		}
+		if r.keys[0] == key {
+			b.clamped += b.balance(r, e.change)
+		}
+		b.entries = append(b.entries, e)
+	}
+}
+
+func (b *book) last() entry { return b.entries[len(b.entries)-1] }
+
+// Kinds of records, and where they have what, as lua/held.lua says.
+const (
+	recordLease, recordReservation, recordSettled, recordRunOut = 1, 2, 3, 4
+
+	leaseGranted                                              = 5
+	settledReturned, settledClamped, settledVoid, settledPaid = 4, 5, 6, 7
+)
+
+// balance is how many of the tokens that a script gave back are not in the bucket. It brings the records up to date.
+func (b *book) balance(r *run, change int64) (clamped int64) {
+	back, out := int64(0), int64(0)
+	for id, record := range r.records {
+		if record == nil {
+			delete(b.held, id)
+			continue
+		}
+		switch record[0] {
+		case recordLease:
+			out += record[leaseGranted]
+		case recordReservation:
+			out += record[1]
+		case recordSettled:
+			back += record[settledReturned] + record[settledClamped] + record[settledVoid]
+			out += record[settledPaid]
+		case recordRunOut:
+			back += b.held[id]
+			b.ranOut += b.held[id]
+		}
+		b.held[id] = record[1]
+	}
+	switch _, written := r.records[r.args[0]]; {
+	case r.name == "return":
+		back += number(r.args[0])
+	case r.name == "lease" && written: // not a call that was sent again
+		back += number(r.args[3])
+	case len(r.records) == 0:
+		return 0
+	}
+	return back - out - change
+}
