@@ -64,8 +64,19 @@ func newBlock(ls *leases, key string, rule leaseRule) *block {
 	}
 }
 
-// take takes as many tokens as there are, from least to most.
+// take takes as many tokens as there are, from least to most, and has more asked for if
+// few are left.
 func (b *block) take(least, most int64) (Result, bool) {
+	r, few := b.draw(least, most)
+	if few {
+		b.signal()
+	}
+	return r, r.OK
+}
+
+// draw is take for a caller who asks the bucket for more before the keeper does: it
+// tells whether few are left, of which the keeper is to hear.
+func (b *block) draw(least, most int64) (r Result, few bool) {
 	t := b.told.Load()
 	if t == nil || least > t.limit || b.ls.now() >= t.until {
 		return Result{}, false
@@ -79,13 +90,10 @@ func (b *block) take(least, most int64) (Result, bool) {
 		if !b.left.CompareAndSwap(left, left-n) {
 			continue
 		}
-		if left -= n; left < t.low {
-			b.signal()
-		}
 		return Result{
-			OK: true, Taken: n, Remaining: t.bucket + left, Limit: t.limit, ResetAfter: t.reset, OnFloor: t.onFloor,
+			OK: true, Taken: n, Remaining: t.bucket + left - n, Limit: t.limit, ResetAfter: t.reset, OnFloor: t.onFloor,
 			Source: Source{Kind: SourceLeased},
-		}, true
+		}, left-n < t.low
 	}
 }
 

@@ -2,7 +2,9 @@ package fetch
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"slices"
 	"time"
 )
 
@@ -49,17 +51,45 @@ type Outcome struct {
 	Duration time.Duration
 }
 
+// Name is how a call ended, as logs, metrics and traces name it: taken, denied or
+// done, or what went wrong: unavailable, deadline, cancelled, unknown_bucket,
+// exceeds_capacity, refused.
+func (o Outcome) Name(op Op) string {
+	for _, e := range []struct {
+		err  error
+		name string
+	}{
+		{ErrUnavailable, "unavailable"}, {ErrDeadline, "deadline"}, {context.DeadlineExceeded, "deadline"},
+		{context.Canceled, "cancelled"}, {ErrUnknownBucket, "unknown_bucket"}, {ErrExceedsCapacity, "exceeds_capacity"},
+	} {
+		if errors.Is(o.Err, e.err) {
+			return e.name
+		}
+	}
+	switch {
+	case o.Err != nil:
+		return "refused"
+	case op == OpPeek || op == OpReturn || op == OpSettle:
+		return "done"
+	case o.Result.OK:
+		return "taken"
+	}
+	return "denied"
+}
+
 // Hook is told of every call of a Client, in the goroutine of its caller, so it must
-// be fast. It is called by many at once. Metrics and traces are made of it.
+// be fast. It is called by many at once. Metrics and traces are made of it: packages
+// fetchprom and fetchotel have hooks for Prometheus and OpenTelemetry.
 type Hook interface {
 	// Begin is called before a call. The call goes on with the context returned,
 	// which is ctx or one made of it.
 	Begin(ctx context.Context, call Call) context.Context
-	// End is called after a call, with the context that Begin returned.
+	// End is called after a call, with the context that this hook's Begin returned.
 	End(ctx context.Context, call Call, outcome Outcome)
 }
 
-// WithHook has a hook told of every call.
+// WithHook has a hook told of every call. Of several, given by several options, the
+// first begins first and ends last.
 func WithHook(h Hook) Option { return hookOption{h} }
 
 type hookOption struct{ hook Hook }
@@ -68,22 +98,30 @@ func (o hookOption) applyClient(c *config) error {
 	if o.hook == nil {
 		return fmt.Errorf("%w: the hook is nil", ErrInvalidOption)
 	}
-	c.hook = o.hook
+	c.hooks = append(c.hooks, o.hook)
 	return nil
 }
 
-// observed makes a call and has the hook, if there is one, told of it.
+// observed makes a call and has the hooks told of it.
 func (c *Client) observed(ctx context.Context, call Call, make func(context.Context) (Result, error)) (Result, error) {
-	if c.config.hook == nil {
+	hooks := c.config.hooks
+	if len(hooks) == 0 {
 		return make(ctx)
 	}
-	ctx = c.config.hook.Begin(ctx, call)
+	var few [2]context.Context
+	begun := few[:0]
+	for _, h := range hooks {
+		ctx = h.Begin(ctx, call)
+		begun = append(begun, ctx)
+	}
 	began := time.Now()
 	r, err := make(ctx)
 	o := Outcome{Result: r, Err: err, Reason: r.Source.Reason, Duration: time.Since(began)}
 	if err != nil {
 		o.Reason = ReasonOf(err)
 	}
-	c.config.hook.End(ctx, call, o)
+	for i, h := range slices.Backward(hooks) {
+		h.End(begun[i], call, o)
+	}
 	return r, err
 }

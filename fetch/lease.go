@@ -210,16 +210,22 @@ func (ls *leases) take(key string, n int64) (Result, bool) {
 	return b.take(n, n)
 }
 
-// takeUpTo takes as many tokens of a bucket's block as there are, up to n.
-func (ls *leases) takeUpTo(key string, n int64) (Result, bool) {
+// draw takes as many tokens of a bucket's block as there are, from least up to n, for
+// a caller who asks the bucket for more. It then tells the block's keeper, if that is
+// given, that few are left.
+func (ls *leases) draw(key string, least, n int64) (Result, *block) {
 	if ls == nil {
-		return Result{}, false
+		return Result{}, nil
 	}
 	b := ls.at(key, ls.hash(key))
 	if b == nil {
-		return Result{}, false
+		return Result{}, nil
 	}
-	return b.take(1, n)
+	r, few := b.draw(least, n)
+	if !few {
+		b = nil
+	}
+	return r, b
 }
 
 // missed notes that n tokens were taken of the bucket itself.

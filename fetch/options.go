@@ -36,7 +36,7 @@ type config struct {
 	denyCache   bool
 	rescue      bool
 	breaker     bool
-	hook        Hook
+	hooks       []Hook
 	degraded    policy.Degraded   // of buckets that were never seen
 	templates   *policy.Templates // those given; nil: none
 	published   bool              // those that refillers publish count

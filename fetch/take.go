@@ -19,7 +19,7 @@ func (c *Client) Take(ctx context.Context, key string, n int64, opts ...TakeOpti
 	if err != nil {
 		return Result{}, err
 	}
-	if c.config.hook == nil {
+	if len(c.config.hooks) == 0 {
 		return c.take(ctx, key, n, cfg)
 	}
 	return c.observed(ctx, Call{OpTake, key, n}, func(ctx context.Context) (Result, error) { return c.take(ctx, key, n, cfg) })
@@ -41,13 +41,16 @@ func (c *Client) takeUpTo(ctx context.Context, key string, n int64) (Result, err
 	if err := ctx.Err(); err != nil {
 		return Result{}, fmt.Errorf("fetch: %w", err)
 	}
-	leased, _ := c.leases.takeUpTo(key, n)
+	leased, low := c.leases.draw(key, 1, n)
+	if low != nil {
+		defer low.signal()
+	}
 	if leased.Taken == n {
 		return leased, nil
 	}
 	r, err := c.takeUpToShared(ctx, key, n-leased.Taken)
 	if leased.Taken += r.Taken; leased.Taken < n { // a call about the block may have moved tokens to it
-		if more, ok := c.leases.takeUpTo(key, n-leased.Taken); ok {
+		if more, _ := c.leases.draw(key, 1, n-leased.Taken); more.OK {
 			more.Taken += leased.Taken
 			leased = more
 		}
@@ -152,22 +155,31 @@ func (c *Client) take(ctx context.Context, key string, n int64, cfg takeConfig) 
 	return c.shadow(c.result(ctx, key, a), a.known, n), nil
 }
 
-// takeBoth takes tokens that the bucket has too few of, as it answered, and its block as
-// well: what the bucket lacks comes of the block. If they have too few together,
-// nothing is taken.
+// takeBoth takes n tokens of which the bucket, as it answered, has too few, and its block
+// as well: those of the block, and the others of the bucket. If they have too few
+// together, nothing is taken.
 func (c *Client) takeBoth(ctx context.Context, key string, n int64, cfg takeConfig, denied answer) (Result, bool) {
-	lack := n - denied.reply.Remaining
-	if denied.source.Kind == SourceFallback || c.workers.enter() != nil {
+	least := n - denied.reply.Remaining
+	switch denied.source.Kind {
+	case SourceFallback:
+		return Result{}, false
+	case SourceCached: // the bucket may have others by now
+		least = 1
+	}
+	if c.workers.enter() != nil {
 		return Result{}, false
 	}
 	defer c.workers.leave()
-	leased, ok := c.leases.take(key, lack)
-	if !ok || lack == n {
-		return leased, ok
+	leased, low := c.leases.draw(key, least, n)
+	if low != nil {
+		defer low.signal()
 	}
-	a := c.ask(ctx, key, n-lack, cfg)
+	if !leased.OK || leased.Taken == n {
+		return leased, leased.OK
+	}
+	a := c.ask(ctx, key, n-leased.Taken, cfg, time.Now())
 	if a.err != nil || !a.reply.OK {
-		c.giveBackLater(ctx, key, lack)
+		c.giveBackLater(ctx, key, leased.Taken)
 		return Result{}, false
 	}
 	r := c.result(ctx, key, a)

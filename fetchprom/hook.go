@@ -2,7 +2,6 @@ package fetchprom
 
 import (
 	"context"
-	"errors"
 	"strings"
 	"sync/atomic"
 
@@ -91,7 +90,7 @@ func (h *Hook) End(_ context.Context, call fetch.Call, o fetch.Outcome) {
 	if o.Err != nil {
 		source = "none"
 	}
-	h.calls.WithLabelValues(op, policy, outcome(call, o), source).Inc()
+	h.calls.WithLabelValues(op, policy, o.Name(call.Op), source).Inc()
 	h.seconds.WithLabelValues(op).Observe(o.Duration.Seconds())
 	if o.Result.Taken > 0 {
 		h.tokens.WithLabelValues(policy, source).Add(float64(o.Result.Taken))
@@ -99,30 +98,6 @@ func (h *Hook) End(_ context.Context, call fetch.Call, o fetch.Outcome) {
 	if o.Reason != fetch.ReasonNone {
 		h.degraded.WithLabelValues(policy, o.Reason.String()).Inc()
 	}
-}
-
-// outcome names how a call ended.
-func outcome(call fetch.Call, o fetch.Outcome) string {
-	for _, e := range []struct {
-		err  error
-		name string
-	}{
-		{fetch.ErrUnavailable, "unavailable"}, {fetch.ErrDeadline, "deadline"}, {context.DeadlineExceeded, "deadline"},
-		{context.Canceled, "cancelled"}, {fetch.ErrUnknownBucket, "unknown_bucket"}, {fetch.ErrExceedsCapacity, "exceeds_capacity"},
-	} {
-		if errors.Is(o.Err, e.err) {
-			return e.name
-		}
-	}
-	switch {
-	case o.Err != nil:
-		return "refused"
-	case call.Op == fetch.OpPeek || call.Op == fetch.OpReturn || call.Op == fetch.OpSettle:
-		return "done"
-	case o.Result.OK:
-		return "taken"
-	}
-	return "denied"
 }
 
 func desc(name, help string) *prometheus.Desc {
