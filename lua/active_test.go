@@ -228,7 +228,8 @@ func TestARefillGivesABucketANewExpiryAndCountsIt(t *testing.T) {
 			b := load(ctx, t, rdb, "user:1")
 			*b.Index, b.Control.Index = 148, 148
 			store(ctx, t, rdb, "user:1", b)
-			for _, k := range []string{"user:1", "{user:1}", "{user:1}:ctl"} {
+			set := lua.ActiveKey("user:", lua.ActiveShard("user:1"))
+			for _, k := range []string{"user:1", "{user:1}", "{user:1}:ctl", set} {
 				require.NoError(t, rdb.ExpireAt(ctx, k, was).Err())
 			}
 			for range 2 {
@@ -240,7 +241,6 @@ func TestARefillGivesABucketANewExpiryAndCountsIt(t *testing.T) {
 			for _, k := range []string{"{user:1}", "{user:1}:ctl"} {
 				require.Equal(t, till, rdb.PExpireTime(ctx, k).Val())
 			}
-			set := lua.ActiveKey("user:", lua.ActiveShard("user:1"))
 			require.GreaterOrEqual(t, rdb.PExpireTime(ctx, set).Val(), till, "the active set lives as long")
 			alive := rdb.HGetAll(ctx, lua.AliveKey("user:")).Val()
 			if left > life/2 {
