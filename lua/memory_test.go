@@ -28,7 +28,7 @@ func TestMemoryOfATemplatesBucket(t *testing.T) {
 		most int
 		args func(key string) []any
 	}{
-		{"refilled", 560, func(key string) []any {
+		{"refilled", 540, func(key string) []any {
 			return []any{lua.TemplateSHA, 6, key, lua.IndexKey(key), lua.ControlKey(key), lua.LimitKey(key), lua.ActiveKey("user:", lua.ActiveShard(key)), lua.AliveKey("user:"),
 				30, 0, 0, userTerms.Capacity, userTerms.Encode(), 0, 30, 1}
 		}},
