@@ -1,0 +1,43 @@
+package refill
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/lua"
+)
+
+// On a Cluster, neighbours of one slot share a script call.
+func TestBucketsOfAClustersShardAreRefilledSlotBySlot(t *testing.T) {
+	t.Parallel()
+	var names []string
+	ofSlot := map[int]int{}
+	for i := 0; len(names) < 60; i++ {
+		if name := fmt.Sprintf("user:%d", i); lua.Slot(name) < 20 {
+			names = append(names, name)
+			ofSlot[lua.Slot(name)]++
+		}
+	}
+	for _, cluster := range []bool{false, true} {
+		s := &shard{bySlot: cluster}
+		s.begin(int64(len(names)), time.Now())
+		s.read(names[:30], 17)
+		s.read(names[30:], 0)
+		require.Len(t, s.work, len(names))
+		changes := 0
+		for i, e := range s.work {
+			if !cluster {
+				require.Equal(t, names[i], e.key, "in the order in which they came")
+			}
+			if i == 0 || lua.Slot(e.key) != lua.Slot(s.work[i-1].key) {
+				changes++
+			}
+		}
+		if cluster {
+			require.Equal(t, len(ofSlot), changes)
+		}
+	}
+}
