@@ -276,6 +276,14 @@ func TestEachPolicyDecidesHowItsTakesAreAnsweredWithoutItsServer(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, Result{OK: true, Taken: 1000, ResetAfter: Never, Source: from}, r)
 
+	for _, key := range []string{"closed", "open", "local"} { // these have no degraded mode
+		_, err = c.Peek(t.Context(), key)
+		require.Equal(t, ReasonConnection, ReasonOf(err))
+		require.Equal(t, ReasonConnection, ReasonOf(c.Return(t.Context(), key, 1)))
+		_, err = c.Settle(t.Context(), key, "made before", 1)
+		require.Equal(t, ReasonConnection, ReasonOf(err))
+	}
+
 	for range 5 { // 50 tokens of 10
 		r, err = c.Take(t.Context(), "open", 10)
 		require.NoError(t, err)
