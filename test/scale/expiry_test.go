@@ -48,6 +48,10 @@ func comeOnce(t *testing.T, replicas int) {
 	client, err := fetch.New(s.rdb, fetch.WithDeadline(patience))
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = client.Close(context.WithoutCancel(ctx)) })
+	require.Eventually(t, func() bool {
+		_, err := client.Peek(ctx, prefix) // it knows the template
+		return err == nil
+	}, patience, 10*time.Millisecond)
 
 	// alive and active are what is counted and what the active set has.
 	alive := func() int64 {
