@@ -350,6 +350,7 @@ func TestAMarkedBucketIsRefilledFromOneFieldUntilSomethingElseChanges(t *testing
 	ctx, rdb := t.Context(), testenv.Redis(t).Client()
 	require.NoError(t, lua.Load(ctx, rdb))
 	b := busy(serverTime(ctx, t, rdb) &^ 1) // store marks those with an even last refill
+	*b.Tokens = 100
 	store(ctx, t, rdb, "b", b)
 	version, terms := policy.Version{Era: buckettest.Era, Index: buckettest.Index}, b.Control.Terms
 	refill := func(reads string) policy.Outcome {

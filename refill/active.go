@@ -18,7 +18,7 @@ const (
 	namesAtOnce = 1000
 	// activeBatch is how many buckets of a shard go in one round trip at most: takes
 	// of consumers wait for no more than that.
-	activeBatch = 200
+	activeBatch = 100
 )
 
 // activeSets is a lane's part in the active sets of the templates: the shards that
