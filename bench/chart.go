@@ -103,7 +103,7 @@ func (c cell) panel(most float64) *plot.Plot {
 	p.NominalY(names...)
 	p.Y.Min, p.Y.Max = -0.5, float64(len(names))-0.5
 	p.X.Min, p.X.Max = least, most*10 // room for a label
-	p.Y.Padding = 0.5 * vg.Centimeter // a viewer's font may be wider than the one that was measured
+	p.Y.Padding = 0.9 * vg.Centimeter // a viewer's font may be wider than the one that was measured
 	p.Y.Tick.Label.Font.Size = 11
 	return p
 }

@@ -12,7 +12,7 @@
 -- takes were denied: what was consumed is added less the change of K. A bucket in shadow mode counts denied.
 local TOLERANCE_US = 50000
 local EXACT = 9007199254740992 -- 2^53
-local ST = '^(%d+) (%d+) (%d+) (%d+) ?(%d*) ?(%d*)'
+local ST = '^(%d+) (%d+) (%d+) (%d+)([ %d]*)$'
 local POL = '^' .. string.rep('%d+ ', 8) .. '%d+[ %d]*$'
 local OUT = '^(%d+) (%d+) (%d+)$'
 
@@ -24,16 +24,25 @@ end
 -- state reads st and out; nil if one of them can't be read.
 local function state(text, out_text)
   if not text then return nil end
-  local index, last, carry, era, step, next_ = string.match(text, ST .. '#%w+$')
-  if not era then index, last, carry, era, step, next_ = string.match(text, ST .. '$') end
-  if not era or (step ~= '' and next_ == '') then return nil end
+  local mark = string.find(text, '#', 1, true)
+  if mark then
+    if not string.find(text, '^%w+$', mark + 1) then return nil end
+    text = string.sub(text, 1, mark - 1)
+  end
+  local index, last, carry, era, instants = string.match(text, ST)
+  if not era then return nil end
+  local step, next_ = 0, 0
+  if instants ~= '' then
+    step, next_ = string.match(instants, '^ (%d+) (%d+)$')
+    if not step then return nil end
+  end
   local out, due, debt = 0, 0, 0
   if out_text then
     out, due, debt = string.match(out_text, OUT)
     if not out then return nil end
   end
   return {era = tonumber(era), index = tonumber(index), last = tonumber(last), carry = tonumber(carry),
-    step = tonumber(step) or 0, next = tonumber(next_) or 0, out = tonumber(out), due = tonumber(due), debt = tonumber(debt)}
+    step = tonumber(step), next = tonumber(next_), out = tonumber(out), due = tonumber(due), debt = tonumber(debt)}
 end
 
 local function format_state(s)

@@ -3,12 +3,15 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"image/color"
+	"maps"
 	"os"
 	"slices"
+	"strconv"
 
 	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/plotter"
@@ -59,53 +62,80 @@ func run(args []string) error {
 // of Redis, and of the refillers, against active buckets, for one replica. Measurements
 // with longer intervals than a second count as if they had fewer active buckets.
 func chart(figures []figure) (*plot.Plot, error) {
-	lines := map[string]plotter.XYs{}
+	lines := map[series]plotter.XYs{}
 	for _, f := range figures {
 		if f.Configured || f.Replicas != 1 {
 			continue
 		}
-		store := "one Redis"
-		if f.Cluster {
-			store = "Cluster"
-		}
 		x := float64(f.Active) * 1e9 / float64(f.Interval)
-		of := fmt.Sprintf("%s, %d buckets: ", store, f.Keys)
-		lines[of+"Redis"] = append(lines[of+"Redis"], plotter.XY{X: x, Y: f.RedisCores})
-		lines[of+"refiller"] = append(lines[of+"refiller"], plotter.XY{X: x, Y: f.RefillerCores})
+		redis, refiller := series{f.Cluster, f.Keys, "Redis"}, series{f.Cluster, f.Keys, "refiller"}
+		lines[redis] = append(lines[redis], plotter.XY{X: x, Y: f.RedisCores})
+		lines[refiller] = append(lines[refiller], plotter.XY{X: x, Y: f.RefillerCores})
 	}
 	if len(lines) == 0 {
 		return nil, errors.New("no figures of a template with one replica")
 	}
-	names := make([]string, 0, len(lines))
-	for name := range lines {
-		names = append(names, name)
-	}
-	slices.Sort(names)
+	all := slices.SortedFunc(maps.Keys(lines), func(a, b series) int {
+		return cmp.Or(cmp.Compare(a.of, b.of), cmp.Compare(a.store(), b.store()), cmp.Compare(a.buckets, b.buckets))
+	})
 	p := plot.New()
 	p.BackgroundColor = color.White
 	p.Title.Text = "Cost of active buckets, refilled once a second"
 	p.X.Label.Text, p.Y.Label.Text = "buckets that are not full", "processors"
 	p.X.Min, p.Y.Min = 0, 0
-	p.Legend.Top, p.Legend.Left = true, true
+	p.X.Tick.Marker = separated{}
+	p.Legend.Top, p.Legend.Left, p.Legend.Padding = true, true, vg.Millimeter
 	p.Add(plotter.NewGrid())
-	for i, name := range names {
-		points := lines[name]
-		slices.SortFunc(points, func(a, b plotter.XY) int {
-			switch {
-			case a.X < b.X:
-				return -1
-			case a.X > b.X:
-				return 1
-			}
-			return 0
-		})
+	for i, s := range all {
+		points := lines[s]
+		slices.SortFunc(points, func(a, b plotter.XY) int { return cmp.Compare(a.X, b.X) })
 		line, marks, err := plotter.NewLinePoints(points)
 		if err != nil {
 			return nil, err
 		}
 		line.Color, marks.Color, marks.Shape = plotutil.Color(i), plotutil.Color(i), draw.CircleGlyph{}
 		p.Add(line, marks)
-		p.Legend.Add(name, line, marks)
+		p.Legend.Add(s.String(), line, marks)
 	}
+	p.X.Max *= 1.06 // for the half of the last number that is right of its place
+	p.Y.Max *= 1.06
 	return p, nil
+}
+
+// series is a line of the chart: the processors of Redis or the refiller.
+type series struct {
+	cluster bool
+	buckets int
+	of      string
+}
+
+func (s series) store() string {
+	if s.cluster {
+		return "Cluster"
+	}
+	return "one Redis"
+}
+
+func (s series) String() string {
+	return fmt.Sprintf("%s, %s, %s buckets", s.of, s.store(), thousands(s.buckets))
+}
+
+// separated marks an axis as usual, with numbers whose thousands are set apart.
+type separated struct{}
+
+func (separated) Ticks(least, most float64) []plot.Tick {
+	ticks := plot.DefaultTicks{}.Ticks(least, most)
+	for i := range ticks {
+		if !ticks[i].IsMinor() {
+			ticks[i].Label = thousands(int(ticks[i].Value))
+		}
+	}
+	return ticks
+}
+
+func thousands(n int) string {
+	if n < 1000 {
+		return strconv.Itoa(n)
+	}
+	return fmt.Sprintf("%s,%03d", thousands(n/1000), n%1000)
 }
