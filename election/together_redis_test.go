@@ -272,50 +272,64 @@ func (l *redisLink) ProcessPipelineHook(redis.ProcessPipelineHook) redis.Process
 				cmd.SetErr(err)
 				continue
 			}
-			cmd.(interface{ SetVal(v any) }).SetVal(replies[i])
+			switch reply := replies[i].(type) {
+			case []int64:
+				cmd.(interface{ SetVal(v []int64) }).SetVal(reply)
+			default:
+				cmd.(interface{ SetVal(v any) }).SetVal(reply)
+			}
 		}
 		return err
 	}
 }
 
-// serve runs refill.lua, which has at least three arguments, or peek.lua, which has one. Locked.
+// serve runs refill.lua, which has at least two arguments, or peek.lua, which has one. Locked.
 func (r *fakeRedis) serve(by string, words []any) any {
 	numkeys := words[2].(int)
 	keys, args := words[3:3+numkeys], words[3+numkeys:]
-	n := numkeys / 3
-	if len(args) < 3*n {
+	if len(args) == 1 {
 		return r.peek(text(keys[0]))
 	}
+	n := numkeys / 3
 	calls := make([]policy.Call, n)
 	for i := range calls {
 		c := &calls[i]
-		c.Version, c.Create = policy.Version{Era: number(args[3*i]), Index: number(args[3*i+1])}, policy.CreateLost
-		switch pol := text(args[3*i+2]); pol {
-		case "":
-			c.Terms = calls[i-1].Terms
-		case "-":
-		default:
-			terms, err := policy.DecodeTerms(pol)
+		c.Create = policy.CreateLost
+		if _, err := fmt.Sscanf(text(args[i]), "%d %d", &c.Version.Era, &c.Version.Index); err != nil {
+			r.fault("%s sent a bad version: %w", by, err)
+		}
+	}
+	policies := number(args[n])
+	args = args[n+1:]
+	for ; policies > 0; policies-- {
+		var terms *policy.Terms
+		if pol := text(args[1]); pol != "-" {
+			t, err := policy.DecodeTerms(pol)
 			if err != nil {
 				r.fault("%s sent bad terms: %w", by, err)
 			}
-			c.Terms = &terms
+			terms = &t
 		}
+		for i := number(args[0]) - 1; i < int64(n); i++ {
+			calls[i].Terms = terms
+		}
+		args = args[3:]
 	}
-	for special := args[3*n:]; len(special) > 0; special = special[4:] {
-		c := &calls[number(special[0])-1]
-		c.Create, c.Step, c.Next = policy.Create(number(special[1])), number(special[2]), number(special[3])
+	for ; len(args) > 0; args = args[4:] {
+		c := &calls[number(args[0])-1]
+		c.Create, c.Step, c.Next = policy.Create(number(args[1])), number(args[2]), number(args[3])
 	}
-	reply, details := []any{r.now()}, []any(nil)
+	// Every answer is in full.
+	reply, details := []int64{r.now()}, []int64(nil)
 	for i, call := range calls {
 		o := r.refill(by, text(keys[2*i]), call)
-		conflict := int64(0)
+		marks := int64(0)
 		if o.Conflict {
-			conflict = 1
+			marks = 1
 		}
-		reply = append(reply, int64(o.Status), o.Tokens, o.Added, o.Clamped, o.Elapsed)
-		details = append(details, conflict, o.Version.Era, o.Version.Index, o.Last, o.Fence.Epoch, o.Fence.Seq, o.Step, int64(0),
-			o.Outstanding, o.Due, o.Debt)
+		reply = append(reply, -5)
+		details = append(details, int64(o.Status), o.Tokens, o.Added, o.Clamped, o.Elapsed, marks, o.Version.Era, o.Version.Index, o.Last,
+			o.Fence.Epoch, o.Fence.Seq, o.Step, 0, o.Outstanding, o.Due, o.Debt)
 	}
 	return append(reply, details...)
 }
