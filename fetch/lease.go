@@ -45,7 +45,7 @@ const (
 // several options that match a key, the one that names it counts, then the one with
 // the longest prefix.
 //
-// A bucket's block begins with its eighth take within the hold time. It is as large
+// A bucket's block begins with its eighth take within the hold time, granted or not. It is as large
 // as what is taken within about a third of hold, and no larger than most and the
 // capacity; more is asked for when half of it is left, and a call is given no more
 // than half of what the bucket holds. What nobody took goes back within hold,
@@ -228,7 +228,7 @@ func (ls *leases) draw(key string, least, n int64) (Result, *block) {
 	return r, b
 }
 
-// missed notes that n tokens were taken of the bucket itself.
+// missed notes that n tokens were wanted of the bucket itself.
 func (ls *leases) missed(key string, n int64) {
 	if ls == nil {
 		return

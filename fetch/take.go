@@ -82,8 +82,10 @@ func (c *Client) takeUpToShared(ctx context.Context, key string, n int64) (Resul
 
 // missed notes a take of a bucket that its block was not enough for.
 func (c *Client) missed(key string, a answer) {
-	if c.leases != nil && a.reply.OK && a.source.Kind != SourceFallback {
-		c.leases.missed(key, a.reply.Taken)
+	if c.leases != nil && a.source.Kind != SourceFallback {
+		// Who is denied wants tokens as well: otherwise the block of another consumer that
+		// asks more often gets all that a small bucket has.
+		c.leases.missed(key, max(1, a.reply.Taken))
 	}
 }
 
