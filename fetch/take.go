@@ -143,16 +143,16 @@ func (c *Client) take(ctx context.Context, key string, n int64, cfg takeConfig) 
 			return Result{}, err
 		}
 	}
-	if cfg.request == "" {
-		c.missed(key, a)
-	}
 	if err := a.known.exceeded(key, n); err != nil && !a.reply.OK {
 		return Result{}, err
 	}
-	if !a.reply.OK && c.leases != nil && cfg.request == "" {
-		if r, ok := c.takeBoth(ctx, key, n, cfg, a); ok {
-			return r, nil
+	if c.leases != nil && cfg.request == "" {
+		if !a.reply.OK {
+			if r, ok := c.takeBoth(ctx, key, n, cfg, a); ok {
+				return r, nil
+			}
 		}
+		c.missed(key, a) // last, since the block's keeper then asks for the same tokens
 	}
 	return c.shadow(c.result(ctx, key, a), a.known, n), nil
 }
