@@ -29,7 +29,7 @@ type block struct {
 
 	told   atomic.Pointer[told] // nil: nothing is to be taken
 	asked  atomic.Bool          // the keeper was woken, or rests
-	missed atomic.Int64         // tokens taken of the bucket itself since the keeper last looked
+	missed atomic.Int64         // tokens wanted of the bucket itself since the keeper last looked
 	_      [64]byte             // takers write another line than the one they read
 	left   atomic.Int64         // tokens
 	_      [64]byte
@@ -97,7 +97,7 @@ func (b *block) draw(least, most int64) (r Result, few bool) {
 	}
 }
 
-// miss notes that n tokens were taken of the bucket itself.
+// miss notes that n tokens were wanted of the bucket itself.
 func (b *block) miss(n int64) {
 	b.missed.Add(n)
 	b.signal()
@@ -106,15 +106,7 @@ func (b *block) miss(n int64) {
 // signal wakes the keeper, unless it was woken before or rests.
 func (b *block) signal() {
 	if !b.asked.Load() && b.asked.CompareAndSwap(false, true) {
-		b.nudge()
-	}
-}
-
-// nudge wakes the keeper.
-func (b *block) nudge() {
-	select {
-	case b.wake <- struct{}{}:
-	default:
+		nudge(b.wake)
 	}
 }
 
@@ -347,7 +339,7 @@ type plan struct {
 // low is from how many tokens on no more are asked for.
 func (p *plan) low() int64 { return (p.size + 1) / 2 }
 
-// look notes how many tokens are left, and how many were missing and taken of the
+// look notes how many tokens are left, and how many were missing and wanted of the
 // bucket itself.
 func (p *plan) look(left, missed int64) {
 	used := p.seen - left + missed

@@ -105,6 +105,13 @@ func (co *coalescer) free(p *pending) {
 	co.pendings.Put(p)
 }
 
+// told is the answer of a take, which is given back.
+func (co *coalescer) told(p *pending) answer {
+	a := p.answer
+	co.free(p)
+	return a
+}
+
 // wait sees a take in the queue through. It sleeps without a timer, which would
 // cost as much as all the rest: the vigil stirs who has waited for long.
 func (l lane) wait(ctx context.Context, q *queue, p *pending, limit time.Duration, began time.Time) answer {
@@ -114,19 +121,11 @@ func (l lane) wait(ctx context.Context, q *queue, p *pending, limit time.Duratio
 	l.vigil.begin()
 	for {
 		<-p.signal
-		switch p.state.Load() {
-		case done:
-			a := p.answer
-			l.free(p)
-			return a
-		case leading:
-			if l.c.direct(ctx, p.deadline, time.Now()) && ctx.Err() == nil {
-				return l.together(ctx, q, p)
-			}
-			return l.attend(ctx, q, p, limit, began, true)
-		}
-		if p.stirred.Load() {
-			return l.attend(ctx, q, p, limit, began, false)
+		switch state := p.state.Load(); {
+		case state == done:
+			return l.told(p)
+		case state == leading || p.stirred.Load():
+			return l.attend(ctx, q, p, limit, began, state == leading)
 		}
 	}
 }
@@ -163,9 +162,7 @@ func (l lane) attend(ctx context.Context, q *queue, p *pending, limit time.Durat
 		}
 		switch p.state.Load() {
 		case done:
-			a := p.answer
-			l.free(p)
-			return a
+			return l.told(p)
 		case leading:
 			lead = true
 		}
@@ -290,9 +287,7 @@ func (l lane) together(ctx context.Context, q *queue, p *pending) answer {
 	l.pass(q)
 	late := l.share(b, p)
 	l.c.giveBackLater(ctx, l.key, late)
-	a := p.answer
-	l.free(p)
-	return a
+	return l.told(p)
 }
 
 // fly makes a call for what is queued, in a worker's goroutine.

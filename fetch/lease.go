@@ -303,7 +303,7 @@ func (ls *leases) yield(key string) {
 		return
 	}
 	if b := ls.at(key, ls.hash(key)); b != nil {
-		b.nudge()
+		nudge(b.wake)
 	}
 }
 

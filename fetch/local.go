@@ -178,10 +178,7 @@ func (c *Client) standBy(key string, t policy.Terms) *stand {
 		}
 		s = &stand{key: key, used: ss.now()}
 		ss.keys[key] = s
-		select {
-		case ss.wake <- struct{}{}:
-		default:
-		}
+		nudge(ss.wake)
 		if !ss.beating {
 			ss.beating = true
 			c.workers.spawn(c.beatAll)

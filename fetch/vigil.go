@@ -18,9 +18,12 @@ type sleeper struct {
 func newSleeper() sleeper { return sleeper{signal: make(chan struct{}, 1)} }
 
 // wake tells it that there is news.
-func (s *sleeper) wake() {
+func (s *sleeper) wake() { nudge(s.signal) }
+
+// nudge tells whoever reads from a channel with room for one that there is news.
+func nudge(c chan<- struct{}) {
 	select {
-	case s.signal <- struct{}{}:
+	case c <- struct{}{}:
 	default: // it has not heard of the last ones yet
 	}
 }

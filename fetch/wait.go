@@ -153,10 +153,7 @@ func (ls *lines) stir(key string) {
 	defer ls.mu.Unlock()
 	if l := ls.keys[key]; l != nil {
 		l.told = time.Time{}
-		select {
-		case l.more <- struct{}{}:
-		default:
-		}
+		nudge(l.more)
 	}
 }
 
