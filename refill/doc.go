@@ -71,7 +71,7 @@
 // server up for 1 ms. A batch takes as many as keep the server busy for a tenth
 // of the timeout, and half as many after each one that was not answered: what
 // comes due meanwhile waits here, not on the way, and its credit isn't lost. A batch
-// of a shard has 200 buckets at most, because takes wait for as long as the server is
+// of a shard has 100 buckets at most, because takes wait for as long as the server is
 // busy with it; the shards' rounds are spread over the interval.
 //
 // # Failures

@@ -124,8 +124,8 @@ func holding(ctx context.Context, c *fetch.Client, rdb *redis.Client) error {
 	terms := p.Terms(policy.Fence{})
 	_, e1 := lua.Refill(ctx, rdb, "held", policy.Call{Create: policy.CreateInitial, Terms: &terms})
 	_, e2 := c.Reserve(ctx, "held", 1, time.Millisecond)
-	s := lua.SweepResult{Due: 1, Now: 1}
-	for began := time.Now(); s.Err == nil && s.Due <= s.Now && time.Since(began) < time.Second; {
+	var s lua.SweepResult
+	for began := time.Now(); s.Err == nil && s.Returned == 0 && time.Since(began) < time.Second; {
 		s = lua.Sweep(ctx, rdb, []string{"held"}, 1)[0]
 	}
 	_, e3 := lua.Lease(ctx, rdb, "held", lua.LeaseCall{ID: "block", Seq: 1, Want: 10, TTL: time.Minute})

@@ -69,7 +69,7 @@ func Rehearse(ctx context.Context, rdb redis.UniversalClient) error {
 		{"end a reservation", func() error {
 			return until(ctx, func() (bool, error) {
 				s := lua.Sweep(ctx, rdb, []string{rehearsed}, 1)[0]
-				return s.Due == 0 || s.Due > s.Now, s.Err
+				return s.Returned+s.Clamped+s.Void > 0, s.Err
 			})
 		}},
 		{"lease", func() error {
