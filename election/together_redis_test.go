@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -295,7 +296,9 @@ func (r *fakeRedis) serve(by string, words []any) any {
 	for i := range calls {
 		c := &calls[i]
 		c.Create = policy.CreateLost
-		if _, err := fmt.Sscanf(text(args[i]), "%d %d", &c.Version.Era, &c.Version.Index); err != nil {
+		known, index, _ := strings.Cut(strings.TrimPrefix(text(args[i]), " "), " ")
+		era, _, _ := strings.Cut(known, "#")
+		if _, err := fmt.Sscan(era+" "+index, &c.Version.Era, &c.Version.Index); err != nil {
 			r.fault("%s sent a bad version: %w", by, err)
 		}
 	}

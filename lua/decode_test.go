@@ -108,7 +108,7 @@ func FuzzReply(f *testing.F) {
 	f.Add([]byte{0, 1, 0, 5, 1}, "x")
 	f.Add([]byte{0, 3, 0, 2}, "")
 	f.Add([]byte{2, 3, 4}, "")
-	for first := 0; first >= refillOther; first-- {
+	for first := 0; first >= refillChanged; first-- {
 		f.Add(append([]byte{0, 1, 0, byte(first)}, make([]byte, 2*refillDetails)...), "")
 		f.Add([]byte{0, 1, 0, byte(first), 0, 1, 0, 1, 0, 1}, "")
 	}

@@ -345,56 +345,6 @@ func TestARefillOfABucketThatHoldsNothingCostsNoCommandMore(t *testing.T) {
 	}
 }
 
-// The mark in a bucket's state stands for the fields that a refill then need not read.
-func TestAMarkedBucketIsRefilledFromOneFieldUntilSomethingElseChanges(t *testing.T) {
-	ctx, rdb := t.Context(), testenv.Redis(t).Client()
-	require.NoError(t, lua.Load(ctx, rdb))
-	b := busy(serverTime(ctx, t, rdb) &^ 1) // store marks those with an even last refill
-	*b.Tokens = 100
-	store(ctx, t, rdb, "b", b)
-	version, terms := policy.Version{Era: buckettest.Era, Index: buckettest.Index}, b.Control.Terms
-	refill := func(reads string) policy.Outcome {
-		t.Helper()
-		require.NoError(t, rdb.ConfigResetStat(ctx).Err())
-		model, call := load(ctx, t, rdb, "b"), policy.Call{Version: version, Create: policy.CreateLost, Terms: &terms}
-		require.NoError(t, rdb.ConfigResetStat(ctx).Err())
-		out, err := lua.Refill(ctx, rdb, "b", call)
-		require.NoError(t, err)
-		require.Equal(t, "calls=1", calls(ctx, t, rdb, "hget"))
-		require.Equal(t, reads, calls(ctx, t, rdb, "hmget"))
-		require.Equal(t, model.Refill(call, out.Now), out)
-		require.Equal(t, model, load(ctx, t, rdb, "b"))
-		version = out.Version
-		return out
-	}
-	refill("calls=1")
-	refill("")
-
-	reserved, err := lua.Reserve(ctx, rdb, "b", lua.ReserveCall{ID: "r", N: 1, TTL: time.Minute})
-	require.NoError(t, err)
-	require.True(t, reserved.OK)
-	require.EqualValues(t, 1, refill("calls=2").Outstanding)
-	_, err = lua.Settle(ctx, rdb, "b", "r", 1)
-	require.NoError(t, err)
-	require.NotZero(t, refill("calls=2").Due, "it is remembered")
-	_, err = lua.Reset(ctx, rdb, "b", 0)
-	require.NoError(t, err)
-	require.NoError(t, rdb.Del(ctx, lua.HeldKey("b"), lua.DueKey("b")).Err())
-	require.NoError(t, rdb.HDel(ctx, lua.ControlKey("b"), "out").Err())
-	require.Equal(t, policy.StatusStale, refill("calls=1").Status)
-	refill("calls=1")
-	refill("")
-
-	own := terms
-	own.Tokens++
-	_, err = lua.SetLimit(ctx, rdb, "b", own, terms, policy.EnforceRefilled)
-	require.NoError(t, err)
-	refill("calls=2")
-	require.True(t, refill("calls=2").Fence.Own())
-	own.Fence.Epoch, terms = terms.Fence.Epoch, own
-	require.True(t, refill("calls=2").Fence.Own(), "a policy of the template's version doesn't replace it")
-}
-
 // A bucket whose keys expire lives longer than what is outstanding, and the
 // records expire with it.
 func TestABucketThatExpiresOutlivesItsReservations(t *testing.T) {

@@ -33,6 +33,7 @@ const (
 	refillStale   = -3
 	refillEarly   = -4
 	refillOther   = -5
+	refillChanged = -6
 
 	refillDetails = 16 // integers of a bucket with refillOther
 
@@ -158,21 +159,22 @@ func refillArguments(calls []RefillCall, shard []string) (keys []string, args []
 		names := bucketKeys(calls[i].Key)
 		keys[2*i], keys[2*i+1], keys[2*n+i] = names[0], names[1], names[2]
 	}
-	versions := refillVersions(calls)
+	versions := make([]string, n)
 	for i := range versions {
 		args = append(args, &versions[i])
 	}
 	args = append(args, 0)
 	policies := 0
-	for i := range calls {
-		if i > 0 && sameTermsAs(calls[i].Terms, calls[i-1].Terms) {
-			continue
+	for from, to := 0, 0; from < n; from = to {
+		for to = from + 1; to < n && sameTermsAs(calls[to].Terms, calls[from].Terms); to++ {
 		}
 		text := noTerms
-		if t := calls[i].Terms; t != nil {
+		if t := calls[from].Terms; t != nil {
 			text = t.Encode()
 		}
-		args = append(args, i+1, text, markOf(text))
+		mark := markOf(text)
+		args = append(args, from+1, text, mark)
+		refillVersions(calls[from:to], mark, versions[from:to])
 		policies++
 	}
 	args[n] = policies
@@ -184,21 +186,28 @@ func refillArguments(calls []RefillCall, shard []string) (keys []string, args []
 	return keys, args
 }
 
-// refillVersions are the calls' versions as the script reads them. They share one
-// string.
-func refillVersions(calls []RefillCall) []string {
-	texts, ends := make([]byte, 0, 32*len(calls)), make([]int, len(calls))
+// refillVersions writes the calls' versions as the script reads them: with the mark of
+// their policy, so that one that is as expected ends like the bucket's state. They share
+// one string.
+func refillVersions(calls []RefillCall, mark string, versions []string) {
+	texts, ends := make([]byte, 0, 48*len(calls)), make([]int, len(calls))
 	for i := range calls {
-		texts = strconv.AppendInt(texts, calls[i].Version.Era, 10)
-		texts = append(texts, ' ')
-		texts = strconv.AppendInt(texts, calls[i].Version.Index, 10)
+		if v := calls[i].Version; v == (policy.Version{}) {
+			texts = append(texts, "0 0"...)
+		} else {
+			texts = append(texts, ' ')
+			texts = strconv.AppendInt(texts, v.Era, 10)
+			texts = append(texts, '#')
+			texts = append(texts, mark...)
+			texts = append(texts, ' ')
+			texts = strconv.AppendInt(texts, v.Index, 10)
+		}
 		ends[i] = len(texts)
 	}
-	all, from, versions := string(texts), 0, make([]string, len(calls))
+	all, from := string(texts), 0
 	for i, end := range ends {
 		versions[i], from = all[from:end], end
 	}
-	return versions
 }
 
 // markOf is the mark of a policy in the state of buckets: 41 bits of its text's
@@ -215,9 +224,9 @@ func sameTermsAs(t, u *policy.Terms) bool { return t == u || t != nil && u != ni
 // decodeRefills reads the reply of one script call.
 func decodeRefills(values []int64, calls []RefillCall, results []RefillResult) {
 	r := &integerReply{values: values}
-	now := r.next()
+	now, last := r.next(), refilled{}
 	for i := range results {
-		decodeOrdinary(&calls[i], now, r, &results[i])
+		decodeOrdinary(&calls[i], now, r, &last, &results[i])
 	}
 	for i := range results {
 		if results[i].Status == 0 {
@@ -232,11 +241,22 @@ func decodeRefills(values []int64, calls []RefillCall, results []RefillResult) {
 	}
 }
 
+// refilled is what the script says of a refill only where it differs from the one before.
+type refilled struct {
+	said           bool
+	added, elapsed int64
+}
+
 // decodeOrdinary reads what the reply says of one bucket in its turn. The status stays 0 if
 // that is no more than that the details come at the end.
-func decodeOrdinary(c *RefillCall, now int64, r *integerReply, result *RefillResult) {
+func decodeOrdinary(c *RefillCall, now int64, r *integerReply, last *refilled, result *RefillResult) {
 	*result = RefillResult{}
 	first := r.next()
+	if first == refillChanged {
+		*last = refilled{true, r.next(), r.next()}
+		first = r.next()
+		r.bad = r.bad || first < 0
+	}
 	if first == refillOther {
 		return
 	}
@@ -250,7 +270,8 @@ func decodeOrdinary(c *RefillCall, now int64, r *integerReply, result *RefillRes
 	}
 	switch {
 	case first >= 0:
-		o.Tokens, o.Added, o.Elapsed = first, r.next(), r.next()
+		o.Tokens, o.Added, o.Elapsed = first, last.added, last.elapsed
+		r.bad = r.bad || !last.said
 	case first == refillClamped:
 		o.Added, o.Clamped, o.Elapsed = r.next(), r.next(), r.next()
 	case first == refillLearned:

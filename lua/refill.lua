@@ -4,7 +4,7 @@
 --       then, if they are buckets of one template: a shard of its active set, and the count of its buckets alive. A bucket that
 --       is full in the end leaves the shard, as does a name that is no bucket; none is created; and every few refills, an
 --       eighth of its life at most, a bucket of which less than half its life is left gets a new expiry
--- ARGV  per bucket: era index: what the caller last learned, with a space between; 0 0 if nothing
+-- ARGV  per bucket: what the caller last learned, as in ' era#mark index', with the mark of the policy given; '0 0' if nothing
 --       then how many policies follow, and of each:
 --                   1 the number, from 1, of the first bucket that it is given for: it is for those up to the next policy's
 --                   2 pol: the policy to put in force if its fence is newer (text as in state.lua); '-' for none
@@ -15,8 +15,10 @@
 --                     template's), 2 also if it is new
 --                   3 step_us, 4 next_us: stepped policies: the instant to credit and the one after it; 0 for none
 -- Reply now_us, then per bucket integers, by the first of them:
---        0 or more, the tokens. As expected: applied, the index one more than the caller's, the policy the caller's: added, elapsed_us
---       -1 the same, but not all had room:                                                     tokens, added, clamped, elapsed_us
+--        0 or more, the tokens. As expected: applied, the index one more than the caller's, the policy the caller's; added and
+--           elapsed_us are those last told by a -6, which comes before a bucket of which they are others:
+--       -6 added, elapsed_us, and then the tokens
+--       -1 as expected, but not all had room:                                                  tokens, added, clamped, elapsed_us
 --       -2 stale, and the caller knew nothing, under the caller's policy:                      tokens, era, index, last_us
 --       -3 stale, in the caller's era, under the caller's policy:                              tokens, index, last_us
 --       -4 early, the index and the policy the caller's:                                       tokens, last_us
@@ -42,13 +44,14 @@
 -- Nearly every call meets buckets that are as the caller and the refill before left them, or that the caller sees for the first
 -- time, under a plain policy, with nothing outstanding. Those are done first and with little: functions, tables, arguments and
 -- numbers in the reply cost more than the arithmetic. The others follow by the complete rules.
-local KEYS, ARGV, call, pcall, type = KEYS, ARGV, redis.call, redis.pcall, type
-local match, find, format = string.match, string.find, string.format
+local KEYS, ARGV, call, pcall, tonumber = KEYS, ARGV, redis.call, redis.pcall, tonumber
+local match, find, format, sub = string.match, string.find, string.format, string.sub
 local n = math.floor(#KEYS / 3)
+local VERSION = '^ ?(%-?%d+)#?%w* (%-?%d+)$'
 local shard, alive_key = KEYS[3 * n + 1], KEYS[3 * n + 2]
 local time = call('TIME')
 local now = time[1] * 1000000 + time[2]
-local now_text = time[1] .. string.sub('00000' .. time[2], -6)
+local now_text = time[1] .. sub('00000' .. time[2], -6)
 
 -- One read for all tokens and indexes; MGET answers nil for a key of another type.
 local strings = call('MGET', unpack(KEYS, 1, 2 * n))
@@ -62,14 +65,17 @@ local pol, mark, marked, capacity, rate, per, half, max_elapsed
 local every -- after so many refills a template's bucket has its expiry looked at
 local next_pol, begins = n + 2, tonumber(ARGV[n + 2]) -- where the next policy is, and for which bucket it is the first time
 
--- What buckets that were refilled together have in common: the last refill, and the credit since then but for their carries.
+-- What neighbours often have in common: the text of their tokens, and its number; the last refill, with a space on either side,
+-- how long ago it was, and the credit since then but for their carries; and what was last told by a -6.
+local held_text, held
 local last_text, elapsed, earned
-local credit, credit_text = 0, '0' -- the last number added, and its text
+local told_added, told_elapsed
+local texts = {} -- the numbers that were added, as text
 
-local around_now = ' ' .. now_text .. ' '
-local STATE = '^(%d+) (%d+) (%d+)( (%d+)[ %d]*)' -- index, last, carry, the rest, era
+local STATE = '^(%d+)( %d+ )(%d+)( (%d+)[ %d]*)' -- index, last, carry, the rest, era
 local UNMARKED, OTHERWISE_MARKED = '^%d+ %d+ %d+ %d+[ %d]*$', '^%d+ %d+ %d+ %d+[ %d]*#%w+$'
 local SMALL = 2147483648 -- below it %d is exact wherever this runs, and costs half of %.0f
+local SMALL_STATE, STATE_NOW = '%d ' .. now_text .. ' %d', '%.0f ' .. now_text .. ' %.0f' -- index, last, carry
 
 for i = 1, n do
   if i == begins then
@@ -86,23 +92,43 @@ for i = 1, n do
       marked, last_text = STATE .. mark .. '$', nil
     end
   end
-  local held_text, version, done = strings[2 * i - 1], ARGV[i], false
-  local st = capacity and held_text and pcall('HGET', KEYS[2 * n + i], 'st')
-  if st and type(st) == 'string' then
-    local index, last, carry, rest, era = match(st, marked)
-    if not index then
-      local fields = call('HMGET', KEYS[2 * n + i], 'pol', 'out')
-      if fields[1] == pol and not fields[2] and (find(st, UNMARKED) or find(st, OTHERWISE_MARKED)) then
-        index, last, carry, rest, era = match(st, STATE)
+  local key, key_ctl, index_text, version, done = KEYS[2 * i - 1], KEYS[2 * n + i], strings[2 * i], ARGV[i], false
+  if strings[2 * i - 1] ~= held_text then
+    held_text = strings[2 * i - 1]
+    held = held_text and tonumber(held_text)
+  end
+  local st = capacity and held and held >= 0 and held <= capacity and index_text and pcall('HGET', key_ctl, 'st')
+  if st and not st.err then
+    -- The caller knows how the state of a bucket that is as it left it begins and ends: it takes no pattern to read what is
+    -- between, an instant of 16 digits and the carry.
+    local index, era = index_text, nil
+    local digits, ends = #index_text, #version - #index_text - 1
+    local rest = sub(st, -ends)
+    local last, carry
+    local expected = rest .. ' ' .. index_text == version and sub(st, 1, digits) == index_text
+    if expected then
+      last, carry = sub(st, digits + 1, digits + 18), match(st, '^%d+', digits + 19)
+      expected = carry and digits + 18 + #carry + ends == #st and (last == last_text or find(last, '^ %d+ $'))
+    end
+    if not expected then
+      index, last, carry, rest, era = match(st, marked)
+      if not index then
+        local fields = call('HMGET', key_ctl, 'pol', 'out')
+        if fields[1] == pol and not fields[2] and (find(st, UNMARKED) or find(st, OTHERWISE_MARKED)) then
+          index, last, carry, rest, era = match(st, STATE)
+        end
+      end
+      if index then
+        rest = rest .. mark
+        expected = version == ' ' .. era .. mark .. ' ' .. index
       end
     end
-    local held = tonumber(held_text)
-    if index and index == strings[2 * i] and held and held >= 0 and held <= capacity then
+    if index == index_text then
       if last ~= last_text then
         last_text, elapsed = last, now - last
         earned = (elapsed < max_elapsed and elapsed or max_elapsed) * rate
       end
-      if elapsed >= half and version == era .. ' ' .. index then
+      if expected and elapsed >= half then
         local units = earned + carry
         carry = units % per
         local add, clamped = (units - carry) / per, 0
@@ -113,33 +139,41 @@ for i = 1, n do
         end
         -- INCRBY refuses what tonumber takes for a number and is none, before anything is written.
         if add > 0 then
-          if add ~= credit then credit, credit_text = add, format('%.0f', add) end
-          done = pcall('INCRBY', KEYS[2 * i - 1], credit_text) == tokens
+          local text = texts[add]
+          if not text then
+            text = format('%.0f', add)
+            texts[add] = text
+          end
+          done = pcall('INCRBY', key, text) == tokens
         else
           done = held_text == '0' or find(held_text, '^[1-9]%d*$')
         end
         if done then
           index = call('INCR', KEYS[2 * i])
-          local number = index < SMALL and carry < SMALL and '%d' or '%.0f'
-          call('HSET', KEYS[2 * n + i], 'st', format(number, index) .. around_now .. format(number, carry) .. rest .. mark)
+          call('HSET', key_ctl, 'st', format(index < SMALL and carry < SMALL and SMALL_STATE or STATE_NOW, index, carry) .. rest)
           if shard then
             if tokens >= capacity then
-              pcall('SREM', shard, KEYS[2 * i - 1])
+              pcall('SREM', shard, key)
             elseif index % every == 0 then
               aging, aging_policy = aging or {}, aging_policy or {}
               aging[#aging + 1], aging_policy[i] = i, {capacity = capacity, tokens = rate, per = per}
             end
           end
-          if clamped == 0 then
-            reply[r + 1], reply[r + 2], reply[r + 3] = tokens, add, elapsed
-            r = r + 3
-          else
+          if clamped ~= 0 then
             reply[r + 1], reply[r + 2], reply[r + 3], reply[r + 4], reply[r + 5] = -1, tokens, add, clamped, elapsed
             r = r + 5
+          elseif add == told_added and elapsed == told_elapsed then
+            r = r + 1
+            reply[r] = tokens
+          else
+            told_added, told_elapsed = add, elapsed
+            reply[r + 1], reply[r + 2], reply[r + 3], reply[r + 4] = -6, add, elapsed, tokens
+            r = r + 4
           end
         end
       elseif elapsed >= 0 and (held_text == '0' or find(held_text, '^[1-9]%d*$')) then
-        local known, exp = match(version, '^(%-?%d+) (%-?%d+)$')
+        local known, exp = match(version, VERSION)
+        era = era or known
         if version == '0 0' then
           reply[r + 1], reply[r + 2], reply[r + 3], reply[r + 4], reply[r + 5] = -2, held, era + 0, index + 0, last + 0
           r, done = r + 5, true
@@ -381,7 +415,7 @@ end
 
 for _, i in ipairs(others) do
   key_tokens, key_index, key_ctl = KEYS[2 * i - 1], KEYS[2 * i], KEYS[2 * n + i]
-  known, exp = match(ARGV[i], '^(%-?%d+) (%-?%d+)$')
+  known, exp = match(ARGV[i], VERSION)
   known, exp, pol_given = tonumber(known), tonumber(exp), given[i] ~= '-' and given[i]
   create, step_given, next_given = create_of[i] or (shard and '0' or '1'), step_of[i] or 0, next_of[i] or 0
   era, index, last, step, stepped = 0, 0, 0, 0, false

@@ -29,7 +29,7 @@ func root(t testing.TB) string {
 // refillWith changes the refill script, which does every bucket by its complete rules then: in those each mechanism
 // stands once.
 func refillWith(before, after string) mutate.Script {
-	return mutate.Script{Name: "refill", Edits: []mutate.Edit{{Old: "local st = capacity and held_text", New: "local st = false and held_text"}, {Old: before, New: after}}}
+	return mutate.Script{Name: "refill", Edits: []mutate.Edit{{Old: "local st = capacity and held", New: "local st = false and held"}, {Old: before, New: after}}}
 }
 
 // TestTheVerifierCatchesEachMissingMechanism runs systems whose scripts lack one mechanism. The same runs without the
