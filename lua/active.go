@@ -78,16 +78,34 @@ type Turn struct {
 	Index, Last, Load int64 // of the last turn, when it was taken included; 0 if there was none
 }
 
-// TakeTurn takes the next turn at refilling a shard, if nobody has taken it since
-// the one that the caller knows of. The error is ErrMalformedBucket if a key of the
-// shard holds something else.
-func TakeTurn(ctx context.Context, c Client, call TurnCall) (Turn, error) {
-	keys := []string{TurnKey(call.Prefix, call.Number), call.key()}
-	v, err := turnScript.run(ctx, c, keys, call.Index, call.Interval.Microseconds(), call.Load)
-	if err != nil {
-		return Turn{}, err
+// TurnResult is the answer to a TurnCall, or its error: ErrMalformedBucket if a key of
+// the shard holds something else.
+type TurnResult struct {
+	Turn
+	Err error
+}
+
+// TakeTurns takes for each call the next turn at refilling a shard, if nobody has taken
+// it since the one that the caller knows of, in one round trip. The results are in the
+// order of the calls.
+func TakeTurns(ctx context.Context, rdb redis.UniversalClient, calls []TurnCall) []TurnResult {
+	results := make([]TurnResult, len(calls))
+	for i, reply := range turnScript.pipelined(ctx, rdb, len(calls), func(i int) ([]string, []any) {
+		c := &calls[i]
+		return c.keys(), []any{c.Index, c.Interval.Microseconds(), c.Load}
+	}) {
+		if results[i].Err = reply.err; reply.err == nil {
+			results[i].Turn, results[i].Err = calls[i].decode(reply.value)
+		}
 	}
-	r, code, err := open(v, call.Prefix, codeDenied, codeDone, codeMalformed)
+	return results
+}
+
+func (c *TurnCall) keys() []string { return []string{TurnKey(c.Prefix, c.Number), c.key()} }
+
+// decode reads the reply to the call.
+func (c *TurnCall) decode(v any) (Turn, error) {
+	r, code, err := open(v, c.Prefix, codeDenied, codeDone, codeMalformed)
 	if err != nil {
 		return Turn{}, err
 	}
@@ -97,21 +115,45 @@ func TakeTurn(ctx context.Context, c Client, call TurnCall) (Turn, error) {
 			return Turn{}, err
 		}
 		if which == 1 {
-			return Turn{}, call.malformed(keys[0], "turns")
+			return Turn{}, c.malformed(c.keys()[0], "turns")
 		}
-		return Turn{}, call.malformed(keys[1], "names of buckets")
+		return Turn{}, c.malformed(c.key(), "names of buckets")
 	}
 	turn := Turn{Taken: code == codeDone, Count: r.int(), Now: r.int(), Index: r.int(), Last: r.int(), Load: r.int()}
 	return turn, r.end()
 }
 
-// Count is how many names a shard holds.
-func (s Shard) Count(ctx context.Context, c Client) (int64, error) {
-	cmd := redis.NewIntCmd(ctx, "scard", s.key())
-	if err := c.Process(ctx, cmd); err != nil {
-		return 0, s.failed(err)
+// CountResult is how many names a shard holds, or an error.
+type CountResult struct {
+	Count int64
+	Err   error
+}
+
+// Counts tells how many names each shard holds, in one round trip.
+func Counts(ctx context.Context, rdb redis.UniversalClient, shards []Shard) []CountResult {
+	cmds := make([]*redis.IntCmd, len(shards))
+	_, err := rdb.Pipelined(ctx, func(p redis.Pipeliner) error {
+		for i, s := range shards {
+			cmds[i] = p.SCard(ctx, s.key())
+		}
+		return nil
+	})
+	failed := 0
+	results := make([]CountResult, len(shards))
+	for i, s := range shards {
+		if cmdErr := cmds[i].Err(); cmdErr != nil {
+			results[i].Err = s.failed(cmdErr)
+			failed++
+		} else {
+			results[i].Count = cmds[i].Val()
+		}
 	}
-	return cmd.Val(), nil
+	if err != nil && failed == 0 {
+		for i, s := range shards {
+			results[i] = CountResult{Err: s.failed(err)} // the batch failed before any command was answered
+		}
+	}
+	return results
 }
 
 // Names reads a part of the names in a shard, some as many as most. It begins with
@@ -305,7 +347,7 @@ func leave(ctx context.Context, rdb redis.UniversalClient, s Shard, calls []Refi
 // them. What fails is left to a later refill.
 func age(ctx context.Context, rdb redis.UniversalClient, s Shard, keys []string) {
 	last := int64(0)
-	for i, v := range ageScript.pipelined(ctx, rdb, keys, bucketKeys) {
+	for i, v := range ageScript.pipelined(ctx, rdb, len(keys), func(i int) ([]string, []any) { return bucketKeys(keys[i]), nil }) {
 		if v.err != nil {
 			continue
 		}

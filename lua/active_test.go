@@ -304,9 +304,9 @@ func TestOneOfSeveralTakesATurn(t *testing.T) {
 	shard := shardOf("user:1")
 	const interval = 400 * time.Millisecond
 	ask := func(index int64, load int) lua.Turn {
-		turn, err := lua.TakeTurn(ctx, rdb, lua.TurnCall{Shard: shard, Index: index, Interval: interval, Load: load})
-		require.NoError(t, err)
-		return turn
+		turn := lua.TakeTurns(ctx, rdb, []lua.TurnCall{{Shard: shard, Index: index, Interval: interval, Load: load}})[0]
+		require.NoError(t, turn.Err)
+		return turn.Turn
 	}
 	turnKey := lua.TurnKey(shard.Prefix, shard.Number)
 	ago := func(index int64, d time.Duration) {
@@ -331,7 +331,8 @@ func TestOneOfSeveralTakesATurn(t *testing.T) {
 		{"the caller knows an older one", 2 * interval, 6, false},
 		{"the server has lost a turn", interval * 3 / 5, 9, true},
 		{"the caller knows none", interval, 0, false},
-		{"nor does anybody take it", interval * 13 / 10, 0, true},
+		{"nor is it overdue", interval * 13 / 10, 0, false},
+		{"it is", interval * 15 / 10, 0, true},
 		{"the clock stepped back", -time.Hour, 7, true},
 	} {
 		ago(7, c.since)
@@ -349,9 +350,11 @@ func TestOneOfSeveralTakesATurn(t *testing.T) {
 	}
 	require.NoError(t, rdb.Del(ctx, turnKey).Err())
 	require.NoError(t, rdb.LPush(ctx, turnKey, "x").Err())
-	_, err := lua.TakeTurn(ctx, rdb, lua.TurnCall{Shard: shard, Interval: interval, Load: 1})
-	require.ErrorIs(t, err, lua.ErrMalformedBucket)
-	require.ErrorContains(t, err, turnKey)
+	other := lua.Shard{Prefix: shard.Prefix, Number: (shard.Number + 1) % lua.ActiveShards}
+	results := lua.TakeTurns(ctx, rdb, []lua.TurnCall{{Shard: shard, Interval: interval, Load: 1}, {Shard: other, Interval: interval, Load: 1}})
+	require.ErrorIs(t, results[0].Err, lua.ErrMalformedBucket)
+	require.ErrorContains(t, results[0].Err, turnKey)
+	require.NoError(t, results[1].Err, "each has an error of its own")
 }
 
 func TestWhoIsInTheShardsIsToldWithFewCommands(t *testing.T) {
@@ -383,10 +386,10 @@ func TestWhoIsInTheShardsIsToldWithFewCommands(t *testing.T) {
 		occupied, err = lua.Occupied(ctx, rdb, shards)
 		require.NoError(t, err)
 		read := []string{}
+		counts := lua.Counts(ctx, rdb, shards)
 		for i, s := range shards {
 			require.Equal(t, s.Prefix == "user:" || s.Prefix == "" && s.Number == lua.ActiveShard("x"), occupied[i], "%+v", s)
-			count, err := s.Count(ctx, rdb)
-			require.NoError(t, err)
+			require.NoError(t, counts[i].Err)
 			of := map[string]bool{}
 			for cursor, first := uint64(0), true; first || cursor > 0; first = false {
 				var part []string
@@ -396,7 +399,7 @@ func TestWhoIsInTheShardsIsToldWithFewCommands(t *testing.T) {
 					of[name] = true
 				}
 			}
-			require.Len(t, of, int(count))
+			require.Len(t, of, int(counts[i].Count))
 			for name := range of {
 				require.Equal(t, s.Number, lua.ActiveShard(name))
 				if s.Prefix == "user:" {
@@ -413,8 +416,10 @@ func TestWhoIsInTheShardsIsToldWithFewCommands(t *testing.T) {
 
 		require.NoError(t, rdb.Set(ctx, lua.ActiveKey("bad:", 0), "x", 0).Err())
 		bad := lua.Shard{Prefix: "bad:"}
-		_, err = bad.Count(ctx, rdb)
-		require.ErrorIs(t, err, lua.ErrMalformedBucket)
+		counts = lua.Counts(ctx, rdb, []lua.Shard{bad, shardOf(names[0])})
+		require.ErrorIs(t, counts[0].Err, lua.ErrMalformedBucket)
+		require.NoError(t, counts[1].Err, "each has an error of its own")
+		require.Positive(t, counts[1].Count)
 		_, _, err = bad.Names(ctx, rdb, 0, 10)
 		require.ErrorIs(t, err, lua.ErrMalformedBucket)
 	})

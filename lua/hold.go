@@ -195,7 +195,7 @@ func Sweep(ctx context.Context, rdb redis.UniversalClient, keys []string, most i
 		}
 		return results
 	}
-	for i, v := range sweepScript.pipelined(ctx, rdb, keys, heldKeys, most) {
+	for i, v := range sweepScript.pipelined(ctx, rdb, len(keys), func(i int) ([]string, []any) { return heldKeys(keys[i]), []any{most} }) {
 		if v.err != nil {
 			results[i].Err = v.err
 			continue

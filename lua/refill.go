@@ -93,41 +93,19 @@ func refillBatch(ctx context.Context, rdb redis.UniversalClient, calls []RefillC
 		parts = append(parts, part{from, to, keys, args})
 	}
 
-	send := func(parts []part, verb, body string) (unknown []part) {
-		pipe := rdb.Pipeline()
-		cmds := make([]onceIntegers, len(parts))
-		for i, p := range parts {
-			cmds[i] = onceIntegers{redis.NewIntSliceCmd(ctx, words(verb, body, p.keys, p.args)...)}
-			cmds[i].SetFirstKeyPos(firstKey)
-			_ = pipe.Process(ctx, cmds[i]) // queues
-		}
-		_, execErr := pipe.Exec(ctx)
-		for i, p := range parts {
-			err := cmds[i].Err()
-			if err == nil && execErr != nil && cmds[i].Val() == nil {
-				err = execErr // the batch failed before this command was answered
-			}
-			if redis.HasErrorPrefix(err, "NOSCRIPT") {
-				unknown = append(unknown, p)
-			}
-			if err != nil {
-				for k := p.from; k < p.to; k++ {
-					results[k] = RefillResult{Err: fmt.Errorf("refiller: refill: %w", err)}
-				}
-				continue
-			}
+	cmds, errs := pipeline(ctx, rdb, refillScript, len(parts), func(i int, verb, body string) onceIntegers {
+		cmd := onceIntegers{redis.NewIntSliceCmd(ctx, words(verb, body, parts[i].keys, parts[i].args)...)}
+		cmd.SetFirstKeyPos(firstKey)
+		return cmd
+	})
+	for i, p := range parts {
+		if errs[i] == nil {
 			decodeRefills(cmds[i].Val(), calls[p.from:p.to], results[p.from:p.to])
+			continue
 		}
-		return unknown
-	}
-	// NOSCRIPT proves that a part did not run: load the script and send that
-	// part again; with its source, should the cache be flushed in between.
-	unknown := send(parts, "evalsha", refillScript.sha)
-	if len(unknown) > 0 && rdb.ScriptLoad(ctx, refillScript.source).Err() == nil {
-		unknown = send(unknown, "evalsha", refillScript.sha)
-	}
-	if len(unknown) > 0 {
-		send(unknown, "eval", refillScript.source)
+		for k := p.from; k < p.to; k++ {
+			results[k] = RefillResult{Err: errs[i]}
+		}
 	}
 	return results
 }

@@ -143,55 +143,74 @@ func (s *script) run(ctx context.Context, c Client, keys []string, args ...any) 
 	return cmd.Val(), nil
 }
 
+// scriptCmd is the command of a script's call.
+type scriptCmd interface {
+	redis.Cmder
+	answered() bool
+}
+
+func (c once) answered() bool         { return c.Val() != nil }
+func (c onceIntegers) answered() bool { return c.Val() != nil }
+
+// pipeline calls the script n times in one round trip; command makes the command of
+// call i. NOSCRIPT proves that a call did not run: the script is loaded and those calls
+// go out again, with the source should the cache be flushed in between.
+func pipeline[C scriptCmd](ctx context.Context, rdb redis.UniversalClient, s *script, n int, command func(i int, verb, body string) C) ([]C, []error) {
+	cmds, errs := make([]C, n), make([]error, n)
+	send := func(which []int, verb, body string) (unknown []int) {
+		pipe := rdb.Pipeline()
+		for _, i := range which {
+			cmds[i] = command(i, verb, body)
+			_ = pipe.Process(ctx, cmds[i]) // queues
+		}
+		_, execErr := pipe.Exec(ctx)
+		for _, i := range which {
+			err := cmds[i].Err()
+			if err == nil && execErr != nil && !cmds[i].answered() {
+				err = execErr // the batch failed before this command was answered
+			}
+			if redis.HasErrorPrefix(err, "NOSCRIPT") {
+				unknown = append(unknown, i)
+			}
+			if errs[i] = err; err != nil {
+				errs[i] = fmt.Errorf("refiller: %s: %w", s.name, err)
+			}
+		}
+		return unknown
+	}
+	if n == 0 {
+		return cmds, errs
+	}
+	all := make([]int, n)
+	for i := range all {
+		all[i] = i
+	}
+	unknown := send(all, "evalsha", s.sha)
+	if len(unknown) > 0 && rdb.ScriptLoad(ctx, s.source).Err() == nil {
+		unknown = send(unknown, "evalsha", s.sha)
+	}
+	if len(unknown) > 0 {
+		send(unknown, "eval", s.source)
+	}
+	return cmds, errs
+}
+
 // raw is the reply to one call of several, or its error.
 type raw struct {
 	value any
 	err   error
 }
 
-// pipelined calls the script once for each bucket in one round trip. The replies
-// are in the order of the keys. NOSCRIPT proves that a call did not run: the
-// script is loaded and those calls go out again, with the source should the cache
-// be flushed in between.
-func (s *script) pipelined(ctx context.Context, rdb redis.UniversalClient, keys []string, keysOf func(string) []string, args ...any) []raw {
-	replies := make([]raw, len(keys))
-	send := func(which []int, make func(context.Context, []string, []any) once) (unknown []int) {
-		pipe := rdb.Pipeline()
-		cmds := []once{}
-		for _, i := range which {
-			cmd := make(ctx, keysOf(keys[i]), args)
-			cmds = append(cmds, cmd)
-			_ = pipe.Process(ctx, cmd) // queues
-		}
-		_, execErr := pipe.Exec(ctx)
-		for k, i := range which {
-			err := cmds[k].Err()
-			if err == nil && execErr != nil && cmds[k].Val() == nil {
-				err = execErr // the batch failed before this command was answered
-			}
-			if redis.HasErrorPrefix(err, "NOSCRIPT") {
-				unknown = append(unknown, i)
-			}
-			if err != nil {
-				err = fmt.Errorf("refiller: %s: %w", s.name, err)
-			}
-			replies[i] = raw{cmds[k].Val(), err}
-		}
-		return unknown
-	}
-	all := make([]int, len(keys))
-	for i := range all {
-		all[i] = i
-	}
-	if len(all) == 0 {
-		return nil
-	}
-	unknown := send(all, s.bySHA)
-	if len(unknown) > 0 && rdb.ScriptLoad(ctx, s.source).Err() == nil {
-		unknown = send(unknown, s.bySHA)
-	}
-	if len(unknown) > 0 {
-		send(unknown, s.bySource)
+// pipelined calls the script n times in one round trip, with the keys and arguments
+// that call makes: see pipeline.
+func (s *script) pipelined(ctx context.Context, rdb redis.UniversalClient, n int, call func(i int) (keys []string, args []any)) []raw {
+	cmds, errs := pipeline(ctx, rdb, s, n, func(i int, verb, body string) once {
+		keys, args := call(i)
+		return command(ctx, verb, body, keys, args)
+	})
+	replies := make([]raw, n)
+	for i := range replies {
+		replies[i] = raw{cmds[i].Val(), errs[i]}
 	}
 	return replies
 }

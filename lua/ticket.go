@@ -31,7 +31,7 @@ type TicketResult struct {
 // nothing. The results are in the order of the keys.
 func Tickets(ctx context.Context, rdb redis.UniversalClient, keys []string) []TicketResult {
 	results := make([]TicketResult, len(keys))
-	for i, raw := range ticketScript.pipelined(ctx, rdb, keys, bucketKeys) {
+	for i, raw := range ticketScript.pipelined(ctx, rdb, len(keys), func(i int) ([]string, []any) { return bucketKeys(keys[i]), nil }) {
 		if raw.err != nil {
 			results[i].Err = raw.err
 			continue

@@ -32,7 +32,7 @@ local mine
 if index == 0 then
   mine = true
 elseif exp == 0 then
-  mine = since * 5 >= interval * 6
+  mine = since * 5 >= interval * 7
 else
   mine = exp >= index and since * 2 >= interval
 end

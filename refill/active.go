@@ -16,6 +16,8 @@ const (
 	looksPerSecond = 9
 	// namesAtOnce is about how many names of a shard are read with one command.
 	namesAtOnce = 1000
+	// turnsAtOnce is how many turns go in one round trip at most.
+	turnsAtOnce = 100
 	// activeBatch is how many buckets of a shard go in one round trip at most: takes
 	// of consumers wait for no more than that. More would cost less of Redis, and keep
 	// takes waiting for longer: test/scale has figures.
@@ -127,18 +129,13 @@ func (a *activeSets) attend(ctx context.Context) error {
 			return err
 		}
 	}
+	if err := a.begin(ctx, now); err != nil {
+		return err
+	}
 	var oldest *shard
 	for _, s := range a.shards {
-		if s.working() {
-			if oldest == nil || s.due.Before(oldest.due) {
-				oldest = s
-			}
-			continue
-		}
-		if s.state != shardIdle && !s.due.After(now) {
-			if err := a.begin(ctx, s); err != nil && !a.own(s, err) {
-				return err
-			}
+		if s.working() && (oldest == nil || s.due.Before(oldest.due)) {
+			oldest = s
 		}
 	}
 	if oldest == nil {
@@ -210,32 +207,112 @@ func (a *activeSets) lookAtIdle(ctx context.Context) error {
 	return nil
 }
 
-// begin begins a round of the shard, or tries to take a turn at it.
-func (a *activeSets) begin(ctx context.Context, s *shard) error {
-	ctx, cancel := context.WithTimeout(ctx, a.l.r.cfg.Timeout)
-	defer cancel()
-	if leading := a.l.pulse != nil && a.l.leading; !leading && (s.state != shardHeld || !s.mine.After(time.Now())) {
-		return a.race(ctx, s)
+// due reports whether a round or a turn of the shard is. A round that goes on for longer
+// than the interval doesn't keep the next turn from being taken: others would take it,
+// and two replicas would call for the same buckets.
+func (a *activeSets) due(s *shard, now time.Time) bool {
+	if s.working() {
+		return !a.leads() && !s.mine.After(now)
 	}
-	count, err := a.l.r.store.count(ctx, s.Shard)
-	if err != nil {
-		return err
-	}
-	now := time.Now()
-	if s.state != shardHeld {
-		a.set(s, shardHeld)
-	}
-	if !s.mine.After(now) {
-		s.mine = s.nextTurn(now)
-	}
-	a.beginWith(s, count, now)
-	return nil
+	return s.state != shardIdle && !s.due.After(now)
 }
 
+// leads reports whether this replica refills every shard and takes no turns.
+func (a *activeSets) leads() bool { return a.l.pulse != nil && a.l.leading }
+
+// begin tries to take the turns that are due, and begins the rounds that are. At most
+// turnsAtOnce go in a round trip, those at the shards that this replica refills first:
+// the rest is still due the next time. The error is the server's.
+func (a *activeSets) begin(ctx context.Context, now time.Time) error {
+	var keep, race, round []*shard
+	for _, s := range a.shards {
+		switch {
+		case !a.due(s, now):
+		case a.leads() || s.state == shardHeld && s.mine.After(now):
+			round = append(round, s)
+		case s.state == shardHeld:
+			keep = append(keep, s)
+		default:
+			race = append(race, s)
+		}
+	}
+	race = append(keep, race...)
+	err := a.takeTurns(ctx, race[:min(len(race), turnsAtOnce)])
+	if err == nil {
+		err = a.goRound(ctx, round[:min(len(round), turnsAtOnce)])
+	}
+	return err
+}
+
+// takeTurns tries to take a turn at each of the shards.
+func (a *activeSets) takeTurns(ctx context.Context, shards []*shard) error {
+	if len(shards) == 0 {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, a.l.r.cfg.Timeout)
+	defer cancel()
+	calls, loads := make([]lua.TurnCall, len(shards)), map[string]int{}
+	for i, s := range shards {
+		if loads[s.Prefix] == 0 {
+			loads[s.Prefix] = a.held[s.Prefix]
+		}
+		if s.state != shardHeld {
+			loads[s.Prefix]++
+		}
+		calls[i] = lua.TurnCall{Shard: s.Shard, Index: s.turn, Interval: s.interval, Load: loads[s.Prefix]}
+	}
+	results := a.l.r.store.turns(ctx, calls)
+	now := time.Now()
+	var failed error
+	for i, s := range shards {
+		if err := results[i].Err; err == nil {
+			a.raced(s, results[i].Turn, calls[i].Load, now)
+		} else if !a.own(s, err) {
+			failed = err
+		}
+	}
+	return failed
+}
+
+// goRound begins rounds of shards that this replica refills, and at which no turn is due.
+func (a *activeSets) goRound(ctx context.Context, shards []*shard) error {
+	if len(shards) == 0 {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, a.l.r.cfg.Timeout)
+	defer cancel()
+	names := make([]lua.Shard, len(shards))
+	for i, s := range shards {
+		names[i] = s.Shard
+	}
+	results := a.l.r.store.counts(ctx, names)
+	now := time.Now()
+	var failed error
+	for i, s := range shards {
+		switch err := results[i].Err; {
+		case err == nil:
+			if s.state != shardHeld {
+				a.set(s, shardHeld)
+			}
+			if a.leads() && !s.mine.After(now) { // of others a turn may have come due meanwhile
+				s.mine = s.nextTurn(now)
+			}
+			a.beginWith(s, results[i].Count, now)
+		case !a.own(s, err):
+			failed = err
+		}
+	}
+	return failed
+}
+
+// beginWith begins a round, unless one is under way.
 func (a *activeSets) beginWith(s *shard, count int64, now time.Time) {
 	a.l.recovered()
 	s.failed = false
 	s.told.Store(1 + count)
+	if s.working() {
+		return
+	}
 	s.due = now.Add(s.interval / 2)
 	if s.mine.Before(s.due) {
 		s.due = s.mine
@@ -245,17 +322,9 @@ func (a *activeSets) beginWith(s *shard, count int64, now time.Time) {
 	}
 }
 
-// race tries to take a turn.
-func (a *activeSets) race(ctx context.Context, s *shard) error {
-	load := a.held[s.Prefix]
-	if s.state != shardHeld {
-		load++
-	}
-	turn, err := a.l.r.store.turn(ctx, lua.TurnCall{Shard: s.Shard, Index: s.turn, Interval: s.interval, Load: load})
-	if err != nil {
-		return err
-	}
-	now := time.Now()
+// raced takes in the answer to an attempt at a turn, in which this replica would have
+// refilled load shards of the template.
+func (a *activeSets) raced(s *shard, turn lua.Turn, load int, now time.Time) {
 	a.l.recovered()
 	s.turn = turn.Index
 	switch {
@@ -274,7 +343,6 @@ func (a *activeSets) race(ctx context.Context, s *shard) error {
 	default:
 		a.set(s, shardIdle)
 	}
-	return nil
 }
 
 // nextTurn is when the one who takes a turn now takes the next one: an interval later.
@@ -290,14 +358,16 @@ func (s *shard) nextTurn(now time.Time) time.Time {
 
 // untilTurn is the waiting rule of one who lost a turn and would refill load shards of
 // the template if it had won: how long until it tries again. Usually that is after
-// whoever took it is due. Of one who refills two or more shards more than this
+// whoever took it is due, with time to spare for one who is busy: a shard that changes
+// hands costs a call more for each of its buckets. Of one who refills two or more shards more than this
 // replica does, it takes so many that, one by one, all have as much to do.
 func untilTurn(turn lua.Turn, load int, interval time.Duration, rng *rand.Rand) time.Duration {
 	since := time.Duration(turn.Now-turn.Last) * time.Microsecond
 	if surplus := turn.Load - int64(load) + 1; surplus >= 2 && since < interval/4 && rng.Int64N(2*turn.Load) < surplus {
 		return interval/2 + time.Duration(rng.Int64N(int64(interval/20)+1))
 	}
-	return min(max(interval-since+jitter(interval, rng), interval/2), 2*interval)
+	late := interval/5 + time.Duration(rng.Int64N(int64(interval/10)+1))
+	return min(max(interval-since+late, interval/2), 2*interval)
 }
 
 // read reads some names of the shard. Those that are no bucket's of the template are

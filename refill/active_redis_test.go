@@ -81,12 +81,15 @@ func (c *consumer) take(ctx context.Context, template *policy.Ruled, key string,
 // activeKeys counts the names in the templates' active sets.
 func activeKeys(ctx context.Context, rdb redis.UniversalClient, set *policy.Templates) (n int64) {
 	for _, t := range set.All() {
-		for i := range lua.ActiveShards {
-			count, err := lua.Shard{Prefix: t.Prefix, Number: i}.Count(ctx, rdb)
-			if err != nil {
+		shards := make([]lua.Shard, lua.ActiveShards)
+		for i := range shards {
+			shards[i] = lua.Shard{Prefix: t.Prefix, Number: i}
+		}
+		for _, c := range lua.Counts(ctx, rdb, shards) {
+			if c.Err != nil {
 				return -1
 			}
-			n += count
+			n += c.Count
 		}
 	}
 	return n

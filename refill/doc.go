@@ -54,7 +54,8 @@
 //	max(last + T + j, reply + T/2)
 //
 // with last the bucket's last refill or the shard's last turn, T its interval, and j = 0
-// for the replica that wrote, T/20 + U(0, T/10) for the others. A freshly learned index is never
+// for the replica that wrote, T/20 + U(0, T/10) for the others; at turns, which a busy
+// replica may be late for, T/5 + U(0, T/10). A freshly learned index is never
 // tried at once.
 //
 // # Reservations

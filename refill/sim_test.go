@@ -112,7 +112,7 @@ func (s *server) turn(call lua.TurnCall) lua.Turn {
 	since := time.Duration(t.Now-t.Last) * time.Microsecond
 	mine := t.Index == 0 || call.Index >= t.Index && since >= call.Interval/2
 	if call.Index == 0 && t.Index > 0 {
-		mine = since*5 >= call.Interval*6
+		mine = since*5 >= call.Interval*7
 	}
 	if mine && t.Count > 0 {
 		t.Taken, t.Index, t.Last, t.Load = true, max(t.Index, call.Index)+1, t.Now, int64(call.Load)
@@ -257,12 +257,30 @@ func (l *link) occupied(ctx context.Context, shards []lua.Shard) (occupied []boo
 	})
 }
 
-func (l *link) turn(ctx context.Context, call lua.TurnCall) (turn lua.Turn, err error) {
-	return turn, l.onShard(ctx, func() { turn = l.server.turn(call) })
+func (l *link) turns(ctx context.Context, calls []lua.TurnCall) []lua.TurnResult {
+	results := make([]lua.TurnResult, len(calls))
+	err := l.onShard(ctx, func() {
+		for i, call := range calls {
+			results[i].Turn = l.server.turn(call)
+		}
+	})
+	for i := range results {
+		results[i].Err = err
+	}
+	return results
 }
 
-func (l *link) count(ctx context.Context, s lua.Shard) (n int64, err error) {
-	return n, l.onShard(ctx, func() { n = int64(len(l.server.active[s])) })
+func (l *link) counts(ctx context.Context, shards []lua.Shard) []lua.CountResult {
+	results := make([]lua.CountResult, len(shards))
+	err := l.onShard(ctx, func() {
+		for i, s := range shards {
+			results[i].Count = int64(len(l.server.active[s]))
+		}
+	})
+	for i := range results {
+		results[i].Err = err
+	}
+	return results
 }
 
 // names are in order: the cursor is how many were read.
@@ -341,6 +359,7 @@ type rig struct {
 	server *server
 	rng    *rand.Rand
 	log    io.Writer
+	batch  int // Config.Batch, unless 0
 }
 
 func newRig(t *testing.T, seed uint64) *rig {
@@ -353,7 +372,7 @@ func (r *rig) start(name string, elected bool, version int64, buckets ...Bucket)
 
 func (r *rig) startWith(name string, elected bool, version int64, templates *policy.Templates, buckets ...Bucket) *replica {
 	l := &link{name: name, server: r.server, rng: rand.New(rand.NewPCG(r.rng.Uint64(), 0)), latency: 200 * time.Microsecond}
-	cfg := Config{Buckets: buckets, Templates: templates, Version: version, Elected: elected, Seed: r.rng.Uint64() | 1,
+	cfg := Config{Buckets: buckets, Templates: templates, Version: version, Elected: elected, Batch: r.batch, Seed: r.rng.Uint64() | 1,
 		Logger: hclog.New(&hclog.LoggerOptions{Name: name, Output: r.log, Level: hclog.Debug, DisableTime: true})}
 	cfg.setDefaults()
 	rf := newRefiller(cfg, l)

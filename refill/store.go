@@ -18,11 +18,12 @@ type store interface {
 	// refillActive calls the refill script for buckets of a shard of an active set:
 	// see lua.RefillActive.
 	refillActive(ctx context.Context, s lua.Shard, calls []lua.RefillCall, perCall int) []lua.RefillResult
-	// occupied tells which shards hold names, turn takes a turn at refilling one,
-	// count, names and remove are of the names in one: see package lua.
+	// occupied tells which shards hold names, turns takes turns at refilling them,
+	// counts is how many names they hold, names and remove are of the names in one: see
+	// package lua.
 	occupied(ctx context.Context, shards []lua.Shard) ([]bool, error)
-	turn(ctx context.Context, call lua.TurnCall) (lua.Turn, error)
-	count(ctx context.Context, s lua.Shard) (int64, error)
+	turns(ctx context.Context, calls []lua.TurnCall) []lua.TurnResult
+	counts(ctx context.Context, shards []lua.Shard) []lua.CountResult
 	names(ctx context.Context, s lua.Shard, cursor uint64, most int) (names []string, next uint64, err error)
 	remove(ctx context.Context, s lua.Shard, names []string) error
 	// peek reads one bucket.
@@ -74,12 +75,12 @@ func (s *redisStore) occupied(ctx context.Context, shards []lua.Shard) ([]bool, 
 	return lua.Occupied(ctx, s.rdb, shards)
 }
 
-func (s *redisStore) turn(ctx context.Context, call lua.TurnCall) (lua.Turn, error) {
-	return lua.TakeTurn(ctx, s.rdb, call)
+func (s *redisStore) turns(ctx context.Context, calls []lua.TurnCall) []lua.TurnResult {
+	return lua.TakeTurns(ctx, s.rdb, calls)
 }
 
-func (s *redisStore) count(ctx context.Context, shard lua.Shard) (int64, error) {
-	return shard.Count(ctx, s.rdb)
+func (s *redisStore) counts(ctx context.Context, shards []lua.Shard) []lua.CountResult {
+	return lua.Counts(ctx, s.rdb, shards)
 }
 
 func (s *redisStore) names(ctx context.Context, shard lua.Shard, cursor uint64, most int) ([]string, uint64, error) {

@@ -107,7 +107,7 @@ func ofATemplate(ctx context.Context, rdb *redis.Client) error {
 	_, e4 := c.Take(ctx, "tenant:1", 1)
 	shard := lua.Shard{Prefix: "tenant:", Number: lua.ActiveShard("tenant:1")}
 	_, e7 := lua.Occupied(ctx, rdb, []lua.Shard{shard})
-	_, e8 := shard.Count(ctx, rdb)
+	e8 := lua.Counts(ctx, rdb, []lua.Shard{shard})[0].Err
 	overrides := override.New(rdb)
 	_, e5 := overrides.Set(ctx, "tenant:1", policy.Override{Capacity: 20})
 	for _, err := range overrides.All(ctx) {

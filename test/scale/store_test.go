@@ -107,10 +107,13 @@ func (s *store) take(ctx context.Context, key string, call lua.TemplateCall, n i
 // active is how many buckets are in the active set, and in how many of its shards.
 func (s *store) active(t *testing.T) (n int64, shards int) {
 	t.Helper()
-	for i := range lua.ActiveShards {
-		count, err := lua.Shard{Prefix: prefix, Number: i}.Count(t.Context(), s.rdb)
-		require.NoError(t, err)
-		if n += count; count > 0 {
+	all := make([]lua.Shard, lua.ActiveShards)
+	for i := range all {
+		all[i] = lua.Shard{Prefix: prefix, Number: i}
+	}
+	for _, c := range lua.Counts(t.Context(), s.rdb, all) {
+		require.NoError(t, c.Err)
+		if n += c.Count; c.Count > 0 {
 			shards++
 		}
 	}
