@@ -51,7 +51,7 @@ local VERSION = '^ ?(%-?%d+)#?%w* (%-?%d+)$'
 local shard, alive_key = KEYS[3 * n + 1], KEYS[3 * n + 2]
 local time = call('TIME')
 local now = time[1] * 1000000 + time[2]
-local now_text = time[1] .. sub('00000' .. time[2], -6)
+local now_text = time[1] .. (#time[2] == 6 and time[2] or sub('00000' .. time[2], -6))
 
 -- One read for all tokens and indexes; MGET answers nil for a key of another type.
 local strings = call('MGET', unpack(KEYS, 1, 2 * n))
@@ -61,9 +61,9 @@ local others, given -- numbers of the buckets that remain, and the policy given 
 local aging, aging_policy -- numbers of a template's buckets whose expiry is to be looked at, and the policy of each by its number
 
 -- The policy given for the bucket at hand; its numbers are nil unless it is plain: smooth, and without a grant.
-local pol, mark, marked, capacity, rate, per, half, max_elapsed
+local pol, mark, capacity, rate, per, half, max_elapsed
 local every -- after so many refills a template's bucket has its expiry looked at
-local next_pol, begins = n + 2, tonumber(ARGV[n + 2]) -- where the next policy is, and for which bucket it is the first time
+local next_pol, begins = n + 2, 1 -- where the next policy is, and for which bucket it is the first time
 
 -- What neighbours often have in common: the text of their tokens, and its number; the last refill, with a space on either side,
 -- how long ago it was, and the credit since then but for their carries; and what was last told by a -6.
@@ -75,7 +75,7 @@ local texts = {} -- the numbers that were added, as text
 local STATE = '^(%d+)( %d+ )(%d+)( (%d+)[ %d]*)' -- index, last, carry, the rest, era
 local UNMARKED, OTHERWISE_MARKED = '^%d+ %d+ %d+ %d+[ %d]*$', '^%d+ %d+ %d+ %d+[ %d]*#%w+$'
 local SMALL = 2147483648 -- below it %d is exact wherever this runs, and costs half of %.0f
-local SMALL_STATE, STATE_NOW = '%d ' .. now_text .. ' %d', '%.0f ' .. now_text .. ' %.0f' -- index, last, carry
+local state_now = '%d ' .. now_text .. ' %d' -- index, last, carry
 
 for i = 1, n do
   if i == begins then
@@ -84,12 +84,12 @@ for i = 1, n do
     begins = next_pol < n + 2 + 3 * ARGV[n + 1] and tonumber(ARGV[next_pol])
     local more -- after initial: choices, and then a grant, unless it is none, and strict
     capacity, rate, per, half, max_elapsed, more = match(pol, '^%d+ %d+ 0 (%d+) (%d+) (%d+) (%d+) (%d+) %d+([ %d]*)$')
-    if capacity and not (find(more, '^ ?%d? ?%d? ?%d? ?%d?$') or find(more, '^ %d %d %d %d 0 0 0 %d$')) then capacity = nil end
+    if capacity and not (more == '' or find(more, '^ ?%d? ?%d? ?%d? ?%d?$') or find(more, '^ %d %d %d %d 0 0 0 %d$')) then capacity = nil end
     if capacity then
       capacity, rate, per, max_elapsed = capacity + 0, rate + 0, per + 0, max_elapsed + 0
       every = shard and math.max(1, math.floor(math.max(60000000, 2 * capacity * per / rate) / (8 * half)))
       half = math.floor(half / 2)
-      marked, last_text = STATE .. mark .. '$', nil
+      last_text = nil
     end
   end
   local key, key_ctl, index_text, version, done = KEYS[2 * i - 1], KEYS[2 * n + i], strings[2 * i], ARGV[i], false
@@ -111,7 +111,7 @@ for i = 1, n do
       expected = carry and digits + 18 + #carry + ends == #st and (last == last_text or find(last, '^ %d+ $'))
     end
     if not expected then
-      index, last, carry, rest, era = match(st, marked)
+      index, last, carry, rest, era = match(st, STATE .. mark .. '$')
       if not index then
         local fields = call('HMGET', key_ctl, 'pol', 'out')
         if fields[1] == pol and not fields[2] and (find(st, UNMARKED) or find(st, OTHERWISE_MARKED)) then
@@ -141,7 +141,7 @@ for i = 1, n do
         if add > 0 then
           local text = texts[add]
           if not text then
-            text = format('%.0f', add)
+            text = format(add < SMALL and '%d' or '%.0f', add)
             texts[add] = text
           end
           done = pcall('INCRBY', key, text) == tokens
@@ -150,7 +150,7 @@ for i = 1, n do
         end
         if done then
           index = call('INCR', KEYS[2 * i])
-          call('HSET', key_ctl, 'st', format(index < SMALL and carry < SMALL and SMALL_STATE or STATE_NOW, index, carry) .. rest)
+          call('HSET', key_ctl, 'st', format(index < SMALL and carry < SMALL and state_now or '%.0f ' .. now_text .. ' %.0f', index, carry) .. rest)
           if shard then
             if tokens >= capacity then
               pcall('SREM', shard, key)
