@@ -110,7 +110,7 @@ failover: ensure-redis ## Ends the active replica KILLS times in each mode and p
 .PHONY: scale
 scale: ensure-redis ## What very many buckets cost (SCALE, see test/scale/README.md): a table, bin/scale.json, bin/scale.svg
 	@mkdir -p $(BIN)
-	go test -count=1 -timeout 0 -run TestScale ./test/scale -args -json $(CURDIR)/$(BIN)/scale.json $(SCALE)
+	go test -v -count=1 -timeout 0 -run TestScale ./test/scale -args -json $(CURDIR)/$(BIN)/scale.json $(SCALE)
 	go -C bench run ./scalechart $(CURDIR)/$(BIN)/scale.json $(CURDIR)/$(BIN)/scale.svg
 
 .PHONY: fuzz
