@@ -153,6 +153,41 @@ func TestReplicasShareTheShardsAndTakeThemOver(t *testing.T) {
 	})
 }
 
+func TestShardsOfManyTemplatesAreRefilledInTurn(t *testing.T) {
+	simulate(t, func(t *testing.T, r *rig) {
+		var list []policy.Template
+		for i := range 20 {
+			list = append(list, policy.Template{Prefix: fmt.Sprintf("t%d:", i), Policy: policy.Policy{
+				Capacity: 60, Rate: policy.Rate{Tokens: 1, Per: time.Minute}, Interval: time.Second,
+			}})
+		}
+		set, err := policy.NewTemplates(1, list, nil)
+		require.NoError(t, err)
+		var keys []string
+		for i := range list {
+			for n := range 40 { // some in every shard: more of them are due at once than go in a round trip
+				key := fmt.Sprintf("t%d:%d", i, n)
+				keys = append(keys, key)
+				r.server.takeTemplate(set.Of(key), key, 60)
+			}
+		}
+		r.server.set(func() { require.Greater(t, len(r.server.active), 2*turnsAtOnce) })
+		a, b := r.startWith("a", false, 1, set), r.startWith("b", false, 1, set)
+		for _, rep := range []*replica{a, b} {
+			rep.set(func() { rep.latency = time.Millisecond })
+		}
+		time.Sleep(time.Minute)
+		r.server.set(func() { r.server.applied = map[string][]applied{} })
+		time.Sleep(time.Minute)
+		for _, key := range keys {
+			require.GreaterOrEqual(t, len(r.server.gaps(key)), 57, key)
+		}
+		require.Less(t, worstGap(r.server, keys), 1500*time.Millisecond)
+		a.stop()
+		b.stop()
+	})
+}
+
 // A slow server that can't have every bucket refilled each interval isn't asked for the same ones by several replicas.
 func TestAReplicaThatIsBehindKeepsItsShards(t *testing.T) {
 	simulate(t, func(t *testing.T, r *rig) {
