@@ -242,7 +242,7 @@ func TestEveryScriptOpensWithItsContract(t *testing.T) {
 func TestCommandsAreSentOnce(t *testing.T) {
 	t.Parallel()
 	for _, s := range allScripts {
-		require.True(t, s.bySHA(t.Context(), []string{"k"}, nil).NoRetry(), s.name)
-		require.True(t, s.bySource(t.Context(), []string{"k"}, nil).NoRetry(), s.name)
+		require.True(t, s.bySHA(t.Context(), words([]string{"k"}, nil)).NoRetry(), s.name)
+		require.True(t, s.bySource(t.Context(), words([]string{"k"}, nil)).NoRetry(), s.name)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"strconv"
+	"strings"
 
 	"github.com/redis/go-redis/v9"
 
@@ -45,8 +46,7 @@ const (
 // ErrMalformedBucket.
 func Refill(ctx context.Context, c Client, key string, call policy.Call) (policy.Outcome, error) {
 	calls := []RefillCall{{Key: key, Call: call}}
-	keys, args := refillArguments(calls, nil)
-	v, err := refillScript.run(ctx, c, keys, args...)
+	v, err := refillScript.call(ctx, c, refillWords(calls, nil))
 	if err != nil {
 		return policy.Outcome{}, err
 	}
@@ -79,8 +79,7 @@ func refillBatch(ctx context.Context, rdb redis.UniversalClient, calls []RefillC
 	}
 	type part struct {
 		from, to int
-		keys     []string
-		args     []any
+		words    []any
 	}
 	parts := make([]part, 0, (len(calls)+perCall-1)/perCall)
 	_, cluster := rdb.(*redis.ClusterClient)
@@ -89,12 +88,11 @@ func refillBatch(ctx context.Context, rdb redis.UniversalClient, calls []RefillC
 		if cluster {
 			to = from + sameSlot(calls[from:to])
 		}
-		keys, args := refillArguments(calls[from:to], shard)
-		parts = append(parts, part{from, to, keys, args})
+		parts = append(parts, part{from, to, refillWords(calls[from:to], shard)})
 	}
 
 	cmds, errs := pipeline(ctx, rdb, refillScript, len(parts), func(i int, verb, body string) onceIntegers {
-		cmd := onceIntegers{redis.NewIntSliceCmd(ctx, words(verb, body, parts[i].keys, parts[i].args)...)}
+		cmd := onceIntegers{redis.NewIntSliceCmd(ctx, withScript(parts[i].words, verb, body)...)}
 		cmd.SetFirstKeyPos(firstKey)
 		return cmd
 	})
@@ -124,25 +122,32 @@ func sameSlot(calls []RefillCall) int {
 // noTerms is the argument pol that is no policy.
 const noTerms = "-"
 
-// refillArguments are those of one script call; shard are the keys of the shard
-// that the buckets belong to, if any. Texts go as pointers, which the client library
-// writes as what they point to: that spares an allocation each.
-func refillArguments(calls []RefillCall, shard []string) (keys []string, args []any) {
+// refillWords are those of one script call; shard are the keys of the shard that the
+// buckets belong to, if any. Texts go as pointers, which the client library writes as
+// what they point to: that spares an allocation each.
+func refillWords(calls []RefillCall, shard []string) []any {
 	n, create := len(calls), policy.CreateLost
-	keys, args = make([]string, 3*n, 3*n+len(shard)), make([]any, 0, n+4)
 	if len(shard) > 0 {
-		keys, create = append(keys, shard...), policy.CreateNever
+		create = policy.CreateNever
 	}
+	const policyWords = 3
+	words := noWords(3*n+len(shard), n+1+policyWords)
+	keys, versions := make([]string, 3*n), make([]string, n)
 	for i := range calls {
 		names := bucketKeys(calls[i].Key)
 		keys[2*i], keys[2*i+1], keys[2*n+i] = names[0], names[1], names[2]
 	}
-	versions := make([]string, n)
-	for i := range versions {
-		args = append(args, &versions[i])
+	for i := range keys {
+		words = append(words, &keys[i])
 	}
-	args = append(args, 0)
-	policies := 0
+	for i := range shard {
+		words = append(words, &shard[i])
+	}
+	for i := range versions {
+		words = append(words, &versions[i])
+	}
+	counted, policies := len(words), 0
+	words = append(words, policies)
 	for from, to := 0, 0; from < n; from = to {
 		for to = from + 1; to < n && sameTermsAs(calls[to].Terms, calls[from].Terms); to++ {
 		}
@@ -151,40 +156,36 @@ func refillArguments(calls []RefillCall, shard []string) (keys []string, args []
 			text = t.Encode()
 		}
 		mark := markOf(text)
-		args = append(args, from+1, text, mark)
+		words = append(words, from+1, text, mark)
 		refillVersions(calls[from:to], mark, versions[from:to])
 		policies++
 	}
-	args[n] = policies
+	words[counted] = policies
 	for i := range calls {
 		if c := &calls[i]; c.Create != create || c.Step != 0 || c.Next != 0 {
-			args = append(args, i+1, int64(c.Create), c.Step, c.Next)
+			words = append(words, i+1, int64(c.Create), c.Step, c.Next)
 		}
 	}
-	return keys, args
+	return words
 }
 
 // refillVersions writes the calls' versions as the script reads them: with the mark of
 // their policy, so that one that is as expected ends like the bucket's state. They share
 // one string.
 func refillVersions(calls []RefillCall, mark string, versions []string) {
-	texts, ends := make([]byte, 0, 48*len(calls)), make([]int, len(calls))
+	var all strings.Builder
+	all.Grow(48 * len(calls))
+	var text [64]byte
 	for i := range calls {
+		from := all.Len()
 		if v := calls[i].Version; v == (policy.Version{}) {
-			texts = append(texts, "0 0"...)
+			all.WriteString("0 0")
 		} else {
-			texts = append(texts, ' ')
-			texts = strconv.AppendInt(texts, v.Era, 10)
-			texts = append(texts, '#')
-			texts = append(texts, mark...)
-			texts = append(texts, ' ')
-			texts = strconv.AppendInt(texts, v.Index, 10)
+			b := strconv.AppendInt(append(text[:0], ' '), v.Era, 10)
+			b = append(append(append(b, '#'), mark...), ' ')
+			all.Write(strconv.AppendInt(b, v.Index, 10))
 		}
-		ends[i] = len(texts)
-	}
-	all, from := string(texts), 0
-	for i, end := range ends {
-		versions[i], from = all[from:end], end
+		versions[i] = all.String()[from:]
 	}
 }
 

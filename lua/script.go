@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"regexp"
+	"slices"
 
 	"github.com/redis/go-redis/v9"
 )
@@ -92,12 +93,12 @@ type once struct{ *redis.Cmd }
 // NoRetry implements redis.Cmder.
 func (once) NoRetry() bool { return true }
 
-func (s *script) bySHA(ctx context.Context, keys []string, args []any) once {
-	return command(ctx, "evalsha", s.sha, keys, args)
+func (s *script) bySHA(ctx context.Context, words []any) once {
+	return command(ctx, withScript(words, "evalsha", s.sha))
 }
 
-func (s *script) bySource(ctx context.Context, keys []string, args []any) once {
-	return command(ctx, "eval", s.source, keys, args)
+func (s *script) bySource(ctx context.Context, words []any) once {
+	return command(ctx, withScript(words, "eval", s.source))
 }
 
 // onceIntegers is once for a script whose reply is integers: they are read without an
@@ -107,9 +108,9 @@ type onceIntegers struct{ *redis.IntSliceCmd }
 // NoRetry implements redis.Cmder.
 func (onceIntegers) NoRetry() bool { return true }
 
-func command(ctx context.Context, verb, body string, keys []string, args []any) once {
-	cmd := redis.NewCmd(ctx, words(verb, body, keys, args)...)
-	if len(keys) > 0 {
+func command(ctx context.Context, words []any) once {
+	cmd := redis.NewCmd(ctx, words...)
+	if words[firstKey-1] != 0 {
 		cmd.SetFirstKeyPos(firstKey)
 	}
 	return once{cmd}
@@ -118,23 +119,45 @@ func command(ctx context.Context, verb, body string, keys []string, args []any) 
 // firstKey is the place of a script's first key among the words of its call.
 const firstKey = 3
 
+// noWords are words of a call, with room for keys and arguments, up to the keys: the first
+// two are left to withScript.
+func noWords(keys, args int) []any {
+	words := make([]any, firstKey, firstKey+keys+args)
+	words[firstKey-1] = keys
+	return words
+}
+
 // words are those of a script's call.
-func words(verb, body string, keys []string, args []any) []any {
-	all := make([]any, 0, firstKey+len(keys)+len(args))
-	all = append(all, verb, body, len(keys))
+func words(keys []string, args []any) []any {
+	all := noWords(len(keys), len(args))
 	for i := range keys {
 		all = append(all, &keys[i]) // written as the string; spares an allocation
 	}
 	return append(all, args...)
 }
 
+// withScript puts the verb and what it calls in its place. The words of an earlier attempt
+// stay as they are.
+func withScript(words []any, verb, body string) []any {
+	if words[0] != nil {
+		words = slices.Clone(words)
+	}
+	words[0], words[1] = verb, body
+	return words
+}
+
 // run calls the script once. NOSCRIPT proves that it did not run, so the source
 // follows.
 func (s *script) run(ctx context.Context, c Client, keys []string, args ...any) (any, error) {
-	cmd := s.bySHA(ctx, keys, args)
+	return s.call(ctx, c, words(keys, args))
+}
+
+// call is run with the words of the call.
+func (s *script) call(ctx context.Context, c Client, words []any) (any, error) {
+	cmd := s.bySHA(ctx, words)
 	err := c.Process(ctx, cmd)
 	if err != nil && redis.HasErrorPrefix(err, "NOSCRIPT") {
-		cmd = s.bySource(ctx, keys, args)
+		cmd = s.bySource(ctx, words)
 		err = c.Process(ctx, cmd)
 	}
 	if err != nil {
@@ -206,7 +229,7 @@ type raw struct {
 func (s *script) pipelined(ctx context.Context, rdb redis.UniversalClient, n int, call func(i int) (keys []string, args []any)) []raw {
 	cmds, errs := pipeline(ctx, rdb, s, n, func(i int, verb, body string) once {
 		keys, args := call(i)
-		return command(ctx, verb, body, keys, args)
+		return command(ctx, withScript(words(keys, args), verb, body))
 	})
 	replies := make([]raw, n)
 	for i := range replies {

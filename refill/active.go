@@ -38,9 +38,10 @@ type activeSets struct {
 	shards []*shard
 	held   map[string]int // shards that this replica refills, by template
 	pace   *pace
-	every  time.Duration // between two looks at idle shards
-	look   time.Time     // the next one
-	on     bool          // it is this replica's turn to refill
+	every  time.Duration    // between two looks at idle shards
+	look   time.Time        // the next one
+	on     bool             // it is this replica's turn to refill
+	calls  []lua.RefillCall // of the last batch: room for the next one's
 }
 
 // newActiveSets shares the shards among lanes by the slots of their masters.
@@ -401,10 +402,11 @@ func (a *activeSets) refill(ctx context.Context, s *shard) error {
 	callCtx, cancel := context.WithTimeout(ctx, a.l.r.cfg.Timeout)
 	defer cancel()
 	batch := s.next(a.pace.batch())
-	calls := make([]lua.RefillCall, len(batch))
-	for i, e := range batch {
-		calls[i] = lua.RefillCall{Key: e.key, Call: policy.Call{Version: e.version, Terms: &s.template.Terms}}
+	calls := a.calls[:0]
+	for _, e := range batch {
+		calls = append(calls, lua.RefillCall{Key: e.key, Call: policy.Call{Version: e.version, Terms: &s.template.Terms}})
 	}
+	a.calls = calls
 	sent := time.Now()
 	results := a.l.r.store.refillActive(callCtx, s.Shard, calls, a.pace.perCall())
 	replied := time.Now()
