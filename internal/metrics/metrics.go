@@ -191,22 +191,8 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 // collectBuckets exports the buckets that have series of their own, and the sum
 // of the others. shadow is what buckets in shadow mode have denied.
 func (m *Metrics) collectBuckets(gauge, count func(*prometheus.Desc, float64, ...string), shadow map[string]int64) {
-	all := map[string]tally.Bucket{}
-	m.tally.Each(func(key string, b *tally.Bucket) { all[key] = *b })
-	own := m.label(all)
-
-	other, outdated, conflicting := tally.Bucket{}, 0, 0
-	for key, b := range all {
-		if b.Outdated {
-			outdated++
-		}
-		if b.Conflict {
-			conflicting++
-		}
-		if !own[key] {
-			add(&other, b)
-			continue
-		}
+	v := m.buckets()
+	for key, b := range v.own {
 		counts(count, key, b)
 		gauge(descCapacity, float64(b.Capacity), key)
 		if time.Since(b.Seen) < fresh {
@@ -214,12 +200,12 @@ func (m *Metrics) collectBuckets(gauge, count func(*prometheus.Desc, float64, ..
 			gauge(descHeld, float64(b.Held), key)
 		}
 	}
-	if len(own) < len(all) {
-		counts(count, Other, other)
+	if v.summed {
+		counts(count, Other, v.other)
 	}
 	rest, beyond := int64(0), false
 	for key, denied := range shadow {
-		if own[key] {
+		if _, own := v.own[key]; own {
 			count(descShadow, float64(denied), key)
 			continue
 		}
@@ -228,39 +214,79 @@ func (m *Metrics) collectBuckets(gauge, count func(*prometheus.Desc, float64, ..
 	if beyond {
 		count(descShadow, float64(rest), Other)
 	}
-	gauge(descOutdated, float64(outdated))
-	gauge(descConflict, float64(conflicting))
+	gauge(descOutdated, float64(v.outdated))
+	gauge(descConflict, float64(v.conflicting))
+}
+
+// view is what a scrape tells of the buckets.
+type view struct {
+	own                   map[string]tally.Bucket // those with series of their own
+	other                 tally.Bucket            // the sum of the others
+	summed                bool                    // there are others
+	outdated, conflicting int
+}
+
+// buckets looks at all buckets, and copies no more of them than have series. One that
+// is added meanwhile is told of by the next scrape.
+func (m *Metrics) buckets() view {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var keys []string
+	m.tally.Each(func(key string, _ *tally.Bucket) { keys = append(keys, key) })
+	m.label(keys)
+	v := view{own: map[string]tally.Bucket{}}
+	m.tally.Each(func(key string, b *tally.Bucket) {
+		own, known := m.own[key]
+		if !known {
+			return
+		}
+		if b.Outdated {
+			v.outdated++
+		}
+		if b.Conflict {
+			v.conflicting++
+		}
+		if own {
+			v.own[key] = *b
+		} else {
+			v.summed = true
+			add(&v.other, *b)
+		}
+	})
+	return v
 }
 
 // label tells which buckets have series of their own: the first MaxBuckets by
 // key, less those whose key can't be a label. A bucket that is summed up stays
 // so, since a counter that moves from one series to another looks like a spike.
-func (m *Metrics) label(all map[string]tally.Bucket) map[string]bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	maps.DeleteFunc(m.own, func(key string, _ bool) bool { _, there := all[key]; return !there })
+// The mutex is held.
+func (m *Metrics) label(keys []string) {
+	var unknown []string
+	for _, key := range keys {
+		if _, known := m.own[key]; !known {
+			unknown = append(unknown, key)
+		}
+	}
+	if len(m.own)+len(unknown) > len(keys) { // some are gone
+		there := make(map[string]bool, len(keys))
+		for _, key := range keys {
+			there[key] = true
+		}
+		maps.DeleteFunc(m.own, func(key string, _ bool) bool { return !there[key] })
+	}
 	labelled := 0
 	for _, own := range m.own {
 		if own {
 			labelled++
 		}
 	}
-	for _, key := range slices.Sorted(maps.Keys(all)) {
-		if _, known := m.own[key]; known {
-			continue
-		}
+	slices.Sort(unknown)
+	for _, key := range unknown {
 		m.own[key] = labelled < MaxBuckets && key != Other && utf8.ValidString(key)
 		if m.own[key] {
 			labelled++
 		}
 	}
-	own := make(map[string]bool, labelled)
-	for key, is := range m.own {
-		if is {
-			own[key] = true
-		}
-	}
-	return own
 }
 
 func counts(count func(*prometheus.Desc, float64, ...string), label string, b tally.Bucket) {

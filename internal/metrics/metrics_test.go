@@ -99,11 +99,25 @@ func TestTheNumberOfSeriesIsBounded(t *testing.T) {
 	require.Contains(t, body, fmt.Sprintf(`refiller_refills_total{bucket="other"} %d`, 3*(1002-metrics.MaxBuckets)))
 	require.NotContains(t, body, "user:", "a key from outside is no label")
 
+	for _, b := range list[len(list)/2-100:] { // with series of their own and without
+		e := applied(b.Key, 3, 0)
+		e.Outcome.Fence.Epoch++
+		m.Observe(e)
+	}
+	for _, b := range list[:len(list)/2-100] {
+		e := applied(b.Key, 3, 0)
+		e.Outcome.Conflict = true
+		m.Observe(e)
+	}
+	body = scrape(t, m)
+	require.Contains(t, body, fmt.Sprintf("refiller_buckets_outdated %d", len(list)-len(list)/2+100))
+	require.Contains(t, body, fmt.Sprintf("refiller_buckets_conflicting %d", len(list)/2-100))
+
 	// A place that becomes free is not given to a bucket that is summed up.
 	tl.Configure(list[1:])
 	body = scrape(t, m)
 	require.Equal(t, metrics.MaxBuckets, strings.Count(body, "refiller_credit_added_tokens_total{"))
-	require.Contains(t, body, fmt.Sprintf(`refiller_refills_total{bucket="other"} %d`, 3*(1002-metrics.MaxBuckets)))
+	require.Contains(t, body, fmt.Sprintf(`refiller_refills_total{bucket="other"} %d`, 4*(1002-metrics.MaxBuckets)))
 	tl.Configure(append(list[1:], bucket("a-new-one")))
 	require.Contains(t, scrape(t, m), `refiller_refills_total{bucket="a-new-one"} 0`)
 }
