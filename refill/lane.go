@@ -46,7 +46,7 @@ const maxIdle = time.Second
 // run calls until ctx ends, or until stop is closed and no call is under way.
 func (l *lane) run(ctx context.Context, stop <-chan struct{}) {
 	defer close(l.done)
-	heap.Init(&l.buckets)
+	l.buckets.order()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -156,12 +156,16 @@ func (l *lane) actOnBuckets(ctx context.Context) time.Duration {
 // What isn't done within half an interval is left to it.
 func (l *lane) handOver(ctx context.Context) {
 	now := time.Now()
-	for _, b := range append([]*bucket{l.pulse.beat}, l.buckets...) {
+	hurry := func(b *bucket) {
 		if b.due.Sub(now) <= b.interval/2 && b.due.After(now) {
 			b.due = now
 		}
 	}
-	heap.Init(&l.buckets)
+	hurry(l.pulse.beat)
+	for _, entry := range l.buckets {
+		hurry(entry.bucket)
+	}
+	l.buckets.order()
 	l.sets.hurry(now)
 	pending := func() bool {
 		return !l.pulse.beat.due.After(now) || len(l.buckets) > 0 && !l.buckets[0].due.After(now) || l.sets.pending(now)
@@ -193,10 +197,10 @@ func (l *lane) listen(ctx context.Context) time.Duration {
 	}
 	state := l.pulse.state
 	if before == beating && state != beating {
-		for _, b := range l.buckets {
-			b.due = replied
+		for _, entry := range l.buckets {
+			entry.bucket.due = replied
 		}
-		heap.Init(&l.buckets)
+		l.buckets.order()
 		l.lookAfresh()
 	}
 	if (before == silent) != (state == silent) {
@@ -213,8 +217,8 @@ func (l *lane) listen(ctx context.Context) time.Duration {
 // lookAfresh forgets which buckets were missing, because this replica hasn't
 // looked for a while: one that is missing now may be remembered by the others.
 func (l *lane) lookAfresh() {
-	for _, b := range l.buckets {
-		b.missing = time.Time{}
+	for _, entry := range l.buckets {
+		entry.bucket.missing = time.Time{}
 	}
 }
 
@@ -302,31 +306,4 @@ func (l *lane) recovered() {
 		l.back = time.Now()
 	}
 	l.down = 0
-}
-
-// queue is a heap of buckets by due time; those due at once follow by slot, so
-// that the ones that can share a script call are next to each other.
-type queue []*bucket
-
-func (q queue) Len() int      { return len(q) }
-func (q queue) Swap(i, j int) { q[i], q[j] = q[j], q[i] }
-
-// Less implements heap.Interface.
-func (q queue) Less(i, j int) bool {
-	if !q[i].due.Equal(q[j].due) {
-		return q[i].due.Before(q[j].due)
-	}
-	return q[i].slot < q[j].slot
-}
-
-// Push implements heap.Interface.
-func (q *queue) Push(x any) { *q = append(*q, x.(*bucket)) }
-
-// Pop implements heap.Interface.
-func (q *queue) Pop() any {
-	old := *q
-	b := old[len(old)-1]
-	old[len(old)-1] = nil
-	*q = old[:len(old)-1]
-	return b
 }

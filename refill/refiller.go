@@ -223,7 +223,7 @@ func (r *Refiller) makeLanes(masters []master, known known) []*lane {
 		if nb.news {
 			l.news = append(l.news, nb)
 		} else {
-			l.buckets = append(l.buckets, nb)
+			l.buckets = append(l.buckets, entryOf(nb))
 		}
 	}
 	shards := make([][]*shard, len(masters))

@@ -1,0 +1,55 @@
+package refill
+
+import (
+	"container/heap"
+	"time"
+)
+
+// queue is a heap of buckets by due time; those due at once follow by slot, so
+// that the ones that can share a script call are next to each other.
+//
+// An entry repeats what it is ordered by: to look for that in the buckets would cost
+// more than all else that is done with a hundred thousand of them. So whoever changes
+// when buckets in the queue are due calls order.
+type queue []queued
+
+type queued struct {
+	due    time.Time
+	slot   int
+	bucket *bucket
+}
+
+func entryOf(b *bucket) queued { return queued{b.due, b.slot, b} }
+
+// order makes a heap of the entries, by when their buckets are due.
+func (q *queue) order() {
+	for i, entry := range *q {
+		(*q)[i] = entryOf(entry.bucket)
+	}
+	heap.Init(q)
+}
+
+func (q queue) Len() int      { return len(q) }
+func (q queue) Swap(i, j int) { q[i], q[j] = q[j], q[i] }
+
+// Less implements heap.Interface.
+func (q queue) Less(i, j int) bool {
+	if !q[i].due.Equal(q[j].due) {
+		return q[i].due.Before(q[j].due)
+	}
+	return q[i].slot < q[j].slot
+}
+
+// Push implements heap.Interface.
+func (q *queue) Push(x any) {
+	*q = append(*q, entryOf(x.(*bucket)))
+}
+
+// Pop implements heap.Interface.
+func (q *queue) Pop() any {
+	old := *q
+	b := old[len(old)-1].bucket
+	old[len(old)-1] = queued{}
+	*q = old[:len(old)-1]
+	return b
+}
