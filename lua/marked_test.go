@@ -1,6 +1,7 @@
 package lua_test
 
 import (
+	"cmp"
 	"fmt"
 	"testing"
 	"time"
@@ -108,16 +109,10 @@ func TestAMarkChangesNothingButTheCost(t *testing.T) {
 				require.NoError(t, rdb.HSet(ctx, lua.ControlKey(key), "st", st, "pol", terms.Encode()).Err())
 			}
 			mark := "#" + lua.MarkOf(terms.Encode())
-			or := func(text, otherwise string) string {
-				if text == "" {
-					return otherwise
-				}
-				return text
-			}
-			st := or(c.copied, "20") + " " + or(c.last, ago) + " " + or(c.rest, "0 "+era)
+			st := cmp.Or(c.copied, "20") + " " + cmp.Or(c.last, ago) + " " + cmp.Or(c.rest, "0 "+era)
 			put("neighbour", "9", "20", "20 "+ago+" 7 "+era+mark)
-			put("marked", c.tokens, or(c.index, "20"), st+mark)
-			put("twin", c.tokens, or(c.index, "20"), st)
+			put("marked", c.tokens, cmp.Or(c.index, "20"), st+mark)
+			put("twin", c.tokens, cmp.Or(c.index, "20"), st)
 			if c.text {
 				require.NoError(t, rdb.Set(ctx, lua.ControlKey("marked"), st+mark, 0).Err())
 				require.NoError(t, rdb.Set(ctx, lua.ControlKey("twin"), st, 0).Err())

@@ -252,15 +252,12 @@ func (a *activeSets) takeTurns(ctx context.Context, shards []*shard) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, a.l.r.cfg.Timeout)
 	defer cancel()
-	calls, loads := make([]lua.TurnCall, len(shards)), map[string]int{}
+	calls, more := make([]lua.TurnCall, len(shards)), map[string]int{} // shards that it would refill beside those it does
 	for i, s := range shards {
-		if loads[s.Prefix] == 0 {
-			loads[s.Prefix] = a.held[s.Prefix]
-		}
 		if s.state != shardHeld {
-			loads[s.Prefix]++
+			more[s.Prefix]++
 		}
-		calls[i] = lua.TurnCall{Shard: s.Shard, Index: s.turn, Interval: s.interval, Load: loads[s.Prefix]}
+		calls[i] = lua.TurnCall{Shard: s.Shard, Index: s.turn, Interval: s.interval, Load: a.held[s.Prefix] + more[s.Prefix]}
 	}
 	results := a.l.r.store.turns(ctx, calls)
 	now := time.Now()
@@ -290,18 +287,19 @@ func (a *activeSets) goRound(ctx context.Context, shards []*shard) error {
 	now := time.Now()
 	var failed error
 	for i, s := range shards {
-		switch err := results[i].Err; {
-		case err == nil:
-			if s.state != shardHeld {
-				a.set(s, shardHeld)
+		if err := results[i].Err; err != nil {
+			if !a.own(s, err) {
+				failed = err
 			}
-			if a.leads() && !s.mine.After(now) { // of others a turn may have come due meanwhile
-				s.mine = s.nextTurn(now)
-			}
-			a.beginWith(s, results[i].Count, now)
-		case !a.own(s, err):
-			failed = err
+			continue
 		}
+		if s.state != shardHeld {
+			a.set(s, shardHeld)
+		}
+		if a.leads() && !s.mine.After(now) { // of others a turn may have come due meanwhile
+			s.mine = s.nextTurn(now)
+		}
+		a.beginWith(s, results[i].Count, now)
 	}
 	return failed
 }
@@ -360,14 +358,14 @@ func (s *shard) nextTurn(now time.Time) time.Time {
 // untilTurn is the waiting rule of one who lost a turn and would refill load shards of
 // the template if it had won: how long until it tries again. Usually that is after
 // whoever took it is due, with time to spare for one who is busy: a shard that changes
-// hands costs a call more for each of its buckets. Of one who refills two or more shards more than this
-// replica does, it takes so many that, one by one, all have as much to do.
+// hands costs a call more for each of its buckets. Of one who refills two or more shards
+// more than this replica does, it takes so many that, one by one, all have as much to do.
 func untilTurn(turn lua.Turn, load int, interval time.Duration, rng *rand.Rand) time.Duration {
 	since := time.Duration(turn.Now-turn.Last) * time.Microsecond
 	if surplus := turn.Load - int64(load) + 1; surplus >= 2 && since < interval/4 && rng.Int64N(2*turn.Load) < surplus {
 		return interval/2 + time.Duration(rng.Int64N(int64(interval/20)+1))
 	}
-	late := interval/5 + time.Duration(rng.Int64N(int64(interval/10)+1))
+	late := interval*3/20 + jitter(interval, rng)
 	return min(max(interval-since+late, interval/2), 2*interval)
 }
 

@@ -8,9 +8,9 @@ import (
 // queue is a heap of buckets by due time; those due at once follow by slot, so
 // that the ones that can share a script call are next to each other.
 //
-// An entry repeats what it is ordered by: to look for that in the buckets would cost
-// more than all else that is done with a hundred thousand of them. So whoever changes
-// when buckets in the queue are due calls order.
+// An entry repeats what it is ordered by, since a hundred thousand buckets are not in
+// the processor's caches. So whoever changes when buckets in the queue are due calls
+// order.
 type queue []queued
 
 type queued struct {
