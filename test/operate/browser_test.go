@@ -45,7 +45,7 @@ func openBrowser(t *testing.T) *browser {
 			break
 		}
 	}
-	require.NotEmpty(t, path, "install chromium: scripts/ensure-chromium.sh does")
+	require.NotEmpty(t, path, "scripts/require.sh chromium installs it")
 	p := testenv.Start(t, path, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars", "--no-first-run",
 		"--remote-debugging-port=0", "--user-data-dir="+t.TempDir(), "about:blank")
 	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
