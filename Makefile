@@ -11,8 +11,9 @@ MODULES := $(patsubst %/go.mod,%,$(wildcard ./go.mod ./bench/go.mod ./deploy/go.
 # Packages whose tests need no server and end in seconds.
 UNIT_PKGS ?= $(addsuffix /...,$(wildcard ./policy ./internal/accesslog ./internal/config))
 
-# Packages that `make test` leaves to test-operate.
-OPERATE_PKGS := ./test/operate
+# Packages that `make test` leaves to test-operate. `make test-all` tests them beside the others, where their waits cost
+# nothing.
+APART := ./test/operate
 
 # Packages whose goroutines share state: `make test` tests these with the race detector and the others without, so that it
 # ends within 15 minutes on two cores of a fresh machine. `make race` tests everything with it.
@@ -25,7 +26,8 @@ TEST_PROCS ?= 2
 # Per test program. The whole of `make test` stays under 15 minutes on two cores.
 TEST_TIMEOUT ?= 8m
 
-GO_TEST := go test -count=1 -shuffle=on -p $(TEST_PROCS)
+# Vet runs once, before. Without the debugger's tables (-w) programs are linked sooner.
+GO_TEST := go test -count=1 -shuffle=on -vet=off -ldflags=-w -p $(TEST_PROCS)
 
 # Runs in `make bench`: how often, which benchmarks, which packages.
 COUNT ?= 10
@@ -80,18 +82,18 @@ $(TESTS):
 .PHONY: test-all
 test-all: ## test and every test-… target, which is what CI runs
 	@scripts/require.sh $(sort $(foreach t,$(TESTS),$(needs-$t)))
-	@scripts/slowest.sh $(MAKE) --no-print-directory $(addprefix run-,$(TESTS))
+	@scripts/slowest.sh $(MAKE) --no-print-directory APART= $(addprefix run-,$(filter-out test-operate,$(TESTS)))
 	@echo "make test-all: passed"
 
 .PHONY: race
 race: ## Every test of the module with the race detector
 	@scripts/require.sh $(sort $(needs-test) $(needs-test-operate))
-	CGO_ENABLED=1 $(GO_TEST) -race -ldflags=-w -timeout 20m ./...
+	CGO_ENABLED=1 $(GO_TEST) -race -timeout 20m ./...
 
 .PHONY: simulate
 simulate: ## SCHEDULES random fault schedules of election and refill loop, POOL_SCHEDULES of the pools, in simulated time, without the race detector
-	REFILLER_SEED=$(SEED) REFILLER_SCHEDULES=$(SCHEDULES) GOGC=400 go test -count=1 -timeout 0 -run TestElectionAndRefillLoopTogether -v ./election
-	REFILLER_SEED=$(SEED) REFILLER_SCHEDULES=$(POOL_SCHEDULES) go test -count=1 -timeout 0 -run TestNothingIsExceededUnderRandomFaults -v ./pool
+	REFILLER_SEED=$(SEED) REFILLER_SCHEDULES=$(SCHEDULES) GOGC=400 $(GO_TEST) -timeout 0 -run TestElectionAndRefillLoopTogether -v ./election
+	REFILLER_SEED=$(SEED) REFILLER_SCHEDULES=$(POOL_SCHEDULES) $(GO_TEST) -timeout 0 -run TestNothingIsExceededUnderRandomFaults -v ./pool
 
 .PHONY: unit
 unit: ## Tests of the packages that need no server (UNIT_PKGS); needs only Go, takes seconds
@@ -169,16 +171,16 @@ tidy: ## Tidy every module and format the code
 run-test:
 	go vet ./...
 	scripts/check-fetch-deps.sh
-	$(GO_TEST) -timeout $(TEST_TIMEOUT) $$(go list ./... | grep -vxF "$$(go list $(RACE_PKGS) $(OPERATE_PKGS))")
-	CGO_ENABLED=1 $(GO_TEST) -race -ldflags=-w -timeout $(TEST_TIMEOUT) $(RACE_PKGS)
+	$(GO_TEST) -timeout $(TEST_TIMEOUT) $$(go list ./... | grep -vxF "$$(go list $(RACE_PKGS) $(APART))")
+	CGO_ENABLED=1 $(GO_TEST) -race -timeout $(TEST_TIMEOUT) $(RACE_PKGS)
 	@$(MAKE) --no-print-directory simulate SCHEDULES=2000 POOL_SCHEDULES=20
 
 run-test-operate:
-	$(GO_TEST) -timeout $(TEST_TIMEOUT) $(OPERATE_PKGS)
+	$(GO_TEST) -timeout $(TEST_TIMEOUT) ./test/operate
 
 run-test-deploy:
 	go -C deploy vet ./...
-	go -C deploy test -count=1 -timeout $(TEST_TIMEOUT) ./...
+	go -C deploy test -count=1 -vet=off -timeout $(TEST_TIMEOUT) ./...
 
 .PHONY: vet
 vet:
