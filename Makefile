@@ -20,9 +20,9 @@ APART := ./test/operate
 # Package pool is not among these: its tests are long simulations, in which the race detector itself crashes now and then.
 RACE_PKGS := ./election ./fetch ./refill
 
-# At most this many test programs run at once: each starts real servers, and two
-# keep a two-core machine busy without starving the servers under test.
-TEST_PROCS ?= 2
+# At most this many test programs run at once. Each starts real servers and waits half of its time: three keep a two-core
+# machine busy.
+TEST_PROCS ?= 3
 # Per test program. The whole of `make test` stays under 15 minutes on two cores.
 TEST_TIMEOUT ?= 8m
 
