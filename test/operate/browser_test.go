@@ -121,7 +121,7 @@ func (b *browser) eval(expression string, result any) {
 // until waits until an expression of the page is true.
 func (b *browser) until(expression string) {
 	b.t.Helper()
-	require.Eventually(b.t, func() bool {
+	eventually(b.t, func() bool {
 		var is bool
 		b.eval("!!("+expression+")", &is)
 		return is
