@@ -37,7 +37,7 @@ type serve struct {
 }
 
 func newServeCommand(e env) *cobra.Command {
-	s := serve{conn: connection{getenv: e.getenv}}
+	s := serve{conn: connection{environ: e.environ}}
 	s.options = sidecar.Options{Limits: sidecar.DefaultLimits(), Drain: sidecar.DefaultDrain()}
 	cmd := &cobra.Command{
 		Use:   "serve",

@@ -42,7 +42,7 @@ func devCommand(e env) *cobra.Command {
 			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGHUP, syscall.SIGPIPE)
 			defer stop()
 			redisconn.SetLogger(nil) // what matters comes back as errors
-			terminal, color := isTerminal(e.stdout) && e.getenv("TERM") != "dumb", e.getenv("NO_COLOR") == ""
+			terminal, color := isTerminal(e.stdout) && e.environ["TERM"] != "dumb", e.environ["NO_COLOR"] == ""
 			if err := regionsAlone(cmd); err != nil {
 				return err
 			}

@@ -38,7 +38,7 @@ func limitCommand(e env) *cobra.Command {
 }
 
 func limitSetCommand(e env) *cobra.Command {
-	op := operation{env: e, verb: "limit set"}
+	op := operation{connection: connection{env: e}, verb: "limit set"}
 	var capacity int64
 	var rate string
 	cmd := &cobra.Command{
@@ -71,7 +71,7 @@ func limitSetCommand(e env) *cobra.Command {
 }
 
 func limitUnsetCommand(e env) *cobra.Command {
-	op := operation{env: e, verb: "limit unset"}
+	op := operation{connection: connection{env: e}, verb: "limit unset"}
 	cmd := &cobra.Command{
 		Use:   "unset KEY",
 		Short: "End the override of a key: its template counts again",
@@ -87,7 +87,7 @@ func limitUnsetCommand(e env) *cobra.Command {
 }
 
 func limitGetCommand(e env) *cobra.Command {
-	op := operation{env: e, verb: "limit get"}
+	op := operation{connection: connection{env: e}, verb: "limit get"}
 	cmd := &cobra.Command{
 		Use:   "get KEY",
 		Short: "Tell what counts for a key: its override or its template",
@@ -114,7 +114,7 @@ func limitGetCommand(e env) *cobra.Command {
 }
 
 func limitListCommand(e env) *cobra.Command {
-	op := operation{env: e, verb: "limit list"}
+	op := operation{connection: connection{env: e}, verb: "limit list"}
 	var prefix string
 	cmd := &cobra.Command{
 		Use:   "list",

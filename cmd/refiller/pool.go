@@ -17,6 +17,7 @@ import (
 
 	"github.com/tokenrefill/refiller/election"
 	"github.com/tokenrefill/refiller/internal/config"
+	"github.com/tokenrefill/refiller/internal/etcdconn"
 	"github.com/tokenrefill/refiller/pool"
 )
 
@@ -34,48 +35,28 @@ func poolCommand(e env) *cobra.Command {
 }
 
 // pools is how a command reaches the pools in etcd.
-type pools struct {
-	env
-	config, prefix string
-	endpoints      []string
-}
+type pools struct{ connection }
 
-func (p *pools) flags(cmd *cobra.Command) {
-	cmd.Flags().StringVarP(&p.config, "config", "c", "", "configuration file to take etcd, its login and the prefix from")
-	cmd.Flags().StringSliceVar(&p.endpoints, "etcd", nil, "endpoints of etcd, instead of the file's ($REFILLER_ETCD_ENDPOINTS)")
-	cmd.Flags().StringVar(&p.prefix, "prefix", config.DefaultPrefix, "election.prefix of the replicas, if there is no file")
-}
+func (p *pools) flags(cmd *cobra.Command) { p.addFlags(cmd, "etcd", "pool-registry") }
 
-// open connects to etcd, and returns the prefix of the pools' keys.
+// open connects to the pools' etcd.
 func (p *pools) open() (*clientv3.Client, config.Config, error) {
-	var cfg config.Config
-	if p.config != "" {
-		var flags []config.Override
-		if len(p.endpoints) > 0 {
-			flags = append(flags, config.Override{Source: "--etcd", Field: "election.endpoints", Value: strings.Join(p.endpoints, ",")})
-		}
-		var err error
-		if cfg, err = config.Load(p.config, p.getenv, flags...); err != nil {
-			return nil, cfg, err
-		}
-	} else {
-		cfg.Election = config.Election{Endpoints: p.endpoints, Prefix: p.prefix}
-		if named := p.getenv("REFILLER_ETCD_ENDPOINTS"); len(p.endpoints) == 0 && named != "" {
-			cfg.Election.Endpoints = strings.Split(named, ",")
-		}
+	cfg, err := p.load()
+	if err != nil {
+		return nil, cfg, err
 	}
-	if len(cfg.Election.Endpoints) == 0 {
+	if len(cfg.PoolRegistry.Endpoints) == 0 {
 		return nil, cfg, usageError{errors.New("where is etcd? give --config FILE or --etcd HOST:PORT")}
 	}
-	client, err := dialEtcd(cfg.Election)
-	if err != nil {
-		return nil, cfg, fmt.Errorf("etcd: %w", err)
+	if o := p.laid; cfg.RegistryApart() && slices.ContainsFunc(o, func(o config.Override) bool { return strings.HasPrefix(o.Field, "election.") }) {
+		return nil, cfg, usageError{errors.New("the pools have an etcd of their own: give --pool-registry, not --etcd")}
 	}
-	return client, cfg, nil
+	client, err := etcdconn.Open(cfg.PoolRegistry.Options)
+	return client, cfg, err
 }
 
 func poolStatusCommand(e env) *cobra.Command {
-	p := pools{env: e}
+	p := pools{connection{env: e}}
 	var d display
 	cmd := &cobra.Command{
 		Use:   "status",
@@ -197,7 +178,7 @@ var errUnconfirmed = errors.New("not confirmed: nothing was changed")
 const alive = 10 * time.Second
 
 func poolFenceCommand(e env) *cobra.Command {
-	p := pools{env: e}
+	p := pools{connection{env: e}}
 	var yes bool
 	var reason string
 	cmd := &cobra.Command{
@@ -236,7 +217,7 @@ func poolFenceCommand(e env) *cobra.Command {
 }
 
 func poolLiftCommand(e env) *cobra.Command {
-	p := pools{env: e}
+	p := pools{connection{env: e}}
 	var reason string
 	cmd := &cobra.Command{
 		Use:   "lift REGION",
@@ -265,7 +246,7 @@ func (p *pools) act(cmd *cobra.Command, action, region, reason string, do func(c
 	err = do(ctx, client, cfg.PoolsPrefix())
 	log := newLogger(p.env, config.Log{Level: "info"}).Named("audit")
 	fields := []any{"action", action, "region", region, "operator", operator(), "reason", reason,
-		"etcd", strings.Join(cfg.Election.Endpoints, ","), "prefix", cfg.PoolsPrefix()}
+		"etcd", strings.Join(cfg.PoolRegistry.Endpoints, ","), "prefix", cfg.PoolsPrefix()}
 	var usage usageError
 	switch {
 	case errors.As(err, &usage):

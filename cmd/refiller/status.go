@@ -34,7 +34,7 @@ func statusCommand(e env) *cobra.Command {
 				return err
 			}
 			if !cmd.Flags().Changed("addr") {
-				if listen := e.getenv("REFILLER_LISTEN"); listen != "" {
+				if listen := e.environ["REFILLER_LISTEN"]; listen != "" {
 					addr = listen
 				}
 			}

@@ -3,7 +3,6 @@ package config
 import (
 	"fmt"
 	"reflect"
-	"strings"
 
 	"github.com/tokenrefill/refiller/pool"
 )
@@ -93,18 +92,4 @@ func (c Config) restart(next Config) []string {
 		}
 	}
 	return fields
-}
-
-// some lists the first few keys.
-func some(keys []string) string {
-	const most = 5
-	quoted := make([]string, min(len(keys), most))
-	for i := range quoted {
-		quoted[i] = fmt.Sprintf("%q", brief(keys[i]))
-	}
-	list := strings.Join(quoted, ", ")
-	if more := len(keys) - most; more > 0 {
-		list += fmt.Sprintf(" and %d more", more)
-	}
-	return list
 }

@@ -33,7 +33,7 @@ func TestParseReadsPools(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, c.Buckets)
 	require.Equal(t, []pool.Pool{{
-		Name: "payments", Rate: policy.PerSecond(10_000), Capacity: 20_000, Interval: 50 * time.Millisecond, Regions: []pool.Region{
+		Name: "payments", Rate: policy.PerSecond(10_000), Capacity: 20_000, Interval: 50 * time.Millisecond, FloorShare: 20, Regions: []pool.Region{
 			{Name: "eu", Weight: 2, Floor: policy.PerSecond(1000)},
 			{Name: "us", Weight: 1, Floor: policy.PerSecond(500), Burst: 6000, Ceiling: policy.PerSecond(9000)},
 		},
@@ -88,7 +88,7 @@ func TestParseReportsFieldLineAndRangeOfPools(t *testing.T) {
 		{"weight", "weight: 2", "weight: 0", "pools[0].regions.eu.weight", 11, "from 1 to 1000000"},
 		{"burst", "burst: 6000", "burst: -1", "pools[0].regions.us.burst", 12, "from 1 to 1125899906842624"},
 		{"floor", "floor: 500/s", "floor: 0/s", "pools[0].regions.us.floor", 12, "tokens must be a whole number from 1"},
-		{"floors together", "floor: 500/s", "floor: 1500/s", "pools[0].regions", 11, "the floors are 0.25 of the rate together: want at most 0.2"},
+		{"floors together", "floor: 500/s", "floor: 1500/s", "pools[0].regions", 11, "the floors are 25 % of the rate together: want at most floor_share, 20 %"},
 		{"bursts together", "burst: 6000", "burst: 6668", "pools[0].regions", 11, "the bursts are 20001 together"},
 		{"burst below two intervals", "burst: 6000", "burst: 999", "pools[0].regions.us.burst", 12, "999 is below 1000, the tokens of two refill intervals of 50ms"},
 		{"ceiling below the floor", "ceiling: 9000/s", "ceiling: 499/s", "pools[0].regions.us.ceiling", 12, "below the floor"},
@@ -96,7 +96,7 @@ func TestParseReportsFieldLineAndRangeOfPools(t *testing.T) {
 		{"name of a bucket", "", "buckets: [{key: payments, capacity: 9, rate: 1/s}]\n", "pools[0].name", 6, "already the key of a bucket"},
 		{"name twice", "pools:\n", "pools:\n  - {name: payments, rate: 1/s, capacity: 9, regions: {eu: {}}}\n", "pools[1].name", 7, "already the name of the pool on line 6"},
 		{"endpoints", "{endpoints: [\"127.0.0.1:2379\"]}", "{mode: race}", "election.endpoints", 4, "it is required with pools"},
-		{"election", "election: {endpoints: [\"127.0.0.1:2379\"]}", "", "election.endpoints", 5, "it is required with pools"},
+		{"election", "election: {endpoints: [\"127.0.0.1:2379\"]}", "", "election.endpoints", 6, "it is required with pools"},
 		{"no region", "region: eu\n", "", "region", 1, "it is required with pools"},
 		{"region unknown", "region: eu", "region: eus", "region", 1, "is in no pool, whose regions are eu, us: did you mean eu?"},
 	} {

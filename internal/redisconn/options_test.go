@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tokenrefill/refiller/internal/credential"
+	"github.com/tokenrefill/refiller/internal/fields"
 	"github.com/tokenrefill/refiller/internal/redisconn"
 	"github.com/tokenrefill/refiller/internal/testenv"
 )
@@ -221,7 +222,7 @@ func TestValidateNamesEveryWrongOption(t *testing.T) {
 		"user alone":          {redisconn.Options{URL: parse(t, "redis://h"), Username: "u"}, []string{`username: "u" has no password`}},
 		"user alone in url":   {redisconn.Options{URL: parse(t, "redis://hunter2@h")}, []string{"url: has a user but no password"}},
 		"tls without rediss":  {redisconn.Options{URL: parse(t, "redis://h"), TLS: credential.TLS{CA: "f"}}, []string{"tls: goes with a rediss://"}},
-		"half a pair":         {redisconn.Options{URL: parse(t, "rediss://h"), TLS: credential.TLS{Cert: "f"}}, []string{"tls: cert and key"}},
+		"half a pair":         {redisconn.Options{URL: parse(t, "rediss://h"), TLS: credential.TLS{Cert: "f"}}, []string{"tls.key: it is missing: cert and key"}},
 		"sentinel's password": {redisconn.Options{URL: parse(t, "redis://h"), SentinelPassword: secret}, []string{"sentinel_password_file: goes with"}},
 		"sentinel's user":     {redisconn.Options{URL: parse(t, "redis-sentinel://h/m"), SentinelUsername: "u"}, []string{"sentinel_username: \"u\" has no password"}},
 		"numbers": {
@@ -232,7 +233,8 @@ func TestValidateNamesEveryWrongOption(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			_, err := redisconn.Open(tc.options)
-			require.ErrorIs(t, err, redisconn.ErrOptions)
+			var wrong *fields.Error
+			require.ErrorAs(t, err, &wrong)
 			require.Len(t, strings.Split(err.Error(), "\n"), len(tc.says))
 			for _, says := range tc.says {
 				require.ErrorContains(t, err, says)

@@ -1,0 +1,101 @@
+package config
+
+import (
+	"cmp"
+	"strconv"
+	"time"
+
+	"github.com/tokenrefill/refiller/policy"
+	"github.com/tokenrefill/refiller/pool"
+)
+
+// Difference is a field of which a file and what is in force say different things, as they are written in a file.
+type Difference struct {
+	Field   string `json:"field"`
+	InForce string `json:"in_force"` // empty: it doesn't have the field
+	File    string `json:"file"`     // empty: it doesn't have the field
+}
+
+// Differences are those between the terms of a bucket that are in force and those of a file, whatever their fences.
+// Terms don't know at which instants the tokens of a schedule fall due, nor of a pool's grants.
+func Differences(inForce, file policy.Terms) []Difference {
+	var list []Difference
+	was, is := written(inForce), written(file)
+	for i := range was {
+		if was[i].text != is[i].text {
+			list = append(list, Difference{was[i].field, was[i].text, is[i].text})
+		}
+	}
+	return list
+}
+
+// PoolDifferences are those between a pool that is in force and one of a file.
+func PoolDifferences(inForce, file pool.Pool) []Difference {
+	before, after := writtenPool(inForce), writtenPool(file)
+	was := map[string]string{}
+	for _, f := range before {
+		was[f.field] = f.text
+	}
+	var list []Difference
+	for _, f := range after {
+		if was[f.field] != f.text {
+			list = append(list, Difference{f.field, was[f.field], f.text})
+		}
+		delete(was, f.field)
+	}
+	for _, f := range before {
+		if text, gone := was[f.field]; gone {
+			list = append(list, Difference{f.field, text, ""})
+		}
+	}
+	return list
+}
+
+// writtenPool is what a file would say of a pool, but for fields that have their defaults.
+func writtenPool(p pool.Pool) []writtenField {
+	rate := func(r policy.Rate) string { return r.InUnits().String() }
+	list := []writtenField{
+		{"rate", rate(p.Rate)},
+		{"capacity", strconv.FormatInt(p.Capacity, 10)},
+		{"interval", cmp.Or(p.Interval, policy.DefaultInterval).String()},
+		{"floor_share", strconv.FormatInt(cmp.Or(p.FloorShare, pool.DefaultFloorShare), 10) + "%"},
+	}
+	for _, r := range p.Regions {
+		at := "regions." + r.Name
+		list = append(list, writtenField{at + ".weight", strconv.FormatInt(r.Weight, 10)})
+		if r.Floor != (policy.Rate{}) {
+			list = append(list, writtenField{at + ".floor", rate(r.Floor)})
+		}
+		if r.Burst != 0 {
+			list = append(list, writtenField{at + ".burst", strconv.FormatInt(r.Burst, 10)})
+		}
+		if r.Ceiling != (policy.Rate{}) {
+			list = append(list, writtenField{at + ".ceiling", rate(r.Ceiling)})
+		}
+	}
+	return list
+}
+
+type writtenField struct{ field, text string }
+
+// written is what a file would say of a bucket, always the same fields in the same order.
+func written(t policy.Terms) []writtenField {
+	number := func(n int64) string { return strconv.FormatInt(n, 10) }
+	rate, tokens := t.Rate().InUnits().String(), ""
+	if t.Kind == policy.Stepped {
+		rate, tokens = "", number(t.Tokens)
+	}
+	return []writtenField{
+		{"capacity", number(t.Capacity)},
+		{"rate", rate},
+		{"tokens", tokens},
+		{"initial", number(t.Initial)},
+		{"interval", (time.Duration(t.Interval) * time.Microsecond).String()},
+		{"on_loss", losses[t.OnLoss]},
+		{"on_rollback", rollbacks[t.OnRollback]},
+		{"carry_over", carryOvers[t.CarryOver]},
+		{"degraded", degradeds[t.Degraded]},
+		{"shadow", strconv.FormatBool(t.Shadow)},
+		{"strict", strconv.FormatBool(t.Strict)},
+	}
+}
