@@ -89,6 +89,7 @@ func runCommand(e env) *cobra.Command {
 		},
 	}
 	conn.addFlags(cmd, "region", "redis", "election", "etcd", "pool-registry", "listen", "log")
+	cmd.Flags().Lookup("config").Usage = "configuration file (required)"
 	cmd.Flags().StringVar(&identity, "identity", "", "name of this replica (default: host name and process number; $REFILLER_IDENTITY)")
 	cmd.Flags().StringVar(&record, "history", "", "file to append every refill call and its answer to, as JSON lines (some 500 bytes a call; never rotated)")
 	cmd.Flags().BoolVar(&inEtcd, "config-etcd", false, "follow a document in etcd too, at the config key below election.prefix")

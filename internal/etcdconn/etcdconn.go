@@ -41,11 +41,11 @@ const (
 // Options is how to reach etcd, by the fields of a configuration and their variables. It prints without secrets.
 type Options struct {
 	// Members of etcd, all with or all without TLS.
-	Endpoints []string `yaml:"endpoints" is:"endpoint" env:"ENDPOINTS"`
+	Endpoints []string `yaml:"endpoints" is:"endpoint" env:"ENDPOINTS" help:"endpoints of etcd, with commas between"`
 	// User to log in as, with a password.
-	Username string `yaml:"username" is:"user" env:"USERNAME"`
+	Username string `yaml:"username" is:"user" env:"USERNAME" help:"user to log in to etcd as"`
 	// File with the user's password.
-	Password credential.Password `yaml:"password_file" is:"password" env:"PASSWORD_FILE" secret:"PASSWORD"`
+	Password credential.Password `yaml:"password_file" is:"password" env:"PASSWORD_FILE" help:"file with that user's password"`
 	// PEM files, for https endpoints, and for those without a scheme if a file is named.
 	TLS credential.TLS `yaml:"tls" env:""`
 }

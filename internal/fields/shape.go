@@ -26,6 +26,7 @@ type field struct {
 	env, secret *string // last parts of the variables' names; of a section, what stands before those of its fields
 	index       []int
 	typ         reflect.Type
+	help        string
 	doc         [2]string // type and name in Go
 }
 
@@ -106,15 +107,14 @@ func (d *Decoder) addFields(s *shape, t reflect.Type, index []int, env string) {
 			continue
 		}
 		f := field{name: name, required: option == "required", initial: sf.Tag.Get("default"), index: at, typ: sf.Type}
-		f.doc = [2]string{t.String(), sf.Name}
-		part := func(tag string) *string {
-			if text, ok := sf.Tag.Lookup(tag); ok {
-				text = env + text
-				return &text
+		f.help, f.doc = sf.Tag.Get("help"), [2]string{t.String(), sf.Name}
+		if part, ok := sf.Tag.Lookup("env"); ok {
+			part = env + part
+			f.env = &part
+			if secret, isFile := strings.CutSuffix(part, "_FILE"); isFile {
+				f.secret = &secret
 			}
-			return nil
 		}
-		f.env, f.secret = part("env"), part("secret")
 		if is := sf.Tag.Get("is"); is != "" {
 			kind, known := d.kinds[is]
 			if !known {

@@ -29,6 +29,7 @@ type Variable struct {
 	Name   string
 	Field  string // dotted path
 	Want   string // what is allowed
+	Help   string // what it is for, in a few words, or empty
 	Secret bool   // it holds the secret itself, where the field names a file
 }
 
@@ -44,7 +45,11 @@ func (v Variable) Flag() string {
 
 // Usage describes the flag.
 func (v Variable) Usage() string {
-	return strings.NewReplacer(".", " ", "_", " ").Replace(v.Field) + ": " + v.Want + " ($" + v.Name + ")"
+	text := v.Help
+	if text == "" {
+		text = v.Field + " of the file: " + v.Want
+	}
+	return text + " ($" + v.Name + ")"
 }
 
 // Variables are those of all fields, in the fields' order. Of two about one field the later counts.
@@ -58,7 +63,7 @@ func (d *Decoder) variables(t reflect.Type, prefix, path string) []Variable {
 		case f.section() != nil:
 			list = append(list, d.variables(f.section(), prefix+*f.env, path+f.name+".")...)
 		default:
-			list = append(list, Variable{Name: prefix + *f.env, Field: path + f.name, Want: f.kind.Want})
+			list = append(list, Variable{Name: prefix + *f.env, Field: path + f.name, Want: f.kind.Want, Help: f.help})
 		}
 		if f.secret != nil {
 			list = append(list, Variable{Name: prefix + *f.secret, Field: path + f.name, Want: "the password itself", Secret: true})

@@ -75,5 +75,10 @@ func FromCommandLine(e fields.Environment, flags ...fields.Override) (Options, e
 		d.Lay(f)
 	}
 	s.Redis.Settle(d, fields.Path{"redis"})
+	var known []string
+	for _, v := range d.Variables() {
+		known = append(known, v.Name)
+	}
+	d.Blame(e.Misspelled(known, []string{fields.Prefix + "REDIS_"}))
 	return s.Redis, d.Err()
 }

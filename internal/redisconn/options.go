@@ -32,15 +32,15 @@ const topologyAge = 2 * time.Second
 // Options is how to reach Redis, by the fields of a configuration and their variables. It prints without secrets.
 type Options struct {
 	// Where Redis is.
-	URL URL `yaml:"url,required" is:"redis url" env:"URL"`
+	URL URL `yaml:"url,required" is:"redis url" env:"URL" help:"address of Redis"`
 	// User to log in as, instead of the URL's.
-	Username string `yaml:"username" is:"user" env:"USERNAME"`
+	Username string `yaml:"username" is:"user" env:"USERNAME" help:"user to log in to Redis as"`
 	// File with the password, which counts instead of the URL's.
-	Password credential.Password `yaml:"password_file" is:"password" env:"PASSWORD_FILE" secret:"PASSWORD"`
+	Password credential.Password `yaml:"password_file" is:"password" env:"PASSWORD_FILE" help:"file with that user's password"`
 	// User to log in to the sentinels themselves as.
-	SentinelUsername string `yaml:"sentinel_username" is:"user" env:"SENTINEL_USERNAME"`
+	SentinelUsername string `yaml:"sentinel_username" is:"user" env:"SENTINEL_USERNAME" help:"user to log in to the sentinels as"`
 	// File with the sentinels' own password.
-	SentinelPassword credential.Password `yaml:"sentinel_password_file" is:"password" env:"SENTINEL_PASSWORD_FILE" secret:"SENTINEL_PASSWORD"`
+	SentinelPassword credential.Password `yaml:"sentinel_password_file" is:"password" env:"SENTINEL_PASSWORD_FILE" help:"file with the sentinels' password"`
 	// PEM files, with the rediss forms of the URL, for the sentinels too.
 	TLS credential.TLS `yaml:"tls" env:""`
 	// Longest time that making a connection may take.

@@ -81,6 +81,8 @@ type Replica struct {
 	mu         sync.Mutex
 	cfg        config.Config // in force
 	lastReload admin.Reload
+	// templatesConflict: other templates are published under the version of cfg.
+	templatesConflict bool
 
 	looking sync.Mutex
 	looked  map[string]looked // by key
