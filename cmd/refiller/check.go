@@ -46,6 +46,9 @@ type checked struct {
 
 func check(e env, path, shared string, asJSON bool) error {
 	c, err := e.loadFile(path, shared, nil)
+	if path == "-" {
+		path = "stdin"
+	}
 	var problems config.Problems
 	if err != nil && !errors.As(err, &problems) {
 		return err

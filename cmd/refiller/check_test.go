@@ -77,6 +77,14 @@ func TestCheckReadsTheEnvironment(t *testing.T) {
 	require.Contains(t, stdout, "redis://u:xxxxx@other:6379")
 }
 
+func TestCheckReadsStdin(t *testing.T) {
+	var out, errs bytes.Buffer
+	require.Zero(t, run(t.Context(), []string{"check", "-"}, nil, strings.NewReader(goodConfig), &out, &errs))
+	require.Contains(t, out.String(), "stdin: ok: 1 bucket on ")
+	require.Equal(t, 2, run(t.Context(), []string{"check", "-"}, nil, strings.NewReader("\tversion: 1\n"), &out, &errs))
+	require.Equal(t, "stdin:1:1: not YAML: there is a tab: indent with spaces\n", errs.String())
+}
+
 func TestBadUsageExitsWithTwoAndAMessage(t *testing.T) {
 	for name, args := range map[string][]string{
 		"no command":      {},

@@ -13,7 +13,7 @@ type Change struct {
 	Templates               bool     // the templates differ
 	Pools                   bool     // the pools differ
 	Level                   bool     // the log level differs
-	Version                 bool     // the version differs
+	Version                 bool     // the version or that of the pools differs
 	Restart                 []string // fields that differ and count from the next start on
 }
 
@@ -27,7 +27,7 @@ func (c Change) Applies() bool {
 // next. The error is Problems that say why next can't follow c: a lower version,
 // or another policy, other templates or other pools under the same version.
 func (c Config) To(next Config) (Change, error) {
-	change := Change{Level: c.Log.Level != next.Log.Level, Version: c.Version != next.Version, Restart: c.restart(next)}
+	change := Change{Level: c.Log.Level != next.Log.Level, Version: c.Version != next.Version || c.PoolsVersion != next.PoolsVersion, Restart: c.restart(next)}
 	old := make(map[string]Bucket, len(c.Buckets))
 	for _, b := range c.Buckets {
 		old[b.Key] = b
@@ -63,9 +63,12 @@ func (c Config) To(next Config) (Change, error) {
 	case next.Version == c.Version && change.Templates && c.Templates != nil:
 		return change, Problems{{Field: "version", Msg: fmt.Sprintf(
 			"%d is in force already with other templates, or with other buckets that they match: raise it with every change of these", c.Version)}}
-	case next.Version == c.Version && change.Pools:
-		return change, Problems{{Field: "version", Msg: fmt.Sprintf(
-			"%d is in force already with other pools: raise it with every change of the pools, in all regions", c.Version)}}
+	case c.Pooled() && next.Pooled() && next.PoolsVersion < c.PoolsVersion:
+		return change, Problems{{Field: "pools_version", Msg: fmt.Sprintf(
+			"%d is below %d, which is in force: a version never goes back", next.PoolsVersion, c.PoolsVersion)}}
+	case change.Pools && next.PoolsVersion == c.PoolsVersion:
+		return change, Problems{{Field: "pools_version", Msg: fmt.Sprintf(
+			"%d is in force already with other pools: raise it, or version, with every change of the pools, in all regions", c.PoolsVersion)}}
 	}
 	return change, nil
 }
@@ -82,6 +85,7 @@ func (c Config) restart(next Config) []string {
 		{"redis", reflect.DeepEqual(c.Redis, next.Redis)},
 		{"election", reflect.DeepEqual(c.Election, next.Election)},
 		{"pools", c.Pooled() == next.Pooled()},
+		{"pool_registry", !c.Pooled() || !next.Pooled() || reflect.DeepEqual(c.PoolRegistry, next.PoolRegistry)},
 		// Beats of the pulse; buckets follow their own intervals at once.
 		{"refill_interval", c.RefillInterval == next.RefillInterval || c.Election.Mode != ModeEtcd},
 		{"listen", c.Listen == next.Listen},

@@ -175,6 +175,56 @@ func TestEveryVariableIsRead(t *testing.T) {
 	require.Equal(t, "ef", c.Election.Password.File())
 }
 
+func TestMisspelledVariablesAreReported(t *testing.T) {
+	t.Parallel()
+	path := write(t, good)
+	_, err := config.Load(config.Source{Path: path, Env: vars(
+		"REFILLER_REDIS_PASSWRD", "x", "REFILLER_REDIS_PASS", "x", "REFILLER_LISTN", ":1", "REFILLER_ETCD_PREFIXES", "/x",
+	)})
+	var problems config.Problems
+	require.ErrorAs(t, err, &problems)
+	require.Len(t, problems, 4)
+	for name, says := range map[string]string{
+		"REFILLER_REDIS_PASSWRD": "no program reads this variable: did you mean REFILLER_REDIS_PASSWORD?",
+		"REFILLER_REDIS_PASS":    "no program reads this variable: there are REFILLER_REDIS_URL, REFILLER_REDIS_USERNAME, ",
+		"REFILLER_LISTN":         "no program reads this variable: did you mean REFILLER_LISTEN?",
+		"REFILLER_ETCD_PREFIXES": "no program reads this variable: did you mean REFILLER_ETCD_PREFIX?",
+	} {
+		require.ErrorContains(t, err, name+": "+says)
+	}
+	require.NotContains(t, err.Error(), "/x", "what they hold may be secret")
+
+	_, err = config.Load(config.Source{Path: path, Env: vars(
+		"REFILLER_IDENTITY", "a", "REFILLER_ENVIRONMENT", "prod", "REFILLER_SERVE_HTTP", ":1", "REFILLER_REDIS_PASSWRD", "",
+		// What Kubernetes sets for Services called refiller and refiller-redis.
+		"REFILLER_SERVICE_HOST", "10.0.0.1", "REFILLER_SERVICE_PORT", "9090", "REFILLER_SERVICE_PORT_ADMIN", "9090", "REFILLER_PORT", "tcp://10.0.0.1:9090",
+		"REFILLER_PORT_9090_TCP", "x", "REFILLER_PORT_9090_TCP_ADDR", "10.0.0.1", "REFILLER_REDIS_SERVICE_HOST", "10.0.0.2",
+		"REFILLER_REDIS_PORT", "tcp://10.0.0.2:6379", "REFILLER_REDIS_PORT_6379_TCP_PROTO", "tcp",
+	)})
+	require.NoError(t, err)
+}
+
+func TestConnectionsNeedNoFile(t *testing.T) {
+	t.Parallel()
+	c, err := config.Connections(nil)
+	require.NoError(t, err)
+	require.Equal(t, "redis://127.0.0.1:6379", c.Redis.String())
+	require.Empty(t, c.PoolRegistry.Endpoints)
+
+	c, err = config.Connections(vars("REFILLER_REDIS_URL", "rediss://h", "REFILLER_REDIS_CA", "ca", "REFILLER_REDIS_PASSWORD_FILE", "f", "REFILLER_ETCD_ENDPOINTS", "e:1"),
+		config.Override{Source: "--redis", Field: "redis.url", Value: "rediss://u:p@other"})
+	require.NoError(t, err)
+	require.Equal(t, "rediss://u:xxxxx@other:6379", c.Redis.String())
+	require.True(t, c.Redis.Password.IsZero(), "the flag's address brings its own")
+	require.Equal(t, "ca", c.Redis.TLS.CA)
+	require.Equal(t, []string{"e:1"}, c.PoolRegistry.Endpoints)
+	require.Equal(t, "/refiller/pools", c.PoolsPrefix())
+
+	_, err = config.Connections(vars("REFILLER_REDIS_CA", "ca", "REFILLER_ETCD_USERNAME", "u"))
+	require.ErrorContains(t, err, "redis.tls: goes with a rediss://")
+	require.ErrorContains(t, err, `REFILLER_ETCD_USERNAME: election.username: "u" has no password`)
+}
+
 func TestURLOfTheEnvironmentBringsItsOwnCredentials(t *testing.T) {
 	t.Parallel()
 	path := write(t, strings.Replace(good, `6379/0"}`, `6379/0", username: old, password_file: old}`, 1))

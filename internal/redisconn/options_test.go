@@ -91,6 +91,32 @@ func TestOpenReachesTheMasterThroughSentinelAfterAFailover(t *testing.T) {
 	require.Eventually(t, func() bool { return c.Set(t.Context(), "k", "w", 0).Err() == nil }, 30*time.Second, 20*time.Millisecond)
 }
 
+func TestTheSentinelsOwnPasswordIsReadForEachConnection(t *testing.T) {
+	t.Parallel()
+	s := testenv.Sentinel(t, testenv.WithPassword("pw"))
+	control := s.Sentinel().Client()
+	acl := func(rules ...any) {
+		require.NoError(t, control.Do(t.Context(), append([]any{"acl", "setuser"}, rules...)...).Err())
+	}
+	acl("watcher", "on", ">first", "allkeys", "allchannels", "+@all")
+	require.NoError(t, control.Do(t.Context(), "acl", "setuser", "default", "resetpass", ">unknown").Err())
+	file := secretFile(t, "first")
+	c := open(t, redisconn.Options{
+		URL:              parse(t, "redis-sentinel://"+s.Addr()+"/"+testenv.SentinelMaster),
+		Password:         credential.Plain("pw"),
+		SentinelUsername: "watcher", SentinelPassword: credential.FromFile(file),
+	})
+	roundTrip(t, c)
+
+	acl("watcher", "resetpass", ">second")
+	require.NoError(t, os.WriteFile(file, []byte("second\n"), 0o600))
+	replica := s.Replica()
+	s.KillMaster()
+	require.NoError(t, s.WaitMaster(t.Context(), replica))
+	require.NoError(t, control.Do(t.Context(), "client", "kill", "user", "watcher").Err())
+	require.Eventually(t, func() bool { return c.Set(t.Context(), "k", "w", 0).Err() == nil }, 30*time.Second, 20*time.Millisecond)
+}
+
 func TestOpenReachesACluster(t *testing.T) {
 	t.Parallel()
 	s := testenv.Cluster(t)
@@ -117,6 +143,26 @@ func TestOpenShowsItsCertificate(t *testing.T) {
 	require.Error(t, open(t, redisconn.Options{URL: url, TLS: credential.TLS{CA: certs.CAFile}}).Ping(t.Context()).Err(), "no certificate")
 	err := open(t, redisconn.Options{URL: url, TLS: credential.TLS{Cert: certs.ClientCert, Key: certs.ClientKey}}).Ping(t.Context()).Err()
 	require.ErrorContains(t, err, "certificate", "the authority is not the system's")
+}
+
+func TestCertificatesAreReadForEachConnection(t *testing.T) {
+	t.Parallel()
+	certs, strangers := testenv.NewCerts(t), testenv.NewCerts(t)
+	s := testenv.Redis(t, testenv.WithTLS(certs))
+	dir := t.TempDir()
+	files := credential.TLS{CA: filepath.Join(dir, "ca"), Cert: filepath.Join(dir, "cert"), Key: filepath.Join(dir, "key")}
+	install := func(from *testenv.Certs) {
+		for to, name := range map[string]string{files.CA: from.CAFile, files.Cert: from.ClientCert, files.Key: from.ClientKey} {
+			content, err := os.ReadFile(name)
+			require.NoError(t, err)
+			require.NoError(t, os.WriteFile(to, content, 0o600))
+		}
+	}
+	install(strangers)
+	c := open(t, redisconn.Options{URL: parse(t, "rediss://"+s.Addr()), TLS: files})
+	require.ErrorContains(t, c.Ping(t.Context()).Err(), "unknown authority")
+	install(certs)
+	roundTrip(t, c)
 }
 
 func TestPasswordFileIsReadForEachConnection(t *testing.T) {
