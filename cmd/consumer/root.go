@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -119,7 +120,7 @@ func newRootCommand(e env) *cobra.Command {
 		Version:       build.Version(),
 		SilenceUsage:  true,
 		SilenceErrors: true,
-		Args:          usageArgs(cobra.NoArgs),
+		Args:          unknownCommand,
 		RunE: func(*cobra.Command, []string) error {
 			return usageError{errors.New("which command?")}
 		},
@@ -143,6 +144,19 @@ func newVersionCommand(e env) *cobra.Command {
 			return err
 		},
 	}
+}
+
+// unknownCommand takes the program's argument for the name of a command that there isn't.
+func unknownCommand(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	msg := "unknown command " + fields.Quote(args[0])
+	cmd.SuggestionsMinimumDistance = 2
+	if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
+		msg += ": did you mean " + strings.Join(near, " or ") + "?"
+	}
+	return usageError{errors.New(msg)}
 }
 
 // usageArgs makes a check of positional arguments report wrong usage.

@@ -12,7 +12,7 @@ func configCommand(e env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "config",
 		Short: "Describe the configuration file",
-		Args:  usageArgs(cobra.NoArgs),
+		Args:  unknownCommand,
 		RunE: func(*cobra.Command, []string) error {
 			return usageError{errors.New("config: which command? schema")}
 		},

@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -66,8 +67,14 @@ func TestSmallThingsOfTheCommandLine(t *testing.T) {
 	code, stdout, _ := runWith(t, nil, "config", "schema")
 	require.Zero(t, code)
 	require.Contains(t, stdout, `"title": "Configuration of a refiller"`)
-	code, _, _ = runWith(t, nil, "config")
-	require.Equal(t, 2, code)
+	for command, says := range map[string]string{
+		"chekc": `unknown command "chekc" for "refiller": did you mean check?`, "config shcema": "did you mean schema?", "config": "which command? schema",
+		"limit sett": "did you mean set or get?", "pool x": `unknown command "x" for "refiller pool"`,
+	} {
+		code, _, stderr = runWith(t, nil, strings.Fields(command)...)
+		require.Equal(t, 2, code)
+		require.Contains(t, stderr, says)
+	}
 	code, _, stderr = runWith(t, fields.Environment{"REFILLER_REDIS_URI": "redis://h"}, "grant", "checkout")
 	require.Equal(t, 2, code)
 	require.Contains(t, stderr, "did you mean REFILLER_REDIS_URL?")

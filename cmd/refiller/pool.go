@@ -25,7 +25,7 @@ func poolCommand(e env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "pool",
 		Short: "Look at the pools that regions share, and operate them",
-		Args:  usageArgs(cobra.NoArgs),
+		Args:  unknownCommand,
 		RunE: func(*cobra.Command, []string) error {
 			return usageError{errors.New("pool: which command? status, fence or lift")}
 		},
@@ -55,6 +55,14 @@ func (p *pools) open() (*clientv3.Client, config.Config, error) {
 	return client, cfg, err
 }
 
+// whereEtcdIs adds to an error for want of time, which says nothing else, where etcd was looked for.
+func whereEtcdIs(err error, cfg config.Config) error {
+	if errors.Is(err, context.DeadlineExceeded) {
+		return fmt.Errorf("etcd at %s does not answer: %w", strings.Join(cfg.PoolRegistry.Endpoints, ","), err)
+	}
+	return err
+}
+
 func poolStatusCommand(e env) *cobra.Command {
 	p := pools{connection{env: e}}
 	var d display
@@ -74,7 +82,7 @@ func poolStatusCommand(e env) *cobra.Command {
 			}
 			defer func() { _ = client.Close() }() // it has answered or not
 			return d.show(cmd.Context(), e.stdout, func(ctx context.Context, w io.Writer) error {
-				return showPools(ctx, w, client, cfg.PoolsPrefix(), d.output)
+				return whereEtcdIs(showPools(ctx, w, client, cfg.PoolsPrefix(), d.output), cfg)
 			})
 		},
 	}
@@ -243,7 +251,7 @@ func (p *pools) act(cmd *cobra.Command, action, region, reason string, do func(c
 	defer func() { _ = client.Close() }() // the action is done or has failed
 	ctx, cancel := context.WithTimeout(cmd.Context(), operateTimeout)
 	defer cancel()
-	err = do(ctx, client, cfg.PoolsPrefix())
+	err = whereEtcdIs(do(ctx, client, cfg.PoolsPrefix()), cfg)
 	log := newLogger(p.env, config.Log{Level: "info"}).Named("audit")
 	fields := []any{"action", action, "region", region, "operator", operator(), "reason", reason,
 		"etcd", strings.Join(cfg.PoolRegistry.Endpoints, ","), "prefix", cfg.PoolsPrefix()}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -83,7 +84,7 @@ func rootCommand(e env) *cobra.Command {
 		Version:       build.Version(),
 		SilenceUsage:  true,
 		SilenceErrors: true,
-		Args:          usageArgs(cobra.NoArgs),
+		Args:          unknownCommand,
 		RunE: func(*cobra.Command, []string) error {
 			return usageError{errors.New("which command?")}
 		},
@@ -107,6 +108,19 @@ func versionCommand(e env) *cobra.Command {
 			return err
 		},
 	}
+}
+
+// unknownCommand takes a command's argument for the name of a command of its own that there isn't.
+func unknownCommand(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	msg := fmt.Sprintf("unknown command %s for %q", fields.Quote(args[0]), cmd.CommandPath())
+	cmd.SuggestionsMinimumDistance = 2
+	if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
+		msg += ": did you mean " + strings.Join(near, " or ") + "?"
+	}
+	return usageError{errors.New(msg)}
 }
 
 // usageArgs makes a check of positional arguments report wrong usage.

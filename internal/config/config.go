@@ -220,7 +220,7 @@ func (f *file) election(d *fields.Decoder) Election {
 	case e.Mode == ModeEtcd:
 		d.Bad(endpoints, "it is required in mode etcd: want the addresses of etcd, such as [127.0.0.1:2379]")
 	}
-	e.Etcd.check(d, here)
+	e.check(d, here)
 	return e
 }
 
@@ -252,7 +252,7 @@ func (e Etcd) or(prefix string, ttl time.Duration) Etcd {
 
 func (e Etcd) check(d *fields.Decoder, here fields.Path) {
 	if d.Sound(here) {
-		d.Check(here, e.Options.Validate())
+		d.Check(here, e.Validate())
 	}
 }
 

@@ -101,8 +101,11 @@ func (d *Decoder) object(l *layer, n *yaml.Node, v reflect.Value, at Path) {
 			d.field(l, child, v.FieldByIndex(s.fields[number].index), &s.fields[number], at)
 		}
 	}
-	for i := range s.fields { // what an item of a list lacks is in no other layer; of the rest, Require
-		if f := &s.fields[i]; f.required && given&(1<<i) == 0 && len(at) > 1 {
+	if len(at) < 2 || !strings.HasPrefix(at[1], "[") {
+		return // another layer may have what is missing: Require looks
+	}
+	for i := range s.fields {
+		if f := &s.fields[i]; f.required && given&(1<<i) == 0 {
 			d.report(l, n, at.Field(f.name), d.missing(f, at.Field(f.name)))
 		}
 	}
@@ -110,7 +113,10 @@ func (d *Decoder) object(l *layer, n *yaml.Node, v reflect.Value, at Path) {
 
 // twice reports a key that the mapping has before.
 func (d *Decoder) twice(l *layer, mapping, key *yaml.Node, at Path) {
-	first := slices.IndexFunc(mapping.Content, func(n *yaml.Node) bool { return n.Value == key.Value })
+	first := 0
+	for mapping.Content[first].Value != key.Value {
+		first += 2
+	}
 	d.report(l, key, at.Field(key.Value), fmt.Sprintf("given twice: the first is on line %d", mapping.Content[first].Line))
 }
 
@@ -145,7 +151,7 @@ func (d *Decoder) list(l *layer, n *yaml.Node, v reflect.Value, f *field, at Pat
 			items = append(items, laid(strings.TrimSpace(item), false))
 		}
 	} else if n.Kind != yaml.SequenceNode {
-		d.report(l, n, at, "want a list, not "+show(n))
+		d.report(l, n, at, "want a list, whose items begin with a dash, not "+show(n))
 		return
 	}
 	v.Set(reflect.MakeSlice(f.typ, len(items), len(items)))
@@ -162,7 +168,7 @@ func (d *Decoder) list(l *layer, n *yaml.Node, v reflect.Value, f *field, at Pat
 // keyed fills a list of structs from a mapping, whose names become a field of theirs.
 func (d *Decoder) keyed(l *layer, n *yaml.Node, v reflect.Value, f *field, at Path) {
 	if n.Kind != yaml.MappingNode {
-		d.report(l, n, at, fmt.Sprintf("want %s by name, not %s", f.name, show(n)))
+		d.report(l, n, at, fmt.Sprintf("want %s by name, such as {NAME: {%s: ...}}, not %s", f.name, d.shape(f.typ.Elem()).names[0], show(n)))
 		return
 	}
 	element := d.shape(f.typ.Elem())

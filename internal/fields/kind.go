@@ -117,6 +117,9 @@ func Integer(lo, hi int64) Kind {
 				return i, ""
 			}
 		}
+		if n.Kind == yaml.ScalarNode && !isPlain(n) && wholeNumber.MatchString(n.Value) {
+			return nil, fmt.Sprintf("%s is text: want %s, without quotes", show(n), want)
+		}
 		return nil, fmt.Sprintf("%s is not %s", show(n), want)
 	}, map[string]any{"type": "integer", "minimum": lo, "maximum": hi}}
 }
@@ -128,7 +131,7 @@ func Percent(lo, hi int64) Kind {
 		digits, found := strings.CutSuffix(n.Value, "%")
 		i, err := strconv.ParseInt(digits, 10, 64)
 		if !found || err != nil || i < lo || i > hi {
-			return nil, fmt.Sprintf("%s is not %s", show(n), want)
+			return nil, fmt.Sprintf("%s is not %s, such as 20%%", show(n), want)
 		}
 		return i, ""
 	}, map[string]any{"type": "string", "pattern": `^[0-9]{1,3}%$`}}

@@ -36,7 +36,7 @@ func (l *layer) locate(p Path) (n *yaml.Node, found bool) {
 func below(n *yaml.Node, step string) *yaml.Node {
 	switch n.Kind {
 	case yaml.SequenceNode:
-		if i, err := strconv.Atoi(strings.Trim(step, "[]")); err == nil && i < len(n.Content) {
+		if i, err := strconv.Atoi(strings.Trim(step, "[]")); err == nil && i >= 0 && i < len(n.Content) {
 			return n.Content[i]
 		}
 	case yaml.MappingNode:
