@@ -19,10 +19,10 @@ func checkCommand(e env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "check FILE|-",
 		Short: "Validate a configuration",
-		Long: "Validate a configuration as run would read it, with REFILLER_ variables laid over it, and without connecting\n" +
-			"to anything; - stands for stdin. The exit code is 0, or 2 with every problem and its line on stderr. With -o json the answer is one\n" +
-			"object on stdout: file, ok, summary and problems (source, line, column, field, message). With --shared DOC the document\n" +
-			"DOC is laid over the file, as run --config-etcd does with the one in etcd.",
+		Long: "Validate a configuration as run would read it, with REFILLER_ variables laid over it, and without connecting to\n" +
+			"anything; - stands for stdin. The exit code is 0, or 2 with every problem and its line on stderr. With -o json the\n" +
+			"answer is one object on stdout: file, ok, summary and problems (source, line, column, field, message).\n\n" +
+			"With --shared DOC the document DOC is laid over the file, as run --config-etcd does with the one in etcd.",
 		Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(_ *cobra.Command, args []string) error {
 			if err := checkOutput(output); err != nil {

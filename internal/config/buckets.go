@@ -37,7 +37,8 @@ func (b *bucket) policy(d *fields.Decoder, here fields.Path, interval time.Durat
 	if b.Cron != "" {
 		calendar, err := policy.ParseCalendar(b.Cron, b.TimeZone)
 		if err != nil {
-			d.Bad(here.Field("cron"), "%s: want %s", strings.TrimPrefix(err.Error(), policy.ErrSchedule.Error()+" "), kinds["cron"].Want)
+			wrong := strings.TrimPrefix(err.Error(), policy.ErrSchedule.Error()+" ")
+			d.Bad(here.Field("cron"), "%s: want %s", wrong, wantCron)
 		}
 		p.Steps = calendar
 	}
@@ -63,7 +64,8 @@ func (b *bucket) checkSchedule(d *fields.Decoder, here fields.Path) {
 	stepped := given("every") || given("cron")
 	switch {
 	case len(ways) == 0:
-		d.Bad(here.Field("rate"), "it is required: want tokens/time such as 500/s, or instead of a rate every or cron, with tokens")
+		d.Bad(here.Field("rate"),
+			"it is required: want tokens/time such as 500/s, or instead of a rate every or cron, with tokens")
 	case len(ways) > 1:
 		d.Bad(here.Field(ways[1]), "a bucket has one of rate, every and cron: %s is there already", here.Field(ways[0]))
 	}
@@ -74,7 +76,8 @@ func (b *bucket) checkSchedule(d *fields.Decoder, here fields.Path) {
 		d.Bad(here.Field("tokens"), "it is required with every and cron: want %s", kinds["tokens"].Want)
 	}
 	if b.Tokens > b.Capacity && b.Capacity > 0 {
-		d.Bad(here.Field("tokens"), "%d is above the capacity, %d: what doesn't fit would be lost each time", b.Tokens, b.Capacity)
+		d.Bad(here.Field("tokens"), "%d is above the capacity, %d: what doesn't fit would be lost each time",
+			b.Tokens, b.Capacity)
 	}
 	if given("time_zone") && !given("cron") {
 		d.Bad(here.Field("time_zone"), "it goes with cron only")

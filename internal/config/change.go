@@ -27,7 +27,10 @@ func (c Change) Applies() bool {
 // next. The error is Problems that say why next can't follow c: a lower version,
 // or another policy, other templates or other pools under the same version.
 func (c Config) To(next Config) (Change, error) {
-	change := Change{Level: c.Log.Level != next.Log.Level, Version: c.Version != next.Version || c.PoolsVersion != next.PoolsVersion, Restart: c.restart(next)}
+	change := Change{
+		Level: c.Log.Level != next.Log.Level, Restart: c.restart(next),
+		Version: c.Version != next.Version || c.PoolsVersion != next.PoolsVersion,
+	}
 	old := make(map[string]Bucket, len(c.Buckets))
 	for _, b := range c.Buckets {
 		old[b.Key] = b
@@ -53,22 +56,25 @@ func (c Config) To(next Config) (Change, error) {
 	if next.Templates != nil { // else it says nothing of them
 		change.Templates = c.Templates == nil || !c.Templates.SameAs(next.Templates)
 	}
+	refuse := func(field, format string, args ...any) (Change, error) {
+		return change, Problems{{Field: field, Msg: fmt.Sprintf(format, args...)}}
+	}
 	switch {
 	case next.Version < c.Version:
-		return change, Problems{{Field: "version", Msg: fmt.Sprintf(
-			"%d is below %d, which is in force: a version never goes back; to restore older policies, give them a version above %d", next.Version, c.Version, c.Version)}}
+		return refuse("version", "%d is below %d, which is in force: a version never goes back; to restore older policies, "+
+			"give them a version above %d", next.Version, c.Version, c.Version)
 	case next.Version == c.Version && len(change.Changed) > 0:
-		return change, Problems{{Field: "version", Msg: fmt.Sprintf(
-			"%d is in force already with another policy for %s: raise it with every change of a policy", c.Version, some(change.Changed))}}
+		return refuse("version", "%d is in force already with another policy for %s: raise it with every change of a policy",
+			c.Version, some(change.Changed))
 	case next.Version == c.Version && change.Templates && c.Templates != nil:
-		return change, Problems{{Field: "version", Msg: fmt.Sprintf(
-			"%d is in force already with other templates, or with other buckets that they match: raise it with every change of these", c.Version)}}
+		return refuse("version", "%d is in force already with other templates, or with other buckets that they match: "+
+			"raise it with every change of these", c.Version)
 	case c.Pooled() && next.Pooled() && next.PoolsVersion < c.PoolsVersion:
-		return change, Problems{{Field: "pools_version", Msg: fmt.Sprintf(
-			"%d is below %d, which is in force: a version never goes back", next.PoolsVersion, c.PoolsVersion)}}
+		return refuse("pools_version", "%d is below %d, which is in force: a version never goes back",
+			next.PoolsVersion, c.PoolsVersion)
 	case change.Pools && next.PoolsVersion == c.PoolsVersion:
-		return change, Problems{{Field: "pools_version", Msg: fmt.Sprintf(
-			"%d is in force already with other pools: raise it, or version, with every change of the pools, in all regions", c.PoolsVersion)}}
+		return refuse("pools_version", "%d is in force already with other pools: raise it, or version, with every change of "+
+			"the pools, in all regions", c.PoolsVersion)
 	}
 	return change, nil
 }

@@ -42,8 +42,8 @@ type Config struct {
 	PoolRegistry   Etcd // the election's, unless the file has another one
 	RefillInterval time.Duration
 	Buckets        []Bucket // no two with the same key
-	// Templates under the version; the buckets and pools whose names they match have policies of their own. Nil: the replica
-	// has nothing to say of templates. None: there are none any more.
+	// Templates under the version; the buckets and pools whose names they match have policies of their own. Nil: the
+	// replica has nothing to say of templates. None: there are none any more.
 	Templates *policy.Templates
 	// Pools of all regions; they and Region are as package pool wants them. Nil:
 	// the replica takes no part in pools. Empty: there are none any more.
@@ -180,7 +180,7 @@ func share(d *fields.Decoder, s Shared, version int64) {
 	if errors.As(shared.Err(), &problems) {
 		d.Blame(problems)
 	} else if a.Version > version {
-		d.Read(s.Source, s.Data)
+		d.Over(shared)
 	}
 }
 
@@ -199,7 +199,8 @@ func (f *file) config(d *fields.Decoder) Config {
 	f.Redis.Settle(d, at.Field("redis"))
 	c.Redis, c.Election, c.PoolRegistry = f.Redis, f.election(d), f.registry(d)
 	if f.Pools == nil && f.Templates == nil && len(f.Buckets) == 0 && d.Sound(at.Field("buckets")) {
-		d.Bad(at.Field("buckets"), "there is no bucket to refill: want at least one, such as {key: checkout, capacity: 1000, rate: 500/s}")
+		d.Bad(at.Field("buckets"),
+			"there is no bucket to refill: want at least one, such as {key: checkout, capacity: 1000, rate: 500/s}")
 	}
 	c.Buckets = f.buckets(d)
 	c.Pools = f.pools(d, c)
@@ -233,7 +234,7 @@ func (f *file) registry(d *fields.Decoder) Etcd {
 	r := f.PoolRegistry.or(election.Prefix, election.TTL)
 	here := at.Field("pool_registry")
 	if endpoints := here.Field("endpoints"); len(r.Endpoints) == 0 && d.Sound(endpoints) {
-		d.Bad(endpoints, "it is required here: want the addresses of the etcd that all regions reach, such as [127.0.0.1:2379]")
+		d.Bad(endpoints, "it is required here: want the addresses of the etcd that all regions reach")
 	}
 	r.check(d, here)
 	return r
@@ -325,6 +326,7 @@ func (c Config) LogFields() []any {
 		"region", c.Region, "redis", c.Redis.String(), "version", c.Version,
 		"election-mode", c.Election.Mode.String(), "election-endpoints", strings.Join(c.Election.Endpoints, ","),
 		"election-prefix", c.Election.Prefix, "election-ttl", c.Election.TTL.String(),
-		"refill-interval", c.RefillInterval.String(), "buckets", len(c.Buckets), "templates", len(c.Templates.All()), "pools", len(c.Pools), "listen", c.Listen,
+		"refill-interval", c.RefillInterval.String(), "buckets", len(c.Buckets), "templates", len(c.Templates.All()),
+		"pools", len(c.Pools), "pools-version", c.PoolsVersion, "listen", c.Listen,
 	}
 }

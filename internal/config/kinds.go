@@ -57,14 +57,17 @@ var kinds = redisconn.Kinds.And(etcdconn.Kinds).And(fields.Kinds{
 	"enforce": fields.Choice(func(i int) policy.Enforce { return policy.Enforce(i) },
 		policy.EnforceRefilled.String(), policy.EnforceLazy.String()),
 
-	"region":      fields.Matching("1 to 128 letters, digits and any of . _ -", regexp.MustCompile(`^[A-Za-z0-9._-]{1,128}$`)),
-	"pool":        fields.Matching("1 to 128 letters, digits and any of . _ : -", regexp.MustCompile(`^[A-Za-z0-9._:-]{1,128}$`)),
+	"region": fields.Matching("1 to 128 letters, digits and any of . _ -",
+		regexp.MustCompile(`^[A-Za-z0-9._-]{1,128}$`)),
+	"pool": fields.Matching("1 to 128 letters, digits and any of . _ : -",
+		regexp.MustCompile(`^[A-Za-z0-9._:-]{1,128}$`)),
 	"weight":      fields.Integer(1, pool.MaxWeight),
 	"floor share": fields.Percent(1, 100),
 })
 
 const (
 	wantListen = "host:port with a port from 0 to 65535, such as 127.0.0.1:9090, or :9090 for all addresses"
+	wantCron   = "five fields: minute, hour, day of month, month, day of week; or a word such as @daily"
 	wantZone   = "the name of a time zone such as Europe/Berlin or UTC"
 )
 
@@ -106,8 +109,8 @@ func invisible(r rune) bool { return !unicode.IsPrint(r) }
 
 // prefixKind is the prefix of a template, which may be empty. What it must not hold, package policy says.
 func prefixKind() fields.Kind {
-	want := fmt.Sprintf("the beginning of the buckets' names, such as \"user:\" or \"tenant:*:api\", up to %d bytes; \"\" for all names",
-		policy.MaxPrefix)
+	want := fmt.Sprintf(`the beginning of the buckets' names, such as "user:" or "tenant:*:api", of up to %d bytes; `+
+		`"" for all names`, policy.MaxPrefix)
 	k := fields.Text(want, func(s string) (any, string) {
 		if strings.HasPrefix(s, Reserved) || strings.ContainsFunc(s, invisible) {
 			return nil, fields.Quote(s) + ": no control characters, nor refiller: at the beginning: want " + want
@@ -143,7 +146,7 @@ func rateKind() fields.Kind {
 		}
 		return text(n)
 	}
-	k.Schema = map[string]any{"type": "string", "pattern": `^ *[0-9]+ */ *[0-9.]*(ns|us|µs|ms|s|m|h|d)( *[0-9.]+(ns|us|µs|ms|s|m|h))* *$`}
+	k.Schema["pattern"] = `^ *[0-9]+ */ *[0-9.]*(ns|us|µs|ms|s|m|h|d)( *[0-9.]+(ns|us|µs|ms|s|m|h))* *$`
 	return k
 }
 

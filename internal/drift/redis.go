@@ -185,10 +185,12 @@ func (r *reader) templates(ctx context.Context) error {
 		}
 		fields := config.Differences(was.Terms, t.Terms)
 		if was.Enforce != t.Enforce {
-			fields = append(fields, config.Difference{Field: "enforce", InForce: was.Enforce.String(), File: t.Enforce.String()})
+			enforce := config.Difference{Field: "enforce", InForce: was.Enforce.String(), File: t.Enforce.String()}
+			fields = append(fields, enforce)
 		}
 		if was.MaxKeys != t.MaxKeys {
-			fields = append(fields, config.Difference{Field: "max_keys", InForce: fmt.Sprint(was.MaxKeys), File: fmt.Sprint(t.MaxKeys)})
+			most := config.Difference{Field: "max_keys", InForce: fmt.Sprint(was.MaxKeys), File: fmt.Sprint(t.MaxKeys)}
+			fields = append(fields, most)
 		}
 		if len(fields) > 0 {
 			r.template(t.Prefix, Changed, version, fields)

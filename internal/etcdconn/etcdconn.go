@@ -43,9 +43,9 @@ type Options struct {
 	// Members of etcd, all with or all without TLS.
 	Endpoints []string `yaml:"endpoints" is:"endpoint" env:"ENDPOINTS" help:"endpoints of etcd, with commas between"`
 	// User to log in as, with a password.
-	Username string `yaml:"username" is:"user" env:"USERNAME" help:"user to log in to etcd as"`
+	Username string `yaml:"username" is:"user" env:"USERNAME" help:"user of etcd"`
 	// File with the user's password.
-	Password credential.Password `yaml:"password_file" is:"password" env:"PASSWORD_FILE" help:"file with that user's password"`
+	Password credential.Password `yaml:"password_file" is:"password" env:"PASSWORD_FILE" help:"its password's file"`
 	// PEM files, for https endpoints, and for those without a scheme if a file is named.
 	TLS credential.TLS `yaml:"tls" env:""`
 }
@@ -139,7 +139,9 @@ func Open(o Options) (*clientv3.Client, error) {
 	var made atomic.Bool
 	options := []grpc.DialOption{
 		grpc.WithConnectParams(grpc.ConnectParams{
-			Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: redialMax},
+			Backoff: backoff.Config{
+				BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: redialMax,
+			},
 			MinConnectTimeout: connectTimeout,
 		}),
 		grpc.WithChainUnaryInterceptor(o.login(&made)),
@@ -170,8 +172,8 @@ func Open(o Options) (*clientv3.Client, error) {
 // login has each login read the password again. While the client is being made it says that no login is needed: etcd
 // answers the first request that does need one with "user name is empty", upon which the client logs in and repeats it.
 func (o Options) login(made *atomic.Bool) grpc.UnaryClientInterceptor {
-	return func(
-		ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption,
+	return func(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn,
+		invoke grpc.UnaryInvoker, opts ...grpc.CallOption,
 	) error {
 		if login, ok := req.(*etcdserverpb.AuthenticateRequest); ok {
 			if !made.Load() {
@@ -194,7 +196,9 @@ type rotating struct {
 }
 
 // ClientHandshake implements credentials.TransportCredentials.
-func (r rotating) ClientHandshake(ctx context.Context, authority string, conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
+func (r rotating) ClientHandshake(
+	ctx context.Context, authority string, conn net.Conn,
+) (net.Conn, credentials.AuthInfo, error) {
 	config, err := r.files.ClientConfig()
 	if err != nil {
 		return nil, nil, fmt.Errorf("etcd: %w", err)

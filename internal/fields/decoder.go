@@ -24,7 +24,8 @@ type Decoder struct {
 
 // New makes a Decoder that fills the struct that into points to, and sets its defaults.
 func New(kinds Kinds, into any) *Decoder {
-	d := &Decoder{kinds: kinds, into: reflect.ValueOf(into).Elem(), shapes: map[reflect.Type]*shape{}, unsound: map[string]bool{}}
+	d := &Decoder{kinds: kinds, into: reflect.ValueOf(into).Elem(), shapes: map[reflect.Type]*shape{}}
+	d.unsound = map[string]bool{}
 	d.into.Set(d.shape(d.into.Type()).defaults)
 	return d
 }
@@ -55,6 +56,9 @@ func (d *Decoder) Lay(o Override) {
 	}
 	d.add(&layer{o.Source, n})
 }
+
+// Over adds the document that another Decoder has read.
+func (d *Decoder) Over(other *Decoder) { d.add(other.layers[0]) }
 
 func (d *Decoder) add(l *layer) {
 	d.forget(l.root, nil)
@@ -168,7 +172,8 @@ func (d *Decoder) list(l *layer, n *yaml.Node, v reflect.Value, f *field, at Pat
 // keyed fills a list of structs from a mapping, whose names become a field of theirs.
 func (d *Decoder) keyed(l *layer, n *yaml.Node, v reflect.Value, f *field, at Path) {
 	if n.Kind != yaml.MappingNode {
-		d.report(l, n, at, fmt.Sprintf("want %s by name, such as {NAME: {%s: ...}}, not %s", f.name, d.shape(f.typ.Elem()).names[0], show(n)))
+		one := d.shape(f.typ.Elem()).names[0]
+		d.report(l, n, at, fmt.Sprintf("want %s by name, such as {NAME: {%s: ...}}, not %s", f.name, one, show(n)))
 		return
 	}
 	element := d.shape(f.typ.Elem())
@@ -274,7 +279,8 @@ func (d *Decoder) report(l *layer, n *yaml.Node, at Path, msg string) {
 func (d *Decoder) Check(at Path, err error) {
 	for _, err := range Joined(err) {
 		if wrong := (*Error)(nil); errors.As(err, &wrong) {
-			d.Bad(append(at[:len(at):len(at)], strings.Split(strings.ReplaceAll(wrong.Field, "[", ".["), ".")...), "%s", wrong.Msg)
+			below := strings.Split(strings.ReplaceAll(wrong.Field, "[", ".["), ".")
+			d.Bad(slices.Concat(at, below), "%s", wrong.Msg)
 		}
 	}
 }

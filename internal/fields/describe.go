@@ -26,8 +26,8 @@ func (d *Decoder) describe(t reflect.Type, prefix, path string) []Field {
 	var list []Field
 	for _, f := range d.shape(t).fields {
 		out := Field{
-			Name: f.name, Path: path + f.name, Kind: f.kind, Required: f.required, Default: f.initial, Type: f.doc[0], Go: f.doc[1],
-			List: f.typ.Kind() == reflect.Slice,
+			Name: f.name, Path: path + f.name, Kind: f.kind, Required: f.required, Default: f.initial,
+			Type: f.doc[0], Go: f.doc[1], List: f.typ.Kind() == reflect.Slice,
 		}
 		if f.env != nil && f.kind != nil && prefix != "" {
 			out.Env = prefix + *f.env

@@ -66,7 +66,8 @@ func (d *Decoder) variables(t reflect.Type, prefix, path string) []Variable {
 			list = append(list, Variable{Name: prefix + *f.env, Field: path + f.name, Want: f.kind.Want, Help: f.help})
 		}
 		if f.secret != nil {
-			list = append(list, Variable{Name: prefix + *f.secret, Field: path + f.name, Want: "the password itself", Secret: true})
+			secret := Variable{Name: prefix + *f.secret, Field: path + f.name, Want: "the password itself", Secret: true}
+			list = append(list, secret)
 		}
 	}
 	return list
@@ -92,7 +93,8 @@ func (d *Decoder) LayEnvironment(e Environment) {
 }
 
 // services are the names that Kubernetes gives variables about Services, such as one called refiller or refiller-redis.
-var services = regexp.MustCompile(`_(SERVICE_(HOST|PORT(_[A-Z0-9_]+)?)|PORT(_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)$`)
+var services = regexp.MustCompile(
+	`_(SERVICE_(HOST|PORT(_[A-Z0-9_]+)?)|PORT(_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)$`)
 
 // Misspelled reports the variables that no program reads, and whose names are close to one of those known or begin as
 // one of the families does, such as REFILLER_REDIS_.

@@ -32,7 +32,8 @@ func urlKind() fields.Kind {
 		case err != nil:
 			return nil, strings.TrimPrefix(err.Error(), ErrURL.Error()+" ")
 		case !u.Password.IsZero() && !fields.IsLaid(n):
-			return nil, "a password has no place in this file: name its own file in password_file, or put it in REFILLER_REDIS_PASSWORD"
+			return nil, "a password has no place in this file: name its own file in password_file, " +
+				"or put it in REFILLER_REDIS_PASSWORD"
 		}
 		return u, ""
 	}

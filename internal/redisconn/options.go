@@ -34,13 +34,13 @@ type Options struct {
 	// Where Redis is.
 	URL URL `yaml:"url,required" is:"redis url" env:"URL" help:"address of Redis"`
 	// User to log in as, instead of the URL's.
-	Username string `yaml:"username" is:"user" env:"USERNAME" help:"user to log in to Redis as"`
+	Username string `yaml:"username" is:"user" env:"USERNAME" help:"user of Redis"`
 	// File with the password, which counts instead of the URL's.
-	Password credential.Password `yaml:"password_file" is:"password" env:"PASSWORD_FILE" help:"file with that user's password"`
+	Password credential.Password `yaml:"password_file" is:"password" env:"PASSWORD_FILE" help:"its password's file"`
 	// User to log in to the sentinels themselves as.
-	SentinelUsername string `yaml:"sentinel_username" is:"user" env:"SENTINEL_USERNAME" help:"user to log in to the sentinels as"`
+	SentinelUsername string `yaml:"sentinel_username" is:"user" env:"SENTINEL_USERNAME" help:"user of the sentinels"`
 	// File with the sentinels' own password.
-	SentinelPassword credential.Password `yaml:"sentinel_password_file" is:"password" env:"SENTINEL_PASSWORD_FILE" help:"file with the sentinels' password"`
+	SentinelPassword credential.Password `yaml:"sentinel_password_file" is:"password" env:"SENTINEL_PASSWORD_FILE"`
 	// PEM files, with the rediss forms of the URL, for the sentinels too.
 	TLS credential.TLS `yaml:"tls" env:""`
 	// Longest time that making a connection may take.
@@ -67,7 +67,7 @@ func (o Options) Validate() error {
 	case none && o.Username != "":
 		bad("username", "%q has no password: give password_file", o.Username)
 	case none && o.URL.Username != "": // not shown: it may be a password in the wrong place
-		bad("url", "has a user but no password: give password_file, or write user:password@host, or :password@host for a password alone")
+		bad("url", "has a user but no password: give password_file")
 	}
 	if !o.TLS.IsZero() && !o.URL.TLS {
 		bad("tls", "goes with a rediss://, rediss-sentinel:// or rediss-cluster:// url only")
