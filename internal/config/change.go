@@ -27,10 +27,7 @@ func (c Change) Applies() bool {
 // next. The error is Problems that say why next can't follow c: a lower version,
 // or another policy, other templates or other pools under the same version.
 func (c Config) To(next Config) (Change, error) {
-	change := Change{
-		Level: c.Log.Level != next.Log.Level, Restart: c.restart(next),
-		Version: c.Version != next.Version || c.PoolsVersion != next.PoolsVersion,
-	}
+	change := Change{Level: c.Log.Level != next.Log.Level, Version: c.Version != next.Version, Restart: c.restart(next)}
 	old := make(map[string]Bucket, len(c.Buckets))
 	for _, b := range c.Buckets {
 		old[b.Key] = b
@@ -52,6 +49,7 @@ func (c Config) To(next Config) (Change, error) {
 	}
 	if c.Pooled() && next.Pooled() { // else it takes a restart, or says nothing of pools
 		change.Pools = !(pool.Settings{Pools: c.Pools}).Equal(pool.Settings{Pools: next.Pools})
+		change.Version = change.Version || c.PoolsVersion != next.PoolsVersion
 	}
 	if next.Templates != nil { // else it says nothing of them
 		change.Templates = c.Templates == nil || !c.Templates.SameAs(next.Templates)
