@@ -91,18 +91,17 @@ func TestDiffTellsWhatAFileWouldChange(t *testing.T) {
 	changes := []string{
 		"  - {key: gone, capacity: 100, rate: 50/s}\n", "  - {key: new, capacity: 100, rate: 50/s}\n",
 		"{key: lower, capacity: 100, rate: 50/s, degraded: local}", "{key: lower, capacity: 50, rate: 10/m}",
-		"every: 1h", "every: 2h",
+		"every: 1h", "every: 45m", // whose next instant is never an hour after another
 		"prefix: \"old:\"", "prefix: \"new:\"", "capacity: 60, rate: 1/s}\n  - {prefix: \"old", "capacity: 60, rate: 2/s, max_keys: 9}\n  - {prefix: \"new",
 		"rate: 1000/s, capacity: 2000", "rate: 1000/s, floor_share: 40%, capacity: 2000", "us: {}", "us: {floor: 100/s}, ap: {}",
 	}
 	const changed = `~ bucket "lower" changed
     capacity: 100 → 50
     rate: 50/s → 10/m
-    initial: 100 → 50
     degraded: local → closed
 + bucket "new" added
 ~ bucket "stepped" changed
-    schedule: SCHEDULE → every 2h0m0s
+    schedule: SCHEDULE → every 45m0s
 + template "new:" added
 - template "old:" removed
 ~ template "user:" changed

@@ -5,6 +5,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 	"github.com/tokenrefill/refiller/pool"
 )
@@ -16,8 +17,8 @@ type Difference struct {
 	File    string `json:"file"`     // empty: it doesn't have the field
 }
 
-// Differences are those between the terms of a bucket that are in force and those of a file, whatever their fences.
-// Terms don't know at which instants the tokens of a schedule fall due, nor of a pool's grants.
+// Differences are those between the terms of a bucket that are in force and those of a file, whatever their fences and
+// a pool's grants.
 func Differences(inForce, file policy.Terms) []Difference {
 	var list []Difference
 	was, is := written(inForce), written(file)
@@ -25,6 +26,21 @@ func Differences(inForce, file policy.Terms) []Difference {
 		if was[i].text != is[i].text {
 			list = append(list, Difference{was[i].field, was[i].text, is[i].text})
 		}
+	}
+	return list
+}
+
+// BucketDifferences are those between a bucket as it stands in Redis and the policy of a file. Redis doesn't know at
+// which instants the tokens of a schedule fall due, but for the last one and the next: of two schedules that agree on
+// these nothing shows.
+func BucketDifferences(p lua.PeekReply, file policy.Policy) []Difference {
+	list := Differences(*p.Terms, file.Terms(policy.Fence{}))
+	if file.Steps == nil || p.Step == 0 || p.Next == 0 {
+		return list
+	}
+	if next := file.Steps.Next(time.UnixMicro(p.Step)); next.UnixMicro() != p.Next {
+		inForce := "next " + time.UnixMicro(p.Next).UTC().Format(time.RFC3339)
+		list = append(list, Difference{Field: "schedule", InForce: inForce, File: file.Steps.String()})
 	}
 	return list
 }
@@ -81,15 +97,18 @@ type writtenField struct{ field, text string }
 // written is what a file would say of a bucket, always the same fields in the same order.
 func written(t policy.Terms) []writtenField {
 	number := func(n int64) string { return strconv.FormatInt(n, 10) }
-	rate, tokens := t.Rate().InUnits().String(), ""
+	rate, tokens, initial := t.Rate().InUnits().String(), "", "the capacity"
 	if t.Kind == policy.Stepped {
 		rate, tokens = "", number(t.Tokens)
+	}
+	if t.Initial != t.Capacity {
+		initial = number(t.Initial)
 	}
 	return []writtenField{
 		{"capacity", number(t.Capacity)},
 		{"rate", rate},
 		{"tokens", tokens},
-		{"initial", number(t.Initial)},
+		{"initial", initial},
 		{"interval", (time.Duration(t.Interval) * time.Microsecond).String()},
 		{"on_loss", losses[t.OnLoss]},
 		{"on_rollback", rollbacks[t.OnRollback]},

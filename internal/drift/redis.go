@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/redis/go-redis/v9"
 	"golang.org/x/sync/errgroup"
@@ -73,14 +72,7 @@ func (r *reader) bucket(ctx context.Context, b config.Bucket) error {
 	}
 	version := p.Terms.Fence.Epoch
 	r.seen(version)
-	fields := config.Differences(*p.Terms, b.Policy.Terms(policy.Fence{}))
-	if steps := b.Policy.Steps; steps != nil && p.Next > 0 && p.Step > 0 {
-		if next := steps.Next(time.UnixMicro(p.Step)); next.UnixMicro() != p.Next {
-			was := fmt.Sprintf("next %s", time.UnixMicro(p.Next).UTC().Format(time.RFC3339))
-			fields = append(fields, config.Difference{Field: "schedule", InForce: was, File: steps.String()})
-		}
-	}
-	r.change("bucket", b.Key, version, fields, r.cfg.Version)
+	r.change("bucket", b.Key, version, config.BucketDifferences(p, b.Policy), r.cfg.Version)
 	return nil
 }
 

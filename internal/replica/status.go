@@ -198,7 +198,7 @@ func (r *Replica) bucket(ctx context.Context, b config.Bucket, version int64) ad
 	if err == nil && p.Terms != nil {
 		inForce = *p.Terms
 		out.Policy = inForce.Fence.Epoch
-		out.Differs = config.Differences(inForce, file)
+		out.Differs = config.BucketDifferences(p, b.Policy)
 		out.Conflict = len(out.Differs) > 0 && version == out.Policy
 		out.Outdated = version < out.Policy
 	}
