@@ -5,12 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/tokenrefill/refiller/fetch"
 	"github.com/tokenrefill/refiller/internal/build"
+	"github.com/tokenrefill/refiller/internal/cli"
 	"github.com/tokenrefill/refiller/internal/fields"
 	"github.com/tokenrefill/refiller/internal/redisconn"
 )
@@ -44,7 +44,7 @@ var commands = []func(env) *cobra.Command{
 	newServeCommand,
 	newLoadCommand,
 	func(e env) *cobra.Command { return newReplayCommand(e.stdin, e.stdout, e.stderr) },
-	newVersionCommand,
+	func(e env) *cobra.Command { return withoutArgs(cli.VersionCommand("consumer", e.stdout)) },
 }
 
 func init() {
@@ -57,7 +57,7 @@ var errDenied = errors.New("denied")
 // run runs the command that the arguments name and returns the exit code.
 func run(ctx context.Context, args []string, environ fields.Environment, stdin io.Reader, stdout, stderr io.Writer) int {
 	root := newRootCommand(env{environ, stdin, stdout, stderr})
-	root.SetArgs(build.Args(args))
+	root.SetArgs(cli.Args(args))
 	err := root.ExecuteContext(ctx)
 	switch {
 	case err == nil:
@@ -120,7 +120,7 @@ func newRootCommand(e env) *cobra.Command {
 		Version:       build.Version(),
 		SilenceUsage:  true,
 		SilenceErrors: true,
-		Args:          unknownCommand,
+		Args:          usageArgs(cli.UnknownCommand),
 		RunE: func(*cobra.Command, []string) error {
 			return usageError{errors.New("which command?")}
 		},
@@ -136,27 +136,10 @@ func newRootCommand(e env) *cobra.Command {
 	return root
 }
 
-func newVersionCommand(e env) *cobra.Command {
-	return &cobra.Command{
-		Use: "version", Short: "Print the version", Args: usageArgs(cobra.NoArgs),
-		RunE: func(*cobra.Command, []string) error {
-			_, err := fmt.Fprintln(e.stdout, "consumer version", build.Version())
-			return err
-		},
-	}
-}
-
-// unknownCommand takes the program's argument for the name of a command that there isn't.
-func unknownCommand(cmd *cobra.Command, args []string) error {
-	if len(args) == 0 {
-		return nil
-	}
-	msg := "unknown command " + fields.Quote(args[0])
-	cmd.SuggestionsMinimumDistance = 2
-	if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
-		msg += ": did you mean " + strings.Join(near, " or ") + "?"
-	}
-	return usageError{errors.New(msg)}
+// withoutArgs makes a command refuse arguments.
+func withoutArgs(cmd *cobra.Command) *cobra.Command {
+	cmd.Args = usageArgs(cobra.NoArgs)
+	return cmd
 }
 
 // usageArgs makes a check of positional arguments report wrong usage.

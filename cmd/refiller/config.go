@@ -5,6 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/tokenrefill/refiller/internal/cli"
 	"github.com/tokenrefill/refiller/internal/config"
 )
 
@@ -12,7 +13,7 @@ func configCommand(e env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "config",
 		Short: "Describe the configuration file",
-		Args:  unknownCommand,
+		Args:  usageArgs(cli.UnknownCommand),
 		RunE: func(*cobra.Command, []string) error {
 			return usageError{errors.New("config: which command? schema")}
 		},

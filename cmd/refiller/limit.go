@@ -13,6 +13,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/spf13/cobra"
 
+	"github.com/tokenrefill/refiller/internal/cli"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/override"
 	"github.com/tokenrefill/refiller/policy"
@@ -28,7 +29,7 @@ func limitCommand(e env) *cobra.Command {
 		Long: "Give single keys of templates a capacity and rate of their own, while everything runs: an override. What it doesn't name\n" +
 			"is as the template has it when the override is set. It counts from the key's next take on, for a bucket that exists too,\n" +
 			"refills nothing, and stands until it is unset, whatever later versions of the template say.",
-		Args: unknownCommand,
+		Args: usageArgs(cli.UnknownCommand),
 		RunE: func(*cobra.Command, []string) error {
 			return usageError{errors.New("limit: which command? set, get, list or unset")}
 		},

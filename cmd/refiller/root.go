@@ -5,11 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/tokenrefill/refiller/internal/build"
+	"github.com/tokenrefill/refiller/internal/cli"
 	"github.com/tokenrefill/refiller/internal/config"
 	"github.com/tokenrefill/refiller/internal/fields"
 )
@@ -43,7 +43,7 @@ var commands = []func(env) *cobra.Command{
 	poolCommand,
 	doctorCommand,
 	devCommand,
-	versionCommand,
+	func(e env) *cobra.Command { return withoutArgs(cli.VersionCommand("refiller", e.stdout)) },
 }
 
 // usageError is wrong usage of a command.
@@ -55,7 +55,7 @@ func (e usageError) Unwrap() error { return e.err }
 // run runs the command that the arguments name and returns the exit code.
 func run(ctx context.Context, args []string, environ fields.Environment, stdin io.Reader, stdout, stderr io.Writer) int {
 	root := rootCommand(env{environ, stdin, stdout, stderr})
-	root.SetArgs(build.Args(args))
+	root.SetArgs(cli.Args(args))
 	err := root.ExecuteContext(ctx)
 	if err == nil || ctx.Err() != nil && errors.Is(err, context.Canceled) {
 		return exitOK
@@ -84,7 +84,7 @@ func rootCommand(e env) *cobra.Command {
 		Version:       build.Version(),
 		SilenceUsage:  true,
 		SilenceErrors: true,
-		Args:          unknownCommand,
+		Args:          usageArgs(cli.UnknownCommand),
 		RunE: func(*cobra.Command, []string) error {
 			return usageError{errors.New("which command?")}
 		},
@@ -100,27 +100,10 @@ func rootCommand(e env) *cobra.Command {
 	return root
 }
 
-func versionCommand(e env) *cobra.Command {
-	return &cobra.Command{
-		Use: "version", Short: "Print the version", Args: usageArgs(cobra.NoArgs),
-		RunE: func(*cobra.Command, []string) error {
-			_, err := fmt.Fprintln(e.stdout, "refiller version", build.Version())
-			return err
-		},
-	}
-}
-
-// unknownCommand takes a command's argument for the name of a command of its own that there isn't.
-func unknownCommand(cmd *cobra.Command, args []string) error {
-	if len(args) == 0 {
-		return nil
-	}
-	msg := fmt.Sprintf("unknown command %s for %q", fields.Quote(args[0]), cmd.CommandPath())
-	cmd.SuggestionsMinimumDistance = 2
-	if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
-		msg += ": did you mean " + strings.Join(near, " or ") + "?"
-	}
-	return usageError{errors.New(msg)}
+// withoutArgs makes a command refuse arguments.
+func withoutArgs(cmd *cobra.Command) *cobra.Command {
+	cmd.Args = usageArgs(cobra.NoArgs)
+	return cmd
 }
 
 // usageArgs makes a check of positional arguments report wrong usage.

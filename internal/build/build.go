@@ -18,11 +18,3 @@ func Version() string {
 	}
 	return info.Main.Version
 }
-
-// Args are a program's arguments with -version as programs of Go have it written as --version, as cobra wants it.
-func Args(args []string) []string {
-	if len(args) == 1 && args[0] == "-version" {
-		return []string{"--version"}
-	}
-	return args
-}

@@ -84,20 +84,13 @@ func TestCertificatesAreReadForEachConnection(t *testing.T) {
 	etcd := testenv.Etcd(t, 1, testenv.WithTLS(certs))
 	dir := t.TempDir()
 	files := credential.TLS{CA: filepath.Join(dir, "ca"), Cert: filepath.Join(dir, "cert"), Key: filepath.Join(dir, "key")}
-	install := func(from *testenv.Certs) {
-		for to, name := range map[string]string{files.CA: from.CAFile, files.Cert: from.ClientCert, files.Key: from.ClientKey} {
-			content, err := os.ReadFile(name)
-			require.NoError(t, err)
-			require.NoError(t, os.WriteFile(to, content, 0o600))
-		}
-	}
-	install(strangers)
+	strangers.Install(t, files.CA, files.Cert, files.Key)
 	client := open(t, etcdconn.Options{Endpoints: etcd.Endpoints(), TLS: files})
 	short, cancel := contextFor(t, time.Second)
 	defer cancel()
 	_, err := client.Get(short, "k")
 	require.Error(t, err, "neither side knows the other")
-	install(certs)
+	certs.Install(t, files.CA, files.Cert, files.Key)
 	require.Eventually(t, func() bool {
 		short, cancel := contextFor(t, time.Second)
 		defer cancel()

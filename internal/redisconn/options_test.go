@@ -151,17 +151,10 @@ func TestCertificatesAreReadForEachConnection(t *testing.T) {
 	s := testenv.Redis(t, testenv.WithTLS(certs))
 	dir := t.TempDir()
 	files := credential.TLS{CA: filepath.Join(dir, "ca"), Cert: filepath.Join(dir, "cert"), Key: filepath.Join(dir, "key")}
-	install := func(from *testenv.Certs) {
-		for to, name := range map[string]string{files.CA: from.CAFile, files.Cert: from.ClientCert, files.Key: from.ClientKey} {
-			content, err := os.ReadFile(name)
-			require.NoError(t, err)
-			require.NoError(t, os.WriteFile(to, content, 0o600))
-		}
-	}
-	install(strangers)
+	strangers.Install(t, files.CA, files.Cert, files.Key)
 	c := open(t, redisconn.Options{URL: parse(t, "rediss://"+s.Addr()), TLS: files})
 	require.ErrorContains(t, c.Ping(t.Context()).Err(), "unknown authority")
-	install(certs)
+	certs.Install(t, files.CA, files.Cert, files.Key)
 	roundTrip(t, c)
 }
 
