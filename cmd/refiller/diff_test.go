@@ -137,6 +137,13 @@ func TestDiffTellsWhatAFileWouldChange(t *testing.T) {
 	require.Contains(t, stdout, "! pool \"payments\" conflict")
 	require.Contains(t, stdout, "+ bucket \"new\" added\n", "what is new needs no version")
 
+	code, stdout, stderr = diff("{key: same,", "{key: payments,", "name: payments", "name: same", "version: 7", "version: 8")
+	require.Equal(t, 3, code, stderr)
+	require.Contains(t, stdout, "bucket \"payments\" c")
+	require.Contains(t, stdout, "kind: pool → bucket\n")
+	require.Contains(t, stdout, "~ pool \"same\" changed\n    kind: bucket → pool\n")
+
+	require.NoError(t, os.WriteFile(path, []byte(strings.NewReplacer(changes...).Replace(text)), 0o600))
 	code, stdout, _ = runWith(t, nil, "diff", "-o", "json", path)
 	require.Equal(t, 3, code)
 	var report drift.Report

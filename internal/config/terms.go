@@ -35,6 +35,9 @@ func Differences(inForce, file policy.Terms) []Difference {
 // these nothing shows.
 func BucketDifferences(p lua.PeekReply, file policy.Policy) []Difference {
 	list := Differences(*p.Terms, file.Terms(policy.Fence{}))
+	if Pooled(*p.Terms) {
+		list = append([]Difference{{Field: "kind", InForce: "pool", File: "bucket"}}, list...)
+	}
 	if file.Steps == nil || p.Step == 0 || p.Next == 0 {
 		return list
 	}
@@ -91,6 +94,9 @@ func writtenPool(p pool.Pool) []writtenField {
 	}
 	return list
 }
+
+// Pooled reports whether terms in force are those of a pool.
+func Pooled(t policy.Terms) bool { return t.Fence.Seq != 0 }
 
 type writtenField struct{ field, text string }
 

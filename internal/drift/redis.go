@@ -27,6 +27,9 @@ func (r *reader) buckets(ctx context.Context) error {
 		named[b.Key] = true
 		g.Go(func() error { return r.bucket(calling, b) })
 	}
+	for _, p := range r.cfg.OwnPools() {
+		g.Go(func() error { return r.kind(calling, p.Name) })
+	}
 	if err := g.Wait(); err != nil {
 		return err
 	}
@@ -71,8 +74,21 @@ func (r *reader) bucket(ctx context.Context, b config.Bucket) error {
 		return nil
 	}
 	version := p.Terms.Fence.Epoch
-	r.seen(version)
+	if !config.Pooled(*p.Terms) {
+		r.seen(version)
+	}
 	r.change("bucket", b.Key, version, config.BucketDifferences(p, b.Policy), r.cfg.Version)
+	return nil
+}
+
+// kind tells of a pool's bucket that is still a plain one in this region.
+func (r *reader) kind(ctx context.Context, name string) error {
+	p, found, err := r.peek(ctx, name)
+	if err != nil || !found || p.Terms == nil || config.Pooled(*p.Terms) {
+		return err
+	}
+	fields := []config.Difference{{Field: "kind", InForce: "bucket", File: "pool"}}
+	r.change("pool", name, p.Terms.Fence.Epoch, fields, r.cfg.Version)
 	return nil
 }
 

@@ -199,8 +199,8 @@ func (r *Replica) bucket(ctx context.Context, b config.Bucket, version int64) ad
 		inForce = *p.Terms
 		out.Policy = inForce.Fence.Epoch
 		out.Differs = config.BucketDifferences(p, b.Policy)
-		out.Conflict = len(out.Differs) > 0 && version == out.Policy
-		out.Outdated = version < out.Policy
+		out.Outdated = version < out.Policy && !config.Pooled(inForce)
+		out.Conflict = len(out.Differs) > 0 && version <= out.Policy && !out.Outdated
 	}
 	out.Capacity = inForce.Capacity
 	switch {
