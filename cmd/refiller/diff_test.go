@@ -17,6 +17,7 @@ import (
 	"github.com/tokenrefill/refiller/internal/replica"
 	"github.com/tokenrefill/refiller/internal/testenv"
 	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
 )
 
 const before = `region: eu
@@ -175,4 +176,18 @@ func TestDiffThatCannotBeToldExitsWithOneOrTwo(t *testing.T) {
 	code, stdout, stderr = runWith(t, map[string]string{"REFILLER_REDIS_USERNAME": "reader", "REFILLER_REDIS_PASSWORD": "p"}, "diff", "--redis", server.URL(), writeConfig(t, goodConfig))
 	require.Zero(t, code, stderr)
 	require.Contains(t, stdout, "its user may not SCAN")
+}
+
+func TestDiffLooksAtAllMastersOfACluster(t *testing.T) {
+	cluster := testenv.Cluster(t)
+	rdb := cluster.Client()
+	for _, key := range []string{"a", "b", "c", "d", "e"} {
+		terms := policy.Policy{Capacity: 10, Rate: policy.PerSecond(5)}.Terms(policy.Fence{Epoch: 1})
+		_, err := lua.Refill(t.Context(), rdb, key, policy.Call{Create: policy.CreateInitial, Terms: &terms})
+		require.NoError(t, err)
+	}
+	url := "redis-cluster://" + strings.Join(cluster.Addrs(), ",")
+	code, stdout, stderr := runWith(t, nil, "diff", "--redis", url, writeConfig(t, goodConfig+"version: 1\n"))
+	require.Equal(t, 3, code, stderr)
+	require.Equal(t, "- bucket \"b\" removed\n- bucket \"c\" removed\n- bucket \"d\" removed\n- bucket \"e\" removed\n", stdout)
 }
