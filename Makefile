@@ -142,6 +142,10 @@ fuzz: ## Every fuzz test for FUZZTIME
 	@scripts/require.sh go redis
 	scripts/fuzz.sh $(FUZZTIME)
 
+.PHONY: config-docs
+config-docs: ## docs/configuration.md and the JSON Schema, from the structs that a configuration is decoded into
+	go test -count=1 -run TestReferenceAndSchemaAreThoseOfTheStructs ./internal/config -args -write
+
 .PHONY: proto
 proto: $(BIN)/protoc-gen-go $(BIN)/protoc-gen-go-grpc ## Generate the Go code of api/
 	@scripts/require.sh go protoc
