@@ -1,6 +1,6 @@
 #!/bin/sh
 # Runs a command that calls go test, and prints which ten packages took longest
-# and how long all of it took. Exits as the command does.
+# and how long all of it took. Fails if the command does.
 #   slowest.sh COMMAND...
 set -eu
 
