@@ -190,6 +190,9 @@ func (r *Replica) bucket(ctx context.Context, b config.Bucket, version int64) ad
 	if t, ok := r.tally.Bucket(b.Key); ok && time.Since(t.Won) < max(recent, 3*b.Policy.Interval) {
 		out.Taken, out.Dry = &t.TakeRate, &t.Dry
 	}
+	for _, p := range r.tally.Trend(b.Key, time.Now()) {
+		out.Trend = append(out.Trend, admin.TrendPoint(p))
+	}
 	p, err := lua.Peek(ctx, r.rdb, b.Key, 1)
 	if err != nil {
 		out.Error = err.Error()
