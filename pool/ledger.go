@@ -312,6 +312,30 @@ func (l *ledger) plan(timing Timing, now time.Time, together bool, fence func() 
 	return changed
 }
 
+// renew is plan for a time when a record can't be read on which a plan would rest: a region that is alive keeps its rate as
+// long as nobody can have got it, nobody gets more, and nothing is taken away. It returns the regions whose offers have changed.
+func (l *ledger) renew(timing Timing, now time.Time, fence func() policy.Fence) []string {
+	l.dirty, l.wake = false, time.Time{}
+	var changed []string
+	for _, region := range slices.Sorted(maps.Keys(l.accounts)) {
+		a := l.accounts[region]
+		a.lapse(now)
+		if len(a.offers) > 0 && !a.fenced && a.live(timing, now) {
+			newest, ticket := a.offers[0], a.ticket
+			t := newest.terms
+			t.GrantEnd = ticket.Now + timing.Lease.Microseconds()
+			inForce := !newest.void && t.GrantEra != 0 && t.GrantEra == ticket.Version.Era
+			if inForce && t.GrantEnd-newest.terms.GrantEnd >= (timing.Report/2).Microseconds() {
+				t.Fence = fence()
+				a.add(offer{terms: t, until: a.heard.Add(hold(timing.Lease))})
+				changed = append(changed, region)
+			}
+		}
+		l.wakeFor(a, timing, now)
+	}
+	return changed
+}
+
 // wakeFor notes when the account changes by itself.
 func (l *ledger) wakeFor(a *account, timing Timing, now time.Time) {
 	note := func(at time.Time) {
