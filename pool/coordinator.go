@@ -62,7 +62,9 @@ type CoordinatorStats struct {
 	Errors  int64 // requests to etcd that failed
 	Writes  int64 // shares written
 	Plans   int64 // rounds of planning, of one pool each
-	Unread  int   // records that can't be read: until they can, shares are renewed as they are and nobody gets more
+	// TooLarge counts the shares that were not written because etcd would have refused them.
+	TooLarge int64
+	Unread   int // records that can't be read: until they can, shares are renewed as they are and nobody gets more
 }
 
 // PoolSum is what a pool's regions may be using together, in tokens per second.
@@ -190,6 +192,7 @@ type tenure struct {
 	dirty   map[string]bool  // regions whose share is to be written
 	fenced  map[string]bool  // regions that an operator has declared dead
 	lease   time.Duration    // the longest that any grant in etcd may have
+	large   string           // the last region whose share was too large
 	told    string           // the last bad record that was logged
 	able    time.Time        // when a share was last written, or there was none to write
 	unread  map[string]unread
@@ -384,6 +387,7 @@ func (t *tenure) recall(region string, e entry, now time.Time) error {
 			t.ledgers[name], t.order = l, nil
 		}
 		l.inherit(region, terms, max(s.lease, t.timing.Lease), now)
+		l.fence(region, t.fenced[region])
 	}
 	return nil
 }
@@ -512,6 +516,11 @@ func (t *tenure) publish(ctx context.Context) error {
 		size, n := 0, 0
 		for _, r := range regions {
 			w, ok := t.write(r)
+			if len(w.value) > maxShareBytes {
+				t.tooLarge(r, len(w.value))
+				n++
+				continue
+			}
 			if len(writes) == maxTxnWrite || len(writes) > 0 && size+len(w.value) > maxTxnBytes {
 				break
 			}
@@ -530,6 +539,15 @@ func (t *tenure) publish(ctx context.Context) error {
 		regions = regions[n:]
 	}
 	return nil
+}
+
+// tooLarge tells of a share that etcd would refuse. Its region keeps what it has until the grants end; others go on.
+func (t *tenure) tooLarge(region string, bytes int) {
+	if t.large != region {
+		t.large = region
+		t.log.Error("share is too large for etcd and is not written", "region", region, "bytes", bytes, "most", maxShareBytes)
+	}
+	t.count(func(s *CoordinatorStats) { s.TooLarge++ })
 }
 
 // sharing is the write of a region's share.

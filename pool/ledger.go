@@ -97,9 +97,9 @@ func (l *ledger) inherit(region string, recorded []policy.Terms, lease time.Dura
 	})
 }
 
-// fence declares that a region takes nothing, or takes that back.
+// fence declares that a region takes nothing, or takes that back. A region that has no part in the pool gets none by it.
 func (l *ledger) fence(region string, fenced bool) {
-	if a := l.account(region); a.fenced != fenced {
+	if a := l.accounts[region]; a != nil && a.fenced != fenced {
 		a.fenced, l.dirty = fenced, true
 	}
 }
@@ -503,14 +503,15 @@ const maxOffers = 8
 func (a *account) add(o offer) {
 	a.offers = slices.Insert(a.offers, 0, o)
 	n := len(a.offers)
-	if n <= maxOffers || a.offers[n-1].terms.Per != a.offers[n-2].terms.Per {
+	if n <= maxOffers {
 		return
 	}
 	older, later := a.offers[n-1], &a.offers[n-2]
 	x, y := older.known(), later.known()
-	later.terms.Tokens = max(x.Tokens, y.Tokens)
+	u := unit{per: y.Per} // the pool's rate may have changed between the two, and its unit with it
+	later.terms.Tokens = max(u.convert(x.Tokens, x.Per), y.Tokens)
 	later.terms.Capacity = max(x.Capacity, y.Capacity)
-	later.terms.GrantTokens = max(x.GrantTokens, y.GrantTokens)
+	later.terms.GrantTokens = max(u.convert(x.GrantTokens, x.Per), y.GrantTokens)
 	later.terms.GrantEra = max(x.GrantEra, y.GrantEra)
 	later.void = older.void && later.void
 	if later.until.Before(older.until) {
