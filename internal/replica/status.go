@@ -91,7 +91,14 @@ func (r *Replica) conflicts() admin.Conflicts {
 		c.Total++
 	}
 	r.mu.Unlock()
-	if r.pools != nil && r.pools.agent.State().Conflict {
+	if r.pools == nil {
+		return c
+	}
+	switch s := r.pools.agent.State(); {
+	case s.Unread != "":
+		c.Pools = "the pools in etcd can't be read and stay in force: " + s.Unread
+		c.Total++
+	case s.Conflict:
 		c.Pools = "other pools are in force under this version"
 		c.Total++
 	}
