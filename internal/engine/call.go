@@ -1,0 +1,140 @@
+package engine
+
+import (
+	"context"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	// Grace is how long a reply is still awaited after the last caller stopped waiting for it, so that what was taken for
+	// nobody can be given back.
+	Grace = time.Second
+	// secondLook is how much longer a caller waits when its time is over: a reply may have come while this process did not
+	// run, and is read first.
+	secondLook = 5 * time.Millisecond
+	// lateness is from when on a timer's delay means that this process did not run.
+	lateness = time.Millisecond
+)
+
+// clock says how long somebody waits for an answer.
+type clock struct {
+	deadline time.Time // zero: none
+	patience time.Duration
+	extra    time.Duration // what was added because this process was late
+	looked   bool
+}
+
+// newClock is of somebody who waits from an instant until the deadline.
+func newClock(now, deadline time.Time) clock {
+	return clock{deadline: deadline, patience: deadline.Sub(now)}
+}
+
+// over reports whether the time is over. The first time that it seems so, and whenever this process itself was late, the
+// deadline is put off: by secondLook, and by as much as it was late, altogether at most by what the time was at first.
+func (c *clock) over(now time.Time) bool {
+	if c.deadline.IsZero() || now.Before(c.deadline) {
+		return false
+	}
+	late := min(now.Sub(c.deadline), c.patience-c.extra)
+	if c.looked && late < lateness {
+		return true
+	}
+	c.extra += late
+	if !c.looked {
+		c.looked = true
+		late += secondLook
+	}
+	c.deadline = now.Add(late)
+	return false
+}
+
+// call is a batch of requests that is under way.
+type call[T any] struct {
+	batch   []*Request[T]
+	ctx     context.Context
+	cancel  context.CancelFunc
+	waiting int // requests that somebody waits for
+	sent    time.Time
+	clock   clock // when it is to be looked at whether the server is silent
+	silent  bool  // it was
+	alone   bool  // its caller makes it
+}
+
+func (c *call[T]) add(r *Request[T]) {
+	r.call = c
+	c.batch = append(c.batch, r)
+	c.waiting++
+}
+
+// begin starts the call.
+func (c *call[T]) begin(now time.Time, patience time.Duration) {
+	latest := c.batch[0].clock.deadline
+	for _, r := range c.batch {
+		if d := r.clock.deadline; d.IsZero() || latest.IsZero() {
+			latest = time.Time{}
+		} else if d.After(latest) {
+			latest = d
+		}
+	}
+	if !latest.IsZero() {
+		latest = latest.Add(Grace)
+	}
+	inner, cancel := context.WithCancel(context.Background())
+	c.ctx, c.cancel = callContext{inner, latest}, cancel
+	c.sent, c.silent, c.alone = now, false, false
+	c.clock = clock{}
+	if patience > 0 {
+		c.clock = newClock(now, now.Add(patience))
+	}
+}
+
+func (c *call[T]) end() {
+	c.cancel()
+	c.ctx, c.cancel = nil, nil
+	for i, r := range c.batch {
+		if r.call == c { // it isn't used again yet
+			r.call = nil
+		}
+		c.batch[i] = nil
+	}
+	c.batch, c.waiting = c.batch[:0], 0
+}
+
+// callContext tells go-redis what to set on the socket, and ends only when it is cancelled.
+type callContext struct {
+	context.Context
+	deadline time.Time // zero: none
+}
+
+// Deadline implements context.Context.
+func (c callContext) Deadline() (time.Time, bool) { return c.deadline, !c.deadline.IsZero() }
+
+// Slots bounds the calls under way of some queues. Its methods are safe for concurrent use.
+type Slots struct{ free atomic.Int64 }
+
+// NewSlots makes n slots.
+func NewSlots(n int) *Slots {
+	s := &Slots{}
+	s.free.Store(int64(n))
+	return s
+}
+
+// take takes a slot if one is free.
+func (s *Slots) take() bool {
+	if s.free.Add(-1) >= 0 {
+		return true
+	}
+	s.free.Add(1)
+	return false
+}
+
+func (s *Slots) give() { s.free.Add(1) }
+
+// earlier is the earlier of two instants, the zero time being never.
+func earlier(a, b time.Time) time.Time {
+	if a.IsZero() || !b.IsZero() && b.Before(a) {
+		return b
+	}
+	return a
+}
