@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"sync/atomic"
 	"time"
@@ -29,7 +30,7 @@ var (
 	// NoEvidence is what a Sender returns, or wraps, of a call that shows nothing of the server.
 	NoEvidence = errors.New("engine: the call was not made")
 	// ErrSilent is why a breaker is open whose server let calls go unanswered.
-	ErrSilent = errors.New("engine: the server is silent")
+	ErrSilent = fmt.Errorf("engine: the server is silent: %w", context.DeadlineExceeded)
 )
 
 // Breaker says whether a server is worth asking. It judges the server alone: what failed there, and what the server was

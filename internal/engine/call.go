@@ -56,9 +56,10 @@ type call[T any] struct {
 	cancel  context.CancelFunc
 	waiting int // requests that somebody waits for
 	sent    time.Time
-	clock   clock // when it is to be looked at whether the server is silent
+	clock   clock // for how long the server may be silent, or a caller who left goes on reading
 	silent  bool  // it was
 	alone   bool  // its caller makes it
+	left    bool  // who has left
 }
 
 func (c *call[T]) add(r *Request[T]) {
@@ -82,7 +83,7 @@ func (c *call[T]) begin(now time.Time, patience time.Duration) {
 	}
 	inner, cancel := context.WithCancel(context.Background())
 	c.ctx, c.cancel = callContext{inner, latest}, cancel
-	c.sent, c.silent, c.alone = now, false, false
+	c.sent, c.silent, c.alone, c.left = now, false, false, false
 	c.clock = clock{}
 	if patience > 0 {
 		c.clock = newClock(now, now.Add(patience))

@@ -172,9 +172,17 @@ func (q *Queue[T]) leave(ctx context.Context, r *Request[T]) {
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if r.state.CompareAndSwap(waiting, left) {
-		q.dropped(r)
+	if !r.state.CompareAndSwap(waiting, left) {
+		return
 	}
+	if c := r.call; c != nil && c.alone { // its answer is a moment away, and says what is to be given back
+		now := time.Now()
+		c.clock, c.left = newClock(now, now), true
+		q.due = earlier(q.due, now)
+		q.arm(now)
+		return
+	}
+	q.dropped(r)
 }
 
 // result is what became of a request that isn't waiting any more.
@@ -301,8 +309,14 @@ func (q *Queue[T]) workAlone(ctx context.Context, r *Request[T], c *call[T]) {
 	}
 	err := q.express.Send(c.ctx, c.batch)
 	stop()
-	if r.state.Load() != left {
+	state := r.state.Load()
+	if state != left {
 		<-r.signal
+	}
+	if state != answered { // the connection was closed: that shows something only if there was time for an answer
+		if err = NoEvidence; time.Since(c.sent) >= enough {
+			err = ErrSilent
+		}
 	}
 	if c = q.next(c, err); c != nil {
 		q.mu.Lock()
@@ -324,6 +338,8 @@ func (q *Queue[T]) ended(c *call[T], now time.Time, err error) {
 	if err == nil {
 		q.heard = now
 		q.trip += (now.Sub(c.sent) - q.trip) / 4
+	} else if c.alone {
+		q.trip = 0 // not known any more
 	}
 	if q.breaker != nil {
 		q.opened(q.breaker.ended(now, c.silent, err))
@@ -360,11 +376,16 @@ func (q *Queue[T]) expire(now time.Time) {
 		for _, r := range c.batch {
 			q.look(r, now)
 		}
-		if c.silent || q.breaker == nil {
+		if c.clock.deadline.IsZero() {
 			continue
 		}
 		if !c.clock.over(now) {
 			q.due = earlier(q.due, c.clock.deadline)
+			continue
+		}
+		c.clock = clock{}
+		if c.left {
+			q.express.Interrupt()
 		} else if !q.heard.After(c.sent) {
 			counts, opens := q.breaker.silent(now)
 			c.silent = counts
