@@ -377,15 +377,20 @@ func (t *trip) conclude() {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.ctx), engine.Grace)
 	defer cancel()
+	by := engine.NewCommands(t.rdb, 1) // the same round trip for all
+	var wg sync.WaitGroup
 	for _, r := range t.late {
-		switch a := &r.Body; {
-		case a.cmd != nil && a.late != nil && a.cmd.Err() == nil:
-			a.late(ctx, t.rdb, a.cmd)
-		case a.cmd == nil && a.err == nil && a.reply.Taken > 0:
-			t.c.giveBackBy(ctx, t.rdb, a.kind, a.key, a.reply.Taken, a.info.era)
-		}
-		t.s.queue.Release(r)
+		wg.Go(func() {
+			switch a := &r.Body; {
+			case a.cmd != nil && a.late != nil && a.cmd.Err() == nil:
+				a.late(ctx, by, a.cmd)
+			case a.cmd == nil && a.err == nil && a.reply.Taken > 0:
+				t.c.giveBackBy(ctx, by, a.kind, a.key, a.reply.Taken, a.info.era)
+			}
+			t.s.queue.Release(r)
+		})
 	}
+	wg.Wait()
 	for _, e := range t.entries {
 		if e.enter {
 			_ = lua.Enter(ctx, t.rdb, e.prefix, e.key, e.till)

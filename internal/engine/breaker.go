@@ -10,13 +10,11 @@ import (
 )
 
 const (
-	// A breaker opens when at least half of the recent calls failed, of at least fewestCalls. Recent are the calls of
-	// the last window, or the last fewestCalls if these were fewer, none older than oldestCall. Of a moment as short as
-	// shortest many calls may fail together, as when a server restarts: that alone is no outage.
+	// A breaker opens when at least half of the calls in a window failed. The window is as long as it takes for fewestCalls,
+	// at least shortest, since in a moment many calls may fail together, and at most longest.
 	fewestCalls = 10
-	window      = 250 * time.Millisecond
-	shortest    = 50 * time.Millisecond
-	oldestCall  = 10 * time.Second
+	shortest    = 250 * time.Millisecond
+	longest     = 10 * time.Second
 
 	// It closes after goodProbes in a row were answered. Each may take probeTime. They are probeFirst apart, and up to
 	// probeMost while none is answered, each pause between half and one and a half times that.
@@ -64,21 +62,22 @@ func (b *Breaker) Open() error {
 
 // record counts a call, and reports whether that opens the breaker.
 func (b *Breaker) record(now time.Time, err error) bool {
-	if age := now.Sub(b.began); age > oldestCall || age > window && b.calls >= fewestCalls {
+	if now.Sub(b.began) > longest {
 		b.began, b.calls, b.failed = now, 0, 0
 	}
 	b.calls++
-	if err == nil {
+	if err != nil {
+		b.failed++
+	}
+	if b.calls < fewestCalls || now.Sub(b.began) < shortest {
 		return false
 	}
-	b.failed++
-	if b.calls < fewestCalls || 2*b.failed < b.calls || now.Sub(b.began) < shortest || !b.cause.CompareAndSwap(nil, &err) {
-		return false
-	}
-	if b.Opened != nil {
+	opens := err != nil && 2*b.failed >= b.calls && b.cause.CompareAndSwap(nil, &err)
+	if b.calls, b.failed = 0, 0; opens && b.Opened != nil {
 		b.Opened()
 	}
-	return true
+	b.began = now
+	return opens
 }
 
 // silent counts a call that the server is silent about, and reports whether it counts and whether that opens the breaker.

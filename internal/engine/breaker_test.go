@@ -42,7 +42,7 @@ func TestABreakerOpensOnTheShareOfFailures(t *testing.T) {
 		for i := range fewestCalls - 1 {
 			require.False(t, b.record(at(time.Duration(i)*100*ms), errBroken))
 		}
-		require.True(t, b.record(at(time.Second), errBroken))
+		require.True(t, b.record(at(time.Second), errBroken), "ten")
 		require.ErrorIs(t, b.Open(), errBroken)
 		require.False(t, b.record(at(time.Second), errBroken), "it opens once")
 	})
@@ -65,7 +65,7 @@ func TestABreakerOpensOnTheShareOfFailures(t *testing.T) {
 			}
 		}
 		require.NotZero(t, opened)
-		require.LessOrEqual(t, opened, window+fewestCalls*10*ms)
+		require.LessOrEqual(t, opened, 2*shortest+fewestCalls*10*ms)
 	})
 }
 

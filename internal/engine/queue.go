@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -12,6 +13,8 @@ import (
 const (
 	// spacing is the least time between two departures while a call is under way.
 	spacing = time.Millisecond
+	// mostDoubled is how often that is doubled while the server is slower than it was.
+	mostDoubled = 5
 	// linger is how long an idle worker stays: a new one has to grow its stack.
 	linger = time.Second
 	// mostRequests is the most requests of one call: further ones go with the next.
@@ -215,7 +218,7 @@ func (q *Queue[T]) dropped(r *Request[T]) {
 // there is a slot. That of a call that has ended is used, or given up. The lock is held.
 func (q *Queue[T]) depart(now time.Time, ended *call[T]) *call[T] {
 	c := ended
-	if q.first != nil && (len(q.calls) == 0 || now.Sub(q.departed) >= spacing) && (c != nil || q.slots.take()) {
+	if q.first != nil && now.Sub(q.departed) >= q.spacing() && (c != nil || q.slots.take()) {
 		if c == nil {
 			c = q.unused()
 		}
@@ -238,6 +241,15 @@ func (q *Queue[T]) depart(now time.Time, ended *call[T]) *call[T] {
 		q.free = append(q.free, c)
 	}
 	return nil
+}
+
+// spacing is how long after the last departure the next one is. While the server answers more slowly than it did, further
+// calls would only wait there: they are fewer and fewer, and take along more and more. The lock is held.
+func (q *Queue[T]) spacing() time.Duration {
+	if len(q.calls) == 0 {
+		return 0
+	}
+	return spacing << min(max(0, len(q.calls)-1-int(q.trip/spacing)), mostDoubled)
 }
 
 func (q *Queue[T]) pop() *Request[T] {
@@ -291,6 +303,7 @@ func (q *Queue[T]) work(c *call[T]) {
 
 // next notes how a call ended, and has the next one depart if one may.
 func (q *Queue[T]) next(c *call[T], err error) *call[T] {
+	runtime.Gosched()
 	now := time.Now()
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -337,7 +350,14 @@ func (q *Queue[T]) ended(c *call[T], now time.Time, err error) {
 	}
 	if err == nil {
 		q.heard = now
-		q.trip += (now.Sub(c.sent) - q.trip) / 4
+		switch d := now.Sub(c.sent); { // what is slow for once counts little
+		case q.trip == 0:
+			q.trip = d
+		case d < q.trip:
+			q.trip = (q.trip + d) / 2
+		default:
+			q.trip += (d - q.trip) / 16
+		}
 	} else if c.alone {
 		q.trip = 0 // not known any more
 	}
@@ -418,7 +438,7 @@ func (q *Queue[T]) look(r *Request[T], now time.Time) {
 func (q *Queue[T]) arm(now time.Time) {
 	next := q.due
 	if q.first != nil {
-		d := q.departed.Add(spacing)
+		d := q.departed.Add(q.spacing())
 		if !d.After(now) { // there is no slot
 			d = now.Add(spacing)
 		}
