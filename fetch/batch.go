@@ -36,6 +36,18 @@ type ask struct {
 	err   error
 }
 
+// resolve makes a number of what is to be left in percent of the capacity, if that is known: the tokens alone don't tell it.
+func (a *ask) resolve(capacity int64) {
+	if capacity == 0 {
+		a.whole = a.whole || a.run.Leave.Percent > 0 || len(a.line) > 0 && a.line[0].Leave.Percent > 0
+		return
+	}
+	a.run.Leave = policy.Leave{Tokens: a.run.Leave.Of(capacity)}
+	for i := range a.line {
+		a.line[i].Leave = policy.Leave{Tokens: a.line[i].Leave.Of(capacity)}
+	}
+}
+
 // group is what one entry of a script call is asked for: takes of one bucket in the order of their arrival.
 type group struct {
 	key    string

@@ -2,6 +2,8 @@ package fetch
 
 import (
 	"fmt"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/tokenrefill/refiller/lua"
@@ -107,16 +109,47 @@ func (d TimeoutOption) applyCall(c *callConfig) error {
 	return nil
 }
 
+// TimeoutOf is what WithTimeout says among the options of a call, 0 if it isn't among them. Any other option is
+// ErrInvalidOption: it is for limiters that have no other.
+func TimeoutOf(opts ...CallOption) (time.Duration, error) {
+	var c callConfig
+	for _, o := range opts {
+		if _, ok := o.(TimeoutOption); !ok {
+			return 0, fmt.Errorf("%w: %T is not for this limiter", ErrInvalidOption, o)
+		}
+		if err := o.applyCall(&c); err != nil {
+			return 0, err
+		}
+	}
+	return c.timeout, nil
+}
+
 // WithLeave has a call denied that would leave fewer than n tokens in the bucket, 0 to policy.MaxTokens: so urgent work
 // finds some that other work has left. RetryAfter is the time until that many more are there.
-func WithLeave(n int64) CallOption { return leaveOption{Tokens: n} }
+func WithLeave(n int64) LeaveOption { return LeaveOption{Tokens: n} }
 
 // WithLeavePercent is WithLeave of a part of the bucket's capacity, 0 to 100 percent, rounded up.
-func WithLeavePercent(percent int64) CallOption { return leaveOption{Percent: percent} }
+func WithLeavePercent(percent int64) LeaveOption { return LeaveOption{Percent: percent} }
 
-type leaveOption policy.Leave
+// ParseLeave is WithLeave of a whole number, such as "100", or WithLeavePercent of one with a percent sign, such as "20%". The
+// error is ErrInvalidOption.
+func ParseLeave(s string) (LeaveOption, error) {
+	digits, percent := strings.CutSuffix(s, "%")
+	n, err := strconv.ParseInt(digits, 10, 64)
+	if err != nil {
+		return LeaveOption{}, fmt.Errorf("%w: leave: %q is neither a whole number, such as 100, nor one of percent, such as 20%%", ErrInvalidOption, s)
+	}
+	o := LeaveOption{Tokens: n}
+	if percent {
+		o = LeaveOption{Percent: n}
+	}
+	return o, o.applyCall(new(callConfig))
+}
 
-func (l leaveOption) applyCall(c *callConfig) error {
+// LeaveOption is a CallOption; WithLeave, WithLeavePercent and ParseLeave make one.
+type LeaveOption policy.Leave
+
+func (l LeaveOption) applyCall(c *callConfig) error {
 	if err := policy.Leave(l).Validate(); err != nil {
 		return fmt.Errorf("%w: %w", ErrInvalidOption, err)
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -134,12 +135,23 @@ func failure(ctx context.Context, err error) error {
 		return err
 	case errors.Is(err, engine.ErrClosed) || errors.Is(err, ErrClosed):
 		return ErrClosed
-	case ctx.Err() != nil && errors.Is(err, ctx.Err()):
-		return fmt.Errorf("fetch: %w", ctx.Err())
+	case over(ctx) != nil && errors.Is(err, over(ctx)):
+		return fmt.Errorf("fetch: %w", over(ctx))
 	case timedOut(err) && !starved(err):
 		return fmt.Errorf("%w: no answer in time: %w", ErrUnavailable, context.DeadlineExceeded)
 	}
 	return fmt.Errorf("%w: %w", ErrUnavailable, err)
+}
+
+// over is why a context has ended. One whose deadline has passed has, even if its timer is late to say so.
+func over(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if deadline, ok := ctx.Deadline(); ok && !time.Now().Before(deadline) {
+		return context.DeadlineExceeded
+	}
+	return nil
 }
 
 // notRun reports whether an error proves that a call did not take effect: the server refused it, or it was never sent. A

@@ -244,6 +244,7 @@ func TestATakeThatFitsCostsOneCommandBesideTheScript(t *testing.T) {
 	stats := commandCalls(t, rdb)
 	delete(stats, "config|resetstat")
 	delete(stats, "info")
+	delete(stats, "hello") // it may be the first call of its caller, whose connection is another
 	require.Equal(t, map[string]int{"evalsha": 1, "exists": 1, "decrby": 1}, stats)
 }
 

@@ -106,6 +106,7 @@ func (t *task) Process(_ context.Context, cmd redis.Cmder) error {
 // takes asks for takes of the bucket.
 func (t *task) takes(a ask) (answer, error) {
 	a.key, a.kind, a.info = t.key, t.kind, t.info
+	a.resolve(t.info.limit())
 	var got answer
 	err := t.do(&a, func(a *ask) {
 		got = answer{reply: a.reply, runs: a.runs, info: a.info}
@@ -187,9 +188,6 @@ func (t *task) askRun(run policy.Run) answer {
 		now = time.Now()
 	}
 	a := ask{run: run, whole: !t.info.fresh(now) || t.info.denied.n > 0 && now.Sub(t.info.learned) < denialMaxAge}
-	if run.Leave.Percent > 0 && !a.whole { // of a capacity that is known
-		a.run.Leave = policy.Leave{Tokens: run.Leave.Of(t.info.limit())}
-	}
 	want := run.N + run.Leave.Of(t.info.limit())
 	return t.ask(want, false, func() (answer, error) { return t.takes(a) })
 }

@@ -11,10 +11,13 @@ import (
 
 const (
 	// A breaker opens when at least half of the calls in a window failed. The window is as long as it takes for fewestCalls,
-	// at least shortest, since in a moment many calls may fail together, and at most longest.
+	// at least shortest, since in a moment many calls may fail together, and at most longest. It also opens when all calls
+	// failed for clearTime, if they were at least fewestClear: few callers with long timeouts make few calls.
 	fewestCalls = 10
 	shortest    = 250 * time.Millisecond
 	longest     = 10 * time.Second
+	fewestClear = 3
+	clearTime   = time.Second
 
 	// It closes after goodProbes in a row were answered. Each may take probeTime. They are probeFirst apart, and up to
 	// probeMost while none is answered, each pause between half and one and a half times that.
@@ -69,7 +72,8 @@ func (b *Breaker) record(now time.Time, err error) bool {
 	if err != nil {
 		b.failed++
 	}
-	if b.calls < fewestCalls || now.Sub(b.began) < shortest {
+	age := now.Sub(b.began)
+	if clear := b.failed == b.calls && b.calls >= fewestClear && age >= clearTime; !clear && (b.calls < fewestCalls || age < shortest) {
 		return false
 	}
 	opens := err != nil && 2*b.failed >= b.calls && b.cause.CompareAndSwap(nil, &err)

@@ -42,14 +42,14 @@ func TestABreakerOpensOnTheShareOfFailures(t *testing.T) {
 		for i := range fewestCalls - 1 {
 			require.False(t, b.record(at(time.Duration(i)*100*ms), errBroken))
 		}
-		require.True(t, b.record(at(time.Second), errBroken), "ten")
+		require.True(t, b.record(at(900*ms), errBroken), "ten")
 		require.ErrorIs(t, b.Open(), errBroken)
 		require.False(t, b.record(at(time.Second), errBroken), "it opens once")
 	})
 	t.Run("a failure now and then", func(t *testing.T) {
 		b := &Breaker{}
 		for i := range 1000 {
-			require.False(t, b.record(at(time.Duration(i)*2*time.Second), errBroken), "others are forgotten")
+			require.False(t, b.record(at(time.Duration(i)*6*time.Second), errBroken), "others are forgotten")
 		}
 	})
 	t.Run("an outage after a good time", func(t *testing.T) {
