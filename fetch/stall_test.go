@@ -2,12 +2,13 @@ package fetch
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"regexp"
-	"strings"
+	"slices"
+	"strconv"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -22,62 +23,117 @@ import (
 
 const (
 	consumerEnv  = "REFILLER_TEST_CONSUMER" // the address of the Redis that the test binary, run as a consumer, takes from
-	consumersEnd = "consumers:"             // begins its last line
+	loadEnv      = "REFILLER_TEST_LOAD"     // its goroutines; each takes a hundred times a second if they are paced, else at once
+	pacedLoad    = 20
+	consumersEnd = "consumers:" // begins what it prints
+	buckets      = 100
 )
 
 // consumers takes from a healthy Redis in each of three ways, and prints what became of that.
 func consumers(addr string) error {
-	ways := map[string]struct {
-		rdb  *redis.Options
-		opts []Option
-	}{
-		"default": {&redis.Options{Addr: addr}, nil},
-		"context": {&redis.Options{Addr: addr, ContextTimeoutEnabled: true}, nil},
-		"leases":  {&redis.Options{Addr: addr}, []Option{WithLease(1000, time.Second)}},
+	goroutines, err := strconv.Atoi(os.Getenv(loadEnv))
+	if err != nil {
+		return err
 	}
-	var out strings.Builder
-	for name, way := range ways {
-		rdb := redis.NewClient(way.rdb)
+	for _, way := range []struct {
+		name  string
+		keeps bool
+		opts  []Option
+	}{{"default", false, nil}, {"context", true, nil}, {"leases", false, []Option{WithLease(1000, time.Second)}}} {
+		rdb := redis.NewClient(&redis.Options{Addr: addr, ContextTimeoutEnabled: way.keeps})
 		c, err := New(rdb, way.opts...)
 		if err != nil {
 			return err
 		}
-		for i := range 5 { // opens connections, and loads the script
-			if _, err := c.Take(context.Background(), fmt.Sprint("checkout", i), 1, slow()); err != nil {
+		for range 20 { // opens connections, and loads the script
+			if _, err := c.Take(context.Background(), bucketOf(0), 1, slow()); err != nil {
 				return err
 			}
 		}
-		var takes, failed atomic.Int64
-		var last atomic.Pointer[error]
-		var wg sync.WaitGroup
-		for i := range 20 {
-			wg.Go(func() {
-				ticker := time.NewTicker(10 * time.Millisecond)
-				defer ticker.Stop()
-				for end := time.Now().Add(2 * time.Second); time.Now().Before(end); <-ticker.C {
-					takes.Add(1)
-					if _, err := c.Take(context.Background(), fmt.Sprint("checkout", i%5), 1); err != nil {
-						failed.Add(1)
-						last.Store(&err)
-					}
-				}
-			})
-		}
-		wg.Wait()
-		fmt.Fprintf(&out, "%s %s takes %d failed %d opened %d", consumersEnd, name, takes.Load(), failed.Load(), c.Stats().BreakerOpened)
-		if err := last.Load(); err != nil {
-			fmt.Fprintf(&out, " (%v)", *err)
-		}
-		fmt.Fprintln(&out)
-		if err := c.Close(context.Background()); err != nil {
-			return err
-		}
-		if err := rdb.Close(); err != nil {
+		takes, failed, cause := load(c, goroutines)
+		fmt.Printf("%s %s takes %d failed %d opened %d (%v)\n", consumersEnd, way.name, takes, failed, c.Stats().BreakerOpened, cause)
+		if err := errors.Join(c.Close(context.Background()), rdb.Close()); err != nil {
 			return err
 		}
 	}
-	fmt.Print(out.String(), consumersEnd, " done\n")
 	return nil
+}
+
+func bucketOf(i int) string { return fmt.Sprint("checkout", i%buckets) }
+
+// load takes for some time, and counts.
+func load(c *Client, goroutines int) (takes, failed int64, cause error) {
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	end := time.Now().Add(1500 * time.Millisecond)
+	for g := range goroutines {
+		wg.Go(func() {
+			ticker := time.NewTicker(10 * time.Millisecond)
+			defer ticker.Stop()
+			for i := g; time.Now().Before(end); i++ {
+				_, err := c.Take(context.Background(), bucketOf(i), 1)
+				mu.Lock()
+				if takes++; err != nil {
+					failed++
+					cause = err
+				}
+				mu.Unlock()
+				if goroutines == pacedLoad {
+					<-ticker.C
+				}
+			}
+		})
+	}
+	wg.Wait()
+	return takes, failed, cause
+}
+
+// startConsumers runs the test binary as a consumer of a Redis. Where that is allowed both, and a busy neighbour, run before
+// other processes: what this is about is the consumer's own slowness, and not what else the machine does.
+func startConsumers(t *testing.T, goroutines int, neighbour bool) (consumers *testenv.Process, stop func()) {
+	t.Helper()
+	server := testenv.Redis(t)
+	if err := syscall.Setpriority(syscall.PRIO_PROCESS, server.Pid(), -19); err != nil {
+		t.Logf("processes run like others: %v", err)
+	}
+	for i := range buckets {
+		createBucket(t, server.Client(), bucketOf(i), hourly(policy.MaxTokens))
+	}
+	stop = server.Kill
+	if neighbour {
+		p := testenv.Start(t, "/usr/bin/nice", "-n", "-19", "/bin/sh", "-c", "while :; do :; done")
+		stop = func() {
+			p.Kill()
+			server.Kill()
+		}
+	}
+	return testenv.StartCommand(t, testenv.Command{
+		Path: "/usr/bin/nice", Args: []string{"-n", "-19", os.Args[0]},
+		Env: []string{consumerEnv + "=" + server.Addr(), loadEnv + "=" + strconv.Itoa(goroutines)},
+	}), stop
+}
+
+// requireFewErrors runs consumers of whose takes no more than that many in a hundred may fail. The machine itself may stand
+// still for longer than twice a timeout, when they rightly do: they then have another try.
+func requireFewErrors(t *testing.T, most int64, run func() (consumers *testenv.Process, stop func())) {
+	t.Helper()
+	for tries := 4; ; tries-- {
+		p, stop := run()
+		<-p.Exited()
+		stop()
+		report := regexp.MustCompile(consumersEnd+` \w+ takes (\d+) failed (\d+) opened (\d+).*`).FindAllStringSubmatch(p.Log(), -1)
+		require.Len(t, report, 3, p.Log())
+		bad := slices.IndexFunc(report, func(r []string) bool {
+			takes, _ := strconv.ParseInt(r[1], 10, 64)
+			failed, _ := strconv.ParseInt(r[2], 10, 64)
+			return takes == 0 || 100*failed > most*takes || r[3] != "0"
+		})
+		if bad < 0 {
+			return
+		}
+		t.Log(report[bad][0])
+		require.Positive(t, tries, report[bad][0])
+	}
 }
 
 // A process that is stopped for most of the time, as by a quota of its processor, takes as before: its own slowness is none of
@@ -89,62 +145,25 @@ func TestAConsumerThatIsStoppedHasNoErrors(t *testing.T) {
 	} {
 		t.Run(fmt.Sprintf("%s of %s", stop.of, stop.every), func(t *testing.T) {
 			t.Parallel()
-			server := testenv.Redis(t)
-			for i := range 5 {
-				createBucket(t, server.Client(), fmt.Sprint("checkout", i), hourly(policy.MaxTokens))
-			}
-			p := testenv.StartCommand(t, testenv.Command{Path: os.Args[0], Env: []string{consumerEnv + "=" + server.Addr()}})
-			for p.Running() {
-				p.Signal(syscall.SIGSTOP)
-				time.Sleep(stop.of)
-				p.Signal(syscall.SIGCONT)
-				time.Sleep(stop.every - stop.of)
-			}
-			report := regexp.MustCompile(consumersEnd+` (\w+) takes (\d+) failed (\d+) opened (\d+).*`).FindAllStringSubmatch(p.Log(), -1)
-			require.Len(t, report, 3, p.Log())
-			for _, r := range report {
-				require.Equal(t, "0", r[3], r[0])
-				require.Equal(t, "0", r[4], r[0])
-				require.NotEqual(t, "0", r[2], r[0])
-			}
+			requireFewErrors(t, 0, func() (*testenv.Process, func()) {
+				p, end := startConsumers(t, pacedLoad, false)
+				for p.Running() {
+					p.Signal(syscall.SIGSTOP)
+					time.Sleep(stop.of)
+					p.Signal(syscall.SIGCONT)
+					time.Sleep(stop.every - stop.of)
+				}
+				return p, end
+			})
 		})
 	}
 }
 
-// More goroutines than the processors can serve make takes slow, and fail none before its timeout.
+// More goroutines than the processors can serve make takes slow, and fail none before its timeout. Where other programs take
+// most of the processors' time as well some may wait for longer; no breaker opens for that.
 func TestOverloadIsNoOutage(t *testing.T) {
-	rdb := testenv.Redis(t).Client()
-	for i := range 100 {
-		createBucket(t, rdb, fmt.Sprint("checkout", i), hourly(policy.MaxTokens))
-	}
-	testenv.Start(t, "/bin/sh", "-c", "while :; do :; done") // a neighbour
 	for _, goroutines := range []int{256, 1024} {
-		for name, o := range map[string]*redis.Options{
-			"default options": {Addr: rdb.Options().Addr}, "context timeouts": {Addr: rdb.Options().Addr, ContextTimeoutEnabled: true},
-		} {
-			own := redis.NewClient(o)
-			c := newClient(t, own)
-			var wg sync.WaitGroup
-			var failed atomic.Int64
-			var last atomic.Pointer[error]
-			end := time.Now().Add(time.Second)
-			for g := range goroutines {
-				wg.Go(func() {
-					for i := g; time.Now().Before(end); i++ {
-						if _, err := c.Take(context.Background(), fmt.Sprint("checkout", i%100), 1); err != nil {
-							failed.Add(1)
-							last.Store(&err)
-						}
-					}
-				})
-			}
-			wg.Wait()
-			if err := last.Load(); err != nil {
-				require.NoError(t, *err, "%s, %d goroutines: one of %d", name, goroutines, failed.Load())
-			}
-			require.Zero(t, c.Stats().BreakerOpened)
-			require.NoError(t, own.Close())
-		}
+		requireFewErrors(t, 1, func() (*testenv.Process, func()) { return startConsumers(t, goroutines, true) })
 	}
 }
 
@@ -182,7 +201,7 @@ func TestTheBreakerFollowsTheServer(t *testing.T) {
 				for range 20 {
 					wg.Go(func() {
 						for c.Stats().BreakerOpened == 0 {
-							if took, _ := take(max(bound, 50*time.Millisecond) + 10*time.Millisecond); took > bound+patience/10 {
+							if took, _ := take(bound); took > bound+10*time.Millisecond+noise {
 								t.Errorf("answered after %s", took)
 								return
 							}
@@ -197,11 +216,11 @@ func TestTheBreakerFollowsTheServer(t *testing.T) {
 				require.NoError(t, f.proxy.Delay(faultproxy.ToClient, trip, 0))
 				healed := time.Now()
 				eventually(t, func() bool { _, err := take(patience); return err == nil }, "the breaker closes")
-				require.Less(t, time.Since(healed), 2*time.Second+patienceForNoise)
+				require.Less(t, time.Since(healed), 2*time.Second+noise)
 			})
 		}
 	}
 }
 
-// patienceForNoise is what a test allows a busy machine beyond a promised time.
-const patienceForNoise = 3 * time.Second
+// noise is what a test allows a busy machine beyond a promised time.
+const noise = time.Second

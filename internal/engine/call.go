@@ -13,39 +13,42 @@ const (
 	// secondLook is how much longer a caller waits when its time is over: a reply may have come while this process did not
 	// run, and is read first.
 	secondLook = 5 * time.Millisecond
-	// lateness is from when on a timer's delay means that this process did not run.
+	// lateness is from when on a timer's delay means that this process did not run, and pulse how often that is looked at
+	// while somebody waits.
 	lateness = time.Millisecond
+	pulse    = 5 * time.Millisecond
 )
 
 // clock says how long somebody waits for an answer.
 type clock struct {
-	deadline time.Time // zero: none
-	patience time.Duration
-	extra    time.Duration // what was added because this process was late
+	deadline time.Time     // zero: none
+	late     time.Duration // of this process, as far as the deadline was put off for it
+	most     time.Duration // of that
 	looked   bool
 }
 
-// newClock is of somebody who waits from an instant until the deadline.
-func newClock(now, deadline time.Time) clock {
-	return clock{deadline: deadline, patience: deadline.Sub(now)}
+// newClock is of somebody who waits from an instant until the deadline; late is for how long this process did not run before.
+func newClock(now, deadline time.Time, late time.Duration) clock {
+	return clock{deadline: deadline, late: late, most: late + deadline.Sub(now)}
 }
 
-// over reports whether the time is over. The first time that it seems so, and whenever this process itself was late, the
-// deadline is put off: by secondLook, and by as much as it was late, altogether at most by what the time was at first.
-func (c *clock) over(now time.Time) bool {
+// over reports whether the time is over; late is for how long this process did not run until now. The first time that it seems
+// so the deadline is put off by secondLook, and whenever this process did not run by as long as that was: altogether by what
+// the time was at first.
+func (c *clock) over(now time.Time, late time.Duration) bool {
 	if c.deadline.IsZero() || now.Before(c.deadline) {
 		return false
 	}
-	late := min(now.Sub(c.deadline), c.patience-c.extra)
-	if c.looked && late < lateness {
+	more := min(late, c.most) - c.late
+	if c.looked && more < lateness {
 		return true
 	}
-	c.extra += late
+	c.late += more
 	if !c.looked {
 		c.looked = true
-		late += secondLook
+		more += secondLook
 	}
-	c.deadline = now.Add(late)
+	c.deadline = now.Add(more)
 	return false
 }
 
@@ -69,7 +72,7 @@ func (c *call[T]) add(r *Request[T]) {
 }
 
 // begin starts the call.
-func (c *call[T]) begin(now time.Time, patience time.Duration) {
+func (c *call[T]) begin(now time.Time, patience, late time.Duration) {
 	latest := c.batch[0].clock.deadline
 	for _, r := range c.batch {
 		if d := r.clock.deadline; d.IsZero() || latest.IsZero() {
@@ -86,7 +89,7 @@ func (c *call[T]) begin(now time.Time, patience time.Duration) {
 	c.sent, c.silent, c.alone, c.left = now, false, false, false
 	c.clock = clock{}
 	if patience > 0 {
-		c.clock = newClock(now, now.Add(patience))
+		c.clock = newClock(now, now.Add(patience), late)
 	}
 }
 

@@ -10,8 +10,8 @@
 //
 // A caller's time is its own: it waits until its deadline or until its context is cancelled, whatever others do. One timer
 // per Queue keeps the deadlines of all. Before it gives anybody up it looks once more: everybody has 5 ms in which a reply
-// that has arrived can be read, and as much time again as this process itself was late, since it was stopped or starved,
-// by at most the time that the caller had. The connections of [Patient] do the same for reads.
+// that has arrived can be read, and as much time again as this process did not run meanwhile, since it was stopped or
+// starved, by at most the time that the caller had: a pulse of that timer tells how late it is. The connections of [Patient] do the same for reads.
 //
 // Requests are sent once. One whose caller leaves before the departure is not sent. A reply that comes within Grace after
 // the last caller has left is still read, and the [Sender] hears that nobody waits.

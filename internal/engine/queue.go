@@ -91,6 +91,7 @@ type Queue[T any] struct {
 	due         time.Time     // no deadline is earlier; zero: there is none
 	timer       *time.Timer   // calls tick
 	at          time.Time     // when the timer fires; zero: it doesn't
+	late        time.Duration // for how long this process did not run while somebody waited, all together
 	jobs        chan *call[T] // to workers that are idle
 	workers     int
 	probing     bool
@@ -130,7 +131,7 @@ func (q *Queue[T]) Do(ctx context.Context, r *Request[T], now, deadline time.Tim
 		return ErrFull
 	}
 	r.state.Store(waiting)
-	r.clock, r.call, r.next = newClock(now, deadline), nil, nil
+	r.clock, r.call, r.next = newClock(now, deadline, q.late), nil, nil
 	if q.first == nil {
 		q.first = r
 	} else {
@@ -180,7 +181,7 @@ func (q *Queue[T]) leave(ctx context.Context, r *Request[T]) {
 	}
 	if c := r.call; c != nil && c.alone { // its answer is a moment away, and says what is to be given back
 		now := time.Now()
-		c.clock, c.left = newClock(now, now), true
+		c.clock, c.left = newClock(now, now, q.late), true
 		q.due = earlier(q.due, now)
 		q.arm(now)
 		return
@@ -229,7 +230,7 @@ func (q *Queue[T]) depart(now time.Time, ended *call[T]) *call[T] {
 			}
 		}
 		if c.waiting > 0 {
-			c.begin(now, q.patience())
+			c.begin(now, q.patience(), q.late)
 			q.due = earlier(q.due, c.clock.deadline)
 			q.calls = append(q.calls, c)
 			q.departed = now
@@ -372,6 +373,9 @@ func (q *Queue[T]) tick() {
 	now := time.Now()
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	if late := now.Sub(q.at); late >= lateness && !q.at.IsZero() {
+		q.late += late
+	}
 	q.at = time.Time{}
 	for q.first != nil && q.first.state.Load() != waiting {
 		q.pop()
@@ -399,7 +403,7 @@ func (q *Queue[T]) expire(now time.Time) {
 		if c.clock.deadline.IsZero() {
 			continue
 		}
-		if !c.clock.over(now) {
+		if !c.clock.over(now, q.late) {
 			q.due = earlier(q.due, c.clock.deadline)
 			continue
 		}
@@ -426,7 +430,7 @@ func (q *Queue[T]) opened(yes bool) {
 func (q *Queue[T]) look(r *Request[T], now time.Time) {
 	switch {
 	case r.state.Load() != waiting:
-	case !r.clock.over(now):
+	case !r.clock.over(now, q.late):
 		q.due = earlier(q.due, r.clock.deadline)
 	case r.state.CompareAndSwap(waiting, expired):
 		q.dropped(r)
@@ -443,6 +447,9 @@ func (q *Queue[T]) arm(now time.Time) {
 			d = now.Add(spacing)
 		}
 		next = earlier(next, d)
+	}
+	if q.first != nil || len(q.calls) > 0 {
+		next = earlier(next, now.Add(pulse))
 	}
 	if !next.IsZero() && (q.at.IsZero() || next.Before(q.at)) {
 		q.at = next

@@ -231,25 +231,26 @@ func TestTheTimeIsPutOffByAsMuchAsThisProcessWasLate(t *testing.T) {
 	began := time.Now()
 	at := func(d time.Duration) time.Time { return began.Add(d) }
 	type look struct {
-		at   time.Duration
-		over bool
+		at, late time.Duration // late: altogether since this began
+		over     bool
 	}
 	for name, looks := range map[string][]look{
-		"in time":                    {{49 * ms, false}, {50 * ms, false}, {54 * ms, false}, {55 * ms, true}},
-		"a little late":              {{50*ms + 300*time.Microsecond, false}, {55*ms + 299*time.Microsecond, false}, {56 * ms, true}},
-		"stopped for 20 ms":          {{70 * ms, false}, {94 * ms, false}, {95 * ms, true}},
-		"stopped for a long time":    {{350 * ms, false}, {404 * ms, false}, {405 * ms, true}},
-		"stopped in the second look": {{50 * ms, false}, {75 * ms, false}, {94 * ms, false}, {95 * ms, true}},
-		"stopped again and again":    {{80 * ms, false}, {215 * ms, false}, {300 * ms, true}},
+		"in time":                    {{49 * ms, 0, false}, {50 * ms, 0, false}, {54 * ms, 0, false}, {55 * ms, 0, true}},
+		"stopped over the deadline":  {{70 * ms, 20 * ms, false}, {94 * ms, 20 * ms, false}, {95 * ms, 20 * ms, true}},
+		"stopped before it, twice":   {{50 * ms, 30 * ms, false}, {84 * ms, 30 * ms, false}, {85 * ms, 30 * ms, true}},
+		"stopped for a long time":    {{350 * ms, 300 * ms, false}, {404 * ms, 300 * ms, false}, {405 * ms, 300 * ms, true}},
+		"stopped in the second look": {{50 * ms, 0, false}, {75 * ms, 20 * ms, false}, {94 * ms, 20 * ms, false}, {95 * ms, 20 * ms, true}},
+		"stopped again and again":    {{80 * ms, 30 * ms, false}, {215 * ms, 130 * ms, false}, {300 * ms, 200 * ms, true}},
 	} {
-		c := newClock(began, at(50*ms))
+		const before = time.Hour // late by so much before this began
+		c := newClock(began, at(50*ms), before)
 		for i, l := range looks {
-			require.Equal(t, l.over, c.over(at(l.at)), "%s: look %d", name, i)
+			require.Equal(t, l.over, c.over(at(l.at), before+l.late), "%s: look %d", name, i)
 		}
-		require.LessOrEqual(t, c.extra, 50*ms)
+		require.LessOrEqual(t, c.late-before, 50*ms)
 	}
-	never := newClock(began, time.Time{})
-	require.False(t, never.over(at(time.Hour)))
+	never := newClock(began, time.Time{}, 0)
+	require.False(t, never.over(at(time.Hour), time.Hour))
 }
 
 // TestEveryRequestHasOneEnd has random requests made and given up over a server that stalls.
