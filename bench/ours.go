@@ -18,7 +18,7 @@ func ours() []contender {
 		{name: "fetch", open: openFetch(), skip: onlyDenied},
 		{name: "fetch, coalesced", open: openFetch(fetch.WithDenyCache(false))},
 		{name: "fetch, leased", open: inMemory(openFetch(fetch.WithLease(1_000_000, time.Second))), skip: neverDenied},
-		{name: "fetch, plain", open: openFetch(fetch.WithDenyCache(false), fetch.WithCoalescing(false))},
+		{name: "fetch, plain", open: openFetch(fetch.WithDenyCache(false))},
 	}
 }
 
@@ -35,7 +35,7 @@ func openFetch(opts ...fetch.Option) opener {
 				return nil, err
 			}
 		}
-		client, err := fetch.New(rdb, append([]fetch.Option{fetch.WithDeadline(deadline)}, opts...)...)
+		client, err := fetch.New(rdb, append([]fetch.Option{fetch.WithTimeout(deadline)}, opts...)...)
 		if err != nil {
 			return nil, err
 		}

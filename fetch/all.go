@@ -26,37 +26,34 @@ type Request struct {
 type AllResult struct {
 	// OK reports whether all requests were granted; otherwise nothing was taken.
 	OK bool
-	// Denied is the key of the first bucket, in the order of the requests, that has
-	// too few tokens; empty if OK.
+	// Denied is the key of the first bucket, in the order of the requests, that has too few tokens; empty if OK.
 	Denied string
 	// RetryAfter is the longest of the results'; 0 if OK.
 	RetryAfter time.Duration
-	// Results are of each request, in their order. When not all were granted, OK of
-	// a result tells whether its bucket would have granted it, and Taken is 0.
-	// Several requests of one bucket are answered as one.
+	// Results are of each request, in their order. When not all were granted, OK of a result tells whether its bucket would
+	// have granted it, and Taken is 0. Several requests of one bucket are answered as one.
 	Results []Result
 }
 
-// TakeAll takes tokens of 1 to MaxAll buckets, all or nothing: it charges nobody
-// if one of them says no. Several requests of one bucket count as one of their
-// sum. Each bucket must have a policy.
+// TakeAll takes tokens of 1 to MaxAll buckets, all or nothing: it charges nobody if one of them says no. Several requests
+// of one bucket count as one of their sum. Each bucket must have a policy. The options are Take's.
 //
-// Buckets on one server are taken from in one script call. On a Cluster that is
-// one call per slot, so usually one per bucket, and on a Ring, and for the buckets
-// of lazy templates, one per bucket: all at once, and what was taken goes back if one of them says no. Meanwhile others
-// find it gone: two such takes at the same moment may both be denied. A process
-// that ends, or is cut off, between the calls and the return loses the tokens
-// taken so far; no token is ever made. What goes back goes to the era in which it
-// was taken, and nowhere else.
+// Buckets on one server are taken from in one script call. On a Cluster that is one call per slot, so usually one per
+// bucket, and for the buckets of lazy templates one per bucket: all at once, and what was taken goes back if one of them
+// says no. Meanwhile others find it gone: two such takes at the same moment may both be denied. A process that ends, or is
+// cut off, between the calls and the return loses the tokens taken so far; no token is ever made. What goes back goes to
+// the era in which it was taken, and nowhere else.
 //
-// Buckets that can't be reached are asked as their degraded mode says. After
-// ErrUnavailable or the context's own error, tokens may be lost: what was taken
-// where the answer is known goes back.
+// Buckets that can't be reached are asked as their degraded mode says. After ErrUnavailable or the context's own error,
+// tokens may be lost: what was taken where the answer is known goes back.
 //
-// Buckets in shadow mode deny nothing: if all that said no are such buckets, the
-// others are asked again without them.
-func (c *Client) TakeAll(ctx context.Context, reqs ...Request) (AllResult, error) {
-	call := Call{Op: OpTakeAll}
+// Buckets in shadow mode deny nothing: if all that said no are such buckets, the others are asked again without them.
+func (c *Client) TakeAll(ctx context.Context, reqs []Request, opts ...CallOption) (AllResult, error) {
+	cfg, err := c.with(OpTakeAll, opts)
+	if err != nil {
+		return AllResult{}, err
+	}
+	call := Call{Op: OpTakeAll, Requests: reqs}
 	for i, r := range reqs {
 		if i == 0 {
 			call.Key = r.Key
@@ -64,23 +61,23 @@ func (c *Client) TakeAll(ctx context.Context, reqs ...Request) (AllResult, error
 		call.Tokens += r.N
 	}
 	var all AllResult
-	_, err := c.observed(ctx, call, func(ctx context.Context) (r Result, err error) {
-		all, err = c.takeEvery(ctx, reqs)
-		r.OK, r.RetryAfter = all.OK, all.RetryAfter
+	err = c.observe(ctx, call, func(ctx context.Context, o *Outcome) {
+		all, o.Err = c.takeEvery(from(ctx, cfg), reqs)
+		o.Result.OK, o.Result.RetryAfter, o.Results = all.OK, all.RetryAfter, all.Results
 		for _, one := range all.Results {
-			r.Taken += one.Taken
-			if one.Source.Kind > r.Source.Kind {
-				r.Source = one.Source
+			o.Result.Taken += one.Taken
+			o.Result.Shadow = o.Result.Shadow || one.Shadow
+			if one.Source.Kind > o.Result.Source.Kind {
+				o.Result.Source = one.Source
 			}
 		}
-		return r, err
 	})
 	return all, err
 }
 
 // takeEvery admits what only buckets in shadow mode deny.
-func (c *Client) takeEvery(ctx context.Context, reqs []Request) (AllResult, error) {
-	result, of, err := c.takeAll(ctx, reqs)
+func (c *Client) takeEvery(p budget, reqs []Request) (AllResult, error) {
+	result, of, err := c.takeAll(p, reqs)
 	if err != nil || result.OK {
 		return result, err
 	}
@@ -94,7 +91,7 @@ func (c *Client) takeEvery(ctx context.Context, reqs []Request) (AllResult, erro
 	}
 	others := AllResult{OK: true}
 	if len(rest) > 0 {
-		if others, err = c.takeEvery(ctx, rest); err != nil {
+		if others, err = c.takeEvery(p, rest); err != nil {
 			return AllResult{}, err
 		}
 	}
@@ -112,88 +109,80 @@ func (c *Client) takeEvery(ctx context.Context, reqs []Request) (AllResult, erro
 	return result, nil
 }
 
-// takeAll asks once for all, and tells what is known of the bucket of each
-// request.
-func (c *Client) takeAll(ctx context.Context, reqs []Request) (AllResult, []*known, error) {
-	demands, of, err := sum(reqs)
+// takeAll asks once for all, and tells what is known of the bucket of each request.
+func (c *Client) takeAll(p budget, reqs []Request) (AllResult, []*info, error) {
+	demands, of, err := c.sum(p, reqs)
 	if err != nil {
 		return AllResult{}, nil, err
 	}
-	if err := ctx.Err(); err != nil {
-		return AllResult{}, nil, fmt.Errorf("fetch: %w", err)
-	}
-	if err := c.workers.enter(); err != nil {
+	parts, err := c.split(p, demands)
+	if err != nil {
 		return AllResult{}, nil, err
 	}
-	defer c.workers.leave()
-	deadline := deadlineOf(ctx, c.config.deadline, time.Now())
-	parts := c.split(ctx, demands)
 	var wg sync.WaitGroup
-	for _, p := range parts[1:] {
-		wg.Go(func() { c.takePart(ctx, p) })
+	for _, part := range parts[1:] {
+		wg.Go(part.take)
 	}
-	c.takePart(ctx, parts[0])
+	parts[0].take()
 	wg.Wait()
 
 	ok := true
-	for _, p := range parts {
-		ok = ok && p.ok
-		if p.err != nil && (err == nil || errors.Is(err, ErrUnavailable)) { // what the caller did wrong counts first
-			err = p.err
+	for _, part := range parts {
+		ok = ok && part.ok
+		if part.err != nil && (err == nil || errors.Is(err, ErrUnavailable)) { // what the caller did wrong counts first
+			err = part.err
 		}
 	}
 	if !ok {
-		c.refund(ctx, deadline, parts)
+		c.refund(p, parts)
 	}
 	if err != nil {
 		return AllResult{}, nil, err
 	}
-	answers, knowns := make([]Result, len(demands)), make([]*known, len(demands))
-	for _, p := range parts {
-		for i, a := range p.answers {
-			d := demands[p.of[i]]
-			if err := a.known.exceeded(d.Key, d.N); err != nil && !a.reply.OK {
+	results, infos := make([]Result, len(demands)), make([]*info, len(demands))
+	for _, part := range parts {
+		for i, a := range part.answers {
+			if results[part.of[i]], err = part.tasks[i].conclude(a, part.demands[i].N, part.demands[i].N); err != nil {
 				return AllResult{}, nil, err
 			}
-			answers[p.of[i]], knowns[p.of[i]] = c.result(ctx, d.Key, a), a.known
+			infos[part.of[i]] = a.info
 		}
 	}
-	result, known := AllResult{OK: ok, Results: make([]Result, len(reqs))}, make([]*known, len(reqs))
+	all, each := AllResult{OK: ok, Results: make([]Result, len(reqs))}, make([]*info, len(reqs))
 	for i, r := range reqs {
-		known[i] = knowns[of[i]]
-		result.Results[i] = answers[of[i]]
+		each[i], all.Results[i] = infos[of[i]], results[of[i]]
 		if ok {
-			result.Results[i].Taken = r.N
+			all.Results[i].Taken = r.N
 			continue
 		}
-		result.Results[i].Taken = 0
-		result.RetryAfter = max(result.RetryAfter, answers[of[i]].RetryAfter)
-		if result.Denied == "" && !answers[of[i]].OK {
-			result.Denied = r.Key
+		all.Results[i].Taken = 0
+		all.RetryAfter = max(all.RetryAfter, all.Results[i].RetryAfter)
+		if all.Denied == "" && !all.Results[i].OK {
+			all.Denied = r.Key
 		}
 	}
-	return result, known, nil
+	return all, each, nil
 }
 
-// sum makes one demand of all requests of a bucket, and tells for each request
-// which one.
-func sum(reqs []Request) (demands []lua.Demand, of []int, err error) {
+// sum makes one demand of all requests of a bucket, and tells for each request which one.
+func (c *Client) sum(p budget, reqs []Request) (demands []lua.Demand, of []int, err error) {
 	if len(reqs) < 1 || len(reqs) > MaxAll {
 		return nil, nil, fmt.Errorf("%w: %d requests; want 1 to %d", ErrInvalidAmount, len(reqs), MaxAll)
 	}
 	at := make(map[string]int, len(reqs))
 	for _, r := range reqs {
-		if err := check(r.Key, r.N); err != nil {
+		if err := c.check(p.ctx, r.Key, r.N); err != nil {
 			return nil, nil, err
 		}
 		i, seen := at[r.Key]
 		if !seen {
 			i = len(demands)
 			at[r.Key] = i
-			demands = append(demands, lua.Demand{Key: r.Key})
+			demands = append(demands, lua.Demand{Key: r.Key, Leave: p.cfg.leave})
 		}
 		if r.N > policy.MaxTokens-demands[i].N {
-			return nil, nil, fmt.Errorf("%w: the requests of bucket %q are of more than %d tokens", ErrInvalidAmount, r.Key, int64(policy.MaxTokens))
+			return nil, nil, fmt.Errorf("%w: the requests of bucket %q are of more than %d tokens",
+				ErrInvalidAmount, r.Key, int64(policy.MaxTokens))
 		}
 		demands[i].N += r.N
 		of = append(of, i)
@@ -203,7 +192,8 @@ func sum(reqs []Request) (demands []lua.Demand, of []int, err error) {
 
 // part is what one script call of a TakeAll asks for, and its answers.
 type part struct {
-	lazy    bool // one bucket of a lazy template
+	lazy    bool    // one bucket of a lazy template
+	tasks   []*task // of each bucket; the first one makes the call
 	demands []lua.Demand
 	of      []int // their places in the TakeAll
 	ok      bool
@@ -212,95 +202,143 @@ type part struct {
 }
 
 // split groups demands by the call that they can share.
-func (c *Client) split(ctx context.Context, demands []lua.Demand) []*part {
-	var slot func(i int) int
-	switch c.rdb.(type) {
-	case *redis.Client:
-		slot = func(int) int { return 0 }
-	case *redis.ClusterClient:
-		slot = func(i int) int { return lua.Slot(demands[i].Key) }
-	default: // a Ring; which keys share a server is its own affair
-		slot = func(i int) int { return i }
+func (c *Client) split(p budget, demands []lua.Demand) (parts []*part, err error) {
+	type place struct {
+		server *server
+		call   int
 	}
-	var parts []*part
-	at := make(map[int]*part, len(demands))
+	at := make(map[place]*part, len(demands))
 	for i, d := range demands {
-		if c.isLazy(ctx, d.Key) {
-			parts = append(parts, &part{lazy: true, demands: []lua.Demand{d}, of: []int{i}})
-			continue
+		t, beginErr := c.begin(p, d.Key)
+		if beginErr != nil {
+			t = &task{budget: p, c: c, key: d.Key, info: c.cache.get(d.Key)}
 		}
-		p := at[slot(i)]
-		if p == nil {
-			p = &part{}
-			at[slot(i)] = p
-			parts = append(parts, p)
-		}
-		p.demands, p.of = append(p.demands, d), append(p.of, i)
-	}
-	return parts
-}
-
-// takePart makes the call of a part.
-func (c *Client) takePart(ctx context.Context, p *part) {
-	type reply struct {
-		ok      bool
-		buckets []lua.TakeReply
-	}
-	key := p.demands[0].Key
-	if why := c.breakers.of(key).open(); why != ReasonNone {
-		c.degradedPart(p, shut(why))
-		return
-	}
-	began := time.Now()
-	r, err := do(ctx, c, c.config.deadline, func(ctx context.Context) (r reply, err error) {
-		if p.lazy {
-			one, err := c.sendTake(ctx, key, p.demands[0].N, true)
-			c.unknownOutcome(p.demands[0].N, err)
-			return reply{one.OK, []lua.TakeReply{one}}, err
-		}
-		for _, d := range p.demands {
-			if err := c.open(ctx, d.Key, 0); err != nil {
-				return r, err
+		here := place{t.server, c.servers.call(d.Key)}
+		_, isLazy := t.kind.(*lazy)
+		sole := at[here]
+		if sole == nil || isLazy || beginErr != nil {
+			sole = &part{lazy: isLazy, err: beginErr}
+			parts = append(parts, sole)
+			if !isLazy && beginErr == nil {
+				at[here] = sole
 			}
 		}
-		r.ok, r.buckets, err = lua.TakeAll(ctx, c.store, p.demands)
-		total := int64(0)
-		for _, d := range p.demands {
-			total += d.N // at most MaxAll·policy.MaxTokens, which fits
-		}
-		c.unknownOutcome(total, err)
-		return r, err
-	}, func(ctx context.Context, r reply) {
-		for i, b := range r.buckets {
-			c.giveBackTo(ctx, p.demands[i].Key, b.Taken, b.Version.Era)
-		}
-	})
-	c.note(key, began, err)
+		sole.tasks, sole.demands, sole.of = append(sole.tasks, t), append(sole.demands, d), append(sole.of, i)
+	}
+	if p.cfg.request != "" && len(parts) > 1 {
+		return nil, fmt.Errorf("%w: a request id of buckets that no single call can take from", ErrInvalidOption)
+	}
+	return parts, nil
+}
+
+// take makes the call of a part.
+func (p *part) take() {
+	t := p.tasks[0]
+	err := p.err
+	if p.err = nil; err == nil {
+		p.answers, err = attempt(t, t.cfg.request != "", p.ask)
+	}
 	if err != nil {
-		c.degradedPart(p, err)
+		p.degrade(err)
 		return
 	}
-	p.ok = r.ok
-	p.answers = make([]answer, len(p.demands))
-	for i, b := range r.buckets {
-		d := p.demands[i]
-		k, _ := c.terms.get(d.Key, time.Now())
-		p.answers[i] = answer{reply: b, known: c.learn(d.Key, k, d.N, b)}
-		c.saw(p.answers[i])
-		_, _ = c.rescue(ctx, d.Key, d.N, c.config.deadline, b) // for the next take of all
+	for i, a := range p.answers {
+		if a.info.share != nil {
+			a.info.share.saw(a.reply.Remaining, t.c.shares.now())
+		}
+		if !p.ok {
+			_, _ = p.tasks[i].rescue(p.demands[i].N, &a.reply) // for the next take of all
+		}
 	}
 }
 
-// degradedPart answers a part that its server did not answer.
-func (c *Client) degradedPart(p *part, err error) {
-	p.ok = true
+// ask puts a part to its server.
+func (p *part) ask() ([]answer, error) {
+	t := p.tasks[0]
+	if p.lazy {
+		a, err := t.takes(ask{run: policy.Run{N: p.demands[0].N, Count: 1, Leave: t.cfg.leave}, whole: true})
+		p.ok = a.reply.OK
+		return []answer{a}, err
+	}
+	if err := p.open(); err != nil {
+		return nil, err
+	}
+	t.late = p.undo
+	for _, d := range p.demands {
+		t.cost += d.N // at most MaxAll·policy.MaxTokens, which fits
+	}
+	ok, replies, err := p.send(t)
+	t.late, t.cost = nil, 0
+	if err != nil {
+		return nil, err
+	}
+	p.ok = ok
+	answers := make([]answer, len(replies))
+	for i := range replies {
+		d := p.demands[i]
+		answers[i] = answer{reply: replies[i], info: t.c.learn(d.Key, d.N, d.Leave, &replies[i])}
+	}
+	return answers, nil
+}
+
+// send makes the script call.
+func (p *part) send(by lua.Client) (ok bool, replies []lua.TakeReply, err error) {
+	t := p.tasks[0]
+	if t.cfg.request != "" {
+		return lua.TakeAllOnce(t.ctx, by, t.cfg.request, t.cfg.memory, p.demands)
+	}
+	return lua.TakeAll(t.ctx, by, p.demands)
+}
+
+// open makes the buckets of refilled templates exist, in one round trip.
+func (p *part) open() error {
+	errs := make([]error, len(p.tasks))
+	var wg sync.WaitGroup
+	for i, t := range p.tasks {
+		if _, ok := t.kind.(*refilled); ok {
+			wg.Go(func() { errs[i] = t.kind.open(t, 0) })
+		}
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// undo gives back what a part took whose caller is gone.
+func (p *part) undo(ctx context.Context, by lua.Client, cmd redis.Cmder) {
+	if p.tasks[0].cfg.request != "" {
+		return // it is the request's
+	}
+	_, replies, err := p.send(replayed{cmd})
+	if err != nil {
+		return
+	}
+	for i, r := range replies {
+		t := p.tasks[i]
+		if r.Taken > 0 {
+			t.c.giveBackBy(ctx, by, t.kind, t.key, r.Taken, r.Version.Era)
+		}
+	}
+}
+
+// replayed is a lua.Client that answers as an earlier command was answered.
+type replayed struct{ earlier redis.Cmder }
+
+// Process implements lua.Client.
+func (r replayed) Process(_ context.Context, cmd redis.Cmder) error {
+	cmd.(interface{ SetVal(any) }).SetVal(r.earlier.(interface{ Val() any }).Val())
+	return nil
+}
+
+// degrade answers a part that its server did not answer.
+func (p *part) degrade(err error) {
+	p.ok, p.err = true, nil
 	p.answers = make([]answer, len(p.demands))
 	for i, d := range p.demands {
-		a, ok := c.degraded(d.Key, d.N, err)
-		if !ok {
-			p.ok, p.err = false, err
+		a := p.tasks[i].c.degraded(d.Key, d.N, err, d.Leave)
+		p.answers[i], p.ok = a, p.ok && a.err == nil && a.reply.OK
+		if a.err != nil {
+			p.err = a.err
 		}
-		p.answers[i], p.ok = a, p.ok && a.reply.OK
 	}
 	if !p.ok {
 		for i := range p.answers {
@@ -311,53 +349,54 @@ func (c *Client) degradedPart(p *part, err error) {
 
 // giveBackShare returns the tokens of an answer by degraded mode local to the share.
 func (a *answer) giveBackShare() {
-	if a.reply.Taken > 0 && a.known.stand != nil {
-		a.known.stand.giveBack(a.reply.Taken)
+	if a.reply.Taken > 0 && a.info.share != nil {
+		a.info.share.giveBack(a.reply.Taken)
 	}
 	a.reply.Remaining += a.reply.Taken
 	a.reply.Taken = 0
 }
 
-// refund gives back what the parts have taken. Workers do it, whether or not the
-// caller still waits. The caller is inside.
-func (c *Client) refund(ctx context.Context, deadline time.Time, parts []*part) {
-	returned := make(chan struct{}, MaxAll)
-	under := 0
-	for _, p := range parts {
-		for i := range p.answers {
-			if p.answers[i].source.Kind == SourceFallback {
-				p.answers[i].giveBackShare()
-				continue
+// refund gives back what the parts have taken, whether or not the caller still waits; in time it is done before the caller
+// is told.
+func (c *Client) refund(p budget, parts []*part) {
+	var backs []func()
+	for _, part := range parts {
+		for i := range part.answers {
+			a := &part.answers[i]
+			tokens, key, era := a.reply.Taken, part.demands[i].Key, int64(0)
+			switch {
+			case a.source.Kind == SourceFallback:
+				a.giveBackShare()
+			case tokens > 0 && p.cfg.request == "": // otherwise it is the request's
+				a.reply.Taken, a.reply.Remaining, era = 0, a.reply.Remaining+tokens, a.info.era
+				backs = append(backs, func() { c.giveBack(key, tokens, era) })
 			}
-			reply := &p.answers[i].reply
-			key, tokens, era := p.demands[i].Key, reply.Taken, reply.Version.Era
-			if tokens == 0 {
-				continue
-			}
-			reply.Taken, reply.Remaining = 0, reply.Remaining+tokens
-			if !c.workers.offer(func() {
-				c.giveBackTo(ctx, key, tokens, era)
-				returned <- struct{}{}
-			}) {
-				c.stats.lost.Add(tokens)
-				continue
-			}
-			under++
 		}
 	}
+	if len(backs) == 0 {
+		return
+	}
+	done := make(chan struct{})
+	job := func() {
+		var wg sync.WaitGroup
+		for _, back := range backs {
+			wg.Go(back)
+		}
+		wg.Wait()
+		close(done)
+	}
+	if !c.life.spawn(job) {
+		job()
+	}
 	left := Never
-	if !deadline.IsZero() {
-		left = time.Until(deadline)
+	if !p.deadline.IsZero() {
+		left = time.Until(p.deadline)
 	}
 	timer := time.NewTimer(left)
 	defer timer.Stop()
-	for range under {
-		select {
-		case <-returned:
-		case <-timer.C:
-			return
-		case <-ctx.Done():
-			return
-		}
+	select {
+	case <-done:
+	case <-timer.C:
+	case <-p.ctx.Done():
 	}
 }

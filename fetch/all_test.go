@@ -55,7 +55,7 @@ func TestTakeAllTakesFromAllBucketsOrNone(t *testing.T) {
 				return all
 			}
 			c := newClient(t, rdb, slow())
-			r, err := c.TakeAll(t.Context(), Request{"team", 2}, Request{"user", 3}, Request{twin, 4}, Request{other, 5}, Request{"team", 1})
+			r, err := c.TakeAll(t.Context(), []Request{{"team", 2}, {"user", 3}, {twin, 4}, {other, 5}, {"team", 1}})
 			require.NoError(t, err)
 			require.True(t, r.OK)
 			require.Empty(t, r.Denied)
@@ -70,7 +70,7 @@ func TestTakeAllTakesFromAllBucketsOrNone(t *testing.T) {
 			require.Equal(t, []int64{7, 17, 26, 35}, left())
 
 			// Each of the two requests of team would fit; both together don't.
-			r, err = c.TakeAll(t.Context(), Request{"user", 3}, Request{"team", 4}, Request{twin, 1}, Request{"team", 4}, Request{other, 36})
+			r, err = c.TakeAll(t.Context(), []Request{{"user", 3}, {"team", 4}, {twin, 1}, {"team", 4}, {other, 36}})
 			require.NoError(t, err)
 			require.False(t, r.OK)
 			require.Equal(t, "team", r.Denied, "the first that said no")
@@ -83,10 +83,10 @@ func TestTakeAllTakesFromAllBucketsOrNone(t *testing.T) {
 			require.Equal(t, []int64{7, 17, 26, 35}, left(), "nobody was charged")
 			require.Zero(t, c.Stats().Lost)
 
-			_, err = c.TakeAll(t.Context(), Request{"user", 1}, Request{"typo", 1})
+			_, err = c.TakeAll(t.Context(), []Request{{"user", 1}, {"typo", 1}})
 			require.ErrorIs(t, err, ErrUnknownBucket)
 			require.ErrorContains(t, err, "typo")
-			_, err = c.TakeAll(t.Context(), Request{"user", 1}, Request{"team", 11})
+			_, err = c.TakeAll(t.Context(), []Request{{"user", 1}, {"team", 11}})
 			require.ErrorIs(t, err, ErrExceedsCapacity)
 			require.ErrorContains(t, err, "team")
 			require.Equal(t, []int64{7, 17, 26, 35}, left(), "nor after an error")
@@ -106,7 +106,7 @@ func TestTakeAllRefusesWhatItCanNotTake(t *testing.T) {
 		ErrUnknownBucket: {{{"team", 1}, {"foreign", 1}}},
 	} {
 		for _, r := range reqs {
-			_, err := c.TakeAll(t.Context(), r...)
+			_, err := c.TakeAll(t.Context(), r)
 			require.ErrorIs(t, err, want, "%v", r)
 		}
 	}
@@ -128,7 +128,7 @@ func TestConcurrentTakesOfSeveralBucketsConserveTokens(t *testing.T) {
 		wg.Go(func() {
 			for range 20 {
 				reqs := []Request{{keys[i%3], 1}, {keys[(i+1)%3], 1}, {keys[(i+2)%3], 1}}
-				r, err := c.TakeAll(t.Context(), reqs...)
+				r, err := c.TakeAll(t.Context(), reqs)
 				if err != nil {
 					t.Error(err)
 					return
@@ -153,30 +153,39 @@ type onReturn struct {
 	script atomic.Int64
 }
 
-func (o *onReturn) DialHook(next redis.DialHook) redis.DialHook { return next }
-func (o *onReturn) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
+func (o *onReturn) look(cmds ...redis.Cmder) {
+	for _, cmd := range cmds {
 		ours := func(arg any) bool { s, ok := arg.(*string); return ok && *s == o.key } // keys are sent by pointer
 		if slices.ContainsFunc(cmd.Args(), ours) && o.script.Add(1) == 2 {
 			o.do()
 		}
+	}
+}
+
+func (o *onReturn) DialHook(next redis.DialHook) redis.DialHook { return next }
+func (o *onReturn) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		o.look(cmd)
 		return next(ctx, cmd)
 	}
 }
 func (o *onReturn) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		o.look(cmds...)
+		return next(ctx, cmds)
+	}
 }
 
-// newRing reaches the faulty server in two phases: a Ring doesn't tell which keys
-// share a server.
-func newRing(t *testing.T, f *faulty, hook redis.Hook) *redis.Ring {
+// twoPhases reaches the faulty server through a client of unknown kind, so that buckets in two slots are taken from in two
+// calls.
+func twoPhases(t *testing.T, f *faulty, hook redis.Hook) redis.UniversalClient {
 	t.Helper()
-	ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"only": f.proxy.Addr()}, ContextTimeoutEnabled: true, HeartbeatFrequency: time.Hour, DialerRetries: 1})
-	t.Cleanup(func() { _ = ring.Close() })
+	rdb := redis.NewClient(&redis.Options{Addr: f.proxy.Addr(), ContextTimeoutEnabled: true, DialerRetries: 1})
+	t.Cleanup(func() { _ = rdb.Close() })
 	if hook != nil {
-		ring.AddHook(hook)
+		rdb.AddHook(hook)
 	}
-	return ring
+	return wrapped{rdb}
 }
 
 func TestAClientThatIsCutOffBetweenThePhasesLosesTokensAndMintsNone(t *testing.T) {
@@ -184,8 +193,8 @@ func TestAClientThatIsCutOffBetweenThePhasesLosesTokensAndMintsNone(t *testing.T
 	createBucket(t, f.direct, "empty", policy.Policy{Capacity: 10, Rate: policy.Rate{Tokens: 1, Per: time.Hour}, Initial: new(int64)})
 	require.NoError(t, lua.Load(t.Context(), f.direct))
 	cut := &onReturn{key: "checkout", do: f.proxy.Cut}
-	c := newClient(t, newRing(t, f, cut), slow())
-	r, err := c.TakeAll(t.Context(), Request{"checkout", 30}, Request{"empty", 1})
+	c := newClient(t, twoPhases(t, f, cut), slow())
+	r, err := c.TakeAll(t.Context(), []Request{{"checkout", 30}, {"empty", 1}})
 	require.NoError(t, err)
 	require.False(t, r.OK)
 	require.EqualValues(t, 2, cut.script.Load(), "the return was tried")
@@ -198,7 +207,7 @@ func TestARefundWhoseReplyIsLostIsMadeOnce(t *testing.T) {
 	f := newFaulty(t, nil)
 	createBucket(t, f.direct, "empty", policy.Policy{Capacity: 10, Rate: policy.Rate{Tokens: 1, Per: time.Hour}, Initial: new(int64)})
 	require.NoError(t, lua.Load(t.Context(), f.direct))
-	c := newClient(t, newRing(t, f, nil), slow())
+	c := newClient(t, twoPhases(t, f, nil), slow())
 	seen := 0
 	require.NoError(t, f.proxy.CutAfterReply(1, func(request []byte) bool {
 		if isScript(request) && bytes.Contains(request, []byte("checkout")) {
@@ -207,7 +216,7 @@ func TestARefundWhoseReplyIsLostIsMadeOnce(t *testing.T) {
 		return seen == 2
 	}))
 	for range 2 { // a further take notices tokens that came back twice
-		r, err := c.TakeAll(t.Context(), Request{"checkout", 30}, Request{"empty", 1})
+		r, err := c.TakeAll(t.Context(), []Request{{"checkout", 30}, {"empty", 1}})
 		require.NoError(t, err)
 		require.False(t, r.OK)
 	}
@@ -225,8 +234,8 @@ func TestARefundGoesToTheEraOfTheTakeOnly(t *testing.T) {
 		require.NoError(t, f.direct.Del(context.Background(), "checkout", lua.IndexKey("checkout"), lua.ControlKey("checkout")).Err())
 		createBucket(t, f.direct, "checkout", fresh)
 	}}
-	c := newClient(t, newRing(t, f, replace), slow())
-	r, err := c.TakeAll(t.Context(), Request{"checkout", 30}, Request{"empty", 1})
+	c := newClient(t, twoPhases(t, f, replace), slow())
+	r, err := c.TakeAll(t.Context(), []Request{{"checkout", 30}, {"empty", 1}})
 	require.NoError(t, err)
 	require.False(t, r.OK)
 	require.Zero(t, tokens(t, f.direct, "checkout"), "the bucket began anew, without the tokens taken before")

@@ -1,62 +1,468 @@
 package fetch
 
 import (
+	"context"
+	"errors"
+	"sync"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
+	"github.com/tokenrefill/refiller/internal/engine"
+	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// maxRuns is the most runs of equal takes in one call, so that it doesn't
-// occupy the server for long.
-const maxRuns = 256
+// mostBuckets is the most buckets of one script call, so that it doesn't occupy the server for long: more go in further
+// calls of the same round trip.
+const mostBuckets = 128
 
-// batch is what goes into one call: takes in the order of their arrival, equal
-// ones that follow one another as a run.
-type batch struct {
-	takes []*pending
-	runs  []policy.Run
-	total int64
+// ask is one thing that a server is asked for: takes of a bucket, or, if it is not nil, a command.
+type ask struct {
+	cmd  redis.Cmder
+	cost int64                                                    // tokens that the command may take without telling
+	late func(ctx context.Context, c lua.Client, cmd redis.Cmder) // undoes a command that nobody waits for; may be nil
+
+	key   string
+	kind  kind
+	info  *info         // what is known of the bucket, and afterwards what was learned
+	run   policy.Run    // one take, or
+	line  []policy.Run  // several, none behind one that doesn't fit, or, without either,
+	hold  time.Duration // the bucket is opened for a script that holds tokens for so long
+	whole bool          // the policy is to be told, or a denial is likely
+
+	reply lua.TakeReply
+	runs  []lua.RunReply // of the line
+	err   error
 }
 
-func (co *coalescer) newBatch() *batch { return co.batches.Get().(*batch) }
-
-func (co *coalescer) freeBatch(b *batch) {
-	clear(b.takes)
-	b.takes, b.runs, b.total = b.takes[:0], b.runs[:0], 0
-	co.batches.Put(b)
-}
-
-// fits reports whether a take of n tokens can join.
-func (b *batch) fits(n int64) bool {
-	last := len(b.runs) - 1
-	return n <= policy.MaxTokens-b.total && (len(b.runs) < maxRuns || b.runs[last].N == n)
-}
-
-func (b *batch) add(p *pending) {
-	b.takes = append(b.takes, p)
-	b.count(p.n)
-}
-
-// count adds a take of n tokens to the runs.
-func (b *batch) count(n int64) {
-	b.total += n
-	if last := len(b.runs) - 1; last >= 0 && b.runs[last].N == n {
-		b.runs[last].Count++
+// resolve makes a number of what is to be left in percent of the capacity, if that is known: the tokens alone don't tell it.
+func (a *ask) resolve(capacity int64) {
+	if capacity == 0 {
+		a.whole = a.whole || a.run.Leave.Percent > 0 || len(a.line) > 0 && a.line[0].Leave.Percent > 0
 		return
 	}
-	b.runs = append(b.runs, policy.Run{N: n, Count: 1})
+	a.run.Leave = policy.Leave{Tokens: a.run.Leave.Of(capacity)}
+	for i := range a.line {
+		a.line[i].Leave = policy.Leave{Tokens: a.line[i].Leave.Of(capacity)}
+	}
 }
 
-// latest is when the last caller stops waiting; zero if never.
-func (b *batch) latest() time.Time {
-	latest := time.Time{}
-	for i, p := range b.takes {
-		if p.deadline.IsZero() {
-			return time.Time{}
+// group is what one entry of a script call is asked for: takes of one bucket in the order of their arrival.
+type group struct {
+	key    string
+	kind   kind
+	info   *info
+	hold   time.Duration
+	asks   []*engine.Request[ask]
+	runs   []policy.Run
+	total  int64
+	part   int // groups of one bucket are in different calls, in this order
+	inLine bool
+	whole  bool
+	alone  bool // in a call of its own
+	text   bool // the server doesn't know the script
+	create bool // the bucket of a bounded template may be created
+	done   bool
+}
+
+// fits reports whether takes can join.
+func (g *group) fits(a *ask) bool {
+	return !g.inLine && a.line == nil && g.total > 0 && a.total() > 0 && a.total() <= policy.MaxTokens-g.total
+}
+
+func (g *group) add(r *engine.Request[ask]) {
+	a := &r.Body
+	g.asks, g.whole = append(g.asks, r), g.whole || a.whole
+	if a.line != nil {
+		g.runs = append(g.runs, a.line...)
+	} else if last := len(g.runs) - 1; last >= 0 && !a.run.UpTo && g.runs[last].N == a.run.N &&
+		g.runs[last].Leave == a.run.Leave && !g.runs[last].UpTo {
+		g.runs[last].Count++
+	} else if a.run.N > 0 {
+		g.runs = append(g.runs, a.run)
+	}
+	g.total += a.total()
+}
+
+// scriptCall is a call of a script: of takes of some buckets, or of one lazy bucket.
+type scriptCall struct {
+	groups []*group
+	takes  lua.TakesCall
+	words  []lua.Takes
+	rule   *policy.Ruled // of the lazy bucket; nil: the takes are of others
+	cmd    redis.Cmder
+}
+
+// trip makes the round trips for a batch. It is used again.
+type trip struct {
+	c      *Client
+	s      *server
+	rdb    redis.UniversalClient
+	groups []*group
+	last   map[string]*group
+	calls  []*scriptCall
+	places map[[2]int]*scriptCall // with room, by slot and part
+	cmds   []redis.Cmder
+	late   []*engine.Request[ask] // nobody waits for these
+	ctx    context.Context
+
+	entries []entry
+	freeG   []*group
+	freeC   []*scriptCall
+}
+
+var trips = sync.Pool{New: func() any { return &trip{last: map[string]*group{}, places: map[[2]int]*scriptCall{}} }}
+
+// sender sends a server's batches through rdb: first what needs no more than the buckets' tokens, then what turned out to
+// need all of a bucket.
+func (c *Client) sender(s *server, rdb redis.UniversalClient) engine.Sender[ask] {
+	return func(ctx context.Context, batch []*engine.Request[ask]) error {
+		t := trips.Get().(*trip)
+		defer t.free()
+		t.c, t.s, t.rdb, t.ctx = c, s, rdb, ctx
+		var shown error
+		for _, r := range batch {
+			if r.Body.cmd != nil {
+				t.cmds = append(t.cmds, r.Body.cmd)
+			} else {
+				t.group(r)
+			}
 		}
-		if i == 0 || p.deadline.After(latest) {
-			latest = p.deadline
+		commands := len(t.cmds)
+		for t.place(); len(t.cmds) > 0; t.place() {
+			engine.Exec(ctx, rdb, t.cmds)
+			for _, cmd := range t.cmds {
+				if err := evidence(cmd.Err()); shown == nil {
+					shown = err
+				}
+			}
+			if commands > 0 {
+				commands = 0
+				t.answerCommands(batch)
+			}
+			for _, call := range t.calls {
+				t.read(call)
+			}
+			t.cmds = t.cmds[:0]
+		}
+		t.conclude()
+		return shown
+	}
+}
+
+// group adds takes to the entry of their bucket.
+func (t *trip) group(r *engine.Request[ask]) {
+	g := t.last[r.Body.key]
+	if g == nil || !g.fits(&r.Body) {
+		part := 0
+		if g != nil {
+			part = g.part + 1
+		}
+		if n := len(t.freeG); n > 0 {
+			g, t.freeG = t.freeG[n-1], t.freeG[:n-1]
+		} else {
+			g = &group{}
+		}
+		g.key, g.kind, g.info, g.hold, g.inLine = r.Body.key, r.Body.kind, r.Body.info, r.Body.hold, r.Body.line != nil
+		g.part, g.alone = part, t.s.alone.has(g.key)
+		t.groups = append(t.groups, g)
+		t.last[r.Body.key] = g
+	}
+	g.add(r)
+}
+
+// place puts the groups that aren't done into script calls.
+func (t *trip) place() {
+	t.freeC = append(t.freeC, t.calls...)
+	t.calls = t.calls[:0]
+	clear(t.places)
+	for _, g := range t.groups {
+		if g.done {
+			continue
+		}
+		words, rule := g.kind.takes(g)
+		at := [2]int{t.c.servers.call(g.key), g.part}
+		call := t.places[at]
+		if call == nil || rule != nil || g.alone || g.text || len(call.groups) == mostBuckets {
+			call = t.call(rule)
+			if rule == nil && !g.alone && !g.text {
+				t.places[at] = call
+			}
+		}
+		words.Runs, words.InLine, words.Hold = g.runs, g.inLine, g.hold
+		words.Whole, words.Terms = g.whole, g.whole
+		call.groups, call.words = append(call.groups, g), append(call.words, words)
+	}
+	for _, call := range t.calls {
+		if err := call.command(t.ctx); err != nil {
+			for _, g := range call.groups {
+				t.answer(g, lua.TakesReply{Err: err})
+			}
+			continue
+		}
+		t.cmds = append(t.cmds, call.cmd)
+	}
+}
+
+func (t *trip) call(rule *policy.Ruled) *scriptCall {
+	call := &scriptCall{}
+	if n := len(t.freeC); n > 0 {
+		call, t.freeC = t.freeC[n-1], t.freeC[:n-1]
+	}
+	call.groups, call.words, call.rule, call.cmd = call.groups[:0], call.words[:0], rule, nil
+	t.calls = append(t.calls, call)
+	return call
+}
+
+// command makes the command of a call.
+func (call *scriptCall) command(ctx context.Context) (err error) {
+	g := call.groups[0]
+	if call.rule != nil {
+		call.cmd, err = lua.LazyCommand(ctx, g.key, &call.rule.Terms, g.runs, g.inLine, g.text)
+	} else {
+		call.cmd, err = call.takes.Command(ctx, call.words, g.text)
+	}
+	return err
+}
+
+// read answers the groups of a call, or leaves them for another round trip.
+func (t *trip) read(call *scriptCall) {
+	if call.cmd == nil {
+		return
+	}
+	err := call.cmd.Err()
+	switch {
+	case lua.IsNoScript(err) && !call.groups[0].text:
+		for _, g := range call.groups {
+			g.text = true
+		}
+		return
+	case redis.HasErrorPrefix(err, "NOPERM ") && len(call.groups) > 1: // nothing ran: whose keys it is shows alone
+		for _, g := range call.groups {
+			g.alone = true
+		}
+		return
+	case redis.HasErrorPrefix(err, "NOPERM "):
+		t.s.alone.add(call.groups[0].key)
+	}
+	if call.rule != nil {
+		g := call.groups[0]
+		r, err := lua.ReadLazy(call.cmd, err, g.key, g.runs)
+		if r.Terms == nil && (g.whole || !r.OK) {
+			r.Terms = &call.rule.Terms
+		}
+		t.answer(g, lua.TakesReply{
+			OK: r.OK, Remaining: r.Remaining, Runs: r.Runs, Terms: r.Terms, Refilled: r.Refilled, Err: err,
+		})
+		return
+	}
+	replies, err := call.takes.Read(err)
+	for i, g := range call.groups {
+		switch {
+		case err != nil:
+			t.answer(g, lua.TakesReply{Err: err})
+		case replies[i].Missed:
+			g.whole = true
+		case call.words[i].Existing && errors.Is(replies[i].Err, lua.ErrUnknownBucket):
+			t.create(g)
+		default:
+			t.answer(g, replies[i])
 		}
 	}
-	return latest
+}
+
+// create lets a bucket of a template be created whose number is counted on another server.
+func (t *trip) create(g *group) {
+	r := g.kind.(*refilled)
+	alive, err := lua.Count(t.ctx, t.rdb, r.rule.Prefix, 0, 0)
+	if err == nil && alive >= r.rule.MaxKeys {
+		err = r.template.TooMany(g.key, alive)
+	}
+	if g.create = err == nil; err != nil {
+		t.answer(g, lua.TakesReply{Err: err})
+	}
+}
+
+// answer tells the takes of a group what became of them, as if they had been made one by one.
+func (t *trip) answer(g *group, reply lua.TakesReply) {
+	g.done = true
+	if reply.Err != nil && !answered(reply.Err) && !notRun(reply.Err) {
+		t.c.stats.lost.Add(g.total)
+	}
+	if r, ok := g.kind.(*refilled); ok && reply.Err == nil {
+		t.c.templates.heard(reply.Terms)
+		if r.apart && (reply.Enter || reply.Was != reply.Till) {
+			t.entries = append(t.entries, entry{g.key, r.rule.Prefix, reply.Enter, reply.Was, reply.Till})
+		}
+	}
+	i := g.info
+	if reply.Err == nil && (reply.Terms != nil || g.whole) {
+		i = t.c.learnTakes(g, &reply)
+	}
+	left := reply.Remaining + g.total
+	if !reply.OK {
+		left = reply.Remaining
+		for n, r := range reply.Runs {
+			left += g.runs[n].N * r.Taken
+		}
+	}
+	run, nth := 0, int64(0) // where the next take is among the runs
+	for _, r := range g.asks {
+		a := &r.Body
+		a.info, a.err = i, reply.Err
+		switch {
+		case a.err != nil:
+		case reply.OK:
+			a.reply = lua.TakeReply{OK: true, Taken: a.total(), Terms: reply.Terms, Refilled: reply.Refilled}
+		case a.line != nil:
+			a.reply = lua.TakeReply{Terms: reply.Terms, Refilled: reply.Refilled}
+			a.runs = append([]lua.RunReply(nil), reply.Runs...)
+			for n, r := range reply.Runs {
+				a.reply.Taken += g.runs[n].N * r.Taken
+			}
+		default:
+			a.reply = one(a.run, reply.Runs[run], nth)
+			a.reply.Terms, a.reply.Refilled = reply.Terms, reply.Refilled
+			if nth++; a.run.UpTo || nth == g.runs[run].Count {
+				run, nth = run+1, 0
+			}
+		}
+		left -= a.reply.Taken
+		if a.reply.Remaining = left; !a.reply.OK {
+			a.reply.Remaining = reply.Remaining
+		}
+		if !r.Answer() {
+			t.late = append(t.late, r)
+		}
+	}
+}
+
+// total is how many tokens are asked for.
+func (a *ask) total() int64 {
+	sum := a.run.N * a.run.Count
+	for _, run := range a.line {
+		sum += run.N * run.Count
+	}
+	return sum
+}
+
+// one is what the nth take of a run is told.
+func one(run policy.Run, r lua.RunReply, nth int64) lua.TakeReply {
+	switch {
+	case run.UpTo:
+		return lua.TakeReply{OK: r.Taken > 0, Taken: r.Taken, Wait: r.Wait}
+	case nth < r.Taken:
+		return lua.TakeReply{OK: true, Taken: run.N}
+	}
+	return lua.TakeReply{Wait: r.Wait}
+}
+
+// answerCommands tells the callers of commands that these have ended.
+func (t *trip) answerCommands(batch []*engine.Request[ask]) {
+	for _, r := range batch {
+		a := &r.Body
+		if a.cmd == nil {
+			continue
+		}
+		if err := a.cmd.Err(); err != nil && !notRun(err) {
+			t.c.stats.lost.Add(a.cost)
+		}
+		if !r.Answer() {
+			t.late = append(t.late, r)
+		}
+	}
+}
+
+// entry is a template's bucket that is to be entered in the active set, and counted, on another server.
+type entry struct {
+	key, prefix string
+	enter       bool
+	was, till   int64
+}
+
+// conclude does what nobody waits for: it gives back what was taken for callers who are gone, and enters buckets. Should
+// that fail, the bucket's next take that is denied or asks for the policy enters it again.
+func (t *trip) conclude() {
+	if len(t.late) == 0 && len(t.entries) == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.ctx), engine.Grace)
+	defer cancel()
+	by := engine.NewCommands(t.rdb, 1) // the same round trip for all
+	var wg sync.WaitGroup
+	for _, r := range t.late {
+		wg.Go(func() {
+			switch a := &r.Body; {
+			case a.cmd != nil && a.late != nil && a.cmd.Err() == nil:
+				a.late(ctx, by, a.cmd)
+			case a.cmd == nil && a.err == nil && a.reply.Taken > 0:
+				t.c.giveBackBy(ctx, by, a.kind, a.key, a.reply.Taken, a.info.era)
+			}
+			t.s.queue.Release(r)
+		})
+	}
+	wg.Wait()
+	for _, e := range t.entries {
+		if e.enter {
+			_ = lua.Enter(ctx, t.rdb, e.prefix, e.key, e.till)
+		}
+		if e.was != e.till {
+			_, _ = lua.Count(ctx, t.rdb, e.prefix, e.was, e.till)
+		}
+	}
+}
+
+func (t *trip) free() {
+	for _, g := range t.groups {
+		clear(g.asks)
+		*g = group{asks: g.asks[:0], runs: g.runs[:0]}
+	}
+	t.freeG, t.freeC = append(t.freeG, t.groups...), append(t.freeC, t.calls...)
+	clear(t.late)
+	clear(t.last)
+	t.groups, t.calls, t.cmds, t.late, t.entries = t.groups[:0], t.calls[:0], t.cmds[:0], t.late[:0], t.entries[:0]
+	t.c, t.s, t.rdb, t.ctx = nil, nil, nil, nil
+	trips.Put(t)
+}
+
+// learnTakes is learn of the takes of a group; the smallest that was denied counts.
+func (c *Client) learnTakes(g *group, reply *lua.TakesReply) *info {
+	one := lua.TakeReply{OK: true, Terms: reply.Terms, Remaining: reply.Remaining, Refilled: reply.Refilled}
+	denied := policy.Run{}
+	for n, r := range reply.Runs {
+		run := g.runs[n]
+		if short := run.UpTo && r.Taken == 0 || !run.UpTo && r.Taken < run.Count; short && (one.OK || run.N < denied.N) {
+			one.OK, one.Wait, denied = false, r.Wait, run
+		}
+	}
+	return c.learn(g.key, denied.N, denied.Leave, &one)
+}
+
+const (
+	// aloneFor is how long a bucket whose keys were refused to a script call goes alone.
+	aloneFor  = 10 * time.Second
+	mostAlone = 1024
+)
+
+// lonely are buckets whose script calls are refused: in a call with others they would be refused with them. The zero value
+// has none.
+type lonely struct {
+	mu    sync.Mutex
+	until map[string]time.Time
+}
+
+func (l *lonely) has(key string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.until) > 0 && time.Now().Before(l.until[key])
+}
+
+func (l *lonely) add(key string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.until == nil || len(l.until) >= mostAlone {
+		l.until = make(map[string]time.Time)
+	}
+	l.until[key] = time.Now().Add(aloneFor)
 }

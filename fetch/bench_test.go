@@ -44,7 +44,6 @@ func BenchmarkTake(b *testing.B) {
 			return bareTake.EvalSha(ctx, rdb, []string{key}, 1).Err()
 		}},
 		{"take", take(slow())},
-		{"take-alone", take(slow(), WithCoalescing(false))},
 	}
 	for _, goroutines := range []int{1, 16, 64, 256} {
 		for _, spread := range []int{1, buckets} {

@@ -7,27 +7,27 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/tokenrefill/refiller/internal/engine"
 	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
 )
 
 const (
 	// leaseRetry is the pause after a call about a block that was not answered.
 	leaseRetry = 50 * time.Millisecond
-	// leaseRest is the least pause after the bucket said that it knows nothing of a
-	// block.
+	// leaseRest is the least pause after the bucket said that it knows nothing of a block.
 	leaseRest = time.Second
 )
 
-// block is tokens of a bucket that takes find in memory. They were taken from the
-// bucket, which counts them as outstanding. Takers take them; everything else is done
-// by the block's keeper, a goroutine of the Client.
+// block is tokens of a bucket that takes find in memory. They were taken from the bucket, which counts them as outstanding.
+// Takers take them; everything else is done by the block's keeper, a goroutine of the Client.
 type block struct {
 	ls   *leases
 	key  string
 	rule leaseRule
 	wake chan struct{} // of the keeper
 
-	told   atomic.Pointer[told] // nil: nothing is to be taken
+	view   atomic.Pointer[view] // nil: nothing is to be taken
 	asked  atomic.Bool          // the keeper was woken, or rests
 	missed atomic.Int64         // tokens wanted of the bucket itself since the keeper last looked
 	_      [64]byte             // takers write another line than the one they read
@@ -46,14 +46,15 @@ type block struct {
 	plan  plan
 }
 
-// told is what takers know of the block and its bucket since the last call.
-type told struct {
+// view is what takers know of the block and its bucket since the last call.
+type view struct {
 	until   time.Duration // when the block's tokens are no longer to be used
 	low     int64         // with fewer tokens left the keeper is to be woken
 	bucket  int64         // tokens in the bucket
 	limit   int64
 	reset   time.Duration
 	onFloor bool
+	era     int64
 }
 
 func newBlock(ls *leases, key string, rule leaseRule) *block {
@@ -64,36 +65,29 @@ func newBlock(ls *leases, key string, rule leaseRule) *block {
 	}
 }
 
-// take takes as many tokens as there are, from least to most, and has more asked for if
-// few are left.
-func (b *block) take(least, most int64) (Result, bool) {
-	r, few := b.draw(least, most)
-	if few {
-		b.signal()
-	}
-	return r, r.OK
-}
-
-// draw is take for a caller who asks the bucket for more before the keeper does: it
-// tells whether few are left, of which the keeper is to hear.
-func (b *block) draw(least, most int64) (r Result, few bool) {
-	t := b.told.Load()
-	if t == nil || least > t.limit || b.ls.now() >= t.until {
+// draw takes as many tokens as there are, from least to most, that leave enough. It reports whether few are left, of which
+// the keeper is to hear.
+func (b *block) draw(least, most int64, leave policy.Leave) (r Result, few bool) {
+	v := b.view.Load()
+	if v == nil || least > v.limit || b.ls.now() >= v.until {
 		return Result{}, false
 	}
 	for {
 		left := b.left.Load()
-		if left < least {
+		n := min(most, left)
+		if leave != (policy.Leave{}) {
+			n = min(n, v.bucket+left-leave.Of(v.limit))
+		}
+		if n < least {
 			return Result{}, false
 		}
-		n := min(most, left)
 		if !b.left.CompareAndSwap(left, left-n) {
 			continue
 		}
 		return Result{
-			OK: true, Taken: n, Remaining: t.bucket + left - n, Limit: t.limit, ResetAfter: t.reset, OnFloor: t.onFloor,
-			Source: Source{Kind: SourceLeased},
-		}, left-n < t.low
+			OK: true, Taken: n, Remaining: v.bucket + left - n, Limit: v.limit, ResetAfter: v.reset, OnFloor: v.onFloor,
+			Source: Source{Kind: SourceLeased}, Era: v.era,
+		}, left-n < v.low
 	}
 }
 
@@ -103,9 +97,9 @@ func (b *block) miss(n int64) {
 	b.signal()
 }
 
-// signal wakes the keeper, unless it was woken before or rests.
+// signal wakes the keeper, unless it was woken before or rests, or there is no block.
 func (b *block) signal() {
-	if !b.asked.Load() && b.asked.CompareAndSwap(false, true) {
+	if b != nil && !b.asked.Load() && b.asked.CompareAndSwap(false, true) {
 		nudge(b.wake)
 	}
 }
@@ -128,7 +122,7 @@ func (b *block) keep() {
 	defer timer.Stop()
 	for {
 		select {
-		case <-b.ls.c.workers.quit:
+		case <-b.ls.c.life.quit:
 			b.giveUp()
 			return
 		case <-b.wake:
@@ -159,10 +153,8 @@ func (b *block) step(now time.Duration) (next time.Duration, over bool) {
 		}
 	}
 	if b.call != nil && now >= b.retry {
-		if b.ls.c.breakers.of(b.key).open() != ReasonNone {
-			b.retry = b.after(leaseRetry)
-		} else if reply, ok := b.send(); ok {
-			b.tell(reply)
+		if reply, ok := b.send(); ok {
+			b.show(reply)
 		}
 	}
 	switch {
@@ -176,8 +168,7 @@ func (b *block) step(now time.Duration) (next time.Duration, over bool) {
 	return next, false
 }
 
-// decide says how many tokens are to go back or to be asked for, and whether nobody
-// takes any.
+// decide says how many tokens are to go back or to be asked for, and whether nobody takes any.
 func (b *block) decide(now time.Duration) (back, want int64, idle bool) {
 	left, missed := b.left.Load(), b.missed.Swap(0)
 	b.plan.look(left, missed)
@@ -194,8 +185,7 @@ func (b *block) decide(now time.Duration) (back, want int64, idle bool) {
 	return back, want, idle && want == 0
 }
 
-// prepare makes the call that gives tokens back, which takers no longer get, and asks
-// for others.
+// prepare makes the call that gives tokens back, which takers no longer get, and asks for others.
 func (b *block) prepare(now time.Duration, back, want int64) {
 	if b.id == "" {
 		b.id, b.seq = rand.Text(), 0
@@ -208,26 +198,20 @@ func (b *block) prepare(now time.Duration, back, want int64) {
 	b.call = &lua.LeaseCall{ID: b.id, Seq: b.seq, Keep: b.left.Load(), Back: back, Want: want, TTL: b.rule.hold + leaseGrace}
 }
 
-// send makes the call and takes its answer in. Without an answer the call stays, to
-// be sent again: the bucket does it once.
+// send makes the call and takes its answer in. Without an answer the call stays, to be sent again: the bucket does it once.
 func (b *block) send() (reply lua.LeaseReply, ok bool) {
 	c, call := b.ls.c, *b.call
-	limit := c.config.deadline
-	if limit == 0 {
-		limit = DefaultDeadline
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), limit)
-	defer cancel()
-	began := time.Now()
-	var err error
-	if call.Want > 0 {
-		err = c.open(ctx, b.key, call.TTL) // a template's bucket that is about to leave full is to be refilled
-	}
+	t, err := c.begin(from(context.Background(), &c.config.callConfig), b.key)
 	if err == nil {
-		reply, err = lua.Lease(ctx, c.store, b.key, call)
+		reply, err = attempt(t, false, func() (lua.LeaseReply, error) {
+			if call.Want > 0 { // a template's bucket that is about to leave full is to be refilled
+				if err := t.kind.open(t, call.TTL); err != nil {
+					return lua.LeaseReply{}, err
+				}
+			}
+			return lua.Lease(t.ctx, t, b.key, call)
+		})
 	}
-	err = failure(err)
-	c.note(b.key, began, err)
 	switch {
 	case errors.Is(err, lua.ErrNotHeld) && b.again && call.Keep+call.Want == 0: // it was done before, and the block ended with it
 		b.call.Back = 0
@@ -261,31 +245,35 @@ func (b *block) send() (reply lua.LeaseReply, ok bool) {
 // moreToTake tells others in the Client of tokens that are back in the bucket.
 func (b *block) moreToTake(n int64) {
 	if n > 0 {
-		b.ls.c.terms.forgive(b.key)
-		b.ls.c.lines.stir(b.key)
+		b.ls.c.cache.forgive(b.key)
+		b.ls.c.lines.wake(b.key)
 	}
 }
 
-// tell tells takers of an answer.
-func (b *block) tell(reply lua.LeaseReply) {
+// show shows takers an answer.
+func (b *block) show(reply lua.LeaseReply) {
 	c, now := b.ls.c, time.Now()
-	k, _ := c.terms.get(b.key, now)
-	k = c.learn(b.key, k, 0, lua.TakeReply{OK: true, Remaining: reply.Remaining, Terms: reply.Terms})
-	c.saw(answer{reply: lua.TakeReply{Remaining: reply.Remaining}, known: k})
-	b.plan.most = min(b.rule.most, k.limit())
+	i := c.learn(b.key, 0, policy.Leave{}, &lua.TakeReply{
+		OK: true, Remaining: reply.Remaining, Terms: reply.Terms, Refilled: lua.Refilled{Version: policy.Version{Era: reply.Era}},
+	})
+	if i.share != nil {
+		i.share.saw(reply.Remaining, c.shares.now())
+	}
+	b.plan.most = min(b.rule.most, i.limit())
 	if b.id == "" {
-		b.told.Store(nil)
+		b.view.Store(nil)
 		return
 	}
-	b.told.Store(&told{
-		until: b.until, low: b.plan.low(), bucket: reply.Remaining, limit: k.limit(), reset: k.resetAfter(reply.Remaining, now), onFloor: k.onFloor(),
+	b.view.Store(&view{
+		until: b.until, low: b.plan.low(), bucket: reply.Remaining, limit: i.limit(),
+		reset: i.resetAfter(reply.Remaining, now), onFloor: i.onFloor(), era: i.era,
 	})
 }
 
-// lose ends a block of which the bucket can't be told any more. What it held, and what
-// a call without an answer may have brought, is lost.
+// lose ends a block of which the bucket can't be told any more. What it held, and what a call without an answer may have
+// brought, is lost.
 func (b *block) lose() {
-	b.told.Store(nil)
+	b.view.Store(nil)
 	lost := b.left.Swap(0)
 	if b.call != nil {
 		lost += b.call.Back + b.call.Want
@@ -295,11 +283,10 @@ func (b *block) lose() {
 	b.plan.seen, b.plan.fresh = 0, 0
 }
 
-// giveUp gives the block back at the end of its Client. Calls without an answer are
-// sent again for lateGrace.
+// giveUp gives the block back at the end of its Client. Calls without an answer are sent again for engine.Grace.
 func (b *block) giveUp() {
-	b.told.Store(nil)
-	end := b.ls.now() + lateGrace
+	b.view.Store(nil)
+	end := b.ls.now() + engine.Grace
 	for b.id != "" {
 		now := b.ls.now()
 		if now >= min(end, b.until) {
@@ -320,9 +307,8 @@ func (b *block) after(d time.Duration) time.Duration {
 	return b.ls.now() + d + time.Duration(b.ls.c.jitter()*float64(d)/10)
 }
 
-// plan says how many tokens a block is to have. Its time is cut into halves of the
-// hold time: what was there when a half began and is there when it ends goes back, so
-// that no token stays unused for more than two halves.
+// plan says how many tokens a block is to have. Its time is cut into halves of the hold time: what was there when a half
+// began and is there when it ends goes back, so that no token stays unused for more than two halves.
 type plan struct {
 	most int64         // tokens
 	half time.Duration // how long one is
@@ -339,8 +325,7 @@ type plan struct {
 // low is from how many tokens on no more are asked for.
 func (p *plan) low() int64 { return (p.size + 1) / 2 }
 
-// look notes how many tokens are left, and how many were missing and wanted of the
-// bucket itself.
+// look notes how many tokens are left, and how many were missing and wanted of the bucket itself.
 func (p *plan) look(left, missed int64) {
 	used := p.seen - left + missed
 	p.used, p.spent, p.seen = p.used+used, p.spent+used, left
@@ -358,8 +343,8 @@ func (p *plan) add(now time.Duration, granted, wanted int64) {
 	}
 }
 
-// end ends a half: it returns how many of the left tokens go back, and whether nobody
-// takes any. A block shrinks if not all of it was used.
+// end ends a half: it returns how many of the left tokens go back, and whether nobody takes any. A block shrinks if not all
+// of it was used.
 func (p *plan) end(now time.Duration, left int64) (back int64, idle bool) {
 	back, idle = max(0, left-p.fresh), p.used == 0
 	if idle {
@@ -372,8 +357,8 @@ func (p *plan) end(now time.Duration, left int64) (back int64, idle bool) {
 	return back, idle && back == left
 }
 
-// lack is how many tokens to ask for: none if nobody used any meanwhile. A block grows if half of it was used within a
-// quarter of a half, and by what was missing.
+// lack is how many tokens to ask for: none if nobody used any meanwhile. A block grows if half of it was used within a quarter
+// of a half, and by what was missing.
 func (p *plan) lack(now time.Duration, left, missed int64) int64 {
 	if p.spent == 0 || left >= p.low() && missed == 0 {
 		return 0
@@ -383,4 +368,30 @@ func (p *plan) lack(now time.Duration, left, missed int64) int64 {
 	}
 	p.size = min(p.most, max(p.size, missed))
 	return max(0, p.size-left)
+}
+
+// takeBoth takes n tokens of which the bucket, as it answered, has too few, and its block as well: those of the block, and the
+// others of the bucket. If they have too few together, nothing is taken.
+func (t *task) takeBoth(n int64, denied answer) (Result, bool) {
+	c, least := t.c, n-denied.reply.Remaining
+	if denied.source.Kind == SourceCached { // the bucket may have others by now
+		least = 1
+	}
+	leased, low := c.leases.draw(t.key, least, n, t.cfg.leave)
+	defer low.signal()
+	if !leased.OK || leased.Taken == n {
+		return leased, leased.OK
+	}
+	a := t.askRun(policy.Run{N: n - leased.Taken, Count: 1, Leave: t.cfg.leave})
+	if a.err != nil || !a.reply.OK {
+		if leased.Era == 0 {
+			c.stats.lost.Add(leased.Taken)
+		} else {
+			c.giveBackLater(t.key, leased.Taken, leased.Era)
+		}
+		return Result{}, false
+	}
+	r := t.result(a)
+	r.Taken = n
+	return r, true
 }

@@ -6,51 +6,43 @@ import (
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/tokenrefill/refiller/internal/prompt"
 	"github.com/tokenrefill/refiller/lua"
 )
 
 // Client takes tokens from buckets. Its methods are safe for concurrent use.
 //
-// A call needs one script call. A bucket's first take, and then one in ten seconds,
-// also asks for its policy, which costs one more command on the server; what is
-// learned is remembered for a bounded number of buckets.
+// A call needs one script call, which it shares with what others ask for at that moment. A bucket's first take, and then
+// one in ten seconds, also asks for its policy; what is learned is remembered for a bounded number of buckets.
 type Client struct {
-	rdb       redis.UniversalClient
-	store     lua.Client
-	prompt    bool // the sockets keep a context's deadline
 	config    config
-	workers   *workers
-	coalescer *coalescer
-	terms     *terms
+	servers   *servers
+	cache     *cache
 	templates *templates
-	apart     bool // the active sets of templates are on other servers than their buckets
 	lines     lines
-	breakers  breakers
-	stands    *stands
-	rescues   rescues
+	shares    *shares
+	rescues   *rescues
 	leases    *leases        // nil: there are none
 	jitter    func() float64 // uniform in [0, 1)
-	timers    sync.Pool      // of *time.Timer
-	alarms    sync.Pool      // of *alarm
+	life      life
 	stats     struct {
 		abandoned, returned, clamped, lost, rescues, opened, shadowed atomic.Int64
 		degraded                                                      [reasons]atomic.Int64
 	}
 }
 
-// New makes a Client of a go-redis client, which stays the caller's to close. It
-// sends nothing: a server that is away shows in the first call. The errors are
-// ErrInvalidOption.
+// New makes a Client of a go-redis client, which stays the caller's to close. It sends nothing: a server that is away shows
+// in the first call. The errors are ErrInvalidOption.
 func New(rdb redis.UniversalClient, opts ...Option) (*Client, error) {
 	if rdb == nil {
 		return nil, fmt.Errorf("%w: the redis client is nil", ErrInvalidOption)
 	}
-	cfg := config{takeConfig: takeConfig{deadline: DefaultDeadline, memory: DefaultRequestMemory}, concurrency: DefaultConcurrency, coalesce: true, denyCache: true, rescue: true, breaker: true, published: true}
+	cfg := config{
+		callConfig:  callConfig{timeout: DefaultTimeout, memory: DefaultRequestMemory},
+		concurrency: DefaultConcurrency, denyCache: true, rescue: true, published: true,
+	}
 	for _, o := range opts {
 		if o == nil {
 			return nil, fmt.Errorf("%w: an option is nil", ErrInvalidOption)
@@ -59,36 +51,37 @@ func New(rdb redis.UniversalClient, opts ...Option) (*Client, error) {
 			return nil, err
 		}
 	}
-	c := &Client{
-		rdb: rdb, store: newLanes(rdb, cfg), apart: isApart(rdb), prompt: prompt.HonoursDeadlines(rdb), config: cfg,
-		workers: newWorkers(cfg.concurrency), terms: newTerms(), jitter: rand.Float64,
-		breakers: newBreakers(rdb), stands: newStands(),
-		rescues: rescues{spread: rescueSpread * rand.Float64(), next: make(map[string]time.Time)},
-	}
+	c := &Client{config: cfg, cache: newCache(), jitter: rand.Float64, shares: newShares()}
+	c.life.quit = make(chan struct{})
+	c.servers = newServers(c, rdb)
 	c.templates = newTemplates(c)
-	c.lines.keys = make(map[string]*line)
-	if cfg.coalesce {
-		c.coalescer = newCoalescer(c)
-	}
+	c.lines.keys, c.lines.waiters = make(map[lineKey]*line), make(map[string]int)
+	c.rescues = newRescues()
 	c.leases = newLeases(c)
 	return c, nil
 }
 
-// Peek tells what a bucket holds. It takes nothing and writes nothing. It has no
-// degraded mode: while the bucket's server is away, whatever its takes are answered,
-// Peek is ErrUnavailable, at once if the breaker is open.
-func (c *Client) Peek(ctx context.Context, key string) (Result, error) {
-	return c.observed(ctx, Call{Op: OpPeek, Key: key}, func(ctx context.Context) (Result, error) { return c.look(ctx, key) })
-}
-
-func (c *Client) look(ctx context.Context, key string) (Result, error) {
-	if err := lua.CheckKey(key); err != nil {
+// Peek tells what a bucket holds. It takes nothing and writes nothing. It has no degraded mode: while the bucket's server is
+// away, whatever its takes are answered, Peek is ErrUnavailable, at once if the breaker is open.
+func (c *Client) Peek(ctx context.Context, key string, opts ...CallOption) (Result, error) {
+	cfg, err := c.with(OpPeek, opts)
+	if err != nil {
 		return Result{}, err
 	}
-	if why := c.breakers.of(key).open(); why != ReasonNone {
-		return Result{}, shut(why)
+	return c.observed(ctx, Call{Op: OpPeek, Key: key}, func(ctx context.Context) (Result, error) {
+		return c.peek(ctx, key, cfg)
+	})
+}
+
+func (c *Client) peek(ctx context.Context, key string, cfg *callConfig) (Result, error) {
+	if err := c.check(ctx, key, 1); err != nil {
+		return Result{}, err
 	}
-	reply, err := c.peek(ctx, key)
+	t, err := c.begin(from(ctx, cfg), key)
+	if err != nil {
+		return Result{}, err
+	}
+	reply, err := attempt(t, true, func() (lua.PeekReply, error) { return t.kind.peek(ctx, t, key) })
 	if err != nil {
 		return Result{}, err
 	}
@@ -100,77 +93,39 @@ func (c *Client) look(ctx context.Context, key string) (Result, error) {
 	return r, nil
 }
 
-// Return gives n tokens back, up to the bucket's capacity: what it can't hold is
-// dropped. n is 1 to policy.MaxTokens. Return only what was taken: it is not
-// checked.
-//
-// A bucket without a policy can't be returned to and is ErrUnknownBucket. After
-// ErrUnavailable the tokens may have been returned; don't return them again, unless
-// the breaker was open, when nothing is sent (ReasonOf tells why). What came from a
-// degraded mode (SourceFallback) can't be returned: let it go. There is no degraded
-// mode of Return.
-func (c *Client) Return(ctx context.Context, key string, n int64) error {
-	_, err := c.observed(ctx, Call{OpReturn, key, n}, func(ctx context.Context) (Result, error) {
-		err := c.putBack(ctx, key, n)
-		return Result{OK: err == nil}, err
-	})
-	return err
-}
-
-func (c *Client) putBack(ctx context.Context, key string, n int64) error {
-	if err := check(key, n); err != nil {
-		return err
-	}
-	if why := c.breakers.of(key).open(); why != ReasonNone {
-		return shut(why)
-	}
-	reply, err := do(ctx, c, c.config.deadline, func(ctx context.Context) (lua.ReturnReply, error) {
-		return c.sendReturn(ctx, key, n, 0)
-	}, nil)
-	c.terms.forgive(key)
-	c.stats.clamped.Add(reply.Clamped)
-	return err
-}
-
 // Stats counts what happened since the Client was made.
 type Stats struct {
-	// Abandoned is the number of calls that were under way when their callers
-	// stopped waiting.
+	// Abandoned is the number of calls whose callers stopped waiting.
 	Abandoned int64
-	// Returned is the number of tokens that such calls turned out to have taken
-	// and that were given back, and of those that a TakeAll gave back because
-	// another bucket said no.
+	// Returned is the number of tokens that such calls turned out to have taken and that were given back, and of those that
+	// a TakeAll gave back because another bucket said no.
 	Returned int64
-	// Clamped is the number of tokens that came back, by Return, Settle and Cancel, of
-	// blocks and as Returned tells, and that were dropped since their bucket was full.
+	// Clamped is the number of tokens that came back, by Undo, Return, Settle and Cancel, of blocks and as Returned tells,
+	// and that were dropped since their bucket was full.
 	Clamped int64
-	// Lost is the number of tokens that calls may have taken without telling
-	// anybody: their replies were lost, or came when nobody could give the tokens
-	// back any more. Some of these calls may never have run. It also counts what was
-	// left in blocks (WithLease) that could not be given back: the bucket was away for
-	// too long, or had begun another era.
+	// Lost is the number of tokens that calls may have taken without telling anybody: their replies were lost, or came when
+	// nobody could give the tokens back any more. Some of these calls may never have run. It also counts what was left in
+	// blocks (WithLease) that could not be given back: the bucket was away for too long, or had begun another era.
 	Lost int64
 	// Leased is the number of tokens that the Client's blocks hold at present.
 	Leased int64
-	// Rescues is the number of refills that this Client made because they were
-	// overdue.
+	// Rescues is the number of refills that this Client made because they were overdue.
 	Rescues int64
-	// Degraded is the number of takes that their bucket's server did not answer, by
-	// the reason, however they were answered then; nil if there were none.
+	// Degraded is the number of takes that their bucket's server did not answer, by the reason, however they were answered
+	// then; nil if there were none.
 	Degraded map[Reason]int64
-	// Shut is how often so many calls in a row failed that none was sent any more
-	// until the server answered again.
-	Shut int64
-	// Shadowed is the number of calls that were admitted although a bucket in
-	// shadow mode had too few tokens.
+	// BreakerOpened is how often so many calls failed that none was sent any more until the server answered again.
+	BreakerOpened int64
+	// Shadowed is the number of calls that were admitted although a bucket in shadow mode had too few tokens.
 	Shadowed int64
 }
 
 // Stats returns the counts.
 func (c *Client) Stats() Stats {
 	s := Stats{
-		Abandoned: c.stats.abandoned.Load(), Returned: c.stats.returned.Load(), Clamped: c.stats.clamped.Load(), Lost: c.stats.lost.Load(),
-		Rescues: c.stats.rescues.Load(), Shut: c.stats.opened.Load(), Shadowed: c.stats.shadowed.Load(), Leased: c.leases.held(),
+		Abandoned: c.stats.abandoned.Load(), Returned: c.stats.returned.Load(), Clamped: c.stats.clamped.Load(),
+		Lost: c.stats.lost.Load(), Rescues: c.stats.rescues.Load(), BreakerOpened: c.stats.opened.Load(),
+		Shadowed: c.stats.shadowed.Load(), Leased: c.leases.held(),
 	}
 	for why := range c.stats.degraded {
 		if n := c.stats.degraded[why].Load(); n > 0 {
@@ -183,20 +138,57 @@ func (c *Client) Stats() Stats {
 	return s
 }
 
-// Close refuses new calls with ErrClosed, wakes what sleeps in Wait, gives blocks of
-// tokens (WithLease) back, and waits for the calls under way and for the Client's
-// goroutines. When ctx ends first
-// its error is returned; the goroutines then end as soon as go-redis gives up
-// on their sockets. Closing again waits again. The go-redis client stays open.
+// Close refuses new calls with ErrClosed, whatever is asked, wakes what sleeps in Wait, gives blocks of tokens (WithLease)
+// back, and waits for the calls under way and for the Client's goroutines. When ctx ends first its error is returned; they
+// then end as soon as the server answers, or their time is over. Closing again waits again. The go-redis client stays open.
 func (c *Client) Close(ctx context.Context) error {
-	if err := c.workers.close(ctx); err != nil {
+	if err := c.life.end(ctx); err != nil {
 		return err
 	}
-	if c.coalescer != nil {
-		c.coalescer.vigil.end()
+	return c.servers.close(ctx)
+}
+
+// life is what Close waits for.
+type life struct {
+	closed     atomic.Bool
+	quit       chan struct{} // closed with it
+	mu         sync.Mutex
+	goroutines sync.WaitGroup
+	ended      chan struct{} // closed when the goroutines have ended; made when it is closed
+}
+
+// spawn runs job in a goroutine, unless the Client is closed.
+func (l *life) spawn(job func()) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed.Load() {
+		return false
 	}
-	if l, ok := c.store.(*lanes); ok {
-		l.vigil.end()
+	l.goroutines.Go(job)
+	return true
+}
+
+// end waits until the goroutines have ended, or ctx ends.
+func (l *life) end(ctx context.Context) error {
+	l.mu.Lock()
+	if !l.closed.Swap(true) {
+		close(l.quit)
+		l.ended = make(chan struct{})
+		go func() {
+			l.goroutines.Wait()
+			close(l.ended)
+		}()
 	}
-	return nil
+	l.mu.Unlock()
+	select {
+	case <-l.ended:
+		return nil
+	default:
+	}
+	select {
+	case <-l.ended:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("fetch: close: goroutines have not ended: %w", ctx.Err())
+	}
 }

@@ -149,18 +149,18 @@ func newPlayer(t *testing.T, server *testenv.RedisServer, i int, storm bool, see
 	p := &player{proxy: testenv.Proxy(t, server.Addr(), seed)}
 	limit := patience // calm: no deadline cuts a connection off
 	if storm {
-		limit = DefaultDeadline
+		limit = DefaultTimeout
 	}
 	o := &redis.Options{Addr: p.proxy.Addr(), ClientName: "player", ContextTimeoutEnabled: i == 0, ReadTimeout: limit, DialerRetries: 1}
 	var rdb redis.UniversalClient = redis.NewClient(o)
-	opts := []Option{WithDeadline(limit)}
+	opts := []Option{WithTimeout(limit)}
 	switch i {
 	case 0: // callers make the calls
 		opts = append(opts, WithLease(100, 200*time.Millisecond))
 	case 1: // workers do
 		opts = append(opts, WithLease(20, 50*time.Millisecond).ForKeys("user"))
 	case 2:
-		opts = append(opts, WithCoalescing(false), WithDenyCache(false), WithConcurrency(goroutines), WithBreaker(false))
+		opts = append(opts, WithDenyCache(false), WithConcurrency(goroutines))
 	case 3: // takes of several buckets have two phases
 		_ = rdb.Close()
 		rdb = redis.NewRing(&redis.RingOptions{
@@ -328,7 +328,7 @@ func (s *scene) step(p *player, rng *rand.Rand) {
 		s.took("take up to", key, r, from, err)
 	case 1:
 		reqs := []Request{{s.keys[rng.IntN(3)], n}, {s.keys[rng.IntN(3)], 1 + rng.Int64N(5)}}
-		all, err := p.TakeAll(ctx, reqs...)
+		all, err := p.TakeAll(ctx, reqs)
 		if err != nil {
 			s.failed("take all", err)
 			return

@@ -1,54 +1,54 @@
 package fetch
 
 import (
-	"time"
-
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// degraded answers a take that the bucket did not answer as its policy says: by
-// degraded mode open or local. It reports false if the error stands, which it does
-// in mode closed, and for errors that are none of the server's.
-func (c *Client) degraded(key string, n int64, err error) (answer, bool) {
+// degraded answers a take that the bucket did not answer as its policy says: by degraded mode open or local. The answer has
+// the error if that stands, which it does in mode closed, and for errors that are none of the server's.
+func (c *Client) degraded(key string, n int64, err error, leave policy.Leave) answer {
 	why := ReasonOf(err)
 	if why == ReasonNone {
-		return answer{}, false
+		return answer{err: err}
 	}
 	c.stats.degraded[why].Add(1)
-	k, _ := c.terms.get(key, time.Now())
-	mode := c.config.degraded // of buckets that were never seen, or have no policy
-	if k.terms != nil {
-		mode = k.terms.Degraded
+	i := c.cache.get(key)
+	mode := c.config.unknown // of buckets that were never seen, or have no policy
+	if i.terms != nil {
+		mode = i.terms.Degraded
 	}
-	a := answer{known: k, source: Source{Kind: SourceFallback, Reason: why}}
+	a := answer{info: i, source: Source{Kind: SourceFallback, Reason: why}}
 	switch {
 	case mode == policy.DegradedOpen:
-		if k.exceeded(key, n) != nil {
-			return a, true // denied, as ever
+		if i.exceeded(key, n, leave) == nil { // otherwise it is denied, as ever
+			a.reply = lua.TakeReply{OK: true, Taken: n}
 		}
-		a.reply = lua.TakeReply{OK: true, Taken: n}
-	case mode == policy.DegradedLocal && k.stand != nil:
-		t := k.stand.take(n, c.stands.now())
+	case mode == policy.DegradedLocal && i.share != nil:
+		t := i.share.take(n, leave.Of(i.limit()), c.shares.now())
 		if !t.Known {
-			return answer{}, false
+			return answer{err: err}
 		}
 		a.reply = lua.TakeReply{OK: t.OK, Taken: t.Taken, Remaining: t.Tokens, Wait: micros(t.Wait)}
 	default:
-		return answer{}, false
+		return answer{err: err}
 	}
-	return a, true
+	return a
 }
 
-// degradedUpTo is degraded for as many tokens as there are.
-func (c *Client) degradedUpTo(key string, n int64, err error) (answer, bool) {
-	k, _ := c.terms.get(key, time.Now())
-	if k.terms != nil && k.terms.Degraded == policy.DegradedLocal && k.stand != nil {
-		n = max(1, min(n, k.stand.holds(c.stands.now())))
-	} else if k.terms != nil {
-		n = min(n, k.terms.Capacity)
+// degradedUpTo is how many tokens of up to n a degraded mode is asked for.
+func (c *Client) degradedUpTo(i *info, n int64) int64 {
+	switch {
+	case i.terms == nil:
+		return n
+	case i.terms.Degraded == policy.DegradedLocal && i.share != nil:
+		return max(1, min(n, i.share.holds(c.shares.now())))
 	}
-	return c.degraded(key, n, err)
+	return min(n, i.terms.Capacity)
 }
 
-func micros(us int64) time.Duration { return time.Duration(us) * time.Microsecond }
+// degradedResult is the result of a take whose server isn't even known.
+func (c *Client) degradedResult(key string, n int64, err error, cfg *callConfig) (Result, error) {
+	t := &task{budget: budget{cfg: cfg}, c: c, key: key, info: c.cache.get(key)}
+	return t.conclude(answer{err: err}, n, 1)
+}

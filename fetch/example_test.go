@@ -78,9 +78,9 @@ func ExampleClient_Return() {
 }
 
 // A take that may wait longer for Redis than others.
-func ExampleWithDeadline() {
+func ExampleWithTimeout() {
 	var tokens *fetch.Client // made at start
-	result, err := tokens.Take(context.Background(), "report", 1, fetch.WithDeadline(time.Second))
+	result, err := tokens.Take(context.Background(), "report", 1, fetch.WithTimeout(time.Second))
 	fmt.Println(result.OK, err)
 }
 

@@ -22,7 +22,7 @@ type faulty struct {
 	server *testenv.RedisServer
 	direct *redis.Client
 	proxy  *faultproxy.Proxy
-	rdb    *redis.Client
+	rdb    redis.UniversalClient
 }
 
 func newFaulty(t *testing.T, change func(*redis.Options)) *faulty {
@@ -40,15 +40,36 @@ func newFaulty(t *testing.T, change func(*redis.Options)) *faulty {
 	return f
 }
 
-// warm makes calls, so that a connection and the scripts are there.
+// wrapped is a client of a kind that the SDK doesn't know: it is used as it is.
+type wrapped struct{ redis.UniversalClient }
+
+// bothWays runs a test with a client of which only the options are used, and with one that is used as it is.
+func bothWays(t *testing.T, change func(*redis.Options), test func(t *testing.T, f *faulty)) {
+	t.Run("connections of its own", func(t *testing.T) { test(t, newFaulty(t, change)) })
+	t.Run("the client as it is", func(t *testing.T) {
+		f := newFaulty(t, change)
+		f.rdb = wrapped{f.rdb}
+		test(t, f)
+	})
+}
+
+// warm makes calls until there is a connection for each way that a call may go, and the scripts are there.
 func (f *faulty) warm(t *testing.T, c *Client) {
 	t.Helper()
 	require.NoError(t, lua.Load(t.Context(), f.direct))
-	_, err := c.Take(t.Context(), "checkout", 1, WithDeadline(patience))
+	_, err := c.Take(t.Context(), "checkout", 1, WithTimeout(patience))
 	require.NoError(t, err)
-	require.NoError(t, c.Return(t.Context(), "checkout", 1))
-	_, err = c.Peek(t.Context(), "checkout")
-	require.NoError(t, err)
+	require.NoError(t, c.Return(t.Context(), "checkout", 1, WithTimeout(patience)))
+	eventually(t, func() bool {
+		_, err := c.Peek(t.Context(), "checkout", WithTimeout(patience))
+		require.NoError(t, err)
+		for _, own := range c.servers.own {
+			if own.(*redis.Client).PoolStats().TotalConns == 0 {
+				return false
+			}
+		}
+		return true
+	}, "connections")
 }
 
 func isScript(request []byte) bool { return bytes.Contains(request, []byte("evalsha")) }
@@ -85,64 +106,78 @@ func TestALostReplyIsAnErrorAndChargesOnce(t *testing.T) {
 }
 
 func TestASilentServerHoldsNobodyBeyondTheDeadline(t *testing.T) {
-	// The socket's own timeout is far longer than the test allows.
-	f := newFaulty(t, func(o *redis.Options) { o.ReadTimeout = time.Hour })
-	c, err := New(f.rdb, WithDeadline(30*time.Millisecond), WithBreaker(false))
-	require.NoError(t, err)
-	f.warm(t, c)
-	require.NoError(t, f.proxy.Stall(faultproxy.Both))
-
-	calls := map[string]func(ctx context.Context) error{
-		"take":       func(ctx context.Context) error { _, err := c.Take(ctx, "checkout", 1); return err },
-		"take up to": func(ctx context.Context) error { _, err := c.TakeUpTo(ctx, "checkout", 1); return err },
-		"wait":       func(ctx context.Context) error { return c.Wait(ctx, "checkout", 1) },
-		"peek":       func(ctx context.Context) error { _, err := c.Peek(ctx, "checkout"); return err },
-		"return":     func(ctx context.Context) error { return c.Return(ctx, "checkout", 1) },
+	calls := map[string]func(ctx context.Context, c *Client) error{
+		"take":       func(ctx context.Context, c *Client) error { _, err := c.Take(ctx, "checkout", 1); return err },
+		"take up to": func(ctx context.Context, c *Client) error { _, err := c.TakeUpTo(ctx, "checkout", 1); return err },
+		"wait":       func(ctx context.Context, c *Client) error { return c.Wait(ctx, "checkout", 1) },
+		"peek":       func(ctx context.Context, c *Client) error { _, err := c.Peek(ctx, "checkout"); return err },
+		"return":     func(ctx context.Context, c *Client) error { return c.Return(ctx, "checkout", 1) },
 	}
 	for name, call := range calls {
 		t.Run(name, func(t *testing.T) {
-			began := time.Now()
-			err := call(t.Context())
-			require.ErrorIs(t, err, ErrUnavailable)
-			require.ErrorIs(t, err, context.DeadlineExceeded)
-			require.Less(t, time.Since(began), patience)
+			// The socket's own timeout is far longer than the test allows.
+			bothWays(t, func(o *redis.Options) { o.ReadTimeout = time.Hour }, func(t *testing.T, f *faulty) {
+				c, err := New(f.rdb, WithTimeout(30*time.Millisecond))
+				require.NoError(t, err)
+				f.warm(t, c)
+				require.NoError(t, f.proxy.Stall(faultproxy.Both))
+				for range 2 {
+					began := time.Now()
+					err := call(t.Context(), c)
+					require.ErrorIs(t, err, ErrUnavailable)
+					require.ErrorIs(t, err, context.DeadlineExceeded)
+					require.Less(t, time.Since(began), patience)
 
-			ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
-			defer cancel()
-			err = call(ctx)
-			require.ErrorIs(t, err, context.DeadlineExceeded)
-			require.NotErrorIs(t, err, ErrUnavailable, "the caller's own deadline")
+					ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+					err = call(ctx, c)
+					cancel()
+					require.ErrorIs(t, err, context.DeadlineExceeded)
+					require.NotErrorIs(t, err, ErrUnavailable, "the caller's own deadline")
+				}
+				ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+				defer cancel()
+				require.ErrorIs(t, c.Close(ctx), context.DeadlineExceeded, "calls are still under way")
+				_, err = c.Take(t.Context(), "checkout", 1)
+				require.ErrorIs(t, err, ErrClosed)
+				require.NoError(t, f.proxy.Heal())
+				require.NoError(t, c.Close(t.Context()))
+				require.NoError(t, noWorkers())
+			})
 		})
 	}
-
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Millisecond)
-	defer cancel()
-	require.ErrorIs(t, c.Close(ctx), context.DeadlineExceeded, "calls are still under way")
-	_, err = c.Take(t.Context(), "checkout", 1)
-	require.ErrorIs(t, err, ErrClosed)
-	require.NoError(t, f.proxy.Heal())
-	require.NoError(t, c.Close(t.Context()))
-	require.NoError(t, noWorkers())
 }
 
+// Where round trips are short and nobody else asks, the caller makes the call itself: then the reply is lost. The next call
+// is a worker's.
 func TestTokensOfALateReplyComeBackOnce(t *testing.T) {
-	f := newFaulty(t, nil)
-	c := newClient(t, f.rdb, WithDeadline(30*time.Millisecond))
-	f.warm(t, c)
-	require.NoError(t, f.proxy.Stall(faultproxy.ToClient)) // the take runs, its reply waits
-	_, err := c.Take(t.Context(), "checkout", 40)
-	require.ErrorIs(t, err, ErrUnavailable)
-	eventually(t, func() bool { return tokens(t, f.direct, "checkout") == 60 }, "the take runs")
-	require.EqualValues(t, 1, c.Stats().Abandoned)
-	require.Zero(t, c.Stats().Returned)
-
-	require.NoError(t, f.proxy.Heal())
-	eventually(t, func() bool { return c.Stats().Returned == 40 }, "the tokens come back")
-	require.EqualValues(t, 100, tokens(t, f.direct, "checkout"))
+	bothWays(t, nil, func(t *testing.T, f *faulty) {
+		_, asItIs := f.rdb.(wrapped)
+		c := newClient(t, f.rdb, WithTimeout(30*time.Millisecond))
+		f.warm(t, c)
+		total := int64(0)
+		for i, n := range []int64{40, 20} {
+			require.NoError(t, f.proxy.Stall(faultproxy.ToClient)) // the take runs, its reply waits
+			before := tokens(t, f.direct, "checkout")
+			_, err := c.Take(t.Context(), "checkout", n)
+			require.ErrorIs(t, err, ErrUnavailable)
+			eventually(t, func() bool { return tokens(t, f.direct, "checkout") == before-n }, "the take runs")
+			require.EqualValues(t, i+1, c.Stats().Abandoned)
+			require.NoError(t, f.proxy.Heal())
+			total += n
+			eventually(t, func() bool { return c.Stats().Returned+c.Stats().Lost == total }, "the tokens come back")
+			require.Equal(t, 100-c.Stats().Lost, tokens(t, f.direct, "checkout"))
+		}
+		if asItIs {
+			require.Zero(t, c.Stats().Lost, "callers make no calls")
+		} else {
+			require.Less(t, c.Stats().Lost, total, "a worker's call waits for the reply")
+		}
+	})
 }
 
 func TestACancelledCallerReturnsAtOnce(t *testing.T) {
 	f := newFaulty(t, nil)
+	f.rdb = wrapped{f.rdb}
 	c := newClient(t, f.rdb, slow())
 	f.warm(t, c)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -183,7 +218,8 @@ func TestATakeThatIsGivenUpBeforeItIsSentIsNeverSent(t *testing.T) {
 	for name, w := range waits {
 		t.Run(name, func(t *testing.T) {
 			f := newFaulty(t, func(o *redis.Options) { o.PoolSize, o.MaxActiveConns = w.pool, w.pool })
-			c := newClient(t, f.rdb, WithDeadline(30*time.Millisecond), WithConcurrency(w.workers), WithBreaker(false))
+			f.rdb = wrapped{f.rdb}
+			c := newClient(t, f.rdb, WithTimeout(30*time.Millisecond), WithConcurrency(w.workers))
 			f.warm(t, c)
 			require.NoError(t, f.proxy.Stall(faultproxy.ToServer))
 			for range 5 {
@@ -205,7 +241,7 @@ func TestATakeThatIsGivenUpBeforeItIsSentIsNeverSent(t *testing.T) {
 }
 
 func TestAServerThatIsGoneIsUnavailable(t *testing.T) {
-	f := newFaulty(t, func(o *redis.Options) { o.DialerRetries = 1 })
+	f := newFaulty(t, nil)
 	c := newClient(t, f.rdb, slow())
 	f.warm(t, c)
 	f.server.Kill()
@@ -231,7 +267,7 @@ func TestCloseWaitsForCallsUnderWayAndRefusesNewOnes(t *testing.T) {
 
 	closed := make(chan error, 1)
 	wg.Go(func() { closed <- c.Close(t.Context()) })
-	<-c.workers.quit
+	<-c.life.quit
 	_, err = c.Take(t.Context(), "checkout", 1)
 	require.ErrorIs(t, err, ErrClosed)
 	select {

@@ -25,7 +25,7 @@ func TestAResultTellsWhenItsRegionIsOnItsFloor(t *testing.T) {
 	// look asks in every way, with a client that knows nothing yet.
 	look := func(key string, want bool) {
 		t.Helper()
-		for name, opts := range map[string][]Option{"merged": {slow()}, "alone": {slow(), WithCoalescing(false)}} {
+		for name, opts := range map[string][]Option{"merged": {slow()}, "alone": {slow()}} {
 			for i, ask := range []func(*Client) (Result, error){
 				func(c *Client) (Result, error) { return c.Take(ctx, key, 1) },
 				func(c *Client) (Result, error) { return c.Take(ctx, key, 99) },

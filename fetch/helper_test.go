@@ -3,8 +3,10 @@ package fetch
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"runtime"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -22,6 +24,13 @@ const patience = 20 * time.Second
 // TestMain fails if a Client's goroutine outlives the tests, which all close
 // their clients.
 func TestMain(m *testing.M) {
+	if addr := os.Getenv(consumerEnv); addr != "" {
+		if err := consumers(addr); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
 	code := m.Run()
 	if code == 0 {
 		if err := noWorkers(); err != nil {
@@ -37,7 +46,7 @@ func noWorkers() error {
 	buf := make([]byte, 1<<20)
 	for end := time.Now().Add(5 * time.Second); ; time.Sleep(time.Millisecond) {
 		stacks := string(buf[:runtime.Stack(buf, true)])
-		if !strings.Contains(stacks, "(*workers).work") && !strings.Contains(stacks, "(*workers).spawn") {
+		if !strings.Contains(stacks, "internal/engine.(*Queue") && !strings.Contains(stacks, "refiller/fetch.(*") {
 			return nil
 		}
 		if time.Now().After(end) {
@@ -59,8 +68,8 @@ func newClient(t testing.TB, rdb redis.UniversalClient, opts ...Option) *Client 
 	return c
 }
 
-// slow is a deadline that only a hanging test meets.
-func slow() Option { return WithDeadline(patience) }
+// slow is a timeout that only a hanging test meets.
+func slow() TimeoutOption { return WithTimeout(patience) }
 
 // hourly holds capacity tokens and gains one an hour, so none in a test.
 func hourly(capacity int64) policy.Policy {
@@ -94,7 +103,9 @@ func tokens(t testing.TB, rdb redis.Cmdable, key string) int64 {
 // eventually waits until ok holds.
 func eventually(t testing.TB, ok func() bool, what string) {
 	t.Helper()
-	require.Eventually(t, ok, patience, time.Millisecond, what)
+	for end := time.Now().Add(patience); !ok(); time.Sleep(time.Millisecond) {
+		require.True(t, time.Now().Before(end), what)
+	}
 }
 
 // refillUntil refills a bucket once an interval until ctx ends.
@@ -115,4 +126,22 @@ func refillUntil(ctx context.Context, t testing.TB, rdb lua.Client, key string, 
 			version = out.Version
 		}
 	}
+}
+
+// timeless is a result without the name of the bucket's history.
+func timeless(r Result) Result {
+	r.Era = 0
+	return r
+}
+
+// seeded is a source of REFILLER_SEED, or of a new seed; it is printed so that a run can be repeated.
+func seeded(t *testing.T) *rand.Rand {
+	seed := uint64(time.Now().UnixNano())
+	if v := os.Getenv("REFILLER_SEED"); v != "" {
+		n, err := strconv.ParseUint(v, 10, 64)
+		require.NoError(t, err)
+		seed = n
+	}
+	t.Logf("REFILLER_SEED=%d repeats this run", seed)
+	return rand.New(rand.NewPCG(seed, 0))
 }

@@ -18,7 +18,7 @@ const (
 	OpTakeAll
 	OpWait
 	OpPeek
-	OpReturn
+	OpReturn // Undo as well
 	OpReserve
 	OpSettle
 )
@@ -34,33 +34,34 @@ func (o Op) String() string {
 
 // Call is a call of a Client's method.
 type Call struct {
-	Op     Op
-	Key    string // of the bucket; of a TakeAll's first one
-	Tokens int64  // asked for, all buckets together; 0 for a Peek, of a Settle those used
+	Op       Op
+	Key      string    // of the bucket; of a TakeAll's first one
+	Tokens   int64     // asked for, all buckets together; 0 for a Peek, of a Settle those used
+	Requests []Request // of a TakeAll
 }
 
 // Outcome is how a call ended.
 type Outcome struct {
-	// Result is the call's. Of Wait, Return and Settle it has OK and Taken alone, of TakeAll
-	// also RetryAfter and the most remarkable Source.
+	// Result is the call's. Of Wait, Return and Settle it has OK and Taken alone, of TakeAll also RetryAfter and the most
+	// remarkable Source.
 	Result Result
-	Err    error
-	// Reason is why the bucket's server did not answer, whatever the degraded mode
-	// made of it; ReasonNone if it did.
+	// Results are of each request of a TakeAll, in their order.
+	Results []Result
+	Err     error
+	// Reason is why the bucket's server did not answer, whatever the degraded mode made of it; ReasonNone if it did.
 	Reason   Reason
 	Duration time.Duration
 }
 
-// Name is how a call ended, as logs, metrics and traces name it: taken, denied or
-// done, or what went wrong: unavailable, deadline, cancelled, unknown_bucket,
-// exceeds_capacity, refused.
+// Name is how a call ended, as logs, metrics and traces name it: taken, denied or done, or what went wrong: unavailable,
+// deadline, cancelled, unknown_bucket, exceeds_capacity, refused.
 func (o Outcome) Name(op Op) string {
 	for _, e := range []struct {
 		err  error
 		name string
 	}{
-		{ErrUnavailable, "unavailable"}, {ErrDeadline, "deadline"}, {context.DeadlineExceeded, "deadline"},
-		{context.Canceled, "cancelled"}, {ErrUnknownBucket, "unknown_bucket"}, {ErrExceedsCapacity, "exceeds_capacity"},
+		{ErrUnavailable, "unavailable"}, {context.DeadlineExceeded, "deadline"}, {context.Canceled, "cancelled"},
+		{ErrUnknownBucket, "unknown_bucket"}, {ErrExceedsCapacity, "exceeds_capacity"},
 	} {
 		if errors.Is(o.Err, e.err) {
 			return e.name
@@ -77,19 +78,16 @@ func (o Outcome) Name(op Op) string {
 	return "denied"
 }
 
-// Hook is told of every call of a Client, in the goroutine of its caller, so it must
-// be fast. It is called by many at once. Metrics and traces are made of it: packages
-// fetchprom and fetchotel have hooks for Prometheus and OpenTelemetry.
+// Hook is told of every call of a Client, in the goroutine of its caller, so it must be fast. It is called by many at once.
+// Metrics and traces are made of it: packages fetchprom and fetchotel have hooks for Prometheus and OpenTelemetry.
 type Hook interface {
-	// Begin is called before a call. The call goes on with the context returned,
-	// which is ctx or one made of it.
+	// Begin is called before a call. The call goes on with the context returned, which is ctx or one made of it.
 	Begin(ctx context.Context, call Call) context.Context
 	// End is called after a call, with the context that this hook's Begin returned.
 	End(ctx context.Context, call Call, outcome Outcome)
 }
 
-// WithHook has a hook told of every call. Of several, given by several options, the
-// first begins first and ends last.
+// WithHook has a hook told of every call. Of several, given by several options, the first begins first and ends last.
 func WithHook(h Hook) Option { return hookOption{h} }
 
 type hookOption struct{ hook Hook }
@@ -104,24 +102,35 @@ func (o hookOption) applyClient(c *config) error {
 
 // observed makes a call and has the hooks told of it.
 func (c *Client) observed(ctx context.Context, call Call, make func(context.Context) (Result, error)) (Result, error) {
-	hooks := c.config.hooks
-	if len(hooks) == 0 {
+	if len(c.config.hooks) == 0 {
 		return make(ctx)
 	}
+	var r Result
+	err := c.observe(ctx, call, func(ctx context.Context, o *Outcome) {
+		r, o.Err = make(ctx)
+		o.Result = r
+	})
+	return r, err
+}
+
+// observe makes a call that fills in its outcome, and has the hooks told of it.
+func (c *Client) observe(ctx context.Context, call Call, make func(context.Context, *Outcome)) error {
+	hooks := c.config.hooks
 	var few [2]context.Context
 	begun := few[:0]
 	for _, h := range hooks {
 		ctx = h.Begin(ctx, call)
 		begun = append(begun, ctx)
 	}
+	var o Outcome
 	began := time.Now()
-	r, err := make(ctx)
-	o := Outcome{Result: r, Err: err, Reason: r.Source.Reason, Duration: time.Since(began)}
-	if err != nil {
-		o.Reason = ReasonOf(err)
+	make(ctx, &o)
+	o.Duration, o.Reason = time.Since(began), o.Result.Source.Reason
+	if o.Err != nil {
+		o.Reason = ReasonOf(o.Err)
 	}
 	for i, h := range slices.Backward(hooks) {
 		h.End(begun[i], call, o)
 	}
-	return r, err
+	return o.Err
 }

@@ -35,7 +35,7 @@ func TestAHookIsToldOfEveryCall(t *testing.T) {
 	_, _ = c.Take(ctx, "checkout", 90)
 	_, _ = c.Take(ctx, "checkout", 91)
 	_, _ = c.TakeUpTo(ctx, "checkout", 20)
-	_, _ = c.TakeAll(ctx, Request{"mail", 1}, Request{"mail", 2})
+	_, _ = c.TakeAll(ctx, []Request{{"mail", 1}, {"mail", 2}})
 	_ = c.Wait(ctx, "mail", 1)
 	_, _ = c.Peek(ctx, "mail")
 	_ = c.Return(ctx, "mail", 1)

@@ -21,8 +21,11 @@ import (
 
 const hold = time.Second
 
+// inShadow stands for the answers that a bucket in shadow mode admitted.
+const inShadow SourceKind = 100
+
 // leasing makes a Client with leases of a bank's buckets.
-func leasing(t *testing.T, b *bank, most int64, opts ...Option) *Client {
+func leasing(t *testing.T, b *fake, most int64, opts ...Option) *Client {
 	t.Helper()
 	c := newClient(t, b, append([]Option{WithLease(most, hold)}, opts...)...)
 	c.jitter = func() float64 { return 0 }
@@ -37,7 +40,10 @@ func takeEvery(t *testing.T, c *Client, n int64, pause, d time.Duration) map[Sou
 	for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(pause) {
 		r, err := c.Take(t.Context(), "checkout", n)
 		require.NoError(t, err)
-		if r.OK {
+		switch {
+		case r.Shadow:
+			got[inShadow]++
+		case r.OK:
 			require.Equal(t, n, r.Taken)
 			got[r.Source.Kind]++
 		}
@@ -45,33 +51,33 @@ func takeEvery(t *testing.T, c *Client, n int64, pause, d time.Duration) map[Sou
 	return got
 }
 
-func outstanding(b *bank) (n int64) {
+func outstanding(b *fake) (n int64) {
 	b.with("checkout", func(bucket *policy.Bucket) { n = bucket.Control.Outstanding })
 	return n
 }
 
-func inBucket(b *bank) (n int64) {
+func inBucket(b *fake) (n int64) {
 	b.with("checkout", func(bucket *policy.Bucket) { n = *bucket.Tokens })
 	return n
 }
 
 func TestABlockIsAskedForBeforeItRunsDry(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newBank(map[string]policy.Policy{"checkout": hourly(100_000)})
+		b := newFake(map[string]policy.Policy{"checkout": hourly(100_000)})
 		b.trip = 3 * time.Millisecond
 		c := leasing(t, b, 10_000)
 		takeEvery(t, c, 1, time.Millisecond, hold) // it finds its size
-		calls, takes := b.called("lease"), b.called("take")+b.called("takemany")
+		calls, takes := b.called("lease"), b.called("takes")
 		got := takeEvery(t, c, 1, time.Millisecond, 10*hold)
 		require.Equal(t, map[SourceKind]int{SourceLeased: 10_000}, got, "no take waits for a call")
-		require.Equal(t, takes, b.called("take")+b.called("takemany"))
+		require.Equal(t, takes, b.called("takes"))
 		require.LessOrEqual(t, b.called("lease")-calls, 100, "a few calls a second")
 	})
 }
 
 func TestABlockIsAsLargeAsWhatIsTaken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newBank(map[string]policy.Policy{"checkout": hourly(1_000_000)})
+		b := newFake(map[string]policy.Policy{"checkout": hourly(1_000_000)})
 		c := leasing(t, b, 2000)
 		most := int64(0)
 		phase := func(pause time.Duration) (largest int64) {
@@ -93,7 +99,7 @@ func TestABlockIsAsLargeAsWhatIsTaken(t *testing.T) {
 
 func TestWhatNobodyTakesGoesBackWithinTheHoldTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newBank(map[string]policy.Policy{"checkout": hourly(10_000)})
+		b := newFake(map[string]policy.Policy{"checkout": hourly(10_000)})
 		c := leasing(t, b, 1000)
 		got := takeEvery(t, c, 1, time.Millisecond, 3*hold)
 		taken := int64(got[SourceShared] + got[SourceLeased])
@@ -117,7 +123,7 @@ func TestWhatNobodyTakesGoesBackWithinTheHoldTime(t *testing.T) {
 func TestCloseGivesBlocksBackAlthoughRepliesAreLost(t *testing.T) {
 	for _, f := range []fault{none, lostCall, lostReply} {
 		synctest.Test(t, func(t *testing.T) {
-			b := newBank(map[string]policy.Policy{"checkout": hourly(10_000)})
+			b := newFake(map[string]policy.Policy{"checkout": hourly(10_000)})
 			c := leasing(t, b, 1000)
 			got := takeEvery(t, c, 1, time.Millisecond, 3*hold)
 			require.Positive(t, c.Stats().Leased)
@@ -141,7 +147,7 @@ func TestCloseGivesBlocksBackAlthoughRepliesAreLost(t *testing.T) {
 
 func TestABlockIsNotTakenFromAfterItsEra(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newBank(map[string]policy.Policy{"checkout": hourly(10_000)})
+		b := newFake(map[string]policy.Policy{"checkout": hourly(10_000)})
 		c := leasing(t, b, 1000)
 		takeEvery(t, c, 1, time.Millisecond, 3*hold)
 		held := c.Stats().Leased
@@ -167,7 +173,7 @@ func TestWhileItsServerIsAwayABlockIsUsedUpAndThenTheDegradedModeAnswers(t *test
 	synctest.Test(t, func(t *testing.T) {
 		p := hourly(10_000)
 		p.Degraded = policy.DegradedOpen
-		b := newBank(map[string]policy.Policy{"checkout": p})
+		b := newFake(map[string]policy.Policy{"checkout": p})
 		c := leasing(t, b, 1000)
 		before := takeEvery(t, c, 1, time.Millisecond, 3*hold)
 		away, held := time.Now(), c.Stats().Leased
@@ -202,7 +208,7 @@ func TestConsumersWithLeasesDoNotStarveEachOther(t *testing.T) {
 	// hold all of the bucket.
 	synctest.Test(t, func(t *testing.T) {
 		p := policy.Policy{Capacity: 20, Rate: policy.PerSecond(100), Interval: 100 * time.Millisecond}
-		b := newBank(map[string]policy.Policy{"checkout": p})
+		b := newFake(map[string]policy.Policy{"checkout": p})
 		b.trip = 100 * time.Microsecond
 		var wg sync.WaitGroup
 		for i := range 2 {
@@ -242,7 +248,7 @@ func TestConsumersWithLeasesDoNotStarveEachOther(t *testing.T) {
 
 func TestAHoarderGivesAnIdleBucketBackToOthersWithinTheHoldTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newBank(map[string]policy.Policy{"checkout": hourly(100)})
+		b := newFake(map[string]policy.Policy{"checkout": hourly(100)})
 		hoarder, other := leasing(t, b, 100), leasing(t, b, 100)
 		got := takeEvery(t, hoarder, 1, 10*time.Millisecond, hold/2)
 		left := 100 - int64(got[SourceShared]+got[SourceLeased])
@@ -267,16 +273,16 @@ func TestAHoarderGivesAnIdleBucketBackToOthersWithinTheHoldTime(t *testing.T) {
 
 func TestWhoeverWaitsComesBeforeTheBlock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newBank(map[string]policy.Policy{"checkout": hourly(1000)})
+		b := newFake(map[string]policy.Policy{"checkout": hourly(1000)})
 		c := leasing(t, b, 1000)
 		got := takeEvery(t, c, 1, time.Millisecond, hold/2)
 		left := 1000 - int64(got[SourceShared]+got[SourceLeased])
 		held := c.Stats().Leased
 		require.Positive(t, held)
-		calls := b.called("take")
+		calls := b.called("takes")
 		require.NoError(t, c.Wait(t.Context(), "checkout", 1))
 		require.Equal(t, held-1, c.Stats().Leased, "the block has enough")
-		require.Equal(t, calls, b.called("take"))
+		require.Equal(t, calls, b.called("takes"))
 
 		began := time.Now()
 		require.NoError(t, c.Wait(t.Context(), "checkout", left-1), "more than the bucket has without the block")
@@ -289,7 +295,7 @@ func TestWhoeverWaitsComesBeforeTheBlock(t *testing.T) {
 func TestABucketHasNoBlockWhileSomebodyWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := policy.Policy{Capacity: 1000, Rate: policy.PerSecond(1000), Interval: 100 * time.Millisecond, Initial: new(int64)}
-		b := newBank(map[string]policy.Policy{"checkout": p})
+		b := newFake(map[string]policy.Policy{"checkout": p})
 		c := leasing(t, b, 1000)
 		takeEvery(t, c, 1, 2*time.Millisecond, 2*hold)
 		require.Positive(t, c.Stats().Leased)
@@ -307,7 +313,7 @@ func TestABucketHasNoBlockWhileSomebodyWaits(t *testing.T) {
 
 func TestCallsThatABlockDoesNotAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newBank(map[string]policy.Policy{"checkout": hourly(100)})
+		b := newFake(map[string]policy.Policy{"checkout": hourly(100)})
 		c := leasing(t, b, 50)
 		takeEvery(t, c, 2, time.Millisecond, 10*time.Millisecond)
 		held := c.Stats().Leased
@@ -336,7 +342,7 @@ func TestCallsThatABlockDoesNotAnswer(t *testing.T) {
 
 func TestPeekTellsWhatIsOutstanding(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newBank(map[string]policy.Policy{"checkout": hourly(1000)})
+		b := newFake(map[string]policy.Policy{"checkout": hourly(1000)})
 		c, other := leasing(t, b, 100), leasing(t, b, 100)
 		takeEvery(t, c, 1, time.Millisecond, hold/4)
 		r, err := other.Peek(t.Context(), "checkout")
@@ -353,18 +359,18 @@ func TestABlockOfABucketInShadowModeGivesWhatTheBucketHas(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := hourly(100)
 		p.Shadow = true
-		b := newBank(map[string]policy.Policy{"checkout": p})
+		b := newFake(map[string]policy.Policy{"checkout": p})
 		c := leasing(t, b, 50)
 		got := takeEvery(t, c, 1, time.Millisecond, hold)
 		require.EqualValues(t, 100, got[SourceLeased]+got[SourceShared])
-		require.EqualValues(t, c.Stats().Shadowed, got[SourceShadow])
-		require.Equal(t, 1000-100, got[SourceShadow])
+		require.EqualValues(t, c.Stats().Shadowed, got[inShadow])
+		require.Equal(t, 1000-100, got[inShadow])
 	})
 }
 
 func TestABucketThatIsSeldomTakenFromHasNoBlock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newBank(map[string]policy.Policy{"checkout": hourly(100)})
+		b := newFake(map[string]policy.Policy{"checkout": hourly(100)})
 		c := leasing(t, b, 50)
 		require.Equal(t, map[SourceKind]int{SourceShared: 5}, takeEvery(t, c, 1, 2*hold, 10*hold))
 		require.Zero(t, takeEvery(t, c, 1, hold/6, 10*hold)[SourceLeased])
@@ -379,7 +385,7 @@ func TestTheBlocksOfAClientAreBounded(t *testing.T) {
 		for i := range 2 * maxLeases {
 			buckets["user:"+strconv.Itoa(i)] = hourly(100)
 		}
-		b := newBank(buckets)
+		b := newFake(buckets)
 		c := leasing(t, b, 50)
 		for key := range buckets {
 			for range leaseFrom {
@@ -398,22 +404,22 @@ func TestTheBlocksOfAClientAreBounded(t *testing.T) {
 
 func TestABlockIsNotTakenFromAfterItsEndAlthoughItsKeeperIsLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := leasing(t, newBank(nil), 10)
+		c := leasing(t, newFake(nil), 10)
 		b := newBlock(c.leases, "checkout", leaseRule{10, hold}) // without a keeper
-		b.told.Store(&told{until: c.leases.now() + hold, limit: 10})
+		b.view.Store(&view{until: c.leases.now() + hold, limit: 10})
 		b.left.Store(5)
 		time.Sleep(hold - time.Nanosecond)
-		_, ok := b.take(1, 1)
-		require.True(t, ok)
+		r, _ := b.draw(1, 1, policy.Leave{})
+		require.True(t, r.OK)
 		time.Sleep(time.Nanosecond)
-		_, ok = b.take(1, 1)
-		require.False(t, ok)
+		r, _ = b.draw(1, 1, policy.Leave{})
+		require.False(t, r.OK)
 	})
 }
 
 func TestABlockEndsWithABucketThatIsGone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newBank(map[string]policy.Policy{"checkout": hourly(1000)})
+		b := newFake(map[string]policy.Policy{"checkout": hourly(1000)})
 		c := leasing(t, b, 100)
 		takeEvery(t, c, 1, time.Millisecond, hold/4)
 		require.Positive(t, c.Stats().Leased)
@@ -459,7 +465,7 @@ func TestLeaseOptions(t *testing.T) {
 }
 
 func TestALeasedTakeAllocatesNothing(t *testing.T) {
-	c := newClient(t, newBank(map[string]policy.Policy{"checkout": hourly(1_000_000)}), WithLease(100_000, MaxLeaseHold), slow())
+	c := newClient(t, newFake(map[string]policy.Policy{"checkout": hourly(1_000_000)}), WithLease(100_000, MaxLeaseHold), slow())
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	eventually(t, func() bool {
@@ -533,7 +539,7 @@ func TestLeasesOnEveryKindOfServerLeaveNothingBehind(t *testing.T) {
 
 func TestATakeThatNeedsBlockAndBucketGetsBoth(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newBank(map[string]policy.Policy{"checkout": hourly(100)})
+		b := newFake(map[string]policy.Policy{"checkout": hourly(100)})
 		c := leasing(t, b, 40)
 		takeEvery(t, c, 1, time.Millisecond, 20*time.Millisecond)
 		synctest.Wait()
@@ -548,7 +554,7 @@ func TestATakeThatNeedsBlockAndBucketGetsBoth(t *testing.T) {
 		require.Equal(t, held+left, c.Stats().Leased+inBucket(b), "nothing is kept")
 		takes := 0
 		b.fail(func(script string) fault {
-			if script == "take" {
+			if script == "takes" {
 				if takes++; takes == 2 { // others are quicker
 					*b.buckets["checkout"].Tokens -= left
 				}
@@ -575,7 +581,7 @@ func TestATakeThatNeedsBlockAndBucketGetsBoth(t *testing.T) {
 // While a call about a block is under way, its tokens are neither in the bucket nor in the block.
 func TestTakeUpToGetsWhatACallAboutTheBlockHasMoved(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newBank(map[string]policy.Policy{"checkout": hourly(100)})
+		b := newFake(map[string]policy.Policy{"checkout": hourly(100)})
 		c := leasing(t, b, 100)
 		takeEvery(t, c, 1, time.Millisecond, 20*time.Millisecond)
 		synctest.Wait()

@@ -29,14 +29,14 @@ type ledger struct {
 
 // book is the history of one bucket.
 type book struct {
-	entries []entry
+	entries []bookEntry
 	clamped int64            // what came back and the full bucket could not hold
 	held    map[string]int64 // tokens of reservations and blocks, by their ids
 	ranOut  int64            // tokens of reservations that nobody settled in time
 }
 
 // entry is a bucket as one script left it.
-type entry struct {
+type bookEntry struct {
 	at          int64 // Unix µs
 	script      string
 	change      int64 // of its tokens
@@ -56,7 +56,7 @@ func openLedger(t *testing.T, server *testenv.RedisServer, keys ...string) *ledg
 	for _, key := range keys {
 		p, err := lua.Peek(context.Background(), rdb, key, 1)
 		require.NoError(t, err)
-		l.books[key] = &book{held: make(map[string]int64), entries: []entry{{at: p.Now, tokens: p.Tokens, refilled: p.Last}}}
+		l.books[key] = &book{held: make(map[string]int64), entries: []bookEntry{{at: p.Now, tokens: p.Tokens, refilled: p.Last}}}
 	}
 	conn, err := net.Dial("tcp", server.Addr())
 	require.NoError(t, err)
@@ -177,7 +177,7 @@ func (r *run) note(words []string) {
 	case "hset":
 		for i := 2; i+1 < len(words); i += 2 {
 			switch field, value := words[i], words[i+1]; {
-			case len(r.keys) > 3 && words[1] == r.keys[3]:
+			case r.name != "takes" && len(r.keys) > 3 && words[1] == r.keys[3]:
 				r.records[field] = numbers(value)
 			case field == "st":
 				r.state[words[1]] = value
@@ -186,7 +186,7 @@ func (r *run) note(words []string) {
 			}
 		}
 	case "hdel":
-		if len(r.keys) > 3 && words[1] == r.keys[3] {
+		if r.name != "takes" && len(r.keys) > 3 && words[1] == r.keys[3] { // of several buckets' keys one may be the fourth
 			r.records[words[2]] = nil
 		} else if words[2] == "out" {
 			r.out[words[1]] = "0 0 0"
@@ -234,7 +234,7 @@ func (l *ledger) book(r *run) {
 	}
 }
 
-func (b *book) last() entry { return b.entries[len(b.entries)-1] }
+func (b *book) last() bookEntry { return b.entries[len(b.entries)-1] }
 
 // Kinds of records, and where they have what, as lua/held.lua says.
 const (

@@ -32,11 +32,11 @@ func TestSharesTogetherAdmitWhatTheBucketWouldHave(t *testing.T) {
 		admitted, began := int64(0), time.Duration(rng.Int64N(int64(time.Hour)))
 		span := time.Duration(1 + rng.Int64N(int64(5*time.Second)))
 		for range live {
-			s := &stand{terms: localTerms(capacity, rate)}
+			s := &share{terms: localTerms(capacity, rate)}
 			s.count(live)
 			s.saw(left, began)
 			for at := time.Duration(0); at <= span; at += time.Duration(1 + rng.Int64N(int64(20*time.Millisecond))) {
-				for s.take(1, began+at).OK {
+				for s.take(1, 0, began+at).OK {
 					admitted++
 				}
 			}
@@ -50,33 +50,33 @@ func TestSharesTogetherAdmitWhatTheBucketWouldHave(t *testing.T) {
 
 func TestAShareIsWarm(t *testing.T) {
 	terms := localTerms(100, policy.PerSecond(20))
-	s := &stand{terms: terms}
+	s := &share{terms: terms}
 	s.saw(100, 0)
-	require.False(t, s.take(1, 0).Known, "nobody has counted the consumers")
+	require.False(t, s.take(1, 0, 0).Known, "nobody has counted the consumers")
 	s.count(4)
-	require.True(t, s.take(25, 0).OK, "a quarter of what is there")
-	require.False(t, s.take(1, 0).OK)
-	require.True(t, s.take(5, time.Second).OK, "a quarter of the rate")
-	require.False(t, s.take(1, time.Second).OK)
+	require.True(t, s.take(25, 0, 0).OK, "a quarter of what is there")
+	require.False(t, s.take(1, 0, 0).OK)
+	require.True(t, s.take(5, 0, time.Second).OK, "a quarter of the rate")
+	require.False(t, s.take(1, 0, time.Second).OK)
 
 	// The bucket answers again, and is drained: the next outage begins with nothing,
 	// however long the share has had to fill.
 	s.saw(0, time.Minute)
-	require.False(t, s.take(1, time.Minute).OK)
-	require.True(t, s.take(1, time.Minute+200*time.Millisecond).OK)
+	require.False(t, s.take(1, 0, time.Minute).OK)
+	require.True(t, s.take(1, 0, time.Minute+200*time.Millisecond).OK)
 
 	// It answers with many tokens for a moment each time: the share holds what it
 	// has, since its own takes count.
 	admitted := 0
 	for i := range 100 {
 		s.saw(100, 2*time.Minute+time.Duration(i)*time.Millisecond)
-		if s.take(1, 2*time.Minute+time.Duration(i)*time.Millisecond).OK {
+		if s.take(1, 0, 2*time.Minute+time.Duration(i)*time.Millisecond).OK {
 			admitted++
 		}
 	}
 	require.LessOrEqual(t, admitted, 26, "capacity and rate of the share")
 
-	w := s.take(26, time.Hour)
+	w := s.take(26, 0, time.Hour)
 	require.False(t, w.OK)
 	require.EqualValues(t, -1, w.Wait, "more than the share ever holds")
 	s.giveBack(25)
@@ -93,47 +93,41 @@ func TestAShareIsWarm(t *testing.T) {
 
 func TestAShareOfAScheduleOrAGrantIsWhatIsCertain(t *testing.T) {
 	stepped := policy.Policy{Capacity: 100, Steps: policy.Every(time.Minute), StepTokens: 50}.Terms(policy.Fence{})
-	s := &stand{terms: stepped}
+	s := &share{terms: stepped}
 	s.count(2)
 	s.saw(40, 0)
-	require.True(t, s.take(20, 0).OK)
-	require.False(t, s.take(1, time.Hour).OK, "the next instant is the refillers' to know")
+	require.True(t, s.take(20, 0, 0).OK)
+	require.False(t, s.take(1, 0, time.Hour).OK, "the next instant is the refillers' to know")
 
 	granted := localTerms(100, policy.PerSecond(2))
 	granted.GrantTokens, granted.GrantEnd, granted.GrantEra = 1000, 1<<50, 1
-	s = &stand{terms: granted}
+	s = &share{terms: granted}
 	s.count(2)
 	s.saw(0, 0)
-	s.take(1, 0)
+	s.take(1, 0, 0)
 	require.EqualValues(t, 2, s.holds(2*time.Second), "the floor's rate")
 }
 
 func TestHeartbeatsFollowUse(t *testing.T) {
-	ss := newStands()
-	none := make(breakers, 1)
+	c := newClient(t, newFake(nil))
+	ss := c.shares
 	for i := range 3 * beatsPerSecond {
-		ss.keys[time.Duration(i).String()] = &stand{key: "k", used: ss.now()}
+		ss.keys[time.Duration(i).String()] = &share{key: "k", used: ss.now()}
 	}
-	due, period := ss.due(0, true, none)
+	due, period := c.dueShares(0, true)
 	require.Len(t, due, 3*beatsPerSecond, "new ones at once")
 	require.Equal(t, 3*time.Second, period, "many buckets hear less often")
 	for _, s := range due {
 		s.count(1)
 	}
-	due, _ = ss.due(0, true, none)
+	due, _ = c.dueShares(0, true)
 	require.Empty(t, due)
-	due, _ = ss.due(0, false, none)
+	due, _ = c.dueShares(0, false)
 	require.Len(t, due, 3*beatsPerSecond)
 
-	ss.began = ss.began.Add(-standKeep - time.Second) // time passes
-	none[0].fail(ReasonDeadline, time.Now().Add(-time.Hour))
-	for none[0].open() == ReasonNone {
-		none[0].fail(ReasonDeadline, time.Now())
-	}
-	due, _ = ss.due(0, false, none)
-	require.Empty(t, due, "a server that is away is left alone")
-	require.Len(t, ss.keys, 3*beatsPerSecond, "and nothing is forgotten")
-	_, _ = ss.due(0, false, make(breakers, 1))
+	ss.began = ss.began.Add(-shareKeep - time.Second) // time passes
+	due, _ = c.dueShares(0, false)
+	require.Empty(t, due)
 	require.Empty(t, ss.keys, "nobody used them")
 }
 
@@ -189,13 +183,13 @@ func standStill(t testing.TB, consumers, callers int, rate policy.Rate, length t
 	}
 	eventually(t, func() bool { // everyone knows of everyone
 		for _, c := range clients {
-			k, _ := c.terms.get("checkout", time.Now())
-			if k.stand == nil {
+			k := c.cache.get("checkout")
+			if k.share == nil {
 				return false
 			}
-			k.stand.mu.Lock()
-			live := k.stand.live
-			k.stand.mu.Unlock()
+			k.share.mu.Lock()
+			live := k.share.live
+			k.share.mu.Unlock()
 			if live != int64(consumers) {
 				return false
 			}
@@ -232,7 +226,7 @@ func standStill(t testing.TB, consumers, callers int, rate policy.Rate, length t
 // BenchmarkStandStill tells the figures.
 func TestConsumersOfAServerThatStandsStillKeepToThePolicy(t *testing.T) {
 	const rate = 400
-	o := standStill(t, 4, 4, policy.PerSecond(rate), 3*time.Second, WithDeadline(500*time.Millisecond))
+	o := standStill(t, 4, 4, policy.PerSecond(rate), 3*time.Second, WithTimeout(500*time.Millisecond))
 	t.Logf("%+v", o)
 	due := rate * o.stopped.Seconds()
 	require.LessOrEqual(t, float64(o.admitted), 1.1*due)

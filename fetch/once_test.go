@@ -22,10 +22,10 @@ func TestARepeatedRequestIsChargedOnceAndGetsTheFirstAnswer(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			rdb := start(t)
 			createBucket(t, rdb, "checkout", hourly(100))
-			c, other := newClient(t, rdb, slow()), newClient(t, rdb, slow(), WithCoalescing(false))
+			c, other := newClient(t, rdb, slow()), newClient(t, rdb, slow())
 			first, err := c.Take(t.Context(), "checkout", 30, WithRequestID("r1"))
 			require.NoError(t, err)
-			require.Equal(t, Result{OK: true, Taken: 30, Remaining: 70, Limit: 100, ResetAfter: 30 * time.Hour}, first)
+			require.Equal(t, Result{OK: true, Taken: 30, Remaining: 70, Limit: 100, ResetAfter: 30 * time.Hour}, timeless(first))
 			_, err = c.Take(t.Context(), "checkout", 60)
 			require.NoError(t, err)
 			for _, client := range []*Client{c, other} {
@@ -52,7 +52,7 @@ func TestARepeatedRequestIsChargedOnceAndGetsTheFirstAnswer(t *testing.T) {
 }
 
 func TestARequestWhoseReplyIsLostIsMadeAgainAndChargedOnce(t *testing.T) {
-	bothWays(t, func(t *testing.T, f *faulty) {
+	bothWays(t, nil, func(t *testing.T, f *faulty) {
 		c := newClient(t, f.rdb, slow())
 		f.warm(t, c)
 		require.NoError(t, f.proxy.CutAfterReply(1, isScript))
@@ -77,7 +77,7 @@ func TestARequestWhoseReplyIsLostIsMadeAgainAndChargedOnce(t *testing.T) {
 
 func TestTokensOfARequestThatWasGivenUpStayItsOwn(t *testing.T) {
 	f := newFaulty(t, nil)
-	c := newClient(t, f.rdb, WithDeadline(30*time.Millisecond))
+	c := newClient(t, f.rdb, WithTimeout(30*time.Millisecond))
 	f.warm(t, c)
 	require.NoError(t, lua.Load(t.Context(), f.direct))
 	require.NoError(t, f.proxy.Stall(faultproxy.ToClient))
@@ -85,7 +85,7 @@ func TestTokensOfARequestThatWasGivenUpStayItsOwn(t *testing.T) {
 	require.ErrorIs(t, err, ErrUnavailable)
 	eventually(t, func() bool { return tokens(t, f.direct, "checkout") == 60 }, "the take runs")
 	require.NoError(t, f.proxy.Heal())
-	r, err := c.Take(t.Context(), "checkout", 40, WithRequestID("r1"), slow().(TakeOption))
+	r, err := c.Take(t.Context(), "checkout", 40, WithRequestID("r1"), slow())
 	require.NoError(t, err)
 	require.True(t, r.OK)
 	require.EqualValues(t, 60, tokens(t, f.direct, "checkout"), "neither charged again nor given back")
@@ -96,7 +96,7 @@ func TestRequestOptionsOutOfRangeAreRefused(t *testing.T) {
 	rdb := testenv.Redis(t).Client()
 	createBucket(t, rdb, "checkout", hourly(5))
 	c := newClient(t, rdb, slow())
-	for _, o := range []TakeOption{
+	for _, o := range []CallOption{
 		WithRequestID(""), WithRequestID("a b"), WithRequestID(strings.Repeat("x", lua.MaxRequestIDLen+1)),
 		WithRequestMemory(0), WithRequestMemory(time.Microsecond), WithRequestMemory(lua.MaxRequestMemory + time.Millisecond),
 	} {

@@ -2,6 +2,8 @@ package fetch
 
 import (
 	"fmt"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/tokenrefill/refiller/lua"
@@ -10,139 +12,232 @@ import (
 
 // Defaults of the options.
 const (
-	// DefaultDeadline bounds a call where WithDeadline doesn't.
-	DefaultDeadline = 50 * time.Millisecond
-	// DefaultConcurrency bounds the calls under way where WithConcurrency
-	// doesn't.
+	// DefaultTimeout bounds a call where WithTimeout doesn't.
+	DefaultTimeout = 50 * time.Millisecond
+	// DefaultConcurrency bounds the round trips under way where WithConcurrency doesn't.
 	DefaultConcurrency = 256
-	// DefaultRequestMemory is how long a request id is remembered where
-	// WithRequestMemory doesn't say.
-	DefaultRequestMemory = time.Minute
 	// MaxConcurrency is the highest number that WithConcurrency accepts.
 	MaxConcurrency = 1 << 16
+	// DefaultRequestMemory is how long a request id is remembered where WithRequestMemory doesn't say.
+	DefaultRequestMemory = time.Minute
 )
 
 // Option changes a Client.
 type Option interface{ applyClient(*config) error }
 
-// TakeOption changes one take.
-type TakeOption interface{ applyTake(*takeConfig) error }
+// CallOption changes one call. One that the method has no use for is ErrInvalidOption.
+type CallOption interface{ applyCall(*callConfig) error }
 
 // config is what the options of a Client say.
 type config struct {
-	takeConfig
+	callConfig
 	concurrency int
-	coalesce    bool
 	denyCache   bool
 	rescue      bool
-	breaker     bool
 	hooks       []Hook
-	degraded    policy.Degraded   // of buckets that were never seen
+	unknown     policy.Degraded   // of buckets that were never seen
 	templates   *policy.Templates // those given; nil: none
 	published   bool              // those that refillers publish count
 	leases      leaseRules
 }
 
-// takeConfig is what the options of a take say.
-type takeConfig struct {
-	deadline time.Duration // 0: none
-	request  string        // id; empty: none
-	memory   time.Duration // of the request
+// callConfig is what the options of a call say.
+type callConfig struct {
+	timeout     time.Duration // 0: none
+	leave       policy.Leave
+	request     string // id; empty: none
+	memory      time.Duration
+	reservation string // id; empty: a random one
+	overrun     policy.Overrun
+	given       uses // options that not every method has
 }
 
-// with is the configuration with the options of a take.
-func (t takeConfig) with(opts []TakeOption) (takeConfig, error) {
+// uses is a set of methods' options.
+type uses uint8
+
+const (
+	usesLeave uses = 1 << iota
+	usesRequest
+	usesReservation
+)
+
+// usesOf are the options of each method beside WithTimeout.
+var usesOf = [...]uses{
+	OpTake: usesLeave | usesRequest, OpTakeUpTo: usesLeave | usesRequest, OpTakeAll: usesLeave | usesRequest,
+	OpWait: usesLeave, OpReserve: usesLeave | usesReservation, OpPeek: 0, OpReturn: 0, OpSettle: 0,
+}
+
+// with is what holds for a call with the options.
+func (c *Client) with(op Op, opts []CallOption) (*callConfig, error) {
 	if len(opts) == 0 {
-		return t, nil
+		return &c.config.callConfig, nil
 	}
-	changed := t
+	changed := c.config.callConfig
 	for _, o := range opts {
 		if o == nil {
-			return t, fmt.Errorf("%w: an option is nil", ErrInvalidOption)
+			return nil, fmt.Errorf("%w: an option is nil", ErrInvalidOption)
 		}
-		if err := o.applyTake(&changed); err != nil {
-			return t, err
+		if err := o.applyCall(&changed); err != nil {
+			return nil, err
+		}
+		if changed.given&^usesOf[op] != 0 {
+			return nil, fmt.Errorf("%w: %T is not for %s", ErrInvalidOption, o, op)
 		}
 	}
-	return changed, nil
+	return &changed, nil
 }
 
-// WithDeadline bounds the time that a call takes: after d it ends with
-// ErrUnavailable, whatever the server does. A context's earlier deadline holds
-// as well. Given to New it is the bound of every call, and of each attempt of a
-// Wait; given to Take or Reserve, of this one. 0 means no bound, less than 0 is refused.
+// WithTimeout bounds the time of a call, everything included: after d it ends with ErrUnavailable, whatever the server
+// does; if this process itself stood still meanwhile, as much later, by at most d. A context's earlier deadline holds as
+// well. Given to New it is for every call that has none of its own; Wait, which waits for tokens, has it for each question
+// to the server. 0 means no bound, less is refused.
 //
-// Lower, and a slow moment of Redis or of this process fails calls that may have
-// had their effect; higher, and callers stand still longer while Redis is away.
-func WithDeadline(d time.Duration) DeadlineOption { return DeadlineOption(d) }
+// Lower, and a slow moment of Redis fails calls that may have had their effect; higher, and callers stand still longer
+// while Redis is away.
+func WithTimeout(d time.Duration) TimeoutOption { return TimeoutOption(d) }
 
-// DeadlineOption is an Option, a TakeOption and a ReserveOption; WithDeadline makes
-// one.
-type DeadlineOption time.Duration
+// TimeoutOption is an Option and a CallOption; WithTimeout makes one.
+type TimeoutOption time.Duration
 
-func (d DeadlineOption) applyClient(c *config) error { return d.applyTake(&c.takeConfig) }
+func (d TimeoutOption) applyClient(c *config) error { return d.applyCall(&c.callConfig) }
 
-func (d DeadlineOption) applyTake(t *takeConfig) error {
+func (d TimeoutOption) applyCall(c *callConfig) error {
 	if d < 0 {
-		return fmt.Errorf("%w: deadline %s; want 0 (none) or more", ErrInvalidOption, time.Duration(d))
+		return fmt.Errorf("%w: timeout %s; want 0 (none) or more", ErrInvalidOption, time.Duration(d))
 	}
-	t.deadline = time.Duration(d)
+	c.timeout = time.Duration(d)
 	return nil
 }
 
-// WithRequestID names the request that a take is for: 1 to
-// lua.MaxRequestIDLen printable ASCII characters without spaces, unique among the
-// takes of a bucket. However often a take with the id is made, by whichever
-// consumer, the tokens are taken once while the bucket remembers the id
-// (WithRequestMemory), and each take gets the answer of the first that took them.
-// So a take that ended with ErrUnavailable can be made again, and the Client does
-// so itself, once, if its connection fails and the deadline leaves time. A denial
-// takes nothing and is not remembered: the request may be made again.
+// TimeoutOf is what WithTimeout says among the options of a call, 0 if it isn't among them. Any other option is
+// ErrInvalidOption: it is for limiters that have no other.
+func TimeoutOf(opts ...CallOption) (time.Duration, error) {
+	var c callConfig
+	for _, o := range opts {
+		if _, ok := o.(TimeoutOption); !ok {
+			return 0, fmt.Errorf("%w: %T is not for this limiter", ErrInvalidOption, o)
+		}
+		if err := o.applyCall(&c); err != nil {
+			return 0, err
+		}
+	}
+	return c.timeout, nil
+}
+
+// WithLeave has a call denied that would leave fewer than n tokens in the bucket, 0 to policy.MaxTokens: so urgent work
+// finds some that other work has left. RetryAfter is the time until that many more are there.
+func WithLeave(n int64) LeaveOption { return LeaveOption{Tokens: n} }
+
+// WithLeavePercent is WithLeave of a part of the bucket's capacity, 0 to 100 percent, rounded up.
+func WithLeavePercent(percent int64) LeaveOption { return LeaveOption{Percent: percent} }
+
+// ParseLeave is WithLeave of a whole number, such as "100", or WithLeavePercent of one with a percent sign, such as "20%". The
+// error is ErrInvalidOption.
+func ParseLeave(s string) (LeaveOption, error) {
+	digits, percent := strings.CutSuffix(s, "%")
+	n, err := strconv.ParseInt(digits, 10, 64)
+	if err != nil {
+		return LeaveOption{}, fmt.Errorf("%w: leave: %q is neither a whole number, such as 100, nor one of percent, such as 20%%", ErrInvalidOption, s)
+	}
+	o := LeaveOption{Tokens: n}
+	if percent {
+		o = LeaveOption{Percent: n}
+	}
+	return o, o.applyCall(new(callConfig))
+}
+
+// LeaveOption is a CallOption; WithLeave, WithLeavePercent and ParseLeave make one.
+type LeaveOption policy.Leave
+
+func (l LeaveOption) applyCall(c *callConfig) error {
+	if err := policy.Leave(l).Validate(); err != nil {
+		return fmt.Errorf("%w: %w", ErrInvalidOption, err)
+	}
+	c.leave, c.given = policy.Leave(l), c.given|usesLeave
+	return nil
+}
+
+// WithRequestID names the request that a take is for: 1 to lua.MaxRequestIDLen printable ASCII characters without spaces,
+// unique among the takes of a bucket. However often a take with the id is made, by whichever consumer, the tokens are
+// taken once while the bucket remembers the id (WithRequestMemory), and each take gets the answer of the first that took
+// them. So a take that ended with ErrUnavailable can be made again, and the Client does so itself, once, if its connection
+// fails and the timeout leaves time. A denial takes nothing and is not remembered: the request may be made again.
 //
 // The same id with another number of tokens is ErrRequestReused.
 //
-// Such a take is a call of its own, and the bucket keeps a key of some hundred
-// bytes for as long as it remembers it. Tokens that it took for a caller who
-// stopped waiting are not given back: they are the request's when it is made
-// again. A bucket that Redis has lost has lost its requests, too.
-func WithRequestID(id string) TakeOption { return requestIDOption(id) }
+// Such a take is a call of its own, and the bucket keeps a key of some hundred bytes for as long as it remembers it.
+// Tokens that it took for a caller who stopped waiting are not given back: they are the request's when it is made again.
+// A bucket that Redis has lost has lost its requests, too. On a Cluster or Ring a TakeAll with a request id is of buckets
+// in one slot.
+func WithRequestID(id string) CallOption { return requestIDOption(id) }
 
 type requestIDOption string
 
-func (id requestIDOption) applyTake(t *takeConfig) error {
+func (id requestIDOption) applyCall(c *callConfig) error {
 	if err := lua.CheckRequestID(string(id)); err != nil {
 		return fmt.Errorf("%w: %w", ErrInvalidOption, err)
 	}
-	t.request = string(id)
+	c.request, c.given = string(id), c.given|usesRequest
 	return nil
 }
 
-// WithRequestMemory is how long request ids are remembered, from the take that
-// was charged on: whole milliseconds up to lua.MaxRequestMemory. Given to New it
-// is for every take that has none of its own. Make it longer than callers go on
+// WithRequestMemory is how long request ids are remembered, from the take that was charged on: whole milliseconds up to
+// lua.MaxRequestMemory. Given to New it is for every take that has none of its own. Make it longer than callers go on
 // retrying.
 func WithRequestMemory(d time.Duration) RequestMemoryOption { return RequestMemoryOption(d) }
 
-// RequestMemoryOption is an Option and a TakeOption; WithRequestMemory makes one.
+// RequestMemoryOption is an Option and a CallOption; WithRequestMemory makes one.
 type RequestMemoryOption time.Duration
 
-func (d RequestMemoryOption) applyClient(c *config) error { return d.applyTake(&c.takeConfig) }
+func (d RequestMemoryOption) applyClient(c *config) error { return d.applyCall(&c.callConfig) }
 
-func (d RequestMemoryOption) applyTake(t *takeConfig) error {
-	m := time.Duration(d)
-	if m < lua.MinRequestMemory || m > lua.MaxRequestMemory || m%time.Millisecond != 0 {
-		return fmt.Errorf("%w: request memory %s; want %s to %s in whole milliseconds", ErrInvalidOption, m, lua.MinRequestMemory, lua.MaxRequestMemory)
+func (d RequestMemoryOption) applyCall(c *callConfig) error {
+	memory := time.Duration(d)
+	if memory < lua.MinRequestMemory || memory > lua.MaxRequestMemory || memory%time.Millisecond != 0 {
+		return fmt.Errorf("%w: request memory %s; want whole milliseconds up to %s", ErrInvalidOption, memory, lua.MaxRequestMemory)
 	}
-	t.memory = m
+	c.memory = memory
 	return nil
 }
 
-// WithConcurrency bounds the calls that are under way at once, 1 to
-// MaxConcurrency. Further calls wait for their turn, as long as their context
-// and deadline allow. It also bounds the Client's goroutines.
-//
-// More calls than the go-redis client has connections (PoolSize, for a Cluster
-// on each node) only wait there instead of here; lower it to spare the server.
+// WithReservationID names a reservation: 1 to lua.MaxIDLen bytes, unlike any other of the bucket. However often a Reserve
+// with the id and the same n is made, the tokens are taken once while the reservation lasts. Without it the id is random.
+func WithReservationID(id string) CallOption { return reservationIDOption(id) }
+
+type reservationIDOption string
+
+func (id reservationIDOption) applyCall(c *callConfig) error {
+	if err := lua.CheckID(string(id)); err != nil {
+		return fmt.Errorf("%w: %w", ErrInvalidOption, err)
+	}
+	c.reservation, c.given = string(id), c.given|usesReservation
+	return nil
+}
+
+// WithOverrun says what happens if more is used than was reserved and than the bucket then holds: policy.OverrunClamp, the
+// default, forgives it, policy.OverrunDebt has later refills pay it before they add tokens, up to the bucket's capacity.
+func WithOverrun(o policy.Overrun) CallOption { return overrunOption(o) }
+
+type overrunOption policy.Overrun
+
+func (o overrunOption) applyCall(c *callConfig) error {
+	if policy.Overrun(o) != policy.OverrunClamp && policy.Overrun(o) != policy.OverrunDebt {
+		return fmt.Errorf("%w: overrun %d; want policy.OverrunClamp or policy.OverrunDebt", ErrInvalidOption, o)
+	}
+	c.overrun, c.given = policy.Overrun(o), c.given|usesReservation
+	return nil
+}
+
+// clientOption is an Option that can't be wrong.
+type clientOption func(*config)
+
+func (o clientOption) applyClient(c *config) error {
+	o(c)
+	return nil
+}
+
+// WithConcurrency bounds the round trips that are under way at once, 1 to MaxConcurrency, and with them the Client's
+// goroutines and connections. What finds none free waits, up to some 65,000 calls: further ones are ErrUnavailable.
 func WithConcurrency(n int) Option { return concurrencyOption(n) }
 
 type concurrencyOption int
@@ -155,102 +250,83 @@ func (n concurrencyOption) applyClient(c *config) error {
 	return nil
 }
 
-// WithCoalescing turns the merging of takes on, which is the default, or off.
-//
-// On, the takes of a bucket that come while a call for it is under way wait for
-// its reply and then go together, as one call, and calls for different buckets
-// share round trips when there are many. The answers are those of the same takes
-// made one by one in the order of their arrival: all or nothing each, none put
-// behind a later one. A take that nobody waits for any more is dropped. No take
-// waits while the bucket and the connection are free.
-//
-// Off, every take is a call of its own. A call that fails or hangs then affects
-// one take.
-func WithCoalescing(on bool) Option { return coalescingOption(on) }
-
-type coalescingOption bool
-
-func (on coalescingOption) applyClient(c *config) error {
-	c.coalesce = bool(on)
-	return nil
-}
-
 // WithDenyCache turns the memory of denials on, which is the default, or off.
 //
-// On, a denied take is remembered until its tokens are due, a second at most, and
-// takes of as many tokens or more are denied meanwhile without a call, with
-// SourceCached. A Return through the same Client ends it. What others return, or an
-// operator grants, is noticed when it ends. Denials of a pool's bucket are not
-// remembered: by them the pool learns what its region needs.
+// On, a denied take is remembered until its tokens are due, a second at most, and takes of as many tokens or more, which
+// leave as many or more, are denied meanwhile without a call, with SourceCached. A return through the same Client ends it.
+// What others return, or an operator grants, is noticed when it ends. Denials of a pool's bucket are not remembered: by
+// them the pool learns what its region needs.
 //
 // Off, every take is put to the bucket.
-func WithDenyCache(on bool) Option { return denyCacheOption(on) }
-
-type denyCacheOption bool
-
-func (on denyCacheOption) applyClient(c *config) error {
-	c.denyCache = bool(on)
-	return nil
-}
+func WithDenyCache(on bool) Option { return clientOption(func(c *config) { c.denyCache = on }) }
 
 // WithRescue turns rescues on, which is the default, or off.
 //
-// On, a take that is denied while the bucket's last refill is more than two refill
-// intervals ago (up to a quarter of one more, which differs from Client to Client)
-// makes that refill and asks again; its answer has SourceRescued. The refill is the
-// refillers' own script with what the denial told: it credits what is due for the
-// elapsed time, whoever makes it, changes no policy and creates no bucket. A Client
-// makes at most one per bucket and interval. Buckets with a schedule are not
-// rescued: its instants are the refillers' to know.
+// On, a take that is denied while the bucket's last refill is more than two refill intervals ago (up to a quarter of one
+// more, which differs from Client to Client) makes that refill and asks again; its answer has SourceRescued. The refill is
+// the refillers' own script with what the denial told: it credits what is due for the elapsed time, whoever makes it,
+// changes no policy and creates no bucket. A Client makes at most one per bucket and interval. Buckets with a schedule are
+// not rescued: its instants are the refillers' to know.
 //
 // Off, takes are denied while no refiller lives.
-func WithRescue(on bool) Option { return rescueOption(on) }
+func WithRescue(on bool) Option { return clientOption(func(c *config) { c.rescue = on }) }
 
-type rescueOption bool
-
-func (on rescueOption) applyClient(c *config) error {
-	c.rescue = bool(on)
-	return nil
+// WithPublishedTemplates turns the templates that refillers publish on, which is the default, or off.
+//
+// On, the Client reads them from Redis when it is first used, looks whether they have changed some twice a second while it
+// is used, and makes a bucket of every key that one of them matches. A key that none matches costs no more than one look
+// in a tenth of a second, whatever the number of such keys, and leaves nothing.
+//
+// Off, nothing is read, and the keys of templates are unknown.
+func WithPublishedTemplates(on bool) Option {
+	return clientOption(func(c *config) { c.published = on })
 }
 
-// WithBreaker turns the breaker on, which is the default, or off.
-//
-// On, after some calls in a row that a server did not answer no further ones are
-// sent: takes are answered at once by the policy's degraded mode, and the Client
-// probes the server a few times a second until it answers again and again. On a
-// Cluster or Ring there is a breaker for each 64th of the slots.
-//
-// Off, every take is sent, and costs its deadline while the server is silent.
-func WithBreaker(on bool) Option { return breakerOption(on) }
+// WithUnknownDegraded is how takes of buckets are answered whose policy this Client doesn't know when their server can't be
+// reached: DegradedClosed, the default, or DegradedOpen. A bucket's own policy decides once a take of it has been answered,
+// as long as it is among the last some ten thousand. DegradedLocal is refused: the share of a bucket of unknown rate is
+// unknown.
+func WithUnknownDegraded(mode policy.Degraded) Option { return unknownDegradedOption(mode) }
 
-type breakerOption bool
+type unknownDegradedOption policy.Degraded
 
-func (on breakerOption) applyClient(c *config) error {
-	c.breaker = bool(on)
-	return nil
-}
-
-// WithDegraded is how takes of buckets are answered whose policy this Client doesn't
-// know when their server can't be reached: DegradedClosed, the default, or
-// DegradedOpen. A bucket's own policy decides once a take of it has been answered,
-// as long as it is among the last some ten thousand. DegradedLocal is refused: the
-// share of a bucket of unknown rate is unknown.
-func WithDegraded(mode policy.Degraded) Option { return degradedOption(mode) }
-
-type degradedOption policy.Degraded
-
-func (m degradedOption) applyClient(c *config) error {
+func (m unknownDegradedOption) applyClient(c *config) error {
 	if mode := policy.Degraded(m); mode != policy.DegradedClosed && mode != policy.DegradedOpen {
 		return fmt.Errorf("%w: degraded mode %d of unknown buckets; want closed or open", ErrInvalidOption, m)
 	}
-	c.degraded = policy.Degraded(m)
+	c.unknown = policy.Degraded(m)
+	return nil
+}
+
+// WithTemplates makes every key that a template matches a bucket of the template's policy: for programs that need no
+// refiller. The templates' Enforce is policy.EnforceLazy: their buckets are credited when they are asked, exactly, and a
+// full one is no key in Redis. Of two templates that match a key the more specific one counts; templates between which
+// that would be a guess are refused.
+//
+// The Client then doesn't look at the templates that refillers publish. All programs that share the keys should have the
+// same templates. Reserve, and takes with a request id, are ErrLazyBucket.
+func WithTemplates(list ...policy.Template) Option { return templatesOption(list) }
+
+type templatesOption []policy.Template
+
+func (list templatesOption) applyClient(c *config) error {
+	set, err := policy.NewTemplates(0, list, nil)
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrInvalidOption, err)
+	}
+	for _, t := range set.All() {
+		if t.Enforce != policy.EnforceLazy {
+			return fmt.Errorf("%w: template %q: enforce is %s; without a refiller it must be %s",
+				ErrInvalidOption, t.Prefix, t.Enforce, policy.EnforceLazy)
+		}
+	}
+	c.templates = set
 	return nil
 }
 
 var (
-	_ Option        = DeadlineOption(0)
-	_ TakeOption    = DeadlineOption(0)
-	_ ReserveOption = DeadlineOption(0)
-	_ Option        = RequestMemoryOption(0)
-	_ TakeOption    = RequestMemoryOption(0)
+	_ Option     = TimeoutOption(0)
+	_ CallOption = TimeoutOption(0)
+	_ Option     = RequestMemoryOption(0)
+	_ CallOption = RequestMemoryOption(0)
 )

@@ -35,7 +35,7 @@ func publish(t *testing.T, rdb redis.UniversalClient, version int64, list ...pol
 // client makes a Client that is closed when the test ends.
 func client(t *testing.T, rdb redis.UniversalClient, opts ...fetch.Option) *fetch.Client {
 	t.Helper()
-	c, err := fetch.New(rdb, append([]fetch.Option{fetch.WithDeadline(20 * time.Second)}, opts...)...)
+	c, err := fetch.New(rdb, append([]fetch.Option{fetch.WithTimeout(20 * time.Second)}, opts...)...)
 	require.NoError(t, err)
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
@@ -70,10 +70,10 @@ func TestAConsumerNeedsNoPolicy(t *testing.T) {
 	onBoth(t, func(t *testing.T, rdb redis.UniversalClient) {
 		ctx := t.Context()
 		publish(t, rdb, 7, lazyTemplate("lazy:", 60, policy.Rate{Tokens: 1, Per: time.Hour}), refilledTemplate("user:", 60))
-		for _, coalesce := range []bool{true, false} {
-			c := client(t, rdb, fetch.WithCoalescing(coalesce))
+		for _, remembers := range []bool{true, false} {
+			c := client(t, rdb, fetch.WithDenyCache(remembers))
 			for _, prefix := range []string{"lazy:", "user:"} {
-				key := fmt.Sprintf("%s%t", prefix, coalesce)
+				key := fmt.Sprintf("%s%t", prefix, remembers)
 				r, err := c.Peek(ctx, key)
 				require.NoError(t, err)
 				require.True(t, r.OK)
@@ -105,7 +105,7 @@ func every(ctx context.Context, c *fetch.Client, key string) map[string]error {
 	_, errs["take"] = c.Take(ctx, key, 1)
 	_, errs["take once"] = c.Take(ctx, key, 1, fetch.WithRequestID("a"))
 	_, errs["take up to"] = c.TakeUpTo(ctx, key, 5)
-	_, errs["take all"] = c.TakeAll(ctx, fetch.Request{Key: key, N: 1}, fetch.Request{Key: key + "2", N: 1})
+	_, errs["take all"] = c.TakeAll(ctx, []fetch.Request{{Key: key, N: 1}, {Key: key + "2", N: 1}})
 	errs["wait"] = c.Wait(ctx, key, 1)
 	_, errs["peek"] = c.Peek(ctx, key)
 	errs["return"] = c.Return(ctx, key, 1)
@@ -133,7 +133,7 @@ func TestKeysThatNoTemplateMatchesLeaveNothing(t *testing.T) {
 		lazy := lazyTemplate("lazy:", 60, policy.PerSecond(1))
 		junk("templates of its own", 20, client(t, rdb, fetch.WithTemplates(lazy)))
 		publish(t, rdb, 7, lazy, refilledTemplate("user:", 60))
-		junk("each call alone", 20, client(t, rdb, fetch.WithCoalescing(false), fetch.WithDenyCache(false)))
+		junk("nothing is remembered", 20, client(t, rdb, fetch.WithDenyCache(false)))
 		junk("in blocks", 20, client(t, rdb, fetch.WithLease(10, time.Minute)))
 
 		var before map[string]int
@@ -269,14 +269,14 @@ func TestEveryCallWorksOnARefilledTemplatesBucket(t *testing.T) {
 		require.NoError(t, err)
 		require.EqualValues(t, 50, settled.Remaining)
 
-		all, err := c.TakeAll(ctx, fetch.Request{Key: "user:1", N: 20}, fetch.Request{Key: "lazy:1", N: 30}, fetch.Request{Key: "user:2", N: 60})
+		all, err := c.TakeAll(ctx, []fetch.Request{{Key: "user:1", N: 20}, {Key: "lazy:1", N: 30}, {Key: "user:2", N: 60}})
 		require.NoError(t, err)
 		require.True(t, all.OK)
-		all, err = c.TakeAll(ctx, fetch.Request{Key: "user:1", N: 20}, fetch.Request{Key: "lazy:1", N: 31})
+		all, err = c.TakeAll(ctx, []fetch.Request{{Key: "user:1", N: 20}, {Key: "lazy:1", N: 31}})
 		require.NoError(t, err)
 		require.False(t, all.OK)
 		require.Equal(t, "lazy:1", all.Denied)
-		all, err = c.TakeAll(ctx, fetch.Request{Key: "lazy:1", N: 30}, fetch.Request{Key: "user:2", N: 1})
+		all, err = c.TakeAll(ctx, []fetch.Request{{Key: "lazy:1", N: 30}, {Key: "user:2", N: 1}})
 		require.NoError(t, err)
 		require.False(t, all.OK)
 		require.Equal(t, "user:2", all.Denied)

@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/tokenrefill/refiller/internal/engine"
 	"github.com/tokenrefill/refiller/lua"
 )
 
@@ -19,7 +21,7 @@ const (
 	ReasonNone       Reason = iota
 	ReasonDeadline          // no answer in time
 	ReasonConnection        // no connection could be made, or it failed
-	ReasonPool              // no connection was free
+	ReasonPool              // no connection was free, or too many calls waited for one
 	ReasonLoading           // LOADING: it reads its data
 	ReasonBusy              // BUSY: a script or function runs too long
 	ReasonReadOnly          // READONLY: it is a replica
@@ -35,7 +37,8 @@ const (
 // String names the reason as logs and metrics do.
 func (r Reason) String() string {
 	names := [...]string{
-		"none", "deadline", "connection", "pool", "loading", "busy", "readonly", "masterdown", "memory", "disk", "cluster", "script", "refused",
+		"none", "deadline", "connection", "pool", "loading", "busy", "readonly", "masterdown", "memory", "disk", "cluster",
+		"script", "refused",
 	}
 	if int(r) >= len(names) {
 		return "invalid"
@@ -43,71 +46,123 @@ func (r Reason) String() string {
 	return names[r]
 }
 
-// errorCodes are the words that open an error of Redis.
+// errorCodes are the words that open an error of Redis. Some show that the server itself is in no state to serve; the
+// others are about what was asked, or are answered when it is asked again.
 var errorCodes = []struct {
 	code   string
 	reason Reason
+	server bool
 }{
-	{"LOADING", ReasonLoading}, {"BUSY", ReasonBusy}, {"READONLY", ReasonReadOnly}, {"MASTERDOWN", ReasonMasterDown}, {"NOREPLICAS", ReasonMasterDown},
-	{"OOM", ReasonMemory}, {"MISCONF", ReasonDisk}, {"MOVED", ReasonCluster}, {"ASK", ReasonCluster}, {"TRYAGAIN", ReasonCluster},
-	{"CLUSTERDOWN", ReasonCluster}, {"CROSSSLOT", ReasonCluster}, {"NOSCRIPT", ReasonScript},
+	{"LOADING", ReasonLoading, true}, {"BUSY", ReasonBusy, true}, {"READONLY", ReasonReadOnly, true},
+	{"MASTERDOWN", ReasonMasterDown, true}, {"NOREPLICAS", ReasonMasterDown, true}, {"OOM", ReasonMemory, true},
+	{"MISCONF", ReasonDisk, true}, {"CLUSTERDOWN", ReasonCluster, true}, {"MOVED", ReasonCluster, false},
+	{"ASK", ReasonCluster, false}, {"TRYAGAIN", ReasonCluster, false}, {"CROSSSLOT", ReasonCluster, false},
+	{"NOSCRIPT", ReasonScript, false},
 }
 
-// ReasonOf tells why a call ended with ErrUnavailable; ReasonNone for other
-// errors. It is where every failure of a server or its connection is classified.
+// refusal is the reason of an error that Redis answered, and whether the server itself is in no state to serve.
+func refusal(err error) (why Reason, server bool) {
+	for _, c := range errorCodes {
+		if redis.HasErrorPrefix(err, c.code+" ") {
+			return c.reason, c.server
+		}
+	}
+	return ReasonRefused, false
+}
+
+// ReasonOf tells why a call ended with ErrUnavailable; ReasonNone for other errors. It is where every failure of a server
+// or its connection is classified.
 func ReasonOf(err error) Reason {
 	var (
-		shut    *shutError
+		open    *openError
 		refused redis.Error
 	)
 	switch {
 	case !errors.Is(err, ErrUnavailable):
 		return ReasonNone
-	case errors.As(err, &shut):
-		return shut.reason
+	case errors.As(err, &open):
+		return open.reason
 	case starved(err):
 		return ReasonPool
 	case timedOut(err):
 		return ReasonDeadline
 	case errors.As(err, &refused):
-		for _, c := range errorCodes {
-			if redis.HasErrorPrefix(refused, c.code+" ") {
-				return c.reason
-			}
-		}
-		return ReasonRefused
+		why, _ := refusal(refused)
+		return why
 	}
 	return ReasonConnection
 }
 
-// answered reports whether err is an answer of the server about the bucket.
-func answered(err error) bool {
-	return errors.Is(err, lua.ErrUnknownBucket) || errors.Is(err, lua.ErrMalformedBucket) || errors.Is(err, lua.ErrBadReply) ||
-		errors.Is(err, lua.ErrRequestReused) || errors.Is(err, lua.ErrTooManyBuckets) || errors.Is(err, lua.ErrIDInUse) || errors.Is(err, lua.ErrNotHeld) ||
-		errors.Is(err, lua.ErrOtherEra)
+// openError is the cause of an ErrUnavailable that no call was made for.
+type openError struct{ reason Reason }
+
+func (e *openError) Error() string { return "not asked, since calls fail: " + e.reason.String() }
+
+// evidence is what the error of a round trip shows of the server: see engine.Sender.
+func evidence(err error) error {
+	var refused redis.Error
+	switch {
+	case err == nil || errors.Is(err, redis.Nil):
+		return nil
+	case errors.As(err, &refused):
+		if _, server := refusal(refused); server {
+			return err
+		}
+		return nil
+	case starved(err) || errors.Is(err, context.Canceled) || errors.Is(err, redis.ErrClosed):
+		return engine.NoEvidence
+	}
+	return err
 }
 
-// failure is the error of a call that ended.
-func failure(err error) error {
+// answered reports whether err is an answer of the server about the bucket.
+func answered(err error) bool {
+	for _, e := range [...]error{
+		lua.ErrUnknownBucket, lua.ErrMalformedBucket, lua.ErrBadReply, lua.ErrRequestReused, lua.ErrTooManyBuckets,
+		lua.ErrIDInUse, lua.ErrNotHeld, lua.ErrOtherEra, ErrLazyBucket, ErrExceedsCapacity, lua.ErrInvalidAmount,
+	} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
+}
+
+// failure is the error of a call that ended. ctx is its caller's.
+func failure(ctx context.Context, err error) error {
 	switch {
-	case err == nil || answered(err):
+	case err == nil || answered(err) || errors.Is(err, ErrUnavailable):
 		return err
+	case errors.Is(err, engine.ErrClosed) || errors.Is(err, ErrClosed):
+		return ErrClosed
+	case over(ctx) != nil && errors.Is(err, over(ctx)):
+		return fmt.Errorf("fetch: %w", over(ctx))
 	case timedOut(err) && !starved(err):
 		return fmt.Errorf("%w: no answer in time: %w", ErrUnavailable, context.DeadlineExceeded)
 	}
 	return fmt.Errorf("%w: %w", ErrUnavailable, err)
 }
 
-// notRun reports whether an error proves that a call did not take effect: the
-// server refused it, or it was never sent. A cancellation is noticed only before
-// a call is sent.
+// over is why a context has ended. One whose deadline has passed has, even if its timer is late to say so.
+func over(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if deadline, ok := ctx.Deadline(); ok && !time.Now().Before(deadline) {
+		return context.DeadlineExceeded
+	}
+	return nil
+}
+
+// notRun reports whether an error proves that a call did not take effect: the server refused it, or it was never sent. A
+// cancellation is noticed only before a call is sent.
 func notRun(err error) bool {
 	var (
 		refused redis.Error
 		socket  *net.OpError
 	)
-	return errors.Is(err, errUnsent) || errors.Is(err, context.Canceled) || errors.As(err, &refused) || errors.As(err, &socket) && socket.Op == "dial" ||
-		starved(err) || errors.Is(err, redis.ErrClosed)
+	return errors.Is(err, context.Canceled) || errors.As(err, &refused) || starved(err) || errors.Is(err, redis.ErrClosed) ||
+		errors.As(err, &socket) && socket.Op == "dial"
 }
 
 // timedOut reports whether err is of a deadline, the socket's or a context's.
@@ -118,5 +173,11 @@ func timedOut(err error) bool {
 
 // starved reports whether err is of a wait for a connection.
 func starved(err error) bool {
-	return errors.Is(err, redis.ErrPoolTimeout) || errors.Is(err, redis.ErrPoolExhausted)
+	return errors.Is(err, redis.ErrPoolTimeout) || errors.Is(err, redis.ErrPoolExhausted) || errors.Is(err, engine.ErrFull)
+}
+
+// unreached reports whether err is not of the server's making: it did not answer.
+func unreached(err error) bool {
+	var refused redis.Error
+	return err != nil && !answered(err) && !errors.As(err, &refused)
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/tokenrefill/refiller/internal/engine"
 	"github.com/tokenrefill/refiller/internal/faultproxy"
 	"github.com/tokenrefill/refiller/internal/testenv"
 	"github.com/tokenrefill/refiller/lua"
@@ -118,6 +119,7 @@ func TestEveryFailureOfAServerHasItsReason(t *testing.T) {
 			rdb := redis.NewClient(p.opts)
 			t.Cleanup(func() { _ = rdb.Close() })
 			deadline := patience
+			var client redis.UniversalClient = rdb
 			switch why {
 			case ReasonDeadline:
 				deadline = 30 * time.Millisecond
@@ -125,8 +127,9 @@ func TestEveryFailureOfAServerHasItsReason(t *testing.T) {
 				conn := rdb.Conn()
 				t.Cleanup(func() { _ = conn.Close() })
 				require.NoError(t, conn.Ping(t.Context()).Err())
+				client = wrapped{rdb}
 			}
-			c, err := New(rdb, WithDeadline(deadline))
+			c, err := New(client, WithTimeout(deadline))
 			require.NoError(t, err)
 			_, err = c.Take(t.Context(), "checkout", 1)
 			require.ErrorIs(t, err, ErrUnavailable)
@@ -149,7 +152,7 @@ func TestASlotThatIsElsewhereOrNowhereIsAReasonOfTheCluster(t *testing.T) {
 	t.Cleanup(func() { _ = one.Close() })
 	lone := testenv.Redis(t, testenv.WithArgs("--cluster-enabled", "yes")).Client()
 	moved := 0
-	c := newClient(t, one, slow(), WithBreaker(false))
+	c := newClient(t, one, slow())
 	for i := range 20 {
 		_, err := c.Take(t.Context(), fmt.Sprintf("bucket%d", i), 1)
 		if !errors.Is(err, ErrUnknownBucket) {
@@ -175,7 +178,7 @@ func TestASlotOnItsWayIsFollowed(t *testing.T) {
 	if to == from {
 		to = cluster.Nodes()[1]
 	}
-	all, alone := newClient(t, rdb, slow(), WithBreaker(false)), newClient(t, from.Client(), slow(), WithBreaker(false))
+	all, alone := newClient(t, rdb, slow()), newClient(t, from.Client(), slow())
 	take := func(c *Client, want string) {
 		t.Helper()
 		r, err := c.Take(t.Context(), "checkout", 1)
@@ -192,7 +195,7 @@ func TestASlotOnItsWayIsFollowed(t *testing.T) {
 	require.NoError(t, err)
 	take(alone, "")
 	require.NoError(t, move.MoveKeys("checkout"))
-	take(alone, "TRYAGAIN")
+	take(alone, "ASK") // of the tokens, which are all that it asks for
 	require.NoError(t, move.MoveKeys())
 	take(alone, "ASK")
 	take(all, "")
@@ -221,18 +224,18 @@ func TestErrorsAreClassifiedByTheirWord(t *testing.T) {
 		"CROSSSLOT Keys in request don't hash to the same slot": ReasonCluster, "NOSCRIPT No matching script.": ReasonScript,
 		"NOAUTH Authentication required.": ReasonRefused, "BUSYKEY Target key name already exists.": ReasonRefused, "ERR unknown command": ReasonRefused,
 	} {
-		require.Equal(t, want, ReasonOf(failure(redisError(text))), text)
+		require.Equal(t, want, ReasonOf(failure(context.Background(), redisError(text))), text)
 	}
 	for err, want := range map[error]Reason{
 		io.EOF: ReasonConnection, syscall.ECONNRESET: ReasonConnection, redis.ErrPoolTimeout: ReasonPool, redis.ErrClosed: ReasonConnection,
 		context.DeadlineExceeded: ReasonDeadline, lua.ErrUnknownBucket: ReasonNone, lua.ErrBadReply: ReasonNone,
 	} {
-		require.Equal(t, want, ReasonOf(failure(err)), "%v", err)
+		require.Equal(t, want, ReasonOf(failure(context.Background(), err)), "%v", err)
 	}
 	for _, err := range []error{nil, context.Canceled, ErrClosed, ErrDeadline, ErrInvalidKey, context.DeadlineExceeded} {
 		require.Equal(t, ReasonNone, ReasonOf(err), "%v: none of the server's", err)
 	}
-	require.Equal(t, ReasonBusy, ReasonOf(shut(ReasonBusy)))
+	require.Equal(t, ReasonBusy, ReasonOf(fmt.Errorf("%w: %w", ErrUnavailable, &openError{ReasonBusy})))
 	require.Equal(t, "invalid", reasons.String())
 	for r := range reasons {
 		require.NotEqual(t, "invalid", r.String())
@@ -247,7 +250,7 @@ func (redisError) RedisError()     {}
 // Modes of buckets, by the bucket's own policy and, before the Client knows it, by
 // the option.
 func TestEachPolicyDecidesHowItsTakesAreAnsweredWithoutItsServer(t *testing.T) {
-	f := newFaulty(t, func(o *redis.Options) { o.DialerRetries = 1 })
+	f := newFaulty(t, nil)
 	mode := func(m policy.Degraded) policy.Policy {
 		p := hourly(10)
 		p.Degraded = m
@@ -257,14 +260,14 @@ func TestEachPolicyDecidesHowItsTakesAreAnsweredWithoutItsServer(t *testing.T) {
 		createBucket(t, f.direct, key, mode(m))
 	}
 	c := newClient(t, f.rdb, slow())
-	opener := newClient(t, f.rdb, slow(), WithDegraded(policy.DegradedOpen))
+	opener := newClient(t, f.rdb, slow(), WithUnknownDegraded(policy.DegradedOpen))
 	for _, key := range []string{"closed", "open", "local"} {
 		_, err := c.Take(t.Context(), key, 2)
 		require.NoError(t, err)
 	}
 	eventually(t, func() bool { return f.direct.Exists(t.Context(), lua.LiveKey("local")).Val() == 1 }, "a heartbeat")
-	k, _ := c.terms.get("local", time.Now())
-	eventually(t, func() bool { k.stand.mu.Lock(); defer k.stand.mu.Unlock(); return k.stand.live == 1 }, "its answer")
+	k := c.cache.get("local")
+	eventually(t, func() bool { k.share.mu.Lock(); defer k.share.mu.Unlock(); return k.share.live == 1 }, "its answer")
 	f.proxy.Cut()
 	from := Source{Kind: SourceFallback, Reason: ReasonConnection}
 
@@ -274,7 +277,7 @@ func TestEachPolicyDecidesHowItsTakesAreAnsweredWithoutItsServer(t *testing.T) {
 	require.ErrorIs(t, err, ErrUnavailable)
 	r, err := opener.Take(t.Context(), "never-seen", 1000)
 	require.NoError(t, err)
-	require.Equal(t, Result{OK: true, Taken: 1000, ResetAfter: Never, Source: from}, r)
+	require.Equal(t, Result{OK: true, Taken: 1000, ResetAfter: Never, Source: from}, timeless(r))
 
 	for _, key := range []string{"closed", "open", "local"} { // these have no degraded mode
 		_, err = c.Peek(t.Context(), key)
@@ -287,7 +290,7 @@ func TestEachPolicyDecidesHowItsTakesAreAnsweredWithoutItsServer(t *testing.T) {
 	for range 5 { // 50 tokens of 10
 		r, err = c.Take(t.Context(), "open", 10)
 		require.NoError(t, err)
-		require.Equal(t, Result{OK: true, Taken: 10, Limit: 10, ResetAfter: Never, Source: from}, r)
+		require.Equal(t, Result{OK: true, Taken: 10, Limit: 10, ResetAfter: Never, Source: from}, timeless(r))
 	}
 	_, err = c.Take(t.Context(), "open", 11)
 	require.ErrorIs(t, err, ErrExceedsCapacity)
@@ -295,19 +298,19 @@ func TestEachPolicyDecidesHowItsTakesAreAnsweredWithoutItsServer(t *testing.T) {
 
 	r, err = c.Take(t.Context(), "local", 5)
 	require.NoError(t, err)
-	require.Equal(t, Result{OK: true, Taken: 5, Remaining: 3, Limit: 10, ResetAfter: Never, Source: from}, r)
+	require.Equal(t, Result{OK: true, Taken: 5, Remaining: 3, Limit: 10, ResetAfter: Never, Source: from}, timeless(r))
 	r, err = c.Take(t.Context(), "local", 4)
 	require.NoError(t, err)
 	require.False(t, r.OK)
 	require.InDelta(t, time.Hour, r.RetryAfter, float64(time.Minute))
-	all, err := c.TakeAll(t.Context(), Request{"local", 2}, Request{"open", 3})
+	all, err := c.TakeAll(t.Context(), []Request{{"local", 2}, {"open", 3}})
 	require.NoError(t, err)
 	require.True(t, all.OK)
-	all, err = c.TakeAll(t.Context(), Request{"open", 3}, Request{"local", 2})
+	all, err = c.TakeAll(t.Context(), []Request{{"open", 3}, {"local", 2}})
 	require.NoError(t, err)
 	require.False(t, all.OK)
 	require.Equal(t, "local", all.Denied)
-	_, err = c.TakeAll(t.Context(), Request{"local", 1}, Request{"closed", 1})
+	_, err = c.TakeAll(t.Context(), []Request{{"local", 1}, {"closed", 1}})
 	require.ErrorIs(t, err, ErrUnavailable)
 	r, err = c.TakeUpTo(t.Context(), "local", 9)
 	require.NoError(t, err)
@@ -319,4 +322,17 @@ func TestEachPolicyDecidesHowItsTakesAreAnsweredWithoutItsServer(t *testing.T) {
 	require.NoError(t, err)
 	require.EqualValues(t, 10, r.Taken)
 	require.NotZero(t, c.Stats().Degraded[ReasonConnection])
+}
+
+// lateTimer is a context whose deadline has passed and whose timer, in a process that was starved, has not run yet.
+type lateTimer struct{ context.Context }
+
+func (lateTimer) Deadline() (time.Time, bool) { return time.Now().Add(-time.Millisecond), true }
+
+func TestACallersDeadlineIsItsOwnEvenIfItsTimerIsLate(t *testing.T) {
+	err := failure(lateTimer{context.Background()}, engine.ErrNoAnswer)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.NotErrorIs(t, err, ErrUnavailable)
+	err = failure(context.Background(), engine.ErrNoAnswer)
+	require.ErrorIs(t, err, ErrUnavailable)
 }

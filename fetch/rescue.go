@@ -1,7 +1,7 @@
 package fetch
 
 import (
-	"context"
+	"math/rand/v2"
 	"sync"
 	"time"
 
@@ -10,9 +10,8 @@ import (
 )
 
 const (
-	// rescueAfter is how many refill intervals a refill must be overdue by before
-	// this Client makes it, and rescueSpread how much longer at most: each Client has
-	// its own part of that, so that they don't all come at once.
+	// rescueAfter is how many refill intervals a refill must be overdue by before this Client makes it, and rescueSpread how
+	// much longer at most: each Client has its own part of that, so that they don't all come at once.
 	rescueAfter  = 2
 	rescueSpread = 0.25
 	// maxRescues bounds the buckets whose rescues are remembered.
@@ -27,8 +26,11 @@ type rescues struct {
 	next map[string]time.Time // when the bucket may be rescued again
 }
 
-// claim reports whether the caller is to rescue a bucket, which nobody else then
-// does for an interval.
+func newRescues() *rescues {
+	return &rescues{spread: rescueSpread * rand.Float64(), next: make(map[string]time.Time)}
+}
+
+// claim reports whether the caller is to rescue a bucket, which nobody else then does for an interval.
 func (r *rescues) claim(key string, interval time.Duration, now time.Time) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -49,32 +51,32 @@ func (r *rescues) claim(key string, interval time.Duration, now time.Time) bool 
 	return true
 }
 
-// overdue reports whether a denial shows that refillers are silent. Only smooth
-// refills are made up for: the instants of a schedule are the refillers' to know.
-func (r *rescues) overdue(reply lua.TakeReply) bool {
+// overdue reports whether a denial shows that refillers are silent. Only smooth refills are made up for: the instants of a
+// schedule are the refillers' to know.
+func (r *rescues) overdue(reply *lua.TakeReply) bool {
 	t := reply.Terms
 	return !reply.OK && t != nil && t.Kind == policy.Smooth &&
 		float64(reply.Now-reply.Last) > (rescueAfter+r.spread)*float64(t.Interval)
 }
 
-// rescue refills a bucket that denied n tokens if its refillers are silent: with
-// the same script, the (era, index) that the denial told, and no right to create or
-// change anything. It reports whether to ask again, and whether this Client made
-// the refill.
-func (c *Client) rescue(ctx context.Context, key string, n int64, limit time.Duration, reply lua.TakeReply) (again, ours bool) {
-	if !c.config.rescue || !c.rescues.overdue(reply) || n > reply.Terms.Capacity ||
-		!c.rescues.claim(key, time.Duration(reply.Terms.Interval)*time.Microsecond, time.Now()) {
+// rescue refills a bucket that denied a take if its refillers are silent: with the same script, the (era, index) that the
+// denial told, and no right to create or change anything. It reports whether to ask again, since the bucket has want
+// tokens, and whether this Client made the refill.
+func (t *task) rescue(want int64, reply *lua.TakeReply) (again, ours bool) {
+	c := t.c
+	if !c.config.rescue || !c.rescues.overdue(reply) || want > reply.Terms.Capacity ||
+		!c.rescues.claim(t.key, micros(reply.Terms.Interval), time.Now()) {
 		return false, false
 	}
-	out, err := do(ctx, c, limit, func(ctx context.Context) (policy.Outcome, error) {
-		return lua.Refill(ctx, c.store, key, policy.Call{Version: reply.Version})
-	}, nil)
+	out, err := attempt(t, false, func() (policy.Outcome, error) {
+		return lua.Refill(t.ctx, t, t.key, policy.Call{Version: reply.Version})
+	})
 	if err != nil {
 		return false, false // the denial stands
 	}
 	if ours = out.Status.Wrote(); ours {
 		c.stats.rescues.Add(1)
 	}
-	c.terms.forgive(key)
-	return out.Tokens >= n, ours
+	c.cache.forgive(t.key)
+	return out.Tokens >= want, ours
 }

@@ -7,27 +7,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/tokenrefill/refiller/internal/testenv"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )
-
-// refillCalls counts the refills that go out: their scripts alone have six
-// arguments.
-type refillCalls struct {
-	lua.Client
-	n atomic.Int64
-}
-
-func (r *refillCalls) Process(ctx context.Context, cmd redis.Cmder) error {
-	if len(cmd.Args()) == 3+3+6 {
-		r.n.Add(1)
-	}
-	return r.Client.Process(ctx, cmd)
-}
 
 // With no refiller alive, consumers in several processes go on at the bucket's
 // rate, and never beyond its bound.
@@ -50,11 +35,8 @@ func TestConsumersWithoutARefillerGoOnAtTheRateAndWithinTheBound(t *testing.T) {
 	defer stop()
 	var wg sync.WaitGroup
 	clients := make([]*Client, processes)
-	calls := make([]*refillCalls, processes)
 	for i := range clients {
 		clients[i] = newClient(t, server.Client(), slow())
-		calls[i] = &refillCalls{Client: clients[i].store}
-		clients[i].store = calls[i]
 		for range callers {
 			wg.Go(func() {
 				for ctx.Err() == nil {
@@ -86,14 +68,12 @@ func TestConsumersWithoutARefillerGoOnAtTheRateAndWithinTheBound(t *testing.T) {
 	require.LessOrEqual(t, total, 100+500*ended+1)
 	require.GreaterOrEqual(t, total, 0.6*500*ended, "%.2f s", ended)
 	require.Positive(t, rescued.Load())
-	won, sent := int64(0), int64(0)
-	for i, c := range clients {
+	won := int64(0)
+	for _, c := range clients {
 		won += c.Stats().Rescues
-		sent += calls[i].n.Load()
-		require.LessOrEqual(t, calls[i].n.Load(), int64(ended/0.05)+1, "a process makes one rescue an interval at most")
 	}
 	require.LessOrEqual(t, won, int64(ended/0.1)+1, "a rescue comes two intervals after the refill before")
-	t.Logf("%.0f of %.0f tokens; %d rescues of %d sent", total, 500*ended, won, sent)
+	t.Logf("%.0f of %.0f tokens; %d rescues", total, 500*ended, won)
 }
 
 func TestARescueServesWaitTakeUpToAndSeveralBuckets(t *testing.T) {
@@ -119,7 +99,7 @@ func TestARescueServesWaitTakeUpToAndSeveralBuckets(t *testing.T) {
 		return r.OK
 	}, "tokens flow")
 	eventually(t, func() bool {
-		r, err := c.TakeAll(t.Context(), Request{"all", 3}, Request{"other", 1})
+		r, err := c.TakeAll(t.Context(), []Request{{"all", 3}, {"other", 1}})
 		require.NoError(t, err)
 		return r.OK
 	}, "tokens flow")

@@ -14,7 +14,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-func reserve(t *testing.T, c *Client, n int64, ttl time.Duration, opts ...ReserveOption) *Reservation {
+func reserve(t *testing.T, c *Client, n int64, ttl time.Duration, opts ...CallOption) *Reservation {
 	t.Helper()
 	r, err := c.Reserve(t.Context(), "llm", n, ttl, opts...)
 	require.NoError(t, err)
@@ -137,7 +137,7 @@ func TestReservationsAreOfTheDegradedModeWhileTheirServerIsAway(t *testing.T) {
 
 // A reservation that was made before an outage is the bucket's to settle, however its server's takes are answered meanwhile.
 func TestAReservationIsSettledOnceItsServerIsBack(t *testing.T) {
-	f := newFaulty(t, func(o *redis.Options) { o.DialerRetries = 1 })
+	f := newFaulty(t, nil)
 	c := newClient(t, f.rdb, slow())
 	f.warm(t, c)
 	held, err := c.Reserve(t.Context(), "checkout", 40, time.Hour)
@@ -146,7 +146,7 @@ func TestAReservationIsSettledOnceItsServerIsBack(t *testing.T) {
 	eventually(t, func() bool {
 		_, err := c.Reserve(t.Context(), "checkout", 1, time.Hour)
 		require.ErrorIs(t, err, ErrUnavailable)
-		return c.Stats().Shut == 1
+		return c.Stats().BreakerOpened == 1
 	}, "the breaker opens")
 	connections := f.proxy.Connections()
 	for _, call := range []func() error{
@@ -157,7 +157,7 @@ func TestAReservationIsSettledOnceItsServerIsBack(t *testing.T) {
 		func() error { _, err := c.Peek(t.Context(), "checkout"); return err },
 	} {
 		err := call()
-		var shut *shutError
+		var shut *openError
 		require.ErrorAs(t, err, &shut, "no call is made")
 		require.ErrorIs(t, err, ErrUnavailable)
 		require.Equal(t, ReasonConnection, ReasonOf(err))
@@ -171,16 +171,16 @@ func TestAReservationIsSettledOnceItsServerIsBack(t *testing.T) {
 }
 
 func TestAReservationOfTheLocalShareGoesBackToTheShare(t *testing.T) {
-	f := newFaulty(t, func(o *redis.Options) { o.DialerRetries = 1 })
+	f := newFaulty(t, nil)
 	p := hourly(10)
 	p.Degraded = policy.DegradedLocal
 	createBucket(t, f.direct, "local", p)
-	c := newClient(t, f.rdb, slow(), WithBreaker(false))
+	c := newClient(t, f.rdb, slow())
 	f.warm(t, c)
 	_, err := c.Take(t.Context(), "local", 2)
 	require.NoError(t, err)
-	k, _ := c.terms.get("local", time.Now())
-	eventually(t, func() bool { k.stand.mu.Lock(); defer k.stand.mu.Unlock(); return k.stand.live == 1 }, "a heartbeat")
+	k := c.cache.get("local")
+	eventually(t, func() bool { k.share.mu.Lock(); defer k.share.mu.Unlock(); return k.share.live == 1 }, "a heartbeat")
 	f.proxy.Cut()
 	reserve := func(n int64) *Reservation {
 		r, err := c.Reserve(t.Context(), "local", n, time.Hour)
@@ -220,7 +220,7 @@ func TestAReservationOfWhatABucketInShadowModeLacksIsInNoBucket(t *testing.T) {
 	require.Equal(t, SourceShared, held.Source.Kind)
 	shadow := reserve(t, c, 5, time.Hour)
 	require.True(t, shadow.OK)
-	require.Equal(t, SourceShadow, shadow.Source.Kind)
+	require.True(t, shadow.Shadow)
 	require.EqualValues(t, 5, shadow.Taken)
 	require.Zero(t, shadow.Until)
 	s, err := shadow.Settle(t.Context(), 1)
@@ -249,15 +249,15 @@ func TestAReservationIsRescued(t *testing.T) {
 
 func TestAReservationWhoseCallerHasLeftIsCancelledUnlessItsIdIsTheCallers(t *testing.T) {
 	for name, tc := range map[string]struct {
-		opts []ReserveOption
+		opts []CallOption
 		left int64
-	}{"random id": {nil, 100}, "own id": {[]ReserveOption{WithReservationID("job")}, 60}} {
+	}{"random id": {nil, 100}, "own id": {[]CallOption{WithReservationID("job")}, 60}} {
 		t.Run(name, func(t *testing.T) {
 			f := newFaulty(t, nil)
-			c := newClient(t, f.rdb, slow())
+			c := newClient(t, wrapped{f.rdb}, slow())
 			f.warm(t, c)
 			require.NoError(t, f.proxy.Stall(faultproxy.ToClient))
-			_, err := c.Reserve(t.Context(), "checkout", 40, time.Hour, append(tc.opts, WithDeadline(30*time.Millisecond))...)
+			_, err := c.Reserve(t.Context(), "checkout", 40, time.Hour, append(tc.opts, WithTimeout(30*time.Millisecond))...)
 			require.ErrorIs(t, err, ErrUnavailable)
 			eventually(t, func() bool { return tokens(t, f.direct, "checkout") == 60 }, "it is made")
 			require.NoError(t, f.proxy.Heal())
@@ -281,7 +281,7 @@ func TestReservationsOutOfRangeAreRefused(t *testing.T) {
 		key  string
 		n    int64
 		ttl  time.Duration
-		opt  ReserveOption
+		opt  CallOption
 		want error
 	}{
 		{"nobody", 1, time.Hour, nil, ErrUnknownBucket},
@@ -294,9 +294,9 @@ func TestReservationsOutOfRangeAreRefused(t *testing.T) {
 		{"llm", 1, time.Hour, WithReservationID(""), ErrInvalidOption},
 		{"llm", 1, time.Hour, WithReservationID(strings.Repeat("x", lua.MaxIDLen+1)), ErrInvalidOption},
 		{"llm", 1, time.Hour, WithOverrun(2), ErrInvalidOption},
-		{"llm", 1, time.Hour, WithDeadline(-1), ErrInvalidOption},
+		{"llm", 1, time.Hour, WithTimeout(-1), ErrInvalidOption},
 	} {
-		opts := []ReserveOption{}
+		opts := []CallOption{}
 		if tc.opt != nil {
 			opts = append(opts, tc.opt)
 		}
@@ -314,7 +314,7 @@ func TestReservationsOutOfRangeAreRefused(t *testing.T) {
 	require.ErrorIs(t, err, ErrInvalidID)
 	_, err = c.Settle(t.Context(), "llm", "nothing", 1)
 	require.ErrorIs(t, err, ErrNotHeld)
-	require.Zero(t, c.Stats().Shut, "these are answers")
+	require.Zero(t, c.Stats().BreakerOpened, "these are answers")
 	require.NoError(t, c.Close(t.Context()))
 	_, err = c.Reserve(t.Context(), "llm", 1, time.Hour)
 	require.ErrorIs(t, err, ErrClosed)

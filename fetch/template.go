@@ -2,261 +2,193 @@ package fetch
 
 import (
 	"context"
-	"errors"
 	"fmt"
+	"sync"
+	"sync/atomic"
 	"time"
-
-	"github.com/redis/go-redis/v9"
 
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// WithTemplates makes every key that a template matches a bucket of the
-// template's policy: for programs that need no refiller. The templates' Enforce is
-// policy.EnforceLazy: their buckets are credited when they are asked, exactly, and
-// a full one is no key in Redis. Of two templates that match a key the more
-// specific one counts; templates between which that would be a guess are refused.
-//
-// The Client then doesn't look at the templates that refillers publish. All
-// programs that share the keys should have the same templates. Take, TakeUpTo,
-// TakeAll, Wait, Peek and Return work on such buckets; Reserve and takes with a
-// request id are ErrLazyBucket.
-func WithTemplates(list ...policy.Template) Option { return templatesOption(list) }
+const (
+	// templatesEvery is how often the published templates are looked at while there are some and the Client is used: a
+	// change is in force everywhere within a second.
+	templatesEvery = 600 * time.Millisecond
+	// templatesSeldom is templatesEvery while none are published, or they can't be read.
+	templatesSeldom = 2 * time.Second
+	// templatesAgain is the shortest time between two looks, however many keys are unknown.
+	templatesAgain = 100 * time.Millisecond
+	// templatesBack is how long an earlier version must have been published to be believed: until then a failover may have
+	// brought it back, and a refiller is about to publish the later one again.
+	templatesBack = 5 * time.Second
+)
 
-type templatesOption []policy.Template
+// templates are those that a Client serves: given to it, or published by refillers and remembered here. They are read when
+// a key is first asked for, and looked at again while keys are asked for. What is missing or can't be read leaves those
+// that are known in force.
+type templates struct {
+	c     *Client
+	fixed bool // given to the Client, or none: nothing is read
+	start time.Time
 
-func (list templatesOption) applyClient(c *config) error {
-	set, err := policy.NewTemplates(0, list, nil)
-	if err != nil {
-		return fmt.Errorf("%w: %w", ErrInvalidOption, err)
-	}
-	for _, t := range set.All() {
-		if t.Enforce != policy.EnforceLazy {
-			return fmt.Errorf("%w: template %q: enforce is %s; without a refiller it must be %s", ErrInvalidOption, t.Prefix, t.Enforce, policy.EnforceLazy)
-		}
-	}
-	c.templates = set
-	return nil
+	set atomic.Pointer[templateSet]
+	due atomic.Int64 // when to look, after start; 0: at once, and before anything is asked
+
+	mu     sync.Mutex
+	flight *look // under way; nil if none is
+	ended  time.Time
+	id     string    // of the set
+	lower  time.Time // since when an earlier version is published; zero if none is
 }
 
-// WithPublishedTemplates turns the templates that refillers publish on, which is the
-// default, or off.
-//
-// On, the Client reads them from Redis when it is first used, looks whether they
-// have changed some twice a second while it is used, and makes a bucket of every key
-// that one of them matches. A key that none matches costs no more than one look in a
-// tenth of a second, whatever the number of such keys, and leaves nothing.
-//
-// Off, nothing is read, and the keys of templates are unknown.
-func WithPublishedTemplates(on bool) Option { return publishedOption(on) }
-
-type publishedOption bool
-
-func (on publishedOption) applyClient(c *config) error {
-	c.published = bool(on)
-	return nil
+// templateSet is a set with how the buckets of each template are kept.
+type templateSet struct {
+	*policy.Templates
+	kinds map[*policy.Ruled]kind
 }
 
-// sendTake makes the call of one take.
-func (c *Client) sendTake(ctx context.Context, key string, n int64, withTerms bool) (lua.TakeReply, error) {
-	t := c.templates.of(ctx, key)
-	if t == nil {
-		reply, err := lua.Take(ctx, c.store, key, n, withTerms)
-		if t = c.templates.unknown(ctx, key, err); t == nil {
-			return reply, err
-		}
-	}
-	r, err := c.sendTemplate(ctx, key, t, []policy.Run{{N: n, Count: 1}}, withTerms, false)
-	if err != nil {
-		return lua.TakeReply{}, err
-	}
-	reply := lua.TakeReply{OK: r.OK, Remaining: r.Remaining, Terms: r.Terms, Refilled: r.Refilled}
-	if r.OK {
-		reply.Taken = n
-	} else {
-		reply.Wait = r.Runs[0].Wait
-	}
-	return reply, nil
+// look is a reading of what is published.
+type look struct {
+	done chan struct{} // closed when it has ended
+	err  error         // then
 }
 
-// sendUpTo makes the call of a take of up to n tokens.
-func (c *Client) sendUpTo(ctx context.Context, key string, n int64) (lua.TakeReply, error) {
-	t := c.templates.of(ctx, key)
-	if t == nil {
-		reply, err := lua.TakeUpTo(ctx, c.store, key, n)
-		if t = c.templates.unknown(ctx, key, err); t == nil {
-			return reply, err
-		}
-	}
-	r, err := c.sendTemplate(ctx, key, t, []policy.Run{{N: 1, Count: n}}, true, false)
-	if err != nil {
-		return lua.TakeReply{}, err
-	}
-	reply := lua.TakeReply{OK: true, Taken: n, Remaining: r.Remaining, Terms: r.Terms, Refilled: r.Refilled}
-	if !r.OK {
-		reply.Taken, reply.Wait = r.Runs[0].Taken, r.Runs[0].Wait
-		reply.OK = reply.Taken > 0
-	}
-	return reply, nil
+func newTemplates(c *Client) *templates {
+	ts := &templates{c: c, fixed: !c.config.published || c.config.templates != nil, start: time.Now()}
+	ts.store(c.config.templates)
+	return ts
 }
 
-// sendMany makes the call of several takes.
-func (c *Client) sendMany(ctx context.Context, key string, runs []policy.Run, withTerms, inLine bool) (lua.TakeManyReply, error) {
-	t := c.templates.of(ctx, key)
-	if t == nil {
-		many := lua.TakeMany
-		if inLine {
-			many = lua.TakeInLine
-		}
-		reply, err := many(ctx, c.store, key, runs, withTerms)
-		if t = c.templates.unknown(ctx, key, err); t == nil {
-			return reply, err
-		}
+func (ts *templates) store(set *policy.Templates) {
+	kinds := make(map[*policy.Ruled]kind)
+	for _, r := range set.All() {
+		kinds[r] = kindOf(r, ts.c.servers.apart())
 	}
-	return c.sendTemplate(ctx, key, t, runs, withTerms, inLine)
+	ts.set.Store(&templateSet{set, kinds})
 }
 
-// sendTemplate makes the call of takes of a template's bucket. Its terms come with
-// the answer if they were asked for, and whenever the script learned them.
-func (c *Client) sendTemplate(ctx context.Context, key string, t *policy.Ruled, runs []policy.Run, withTerms, inLine bool) (lua.TakeManyReply, error) {
-	if t.Enforce == policy.EnforceLazy {
-		r, err := lua.LazyTake(ctx, c.store, key, &t.Terms, runs, inLine)
-		if r.Terms == nil && (withTerms || !r.OK) {
-			r.Terms = &t.Terms
-		}
-		return r.TakeManyReply, err
+// kind is how a key's bucket is kept as far as is known.
+func (ts *templates) kind(key string) kind {
+	set := ts.set.Load()
+	if r := set.Of(key); r != nil {
+		return set.kinds[r]
 	}
-	r, err := c.sendRefilled(ctx, key, t, runs, withTerms, inLine, 0)
-	c.templates.heard(r.Terms)
-	return r, err
+	return configured{}
 }
 
-// sendRefilled makes the call of takes of a refilled template's bucket, which
-// creates it; without runs it is opened for another script, which may hold tokens for
-// as long as hold.
-func (c *Client) sendRefilled(ctx context.Context, key string, t *policy.Ruled, runs []policy.Run, withTerms, inLine bool, hold time.Duration) (lua.TakeManyReply, error) {
-	call := lua.TemplateCall{Prefix: t.Prefix, Terms: t.Text, MaxKeys: t.MaxKeys, Hold: hold, Apart: c.apart}
-	if !withTerms {
-		k, _ := c.terms.get(key, time.Now())
-		call.Capacity = k.limit()
+// of is how the bucket of a task is kept. The first one waits until the templates are read, for half of its time: if they
+// aren't by then, unknown says so should it matter.
+func (ts *templates) of(t *task) kind {
+	if ts.fixed {
+		return ts.kind(t.key)
 	}
-	if c.apart && t.MaxKeys > 0 {
-		call.Terms = "" // it is created once it is known to be allowed
-	}
-	r, err := lua.TakeTemplate(ctx, c.store, key, call, runs, withTerms, inLine)
-	if call.Terms == "" && errors.Is(err, lua.ErrUnknownBucket) {
-		alive, countErr := lua.Count(ctx, c.store, t.Prefix, 0, 0)
-		if countErr != nil {
-			return lua.TakeManyReply{}, countErr
+	if due, now := ts.due.Load(), int64(t.began.Sub(ts.start)); due == 0 {
+		if t.server.breaker.Open() == nil {
+			_ = ts.look(t, 2)
 		}
-		if alive >= t.MaxKeys {
-			return lua.TakeManyReply{}, lua.TooManyBuckets(t.Prefix, key, alive, t.MaxKeys)
-		}
-		call.Terms = t.Text
-		r, err = lua.TakeTemplate(ctx, c.store, key, call, runs, withTerms, inLine)
+	} else if now >= due && ts.due.CompareAndSwap(due, now+int64(templatesEvery)) {
+		ts.c.life.spawn(func() { _ = ts.look(nil, 1) })
 	}
-	if err == nil && c.apart && (r.Enter || r.Was != r.Till) {
-		c.enter(ctx, key, t.Prefix, r)
-	}
-	return r.TakeManyReply, err
+	return ts.kind(t.key)
 }
 
-// enter puts a bucket that isn't full in the active set and counts it, where that is
-// apart from the bucket. Should it fail, the bucket's next take that finds it low,
-// or that is denied, enters it again; the count is right again when the bucket has
-// expired.
-func (c *Client) enter(ctx context.Context, key, prefix string, r lua.TemplateReply) {
-	ctx = context.WithoutCancel(ctx)
-	job := func() {
-		ctx, cancel := context.WithTimeout(ctx, lateGrace)
-		defer cancel()
-		if r.Enter {
-			_ = lua.Enter(ctx, c.store, prefix, key, r.Till)
-		}
-		if r.Was != r.Till {
-			_, _ = lua.Count(ctx, c.store, prefix, r.Was, r.Till)
+// unknown is how the bucket of a task is kept that turned out to be unknown: a template may have been published since the
+// last look. nil if there is none; an error if that can't be said.
+func (ts *templates) unknown(t *task) (kind, error) {
+	if _, ok := t.kind.(configured); ts.fixed || !ok {
+		return nil, nil
+	}
+	ts.mu.Lock()
+	fresh := time.Since(ts.ended) < templatesAgain
+	ts.mu.Unlock()
+	if !fresh || ts.due.Load() == 0 {
+		if err := ts.look(t, 1); err != nil {
+			return nil, fmt.Errorf("templates: %w", err)
 		}
 	}
-	if !c.workers.offer(job) {
-		job()
+	if k := ts.kind(t.key); k != (configured{}) {
+		return k, nil
+	}
+	return nil, nil
+}
+
+// heard is told the policy that a template's bucket has: if that is of a later version, so is the published set.
+func (ts *templates) heard(t *policy.Terms) {
+	if ts.fixed || t == nil || t.Fence.Epoch <= ts.set.Load().Version() || t.Fence.Own() {
+		return
+	}
+	ts.mu.Lock()
+	defer ts.mu.Unlock()
+	if soon := max(1, ts.ended.Add(templatesAgain).Sub(ts.start)); int64(soon) < ts.due.Load() {
+		ts.due.Store(int64(soon))
 	}
 }
 
-// open makes a refilled template's bucket exist, for a script that works on
-// existing ones only and may hold tokens of it for as long as hold. The error is
-// ErrLazyBucket for a lazy template's.
-func (c *Client) open(ctx context.Context, key string, hold time.Duration) error {
-	t := c.templates.of(ctx, key)
+// look reads what is published, or waits for the look that is under way: for a part of the time of a task, if one is given.
+func (ts *templates) look(t *task, part time.Duration) error {
+	ts.mu.Lock()
+	l, id := ts.flight, ts.id
+	if l == nil {
+		l = &look{done: make(chan struct{})}
+		ts.flight = l
+		if !ts.c.life.spawn(func() { ts.read(l, id) }) {
+			ts.flight, l.err = nil, ErrClosed
+			close(l.done)
+		}
+	}
+	ts.mu.Unlock()
 	if t == nil {
 		return nil
 	}
-	if t.Enforce == policy.EnforceLazy {
-		return lazyBucket(key, t)
+	t.began = time.Time{}
+	over := make(<-chan time.Time)
+	if !t.deadline.IsZero() {
+		timer := time.NewTimer(time.Until(t.deadline) / part)
+		defer timer.Stop()
+		over = timer.C
 	}
-	_, err := c.sendRefilled(ctx, key, t, nil, true, false, hold)
-	return err
+	select {
+	case <-l.done:
+		return l.err
+	case <-over:
+		return context.DeadlineExceeded
+	case <-t.ctx.Done():
+		return t.ctx.Err()
+	}
 }
 
-func lazyBucket(key string, t *policy.Ruled) error {
-	return fmt.Errorf("%w: bucket %q is of the template %q; with enforce: refilled it has them", ErrLazyBucket, key, t.Prefix)
+// read makes a look.
+func (ts *templates) read(l *look, id string) {
+	var set *policy.Templates
+	t, err := ts.c.plain(ts.c.own(context.Background()), lua.TemplatesKey)
+	if err == nil {
+		set, id, err = lua.ReadTemplates(t.ctx, t, id)
+	}
+	ts.mu.Lock()
+	defer ts.mu.Unlock()
+	ts.learn(set, id, err)
+	ts.flight, l.err = nil, err
+	close(l.done)
 }
 
-// isLazy reports whether a key is a lazy template's.
-func (c *Client) isLazy(ctx context.Context, key string) bool {
-	t := c.templates.of(ctx, key)
-	return t != nil && t.Enforce == policy.EnforceLazy
-}
-
-// sendReturn makes the call of a return. A lazy bucket has no eras, and a refilled
-// one that doesn't exist is full.
-func (c *Client) sendReturn(ctx context.Context, key string, n, era int64) (lua.ReturnReply, error) {
-	t := c.templates.of(ctx, key)
-	if t != nil && t.Enforce == policy.EnforceLazy {
-		return lua.ReturnReply{}, lua.LazyReturn(ctx, c.store, key, &t.Terms, n)
+// learn takes in what a look found. The lock is held.
+func (ts *templates) learn(set *policy.Templates, id string, err error) {
+	ts.ended = time.Now()
+	pause := templatesEvery
+	switch known := ts.set.Load(); {
+	case err != nil && ts.due.Load() == 0 && unreached(err): // the next one waits, too
+		return
+	case err != nil || id == "":
+		pause = templatesSeldom
+	case set == nil: // the one that is known
+		ts.lower = time.Time{}
+	case set.Version() < known.Version() && ts.lower.IsZero():
+		ts.lower = ts.ended
+	case set.Version() < known.Version() && ts.ended.Sub(ts.lower) < templatesBack:
+	default:
+		ts.store(set)
+		ts.id, ts.lower = id, time.Time{}
 	}
-	reply, err := lua.Return(ctx, c.store, key, n, era)
-	if t != nil && errors.Is(err, lua.ErrUnknownBucket) {
-		return lua.ReturnReply{Clamped: n}, nil
-	}
-	return reply, err
-}
-
-// sendPeek makes the call of a look at a bucket.
-func (c *Client) sendPeek(ctx context.Context, key string) (lua.PeekReply, error) {
-	t := c.templates.of(ctx, key)
-	if t == nil || t.Enforce == policy.EnforceRefilled {
-		reply, err := lua.Peek(ctx, c.store, key, 1)
-		if t == nil {
-			t = c.templates.unknown(ctx, key, err)
-		}
-		switch {
-		case t == nil || !errors.Is(err, lua.ErrUnknownBucket):
-			return reply, err
-		case t.Enforce == policy.EnforceRefilled: // as its first take finds it
-			own, err := lua.Limit(ctx, c.store, key)
-			if own == nil {
-				own = &t.Terms
-			}
-			return lua.PeekReply{Tokens: own.Initial, Terms: own}, err
-		}
-	}
-	r, err := lua.LazyPeek(ctx, c.store, key, &t.Terms, 1)
-	if err != nil {
-		return lua.PeekReply{}, err
-	}
-	if r.Terms == nil {
-		r.Terms = &t.Terms
-	}
-	// What it lacks, less whole tokens, is the credit of the next one.
-	carry := (r.Terms.Capacity-r.Remaining)*r.Terms.Per - r.Reset.Microseconds()*r.Terms.Tokens
-	return lua.PeekReply{
-		Tokens: r.Remaining, Wait: r.Runs[0].Wait, Terms: r.Terms, Carry: min(max(carry, 0), r.Terms.Per-1), Refilled: r.Refilled,
-	}, nil
-}
-
-// isApart reports whether the active sets are on other servers than the buckets.
-func isApart(rdb redis.UniversalClient) bool {
-	_, single := rdb.(*redis.Client)
-	return !single
+	ts.due.Store(int64(ts.ended.Add(pause).Sub(ts.start)))
 }

@@ -23,7 +23,7 @@ func lazyTemplate(prefix string, capacity int64, rate policy.Rate) policy.Templa
 func TestEveryKeyOfALazyTemplateIsABucket(t *testing.T) {
 	t.Parallel()
 	ctx, rdb := t.Context(), testenv.Redis(t).Client()
-	c, err := fetch.New(rdb, fetch.WithDeadline(20*time.Second), fetch.WithTemplates(
+	c, err := fetch.New(rdb, fetch.WithTimeout(20*time.Second), fetch.WithTemplates(
 		lazyTemplate("user:", 60, policy.Rate{Tokens: 1, Per: time.Hour}), lazyTemplate("user:fast:", 10, policy.PerSecond(200))))
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, c.Close(context.WithoutCancel(ctx))) })
@@ -74,7 +74,7 @@ func TestEveryKeyOfALazyTemplateIsABucket(t *testing.T) {
 func TestATemplatesKeyMayHaveItsOwnPolicy(t *testing.T) {
 	t.Parallel()
 	ctx, rdb := t.Context(), testenv.Redis(t).Client()
-	c, err := fetch.New(rdb, fetch.WithDeadline(20*time.Second), fetch.WithTemplates(lazyTemplate("user:", 60, policy.PerSecond(1))))
+	c, err := fetch.New(rdb, fetch.WithTimeout(20*time.Second), fetch.WithTemplates(lazyTemplate("user:", 60, policy.PerSecond(1))))
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, c.Close(context.WithoutCancel(ctx))) })
 	own, err := lazyTemplate("user:", 60, policy.PerSecond(1)).With(policy.Override{Capacity: 600})
@@ -91,8 +91,8 @@ func TestATemplatesKeyMayHaveItsOwnPolicy(t *testing.T) {
 func TestConcurrentTakesOfALazyBucketAdmitItsCapacity(t *testing.T) {
 	t.Parallel()
 	ctx, rdb := t.Context(), testenv.Redis(t).Client()
-	for _, coalesce := range []bool{true, false} {
-		c, err := fetch.New(rdb, fetch.WithDeadline(20*time.Second), fetch.WithCoalescing(coalesce), fetch.WithDenyCache(false),
+	for _, remembers := range []bool{true, false} {
+		c, err := fetch.New(rdb, fetch.WithTimeout(20*time.Second), fetch.WithDenyCache(false),
 			fetch.WithTemplates(lazyTemplate("", 100, policy.Rate{Tokens: 1, Per: 24 * time.Hour})))
 		require.NoError(t, err)
 		var admitted atomic.Int64
@@ -100,7 +100,7 @@ func TestConcurrentTakesOfALazyBucketAdmitItsCapacity(t *testing.T) {
 		for range 50 {
 			wg.Go(func() {
 				for range 20 {
-					r, err := c.Take(ctx, "any"+map[bool]string{true: "1", false: "2"}[coalesce], 1)
+					r, err := c.Take(ctx, "any"+map[bool]string{true: "1", false: "2"}[remembers], 1)
 					if err != nil {
 						t.Error(err)
 					} else if r.OK {

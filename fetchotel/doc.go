@@ -11,10 +11,11 @@
 //	refiller.tokens     asked for, or used
 //	refiller.outcome    taken, denied, done, or what went wrong: see fetch.Outcome.Name
 //	refiller.taken      tokens, if any
-//	refiller.source     who answered: shared, leased, cached, rescued, fallback, shadow
+//	refiller.source     who answered: shared, leased, cached, rescued, fallback
+//	refiller.shadow     true if a bucket in shadow mode would have denied the call
 //	refiller.reason     why the bucket's server did not answer; missing if it did
 //
-// Only a call that ends with an error is one in the span's status: a denial is an
-// answer. A call that joins others in one script call has its own span, and the
+// Only a call that ends with an error is one in the span's status, whose description
+// is the outcome: the text of the error has the key. A denial is an answer. A call that joins others in one script call has its own span, and the
 // commands are below the span of the call that makes it.
 package fetchotel

@@ -48,16 +48,19 @@ func (h *Hook) End(ctx context.Context, call fetch.Call, o fetch.Outcome) {
 	if !span.IsRecording() {
 		return
 	}
-	span.SetAttributes(attribute.String("refiller.outcome", o.Name(call.Op)))
+	outcome := o.Name(call.Op)
+	span.SetAttributes(attribute.String("refiller.outcome", outcome))
 	if o.Reason != fetch.ReasonNone {
 		span.SetAttributes(attribute.String("refiller.reason", o.Reason.String()))
 	}
 	if o.Err != nil {
-		span.RecordError(o.Err)
-		span.SetStatus(codes.Error, o.Err.Error())
+		span.SetStatus(codes.Error, outcome) // the error's text has the key
 		return
 	}
 	span.SetAttributes(attribute.String("refiller.source", o.Result.Source.Kind.String()))
+	if o.Result.Shadow {
+		span.SetAttributes(attribute.Bool("refiller.shadow", true))
+	}
 	if o.Result.Taken > 0 {
 		span.SetAttributes(attribute.Int64("refiller.taken", o.Result.Taken))
 	}

@@ -13,6 +13,7 @@
 //	refiller_consumer_tokens_taken_total{policy, source}
 //	refiller_consumer_call_seconds{op}
 //	refiller_consumer_degraded_total{policy, reason}
+//	refiller_consumer_shadowed_total{policy}
 //
 // outcome is taken, denied or done, or what went wrong: unavailable, deadline,
 // cancelled, unknown_bucket, exceeds_capacity, refused. With Watch, the Client's

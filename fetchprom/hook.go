@@ -48,6 +48,7 @@ type Hook struct {
 	calls    *prometheus.CounterVec
 	tokens   *prometheus.CounterVec
 	degraded *prometheus.CounterVec
+	shadowed *prometheus.CounterVec
 	seconds  *prometheus.HistogramVec
 }
 
@@ -70,6 +71,7 @@ func New(policy func(key string) string) *Hook {
 		calls:    counter("calls_total", "Calls of the SDK, by how they ended and who answered.", "op", "policy", "outcome", "source"),
 		tokens:   counter("tokens_taken_total", "Tokens taken, by who gave them.", "policy", "source"),
 		degraded: counter("degraded_total", "Calls that the bucket's server did not answer, by the reason.", "policy", "reason"),
+		shadowed: counter("shadowed_total", "Takes that were admitted although a bucket in shadow mode had too few tokens.", "policy"),
 		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "refiller_consumer_call_seconds", Help: "Time of the SDK's calls, waits for tokens included.",
 			Buckets: []float64{.00001, .0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .06, .1, .25, 1, 10},
@@ -92,11 +94,24 @@ func (h *Hook) End(_ context.Context, call fetch.Call, o fetch.Outcome) {
 	}
 	h.calls.WithLabelValues(op, policy, o.Name(call.Op), source).Inc()
 	h.seconds.WithLabelValues(op).Observe(o.Duration.Seconds())
-	if o.Result.Taken > 0 {
-		h.tokens.WithLabelValues(policy, source).Add(float64(o.Result.Taken))
+	if o.Results == nil {
+		h.count(policy, o.Result)
+	}
+	for i, r := range o.Results { // each bucket's are its own
+		h.count(h.policy(call.Requests[i].Key), r)
 	}
 	if o.Reason != fetch.ReasonNone {
 		h.degraded.WithLabelValues(policy, o.Reason.String()).Inc()
+	}
+}
+
+// count counts what a bucket gave.
+func (h *Hook) count(policy string, r fetch.Result) {
+	if r.Taken > 0 {
+		h.tokens.WithLabelValues(policy, r.Source.Kind.String()).Add(float64(r.Taken))
+	}
+	if r.Shadow {
+		h.shadowed.WithLabelValues(policy).Inc()
 	}
 }
 
@@ -116,7 +131,7 @@ var (
 
 // Describe implements prometheus.Collector.
 func (h *Hook) Describe(ch chan<- *prometheus.Desc) {
-	for _, c := range []prometheus.Collector{h.calls, h.tokens, h.degraded, h.seconds} {
+	for _, c := range []prometheus.Collector{h.calls, h.tokens, h.degraded, h.shadowed, h.seconds} {
 		c.Describe(ch)
 	}
 	for _, d := range []*prometheus.Desc{descRescues, descOpened, descAbandoned, descReturned, descClamped, descLost, descLeased} {
@@ -126,7 +141,7 @@ func (h *Hook) Describe(ch chan<- *prometheus.Desc) {
 
 // Collect implements prometheus.Collector.
 func (h *Hook) Collect(ch chan<- prometheus.Metric) {
-	for _, c := range []prometheus.Collector{h.calls, h.tokens, h.degraded, h.seconds} {
+	for _, c := range []prometheus.Collector{h.calls, h.tokens, h.degraded, h.shadowed, h.seconds} {
 		c.Collect(ch)
 	}
 	c := h.client.Load()
@@ -135,7 +150,7 @@ func (h *Hook) Collect(ch chan<- prometheus.Metric) {
 	}
 	s := c.Stats()
 	for d, n := range map[*prometheus.Desc]int64{
-		descRescues: s.Rescues, descOpened: s.Shut, descAbandoned: s.Abandoned, descReturned: s.Returned, descClamped: s.Clamped, descLost: s.Lost,
+		descRescues: s.Rescues, descOpened: s.BreakerOpened, descAbandoned: s.Abandoned, descReturned: s.Returned, descClamped: s.Clamped, descLost: s.Lost,
 	} {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(n))
 	}

@@ -41,6 +41,10 @@ func TestCallsAreCountedByPolicyOutcomeAndSource(t *testing.T) {
 	for _, err := range []error{fetch.ErrDeadline, context.DeadlineExceeded, context.Canceled, fetch.ErrExceedsCapacity, errors.New("other")} {
 		end(fetch.OpWait, "checkout", fetch.Outcome{Err: err})
 	}
+	all := []fetch.Result{{OK: true, Taken: 4}, {OK: true, Taken: 5, Shadow: true}}
+	h.End(context.Background(), fetch.Call{
+		Op: fetch.OpTakeAll, Key: "user:1", Tokens: 9, Requests: []fetch.Request{{Key: "user:1", N: 4}, {Key: "checkout", N: 5}},
+	}, fetch.Outcome{Result: fetch.Result{OK: true, Taken: 9}, Results: all})
 	end(fetch.OpPeek, "checkout", fetch.Outcome{})
 	end(fetch.OpReturn, "checkout", fetch.Outcome{})
 
@@ -56,7 +60,9 @@ func TestCallsAreCountedByPolicyOutcomeAndSource(t *testing.T) {
 		`refiller_consumer_calls_total{op="wait",outcome="refused",policy="checkout",source="none"} 1`,
 		`refiller_consumer_calls_total{op="peek",outcome="done",policy="checkout",source="shared"} 1`,
 		`refiller_consumer_calls_total{op="return",outcome="done",policy="checkout",source="shared"} 1`,
-		`refiller_consumer_tokens_taken_total{policy="checkout",source="shared"} 3`,
+		`refiller_consumer_tokens_taken_total{policy="checkout",source="shared"} 8`,
+		`refiller_consumer_tokens_taken_total{policy="user:*",source="shared"} 4`,
+		`refiller_consumer_shadowed_total{policy="checkout"} 1`,
 		`refiller_consumer_tokens_taken_total{policy="user:vip:*",source="fallback"} 2`,
 		`refiller_consumer_degraded_total{policy="user:vip:*",reason="deadline"} 1`,
 		`refiller_consumer_degraded_total{policy="other",reason="busy"} 1`,

@@ -130,13 +130,28 @@ type LimitResult struct {
 // a limit of pacing among them, the work begins after Decision.Wait. keys are one
 // for all limits, or one for each: then, on a Cluster, they must be in one slot.
 func (m *Many) Decide(ctx context.Context, n int64, keys ...string) (Decision, error) {
-	return m.do(ctx, decide.Take, n, keys)
+	return m.do(ctx, decide.Take, n, keys, nil)
 }
 
-// Take is Decide with one key, and the wait. When ctx ends before that, what was
-// taken stays taken and the error is that of ctx.
-func (m *Many) Take(ctx context.Context, key string, n int64) (fetch.Result, error) {
-	d, err := m.Decide(ctx, n, key)
+// Undo gives back what a decision took, with the keys that it was asked for: to the windows in which it was taken, as far as
+// they are under way. A limit of pacing takes no place back. Call it once for a Decision.
+func (m *Many) Undo(ctx context.Context, d Decision, keys ...string) error {
+	if d.Taken == 0 || len(d.Limits) != len(m.rules) {
+		return nil
+	}
+	_, err := m.do(ctx, decide.Return, d.Taken, keys, d.Limits)
+	return err
+}
+
+// Take is Decide with one key, and the wait. Its option is fetch.WithTimeout, for the answer. When ctx ends before the wait
+// does, what was taken stays taken and the error is that of ctx.
+func (m *Many) Take(ctx context.Context, key string, n int64, opts ...fetch.CallOption) (fetch.Result, error) {
+	within, cancel, err := decide.Within(ctx, opts)
+	if err != nil {
+		return fetch.Result{}, err
+	}
+	d, err := m.Decide(within, n, key)
+	cancel()
 	if err == nil {
 		err = decide.Wait(ctx, d.Wait)
 	}
@@ -148,33 +163,29 @@ func (m *Many) Take(ctx context.Context, key string, n int64) (fetch.Result, err
 
 // Peek tells what is left and takes nothing; OK if every limit has a token.
 func (m *Many) Peek(ctx context.Context, keys ...string) (Decision, error) {
-	return m.do(ctx, decide.Peek, 1, keys)
+	return m.do(ctx, decide.Peek, 1, keys, nil)
 }
 
-// Return gives n tokens back to every limit; a limit of pacing takes no place
-// back.
+// Return gives n tokens back to every limit, to the windows that are under way; a limit of pacing takes no place back. It is
+// for tokens whose Decision is gone.
 func (m *Many) Return(ctx context.Context, key string, n int64) error {
-	_, err := m.do(ctx, decide.Return, n, []string{key})
+	_, err := m.do(ctx, decide.Return, n, []string{key}, nil)
 	return err
 }
 
-func (m *Many) do(ctx context.Context, what decide.What, n int64, keys []string) (Decision, error) {
-	all := keys
-	switch len(keys) {
-	case len(m.rules):
-	case 1:
-		all = make([]string, len(m.rules))
-		for i := range all {
-			all[i] = keys[0]
-		}
-	default:
+// do makes a call; taken is what was taken, of a return of that.
+func (m *Many) do(ctx context.Context, what decide.What, n int64, keys []string, taken []LimitResult) (Decision, error) {
+	if len(keys) != 1 && len(keys) != len(m.rules) {
 		return Decision{}, fmt.Errorf("%w: %d keys; want 1 or %d", ErrConfig, len(keys), len(m.rules))
 	}
-	if m.slots {
-		for _, k := range all[1:] {
-			if lua.Slot(k) != lua.Slot(all[0]) {
-				return Decision{}, fmt.Errorf("%w: %q and %q", ErrSlots, all[0], k)
-			}
+	all := make([]decide.Ask, len(m.rules))
+	for i := range all {
+		all[i].Key = keys[min(i, len(keys)-1)]
+		if taken != nil {
+			all[i].Era = taken[i].Era
+		}
+		if m.slots && lua.Slot(all[i].Key) != lua.Slot(keys[0]) {
+			return Decision{}, fmt.Errorf("%w: %q and %q", ErrSlots, keys[0], all[i].Key)
 		}
 	}
 	outcomes, _, err := m.engine.Decide(ctx, what, n, all...)

@@ -164,9 +164,9 @@ func TestTenThousandTakesOnAThousandAdmitAThousand(t *testing.T) {
 		terms := policy.Policy{Capacity: 1000, Rate: policy.Rate{Tokens: 1, Per: 24 * time.Hour}}.Terms(policy.Fence{})
 		_, err = lua.Refill(t.Context(), rdb, "bucket", policy.Call{Create: policy.CreateInitial, Terms: &terms})
 		require.NoError(t, err)
-		client, err := fetch.New(rdb, fetch.WithDeadline(time.Minute))
+		client, err := fetch.New(rdb, fetch.WithTimeout(time.Minute))
 		require.NoError(t, err)
-		buckets := limit.Buckets(client)
+		var buckets limit.Limiter = client
 		limittest.AdmitExactly(t, func(ctx context.Context) (fetch.Result, error) { return buckets.Take(ctx, "bucket", 1) })
 		require.NoError(t, client.Close(t.Context()))
 		require.Equal(t, "0", rdb.Get(t.Context(), "bucket").Val(), name)

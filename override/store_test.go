@@ -57,7 +57,7 @@ func counts(t *testing.T, rdb redis.UniversalClient) {
 	}
 	lazy, refilled := users("lazy:", policy.EnforceLazy), users("user:", policy.EnforceRefilled)
 	renew(lazy, refilled)
-	c, err := fetch.New(rdb, fetch.WithDeadline(20*time.Second))
+	c, err := fetch.New(rdb, fetch.WithTimeout(20*time.Second))
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, c.Close(context.WithoutCancel(ctx))) })
 	require.Empty(t, overrides(t, s))

@@ -59,7 +59,7 @@ func (c *connection) with(do func(*fetch.Client) error) error {
 		return err
 	}
 	defer rdb.Close()
-	client, err := fetch.New(rdb, fetch.WithDeadline(callDeadline))
+	client, err := fetch.New(rdb, fetch.WithTimeout(callDeadline))
 	if err != nil {
 		return err
 	}

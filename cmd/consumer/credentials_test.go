@@ -79,7 +79,7 @@ func TestErrorsThatProveThatNothingRanSaySo(t *testing.T) {
 		open    bool
 	}{
 		"refused":        {fields.Environment{"REFILLER_REDIS_URL": "redis://127.0.0.1:1"}, "connection refused", false},
-		"no password":    {fields.Environment{"REFILLER_REDIS_URL": address}, "NOAUTH", false},
+		"no password":    {fields.Environment{"REFILLER_REDIS_URL": address}, "unauthenticated", false},
 		"wrong password": {fields.Environment{"REFILLER_REDIS_URL": address, "REFILLER_REDIS_PASSWORD": "wrong"}, "WRONGPASS", false},
 		"wrong user":     {fields.Environment{"REFILLER_REDIS_URL": address, "REFILLER_REDIS_USERNAME": "x", "REFILLER_REDIS_PASSWORD": "x"}, "WRONGPASS", false},
 		"other keys":     {fields.Environment{"REFILLER_REDIS_URL": address, "REFILLER_REDIS_USERNAME": "others", "REFILLER_REDIS_PASSWORD": "p"}, "NOPERM", false},

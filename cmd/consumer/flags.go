@@ -5,6 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/tokenrefill/refiller/fetch"
 	"github.com/tokenrefill/refiller/policy"
 )
 
@@ -14,4 +15,12 @@ func addTokensFlag(cmd *cobra.Command, n *int64, usage string) {
 		*n, err = parseWhole(s, 1, policy.MaxTokens)
 		return err
 	}}, "tokens", "n", usage)
+}
+
+// addLeaveFlag adds --leave.
+func addLeaveFlag(cmd *cobra.Command, o *fetch.LeaveOption) {
+	cmd.Flags().Var(value{"tokens", policy.Leave(*o).String(), func(s string) (err error) {
+		*o, err = fetch.ParseLeave(s)
+		return err
+	}}, "leave", "what must be left: a number of tokens, or of percent of the capacity, as 20%")
 }

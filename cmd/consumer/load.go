@@ -105,7 +105,7 @@ func newLoadCommand(e env) *cobra.Command {
 // run makes the load until the duration is over or ctx ends. Takes that have begun are finished, so that every token
 // taken is counted.
 func (l *load) run(ctx context.Context, rdb redis.UniversalClient, live io.Writer) (report, error) {
-	client, err := fetch.New(rdb, fetch.WithDeadline(callDeadline), fetch.WithConcurrency(l.concurrency))
+	client, err := fetch.New(rdb, fetch.WithTimeout(callDeadline), fetch.WithConcurrency(l.concurrency))
 	if err != nil {
 		return report{}, err
 	}

@@ -14,7 +14,7 @@ import (
 )
 
 func newReserveCommand(e env) *cobra.Command {
-	conn, out, n := connection{environ: e.environ}, output{}, int64(1)
+	conn, out, n, leave := connection{environ: e.environ}, output{}, int64(1), fetch.LeaveOption{}
 	ttl, id, debt := time.Duration(0), "", false
 	cmd := &cobra.Command{
 		Use:   "reserve KEY --ttl TIME",
@@ -28,7 +28,7 @@ func newReserveCommand(e env) *cobra.Command {
 			if err := out.check(); err != nil {
 				return err
 			}
-			var opts []fetch.ReserveOption
+			opts := []fetch.CallOption{leave}
 			if cmd.Flags().Changed("id") {
 				opts = append(opts, fetch.WithReservationID(id))
 			}
@@ -58,6 +58,7 @@ func newReserveCommand(e env) *cobra.Command {
 		},
 	}
 	addTokensFlag(cmd, &n, "how many tokens")
+	addLeaveFlag(cmd, &leave)
 	cmd.Flags().DurationVar(&ttl, "ttl", ttl, fmt.Sprintf("how long the tokens are held at most: %s to %s", policy.MinHold, policy.MaxHold))
 	cmd.Flags().StringVar(&id, "id", id, "name of the reservation, unlike any other of the bucket; a random one if left out")
 	cmd.Flags().BoolVar(&debt, "debt", debt, "have later refills pay for what is used beyond the reservation and the bucket")

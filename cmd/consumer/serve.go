@@ -59,7 +59,7 @@ func newServeCommand(e env) *cobra.Command {
 	f.StringArrayVar(&o.GRPC, "grpc", []string{"127.0.0.1:8081"}, "address for gRPC and Envoy, or none")
 	f.StringArrayVar(&o.Admin, "admin", nil, "address for probes and metrics alone, over plain HTTP: they are there at --http too, with the buckets")
 	f.IntVar(&s.poolSize, "redis-connections", 2*redisconn.DefaultPoolSize, "most connections to each Redis server")
-	f.DurationVar(&s.deadline, "deadline", fetch.DefaultDeadline, "how long a call to Redis may take")
+	f.DurationVar(&s.deadline, "deadline", fetch.DefaultTimeout, "how long a call to Redis may take")
 	f.StringArrayVar(&s.policies, "metrics-policy", nil, "a bucket, or a prefix with a * behind it, that has a label of its own at /metrics; the others share one")
 	f.StringArrayVar(&s.limitFiles, "envoy", nil, "file of rate limits for Envoy, one domain each")
 	f.BoolVar(&s.shadow, "envoy-shadow", false, "answer OK to Envoy whatever the limits say")
@@ -104,7 +104,7 @@ func (s *serve) run(cmd *cobra.Command, e env) error {
 	}
 	defer rdb.Close()
 	hook := fetchprom.New(fetchprom.Policies(s.policies...))
-	if s.options.Client, err = fetch.New(rdb, fetch.WithDeadline(s.deadline), fetch.WithHook(hook)); err != nil {
+	if s.options.Client, err = fetch.New(rdb, fetch.WithTimeout(s.deadline), fetch.WithHook(hook)); err != nil {
 		return err
 	}
 	hook.Watch(s.options.Client)

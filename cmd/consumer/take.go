@@ -10,7 +10,7 @@ import (
 )
 
 func newTakeCommand(e env) *cobra.Command {
-	conn, out, n := connection{environ: e.environ}, output{}, int64(1)
+	conn, out, n, leave := connection{environ: e.environ}, output{}, int64(1), fetch.LeaveOption{}
 	cmd := &cobra.Command{
 		Use:     "take KEY",
 		Short:   "Take tokens, all or none",
@@ -23,7 +23,7 @@ func newTakeCommand(e env) *cobra.Command {
 			}
 			key := args[0]
 			return conn.with(func(c *fetch.Client) error {
-				r, err := c.Take(cmd.Context(), key, n)
+				r, err := c.Take(cmd.Context(), key, n, leave)
 				if err != nil {
 					return err
 				}
@@ -42,6 +42,7 @@ func newTakeCommand(e env) *cobra.Command {
 		},
 	}
 	addTokensFlag(cmd, &n, "how many tokens")
+	addLeaveFlag(cmd, &leave)
 	conn.addFlags(cmd)
 	out.addFlags(cmd)
 	return cmd

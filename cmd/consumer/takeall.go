@@ -13,7 +13,7 @@ import (
 )
 
 func newTakeAllCommand(e env) *cobra.Command {
-	conn, out := connection{environ: e.environ}, output{}
+	conn, out, leave := connection{environ: e.environ}, output{}, fetch.LeaveOption{}
 	cmd := &cobra.Command{
 		Use:   "take-all KEY[=N]...",
 		Short: "Take tokens of several buckets, all or none",
@@ -32,7 +32,7 @@ func newTakeAllCommand(e env) *cobra.Command {
 				}
 			}
 			return conn.with(func(c *fetch.Client) error {
-				r, err := c.TakeAll(cmd.Context(), reqs...)
+				r, err := c.TakeAll(cmd.Context(), reqs, leave)
 				if err != nil {
 					return err
 				}
@@ -46,6 +46,7 @@ func newTakeAllCommand(e env) *cobra.Command {
 			})
 		},
 	}
+	addLeaveFlag(cmd, &leave)
 	conn.addFlags(cmd)
 	out.addFlags(cmd)
 	return cmd

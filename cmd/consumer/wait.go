@@ -13,7 +13,7 @@ import (
 )
 
 func newWaitCommand(e env) *cobra.Command {
-	conn, out, n, timeout := connection{environ: e.environ}, output{}, int64(1), time.Duration(0)
+	conn, out, n, timeout, leave := connection{environ: e.environ}, output{}, int64(1), time.Duration(0), fetch.LeaveOption{}
 	cmd := &cobra.Command{
 		Use:   "wait KEY",
 		Short: "Take tokens as soon as they are there",
@@ -37,7 +37,7 @@ func newWaitCommand(e env) *cobra.Command {
 					defer cancel()
 				}
 				began := time.Now()
-				err := c.Wait(ctx, key, n)
+				err := c.Wait(ctx, key, n, leave)
 				// Redis that is away is an error, whichever deadline ends the call to it.
 				late := errors.Is(err, fetch.ErrDeadline) || errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, fetch.ErrUnavailable)
 				if err != nil && !late {
@@ -60,6 +60,7 @@ func newWaitCommand(e env) *cobra.Command {
 		},
 	}
 	addTokensFlag(cmd, &n, "how many tokens")
+	addLeaveFlag(cmd, &leave)
 	cmd.Flags().DurationVar(&timeout, "timeout", timeout, "longest wait; 0 for any")
 	conn.addFlags(cmd)
 	out.addFlags(cmd)

@@ -20,13 +20,15 @@ type Result struct {
 	Source       string `json:"source"`
 	OnFloor      bool   `json:"on_floor,omitempty"`
 	Outstanding  int64  `json:"outstanding,omitempty"`
+	Shadow       bool   `json:"shadow,omitempty"` // a bucket in shadow mode would have denied it
 }
 
 // NewResult is r, of the bucket key.
 func NewResult(key string, r fetch.Result) Result {
 	return Result{
 		Key: key, OK: r.OK, Taken: r.Taken, Remaining: r.Remaining, Limit: r.Limit,
-		RetryAfterMS: millis(r.RetryAfter), ResetAfterMS: millis(r.ResetAfter), Source: r.Source.String(), OnFloor: r.OnFloor, Outstanding: r.Outstanding,
+		RetryAfterMS: millis(r.RetryAfter), ResetAfterMS: millis(r.ResetAfter), Source: r.Source.String(), OnFloor: r.OnFloor,
+		Outstanding: r.Outstanding, Shadow: r.Shadow,
 	}
 }
 

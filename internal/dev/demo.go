@@ -35,7 +35,7 @@ type taken struct {
 
 func newConsumer(rdb redis.UniversalClient) (*consumer, error) {
 	// What the demonstration shows are the replicas' refills.
-	client, err := fetch.New(rdb, fetch.WithDeadline(takeDeadline), fetch.WithRescue(false))
+	client, err := fetch.New(rdb, fetch.WithTimeout(takeDeadline), fetch.WithRescue(false))
 	if err != nil {
 		return nil, fmt.Errorf("dev: demo consumer: %w", err)
 	}

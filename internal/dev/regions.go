@@ -210,7 +210,7 @@ func (p *regions) startServers(ctx context.Context) (closeAll func(), err error)
 		rdb := redis.NewClient(&redis.Options{Addr: store.Addr(), ContextTimeoutEnabled: true})
 		closers = append(closers, func() { _ = rdb.Close() }) // nothing is under way
 		r := &region{name: name, url: "redis://" + store.Addr(), store: rdb, etcd: proxy}
-		if r.client, err = fetch.New(rdb, fetch.WithDeadline(takeDeadline)); err != nil {
+		if r.client, err = fetch.New(rdb, fetch.WithTimeout(takeDeadline)); err != nil {
 			return closeAll, fmt.Errorf("dev: demo consumer: %w", err)
 		}
 		p.list = append(p.list, r)

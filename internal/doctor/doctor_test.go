@@ -81,7 +81,7 @@ func everything(t *testing.T, rdb, admin *redis.Client) error {
 	_, e1 := lua.Reset(ctx, rdb, key, 10)
 	_, e2 := lua.Grant(ctx, rdb, key, 5)
 	perUser := policy.Template{Prefix: "user:", Enforce: policy.EnforceLazy, Policy: policy.Policy{Capacity: 10, Rate: policy.PerSecond(1)}}
-	c, err := fetch.New(rdb, fetch.WithDeadline(time.Minute), fetch.WithBreaker(false), fetch.WithTemplates(perUser))
+	c, err := fetch.New(rdb, fetch.WithTimeout(time.Minute), fetch.WithTemplates(perUser))
 	require.NoError(t, err)
 	defer func() { _ = c.Close(ctx) }()
 	_, e3 := c.Take(ctx, key, 1)
@@ -96,7 +96,7 @@ func everything(t *testing.T, rdb, admin *redis.Client) error {
 	_, e8 := lua.Add(ctx, rdb, "foreign", 1, 10, 0)
 	_, e9 := lua.Add(ctx, rdb, "foreign", 1, 10, 0)
 	_, e10 := c.Take(ctx, key, 1, fetch.WithRequestID("request"))
-	_, e11 := c.TakeAll(ctx, fetch.Request{Key: key, N: 1})
+	_, e11 := c.TakeAll(ctx, []fetch.Request{{Key: key, N: 1}})
 	_, e12 := lua.Live(ctx, rdb, key, "consumer", time.Minute)
 	_, e13 := c.Take(ctx, "user:1", 1)
 	_, e14 := c.Take(ctx, "user:1", 1)
@@ -111,7 +111,7 @@ func ofATemplate(ctx context.Context, rdb *redis.Client) error {
 		Capacity: 10, Rate: policy.PerSecond(1), Interval: time.Second,
 	}}}, nil)
 	_, e2 := lua.PublishTemplates(ctx, rdb, set)
-	c, e3 := fetch.New(rdb, fetch.WithDeadline(time.Minute), fetch.WithBreaker(false))
+	c, e3 := fetch.New(rdb, fetch.WithTimeout(time.Minute))
 	if err := errors.Join(e1, e3); err != nil {
 		return err
 	}

@@ -11,8 +11,11 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
+// unauthenticated is how Redis refuses a command of more than ten words before a login.
+const unauthenticated = "ERR Protocol error: unauthenticated"
+
 // refusals begin the answers of a server that has run nothing of a command or script.
-var refusals = []string{"NOAUTH", "WRONGPASS", "NOPERM", "LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN"}
+var refusals = []string{"NOAUTH", unauthenticated, "WRONGPASS", "NOPERM", "LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN"}
 
 // alerts are those of a server that refuses a TLS connection: handshake failure, certificates that are bad, unsupported,
 // revoked, expired or unknown, unknown authority, access denied, certificate required.

@@ -94,7 +94,7 @@ func TestConsumersTakeFromTheBucketsThatReplicasRefill(t *testing.T) {
 	}
 	first := running(t, with(7, 100), replica.Options{})
 	second := running(t, with(7, 100), replica.Options{})
-	c, err := fetch.New(rdb, fetch.WithDeadline(20*time.Second), fetch.WithRescue(false))
+	c, err := fetch.New(rdb, fetch.WithTimeout(20*time.Second), fetch.WithRescue(false))
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, c.Close(context.WithoutCancel(ctx))) })
 	eventually(t, "the template is published", func() bool {

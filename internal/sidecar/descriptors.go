@@ -12,6 +12,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
+	"github.com/tokenrefill/refiller/fetch"
 	"github.com/tokenrefill/refiller/limit/window"
 )
 
@@ -57,7 +58,8 @@ type rateLimit struct {
 	unlimited bool
 	shadow    bool
 	quota     bool
-	bucket    template // of the bucket's name
+	bucket    template          // of the bucket's name
+	leave     fetch.LeaveOption // of the bucket
 	windowed  bool
 	unit      unit
 	requests  uint32 // per unit
@@ -84,6 +86,7 @@ type fileDescriptor struct {
 
 type fileLimit struct {
 	Bucket          string         `yaml:"bucket"`
+	Leave           string         `yaml:"leave"`
 	Unit            string         `yaml:"unit"`
 	RequestsPerUnit *uint32        `yaml:"requests_per_unit"`
 	Unlimited       bool           `yaml:"unlimited"`
@@ -207,6 +210,9 @@ func (p *parser) limit(at string, d fileDescriptor, path []fileDescriptor) *rate
 		p.bad(at, "shadow_mode and quota_mode exclude each other")
 	}
 	at += ".rate_limit"
+	if f.Leave != "" && f.Bucket == "" {
+		p.bad(at+".leave", "it goes with a bucket")
+	}
 	hasWindow := f.Unit != "" || f.RequestsPerUnit != nil
 	switch {
 	case f.Bucket != "" && !hasWindow && !f.Unlimited:
@@ -215,6 +221,11 @@ func (p *parser) limit(at string, d fileDescriptor, path []fileDescriptor) *rate
 			p.bad(at+".bucket", "%v", err)
 		}
 		l.bucket = t
+		if f.Leave != "" {
+			if l.leave, err = fetch.ParseLeave(f.Leave); err != nil {
+				p.bad(at+".leave", "%v", err)
+			}
+		}
 	case hasWindow && f.Bucket == "" && !f.Unlimited:
 		l.windowed = true
 		var ok bool

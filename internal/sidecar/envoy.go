@@ -35,16 +35,10 @@ type Windows struct {
 
 // taker is what a descriptor takes from.
 type taker interface {
-	Take(ctx context.Context, key string, n int64) (fetch.Result, error)
-	Peek(ctx context.Context, key string) (fetch.Result, error)
-	Return(ctx context.Context, key string, n int64) error
-}
-
-// buckets is the taker of buckets.
-type buckets struct{ *fetch.Client }
-
-func (b buckets) Take(ctx context.Context, key string, n int64) (fetch.Result, error) {
-	return b.Client.Take(ctx, key, n)
+	Take(ctx context.Context, key string, n int64, opts ...fetch.CallOption) (fetch.Result, error)
+	Peek(ctx context.Context, key string, opts ...fetch.CallOption) (fetch.Result, error)
+	Undo(ctx context.Context, key string, r fetch.Result) error
+	Return(ctx context.Context, key string, n int64, opts ...fetch.CallOption) error
 }
 
 // windows makes takers of so many requests in a unit of time.
@@ -70,36 +64,44 @@ type timed struct {
 	deadline time.Duration
 }
 
-func (t timed) Take(ctx context.Context, key string, n int64) (fetch.Result, error) {
+func (t timed) Take(ctx context.Context, key string, n int64, opts ...fetch.CallOption) (fetch.Result, error) {
 	ctx, cancel := context.WithTimeout(ctx, t.deadline)
 	defer cancel()
-	return t.taker.Take(ctx, key, n)
+	return t.taker.Take(ctx, key, n, opts...)
 }
 
-func (t timed) Peek(ctx context.Context, key string) (fetch.Result, error) {
+func (t timed) Peek(ctx context.Context, key string, opts ...fetch.CallOption) (fetch.Result, error) {
 	ctx, cancel := context.WithTimeout(ctx, t.deadline)
 	defer cancel()
-	return t.taker.Peek(ctx, key)
+	return t.taker.Peek(ctx, key, opts...)
 }
 
-func (t timed) Return(ctx context.Context, key string, n int64) error {
+func (t timed) Undo(ctx context.Context, key string, r fetch.Result) error {
 	ctx, cancel := context.WithTimeout(ctx, t.deadline)
 	defer cancel()
-	return t.taker.Return(ctx, key, n)
+	return t.taker.Undo(ctx, key, r)
+}
+
+func (t timed) Return(ctx context.Context, key string, n int64, opts ...fetch.CallOption) error {
+	ctx, cancel := context.WithTimeout(ctx, t.deadline)
+	defer cancel()
+	return t.taker.Return(ctx, key, n, opts...)
 }
 
 // blocked has no tokens, ever.
 type blocked struct{}
 
-func (blocked) Take(context.Context, string, int64) (fetch.Result, error) {
+func (blocked) Take(context.Context, string, int64, ...fetch.CallOption) (fetch.Result, error) {
 	return fetch.Result{RetryAfter: fetch.Never, ResetAfter: fetch.Never}, nil
 }
 
-func (b blocked) Peek(ctx context.Context, key string) (fetch.Result, error) {
+func (b blocked) Peek(ctx context.Context, key string, _ ...fetch.CallOption) (fetch.Result, error) {
 	return b.Take(ctx, key, 1)
 }
 
-func (blocked) Return(context.Context, string, int64) error { return nil }
+func (blocked) Undo(context.Context, string, fetch.Result) error { return nil }
+
+func (blocked) Return(context.Context, string, int64, ...fetch.CallOption) error { return nil }
 
 // envoyServer is Envoy's rate limit service.
 type envoyServer struct {
@@ -110,7 +112,7 @@ type envoyServer struct {
 }
 
 func newEnvoyServer(limits *RateLimits, client *fetch.Client, log hclog.Logger) *envoyServer {
-	return &envoyServer{limits: limits, buckets: buckets{client}, log: log}
+	return &envoyServer{limits: limits, buckets: client, log: log}
 }
 
 // decision is what a descriptor asks for and is answered.
@@ -268,9 +270,13 @@ func (d *decision) ask(ctx context.Context, look bool) (err error) {
 		d.result.OK = true // nothing was asked for
 	case look:
 		d.result, err = d.taker.Peek(ctx, d.key)
-		d.result.OK = d.result.Remaining >= d.n
+		d.result.OK = d.result.Remaining >= d.n+policy.Leave(d.limit.leave).Of(d.result.Limit)
 	default:
-		d.result, err = d.taker.Take(ctx, d.key, d.n)
+		var opts []fetch.CallOption
+		if !d.limit.windowed {
+			opts = []fetch.CallOption{d.limit.leave}
+		}
+		d.result, err = d.taker.Take(ctx, d.key, d.n, opts...)
 		if errors.Is(err, fetch.ErrExceedsCapacity) {
 			d.result, err = d.taker.Peek(ctx, d.key)
 			d.result.OK, d.result.RetryAfter = false, fetch.Never
@@ -288,7 +294,7 @@ func (s *envoyServer) giveBack(ctx context.Context, ds []decision) {
 		if d.result.Taken == 0 || !d.enforced(s.limits.Shadow) {
 			continue
 		}
-		if err := d.taker.Return(ctx, d.key, d.result.Taken); err != nil {
+		if err := d.taker.Undo(ctx, d.key, d.result); err != nil {
 			s.log.Warn("tokens of a refused request are lost", "bucket", d.key, "tokens", d.result.Taken, "error", err)
 			continue
 		}

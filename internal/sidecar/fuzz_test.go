@@ -34,7 +34,7 @@ const plenty = 1 << 30
 func newFuzzed(f *testing.F) fuzzed {
 	f.Helper()
 	rdb := testenv.Redis(f).Client()
-	client, err := fetch.New(rdb, fetch.WithDeadline(patience))
+	client, err := fetch.New(rdb, fetch.WithTimeout(patience))
 	require.NoError(f, err)
 	f.Cleanup(func() { _ = client.Close(context.Background()) })
 	createBucket(f, rdb, "checkout", hourly(plenty))

@@ -22,7 +22,11 @@ type bucketsServer struct {
 
 // Take implements refillerv1.BucketsServer.
 func (s *bucketsServer) Take(ctx context.Context, req *refillerv1.TakeRequest) (*refillerv1.Result, error) {
-	res, err := s.client.Take(ctx, req.GetKey(), tokens(req.Tokens))
+	opts, err := leave(req.GetLeave())
+	if err != nil {
+		return nil, grpcError(err)
+	}
+	res, err := s.client.Take(ctx, req.GetKey(), tokens(req.Tokens), opts...)
 	if err != nil {
 		return nil, grpcError(err)
 	}
@@ -35,7 +39,11 @@ func (s *bucketsServer) TakeAll(ctx context.Context, req *refillerv1.TakeAllRequ
 	for i, one := range req.GetRequests() {
 		reqs[i] = fetch.Request{Key: one.GetKey(), N: tokens(one.Tokens)}
 	}
-	res, err := s.client.TakeAll(ctx, reqs...)
+	opts, err := leave(req.GetLeave())
+	if err != nil {
+		return nil, grpcError(err)
+	}
+	res, err := s.client.TakeAll(ctx, reqs, opts...)
 	if err != nil {
 		return nil, grpcError(err)
 	}
@@ -73,8 +81,12 @@ func (s *bucketsServer) Wait(ctx context.Context, req *refillerv1.WaitRequest) (
 			return nil, grpcError(err)
 		}
 	}
+	opts, err := leave(req.GetLeave())
+	if err != nil {
+		return nil, grpcError(err)
+	}
 	n := tokens(req.Tokens)
-	ok, waited, err := wait(ctx, s.client, req.GetKey(), n, timeout)
+	ok, waited, err := wait(ctx, s.client, req.GetKey(), n, timeout, opts)
 	if err != nil {
 		return nil, grpcError(err)
 	}
@@ -93,7 +105,11 @@ func (s *bucketsServer) Reserve(ctx context.Context, req *refillerv1.ReserveRequ
 	if !ok {
 		return nil, grpcError(fmt.Errorf("%w: overrun: %d is not known", errBadRequest, req.GetOverrun()))
 	}
-	opts := []fetch.ReserveOption{fetch.WithOverrun(overrun)}
+	opts, err := leave(req.GetLeave())
+	if err != nil {
+		return nil, grpcError(err)
+	}
+	opts = append(opts, fetch.WithOverrun(overrun))
 	if req.Id != nil {
 		opts = append(opts, fetch.WithReservationID(req.GetId()))
 	}
@@ -145,7 +161,7 @@ func resultProto(key string, r fetch.Result) *refillerv1.Result {
 	return &refillerv1.Result{
 		Key: key, Ok: r.OK, Taken: r.Taken, Remaining: r.Remaining, Limit: r.Limit,
 		RetryAfter: durationProto(r.RetryAfter), ResetAfter: durationProto(r.ResetAfter), Source: r.Source.String(), OnFloor: r.OnFloor,
-		Outstanding: r.Outstanding,
+		Outstanding: r.Outstanding, Shadow: r.Shadow,
 	}
 }
 

@@ -2,10 +2,12 @@ package sidecar
 
 import (
 	"context"
+	"net/http"
 	"strings"
 	"testing"
 	"time"
 
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc/codes"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
@@ -56,7 +58,7 @@ func TestBucketsOverGRPC(t *testing.T) {
 	require.False(t, w.GetOk())
 
 	b.bucket("llm", 100)
-	reqs := []*refillerv1.TakeRequest{{Key: "llm", Tokens: proto.Int64(60)}, {Key: "checkout"}}
+	reqs := []*refillerv1.Amount{{Key: "llm", Tokens: proto.Int64(60)}, {Key: "checkout"}}
 	all, err := c.TakeAll(t.Context(), &refillerv1.TakeAllRequest{Requests: reqs})
 	require.NoError(t, err, "a denial is an answer")
 	require.False(t, all.GetOk())
@@ -122,7 +124,7 @@ func TestABadGRPCRequestHasItsCodeAndDoesNothing(t *testing.T) {
 			return err
 		}
 	}
-	all := func(reqs ...*refillerv1.TakeRequest) func() error {
+	all := func(reqs ...*refillerv1.Amount) func() error {
 		return func() error {
 			_, err := c.TakeAll(t.Context(), &refillerv1.TakeAllRequest{Requests: reqs})
 			return err
@@ -162,10 +164,10 @@ func TestABadGRPCRequestHasItsCodeAndDoesNothing(t *testing.T) {
 		"negative time":     {wait(-time.Second), codes.InvalidArgument},
 		"too long a time":   {wait(time.Minute + 1), codes.InvalidArgument},
 		"none of all":       {all(), codes.InvalidArgument},
-		"too many of all":   {all(make([]*refillerv1.TakeRequest, 65)...), codes.InvalidArgument},
-		"no key among all":  {all(&refillerv1.TakeRequest{Key: "checkout"}, &refillerv1.TakeRequest{}), codes.InvalidArgument},
-		"a typo among all":  {all(&refillerv1.TakeRequest{Key: "checkout"}, &refillerv1.TakeRequest{Key: "typo"}), codes.NotFound},
-		"too much of all":   {all(&refillerv1.TakeRequest{Key: "checkout", Tokens: proto.Int64(4)}), codes.OutOfRange},
+		"too many of all":   {all(make([]*refillerv1.Amount, 65)...), codes.InvalidArgument},
+		"no key among all":  {all(&refillerv1.Amount{Key: "checkout"}, &refillerv1.Amount{}), codes.InvalidArgument},
+		"a typo among all":  {all(&refillerv1.Amount{Key: "checkout"}, &refillerv1.Amount{Key: "typo"}), codes.NotFound},
+		"too much of all":   {all(&refillerv1.Amount{Key: "checkout", Tokens: proto.Int64(4)}), codes.OutOfRange},
 		"reserves forever":  {reserve("checkout", 25*time.Hour, nil), codes.InvalidArgument},
 		"reserves no time":  {reserve("checkout", 0, nil), codes.InvalidArgument},
 		"reserves nothing":  {reserve("checkout", time.Hour, func(r *refillerv1.ReserveRequest) { r.Tokens = proto.Int64(0) }), codes.InvalidArgument},
@@ -248,4 +250,62 @@ func TestHealthAndReflectionKnowTheServices(t *testing.T) {
 	}
 	require.Equal(t, []string{"Take", "TakeAll", "Return", "Peek", "Wait", "Reserve", "Settle", "Cancel"}, methods)
 	require.NoError(t, stream.CloseSend())
+}
+
+// What a take must leave to others is the same over HTTP, gRPC and Envoy's interface.
+func TestATakeLeavesToOthersWhatItIsTold(t *testing.T) {
+	t.Parallel()
+	b := start(t, func(o *Options, b *bench) {
+		limits, err := ParseRateLimits(map[string][]byte{"batch.yaml": []byte(`
+domain: edge
+descriptors:
+  - key: class
+    value: batch
+    rate_limit: {bucket: llm, leave: 20%}
+`)}, Windows{Redis: b.rdb, Deadline: patience})
+		require.NoError(t, err)
+		o.Envoy = limits
+	})
+	b.bucket("llm", 100)
+	c := refillerv1.NewBucketsClient(b.dial())
+	envoy := rls.NewRateLimitServiceClient(b.dial())
+
+	r, err := c.Take(t.Context(), &refillerv1.TakeRequest{Key: "llm", Tokens: proto.Int64(70), Leave: "30"})
+	require.NoError(t, err)
+	require.True(t, r.GetOk())
+	require.EqualValues(t, 30, r.GetRemaining())
+	for _, leave := range []string{"21", "30%"} {
+		r, err = c.Take(t.Context(), &refillerv1.TakeRequest{Key: "llm", Tokens: proto.Int64(10), Leave: leave})
+		require.NoError(t, err)
+		require.False(t, r.GetOk(), leave)
+		require.Positive(t, r.GetRetryAfter().AsDuration())
+		all, err := c.TakeAll(t.Context(), &refillerv1.TakeAllRequest{Requests: []*refillerv1.Amount{{Key: "llm", Tokens: proto.Int64(10)}}, Leave: leave})
+		require.NoError(t, err)
+		require.False(t, all.GetOk())
+		held, err := c.Reserve(t.Context(), &refillerv1.ReserveRequest{Key: "llm", Tokens: proto.Int64(10), Ttl: durationpb.New(time.Hour), Leave: leave})
+		require.NoError(t, err)
+		require.False(t, held.GetResult().GetOk())
+		w, err := c.Wait(t.Context(), &refillerv1.WaitRequest{Key: "llm", Tokens: proto.Int64(10), Timeout: durationpb.New(time.Second), Leave: leave})
+		require.NoError(t, err)
+		require.False(t, w.GetOk())
+		for _, path := range []string{"/v1/take", "/v1/wait", "/v1/reserve"} {
+			extra := ""
+			if path == "/v1/reserve" {
+				extra = `,"ttl_ms":1000`
+			}
+			answer := b.post(path, `{"key":"llm","tokens":10,"leave":"`+leave+`"`+extra+`}`)
+			require.Equal(t, false, answer.json(t)["ok"], "%s: %s", path, answer.body)
+		}
+		require.Equal(t, false, b.post("/v1/take-all", `{"requests":[{"key":"llm","tokens":10}],"leave":"`+leave+`"}`).json(t)["ok"])
+	}
+	require.Equal(t, codeOK, should(t, envoy, request(10, of("class", "batch"))).GetOverallCode())
+	require.Equal(t, over, should(t, envoy, request(1, of("class", "batch"))).GetOverallCode())
+	require.EqualValues(t, 20, b.tokens("llm"))
+	require.Equal(t, true, b.post("/v1/take", `{"key":"llm","tokens":20}`).json(t)["ok"])
+
+	for _, leave := range []string{"many", "101%", "-1", "%"} {
+		_, err = c.Take(t.Context(), &refillerv1.TakeRequest{Key: "llm", Leave: leave})
+		require.Equal(t, codes.InvalidArgument, status.Code(err), leave)
+		require.Equal(t, http.StatusBadRequest, b.post("/v1/take", `{"key":"llm","leave":"`+leave+`"}`).status, leave)
+	}
 }

@@ -41,7 +41,7 @@ func start(t *testing.T, change func(*Options, *bench)) *bench {
 	t.Helper()
 	b := &bench{t: t, redis: testenv.Redis(t)}
 	b.rdb = b.redis.Client()
-	client, err := fetch.New(b.rdb, fetch.WithDeadline(patience))
+	client, err := fetch.New(b.rdb, fetch.WithTimeout(patience))
 	require.NoError(t, err)
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)

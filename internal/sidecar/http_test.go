@@ -134,7 +134,8 @@ func TestAReservationOfABucketInShadowModeHasNoID(t *testing.T) {
 	r := b.post("/v1/reserve", `{"key":"tried","ttl_ms":1000}`)
 	require.Equal(t, http.StatusOK, r.status, string(r.body))
 	require.Equal(t, true, r.json(t)["ok"])
-	require.Equal(t, "shadow", r.json(t)["source"])
+	require.Equal(t, "shared", r.json(t)["source"])
+	require.Equal(t, true, r.json(t)["shadow"])
 	require.Nil(t, r.json(t)["id"])
 }
 
@@ -163,7 +164,7 @@ func TestTheSidecarServesBucketsOfACluster(t *testing.T) {
 	t.Parallel()
 	cluster := testenv.Cluster(t)
 	rdb := cluster.Client()
-	client, err := fetch.New(rdb, fetch.WithDeadline(patience))
+	client, err := fetch.New(rdb, fetch.WithTimeout(patience))
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, client.Close(context.Background())) })
 	b := start(t, func(o *Options, _ *bench) { o.Client = client })
@@ -332,7 +333,7 @@ func badRequests() []badRequest {
 		{"CutShort", post, "/v1/take", `{"key":"checkout"`, nil, 400, "bad_request", "not JSON"},
 		{"SecondObject", post, "/v1/take", `{"key":"checkout"}{}`, nil, 400, "bad_request", "more than one"},
 		{"NotUTF8", post, "/v1/take", "{\"key\":\"\xff\"}", nil, 400, "bad_request", "UTF-8"},
-		{"UnknownField", post, "/v1/take", `{"key":"checkout","n":1}`, nil, 400, "bad_request", `"n": no such field; want key, tokens`},
+		{"UnknownField", post, "/v1/take", `{"key":"checkout","n":1}`, nil, 400, "bad_request", `"n": no such field; want key, leave, tokens`},
 		{"OtherCase", post, "/v1/take", `{"Key":"checkout"}`, nil, 400, "bad_request", `"Key": no such field`},
 		{"FieldTwice", post, "/v1/take", `{"key":"checkout","key":"mail"}`, nil, 400, "bad_request", "key: given twice"},
 		{"NullKey", post, "/v1/take", `{"key":null}`, nil, 400, "bad_request", "key: want a string"},

@@ -12,16 +12,27 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// takeRequest is the body of a take and of a return, and a member of a take of
-// several buckets.
-type takeRequest struct {
+// amount is the body of a return, and a member of a take of several buckets.
+type amount struct {
 	key    string
 	tokens int64
 }
 
-func (r *takeRequest) fields() fields {
+func (r *amount) fields() fields {
 	r.tokens = 1
 	return fields{"key": &r.key, "tokens": &r.tokens}
+}
+
+// takeRequest is the body of a take.
+type takeRequest struct {
+	amount
+	leave string
+}
+
+func (r *takeRequest) fields() fields {
+	f := r.amount.fields()
+	f["leave"] = &r.leave
+	return f
 }
 
 func (f *front) take(w http.ResponseWriter, r *http.Request) (any, error) {
@@ -29,7 +40,11 @@ func (f *front) take(w http.ResponseWriter, r *http.Request) (any, error) {
 	if err := f.read(w, r, req.fields()); err != nil {
 		return nil, err
 	}
-	res, err := f.client.Take(r.Context(), req.key, req.tokens)
+	opts, err := leave(req.leave)
+	if err != nil {
+		return nil, err
+	}
+	res, err := f.client.Take(r.Context(), req.key, req.tokens, opts...)
 	if err != nil {
 		return nil, err
 	}
@@ -38,12 +53,13 @@ func (f *front) take(w http.ResponseWriter, r *http.Request) (any, error) {
 
 // takeAllRequest is the body of a take of several buckets.
 type takeAllRequest struct {
-	requests []*takeRequest
+	requests []*amount
+	leave    string
 }
 
 func (r *takeAllRequest) fields() fields {
-	return fields{"requests": objects(func() fields {
-		r.requests = append(r.requests, new(takeRequest))
+	return fields{"leave": &r.leave, "requests": objects(func() fields {
+		r.requests = append(r.requests, new(amount))
 		return r.requests[len(r.requests)-1].fields()
 	})}
 }
@@ -57,7 +73,11 @@ func (f *front) takeAll(w http.ResponseWriter, r *http.Request) (any, error) {
 	for i, one := range req.requests {
 		reqs[i] = fetch.Request{Key: one.key, N: one.tokens}
 	}
-	res, err := f.client.TakeAll(r.Context(), reqs...)
+	opts, err := leave(req.leave)
+	if err != nil {
+		return nil, err
+	}
+	res, err := f.client.TakeAll(r.Context(), reqs, opts...)
 	if err != nil {
 		return nil, err
 	}
@@ -65,7 +85,7 @@ func (f *front) takeAll(w http.ResponseWriter, r *http.Request) (any, error) {
 }
 
 func (f *front) giveBack(w http.ResponseWriter, r *http.Request) (any, error) {
-	var req takeRequest
+	var req amount
 	if err := f.read(w, r, req.fields()); err != nil {
 		return nil, err
 	}
@@ -117,11 +137,15 @@ func (f *front) wait(w http.ResponseWriter, r *http.Request) (any, error) {
 	if most := f.limits.Wait.Milliseconds(); req.timeoutMS < 1 || req.timeoutMS > most {
 		return nil, fmt.Errorf("%w: timeout_ms: %d is not from 1 to %d", errBadRequest, req.timeoutMS, most)
 	}
+	opts, err := leave(req.leave)
+	if err != nil {
+		return nil, err
+	}
 	timeout := time.Duration(req.timeoutMS) * time.Millisecond
 	if err := http.NewResponseController(w).SetWriteDeadline(time.Now().Add(timeout + f.limits.Patience)); err != nil {
 		return nil, fmt.Errorf("sidecar: extend the time to write: %w", err)
 	}
-	ok, waited, err := wait(r.Context(), f.client, req.key, req.tokens, timeout)
+	ok, waited, err := wait(r.Context(), f.client, req.key, req.tokens, timeout, opts)
 	if err != nil {
 		return nil, err
 	}
@@ -160,13 +184,17 @@ func (f *front) reserve(w http.ResponseWriter, r *http.Request) (any, error) {
 	if req.ttlMS < 1 || req.ttlMS > longest {
 		return nil, fmt.Errorf("%w: ttl_ms: %d is not from 1 to %d", fetch.ErrInvalidTTL, req.ttlMS, longest)
 	}
-	var opts []fetch.ReserveOption
+	opts, err := leave(req.leave)
+	if err != nil {
+		return nil, err
+	}
+	known := false
 	for overrun, name := range overruns {
 		if name == req.overrun {
-			opts = append(opts, fetch.WithOverrun(overrun))
+			opts, known = append(opts, fetch.WithOverrun(overrun)), true
 		}
 	}
-	if len(opts) == 0 {
+	if !known {
 		return nil, fmt.Errorf("%w: overrun: %q is neither clamp nor debt", errBadRequest, req.overrun)
 	}
 	if req.id != nil {

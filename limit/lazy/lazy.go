@@ -84,21 +84,26 @@ func newLimiter(core decide.Limiter, err error) (*Limiter, error) {
 	return &Limiter{core}, nil
 }
 
-// Take takes n tokens, 1 to the capacity, all or nothing. A denial is a result
-// and charges nothing. RetryAfter is exact if nobody else takes any.
-func (l *Limiter) Take(ctx context.Context, key string, n int64) (fetch.Result, error) {
-	return l.core.Do(ctx, key, decide.Take, n)
+// Take takes n tokens, 1 to the capacity, all or nothing. Its option is fetch.WithTimeout. A denial is a result and charges
+// nothing. RetryAfter is exact if nobody else takes any.
+func (l *Limiter) Take(ctx context.Context, key string, n int64, opts ...fetch.CallOption) (fetch.Result, error) {
+	return l.core.Do(ctx, key, decide.Take, n, opts)
 }
 
 // Peek tells what a bucket holds and takes nothing; OK if there is a token.
-func (l *Limiter) Peek(ctx context.Context, key string) (fetch.Result, error) {
-	return l.core.Do(ctx, key, decide.Peek, 1)
+func (l *Limiter) Peek(ctx context.Context, key string, opts ...fetch.CallOption) (fetch.Result, error) {
+	return l.core.Do(ctx, key, decide.Peek, 1, opts)
 }
 
-// Return gives n tokens back, up to the capacity. Return only what was taken: it
-// is not checked.
-func (l *Limiter) Return(ctx context.Context, key string, n int64) error {
-	return l.core.Return(ctx, key, n)
+// Undo gives back what a take took, as r tells. Call it once for a Result.
+func (l *Limiter) Undo(ctx context.Context, key string, r fetch.Result) error {
+	return l.core.Undo(ctx, key, r)
+}
+
+// Return gives n tokens back, up to the capacity. It is for tokens whose Result is gone, and is not checked.
+func (l *Limiter) Return(ctx context.Context, key string, n int64, opts ...fetch.CallOption) error {
+	_, err := l.core.Do(ctx, key, decide.Return, n, opts)
+	return err
 }
 
 // Window is the time in which an empty bucket fills.

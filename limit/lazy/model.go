@@ -14,7 +14,7 @@ func newModel(r decide.Rule) decide.Model[decide.Instant] {
 
 // Step implements decide.Model. What is stored is the instant at which the
 // bucket is full.
-func (m model) Step(s decide.Instant, what decide.What, n, now int64) (decide.Instant, int64, decide.Outcome) {
+func (m model) Step(s decide.Instant, what decide.What, n, _, now int64) (decide.Instant, int64, decide.Outcome) {
 	full := m.capacity * m.Per
 	lacks := m.Ahead(s, now, full)
 	cost := full + 1 // more than fits, where the product would overflow

@@ -14,7 +14,7 @@ func newModel(r decide.Rule) decide.Model[decide.Instant] {
 
 // Step implements decide.Model. What is stored is the instant of the next free
 // place.
-func (m model) Step(s decide.Instant, what decide.What, n, now int64) (decide.Instant, int64, decide.Outcome) {
+func (m model) Step(s decide.Instant, what decide.What, n, _, now int64) (decide.Instant, int64, decide.Outcome) {
 	wait := m.Ahead(s, now, m.longest+m.places*m.Per)
 	o := decide.Outcome{Fits: what == decide.Return || wait <= m.longest, Delay: m.Micros(wait)}
 	switch {

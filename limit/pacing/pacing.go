@@ -88,9 +88,9 @@ type Place struct {
 }
 
 // Reserve takes n places in a row, 1 to the number of places, and answers at
-// once. The work of n tokens begins after Place.Wait. A denial is a result.
-func (l *Limiter) Reserve(ctx context.Context, key string, n int64) (Place, error) {
-	o, err := l.core.Engine.Do(ctx, key, decide.Take, n)
+// once. Its option is fetch.WithTimeout. The work of n tokens begins after Place.Wait. A denial is a result.
+func (l *Limiter) Reserve(ctx context.Context, key string, n int64, opts ...fetch.CallOption) (Place, error) {
+	o, err := l.core.Ask(ctx, decide.Take, n, decide.Ask{Key: key}, opts)
 	if err != nil {
 		return Place{}, err
 	}
@@ -101,11 +101,11 @@ func (l *Limiter) Reserve(ctx context.Context, key string, n int64) (Place, erro
 	return p, nil
 }
 
-// Take takes n places in a row and waits for the first. It returns at once with
+// Take takes n places in a row and waits for the first; a timeout is that of the answer. It returns at once with
 // a result whose OK is false if the wait would be longer than MaxWait. When ctx
 // ends before the place, the place passes unused and the error is that of ctx.
-func (l *Limiter) Take(ctx context.Context, key string, n int64) (fetch.Result, error) {
-	p, err := l.Reserve(ctx, key, n)
+func (l *Limiter) Take(ctx context.Context, key string, n int64, opts ...fetch.CallOption) (fetch.Result, error) {
+	p, err := l.Reserve(ctx, key, n, opts...)
 	if err == nil {
 		err = decide.Wait(ctx, p.Wait)
 	}
@@ -116,8 +116,8 @@ func (l *Limiter) Take(ctx context.Context, key string, n int64) (fetch.Result, 
 }
 
 // Peek tells how many places are left and takes none; OK if there is one.
-func (l *Limiter) Peek(ctx context.Context, key string) (fetch.Result, error) {
-	return l.core.Do(ctx, key, decide.Peek, 1)
+func (l *Limiter) Peek(ctx context.Context, key string, opts ...fetch.CallOption) (fetch.Result, error) {
+	return l.core.Do(ctx, key, decide.Peek, 1, opts)
 }
 
 // Window is the time that an empty queue's places span.

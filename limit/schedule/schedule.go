@@ -8,7 +8,8 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/tokenrefill/refiller/fetch"
-	"github.com/tokenrefill/refiller/internal/prompt"
+	"github.com/tokenrefill/refiller/internal/engine"
+	"github.com/tokenrefill/refiller/limit/internal/decide"
 	"github.com/tokenrefill/refiller/lua"
 )
 
@@ -79,7 +80,7 @@ func New(rdb redis.UniversalClient, cfg Config) (*Limiter, error) {
 	if rdb == nil {
 		return nil, fmt.Errorf("%w: the redis client is nil", ErrConfig)
 	}
-	return &Limiter{cfg, shared{prompt.New(rdb), cfg}}, nil
+	return &Limiter{cfg, shared{engine.NewCommands(rdb, decide.MostCalls), cfg}}, nil
 }
 
 // NewLocal makes a Limiter of this process alone on the clock now, such as

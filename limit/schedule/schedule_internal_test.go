@@ -7,7 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/tokenrefill/refiller/internal/prompt"
+	"github.com/tokenrefill/refiller/internal/engine"
 	"github.com/tokenrefill/refiller/limit/internal/limittest"
 )
 
@@ -54,7 +54,7 @@ func TestScriptAndMemoryAgreeWithCountingByHand(t *testing.T) {
 		}}
 		key := fmt.Sprint(history)
 		memory := newLocal(cfg, time.Now)
-		stores := []store{shared{prompt.New(rdb), cfg}, memory}
+		stores := []store{shared{engine.NewCommands(rdb, 8), cfg}, memory}
 		held := map[string]int64{}
 		base := now.Add(time.Hour).UnixMicro()
 		for i := range 120 {

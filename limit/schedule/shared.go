@@ -9,7 +9,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/tokenrefill/refiller/internal/prompt"
+	"github.com/tokenrefill/refiller/internal/engine"
 	"github.com/tokenrefill/refiller/limit/internal/decide"
 	"github.com/tokenrefill/refiller/lua"
 )
@@ -27,7 +27,7 @@ var (
 
 // shared keeps schedules in Redis.
 type shared struct {
-	rdb    *prompt.Client
+	rdb    *engine.Commands
 	config Config
 }
 

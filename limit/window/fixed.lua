@@ -1,8 +1,8 @@
 
 -- fixed: tokens per window, which starts at its first take. Its numbers: the limit and the window in ms.
--- The key holds the tokens left and expires with the window. Below zero, which a client that only knows DECR can make it,
+-- The key holds the tokens left and expires with the window, whose name is its end in ms. Below zero, which a client that only knows DECR can make it,
 -- none are left. A key without an expiry, which DECR makes of a missing one, belongs to no window.
-rules.fixed = function(key, what, n, now, limit, window_ms)
+rules.fixed = function(key, what, n, now, limit, window_ms, _, window)
   local left, now_ms, ends = integer(key), math.floor(now / 1000), 0
   if left == false then return nil end
   if left then
@@ -18,7 +18,7 @@ rules.fixed = function(key, what, n, now, limit, window_ms)
   if live then rest = ends * 1000 - now end
   return n <= left, left, rest, rest, 0, function()
     if what == -1 then
-      if not live then return left, rest end
+      if not live or window > 0 and window ~= ends then return left, rest end
       left = math.min(limit, left + n)
     else
       if not live then ends = now_ms + window_ms end

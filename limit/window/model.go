@@ -11,7 +11,7 @@ type count struct{ left, ends int64 } // Unix ms
 func newFixed(r decide.Rule) decide.Model[count] { return fixed{r.Args[0], r.Args[1]} }
 
 // Step implements decide.Model.
-func (f fixed) Step(s count, what decide.What, n, now int64) (count, int64, decide.Outcome) {
+func (f fixed) Step(s count, what decide.What, n, era, now int64) (count, int64, decide.Outcome) {
 	ms := now / 1000
 	s.ends = min(s.ends, ms+f.window)
 	live := s.ends > ms
@@ -22,7 +22,7 @@ func (f fixed) Step(s count, what decide.What, n, now int64) (count, int64, deci
 	}
 	o := decide.Outcome{Fits: what == decide.Return || n <= s.left}
 	switch {
-	case what == decide.Return && live:
+	case what == decide.Return && live && (era == 0 || era == s.ends):
 		s.left = min(f.limit, s.left+n)
 	case what == decide.Take && o.Fits:
 		if !live {
@@ -53,7 +53,7 @@ type slots struct {
 func newSliding(r decide.Rule) decide.Model[slots] { return sliding{r.Args[0], r.Args[1]} }
 
 // Step implements decide.Model.
-func (w sliding) Step(s slots, what decide.What, n, now int64) (slots, int64, decide.Outcome) {
+func (w sliding) Step(s slots, what decide.What, n, era, now int64) (slots, int64, decide.Outcome) {
 	at := slots{newest: now / w.slot}
 	used := int64(0)
 	for i, k := range s.taken {
@@ -66,7 +66,11 @@ func (w sliding) Step(s slots, what decide.What, n, now int64) (slots, int64, de
 	o := decide.Outcome{Fits: what == decide.Return || used+n <= w.limit}
 	switch {
 	case what == decide.Return:
-		for age := Slots; age >= 0; age-- {
+		first, last := int64(Slots), int64(0)
+		if era > 0 {
+			first, last = min(Slots, at.newest-era), max(0, at.newest-era)
+		}
+		for age := first; age >= last; age-- {
 			back := min(n, at.taken[age])
 			at.taken[age] -= back
 			used -= back

@@ -2,8 +2,8 @@
 -- sliding: tokens in any stretch of time as long as the window. Its numbers: the limit, the length of a slot in µs and the
 -- number of slots in a window.
 -- The key holds the newest slot with a take, then the tokens taken in it and in each slot before it. A take counts until
--- its whole slot has left the window.
-rules.sliding = function(key, what, n, now, limit, slot_us, slots)
+-- its whole slot has left the window. What is returned goes back to its slot; not known, to the oldest ones.
+rules.sliding = function(key, what, n, now, limit, slot_us, slots, window)
   local v = get(key)
   if v == false or v and not string.find(v, '^%d+[ %d]*$') then return nil end
   local slot, taken, used = math.floor(now / slot_us), {}, 0
@@ -40,7 +40,9 @@ rules.sliding = function(key, what, n, now, limit, slot_us, slots)
       taken[0], used = taken[0] + n, used + n
     else
       -- From the oldest on: what stays counts longer than what is given back.
-      for age = slots, 0, -1 do
+      local first, last = slots, 0
+      if window > 0 then first, last = math.min(slots, slot - window), math.max(0, slot - window) end
+      for age = first, last, -1 do
         local back = math.min(n, taken[age])
         taken[age], used, n = taken[age] - back, used - back, n - back
       end

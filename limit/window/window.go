@@ -65,9 +65,11 @@ func (c Config) Rule() (decide.Rule, error) {
 	switch c.Kind {
 	case Fixed:
 		r.Kind, r.Suffix, r.Source, r.Args = "fixed", "win", fixedSource, [3]int64{c.Limit, c.Window.Milliseconds()}
+		r.Era = func(now int64, o *decide.Outcome) int64 { return (now + o.Reset) / 1000 }
 		return decide.WithModel(r, newFixed(r)), nil
 	case Sliding:
 		r.Kind, r.Suffix, r.Source, r.Args = "sliding", "sld", slidingSource, [3]int64{c.Limit, c.Window.Microseconds() / Slots, Slots}
+		r.Era = func(now int64, _ *decide.Outcome) int64 { return now / r.Args[1] }
 		return decide.WithModel(r, newSliding(r)), nil
 	}
 	return decide.Rule{}, fmt.Errorf("kind: %d is neither Fixed nor Sliding", c.Kind)
@@ -94,23 +96,29 @@ func newLimiter(core decide.Limiter, err error) (*Limiter, error) {
 	return &Limiter{core}, nil
 }
 
-// Take takes n tokens, 1 to the limit, all or nothing. A denial is a result and
-// counts for nothing. ResetAfter is the time until the window ends; RetryAfter
+// Take takes n tokens, 1 to the limit, all or nothing. Its option is fetch.WithTimeout. A denial is a result and counts for
+// nothing. ResetAfter is the time until the window ends; RetryAfter
 // is exact if nobody else takes any.
-func (l *Limiter) Take(ctx context.Context, key string, n int64) (fetch.Result, error) {
-	return l.core.Do(ctx, key, decide.Take, n)
+func (l *Limiter) Take(ctx context.Context, key string, n int64, opts ...fetch.CallOption) (fetch.Result, error) {
+	return l.core.Do(ctx, key, decide.Take, n, opts)
 }
 
 // Peek tells what is left and takes nothing; OK if there is a token.
-func (l *Limiter) Peek(ctx context.Context, key string) (fetch.Result, error) {
-	return l.core.Do(ctx, key, decide.Peek, 1)
+func (l *Limiter) Peek(ctx context.Context, key string, opts ...fetch.CallOption) (fetch.Result, error) {
+	return l.core.Do(ctx, key, decide.Peek, 1, opts)
 }
 
-// Return gives n tokens back, up to the limit, if the window in which they were
-// taken is still under way; otherwise there is nothing to give back. Return only
-// what was taken: it is not checked.
-func (l *Limiter) Return(ctx context.Context, key string, n int64) error {
-	return l.core.Return(ctx, key, n)
+// Undo gives back what a take took, as r tells, if the window in which it was taken is still under way; otherwise there is
+// nothing to give back. Call it once for a Result.
+func (l *Limiter) Undo(ctx context.Context, key string, r fetch.Result) error {
+	return l.core.Undo(ctx, key, r)
+}
+
+// Return gives n tokens back, up to the limit: to the window that is under way, if one is. It is for tokens whose Result is
+// gone, and is not checked.
+func (l *Limiter) Return(ctx context.Context, key string, n int64, opts ...fetch.CallOption) error {
+	_, err := l.core.Do(ctx, key, decide.Return, n, opts)
+	return err
 }
 
 // Window is the window's length.

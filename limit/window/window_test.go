@@ -37,9 +37,10 @@ func TestAFixedWindowStartsAtItsFirstTake(t *testing.T) {
 	t.Parallel()
 	l, clock := local(t, window.Config{Limit: 5, Window: time.Minute})
 	clock.Add(17*time.Second + 300*time.Millisecond)
-	require.Equal(t, fetch.Result{OK: true, Taken: 1, Remaining: 4, Limit: 5, ResetAfter: time.Minute}, take(t, l, 1))
+	ends := clock.Now().Add(time.Minute).UnixMilli()
+	require.Equal(t, fetch.Result{OK: true, Taken: 1, Remaining: 4, Limit: 5, ResetAfter: time.Minute, Era: ends}, take(t, l, 1))
 	clock.Add(20 * time.Second)
-	require.Equal(t, fetch.Result{OK: true, Taken: 3, Remaining: 1, Limit: 5, ResetAfter: 40 * time.Second}, take(t, l, 3))
+	require.Equal(t, fetch.Result{OK: true, Taken: 3, Remaining: 1, Limit: 5, ResetAfter: 40 * time.Second, Era: ends}, take(t, l, 3))
 	require.Equal(t, fetch.Result{Remaining: 1, Limit: 5, RetryAfter: 40 * time.Second, ResetAfter: 40 * time.Second}, take(t, l, 2))
 	require.True(t, take(t, l, 1).OK, "a denied take counts for nothing")
 	require.NoError(t, l.Return(t.Context(), "K", 2))
@@ -47,12 +48,31 @@ func TestAFixedWindowStartsAtItsFirstTake(t *testing.T) {
 	clock.Add(40*time.Second - time.Microsecond)
 	require.False(t, take(t, l, 1).OK)
 	clock.Add(time.Microsecond)
-	require.Equal(t, fetch.Result{OK: true, Taken: 5, Limit: 5, ResetAfter: time.Minute}, take(t, l, 5))
+	require.Equal(t, fetch.Result{OK: true, Taken: 5, Limit: 5, ResetAfter: time.Minute, Era: ends + time.Minute.Milliseconds()}, take(t, l, 5))
 	clock.Add(time.Minute)
 	require.NoError(t, l.Return(t.Context(), "K", 5))
 	r, err := l.Peek(t.Context(), "K")
 	require.NoError(t, err)
 	require.Equal(t, fetch.Result{OK: true, Remaining: 5, Limit: 5}, r, "what comes back to a window that has ended opens none")
+}
+
+// What was taken in a window that has ended is not given to the one under way, which would then admit too many.
+func TestATakeIsUndoneInItsOwnWindow(t *testing.T) {
+	t.Parallel()
+	for kind, own := range map[window.Kind]int64{window.Fixed: 5, window.Sliding: 5} {
+		l, clock := local(t, window.Config{Kind: kind, Limit: 5, Window: time.Minute})
+		first := take(t, l, 3)
+		clock.Add(time.Second)
+		require.NoError(t, l.Undo(t.Context(), "K", first))
+		require.EqualValues(t, own-1, take(t, l, 1).Remaining, kind)
+		second := take(t, l, 4)
+		require.True(t, second.OK)
+		clock.Add(2 * time.Minute)
+		require.EqualValues(t, 0, take(t, l, 5).Remaining)
+		require.NoError(t, l.Undo(t.Context(), "K", second))
+		require.False(t, take(t, l, 1).OK, "%v: the new window is none of theirs", kind)
+		require.NoError(t, l.Undo(t.Context(), "K", fetch.Result{}), "of a denial there is nothing to undo")
+	}
 }
 
 // How many tokens the kinds admit in 0.2 s around the edge of a window.

@@ -33,7 +33,7 @@ type Config struct {
 	PerMessage bool
 	// SkipFailed gives tokens back when a unary call, or a stream without
 	// PerMessage, ends with an error or a panic. The Limiter must be a
-	// limit.Returner.
+	// limit.Undoer or a limit.Many.
 	SkipFailed bool
 	// Shadow denies nothing; OnLimit is still called.
 	Shadow bool
@@ -65,9 +65,12 @@ func New(cfg Config) (*Middleware, error) {
 	if cfg.Timeout == 0 {
 		cfg.Timeout = DefaultTimeout
 	}
-	returner, ok := cfg.Limiter.(limit.Returner)
-	if cfg.SkipFailed && !ok {
-		return nil, fmt.Errorf("%w: SkipFailed: the Limiter takes no tokens back", ErrConfig)
+	switch cfg.Limiter.(type) {
+	case *limit.Many, limit.Undoer:
+	default:
+		if cfg.SkipFailed {
+			return nil, fmt.Errorf("%w: SkipFailed: the Limiter takes no tokens back", ErrConfig)
+		}
 	}
-	return &Middleware{config: cfg, returner: returner}, nil
+	return &Middleware{config: cfg}, nil
 }

@@ -1,7 +1,7 @@
 // Package grpclimit puts a limiter in front of gRPC handlers.
 //
 // A [Middleware] asks a [limit.Limiter] for each call: refilled buckets
-// ([limit.Buckets]), any limiter of package limit, or many at once. Its Unary and
+// (a [fetch.Client]), any limiter of package limit, or many at once. Its Unary and
 // Stream are server interceptors.
 //
 // # Keys

@@ -19,8 +19,7 @@ import (
 
 // Middleware limits calls. [New] makes one; it is safe for concurrent use.
 type Middleware struct {
-	config   Config
-	returner limit.Returner // nil if the limiter isn't one
+	config Config
 }
 
 // Decision is the answer for a call.
@@ -34,6 +33,8 @@ type Decision struct {
 	// Wait is how long the call waited for its place, where a limit of pacing gave
 	// it one.
 	Wait time.Duration
+
+	many limit.Decision // of a limit.Many
 }
 
 type contextKey struct{}
@@ -126,7 +127,7 @@ func (m *Middleware) decide(ctx context.Context, call Call) (*Decision, error) {
 		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
 	d.Key = bounded(key)
-	d.Result, d.Wait, err = m.take(ctx, d.Key, d.Weight)
+	err = m.take(ctx, &d)
 	if errors.Is(err, fetch.ErrExceedsCapacity) { // it never fits: that is a denial, also for those who fail open
 		d.Result, err = fetch.Result{RetryAfter: fetch.Never, ResetAfter: fetch.Never}, nil
 	}
@@ -153,19 +154,21 @@ func (m *Middleware) decide(ctx context.Context, call Call) (*Decision, error) {
 }
 
 // take asks the limiter, and tells how long what was taken has to wait.
-func (m *Middleware) take(ctx context.Context, key string, n int64) (r fetch.Result, wait time.Duration, err error) {
+func (m *Middleware) take(ctx context.Context, d *Decision) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, m.config.Timeout)
 	defer cancel()
 	switch l := m.config.Limiter.(type) { // those with places answer at once, whose Take would wait within the Timeout
 	case *limit.Many:
-		d, err := l.Decide(ctx, n, key)
-		return d.Result, d.Wait, err
+		d.many, err = l.Decide(ctx, d.Weight, d.Key)
+		d.Result, d.Wait = d.many.Result, d.many.Wait
 	case *pacing.Limiter:
-		p, err := l.Reserve(ctx, key, n)
-		return p.Result, p.Wait, err
+		var p pacing.Place
+		p, err = l.Reserve(ctx, d.Key, d.Weight)
+		d.Result, d.Wait = p.Result, p.Wait
+	default:
+		d.Result, err = l.Take(ctx, d.Key, d.Weight)
 	}
-	r, err = m.config.Limiter.Take(ctx, key, n)
-	return r, 0, err
+	return err
 }
 
 // hold waits for the call's place. The error is the status of a call that ends
@@ -207,12 +210,19 @@ func (m *Middleware) settle(ctx context.Context, call Call, d *Decision, failed 
 // giveBack gives the tokens of a call back, if there is somebody to take them. The
 // call may be over, so its context's end doesn't matter.
 func (m *Middleware) giveBack(ctx context.Context, call Call, d *Decision) {
-	if m.returner == nil || d.Taken == 0 || d.Source.Kind == fetch.SourceShadow {
+	if d.Taken == 0 {
 		return
 	}
 	within, cancel := context.WithTimeout(context.WithoutCancel(ctx), m.config.Timeout)
 	defer cancel()
-	if err := m.returner.Return(within, d.Key, d.Taken); err != nil {
+	var err error
+	switch l := m.config.Limiter.(type) {
+	case *limit.Many:
+		err = l.Undo(within, d.many, d.Key)
+	case limit.Undoer:
+		err = l.Undo(within, d.Key, d.Result)
+	}
+	if err != nil {
 		m.report(ctx, call, err)
 	}
 }

@@ -392,7 +392,7 @@ func TestEachKeyFunc(t *testing.T) {
 
 type takeOnly struct{}
 
-func (takeOnly) Take(context.Context, string, int64) (fetch.Result, error) {
+func (takeOnly) Take(context.Context, string, int64, ...fetch.CallOption) (fetch.Result, error) {
 	return fetch.Result{}, nil
 }
 

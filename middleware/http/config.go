@@ -40,7 +40,7 @@ type Config struct {
 	// SlowDown delays requests before they are denied.
 	SlowDown SlowDown
 	// SkipFailed gives tokens back when a request ends with a status of 400 or
-	// more, or with a panic. The Limiter must be a limit.Returner.
+	// more, or with a panic. The Limiter must be a limit.Undoer or a limit.Many.
 	SkipFailed bool
 	// Shadow denies nothing and sends no headers; OnLimit is still called.
 	Shadow bool
@@ -119,8 +119,12 @@ func (c Config) validate() error {
 	if c.SlowDown.Step > 0 && c.SlowDown.Max < c.SlowDown.Step {
 		return bad("slow down: max: %s is less than the step, %s", c.SlowDown.Max, c.SlowDown.Step)
 	}
-	if _, ok := c.Limiter.(limit.Returner); c.SkipFailed && !ok {
-		return bad("skip failed: the limiter can't take tokens back")
+	switch c.Limiter.(type) {
+	case limit.Undoer, decider:
+	default:
+		if c.SkipFailed {
+			return bad("skip failed: the limiter can't take tokens back")
+		}
 	}
 	for _, list := range []struct {
 		field    string

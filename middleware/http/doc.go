@@ -1,7 +1,7 @@
 // Package httplimit puts a limiter in front of net/http handlers.
 //
 // A [Middleware] asks a [limit.Limiter] for each request: refilled buckets
-// ([limit.Buckets]), any limiter of package limit, or many at once. Its Wrap is
+// (a [fetch.Client]), any limiter of package limit, or many at once. Its Wrap is
 // the func(http.Handler) http.Handler that routers built on net/http take; the
 // directory examples has it in chi, Echo and Gin.
 //

@@ -113,6 +113,7 @@ func (m *Middleware) decide(r Request, weight int64) (Decision, error) {
 // decider is a limiter of several limits.
 type decider interface {
 	Decide(ctx context.Context, n int64, keys ...string) (limit.Decision, error)
+	Undo(ctx context.Context, d limit.Decision, keys ...string) error
 }
 
 var _ decider = (*limit.Many)(nil)
@@ -203,13 +204,16 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, d Decision, n
 
 // giveBack returns a request's tokens, even though its client may be gone.
 func (m *Middleware) giveBack(ctx context.Context, d Decision) {
-	returner, ok := m.config.Limiter.(limit.Returner)
-	if !ok || d.Source.Kind == fetch.SourceShadow {
-		return
-	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), m.config.Timeout)
 	defer cancel()
-	if err := returner.Return(ctx, d.Key, d.Weight); err != nil && m.config.OnError != nil {
+	var err error
+	switch l := m.config.Limiter.(type) {
+	case decider:
+		err = l.Undo(ctx, d.Decision, d.Key)
+	case limit.Undoer:
+		err = l.Undo(ctx, d.Key, d.Result)
+	}
+	if err != nil && m.config.OnError != nil {
 		m.config.OnError(Request{}, err)
 	}
 }

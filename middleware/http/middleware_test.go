@@ -353,7 +353,7 @@ func TestACustomHandlerAnswersDenials(t *testing.T) {
 
 type broken struct{ err error }
 
-func (b broken) Take(ctx context.Context, _ string, _ int64) (fetch.Result, error) {
+func (b broken) Take(ctx context.Context, _ string, _ int64, _ ...fetch.CallOption) (fetch.Result, error) {
 	if b.err == nil { // hangs
 		<-ctx.Done()
 		return fetch.Result{}, ctx.Err()
@@ -434,22 +434,23 @@ func TestBadConfigIsRefused(t *testing.T) {
 	}
 }
 
-// shadowed admits without tokens, as a bucket in shadow mode does.
-type shadowed struct{ returned int64 }
+// scripted answers with one result, and remembers what is undone.
+type scripted struct{ result, undone fetch.Result }
 
-func (s *shadowed) Take(_ context.Context, _ string, n int64) (fetch.Result, error) {
-	return fetch.Result{OK: true, Taken: n, Limit: 10, Source: fetch.Source{Kind: fetch.SourceShadow}}, nil
+func (s *scripted) Take(context.Context, string, int64, ...fetch.CallOption) (fetch.Result, error) {
+	return s.result, nil
 }
 
-func (s *shadowed) Return(_ context.Context, _ string, n int64) error {
-	s.returned += n
+func (s *scripted) Undo(_ context.Context, _ string, r fetch.Result) error {
+	s.undone = r
 	return nil
 }
 
-func TestTokensThatABucketInShadowModeLackedAreNotGivenBack(t *testing.T) {
+// What goes back, and to which history of a bucket, is in the result: it is undone as it came.
+func TestTheResultOfAFailedRequestIsUndone(t *testing.T) {
 	t.Parallel()
-	limiter := &shadowed{}
+	limiter := &scripted{result: fetch.Result{OK: true, Taken: 1, Limit: 10, Shadow: true, Era: 7}}
 	h := middleware(t, Config{Limiter: limiter, SkipFailed: true}).Wrap(http.NotFoundHandler())
 	require.Equal(t, http.StatusNotFound, get(h, "/").Code)
-	require.Zero(t, limiter.returned)
+	require.Equal(t, limiter.result, limiter.undone)
 }

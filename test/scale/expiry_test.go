@@ -45,7 +45,7 @@ func comeOnce(t *testing.T, replicas int) {
 	if replicas == 0 {
 		r.Kill()
 	}
-	client, err := fetch.New(s.rdb, fetch.WithDeadline(patience))
+	client, err := fetch.New(s.rdb, fetch.WithTimeout(patience))
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = client.Close(context.WithoutCancel(ctx)) })
 	require.Eventually(t, func() bool {

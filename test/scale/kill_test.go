@@ -35,7 +35,7 @@ func killReplicas(t *testing.T, s *store) {
 	for i := range running {
 		running[i] = startReplica(t, fmt.Sprintf("killed%d", i), config)
 	}
-	client, err := fetch.New(s.rdb, fetch.WithDeadline(patience)) // a busy machine may be slow
+	client, err := fetch.New(s.rdb, fetch.WithTimeout(patience)) // a busy machine may be slow
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = client.Close(t.Context()) })
 	begin := time.Now()

@@ -74,9 +74,12 @@ func (Overrun) EnumDescriptor() ([]byte, []int) {
 }
 
 type TakeRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Key           string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
-	Tokens        *int64                 `protobuf:"varint,2,opt,name=tokens,proto3,oneof" json:"tokens,omitempty"`
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Key    string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	Tokens *int64                 `protobuf:"varint,2,opt,name=tokens,proto3,oneof" json:"tokens,omitempty"`
+	// What must be left: a take that would leave less is denied, and its retry_after is the time until that much more is
+	// there. A number of tokens, such as "100", or of percent of the capacity, such as "20%"; nothing if left out.
+	Leave         string `protobuf:"bytes,3,opt,name=leave,proto3" json:"leave,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -125,6 +128,66 @@ func (x *TakeRequest) GetTokens() int64 {
 	return 0
 }
 
+func (x *TakeRequest) GetLeave() string {
+	if x != nil {
+		return x.Leave
+	}
+	return ""
+}
+
+// Amount is tokens of a bucket.
+type Amount struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Key           string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	Tokens        *int64                 `protobuf:"varint,2,opt,name=tokens,proto3,oneof" json:"tokens,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Amount) Reset() {
+	*x = Amount{}
+	mi := &file_refiller_v1_buckets_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Amount) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Amount) ProtoMessage() {}
+
+func (x *Amount) ProtoReflect() protoreflect.Message {
+	mi := &file_refiller_v1_buckets_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Amount.ProtoReflect.Descriptor instead.
+func (*Amount) Descriptor() ([]byte, []int) {
+	return file_refiller_v1_buckets_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *Amount) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+func (x *Amount) GetTokens() int64 {
+	if x != nil && x.Tokens != nil {
+		return *x.Tokens
+	}
+	return 0
+}
+
 type ReturnRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Key           string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
@@ -135,7 +198,7 @@ type ReturnRequest struct {
 
 func (x *ReturnRequest) Reset() {
 	*x = ReturnRequest{}
-	mi := &file_refiller_v1_buckets_proto_msgTypes[1]
+	mi := &file_refiller_v1_buckets_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -147,7 +210,7 @@ func (x *ReturnRequest) String() string {
 func (*ReturnRequest) ProtoMessage() {}
 
 func (x *ReturnRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_refiller_v1_buckets_proto_msgTypes[1]
+	mi := &file_refiller_v1_buckets_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -160,7 +223,7 @@ func (x *ReturnRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReturnRequest.ProtoReflect.Descriptor instead.
 func (*ReturnRequest) Descriptor() ([]byte, []int) {
-	return file_refiller_v1_buckets_proto_rawDescGZIP(), []int{1}
+	return file_refiller_v1_buckets_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *ReturnRequest) GetKey() string {
@@ -186,7 +249,7 @@ type PeekRequest struct {
 
 func (x *PeekRequest) Reset() {
 	*x = PeekRequest{}
-	mi := &file_refiller_v1_buckets_proto_msgTypes[2]
+	mi := &file_refiller_v1_buckets_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -198,7 +261,7 @@ func (x *PeekRequest) String() string {
 func (*PeekRequest) ProtoMessage() {}
 
 func (x *PeekRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_refiller_v1_buckets_proto_msgTypes[2]
+	mi := &file_refiller_v1_buckets_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -211,7 +274,7 @@ func (x *PeekRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeekRequest.ProtoReflect.Descriptor instead.
 func (*PeekRequest) Descriptor() ([]byte, []int) {
-	return file_refiller_v1_buckets_proto_rawDescGZIP(), []int{2}
+	return file_refiller_v1_buckets_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *PeekRequest) GetKey() string {
@@ -227,14 +290,16 @@ type WaitRequest struct {
 	Tokens *int64                 `protobuf:"varint,2,opt,name=tokens,proto3,oneof" json:"tokens,omitempty"`
 	// The longest wait, more than 0 and at most the server's limit (a minute, by
 	// default), which it also is if left out. The caller's deadline holds as well.
-	Timeout       *durationpb.Duration `protobuf:"bytes,3,opt,name=timeout,proto3" json:"timeout,omitempty"`
+	Timeout *durationpb.Duration `protobuf:"bytes,3,opt,name=timeout,proto3" json:"timeout,omitempty"`
+	// As of a take.
+	Leave         string `protobuf:"bytes,4,opt,name=leave,proto3" json:"leave,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *WaitRequest) Reset() {
 	*x = WaitRequest{}
-	mi := &file_refiller_v1_buckets_proto_msgTypes[3]
+	mi := &file_refiller_v1_buckets_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -246,7 +311,7 @@ func (x *WaitRequest) String() string {
 func (*WaitRequest) ProtoMessage() {}
 
 func (x *WaitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_refiller_v1_buckets_proto_msgTypes[3]
+	mi := &file_refiller_v1_buckets_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -259,7 +324,7 @@ func (x *WaitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitRequest.ProtoReflect.Descriptor instead.
 func (*WaitRequest) Descriptor() ([]byte, []int) {
-	return file_refiller_v1_buckets_proto_rawDescGZIP(), []int{3}
+	return file_refiller_v1_buckets_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *WaitRequest) GetKey() string {
@@ -283,17 +348,26 @@ func (x *WaitRequest) GetTimeout() *durationpb.Duration {
 	return nil
 }
 
+func (x *WaitRequest) GetLeave() string {
+	if x != nil {
+		return x.Leave
+	}
+	return ""
+}
+
 type TakeAllRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// 1 to 64 buckets.
-	Requests      []*TakeRequest `protobuf:"bytes,1,rep,name=requests,proto3" json:"requests,omitempty"`
+	Requests []*Amount `protobuf:"bytes,1,rep,name=requests,proto3" json:"requests,omitempty"`
+	// As of a take, of each bucket.
+	Leave         string `protobuf:"bytes,2,opt,name=leave,proto3" json:"leave,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *TakeAllRequest) Reset() {
 	*x = TakeAllRequest{}
-	mi := &file_refiller_v1_buckets_proto_msgTypes[4]
+	mi := &file_refiller_v1_buckets_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -305,7 +379,7 @@ func (x *TakeAllRequest) String() string {
 func (*TakeAllRequest) ProtoMessage() {}
 
 func (x *TakeAllRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_refiller_v1_buckets_proto_msgTypes[4]
+	mi := &file_refiller_v1_buckets_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -318,14 +392,21 @@ func (x *TakeAllRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TakeAllRequest.ProtoReflect.Descriptor instead.
 func (*TakeAllRequest) Descriptor() ([]byte, []int) {
-	return file_refiller_v1_buckets_proto_rawDescGZIP(), []int{4}
+	return file_refiller_v1_buckets_proto_rawDescGZIP(), []int{5}
 }
 
-func (x *TakeAllRequest) GetRequests() []*TakeRequest {
+func (x *TakeAllRequest) GetRequests() []*Amount {
 	if x != nil {
 		return x.Requests
 	}
 	return nil
+}
+
+func (x *TakeAllRequest) GetLeave() string {
+	if x != nil {
+		return x.Leave
+	}
+	return ""
 }
 
 type ReserveRequest struct {
@@ -336,15 +417,17 @@ type ReserveRequest struct {
 	Ttl *durationpb.Duration `protobuf:"bytes,3,opt,name=ttl,proto3" json:"ttl,omitempty"`
 	// 1 to 64 bytes, unlike any other of the bucket; left out, the server chooses
 	// one.
-	Id            *string `protobuf:"bytes,4,opt,name=id,proto3,oneof" json:"id,omitempty"`
-	Overrun       Overrun `protobuf:"varint,5,opt,name=overrun,proto3,enum=refiller.v1.Overrun" json:"overrun,omitempty"`
+	Id      *string `protobuf:"bytes,4,opt,name=id,proto3,oneof" json:"id,omitempty"`
+	Overrun Overrun `protobuf:"varint,5,opt,name=overrun,proto3,enum=refiller.v1.Overrun" json:"overrun,omitempty"`
+	// As of a take.
+	Leave         string `protobuf:"bytes,6,opt,name=leave,proto3" json:"leave,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ReserveRequest) Reset() {
 	*x = ReserveRequest{}
-	mi := &file_refiller_v1_buckets_proto_msgTypes[5]
+	mi := &file_refiller_v1_buckets_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -356,7 +439,7 @@ func (x *ReserveRequest) String() string {
 func (*ReserveRequest) ProtoMessage() {}
 
 func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_refiller_v1_buckets_proto_msgTypes[5]
+	mi := &file_refiller_v1_buckets_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -369,7 +452,7 @@ func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveRequest.ProtoReflect.Descriptor instead.
 func (*ReserveRequest) Descriptor() ([]byte, []int) {
-	return file_refiller_v1_buckets_proto_rawDescGZIP(), []int{5}
+	return file_refiller_v1_buckets_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *ReserveRequest) GetKey() string {
@@ -407,6 +490,13 @@ func (x *ReserveRequest) GetOverrun() Overrun {
 	return Overrun_OVERRUN_CLAMP
 }
 
+func (x *ReserveRequest) GetLeave() string {
+	if x != nil {
+		return x.Leave
+	}
+	return ""
+}
+
 type SettleRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Key   string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
@@ -419,7 +509,7 @@ type SettleRequest struct {
 
 func (x *SettleRequest) Reset() {
 	*x = SettleRequest{}
-	mi := &file_refiller_v1_buckets_proto_msgTypes[6]
+	mi := &file_refiller_v1_buckets_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -431,7 +521,7 @@ func (x *SettleRequest) String() string {
 func (*SettleRequest) ProtoMessage() {}
 
 func (x *SettleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_refiller_v1_buckets_proto_msgTypes[6]
+	mi := &file_refiller_v1_buckets_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -444,7 +534,7 @@ func (x *SettleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettleRequest.ProtoReflect.Descriptor instead.
 func (*SettleRequest) Descriptor() ([]byte, []int) {
-	return file_refiller_v1_buckets_proto_rawDescGZIP(), []int{6}
+	return file_refiller_v1_buckets_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *SettleRequest) GetKey() string {
@@ -478,7 +568,7 @@ type CancelRequest struct {
 
 func (x *CancelRequest) Reset() {
 	*x = CancelRequest{}
-	mi := &file_refiller_v1_buckets_proto_msgTypes[7]
+	mi := &file_refiller_v1_buckets_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -490,7 +580,7 @@ func (x *CancelRequest) String() string {
 func (*CancelRequest) ProtoMessage() {}
 
 func (x *CancelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_refiller_v1_buckets_proto_msgTypes[7]
+	mi := &file_refiller_v1_buckets_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -503,7 +593,7 @@ func (x *CancelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelRequest.ProtoReflect.Descriptor instead.
 func (*CancelRequest) Descriptor() ([]byte, []int) {
-	return file_refiller_v1_buckets_proto_rawDescGZIP(), []int{7}
+	return file_refiller_v1_buckets_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *CancelRequest) GetKey() string {
@@ -543,14 +633,16 @@ type Result struct {
 	// floor.
 	OnFloor bool `protobuf:"varint,9,opt,name=on_floor,json=onFloor,proto3" json:"on_floor,omitempty"`
 	// Of a Peek: tokens that consumers hold in reservations and leases.
-	Outstanding   int64 `protobuf:"varint,10,opt,name=outstanding,proto3" json:"outstanding,omitempty"`
+	Outstanding int64 `protobuf:"varint,10,opt,name=outstanding,proto3" json:"outstanding,omitempty"`
+	// Whether the bucket is in shadow mode and would have denied the call, which is admitted.
+	Shadow        bool `protobuf:"varint,11,opt,name=shadow,proto3" json:"shadow,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Result) Reset() {
 	*x = Result{}
-	mi := &file_refiller_v1_buckets_proto_msgTypes[8]
+	mi := &file_refiller_v1_buckets_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -562,7 +654,7 @@ func (x *Result) String() string {
 func (*Result) ProtoMessage() {}
 
 func (x *Result) ProtoReflect() protoreflect.Message {
-	mi := &file_refiller_v1_buckets_proto_msgTypes[8]
+	mi := &file_refiller_v1_buckets_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -575,7 +667,7 @@ func (x *Result) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Result.ProtoReflect.Descriptor instead.
 func (*Result) Descriptor() ([]byte, []int) {
-	return file_refiller_v1_buckets_proto_rawDescGZIP(), []int{8}
+	return file_refiller_v1_buckets_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Result) GetKey() string {
@@ -648,6 +740,13 @@ func (x *Result) GetOutstanding() int64 {
 	return 0
 }
 
+func (x *Result) GetShadow() bool {
+	if x != nil {
+		return x.Shadow
+	}
+	return false
+}
+
 type TakeAllResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Whether all were taken.
@@ -666,7 +765,7 @@ type TakeAllResponse struct {
 
 func (x *TakeAllResponse) Reset() {
 	*x = TakeAllResponse{}
-	mi := &file_refiller_v1_buckets_proto_msgTypes[9]
+	mi := &file_refiller_v1_buckets_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -678,7 +777,7 @@ func (x *TakeAllResponse) String() string {
 func (*TakeAllResponse) ProtoMessage() {}
 
 func (x *TakeAllResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_refiller_v1_buckets_proto_msgTypes[9]
+	mi := &file_refiller_v1_buckets_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -691,7 +790,7 @@ func (x *TakeAllResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TakeAllResponse.ProtoReflect.Descriptor instead.
 func (*TakeAllResponse) Descriptor() ([]byte, []int) {
-	return file_refiller_v1_buckets_proto_rawDescGZIP(), []int{9}
+	return file_refiller_v1_buckets_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *TakeAllResponse) GetOk() bool {
@@ -737,7 +836,7 @@ type ReserveResponse struct {
 
 func (x *ReserveResponse) Reset() {
 	*x = ReserveResponse{}
-	mi := &file_refiller_v1_buckets_proto_msgTypes[10]
+	mi := &file_refiller_v1_buckets_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -749,7 +848,7 @@ func (x *ReserveResponse) String() string {
 func (*ReserveResponse) ProtoMessage() {}
 
 func (x *ReserveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_refiller_v1_buckets_proto_msgTypes[10]
+	mi := &file_refiller_v1_buckets_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -762,7 +861,7 @@ func (x *ReserveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveResponse.ProtoReflect.Descriptor instead.
 func (*ReserveResponse) Descriptor() ([]byte, []int) {
-	return file_refiller_v1_buckets_proto_rawDescGZIP(), []int{10}
+	return file_refiller_v1_buckets_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ReserveResponse) GetResult() *Result {
@@ -815,7 +914,7 @@ type SettleResponse struct {
 
 func (x *SettleResponse) Reset() {
 	*x = SettleResponse{}
-	mi := &file_refiller_v1_buckets_proto_msgTypes[11]
+	mi := &file_refiller_v1_buckets_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -827,7 +926,7 @@ func (x *SettleResponse) String() string {
 func (*SettleResponse) ProtoMessage() {}
 
 func (x *SettleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_refiller_v1_buckets_proto_msgTypes[11]
+	mi := &file_refiller_v1_buckets_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -840,7 +939,7 @@ func (x *SettleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettleResponse.ProtoReflect.Descriptor instead.
 func (*SettleResponse) Descriptor() ([]byte, []int) {
-	return file_refiller_v1_buckets_proto_rawDescGZIP(), []int{11}
+	return file_refiller_v1_buckets_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *SettleResponse) GetKey() string {
@@ -924,7 +1023,7 @@ type ReturnResponse struct {
 
 func (x *ReturnResponse) Reset() {
 	*x = ReturnResponse{}
-	mi := &file_refiller_v1_buckets_proto_msgTypes[12]
+	mi := &file_refiller_v1_buckets_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -936,7 +1035,7 @@ func (x *ReturnResponse) String() string {
 func (*ReturnResponse) ProtoMessage() {}
 
 func (x *ReturnResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_refiller_v1_buckets_proto_msgTypes[12]
+	mi := &file_refiller_v1_buckets_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -949,7 +1048,7 @@ func (x *ReturnResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReturnResponse.ProtoReflect.Descriptor instead.
 func (*ReturnResponse) Descriptor() ([]byte, []int) {
-	return file_refiller_v1_buckets_proto_rawDescGZIP(), []int{12}
+	return file_refiller_v1_buckets_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ReturnResponse) GetKey() string {
@@ -981,7 +1080,7 @@ type WaitResponse struct {
 
 func (x *WaitResponse) Reset() {
 	*x = WaitResponse{}
-	mi := &file_refiller_v1_buckets_proto_msgTypes[13]
+	mi := &file_refiller_v1_buckets_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -993,7 +1092,7 @@ func (x *WaitResponse) String() string {
 func (*WaitResponse) ProtoMessage() {}
 
 func (x *WaitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_refiller_v1_buckets_proto_msgTypes[13]
+	mi := &file_refiller_v1_buckets_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1006,7 +1105,7 @@ func (x *WaitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitResponse.ProtoReflect.Descriptor instead.
 func (*WaitResponse) Descriptor() ([]byte, []int) {
-	return file_refiller_v1_buckets_proto_rawDescGZIP(), []int{13}
+	return file_refiller_v1_buckets_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *WaitResponse) GetKey() string {
@@ -1041,8 +1140,13 @@ var File_refiller_v1_buckets_proto protoreflect.FileDescriptor
 
 const file_refiller_v1_buckets_proto_rawDesc = "" +
 	"\n" +
-	"\x19refiller/v1/buckets.proto\x12\vrefiller.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"G\n" +
+	"\x19refiller/v1/buckets.proto\x12\vrefiller.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"]\n" +
 	"\vTakeRequest\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x1b\n" +
+	"\x06tokens\x18\x02 \x01(\x03H\x00R\x06tokens\x88\x01\x01\x12\x14\n" +
+	"\x05leave\x18\x03 \x01(\tR\x05leaveB\t\n" +
+	"\a_tokens\"B\n" +
+	"\x06Amount\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x1b\n" +
 	"\x06tokens\x18\x02 \x01(\x03H\x00R\x06tokens\x88\x01\x01B\t\n" +
 	"\a_tokens\"I\n" +
@@ -1051,20 +1155,23 @@ const file_refiller_v1_buckets_proto_rawDesc = "" +
 	"\x06tokens\x18\x02 \x01(\x03H\x00R\x06tokens\x88\x01\x01B\t\n" +
 	"\a_tokens\"\x1f\n" +
 	"\vPeekRequest\x12\x10\n" +
-	"\x03key\x18\x01 \x01(\tR\x03key\"|\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\"\x92\x01\n" +
 	"\vWaitRequest\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x1b\n" +
 	"\x06tokens\x18\x02 \x01(\x03H\x00R\x06tokens\x88\x01\x01\x123\n" +
-	"\atimeout\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\atimeoutB\t\n" +
-	"\a_tokens\"F\n" +
-	"\x0eTakeAllRequest\x124\n" +
-	"\brequests\x18\x01 \x03(\v2\x18.refiller.v1.TakeRequestR\brequests\"\xc3\x01\n" +
+	"\atimeout\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\atimeout\x12\x14\n" +
+	"\x05leave\x18\x04 \x01(\tR\x05leaveB\t\n" +
+	"\a_tokens\"W\n" +
+	"\x0eTakeAllRequest\x12/\n" +
+	"\brequests\x18\x01 \x03(\v2\x13.refiller.v1.AmountR\brequests\x12\x14\n" +
+	"\x05leave\x18\x02 \x01(\tR\x05leave\"\xd9\x01\n" +
 	"\x0eReserveRequest\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x1b\n" +
 	"\x06tokens\x18\x02 \x01(\x03H\x00R\x06tokens\x88\x01\x01\x12+\n" +
 	"\x03ttl\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x03ttl\x12\x13\n" +
 	"\x02id\x18\x04 \x01(\tH\x01R\x02id\x88\x01\x01\x12.\n" +
-	"\aoverrun\x18\x05 \x01(\x0e2\x14.refiller.v1.OverrunR\aoverrunB\t\n" +
+	"\aoverrun\x18\x05 \x01(\x0e2\x14.refiller.v1.OverrunR\aoverrun\x12\x14\n" +
+	"\x05leave\x18\x06 \x01(\tR\x05leaveB\t\n" +
 	"\a_tokensB\x05\n" +
 	"\x03_id\"S\n" +
 	"\rSettleRequest\x12\x10\n" +
@@ -1074,7 +1181,7 @@ const file_refiller_v1_buckets_proto_rawDesc = "" +
 	"\x05_used\"1\n" +
 	"\rCancelRequest\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x0e\n" +
-	"\x02id\x18\x02 \x01(\tR\x02id\"\xc1\x02\n" +
+	"\x02id\x18\x02 \x01(\tR\x02id\"\xd9\x02\n" +
 	"\x06Result\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x0e\n" +
 	"\x02ok\x18\x02 \x01(\bR\x02ok\x12\x14\n" +
@@ -1088,7 +1195,8 @@ const file_refiller_v1_buckets_proto_rawDesc = "" +
 	"\x06source\x18\b \x01(\tR\x06source\x12\x19\n" +
 	"\bon_floor\x18\t \x01(\bR\aonFloor\x12 \n" +
 	"\voutstanding\x18\n" +
-	" \x01(\x03R\voutstanding\"\xa4\x01\n" +
+	" \x01(\x03R\voutstanding\x12\x16\n" +
+	"\x06shadow\x18\v \x01(\bR\x06shadow\"\xa4\x01\n" +
 	"\x0fTakeAllResponse\x12\x0e\n" +
 	"\x02ok\x18\x01 \x01(\bR\x02ok\x12\x16\n" +
 	"\x06denied\x18\x02 \x01(\tR\x06denied\x12:\n" +
@@ -1145,54 +1253,55 @@ func file_refiller_v1_buckets_proto_rawDescGZIP() []byte {
 }
 
 var file_refiller_v1_buckets_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_refiller_v1_buckets_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
+var file_refiller_v1_buckets_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
 var file_refiller_v1_buckets_proto_goTypes = []any{
 	(Overrun)(0),                  // 0: refiller.v1.Overrun
 	(*TakeRequest)(nil),           // 1: refiller.v1.TakeRequest
-	(*ReturnRequest)(nil),         // 2: refiller.v1.ReturnRequest
-	(*PeekRequest)(nil),           // 3: refiller.v1.PeekRequest
-	(*WaitRequest)(nil),           // 4: refiller.v1.WaitRequest
-	(*TakeAllRequest)(nil),        // 5: refiller.v1.TakeAllRequest
-	(*ReserveRequest)(nil),        // 6: refiller.v1.ReserveRequest
-	(*SettleRequest)(nil),         // 7: refiller.v1.SettleRequest
-	(*CancelRequest)(nil),         // 8: refiller.v1.CancelRequest
-	(*Result)(nil),                // 9: refiller.v1.Result
-	(*TakeAllResponse)(nil),       // 10: refiller.v1.TakeAllResponse
-	(*ReserveResponse)(nil),       // 11: refiller.v1.ReserveResponse
-	(*SettleResponse)(nil),        // 12: refiller.v1.SettleResponse
-	(*ReturnResponse)(nil),        // 13: refiller.v1.ReturnResponse
-	(*WaitResponse)(nil),          // 14: refiller.v1.WaitResponse
-	(*durationpb.Duration)(nil),   // 15: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil), // 16: google.protobuf.Timestamp
+	(*Amount)(nil),                // 2: refiller.v1.Amount
+	(*ReturnRequest)(nil),         // 3: refiller.v1.ReturnRequest
+	(*PeekRequest)(nil),           // 4: refiller.v1.PeekRequest
+	(*WaitRequest)(nil),           // 5: refiller.v1.WaitRequest
+	(*TakeAllRequest)(nil),        // 6: refiller.v1.TakeAllRequest
+	(*ReserveRequest)(nil),        // 7: refiller.v1.ReserveRequest
+	(*SettleRequest)(nil),         // 8: refiller.v1.SettleRequest
+	(*CancelRequest)(nil),         // 9: refiller.v1.CancelRequest
+	(*Result)(nil),                // 10: refiller.v1.Result
+	(*TakeAllResponse)(nil),       // 11: refiller.v1.TakeAllResponse
+	(*ReserveResponse)(nil),       // 12: refiller.v1.ReserveResponse
+	(*SettleResponse)(nil),        // 13: refiller.v1.SettleResponse
+	(*ReturnResponse)(nil),        // 14: refiller.v1.ReturnResponse
+	(*WaitResponse)(nil),          // 15: refiller.v1.WaitResponse
+	(*durationpb.Duration)(nil),   // 16: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil), // 17: google.protobuf.Timestamp
 }
 var file_refiller_v1_buckets_proto_depIdxs = []int32{
-	15, // 0: refiller.v1.WaitRequest.timeout:type_name -> google.protobuf.Duration
-	1,  // 1: refiller.v1.TakeAllRequest.requests:type_name -> refiller.v1.TakeRequest
-	15, // 2: refiller.v1.ReserveRequest.ttl:type_name -> google.protobuf.Duration
+	16, // 0: refiller.v1.WaitRequest.timeout:type_name -> google.protobuf.Duration
+	2,  // 1: refiller.v1.TakeAllRequest.requests:type_name -> refiller.v1.Amount
+	16, // 2: refiller.v1.ReserveRequest.ttl:type_name -> google.protobuf.Duration
 	0,  // 3: refiller.v1.ReserveRequest.overrun:type_name -> refiller.v1.Overrun
-	15, // 4: refiller.v1.Result.retry_after:type_name -> google.protobuf.Duration
-	15, // 5: refiller.v1.Result.reset_after:type_name -> google.protobuf.Duration
-	15, // 6: refiller.v1.TakeAllResponse.retry_after:type_name -> google.protobuf.Duration
-	9,  // 7: refiller.v1.TakeAllResponse.results:type_name -> refiller.v1.Result
-	9,  // 8: refiller.v1.ReserveResponse.result:type_name -> refiller.v1.Result
-	16, // 9: refiller.v1.ReserveResponse.until:type_name -> google.protobuf.Timestamp
-	15, // 10: refiller.v1.WaitResponse.waited:type_name -> google.protobuf.Duration
+	16, // 4: refiller.v1.Result.retry_after:type_name -> google.protobuf.Duration
+	16, // 5: refiller.v1.Result.reset_after:type_name -> google.protobuf.Duration
+	16, // 6: refiller.v1.TakeAllResponse.retry_after:type_name -> google.protobuf.Duration
+	10, // 7: refiller.v1.TakeAllResponse.results:type_name -> refiller.v1.Result
+	10, // 8: refiller.v1.ReserveResponse.result:type_name -> refiller.v1.Result
+	17, // 9: refiller.v1.ReserveResponse.until:type_name -> google.protobuf.Timestamp
+	16, // 10: refiller.v1.WaitResponse.waited:type_name -> google.protobuf.Duration
 	1,  // 11: refiller.v1.Buckets.Take:input_type -> refiller.v1.TakeRequest
-	5,  // 12: refiller.v1.Buckets.TakeAll:input_type -> refiller.v1.TakeAllRequest
-	2,  // 13: refiller.v1.Buckets.Return:input_type -> refiller.v1.ReturnRequest
-	3,  // 14: refiller.v1.Buckets.Peek:input_type -> refiller.v1.PeekRequest
-	4,  // 15: refiller.v1.Buckets.Wait:input_type -> refiller.v1.WaitRequest
-	6,  // 16: refiller.v1.Buckets.Reserve:input_type -> refiller.v1.ReserveRequest
-	7,  // 17: refiller.v1.Buckets.Settle:input_type -> refiller.v1.SettleRequest
-	8,  // 18: refiller.v1.Buckets.Cancel:input_type -> refiller.v1.CancelRequest
-	9,  // 19: refiller.v1.Buckets.Take:output_type -> refiller.v1.Result
-	10, // 20: refiller.v1.Buckets.TakeAll:output_type -> refiller.v1.TakeAllResponse
-	13, // 21: refiller.v1.Buckets.Return:output_type -> refiller.v1.ReturnResponse
-	9,  // 22: refiller.v1.Buckets.Peek:output_type -> refiller.v1.Result
-	14, // 23: refiller.v1.Buckets.Wait:output_type -> refiller.v1.WaitResponse
-	11, // 24: refiller.v1.Buckets.Reserve:output_type -> refiller.v1.ReserveResponse
-	12, // 25: refiller.v1.Buckets.Settle:output_type -> refiller.v1.SettleResponse
-	12, // 26: refiller.v1.Buckets.Cancel:output_type -> refiller.v1.SettleResponse
+	6,  // 12: refiller.v1.Buckets.TakeAll:input_type -> refiller.v1.TakeAllRequest
+	3,  // 13: refiller.v1.Buckets.Return:input_type -> refiller.v1.ReturnRequest
+	4,  // 14: refiller.v1.Buckets.Peek:input_type -> refiller.v1.PeekRequest
+	5,  // 15: refiller.v1.Buckets.Wait:input_type -> refiller.v1.WaitRequest
+	7,  // 16: refiller.v1.Buckets.Reserve:input_type -> refiller.v1.ReserveRequest
+	8,  // 17: refiller.v1.Buckets.Settle:input_type -> refiller.v1.SettleRequest
+	9,  // 18: refiller.v1.Buckets.Cancel:input_type -> refiller.v1.CancelRequest
+	10, // 19: refiller.v1.Buckets.Take:output_type -> refiller.v1.Result
+	11, // 20: refiller.v1.Buckets.TakeAll:output_type -> refiller.v1.TakeAllResponse
+	14, // 21: refiller.v1.Buckets.Return:output_type -> refiller.v1.ReturnResponse
+	10, // 22: refiller.v1.Buckets.Peek:output_type -> refiller.v1.Result
+	15, // 23: refiller.v1.Buckets.Wait:output_type -> refiller.v1.WaitResponse
+	12, // 24: refiller.v1.Buckets.Reserve:output_type -> refiller.v1.ReserveResponse
+	13, // 25: refiller.v1.Buckets.Settle:output_type -> refiller.v1.SettleResponse
+	13, // 26: refiller.v1.Buckets.Cancel:output_type -> refiller.v1.SettleResponse
 	19, // [19:27] is the sub-list for method output_type
 	11, // [11:19] is the sub-list for method input_type
 	11, // [11:11] is the sub-list for extension type_name
@@ -1207,16 +1316,17 @@ func file_refiller_v1_buckets_proto_init() {
 	}
 	file_refiller_v1_buckets_proto_msgTypes[0].OneofWrappers = []any{}
 	file_refiller_v1_buckets_proto_msgTypes[1].OneofWrappers = []any{}
-	file_refiller_v1_buckets_proto_msgTypes[3].OneofWrappers = []any{}
-	file_refiller_v1_buckets_proto_msgTypes[5].OneofWrappers = []any{}
+	file_refiller_v1_buckets_proto_msgTypes[2].OneofWrappers = []any{}
+	file_refiller_v1_buckets_proto_msgTypes[4].OneofWrappers = []any{}
 	file_refiller_v1_buckets_proto_msgTypes[6].OneofWrappers = []any{}
+	file_refiller_v1_buckets_proto_msgTypes[7].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_refiller_v1_buckets_proto_rawDesc), len(file_refiller_v1_buckets_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   14,
+			NumMessages:   15,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -3,15 +3,16 @@
 -- KEYS  one for each limit
 -- ARGV  1 what to do: 1 take, 0 peek, -1 return
 --       2 n: tokens, at least 1
---       then four for each limit: the name of its rule, and the rule's three numbers
+--       then five for each limit: the name of its rule, the rule's three numbers, and of a return the window from which
+--       the tokens come, 0 if that is not known
 -- Reply {1, now_us, ...}: taken, peeked or returned
 --       {0, now_us, ...}: denied; nothing is taken from any limit
 --       both with five integers for each limit: 1 if n tokens fit, else 0; tokens left; wait_us until n tokens fit;
 --       reset_us until nothing needs to be stored; delay_us before the tokens may be used
 --       {3, i}: KEYS i holds something else; nothing is taken
 --
--- A rule is a function of key, what, n, now and its three numbers. It reads its key and returns whether n tokens fit; the
--- tokens left, wait_us, reset_us and delay_us as they are without this call; and a function that writes and returns tokens
+-- A rule is a function of key, what, n, now, its three numbers and the window. It reads its key and returns whether n tokens
+-- fit; the tokens left, wait_us, reset_us and delay_us as they are without this call; and a function that writes and returns tokens
 -- left and reset_us after it. It returns nil if the key holds something else. Only when every rule has read does one write.
 --#include ahead
 local rules = {}
@@ -20,9 +21,9 @@ local now = now_us()
 local what, n = tonumber(ARGV[1]), tonumber(ARGV[2])
 local reply, writes, granted = {1, now}, {}, true
 for i, key in ipairs(KEYS) do
-  local a = 4 * i - 1
+  local a = 5 * i - 2
   local fits, left, wait, reset, delay, write =
-    rules[ARGV[a]](key, what, n, now, tonumber(ARGV[a + 1]), tonumber(ARGV[a + 2]), tonumber(ARGV[a + 3]))
+    rules[ARGV[a]](key, what, n, now, tonumber(ARGV[a + 1]), tonumber(ARGV[a + 2]), tonumber(ARGV[a + 3]), tonumber(ARGV[a + 4]))
   if fits == nil then return {3, i} end
   fits = fits or what == -1
   granted = granted and fits

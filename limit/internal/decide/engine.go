@@ -9,7 +9,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/tokenrefill/refiller/fetch"
-	"github.com/tokenrefill/refiller/internal/prompt"
+	"github.com/tokenrefill/refiller/internal/engine"
 	"github.com/tokenrefill/refiller/lua"
 )
 
@@ -30,13 +30,14 @@ type Outcome struct {
 	Wait  int64 // until n tokens fit, if they don't
 	Reset int64 // until nothing needs to be stored
 	Delay int64 // before the tokens may be used
+	Era   int64 // of a take: the window that a return of its tokens names; 0: none
 }
 
 // Result is the outcome as a fetch.Result of n tokens asked for.
 func (o Outcome) Result(limit, n int64, what What) fetch.Result {
 	r := fetch.Result{OK: o.Fits, Remaining: o.Left, Limit: limit, RetryAfter: micros(o.Wait), ResetAfter: micros(o.Reset)}
 	if what == Take && o.Fits {
-		r.Taken = n
+		r.Taken, r.Era = n, o.Era
 	}
 	return r
 }
@@ -61,15 +62,21 @@ func Wait(ctx context.Context, d time.Duration) error {
 
 func micros(us int64) time.Duration { return time.Duration(us) * time.Microsecond }
 
+// Ask is what a rule is asked about.
+type Ask struct {
+	Key string
+	Era int64 // of a return: the Outcome's of the take; 0: not known
+}
+
 // Engine answers for one or more rules.
 type Engine interface {
 	// Do makes a call for the first rule.
-	Do(ctx context.Context, key string, what What, n int64) (Outcome, error)
-	// Decide makes one call for all rules, each with its key, and returns their
+	Do(ctx context.Context, what What, n int64, of Ask) (Outcome, error)
+	// Decide makes one call for all rules, each about its own, and returns their
 	// outcomes and the time of the decision, Unix µs on the engine's clock. If
 	// they don't fit all, nothing was taken and each outcome says how it is
 	// without this call.
-	Decide(ctx context.Context, what What, n int64, keys ...string) (outcomes []Outcome, now int64, err error)
+	Decide(ctx context.Context, what What, n int64, of ...Ask) (outcomes []Outcome, now int64, err error)
 }
 
 var (
@@ -82,6 +89,9 @@ var (
 	errNoClock = errors.New("the clock is nil")
 )
 
+// MostCalls bounds the round trips of a limiter that are under way.
+const MostCalls = 256
+
 // Script answers for its rules through Redis. Callers wait on their contexts, not
 // on sockets.
 type Script struct {
@@ -92,12 +102,12 @@ type Script struct {
 
 // NewScript makes the Script of one or more rules.
 func NewScript(rdb redis.UniversalClient, rules ...Rule) *Script {
-	return &Script{rdb: prompt.New(rdb), rules: rules, script: compile(rules)}
+	return &Script{rdb: engine.NewCommands(rdb, MostCalls), rules: rules, script: compile(rules)}
 }
 
 // Do implements Engine.
-func (s *Script) Do(ctx context.Context, key string, what What, n int64) (Outcome, error) {
-	outcomes, _, err := s.Decide(ctx, what, n, key)
+func (s *Script) Do(ctx context.Context, what What, n int64, of Ask) (Outcome, error) {
+	outcomes, _, err := s.Decide(ctx, what, n, of)
 	if err != nil {
 		return Outcome{}, err
 	}
@@ -105,16 +115,16 @@ func (s *Script) Do(ctx context.Context, key string, what What, n int64) (Outcom
 }
 
 // Decide implements Engine.
-func (s *Script) Decide(ctx context.Context, what What, n int64, keys ...string) ([]Outcome, int64, error) {
+func (s *Script) Decide(ctx context.Context, what What, n int64, of ...Ask) ([]Outcome, int64, error) {
 	names := make([]string, len(s.rules))
-	args := make([]any, 0, 2+4*len(s.rules))
+	args := make([]any, 0, 2+5*len(s.rules))
 	args = append(args, int64(what), n)
 	for i, r := range s.rules {
-		if err := r.Check(keys[i], n, what); err != nil {
+		if err := r.Check(of[i].Key, n, what); err != nil {
 			return nil, 0, err
 		}
-		names[i] = r.Key(keys[i])
-		args = append(args, r.Kind, r.Args[0], r.Args[1], r.Args[2])
+		names[i] = r.Key(of[i].Key)
+		args = append(args, r.Kind, r.Args[0], r.Args[1], r.Args[2], of[i].Era)
 	}
 	v, err := s.script.Run(ctx, s.rdb, names, args...)
 	if err != nil {
@@ -130,12 +140,13 @@ func (s *Script) Decide(ctx context.Context, what What, n int64, keys ...string)
 		if i < 1 || int(i) > len(names) {
 			return nil, 0, fmt.Errorf("%w: key number %d", lua.ErrBadReply, i)
 		}
-		return nil, 0, Malformed(keys[i-1], names[i-1])
+		return nil, 0, Malformed(of[i-1].Key, names[i-1])
 	}
 	now := reply.Int()
 	outcomes := make([]Outcome, len(s.rules))
 	for i := range outcomes {
 		outcomes[i] = Outcome{Fits: reply.Int() == 1, Left: reply.Int(), Wait: reply.Int(), Reset: reply.Int(), Delay: reply.Int()}
+		outcomes[i].Era = s.rules[i].era(now, &outcomes[i])
 	}
 	if err := reply.End(); err != nil {
 		return nil, 0, err

@@ -40,17 +40,43 @@ func InProcess(now func() time.Time, config func() (Rule, error)) (Limiter, erro
 	return Limiter{r, NewMemory(now, r)}, nil
 }
 
-// Do makes one call.
-func (l *Limiter) Do(ctx context.Context, key string, what What, n int64) (fetch.Result, error) {
-	o, err := l.Engine.Do(ctx, key, what, n)
+// Ask makes one call. The only option is fetch.WithTimeout.
+func (l *Limiter) Ask(ctx context.Context, what What, n int64, of Ask, opts []fetch.CallOption) (Outcome, error) {
+	ctx, cancel, err := Within(ctx, opts)
+	if err != nil {
+		return Outcome{}, err
+	}
+	defer cancel()
+	return l.Engine.Do(ctx, what, n, of)
+}
+
+// Do makes one call and returns its outcome as a Result.
+func (l *Limiter) Do(ctx context.Context, key string, what What, n int64, opts []fetch.CallOption) (fetch.Result, error) {
+	o, err := l.Ask(ctx, what, n, Ask{Key: key}, opts)
 	if err != nil {
 		return fetch.Result{}, err
 	}
 	return o.Result(l.Rule.Limit, n, what), nil
 }
 
-// Return gives tokens back.
-func (l *Limiter) Return(ctx context.Context, key string, n int64) error {
-	_, err := l.Engine.Do(ctx, key, Return, n)
+// Undo gives back what a take took, as r tells.
+func (l *Limiter) Undo(ctx context.Context, key string, r fetch.Result) error {
+	if r.Taken == 0 {
+		return nil
+	}
+	_, err := l.Engine.Do(ctx, Return, r.Taken, Ask{key, r.Era})
 	return err
+}
+
+// Within is ctx with the timeout among a call's options.
+func Within(ctx context.Context, opts []fetch.CallOption) (context.Context, context.CancelFunc, error) {
+	if len(opts) == 0 {
+		return ctx, func() {}, nil
+	}
+	d, err := fetch.TimeoutOf(opts...)
+	if err != nil || d == 0 {
+		return ctx, func() {}, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, d)
+	return ctx, cancel, nil
 }

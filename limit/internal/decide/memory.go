@@ -10,9 +10,9 @@ import (
 // Model is a rule in Go: it computes what the script does. S is what is stored
 // for one key; its zero value means that nothing is.
 type Model[S any] interface {
-	// Step answers a call at now, Unix µs, and returns what is stored then and
-	// the instant from which on it means nothing.
-	Step(s S, what What, n, now int64) (after S, until int64, o Outcome)
+	// Step answers a call at now, Unix µs, of a return with the era of the tokens, and returns what is stored then and the
+	// instant from which on it means nothing.
+	Step(s S, what What, n, era, now int64) (after S, until int64, o Outcome)
 }
 
 // WithModel is the rule with the model that computes what its Source does.
@@ -42,25 +42,28 @@ func NewMemory(now func() time.Time, rules ...Rule) *Memory {
 }
 
 // Do implements Engine.
-func (m *Memory) Do(ctx context.Context, key string, what What, n int64) (Outcome, error) {
+func (m *Memory) Do(ctx context.Context, what What, n int64, of Ask) (Outcome, error) {
 	if err := ctx.Err(); err != nil {
 		return Outcome{}, fmt.Errorf("limit: %w", err)
 	}
-	if err := m.rules[0].Check(key, n, what); err != nil {
+	if err := m.rules[0].Check(of.Key, n, what); err != nil {
 		return Outcome{}, err
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.tables[0].step(key, what, n, m.now().UnixMicro()), nil
+	now := m.now().UnixMicro()
+	o := m.tables[0].step(of, what, n, now)
+	o.Era = m.rules[0].era(now, &o)
+	return o, nil
 }
 
 // Decide implements Engine.
-func (m *Memory) Decide(ctx context.Context, what What, n int64, keys ...string) ([]Outcome, int64, error) {
+func (m *Memory) Decide(ctx context.Context, what What, n int64, of ...Ask) ([]Outcome, int64, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, 0, fmt.Errorf("limit: %w", err)
 	}
 	for i, r := range m.rules {
-		if err := r.Check(keys[i], n, what); err != nil {
+		if err := r.Check(of[i].Key, n, what); err != nil {
 			return nil, 0, err
 		}
 	}
@@ -71,7 +74,8 @@ func (m *Memory) Decide(ctx context.Context, what What, n int64, keys ...string)
 	all := func(what What) (granted bool) {
 		granted = true
 		for i, t := range m.tables {
-			outcomes[i] = t.step(keys[i], what, n, now)
+			outcomes[i] = t.step(of[i], what, n, now)
+			outcomes[i].Era = m.rules[i].era(now, &outcomes[i])
 			granted = granted && outcomes[i].Fits
 		}
 		return granted
@@ -96,7 +100,7 @@ func (m *Memory) Len() int {
 // table holds the states of one rule.
 type table interface {
 	// step answers a call at now, Unix µs, and stores what it changes.
-	step(key string, what What, n, now int64) Outcome
+	step(of Ask, what What, n, now int64) Outcome
 	len() int
 }
 
@@ -115,8 +119,9 @@ type stored[S any] struct {
 
 const firstSweep = 1024
 
-func (t *states[S]) step(key string, what What, n, now int64) Outcome {
-	after, until, o := t.model.Step(t.keys[key].value, what, n, now)
+func (t *states[S]) step(of Ask, what What, n, now int64) Outcome {
+	key := of.Key
+	after, until, o := t.model.Step(t.keys[key].value, what, n, of.Era, now)
 	switch {
 	case until <= now:
 		delete(t.keys, key)

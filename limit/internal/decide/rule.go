@@ -24,7 +24,9 @@ type Rule struct {
 	Args   [3]int64      // the rule's numbers
 	Limit  int64         // the most tokens that can ever fit
 	Window time.Duration // the time for which Limit speaks
-	table  func() table  // an empty one; see WithModel
+	// Era names the window in which tokens were taken at an instant with the outcome; nil: they are of no window.
+	Era   func(now int64, o *Outcome) int64
+	table func() table // an empty one; see WithModel
 }
 
 // MaxName is the length of the longest name of a limit, in bytes.
@@ -41,6 +43,13 @@ func CheckName(name string) error {
 		return fmt.Errorf("name: %q has a character that is not a letter, a digit or one of _ . -", name)
 	}
 	return nil
+}
+
+func (r *Rule) era(now int64, o *Outcome) int64 {
+	if r.Era == nil {
+		return 0
+	}
+	return r.Era(now, o)
 }
 
 // Key is the rule's key in Redis for the caller's key: in its Cluster slot.

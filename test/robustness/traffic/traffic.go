@@ -69,7 +69,7 @@ func Start(ctx context.Context, cfg Config) (*Traffic, error) {
 				continue
 			}
 			// The refills are the replicas' alone, and every take is put to the bucket.
-			client, err := fetch.New(rdb, fetch.WithDeadline(deadline), fetch.WithRescue(false), fetch.WithBreaker(false))
+			client, err := fetch.New(rdb, fetch.WithTimeout(deadline), fetch.WithRescue(false))
 			if err != nil {
 				return nil, errors.Join(err, t.Stop())
 			}

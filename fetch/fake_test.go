@@ -1,0 +1,362 @@
+package fetch
+
+import (
+	"context"
+	"crypto/sha1" //nolint:gosec // Redis names scripts by their SHA-1.
+	"encoding/hex"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// fake is a server of buckets, by their model, for tests with a fake clock. It refills a bucket before each call. Its methods
+// are safe for concurrent use.
+type fake struct {
+	redis.UniversalClient
+	trip time.Duration // how long a round trip takes
+
+	mu      sync.Mutex
+	fate    func(script string) fault               // nil: no faults
+	asked   func(takes int) (denied *time.Duration) // of each call of takes: when to deny all, and what is then said to be due
+	endless bool                                    // every bucket exists, and never runs out
+	buckets map[string]*policy.Bucket
+	scripts map[string]string // names by hash
+	calls   map[string]int    // by script
+}
+
+// fault is what becomes of a call.
+type fault int
+
+const (
+	none      fault = iota
+	lostCall        // it does not arrive
+	lostReply       // it takes effect; the reply does not arrive
+	refused         // the connection is refused
+)
+
+func newFake(buckets map[string]policy.Policy) *fake {
+	f := &fake{buckets: make(map[string]*policy.Bucket), scripts: make(map[string]string), calls: make(map[string]int)}
+	for key, p := range buckets {
+		terms := p.Terms(policy.Fence{})
+		f.buckets[key] = &policy.Bucket{}
+		f.buckets[key].Refill(policy.Call{Create: policy.CreateInitial, Terms: &terms}, time.Now().UnixMicro())
+	}
+	return f
+}
+
+// generous is a server whose buckets all exist and never run out.
+func generous() *fake {
+	f := newFake(nil)
+	f.endless = true
+	return f
+}
+
+// with calls change with a bucket as it stands now.
+func (f *fake) with(key string, change func(*policy.Bucket)) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	change(f.now(key))
+}
+
+// now brings a bucket up to date; nil if there is none. The lock is held.
+func (f *fake) now(key string) *policy.Bucket {
+	bucket, now := f.buckets[key], time.Now().UnixMicro()
+	if f.endless {
+		terms, tokens := hourly(policy.MaxTokens/2).Terms(policy.Fence{}), int64(policy.MaxTokens/2)
+		return &policy.Bucket{Tokens: &tokens, Index: new(int64), Control: &policy.Control{Terms: terms, Era: 1, Last: now}}
+	}
+	if bucket != nil && f.asked == nil {
+		bucket.Refill(policy.Call{Version: policy.Version{Era: bucket.Control.Era, Index: *bucket.Index}}, now)
+		bucket.Sweep(1000, now)
+	}
+	return bucket
+}
+
+// fail has what becomes of calls decided by fate, or no longer if that is nil.
+func (f *fake) fail(fate func(script string) fault) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.fate = fate
+}
+
+// called is how many calls of a script there were.
+func (f *fake) called(script string) int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.calls[script]
+}
+
+// Process implements lua.Client.
+func (f *fake) Process(ctx context.Context, cmd redis.Cmder) error {
+	return f.exec(ctx, []redis.Cmder{cmd})
+}
+
+// Pipeline implements redis.UniversalClient.
+func (f *fake) Pipeline() redis.Pipeliner { return &fakePipe{f: f} }
+
+type fakePipe struct {
+	redis.Pipeliner
+	f    *fake
+	cmds []redis.Cmder
+}
+
+func (p *fakePipe) Process(_ context.Context, cmd redis.Cmder) error {
+	p.cmds = append(p.cmds, cmd)
+	return nil
+}
+
+func (p *fakePipe) Exec(ctx context.Context) ([]redis.Cmder, error) {
+	return p.cmds, p.f.exec(ctx, p.cmds)
+}
+
+// exec makes a round trip.
+func (f *fake) exec(ctx context.Context, cmds []redis.Cmder) (err error) {
+	lost, down := false, false
+	for _, cmd := range cmds {
+		if _, reads := cmd.(*redis.StringCmd); reads {
+			cmd.SetErr(redis.Nil) // nothing is published
+			continue
+		}
+		name, fate := f.name(cmd.Args())
+		lost, down = lost || fate == lostCall || fate == lostReply, down || fate == refused
+		if name == "" {
+			cmd.SetErr(noScript{})
+		} else if fate == none || fate == lostReply {
+			switch reply := f.run(name, cmd.Args()).(type) {
+			case []int64:
+				cmd.(interface{ SetVal([]int64) }).SetVal(reply)
+			default:
+				cmd.(interface{ SetVal(any) }).SetVal(reply)
+			}
+		}
+	}
+	switch {
+	case down:
+		err = fmt.Errorf("connection refused")
+	case lost:
+		<-ctx.Done()
+		err = ctx.Err()
+	case f.trip > 0:
+		err = pause(ctx, f.trip)
+	}
+	for _, cmd := range cmds {
+		if err != nil {
+			cmd.SetErr(err)
+		} else if cmd.Err() != nil {
+			err = cmd.Err()
+			break
+		}
+	}
+	return err
+}
+
+// pause waits as a socket does: its deadline is the context's.
+func pause(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) < d {
+		timer.Reset(time.Until(deadline))
+		<-timer.C
+		return context.DeadlineExceeded
+	}
+	<-timer.C
+	return nil
+}
+
+// noScript is what Redis answers to a script that it doesn't know.
+type noScript struct{}
+
+func (noScript) Error() string { return "NOSCRIPT No matching script." }
+func (noScript) RedisError()   {}
+
+// name is which script a command calls, empty if the server doesn't know it, and what becomes of the call.
+func (f *fake) name(args []any) (name string, fate fault) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	body := args[1].(string)
+	if args[0] == "eval" {
+		name, _, _ := strings.Cut(strings.TrimPrefix(body, "-- "), ":")
+		sum := sha1.Sum([]byte(body)) //nolint:gosec // as above
+		body = hex.EncodeToString(sum[:])
+		f.scripts[body] = name
+	}
+	if name = f.scripts[body]; name != "" && f.fate != nil {
+		fate = f.fate(name)
+	}
+	return name, fate
+}
+
+// words reads a command's keys and arguments.
+type words struct {
+	all  []any
+	keys int
+	next int
+}
+
+func readWords(args []any) *words {
+	return &words{all: args, keys: args[2].(int), next: 3 + args[2].(int)}
+}
+
+func (w *words) key(i int) string {
+	if key, ok := w.all[3+i].(*string); ok {
+		return *key
+	}
+	return w.all[3+i].(string)
+}
+
+func (w *words) text() string {
+	w.next++
+	return fmt.Sprint(w.all[w.next-1])
+}
+
+func (w *words) number() int64 {
+	n, err := strconv.ParseInt(w.text(), 10, 64)
+	if err != nil {
+		panic(err)
+	}
+	return n
+}
+
+// run runs a script.
+func (f *fake) run(name string, args []any) any {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.calls[name]++
+	w := readWords(args)
+	if name == "takes" {
+		return f.takes(w)
+	}
+	if name == "live" {
+		return []any{int64(1), int64(1)}
+	}
+	bucket, now := f.now(w.key(0)), time.Now().UnixMicro()
+	if bucket == nil {
+		return []any{int64(2)}
+	}
+	s := bucket.Control
+	terms := s.Terms.Encode()
+	switch name {
+	case "return":
+		n, era := w.number(), w.number()
+		if era != 0 && era != s.Era {
+			return []any{int64(4), *bucket.Tokens}
+		}
+		clamped, _ := bucket.Return(n)
+		return []any{int64(1), *bucket.Tokens, clamped}
+	case "peek":
+		return []any{int64(1), *bucket.Tokens, bucket.Wait(w.number(), now), s.Era, *bucket.Index, s.Last, now, terms, s.Carry, s.Step, s.Next,
+			s.Outstanding, s.Due, s.Debt}
+	case "lease":
+		granted, clamped, held := bucket.Lease(w.text(), w.number(), w.number(), w.number(), w.number(), w.number(), now)
+		switch held {
+		case policy.HeldDone:
+			return []any{int64(1), now, *bucket.Tokens, granted, clamped, s.Era, terms}
+		case policy.HeldOther:
+			return []any{int64(4), now}
+		case policy.HeldInUse:
+			return []any{int64(5)}
+		}
+		return []any{int64(6)}
+	}
+	panic("no such script: " + name)
+}
+
+// takes is the script of that name.
+func (f *fake) takes(w *words) []int64 {
+	alone, now := int(w.number()), time.Now().UnixMicro()
+	totals := make([]int64, alone)
+	for i := range totals {
+		totals[i] = w.number()
+	}
+	leaves := make([]int64, alone)
+	for range w.number() {
+		from, leave := w.number(), w.number()
+		w.number() // below
+		for i := int(from) - 1; i < alone; i++ {
+			leaves[i] = leave
+		}
+	}
+	var reply []int64
+	for i, total := range totals {
+		left := int64(-1)
+		if b := f.now(w.key(i)); b != nil && f.asked == nil && *b.Tokens-total >= leaves[i] {
+			*b.Tokens -= total
+			left = *b.Tokens
+		}
+		reply = append(reply, left)
+	}
+	if alone == w.keys {
+		return reply
+	}
+	if w.number() > 0 {
+		panic("templates")
+	}
+	reply = append(reply, now)
+	for key := alone; key < w.keys; key += 2 {
+		reply = f.whole(w, w.key(key), reply, now)
+	}
+	return reply
+}
+
+// whole answers for one bucket that is asked whole.
+func (f *fake) whole(w *words, key string, reply []int64, now int64) []int64 {
+	w.number()
+	w.number()
+	tell, inLine := w.number() == 1, w.number() == 1
+	w.number()
+	runs := make([]policy.Run, w.number())
+	for i := range runs {
+		n := w.number()
+		runs[i] = policy.Run{N: max(1, n), Count: w.number(), UpTo: n == 0}
+		if leave := w.text(); strings.HasSuffix(leave, "%") {
+			runs[i].Leave.Percent, _ = strconv.ParseInt(strings.TrimSuffix(leave, "%"), 10, 64)
+		} else {
+			runs[i].Leave.Tokens, _ = strconv.ParseInt(leave, 10, 64)
+		}
+	}
+	b := f.now(key)
+	if b == nil {
+		return append(reply, 2)
+	}
+	var due *time.Duration
+	if f.asked != nil {
+		due = f.asked(f.calls["takes"])
+	}
+	results, all := make([]policy.RunTaking, len(runs)), true
+	for i, run := range runs {
+		if due != nil {
+			results[i].Wait = due.Microseconds()
+		} else if all || !inLine {
+			one, _, _ := b.TakeMany([]policy.Run{run}, now)
+			results[i] = one[0]
+		}
+		all = all && results[i].Taken == run.Count
+	}
+	for i, run := range runs {
+		if due == nil && results[i].Taken < run.Count {
+			results[i].Wait = b.Wait(run.N+run.Leave.Of(b.Control.Terms.Capacity), now)
+		}
+	}
+	reply = append(reply, 1, *b.Tokens, b.Control.Era, *b.Index, b.Control.Last, 0, 0, 0)
+	var numbers []int64
+	if tell || !all {
+		for _, word := range strings.Fields(b.Control.Terms.Encode()) {
+			n, _ := strconv.ParseInt(word, 10, 64)
+			numbers = append(numbers, n)
+		}
+	}
+	reply = append(append(reply, int64(len(numbers))), numbers...)
+	for _, r := range results {
+		reply = append(reply, r.Taken, r.Wait)
+	}
+	return reply
+}
+
+var _ lua.Client = (*fake)(nil)

@@ -1,0 +1,64 @@
+package fetch
+
+import (
+	"context"
+	"errors"
+
+	"github.com/tokenrefill/refiller/lua"
+)
+
+// Return gives n tokens back, up to the bucket's capacity: what it can't hold is dropped. n is 1 to policy.MaxTokens. It is
+// for tokens whose Result is gone, and is not checked; Undo knows what was taken, and from which history of the bucket.
+//
+// A bucket without a policy can't be returned to and is ErrUnknownBucket. After ErrUnavailable the tokens may have been
+// returned; don't return them again, unless the breaker was open, when nothing is sent (ReasonOf tells why). There is no
+// degraded mode of Return.
+func (c *Client) Return(ctx context.Context, key string, n int64, opts ...CallOption) error {
+	cfg, err := c.with(OpReturn, opts)
+	if err != nil {
+		return err
+	}
+	_, err = c.observed(ctx, Call{Op: OpReturn, Key: key, Tokens: n}, func(ctx context.Context) (Result, error) {
+		err := c.putBack(ctx, key, n, 0, cfg)
+		return Result{OK: err == nil}, err
+	})
+	return err
+}
+
+// Undo gives back what a take took, as r tells: to the bucket's history from which it came (Result.Era), and if that is
+// over, to nobody. What no bucket gave does not go back:
+// what a degraded mode granted (SourceFallback), and what a bucket in shadow mode lacked. Of a denial there is nothing to
+// undo. The errors are Return's. Call it once for a Result, or for what a request id was charged: the bucket goes on
+// remembering the request as charged.
+func (c *Client) Undo(ctx context.Context, key string, r Result) error {
+	n := r.Taken - r.lacked
+	if r.Source.Kind == SourceFallback || !r.OK {
+		n = 0
+	}
+	_, err := c.observed(ctx, Call{Op: OpReturn, Key: key, Tokens: n}, func(ctx context.Context) (Result, error) {
+		err := c.check(ctx, key, max(n, 1))
+		if err == nil && n > 0 {
+			err = c.putBack(ctx, key, n, r.Era, &c.config.callConfig)
+		}
+		return Result{OK: err == nil}, err
+	})
+	return err
+}
+
+// putBack returns tokens to the era in which they were taken, 0 for any.
+func (c *Client) putBack(ctx context.Context, key string, n, era int64, cfg *callConfig) error {
+	if err := c.check(ctx, key, n); err != nil {
+		return err
+	}
+	t, err := c.begin(from(ctx, cfg), key)
+	if err != nil {
+		return err
+	}
+	reply, err := attempt(t, false, func() (lua.ReturnReply, error) { return t.kind.giveBack(t.ctx, t, key, n, era) })
+	c.cache.forgive(key)
+	if errors.Is(err, lua.ErrOtherEra) {
+		reply, err = lua.ReturnReply{Clamped: n}, nil
+	}
+	c.stats.clamped.Add(reply.Clamped)
+	return err
+}

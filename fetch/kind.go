@@ -1,0 +1,119 @@
+package fetch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// kind is how a bucket is kept. Its methods make calls through a lua.Client, which a task is.
+type kind interface {
+	// takes are the words of a call of takes; false if they are a call of their own, of the lazy template that is returned.
+	takes(g *group) (lua.Takes, *policy.Ruled)
+	// open makes the bucket exist for another script, which may hold tokens of it for as long as hold.
+	open(t *task, hold time.Duration) error
+	// giveBack returns tokens to the era in which they were taken, 0 for any.
+	giveBack(ctx context.Context, c lua.Client, key string, n, era int64) (lua.ReturnReply, error)
+	peek(ctx context.Context, c lua.Client, key string) (lua.PeekReply, error)
+}
+
+var (
+	_ kind = configured{}
+	_ kind = (*refilled)(nil)
+	_ kind = (*lazy)(nil)
+)
+
+// configured is a bucket that refillers keep under a policy of its own.
+type configured struct{}
+
+func (configured) takes(g *group) (lua.Takes, *policy.Ruled) { return lua.Takes{Key: g.key}, nil }
+
+func (configured) open(*task, time.Duration) error { return nil }
+
+func (configured) giveBack(ctx context.Context, c lua.Client, key string, n, era int64) (lua.ReturnReply, error) {
+	return lua.Return(ctx, c, key, n, era)
+}
+
+func (configured) peek(ctx context.Context, c lua.Client, key string) (lua.PeekReply, error) {
+	return lua.Peek(ctx, c, key, 1)
+}
+
+// refilled is a bucket of a template that refillers keep while it isn't full. Its first take creates it.
+type refilled struct {
+	rule     *policy.Ruled
+	template *lua.Template
+	apart    bool // its active set is on another server
+}
+
+func (r *refilled) takes(g *group) (lua.Takes, *policy.Ruled) {
+	return lua.Takes{
+		Key: g.key, Below: g.info.limit(), Template: r.template, Existing: r.apart && r.rule.MaxKeys > 0 && !g.create,
+	}, nil
+}
+
+func (r *refilled) open(t *task, hold time.Duration) error {
+	_, err := t.takes(ask{hold: hold, whole: true})
+	return err
+}
+
+// giveBack drops tokens of a bucket that is gone: it was full.
+func (r *refilled) giveBack(ctx context.Context, c lua.Client, key string, n, era int64) (lua.ReturnReply, error) {
+	reply, err := lua.Return(ctx, c, key, n, era)
+	if errors.Is(err, lua.ErrUnknownBucket) {
+		return lua.ReturnReply{Clamped: n}, nil
+	}
+	return reply, err
+}
+
+// peek tells of a bucket that is gone what its first take would find.
+func (r *refilled) peek(ctx context.Context, c lua.Client, key string) (lua.PeekReply, error) {
+	reply, err := lua.Peek(ctx, c, key, 1)
+	if !errors.Is(err, lua.ErrUnknownBucket) {
+		return reply, err
+	}
+	terms, err := lua.Limit(ctx, c, key)
+	if terms == nil {
+		terms = &r.rule.Terms
+	}
+	return lua.PeekReply{Tokens: terms.Initial, Terms: terms}, err
+}
+
+// lazy is a bucket of a template that is credited when it is asked. It has no eras, reservations or requests.
+type lazy struct{ rule *policy.Ruled }
+
+func (l *lazy) takes(g *group) (lua.Takes, *policy.Ruled) { return lua.Takes{Key: g.key}, l.rule }
+
+func (l *lazy) open(t *task, _ time.Duration) error {
+	return fmt.Errorf("%w: bucket %q is of the template %q; with enforce: refilled it has them", ErrLazyBucket, t.key, l.rule.Prefix)
+}
+
+func (l *lazy) giveBack(ctx context.Context, c lua.Client, key string, n, _ int64) (lua.ReturnReply, error) {
+	return lua.ReturnReply{}, lua.LazyReturn(ctx, c, key, &l.rule.Terms, n)
+}
+
+func (l *lazy) peek(ctx context.Context, c lua.Client, key string) (lua.PeekReply, error) {
+	r, err := lua.LazyPeek(ctx, c, key, &l.rule.Terms, 1)
+	if err != nil {
+		return lua.PeekReply{}, err
+	}
+	if r.Terms == nil {
+		r.Terms = &l.rule.Terms
+	}
+	// What it lacks, less whole tokens, is the credit of the next one.
+	carry := (r.Terms.Capacity-r.Remaining)*r.Terms.Per - r.Reset.Microseconds()*r.Terms.Tokens
+	return lua.PeekReply{
+		Tokens: r.Remaining, Wait: r.Runs[0].Wait, Terms: r.Terms, Carry: min(max(carry, 0), r.Terms.Per-1), Refilled: r.Refilled,
+	}, nil
+}
+
+// kindOf is how the buckets of a template are kept.
+func kindOf(r *policy.Ruled, apart bool) kind {
+	if r.Enforce == policy.EnforceLazy {
+		return &lazy{r}
+	}
+	return &refilled{r, lua.NewTemplate(r, apart), apart}
+}

@@ -1,0 +1,279 @@
+package fetch
+
+import (
+	"context"
+	"crypto/rand"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+const (
+	// beatEvery is how often a bucket with degraded mode local hears of this Client, and beatsPerSecond the most heartbeats,
+	// which with many buckets makes it less often. A consumer counts for beatTimes heartbeats.
+	beatEvery      = time.Second
+	beatsPerSecond = 500
+	beatTimes      = 3
+	// beatsPerRest is how many heartbeats go without a pause.
+	beatsPerRest = 25
+	// shareKeep is after how long without takes a bucket hears no more of this Client, unless three heartbeats take longer.
+	shareKeep = 10 * time.Second
+	// maxShares bounds the buckets with degraded mode local of which a Client keeps a share ready.
+	maxShares = cacheHalf
+)
+
+// share is this consumer's part of a bucket of degraded mode local, kept ready for the time that the bucket can't be
+// reached.
+type share struct {
+	key string
+
+	mu    sync.Mutex
+	terms policy.Terms // of the bucket
+	used  time.Duration
+	// Consumers of the bucket, this one included: the most that the last heartbeats counted, since after an outage they
+	// come back one by one. 0: not known.
+	live   int64
+	counts [beatTimes]int64
+
+	// What the bucket held at its last answer, and when.
+	left int64
+	at   time.Duration
+	news bool // it has answered since the share was last taken from
+
+	bucket policy.Bucket
+}
+
+// saw notes what the bucket held at an answer.
+func (s *share) saw(left int64, now time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.left, s.at, s.used, s.news = left, now, now, true
+}
+
+// count notes what a heartbeat counted.
+func (s *share) count(live int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	copy(s.counts[1:], s.counts[:])
+	s.counts[0] = live
+	s.live = slices.Max(s.counts[:])
+}
+
+// take takes n tokens of the share, of which its part of leave stays. It is not known before the first heartbeat was
+// answered.
+//
+// The share has the bucket's rate and capacity, divided by the live consumers. At the first take of an outage it holds no
+// more than an equal part of what the bucket was last seen to hold, so that the shares of all consumers together begin with
+// what was there: a drained bucket leaves nothing for a burst.
+func (s *share) take(n, leave int64, now time.Duration) policy.Taking {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.ready(now) {
+		return policy.Taking{}
+	}
+	if leave = (leave + s.live - 1) / s.live; *s.bucket.Tokens < n+leave {
+		return policy.Taking{Known: true, Tokens: *s.bucket.Tokens, Wait: s.bucket.Wait(n+leave, now.Microseconds())}
+	}
+	return s.bucket.Take(n, now.Microseconds())
+}
+
+// giveBack returns n tokens to the share.
+func (s *share) giveBack(n int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.bucket.Return(n)
+}
+
+// holds is the number of tokens in the share.
+func (s *share) holds(now time.Duration) int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.ready(now) {
+		return 0
+	}
+	return *s.bucket.Tokens
+}
+
+// ready brings the share up to an instant and reports whether there is one. The lock is held.
+func (s *share) ready(now time.Duration) bool {
+	s.used = now
+	if s.live == 0 {
+		return false
+	}
+	part, terms := s.left/s.live, partOf(s.terms, s.live)
+	switch control := s.bucket.Control; {
+	case control == nil:
+		s.bucket = policy.Bucket{Tokens: new(int64), Index: new(int64), Control: &policy.Control{Terms: terms, Last: s.at.Microseconds()}}
+		*s.bucket.Tokens = part
+	case control.Terms != terms:
+		control.Terms, control.Carry = terms, 0
+		*s.bucket.Tokens = min(*s.bucket.Tokens, terms.Capacity)
+	}
+	if s.news {
+		s.settle(s.at)
+		*s.bucket.Tokens = min(*s.bucket.Tokens, part)
+		s.news = false
+	}
+	s.settle(now)
+	return true
+}
+
+// settle credits the share up to an instant.
+func (s *share) settle(now time.Duration) {
+	version := policy.Version{Era: s.bucket.Control.Era, Index: *s.bucket.Index}
+	s.bucket.Refill(policy.Call{Version: version}, max(now.Microseconds(), s.bucket.Control.Last))
+}
+
+// partOf are the terms of one of live consumers' share. What a schedule brings is not known while the bucket is away, and a
+// grant may have ended: neither counts.
+func partOf(t policy.Terms, live int64) policy.Terms {
+	part := policy.Terms{
+		Kind: policy.Smooth, Capacity: max(1, t.Capacity/live), Per: 1, Interval: 1, MaxElapsed: t.MaxElapsed,
+	}
+	if t.Kind == policy.Smooth {
+		part.Tokens, part.Per = t.Tokens, t.Per*live
+	}
+	return part
+}
+
+// shares are those of the buckets with degraded mode local that takes came for. Their heartbeats have one goroutine, which
+// begins with the first of them.
+type shares struct {
+	consumer string        // this Client's name
+	began    time.Time     // instants are counted from here, on the monotonic clock
+	wake     chan struct{} // there is a new one
+
+	mu      sync.Mutex
+	keys    map[string]*share
+	beating bool
+}
+
+func newShares() *shares {
+	return &shares{consumer: rand.Text(), began: time.Now(), wake: make(chan struct{}, 1), keys: make(map[string]*share)}
+}
+
+func (ss *shares) now() time.Duration { return time.Since(ss.began) }
+
+// shareOf keeps a share of a bucket of degraded mode local ready; nil if there are too many such buckets.
+func (c *Client) shareOf(key string, t policy.Terms) *share {
+	ss := c.shares
+	ss.mu.Lock()
+	defer ss.mu.Unlock()
+	s := ss.keys[key]
+	if s == nil {
+		if len(ss.keys) >= maxShares {
+			return nil
+		}
+		s = &share{key: key, used: ss.now()}
+		ss.keys[key] = s
+		nudge(ss.wake)
+		ss.beating = ss.beating || c.life.spawn(c.beatAll)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.terms = t
+	return s
+}
+
+// nudge tells whoever reads from a channel with room for one that there is news.
+func nudge(c chan<- struct{}) {
+	select {
+	case c <- struct{}{}:
+	default: // the last news wasn't read yet
+	}
+}
+
+// beatAll sends heartbeats until the Client is closed: at once for a new bucket, then for all of them in turn.
+func (c *Client) beatAll() {
+	timer := time.NewTimer(beatEvery)
+	defer timer.Stop()
+	for round := time.Duration(0); ; {
+		onlyNew := true
+		select {
+		case <-c.life.quit:
+			return
+		case <-c.shares.wake:
+		case <-timer.C:
+			onlyNew = false
+		}
+		due, period := c.dueShares(round, onlyNew)
+		for i, s := range due {
+			if c.beat(context.Background(), s.key, s) != nil {
+				break // the next round comes
+			}
+			if i%beatsPerRest == beatsPerRest-1 && c.nap(beatsPerRest*time.Second/beatsPerSecond) {
+				return
+			}
+		}
+		if !onlyNew {
+			round = period
+			timer.Reset(max(beatEvery/2, time.Duration((0.9+0.2*c.jitter())*float64(beatEvery))))
+		}
+	}
+}
+
+// nap sleeps and reports whether the Client was closed meanwhile.
+func (c *Client) nap(d time.Duration) (closed bool) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return false
+	case <-c.life.quit:
+		return true
+	}
+}
+
+// dueShares are the buckets whose heartbeats are due, and how long a round of all takes. Those that no take came for are
+// forgotten, except while their server is away: then their share is still theirs.
+func (c *Client) dueShares(round time.Duration, onlyNew bool) (due []*share, period time.Duration) {
+	ss := c.shares
+	ss.mu.Lock()
+	defer ss.mu.Unlock()
+	period = max(beatEvery, time.Duration(len(ss.keys))*time.Second/beatsPerSecond)
+	keep := max(shareKeep, beatTimes*max(round, period))
+	for key, s := range ss.keys {
+		server, err := c.servers.of(key)
+		away := err != nil || server.breaker.Open() != nil
+		s.mu.Lock()
+		idle, known := ss.now()-s.used > keep, s.live > 0
+		if idle && !away {
+			s.live, s.counts = 0, [beatTimes]int64{}
+			delete(ss.keys, key)
+		}
+		s.mu.Unlock()
+		if !idle && !away && (!onlyNew || !known) {
+			due = append(due, s)
+		}
+	}
+	return due, period
+}
+
+// beat sends a heartbeat for a bucket and notes the answer with its share, nil for none. The error is that of a server that
+// did not answer.
+func (c *Client) beat(ctx context.Context, key string, s *share) error {
+	t, err := c.plain(c.own(ctx), key)
+	if err != nil {
+		return err
+	}
+	c.shares.mu.Lock()
+	ttl := beatTimes * max(beatEvery, time.Duration(len(c.shares.keys))*time.Second/beatsPerSecond)
+	c.shares.mu.Unlock()
+	live, err := lua.Live(ctx, t, key, c.shares.consumer, ttl)
+	if err == nil && s != nil {
+		s.count(live)
+	}
+	return evidence(err)
+}
+
+// probe shows whether a server lets a consumer write. One that refuses just this call is alive.
+func (c *Client) probe(ctx context.Context, s *server) error {
+	key := s.probe.Load()
+	if key == nil {
+		return nil
+	}
+	return c.beat(ctx, *key, nil)
+}

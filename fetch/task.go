@@ -1,0 +1,231 @@
+package fetch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/tokenrefill/refiller/internal/engine"
+	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// budget is whose time a call takes, and how much of it.
+type budget struct {
+	ctx      context.Context
+	cfg      *callConfig
+	began    time.Time
+	deadline time.Time // zero: none
+}
+
+// from is the budget of a caller whose call begins now.
+func from(ctx context.Context, cfg *callConfig) budget {
+	p := budget{ctx: ctx, cfg: cfg, began: time.Now()}
+	p.deadline, _ = ctx.Deadline()
+	if cfg.timeout > 0 {
+		if end := p.began.Add(cfg.timeout); p.deadline.IsZero() || end.Before(p.deadline) {
+			p.deadline = end
+		}
+	}
+	return p
+}
+
+// task is a call about one bucket. It is a lua.Client whose commands share the call's time.
+type task struct {
+	budget // began is zero once something was asked or waited for
+
+	c      *Client
+	key    string
+	server *server
+	kind   kind
+	info   *info // what is known of the bucket
+
+	// Of the commands that it sends.
+	cost int64
+	late func(ctx context.Context, c lua.Client, cmd redis.Cmder)
+}
+
+var _ lua.Client = (*task)(nil)
+
+// begin makes a task of a bucket.
+func (c *Client) begin(p budget, key string) (*task, error) {
+	t, err := c.plain(p, key)
+	if err == nil {
+		t.info = c.cache.get(key)
+		t.kind = c.templates.of(t)
+	}
+	return t, err
+}
+
+// plain makes a task for commands on a key that need not be a bucket's.
+func (c *Client) plain(p budget, key string) (*task, error) {
+	s, err := c.servers.of(key)
+	if err != nil {
+		return nil, err
+	}
+	return &task{budget: p, c: c, key: key, server: s}, nil
+}
+
+// own is the budget of a call that the Client makes for itself: it has as long as the timeout says, at least Grace.
+func (c *Client) own(ctx context.Context) budget {
+	cfg := c.config.callConfig
+	cfg.timeout = max(cfg.timeout, engine.Grace)
+	return from(ctx, &cfg)
+}
+
+// do asks the bucket's server and reads the answer.
+func (t *task) do(a *ask, read func(*ask)) error {
+	q, now := t.server.queue, t.began
+	if t.began = (time.Time{}); now.IsZero() {
+		now = time.Now()
+	}
+	r := q.Request()
+	r.Body = *a
+	if err := q.Do(t.ctx, r, now, t.deadline); err != nil {
+		if !errors.Is(err, engine.ErrClosed) {
+			t.c.stats.abandoned.Add(1)
+		}
+		return err
+	}
+	read(&r.Body)
+	q.Release(r)
+	return nil
+}
+
+// Process implements lua.Client. After an error the command must not be looked at, since it may be under way.
+func (t *task) Process(_ context.Context, cmd redis.Cmder) error {
+	if err := t.do(&ask{cmd: cmd, cost: t.cost, late: t.late}, func(*ask) {}); err != nil {
+		return err
+	}
+	return cmd.Err()
+}
+
+// takes asks for takes of the bucket.
+func (t *task) takes(a ask) (answer, error) {
+	a.key, a.kind, a.info = t.key, t.kind, t.info
+	a.resolve(t.info.limit())
+	var got answer
+	err := t.do(&a, func(a *ask) {
+		got = answer{reply: a.reply, runs: a.runs, info: a.info}
+		a.info, got.err = nil, a.err
+	})
+	if err == nil {
+		err, got.err = got.err, nil
+	}
+	if errors.Is(err, lua.ErrUnknownBucket) {
+		k, lookErr := t.c.templates.unknown(t)
+		switch {
+		case lookErr != nil:
+			return answer{}, lookErr
+		case k != nil:
+			t.kind = k
+			return t.takes(a)
+		}
+	}
+	return got, err
+}
+
+// attempt makes a call, unless the breaker of its server is open. If it is the same however often it is made, it is made
+// again, once, when its connection fails: the reply was lost, or it never arrived.
+func attempt[R any](t *task, again bool, call func() (R, error)) (R, error) {
+	var none R
+	if err := t.server.open(t.key); err != nil {
+		return none, err
+	}
+	r, err := call()
+	if again && unreached(err) && !timedOut(err) && !errors.Is(err, engine.ErrClosed) && t.ctx.Err() == nil {
+		r, err = call()
+	}
+	return r, failure(t.ctx, err)
+}
+
+// answer is what a take is told.
+type answer struct {
+	reply  lua.TakeReply
+	runs   []lua.RunReply // of a line
+	info   *info
+	source Source
+	err    error
+}
+
+// ask puts takes to the bucket by put. If the bucket says no and its refills are overdue, they are made up for, and the
+// takes are put to it again. want is how many tokens there must be for that to be of use.
+func (t *task) ask(want int64, again bool, put func() (answer, error)) answer {
+	a := t.attempt(again, put)
+	if a.err != nil || a.reply.OK || !t.c.rescues.overdue(&a.reply) {
+		return a
+	}
+	again2, ours := t.rescue(want, &a.reply)
+	if again2 {
+		if b := t.attempt(again, put); b.err == nil {
+			a = b
+			if ours {
+				a.source.Kind = SourceRescued
+			}
+		}
+	}
+	return a
+}
+
+func (t *task) attempt(again bool, put func() (answer, error)) answer {
+	a, err := attempt(t, again, put)
+	if err != nil {
+		return answer{err: err}
+	}
+	if a.info.share != nil {
+		a.info.share.saw(a.reply.Remaining, t.c.shares.now())
+	}
+	return a
+}
+
+// askRun asks for a run of takes.
+func (t *task) askRun(run policy.Run) answer {
+	now := t.began
+	if now.IsZero() {
+		now = time.Now()
+	}
+	a := ask{run: run, whole: !t.info.fresh(now) || t.info.denied.n > 0 && now.Sub(t.info.learned) < denialMaxAge}
+	want := run.N + run.Leave.Of(t.info.limit())
+	return t.ask(want, false, func() (answer, error) { return t.takes(a) })
+}
+
+// giveBack returns tokens to the era in which they were taken, 0 for any. It is tried once, since a second return could
+// give back twice.
+func (c *Client) giveBack(key string, tokens, era int64) {
+	if tokens == 0 {
+		return
+	}
+	t, err := c.begin(c.own(context.Background()), key)
+	if err != nil {
+		c.stats.lost.Add(tokens)
+		return
+	}
+	c.giveBackBy(t.ctx, t, t.kind, key, tokens, era)
+}
+
+// giveBackLater is giveBack in a goroutine, if there may be any.
+func (c *Client) giveBackLater(key string, tokens, era int64) {
+	if tokens > 0 && !c.life.spawn(func() { c.giveBack(key, tokens, era) }) {
+		c.giveBack(key, tokens, era)
+	}
+}
+
+// giveBackBy is giveBack through a lua.Client.
+func (c *Client) giveBackBy(ctx context.Context, by lua.Client, k kind, key string, tokens, era int64) {
+	reply, err := k.giveBack(ctx, by, key, tokens, era)
+	c.cache.forgive(key)
+	if err != nil {
+		c.stats.lost.Add(tokens)
+		return
+	}
+	c.stats.clamped.Add(reply.Clamped)
+	c.stats.returned.Add(tokens)
+}
+
+// errTooLate is the error of a Wait whose tokens come after its deadline.
+func errTooLate(n int64, key string, due, left time.Duration) error {
+	return fmt.Errorf("%w: %d tokens of bucket %q are due in %s, the deadline is in %s", ErrDeadline, n, key, due, left)
+}

@@ -1,0 +1,200 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+var errBroken = errors.New("connection reset")
+
+func TestABreakerOpensOnTheShareOfFailures(t *testing.T) {
+	began := time.Now()
+	at := func(d time.Duration) time.Time { return began.Add(d) }
+	t.Run("five failures among hundreds are a blip", func(t *testing.T) {
+		b := &Breaker{}
+		for i := range 10_000 {
+			err := error(nil)
+			if i%100 < 5 {
+				err = errBroken
+			}
+			require.False(t, b.record(at(time.Duration(i)*ms), err))
+		}
+	})
+	t.Run("many at one moment", func(t *testing.T) {
+		b := &Breaker{}
+		b.record(began, nil)
+		for range 100 {
+			require.False(t, b.record(at(ms), errBroken))
+		}
+		for i := range 200 {
+			require.False(t, b.record(at(50*ms+time.Duration(i)*ms), nil))
+		}
+	})
+	t.Run("few calls", func(t *testing.T) {
+		b := &Breaker{}
+		for i := range fewestCalls - 1 {
+			require.False(t, b.record(at(time.Duration(i)*100*ms), errBroken))
+		}
+		require.True(t, b.record(at(900*ms), errBroken), "ten")
+		require.ErrorIs(t, b.Open(), errBroken)
+		require.False(t, b.record(at(time.Second), errBroken), "it opens once")
+	})
+	t.Run("a failure now and then", func(t *testing.T) {
+		b := &Breaker{}
+		for i := range 1000 {
+			require.False(t, b.record(at(time.Duration(i)*6*time.Second), errBroken), "others are forgotten")
+		}
+	})
+	t.Run("an outage after a good time", func(t *testing.T) {
+		b := &Breaker{}
+		for i := range 100_000 {
+			b.record(at(time.Duration(i)*10*time.Microsecond), nil)
+		}
+		opened := time.Duration(0)
+		for i := range 100 {
+			if d := time.Second + time.Duration(i)*10*ms; b.record(at(d), errBroken) {
+				opened = d - time.Second
+				break
+			}
+		}
+		require.NotZero(t, opened)
+		require.LessOrEqual(t, opened, 2*shortest+fewestCalls*10*ms)
+	})
+}
+
+// askUntil asks of several goroutines until an instant, and counts the answers and the errors.
+func askUntil(q *Queue[int], goroutines int, timeout time.Duration, until time.Time, pause time.Duration) (answers, failures int) {
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	for range goroutines {
+		wg.Go(func() {
+			for time.Now().Before(until) {
+				_, err := ask(context.Background(), q, 1, timeout)
+				mu.Lock()
+				if err == nil {
+					answers++
+				} else {
+					failures++
+				}
+				mu.Unlock()
+				time.Sleep(pause)
+			}
+		})
+	}
+	wg.Wait()
+	return answers, failures
+}
+
+func breakerOf(s **server) *Breaker {
+	return &Breaker{Patience: 50 * ms, Probe: func(ctx context.Context) error {
+		(*s).mu.Lock()
+		trip, silent := (*s).trip, (*s).silent
+		(*s).mu.Unlock()
+		if silent {
+			trip = time.Hour
+		}
+		return sleep(ctx, trip, false)
+	}}
+}
+
+func TestABreakerOpensOnSilenceAndClosesWhenTheServerIsBack(t *testing.T) {
+	for _, trip := range []time.Duration{ms / 10, 20 * ms, 60 * ms, 200 * ms} {
+		t.Run(trip.String(), func(t *testing.T) {
+			var fake *server
+			b := breakerOf(&fake)
+			opened := 0
+			b.Opened = func() { opened++ }
+			bubble(t, trip, 64, b, func(t *testing.T, s *server, q *Queue[int]) {
+				fake = s
+				askUntil(q, 20, 0, time.Now().Add(10*time.Second), ms)
+				require.Zero(t, opened, "it answers")
+				s.set(func(s *server) { s.silent = true })
+				askUntil(q, 20, 50*ms, time.Now().Add(2*time.Second), ms)
+				require.Equal(t, ErrSilent, b.Open())
+				time.Sleep(time.Minute)
+				require.Equal(t, ErrSilent, b.Open())
+				s.set(func(s *server) { s.silent = false })
+				for began := time.Now(); b.Open() != nil; time.Sleep(ms) {
+					require.Less(t, time.Since(began), 2*time.Second)
+				}
+				askUntil(q, 20, 0, time.Now().Add(10*time.Second), ms)
+				require.NoError(t, b.Open(), "it stays closed")
+			})
+		})
+	}
+}
+
+func TestWhatIsNoEvidence(t *testing.T) {
+	for name, tc := range map[string]struct {
+		change  func(s *server)
+		slots   int
+		timeout time.Duration
+		trip    time.Duration
+	}{
+		"callers with less time than a round trip":  {func(*server) {}, 64, 12 * ms, 20 * ms},
+		"callers whose timeout is always too short": {func(*server) {}, 64, 50 * ms, 60 * ms},
+		"waiting in the queue":                      {func(*server) {}, 1, 15 * ms, 10 * ms},
+		"calls that were never sent":                {func(s *server) { s.err = NoEvidence }, 64, 50 * ms, ms},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var fake *server
+			b := breakerOf(&fake)
+			bubble(t, tc.trip, tc.slots, b, func(t *testing.T, s *server, q *Queue[int]) {
+				fake = s
+				tc.change(s)
+				for range 100 {
+					askUntil(q, 40, tc.timeout, time.Now().Add(100*ms), 100*time.Microsecond)
+					require.NoError(t, b.Open())
+				}
+			})
+		})
+	}
+	t.Run("waiting for a connection", func(t *testing.T) {
+		var fake *server
+		b := breakerOf(&fake)
+		b.Excuse = func() bool { return true }
+		bubble(t, ms, 64, b, func(t *testing.T, s *server, q *Queue[int]) {
+			fake = s
+			s.silent = true
+			askUntil(q, 20, 50*ms, time.Now().Add(500*ms), ms)
+			require.NoError(t, b.Open())
+		})
+	})
+}
+
+func TestAnOpenBreakerIsProbedAFewTimesASecond(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newServer(ms)
+		s.err = errBroken
+		var probes atomic.Int64
+		b := &Breaker{Patience: 50 * ms, Probe: func(context.Context) error {
+			probes.Add(1)
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			return s.err
+		}}
+		q := NewQueue(s.send, NewSlots(8), b, nil)
+		askUntil(q, 4, 50*ms, time.Now().Add(time.Second), ms)
+		require.ErrorIs(t, b.Open(), errBroken)
+		probes.Store(0)
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		require.GreaterOrEqual(t, probes.Load(), int64(30))
+		require.LessOrEqual(t, probes.Load(), int64(110))
+		s.set(func(s *server) { s.err = nil })
+		time.Sleep(time.Second)
+		synctest.Wait()
+		require.NoError(t, b.Open())
+		s.set(func(s *server) { s.err = errBroken })
+		askUntil(q, 4, 50*ms, time.Now().Add(time.Second), ms)
+		require.Error(t, b.Open())
+		require.NoError(t, q.Close(t.Context()), "its probes end with the queue")
+	})
+}

@@ -1,0 +1,144 @@
+package engine
+
+import (
+	"context"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	// Grace is how long a reply is still awaited after the last caller stopped waiting for it, so that what was taken for
+	// nobody can be given back.
+	Grace = time.Second
+	// secondLook is how much longer a caller waits when its time is over: a reply may have come while this process did not
+	// run, and is read first.
+	secondLook = 5 * time.Millisecond
+	// lateness is from when on a timer's delay means that this process did not run, and pulse how often that is looked at
+	// while somebody waits.
+	lateness = time.Millisecond
+	pulse    = 5 * time.Millisecond
+)
+
+// clock says how long somebody waits for an answer.
+type clock struct {
+	deadline time.Time     // zero: none
+	late     time.Duration // of this process, as far as the deadline was put off for it
+	most     time.Duration // of that
+	looked   bool
+}
+
+// newClock is of somebody who waits from an instant until the deadline; late is for how long this process did not run before.
+func newClock(now, deadline time.Time, late time.Duration) clock {
+	return clock{deadline: deadline, late: late, most: late + deadline.Sub(now)}
+}
+
+// over reports whether the time is over; late is for how long this process did not run until now. The first time that it seems
+// so the deadline is put off by secondLook, and whenever this process did not run by as long as that was: altogether by what
+// the time was at first.
+func (c *clock) over(now time.Time, late time.Duration) bool {
+	if c.deadline.IsZero() || now.Before(c.deadline) {
+		return false
+	}
+	more := min(late, c.most) - c.late
+	if c.looked && more < lateness {
+		return true
+	}
+	c.late += more
+	if !c.looked {
+		c.looked = true
+		more += secondLook
+	}
+	c.deadline = now.Add(more)
+	return false
+}
+
+// call is a batch of requests that is under way.
+type call[T any] struct {
+	batch   []*Request[T]
+	ctx     context.Context
+	cancel  context.CancelFunc
+	waiting int // requests that somebody waits for
+	sent    time.Time
+	clock   clock // for how long the server may be silent, or a caller who left goes on reading
+	silent  bool  // it was
+	alone   bool  // its caller makes it
+	left    bool  // who has left
+}
+
+func (c *call[T]) add(r *Request[T]) {
+	r.call = c
+	c.batch = append(c.batch, r)
+	c.waiting++
+}
+
+// begin starts the call.
+func (c *call[T]) begin(now time.Time, patience, late time.Duration) {
+	latest := c.batch[0].clock.deadline
+	for _, r := range c.batch {
+		if d := r.clock.deadline; d.IsZero() || latest.IsZero() {
+			latest = time.Time{}
+		} else if d.After(latest) {
+			latest = d
+		}
+	}
+	if !latest.IsZero() {
+		latest = latest.Add(Grace)
+	}
+	inner, cancel := context.WithCancel(context.Background())
+	c.ctx, c.cancel = callContext{inner, latest}, cancel
+	c.sent, c.silent, c.alone, c.left = now, false, false, false
+	c.clock = clock{}
+	if patience > 0 {
+		c.clock = newClock(now, now.Add(patience), late)
+	}
+}
+
+func (c *call[T]) end() {
+	c.cancel()
+	c.ctx, c.cancel = nil, nil
+	for i, r := range c.batch {
+		if r.call == c { // it isn't used again yet
+			r.call = nil
+		}
+		c.batch[i] = nil
+	}
+	c.batch, c.waiting = c.batch[:0], 0
+}
+
+// callContext tells go-redis what to set on the socket, and ends only when it is cancelled.
+type callContext struct {
+	context.Context
+	deadline time.Time // zero: none
+}
+
+// Deadline implements context.Context.
+func (c callContext) Deadline() (time.Time, bool) { return c.deadline, !c.deadline.IsZero() }
+
+// Slots bounds the calls under way of some queues. Its methods are safe for concurrent use.
+type Slots struct{ free atomic.Int64 }
+
+// NewSlots makes n slots.
+func NewSlots(n int) *Slots {
+	s := &Slots{}
+	s.free.Store(int64(n))
+	return s
+}
+
+// take takes a slot if one is free.
+func (s *Slots) take() bool {
+	if s.free.Add(-1) >= 0 {
+		return true
+	}
+	s.free.Add(1)
+	return false
+}
+
+func (s *Slots) give() { s.free.Add(1) }
+
+// earlier is the earlier of two instants, the zero time being never.
+func earlier(a, b time.Time) time.Time {
+	if a.IsZero() || !b.IsZero() && b.Before(a) {
+		return b
+	}
+	return a
+}

@@ -1,0 +1,73 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// Exec makes one round trip for commands. Each then has its answer or its error.
+func Exec(ctx context.Context, rdb redis.UniversalClient, cmds []redis.Cmder) {
+	if len(cmds) == 1 {
+		if err := rdb.Process(ctx, cmds[0]); err != nil && cmds[0].Err() == nil {
+			cmds[0].SetErr(err)
+		}
+		return
+	}
+	pipe := rdb.Pipeline()
+	for _, cmd := range cmds {
+		_ = pipe.Process(ctx, cmd) // queues it
+	}
+	_, err := pipe.Exec(ctx)
+	if err == nil {
+		return
+	}
+	for _, cmd := range cmds {
+		if cmd.Err() != nil {
+			return
+		}
+	}
+	for _, cmd := range cmds { // a server that refuses the connection leaves them without
+		cmd.SetErr(err)
+	}
+}
+
+// Commands sends single commands through a Queue, several in one round trip when there are several. Its methods are safe
+// for concurrent use. It needs not be closed: it holds nothing while nothing is asked.
+type Commands struct{ queue *Queue[redis.Cmder] }
+
+// NewCommands makes Commands of a Redis client, which stays the caller's. At most most round trips are under way.
+func NewCommands(rdb redis.UniversalClient, most int) *Commands {
+	return &Commands{NewQueue(func(ctx context.Context, batch []*Request[redis.Cmder]) error {
+		cmds := make([]redis.Cmder, len(batch))
+		for i, r := range batch {
+			cmds[i] = r.Body
+		}
+		Exec(ctx, rdb, cmds)
+		for _, r := range batch {
+			r.Answer()
+		}
+		return nil
+	}, NewSlots(most), nil, nil)}
+}
+
+// Process sends a command and waits for its answer, or for the end of ctx: then the command may have been sent, and must
+// not be looked at any more.
+func (c *Commands) Process(ctx context.Context, cmd redis.Cmder) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	deadline, _ := ctx.Deadline()
+	r := c.queue.Request()
+	r.Body = cmd
+	if err := c.queue.Do(ctx, r, time.Now(), deadline); errors.Is(err, ErrFull) {
+		return fmt.Errorf("%w: %w", redis.ErrPoolTimeout, err)
+	} else if err != nil {
+		return err
+	}
+	c.queue.Release(r)
+	return cmd.Err()
+}

@@ -1,0 +1,131 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// server is a fake one: each round trip takes a time, and may be lost.
+type server struct {
+	mu     sync.Mutex
+	trip   time.Duration
+	silent bool          // nothing comes back
+	err    error         // what calls end with
+	dial   time.Duration // until a call is sent; it isn't if its context ends before
+	began  time.Time
+	sent   [][]int         // bodies of each call that was sent
+	at     []time.Duration // when
+	under  int             // calls under way
+	most   int             // the most there were
+	late   []int           // bodies that were answered for nobody
+}
+
+func newServer(trip time.Duration) *server { return &server{trip: trip, began: time.Now()} }
+
+func (s *server) set(change func(*server)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	change(s)
+}
+
+func (s *server) send(ctx context.Context, batch []*Request[int]) error {
+	s.mu.Lock()
+	s.under++
+	s.most = max(s.most, s.under)
+	dial := s.dial
+	s.mu.Unlock()
+	err, unsent := sleep(ctx, dial, true), false
+	if err == nil {
+		bodies := make([]int, len(batch))
+		for i, r := range batch {
+			bodies[i] = r.Body
+		}
+		s.mu.Lock()
+		s.sent, s.at = append(s.sent, bodies), append(s.at, time.Since(s.began))
+		trip := s.trip
+		if s.silent {
+			trip = time.Hour
+		}
+		s.mu.Unlock()
+		err = sleep(ctx, trip, false)
+	} else {
+		unsent = true
+		err = errors.Join(NoEvidence, err)
+	}
+	s.mu.Lock()
+	if err == nil {
+		err = s.err
+	}
+	s.under--
+	s.mu.Unlock()
+	for _, r := range batch {
+		body := r.Body
+		r.Body = -body
+		if !r.Answer() && !unsent {
+			s.mu.Lock()
+			s.late = append(s.late, body)
+			s.mu.Unlock()
+		}
+	}
+	return err
+}
+
+// sleep is what a socket does: it keeps the deadline of a context; as a dial it also ends with it.
+func sleep(ctx context.Context, d time.Duration, dials bool) error {
+	end := make(<-chan time.Time)
+	if deadline, ok := ctx.Deadline(); ok {
+		end = time.After(time.Until(deadline))
+	}
+	done := ctx.Done()
+	if !dials {
+		done = nil
+	}
+	select {
+	case <-time.After(d):
+		return nil
+	case <-done:
+		return ctx.Err()
+	case <-end:
+		return context.DeadlineExceeded
+	}
+}
+
+// ask asks body of the queue with a timeout (0: none) and returns how long that took.
+func ask(ctx context.Context, q *Queue[int], body int, timeout time.Duration) (time.Duration, error) {
+	now := time.Now()
+	deadline, _ := ctx.Deadline()
+	if timeout > 0 {
+		deadline = earlier(deadline, now.Add(timeout))
+	}
+	r := q.Request()
+	r.Body = body
+	err := q.Do(ctx, r, now, deadline)
+	if err == nil {
+		if r.Body != -body {
+			err = errors.New("another request's answer")
+		}
+		q.Release(r)
+	}
+	return time.Since(now), err
+}
+
+// bubble runs a test of a queue in simulated time, and closes the queue: the bubble ends only without goroutines.
+func bubble(t *testing.T, trip time.Duration, slots int, b *Breaker, test func(t *testing.T, s *server, q *Queue[int])) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		s := newServer(trip)
+		q := NewQueue(s.send, NewSlots(slots), b, nil)
+		test(t, s, q)
+		require.NoError(t, q.Close(context.Background()))
+		_, err := ask(context.Background(), q, 1, 0)
+		require.ErrorIs(t, err, ErrClosed)
+	})
+}
+
+const ms = time.Millisecond
