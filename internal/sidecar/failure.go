@@ -1,7 +1,6 @@
 package sidecar
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -9,7 +8,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/tokenrefill/refiller/fetch"
+	"github.com/tokenrefill/refiller/limit"
 )
 
 var (
@@ -40,8 +39,7 @@ type errorResult struct {
 	Message string `json:"message"`
 }
 
-// failures is looked through in order: an unavailable Redis counts before the
-// deadline that it caused.
+// failures are those of requests; what the SDK answers is in limit.OutcomeOf.
 var failures = []struct {
 	err error
 	failure
@@ -54,25 +52,7 @@ var failures = []struct {
 	{errMediaType, failure{"wrong_media_type", http.StatusUnsupportedMediaType, codes.InvalidArgument}},
 	{errBusy, failure{"too_many_calls", http.StatusTooManyRequests, codes.ResourceExhausted}},
 	{errDraining, failure{"shutting_down", http.StatusServiceUnavailable, codes.Unavailable}},
-	{fetch.ErrInvalidKey, failure{"invalid_key", http.StatusBadRequest, codes.InvalidArgument}},
-	{fetch.ErrInvalidAmount, failure{"invalid_amount", http.StatusBadRequest, codes.InvalidArgument}},
-	{fetch.ErrInvalidTTL, failure{"invalid_ttl", http.StatusBadRequest, codes.InvalidArgument}},
-	{fetch.ErrInvalidID, failure{"invalid_id", http.StatusBadRequest, codes.InvalidArgument}},
-	{fetch.ErrUnknownBucket, failure{"unknown_bucket", http.StatusNotFound, codes.NotFound}},
-	{fetch.ErrLazyBucket, failure{"lazy_bucket", http.StatusUnprocessableEntity, codes.FailedPrecondition}},
-	{fetch.ErrTooManyBuckets, failure{"too_many_buckets", http.StatusTooManyRequests, codes.ResourceExhausted}},
-	{fetch.ErrExceedsCapacity, failure{"exceeds_capacity", http.StatusUnprocessableEntity, codes.OutOfRange}},
-	{fetch.ErrMalformedBucket, failure{"malformed_bucket", http.StatusConflict, codes.FailedPrecondition}},
-	{fetch.ErrIDInUse, failure{"id_in_use", http.StatusConflict, codes.AlreadyExists}},
-	{fetch.ErrNotHeld, failure{"not_held", http.StatusNotFound, codes.NotFound}},
-	{fetch.ErrUnavailable, failure{"unavailable", http.StatusServiceUnavailable, codes.Unavailable}},
-	{fetch.ErrClosed, failure{"shutting_down", http.StatusServiceUnavailable, codes.Unavailable}},
-	{context.DeadlineExceeded, failure{"deadline", http.StatusGatewayTimeout, codes.DeadlineExceeded}},
-	{context.Canceled, failure{"cancelled", http.StatusServiceUnavailable, codes.Canceled}},
 }
-
-// unforeseen is what is nobody's fault but ours.
-var unforeseen = failure{"internal", http.StatusInternalServerError, codes.Internal}
 
 func failureOf(err error) failure {
 	for _, f := range failures {
@@ -80,7 +60,8 @@ func failureOf(err error) failure {
 			return f.failure
 		}
 	}
-	return unforeseen
+	o := limit.OutcomeOf(err)
+	return failure{o.Code, o.HTTP, codes.Code(o.GRPC)}
 }
 
 // grpcError is err as gRPC sends it; nil stays nil.

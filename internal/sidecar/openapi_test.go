@@ -299,15 +299,3 @@ func TestTheDocumentIsServed(t *testing.T) {
 	var v any
 	require.NoError(t, yaml.Unmarshal(r.body, &v))
 }
-
-func TestEveryErrorOfTheSDKHasAPlaceOfItsOwn(t *testing.T) {
-	t.Parallel()
-	for _, err := range []error{
-		fetch.ErrUnknownBucket, fetch.ErrMalformedBucket, fetch.ErrInvalidKey, fetch.ErrInvalidAmount,
-		fetch.ErrExceedsCapacity, fetch.ErrInvalidTTL, fetch.ErrInvalidID, fetch.ErrIDInUse, fetch.ErrNotHeld, fetch.ErrUnavailable, fetch.ErrClosed,
-	} {
-		require.NotEqual(t, unforeseen, failureOf(fmt.Errorf("wrapped: %w", err)), err.Error())
-	}
-	require.Equal(t, unforeseen, failureOf(fmt.Errorf("bug")))
-	require.Equal(t, "unavailable", failureOf(fmt.Errorf("%w: %w", fetch.ErrUnavailable, contextDeadline)).Name)
-}

@@ -37,7 +37,8 @@ type Config struct {
 	SkipFailed bool
 	// Shadow denies nothing; OnLimit is still called.
 	Shadow bool
-	// FailOpen lets calls pass when the Limiter can't answer.
+	// FailOpen lets calls pass when the Limiter can't answer, instead of refusing them as unavailable. What the call is to
+	// blame for, and a flood of new keys, is refused all the same: see limit.Outcome.
 	FailOpen bool
 	// Timeout bounds the wait for the Limiter's answer, at most MaxTimeout; 0 means
 	// DefaultTimeout. The wait for a place, of a limit of pacing, comes after it and

@@ -2,7 +2,6 @@ package grpclimit
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -117,7 +116,7 @@ func withDecision(ctx context.Context, d *Decision) context.Context {
 func (m *Middleware) decide(ctx context.Context, call Call) (*Decision, error) {
 	d := Decision{Weight: 1}
 	if m.config.Weight != nil {
-		if d.Weight = m.config.Weight(ctx, call); d.Weight <= 0 {
+		if d.Weight = m.config.Weight(ctx, call); d.Weight == 0 {
 			return nil, nil
 		}
 	}
@@ -128,18 +127,9 @@ func (m *Middleware) decide(ctx context.Context, call Call) (*Decision, error) {
 	}
 	d.Key = bounded(key)
 	err = m.take(ctx, &d)
-	if errors.Is(err, fetch.ErrExceedsCapacity) { // it never fits: that is a denial, also for those who fail open
-		d.Result, err = fetch.Result{RetryAfter: fetch.Never, ResetAfter: fetch.Never}, nil
-	}
 	if err != nil {
 		m.report(ctx, call, err)
-		switch {
-		case ctx.Err() != nil:
-			return nil, status.FromContextError(ctx.Err()).Err()
-		case m.config.FailOpen, m.config.Shadow:
-			return nil, nil
-		}
-		return nil, status.Error(codes.Unavailable, "the limit can't be checked")
+		return nil, m.refusal(ctx, err)
 	}
 	if d.OK {
 		return &d, m.hold(ctx, call, &d)
@@ -151,6 +141,20 @@ func (m *Middleware) decide(ctx context.Context, call Call) (*Decision, error) {
 		return &d, nil
 	}
 	return nil, denial(d)
+}
+
+// refusal is the status of a call on which nobody could decide; nil lets it pass.
+func (m *Middleware) refusal(ctx context.Context, err error) error {
+	outcome := limit.OutcomeOf(err)
+	switch {
+	case ctx.Err() != nil:
+		return status.FromContextError(ctx.Err()).Err()
+	case m.config.Shadow, m.config.FailOpen && outcome.Open:
+		return nil
+	case outcome.Open:
+		return status.Error(codes.Unavailable, "the limit can't be checked")
+	}
+	return status.Error(codes.Code(outcome.GRPC), err.Error())
 }
 
 // take asks the limiter, and tells how long what was taken has to wait.

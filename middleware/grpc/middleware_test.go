@@ -229,7 +229,7 @@ func TestAWeightIsWhatACallTakes(t *testing.T) {
 	require.EqualValues(t, 1, b.service.decision.Load().Remaining)
 	weight.Store(6)
 	err := b.call(t.Context())
-	require.Equal(t, codes.ResourceExhausted, status.Code(err), "more than it ever holds")
+	require.Equal(t, codes.OutOfRange, status.Code(err), "more than it ever holds")
 	require.Empty(t, status.Convert(err).Details(), "nothing tells when to come back")
 }
 

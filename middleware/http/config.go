@@ -44,8 +44,8 @@ type Config struct {
 	SkipFailed bool
 	// Shadow denies nothing and sends no headers; OnLimit is still called.
 	Shadow bool
-	// FailOpen lets requests pass when the Limiter can't answer, instead of
-	// refusing them with 503.
+	// FailOpen lets requests pass when the Limiter can't answer, instead of refusing them with 503. What the request is to
+	// blame for, and a flood of new keys, is refused all the same: see limit.Outcome.
 	FailOpen bool
 	// Timeout bounds the wait for the Limiter's answer; 0 means DefaultTimeout. The
 	// wait for a place, of a limit of pacing, comes after it.

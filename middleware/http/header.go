@@ -19,6 +19,9 @@ func (m *Middleware) setHeaders(h http.Header, d Decision) {
 	if !m.config.NoHeaders {
 		var policies, states []string
 		for _, l := range d.Limits {
+			if l.Limit == 0 {
+				continue // nobody knows the policy: no number would be true
+			}
 			name := quoted(l.Name)
 			if l.Limit > 0 && l.Limit <= maxInteger {
 				policy := name + ";q=" + strconv.FormatInt(l.Limit, 10)
@@ -36,9 +39,11 @@ func (m *Middleware) setHeaders(h http.Header, d Decision) {
 		if len(policies) > 0 {
 			h.Set("RateLimit-Policy", strings.Join(policies, ", "))
 		}
-		h.Set("RateLimit", strings.Join(states, ", "))
+		if len(states) > 0 {
+			h.Set("RateLimit", strings.Join(states, ", "))
+		}
 	}
-	if m.config.XHeaders {
+	if m.config.XHeaders && d.Limit > 0 {
 		h.Set("X-RateLimit-Limit", strconv.FormatInt(d.Limit, 10))
 		h.Set("X-RateLimit-Remaining", strconv.FormatInt(max(0, d.Remaining), 10))
 		if t := effective(d.Result); t != fetch.Never {

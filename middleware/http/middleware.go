@@ -7,7 +7,6 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/tokenrefill/refiller/fetch"
 	"github.com/tokenrefill/refiller/limit"
 	"github.com/tokenrefill/refiller/limit/pacing"
 )
@@ -63,7 +62,7 @@ func (m *Middleware) Wrap(next http.Handler) http.Handler {
 			m.config.OnLimit(r, d)
 		}
 		if m.config.Shadow {
-			m.serve(w, hr, d, next)
+			m.serve(w, r, d, next)
 			return
 		}
 		m.setHeaders(w.Header(), d)
@@ -72,10 +71,10 @@ func (m *Middleware) Wrap(next http.Handler) http.Handler {
 			return
 		}
 		if !m.hold(hr.Context(), d) {
-			m.giveBack(hr.Context(), d)
+			m.giveBack(r, d)
 			return // the client is gone
 		}
-		m.serve(w, hr, d, next)
+		m.serve(w, r, d, next)
 	})
 }
 
@@ -128,17 +127,19 @@ func (m *Middleware) fail(w http.ResponseWriter, r Request, err error, next http
 	if m.config.OnError != nil {
 		m.config.OnError(r, err)
 	}
+	code := http.StatusServiceUnavailable
+	outcome := limit.OutcomeOf(err)
 	var bad badRequest
-	switch {
-	case m.config.Shadow:
-		next.ServeHTTP(w, r.Request)
-	case errors.As(err, &bad), errors.Is(err, fetch.ErrInvalidKey), errors.Is(err, fetch.ErrInvalidAmount), errors.Is(err, fetch.ErrExceedsCapacity):
-		http.Error(w, http.StatusText(http.StatusBadRequest), http.StatusBadRequest)
-	case m.config.FailOpen:
-		next.ServeHTTP(w, r.Request)
-	default:
-		http.Error(w, http.StatusText(http.StatusServiceUnavailable), http.StatusServiceUnavailable)
+	if errors.As(err, &bad) {
+		outcome, code = limit.Outcome{}, http.StatusBadRequest
+	} else if !outcome.Open {
+		code = outcome.HTTP
 	}
+	if m.config.Shadow || m.config.FailOpen && outcome.Open {
+		next.ServeHTTP(w, r.Request)
+		return
+	}
+	http.Error(w, http.StatusText(code), code)
 }
 
 // deny answers a denied request.
@@ -186,25 +187,25 @@ func (m *Middleware) slowDown(d Decision) time.Duration {
 }
 
 // serve calls the handler and gives the tokens of a failed request back.
-func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, d Decision, next http.Handler) {
+func (m *Middleware) serve(w http.ResponseWriter, r Request, d Decision, next http.Handler) {
 	if !m.config.SkipFailed || !d.OK {
-		next.ServeHTTP(w, r)
+		next.ServeHTTP(w, r.Request)
 		return
 	}
-	sw := &statusWriter{ResponseWriter: w}
+	var s status
 	failed := true // until it has not panicked
 	defer func() {
 		if failed {
-			m.giveBack(r.Context(), d)
+			m.giveBack(r, d)
 		}
 	}()
-	next.ServeHTTP(sw, r)
-	failed = sw.status >= http.StatusBadRequest
+	next.ServeHTTP(s.watch(w), r.Request)
+	failed = s.code >= http.StatusBadRequest
 }
 
 // giveBack returns a request's tokens, even though its client may be gone.
-func (m *Middleware) giveBack(ctx context.Context, d Decision) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), m.config.Timeout)
+func (m *Middleware) giveBack(r Request, d Decision) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), m.config.Timeout)
 	defer cancel()
 	var err error
 	switch l := m.config.Limiter.(type) {
@@ -214,42 +215,6 @@ func (m *Middleware) giveBack(ctx context.Context, d Decision) {
 		err = l.Undo(ctx, d.Key, d.Result)
 	}
 	if err != nil && m.config.OnError != nil {
-		m.config.OnError(Request{}, err)
+		m.config.OnError(r, err)
 	}
 }
-
-// statusWriter remembers a response's status. http.ResponseController finds what
-// the writer beneath can do.
-type statusWriter struct {
-	http.ResponseWriter
-	status int
-}
-
-// WriteHeader implements http.ResponseWriter. An informational status is not the
-// response's.
-func (w *statusWriter) WriteHeader(status int) {
-	if w.status == 0 && (status >= 200 || status == http.StatusSwitchingProtocols) {
-		w.status = status
-	}
-	w.ResponseWriter.WriteHeader(status)
-}
-
-// Write implements http.ResponseWriter.
-func (w *statusWriter) Write(b []byte) (int, error) {
-	if w.status == 0 {
-		w.status = http.StatusOK
-	}
-	return w.ResponseWriter.Write(b)
-}
-
-// Flush implements http.Flusher, which handlers ask for by type.
-func (w *statusWriter) Flush() {
-	if w.status == 0 {
-		w.status = http.StatusOK
-	}
-	// A writer that can't flush sends everything at the end.
-	_ = http.NewResponseController(w.ResponseWriter).Flush()
-}
-
-// Unwrap is for http.ResponseController.
-func (w *statusWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }

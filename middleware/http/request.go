@@ -68,16 +68,10 @@ func ByUser(user func(*http.Request) string) KeyFunc {
 	}
 }
 
-// ByRoute is the method and the pattern that http.ServeMux matched, or the path
-// where there is none, as in a middleware around the mux.
+// ByRoute is the pattern that http.ServeMux matched, with its method if it has one. All requests that none matched share a
+// key, as do all in a middleware around the mux: whoever invents paths or methods finds no fresh tokens.
 func ByRoute() KeyFunc {
-	return func(r Request) (string, error) {
-		route := r.Pattern
-		if route == "" {
-			route = r.URL.Path
-		}
-		return "route:" + r.Method + ":" + clean(route), nil
-	}
+	return func(r Request) (string, error) { return "route:" + clean(r.Pattern), nil }
 }
 
 // Join is all keys together: tokens for each user on each route, say.

@@ -1,0 +1,71 @@
+package limit
+
+import (
+	"context"
+	"errors"
+	"net/http"
+
+	"github.com/tokenrefill/refiller/fetch"
+)
+
+// Outcome is how a server answers a caller on whose tokens nobody could decide. The middlewares and the sidecar have their
+// answers from [OutcomeOf]. A middleware tells of what Open marks, which its client can't help, as unavailable: the status of
+// a bucket that isn't there is not that of the page that was asked for.
+type Outcome struct {
+	Code string // a word that programs can compare
+	HTTP int    // the status
+	GRPC uint32 // the status, as google.golang.org/grpc/codes numbers it
+	// Open tells whether a server that fails open lets the caller pass. It never does where the caller is to blame, nor
+	// where letting it pass would turn the limit off: a flood of new keys that a template refuses is a denial.
+	Open bool
+}
+
+// The codes of gRPC that occur here.
+const (
+	canceled           = 1
+	invalidArgument    = 3
+	deadlineExceeded   = 4
+	notFound           = 5
+	alreadyExists      = 6
+	resourceExhausted  = 8
+	failedPrecondition = 9
+	outOfRange         = 11
+	internal           = 13
+	unavailable        = 14
+)
+
+// outcomes is looked through in order: an unavailable Redis counts before the deadline that it caused, a bad id before the
+// option that has it.
+var outcomes = []struct {
+	err error
+	Outcome
+}{
+	{fetch.ErrInvalidKey, Outcome{"invalid_key", http.StatusBadRequest, invalidArgument, false}},
+	{fetch.ErrInvalidAmount, Outcome{"invalid_amount", http.StatusBadRequest, invalidArgument, false}},
+	{fetch.ErrInvalidTTL, Outcome{"invalid_ttl", http.StatusBadRequest, invalidArgument, false}},
+	{fetch.ErrInvalidID, Outcome{"invalid_id", http.StatusBadRequest, invalidArgument, false}},
+	{fetch.ErrInvalidOption, Outcome{"invalid_option", http.StatusBadRequest, invalidArgument, false}},
+	{fetch.ErrUnknownBucket, Outcome{"unknown_bucket", http.StatusNotFound, notFound, true}},
+	{fetch.ErrLazyBucket, Outcome{"lazy_bucket", http.StatusUnprocessableEntity, failedPrecondition, true}},
+	{fetch.ErrTooManyBuckets, Outcome{"too_many_buckets", http.StatusTooManyRequests, resourceExhausted, false}},
+	{fetch.ErrExceedsCapacity, Outcome{"exceeds_capacity", http.StatusUnprocessableEntity, outOfRange, false}},
+	{fetch.ErrMalformedBucket, Outcome{"malformed_bucket", http.StatusConflict, failedPrecondition, true}},
+	{fetch.ErrIDInUse, Outcome{"id_in_use", http.StatusConflict, alreadyExists, false}},
+	{fetch.ErrRequestReused, Outcome{"request_reused", http.StatusConflict, alreadyExists, false}},
+	{fetch.ErrNotHeld, Outcome{"not_held", http.StatusNotFound, notFound, false}},
+	{fetch.ErrUnavailable, Outcome{"unavailable", http.StatusServiceUnavailable, unavailable, true}},
+	{fetch.ErrClosed, Outcome{"shutting_down", http.StatusServiceUnavailable, unavailable, true}},
+	{context.DeadlineExceeded, Outcome{"deadline", http.StatusGatewayTimeout, deadlineExceeded, true}},
+	{context.Canceled, Outcome{"cancelled", http.StatusServiceUnavailable, canceled, true}},
+}
+
+// OutcomeOf is the outcome of an error of a [Limiter] or of a fetch.Client. An error that it doesn't know is nobody's fault
+// but the server's: "internal".
+func OutcomeOf(err error) Outcome {
+	for _, o := range outcomes {
+		if errors.Is(err, o.err) {
+			return o.Outcome
+		}
+	}
+	return Outcome{"internal", http.StatusInternalServerError, internal, true}
+}
