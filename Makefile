@@ -11,16 +11,23 @@ MODULES := $(patsubst %/go.mod,%,$(wildcard ./go.mod ./bench/go.mod ./deploy/go.
 # Packages whose tests need no server and end in seconds.
 UNIT_PKGS ?= $(addsuffix /...,$(wildcard ./policy ./internal/accesslog ./internal/config))
 
+# Packages that `make test` leaves to test-operate. `make test-all` tests them beside the others, where their waits cost
+# nothing.
+APART := ./test/operate
+
 # Packages whose goroutines share state: `make test` tests these with the race detector and the others without, so that it
 # ends within 15 minutes on two cores of a fresh machine. `make race` tests everything with it.
 # Package pool is not among these: its tests are long simulations, in which the race detector itself crashes now and then.
 RACE_PKGS := ./election ./fetch ./refill
 
-# At most this many test programs run at once: each starts real servers, and two
-# keep a two-core machine busy without starving the servers under test.
-TEST_PROCS ?= 2
+# At most this many test programs run at once. Each starts real servers and waits half of its time: three keep a two-core
+# machine busy.
+TEST_PROCS ?= 3
 # Per test program. The whole of `make test` stays under 15 minutes on two cores.
 TEST_TIMEOUT ?= 8m
+
+# Vet runs once, before. Without the debugger's tables (-w) programs are linked sooner.
+GO_TEST := go test -count=1 -shuffle=on -vet=off -ldflags=-w -p $(TEST_PROCS)
 
 # Runs in `make bench`: how often, which benchmarks, which packages.
 COUNT ?= 10
@@ -51,31 +58,42 @@ FUZZTIME ?= 30s
 
 .PHONY: help
 help: ## List the targets and the variables they take
-	@awk 'BEGIN { FS = ":.*## " } /^[a-z]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: build
 build: ## Build the programs into bin/
 	go build -trimpath -o $(BIN)/ ./cmd/...
 
-.PHONY: test
-test: ensure-redis ensure-faketime ensure-cc ## Everything but the linter: set-up, vet, all tests on real servers (concurrent packages with -race), the simulations
-	go vet ./...
-	scripts/check-fetch-deps.sh
-	go test -count=1 -shuffle=on -timeout $(TEST_TIMEOUT) -p $(TEST_PROCS) $$(go list ./... | grep -vxF "$$(go list $(RACE_PKGS))")
-	CGO_ENABLED=1 go test -race -ldflags=-w -count=1 -shuffle=on -timeout $(TEST_TIMEOUT) -p $(TEST_PROCS) $(RACE_PKGS)
-	@$(MAKE) --no-print-directory simulate SCHEDULES=2000 POOL_SCHEDULES=20
-	go -C deploy vet ./...
-	go -C deploy test -count=1 -timeout $(TEST_TIMEOUT) ./...
-	@echo "make test: passed (vet, every test, the simulations)"
+# The targets that test, and what each needs: rows of scripts/require.sh. The steps of a target are those of run-<target>.
+TESTS := test test-operate test-deploy
+needs-test := go redis cc faketime curl
+needs-test-operate := go redis prometheus chromium
+needs-test-deploy := go
+
+.PHONY: $(TESTS)
+test: ## Vet, the tests on real servers (concurrent packages with -race), the simulations
+test-operate: ## Reloads, rolling restarts, alert rules, dashboards, the status page: with Prometheus and Chromium
+test-deploy: ## The manifests of deploy/, with the libraries of Kubernetes
+$(TESTS):
+	@scripts/require.sh $(needs-$@)
+	@scripts/slowest.sh $(MAKE) --no-print-directory run-$@
+	@echo "make $@: passed"
+
+.PHONY: test-all
+test-all: ## test and every test-… target, which is what CI runs
+	@scripts/require.sh $(sort $(foreach t,$(TESTS),$(needs-$t)))
+	@scripts/slowest.sh $(MAKE) --no-print-directory APART= $(addprefix run-,$(filter-out test-operate,$(TESTS)))
+	@echo "make test-all: passed"
 
 .PHONY: race
-race: ensure-redis ensure-faketime ensure-cc ## Every test of the module with the race detector
-	CGO_ENABLED=1 go test -race -ldflags=-w -count=1 -shuffle=on -timeout 20m -p $(TEST_PROCS) ./...
+race: ## Every test of the module with the race detector
+	@scripts/require.sh $(sort $(needs-test) $(needs-test-operate))
+	CGO_ENABLED=1 $(GO_TEST) -race -timeout 20m ./...
 
 .PHONY: simulate
 simulate: ## SCHEDULES random fault schedules of election and refill loop, POOL_SCHEDULES of the pools, in simulated time, without the race detector
-	REFILLER_SEED=$(SEED) REFILLER_SCHEDULES=$(SCHEDULES) GOGC=400 go test -count=1 -timeout 0 -run TestElectionAndRefillLoopTogether -v ./election
-	REFILLER_SEED=$(SEED) REFILLER_SCHEDULES=$(POOL_SCHEDULES) go test -count=1 -timeout 0 -run TestNothingIsExceededUnderRandomFaults -v ./pool
+	REFILLER_SEED=$(SEED) REFILLER_SCHEDULES=$(SCHEDULES) GOGC=400 $(GO_TEST) -timeout 0 -run TestElectionAndRefillLoopTogether -v ./election
+	REFILLER_SEED=$(SEED) REFILLER_SCHEDULES=$(POOL_SCHEDULES) $(GO_TEST) -timeout 0 -run TestNothingIsExceededUnderRandomFaults -v ./pool
 
 .PHONY: unit
 unit: ## Tests of the packages that need no server (UNIT_PKGS); needs only Go, takes seconds
@@ -87,34 +105,41 @@ lint: vet $(BIN)/golangci-lint ## Vet, golangci-lint and the dependency rule of 
 	scripts/check-fetch-deps.sh
 
 .PHONY: bench
-bench: ensure-redis $(BIN)/benchstat ## Side by side with other libraries (COMPARE), then benchmarks (COUNT, BENCH, BENCH_PKGS) against the run before
+bench: $(BIN)/benchstat ## Side by side with other libraries (COMPARE), then benchmarks (COUNT, BENCH, BENCH_PKGS) against the run before
+	@scripts/require.sh go redis
 	go -C bench run . $(COMPARE)
 	scripts/bench.sh $(COUNT) '$(BENCH)' $(BENCH_PKGS)
 
 .PHONY: robustness
-robustness: ensure-redis ensure-faketime ## N random fault schedules against real servers; SEED=… replays one
+robustness: ## N random fault schedules against real servers; SEED=… replays one
+	@scripts/require.sh go redis faketime
 	go test -count=1 -timeout 0 -parallel 64 -v -run TestSchedules ./test/robustness -args -n $(N) $(if $(SEED),-seed $(SEED))
 
 .PHONY: conserve
-conserve: ensure-redis ensure-cc ## N random schedules of consumers that do everything at once, and faults, with -race; SEED=… replays one
+conserve: ## N random schedules of consumers that do everything at once, and faults, with -race; SEED=… replays one
+	@scripts/require.sh go redis cc
 	CGO_ENABLED=1 REFILLER_SEED=$(SEED) REFILLER_SCHEDULES=$(N) go test -race -ldflags=-w -count=1 -timeout 0 -v -run TestEverythingAtOnceConservesTokens ./fetch
 
 .PHONY: pools
-pools: ensure-redis ## N random fault schedules of a pool over three regions on real servers; SEED=… replays one, LONG=true for long faults
+pools: ## N random fault schedules of a pool over three regions on real servers; SEED=… replays one, LONG=true for long faults
+	@scripts/require.sh go redis faketime
 	go test -count=1 -timeout 0 -parallel 4 -v -run TestSchedules ./test/pools -args -n $(N) $(if $(SEED),-seed $(SEED)) $(if $(LONG),-long)
 
 .PHONY: failover
-failover: ensure-redis ## Ends the active replica KILLS times in each mode and prints the gaps between refills
+failover: ## Ends the active replica KILLS times in each mode and prints the gaps between refills
+	@scripts/require.sh go redis
 	go test -count=1 -timeout 0 -v -run TestFailover ./test/robustness -args -kills $(KILLS)
 
 .PHONY: scale
-scale: ensure-redis ## What very many buckets cost (SCALE, see test/scale/README.md): a table, bin/scale.json, bin/scale.svg
+scale: ## What very many buckets cost (SCALE, see test/scale/README.md): a table, bin/scale.json, bin/scale.svg
+	@scripts/require.sh go redis
 	@mkdir -p $(BIN)
 	go test -v -count=1 -timeout 0 -run TestScale ./test/scale -args -json $(CURDIR)/$(BIN)/scale.json $(SCALE)
 	go -C bench run ./scalechart $(CURDIR)/$(BIN)/scale.json $(CURDIR)/$(BIN)/scale.svg
 
 .PHONY: fuzz
-fuzz: ensure-redis ## Every fuzz test for FUZZTIME
+fuzz: ## Every fuzz test for FUZZTIME
+	@scripts/require.sh go redis
 	scripts/fuzz.sh $(FUZZTIME)
 
 .PHONY: config-docs
@@ -122,12 +147,15 @@ config-docs: ## docs/configuration.md and the JSON Schema, from the structs that
 	go test -count=1 -run TestReferenceAndSchemaAreThoseOfTheStructs ./internal/config -args -write
 
 .PHONY: proto
-proto: $(BIN)/protoc-gen-go $(BIN)/protoc-gen-go-grpc ## Generate the Go code of api/ (needs protoc: apt install protobuf-compiler)
+proto: $(BIN)/protoc-gen-go $(BIN)/protoc-gen-go-grpc ## Generate the Go code of api/
+	@scripts/require.sh go protoc
 	PATH="$(CURDIR)/$(BIN):$$PATH" protoc -I api --go_out=api --go_opt=paths=source_relative \
 		--go-grpc_out=api --go-grpc_opt=paths=source_relative refiller/v1/buckets.proto
 
 .PHONY: verify
-verify: lint ensure-redis ## What a review would complain about: tidy modules, gofmt, vet, lint, broken examples or comparison; changes nothing
+verify: ## What a review would complain about: tidy modules, gofmt, vet, lint, broken examples or comparison; changes nothing
+	@scripts/require.sh go redis
+	@$(MAKE) --no-print-directory lint
 	@set -e; for m in $(MODULES); do echo "go mod tidy -diff ($$m)"; go -C $$m mod tidy -diff; done
 	go -C examples vet ./...
 	go -C examples test -count=1 -timeout $(TEST_TIMEOUT) ./...
@@ -143,27 +171,26 @@ tidy: ## Tidy every module and format the code
 
 # Steps of the targets above.
 
-.PHONY: vet ensure-redis ensure-faketime ensure-cc
+.PHONY: $(addprefix run-,$(TESTS))
+run-test:
+	go vet ./...
+	scripts/check-fetch-deps.sh
+	$(GO_TEST) -timeout $(TEST_TIMEOUT) $$(go list ./... | grep -vxF "$$(go list $(RACE_PKGS) $(APART))")
+	CGO_ENABLED=1 $(GO_TEST) -race -timeout $(TEST_TIMEOUT) $(RACE_PKGS)
+	@$(MAKE) --no-print-directory simulate SCHEDULES=2000 POOL_SCHEDULES=20
+
+run-test-operate:
+	$(GO_TEST) -timeout $(TEST_TIMEOUT) ./test/operate
+
+# The programs are compiled before, so that it doesn't count against the timeout of their tests.
+run-test-deploy:
+	go build -tags production ./cmd/...
+	go -C deploy vet ./...
+	go -C deploy test -count=1 -vet=off -timeout $(TEST_TIMEOUT) ./...
+
+.PHONY: vet
 vet:
 	go vet ./...
-
-ensure-redis:
-	@scripts/ensure-redis.sh
-
-ensure-faketime:
-	@scripts/ensure-faketime.sh
-
-ensure-prometheus:
-	@scripts/ensure-prometheus.sh
-
-ensure-chromium:
-	@scripts/ensure-chromium.sh
-
-ensure-cc:
-	@scripts/ensure-cc.sh
-
-ensure-curl:
-	@scripts/ensure-curl.sh
 
 # Compiled from source at the versions of tools/go.mod, once, in a minute or two.
 $(BIN)/golangci-lint: tools/go.mod tools/go.sum

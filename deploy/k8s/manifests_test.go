@@ -2,6 +2,7 @@ package k8s
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -9,6 +10,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	monitoringv1 "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
@@ -178,19 +180,39 @@ func TestTheImagesProgramsTellTheirVersion(t *testing.T) {
 	}
 }
 
+// image is a directory with the programs as the image has them.
+var image string
+
+func TestMain(m *testing.M) {
+	var err error
+	if image, err = os.MkdirTemp("", "refiller-image-"); err != nil {
+		panic(err)
+	}
+	defer func() { _ = os.RemoveAll(image) }()
+	m.Run() // its result is the exit code once TestMain returns
+}
+
+var buildImage = sync.OnceValues(func() (output string, err error) {
+	dockerfile, err := os.ReadFile("../../Dockerfile")
+	if err != nil {
+		return "", err
+	}
+	flags := regexp.MustCompile(`-tags (\S+) -ldflags "([^"]+)"`).FindStringSubmatch(string(dockerfile))
+	if flags == nil {
+		return "", errors.New("no flags of go build in the Dockerfile")
+	}
+	build := exec.Command("go", "build", "-tags", flags[1], "-ldflags", strings.ReplaceAll(flags[2], "$VERSION", stamp), "-o", image, "./cmd/refiller", "./cmd/consumer")
+	build.Dir = "../.."
+	out, err := build.CombinedOutput()
+	return string(out), err
+})
+
 // build makes a program as the image has it.
 func build(t *testing.T, name string) string {
 	t.Helper()
-	program := filepath.Join(t.TempDir(), name)
-	dockerfile, err := os.ReadFile("../../Dockerfile")
-	require.NoError(t, err)
-	flags := regexp.MustCompile(`-tags (\S+) -ldflags "([^"]+)"`).FindStringSubmatch(string(dockerfile))
-	require.NotNil(t, flags)
-	build := exec.CommandContext(t.Context(), "go", "build", "-tags", flags[1], "-ldflags", strings.ReplaceAll(flags[2], "$VERSION", stamp), "-o", program, "./cmd/"+name)
-	build.Dir = "../.."
-	out, err := build.CombinedOutput()
+	out, err := buildImage()
 	require.NoError(t, err, "%s", out)
-	return program
+	return filepath.Join(image, name)
 }
 
 func TestTheSidecarIsBesideProgramsWithItsLabel(t *testing.T) {

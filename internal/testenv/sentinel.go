@@ -20,7 +20,8 @@ const SentinelMaster = "mymaster"
 
 // RedisSentinel is a master with one replica and one sentinel that fails over by itself. One sentinel with quorum 1,
 // because the vote among sentinels is theirs to test: a single one decides after a second instead of holding
-// elections that may split.
+// elections that may split. It fails over only between [RedisSentinel.KillMaster] and [RedisSentinel.WaitMaster]: on a
+// busy machine a master may be silent for a second at any time.
 type RedisSentinel struct {
 	t        testing.TB
 	servers  [2]*RedisServer
@@ -82,7 +83,7 @@ func (s *RedisSentinel) startSentinel(password string) *RedisServer {
 			"port " + strconv.Itoa(ports[0]),
 			"bind 127.0.0.1",
 			fmt.Sprintf("sentinel monitor %s 127.0.0.1 %d 1", SentinelMaster, s.servers[0].Port()),
-			"sentinel down-after-milliseconds " + SentinelMaster + " 1000",
+			"sentinel down-after-milliseconds " + SentinelMaster + " " + strconv.FormatInt(never.Milliseconds(), 10),
 			"sentinel failover-timeout " + SentinelMaster + " 5000",
 		}
 		if password != "" {
@@ -153,8 +154,11 @@ func (s *RedisSentinel) Replica() *RedisServer {
 	return s.servers[0]
 }
 
-// SetDownAfter sets how long the master may be silent before the sentinel promotes the replica. It is a second at first.
-func (s *RedisSentinel) SetDownAfter(d time.Duration) {
+// never is how long a silent master stays the master while no failover is asked for.
+const never = time.Hour
+
+// setDownAfter sets how long the master may be silent before the sentinel promotes the replica.
+func (s *RedisSentinel) setDownAfter(d time.Duration) {
 	s.t.Helper()
 	s.must("sentinel knows its patience", func(ctx context.Context) error {
 		return s.control.Set(ctx, SentinelMaster, "down-after-milliseconds", strconv.FormatInt(d.Milliseconds(), 10)).Err()
@@ -167,13 +171,16 @@ func (s *RedisSentinel) KillMaster() *RedisServer {
 	s.t.Helper()
 	m := s.Master()
 	m.Kill()
+	s.setDownAfter(time.Second)
 	return m
 }
 
-// WaitMaster waits until the sentinel names server as the master and it has taken the role.
+// WaitMaster waits until the sentinel names server as the master and it has taken the role. From then on the sentinel
+// leaves it in its role.
 func (s *RedisSentinel) WaitMaster(ctx context.Context, server *RedisServer) error {
 	c := redis.NewClient(server.ClientOptions())
 	defer func() { _ = c.Close() }()
+	defer s.setDownAfter(never)
 	return server.await(ctx, func(ctx context.Context) error {
 		role, err := server.info(ctx, c, "replication", "role")
 		if err == nil && (role != "master" || s.Master() != server) {

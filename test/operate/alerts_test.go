@@ -41,7 +41,7 @@ func alertRules(t *testing.T) []rule {
 func tool(t *testing.T, name string) string {
 	t.Helper()
 	path, err := exec.LookPath(name)
-	require.NoError(t, err, "install %s: scripts/ensure-prometheus.sh does", name)
+	require.NoError(t, err, "scripts/require.sh prometheus installs %s", name)
 	return path
 }
 

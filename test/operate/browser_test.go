@@ -45,7 +45,7 @@ func openBrowser(t *testing.T) *browser {
 			break
 		}
 	}
-	require.NotEmpty(t, path, "install chromium: scripts/ensure-chromium.sh does")
+	require.NotEmpty(t, path, "scripts/require.sh chromium installs it")
 	p := testenv.Start(t, path, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars", "--no-first-run",
 		"--remote-debugging-port=0", "--user-data-dir="+t.TempDir(), "about:blank")
 	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
@@ -121,7 +121,7 @@ func (b *browser) eval(expression string, result any) {
 // until waits until an expression of the page is true.
 func (b *browser) until(expression string) {
 	b.t.Helper()
-	require.Eventually(b.t, func() bool {
+	eventually(b.t, func() bool {
 		var is bool
 		b.eval("!!("+expression+")", &is)
 		return is

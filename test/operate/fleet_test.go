@@ -25,6 +25,14 @@ import (
 
 const patience = 30 * time.Second
 
+// eventually waits until the condition holds. It asks on the goroutine of the test, so that the condition may fail the test.
+func eventually(t *testing.T, condition func() bool, within, pause time.Duration, what ...any) {
+	t.Helper()
+	for began := time.Now(); !condition(); rest(t, pause) {
+		require.Less(t, time.Since(began), within, what...)
+	}
+}
+
 // node is a refiller process and its mounted ConfigMap.
 type node struct {
 	*testenv.Process
@@ -53,7 +61,7 @@ var adminAddr = regexp.MustCompile(`replica starts: .*admin=(\S+)`)
 // findAddr reads the admin server's address of the given run from the log.
 func (n *node) findAddr(run int) {
 	n.t.Helper()
-	require.Eventually(n.t, func() bool {
+	eventually(n.t, func() bool {
 		found := adminAddr.FindAllStringSubmatch(n.Log(), -1)
 		if len(found) < run {
 			return false
@@ -131,19 +139,13 @@ lines:
 // ready waits until the probe answers.
 func (n *node) ready() {
 	n.t.Helper()
-	require.Eventually(n.t, func() bool { _, err := n.get("/readyz"); return err == nil }, patience, 10*time.Millisecond, "the replica is ready")
+	eventually(n.t, func() bool { _, err := n.get("/readyz"); return err == nil }, patience, 10*time.Millisecond, "the replica is ready")
 }
 
 // consumer takes whatever there is from a bucket, all the time.
 type consumer struct {
 	mu    sync.Mutex
-	taken []takes
-}
-
-// takes are tokens taken at a time.
-type takes struct {
-	at time.Time
-	n  int64
+	taken int64
 }
 
 // consume starts a consumer that ends with the test.
@@ -164,25 +166,13 @@ func consume(t *testing.T, rdb *redis.Client, key string) *consumer {
 			c.mu.Lock()
 			r, err := lua.TakeUpTo(ctx, rdb, key, 1_000_000)
 			if err == nil && r.OK { // an outage shows in what was taken
-				c.taken = append(c.taken, takes{time.Now(), r.Taken})
+				c.taken += r.Taken
 			}
 			c.mu.Unlock()
 		}
 	})
 	t.Cleanup(func() { cancel(); wg.Wait() })
 	return c
-}
-
-// between is how many tokens were taken in a stretch of time.
-func (c *consumer) between(from, to time.Time) (n int64) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, k := range c.taken {
-		if k.at.After(from) && !k.at.After(to) {
-			n += k.n
-		}
-	}
-	return n
 }
 
 // account is how many tokens were taken so far or are in the bucket, and the
@@ -193,11 +183,7 @@ func (c *consumer) account(t *testing.T, rdb *redis.Client, key string) (tokens,
 	defer c.mu.Unlock()
 	p, err := lua.Peek(t.Context(), rdb, key, 1)
 	require.NoError(t, err)
-	tokens = p.Tokens
-	for _, k := range c.taken {
-		tokens += k.n
-	}
-	return tokens, p.Last
+	return c.taken + p.Tokens, p.Last
 }
 
 // rest lets the fleet run for a while: the test measures what happens meanwhile.

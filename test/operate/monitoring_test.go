@@ -87,7 +87,7 @@ func demo(t *testing.T) []*node {
 // leader waits until a replica leads.
 func leader(t *testing.T, nodes []*node) (l *node) {
 	t.Helper()
-	require.Eventually(t, func() bool {
+	eventually(t, func() bool {
 		for _, n := range nodes {
 			if n.Running() && n.status().Leading {
 				l = n
@@ -96,7 +96,7 @@ func leader(t *testing.T, nodes []*node) (l *node) {
 		}
 		return false
 	}, patience, 20*time.Millisecond, "somebody leads")
-	require.Eventually(t, func() bool {
+	eventually(t, func() bool {
 		_, known := l.metric("refiller_bucket_tokens")
 		return known == min(l.status().Total, metrics.MaxBuckets)
 	}, patience, 20*time.Millisecond, "it knows the buckets")
@@ -106,7 +106,7 @@ func leader(t *testing.T, nodes []*node) (l *node) {
 // coordinator waits until a replica coordinates and has heard of its region.
 func coordinator(t *testing.T, nodes []*node) {
 	t.Helper()
-	require.Eventually(t, func() bool {
+	eventually(t, func() bool {
 		for _, n := range nodes {
 			if n.Running() {
 				if _, known := n.metric("refiller_pool_claimed_tokens_per_second"); known == 1 && len(n.status().Pools.Shares) == 1 {
@@ -202,7 +202,7 @@ func TestNoPanelIsWithoutDataInARealPrometheus(t *testing.T) {
 	nodes := demo(t)
 	first := leader(t, nodes)
 	p := startPrometheus(t, nodes)
-	require.Eventually(t, func() bool { return len(p.query("refiller_leading")) == 3 }, patience, 100*time.Millisecond)
+	eventually(t, func() bool { return len(p.query("refiller_leading")) == 3 }, patience, 100*time.Millisecond)
 	first.Kill() // there is a take-over to show
 	leader(t, nodes)
 	coordinator(t, nodes)

@@ -33,7 +33,7 @@ func crowd(t *testing.T) []*node {
 		nodes = append(nodes, startNode(t, name, config.String()))
 	}
 	rdb := server.Client()
-	require.Eventually(t, func() bool { _, err := lua.Peek(t.Context(), rdb, "tenant:0995", 1); return err == nil }, patience, 20*time.Millisecond)
+	eventually(t, func() bool { _, err := lua.Peek(t.Context(), rdb, "tenant:0995", 1); return err == nil }, patience, 20*time.Millisecond)
 	consume(t, rdb, "checkout")
 	return nodes
 }
@@ -122,7 +122,7 @@ func TestThePageOnlyReadsAndSaysWhatIsWrong(t *testing.T) {
 	n := startNode(t, "a", "region: x\n"+limit(server.URL(), 1, "100/s"))
 	n.ready()
 	n.configure(limit(server.URL(), 1, "never <b>"))
-	require.Eventually(t, func() bool { return n.status().Reload.Refused == 1 }, patience, 20*time.Millisecond)
+	eventually(t, func() bool { return n.status().Reload.Refused == 1 }, patience, 20*time.Millisecond)
 	page, err := n.get("/")
 	require.NoError(t, err)
 	require.Contains(t, page, "The configuration file was refused")

@@ -38,7 +38,7 @@ func TestALoweredLimitIsInForceEverywhereSoonAndNeverRefills(t *testing.T) {
 			// The cut-off one starts first, so that it is the leader if there is one.
 			cutURL := "redis://" + proxy.Addr() + "/0"
 			cut := startNode(t, "cut", config(cutURL, 1, "1000/s"))
-			require.Eventually(t, func() bool { _, err := lua.Peek(t.Context(), rdb, "checkout", 1); return err == nil }, patience, 10*time.Millisecond)
+			eventually(t, func() bool { _, err := lua.Peek(t.Context(), rdb, "checkout", 1); return err == nil }, patience, 10*time.Millisecond)
 			others := []*node{startNode(t, "a", config(server.URL(), 1, "1000/s")), startNode(t, "b", config(server.URL(), 1, "1000/s"))}
 			for _, n := range others {
 				n.ready()
@@ -46,10 +46,10 @@ func TestALoweredLimitIsInForceEverywhereSoonAndNeverRefills(t *testing.T) {
 			load := consume(t, rdb, "checkout")
 			rest(t, time.Second)
 
-			inForce := func(version int64, everywhere ...*node) (since time.Time) {
+			inForce := func(version int64, everywhere ...*node) {
 				t.Helper()
 				began := time.Now()
-				require.Eventually(t, func() bool {
+				eventually(t, func() bool {
 					p, err := lua.Peek(t.Context(), rdb, "checkout", 1)
 					have := err == nil && p.Terms.Fence.Epoch == version
 					for _, n := range everywhere {
@@ -58,47 +58,54 @@ func TestALoweredLimitIsInForceEverywhereSoonAndNeverRefills(t *testing.T) {
 					return have
 				}, 10*time.Second, 10*time.Millisecond, "a second on a machine at rest")
 				t.Logf("%s: version %d is in force after %s", mode, version, time.Since(began))
-				return time.Now()
+			}
+
+			// issued is how many tokens refills brought since an earlier account, and in how many seconds of Redis' clock.
+			// It waits until there were refills for a while.
+			issued := func(tokens, last int64, while time.Duration) (n int64, seconds float64) {
+				t.Helper()
+				eventually(t, func() bool {
+					now, refilled := load.account(t, rdb, "checkout")
+					n, seconds = now-tokens, float64(refilled-last)/1e6
+					return seconds >= while.Seconds()
+				}, patience, 20*time.Millisecond, "refills go on")
+				return n, seconds
 			}
 
 			proxy.Cut()
 			for _, n := range others {
 				n.configure(config(server.URL(), 2, "10/s"))
 			}
-			changed := inForce(2, others...)
+			inForce(2, others...)
 			const window = 3 * time.Second
-			rest(t, time.Second+window)
-			// 10/s, and what a bucket may hold on top of it at both ends.
-			require.LessOrEqual(t, load.between(changed.Add(time.Second), changed.Add(time.Second+window)), int64(10*window.Seconds())+3, "the limit holds")
+			tokens, last := load.account(t, rdb, "checkout")
+			n, seconds := issued(tokens, last, window)
+			require.LessOrEqual(t, float64(n), 10*seconds+1, "the limit holds")
 
 			require.NoError(t, proxy.Heal())
-			healed := time.Now()
-			require.Eventually(t, func() bool {
+			tokens, last = load.account(t, rdb, "checkout")
+			eventually(t, func() bool {
 				outdated, _ := cut.metric("refiller_buckets_outdated")
 				return outdated == 1
 			}, patience, 20*time.Millisecond, "the replica with the old file knows that it is")
-			rest(t, window)
-			now := time.Now()
-			require.LessOrEqual(t, load.between(healed, now), int64(10*now.Sub(healed).Seconds())+3, "the old file can't put the old limit back")
+			n, seconds = issued(tokens, last, window)
+			require.LessOrEqual(t, float64(n), 10*seconds+1, "the old file can't put the old limit back")
 
 			// Alone, the replica with the old file refills under the policy in force.
 			for _, n := range others {
 				n.Kill()
 			}
-			alone := time.Now()
-			rest(t, window)
-			now = time.Now()
-			n := load.between(alone.Add(time.Second), now)
-			require.LessOrEqual(t, n, int64(10*now.Sub(alone).Seconds())+3)
+			tokens, last = load.account(t, rdb, "checkout")
+			n, seconds = issued(tokens, last, window)
+			require.LessOrEqual(t, float64(n), 10*seconds+1)
 			require.Positive(t, n, "it refills")
 
 			cut.configure(config(cutURL, 3, "1000/s"))
-			raised := inForce(3, cut)
-			rest(t, time.Second+window)
-			now = time.Now()
-			seconds := now.Sub(raised).Seconds()
-			require.GreaterOrEqual(t, load.between(raised, now), int64(900*(seconds-1)), "raised again")
-			require.LessOrEqual(t, load.between(raised, now), int64(1000*seconds)+200)
+			inForce(3, cut)
+			tokens, last = load.account(t, rdb, "checkout")
+			n, seconds = issued(tokens, last, window)
+			require.GreaterOrEqual(t, float64(n), 900*(seconds-1), "raised again")
+			require.LessOrEqual(t, float64(n), 1000*seconds+1)
 		})
 	}
 }
@@ -109,7 +116,7 @@ func TestABadFileIsRefusedAndTheOldOneStaysInForce(t *testing.T) {
 	n := startNode(t, "a", limit(server.URL(), 1, "100/s"))
 	n.ready()
 	n.configure(limit(server.URL(), 2, "never") + "typo: 1\n")
-	require.Eventually(t, func() bool { return n.status().Reload.Refused == 1 }, patience, 10*time.Millisecond)
+	eventually(t, func() bool { return n.status().Reload.Refused == 1 }, patience, 10*time.Millisecond)
 	s := n.status()
 	require.EqualValues(t, 1, s.Config)
 	require.Equal(t, "100/s", s.Buckets[0].Rate)
@@ -125,7 +132,7 @@ func TestABadFileIsRefusedAndTheOldOneStaysInForce(t *testing.T) {
 	require.Zero(t, ok)
 
 	n.configure(limit(server.URL(), 2, "200/s"))
-	require.Eventually(t, func() bool { return n.status().Reload.Applied == 1 }, patience, 10*time.Millisecond)
+	eventually(t, func() bool { return n.status().Reload.Applied == 1 }, patience, 10*time.Millisecond)
 	require.EqualValues(t, 2, n.status().Config)
 	ok, _ = n.metric("refiller_config_last_reload_ok")
 	require.EqualValues(t, 1, ok)
@@ -137,7 +144,7 @@ func TestHangupReadsTheFileAgain(t *testing.T) {
 	n := startNode(t, "a", limit(server.URL(), 1, "100/s"))
 	n.ready()
 	n.Signal(syscall.SIGHUP)
-	require.Eventually(t, func() bool { return n.status().Reload.Unchanged == 1 }, patience, 10*time.Millisecond)
+	eventually(t, func() bool { return n.status().Reload.Unchanged == 1 }, patience, 10*time.Millisecond)
 	require.Equal(t, "SIGHUP", n.status().Reload.Cause)
 	require.True(t, n.Running())
 }
@@ -168,7 +175,7 @@ func TestADocumentInEtcdChangesAllReplicas(t *testing.T) {
 	everywhere := func(version int64, rate string) {
 		t.Helper()
 		began := time.Now()
-		require.Eventually(t, func() bool {
+		eventually(t, func() bool {
 			p, err := lua.Peek(t.Context(), rdb, "checkout", 1)
 			there := err == nil && p.Terms.Fence.Epoch == version
 			for _, n := range nodes {
@@ -182,7 +189,7 @@ func TestADocumentInEtcdChangesAllReplicas(t *testing.T) {
 	refused := func(n int64, says string) {
 		t.Helper()
 		for _, node := range nodes {
-			require.Eventually(t, func() bool { return node.status().Reload.Refused == n }, patience, 10*time.Millisecond, says)
+			eventually(t, func() bool { return node.status().Reload.Refused == n }, patience, 10*time.Millisecond, says)
 			require.Contains(t, node.status().Reload.Problems[0], says)
 		}
 	}
@@ -199,7 +206,7 @@ func TestADocumentInEtcdChangesAllReplicas(t *testing.T) {
 	everywhere(3, "300/s")
 	put(document(3, "300/s"))
 	nodes[0].configure(file(2, "900/s"))
-	require.Eventually(t, func() bool { return nodes[0].status().Reload.Cause == "file changed" }, patience, 10*time.Millisecond)
+	eventually(t, func() bool { return nodes[0].status().Reload.Cause == "file changed" }, patience, 10*time.Millisecond)
 	everywhere(3, "300/s")
 	for _, n := range nodes {
 		n.configure(file(4, "400/s"))
@@ -210,7 +217,7 @@ func TestADocumentInEtcdChangesAllReplicas(t *testing.T) {
 	put("version: x\n")
 	n := startNode(t, "c", file(4, "400/s"), "--config-etcd")
 	n.ready()
-	require.Eventually(t, func() bool { return n.status().Reload.Refused == 1 }, patience, 10*time.Millisecond)
+	eventually(t, func() bool { return n.status().Reload.Refused == 1 }, patience, 10*time.Millisecond)
 	require.EqualValues(t, 4, n.status().Config)
 }
 

@@ -116,9 +116,12 @@ func (w *world) slow(r *region) {
 	}
 }
 
+// eventually waits, on the goroutine of the test, for what must happen.
 func (w *world) eventually(what string, holds func() bool) {
 	w.t.Helper()
-	require.Eventually(w.t, holds, patience, 50*time.Millisecond, what)
+	for began := time.Now(); !holds(); wait(w.t, 50*time.Millisecond) {
+		require.Less(w.t, time.Since(began), patience, what)
+	}
 }
 
 // look is a region's bucket as its Redis has it; nil if there is none, or no answer.
@@ -151,6 +154,31 @@ func inForce(p *lua.PeekReply) float64 {
 		n = p.Terms.GrantTokens
 	}
 	return float64(n) * 1e6 / float64(p.Terms.Per)
+}
+
+// inForce is the rate in force in a region once its Redis answers; 0 if it has no bucket.
+func (w *world) inForce(r *region) (rate float64) {
+	w.eventually("redis answers", func() bool {
+		p, err := lua.Peek(w.t.Context(), r.rdb, key, 1)
+		if err == nil && p.Terms != nil {
+			rate = inForce(&p)
+		}
+		return err == nil
+	})
+	return rate
+}
+
+// credited is how many tokens refills have added to a region's bucket, and the instant of the last of them.
+func (w *world) credited(r *region) (added, last int64) {
+	w.eventually("no refill comes between two looks", func() bool {
+		p, ticket := r.look(w.t.Context()), lua.Tickets(w.t.Context(), r.rdb, []string{key})[0]
+		if p == nil || ticket.Err != nil || ticket.Version != p.Version {
+			return false
+		}
+		added, last = ticket.Added, p.Last
+		return true
+	})
+	return added, last
 }
 
 // shared reports whether all of the rate is in force.

@@ -307,15 +307,13 @@ var All = []Fault{
 	}},
 	{Name: "redis-failover-to-lagging-replica", Group: Redis, Servers: []string{system.Sentinel}, Hold: time.Second, strike: func(e *env) func() {
 		e.what.Effect = record.Rollback
-		old, next := e.Sentinel.Master(), e.Sentinel.Replica()
+		next := e.Sentinel.Replica()
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 		defer cancel()
 		// From here on the replica hears nothing of the master.
 		e.must(next.Client().ReplicaOf(ctx, "127.0.0.1", "1").Err())
 		return func() {
-			e.Sentinel.SetDownAfter(time.Second)
-			defer e.Sentinel.SetDownAfter(time.Hour)
-			old.Kill()
+			old := e.Sentinel.KillMaster()
 			e.what.Gone = time.Now().UnixNano()
 			ctx, cancel := context.WithTimeout(context.Background(), 40*time.Second)
 			defer cancel()

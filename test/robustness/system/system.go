@@ -159,7 +159,6 @@ func (s *System) startRedis() {
 	switch s.Servers {
 	case Sentinel:
 		s.Sentinel = testenv.Sentinel(s.T, opts...)
-		s.Sentinel.SetDownAfter(time.Hour) // it fails over when a fault says so, not when the machine is busy
 		s.Direct = s.Sentinel.Client()
 	case Cluster:
 		s.Cluster = testenv.Cluster(s.T, opts...)

@@ -1,0 +1,139 @@
+#!/bin/sh
+# Makes sure that a target has what it needs: says what is there, installs what
+# is missing, and fails with a line for each thing that can't be installed.
+#   require.sh NAME...
+# Packages come from apt-get, apk or brew, with sudo where it is needed.
+set -eu
+
+# The one list of what the project needs: the name, the packages of Debian and
+# Ubuntu, of Alpine and of Homebrew (- for none), and what it is. A program of
+# another name, or of some version, has its check in have(). The etcd of the
+# tests is not here: they build it from the modules in go.mod.
+list='
+go         | -                  | go             | go            | Go of the version in go.mod: https://go.dev/dl
+make       | make               | make           | make          | make
+redis      | redis-server       | redis          | redis         | Redis 7.0, Valkey 7.2 or newer, as redis-server in the PATH or at $REDIS_SERVER
+cc         | gcc libc6-dev      | gcc musl-dev   | gcc           | a C compiler with the headers of the C library, which the race detector needs
+faketime   | libfaketime        | libfaketime    | -             | libfaketime for Linux, which steps the clock of Redis
+curl       | curl               | curl           | curl          | curl 7.82 or newer
+prometheus | prometheus         | prometheus     | prometheus    | prometheus and promtool in the PATH
+chromium   | chromium           | chromium       | chromium      | chromium, chromium-browser or google-chrome in the PATH
+protoc     | protobuf-compiler  | protoc         | protobuf      | protoc, the compiler of protocol buffers
+'
+
+say() { echo "require: $*"; }
+
+# field NAME N prints a column of the list.
+field() {
+	printf '%s\n' "$list" | awk -F '[ ]*[|][ ]*' -v name="$1" -v n="$2" '$1 == name { print $n }'
+}
+
+# have NAME prints what is there, or fails.
+have() {
+	case $1 in
+	go) go list -m >/dev/null && go version ;; # as new as go.mod wants, or able to download that version
+	redis) redis_version ;;
+	cc) compiler ;;
+	faketime) ls /usr/lib/*/faketime/libfaketime.so.1 /usr/lib/faketime/libfaketime.so.1 /usr/lib64/faketime/libfaketime.so.1 | grep . ;;
+	curl) curl --json '' --version | sed -n 1p && curl --json '' --version >/dev/null ;;
+	prometheus) command -v prometheus && promtool --version ;;
+	chromium) command -v chromium || command -v chromium-browser || command -v google-chrome ;;
+	*) command -v "$1" ;;
+	esac 2>/dev/null
+}
+
+# redis_version prints a line like "Redis server v=7.0.15 …" or "Valkey server v=8.1.0 …".
+redis_version() {
+	line=$("${REDIS_SERVER:-redis-server}" --version) || return 1
+	major=$(printf '%s\n' "$line" | sed -n 's/.*v=\([0-9]*\)\..*/\1/p')
+	echo "$line"
+	[ "${major:-0}" -ge 7 ]
+}
+
+# compiler builds a program, as gcc may be there without the C library's headers.
+# On macOS the race detector does without.
+compiler() {
+	[ "$(uname -s)" != Darwin ] || { echo "not needed on macOS"; return; }
+	cc=$(go env CC) || cc=gcc
+	# shellcheck disable=SC2086 # CC may carry flags
+	printf '#include <stdlib.h>\nint main(void) { return 0; }\n' | $cc -x c -o /dev/null - && command -v "${cc%% *}"
+}
+
+# The package manager: its column in the list, its name, and how to call it.
+if command -v apt-get >/dev/null 2>&1; then
+	column=2 manager='apt-get install'
+elif command -v apk >/dev/null 2>&1; then
+	column=3 manager='apk add'
+elif command -v brew >/dev/null 2>&1; then
+	column=4 manager='brew install'
+else
+	column=0 manager=
+fi
+
+# allowed reports whether packages can be installed, and asks for a password at most once, if somebody can type it.
+allowed() {
+	sudo=
+	case $manager in
+	'') why='none of apt-get, apk and brew is here' ;;
+	brew*) return 0 ;;
+	*)
+		[ "$(id -u)" -ne 0 ] || return 0
+		sudo=sudo why='that takes root, or a user who may use sudo'
+		if [ -t 0 ]; then sudo -v; else sudo -n true; fi 2>/dev/null && return 0
+		;;
+	esac
+	return 1
+}
+
+# install PACKAGE... The lists of packages are empty in fresh containers, and may be stale elsewhere.
+install() {
+	case $manager in
+	apt*) apt_install "$@" || { $sudo apt-get update && apt_install "$@"; } ;;
+	apk*) $sudo apk add --no-cache "$@" ;;
+	brew*) brew install "$@" ;;
+	esac
+}
+
+apt_install() { $sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "$@"; }
+
+missing=
+for name; do
+	[ -n "$(field "$name" 1)" ] || { say "no row is named $name" >&2; exit 2; }
+	if found=$(have "$name"); then
+		say "$name: $(printf '%s\n' "$found" | sed -n 1p)"
+	else
+		missing="$missing $name"
+	fi
+done
+[ -n "$missing" ] || exit 0
+
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+absent=
+for name in $missing; do
+	packages=-
+	[ "$column" = 0 ] || packages=$(field "$name" "$column")
+	[ "$name" != redis ] || [ -z "${REDIS_SERVER:-}" ] || packages=- # the one that was named is wanted
+	advice=
+	if [ "$packages" != - ]; then
+		advice=" ($manager $packages)"
+		if allowed; then
+			say "$name is missing: $manager $packages"
+			# shellcheck disable=SC2086 # a list of packages
+			install $packages >"$log" 2>&1 </dev/null || { tail -n 5 "$log" >&2; why='see above'; }
+		fi
+	fi
+	if found=$(have "$name"); then
+		say "$name: installed"
+	else
+		absent="$absent$name: $(field "$name" 5)$advice${found:+; found $(printf '%s\n' "$found" | sed -n 1p)}
+"
+	fi
+done
+[ -n "$absent" ] || exit 0
+
+{
+	say "nothing was run, as this is missing and could not be installed${why:+: $why}"
+	printf '%s' "$absent" | sed 's/^/  /'
+} >&2
+exit 1
