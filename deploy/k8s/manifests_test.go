@@ -2,17 +2,17 @@ package k8s
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
 
+	v1 "github.com/google/go-containerregistry/pkg/v1"
 	monitoringv1 "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
 	"github.com/stretchr/testify/require"
 	appsv1 "k8s.io/api/apps/v1"
@@ -21,15 +21,17 @@ import (
 	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/runtime"
+	kube "k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/pod-security-admission/api"
 	"k8s.io/pod-security-admission/policy"
 	"sigs.k8s.io/kustomize/kyaml/filesys"
+
+	"github.com/tokenrefill/refiller/deploy/internal/image"
 )
 
 // pods are the templates of all pods.
-func pods(objects []runtime.Object) map[string]corev1.PodTemplateSpec {
+func pods(objects []kube.Object) map[string]corev1.PodTemplateSpec {
 	all := map[string]corev1.PodTemplateSpec{}
 	for _, d := range only[*appsv1.Deployment](objects) {
 		all[d.Name] = d.Spec.Template
@@ -44,7 +46,7 @@ func TestPodsMeetTheRestrictedLevel(t *testing.T) {
 	evaluator, err := policy.NewEvaluator(policy.DefaultChecks(), nil)
 	require.NoError(t, err)
 	level := api.LevelVersion{Level: api.LevelRestricted, Version: api.LatestVersion()}
-	each(t, kustomizations, func(t *testing.T, objects []runtime.Object) {
+	each(t, kustomizations, func(t *testing.T, objects []kube.Object) {
 		for name, pod := range pods(objects) {
 			result := policy.AggregateCheckResults(evaluator.EvaluatePod(level, &pod.ObjectMeta, &pod.Spec))
 			require.True(t, result.Allowed, "%s: %s", name, result.ForbiddenDetail())
@@ -57,7 +59,7 @@ func TestPodsMeetTheRestrictedLevel(t *testing.T) {
 }
 
 func TestPodsAreSoundAndPinned(t *testing.T) {
-	each(t, kustomizations, func(t *testing.T, objects []runtime.Object) {
+	each(t, kustomizations, func(t *testing.T, objects []kube.Object) {
 		require.NotEmpty(t, pods(objects))
 		for name, pod := range pods(objects) {
 			spec := pod.Spec
@@ -105,7 +107,7 @@ func hasPort(c corev1.Container, port intstr.IntOrString) bool {
 }
 
 func TestTheRefillerRunsInThreeReplicasAndRollsWithoutAGap(t *testing.T) {
-	each(t, refillers, func(t *testing.T, objects []runtime.Object) {
+	each(t, refillers, func(t *testing.T, objects []kube.Object) {
 		deployments := only[*appsv1.Deployment](objects)
 		require.Len(t, deployments, 1)
 		d := deployments[0]
@@ -135,7 +137,7 @@ func matches(t *testing.T, s *metav1.LabelSelector, set map[string]string) bool 
 }
 
 func TestSelectorsFindTheirPods(t *testing.T) {
-	each(t, refillers, func(t *testing.T, objects []runtime.Object) {
+	each(t, refillers, func(t *testing.T, objects []kube.Object) {
 		refiller := only[*appsv1.Deployment](objects)[0].Spec.Template
 		budgets, policies := only[*policyv1.PodDisruptionBudget](objects), only[*networkingv1.NetworkPolicy](objects)
 		require.Len(t, budgets, 1)
@@ -168,51 +170,27 @@ func TestSelectorsFindTheirPods(t *testing.T) {
 	})
 }
 
-// stamp is the version of the programs that the tests build.
-const stamp = "v0.0.0-test"
-
-func TestTheImagesProgramsTellTheirVersion(t *testing.T) {
-	t.Parallel()
-	for _, name := range []string{"refiller", "consumer"} {
-		out, err := exec.CommandContext(t.Context(), build(t, name), "--version").CombinedOutput()
-		require.NoError(t, err, "%s", out)
-		require.Equal(t, name+" version "+stamp+"\n", string(out))
-	}
-}
-
-// image is a directory with the programs as the image has them.
-var image string
+// programs is a directory with the programs as the image has them.
+var programs string
 
 func TestMain(m *testing.M) {
 	var err error
-	if image, err = os.MkdirTemp("", "refiller-image-"); err != nil {
+	if programs, err = os.MkdirTemp("", "refiller-image-"); err != nil {
 		panic(err)
 	}
-	defer func() { _ = os.RemoveAll(image) }()
+	defer func() { _ = os.RemoveAll(programs) }()
 	m.Run() // its result is the exit code once TestMain returns
 }
 
-var buildImage = sync.OnceValues(func() (output string, err error) {
-	dockerfile, err := os.ReadFile("../../Dockerfile")
-	if err != nil {
-		return "", err
-	}
-	flags := regexp.MustCompile(`-tags (\S+) -ldflags "([^"]+)"`).FindStringSubmatch(string(dockerfile))
-	if flags == nil {
-		return "", errors.New("no flags of go build in the Dockerfile")
-	}
-	build := exec.Command("go", "build", "-tags", flags[1], "-ldflags", strings.ReplaceAll(flags[2], "$VERSION", stamp), "-o", image, "./cmd/refiller", "./cmd/consumer")
-	build.Dir = "../.."
-	out, err := build.CombinedOutput()
-	return string(out), err
+var buildImage = sync.OnceValue(func() error {
+	return image.Programs(context.Background(), "../..", programs, v1.Platform{OS: runtime.GOOS, Architecture: runtime.GOARCH}, "v0.0.0-test")
 })
 
 // build makes a program as the image has it.
 func build(t *testing.T, name string) string {
 	t.Helper()
-	out, err := buildImage()
-	require.NoError(t, err, "%s", out)
-	return filepath.Join(image, name)
+	require.NoError(t, buildImage())
+	return filepath.Join(programs, name)
 }
 
 func TestTheSidecarIsBesideProgramsWithItsLabel(t *testing.T) {
