@@ -143,8 +143,9 @@ fuzz: ## Every fuzz test for FUZZTIME
 	scripts/fuzz.sh $(FUZZTIME)
 
 .PHONY: config-docs
-config-docs: ## docs/configuration.md and the JSON Schema, from the structs that a configuration is decoded into
+config-docs: ## docs/configuration.md, its JSON Schema and that of the chart, from the structs that a configuration is decoded into
 	go test -count=1 -run TestReferenceAndSchemaAreThoseOfTheStructs ./internal/config -args -write
+	go -C deploy test -count=1 -run TestTheSchemaOfValuesHoldsThatOfTheConfiguration ./k8s -args -write
 
 .PHONY: proto
 proto: $(BIN)/protoc-gen-go $(BIN)/protoc-gen-go-grpc ## Generate the Go code of api/
