@@ -189,6 +189,22 @@ run-test-deploy:
 	go -C deploy vet ./...
 	go -C deploy test -count=1 -vet=off -timeout $(TEST_TIMEOUT) ./...
 
+# GoReleaser is compiled from source, once, in some minutes. It finds the writer of SBOMs in the PATH.
+GORELEASER := PATH="$(CURDIR)/$(BIN):$$PATH" go run github.com/goreleaser/goreleaser/v2@v2.13.3
+
+.PHONY: release release-snapshot
+release-snapshot: $(BIN)/sbom ## What a release consists of, in dist/: archives, checksums, SBOMs, image, chart; nothing is signed or published
+	$(GORELEASER) check
+	$(GORELEASER) release --snapshot --clean --skip=sign,publish
+	scripts/finish-snapshot.sh
+
+release: $(BIN)/sbom ## Publish what the tag of the commit names: for the workflow
+	$(GORELEASER) release --clean
+
+.PHONY: $(BIN)/sbom
+$(BIN)/sbom:
+	go build -C deploy -o ../$(BIN)/ ./cmd/sbom
+
 .PHONY: vet
 vet:
 	go vet ./...
