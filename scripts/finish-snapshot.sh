@@ -17,7 +17,7 @@ for platform in linux_amd64 linux_arm64 darwin_amd64 darwin_arm64; do
 		grep -q '"purl": "pkg:golang/github.com/redis/go-redis/v9@' "${program}_${version}_$platform.cdx.json"
 	done
 done
-[ "$(grep -c '"architecture"' image/index.json)" -ge 1 ]
+[ "$(grep -o '"architecture": *"[a-z0-9]*"' image/index.json | sort -u | wc -l)" -eq 2 ]
 
 unpacked=$(mktemp -d)
 trap 'rm -rf "$unpacked"' EXIT

@@ -7,13 +7,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 
-	v1 "github.com/google/go-containerregistry/pkg/v1"
 	monitoringv1 "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
 	"github.com/stretchr/testify/require"
 	appsv1 "k8s.io/api/apps/v1"
@@ -28,7 +25,7 @@ import (
 	"k8s.io/pod-security-admission/policy"
 	"sigs.k8s.io/kustomize/kyaml/filesys"
 
-	"github.com/tokenrefill/refiller/deploy/internal/image"
+	"github.com/tokenrefill/refiller/deploy/internal/imagetest"
 )
 
 // pods are the templates of all pods.
@@ -207,28 +204,9 @@ func TestSelectorsFindTheirPods(t *testing.T) {
 	})
 }
 
-// programs is a directory with the programs as the image has them.
-var programs string
-
 func TestMain(m *testing.M) {
 	slog.SetLogLoggerLevel(slog.LevelWarn) // Helm tells of each symbolic link
-	var err error
-	if programs, err = os.MkdirTemp("", "refiller-image-"); err != nil {
-		panic(err)
-	}
-	defer func() { _ = os.RemoveAll(programs) }()
-	m.Run() // its result is the exit code once TestMain returns
-}
-
-var buildImage = sync.OnceValue(func() error {
-	return image.Programs(context.Background(), "../..", programs, v1.Platform{OS: runtime.GOOS, Architecture: runtime.GOARCH}, "v0.0.0-test")
-})
-
-// build makes a program as the image has it.
-func build(t *testing.T, name string) string {
-	t.Helper()
-	require.NoError(t, buildImage())
-	return filepath.Join(programs, name)
+	imagetest.Main(m)
 }
 
 func TestTheSidecarIsBesideProgramsWithItsLabel(t *testing.T) {
@@ -264,7 +242,7 @@ func TestTheSidecarIsBesideProgramsWithItsLabel(t *testing.T) {
 // understands shows that the program understands the arguments of a sidecar: it gets as far as the address of Redis.
 func understands(t *testing.T, c corev1.Container) {
 	t.Helper()
-	run := exec.CommandContext(t.Context(), build(t, "consumer"), append(slices.Clone(c.Args), "--redis=nowhere")...)
+	run := exec.CommandContext(t.Context(), imagetest.Program(t, "consumer"), append(slices.Clone(c.Args), "--redis=nowhere")...)
 	out, err := run.CombinedOutput()
 	require.Error(t, err)
 	require.Contains(t, string(out), "redis://host:port/db")
@@ -273,7 +251,7 @@ func understands(t *testing.T, c corev1.Container) {
 // The program itself checks the file that it will read, with the environment
 // that the pod will have.
 func TestTheProgramAcceptsItsConfiguration(t *testing.T) {
-	program := build(t, "refiller")
+	program := imagetest.Program(t, "refiller")
 	dir := t.TempDir() // outlives the parallel tests
 	for _, name := range slices.Concat(refillers, charts) {
 		t.Run(name, func(t *testing.T) {

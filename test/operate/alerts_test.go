@@ -238,6 +238,12 @@ func TestEachAlertFiresInItsIllnessAndNoOther(t *testing.T) {
 	require.NoError(t, err, "%s", out)
 }
 
+func TestPrometheusAcceptsTheConfigurationOfTheDemo(t *testing.T) {
+	t.Parallel()
+	out, err := exec.CommandContext(t.Context(), tool(t, "promtool"), "check", "config", "--syntax-only", "../../deploy/compose/prometheus.yaml").CombinedOutput()
+	require.NoError(t, err, "%s", out)
+}
+
 func TestEachAlertHasARunbook(t *testing.T) {
 	t.Parallel()
 	doc, err := os.ReadFile("../../docs/operations.md")
