@@ -15,13 +15,14 @@ UNIT_PKGS ?= $(addsuffix /...,$(wildcard ./policy ./internal/accesslog ./interna
 # nothing.
 APART := ./test/operate
 
-# Packages whose goroutines share state: `make test` tests these with the race detector and the others without, so that it
-# ends within 15 minutes on two cores of a fresh machine. `make race` tests everything with it.
-# Package pool is not among these: its tests are long simulations, in which the race detector itself crashes now and then.
+# Packages whose goroutines share state: `make test` tests these with the race detector and the others without, so that
+# it ends within 15 minutes on two cores of a fresh machine. `make race` tests everything with it.
+# Package pool is not among these: its tests are long simulations, in which the race detector itself crashes now and
+# then.
 RACE_PKGS := ./election ./fetch ./refill
 
-# At most this many test programs run at once. Each starts real servers and waits half of its time: three keep a two-core
-# machine busy.
+# At most this many test programs run at once. Each starts real servers and waits half of its time: three keep a
+# two-core machine busy.
 TEST_PROCS ?= 3
 # Per test program. The whole of `make test` stays under 15 minutes on two cores.
 TEST_TIMEOUT ?= 8m
@@ -64,7 +65,8 @@ help: ## List the targets and the variables they take
 build: ## Build the programs into bin/
 	go build -trimpath -o $(BIN)/ ./cmd/...
 
-# The targets that test, and what each needs: rows of scripts/require.sh. The steps of a target are those of run-<target>.
+# The targets that test, and what each needs: rows of scripts/require.sh. The steps of a target are those of
+# run-<target>.
 TESTS := test test-operate test-deploy
 needs-test := go redis cc faketime curl
 needs-test-operate := go redis prometheus chromium
@@ -105,8 +107,9 @@ lint: vet $(BIN)/golangci-lint ## Vet, golangci-lint and the dependency rule of 
 	scripts/check-fetch-deps.sh
 
 .PHONY: bench
-bench: $(BIN)/benchstat ## Side by side with other libraries (COMPARE), then benchmarks (COUNT, BENCH, BENCH_PKGS) against the run before
+bench: ## Side by side with other libraries (COMPARE), then benchmarks (COUNT, BENCH, BENCH_PKGS) against the run before
 	@scripts/require.sh go redis
+	@$(MAKE) --no-print-directory $(BIN)/benchstat
 	go -C bench run . $(COMPARE)
 	scripts/bench.sh $(COUNT) '$(BENCH)' $(BENCH_PKGS)
 
@@ -148,8 +151,9 @@ config-docs: ## docs/configuration.md, its JSON Schema and that of the chart, fr
 	go -C deploy test -count=1 -run TestTheSchemaOfValuesHoldsThatOfTheConfiguration ./k8s -args -write
 
 .PHONY: proto
-proto: $(BIN)/protoc-gen-go $(BIN)/protoc-gen-go-grpc ## Generate the Go code of api/
+proto: ## Generate the Go code of api/
 	@scripts/require.sh go protoc
+	@$(MAKE) --no-print-directory $(BIN)/protoc-gen-go $(BIN)/protoc-gen-go-grpc
 	PATH="$(CURDIR)/$(BIN):$$PATH" protoc -I api --go_out=api --go_opt=paths=source_relative \
 		--go-grpc_out=api --go-grpc_opt=paths=source_relative refiller/v1/buckets.proto
 

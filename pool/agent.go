@@ -77,6 +77,7 @@ type AgentState struct {
 	Away     string // why Redis doesn't answer; empty while it does
 	Cut      string // why etcd doesn't answer; empty while it does
 	Conflict bool   // other pools are in force under the version of ours
+	Unread   string // why the pools in etcd can't be read, which ours don't replace; empty if they can
 	Shares   []Share
 }
 
@@ -291,10 +292,13 @@ func (a *Agent) propose(ctx context.Context, config entry) error {
 	a.mu.Lock()
 	ours := a.settings
 	a.mu.Unlock()
-	a.note(func(s *AgentState) { s.Conflict = false })
+	a.note(func(s *AgentState) { s.Conflict, s.Unread = false, "" })
 	if config.revision > 0 {
 		if theirs, err := decodeSettings(config.value); err != nil {
-			a.log.Error("settings in etcd can't be read: they are replaced", "error", err)
+			// A later release wrote them, or nobody knows who: they are not ours to replace.
+			a.note(func(s *AgentState) { s.Unread = err.Error() })
+			a.log.Error("settings in etcd can't be read and stay", "error", err)
+			return nil
 		} else if theirs.Version >= ours.Version {
 			if theirs.Version == ours.Version && !theirs.Equal(ours) {
 				a.note(func(s *AgentState) { s.Conflict = true })

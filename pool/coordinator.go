@@ -29,6 +29,9 @@ const maxPace = time.Second
 // errDeposed ends a term: the coordinator's key in the election is gone.
 var errDeposed = errors.New("pool: another coordinator has taken office")
 
+// errStuck ends a term: etcd keeps the coordinator in office and takes nothing from it.
+var errStuck = errors.New("pool: shares can't be written: another coordinator is to try")
+
 // CoordinatorConfig is what a Coordinator needs.
 type CoordinatorConfig struct {
 	Client *clientv3.Client // stays the caller's
@@ -59,6 +62,9 @@ type CoordinatorStats struct {
 	Errors  int64 // requests to etcd that failed
 	Writes  int64 // shares written
 	Plans   int64 // rounds of planning, of one pool each
+	// TooLarge counts the shares that were not written because etcd would have refused them.
+	TooLarge int64
+	Unread   int // records that can't be read: until they can, shares are renewed as they are and nobody gets more
 }
 
 // PoolSum is what a pool's regions may be using together, in tokens per second.
@@ -142,7 +148,7 @@ func (c *Coordinator) count(change func(*CoordinatorStats)) {
 func (c *Coordinator) enter(leading bool, epoch int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.stats.Leading, c.stats.Epoch = leading, epoch
+	c.stats.Leading, c.stats.Epoch, c.stats.Unread = leading, epoch, 0
 	c.pools, c.regions = map[string]PoolSum{}, map[string]RegionSeen{}
 }
 
@@ -159,6 +165,8 @@ func (c *Coordinator) govern(ctx context.Context, o office) error {
 			return context.Cause(ctx)
 		case errors.Is(err, errDeposed):
 			return err
+		case time.Since(t.able) > t.timing.Lease/3:
+			return fmt.Errorf("%w: %w", errStuck, err)
 		case time.Since(began) > maxPace:
 			failures = 0
 		}
@@ -184,12 +192,22 @@ type tenure struct {
 	dirty   map[string]bool  // regions whose share is to be written
 	fenced  map[string]bool  // regions that an operator has declared dead
 	lease   time.Duration    // the longest that any grant in etcd may have
+	large   string           // the last region whose share was too large
 	told    string           // the last bad record that was logged
+	able    time.Time        // when a share was last written, or there was none to write
+	unread  map[string]unread
+}
+
+// unread is a key whose content, or whose absence, nothing can be concluded from.
+type unread struct {
+	why   error
+	until time.Time // when what it may have granted has ended; zero while it is there
 }
 
 func newTenure(c *Coordinator, o office) *tenure {
 	return &tenure{
-		Coordinator: c, office: o, ledgers: map[string]*ledger{}, seen: map[string]int64{}, gone: map[string]bool{}, dirty: map[string]bool{}, fenced: map[string]bool{},
+		Coordinator: c, office: o, ledgers: map[string]*ledger{}, seen: map[string]int64{}, gone: map[string]bool{},
+		dirty: map[string]bool{}, fenced: map[string]bool{}, able: time.Now(), unread: map[string]unread{},
 	}
 }
 
@@ -274,7 +292,10 @@ func (t *tenure) restore(entries []entry, now time.Time) {
 		})
 	}
 	sort.SliceStable(entries, func(i, j int) bool { return order(entries[i]) < order(entries[j]) })
+	configured, shared := false, false
 	for _, e := range entries {
+		_, share := e.under(shareKeys)
+		configured, shared = configured || e.key == configKey, shared || share
 		if region, ok := e.under(fenceKeys); ok {
 			t.fenced[region] = true
 			t.saw(region, func(r *RegionSeen) { r.Fenced = true })
@@ -282,11 +303,20 @@ func (t *tenure) restore(entries []entry, now time.Time) {
 		}
 		t.learn(e, now)
 	}
+	if shared && !configured {
+		t.missing()
+	}
 	for _, l := range t.ledgers {
 		for region := range l.accounts {
 			l.fence(region, t.fenced[region])
 		}
 	}
+}
+
+// missing notes that the pools' settings are gone while regions hold shares. That isn't to say that there are no pools.
+func (t *tenure) missing() {
+	t.unread[configKey] = unread{why: errors.New("it is missing, and regions have shares")}
+	t.log.Error("pools are missing in etcd: shares are renewed as they are, and nobody gets more", "key", configKey)
 }
 
 // learn takes in one key.
@@ -298,12 +328,18 @@ func (t *tenure) learn(e entry, now time.Time) {
 		err = t.recall(region, e, now)
 	} else if region, ok := e.under(fenceKeys); ok {
 		t.fence(region, !e.deleted)
-	} else if e.key == configKey && !e.deleted {
-		err = t.configure(e.value)
+	} else if e.key == configKey && e.deleted {
+		t.missing()
+	} else if e.key == configKey {
+		if err = t.configure(e.value); err == nil {
+			delete(t.unread, configKey)
+		} else {
+			t.unread[configKey] = unread{why: err}
+		}
 	}
 	if err != nil && t.told != e.key+e.value {
 		t.told = e.key + e.value
-		t.log.Error("record can't be read and is ignored", "key", e.key, "error", err)
+		t.log.Error("record can't be read: shares are renewed as they are, and nobody gets more", "key", e.key, "error", err)
 	}
 }
 
@@ -329,13 +365,19 @@ func (t *tenure) recall(region string, e entry, now time.Time) error {
 	}
 	if e.deleted {
 		delete(t.seen, e.key)
+		if u, ok := t.unread[e.key]; ok && u.until.IsZero() {
+			u.until = now.Add(hold(max(t.lease, t.timing.Lease))) // the region may use what it was granted until then
+			t.unread[e.key] = u
+		}
 		return nil
 	}
 	t.seen[e.key] = e.revision
 	s, err := decodeShare(e.value)
 	if err != nil {
+		t.unread[e.key] = unread{why: err}
 		return err
 	}
+	delete(t.unread, e.key)
 	t.lease = max(t.lease, s.lease)
 	for name, terms := range s.terms {
 		l := t.ledgers[name]
@@ -345,6 +387,7 @@ func (t *tenure) recall(region string, e entry, now time.Time) error {
 			t.ledgers[name], t.order = l, nil
 		}
 		l.inherit(region, terms, max(s.lease, t.timing.Lease), now)
+		l.fence(region, t.fenced[region])
 	}
 	return nil
 }
@@ -387,6 +430,7 @@ func (t *tenure) configure(value string) error {
 // plan plans for the pools that need it.
 func (t *tenure) plan(now time.Time) {
 	regions, together := t.survey()
+	frozen := t.frozen(now)
 	plans := int64(0)
 	sums := map[string]PoolSum{}
 	for name, l := range t.ledgers {
@@ -394,6 +438,13 @@ func (t *tenure) plan(now time.Time) {
 			continue
 		}
 		plans++
+		if frozen {
+			for _, region := range l.renew(t.timing, now, t.nextFence) {
+				t.dirty[region] = true
+			}
+			sums[name] = l.sum()
+			continue
+		}
 		for _, region := range l.plan(t.timing, now, together, t.nextFence) {
 			t.dirty[region] = true
 		}
@@ -409,6 +460,20 @@ func (t *tenure) plan(now time.Time) {
 	maps.Copy(t.pools, sums)
 	maps.DeleteFunc(t.pools, func(name string, _ PoolSum) bool { return t.ledgers[name] == nil })
 	maps.DeleteFunc(t.regions, func(region string, _ RegionSeen) bool { return !regions[region] })
+}
+
+// frozen reports whether there is a record that can't be read. What it grants to whom isn't known, so nothing can be given away.
+func (t *tenure) frozen(now time.Time) bool {
+	before := len(t.unread)
+	maps.DeleteFunc(t.unread, func(_ string, u unread) bool { return !u.until.IsZero() && now.After(u.until) })
+	if before > 0 && len(t.unread) == 0 {
+		t.log.Info("every record can be read again", "epoch", t.office.epoch)
+		for _, l := range t.ledgers {
+			l.dirty = true
+		}
+	}
+	t.count(func(s *CoordinatorStats) { s.Unread = len(t.unread) })
+	return len(t.unread) > 0
 }
 
 // maxLine is more than the bytes that one offer takes in a share.
@@ -437,6 +502,7 @@ func (t *tenure) nextFence() policy.Fence {
 // whether it arrives or not.
 func (t *tenure) publish(ctx context.Context) error {
 	if len(t.dirty) == 0 {
+		t.able = time.Now()
 		return nil
 	}
 	regions := make([]string, 0, len(t.dirty))
@@ -450,6 +516,11 @@ func (t *tenure) publish(ctx context.Context) error {
 		size, n := 0, 0
 		for _, r := range regions {
 			w, ok := t.write(r)
+			if len(w.value) > maxShareBytes {
+				t.tooLarge(r, len(w.value))
+				n++
+				continue
+			}
 			if len(writes) == maxTxnWrite || len(writes) > 0 && size+len(w.value) > maxTxnBytes {
 				break
 			}
@@ -468,6 +539,15 @@ func (t *tenure) publish(ctx context.Context) error {
 		regions = regions[n:]
 	}
 	return nil
+}
+
+// tooLarge tells of a share that etcd would refuse. Its region keeps what it has until the grants end; others go on.
+func (t *tenure) tooLarge(region string, bytes int) {
+	if t.large != region {
+		t.large = region
+		t.log.Error("share is too large for etcd and is not written", "region", region, "bytes", bytes, "most", maxShareBytes)
+	}
+	t.count(func(s *CoordinatorStats) { s.TooLarge++ })
 }
 
 // sharing is the write of a region's share.
@@ -509,6 +589,9 @@ func (t *tenure) write(region string) (sharing, bool) {
 	if t.gone[key] {
 		w.seen = 0
 	}
+	if u, ok := t.unread[key]; ok && u.until.IsZero() {
+		return w, false // it isn't ours to replace
+	}
 	return w, !w.remove || w.seen > 0
 }
 
@@ -540,6 +623,7 @@ func (t *tenure) commit(ctx context.Context, shares []sharing) error {
 			delete(t.gone, w.key)
 		}
 	}
+	t.able = time.Now()
 	t.count(func(s *CoordinatorStats) { s.Commits++; s.Writes += int64(len(writes)) })
 	return nil
 }

@@ -97,9 +97,9 @@ func (l *ledger) inherit(region string, recorded []policy.Terms, lease time.Dura
 	})
 }
 
-// fence declares that a region takes nothing, or takes that back.
+// fence declares that a region takes nothing, or takes that back. A region that has no part in the pool gets none by it.
 func (l *ledger) fence(region string, fenced bool) {
-	if a := l.account(region); a.fenced != fenced {
+	if a := l.accounts[region]; a != nil && a.fenced != fenced {
 		a.fenced, l.dirty = fenced, true
 	}
 }
@@ -312,6 +312,30 @@ func (l *ledger) plan(timing Timing, now time.Time, together bool, fence func() 
 	return changed
 }
 
+// renew is plan for a time when a record can't be read on which a plan would rest: a region that is alive keeps its rate as
+// long as nobody can have got it, nobody gets more, and nothing is taken away. It returns the regions whose offers have changed.
+func (l *ledger) renew(timing Timing, now time.Time, fence func() policy.Fence) []string {
+	l.dirty, l.wake = false, time.Time{}
+	var changed []string
+	for _, region := range slices.Sorted(maps.Keys(l.accounts)) {
+		a := l.accounts[region]
+		a.lapse(now)
+		if len(a.offers) > 0 && !a.fenced && a.live(timing, now) {
+			newest, ticket := a.offers[0], a.ticket
+			t := newest.terms
+			t.GrantEnd = ticket.Now + timing.Lease.Microseconds()
+			inForce := !newest.void && t.GrantEra != 0 && t.GrantEra == ticket.Version.Era
+			if inForce && t.GrantEnd-newest.terms.GrantEnd >= (timing.Report/2).Microseconds() {
+				t.Fence = fence()
+				a.add(offer{terms: t, until: a.heard.Add(hold(timing.Lease))})
+				changed = append(changed, region)
+			}
+		}
+		l.wakeFor(a, timing, now)
+	}
+	return changed
+}
+
 // wakeFor notes when the account changes by itself.
 func (l *ledger) wakeFor(a *account, timing Timing, now time.Time) {
 	note := func(at time.Time) {
@@ -479,14 +503,15 @@ const maxOffers = 8
 func (a *account) add(o offer) {
 	a.offers = slices.Insert(a.offers, 0, o)
 	n := len(a.offers)
-	if n <= maxOffers || a.offers[n-1].terms.Per != a.offers[n-2].terms.Per {
+	if n <= maxOffers {
 		return
 	}
 	older, later := a.offers[n-1], &a.offers[n-2]
 	x, y := older.known(), later.known()
-	later.terms.Tokens = max(x.Tokens, y.Tokens)
+	u := unit{per: y.Per} // the pool's rate may have changed between the two, and its unit with it
+	later.terms.Tokens = max(u.convert(x.Tokens, x.Per), y.Tokens)
 	later.terms.Capacity = max(x.Capacity, y.Capacity)
-	later.terms.GrantTokens = max(x.GrantTokens, y.GrantTokens)
+	later.terms.GrantTokens = max(u.convert(x.GrantTokens, x.Per), y.GrantTokens)
 	later.terms.GrantEra = max(x.GrantEra, y.GrantEra)
 	later.void = older.void && later.void
 	if later.until.Before(older.until) {

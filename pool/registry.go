@@ -14,7 +14,9 @@ const (
 	fenceKeys   = "fence/"
 	leaderKeys  = "lead/"
 	maxTxnWrite = 100     // writes of one transaction; etcd allows 128 operations
-	maxTxnBytes = 1 << 20 // of one transaction; etcd allows 1.5 MiB
+	maxTxnBytes = 1 << 20 // of one transaction, unless a share alone is more; etcd allows 1.5 MiB
+	// maxShareBytes is the largest share that etcd takes, with room for the key and the guards of its transaction.
+	maxShareBytes = 3<<19 - 4096
 )
 
 // entry is a key's content at its last modification.

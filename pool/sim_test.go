@@ -20,7 +20,10 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-var errAway = errors.New("server is away")
+var (
+	errAway    = errors.New("server is away")
+	errNoSpace = errors.New("no space")
+)
 
 // world is a simulated etcd, a simulated Redis per region and the processes of
 // all regions, on the clock of a synctest bubble.
@@ -60,6 +63,8 @@ type world struct {
 	leader    *proc
 	renewed   time.Time
 	dethrone  context.CancelFunc
+	tampering bool  // somebody else than the coordinator writes
+	resigned  *proc // the last coordinator that gave up by itself
 }
 
 // sabotage switches mechanisms off, to show that each one is needed.
@@ -153,7 +158,8 @@ type proc struct {
 	version policy.Version
 }
 
-type fault struct{ noRequest, noReply, slow bool }
+// readOnly is an etcd that refuses what a coordinator writes, as one without space does.
+type fault struct{ noRequest, noReply, slow, readOnly bool }
 
 // gate holds a paused process.
 func (p *proc) gate() {
@@ -304,7 +310,7 @@ func (w *world) set(key, value string, deleted bool) {
 	}
 	if region, ok := e.under(shareKeys); ok && !deleted {
 		s, err := decodeShare(value)
-		if err != nil {
+		if err != nil && !w.tampering {
 			w.fail("share of %s: %v", region, err)
 		} else if list := s.terms[w.pool.Name]; len(list) > 0 {
 			if list[0].Fence.Before(w.lastFence[region]) && !w.noGuard {
@@ -363,7 +369,14 @@ func (p *proc) commit(ctx context.Context, o office, writes []write) (int64, ver
 	})
 	var revision int64
 	var v verdict
+	refused := false
 	err := p.toEtcd(ctx, func() {
+		p.mu.Lock()
+		refused = p.etcd.readOnly && o.key != ""
+		p.mu.Unlock()
+		if refused {
+			return
+		}
 		if !p.w.noGuard {
 			if o.key != "" && p.w.created[o.key] != o.epoch {
 				v = deposed
@@ -382,6 +395,9 @@ func (p *proc) commit(ctx context.Context, o office, writes []write) (int64, ver
 		}
 		revision = p.w.revision
 	})
+	if err == nil && refused {
+		err = errNoSpace
+	}
 	if err != nil {
 		return 0, conflict, err
 	}
@@ -676,6 +692,9 @@ func (w *world) elect() {
 					able = append(able, p)
 				}
 			}
+			if len(able) > 1 { // others have waited for longer
+				able = slices.DeleteFunc(able, func(p *proc) bool { return p == w.resigned })
+			}
 			if len(able) > 0 {
 				w.crown(able[w.noise.IntN(len(able))])
 			}
@@ -695,7 +714,15 @@ func (w *world) crown(p *proc) {
 	w.note("%s leads under epoch %d", p.name, o.epoch)
 	w.wg.Go(func() {
 		defer cancel()
-		_ = p.coordinator.govern(ctx, o)
+		err := p.coordinator.govern(ctx, o)
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if ctx.Err() == nil && w.created[o.key] == o.epoch {
+			w.note("%s resigns: %v", p.name, err)
+			w.revision++
+			delete(w.created, o.key)
+			w.leader, w.resigned = nil, p
+		}
 	})
 }
 

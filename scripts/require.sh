@@ -10,15 +10,15 @@ set -eu
 # another name, or of some version, has its check in have(). The etcd of the
 # tests is not here: they build it from the modules in go.mod.
 list='
-go         | -                  | go             | go            | Go of the version in go.mod: https://go.dev/dl
-make       | make               | make           | make          | make
-redis      | redis-server       | redis          | redis         | Redis 7.0, Valkey 7.2 or newer, as redis-server in the PATH or at $REDIS_SERVER
-cc         | gcc libc6-dev      | gcc musl-dev   | gcc           | a C compiler with the headers of the C library, which the race detector needs
-faketime   | libfaketime        | libfaketime    | -             | libfaketime for Linux, which steps the clock of Redis
-curl       | curl               | curl           | curl          | curl 7.82 or newer
-prometheus | prometheus         | prometheus     | prometheus    | prometheus and promtool in the PATH
-chromium   | chromium           | chromium       | chromium      | chromium, chromium-browser or google-chrome in the PATH
-protoc     | protobuf-compiler  | protoc         | protobuf      | protoc, the compiler of protocol buffers
+go         | -                 | go           | go         | Go of the version in go.mod: https://go.dev/dl
+make       | make              | make         | make       | make
+redis      | redis-server      | redis        | redis      | Redis 7.0, Valkey 7.2 or newer: redis-server in the PATH, or $REDIS_SERVER
+cc         | gcc libc6-dev     | gcc musl-dev | gcc        | a C compiler and headers of the C library, for the race detector
+faketime   | libfaketime       | libfaketime  | -          | libfaketime for Linux, which steps the clock of Redis
+curl       | curl              | curl         | curl       | curl 7.82 or newer
+prometheus | prometheus        | prometheus   | prometheus | prometheus and promtool in the PATH
+chromium   | chromium          | chromium     | chromium   | chromium, chromium-browser or google-chrome
+protoc     | protobuf-compiler | protoc       | protobuf   | protoc, the compiler of protocol buffers
 '
 
 say() { echo "require: $*"; }
@@ -34,7 +34,7 @@ have() {
 	go) go list -m >/dev/null && go version ;; # as new as go.mod wants, or able to download that version
 	redis) redis_version ;;
 	cc) compiler ;;
-	faketime) ls /usr/lib/*/faketime/libfaketime.so.1 /usr/lib/faketime/libfaketime.so.1 /usr/lib64/faketime/libfaketime.so.1 | grep . ;;
+	faketime) ls /usr/lib*/faketime/libfaketime.so.1 /usr/lib/*/faketime/libfaketime.so.1 | grep . ;;
 	curl) curl --json '' --version | sed -n 1p && curl --json '' --version >/dev/null ;;
 	prometheus) command -v prometheus && promtool --version ;;
 	chromium) command -v chromium || command -v chromium-browser || command -v google-chrome ;;

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Runs a command that calls go test, and prints which ten packages took longest
-# and how long all of it took. Exits as the command does.
+# and how long all of it took. Fails if the command does.
 #   slowest.sh COMMAND...
 set -eu
 
@@ -12,7 +12,8 @@ began=$(date +%s)
 
 echo "slowest packages:"
 # Lines of the form "ok <tab> example.org/package <tab> 1.234s".
-awk '($1 == "ok" || $1 == "FAIL") && $3 ~ /^[0-9.]+s$/ { printf "%10s  %s\n", $3, $2 }' "$dir/log" | sort -rn | head -n 10
+awk '($1 == "ok" || $1 == "FAIL") && $3 ~ /^[0-9.]+s$/ { printf "%10s  %s\n", $3, $2 }' "$dir/log" |
+	sort -rn | head -n 10
 seconds=$(($(date +%s) - began))
 echo "all of it: $((seconds / 60))m$((seconds % 60))s"
 [ -e "$dir/status" ]

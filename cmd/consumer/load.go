@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/tokenrefill/refiller/fetch"
+	"github.com/tokenrefill/refiller/internal/terminal"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )
@@ -20,6 +21,7 @@ const (
 	maxLoadConcurrency = 10_000
 	loadConnections    = 128 // more only queue in the server
 	progressEvery      = time.Second
+	gapSample          = 50 * time.Millisecond  // how often the bucket is asked for its last refill
 	errorPause         = 100 * time.Millisecond // so that a server that is away isn't hammered
 )
 
@@ -40,8 +42,8 @@ func newLoadCommand(e env) *cobra.Command {
 		Use:   "load KEY",
 		Short: "Take under load and report latency, and what was admitted against the bound",
 		Long: "Take from bucket KEY from many callers at once, and report latency and what was admitted, against the most that the\n" +
-			"bucket's policy allows: capacity + rate × elapsed time + rate × refill interval. Others who take, grant or return\n" +
-			"meanwhile shift that. It really takes the tokens.\n\n" +
+			"bucket's policy allows: capacity + rate × elapsed time + rate × the longest time without a refill. Others who take,\n" +
+			"grant or return meanwhile shift that. It really takes the tokens.\n\n" +
 			"Without --rate each caller takes again as soon as it is answered. With --rate takes begin on a fixed schedule, and\n" +
 			"latency counts from a take's scheduled time, so that a slow server can't hide behind callers who wait for it.\n\n" +
 			"Ctrl-C ends the run early, with its report.",
@@ -74,7 +76,7 @@ func newLoadCommand(e env) *cobra.Command {
 			}
 			defer rdb.Close()
 			var live io.Writer
-			if progress || isTerminal(e.stderr) {
+			if progress || terminal.Of(e.stderr, e.environ).Rewrites() {
 				live = e.stderr
 			}
 			report, err := l.run(cmd.Context(), rdb, live)
@@ -123,6 +125,8 @@ func (l *load) run(ctx context.Context, rdb redis.UniversalClient, live io.Write
 	if live != nil {
 		background.Go(func() { l.showProgress(progressing, live, start) })
 	}
+	gaps := longestGap{last: before.Last}
+	background.Go(func() { l.watchGaps(progressing, rdb, &gaps) })
 	var callers sync.WaitGroup
 	var begun atomic.Int64
 	for i := range l.concurrency {
@@ -144,7 +148,8 @@ func (l *load) run(ctx context.Context, rdb redis.UniversalClient, live io.Write
 	case before.Terms.Fence != after.Terms.Fence && *before.Terms != *after.Terms:
 		r.BoundUnknown = "the policy changed during the run"
 	default:
-		r.setBound(before, end.Sub(began))
+		gaps.refilled(after.Last)
+		r.setBound(before, end.Sub(began), gaps.longest)
 	}
 	return r, nil
 }
@@ -196,6 +201,26 @@ func sleep(ctx context.Context, d time.Duration) bool {
 		return true
 	case <-ctx.Done():
 		return false
+	}
+}
+
+// longestGap is the longest time that may have passed between two refills, from what is seen of them now and then.
+type longestGap struct {
+	last    int64 // the last refill that was seen, in µs on Redis' clock
+	longest time.Duration
+}
+
+func (g *longestGap) refilled(at int64) {
+	g.longest = max(g.longest, micro(at-g.last))
+	g.last = at
+}
+
+// watchGaps looks after the bucket's refills until ctx ends. A look that fails leaves a longer gap, which is on the safe side.
+func (l *load) watchGaps(ctx context.Context, rdb redis.UniversalClient, gaps *longestGap) {
+	for sleep(ctx, gapSample) {
+		if p, err := lua.Peek(ctx, rdb, l.key, 1); err == nil {
+			gaps.refilled(p.Last)
+		}
 	}
 }
 

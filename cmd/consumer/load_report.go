@@ -136,8 +136,8 @@ func (l *load) report(elapsed time.Duration) report {
 }
 
 // setBound holds what was admitted against the most that the policy allows in the time since p.
-func (r *report) setBound(p lua.PeekReply, elapsed time.Duration) {
-	bound, text, unknown := bound(p, elapsed)
+func (r *report) setBound(p lua.PeekReply, elapsed, gap time.Duration) {
+	bound, text, unknown := bound(p, elapsed, gap)
 	if unknown != "" {
 		r.BoundUnknown = unknown
 		return
@@ -146,9 +146,10 @@ func (r *report) setBound(p lua.PeekReply, elapsed time.Duration) {
 	r.Bound, r.BoundText, r.WithinBound = &bound, text, &within
 }
 
-// bound is the most tokens that a bucket which stood at p can admit within elapsed, and how it is made up. Of a grant
-// and the floor the higher counts.
-func bound(p lua.PeekReply, elapsed time.Duration) (tokens int64, text, unknown string) {
+// bound is the most tokens that a bucket which stood at p can admit within elapsed, and how it is made up, if no two refills
+// were further apart than gap. A refill credits no longer stretch than the policy says. Of a grant and the floor the higher
+// counts.
+func bound(p lua.PeekReply, elapsed, gap time.Duration) (tokens int64, text, unknown string) {
 	t := *p.Terms
 	if t.Kind == policy.Stepped {
 		step, first := micro(p.Next-p.Step), micro(p.Next-p.Now)
@@ -162,9 +163,11 @@ func bound(p lua.PeekReply, elapsed time.Duration) (tokens int64, text, unknown 
 		return t.Capacity + steps*t.Tokens, fmt.Sprintf("capacity %d + %d steps of %d", t.Capacity, steps, t.Tokens), ""
 	}
 	t.Tokens = max(t.Tokens, t.GrantTokens)
-	rate, interval := t.Rate(), micro(t.Interval)
-	due, slack := rate.Over(elapsed)+1, rate.Over(interval) // a started token counts
-	text = fmt.Sprintf("capacity %d + %d due in %s at %s + %d of a refill interval", t.Capacity, due, elapsed.Round(time.Millisecond), rate, slack)
+	rate := t.Rate()
+	gap = min(max(gap, micro(t.Interval)), micro(t.MaxElapsed))
+	due, slack := rate.Over(elapsed)+1, rate.Over(gap) // a started token counts
+	text = fmt.Sprintf("capacity %d + %d due in %s at %s + %d of %s between two refills",
+		t.Capacity, due, elapsed.Round(time.Millisecond), rate, slack, gap.Round(time.Millisecond))
 	return t.Capacity + due + slack, text, ""
 }
 

@@ -93,22 +93,37 @@ func TestTheBoundOfASchedule(t *testing.T) {
 	for elapsed, want := range map[time.Duration]int64{
 		0: 100, 9 * time.Minute: 100, 10 * time.Minute: 140, 69 * time.Minute: 140, 70 * time.Minute: 180,
 	} {
-		tokens, _, unknown := bound(p, elapsed)
+		tokens, _, unknown := bound(p, elapsed, 0)
 		require.Empty(t, unknown)
 		require.Equal(t, want, tokens, elapsed)
 	}
 	p.Next = 0
-	_, _, unknown := bound(p, time.Hour)
+	_, _, unknown := bound(p, time.Hour, 0)
 	require.NotEmpty(t, unknown)
 }
 
 func TestTheBoundOfARateCountsAGrant(t *testing.T) {
 	terms := policy.Policy{Capacity: 1000, Rate: policy.PerSecond(100), Interval: 100 * time.Millisecond}.Terms(policy.Fence{})
-	tokens, _, _ := bound(lua.PeekReply{Terms: &terms}, 10*time.Second)
+	tokens, _, _ := bound(lua.PeekReply{Terms: &terms}, 10*time.Second, 0)
 	require.EqualValues(t, 1000+1001+10, tokens)
 	terms.GrantTokens = 3 * terms.Tokens
-	tokens, _, _ = bound(lua.PeekReply{Terms: &terms}, 10*time.Second)
+	tokens, _, _ = bound(lua.PeekReply{Terms: &terms}, 10*time.Second, 0)
 	require.EqualValues(t, 1000+3001+30, tokens)
+}
+
+func TestTheBoundCountsTheLongestTimeWithoutARefill(t *testing.T) {
+	terms := policy.Policy{Capacity: 1000, Rate: policy.PerSecond(100), Interval: 100 * time.Millisecond}.Terms(policy.Fence{})
+	tokens, text, _ := bound(lua.PeekReply{Terms: &terms}, 10*time.Second, 1200*time.Millisecond)
+	require.EqualValues(t, 1000+1001+120, tokens)
+	require.Contains(t, text, "120 of 1.2s between two refills")
+	tokens, _, _ = bound(lua.PeekReply{Terms: &terms}, 10*time.Second, time.Minute)
+	require.EqualValues(t, 1000+1001+200, tokens, "a refill credits 2 s at most")
+
+	gaps := longestGap{last: 1_000_000}
+	for _, at := range []int64{1_100_000, 1_100_000, 2_300_000, 2_400_000} {
+		gaps.refilled(at)
+	}
+	require.Equal(t, 1200*time.Millisecond, gaps.longest)
 }
 
 // lockedBuffer is read while the program writes it.

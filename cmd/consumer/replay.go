@@ -13,6 +13,7 @@ import (
 
 	"github.com/tokenrefill/refiller/internal/accesslog"
 	"github.com/tokenrefill/refiller/internal/replay"
+	"github.com/tokenrefill/refiller/internal/terminal"
 	"github.com/tokenrefill/refiller/policy"
 )
 
@@ -56,7 +57,7 @@ as nginx, Caddy and Traefik write them.`,
 				}
 			}
 			if !cmd.Flags().Changed("progress") {
-				f.progress = isTerminal(stderr)
+				f.progress = terminal.Of(stderr, nil).Rewrites()
 			}
 			return runReplay(cmd.Context(), args[0], f, stdin, stdout, stderr)
 		},

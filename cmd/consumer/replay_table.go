@@ -4,13 +4,11 @@ import (
 	"bytes"
 	"fmt"
 	"io"
-	"os"
-	"strconv"
-	"strings"
 	"text/tabwriter"
 	"time"
 
 	"github.com/tokenrefill/refiller/internal/replay"
+	"github.com/tokenrefill/refiller/internal/terminal"
 )
 
 const (
@@ -85,19 +83,7 @@ func percent(n, of int64) string {
 func clockText(t time.Time) string { return t.UTC().Format(time.DateTime) }
 
 // printable is the start of a log's text without what would steer a terminal.
-func printable(s string) string {
-	runes := []rune(strings.ToValidUTF8(s, "\ufffd"))
-	cut := ""
-	if len(runes) > maxKeyWidth {
-		runes, cut = runes[:maxKeyWidth-1], "…"
-	}
-	for i, r := range runes {
-		if !strconv.IsPrint(r) {
-			runes[i] = '\ufffd'
-		}
-	}
-	return string(runes) + cut
-}
+func printable(s string) string { return terminal.Cut(terminal.Text(s), maxKeyWidth) }
 
 // replayProgress shows on a terminal's line how far the replay is.
 type replayProgress struct {
@@ -125,13 +111,4 @@ func (p *replayProgress) clear() {
 	if !p.shown.IsZero() {
 		fmt.Fprint(p.w, "\r\x1b[K")
 	}
-}
-
-func isTerminal(w io.Writer) bool {
-	file, ok := w.(*os.File)
-	if !ok {
-		return false
-	}
-	info, err := file.Stat()
-	return err == nil && info.Mode()&os.ModeCharDevice != 0
 }

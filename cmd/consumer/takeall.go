@@ -8,6 +8,7 @@ import (
 
 	"github.com/tokenrefill/refiller/fetch"
 	"github.com/tokenrefill/refiller/internal/answer"
+	"github.com/tokenrefill/refiller/internal/terminal"
 	"github.com/tokenrefill/refiller/policy"
 )
 
@@ -67,13 +68,14 @@ func parseRequest(s string) (fetch.Request, error) {
 func describeAll(reqs []fetch.Request, r fetch.AllResult) string {
 	lines := make([]string, len(reqs))
 	for i, one := range r.Results {
+		key := terminal.Text(reqs[i].Key)
 		switch {
 		case r.OK:
-			lines[i] = fmt.Sprintf("taken: %s of %s; %s left", plural(one.Taken), reqs[i].Key, held(one))
+			lines[i] = fmt.Sprintf("taken: %s of %s; %s left", plural(one.Taken), key, held(one))
 		case one.OK:
-			lines[i] = fmt.Sprintf("not taken: %s of %s; %s left", plural(reqs[i].N), reqs[i].Key, held(one))
+			lines[i] = fmt.Sprintf("not taken: %s of %s; %s left", plural(reqs[i].N), key, held(one))
 		default:
-			lines[i] = fmt.Sprintf("denied: %s of %s; %s left; due %s", plural(reqs[i].N), reqs[i].Key, held(one), in(one.RetryAfter))
+			lines[i] = fmt.Sprintf("denied: %s of %s; %s left; due %s", plural(reqs[i].N), key, held(one), in(one.RetryAfter))
 		}
 	}
 	return strings.Join(lines, "\n")

@@ -3,17 +3,16 @@ package main
 import (
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/signal"
 	"syscall"
 	"time"
 
-	"github.com/mattn/go-isatty"
 	"github.com/spf13/cobra"
 
 	"github.com/tokenrefill/refiller/internal/config"
 	"github.com/tokenrefill/refiller/internal/dev"
+	"github.com/tokenrefill/refiller/internal/terminal"
 )
 
 func devCommand(e env) *cobra.Command {
@@ -40,18 +39,17 @@ func devCommand(e env) *cobra.Command {
 			// A terminal that closes, and a reader of the output that goes away, end the playground as Ctrl-C does.
 			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGHUP, syscall.SIGPIPE)
 			defer stop()
-			terminal, color := isTerminal(e.stdout) && e.environ["TERM"] != "dumb", e.environ["NO_COLOR"] == ""
 			if err := regionsAlone(cmd); err != nil {
 				return err
 			}
 			if cmd.Flags().Changed("regions") {
 				regions.Program, regions.Environ, regions.Duration = program, os.Environ(), duration
-				regions.Out, regions.Terminal, regions.Color = e.stdout, terminal, color
+				regions.Out, regions.Screen = e.stdout, terminal.Of(e.stdout, e.environ)
 				return asUsage(dev.RunRegions(ctx, regions))
 			}
 			o := dev.Options{
 				Program: program, Environ: os.Environ(), Redis: url, Etcd: endpoints, KillEvery: killEvery, Duration: duration,
-				Out: e.stdout, Terminal: terminal, Color: color,
+				Out: e.stdout, Screen: terminal.Of(e.stdout, e.environ),
 			}
 			switch mode {
 			case "etcd":
@@ -101,9 +99,4 @@ func asUsage(err error) error {
 		return usageError{err}
 	}
 	return err
-}
-
-func isTerminal(w io.Writer) bool {
-	f, ok := w.(*os.File)
-	return ok && isatty.IsTerminal(f.Fd())
 }

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -16,6 +15,7 @@ import (
 	"github.com/tokenrefill/refiller/internal/doctor"
 	"github.com/tokenrefill/refiller/internal/etcdconn"
 	"github.com/tokenrefill/refiller/internal/redisconn"
+	"github.com/tokenrefill/refiller/internal/terminal"
 )
 
 // examineTimeout bounds the whole examination.
@@ -57,7 +57,7 @@ func doctorCommand(e env) *cobra.Command {
 				findings = append(findings, examineEtcd(ctx, cfg.PoolRegistry, cfg.PoolsPrefix()))
 			}
 			acl := doctor.ACL("refiller", cfg.Redis.URL.Kind == redisconn.Cluster)
-			return tell(e.stdout, output, findings, acl)
+			return tell(e.stdout, terminal.Of(e.stdout, e.environ).Width(), output, findings, acl)
 		},
 	}
 	conn.addFlags(cmd, "redis", "etcd", "pool-registry")
@@ -77,8 +77,8 @@ func examineEtcd(ctx context.Context, e config.Etcd, prefix string) doctor.Findi
 	return doctor.Etcd(leader.Identity, errors.Is(err, election.ErrNoLeader), err)
 }
 
-// tell writes the findings; the error says that one of them is a failure.
-func tell(w io.Writer, output string, findings []doctor.Finding, acl string) error {
+// tell writes the findings, within so many columns; the error says that one of them is a failure.
+func tell(w io.Writer, width int, output string, findings []doctor.Finding, acl string) error {
 	var result error
 	for _, f := range findings {
 		if f.Level == doctor.Failure {
@@ -88,13 +88,13 @@ func tell(w io.Writer, output string, findings []doctor.Finding, acl string) err
 	if output == "json" {
 		return errors.Join(json.NewEncoder(w).Encode(map[string]any{"ok": result == nil, "findings": findings, "acl": acl}), result)
 	}
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	var pairs []terminal.Pair
 	for _, f := range findings {
-		fmt.Fprintf(t, "%s\t%s\t%s\n", f.Level, f.Check, f.Detail)
+		pairs = append(pairs, terminal.Pair{Name: fmt.Sprintf("%-7s  %s", f.Level, f.Check), Text: f.Detail})
 		if f.Advice != "" {
-			fmt.Fprintf(t, "\t\t→ %s\n", f.Advice)
+			pairs = append(pairs, terminal.Pair{Text: "→ " + f.Advice})
 		}
 	}
-	fmt.Fprintf(t, "\nThe least rights for refillers and consumers (add >PASSWORD):\n%s\n", acl)
-	return errors.Join(t.Flush(), result)
+	return errors.Join(terminal.WritePairs(w, width, pairs),
+		line(w, "\nThe least rights for refillers and consumers (add >PASSWORD):\n"+acl), result)
 }

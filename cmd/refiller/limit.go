@@ -6,14 +6,15 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/spf13/cobra"
 
 	"github.com/tokenrefill/refiller/internal/cli"
+	"github.com/tokenrefill/refiller/internal/terminal"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/override"
 	"github.com/tokenrefill/refiller/policy"
@@ -201,9 +202,9 @@ func limitText(l override.Limit) string {
 		whose = "override"
 	}
 	if l.Capacity == 0 {
-		return fmt.Sprintf("%s: no template matches it any more", l.Key)
+		return terminal.Text(l.Key) + ": no template matches it any more"
 	}
-	return fmt.Sprintf("%s: %d tokens at %s, %s", l.Key, l.Capacity, rateText(l.Rate), whose)
+	return fmt.Sprintf("%s: %d tokens at %s, %s", terminal.Text(l.Key), l.Capacity, rateText(l.Rate), whose)
 }
 
 func rateText(r policy.Rate) string {
@@ -223,10 +224,10 @@ func (o *operation) writeLimits(list []override.Limit) error {
 		}
 		return nil
 	}
-	t := tabwriter.NewWriter(o.stdout, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "KEY\tCAPACITY\tRATE\tTEMPLATE")
+	t := terminal.NewTable(terminal.Column{Name: "KEY", Text: true}, number("CAPACITY", 0), number("RATE", 0),
+		terminal.Column{Name: "TEMPLATE", Text: true})
 	for _, l := range list {
-		fmt.Fprintf(t, "%s\t%d\t%s\t%q\n", l.Key, l.Capacity, rateText(l.Rate), l.Template)
+		t.Row(l.Key, l.Capacity, rateText(l.Rate), strconv.Quote(l.Template))
 	}
-	return t.Flush()
+	return t.Write(o.stdout, terminal.Of(o.stdout, o.environ).Width())
 }

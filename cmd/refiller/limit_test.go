@@ -39,7 +39,7 @@ func TestLimitSetsGetsListsAndUnsets(t *testing.T) {
 	out, _ = limit(0, "set", "user:7", "--rate", "2/h", "-o", "json")
 	require.JSONEq(t, `{"key":"user:7","template":"user:","enforce":"lazy","override":true,"capacity":60,"rate":"2/h","had_override":false,"exists":false}`, out)
 	out, _ = limit(0, "list")
-	require.Equal(t, "KEY      CAPACITY  RATE  TEMPLATE\nuser:42  600       10/h  \"user:\"\nuser:7   60        2/h   \"user:\"\n", out)
+	require.Equal(t, "KEY      CAPACITY  RATE  TEMPLATE\nuser:42       600  10/h  \"user:\"\nuser:7         60   2/h  \"user:\"\n", out)
 	out, _ = limit(0, "list", "--prefix", "user:4", "-o", "json")
 	var answer limitAnswer
 	require.NoError(t, json.Unmarshal([]byte(out), &answer))

@@ -13,6 +13,7 @@ import (
 
 	"github.com/tokenrefill/refiller/internal/config"
 	"github.com/tokenrefill/refiller/internal/redisconn"
+	"github.com/tokenrefill/refiller/internal/terminal"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )
@@ -131,7 +132,7 @@ func (o *operation) run(ctx context.Context, key string, n int64, act func(conte
 				"key": key, "tokens": reply.Tokens, "clamped": reply.Clamped, "index": reply.Version.Index, "era": reply.Version.Era,
 			})
 		}
-		_, err = fmt.Fprintf(o.stdout, "%s holds %d tokens (index %d; %d above its capacity were dropped)\n", key, reply.Tokens, reply.Version.Index, reply.Clamped)
+		_, err = fmt.Fprintf(o.stdout, "%s holds %d tokens (index %d; %d above its capacity were dropped)\n", terminal.Text(key), reply.Tokens, reply.Version.Index, reply.Clamped)
 		return err
 	})
 }

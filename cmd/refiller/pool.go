@@ -9,7 +9,6 @@ import (
 	"io"
 	"slices"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -19,6 +18,7 @@ import (
 	"github.com/tokenrefill/refiller/internal/cli"
 	"github.com/tokenrefill/refiller/internal/config"
 	"github.com/tokenrefill/refiller/internal/etcdconn"
+	"github.com/tokenrefill/refiller/internal/terminal"
 	"github.com/tokenrefill/refiller/pool"
 )
 
@@ -82,8 +82,8 @@ func poolStatusCommand(e env) *cobra.Command {
 				return err
 			}
 			defer func() { _ = client.Close() }() // it has answered or not
-			return d.show(cmd.Context(), e.stdout, func(ctx context.Context, w io.Writer) error {
-				return whereEtcdIs(showPools(ctx, w, client, cfg.PoolsPrefix(), d.output), cfg)
+			return d.show(cmd.Context(), e, func(ctx context.Context, w io.Writer, width int) error {
+				return whereEtcdIs(showPools(ctx, w, width, client, cfg.PoolsPrefix(), d.output), cfg)
 			})
 		},
 	}
@@ -92,8 +92,8 @@ func poolStatusCommand(e env) *cobra.Command {
 	return cmd
 }
 
-// showPools reads the pools and writes how they stand.
-func showPools(ctx context.Context, w io.Writer, client *clientv3.Client, prefix, output string) error {
+// showPools reads the pools and writes how they stand, within so many columns.
+func showPools(ctx context.Context, w io.Writer, width int, client *clientv3.Client, prefix, output string) error {
 	ctx, cancel := context.WithTimeout(ctx, operateTimeout)
 	defer cancel()
 	s, err := pool.ReadStatus(ctx, client, prefix)
@@ -108,7 +108,7 @@ func showPools(ctx context.Context, w io.Writer, client *clientv3.Client, prefix
 	if output == "json" {
 		return json.NewEncoder(w).Encode(answer)
 	}
-	return answer.write(w, time.Now())
+	return answer.write(w, width, time.Now())
 }
 
 // poolAnswer is what pool status tells.
@@ -118,33 +118,33 @@ type poolAnswer struct {
 	pool.Status
 }
 
-func (a poolAnswer) write(w io.Writer, now time.Time) error {
+func (a poolAnswer) write(w io.Writer, width int, now time.Time) error {
 	coordinator := "nobody: shares stay as they are, and grants end"
 	if a.Coordinator != "" {
 		coordinator = fmt.Sprintf("%s, epoch %d", a.Coordinator, a.Epoch)
 	}
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintf(t, "coordinator\t%s\npools\tversion %d\n", coordinator, a.Version)
+	errs := []error{terminal.WritePairs(w, width, []terminal.Pair{
+		{Name: "coordinator", Text: coordinator}, {Name: "pools", Text: fmt.Sprintf("version %d", a.Version)}})}
 	for _, p := range a.Pools {
 		claimed := 0.0
+		t := terminal.NewTable(terminal.Column{Name: "REGION", Text: true}, number("SHARE", 0), number("FLOOR", 0), number("DEMAND", 0),
+			number("CLAIMED", 0), number("TOKENS", 0), number("GRANT AGE", 3), number("ENDS IN", 2), number("LAST REPORT", 1),
+			terminal.Column{Text: true})
 		for _, r := range p.Regions {
 			claimed += r.Claimed
+			t.Row(r.Region, perSecond(r.Granted), perSecond(r.Floor), perSecond(r.Demand), perSecond(r.Claimed),
+				fmt.Sprintf("%d/%d", r.Tokens, r.Capacity), seconds(r.Age), seconds(r.Remaining), reported(r, now), note(r))
 		}
-		rate := p.Rate + ", capacity " + fmt.Sprint(p.Capacity)
+		rate := fmt.Sprintf("%s, capacity %d", p.Rate, p.Capacity)
 		if p.Rate == "" {
 			rate = "no longer configured"
 		}
-		fmt.Fprintf(t, "\n%s\t%s; at most %s in use\n", p.Name, rate, perSecond(claimed))
-		fmt.Fprintln(t, "REGION\tSHARE\tFLOOR\tDEMAND\tCLAIMED\tTOKENS\tGRANT AGE\tENDS IN\tLAST REPORT\t")
-		for _, r := range p.Regions {
-			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%d/%d\t%s\t%s\t%s\t%s\n", r.Region, perSecond(r.Granted), perSecond(r.Floor), perSecond(r.Demand),
-				perSecond(r.Claimed), r.Tokens, r.Capacity, seconds(r.Age), seconds(r.Remaining), reported(r, now), note(r))
-		}
+		errs = append(errs, line(w, fmt.Sprintf("\n%s  %s; at most %s in use", terminal.Text(p.Name), rate, perSecond(claimed))), t.Write(w, width))
 	}
 	if len(a.Pools) == 0 {
-		fmt.Fprintln(t, "\nno pools")
+		errs = append(errs, line(w, "\nno pools"))
 	}
-	return t.Flush()
+	return errors.Join(errs...)
 }
 
 // note is what is special about a region.

@@ -9,12 +9,12 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/tokenrefill/refiller/internal/admin"
+	"github.com/tokenrefill/refiller/internal/terminal"
 )
 
 const (
@@ -42,7 +42,9 @@ func statusCommand(e env) *cobra.Command {
 			if !strings.Contains(addr, "://") {
 				addr = "http://" + addr
 			}
-			return d.show(cmd.Context(), e.stdout, func(ctx context.Context, w io.Writer) error { return showStatus(ctx, w, addr, d.output) })
+			return d.show(cmd.Context(), e, func(ctx context.Context, w io.Writer, width int) error {
+				return showStatus(ctx, w, width, addr, d.output)
+			})
 		},
 	}
 	d.flags(cmd)
@@ -50,8 +52,8 @@ func statusCommand(e env) *cobra.Command {
 	return cmd
 }
 
-// showStatus asks a replica and writes its answer.
-func showStatus(ctx context.Context, w io.Writer, addr, output string) error {
+// showStatus asks a replica and writes its answer within so many columns.
+func showStatus(ctx context.Context, w io.Writer, width int, addr, output string) error {
 	body, err := get(ctx, strings.TrimSuffix(addr, "/")+"/status")
 	if err != nil {
 		return fmt.Errorf("status: %w; is a replica's admin server at %s? (--addr)", err, addr)
@@ -64,7 +66,7 @@ func showStatus(ctx context.Context, w io.Writer, addr, output string) error {
 	if err := json.Unmarshal(body, &s); err != nil {
 		return fmt.Errorf("status: %s does not answer as a refiller does: %w", addr, err)
 	}
-	return writeStatus(w, s)
+	return writeStatus(w, width, s)
 }
 
 func get(ctx context.Context, url string) ([]byte, error) {
@@ -89,31 +91,51 @@ func get(ctx context.Context, url string) ([]byte, error) {
 	return body, nil
 }
 
-func writeStatus(w io.Writer, s admin.Status) error {
-	role := "race: every replica refills, the index picks the winner"
-	if s.Mode == "etcd" {
-		switch {
-		case s.Leader != nil:
-			role = fmt.Sprintf("etcd: %s leads under epoch %d", s.Leader.Identity, s.Leader.Epoch)
-		default:
-			role = "etcd: nobody is known to lead: " + s.Election
-		}
-		if s.Racing {
-			role += "; this replica races, since the pulse is silent"
-		}
+// writeStatus writes what a replica answered within so many columns, 0 for as many as it takes.
+func writeStatus(w io.Writer, width int, s admin.Status) error {
+	errs := []error{terminal.WritePairs(w, width, statusPairs(s)), line(w, ""), bucketTable(s).Write(w, width)}
+	if more := s.Total - len(s.Buckets); more > 0 {
+		errs = append(errs, line(w, fmt.Sprintf("… and %d more", more)))
 	}
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintf(t, "replica\t%s, up %s, config version %d\n", s.Identity, time.Since(s.Started).Round(time.Second), s.Config)
-	fmt.Fprintf(t, "redis\t%s\n", s.Redis)
-	fmt.Fprintf(t, "refills\t%s\n", role)
+	if len(s.Templates) > 0 {
+		t := terminal.NewTable(terminal.Column{Name: "TEMPLATE", Text: true}, terminal.Column{Name: "SHARDS HERE", Spare: 1},
+			number("NOT FULL HERE", 0), number("REFILLS", 0), number("FAILED", 0))
+		for _, m := range s.Templates {
+			t.Row(strconv.Quote(m.Prefix), fmt.Sprintf("%d of 16", m.Shards), m.Active, m.Refills, m.Errors)
+		}
+		errs = append(errs, line(w, ""), t.Write(w, width))
+	}
+	if s.Pools != nil {
+		errs = append(errs, line(w, ""), writePools(w, width, s.Region, *s.Pools))
+	}
+	return errors.Join(errs...)
+}
+
+func line(w io.Writer, text string) error {
+	_, err := fmt.Fprintln(w, text)
+	return err
+}
+
+// number is a column of numbers.
+func number(name string, spare int) terminal.Column {
+	return terminal.Column{Name: name, Right: true, Spare: spare}
+}
+
+// statusPairs tells of the replica and those beside it.
+func statusPairs(s admin.Status) []terminal.Pair {
+	pairs := []terminal.Pair{
+		{Name: "replica", Text: fmt.Sprintf("%s, up %s, config version %d", s.Identity, time.Since(s.Started).Round(time.Second), s.Config)},
+		{Name: "redis", Text: terminal.Text(s.Redis)},
+		{Name: "refills", Text: whoRefills(s)},
+	}
 	switch {
 	case s.Reload.Result == "refused":
-		fmt.Fprintf(t, "config\trefused %s ago, version %d stays in force: %s\n",
-			s.Now.Sub(s.Reload.At).Round(time.Second), s.Config, strings.Join(s.Reload.Problems, "; "))
+		pairs = append(pairs, terminal.Pair{Name: "config", Text: fmt.Sprintf("refused %s ago, version %d stays in force: %s",
+			s.Now.Sub(s.Reload.At).Round(time.Second), s.Config, strings.Join(s.Reload.Problems, "; "))})
 	case len(s.Reload.Restart) > 0:
-		fmt.Fprintf(t, "config\tin force after a restart: %s\n", strings.Join(s.Reload.Restart, ", "))
+		pairs = append(pairs, terminal.Pair{Name: "config", Text: "in force after a restart: " + strings.Join(s.Reload.Restart, ", ")})
 	}
-	writeConflicts(t, s)
+	pairs = append(pairs, conflictPairs(s)...)
 	alive := make([]string, len(s.Replicas))
 	for i, r := range s.Replicas {
 		alive[i] = r.Identity + " " + r.Role
@@ -122,14 +144,34 @@ func writeStatus(w io.Writer, s admin.Status) error {
 		}
 	}
 	if len(alive) > 0 {
-		fmt.Fprintf(t, "alive\t%s\n", strings.Join(alive, ", "))
+		pairs = append(pairs, terminal.Pair{Name: "alive", Text: strings.Join(alive, ", ")})
 	}
-	fmt.Fprintf(t, "here\t%d refills applied, %d lost to others, %d failed, %d tokens added\n\n",
-		s.Calls["applied"], s.Calls["stale"]+s.Calls["early"], s.Errors, s.Added)
-	fmt.Fprintln(t, "BUCKET\tTOKENS\tCAPACITY\tOUTSTANDING\tRATE\tINDEX\tLAST REFILL\tVERSION")
+	return append(pairs, terminal.Pair{Name: "here", Text: fmt.Sprintf("%d refills applied, %d lost to others, %d failed, %d tokens added",
+		s.Calls["applied"], s.Calls["stale"]+s.Calls["early"], s.Errors, s.Added)})
+}
+
+func whoRefills(s admin.Status) string {
+	if s.Mode != "etcd" {
+		return "race: every replica refills, the index picks the winner"
+	}
+	role := "etcd: nobody is known to lead: " + s.Election
+	if s.Leader != nil {
+		role = fmt.Sprintf("etcd: %s leads under epoch %d", s.Leader.Identity, s.Leader.Epoch)
+	}
+	if s.Racing {
+		role += "; this replica races, since the pulse is silent"
+	}
+	return role
+}
+
+// bucketTable shows how the buckets stand.
+func bucketTable(s admin.Status) *terminal.Table {
+	t := terminal.NewTable(terminal.Column{Name: "BUCKET", Text: true}, number("TOKENS", 0), number("CAPACITY", 0),
+		number("OUTSTANDING", 3), terminal.Column{Name: "RATE", Text: true}, number("INDEX", 4), number("REFILLED", 2),
+		terminal.Column{Name: "VERSION", Spare: 1})
 	for _, b := range s.Buckets {
 		if b.Error != "" {
-			fmt.Fprintf(t, "%s\t%s\n", b.Key, b.Error)
+			t.Note(b.Key, b.Error)
 			continue
 		}
 		version := strconv.FormatInt(b.Policy, 10)
@@ -139,62 +181,54 @@ func writeStatus(w io.Writer, s admin.Status) error {
 		case b.Outdated:
 			version += " (this file is older)"
 		}
-		fmt.Fprintf(t, "%s\t%d\t%d\t%d\t%s\t%d\t%.0f ms ago\t%s\n",
-			b.Key, b.Tokens, b.Capacity, b.Outstanding, b.Rate+b.Schedule, b.Index, b.Age, version)
+		t.Row(b.Key, b.Tokens, b.Capacity, b.Outstanding, b.Rate+b.Schedule, b.Index, fmt.Sprintf("%.0f ms ago", b.Age), version)
 	}
-	if more := s.Total - len(s.Buckets); more > 0 {
-		fmt.Fprintf(t, "… and %d more\n", more)
-	}
-	if len(s.Templates) > 0 {
-		fmt.Fprintln(t, "\nTEMPLATE\tSHARDS HERE\tNOT FULL HERE\tREFILLS\tFAILED")
-	}
-	for _, m := range s.Templates {
-		fmt.Fprintf(t, "%q\t%d of 16\t%d\t%d\t%d\n", m.Prefix, m.Shards, m.Active, m.Refills, m.Errors)
-	}
-	if s.Pools != nil {
-		writePools(t, s.Region, *s.Pools)
-	}
-	return t.Flush()
+	return t
 }
 
-// writeConflicts tells where something else is in force than the replica's configuration says.
-func writeConflicts(w io.Writer, s admin.Status) {
+// conflictPairs tell where something else is in force than the replica's configuration says.
+func conflictPairs(s admin.Status) []terminal.Pair {
 	if s.Conflicts.Total == 0 {
-		return
+		return nil
 	}
-	fmt.Fprintf(w, "CONFLICT\tversion %d is in force with other policies than this replica's file has: raise the file's version\n", s.Config)
+	pairs := []terminal.Pair{{Name: "CONFLICT", Text: fmt.Sprintf(
+		"version %d is in force with other policies than this replica's file has: raise the file's version", s.Config)}}
 	for _, b := range s.Buckets {
 		for _, d := range b.Differs {
 			if b.Conflict {
-				fmt.Fprintf(w, "\t%s: %s is %s in force, and %s in the file\n", b.Key, d.Field, orNone(d.InForce), orNone(d.File))
+				pairs = append(pairs, terminal.Pair{Text: fmt.Sprintf("%s: %s is %s in force, and %s in the file",
+					terminal.Text(b.Key), d.Field, orNone(d.InForce), orNone(d.File))})
 			}
 		}
 	}
 	for _, what := range []string{s.Conflicts.Templates, s.Conflicts.Pools} {
 		if what != "" {
-			fmt.Fprintf(w, "\t%s\n", what)
+			pairs = append(pairs, terminal.Pair{Text: what})
 		}
 	}
+	return pairs
 }
 
 // writePools tells how the replica's region stands in the pools.
-func writePools(w io.Writer, region string, p admin.Pools) {
+func writePools(w io.Writer, width int, region string, p admin.Pools) error {
 	coordinator := "nobody is known to coordinate: " + p.Election
 	if p.Coordinator != nil {
 		coordinator = fmt.Sprintf("%s coordinates under epoch %d", p.Coordinator.Identity, p.Coordinator.Epoch)
 	}
-	fmt.Fprintf(w, "\npools\tin %s; %s\n", region, coordinator)
-	for what, problem := range map[string]string{"etcd": p.Cut, "redis": p.Away} {
-		if problem != "" {
-			fmt.Fprintf(w, "%s\tdoes not answer: %s\n", what, problem)
+	pairs := []terminal.Pair{{Name: "pools", Text: fmt.Sprintf("in %s; %s", region, coordinator)}}
+	for _, away := range []terminal.Pair{{Name: "etcd", Text: p.Cut}, {Name: "redis", Text: p.Away}} {
+		if away.Text != "" {
+			pairs = append(pairs, terminal.Pair{Name: away.Name, Text: "does not answer: " + away.Text})
 		}
 	}
-	fmt.Fprintln(w, "POOL\tTOKENS\tCAPACITY\tSHARE\tOF\tFLOOR\tDEMAND\tGRANT ENDS IN")
+	t := terminal.NewTable(terminal.Column{Name: "POOL", Text: true}, number("TOKENS", 0), number("CAPACITY", 2), number("SHARE", 0),
+		number("OF", 0), number("FLOOR", 0), number("DEMAND", 1), number("GRANT ENDS IN", 0))
 	for _, s := range p.Shares {
 		ends := "on its floor"
 		if s.Remaining > 0 {
 			ends = seconds(s.Remaining)
 		}
-		fmt.Fprintf(w, "%s\t%d\t%d\t%s\t%s\t%s\t%s\t%s\n", s.Pool, s.Tokens, s.Capacity, perSecond(s.Rate), perSecond(s.Limit), perSecond(s.Floor), perSecond(s.Demand), ends)
+		t.Row(s.Pool, s.Tokens, s.Capacity, perSecond(s.Rate), perSecond(s.Limit), perSecond(s.Floor), perSecond(s.Demand), ends)
 	}
+	return errors.Join(terminal.WritePairs(w, width, pairs), t.Write(w, width))
 }

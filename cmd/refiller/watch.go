@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"github.com/tokenrefill/refiller/internal/terminal"
 )
 
 const minWatch = 100 * time.Millisecond
@@ -36,26 +38,31 @@ func (d *display) validate() error {
 	return nil
 }
 
-// show calls what writes it, again and again until ctx ends if that is asked for. Then whoever doesn't answer is shown as
-// such and asked again; text takes the place of the one before, and JSON is an object per line.
-func (d *display) show(ctx context.Context, w io.Writer, write func(context.Context, io.Writer) error) error {
+// show calls what writes it within so many columns, again and again until ctx ends if that is asked for. Then whoever doesn't
+// answer is shown as such and asked again; on a terminal text takes the place of the one before, and JSON is an object per line.
+func (d *display) show(ctx context.Context, e env, write func(context.Context, io.Writer, int) error) error {
+	screen := terminal.Of(e.stdout, e.environ)
 	if !d.cmd.Flags().Changed("watch") {
-		return write(ctx, w)
+		return write(ctx, e.stdout, screen.Width())
 	}
 	again := time.NewTicker(d.every)
 	defer again.Stop()
-	for {
+	for first := true; ; first = false {
 		var out bytes.Buffer
-		if err := write(ctx, &out); err != nil && ctx.Err() == nil {
+		if err := write(ctx, &out, screen.Width()); err != nil && ctx.Err() == nil {
 			if d.output == "json" {
 				return err
 			}
 			fmt.Fprintln(&out, err)
 		}
-		if d.output != "json" {
-			fmt.Fprint(w, "\x1b[H\x1b[2J") // to the upper left, and clear
+		switch {
+		case d.output == "json":
+		case screen.Rewrites():
+			fmt.Fprint(e.stdout, "\x1b[H\x1b[2J") // to the upper left, and clear
+		case !first:
+			fmt.Fprintln(e.stdout)
 		}
-		if _, err := out.WriteTo(w); err != nil {
+		if _, err := out.WriteTo(e.stdout); err != nil {
 			return err
 		}
 		select {

@@ -21,8 +21,10 @@ var files embed.FS
 
 // pageTemplate is parsed once; a mistake in it fails every test and the start.
 var pageTemplate = template.Must(template.New("page.html").Funcs(template.FuncMap{
-	"number":  number10,
-	"decimal": func(f *float64) string { return decimal(*f) },
+	"number":    number10,
+	"count":     count,
+	"decimalOf": decimal,
+	"decimal":   func(f *float64) string { return decimal(*f) },
 	"percent": func(f any) string {
 		if p, ok := f.(*float64); ok {
 			f = *p
@@ -149,6 +151,15 @@ func number10(n any) string {
 		return "-" + digits
 	}
 	return digits
+}
+
+// count is a number of things, in words.
+func count(n any, thing string) string {
+	s := number10(n)
+	if s != "1" {
+		thing += "s"
+	}
+	return s + " " + thing
 }
 
 func decimal(f float64) string {

@@ -192,6 +192,18 @@ type Bucket struct {
 	// Of late; only from the replica that refills the bucket.
 	Taken *float64 `json:"taken_per_second,omitempty"`
 	Dry   *float64 `json:"found_empty,omitempty"` // part of the refills that found no token: takes were probably denied
+
+	Trend Trend `json:"-"` // of the last quarter of an hour, for the page
+}
+
+// Trend is how a bucket stood in stretches of the same length, the oldest first. It is empty where that isn't known.
+type Trend []TrendPoint
+
+// TrendPoint is how a bucket stood in a stretch.
+type TrendPoint struct {
+	Known bool    // otherwise this replica didn't hear of the bucket
+	Fill  float64 // tokens as a part of the capacity
+	Taken float64 // tokens per second
 }
 
 // Fill is the tokens as a part of the capacity.

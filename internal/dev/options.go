@@ -8,6 +8,7 @@ import (
 
 	"github.com/tokenrefill/refiller/internal/config"
 	"github.com/tokenrefill/refiller/internal/fields"
+	"github.com/tokenrefill/refiller/internal/terminal"
 )
 
 // MinKillEvery is the shortest time between two kills: a killed replica has to come back and settle.
@@ -37,10 +38,8 @@ type Options struct {
 	Duration time.Duration
 	// Out is what people read.
 	Out io.Writer
-	// Terminal tells that Out is a terminal: the status is then rewritten in place.
-	Terminal bool
-	// Color allows colours, on a terminal only.
-	Color bool
+	// Screen is what Out is: on a terminal the status is rewritten in place.
+	Screen terminal.Screen
 }
 
 // Validate reports what is wrong with the options, as ErrOptions.

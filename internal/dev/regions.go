@@ -21,6 +21,7 @@ import (
 	"github.com/tokenrefill/refiller/internal/config"
 	"github.com/tokenrefill/refiller/internal/devserver"
 	"github.com/tokenrefill/refiller/internal/faultproxy"
+	"github.com/tokenrefill/refiller/internal/terminal"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 	"github.com/tokenrefill/refiller/pool"
@@ -40,13 +41,12 @@ const (
 
 // RegionOptions says which regions to run and how to show them.
 type RegionOptions struct {
-	// Program, Environ, Duration, Out, Terminal and Color are as in Options.
+	// Program, Environ, Duration, Out and Screen are as in Options.
 	Program  string
 	Environ  []string
 	Duration time.Duration
 	Out      io.Writer
-	Terminal bool
-	Color    bool
+	Screen   terminal.Screen
 	// Regions by name, two or more.
 	Regions []string
 	// Cut is the region to cut off from etcd; empty for none.
@@ -133,7 +133,7 @@ func RunRegions(ctx context.Context, o RegionOptions) (err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	p := &regions{opts: o}
-	p.screen = &screen{out: o.Out, terminal: o.Terminal, style: style(o.Terminal && o.Color), failed: cancel}
+	p.screen = newScreen(o.Out, o.Screen, cancel)
 	if p.dir, err = os.MkdirTemp("", "refiller-dev-"); err != nil {
 		return fmt.Errorf("dev: make a directory: %w", err)
 	}
@@ -399,7 +399,7 @@ func (p *regions) show(ctx context.Context) {
 		v.bound = p.bound()
 		before, at = now, time.Now()
 		if ctx.Err() == nil {
-			p.screen.show(at, v.lines(p.screen.style), v.short())
+			p.screen.show(at, v.lines(p.screen.style, p.screen.width()), v.short())
 		}
 	}
 }

@@ -41,14 +41,15 @@ func TestTheViewOfRegionsTellsWhoIsCutOff(t *testing.T) {
 		{name: "eu", wants: 900, share: share{rate: 934, left: 11 * time.Second, tokens: 7}, lately: taken{admitted: 900}},
 		{name: "us", wants: 150, cut: true, share: share{rate: 66, tokens: 3}, lately: taken{admitted: 66, denied: 84}},
 	}}
-	lines := v.lines(false)
+	lines := v.lines(false, 0)
 	require.Equal(t, "  21s  eu/eu-1 coordinates", lines[0])
-	require.Regexp(t, `eu +934/s +900/s +900/s +0/s +7 █{28}··$`, lines[2])
-	require.Regexp(t, `us +66/s +150/s +66/s +84/s +3 ██·{28} cut off, on its floor$`, lines[3])
+	require.Regexp(t, `eu +934/s +900/s +900/s +0/s +7  █{19}·$`, lines[2])
+	require.Regexp(t, `us +66/s +150/s +66/s +84/s +3  █·{19}  cut off, on its floor$`, lines[3])
+	require.Regexp(t, `us +66/s +150/s +66/s +84/s +3  cut off, on its floor$`, v.lines(false, 80)[3])
 	require.Equal(t, "in force together 1000/s of 1000/s; 20,000 tokens admitted of at most 24,100", strings.TrimSpace(lines[4]))
 	require.Contains(t, v.short(), "us has 66/s of 150/s wanted, 66/s admitted (cut off, on its floor)")
 	v.regions[1].share.left = 3 * time.Second
-	require.Contains(t, v.short(), "(cut off, its grant ends in 3 s)")
+	require.Contains(t, v.short(), "(cut off, 3 s left of its grant)")
 	v.regions[1].cut, v.coordinator = false, ""
 	require.Contains(t, v.short(), "nobody is known to coordinate")
 	require.NotContains(t, v.short(), "(")

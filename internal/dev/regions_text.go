@@ -3,32 +3,34 @@ package dev
 import (
 	"fmt"
 	"strings"
-	"text/tabwriter"
 	"time"
+
+	"github.com/tokenrefill/refiller/internal/terminal"
 )
 
-// barWidth is how many characters stand for the whole rate.
-const barWidth = 30
+const (
+	barWidth = 20  // characters that stand for the whole rate
+	wide     = 105 // columns from which on a bar and what is special about its region stand beside each other
+)
 
 // introduce is what people read once the pool is shared.
 func (p *regions) introduce() {
-	s := p.screen.style
-	var b strings.Builder
-	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
+	s, width := p.screen.style, p.screen.width()
+	lines := []string{""}
 	for _, r := range p.list {
-		fmt.Fprintf(t, "  %s\t%s", r.name, r.url)
+		parts := []string{"  " + r.name, r.url}
 		for _, one := range r.replicas {
-			fmt.Fprintf(t, "\t%s %s pid %d", one.name, one.url(), one.pid())
+			parts = append(parts, fmt.Sprintf("%s %s pid %d", one.name, one.url(), one.pid()))
 		}
-		fmt.Fprintln(t)
+		lines = append(lines, terminal.Flow(parts, "  ", width)...)
 	}
-	_ = t.Flush() // a strings.Builder doesn't fail
-	p.screen.println("", strings.TrimRight(b.String(), "\n"), "  logs  "+p.dir, "",
-		fmt.Sprintf("Consumers of one region after the other want %d/s, those of the others %d/s each. Every region is %s from etcd.", busy, calm, 2*oneWay), "",
-		s.bold("In a second terminal, try"),
+	lines = append(lines, "  logs  "+p.dir, "")
+	lines = append(lines, terminal.Wrap(fmt.Sprintf("Consumers of one region after the other want %d/s, those of the others %d/s each. "+
+		"Every region is %s from etcd.", busy, calm, 2*oneWay), width)...)
+	p.screen.println(append(lines, "", s.bold("In a second terminal, try"),
 		"  go run ./cmd/refiller pool status --prefix "+electionPrefix+" --etcd "+p.list[0].etcd.Addr(),
 		"  go run ./cmd/consumer take "+sharedPool+" -n 5 --redis "+p.list[0].url,
-		"", s.bold("Ctrl-C")+" stops everything and removes its files.", "")
+		"", s.bold("Ctrl-C")+" stops everything and removes its files.", "")...)
 }
 
 // regionsView is how the regions stand at one moment.
@@ -66,28 +68,36 @@ func (r regionView) state() string {
 	case r.share.left == 0:
 		return "on its floor"
 	case r.cut:
-		return fmt.Sprintf("cut off, its grant ends in %.0f s", r.share.left.Seconds())
+		return fmt.Sprintf("cut off, %.0f s left of its grant", r.share.left.Seconds())
 	}
 	return ""
 }
 
-// lines is the view for a terminal.
-func (v regionsView) lines(s style) []string {
-	var b strings.Builder
-	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprint(t, "region\tshare\twanted\tadmitted\tdenied\ttokens\t\n")
+// lines is the view for a terminal with so many columns.
+func (v regionsView) lines(s style, width int) []string {
+	t := terminal.NewTable(terminal.Column{Name: "region", Text: true}, number("share"), number("wanted"), number("admitted"), number("denied"),
+		number("tokens"))
 	for _, r := range v.regions {
-		fmt.Fprintf(t, "%s\t%.0f/s\t%d/s\t%s\t%s\t%d\t\n", r.name, r.share.rate, r.wants, perSecond(r.lately.admitted), perSecond(r.lately.denied), r.share.tokens)
+		t.Row(r.name, fmt.Sprintf("%.0f/s", r.share.rate), fmt.Sprintf("%d/s", r.wants), perSecond(r.lately.admitted),
+			perSecond(r.lately.denied), r.share.tokens)
 	}
-	_ = t.Flush() // a strings.Builder doesn't fail
-	table := strings.Split(strings.TrimRight(b.String(), "\n"), "\n")
+	table := tableLines(t, width)
 	lines := []string{fmt.Sprintf("%5s  %s", seconds(v.elapsed), s.bold(v.who())), s.dim(table[0])}
 	for i, r := range v.regions {
 		full := min(barWidth, max(0, int(r.share.rate*barWidth/sharedRate+0.5)))
-		bar := s.green(strings.Repeat("█", full)) + s.dim(strings.Repeat("·", barWidth-full))
-		lines = append(lines, strings.TrimRight(table[i+1]+" "+bar+" "+s.red(r.state()), " "))
+		line := table[i+1] + "  " + s.green(strings.Repeat("█", full)) + s.dim(strings.Repeat("·", barWidth-full))
+		switch state := r.state(); {
+		case state != "" && 0 < width && width < wide:
+			line = table[i+1] + "  " + s.red(state)
+		case state != "":
+			line += "  " + s.red(state)
+		}
+		lines = append(lines, line)
 	}
-	return append(lines, "       "+v.sums())
+	for _, l := range terminal.Wrap(v.sums(), width-len(indent)) {
+		lines = append(lines, indent+l)
+	}
+	return lines
 }
 
 func (v regionsView) who() string {

@@ -59,7 +59,7 @@ func Run(ctx context.Context, o Options) (err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	p := &playground{opts: o, environ: environ(o.Environ, o.Redis != "", len(o.Etcd) > 0)}
-	p.screen = &screen{out: o.Out, terminal: o.Terminal, style: style(o.Terminal && o.Color), failed: cancel}
+	p.screen = newScreen(o.Out, o.Screen, cancel)
 	if p.dir, err = os.MkdirTemp("", "refiller-dev-"); err != nil {
 		return fmt.Errorf("dev: make a directory: %w", err)
 	}
@@ -193,7 +193,7 @@ func (p *playground) introduce(active *replica) {
 	for _, r := range p.replicas {
 		i.replicas = append(i.replicas, replicaLine{r.name, r.url(), r.pid()})
 	}
-	p.screen.println(i.lines(p.screen.style)...)
+	p.screen.println(i.lines(p.screen.style, p.screen.width())...)
 }
 
 // summary is the last word.

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/tokenrefill/refiller/internal/terminal"
 )
 
 // plainEvery is how often the status is printed where it can't be rewritten.
@@ -15,7 +17,8 @@ const plainEvery = 5 * time.Second
 // safe for concurrent use.
 type screen struct {
 	out      io.Writer
-	terminal bool
+	rewrites bool       // the status is written over
+	width    func() int // columns; 0: no limit
 	style    style
 	failed   func(error) // is told that nobody reads any more
 
@@ -24,8 +27,12 @@ type screen struct {
 	printed time.Time // when the status was last printed as a line
 }
 
-// Autowrap is off while the status is written: a line that is wider than the terminal is cut instead of taking two rows,
-// which moving the cursor up would miss.
+func newScreen(out io.Writer, s terminal.Screen, failed func(error)) *screen {
+	return &screen{out: out, rewrites: s.Rewrites(), width: s.Width, style: style(s.Colors()), failed: failed}
+}
+
+// Autowrap is off while the status is written: a terminal that became narrower since shows no line on two rows, which
+// moving the cursor up would miss.
 const (
 	wrapOff = "\x1b[?7l"
 	wrapOn  = "\x1b[?7h"
@@ -42,7 +49,7 @@ func (s *screen) println(lines ...string) {
 func (s *screen) show(now time.Time, lines []string, short string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !s.terminal {
+	if !s.rewrites {
 		if now.Sub(s.printed) >= plainEvery {
 			s.printed = now
 			s.write(short + "\n")
@@ -74,7 +81,11 @@ func (s *screen) draw() string {
 	if len(s.status) == 0 {
 		return ""
 	}
-	return wrapOff + strings.Join(s.status, "\n") + "\n" + wrapOn
+	width, lines := s.width(), make([]string, len(s.status))
+	for i, l := range s.status {
+		lines[i] = terminal.Cut(l, width)
+	}
+	return wrapOff + strings.Join(lines, "\n") + "\n" + wrapOn
 }
 
 func (s *screen) write(text string) {

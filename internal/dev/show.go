@@ -35,7 +35,7 @@ func (p *playground) show(ctx context.Context) {
 		v.rate = v.total.per(before, time.Since(at))
 		before, at = v.total, time.Now()
 		if ctx.Err() == nil {
-			p.screen.show(at, v.lines(p.screen.style), v.short())
+			p.screen.show(at, v.lines(p.screen.style, p.screen.width()), v.short())
 		}
 	}
 }

@@ -4,10 +4,10 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/tokenrefill/refiller/internal/config"
+	"github.com/tokenrefill/refiller/internal/terminal"
 	"github.com/tokenrefill/refiller/policy"
 )
 
@@ -29,47 +29,57 @@ type replicaLine struct {
 	pid       int
 }
 
-func (i introduction) lines(s style) []string {
+// lines is the introduction for a terminal with so many columns.
+func (i introduction) lines(s style, width int) []string {
 	what := map[bool]string{true: "embedded", false: "yours"}
-	var b strings.Builder
-	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(&b)
-	fmt.Fprintf(t, "  store\t%s\t%s\n", i.redis, what[i.embeddedRedis])
+	servers := terminal.NewTable(terminal.Column{}, terminal.Column{}, terminal.Column{Text: true})
+	servers.Row("  store", i.redis, what[i.embeddedRedis])
 	if len(i.etcd) > 0 {
-		fmt.Fprintf(t, "  etcd\t%s\t%s; the replicas elect their leader there\n", strings.Join(i.etcd, ","), what[i.embeddedEtcd])
+		servers.Row("  etcd", strings.Join(i.etcd, ","), what[i.embeddedEtcd]+", elects the leader")
 	}
 	for _, r := range i.replicas {
-		fmt.Fprintf(t, "  %s\t%s\tpid %d\n", r.name, r.url, r.pid)
+		servers.Row("  "+r.name, r.url, fmt.Sprintf("pid %d", r.pid))
 	}
-	fmt.Fprintf(t, "  logs\t%s\n\n", i.logs)
-	fmt.Fprintln(t, "  BUCKET\tCAPACITY\tREFILL")
+	buckets := terminal.NewTable(terminal.Column{Name: "  BUCKET", Text: true}, number("CAPACITY"), terminal.Column{Name: "REFILL", Text: true},
+		number("DEMAND"))
 	for _, bucket := range i.buckets {
 		note := ""
 		for _, d := range demands {
 			if d.key == bucket.Key && d.key == watched {
-				note = fmt.Sprintf("the demo consumer asks for %d/s", d.tokens*int64(time.Second/d.every))
+				note = fmt.Sprintf("%d/s", d.tokens*int64(time.Second/d.every))
 			}
 		}
-		fmt.Fprintf(t, "  %s\t%d\t%s\t%s\n", bucket.Key, bucket.Policy.Capacity, schedule(bucket), note)
+		buckets.Row("  "+bucket.Key, bucket.Policy.Capacity, schedule(bucket), note)
 	}
-	_ = t.Flush() // a strings.Builder doesn't fail
-	lines := strings.Split(strings.TrimRight(b.String(), "\n"), "\n")
-	for n, l := range lines {
-		lines[n] = strings.TrimRight(l, " ")
-	}
-
 	to := " --redis " + i.redis
+	lines := []string{""}
+	lines = append(lines, tableLines(servers, width)...)
+	lines = append(lines, "  logs  "+i.logs, "")
+	lines = append(lines, tableLines(buckets, width)...)
 	lines = append(lines, "", s.bold("In a second terminal, try"),
 		"  go run ./cmd/consumer take mail -n 5"+to,
 		"  go run ./cmd/consumer take "+watched+to,
-		"  go run ./cmd/consumer take "+anyUser+to+"   "+s.dim("# or any other user: a template makes their buckets"),
+		"  "+s.dim("# one of a template's buckets: any other user has one too"),
+		"  go run ./cmd/consumer take "+anyUser+to,
 		"  go run ./cmd/refiller status --addr "+i.replicas[0].url,
-		fmt.Sprintf("  kill -9 %d   %s", i.victim, s.dim("# it refills: see how soon another one does")))
+		"  "+s.dim("# it refills: see how soon another one does"),
+		fmt.Sprintf("  kill -9 %d", i.victim))
 	if i.killEvery > 0 {
-		lines = append(lines, "", fmt.Sprintf("Every %s the replica that refills is killed. The gap is from its last refill to the next one, as the store tells it.", i.killEvery))
+		lines = append(append(lines, ""), terminal.Wrap(fmt.Sprintf("Every %s the replica that refills is killed. The gap is from its last "+
+			"refill to the next one, as the store tells it.", i.killEvery), width)...)
 	}
 	return append(lines, "", s.bold("Ctrl-C")+" stops everything and removes its files.", "")
 }
+
+// tableLines are the lines of a table.
+func tableLines(t *terminal.Table, width int) []string {
+	var b strings.Builder
+	_ = t.Write(&b, width) // a strings.Builder doesn't fail
+	return strings.Split(strings.TrimSuffix(b.String(), "\n"), "\n")
+}
+
+// number is a column of numbers.
+func number(name string) terminal.Column { return terminal.Column{Name: name, Right: true} }
 
 // schedule says when a bucket gets how many tokens.
 func schedule(b config.Bucket) string {
@@ -104,8 +114,11 @@ type level struct {
 	tokens, capacity int64
 }
 
-// lines is the view for a terminal.
-func (v view) lines(s style) []string {
+// indent stands before the lines that follow the first one of a view.
+const indent = "       "
+
+// lines is the view for a terminal with so many columns.
+func (v view) lines(s style, width int) []string {
 	if v.store != nil {
 		return []string{fmt.Sprintf("%5s  %s", seconds(v.elapsed), s.red("the store doesn't answer: "+v.store.Error()))}
 	}
@@ -113,14 +126,17 @@ func (v view) lines(s style) []string {
 	for i, l := range v.levels {
 		levels[i] = l.key + " " + s.mark(l.color(), fmt.Sprintf("%d/%d", l.tokens, l.capacity))
 	}
-	lines := []string{
-		fmt.Sprintf("%5s  %s", seconds(v.elapsed), s.bold(v.who)),
-		"       " + strings.Join(levels, "  "),
-		fmt.Sprintf("       %s: index %d, %s admitted, %s denied%s", watched, v.index, s.green(perSecond(v.rate.admitted)), perSecond(v.rate.denied), v.failures()),
-		"       " + v.held(s),
+	lines := []string{fmt.Sprintf("%5s  %s", seconds(v.elapsed), s.bold(v.who))}
+	if width > 0 {
+		width = max(1, width-len(indent))
 	}
+	for _, l := range terminal.Flow(levels, "  ", width) {
+		lines = append(lines, indent+l)
+	}
+	lines = append(lines, fmt.Sprintf("%s%s: index %d, %s admitted, %s denied%s", indent, watched, v.index,
+		s.green(perSecond(v.rate.admitted)), perSecond(v.rate.denied), v.failures()), indent+v.held(s))
 	if v.kills > 0 {
-		lines = append(lines, "       refill gap: "+gapSummary(v.p50, v.longest, v.kills))
+		lines = append(lines, indent+"refill gap: "+gapSummary(v.p50, v.longest, v.kills))
 	}
 	return lines
 }

@@ -31,8 +31,8 @@ func TestAViewHasAFewLinesOnATerminal(t *testing.T) {
 		"       checkout: index 640, 498/s admitted, 102/s denied",
 		"       33,000 tokens admitted of at most 33,551",
 		"       refill gap: p50 203 ms, max 215 ms over 2 kills",
-	}, someView().lines(false))
-	colored := strings.Join(someView().lines(true), "\n")
+	}, someView().lines(false, 0))
+	colored := strings.Join(someView().lines(true, 0), "\n")
 	require.Contains(t, colored, "checkout \x1b[31m12/1000\x1b[0m  mail \x1b[32m20/20\x1b[0m  llm-tokens \x1b[33m30000/60000\x1b[0m")
 }
 
@@ -42,7 +42,7 @@ func TestAViewHasOneLineElsewhere(t *testing.T) {
 		" | 498/s admitted, 102/s denied | 33,000 tokens admitted of at most 33,551", someView().short())
 	v := view{elapsed: 9 * time.Second, store: errors.New("gone")}
 	require.Equal(t, "   9s  the store doesn't answer: gone", v.short())
-	require.Equal(t, []string{v.short()}, v.lines(false))
+	require.Equal(t, []string{v.short()}, v.lines(false, 80))
 }
 
 func TestMoreThanTheBoundIsSaid(t *testing.T) {
@@ -73,25 +73,25 @@ func TestTheIntroductionSaysWhatRunsAndWhatToType(t *testing.T) {
 		replicas: []replicaLine{{"replica-1", "http://127.0.0.1:19090", 41}, {"replica-2", "http://127.0.0.1:19091", 42}},
 		logs:     "/tmp/x", buckets: cfg.Buckets, victim: 42, killEvery: 5 * time.Second,
 	}
-	text := strings.Join(i.lines(false), "\n")
+	text := strings.Join(i.lines(false, 80), "\n")
 	for _, line := range []string{
 		"  store      redis://127.0.0.1:16379  embedded\n",
-		"  etcd       http://127.0.0.1:12379   yours; the replicas elect their leader there\n",
+		"  etcd       http://127.0.0.1:12379   yours, elects the leader\n",
 		"  replica-2  http://127.0.0.1:19091   pid 42\n",
-		"  logs       /tmp/x\n",
-		"the demo consumer asks for 600/s\n",
-		"  digest        5         5 every 10s\n",
+		"  logs  /tmp/x\n",
+		"  checkout          1000  500/s                       600/s\n",
+		"  digest               5  5 every 10s\n",
 		"  go run ./cmd/consumer take checkout --redis redis://127.0.0.1:16379\n",
-		"  go run ./cmd/consumer take user:42 --redis redis://127.0.0.1:16379   # or any other user",
+		"  go run ./cmd/consumer take user:42 --redis redis://127.0.0.1:16379\n",
 		"  go run ./cmd/refiller status --addr http://127.0.0.1:19090\n",
-		"  kill -9 42 ",
+		"  kill -9 42\n",
 		"Every 5s the replica that refills is killed.",
 	} {
 		require.Contains(t, text, line)
 	}
 	require.NotContains(t, text, "\x1b")
 	i.etcd, i.killEvery = nil, 0
-	text = strings.Join(i.lines(false), "\n")
+	text = strings.Join(i.lines(false, 80), "\n")
 	require.NotContains(t, text, "etcd")
 	require.NotContains(t, text, "Every 5s")
 }
@@ -106,7 +106,7 @@ func TestNumbersAreGroupedByThousands(t *testing.T) {
 func TestATerminalsStatusIsRewrittenBelowTheLinesThatStay(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
-	s := &screen{out: &out, terminal: true, failed: func(err error) { t.Errorf("write: %v", err) }}
+	s := &screen{out: &out, rewrites: true, width: func() int { return 0 }, failed: func(err error) { t.Errorf("write: %v", err) }}
 	draw := func(text string) string { return wrapOff + text + wrapOn }
 	next := func() string { defer out.Reset(); return out.String() }
 

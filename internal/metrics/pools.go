@@ -41,6 +41,8 @@ var (
 	descPoolWrites       = desc("pool_share_writes_total", "Regions' shares that this replica has written as the coordinator.")
 	descPoolRefused      = desc("pool_share_writes_refused_total", "Transactions of this replica as the coordinator that etcd refused, since a share had changed.")
 	descPoolErrors       = desc("pool_coordinator_errors_total", "Requests to etcd of this replica as the coordinator that failed.")
+	descPoolUnread       = desc("pool_unreadable_records", "Records in etcd that this replica as the coordinator can't read: until it can, shares stay as they are.")
+	descPoolTooLarge     = desc("pool_shares_too_large_total", "Regions' shares that this replica as the coordinator did not write, since etcd would refuse them.")
 	descPoolLimit        = desc("pool_limit_tokens_per_second", "The pool's rate. Only from the coordinator.", "pool")
 	descPoolClaimed      = desc("pool_claimed_tokens_per_second", "The most that all regions may be using together. Only from the coordinator.", "pool")
 	descPoolWanted       = desc("pool_wanted_tokens_per_second", "What all regions could use together. Only from the coordinator.", "pool")
@@ -69,6 +71,8 @@ func (s *PoolState) collect(gauge, count func(*prometheus.Desc, float64, ...stri
 	count(descPoolWrites, float64(s.Coordinator.Writes))
 	count(descPoolRefused, float64(s.Coordinator.Refused))
 	count(descPoolErrors, float64(s.Coordinator.Errors))
+	gauge(descPoolUnread, float64(s.Coordinator.Unread))
+	count(descPoolTooLarge, float64(s.Coordinator.TooLarge))
 	for i, name := range slices.Sorted(maps.Keys(s.Sums)) {
 		if i == MaxPools {
 			break

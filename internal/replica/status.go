@@ -91,7 +91,14 @@ func (r *Replica) conflicts() admin.Conflicts {
 		c.Total++
 	}
 	r.mu.Unlock()
-	if r.pools != nil && r.pools.agent.State().Conflict {
+	if r.pools == nil {
+		return c
+	}
+	switch s := r.pools.agent.State(); {
+	case s.Unread != "":
+		c.Pools = "the pools in etcd can't be read and stay in force: " + s.Unread
+		c.Total++
+	case s.Conflict:
 		c.Pools = "other pools are in force under this version"
 		c.Total++
 	}
@@ -189,6 +196,9 @@ func (r *Replica) bucket(ctx context.Context, b config.Bucket, version int64) ad
 	file := b.Policy.Terms(policy.Fence{})
 	if t, ok := r.tally.Bucket(b.Key); ok && time.Since(t.Won) < max(recent, 3*b.Policy.Interval) {
 		out.Taken, out.Dry = &t.TakeRate, &t.Dry
+	}
+	for _, p := range r.tally.Trend(b.Key, time.Now()) {
+		out.Trend = append(out.Trend, admin.TrendPoint(p))
 	}
 	p, err := lua.Peek(ctx, r.rdb, b.Key, 1)
 	if err != nil {

@@ -76,6 +76,7 @@ type bucket struct {
 	mine     bool           // this replica made the last refill that it knows of
 	version  policy.Version // at the last answer
 	terms    policy.Terms   // in force at the last answer; zero if this replica doesn't know them
+	trend    *trend         // nil: the bucket has none
 }
 
 // New makes a Tally without buckets.
@@ -91,6 +92,9 @@ func (t *Tally) Configure(buckets []refill.Bucket) {
 		b := t.buckets[c.Key]
 		if b == nil {
 			b = &bucket{}
+		}
+		if b.trend == nil && len(next) < maxTrends {
+			b.trend = &trend{}
 		}
 		terms := c.Policy.Terms(policy.Fence{})
 		b.Capacity, b.interval = terms.Capacity, time.Duration(terms.Interval)*time.Microsecond
@@ -108,7 +112,7 @@ func (t *Tally) Observe(e refill.Event) Refill {
 		return Refill{}
 	}
 	var r Refill
-	o := e.Outcome
+	o, taken := e.Outcome, b.Taken
 	if o.Status.Wrote() {
 		r = b.won(e)
 		if r.TookOver {
@@ -118,6 +122,9 @@ func (t *Tally) Observe(e refill.Event) Refill {
 		b.mine = b.mine && o.Version == b.version
 	}
 	b.known, b.version, b.Tokens, b.Held, b.Seen = true, o.Version, o.Tokens, o.Outstanding, e.Replied
+	if b.trend != nil && b.Capacity > 0 {
+		b.trend.add(e.Replied, float64(o.Tokens)/float64(b.Capacity), b.Taken-taken)
+	}
 	b.Conflict = o.Conflict
 	b.terms, b.Outdated = policy.Terms{}, false
 	if e.Call.Terms != nil {

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/tokenrefill/refiller/internal/testenv"
@@ -16,9 +17,9 @@ import (
 
 var lookPath = exec.LookPath
 
-// crowd is three replicas in election mode etcd with a thousand buckets, and
+// thousand is three replicas in election mode etcd with a thousand buckets, and
 // load on one.
-func crowd(t *testing.T) []*node {
+func thousand(t *testing.T) ([]*node, *redis.Client) {
 	t.Helper()
 	server, etcd := testenv.Redis(t), testenv.Etcd(t, 1)
 	var config strings.Builder
@@ -35,14 +36,16 @@ func crowd(t *testing.T) []*node {
 	rdb := server.Client()
 	eventually(t, func() bool { _, err := lua.Peek(t.Context(), rdb, "tenant:0995", 1); return err == nil }, patience, 20*time.Millisecond)
 	consume(t, rdb, "checkout")
-	return nodes
+	return nodes, rdb
 }
 
 func TestTheStatusPageInARealBrowser(t *testing.T) {
-	nodes := crowd(t)
+	nodes, rdb := thousand(t)
 	old := leader(t, nodes)
 	old.Kill()
 	n := leader(t, nodes)
+	require.NoError(t, rdb.Del(t.Context(), "partner-api").Err())
+	require.NoError(t, rdb.RPush(t.Context(), "partner-api", "a list where tokens should be").Err())
 	b := openBrowser(t)
 	url := "http://" + n.addr + "/"
 
@@ -61,6 +64,9 @@ func TestTheStatusPageInARealBrowser(t *testing.T) {
 	require.Contains(t, text, "ago", "the take-over is shown with its gap")
 
 	b.until(`document.getElementById("alive").innerText.includes("(this one)") && document.querySelectorAll("#alive tbody tr").length >= 2`)
+
+	// The trend of a bucket that is taken from has an area and a line.
+	b.until(`document.querySelector("tr[data-key=checkout] .trend .area")?.getAttribute("d") && document.querySelector("tr[data-key=checkout] .trend .line").getAttribute("d").includes("L")`)
 
 	// Live: numbers move without a reload of the page.
 	b.eval(`window.stays = 1; window.was = document.querySelector("tr[data-key=checkout]").innerText`, nil)
@@ -81,8 +87,8 @@ func TestTheStatusPageInARealBrowser(t *testing.T) {
 	b.until(`document.querySelector("#rows tr")?.dataset.key == "tenant:0950"`)
 
 	b.open(url+"?sort=fill", 1280, 900, "dark")
-	// The emptiest first; a bucket that Redis was too busy to tell of has no bar.
-	b.until(`(() => { const p = [...document.querySelectorAll("#rows progress")].map(p => p.value / p.max); return p.length == 50 && p.every((v, i) => !i || v >= p[i-1]); })()`)
+	// The emptiest first; the malformed bucket has no bar.
+	b.until(`(() => { const p = [...document.querySelectorAll("#rows progress")].map(p => p.value / p.max); return p.length >= 49 && p.every((v, i) => !i || v >= p[i-1]); })()`)
 	b.shot("dark-by-fill")
 	b.open(url, 1280, 900, "dark")
 	var dark string
@@ -90,11 +96,15 @@ func TestTheStatusPageInARealBrowser(t *testing.T) {
 	require.Equal(t, "rgb(20, 23, 28)", dark)
 	b.shot("dark")
 
-	b.open(url, 360, 740, "light")
-	var out []string
-	b.eval(`[...document.querySelectorAll("body *")].filter(e => !e.classList.contains("skip") && e.getBoundingClientRect().right > 360).map(e => e.outerHTML.slice(0, 80))`, &out)
-	require.Empty(t, out, "nothing sticks out at 360 px")
-	b.shot("phone")
+	for _, width := range []int{2560, 1280, 1024, 768, 360} {
+		b.open(url, width, 900, "light")
+		b.until(`document.querySelector("#rows .fault")?.innerText.includes("malformed")`)
+		var out []string
+		b.eval(fmt.Sprintf(`[...document.querySelectorAll("body *")].filter(e => !e.closest("svg") && !e.classList.contains("skip") &&
+			e.getBoundingClientRect().right > %d).map(e => e.outerHTML.slice(0, 80))`, width), &out)
+		require.Empty(t, out, "nothing sticks out at %d px", width)
+		b.shot(fmt.Sprintf("%dpx", width))
+	}
 	b.eval(`document.getElementById("buckets").scrollIntoView()`, nil)
 	b.shot("phone-buckets")
 

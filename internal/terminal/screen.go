@@ -1,0 +1,105 @@
+package terminal
+
+import (
+	"io"
+	"os"
+	"strconv"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/charmbracelet/x/ansi"
+	"golang.org/x/term"
+)
+
+// minWidth is the narrowest width that text is fitted to.
+const minWidth = 20
+
+// Screen is what a program writes to. The zero value is no terminal.
+type Screen struct {
+	file    *os.File // nil: not a terminal
+	dumb    bool
+	noColor bool
+}
+
+// Of tells what w is; environ decides whether it understands escape sequences (TERM) and shows colours (NO_COLOR, see
+// https://no-color.org).
+func Of(w io.Writer, environ map[string]string) Screen {
+	f, ok := w.(*os.File)
+	if !ok || !term.IsTerminal(int(f.Fd())) {
+		return Screen{}
+	}
+	return Screen{file: f, dumb: environ["TERM"] == "dumb", noColor: environ["NO_COLOR"] != ""}
+}
+
+// Rewrites tells whether what was written can be written over, by escape sequences.
+func (s Screen) Rewrites() bool { return s.file != nil && !s.dumb }
+
+// Colors tells whether colours are wanted.
+func (s Screen) Colors() bool { return s.Rewrites() && !s.noColor }
+
+// Width is how many columns there are at the moment; 0 if there is no limit.
+func (s Screen) Width() int {
+	if s.file == nil {
+		return 0
+	}
+	width, _, err := term.GetSize(int(s.file.Fd()))
+	if err != nil || width <= 0 {
+		return 0
+	}
+	return max(minWidth, width)
+}
+
+// Text is s as it can be shown: as it is, or quoted if a character of it can't be printed, so that a name neither
+// colours a terminal nor moves its cursor.
+func Text(s string) string {
+	for _, r := range s {
+		if r == utf8.RuneError || !strconv.IsPrint(r) {
+			return strconv.Quote(s)
+		}
+	}
+	return s
+}
+
+// Cut shortens a line to width columns, with an ellipsis; a number is left out as a whole, so that none is read that
+// isn't there. Escape sequences take no room and stay. A width of 0 cuts nothing.
+func Cut(line string, width int) string {
+	if width <= 0 || ansi.StringWidth(line) <= width {
+		return line
+	}
+	plain := ansi.Strip(line)
+	head := ansi.Truncate(plain, width-1, "")
+	if next, _ := utf8.DecodeRuneInString(plain[len(head):]); inNumber(next) {
+		head = strings.TrimRightFunc(head, inNumber)
+	}
+	return ansi.Truncate(line, ansi.StringWidth(head)+1, "…")
+}
+
+// inNumber tells whether a character may be within a number.
+func inNumber(r rune) bool { return unicode.IsDigit(r) || strings.ContainsRune(".,-%/", r) }
+
+// Flow puts items beside each other, as many on a line of width columns as go there whole.
+func Flow(items []string, separator string, width int) []string {
+	var lines []string
+	for _, item := range items {
+		last := len(lines) - 1
+		if last < 0 || width > 0 && ansi.StringWidth(lines[last]+separator+item) > width {
+			lines = append(lines, item)
+		} else {
+			lines[last] += separator + item
+		}
+	}
+	return lines
+}
+
+// Wrap breaks text into lines of at most width columns, between words as far as it can. A width of 0 breaks nothing.
+func Wrap(text string, width int) []string {
+	if width <= 0 {
+		return []string{text}
+	}
+	lines := strings.Split(ansi.Wrap(text, width, " "), "\n")
+	for i := range lines {
+		lines[i] = strings.Trim(lines[i], " ")
+	}
+	return lines
+}

@@ -1,0 +1,178 @@
+package terminal
+
+import (
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/charmbracelet/x/ansi"
+)
+
+const (
+	gap        = 2 // columns between two cells
+	minCutCell = 8 // columns of text that is cut
+)
+
+// Column is a column of a table.
+type Column struct {
+	Name  string
+	Right bool // its cells are numbers, and stand at the right
+	Text  bool // its cells may be cut
+	// Spare tells when the column is left out of a table that is too wide even with its texts cut: 0 never, otherwise the
+	// higher, the sooner.
+	Spare int
+}
+
+// Table is rows of cells below each other.
+type Table struct {
+	columns []Column
+	rows    []row
+}
+
+type row struct {
+	cells []string
+	rest  string // instead of the cells that are missing
+}
+
+// NewTable makes a table. One whose columns have no names has no heading.
+func NewTable(columns ...Column) *Table { return &Table{columns: columns} }
+
+// Row adds a row: a cell for each column, as fmt.Sprint writes it.
+func (t *Table) Row(cells ...any) {
+	r := row{cells: make([]string, len(cells))}
+	for i, c := range cells {
+		r.cells[i] = Text(fmt.Sprint(c))
+	}
+	t.rows = append(t.rows, r)
+}
+
+// Note adds a row with a first cell and text across all the other columns.
+func (t *Table) Note(first, text string) {
+	t.rows = append(t.rows, row{cells: []string{Text(first)}, rest: Text(text)})
+}
+
+// Write writes the table within width columns, 0 for as many as it takes.
+func (t *Table) Write(w io.Writer, width int) error {
+	rows := t.rows
+	if t.headed() {
+		names := make([]string, len(t.columns))
+		for i, c := range t.columns {
+			names[i] = c.Name
+		}
+		rows = append([]row{{cells: names}}, rows...)
+	}
+	widths := t.fit(rows, width)
+	var b strings.Builder
+	for _, r := range rows {
+		b.WriteString(Cut(t.line(r, widths), width))
+		b.WriteByte('\n')
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+func (t *Table) headed() bool {
+	for _, c := range t.columns {
+		if c.Name != "" {
+			return true
+		}
+	}
+	return false
+}
+
+// fit finds the widths of the columns; one that is left out has 0.
+func (t *Table) fit(rows []row, width int) []int {
+	widths := make([]int, len(t.columns))
+	for _, r := range rows {
+		for i, cell := range r.cells {
+			widths[i] = max(widths[i], ansi.StringWidth(cell))
+		}
+	}
+	for width > 0 && total(widths) > width {
+		if widest := t.widestText(widths); widest >= 0 {
+			widths[widest]--
+		} else if spare := t.mostSpare(widths); spare >= 0 {
+			widths[spare] = 0
+		} else {
+			break
+		}
+	}
+	return widths
+}
+
+// widestText is the widest column that may be cut further, -1 if there is none.
+func (t *Table) widestText(widths []int) int {
+	widest := -1
+	for i, c := range t.columns {
+		if c.Text && widths[i] > minCutCell && (widest < 0 || widths[i] > widths[widest]) {
+			widest = i
+		}
+	}
+	return widest
+}
+
+// mostSpare is the next column to leave out, -1 if none may be.
+func (t *Table) mostSpare(widths []int) int {
+	spare := -1
+	for i, c := range t.columns {
+		if c.Spare > 0 && widths[i] > 0 && (spare < 0 || c.Spare > t.columns[spare].Spare) {
+			spare = i
+		}
+	}
+	return spare
+}
+
+func total(widths []int) int {
+	sum := -gap
+	for _, w := range widths {
+		if w > 0 {
+			sum += w + gap
+		}
+	}
+	return sum
+}
+
+func (t *Table) line(r row, widths []int) string {
+	var cells []string
+	for i, cell := range r.cells {
+		if widths[i] == 0 {
+			continue
+		}
+		cell = Cut(cell, widths[i])
+		pad := strings.Repeat(" ", max(0, widths[i]-ansi.StringWidth(cell)))
+		if t.columns[i].Right {
+			cell = pad + cell
+		} else {
+			cell += pad
+		}
+		cells = append(cells, cell)
+	}
+	if r.rest != "" {
+		cells = append(cells, r.rest)
+	}
+	return strings.TrimRight(strings.Join(cells, strings.Repeat(" ", gap)), " ")
+}
+
+// Pair is a name and what is said of it.
+type Pair struct{ Name, Text string }
+
+// WritePairs writes pairs as a list within width columns, 0 for as many as it takes: names to the left, and texts, which
+// are broken between words, beside them. A pair without a name goes on with the one before.
+func WritePairs(w io.Writer, width int, pairs []Pair) error {
+	names := 0
+	for _, p := range pairs {
+		names = max(names, ansi.StringWidth(p.Name))
+	}
+	var b strings.Builder
+	for _, p := range pairs {
+		b.WriteString(p.Name + strings.Repeat(" ", names-ansi.StringWidth(p.Name)+gap))
+		room := 0
+		if width > 0 {
+			room = max(minWidth, width-names-gap)
+		}
+		b.WriteString(strings.Join(Wrap(p.Text, room), "\n"+strings.Repeat(" ", names+gap)))
+		b.WriteByte('\n')
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}

@@ -1,0 +1,91 @@
+package pool
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// smallEtcd is a registry that refuses what etcd would: more than 1.5 MiB in a request.
+type smallEtcd struct {
+	registry // the rest isn't called
+	shares   map[string]string
+}
+
+func (s *smallEtcd) commit(_ context.Context, _ office, writes []write) (int64, verdict, error) {
+	size := 0
+	for _, w := range writes {
+		size += len(w.key) + len(w.value)
+	}
+	if size > 3<<19 {
+		return 0, conflict, fmt.Errorf("etcdserver: request is too large: %d bytes", size)
+	}
+	for _, w := range writes {
+		s.shares[w.key] = w.value
+	}
+	return 1, committed, nil
+}
+
+func TestARegionWhoseShareIsTooLargeStopsNobodyElse(t *testing.T) {
+	t.Parallel()
+	etcd := &smallEtcd{shares: map[string]string{}}
+	c := newCoordinator(etcd, DefaultTiming(), hclog.NewNullLogger())
+	term := newTenure(c, office{epoch: 7})
+	offered := func(pool, region string) {
+		l := term.ledgers[pool]
+		if l == nil {
+			l = newLedger(pool)
+			term.ledgers[pool], term.order = l, nil
+		}
+		terms := l.terms(5, 1, 100)
+		terms.Fence = term.nextFence()
+		l.account(region).add(offer{terms: terms})
+		term.dirty[region] = true
+	}
+	for i := range 40_000 {
+		offered(fmt.Sprintf("pool-with-a-long-name-%05d", i), "large")
+	}
+	offered("payments", "alive")
+	offered("payments", "zone")
+	require.NoError(t, term.publish(t.Context()))
+	require.Contains(t, etcd.shares, shareKeys+"alive")
+	require.Contains(t, etcd.shares, shareKeys+"zone")
+	require.NotContains(t, etcd.shares, shareKeys+"large")
+	require.EqualValues(t, 1, c.Stats().TooLarge)
+}
+
+func TestOffersThatNobodyAcknowledgesAreMergedAcrossUnits(t *testing.T) {
+	t.Parallel()
+	a := &account{}
+	units := []unit{{per: 1_000_000}, {per: 999_999}}
+	most := claim{}
+	for i := range 600 {
+		terms := policy.Terms{
+			Fence: policy.Fence{Epoch: 1, Seq: int64(i + 1)}, Per: units[i/100%2].per, Tokens: int64(i % 7), GrantTokens: int64(100 + i%13),
+			GrantEra: 9, Capacity: int64(50 + i%5),
+		}
+		a.add(offer{terms: terms, until: time.Unix(int64(i), 0)})
+		most.add(units[0], terms)
+	}
+	require.LessOrEqual(t, len(a.offers), maxOffers)
+	claimed, _ := a.claims(units[0])
+	require.GreaterOrEqual(t, claimed.rate, most.rate, "what may be in force is counted")
+	require.GreaterOrEqual(t, claimed.floor, most.floor)
+	require.LessOrEqual(t, claimed.rate, most.rate+6, "but for the rounding of a conversion for each change of the unit")
+}
+
+func TestAFenceGivesARegionNoPartInOtherPools(t *testing.T) {
+	t.Parallel()
+	l := newLedger("payments")
+	l.configure(new(simPool("payments")))
+	l.fence("mars", true)
+	require.NotContains(t, l.accounts, "mars")
+	l.fence("eu", true)
+	require.True(t, l.accounts["eu"].fenced)
+}

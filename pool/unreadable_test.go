@@ -1,0 +1,146 @@
+package pool
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// tamper changes a key of etcd as somebody else would who writes there: an operator, or a later release.
+func (w *world) tamper(key string, change func(old string) (value string, deleted bool)) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.tampering = true
+	defer func() { w.tampering = false }()
+	w.revision++
+	value, deleted := change(w.keys[key].value)
+	w.set(key, value, deleted)
+	w.note("tampered with %s", key)
+}
+
+// withANumberMore is a share as a later release might write it: each of its grants has one number more.
+func withANumberMore(share string) (string, bool) {
+	lines := strings.Split(strings.TrimSuffix(share, "\n"), "\n")
+	for i := 1; i < len(lines); i++ {
+		lines[i] += " 1 1 1 1 1"
+	}
+	return strings.Join(lines, "\n") + "\n", false
+}
+
+func (w *world) killTheLeader() {
+	p := w.whoLeads()
+	p.kill()
+	w.startProc(p.region, p.name+"'")
+}
+
+// leads waits until a coordinator leads.
+func (w *world) leads(than *proc) *proc {
+	for range 200 {
+		if p := w.whoLeads(); p != nil && p != than {
+			return p
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	w.t.Fatal("nobody leads")
+	return nil
+}
+
+func total(rates map[string]float64) (sum float64) {
+	for _, r := range rates {
+		sum += r
+	}
+	return sum
+}
+
+func TestANewCoordinatorKeepsTheSharesOfPoolsWhoseSettingsAreGone(t *testing.T) {
+	for name, change := range map[string]func(string) (string, bool){
+		"Deleted":    func(string) (string, bool) { return "", true },
+		"Unreadable": func(string) (string, bool) { return `{"version": 9, "format": "of a later release"`, false },
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := live(t, 1, sabotage{}, func(w *world) {
+				w.demands(map[string]float64{"ap": 200, "eu": 600, "us": 400})
+				time.Sleep(20 * time.Second)
+				before, settings := w.rates(), w.keys[configKey].value
+				w.tamper(configKey, change)
+				old := w.whoLeads()
+				old.kill() // and isn't started again: a replica that starts proposes its settings
+				w.leads(old)
+				for range 45 {
+					time.Sleep(time.Second)
+					require.InDelta(w.t, total(before), total(w.rates()), 25, "what was granted is renewed:\n%s", strings.Join(w.events, "\n"))
+				}
+				require.Equal(w.t, 1, w.whoLeads().coordinator.Stats().Unread)
+				w.demands(map[string]float64{"ap": 1500, "eu": 0, "us": 0})
+				time.Sleep(10 * time.Second)
+				require.InDelta(w.t, before["ap"], w.rates()["ap"], 25, "nobody gets more")
+				w.tamper(configKey, func(string) (string, bool) { return settings, false })
+				time.Sleep(20 * time.Second)
+				require.Zero(w.t, w.whoLeads().coordinator.Stats().Unread)
+			})
+			require.Empty(t, o.violation, strings.Join(o.events, "\n"))
+			require.Empty(t, o.checkEnd(), "shares follow demand again")
+		})
+	}
+}
+
+// A share that can't be read grants its region something that nobody else may get, also while the region is cut off.
+func TestAShareThatCannotBeReadIsNotGivenAway(t *testing.T) {
+	o := live(t, 1, sabotage{}, func(w *world) {
+		w.demands(map[string]float64{"ap": 0, "eu": 0, "us": 1500})
+		time.Sleep(20 * time.Second)
+		for _, p := range w.of("us") {
+			p.set(func() { p.etcd = fault{noRequest: true, noReply: true} })
+		}
+		tampered := ""
+		w.tamper(shareKeys+"us", func(old string) (string, bool) { tampered, _ = withANumberMore(old); return tampered, false })
+		w.demands(map[string]float64{"ap": 1500, "eu": 1500, "us": 1500})
+		w.killTheLeader()
+		time.Sleep(30 * time.Second)
+		require.Equal(w.t, tampered, w.keys[shareKeys+"us"].value, "it is replaced by nobody who can't read it")
+		w.tamper(shareKeys+"us", func(string) (string, bool) { return "", true })
+		for _, p := range w.of("us") {
+			p.set(func() { p.etcd = fault{} })
+		}
+		time.Sleep(40 * time.Second)
+	})
+	require.Empty(t, o.violation, strings.Join(o.events, "\n"))
+	require.Empty(t, o.checkEnd())
+}
+
+func TestAReplicaLeavesSettingsThatItCannotRead(t *testing.T) {
+	const later = `{"version": 9, "format": "of a later release"`
+	o := live(t, 1, sabotage{}, func(w *world) {
+		time.Sleep(10 * time.Second)
+		settings := w.keys[configKey].value
+		w.tamper(configKey, func(string) (string, bool) { return later, false })
+		p := w.startProc("eu", "eu-new")
+		time.Sleep(5 * time.Second)
+		require.Equal(w.t, later, w.keys[configKey].value)
+		require.NotEmpty(w.t, p.agent.State().Unread)
+		w.tamper(configKey, func(string) (string, bool) { return settings, false })
+		time.Sleep(10 * time.Second)
+	})
+	require.Empty(t, o.violation, strings.Join(o.events, "\n"))
+}
+
+// A coordinator that etcd keeps in office and refuses every write from makes room for another one before grants end.
+func TestACoordinatorThatCannotWriteResigns(t *testing.T) {
+	o := live(t, 1, sabotage{}, func(w *world) {
+		w.demands(map[string]float64{"ap": 200, "eu": 600, "us": 400})
+		time.Sleep(20 * time.Second)
+		old := w.whoLeads()
+		old.set(func() { old.etcd = fault{readOnly: true} })
+		began := time.Now()
+		w.leads(old)
+		require.LessOrEqual(w.t, time.Since(began), w.timing.Lease/3+3*time.Second)
+		for range 30 {
+			time.Sleep(time.Second)
+			require.Greater(w.t, total(w.rates()), 900.0, "no region falls to its floor:\n%s", strings.Join(w.events, "\n"))
+		}
+	})
+	require.Empty(t, o.violation, strings.Join(o.events, "\n"))
+	require.Empty(t, o.checkEnd())
+}
