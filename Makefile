@@ -146,7 +146,7 @@ fuzz: ## Every fuzz test for FUZZTIME
 	scripts/fuzz.sh $(FUZZTIME)
 
 .PHONY: config-docs
-config-docs: ## docs/configuration.md, its JSON Schema and that of the chart, from the structs that a configuration is decoded into
+config-docs: ## docs/configuration.md and the JSON Schemas, from the structs that a configuration is decoded into
 	go test -count=1 -run TestReferenceAndSchemaAreThoseOfTheStructs ./internal/config -args -write
 	go -C deploy test -count=1 -run TestTheSchemaOfValuesHoldsThatOfTheConfiguration ./k8s -args -write
 
@@ -197,7 +197,7 @@ run-test-deploy:
 GORELEASER := PATH="$(CURDIR)/$(BIN):$$PATH" go run github.com/goreleaser/goreleaser/v2@v2.13.3
 
 .PHONY: release release-snapshot
-release-snapshot: $(BIN)/sbom ## What a release consists of, in dist/: archives, checksums, SBOMs, image, chart; nothing is signed or published
+release-snapshot: $(BIN)/sbom ## A release in dist/: archives, checksums, SBOMs, image, chart; nothing is signed
 	$(GORELEASER) check
 	$(GORELEASER) release --snapshot --clean --skip=sign,publish
 	scripts/finish-snapshot.sh

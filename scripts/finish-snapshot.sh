@@ -1,6 +1,7 @@
 #!/bin/sh
-# Completes what GoReleaser has left in dist/ by the image and the chart, and tries all of it: every checksum, the programs
-# of this machine from their archive, the bills of materials, the image's two platforms. "make release-snapshot" runs it.
+# Completes what GoReleaser has left in dist/ by the image and the chart, and tries all of it: every checksum, the
+# programs of this machine from their archive, the bills of materials, the image's two platforms. "make
+# release-snapshot" runs it.
 set -eu
 cd "$(dirname "$0")/../dist"
 
@@ -10,7 +11,11 @@ os=$(go env GOOS) arch=$(go env GOARCH)
 go -C ../deploy run ./cmd/image -version "v$version" -o ../dist/image
 go -C ../deploy run ./cmd/chart -version "$version" -o ../dist
 
-if command -v sha256sum >/dev/null; then sha256sum --check --quiet checksums.txt; else shasum -a 256 --check --quiet checksums.txt; fi
+if command -v sha256sum >/dev/null; then
+	sha256sum --check --quiet checksums.txt
+else
+	shasum -a 256 --check --quiet checksums.txt
+fi
 for platform in linux_amd64 linux_arm64 darwin_amd64 darwin_arm64; do
 	grep -q "refiller_${version}_$platform.tar.gz\$" checksums.txt
 	for program in refiller consumer; do

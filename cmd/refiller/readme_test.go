@@ -26,7 +26,8 @@ func TestTheReadmesConfigurationAndCommandsAreGood(t *testing.T) {
 	require.NoError(t, err)
 	config := block(t, string(doc), "yaml", "## Use it")
 	var out bytes.Buffer
-	require.Equal(t, exitOK, run(t.Context(), []string{"check", "-"}, nil, strings.NewReader(config), &out, &out), out.String())
+	status := run(t.Context(), []string{"check", "-"}, nil, strings.NewReader(config), &out, &out)
+	require.Equal(t, exitOK, status, out.String())
 
 	commands := 0
 	for line := range strings.SplitSeq(block(t, string(doc), "sh", "## Use it"), "\n") {
@@ -37,7 +38,8 @@ func TestTheReadmesConfigurationAndCommandsAreGood(t *testing.T) {
 		}
 		commands++
 		out.Reset()
-		require.Equal(t, exitOK, run(t.Context(), append(args[1:], "--help"), nil, nil, &out, &out), "%s\n%s", line, out.String())
+		status := run(t.Context(), append(args[1:], "--help"), nil, nil, &out, &out)
+		require.Equal(t, exitOK, status, "%s\n%s", line, out.String())
 		require.NotContains(t, out.String(), "unknown")
 		require.Contains(t, out.String(), "refiller "+args[1])
 	}

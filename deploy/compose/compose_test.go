@@ -32,7 +32,8 @@ func load(t *testing.T) *types.Project {
 
 func TestTheFileIsOfTheSpecificationAndItsMountsAreThere(t *testing.T) {
 	project := load(t)
-	require.ElementsMatch(t, []string{"redis", "etcd", "refiller-1", "refiller-2", "sidecar", "envoy", "prometheus", "grafana"}, project.ServiceNames())
+	names := []string{"redis", "etcd", "refiller-1", "refiller-2", "sidecar", "envoy", "prometheus", "grafana"}
+	require.ElementsMatch(t, names, project.ServiceNames())
 	published := map[string]bool{}
 	for name, s := range project.Services {
 		require.Regexp(t, `:(v?\d|demo$)`, s.Image, "%s: %s is not pinned", name, s.Image)
@@ -82,7 +83,8 @@ func TestTheProgramsUnderstandTheirArgumentsAndFiles(t *testing.T) {
 	require.Equal(t, types.ShellCommand{"/consumer"}, sidecar.Entrypoint)
 	// It gets as far as the address of Redis, and no further without the file for Envoy.
 	require.Contains(t, output(t, "consumer", sidecar, "--redis=nowhere"), "redis://host:port/db")
-	require.Contains(t, output(t, "consumer", sidecar, "--redis=redis://127.0.0.1:1/0", "--envoy=missing.yaml"), "missing.yaml")
+	out := output(t, "consumer", sidecar, "--redis=redis://127.0.0.1:1/0", "--envoy=missing.yaml")
+	require.Contains(t, out, "missing.yaml")
 }
 
 func TestEnvoysConfigurationIsOfItsAPI(t *testing.T) {
@@ -94,7 +96,8 @@ func TestEnvoysConfigurationIsOfItsAPI(t *testing.T) {
 	require.NoError(t, protojson.Unmarshal(asJSON, &bootstrap))
 	require.NoError(t, bootstrap.ValidateAll())
 	var manager hcmv3.HttpConnectionManager
-	require.NoError(t, bootstrap.StaticResources.Listeners[0].FilterChains[0].Filters[0].GetTypedConfig().UnmarshalTo(&manager))
+	filter := bootstrap.StaticResources.Listeners[0].FilterChains[0].Filters[0]
+	require.NoError(t, filter.GetTypedConfig().UnmarshalTo(&manager))
 	require.NoError(t, manager.ValidateAll())
 
 	// Its descriptor is one that the sidecar knows, and the bucket is there.

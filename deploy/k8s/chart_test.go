@@ -34,7 +34,11 @@ var write = flag.Bool("write", false, "write the chart's schema of values anew")
 const chartDir = "../helm/refiller"
 
 // charts are the values with which the chart is tested.
-var charts = []string{chartDir + "/ci/race-values.yaml", chartDir + "/ci/elected-values.yaml", chartDir + "/ci/pools-values.yaml"}
+var charts = []string{
+	chartDir + "/ci/race-values.yaml",
+	chartDir + "/ci/elected-values.yaml",
+	chartDir + "/ci/pools-values.yaml",
+}
 
 func chartValues(path string) (map[string]any, error) {
 	file, err := os.Open(path)
@@ -114,7 +118,8 @@ func TestTheChartHasNoFindings(t *testing.T) {
 	}
 }
 
-// general makes what the chart and kustomize render comparable: without what only Helm adds, and with configurations as values.
+// general makes what the chart and kustomize render comparable: without what only Helm adds, and with configurations as
+// values.
 func general(t *testing.T, objects []kube.Object) map[string]any {
 	t.Helper()
 	all := map[string]any{}
@@ -137,7 +142,10 @@ func general(t *testing.T, objects []kube.Object) map[string]any {
 func withoutHelm(value any) {
 	switch v := value.(type) {
 	case map[string]any:
-		for _, key := range []string{"helm.sh/chart", "app.kubernetes.io/instance", "app.kubernetes.io/version", "app.kubernetes.io/managed-by", "imagePullPolicy", "namespace"} {
+		for _, key := range []string{
+			"helm.sh/chart", "app.kubernetes.io/instance", "app.kubernetes.io/version", "app.kubernetes.io/managed-by",
+			"imagePullPolicy", "namespace",
+		} {
 			delete(v, key)
 		}
 		for _, child := range v {
@@ -186,9 +194,13 @@ func TestTheChartsSidecarIsThatOfTheComponent(t *testing.T) {
 	pod := podsOf(t, chart, "sidecar").Spec
 	got := *pod.Containers[0].DeepCopy()
 
-	require.Contains(t, got.Env, corev1.EnvVar{Name: "REFILLER_REDIS_URL", Value: "rediss://redis.eu-west-1.example.com:6379/0"})
-	require.Contains(t, got.Env, corev1.EnvVar{Name: "REFILLER_REDIS_PASSWORD_FILE", Value: "/var/run/secrets/refiller/redis/password"})
-	require.Contains(t, got.Env, corev1.EnvVar{Name: "REFILLER_REDIS_CA", Value: "/var/run/secrets/refiller/redis/ca.crt"})
+	for name, value := range map[string]string{
+		"URL":           "rediss://redis.eu-west-1.example.com:6379/0",
+		"PASSWORD_FILE": "/var/run/secrets/refiller/redis/password",
+		"CA":            "/var/run/secrets/refiller/redis/ca.crt",
+	} {
+		require.Contains(t, got.Env, corev1.EnvVar{Name: "REFILLER_REDIS_" + name, Value: value})
+	}
 	require.Equal(t, "/var/run/secrets/refiller/redis", got.VolumeMounts[0].MountPath)
 	require.Len(t, pod.Volumes, 1, "etcd's secret is not its business")
 	understands(t, got)
@@ -203,7 +215,8 @@ func TestTheChartsSidecarIsThatOfTheComponent(t *testing.T) {
 	require.Equal(t, want.Command, got.Command)
 	for _, c := range []*corev1.Container{&want, &got} { // compared above, or meant to differ
 		c.Args, c.Env, c.Ports, c.RestartPolicy, c.VolumeMounts, c.ImagePullPolicy = nil, nil, nil, nil, nil, ""
-		c.SecurityContext.RunAsNonRoot, c.SecurityContext.RunAsUser, c.SecurityContext.RunAsGroup, c.SecurityContext.SeccompProfile = nil, nil, nil, nil
+		c.SecurityContext.RunAsNonRoot, c.SecurityContext.SeccompProfile = nil, nil
+		c.SecurityContext.RunAsUser, c.SecurityContext.RunAsGroup = nil, nil
 	}
 	require.Equal(t, want, got)
 
@@ -227,7 +240,9 @@ func TestTheChartMountsTheSecretsThatTheOverlayDoes(t *testing.T) {
 	require.ElementsMatch(t, want.Volumes, got.Volumes)
 	require.ElementsMatch(t, want.Containers[0].VolumeMounts, got.Containers[0].VolumeMounts)
 	require.Contains(t, got.Containers[0].Env, corev1.EnvVar{Name: "OTEL_SERVICE_NAME", Value: "refiller"})
-	require.Equal(t, want.TopologySpreadConstraints[0].WhenUnsatisfiable, got.TopologySpreadConstraints[0].WhenUnsatisfiable)
+	for i, c := range want.TopologySpreadConstraints {
+		require.Equal(t, c.WhenUnsatisfiable, got.TopologySpreadConstraints[i].WhenUnsatisfiable)
+	}
 }
 
 func TestTheChartsRulesAndDashboardAreThoseOfMonitoring(t *testing.T) {
@@ -245,9 +260,13 @@ func TestTheChartsRulesAndDashboardAreThoseOfMonitoring(t *testing.T) {
 
 	dashboard, err := os.ReadFile("../monitoring/dashboard.json")
 	require.NoError(t, err)
-	maps := slices.DeleteFunc(only[*corev1.ConfigMap](chart), func(c *corev1.ConfigMap) bool { return c.Labels["grafana_dashboard"] == "" })
-	require.Len(t, maps, 1)
-	require.JSONEq(t, string(dashboard), maps[0].Data["refiller.json"])
+	var found string
+	for _, c := range only[*corev1.ConfigMap](chart) {
+		if c.Labels["grafana_dashboard"] == "1" {
+			found = c.Data["refiller.json"]
+		}
+	}
+	require.JSONEq(t, string(dashboard), found)
 }
 
 // schemaOfValues is the chart's schema with that of the configuration in its place.

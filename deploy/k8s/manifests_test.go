@@ -242,8 +242,8 @@ func TestTheSidecarIsBesideProgramsWithItsLabel(t *testing.T) {
 // understands shows that the program understands the arguments of a sidecar: it gets as far as the address of Redis.
 func understands(t *testing.T, c corev1.Container) {
 	t.Helper()
-	run := exec.CommandContext(t.Context(), imagetest.Program(t, "consumer"), append(slices.Clone(c.Args), "--redis=nowhere")...)
-	out, err := run.CombinedOutput()
+	args := append(slices.Clone(c.Args), "--redis=nowhere")
+	out, err := exec.CommandContext(t.Context(), imagetest.Program(t, "consumer"), args...).CombinedOutput()
 	require.Error(t, err)
 	require.Contains(t, string(out), "redis://host:port/db")
 }
@@ -257,7 +257,9 @@ func TestTheProgramAcceptsItsConfiguration(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			objects, err := loadOf(name)
 			require.NoError(t, err)
-			maps := slices.DeleteFunc(only[*corev1.ConfigMap](objects), func(c *corev1.ConfigMap) bool { return c.Name == "refiller-dashboard" })
+			maps := slices.DeleteFunc(only[*corev1.ConfigMap](objects), func(c *corev1.ConfigMap) bool {
+				return c.Name == "refiller-dashboard"
+			})
 			require.Len(t, maps, 1)
 			require.Equal(t, "refiller", maps[0].Name, "a stable name, so that a change is reloaded and rolls nothing")
 			path := filepath.Join(dir, "config.yaml")

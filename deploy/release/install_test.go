@@ -38,7 +38,8 @@ func publish(t *testing.T, version string) (proxy string) {
 	return proxy
 }
 
-// committed is a directory with what is committed, without what lies about or is generated. What is no clone is all committed.
+// committed is a directory with what is committed, without what lies about or is generated. What is no clone is all
+// committed.
 func committed(t *testing.T) string {
 	t.Helper()
 	if exec.CommandContext(t.Context(), "git", "-C", root, "rev-parse", "HEAD").Run() != nil {

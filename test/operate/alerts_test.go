@@ -240,7 +240,8 @@ func TestEachAlertFiresInItsIllnessAndNoOther(t *testing.T) {
 
 func TestPrometheusAcceptsTheConfigurationOfTheDemo(t *testing.T) {
 	t.Parallel()
-	out, err := exec.CommandContext(t.Context(), tool(t, "promtool"), "check", "config", "--syntax-only", "../../deploy/compose/prometheus.yaml").CombinedOutput()
+	args := []string{"check", "config", "--syntax-only", "../../deploy/compose/prometheus.yaml"}
+	out, err := exec.CommandContext(t.Context(), tool(t, "promtool"), args...).CombinedOutput()
 	require.NoError(t, err, "%s", out)
 }
 

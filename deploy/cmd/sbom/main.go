@@ -46,7 +46,8 @@ func materials(info *debug.BuildInfo) *cyclonedx.BOM {
 	program := component(cyclonedx.ComponentTypeApplication, info.Main.Path, info.Main.Version)
 	program.Name = info.Path
 	bom.Metadata = &cyclonedx.Metadata{Component: &program}
-	parts := []cyclonedx.Component{component(cyclonedx.ComponentTypeLibrary, "std", strings.TrimPrefix(info.GoVersion, "go"))}
+	std := component(cyclonedx.ComponentTypeLibrary, "std", strings.TrimPrefix(info.GoVersion, "go"))
+	parts := []cyclonedx.Component{std}
 	for _, m := range info.Deps {
 		if m.Replace != nil {
 			m = m.Replace

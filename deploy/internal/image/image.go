@@ -127,7 +127,8 @@ func (b *builder) copy(c *instructions.CopyCommand) error {
 		if here != from {
 			mode = 0o755
 		}
-		if err := w.WriteHeader(&tar.Header{Name: to, Mode: mode, Size: int64(len(text)), Format: tar.FormatPAX}); err != nil {
+		header := &tar.Header{Name: to, Mode: mode, Size: int64(len(text)), Format: tar.FormatPAX}
+		if err := w.WriteHeader(header); err != nil {
 			return err
 		}
 		if _, err := w.Write(text); err != nil {

@@ -45,7 +45,8 @@ func TestTheImageIsBuiltFromItsContextAndItsProgramsRun(t *testing.T) {
 	}
 	t.Logf("%.1f MB, compressed %.1f MB", float64(size)/1e6, float64(compressed)/1e6)
 	require.Less(t, size, int64(maxSize))
-	require.Equal(t, []string{"consumer", "etc/ssl/certs/ca-certificates.crt", "refiller"}, files(t, dir), "nothing else is in it")
+	want := []string{"consumer", "etc/ssl/certs/ca-certificates.crt", "refiller"} // and nothing else
+	require.Equal(t, want, files(t, dir))
 
 	for _, name := range []string{"refiller", "consumer"} {
 		out, err := exec.CommandContext(t.Context(), filepath.Join(dir, name), "version").CombinedOutput()
@@ -58,8 +59,8 @@ func TestTheImageIsBuiltFromItsContextAndItsProgramsRun(t *testing.T) {
 	require.Equal(t, "v0.0.0-test", config.Config.Labels["org.opencontainers.image.version"])
 	require.Contains(t, config.Config.ExposedPorts, "9090/tcp")
 	require.Equal(t, []string{"/refiller"}, config.Config.Entrypoint)
-	check := exec.CommandContext(t.Context(), filepath.Join(dir, config.Config.Entrypoint[0]), "check", filepath.Join(root, "deploy/k8s/base/config.yaml"))
-	out, err := check.CombinedOutput()
+	program := filepath.Join(dir, config.Config.Entrypoint[0])
+	out, err := exec.CommandContext(t.Context(), program, "check", root+"/deploy/k8s/base/config.yaml").CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	require.Contains(t, string(out), "mode race")
 }
@@ -91,7 +92,8 @@ func TestTheContextHoldsNothingButSources(t *testing.T) {
 func TestAnUnknownInstructionIsAnError(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "Dockerfile")
-	require.NoError(t, os.WriteFile(file, []byte("FROM x AS build\nRUN go build -o /out/ .\nFROM scratch\nVOLUME /data\n"), 0o600))
+	text := "FROM x AS build\nRUN go build -o /out/ .\nFROM scratch\nVOLUME /data\n"
+	require.NoError(t, os.WriteFile(file, []byte(text), 0o600))
 	d, err := parse(file)
 	require.NoError(t, err)
 	require.Error(t, (&builder{config: &v1.ConfigFile{}}).add(d.last[0]))
