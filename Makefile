@@ -146,8 +146,9 @@ fuzz: ## Every fuzz test for FUZZTIME
 	scripts/fuzz.sh $(FUZZTIME)
 
 .PHONY: config-docs
-config-docs: ## docs/configuration.md and the JSON Schema, from the structs that a configuration is decoded into
+config-docs: ## docs/configuration.md and the JSON Schemas, from the structs that a configuration is decoded into
 	go test -count=1 -run TestReferenceAndSchemaAreThoseOfTheStructs ./internal/config -args -write
+	go -C deploy test -count=1 -run TestTheSchemaOfValuesHoldsThatOfTheConfiguration ./k8s -args -write
 
 .PHONY: proto
 proto: ## Generate the Go code of api/
@@ -188,9 +189,25 @@ run-test-operate:
 
 # The programs are compiled before, so that it doesn't count against the timeout of their tests.
 run-test-deploy:
-	go build -tags production ./cmd/...
+	go build -trimpath -tags production ./cmd/...
 	go -C deploy vet ./...
 	go -C deploy test -count=1 -vet=off -timeout $(TEST_TIMEOUT) ./...
+
+# GoReleaser is compiled from source, once, in some minutes. It finds the writer of SBOMs in the PATH.
+GORELEASER := PATH="$(CURDIR)/$(BIN):$$PATH" go run github.com/goreleaser/goreleaser/v2@v2.13.3
+
+.PHONY: release release-snapshot
+release-snapshot: $(BIN)/sbom ## A release in dist/: archives, checksums, SBOMs, image, chart; nothing is signed
+	$(GORELEASER) check
+	$(GORELEASER) release --snapshot --clean --skip=sign,publish
+	scripts/finish-snapshot.sh
+
+release: $(BIN)/sbom ## Publish what the tag of the commit names: for the workflow
+	$(GORELEASER) release --clean
+
+.PHONY: $(BIN)/sbom
+$(BIN)/sbom:
+	go build -C deploy -o ../$(BIN)/ ./cmd/sbom
 
 .PHONY: vet
 vet:

@@ -16,7 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-const replayLog = "testdata/access.log"
+const replayLog = "../../docs/access.log"
 
 // replayed runs "consumer replay" with the arguments.
 func replayed(ctx context.Context, stdin io.Reader, args ...string) (stdout, stderr string, err error) {

@@ -2,15 +2,13 @@ package k8s
 
 import (
 	"context"
-	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 
 	monitoringv1 "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
@@ -21,15 +19,17 @@ import (
 	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/runtime"
+	kube "k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/pod-security-admission/api"
 	"k8s.io/pod-security-admission/policy"
 	"sigs.k8s.io/kustomize/kyaml/filesys"
+
+	"github.com/tokenrefill/refiller/deploy/internal/imagetest"
 )
 
 // pods are the templates of all pods.
-func pods(objects []runtime.Object) map[string]corev1.PodTemplateSpec {
+func pods(objects []kube.Object) map[string]corev1.PodTemplateSpec {
 	all := map[string]corev1.PodTemplateSpec{}
 	for _, d := range only[*appsv1.Deployment](objects) {
 		all[d.Name] = d.Spec.Template
@@ -40,11 +40,33 @@ func pods(objects []runtime.Object) map[string]corev1.PodTemplateSpec {
 	return all
 }
 
+// refillerOf is the Deployment of the refillers.
+func refillerOf(t *testing.T, objects []kube.Object) *appsv1.Deployment {
+	t.Helper()
+	found := slices.DeleteFunc(only[*appsv1.Deployment](objects), func(d *appsv1.Deployment) bool {
+		return d.Spec.Template.Labels["app.kubernetes.io/component"] != "refiller"
+	})
+	require.Len(t, found, 1)
+	return found[0]
+}
+
+// podsOf is the template of the pods of a component.
+func podsOf(t *testing.T, objects []kube.Object, component string) corev1.PodTemplateSpec {
+	t.Helper()
+	for _, pod := range pods(objects) {
+		if pod.Labels["app.kubernetes.io/component"] == component {
+			return pod
+		}
+	}
+	require.Fail(t, "no pods of "+component)
+	return corev1.PodTemplateSpec{}
+}
+
 func TestPodsMeetTheRestrictedLevel(t *testing.T) {
 	evaluator, err := policy.NewEvaluator(policy.DefaultChecks(), nil)
 	require.NoError(t, err)
 	level := api.LevelVersion{Level: api.LevelRestricted, Version: api.LatestVersion()}
-	each(t, kustomizations, func(t *testing.T, objects []runtime.Object) {
+	each(t, slices.Concat(kustomizations, charts), func(t *testing.T, objects []kube.Object) {
 		for name, pod := range pods(objects) {
 			result := policy.AggregateCheckResults(evaluator.EvaluatePod(level, &pod.ObjectMeta, &pod.Spec))
 			require.True(t, result.Allowed, "%s: %s", name, result.ForbiddenDetail())
@@ -57,7 +79,7 @@ func TestPodsMeetTheRestrictedLevel(t *testing.T) {
 }
 
 func TestPodsAreSoundAndPinned(t *testing.T) {
-	each(t, kustomizations, func(t *testing.T, objects []runtime.Object) {
+	each(t, slices.Concat(kustomizations, charts), func(t *testing.T, objects []kube.Object) {
 		require.NotEmpty(t, pods(objects))
 		for name, pod := range pods(objects) {
 			spec := pod.Spec
@@ -105,10 +127,8 @@ func hasPort(c corev1.Container, port intstr.IntOrString) bool {
 }
 
 func TestTheRefillerRunsInThreeReplicasAndRollsWithoutAGap(t *testing.T) {
-	each(t, refillers, func(t *testing.T, objects []runtime.Object) {
-		deployments := only[*appsv1.Deployment](objects)
-		require.Len(t, deployments, 1)
-		d := deployments[0]
+	each(t, slices.Concat(refillers, charts), func(t *testing.T, objects []kube.Object) {
+		d := refillerOf(t, objects)
 		require.EqualValues(t, 3, *d.Spec.Replicas)
 		require.Zero(t, d.Spec.Strategy.RollingUpdate.MaxUnavailable.IntValue())
 		spec := d.Spec.Template.Spec
@@ -135,13 +155,29 @@ func matches(t *testing.T, s *metav1.LabelSelector, set map[string]string) bool 
 }
 
 func TestSelectorsFindTheirPods(t *testing.T) {
-	each(t, refillers, func(t *testing.T, objects []runtime.Object) {
-		refiller := only[*appsv1.Deployment](objects)[0].Spec.Template
-		budgets, policies := only[*policyv1.PodDisruptionBudget](objects), only[*networkingv1.NetworkPolicy](objects)
-		require.Len(t, budgets, 1)
-		require.Len(t, policies, 1)
-		require.True(t, matches(t, budgets[0].Spec.Selector, refiller.Labels))
-		require.True(t, matches(t, &policies[0].Spec.PodSelector, refiller.Labels))
+	each(t, slices.Concat(refillers, charts), func(t *testing.T, objects []kube.Object) {
+		found := map[string]int{}
+		matched := func(kind string, selector *metav1.LabelSelector) {
+			workloads := 0
+			for name, pod := range pods(objects) {
+				if matches(t, selector, pod.Labels) {
+					workloads++
+					found[kind+" "+name]++
+				}
+			}
+			require.Equal(t, 1, workloads, "a %s is of one workload", kind)
+		}
+		for _, b := range only[*policyv1.PodDisruptionBudget](objects) {
+			matched("budget", b.Spec.Selector)
+		}
+		for _, p := range only[*networkingv1.NetworkPolicy](objects) {
+			matched("policy", &p.Spec.PodSelector)
+		}
+		for _, m := range only[*monitoringv1.PodMonitor](objects) {
+			matched("monitor", &m.Spec.Selector)
+		}
+		require.Equal(t, 1, found["budget refiller"])
+		require.Equal(t, 1, found["policy refiller"])
 		for _, s := range only[*corev1.Service](objects) {
 			found := 0
 			for _, pod := range pods(objects) {
@@ -168,51 +204,9 @@ func TestSelectorsFindTheirPods(t *testing.T) {
 	})
 }
 
-// stamp is the version of the programs that the tests build.
-const stamp = "v0.0.0-test"
-
-func TestTheImagesProgramsTellTheirVersion(t *testing.T) {
-	t.Parallel()
-	for _, name := range []string{"refiller", "consumer"} {
-		out, err := exec.CommandContext(t.Context(), build(t, name), "--version").CombinedOutput()
-		require.NoError(t, err, "%s", out)
-		require.Equal(t, name+" version "+stamp+"\n", string(out))
-	}
-}
-
-// image is a directory with the programs as the image has them.
-var image string
-
 func TestMain(m *testing.M) {
-	var err error
-	if image, err = os.MkdirTemp("", "refiller-image-"); err != nil {
-		panic(err)
-	}
-	defer func() { _ = os.RemoveAll(image) }()
-	m.Run() // its result is the exit code once TestMain returns
-}
-
-var buildImage = sync.OnceValues(func() (output string, err error) {
-	dockerfile, err := os.ReadFile("../../Dockerfile")
-	if err != nil {
-		return "", err
-	}
-	flags := regexp.MustCompile(`-tags (\S+) -ldflags "([^"]+)"`).FindStringSubmatch(string(dockerfile))
-	if flags == nil {
-		return "", errors.New("no flags of go build in the Dockerfile")
-	}
-	build := exec.Command("go", "build", "-tags", flags[1], "-ldflags", strings.ReplaceAll(flags[2], "$VERSION", stamp), "-o", image, "./cmd/refiller", "./cmd/consumer")
-	build.Dir = "../.."
-	out, err := build.CombinedOutput()
-	return string(out), err
-})
-
-// build makes a program as the image has it.
-func build(t *testing.T, name string) string {
-	t.Helper()
-	out, err := buildImage()
-	require.NoError(t, err, "%s", out)
-	return filepath.Join(image, name)
+	slog.SetLogLoggerLevel(slog.LevelWarn) // Helm tells of each symbolic link
+	imagetest.Main(m)
 }
 
 func TestTheSidecarIsBesideProgramsWithItsLabel(t *testing.T) {
@@ -242,9 +236,14 @@ func TestTheSidecarIsBesideProgramsWithItsLabel(t *testing.T) {
 	require.Contains(t, c.Args, "--http=127.0.0.1:8080")
 	require.Contains(t, spec.Containers[0].Args[0], "http://127.0.0.1:8080/v1/take")
 
-	// The program understands the arguments: it gets as far as the address of Redis.
-	run := exec.CommandContext(t.Context(), build(t, "consumer"), append(slices.Clone(c.Args), "--redis=nowhere")...)
-	out, err := run.CombinedOutput()
+	understands(t, c)
+}
+
+// understands shows that the program understands the arguments of a sidecar: it gets as far as the address of Redis.
+func understands(t *testing.T, c corev1.Container) {
+	t.Helper()
+	args := append(slices.Clone(c.Args), "--redis=nowhere")
+	out, err := exec.CommandContext(t.Context(), imagetest.Program(t, "consumer"), args...).CombinedOutput()
 	require.Error(t, err)
 	require.Contains(t, string(out), "redis://host:port/db")
 }
@@ -252,21 +251,26 @@ func TestTheSidecarIsBesideProgramsWithItsLabel(t *testing.T) {
 // The program itself checks the file that it will read, with the environment
 // that the pod will have.
 func TestTheProgramAcceptsItsConfiguration(t *testing.T) {
-	program := build(t, "refiller")
+	program := imagetest.Program(t, "refiller")
 	dir := t.TempDir() // outlives the parallel tests
-	for _, name := range refillers {
+	for _, name := range slices.Concat(refillers, charts) {
 		t.Run(name, func(t *testing.T) {
-			objects, err := load(filesys.MakeFsOnDisk(), name)
+			objects, err := loadOf(name)
 			require.NoError(t, err)
-			maps := only[*corev1.ConfigMap](objects)
+			maps := slices.DeleteFunc(only[*corev1.ConfigMap](objects), func(c *corev1.ConfigMap) bool {
+				return c.Name == "refiller-dashboard"
+			})
 			require.Len(t, maps, 1)
 			require.Equal(t, "refiller", maps[0].Name, "a stable name, so that a change is reloaded and rolls nothing")
 			path := filepath.Join(dir, "config.yaml")
 			require.NoError(t, os.WriteFile(path, []byte(maps[0].Data["config.yaml"]), 0o600))
 			check := exec.CommandContext(context.WithoutCancel(t.Context()), program, "check", path)
-			c := only[*appsv1.Deployment](objects)[0].Spec.Template.Spec.Containers[0]
+			c := refillerOf(t, objects).Spec.Template.Spec.Containers[0]
 			require.Equal(t, []string{"run", "--config", "/etc/refiller/config.yaml"}, c.Args)
 			mode := "mode race"
+			if strings.Contains(maps[0].Data["config.yaml"], "mode: etcd") {
+				mode = "mode etcd"
+			}
 			for _, e := range c.Env {
 				if e.ValueFrom == nil {
 					check.Env = append(check.Env, e.Name+"="+e.Value)

@@ -10,6 +10,7 @@ import (
 	monitoringv1 "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
 	"github.com/stretchr/testify/require"
 	appsv1 "k8s.io/api/apps/v1"
+	autoscalingv2 "k8s.io/api/autoscaling/v2"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	policyv1 "k8s.io/api/policy/v1"
@@ -49,7 +50,8 @@ func render(fs filesys.FileSystem, dir string) ([][]byte, error) {
 var decoder = func() runtime.Decoder {
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{
-		corev1.AddToScheme, appsv1.AddToScheme, policyv1.AddToScheme, networkingv1.AddToScheme, monitoringv1.AddToScheme,
+		corev1.AddToScheme, appsv1.AddToScheme, policyv1.AddToScheme, networkingv1.AddToScheme, autoscalingv2.AddToScheme,
+		monitoringv1.AddToScheme,
 	} {
 		if err := add(scheme); err != nil {
 			panic(err) // a duplicate type in a library
@@ -121,12 +123,20 @@ func sources(t *testing.T, visit func(path string, text []byte)) {
 	}))
 }
 
-// each runs a test for each of the directories.
+// loadOf renders and decodes a kustomization's directory or the chart with a file of values.
+func loadOf(name string) ([]runtime.Object, error) {
+	if filepath.Ext(name) == ".yaml" {
+		return loadChart(name)
+	}
+	return load(filesys.MakeFsOnDisk(), name)
+}
+
+// each runs a test for each of the directories and files of values.
 func each(t *testing.T, dirs []string, test func(t *testing.T, objects []runtime.Object)) {
 	for _, dir := range dirs {
 		t.Run(dir, func(t *testing.T) {
 			t.Parallel()
-			objects, err := load(filesys.MakeFsOnDisk(), dir)
+			objects, err := loadOf(dir)
 			require.NoError(t, err)
 			test(t, objects)
 		})

@@ -10,6 +10,8 @@ import (
 	"github.com/santhosh-tekuri/jsonschema/v6"
 	"github.com/stretchr/testify/require"
 	"sigs.k8s.io/yaml"
+
+	"github.com/tokenrefill/refiller/deploy/internal/imagetest"
 )
 
 // complete is a configuration with every field.
@@ -55,7 +57,7 @@ func TestTheSchemaOfTheConfigurationTellsGoodFromBad(t *testing.T) {
 		return schema.Validate(value)
 	}
 	require.NoError(t, validate([]byte(complete)))
-	check := exec.CommandContext(t.Context(), build(t, "refiller"), "check", "-")
+	check := exec.CommandContext(t.Context(), imagetest.Program(t, "refiller"), "check", "-")
 	check.Stdin = strings.NewReader(complete)
 	out, err := check.CombinedOutput()
 	require.NoError(t, err, "%s", out)

@@ -238,6 +238,13 @@ func TestEachAlertFiresInItsIllnessAndNoOther(t *testing.T) {
 	require.NoError(t, err, "%s", out)
 }
 
+func TestPrometheusAcceptsTheConfigurationOfTheDemo(t *testing.T) {
+	t.Parallel()
+	args := []string{"check", "config", "--syntax-only", "../../deploy/compose/prometheus.yaml"}
+	out, err := exec.CommandContext(t.Context(), tool(t, "promtool"), args...).CombinedOutput()
+	require.NoError(t, err, "%s", out)
+}
+
 func TestEachAlertHasARunbook(t *testing.T) {
 	t.Parallel()
 	doc, err := os.ReadFile("../../docs/operations.md")

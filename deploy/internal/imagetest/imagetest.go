@@ -1,0 +1,42 @@
+// Package imagetest gives tests the programs as the image has them, built once
+// for each test program.
+package imagetest
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"runtime"
+	"sync"
+	"testing"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/deploy/internal/image"
+)
+
+var dir string
+
+// Main is the TestMain of a package whose tests use Program. It is in a
+// directory two below the root of the repository.
+func Main(m *testing.M) {
+	var err error
+	if dir, err = os.MkdirTemp("", "refiller-programs-"); err != nil {
+		panic(err)
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	m.Run() // its result is the exit code once TestMain returns
+}
+
+var build = sync.OnceValue(func() error {
+	platform := v1.Platform{OS: runtime.GOOS, Architecture: runtime.GOARCH}
+	return image.Programs(context.Background(), "../..", dir, platform, "v0.0.0-test")
+})
+
+// Program is the path of refiller or consumer.
+func Program(t *testing.T, name string) string {
+	t.Helper()
+	require.NoError(t, build())
+	return filepath.Join(dir, name)
+}

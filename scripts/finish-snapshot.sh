@@ -1,0 +1,34 @@
+#!/bin/sh
+# Completes what GoReleaser has left in dist/ by the image and the chart, and tries all of it: every checksum, the
+# programs of this machine from their archive, the bills of materials, the image's two platforms. "make
+# release-snapshot" runs it.
+set -eu
+cd "$(dirname "$0")/../dist"
+
+version=$(sed -n 's/.*"version":"\([^"]*\)".*/\1/p' metadata.json)
+os=$(go env GOOS) arch=$(go env GOARCH)
+
+go -C ../deploy run ./cmd/image -version "v$version" -o ../dist/image
+go -C ../deploy run ./cmd/chart -version "$version" -o ../dist
+
+if command -v sha256sum >/dev/null; then
+	sha256sum --check --quiet checksums.txt
+else
+	shasum -a 256 --check --quiet checksums.txt
+fi
+for platform in linux_amd64 linux_arm64 darwin_amd64 darwin_arm64; do
+	grep -q "refiller_${version}_$platform.tar.gz\$" checksums.txt
+	for program in refiller consumer; do
+		grep -q '"purl": "pkg:golang/github.com/redis/go-redis/v9@' "${program}_${version}_$platform.cdx.json"
+	done
+done
+[ "$(grep -o '"architecture": *"[a-z0-9]*"' image/index.json | sort -u | wc -l)" -eq 2 ]
+
+unpacked=$(mktemp -d)
+trap 'rm -rf "$unpacked"' EXIT
+tar -xzf "refiller_${version}_${os}_$arch.tar.gz" -C "$unpacked"
+for program in refiller consumer; do
+	[ "$("$unpacked/$program" version)" = "$program version v$version" ]
+done
+"$unpacked/refiller" check ../deploy/k8s/base/config.yaml
+echo "dist/ has version v$version"
