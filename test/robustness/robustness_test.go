@@ -107,7 +107,18 @@ func TestFixedSchedules(t *testing.T) {
 			{"sentinel", system.Spec{Replicas: 3, Servers: system.Sentinel}, []string{"redis-script-flush", "redis-failover-to-lagging-replica"}},
 			{"cluster", system.Spec{Replicas: 3, Servers: system.Cluster}, []string{"cluster-reshard", "cluster-node-loses-data", "redis-busy+replica-kill"}},
 			{"versions", system.Spec{Replicas: 4, Versions: []int{1, 2, 1, 2}}, []string{"replica-kill", "network-half-open+replica-pause"}},
-			{"crowd", system.Spec{Replicas: 20}, []string{"replica-kill", "replica-pause"}},
+			{"twenty", system.Spec{Replicas: 20}, []string{"replica-kill", "replica-pause"}},
+			{"kinds", system.Spec{Replicas: 3, Buckets: schedule.Pick("stepped", "quota", "kept", "whole", "strict", "minutely")},
+				[]string{"redis-rollback", "redis-flushall", "redis-evict", "replica-kill"}},
+			{"kinds-clock", system.Spec{Replicas: 3, Buckets: schedule.Pick("plain", "stepped", "minutely", "quota", "user:1", "guest:1")},
+				[]string{"redis-clock-far-ahead-and-back", "redis-clock-forward", "redis-clock-back"}},
+			{"templates", system.Spec{Replicas: 3, Buckets: schedule.Pick("plain", "user:1", "guest:1", "strict", "whole")},
+				[]string{"replica-kill", "redis-flushall", "redis-rollback", "replica-pause"}},
+			{"foreign", system.Spec{Replicas: 3, Buckets: schedule.Pick("plain", "foreign")}, []string{"replica-kill", "replica-pause", "network-slow"}},
+			{"forbidden", system.Spec{Replicas: 3, Buckets: schedule.Pick("plain", "rare", "stepped", "user:1")}, []string{"redis-forbids-a-bucket"}},
+			{"pulse", system.Spec{Replicas: 3, Etcd: 1, Buckets: schedule.Pick("plain", "rare", "payments")}, []string{"pulse-unreadable"}},
+			{"kinds-change", system.Spec{Replicas: 4, Versions: []int{1, 2, 1, 2}, Buckets: schedule.Pick("plain", "stepped", "changed", "quota", "user:1", "strict")},
+				[]string{"replica-kill", "replica-pause"}},
 		} {
 			t.Run(fixed.name, func(t *testing.T) {
 				t.Parallel()

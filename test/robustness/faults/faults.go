@@ -36,6 +36,7 @@ type Fault struct {
 	Durable  bool     // it needs a Redis that keeps its data,
 	Slow     bool     // and one that loads it slowly
 	Clock    bool     // it needs a Redis whose clock can be stepped
+	Spares   bool     // some replica can refill while it lasts
 	Hold     time.Duration
 	strike   func(e *env) (heal func())
 }
@@ -84,7 +85,7 @@ type Struck struct {
 
 // Strike begins a fault.
 func (f Fault) Strike(s *system.System, rng *rand.Rand) *Struck {
-	e := &env{System: s, rng: rng, what: &record.Fault{Name: f.Name, Start: time.Now().UnixNano()}}
+	e := &env{System: s, rng: rng, what: &record.Fault{Name: f.Name, Spares: f.Spares, Start: time.Now().UnixNano()}}
 	return &Struck{e, f.strike(e), f}
 }
 
@@ -120,17 +121,17 @@ var single = []string{system.Single}
 
 // All are the kinds of faults.
 var All = []Fault{
-	{Name: "replica-kill", Group: Replicas, Replicas: 2, Hold: time.Second, strike: func(e *env) func() {
+	{Name: "replica-kill", Group: Replicas, Replicas: 2, Spares: true, Hold: time.Second, strike: func(e *env) func() {
 		r := e.victim()
 		r.Kill()
 		return r.Restart
 	}},
-	{Name: "replica-pause", Group: Replicas, Hold: 2 * time.Second, strike: func(e *env) func() {
+	{Name: "replica-pause", Group: Replicas, Replicas: 2, Spares: true, Hold: 2 * time.Second, strike: func(e *env) func() {
 		r := e.victim()
 		r.Pause()
 		return r.Resume
 	}},
-	{Name: "replica-pause-past-lease", Group: Replicas, Etcd: 1, Hold: 4 * time.Second, strike: func(e *env) func() {
+	{Name: "replica-pause-past-lease", Group: Replicas, Replicas: 2, Etcd: 1, Spares: true, Hold: 4 * time.Second, strike: func(e *env) func() {
 		r := e.Active()
 		e.what.Victim = r.Name
 		r.Pause()
@@ -168,18 +169,18 @@ var All = []Fault{
 	{Name: "network-half-open", Group: Network, Servers: single, Hold: time.Second, strike: func(e *env) func() {
 		return e.network(func(p *faultproxy.Proxy) error { p.HalfOpen(); return nil })
 	}},
-	{Name: "replica-cut-from-redis", Group: Network, Servers: single, Hold: 1500 * time.Millisecond, strike: func(e *env) func() {
+	{Name: "replica-cut-from-redis", Group: Network, Replicas: 2, Servers: single, Spares: true, Hold: 1500 * time.Millisecond, strike: func(e *env) func() {
 		r := e.victim()
 		r.Redis.Cut()
 		return func() { e.must(r.Redis.Heal()) }
 	}},
-	{Name: "replica-one-way-partition", Group: Network, Servers: single, Hold: 1500 * time.Millisecond, strike: func(e *env) func() {
+	{Name: "replica-one-way-partition", Group: Network, Replicas: 2, Servers: single, Spares: true, Hold: 1500 * time.Millisecond, strike: func(e *env) func() {
 		r := e.victim()
 		d := []faultproxy.Direction{faultproxy.ToServer, faultproxy.ToClient}[e.rng.IntN(2)]
 		e.must(r.Redis.BlackHole(d))
 		return func() { e.must(r.Redis.Heal()) }
 	}},
-	{Name: "replica-stalled", Group: Network, Servers: single, Hold: time.Second, strike: func(e *env) func() {
+	{Name: "replica-stalled", Group: Network, Replicas: 2, Servers: single, Spares: true, Hold: time.Second, strike: func(e *env) func() {
 		r := e.victim()
 		e.must(r.Redis.Stall([]faultproxy.Direction{faultproxy.ToServer, faultproxy.ToClient, faultproxy.Both}[e.rng.IntN(3)]))
 		return func() { e.must(r.Redis.Heal()) }
@@ -195,7 +196,7 @@ var All = []Fault{
 		return func() { e.must(e.Clients.Heal()) }
 	}},
 
-	{Name: "replica-cut-from-etcd", Group: Etcd, Etcd: 1, Hold: 4 * time.Second, strike: func(e *env) func() {
+	{Name: "replica-cut-from-etcd", Group: Etcd, Replicas: 2, Etcd: 1, Spares: true, Hold: 4 * time.Second, strike: func(e *env) func() {
 		r := e.victim()
 		for _, p := range r.Etcd {
 			e.must(p.BlackHole(faultproxy.Both))
@@ -206,7 +207,7 @@ var All = []Fault{
 			}
 		}
 	}},
-	{Name: "etcd-leader-kill", Group: Etcd, Etcd: 3, Hold: 2 * time.Second, strike: func(e *env) func() {
+	{Name: "etcd-leader-kill", Group: Etcd, Etcd: 3, Spares: true, Hold: 2 * time.Second, strike: func(e *env) func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 		defer cancel()
 		m, ok := e.Etcd.Leader(ctx)
@@ -216,7 +217,7 @@ var All = []Fault{
 		m.Kill()
 		return m.Restart
 	}},
-	{Name: "etcd-quorum-loss", Group: Etcd, Etcd: 1, Hold: 4 * time.Second, strike: func(e *env) func() {
+	{Name: "etcd-quorum-loss", Group: Etcd, Etcd: 1, Spares: true, Hold: 4 * time.Second, strike: func(e *env) func() {
 		down := e.Etcd.Members()
 		down = down[:len(down)/2+1]
 		for _, m := range down {
@@ -228,7 +229,9 @@ var All = []Fault{
 			}
 		}
 	}},
-	{Name: "etcd-stands-still", Group: Etcd, Etcd: 1, Hold: 4 * time.Second, strike: func(e *env) func() {
+	// With nobody who leads, the standbys have nothing to go by but the pulse.
+	{Name: "pulse-unreadable", Group: Etcd, Etcd: 1, Replicas: 2, Servers: single, Spares: true, Hold: 8 * time.Second, strike: spoilPulse},
+	{Name: "etcd-stands-still", Group: Etcd, Etcd: 1, Spares: true, Hold: 4 * time.Second, strike: func(e *env) func() {
 		for _, m := range e.Etcd.Members() {
 			m.Pause()
 		}
@@ -269,7 +272,7 @@ var All = []Fault{
 		return func() {}
 	}},
 	{Name: "redis-evict", Group: Redis, Hold: 500 * time.Millisecond, strike: func(e *env) func() {
-		b := e.Buckets[e.rng.IntN(len(e.Buckets))].Key
+		b := e.bucket(func(b system.Bucket) bool { return b.Kind != record.Lazy })
 		part := []string{"tokens", "index", "control"}[e.rng.IntN(3)]
 		key := map[string]string{"tokens": lua.TokensKey(b), "index": lua.IndexKey(b), "control": lua.ControlKey(b)}[part]
 		e.what.Effect, e.what.Key, e.what.Parts = record.Lose, b, []string{part}
@@ -279,6 +282,8 @@ var All = []Fault{
 		e.what.End = time.Now().UnixNano()
 		return func() {}
 	}},
+	{Name: "redis-rollback", Group: Redis, Servers: single, Hold: 700 * time.Millisecond, strike: rollBack},
+	{Name: "redis-forbids-a-bucket", Group: Redis, Servers: single, Spares: true, Hold: 3 * time.Second, strike: forbid},
 	// Short enough for a Sentinel not to take the server for dead.
 	{Name: "redis-busy", Group: Redis, Hold: 100 * time.Millisecond, strike: func(e *env) func() {
 		e.masters(func(ctx context.Context, c *redis.Client) error {
@@ -304,6 +309,17 @@ var All = []Fault{
 	}},
 	{Name: "redis-clock-back", Group: Redis, Servers: single, Clock: true, Hold: 600 * time.Millisecond, strike: func(e *env) func() {
 		return e.step(-[]time.Duration{30 * time.Millisecond, 300 * time.Millisecond, 3 * time.Second, time.Minute}[e.rng.IntN(4)])
+	}},
+	{Name: "redis-clock-far-ahead-and-back", Group: Redis, Servers: single, Clock: true, Hold: 2 * time.Second, strike: func(e *env) func() {
+		const far = 30 * 24 * time.Hour
+		e.step(far)
+		ahead := *e.what
+		ahead.End = time.Now().UnixNano()
+		return func() {
+			e.also = append(e.also, &ahead)
+			e.what.Start = time.Now().UnixNano()
+			e.step(-far)
+		}
 	}},
 	{Name: "redis-failover-to-lagging-replica", Group: Redis, Servers: []string{system.Sentinel}, Hold: time.Second, strike: func(e *env) func() {
 		e.what.Effect = record.Rollback
@@ -352,6 +368,17 @@ var All = []Fault{
 		node.Kill()
 		return node.Restart
 	}},
+}
+
+// bucket picks one of the buckets that are eligible, and returns its key.
+func (e *env) bucket(eligible func(system.Bucket) bool) string {
+	var keys []string
+	for _, b := range e.Buckets {
+		if eligible(b) {
+			keys = append(keys, b.Key)
+		}
+	}
+	return keys[e.rng.IntN(len(keys))]
 }
 
 // step moves Redis' clock on by d.

@@ -54,6 +54,21 @@ type Input struct {
 	Lose   string     // a fault's: which of tokens, index and control are gone
 }
 
+// Unanswered is the operation without its answer.
+func (in Input) Unanswered() Input {
+	if in.Op != nil {
+		op := *in.Op
+		op.Result = record.Unknown
+		in.Op = &op
+	}
+	if in.Refill != nil {
+		refill := *in.Refill
+		refill.Want = nil
+		in.Refill = &refill
+	}
+	return in
+}
+
 // Refill is a refill call at an instant of the server's clock. Want is nil if the answer never came.
 type Refill struct {
 	Call policy.Call
