@@ -76,7 +76,8 @@ func (h *bucketHistory) checkCredit(r *Result) {
 // checkShare bounds what a pool's bucket was credited: its terms change all the time, but the region never gets more than
 // the pool's rate.
 func (h *bucketHistory) checkShare(r *Result) {
-	_, perSecond, e := h.limits()
+	_, perSecond, _ := h.limits()
+	const e = 2 // a share may be small, and the longest credited stretch is that of the share
 	for _, w := range h.writes {
 		if o := w.outcome; o != nil {
 			if most := perSecond*min(float64(o.Elapsed)/1e6, e) + 1; float64(o.Added+o.Clamped) > most {
