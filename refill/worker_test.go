@@ -47,7 +47,12 @@ func TestAnOldFileCreditsNoInstantsOfItsOwn(t *testing.T) {
 			simulate(t, func(t *testing.T, r *rig) {
 				replicas := []*replica{r.start("a", false, 1, old), r.start("b", false, 1, old)}
 				time.Sleep(time.Second)
-				replicas = append(replicas, r.start("c", false, 2, stepped(10*time.Second)))
+				later := stepped(10 * time.Second)
+				c := r.start("c", false, 2, later)
+				time.Sleep(time.Second)
+				c.stop() // one of the others may win the index
+				time.Sleep(time.Second)
+				replicas = append(replicas, r.start("c", false, 2, later))
 				time.Sleep(time.Second)
 				r.server.take("quota", 1000)
 				time.Sleep(100 * time.Second)
