@@ -257,7 +257,7 @@ func (a *activeSets) read(ctx context.Context, s *shard) {
 func (a *activeSets) refill(ctx context.Context, s *shard) {
 	m := s.members
 	batch := m.take(a.sizes.batch())
-	t := &trip{calls: make([]lua.RefillCall, len(batch)), perCall: a.sizes.perCall()}
+	t := a.w.newTrip(len(batch), a.sizes.perCall())
 	for i, e := range batch {
 		t.calls[i] = lua.RefillCall{Key: e.key, Call: policy.Call{Version: e.version, Terms: &s.template.Terms}}
 	}
@@ -265,7 +265,10 @@ func (a *activeSets) refill(ctx context.Context, s *shard) {
 		t.make(ctx, a.w.r.store, a.w.r.cfg.Timeout, func(ctx context.Context, calls []lua.RefillCall, perCall int) []lua.RefillResult {
 			return a.w.r.store.refillActive(ctx, s.Shard, calls, perCall)
 		})
-		return func() { a.learn(ctx, s, m, batch, t) }
+		return func() {
+			a.learn(ctx, s, m, batch, t)
+			a.w.ended = append(a.w.ended, t)
+		}
 	})
 }
 

@@ -20,13 +20,16 @@ func (w *worker) startBatch(ctx context.Context, now time.Time) bool {
 	}
 	// The others may wait as long as this before they call a server that is back.
 	othersCame := w.back.IsZero() || now.Sub(w.back) >= maxBackoff+w.r.cfg.Timeout
-	t := &trip{calls: make([]lua.RefillCall, len(batch)), perCall: w.sizes.perCall()}
+	t := w.newTrip(len(batch), w.sizes.perCall())
 	for i, b := range batch {
 		t.calls[i] = b.call(now, othersCame)
 	}
 	w.send(func() func() {
 		t.make(ctx, w.r.store, w.r.cfg.Timeout, w.r.store.refill)
-		return func() { w.learn(ctx, batch, t) }
+		return func() {
+			w.learn(ctx, batch, t)
+			w.ended = append(w.ended, t)
+		}
 	})
 	return true
 }

@@ -3,6 +3,7 @@ package refill
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"time"
 
@@ -18,6 +19,16 @@ type trip struct {
 	results       []lua.RefillResult
 	sent, replied time.Time
 	swept         []swept
+}
+
+// newTrip makes room for n calls, in a trip that has ended if there is one.
+func (w *worker) newTrip(n, perCall int) *trip {
+	t := &trip{}
+	if last := len(w.ended) - 1; last >= 0 {
+		t, w.ended = w.ended[last], w.ended[:last]
+	}
+	*t = trip{calls: slices.Grow(t.calls[:0], n)[:n], perCall: perCall}
+	return t
 }
 
 // make makes the round trip, through refill. What the server refuses as a whole because of one bucket is asked again one

@@ -23,6 +23,7 @@ type worker struct {
 	done     chan struct{} // closed when run has returned
 	answers  chan func()   // of calls under way: each takes in its answer
 	underWay int
+	ended    []*trip // to be used again
 	sets1st  bool // the next call is for the active sets, if one is due: they and the buckets take turns
 
 	failures int          // calls in a row that the server failed
