@@ -24,7 +24,7 @@ type worker struct {
 	answers  chan func()   // of calls under way: each takes in its answer
 	underWay int
 	ended    []*trip // to be used again
-	sets1st  bool // the next call is for the active sets, if one is due: they and the buckets take turns
+	sets1st  bool    // the next call is for the active sets, if one is due: they and the buckets take turns
 
 	failures int          // calls in a row that the server failed
 	rest     time.Time    // nothing is sent before, since the server failed
