@@ -108,6 +108,10 @@ func (w *worker) learnOne(b *bucket, res *lua.RefillResult, replied time.Time, n
 	default:
 		b.due = replied.Add(backoff(1, maxBackoff, w.rng))
 	}
+	if w.leading && w.pulse != nil && b.outdated && b.stepped && !w.pulse.withheld {
+		w.pulse.withheld = true
+		news.add(hclog.Warn, "a later configuration has a schedule that this leader doesn't know: its pulse stops, so that all race", "bucket", b.key)
+	}
 	if b.claim && (res.Err == nil || ownFault(res.Err)) {
 		w.sets.claimed(b.held)
 	}

@@ -39,6 +39,7 @@ type pulse struct {
 	state   beatState
 
 	asked      bool // a call about it is under way
+	withheld   bool // the leader can't refill every bucket, so it gives no sign of life
 	unreadable bool // the key holds something else, or is forbidden to us
 }
 
@@ -46,10 +47,10 @@ func newPulse(key string, interval time.Duration, version int64, rng *rand.Rand)
 	return &pulse{beat: newSignal(key, interval, version), rng: rng}
 }
 
-// due is when the pulse is to be refilled by the leader, or read by a standby; zero while that is under way.
+// due is when the pulse is to be refilled by the leader, or read by a standby; zero if it isn't, or that is under way.
 func (p *pulse) due() time.Time {
 	switch {
-	case p.asked:
+	case p.asked || p.withheld:
 		return time.Time{}
 	case p.looks():
 		return p.peekDue
@@ -63,7 +64,7 @@ func (p *pulse) looks() bool { return !p.peekDue.IsZero() }
 // assume changes the role. A new leader beats at once; a new standby listens
 // afresh, which gives a successor two intervals.
 func (p *pulse) assume(leading bool, now time.Time) {
-	p.state = beating
+	p.state, p.withheld = beating, false
 	if leading {
 		p.peekDue, p.beat.due = time.Time{}, now
 		return

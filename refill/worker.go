@@ -180,7 +180,8 @@ func (w *worker) handOver(ctx context.Context) {
 	w.buckets.order()
 	w.sets.hurry(now)
 	pending := func() bool {
-		return w.underWay > 0 || !w.pulse.beat.due.After(now) || len(w.buckets) > 0 && !w.buckets[0].due.After(now) || w.sets.pending(now)
+		beat := w.pulse.due()
+		return w.underWay > 0 || !beat.IsZero() && !beat.After(now) || len(w.buckets) > 0 && !w.buckets[0].due.After(now) || w.sets.pending(now)
 	}
 	for end := now.Add(w.pulse.beat.interval / 2); pending() && time.Now().Before(end); {
 		if w.start(ctx); w.underWay == 0 {

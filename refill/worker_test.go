@@ -36,6 +36,33 @@ func TestAnUnreadablePulseIsNoSignOfLife(t *testing.T) {
 	})
 }
 
+// A leader with an old file can't credit the instants of a later one's schedule. So the standbys that can must race.
+func TestALeaderWithAnOldFileStopsItsPulse(t *testing.T) {
+	simulate(t, func(t *testing.T, r *rig) {
+		stepped := func(every time.Duration) Bucket {
+			return Bucket{Key: "quota", Policy: policy.Policy{Capacity: 1000, Steps: policy.Every(every), StepTokens: 100, Interval: interval}}
+		}
+		a, b := r.start("a", true, 1, stepped(time.Second)), r.start("b", true, 1, stepped(time.Second))
+		resign := a.lead()
+		time.Sleep(2 * time.Second)
+		c := r.start("c", true, 2, stepped(10*time.Second))
+		time.Sleep(2 * time.Second)
+		r.server.take("quota", 1000)
+		time.Sleep(100 * time.Second)
+		require.EqualValues(t, 1000, r.server.take("quota", 5000), "ten instants of ten seconds")
+		require.NoError(t, a.Update([]Bucket{stepped(10 * time.Second)}, nil, 2))
+		time.Sleep(2 * time.Second)
+		require.False(t, b.Stats().Racing)
+		require.False(t, c.Stats().Racing, "it leads again, now that it has the later file")
+		time.Sleep(50 * time.Second)
+		require.EqualValues(t, 500, r.server.take("quota", 5000))
+		resign()
+		for _, rep := range []*replica{a, b, c} {
+			rep.stop()
+		}
+	})
+}
+
 // An old file knows the schedule of an old policy only. Its instants are none of the policy in force, and a replica that
 // knows no schedule must not win.
 func TestAnOldFileCreditsNoInstantsOfItsOwn(t *testing.T) {

@@ -182,10 +182,11 @@ func (h *bucketHistory) credited(jump time.Duration, rate, e float64) float64 {
 	return n
 }
 
-// rememberedAfter reports whether a caller that had known the bucket before came after it was created as a new one.
+// rememberedAfter reports whether a caller that had known the bucket before came after it was created as a new one. One
+// whose configuration is older than the bucket's was brings no policy, and creates nothing.
 func (h *bucketHistory) rememberedAfter(w write) bool {
 	for _, f := range h.refills {
-		if f.Era > 0 && f.Era < w.version.Era && f.Sent > w.from {
+		if f.Era > 0 && f.Terms != "" && f.Era < w.version.Era && f.Sent > w.from {
 			return true
 		}
 	}
