@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -67,17 +68,7 @@ func TestTheVerifierCatchesEachMissingMechanism(t *testing.T) {
 			spec := tc.spec
 			spec.Front = func(addr string) string { return tc.change.Front(t, root(t), addr) }
 			control(t, dir, spec, tc.beside, tc.faults...)
-			result, err := verify.Dir(dir)
-			require.NoError(t, err)
-			t.Logf("caught by %v; first: %v", result.Broken(), result.Violations[:min(1, len(result.Violations))])
-			require.NotContains(t, result.Broken(), verify.Substance)
-			hit := false
-			for _, check := range tc.caught {
-				for _, broken := range result.Broken() {
-					hit = hit || check == broken
-				}
-			}
-			require.True(t, hit, "want one of %v to fail, got %v", tc.caught, result.Violations)
+			expect(t, dir, tc.caught)
 		})
 	}
 }
@@ -100,7 +91,7 @@ func TestIntactScriptsPass(t *testing.T) {
 // control runs three replicas for some seconds, with something beside the traffic.
 func control(t *testing.T, dir string, spec system.Spec, beside func(context.Context, *testing.T, *system.System), names ...string) {
 	t.Helper()
-	spec.Replicas = 3
+	spec.Replicas = max(3, len(spec.Versions))
 	plan, err := schedule.Fixed("control", 7, spec, names...)
 	require.NoError(t, err)
 	if beside == nil {
@@ -116,6 +107,45 @@ func control(t *testing.T, dir string, spec system.Spec, beside func(context.Con
 	s.Check("at the end")
 	require.NoError(t, calls.Stop())
 	s.Finish()
+}
+
+// TestTheVerifierCatchesWhatTheLoopLacks runs replicas whose refill loop lacks one mechanism.
+func TestTheVerifierCatchesWhatTheLoopLacks(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		name, file, before, after string
+		spec                      system.Spec
+		faults                    []string
+		caught                    []string
+	}{
+		{"what is refused is asked one by one", "refill/trip.go", "if t.perCall > 1 && refuses(t.results[i].Err) {", "if false {",
+			system.Spec{Buckets: schedule.Pick("plain", "deep", "rare", "kept", "whole", "user:1")}, []string{"redis-forbids-a-bucket"}, []string{verify.Neighbours}},
+		{"an unreadable pulse is none", "refill/batch.go", "!errors.Is(err, lua.ErrUnknownBucket) && !ownFault(err)", "!errors.Is(err, lua.ErrUnknownBucket)",
+			system.Spec{Etcd: 1, Buckets: schedule.Pick("plain", "rare")}, []string{"pulse-unreadable"}, []string{verify.Resume}},
+		{"an old file gives no instants", "refill/bucket.go", "	case b.outdated:\n", "	case false:\n",
+			system.Spec{Versions: []int{1, 2, 1, 2}, Buckets: schedule.Pick("plain", "stepped", "quota", "changed")}, []string{"replica-kill", "replica-pause"}, []string{verify.Steps}},
+		{"somebody has the claim", "refill/claim.go", "		b.held = true\n", "		b.held = false\n",
+			system.Spec{Buckets: schedule.Pick("plain", "user:1")}, nil, []string{verify.Substance}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			dir := t.TempDir()
+			spec := tc.spec
+			spec.Program = mutate.Program(t, root(t), "./cmd/refiller", tc.file, tc.before, tc.after)
+			control(t, dir, spec, nil, tc.faults...)
+			expect(t, dir, tc.caught)
+		})
+	}
+}
+
+// expect judges a record and has one of the checks fail at least.
+func expect(t *testing.T, dir string, caught []string) {
+	t.Helper()
+	result, err := verify.Dir(dir)
+	require.NoError(t, err)
+	t.Logf("caught by %v; first: %v", result.Broken(), result.Violations[:min(1, len(result.Violations))])
+	hit := slices.ContainsFunc(caught, func(check string) bool { return slices.Contains(result.Broken(), check) })
+	require.True(t, hit, "want one of %v to fail, got %v", caught, result.Violations)
 }
 
 func stepMinute(ctx context.Context, t *testing.T, s *system.System) { step(ctx, t, s, time.Minute) }

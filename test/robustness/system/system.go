@@ -56,9 +56,10 @@ type Spec struct {
 	Versions []int // config version of each replica; default 1
 	Interval time.Duration
 	Buckets  []Bucket
-	Durable  bool // Redis writes every command to disk before it answers
-	Slow     bool // Redis takes a while to load its data, and says LOADING
-	Clock    bool // Redis' clock can be stepped
+	Durable  bool   // Redis writes every command to disk before it answers
+	Slow     bool   // Redis takes a while to load its data, and says LOADING
+	Clock    bool   // Redis' clock can be stepped
+	Program  string // the replicas' binary; default the program as it is
 	// Front, if set, is given the address of the single Redis and returns the one that everybody uses instead.
 	Front func(addr string) string
 }
@@ -116,7 +117,10 @@ func Start(t testing.TB, dir string, meta record.Meta, spec Spec) *System {
 	if spec.Etcd > 0 {
 		s.Etcd = testenv.Etcd(t, spec.Etcd)
 	}
-	binary := testenv.Build(t, "./cmd/refiller")
+	binary := spec.Program
+	if binary == "" {
+		binary = testenv.Build(t, "./cmd/refiller")
+	}
 	for i := range spec.Replicas {
 		s.addReplica(binary, i)
 	}

@@ -118,6 +118,9 @@ func (h *bucketHistory) fullOrGone(from, to int64) bool {
 	})
 }
 
+// refused is what a replica says of a bucket that it may not refill.
+const refused = "bucket can't be refilled"
+
 // checkNeighbours looks at what became of the others while one bucket was forbidden.
 func (h *bucketHistory) checkNeighbours(r *Result) {
 	for _, f := range h.run.Faults {
@@ -127,6 +130,11 @@ func (h *bucketHistory) checkNeighbours(r *Result) {
 		if f.Key == h.bucket.Key {
 			h.checkSaidOnce(r, f)
 			continue
+		}
+		for _, line := range h.run.Lines {
+			if line.Bucket == h.bucket.Key && line.Message == refused && line.At >= f.Start && line.At <= f.End {
+				r.violate(Neighbours, h.bucket.Key, "%s says that it %q, and it is another one that is forbidden", line.Replica, refused)
+			}
 		}
 		var gaps []int64
 		last, interval := int64(0), int64(0)
@@ -159,7 +167,7 @@ func (h *bucketHistory) checkSaidOnce(r *Result, f record.Fault) {
 			r.violate(Neighbours, h.bucket.Key, "%q stands in the log %d times", line, n)
 		}
 	}
-	if len(said) == 0 {
+	if !slices.ContainsFunc(h.run.Lines, func(l record.Line) bool { return l.Bucket == h.bucket.Key && l.Message == refused }) {
 		r.violate(Neighbours, h.bucket.Key, "no log tells that it can't be refilled")
 	}
 }
