@@ -81,13 +81,8 @@ func (h *bucketHistory) disturbed(at int64) int64 {
 
 // checkDuring looks for refills while a fault lasts that spares a replica and is the only one.
 func (h *bucketHistory) checkDuring(r *Result, f record.Fault, byTime []write) {
-	if !f.Spares || f.Effect == record.Forbid && f.Key == h.bucket.Key {
+	if !f.Spares || f.Effect == record.Forbid && f.Key == h.bucket.Key || !h.alone(f) {
 		return
-	}
-	for _, g := range h.run.Faults {
-		if (g.Name != f.Name || g.Start != f.Start) && g.Start <= f.End && g.End >= f.Start-int64(h.run.Meta.Resume) {
-			return
-		}
 	}
 	last := f.Start
 	stretch := func(to int64) {
@@ -102,6 +97,13 @@ func (h *bucketHistory) checkDuring(r *Result, f record.Fault, byTime []write) {
 		}
 	}
 	stretch(f.End)
+}
+
+// alone reports whether nothing else went wrong while a fault lasted, nor shortly before.
+func (h *bucketHistory) alone(f record.Fault) bool {
+	return !slices.ContainsFunc(h.run.Faults, func(g record.Fault) bool {
+		return (g.Name != f.Name || g.Start != f.Start) && g.Start <= f.End && g.End >= f.Start-int64(h.run.Meta.Resume)
+	})
 }
 
 // fullOrGone reports whether a template's bucket may have been full in a span, or there was none: then nobody refills it.
@@ -124,7 +126,7 @@ const refused = "bucket can't be refilled"
 // checkNeighbours looks at what became of the others while one bucket was forbidden.
 func (h *bucketHistory) checkNeighbours(r *Result) {
 	for _, f := range h.run.Faults {
-		if f.Effect != record.Forbid {
+		if f.Effect != record.Forbid || !h.alone(f) {
 			continue
 		}
 		if f.Key == h.bucket.Key {
