@@ -188,7 +188,7 @@ func (b *bank) run(name string, args []any) any {
 		granted, clamped, held := bucket.Lease(args[3+keys].(string), number(1), number(2), number(3), number(4), number(5), now)
 		switch held {
 		case policy.HeldDone:
-			return []any{int64(1), now, *bucket.Tokens, granted, clamped, terms}
+			return []any{int64(1), now, *bucket.Tokens, granted, clamped, s.Era, terms}
 		case policy.HeldOther:
 			return []any{int64(4), now}
 		case policy.HeldInUse:

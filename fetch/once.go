@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
 )
 
 // putOnce puts a take with a request id to the bucket. Nothing is given back to
@@ -16,7 +17,7 @@ func (c *Client) putOnce(ctx context.Context, key string, n int64, cfg takeConfi
 		if err := c.open(ctx, key, 0); err != nil {
 			return lua.TakeReply{}, err
 		}
-		return lua.TakeOnce(ctx, c.store, key, cfg.request, n, cfg.memory)
+		return lua.TakeOnce(ctx, c.store, key, cfg.request, policy.Run{N: n, Count: 1}, cfg.memory)
 	}, nil)
 	if err != nil {
 		return answer{err: err}

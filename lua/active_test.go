@@ -92,7 +92,7 @@ func onBoth(t *testing.T, test func(t *testing.T, rdb redis.UniversalClient)) {
 func takeUser(ctx context.Context, t testing.TB, rdb redis.UniversalClient, key string, call lua.TemplateCall, n int64) bool {
 	t.Helper()
 	_, call.Apart = rdb.(*redis.ClusterClient)
-	r, err := lua.TakeTemplate(ctx, rdb, key, call, one(n), true, false)
+	r, err := takeTemplate(ctx, rdb, key, call, one(n), true, false)
 	require.NoError(t, err)
 	if call.Apart && r.Enter {
 		require.NoError(t, lua.Enter(ctx, rdb, call.Prefix, key, r.Till))

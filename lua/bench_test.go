@@ -107,7 +107,7 @@ func BenchmarkTake(b *testing.B) {
 		b.Run(fmt.Sprintf("take/terms=%t", withTerms), func(b *testing.B) {
 			ctx, rdb := setup(b)
 			perCPU(b, rdb, 1, "takes", func() {
-				if r, err := lua.Take(ctx, rdb, "bucket", 1, withTerms); err != nil || !r.OK {
+				if r, err := takeOne(ctx, rdb, "bucket", 1, withTerms); err != nil || !r.OK {
 					b.Fatal(r, err)
 				}
 			})
@@ -125,12 +125,12 @@ func BenchmarkTake(b *testing.B) {
 	})
 	// Pipelined, the server's work weighs more than the round trip.
 	for _, c := range []struct {
-		name, sha string
-		keys      []string
-		args      []any
+		name  string
+		words []any
 	}{
-		{"take", lua.TakeSHA, []string{"bucket", "{bucket}", "{bucket}:ctl"}, []any{1, 0}},
-		{"bare", bare.Hash(), []string{"bucket"}, []any{1}},
+		{"take", lua.TakesWords(lua.Takes{Key: "bucket", Runs: one(1)})},
+		{"whole", lua.TakesWords(lua.Takes{Key: "bucket", Runs: one(1), Whole: true})},
+		{"bare", []any{"evalsha", bare.Hash(), 1, "bucket", 1}},
 	} {
 		b.Run("pipelined/"+c.name, func(b *testing.B) {
 			ctx, rdb := setup(b)
@@ -138,7 +138,7 @@ func BenchmarkTake(b *testing.B) {
 			perCPU(b, rdb, pipelined, "takes", func() {
 				_, err := rdb.Pipelined(ctx, func(p redis.Pipeliner) error {
 					for range pipelined {
-						p.EvalSha(ctx, c.sha, c.keys, c.args...)
+						p.Do(ctx, c.words...)
 					}
 					return nil
 				})
@@ -154,15 +154,15 @@ func BenchmarkTake(b *testing.B) {
 func BenchmarkTakeOfTemplate(b *testing.B) {
 	const pipelined = 100
 	terms := policy.Policy{Capacity: 1_000_000_000, Rate: policy.PerSecond(1), Interval: time.Second}.Terms(policy.Fence{Epoch: 7})
+	template := lua.NewTemplate(ruled(lua.TemplateCall{Prefix: "user:", Terms: terms.Encode()}), false)
 	refilled := func(key string) []any {
-		return []any{"evalsha", lua.TemplateSHA, 6, key, lua.IndexKey(key), lua.ControlKey(key), lua.LimitKey(key), lua.ActiveKey("user:", lua.ActiveShard(key)), lua.AliveKey("user:"),
-			1, 0, 0, terms.Capacity, terms.Encode(), 0, 1, 1}
+		return lua.TakesWords(lua.Takes{Key: key, Runs: one(1), Whole: true, Template: template})
 	}
 	lazy := func(key string) []any {
-		return []any{"evalsha", lua.LazySHA, 2, lua.LazyKey(key), lua.LimitKey(key), 1, 0, terms.Tokens, terms.Per, terms.Capacity, 1, 1}
+		return []any{"evalsha", lua.LazySHA, 2, lua.LazyKey(key), lua.LimitKey(key), 1, 0, terms.Tokens, terms.Per, terms.Capacity, 1, 1, 0}
 	}
 	configured := func(key string) []any {
-		return []any{"evalsha", lua.TakeSHA, 3, key, lua.IndexKey(key), lua.ControlKey(key), 1, 0}
+		return lua.TakesWords(lua.Takes{Key: key, Runs: one(1)})
 	}
 	for _, c := range []struct {
 		name string

@@ -121,6 +121,13 @@ func (r *integerReply) next() int64 {
 	return r.values[r.read-1]
 }
 
+// take is the next n values; fewer at the end.
+func (r *integerReply) take(n int64) []int64 {
+	from := min(r.read, len(r.values))
+	r.read += int(min(max(n, 0), int64(len(r.values)+1)))
+	return r.values[from:min(r.read, len(r.values))]
+}
+
 // good reports whether all values were read, and each made sense.
 func (r *integerReply) good() bool { return !r.bad && r.read == len(r.values) }
 

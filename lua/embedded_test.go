@@ -65,7 +65,7 @@ func TestTheEmbeddedStoreRunsEveryScript(t *testing.T) {
 	for name, want := range map[string]string{"Take": "95", "TakeWithTerms": "95", "TakeDenied": "100", "TakeUpTo": "95", "TakeOnce": "95", "TakeAll": "95", "Return": "105", "Peek": "100", "Grant": "105", "Reset": "5", "Refill": "150", "Reserve": "95", "Settle": "100", "Lease": "95", "Sweep": "100", "Add": "105"} {
 		require.Equal(t, want, rdb.Get(ctx, name).Val(), name)
 	}
-	denied, err := lua.Take(ctx, rdb, "TakeDenied", 160, false)
+	denied, err := takeOne(ctx, rdb, "TakeDenied", 160, false)
 	require.NoError(t, err)
 	model := load(ctx, t, rdb, "TakeDenied")
 	require.Equal(t, model.Wait(160, embeddedNow), denied.Wait.Microseconds())
@@ -77,6 +77,9 @@ func TestTheEmbeddedStoreRunsEveryScript(t *testing.T) {
 		require.NoError(t, rdb.Del(ctx, name).Err())
 		require.NoError(t, rdb.LPush(ctx, name, 1).Err())
 		for _, op := range []string{"Refill", "Peek", "TakeUpTo", "Grant", "TakeDenied"} {
+			if i == 1 && !readsIndex[op] {
+				continue
+			}
 			err := operations[op](ctx, rdb, "b")
 			require.ErrorIs(t, err, lua.ErrMalformedBucket, "%s, key %d", op, i+1)
 			require.ErrorContains(t, err, name)

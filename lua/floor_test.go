@@ -52,13 +52,13 @@ func floorIsTold(t *testing.T, rdb *redis.Client) {
 			return r.Terms
 		}
 		for how, told := range map[string]*policy.Terms{
-			"take":            take(lua.Take(ctx, rdb, name, 1, true)),
-			"take, denied":    take(lua.Take(ctx, rdb, name, 90, true)),
-			"upto":            take(lua.TakeUpTo(ctx, rdb, name, 1)),
+			"take":            take(takeOne(ctx, rdb, name, 1, true)),
+			"take, denied":    take(takeOne(ctx, rdb, name, 90, true)),
+			"upto":            take(takeUpTo(ctx, rdb, name, 1)),
 			"many":            many(1),
 			"many, denied":    many(90),
-			"upto, the rest":  take(lua.TakeUpTo(ctx, rdb, name, 90)),
-			"upto, and empty": take(lua.TakeUpTo(ctx, rdb, name, 1)),
+			"upto, the rest":  take(takeUpTo(ctx, rdb, name, 90)),
+			"upto, and empty": take(takeUpTo(ctx, rdb, name, 1)),
 		} {
 			require.Equal(t, &want, told, "%s: %s", name, how)
 		}

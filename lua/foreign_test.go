@@ -133,7 +133,7 @@ func TestForeignAndOwnTakersNeverTakeMoreThanThereIs(t *testing.T) {
 			return err
 		})
 		run(func() error {
-			r, err := lua.Take(ctx, rdb, "b", 3, false)
+			r, err := takeOne(ctx, rdb, "b", 3, false)
 			taken.Add(r.Taken)
 			return err
 		})

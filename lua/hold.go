@@ -35,6 +35,7 @@ type ReserveCall struct {
 	N       int64         // tokens, as for Take
 	TTL     time.Duration // policy.MinHold to policy.MaxHold
 	Overrun policy.Overrun
+	Leave   policy.Leave
 }
 
 // ReserveReply is the answer to a reservation: that of a take, with Now always
@@ -55,13 +56,16 @@ func Reserve(ctx context.Context, c Client, key string, call ReserveCall) (Reser
 	if err := checkAmount(call.N); err != nil {
 		return ReserveReply{}, err
 	}
+	if err := call.Leave.Validate(); err != nil {
+		return ReserveReply{}, fmt.Errorf("%w: %w", ErrInvalidAmount, err)
+	}
 	if err := CheckID(call.ID); err != nil {
 		return ReserveReply{}, err
 	}
 	if err := CheckTTL(call.TTL); err != nil {
 		return ReserveReply{}, err
 	}
-	v, err := reserveScript.run(ctx, c, heldKeys(key), call.ID, call.N, call.TTL.Microseconds(), int64(call.Overrun))
+	v, err := reserveScript.run(ctx, c, heldKeys(key), call.ID, call.N, call.TTL.Microseconds(), int64(call.Overrun), call.Leave.String())
 	if err != nil {
 		return ReserveReply{}, err
 	}
@@ -128,6 +132,7 @@ type LeaseReply struct {
 	Remaining int64 // in the bucket
 	Granted   int64 // added to the block, at most half of what the bucket held
 	Clamped   int64 // of what was given back, what the full bucket could not hold
+	Era       int64 // of the bucket, and of all tokens of the block
 	Terms     *policy.Terms
 }
 
@@ -165,7 +170,7 @@ func Lease(ctx context.Context, c Client, key string, call LeaseCall) (LeaseRepl
 		}
 		return reply, fmt.Errorf("%w: %q", ErrOtherEra, key)
 	}
-	reply := LeaseReply{Now: r.int(), Remaining: r.int(), Granted: r.int(), Clamped: r.int(), Terms: r.terms()}
+	reply := LeaseReply{Now: r.int(), Remaining: r.int(), Granted: r.int(), Clamped: r.int(), Era: r.int(), Terms: r.terms()}
 	if err := r.end(); err != nil {
 		return LeaseReply{}, err
 	}

@@ -79,8 +79,8 @@ func hold(ctx context.Context, t *testing.T, rdb *redis.Client, key string, mode
 	}
 	switch c.Op {
 	case buckettest.Reserve:
-		got, err := lua.Reserve(ctx, rdb, key, lua.ReserveCall{ID: c.ID, N: c.N, TTL: ttl, Overrun: c.Overrun})
-		want, held := model.Reserve(c.ID, c.N, c.TTL, c.Overrun, got.Now)
+		got, err := lua.Reserve(ctx, rdb, key, lua.ReserveCall{ID: c.ID, N: c.N, TTL: ttl, Overrun: c.Overrun, Leave: c.Leave})
+		want, held := model.Reserve(c.ID, c.N, c.TTL, c.Overrun, c.Leave, got.Now)
 		if held != policy.HeldDone {
 			return answer(err, held)
 		}

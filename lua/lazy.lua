@@ -3,14 +3,15 @@
 -- KEYS  1 {K}:lazy   the instant at which the bucket is full, as in ahead.lua; a full bucket is no key
 --       2 {K}:limit  the policy of this key alone, if it has one (text as in state.lua)
 -- ARGV  1 1 take, 0 peek, -1 return
---       2 1 if no take may overtake another, as in takemany; 0 otherwise
+--       2 1 if no take may overtake another, as in takes; 0 otherwise
 --       3 tokens, 4 per_us: the template's rate in lowest terms; 5 its capacity
---       6.. pairs n, count: so many takes of n tokens each, as in takemany; a peek or a return has one pair with count 1
+--       6.. runs n, count, leave, as in takes; a peek or a return has one of count 1
 -- Reply {1, left, reset_us, now_us, pol}: all taken, or returned; reset_us until the bucket is full; pol of KEYS 2, or ''
---       {0, left, reset_us, now_us, pol, taken, wait_us, ...}: not all, or a peek; per pair how many of its takes were taken, and
---           how long until n tokens are due (0 if all were taken, -1 if never)
+--       {0, left, reset_us, now_us, pol, taken, wait_us, ...}: not all, or a peek; per run how many of its takes were taken, and
+--           how long until n tokens and those to be left are due (0 if all were taken, -1 if never)
 --       {3, 1}: KEYS 1 holds something else
 --#include ahead
+--#include leave
 local now = now_us()
 local tokens, per_us, capacity = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
 local pol = get(KEYS[2]) or ''
@@ -25,14 +26,14 @@ local lacks = ahead(KEYS[1], now, tokens, full)
 if not lacks then return {3, 1} end
 local d = lacks
 local what, served, all, closed = ARGV[1], {}, true, false
-for i = 6, #ARGV, 2 do
-  local n, most = tonumber(ARGV[i]), tonumber(ARGV[i + 1])
+for i = 6, #ARGV, 3 do
+  local n, most = math.max(1, tonumber(ARGV[i])), tonumber(ARGV[i + 1])
   local fit = 0
   if what == '-1' then
     d = math.max(0, d - n * per_us)
     fit = most
   elseif what == '1' and not closed then
-    fit = math.min(most, math.floor((full - d) / (n * per_us)))
+    fit = math.max(0, math.min(most, math.floor((full - d - least(ARGV[i + 2], capacity) * per_us) / (n * per_us))))
     d = d + fit * n * per_us
   end
   if fit < most then
@@ -46,8 +47,8 @@ if d ~= lacks then reset = store_ahead(KEYS[1], now, tokens, d) end
 local left = math.floor((full - d) / per_us)
 if all then return {1, left, reset, now, pol} end
 local reply = {0, left, reset, now, pol}
-for i = 6, #ARGV, 2 do
-  local n, fit, wait = tonumber(ARGV[i]), served[i / 2 - 2], 0
+for i = 6, #ARGV, 3 do
+  local n, fit, wait = math.max(1, tonumber(ARGV[i])) + least(ARGV[i + 2], capacity), served[i / 3 - 1], 0
   if fit < tonumber(ARGV[i + 1]) then
     wait = n > capacity and -1 or math.max(0, math.ceil((d + n * per_us - full) / tokens))
   end

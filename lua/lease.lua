@@ -7,7 +7,7 @@
 --       4 back: tokens that it gives back; what it held and neither keeps nor gives back is spent
 --       5 want: most tokens to add to the block
 --       6 ttl_us: when the block ends unless it is renewed, at least 1
--- Reply {1, now_us, tokens, granted, clamped, pol}: tokens left in the bucket; clamped is what was given back to a full bucket
+-- Reply {1, now_us, tokens, granted, clamped, era, pol}: tokens left in the bucket; clamped is what was given back to a full bucket
 --       {2}: no such bucket, or one without a policy
 --       {3, k}: KEYS k holds something else
 --       {4, now_us}: the bucket is in another era than the block, which has ended; nothing is returned
@@ -38,7 +38,7 @@ if r and r[4] ~= s.era then
   finish(before)
   return {4, now}
 end
-if r and seq == r[5] then return {1, now, before, r[6], r[7], told(s, p, pol)} end
+if r and seq == r[5] then return {1, now, before, r[6], r[7], s.era, told(s, p, pol)} end
 if r then s.out = math.max(0, s.out - r[2]) end
 local tokens, _, clamped = give_back(s, p, before, back, s.era)
 local granted = math.min(want, math.floor(math.max(0, tokens) / 2))
@@ -52,4 +52,4 @@ elseif r then
 end
 tokens = finish(tokens)
 outlive(ends, now)
-return {1, now, tokens, granted, clamped, told(s, p, pol)}
+return {1, now, tokens, granted, clamped, s.era, told(s, p, pol)}

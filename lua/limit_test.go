@@ -158,7 +158,7 @@ func TestAnOverrideOfAKeyWithoutABucketWaitsForIt(t *testing.T) {
 	require.NoError(t, err)
 	own.Fence.Seq = 1
 	require.Equal(t, lua.LimitReply{Terms: &own}, reply)
-	r, err := lua.TakeTemplate(ctx, rdb, "user:1", user(), one(100), true, false)
+	r, err := takeTemplate(ctx, rdb, "user:1", user(), one(100), true, false)
 	require.NoError(t, err)
 	require.EqualValues(t, 400, r.Remaining)
 	_, err = lua.UnsetLimit(ctx, rdb, "user:1", nil, policy.EnforceRefilled)

@@ -29,11 +29,10 @@ func TestMemoryOfATemplatesBucket(t *testing.T) {
 		args func(key string) []any
 	}{
 		{"refilled", 540, func(key string) []any {
-			return []any{lua.TemplateSHA, 6, key, lua.IndexKey(key), lua.ControlKey(key), lua.LimitKey(key), lua.ActiveKey("user:", lua.ActiveShard(key)), lua.AliveKey("user:"),
-				30, 0, 0, userTerms.Capacity, userTerms.Encode(), 0, 30, 1}
+			return lua.TakesWords(lua.Takes{Key: key, Runs: one(30), Whole: true, Template: users})[1:]
 		}},
 		{"lazy", 150, func(key string) []any {
-			return []any{lua.LazySHA, 2, lua.LazyKey(key), lua.LimitKey(key), 1, 0, userTerms.Tokens, userTerms.Per, userTerms.Capacity, 50, 1}
+			return []any{lua.LazySHA, 2, lua.LazyKey(key), lua.LimitKey(key), 1, 0, userTerms.Tokens, userTerms.Per, userTerms.Capacity, 50, 1, 0}
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -71,7 +71,7 @@ func TestLazyAndRefilledBucketsAdmitTheSameWithinOneRefill(t *testing.T) {
 			}
 			lazy, err := lua.LazyTake(ctx, rdb, key, &terms, one(n), false)
 			require.NoError(t, err, where)
-			r, err := lua.TakeTemplate(ctx, rdb, key, call, one(n), true, false)
+			r, err := takeTemplate(ctx, rdb, key, call, one(n), true, false)
 			require.NoError(t, err, where)
 			peek, err := lua.Peek(ctx, rdb, key, 1)
 			if err != nil { // more than it can ever hold, of a bucket that isn't there

@@ -105,7 +105,7 @@ func TestBucketsApartFromTheirTemplateAreEnteredAndCounted(t *testing.T) {
 	call.Apart = true
 	for i := range 5 {
 		key := fmt.Sprintf("user:%d", i)
-		r, err := lua.TakeTemplate(ctx, rdb, key, call, one(1), false, false)
+		r, err := takeTemplate(ctx, rdb, key, call, one(1), false, false)
 		require.NoError(t, err)
 		require.True(t, r.Enter)
 		require.Zero(t, r.Was)

@@ -9,6 +9,7 @@
 --       2 n: tokens to reserve, at least 1
 --       3 ttl_us: how long, at least 1
 --       4 overrun: what happens if more is used than the bucket can pay: 0 it is forgiven, 1 it is owed
+--       5 leave: what is to be left, as in takes
 -- Reply {1, left, until_us, now_us, pol}: reserved until until_us
 --       {0, left, wait_us, era, index, last_us, now_us, pol}: denied, as in take
 --       {2}: no such bucket, or one without a policy; nothing is created
@@ -17,6 +18,7 @@
 --
 -- Sent again with the same id and n it answers the same and takes nothing.
 --#include state
+--#include leave
 --#include held
 local s, p, pol, before, r = read_held(ARGV[1])
 if not p then return s end
@@ -29,13 +31,14 @@ if r then
 end
 local swept = s.due > 0 and s.due <= now
 local tokens = sweep(s, p, before, now, SWEPT)
-if tokens < n then
+local keep = least(ARGV[5], p.capacity)
+if tokens - keep < n then
   if swept then
     put_tokens(tokens, before)
     put_held(KEYS[3], s)
   end
   count_denied(KEYS[3], p, ARGV[2])
-  return {0, tokens, wait_us(s, p, tokens, n, now), s.era, index or s.index, s.last, now, told(s, p, pol)}
+  return {0, tokens, wait_us(s, p, tokens, n + keep, now), s.era, index or s.index, s.last, now, told(s, p, pol)}
 end
 local ends = now + tonumber(ARGV[3])
 put_tokens(tokens - n, before)

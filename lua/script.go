@@ -56,6 +56,7 @@ var (
 	addScript    = newScript("add")
 	takeScript   = newScript("take")
 	manyScript   = newScript("takemany")
+	takesScript  = newScript("takes")
 	onceScript   = newScript("takeonce")
 	allScript    = newScript("takeall")
 	liveScript   = newScript("live")
@@ -81,7 +82,7 @@ var (
 	limitScript    = newScript("limit")
 
 	allScripts = []*script{
-		addScript, takeScript, manyScript, onceScript, allScript, liveScript, upToScript, returnScript, peekScript, grantScript, resetScript, refillScript, ticketScript,
+		addScript, takeScript, manyScript, takesScript, onceScript, allScript, liveScript, upToScript, repeekScript, grantScript, resetScript, refillScript, ticketScript,
 		reserveScript, settleScript, leaseScript, sweepScript, templateScript, lazyScript, enterScript, countScript, ageScript, publishScript, limitScript,
 	}
 )

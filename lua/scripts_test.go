@@ -21,19 +21,19 @@ import (
 // bucket of the cases.
 var operations = map[string]func(ctx context.Context, c lua.Client, key string) error{
 	"Take": func(ctx context.Context, c lua.Client, key string) error {
-		_, err := lua.Take(ctx, c, key, 5, false)
+		_, err := takeOne(ctx, c, key, 5, false)
 		return err
 	},
 	"TakeWithTerms": func(ctx context.Context, c lua.Client, key string) error {
-		_, err := lua.Take(ctx, c, key, 5, true)
+		_, err := takeOne(ctx, c, key, 5, true)
 		return err
 	},
 	"TakeDenied": func(ctx context.Context, c lua.Client, key string) error {
-		_, err := lua.Take(ctx, c, key, 900, false)
+		_, err := takeOne(ctx, c, key, 900, false)
 		return err
 	},
 	"TakeOnce": func(ctx context.Context, c lua.Client, key string) error {
-		_, err := lua.TakeOnce(ctx, c, key, "request", 5, time.Minute)
+		_, err := lua.TakeOnce(ctx, c, key, "request", policy.Run{N: 5, Count: 1}, time.Minute)
 		return err
 	},
 	"TakeAll": func(ctx context.Context, c lua.Client, key string) error {
@@ -41,7 +41,7 @@ var operations = map[string]func(ctx context.Context, c lua.Client, key string) 
 		return err
 	},
 	"TakeUpTo": func(ctx context.Context, c lua.Client, key string) error {
-		_, err := lua.TakeUpTo(ctx, c, key, 5)
+		_, err := takeUpTo(ctx, c, key, 5)
 		return err
 	},
 	"Return": func(ctx context.Context, c lua.Client, key string) error {
@@ -223,7 +223,7 @@ func TestBatchesOnAClusterKeepToSlots(t *testing.T) {
 			break
 		}
 	}
-	taken, err := lua.Take(ctx, rdb, key, 30, false)
+	taken, err := takeOne(ctx, rdb, key, 30, false)
 	require.NoError(t, err)
 	require.EqualValues(t, 70, taken.Remaining)
 	r := lua.RefillBatch(ctx, c.Client(), []lua.RefillCall{{Key: key, Call: policy.Call{Version: policy.Version{Era: buckettest.Era, Index: buckettest.Index}}}}, 1)
@@ -269,6 +269,9 @@ func FuzzCheckKey(f *testing.F) {
 	})
 }
 
+// readsIndex has the operations that look at {K}.
+var readsIndex = map[string]bool{"Refill": true, "Grant": true, "Reset": true, "Add": true, "Peek": true, "Reserve": true}
+
 func TestAKeyOfAnotherKindIsMalformedAndStays(t *testing.T) {
 	t.Parallel()
 	ctx, rdb := t.Context(), testenv.Redis(t).Client()
@@ -285,10 +288,9 @@ func TestAKeyOfAnotherKindIsMalformedAndStays(t *testing.T) {
 		for kind, set := range spoil {
 			for op, call := range operations {
 				// A take that fits and isn't asked for the policy reads the
-				// tokens alone; add knows two keys; the index is none of
-				// return's business.
-				switch {
-				case place > 0 && op == "Take", op == "Add", place == 1 && (op == "Return" || op == "TakeWithTerms" || op == "Settle" || op == "Lease" || op == "Sweep"):
+				// tokens alone; add knows two keys; the index is the business
+				// of those who write it.
+				if op == "Add" || place > 0 && op == "Take" || place == 1 && !readsIndex[op] {
 					continue
 				}
 				where := fmt.Sprintf("%s of a %s in %s", op, kind, name)
@@ -332,7 +334,7 @@ func TestAnUnknownBucketLeavesNoKey(t *testing.T) {
 	require.Equal(t, policy.StatusUnknown, out.Status)
 	require.Empty(t, dump(ctx, t, rdb))
 	require.NoError(t, rdb.LPush(ctx, lua.ControlKey("typo"), 1).Err())
-	_, err = lua.Take(ctx, rdb, "typo", 1, false)
+	_, err = takeOne(ctx, rdb, "typo", 1, false)
 	require.ErrorIs(t, err, lua.ErrMalformedBucket)
 	require.Len(t, dump(ctx, t, rdb), 1, "a malformed one gets no tokens either")
 }
@@ -341,26 +343,26 @@ func TestAForeignBucketWithoutPolicyIsTakenFrom(t *testing.T) {
 	t.Parallel()
 	ctx, rdb := t.Context(), testenv.Redis(t).Client()
 	require.NoError(t, rdb.MSet(ctx, "b", 10, "{b}", 3).Err())
-	r, err := lua.Take(ctx, rdb, "b", 4, false)
+	r, err := takeOne(ctx, rdb, "b", 4, false)
 	require.NoError(t, err)
 	require.Equal(t, lua.TakeReply{OK: true, Taken: 4, Remaining: 6}, r)
-	r, err = lua.Take(ctx, rdb, "b", 1, true)
+	r, err = takeOne(ctx, rdb, "b", 1, true)
 	require.NoError(t, err)
 	require.Equal(t, lua.TakeReply{OK: true, Taken: 1, Remaining: 5}, r, "there is no policy to tell")
-	r, err = lua.Take(ctx, rdb, "b", 6, true)
+	r, err = takeOne(ctx, rdb, "b", 6, true)
 	require.NoError(t, err)
 	require.False(t, r.OK)
 	require.Negative(t, r.Wait, "nothing is known of its refills")
 	require.Nil(t, r.Terms)
-	require.Equal(t, policy.Version{Index: 3}, r.Version)
-	r, err = lua.TakeUpTo(ctx, rdb, "b", 9)
+	require.Zero(t, r.Version, "nothing is known of its history")
+	r, err = takeUpTo(ctx, rdb, "b", 9)
 	require.NoError(t, err)
 	require.Equal(t, lua.TakeReply{OK: true, Taken: 5}, r)
-	r, err = lua.TakeUpTo(ctx, rdb, "b", 9)
+	r, err = takeUpTo(ctx, rdb, "b", 9)
 	require.NoError(t, err)
 	require.False(t, r.OK)
 	require.Zero(t, r.Taken)
-	r, err = lua.Take(ctx, rdb, "b", 1, false)
+	r, err = takeOne(ctx, rdb, "b", 1, false)
 	require.NoError(t, err, "an empty bucket with an index exists")
 	require.False(t, r.OK)
 	p, err := lua.Peek(ctx, rdb, "b", 1)
@@ -377,15 +379,15 @@ func TestATakeTellsThePolicyWhenAskedOrDenied(t *testing.T) {
 	t.Parallel()
 	ctx, rdb := t.Context(), testenv.Redis(t).Client()
 	b := storeCase(ctx, t, rdb, "b", 100)
-	r, err := lua.Take(ctx, rdb, "b", 40, false)
+	r, err := takeOne(ctx, rdb, "b", 40, false)
 	require.NoError(t, err)
 	require.Equal(t, lua.TakeReply{OK: true, Taken: 40, Remaining: 60}, r)
-	r, err = lua.Take(ctx, rdb, "b", 40, true)
+	r, err = takeOne(ctx, rdb, "b", 40, true)
 	require.NoError(t, err)
 	require.Equal(t, b.Control.Terms, *r.Terms)
 	require.EqualValues(t, 20, r.Remaining)
 	for _, with := range []bool{false, true} {
-		r, err = lua.Take(ctx, rdb, "b", 40, with)
+		r, err = takeOne(ctx, rdb, "b", 40, with)
 		require.NoError(t, err)
 		require.False(t, r.OK)
 		require.EqualValues(t, 20, r.Remaining, "nothing was taken")
@@ -395,11 +397,11 @@ func TestATakeTellsThePolicyWhenAskedOrDenied(t *testing.T) {
 		require.GreaterOrEqual(t, r.Now, r.Last)
 		require.Positive(t, r.Wait)
 	}
-	r, err = lua.TakeUpTo(ctx, rdb, "b", 50)
+	r, err = takeUpTo(ctx, rdb, "b", 50)
 	require.NoError(t, err)
 	require.EqualValues(t, 20, r.Taken)
 	require.Equal(t, b.Control.Terms, *r.Terms)
-	r, err = lua.Take(ctx, rdb, "b", 1001, false)
+	r, err = takeOne(ctx, rdb, "b", 1001, false)
 	require.NoError(t, err)
 	require.Negative(t, r.Wait, "more than the capacity is never due")
 }
@@ -412,12 +414,12 @@ func TestHugeAmountsStayExact(t *testing.T) {
 	b.Control.Terms.Capacity = most
 	store(ctx, t, rdb, "b", b)
 	for _, n := range []int64{1, most / 2, most/2 - 1} {
-		r, err := lua.Take(ctx, rdb, "b", n, true)
+		r, err := takeOne(ctx, rdb, "b", n, true)
 		require.NoError(t, err)
 		require.True(t, r.OK)
 	}
 	require.Equal(t, "0", rdb.Get(ctx, "b").Val())
-	r, err := lua.Take(ctx, rdb, "b", most, false)
+	r, err := takeOne(ctx, rdb, "b", most, false)
 	require.NoError(t, err)
 	require.False(t, r.OK)
 	require.Zero(t, r.Remaining)
@@ -432,7 +434,7 @@ func TestHugeAmountsStayExact(t *testing.T) {
 	require.NoError(t, err)
 	require.EqualValues(t, most, grant.Clamped)
 	require.Equal(t, fmt.Sprint(int64(most)), rdb.Get(ctx, "b").Val())
-	_, err = lua.Take(ctx, rdb, "b", most+1, false)
+	_, err = takeOne(ctx, rdb, "b", most+1, false)
 	require.ErrorIs(t, err, lua.ErrInvalidAmount)
 }
 
@@ -588,7 +590,7 @@ func TestErrorsOfARealServerComeThrough(t *testing.T) {
 	// Full memory: writes are refused before any of them is made.
 	require.NoError(t, rdb.ConfigSet(ctx, "maxmemory", "1").Err())
 	for name, call := range operations {
-		if name == "Peek" || name == "Settle" || name == "Sweep" { // they have nothing to write
+		if name == "Peek" || name == "Settle" || name == "Sweep" || name == "TakeDenied" { // they have nothing to write
 			continue
 		}
 		err := call(ctx, rdb, "b")

@@ -2,7 +2,10 @@ package lua
 
 import (
 	"context"
+	"crypto/sha1" //nolint:gosec // as below
+	"encoding/hex"
 	"fmt"
+	"time"
 
 	"github.com/tokenrefill/refiller/policy"
 )
@@ -10,10 +13,11 @@ import (
 // MaxAll is the most buckets of one TakeAll.
 const MaxAll = 64
 
-// Demand is a number of tokens of a bucket.
+// Demand is a number of tokens of a bucket, and what it must leave there.
 type Demand struct {
-	Key string
-	N   int64
+	Key   string
+	N     int64
+	Leave policy.Leave
 }
 
 // TakeAll takes tokens of several buckets, all or nothing, in one call. There are
@@ -24,46 +28,81 @@ type Demand struct {
 // tokens are there. A bucket without a policy is ErrUnknownBucket, since nothing
 // could be returned to it.
 func TakeAll(ctx context.Context, c Client, demands []Demand) (ok bool, replies []TakeReply, err error) {
+	return takeAll(ctx, c, "", 0, demands)
+}
+
+// TakeAllOnce is TakeAll for a request, as TakeOnce is a take for one. The request is
+// remembered with the bucket of the first demand; the same id for other demands is
+// ErrRequestReused.
+func TakeAllOnce(ctx context.Context, c Client, id string, memory time.Duration, demands []Demand) (ok bool, replies []TakeReply, err error) {
+	if err := checkRequest(id, memory); err != nil {
+		return false, nil, err
+	}
+	return takeAll(ctx, c, id, memory, demands)
+}
+
+func takeAll(ctx context.Context, c Client, id string, memory time.Duration, demands []Demand) (ok bool, replies []TakeReply, err error) {
 	if len(demands) < 1 || len(demands) > MaxAll {
 		return false, nil, fmt.Errorf("%w: %d buckets; want 1 to %d", ErrInvalidAmount, len(demands), MaxAll)
 	}
-	keys := make([]string, 0, 3*len(demands))
-	args := make([]any, 0, len(demands))
+	keys, args := make([]string, 0, 2*len(demands)+1), make([]any, 3, 3+2*len(demands))
+	args[0], args[1], args[2] = len(demands), "", ""
 	for _, d := range demands {
 		if err := checkAmount(d.N); err != nil {
 			return false, nil, err
 		}
-		keys = append(keys, bucketKeys(d.Key)...)
-		args = append(args, d.N)
+		if err := d.Leave.Validate(); err != nil {
+			return false, nil, fmt.Errorf("%w: %w", ErrInvalidAmount, err)
+		}
+		keys = append(keys, TokensKey(d.Key), ControlKey(d.Key))
+		args = append(args, d.N, d.Leave.String())
+	}
+	if id != "" {
+		keys = append(keys, RequestKey(demands[0].Key, id))
+		args[1], args[2] = nameOf(demands), memory.Milliseconds()
 	}
 	v, err := allScript.run(ctx, c, keys, args...)
 	if err != nil {
 		return false, nil, err
 	}
-	return decodeAll(v, demands)
+	return decodeAll(v, id, demands)
 }
 
-func decodeAll(v any, demands []Demand) (ok bool, replies []TakeReply, err error) {
-	r, code, err := open(v, "", codeDone, codeDenied, codeUnknown, codeMalformed)
+// nameOf is a name for what the demands ask for.
+func nameOf(demands []Demand) string {
+	sum := sha1.New() //nolint:gosec // It tells a caller's own requests apart.
+	for _, d := range demands {
+		fmt.Fprintf(sum, "%d:%s %d %s\n", len(d.Key), d.Key, d.N, d.Leave)
+	}
+	return hex.EncodeToString(sum.Sum(nil))
+}
+
+func decodeAll(v any, id string, demands []Demand) (ok bool, replies []TakeReply, err error) {
+	r, code, err := open(v, "", codeDone, codeDenied, codeUnknown, codeMalformed, codeReused)
 	if err != nil {
 		return false, nil, err
 	}
-	if code == codeUnknown || code == codeMalformed {
-		at := r.int() - 1
-		of := at
+	switch code {
+	case codeUnknown, codeMalformed:
+		b, k := r.int(), int64(0)
 		if code == codeMalformed {
-			of = at / 3
+			k = r.int()
 		}
 		if err := r.end(); err != nil {
 			return false, nil, err
 		}
-		if at < 0 || of >= int64(len(demands)) {
-			return false, nil, fmt.Errorf("%w: bucket or key number %d", ErrBadReply, at+1)
+		if b < 1 || b > int64(len(demands)) {
+			return false, nil, fmt.Errorf("%w: bucket number %d", ErrBadReply, b)
 		}
 		if code == codeMalformed {
-			return false, nil, malformed(demands[of].Key, at%3+1)
+			return false, nil, malformedRequest(demands[b-1].Key, id, k)
 		}
-		return false, nil, fmt.Errorf("%w %q, or it has no policy", ErrUnknownBucket, demands[of].Key)
+		return false, nil, fmt.Errorf("%w %q, or it has no policy", ErrUnknownBucket, demands[b-1].Key)
+	case codeReused:
+		if err := r.end(); err != nil {
+			return false, nil, err
+		}
+		return false, nil, fmt.Errorf("%w: %q of bucket %q asked for something else", ErrRequestReused, id, demands[0].Key)
 	}
 	replies = make([]TakeReply, len(demands))
 	for i, d := range demands {

@@ -4,10 +4,12 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"testing"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/tokenrefill/refiller/internal/buckettest"
 	"github.com/tokenrefill/refiller/internal/testenv"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
@@ -19,7 +21,7 @@ func TestTakesOfSeveralBucketsAreAnsweredAsTheModelSays(t *testing.T) {
 
 func allAgree(t *testing.T, rdb *redis.Client) {
 	ctx, rng := t.Context(), rand.New(rand.NewPCG(seed(t), 0))
-	reached := map[string]int{}
+	reached, h := map[string]int{}, buckettest.NewHistory(rng)
 	for round := range 200 {
 		models := make([]policy.Bucket, 1+rng.IntN(4))
 		demands, wanted := make([]lua.Demand, len(models)), make([]policy.Demand, len(models))
@@ -31,7 +33,8 @@ func allAgree(t *testing.T, rdb *redis.Client) {
 				store(ctx, t, rdb, key, models[i])
 			}
 			n := 1 + rng.Int64N(1+rng.Int64N(100))
-			demands[i], wanted[i] = lua.Demand{Key: key, N: n}, policy.Demand{Bucket: &models[i], N: n}
+			demands[i], wanted[i] = lua.Demand{Key: key, N: n, Leave: h.Leave()}, policy.Demand{Bucket: &models[i], N: n}
+			wanted[i].Leave = demands[i].Leave
 		}
 		where := fmt.Sprintf("round %d: %v", round, demands)
 		ok, replies, err := lua.TakeAll(ctx, rdb, demands)
@@ -70,10 +73,53 @@ func allAgree(t *testing.T, rdb *redis.Client) {
 	require.Len(t, reached, 9, "%v", reached)
 }
 
+func TestTakesOfSeveralBucketsForARequestAreMadeOnce(t *testing.T) {
+	withEmbedded(t, func(t *testing.T, rdb *redis.Client) {
+		ctx := t.Context()
+		demands := []lua.Demand{{Key: "a", N: 30}, {Key: "b", N: 5}}
+		storeCase(ctx, t, rdb, "a", 100)
+		storeCase(ctx, t, rdb, "b", 4)
+		ok, _, err := lua.TakeAllOnce(ctx, rdb, "r", time.Minute, demands)
+		require.NoError(t, err)
+		require.False(t, ok, "a denial is not remembered")
+		_, err = lua.Return(ctx, rdb, "b", 6, 0)
+		require.NoError(t, err)
+		for range 3 {
+			ok, replies, err := lua.TakeAllOnce(ctx, rdb, "r", time.Minute, demands)
+			require.NoError(t, err)
+			require.True(t, ok)
+			require.EqualValues(t, []int64{70, 5}, []int64{replies[0].Remaining, replies[1].Remaining})
+			for _, r := range replies {
+				require.EqualValues(t, buckettest.Era, r.Version.Era)
+				require.Equal(t, buckettest.Terms(), *r.Terms)
+			}
+		}
+		require.Equal(t, "70", rdb.Get(ctx, "a").Val())
+		require.Equal(t, "5", rdb.Get(ctx, "b").Val())
+		for _, other := range [][]lua.Demand{{{Key: "a", N: 30}, {Key: "b", N: 4}}, {{Key: "a", N: 30}}, {{Key: "a", N: 30}, {Key: "c", N: 5}}} {
+			_, _, err := lua.TakeAllOnce(ctx, rdb, "r", time.Minute, other)
+			require.ErrorIs(t, err, lua.ErrRequestReused)
+		}
+		require.NoError(t, rdb.Del(ctx, "{b}:ctl").Err())
+		ok, replies, err := lua.TakeAllOnce(ctx, rdb, "r", time.Minute, demands)
+		require.NoError(t, err)
+		require.True(t, ok, "the answer stays, though a bucket is lost")
+		require.Nil(t, replies[1].Terms)
+		require.NoError(t, rdb.Set(ctx, lua.RequestKey("a", "bad"), "many", 0).Err())
+		_, _, err = lua.TakeAllOnce(ctx, rdb, "bad", time.Minute, demands)
+		require.ErrorIs(t, err, lua.ErrMalformedBucket)
+		require.ErrorContains(t, err, "{a}:req:bad")
+		for _, id := range []string{"", "two words"} {
+			_, _, err := lua.TakeAllOnce(ctx, rdb, id, time.Minute, demands)
+			require.ErrorIs(t, err, lua.ErrInvalidRequest)
+		}
+	})
+}
+
 func TestASpoiltBucketAmongSeveralIsNamedAndNothingIsTaken(t *testing.T) {
 	t.Parallel()
 	ctx, rdb := t.Context(), testenv.Redis(t).Client()
-	for _, spoil := range []func(string) string{lua.TokensKey, lua.IndexKey, lua.ControlKey} {
+	for _, spoil := range []func(string) string{lua.TokensKey, lua.ControlKey} {
 		storeCase(ctx, t, rdb, "good", 100)
 		storeCase(ctx, t, rdb, "bad", 100)
 		require.NoError(t, rdb.Del(ctx, spoil("bad")).Err())

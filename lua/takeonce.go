@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"github.com/tokenrefill/refiller/policy"
 )
 
 // Limits of a request.
@@ -43,50 +45,74 @@ func CheckRequestID(id string) error {
 // RequestKey is the key under which the bucket remembers a request.
 func RequestKey(key, id string) string { return "{" + key + "}:req:" + id }
 
-// TakeOnce is Take for a request: however often it is called with the same id
-// within the memory, whole milliseconds from MinRequestMemory to
-// MaxRequestMemory, the tokens are taken once, and each call after that has the
-// answer of the one that took them. A denial takes nothing and is not remembered:
-// the request may be made again. The reply to a take that was remembered tells
-// the policy of the time of the call. Beside Take's errors there are
+// OnceReply is the answer to a take with a request id. Of one that was made,
+// Remaining, Taken and Version.Era are those of the call that took the tokens; Terms is
+// the policy of the time of this call.
+type OnceReply = TakeReply
+
+// TakeOnce makes a take for a request: however often it is called with the same id
+// within the memory, whole milliseconds from MinRequestMemory to MaxRequestMemory, the
+// tokens are taken once, and each call after that has the answer of the one that took
+// them. The run is one take: its Count is 1, unless it is UpTo. A denial takes nothing
+// and is not remembered: the request may be made again. Beside Take's errors there are
 // ErrInvalidRequest and ErrRequestReused.
-func TakeOnce(ctx context.Context, c Client, key, id string, n int64, memory time.Duration) (TakeReply, error) {
+func TakeOnce(ctx context.Context, c Client, key, id string, run policy.Run, memory time.Duration) (OnceReply, error) {
+	n := run.N * run.Count
 	if err := checkAmount(n); err != nil {
-		return TakeReply{}, err
+		return OnceReply{}, err
 	}
-	if err := CheckRequestID(id); err != nil {
-		return TakeReply{}, err
+	if _, err := totalOf([]policy.Run{run}); err != nil {
+		return OnceReply{}, err
 	}
-	if memory < MinRequestMemory || memory > MaxRequestMemory {
-		return TakeReply{}, fmt.Errorf("%w: memory of %s; want %s to %s", ErrInvalidRequest, memory, MinRequestMemory, MaxRequestMemory)
+	if run.Count != 1 && !run.UpTo {
+		return OnceReply{}, fmt.Errorf("%w: %d takes for one request", ErrInvalidAmount, run.Count)
 	}
-	v, err := onceScript.run(ctx, c, append(bucketKeys(key), RequestKey(key, id)), n, memory.Milliseconds())
+	if err := checkRequest(id, memory); err != nil {
+		return OnceReply{}, err
+	}
+	args := append(appendRuns(make([]any, 0, 4), []policy.Run{run}), memory.Milliseconds())
+	v, err := onceScript.run(ctx, c, []string{TokensKey(key), ControlKey(key), RequestKey(key, id)}, args...)
 	if err != nil {
-		return TakeReply{}, err
+		return OnceReply{}, err
 	}
 	r, code, err := open(v, key, codeDone, codeDenied, codeReused, codeMalformed)
 	if err != nil {
-		return TakeReply{}, err
+		return OnceReply{}, err
 	}
 	switch code {
 	case codeDone:
-		reply := TakeReply{OK: true, Taken: n, Remaining: r.int(), Terms: r.terms()}
+		reply := OnceReply{OK: true, Remaining: r.int(), Taken: r.int()}
+		reply.Version.Era, reply.Terms = r.int(), r.terms()
 		return reply, r.end()
 	case codeReused:
-		took := r.int()
 		if err := r.end(); err != nil {
-			return TakeReply{}, err
+			return OnceReply{}, err
 		}
-		return TakeReply{}, fmt.Errorf("%w: %q took %d tokens of bucket %q, not %d", ErrRequestReused, id, took, key, n)
+		return OnceReply{}, fmt.Errorf("%w: %q of bucket %q didn't ask for %d tokens", ErrRequestReused, id, key, n)
 	case codeMalformed:
 		k := r.int()
 		if err := r.end(); err != nil {
-			return TakeReply{}, err
+			return OnceReply{}, err
 		}
-		if k == 4 {
-			return TakeReply{}, fmt.Errorf("%w %q: the key %q does not hold a request", ErrMalformedBucket, key, RequestKey(key, id))
-		}
-		return TakeReply{}, malformed(key, k)
+		return OnceReply{}, malformedRequest(key, id, k)
 	}
 	return r.denial()
+}
+
+func checkRequest(id string, memory time.Duration) error {
+	if err := CheckRequestID(id); err != nil {
+		return err
+	}
+	if memory < MinRequestMemory || memory > MaxRequestMemory {
+		return fmt.Errorf("%w: memory of %s; want %s to %s", ErrInvalidRequest, memory, MinRequestMemory, MaxRequestMemory)
+	}
+	return nil
+}
+
+// malformedRequest is malformed for the scripts that have a request's key as a fourth one.
+func malformedRequest(key, id string, k int64) error {
+	if k == 4 {
+		return fmt.Errorf("%w %q: the key %q does not hold a request", ErrMalformedBucket, key, RequestKey(key, id))
+	}
+	return malformed(key, k)
 }

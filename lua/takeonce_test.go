@@ -22,7 +22,7 @@ func TestTakesWithARequestIDAreAnsweredAsTheModelSays(t *testing.T) {
 
 func onceAgree(t *testing.T, rdb *redis.Client) {
 	ctx, rng := t.Context(), rand.New(rand.NewPCG(seed(t), 0))
-	reached := map[string]int{}
+	reached, leaves := map[string]int{}, []policy.Leave{{}, {}, {Tokens: 15}, {Percent: 1}}
 	for history := range 30 {
 		key := fmt.Sprintf("bucket%d", history)
 		model := storeCase(ctx, t, rdb, key, rng.Int64N(60))
@@ -40,13 +40,17 @@ func onceAgree(t *testing.T, rdb *redis.Client) {
 				require.NoError(t, err)
 				model.Return(10)
 			}
-			got, err := lua.TakeOnce(ctx, rdb, key, id, n, time.Hour)
+			run := policy.Run{N: n, Count: 1, Leave: leaves[rng.IntN(len(leaves))]}
+			if rng.IntN(3) == 0 {
+				run.N, run.Count, run.UpTo = 1, n, true
+			}
+			got, err := lua.TakeOnce(ctx, rdb, key, id, run, time.Hour)
 			before := charges[id]
-			want, after, reused := model.TakeOnce(before, n, time.Hour.Microseconds(), max(got.Now, 1))
+			want, after, reused := model.TakeOnce(before, run, time.Hour.Microseconds(), max(got.Now, 1))
 			if reused {
 				reached["reused"]++
 				require.ErrorIs(t, err, lua.ErrRequestReused, where)
-				require.ErrorContains(t, err, fmt.Sprintf("took %d tokens", before.N), where)
+				require.ErrorContains(t, err, fmt.Sprintf("%q of bucket %q didn't ask for %d tokens", id, key, n), where)
 				require.Equal(t, model, load(ctx, t, rdb, key), where)
 				continue
 			}
@@ -55,6 +59,9 @@ func onceAgree(t *testing.T, rdb *redis.Client) {
 			require.Equal(t, want.Taken, got.Taken, where)
 			require.Equal(t, want.Tokens, got.Remaining, where)
 			require.Equal(t, want.Wait, micros(got.Wait), where)
+			if got.OK {
+				require.Equal(t, after.Era, got.Version.Era, where)
+			}
 			require.NotNil(t, got.Terms, where)
 			require.Equal(t, model, load(ctx, t, rdb, key), where)
 			switch {
@@ -75,12 +82,12 @@ func TestARequestIsForgottenAfterItsMemory(t *testing.T) {
 	t.Parallel()
 	ctx, rdb := t.Context(), testenv.Redis(t).Client()
 	storeCase(ctx, t, rdb, "b", 100)
-	_, err := lua.TakeOnce(ctx, rdb, "b", "r1", 10, time.Hour)
+	_, err := lua.TakeOnce(ctx, rdb, "b", "r1", policy.Run{N: 10, Count: 1}, time.Hour)
 	require.NoError(t, err)
 	left, err := rdb.PTTL(ctx, lua.RequestKey("b", "r1")).Result()
 	require.NoError(t, err)
 	require.Greater(t, left, 59*time.Minute)
-	_, err = lua.TakeOnce(ctx, rdb, "b", "r1", 10, lua.MinRequestMemory)
+	_, err = lua.TakeOnce(ctx, rdb, "b", "r1", policy.Run{N: 10, Count: 1}, lua.MinRequestMemory)
 	require.NoError(t, err)
 	again, err := rdb.PTTL(ctx, lua.RequestKey("b", "r1")).Result()
 	require.NoError(t, err)
@@ -93,22 +100,22 @@ func TestATakeWithARequestIDRefusesWhatItCanNotTake(t *testing.T) {
 	storeCase(ctx, t, rdb, "b", 100)
 	before := dump(ctx, t, rdb)
 	for _, id := range []string{"", strings.Repeat("x", lua.MaxRequestIDLen+1), "a b", "a\n", "ü"} {
-		_, err := lua.TakeOnce(ctx, rdb, "b", id, 1, time.Minute)
+		_, err := lua.TakeOnce(ctx, rdb, "b", id, policy.Run{N: 1, Count: 1}, time.Minute)
 		require.ErrorIs(t, err, lua.ErrInvalidRequest, id)
 	}
 	for _, memory := range []time.Duration{0, -time.Second, lua.MaxRequestMemory + 1} {
-		_, err := lua.TakeOnce(ctx, rdb, "b", "r", 1, memory)
+		_, err := lua.TakeOnce(ctx, rdb, "b", "r", policy.Run{N: 1, Count: 1}, memory)
 		require.ErrorIs(t, err, lua.ErrInvalidRequest)
 	}
-	_, err := lua.TakeOnce(ctx, rdb, "b", "r", 0, time.Minute)
+	_, err := lua.TakeOnce(ctx, rdb, "b", "r", policy.Run{N: 0, Count: 1}, time.Minute)
 	require.ErrorIs(t, err, lua.ErrInvalidAmount)
-	_, err = lua.TakeOnce(ctx, rdb, "typo", "r", 1, time.Minute)
+	_, err = lua.TakeOnce(ctx, rdb, "typo", "r", policy.Run{N: 1, Count: 1}, time.Minute)
 	require.ErrorIs(t, err, lua.ErrUnknownBucket)
 	require.Equal(t, before, dump(ctx, t, rdb))
 
 	// The longest id, any printable character, a brace that could end a hash tag.
 	for _, id := range []string{strings.Repeat("x", lua.MaxRequestIDLen), "}!~{"} {
-		_, err = lua.TakeOnce(ctx, rdb, "b", id, 1, time.Minute)
+		_, err = lua.TakeOnce(ctx, rdb, "b", id, policy.Run{N: 1, Count: 1}, time.Minute)
 		require.NoError(t, err)
 	}
 
@@ -119,7 +126,7 @@ func TestATakeWithARequestIDRefusesWhatItCanNotTake(t *testing.T) {
 		require.NoError(t, rdb.Del(ctx, lua.RequestKey("b", "spoilt")).Err())
 		require.NoError(t, spoil(lua.RequestKey("b", "spoilt")))
 		before := dump(ctx, t, rdb)
-		_, err := lua.TakeOnce(ctx, rdb, "b", "spoilt", 1, time.Minute)
+		_, err := lua.TakeOnce(ctx, rdb, "b", "spoilt", policy.Run{N: 1, Count: 1}, time.Minute)
 		require.ErrorIs(t, err, lua.ErrMalformedBucket, name)
 		require.ErrorContains(t, err, lua.RequestKey("b", "spoilt"), name)
 		require.Equal(t, before, dump(ctx, t, rdb), name)
@@ -135,7 +142,7 @@ func TestARequestIsInItsBucketsSlot(t *testing.T) {
 		_, err := lua.Refill(ctx, rdb, key, policy.Call{Create: policy.CreateInitial, Terms: &terms})
 		require.NoError(t, err)
 		for range 2 {
-			reply, err := lua.TakeOnce(ctx, rdb, key, "}id{", 5, time.Minute)
+			reply, err := lua.TakeOnce(ctx, rdb, key, "}id{", policy.Run{N: 5, Count: 1}, time.Minute)
 			require.NoError(t, err)
 			require.EqualValues(t, 995, reply.Remaining)
 		}

@@ -79,8 +79,7 @@ if not s then
     end
     before = p.initial
   end
-  -- An era in seconds is as good as one in microseconds, since a bucket lives a minute, and takes fewer bytes.
-  s = {era = math.floor(now / 1000000), index = (index or 0) + 1, last = now, carry = 0, step = 0, next = 0, out = 0, due = 0, debt = 0}
+  s = {era = now, index = (index or 0) + 1, last = now, carry = 0, step = 0, next = 0, out = 0, due = 0, debt = 0}
   index = s.index
   before = math.max(0, math.min(before, p.capacity))
   fits = before >= total

@@ -7,6 +7,8 @@ import (
 	"math"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/tokenrefill/refiller/policy"
 )
 
@@ -22,6 +24,32 @@ func LimitKey(key string) string { return "{" + key + "}:limit" }
 
 // LazyKey is the key of a bucket that is credited when it is asked.
 func LazyKey(key string) string { return "{" + key + "}:lazy" }
+
+// Template is a refilled template as takes of its buckets refer to it. It doesn't
+// change and is safe for concurrent use.
+type Template struct {
+	prefix, terms, alive string
+	sets                 [ActiveShards]string
+	maxKeys              int64
+	apart                bool
+}
+
+// NewTemplate makes a Template. apart is for a Cluster: the active set and the count
+// of buckets are in other slots than the buckets, so callers call Enter and Count, and
+// keep to the bound.
+func NewTemplate(r *policy.Ruled, apart bool) *Template {
+	t := &Template{prefix: r.Prefix, terms: r.Text, alive: AliveKey(r.Prefix), maxKeys: r.MaxKeys, apart: apart}
+	for i := range t.sets {
+		t.sets[i] = ActiveKey(r.Prefix, i)
+	}
+	return t
+}
+
+// TooMany is the error of a bucket that isn't created, since as many are alive as
+// may be.
+func (t *Template) TooMany(key string, alive int64) error {
+	return TooManyBuckets(t.prefix, key, alive, t.maxKeys)
+}
 
 // TemplateCall is what a take of a template's bucket says of the template.
 type TemplateCall struct {
@@ -181,21 +209,54 @@ func LazyReturn(ctx context.Context, c Client, key string, terms *policy.Terms, 
 }
 
 func lazy(ctx context.Context, c Client, key string, what int, terms *policy.Terms, runs []policy.Run, inLine bool) (LazyReply, error) {
-	args := make([]any, 5, 5+2*len(runs))
-	args[0], args[1], args[2], args[3], args[4] = what, 0, terms.Tokens, terms.Per, terms.Capacity
-	if inLine {
-		args[1] = 1
-	}
-	for _, r := range runs {
-		if r.N < 1 || r.N > policy.MaxTokens || r.Count < 1 {
-			return LazyReply{}, fmt.Errorf("%w: %d takes of %d tokens; want at least 1 of each", ErrInvalidAmount, r.Count, r.N)
-		}
-		args = append(args, r.N, r.Count)
-	}
-	v, err := lazyScript.run(ctx, c, []string{LazyKey(key), LimitKey(key)}, args...)
+	words, err := lazyWords(key, what, terms, runs, inLine)
 	if err != nil {
 		return LazyReply{}, err
 	}
+	v, err := lazyScript.call(ctx, c, words)
+	if err != nil {
+		return LazyReply{}, err
+	}
+	return decodeLazy(v, key, runs)
+}
+
+// LazyCommand is the command of a LazyTake, which the caller sends once, by itself or
+// in a pipeline. If the answer is IsNoScript, it may be sent again with the script's
+// source.
+func LazyCommand(ctx context.Context, key string, terms *policy.Terms, runs []policy.Run, inLine, source bool) (redis.Cmder, error) {
+	words, err := lazyWords(key, lazyTake, terms, runs, inLine)
+	if err != nil {
+		return nil, err
+	}
+	if source {
+		return lazyScript.bySource(ctx, words), nil
+	}
+	return lazyScript.bySHA(ctx, words), nil
+}
+
+// ReadLazy reads the answer to a LazyCommand. err is the error with which it ended.
+func ReadLazy(cmd redis.Cmder, err error, key string, runs []policy.Run) (LazyReply, error) {
+	if err != nil {
+		return LazyReply{}, fmt.Errorf("refiller: %s: %w", lazyScript.name, err)
+	}
+	c, ok := cmd.(once)
+	if !ok {
+		return LazyReply{}, fmt.Errorf("%w: %T for a command", ErrBadReply, cmd)
+	}
+	return decodeLazy(c.Val(), key, runs)
+}
+
+func lazyWords(key string, what int, terms *policy.Terms, runs []policy.Run, inLine bool) ([]any, error) {
+	if total, err := totalOf(runs); err != nil {
+		return nil, err
+	} else if total == 0 {
+		return nil, fmt.Errorf("%w: no takes", ErrInvalidAmount)
+	}
+	words := append(noWords(2, 5+3*len(runs)), LazyKey(key), LimitKey(key), what, flag(inLine), terms.Tokens, terms.Per, terms.Capacity)
+	return appendRuns(words, runs), nil
+}
+
+func decodeLazy(v any, key string, runs []policy.Run) (LazyReply, error) {
 	r, code, err := open(v, key, codeDone, codeDenied)
 	if errors.Is(err, ErrMalformedBucket) {
 		return LazyReply{}, fmt.Errorf("%w %q: the key %q does not hold an instant", ErrMalformedBucket, key, LazyKey(key))

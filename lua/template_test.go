@@ -27,6 +27,9 @@ func user() lua.TemplateCall {
 	return lua.TemplateCall{Prefix: "user:", Terms: userTerms.Encode(), Capacity: userTerms.Capacity}
 }
 
+// users is their template.
+var users = lua.NewTemplate(ruled(user()), false)
+
 func one(n int64) []policy.Run { return []policy.Run{{N: n, Count: 1}} }
 
 func isActive(ctx context.Context, t testing.TB, rdb redis.UniversalClient, key string) bool {
@@ -43,7 +46,7 @@ func TestTakesOfATemplateAgreeWithTheModel(t *testing.T) {
 
 func agreeOnTemplates(t *testing.T, rdb *redis.Client) {
 	ctx, rng := t.Context(), rand.New(rand.NewPCG(seed(t), 0))
-	created, stamped, denied := 0, 0, 0
+	created, stamped, denied, alone := 0, 0, 0, 0
 	for i := range 30 {
 		key, h := fmt.Sprintf("user:%d", i), buckettest.NewHistory(rng)
 		terms := h.Terms()
@@ -75,18 +78,31 @@ func agreeOnTemplates(t *testing.T, rdb *redis.Client) {
 			// A hint that is too low costs time; without one the edge is found too.
 			call.Capacity -= rng.Int64N(2) * rng.Int64N(call.Capacity+1)
 			n := 1 + rng.Int64N(terms.Capacity+terms.Capacity/4)
+			active := rng.IntN(2) == 0
 			require.NoError(t, rdb.Del(ctx, lua.ActiveKey("user:", lua.ActiveShard(key))).Err())
-			reply, err := lua.TakeTemplate(ctx, rdb, key, call, one(n), model.Control == nil || rng.IntN(2) == 0, false)
+			if active {
+				require.NoError(t, rdb.SAdd(ctx, lua.ActiveKey("user:", lua.ActiveShard(key)), key).Err())
+			}
+			takes := []lua.Takes{{Key: key, Runs: one(n), Template: lua.NewTemplate(ruled(call), false), Below: call.Capacity}}
+			takes[0].Whole = model.Control == nil || call.Capacity == 0 || rng.IntN(2) == 0
+			replies, err := new(lua.TakesCall).Do(ctx, rdb, takes)
+			require.NoError(t, err, where)
+			if replies[0].Missed {
+				require.Equal(t, model, load(ctx, t, rdb, key), where)
+				takes[0].Whole = true
+				replies, err = new(lua.TakesCall).Do(ctx, rdb, takes)
+			}
+			reply := replies[0]
 			require.NoError(t, err, where)
 			after := load(ctx, t, rdb, key)
-			now := reply.Now
-			if now == 0 && after.Control != nil { // a take that fits doesn't tell
-				now = after.Control.Last
-				if before.Control != nil && after.Control.Last == before.Control.Last {
-					now = after.Control.Last - 1
-				}
+			if !takes[0].Whole {
+				alone++
+				require.Equal(t, n, model.Take(n, 0).Taken, where)
+				require.Equal(t, model, after, where)
+				require.Equal(t, active, isActive(ctx, t, rdb, key), where)
+				continue
 			}
-			want, active := model.TakeTemplate(terms, n, now)
+			want, active := model.TakeTemplate(terms, n, reply.Now, active)
 			require.Equal(t, want.OK, reply.OK, where)
 			require.Equal(t, want.Tokens, reply.Remaining, where)
 			if !want.OK {
@@ -102,14 +118,13 @@ func agreeOnTemplates(t *testing.T, rdb *redis.Client) {
 				stamped++
 				require.True(t, isActive(ctx, t, rdb, key), where)
 			}
-			if !active || !reply.OK {
-				require.Equal(t, active, isActive(ctx, t, rdb, key), where)
-			}
+			require.Equal(t, active, isActive(ctx, t, rdb, key), where)
 		}
 	}
 	require.NotZero(t, created)
 	require.NotZero(t, stamped)
 	require.NotZero(t, denied)
+	require.NotZero(t, alone)
 }
 
 // sent counts the commands that scripts and clients sent.
@@ -130,37 +145,34 @@ func sent(ctx context.Context, t testing.TB, rdb *redis.Client) map[string]int {
 	return counts
 }
 
-func TestATakeBetweenTheEdgesOfATemplatesBucketCostsOneCommand(t *testing.T) {
+func TestATakeFromATemplatesBucketThatIsNotFullLooksAtItsTokensAlone(t *testing.T) {
 	t.Parallel()
 	ctx, rdb := t.Context(), testenv.Redis(t).Client()
-	take := func(n int64) lua.TemplateReply {
-		r, err := lua.TakeTemplate(ctx, rdb, "user:1", user(), one(n), false, false)
+	require.True(t, takeUser(ctx, t, rdb, "user:1", user(), 1), "creates")
+	take := func(n int64) {
+		r, err := new(lua.TakesCall).Do(ctx, rdb, []lua.Takes{{Key: "user:1", Runs: one(n), Template: users, Below: userTerms.Capacity}})
 		require.NoError(t, err)
-		require.True(t, r.OK)
-		return r
+		require.True(t, r[0].OK)
 	}
-	take(1) // creates
 	require.NoError(t, rdb.ConfigResetStat(ctx).Err())
 	for range 20 {
 		take(1)
 	}
 	counts := sent(ctx, t, rdb)
 	require.Equal(t, 20, counts["evalsha"])
+	require.Equal(t, 20, counts["exists"])
 	require.Equal(t, 20, counts["decrby"])
 	delete(counts, "evalsha")
+	delete(counts, "exists")
 	delete(counts, "decrby")
 	delete(counts, "config|resetstat")
 	require.Empty(t, counts, "and nothing else")
 
-	// Lost entries come back at the next edge, and with a denial.
-	active := lua.ActiveKey("user:", lua.ActiveShard("user:1"))
-	require.NoError(t, rdb.Del(ctx, active).Err())
+	// Lost entries come back with a denial.
+	require.NoError(t, rdb.Del(ctx, lua.ActiveKey("user:", lua.ActiveShard("user:1"))).Err())
 	take(1)
 	require.False(t, isActive(ctx, t, rdb, "user:1"))
-	take(15) // past the half
-	require.True(t, isActive(ctx, t, rdb, "user:1"))
-	require.NoError(t, rdb.Del(ctx, active).Err())
-	r, err := lua.TakeTemplate(ctx, rdb, "user:1", user(), one(50), false, false)
+	r, err := takeTemplate(ctx, rdb, "user:1", user(), one(50), false, false)
 	require.NoError(t, err)
 	require.False(t, r.OK)
 	require.True(t, isActive(ctx, t, rdb, "user:1"))
@@ -174,7 +186,7 @@ func TestABucketThatIsOpenedForAReservationIsCountedForAsLong(t *testing.T) {
 		expiry := func() int64 { return rdb.PExpireTime(ctx, lua.ControlKey("user:1")).Val().Milliseconds() }
 		open := func(hold time.Duration) {
 			call.Hold = hold
-			r, err := lua.TakeTemplate(ctx, rdb, "user:1", call, nil, true, false)
+			r, err := takeTemplate(ctx, rdb, "user:1", call, nil, true, false)
 			require.NoError(t, err)
 			if call.Apart && r.Was != r.Till {
 				_, err := lua.Count(ctx, rdb, call.Prefix, r.Was, r.Till)
@@ -218,7 +230,7 @@ func TestAllKeysOfATemplatesBucketExpireAtOneInstant(t *testing.T) {
 	} {
 		key := fmt.Sprintf("user:%d", i)
 		call := lua.TemplateCall{Prefix: "user:", Terms: terms.Encode()}
-		_, err := lua.TakeTemplate(ctx, rdb, key, call, one(1), false, false)
+		_, err := takeTemplate(ctx, rdb, key, call, one(1), false, false)
 		require.NoError(t, err)
 		at := rdb.PExpireTime(ctx, key).Val()
 		require.Equal(t, at, rdb.PExpireTime(ctx, lua.IndexKey(key)).Val())
@@ -239,7 +251,7 @@ func TestAllKeysOfATemplatesBucketExpireAtOneInstant(t *testing.T) {
 			require.NoError(t, rdb.Set(ctx, key, terms.Capacity, redis.KeepTTL).Err())
 			require.NoError(t, rdb.Del(ctx, lua.AliveKey("user:")).Err())
 			require.NoError(t, rdb.HSet(ctx, lua.AliveKey("user:"), soon.Unix(), 1).Err())
-			_, err = lua.TakeTemplate(ctx, rdb, key, call, one(1), false, false)
+			_, err = takeTemplate(ctx, rdb, key, call, one(1), false, false)
 			require.NoError(t, err)
 			again := rdb.PExpireTime(ctx, key).Val()
 			require.Equal(t, again, rdb.PExpireTime(ctx, lua.ControlKey(key)).Val())
@@ -255,14 +267,30 @@ func TestAllKeysOfATemplatesBucketExpireAtOneInstant(t *testing.T) {
 	}
 }
 
+func TestABucketThatIsCreatedHasItsExpiryThoughNothingIsTakenFromIt(t *testing.T) {
+	t.Parallel()
+	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	call := user()
+	call.MaxKeys = 1
+	runs := []policy.Run{{N: 61, Count: 1}, {N: 1, Count: 1}} // the first could never be made, and the second may not overtake it
+	r, err := takeTemplate(ctx, rdb, "user:1", call, runs, true, true)
+	require.NoError(t, err)
+	require.Equal(t, []int64{0, 0}, []int64{r.Runs[0].Taken, r.Runs[1].Taken})
+	for _, key := range []string{"user:1", "{user:1}", "{user:1}:ctl"} {
+		require.Positive(t, rdb.PTTL(ctx, key).Val(), key)
+	}
+	_, err = takeTemplate(ctx, rdb, "user:2", call, one(1), true, false)
+	require.ErrorIs(t, err, lua.ErrTooManyBuckets, "it counts")
+}
+
 func TestAnUnknownKeyLeavesNothing(t *testing.T) {
 	t.Parallel()
 	ctx, rdb := t.Context(), testenv.Redis(t).Client()
 	call := user()
 	call.Terms = ""
-	_, err := lua.TakeTemplate(ctx, rdb, "user:1", call, one(1), false, false)
+	_, err := takeTemplate(ctx, rdb, "user:1", call, one(1), false, false)
 	require.ErrorIs(t, err, lua.ErrUnknownBucket)
-	r, err := lua.TakeTemplate(ctx, rdb, "user:1", user(), one(61), false, false)
+	r, err := takeTemplate(ctx, rdb, "user:1", user(), one(61), false, false)
 	require.NoError(t, err)
 	require.False(t, r.OK)
 	require.EqualValues(t, 60, r.Terms.Capacity, "more than it can ever hold")
@@ -274,7 +302,7 @@ func TestABucketHasThePolicyOfItsKey(t *testing.T) {
 	ctx, rdb := t.Context(), testenv.Redis(t).Client()
 	own := policy.Policy{Capacity: 500, Rate: policy.PerSecond(5), Interval: time.Second}.Terms(policy.Fence{Epoch: 7, Seq: 1})
 	require.NoError(t, rdb.Set(ctx, lua.LimitKey("user:1"), own.Encode(), 0).Err())
-	r, err := lua.TakeTemplate(ctx, rdb, "user:1", user(), one(100), true, false)
+	r, err := takeTemplate(ctx, rdb, "user:1", user(), one(100), true, false)
 	require.NoError(t, err)
 	require.EqualValues(t, 400, r.Remaining)
 	require.Equal(t, own, *r.Terms)
@@ -286,7 +314,7 @@ func TestABucketHasThePolicyOfItsKey(t *testing.T) {
 
 	for _, bad := range []any{"nonsense", "1 2 3"} {
 		require.NoError(t, rdb.Set(ctx, lua.LimitKey("user:2"), bad, 0).Err())
-		r, err = lua.TakeTemplate(ctx, rdb, "user:2", user(), one(1), true, false)
+		r, err = takeTemplate(ctx, rdb, "user:2", user(), one(1), true, false)
 		require.NoError(t, err)
 		require.EqualValues(t, 60, r.Terms.Capacity)
 		require.NoError(t, rdb.Del(ctx, "user:2", "{user:2}", "{user:2}:ctl").Err())
@@ -303,7 +331,7 @@ func TestNoMoreBucketsThanTheTemplateAllows(t *testing.T) {
 	for w := range 8 {
 		wg.Go(func() {
 			for i := range 50 {
-				_, err := lua.TakeTemplate(ctx, rdb, fmt.Sprintf("user:%d:%d", w, i), call, one(1), false, false)
+				_, err := takeTemplate(ctx, rdb, fmt.Sprintf("user:%d:%d", w, i), call, one(1), false, false)
 				if err == nil {
 					made.Add(1)
 				} else if assertIs(t, err, lua.ErrTooManyBuckets) {
@@ -316,10 +344,10 @@ func TestNoMoreBucketsThanTheTemplateAllows(t *testing.T) {
 	require.EqualValues(t, 100, made.Load(), "exactly")
 	require.EqualValues(t, 300, refused.Load())
 	require.EqualValues(t, 100*3+activeShards(ctx, rdb)+1, rdb.DBSize(ctx).Val(), "those that were refused left nothing")
-	_, err := lua.TakeTemplate(ctx, rdb, "user:one more", call, one(1), false, false)
+	_, err := takeTemplate(ctx, rdb, "user:one more", call, one(1), false, false)
 	require.ErrorContains(t, err, `"user:": 100 are alive, at most 100 may be`)
 	call.MaxKeys = 101
-	_, err = lua.TakeTemplate(ctx, rdb, "user:one more", call, one(1), false, false)
+	_, err = takeTemplate(ctx, rdb, "user:one more", call, one(1), false, false)
 	require.NoError(t, err)
 }
 
@@ -369,7 +397,7 @@ func TestAsManyBucketsAsBeforeAfterAllWereLost(t *testing.T) {
 		for round := range 2 {
 			made := 0
 			for i := range 12 {
-				_, err := lua.TakeTemplate(ctx, rdb, fmt.Sprintf("user:%d:%d", round, i), call, one(1), false, false)
+				_, err := takeTemplate(ctx, rdb, fmt.Sprintf("user:%d:%d", round, i), call, one(1), false, false)
 				if err == nil {
 					made++
 				} else {
@@ -394,7 +422,7 @@ func TestExpiredBucketsMakeRoomForOthers(t *testing.T) {
 	call.MaxKeys = 5
 	for round := range 4 {
 		for i := range 6 {
-			_, err := lua.TakeTemplate(ctx, rdb, fmt.Sprintf("user:%d:%d", round, i), call, one(1), false, false)
+			_, err := takeTemplate(ctx, rdb, fmt.Sprintf("user:%d:%d", round, i), call, one(1), false, false)
 			if i < 5 {
 				require.NoError(t, err)
 			} else {
@@ -473,7 +501,7 @@ func TestAShardsKeysShareASlotInTheShardsRange(t *testing.T) {
 		}
 		require.Len(t, slots, 1)
 	}
-	_, err := lua.TakeTemplate(t.Context(), rdb, "user:1", lua.TemplateCall{Prefix: "user:", Terms: userTerms.Encode(), Apart: true}, one(1), false, false)
+	_, err := takeTemplate(t.Context(), rdb, "user:1", lua.TemplateCall{Prefix: "user:", Terms: userTerms.Encode(), Apart: true}, one(1), false, false)
 	require.NoError(t, err)
 }
 
@@ -483,7 +511,7 @@ func TestWhatIsNotABucketIsLeftAlone(t *testing.T) {
 	for i, name := range []string{"user:1", "{user:1}", "{user:1}:ctl"} {
 		require.NoError(t, rdb.FlushAll(ctx).Err())
 		require.NoError(t, rdb.LPush(ctx, name, "x").Err())
-		_, err := lua.TakeTemplate(ctx, rdb, "user:1", user(), one(1), true, false)
+		_, err := takeTemplate(ctx, rdb, "user:1", user(), one(1), true, false)
 		require.ErrorIs(t, err, lua.ErrMalformedBucket, "key %d", i+1)
 		require.EqualValues(t, 1, rdb.DBSize(ctx).Val(), "key %d", i+1)
 	}

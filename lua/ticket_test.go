@@ -49,20 +49,20 @@ func ticketTells(t *testing.T, rdb *redis.Client) {
 	require.Empty(t, lua.Tickets(ctx, rdb, nil))
 
 	for _, key := range []string{"pool", "plain"} {
-		_, err := lua.Take(ctx, rdb, key, 4, false)
+		_, err := takeOne(ctx, rdb, key, 4, false)
 		require.NoError(t, err)
 		out, err := lua.Refill(ctx, rdb, key, policy.Call{Version: policy.Version{Era: 77, Index: 9}})
 		require.NoError(t, err)
 		require.Equal(t, policy.StatusApplied, out.Status)
 		require.Positive(t, out.Added)
-		reply, err := lua.Take(ctx, rdb, key, 99, false)
+		reply, err := takeOne(ctx, rdb, key, 99, false)
 		require.NoError(t, err)
 		require.False(t, reply.OK)
-		_, err = lua.Take(ctx, rdb, key, 101, false) // can never be had, so it's no demand
+		_, err = takeOne(ctx, rdb, key, 101, false) // can never be had, so it's no demand
 		require.NoError(t, err)
-		_, err = lua.TakeUpTo(ctx, rdb, key, 100)
+		_, err = takeUpTo(ctx, rdb, key, 100)
 		require.NoError(t, err)
-		_, err = lua.TakeUpTo(ctx, rdb, key, 7)
+		_, err = takeUpTo(ctx, rdb, key, 7)
 		require.NoError(t, err)
 		after := read()
 		if key == "plain" {

@@ -1,9 +1,10 @@
 package policy
 
-// Demand is N tokens of a bucket; N is at least 1.
+// Demand is N tokens of a bucket, which must leave what Leave says; N is at least 1.
 type Demand struct {
 	Bucket *Bucket
 	N      int64
+	Leave  Leave
 }
 
 // TakeAll takes tokens of several buckets, each another one, all or nothing. The
@@ -14,19 +15,16 @@ func TakeAll(demands []Demand, now int64) (ok bool, answers []Taking) {
 	answers = make([]Taking, len(demands))
 	ok = true
 	for i, d := range demands {
-		tokens := int64(0)
-		if d.Bucket.Tokens != nil {
-			tokens = *d.Bucket.Tokens
-		}
-		a := Taking{Known: d.Bucket.Control != nil, OK: d.Bucket.Control != nil && tokens >= d.N, Tokens: tokens}
+		tokens, least := d.Bucket.held(), d.Bucket.least(d.Leave)
+		a := Taking{Known: d.Bucket.Control != nil, OK: d.Bucket.Control != nil && tokens-least >= d.N, Tokens: tokens}
 		if a.Known {
-			a.Wait = d.Bucket.Wait(d.N, now)
+			a.Wait = d.Bucket.Wait(d.N+least, now)
 		}
 		answers[i], ok = a, ok && a.OK
 	}
 	if ok {
 		for i, d := range demands {
-			answers[i] = d.Bucket.Take(d.N, now)
+			answers[i] = d.Bucket.TakeLeaving(d.N, d.Leave, now)
 		}
 	}
 	return ok, answers

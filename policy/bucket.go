@@ -309,18 +309,43 @@ type Taking struct {
 }
 
 // Take takes n tokens, all or nothing.
-func (b *Bucket) Take(n, now int64) Taking {
-	if b.Tokens == nil && b.Index == nil && b.Control == nil {
+func (b *Bucket) Take(n, now int64) Taking { return b.TakeLeaving(n, Leave{}, now) }
+
+// TakeLeaving is Take, which must leave some tokens.
+func (b *Bucket) TakeLeaving(n int64, leave Leave, now int64) Taking {
+	if b.Tokens == nil && b.Control == nil {
 		return Taking{}
 	}
+	least := b.least(leave)
+	if b.held()-least < n {
+		return Taking{Known: true, Tokens: b.held(), Wait: b.Wait(n+least, now)}
+	}
+	b.add(-n)
+	return Taking{OK: true, Known: true, Taken: n, Tokens: b.held()}
+}
+
+// held is the number of tokens; a bucket that lost its key has none.
+func (b *Bucket) held() int64 {
 	if b.Tokens == nil {
-		b.Tokens = new(int64)
+		return 0
 	}
-	if *b.Tokens >= n {
-		*b.Tokens -= n
-		return Taking{OK: true, Known: true, Taken: n, Tokens: *b.Tokens}
+	return *b.Tokens
+}
+
+// add changes the number of tokens. Without a change a missing key stays missing.
+func (b *Bucket) add(n int64) {
+	if n != 0 {
+		tokens := b.held() + n
+		b.Tokens = &tokens
 	}
-	return Taking{Known: true, Tokens: *b.Tokens, Wait: b.Wait(n, now)}
+}
+
+// least is the number of tokens to leave.
+func (b *Bucket) least(l Leave) int64 {
+	if b.Control == nil {
+		return l.Of(0)
+	}
+	return l.Of(b.Control.Terms.Capacity)
 }
 
 // Return gives n tokens back, up to the capacity, under strict terms up to what
@@ -329,12 +354,8 @@ func (b *Bucket) Return(n int64) (clamped int64, known bool) {
 	if b.Control == nil {
 		return 0, false
 	}
-	if b.Tokens == nil {
-		b.Tokens = new(int64)
-	}
-	after := *b.Tokens + n
-	clamped = min(n, max(0, after-b.Control.room()))
-	*b.Tokens = after - clamped
+	clamped = min(n, max(0, b.held()+n-b.Control.room()))
+	b.add(n - clamped)
 	return clamped, true
 }
 
@@ -344,10 +365,7 @@ func (b *Bucket) Return(n int64) (clamped int64, known bool) {
 // them, half an interval if that refill is overdue, and -1 if it never will, or if
 // nothing is known of its refills.
 func (b *Bucket) Wait(n, now int64) int64 {
-	tokens := int64(0)
-	if b.Tokens != nil {
-		tokens = *b.Tokens
-	}
+	tokens := b.held()
 	if tokens >= n {
 		return 0
 	}

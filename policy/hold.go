@@ -78,30 +78,30 @@ const (
 )
 
 // Reserve takes n tokens, all or nothing, and holds them under the id for ttl
-// microseconds.
-func (b *Bucket) Reserve(id string, n, ttl int64, o Overrun, now int64) (Taking, Held) {
+// microseconds. It must leave some tokens.
+func (b *Bucket) Reserve(id string, n, ttl int64, o Overrun, leave Leave, now int64) (Taking, Held) {
 	s := b.Control
 	if s == nil {
 		return Taking{}, HeldUnknown
 	}
-	tokens := b.tokens()
 	if h, there := b.Held[id]; there {
 		if h.Kind != HoldingReservation || h.N != n || h.Era != s.Era {
 			return Taking{}, HeldInUse
 		}
-		return Taking{OK: true, Known: true, Taken: n, Tokens: *tokens}, HeldDone
+		return Taking{OK: true, Known: true, Taken: n, Tokens: b.held()}, HeldDone
 	}
 	b.Sweep(sweptBeside, now)
-	if *tokens < n {
-		return Taking{Known: true, Tokens: *tokens, Wait: b.Wait(n, now)}, HeldDone
+	least := b.least(leave)
+	if b.held()-least < n {
+		return Taking{Known: true, Tokens: b.held(), Wait: b.Wait(n+least, now)}, HeldDone
 	}
-	*tokens -= n
+	b.add(-n)
 	s.Outstanding += n
 	b.put(id, Holding{Kind: HoldingReservation, N: n, Until: now + ttl, Era: s.Era, Overrun: o})
 	if s.Due == 0 || now+ttl < s.Due {
 		s.Due = now + ttl
 	}
-	return Taking{OK: true, Known: true, Taken: n, Tokens: *tokens}, HeldDone
+	return Taking{OK: true, Known: true, Taken: n, Tokens: b.held()}, HeldDone
 }
 
 // Settle ends a reservation of which used tokens were used. A reservation that
@@ -120,12 +120,11 @@ func (b *Bucket) Settle(id string, used, now int64) (answer Settlement, again bo
 	case h.Kind == HoldingSettled:
 		return h.Answer, true, HeldDone
 	}
-	tokens := b.tokens()
 	s.Outstanding = max(0, s.Outstanding-h.N)
 	answer.Returned, answer.Clamped, answer.Void = b.giveBack(max(0, h.N-used), h.Era)
 	over := max(0, used-h.N)
-	answer.Charged = min(over, max(0, *tokens))
-	*tokens -= answer.Charged
+	answer.Charged = min(over, max(0, b.held()))
+	b.add(-answer.Charged)
 	if h.Overrun == OverrunDebt {
 		answer.Owed = min(over-answer.Charged, max(0, s.Terms.Capacity-s.Debt))
 	}
@@ -162,11 +161,10 @@ func (b *Bucket) Lease(id string, seq, keep, back, want, ttl, now int64) (grante
 	case there && h.Seq == seq:
 		return h.Granted, h.Clamped, HeldDone
 	}
-	tokens := b.tokens()
 	s.Outstanding = max(0, s.Outstanding-h.N)
 	_, clamped, _ = b.giveBack(back, s.Era)
-	granted = min(want, max(0, *tokens)/2)
-	*tokens -= granted
+	granted = min(want, max(0, b.held())/2)
+	b.add(-granted)
 	s.Outstanding += keep + granted
 	if keep+granted > 0 {
 		b.put(id, Holding{Kind: HoldingLease, N: keep + granted, Until: now + ttl, Era: s.Era, Seq: seq, Granted: granted, Clamped: clamped})
@@ -241,12 +239,4 @@ func (b *Bucket) giveBack(n, era int64) (returned, clamped, void int64) {
 	}
 	clamped, _ = b.Return(n)
 	return n - clamped, clamped, 0
-}
-
-// tokens is the number of tokens, which a bucket that lost it gets back.
-func (b *Bucket) tokens() *int64 {
-	if b.Tokens == nil {
-		b.Tokens = new(int64)
-	}
-	return b.Tokens
 }

@@ -1,8 +1,14 @@
 package policy
 
 // Run is Count takes of N tokens each that follow one another; both are at least
-// 1.
-type Run struct{ N, Count int64 }
+// 1. Each must leave what Leave says.
+type Run struct {
+	N, Count int64
+	Leave    Leave
+	// UpTo makes it one take of as many tokens as there are, up to Count; N is 1. It is
+	// denied if there is none.
+	UpTo bool
+}
 
 // RunTaking is what became of a run.
 type RunTaking struct {
@@ -13,22 +19,19 @@ type RunTaking struct {
 // TakeMany makes takes one after the other, each all or nothing, and reports
 // what became of each run and the tokens left.
 func (b *Bucket) TakeMany(runs []Run, now int64) (results []RunTaking, tokens int64, known bool) {
-	if b.Tokens == nil && b.Index == nil && b.Control == nil {
+	if b.Tokens == nil && b.Control == nil {
 		return nil, 0, false
 	}
 	results = make([]RunTaking, len(runs))
 	for i, r := range runs {
-		for results[i].Taken < r.Count && b.Take(r.N, now).OK {
+		for results[i].Taken < r.Count && b.TakeLeaving(r.N, r.Leave, now).OK {
 			results[i].Taken++
 		}
 	}
 	for i, r := range runs {
 		if results[i].Taken < r.Count {
-			results[i].Wait = b.Wait(r.N, now)
+			results[i].Wait = b.Wait(r.N+b.least(r.Leave), now)
 		}
 	}
-	if b.Tokens == nil {
-		b.Tokens = new(int64)
-	}
-	return results, *b.Tokens, true
+	return results, b.held(), true
 }

@@ -2,25 +2,36 @@ package policy
 
 // Charge is what a bucket remembers of a request that took tokens.
 type Charge struct {
-	N     int64 // tokens taken
+	Run   Run   // what it asked for
+	Taken int64 // tokens taken
 	Left  int64 // tokens left then
+	Era   int64 // in which they were taken
 	Until int64 // for how long it is remembered, Unix µs
 }
 
-// TakeOnce is Take for a request, which is charged once while it is remembered.
-// It returns what is remembered afterwards, nil for nothing; charged is what was
-// remembered before. A request that took another number of tokens takes nothing
+// TakeOnce makes the take of a run for a request, which is charged once while it is
+// remembered. It returns what is remembered afterwards, nil for nothing; charged is
+// what was remembered before. A request that asked for something else takes nothing
 // and is reused.
-func (b *Bucket) TakeOnce(charged *Charge, n, memory, now int64) (t Taking, after *Charge, reused bool) {
+func (b *Bucket) TakeOnce(charged *Charge, run Run, memory, now int64) (t Taking, after *Charge, reused bool) {
 	if charged != nil && now < charged.Until {
-		if charged.N != n {
+		if charged.Run != run {
 			return Taking{}, charged, true
 		}
-		return Taking{OK: true, Known: true, Taken: n, Tokens: charged.Left}, charged, false
+		return Taking{OK: true, Known: true, Taken: charged.Taken, Tokens: charged.Left}, charged, false
 	}
-	t = b.Take(n, now)
+	results, left, known := b.TakeMany([]Run{run}, now)
+	if !known {
+		return Taking{}, nil, false
+	}
+	t = Taking{Known: true, OK: results[0].Taken > 0, Taken: results[0].Taken * run.N, Tokens: left}
 	if !t.OK {
+		t.Wait = results[0].Wait
 		return t, nil, false
 	}
-	return t, &Charge{N: n, Left: t.Tokens, Until: now + memory}, false
+	after = &Charge{Run: run, Taken: t.Taken, Left: left, Until: now + memory}
+	if b.Control != nil {
+		after.Era = b.Control.Era
+	}
+	return t, after, false
 }

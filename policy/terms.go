@@ -87,19 +87,12 @@ func (p Policy) Terms(f Fence) Terms {
 // shadowed is added to the number of Degraded under a policy in shadow mode.
 const shadowed = 4
 
-// fields lists the terms in the order of their encoding, with enforcement in
-// place of Degraded and Shadow.
-func (t *Terms) fields(enforcement *int) []any {
-	return []any{
-		&t.Fence.Epoch, &t.Fence.Seq, (*int64)(&t.Kind), &t.Capacity, &t.Tokens, &t.Per, &t.Interval, &t.MaxElapsed, &t.Initial,
-		(*int)(&t.OnLoss), (*int)(&t.OnRollback), (*int)(&t.CarryOver), enforcement,
-		&t.GrantTokens, &t.GrantEnd, &t.GrantEra, &t.Strict,
-	}
-}
-
-// leastNumbers is how many numbers Encode writes at least: choices, grant and Strict
-// follow these, and are seldom made.
-const leastNumbers = 9
+// How many numbers Encode writes: choices, grant and Strict follow the first ones,
+// and are seldom made.
+const (
+	leastNumbers = 9
+	mostNumbers  = 17
+)
 
 // Encode writes the terms as the scripts store them: decimal integers with a
 // space between, without the zeros at the end, from the tenth on. Equal terms have
@@ -115,7 +108,7 @@ func (t Terms) Append(b []byte) []byte {
 	if t.Shadow {
 		enforcement += shadowed
 	}
-	numbers := [...]int64{
+	numbers := [mostNumbers]int64{
 		t.Fence.Epoch, t.Fence.Seq, int64(t.Kind), t.Capacity, t.Tokens, t.Per, t.Interval, t.MaxElapsed, t.Initial,
 		int64(t.OnLoss), int64(t.OnRollback), int64(t.CarryOver), enforcement, t.GrantTokens, t.GrantEnd, t.GrantEra, strict,
 	}
@@ -134,35 +127,43 @@ func (t Terms) Append(b []byte) []byte {
 
 // DecodeTerms reads what Encode wrote, and refuses numbers that no Terms have.
 func DecodeTerms(s string) (Terms, error) {
-	var t Terms
-	enforcement := 0
-	fields, words := t.fields(&enforcement), strings.Fields(s)
-	if len(words) < leastNumbers || len(words) > len(fields) {
-		return Terms{}, fmt.Errorf("%w: %d numbers, want %d to %d", ErrTerms, len(words), leastNumbers, len(fields))
+	words := strings.Fields(s)
+	if len(words) > mostNumbers {
+		return Terms{}, fmt.Errorf("%w: %d numbers, want %d to %d", ErrTerms, len(words), leastNumbers, mostNumbers)
 	}
-	for i, f := range fields[:len(words)] {
-		n, err := strconv.ParseInt(words[i], 10, 64)
-		if err != nil || n < 0 {
-			return Terms{}, fmt.Errorf("%w: number %d is %q", ErrTerms, i+1, words[i])
+	var numbers [mostNumbers]int64
+	for i, word := range words {
+		n, err := strconv.ParseInt(word, 10, 64)
+		if err != nil {
+			return Terms{}, fmt.Errorf("%w: number %d is %q", ErrTerms, i+1, word)
 		}
-		switch v := f.(type) {
-		case *int64:
-			*v = n
-		case *int:
-			*v = int(n)
-		case *bool:
-			if n > 1 {
-				return Terms{}, fmt.Errorf("%w: number %d is %q; want 0 or 1", ErrTerms, i+1, words[i])
-			}
-			*v = n == 1
+		numbers[i] = n
+	}
+	return TermsOf(numbers[:len(words)])
+}
+
+// TermsOf is DecodeTerms of the numbers that the text has.
+func TermsOf(numbers []int64) (Terms, error) {
+	if len(numbers) < leastNumbers || len(numbers) > mostNumbers {
+		return Terms{}, fmt.Errorf("%w: %d numbers, want %d to %d", ErrTerms, len(numbers), leastNumbers, mostNumbers)
+	}
+	for i, n := range numbers {
+		if n < 0 {
+			return Terms{}, fmt.Errorf("%w: number %d is %d", ErrTerms, i+1, n)
 		}
 	}
-	t.Degraded, t.Shadow = Degraded(enforcement%shadowed), enforcement >= shadowed
+	var n [mostNumbers]int64
+	copy(n[:], numbers)
+	t := Terms{
+		Fence: Fence{n[0], n[1]}, Kind: Kind(n[2]), Capacity: n[3], Tokens: n[4], Per: n[5], Interval: n[6], MaxElapsed: n[7], Initial: n[8],
+		OnLoss: Loss(n[9]), OnRollback: Rollback(n[10]), CarryOver: CarryOver(n[11]), Degraded: Degraded(n[12] % shadowed), Shadow: n[12] >= shadowed,
+		GrantTokens: n[13], GrantEnd: n[14], GrantEra: n[15], Strict: n[16] == 1,
+	}
 	switch {
-	case enforcement >= 2*shadowed, t.Kind > Stepped, t.OnLoss > LossFull, t.OnRollback > RollbackKeep, t.CarryOver > CarryReset, t.Degraded > DegradedLocal:
-		return Terms{}, fmt.Errorf("%w: an unknown kind or choice in %q", ErrTerms, s)
+	case n[12] >= 2*shadowed, n[16] > 1, t.Kind > Stepped, t.OnLoss > LossFull, t.OnRollback > RollbackKeep, t.CarryOver > CarryReset, t.Degraded > DegradedLocal:
+		return Terms{}, fmt.Errorf("%w: an unknown kind or choice in %d", ErrTerms, numbers)
 	case t.Capacity < 1, t.Interval < 1, t.Kind == Smooth && t.Per < 1, t.Kind == Stepped && t.Tokens < 1:
-		return Terms{}, fmt.Errorf("%w: a capacity, interval, time or step of 0 in %q", ErrTerms, s)
+		return Terms{}, fmt.Errorf("%w: a capacity, interval, time or step of 0 in %d", ErrTerms, numbers)
 	}
 	return t, nil
 }

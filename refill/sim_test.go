@@ -81,15 +81,12 @@ func (s *server) takeTemplate(t *policy.Ruled, key string, n int64) policy.Takin
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	b := s.bucket(key)
-	before := int64(-1)
-	if b.Control != nil {
-		before = *b.Tokens
+	if b.Control != nil && *b.Tokens >= n && *b.Tokens < t.Terms.Capacity {
+		return b.Take(n, s.now()) // as the script does: it looks at the tokens alone
 	}
-	taking, active := b.TakeTemplate(t.Terms, n, s.now())
-	// As the script does: entries are made at the edges only.
-	half := 2*taking.Tokens < t.Terms.Capacity && 2*before >= t.Terms.Capacity
-	if active && !s.losing && (before < 0 || before >= t.Terms.Capacity || half || !taking.OK) {
-		shard := lua.Shard{Prefix: t.Prefix, Number: lua.ActiveShard(key)}
+	shard := lua.Shard{Prefix: t.Prefix, Number: lua.ActiveShard(key)}
+	taking, active := b.TakeTemplate(t.Terms, n, s.now(), s.active[shard][key])
+	if active && !s.losing {
 		if s.active[shard] == nil {
 			s.active[shard] = map[string]bool{}
 		}

@@ -25,6 +25,17 @@ func (h *History) Chance(percent int) bool { return h.rng.IntN(100) < percent }
 
 func (h *History) chance(percent int) bool { return h.Chance(percent) }
 
+// Leave is nothing, mostly.
+func (h *History) Leave() policy.Leave {
+	switch h.rng.IntN(6) {
+	case 0:
+		return policy.Leave{Tokens: h.rng.Int64N(100)}
+	case 1:
+		return policy.Leave{Percent: h.rng.Int64N(30)}
+	}
+	return policy.Leave{}
+}
+
 // Terms are random terms under one of few fences, so that they meet again.
 func (h *History) Terms() policy.Terms {
 	rates := []policy.Rate{policy.PerSecond(500), policy.PerSecond(7), {Tokens: 1000, Per: 24 * time.Hour}, {Tokens: 999_983, Per: time.Second}, {Tokens: 10, Per: time.Minute}}

@@ -25,6 +25,7 @@ type HoldCall struct {
 	N       int64 // to reserve; used, of a settlement
 	TTL     int64 // µs
 	Overrun policy.Overrun
+	Leave   policy.Leave // of a reservation
 
 	Seq, Keep, Back, Want int64 // of a lease
 	Most                  int   // records to sweep
@@ -41,6 +42,7 @@ func (h *History) HoldCall(b policy.Bucket) HoldCall {
 	if len(ids) > 0 && h.chance(70) {
 		c.ID = ids[h.rng.IntN(len(ids))]
 	}
+	c.Leave = h.Leave()
 	held, there := b.Held[c.ID]
 	switch {
 	case there && held.Kind == policy.HoldingSettled && h.chance(70):

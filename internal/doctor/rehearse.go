@@ -55,7 +55,7 @@ func Rehearse(ctx context.Context, rdb redis.UniversalClient) error {
 			})
 		}},
 		{"take with an id", func() error {
-			_, err := lua.TakeOnce(ctx, rdb, rehearsed, request, 1, time.Second)
+			_, err := lua.TakeOnce(ctx, rdb, rehearsed, request, policy.Run{N: 1, Count: 1}, time.Second)
 			return err
 		}},
 		{"take of all", func() error {

@@ -80,7 +80,7 @@ func TestCreditDueAndTakenAreCounted(t *testing.T) {
 	a.refill(interval)
 	require.EqualValues(t, 1, a.counts(t).Empty)
 	require.Zero(t, a.counts(t).Held)
-	w.bucket.Reserve("id", 7, time.Hour.Microseconds(), policy.OverrunClamp, w.now.UnixMicro())
+	w.bucket.Reserve("id", 7, time.Hour.Microseconds(), policy.OverrunClamp, policy.Leave{}, w.now.UnixMicro())
 	a.refill(interval)
 	require.EqualValues(t, 7, a.counts(t).Held)
 }

@@ -1,0 +1,343 @@
+package lua
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// MaxTakes is the most buckets of one call of takes.
+const MaxTakes = 1000
+
+// Takes is what a call asks of one bucket: takes one after the other, each all or
+// nothing.
+//
+// By default only the bucket's tokens are looked at: all takes are made, or, if
+// they don't all fit, none, and the reply is Missed. Then nothing was written, and
+// the same takes are to be asked for again, Whole. A bucket that is expected to
+// deny, or of which more than its tokens is wanted, is best asked Whole at once.
+type Takes struct {
+	Key    string
+	Runs   []policy.Run // at least one, unless Template is set: without runs the bucket is opened for another script
+	InLine bool         // none is made behind one that doesn't fit
+	// Below makes the reply Missed if the bucket holds as many tokens or more; 0 for no
+	// bound. For a refilled template's bucket it is the capacity as far as the caller
+	// knows: the take that leaves a full one is to be Whole.
+	Below int64
+
+	Whole bool // look at all of the bucket: count denials, and tell what is known of it
+	Terms bool // Whole: tell the policy even if all takes are made
+	// Template is that of the bucket, if it is a refilled template's; nil otherwise. A
+	// Whole call creates the bucket if it is missing.
+	Template *Template
+	Existing bool          // Template: don't create it
+	Hold     time.Duration // Template: how long the script for which the bucket is opened may hold tokens: it lives for longer
+}
+
+// TakesReply is what became of the takes of one bucket.
+type TakesReply struct {
+	Missed    bool  // nothing was taken or written: ask Whole
+	OK        bool  // all takes were made
+	Remaining int64 // after the last
+	// Of a Whole call.
+	Runs  []RunReply    // in the order of the call; nil if OK
+	Terms *policy.Terms // if not OK, or asked for; nil if the bucket has none. Its GrantEra is 0 unless a grant is in force
+	Refilled
+	Enter     bool  // Template apart: the bucket is to be entered in the active set
+	Was, Till int64 // Template apart: its expiry moved from one second to another, 0 for none, or is the same
+	// Err is the bucket's own error: ErrUnknownBucket, ErrMalformedBucket,
+	// ErrTooManyBuckets. Nothing was taken of it.
+	Err error
+}
+
+// TakesCall makes calls that take from several buckets. It keeps what a call needs
+// for the next one, so it serves one goroutine at a time. The zero TakesCall is
+// ready.
+type TakesCall struct {
+	words     []any
+	takes     []Takes
+	templates []*Template
+	replies   []TakesReply
+	cmd       onceIntegers
+}
+
+// Do makes the takes of several buckets, at most MaxTakes, each of another key, in
+// one call; on a Cluster all in one slot. The replies are in the order of takes and valid until the next call.
+//
+// An error means that the call failed as a whole. If the server answered it,
+// nothing was taken; ErrInvalidAmount means that nothing was sent.
+func (t *TakesCall) Do(ctx context.Context, c Client, takes []Takes) ([]TakesReply, error) {
+	for _, source := range []bool{false, true} {
+		cmd, err := t.Command(ctx, takes, source)
+		if err != nil {
+			return nil, err
+		}
+		if err = c.Process(ctx, cmd); source || !IsNoScript(err) {
+			return t.Read(err)
+		}
+	}
+	panic("unreachable")
+}
+
+// Command is the command of such a call, which the caller sends once, by itself or
+// in a pipeline. If the answer is IsNoScript, it may be sent again with the
+// script's source. Neither takes nor what they refer to may change before Read.
+func (t *TakesCall) Command(ctx context.Context, takes []Takes, source bool) (redis.Cmder, error) {
+	t.takes = takes
+	if err := t.write(); err != nil {
+		return nil, err
+	}
+	t.words[0], t.words[1] = "evalsha", takesScript.sha
+	if source {
+		t.words[0], t.words[1] = "eval", takesScript.source
+	}
+	t.cmd = onceIntegers{redis.NewIntSliceCmd(ctx, t.words...)}
+	if t.words[firstKey-1] != 0 {
+		t.cmd.SetFirstKeyPos(firstKey)
+	}
+	return t.cmd, nil
+}
+
+// Read reads the answer to the command. err is the error with which it ended.
+func (t *TakesCall) Read(err error) ([]TakesReply, error) {
+	if err != nil {
+		return nil, fmt.Errorf("refiller: %s: %w", takesScript.name, err)
+	}
+	return t.read(t.cmd.Val())
+}
+
+// IsNoScript reports whether a server answered that it doesn't know the script, so
+// that nothing ran.
+func IsNoScript(err error) bool { return redis.HasErrorPrefix(err, "NOSCRIPT") }
+
+// write makes the words of the call.
+func (t *TakesCall) write() error {
+	if len(t.takes) < 1 || len(t.takes) > MaxTakes {
+		return fmt.Errorf("%w: takes of %d buckets in a call; want 1 to %d", ErrInvalidAmount, len(t.takes), MaxTakes)
+	}
+	t.words, t.templates = append(t.words[:0], nil, nil, 0), t.templates[:0]
+	alone := 0
+	for i := range t.takes {
+		if !t.takes[i].Whole {
+			t.words = append(t.words, &t.takes[i].Key)
+			alone++
+		}
+	}
+	for i := range t.takes {
+		if t.takes[i].Whole {
+			t.writeKeys(&t.takes[i])
+		}
+	}
+	t.words[firstKey-1] = len(t.words) - firstKey
+	t.words = append(t.words, alone)
+	if err := t.writeAlone(); err != nil {
+		return err
+	}
+	t.words = append(t.words, len(t.templates))
+	for _, template := range t.templates {
+		t.words = append(t.words, template.terms, template.maxKeys, flag(!template.apart))
+	}
+	for i := range t.takes {
+		if t.takes[i].Whole {
+			t.writeWhole(&t.takes[i])
+		}
+	}
+	return nil
+}
+
+// writeKeys adds the keys of a bucket that is asked whole, and its template, if it is new.
+func (t *TakesCall) writeKeys(b *Takes) {
+	keys := bucketKeys(b.Key)
+	t.words = append(t.words, keys[0], keys[2])
+	template := b.Template
+	if template == nil {
+		return
+	}
+	t.words = append(t.words, keys[1], LimitKey(b.Key))
+	if !template.apart {
+		t.words = append(t.words, &template.sets[ActiveShard(b.Key)], &template.alive)
+	}
+	if !slices.Contains(t.templates, template) {
+		t.templates = append(t.templates, template)
+	}
+}
+
+// writeAlone adds the tokens that are taken on K alone, and the bounds.
+func (t *TakesCall) writeAlone() error {
+	for i := range t.takes {
+		total, err := t.takes[i].total()
+		if err != nil {
+			return err
+		}
+		if !t.takes[i].Whole {
+			t.words = append(t.words, total)
+		}
+	}
+	counted, bounds, alone := len(t.words), 0, 0
+	t.words = append(t.words, 0)
+	leave, below := int64(0), int64(-1)
+	for i := range t.takes {
+		b := &t.takes[i]
+		if b.Whole {
+			continue
+		}
+		alone++
+		l, m := b.leave(), int64(-1)
+		if b.Below > 0 {
+			m = b.Below
+		}
+		if l != leave || m != below {
+			leave, below = l, m
+			t.words = append(t.words, alone, leave, below)
+			bounds++
+		}
+	}
+	t.words[counted] = bounds
+	return nil
+}
+
+// writeWhole adds what is asked of a bucket as a whole.
+func (t *TakesCall) writeWhole(b *Takes) {
+	template := 0
+	if b.Template != nil {
+		template = slices.Index(t.templates, b.Template) + 1
+	}
+	t.words = append(t.words, template, flag(!b.Existing), flag(b.Terms), flag(b.InLine), int64(math.Ceil(b.Hold.Seconds())), len(b.Runs))
+	t.words = appendRuns(t.words, b.Runs)
+}
+
+// appendRuns adds runs as the scripts read them.
+func appendRuns(words []any, runs []policy.Run) []any {
+	for _, r := range runs {
+		n := r.N
+		if r.UpTo {
+			n = 0
+		}
+		if words = append(words, n, r.Count); r.Leave == (policy.Leave{}) {
+			words = append(words, 0)
+		} else {
+			words = append(words, r.Leave.String())
+		}
+	}
+	return words
+}
+
+func flag(on bool) int {
+	if on {
+		return 1
+	}
+	return 0
+}
+
+// total is the number of tokens of all takes.
+func (b *Takes) total() (total int64, err error) {
+	if total, err = totalOf(b.Runs); err != nil {
+		return 0, err
+	}
+	for i := range b.Runs {
+		if l := b.Runs[i].Leave; l.Percent > 0 && !b.Whole {
+			return 0, fmt.Errorf("%w: leave %s of an unknown capacity; ask the bucket whole", ErrInvalidAmount, l)
+		}
+	}
+	if total == 0 && (!b.Whole || b.Template == nil) {
+		return 0, fmt.Errorf("%w: no takes", ErrInvalidAmount)
+	}
+	return total, nil
+}
+
+// totalOf is the number of tokens of all takes of the runs.
+func totalOf(runs []policy.Run) (total int64, err error) {
+	for i := range runs {
+		r := &runs[i]
+		if r.N < 1 || r.Count < 1 || r.N > (policy.MaxTokens-total)/r.Count || r.UpTo && r.N > 1 {
+			return 0, fmt.Errorf("%w: %d takes of %d tokens; want at least 1 of each and %d together",
+				ErrInvalidAmount, r.Count, r.N, int64(policy.MaxTokens))
+		}
+		if err := r.Leave.Validate(); err != nil {
+			return 0, fmt.Errorf("%w: %w", ErrInvalidAmount, err)
+		}
+		total += r.N * r.Count
+	}
+	return total, nil
+}
+
+// leave is the largest number of tokens that one of the takes must leave.
+func (b *Takes) leave() (most int64) {
+	for i := range b.Runs {
+		most = max(most, b.Runs[i].Leave.Tokens)
+	}
+	return most
+}
+
+// read reads the values that answer the call.
+func (t *TakesCall) read(values []int64) ([]TakesReply, error) {
+	r := &integerReply{values: values}
+	t.replies = t.replies[:0]
+	whole := 0
+	for i := range t.takes {
+		reply := TakesReply{}
+		if t.takes[i].Whole {
+			whole++
+		} else {
+			left := r.next()
+			reply = TakesReply{Missed: left < 0, OK: left >= 0, Remaining: max(0, left)}
+		}
+		t.replies = append(t.replies, reply)
+	}
+	if whole > 0 {
+		now := r.next()
+		for i := range t.takes {
+			if t.takes[i].Whole {
+				t.replies[i] = readTakes(r, now, &t.takes[i])
+			}
+		}
+	}
+	if !r.good() {
+		return nil, fmt.Errorf("%w: %d integers that are none for takes of %d buckets", ErrBadReply, len(values), len(t.takes))
+	}
+	return t.replies, nil
+}
+
+// readTakes reads the answer of a bucket that was asked whole.
+func readTakes(r *integerReply, now int64, b *Takes) TakesReply {
+	switch code := r.next(); code {
+	case codeDone:
+	case codeUnknown:
+		return TakesReply{Err: fmt.Errorf("%w %q", ErrUnknownBucket, b.Key)}
+	case codeMalformed:
+		return TakesReply{Err: malformed(b.Key, r.next())}
+	case codeTooMany:
+		return TakesReply{Err: b.Template.TooMany(b.Key, r.next())}
+	default:
+		r.bad = true
+		return TakesReply{}
+	}
+	reply := TakesReply{OK: true, Remaining: r.next()}
+	reply.Refilled = Refilled{Version: policy.Version{Era: r.next(), Index: r.next()}, Last: r.next(), Now: now}
+	reply.Enter, reply.Was, reply.Till = r.next() == 1, r.next(), r.next()
+	if n := r.next(); n > 0 {
+		terms, err := policy.TermsOf(r.take(n))
+		r.bad = r.bad || err != nil
+		reply.Terms = &terms
+	}
+	for i := range b.Runs {
+		taken, wait := r.next(), r.next()
+		r.bad = r.bad || taken < 0 || taken > b.Runs[i].Count
+		if taken < b.Runs[i].Count && reply.OK {
+			reply.OK, reply.Runs = false, make([]RunReply, len(b.Runs))
+			for k := range i {
+				reply.Runs[k].Taken = b.Runs[k].Count
+			}
+		}
+		if !reply.OK {
+			reply.Runs[i] = RunReply{Taken: taken, Wait: micros(wait)}
+		}
+	}
+	return reply
+}

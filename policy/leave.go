@@ -1,0 +1,41 @@
+package policy
+
+import (
+	"fmt"
+	"strconv"
+)
+
+// Leave is what a take must leave in the bucket: so many tokens, or a percentage
+// of the capacity. A take that would leave less is denied. The zero Leave is
+// nothing.
+type Leave struct {
+	Tokens  int64 // 0 to MaxTokens
+	Percent int64 // 0 to 100, if Tokens is 0
+}
+
+// Validate reports whether the Leave is in range.
+func (l Leave) Validate() error {
+	switch {
+	case l.Tokens < 0 || l.Tokens > MaxTokens:
+		return fmt.Errorf("policy: leave: %d tokens; want 0 to %d", l.Tokens, int64(MaxTokens))
+	case l.Percent < 0 || l.Percent > 100:
+		return fmt.Errorf("policy: leave: %d percent; want 0 to 100", l.Percent)
+	case l.Tokens > 0 && l.Percent > 0:
+		return fmt.Errorf("policy: leave: %d tokens and %d percent; want one of them", l.Tokens, l.Percent)
+	}
+	return nil
+}
+
+// Of is the number of tokens to leave in a bucket of this capacity: a percentage
+// is rounded up.
+func (l Leave) Of(capacity int64) int64 {
+	return l.Tokens + capacity/100*l.Percent + (capacity%100*l.Percent+99)/100
+}
+
+// String writes the Leave as the scripts read it: "5" or "20%".
+func (l Leave) String() string {
+	if l.Percent > 0 {
+		return strconv.FormatInt(l.Percent, 10) + "%"
+	}
+	return strconv.FormatInt(l.Tokens, 10)
+}
