@@ -82,7 +82,7 @@ var (
 	limitScript    = newScript("limit")
 
 	allScripts = []*script{
-		addScript, takeScript, manyScript, takesScript, onceScript, allScript, liveScript, upToScript, repeekScript, grantScript, resetScript, refillScript, ticketScript,
+		addScript, takeScript, manyScript, takesScript, onceScript, allScript, liveScript, upToScript, returnScript, peekScript, grantScript, resetScript, refillScript, ticketScript,
 		reserveScript, settleScript, leaseScript, sweepScript, templateScript, lazyScript, enterScript, countScript, ageScript, publishScript, limitScript,
 	}
 )
