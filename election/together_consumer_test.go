@@ -49,12 +49,18 @@ func (a *account) takeOfTemplate(b *policy.Bucket, t policy.Terms) {
 	if b.Control != nil {
 		n = max(1, tokens(b))
 	}
-	got, active := b.TakeTemplate(t, n, a.redis.now())
+	set, now := lua.ActiveKey(a.prefix, lua.ActiveShard(a.key)), a.redis.now()
+	if b.Control != nil && tokens(b) >= n && tokens(b) < t.Capacity { // it looks at the tokens alone
+		b.Take(n, now)
+		a.took(n)
+		return
+	}
+	got, active := b.TakeTemplate(t, n, now, a.redis.active[set][a.key])
 	if got.OK {
 		a.took(n)
 	}
 	if active {
-		a.redis.enter(lua.ActiveKey(a.prefix, lua.ActiveShard(a.key)), a.key)
+		a.redis.enter(set, a.key)
 	}
 }
 
@@ -62,7 +68,7 @@ func (a *account) takeOfTemplate(b *policy.Bucket, t policy.Terms) {
 func (a *account) reserve(b *policy.Bucket, n int64, d *dice) {
 	now := a.redis.now()
 	a.reserved++
-	got, _ := b.Reserve(fmt.Sprint(a.reserved), n, (3 * interval).Microseconds(), policy.OverrunClamp, now)
+	got, _ := b.Reserve(fmt.Sprint(a.reserved), n, (3 * interval).Microseconds(), policy.OverrunClamp, policy.Leave{}, now)
 	if got.OK {
 		a.took(n)
 	}
