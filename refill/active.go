@@ -32,7 +32,6 @@ type activeSets struct {
 	claim   *bucket // nil if no template is refilled
 	held    bool    // this replica refills the sets
 	shards  []*shard
-	sizes   *sizes
 	every   time.Duration // between two looks at shards in which nobody was
 	look    time.Time     // the next one
 	looking bool          // one is under way
@@ -40,7 +39,7 @@ type activeSets struct {
 
 // newActiveSets makes the part of a worker.
 func newActiveSets(w *worker, shards []*shard, claim *bucket, cluster bool) *activeSets {
-	a := &activeSets{w: w, claim: claim, shards: shards, sizes: newSizes(min(activeBatch, w.r.cfg.Batch), w.r.cfg.Timeout)}
+	a := &activeSets{w: w, claim: claim, shards: shards}
 	for _, s := range shards {
 		s.bySlot = cluster
 		if a.every == 0 || s.interval/2 < a.every {
@@ -256,8 +255,8 @@ func (a *activeSets) read(ctx context.Context, s *shard) {
 // refill refills some buckets of the shard's round.
 func (a *activeSets) refill(ctx context.Context, s *shard) {
 	m := s.members
-	batch := m.take(a.sizes.batch())
-	t := a.w.newTrip(len(batch), a.sizes.perCall())
+	batch := m.take(min(activeBatch, a.w.sizes.batch()))
+	t := a.w.newTrip(len(batch), a.w.sizes.perCall())
 	for i, e := range batch {
 		t.calls[i] = lua.RefillCall{Key: e.key, Call: policy.Call{Version: e.version, Terms: &s.template.Terms}}
 	}
@@ -277,7 +276,7 @@ func (a *activeSets) learn(ctx context.Context, s *shard, m *members, batch []*e
 	a.w.r.observeActive(s, t)
 	if err := t.serverError(); err != nil {
 		m.putBack(batch)
-		a.sizes.failed(len(batch))
+		a.w.sizes.failed(len(batch))
 		a.w.failed(ctx, err)
 		return
 	}
@@ -292,7 +291,7 @@ func (a *activeSets) learn(ctx context.Context, s *shard, m *members, batch []*e
 		s.unswept = warnUnswept(&news, t.calls[swept.at].Key, s.unswept, swept.err)
 	}
 	news.log(a.w.r.log)
-	a.sizes.answered(t.results)
+	a.w.sizes.answered(t.results)
 	a.w.recovered()
 }
 

@@ -93,7 +93,7 @@ func (r *Refiller) assignShards(masters []master, before learned, next map[lua.S
 			next[id] = s
 			s.template, s.templates, s.interval = t, r.templates, time.Duration(t.Terms.Interval)*time.Microsecond
 			if s.members != nil {
-				s.members.resume(s.interval, now)
+				s.members.resume(now)
 			}
 			m := ownerOf(masters, s.Slot())
 			of[m] = append(of[m], s)

@@ -25,7 +25,7 @@ type shard struct {
 
 // enter has the replica refill the shard from now on.
 func (s *shard) enter(now time.Time) {
-	s.members = &members{interval: s.interval, bySlot: s.bySlot, due: now, entries: map[string]*entry{}}
+	s.members = &members{of: s, due: now, entries: map[string]*entry{}}
 }
 
 // leave forgets the members. Calls under way for them come to nothing.
@@ -54,9 +54,7 @@ func (s *shard) belongs(name string) bool {
 // those that are new: a bucket that enters is found within half an interval, its first call learns its index, and the
 // second, half an interval later, refills it.
 type members struct {
-	interval time.Duration
-	bySlot   bool
-
+	of    *shard
 	due   time.Time // when the present round was due, or the next one is
 	empty time.Time // since when there have been none; zero if there are
 
@@ -86,12 +84,7 @@ type entry struct {
 const linger = 10
 
 // resume has them go on under another worker, perhaps with another refill interval.
-func (m *members) resume(interval time.Duration, now time.Time) {
-	m.interval, m.reading, m.work = interval, false, nil
-	if m.due.After(now.Add(interval / 2)) {
-		m.due = now
-	}
-}
+func (m *members) resume(now time.Time) { m.due, m.reading, m.work = now, false, nil }
 
 // working reports whether a round is under way.
 func (m *members) working() bool { return m.reading || len(m.work) > 0 || m.underWay > 0 }
@@ -124,7 +117,7 @@ func (m *members) end(now time.Time) {
 	if m.working() {
 		return
 	}
-	if m.due = m.due.Add(m.interval / 2); now.Sub(m.due) > m.interval {
+	if m.due = m.due.Add(m.of.interval / 2); now.Sub(m.due) > m.of.interval {
 		m.due = now
 	}
 }
@@ -135,7 +128,7 @@ func (m *members) read(names []string, next uint64, now time.Time) {
 		e := m.entries[name]
 		if e == nil {
 			e = &entry{key: name, round: m.round}
-			if m.bySlot {
+			if m.of.bySlot {
 				e.slot = lua.Slot(name)
 			}
 			m.entries[name] = e
@@ -150,7 +143,7 @@ func (m *members) read(names []string, next uint64, now time.Time) {
 			}
 		}
 		m.reading = false
-		if m.bySlot {
+		if m.of.bySlot {
 			slices.SortStableFunc(m.order, func(a, b *entry) int { return a.slot - b.slot })
 		}
 		m.collect(now)
@@ -209,7 +202,7 @@ func (m *members) learn(batch []*entry, results []lua.RefillResult, now time.Tim
 			m.drop(e)
 		case r.Err != nil && ownFault(r.Err):
 			e.failures++
-			e.round = m.round + min(1<<min(e.failures, 16), max(1, int64(2*maxBucketBackoff/m.interval)))
+			e.round = m.round + min(1<<min(e.failures, 16), max(1, int64(2*maxBucketBackoff/m.of.interval)))
 		case r.Err != nil:
 			e.round = m.round + 1
 		default:
