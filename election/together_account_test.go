@@ -64,7 +64,8 @@ func allAccounts() []*account {
 	strict := func(p *policy.Policy) { p.Strict = true }
 	return []*account{
 		{key: "checkout", policies: []policy.Policy{rate(150, 497, nil), rate(100, 211, nil)}},
-		{key: "stepped", policies: []policy.Policy{steps(300*time.Millisecond, 60, 150), steps(700*time.Millisecond, 100, 150)}},
+		{key: "stepped", policies: []policy.Policy{steps(300*time.Millisecond, 60, 150), steps(700*time.Millisecond,
+			100, 150)}},
 		{key: "changed", policies: []policy.Policy{rate(150, 300, nil), steps(500*time.Millisecond, 50, 150)}},
 		{key: "kept", policies: []policy.Policy{rate(150, 397, keep), rate(100, 97, keep)}},
 		{key: "whole", policies: []policy.Policy{rate(150, 97, full), rate(100, 53, full)}},
@@ -120,7 +121,9 @@ func (a *account) mark() (forget func()) {
 	there := a.redis.buckets[a.key] != nil && a.redis.buckets[a.key].Control != nil
 	return func() {
 		now := a.redis.now()
-		a.writes = append(a.writes, write{at: time.Since(a.redis.start), from: from, outcome: policy.Outcome{Now: now, Last: now}}) // another history
+		// another history
+		a.writes = append(a.writes, write{at: time.Since(a.redis.start), from: from, outcome: policy.Outcome{Now: now,
+			Last: now}})
 		a.written, a.forgot, a.whole = nil, true, 0
 		for _, k := range a.takes[before:] {
 			a.slack += math.Abs(float64(k.n)) // what is forgotten can be taken again, or come back again
@@ -230,7 +233,8 @@ func (a *account) credited(before *policy.Control, o policy.Outcome) {
 	if steps == nil {
 		return
 	}
-	if period := after(steps, o.Now) - after(steps, o.Now-1); o.Step > o.Now+max(period, after(steps, after(steps, o.Now))-after(steps, o.Now)) {
+	if period := after(steps, o.Now) - after(steps, o.Now-1); o.Step > o.Now+max(period, after(steps, after(steps,
+		o.Now))-after(steps, o.Now)) {
 		a.fault("the last instant credited is %dµs ahead", o.Step-o.Now)
 	}
 	if o.Fence != before.Terms.Fence || o.Status != policy.StatusApplied && o.Status != policy.StatusSwitched {
@@ -258,7 +262,8 @@ func (a *account) credited(before *policy.Control, o policy.Outcome) {
 
 func after(s policy.Steps, at int64) int64 { return s.Next(time.UnixMicro(at)).UnixMicro() }
 
-// judge returns what was broken. The first policy has the highest rate and capacity. calm is since when nothing went wrong.
+// judge returns what was broken. The first policy has the highest rate and capacity. calm is since when nothing went
+// wrong.
 func (a *account) judge(calm time.Duration) []error {
 	faults := slices.Clone(a.faults)
 	if a.minted > 1 {
@@ -276,15 +281,17 @@ func (a *account) judge(calm time.Duration) []error {
 	}
 	if n := len(a.writes); n > 0 {
 		o := a.writes[n-1].outcome
-		if steps := a.policies[o.Fence.Epoch].Steps; steps != nil && after(steps, o.Step) < o.Now-3*interval.Microseconds() {
-			faults = append(faults, fmt.Errorf("%s: the instant %d is not credited at %d", a.key, after(steps, o.Step), o.Now))
+		if steps := a.policies[o.Fence.Epoch].Steps; steps != nil && after(steps,
+			o.Step) < o.Now-3*interval.Microseconds() {
+			faults = append(faults, fmt.Errorf("%s: the instant %d is not credited at %d", a.key, after(steps, o.Step),
+				o.Now))
 		}
 	}
 	return faults
 }
 
-// judgeWindows bounds what was taken: taken ≤ C + R·(t − s) + R·min(τ, e) + 1 + slack for every window from just before one
-// take to another.
+// judgeWindows bounds what was taken: taken ≤ C + R·(t − s) + R·min(τ, e) + 1 + slack for every window from just
+// before one take to another.
 func (a *account) judgeWindows() []error {
 	t := a.terms(0)
 	rate := float64(t.Tokens) / float64(t.Per) // per µs
@@ -322,14 +329,16 @@ func (a *account) judgeCredit() []error {
 		if t.Strict {
 			room -= before.Outstanding
 		}
-		if o.Status != policy.StatusApplied || before.Version.Era != o.Version.Era || before.Fence != o.Fence || before.Tokens >= room {
+		if o.Status != policy.StatusApplied || before.Version.Era != o.Version.Era || before.Fence != o.Fence ||
+			before.Tokens >= room {
 			due, got = 0, 0
 			continue
 		}
 		due += float64(min(max(o.Now-before.Last, 0), t.MaxElapsed)) * float64(t.Tokens) / float64(t.Per)
 		got += float64(o.Added + o.Clamped)
 		if math.Abs(due-got) > 1+1e-6 {
-			return []error{fmt.Errorf("%s: %s: %.2f tokens fell due in a stretch of refills, %.0f were credited", a.writes[i].at, a.key, due, got)}
+			return []error{fmt.Errorf("%s: %s: %.2f tokens fell due in a stretch of refills, %.0f were credited",
+				a.writes[i].at, a.key, due, got)}
 		}
 	}
 	return nil

@@ -42,8 +42,8 @@ func (a *account) takeAll(b *policy.Bucket) {
 	}
 }
 
-// takeOfTemplate takes all, and creates the bucket if there is none. As the script does, it enters the active set at the
-// edges, and when it is denied.
+// takeOfTemplate takes all, and creates the bucket if there is none. As the script does, it enters the active set at
+// the edges, and when it is denied.
 func (a *account) takeOfTemplate(b *policy.Bucket, t policy.Terms) {
 	n := t.Capacity
 	if b.Control != nil {
@@ -68,7 +68,8 @@ func (a *account) takeOfTemplate(b *policy.Bucket, t policy.Terms) {
 func (a *account) reserve(b *policy.Bucket, n int64, d *dice) {
 	now := a.redis.now()
 	a.reserved++
-	got, _ := b.Reserve(fmt.Sprint(a.reserved), n, (3 * interval).Microseconds(), policy.OverrunClamp, policy.Leave{}, now)
+	got, _ := b.Reserve(fmt.Sprint(a.reserved), n, (3 * interval).Microseconds(), policy.OverrunClamp, policy.Leave{},
+		now)
 	if got.OK {
 		a.took(n)
 	}
@@ -108,8 +109,8 @@ func (a *account) takePlain(ctx context.Context, d *dice) {
 	}
 }
 
-// addPlain adds what falls due in an interval, an interval after each answer: INCR of the index; DECR if it is another one
-// than expected, else the tokens, up to the capacity.
+// addPlain adds what falls due in an interval, an interval after each answer: INCR of the index; DECR if it is
+// another one than expected, else the tokens, up to the capacity.
 func (a *account) addPlain(ctx context.Context, d *dice) {
 	t, expected := a.terms(0), int64(0)
 	n := t.Tokens * t.Interval / t.Per

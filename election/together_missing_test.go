@@ -33,7 +33,8 @@ const (
 
 // mechanisms are all of them.
 var mechanisms = []mechanism{
-	indexCheck, elapsedCredit, creditCap, carry, clockCheck, quarantine, rollbackNotice, rollbackKeep, lossFull, fenceOrder,
+	indexCheck, elapsedCredit, creditCap, carry, clockCheck, quarantine, rollbackNotice, rollbackKeep, lossFull,
+	fenceOrder,
 	stepOnce, stepOfClock, stepOfRollback, indexCopy, strictRoom, twoIntervals, trustMargin, leadIsAwaited,
 }
 
@@ -63,7 +64,8 @@ func (m mechanism) before(b *policy.Bucket, call *policy.Call, now int64) (o pol
 		s.Terms.MaxElapsed = math.MaxInt32 * 1000
 	case clockCheck:
 		if now < s.Last-policy.ClockTolerance {
-			return policy.Outcome{Status: policy.StatusEarly, Version: stored, Now: now, Last: s.Last, Fence: s.Terms.Fence, Step: s.Step}, true
+			return policy.Outcome{Status: policy.StatusEarly, Version: stored, Now: now, Last: s.Last,
+				Fence: s.Terms.Fence, Step: s.Step}, true
 		}
 	case quarantine:
 		s.Terms.OnRollback = policy.RollbackKeep

@@ -49,7 +49,8 @@ type fakeRedis struct {
 
 func newFakeRedis(accounts []*account, without mechanism) *fakeRedis {
 	r := &fakeRedis{
-		without: without, start: time.Now(), buckets: map[string]*policy.Bucket{}, active: map[string]map[string]bool{}, accounts: map[string]*account{},
+		without: without, start: time.Now(), buckets: map[string]*policy.Bucket{}, active: map[string]map[string]bool{},
+		accounts: map[string]*account{},
 	}
 	for _, a := range accounts {
 		a.redis = r

@@ -95,7 +95,8 @@ func (p *path) plan(op string) call {
 	if p.cut {
 		return call{lostThere: true}
 	}
-	c := call{there: p.dice.upTo(2*time.Millisecond+p.slow) + max(0, time.Until(p.paused)), back: p.dice.upTo(2*time.Millisecond + p.slow)}
+	c := call{there: p.dice.upTo(2*time.Millisecond+p.slow) + max(0, time.Until(p.paused)),
+		back: p.dice.upTo(2*time.Millisecond + p.slow)}
 	c.lostBack = p.deaf && op != "wait-deleted"
 	return c
 }
@@ -194,7 +195,8 @@ func (s *simulation) start(version int64) *process {
 	random := newDice(s.seed, name)
 	buckets, templates := s.configured(version)
 	refiller, err := refill.New(refill.Config{
-		Redis: rdb, Version: version, Elected: s.elected, Interval: interval, Logger: hclog.NewNullLogger(), Seed: uint64(random.float()*(1<<53)) | 1,
+		Redis: rdb, Version: version, Elected: s.elected, Interval: interval, Logger: hclog.NewNullLogger(),
+		Seed:    uint64(random.float()*(1<<53)) | 1,
 		Buckets: buckets, Templates: templates,
 	})
 	if err != nil {
@@ -206,7 +208,8 @@ func (s *simulation) start(version int64) *process {
 		return p.etcd.plan(op)
 	})
 	cfg := testConfig(name)
-	cfg.TTL, cfg.SafetyMargin, cfg.RetryInterval, cfg.ResignTimeout = time.Second, 200*time.Millisecond, interval, 500*time.Millisecond
+	cfg.TTL, cfg.SafetyMargin, cfg.RetryInterval, cfg.ResignTimeout = time.Second, 200*time.Millisecond, interval,
+		500*time.Millisecond
 	if s.without == trustMargin {
 		cfg.SafetyMargin = -cfg.SafetyMargin
 	}
@@ -323,7 +326,8 @@ func storm(seed uint64, without mechanism) (*simulation, []error) {
 	pick := func(n int) int { return int(d.float() * float64(n)) }
 	accounts := drawAccounts(d)
 	s := &simulation{
-		seed: seed, without: without, elected: d.float() < 0.7, etcd: newFakeServer(), redis: newFakeRedis(accounts, without), leads: map[int64]*leading{},
+		seed: seed, without: without, elected: d.float() < 0.7, etcd: newFakeServer(), redis: newFakeRedis(accounts,
+			without), leads: map[int64]*leading{},
 		accounts: accounts,
 	}
 	s.etcd.fast = 180 * time.Millisecond // of the margin's 200
@@ -512,7 +516,8 @@ func TestElectionAndRefillLoopTogether(t *testing.T) {
 		return
 	}
 	require.Greater(t, terms, n/2)
-	for _, status := range []policy.Status{policy.StatusApplied, policy.StatusSwitched, policy.StatusInitialised, policy.StatusRolledBack, policy.StatusClock} {
+	for _, status := range []policy.Status{policy.StatusApplied, policy.StatusSwitched, policy.StatusInitialised,
+		policy.StatusRolledBack, policy.StatusClock} {
 		require.Positive(t, seen[status], "%s", status)
 	}
 }

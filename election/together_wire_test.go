@@ -46,7 +46,8 @@ func (r *fakeRedis) refills(by string, keys []string, args []any) any {
 			r.leave(shard, key)
 		}
 		reply = append(reply, -5)
-		details = append(details, int64(o.Status), o.Tokens, o.Added, o.Clamped, o.Elapsed, marks, o.Version.Era, o.Version.Index, o.Last,
+		details = append(details, int64(o.Status), o.Tokens, o.Added, o.Clamped, o.Elapsed, marks, o.Version.Era,
+			o.Version.Index, o.Last,
 			o.Fence.Epoch, o.Fence.Seq, o.Step, bad, o.Outstanding, o.Due, o.Debt)
 	}
 	return append(reply, details...)
@@ -99,7 +100,8 @@ func (r *fakeRedis) peek(key string) any {
 	}
 	s := b.Control
 	return []any{
-		int64(1), *b.Tokens, int64(0), s.Era, *b.Index, s.Last, r.now(), s.Terms.Encode(), s.Carry, s.Step, s.Next, s.Outstanding, s.Due, s.Debt,
+		int64(1), *b.Tokens, int64(0), s.Era, *b.Index, s.Last, r.now(), s.Terms.Encode(), s.Carry, s.Step, s.Next,
+		s.Outstanding, s.Due, s.Debt,
 	}
 }
 
@@ -111,5 +113,6 @@ func (r *fakeRedis) sweep(key string, most int) any {
 	sum := b.Sweep(most, r.now())
 	r.accounts[key].returned(sum.Returned)
 	s := b.Control
-	return []any{int64(1), r.now(), tokens(b), sum.Returned, sum.Clamped, sum.Void, sum.Dropped, s.Outstanding, s.Due, s.Debt}
+	return []any{int64(1), r.now(), tokens(b), sum.Returned, sum.Clamped, sum.Void, sum.Dropped, s.Outstanding, s.Due,
+		s.Debt}
 }

@@ -199,7 +199,8 @@ func exist(ctx context.Context, rdb redis.UniversalClient, shards []Shard, group
 // One Redis does all of that in the script call of the refill. On a Cluster the
 // shard is in another slot than its buckets, so it follows in further round trips:
 // see leave.
-func RefillActive(ctx context.Context, rdb redis.UniversalClient, s Shard, calls []RefillCall, perCall int) []RefillResult {
+func RefillActive(ctx context.Context, rdb redis.UniversalClient, s Shard, calls []RefillCall,
+	perCall int) []RefillResult {
 	for i := range calls {
 		calls[i].Create = policy.CreateNever
 	}
@@ -246,7 +247,8 @@ func refillsPerLook(t *policy.Terms) int64 {
 // full. Whatever fails in between leaves a full bucket in the shard, for the next
 // refill, or one that isn't full out of it, for its next take that finds it low or
 // that is denied.
-func leave(ctx context.Context, rdb redis.UniversalClient, s Shard, calls []RefillCall, gone []int, results []RefillResult) {
+func leave(ctx context.Context, rdb redis.UniversalClient, s Shard, calls []RefillCall, gone []int,
+	results []RefillResult) {
 	if len(gone) == 0 {
 		return
 	}
@@ -282,7 +284,10 @@ func leave(ctx context.Context, rdb redis.UniversalClient, s Shard, calls []Refi
 // them. What fails is left to a later refill.
 func age(ctx context.Context, rdb redis.UniversalClient, s Shard, keys []string) {
 	last := int64(0)
-	for i, v := range ageScript.pipelined(ctx, rdb, len(keys), func(i int) ([]string, []any) { return bucketKeys(keys[i]), nil }) {
+	for i, v := range ageScript.pipelined(ctx, rdb, len(keys), func(i int) ([]string,
+		[]any) {
+		return bucketKeys(keys[i]), nil
+	}) {
 		if v.err != nil {
 			continue
 		}

@@ -158,7 +158,8 @@ func (a *activeSets) own(s *shard, err error) bool {
 		return false
 	}
 	if !s.failed {
-		a.w.r.log.Error("buckets of a template can't be refilled", "template", s.Prefix, "shard", s.Number, "error", err)
+		a.w.r.log.Error("buckets of a template can't be refilled",
+			"template", s.Prefix, "shard", s.Number, "error", err)
 	}
 	s.leave()
 	s.failed = true
@@ -239,7 +240,8 @@ func (a *activeSets) read(ctx context.Context, s *shard) {
 		return func() error {
 			m.asked = false
 			if len(foreign) > 0 {
-				a.w.r.log.Warn("names in the active set are no buckets of the template: removed", "template", s.Prefix, "names", len(foreign), "first", foreign[0])
+				a.w.r.log.Warn("names in the active set are no buckets of the template: removed",
+					"template", s.Prefix, "names", len(foreign), "first", foreign[0])
 			}
 			if err != nil && a.own(s, err) {
 				return nil
@@ -261,7 +263,7 @@ func (a *activeSets) refill(ctx context.Context, s *shard) {
 		t.calls[i] = lua.RefillCall{Key: e.key, Call: policy.Call{Version: e.version, Terms: &s.template.Terms}}
 	}
 	a.w.send(func() func() {
-		t.make(ctx, a.w.r.store, a.w.r.cfg.Timeout, func(ctx context.Context, calls []lua.RefillCall, perCall int) []lua.RefillResult {
+		t.make(ctx, a.w.r, func(ctx context.Context, calls []lua.RefillCall, perCall int) []lua.RefillResult {
 			return a.w.r.store.refillActive(ctx, s.Shard, calls, perCall)
 		})
 		return func() {
@@ -306,5 +308,7 @@ func (a *activeSets) hurry(now time.Time) {
 
 // pending reports whether a round that was due at an instant is still to be done.
 func (a *activeSets) pending(at time.Time) bool {
-	return a.held && slices.ContainsFunc(a.shards, func(s *shard) bool { return s.members != nil && !s.members.due.After(at) })
+	return a.held && slices.ContainsFunc(a.shards, func(s *shard) bool {
+		return s.members != nil && !s.members.due.After(at)
+	})
 }

@@ -105,7 +105,8 @@ func TestOneReplicaRefillsTheActiveSetAndAnotherTakesItOver(t *testing.T) {
 				}
 			}
 		}
-		replicas := []*replica{r.startWith("a", false, 1, set), r.startWith("b", false, 1, set), r.startWith("c", false, 1, set)}
+		replicas := []*replica{r.startWith("a", false, 1, set), r.startWith("b", false, 1, set), r.startWith("c", false,
+			1, set)}
 		for _, key := range keys {
 			r.server.takeTemplate(set.Of(key), key, 40)
 		}
@@ -170,7 +171,8 @@ func TestALaterConfigurationTakesTheActiveSetFromAnOlderOne(t *testing.T) {
 	})
 }
 
-// A key that holds something else must not keep templates from being refilled: two who refill cost work and nothing else.
+// A key that holds something else must not keep templates from being refilled: two who refill cost work and nothing
+// else.
 func TestAnUnreadableClaimKeepsNobodyFromRefilling(t *testing.T) {
 	simulate(t, func(t *testing.T, r *rig) {
 		set := users(t, 1, policy.PerSecond(1))
@@ -220,8 +222,8 @@ func TestShardsOfManyTemplatesAreAllRefilled(t *testing.T) {
 	})
 }
 
-// The claim stays with a replica that can't refill every bucket each interval: if it went from one to another, each would
-// have to learn the indexes first.
+// The claim stays with a replica that can't refill every bucket each interval: if it went from one to another, each
+// would have to learn the indexes first.
 func TestAReplicaThatIsBehindKeepsTheClaim(t *testing.T) {
 	simulate(t, func(t *testing.T, r *rig) {
 		set, keys := users(t, 1, policy.Rate{Tokens: 1, Per: time.Minute}), userKeys(6000)
@@ -232,7 +234,8 @@ func TestAReplicaThatIsBehindKeepsTheClaim(t *testing.T) {
 		var replicas []*replica
 		for _, name := range []string{"a", "b", "c"} {
 			rep := r.startWith(name, false, 1, set)
-			rep.set(func() { rep.latency = 3 * time.Millisecond }) // each way: 330 batches are a second's work, two at a time, and 600 are due
+			// each way: 330 batches are a second's work, two at a time, and 600 are due
+			rep.set(func() { rep.latency = 3 * time.Millisecond })
 			replicas = append(replicas, rep)
 		}
 		time.Sleep(time.Minute)
@@ -340,7 +343,8 @@ func TestLostEntriesHealAndStaleOnesLeave(t *testing.T) {
 
 		r.server.set(func() {
 			shard := lua.ActiveShard("user:2")
-			r.server.active[lua.Shard{Prefix: "user:", Number: shard}] = map[string]bool{"user:2": true, "other": true, "user:}": true}
+			r.server.active[lua.Shard{Prefix: "user:", Number: shard}] = map[string]bool{"user:2": true, "other": true,
+				"user:}": true}
 			elsewhere := (lua.ActiveShard("user:3") + 1) % lua.ActiveShards
 			r.server.active[lua.Shard{Prefix: "user:", Number: elsewhere}] = map[string]bool{"user:3": true}
 		})

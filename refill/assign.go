@@ -36,7 +36,8 @@ func (r *Refiller) assign(masters []master) []*worker {
 	workers := make([]*worker, len(masters))
 	for i, m := range masters {
 		w := &worker{
-			r: r, rng: rand.New(rand.NewPCG(r.rng.Uint64(), uint64(i))), leading: r.leading, sizes: newSizes(r.cfg.Batch, r.cfg.Timeout),
+			r: r, rng: rand.New(rand.NewPCG(r.rng.Uint64(), uint64(i))), leading: r.leading,
+			sizes: newSizes(r.cfg.Batch, r.cfg.Timeout),
 			roles: make(chan role), done: make(chan struct{}), answers: make(chan func(), maxUnderWay),
 		}
 		w.lastLoop.Store(now.UnixNano())
@@ -60,7 +61,8 @@ func (r *Refiller) assign(masters []master) []*worker {
 	for _, b := range r.buckets {
 		nb, old := r.newBucket(b), before.buckets[b.Key]
 		nb.due = now
-		nb.unannounced = r.cfg.Elected && !b.Pooled && (old == nil || old.unannounced || old.pooled != nil || old.terms.Fence.Before(nb.terms.Fence))
+		nb.unannounced = r.cfg.Elected && !b.Pooled && (old == nil || old.unannounced || old.pooled != nil ||
+			old.terms.Fence.Before(nb.terms.Fence))
 		w := workers[ownerOf(masters, remember(nb).slot)]
 		if nb.unannounced {
 			w.announce = append(w.announce, nb)
@@ -122,8 +124,8 @@ func shortest(shards []*shard) (interval time.Duration) {
 	return interval
 }
 
-// ownerOf is the place of the master that owns a slot. A slot that none owns is one that is moving: any worker will do, its
-// calls fail until it has arrived.
+// ownerOf is the place of the master that owns a slot. A slot that none owns is one that is moving: any worker will
+// do, its calls fail until it has arrived.
 func ownerOf(masters []master, slot int) int {
 	return max(0, slices.IndexFunc(masters, func(m master) bool { return m.owns(slot) }))
 }

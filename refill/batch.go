@@ -12,7 +12,8 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// startBatch starts a call for the buckets that are due, as many as go in a round trip, and reports whether there are any.
+// startBatch starts a call for the buckets that are due, as many as go in a round trip, and reports whether there are
+// any.
 func (w *worker) startBatch(ctx context.Context, now time.Time) bool {
 	batch := w.collect(now)
 	if len(batch) == 0 {
@@ -25,7 +26,7 @@ func (w *worker) startBatch(ctx context.Context, now time.Time) bool {
 		t.calls[i] = b.call(now, othersCame)
 	}
 	w.send(func() func() {
-		t.make(ctx, w.r.store, w.r.cfg.Timeout, w.r.store.refill)
+		t.make(ctx, w.r, w.r.store.refill)
 		return func() {
 			w.learn(ctx, batch, t)
 			w.ended = append(w.ended, t)
@@ -63,7 +64,7 @@ func (w *worker) learn(ctx context.Context, batch []*bucket, t *trip) {
 	var news notices
 	for i, b := range batch {
 		res := &t.results[i]
-		w.r.observe(Event{Key: b.key, Sent: t.sent, Replied: t.replied, Call: t.calls[i].Call, Outcome: res.Outcome, Err: res.Err})
+		w.r.observe(t.event(i))
 		w.learnOne(b, res, t.replied, &news)
 		switch {
 		case w.pulse != nil && b == w.pulse.beat:
@@ -110,15 +111,17 @@ func (w *worker) learnOne(b *bucket, res *lua.RefillResult, replied time.Time, n
 	}
 	if w.leading && w.pulse != nil && b.outdated && b.stepped && !w.pulse.withheld {
 		w.pulse.withheld = true
-		news.add(hclog.Warn, "a later configuration has a schedule that this leader doesn't know: its pulse stops, so that all race", "bucket", b.key)
+		news.add(hclog.Warn,
+			"a later configuration has a schedule that this leader doesn't know: its pulse stops, so that all race",
+			"bucket", b.key)
 	}
 	if b.claim && (res.Err == nil || ownFault(res.Err)) {
 		w.sets.claimed(b.held)
 	}
 }
 
-// warnUnswept tells of reservations that can't be ended, once; before is whether that was so before. It returns whether it
-// is so.
+// warnUnswept tells of reservations that can't be ended, once; before is whether that was so before. It returns
+// whether it is so.
 func warnUnswept(to *notices, key string, before bool, err error) bool {
 	if err != nil && !before {
 		to.add(hclog.Warn, "reservations can't be ended", "bucket", key, "error", err)
@@ -126,10 +129,11 @@ func warnUnswept(to *notices, key string, before bool, err error) bool {
 	return err != nil
 }
 
-// align moves a leader's bucket to the beats of the pulse, so that the pulse's silence dates from the bucket's last refill.
-// It moves by half an interval at most, once, and no call comes within half an interval of a refill.
+// align moves a leader's bucket to the beats of the pulse, so that the pulse's silence dates from the bucket's last
+// refill. It moves by half an interval at most, once, and no call comes within half an interval of a refill.
 func (w *worker) align(b *bucket, o policy.Outcome, replied time.Time) {
-	if !w.leading || w.pulse == nil || b == w.pulse.beat || b.interval != w.pulse.beat.interval || o.Status == policy.StatusUnknown {
+	if !w.leading || w.pulse == nil || b == w.pulse.beat || b.interval != w.pulse.beat.interval ||
+		o.Status == policy.StatusUnknown {
 		return
 	}
 	beat := w.pulse.beat.due
@@ -189,7 +193,8 @@ func (w *worker) hear(reply lua.PeekReply, err error, sent, replied time.Time) {
 	if (before == silent) != (state == silent) {
 		w.r.setRacing(w, state == silent)
 		if state == silent {
-			w.r.log.Info("pulse is silent: this replica races", "pulse", w.pulse.beat.key, "silent-for", replied.Sub(w.pulse.changed))
+			w.r.log.Info("pulse is silent: this replica races",
+				"pulse", w.pulse.beat.key, "silent-for", replied.Sub(w.pulse.changed))
 		} else {
 			w.r.log.Info("pulse beats: this replica stands by", "pulse", w.pulse.beat.key)
 		}

@@ -43,7 +43,8 @@ type bucket struct {
 
 func newBucket(b Bucket, version int64) *bucket {
 	t := b.Policy.Terms(policy.Fence{Epoch: version})
-	return &bucket{key: b.Key, slot: lua.Slot(b.Key), terms: &t, steps: b.Policy.Steps, interval: time.Duration(t.Interval) * time.Microsecond}
+	interval := time.Duration(t.Interval) * time.Microsecond
+	return &bucket{key: b.Key, slot: lua.Slot(b.Key), terms: &t, steps: b.Policy.Steps, interval: interval}
 }
 
 // newSignal makes a bucket whose refills are a sign of life.
@@ -69,7 +70,8 @@ func newPooledBucket(b Bucket, terms *pooledTerms) *bucket {
 
 // inherit takes over what the replica learned under an earlier policy.
 func (b *bucket) inherit(old *bucket) {
-	b.version, b.step, b.clock, b.seen, b.missing, b.failures, b.held = old.version, old.step, old.clock, old.seen, old.missing, old.failures, old.held
+	b.version, b.step, b.clock, b.seen = old.version, old.step, old.clock, old.seen
+	b.missing, b.failures, b.held = old.missing, old.failures, old.held
 }
 
 // call is the call to make at our time now. A new bucket is created only if
@@ -88,8 +90,8 @@ func (b *bucket) call(now time.Time, othersCame bool) lua.RefillCall {
 		c.Create = policy.CreateNever // that is for those who refill
 		return lua.RefillCall{Key: b.key, Call: c}
 	case b.outdated:
-		// The policy in force isn't ours to send, nor to create a bucket under. Of a stepped one we don't know the schedule, so
-		// that a call which knew the index would keep out those who do.
+		// The policy in force isn't ours to send, nor to create a bucket under. Of a stepped one we don't know the
+		// schedule, so that a call which knew the index would keep out those who do.
 		c.Create, c.Terms = policy.CreateNever, nil
 		if b.stepped {
 			c.Version = policy.Version{}
@@ -152,13 +154,16 @@ func (b *bucket) fail(replied time.Time, rng *rand.Rand) {
 func (b *bucket) compare(to *notices, o policy.Outcome) {
 	if b.pooled == nil && o.Conflict != b.conflict {
 		if b.conflict = o.Conflict; b.conflict {
-			to.add(hclog.Warn, "policy changed under the same version and is ignored: raise the config's version", "bucket", b.key, "version", b.terms.Fence.Epoch)
+			to.add(hclog.Warn, "policy changed under the same version and is ignored: raise the config's version",
+				"bucket", b.key, "version", b.terms.Fence.Epoch)
 		}
 	}
 	// A pooled bucket may well be ahead of this replica for a moment.
-	if outdated := b.pooled == nil && o.Status != policy.StatusUnknown && b.terms.Fence.Before(o.Fence); outdated != b.outdated {
+	outdated := b.pooled == nil && o.Status != policy.StatusUnknown && b.terms.Fence.Before(o.Fence)
+	if outdated != b.outdated {
 		if b.outdated = outdated; outdated {
-			to.add(hclog.Warn, "bucket has a policy of a later version: this replica's config is old", "bucket", b.key, "version", b.terms.Fence.Epoch, "in-force", o.Fence.Epoch)
+			to.add(hclog.Warn, "bucket has a policy of a later version: this replica's config is old", "bucket", b.key,
+				"version", b.terms.Fence.Epoch, "in-force", o.Fence.Epoch)
 		}
 	}
 }
@@ -167,11 +172,14 @@ func (b *bucket) compare(to *notices, o policy.Outcome) {
 func (b *bucket) report(to *notices, o policy.Outcome) {
 	switch o.Status {
 	case policy.StatusInitialised:
-		to.add(hclog.Info, "bucket created", "bucket", b.key, "tokens", o.Tokens, "index", o.Version.Index, "era", o.Version.Era)
+		to.add(hclog.Info, "bucket created",
+			"bucket", b.key, "tokens", o.Tokens, "index", o.Version.Index, "era", o.Version.Era)
 	case policy.StatusRolledBack:
-		to.add(hclog.Warn, "server lost writes: bucket begins a new era", "bucket", b.key, "tokens", o.Tokens, "index", o.Version.Index, "era", o.Version.Era)
+		to.add(hclog.Warn, "server lost writes: bucket begins a new era",
+			"bucket", b.key, "tokens", o.Tokens, "index", o.Version.Index, "era", o.Version.Era)
 	case policy.StatusClock:
-		to.add(hclog.Warn, "server clock stepped back: bucket begins a new era", "bucket", b.key, "index", o.Version.Index, "era", o.Version.Era)
+		to.add(hclog.Warn, "server clock stepped back: bucket begins a new era",
+			"bucket", b.key, "index", o.Version.Index, "era", o.Version.Era)
 	case policy.StatusForeign:
 		if !b.foreign {
 			b.foreign = true

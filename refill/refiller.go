@@ -59,7 +59,8 @@ func newRefiller(cfg Config, s store) *Refiller {
 	}
 	r := &Refiller{
 		cfg: cfg, store: s, log: cfg.Logger, rng: rand.New(rand.NewPCG(cfg.Seed, 1)), update: make(chan struct{}, 1),
-		buckets: slices.Clone(cfg.Buckets), version: cfg.Version, pooled: map[string]*pooledTerms{}, stats: Stats{Calls: map[policy.Status]int64{}},
+		buckets: slices.Clone(cfg.Buckets), version: cfg.Version, pooled: map[string]*pooledTerms{},
+		stats: Stats{Calls: map[policy.Status]int64{}},
 	}
 	r.setTemplates(cfg.Templates)
 	return r
@@ -139,7 +140,7 @@ func (r *Refiller) work(ctx context.Context, masters []master) []master {
 			return masters
 		case <-look.C:
 			now, err := r.topology(ctx)
-			if err == nil && !slices.EqualFunc(masters, now, func(a, b master) bool { return a.id == b.id && slices.Equal(a.slots, b.slots) }) {
+			if err == nil && !slices.EqualFunc(masters, now, master.equal) {
 				r.log.Info("redis masters have changed", "masters", len(now))
 				return now
 			}

@@ -17,7 +17,8 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// allowed has an access list let everybody touch the keys of the buckets, and those of the refillers' own, and no others.
+// allowed has an access list let everybody touch the keys of the buckets, and those of the refillers' own, and no
+// others.
 func allowed(t *testing.T, rdb *redis.Client, keys ...string) {
 	t.Helper()
 	rules := []any{"acl", "setuser", "default", "resetkeys", "~refiller:*", "~{refiller:*"}
@@ -56,7 +57,8 @@ func TestAForbiddenBucketHoldsUpNoOther(t *testing.T) {
 	var log bytes.Buffer
 	w := newWatch()
 	began := time.Now()
-	_, stop := runningWith(t, Config{Redis: rdb, Buckets: buckets, Observe: w.observe, Logger: hclog.New(&hclog.LoggerOptions{Output: &log})})
+	_, stop := runningWith(t, Config{Redis: rdb, Buckets: buckets, Observe: w.observe,
+		Logger: hclog.New(&hclog.LoggerOptions{Output: &log})})
 	w.until(t, "the others are created and refilled", appliedTo(buckets[1:]))
 	require.Less(t, time.Since(began), 2*time.Second, "new ones as soon as ever")
 	w.until(t, "refills go on", func(events map[string][]Event) bool { return len(events[buckets[1].Key]) > 40 })
@@ -95,7 +97,8 @@ func TestAForbiddenBucketOfATemplateHoldsUpNoOther(t *testing.T) {
 	allowed(t, rdb, keys[1:]...)
 	var log bytes.Buffer
 	w := newWatch()
-	_, stop := runningWith(t, Config{Redis: rdb, Templates: set, ObserveActive: w.observe, Logger: hclog.New(&hclog.LoggerOptions{Output: &log})})
+	_, stop := runningWith(t, Config{Redis: rdb, Templates: set, ObserveActive: w.observe,
+		Logger: hclog.New(&hclog.LoggerOptions{Output: &log})})
 	w.until(t, "the others are refilled", func(events map[string][]Event) bool { return len(events[keys[1]]) > 30 })
 	stop()
 	for _, key := range keys[1:] {

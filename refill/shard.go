@@ -50,9 +50,9 @@ func (s *shard) belongs(name string) bool {
 
 // members are the buckets in a shard that this replica refills.
 //
-// It goes over them in rounds, two in an interval. A bucket is refilled in every other round; the rounds in between are for
-// those that are new: a bucket that enters is found within half an interval, its first call learns its index, and the
-// second, half an interval later, refills it.
+// It goes over them in rounds, two in an interval. A bucket is refilled in every other round; the rounds in between
+// are for those that are new: a bucket that enters is found within half an interval, its first call learns its index,
+// and the second, half an interval later, refills it.
 type members struct {
 	of    *shard
 	due   time.Time // when the present round was due, or the next one is
@@ -60,7 +60,7 @@ type members struct {
 
 	round    int64 // number of the present or last round
 	entries  map[string]*entry
-	order    []*entry // entries, those that have left included: by slot, if bySlot; in the order in which they came, so that each keeps its place
+	order    []*entry // entries, and some that have left, in the order in which they came; by slot, if bySlot
 	work     []*entry // of the present round, not called yet
 	underWay int      // calls of the present round
 	reading  bool     // the round reads the names
@@ -111,8 +111,8 @@ func (m *members) begin(count int64, now time.Time) {
 	}
 }
 
-// end sets when the next round is due, if this one is over. A late round doesn't make the next ones late, unless the worker
-// is behind by more than an interval.
+// end sets when the next round is due, if this one is over. A late round doesn't make the next ones late, unless the
+// worker is behind by more than an interval.
 func (m *members) end(now time.Time) {
 	if m.working() {
 		return
@@ -191,8 +191,8 @@ func (m *members) putBack(batch []*entry) {
 	m.work = append(slices.Clone(batch), m.work...)
 }
 
-// learn takes in the answers to entries' calls. As with other buckets the next one comes an interval after a refill, and half
-// of one after an index was learned.
+// learn takes in the answers to entries' calls. As with other buckets the next one comes an interval after a refill,
+// and half of one after an index was learned.
 func (m *members) learn(batch []*entry, results []lua.RefillResult, now time.Time) {
 	m.underWay--
 	for i, e := range batch {

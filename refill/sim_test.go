@@ -48,7 +48,8 @@ type applied struct {
 }
 
 func newServer() *server {
-	return &server{buckets: map[string]*policy.Bucket{}, bad: map[string]bool{}, applied: map[string][]applied{}, added: map[string]int64{}, clamped: map[string]int64{},
+	return &server{buckets: map[string]*policy.Bucket{}, bad: map[string]bool{}, applied: map[string][]applied{},
+		added: map[string]int64{}, clamped: map[string]int64{},
 		active: map[lua.Shard]map[string]bool{}}
 }
 
@@ -265,7 +266,8 @@ func (l *link) counts(ctx context.Context, shards []lua.Shard) []lua.CountResult
 }
 
 // names are in order: the cursor is how many were read.
-func (l *link) names(ctx context.Context, s lua.Shard, cursor uint64, most int) (names []string, next uint64, err error) {
+func (l *link) names(ctx context.Context, s lua.Shard, cursor uint64, most int) (names []string, next uint64,
+	err error) {
 	return names, next, l.onShard(ctx, func() {
 		all := slices.Sorted(maps.Keys(l.server.active[s]))
 		to := min(len(all), int(cursor)+most)
@@ -354,9 +356,12 @@ func (r *rig) start(name string, elected bool, version int64, buckets ...Bucket)
 	return r.startWith(name, elected, version, nil, buckets...)
 }
 
-func (r *rig) startWith(name string, elected bool, version int64, templates *policy.Templates, buckets ...Bucket) *replica {
-	l := &link{name: name, server: r.server, rng: rand.New(rand.NewPCG(r.rng.Uint64(), 0)), latency: 200 * time.Microsecond}
-	cfg := Config{Buckets: buckets, Templates: templates, Version: version, Elected: elected, Batch: r.batch, Seed: r.rng.Uint64() | 1,
+func (r *rig) startWith(name string, elected bool, version int64, templates *policy.Templates,
+	buckets ...Bucket) *replica {
+	l := &link{name: name, server: r.server, rng: rand.New(rand.NewPCG(r.rng.Uint64(), 0)),
+		latency: 200 * time.Microsecond}
+	cfg := Config{Buckets: buckets, Templates: templates, Version: version, Elected: elected, Batch: r.batch,
+		Seed:   r.rng.Uint64() | 1,
 		Logger: hclog.New(&hclog.LoggerOptions{Name: name, Output: r.log, Level: hclog.Debug, DisableTime: true})}
 	cfg.setDefaults()
 	rf := newRefiller(cfg, l)
@@ -385,7 +390,8 @@ func (r *rig) startWith(name string, elected bool, version int64, templates *pol
 const interval = 100 * time.Millisecond
 
 func checkout(capacity int64) Bucket {
-	return Bucket{Key: "checkout", Policy: policy.Policy{Capacity: capacity, Rate: policy.PerSecond(500), Interval: interval}}
+	return Bucket{Key: "checkout", Policy: policy.Policy{Capacity: capacity, Rate: policy.PerSecond(500),
+		Interval: interval}}
 }
 
 // testSeed is REFILLER_SEED or a new one, printed so that a run can be repeated.

@@ -29,9 +29,10 @@ type Stats struct {
 
 // LagBounds are the upper bounds of TemplateStats.Lag.
 var LagBounds = []time.Duration{
-	time.Millisecond, 2500 * time.Microsecond, 5 * time.Millisecond, 10 * time.Millisecond, 25 * time.Millisecond, 50 * time.Millisecond,
-	75 * time.Millisecond, 100 * time.Millisecond, 150 * time.Millisecond, 200 * time.Millisecond, 250 * time.Millisecond, 500 * time.Millisecond,
-	time.Second, 2500 * time.Millisecond, 5 * time.Second, 10 * time.Second,
+	time.Millisecond, 2500 * time.Microsecond, 5 * time.Millisecond, 10 * time.Millisecond, 25 * time.Millisecond,
+	50 * time.Millisecond, 75 * time.Millisecond, 100 * time.Millisecond, 150 * time.Millisecond,
+	200 * time.Millisecond, 250 * time.Millisecond, 500 * time.Millisecond, time.Second, 2500 * time.Millisecond,
+	5 * time.Second, 10 * time.Second,
 }
 
 // TemplateStats counts what this replica's calls for the buckets of one refilled
@@ -39,7 +40,7 @@ var LagBounds = []time.Duration{
 type TemplateStats struct {
 	Prefix  string
 	Shards  int                     // of the active set that this replica refills
-	Active  int64                   // buckets in those shards at their last rounds: over all replicas, those that are not full
+	Active  int64                   // buckets in those shards at their last rounds: over all replicas, those not full
 	Calls   map[policy.Status]int64 // answers by status
 	Errors  int64                   // calls without an answer
 	Left    int64                   // buckets that left the active set, because they were full or none
@@ -155,8 +156,6 @@ func (r *Refiller) observeActive(s *shard, t *trip) {
 		return
 	}
 	for i := range t.results {
-		r.cfg.ObserveActive(Event{
-			Key: t.calls[i].Key, Sent: t.sent, Replied: t.replied, Call: t.calls[i].Call, Outcome: t.results[i].Outcome, Err: t.results[i].Err,
-		})
+		r.cfg.ObserveActive(t.event(i))
 	}
 }

@@ -41,6 +41,8 @@ type master struct {
 
 type slotRange struct{ from, to int }
 
+func (m master) equal(o master) bool { return m.id == o.id && slices.Equal(m.slots, o.slots) }
+
 func (m master) owns(slot int) bool {
 	if m.slots == nil {
 		return true
@@ -65,7 +67,8 @@ func (s *redisStore) refill(ctx context.Context, calls []lua.RefillCall, perCall
 	return lua.RefillBatch(ctx, s.rdb, calls, perCall)
 }
 
-func (s *redisStore) refillActive(ctx context.Context, shard lua.Shard, calls []lua.RefillCall, perCall int) []lua.RefillResult {
+func (s *redisStore) refillActive(ctx context.Context, shard lua.Shard, calls []lua.RefillCall,
+	perCall int) []lua.RefillResult {
 	return lua.RefillActive(ctx, s.rdb, shard, calls, perCall)
 }
 

@@ -21,6 +21,9 @@ type trip struct {
 	swept         []swept
 }
 
+// refillFunc refills buckets, perCall of them in a script call: see store.
+type refillFunc func(ctx context.Context, calls []lua.RefillCall, perCall int) []lua.RefillResult
+
 // newTrip makes room for n calls, in a trip that has ended if there is one.
 func (w *worker) newTrip(n, perCall int) *trip {
 	t := &trip{}
@@ -31,10 +34,11 @@ func (w *worker) newTrip(n, perCall int) *trip {
 	return t
 }
 
-// make makes the round trip, through refill. What the server refuses as a whole because of one bucket is asked again one
-// by one, so that the others aren't held up: who was refilled by a call that failed half-way is answered that by its index.
-func (t *trip) make(ctx context.Context, s store, timeout time.Duration, refill func(ctx context.Context, calls []lua.RefillCall, perCall int) []lua.RefillResult) {
-	refillCtx, cancel := context.WithTimeout(ctx, timeout)
+// make makes the round trip, through refill. What the server refuses as a whole because of one bucket is asked again
+// one by one, so that the others aren't held up: who was refilled by a call that failed half-way is answered that by
+// its index.
+func (t *trip) make(ctx context.Context, r *Refiller, refill refillFunc) {
+	refillCtx, cancel := context.WithTimeout(ctx, r.cfg.Timeout)
 	defer cancel()
 	t.sent = time.Now()
 	t.results = refill(refillCtx, t.calls, t.perCall)
@@ -51,9 +55,17 @@ func (t *trip) make(ctx context.Context, s store, timeout time.Duration, refill 
 		}
 	}
 	t.replied = time.Now()
-	sweepCtx, cancelSweep := context.WithTimeout(ctx, timeout)
+	sweepCtx, cancelSweep := context.WithTimeout(ctx, r.cfg.Timeout)
 	defer cancelSweep()
-	t.sweep(sweepCtx, s)
+	t.sweep(sweepCtx, r.store)
+}
+
+// event is what observers hear of the i-th answer.
+func (t *trip) event(i int) Event {
+	call, result := &t.calls[i], &t.results[i]
+	return Event{
+		Key: call.Key, Sent: t.sent, Replied: t.replied, Call: call.Call, Outcome: result.Outcome, Err: result.Err,
+	}
 }
 
 // serverError is why the server answered none of the calls; nil if it answered one, if only that it is refused.
@@ -70,7 +82,8 @@ func (t *trip) serverError() (err error) {
 // refuses reports whether an error is a server's that would not or could not do one of a call's buckets: one whose keys
 // are forbidden to us, or that makes the script fail.
 func refuses(err error) bool {
-	return redis.HasErrorPrefix(err, "NOPERM") || redis.HasErrorPrefix(err, "ERR") && strings.Contains(err.Error(), "user_script")
+	return redis.HasErrorPrefix(err, "NOPERM") ||
+		redis.HasErrorPrefix(err, "ERR") && strings.Contains(err.Error(), "user_script")
 }
 
 // ownFault reports whether an error is the bucket's, not its server's.
@@ -82,8 +95,8 @@ const (
 	// sweptOfBucket is the most records of a bucket that one script call ends, so that no call holds the server up for
 	// long.
 	sweptOfBucket = 100
-	// sweptAtOnce is the most records that one round trip ends, if no more buckets have any: a server runs a pipeline in
-	// one go.
+	// sweptAtOnce is the most records that one round trip ends, if no more buckets have any: a server runs a pipeline
+	// in one go.
 	sweptAtOnce = 1000
 )
 
@@ -93,8 +106,8 @@ type swept struct {
 	err error
 }
 
-// sweep ends the reservations and leases whose time is over, in the buckets that the trip refilled, so that they end with
-// no consumer alive. What it leaves behind, or fails to end, is swept after the next refill.
+// sweep ends the reservations and leases whose time is over, in the buckets that the trip refilled, so that they end
+// with no consumer alive. What it leaves behind, or fails to end, is swept after the next refill.
 func (t *trip) sweep(ctx context.Context, s store) {
 	var keys []string
 	for i := range t.results {

@@ -181,7 +181,8 @@ func (w *worker) handOver(ctx context.Context) {
 	w.sets.hurry(now)
 	pending := func() bool {
 		beat := w.pulse.due()
-		return w.underWay > 0 || !beat.IsZero() && !beat.After(now) || len(w.buckets) > 0 && !w.buckets[0].due.After(now) || w.sets.pending(now)
+		return w.underWay > 0 || !beat.IsZero() && !beat.After(now) || len(w.buckets) > 0 &&
+			!w.buckets[0].due.After(now) || w.sets.pending(now)
 	}
 	for end := now.Add(w.pulse.beat.interval / 2); pending() && time.Now().Before(end); {
 		if w.start(ctx); w.underWay == 0 {
@@ -194,8 +195,8 @@ func (w *worker) handOver(ctx context.Context) {
 	w.drain()
 }
 
-// lookAfresh forgets which buckets were missing, because this replica hasn't looked for a while: one that is missing now
-// may be remembered by the others.
+// lookAfresh forgets which buckets were missing, because this replica hasn't looked for a while: one that is missing
+// now may be remembered by the others.
 func (w *worker) lookAfresh() {
 	for _, entry := range w.buckets {
 		entry.bucket.missing = time.Time{}

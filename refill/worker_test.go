@@ -40,7 +40,8 @@ func TestAnUnreadablePulseIsNoSignOfLife(t *testing.T) {
 func TestALeaderWithAnOldFileStopsItsPulse(t *testing.T) {
 	simulate(t, func(t *testing.T, r *rig) {
 		stepped := func(every time.Duration) Bucket {
-			return Bucket{Key: "quota", Policy: policy.Policy{Capacity: 1000, Steps: policy.Every(every), StepTokens: 100, Interval: interval}}
+			return Bucket{Key: "quota", Policy: policy.Policy{Capacity: 1000, Steps: policy.Every(every),
+				StepTokens: 100, Interval: interval}}
 		}
 		a, b := r.start("a", true, 1, stepped(time.Second)), r.start("b", true, 1, stepped(time.Second))
 		resign := a.lead()
@@ -63,13 +64,15 @@ func TestALeaderWithAnOldFileStopsItsPulse(t *testing.T) {
 	})
 }
 
-// An old file knows the schedule of an old policy only. Its instants are none of the policy in force, and a replica that
-// knows no schedule must not win.
+// An old file knows the schedule of an old policy only. Its instants are none of the policy in force, and a replica
+// that knows no schedule must not win.
 func TestAnOldFileCreditsNoInstantsOfItsOwn(t *testing.T) {
 	stepped := func(every time.Duration) Bucket {
-		return Bucket{Key: "quota", Policy: policy.Policy{Capacity: 1000, Steps: policy.Every(every), StepTokens: 100, Interval: interval}}
+		return Bucket{Key: "quota", Policy: policy.Policy{Capacity: 1000, Steps: policy.Every(every), StepTokens: 100,
+			Interval: interval}}
 	}
-	for name, old := range map[string]Bucket{"another schedule": stepped(time.Second), "a rate": {Key: "quota", Policy: checkout(1000).Policy}} {
+	for name, old := range map[string]Bucket{"another schedule": stepped(time.Second), "a rate": {Key: "quota",
+		Policy: checkout(1000).Policy}} {
 		t.Run(name, func(t *testing.T) {
 			simulate(t, func(t *testing.T, r *rig) {
 				replicas := []*replica{r.start("a", false, 1, old), r.start("b", false, 1, old)}
@@ -97,9 +100,10 @@ func TestAnOldFileCreditsNoInstantsOfItsOwn(t *testing.T) {
 func TestWhatIsNoLongerConfiguredIsForgotten(t *testing.T) {
 	simulate(t, func(t *testing.T, r *rig) {
 		set := func(version int64) *policy.Templates {
-			templates, err := policy.NewTemplates(version, []policy.Template{{Prefix: fmt.Sprintf("t%d:", version), Policy: policy.Policy{
-				Capacity: 60, Rate: policy.PerSecond(1), Interval: time.Second,
-			}}}, nil)
+			templates, err := policy.NewTemplates(version, []policy.Template{{Prefix: fmt.Sprintf("t%d:", version),
+				Policy: policy.Policy{
+					Capacity: 60, Rate: policy.PerSecond(1), Interval: time.Second,
+				}}}, nil)
 			require.NoError(t, err)
 			return templates
 		}

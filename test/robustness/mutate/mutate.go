@@ -55,7 +55,8 @@ func (s Script) hashes(root string) (original, changed, text string, err error) 
 		err = errors.Join(err, readErr)
 		return string(b)
 	}
-	source := include.ReplaceAllStringFunc(read(s.Name), func(line string) string { return read(include.FindStringSubmatch(line)[1]) })
+	source := include.ReplaceAllStringFunc(read(s.Name),
+		func(line string) string { return read(include.FindStringSubmatch(line)[1]) })
 	if err != nil {
 		return "", "", "", fmt.Errorf("mutate: %w", err)
 	}
@@ -153,7 +154,8 @@ func begun(b, word []byte) int {
 func Program(t testing.TB, root, pkg, file, before, after string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), filepath.Base(pkg))
-	cmd := exec.Command("go", "build", "-buildvcs=false", "-overlay", Overlay(t, root, file, before, after), "-o", path, pkg)
+	cmd := exec.Command("go", "build", "-buildvcs=false", "-overlay", Overlay(t, root, file, before, after), "-o", path,
+		pkg)
 	cmd.Dir = root
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("mutate: %v\n%s", err, out)

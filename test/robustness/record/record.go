@@ -41,16 +41,19 @@ const (
 	Refilled   = "refilled" // of a template whose buckets are refilled
 	Lazy       = "lazy"     // of a template whose buckets are credited when they are asked
 	Pooled     = "pooled"   // of a pool: its terms come at run time, and Terms are the pool's rate and capacity
-	Foreign    = "foreign"  // of the configuration, and called by programs that know nothing of us too, with plain commands
+	// of the configuration, and called by programs that know nothing of us too, with plain commands
+	Foreign = "foreign"
 )
 
 // Bucket is a bucket under test.
 type Bucket struct {
-	Key    string   `json:"key"`
-	Kind   string   `json:"kind,omitempty"`
-	Terms  []string `json:"terms"`           // the policies of all config versions in use, as policy.Terms encodes them
-	Steps  []string `json:"steps,omitempty"` // the schedule of each of them, as policy.Steps writes it; empty unless stepped
-	Linear bool     `json:"linear"`          // every call to it but the replicas' is in ops.jsonl: it is checked for linearizability
+	Key   string   `json:"key"`
+	Kind  string   `json:"kind,omitempty"`
+	Terms []string `json:"terms"` // the policies of all config versions in use, as policy.Terms encodes them
+	// the schedule of each of them, as policy.Steps writes it; empty unless stepped
+	Steps []string `json:"steps,omitempty"`
+	// every call to it but the replicas' is in ops.jsonl: it is checked for linearizability
+	Linear bool `json:"linear"`
 }
 
 // Strict reports whether every policy of the bucket is strict.
@@ -307,7 +310,8 @@ func LoadRefills(dir string) ([]Refill, error) {
 	return all, nil
 }
 
-// readLogs finds the terms that began, and what was said of buckets. Lines that are no JSON, such as a panic's, are passed over.
+// readLogs finds the terms that began, and what was said of buckets. Lines that are no JSON, such as a panic's, are
+// passed over.
 func (r *Run) readLogs() error {
 	files, err := filepath.Glob(filepath.Join(r.Dir, LogFile("*")))
 	if err != nil {

@@ -37,7 +37,8 @@ func (p Plan) String() string {
 	for _, b := range p.Spec.Buckets {
 		buckets = append(buckets, b.Key)
 	}
-	return fmt.Sprintf("%s, etcd %d, %d replicas, versions %v, buckets %s: %s", p.Spec.Servers, p.Spec.Etcd, p.Spec.Replicas, p.Spec.Versions,
+	return fmt.Sprintf("%s, etcd %d, %d replicas, versions %v, buckets %s: %s", p.Spec.Servers, p.Spec.Etcd,
+		p.Spec.Replicas, p.Spec.Versions,
 		strings.Join(buckets, " "), strings.Join(phases, ", "))
 }
 

@@ -16,7 +16,9 @@ const region = "here"
 // config is a configuration of a version.
 func (s *System) config(url string, endpoints []string, version int) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "region: %s\nredis: {url: %q}\nversion: %d\nrefill_interval: %s\nlisten: 127.0.0.1:0\nlog: {format: json}\n", region, url, version, s.Interval)
+	fmt.Fprintf(&b,
+		"region: %s\nredis: {url: %q}\nversion: %d\nrefill_interval: %s\nlisten: 127.0.0.1:0\nlog: {format: json}\n",
+		region, url, version, s.Interval)
 	if len(endpoints) > 0 {
 		fmt.Fprintf(&b, "election: {mode: etcd, ttl: %s, endpoints: [%s]}\n", s.TTL, strings.Join(endpoints, ", "))
 	}

@@ -1,9 +1,9 @@
 // Package system runs what is under test: real Redis and etcd servers, replicas of the real program, and fault proxies
 // between them.
 //
-// Each replica reaches Redis (a single server) and each member of etcd through proxies of its own, and the clients reach
-// Redis through another one, so that anybody can be cut off from anything. Sentinel and Cluster tell their clients the
-// servers' own addresses; there faults strike the servers.
+// Each replica reaches Redis (a single server) and each member of etcd through proxies of its own, and the clients
+// reach Redis through another one, so that anybody can be cut off from anything. Sentinel and Cluster tell their
+// clients the servers' own addresses; there faults strike the servers.
 package system
 
 import (
@@ -140,9 +140,9 @@ func Start(t testing.TB, dir string, meta record.Meta, spec Spec) *System {
 	return s
 }
 
-// ResumeWithin is how soon refills go on once a fault has ended: a refiller that met a fault may wait for a second before
-// it tries again, half a second for the answer to a call, and two intervals for its turn; a second more is for the
-// machine, which runs many such systems at once. A client of Sentinel or Cluster first has to learn who serves.
+// ResumeWithin is how soon refills go on once a fault has ended: a refiller that met a fault may wait for a second
+// before it tries again, half a second for the answer to a call, and two intervals for its turn; a second more is for
+// the machine, which runs many such systems at once. A client of Sentinel or Cluster first has to learn who serves.
 func (s *System) ResumeWithin() time.Duration {
 	within := time.Second + 500*time.Millisecond + 2*s.Interval + time.Second
 	if s.Servers != Single {
@@ -159,7 +159,8 @@ func (s *System) startRedis() {
 	// A script that spins is busy soon.
 	opts = append(opts, testenv.WithArgs("--busy-reply-threshold", "50"))
 	if s.Slow {
-		opts = append(opts, testenv.WithArgs("--key-load-delay", "300", "--loading-process-events-interval-bytes", "1024"))
+		opts = append(opts, testenv.WithArgs("--key-load-delay", "300", "--loading-process-events-interval-bytes",
+			"1024"))
 	}
 	if s.Clock {
 		opts = append(opts, testenv.WithClock())
@@ -212,7 +213,8 @@ func (s *System) addReplica(binary string, i int) {
 		s.T.Fatal(err)
 	}
 	r.Process = testenv.StartCommand(s.T, testenv.Command{
-		Name: r.Name, Path: binary, Args: []string{"run", "--config", path, "--identity", r.Name, "--history", r.refills},
+		Name: r.Name, Path: binary, Args: []string{"run", "--config", path, "--identity", r.Name, "--history",
+			r.refills},
 	})
 	s.Replicas = append(s.Replicas, r)
 }

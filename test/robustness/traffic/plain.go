@@ -11,8 +11,8 @@ import (
 	"github.com/tokenrefill/refiller/test/robustness/record"
 )
 
-// Programs that know nothing of us use a bucket's tokens and index with plain commands, each a round trip of its own: what
-// they do in two steps others see in between.
+// Programs that know nothing of us use a bucket's tokens and index with plain commands, each a round trip of its own:
+// what they do in two steps others see in between.
 
 // takePlain takes single tokens: DECR, and INCR if there was none.
 func (c *caller) takePlain(ctx context.Context) {
@@ -23,7 +23,8 @@ func (c *caller) takePlain(ctx context.Context) {
 		left, err := c.rdb.Decr(callCtx, lua.TokensKey(c.key)).Result()
 		if err == nil && left < 0 {
 			// Until it has gone through, the bucket lacks a token.
-			for err = c.rdb.Incr(callCtx, lua.TokensKey(c.key)).Err(); err != nil && neverRan(err) && ctx.Err() == nil; {
+			for err = c.rdb.Incr(callCtx, lua.TokensKey(c.key)).Err(); err != nil && neverRan(err) &&
+				ctx.Err() == nil; {
 				c.pause(ctx, 10*time.Millisecond)
 				err = c.rdb.Incr(ctx, lua.TokensKey(c.key)).Err()
 			}
@@ -55,7 +56,8 @@ func (c *caller) addPlain(ctx context.Context, terms policy.Terms) {
 	}
 }
 
-func plainAdd(ctx context.Context, rdb redis.UniversalClient, key string, expected, n, limit int64) (added bool, index int64, err error) {
+func plainAdd(ctx context.Context, rdb redis.UniversalClient, key string, expected, n, limit int64) (added bool,
+	index int64, err error) {
 	if index, err = rdb.Incr(ctx, lua.IndexKey(key)).Result(); err != nil {
 		return false, 0, err
 	}

@@ -62,7 +62,8 @@ func Start(ctx context.Context, cfg Config) (*Traffic, error) {
 	for _, b := range cfg.Buckets {
 		for i := range cfg.Callers {
 			c := &caller{
-				t: t, name: b.Key + "/" + strconv.Itoa(i), key: b.Key, rdb: rdb, rng: rand.New(rand.NewPCG(rng.Uint64(), 0)),
+				t: t, name: b.Key + "/" + strconv.Itoa(i), key: b.Key, rdb: rdb, rng: rand.New(rand.NewPCG(rng.Uint64(),
+					0)),
 				most: 1 + rng.Int64N(20),
 			}
 			if err := t.start(ctx, b, c, i); err != nil {
@@ -171,8 +172,8 @@ func (c *caller) took(op *record.Op, reply lua.TakeReply, err error) {
 	c.finish(op, reply.OK, err)
 }
 
-// drain takes as much as it gets through the SDK, of a bucket where that counts partly by reservations. What the SDK gives
-// back by itself is no operation of its own: the take before it counts as one without an answer.
+// drain takes as much as it gets through the SDK, of a bucket where that counts partly by reservations. What the SDK
+// gives back by itself is no operation of its own: the take before it counts as one without an answer.
 func (c *caller) drain(ctx context.Context, client *fetch.Client, reserves bool) {
 	for c.pause(ctx, c.t.cfg.Pace) {
 		if reserves && c.rng.IntN(2) == 0 {
@@ -200,14 +201,16 @@ func (c *caller) reserve(ctx context.Context, client *fetch.Client) {
 	}
 	c.finish(&op, err == nil && r.OK, err)
 	c.t.ops.Add(op)
-	lapse := record.Op{Client: c.name, Kind: record.Lapse, Key: c.key, N: c.most, Call: op.Call, Return: op.Return, Result: record.Unknown}
+	lapse := record.Op{Client: c.name, Kind: record.Lapse, Key: c.key, N: c.most, Call: op.Call, Return: op.Return,
+		Result: record.Unknown}
 	switch {
 	case op.Result == record.Unknown || op.Result == record.Done && c.rng.IntN(4) == 0:
 		c.t.ops.Add(lapse) // it ends by itself
 	case op.Result == record.Done:
 		c.pause(ctx, c.t.cfg.Pace)
 		used := c.rng.Int64N(c.most + 1)
-		settle := record.Op{Client: c.name, Kind: record.Settle, Key: c.key, N: c.most - used, Call: time.Now().UnixNano()}
+		settle := record.Op{Client: c.name, Kind: record.Settle, Key: c.key, N: c.most - used,
+			Call: time.Now().UnixNano()}
 		settled, err := r.Settle(context.WithoutCancel(ctx), used)
 		settle.Clamped = settle.N - settled.Returned
 		c.finish(&settle, err == nil, err)
@@ -266,7 +269,8 @@ func (c *caller) finish(op *record.Op, done bool, err error) {
 }
 
 // refusals are answers that come instead of running a script.
-var refusals = []string{"BUSY ", "OOM ", "READONLY ", "LOADING ", "MOVED ", "ASK ", "TRYAGAIN ", "CLUSTERDOWN ", "MASTERDOWN ", "NOSCRIPT ", "NOPERM "}
+var refusals = []string{"BUSY ", "OOM ", "READONLY ", "LOADING ", "MOVED ", "ASK ", "TRYAGAIN ", "CLUSTERDOWN ",
+	"MASTERDOWN ", "NOSCRIPT ", "NOPERM "}
 
 // neverRan reports whether an error proves that the call had no effect.
 func neverRan(err error) bool {
@@ -322,7 +326,8 @@ func Look(ctx context.Context, rdb redis.UniversalClient, key string) (record.Sa
 	if err != nil {
 		return s, err
 	}
-	s.Tokens, s.Held, s.Era, s.Index, s.Last, s.Carry = reply.Tokens, reply.Outstanding, reply.Version.Era, reply.Version.Index, reply.Last, reply.Carry
+	s.Tokens, s.Held, s.Era, s.Index, s.Last, s.Carry = reply.Tokens, reply.Outstanding, reply.Version.Era,
+		reply.Version.Index, reply.Last, reply.Carry
 	ttl, err := rdb.PTTL(ctx, lua.TokensKey(key)).Result()
 	if err == nil && ttl == -2 {
 		err = errGone

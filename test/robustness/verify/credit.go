@@ -20,7 +20,8 @@ func (h *bucketHistory) checkCredit(r *Result) {
 		if o.Status != policy.StatusApplied && o.Status != policy.StatusSwitched {
 			low, high = 0, 0 // these drop the carry, or credit nothing
 			if o.Added != 0 || o.Clamped != 0 {
-				r.violate(Credit, h.bucket.Key, "%s at index %d credited %d", o.Status, o.Version.Index, o.Added+o.Clamped)
+				r.violate(Credit, h.bucket.Key, "%s at index %d credited %d", o.Status, o.Version.Index,
+					o.Added+o.Clamped)
 			}
 			if o.Status == policy.StatusClock {
 				high = math.MaxInt64 // the carry before it stays
@@ -47,8 +48,10 @@ func (h *bucketHistory) checkCredit(r *Result) {
 			since = max(0, o.Now-prev.outcome.Last)
 		}
 		// A take that leaves a template's bucket less than full begins its credit.
-		if follows && prev.outcome != nil && o.Elapsed != since && (h.bucket.Kind != record.Refilled || o.Elapsed > since || prev.outcome.Tokens < t.Capacity) {
-			r.violate(Credit, h.bucket.Key, "index %d credited %dµs, though the refill before was %dµs ago", o.Version.Index, o.Elapsed, o.Now-prev.outcome.Last)
+		if follows && prev.outcome != nil && o.Elapsed != since && (h.bucket.Kind != record.Refilled ||
+			o.Elapsed > since || prev.outcome.Tokens < t.Capacity) {
+			r.violate(Credit, h.bucket.Key, "index %d credited %dµs, though the refill before was %dµs ago",
+				o.Version.Index, o.Elapsed, o.Now-prev.outcome.Last)
 		}
 		el := min(o.Elapsed, t.MaxElapsed)
 		got := o.Added + o.Clamped
@@ -73,15 +76,16 @@ func (h *bucketHistory) checkCredit(r *Result) {
 	}
 }
 
-// checkShare bounds what a pool's bucket was credited: its terms change all the time, but the region never gets more than
-// the pool's rate.
+// checkShare bounds what a pool's bucket was credited: its terms change all the time, but the region never gets more
+// than the pool's rate.
 func (h *bucketHistory) checkShare(r *Result) {
 	_, perSecond, _ := h.limits()
 	const e = 2 // a share may be small, and the longest credited stretch is that of the share
 	for _, w := range h.writes {
 		if o := w.outcome; o != nil {
 			if most := perSecond*min(float64(o.Elapsed)/1e6, e) + 1; float64(o.Added+o.Clamped) > most {
-				r.violate(Credit, h.bucket.Key, "index %d credited %d tokens for %dµs, more than the whole pool's %.1f", o.Version.Index, o.Added+o.Clamped, o.Elapsed, most)
+				r.violate(Credit, h.bucket.Key, "index %d credited %d tokens for %dµs, more than the whole pool's %.1f",
+					o.Version.Index, o.Added+o.Clamped, o.Elapsed, most)
 			}
 		}
 	}

@@ -87,7 +87,8 @@ func (h *bucketHistory) findWrites() error {
 				return err
 			}
 			h.writes = append(h.writes, write{
-				version: f.Outcome.Version, now: f.Outcome.Now, from: f.Sent, to: f.Replied, call: &call, outcome: f.Outcome, replica: f.Replica,
+				version: f.Outcome.Version, now: f.Outcome.Now, from: f.Sent, to: f.Replied, call: &call,
+				outcome: f.Outcome, replica: f.Replica,
 			})
 		}
 	}
@@ -148,6 +149,7 @@ func (h *bucketHistory) checkSubstance(r *Result) {
 		taken += op.Taken
 	}
 	if taken == 0 || h.bucket.Kind != record.Lazy && (len(h.writes) < 10 || len(h.samples) < 10) {
-		r.violate(Substance, h.bucket.Key, "%d tokens taken, %d refills wrote, %d samples: too little to judge by", taken, len(h.writes), len(h.samples))
+		r.violate(Substance, h.bucket.Key, "%d tokens taken, %d refills wrote, %d samples: too little to judge by",
+			taken, len(h.writes), len(h.samples))
 	}
 }

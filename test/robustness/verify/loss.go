@@ -10,11 +10,13 @@ import (
 // checkLoss looks at what came back where the server had lost the bucket, or its tokens.
 func (h *bucketHistory) checkLoss(r *Result) {
 	if h.bucket.Kind != record.Configured {
-		return // a take creates a template's bucket, a program with plain commands any, and of a pool's the terms change
+		// a take creates a template's bucket, a program with plain commands any, and of a pool's the terms change
+		return
 	}
 	for _, w := range h.writes {
 		o := w.outcome
-		if o == nil || o.Status != policy.StatusInitialised || w.call.Version.Era == 0 || h.effect(0, w.to, record.Lose) && !h.lostWhole(w) {
+		if o == nil || o.Status != policy.StatusInitialised || w.call.Version.Era == 0 || h.effect(0, w.to,
+			record.Lose) && !h.lostWhole(w) {
 			continue
 		}
 		want, t := int64(0), h.policies[o.Fence]
@@ -22,7 +24,8 @@ func (h *bucketHistory) checkLoss(r *Result) {
 			want = t.Capacity
 		}
 		if o.Tokens != want {
-			r.violate(Loss, h.bucket.Key, "%d tokens at index %d, where era %d begins after a loss: want %d", o.Tokens, o.Version.Index, o.Version.Era, want)
+			r.violate(Loss, h.bucket.Key, "%d tokens at index %d, where era %d begins after a loss: want %d", o.Tokens,
+				o.Version.Index, o.Version.Era, want)
 		}
 	}
 	for _, f := range h.faults {

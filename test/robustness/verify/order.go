@@ -13,7 +13,8 @@ func (h *bucketHistory) checkOrder(r *Result) {
 			continue
 		}
 		if b.outcome.Fence.Before(a.outcome.Fence) {
-			r.violate(Order, key, "the fence fell from %v at index %d to %v at index %d", a.outcome.Fence, a.version.Index, b.outcome.Fence, b.version.Index)
+			r.violate(Order, key, "the fence fell from %v at index %d to %v at index %d", a.outcome.Fence,
+				a.version.Index, b.outcome.Fence, b.version.Index)
 		}
 	}
 	newest := policy.Fence{} // of all writes; a new era keeps the policy
@@ -25,7 +26,8 @@ func (h *bucketHistory) checkOrder(r *Result) {
 			break // the policy may be lost with the bucket
 		}
 		if w.outcome.Fence.Before(newest) {
-			r.violate(Order, key, "the policy went back from fence %v to %v at index %d", newest, w.outcome.Fence, w.version.Index)
+			r.violate(Order, key, "the policy went back from fence %v to %v at index %d", newest, w.outcome.Fence,
+				w.version.Index)
 		}
 		newest = w.outcome.Fence
 	}
@@ -48,14 +50,15 @@ func (h *bucketHistory) checkOrder(r *Result) {
 			r.violate(Order, key, "index %d: %v", s.Index, err)
 			continue
 		}
-		if old, err := policy.DecodeTerms(before.Policy); err == nil && s.Era == before.Era && t.Fence.Before(old.Fence) {
+		if old, err := policy.DecodeTerms(before.Policy); err == nil && s.Era == before.Era &&
+			t.Fence.Before(old.Fence) {
 			r.violate(Order, key, "the fence fell from %v to %v", old.Fence, t.Fence)
 		}
 	}
 }
 
-// checkStock looks at what the bucket held. A program with plain commands takes what isn't there and puts it back, and adds
-// more than there is room for and takes it off again.
+// checkStock looks at what the bucket held. A program with plain commands takes what isn't there and puts it back,
+// and adds more than there is room for and takes it off again.
 func (h *bucketHistory) checkStock(r *Result) {
 	if h.bucket.Kind == record.Foreign {
 		return
@@ -73,7 +76,8 @@ func (h *bucketHistory) checkStock(r *Result) {
 			held = s.Held
 		}
 		if s.Tokens+held > t.Capacity {
-			r.violate(Stock, h.bucket.Key, "%d tokens, and %d held that count, above the capacity %d", s.Tokens, held, t.Capacity)
+			r.violate(Stock, h.bucket.Key, "%d tokens, and %d held that count, above the capacity %d", s.Tokens, held,
+				t.Capacity)
 		}
 	}
 }

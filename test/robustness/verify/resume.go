@@ -10,8 +10,8 @@ import (
 	"github.com/tokenrefill/refiller/test/robustness/record"
 )
 
-// slowness is how many round trips of the samples, which go past all faults, a replica may need more on a machine that is
-// too busy: they tell how slow it was.
+// slowness is how many round trips of the samples, which go past all faults, a replica may need more on a machine
+// that is too busy: they tell how slow it was.
 const slowness = 8
 
 // sampleGap is the longest time between two samples that overlaps [from, to].
@@ -57,7 +57,8 @@ func (h *bucketHistory) checkResume(r *Result) {
 		if f.Effect == record.Forbid && f.Key == h.bucket.Key {
 			allowed += forgets
 		}
-		if resumed > allowed && f.End+int64(allowed) < h.disturbed(f.End) && !h.fullOrGone(f.End, f.End+int64(allowed)) {
+		if resumed > allowed && f.End+int64(allowed) < h.disturbed(f.End) && !h.fullOrGone(f.End,
+			f.End+int64(allowed)) {
 			r.violate(Resume, h.bucket.Key, "fault %d, %s: no refill within %s (after %s)", i, f.Name, allowed, resumed)
 		}
 		h.checkDuring(r, f, byTime)
@@ -87,7 +88,8 @@ func (h *bucketHistory) checkDuring(r *Result, f record.Fault, byTime []write) {
 	last := f.Start
 	stretch := func(to int64) {
 		if allowed := h.allowed(last); time.Duration(to-last) > allowed && !h.fullOrGone(last, to) {
-			r.violate(Resume, h.bucket.Key, "while %s lasted: no refill for %s, want one within %s", f.Name, time.Duration(to-last), allowed)
+			r.violate(Resume, h.bucket.Key, "while %s lasted: no refill for %s, want one within %s", f.Name,
+				time.Duration(to-last), allowed)
 		}
 	}
 	for _, w := range byTime {
@@ -106,7 +108,8 @@ func (h *bucketHistory) alone(f record.Fault) bool {
 	})
 }
 
-// fullOrGone reports whether a template's bucket may have been full in a span, or there was none: then nobody refills it.
+// fullOrGone reports whether a template's bucket may have been full in a span, or there was none: then nobody refills
+// it.
 func (h *bucketHistory) fullOrGone(from, to int64) bool {
 	if h.bucket.Kind != record.Refilled {
 		return false
@@ -135,7 +138,8 @@ func (h *bucketHistory) checkNeighbours(r *Result) {
 		}
 		for _, line := range h.run.Lines {
 			if line.Bucket == h.bucket.Key && line.Message == refused && line.At >= f.Start && line.At <= f.End {
-				r.violate(Neighbours, h.bucket.Key, "%s says that it %q, and it is another one that is forbidden", line.Replica, refused)
+				r.violate(Neighbours, h.bucket.Key, "%s says that it %q, and it is another one that is forbidden",
+					line.Replica, refused)
 			}
 		}
 		var gaps []int64
@@ -151,7 +155,9 @@ func (h *bucketHistory) checkNeighbours(r *Result) {
 			last = w.now
 		}
 		if slices.Sort(gaps); len(gaps) > 0 && interval > 0 && gaps[len(gaps)/2] > interval*3/2 {
-			r.violate(Neighbours, h.bucket.Key, "beside a forbidden bucket every other refill came after %dµs or more, with an interval of %dµs", gaps[len(gaps)/2], interval)
+			r.violate(Neighbours, h.bucket.Key,
+				"beside a forbidden bucket every other refill came after %dµs or more, with an interval of %dµs",
+				gaps[len(gaps)/2], interval)
 		}
 	}
 }
@@ -169,7 +175,10 @@ func (h *bucketHistory) checkSaidOnce(r *Result, f record.Fault) {
 			r.violate(Neighbours, h.bucket.Key, "%q stands in the log %d times", line, n)
 		}
 	}
-	if !slices.ContainsFunc(h.run.Lines, func(l record.Line) bool { return l.Bucket == h.bucket.Key && l.Message == refused }) {
+	if !slices.ContainsFunc(h.run.Lines, func(l record.Line) bool {
+		return l.Bucket == h.bucket.Key &&
+			l.Message == refused
+	}) {
 		r.violate(Neighbours, h.bucket.Key, "no log tells that it can't be refilled")
 	}
 }

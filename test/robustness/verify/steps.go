@@ -24,14 +24,16 @@ func (h *bucketHistory) checkSteps(r *Result) {
 		}
 		next := instantAfter(steps, o.Step)
 		if period := instantAfter(steps, next) - next; o.Step > o.Now+period {
-			r.violate(Steps, h.bucket.Key, "at index %d the last instant credited is %s ahead", w.version.Index, micros(o.Step-o.Now))
+			r.violate(Steps, h.bucket.Key, "at index %d the last instant credited is %s ahead", w.version.Index,
+				micros(o.Step-o.Now))
 		}
 		if h.follows(i) && h.writes[i-1].outcome != nil && h.writes[i-1].outcome.Fence == o.Fence {
 			h.checkStep(r, steps, *h.writes[i-1].outcome, *o)
 		}
 		if o.Added+o.Clamped > 0 {
 			if credited[o.Step] && !h.creditedAgain(t, w) {
-				r.violate(Steps, h.bucket.Key, "the instant %d is credited twice, the second time at index %d", o.Step, w.version.Index)
+				r.violate(Steps, h.bucket.Key, "the instant %d is credited twice, the second time at index %d", o.Step,
+					w.version.Index)
 			}
 			credited[o.Step] = true
 		}
@@ -40,7 +42,8 @@ func (h *bucketHistory) checkSteps(r *Result) {
 			late = 0
 		}
 		if keep := (t.Capacity + t.Tokens - 1) / t.Tokens; late == keep+5 {
-			r.violate(Steps, h.bucket.Key, "at index %d the instant %d is still not credited, %s after it", w.version.Index, next, micros(o.Now-next))
+			r.violate(Steps, h.bucket.Key, "at index %d the instant %d is still not credited, %s after it",
+				w.version.Index, next, micros(o.Now-next))
 		}
 	}
 }
@@ -54,30 +57,35 @@ func (h *bucketHistory) checkStep(r *Result, steps policy.Steps, before, o polic
 	if o.Step != before.Step {
 		want = h.policies[o.Fence].Tokens
 		if o.Step < before.Step || o.Step > o.Now || instantAfter(steps, o.Step-1) != o.Step {
-			r.violate(Steps, h.bucket.Key, "index %d goes from the instant %d to %d, which has not come or is none of %s", o.Version.Index, before.Step, o.Step, steps)
+			r.violate(Steps, h.bucket.Key,
+				"index %d goes from the instant %d to %d, which has not come or is none of %s", o.Version.Index,
+				before.Step, o.Step, steps)
 		}
 	}
 	if got := o.Added + o.Clamped; got != want {
-		r.violate(Steps, h.bucket.Key, "index %d credited %d tokens from the instant %d to %d: want %d", o.Version.Index, got, before.Step, o.Step, want)
+		r.violate(Steps, h.bucket.Key, "index %d credited %d tokens from the instant %d to %d: want %d",
+			o.Version.Index, got, before.Step, o.Step, want)
 	}
 }
 
-// creditedAgain reports whether an instant may come twice: on a clock that was put back, or where a server that forgot a
-// credit keeps the tokens that it had before.
+// creditedAgain reports whether an instant may come twice: on a clock that was put back, or where a server that
+// forgot a credit keeps the tokens that it had before.
 func (h *bucketHistory) creditedAgain(t policy.Terms, w write) bool {
 	return slices.ContainsFunc(h.faults, func(f record.Fault) bool {
-		return f.Start <= w.to && (f.Effect == record.Clock && f.Jump < 0 || f.Effect == record.Rollback && t.OnRollback == policy.RollbackKeep)
+		return f.Start <= w.to && (f.Effect == record.Clock && f.Jump < 0 || f.Effect == record.Rollback &&
+			t.OnRollback == policy.RollbackKeep)
 	})
 }
 
-// crossings are the times, on the machine's clock, at which the server's clock reached instants of the bucket's schedules,
-// and how many tokens each brings. Those that a clock stepped over are no part of it: see faultSlack.
+// crossings are the times, on the machine's clock, at which the server's clock reached instants of the bucket's
+// schedules, and how many tokens each brings. Those that a clock stepped over are no part of it: see faultSlack.
 func (h *bucketHistory) crossings(from, to int64) (list []crossing) {
 	for _, span := range h.clocks(from, to) {
 		server := func(at int64) int64 { return time.Unix(0, at).Add(span.ahead).UnixMicro() }
 		for fence, steps := range h.steps {
 			tokens := float64(h.policies[fence].Tokens)
-			for x := instantAfter(steps, server(span.from)); x != 0 && x <= server(span.to); x = instantAfter(steps, x) {
+			for x := instantAfter(steps, server(span.from)); x != 0 && x <= server(span.to); x = instantAfter(steps,
+				x) {
 				list = append(list, crossing{time.UnixMicro(x).Add(-span.ahead).UnixNano(), x, tokens})
 			}
 		}
@@ -117,7 +125,8 @@ type crossing struct {
 	n       float64
 }
 
-// uncredited are the tokens of the instants that had come by a time and had not been credited by the last refill before it.
+// uncredited are the tokens of the instants that had come by a time and had not been credited by the last refill
+// before it.
 func (h *bucketHistory) uncredited(list []crossing, at int64) (n float64) {
 	credited := int64(0)
 	for _, w := range h.writes {

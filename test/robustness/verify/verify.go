@@ -1,5 +1,5 @@
-// Package verify judges a run by its files alone: it starts nothing and asks nobody. Each check states one promise of the
-// protocol; what breaks it is a Violation.
+// Package verify judges a run by its files alone: it starts nothing and asks nobody. Each check states one promise of
+// the protocol; what breaks it is a Violation.
 package verify
 
 import (
@@ -13,18 +13,20 @@ import (
 
 // Names of the checks.
 const (
-	Window     = "window"     // what was taken in any window fits in capacity, rate and stated slack
-	Index      = "index"      // each (era, index) is written once in one history of Redis
-	Credit     = "credit"     // each refill credits the elapsed time, capped, to within a token, and nothing twice
-	Steps      = "steps"      // each scheduled instant is credited, once, at its time
-	Loss       = "loss"       // what was lost comes back as on_loss says
-	Quarantine = "quarantine" // a server that forgot what a caller saw, and only that, begins a new era, as on_rollback says
-	Order      = "order"      // era, index and fence never fall; a fence may with a new era
-	Stock      = "stock"      // tokens are from 0 to the capacity, of a strict bucket less what is held
-	Expiry     = "expiry"     // buckets of templates expire, and no others
-	Linear     = "linear"     // the calls have an order in which the model gives the same answers
-	Epochs     = "epochs"     // a later term has a higher epoch
-	Resume     = "resume"     // refills go on within the stated time after a fault, and while it lasts if it spares a replica
+	Window = "window" // what was taken in any window fits in capacity, rate and stated slack
+	Index  = "index"  // each (era, index) is written once in one history of Redis
+	Credit = "credit" // each refill credits the elapsed time, capped, to within a token, and nothing twice
+	Steps  = "steps"  // each scheduled instant is credited, once, at its time
+	Loss   = "loss"   // what was lost comes back as on_loss says
+	// a server that forgot what a caller saw, and only that, begins a new era, as on_rollback says
+	Quarantine = "quarantine"
+	Order      = "order"  // era, index and fence never fall; a fence may with a new era
+	Stock      = "stock"  // tokens are from 0 to the capacity, of a strict bucket less what is held
+	Expiry     = "expiry" // buckets of templates expire, and no others
+	Linear     = "linear" // the calls have an order in which the model gives the same answers
+	Epochs     = "epochs" // a later term has a higher epoch
+	// refills go on within the stated time after a fault, and while it lasts if it spares a replica
+	Resume     = "resume"
 	Neighbours = "neighbours" // a bucket that can't be refilled holds up no other, and is told of once
 	Healthy    = "healthy"    // the system works before and after each fault
 	Substance  = "substance"  // the history holds enough to mean anything
@@ -135,7 +137,8 @@ func (h *bucketHistory) check(r *Result) {
 	}
 }
 
-// checkEpochs looks at the terms in the order in which they began. A replica that was stopped may tell of its term late.
+// checkEpochs looks at the terms in the order in which they began. A replica that was stopped may tell of its term
+// late.
 func checkEpochs(run *record.Run, r *Result) {
 	leads := slices.Clone(run.Leads)
 	slices.SortStableFunc(leads, func(a, b record.Lead) int {
@@ -146,7 +149,8 @@ func checkEpochs(run *record.Run, r *Result) {
 		stopped := slices.ContainsFunc(run.Faults, func(f record.Fault) bool {
 			return f.Victim == b.Replica && f.Start <= b.At && f.End >= a.At
 		})
-		if a.Election == b.Election && (b.Epoch == a.Epoch || b.Epoch < a.Epoch && (a.Replica == b.Replica || !stopped)) {
+		if a.Election == b.Election && (b.Epoch == a.Epoch || b.Epoch < a.Epoch && (a.Replica == b.Replica ||
+			!stopped)) {
 			r.violate(Epochs, "", "%s led under epoch %d after %s led under %d", b.Replica, b.Epoch, a.Replica, a.Epoch)
 		}
 	}
@@ -154,7 +158,8 @@ func checkEpochs(run *record.Run, r *Result) {
 
 func checkHealth(run *record.Run, r *Result) {
 	if len(run.Health) < 2 {
-		r.violate(Healthy, "", "%d looks at the system: want one at least before and one after the faults", len(run.Health))
+		r.violate(Healthy, "", "%d looks at the system: want one at least before and one after the faults",
+			len(run.Health))
 	}
 	for _, look := range run.Health {
 		if !look.OK {

@@ -29,8 +29,10 @@ const start = 1_800_000_000_000_000_000
 func tell(t *testing.T) *story {
 	t.Helper()
 	terms := policy.Policy{Capacity: 300, Rate: policy.PerSecond(333)}.Terms(policy.Fence{Epoch: 1})
-	s := &story{log: `{"@message":"leading","@timestamp":"2027-01-15T08:00:01Z","epoch":7}` + "\n" + `{"@message":"leading","@timestamp":"2027-01-15T08:00:02Z","epoch":9}` + "\n"}
-	s.Meta = record.Meta{Name: "story", Resume: time.Second, Buckets: []record.Bucket{{Key: "k", Terms: []string{terms.Encode()}, Linear: true}}}
+	s := &story{log: `{"@message":"leading","@timestamp":"2027-01-15T08:00:01Z","epoch":7}` + "\n" +
+		`{"@message":"leading","@timestamp":"2027-01-15T08:00:02Z","epoch":9}` + "\n"}
+	s.Meta = record.Meta{Name: "story", Resume: time.Second, Buckets: []record.Bucket{{Key: "k",
+		Terms: []string{terms.Encode()}, Linear: true}}}
 	b, rng := &policy.Bucket{}, rand.New(rand.NewPCG(1, 1))
 	learned := map[string]policy.Version{}
 	for ms := int64(0); ms < 5000; ms += 5 {
@@ -42,10 +44,12 @@ func tell(t *testing.T) *story {
 			call := policy.Call{Version: learned[replica], Create: policy.CreateInitial, Terms: &terms}
 			o := b.Refill(call, now/1000)
 			learned[replica] = o.Version
-			e := refill.Event{Key: "k", Sent: time.Unix(0, now-200_000), Replied: time.Unix(0, now+300_000), Call: call, Outcome: o}
+			e := refill.Event{Key: "k", Sent: time.Unix(0, now-200_000), Replied: time.Unix(0, now+300_000), Call: call,
+				Outcome: o}
 			s.Refills = append(s.Refills, record.Refill{Replica: replica, Refill: history.OfEvent(e)})
 		}
-		op := record.Op{Client: "c", Kind: record.Take, Key: "k", N: 1 + rng.Int64N(9), Call: now - 100_000, Return: now + 400_000, Result: record.Denied}
+		op := record.Op{Client: "c", Kind: record.Take, Key: "k", N: 1 + rng.Int64N(9), Call: now - 100_000,
+			Return: now + 400_000, Result: record.Denied}
 		got := b.Take(op.N, 0)
 		op.Left = got.Tokens
 		if got.OK {
@@ -56,7 +60,8 @@ func tell(t *testing.T) *story {
 		s.Ops = append(s.Ops, op)
 		if ms%40 == 0 {
 			s.Samples = append(s.Samples, record.Sample{
-				Key: "k", Sent: now + 500_000, Got: now + 900_000, Tokens: *b.Tokens, Era: b.Control.Era, Index: *b.Index, Last: b.Control.Last, Policy: terms.Encode(),
+				Key: "k", Sent: now + 500_000, Got: now + 900_000, Tokens: *b.Tokens, Era: b.Control.Era,
+				Index: *b.Index, Last: b.Control.Last, Policy: terms.Encode(),
 			})
 		}
 	}
@@ -117,7 +122,8 @@ func TestATrueStoryPasses(t *testing.T) {
 	require.Empty(t, result.Violations)
 	require.Empty(t, result.Notes)
 	require.Equal(t, 1, result.Decided)
-	require.Greater(t, result.Slack, 0.8, "the bound is no looser than it must be: a consumer that takes all there is comes close to it")
+	require.Greater(t, result.Slack, 0.8,
+		"the bound is no looser than it must be: a consumer that takes all there is comes close to it")
 	require.LessOrEqual(t, result.Slack, 1.0)
 }
 
@@ -142,7 +148,8 @@ func TestEachLieIsCaught(t *testing.T) {
 		{verify.Index, func(s *story) { s.write(20).Index -= 3 }},
 		{verify.Credit, func(s *story) { s.write(20).Outcome.Added++ }},
 		{verify.Credit, func(s *story) { s.write(20).Outcome.Elapsed += 50_000 }},
-		{verify.Quarantine, func(s *story) { s.write(20).Outcome.Status = policy.StatusRolledBack; s.write(20).Outcome.Tokens = 5 }},
+		{verify.Quarantine,
+			func(s *story) { s.write(20).Outcome.Status = policy.StatusRolledBack; s.write(20).Outcome.Tokens = 5 }},
 		{verify.Quarantine, func(s *story) { s.write(20).Index += 5 }},
 		{verify.Order, func(s *story) { s.write(20).Outcome.Fence.Epoch = 0 }},
 		{verify.Order, func(s *story) { s.Samples[50].Index -= 10 }},

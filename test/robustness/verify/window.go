@@ -23,9 +23,9 @@ const giveBack = 3 * time.Second
 //
 //	taken in it for certain ≤ C + G(t) − G(s) + late(s) + 1 + returned in it perhaps + fault slack
 //
-// with G what falls due: R a second, and the tokens of each scheduled instant; and late(s) what fell due before s and may
-// have been credited after: R·min(τ(s), e), with τ(s) the gap between refills that s falls into, since a refill cannot know
-// that the bucket stood full until a moment ago, and the instants that had not been credited.
+// with G what falls due: R a second, and the tokens of each scheduled instant; and late(s) what fell due before s and
+// may have been credited after: R·min(τ(s), e), with τ(s) the gap between refills that s falls into, since a refill
+// cannot know that the bucket stood full until a moment ago, and the instants that had not been credited.
 //
 // A take counts if it was called at or after s and answered by t; what adds tokens counts if it may have been in the
 // window, so a slow answer never makes a violation, and an unknown one never hides that others are too many.
@@ -76,8 +76,10 @@ func (h *bucketHistory) checkWindow(r *Result) {
 		allowed := capacity + late + 1
 		r.Slack = max(r.Slack, taken/allowed)
 		if taken > allowed {
-			r.violate(Window, h.bucket.Key, "in %s from %s: %.1f tokens beyond what fell due were taken; %.1f are allowed (capacity %.0f, due before %.1f)",
-				time.Duration(ends[at]-s), time.Unix(0, s).UTC().Format(time.RFC3339Nano), taken, allowed, capacity, late)
+			r.violate(Window, h.bucket.Key,
+				"in %s from %s: %.1f tokens beyond what fell due were taken; %.1f are allowed (capacity %.0f, due before %.1f)",
+				time.Duration(ends[at]-s), time.Unix(0, s).UTC().Format(time.RFC3339Nano), taken, allowed, capacity,
+				late)
 		}
 	}
 }
@@ -162,7 +164,8 @@ func (h *bucketHistory) faultSlack(rate, e float64) []span {
 	for _, w := range h.writes[min(1, len(h.writes)):] {
 		// A bucket that was lost is new again, with its initial tokens, if every caller is: nobody called later who
 		// remembered it.
-		if o := w.outcome; o != nil && o.Status == policy.StatusInitialised && w.call.Version.Era == 0 && !h.rememberedAfter(w) {
+		if o := w.outcome; o != nil && o.Status == policy.StatusInitialised && w.call.Version.Era == 0 &&
+			!h.rememberedAfter(w) {
 			slack = append(slack, span{w.from, w.to, float64(o.Tokens)})
 		}
 	}
