@@ -85,8 +85,8 @@ func (a *activeSets) count(t *TemplateStats) {
 	}
 }
 
-// next is when there is something to do, zero for never, and the refill interval of what it is for.
-func (a *activeSets) next() (at time.Time, interval time.Duration) {
+// due is when there is something to do, zero for never, and the refill interval of what it is for.
+func (a *activeSets) due() (at time.Time, interval time.Duration) {
 	if !a.held || len(a.shards) == 0 {
 		return at, 0
 	}
@@ -101,15 +101,16 @@ func (a *activeSets) next() (at time.Time, interval time.Duration) {
 	return at, interval
 }
 
-// start starts one of the calls that are due, and reports whether there was one. Rounds that are due begin before those
-// under way go on, and of those the oldest goes on first.
-func (a *activeSets) start(ctx context.Context, now time.Time) bool {
+// next is one of the calls that are due, nil if none is. Rounds that are due begin before those under way go on, and of
+// those the oldest goes on first.
+func (a *activeSets) next(ctx context.Context, now time.Time) call {
 	if !a.held {
-		return false
+		return nil
 	}
 	if !a.looking && !a.look.After(now) {
-		a.lookAtIdle(ctx)
-		return true
+		if c := a.lookAtIdle(ctx); c != nil {
+			return c
+		}
 	}
 	var begin []*shard
 	var oldest *shard
@@ -124,24 +125,21 @@ func (a *activeSets) start(ctx context.Context, now time.Time) bool {
 	}
 	switch {
 	case len(begin) > 0:
-		a.begin(ctx, begin[:min(len(begin), countsAtOnce)])
+		return a.begin(ctx, begin[:min(len(begin), countsAtOnce)])
 	case oldest == nil:
-		return false
+		return nil
 	case oldest.members.reading:
-		a.read(ctx, oldest)
-	default:
-		a.refill(ctx, oldest)
+		return a.read(ctx, oldest)
 	}
-	return true
+	return a.refill(ctx, oldest)
 }
 
-// ask makes a call about names; the worker's goroutine then calls what it returns. An error that call returns is the
-// server's.
-func (a *activeSets) ask(ctx context.Context, call func(ctx context.Context) (learn func() error)) {
-	a.w.send(func() func() {
+// ask is a call about names. An error that learn returns is the server's.
+func (a *activeSets) ask(ctx context.Context, ask func(ctx context.Context) (learn func() error)) call {
+	return func() func() {
 		callCtx, cancel := context.WithTimeout(ctx, a.w.r.cfg.Timeout)
 		defer cancel()
-		learn := call(callCtx)
+		learn := ask(callCtx)
 		return func() {
 			if err := learn(); err != nil {
 				a.w.failed(ctx, err)
@@ -149,7 +147,7 @@ func (a *activeSets) ask(ctx context.Context, call func(ctx context.Context) (le
 			}
 			a.w.recovered()
 		}
-	})
+	}
 }
 
 // own takes in an error that is the shard's own, and reports whether it is. It is left alone until the next look.
@@ -166,8 +164,8 @@ func (a *activeSets) own(s *shard, err error) bool {
 	return true
 }
 
-// lookAtIdle finds out in which of the shards in which nobody was there is somebody now.
-func (a *activeSets) lookAtIdle(ctx context.Context) {
+// lookAtIdle finds out, if there are any, in which of the shards in which nobody was there is somebody now.
+func (a *activeSets) lookAtIdle(ctx context.Context) call {
 	var idle []*shard
 	var names []lua.Shard
 	for _, s := range a.shards {
@@ -177,10 +175,10 @@ func (a *activeSets) lookAtIdle(ctx context.Context) {
 	}
 	a.look = time.Now().Add(a.every)
 	if len(idle) == 0 {
-		return
+		return nil
 	}
 	a.looking = true
-	a.ask(ctx, func(ctx context.Context) func() error {
+	return a.ask(ctx, func(ctx context.Context) func() error {
 		occupied, err := a.w.r.store.occupied(ctx, names)
 		return func() error {
 			a.looking = false
@@ -195,12 +193,12 @@ func (a *activeSets) lookAtIdle(ctx context.Context) {
 }
 
 // begin begins rounds.
-func (a *activeSets) begin(ctx context.Context, shards []*shard) {
+func (a *activeSets) begin(ctx context.Context, shards []*shard) call {
 	names, asked := make([]lua.Shard, len(shards)), make([]*members, len(shards))
 	for i, s := range shards {
 		names[i], asked[i], s.members.asked = s.Shard, s.members, true
 	}
-	a.ask(ctx, func(ctx context.Context) func() error {
+	return a.ask(ctx, func(ctx context.Context) func() error {
 		counts := a.w.r.store.counts(ctx, names)
 		return func() (failed error) {
 			now := time.Now()
@@ -220,11 +218,11 @@ func (a *activeSets) begin(ctx context.Context, shards []*shard) {
 
 // read reads some names of the shard. Those that are no bucket's of the template are
 // removed.
-func (a *activeSets) read(ctx context.Context, s *shard) {
+func (a *activeSets) read(ctx context.Context, s *shard) call {
 	m := s.members
 	m.asked = true
 	cursor := m.cursor
-	a.ask(ctx, func(ctx context.Context) func() error {
+	return a.ask(ctx, func(ctx context.Context) func() error {
 		names, next, err := a.w.r.store.names(ctx, s.Shard, cursor, namesAtOnce)
 		var foreign []string
 		names = slices.DeleteFunc(names, func(name string) bool {
@@ -255,14 +253,14 @@ func (a *activeSets) read(ctx context.Context, s *shard) {
 }
 
 // refill refills some buckets of the shard's round.
-func (a *activeSets) refill(ctx context.Context, s *shard) {
+func (a *activeSets) refill(ctx context.Context, s *shard) call {
 	m := s.members
 	batch := m.take(min(activeBatch, a.w.sizes.batch()))
 	t := a.w.newTrip(len(batch), a.w.sizes.perCall())
 	for i, e := range batch {
 		t.calls[i] = lua.RefillCall{Key: e.key, Call: policy.Call{Version: e.version, Terms: &s.template.Terms}}
 	}
-	a.w.send(func() func() {
+	return func() func() {
 		t.make(ctx, a.w.r, func(ctx context.Context, calls []lua.RefillCall, perCall int) []lua.RefillResult {
 			return a.w.r.store.refillActive(ctx, s.Shard, calls, perCall)
 		})
@@ -270,7 +268,7 @@ func (a *activeSets) refill(ctx context.Context, s *shard) {
 			a.learn(ctx, s, m, batch, t)
 			a.w.ended = append(a.w.ended, t)
 		}
-	})
+	}
 }
 
 // learn takes in the answers to a round trip.

@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/tokenrefill/refiller/lua"
@@ -38,8 +39,9 @@ func (r *Refiller) assign(masters []master) []*worker {
 		w := &worker{
 			r: r, rng: rand.New(rand.NewPCG(r.rng.Uint64(), uint64(i))), leading: r.leading,
 			sizes: newSizes(r.cfg.Batch, r.cfg.Timeout),
-			roles: make(chan role), done: make(chan struct{}), answers: make(chan func(), maxUnderWay),
+			timer: time.NewTimer(maxIdle),
 		}
+		w.changed = sync.NewCond(&w.mu)
 		w.lastLoop.Store(now.UnixNano())
 		if r.cfg.Elected {
 			w.pulse = newPulse(keyOn(m, r.cfg.Pulse), r.cfg.Interval, r.version, w.rng)

@@ -12,12 +12,11 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// startBatch starts a call for the buckets that are due, as many as go in a round trip, and reports whether there are
-// any.
-func (w *worker) startBatch(ctx context.Context, now time.Time) bool {
+// nextBatch is a call for the buckets that are due, as many as go in a round trip, nil if there are none.
+func (w *worker) nextBatch(ctx context.Context, now time.Time) call {
 	batch := w.collect(now)
 	if len(batch) == 0 {
-		return false
+		return nil
 	}
 	// The others may wait as long as this before they call a server that is back.
 	othersCame := w.back.IsZero() || now.Sub(w.back) >= maxBackoff+w.r.cfg.Timeout
@@ -25,14 +24,13 @@ func (w *worker) startBatch(ctx context.Context, now time.Time) bool {
 	for i, b := range batch {
 		t.calls[i] = b.call(now, othersCame)
 	}
-	w.send(func() func() {
+	return func() func() {
 		t.make(ctx, w.r, w.r.store.refill)
 		return func() {
 			w.learn(ctx, batch, t)
 			w.ended = append(w.ended, t)
 		}
-	})
-	return true
+	}
 }
 
 // collect takes the buckets of a batch out of the queue, the leader's pulse first.
@@ -146,9 +144,9 @@ func (w *worker) align(b *bucket, o policy.Outcome, replied time.Time) {
 }
 
 // listen reads the pulse. When it is late, every bucket is due at once: its first call only learns the index.
-func (w *worker) listen(ctx context.Context) {
+func (w *worker) listen(ctx context.Context) call {
 	w.pulse.asked = true
-	w.send(func() func() {
+	return func() func() {
 		ctx, cancel := context.WithTimeout(ctx, w.r.cfg.Timeout)
 		defer cancel()
 		sent := time.Now()
@@ -163,7 +161,7 @@ func (w *worker) listen(ctx context.Context) {
 			w.recovered()
 			w.hear(reply, err, sent, replied)
 		}
-	})
+	}
 }
 
 // hear takes in a look at the pulse. One that can't be read tells as little of a leader as one that isn't there.

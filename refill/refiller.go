@@ -216,8 +216,8 @@ func (r *Refiller) Lead(ctx context.Context, epoch int64) error {
 	return context.Cause(ctx)
 }
 
-// setLeading tells every worker, which takes it in between two calls, and waits
-// until they have.
+// setLeading tells every worker, and waits until no call is under way any more
+// under the old role.
 func (r *Refiller) setLeading(leading bool, epoch int64) {
 	r.mu.Lock()
 	r.leading, r.epoch = leading, epoch
@@ -225,18 +225,7 @@ func (r *Refiller) setLeading(leading bool, epoch int64) {
 	r.mu.Unlock()
 	var wg sync.WaitGroup
 	for _, w := range workers {
-		wg.Go(func() {
-			assumed := make(chan struct{}, 1)
-			select {
-			case w.roles <- role{leading, assumed}:
-			case <-w.done:
-				return
-			}
-			select {
-			case <-assumed:
-			case <-w.done:
-			}
-		})
+		wg.Go(func() { w.assume(leading) })
 	}
 	wg.Wait()
 }

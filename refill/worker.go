@@ -3,40 +3,37 @@ package refill
 import (
 	"context"
 	"math/rand/v2"
+	"sync"
 	"sync/atomic"
 	"time"
 )
 
-// worker refills the buckets of one Redis master. Everything it knows belongs to one goroutine, run's; others make its
-// calls and hand the answers back. A slow or silent master holds up its own worker only.
+// worker refills the buckets of one Redis master. Two goroutines make its calls; what it knows is under the mutex, which
+// none of them holds during a call. A slow or silent master holds up its own worker only.
 type worker struct {
 	r        *Refiller
 	rng      *rand.Rand
-	buckets  queue     // by due time, whether this replica refills them or not
-	announce []*bucket // a standby's, not in buckets yet: the server may not know their terms
-	pulse    *pulse    // nil in race mode
+	lastLoop atomic.Int64 // when it last looked for something to do, Unix ns
+	racing   bool         // standing in for a silent leader; guarded by Refiller.mu
+
+	mu       sync.Mutex
+	changed  *sync.Cond  // an answer was taken in, or the worker is over
+	timer    *time.Timer // ends the wait of a goroutine that makes no call
+	buckets  queue       // by due time, whether this replica refills them or not
+	announce []*bucket   // a standby's, not in buckets yet: the server may not know their terms
+	pulse    *pulse      // nil in race mode
 	sets     *activeSets
 	sizes    *sizes
 	leading  bool
-
-	roles    chan role
-	done     chan struct{} // closed when run has returned
-	answers  chan func()   // of calls under way: each takes in its answer
-	underWay int
+	underWay int     // calls
+	paused   bool    // no call is to be made
+	over     bool    // nor ever again
+	setsNext bool    // the next call is for the active sets, if one is due: they and the buckets take turns
 	ended    []*trip // to be used again
-	sets1st  bool    // the next call is for the active sets, if one is due: they and the buckets take turns
 
-	failures int          // calls in a row that the server failed
-	rest     time.Time    // nothing is sent before, since the server failed
-	back     time.Time    // when the server came back; zero if it was never away
-	racing   bool         // standing in for a silent leader; guarded by Refiller.mu
-	lastLoop atomic.Int64 // when the worker last looked for something to do, Unix ns
-}
-
-// role is whether this replica leads from here on.
-type role struct {
-	leading bool
-	assumed chan<- struct{} // gets one token when nothing is under way any more under the old role
+	failures int       // calls in a row that the server failed
+	rest     time.Time // nothing is sent before, since the server failed
+	back     time.Time // when the server came back; zero if it was never away
 }
 
 const (
@@ -45,81 +42,132 @@ const (
 	maxUnderWay = 2
 	// behindAfter is the part of a refill interval after which a worker is behind with what is due.
 	behindAfter = 20
-	// maxIdle bounds the time between two loops of a worker with nothing to do, so that one that hangs can be told from
-	// one that rests.
+	// maxIdle bounds the time between two looks for something to do, so that a worker that hangs can be told from one
+	// that rests.
 	maxIdle = time.Second
 )
 
+// call is a call to make, without the mutex. It returns what takes in the answer, with the mutex.
+type call func() (learn func())
+
 // run makes calls until ctx ends or stop is closed, and takes in the answers to all that it has made.
 func (w *worker) run(ctx context.Context, stop <-chan struct{}) {
-	defer close(w.done)
-	defer w.drain()
 	w.buckets.order()
-	timer := time.NewTimer(0)
-	defer timer.Stop()
+	var callers sync.WaitGroup
+	for range maxUnderWay {
+		callers.Go(func() { w.makeCalls(ctx, stop) })
+	}
+	callers.Wait()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.over = true
+	w.changed.Broadcast()
+}
+
+// makeCalls makes one call after the other.
+func (w *worker) makeCalls(ctx context.Context, stop <-chan struct{}) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	for {
-		w.lastLoop.Store(time.Now().UnixNano())
-		timer.Reset(w.start(ctx))
 		select {
 		case <-ctx.Done():
 			return
 		case <-stop:
 			return
-		case role := <-w.roles:
-			w.assume(ctx, role)
-		case learn := <-w.answers:
-			w.underWay--
-			learn()
-		case <-timer.C:
+		default:
 		}
+		now := time.Now()
+		w.lastLoop.Store(now.UnixNano())
+		if w.wait(now) <= 0 {
+			if c := w.next(ctx, now); c != nil {
+				w.make(c, now)
+				continue
+			}
+		}
+		w.timer.Reset(max(w.wait(now), 0))
+		w.mu.Unlock()
+		select {
+		case <-ctx.Done():
+		case <-stop:
+		case <-w.timer.C:
+		}
+		w.mu.Lock()
 	}
 }
 
-// drain takes in the answers to all calls under way.
-func (w *worker) drain() {
-	for ; w.underWay > 0; w.underWay-- {
-		(<-w.answers)()
-	}
-}
-
-// send has call made by a goroutine of its own. The worker's goroutine then calls what it returns.
-func (w *worker) send(call func() (learn func())) {
+// make makes a call, during which the other goroutine may make one.
+func (w *worker) make(c call, now time.Time) {
 	w.underWay++
-	go func() { w.answers <- call() }()
+	w.timer.Reset(max(w.wait(now), 0))
+	w.mu.Unlock()
+	learn := c()
+	w.mu.Lock()
+	w.underWay--
+	learn()
+	w.changed.Broadcast()
 }
 
-// assume changes the role.
-func (w *worker) assume(ctx context.Context, to role) {
-	w.drain()
-	if w.leading && !to.leading {
-		w.handOver(ctx)
+// assume changes the role, once nothing is under way any more under the old one.
+func (w *worker) assume(leading bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.leading && !leading {
+		w.handOver()
 	}
-	w.leading = to.leading
-	w.pulse.assume(w.leading, time.Now())
+	for w.paused = true; w.underWay > 0; {
+		w.changed.Wait()
+	}
+	w.leading = leading
+	w.pulse.assume(leading, time.Now())
 	w.sets.assume()
 	w.r.setRacing(w, false)
 	w.lookAfresh()
-	to.assumed <- struct{}{}
+	w.paused = false
+	w.timer.Reset(0)
+}
+
+// handOver refills once more, at the end of a term, what was refilled half an interval ago or longer, the pulse too. A
+// successor has yet to learn the indexes, and then waits half an interval: it is in time if as much is left. What isn't
+// done within half an interval is left to it.
+func (w *worker) handOver() {
+	now := time.Now()
+	hurry := func(b *bucket) {
+		if b.due.Sub(now) <= b.interval/2 && b.due.After(now) {
+			b.due = now
+		}
+	}
+	hurry(w.pulse.beat)
+	for _, entry := range w.buckets {
+		hurry(entry.bucket)
+	}
+	w.buckets.order()
+	w.sets.hurry(now)
+	w.timer.Reset(0)
+	pending := func() bool {
+		beat := w.pulse.due()
+		return !beat.IsZero() && !beat.After(now) || len(w.buckets) > 0 && !w.buckets[0].due.After(now) ||
+			w.sets.pending(now)
+	}
+	late := false
+	defer time.AfterFunc(w.pulse.beat.interval/2, func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		late = true
+		w.changed.Broadcast()
+	}).Stop()
+	for pending() && !late && !w.over && w.failures == 0 {
+		w.changed.Wait()
+	}
 }
 
 // refills reports whether it is for this replica to refill.
 func (w *worker) refills() bool { return w.pulse == nil || w.leading || w.pulse.state != beating }
 
-// start starts the calls that are due, and returns how long until there may be another one.
-func (w *worker) start(ctx context.Context) time.Duration {
-	for {
-		now := time.Now()
-		if wait := w.wait(now); wait > 0 || !w.startOne(ctx, now) {
-			return wait
-		}
-	}
-}
-
 // wait is how long until a call is to be started: 0 if one is.
 func (w *worker) wait(now time.Time) time.Duration {
-	at, interval := w.next()
+	at, interval := w.due()
 	switch {
-	case at.IsZero() || w.underWay == maxUnderWay || w.underWay > 0 && w.failures > 0:
+	case at.IsZero() || w.paused || w.underWay == maxUnderWay || w.underWay > 0 && w.failures > 0:
 		return maxIdle
 	case w.underWay > 0:
 		at = at.Add(interval / behindAfter)
@@ -130,8 +178,8 @@ func (w *worker) wait(now time.Time) time.Duration {
 	return min(max(at.Sub(now), 0), maxIdle)
 }
 
-// next is when the next call is due, zero for never, and the refill interval of what it is for.
-func (w *worker) next() (at time.Time, interval time.Duration) {
+// due is when the next call is due, zero for never, and the refill interval of what it is for.
+func (w *worker) due() (at time.Time, interval time.Duration) {
 	earliest := func(due time.Time, of time.Duration) {
 		if !due.IsZero() && (at.IsZero() || due.Before(at)) {
 			at, interval = due, of
@@ -147,52 +195,27 @@ func (w *worker) next() (at time.Time, interval time.Duration) {
 		if len(w.buckets) > 0 {
 			earliest(w.buckets[0].due, w.buckets[0].bucket.interval)
 		}
-		earliest(w.sets.next())
+		earliest(w.sets.due())
 	}
 	return at, interval
 }
 
-// startOne starts one of the calls that are due, and reports whether there was one.
-func (w *worker) startOne(ctx context.Context, now time.Time) bool {
-	if w.pulse != nil && w.pulse.looks() && !w.pulse.due().After(now) {
-		w.listen(ctx)
-		return true
+// next is one of the calls that are due, nil if none is.
+func (w *worker) next(ctx context.Context, now time.Time) call {
+	if w.pulse != nil && w.pulse.looks() && !w.pulse.due().IsZero() && !w.pulse.due().After(now) {
+		return w.listen(ctx)
 	}
-	sets := w.sets1st
-	w.sets1st = !sets
-	return sets && w.sets.start(ctx, now) || w.startBatch(ctx, now) || !sets && w.sets.start(ctx, now)
-}
-
-// handOver refills once more, at the end of a term, what was refilled half an interval ago or longer, the pulse too. A
-// successor has yet to learn the indexes, and then waits half an interval: it is in time if as much is left. What isn't
-// done within half an interval is left to it.
-func (w *worker) handOver(ctx context.Context) {
-	now := time.Now()
-	hurry := func(b *bucket) {
-		if b.due.Sub(now) <= b.interval/2 && b.due.After(now) {
-			b.due = now
+	w.setsNext = !w.setsNext
+	if w.setsNext {
+		if c := w.sets.next(ctx, now); c != nil {
+			return c
 		}
+		return w.nextBatch(ctx, now)
 	}
-	hurry(w.pulse.beat)
-	for _, entry := range w.buckets {
-		hurry(entry.bucket)
+	if c := w.nextBatch(ctx, now); c != nil {
+		return c
 	}
-	w.buckets.order()
-	w.sets.hurry(now)
-	pending := func() bool {
-		beat := w.pulse.due()
-		return w.underWay > 0 || !beat.IsZero() && !beat.After(now) || len(w.buckets) > 0 &&
-			!w.buckets[0].due.After(now) || w.sets.pending(now)
-	}
-	for end := now.Add(w.pulse.beat.interval / 2); pending() && time.Now().Before(end); {
-		if w.start(ctx); w.underWay == 0 {
-			break // the server has failed
-		}
-		learn := <-w.answers
-		w.underWay--
-		learn()
-	}
-	w.drain()
+	return w.sets.next(ctx, now)
 }
 
 // lookAfresh forgets which buckets were missing, because this replica hasn't looked for a while: one that is missing
