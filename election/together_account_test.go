@@ -2,6 +2,7 @@ package election
 
 import (
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"time"
@@ -24,6 +25,7 @@ type account struct {
 	minted     int                     // creations with initial tokens
 	written    map[policy.Version]bool // in this history
 	instants   map[int64]bool          // that were credited
+	forgotten  map[int64]bool          // credited, and the server forgot it; nobody has noticed yet
 	putBack    bool                    // the clock was
 	forgot     bool                    // the server forgot something
 	whole      int64                   // tokens that must have been there since the bucket lost its own; 0 for none
@@ -97,7 +99,10 @@ func (a *account) returned(n int64) {
 
 // lost notes that the bucket is gone.
 func (a *account) lost() {
-	a.forgot = true
+	a.forgot, a.forgotten = true, nil
+	if a.putBack { // eras are unlike only while the clock goes on
+		a.written = nil
+	}
 	if t := a.terms(0); t.OnLoss == policy.LossFull || a.prefix != "" {
 		a.slack += float64(t.Capacity)
 	}
@@ -119,12 +124,14 @@ func (a *account) mark() (forget func()) {
 		from = a.writes[n-1].from
 	}
 	there := a.redis.buckets[a.key] != nil && a.redis.buckets[a.key].Control != nil
+	credited := maps.Clone(a.instants)
 	return func() {
 		now := a.redis.now()
 		// another history
 		a.writes = append(a.writes, write{at: time.Since(a.redis.start), from: from, outcome: policy.Outcome{Now: now,
 			Last: now}})
 		a.written, a.forgot, a.whole = nil, true, 0
+		a.instants, a.forgotten = credited, a.instants
 		for _, k := range a.takes[before:] {
 			a.slack += math.Abs(float64(k.n)) // what is forgotten can be taken again, or come back again
 		}
@@ -157,11 +164,12 @@ func (a *account) refilled(by string, call policy.Call, before, b *policy.Bucket
 		a.written = map[policy.Version]bool{}
 	}
 	a.written[o.Version] = true
-	if s := b.Control; s.Terms.Strict && o.Tokens+s.Outstanding > s.Terms.Capacity {
+	if s := b.Control; s.Terms.Strict && o.Tokens > max(0, s.Terms.Capacity-s.Outstanding) {
 		a.fault("%d tokens and %d outstanding, of %d", o.Tokens, s.Outstanding, s.Terms.Capacity)
 	}
-	if a.whole > 0 && o.Tokens+a.sinceWhole < a.whole {
-		a.fault("the tokens were lost, and of %d only %d came back", a.whole, o.Tokens+a.sinceWhole)
+	least := min(a.whole, b.Control.Terms.Capacity)
+	if o.Status != policy.StatusRolledBack && a.whole > 0 && o.Tokens+a.sinceWhole < least {
+		a.fault("the tokens were lost, and of %d only %d came back", least, o.Tokens+a.sinceWhole)
 	}
 	a.whole = 0
 	if before.Control == nil {
@@ -222,6 +230,10 @@ func (a *account) rolledBack(before *policy.Bucket, o policy.Outcome) {
 	if t.OnRollback == policy.RollbackKeep && before.Tokens != nil {
 		want = min(*before.Tokens, t.Capacity)
 	}
+	if t.OnRollback != policy.RollbackKeep { // what was forgotten isn't credited again
+		maps.Copy(a.instants, a.forgotten)
+	}
+	a.forgotten = nil
 	if before.Tokens != nil && o.Tokens != want && o.Fence == t.Fence {
 		a.fault("a rollback was noticed and left %d tokens, want %d", o.Tokens, want)
 	}
@@ -246,12 +258,8 @@ func (a *account) credited(before *policy.Control, o policy.Outcome) {
 		if o.Step < before.Step || o.Step > o.Now || after(steps, o.Step-1) != o.Step {
 			a.fault("from the instant %d to %d, which has not come or is none of %s", before.Step, o.Step, steps)
 		}
-		keeps := before.Terms.OnRollback == policy.RollbackKeep
-		if a.instants[o.Step] && !a.putBack && !(keeps && a.forgot) {
+		if a.instants[o.Step] && !a.putBack {
 			a.fault("the instant %d is credited again", o.Step)
-		}
-		if a.instants == nil {
-			a.instants = map[int64]bool{}
 		}
 		a.instants[o.Step] = true
 	}

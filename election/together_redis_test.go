@@ -53,7 +53,7 @@ func newFakeRedis(accounts []*account, without mechanism) *fakeRedis {
 		accounts: map[string]*account{},
 	}
 	for _, a := range accounts {
-		a.redis = r
+		a.redis, a.instants = r, map[int64]bool{}
 		r.accounts[a.key] = a
 	}
 	return r
