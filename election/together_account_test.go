@@ -27,6 +27,7 @@ type account struct {
 	instants   map[int64]bool          // that were credited
 	forgotten  map[int64]bool          // credited, and the server forgot it; nobody has noticed yet
 	putBack    bool                    // the clock was
+	ahead      time.Duration           // since when the last instant credited is further ahead than a period; 0: it isn't
 	forgot     bool                    // the server forgot something
 	whole      int64                   // tokens that must have been there since the bucket lost its own; 0 for none
 	sinceWhole int64                   // tokens taken since
@@ -245,14 +246,23 @@ func (a *account) credited(before *policy.Control, o policy.Outcome) {
 	if steps == nil {
 		return
 	}
-	if period := after(steps, o.Now) - after(steps, o.Now-1); o.Step > o.Now+max(period, after(steps, after(steps,
-		o.Now))-after(steps, o.Now)) {
+	next := after(steps, o.Now)
+	period := max(next-after(steps, o.Now-1), after(steps, next)-next)
+	switch { // a bucket that has a schedule for the first time may not know its period yet
+	case o.Step <= o.Now+period:
+		a.ahead = 0
+	case a.ahead == 0:
+		a.ahead = time.Since(a.redis.start)
+	case time.Since(a.redis.start)-a.ahead > 3*interval:
 		a.fault("the last instant credited is %dµs ahead", o.Step-o.Now)
 	}
 	if o.Fence != before.Terms.Fence || o.Status != policy.StatusApplied && o.Status != policy.StatusSwitched {
 		return
 	}
 	want := int64(0)
+	if o.Step < before.Step && before.Step > o.Now+period {
+		return // it was put back
+	}
 	if o.Step != before.Step {
 		want = before.Terms.Tokens
 		if o.Step < before.Step || o.Step > o.Now || after(steps, o.Step-1) != o.Step {
@@ -338,8 +348,8 @@ func (a *account) judgeCredit() []error {
 			room -= before.Outstanding
 		}
 		if o.Status != policy.StatusApplied || before.Version.Era != o.Version.Era || before.Fence != o.Fence ||
-			before.Tokens >= room {
-			due, got = 0, 0
+			before.Tokens >= room || a.prefix != "" && o.Elapsed < o.Now-before.Last {
+			due, got = 0, 0 // the last: a take found the bucket out of the active set, where none is but full ones
 			continue
 		}
 		due += float64(min(max(o.Now-before.Last, 0), t.MaxElapsed)) * float64(t.Tokens) / float64(t.Per)
