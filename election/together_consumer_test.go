@@ -68,6 +68,9 @@ func (a *account) takeOfTemplate(b *policy.Bucket, t policy.Terms) {
 func (a *account) reserve(b *policy.Bucket, n int64, d *dice) {
 	now := a.redis.now()
 	a.reserved++
+	if b.Control != nil { // as Reserve does, which doesn't tell
+		a.returned(b.Sweep(100, now).Returned)
+	}
 	got, _ := b.Reserve(fmt.Sprint(a.reserved), n, (3 * interval).Microseconds(), policy.OverrunClamp, policy.Leave{},
 		now)
 	if got.OK {
