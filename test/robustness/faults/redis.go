@@ -33,7 +33,9 @@ func rollBack(e *env) func() {
 	return func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 		defer cancel()
+		var at *redis.TimeCmd
 		_, err := rdb.TxPipelined(ctx, func(p redis.Pipeliner) error {
+			at = p.Time(ctx)
 			p.FlushAll(ctx)
 			for i, key := range keys {
 				if dump := dumps[i].Val(); dump != "" {
@@ -43,7 +45,7 @@ func rollBack(e *env) func() {
 			return nil
 		})
 		e.must(err)
-		e.what.Gone = time.Now().UnixNano()
+		e.what.Gone, e.what.At = time.Now().UnixNano(), at.Val().UnixMicro()
 	}
 }
 

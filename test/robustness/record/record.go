@@ -189,6 +189,7 @@ type Fault struct {
 	Parts  []string      `json:"parts,omitempty"` // lose: tokens, index, control; empty: all three
 	Jump   time.Duration `json:"jump,omitempty"`
 	Gone   int64         `json:"gone,omitempty"`   // rollback: no answer of the former server is later
+	At     int64         `json:"at,omitempty"`     // rollback of a server that goes on: when, by its clock, Unix µs
 	Victim string        `json:"victim,omitempty"` // the replica that it struck
 	Spares bool          `json:"spares,omitempty"` // some replica can refill while it lasts
 	Note   string        `json:"note,omitempty"`

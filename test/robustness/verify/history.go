@@ -95,7 +95,7 @@ func (h *bucketHistory) findWrites() error {
 	h.findHidden()
 	for i := range h.writes {
 		for _, f := range h.faults {
-			if f.Effect == record.Rollback && h.writes[i].from >= f.Gone {
+			if f.Effect == record.Rollback && h.writes[i].after(f) {
 				h.writes[i].history++
 			}
 		}
@@ -113,6 +113,15 @@ func (h *bucketHistory) findWrites() error {
 		return 1
 	})
 	return nil
+}
+
+// after reports whether a write came after a rollback. Of a server that goes on, the calls of before may be answered
+// after it, and those that are sent before it may come after it.
+func (w *write) after(rollback record.Fault) bool {
+	if rollback.At > 0 && w.outcome != nil && w.from < rollback.Gone && w.to > rollback.Start {
+		return w.now >= rollback.At
+	}
+	return w.from >= rollback.Gone
 }
 
 // follows reports whether write i comes right after the one before it, with nothing in between that nobody saw.

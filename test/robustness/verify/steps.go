@@ -135,12 +135,13 @@ func (h *bucketHistory) uncredited(list []crossing, at int64) (n float64) {
 		}
 	}
 	capacity, _, _ := h.limits()
+	most := 0.0 // as many instants are kept as fill the bucket, the last of them perhaps in part
 	for _, c := range list {
 		if c.at <= at && c.instant > credited {
-			n += c.n
+			n, most = n+c.n, max(most, capacity+c.n-1)
 		}
 	}
-	return min(n, capacity)
+	return min(n, most)
 }
 
 func instantAfter(s policy.Steps, at int64) int64 {
