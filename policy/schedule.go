@@ -45,10 +45,12 @@ type Calendar struct {
 }
 
 // ParseCalendar reads five cron fields (minute, hour, day of month, month, day
-// of week) or a descriptor such as @daily. A nil zone means UTC. Where clocks
-// are put forward, an instant in the hour that is left out doesn't come that
-// day; where they are put back, the repeated hour counts again if the hour field
-// is *, and not if it names hours.
+// of week) or a descriptor such as @daily. A nil zone means UTC.
+//
+// Days on which clocks change are for the hour field to decide. If it names hours, an
+// instant in the hour that is left out comes at the first one after the gap, and once
+// however many are; one in the hour that is repeated comes the first time. If it is *,
+// what is left out doesn't come, and what is repeated comes twice.
 func ParseCalendar(spec string, zone *time.Location) (*Calendar, error) {
 	if zone == nil {
 		zone = time.UTC
@@ -67,8 +69,8 @@ func ParseCalendar(spec string, zone *time.Location) (*Calendar, error) {
 	if !ok {
 		return nil, fmt.Errorf("%w %q: want five fields or a descriptor such as @daily", ErrSchedule, spec)
 	}
-	fields.Location = zone
-	const star = 1 << 63 // set by package cron in a field that is *
+	fields.Location = time.UTC // see Next
+	const star = 1 << 63       // set by package cron in a field that is *
 	c := &Calendar{spec: spec, zone: zone, schedule: fields, fixedHour: fields.Hour&star == 0}
 	if c.Next(time.Unix(0, 0)).IsZero() {
 		return nil, fmt.Errorf("%w %q: no such day comes", ErrSchedule, spec)
@@ -77,12 +79,40 @@ func ParseCalendar(spec string, zone *time.Location) (*Calendar, error) {
 }
 
 // Next implements Steps.
+//
+// It goes over the stretches between two changes of the zone's clock, in each of which the clock on the wall runs
+// evenly. The library that reads the fields never sees a change: it loses a day that begins with one.
 func (c *Calendar) Next(t time.Time) time.Time {
-	next := c.schedule.Next(t.In(c.zone))
-	for c.fixedHour && repeated(next) {
-		next = c.schedule.Next(next)
+	for stretch := t; ; {
+		_, offset := stretch.In(c.zone).Zone()
+		_, end := stretch.In(c.zone).ZoneBounds()
+		next := c.onWall(t, offset)
+		switch {
+		case next.IsZero():
+			return next
+		case end.IsZero() || next.Before(end):
+			if !c.fixedHour || !repeated(next) {
+				return next
+			}
+			t = next
+		default:
+			_, after := end.Zone()
+			if left := time.Duration(after-offset) * time.Second; c.fixedHour && next.Before(end.Add(left)) {
+				return end
+			}
+			stretch, t = end, end.Add(-1)
+		}
 	}
-	return next
+}
+
+// onWall is the first instant after t whose local time matches, in a zone that is always so many seconds ahead of UTC.
+func (c *Calendar) onWall(t time.Time, offset int) time.Time {
+	ahead := time.Duration(offset) * time.Second
+	next := c.schedule.Next(t.UTC().Add(ahead))
+	if next.IsZero() {
+		return next
+	}
+	return next.Add(-ahead).In(c.zone)
 }
 
 // repeated reports whether the local time of t has been before, since clocks

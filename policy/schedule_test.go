@@ -54,8 +54,21 @@ func TestCalendarFollowsItsZone(t *testing.T) {
 		{"LeapDay", "0 0 29 2 *", "UTC", "2026-01-01T00:00:00Z", []string{"2028-02-29T00:00:00Z"}},
 
 		{"ForwardKeepsTheLocalHourInBerlin", "0 12 * * *", berlin, "2026-03-28T12:00:00Z", []string{"2026-03-29T10:00:00Z"}},
-		{"ForwardLeavesTheMissingHourOutInBerlin", "30 2 * * *", berlin, "2026-03-28T12:00:00Z", []string{"2026-03-30T00:30:00Z"}},
-		{"ForwardLeavesTheMissingHourOutInNewYork", "30 2 * * *", york, "2026-03-07T12:00:00Z", []string{"2026-03-09T06:30:00Z"}},
+		{"ForwardMovesTheMissingHourToItsEndInBerlin", "30 2 * * *", berlin, "2026-03-28T12:00:00Z",
+			[]string{"2026-03-29T01:00:00Z", "2026-03-30T00:30:00Z"}},
+		{"ForwardMovesTheMissingHourToItsEndInNewYork", "30 2 * * *", york, "2026-03-07T12:00:00Z",
+			[]string{"2026-03-08T07:00:00Z", "2026-03-09T06:30:00Z"}},
+		{"ForwardAtMidnightInCairo", "0 0 * * *", "Africa/Cairo", "2026-04-22T22:00:00Z",
+			[]string{"2026-04-23T22:00:00Z", "2026-04-24T21:00:00Z"}},
+		{"ForwardAtMidnightInSantiago", "@daily", "America/Santiago", "2026-09-05T04:00:00Z",
+			[]string{"2026-09-06T04:00:00Z", "2026-09-07T03:00:00Z"}},
+		{"ForwardAtMidnightInBeirut", "15 0 * * *", "Asia/Beirut", "2026-03-27T22:15:00Z",
+			[]string{"2026-03-28T22:00:00Z", "2026-03-29T21:15:00Z"}},
+		{"ForwardOverADayInApia", "0 9 * * *", "Pacific/Apia", "2011-12-29T19:00:00Z",
+			[]string{"2011-12-30T10:00:00Z", "2011-12-30T19:00:00Z"}},
+		{"ForwardMovesOtherDaysNot", "0 0 1 * *", "Africa/Cairo", "2026-04-02T00:00:00Z", []string{"2026-04-30T21:00:00Z"}},
+		{"ForwardCountsWhatCoincidesOnce", "*/10 2,3 * * *", berlin, "2026-03-29T00:59:00Z",
+			[]string{"2026-03-29T01:00:00Z", "2026-03-29T01:10:00Z"}},
 		{"ForwardIsAnHourShorter", "0 * * * *", berlin, "2026-03-29T00:00:00Z", []string{"2026-03-29T01:00:00Z", "2026-03-29T02:00:00Z"}},
 
 		{"BackCountsAFixedHourOnceInBerlin", "30 2 * * *", berlin, "2026-10-24T12:00:00Z", []string{"2026-10-25T00:30:00Z", "2026-10-26T01:30:00Z"}},
@@ -72,6 +85,56 @@ func TestCalendarFollowsItsZone(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestCalendarAgreesWithEveryMinute sets Next beside the rule itself: going over the zone's clock minute by minute, and
+// where it is put forward over the minutes that it leaves out, too.
+func TestCalendarAgreesWithEveryMinute(t *testing.T) {
+	t.Parallel()
+	hours := map[string]func(h int) bool{
+		"*": func(int) bool { return true }, "0": func(h int) bool { return h == 0 },
+		"2": func(h int) bool { return h == 2 }, "23": func(h int) bool { return h == 23 },
+		"*/2": func(h int) bool { return h%2 == 0 }, "0-3": func(h int) bool { return h <= 3 },
+	}
+	for _, name := range []string{
+		"Africa/Cairo", "America/Santiago", "Asia/Beirut", "America/Sao_Paulo", "Europe/Berlin", "America/New_York",
+		"Australia/Lord_Howe", "Pacific/Apia", "Africa/Casablanca", "Asia/Kathmandu",
+	} {
+		z := zone(t, name)
+		for year := 2010; year <= 2026; year += 4 {
+			at := time.Date(year, 1, 1, 0, 0, 0, 0, z)
+			for _, change := at.ZoneBounds(); !change.IsZero() && change.Year() == year; _, change = change.ZoneBounds() {
+				for hour, in := range hours {
+					steps := calendar(t, "*/20 "+hour+" * * *", z)
+					from, to := change.Add(-26*time.Hour), change.Add(26*time.Hour)
+					var got, want []time.Time
+					for at := steps.Next(from); at.Before(to); at = steps.Next(at) {
+						got = append(got, at.UTC())
+					}
+					seen := map[time.Time]bool{} // by the clock on the wall
+					for at := from.Truncate(time.Minute).Add(time.Minute); at.Before(to); at = at.Add(time.Minute) {
+						wall := wallClock(at)
+						comes := wall.Minute()%20 == 0 && in(wall.Hour()) && (hour == "*" || !seen[wall])
+						seen[wall] = true
+						left := wallClock(at.Add(-time.Minute)).Add(time.Minute)
+						for ; hour != "*" && left.Before(wall); left = left.Add(time.Minute) {
+							comes = comes || left.Minute()%20 == 0 && in(left.Hour())
+						}
+						if comes {
+							want = append(want, at.UTC())
+						}
+					}
+					require.Equal(t, want, got, "%s at %s", steps, change)
+				}
+			}
+		}
+	}
+}
+
+// wallClock is what a clock on the wall shows, as if in UTC.
+func wallClock(t time.Time) time.Time {
+	_, offset := t.Zone()
+	return t.UTC().Add(time.Duration(offset) * time.Second)
 }
 
 func TestCalendarDefaultsToUTCAndNamesItself(t *testing.T) {

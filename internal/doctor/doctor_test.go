@@ -216,9 +216,11 @@ func TestTheDoctorFindsWhatIsWrong(t *testing.T) {
 		level        doctor.Level
 		detail, tell string
 	}{
-		"healthy":   {[]string{"--appendonly", "yes"}, "what a failure forgets", doctor.OK, "append-only file on", ""},
-		"forgets":   {nil, "what a failure forgets", doctor.Warning, "append-only file off", "appendonly yes"},
-		"evicts":    {[]string{"--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru"}, "eviction", doctor.Failure, "allkeys-lru", "noeviction"},
+		"healthy": {[]string{"--appendonly", "yes"}, "what a failure forgets", doctor.OK, "append-only file on", ""},
+		"forgets": {nil, "what a failure forgets", doctor.Warning, "append-only file off", "appendonly yes"},
+		"evicts":  {[]string{"--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru"}, "eviction", doctor.Failure, "allkeys-lru", "noeviction"},
+		"expires": {[]string{"--maxmemory", "100mb", "--maxmemory-policy", "volatile-ttl"}, "eviction", doctor.Warning,
+			"volatile-ttl", "buckets of templates"},
 		"keeps":     {[]string{"--maxmemory", "100mb", "--maxmemory-policy", "noeviction"}, "eviction", doctor.OK, "noeviction", ""},
 		"version":   {nil, "version", doctor.OK, "", ""},
 		"clock":     {nil, "clock", doctor.OK, "from this machine's", ""},

@@ -142,11 +142,16 @@ func eviction(info map[string]string, err error) Finding {
 	}
 	how := info["maxmemory_policy"]
 	f.Detail = fmt.Sprintf("maxmemory %s, maxmemory-policy %s", info["maxmemory_human"], how)
-	if strings.HasPrefix(how, "allkeys-") {
+	switch {
+	case strings.HasPrefix(how, "allkeys-"):
 		f.Level, f.Advice = Failure, "set maxmemory-policy noeviction: this one drops buckets when memory is full"
 		if info["maxmemory"] == "0" {
 			f.Level = Warning
 		}
+	case strings.HasPrefix(how, "volatile-"):
+		f.Level = Warning
+		f.Advice = "set maxmemory-policy noeviction: when memory is full, this one drops what expires, such as " +
+			"buckets of templates, which come back full, and records of request ids, whose takes are charged again"
 	}
 	return f
 }
