@@ -31,7 +31,7 @@ func (h *bucketHistory) checkSteps(r *Result) {
 			h.checkStep(r, steps, *h.writes[i-1].outcome, *o)
 		}
 		if o.Added+o.Clamped > 0 {
-			if credited[o.Step] && !h.creditedAgain(t, w) {
+			if credited[o.Step] && !h.creditedAgain(t, i) {
 				r.violate(Steps, h.bucket.Key, "the instant %d is credited twice, the second time at index %d", o.Step,
 					w.version.Index)
 			}
@@ -68,12 +68,16 @@ func (h *bucketHistory) checkStep(r *Result, steps policy.Steps, before, o polic
 	}
 }
 
-// creditedAgain reports whether an instant may come twice: on a clock that was put back, or where a server that
-// forgot a credit keeps the tokens that it had before.
-func (h *bucketHistory) creditedAgain(t policy.Terms, w write) bool {
+// creditedAgain reports whether an instant may come twice: on a clock that was put back, or where a server forgot a
+// credit and keeps the tokens that it had before, or nobody has noticed yet.
+func (h *bucketHistory) creditedAgain(t policy.Terms, i int) bool {
+	w := &h.writes[i]
+	noticed := slices.ContainsFunc(h.writes[:i], func(o write) bool {
+		return o.history == w.history && o.outcome != nil && o.outcome.Status == policy.StatusRolledBack
+	})
 	return slices.ContainsFunc(h.faults, func(f record.Fault) bool {
 		return f.Start <= w.to && (f.Effect == record.Clock && f.Jump < 0 || f.Effect == record.Rollback &&
-			t.OnRollback == policy.RollbackKeep)
+			(t.OnRollback == policy.RollbackKeep || !noticed))
 	})
 }
 
