@@ -30,19 +30,19 @@ type AllResult struct {
 	Denied string
 	// RetryAfter is the longest of the results'; 0 if OK.
 	RetryAfter time.Duration
-	// Results are of each request, in their order. When not all were granted, OK of a result tells whether its bucket would
-	// have granted it, and Taken is 0. Several requests of one bucket are answered as one.
+	// Results are of each request, in their order. When not all were granted, OK of a result tells whether its bucket
+	// would have granted it, and Taken is 0. Several requests of one bucket are answered as one.
 	Results []Result
 }
 
-// TakeAll takes tokens of 1 to MaxAll buckets, all or nothing: it charges nobody if one of them says no. Several requests
-// of one bucket count as one of their sum. Each bucket must have a policy. The options are Take's.
+// TakeAll takes tokens of 1 to MaxAll buckets, all or nothing: it charges nobody if one of them says no. Several
+// requests of one bucket count as one of their sum. Each bucket must have a policy. The options are Take's.
 //
 // Buckets on one server are taken from in one script call. On a Cluster that is one call per slot, so usually one per
-// bucket, and for the buckets of lazy templates one per bucket: all at once, and what was taken goes back if one of them
-// says no. Meanwhile others find it gone: two such takes at the same moment may both be denied. A process that ends, or is
-// cut off, between the calls and the return loses the tokens taken so far; no token is ever made. What goes back goes to
-// the era in which it was taken, and nowhere else.
+// bucket, and for the buckets of lazy templates one per bucket: all at once, and what was taken goes back if one of
+// them says no. Meanwhile others find it gone: two such takes at the same moment may both be denied. A process that
+// ends, or is cut off, between the calls and the return loses the tokens taken so far; no token is ever made. What goes
+// back goes to the era in which it was taken, and nowhere else.
 //
 // Buckets that can't be reached are asked as their degraded mode says. After ErrUnavailable or the context's own error,
 // tokens may be lost: what was taken where the answer is known goes back.
@@ -356,8 +356,8 @@ func (a *answer) giveBackShare() {
 	a.reply.Taken = 0
 }
 
-// refund gives back what the parts have taken, whether or not the caller still waits; in time it is done before the caller
-// is told.
+// refund gives back what the parts have taken, whether or not the caller still waits; in time it is done before the
+// caller is told.
 func (c *Client) refund(p budget, parts []*part) {
 	var backs []func()
 	for _, part := range parts {

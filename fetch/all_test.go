@@ -176,8 +176,8 @@ func (o *onReturn) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Pro
 	}
 }
 
-// twoPhases reaches the faulty server through a client of unknown kind, so that buckets in two slots are taken from in two
-// calls.
+// twoPhases reaches the faulty server through a client of unknown kind, so that buckets in two slots are taken from in
+// two calls.
 func twoPhases(t *testing.T, f *faulty, hook redis.Hook) redis.UniversalClient {
 	t.Helper()
 	rdb := redis.NewClient(&redis.Options{Addr: f.proxy.Addr(), ContextTimeoutEnabled: true, DialerRetries: 1})

@@ -36,7 +36,8 @@ type ask struct {
 	err   error
 }
 
-// resolve makes a number of what is to be left in percent of the capacity, if that is known: the tokens alone don't tell it.
+// resolve makes a number of what is to be left in percent of the capacity, if that is known: the tokens alone don't
+// tell it.
 func (a *ask) resolve(capacity int64) {
 	if capacity == 0 {
 		a.whole = a.whole || a.run.Leave.Percent > 0 || len(a.line) > 0 && a.line[0].Leave.Percent > 0
@@ -114,8 +115,8 @@ type trip struct {
 
 var trips = sync.Pool{New: func() any { return &trip{last: map[string]*group{}, places: map[[2]int]*scriptCall{}} }}
 
-// sender sends a server's batches through rdb: first what needs no more than the buckets' tokens, then what turned out to
-// need all of a bucket.
+// sender sends a server's batches through rdb: first what needs no more than the buckets' tokens, then what turned out
+// to need all of a bucket.
 func (c *Client) sender(s *server, rdb redis.UniversalClient) engine.Sender[ask] {
 	return func(ctx context.Context, batch []*engine.Request[ask]) error {
 		t := trips.Get().(*trip)
@@ -381,8 +382,8 @@ type entry struct {
 	was, till   int64
 }
 
-// conclude does what nobody waits for: it gives back what was taken for callers who are gone, and enters buckets. Should
-// that fail, the bucket's next take that is denied or asks for the policy enters it again.
+// conclude does what nobody waits for: it gives back what was taken for callers who are gone, and enters buckets.
+// Should that fail, the bucket's next take that is denied or asks for the policy enters it again.
 func (t *trip) conclude() {
 	if len(t.late) == 0 && len(t.entries) == 0 {
 		return
@@ -445,8 +446,8 @@ const (
 	mostAlone = 1024
 )
 
-// lonely are buckets whose script calls are refused: in a call with others they would be refused with them. The zero value
-// has none.
+// lonely are buckets whose script calls are refused: in a call with others they would be refused with them. The zero
+// value has none.
 type lonely struct {
 	mu    sync.Mutex
 	until map[string]time.Time

@@ -19,8 +19,8 @@ const (
 	leaseRest = time.Second
 )
 
-// block is tokens of a bucket that takes find in memory. They were taken from the bucket, which counts them as outstanding.
-// Takers take them; everything else is done by the block's keeper, a goroutine of the Client.
+// block is tokens of a bucket that takes find in memory. They were taken from the bucket, which counts them as
+// outstanding. Takers take them; everything else is done by the block's keeper, a goroutine of the Client.
 type block struct {
 	ls   *leases
 	key  string
@@ -65,8 +65,8 @@ func newBlock(ls *leases, key string, rule leaseRule) *block {
 	}
 }
 
-// draw takes as many tokens as there are, from least to most, that leave enough. It reports whether few are left, of which
-// the keeper is to hear.
+// draw takes as many tokens as there are, from least to most, that leave enough. It reports whether few are left, of
+// which the keeper is to hear.
 func (b *block) draw(least, most int64, leave policy.Leave) (r Result, few bool) {
 	v := b.view.Load()
 	if v == nil || least > v.limit || b.ls.now() >= v.until {
@@ -198,7 +198,8 @@ func (b *block) prepare(now time.Duration, back, want int64) {
 	b.call = &lua.LeaseCall{ID: b.id, Seq: b.seq, Keep: b.left.Load(), Back: back, Want: want, TTL: b.rule.hold + leaseGrace}
 }
 
-// send makes the call and takes its answer in. Without an answer the call stays, to be sent again: the bucket does it once.
+// send makes the call and takes its answer in. Without an answer the call stays, to be sent again: the bucket does it
+// once.
 func (b *block) send() (reply lua.LeaseReply, ok bool) {
 	c, call := b.ls.c, *b.call
 	t, err := c.begin(from(context.Background(), &c.config.callConfig), b.key)
@@ -270,8 +271,8 @@ func (b *block) show(reply lua.LeaseReply) {
 	})
 }
 
-// lose ends a block of which the bucket can't be told any more. What it held, and what a call without an answer may have
-// brought, is lost.
+// lose ends a block of which the bucket can't be told any more. What it held, and what a call without an answer may
+// have brought, is lost.
 func (b *block) lose() {
 	b.view.Store(nil)
 	lost := b.left.Swap(0)
@@ -307,8 +308,8 @@ func (b *block) after(d time.Duration) time.Duration {
 	return b.ls.now() + d + time.Duration(b.ls.c.jitter()*float64(d)/10)
 }
 
-// plan says how many tokens a block is to have. Its time is cut into halves of the hold time: what was there when a half
-// began and is there when it ends goes back, so that no token stays unused for more than two halves.
+// plan says how many tokens a block is to have. Its time is cut into halves of the hold time: what was there when a
+// half began and is there when it ends goes back, so that no token stays unused for more than two halves.
 type plan struct {
 	most int64         // tokens
 	half time.Duration // how long one is
@@ -343,8 +344,8 @@ func (p *plan) add(now time.Duration, granted, wanted int64) {
 	}
 }
 
-// end ends a half: it returns how many of the left tokens go back, and whether nobody takes any. A block shrinks if not all
-// of it was used.
+// end ends a half: it returns how many of the left tokens go back, and whether nobody takes any. A block shrinks if not
+// all of it was used.
 func (p *plan) end(now time.Duration, left int64) (back int64, idle bool) {
 	back, idle = max(0, left-p.fresh), p.used == 0
 	if idle {
@@ -357,8 +358,8 @@ func (p *plan) end(now time.Duration, left int64) (back int64, idle bool) {
 	return back, idle && back == left
 }
 
-// lack is how many tokens to ask for: none if nobody used any meanwhile. A block grows if half of it was used within a quarter
-// of a half, and by what was missing.
+// lack is how many tokens to ask for: none if nobody used any meanwhile. A block grows if half of it was used within a
+// quarter of a half, and by what was missing.
 func (p *plan) lack(now time.Duration, left, missed int64) int64 {
 	if p.spent == 0 || left >= p.low() && missed == 0 {
 		return 0
@@ -370,8 +371,8 @@ func (p *plan) lack(now time.Duration, left, missed int64) int64 {
 	return max(0, p.size-left)
 }
 
-// takeBoth takes n tokens of which the bucket, as it answered, has too few, and its block as well: those of the block, and the
-// others of the bucket. If they have too few together, nothing is taken.
+// takeBoth takes n tokens of which the bucket, as it answered, has too few, and its block as well: those of the block,
+// and the others of the bucket. If they have too few together, nothing is taken.
 func (t *task) takeBoth(n int64, denied answer) (Result, bool) {
 	c, least := t.c, n-denied.reply.Remaining
 	if denied.source.Kind == SourceCached { // the bucket may have others by now

@@ -12,8 +12,8 @@ import (
 const (
 	denialMaxAge = time.Second // how long a denial is believed
 	cacheHalf    = 16384       // buckets in each half of the cache
-	// policyMaxAge is how long a bucket's policy is believed: to be told it costs a take almost as much again, and a denial
-	// tells it anyway.
+	// policyMaxAge is how long a bucket's policy is believed: to be told it costs a take almost as much again, and a
+	// denial tells it anyway.
 	policyMaxAge = 10 * time.Second
 	// pooledMaxAge is policyMaxAge of a pool's bucket, whose grant comes and goes.
 	pooledMaxAge = time.Second
@@ -35,8 +35,8 @@ type info struct {
 	step  time.Duration // from the instant before to next
 }
 
-// denial is the last one of a bucket: takes of n tokens or more, which leave as many or more, are denied until then. The
-// zero denial denies nothing.
+// denial is the last one of a bucket: takes of n tokens or more, which leave as many or more, are denied until then.
+// The zero denial denies nothing.
 type denial struct {
 	n, leave int64
 	left     int64     // the tokens held
@@ -81,14 +81,15 @@ func (i *info) fresh(now time.Time) bool {
 	return now.Sub(i.learned) < policyMaxAge
 }
 
-// onFloor reports whether the bucket is a pool's without a grant in force, as the scripts told when the policy was learned.
+// onFloor reports whether the bucket is a pool's without a grant in force, as the scripts told when the policy was
+// learned.
 func (i *info) onFloor() bool { return i.pooled() && i.terms.GrantEra == 0 }
 
 // stepped reports whether the bucket is refilled at instants.
 func (i *info) stepped() bool { return i.terms != nil && i.terms.Kind == policy.Stepped }
 
-// lacksSchedule reports whether a stepped bucket's instants are to be asked for: once a step, and while that is overdue once
-// in scheduleMaxAge.
+// lacksSchedule reports whether a stepped bucket's instants are to be asked for: once a step, and while that is overdue
+// once in scheduleMaxAge.
 func (i *info) lacksSchedule(now time.Time) bool {
 	return !now.Before(i.next) && now.Sub(i.asked) >= scheduleMaxAge
 }
@@ -112,8 +113,8 @@ func (i *info) resetAfter(tokens int64, now time.Time) time.Duration {
 	return wait(micros(b.Wait(t.Capacity, 0)))
 }
 
-// untilDue is the time until n tokens, which may exceed the capacity, fall due in a bucket that was found with the tokens;
-// negative if that is not known.
+// untilDue is the time until n tokens, which may exceed the capacity, fall due in a bucket that was found with the
+// tokens; negative if that is not known.
 func (i *info) untilDue(n, tokens int64, at lua.Refilled) time.Duration {
 	if i.terms == nil || i.terms.Kind == policy.Stepped || n > policy.MaxTokens {
 		return -1
@@ -134,8 +135,8 @@ func wait(d time.Duration) time.Duration {
 
 func micros(us int64) time.Duration { return time.Duration(us) * time.Microsecond }
 
-// cache remembers what was learned of buckets. It holds no more than two halves: when the young one is full it becomes the
-// old one, and the former old one is dropped. What is in use is learned again every policyMaxAge, so it is young.
+// cache remembers what was learned of buckets. It holds no more than two halves: when the young one is full it becomes
+// the old one, and the former old one is dropped. What is in use is learned again every policyMaxAge, so it is young.
 type cache struct {
 	mu         sync.RWMutex
 	young, old map[string]*info
@@ -180,8 +181,8 @@ func (c *cache) forgive(key string) {
 	}
 }
 
-// learn remembers what an answer tells of a bucket: its policy, nil if it has none, and a denial of a take of n. What is
-// known of a schedule stays while the policy is the same.
+// learn remembers what an answer tells of a bucket: its policy, nil if it has none, and a denial of a take of n. What
+// is known of a schedule stays while the policy is the same.
 func (c *Client) learn(key string, n int64, leave policy.Leave, reply *lua.TakeReply) *info {
 	before, now, i := c.cache.get(key), time.Now(), new(info)
 	if before.terms != nil && reply.Terms != nil && *before.terms == *reply.Terms {

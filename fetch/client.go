@@ -14,8 +14,8 @@ import (
 
 // Client takes tokens from buckets. Its methods are safe for concurrent use.
 //
-// A call needs one script call, which it shares with what others ask for at that moment. A bucket's first take, and then
-// one in ten seconds, also asks for its policy; what is learned is remembered for a bounded number of buckets.
+// A call needs one script call, which it shares with what others ask for at that moment. A bucket's first take, and
+// then one in ten seconds, also asks for its policy; what is learned is remembered for a bounded number of buckets.
 type Client struct {
 	config    config
 	servers   *servers
@@ -33,8 +33,8 @@ type Client struct {
 	}
 }
 
-// New makes a Client of a go-redis client, which stays the caller's to close. It sends nothing: a server that is away shows
-// in the first call. The errors are ErrInvalidOption.
+// New makes a Client of a go-redis client, which stays the caller's to close. It sends nothing: a server that is away
+// shows in the first call. The errors are ErrInvalidOption.
 func New(rdb redis.UniversalClient, opts ...Option) (*Client, error) {
 	if rdb == nil {
 		return nil, fmt.Errorf("%w: the redis client is nil", ErrInvalidOption)
@@ -61,8 +61,8 @@ func New(rdb redis.UniversalClient, opts ...Option) (*Client, error) {
 	return c, nil
 }
 
-// Peek tells what a bucket holds. It takes nothing and writes nothing. It has no degraded mode: while the bucket's server is
-// away, whatever its takes are answered, Peek is ErrUnavailable, at once if the breaker is open.
+// Peek tells what a bucket holds. It takes nothing and writes nothing. It has no degraded mode: while the bucket's
+// server is away, whatever its takes are answered, Peek is ErrUnavailable, at once if the breaker is open.
 func (c *Client) Peek(ctx context.Context, key string, opts ...CallOption) (Result, error) {
 	cfg, err := c.with(OpPeek, opts)
 	if err != nil {
@@ -97,22 +97,23 @@ func (c *Client) peek(ctx context.Context, key string, cfg *callConfig) (Result,
 type Stats struct {
 	// Abandoned is the number of calls whose callers stopped waiting.
 	Abandoned int64
-	// Returned is the number of tokens that such calls turned out to have taken and that were given back, and of those that
-	// a TakeAll gave back because another bucket said no.
+	// Returned is the number of tokens that such calls turned out to have taken and that were given back, and of those
+	// that a TakeAll gave back because another bucket said no.
 	Returned int64
-	// Clamped is the number of tokens that came back, by Undo, Return, Settle and Cancel, of blocks and as Returned tells,
-	// and that were dropped since their bucket was full.
+	// Clamped is the number of tokens that came back, by Undo, Return, Settle and Cancel, of blocks and as Returned
+	// tells, and that were dropped since their bucket was full.
 	Clamped int64
-	// Lost is the number of tokens that calls may have taken without telling anybody: their replies were lost, or came when
-	// nobody could give the tokens back any more. Some of these calls may never have run. It also counts what was left in
-	// blocks (WithLease) that could not be given back: the bucket was away for too long, or had begun another era.
+	// Lost is the number of tokens that calls may have taken without telling anybody: their replies were lost, or came
+	// when nobody could give the tokens back any more. Some of these calls may never have run. It also counts what was
+	// left in blocks (WithLease) that could not be given back: the bucket was away for too long, or had begun another
+	// era.
 	Lost int64
 	// Leased is the number of tokens that the Client's blocks hold at present.
 	Leased int64
 	// Rescues is the number of refills that this Client made because they were overdue.
 	Rescues int64
-	// Degraded is the number of takes that their bucket's server did not answer, by the reason, however they were answered
-	// then; nil if there were none.
+	// Degraded is the number of takes that their bucket's server did not answer, by the reason, however they were
+	// answered then; nil if there were none.
 	Degraded map[Reason]int64
 	// BreakerOpened is how often so many calls failed that none was sent any more until the server answered again.
 	BreakerOpened int64
@@ -138,9 +139,10 @@ func (c *Client) Stats() Stats {
 	return s
 }
 
-// Close refuses new calls with ErrClosed, whatever is asked, wakes what sleeps in Wait, gives blocks of tokens (WithLease)
-// back, and waits for the calls under way and for the Client's goroutines. When ctx ends first its error is returned; they
-// then end as soon as the server answers, or their time is over. Closing again waits again. The go-redis client stays open.
+// Close refuses new calls with ErrClosed, whatever is asked, wakes what sleeps in Wait, gives blocks of tokens
+// (WithLease) back, and waits for the calls under way and for the Client's goroutines. When ctx ends first its error is
+// returned; they then end as soon as the server answers, or their time is over. Closing again waits again. The go-redis
+// client stays open.
 func (c *Client) Close(ctx context.Context) error {
 	if err := c.life.end(ctx); err != nil {
 		return err

@@ -22,8 +22,8 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// A schedule of TestEverythingAtOnceConservesTokens: four consumers, unlike each other, take from three buckets in every way
-// there is, each through a proxy of its own, while refillers come and go.
+// A schedule of TestEverythingAtOnceConservesTokens: four consumers, unlike each other, take from three buckets in
+// every way there is, each through a proxy of its own, while refillers come and go.
 
 // weather is what a schedule has to live through.
 type weather struct {
@@ -32,8 +32,8 @@ type weather struct {
 	storm  bool // faults; otherwise nothing may be lost
 }
 
-// Buckets of a schedule with faults have room for all that is refilled, so that nothing comes back to a full bucket while
-// nobody hears of it; in the others one is often full.
+// Buckets of a schedule with faults have room for all that is refilled, so that nothing comes back to a full bucket
+// while nobody hears of it; in the others one is often full.
 func weathers(rng *rand.Rand) []weather {
 	const interval = 20 * time.Millisecond
 	few := int64(100)
@@ -595,9 +595,9 @@ func (b *book) inRange(capacity int64) error {
 	return nil
 }
 
-// inBound checks the bound of windows: what was certainly admitted from s to t is no more than the bucket had at s, what was
-// held, what came back, and what fell due since the refill before s. That is no more than the bound in docs/failure-modes.md,
-// in which the bucket is full at s.
+// inBound checks the bound of windows: what was certainly admitted from s to t is no more than the bucket had at s,
+// what was held, what came back, and what fell due since the refill before s. That is no more than the bound in
+// docs/failure-modes.md, in which the bucket is full at s.
 func (b *book) inBound(rate policy.Rate, admitted []admission) error {
 	for i := 0; i < len(b.entries); i += 1 + len(b.entries)/100 {
 		start, returned, sum, next := b.entries[i], int64(0), int64(0), i+1

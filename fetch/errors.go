@@ -13,25 +13,25 @@ import (
 var (
 	// ErrUnknownBucket is returned when the bucket doesn't exist. Nothing was taken or created.
 	ErrUnknownBucket = lua.ErrUnknownBucket
-	// ErrMalformedBucket is returned when one of the bucket's keys holds something else, as when another program uses the
-	// same name. Nothing was taken.
+	// ErrMalformedBucket is returned when one of the bucket's keys holds something else, as when another program uses
+	// the same name. Nothing was taken.
 	ErrMalformedBucket = lua.ErrMalformedBucket
-	// ErrInvalidKey is returned for a key that can't name a bucket: it is empty, longer than lua.MaxKeyLen bytes, or has a
-	// closing brace.
+	// ErrInvalidKey is returned for a key that can't name a bucket: it is empty, longer than lua.MaxKeyLen bytes, or
+	// has a closing brace.
 	ErrInvalidKey = lua.ErrInvalidKey
 	// ErrInvalidAmount is returned for a number of tokens that is not from 1 to policy.MaxTokens; of those used of a
 	// reservation, from 0.
 	ErrInvalidAmount = errors.New("fetch: invalid amount")
 	// ErrInvalidOption is returned for an option that is out of range, or not for the method.
 	ErrInvalidOption = errors.New("fetch: invalid option")
-	// ErrExceedsCapacity is returned when more tokens are asked for, those to be left included, than the bucket can ever
-	// hold. Nothing was taken.
+	// ErrExceedsCapacity is returned when more tokens are asked for, those to be left included, than the bucket can
+	// ever hold. Nothing was taken.
 	ErrExceedsCapacity = errors.New("fetch: exceeds the bucket's capacity")
-	// ErrTooManyBuckets is returned when a template's bucket would be created and as many of the template are alive as its
-	// max_keys allows. Nothing was taken.
+	// ErrTooManyBuckets is returned when a template's bucket would be created and as many of the template are alive as
+	// its max_keys allows. Nothing was taken.
 	ErrTooManyBuckets = lua.ErrTooManyBuckets
-	// ErrLazyBucket is returned for a reservation from a bucket of a lazy template, and for a take of one with a request
-	// id: such a bucket remembers neither. Nothing was taken. A template whose enforce is refilled has both.
+	// ErrLazyBucket is returned for a reservation from a bucket of a lazy template, and for a take of one with a
+	// request id: such a bucket remembers neither. Nothing was taken. A template whose enforce is refilled has both.
 	ErrLazyBucket = errors.New("fetch: a lazy template's bucket has no reservations or request ids")
 	// ErrRequestReused is returned for a take whose request id took another number of tokens before. Nothing was taken.
 	ErrRequestReused = lua.ErrRequestReused
@@ -42,12 +42,12 @@ var (
 	// ErrIDInUse is returned when the id of a reservation stands for something else: another number of tokens, or a
 	// reservation that has ended. Nothing was taken.
 	ErrIDInUse = lua.ErrIDInUse
-	// ErrNotHeld is returned when a reservation is settled of which nothing is known: it ended more than policy.HoldMemory
-	// ago, or never was.
+	// ErrNotHeld is returned when a reservation is settled of which nothing is known: it ended more than
+	// policy.HoldMemory ago, or never was.
 	ErrNotHeld = lua.ErrNotHeld
-	// ErrUnavailable is returned when Redis didn't answer, or not in time, and wraps the cause: context.DeadlineExceeded
-	// if the timeout passed. ReasonOf tells which it was. The call may have had its effect, unless it was not sent since
-	// others had failed.
+	// ErrUnavailable is returned when Redis didn't answer, or not in time, and wraps the cause:
+	// context.DeadlineExceeded if the timeout passed. ReasonOf tells which it was. The call may have had its effect,
+	// unless it was not sent since others had failed.
 	ErrUnavailable = errors.New("fetch: redis is unavailable")
 	// ErrDeadline is returned by Wait when the tokens are due after the context's deadline, and matches
 	// context.DeadlineExceeded. Nothing was taken.

@@ -16,8 +16,8 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// fake is a server of buckets, by their model, for tests with a fake clock. It refills a bucket before each call. Its methods
-// are safe for concurrent use.
+// fake is a server of buckets, by their model, for tests with a fake clock. It refills a bucket before each call. Its
+// methods are safe for concurrent use.
 type fake struct {
 	redis.UniversalClient
 	trip time.Duration // how long a round trip takes

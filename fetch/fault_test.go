@@ -147,8 +147,8 @@ func TestASilentServerHoldsNobodyBeyondTheDeadline(t *testing.T) {
 	}
 }
 
-// Where round trips are short and nobody else asks, the caller makes the call itself: then the reply is lost. The next call
-// is a worker's.
+// Where round trips are short and nobody else asks, the caller makes the call itself: then the reply is lost. The next
+// call is a worker's.
 func TestTokensOfALateReplyComeBackOnce(t *testing.T) {
 	bothWays(t, nil, func(t *testing.T, f *faulty) {
 		_, asItIs := f.rdb.(wrapped)

@@ -7,12 +7,13 @@ import (
 	"github.com/tokenrefill/refiller/lua"
 )
 
-// Return gives n tokens back, up to the bucket's capacity: what it can't hold is dropped. n is 1 to policy.MaxTokens. It is
-// for tokens whose Result is gone, and is not checked; Undo knows what was taken, and from which history of the bucket.
+// Return gives n tokens back, up to the bucket's capacity: what it can't hold is dropped. n is 1 to policy.MaxTokens.
+// It is for tokens whose Result is gone, and is not checked; Undo knows what was taken, and from which history of the
+// bucket.
 //
 // A bucket without a policy can't be returned to and is ErrUnknownBucket. After ErrUnavailable the tokens may have been
-// returned; don't return them again, unless the breaker was open, when nothing is sent (ReasonOf tells why). There is no
-// degraded mode of Return.
+// returned; don't return them again, unless the breaker was open, when nothing is sent (ReasonOf tells why). There is
+// no degraded mode of Return.
 func (c *Client) Return(ctx context.Context, key string, n int64, opts ...CallOption) error {
 	cfg, err := c.with(OpReturn, opts)
 	if err != nil {
@@ -26,10 +27,9 @@ func (c *Client) Return(ctx context.Context, key string, n int64, opts ...CallOp
 }
 
 // Undo gives back what a take took, as r tells: to the bucket's history from which it came (Result.Era), and if that is
-// over, to nobody. What no bucket gave does not go back:
-// what a degraded mode granted (SourceFallback), and what a bucket in shadow mode lacked. Of a denial there is nothing to
-// undo. The errors are Return's. Call it once for a Result, or for what a request id was charged: the bucket goes on
-// remembering the request as charged.
+// over, to nobody. What no bucket gave does not go back: what a degraded mode granted (SourceFallback), and what a
+// bucket in shadow mode lacked. Of a denial there is nothing to undo. The errors are Return's. Call it once for a
+// Result, or for what a request id was charged: the bucket goes on remembering the request as charged.
 func (c *Client) Undo(ctx context.Context, key string, r Result) error {
 	n := r.Taken - r.lacked
 	if r.Source.Kind == SourceFallback || !r.OK {

@@ -42,8 +42,8 @@ type Call struct {
 
 // Outcome is how a call ended.
 type Outcome struct {
-	// Result is the call's. Of Wait, Return and Settle it has OK and Taken alone, of TakeAll also RetryAfter and the most
-	// remarkable Source.
+	// Result is the call's. Of Wait, Return and Settle it has OK and Taken alone, of TakeAll also RetryAfter and the
+	// most remarkable Source.
 	Result Result
 	// Results are of each request of a TakeAll, in their order.
 	Results []Result
@@ -53,8 +53,8 @@ type Outcome struct {
 	Duration time.Duration
 }
 
-// Name is how a call ended, as logs, metrics and traces name it: taken, denied or done, or what went wrong: unavailable,
-// deadline, cancelled, unknown_bucket, exceeds_capacity, refused.
+// Name is how a call ended, as logs, metrics and traces name it: taken, denied or done, or what went wrong:
+// unavailable, deadline, cancelled, unknown_bucket, exceeds_capacity, refused.
 func (o Outcome) Name(op Op) string {
 	for _, e := range []struct {
 		err  error
@@ -78,8 +78,9 @@ func (o Outcome) Name(op Op) string {
 	return "denied"
 }
 
-// Hook is told of every call of a Client, in the goroutine of its caller, so it must be fast. It is called by many at once.
-// Metrics and traces are made of it: packages fetchprom and fetchotel have hooks for Prometheus and OpenTelemetry.
+// Hook is told of every call of a Client, in the goroutine of its caller, so it must be fast. It is called by many at
+// once. Metrics and traces are made of it: packages fetchprom and fetchotel have hooks for Prometheus and
+// OpenTelemetry.
 type Hook interface {
 	// Begin is called before a call. The call goes on with the context returned, which is ctx or one made of it.
 	Begin(ctx context.Context, call Call) context.Context

@@ -12,7 +12,8 @@ import (
 
 // kind is how a bucket is kept. Its methods make calls through a lua.Client, which a task is.
 type kind interface {
-	// takes are the words of a call of takes; false if they are a call of their own, of the lazy template that is returned.
+	// takes are the words of a call of takes; false if they are a call of their own, of the lazy template that is
+	// returned.
 	takes(g *group) (lua.Takes, *policy.Ruled)
 	// open makes the bucket exist for another script, which may hold tokens of it for as long as hold.
 	open(t *task, hold time.Duration) error

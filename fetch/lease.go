@@ -22,43 +22,45 @@ const (
 )
 
 const (
-	// leaseGrace is how much longer than its hold time a block lasts, so that the bucket can still be told of it after a
-	// stretch in which it was away.
+	// leaseGrace is how much longer than its hold time a block lasts, so that the bucket can still be told of it after
+	// a stretch in which it was away.
 	leaseGrace = 2 * time.Second
-	// leaseMargin is the part of leaseGrace in which tokens are no longer handed out: a process may stand still between the
-	// look at its clock and the work that the token is for.
+	// leaseMargin is the part of leaseGrace in which tokens are no longer handed out: a process may stand still between
+	// the look at its clock and the work that the token is for.
 	leaseMargin = time.Second
 	// maxLeases bounds the blocks of a Client, and with them its goroutines.
 	maxLeases   = 4096
 	leaseShards = 64
 	places      = 1024
-	// leaseFrom is with which take of a bucket within a hold time its block begins: to begin one, keep it and give it back
-	// takes some calls, and they should be fewer than those that it spares.
+	// leaseFrom is with which take of a bucket within a hold time its block begins: to begin one, keep it and give it
+	// back takes some calls, and they should be fewer than those that it spares.
 	leaseFrom = 8
 )
 
-// WithLease has the Client hold blocks of up to most tokens, 1 to policy.MaxTokens, in memory, and answer Take and TakeUpTo
-// from them without a call. Such an answer has SourceLeased. It is for all buckets, or for those of ForKeys and ForPrefix; of
-// several options that match a key, the one that names it counts, then the one with the longest prefix.
+// WithLease has the Client hold blocks of up to most tokens, 1 to policy.MaxTokens, in memory, and answer Take and
+// TakeUpTo from them without a call. Such an answer has SourceLeased. It is for all buckets, or for those of ForKeys
+// and ForPrefix; of several options that match a key, the one that names it counts, then the one with the longest
+// prefix.
 //
-// A bucket's block begins with its eighth take within the hold time, granted or not. It is as large as what is taken within
-// about a third of hold, and no larger than most and the capacity; more is asked for when half of it is left, and a call is
-// given no more than half of what the bucket holds. What nobody took goes back within hold, MinLeaseHold to MaxLeaseHold, and
-// with Close. While the bucket's server is away what is left is used up, for about a second beyond hold. A take that finds
-// too few tokens in the block is put to the bucket; if that has too few as well, but both together enough, the take gets some
-// of each, with two calls. Tokens that a call moves between the two just then are in neither: such a take may be denied, and
-// a TakeUpTo get fewer, although they are there. Tokens of other consumers' blocks are out of reach until they come back.
-// WithLeave counts what the bucket had at the block's last call and what is left in the block.
+// A bucket's block begins with its eighth take within the hold time, granted or not. It is as large as what is taken
+// within about a third of hold, and no larger than most and the capacity; more is asked for when half of it is left,
+// and a call is given no more than half of what the bucket holds. What nobody took goes back within hold, MinLeaseHold
+// to MaxLeaseHold, and with Close. While the bucket's server is away what is left is used up, for about a second beyond
+// hold. A take that finds too few tokens in the block is put to the bucket; if that has too few as well, but both
+// together enough, the take gets some of each, with two calls. Tokens that a call moves between the two just then are
+// in neither: such a take may be denied, and a TakeUpTo get fewer, although they are there. Tokens of other consumers'
+// blocks are out of reach until they come back. WithLeave counts what the bucket had at the block's last call and what
+// is left in the block.
 //
-// The price is that others are denied tokens that lie unused in a block, for up to hold, that a process that dies takes its
-// block with it (nobody can tell what was used of it, so it is dropped), and that a bucket refills behind the blocks taken
-// from it: what is taken in a window can exceed capacity and credit by the tokens that were in blocks when it began.
-// Result.Outstanding of a Peek tells how many are. A bucket whose policy is strict leaves room for them instead, and keeps
-// the bound.
+// The price is that others are denied tokens that lie unused in a block, for up to hold, that a process that dies takes
+// its block with it (nobody can tell what was used of it, so it is dropped), and that a bucket refills behind the
+// blocks taken from it: what is taken in a window can exceed capacity and credit by the tokens that were in blocks when
+// it began. Result.Outstanding of a Peek tells how many are. A bucket whose policy is strict leaves room for them
+// instead, and keeps the bound.
 //
-// While somebody in this Client waits for a bucket (Wait), it holds no block of it. Takes with a request id, TakeAll and
-// Reserve are put to the bucket. Buckets without a policy, and those of a template whose Enforce is policy.EnforceLazy, have
-// no blocks.
+// While somebody in this Client waits for a bucket (Wait), it holds no block of it. Takes with a request id, TakeAll
+// and Reserve are put to the bucket. Buckets without a policy, and those of a template whose Enforce is
+// policy.EnforceLazy, have no blocks.
 func WithLease(most int64, hold time.Duration) LeaseOption {
 	return LeaseOption{rule: leaseRule{most, hold}}
 }
@@ -82,8 +84,8 @@ func (o LeaseOption) ForKeys(keys ...string) LeaseOption {
 	return o
 }
 
-// ForPrefix restricts the option to the buckets whose keys begin with prefix, such as those of a template, beside those that
-// it is for already.
+// ForPrefix restricts the option to the buckets whose keys begin with prefix, such as those of a template, beside those
+// that it is for already.
 func (o LeaseOption) ForPrefix(prefix string) LeaseOption {
 	o.prefixes = slices.Concat(o.prefixes, []string{prefix})
 	return o
@@ -149,8 +151,8 @@ func (r *leaseRules) of(key string) (leaseRule, bool) {
 	return leaseRule{}, false
 }
 
-// leases are the blocks of a Client. A nil leases has none. A take looks a block up without a lock: maps are copied to be
-// changed, which only happens when a block begins or ends.
+// leases are the blocks of a Client. A nil leases has none. A take looks a block up without a lock: maps are copied to
+// be changed, which only happens when a block begins or ends.
 type leases struct {
 	c      *Client
 	rules  leaseRules
@@ -161,8 +163,8 @@ type leases struct {
 		mu     sync.Mutex // held to change blocks
 		blocks atomic.Pointer[map[string]*block]
 	}
-	// seen has, for the hash of a key, how often a bucket without a block was taken from in which of its hold times. Keys
-	// that share a place displace one another.
+	// seen has, for the hash of a key, how often a bucket without a block was taken from in which of its hold times.
+	// Keys that share a place displace one another.
 	seen [places]atomic.Uint64
 }
 
@@ -202,8 +204,8 @@ func (ls *leases) take(key string, n int64, leave policy.Leave) (Result, bool) {
 	return r, r.OK
 }
 
-// draw takes as many tokens of a bucket's block as there are, from least up to n, for a caller who asks the bucket for more.
-// It then tells the block's keeper, if that is given, that few are left.
+// draw takes as many tokens of a bucket's block as there are, from least up to n, for a caller who asks the bucket for
+// more. It then tells the block's keeper, if that is given, that few are left.
 func (ls *leases) draw(key string, least, n int64, leave policy.Leave) (Result, *block) {
 	if ls == nil {
 		return Result{}, nil

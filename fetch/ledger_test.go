@@ -18,8 +18,8 @@ import (
 	"github.com/tokenrefill/refiller/lua"
 )
 
-// ledger writes down what a server does to its buckets, in the server's own words: MONITOR tells every script that ran and
-// what it did, in order, whether or not anybody heard its reply.
+// ledger writes down what a server does to its buckets, in the server's own words: MONITOR tells every script that ran
+// and what it did, in order, whether or not anybody heard its reply.
 type ledger struct {
 	server *testenv.RedisServer
 	books  map[string]*book

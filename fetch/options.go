@@ -88,9 +88,9 @@ func (c *Client) with(op Op, opts []CallOption) (*callConfig, error) {
 }
 
 // WithTimeout bounds the time of a call, everything included: after d it ends with ErrUnavailable, whatever the server
-// does; if this process itself stood still meanwhile, as much later, by at most d. A context's earlier deadline holds as
-// well. Given to New it is for every call that has none of its own; Wait, which waits for tokens, has it for each question
-// to the server. 0 means no bound, less is refused.
+// does; if this process itself stood still meanwhile, as much later, by at most d. A context's earlier deadline holds
+// as well. Given to New it is for every call that has none of its own; Wait, which waits for tokens, has it for each
+// question to the server. 0 means no bound, less is refused.
 //
 // Lower, and a slow moment of Redis fails calls that may have had their effect; higher, and callers stand still longer
 // while Redis is away.
@@ -131,8 +131,8 @@ func WithLeave(n int64) LeaveOption { return LeaveOption{Tokens: n} }
 // WithLeavePercent is WithLeave of a part of the bucket's capacity, 0 to 100 percent, rounded up.
 func WithLeavePercent(percent int64) LeaveOption { return LeaveOption{Percent: percent} }
 
-// ParseLeave is WithLeave of a whole number, such as "100", or WithLeavePercent of one with a percent sign, such as "20%". The
-// error is ErrInvalidOption.
+// ParseLeave is WithLeave of a whole number, such as "100", or WithLeavePercent of one with a percent sign, such as
+// "20%". The error is ErrInvalidOption.
 func ParseLeave(s string) (LeaveOption, error) {
 	digits, percent := strings.CutSuffix(s, "%")
 	n, err := strconv.ParseInt(digits, 10, 64)
@@ -157,18 +157,19 @@ func (l LeaveOption) applyCall(c *callConfig) error {
 	return nil
 }
 
-// WithRequestID names the request that a take is for: 1 to lua.MaxRequestIDLen printable ASCII characters without spaces,
-// unique among the takes of a bucket. However often a take with the id is made, by whichever consumer, the tokens are
-// taken once while the bucket remembers the id (WithRequestMemory), and each take gets the answer of the first that took
-// them. So a take that ended with ErrUnavailable can be made again, and the Client does so itself, once, if its connection
-// fails and the timeout leaves time. A denial takes nothing and is not remembered: the request may be made again.
+// WithRequestID names the request that a take is for: 1 to lua.MaxRequestIDLen printable ASCII characters without
+// spaces, unique among the takes of a bucket. However often a take with the id is made, by whichever consumer, the
+// tokens are taken once while the bucket remembers the id (WithRequestMemory), and each take gets the answer of the
+// first that took them. So a take that ended with ErrUnavailable can be made again, and the Client does so itself,
+// once, if its connection fails and the timeout leaves time. A denial takes nothing and is not remembered: the request
+// may be made again.
 //
 // The same id with another number of tokens is ErrRequestReused.
 //
 // Such a take is a call of its own, and the bucket keeps a key of some hundred bytes for as long as it remembers it.
-// Tokens that it took for a caller who stopped waiting are not given back: they are the request's when it is made again.
-// A bucket that Redis has lost has lost its requests, too. On a Cluster or Ring a TakeAll with a request id is of buckets
-// in one slot.
+// Tokens that it took for a caller who stopped waiting are not given back: they are the request's when it is made
+// again. A bucket that Redis has lost has lost its requests, too. On a Cluster or Ring a TakeAll with a request id is
+// of buckets in one slot.
 func WithRequestID(id string) CallOption { return requestIDOption(id) }
 
 type requestIDOption string
@@ -200,8 +201,9 @@ func (d RequestMemoryOption) applyCall(c *callConfig) error {
 	return nil
 }
 
-// WithReservationID names a reservation: 1 to lua.MaxIDLen bytes, unlike any other of the bucket. However often a Reserve
-// with the id and the same n is made, the tokens are taken once while the reservation lasts. Without it the id is random.
+// WithReservationID names a reservation: 1 to lua.MaxIDLen bytes, unlike any other of the bucket. However often a
+// Reserve with the id and the same n is made, the tokens are taken once while the reservation lasts. Without it the id
+// is random.
 func WithReservationID(id string) CallOption { return reservationIDOption(id) }
 
 type reservationIDOption string
@@ -214,8 +216,9 @@ func (id reservationIDOption) applyCall(c *callConfig) error {
 	return nil
 }
 
-// WithOverrun says what happens if more is used than was reserved and than the bucket then holds: policy.OverrunClamp, the
-// default, forgives it, policy.OverrunDebt has later refills pay it before they add tokens, up to the bucket's capacity.
+// WithOverrun says what happens if more is used than was reserved and than the bucket then holds: policy.OverrunClamp,
+// the default, forgives it, policy.OverrunDebt has later refills pay it before they add tokens, up to the bucket's
+// capacity.
 func WithOverrun(o policy.Overrun) CallOption { return overrunOption(o) }
 
 type overrunOption policy.Overrun
@@ -252,40 +255,40 @@ func (n concurrencyOption) applyClient(c *config) error {
 
 // WithDenyCache turns the memory of denials on, which is the default, or off.
 //
-// On, a denied take is remembered until its tokens are due, a second at most, and takes of as many tokens or more, which
-// leave as many or more, are denied meanwhile without a call, with SourceCached. A return through the same Client ends it.
-// What others return, or an operator grants, is noticed when it ends. Denials of a pool's bucket are not remembered: by
-// them the pool learns what its region needs.
+// On, a denied take is remembered until its tokens are due, a second at most, and takes of as many tokens or more,
+// which leave as many or more, are denied meanwhile without a call, with SourceCached. A return through the same Client
+// ends it. What others return, or an operator grants, is noticed when it ends. Denials of a pool's bucket are not
+// remembered: by them the pool learns what its region needs.
 //
 // Off, every take is put to the bucket.
 func WithDenyCache(on bool) Option { return clientOption(func(c *config) { c.denyCache = on }) }
 
 // WithRescue turns rescues on, which is the default, or off.
 //
-// On, a take that is denied while the bucket's last refill is more than two refill intervals ago (up to a quarter of one
-// more, which differs from Client to Client) makes that refill and asks again; its answer has SourceRescued. The refill is
-// the refillers' own script with what the denial told: it credits what is due for the elapsed time, whoever makes it,
-// changes no policy and creates no bucket. A Client makes at most one per bucket and interval. Buckets with a schedule are
-// not rescued: its instants are the refillers' to know.
+// On, a take that is denied while the bucket's last refill is more than two refill intervals ago (up to a quarter of
+// one more, which differs from Client to Client) makes that refill and asks again; its answer has SourceRescued. The
+// refill is the refillers' own script with what the denial told: it credits what is due for the elapsed time, whoever
+// makes it, changes no policy and creates no bucket. A Client makes at most one per bucket and interval. Buckets with a
+// schedule are not rescued: its instants are the refillers' to know.
 //
 // Off, takes are denied while no refiller lives.
 func WithRescue(on bool) Option { return clientOption(func(c *config) { c.rescue = on }) }
 
 // WithPublishedTemplates turns the templates that refillers publish on, which is the default, or off.
 //
-// On, the Client reads them from Redis when it is first used, looks whether they have changed some twice a second while it
-// is used, and makes a bucket of every key that one of them matches. A key that none matches costs no more than one look
-// in a tenth of a second, whatever the number of such keys, and leaves nothing.
+// On, the Client reads them from Redis when it is first used, looks whether they have changed some twice a second while
+// it is used, and makes a bucket of every key that one of them matches. A key that none matches costs no more than one
+// look in a tenth of a second, whatever the number of such keys, and leaves nothing.
 //
 // Off, nothing is read, and the keys of templates are unknown.
 func WithPublishedTemplates(on bool) Option {
 	return clientOption(func(c *config) { c.published = on })
 }
 
-// WithUnknownDegraded is how takes of buckets are answered whose policy this Client doesn't know when their server can't be
-// reached: DegradedClosed, the default, or DegradedOpen. A bucket's own policy decides once a take of it has been answered,
-// as long as it is among the last some ten thousand. DegradedLocal is refused: the share of a bucket of unknown rate is
-// unknown.
+// WithUnknownDegraded is how takes of buckets are answered whose policy this Client doesn't know when their server
+// can't be reached: DegradedClosed, the default, or DegradedOpen. A bucket's own policy decides once a take of it has
+// been answered, as long as it is among the last some ten thousand. DegradedLocal is refused: the share of a bucket of
+// unknown rate is unknown.
 func WithUnknownDegraded(mode policy.Degraded) Option { return unknownDegradedOption(mode) }
 
 type unknownDegradedOption policy.Degraded
@@ -299,12 +302,12 @@ func (m unknownDegradedOption) applyClient(c *config) error {
 }
 
 // WithTemplates makes every key that a template matches a bucket of the template's policy: for programs that need no
-// refiller. The templates' Enforce is policy.EnforceLazy: their buckets are credited when they are asked, exactly, and a
-// full one is no key in Redis. Of two templates that match a key the more specific one counts; templates between which
-// that would be a guess are refused.
+// refiller. The templates' Enforce is policy.EnforceLazy: their buckets are credited when they are asked, exactly, and
+// a full one is no key in Redis. Of two templates that match a key the more specific one counts; templates between
+// which that would be a guess are refused.
 //
-// The Client then doesn't look at the templates that refillers publish. All programs that share the keys should have the
-// same templates. Reserve, and takes with a request id, are ErrLazyBucket.
+// The Client then doesn't look at the templates that refillers publish. All programs that share the keys should have
+// the same templates. Reserve, and takes with a request id, are ErrLazyBucket.
 func WithTemplates(list ...policy.Template) Option { return templatesOption(list) }
 
 type templatesOption []policy.Template

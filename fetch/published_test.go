@@ -298,7 +298,8 @@ func TestEveryCallWorksOnARefilledTemplatesBucket(t *testing.T) {
 	})
 }
 
-// A bucket begins anew, full, where the template is enforced in another way, and goes on if it comes back to the first one.
+// A bucket begins anew, full, where the template is enforced in another way, and goes on if it comes back to the first
+// one.
 func TestATemplateIsEnforcedInTheOtherWayFromOneVersionToTheNext(t *testing.T) {
 	t.Parallel()
 	onBoth(t, func(t *testing.T, rdb redis.UniversalClient) {

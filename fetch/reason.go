@@ -70,8 +70,8 @@ func refusal(err error) (why Reason, server bool) {
 	return ReasonRefused, false
 }
 
-// ReasonOf tells why a call ended with ErrUnavailable; ReasonNone for other errors. It is where every failure of a server
-// or its connection is classified.
+// ReasonOf tells why a call ended with ErrUnavailable; ReasonNone for other errors. It is where every failure of a
+// server or its connection is classified.
 func ReasonOf(err error) Reason {
 	var (
 		open    *openError
@@ -154,8 +154,8 @@ func over(ctx context.Context) error {
 	return nil
 }
 
-// notRun reports whether an error proves that a call did not take effect: the server refused it, or it was never sent. A
-// cancellation is noticed only before a call is sent.
+// notRun reports whether an error proves that a call did not take effect: the server refused it, or it was never sent.
+// A cancellation is noticed only before a call is sent.
 func notRun(err error) bool {
 	var (
 		refused redis.Error

@@ -10,8 +10,8 @@ import (
 )
 
 const (
-	// rescueAfter is how many refill intervals a refill must be overdue by before this Client makes it, and rescueSpread how
-	// much longer at most: each Client has its own part of that, so that they don't all come at once.
+	// rescueAfter is how many refill intervals a refill must be overdue by before this Client makes it, and
+	// rescueSpread how much longer at most: each Client has its own part of that, so that they don't all come at once.
 	rescueAfter  = 2
 	rescueSpread = 0.25
 	// maxRescues bounds the buckets whose rescues are remembered.
@@ -51,17 +51,17 @@ func (r *rescues) claim(key string, interval time.Duration, now time.Time) bool 
 	return true
 }
 
-// overdue reports whether a denial shows that refillers are silent. Only smooth refills are made up for: the instants of a
-// schedule are the refillers' to know.
+// overdue reports whether a denial shows that refillers are silent. Only smooth refills are made up for: the instants
+// of a schedule are the refillers' to know.
 func (r *rescues) overdue(reply *lua.TakeReply) bool {
 	t := reply.Terms
 	return !reply.OK && t != nil && t.Kind == policy.Smooth &&
 		float64(reply.Now-reply.Last) > (rescueAfter+r.spread)*float64(t.Interval)
 }
 
-// rescue refills a bucket that denied a take if its refillers are silent: with the same script, the (era, index) that the
-// denial told, and no right to create or change anything. It reports whether to ask again, since the bucket has want
-// tokens, and whether this Client made the refill.
+// rescue refills a bucket that denied a take if its refillers are silent: with the same script, the (era, index) that
+// the denial told, and no right to create or change anything. It reports whether to ask again, since the bucket has
+// want tokens, and whether this Client made the refill.
 func (t *task) rescue(want int64, reply *lua.TakeReply) (again, ours bool) {
 	c := t.c
 	if !c.config.rescue || !c.rescues.overdue(reply) || want > reply.Terms.Capacity ||

@@ -14,8 +14,8 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// Reservation is the answer to a Reserve: tokens that are held until they are settled or their time is over, or a denial.
-// Its methods are safe for concurrent use.
+// Reservation is the answer to a Reserve: tokens that are held until they are settled or their time is over, or a
+// denial. Its methods are safe for concurrent use.
 type Reservation struct {
 	// Result is the bucket's answer. If OK is false nothing is held.
 	Result
@@ -38,19 +38,20 @@ type Settlement struct {
 	Again bool
 }
 
-// Reserve takes n tokens, all or none, for work whose use is known later; n is 1 to policy.MaxTokens. Settle the Reservation
-// with what was used. One that nobody settles, as after a crash, goes back by itself when ttl, policy.MinHold to
-// policy.MaxHold, is over: at the bucket's next refill or reservation. The options are WithTimeout, WithLeave,
-// WithLeavePercent, WithReservationID and WithOverrun.
+// Reserve takes n tokens, all or none, for work whose use is known later; n is 1 to policy.MaxTokens. Settle the
+// Reservation with what was used. One that nobody settles, as after a crash, goes back by itself when ttl,
+// policy.MinHold to policy.MaxHold, is over: at the bucket's next refill or reservation. The options are WithTimeout,
+// WithLeave, WithLeavePercent, WithReservationID and WithOverrun.
 //
-// A denial is a Reservation whose OK is false, and a nil error. A reservation by a degraded mode (SourceFallback) or of what
-// a bucket in shadow mode lacks (Shadow) is in no bucket: its Settle makes no call.
+// A denial is a Reservation whose OK is false, and a nil error. A reservation by a degraded mode (SourceFallback) or of
+// what a bucket in shadow mode lacks (Shadow) is in no bucket: its Settle makes no call.
 //
-// The errors are Take's, ErrInvalidTTL, and ErrIDInUse. The Client asks again, once, if its connection fails and the timeout
-// leaves time. After ErrUnavailable or the context's own error tokens may be held until ttl is over; with WithReservationID
-// it is safe to ask again.
+// The errors are Take's, ErrInvalidTTL, and ErrIDInUse. The Client asks again, once, if its connection fails and the
+// timeout leaves time. After ErrUnavailable or the context's own error tokens may be held until ttl is over; with
+// WithReservationID it is safe to ask again.
 //
-// A bucket without a policy can't be reserved from, which is ErrUnknownBucket, nor one of a lazy template: ErrLazyBucket.
+// A bucket without a policy can't be reserved from, which is ErrUnknownBucket, nor one of a lazy template:
+// ErrLazyBucket.
 func (c *Client) Reserve(ctx context.Context, key string, n int64, ttl time.Duration, opts ...CallOption) (*Reservation, error) {
 	cfg, err := c.with(OpReserve, opts)
 	if err != nil {
@@ -119,19 +120,19 @@ func (c *Client) cancelLate(ctx context.Context, by lua.Client, key, id string) 
 	c.cache.forgive(key)
 }
 
-// Settle ends the reservation id of the bucket, of which used tokens, 0 to policy.MaxTokens, were used. What was not used
-// goes back, as far as the bucket has room and is in the same era; what was used beyond it is taken from the bucket, and what
-// that lacks is forgiven or owed as WithOverrun says. Of a reservation whose time is over, which went back, all that was used
-// counts as used beyond it.
+// Settle ends the reservation id of the bucket, of which used tokens, 0 to policy.MaxTokens, were used. What was not
+// used goes back, as far as the bucket has room and is in the same era; what was used beyond it is taken from the
+// bucket, and what that lacks is forgiven or owed as WithOverrun says. Of a reservation whose time is over, which went
+// back, all that was used counts as used beyond it.
 //
 // It has no degraded mode: while the bucket's server is away it is ErrUnavailable, at once if the breaker is open. A
-// reservation that is not settled before its time is over goes back as if nothing had been used, so go on trying; what was
-// used is then charged by the settlement that arrives, up to policy.HoldMemory later. Settled once more nothing changes: for
-// policy.HoldMemory the answer is that of the first time, whatever is said to have been used, and the Client asks again
-// itself, once, if its connection fails and the timeout leaves time.
+// reservation that is not settled before its time is over goes back as if nothing had been used, so go on trying; what
+// was used is then charged by the settlement that arrives, up to policy.HoldMemory later. Settled once more nothing
+// changes: for policy.HoldMemory the answer is that of the first time, whatever is said to have been used, and the
+// Client asks again itself, once, if its connection fails and the timeout leaves time.
 //
-// The errors are ErrInvalidAmount, ErrInvalidID, ErrNotHeld if nothing is known of the id, ErrIDInUse if it is of something
-// else, and those about the bucket.
+// The errors are ErrInvalidAmount, ErrInvalidID, ErrNotHeld if nothing is known of the id, ErrIDInUse if it is of
+// something else, and those about the bucket.
 func (c *Client) Settle(ctx context.Context, key, id string, used int64, opts ...CallOption) (Settlement, error) {
 	cfg, err := c.with(OpSettle, opts)
 	if err != nil {
@@ -181,8 +182,9 @@ func checkUsed(used int64) error {
 	return nil
 }
 
-// Settle ends the reservation as Client.Settle does. A denial is ErrNotHeld. One that is in no bucket needs no server: of a
-// degraded mode's share (policy.DegradedLocal) what was not used goes back to the share; otherwise nothing happens.
+// Settle ends the reservation as Client.Settle does. A denial is ErrNotHeld. One that is in no bucket needs no server:
+// of a degraded mode's share (policy.DegradedLocal) what was not used goes back to the share; otherwise nothing
+// happens.
 func (r *Reservation) Settle(ctx context.Context, used int64) (Settlement, error) {
 	switch {
 	case !r.OK:
@@ -207,9 +209,9 @@ func (r *Reservation) Settle(ctx context.Context, used int64) (Settlement, error
 	return s, nil
 }
 
-// Cancel settles the reservation with nothing used. It does nothing if the reservation was denied, is settled, or has ended,
-// so that it may be deferred. While the bucket's server is away it is ErrUnavailable, as Settle is; the tokens go back by
-// themselves when the reservation's time is over.
+// Cancel settles the reservation with nothing used. It does nothing if the reservation was denied, is settled, or has
+// ended, so that it may be deferred. While the bucket's server is away it is ErrUnavailable, as Settle is; the tokens
+// go back by themselves when the reservation's time is over.
 func (r *Reservation) Cancel(ctx context.Context) error {
 	if !r.OK {
 		return nil

@@ -135,7 +135,8 @@ func TestReservationsAreOfTheDegradedModeWhileTheirServerIsAway(t *testing.T) {
 	require.Equal(t, Settlement{}, s)
 }
 
-// A reservation that was made before an outage is the bucket's to settle, however its server's takes are answered meanwhile.
+// A reservation that was made before an outage is the bucket's to settle, however its server's takes are answered
+// meanwhile.
 func TestAReservationIsSettledOnceItsServerIsBack(t *testing.T) {
 	f := newFaulty(t, nil)
 	c := newClient(t, f.rdb, slow())

@@ -5,43 +5,43 @@ import (
 	"time"
 )
 
-// Never is the RetryAfter of tokens that no known refill will bring, and the ResetAfter of a bucket that none will fill. It
-// is longer than any deadline, so that it compares as it should.
+// Never is the RetryAfter of tokens that no known refill will bring, and the ResetAfter of a bucket that none will
+// fill. It is longer than any deadline, so that it compares as it should.
 const Never time.Duration = math.MaxInt64
 
 // Result is the answer of a bucket.
 type Result struct {
-	// OK reports whether tokens were taken; for Peek, whether there is one. A bucket whose policy is in shadow mode denies
-	// nothing: see Shadow.
+	// OK reports whether tokens were taken; for Peek, whether there is one. A bucket whose policy is in shadow mode
+	// denies nothing: see Shadow.
 	OK bool
 	// Taken is the number of tokens taken: all or none, for TakeUpTo any number up to what was asked for.
 	Taken int64
-	// Remaining is the number of tokens left in the bucket; with SourceLeased those that it had at the block's last call,
-	// and those left in the block.
+	// Remaining is the number of tokens left in the bucket; with SourceLeased those that it had at the block's last
+	// call, and those left in the block.
 	Remaining int64
-	// Outstanding is, of a Peek, the number of tokens that are taken from the bucket and held in reservations and in the
-	// blocks of consumers (WithLease).
+	// Outstanding is, of a Peek, the number of tokens that are taken from the bucket and held in reservations and in
+	// the blocks of consumers (WithLease).
 	Outstanding int64
 	// Limit is the bucket's capacity, at most ten seconds old; 0 if the bucket has no policy, as one that only foreign
 	// clients refill.
 	Limit int64
-	// RetryAfter is the time until the tokens asked for (TakeUpTo, Peek: one token), and those to be left (WithLeave), are
-	// there if nobody else takes any, right to within one refill interval; half an interval if their refill is overdue;
-	// Never if they are not due; 0 if OK.
+	// RetryAfter is the time until the tokens asked for (TakeUpTo, Peek: one token), and those to be left (WithLeave),
+	// are there if nobody else takes any, right to within one refill interval; half an interval if their refill is
+	// overdue; Never if they are not due; 0 if OK.
 	RetryAfter time.Duration
-	// ResetAfter is the time until the bucket is full if nobody takes any, right to within one refill interval; 0 if it is
-	// full; Never if it is not known to fill; with SourceLeased as it was at the block's last call.
+	// ResetAfter is the time until the bucket is full if nobody takes any, right to within one refill interval; 0 if it
+	// is full; Never if it is not known to fill; with SourceLeased as it was at the block's last call.
 	ResetAfter time.Duration
-	// OnFloor reports that the bucket is a pool's and its region has no grant in force, but the floor that is reserved for
-	// it: it is cut off from the other regions, or new, or fenced. At most a second old.
+	// OnFloor reports that the bucket is a pool's and its region has no grant in force, but the floor that is reserved
+	// for it: it is cut off from the other regions, or new, or fenced. At most a second old.
 	OnFloor bool
 	// Source tells who answered.
 	Source Source
 	// Shadow reports that a bucket in shadow mode would have denied the call, which is admitted: OK and Taken are as if
 	// there were tokens. What the bucket lacked was not taken from it.
 	Shadow bool
-	// Era names the bucket's history from which the tokens were taken, or a limiter's window: Undo gives them back to no
-	// other. 0 if it is not known; then Undo gives them back to any.
+	// Era names the bucket's history from which the tokens were taken, or a limiter's window: Undo gives them back to
+	// no other. 0 if it is not known; then Undo gives them back to any.
 	Era int64
 
 	lacked int64 // of Taken, what a bucket in shadow mode did not have

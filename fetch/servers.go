@@ -15,8 +15,8 @@ import (
 	"github.com/tokenrefill/refiller/lua"
 )
 
-// slotRanges is into how many ranges the slots of a Cluster are split, each with a queue and a breaker of its own: slots of
-// one master mostly follow one another, and one master's outage is not all buckets'.
+// slotRanges is into how many ranges the slots of a Cluster are split, each with a queue and a breaker of its own:
+// slots of one master mostly follow one another, and one master's outage is not all buckets'.
 const slotRanges = 32
 
 // server is where calls go together: a server, or a range of a Cluster's slots.
@@ -54,9 +54,9 @@ type servers struct {
 }
 
 // newServers makes the queues of a Redis client. A client of one server and a Cluster's are used by their options only:
-// calls then have connections and timeouts of their own, whatever else the Redis client does and however it is set up. A
-// Sentinel client's pool is shared, since Sentinels purge it when the master changes, and so are those of a Ring, whose
-// shards come and go. Any other client is used as it is.
+// calls then have connections and timeouts of their own, whatever else the Redis client does and however it is set up.
+// A Sentinel client's pool is shared, since Sentinels purge it when the master changes, and so are those of a Ring,
+// whose shards come and go. Any other client is used as it is.
 func newServers(c *Client, rdb redis.UniversalClient) *servers {
 	ss := &servers{c: c, rdb: rdb, slots: engine.NewSlots(c.config.concurrency), bySlot: true}
 	switch rdb := rdb.(type) {
@@ -86,8 +86,8 @@ func newServers(c *Client, rdb redis.UniversalClient) *servers {
 	return ss
 }
 
-// add makes the queue of a server. excuse tells whether calls wait for a connection; express, if it isn't nil, is for lone
-// calls through a client of its own.
+// add makes the queue of a server. excuse tells whether calls wait for a connection; express, if it isn't nil, is for
+// lone calls through a client of its own.
 func (ss *servers) add(rdb redis.UniversalClient, excuse func() bool, express *engine.Express[ask], one *redis.Client) *server {
 	s := &server{rdb: rdb}
 	s.breaker = &engine.Breaker{

@@ -12,14 +12,15 @@ import (
 )
 
 const (
-	// beatEvery is how often a bucket with degraded mode local hears of this Client, and beatsPerSecond the most heartbeats,
-	// which with many buckets makes it less often. A consumer counts for beatTimes heartbeats.
+	// beatEvery is how often a bucket with degraded mode local hears of this Client, and beatsPerSecond the most
+	// heartbeats, which with many buckets makes it less often. A consumer counts for beatTimes heartbeats.
 	beatEvery      = time.Second
 	beatsPerSecond = 500
 	beatTimes      = 3
 	// beatsPerRest is how many heartbeats go without a pause.
 	beatsPerRest = 25
-	// shareKeep is after how long without takes a bucket hears no more of this Client, unless three heartbeats take longer.
+	// shareKeep is after how long without takes a bucket hears no more of this Client, unless three heartbeats take
+	// longer.
 	shareKeep = 10 * time.Second
 	// maxShares bounds the buckets with degraded mode local of which a Client keeps a share ready.
 	maxShares = cacheHalf
@@ -65,9 +66,9 @@ func (s *share) count(live int64) {
 // take takes n tokens of the share, of which its part of leave stays. It is not known before the first heartbeat was
 // answered.
 //
-// The share has the bucket's rate and capacity, divided by the live consumers. At the first take of an outage it holds no
-// more than an equal part of what the bucket was last seen to hold, so that the shares of all consumers together begin with
-// what was there: a drained bucket leaves nothing for a burst.
+// The share has the bucket's rate and capacity, divided by the live consumers. At the first take of an outage it holds
+// no more than an equal part of what the bucket was last seen to hold, so that the shares of all consumers together
+// begin with what was there: a drained bucket leaves nothing for a burst.
 func (s *share) take(n, leave int64, now time.Duration) policy.Taking {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -127,8 +128,8 @@ func (s *share) settle(now time.Duration) {
 	s.bucket.Refill(policy.Call{Version: version}, max(now.Microseconds(), s.bucket.Control.Last))
 }
 
-// partOf are the terms of one of live consumers' share. What a schedule brings is not known while the bucket is away, and a
-// grant may have ended: neither counts.
+// partOf are the terms of one of live consumers' share. What a schedule brings is not known while the bucket is away,
+// and a grant may have ended: neither counts.
 func partOf(t policy.Terms, live int64) policy.Terms {
 	part := policy.Terms{
 		Kind: policy.Smooth, Capacity: max(1, t.Capacity/live), Per: 1, Interval: 1, MaxElapsed: t.MaxElapsed,
@@ -139,8 +140,8 @@ func partOf(t policy.Terms, live int64) policy.Terms {
 	return part
 }
 
-// shares are those of the buckets with degraded mode local that takes came for. Their heartbeats have one goroutine, which
-// begins with the first of them.
+// shares are those of the buckets with degraded mode local that takes came for. Their heartbeats have one goroutine,
+// which begins with the first of them.
 type shares struct {
 	consumer string        // this Client's name
 	began    time.Time     // instants are counted from here, on the monotonic clock
@@ -227,8 +228,8 @@ func (c *Client) nap(d time.Duration) (closed bool) {
 	}
 }
 
-// dueShares are the buckets whose heartbeats are due, and how long a round of all takes. Those that no take came for are
-// forgotten, except while their server is away: then their share is still theirs.
+// dueShares are the buckets whose heartbeats are due, and how long a round of all takes. Those that no take came for
+// are forgotten, except while their server is away: then their share is still theirs.
 func (c *Client) dueShares(round time.Duration, onlyNew bool) (due []*share, period time.Duration) {
 	ss := c.shares
 	ss.mu.Lock()
@@ -252,8 +253,8 @@ func (c *Client) dueShares(round time.Duration, onlyNew bool) (due []*share, per
 	return due, period
 }
 
-// beat sends a heartbeat for a bucket and notes the answer with its share, nil for none. The error is that of a server that
-// did not answer.
+// beat sends a heartbeat for a bucket and notes the answer with its share, nil for none. The error is that of a server
+// that did not answer.
 func (c *Client) beat(ctx context.Context, key string, s *share) error {
 	t, err := c.plain(c.own(ctx), key)
 	if err != nil {

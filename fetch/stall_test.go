@@ -88,8 +88,8 @@ func load(c *Client, goroutines int) (takes, failed int64, cause error) {
 	return takes, failed, cause
 }
 
-// startConsumers runs the test binary as a consumer of a Redis. Where that is allowed both, and a busy neighbour, run before
-// other processes: what this is about is the consumer's own slowness, and not what else the machine does.
+// startConsumers runs the test binary as a consumer of a Redis. Where that is allowed both, and a busy neighbour, run
+// before other processes: what this is about is the consumer's own slowness, and not what else the machine does.
 func startConsumers(t *testing.T, goroutines int, neighbour bool) (consumers *testenv.Process, stop func()) {
 	t.Helper()
 	server := testenv.Redis(t)
@@ -113,8 +113,8 @@ func startConsumers(t *testing.T, goroutines int, neighbour bool) (consumers *te
 	}), stop
 }
 
-// requireFewErrors runs consumers of whose takes no more than that many in a hundred may fail. The machine itself may stand
-// still for longer than twice a timeout, when they rightly do: they then have another try.
+// requireFewErrors runs consumers of whose takes no more than that many in a hundred may fail. The machine itself may
+// stand still for longer than twice a timeout, when they rightly do: they then have another try.
 func requireFewErrors(t *testing.T, most int64, run func() (consumers *testenv.Process, stop func())) {
 	t.Helper()
 	for tries := 4; ; tries-- {
@@ -136,8 +136,8 @@ func requireFewErrors(t *testing.T, most int64, run func() (consumers *testenv.P
 	}
 }
 
-// A process that is stopped for most of the time, as by a quota of its processor, takes as before: its own slowness is none of
-// the server's.
+// A process that is stopped for most of the time, as by a quota of its processor, takes as before: its own slowness is
+// none of the server's.
 func TestAConsumerThatIsStoppedHasNoErrors(t *testing.T) {
 	for _, stop := range []struct{ of, every time.Duration }{
 		{50 * time.Millisecond, 70 * time.Millisecond}, {80 * time.Millisecond, 100 * time.Millisecond},
@@ -159,16 +159,16 @@ func TestAConsumerThatIsStoppedHasNoErrors(t *testing.T) {
 	}
 }
 
-// More goroutines than the processors can serve make takes slow, and fail none before its timeout. Where other programs take
-// most of the processors' time as well some may wait for longer; no breaker opens for that.
+// More goroutines than the processors can serve make takes slow, and fail none before its timeout. Where other programs
+// take most of the processors' time as well some may wait for longer; no breaker opens for that.
 func TestOverloadIsNoOutage(t *testing.T) {
 	for _, goroutines := range []int{256, 1024} {
 		requireFewErrors(t, 1, func() (*testenv.Process, func()) { return startConsumers(t, goroutines, true) })
 	}
 }
 
-// A silent server is answered for within the timeout; the breaker opens, and closes soon after the server is back, whatever the
-// round trip.
+// A silent server is answered for within the timeout; the breaker opens, and closes soon after the server is back,
+// whatever the round trip.
 func TestTheBreakerFollowsTheServer(t *testing.T) {
 	for _, trip := range []time.Duration{100 * time.Microsecond, 20 * time.Millisecond, 60 * time.Millisecond, 200 * time.Millisecond} {
 		for name, timeout := range map[string]time.Duration{"default timeout": DefaultTimeout, "no timeout of its own": 0} {

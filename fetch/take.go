@@ -11,7 +11,8 @@ import (
 // Take takes n tokens, all or none; n is 1 to policy.MaxTokens. A denial is a Result with OK false and a nil error. The
 // options are WithTimeout, WithLeave, WithLeavePercent, WithRequestID and WithRequestMemory.
 //
-// After ErrUnavailable or the context's own error, tokens may have been taken; with WithRequestID it is safe to ask again.
+// After ErrUnavailable or the context's own error, tokens may have been taken; with WithRequestID it is safe to ask
+// again.
 func (c *Client) Take(ctx context.Context, key string, n int64, opts ...CallOption) (Result, error) {
 	cfg, err := c.with(OpTake, opts)
 	if err != nil {
@@ -58,8 +59,8 @@ func (c *Client) take(ctx context.Context, key string, n int64, cfg *callConfig)
 	return c.shadow(r, t.info, n), nil
 }
 
-// TakeUpTo takes as many tokens as there are, up to n; n is 1 to policy.MaxTokens and may exceed the capacity. The Result
-// is a denial only if there is none. The options are Take's.
+// TakeUpTo takes as many tokens as there are, up to n; n is 1 to policy.MaxTokens and may exceed the capacity. The
+// Result is a denial only if there is none. The options are Take's.
 //
 // After ErrUnavailable or the context's own error, tokens may have been taken.
 func (c *Client) TakeUpTo(ctx context.Context, key string, n int64, opts ...CallOption) (Result, error) {
@@ -148,7 +149,8 @@ func (t *task) remembered(n int64) (answer, bool) {
 	return answer{reply: reply, info: t.info, source: Source{Kind: SourceCached}}, true
 }
 
-// conclude is the result of a take of n, of which need must be there at once: what the bucket answered, or its degraded mode.
+// conclude is the result of a take of n, of which need must be there at once: what the bucket answered, or its degraded
+// mode.
 func (t *task) conclude(a answer, n, need int64) (Result, error) {
 	if a.err != nil {
 		a = t.c.degraded(t.key, n, a.err, t.cfg.leave)
@@ -186,8 +188,8 @@ func (t *task) result(a answer) Result {
 	return r
 }
 
-// takeOnce puts a take with a request id to the bucket. Nothing is given back to callers who are gone: what was taken is
-// the request's.
+// takeOnce puts a take with a request id to the bucket. Nothing is given back to callers who are gone: what was taken
+// is the request's.
 func (c *Client) takeOnce(ctx context.Context, key string, run policy.Run, cfg *callConfig) (Result, error) {
 	n := run.N
 	if run.UpTo {

@@ -128,8 +128,8 @@ func (t *task) takes(a ask) (answer, error) {
 	return got, err
 }
 
-// attempt makes a call, unless the breaker of its server is open. If it is the same however often it is made, it is made
-// again, once, when its connection fails: the reply was lost, or it never arrived.
+// attempt makes a call, unless the breaker of its server is open. If it is the same however often it is made, it is
+// made again, once, when its connection fails: the reply was lost, or it never arrived.
 func attempt[R any](t *task, again bool, call func() (R, error)) (R, error) {
 	var none R
 	if err := t.server.open(t.key); err != nil {

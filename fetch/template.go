@@ -19,14 +19,14 @@ const (
 	templatesSeldom = 2 * time.Second
 	// templatesAgain is the shortest time between two looks, however many keys are unknown.
 	templatesAgain = 100 * time.Millisecond
-	// templatesBack is how long an earlier version must have been published to be believed: until then a failover may have
-	// brought it back, and a refiller is about to publish the later one again.
+	// templatesBack is how long an earlier version must have been published to be believed: until then a failover may
+	// have brought it back, and a refiller is about to publish the later one again.
 	templatesBack = 5 * time.Second
 )
 
-// templates are those that a Client serves: given to it, or published by refillers and remembered here. They are read when
-// a key is first asked for, and looked at again while keys are asked for. What is missing or can't be read leaves those
-// that are known in force.
+// templates are those that a Client serves: given to it, or published by refillers and remembered here. They are read
+// when a key is first asked for, and looked at again while keys are asked for. What is missing or can't be read leaves
+// those that are known in force.
 type templates struct {
 	c     *Client
 	fixed bool // given to the Client, or none: nothing is read
@@ -77,8 +77,8 @@ func (ts *templates) kind(key string) kind {
 	return configured{}
 }
 
-// of is how the bucket of a task is kept. The first one waits until the templates are read, for half of its time: if they
-// aren't by then, unknown says so should it matter.
+// of is how the bucket of a task is kept. The first one waits until the templates are read, for half of its time: if
+// they aren't by then, unknown says so should it matter.
 func (ts *templates) of(t *task) kind {
 	if ts.fixed {
 		return ts.kind(t.key)
@@ -93,8 +93,8 @@ func (ts *templates) of(t *task) kind {
 	return ts.kind(t.key)
 }
 
-// unknown is how the bucket of a task is kept that turned out to be unknown: a template may have been published since the
-// last look. nil if there is none; an error if that can't be said.
+// unknown is how the bucket of a task is kept that turned out to be unknown: a template may have been published since
+// the last look. nil if there is none; an error if that can't be said.
 func (ts *templates) unknown(t *task) (kind, error) {
 	if _, ok := t.kind.(configured); ts.fixed || !ok {
 		return nil, nil
@@ -125,7 +125,8 @@ func (ts *templates) heard(t *policy.Terms) {
 	}
 }
 
-// look reads what is published, or waits for the look that is under way: for a part of the time of a task, if one is given.
+// look reads what is published, or waits for the look that is under way: for a part of the time of a task, if one is
+// given.
 func (ts *templates) look(t *task, part time.Duration) error {
 	ts.mu.Lock()
 	l, id := ts.flight, ts.id

@@ -19,16 +19,16 @@ const (
 	mostRuns = 256
 )
 
-// Wait takes n tokens, all at once, and waits until they are there; n is 1 to policy.MaxTokens. Those who wait for a bucket
-// in one Client, with the same WithLeave, form a line: they are served in the order of their arrival, and none is served
-// while the first isn't, however few tokens it wants. The line asks when the tokens of the first are due, once for all, so its
-// calls don't grow with its length; and every few seconds, lest no refiller lives. Takes of the bucket through the same Client that leave as much are denied
-// while a line waits that the bucket has said no to: what the bucket has is the line's. The options are WithTimeout, for each
-// question, WithLeave and WithLeavePercent.
+// Wait takes n tokens, all at once, and waits until they are there; n is 1 to policy.MaxTokens. Those who wait for a
+// bucket in one Client, with the same WithLeave, form a line: they are served in the order of their arrival, and none
+// is served while the first isn't, however few tokens it wants. The line asks when the tokens of the first are due,
+// once for all, so its calls don't grow with its length; and every few seconds, lest no refiller lives. Takes of the
+// bucket through the same Client that leave as much are denied while a line waits that the bucket has said no to: what
+// the bucket has is the line's. The options are WithTimeout, for each question, WithLeave and WithLeavePercent.
 //
-// It returns ErrDeadline at once when the tokens are due after the context's deadline, counting what those in front wait for;
-// and the context's error when that ends meanwhile, which gives the place in the line to the next. Everything else is as for
-// Take: Wait doesn't wait for a server that is away.
+// It returns ErrDeadline at once when the tokens are due after the context's deadline, counting what those in front
+// wait for; and the context's error when that ends meanwhile, which gives the place in the line to the next. Everything
+// else is as for Take: Wait doesn't wait for a server that is away.
 //
 // Lines of different processes, and takes, compete for the same tokens.
 func (c *Client) Wait(ctx context.Context, key string, n int64, opts ...CallOption) error {
@@ -85,8 +85,8 @@ type lineKey struct {
 	leave policy.Leave
 }
 
-// line is the waiters for a bucket, in the order of their arrival. A goroutine asks for all of them until none is left. The
-// lock of the lines guards it.
+// line is the waiters for a bucket, in the order of their arrival. A goroutine asks for all of them until none is left.
+// The lock of the lines guards it.
 type line struct {
 	lineKey
 	first, last *waiter
@@ -146,7 +146,8 @@ func (c *Client) join(key string, w *waiter) (*line, error) {
 	return l, nil
 }
 
-// due is the time until n tokens are there, for all that the last denial told: 0 if nothing is known, Never if that said so.
+// due is the time until n tokens are there, for all that the last denial told: 0 if nothing is known, Never if that
+// said so.
 func (l *line) due(n int64) time.Duration {
 	if l.denied.IsZero() || l.info.shadowed() {
 		return 0
@@ -171,8 +172,8 @@ func (ls *lines) waited(key string) bool {
 	return ls.waiters[key] > 0
 }
 
-// behind reports whether the bucket has said no to a line that a take would overtake, and when the take's tokens are due
-// behind that; less than 0 is never.
+// behind reports whether the bucket has said no to a line that a take would overtake, and when the take's tokens are
+// due behind that; less than 0 is never.
 func (ls *lines) behind(key string, n int64, leave policy.Leave) (time.Duration, bool) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
@@ -262,8 +263,8 @@ func (c *Client) serve(l *line) {
 	}
 }
 
-// pause is how long a line sleeps before it asks again, or whether nobody waits any more. A first waiter whose tokens come
-// after its deadline hears that. The lock is held.
+// pause is how long a line sleeps before it asks again, or whether nobody waits any more. A first waiter whose tokens
+// come after its deadline hears that. The lock is held.
 func (c *Client) pause(l *line) (pause time.Duration, over bool) {
 	for l.first != nil && !l.denied.IsZero() {
 		w, left := l.first, Never
@@ -393,8 +394,8 @@ func (c *Client) askLine(l *line, cfg *callConfig, runs []policy.Run, whole bool
 	return a
 }
 
-// degradedLine answers waiters that the bucket did not answer, as their takes would be: one after the other until one is
-// denied.
+// degradedLine answers waiters that the bucket did not answer, as their takes would be: one after the other until one
+// is denied.
 func (c *Client) degradedLine(l *line, runs []policy.Run, err error) answer {
 	all := answer{reply: lua.TakeReply{OK: true}, runs: make([]lua.RunReply, len(runs))}
 	for i, r := range runs {

@@ -14,8 +14,8 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// waitAgainst runs Wait for a token that is denied as often as due tells when it is due, and closes its client. A due of less
-// than 0 is never; nil ends the denials.
+// waitAgainst runs Wait for a token that is denied as often as due tells when it is due, and closes its client. A due
+// of less than 0 is never; nil ends the denials.
 func waitAgainst(ctx context.Context, t *testing.T, p policy.Policy, due func(asked int) *time.Duration) (asked []time.Duration, err error) {
 	t.Helper()
 	began, f := time.Now(), newFake(map[string]policy.Policy{"checkout": p})

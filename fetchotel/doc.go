@@ -15,7 +15,7 @@
 //	refiller.shadow     true if a bucket in shadow mode would have denied the call
 //	refiller.reason     why the bucket's server did not answer; missing if it did
 //
-// Only a call that ends with an error is one in the span's status, whose description
-// is the outcome: the text of the error has the key. A denial is an answer. A call that joins others in one script call has its own span, and the
+// Only a call that ends with an error is one in the span's status, whose description is the outcome: the text of the
+// error has the key. A denial is an answer. A call that joins others in one script call has its own span, and the
 // commands are below the span of the call that makes it.
 package fetchotel

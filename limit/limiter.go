@@ -8,8 +8,8 @@ import (
 
 // Limiter is what takes tokens: a fetch.Client, any limiter below this package, and Many.
 type Limiter interface {
-	// Take takes n tokens, all or nothing. A denial is a result. Every Limiter knows fetch.WithTimeout; an option that it
-	// doesn't know is fetch.ErrInvalidOption.
+	// Take takes n tokens, all or nothing. A denial is a result. Every Limiter knows fetch.WithTimeout; an option that
+	// it doesn't know is fetch.ErrInvalidOption.
 	Take(ctx context.Context, key string, n int64, opts ...fetch.CallOption) (fetch.Result, error)
 }
 

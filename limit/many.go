@@ -133,8 +133,8 @@ func (m *Many) Decide(ctx context.Context, n int64, keys ...string) (Decision, e
 	return m.do(ctx, decide.Take, n, keys, nil)
 }
 
-// Undo gives back what a decision took, with the keys that it was asked for: to the windows in which it was taken, as far as
-// they are under way. A limit of pacing takes no place back. Call it once for a Decision.
+// Undo gives back what a decision took, with the keys that it was asked for: to the windows in which it was taken, as
+// far as they are under way. A limit of pacing takes no place back. Call it once for a Decision.
 func (m *Many) Undo(ctx context.Context, d Decision, keys ...string) error {
 	if d.Taken == 0 || len(d.Limits) != len(m.rules) {
 		return nil
@@ -143,8 +143,8 @@ func (m *Many) Undo(ctx context.Context, d Decision, keys ...string) error {
 	return err
 }
 
-// Take is Decide with one key, and the wait. Its option is fetch.WithTimeout, for the answer. When ctx ends before the wait
-// does, what was taken stays taken and the error is that of ctx.
+// Take is Decide with one key, and the wait. Its option is fetch.WithTimeout, for the answer. When ctx ends before the
+// wait does, what was taken stays taken and the error is that of ctx.
 func (m *Many) Take(ctx context.Context, key string, n int64, opts ...fetch.CallOption) (fetch.Result, error) {
 	within, cancel, err := decide.Within(ctx, opts)
 	if err != nil {
@@ -166,8 +166,8 @@ func (m *Many) Peek(ctx context.Context, keys ...string) (Decision, error) {
 	return m.do(ctx, decide.Peek, 1, keys, nil)
 }
 
-// Return gives n tokens back to every limit, to the windows that are under way; a limit of pacing takes no place back. It is
-// for tokens whose Decision is gone.
+// Return gives n tokens back to every limit, to the windows that are under way; a limit of pacing takes no place back.
+// It is for tokens whose Decision is gone.
 func (m *Many) Return(ctx context.Context, key string, n int64) error {
 	_, err := m.do(ctx, decide.Return, n, []string{key}, nil)
 	return err

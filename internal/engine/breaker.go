@@ -10,9 +10,10 @@ import (
 )
 
 const (
-	// A breaker opens when at least half of the calls in a window failed. The window is as long as it takes for fewestCalls,
-	// at least shortest, since in a moment many calls may fail together, and at most longest. It also opens when all calls
-	// failed for clearTime, if they were at least fewestClear: few callers with long timeouts make few calls.
+	// A breaker opens when at least half of the calls in a window failed. The window is as long as it takes for
+	// fewestCalls, at least shortest, since in a moment many calls may fail together, and at most longest. It also
+	// opens when all calls failed for clearTime, if they were at least fewestClear: few callers with long timeouts make
+	// few calls.
 	fewestCalls = 10
 	shortest    = 250 * time.Millisecond
 	longest     = 10 * time.Second
@@ -84,7 +85,8 @@ func (b *Breaker) record(now time.Time, err error) bool {
 	return opens
 }
 
-// silent counts a call that the server is silent about, and reports whether it counts and whether that opens the breaker.
+// silent counts a call that the server is silent about, and reports whether it counts and whether that opens the
+// breaker.
 func (b *Breaker) silent(now time.Time) (counts, opens bool) {
 	if b.Excuse != nil && b.Excuse() {
 		return false, false

@@ -7,14 +7,14 @@ import (
 )
 
 const (
-	// Grace is how long a reply is still awaited after the last caller stopped waiting for it, so that what was taken for
-	// nobody can be given back.
+	// Grace is how long a reply is still awaited after the last caller stopped waiting for it, so that what was taken
+	// for nobody can be given back.
 	Grace = time.Second
-	// secondLook is how much longer a caller waits when its time is over: a reply may have come while this process did not
-	// run, and is read first.
+	// secondLook is how much longer a caller waits when its time is over: a reply may have come while this process did
+	// not run, and is read first.
 	secondLook = 5 * time.Millisecond
-	// lateness is from when on a timer's delay means that this process did not run, and pulse how often that is looked at
-	// while somebody waits.
+	// lateness is from when on a timer's delay means that this process did not run, and pulse how often that is looked
+	// at while somebody waits.
 	lateness = time.Millisecond
 	pulse    = 5 * time.Millisecond
 )
@@ -27,14 +27,15 @@ type clock struct {
 	looked   bool
 }
 
-// newClock is of somebody who waits from an instant until the deadline; late is for how long this process did not run before.
+// newClock is of somebody who waits from an instant until the deadline; late is for how long this process did not run
+// before.
 func newClock(now, deadline time.Time, late time.Duration) clock {
 	return clock{deadline: deadline, late: late, most: late + deadline.Sub(now)}
 }
 
-// over reports whether the time is over; late is for how long this process did not run until now. The first time that it seems
-// so the deadline is put off by secondLook, and whenever this process did not run by as long as that was: altogether by what
-// the time was at first.
+// over reports whether the time is over; late is for how long this process did not run until now. The first time that
+// it seems so the deadline is put off by secondLook, and whenever this process did not run by as long as that was:
+// altogether by what the time was at first.
 func (c *clock) over(now time.Time, late time.Duration) bool {
 	if c.deadline.IsZero() || now.Before(c.deadline) {
 		return false

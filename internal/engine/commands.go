@@ -35,8 +35,8 @@ func Exec(ctx context.Context, rdb redis.UniversalClient, cmds []redis.Cmder) {
 	}
 }
 
-// Commands sends single commands through a Queue, several in one round trip when there are several. Its methods are safe
-// for concurrent use. It needs not be closed: it holds nothing while nothing is asked.
+// Commands sends single commands through a Queue, several in one round trip when there are several. Its methods are
+// safe for concurrent use. It needs not be closed: it holds nothing while nothing is asked.
 type Commands struct{ queue *Queue[redis.Cmder] }
 
 // NewCommands makes Commands of a Redis client, which stays the caller's. At most most round trips are under way.
@@ -54,8 +54,8 @@ func NewCommands(rdb redis.UniversalClient, most int) *Commands {
 	}, NewSlots(most), nil, nil)}
 }
 
-// Process sends a command and waits for its answer, or for the end of ctx: then the command may have been sent, and must
-// not be looked at any more.
+// Process sends a command and waits for its answer, or for the end of ctx: then the command may have been sent, and
+// must not be looked at any more.
 func (c *Commands) Process(ctx context.Context, cmd redis.Cmder) error {
 	if err := ctx.Err(); err != nil {
 		return err

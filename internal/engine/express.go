@@ -3,8 +3,9 @@ package engine
 import "time"
 
 const (
-	// shortTrip is how long round trips are at most whose lone requests are sent by their callers: to hand a call to a worker
-	// and to be woken again takes about as long as a round trip on the same machine, and nothing beside one over a network.
+	// shortTrip is how long round trips are at most whose lone requests are sent by their callers: to hand a call to a
+	// worker and to be woken again takes about as long as a round trip on the same machine, and nothing beside one over
+	// a network.
 	shortTrip = time.Millisecond
 	// enough is how long such a server may take for an answer: after that it is silent.
 	enough = 10 * time.Millisecond

@@ -41,8 +41,8 @@ const (
 	left           // the caller's context was cancelled
 )
 
-// Request is something that is asked of a server. Its caller writes Body before Do and reads it after Do returned nil; in
-// between it is the Sender's.
+// Request is something that is asked of a server. Its caller writes Body before Do and reads it after Do returned nil;
+// in between it is the Sender's.
 type Request[T any] struct {
 	Body T
 
@@ -168,8 +168,8 @@ func (q *Queue[T]) wait(ctx context.Context, r *Request[T]) error {
 	return q.result(ctx, r)
 }
 
-// leave notes that the context of a request's caller has ended. Whether its deadline has passed is judged by tick, which
-// knows if this process was late.
+// leave notes that the context of a request's caller has ended. Whether its deadline has passed is judged by tick,
+// which knows if this process was late.
 func (q *Queue[T]) leave(ctx context.Context, r *Request[T]) {
 	if _, timed := ctx.Deadline(); timed && errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		return
@@ -244,8 +244,8 @@ func (q *Queue[T]) depart(now time.Time, ended *call[T]) *call[T] {
 	return nil
 }
 
-// spacing is how long after the last departure the next one is. While the server answers more slowly than it did, further
-// calls would only wait there: they are fewer and fewer, and take along more and more. The lock is held.
+// spacing is how long after the last departure the next one is. While the server answers more slowly than it did,
+// further calls would only wait there: they are fewer and fewer, and take along more and more. The lock is held.
 func (q *Queue[T]) spacing() time.Duration {
 	if len(q.calls) == 0 {
 		return 0

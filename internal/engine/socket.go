@@ -13,8 +13,8 @@ import (
 // Dial makes a connection.
 type Dial = func(ctx context.Context, network, addr string) (net.Conn, error)
 
-// Patient is dial with connections that look once more when a read's deadline has passed: what arrived while this process
-// did not run is read before anybody says that the server didn't answer.
+// Patient is dial with connections that look once more when a read's deadline has passed: what arrived while this
+// process did not run is read before anybody says that the server didn't answer.
 func Patient(dial Dial) Dial {
 	return func(ctx context.Context, network, addr string) (net.Conn, error) {
 		inner, err := dial(ctx, network, addr)

@@ -84,8 +84,8 @@ func newLimiter(core decide.Limiter, err error) (*Limiter, error) {
 	return &Limiter{core}, nil
 }
 
-// Take takes n tokens, 1 to the capacity, all or nothing. Its option is fetch.WithTimeout. A denial is a result and charges
-// nothing. RetryAfter is exact if nobody else takes any.
+// Take takes n tokens, 1 to the capacity, all or nothing. Its option is fetch.WithTimeout. A denial is a result and
+// charges nothing. RetryAfter is exact if nobody else takes any.
 func (l *Limiter) Take(ctx context.Context, key string, n int64, opts ...fetch.CallOption) (fetch.Result, error) {
 	return l.core.Do(ctx, key, decide.Take, n, opts)
 }

@@ -96,9 +96,8 @@ func newLimiter(core decide.Limiter, err error) (*Limiter, error) {
 	return &Limiter{core}, nil
 }
 
-// Take takes n tokens, 1 to the limit, all or nothing. Its option is fetch.WithTimeout. A denial is a result and counts for
-// nothing. ResetAfter is the time until the window ends; RetryAfter
-// is exact if nobody else takes any.
+// Take takes n tokens, 1 to the limit, all or nothing. Its option is fetch.WithTimeout. A denial is a result and counts
+// for nothing. ResetAfter is the time until the window ends; RetryAfter is exact if nobody else takes any.
 func (l *Limiter) Take(ctx context.Context, key string, n int64, opts ...fetch.CallOption) (fetch.Result, error) {
 	return l.core.Do(ctx, key, decide.Take, n, opts)
 }
@@ -108,14 +107,14 @@ func (l *Limiter) Peek(ctx context.Context, key string, opts ...fetch.CallOption
 	return l.core.Do(ctx, key, decide.Peek, 1, opts)
 }
 
-// Undo gives back what a take took, as r tells, if the window in which it was taken is still under way; otherwise there is
-// nothing to give back. Call it once for a Result.
+// Undo gives back what a take took, as r tells, if the window in which it was taken is still under way; otherwise there
+// is nothing to give back. Call it once for a Result.
 func (l *Limiter) Undo(ctx context.Context, key string, r fetch.Result) error {
 	return l.core.Undo(ctx, key, r)
 }
 
-// Return gives n tokens back, up to the limit: to the window that is under way, if one is. It is for tokens whose Result is
-// gone, and is not checked.
+// Return gives n tokens back, up to the limit: to the window that is under way, if one is. It is for tokens whose
+// Result is gone, and is not checked.
 func (l *Limiter) Return(ctx context.Context, key string, n int64, opts ...fetch.CallOption) error {
 	_, err := l.core.Do(ctx, key, decide.Return, n, opts)
 	return err

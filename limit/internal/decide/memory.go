@@ -10,8 +10,8 @@ import (
 // Model is a rule in Go: it computes what the script does. S is what is stored
 // for one key; its zero value means that nothing is.
 type Model[S any] interface {
-	// Step answers a call at now, Unix µs, of a return with the era of the tokens, and returns what is stored then and the
-	// instant from which on it means nothing.
+	// Step answers a call at now, Unix µs, of a return with the era of the tokens, and returns what is stored then and
+	// the instant from which on it means nothing.
 	Step(s S, what What, n, era, now int64) (after S, until int64, o Outcome)
 }
 
