@@ -59,7 +59,7 @@ FUZZTIME ?= 30s
 
 .PHONY: help
 help: ## List the targets and the variables they take
-	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: build
 build: ## Build the programs into bin/
@@ -174,6 +174,18 @@ tidy: ## Tidy every module and format the code
 	@set -e; for m in $(MODULES); do echo "go mod tidy ($$m)"; go -C $$m mod tidy; done
 	gofmt -s -w .
 
+# GoReleaser is compiled from source, once, in some minutes. It finds the writer of SBOMs in the PATH.
+GORELEASER := PATH="$(CURDIR)/$(BIN):$$PATH" go run github.com/goreleaser/goreleaser/v2@v2.13.3
+
+.PHONY: release release-snapshot
+release-snapshot: $(BIN)/sbom ## A release in dist/: archives, checksums, SBOMs, image, chart; nothing is signed
+	$(GORELEASER) check
+	$(GORELEASER) release --snapshot --clean --skip=sign,publish
+	scripts/finish-snapshot.sh
+
+release: $(BIN)/sbom ## Publish what the tag of the commit names: for the workflow
+	$(GORELEASER) release --clean
+
 # Steps of the targets above.
 
 .PHONY: $(addprefix run-,$(TESTS))
@@ -193,22 +205,6 @@ run-test-deploy:
 	go -C deploy vet ./...
 	go -C deploy test -count=1 -vet=off -timeout $(TEST_TIMEOUT) ./...
 
-# GoReleaser is compiled from source, once, in some minutes. It finds the writer of SBOMs in the PATH.
-GORELEASER := PATH="$(CURDIR)/$(BIN):$$PATH" go run github.com/goreleaser/goreleaser/v2@v2.13.3
-
-.PHONY: release release-snapshot
-release-snapshot: $(BIN)/sbom ## A release in dist/: archives, checksums, SBOMs, image, chart; nothing is signed
-	$(GORELEASER) check
-	$(GORELEASER) release --snapshot --clean --skip=sign,publish
-	scripts/finish-snapshot.sh
-
-release: $(BIN)/sbom ## Publish what the tag of the commit names: for the workflow
-	$(GORELEASER) release --clean
-
-.PHONY: $(BIN)/sbom
-$(BIN)/sbom:
-	go build -C deploy -o ../$(BIN)/ ./cmd/sbom
-
 .PHONY: vet
 vet:
 	go vet ./...
@@ -219,6 +215,10 @@ $(BIN)/golangci-lint: tools/go.mod tools/go.sum
 
 $(BIN)/benchstat: tools/go.mod tools/go.sum
 	go build -C tools -o ../$(BIN)/ golang.org/x/perf/cmd/benchstat
+
+.PHONY: $(BIN)/sbom
+$(BIN)/sbom:
+	go build -C deploy -o ../$(BIN)/ ./cmd/sbom
 
 # Their versions are in the code that they generate.
 $(BIN)/protoc-gen-go:

@@ -26,7 +26,10 @@ import (
 // startSidecar starts "consumer serve" on free ports and returns its addresses.
 func startSidecar(t *testing.T, redisURL string, args ...string) (p *testenv.Process, http, grpc string) {
 	t.Helper()
-	args = append([]string{"serve", "--redis", redisURL, "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"}, args...)
+	args = append([]string{
+		"serve", "--redis", redisURL, "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0",
+		"--deadline", "5s", // a busy machine is slow
+	}, args...)
 	p = testenv.Start(t, testenv.Build(t, "./cmd/consumer"), args...)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
