@@ -174,16 +174,16 @@ tidy: ## Tidy every module and format the code
 	@set -e; for m in $(MODULES); do echo "go mod tidy ($$m)"; go -C $$m mod tidy; done
 	gofmt -s -w .
 
-# GoReleaser is compiled from source, once, in some minutes. It finds the writer of SBOMs in the PATH.
-GORELEASER := PATH="$(CURDIR)/$(BIN):$$PATH" go run github.com/goreleaser/goreleaser/v2@v2.13.3
+# GoReleaser finds the writer of SBOMs in the PATH.
+GORELEASER := PATH="$(CURDIR)/$(BIN):$$PATH" goreleaser
 
 .PHONY: release release-snapshot
-release-snapshot: $(BIN)/sbom ## A release in dist/: archives, checksums, SBOMs, image, chart; nothing is signed
+release-snapshot: $(BIN)/goreleaser $(BIN)/sbom ## A release in dist/: archives, checksums, SBOMs, image, chart; nothing is signed
 	$(GORELEASER) check
 	$(GORELEASER) release --snapshot --clean --skip=sign,publish
 	scripts/finish-snapshot.sh
 
-release: $(BIN)/sbom ## Publish what the tag of the commit names: for the workflow
+release: $(BIN)/goreleaser $(BIN)/sbom ## Publish what the tag of the commit names: for the workflow
 	$(GORELEASER) release --clean
 
 # Steps of the targets above.
@@ -215,6 +215,10 @@ $(BIN)/golangci-lint: tools/go.mod tools/go.sum
 
 $(BIN)/benchstat: tools/go.mod tools/go.sum
 	go build -C tools -o ../$(BIN)/ golang.org/x/perf/cmd/benchstat
+
+# Compiled from source, once, in some minutes.
+$(BIN)/goreleaser: Makefile
+	GOBIN="$(CURDIR)/$(BIN)" go install github.com/goreleaser/goreleaser/v2@v2.13.3
 
 .PHONY: $(BIN)/sbom
 $(BIN)/sbom:

@@ -19,7 +19,9 @@ fi
 for platform in linux_amd64 linux_arm64 darwin_amd64 darwin_arm64; do
 	grep -q "refiller_${version}_$platform.tar.gz\$" checksums.txt
 	for program in refiller consumer; do
-		grep -q '"purl": "pkg:golang/github.com/redis/go-redis/v9@' "${program}_${version}_$platform.cdx.json"
+		for module in "tokenrefill/refiller@v$version\"" redis/go-redis/v9@; do
+			grep -qF "\"purl\": \"pkg:golang/github.com/$module" "${program}_${version}_$platform.cdx.json"
+		done
 	done
 done
 [ "$(grep -o '"architecture": *"[a-z0-9]*"' image/index.json | sort -u | wc -l)" -eq 2 ]

@@ -10,7 +10,7 @@ import (
 )
 
 // block is the first code block of a kind in a document.
-func block(t *testing.T, doc, kind string, after string) string {
+func block(t *testing.T, doc, kind, after string) string {
 	t.Helper()
 	_, rest, found := strings.Cut(doc, after)
 	require.True(t, found, after)

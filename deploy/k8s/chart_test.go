@@ -24,7 +24,7 @@ import (
 	autoscalingv2 "k8s.io/api/autoscaling/v2"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
-	kube "k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/kustomize/kyaml/filesys"
 	"sigs.k8s.io/yaml"
 )
@@ -75,7 +75,7 @@ func renderChart(values map[string]any) (map[string]string, error) {
 }
 
 // loadChart renders the chart with a file of values and decodes its objects.
-func loadChart(path string) ([]kube.Object, error) {
+func loadChart(path string) ([]runtime.Object, error) {
 	values, err := chartValues(path)
 	if err != nil {
 		return nil, err
@@ -84,7 +84,7 @@ func loadChart(path string) ([]kube.Object, error) {
 	if err != nil {
 		return nil, err
 	}
-	var objects []kube.Object
+	var objects []runtime.Object
 	for _, name := range slices.Sorted(maps.Keys(files)) {
 		if filepath.Ext(name) != ".yaml" {
 			continue
@@ -120,7 +120,7 @@ func TestTheChartHasNoFindings(t *testing.T) {
 
 // general makes what the chart and kustomize render comparable: without what only Helm adds, and with configurations as
 // values.
-func general(t *testing.T, objects []kube.Object) map[string]any {
+func general(t *testing.T, objects []runtime.Object) map[string]any {
 	t.Helper()
 	all := map[string]any{}
 	for _, o := range objects {
@@ -179,8 +179,8 @@ func TestTheChartOfAnElectionRendersWhatTheComponentDoes(t *testing.T) {
 	*env = slices.DeleteFunc(*env, func(e corev1.EnvVar) bool {
 		return e.Name == "REFILLER_ELECTION_MODE" || e.Name == "REFILLER_ETCD_ENDPOINTS"
 	})
-	require.Equal(t, general(t, []kube.Object{deployment, only[*networkingv1.NetworkPolicy](dev)[0]}),
-		general(t, []kube.Object{refillerOf(t, chart), only[*networkingv1.NetworkPolicy](chart)[0]}))
+	require.Equal(t, general(t, []runtime.Object{deployment, only[*networkingv1.NetworkPolicy](dev)[0]}),
+		general(t, []runtime.Object{refillerOf(t, chart), only[*networkingv1.NetworkPolicy](chart)[0]}))
 }
 
 // Its sidecar listens to other pods and ends slowly; all else is as in a pod of its own.

@@ -19,7 +19,7 @@ import (
 	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
-	kube "k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/pod-security-admission/api"
 	"k8s.io/pod-security-admission/policy"
@@ -29,7 +29,7 @@ import (
 )
 
 // pods are the templates of all pods.
-func pods(objects []kube.Object) map[string]corev1.PodTemplateSpec {
+func pods(objects []runtime.Object) map[string]corev1.PodTemplateSpec {
 	all := map[string]corev1.PodTemplateSpec{}
 	for _, d := range only[*appsv1.Deployment](objects) {
 		all[d.Name] = d.Spec.Template
@@ -41,7 +41,7 @@ func pods(objects []kube.Object) map[string]corev1.PodTemplateSpec {
 }
 
 // refillerOf is the Deployment of the refillers.
-func refillerOf(t *testing.T, objects []kube.Object) *appsv1.Deployment {
+func refillerOf(t *testing.T, objects []runtime.Object) *appsv1.Deployment {
 	t.Helper()
 	found := slices.DeleteFunc(only[*appsv1.Deployment](objects), func(d *appsv1.Deployment) bool {
 		return d.Spec.Template.Labels["app.kubernetes.io/component"] != "refiller"
@@ -51,7 +51,7 @@ func refillerOf(t *testing.T, objects []kube.Object) *appsv1.Deployment {
 }
 
 // podsOf is the template of the pods of a component.
-func podsOf(t *testing.T, objects []kube.Object, component string) corev1.PodTemplateSpec {
+func podsOf(t *testing.T, objects []runtime.Object, component string) corev1.PodTemplateSpec {
 	t.Helper()
 	for _, pod := range pods(objects) {
 		if pod.Labels["app.kubernetes.io/component"] == component {
@@ -66,7 +66,7 @@ func TestPodsMeetTheRestrictedLevel(t *testing.T) {
 	evaluator, err := policy.NewEvaluator(policy.DefaultChecks(), nil)
 	require.NoError(t, err)
 	level := api.LevelVersion{Level: api.LevelRestricted, Version: api.LatestVersion()}
-	each(t, slices.Concat(kustomizations, charts), func(t *testing.T, objects []kube.Object) {
+	each(t, slices.Concat(kustomizations, charts), func(t *testing.T, objects []runtime.Object) {
 		for name, pod := range pods(objects) {
 			result := policy.AggregateCheckResults(evaluator.EvaluatePod(level, &pod.ObjectMeta, &pod.Spec))
 			require.True(t, result.Allowed, "%s: %s", name, result.ForbiddenDetail())
@@ -79,7 +79,7 @@ func TestPodsMeetTheRestrictedLevel(t *testing.T) {
 }
 
 func TestPodsAreSoundAndPinned(t *testing.T) {
-	each(t, slices.Concat(kustomizations, charts), func(t *testing.T, objects []kube.Object) {
+	each(t, slices.Concat(kustomizations, charts), func(t *testing.T, objects []runtime.Object) {
 		require.NotEmpty(t, pods(objects))
 		for name, pod := range pods(objects) {
 			spec := pod.Spec
@@ -127,7 +127,7 @@ func hasPort(c corev1.Container, port intstr.IntOrString) bool {
 }
 
 func TestTheRefillerRunsInThreeReplicasAndRollsWithoutAGap(t *testing.T) {
-	each(t, slices.Concat(refillers, charts), func(t *testing.T, objects []kube.Object) {
+	each(t, slices.Concat(refillers, charts), func(t *testing.T, objects []runtime.Object) {
 		d := refillerOf(t, objects)
 		require.EqualValues(t, 3, *d.Spec.Replicas)
 		require.Zero(t, d.Spec.Strategy.RollingUpdate.MaxUnavailable.IntValue())
@@ -155,14 +155,17 @@ func matches(t *testing.T, s *metav1.LabelSelector, set map[string]string) bool 
 }
 
 func TestSelectorsFindTheirPods(t *testing.T) {
-	each(t, slices.Concat(refillers, charts), func(t *testing.T, objects []kube.Object) {
+	each(t, slices.Concat(refillers, charts), func(t *testing.T, objects []runtime.Object) {
 		found := map[string]int{}
-		matched := func(kind string, selector *metav1.LabelSelector) {
+		matched := func(kind string, selector *metav1.LabelSelector, ports ...intstr.IntOrString) {
 			workloads := 0
 			for name, pod := range pods(objects) {
 				if matches(t, selector, pod.Labels) {
 					workloads++
 					found[kind+" "+name]++
+					for _, port := range ports {
+						require.True(t, hasPort(pod.Spec.Containers[0], port), "%s: port %s", kind, port.String())
+					}
 				}
 			}
 			require.Equal(t, 1, workloads, "a %s is of one workload", kind)
@@ -171,10 +174,16 @@ func TestSelectorsFindTheirPods(t *testing.T) {
 			matched("budget", b.Spec.Selector)
 		}
 		for _, p := range only[*networkingv1.NetworkPolicy](objects) {
-			matched("policy", &p.Spec.PodSelector)
+			var ports []intstr.IntOrString
+			for _, in := range p.Spec.Ingress {
+				for _, port := range in.Ports {
+					ports = append(ports, *port.Port)
+				}
+			}
+			matched("policy", &p.Spec.PodSelector, ports...)
 		}
 		for _, m := range only[*monitoringv1.PodMonitor](objects) {
-			matched("monitor", &m.Spec.Selector)
+			matched("monitor", &m.Spec.Selector, intstr.FromString(*m.Spec.PodMetricsEndpoints[0].Port))
 		}
 		require.Equal(t, 1, found["budget refiller"])
 		require.Equal(t, 1, found["policy refiller"])

@@ -1,7 +1,7 @@
 // Command sbom writes the bill of materials of a program of Go in the form of
 // CycloneDX, from the list of modules that Go puts into it:
 //
-//	sbom PROGRAM FILE
+//	sbom PROGRAM VERSION FILE
 //
 // It needs no network, and the same program always gives the same file.
 package main
@@ -18,17 +18,17 @@ import (
 )
 
 func main() {
-	if len(os.Args) != 3 {
-		fmt.Fprintln(os.Stderr, "usage: sbom PROGRAM FILE")
+	if len(os.Args) != 4 {
+		fmt.Fprintln(os.Stderr, "usage: sbom PROGRAM VERSION FILE")
 		os.Exit(2)
 	}
-	if err := write(os.Args[1], os.Args[2]); err != nil {
+	if err := write(os.Args[1], os.Args[2], os.Args[3]); err != nil {
 		fmt.Fprintln(os.Stderr, "sbom:", err)
 		os.Exit(1)
 	}
 }
 
-func write(program, to string) error {
+func write(program, version, to string) error {
 	info, err := buildinfo.ReadFile(program)
 	if err != nil {
 		return err
@@ -38,12 +38,12 @@ func write(program, to string) error {
 		return err
 	}
 	encoder := cyclonedx.NewBOMEncoder(file, cyclonedx.BOMFileFormatJSON).SetPretty(true)
-	return errors.Join(encoder.Encode(materials(info)), file.Close())
+	return errors.Join(encoder.Encode(materials(info, version)), file.Close())
 }
 
-func materials(info *debug.BuildInfo) *cyclonedx.BOM {
+func materials(info *debug.BuildInfo, version string) *cyclonedx.BOM {
 	bom := cyclonedx.NewBOM()
-	program := component(cyclonedx.ComponentTypeApplication, info.Main.Path, info.Main.Version)
+	program := component(cyclonedx.ComponentTypeApplication, info.Main.Path, version)
 	program.Name = info.Path
 	bom.Metadata = &cyclonedx.Metadata{Component: &program}
 	std := component(cyclonedx.ComponentTypeLibrary, "std", strings.TrimPrefix(info.GoVersion, "go"))
