@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -12,30 +13,39 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// ours are the ways of package fetch.
+// Names of ways of package fetch.
+const (
+	template = "fetch, of a template"
+	asGiven  = "fetch, default client"
+)
+
+// ours are the ways of package fetch, all with its default timeout.
 func ours() []contender {
+	every := []fetch.Option{fetch.WithDenyCache(false)}
 	return []contender{
-		{name: "fetch", open: openFetch(), skip: onlyDenied},
-		{name: "fetch, coalesced", open: openFetch(fetch.WithDenyCache(false))},
-		{name: "fetch, leased", open: inMemory(openFetch(fetch.WithLease(1_000_000, time.Second))), skip: neverDenied},
-		{name: "fetch, plain", open: openFetch(fetch.WithDenyCache(false))},
+		{name: "fetch", open: openFetch(keeps, createBucket), skip: onlyDenied},
+		{name: "fetch, coalesced", open: openFetch(keeps, createBucket, every...)},
+		{name: asGiven, open: openFetch(ignores, createBucket, every...)},
+		{name: template, open: openFetch(keeps, publishTemplate, every...), skip: neverDenied},
+		{name: "fetch, leased", open: inMemory(openFetch(keeps, createBucket, fetch.WithLease(1_000_000, time.Second))), skip: neverDenied},
 	}
 }
 
-// deadline is the longest that a caller may wait on a socket itself. The other
-// libraries have no deadline, and a machine that does other things as well stops a
-// process for longer than fetch's own.
-const deadline = 100 * time.Millisecond
+// keeps and ignores change the options of the go-redis client: whether sockets keep the deadlines of contexts.
+func keeps(*redis.Options)     {}
+func ignores(o *redis.Options) { o.ContextTimeoutEnabled = false }
 
-func openFetch(opts ...fetch.Option) opener {
+func openFetch(change func(*redis.Options), create func(ctx context.Context, rdb *redis.Client, name string, w workload) error, opts ...fetch.Option) opener {
 	return func(ctx context.Context, s *server, w workload, names []string) (*session, error) {
-		rdb := redis.NewClient(s.clientOptions())
+		o := s.clientOptions()
+		change(o)
+		rdb := redis.NewClient(o)
 		for _, name := range names {
-			if err := createBucket(ctx, rdb, name, w); err != nil {
+			if err := create(ctx, rdb, name, w); err != nil {
 				return nil, err
 			}
 		}
-		client, err := fetch.New(rdb, append([]fetch.Option{fetch.WithTimeout(deadline)}, opts...)...)
+		client, err := fetch.New(rdb, opts...)
 		if err != nil {
 			return nil, err
 		}
@@ -61,7 +71,7 @@ func inMemory(open opener) opener {
 }
 
 // createBucket makes a bucket that nobody refills.
-func createBucket(ctx context.Context, rdb lua.Client, name string, w workload) error {
+func createBucket(ctx context.Context, rdb *redis.Client, name string, w workload) error {
 	p := policy.Policy{Capacity: plenty, Rate: policy.Rate{Tokens: 1, Per: hour}, Interval: policy.MaxInterval}
 	if w.denied {
 		p.Initial = new(int64)
@@ -78,4 +88,19 @@ func createBucket(ctx context.Context, rdb lua.Client, name string, w workload) 
 		return fmt.Errorf("create bucket %q: %w", name, err)
 	}
 	return nil
+}
+
+// publishTemplate has the buckets made by their first takes.
+func publishTemplate(ctx context.Context, rdb *redis.Client, name string, _ workload) error {
+	prefix, _, _ := strings.Cut(name, ":bench:")
+	if !strings.HasSuffix(name, ":0") {
+		return nil // once is enough
+	}
+	set, err := policy.NewTemplates(1, []policy.Template{{Prefix: prefix + ":", Policy: policy.Policy{
+		Capacity: plenty, Rate: policy.Rate{Tokens: 1, Per: hour}, Interval: policy.MaxInterval,
+	}}}, nil)
+	if err == nil {
+		_, err = lua.PublishTemplates(ctx, rdb, set)
+	}
+	return err
 }

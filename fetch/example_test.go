@@ -11,10 +11,9 @@ import (
 	"github.com/tokenrefill/refiller/fetch"
 )
 
-// One client serves the whole process. ContextTimeoutEnabled lets it give up on
-// sockets of a silent server early.
+// One client serves the whole process.
 func Example() {
-	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:6379", ContextTimeoutEnabled: true})
+	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:6379"})
 	defer rdb.Close()
 	tokens, err := fetch.New(rdb)
 	if err != nil {
@@ -97,4 +96,16 @@ func ExampleClient_Reserve() {
 	if _, err := reserved.Settle(ctx, used); err != nil {
 		fmt.Println("not settled, all of it goes back in a minute:", err)
 	}
+}
+
+// Batch work leaves a fifth of the bucket to interactive work, which so comes first whenever tokens are scarce.
+func ExampleWithLeavePercent() {
+	var tokens *fetch.Client // made at start
+	interactive := func(ctx context.Context) (fetch.Result, error) {
+		return tokens.Take(ctx, "checkout", 1)
+	}
+	batch := func(ctx context.Context) error { // what is due, it knows, has to be there beside the fifth
+		return tokens.Wait(ctx, "checkout", 50, fetch.WithLeavePercent(20))
+	}
+	_, _ = interactive, batch
 }

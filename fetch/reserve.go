@@ -90,6 +90,9 @@ func (c *Client) reserve(ctx context.Context, key string, n int64, ttl time.Dura
 				return answer{}, err
 			}
 			reply, err := lua.Reserve(t.ctx, t, key, call)
+			if errors.Is(err, lua.ErrIDInUse) && cfg.reservation == "" { // by the first try
+				return answer{}, fmt.Errorf("%w: the reservation ended before its reply came", ErrUnavailable)
+			}
 			if err != nil {
 				return answer{}, err
 			}

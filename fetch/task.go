@@ -158,13 +158,10 @@ func (t *task) ask(want int64, again bool, put func() (answer, error)) answer {
 	if a.err != nil || a.reply.OK || !t.c.rescues.overdue(&a.reply) {
 		return a
 	}
-	again2, ours := t.rescue(want, &a.reply)
-	if again2 {
-		if b := t.attempt(again, put); b.err == nil {
-			a = b
-			if ours {
-				a.source.Kind = SourceRescued
-			}
+	if more, ours := t.rescue(want, &a.reply); more {
+		a = t.attempt(again, put) // if this fails, tokens may have been taken: the denial is no answer any more
+		if a.err == nil && ours {
+			a.source.Kind = SourceRescued
 		}
 	}
 	return a

@@ -17,18 +17,20 @@ const LimitsKey = "{refiller:templates}:limits"
 // none that can be read: then it has the template's.
 func Limit(ctx context.Context, c Client, key string) (*policy.Terms, error) {
 	cmd := redis.NewStringCmd(ctx, "get", LimitKey(key))
-	_ = c.Process(ctx, cmd) // the command has its error
-	return limitOf(cmd)
+	if err := c.Process(ctx, cmd); err != nil { // the command may be under way
+		return limitOf("", err)
+	}
+	return limitOf(cmd.Val(), nil)
 }
 
-func limitOf(cmd *redis.StringCmd) (*policy.Terms, error) {
-	switch err := cmd.Err(); {
+func limitOf(text string, err error) (*policy.Terms, error) {
+	switch {
 	case errors.Is(err, redis.Nil) || redis.HasErrorPrefix(err, "WRONGTYPE"):
 		return nil, nil
 	case err != nil:
 		return nil, fmt.Errorf("refiller: limit: %w", err)
 	}
-	t, err := policy.DecodeTerms(cmd.Val())
+	t, err := policy.DecodeTerms(text)
 	if err != nil {
 		return nil, nil //nolint:nilerr // the scripts take it for none
 	}
@@ -52,7 +54,7 @@ func Limits(ctx context.Context, rdb redis.UniversalClient, keys []string) ([]*p
 			return nil, fmt.Errorf("refiller: limit: %w", execErr) // the batch failed before this command was answered
 		}
 		var err error
-		if limits[i], err = limitOf(cmd); err != nil {
+		if limits[i], err = limitOf(cmd.Val(), cmd.Err()); err != nil {
 			return nil, err
 		}
 	}

@@ -87,5 +87,8 @@ func hget(ctx context.Context, c Client, key, field string) (string, error) {
 	if redis.HasErrorPrefix(err, "WRONGTYPE") {
 		return "", errNoTemplates
 	}
-	return cmd.Val(), err
+	if err != nil { // the command may be under way
+		return "", err
+	}
+	return cmd.Val(), nil
 }

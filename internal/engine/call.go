@@ -94,6 +94,14 @@ func (c *call[T]) begin(now time.Time, patience, late time.Duration) {
 	}
 }
 
+// interrupt ends the exchange of a call that its caller makes, unless the answer is there: what it says is being dealt
+// with.
+func (c *call[T]) interrupt(e *Express[T]) {
+	if !c.batch[0].late.Load() {
+		e.Interrupt()
+	}
+}
+
 func (c *call[T]) end() {
 	c.cancel()
 	c.ctx, c.cancel = nil, nil

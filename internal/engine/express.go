@@ -9,6 +9,8 @@ const (
 	shortTrip = time.Millisecond
 	// enough is how long such a server may take for an answer: after that it is silent.
 	enough = 10 * time.Millisecond
+	// mostStarved is how much longer than secondLook a caller who has left goes on reading while this process is starved.
+	mostStarved = 100 * time.Millisecond
 )
 
 // Express lets the caller of a lone request make its call. It is used for one call at a time.

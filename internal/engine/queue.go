@@ -47,18 +47,21 @@ type Request[T any] struct {
 	Body T
 
 	state  atomic.Int32
+	late   atomic.Bool   // the answer came, and nobody waited
 	signal chan struct{} // gets one value when the state becomes answered or expired
 
 	// The lock of the queue guards these.
 	clock clock
 	call  *call[T] // once it is under way
 	next  *Request[T]
+	uses  uint64 // how often it was given to Do
 }
 
 // Answer tells the caller that Body is complete. It reports whether the caller still waits; if not, the request is the
 // Sender's to deal with. If so, it must not be used any more.
 func (r *Request[T]) Answer() bool {
 	if !r.state.CompareAndSwap(waiting, answered) {
+		r.late.Store(true)
 		return false
 	}
 	r.signal <- struct{}{}
@@ -131,6 +134,8 @@ func (q *Queue[T]) Do(ctx context.Context, r *Request[T], now, deadline time.Tim
 		return ErrFull
 	}
 	r.state.Store(waiting)
+	r.late.Store(false)
+	r.uses++
 	r.clock, r.call, r.next = newClock(now, deadline, q.late), nil, nil
 	if q.first == nil {
 		q.first = r
@@ -160,7 +165,7 @@ func (q *Queue[T]) wait(ctx context.Context, r *Request[T]) error {
 	select {
 	case <-r.signal:
 	case <-ctx.Done():
-		q.leave(ctx, r)
+		q.leave(ctx, r, r.uses)
 		if r.state.Load() != left {
 			<-r.signal
 		}
@@ -170,18 +175,18 @@ func (q *Queue[T]) wait(ctx context.Context, r *Request[T]) error {
 
 // leave notes that the context of a request's caller has ended. Whether its deadline has passed is judged by tick,
 // which knows if this process was late.
-func (q *Queue[T]) leave(ctx context.Context, r *Request[T]) {
+func (q *Queue[T]) leave(ctx context.Context, r *Request[T], use uint64) {
 	if _, timed := ctx.Deadline(); timed && errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		return
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if !r.state.CompareAndSwap(waiting, left) {
+	if r.uses != use || !r.state.CompareAndSwap(waiting, left) {
 		return
 	}
 	if c := r.call; c != nil && c.alone { // its answer is a moment away, and says what is to be given back
 		now := time.Now()
-		c.clock, c.left = newClock(now, now, q.late), true
+		c.clock, c.left = clock{deadline: now, late: q.late, most: q.late + mostStarved}, true
 		q.due = earlier(q.due, now)
 		q.arm(now)
 		return
@@ -210,7 +215,7 @@ func (q *Queue[T]) dropped(r *Request[T]) {
 	if c.waiting--; c.waiting == 0 {
 		c.cancel()
 		if c.alone {
-			q.express.Interrupt()
+			c.interrupt(q.express)
 		}
 	}
 }
@@ -319,7 +324,8 @@ func (q *Queue[T]) next(c *call[T], err error) *call[T] {
 func (q *Queue[T]) workAlone(ctx context.Context, r *Request[T], c *call[T]) {
 	stop := func() bool { return true }
 	if ctx.Done() != nil {
-		stop = context.AfterFunc(ctx, func() { q.leave(ctx, r) })
+		use := r.uses // this may run late, when the request is another's
+		stop = context.AfterFunc(ctx, func() { q.leave(ctx, r, use) })
 	}
 	err := q.express.Send(c.ctx, c.batch)
 	stop()
@@ -409,7 +415,7 @@ func (q *Queue[T]) expire(now time.Time) {
 		}
 		c.clock = clock{}
 		if c.left {
-			q.express.Interrupt()
+			c.interrupt(q.express)
 		} else if !q.heard.After(c.sent) {
 			counts, opens := q.breaker.silent(now)
 			c.silent = counts

@@ -181,6 +181,7 @@ func TestTheSenderHearsThatNobodyWaits(t *testing.T) {
 		time.Sleep(10 * ms)
 		cancel()
 		wg.Wait()
+		synctest.Wait()
 		slices.Sort(s.late)
 		require.Equal(t, []int{1, 2}, s.late)
 	})

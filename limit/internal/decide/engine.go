@@ -45,7 +45,7 @@ func (o Outcome) Result(limit, n int64, what What) fetch.Result {
 // Start is the time before which the tokens may not be used.
 func (o Outcome) Start() time.Duration { return micros(o.Delay) }
 
-// Wait waits for d, or until ctx ends, and returns the cause of that.
+// Wait waits for d, or until ctx ends, and returns its error and the cause of that.
 func Wait(ctx context.Context, d time.Duration) error {
 	if d <= 0 {
 		return nil
@@ -56,7 +56,10 @@ func Wait(ctx context.Context, d time.Duration) error {
 	case <-timer.C:
 		return nil
 	case <-ctx.Done():
-		return fmt.Errorf("limit: wait for a place: %w", context.Cause(ctx))
+		if cause := context.Cause(ctx); !errors.Is(cause, ctx.Err()) {
+			return fmt.Errorf("limit: wait for a place: %w: %w", ctx.Err(), cause)
+		}
+		return fmt.Errorf("limit: wait for a place: %w", ctx.Err())
 	}
 }
 
