@@ -157,7 +157,7 @@ func TestReplayOfWhatIsNoLogIsAnErrorAndNotWrongUsage(t *testing.T) {
 	t.Parallel()
 	for log, want := range map[string]string{
 		"testdata/none.log": "no such file",
-		"testdata":          "is a directory",
+		".":                 "is a directory",
 		"../../go.mod":      "no request in",
 	} {
 		_, _, err := replayed(t.Context(), nil, log, "--capacity", "3", "--rate", "10/m")
