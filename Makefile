@@ -117,6 +117,10 @@ scale: ensure-redis ## What very many buckets cost (SCALE, see test/scale/README
 fuzz: ensure-redis ## Every fuzz test for FUZZTIME
 	scripts/fuzz.sh $(FUZZTIME)
 
+.PHONY: config-docs
+config-docs: ## docs/configuration.md and the JSON Schema, from the structs that a configuration is decoded into
+	go test -count=1 -run TestReferenceAndSchemaAreThoseOfTheStructs ./internal/config -args -write
+
 .PHONY: proto
 proto: $(BIN)/protoc-gen-go $(BIN)/protoc-gen-go-grpc ## Generate the Go code of api/ (needs protoc: apt install protobuf-compiler)
 	PATH="$(CURDIR)/$(BIN):$$PATH" protoc -I api --go_out=api --go_opt=paths=source_relative \

@@ -1,8 +1,6 @@
 package election
 
 import (
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -56,40 +54,6 @@ func TestValidateNamesFieldRangeAndValue(t *testing.T) {
 			for _, want := range test.want {
 				require.ErrorContains(t, err, want)
 			}
-		})
-	}
-}
-
-func TestDialRefusesBadConfigs(t *testing.T) {
-	t.Parallel()
-	empty := filepath.Join(t.TempDir(), "empty.pem")
-	require.NoError(t, os.WriteFile(empty, nil, 0o600))
-	good := []string{"127.0.0.1:2379"}
-	tests := map[string]struct {
-		cfg  DialConfig
-		want string
-	}{
-		"no endpoint":      {DialConfig{}, "Endpoints"},
-		"no port":          {DialConfig{Endpoints: []string{"localhost:1", "localhost"}}, "Endpoints[1]"},
-		"bad port":         {DialConfig{Endpoints: []string{"localhost:65536"}}, "Endpoints[0]"},
-		"no host":          {DialConfig{Endpoints: []string{":2379"}}, "Endpoints[0]"},
-		"path":             {DialConfig{Endpoints: []string{"http://localhost:2379/x"}}, "Endpoints[0]"},
-		"scheme":           {DialConfig{Endpoints: []string{"redis://localhost:2379"}}, "Endpoints[0]"},
-		"mixed":            {DialConfig{Endpoints: []string{"https://a:1", "http://b:1"}}, "all use TLS or none"},
-		"clear with TLS":   {DialConfig{Endpoints: []string{"http://a:1"}, TLS: TLSConfig{CA: empty}}, "not be encrypted"},
-		"no password":      {DialConfig{Endpoints: good, Username: "u"}, "Password"},
-		"no username":      {DialConfig{Endpoints: good, Password: "p"}, "Username"},
-		"cert without key": {DialConfig{Endpoints: good, TLS: TLSConfig{Cert: "c"}}, "TLS.Key"},
-		"no CA file":       {DialConfig{Endpoints: good, TLS: TLSConfig{CA: "/nonexistent"}}, "TLS.CA"},
-		"empty CA file":    {DialConfig{Endpoints: good, TLS: TLSConfig{CA: empty}}, "no certificate"},
-		"empty key pair":   {DialConfig{Endpoints: good, TLS: TLSConfig{Cert: empty, Key: empty}}, "TLS.Cert and TLS.Key"},
-	}
-	for name, test := range tests {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			_, err := Dial(test.cfg)
-			require.ErrorContains(t, err, test.want)
-			require.ErrorContains(t, err, "election: ")
 		})
 	}
 }

@@ -16,6 +16,8 @@ import (
 	"github.com/stretchr/testify/require"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"github.com/tokenrefill/refiller/internal/credential"
+	"github.com/tokenrefill/refiller/internal/etcdconn"
 	"github.com/tokenrefill/refiller/internal/faultproxy"
 	"github.com/tokenrefill/refiller/internal/testenv"
 )
@@ -181,9 +183,9 @@ func TestAnOperatorEndsATermByDeletingTheKeyOrTheLease(t *testing.T) {
 func TestElectionsGoOnWhenEtcdLosesItsLeader(t *testing.T) {
 	t.Parallel()
 	etcd := testenv.Etcd(t, 3)
-	a := contest(t, dial(t, DialConfig{Endpoints: etcd.Endpoints()}), "a")
+	a := contest(t, dial(t, etcdconn.Options{Endpoints: etcd.Endpoints()}), "a")
 	term := await(t, a.led, "term")
-	b := contest(t, dial(t, DialConfig{Endpoints: etcd.Endpoints()}), "b")
+	b := contest(t, dial(t, etcdconn.Options{Endpoints: etcd.Endpoints()}), "b")
 	awaitRole(t, b, RoleStandby)
 	raft, ok := etcd.Leader(t.Context())
 	require.True(t, ok)
@@ -197,7 +199,7 @@ func TestElectionsGoOnWhenEtcdLosesItsLeader(t *testing.T) {
 func TestATermEndsWithoutAMajorityAndReturnsWithIt(t *testing.T) {
 	t.Parallel()
 	etcd := testenv.Etcd(t, 3)
-	c := contest(t, dial(t, DialConfig{Endpoints: etcd.Endpoints()}), "a")
+	c := contest(t, dial(t, etcdconn.Options{Endpoints: etcd.Endpoints()}), "a")
 	term := await(t, c.led, "term")
 	members := etcd.Members()
 	members[0].Kill()
@@ -215,7 +217,7 @@ func TestATermEndsWithoutAMajorityAndReturnsWithIt(t *testing.T) {
 func cutOff(t *testing.T, etcd *testenv.EtcdCluster) (*faultproxy.Proxy, *clientv3.Client) {
 	t.Helper()
 	proxy := testenv.Proxy(t, etcd.Members()[0].Addr(), 0)
-	return proxy, dial(t, DialConfig{Endpoints: []string{proxy.Addr()}})
+	return proxy, dial(t, etcdconn.Options{Endpoints: []string{proxy.Addr()}})
 }
 
 func TestACutOffLeaderStopsBeforeAnotherWins(t *testing.T) {
@@ -316,7 +318,7 @@ func TestCandidatesLogIn(t *testing.T) {
 	_, err = root.UserGrantRole(t.Context(), "alice", "candidate")
 	require.NoError(t, err)
 
-	alice := DialConfig{Endpoints: etcd.Endpoints(), Username: "alice", Password: "secret"}
+	alice := etcdconn.Options{Endpoints: etcd.Endpoints(), Username: "alice", Password: credential.Plain("secret")}
 	a := contest(t, dial(t, alice), "a")
 	await(t, a.led, "first term")
 	b := contest(t, dial(t, alice), "b")
@@ -325,8 +327,8 @@ func TestCandidatesLogIn(t *testing.T) {
 	term := await(t, b.led, "second term")
 	require.NoError(t, term.ctx.Err())
 
-	for name, cfg := range map[string]DialConfig{
-		"wrong password": {Endpoints: etcd.Endpoints(), Username: "alice", Password: "wrong"},
+	for name, cfg := range map[string]etcdconn.Options{
+		"wrong password": {Endpoints: etcd.Endpoints(), Username: "alice", Password: credential.Plain("wrong")},
 		"no login":       {Endpoints: etcd.Endpoints()},
 	} {
 		c := contest(t, dial(t, cfg), name)
@@ -343,17 +345,17 @@ func TestCandidatesUseTLS(t *testing.T) {
 	t.Parallel()
 	certs := testenv.NewCerts(t)
 	etcd := testenv.Etcd(t, 1, testenv.WithTLS(certs))
-	a := contest(t, dial(t, DialConfig{
+	a := contest(t, dial(t, etcdconn.Options{
 		Endpoints: etcd.Endpoints(),
-		TLS:       TLSConfig{CA: certs.CAFile, Cert: certs.ClientCert, Key: certs.ClientKey},
+		TLS:       credential.TLS{CA: certs.CAFile, Cert: certs.ClientCert, Key: certs.ClientKey},
 	}), "a")
 	await(t, a.led, "term")
-	b := contest(t, dial(t, DialConfig{
+	b := contest(t, dial(t, etcdconn.Options{
 		Endpoints: []string{etcd.Members()[0].Addr()}, // without a scheme
-		TLS:       TLSConfig{CA: certs.CAFile, Cert: certs.ClientCert, Key: certs.ClientKey},
+		TLS:       credential.TLS{CA: certs.CAFile, Cert: certs.ClientCert, Key: certs.ClientKey},
 	}), "b")
 	awaitRole(t, b, RoleStandby)
-	stranger := contest(t, dial(t, DialConfig{Endpoints: etcd.Endpoints(), TLS: TLSConfig{CA: certs.CAFile}}), "c")
+	stranger := contest(t, dial(t, etcdconn.Options{Endpoints: etcd.Endpoints(), TLS: credential.TLS{CA: certs.CAFile}}), "c")
 	require.Eventually(t, func() bool { return stranger.State().Err != nil }, patience, 5*time.Millisecond)
 }
 
@@ -363,8 +365,8 @@ func TestDialDoesNotWaitForEtcd(t *testing.T) {
 	etcd := testenv.Etcd(t, 1, testenv.WithPassword(password))
 	member := etcd.Members()[0]
 	member.Kill()
-	c := contest(t, dial(t, DialConfig{
-		Endpoints: etcd.Endpoints(), Username: testenv.EtcdUser, Password: password,
+	c := contest(t, dial(t, etcdconn.Options{
+		Endpoints: etcd.Endpoints(), Username: testenv.EtcdUser, Password: credential.Plain(password),
 	}), "a")
 	require.Eventually(t, func() bool { return c.State().Err != nil }, patience, 5*time.Millisecond)
 	member.Restart()
@@ -455,9 +457,9 @@ func TestRenewalsSurviveABrokenStream(t *testing.T) {
 	require.NoError(t, s.revoke(t.Context(), id))
 }
 
-func dial(t *testing.T, cfg DialConfig) *clientv3.Client {
+func dial(t *testing.T, cfg etcdconn.Options) *clientv3.Client {
 	t.Helper()
-	client, err := Dial(cfg)
+	client, err := etcdconn.Open(cfg)
 	require.NoError(t, err)
 	t.Cleanup(func() {
 		if err := client.Close(); err != nil && !errors.Is(err, context.Canceled) {

@@ -8,6 +8,8 @@ import (
 	"os/signal"
 	"time"
 
+	clientv3 "go.etcd.io/etcd/client/v3"
+
 	"github.com/tokenrefill/refiller/election"
 )
 
@@ -15,7 +17,7 @@ import (
 func ExampleElector_Run() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	client, err := election.Dial(election.DialConfig{Endpoints: []string{"127.0.0.1:2379"}})
+	client, err := clientv3.New(clientv3.Config{Endpoints: []string{"127.0.0.1:2379"}})
 	if err != nil {
 		log.Print(err)
 		return

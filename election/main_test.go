@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/tokenrefill/refiller/internal/etcdconn"
 )
 
 // candidateEndpoints names the environment variable that turns the test program into a candidate, for tests that stop
@@ -33,7 +35,7 @@ func TestMain(m *testing.M) {
 
 // candidate leads until the process is killed. It prints each millisecond at which it is trusted, as it acts.
 func candidate(endpoints []string) error {
-	client, err := Dial(DialConfig{Endpoints: endpoints})
+	client, err := etcdconn.Open(etcdconn.Options{Endpoints: endpoints})
 	if err != nil {
 		return err
 	}

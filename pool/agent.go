@@ -76,6 +76,7 @@ type AgentState struct {
 	Voids    int64  // eras begun because a clock was wrong
 	Away     string // why Redis doesn't answer; empty while it does
 	Cut      string // why etcd doesn't answer; empty while it does
+	Conflict bool   // other pools are in force under the version of ours
 	Shares   []Share
 }
 
@@ -290,11 +291,13 @@ func (a *Agent) propose(ctx context.Context, config entry) error {
 	a.mu.Lock()
 	ours := a.settings
 	a.mu.Unlock()
+	a.note(func(s *AgentState) { s.Conflict = false })
 	if config.revision > 0 {
 		if theirs, err := decodeSettings(config.value); err != nil {
 			a.log.Error("settings in etcd can't be read: they are replaced", "error", err)
 		} else if theirs.Version >= ours.Version {
 			if theirs.Version == ours.Version && !theirs.Equal(ours) {
+				a.note(func(s *AgentState) { s.Conflict = true })
 				a.log.Warn("pools changed under the same version and are ignored: raise the config's version", "version", ours.Version)
 			}
 			return nil

@@ -109,11 +109,12 @@ type (
 		Pools   []poolRecord `json:"pools"`
 	}
 	poolRecord struct {
-		Name     string         `json:"name"`
-		Rate     string         `json:"rate"`
-		Capacity int64          `json:"capacity"`
-		Interval string         `json:"interval"`
-		Regions  []regionRecord `json:"regions"`
+		Name       string         `json:"name"`
+		Rate       string         `json:"rate"`
+		Capacity   int64          `json:"capacity"`
+		Interval   string         `json:"interval"`
+		FloorShare int64          `json:"floor_share,omitempty"` // percent; left out: DefaultFloorShare
+		Regions    []regionRecord `json:"regions"`
 	}
 	regionRecord struct {
 		Name    string `json:"name"`
@@ -135,6 +136,9 @@ func (s Settings) encode() string {
 	rec := settingsRecord{Version: s.Version, Pools: []poolRecord{}}
 	for _, p := range s.Pools {
 		pr := poolRecord{Name: p.Name, Rate: p.Rate.String(), Capacity: p.Capacity, Interval: p.interval().String()}
+		if p.floorShare() != DefaultFloorShare {
+			pr.FloorShare = p.floorShare()
+		}
 		for _, r := range p.Regions {
 			pr.Regions = append(pr.Regions, regionRecord{r.Name, r.Weight, rate(r.Floor), r.Burst, rate(r.Ceiling)})
 		}
@@ -168,7 +172,7 @@ func decodeSettings(text string) (Settings, error) {
 		return r
 	}
 	for _, pr := range rec.Pools {
-		p := Pool{Name: pr.Name, Rate: rate(pr.Rate), Capacity: pr.Capacity}
+		p := Pool{Name: pr.Name, Rate: rate(pr.Rate), Capacity: pr.Capacity, FloorShare: pr.FloorShare}
 		if p.Interval, err = keep(err)(time.ParseDuration(pr.Interval)); err != nil {
 			return Settings{}, fmt.Errorf("%w: settings: pool %q: %w", ErrRecord, pr.Name, err)
 		}

@@ -19,7 +19,7 @@
 //
 // # Why the rate is never exceeded
 //
-//   - Floors are reserved: together they are at most [FloorShare] of the rate, and
+//   - Floors are reserved: together they are at most the pool's FloorShare of the rate, and
 //     nobody else is ever given them.
 //   - Shrink before grow: a rate counts against the pool until the region has
 //     acknowledged a smaller one, by the fence read back from its Redis, or until

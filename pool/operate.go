@@ -57,6 +57,18 @@ func Lift(ctx context.Context, client *clientv3.Client, prefix, region string) e
 	return err
 }
 
+// ReadSettings reads the settings in force below a prefix; found is false if there are none.
+func ReadSettings(ctx context.Context, client *clientv3.Client, prefix string) (s Settings, found bool, err error) {
+	entries, _, err := newEtcdRegistry(client, prefix).load(ctx, configKey)
+	if err != nil || len(entries) == 0 {
+		return Settings{}, false, err
+	}
+	if s, err = decodeSettings(entries[0].value); err != nil {
+		return Settings{}, true, fmt.Errorf("%s: %w", configKey, err)
+	}
+	return s, true, nil
+}
+
 // Status is what etcd holds of all pools below a prefix.
 type Status struct {
 	Version int64        `json:"version"` // of the settings in force

@@ -15,8 +15,8 @@ import (
 const (
 	MaxRegions = 100 // regions of one pool
 	MaxName    = 128 // bytes of a pool's or region's name
-	// FloorShare is φ: the part of a pool's rate that floors may take together.
-	FloorShare = 0.2
+	// DefaultFloorShare is φ in percent: the part of a pool's rate that floors may take together.
+	DefaultFloorShare = 20
 )
 
 // ErrPool is returned for a pool that can't be served; a FieldError says why.
@@ -49,13 +49,16 @@ type Pool struct {
 	Capacity int64         // C: never exceeded by the capacities in force together
 	Interval time.Duration // refill interval; 0 means policy.DefaultInterval
 	Regions  []Region      // at least one; names are distinct
+	// FloorShare is φ: how many percent of the rate floors may take together, 1 to 100; 0 means DefaultFloorShare. What
+	// floors take is always their regions', and can't move to where the demand is.
+	FloorShare int64
 }
 
 // Region is a region's part in a pool.
 type Region struct {
 	Name    string
 	Weight  int64       // 1 to MaxWeight: its part of what is short or spare
-	Floor   policy.Rate // always its own; zero: its part, by weight, of FloorShare of the rate
+	Floor   policy.Rate // always its own; zero: its part, by weight, of the pool's FloorShare of the rate
 	Burst   int64       // its bucket's capacity; 0: its part, by weight, of the pool's capacity
 	Ceiling policy.Rate // the most it gets; zero: no limit
 }
@@ -81,6 +84,9 @@ func (p Pool) Validate() error {
 	}
 	if err := p.Rate.Validate(); err != nil {
 		bad("", "rate", "%v", err)
+	}
+	if p.FloorShare < 0 || p.FloorShare > 100 {
+		bad("", "floor_share", "%d is not from 1 to 100 percent", p.FloorShare)
 	}
 	if n := len(p.Regions); n < 1 || n > MaxRegions {
 		bad("", "regions", "%d of them: want 1 to %d", n, MaxRegions)
@@ -136,9 +142,9 @@ func (p Pool) validateSums(bad func(region, field, format string, args ...any)) 
 			bad(p.Regions[i].Name, "ceiling", "%s is below the floor", p.Regions[i].Ceiling)
 		}
 	}
-	if most := int64(FloorShare * float64(u.total)); floors > most {
-		bad("", "regions", "the floors are %.4g of the rate together: want at most %g, since the rest is what can be shared",
-			float64(floors)/float64(u.total), FloorShare)
+	if floors > p.floorsAtMost() {
+		bad("", "regions", "the floors are %.4g %% of the rate together: want at most floor_share, %d %%, since the rest is what can be shared",
+			100*float64(floors)/float64(u.total), p.floorShare())
 	}
 	if bursts > p.Capacity {
 		bad("", "regions", "the bursts are %d together: want at most the capacity, %d", bursts, p.Capacity)
@@ -151,6 +157,16 @@ func (p Pool) interval() time.Duration {
 	}
 	return p.Interval
 }
+
+func (p Pool) floorShare() int64 {
+	if p.FloorShare == 0 {
+		return DefaultFloorShare
+	}
+	return p.FloorShare
+}
+
+// floorsAtMost is φR: what floors may take together, in the pool's units.
+func (p Pool) floorsAtMost() int64 { return mulDiv(p.unit().total, p.floorShare(), 100) }
 
 // maxElapsed is e_max in microseconds: the longest stretch that one refill
 // credits.
@@ -203,7 +219,7 @@ func (p Pool) parts() []part {
 	for i, r := range p.Regions {
 		parts[i] = part{weight: r.Weight, floor: u.of(r.Floor), ceiling: u.of(r.Ceiling), burst: r.Burst}
 		if r.Floor == (policy.Rate{}) {
-			parts[i].floor = mulDiv(int64(FloorShare*float64(u.total)), r.Weight, weights)
+			parts[i].floor = mulDiv(p.floorsAtMost(), r.Weight, weights)
 		}
 		if r.Burst == 0 {
 			parts[i].burst = mulDiv(p.Capacity, r.Weight, weights)

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tokenrefill/refiller/election"
+	"github.com/tokenrefill/refiller/internal/etcdconn"
 	"github.com/tokenrefill/refiller/internal/faultproxy"
 	"github.com/tokenrefill/refiller/internal/testenv"
 	"github.com/tokenrefill/refiller/lua"
@@ -57,7 +58,7 @@ func realPools(t *testing.T, p Pool) map[string]*area {
 		proxy := testenv.Proxy(t, etcd.Members()[0].Addr(), 0)
 		a.proxy = proxy
 		require.NoError(t, proxy.Delay(faultproxy.Both, 20*time.Millisecond, 5*time.Millisecond)) // 40 ms there and back
-		client, err := election.Dial(election.DialConfig{Endpoints: []string{proxy.Addr()}})
+		client, err := etcdconn.Open(etcdconn.Options{Endpoints: []string{proxy.Addr()}})
 		require.NoError(t, err)
 		t.Cleanup(func() { _ = client.Close() })
 		log := hclog.New(&hclog.LoggerOptions{Name: r.Name, Level: level})

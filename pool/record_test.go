@@ -96,7 +96,8 @@ func TestPoolsAreValidatedAsAWhole(t *testing.T) {
 		"BadName":          {func(p *Pool) { p.Name = "a b" }, "name", "letters"},
 		"RegionTwice":      {func(p *Pool) { p.Regions[1].Name = "ap" }, "name", "twice"},
 		"Weight":           {func(p *Pool) { p.Regions[0].Weight = 0 }, "weight", "whole number from 1"},
-		"FloorsTooHigh":    {func(p *Pool) { p.Regions[0].Floor = policy.PerSecond(51) }, "regions", "0.2"},
+		"FloorsTooHigh":    {func(p *Pool) { p.Regions[0].Floor = policy.PerSecond(51) }, "regions", "20.1 % of the rate together: want at most floor_share, 20 %"},
+		"FloorShare":       {func(p *Pool) { p.FloorShare = 101 }, "floor_share", "from 1 to 100"},
 		"BurstsTooHigh":    {func(p *Pool) { p.Regions[0].Burst = 1000 }, "regions", "at most the capacity, 3000"},
 		"BurstTooSmall":    {func(p *Pool) { p.Regions[0].Burst = 399 }, "burst", "below 400"},
 		"CapacityTooSmall": {func(p *Pool) { p.Capacity = 1000 }, "burst", "two refill intervals"},
@@ -116,6 +117,17 @@ func TestPoolsAreValidatedAsAWhole(t *testing.T) {
 			require.ErrorContains(t, err, test.says)
 		})
 	}
+	p := simPool("payments")
+	p.FloorShare, p.Regions[0].Floor = 40, policy.PerSecond(200)
+	require.NoError(t, p.Validate())
+	decoded, err := decodeSettings(Settings{Pools: []Pool{p}}.record())
+	require.NoError(t, err)
+	require.EqualValues(t, 40, decoded.Pools[0].FloorShare)
+	require.Equal(t, Settings{Pools: []Pool{simPool("payments")}}.record(), func() string {
+		same := simPool("payments")
+		same.FloorShare = DefaultFloorShare
+		return Settings{Pools: []Pool{same}}.record()
+	}(), "the default is what isn't said")
 	require.ErrorIs(t, Settings{Pools: []Pool{simPool("a"), simPool("a")}}.Validate(), ErrPool)
 	require.ErrorIs(t, Timing{Report: time.Millisecond, Lease: time.Second}.Validate(), ErrPool)
 	require.ErrorIs(t, Timing{Report: time.Second, Lease: time.Second}.Validate(), ErrPool)

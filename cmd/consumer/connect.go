@@ -8,13 +8,11 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/tokenrefill/refiller/fetch"
+	"github.com/tokenrefill/refiller/internal/fields"
 	"github.com/tokenrefill/refiller/internal/redisconn"
 )
 
 const (
-	redisEnv     = "REFILLER_REDIS_URL"
-	defaultRedis = "redis://127.0.0.1:6379/0"
-
 	// callDeadline bounds a call. It is far above the SDK's, since a command
 	// starts with a new connection, and someone at a terminal would rather wait
 	// than guess whether tokens were taken.
@@ -23,31 +21,35 @@ const (
 	closeDeadline = 3 * time.Second
 )
 
-// connection is where a command finds Redis.
+// connection is where a command finds Redis, and how it logs in.
 type connection struct {
-	getenv func(string) string
-	url    string
+	environ fields.Environment
+	laid    []fields.Override // by flags
 }
 
+// addFlags adds a flag for each variable that says how to reach Redis.
 func (c *connection) addFlags(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&c.url, "redis", "",
-		"address of Redis: "+redisconn.Forms+" (default $"+redisEnv+", then "+defaultRedis+")")
+	for _, v := range redisconn.Variables() {
+		if name := v.Flag(); name != "" {
+			cmd.Flags().Var(value{"string", "", func(text string) error {
+				c.laid = append(c.laid, fields.Override{Source: "--" + name, Field: v.Field, Value: text})
+				return nil
+			}}, name, v.Usage())
+		}
+	}
 }
 
-// open returns a client, which connects when it is first used. The flag beats the environment.
+// open returns a client, which connects when it is first used. Flags beat the environment. A pool size of 0 is the
+// default.
 func (c *connection) open(poolSize int) (redis.UniversalClient, error) {
-	address := defaultRedis
-	if v := c.getenv(redisEnv); v != "" {
-		address = v
-	}
-	if c.url != "" {
-		address = c.url
-	}
-	url, err := redisconn.ParseURL(address)
+	o, err := redisconn.FromCommandLine(c.environ, c.laid...)
 	if err != nil {
-		return nil, err
+		return nil, usageError{err}
 	}
-	return redisconn.Open(redisconn.Options{URL: url, PoolSize: poolSize})
+	if poolSize > 0 {
+		o.PoolSize = poolSize
+	}
+	return redisconn.Open(o)
 }
 
 // with runs do with a client of the SDK and closes what it opened.

@@ -34,7 +34,7 @@ type load struct {
 }
 
 func newLoadCommand(e env) *cobra.Command {
-	conn, out, rate, progress := connection{getenv: e.getenv}, output{}, "", false
+	conn, out, rate, progress := connection{environ: e.environ}, output{}, "", false
 	l := load{tokens: 1, concurrency: 10, duration: 10 * time.Second}
 	cmd := &cobra.Command{
 		Use:   "load KEY",

@@ -62,7 +62,7 @@ func TestAnInterruptedLoadReports(t *testing.T) {
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		args := []string{"load", "checkout", "--duration", "1h", "--progress", "--redis", server.URL()}
-		code <- run(ctx, args, func(string) string { return "" }, strings.NewReader(""), &stdout, &progress)
+		code <- run(ctx, args, nil, strings.NewReader(""), &stdout, &progress)
 	})
 	require.Eventually(t, func() bool { return strings.Contains(progress.String(), "takes/s") }, 20*time.Second, time.Millisecond)
 	cancel()

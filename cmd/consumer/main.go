@@ -7,6 +7,7 @@ import (
 	"os/signal"
 	"syscall"
 
+	"github.com/tokenrefill/refiller/internal/fields"
 	"github.com/tokenrefill/refiller/internal/redisconn"
 )
 
@@ -14,5 +15,5 @@ func main() {
 	redisconn.SetLogger(nil) // what it has to say is in the errors
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // a second signal ends the process at once
-	os.Exit(run(ctx, os.Args[1:], os.Getenv, os.Stdin, os.Stdout, os.Stderr))
+	os.Exit(run(ctx, os.Args[1:], fields.EnvironmentOf(os.Environ()), os.Stdin, os.Stdout, os.Stderr))
 }

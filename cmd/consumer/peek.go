@@ -10,7 +10,7 @@ import (
 )
 
 func newPeekCommand(e env) *cobra.Command {
-	conn, out := connection{getenv: e.getenv}, output{}
+	conn, out := connection{environ: e.environ}, output{}
 	cmd := &cobra.Command{
 		Use:   "peek KEY",
 		Short: "Show what a bucket holds; takes nothing",

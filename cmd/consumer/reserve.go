@@ -14,7 +14,7 @@ import (
 )
 
 func newReserveCommand(e env) *cobra.Command {
-	conn, out, n := connection{getenv: e.getenv}, output{}, int64(1)
+	conn, out, n := connection{environ: e.environ}, output{}, int64(1)
 	ttl, id, debt := time.Duration(0), "", false
 	cmd := &cobra.Command{
 		Use:   "reserve KEY --ttl TIME",
@@ -95,7 +95,7 @@ func newCancelCommand(e env) *cobra.Command {
 // newEndCommand makes a command that ends a reservation of which used tokens were
 // used.
 func newEndCommand(e env, used *int64) *cobra.Command {
-	conn, out := connection{getenv: e.getenv}, output{}
+	conn, out := connection{environ: e.environ}, output{}
 	cmd := &cobra.Command{
 		Args: usageArgs(func(_ *cobra.Command, args []string) error {
 			if len(args) != 2 {

@@ -5,12 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 
 	"github.com/spf13/cobra"
 
 	"github.com/tokenrefill/refiller/fetch"
 	"github.com/tokenrefill/refiller/internal/build"
+	"github.com/tokenrefill/refiller/internal/cli"
+	"github.com/tokenrefill/refiller/internal/fields"
 	"github.com/tokenrefill/refiller/internal/redisconn"
 )
 
@@ -24,10 +25,10 @@ const (
 
 // env is what a command may touch of the process.
 type env struct {
-	getenv func(string) string
-	stdin  io.Reader
-	stdout io.Writer
-	stderr io.Writer
+	environ fields.Environment
+	stdin   io.Reader
+	stdout  io.Writer
+	stderr  io.Writer
 }
 
 // commands makes the subcommands, in the order in which the help lists them.
@@ -43,6 +44,7 @@ var commands = []func(env) *cobra.Command{
 	newServeCommand,
 	newLoadCommand,
 	func(e env) *cobra.Command { return newReplayCommand(e.stdin, e.stdout, e.stderr) },
+	func(e env) *cobra.Command { return withoutArgs(cli.VersionCommand("consumer", e.stdout)) },
 }
 
 func init() {
@@ -53,9 +55,9 @@ func init() {
 var errDenied = errors.New("denied")
 
 // run runs the command that the arguments name and returns the exit code.
-func run(ctx context.Context, args []string, getenv func(string) string, stdin io.Reader, stdout, stderr io.Writer) int {
-	root := newRootCommand(env{getenv: getenv, stdin: stdin, stdout: stdout, stderr: stderr})
-	root.SetArgs(args)
+func run(ctx context.Context, args []string, environ fields.Environment, stdin io.Reader, stdout, stderr io.Writer) int {
+	root := newRootCommand(env{environ, stdin, stdout, stderr})
+	root.SetArgs(cli.Args(args))
 	err := root.ExecuteContext(ctx)
 	switch {
 	case err == nil:
@@ -79,8 +81,7 @@ func run(ctx context.Context, args []string, getenv func(string) string, stdin i
 func isUsage(err error) bool {
 	var usage usageError
 	return errors.As(err, &usage) || errors.Is(err, fetch.ErrInvalidKey) || errors.Is(err, fetch.ErrInvalidAmount) ||
-		errors.Is(err, fetch.ErrInvalidTTL) || errors.Is(err, fetch.ErrInvalidID) ||
-		errors.Is(err, redisconn.ErrURL) || errors.Is(err, redisconn.ErrOptions)
+		errors.Is(err, fetch.ErrInvalidTTL) || errors.Is(err, fetch.ErrInvalidID)
 }
 
 // advice says what to do about an error.
@@ -101,8 +102,8 @@ func advice(err error) string {
 	case errors.Is(err, fetch.ErrIDInUse):
 		return "The id stands for a reservation of another number of tokens, or for one that has ended: choose another (--id)."
 	case errors.Is(err, fetch.ErrUnavailable):
-		const check = "Check that Redis runs and that --redis or " + redisEnv + " has its address and password."
-		if op := (*net.OpError)(nil); errors.As(err, &op) && op.Op == "dial" {
+		const check = "Check that Redis runs, and that its address and credentials are right (--redis and so on, or REFILLER_REDIS_ variables)."
+		if redisconn.Unsent(err) {
 			return check
 		}
 		return check + " The command may have had its effect."
@@ -119,7 +120,7 @@ func newRootCommand(e env) *cobra.Command {
 		Version:       build.Version(),
 		SilenceUsage:  true,
 		SilenceErrors: true,
-		Args:          usageArgs(cobra.NoArgs),
+		Args:          usageArgs(cli.UnknownCommand),
 		RunE: func(*cobra.Command, []string) error {
 			return usageError{errors.New("which command?")}
 		},
@@ -133,6 +134,12 @@ func newRootCommand(e env) *cobra.Command {
 		root.AddCommand(command(e))
 	}
 	return root
+}
+
+// withoutArgs makes a command refuse arguments.
+func withoutArgs(cmd *cobra.Command) *cobra.Command {
+	cmd.Args = usageArgs(cobra.NoArgs)
+	return cmd
 }
 
 // usageArgs makes a check of positional arguments report wrong usage.

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tokenrefill/refiller/internal/faultproxy"
+	"github.com/tokenrefill/refiller/internal/fields"
 	"github.com/tokenrefill/refiller/internal/testenv"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
@@ -34,8 +35,8 @@ func (o outcome) json(t *testing.T) map[string]any {
 // consumer runs the program in an environment that names the Redis server at url.
 func consumer(ctx context.Context, url string, args ...string) outcome {
 	var stdout, stderr bytes.Buffer
-	getenv := func(name string) string { return map[string]string{redisEnv: url}[name] }
-	code := run(ctx, args, getenv, strings.NewReader(""), &stdout, &stderr)
+	environ := fields.Environment{"REFILLER_REDIS_URL": url}
+	code := run(ctx, args, environ, strings.NewReader(""), &stdout, &stderr)
 	return outcome{code, stdout.String(), stderr.String()}
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -37,7 +38,7 @@ type serve struct {
 }
 
 func newServeCommand(e env) *cobra.Command {
-	s := serve{conn: connection{getenv: e.getenv}}
+	s := serve{conn: connection{environ: e.environ}}
 	s.options = sidecar.Options{Limits: sidecar.DefaultLimits(), Drain: sidecar.DefaultDrain()}
 	cmd := &cobra.Command{
 		Use:   "serve",
@@ -45,18 +46,18 @@ func newServeCommand(e env) *cobra.Command {
 		Long: "Serve buckets to programs that have no Go SDK, until SIGINT or SIGTERM: over HTTP with JSON (its description is at\n" +
 			"/openapi.yaml), over gRPC (refiller.v1.Buckets, with health and reflection), and to Envoy as its rate limit service.\n\n" +
 			"An address is host:port or unix:/path; flags for addresses and files may be repeated. Whoever reaches an address can\n" +
-			"take and return tokens: beyond loopback and Unix sockets, ask for client certificates (--tls-client-ca).",
+			"take and return tokens: beyond loopback and Unix sockets, ask for client certificates (--tls-client-ca).\n\n" +
+			"Each flag has a variable, which counts where the flag isn't given; a list has commas between.",
 		Example: "  consumer serve\n" +
-			"  consumer serve --http unix:/run/buckets.sock --grpc ''\n" +
+			"  consumer serve --http unix:/run/buckets.sock --grpc none\n" +
 			"  consumer serve --grpc 0.0.0.0:8081 --tls-cert c.pem --tls-key k.pem --tls-client-ca ca.pem --envoy limits.yaml",
 		Args: usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return s.run(cmd, e) },
 	}
 	f, o := cmd.Flags(), &s.options
-	f.StringArrayVar(&o.HTTP, "http", []string{"127.0.0.1:8080"}, "address for HTTP; '' for none")
-	f.StringArrayVar(&o.GRPC, "grpc", []string{"127.0.0.1:8081"}, "address for gRPC and Envoy; '' for none")
+	f.StringArrayVar(&o.HTTP, "http", []string{"127.0.0.1:8080"}, "address for HTTP, or none")
+	f.StringArrayVar(&o.GRPC, "grpc", []string{"127.0.0.1:8081"}, "address for gRPC and Envoy, or none")
 	f.StringArrayVar(&o.Admin, "admin", nil, "address for probes and metrics alone, over plain HTTP: they are there at --http too, with the buckets")
-	s.conn.addFlags(cmd)
 	f.IntVar(&s.poolSize, "redis-connections", 2*redisconn.DefaultPoolSize, "most connections to each Redis server")
 	f.DurationVar(&s.deadline, "deadline", fetch.DefaultDeadline, "how long a call to Redis may take")
 	f.StringArrayVar(&s.policies, "metrics-policy", nil, "a bucket, or a prefix with a * behind it, that has a label of its own at /metrics; the others share one")
@@ -75,17 +76,22 @@ func newServeCommand(e env) *cobra.Command {
 	f.DurationVar(&o.Drain.Timeout, "drain-timeout", o.Drain.Timeout, "at the end, how long calls under way may take after that")
 	f.StringVar(&s.logLevel, "log-level", "info", "trace, debug, info, warn, error or off")
 	f.StringVar(&s.logFormat, "log-format", "text", "text or json")
+	describeVariables(cmd)
+	s.conn.addFlags(cmd)
 	return cmd
 }
 
 func (s *serve) run(cmd *cobra.Command, e env) error {
+	if err := fromEnvironment(cmd, e.environ); err != nil {
+		return err
+	}
 	log, err := s.logger(e)
 	if err != nil {
 		return err
 	}
 	redisconn.SetLogger(log.Named("redis"))
 	s.options.Logger = log
-	s.options.HTTP, s.options.GRPC = nonEmpty(s.options.HTTP), nonEmpty(s.options.GRPC)
+	s.options.HTTP, s.options.GRPC = given(s.options.HTTP), given(s.options.GRPC)
 	if most := s.options.Limits.Patience; s.deadline < time.Millisecond || s.deadline > most {
 		return usageError{fmt.Errorf("--deadline %s: want 1ms to %s, which is --client-timeout", s.deadline, most)}
 	}
@@ -172,13 +178,7 @@ func (s *serve) rateLimits(w sidecar.Windows) (*sidecar.RateLimits, error) {
 	return limits, nil
 }
 
-// nonEmpty drops the empty addresses, with which a flag says none.
-func nonEmpty(addresses []string) []string {
-	var out []string
-	for _, a := range addresses {
-		if strings.TrimSpace(a) != "" {
-			out = append(out, a)
-		}
-	}
-	return out
+// given drops the addresses that say none.
+func given(addresses []string) []string {
+	return slices.DeleteFunc(addresses, func(a string) bool { return strings.TrimSpace(a) == "" || a == "none" })
 }

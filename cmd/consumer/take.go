@@ -10,7 +10,7 @@ import (
 )
 
 func newTakeCommand(e env) *cobra.Command {
-	conn, out, n := connection{getenv: e.getenv}, output{}, int64(1)
+	conn, out, n := connection{environ: e.environ}, output{}, int64(1)
 	cmd := &cobra.Command{
 		Use:     "take KEY",
 		Short:   "Take tokens, all or none",

@@ -12,7 +12,7 @@ import (
 )
 
 func newTakeAllCommand(e env) *cobra.Command {
-	conn, out := connection{getenv: e.getenv}, output{}
+	conn, out := connection{environ: e.environ}, output{}
 	cmd := &cobra.Command{
 		Use:   "take-all KEY[=N]...",
 		Short: "Take tokens of several buckets, all or none",

@@ -13,7 +13,7 @@ import (
 )
 
 func newWaitCommand(e env) *cobra.Command {
-	conn, out, n, timeout := connection{getenv: e.getenv}, output{}, int64(1), time.Duration(0)
+	conn, out, n, timeout := connection{environ: e.environ}, output{}, int64(1), time.Duration(0)
 	cmd := &cobra.Command{
 		Use:   "wait KEY",
 		Short: "Take tokens as soon as they are there",

@@ -4,27 +4,29 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 
 	"github.com/spf13/cobra"
 
 	"github.com/tokenrefill/refiller/internal/config"
+	"github.com/tokenrefill/refiller/internal/fields"
 )
 
 func checkCommand(e env) *cobra.Command {
 	var output, shared string
 	cmd := &cobra.Command{
-		Use:   "check FILE",
+		Use:   "check FILE|-",
 		Short: "Validate a configuration",
-		Long: "Validate a configuration as run would read it, with REFILLER_ variables laid over it, and without connecting\n" +
-			"to anything. The exit code is 0, or 2 with every problem and its line on stderr. With -o json the answer is one\n" +
-			"object on stdout: file, ok, summary and problems (source, line, column, field, message). With --shared DOC the document\n" +
-			"DOC is laid over the file, as run --config-etcd does with the one in etcd.",
+		Long: "Validate a configuration as run would read it, with REFILLER_ variables laid over it, and without connecting to\n" +
+			"anything; - stands for stdin. The exit code is 0, or 2 with every problem and its line on stderr. With -o json the\n" +
+			"answer is one object on stdout: file, ok, summary and problems (source, line, column, field, message).\n\n" +
+			"With --shared DOC the document DOC is laid over the file, as run --config-etcd does with the one in etcd.",
 		Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(_ *cobra.Command, args []string) error {
-			if output != "text" && output != "json" {
-				return usageError{fmt.Errorf("--output %q: want text or json", output)}
+			if err := checkOutput(output); err != nil {
+				return err
 			}
 			return check(e, args[0], shared, output == "json")
 		},
@@ -42,21 +44,13 @@ type checked struct {
 	Problems config.Problems `json:"problems"`
 }
 
-func check(e env, path, sharedPath string, asJSON bool) error {
-	shared := config.Shared{Source: sharedPath}
-	if sharedPath != "" {
-		var err error
-		if shared.Data, err = os.ReadFile(sharedPath); err != nil {
-			return usageError{err}
-		}
+func check(e env, path, shared string, asJSON bool) error {
+	c, err := e.loadFile(path, shared, nil)
+	if path == "-" {
+		path = "stdin"
 	}
-	c, err := config.LoadShared(path, shared, e.getenv)
 	var problems config.Problems
 	if err != nil && !errors.As(err, &problems) {
-		var unreadable *fs.PathError
-		if errors.As(err, &unreadable) {
-			return usageError{err}
-		}
 		return err
 	}
 	if !asJSON {
@@ -80,4 +74,27 @@ func check(e env, path, sharedPath string, asJSON bool) error {
 		return writeErr
 	}
 	return err
+}
+
+// loadFile reads a configuration that an argument names, - for stdin, with the document in the file shared laid over it,
+// if that isn't empty, and then the environment and flags.
+func (e env) loadFile(path, shared string, flags []config.Override) (config.Config, error) {
+	source := config.Source{Path: path, Shared: config.Shared{Source: shared}, Env: e.environ, Flags: flags}
+	var err error
+	if path == "-" {
+		source.Path = "stdin"
+		if source.Data, err = io.ReadAll(io.LimitReader(e.stdin, fields.MaxSize+1)); err != nil {
+			return config.Config{}, fmt.Errorf("stdin: %w", err)
+		}
+	}
+	if shared != "" {
+		if source.Shared.Data, err = os.ReadFile(shared); err != nil {
+			return config.Config{}, usageError{err}
+		}
+	}
+	c, err := config.Load(source)
+	if unreadable := (*fs.PathError)(nil); errors.As(err, &unreadable) {
+		return c, usageError{err}
+	}
+	return c, err
 }

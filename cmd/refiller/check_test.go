@@ -5,9 +5,12 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/internal/fields"
 )
 
 const goodConfig = `redis: {url: "redis://127.0.0.1:6379/0"}
@@ -16,10 +19,10 @@ buckets:
 `
 
 // runWith runs the program with an environment and returns its exit code and output.
-func runWith(t *testing.T, environment map[string]string, args ...string) (code int, stdout, stderr string) {
+func runWith(t *testing.T, environ fields.Environment, args ...string) (code int, stdout, stderr string) {
 	t.Helper()
 	var out, errs bytes.Buffer
-	code = run(t.Context(), args, func(name string) string { return environment[name] }, &out, &errs)
+	code = run(t.Context(), args, environ, strings.NewReader(""), &out, &errs)
 	return code, out.String(), errs.String()
 }
 
@@ -74,6 +77,14 @@ func TestCheckReadsTheEnvironment(t *testing.T) {
 	require.Contains(t, stdout, "redis://u:xxxxx@other:6379")
 }
 
+func TestCheckReadsStdin(t *testing.T) {
+	var out, errs bytes.Buffer
+	require.Zero(t, run(t.Context(), []string{"check", "-"}, nil, strings.NewReader(goodConfig), &out, &errs))
+	require.Contains(t, out.String(), "stdin: ok: 1 bucket on ")
+	require.Equal(t, 2, run(t.Context(), []string{"check", "-"}, nil, strings.NewReader("\tversion: 1\n"), &out, &errs))
+	require.Equal(t, "stdin:1:1: not YAML: there is a tab: indent with spaces\n", errs.String())
+}
+
 func TestBadUsageExitsWithTwoAndAMessage(t *testing.T) {
 	for name, args := range map[string][]string{
 		"no command":      {},
@@ -114,7 +125,7 @@ func TestCheckLaysASharedDocumentOverTheFile(t *testing.T) {
 	require.Contains(t, stdout, "ok: 2 buckets on redis://127.0.0.1:6379, version 4")
 	code, _, stderr := check("version: 4\nbuckets: [{key: b, capacity: 10, rate: never}]\nlisten: :1\n")
 	require.Equal(t, 2, code)
-	require.Contains(t, stderr, shared+":3:1: listen: it is in each replica's file alone")
+	require.Contains(t, stderr, shared+":3:1: listen: unknown field: allowed are version")
 	code, _, stderr = runWith(t, nil, "check", "--shared", shared+"x", path)
 	require.Equal(t, 2, code)
 	require.Contains(t, stderr, "no such file")

@@ -14,7 +14,6 @@ import (
 
 	"github.com/tokenrefill/refiller/internal/config"
 	"github.com/tokenrefill/refiller/internal/dev"
-	"github.com/tokenrefill/refiller/internal/redisconn"
 )
 
 func devCommand(e env) *cobra.Command {
@@ -41,8 +40,7 @@ func devCommand(e env) *cobra.Command {
 			// A terminal that closes, and a reader of the output that goes away, end the playground as Ctrl-C does.
 			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGHUP, syscall.SIGPIPE)
 			defer stop()
-			redisconn.SetLogger(nil) // what matters comes back as errors
-			terminal, color := isTerminal(e.stdout) && e.getenv("TERM") != "dumb", e.getenv("NO_COLOR") == ""
+			terminal, color := isTerminal(e.stdout) && e.environ["TERM"] != "dumb", e.environ["NO_COLOR"] == ""
 			if err := regionsAlone(cmd); err != nil {
 				return err
 			}

@@ -14,6 +14,7 @@ import (
 	"github.com/tokenrefill/refiller/election"
 	"github.com/tokenrefill/refiller/internal/config"
 	"github.com/tokenrefill/refiller/internal/doctor"
+	"github.com/tokenrefill/refiller/internal/etcdconn"
 	"github.com/tokenrefill/refiller/internal/redisconn"
 )
 
@@ -23,7 +24,8 @@ const examineTimeout = 20 * time.Second
 var errUnwell = errors.New("something would keep a refiller from working: see above")
 
 func doctorCommand(e env) *cobra.Command {
-	var path, url, output string
+	conn := connection{env: e}
+	var output string
 	cmd := &cobra.Command{
 		Use:   "doctor",
 		Short: "Examine Redis and etcd, and tell what to do",
@@ -33,49 +35,45 @@ func doctorCommand(e env) *cobra.Command {
 			"if it may.",
 		Args: usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if output != "text" && output != "json" {
-				return usageError{fmt.Errorf("--output %q: want text or json", output)}
+			if err := checkOutput(output); err != nil {
+				return err
 			}
-			options, err := redisOptions(e, path, url)
+			cfg, err := conn.load()
 			if err != nil {
 				return err
 			}
-			var cfg config.Config
-			if path != "" {
-				if cfg, err = config.Load(path, e.getenv); err != nil && url == "" {
-					return err
-				}
-			}
 			ctx, cancel := context.WithTimeout(cmd.Context(), examineTimeout)
 			defer cancel()
-			rdb, err := redisconn.Open(options)
+			rdb, err := redisconn.Open(cfg.Redis)
 			if err != nil {
-				return fmt.Errorf("redis: %w", err)
+				return err
 			}
 			defer func() { _ = rdb.Close() }() // the examination is over
 			findings := doctor.Redis(ctx, rdb)
 			if len(cfg.Election.Endpoints) > 0 {
-				findings = append(findings, examineEtcd(ctx, cfg))
+				findings = append(findings, examineEtcd(ctx, cfg.Election.Etcd, cfg.RefillPrefix()))
 			}
-			acl := doctor.ACL("refiller", options.URL.Kind == redisconn.Cluster)
+			if cfg.RegistryApart() {
+				findings = append(findings, examineEtcd(ctx, cfg.PoolRegistry, cfg.PoolsPrefix()))
+			}
+			acl := doctor.ACL("refiller", cfg.Redis.URL.Kind == redisconn.Cluster)
 			return tell(e.stdout, output, findings, acl)
 		},
 	}
-	cmd.Flags().StringVarP(&path, "config", "c", "", "configuration file to take Redis and etcd from")
-	cmd.Flags().StringVar(&url, "redis", "", "URL of Redis (default redis://127.0.0.1:6379/0; $REFILLER_REDIS_URL)")
+	conn.addFlags(cmd, "redis", "etcd", "pool-registry")
 	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
 	return cmd
 }
 
-func examineEtcd(ctx context.Context, cfg config.Config) doctor.Finding {
-	client, err := dialEtcd(cfg.Election)
+func examineEtcd(ctx context.Context, e config.Etcd, prefix string) doctor.Finding {
+	client, err := etcdconn.Open(e.Options)
 	if err != nil {
 		return doctor.Etcd("", false, err)
 	}
 	defer func() { _ = client.Close() }() // the examination is over
 	ctx, cancel := context.WithTimeout(ctx, operateTimeout)
 	defer cancel()
-	leader, err := leaderOf(ctx, client, cfg.RefillPrefix())
+	leader, err := leaderOf(ctx, client, prefix)
 	return doctor.Etcd(leader.Identity, errors.Is(err, election.ErrNoLeader), err)
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/spf13/cobra"
 
+	"github.com/tokenrefill/refiller/internal/cli"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/override"
 	"github.com/tokenrefill/refiller/policy"
@@ -28,7 +29,7 @@ func limitCommand(e env) *cobra.Command {
 		Long: "Give single keys of templates a capacity and rate of their own, while everything runs: an override. What it doesn't name\n" +
 			"is as the template has it when the override is set. It counts from the key's next take on, for a bucket that exists too,\n" +
 			"refills nothing, and stands until it is unset, whatever later versions of the template say.",
-		Args: usageArgs(cobra.NoArgs),
+		Args: usageArgs(cli.UnknownCommand),
 		RunE: func(*cobra.Command, []string) error {
 			return usageError{errors.New("limit: which command? set, get, list or unset")}
 		},
@@ -38,7 +39,7 @@ func limitCommand(e env) *cobra.Command {
 }
 
 func limitSetCommand(e env) *cobra.Command {
-	op := operation{env: e, verb: "limit set"}
+	op := operation{connection: connection{env: e}, verb: "limit set"}
 	var capacity int64
 	var rate string
 	cmd := &cobra.Command{
@@ -71,7 +72,7 @@ func limitSetCommand(e env) *cobra.Command {
 }
 
 func limitUnsetCommand(e env) *cobra.Command {
-	op := operation{env: e, verb: "limit unset"}
+	op := operation{connection: connection{env: e}, verb: "limit unset"}
 	cmd := &cobra.Command{
 		Use:   "unset KEY",
 		Short: "End the override of a key: its template counts again",
@@ -87,7 +88,7 @@ func limitUnsetCommand(e env) *cobra.Command {
 }
 
 func limitGetCommand(e env) *cobra.Command {
-	op := operation{env: e, verb: "limit get"}
+	op := operation{connection: connection{env: e}, verb: "limit get"}
 	cmd := &cobra.Command{
 		Use:   "get KEY",
 		Short: "Tell what counts for a key: its override or its template",
@@ -114,7 +115,7 @@ func limitGetCommand(e env) *cobra.Command {
 }
 
 func limitListCommand(e env) *cobra.Command {
-	op := operation{env: e, verb: "limit list"}
+	op := operation{connection: connection{env: e}, verb: "limit list"}
 	var prefix string
 	cmd := &cobra.Command{
 		Use:   "list",

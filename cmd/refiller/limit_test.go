@@ -16,7 +16,7 @@ func TestLimitSetsGetsListsAndUnsets(t *testing.T) {
 	t.Parallel()
 	server := testenv.Redis(t)
 	path := writeConfig(t, "redis: {url: \""+server.URL()+"\"}\nversion: 7\ntemplates:\n  - {prefix: \"user:\", enforce: lazy, capacity: 60, rate: 1/h}\n")
-	cfg, err := config.Load(path, nil)
+	cfg, err := config.Load(config.Source{Path: path})
 	require.NoError(t, err)
 	_, err = lua.PublishTemplates(t.Context(), server.Client(), cfg.Templates)
 	require.NoError(t, err)

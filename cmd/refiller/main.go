@@ -7,11 +7,15 @@ import (
 	"os/signal"
 	"syscall"
 	_ "time/tzdata" // calendars name time zones, and a container may have no database of them
+
+	"github.com/tokenrefill/refiller/internal/fields"
+	"github.com/tokenrefill/refiller/internal/redisconn"
 )
 
 func main() {
+	redisconn.SetLogger(nil) // what matters is in the errors; run logs it
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	code := run(ctx, os.Args[1:], os.Getenv, os.Stdout, os.Stderr)
+	code := run(ctx, os.Args[1:], fields.EnvironmentOf(os.Environ()), os.Stdin, os.Stdout, os.Stderr)
 	stop()
 	os.Exit(code)
 }

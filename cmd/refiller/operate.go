@@ -22,7 +22,7 @@ const operateTimeout = 5 * time.Second
 
 func grantCommand(e env) *cobra.Command {
 	var n int64
-	op := operation{env: e, verb: "grant"}
+	op := operation{connection: connection{env: e}, verb: "grant"}
 	cmd := &cobra.Command{
 		Use:   "grant KEY -n TOKENS",
 		Short: "Add tokens to a bucket, up to its capacity",
@@ -43,7 +43,7 @@ func grantCommand(e env) *cobra.Command {
 
 func resetCommand(e env) *cobra.Command {
 	var n int64
-	op := operation{env: e, verb: "reset"}
+	op := operation{connection: connection{env: e}, verb: "reset"}
 	cmd := &cobra.Command{
 		Use:   "reset KEY [-n TOKENS]",
 		Short: "Set a bucket's tokens (default: its capacity) and drop the credit of the time up to now",
@@ -64,9 +64,8 @@ func resetCommand(e env) *cobra.Command {
 
 // operation is an operator's action on one bucket.
 type operation struct {
-	env
+	connection
 	verb           string
-	config, redis  string
 	output, reason string
 }
 
@@ -76,25 +75,21 @@ func (o *operation) flags(cmd *cobra.Command) {
 }
 
 func (o *operation) connectFlags(cmd *cobra.Command) {
-	cmd.Flags().StringVarP(&o.config, "config", "c", "", "configuration file to take the Redis connection from")
-	cmd.Flags().StringVar(&o.redis, "redis", "", "URL of Redis (default redis://127.0.0.1:6379/0; $REFILLER_REDIS_URL)")
+	o.addFlags(cmd, "redis")
 	cmd.Flags().StringVarP(&o.output, "output", "o", "text", "text or json")
 }
 
 // connect reaches Redis, and names it without secrets.
 func (o *operation) connect() (redis.UniversalClient, string, error) {
-	if o.output != "text" && o.output != "json" {
-		return nil, "", usageError{fmt.Errorf("--output %q: want text or json", o.output)}
+	if err := checkOutput(o.output); err != nil {
+		return nil, "", err
 	}
-	options, err := redisOptions(o.env, o.config, o.redis)
+	cfg, err := o.load()
 	if err != nil {
 		return nil, "", err
 	}
-	rdb, err := redisconn.Open(options)
-	if err != nil {
-		return nil, "", fmt.Errorf("redis: %w", err)
-	}
-	return rdb, options.String(), nil
+	rdb, err := redisconn.Open(cfg.Redis)
+	return rdb, cfg.Redis.String(), err
 }
 
 // reach connects to Redis for what act does.
@@ -148,28 +143,4 @@ func operator() string {
 		return "unknown"
 	}
 	return u.Username
-}
-
-// redisOptions says how to reach Redis: by a flag, the file, the environment or
-// the default, in this order.
-func redisOptions(e env, path, url string) (redisconn.Options, error) {
-	var flags []config.Override
-	if url != "" {
-		flags = append(flags, config.Override{Source: "--redis", Field: "redis.url", Value: url})
-	}
-	if path != "" {
-		cfg, err := config.Load(path, e.getenv, flags...)
-		return cfg.Redis, err
-	}
-	if url == "" {
-		url = e.getenv("REFILLER_REDIS_URL")
-	}
-	if url == "" {
-		url = "redis://127.0.0.1:6379/0"
-	}
-	u, err := redisconn.ParseURL(url)
-	if err != nil {
-		return redisconn.Options{}, usageError{err}
-	}
-	return redisconn.Options{URL: u}, nil
 }

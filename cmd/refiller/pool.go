@@ -16,7 +16,9 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/tokenrefill/refiller/election"
+	"github.com/tokenrefill/refiller/internal/cli"
 	"github.com/tokenrefill/refiller/internal/config"
+	"github.com/tokenrefill/refiller/internal/etcdconn"
 	"github.com/tokenrefill/refiller/pool"
 )
 
@@ -24,7 +26,7 @@ func poolCommand(e env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "pool",
 		Short: "Look at the pools that regions share, and operate them",
-		Args:  usageArgs(cobra.NoArgs),
+		Args:  usageArgs(cli.UnknownCommand),
 		RunE: func(*cobra.Command, []string) error {
 			return usageError{errors.New("pool: which command? status, fence or lift")}
 		},
@@ -34,48 +36,36 @@ func poolCommand(e env) *cobra.Command {
 }
 
 // pools is how a command reaches the pools in etcd.
-type pools struct {
-	env
-	config, prefix string
-	endpoints      []string
-}
+type pools struct{ connection }
 
-func (p *pools) flags(cmd *cobra.Command) {
-	cmd.Flags().StringVarP(&p.config, "config", "c", "", "configuration file to take etcd, its login and the prefix from")
-	cmd.Flags().StringSliceVar(&p.endpoints, "etcd", nil, "endpoints of etcd, instead of the file's ($REFILLER_ETCD_ENDPOINTS)")
-	cmd.Flags().StringVar(&p.prefix, "prefix", config.DefaultPrefix, "election.prefix of the replicas, if there is no file")
-}
+func (p *pools) flags(cmd *cobra.Command) { p.addFlags(cmd, "etcd", "pool-registry") }
 
-// open connects to etcd, and returns the prefix of the pools' keys.
+// open connects to the pools' etcd.
 func (p *pools) open() (*clientv3.Client, config.Config, error) {
-	var cfg config.Config
-	if p.config != "" {
-		var flags []config.Override
-		if len(p.endpoints) > 0 {
-			flags = append(flags, config.Override{Source: "--etcd", Field: "election.endpoints", Value: strings.Join(p.endpoints, ",")})
-		}
-		var err error
-		if cfg, err = config.Load(p.config, p.getenv, flags...); err != nil {
-			return nil, cfg, err
-		}
-	} else {
-		cfg.Election = config.Election{Endpoints: p.endpoints, Prefix: p.prefix}
-		if named := p.getenv("REFILLER_ETCD_ENDPOINTS"); len(p.endpoints) == 0 && named != "" {
-			cfg.Election.Endpoints = strings.Split(named, ",")
-		}
+	cfg, err := p.load()
+	if err != nil {
+		return nil, cfg, err
 	}
-	if len(cfg.Election.Endpoints) == 0 {
+	if len(cfg.PoolRegistry.Endpoints) == 0 {
 		return nil, cfg, usageError{errors.New("where is etcd? give --config FILE or --etcd HOST:PORT")}
 	}
-	client, err := dialEtcd(cfg.Election)
-	if err != nil {
-		return nil, cfg, fmt.Errorf("etcd: %w", err)
+	if o := p.laid; cfg.RegistryApart() && slices.ContainsFunc(o, func(o config.Override) bool { return strings.HasPrefix(o.Field, "election.") }) {
+		return nil, cfg, usageError{errors.New("the pools have an etcd of their own: give --pool-registry, not --etcd")}
 	}
-	return client, cfg, nil
+	client, err := etcdconn.Open(cfg.PoolRegistry.Options)
+	return client, cfg, err
+}
+
+// whereEtcdIs adds to an error for want of time, which says nothing else, where etcd was looked for.
+func whereEtcdIs(err error, cfg config.Config) error {
+	if errors.Is(err, context.DeadlineExceeded) {
+		return fmt.Errorf("etcd at %s does not answer: %w", strings.Join(cfg.PoolRegistry.Endpoints, ","), err)
+	}
+	return err
 }
 
 func poolStatusCommand(e env) *cobra.Command {
-	p := pools{env: e}
+	p := pools{connection{env: e}}
 	var d display
 	cmd := &cobra.Command{
 		Use:   "status",
@@ -93,7 +83,7 @@ func poolStatusCommand(e env) *cobra.Command {
 			}
 			defer func() { _ = client.Close() }() // it has answered or not
 			return d.show(cmd.Context(), e.stdout, func(ctx context.Context, w io.Writer) error {
-				return showPools(ctx, w, client, cfg.PoolsPrefix(), d.output)
+				return whereEtcdIs(showPools(ctx, w, client, cfg.PoolsPrefix(), d.output), cfg)
 			})
 		},
 	}
@@ -197,7 +187,7 @@ var errUnconfirmed = errors.New("not confirmed: nothing was changed")
 const alive = 10 * time.Second
 
 func poolFenceCommand(e env) *cobra.Command {
-	p := pools{env: e}
+	p := pools{connection{env: e}}
 	var yes bool
 	var reason string
 	cmd := &cobra.Command{
@@ -236,7 +226,7 @@ func poolFenceCommand(e env) *cobra.Command {
 }
 
 func poolLiftCommand(e env) *cobra.Command {
-	p := pools{env: e}
+	p := pools{connection{env: e}}
 	var reason string
 	cmd := &cobra.Command{
 		Use:   "lift REGION",
@@ -262,10 +252,10 @@ func (p *pools) act(cmd *cobra.Command, action, region, reason string, do func(c
 	defer func() { _ = client.Close() }() // the action is done or has failed
 	ctx, cancel := context.WithTimeout(cmd.Context(), operateTimeout)
 	defer cancel()
-	err = do(ctx, client, cfg.PoolsPrefix())
+	err = whereEtcdIs(do(ctx, client, cfg.PoolsPrefix()), cfg)
 	log := newLogger(p.env, config.Log{Level: "info"}).Named("audit")
 	fields := []any{"action", action, "region", region, "operator", operator(), "reason", reason,
-		"etcd", strings.Join(cfg.Election.Endpoints, ","), "prefix", cfg.PoolsPrefix()}
+		"etcd", strings.Join(cfg.PoolRegistry.Endpoints, ","), "prefix", cfg.PoolsPrefix()}
 	var usage usageError
 	switch {
 	case errors.As(err, &usage):

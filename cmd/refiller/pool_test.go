@@ -30,7 +30,7 @@ listen: 127.0.0.1:0
 pools:
   - {name: payments, rate: 1000/s, capacity: 3000, regions: {eu: {weight: 3, floor: 100/s}, us: {floor: 50/s}}}
 `, server.URL(), strings.Join(etcd.Endpoints(), ",")))
-	cfg, err := config.Load(path, nil)
+	cfg, err := config.Load(config.Source{Path: path})
 	require.NoError(t, err)
 	r, err := replica.New(cfg, replica.Options{Identity: "one", Logger: hclog.NewNullLogger()})
 	require.NoError(t, err)
@@ -47,7 +47,7 @@ func TestPoolStatusFenceAndLift(t *testing.T) {
 	// answer types into the prompt.
 	answer := func(line string, args ...string) (string, error) {
 		var out, errs bytes.Buffer
-		root := rootCommand(env{getenv: func(string) string { return "" }, stdout: &out, stderr: &errs})
+		root := rootCommand(env{stdout: &out, stderr: &errs})
 		root.SetArgs(append(args, "--config", path))
 		root.SetIn(strings.NewReader(line))
 		err := root.ExecuteContext(t.Context())

@@ -9,7 +9,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/tokenrefill/refiller/internal/build"
+	"github.com/tokenrefill/refiller/internal/cli"
 	"github.com/tokenrefill/refiller/internal/config"
+	"github.com/tokenrefill/refiller/internal/fields"
 )
 
 // Exit codes.
@@ -17,19 +19,23 @@ const (
 	exitOK     = 0 // done, or asked to stop
 	exitFailed = 1
 	exitUsage  = 2 // bad usage or bad configuration
+	exitOthers = 3 // there are differences
 )
 
 // env is what a command may touch of the process.
 type env struct {
-	getenv func(string) string
-	stdout io.Writer
-	stderr io.Writer
+	environ fields.Environment
+	stdin   io.Reader
+	stdout  io.Writer
+	stderr  io.Writer
 }
 
 // commands makes the subcommands, in the order in which the help lists them.
 var commands = []func(env) *cobra.Command{
 	runCommand,
 	checkCommand,
+	diffCommand,
+	configCommand,
 	statusCommand,
 	grantCommand,
 	resetCommand,
@@ -37,6 +43,7 @@ var commands = []func(env) *cobra.Command{
 	poolCommand,
 	doctorCommand,
 	devCommand,
+	func(e env) *cobra.Command { return withoutArgs(cli.VersionCommand("refiller", e.stdout)) },
 }
 
 // usageError is wrong usage of a command.
@@ -46,9 +53,9 @@ func (e usageError) Error() string { return e.err.Error() }
 func (e usageError) Unwrap() error { return e.err }
 
 // run runs the command that the arguments name and returns the exit code.
-func run(ctx context.Context, args []string, getenv func(string) string, stdout, stderr io.Writer) int {
-	root := rootCommand(env{getenv: getenv, stdout: stdout, stderr: stderr})
-	root.SetArgs(args)
+func run(ctx context.Context, args []string, environ fields.Environment, stdin io.Reader, stdout, stderr io.Writer) int {
+	root := rootCommand(env{environ, stdin, stdout, stderr})
+	root.SetArgs(cli.Args(args))
 	err := root.ExecuteContext(ctx)
 	if err == nil || ctx.Err() != nil && errors.Is(err, context.Canceled) {
 		return exitOK
@@ -56,6 +63,8 @@ func run(ctx context.Context, args []string, getenv func(string) string, stdout,
 	var problems config.Problems
 	var usage usageError
 	switch {
+	case errors.Is(err, errDifferent):
+		return exitOthers
 	case errors.As(err, &problems): // one line each, in the form that editors jump to
 		fmt.Fprintln(stderr, err)
 		return exitUsage
@@ -75,11 +84,12 @@ func rootCommand(e env) *cobra.Command {
 		Version:       build.Version(),
 		SilenceUsage:  true,
 		SilenceErrors: true,
-		Args:          usageArgs(cobra.NoArgs),
+		Args:          usageArgs(cli.UnknownCommand),
 		RunE: func(*cobra.Command, []string) error {
 			return usageError{errors.New("which command?")}
 		},
 	}
+	root.SetIn(e.stdin)
 	root.SetOut(e.stdout)
 	root.SetErr(e.stderr)
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
@@ -88,6 +98,12 @@ func rootCommand(e env) *cobra.Command {
 		root.AddCommand(command(e))
 	}
 	return root
+}
+
+// withoutArgs makes a command refuse arguments.
+func withoutArgs(cmd *cobra.Command) *cobra.Command {
+	cmd.Args = usageArgs(cobra.NoArgs)
+	return cmd
 }
 
 // usageArgs makes a check of positional arguments report wrong usage.

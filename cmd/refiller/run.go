@@ -17,7 +17,8 @@ import (
 )
 
 func runCommand(e env) *cobra.Command {
-	var path, identity, listen, url, record string
+	conn := connection{env: e}
+	var identity, record string
 	var inEtcd bool
 	cmd := &cobra.Command{
 		Use:   "run --config FILE",
@@ -31,13 +32,10 @@ func runCommand(e env) *cobra.Command {
 			"once: its version, buckets, pools and refill_interval stand instead of the file's if its version is above the file's.",
 		Args: usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
-			var flags []config.Override
-			for flag, field := range map[string]string{"listen": "listen", "redis": "redis.url"} {
-				if f := cmd.Flags().Lookup(flag); f.Changed {
-					flags = append(flags, config.Override{Source: "--" + flag, Field: field, Value: f.Value.String()})
-				}
+			if conn.path == "" {
+				return usageError{errors.New("run: which configuration? give --config FILE")}
 			}
-			source := configSource{path: path, getenv: e.getenv, flags: flags}
+			source := configSource{Source: config.Source{Path: conn.path, Env: e.environ, Flags: conn.laid}}
 			cfg, err := source.load()
 			if err != nil {
 				return err
@@ -45,7 +43,7 @@ func runCommand(e env) *cobra.Command {
 			log := newLogger(e, cfg.Log)
 			redisconn.SetLogger(log.Named("redis"))
 			if identity == "" {
-				identity = e.getenv("REFILLER_IDENTITY")
+				identity = e.environ["REFILLER_IDENTITY"]
 			}
 			if inEtcd {
 				closeEtcd, err := source.follow(cfg, log.Named("reload"))
@@ -54,7 +52,7 @@ func runCommand(e env) *cobra.Command {
 				}
 				defer func() { _ = closeEtcd() }() // it was only read
 			}
-			reloads, err := newReloader(path, source.shared, log.Named("reload"))
+			reloads, err := newReloader(conn.path, source.shared, log.Named("reload"))
 			if err != nil {
 				return err
 			}
@@ -90,13 +88,11 @@ func runCommand(e env) *cobra.Command {
 			return err
 		},
 	}
-	cmd.Flags().StringVarP(&path, "config", "c", "", "configuration file (required)")
+	conn.addFlags(cmd, "region", "redis", "election", "etcd", "pool-registry", "listen", "log")
+	cmd.Flags().Lookup("config").Usage = "configuration file (required)"
 	cmd.Flags().StringVar(&identity, "identity", "", "name of this replica (default: host name and process number; $REFILLER_IDENTITY)")
-	cmd.Flags().StringVar(&listen, "listen", "", "host:port of the admin server, instead of the file's")
-	cmd.Flags().StringVar(&url, "redis", "", "URL of Redis, instead of the file's")
 	cmd.Flags().StringVar(&record, "history", "", "file to append every refill call and its answer to, as JSON lines (some 500 bytes a call; never rotated)")
 	cmd.Flags().BoolVar(&inEtcd, "config-etcd", false, "follow a document in etcd too, at the config key below election.prefix")
-	_ = cmd.MarkFlagRequired("config") // fails only for a flag that isn't there
 	return cmd
 }
 

@@ -4,21 +4,19 @@ import (
 	"context"
 	"crypto/sha256"
 	"errors"
-	"runtime/debug"
 
 	"github.com/hashicorp/go-hclog"
 
 	"github.com/tokenrefill/refiller/internal/config"
+	"github.com/tokenrefill/refiller/internal/etcdconn"
 	"github.com/tokenrefill/refiller/internal/etcdwatch"
 	"github.com/tokenrefill/refiller/internal/filewatch"
 )
 
-// configSource is where a replica's configuration comes from: its file, with the
-// environment and flags laid over it, and what replicas share in etcd.
+// configSource is where a replica's configuration comes from: its file, with the environment and flags laid over it, and
+// what replicas share in etcd.
 type configSource struct {
-	path   string
-	getenv func(string) string
-	flags  []config.Override
+	config.Source
 	shared *etcdwatch.Key // nil: nothing is shared
 
 	of  content // what cfg was read from; the zero content if there is no cfg
@@ -47,7 +45,7 @@ func (s *configSource) load() (config.Config, error) {
 }
 
 func (s *configSource) content() (content, error) {
-	file, err := filewatch.Sum(s.path)
+	file, err := filewatch.Sum(s.Path)
 	c := content{file: file}
 	if s.shared != nil {
 		c.shared = string(s.shared.Value())
@@ -56,12 +54,11 @@ func (s *configSource) content() (content, error) {
 }
 
 func (s *configSource) read() (config.Config, error) {
-	defer frugally()()
-	var shared config.Shared
+	source := s.Source
 	if s.shared != nil {
-		shared = config.Shared{Source: "etcd:" + s.shared.Name(), Data: s.shared.Value()}
+		source.Shared = config.Shared{Source: "etcd:" + s.shared.Name(), Data: s.shared.Value()}
 	}
-	return config.LoadShared(s.path, shared, s.getenv, s.flags...)
+	return config.Load(source)
 }
 
 // follow has what is shared count too, at the key that cfg, the file's, leads to.
@@ -69,7 +66,7 @@ func (s *configSource) follow(cfg config.Config, log hclog.Logger) (closeEtcd fu
 	if len(cfg.Election.Endpoints) == 0 {
 		return nil, usageError{errors.New("--config-etcd wants election.endpoints, which say where etcd is")}
 	}
-	client, err := dialEtcd(cfg.Election)
+	client, err := etcdconn.Open(cfg.Election.Options)
 	if err != nil {
 		return nil, err
 	}
@@ -89,22 +86,7 @@ func (s *configSource) first(ctx context.Context) (cfg config.Config, wrong, err
 			return cfg, nil, nil
 		}
 	}
-	alone := configSource{path: s.path, getenv: s.getenv, flags: s.flags}
+	alone := configSource{Source: s.Source}
 	cfg, err = alone.load()
 	return cfg, wrong, err
-}
-
-// loadingGC is how much the heap may grow, in percent, between two collections while
-// a configuration is read: the tree that it is read into is many times as large as what
-// is kept of it.
-const loadingGC = 20
-
-// frugally keeps the memory of what follows low, at the cost of some computing; what
-// it returns ends that, and gives what is free back to the system.
-func frugally() (end func()) {
-	before := debug.SetGCPercent(loadingGC)
-	return func() {
-		debug.SetGCPercent(before)
-		debug.FreeOSMemory()
-	}
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -34,7 +35,7 @@ func statusCommand(e env) *cobra.Command {
 				return err
 			}
 			if !cmd.Flags().Changed("addr") {
-				if listen := e.getenv("REFILLER_LISTEN"); listen != "" {
+				if listen := e.environ["REFILLER_LISTEN"]; listen != "" {
 					addr = listen
 				}
 			}
@@ -112,6 +113,7 @@ func writeStatus(w io.Writer, s admin.Status) error {
 	case len(s.Reload.Restart) > 0:
 		fmt.Fprintf(t, "config\tin force after a restart: %s\n", strings.Join(s.Reload.Restart, ", "))
 	}
+	writeConflicts(t, s)
 	alive := make([]string, len(s.Replicas))
 	for i, r := range s.Replicas {
 		alive[i] = r.Identity + " " + r.Role
@@ -130,7 +132,15 @@ func writeStatus(w io.Writer, s admin.Status) error {
 			fmt.Fprintf(t, "%s\t%s\n", b.Key, b.Error)
 			continue
 		}
-		fmt.Fprintf(t, "%s\t%d\t%d\t%d\t%s\t%d\t%.0f ms ago\t%d\n", b.Key, b.Tokens, b.Capacity, b.Outstanding, b.Rate+b.Schedule, b.Index, b.Age, b.Policy)
+		version := strconv.FormatInt(b.Policy, 10)
+		switch {
+		case b.Conflict:
+			version += " CONFLICT"
+		case b.Outdated:
+			version += " (this file is older)"
+		}
+		fmt.Fprintf(t, "%s\t%d\t%d\t%d\t%s\t%d\t%.0f ms ago\t%s\n",
+			b.Key, b.Tokens, b.Capacity, b.Outstanding, b.Rate+b.Schedule, b.Index, b.Age, version)
 	}
 	if more := s.Total - len(s.Buckets); more > 0 {
 		fmt.Fprintf(t, "… and %d more\n", more)
@@ -145,6 +155,26 @@ func writeStatus(w io.Writer, s admin.Status) error {
 		writePools(t, s.Region, *s.Pools)
 	}
 	return t.Flush()
+}
+
+// writeConflicts tells where something else is in force than the replica's configuration says.
+func writeConflicts(w io.Writer, s admin.Status) {
+	if s.Conflicts.Total == 0 {
+		return
+	}
+	fmt.Fprintf(w, "CONFLICT\tversion %d is in force with other policies than this replica's file has: raise the file's version\n", s.Config)
+	for _, b := range s.Buckets {
+		for _, d := range b.Differs {
+			if b.Conflict {
+				fmt.Fprintf(w, "\t%s: %s is %s in force, and %s in the file\n", b.Key, d.Field, orNone(d.InForce), orNone(d.File))
+			}
+		}
+	}
+	for _, what := range []string{s.Conflicts.Templates, s.Conflicts.Pools} {
+		if what != "" {
+			fmt.Fprintf(w, "\t%s\n", what)
+		}
+	}
 }
 
 // writePools tells how the replica's region stands in the pools.

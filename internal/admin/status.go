@@ -1,6 +1,10 @@
 package admin
 
-import "time"
+import (
+	"time"
+
+	"github.com/tokenrefill/refiller/internal/config"
+)
 
 // Query asks for some of the buckets.
 type Query struct {
@@ -55,6 +59,7 @@ type Status struct {
 	Templates []Template `json:"templates,omitempty"` // those whose buckets are refilled
 
 	Reload    Reload     `json:"reload"`
+	Conflicts Conflicts  `json:"conflicts"`
 	Takeovers []Takeover `json:"takeovers"` // the last ones, the newest first
 
 	Pools *Pools `json:"pools,omitempty"` // nil: the replica takes no part in pools
@@ -137,6 +142,15 @@ type Reload struct {
 	Refused   int64 `json:"refused"`
 }
 
+// Conflicts are where something else is in force than this replica's configuration says, under the same version, so
+// that nothing resolves them but a higher one.
+type Conflicts struct {
+	Total     int      `json:"total"`               // buckets, and one each for templates and pools
+	Buckets   []string `json:"buckets,omitempty"`   // the first ones by key
+	Templates string   `json:"templates,omitempty"` // what is in conflict, or empty
+	Pools     string   `json:"pools,omitempty"`
+}
+
 // Takeover is a stretch in which this replica began to refill what another one
 // did before.
 type Takeover struct {
@@ -153,7 +167,7 @@ type Leader struct {
 	Since time.Time `json:"since"` // since this replica has seen it lead
 }
 
-// Bucket is a bucket as it stands in Redis.
+// Bucket is a bucket as it stands in Redis, with the policy in force there.
 type Bucket struct {
 	Key      string  `json:"key"`
 	Tokens   int64   `json:"tokens"`
@@ -165,6 +179,12 @@ type Bucket struct {
 	Policy   int64   `json:"policy_version"`
 	Age      float64 `json:"refill_age_ms"` // since the last refill, on Redis' clock
 	Error    string  `json:"error,omitempty"`
+
+	// How this replica's configuration differs from the policy in force, which is what the other fields show.
+	Differs []config.Difference `json:"differs,omitempty"`
+	// Conflict tells that it differs under the same version, Outdated that its version is below the one in force.
+	Conflict bool `json:"conflict,omitempty"`
+	Outdated bool `json:"outdated,omitempty"`
 
 	Outstanding int64 `json:"outstanding_tokens"`    // held by consumers in reservations and leases
 	Debt        int64 `json:"debt_tokens,omitempty"` // that refills pay before they add any

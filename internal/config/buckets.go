@@ -2,189 +2,170 @@ package config
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"time"
 
-	"go.yaml.in/yaml/v3"
-
-	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/internal/fields"
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// buckets reads the buckets; none is fine where there is something else to
-// refill.
-func buckets(v value, interval time.Duration, others bool) []Bucket {
-	items := v.list()
-	if !others && (!v.present() || v.node.Kind == yaml.SequenceNode && len(items) == 0) {
-		v.bad("there is no bucket to refill: want at least one, such as {key: checkout, capacity: 1000, rate: 500/s}")
-	}
-	list := make([]Bucket, 0, len(items))
-	first := make(map[string]value, len(items))
-	for _, item := range items {
-		b, key := bucket(item, interval)
-		if b.Key != "" {
-			if other, twice := first[b.Key]; twice {
-				key.bad("%q is already the key of the bucket %s: a bucket is configured once", brief(b.Key), other.line())
-				continue
-			}
-			first[b.Key] = key
+// buckets are the file's, with their policies.
+func (f *file) buckets(d *fields.Decoder) []Bucket {
+	list := make([]Bucket, 0, len(f.Buckets))
+	first := make(map[string]int, len(f.Buckets))
+	for i := range f.Buckets {
+		b, here := &f.Buckets[i], at.Field("buckets").Item(i)
+		if other, twice := first[b.Key]; twice && b.Key != "" {
+			d.Bad(here.Field("key"), "%s is already the key of the bucket %s: a bucket is configured once",
+				fields.Quote(b.Key), d.Where(at.Field("buckets").Item(other).Field("key")))
+			continue
 		}
-		list = append(list, b)
+		first[b.Key] = i
+		list = append(list, Bucket{Key: b.Key, Policy: b.policy(d, here, f.RefillInterval)})
 	}
 	return list
 }
 
-// bucket reads one bucket and returns the value of its key too.
-func bucket(v value, interval time.Duration) (Bucket, value) {
-	d := v.d
-	before := len(d.problems)
-	o := v.object([]string{"key", "capacity", "rate", "every", "cron", "tokens", "time_zone", "initial", "interval",
-		"on_loss", "on_rollback", "carry_over", "degraded", "shadow", "strict"})
-	key := o.field("key")
-	if v.node.Kind != yaml.MappingNode {
-		return Bucket{}, key
+// policy is when the bucket's tokens fall due, and what becomes of them.
+func (b *bucket) policy(d *fields.Decoder, here fields.Path, interval time.Duration) policy.Policy {
+	p := b.limits.policy(interval)
+	p.Rate, p.StepTokens = b.Rate, b.Tokens
+	if b.Every != 0 {
+		p.Steps = policy.Every(b.Every)
 	}
-	b := Bucket{Key: bucketKey(key), Policy: readPolicy(o, interval)}
-	schedule(o, &b.Policy)
-	if len(d.problems) == before {
-		validate(o, b.Policy)
-	}
-	return b, key
-}
-
-// readPolicy reads what the policies of buckets and templates have in common: all but when tokens fall due.
-func readPolicy(o object, interval time.Duration) policy.Policy {
-	p := policy.Policy{Interval: interval}
-	capacity := o.field("capacity")
-	if p.Capacity, _ = capacity.integer(1, policy.MaxTokens); !capacity.present() {
-		capacity.bad("it is required: want a whole number from 1 to %d", int64(policy.MaxTokens))
-	}
-	if n, ok := o.field("initial").integer(0, policy.MaxTokens); ok {
-		p.Initial = &n
-	}
-	if i, ok := o.field("interval").interval(); ok {
-		p.Interval = i
-	}
-	p.OnLoss = policy.Loss(o.field("on_loss").choice("empty", "full"))
-	p.OnRollback = policy.Rollback(o.field("on_rollback").choice("empty", "keep"))
-	p.CarryOver = policy.CarryOver(o.field("carry_over").choice("keep", "proportional", "reset"))
-	p.Degraded = policy.Degraded(o.field("degraded").choice("closed", "open", "local"))
-	p.Shadow = o.field("shadow").choice("false", "true") == 1
-	p.Strict = o.field("strict").choice("false", "true") == 1
-	return p
-}
-
-func bucketKey(v value) string {
-	const want = "a bucket's name of 1 to 512 bytes without }"
-	if !v.present() {
-		v.bad("it is required: want %s", want)
-		return ""
-	}
-	s, ok := v.text(want)
-	if !ok {
-		return ""
-	}
-	if err := lua.CheckKey(s); err != nil {
-		v.bad("%q: want %s", brief(s), want)
-		return ""
-	}
-	return s
-}
-
-// schedule reads the one way in which tokens fall due.
-func schedule(o object, p *policy.Policy) {
-	var given []value
-	for _, name := range []string{"rate", "every", "cron"} {
-		if v := o.field(name); v.present() {
-			given = append(given, v)
-		}
-	}
-	tokens, zone := o.field("tokens"), o.field("time_zone")
-	rate, every, cron := o.field("rate"), o.field("every"), o.field("cron")
-	stepped := every.present() || cron.present()
-	switch {
-	case len(given) == 0:
-		rate.bad("it is required: want tokens/time such as 500/s, or instead of a rate every or cron, with tokens")
-	case len(given) > 1:
-		given[1].bad("a bucket has one of rate, every and cron: %s is there already", given[0].path)
-	}
-	if tokens.present() && rate.present() && !stepped {
-		tokens.bad("it goes with every or cron, not with a rate")
-	}
-	if stepped && !tokens.present() {
-		tokens.bad("it is required with every and cron: want a whole number from 1 to %d", int64(policy.MaxTokens))
-	}
-	if zone.present() && !cron.present() {
-		zone.bad("it goes with cron only")
-	}
-
-	if r, ok := readRate(rate); ok {
-		p.Rate = r
-	}
-	p.StepTokens, _ = tokens.integer(1, policy.MaxTokens)
-	if d, ok := every.duration(policy.MinInterval, policy.MaxPer, time.Microsecond); ok {
-		p.Steps = policy.Every(d)
-	}
-	location := readZone(zone)
-	if s, ok := cron.text("five fields: minute, hour, day of month, month, day of week"); ok {
-		calendar, err := policy.ParseCalendar(s, location)
+	if b.Cron != "" {
+		calendar, err := policy.ParseCalendar(b.Cron, b.TimeZone)
 		if err != nil {
-			cron.bad("%s: want five fields: minute, hour, day of month, month, day of week; or a word such as @daily",
-				brief(unwrapped(err, policy.ErrSchedule)))
-			return
+			wrong := strings.TrimPrefix(err.Error(), policy.ErrSchedule.Error()+" ")
+			d.Bad(here.Field("cron"), "%s: want %s", wrong, wantCron)
 		}
 		p.Steps = calendar
 	}
+	b.checkSchedule(d, here)
+	if d.Sound(here) {
+		validate(d, here, p)
+	}
+	return p
 }
 
-func readRate(v value) (policy.Rate, bool) {
-	const want = "tokens/time such as 500/s, 10/m or 1000/24h"
-	if v.node != nil && wholeNumber.MatchString(v.node.Value) {
-		v.bad("%s has no time: want %s", describe(v.node), want)
-		return policy.Rate{}, false
+// checkSchedule reports what is wrong between the fields that say when tokens fall due.
+func (b *bucket) checkSchedule(d *fields.Decoder, here fields.Path) {
+	if b.Rate != (policy.Rate{}) && b.Every == 0 && b.Cron == "" && b.Tokens == 0 && b.TimeZone == nil {
+		return
 	}
-	s, ok := v.text(want)
-	if !ok {
-		return policy.Rate{}, false
+	given := func(name string) bool { return d.Given(here.Field(name)) }
+	var ways []string
+	for _, way := range []string{"rate", "every", "cron"} {
+		if given(way) {
+			ways = append(ways, way)
+		}
 	}
-	if brief(s) != s {
-		v.bad("%q: want %s", brief(s), want)
-		return policy.Rate{}, false
+	stepped := given("every") || given("cron")
+	switch {
+	case len(ways) == 0:
+		d.Bad(here.Field("rate"),
+			"it is required: want tokens/time such as 500/s, or instead of a rate every or cron, with tokens")
+	case len(ways) > 1:
+		d.Bad(here.Field(ways[1]), "a bucket has one of rate, every and cron: %s is there already", here.Field(ways[0]))
 	}
-	r, err := policy.ParseRate(s)
-	if err != nil {
-		v.bad("%s", unwrapped(err, policy.ErrRate))
-		return policy.Rate{}, false
+	if given("tokens") && given("rate") && !stepped {
+		d.Bad(here.Field("tokens"), "it goes with every or cron, not with a rate")
 	}
-	return r, true
+	if stepped && !given("tokens") {
+		d.Bad(here.Field("tokens"), "it is required with every and cron: want %s", kinds["tokens"].Want)
+	}
+	if b.Tokens > b.Capacity && b.Capacity > 0 {
+		d.Bad(here.Field("tokens"), "%d is above the capacity, %d: what doesn't fit would be lost each time",
+			b.Tokens, b.Capacity)
+	}
+	if given("time_zone") && !given("cron") {
+		d.Bad(here.Field("time_zone"), "it goes with cron only")
+	}
 }
 
-func readZone(v value) *time.Location {
-	const want = "the name of a time zone such as Europe/Berlin or UTC"
-	s, ok := v.text(want)
-	if !ok {
-		return time.UTC
+// policy is what is limited, but for when tokens fall due.
+func (l limits) policy(interval time.Duration) policy.Policy {
+	if l.Interval != 0 {
+		interval = l.Interval
 	}
-	zone, err := time.LoadLocation(s)
-	if err != nil || strings.EqualFold(s, "local") { // whose meaning differs between replicas
-		v.bad("%q: want %s", brief(s), want)
-		return time.UTC
+	return policy.Policy{
+		Capacity: l.Capacity, Interval: interval, Initial: l.Initial, OnLoss: l.OnLoss, OnRollback: l.OnRollback,
+		CarryOver: l.CarryOver, Degraded: l.Degraded, Shadow: l.Shadow, Strict: l.Strict,
 	}
-	return zone
 }
 
 // validate reports what package policy finds wrong between fields.
-func validate(o object, p policy.Policy) {
+func validate(d *fields.Decoder, here fields.Path, p policy.Policy) {
 	for {
 		var wrong *policy.FieldError
 		if !errors.As(p.Validate(), &wrong) {
 			return
 		}
-		at := o.field(wrong.Field)
-		at.bad("%s", wrong.Msg)
+		d.Bad(here.Field(wrong.Field), "%s", wrong.Msg)
 		if wrong.Field != "initial" {
 			return
 		}
 		p.Initial = nil // and on to what else is wrong
 	}
+}
+
+// templates is the set of the file's templates; nil if it has none. names are those of buckets that have policies of
+// their own.
+func (f *file) templates(d *fields.Decoder, names []string) *policy.Templates {
+	if f.Templates == nil {
+		return nil
+	}
+	var list []policy.Template
+	var paths []fields.Path
+	for i := range f.Templates {
+		here := at.Field("templates").Item(i)
+		if t := f.Templates[i].policy(d, here, f.RefillInterval); d.Sound(here) {
+			list, paths = append(list, t), append(paths, here)
+		}
+	}
+	for {
+		set, err := policy.NewTemplates(f.Version, list, names)
+		var wrong *policy.TemplateError
+		if !errors.As(err, &wrong) {
+			if err != nil {
+				d.Bad(at.Field("templates"), "%s", strings.TrimPrefix(err.Error(), policy.ErrTemplates.Error()+" "))
+			}
+			return set
+		}
+		var field *policy.FieldError
+		if here := paths[wrong.At]; errors.As(wrong.Err, &field) {
+			d.Bad(here.Field(field.Field), "%s", field.Msg)
+		} else {
+			d.Bad(here, "%s", strings.TrimPrefix(wrong.Err.Error(), policy.ErrTemplates.Error()+" "))
+		}
+		list = append(list[:wrong.At], list[wrong.At+1:]...) // and on to what else is wrong
+		paths = append(paths[:wrong.At], paths[wrong.At+1:]...)
+	}
+}
+
+func (t *template) policy(d *fields.Decoder, here fields.Path, interval time.Duration) policy.Template {
+	if t.Rate == (policy.Rate{}) && !d.Given(here.Field("rate")) {
+		d.Bad(here.Field("rate"), "it is required: want tokens/time such as 1/s")
+	}
+	p := t.limits.policy(interval)
+	p.Rate = t.Rate
+	if t.Enforce == policy.EnforceLazy {
+		p.Interval = policy.MinInterval // nobody refills: the tokens are there when they are due
+	}
+	return policy.Template{Prefix: t.Prefix, Policy: p, Enforce: t.Enforce, MaxKeys: t.MaxKeys}
+}
+
+// some lists the first few keys.
+func some(keys []string) string {
+	const most = 5
+	quoted := make([]string, min(len(keys), most))
+	for i := range quoted {
+		quoted[i] = fields.Quote(keys[i])
+	}
+	list := strings.Join(quoted, ", ")
+	if more := len(keys) - most; more > 0 {
+		list += fmt.Sprintf(" and %d more", more)
+	}
+	return list
 }

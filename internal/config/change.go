@@ -3,7 +3,6 @@ package config
 import (
 	"fmt"
 	"reflect"
-	"strings"
 
 	"github.com/tokenrefill/refiller/pool"
 )
@@ -14,7 +13,7 @@ type Change struct {
 	Templates               bool     // the templates differ
 	Pools                   bool     // the pools differ
 	Level                   bool     // the log level differs
-	Version                 bool     // the version differs
+	Version                 bool     // the version or that of the pools differs
 	Restart                 []string // fields that differ and count from the next start on
 }
 
@@ -50,23 +49,30 @@ func (c Config) To(next Config) (Change, error) {
 	}
 	if c.Pooled() && next.Pooled() { // else it takes a restart, or says nothing of pools
 		change.Pools = !(pool.Settings{Pools: c.Pools}).Equal(pool.Settings{Pools: next.Pools})
+		change.Version = change.Version || c.PoolsVersion != next.PoolsVersion
 	}
 	if next.Templates != nil { // else it says nothing of them
 		change.Templates = c.Templates == nil || !c.Templates.SameAs(next.Templates)
 	}
+	refuse := func(field, format string, args ...any) (Change, error) {
+		return change, Problems{{Field: field, Msg: fmt.Sprintf(format, args...)}}
+	}
 	switch {
 	case next.Version < c.Version:
-		return change, Problems{{Field: "version", Msg: fmt.Sprintf(
-			"%d is below %d, which is in force: a version never goes back; to restore older policies, give them a version above %d", next.Version, c.Version, c.Version)}}
+		return refuse("version", "%d is below %d, which is in force: a version never goes back; to restore older policies, "+
+			"give them a version above %d", next.Version, c.Version, c.Version)
 	case next.Version == c.Version && len(change.Changed) > 0:
-		return change, Problems{{Field: "version", Msg: fmt.Sprintf(
-			"%d is in force already with another policy for %s: raise it with every change of a policy", c.Version, some(change.Changed))}}
+		return refuse("version", "%d is in force already with another policy for %s: raise it with every change of a policy",
+			c.Version, some(change.Changed))
 	case next.Version == c.Version && change.Templates && c.Templates != nil:
-		return change, Problems{{Field: "version", Msg: fmt.Sprintf(
-			"%d is in force already with other templates, or with other buckets that they match: raise it with every change of these", c.Version)}}
-	case next.Version == c.Version && change.Pools:
-		return change, Problems{{Field: "version", Msg: fmt.Sprintf(
-			"%d is in force already with other pools: raise it with every change of the pools, in all regions", c.Version)}}
+		return refuse("version", "%d is in force already with other templates, or with other buckets that they match: "+
+			"raise it with every change of these", c.Version)
+	case c.Pooled() && next.Pooled() && next.PoolsVersion < c.PoolsVersion:
+		return refuse("pools_version", "%d is below %d, which is in force: a version never goes back",
+			next.PoolsVersion, c.PoolsVersion)
+	case change.Pools && next.PoolsVersion == c.PoolsVersion:
+		return refuse("pools_version", "%d is in force already with other pools: raise it, or version, with every change of "+
+			"the pools, in all regions", c.PoolsVersion)
 	}
 	return change, nil
 }
@@ -83,6 +89,7 @@ func (c Config) restart(next Config) []string {
 		{"redis", reflect.DeepEqual(c.Redis, next.Redis)},
 		{"election", reflect.DeepEqual(c.Election, next.Election)},
 		{"pools", c.Pooled() == next.Pooled()},
+		{"pool_registry", !c.Pooled() || !next.Pooled() || reflect.DeepEqual(c.PoolRegistry, next.PoolRegistry)},
 		// Beats of the pulse; buckets follow their own intervals at once.
 		{"refill_interval", c.RefillInterval == next.RefillInterval || c.Election.Mode != ModeEtcd},
 		{"listen", c.Listen == next.Listen},
@@ -93,18 +100,4 @@ func (c Config) restart(next Config) []string {
 		}
 	}
 	return fields
-}
-
-// some lists the first few keys.
-func some(keys []string) string {
-	const most = 5
-	quoted := make([]string, min(len(keys), most))
-	for i := range quoted {
-		quoted[i] = fmt.Sprintf("%q", brief(keys[i]))
-	}
-	list := strings.Join(quoted, ", ")
-	if more := len(keys) - most; more > 0 {
-		list += fmt.Sprintf(" and %d more", more)
-	}
-	return list
 }

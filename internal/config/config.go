@@ -5,36 +5,45 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"reflect"
 	"strconv"
 	"strings"
 	"time"
 
-	"go.yaml.in/yaml/v3"
-
-	"github.com/tokenrefill/refiller/internal/credential"
+	"github.com/tokenrefill/refiller/internal/fields"
 	"github.com/tokenrefill/refiller/internal/redisconn"
 	"github.com/tokenrefill/refiller/policy"
 	"github.com/tokenrefill/refiller/pool"
 )
 
-// Defaults of fields; those of a policy are in package policy, those of Redis in package redisconn.
+// Defaults that depend on where a field stands; the others are in the tags of the file's fields.
 const (
-	DefaultPrefix   = "/refiller"
-	DefaultTTL      = 5 * time.Second
-	DefaultListen   = "127.0.0.1:9090"
-	DefaultLogLevel = "info"
+	DefaultPrefix = "/refiller"
+	DefaultTTL    = 5 * time.Second
 )
+
+// Problem is one thing that is wrong with a configuration.
+type Problem = fields.Problem
+
+// Problems are all that is wrong with a configuration, in the order of the file, and at least one. Errors of Parse and
+// Load about the content of a configuration are Problems.
+type Problems = fields.Problems
+
+// Override is a value that stands instead of the file's, of a field that has a variable.
+type Override = fields.Override
 
 // Config is a valid configuration with defaults filled in. It prints without secrets and is not changed once read.
 type Config struct {
 	Region         string
 	Redis          redisconn.Options
 	Version        int64 // fences the policies: a higher one replaces a lower one
+	PoolsVersion   int64 // fences the pools in the same way
 	Election       Election
+	PoolRegistry   Etcd // the election's, unless the file has another one
 	RefillInterval time.Duration
 	Buckets        []Bucket // no two with the same key
-	// Templates under the version; the buckets and pools whose names they match have policies of their own. Nil: the replica
-	// has nothing to say of templates. None: there are none any more.
+	// Templates under the version; the buckets and pools whose names they match have policies of their own. Nil: the
+	// replica has nothing to say of templates. None: there are none any more.
 	Templates *policy.Templates
 	// Pools of all regions; they and Region are as package pool wants them. Nil:
 	// the replica takes no part in pools. Empty: there are none any more.
@@ -61,76 +70,191 @@ const (
 // String returns the mode as it is written in a file.
 func (m Mode) String() string { return modes[m] }
 
-var modes = []string{"race", "etcd"}
-
-// Election says how replicas find who refills, and how etcd is reached.
-type Election struct {
-	Mode      Mode
-	Endpoints []string      // of etcd; at least one in ModeEtcd and with pools
-	Prefix    string        // of all keys in etcd
-	TTL       time.Duration // whole seconds
-	Username  string
-	Password  credential.Password
-	TLS       credential.TLS
-}
-
 // Log says what is logged and how.
 type Log struct {
 	Level string // trace, debug, info, warn, error or off
 	JSON  bool   // JSON lines instead of text
 }
 
-// Load reads the file at path and lays the environment and then the flags over it. A nil getenv is an empty
-// environment. The error is Problems, or says why the file can't be read.
-func Load(path string, getenv func(string) string, flags ...Override) (Config, error) {
-	return LoadShared(path, Shared{}, getenv, flags...)
+// Shared is a part of the configuration that replicas read from one place, beside their files: YAML with a version and
+// any of the fields that all replicas must agree on. If its version is above the file's, what it has stands instead of
+// the file's; otherwise the file counts.
+type Shared struct {
+	Source string // what to call it in a Problem
+	Data   []byte // empty: there is none
 }
 
-// LoadShared is Load with what is shared laid over the file first.
-func LoadShared(path string, shared Shared, getenv func(string) string, flags ...Override) (Config, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return Config{}, fmt.Errorf("config: %w", err)
-	}
-	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, maxSize+1))
-	if err != nil {
-		return Config{}, fmt.Errorf("config: %w", err)
-	}
-	var overrides []Override
-	if getenv != nil {
-		overrides = fromEnvironment(getenv)
-	}
-	c, err := parse(data, shared, append(overrides, flags...))
-	var problems Problems
-	if errors.As(err, &problems) {
-		for i := range problems {
-			if problems[i].Source == "" {
-				problems[i].Source = path
-			}
+// Source is what a configuration is read from.
+type Source struct {
+	Path   string // of the file; or
+	Data   []byte // its content, if it isn't nil: Path is then what to call it in a Problem
+	Shared Shared
+	Env    fields.Environment
+	Flags  []Override
+}
+
+// Load reads the file and lays what is shared, the environment and then the flags over it. The error is Problems, or
+// says why the file can't be read.
+func Load(s Source) (Config, error) {
+	if s.Data == nil {
+		f, err := os.Open(s.Path)
+		if err != nil {
+			return Config{}, fmt.Errorf("config: %w", err)
+		}
+		defer f.Close()
+		if s.Data, err = io.ReadAll(io.LimitReader(f, fields.MaxSize+1)); err != nil {
+			return Config{}, fmt.Errorf("config: %w", err)
 		}
 	}
-	return c, err
+	var f file
+	d := fields.New(kinds, &f)
+	if !d.Read(s.Path, s.Data) {
+		return Config{}, d.Err()
+	}
+	if len(s.Shared.Data) > 0 {
+		share(d, s.Shared, f.Version)
+	}
+	overlay(d, s.Env, s.Flags)
+	d.Require()
+	c := f.config(d)
+	if err := d.Err(); err != nil {
+		return Config{}, err
+	}
+	return c, nil
 }
 
 // Parse reads a configuration from the content of a file alone. The error is Problems, which name no source.
-func Parse(data []byte) (Config, error) { return parse(data, Shared{}, nil) }
-
-func parse(data []byte, shared Shared, overrides []Override) (Config, error) {
-	d := &decoder{sources: map[*yaml.Node]string{}, files: map[*yaml.Node]string{}}
-	var c Config
-	if root := d.readTree(data); root != nil {
-		d.share(root, shared)
-		for _, o := range overrides {
-			d.lay(root, o)
-		}
-		c = d.config(root)
+func Parse(data []byte) (Config, error) {
+	if data == nil {
+		data = []byte{}
 	}
-	if len(d.problems) > 0 {
-		d.problems.sort()
-		return Config{}, d.problems
+	return Load(Source{Data: data})
+}
+
+// Connections reads from the environment and flags alone how Redis and etcd are reached, for programs without a file.
+// Without an address of Redis it is redisconn.DefaultURL; there may be no endpoints of etcd.
+func Connections(env fields.Environment, flags ...Override) (Config, error) {
+	var f file
+	d := fields.New(kinds, &f)
+	d.Lay(Override{Source: "default", Field: "redis.url", Value: redisconn.DefaultURL})
+	overlay(d, env, flags)
+	c := Config{Region: f.Region}
+	f.Redis.Settle(d, at.Field("redis"))
+	c.Redis, c.Election, c.PoolRegistry = f.Redis, f.election(d), f.registry(d)
+	if err := d.Err(); err != nil {
+		return Config{}, err
 	}
 	return c, nil
+}
+
+// overlay lays the environment and then the flags over the file, and reports variables that are misspelled.
+func overlay(d *fields.Decoder, env fields.Environment, flags []Override) {
+	d.LayEnvironment(env)
+	for _, o := range flags {
+		d.Lay(o)
+	}
+	var known []string
+	for _, v := range d.Variables() {
+		known = append(known, v.Name)
+	}
+	d.Blame(env.Misspelled(append(known, others...), families))
+}
+
+// others are the variables of the programs that set no field of a file.
+var others = []string{"REFILLER_IDENTITY"}
+
+// families are what the variables of a family begin with. Those of "consumer serve" are for that program to judge.
+var families = []string{"REFILLER_REDIS_", "REFILLER_ETCD_", "REFILLER_ELECTION_", "REFILLER_POOL_", "REFILLER_LOG_"}
+
+// Variables are the environment variables that set fields. Each but those of secrets is a flag of the programs too.
+func Variables() []fields.Variable { return fields.New(kinds, &file{}).Variables() }
+
+// share lays what is shared over the file, whose version is given.
+func share(d *fields.Decoder, s Shared, version int64) {
+	var a agreed
+	shared := fields.New(kinds, &a)
+	if shared.Read(s.Source, s.Data) && !shared.Given(at.Field("version")) {
+		shared.Bad(at.Field("version"), "it is required: want a version above the file's")
+	}
+	var problems Problems
+	if errors.As(shared.Err(), &problems) {
+		d.Blame(problems)
+	} else if a.Version > version {
+		d.Over(shared)
+	}
+}
+
+// at is the path of the file itself, from which all others lead.
+var at fields.Path
+
+// config is what the file says. It counts if nothing was found wrong.
+func (f *file) config(d *fields.Decoder) Config {
+	c := Config{
+		Region: f.Region, Version: f.Version, PoolsVersion: f.Version, RefillInterval: f.RefillInterval,
+		Listen: f.Listen, Log: Log{Level: f.Log.Level, JSON: f.Log.Format},
+	}
+	if f.PoolsVersion != nil {
+		c.PoolsVersion = *f.PoolsVersion
+	}
+	f.Redis.Settle(d, at.Field("redis"))
+	c.Redis, c.Election, c.PoolRegistry = f.Redis, f.election(d), f.registry(d)
+	if f.Pools == nil && f.Templates == nil && len(f.Buckets) == 0 && d.Sound(at.Field("buckets")) {
+		d.Bad(at.Field("buckets"),
+			"there is no bucket to refill: want at least one, such as {key: checkout, capacity: 1000, rate: 500/s}")
+	}
+	c.Buckets = f.buckets(d)
+	c.Pools = f.pools(d, c)
+	c.Templates = f.templates(d, c.names())
+	return c
+}
+
+// election is how replicas find who refills.
+func (f *file) election(d *fields.Decoder) Election {
+	e := f.Election
+	e.Etcd = e.or(DefaultPrefix, DefaultTTL)
+	here := at.Field("election")
+	endpoints := here.Field("endpoints")
+	switch {
+	case len(e.Endpoints) > 0 || !d.Sound(endpoints):
+	case d.Given(endpoints):
+		d.Bad(endpoints, "the list is empty: want at least one address of etcd, such as 127.0.0.1:2379")
+	case e.Mode == ModeEtcd:
+		d.Bad(endpoints, "it is required in mode etcd: want the addresses of etcd, such as [127.0.0.1:2379]")
+	}
+	e.check(d, here)
+	return e
+}
+
+// registry is where the regions meet: the election's etcd unless the file has another one.
+func (f *file) registry(d *fields.Decoder) Etcd {
+	election := f.Election.or(DefaultPrefix, DefaultTTL)
+	if f.PoolRegistry == nil {
+		return election
+	}
+	r := f.PoolRegistry.or(election.Prefix, election.TTL)
+	here := at.Field("pool_registry")
+	if endpoints := here.Field("endpoints"); len(r.Endpoints) == 0 && d.Sound(endpoints) {
+		d.Bad(endpoints, "it is required here: want the addresses of the etcd that all regions reach")
+	}
+	r.check(d, here)
+	return r
+}
+
+// or fills in the defaults.
+func (e Etcd) or(prefix string, ttl time.Duration) Etcd {
+	if e.Prefix == "" {
+		e.Prefix = prefix
+	}
+	if e.TTL == 0 {
+		e.TTL = ttl
+	}
+	return e
+}
+
+func (e Etcd) check(d *fields.Decoder, here fields.Path) {
+	if d.Sound(here) {
+		d.Check(here, e.Validate())
+	}
 }
 
 // Summary is the configuration in a few words, without secrets.
@@ -157,8 +281,8 @@ func counted(n int, noun string) string {
 // there are none any more.
 func (c Config) Pooled() bool { return c.Pools != nil }
 
-// plain are the names of the buckets with policies of their own.
-func (c Config) plain() []string {
+// names are the names of the buckets with policies of their own.
+func (c Config) names() []string {
 	names := make([]string, 0, len(c.Buckets)+len(c.Pools))
 	for _, b := range c.Buckets {
 		names = append(names, b.Key)
@@ -180,8 +304,12 @@ func (c Config) OwnPools() []pool.Pool {
 	return own
 }
 
+// RegistryApart reports whether the regions share pools in another etcd than that of the election, or under another
+// prefix or login.
+func (c Config) RegistryApart() bool { return !reflect.DeepEqual(c.PoolRegistry, c.Election.Etcd) }
+
 // PoolsPrefix is that of the pools' keys in etcd, which all regions share.
-func (c Config) PoolsPrefix() string { return c.Election.Prefix + "/pools" }
+func (c Config) PoolsPrefix() string { return c.PoolRegistry.Prefix + "/pools" }
 
 // RefillPrefix is that of the election of who refills, which with pools each
 // region has to itself, since the regions share etcd.
@@ -198,6 +326,7 @@ func (c Config) LogFields() []any {
 		"region", c.Region, "redis", c.Redis.String(), "version", c.Version,
 		"election-mode", c.Election.Mode.String(), "election-endpoints", strings.Join(c.Election.Endpoints, ","),
 		"election-prefix", c.Election.Prefix, "election-ttl", c.Election.TTL.String(),
-		"refill-interval", c.RefillInterval.String(), "buckets", len(c.Buckets), "templates", len(c.Templates.All()), "pools", len(c.Pools), "listen", c.Listen,
+		"refill-interval", c.RefillInterval.String(), "buckets", len(c.Buckets), "templates", len(c.Templates.All()),
+		"pools", len(c.Pools), "pools-version", c.PoolsVersion, "listen", c.Listen,
 	}
 }

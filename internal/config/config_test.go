@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tokenrefill/refiller/internal/config"
+	"github.com/tokenrefill/refiller/internal/fields"
 	"github.com/tokenrefill/refiller/internal/redisconn"
 	"github.com/tokenrefill/refiller/policy"
 )
@@ -22,7 +23,7 @@ func TestParseFillsInDefaults(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []string{"127.0.0.1:6379"}, c.Redis.URL.Addrs)
 	require.Zero(t, c.Version)
-	require.Equal(t, config.Election{Mode: config.ModeRace, Prefix: "/refiller", TTL: 5 * time.Second}, c.Election)
+	require.Equal(t, config.Election{Mode: config.ModeRace, Etcd: config.Etcd{Prefix: "/refiller", TTL: 5 * time.Second}}, c.Election)
 	require.Equal(t, 100*time.Millisecond, c.RefillInterval)
 	require.Equal(t, []config.Bucket{{Key: "a", Policy: policy.Policy{
 		Capacity: 10, Rate: policy.PerSecond(5), Interval: 100 * time.Millisecond,
@@ -111,24 +112,26 @@ func write(t *testing.T, text string) string {
 	return path
 }
 
-func vars(pairs ...string) func(string) string {
-	m := map[string]string{}
+func vars(pairs ...string) fields.Environment {
+	m := fields.Environment{}
 	for i := 0; i+1 < len(pairs); i += 2 {
 		m[pairs[i]] = pairs[i+1]
 	}
-	return func(name string) string { return m[name] }
+	return m
 }
 
 func TestFlagBeatsEnvironmentBeatsFile(t *testing.T) {
 	t.Parallel()
 	path := write(t, good)
-	c, err := config.Load(path, nil)
+	c, err := config.Load(config.Source{Path: path})
 	require.NoError(t, err)
 	require.Equal(t, "eu-west-1", c.Region)
 	require.Equal(t, "127.0.0.1:9090", c.Listen)
 
-	getenv := vars("REFILLER_REGION", "us-east-1", "REFILLER_LISTEN", ":1", "REFILLER_LOG_LEVEL", "")
-	c, err = config.Load(path, getenv, config.Override{Source: "--listen", Field: "listen", Value: ":2"})
+	env := vars("REFILLER_REGION", "us-east-1", "REFILLER_LISTEN", ":1", "REFILLER_LOG_LEVEL", "")
+	c, err = config.Load(config.Source{
+		Path: path, Env: env, Flags: []config.Override{{Source: "--listen", Field: "listen", Value: ":2"}},
+	})
 	require.NoError(t, err)
 	require.Equal(t, "us-east-1", c.Region)
 	require.Equal(t, ":2", c.Listen)
@@ -137,13 +140,13 @@ func TestFlagBeatsEnvironmentBeatsFile(t *testing.T) {
 
 func TestEveryVariableIsRead(t *testing.T) {
 	t.Parallel()
-	c, err := config.Load(write(t, "redis: {password_file: gone}\nelection:\nbuckets: [{key: a, capacity: 10, rate: 5/s}]\n"), vars(
+	c, err := config.Load(config.Source{Path: write(t, "redis: {password_file: gone}\nelection:\nbuckets: [{key: a, capacity: 10, rate: 5/s}]\n"), Env: vars(
 		"REFILLER_REGION", "17", "REFILLER_LISTEN", "h:1", "REFILLER_LOG_LEVEL", "off", "REFILLER_LOG_FORMAT", "json",
 		"REFILLER_REDIS_URL", "rediss-sentinel://h/m", "REFILLER_REDIS_USERNAME", "u", "REFILLER_REDIS_PASSWORD", "p",
 		"REFILLER_REDIS_SENTINEL_PASSWORD", "s", "REFILLER_REDIS_CA", "1", "REFILLER_REDIS_CERT", "2", "REFILLER_REDIS_KEY", "3",
 		"REFILLER_ELECTION_MODE", "etcd", "REFILLER_ETCD_ENDPOINTS", "h1:1, h2:2", "REFILLER_ETCD_USERNAME", "eu",
 		"REFILLER_ETCD_PASSWORD", "ep", "REFILLER_ETCD_CA", "4", "REFILLER_ETCD_CERT", "5", "REFILLER_ETCD_KEY", "6",
-	))
+	)})
 	require.NoError(t, err)
 	reveal := func(p interface{ Reveal() (string, error) }) string {
 		s, err := p.Reveal()
@@ -164,20 +167,72 @@ func TestEveryVariableIsRead(t *testing.T) {
 	require.Equal(t, "ep", reveal(c.Election.Password))
 	require.Equal(t, [3]string{"4", "5", "6"}, [3]string{c.Election.TLS.CA, c.Election.TLS.Cert, c.Election.TLS.Key})
 
-	c, err = config.Load(write(t, good), vars("REFILLER_REDIS_PASSWORD_FILE", "rf", "REFILLER_ETCD_USERNAME", "u", "REFILLER_ETCD_PASSWORD_FILE", "ef"))
+	c, err = config.Load(config.Source{
+		Path: write(t, good), Env: vars("REFILLER_REDIS_PASSWORD_FILE", "rf", "REFILLER_ETCD_USERNAME", "u", "REFILLER_ETCD_PASSWORD_FILE", "ef"),
+	})
 	require.NoError(t, err)
 	require.Equal(t, "rf", c.Redis.Password.File())
 	require.Equal(t, "ef", c.Election.Password.File())
 }
 
+func TestMisspelledVariablesAreReported(t *testing.T) {
+	t.Parallel()
+	path := write(t, good)
+	_, err := config.Load(config.Source{Path: path, Env: vars(
+		"REFILLER_REDIS_PASSWRD", "x", "REFILLER_REDIS_PASS", "x", "REFILLER_LISTN", ":1", "REFILLER_ETCD_PREFIXES", "/x",
+	)})
+	var problems config.Problems
+	require.ErrorAs(t, err, &problems)
+	require.Len(t, problems, 4)
+	for name, says := range map[string]string{
+		"REFILLER_REDIS_PASSWRD": "no program reads this variable: did you mean REFILLER_REDIS_PASSWORD?",
+		"REFILLER_REDIS_PASS":    "no program reads this variable: there are REFILLER_REDIS_URL, REFILLER_REDIS_USERNAME, ",
+		"REFILLER_LISTN":         "no program reads this variable: did you mean REFILLER_LISTEN?",
+		"REFILLER_ETCD_PREFIXES": "no program reads this variable: did you mean REFILLER_ETCD_PREFIX?",
+	} {
+		require.ErrorContains(t, err, name+": "+says)
+	}
+	require.NotContains(t, err.Error(), "/x", "what they hold may be secret")
+
+	_, err = config.Load(config.Source{Path: path, Env: vars(
+		"REFILLER_IDENTITY", "a", "REFILLER_ENVIRONMENT", "prod", "REFILLER_SERVE_HTTP", ":1", "REFILLER_REDIS_PASSWRD", "",
+		// What Kubernetes sets for Services called refiller and refiller-redis.
+		"REFILLER_SERVICE_HOST", "10.0.0.1", "REFILLER_SERVICE_PORT", "9090", "REFILLER_SERVICE_PORT_ADMIN", "9090", "REFILLER_PORT", "tcp://10.0.0.1:9090",
+		"REFILLER_PORT_9090_TCP", "x", "REFILLER_PORT_9090_TCP_ADDR", "10.0.0.1", "REFILLER_REDIS_SERVICE_HOST", "10.0.0.2",
+		"REFILLER_REDIS_PORT", "tcp://10.0.0.2:6379", "REFILLER_REDIS_PORT_6379_TCP_PROTO", "tcp",
+	)})
+	require.NoError(t, err)
+}
+
+func TestConnectionsNeedNoFile(t *testing.T) {
+	t.Parallel()
+	c, err := config.Connections(nil)
+	require.NoError(t, err)
+	require.Equal(t, "redis://127.0.0.1:6379", c.Redis.String())
+	require.Empty(t, c.PoolRegistry.Endpoints)
+
+	c, err = config.Connections(vars("REFILLER_REDIS_URL", "rediss://h", "REFILLER_REDIS_CA", "ca", "REFILLER_REDIS_PASSWORD_FILE", "f", "REFILLER_ETCD_ENDPOINTS", "e:1"),
+		config.Override{Source: "--redis", Field: "redis.url", Value: "rediss://u:p@other"})
+	require.NoError(t, err)
+	require.Equal(t, "rediss://u:xxxxx@other:6379", c.Redis.String())
+	require.True(t, c.Redis.Password.IsZero(), "the flag's address brings its own")
+	require.Equal(t, "ca", c.Redis.TLS.CA)
+	require.Equal(t, []string{"e:1"}, c.PoolRegistry.Endpoints)
+	require.Equal(t, "/refiller/pools", c.PoolsPrefix())
+
+	_, err = config.Connections(vars("REFILLER_REDIS_CA", "ca", "REFILLER_ETCD_USERNAME", "u"))
+	require.ErrorContains(t, err, "redis.tls: goes with a rediss://")
+	require.ErrorContains(t, err, `REFILLER_ETCD_USERNAME: election.username: "u" has no password`)
+}
+
 func TestURLOfTheEnvironmentBringsItsOwnCredentials(t *testing.T) {
 	t.Parallel()
 	path := write(t, strings.Replace(good, `6379/0"}`, `6379/0", username: old, password_file: old}`, 1))
-	c, err := config.Load(path, vars("REFILLER_REDIS_URL", "redis://new:secret@h"))
+	c, err := config.Load(config.Source{Path: path, Env: vars("REFILLER_REDIS_URL", "redis://new:secret@h")})
 	require.NoError(t, err)
 	require.Empty(t, c.Redis.Username)
 	require.True(t, c.Redis.Password.IsZero())
-	c, err = config.Load(path, vars("REFILLER_REDIS_URL", "redis://h"))
+	c, err = config.Load(config.Source{Path: path, Env: vars("REFILLER_REDIS_URL", "redis://h")})
 	require.NoError(t, err)
 	require.Equal(t, "old", c.Redis.Username, "a url without credentials leaves the file's")
 }
@@ -185,8 +240,10 @@ func TestURLOfTheEnvironmentBringsItsOwnCredentials(t *testing.T) {
 func TestProblemsNameTheirSource(t *testing.T) {
 	t.Parallel()
 	path := write(t, strings.Replace(good, "version: 7", "version: x", 1))
-	_, err := config.Load(path, vars("REFILLER_LISTEN", "nowhere", "REFILLER_ETCD_ENDPOINTS", "h:1,bad"),
-		config.Override{Source: "--log-level", Field: "log.level", Value: "loud"})
+	_, err := config.Load(config.Source{
+		Path: path, Env: vars("REFILLER_LISTEN", "nowhere", "REFILLER_ETCD_ENDPOINTS", "h:1,bad"),
+		Flags: []config.Override{{Source: "--log-level", Field: "log.level", Value: "loud"}},
+	})
 	require.Error(t, err)
 	text := err.Error()
 	require.Contains(t, text, path+`:3:10: version: "x" is not a whole number`)
@@ -198,18 +255,20 @@ func TestProblemsNameTheirSource(t *testing.T) {
 
 func TestLoadSaysWhyAFileCannotBeRead(t *testing.T) {
 	t.Parallel()
-	_, err := config.Load(filepath.Join(t.TempDir(), "none.yaml"), nil)
+	_, err := config.Load(config.Source{Path: filepath.Join(t.TempDir(), "none.yaml")})
 	require.ErrorIs(t, err, os.ErrNotExist)
 	require.ErrorContains(t, err, "config: ")
-	_, err = config.Load(t.TempDir(), nil)
+	_, err = config.Load(config.Source{Path: t.TempDir()})
 	require.ErrorContains(t, err, "config: ")
 }
 
 func TestSecretsAreNotShown(t *testing.T) {
 	t.Parallel()
 	const secret = "hunter2"
-	path := write(t, strings.Replace(good, "redis://", "redis://app:"+secret+"@", 1))
-	c, err := config.Load(path, vars("REFILLER_ETCD_USERNAME", "u", "REFILLER_ETCD_PASSWORD", secret, "REFILLER_REDIS_PASSWORD", secret))
+	c, err := config.Load(config.Source{Path: write(t, good), Env: vars(
+		"REFILLER_REDIS_URL", "redis://app:"+secret+"@127.0.0.1", "REFILLER_REDIS_PASSWORD", secret,
+		"REFILLER_ETCD_USERNAME", "u", "REFILLER_ETCD_PASSWORD", secret,
+	)})
 	require.NoError(t, err)
 	asJSON, err := json.Marshal(c)
 	require.NoError(t, err)
@@ -219,6 +278,7 @@ func TestSecretsAreNotShown(t *testing.T) {
 	}
 
 	for name, text := range map[string]string{
+		"a good url":       "redis: {url: \"redis://app:" + secret + "@h\"}",
 		"bad scheme":       "redis: {url: \"http://app:" + secret + "@h\"}",
 		"bad port":         "redis: {url: \"redis://app:" + secret + "@h:x\"}",
 		"bad escape":       "redis: {url: \"redis://app:%zz" + secret + "@h\"}",

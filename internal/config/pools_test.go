@@ -33,7 +33,7 @@ func TestParseReadsPools(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, c.Buckets)
 	require.Equal(t, []pool.Pool{{
-		Name: "payments", Rate: policy.PerSecond(10_000), Capacity: 20_000, Interval: 50 * time.Millisecond, Regions: []pool.Region{
+		Name: "payments", Rate: policy.PerSecond(10_000), Capacity: 20_000, Interval: 50 * time.Millisecond, FloorShare: 20, Regions: []pool.Region{
 			{Name: "eu", Weight: 2, Floor: policy.PerSecond(1000)},
 			{Name: "us", Weight: 1, Floor: policy.PerSecond(500), Burst: 6000, Ceiling: policy.PerSecond(9000)},
 		},
@@ -88,15 +88,19 @@ func TestParseReportsFieldLineAndRangeOfPools(t *testing.T) {
 		{"weight", "weight: 2", "weight: 0", "pools[0].regions.eu.weight", 11, "from 1 to 1000000"},
 		{"burst", "burst: 6000", "burst: -1", "pools[0].regions.us.burst", 12, "from 1 to 1125899906842624"},
 		{"floor", "floor: 500/s", "floor: 0/s", "pools[0].regions.us.floor", 12, "tokens must be a whole number from 1"},
-		{"floors together", "floor: 500/s", "floor: 1500/s", "pools[0].regions", 11, "the floors are 0.25 of the rate together: want at most 0.2"},
+		{"floors together", "floor: 500/s", "floor: 1500/s", "pools[0].regions", 11, "the floors are 25 % of the rate together: want at most floor_share, 20 %"},
 		{"bursts together", "burst: 6000", "burst: 6668", "pools[0].regions", 11, "the bursts are 20001 together"},
 		{"burst below two intervals", "burst: 6000", "burst: 999", "pools[0].regions.us.burst", 12, "999 is below 1000, the tokens of two refill intervals of 50ms"},
 		{"ceiling below the floor", "ceiling: 9000/s", "ceiling: 499/s", "pools[0].regions.us.ceiling", 12, "below the floor"},
 		{"rate and interval too large", "rate: 10000/s", "rate: 9007199254/us", "pools[0].rate", 7, "is not below 2^53"},
+		{"floor share", "    interval: 50ms", "    floor_share: 120%", "pools[0].floor_share", 9, "a percentage from 1% to 100%"},
+		{"floor share without a sign", "    interval: 50ms", "    floor_share: 0.4", "pools[0].floor_share", 9, "0.4 is not a percentage from 1% to 100%"},
+		{"registry without endpoints", "pools:\n", "pool_registry: {prefix: /x}\npools:\n", "pool_registry.endpoints", 5, "it is required here"},
+		{"registry's user", "pools:\n", "pool_registry: {endpoints: [h:1], username: u}\npools:\n", "pool_registry.username", 5, "has no password"},
 		{"name of a bucket", "", "buckets: [{key: payments, capacity: 9, rate: 1/s}]\n", "pools[0].name", 6, "already the key of a bucket"},
 		{"name twice", "pools:\n", "pools:\n  - {name: payments, rate: 1/s, capacity: 9, regions: {eu: {}}}\n", "pools[1].name", 7, "already the name of the pool on line 6"},
 		{"endpoints", "{endpoints: [\"127.0.0.1:2379\"]}", "{mode: race}", "election.endpoints", 4, "it is required with pools"},
-		{"election", "election: {endpoints: [\"127.0.0.1:2379\"]}", "", "election.endpoints", 5, "it is required with pools"},
+		{"election", "election: {endpoints: [\"127.0.0.1:2379\"]}", "", "election.endpoints", 6, "it is required with pools"},
 		{"no region", "region: eu\n", "", "region", 1, "it is required with pools"},
 		{"region unknown", "region: eu", "region: eus", "region", 1, "is in no pool, whose regions are eu, us: did you mean eu?"},
 	} {
@@ -119,6 +123,40 @@ func TestParseReportsFieldLineAndRangeOfPools(t *testing.T) {
 			require.Failf(t, "not reported", "want %d: %s: ...%s...\ngot:\n%v", tc.line, tc.field, tc.says, err)
 		})
 	}
+}
+
+func TestPoolsHaveAVersionAndARegistryOfTheirOwn(t *testing.T) {
+	t.Parallel()
+	c, err := config.Parse([]byte(goodPools))
+	require.NoError(t, err)
+	require.EqualValues(t, 7, c.PoolsVersion, "the file's")
+	require.False(t, c.RegistryApart())
+	require.Equal(t, c.Election.Etcd, c.PoolRegistry)
+
+	own := strings.Replace(goodPools, "pools:\n", "pools_version: 3\npool_registry: {endpoints: [\"https://global:2379\"], ttl: 10s, tls: {ca: g.pem}}\npools:\n", 1)
+	own = strings.Replace(own, "    interval: 50ms", "    floor_share: 40%", 1)
+	c, err = config.Parse([]byte(strings.Replace(own, "500/s", "3000/s", 1)))
+	require.NoError(t, err)
+	require.EqualValues(t, 40, c.Pools[0].FloorShare)
+	require.EqualValues(t, 3, c.PoolsVersion)
+	require.True(t, c.RegistryApart())
+	require.Equal(t, []string{"https://global:2379"}, c.PoolRegistry.Endpoints)
+	require.Equal(t, "/refiller/pools", c.PoolsPrefix(), "the election's prefix unless it has its own")
+	require.Equal(t, 10*time.Second, c.PoolRegistry.TTL)
+	require.Equal(t, []string{"127.0.0.1:2379"}, c.Election.Endpoints)
+
+	next, err := config.Parse([]byte(strings.NewReplacer("500/s", "3000/s", "version: 7", "version: 8", "10000/s", "10001/s").Replace(own)))
+	require.NoError(t, err)
+	_, err = c.To(next)
+	require.ErrorContains(t, err, "pools_version: 3 is in force already with other pools", "the pools' version counts for pools")
+	next, err = config.Parse([]byte(strings.NewReplacer("500/s", "3000/s", "version: 7", "version: 8", "pools_version: 3", "pools_version: 2").Replace(own)))
+	require.NoError(t, err)
+	_, err = c.To(next)
+	require.ErrorContains(t, err, "pools_version: 2 is below 3")
+
+	// Races need no etcd of their own.
+	_, err = config.Parse([]byte(strings.Replace(strings.Replace(own, "500/s", "3000/s", 1), "{endpoints: [\"127.0.0.1:2379\"]}", "{mode: race}", 1)))
+	require.NoError(t, err)
 }
 
 func TestParseReportsAllProblemsOfPools(t *testing.T) {

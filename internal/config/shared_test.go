@@ -15,7 +15,7 @@ func loadShared(t *testing.T, shared string) (config.Config, error) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "config.yaml")
 	require.NoError(t, os.WriteFile(path, []byte(good), 0o600))
-	return config.LoadShared(path, config.Shared{Source: "etcd:/refiller/config", Data: []byte(shared)}, nil)
+	return config.Load(config.Source{Path: path, Shared: config.Shared{Source: "etcd:/refiller/config", Data: []byte(shared)}})
 }
 
 func TestWhatIsSharedUnderAHigherVersionStandsInsteadOfTheFiles(t *testing.T) {
@@ -48,13 +48,13 @@ func TestWhatIsSharedUnderAHigherVersionStandsInsteadOfTheFiles(t *testing.T) {
 func TestProblemsOfWhatIsSharedNameItsPlace(t *testing.T) {
 	t.Parallel()
 	for shared, says := range map[string]string{
-		"version: 8\nredis: {url: x}\n":                               "etcd:/refiller/config:2:1: redis: it is in each replica's file alone",
+		"version: 8\nredis: {url: x}\n":                               "etcd:/refiller/config:2:1: redis: unknown field: allowed are version",
 		"version: 8\nbuckets: [{key: a, capacity: 1, rate: never}]\n": "etcd:/refiller/config:2:",
 		"buckets: []\n":            "etcd:/refiller/config:1:1: version: it is required",
 		"version: x\n":             "etcd:/refiller/config:1:10: version: ",
-		"version: 8\nversion: 9\n": "etcd:/refiller/config:2:1: version: it is there twice",
+		"version: 8\nversion: 9\n": "etcd:/refiller/config:2:1: version: given twice: the first is on line 1",
 		"[":                        "etcd:/refiller/config:1:1: not YAML",
-		"version: 6\nbukets: []\n": "etcd:/refiller/config:2:1: bukets: it is in each",
+		"version: 6\nbukets: []\n": "etcd:/refiller/config:2:1: bukets: unknown field: did you mean buckets?",
 		"version: 8\nbuckets:\n- {key: a, capacity: 1, rate: 1/s}\n- {key: a, capacity: 1, rate: 1/s}\n": "of etcd:/refiller/config",
 	} {
 		_, err := loadShared(t, shared)

@@ -9,16 +9,30 @@ import (
 
 // TLS names the PEM files of a TLS client. The zero TLS trusts the system's authorities and shows no certificate.
 type TLS struct {
-	CA   string // authorities to trust instead of the system's
-	Cert string // the client's certificate, with Key
-	Key  string
+	// Authorities to trust instead of the system's.
+	CA string `yaml:"ca" is:"pem file" env:"CA" help:"PEM file of the authorities to trust instead of the system's"`
+	// The client's certificate, with its key.
+	Cert string `yaml:"cert" is:"pem file" env:"CERT" help:"PEM file of the client's certificate"`
+	// Key of the certificate.
+	Key string `yaml:"key" is:"pem file" env:"KEY" help:"PEM file of that certificate's key"`
 }
 
 // IsZero reports whether no file is named.
 func (t TLS) IsZero() bool { return t == TLS{} }
 
-// ClientConfig reads the files and returns a configuration for clients, TLS 1.2 or later. The certificate is read again
-// for every handshake, so that it can be rotated; the authorities are read once.
+// Incomplete names the field that is missing beside the one of Cert and Key that is there, or is empty.
+func (t TLS) Incomplete() string {
+	switch {
+	case t.Cert == "" && t.Key != "":
+		return "cert"
+	case t.Cert != "" && t.Key == "":
+		return "key"
+	}
+	return ""
+}
+
+// ClientConfig reads the files and returns a configuration for one connection of a client, TLS 1.2 or later. Called for
+// each connection, it has all files rotate.
 func (t TLS) ClientConfig() (*tls.Config, error) {
 	c := &tls.Config{MinVersion: tls.VersionTLS12}
 	if t.CA != "" {
@@ -31,21 +45,15 @@ func (t TLS) ClientConfig() (*tls.Config, error) {
 			return nil, fmt.Errorf("credential: tls ca %s: no PEM certificate in it", t.CA)
 		}
 	}
-	if (t.Cert == "") != (t.Key == "") {
+	if missing := t.Incomplete(); missing != "" {
 		return nil, fmt.Errorf("credential: tls cert %q and key %q go together", t.Cert, t.Key)
 	}
 	if t.Cert != "" {
-		load := func() (*tls.Certificate, error) {
-			pair, err := tls.LoadX509KeyPair(t.Cert, t.Key)
-			if err != nil {
-				return nil, fmt.Errorf("credential: tls cert %s and key %s: %w", t.Cert, t.Key, err)
-			}
-			return &pair, nil
+		pair, err := tls.LoadX509KeyPair(t.Cert, t.Key)
+		if err != nil {
+			return nil, fmt.Errorf("credential: tls cert %s and key %s: %w", t.Cert, t.Key, err)
 		}
-		if _, err := load(); err != nil {
-			return nil, err
-		}
-		c.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return load() }
+		c.Certificates = []tls.Certificate{pair}
 	}
 	return c, nil
 }

@@ -7,10 +7,14 @@ import (
 	"time"
 
 	"github.com/tokenrefill/refiller/internal/config"
+	"github.com/tokenrefill/refiller/internal/fields"
 )
 
 // MinKillEvery is the shortest time between two kills: a killed replica has to come back and settle.
 const MinKillEvery = 3 * time.Second
+
+// redisVariable tells replicas where the store is: no file on disk has an address with a password.
+const redisVariable = "REFILLER_REDIS_URL"
 
 // ErrOptions is returned for options that can't be used.
 var ErrOptions = errors.New("dev: bad options")
@@ -57,8 +61,8 @@ func (o Options) Validate() error {
 		return bad("--etcd goes with --mode etcd: in race mode nobody asks it")
 	}
 	// The rest is for the configuration to judge.
-	text := configText(settings{redis: o.redisOr("redis://127.0.0.1:1"), mode: o.Mode, etcd: o.etcdOr("http://127.0.0.1:1"), listen: "127.0.0.1:0"})
-	_, err := config.Parse([]byte(text))
+	text := configText(settings{mode: o.Mode, etcd: o.etcdOr("http://127.0.0.1:1"), listen: "127.0.0.1:0"})
+	_, err := config.Load(config.Source{Data: []byte(text), Env: fields.Environment{redisVariable: o.redisOr("redis://127.0.0.1:1")}})
 	var problems config.Problems
 	if errors.As(err, &problems) {
 		names := map[string]string{"redis.url": "--redis: ", "election.endpoints": "--etcd: "}

@@ -58,7 +58,6 @@ const electionPrefix = "/refiller-dev"
 // configText is the content of a replica's configuration file.
 func configText(s settings) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "redis: {url: %s}\n", strconv.Quote(s.redis))
 	fmt.Fprintf(&b, "version: %d\n", sampleVersion)
 	if s.mode == config.ModeEtcd {
 		endpoints := make([]string, len(s.etcd))
@@ -80,7 +79,7 @@ func configText(s settings) string {
 var (
 	decided      = []string{"REFILLER_REDIS_URL", "REFILLER_LISTEN", "REFILLER_IDENTITY", "REFILLER_REGION", "REFILLER_LOG_", "REFILLER_ELECTION_MODE", "REFILLER_ETCD_ENDPOINTS"}
 	loginOfRedis = []string{"REFILLER_REDIS_"}
-	loginOfEtcd  = []string{"REFILLER_ETCD_"}
+	loginOfEtcd  = []string{"REFILLER_ETCD_", "REFILLER_POOL_REGISTRY_"}
 )
 
 // environ is the environment of replicas.
@@ -103,16 +102,4 @@ next:
 		kept = append(kept, v)
 	}
 	return kept
-}
-
-// lookup finds variables in an environment.
-func lookup(environ []string) func(string) string {
-	return func(name string) string {
-		for _, v := range environ {
-			if value, ok := strings.CutPrefix(v, name+"="); ok {
-				return value
-			}
-		}
-		return ""
-	}
 }

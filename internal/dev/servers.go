@@ -10,9 +10,10 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/tokenrefill/refiller/election"
 	"github.com/tokenrefill/refiller/internal/config"
 	"github.com/tokenrefill/refiller/internal/devserver"
+	"github.com/tokenrefill/refiller/internal/etcdconn"
+	"github.com/tokenrefill/refiller/internal/fields"
 	"github.com/tokenrefill/refiller/lua"
 )
 
@@ -75,7 +76,8 @@ func (p *playground) startServers(ctx context.Context) (closeAll func(), err err
 	if err := os.WriteFile(path, []byte(configText(p.settings)), 0o600); err != nil {
 		return closeAll, fmt.Errorf("dev: write the configuration: %w", err)
 	}
-	p.cfg, err = config.Load(path, lookup(p.environ))
+	p.environ = append(p.environ, redisVariable+"="+p.settings.redis)
+	p.cfg, err = config.Load(config.Source{Path: path, Env: fields.EnvironmentOf(p.environ)})
 	return closeAll, err
 }
 
@@ -108,19 +110,9 @@ func (p *playground) check(ctx context.Context) error {
 		return nil
 	}
 	e := p.cfg.Election
-	password := ""
-	if !e.Password.IsZero() {
-		var err error
-		if password, err = e.Password.Reveal(); err != nil {
-			return fmt.Errorf("dev: etcd password: %w", err)
-		}
-	}
-	client, err := election.Dial(election.DialConfig{
-		Endpoints: e.Endpoints, Username: e.Username, Password: password,
-		TLS: election.TLSConfig{CA: e.TLS.CA, Cert: e.TLS.Cert, Key: e.TLS.Key},
-	})
+	client, err := etcdconn.Open(e.Options)
 	if err != nil {
-		return err
+		return fmt.Errorf("dev: %w", err)
 	}
 	defer func() { _ = client.Close() }() // it has answered or not
 	if _, err := client.Get(ctx, e.Prefix+"/lead/"); err != nil {

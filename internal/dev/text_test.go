@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tokenrefill/refiller/internal/config"
+	"github.com/tokenrefill/refiller/internal/fields"
 	"github.com/tokenrefill/refiller/policy"
 )
 
@@ -63,7 +64,9 @@ func TestTheBoundIsCapacityAndWhatFallsDueAndOneGap(t *testing.T) {
 
 func TestTheIntroductionSaysWhatRunsAndWhatToType(t *testing.T) {
 	t.Parallel()
-	cfg, err := config.Parse([]byte(configText(settings{redis: "redis://127.0.0.1:1", listen: "127.0.0.1:0"})))
+	cfg, err := config.Load(config.Source{
+		Data: []byte(configText(settings{listen: "127.0.0.1:0"})), Env: fields.Environment{redisVariable: "redis://127.0.0.1:1"},
+	})
 	require.NoError(t, err)
 	i := introduction{
 		redis: "redis://127.0.0.1:16379", embeddedRedis: true, etcd: []string{"http://127.0.0.1:12379"},

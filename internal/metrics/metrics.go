@@ -36,10 +36,12 @@ type State struct {
 	ElectionUp    bool  // etcd answers
 	Terms         int64 // led since the start
 	Reloads       map[string]int64
-	ReloadRefused bool             // the last reload was refused
-	RestartNeeded bool             // the file has changes that need a restart
-	Shadow        map[string]int64 // tokens that buckets in shadow mode have counted as denied
-	Pools         *PoolState       // nil if the replica takes no part in pools
+	ReloadRefused bool // the last reload was refused
+	// Something else is in force than the configuration says, under the same version: of anything, templates, pools.
+	Conflict, TemplatesConflict, PoolsConflict bool
+	RestartNeeded                              bool             // the file has changes that need a restart
+	Shadow                                     map[string]int64 // tokens that buckets in shadow mode have counted as denied
+	Pools                                      *PoolState       // nil if the replica takes no part in pools
 }
 
 // Metrics exports one replica's numbers. Its methods are safe for concurrent
@@ -119,10 +121,13 @@ var (
 
 	descVersion  = desc("config_version", "Version of the configuration in force.")
 	descReloads  = desc("config_reloads_total", "Reloads of the configuration, by result.", "result")
-	descReloadOK = desc("config_last_reload_ok", "1 unless the last reload was refused.")
+	descReloadOK = desc("config_last_reload_ok", "1 unless the last reload was refused, or something else is in force than the configuration says, under the same version.")
 	descRestart  = desc("config_restart_needed", "1 if the file has changes that need a restart.")
 	descOutdated = desc("buckets_outdated", "Buckets whose policy in force is of a later version than this replica's.")
 	descConflict = desc("buckets_conflicting", "Buckets whose policy in force differs under the same version.")
+
+	descTemplatesConflict = desc("templates_conflicting", "1 if other templates are published under the same version.")
+	descPoolsConflict     = desc("pools_conflicting", "1 if other pools are in force under the same version.")
 
 	descLeading    = desc("leading", "1 while this replica leads. Only with election mode etcd.")
 	descEpoch      = desc("epoch", "Epoch of this replica's present or last term. Only with election mode etcd.")
@@ -172,7 +177,9 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 	for result, n := range s.Reloads {
 		count(descReloads, float64(n), result)
 	}
-	gauge(descReloadOK, truth(!s.ReloadRefused))
+	gauge(descReloadOK, truth(!s.ReloadRefused && !s.Conflict))
+	gauge(descTemplatesConflict, truth(s.TemplatesConflict))
+	gauge(descPoolsConflict, truth(s.PoolsConflict))
 	gauge(descRestart, truth(s.RestartNeeded))
 	if s.Elected {
 		gauge(descLeading, truth(s.Refill.Leading))

@@ -1,4 +1,5 @@
-// Package redisconn builds the Redis client of the programs from a URL and credentials.
+// Package redisconn builds the Redis client of the programs from a URL and credentials, which all of them read in the
+// same way: from a configuration, from variables, and from flags ([Options], [FromCommandLine]).
 //
 // The forms of a URL; in all of them user:password@ may stand before the host:
 //
@@ -10,11 +11,11 @@
 //	rediss-sentinel://..., rediss-cluster://...      the same over TLS
 //
 // The only query parameter is db; it is an error to give it twice or in a Cluster. What needs escaping in a password is
-// percent-encoded.
+// percent-encoded. A configuration file's URL holds no password; one that is typed or in the environment may.
 //
 // What the clients have in common: a command is sent once (MaxRetries is off; a Cluster client follows MOVED and ASK,
 // which the server answers instead of executing, and sends anew only commands that don't forbid it with NoRetry, as all
 // of this project's scripts do). A call's context bounds its time on the socket. Every dial, read and write has a
-// timeout besides. A password file is read for each new connection and a client certificate for each handshake, so both
-// can be rotated. Errors and logs show no password.
+// timeout besides. Password files, of the sentinels too, and PEM files are read for each new connection, so all of them can
+// be rotated. Errors and logs show no password.
 package redisconn

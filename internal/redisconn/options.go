@@ -2,14 +2,17 @@ package redisconn
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
+	"net"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/maintnotifications"
 
 	"github.com/tokenrefill/refiller/internal/credential"
+	"github.com/tokenrefill/refiller/internal/fields"
 )
 
 // Timeouts and sizes where Options has none, and their ranges.
@@ -26,41 +29,36 @@ const (
 // error makes the client look for the node that took over; age has to.
 const topologyAge = 2 * time.Second
 
-// ErrOptions is returned for options that contradict each other or are out of range.
-var ErrOptions = errors.New("redisconn: bad options")
-
-// OptionError names the option that is wrong, by its name in a config file.
-type OptionError struct {
-	Field string
-	Msg   string
-}
-
-// Error implements error.
-func (e *OptionError) Error() string { return "redisconn: " + e.Field + ": " + e.Msg }
-
-// Is makes every OptionError match ErrOptions.
-func (e *OptionError) Is(target error) bool { return target == ErrOptions }
-
-// Options is how to reach Redis. It prints without secrets.
+// Options is how to reach Redis, by the fields of a configuration and their variables. It prints without secrets.
 type Options struct {
-	URL              URL
-	Username         string              // instead of the URL's
-	Password         credential.Password // instead of the URL's
-	SentinelUsername string              // of the sentinels themselves
-	SentinelPassword credential.Password // of the sentinels themselves; a file is read once
-	TLS              credential.TLS      // for the rediss forms
-	DialTimeout      time.Duration       // MinTimeout to MaxTimeout; 0 means the default
-	ReadTimeout      time.Duration
-	WriteTimeout     time.Duration
-	PoolSize         int // most connections per server, 1 to MaxPoolSize; 0 means the default
+	// Where Redis is.
+	URL URL `yaml:"url,required" is:"redis url" env:"URL" help:"address of Redis"`
+	// User to log in as, instead of the URL's.
+	Username string `yaml:"username" is:"user" env:"USERNAME" help:"user of Redis"`
+	// File with the password, which counts instead of the URL's.
+	Password credential.Password `yaml:"password_file" is:"password" env:"PASSWORD_FILE" help:"its password's file"`
+	// User to log in to the sentinels themselves as.
+	SentinelUsername string `yaml:"sentinel_username" is:"user" env:"SENTINEL_USERNAME" help:"user of the sentinels"`
+	// File with the sentinels' own password.
+	SentinelPassword credential.Password `yaml:"sentinel_password_file" is:"password" env:"SENTINEL_PASSWORD_FILE"`
+	// PEM files, with the rediss forms of the URL, for the sentinels too.
+	TLS credential.TLS `yaml:"tls" env:""`
+	// Longest time that making a connection may take.
+	DialTimeout time.Duration `yaml:"dial_timeout" is:"redis timeout" default:"2s"`
+	// Longest wait for an answer.
+	ReadTimeout time.Duration `yaml:"read_timeout" is:"redis timeout" default:"2s"`
+	// Longest time that sending a request may take.
+	WriteTimeout time.Duration `yaml:"write_timeout" is:"redis timeout" default:"2s"`
+	// Most connections to each server.
+	PoolSize int `yaml:"pool_size" is:"redis connections" default:"32"`
 }
 
-// Validate reports every option that is out of range or contradicts another, as *OptionError joined by errors.Join. It
+// Validate reports every option that contradicts another or is out of range, as *fields.Error joined by errors.Join. It
 // reads no file.
 func (o Options) Validate() error {
 	var errs []error
 	bad := func(field, format string, args ...any) {
-		errs = append(errs, &OptionError{Field: field, Msg: fmt.Sprintf(format, args...)})
+		errs = append(errs, &fields.Error{Field: field, Msg: fmt.Sprintf(format, args...)})
 	}
 	if len(o.URL.Addrs) == 0 {
 		bad("url", "is missing: want %s", Forms)
@@ -69,13 +67,13 @@ func (o Options) Validate() error {
 	case none && o.Username != "":
 		bad("username", "%q has no password: give password_file", o.Username)
 	case none && o.URL.Username != "": // not shown: it may be a password in the wrong place
-		bad("url", "has a user but no password: give password_file, or write user:password@host, or :password@host for a password alone")
+		bad("url", "has a user but no password: give password_file")
 	}
 	if !o.TLS.IsZero() && !o.URL.TLS {
 		bad("tls", "goes with a rediss://, rediss-sentinel:// or rediss-cluster:// url only")
 	}
-	if (o.TLS.Cert == "") != (o.TLS.Key == "") {
-		bad("tls", "cert and key go together: one of them is missing")
+	if missing := o.TLS.Incomplete(); missing != "" {
+		bad("tls."+missing, "it is missing: cert and key go together")
 	}
 	if o.URL.Kind != Sentinel && !o.SentinelPassword.IsZero() {
 		bad("sentinel_password_file", "goes with a redis-sentinel:// url only")
@@ -112,7 +110,7 @@ func (o Options) String() string {
 // options or with the files they name.
 func Open(o Options) (redis.UniversalClient, error) {
 	if err := o.Validate(); err != nil {
-		return nil, err
+		return nil, fmt.Errorf("redisconn: %w", err)
 	}
 	u := redis.UniversalOptions{
 		Addrs:                 o.URL.Addrs,
@@ -129,11 +127,10 @@ func Open(o Options) (redis.UniversalClient, error) {
 		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
 	}
 	if o.URL.TLS {
-		config, err := o.TLS.ClientConfig()
-		if err != nil {
+		if _, err := o.TLS.ClientConfig(); err != nil {
 			return nil, fmt.Errorf("redisconn: %w", err)
 		}
-		u.TLSConfig = config
+		u.Dialer = o.dialTLS
 	}
 	if err := o.credentials(&u); err != nil {
 		return nil, err
@@ -154,6 +151,18 @@ func Open(o Options) (redis.UniversalClient, error) {
 	}
 }
 
+// dialTLS makes a connection with the files as they are now.
+func (o Options) dialTLS(ctx context.Context, network, addr string) (net.Conn, error) {
+	config, err := o.TLS.ClientConfig()
+	if err != nil {
+		return nil, fmt.Errorf("redisconn: %w", err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, orDefault(o.DialTimeout, DefaultDialTimeout))
+	defer cancel()
+	dialer := tls.Dialer{Config: config}
+	return dialer.DialContext(ctx, network, addr)
+}
+
 // credentials has every new connection ask for the credentials, and fails now if a file can't be read now.
 func (o Options) credentials(u *redis.UniversalOptions) error {
 	username, password := o.URL.Username, o.URL.Password
@@ -172,12 +181,30 @@ func (o Options) credentials(u *redis.UniversalOptions) error {
 			return username, secret, err
 		}
 	}
-	secret, err := o.SentinelPassword.Reveal()
-	if err != nil {
-		return fmt.Errorf("redisconn: sentinel: %w", err)
+	if !o.SentinelPassword.IsZero() {
+		if _, err := o.SentinelPassword.Reveal(); err != nil {
+			return fmt.Errorf("redisconn: sentinel: %w", err)
+		}
+		u.OnConnect = o.loginToSentinel
 	}
-	u.SentinelUsername, u.SentinelPassword = o.SentinelUsername, secret
 	return nil
+}
+
+// loginToSentinel logs a new connection in that isn't yet. go-redis has no provider of the sentinels' credentials, and
+// calls this for connections to the master too, which it has logged in before.
+func (o Options) loginToSentinel(ctx context.Context, conn *redis.Conn) error {
+	if err := conn.Ping(ctx).Err(); !redis.HasErrorPrefix(err, "NOAUTH") {
+		return err
+	}
+	secret, err := o.SentinelPassword.Reveal()
+	switch {
+	case err != nil:
+		return fmt.Errorf("redisconn: sentinel: %w", err)
+	case o.SentinelUsername != "":
+		return conn.AuthACL(ctx, o.SentinelUsername, secret).Err()
+	default:
+		return conn.Auth(ctx, secret).Err()
+	}
 }
 
 func orDefault[T time.Duration | int](v, fallback T) T {

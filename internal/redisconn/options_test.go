@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tokenrefill/refiller/internal/credential"
+	"github.com/tokenrefill/refiller/internal/fields"
 	"github.com/tokenrefill/refiller/internal/redisconn"
 	"github.com/tokenrefill/refiller/internal/testenv"
 )
@@ -90,6 +91,32 @@ func TestOpenReachesTheMasterThroughSentinelAfterAFailover(t *testing.T) {
 	require.Eventually(t, func() bool { return c.Set(t.Context(), "k", "w", 0).Err() == nil }, 30*time.Second, 20*time.Millisecond)
 }
 
+func TestTheSentinelsOwnPasswordIsReadForEachConnection(t *testing.T) {
+	t.Parallel()
+	s := testenv.Sentinel(t, testenv.WithPassword("pw"))
+	control := s.Sentinel().Client()
+	acl := func(rules ...any) {
+		require.NoError(t, control.Do(t.Context(), append([]any{"acl", "setuser"}, rules...)...).Err())
+	}
+	acl("watcher", "on", ">first", "allkeys", "allchannels", "+@all")
+	require.NoError(t, control.Do(t.Context(), "acl", "setuser", "default", "resetpass", ">unknown").Err())
+	file := secretFile(t, "first")
+	c := open(t, redisconn.Options{
+		URL:              parse(t, "redis-sentinel://"+s.Addr()+"/"+testenv.SentinelMaster),
+		Password:         credential.Plain("pw"),
+		SentinelUsername: "watcher", SentinelPassword: credential.FromFile(file),
+	})
+	roundTrip(t, c)
+
+	acl("watcher", "resetpass", ">second")
+	require.NoError(t, os.WriteFile(file, []byte("second\n"), 0o600))
+	replica := s.Replica()
+	s.KillMaster()
+	require.NoError(t, s.WaitMaster(t.Context(), replica))
+	require.NoError(t, control.Do(t.Context(), "client", "kill", "user", "watcher").Err())
+	require.Eventually(t, func() bool { return c.Set(t.Context(), "k", "w", 0).Err() == nil }, 30*time.Second, 20*time.Millisecond)
+}
+
 func TestOpenReachesACluster(t *testing.T) {
 	t.Parallel()
 	s := testenv.Cluster(t)
@@ -116,6 +143,19 @@ func TestOpenShowsItsCertificate(t *testing.T) {
 	require.Error(t, open(t, redisconn.Options{URL: url, TLS: credential.TLS{CA: certs.CAFile}}).Ping(t.Context()).Err(), "no certificate")
 	err := open(t, redisconn.Options{URL: url, TLS: credential.TLS{Cert: certs.ClientCert, Key: certs.ClientKey}}).Ping(t.Context()).Err()
 	require.ErrorContains(t, err, "certificate", "the authority is not the system's")
+}
+
+func TestCertificatesAreReadForEachConnection(t *testing.T) {
+	t.Parallel()
+	certs, strangers := testenv.NewCerts(t), testenv.NewCerts(t)
+	s := testenv.Redis(t, testenv.WithTLS(certs))
+	dir := t.TempDir()
+	files := credential.TLS{CA: filepath.Join(dir, "ca"), Cert: filepath.Join(dir, "cert"), Key: filepath.Join(dir, "key")}
+	strangers.Install(t, files.CA, files.Cert, files.Key)
+	c := open(t, redisconn.Options{URL: parse(t, "rediss://"+s.Addr()), TLS: files})
+	require.ErrorContains(t, c.Ping(t.Context()).Err(), "unknown authority")
+	certs.Install(t, files.CA, files.Cert, files.Key)
+	roundTrip(t, c)
 }
 
 func TestPasswordFileIsReadForEachConnection(t *testing.T) {
@@ -221,7 +261,7 @@ func TestValidateNamesEveryWrongOption(t *testing.T) {
 		"user alone":          {redisconn.Options{URL: parse(t, "redis://h"), Username: "u"}, []string{`username: "u" has no password`}},
 		"user alone in url":   {redisconn.Options{URL: parse(t, "redis://hunter2@h")}, []string{"url: has a user but no password"}},
 		"tls without rediss":  {redisconn.Options{URL: parse(t, "redis://h"), TLS: credential.TLS{CA: "f"}}, []string{"tls: goes with a rediss://"}},
-		"half a pair":         {redisconn.Options{URL: parse(t, "rediss://h"), TLS: credential.TLS{Cert: "f"}}, []string{"tls: cert and key"}},
+		"half a pair":         {redisconn.Options{URL: parse(t, "rediss://h"), TLS: credential.TLS{Cert: "f"}}, []string{"tls.key: it is missing: cert and key"}},
 		"sentinel's password": {redisconn.Options{URL: parse(t, "redis://h"), SentinelPassword: secret}, []string{"sentinel_password_file: goes with"}},
 		"sentinel's user":     {redisconn.Options{URL: parse(t, "redis-sentinel://h/m"), SentinelUsername: "u"}, []string{"sentinel_username: \"u\" has no password"}},
 		"numbers": {
@@ -232,7 +272,8 @@ func TestValidateNamesEveryWrongOption(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			_, err := redisconn.Open(tc.options)
-			require.ErrorIs(t, err, redisconn.ErrOptions)
+			var wrong *fields.Error
+			require.ErrorAs(t, err, &wrong)
 			require.Len(t, strings.Split(err.Error(), "\n"), len(tc.says))
 			for _, says := range tc.says {
 				require.ErrorContains(t, err, says)

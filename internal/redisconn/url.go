@@ -4,13 +4,12 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/netip"
 	"net/url"
-	"regexp"
 	"strconv"
 	"strings"
 
 	"github.com/tokenrefill/refiller/internal/credential"
+	"github.com/tokenrefill/refiller/internal/fields"
 )
 
 // Default ports.
@@ -63,7 +62,7 @@ var schemes = map[string]URL{
 // ParseURL reads an address. Its errors match ErrURL and show no password.
 func ParseURL(s string) (URL, error) {
 	bad := func(format string, args ...any) (URL, error) {
-		return URL{}, fmt.Errorf("%w %q: %s", ErrURL, Redact(s), fmt.Sprintf(format, args...))
+		return URL{}, fmt.Errorf("%w %q: %s", ErrURL, credential.Redact(s), fmt.Sprintf(format, args...))
 	}
 	scheme, rest, found := strings.Cut(s, "://")
 	u, known := schemes[strings.ToLower(scheme)]
@@ -174,23 +173,13 @@ func address(s, port string) (string, error) {
 	} else if strings.HasPrefix(s, "[") && strings.HasSuffix(s, "]") {
 		host = s[1 : len(s)-1]
 	}
-	if !IsHost(host) {
+	if !fields.IsHost(host) {
 		return "", fmt.Errorf("%q is not a host name or IP address, with :port if it is not %s", s, port)
 	}
 	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
 		return "", fmt.Errorf("port %q is not a whole number from 1 to 65535", port)
 	}
 	return net.JoinHostPort(host, port), nil
-}
-
-var hostname = regexp.MustCompile(`^[A-Za-z0-9_]([A-Za-z0-9_.-]{0,252})$`)
-
-// IsHost reports whether s can be a host: an IP address (without brackets) or a name.
-func IsHost(s string) bool {
-	if _, err := netip.ParseAddr(s); err == nil {
-		return true
-	}
-	return hostname.MatchString(s) && !strings.Contains(s, "..")
 }
 
 // String writes the address with the password masked.
@@ -224,29 +213,3 @@ func (u URL) GoString() string { return "redisconn.URL(" + u.String() + ")" }
 
 // MarshalText masks the password in JSON and structured logs.
 func (u URL) MarshalText() ([]byte, error) { return []byte(u.String()), nil }
-
-var harmlessQuery = regexp.MustCompile(`^db=[0-9]*$`)
-
-// Redact hides what may be secret in text that should be an address, however broken it is: all before its last @, less
-// the user name, and its query.
-func Redact(s string) string {
-	head, rest, found := strings.Cut(s, "://")
-	if found {
-		head += "://"
-	} else {
-		head, rest = "", s
-	}
-	if at := strings.LastIndexByte(rest, '@'); at >= 0 {
-		user, _, found := strings.Cut(rest[:at], ":")
-		if found {
-			user += ":"
-		} else {
-			user = "" // a password in the place of the user
-		}
-		head, rest = head+user+credential.Mask+"@", rest[at+1:]
-	}
-	if path, query, found := strings.Cut(rest, "?"); found && !harmlessQuery.MatchString(query) {
-		rest = path + "?" + credential.Mask
-	}
-	return head + rest
-}

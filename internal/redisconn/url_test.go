@@ -97,7 +97,7 @@ func TestRedactHidesPasswordsHoweverBrokenTheText(t *testing.T) {
 		"nonsense":                    "nonsense",
 		"redis://u:secret@h?x=secret": "redis://u:xxxxx@h?xxxxx",
 	} {
-		require.Equal(t, want, redisconn.Redact(text))
+		require.Equal(t, want, credential.Redact(text))
 	}
 	u, err := redisconn.ParseURL("redis://u:secret@h")
 	require.NoError(t, err)

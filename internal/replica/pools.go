@@ -29,12 +29,12 @@ type pools struct {
 
 // settings are the configuration's pools as all regions share them.
 func settings(cfg config.Config) pool.Settings {
-	return pool.Settings{Version: cfg.Version, Pools: cfg.Pools}
+	return pool.Settings{Version: cfg.PoolsVersion, Pools: cfg.Pools}
 }
 
 // newPools makes the replica's part; it makes no request.
 func newPools(cfg config.Config, client *clientv3.Client, r *Replica) (*pools, error) {
-	timing := pool.ForTTL(cfg.Election.TTL)
+	timing := pool.ForTTL(cfg.PoolRegistry.TTL)
 	log := r.log.Named("pool")
 	identity := cfg.Region + "/" + r.identity
 	agent, err := pool.NewAgent(pool.AgentConfig{
@@ -48,7 +48,7 @@ func newPools(cfg config.Config, client *clientv3.Client, r *Replica) (*pools, e
 	if err != nil {
 		return nil, err
 	}
-	elector, err := newElector(client, cfg.PoolsPrefix(), identity, cfg.Election.TTL, log.Named("election"))
+	elector, err := newElector(client, cfg.PoolsPrefix(), identity, cfg.PoolRegistry.TTL, log.Named("election"))
 	if err != nil {
 		return nil, err
 	}

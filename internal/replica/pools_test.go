@@ -6,11 +6,13 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/tokenrefill/refiller/internal/admin"
 	"github.com/tokenrefill/refiller/internal/config"
 	"github.com/tokenrefill/refiller/internal/replica"
 	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/pool"
 )
 
 // poolConfig is the configuration of a replica in a region.
@@ -108,4 +110,30 @@ func TestPoolsAreRefusedUnderTheSameVersion(t *testing.T) {
 	require.Equal(t, []string{"pools"}, r.Status(t.Context(), admin.Query{}).Reload.Restart)
 	require.NoError(t, r.Reload(poolConfig(t, "eu", server, etcd, 3, "race", "pools: []\n"), "test"))
 	eventually(t, "the pool is over", func() bool { return peek(t, server.Client(), "payments").Terms.Capacity == 1 })
+}
+
+// Elections can stay on an etcd of the region while only the pools meet in another one.
+func TestPoolsMeetInARegistryOfTheirOwn(t *testing.T) {
+	t.Parallel()
+	global, regional := testenv.Etcd(t, 1), testenv.Etcd(t, 1)
+	pools := onePool("1000/s", 3000, "eu: {}, us: {}") +
+		fmt.Sprintf("pool_registry: {endpoints: [%q], prefix: /shared, ttl: 2s}\npools_version: 3\n", global.Endpoints()[0])
+	a := running(t, poolConfig(t, "eu", testenv.Redis(t), regional, 7, "etcd", pools), replica.Options{Identity: "a"})
+	cfg, err := config.Parse(fmt.Appendf(nil, "region: us\nredis: {url: %q}\nlisten: 127.0.0.1:0\nversion: 9\n%s", testenv.Redis(t).URL(), pools))
+	require.NoError(t, err, "a region that races has no etcd of its own")
+	b := running(t, cfg, replica.Options{Identity: "b"})
+
+	eventually(t, "the regions share the rate, and each decides alone who refills", func() bool {
+		status := a.Status(t.Context(), admin.Query{})
+		return share(t, a).Rate+share(t, b).Rate > 995 && status.Leader != nil && status.Leader.Identity == "a"
+	})
+	settings, found, err := pool.ReadSettings(t.Context(), global.Client(), "/shared/pools")
+	require.NoError(t, err)
+	require.True(t, found)
+	require.EqualValues(t, 3, settings.Version, "of the pools, whatever the files' are")
+	for prefix, want := range map[string]int64{"/refiller/regions/eu/": 1, "/shared/": 0} {
+		got, err := regional.Client().Get(t.Context(), prefix, clientv3.WithPrefix(), clientv3.WithCountOnly())
+		require.NoError(t, err)
+		require.Equal(t, want, got.Count, prefix)
+	}
 }

@@ -63,9 +63,11 @@ func (r *Replica) Reload(next config.Config, cause string) error {
 	// What only a start can change stays as it was started.
 	inForce := next
 	inForce.Region, inForce.Redis, inForce.Election, inForce.Listen = old.Region, old.Redis, old.Election, old.Listen
-	inForce.Log.JSON = old.Log.JSON
+	inForce.PoolRegistry, inForce.Log.JSON = old.PoolRegistry, old.Log.JSON
 	inForce.Templates = templates
-	inForce.Pools = r.pooledAs(next).Pools
+	if inForce.Pools = r.pooledAs(next).Pools; !next.Pooled() {
+		inForce.PoolsVersion = old.PoolsVersion
+	}
 	if old.Election.Mode == config.ModeEtcd {
 		inForce.RefillInterval = old.RefillInterval
 	}

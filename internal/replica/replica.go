@@ -13,11 +13,13 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 	"github.com/redis/go-redis/v9"
+	clientv3 "go.etcd.io/etcd/client/v3"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/tokenrefill/refiller/election"
 	"github.com/tokenrefill/refiller/internal/admin"
 	"github.com/tokenrefill/refiller/internal/config"
+	"github.com/tokenrefill/refiller/internal/etcdconn"
 	"github.com/tokenrefill/refiller/internal/metrics"
 	"github.com/tokenrefill/refiller/internal/redisconn"
 	"github.com/tokenrefill/refiller/internal/roster"
@@ -79,6 +81,8 @@ type Replica struct {
 	mu         sync.Mutex
 	cfg        config.Config // in force
 	lastReload admin.Reload
+	// templatesConflict: other templates are published under the version of cfg.
+	templatesConflict bool
 
 	looking sync.Mutex
 	looked  map[string]looked // by key
@@ -152,35 +156,41 @@ func (r *Replica) open(opts Options) error {
 	return nil
 }
 
-// openEtcd makes what meets other replicas in etcd: the election of who refills,
-// and the pools.
+// openEtcd makes what meets other replicas in etcd: the election of who refills, and the pools.
 func (r *Replica) openEtcd(elected bool) error {
-	e := r.cfg.Election
-	password := ""
-	if !e.Password.IsZero() {
-		var err error
-		if password, err = e.Password.Reveal(); err != nil {
-			return fmt.Errorf("election password: %w", err)
+	apart := r.cfg.RegistryApart()
+	var client *clientv3.Client
+	var err error
+	if elected || !apart {
+		if client, err = r.dial(r.cfg.Election.Etcd); err != nil {
+			return fmt.Errorf("election: %w", err)
 		}
 	}
-	client, err := election.Dial(election.DialConfig{
-		Endpoints: e.Endpoints, Username: e.Username, Password: password,
-		TLS: election.TLSConfig{CA: e.TLS.CA, Cert: e.TLS.Cert, Key: e.TLS.Key},
-	})
-	if err != nil {
-		return err
-	}
-	r.closers = append(r.closers, client.Close)
 	if elected {
-		if r.elector, err = newElector(client, r.cfg.RefillPrefix(), r.identity, e.TTL, r.log.Named("election")); err != nil {
+		if r.elector, err = newElector(client, r.cfg.RefillPrefix(), r.identity, r.cfg.Election.TTL, r.log.Named("election")); err != nil {
 			return err
 		}
 		r.who = &whoLeads{elector: r.elector}
 	}
-	if r.cfg.Pooled() {
-		r.pools, err = newPools(r.cfg, client, r)
+	if !r.cfg.Pooled() {
+		return nil
 	}
+	if apart {
+		if client, err = r.dial(r.cfg.PoolRegistry); err != nil {
+			return fmt.Errorf("pool_registry: %w", err)
+		}
+	}
+	r.pools, err = newPools(r.cfg, client, r)
 	return err
+}
+
+// dial makes a client that is closed with the replica.
+func (r *Replica) dial(e config.Etcd) (*clientv3.Client, error) {
+	client, err := etcdconn.Open(e.Options)
+	if err == nil {
+		r.closers = append(r.closers, client.Close)
+	}
+	return client, err
 }
 
 // Addr is where the admin server listens.

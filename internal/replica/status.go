@@ -28,6 +28,8 @@ const (
 	// recent is how old a bucket's rate of takes may be to be shown: a replica
 	// that doesn't refill a bucket doesn't learn it.
 	recent = 3 * time.Second
+	// maxConflicts is how many buckets in conflict are named.
+	maxConflicts = 20
 )
 
 // Status implements admin.Source.
@@ -74,7 +76,26 @@ func (r *Replica) Status(ctx context.Context, q admin.Query) admin.Status {
 		})
 	}
 	out.Buckets, out.Found = r.find(ctx, cfg, q)
+	out.Conflicts = r.conflicts()
 	return out
+}
+
+// conflicts are those that this replica knows of.
+func (r *Replica) conflicts() admin.Conflicts {
+	c := admin.Conflicts{Buckets: r.tally.Conflicts()}
+	c.Total = len(c.Buckets)
+	c.Buckets = c.Buckets[:min(len(c.Buckets), maxConflicts)]
+	r.mu.Lock()
+	if r.templatesConflict {
+		c.Templates = "other templates are published under this version"
+		c.Total++
+	}
+	r.mu.Unlock()
+	if r.pools != nil && r.pools.agent.State().Conflict {
+		c.Pools = "other pools are in force under this version"
+		c.Total++
+	}
+	return c
 }
 
 // entry is what the replica tells the others of itself.
@@ -164,29 +185,38 @@ func (r *Replica) look(ctx context.Context, shown []config.Bucket, version int64
 }
 
 func (r *Replica) bucket(ctx context.Context, b config.Bucket, version int64) admin.Bucket {
-	out := admin.Bucket{Key: b.Key, Capacity: b.Policy.Capacity}
-	if b.Policy.Steps != nil {
-		out.Schedule = fmt.Sprintf("%d, %s", b.Policy.StepTokens, b.Policy.Steps)
-	} else {
-		out.Rate = b.Policy.Rate.String()
-	}
+	out := admin.Bucket{Key: b.Key}
+	file := b.Policy.Terms(policy.Fence{})
 	if t, ok := r.tally.Bucket(b.Key); ok && time.Since(t.Won) < max(recent, 3*b.Policy.Interval) {
 		out.Taken, out.Dry = &t.TakeRate, &t.Dry
 	}
 	p, err := lua.Peek(ctx, r.rdb, b.Key, 1)
 	if err != nil {
 		out.Error = err.Error()
+	}
+	inForce := file
+	if err == nil && p.Terms != nil {
+		inForce = *p.Terms
+		out.Policy = inForce.Fence.Epoch
+		out.Differs = config.BucketDifferences(p, b.Policy)
+		out.Outdated = version < out.Policy && !config.Pooled(inForce)
+		out.Conflict = len(out.Differs) > 0 && version <= out.Policy && !out.Outdated
+	}
+	out.Capacity = inForce.Capacity
+	switch {
+	case inForce.Kind == policy.Smooth:
+		out.Rate = inForce.Rate().InUnits().String()
+	case b.Policy.Steps != nil:
+		out.Schedule = fmt.Sprintf("%d, %s", inForce.Tokens, b.Policy.Steps)
+	default: // Redis doesn't know the schedule
+		out.Schedule = fmt.Sprintf("%d at a time", inForce.Tokens)
+	}
+	if err != nil {
 		return out
 	}
 	out.Tokens, out.Index, out.Era = p.Tokens, p.Version.Index, p.Version.Era
 	out.Outstanding, out.Debt = p.Outstanding, p.Debt
 	out.Age = float64(p.Now-p.Last) / 1000
-	if p.Terms != nil {
-		out.Capacity, out.Policy = p.Terms.Capacity, p.Terms.Fence.Epoch
-		if out.Rate != "" && p.Terms.Rate() != b.Policy.Rate && out.Policy != version {
-			out.Rate = p.Terms.Rate().String()
-		}
-	}
 	return out
 }
 
@@ -216,6 +246,8 @@ func (r *Replica) state() metrics.State {
 		Refill: r.refiller.Stats(), RedisUp: r.rdb.Ping(ctx).Err() == nil, Elected: r.elector != nil,
 	}
 	s.Shadow = r.shadow(ctx)
+	conflicts := r.conflicts()
+	s.TemplatesConflict, s.PoolsConflict, s.Conflict = conflicts.Templates != "", conflicts.Pools != "", conflicts.Total > 0
 	if r.elector != nil {
 		e := r.elector.State()
 		s.ElectionUp, s.Terms = e.Err == nil, e.Terms

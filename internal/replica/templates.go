@@ -40,6 +40,11 @@ func (r *Replica) publish(ctx context.Context, told string) string {
 	calling, cancel := context.WithTimeout(ctx, publishTimeout)
 	defer cancel()
 	answer, err := lua.PublishTemplates(calling, r.rdb, set)
+	if err == nil {
+		r.mu.Lock()
+		r.templatesConflict = !answer.OK && answer.Before == set.Version()
+		r.mu.Unlock()
+	}
 	message, log := "templates are published", r.log.Info
 	switch {
 	case ctx.Err() != nil:

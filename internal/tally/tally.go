@@ -2,6 +2,7 @@ package tally
 
 import (
 	"math"
+	"slices"
 	"sync"
 	"time"
 
@@ -233,6 +234,18 @@ func (t *Tally) Each(visit func(key string, b *Bucket)) {
 	for key, b := range t.buckets {
 		visit(key, &b.Bucket)
 	}
+}
+
+// Conflicts are the keys of the buckets in conflict, in order.
+func (t *Tally) Conflicts() []string {
+	var keys []string
+	t.Each(func(key string, b *Bucket) {
+		if b.Conflict {
+			keys = append(keys, key)
+		}
+	})
+	slices.Sort(keys)
+	return keys
 }
 
 // Takeovers are the last ones, the newest first.

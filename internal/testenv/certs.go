@@ -91,3 +91,17 @@ func (c *Certs) ClientConfig() *tls.Config {
 		MinVersion:   tls.VersionTLS12,
 	}
 }
+
+// Install copies what a client needs to other paths, as a rotation of its secrets does.
+func (c *Certs) Install(t testing.TB, ca, cert, key string) {
+	t.Helper()
+	for from, to := range map[string]string{c.CAFile: ca, c.ClientCert: cert, c.ClientKey: key} {
+		content, err := os.ReadFile(from)
+		if err == nil {
+			err = os.WriteFile(to, content, 0o600)
+		}
+		if err != nil {
+			t.Fatalf("testenv: install certificates: %v", err)
+		}
+	}
+}

@@ -86,6 +86,8 @@ func healthy() map[string]string {
 		set("config_last_reload_ok", "", steady(1))
 		set("config_restart_needed", "", steady(0))
 		set("buckets_conflicting", "", steady(0))
+		set("templates_conflicting", "", steady(0))
+		set("pools_conflicting", "", steady(0))
 		set("refill_loop_turn_age_seconds", "", steady(0.1))
 		set("refill_errors_total", "", steady(0))
 		set("refill_calls_total", `,status="applied"`, idle(300))
@@ -172,7 +174,7 @@ func illnesses() map[string]illness {
 		"ConfigVersionsDiffer": {map[string]string{"refiller_config_version" + ofB: steady(6)}, inEU,
 			"Replicas of region eu have had different versions of the configuration for five minutes."},
 		"ConfigNeedsRestart": {map[string]string{"refiller_config_restart_needed" + ofB: steady(1)}, on("b"), "b has changes in its file that need a restart."},
-		"PolicyConflict":     {map[string]string{"refiller_buckets_conflicting" + ofB: steady(2)}, on("b"), "2 buckets have another policy under the same version."},
+		"PolicyConflict":     {map[string]string{"refiller_buckets_conflicting" + ofB: steady(2), "refiller_config_last_reload_ok" + ofB: steady(0)}, on("b"), "The file of b differs from what is in force under its version in 2 buckets, sets of templates or of pools."},
 		"PoolUncoordinated":  {map[string]string{"refiller_pool_coordinating" + ofA: steady(0)}, nil, "Nobody coordinates the pools."},
 		"PoolRegionOnFloor":  {onFloor, map[string]string{"pool": "payments", "region": "eu"}, "Region eu is on its floor of pool payments."},
 		"PoolRegionSilent": {map[string]string{`refiller_pool_region_silent_seconds{instance="a",region="eu"}`: steady(90)}, map[string]string{"region": "eu"},

@@ -2,13 +2,16 @@ package operate
 
 import (
 	"fmt"
+	"os/exec"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/tokenrefill/refiller/internal/config"
 	"github.com/tokenrefill/refiller/internal/testenv"
 	"github.com/tokenrefill/refiller/lua"
 )
@@ -209,4 +212,56 @@ func TestADocumentInEtcdChangesAllReplicas(t *testing.T) {
 	n.ready()
 	require.Eventually(t, func() bool { return n.status().Reload.Refused == 1 }, patience, 10*time.Millisecond)
 	require.EqualValues(t, 4, n.status().Config)
+}
+
+// A replica that starts with another policy under the version in force changes nothing, and what it shows is what is
+// enforced: on its page, in its JSON, its metrics and its log, and to "refiller status" and "refiller diff".
+func TestStatusShowsThePolicyInForceAndMarksAConflict(t *testing.T) {
+	t.Parallel()
+	server := testenv.Redis(t)
+	first := startNode(t, "first", limit(server.URL(), 1, "5/s")+"templates: [{prefix: \"user:\", capacity: 9, rate: 1/s}]\n")
+	first.ready()
+	require.Eventually(t, func() bool { return first.status().Calls["applied"] > 0 }, patience, 10*time.Millisecond)
+	first.Stop()
+
+	other := limit(server.URL(), 1, "50/s") + "templates: [{prefix: \"user:\", capacity: 90, rate: 1/s}]\n"
+	n := startNode(t, "second", other)
+	n.ready()
+	require.Eventually(t, func() bool { return n.status().Conflicts.Total == 2 }, patience, 10*time.Millisecond)
+	s := n.status()
+	require.Equal(t, []string{"checkout"}, s.Conflicts.Buckets)
+	require.Contains(t, s.Conflicts.Templates, "other templates are published under this version")
+	require.Equal(t, "5/s", s.Buckets[0].Rate, "what is enforced")
+	require.True(t, s.Buckets[0].Conflict)
+	require.Equal(t, []config.Difference{{Field: "rate", InForce: "5/s", File: "50/s"}}, s.Buckets[0].Differs)
+	for name, want := range map[string]float64{
+		"refiller_config_last_reload_ok": 0, "refiller_buckets_conflicting": 1, "refiller_templates_conflicting": 1, "refiller_pools_conflicting": 0,
+	} {
+		got, _ := n.metric(name)
+		require.InDelta(t, want, got, 0, name)
+	}
+	page, err := n.get("/")
+	require.NoError(t, err)
+	require.Contains(t, page, "Other policies are in force under version 1")
+	require.NotContains(t, page, "50/s")
+	require.Contains(t, n.Log(), "policy changed under the same version and is ignored")
+
+	program := testenv.Build(t, "./cmd/refiller")
+	out, err := exec.CommandContext(t.Context(), program, "status", "--addr", n.addr).CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	require.Contains(t, string(out), "CONFLICT")
+	require.Contains(t, string(out), "checkout: rate is 5/s in force, and 50/s in the file")
+	diff := exec.CommandContext(t.Context(), program, "diff", "-")
+	diff.Stdin = strings.NewReader(other)
+	out, err = diff.Output()
+	require.Equal(t, 3, diff.ProcessState.ExitCode(), "%v", err)
+	require.Contains(t, string(out), "! bucket \"checkout\" conflict: it would be ignored, since version 1 is in force: raise the file's\n    rate: 5/s → 50/s\n")
+
+	n.configure(strings.Replace(other, "version: 1", "version: 2", 1))
+	require.Eventually(t, func() bool {
+		s := n.status()
+		return s.Conflicts.Total == 0 && s.Buckets[0].Rate == "50/s" && !s.Buckets[0].Conflict
+	}, patience, 10*time.Millisecond)
+	ok, _ := n.metric("refiller_config_last_reload_ok")
+	require.InDelta(t, 1, ok, 0)
 }

@@ -1,0 +1,55 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/tokenrefill/refiller/internal/fields"
+)
+
+// serveVariables begins the names of the variables for the sidecar's flags.
+const serveVariables = fields.Prefix + "SERVE_"
+
+// variableOf is the variable for a flag of the sidecar: REFILLER_SERVE_TLS_CERT for --tls-cert.
+func variableOf(f *pflag.Flag) string {
+	return serveVariables + strings.ToUpper(strings.ReplaceAll(f.Name, "-", "_"))
+}
+
+// describeVariables adds its variable to the description of each flag that the command has so far.
+func describeVariables(cmd *cobra.Command) {
+	cmd.Flags().VisitAll(func(f *pflag.Flag) { f.Usage += " ($" + variableOf(f) + ")" })
+}
+
+// fromEnvironment sets the flags that aren't given from their variables; a list has commas between.
+func fromEnvironment(cmd *cobra.Command, environ fields.Environment) error {
+	var known []string
+	var problems fields.Problems
+	cmd.Flags().VisitAll(func(f *pflag.Flag) {
+		name := variableOf(f)
+		if !strings.Contains(f.Usage, "$"+name) { // it has a variable of another name
+			return
+		}
+		known = append(known, name)
+		text := environ[name]
+		if f.Changed || text == "" {
+			return
+		}
+		var err error
+		if list, ok := f.Value.(pflag.SliceValue); ok {
+			err = list.Replace(strings.Split(text, ","))
+		} else {
+			err = f.Value.Set(text)
+		}
+		if err != nil {
+			problems = append(problems, fields.Problem{Source: name, Msg: fmt.Sprintf("%s: %v", fields.Quote(text), err)})
+		}
+	})
+	problems = append(problems, environ.Misspelled(known, []string{serveVariables})...)
+	if len(problems) > 0 {
+		return usageError{problems}
+	}
+	return nil
+}

@@ -1,0 +1,34 @@
+package main
+
+import (
+	"errors"
+
+	"github.com/spf13/cobra"
+
+	"github.com/tokenrefill/refiller/internal/cli"
+	"github.com/tokenrefill/refiller/internal/config"
+)
+
+func configCommand(e env) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "config",
+		Short: "Describe the configuration file",
+		Args:  usageArgs(cli.UnknownCommand),
+		RunE: func(*cobra.Command, []string) error {
+			return usageError{errors.New("config: which command? schema")}
+		},
+	}
+	cmd.AddCommand(&cobra.Command{
+		Use:   "schema",
+		Short: "Print the JSON Schema of the configuration file, for editors",
+		Long: "Print the JSON Schema of the configuration file. Editors that speak YAML complete and check fields with it:\n" +
+			"write it to a file, and begin the configuration with a line such as\n\n" +
+			"  # yaml-language-server: $schema=refiller.schema.json",
+		Args: usageArgs(cobra.NoArgs),
+		RunE: func(*cobra.Command, []string) error {
+			_, err := e.stdout.Write(config.Schema)
+			return err
+		},
+	})
+	return cmd
+}

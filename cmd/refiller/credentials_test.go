@@ -1,0 +1,81 @@
+package main
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/internal/fields"
+	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+func testContext(t *testing.T) (context.Context, context.CancelFunc) {
+	t.Helper()
+	return context.WithCancel(t.Context())
+}
+
+// Every command that reaches Redis does so with the same variables and flags, with and without a file.
+func TestCommandsLogInWithoutAFile(t *testing.T) {
+	certs := testenv.NewCerts(t)
+	server := testenv.Redis(t, testenv.WithTLS(certs), testenv.WithPassword("hunter2"))
+	rdb := server.Client()
+	terms := policy.Policy{Capacity: 100, Rate: policy.PerSecond(10)}.Terms(policy.Fence{})
+	_, err := lua.Refill(t.Context(), rdb, "checkout", policy.Call{Create: policy.CreateInitial, Terms: &terms})
+	require.NoError(t, err)
+	password := filepath.Join(t.TempDir(), "password")
+	require.NoError(t, os.WriteFile(password, []byte("hunter2\n"), 0o600))
+
+	variables := fields.Environment{
+		"REFILLER_REDIS_URL": "rediss://" + server.Addr(), "REFILLER_REDIS_PASSWORD": "hunter2",
+		"REFILLER_REDIS_CA": certs.CAFile, "REFILLER_REDIS_CERT": certs.ClientCert, "REFILLER_REDIS_KEY": certs.ClientKey,
+	}
+	flags := []string{
+		"--redis", "rediss://" + server.Addr(), "--redis-password-file", password,
+		"--redis-ca", certs.CAFile, "--redis-cert", certs.ClientCert, "--redis-key", certs.ClientKey,
+	}
+	for _, args := range [][]string{
+		{"grant", "checkout"}, {"reset", "checkout"}, {"doctor"}, {"limit", "list"},
+	} {
+		code, _, stderr := runWith(t, variables, args...)
+		require.Zero(t, code, "%v: %s", args, stderr)
+		code, _, stderr = runWith(t, nil, append(args, flags...)...)
+		require.Zero(t, code, "%v: %s", args, stderr)
+		code, stdout, stderr := runWith(t, nil, append(args, flags[:2]...)...)
+		require.Equal(t, 1, code, "%v: no certificate", args)
+		require.NotContains(t, stdout+stderr, "hunter2")
+	}
+	code, _, stderr := runWith(t, fields.Environment{"REFILLER_REDIS_CA": certs.CAFile}, "grant", "checkout")
+	require.Equal(t, 2, code)
+	require.Contains(t, stderr, "redis.tls: goes with a rediss://")
+}
+
+func TestSmallThingsOfTheCommandLine(t *testing.T) {
+	code, _, stderr := runWith(t, nil, "run")
+	require.Equal(t, 2, code)
+	require.Contains(t, stderr, "refiller: run: which configuration? give --config FILE\n")
+	for _, args := range [][]string{{"version"}, {"-version"}, {"--version"}} {
+		code, stdout, _ := runWith(t, nil, args...)
+		require.Zero(t, code)
+		require.Contains(t, stdout, "refiller version ")
+	}
+	code, stdout, _ := runWith(t, nil, "config", "schema")
+	require.Zero(t, code)
+	require.Contains(t, stdout, `"title": "Configuration of a refiller"`)
+	for command, says := range map[string]string{
+		"chekc": `unknown command "chekc" for "refiller": did you mean check?`, "config shcema": "did you mean schema?", "config": "which command? schema",
+		"limit sett": "did you mean set or get?", "pool x": `unknown command "x" for "refiller pool"`,
+	} {
+		code, _, stderr = runWith(t, nil, strings.Fields(command)...)
+		require.Equal(t, 2, code)
+		require.Contains(t, stderr, says)
+	}
+	code, _, stderr = runWith(t, fields.Environment{"REFILLER_REDIS_URI": "redis://h"}, "grant", "checkout")
+	require.Equal(t, 2, code)
+	require.Contains(t, stderr, "did you mean REFILLER_REDIS_URL?")
+}

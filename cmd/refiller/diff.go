@@ -1,0 +1,124 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/tokenrefill/refiller/internal/config"
+	"github.com/tokenrefill/refiller/internal/drift"
+	"github.com/tokenrefill/refiller/internal/etcdconn"
+	"github.com/tokenrefill/refiller/internal/redisconn"
+)
+
+// diffTimeout bounds a comparison, which reads every bucket.
+const diffTimeout = 2 * time.Minute
+
+// errDifferent ends a command that found differences, which are on stdout.
+var errDifferent = errors.New("there are differences")
+
+func diffCommand(e env) *cobra.Command {
+	var output, shared string
+	conn := connection{env: e}
+	cmd := &cobra.Command{
+		Use:   "diff FILE|-",
+		Short: "Tell what a configuration would change",
+		Long: "Compare a configuration with what is in force in the Redis and etcd that it names, for review before it is rolled\n" +
+			"out; - stands for stdin. A bucket, template or pool is added, changed or removed, or it is in conflict: it\n" +
+			"differs, but under a version that isn't above the one in force, which therefore stays. Nothing is written. The\n" +
+			"exit code is 0 if nothing would change, 3 if something would, 1 if that can't be told, 2 for a bad file.\n\n" +
+			"With --shared DOC the document DOC is laid over the file, as run --config-etcd does with the one in etcd.",
+		Args: usageArgs(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := checkOutput(output); err != nil {
+				return err
+			}
+			cfg, err := e.loadFile(args[0], shared, conn.laid)
+			if err != nil {
+				return err
+			}
+			ctx, cancel := context.WithTimeout(cmd.Context(), diffTimeout)
+			defer cancel()
+			report, err := compare(ctx, cfg)
+			if err != nil {
+				return err
+			}
+			if output == "json" {
+				encoder := json.NewEncoder(e.stdout)
+				encoder.SetEscapeHTML(false)
+				err = encoder.Encode(report)
+			} else {
+				err = writeDiff(e.stdout, report)
+			}
+			if err == nil && len(report.Changes) > 0 {
+				err = errDifferent
+			}
+			return err
+		},
+	}
+	conn.addServerFlags(cmd, "redis", "etcd", "pool-registry")
+	cmd.Flags().StringVar(&shared, "shared", "", "file of a document to put into etcd")
+	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
+	return cmd
+}
+
+// compare connects to the servers of a configuration, and compares it with what is in force there.
+func compare(ctx context.Context, cfg config.Config) (drift.Report, error) {
+	rdb, err := redisconn.Open(cfg.Redis)
+	if err != nil {
+		return drift.Report{}, err
+	}
+	defer func() { _ = rdb.Close() }() // nothing is under way
+	var etcd *clientv3.Client
+	if cfg.Pooled() {
+		if etcd, err = etcdconn.Open(cfg.PoolRegistry.Options); err != nil {
+			return drift.Report{}, err
+		}
+		defer func() { _ = etcd.Close() }() // it has answered or not
+	}
+	return drift.Read(ctx, cfg, rdb, etcd)
+}
+
+// writeDiff writes a line for each change and one for each of its fields.
+func writeDiff(w io.Writer, r drift.Report) error {
+	var b strings.Builder
+	signs := map[string]string{drift.Added: "+", drift.Changed: "~", drift.Removed: "-", drift.Conflict: "!"}
+	for _, c := range r.Changes {
+		fmt.Fprintf(&b, "%s %s", signs[c.Change], c.What)
+		if c.What == "version" || c.What == "pools_version" {
+			fmt.Fprintf(&b, " %s → %s", c.Fields[0].InForce, c.Fields[0].File)
+			c.Fields = nil
+		} else {
+			fmt.Fprintf(&b, " %q %s", c.Name, c.Change)
+		}
+		if c.Change == drift.Conflict {
+			fmt.Fprintf(&b, ": it would be ignored, since version %d is in force: raise the file's", c.Version)
+		}
+		b.WriteByte('\n')
+		for _, f := range c.Fields {
+			fmt.Fprintf(&b, "    %s: %s → %s\n", f.Field, orNone(f.InForce), orNone(f.File))
+		}
+	}
+	if len(r.Changes) == 0 {
+		b.WriteString("no change\n")
+	}
+	for _, n := range r.Notes {
+		fmt.Fprintf(&b, "note: %s\n", n)
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+func orNone(text string) string {
+	if text == "" {
+		return "none"
+	}
+	return text
+}

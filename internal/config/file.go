@@ -1,0 +1,157 @@
+package config
+
+import (
+	"time"
+
+	"github.com/tokenrefill/refiller/internal/etcdconn"
+	"github.com/tokenrefill/refiller/internal/redisconn"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// The shape of a configuration file. The comments of fields are the text of docs/configuration.md and of the schema,
+// which "make config-docs" writes.
+
+// file is the whole.
+type file struct {
+	// Region that this replica is in. It is required with pools.
+	Region string `yaml:"region" is:"region" env:"REGION"`
+	// Where the buckets are.
+	Redis redisconn.Options `yaml:"redis" env:"REDIS_"`
+
+	agreed `yaml:",inline"`
+
+	// Who refills, and how etcd is reached.
+	Election Election `yaml:"election" env:""`
+	// The etcd in which the regions meet to share pools, if that isn't the election's: so elections can stay within a
+	// region, and only pools cross regions.
+	PoolRegistry *Etcd `yaml:"pool_registry" env:"POOL_REGISTRY_"`
+	// Address of the admin server: metrics, health, status page. Port 0 is any free one.
+	Listen string `yaml:"listen" is:"listen" default:"127.0.0.1:9090" env:"LISTEN"`
+	// What is logged on stderr.
+	Log logging `yaml:"log" env:"LOG_"`
+}
+
+// agreed is what all replicas of a region must agree on. It may stand in a document that they share.
+type agreed struct {
+	// Fences the policies: a higher version replaces a lower one, never the other way round. Raise it whenever a policy
+	// changes.
+	Version int64 `yaml:"version" is:"version" default:"0"`
+	// Fences the pools in the same way, among all regions. Its default is version; give it where buckets of one region
+	// change without the pools.
+	PoolsVersion *int64 `yaml:"pools_version" is:"version"`
+	// Time between two refills of a bucket that has no interval of its own.
+	RefillInterval time.Duration `yaml:"refill_interval" is:"interval" default:"100ms"`
+	// Buckets to keep full: at least one, unless there are templates or pools. Each has one of rate, every and cron.
+	Buckets []bucket `yaml:"buckets"`
+	// Policies for every key with a prefix, up to 256. An empty list ends those published before.
+	Templates []template `yaml:"templates"`
+	// Rates that several regions share, the same in all of them. An empty list ends them all.
+	Pools []sharedPool `yaml:"pools"`
+}
+
+// Election says how replicas find who refills.
+type Election struct {
+	// race: whichever replica comes first refills. etcd: an elected one does.
+	Mode Mode `yaml:"mode" is:"mode" default:"race" env:"ELECTION_MODE"`
+	Etcd `yaml:",inline" env:"ETCD_"`
+}
+
+// Etcd says how etcd is reached, and what is used of it. DefaultPrefix and DefaultTTL are those of the election; the
+// pools' registry has the election's.
+type Etcd struct {
+	etcdconn.Options `yaml:",inline" env:""`
+	// Beginning of all keys in etcd, by default /refiller; of the pool registry, that of the election.
+	Prefix string `yaml:"prefix" is:"prefix" env:"PREFIX"`
+	// How long a lease outlasts its holder, by default 5s; of the pool registry, that of the election.
+	TTL time.Duration `yaml:"ttl" is:"ttl"`
+}
+
+// logging is what is logged and how.
+type logging struct {
+	// Least severe level that is logged.
+	Level string `yaml:"level" is:"level" default:"info" env:"LEVEL"`
+	// Text for people, or JSON lines.
+	Format bool `yaml:"format" is:"format" default:"text" env:"FORMAT"`
+}
+
+// limits are what buckets and templates have in common.
+type limits struct {
+	// Most tokens the bucket holds: at least those of two refill intervals.
+	Capacity int64 `yaml:"capacity,required" is:"tokens"`
+	// Tokens that fall due, evenly over time.
+	Rate policy.Rate `yaml:"rate" is:"rate"`
+	// Tokens of a new bucket, at most its capacity, which is the default.
+	Initial *int64 `yaml:"initial" is:"tokens or none"`
+	// Time between two refills, by default refill_interval.
+	Interval time.Duration `yaml:"interval" is:"interval"`
+	// What the bucket holds after Redis has lost it.
+	OnLoss policy.Loss `yaml:"on_loss" is:"on_loss" default:"empty"`
+	// What the bucket holds after Redis came back with an older state: nothing, or, for quotas of a day, what it had then.
+	OnRollback policy.Rollback `yaml:"on_rollback" is:"on_rollback" default:"empty"`
+	// What becomes of the tokens when the policy changes. No choice adds any.
+	CarryOver policy.CarryOver `yaml:"carry_over" is:"carry_over" default:"keep"`
+	// What consumers do while Redis doesn't answer: give an error, admit everything, or limit by themselves at a share of
+	// the rate.
+	Degraded policy.Degraded `yaml:"degraded" is:"degraded" default:"closed"`
+	// Have consumers admit what the bucket denies, and count it: a trial of a policy.
+	Shadow bool `yaml:"shadow" is:"truth" default:"false"`
+	// Keep room in the bucket for tokens that are outstanding in reservations and leases, so that the bound holds with
+	// these too.
+	Strict bool `yaml:"strict" is:"truth" default:"false"`
+}
+
+// bucket is a bucket and when its tokens fall due.
+type bucket struct {
+	// Name of the bucket, and its key in Redis. It is there once in the file.
+	Key    string `yaml:"key,required" is:"key"`
+	limits `yaml:",inline"`
+	// How often tokens fall due at once, at whole multiples of that time since 1970.
+	Every time.Duration `yaml:"every" is:"step"`
+	// When tokens fall due at once.
+	Cron string `yaml:"cron" is:"cron"`
+	// Tokens that fall due at once, with every and cron: at most the capacity.
+	Tokens int64 `yaml:"tokens" is:"tokens"`
+	// Time zone of cron, by default UTC.
+	TimeZone *time.Location `yaml:"time_zone" is:"zone"`
+}
+
+// template is a policy for every key with a prefix.
+type template struct {
+	// Beginning of the keys; a * stands for a segment between colons.
+	Prefix string `yaml:"prefix,required" is:"template prefix"`
+	// refilled: by refillers. lazy: by the takes themselves; then interval, on_loss and on_rollback have no effect.
+	Enforce policy.Enforce `yaml:"enforce" is:"enforce" default:"refilled"`
+	limits  `yaml:",inline"`
+	// Most buckets of the template that exist at once, if it is refilled; 0: no bound.
+	MaxKeys int64 `yaml:"max_keys" is:"tokens or none" default:"0"`
+}
+
+// sharedPool is one rate and one capacity for the buckets of a name in several regions.
+type sharedPool struct {
+	// Key of the pool's bucket in each region.
+	Name string `yaml:"name,required" is:"pool"`
+	// Rate of all regions together.
+	Rate policy.Rate `yaml:"rate,required" is:"rate"`
+	// Capacity of all regions' buckets together.
+	Capacity int64 `yaml:"capacity,required" is:"tokens"`
+	// Time between two refills.
+	Interval time.Duration `yaml:"interval" is:"interval" default:"100ms"`
+	// Part of the rate that floors may take together. What they take is guaranteed, and can't move to another region.
+	FloorShare int64 `yaml:"floor_share" is:"floor share" default:"20%"`
+	// Regions that share the pool, by name, up to 100.
+	Regions []poolRegion `yaml:"regions,required"`
+}
+
+// poolRegion is a region's part in a pool.
+type poolRegion struct {
+	Name string `yaml:",key" is:"region"`
+	// The region's part, against those of the others, of what is short or spare.
+	Weight int64 `yaml:"weight" is:"weight" default:"1"`
+	// Rate that is always the region's, by default its part, by weight, of floor_share of the rate.
+	Floor policy.Rate `yaml:"floor" is:"rate"`
+	// Capacity of the region's bucket: at least two intervals of the pool's rate, by default the region's part, by weight,
+	// of the capacity.
+	Burst int64 `yaml:"burst" is:"tokens"`
+	// Most that the region gets: at least its floor, by default no limit.
+	Ceiling policy.Rate `yaml:"ceiling" is:"rate"`
+}

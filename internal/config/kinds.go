@@ -1,0 +1,159 @@
+package config
+
+import (
+	"fmt"
+	"net"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+	"unicode"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/tokenrefill/refiller/internal/etcdconn"
+	"github.com/tokenrefill/refiller/internal/fields"
+	"github.com/tokenrefill/refiller/internal/redisconn"
+	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
+	"github.com/tokenrefill/refiller/pool"
+)
+
+const (
+	maxVersion = policy.OwnEpoch - 1
+	maxPrefix  = 256
+	// Reserved begins the keys in Redis that refillers have for themselves.
+	Reserved = "refiller:"
+)
+
+// kinds are those of the fields of a file.
+var kinds = redisconn.Kinds.And(etcdconn.Kinds).And(fields.Kinds{
+	"version":  fields.Integer(0, maxVersion),
+	"interval": fields.Duration(policy.MinInterval, policy.MaxInterval, time.Microsecond),
+	"listen":   fields.Text(wantListen, readListen),
+	"level":    fields.Choice(func(i int) string { return levels[i] }, levels...),
+	"format":   fields.Choice(func(i int) bool { return i == 1 }, "text", "json"),
+	"truth":    fields.Truth(),
+
+	"mode": fields.Choice(func(i int) Mode { return Mode(i) }, modes...),
+	"prefix": fields.Matching(fmt.Sprintf("2 to %d bytes that begin with a slash and don't end with one", maxPrefix),
+		regexp.MustCompile(`^/.{0,254}[^/]$`)),
+	"ttl": fields.Duration(time.Second, 10*time.Minute, time.Second),
+
+	"key":            keyKind(),
+	"tokens":         fields.Integer(1, policy.MaxTokens),
+	"tokens or none": fields.Integer(0, policy.MaxTokens),
+	"rate":           rateKind(),
+	"step":           fields.Duration(policy.MinInterval, policy.MaxPer, time.Microsecond),
+	"cron":           fields.Text("five fields: minute, hour, day of month, month, day of week; or a word such as @daily", nil),
+	"zone":           fields.Text(wantZone, readZone),
+
+	"on_loss":     fields.Choice(func(i int) policy.Loss { return policy.Loss(i) }, losses...),
+	"on_rollback": fields.Choice(func(i int) policy.Rollback { return policy.Rollback(i) }, rollbacks...),
+	"carry_over":  fields.Choice(func(i int) policy.CarryOver { return policy.CarryOver(i) }, carryOvers...),
+	"degraded":    fields.Choice(func(i int) policy.Degraded { return policy.Degraded(i) }, degradeds...),
+
+	"template prefix": prefixKind(),
+	"enforce": fields.Choice(func(i int) policy.Enforce { return policy.Enforce(i) },
+		policy.EnforceRefilled.String(), policy.EnforceLazy.String()),
+
+	"region": fields.Matching("1 to 128 letters, digits and any of . _ -",
+		regexp.MustCompile(`^[A-Za-z0-9._-]{1,128}$`)),
+	"pool": fields.Matching("1 to 128 letters, digits and any of . _ : -",
+		regexp.MustCompile(`^[A-Za-z0-9._:-]{1,128}$`)),
+	"weight":      fields.Integer(1, pool.MaxWeight),
+	"floor share": fields.Percent(1, 100),
+})
+
+const (
+	wantListen = "host:port with a port from 0 to 65535, such as 127.0.0.1:9090, or :9090 for all addresses"
+	wantCron   = "five fields: minute, hour, day of month, month, day of week; or a word such as @daily"
+	wantZone   = "the name of a time zone such as Europe/Berlin or UTC"
+)
+
+var (
+	levels = []string{"info", "trace", "debug", "warn", "error", "off"}
+	modes  = []string{"race", "etcd"}
+
+	losses     = []string{"empty", "full"}
+	rollbacks  = []string{"empty", "keep"}
+	carryOvers = []string{"keep", "proportional", "reset"}
+	degradeds  = []string{"closed", "open", "local"}
+)
+
+func readListen(s string) (any, string) {
+	host, port, err := net.SplitHostPort(s)
+	if err == nil {
+		_, err = strconv.ParseUint(port, 10, 16)
+	}
+	if err != nil || host != "" && !fields.IsHost(host) {
+		return nil, fields.Quote(s) + ": want " + wantListen
+	}
+	return s, ""
+}
+
+// keyKind is the name of a bucket.
+func keyKind() fields.Kind {
+	const want = "a bucket's name of 1 to 512 bytes without }, control characters, or refiller: at the beginning"
+	return fields.Text(want, func(s string) (any, string) {
+		if lua.CheckKey(s) != nil || strings.HasPrefix(s, Reserved) || strings.ContainsFunc(s, invisible) {
+			return nil, fields.Quote(s) + ": want " + want
+		}
+		return s, ""
+	})
+}
+
+// invisible reports whether nothing shows where r is, or something that can't be trusted: control characters, spaces
+// that are none, marks that turn the direction of text.
+func invisible(r rune) bool { return !unicode.IsPrint(r) }
+
+// prefixKind is the prefix of a template, which may be empty. What it must not hold, package policy says.
+func prefixKind() fields.Kind {
+	want := fmt.Sprintf(`the beginning of the buckets' names, such as "user:" or "tenant:*:api", of up to %d bytes; `+
+		`"" for all names`, policy.MaxPrefix)
+	k := fields.Text(want, func(s string) (any, string) {
+		if strings.HasPrefix(s, Reserved) || strings.ContainsFunc(s, invisible) {
+			return nil, fields.Quote(s) + ": no control characters, nor refiller: at the beginning: want " + want
+		}
+		return s, ""
+	})
+	text := k.Read
+	k.Read = func(n *yaml.Node) (any, string) {
+		if n.Kind == yaml.ScalarNode && n.Tag == "!!str" && n.Value == "" {
+			return "", ""
+		}
+		return text(n)
+	}
+	return k
+}
+
+func rateKind() fields.Kind {
+	const want = "tokens/time such as 500/s, 10/m or 1000/24h"
+	k := fields.Text(want, func(s string) (any, string) {
+		r, err := policy.ParseRate(s)
+		switch {
+		case err != nil && strings.ContainsFunc(s, invisible):
+			return nil, fields.Quote(s) + ": want " + want
+		case err != nil:
+			return nil, strings.TrimPrefix(err.Error(), policy.ErrRate.Error()+" ")
+		}
+		return r, ""
+	})
+	text := k.Read
+	k.Read = func(n *yaml.Node) (any, string) {
+		if _, err := strconv.ParseInt(n.Value, 10, 64); err == nil {
+			return nil, n.Value + " has no time: want " + want
+		}
+		return text(n)
+	}
+	k.Schema["pattern"] = `^ *[0-9]+ */ *[0-9.]*(ns|us|µs|ms|s|m|h|d)( *[0-9.]+(ns|us|µs|ms|s|m|h))* *$`
+	return k
+}
+
+func readZone(s string) (any, string) {
+	zone, err := time.LoadLocation(s)
+	if err != nil || strings.EqualFold(s, "local") { // whose meaning differs between replicas
+		return nil, fields.Quote(s) + ": want " + wantZone
+	}
+	return zone, ""
+}

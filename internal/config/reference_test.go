@@ -1,0 +1,259 @@
+package config
+
+import (
+	"encoding/json"
+	"flag"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/internal/fields"
+)
+
+// The reference and the schema are made from the structs that a file is decoded into: shape, kinds, defaults and
+// variables from their tags, descriptions from their comments.
+
+var writeReference = flag.Bool("write", false, "write docs/configuration.md and schema.json")
+
+func TestReferenceAndSchemaAreThoseOfTheStructs(t *testing.T) {
+	t.Parallel()
+	comments := commentsOf(t, "file.go", "../redisconn/options.go", "../etcdconn/etcdconn.go", "../credential/tls.go")
+	described := fields.New(kinds, &file{}).Describe()
+	schema, err := json.MarshalIndent(schemaOf(t, described, comments, "config.file"), "", "  ")
+	require.NoError(t, err)
+	for path, text := range map[string]string{
+		"schema.json": string(schema) + "\n", "../../docs/configuration.md": referenceOf(t, described, comments),
+	} {
+		if *writeReference {
+			require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
+		}
+		there, err := os.ReadFile(path)
+		require.NoError(t, err)
+		require.Equal(t, text, string(there), "%s is not current: make config-docs", path)
+	}
+}
+
+// commentsOf are the comments of the fields of structs, and of the structs themselves, by type and field.
+func commentsOf(t *testing.T, files ...string) map[string]string {
+	t.Helper()
+	comments := map[string]string{}
+	for _, name := range files {
+		parsed, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.ParseComments)
+		require.NoError(t, err)
+		ast.Inspect(parsed, func(n ast.Node) bool {
+			spec, ok := n.(*ast.TypeSpec)
+			if !ok {
+				return true
+			}
+			if s, ok := spec.Type.(*ast.StructType); ok {
+				for _, f := range s.Fields.List {
+					for _, name := range f.Names {
+						comments[parsed.Name.Name+"."+spec.Name.Name+"."+name.Name] = strings.Join(strings.Fields(f.Doc.Text()), " ")
+					}
+				}
+			}
+			return true
+		})
+	}
+	return comments
+}
+
+// comment is the description of a field.
+func comment(t *testing.T, comments map[string]string, f fields.Field) string {
+	t.Helper()
+	text := comments[f.Type+"."+f.Go]
+	require.NotEmpty(t, text, "%s: %s.%s has no comment", f.Path, f.Type, f.Go)
+	return text
+}
+
+// schemaOf is the JSON Schema of a section.
+func schemaOf(t *testing.T, list []fields.Field, comments map[string]string, section string) map[string]any {
+	t.Helper()
+	properties, required := map[string]any{}, []string{}
+	for _, f := range list {
+		var s map[string]any
+		switch {
+		case f.Kind != nil:
+			s = map[string]any{}
+			for k, v := range f.Kind.Schema {
+				s[k] = v
+			}
+			if f.List {
+				s = map[string]any{"type": "array", "items": s}
+			}
+		case f.Keyed:
+			s = map[string]any{"type": "object", "additionalProperties": map[string]any{
+				"anyOf": []any{map[string]any{"type": "null"}, schemaOf(t, f.Fields, comments, f.Section)},
+			}}
+		case f.List:
+			s = map[string]any{"type": "array", "items": schemaOf(t, f.Fields, comments, f.Section)}
+		default:
+			s = schemaOf(t, f.Fields, comments, f.Section)
+			s["type"] = []string{"object", "null"}
+		}
+		s["description"] = comment(t, comments, f)
+		if f.Default != "" {
+			s["default"] = f.Default
+			if n := json.Number(f.Default); s["type"] == "integer" || s["type"] == "boolean" {
+				s["default"] = json.RawMessage(n)
+			}
+		}
+		properties[f.Name] = s
+		if f.Required && f.Env == "" {
+			required = append(required, f.Name)
+		}
+	}
+	out := map[string]any{"type": "object", "additionalProperties": false, "properties": properties}
+	if len(required) > 0 {
+		out["required"] = required
+	}
+	need := func(names ...string) map[string]any { return map[string]any{"required": names} }
+	switch section {
+	case "config.file":
+		out["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+		out["title"] = "Configuration of a refiller"
+		out["anyOf"] = []any{need("buckets"), need("templates"), need("pools")}
+	case "config.bucket":
+		out["oneOf"] = []any{need("rate"), need("every", "tokens"), need("cron", "tokens")}
+	case "config.template":
+		out["required"] = append(required, "rate")
+	}
+	return out
+}
+
+// referenceHead is what the reference begins with; @ stands for a backquote.
+const referenceHead = `# Configuration
+
+<!-- "make config-docs" makes this page from the structs in internal/config/file.go and their comments. -->
+
+@refiller run --config FILE@ reads one YAML file. @refiller check FILE@ reports every problem in it with its line,
+@refiller diff FILE@ tells what it would change against what is in force, and @refiller config schema@ prints its JSON
+Schema, with which editors complete and check it. A small file:
+
+@@@yaml
+redis: {url: "redis://127.0.0.1:6379/0"}
+version: 1
+buckets:
+  - {key: checkout, capacity: 1000, rate: 500/s}
+@@@
+
+## Rules
+
+- Durations are written as @100ms@, @5s@, @1h30m@ or @7d@, rates as tokens per time: @500/s@, @10/m@, @1000/24h@.
+- Unknown fields, fields given twice, and YAML's anchors, aliases, merge keys and tags are refused. Text that looks like
+  a number stands in quotes.
+- **A flag beats its environment variable, which beats the file.** An empty variable counts as unset. Each variable but
+  those of passwords is a flag too, of the commands that need it: @REFILLER_REDIS_CA@ is @--redis-ca@. @--redis@ and
+  @--etcd@ are the addresses. Without a file, flags and variables say it all; @consumer@ has those of Redis.
+- A variable that begins with @REFILLER_@ and that no program reads is refused if its name is close to one of those here
+  or begins as several do (@REFILLER_REDIS_@), but for those that Kubernetes sets for Services.
+- **The configuration file holds no password, and no flag of its own does.** A password is in a file that
+  @password_file@ names, in its variable, or in the URL of @REFILLER_REDIS_URL@ or @--redis@:
+  @redis://user:password(at)host@, percent-encoded where needed. User and password beside a URL count instead of those
+  in it. A variable's or flag's URL with a user or password replaces those of the file.
+- Files with passwords, certificates and keys are read again for each new connection and login, so they can be rotated
+  while everything runs. What a variable holds stays as it was at the start.
+- What can change while a replica runs, and how: [operations](operations.md#change-a-limit).
+
+`
+
+// referenceOf is docs/configuration.md.
+func referenceOf(t *testing.T, list []fields.Field, comments map[string]string) string {
+	t.Helper()
+	r := reference{t: t, comments: comments, first: map[string]string{}}
+	r.b.WriteString(strings.NewReplacer("@", "`", "(at)", "@").Replace(referenceHead))
+	r.section("The whole file", list)
+	return r.b.String()
+}
+
+// reference writes sections; what a Go struct says of its fields stands where it is first met.
+type reference struct {
+	t        *testing.T
+	comments map[string]string
+	b        strings.Builder
+	first    map[string]string // sections by struct
+}
+
+func (r *reference) section(title string, list []fields.Field) {
+	fmt.Fprintf(&r.b, "## %s\n\n", title)
+	r.list(title, "", list)
+	for _, f := range list {
+		if len(f.Fields) > 0 && f.Name != "tls" {
+			r.b.WriteString("\n")
+			r.section(f.Path, f.Fields)
+		}
+	}
+}
+
+func (r *reference) list(title, before string, list []fields.Field) {
+	again := map[string][]string{} // names, by the section that describes them
+	for _, f := range list {
+		if f.Name == "tls" {
+			r.list(title, "tls.", f.Fields)
+			continue
+		}
+		if r.first[f.Type] == "" {
+			r.first[f.Type] = title
+		}
+		name, text := "**`"+before+f.Name+"`**", comment(r.t, r.comments, f)
+		elsewhere := r.first[f.Type] != title
+		if elsewhere && f.Env == "" {
+			again[r.first[f.Type]] = append(again[r.first[f.Type]], name)
+			continue
+		} else if elsewhere {
+			text = "As in " + r.first[f.Type] + "."
+		}
+		r.b.WriteString(wrapped(text+facts(f, elsewhere), "- "+name+": ", "  ") + "\n")
+	}
+	for _, other := range slices.Sorted(maps.Keys(again)) {
+		r.b.WriteString(wrapped("As in "+other+".", "- "+strings.Join(again[other], ", ")+": ", "  ") + "\n")
+	}
+}
+
+// facts are what the tags say of a field; of one that is described elsewhere, only its variables.
+func facts(f fields.Field, elsewhere bool) string {
+	var facts []string
+	add := func(is bool, text string) {
+		if is {
+			facts = append(facts, text)
+		}
+	}
+	if f.Kind != nil {
+		add(!elsewhere && f.List, "a list of "+f.Kind.Want)
+		add(!elsewhere && !f.List, f.Kind.Want)
+	}
+	add(f.Required, "required")
+	add(f.Default != "" && !elsewhere, "default `"+f.Default+"`")
+	add(f.Env != "", "`"+f.Env+"`")
+	add(f.Secret != "", "`"+f.Secret+"` for the password itself")
+	if len(facts) == 0 {
+		return ""
+	}
+	return " *(" + strings.Join(facts, "; ") + ")*"
+}
+
+// wrapped breaks text into lines of at most 120 columns.
+func wrapped(text, first, others string) string {
+	var b strings.Builder
+	line := first
+	for i, word := range strings.Fields(text) {
+		switch {
+		case i > 0 && len([]rune(line))+1+len([]rune(word)) > 120:
+			b.WriteString(strings.TrimRight(line, " ") + "\n")
+			line = others + word
+		case i > 0:
+			line += " " + word
+		default:
+			line += word
+		}
+	}
+	return b.String() + line
+}

@@ -1,0 +1,126 @@
+package config
+
+import (
+	"cmp"
+	"strconv"
+	"time"
+
+	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
+	"github.com/tokenrefill/refiller/pool"
+)
+
+// Difference is a field of which a file and what is in force say different things, as they are written in a file.
+type Difference struct {
+	Field   string `json:"field"`
+	InForce string `json:"in_force"` // empty: it doesn't have the field
+	File    string `json:"file"`     // empty: it doesn't have the field
+}
+
+// Differences are those between the terms of a bucket that are in force and those of a file, whatever their fences and
+// a pool's grants.
+func Differences(inForce, file policy.Terms) []Difference {
+	var list []Difference
+	was, is := written(inForce), written(file)
+	for i := range was {
+		if was[i].text != is[i].text {
+			list = append(list, Difference{was[i].field, was[i].text, is[i].text})
+		}
+	}
+	return list
+}
+
+// BucketDifferences are those between a bucket as it stands in Redis and the policy of a file. Redis doesn't know at
+// which instants the tokens of a schedule fall due, but for the last one and the next: of two schedules that agree on
+// these nothing shows.
+func BucketDifferences(p lua.PeekReply, file policy.Policy) []Difference {
+	list := Differences(*p.Terms, file.Terms(policy.Fence{}))
+	if Pooled(*p.Terms) {
+		list = append([]Difference{{Field: "kind", InForce: "pool", File: "bucket"}}, list...)
+	}
+	if file.Steps == nil || p.Step == 0 || p.Next == 0 {
+		return list
+	}
+	if next := file.Steps.Next(time.UnixMicro(p.Step)); next.UnixMicro() != p.Next {
+		inForce := "next " + time.UnixMicro(p.Next).UTC().Format(time.RFC3339)
+		list = append(list, Difference{Field: "schedule", InForce: inForce, File: file.Steps.String()})
+	}
+	return list
+}
+
+// PoolDifferences are those between a pool that is in force and one of a file.
+func PoolDifferences(inForce, file pool.Pool) []Difference {
+	before, after := writtenPool(inForce), writtenPool(file)
+	was := map[string]string{}
+	for _, f := range before {
+		was[f.field] = f.text
+	}
+	var list []Difference
+	for _, f := range after {
+		if was[f.field] != f.text {
+			list = append(list, Difference{f.field, was[f.field], f.text})
+		}
+		delete(was, f.field)
+	}
+	for _, f := range before {
+		if text, gone := was[f.field]; gone {
+			list = append(list, Difference{f.field, text, ""})
+		}
+	}
+	return list
+}
+
+// writtenPool is what a file would say of a pool, but for fields that have their defaults.
+func writtenPool(p pool.Pool) []writtenField {
+	rate := func(r policy.Rate) string { return r.InUnits().String() }
+	list := []writtenField{
+		{"rate", rate(p.Rate)},
+		{"capacity", strconv.FormatInt(p.Capacity, 10)},
+		{"interval", cmp.Or(p.Interval, policy.DefaultInterval).String()},
+		{"floor_share", strconv.FormatInt(cmp.Or(p.FloorShare, pool.DefaultFloorShare), 10) + "%"},
+	}
+	for _, r := range p.Regions {
+		at := "regions." + r.Name
+		list = append(list, writtenField{at + ".weight", strconv.FormatInt(r.Weight, 10)})
+		if r.Floor != (policy.Rate{}) {
+			list = append(list, writtenField{at + ".floor", rate(r.Floor)})
+		}
+		if r.Burst != 0 {
+			list = append(list, writtenField{at + ".burst", strconv.FormatInt(r.Burst, 10)})
+		}
+		if r.Ceiling != (policy.Rate{}) {
+			list = append(list, writtenField{at + ".ceiling", rate(r.Ceiling)})
+		}
+	}
+	return list
+}
+
+// Pooled reports whether terms in force are those of a pool.
+func Pooled(t policy.Terms) bool { return t.Fence.Seq != 0 }
+
+type writtenField struct{ field, text string }
+
+// written is what a file would say of a bucket, always the same fields in the same order.
+func written(t policy.Terms) []writtenField {
+	number := func(n int64) string { return strconv.FormatInt(n, 10) }
+	rate, tokens, initial := t.Rate().InUnits().String(), "", "the capacity"
+	if t.Kind == policy.Stepped {
+		rate, tokens = "", number(t.Tokens)
+	}
+	if t.Initial != t.Capacity {
+		initial = number(t.Initial)
+	}
+	return []writtenField{
+		{"capacity", number(t.Capacity)},
+		{"rate", rate},
+		{"tokens", tokens},
+		{"initial", initial},
+		{"interval", (time.Duration(t.Interval) * time.Microsecond).String()},
+		{"on_loss", losses[t.OnLoss]},
+		{"on_rollback", rollbacks[t.OnRollback]},
+		{"carry_over", carryOvers[t.CarryOver]},
+		{"degraded", degradeds[t.Degraded]},
+		{"shadow", strconv.FormatBool(t.Shadow)},
+		{"strict", strconv.FormatBool(t.Strict)},
+	}
+}

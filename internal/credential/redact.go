@@ -1,0 +1,32 @@
+package credential
+
+import (
+	"regexp"
+	"strings"
+)
+
+var harmlessQuery = regexp.MustCompile(`^db=[0-9]*$`)
+
+// Redact hides what may be secret in text that should be an address, however broken it is: all before its last @, less
+// the user name, and its query.
+func Redact(s string) string {
+	head, rest, found := strings.Cut(s, "://")
+	if found {
+		head += "://"
+	} else {
+		head, rest = "", s
+	}
+	if at := strings.LastIndexByte(rest, '@'); at >= 0 {
+		user, _, found := strings.Cut(rest[:at], ":")
+		if found {
+			user += ":"
+		} else {
+			user = "" // a password in the place of the user
+		}
+		head, rest = head+user+Mask+"@", rest[at+1:]
+	}
+	if path, query, found := strings.Cut(rest, "?"); found && !harmlessQuery.MatchString(query) {
+		rest = path + "?" + Mask
+	}
+	return head + rest
+}

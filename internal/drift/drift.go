@@ -1,0 +1,125 @@
+package drift
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/tokenrefill/refiller/internal/config"
+)
+
+const (
+	atOnce    = 32          // buckets that are read at the same time
+	scanned   = 1000        // keys that a server looks at in one step
+	abandoned = time.Minute // after this time without a refill that was due, nobody refills a bucket any more
+)
+
+// Kinds of changes.
+const (
+	Added    = "added"
+	Changed  = "changed"
+	Removed  = "removed"  // it would no longer be refilled, or is no longer there
+	Conflict = "conflict" // it differs, but the version isn't above the one in force, which therefore stays
+)
+
+// Change is something that a configuration would change.
+type Change struct {
+	What    string              `json:"what"` // version, pools_version, bucket, template or pool
+	Name    string              `json:"name,omitempty"`
+	Change  string              `json:"change"`
+	Version int64               `json:"version_in_force,omitempty"`
+	Fields  []config.Difference `json:"fields,omitempty"`
+}
+
+// Report is all that a configuration would change.
+type Report struct {
+	Changes []Change `json:"changes"`
+	Notes   []string `json:"notes,omitempty"` // what could not be found out, and what else counts
+}
+
+// Read compares a configuration with what is in force in Redis, and if etcd isn't nil with the pools below the
+// configuration's prefix there. It writes nothing.
+func Read(ctx context.Context, cfg config.Config, rdb redis.UniversalClient, etcd *clientv3.Client) (Report, error) {
+	r := reader{cfg: cfg, rdb: rdb, report: Report{Changes: []Change{}}, highest: -1}
+	if err := r.buckets(ctx); err != nil {
+		return Report{}, err
+	}
+	if err := r.templates(ctx); err != nil {
+		return Report{}, err
+	}
+	r.version("version", r.highest, cfg.Version)
+	switch {
+	case cfg.Pools == nil:
+	case etcd == nil:
+		r.note("the pools are not compared: no etcd is configured")
+	default:
+		if err := r.pools(ctx, etcd); err != nil {
+			return Report{}, err
+		}
+	}
+	slices.SortStableFunc(r.report.Changes, func(a, b Change) int {
+		return cmp.Or(cmp.Compare(slices.Index(order, a.What), slices.Index(order, b.What)), cmp.Compare(a.Name, b.Name))
+	})
+	return r.report, nil
+}
+
+var order = []string{"version", "bucket", "template", "pools_version", "pool"}
+
+type reader struct {
+	cfg config.Config
+	rdb redis.UniversalClient
+
+	mu      sync.Mutex
+	report  Report
+	highest int64 // version in force of anything; -1: nothing is
+}
+
+func (r *reader) add(c Change) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.report.Changes = append(r.report.Changes, c)
+}
+
+func (r *reader) note(text string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.report.Notes = append(r.report.Notes, text)
+}
+
+func (r *reader) seen(version int64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.highest = max(r.highest, version)
+}
+
+// version compares a version with the one in force, -1 if none is.
+func (r *reader) version(what string, inForce, file int64) {
+	if inForce == file || inForce < 0 {
+		return
+	}
+	c := Change{What: what, Change: Changed, Version: inForce, Fields: []config.Difference{
+		{Field: what, InForce: strconv.FormatInt(inForce, 10), File: strconv.FormatInt(file, 10)},
+	}}
+	if file < inForce {
+		c.Change = Conflict
+	}
+	r.add(c)
+}
+
+// change tells how terms differ, if they do.
+func (r *reader) change(what, name string, version int64, fields []config.Difference, file int64) {
+	if len(fields) == 0 {
+		return
+	}
+	c := Change{What: what, Name: name, Change: Changed, Version: version, Fields: fields}
+	if file <= version {
+		c.Change = Conflict
+	}
+	r.add(c)
+}

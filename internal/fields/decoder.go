@@ -1,0 +1,306 @@
+package fields
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// Decoder fills one struct from layers, of which a later one counts more: the defaults, the file, what is shared,
+// variables, flags. It collects what is wrong.
+type Decoder struct {
+	kinds    Kinds
+	into     reflect.Value
+	shapes   map[reflect.Type]*shape
+	layers   []*layer
+	unsound  map[string]bool // paths at which or below which there is a problem
+	problems Problems
+}
+
+// New makes a Decoder that fills the struct that into points to, and sets its defaults.
+func New(kinds Kinds, into any) *Decoder {
+	d := &Decoder{kinds: kinds, into: reflect.ValueOf(into).Elem(), shapes: map[reflect.Type]*shape{}}
+	d.unsound = map[string]bool{}
+	d.into.Set(d.shape(d.into.Type()).defaults)
+	return d
+}
+
+// Read adds a YAML document, which messages call source. It reports whether the document could be parsed at all.
+func (d *Decoder) Read(source string, data []byte) bool {
+	l := d.parse(source, data)
+	if l != nil {
+		d.add(l)
+	}
+	return l != nil
+}
+
+// Override is a value that stands instead of the file's.
+type Override struct {
+	Source string // what to call it in a Problem: the flag or variable, such as --listen
+	Field  string // dotted path of a single value, or of a list of these, such as redis.url
+	Value  string // as in the file; with commas between for a list
+	Secret bool   // the value is the secret itself, where the field names a file
+}
+
+// Lay adds a layer of a single value.
+func (d *Decoder) Lay(o Override) {
+	n := laid(o.Value, o.Secret)
+	names := strings.Split(o.Field, ".")
+	for _, name := range slices.Backward(names) {
+		n = &yaml.Node{Kind: yaml.MappingNode, Content: []*yaml.Node{laid(name, false), n}}
+	}
+	d.add(&layer{o.Source, n})
+}
+
+// Over adds the document that another Decoder has read.
+func (d *Decoder) Over(other *Decoder) { d.add(other.layers[0]) }
+
+func (d *Decoder) add(l *layer) {
+	d.forget(l.root, nil)
+	d.layers = append(d.layers, l)
+	d.object(l, l.root, d.into, nil)
+}
+
+// forget drops what is wrong with the values that those of a new layer replace.
+func (d *Decoder) forget(n *yaml.Node, at Path) {
+	if n.Kind == yaml.MappingNode {
+		for i := 0; i+1 < len(n.Content) && len(d.problems) > 0; i += 2 {
+			d.forget(n.Content[i+1], at.Field(n.Content[i].Value))
+		}
+		return
+	}
+	replaced := func(field string) bool {
+		rest, found := strings.CutPrefix(field, at.String())
+		return found && (rest == "" || rest[0] == '[')
+	}
+	d.problems = slices.DeleteFunc(d.problems, func(p Problem) bool { return replaced(p.Field) })
+	maps.DeleteFunc(d.unsound, func(path string, _ bool) bool { return replaced(path) })
+}
+
+// object fills a struct from a mapping.
+func (d *Decoder) object(l *layer, n *yaml.Node, v reflect.Value, at Path) {
+	s := d.shape(v.Type())
+	if n.Kind != yaml.MappingNode {
+		d.report(l, n, at, fmt.Sprintf("want fields (%s), not %s", strings.Join(s.names, ", "), show(n)))
+		return
+	}
+	var given uint64 // by the number of the field
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		key, child := n.Content[i], n.Content[i+1]
+		number, known := s.byName[key.Value]
+		switch {
+		case key.Kind != yaml.ScalarNode:
+			d.report(l, key, at, "a field's name is a word, not "+show(key))
+		case !known:
+			d.report(l, key, at.Field(key.Value), d.unknown(s, at.Field(key.Value)))
+		case given&(1<<number) != 0:
+			d.twice(l, n, key, at)
+		default:
+			given |= 1 << number
+			d.field(l, child, v.FieldByIndex(s.fields[number].index), &s.fields[number], at)
+		}
+	}
+	if len(at) < 2 || !strings.HasPrefix(at[1], "[") {
+		return // another layer may have what is missing: Require looks
+	}
+	for i := range s.fields {
+		if f := &s.fields[i]; f.required && given&(1<<i) == 0 {
+			d.report(l, n, at.Field(f.name), d.missing(f, at.Field(f.name)))
+		}
+	}
+}
+
+// twice reports a key that the mapping has before.
+func (d *Decoder) twice(l *layer, mapping, key *yaml.Node, at Path) {
+	first := 0
+	for mapping.Content[first].Value != key.Value {
+		first += 2
+	}
+	d.report(l, key, at.Field(key.Value), fmt.Sprintf("given twice: the first is on line %d", mapping.Content[first].Line))
+}
+
+// field fills one field of the struct at a path.
+func (d *Decoder) field(l *layer, n *yaml.Node, v reflect.Value, f *field, at Path) {
+	switch {
+	case v.Kind() == reflect.Slice && f.kind == nil && d.shape(f.typ.Elem()).key != nil:
+		d.keyed(l, n, v, f, at.Field(f.name))
+	case v.Kind() == reflect.Slice:
+		d.list(l, n, v, f, at.Field(f.name))
+	case f.kind != nil:
+		if wrong := f.set(v, n); wrong != "" {
+			d.report(l, n, at.Field(f.name), wrong)
+		}
+	case !isNull(n): // a section in which nothing is written says nothing
+		if v.Kind() == reflect.Pointer {
+			if v.IsNil() {
+				v.Set(reflect.New(f.section()))
+				v.Elem().Set(d.shape(f.section()).defaults)
+			}
+			v = v.Elem()
+		}
+		d.object(l, n, v, at.Field(f.name))
+	}
+}
+
+// list fills a list of structs or of single values.
+func (d *Decoder) list(l *layer, n *yaml.Node, v reflect.Value, f *field, at Path) {
+	items := n.Content
+	if n.Kind == yaml.ScalarNode && IsLaid(n) {
+		for item := range strings.SplitSeq(n.Value, ",") {
+			items = append(items, laid(strings.TrimSpace(item), false))
+		}
+	} else if n.Kind != yaml.SequenceNode {
+		d.report(l, n, at, "want a list, whose items begin with a dash, not "+show(n))
+		return
+	}
+	v.Set(reflect.MakeSlice(f.typ, len(items), len(items)))
+	for i, item := range items {
+		if f.kind == nil {
+			v.Index(i).Set(d.shape(f.typ.Elem()).defaults)
+			d.object(l, item, v.Index(i), at.Item(i))
+		} else if wrong := f.set(v.Index(i), item); wrong != "" {
+			d.report(l, item, at.Item(i), wrong)
+		}
+	}
+}
+
+// keyed fills a list of structs from a mapping, whose names become a field of theirs.
+func (d *Decoder) keyed(l *layer, n *yaml.Node, v reflect.Value, f *field, at Path) {
+	if n.Kind != yaml.MappingNode {
+		one := d.shape(f.typ.Elem()).names[0]
+		d.report(l, n, at, fmt.Sprintf("want %s by name, such as {NAME: {%s: ...}}, not %s", f.name, one, show(n)))
+		return
+	}
+	element := d.shape(f.typ.Elem())
+	v.Set(reflect.MakeSlice(f.typ, 0, len(n.Content)/2))
+	seen := map[string]bool{}
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		key, child := n.Content[i], n.Content[i+1]
+		if seen[key.Value] {
+			d.twice(l, n, key, at)
+			continue
+		}
+		seen[key.Value] = true
+		item := reflect.New(f.typ.Elem()).Elem()
+		item.Set(element.defaults)
+		if wrong := element.key.set(item.FieldByIndex(element.key.index), key); wrong != "" {
+			d.report(l, key, at.Field(key.Value), wrong)
+		}
+		if !isNull(child) {
+			d.object(l, child, item, at.Field(key.Value))
+		}
+		v.Set(reflect.Append(v, item))
+	}
+}
+
+// Require reports the required fields that no layer has, but those of lists, which have been reported.
+func (d *Decoder) Require() { d.require(d.into, nil) }
+
+func (d *Decoder) require(v reflect.Value, at Path) {
+	if slices.ContainsFunc(d.problems, func(p Problem) bool { return p.Field == at.String() }) {
+		return // it is no section, but something else
+	}
+	s := d.shape(v.Type())
+	for i := range s.fields {
+		f := &s.fields[i]
+		if section := reflect.Indirect(v.FieldByIndex(f.index)); f.section() != nil && section.IsValid() {
+			d.require(section, at.Field(f.name))
+		} else if f.required && !d.Given(at.Field(f.name)) {
+			d.Bad(at.Field(f.name), "%s", d.missing(f, at.Field(f.name)))
+		}
+	}
+}
+
+// Layer is the number of the layer that a field counts of, from 1, or 0 if none has it.
+func (d *Decoder) Layer(at Path) int {
+	for i, l := range slices.Backward(d.layers) {
+		if _, found := l.locate(at); found {
+			return i + 1
+		}
+	}
+	return 0
+}
+
+// Given reports whether a layer has the field, rightly or not.
+func (d *Decoder) Given(at Path) bool { return d.Layer(at) > 0 }
+
+// Sound reports whether nothing is wrong at a path or below it.
+func (d *Decoder) Sound(at Path) bool { return len(d.unsound) == 0 || !d.unsound[at.String()] }
+
+// where is the node of a field, or if it isn't there, the one nearest to it of the layer that has its beginning.
+func (d *Decoder) where(at Path) (*layer, *yaml.Node) {
+	for n := len(at); n >= 0; n-- {
+		if number := d.Layer(at[:n]); number > 0 {
+			if n == 0 {
+				number = 1
+			}
+			node, _ := d.layers[number-1].locate(at[:n])
+			return d.layers[number-1], node
+		}
+	}
+	return &layer{}, &yaml.Node{}
+}
+
+// Where says where a value is from, for messages about another one.
+func (d *Decoder) Where(at Path) string {
+	switch l, n := d.where(at); {
+	case IsLaid(n):
+		return "in " + l.source
+	case l == d.layers[0]:
+		return fmt.Sprintf("on line %d", n.Line)
+	default:
+		return fmt.Sprintf("on line %d of %s", n.Line, l.source)
+	}
+}
+
+// Bad reports what is wrong with the field at a path, or that it is missing.
+func (d *Decoder) Bad(at Path, format string, args ...any) { d.BadAt(at, at, format, args...) }
+
+// BadAt is Bad with the line of another field.
+func (d *Decoder) BadAt(line, at Path, format string, args ...any) {
+	l, n := d.where(line)
+	d.report(l, n, at, fmt.Sprintf(format, args...))
+}
+
+// report adds a problem with a node of a layer.
+func (d *Decoder) report(l *layer, n *yaml.Node, at Path, msg string) {
+	d.problems = append(d.problems, Problem{Source: l.source, Line: n.Line, Column: n.Column, Field: at.String(), Msg: msg})
+	for i := range at {
+		d.unsound[at[:i+1].String()] = true
+	}
+}
+
+// Check reports the Errors that errors.Join has put together, as those of the struct at a path.
+func (d *Decoder) Check(at Path, err error) {
+	for _, err := range Joined(err) {
+		if wrong := (*Error)(nil); errors.As(err, &wrong) {
+			below := strings.Split(strings.ReplaceAll(wrong.Field, "[", ".["), ".")
+			d.Bad(slices.Concat(at, below), "%s", wrong.Msg)
+		}
+	}
+}
+
+// Joined takes apart what errors.Join has put together.
+func Joined(err error) []error {
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
+		return joined.Unwrap()
+	}
+	return nil
+}
+
+// Blame adds problems that were found elsewhere.
+func (d *Decoder) Blame(others Problems) { d.problems = append(d.problems, others...) }
+
+// Err is all that is wrong, as Problems, or nil.
+func (d *Decoder) Err() error {
+	if len(d.problems) == 0 {
+		return nil
+	}
+	d.problems.sort()
+	return d.problems
+}

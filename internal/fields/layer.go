@@ -1,0 +1,123 @@
+package fields
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// MaxSize is the most bytes of a document; several hundred thousand buckets fit.
+const MaxSize = 64 << 20
+
+// layer is what was read from one place: a document, a variable, a flag.
+type layer struct {
+	source string // what to call it in a Problem
+	root   *yaml.Node
+}
+
+// locate finds the node at a path, or else the one nearest to it that is there.
+func (l *layer) locate(p Path) (n *yaml.Node, found bool) {
+	n = l.root
+	for _, step := range p {
+		next := below(n, step)
+		if next == nil {
+			return n, false
+		}
+		n = next
+	}
+	return n, true
+}
+
+func below(n *yaml.Node, step string) *yaml.Node {
+	switch n.Kind {
+	case yaml.SequenceNode:
+		if i, err := strconv.Atoi(strings.Trim(step, "[]")); err == nil && i >= 0 && i < len(n.Content) {
+			return n.Content[i]
+		}
+	case yaml.MappingNode:
+		for i := 0; i+1 < len(n.Content); i += 2 {
+			if n.Content[i].Value == step {
+				return n.Content[i+1]
+			}
+		}
+	}
+	return nil
+}
+
+var yamlError = regexp.MustCompile(`^yaml: (?:line (\d+): )?`)
+
+// parse reads the only document of a text; nil if there is a problem. It refuses what makes YAML a language of its own,
+// so that every node stands for what is written at its place and the tree is as large as its text.
+func (d *Decoder) parse(source string, data []byte) *layer {
+	whole := func(line int, msg string) *layer {
+		d.problems = append(d.problems, Problem{Source: source, Line: max(1, line), Column: 1, Msg: msg})
+		return nil
+	}
+	if len(data) > MaxSize {
+		return whole(1, "the file has more than "+strconv.Itoa(MaxSize)+" bytes")
+	}
+	in := yaml.NewDecoder(bytes.NewReader(data))
+	var document, second yaml.Node
+	err := in.Decode(&document)
+	if errors.Is(err, io.EOF) || err == nil && len(document.Content) == 0 {
+		return whole(1, "the file is empty")
+	} else if err != nil {
+		return whole(malformed(err, data))
+	}
+	if err := in.Decode(&second); err == nil {
+		return whole(second.Line, "a second document begins here: a file has one")
+	} else if !errors.Is(err, io.EOF) {
+		return whole(malformed(err, data))
+	}
+	l, before := &layer{source, document.Content[0]}, len(d.problems)
+	d.refuseFeatures(l, l.root)
+	switch {
+	case len(d.problems) > before:
+		return nil
+	case isNull(l.root):
+		return whole(l.root.Line, "the file is empty")
+	case l.root.Kind != yaml.MappingNode:
+		return whole(l.root.Line, "want fields such as redis and buckets, not "+show(l.root))
+	}
+	return l
+}
+
+// tabbed is a line with a tab in its indentation, also in that behind a dash or a name.
+var tabbed = regexp.MustCompile(`^[ -]*\t|^[^"'#]*[:-] *\t`)
+
+// malformed says what the parser found wrong, and on which line. The parser has no word for tabs, and may name the line
+// before.
+func malformed(err error, data []byte) (line int, msg string) {
+	if m := yamlError.FindStringSubmatch(err.Error()); m != nil {
+		line, _ = strconv.Atoi(m[1])
+	}
+	lines := strings.Split(string(data), "\n")
+	for _, n := range []int{line, line + 1} {
+		if n > 0 && n <= len(lines) && tabbed.MatchString(lines[n-1]) {
+			return n, "not YAML: there is a tab: indent with spaces"
+		}
+	}
+	return line, "not YAML: " + yamlError.ReplaceAllString(err.Error(), "")
+}
+
+// refuseFeatures reports each anchor, alias, merge key and tag.
+func (d *Decoder) refuseFeatures(l *layer, n *yaml.Node) {
+	switch {
+	case n.Kind == yaml.AliasNode:
+		d.report(l, n, nil, "alias *"+Brief(n.Value)+": aliases are not allowed, write the value out")
+	case n.Anchor != "":
+		d.report(l, n, nil, "anchor &"+Brief(n.Anchor)+": anchors are not allowed, write the value out where it is used")
+	case n.Tag == "!!merge":
+		d.report(l, n, nil, "merge key <<: merge keys are not allowed, write the fields out")
+	case n.Style&yaml.TaggedStyle != 0:
+		d.report(l, n, nil, "tag "+Brief(n.Tag)+": tags are not allowed")
+	}
+	for _, child := range n.Content {
+		d.refuseFeatures(l, child)
+	}
+}

@@ -1,0 +1,146 @@
+package fields
+
+import (
+	"fmt"
+	"reflect"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// shape is what the tags of a struct say.
+type shape struct {
+	fields   []field
+	byName   map[string]int
+	names    []string
+	key      *field        // the field that holds the name of the struct, if a mapping has one for it
+	defaults reflect.Value // a struct with them
+}
+
+// field is a field of a struct.
+type field struct {
+	name        string
+	kind        *Kind // nil: a struct, or a list of structs
+	required    bool
+	initial     string  // the default, as it would be written
+	env, secret *string // last parts of the variables' names; of a section, what stands before those of its fields
+	index       []int
+	typ         reflect.Type
+	help        string
+	doc         [2]string // type and name in Go
+}
+
+// section is the struct that the field is or points to, or nil.
+func (f *field) section() reflect.Type {
+	t := f.typ
+	if t.Kind() == reflect.Pointer {
+		t = t.Elem()
+	}
+	if f.kind != nil || t.Kind() != reflect.Struct {
+		return nil
+	}
+	return t
+}
+
+// set sets a single value, or says what is wrong with it.
+func (f *field) set(v reflect.Value, from *yaml.Node) (wrong string) {
+	read, wrong := f.kind.Read(from)
+	if wrong != "" {
+		return wrong
+	}
+	if v.Kind() == reflect.Pointer && reflect.TypeOf(read) != v.Type() {
+		v.Set(reflect.New(v.Type().Elem()))
+		v = v.Elem()
+	}
+	v.Set(reflect.ValueOf(read).Convert(v.Type()))
+	return ""
+}
+
+// missing is the message for a required field that isn't there.
+func (d *Decoder) missing(f *field, at Path) string {
+	msg := "it is required"
+	if v := d.variable(at, false); v != "" {
+		msg += ", here or in " + v
+	}
+	if f.kind != nil {
+		msg += ": want " + f.kind.Want
+	}
+	return msg
+}
+
+// unknown is the message for a name that the struct doesn't have.
+func (d *Decoder) unknown(s *shape, at Path) string {
+	name := at[len(at)-1]
+	if number, known := s.byName[name+"_file"]; known && s.fields[number].secret != nil {
+		return fmt.Sprintf("a password has no place in this file: name its own file in %s_file, or put it in %s",
+			name, d.variable(at[:len(at)-1].Field(name+"_file"), true))
+	}
+	if near := Closest(name, s.names); near != "" {
+		return "unknown field: did you mean " + near + "?"
+	}
+	return "unknown field: allowed are " + strings.Join(s.names, ", ")
+}
+
+// shape reads the tags of a struct; a tag that makes no sense panics, in every test.
+func (d *Decoder) shape(t reflect.Type) *shape {
+	s := d.shapes[t]
+	if s == nil {
+		s = &shape{byName: map[string]int{}, defaults: reflect.New(t).Elem()}
+		d.shapes[t] = s
+		d.addFields(s, t, nil, "")
+	}
+	return s
+}
+
+// addFields adds the fields of a struct, which may be embedded in the one of the shape.
+func (d *Decoder) addFields(s *shape, t reflect.Type, index []int, env string) {
+	for i := range t.NumField() {
+		sf := t.Field(i)
+		tag, tagged := sf.Tag.Lookup("yaml")
+		if !tagged {
+			continue
+		}
+		name, option, _ := strings.Cut(tag, ",")
+		at := append(index[:len(index):len(index)], i)
+		if option == "inline" {
+			d.addFields(s, sf.Type, at, env+sf.Tag.Get("env"))
+			continue
+		}
+		f := field{name: name, required: option == "required", initial: sf.Tag.Get("default"), index: at, typ: sf.Type}
+		f.help, f.doc = sf.Tag.Get("help"), [2]string{t.String(), sf.Name}
+		if part, ok := sf.Tag.Lookup("env"); ok {
+			part = env + part
+			f.env = &part
+			if secret, isFile := strings.CutSuffix(part, "_FILE"); isFile {
+				f.secret = &secret
+			}
+		}
+		if is := sf.Tag.Get("is"); is != "" {
+			kind, known := d.kinds[is]
+			if !known {
+				panic(fmt.Sprintf("fields: %s.%s: no kind %q", t, sf.Name, is))
+			}
+			f.kind = &kind
+		}
+		d.setDefault(s, &f)
+		if option == "key" {
+			s.key = &f
+			continue
+		}
+		s.byName[name] = len(s.fields)
+		s.names = append(s.names, name)
+		s.fields = append(s.fields, f)
+	}
+}
+
+// setDefault sets the field's default, or those of the section that it is.
+func (d *Decoder) setDefault(s *shape, f *field) {
+	switch v := s.defaults.FieldByIndex(f.index); {
+	case f.initial != "":
+		if wrong := f.set(v, laid(f.initial, false)); wrong != "" {
+			panic(fmt.Sprintf("fields: the default of %s: %s", f.name, wrong))
+		}
+	case f.section() != nil && v.Kind() == reflect.Struct:
+		v.Set(d.shape(f.typ).defaults)
+	}
+}

@@ -1,0 +1,117 @@
+package fields
+
+import (
+	"maps"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// Prefix begins the names of all environment variables.
+const Prefix = "REFILLER_"
+
+// Environment is a process' environment: values by name. An empty value counts as unset.
+type Environment map[string]string
+
+// EnvironmentOf reads an environment as os.Environ returns it.
+func EnvironmentOf(environ []string) Environment {
+	e := Environment{}
+	for _, entry := range environ {
+		name, value, _ := strings.Cut(entry, "=")
+		e[name] = value
+	}
+	return e
+}
+
+// Variable is an environment variable that sets a field.
+type Variable struct {
+	Name   string
+	Field  string // dotted path
+	Want   string // what is allowed
+	Help   string // what it is for, in a few words, or empty
+	Secret bool   // it holds the secret itself, where the field names a file
+}
+
+// Flag is the name of the command line's flag for the same, or empty for a secret, which other users of a machine would
+// see. The flags of addresses have the short names.
+func (v Variable) Flag() string {
+	if v.Secret {
+		return ""
+	}
+	name := strings.ReplaceAll(strings.ToLower(strings.TrimPrefix(v.Name, Prefix)), "_", "-")
+	return strings.TrimSuffix(strings.TrimSuffix(name, "-endpoints"), "-url")
+}
+
+// Usage describes the flag.
+func (v Variable) Usage() string {
+	text := v.Help
+	if text == "" {
+		text = v.Field + " of the file: " + v.Want
+	}
+	return text + " ($" + v.Name + ")"
+}
+
+// Variables are those of all fields, in the fields' order. Of two about one field the later counts.
+func (d *Decoder) Variables() []Variable { return d.variables(d.into.Type(), Prefix, "") }
+
+func (d *Decoder) variables(t reflect.Type, prefix, path string) []Variable {
+	var list []Variable
+	for _, f := range d.shape(t).fields {
+		switch {
+		case f.env == nil:
+		case f.section() != nil:
+			list = append(list, d.variables(f.section(), prefix+*f.env, path+f.name+".")...)
+		default:
+			list = append(list, Variable{Name: prefix + *f.env, Field: path + f.name, Want: f.kind.Want, Help: f.help})
+		}
+		if f.secret != nil {
+			secret := Variable{Name: prefix + *f.secret, Field: path + f.name, Want: "the password itself", Secret: true}
+			list = append(list, secret)
+		}
+	}
+	return list
+}
+
+// variable is the name of the variable that sets a field, or that holds its secret, or empty.
+func (d *Decoder) variable(at Path, secret bool) string {
+	for _, v := range d.Variables() {
+		if v.Field == at.String() && v.Secret == secret {
+			return v.Name
+		}
+	}
+	return ""
+}
+
+// LayEnvironment lays the variables that are set.
+func (d *Decoder) LayEnvironment(e Environment) {
+	for _, v := range d.Variables() {
+		if value := e[v.Name]; value != "" {
+			d.Lay(Override{Source: v.Name, Field: v.Field, Value: value, Secret: v.Secret})
+		}
+	}
+}
+
+// services are the names that Kubernetes gives variables about Services, such as one called refiller or refiller-redis.
+var services = regexp.MustCompile(
+	`_(SERVICE_(HOST|PORT(_[A-Z0-9_]+)?)|PORT(_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)$`)
+
+// Misspelled reports the variables that no program reads, and whose names are close to one of those known or begin as
+// one of the families does, such as REFILLER_REDIS_.
+func (e Environment) Misspelled(known, families []string) Problems {
+	var problems Problems
+	for _, name := range slices.Sorted(maps.Keys(e)) {
+		if !strings.HasPrefix(name, Prefix) || e[name] == "" || slices.Contains(known, name) || services.MatchString(name) {
+			continue
+		}
+		const unread = "no program reads this variable: "
+		of := slices.IndexFunc(families, func(f string) bool { return strings.HasPrefix(name, f) })
+		if near := Closest(name, known); near != "" {
+			problems = append(problems, Problem{Source: name, Msg: unread + "did you mean " + near + "?"})
+		} else if of >= 0 {
+			others := slices.DeleteFunc(slices.Clone(known), func(k string) bool { return !strings.HasPrefix(k, families[of]) })
+			problems = append(problems, Problem{Source: name, Msg: unread + "there are " + strings.Join(others, ", ")})
+		}
+	}
+	return problems
+}
