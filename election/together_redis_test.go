@@ -3,8 +3,7 @@ package election
 import (
 	"context"
 	"errors"
-	"fmt"
-	"math"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -20,48 +19,47 @@ import (
 
 var errRedisAway = errors.New("redis is away")
 
-// fakeRedis is a Redis in memory on the bubble's clock, with an account of everything that happened to one bucket.
+// refusal is an error that Redis answers.
+type refusal string
+
+func (r refusal) Error() string { return string(r) }
+
+// RedisError implements redis.Error.
+func (refusal) RedisError() {}
+
+const (
+	errForbidden = refusal("NOPERM this user has no permissions to access one of the keys used as arguments")
+	errWrongType = refusal("WRONGTYPE Operation against a key holding the wrong kind of value")
+)
+
+// fakeRedis is a Redis in memory on the bubble's clock, with an account of what happened to each bucket under test.
 type fakeRedis struct {
 	without mechanism
-
-	mu      sync.Mutex
-	skew    time.Duration
-	away    bool
-	buckets map[string]*policy.Bucket
-
-	// Of the bucket with the account's key.
-	key     string
 	start   time.Time
-	refills []refilled
-	takes   []taken
-	faults  []error
-	slack   float64                 // tokens that faults may add to the bound
-	minted  int                     // creations with tokens
-	written map[policy.Version]bool // in this history
+
+	mu        sync.Mutex
+	skew      time.Duration
+	away      bool
+	forbidden string // a bucket whose keys nobody may touch
+	spoilt    string // a bucket whose keys hold something else
+	buckets   map[string]*policy.Bucket
+	active    map[string]map[string]bool // names in the shards of active sets, by key
+	accounts  map[string]*account
 }
 
-// refilled is a refill that wrote.
-type refilled struct {
-	at      time.Duration // since the start
-	from    time.Duration // the next one credits the time since then
-	by      string
-	outcome policy.Outcome
-}
-
-type taken struct {
-	at time.Duration
-	n  int64
-}
-
-func newFakeRedis(key string, without mechanism) *fakeRedis {
-	return &fakeRedis{key: key, without: without, buckets: map[string]*policy.Bucket{}, start: time.Now(), written: map[policy.Version]bool{}}
+func newFakeRedis(accounts []*account, without mechanism) *fakeRedis {
+	r := &fakeRedis{
+		without: without, start: time.Now(), buckets: map[string]*policy.Bucket{}, active: map[string]map[string]bool{},
+		accounts: map[string]*account{},
+	}
+	for _, a := range accounts {
+		a.redis = r
+		r.accounts[a.key] = a
+	}
+	return r
 }
 
 func (r *fakeRedis) now() int64 { return time.Now().Add(r.skew).UnixMicro() }
-
-func (r *fakeRedis) fault(format string, args ...any) {
-	r.faults = append(r.faults, fmt.Errorf(format, args...))
-}
 
 func (r *fakeRedis) change(f func()) {
 	r.mu.Lock()
@@ -79,162 +77,92 @@ func (r *fakeRedis) bucket(key string) *policy.Bucket {
 	return b
 }
 
-// take takes all there is.
-func (r *fakeRedis) take() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	b := r.bucket(r.key)
-	if b.Tokens == nil || *b.Tokens <= 0 {
-		return
+// enter puts a bucket into an active set. Locked.
+func (r *fakeRedis) enter(set, key string) {
+	if r.active[set] == nil {
+		r.active[set] = map[string]bool{}
 	}
-	n := *b.Tokens
-	b.Take(n, r.now())
-	r.takes = append(r.takes, taken{time.Since(r.start), n})
+	r.active[set][key] = true
 }
 
-// snapshot copies the buckets, and forgets what was there.
-func (r *fakeRedis) snapshot() (restore func()) {
-	copied := map[string]*policy.Bucket{}
-	for key, b := range r.buckets {
-		c := &policy.Bucket{}
-		if b.Tokens != nil {
-			c.Tokens = new(int64)
-			*c.Tokens = *b.Tokens
-		}
-		if b.Index != nil {
-			c.Index = new(int64)
-			*c.Index = *b.Index
-		}
-		if b.Control != nil {
-			s := *b.Control
-			c.Control = &s
-		}
-		copied[key] = c
+// leave takes a bucket out. Locked.
+func (r *fakeRedis) leave(set, key string) {
+	if delete(r.active[set], key); len(r.active[set]) == 0 {
+		delete(r.active, set)
 	}
-	before, from := len(r.takes), time.Duration(0)
-	if n := len(r.refills); n > 0 {
-		from = r.refills[n-1].from
+}
+
+// lose forgets everything. Locked.
+func (r *fakeRedis) lose() {
+	r.buckets, r.active = map[string]*policy.Bucket{}, map[string]map[string]bool{}
+	for _, a := range r.accounts {
+		a.lost()
+	}
+}
+
+// step puts the clock on, or back. Locked.
+func (r *fakeRedis) step(jump time.Duration) {
+	r.skew += jump
+	for _, a := range r.accounts {
+		a.stepped(jump)
+	}
+}
+
+// snapshot copies the buckets; restore then forgets what happened since. Locked, both.
+func (r *fakeRedis) snapshot() (restore func()) {
+	buckets, active := map[string]*policy.Bucket{}, map[string]map[string]bool{}
+	for key, b := range r.buckets {
+		buckets[key] = clone(b)
+	}
+	for set, names := range r.active {
+		active[set] = maps.Clone(names)
+	}
+	var forget []func()
+	for _, a := range r.accounts {
+		forget = append(forget, a.mark())
 	}
 	return func() {
-		r.refills = append(r.refills, refilled{at: time.Since(r.start), from: from, outcome: policy.Outcome{Now: r.now(), Last: r.now()}}) // another history
-		r.written = map[policy.Version]bool{}
-		for _, k := range r.takes[before:] {
-			r.slack += float64(k.n) // what is forgotten can be taken again
+		r.buckets, r.active = buckets, active
+		for _, f := range forget {
+			f()
 		}
-		r.buckets = copied
 	}
+}
+
+func clone(b *policy.Bucket) *policy.Bucket {
+	c := &policy.Bucket{Held: maps.Clone(b.Held)}
+	if b.Tokens != nil {
+		c.Tokens = new(int64)
+		*c.Tokens = *b.Tokens
+	}
+	if b.Index != nil {
+		c.Index = new(int64)
+		*c.Index = *b.Index
+	}
+	if b.Control != nil {
+		s := *b.Control
+		c.Control = &s
+	}
+	return c
 }
 
 // refill is locked.
 func (r *fakeRedis) refill(by, key string, call policy.Call) policy.Outcome {
 	b, now := r.bucket(key), r.now()
-	if key != r.key {
+	a := r.accounts[key]
+	if a == nil {
 		return b.Refill(call, now)
 	}
-	knew, had := call.Version, policy.Version{}
-	fence := policy.Fence{}
-	if b.Control != nil {
-		had = policy.Version{Era: b.Control.Era, Index: b.Control.Index}
-		fence = b.Control.Terms.Fence
-	}
+	sent, before := call, clone(b)
 	if o, done := r.without.before(b, &call, now); done {
 		return o
 	}
 	o := b.Refill(call, now)
-	r.without.after(b)
-	if !o.Status.Wrote() {
-		return o
-	}
-	r.refills = append(r.refills, refilled{time.Since(r.start), time.Since(r.start), by, o})
-	if r.written[o.Version] {
-		r.fault("%s: %s wrote %v again", time.Since(r.start), by, o.Version)
-	}
-	r.written[o.Version] = true
-	switch o.Status {
-	case policy.StatusInitialised:
-		if o.Tokens > 0 {
-			r.minted++
-		}
-	case policy.StatusRolledBack:
-		if o.Tokens > 0 {
-			r.fault("%s: a rollback was noticed and left %d tokens", time.Since(r.start), o.Tokens)
-		}
-	case policy.StatusApplied:
-		if knew != had {
-			r.fault("%s: %s wrote index %v, having expected %v", time.Since(r.start), by, o.Version, knew)
-		}
-	}
-	if o.Fence.Before(fence) {
-		r.fault("%s: %s put fence %v in the place of %v", time.Since(r.start), by, o.Fence, fence)
-	}
-	if knew.Before(had) && o.Status != policy.StatusClock && !fence.Before(call.Terms.Fence) {
-		r.fault("%s: %s knew %v and wrote over %v", time.Since(r.start), by, knew, had)
-	}
-	if had.Before(knew) && o.Version.Era == had.Era {
-		r.fault("%s: %s knew %v, and %v went on in its era", time.Since(r.start), by, knew, had)
+	r.without.after(b, before, o)
+	if o.Status.Wrote() {
+		a.refilled(by, sent, before, b, o)
 	}
 	return o
-}
-
-// mechanism is one that a simulated Redis can be without, to see that the account notices.
-type mechanism string
-
-const (
-	nothing        mechanism = ""
-	indexCheck     mechanism = "index check"
-	elapsedCredit  mechanism = "credit by elapsed time"
-	creditCap      mechanism = "credit cap"
-	carry          mechanism = "carry"
-	clockCheck     mechanism = "clock check"
-	quarantine     mechanism = "quarantine"
-	rollbackNotice mechanism = "notice of a rollback"
-	fenceOrder     mechanism = "fence order"
-	twoIntervals   mechanism = "two intervals before a bucket is created"
-	trustMargin    mechanism = "trust margin"
-	leadIsAwaited  mechanism = "wait before resigning"
-)
-
-// before changes the call or the bucket so that the mechanism has no effect, or answers itself.
-func (m mechanism) before(b *policy.Bucket, call *policy.Call, now int64) (o policy.Outcome, done bool) {
-	if m == twoIntervals && call.Version.Era == 0 && call.Create == policy.CreateLost {
-		call.Create = policy.CreateInitial
-	}
-	if b.Control == nil {
-		return o, false
-	}
-	s := b.Control
-	stored := policy.Version{Era: s.Era, Index: *b.Index}
-	switch m {
-	case indexCheck:
-		if call.Version.Before(stored) {
-			call.Version = stored
-		}
-	case elapsedCredit:
-		s.Last = now - s.Terms.Interval
-	case creditCap:
-		s.Terms.MaxElapsed = math.MaxInt32 * 1000
-	case clockCheck:
-		if now < s.Last-policy.ClockTolerance {
-			return policy.Outcome{Status: policy.StatusEarly, Version: stored, Now: now, Last: s.Last, Tokens: *b.Tokens, Fence: s.Terms.Fence}, true
-		}
-	case quarantine:
-		s.Terms.OnRollback = policy.RollbackKeep
-	case rollbackNotice:
-		if stored.Before(call.Version) {
-			call.Version = stored
-		}
-	case fenceOrder:
-		if call.Terms != nil && call.Terms.Fence.Before(s.Terms.Fence) {
-			s.Terms.Fence = policy.Fence{Epoch: -1}
-		}
-	}
-	return o, false
-}
-
-func (m mechanism) after(b *policy.Bucket) {
-	if m == carry && b.Control != nil {
-		b.Control.Carry = 0
-	}
 }
 
 // redisLink is one replica's way to Redis.
@@ -274,8 +202,19 @@ func (l *redisLink) ProcessPipelineHook(redis.ProcessPipelineHook) redis.Process
 				continue
 			}
 			switch reply := replies[i].(type) {
+			case error:
+				cmd.SetErr(reply)
+				if err == nil && len(cmds) == 1 {
+					err = reply
+				}
 			case []int64:
 				cmd.(interface{ SetVal(v []int64) }).SetVal(reply)
+			case int64:
+				cmd.(interface{ SetVal(v int64) }).SetVal(reply)
+			case []string:
+				cmd.(interface {
+					SetVal(page []string, cursor uint64)
+				}).SetVal(reply, 0)
 			default:
 				cmd.(interface{ SetVal(v any) }).SetVal(reply)
 			}
@@ -284,57 +223,33 @@ func (l *redisLink) ProcessPipelineHook(redis.ProcessPipelineHook) redis.Process
 	}
 }
 
-// serve runs refill.lua, which has at least two arguments, or peek.lua, which has one. Locked.
+// serve answers a command. Locked.
 func (r *fakeRedis) serve(by string, words []any) any {
-	numkeys := words[2].(int)
-	keys, args := words[3:3+numkeys], words[3+numkeys:]
-	if len(args) == 1 {
-		return r.peek(text(keys[0]))
+	switch strings.ToLower(text(words[0])) {
+	case "exists":
+		n := int64(0)
+		for _, key := range words[1:] {
+			n += min(1, int64(len(r.active[text(key)])))
+		}
+		return n
+	case "scard":
+		return int64(len(r.active[text(words[1])]))
+	case "sscan":
+		return slices.Sorted(maps.Keys(r.active[text(words[1])]))
+	case "srem":
+		for _, name := range words[2:] {
+			r.leave(text(words[1]), text(name))
+		}
+		return int64(len(words) - 2)
 	}
-	n := numkeys / 3
-	calls := make([]policy.Call, n)
-	for i := range calls {
-		c := &calls[i]
-		c.Create = policy.CreateLost
-		known, index, _ := strings.Cut(strings.TrimPrefix(text(args[i]), " "), " ")
-		era, _, _ := strings.Cut(known, "#")
-		if _, err := fmt.Sscan(era+" "+index, &c.Version.Era, &c.Version.Index); err != nil {
-			r.fault("%s sent a bad version: %w", by, err)
+	keys := make([]string, words[2].(int))
+	for i := range keys {
+		keys[i] = text(words[3+i])
+		if r.forbidden != "" && keys[i] == r.forbidden {
+			return errForbidden
 		}
 	}
-	policies := number(args[n])
-	args = args[n+1:]
-	for ; policies > 0; policies-- {
-		var terms *policy.Terms
-		if pol := text(args[1]); pol != "-" {
-			t, err := policy.DecodeTerms(pol)
-			if err != nil {
-				r.fault("%s sent bad terms: %w", by, err)
-			}
-			terms = &t
-		}
-		for i := number(args[0]) - 1; i < int64(n); i++ {
-			calls[i].Terms = terms
-		}
-		args = args[3:]
-	}
-	for ; len(args) > 0; args = args[4:] {
-		c := &calls[number(args[0])-1]
-		c.Create, c.Step, c.Next = policy.Create(number(args[1])), number(args[2]), number(args[3])
-	}
-	// Every answer is in full.
-	reply, details := []int64{r.now()}, []int64(nil)
-	for i, call := range calls {
-		o := r.refill(by, text(keys[2*i]), call)
-		marks := int64(0)
-		if o.Conflict {
-			marks = 1
-		}
-		reply = append(reply, -5)
-		details = append(details, int64(o.Status), o.Tokens, o.Added, o.Clamped, o.Elapsed, marks, o.Version.Era, o.Version.Index, o.Last,
-			o.Fence.Epoch, o.Fence.Seq, o.Step, 0, o.Outstanding, o.Due, o.Debt)
-	}
-	return append(reply, details...)
+	return r.script(by, keys, words[3+len(keys):])
 }
 
 // text and number read a word of a command, which may be a pointer.
@@ -353,79 +268,4 @@ func number(word any) int64 {
 		return int64(n)
 	}
 	return word.(int64)
-}
-
-func (r *fakeRedis) peek(key string) any {
-	b := r.bucket(key)
-	if b.Control == nil {
-		return []any{int64(2)}
-	}
-	s := b.Control
-	return []any{int64(1), *b.Tokens, int64(0), s.Era, *b.Index, s.Last, r.now(), s.Terms.Encode(), s.Carry, s.Step, s.Next}
-}
-
-// judge returns what was broken. The policies are by version, and the first has the highest rate and capacity.
-func (r *fakeRedis) judge(policies []policy.Terms) []error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	faults := slices.Clone(r.faults)
-	t := policies[0]
-	rate := float64(t.Tokens) / float64(t.Per) // per µs
-	most := float64(t.MaxElapsed)
-
-	if r.minted > 1 {
-		faults = append(faults, fmt.Errorf("the bucket was created with its initial tokens %d times", r.minted))
-	}
-
-	// taken ≤ C + R·(t − s) + R·min(τ, e) + 1 + slack for every window from just before one take to another.
-	least, sum, i, last := math.Inf(1), 0.0, 0, time.Duration(0)
-	for _, k := range r.takes {
-		for ; i < len(r.refills) && r.refills[i].at < k.at; i++ {
-			last = r.refills[i].from
-		}
-		gap := k.at - last
-		if i < len(r.refills) {
-			gap = r.refills[i].at - last
-		}
-		at := float64(k.at.Microseconds())
-		least = min(least, sum-rate*at+rate*min(float64(gap.Microseconds()), most))
-		sum += float64(k.n)
-		if over := sum - rate*at - least - float64(t.Capacity) - 1 - r.slack; over > 1e-6 {
-			faults = append(faults, fmt.Errorf("%s: %.1f tokens more were taken than the bound allows", k.at, over))
-			break
-		}
-	}
-
-	// Refills credit the time since the one before, capped, and what is below a token is carried on: the credit of a
-	// stretch of them is the stretch's, to the token.
-	due, got := 0.0, 0.0
-	for i := 1; i < len(r.refills); i++ {
-		a, b := r.refills[i-1].outcome, r.refills[i].outcome
-		terms := policies[b.Fence.Epoch]
-		if b.Status != policy.StatusApplied || a.Version.Era != b.Version.Era || a.Fence != b.Fence || a.Tokens == terms.Capacity {
-			due, got = 0, 0
-			continue
-		}
-		elapsed := min(max(b.Now-a.Last, 0), terms.MaxElapsed)
-		due += float64(elapsed) * float64(terms.Tokens) / float64(terms.Per)
-		got += float64(b.Added + b.Clamped)
-		if math.Abs(due-got) > 1+1e-6 {
-			faults = append(faults, fmt.Errorf("%s: %.2f tokens fell due in a stretch of refills, %.0f were credited", r.refills[i].at, due, got))
-			break
-		}
-	}
-	return faults
-}
-
-// longest is the longest time between two refills from the instant on, to the end included.
-func (r *fakeRedis) longest(from time.Duration) (gap time.Duration) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	last := from
-	for _, f := range r.refills {
-		if f.at > from {
-			gap, last = max(gap, f.at-last), f.at
-		}
-	}
-	return max(gap, time.Since(r.start)-last)
 }

@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -30,23 +32,6 @@ func schedules(t *testing.T) int {
 	n, err := strconv.Atoi(v)
 	require.NoError(t, err, "REFILLER_SCHEDULES")
 	return n
-}
-
-const interval = 100 * time.Millisecond
-
-// policies of the one bucket, by version of the configuration.
-func policies() []policy.Policy {
-	return []policy.Policy{
-		{Capacity: 150, Rate: policy.PerSecond(497), Interval: interval},
-		{Capacity: 100, Rate: policy.PerSecond(211), Interval: interval},
-	}
-}
-
-func terms() (list []policy.Terms) {
-	for version, p := range policies() {
-		list = append(list, p.Terms(policy.Fence{Epoch: int64(version)}))
-	}
-	return list
 }
 
 // path is how requests of one process get to a server, and its answers back.
@@ -110,7 +95,8 @@ func (p *path) plan(op string) call {
 	if p.cut {
 		return call{lostThere: true}
 	}
-	c := call{there: p.dice.upTo(2*time.Millisecond+p.slow) + max(0, time.Until(p.paused)), back: p.dice.upTo(2*time.Millisecond + p.slow)}
+	c := call{there: p.dice.upTo(2*time.Millisecond+p.slow) + max(0, time.Until(p.paused)),
+		back: p.dice.upTo(2*time.Millisecond + p.slow)}
 	c.lostBack = p.deaf && op != "wait-deleted"
 	return c
 }
@@ -118,6 +104,7 @@ func (p *path) plan(op string) call {
 // process is one replica: an elector and a refiller as internal/replica puts them together.
 type process struct {
 	name        string
+	version     int64 // of its configuration
 	etcd, redis *path
 	began       time.Time
 	resign, end context.CancelFunc
@@ -133,6 +120,9 @@ type simulation struct {
 	etcd    *fakeServer
 	redis   *fakeRedis
 	running sync.WaitGroup
+
+	accounts []*account
+	version  atomic.Int64 // of the configuration
 
 	mu        sync.Mutex
 	processes []*process
@@ -197,15 +187,17 @@ func (s *simulation) start(version int64) *process {
 	s.started++
 	name := fmt.Sprint("replica-", s.started)
 	p := &process{
-		name: name, began: time.Now(), done: make(chan struct{}),
+		name: name, version: version, began: time.Now(), done: make(chan struct{}),
 		etcd: &path{dice: newDice(s.seed, name+"etcd")}, redis: &path{dice: newDice(s.seed, name+"redis")},
 	}
 	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
 	rdb.AddHook(&redisLink{p.redis, s.redis, name})
 	random := newDice(s.seed, name)
+	buckets, templates := s.configured(version)
 	refiller, err := refill.New(refill.Config{
-		Redis: rdb, Version: version, Elected: s.elected, Interval: interval, Logger: hclog.NewNullLogger(), Seed: uint64(random.float()*(1<<53)) | 1,
-		Buckets: []refill.Bucket{{Key: s.redis.key, Policy: policies()[version]}},
+		Redis: rdb, Version: version, Elected: s.elected, Interval: interval, Logger: hclog.NewNullLogger(),
+		Seed:    uint64(random.float()*(1<<53)) | 1,
+		Buckets: buckets, Templates: templates,
 	})
 	if err != nil {
 		panic(err)
@@ -216,7 +208,8 @@ func (s *simulation) start(version int64) *process {
 		return p.etcd.plan(op)
 	})
 	cfg := testConfig(name)
-	cfg.TTL, cfg.SafetyMargin, cfg.RetryInterval, cfg.ResignTimeout = time.Second, 200*time.Millisecond, interval, 500*time.Millisecond
+	cfg.TTL, cfg.SafetyMargin, cfg.RetryInterval, cfg.ResignTimeout = time.Second, 200*time.Millisecond, interval,
+		500*time.Millisecond
 	if s.without == trustMargin {
 		cfg.SafetyMargin = -cfg.SafetyMargin
 	}
@@ -264,6 +257,23 @@ func (s *simulation) start(version int64) *process {
 		close(p.done)
 	})
 	return p
+}
+
+// configured is what a version of the configuration has of the buckets under test.
+func (s *simulation) configured(version int64) (buckets []refill.Bucket, templates *policy.Templates) {
+	var list []policy.Template
+	for _, a := range s.accounts {
+		if a.prefix != "" {
+			list = append(list, policy.Template{Prefix: a.prefix, Policy: a.policies[version]})
+		} else {
+			buckets = append(buckets, refill.Bucket{Key: a.key, Policy: a.policies[version]})
+		}
+	}
+	templates, err := policy.NewTemplates(version, list, nil)
+	if err != nil {
+		panic(err)
+	}
+	return buckets, templates
 }
 
 // crash ends a process that says nothing any more.
@@ -314,117 +324,160 @@ func play(t *testing.T, seed uint64, without mechanism) (s *simulation, faults [
 func storm(seed uint64, without mechanism) (*simulation, []error) {
 	d := newDice(seed, "schedule")
 	pick := func(n int) int { return int(d.float() * float64(n)) }
+	accounts := drawAccounts(d)
 	s := &simulation{
-		seed: seed, without: without, elected: d.float() < 0.7, etcd: newFakeServer(), redis: newFakeRedis("checkout", without), leads: map[int64]*leading{},
+		seed: seed, without: without, elected: d.float() < 0.7, etcd: newFakeServer(), redis: newFakeRedis(accounts,
+			without), leads: map[int64]*leading{},
+		accounts: accounts,
 	}
 	s.etcd.fast = 180 * time.Millisecond // of the margin's 200
-	version := int64(0)
 	for range 2 + pick(2) {
-		s.processes = append(s.processes, s.start(version))
+		s.processes = append(s.processes, s.start(0))
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	s.running.Go(func() {
-		consumer := newDice(seed, "consumer")
-		for sleep(ctx, consumer.upTo(4*interval)) {
-			s.redis.take()
-		}
-	})
-	sleep(ctx, 5*interval)
-
-	var restore func()
-	for begin := time.Now(); time.Since(begin) < stormy; sleep(ctx, d.upTo(4*interval)) {
-		i := pick(len(s.processes))
-		p := s.processes[i]
-		lasting := d.upTo(12 * interval)
-		switch pick(13) {
-		case 0: // stopped and resumed
-			for _, way := range []*path{p.etcd, p.redis} {
-				way.set(func() { way.paused = time.Now().Add(lasting) })
-			}
-			sleep(ctx, lasting)
-		case 1, 2:
-			s.crash(p)
-			s.processes[i] = s.start(version)
-		case 3:
-			p.resign()
-			s.processes[i] = s.start(version)
-		case 4:
-			way := []*path{p.etcd, p.redis}[pick(2)]
-			way.set(func() { way.cut = true })
-			sleep(ctx, lasting)
-			way.set(func() { way.cut = false })
-		case 5:
-			way := []*path{p.etcd, p.redis}[pick(2)]
-			way.set(func() { way.deaf = true })
-			sleep(ctx, lasting)
-			way.set(func() { way.deaf = false })
-		case 6:
-			for _, way := range []*path{p.etcd, p.redis} {
-				way.set(func() { way.slow = lasting / 4 })
-			}
-			sleep(ctx, lasting)
-			for _, way := range []*path{p.etcd, p.redis} {
-				way.set(func() { way.slow = 0 })
-			}
-		case 7:
-			s.redis.change(func() { s.redis.away = true })
-			sleep(ctx, lasting)
-			s.redis.change(func() { s.redis.away = false })
-		case 8: // fails over to a replica that lags
-			s.redis.change(func() { restore = s.redis.snapshot() })
-			sleep(ctx, d.upTo(8*interval))
-			s.redis.change(restore)
-		case 9: // loses everything, just when a process starts that knows nothing
-			sleep(ctx, settling)
-			if s.elected && s.leader() == nil {
-				continue
-			}
-			for s.elected && s.processes[i] == s.leader() {
-				i = (i + 1) % len(s.processes)
-			}
-			s.crash(s.processes[i])
-			s.redis.change(func() { s.redis.buckets = map[string]*policy.Bucket{} })
-			s.processes[i] = s.start(version)
-			sleep(ctx, 5*interval)
-		case 10:
-			jump := d.upTo(10 * time.Second)
-			t := terms()[0]
-			s.redis.change(func() {
-				s.redis.skew += jump
-				s.redis.slack += float64(min(jump.Microseconds(), t.MaxElapsed)) * float64(t.Tokens) / float64(t.Per)
-			})
-		case 11:
-			jump := d.upTo(10 * time.Second)
-			if d.float() < 0.5 {
-				jump /= 200 // too little to notice
-			}
-			s.redis.change(func() { s.redis.skew -= jump })
-		case 12:
-			if version == 0 {
-				version = 1
-			}
-			s.crash(p)
-			s.processes[i] = s.start(version)
-			if d.float() < 0.3 {
-				s.revoke()
-			}
+	for _, a := range accounts {
+		s.running.Go(func() { a.consume(ctx, newDice(seed, "consumer of "+a.key), s.version.Load) })
+		if a.foreign {
+			s.running.Go(func() { a.takePlain(ctx, newDice(seed, "foreign taker")) })
+			s.running.Go(func() { a.addPlain(ctx, newDice(seed, "foreign adder")) })
 		}
 	}
+	sleep(ctx, 5*interval)
 
+	for begin := time.Now(); time.Since(begin) < stormy; sleep(ctx, d.upTo(4*interval)) {
+		s.strike(ctx, d)
+	}
 	sleep(ctx, settling)
 	from := time.Since(s.redis.start)
 	sleep(ctx, calm)
-	gap := s.redis.longest(from)
 	cancel()
 	for _, p := range s.processes {
 		p.end()
 	}
 	s.running.Wait()
-	faults := append(s.faults, s.redis.judge(terms())...)
-	if gap > 3*interval {
-		faults = append(faults, fmt.Errorf("no refill for %s after the storm", gap))
+	faults := s.faults
+	for _, a := range accounts {
+		faults = append(faults, a.judge(from)...)
 	}
 	return s, faults
+}
+
+// drawAccounts picks the buckets of a schedule, a plain one among them.
+func drawAccounts(d *dice) []*account {
+	all := allAccounts()
+	drawn := all[:1:1]
+	for _, a := range all[1:] {
+		if d.float() < 0.4 {
+			drawn = append(drawn, a)
+		}
+	}
+	return drawn
+}
+
+// strike has something go wrong, or change.
+func (s *simulation) strike(ctx context.Context, d *dice) {
+	pick := func(n int) int { return int(d.float() * float64(n)) }
+	i := pick(len(s.processes))
+	lasting := d.upTo(12 * interval)
+	switch pick(18) {
+	case 1, 2:
+		s.crash(s.processes[i])
+		s.processes[i] = s.start(s.version.Load())
+	case 3:
+		s.processes[i].resign()
+		s.processes[i] = s.start(s.version.Load())
+	case 12, 13: // a later configuration, in one process after the other
+		s.version.Store(1)
+		s.crash(s.processes[i])
+		s.processes[i] = s.start(1)
+		if d.float() < 0.3 {
+			s.revoke()
+		}
+	case 0, 4, 5, 6:
+		s.strikeNetwork(ctx, s.processes[i], pick(4), d, lasting)
+	default:
+		s.strikeRedis(ctx, i, pick(8), d, lasting)
+	}
+}
+
+// strikeNetwork cuts a process off from Redis or etcd, stops it, or makes its network slow.
+func (s *simulation) strikeNetwork(ctx context.Context, p *process, what int, d *dice, lasting time.Duration) {
+	both := []*path{p.etcd, p.redis}
+	one := both[:1]
+	if d.float() < 0.5 {
+		one = both[1:]
+	}
+	for _, way := range both {
+		switch {
+		case what == 0: // stopped and resumed
+			way.set(func() { way.paused = time.Now().Add(lasting) })
+		case what == 1:
+			way.set(func() { way.slow = lasting / 4 })
+		case way == one[0] && what == 2:
+			way.set(func() { way.cut = true })
+		case way == one[0]:
+			way.set(func() { way.deaf = true })
+		}
+	}
+	sleep(ctx, lasting)
+	for _, way := range both {
+		way.set(func() { way.cut, way.deaf, way.slow = false, false, 0 })
+	}
+}
+
+// strikeRedis has the server go away, forget, or read its clock wrong.
+func (s *simulation) strikeRedis(ctx context.Context, i, what int, d *dice, lasting time.Duration) {
+	r := s.redis
+	one := s.accounts[int(d.float()*float64(len(s.accounts)))]
+	switch what {
+	case 0:
+		r.change(func() { r.away = true })
+		sleep(ctx, lasting)
+		r.change(func() { r.away = false })
+	case 1: // fails over to a replica that lags
+		var restore func()
+		r.change(func() { restore = r.snapshot() })
+		sleep(ctx, d.upTo(8*interval))
+		r.change(restore)
+	case 2:
+		s.loseAll(ctx, i)
+	case 3:
+		jump := d.upTo(10 * time.Second)
+		r.change(func() { r.step(jump) })
+	case 4:
+		jump := d.upTo(10 * time.Second)
+		if d.float() < 0.5 {
+			jump /= 200 // too little to notice
+		}
+		r.change(func() { r.step(-jump) })
+	case 5: // far ahead for a moment
+		far := 30 * 24 * time.Hour
+		r.change(func() { r.step(far) })
+		sleep(ctx, lasting)
+		r.change(func() { r.step(-far) })
+	case 6:
+		r.change(func() { one.evict(r.bucket(one.key)) })
+	case 7:
+		r.change(func() { r.forbidden = one.key })
+		sleep(ctx, lasting)
+		r.change(func() { r.forbidden, one.allowed = "", time.Since(r.start) })
+	}
+}
+
+// loseAll has Redis lose everything, just when a process starts that knows nothing.
+func (s *simulation) loseAll(ctx context.Context, i int) {
+	sleep(ctx, settling)
+	mixed := slices.ContainsFunc(s.processes, func(p *process) bool { return p.version != s.version.Load() })
+	if s.elected && s.leader() == nil || mixed { // those with an older file remember, but create nothing
+		return
+	}
+	for s.elected && s.processes[i] == s.leader() {
+		i = (i + 1) % len(s.processes)
+	}
+	s.crash(s.processes[i])
+	s.redis.change(s.redis.lose)
+	s.processes[i] = s.start(s.version.Load())
+	sleep(ctx, 5*interval)
 }
 
 // TestElectionAndRefillLoopTogether plays random schedules of replicas in race mode and under an election, with a
@@ -447,8 +500,10 @@ func TestElectionAndRefillLoopTogether(t *testing.T) {
 						t.Errorf("REFILLER_SEED=%d REFILLER_SCHEDULES=1: %v", first+uint64(i), errors.Join(faults...))
 					}
 					mu.Lock()
-					for _, f := range s.redis.refills {
-						seen[f.outcome.Status]++
+					for _, a := range s.accounts {
+						for _, w := range a.writes {
+							seen[w.outcome.Status]++
+						}
 					}
 					terms += s.terms
 					mu.Unlock()
@@ -461,7 +516,8 @@ func TestElectionAndRefillLoopTogether(t *testing.T) {
 		return
 	}
 	require.Greater(t, terms, n/2)
-	for _, status := range []policy.Status{policy.StatusApplied, policy.StatusSwitched, policy.StatusInitialised, policy.StatusRolledBack, policy.StatusClock} {
+	for _, status := range []policy.Status{policy.StatusApplied, policy.StatusSwitched, policy.StatusInitialised,
+		policy.StatusRolledBack, policy.StatusClock} {
 		require.Positive(t, seen[status], "%s", status)
 	}
 }
@@ -470,9 +526,7 @@ func TestElectionAndRefillLoopTogether(t *testing.T) {
 func TestTheSimulationNoticesAMissingMechanism(t *testing.T) {
 	t.Parallel()
 	first := propertySeed(t)
-	for _, without := range []mechanism{
-		indexCheck, elapsedCredit, creditCap, carry, clockCheck, quarantine, rollbackNotice, fenceOrder, twoIntervals, trustMargin, leadIsAwaited,
-	} {
+	for _, without := range mechanisms {
 		t.Run(string(without), func(t *testing.T) {
 			t.Parallel()
 			const enough = 1000 // schedules; a hundredth of them is what it takes on average for the rarest

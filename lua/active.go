@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
-	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -32,11 +31,8 @@ var activeTags = func() (tags [ActiveShards]string) {
 func ActiveShard(key string) int { return Slot(key) * ActiveShards / Slots }
 
 // ActiveKey is the key of a shard of the active set: the names of the template's
-// buckets that are not full. It and TurnKey share a slot for all templates.
+// buckets that are not full. Those of all templates share a slot.
 func ActiveKey(prefix string, shard int) string { return activeTags[shard] + "set:" + prefix }
-
-// TurnKey is the key of a shard's turns: whose turn it was last, and when.
-func TurnKey(prefix string, shard int) string { return activeTags[shard] + "turn:" + prefix }
 
 // Shard is one part of the active set of a template.
 type Shard struct {
@@ -60,67 +56,6 @@ func (s Shard) failed(err error) error {
 		return s.malformed(s.key(), "names of buckets")
 	}
 	return fmt.Errorf("refiller: active set: %w", err)
-}
-
-// TurnCall asks for a turn at refilling a shard.
-type TurnCall struct {
-	Shard
-	Index    int64         // of the last turn that the caller knows of; 0 for none
-	Interval time.Duration // between two turns
-	Load     int           // how many shards of the template the caller refills, this one included
-}
-
-// Turn is the answer to a TurnCall.
-type Turn struct {
-	Taken             bool  // the turn is the caller's
-	Count             int64 // names in the shard; nobody takes a turn at an empty one
-	Now               int64 // the call, Unix µs on the server's clock
-	Index, Last, Load int64 // of the last turn, when it was taken included; 0 if there was none
-}
-
-// TurnResult is the answer to a TurnCall, or its error: ErrMalformedBucket if a key of
-// the shard holds something else.
-type TurnResult struct {
-	Turn
-	Err error
-}
-
-// TakeTurns takes for each call the next turn at refilling a shard, if nobody has taken
-// it since the one that the caller knows of, in one round trip. The results are in the
-// order of the calls.
-func TakeTurns(ctx context.Context, rdb redis.UniversalClient, calls []TurnCall) []TurnResult {
-	results := make([]TurnResult, len(calls))
-	for i, reply := range turnScript.pipelined(ctx, rdb, len(calls), func(i int) ([]string, []any) {
-		c := &calls[i]
-		return c.keys(), []any{c.Index, c.Interval.Microseconds(), c.Load}
-	}) {
-		if results[i].Err = reply.err; reply.err == nil {
-			results[i].Turn, results[i].Err = calls[i].decode(reply.value)
-		}
-	}
-	return results
-}
-
-func (c *TurnCall) keys() []string { return []string{TurnKey(c.Prefix, c.Number), c.key()} }
-
-// decode reads the reply to the call.
-func (c *TurnCall) decode(v any) (Turn, error) {
-	r, code, err := open(v, c.Prefix, codeDenied, codeDone, codeMalformed)
-	if err != nil {
-		return Turn{}, err
-	}
-	if code == codeMalformed {
-		which := r.int()
-		if err := r.end(); err != nil {
-			return Turn{}, err
-		}
-		if which == 1 {
-			return Turn{}, c.malformed(c.keys()[0], "turns")
-		}
-		return Turn{}, c.malformed(c.key(), "names of buckets")
-	}
-	turn := Turn{Taken: code == codeDone, Count: r.int(), Now: r.int(), Index: r.int(), Last: r.int(), Load: r.int()}
-	return turn, r.end()
 }
 
 // CountResult is how many names a shard holds, or an error.
@@ -264,7 +199,8 @@ func exist(ctx context.Context, rdb redis.UniversalClient, shards []Shard, group
 // One Redis does all of that in the script call of the refill. On a Cluster the
 // shard is in another slot than its buckets, so it follows in further round trips:
 // see leave.
-func RefillActive(ctx context.Context, rdb redis.UniversalClient, s Shard, calls []RefillCall, perCall int) []RefillResult {
+func RefillActive(ctx context.Context, rdb redis.UniversalClient, s Shard, calls []RefillCall,
+	perCall int) []RefillResult {
 	for i := range calls {
 		calls[i].Create = policy.CreateNever
 	}
@@ -311,7 +247,8 @@ func refillsPerLook(t *policy.Terms) int64 {
 // full. Whatever fails in between leaves a full bucket in the shard, for the next
 // refill, or one that isn't full out of it, for its next take that finds it low or
 // that is denied.
-func leave(ctx context.Context, rdb redis.UniversalClient, s Shard, calls []RefillCall, gone []int, results []RefillResult) {
+func leave(ctx context.Context, rdb redis.UniversalClient, s Shard, calls []RefillCall, gone []int,
+	results []RefillResult) {
 	if len(gone) == 0 {
 		return
 	}
@@ -347,7 +284,10 @@ func leave(ctx context.Context, rdb redis.UniversalClient, s Shard, calls []Refi
 // them. What fails is left to a later refill.
 func age(ctx context.Context, rdb redis.UniversalClient, s Shard, keys []string) {
 	last := int64(0)
-	for i, v := range ageScript.pipelined(ctx, rdb, len(keys), func(i int) ([]string, []any) { return bucketKeys(keys[i]), nil }) {
+	for i, v := range ageScript.pipelined(ctx, rdb, len(keys), func(i int) ([]string,
+		[]any) {
+		return bucketKeys(keys[i]), nil
+	}) {
 		if v.err != nil {
 			continue
 		}

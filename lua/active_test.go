@@ -298,65 +298,6 @@ func TestABucketOfAClusterThatIsTakenFromAsItLeavesStays(t *testing.T) {
 	require.Equal(t, 2, takes)
 }
 
-func TestOneOfSeveralTakesATurn(t *testing.T) {
-	t.Parallel()
-	ctx, rdb := t.Context(), testenv.Redis(t).Client()
-	shard := shardOf("user:1")
-	const interval = 400 * time.Millisecond
-	ask := func(index int64, load int) lua.Turn {
-		turn := lua.TakeTurns(ctx, rdb, []lua.TurnCall{{Shard: shard, Index: index, Interval: interval, Load: load}})[0]
-		require.NoError(t, turn.Err)
-		return turn.Turn
-	}
-	turnKey := lua.TurnKey(shard.Prefix, shard.Number)
-	ago := func(index int64, d time.Duration) {
-		require.NoError(t, rdb.Set(ctx, turnKey, fmt.Sprintf("%d %d 3", index, serverTime(ctx, t, rdb)-d.Microseconds()), 0).Err())
-	}
-	none := ask(0, 1)
-	require.Equal(t, lua.Turn{Now: none.Now}, none, "nobody is in the shard")
-	require.Zero(t, rdb.DBSize(ctx).Val())
-	require.NoError(t, lua.Enter(ctx, rdb, "user:", "user:1", inAMinute()))
-
-	first := ask(0, 2)
-	require.Equal(t, lua.Turn{Taken: true, Count: 1, Now: first.Now, Index: 1, Last: first.Now, Load: 2}, first)
-	require.Greater(t, rdb.PTTL(ctx, turnKey).Val(), 50*time.Second)
-	for _, c := range []struct {
-		name  string
-		since time.Duration
-		index int64
-		taken bool
-	}{
-		{"half an interval has not passed", interval / 4, 7, false},
-		{"it has, and the caller knows the turn", interval * 3 / 5, 7, true},
-		{"the caller knows an older one", 2 * interval, 6, false},
-		{"the server has lost a turn", interval * 3 / 5, 9, true},
-		{"the caller knows none", interval, 0, false},
-		{"nor is it overdue", interval * 13 / 10, 0, false},
-		{"it is", interval * 15 / 10, 0, true},
-		{"the clock stepped back", -time.Hour, 7, true},
-	} {
-		ago(7, c.since)
-		turn := ask(c.index, 5)
-		require.Equal(t, c.taken, turn.Taken, c.name)
-		if c.taken {
-			require.Equal(t, max(7, c.index)+1, turn.Index, c.name)
-			require.Equal(t, turn.Now, turn.Last, c.name)
-			require.EqualValues(t, 5, turn.Load, c.name)
-			require.False(t, ask(c.index, 5).Taken, "%s: and it is taken once", c.name)
-		} else {
-			require.EqualValues(t, 7, turn.Index, c.name)
-			require.EqualValues(t, 3, turn.Load, c.name)
-		}
-	}
-	require.NoError(t, rdb.Del(ctx, turnKey).Err())
-	require.NoError(t, rdb.LPush(ctx, turnKey, "x").Err())
-	other := lua.Shard{Prefix: shard.Prefix, Number: (shard.Number + 1) % lua.ActiveShards}
-	results := lua.TakeTurns(ctx, rdb, []lua.TurnCall{{Shard: shard, Interval: interval, Load: 1}, {Shard: other, Interval: interval, Load: 1}})
-	require.ErrorIs(t, results[0].Err, lua.ErrMalformedBucket)
-	require.ErrorContains(t, results[0].Err, turnKey)
-	require.NoError(t, results[1].Err, "each has an error of its own")
-}
-
 func TestWhoIsInTheShardsIsToldWithFewCommands(t *testing.T) {
 	onBoth(t, func(t *testing.T, rdb redis.UniversalClient) {
 		ctx := t.Context()

@@ -78,13 +78,12 @@ var (
 	enterScript    = newScript("enter")
 	countScript    = newScript("count")
 	ageScript      = newScript("age")
-	turnScript     = newScript("turn")
 	publishScript  = newScript("publish")
 	limitScript    = newScript("limit")
 
 	allScripts = []*script{
 		addScript, takeScript, manyScript, takesScript, onceScript, allScript, liveScript, upToScript, returnScript, peekScript, grantScript, resetScript, refillScript, ticketScript,
-		reserveScript, settleScript, leaseScript, sweepScript, templateScript, lazyScript, enterScript, countScript, ageScript, turnScript, publishScript, limitScript,
+		reserveScript, settleScript, leaseScript, sweepScript, templateScript, lazyScript, enterScript, countScript, ageScript, publishScript, limitScript,
 	}
 )
 

@@ -66,8 +66,10 @@ func newConsumer(rdb redis.UniversalClient) *consumer {
 }
 
 // take takes n tokens; withTerms also asks for the policy, as a client does every few seconds.
-func (c *consumer) take(ctx context.Context, template *policy.Ruled, key string, n int64, withTerms bool) (bool, error) {
-	call := lua.TemplateCall{Prefix: template.Prefix, Terms: template.Text, Capacity: template.Terms.Capacity, Apart: c.apart}
+func (c *consumer) take(ctx context.Context, template *policy.Ruled, key string, n int64, withTerms bool) (bool,
+	error) {
+	call := lua.TemplateCall{Prefix: template.Prefix, Terms: template.Text, Capacity: template.Terms.Capacity,
+		Apart: c.apart}
 	r, err := lua.TakeTemplate(ctx, c.rdb, key, call, []policy.Run{{N: n, Count: 1}}, withTerms, false)
 	if err == nil && r.Enter {
 		err = lua.Enter(ctx, c.rdb, template.Prefix, key, r.Till)
@@ -109,7 +111,8 @@ func TestRandomKillsOverManyBucketsMintAndLoseNothing(t *testing.T) {
 		t.Parallel()
 		c := testenv.Cluster(t)
 		killOverMany(t, func(dial dialer) redis.UniversalClient {
-			return redis.NewClusterClient(&redis.ClusterOptions{Addrs: c.Addrs(), Dialer: dial, ContextTimeoutEnabled: true, DialerRetries: 1})
+			return redis.NewClusterClient(&redis.ClusterOptions{Addrs: c.Addrs(), Dialer: dial,
+				ContextTimeoutEnabled: true, DialerRetries: 1})
 		})
 	})
 }
@@ -172,7 +175,8 @@ func killOverMany(t *testing.T, connect func(dialer) redis.UniversalClient) {
 	start := func() (kill func()) {
 		var replica process
 		own := connect(replica.dial)
-		r, err := New(Config{Redis: own, Templates: set, Version: 1, Logger: hclog.NewNullLogger(), ObserveActive: seen.observe})
+		r, err := New(Config{Redis: own, Templates: set, Version: 1, Logger: hclog.NewNullLogger(),
+			ObserveActive: seen.observe})
 		require.NoError(t, err)
 		ctx, cancel := context.WithCancel(context.Background())
 		done := make(chan error, 1)
@@ -283,9 +287,10 @@ func killOverMany(t *testing.T, connect func(dialer) redis.UniversalClient) {
 		if terms.Capacity == small {
 			continue
 		}
-		// I5 of the bucket: what was added, in units of 1/Per of a token, is the credit of all the time from the first take to
-		// the last refill, to the unit, but for the part of a refill's stretch beyond the longest that one credits. Refills whose
-		// answer went to a replica that was killed are known by the time that the others leave.
+		// I5 of the bucket: what was added, in units of 1/Per of a token, is the credit of all the time from the
+		// first take to the last refill, to the unit, but for the part of a refill's stretch beyond the longest that
+		// one credits. Refills whose answer went to a replica that was killed are known by the time that the others
+		// leave.
 		units := (reply.Tokens+b.taken-large)*terms.Per + reply.Carry
 		if b.created == 0 {
 			require.LessOrEqual(t, units, terms.Tokens*b.looked.Sub(b.since).Microseconds(), "I5: %s", b.key)
@@ -309,8 +314,8 @@ func killOverMany(t *testing.T, connect func(dialer) redis.UniversalClient) {
 	t.Logf("of %d buckets that were never full, %d have the exact credit, %d of which had every refill answered, and %d the credit of what was answered at least; the longest time between two refills was %s, the interval is %s",
 		len(buckets)/2, exact, whole, least, worst.Round(time.Millisecond), interval)
 
-	// No bucket starves: left alone, all become full and leave the active set. Where a bucket leaves it in two steps, a kill between
-	// them may have lost its entry, which comes back when a client asks for the policy.
+	// No bucket starves: left alone, all become full and leave the active set. Where a bucket leaves it in two steps,
+	// a kill between them may have lost its entry, which comes back when a client asks for the policy.
 	if c.apart {
 		each(func(b *bucket) error {
 			_, err := c.take(ctx, b.of, b.key, 1, true)

@@ -1,7 +1,6 @@
 package refill
 
 import (
-	"errors"
 	"math/rand/v2"
 	"sync/atomic"
 	"time"
@@ -12,7 +11,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// bucket is what this replica knows of a bucket. It belongs to one lane's
+// bucket is what this replica knows of a bucket. It belongs to one worker's
 // goroutine at a time.
 type bucket struct {
 	key      string
@@ -27,22 +26,37 @@ type bucket struct {
 	clock    time.Duration // the server's clock less ours, by the last answer
 	seen     bool          // clock and step are known
 	missing  time.Time     // when it was first found missing; zero if it isn't
-	news     bool          // a standby has yet to tell the server its terms
 	due      time.Time     // of the next call
 	failures int           // in a row, the bucket's own
-	foreign  bool          // another program was seen to refill it
-	conflict bool
-	outdated bool
-	unswept  bool // its reservations could not be ended
+
+	unannounced bool // a standby has yet to tell the server its terms
+	foreign     bool // another program was seen to refill it
+	conflict    bool // its terms differ from those in force under the same version
+	outdated    bool // the terms in force are of a later version than ours
+	stepped     bool // the terms in force are stepped
+	unswept     bool // its reservations could not be ended
+
+	ours  bool // nobody takes from it: it is a claim or the pulse
+	claim bool // whoever has refilled it last refills the active sets
+	held  bool // a claim: that is this replica
 }
 
 func newBucket(b Bucket, version int64) *bucket {
 	t := b.Policy.Terms(policy.Fence{Epoch: version})
-	return &bucket{key: b.Key, slot: lua.Slot(b.Key), terms: &t, steps: b.Policy.Steps, interval: time.Duration(t.Interval) * time.Microsecond}
+	interval := time.Duration(t.Interval) * time.Microsecond
+	return &bucket{key: b.Key, slot: lua.Slot(b.Key), terms: &t, steps: b.Policy.Steps, interval: interval}
+}
+
+// newSignal makes a bucket whose refills are a sign of life.
+func newSignal(key string, interval time.Duration, version int64) *bucket {
+	p := policy.Policy{Capacity: 2, Rate: policy.Rate{Tokens: 1, Per: interval}, Interval: interval}
+	b := newBucket(Bucket{Key: key, Policy: p}, version)
+	b.ours = true
+	return b
 }
 
 // pooledTerms are the newest terms of a pooled bucket, from SetTerms on the way
-// to the bucket's lane.
+// to the bucket's worker.
 type pooledTerms struct{ atomic.Pointer[policy.Terms] }
 
 // newPooledBucket is a bucket whose terms come at run time.
@@ -56,7 +70,8 @@ func newPooledBucket(b Bucket, terms *pooledTerms) *bucket {
 
 // inherit takes over what the replica learned under an earlier policy.
 func (b *bucket) inherit(old *bucket) {
-	b.version, b.step, b.clock, b.seen, b.missing, b.failures = old.version, old.step, old.clock, old.seen, old.missing, old.failures
+	b.version, b.step, b.clock, b.seen = old.version, old.step, old.clock, old.seen
+	b.missing, b.failures, b.held = old.missing, old.failures, old.held
 }
 
 // call is the call to make at our time now. A new bucket is created only if
@@ -67,8 +82,20 @@ func (b *bucket) call(now time.Time, othersCame bool) lua.RefillCall {
 		b.terms = b.pooled.Load()
 	}
 	c := policy.Call{Version: b.version, Create: policy.CreateLost, Terms: b.terms}
-	if b.news {
+	switch {
+	case b.claim:
+		c.Create = policy.CreateInitial // its tokens are nobody's
+		return lua.RefillCall{Key: b.key, Call: c}
+	case b.unannounced:
 		c.Create = policy.CreateNever // that is for those who refill
+		return lua.RefillCall{Key: b.key, Call: c}
+	case b.outdated:
+		// The policy in force isn't ours to send, nor to create a bucket under. Of a stepped one we don't know the
+		// schedule, so that a call which knew the index would keep out those who do.
+		c.Create, c.Terms = policy.CreateNever, nil
+		if b.stepped {
+			c.Version = policy.Version{}
+		}
 		return lua.RefillCall{Key: b.key, Call: c}
 	}
 	// A bucket that nobody remembers is created only two intervals after it was
@@ -91,10 +118,10 @@ func (b *bucket) call(now time.Time, othersCame bool) lua.RefillCall {
 func (b *bucket) learn(o policy.Outcome, replied time.Time, rng *rand.Rand) {
 	b.failures = 0
 	b.clock, b.seen = time.UnixMicro(o.Now).Sub(replied), true
-	told := b.news
-	b.news = false
+	announced := b.unannounced
+	b.unannounced = false
 	if o.Status == policy.StatusUnknown {
-		if told {
+		if announced {
 			return
 		}
 		if b.missing.IsZero() {
@@ -107,46 +134,56 @@ func (b *bucket) learn(o policy.Outcome, replied time.Time, rng *rand.Rand) {
 		return
 	}
 	b.missing = time.Time{}
-	b.version, b.step = o.Version, o.Step
-	b.due = replied.Add(nextCall(o, b.interval, rng))
+	b.version, b.step, b.stepped = o.Version, o.Step, o.Step != 0
+	wait := nextCall(o, b.interval, rng)
+	if b.claim {
+		wait = b.learnClaim(o, rng)
+	}
+	b.due = replied.Add(wait)
 }
 
 // fail takes in an error that is the bucket's own.
 func (b *bucket) fail(replied time.Time, rng *rand.Rand) {
-	b.news = false
+	b.unannounced = false
 	b.failures++
+	b.held = b.claim // nobody else can have it either, as far as we can tell
 	b.due = replied.Add(backoff(b.failures, maxBucketBackoff, rng))
 }
 
-// report notes what an operator should know, once per transition.
-func (b *bucket) report(to *notices, o policy.Outcome) {
+// compare holds our terms against those in force, and notes what an operator should know, once per transition.
+func (b *bucket) compare(to *notices, o policy.Outcome) {
 	if b.pooled == nil && o.Conflict != b.conflict {
 		if b.conflict = o.Conflict; b.conflict {
-			to.add(hclog.Warn, "policy changed under the same version and is ignored: raise the config's version", "bucket", b.key, "version", b.terms.Fence.Epoch)
+			to.add(hclog.Warn, "policy changed under the same version and is ignored: raise the config's version",
+				"bucket", b.key, "version", b.terms.Fence.Epoch)
 		}
 	}
 	// A pooled bucket may well be ahead of this replica for a moment.
-	if outdated := b.pooled == nil && o.Status != policy.StatusUnknown && b.terms.Fence.Before(o.Fence); outdated != b.outdated {
+	outdated := b.pooled == nil && o.Status != policy.StatusUnknown && b.terms.Fence.Before(o.Fence)
+	if outdated != b.outdated {
 		if b.outdated = outdated; outdated {
-			to.add(hclog.Warn, "bucket has a policy of a later version: this replica's config is old", "bucket", b.key, "version", b.terms.Fence.Epoch, "in-force", o.Fence.Epoch)
+			to.add(hclog.Warn, "bucket has a policy of a later version: this replica's config is old", "bucket", b.key,
+				"version", b.terms.Fence.Epoch, "in-force", o.Fence.Epoch)
 		}
 	}
+}
+
+// report notes what an operator should know of an answer.
+func (b *bucket) report(to *notices, o policy.Outcome) {
 	switch o.Status {
 	case policy.StatusInitialised:
-		to.add(hclog.Info, "bucket created", "bucket", b.key, "tokens", o.Tokens, "index", o.Version.Index, "era", o.Version.Era)
+		to.add(hclog.Info, "bucket created",
+			"bucket", b.key, "tokens", o.Tokens, "index", o.Version.Index, "era", o.Version.Era)
 	case policy.StatusRolledBack:
-		to.add(hclog.Warn, "server lost writes: bucket begins a new era", "bucket", b.key, "tokens", o.Tokens, "index", o.Version.Index, "era", o.Version.Era)
+		to.add(hclog.Warn, "server lost writes: bucket begins a new era",
+			"bucket", b.key, "tokens", o.Tokens, "index", o.Version.Index, "era", o.Version.Era)
 	case policy.StatusClock:
-		to.add(hclog.Warn, "server clock stepped back: bucket begins a new era", "bucket", b.key, "index", o.Version.Index, "era", o.Version.Era)
+		to.add(hclog.Warn, "server clock stepped back: bucket begins a new era",
+			"bucket", b.key, "index", o.Version.Index, "era", o.Version.Era)
 	case policy.StatusForeign:
 		if !b.foreign {
 			b.foreign = true
 			to.add(hclog.Info, "another program refills this bucket", "bucket", b.key, "index", o.Version.Index)
 		}
 	}
-}
-
-// ownFault reports whether an error is the bucket's, not its server's.
-func ownFault(err error) bool {
-	return errors.Is(err, lua.ErrMalformedBucket) || errors.Is(err, lua.ErrBadReply)
 }

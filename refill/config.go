@@ -101,7 +101,8 @@ func (c *Config) validate() error {
 		return fmt.Errorf("%w: Version %d is not from 0 to %d", ErrConfig, c.Version, int64(policy.MaxTokens))
 	}
 	if c.Interval < policy.MinInterval || c.Interval > policy.MaxInterval {
-		return fmt.Errorf("%w: Interval %s is not from %s to %s", ErrConfig, c.Interval, policy.MinInterval, policy.MaxInterval)
+		return fmt.Errorf("%w: Interval %s is not from %s to %s", ErrConfig, c.Interval, policy.MinInterval,
+			policy.MaxInterval)
 	}
 	if c.Timeout < time.Millisecond {
 		return fmt.Errorf("%w: Timeout %s is below 1ms", ErrConfig, c.Timeout)

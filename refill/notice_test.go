@@ -18,7 +18,8 @@ func TestTheSameNewsOfManyBucketsIsOneLineOfEachBatch(t *testing.T) {
 		const many = 5000
 		buckets := make([]Bucket, many)
 		for i := range buckets {
-			buckets[i] = Bucket{Key: fmt.Sprintf("b%d", i), Policy: policy.Policy{Capacity: 100, Rate: policy.PerSecond(10), Interval: time.Second}}
+			buckets[i] = Bucket{Key: fmt.Sprintf("b%d", i), Policy: policy.Policy{Capacity: 100,
+				Rate: policy.PerSecond(10), Interval: time.Second}}
 		}
 		a := r.start("a", false, 0, buckets...)
 		time.Sleep(10 * time.Second)
@@ -28,7 +29,8 @@ func TestTheSameNewsOfManyBucketsIsOneLineOfEachBatch(t *testing.T) {
 		})
 		time.Sleep(10 * time.Second)
 		a.stop()
-		for _, news := range []string{"bucket created: bucket=b", "server clock stepped back: bucket begins a new era: bucket=b"} {
+		for _, news := range []string{"bucket created: bucket=b",
+			"server clock stepped back: bucket begins a new era: bucket=b"} {
 			lines, told := 0, 0
 			for line := range strings.Lines(log.String()) {
 				if !strings.Contains(line, news) {

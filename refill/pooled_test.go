@@ -15,7 +15,8 @@ func pooled(key string) Bucket {
 
 func poolTerms(seq, rate int64) policy.Terms {
 	return policy.Terms{
-		Fence: policy.Fence{Epoch: 1, Seq: seq}, Capacity: 1000, Tokens: rate, Per: 1_000_000, Interval: interval.Microseconds(), MaxElapsed: 2_000_000,
+		Fence: policy.Fence{Epoch: 1, Seq: seq}, Capacity: 1000, Tokens: rate, Per: 1_000_000,
+		Interval: interval.Microseconds(), MaxElapsed: 2_000_000,
 	}
 }
 

@@ -37,25 +37,34 @@ type pulse struct {
 	peeked  time.Time      // the last look
 	jitter  time.Duration  // keeps the standbys apart, drawn anew for each silence
 	state   beatState
+
+	asked      bool // a call about it is under way
+	withheld   bool // the leader can't refill every bucket, so it gives no sign of life
+	unreadable bool // the key holds something else, or is forbidden to us
 }
 
 func newPulse(key string, interval time.Duration, version int64, rng *rand.Rand) *pulse {
-	p := policy.Policy{Capacity: 2, Rate: policy.Rate{Tokens: 1, Per: interval}, Interval: interval}
-	return &pulse{beat: newBucket(Bucket{Key: key, Policy: p}, version), rng: rng}
+	return &pulse{beat: newSignal(key, interval, version), rng: rng}
 }
 
-// due is when the pulse wants attention from a lane in its present role.
+// due is when the pulse is to be refilled by the leader, or read by a standby; zero if it isn't, or that is under way.
 func (p *pulse) due() time.Time {
-	if p.peekDue.IsZero() {
-		return p.beat.due
+	switch {
+	case p.asked || p.withheld:
+		return time.Time{}
+	case p.looks():
+		return p.peekDue
 	}
-	return p.peekDue
+	return p.beat.due
 }
 
-// turn changes the role. A new leader beats at once; a new standby listens
+// looks reports whether this replica reads the pulse.
+func (p *pulse) looks() bool { return !p.peekDue.IsZero() }
+
+// assume changes the role. A new leader beats at once; a new standby listens
 // afresh, which gives a successor two intervals.
-func (p *pulse) turn(leading bool, now time.Time) {
-	p.state = beating
+func (p *pulse) assume(leading bool, now time.Time) {
+	p.state, p.withheld = beating, false
 	if leading {
 		p.peekDue, p.beat.due = time.Time{}, now
 		return

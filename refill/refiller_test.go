@@ -76,7 +76,8 @@ func TestCreditIsExactWhileReplicasCrashAndPause(t *testing.T) {
 		}
 		list := r.server.applied["checkout"]
 		due := int64(500 * list[len(list)-1].at.Sub(start).Seconds())
-		require.InDelta(t, due, taken, 500*interval.Seconds()+1, "all that fell due since the start was added, and no more")
+		require.InDelta(t, due, taken, 500*interval.Seconds()+1,
+			"all that fell due since the start was added, and no more")
 		versions := map[policy.Version]bool{}
 		for _, a := range list {
 			require.False(t, versions[a.version], "index %v was won twice", a.version)
@@ -384,7 +385,8 @@ func TestAStandbyDoesNotCreateTheBucketsThatTheLeaderLacks(t *testing.T) {
 
 func TestSteppedBucketGetsItsTokensAtTheInstant(t *testing.T) {
 	simulate(t, func(t *testing.T, r *rig) {
-		quota := Bucket{Key: "quota", Policy: policy.Policy{Capacity: 3000, Steps: policy.Every(time.Hour), StepTokens: 1000, Interval: time.Second}}
+		quota := Bucket{Key: "quota", Policy: policy.Policy{Capacity: 3000, Steps: policy.Every(time.Hour),
+			StepTokens: 1000, Interval: time.Second}}
 		a, b := r.start("a", false, 0, quota), r.start("b", false, 0, quota)
 		time.Sleep(10 * time.Second)
 		require.EqualValues(t, 3000, r.server.take("quota", 5000))

@@ -9,13 +9,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// shard is what this replica knows of one shard of a template's active set. It
-// belongs to a lane's goroutine.
-//
-// A replica that refills a shard goes over it in rounds, two in an interval. A
-// bucket is refilled in every other round; the rounds in between are for those that
-// are new: a bucket that enters is found within half an interval, its first call
-// learns its index, and the second, half an interval later, refills it.
+// shard is one shard of a template's active set. It belongs to a worker's goroutine.
 type shard struct {
 	lua.Shard
 	template  *policy.Ruled
@@ -23,155 +17,200 @@ type shard struct {
 	interval  time.Duration
 	bySlot    bool // a Cluster: buckets of a slot are refilled one after the other, so that they share script calls
 
-	state shardState
-	turn  int64     // index of the last turn that this replica knows of, 0 for none
-	due   time.Time // of the next round, or of the next attempt to take a turn; while working, since when
-	mine  time.Time // racing: when its next turn is due
-	empty time.Time // since when it has been found empty; zero if it wasn't
-
-	round   int64 // number of the present or last round
-	entries map[string]*entry
-	order   []*entry // entries, those that have left included: by slot, if bySlot; in the order in which they came, so that each keeps its place
-	work    []*entry // of the present round, not called yet
-	reading bool     // the round reads the names
-	cursor  uint64
-	told    atomic.Int64 // while this replica refills it, 1 more than the buckets in it; 0 otherwise
+	members *members     // nil unless this replica refills the shard and somebody is or was in it
+	active  atomic.Int64 // 1 more than the buckets in it; 0 without members
 	failed  bool         // the shard's own fault was told
 	unswept bool
 }
 
-// shardState is what a shard is to this replica.
-type shardState int
+// enter has the replica refill the shard from now on.
+func (s *shard) enter(now time.Time) {
+	s.members = &members{of: s, due: now, entries: map[string]*entry{}}
+}
 
-const (
-	shardIdle  shardState = iota // nobody is known to be in it
-	shardOther                   // another replica refills it
-	shardHeld                    // this replica refills it
-)
+// leave forgets the members. Calls under way for them come to nothing.
+func (s *shard) leave() {
+	s.members = nil
+	s.active.Store(0)
+}
+
+// begin begins a round in which the shard holds count names.
+func (s *shard) begin(count int64, now time.Time) {
+	s.failed = false
+	s.active.Store(1 + count)
+	if s.members.begin(count, now); !s.members.empty.IsZero() && now.Sub(s.members.empty) >= linger*s.interval {
+		s.leave()
+	}
+}
+
+// belongs reports whether a name is that of a bucket of the shard. Other goroutines may call it.
+func (s *shard) belongs(name string) bool {
+	return lua.CheckKey(name) == nil && lua.ActiveShard(name) == s.Number && s.templates.Of(name) == s.template
+}
+
+// members are the buckets in a shard that this replica refills.
+//
+// It goes over them in rounds, two in an interval. A bucket is refilled in every other round; the rounds in between
+// are for those that are new: a bucket that enters is found within half an interval, its first call learns its index,
+// and the second, half an interval later, refills it.
+type members struct {
+	of    *shard
+	due   time.Time // when the present round was due, or the next one is
+	empty time.Time // since when there have been none; zero if there are
+
+	round    int64 // number of the present or last round
+	entries  map[string]*entry
+	order    []*entry // entries, and some that have left, in the order in which they came; by slot, if bySlot
+	work     []*entry // of the present round, not called yet
+	underWay int      // calls of the present round
+	reading  bool     // the round reads the names
+	cursor   uint64
+	asked    bool // a call about the names is under way
+}
 
 // entry is a bucket in a shard.
 type entry struct {
-	key     string
-	slot    int // if bySlot
-	version policy.Version
-	round   int64 // of the next call
-	seen    int64 // the last round in which its name was read
-	left    bool
+	key      string
+	slot     int // if bySlot
+	version  policy.Version
+	round    int64 // of the next call
+	seen     int64 // the last round in which its name was read
+	failures int   // in a row, the bucket's own
+	left     bool
 }
 
 // linger is for how many intervals a shard that has become empty is still looked at
 // by the replica that refills it.
 const linger = 10
 
+// resume has them go on under another worker, perhaps with another refill interval.
+func (m *members) resume(now time.Time) { m.due, m.reading, m.work = now, false, nil }
+
 // working reports whether a round is under way.
-func (s *shard) working() bool { return s.reading || len(s.work) > 0 }
+func (m *members) working() bool { return m.reading || len(m.work) > 0 || m.underWay > 0 }
 
-// forget forgets the buckets.
-func (s *shard) forget() {
-	s.reading, s.work, s.entries, s.order, s.empty = false, nil, nil, nil, time.Time{}
-}
+// ready reports whether a call can be made once it is due: a round may only wait for answers.
+func (m *members) ready() bool { return !m.asked && (m.underWay == 0 || len(m.work) > 0) }
 
-// belongs reports whether a name is that of a bucket of the shard.
-func (s *shard) belongs(name string) bool {
-	return lua.CheckKey(name) == nil && lua.ActiveShard(name) == s.Number && s.templates.Of(name) == s.template
-}
-
-// begin begins a round in which the shard holds count names.
-func (s *shard) begin(count int64, now time.Time) {
-	s.round++
+// begin begins a round in which there are count of them.
+func (m *members) begin(count int64, now time.Time) {
+	m.round++
 	if count == 0 {
-		if s.empty.IsZero() {
-			s.empty = now
+		clear(m.entries)
+		if m.order = nil; m.empty.IsZero() {
+			m.empty = now
 		}
-		s.entries, s.order = nil, nil
+		m.end(now)
 		return
 	}
-	s.empty = time.Time{}
-	if s.entries == nil {
-		s.entries = map[string]*entry{}
-	}
+	m.empty = time.Time{}
 	// As many as are known are taken for the same ones: one that isn't leaves with its
 	// next refill, and then the numbers differ.
-	if s.reading, s.cursor = count != int64(len(s.entries)), 0; !s.reading {
-		s.collect()
+	if m.reading, m.cursor = count != int64(len(m.entries)), 0; !m.reading {
+		m.collect(now)
+	}
+}
+
+// end sets when the next round is due, if this one is over. A late round doesn't make the next ones late, unless the
+// worker is behind by more than an interval.
+func (m *members) end(now time.Time) {
+	if m.working() {
+		return
+	}
+	if m.due = m.due.Add(m.of.interval / 2); now.Sub(m.due) > m.of.interval {
+		m.due = now
 	}
 }
 
 // read takes in some of the names.
-func (s *shard) read(names []string, next uint64) {
+func (m *members) read(names []string, next uint64, now time.Time) {
 	for _, name := range names {
-		e := s.entries[name]
+		e := m.entries[name]
 		if e == nil {
-			e = &entry{key: name, round: s.round}
-			if s.bySlot {
+			e = &entry{key: name, round: m.round}
+			if m.of.bySlot {
 				e.slot = lua.Slot(name)
 			}
-			s.entries[name] = e
-			s.order = append(s.order, e)
+			m.entries[name] = e
+			m.order = append(m.order, e)
 		}
-		e.seen = s.round
+		e.seen = m.round
 	}
-	if s.cursor = next; next == 0 {
-		for _, e := range s.order {
-			if e.seen != s.round {
-				s.drop(e)
+	if m.cursor = next; next == 0 {
+		for _, e := range m.order {
+			if e.seen != m.round {
+				m.drop(e)
 			}
 		}
-		s.reading = false
-		if s.bySlot {
-			slices.SortStableFunc(s.order, func(a, b *entry) int { return a.slot - b.slot })
+		m.reading = false
+		if m.of.bySlot {
+			slices.SortStableFunc(m.order, func(a, b *entry) int { return a.slot - b.slot })
 		}
-		s.collect()
+		m.collect(now)
 	}
 }
 
 // collect makes the round's work.
-func (s *shard) collect() {
-	kept := s.order[:0]
-	for _, e := range s.order {
+func (m *members) collect(now time.Time) {
+	kept := m.order[:0]
+	for _, e := range m.order {
 		if e.left {
 			continue
 		}
 		kept = append(kept, e)
-		if e.round <= s.round {
-			s.work = append(s.work, e)
+		if e.round <= m.round {
+			m.work = append(m.work, e)
 		}
 	}
-	clear(s.order[len(kept):])
-	s.order = kept
+	clear(m.order[len(kept):])
+	m.order = kept
+	m.end(now)
 }
 
-func (s *shard) drop(e *entry) {
+func (m *members) drop(e *entry) {
 	if !e.left {
 		e.left = true
-		delete(s.entries, e.key)
+		delete(m.entries, e.key)
 	}
 }
 
-// next takes up to most entries off the work.
-func (s *shard) next(most int) []*entry {
-	n := min(most, len(s.work))
-	batch := s.work[:n]
-	if s.work = s.work[n:]; len(s.work) == 0 {
-		s.work = nil
+// take takes up to most entries off the work, for a call.
+func (m *members) take(most int) []*entry {
+	n := min(most, len(m.work))
+	batch := m.work[:n:n]
+	if m.work = m.work[n:]; len(m.work) == 0 {
+		m.work = nil
 	}
+	m.underWay++
 	return batch
 }
 
-// learn takes in the answer to an entry's call.
-func (s *shard) learn(e *entry, r lua.RefillResult) {
-	if r.Left {
-		s.drop(e)
-		return
+// putBack puts entries back that the server didn't answer for.
+func (m *members) putBack(batch []*entry) {
+	m.underWay--
+	m.work = append(slices.Clone(batch), m.work...)
+}
+
+// learn takes in the answers to entries' calls. As with other buckets the next one comes an interval after a refill,
+// and half of one after an index was learned.
+func (m *members) learn(batch []*entry, results []lua.RefillResult, now time.Time) {
+	m.underWay--
+	for i, e := range batch {
+		r := &results[i]
+		switch {
+		case r.Left:
+			m.drop(e)
+		case r.Err != nil && ownFault(r.Err):
+			e.failures++
+			e.round = m.round + min(1<<min(e.failures, 16), max(1, int64(2*maxBucketBackoff/m.of.interval)))
+		case r.Err != nil:
+			e.round = m.round + 1
+		default:
+			e.version, e.failures = r.Version, 0
+			if e.round = m.round + 1; r.Status.Wrote() {
+				e.round = m.round + 2
+			}
+		}
 	}
-	if r.Err != nil {
-		e.round = s.round + 1
-		return
-	}
-	// As with other buckets: an interval after its refill, and half of one after its
-	// index was learned.
-	e.version = r.Version
-	if e.round = s.round + 1; r.Status.Wrote() {
-		e.round = s.round + 2
-	}
+	m.end(now)
 }

@@ -23,16 +23,18 @@ func TestBucketsOfAClustersShardAreRefilledSlotBySlot(t *testing.T) {
 	}
 	for _, cluster := range []bool{false, true} {
 		s := &shard{bySlot: cluster}
+		s.enter(time.Now())
 		s.begin(int64(len(names)), time.Now())
-		s.read(names[:30], 17)
-		s.read(names[30:], 0)
-		require.Len(t, s.work, len(names))
+		m := s.members
+		m.read(names[:30], 17, time.Now())
+		m.read(names[30:], 0, time.Now())
+		require.Len(t, m.work, len(names))
 		changes := 0
-		for i, e := range s.work {
+		for i, e := range m.work {
 			if !cluster {
 				require.Equal(t, names[i], e.key, "in the order in which they came")
 			}
-			if i == 0 || lua.Slot(e.key) != lua.Slot(s.work[i-1].key) {
+			if i == 0 || lua.Slot(e.key) != lua.Slot(m.work[i-1].key) {
 				changes++
 			}
 		}

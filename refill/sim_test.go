@@ -9,6 +9,7 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -34,7 +35,6 @@ type server struct {
 	added   map[string]int64
 	clamped map[string]int64
 	active  map[lua.Shard]map[string]bool
-	turns   map[lua.Shard]lua.Turn
 	losing  bool // entries of the active sets: takes enter none, until it heals
 	looks   int  // commands on active sets
 }
@@ -48,8 +48,9 @@ type applied struct {
 }
 
 func newServer() *server {
-	return &server{buckets: map[string]*policy.Bucket{}, bad: map[string]bool{}, applied: map[string][]applied{}, added: map[string]int64{}, clamped: map[string]int64{},
-		active: map[lua.Shard]map[string]bool{}, turns: map[lua.Shard]lua.Turn{}}
+	return &server{buckets: map[string]*policy.Bucket{}, bad: map[string]bool{}, applied: map[string][]applied{},
+		added: map[string]int64{}, clamped: map[string]int64{},
+		active: map[lua.Shard]map[string]bool{}}
 }
 
 func (s *server) now() int64 { return time.Now().Add(s.skew).UnixMicro() }
@@ -102,26 +103,17 @@ func (s *server) leave(shard lua.Shard, key string) {
 	}
 }
 
-// turn is turn.lua.
-func (s *server) turn(call lua.TurnCall) lua.Turn {
-	t := s.turns[call.Shard]
-	t.Taken, t.Now, t.Count = false, s.now(), int64(len(s.active[call.Shard]))
-	since := time.Duration(t.Now-t.Last) * time.Microsecond
-	mine := t.Index == 0 || call.Index >= t.Index && since >= call.Interval/2
-	if call.Index == 0 && t.Index > 0 {
-		mine = since*5 >= call.Interval*7
-	}
-	if mine && t.Count > 0 {
-		t.Taken, t.Index, t.Last, t.Load = true, max(t.Index, call.Index)+1, t.Now, int64(call.Load)
-		s.turns[call.Shard] = t
-	}
-	return t
-}
-
 func (s *server) set(change func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	change()
+}
+
+// users are the refills that wrote of all buckets but the replicas' own.
+func (s *server) users() map[string][]applied {
+	users := maps.Clone(s.applied)
+	maps.DeleteFunc(users, func(key string, _ []applied) bool { return strings.HasPrefix(key, "refiller:") })
+	return users
 }
 
 // gaps are the times between refills of a bucket that wrote.
@@ -139,14 +131,15 @@ func (s *server) gaps(key string) []time.Duration {
 // link is one replica's connection to the server: a store with a latency that
 // can be cut and frozen.
 type link struct {
-	name    string
-	server  *server
-	rng     *rand.Rand
-	latency time.Duration // of each direction, ± half
-	mu      sync.Mutex
-	cut     bool
-	thaw    chan struct{} // not nil: the replica is paused until it is closed
-	calls   int
+	name           string
+	server         *server
+	rng            *rand.Rand
+	latency        time.Duration // of each direction, ± half
+	mu             sync.Mutex
+	cut            bool
+	thaw           chan struct{} // not nil: the replica is paused until it is closed
+	calls          int
+	underWay, most int // refills under way, and the most of them at once
 }
 
 var _ store = (*link)(nil)
@@ -192,6 +185,11 @@ func (l *link) refillIn(ctx context.Context, shard *lua.Shard, calls []lua.Refil
 		}
 		return results
 	}
+	l.set(func() {
+		l.underWay++
+		l.most = max(l.most, l.underWay)
+	})
+	defer l.set(func() { l.underWay-- })
 	if err := l.travel(ctx); err != nil {
 		return fail(err)
 	}
@@ -254,19 +252,6 @@ func (l *link) occupied(ctx context.Context, shards []lua.Shard) (occupied []boo
 	})
 }
 
-func (l *link) turns(ctx context.Context, calls []lua.TurnCall) []lua.TurnResult {
-	results := make([]lua.TurnResult, len(calls))
-	err := l.onShard(ctx, func() {
-		for i, call := range calls {
-			results[i].Turn = l.server.turn(call)
-		}
-	})
-	for i := range results {
-		results[i].Err = err
-	}
-	return results
-}
-
 func (l *link) counts(ctx context.Context, shards []lua.Shard) []lua.CountResult {
 	results := make([]lua.CountResult, len(shards))
 	err := l.onShard(ctx, func() {
@@ -281,7 +266,8 @@ func (l *link) counts(ctx context.Context, shards []lua.Shard) []lua.CountResult
 }
 
 // names are in order: the cursor is how many were read.
-func (l *link) names(ctx context.Context, s lua.Shard, cursor uint64, most int) (names []string, next uint64, err error) {
+func (l *link) names(ctx context.Context, s lua.Shard, cursor uint64, most int) (names []string, next uint64,
+	err error) {
 	return names, next, l.onShard(ctx, func() {
 		all := slices.Sorted(maps.Keys(l.server.active[s]))
 		to := min(len(all), int(cursor)+most)
@@ -308,6 +294,9 @@ func (l *link) peek(ctx context.Context, key string) (lua.PeekReply, error) {
 	defer l.server.mu.Unlock()
 	if l.server.away {
 		return lua.PeekReply{}, errAway
+	}
+	if l.server.bad[key] {
+		return lua.PeekReply{}, lua.ErrMalformedBucket
 	}
 	b := l.server.bucket(key)
 	if b.Control == nil {
@@ -367,9 +356,12 @@ func (r *rig) start(name string, elected bool, version int64, buckets ...Bucket)
 	return r.startWith(name, elected, version, nil, buckets...)
 }
 
-func (r *rig) startWith(name string, elected bool, version int64, templates *policy.Templates, buckets ...Bucket) *replica {
-	l := &link{name: name, server: r.server, rng: rand.New(rand.NewPCG(r.rng.Uint64(), 0)), latency: 200 * time.Microsecond}
-	cfg := Config{Buckets: buckets, Templates: templates, Version: version, Elected: elected, Batch: r.batch, Seed: r.rng.Uint64() | 1,
+func (r *rig) startWith(name string, elected bool, version int64, templates *policy.Templates,
+	buckets ...Bucket) *replica {
+	l := &link{name: name, server: r.server, rng: rand.New(rand.NewPCG(r.rng.Uint64(), 0)),
+		latency: 200 * time.Microsecond}
+	cfg := Config{Buckets: buckets, Templates: templates, Version: version, Elected: elected, Batch: r.batch,
+		Seed:   r.rng.Uint64() | 1,
 		Logger: hclog.New(&hclog.LoggerOptions{Name: name, Output: r.log, Level: hclog.Debug, DisableTime: true})}
 	cfg.setDefaults()
 	rf := newRefiller(cfg, l)
@@ -398,7 +390,8 @@ func (r *rig) startWith(name string, elected bool, version int64, templates *pol
 const interval = 100 * time.Millisecond
 
 func checkout(capacity int64) Bucket {
-	return Bucket{Key: "checkout", Policy: policy.Policy{Capacity: capacity, Rate: policy.PerSecond(500), Interval: interval}}
+	return Bucket{Key: "checkout", Policy: policy.Policy{Capacity: capacity, Rate: policy.PerSecond(500),
+		Interval: interval}}
 }
 
 // testSeed is REFILLER_SEED or a new one, printed so that a run can be repeated.

@@ -18,11 +18,9 @@ type store interface {
 	// refillActive calls the refill script for buckets of a shard of an active set:
 	// see lua.RefillActive.
 	refillActive(ctx context.Context, s lua.Shard, calls []lua.RefillCall, perCall int) []lua.RefillResult
-	// occupied tells which shards hold names, turns takes turns at refilling them,
-	// counts is how many names they hold, names and remove are of the names in one: see
-	// package lua.
+	// occupied tells which shards hold names, counts is how many names they hold, names
+	// and remove are of the names in one: see package lua.
 	occupied(ctx context.Context, shards []lua.Shard) ([]bool, error)
-	turns(ctx context.Context, calls []lua.TurnCall) []lua.TurnResult
 	counts(ctx context.Context, shards []lua.Shard) []lua.CountResult
 	names(ctx context.Context, s lua.Shard, cursor uint64, most int) (names []string, next uint64, err error)
 	remove(ctx context.Context, s lua.Shard, names []string) error
@@ -42,6 +40,8 @@ type master struct {
 }
 
 type slotRange struct{ from, to int }
+
+func (m master) equal(o master) bool { return m.id == o.id && slices.Equal(m.slots, o.slots) }
 
 func (m master) owns(slot int) bool {
 	if m.slots == nil {
@@ -67,16 +67,13 @@ func (s *redisStore) refill(ctx context.Context, calls []lua.RefillCall, perCall
 	return lua.RefillBatch(ctx, s.rdb, calls, perCall)
 }
 
-func (s *redisStore) refillActive(ctx context.Context, shard lua.Shard, calls []lua.RefillCall, perCall int) []lua.RefillResult {
+func (s *redisStore) refillActive(ctx context.Context, shard lua.Shard, calls []lua.RefillCall,
+	perCall int) []lua.RefillResult {
 	return lua.RefillActive(ctx, s.rdb, shard, calls, perCall)
 }
 
 func (s *redisStore) occupied(ctx context.Context, shards []lua.Shard) ([]bool, error) {
 	return lua.Occupied(ctx, s.rdb, shards)
-}
-
-func (s *redisStore) turns(ctx context.Context, calls []lua.TurnCall) []lua.TurnResult {
-	return lua.TakeTurns(ctx, s.rdb, calls)
 }
 
 func (s *redisStore) counts(ctx context.Context, shards []lua.Shard) []lua.CountResult {

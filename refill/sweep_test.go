@@ -37,7 +37,8 @@ func testReservationsEnd(t *testing.T, rdb redis.UniversalClient) {
 	}
 	const ended = sweptOfBucket + 50 // more than one sweep's
 	for i := range ended * len(buckets) {
-		_, err := lua.Reserve(t.Context(), rdb, buckets[i%len(buckets)].Key, lua.ReserveCall{ID: fmt.Sprint("crashed-", i), N: 1, TTL: time.Second})
+		_, err := lua.Reserve(t.Context(), rdb, buckets[i%len(buckets)].Key, lua.ReserveCall{ID: fmt.Sprint("crashed-",
+			i), N: 1, TTL: time.Second})
 		require.NoError(t, err)
 	}
 

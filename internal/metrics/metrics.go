@@ -170,8 +170,8 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 	count(descErrors, float64(s.Refill.Errors))
 	gauge(descRedisUp, truth(s.RedisUp))
 	gauge(descBuckets, float64(s.Refill.Buckets))
-	if !s.Refill.LastTurn.IsZero() {
-		gauge(descTurn, time.Since(s.Refill.LastTurn).Seconds())
+	if !s.Refill.LastLoop.IsZero() {
+		gauge(descTurn, time.Since(s.Refill.LastLoop).Seconds())
 	}
 	gauge(descVersion, float64(s.Refill.Version))
 	for result, n := range s.Reloads {

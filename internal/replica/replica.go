@@ -34,9 +34,9 @@ const (
 	maxHandover = 2 * time.Second
 )
 
-// maxTurn is how long the refill loop may be without a round before it counts
+// maxLoop is how long the refill loop may be without a round before it counts
 // as hanging.
-const maxTurn = 15 * time.Second
+const maxLoop = 15 * time.Second
 
 var errEnding = errors.New("replica: about to end")
 
@@ -277,9 +277,9 @@ func (r *Replica) Close() error {
 
 // Alive implements admin.Source.
 func (r *Replica) Alive() error {
-	turn := r.refiller.Stats().LastTurn
-	// No turn: no lane runs yet, since Redis' masters aren't known.
-	if ago := time.Since(turn); !turn.IsZero() && ago > maxTurn {
+	loop := r.refiller.Stats().LastLoop
+	// None: no worker runs yet, since Redis' masters aren't known.
+	if ago := time.Since(loop); !loop.IsZero() && ago > maxLoop {
 		return fmt.Errorf("the refill loop has not gone round for %s", ago.Round(time.Second))
 	}
 	return nil

@@ -20,7 +20,8 @@ import (
 	"github.com/tokenrefill/refiller/test/robustness/system"
 )
 
-var kills = flag.Int("kills", 2, "times that TestFailover ends the active replica in each mode; from 100 on the figures are held against their targets")
+var kills = flag.Int("kills", 2,
+	"times that TestFailover ends the active replica in each mode; from 100 on the figures are held against their targets")
 
 // figures is how many losses it takes to hold their gaps against a quantile.
 const figures = 100
@@ -131,7 +132,10 @@ func failover(t *testing.T, m mode, n int) (gaps []time.Duration, lost int64) {
 			writes = append(writes, f)
 		}
 	}
-	slices.SortFunc(writes, func(a, b record.Refill) int { return cmp.Compare(a.Outcome.Version.Index, b.Outcome.Version.Index) })
+	slices.SortFunc(writes, func(a, b record.Refill) int {
+		return cmp.Compare(a.Outcome.Version.Index,
+			b.Outcome.Version.Index)
+	})
 	after := map[int]bool{} // refills that ended a gap
 	for _, l := range losses {
 		i := slices.IndexFunc(writes, func(f record.Refill) bool { return f.Replica != l.victim && f.Replied >= l.at })
@@ -139,8 +143,8 @@ func failover(t *testing.T, m mode, n int) (gaps []time.Duration, lost int64) {
 		after[i] = true
 		o := writes[i].Outcome
 		gaps = append(gaps, time.Duration(o.Elapsed)*time.Microsecond)
-		// What fell due since the refill before. That of a replica which was killed may be in no file; then the next one
-		// tells since when it credited.
+		// What fell due since the refill before. That of a replica which was killed may be in no file; then the next
+		// one tells since when it credited.
 		due := o.Elapsed
 		if i > 0 && writes[i-1].Outcome.Version.Index+1 == o.Version.Index {
 			due = o.Now - writes[i-1].Outcome.Now
@@ -153,7 +157,8 @@ func failover(t *testing.T, m mode, n int) (gaps []time.Duration, lost int64) {
 			calm = max(calm, f.Outcome.Elapsed)
 		}
 	}
-	t.Logf("longest gap that had another reason than a loss, such as a busy machine: %s", time.Duration(calm)*time.Microsecond)
+	t.Logf("longest gap that had another reason than a loss, such as a busy machine: %s",
+		time.Duration(calm)*time.Microsecond)
 	return gaps, lost
 }
 
@@ -171,8 +176,10 @@ func active(t *testing.T, s *system.System, m mode) *system.Replica {
 		if etcd == nil {
 			return r
 		}
-		reply, err := etcd.Get(ctx, "/refiller/lead/", clientv3.WithPrefix(), clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend), clientv3.WithLimit(1))
-		if err == nil && len(reply.Kvs) == 1 && strings.Contains(string(reply.Kvs[0].Value), r.Name) && strings.Contains(r.Log(), `"epoch":`+fmt.Sprint(reply.Kvs[0].CreateRevision)) {
+		reply, err := etcd.Get(ctx, "/refiller/lead/", clientv3.WithPrefix(),
+			clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend), clientv3.WithLimit(1))
+		if err == nil && len(reply.Kvs) == 1 && strings.Contains(string(reply.Kvs[0].Value), r.Name) &&
+			strings.Contains(r.Log(), `"epoch":`+fmt.Sprint(reply.Kvs[0].CreateRevision)) {
 			letRun(ctx, 300*time.Millisecond) // the standbys hear of it
 			return r
 		}

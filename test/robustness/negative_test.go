@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -29,7 +30,8 @@ func root(t testing.TB) string {
 // refillWith changes the refill script, which does every bucket by its complete rules then: in those each mechanism
 // stands once.
 func refillWith(before, after string) mutate.Script {
-	return mutate.Script{Name: "refill", Edits: []mutate.Edit{{Old: "local st = capacity and held", New: "local st = false and held"}, {Old: before, New: after}}}
+	return mutate.Script{Name: "refill", Edits: []mutate.Edit{{Old: "local st = capacity and held",
+		New: "local st = false and held"}, {Old: before, New: after}}}
 }
 
 // TestTheVerifierCatchesEachMissingMechanism runs systems whose scripts lack one mechanism. The same runs without the
@@ -52,13 +54,16 @@ func TestTheVerifierCatchesEachMissingMechanism(t *testing.T) {
 			nil, system.Spec{}, nil, []string{verify.Credit}},
 		{"high-water clock check", refillWith("elseif now < last - TOLERANCE_US then", "elseif false then"),
 			[]string{"redis-clock-back"}, system.Spec{}, stepBack, []string{verify.Resume, verify.Healthy}},
-		{"quarantine", refillWith("tokens = p.on_rollback == 1 and math.min(tokens, p.capacity) or 0", "tokens = tokens"),
+		{"quarantine", refillWith("tokens = p.on_rollback == 1 and math.min(tokens, p.capacity) or 0",
+			"tokens = tokens"),
 			nil, system.Spec{}, rollBack, []string{verify.Quarantine}},
 		{"notice of a rollback", refillWith("if known > era or (known == era and exp > current) then", "if false then"),
 			nil, system.Spec{}, rollBack, []string{verify.Quarantine}},
-		{"fence order", refillWith("switch = q and (q.epoch > p.epoch or (q.epoch == p.epoch and q.seq > p.seq))", "switch = q and q.epoch ~= p.epoch"),
+		{"fence order", refillWith("switch = q and (q.epoch > p.epoch or (q.epoch == p.epoch and q.seq > p.seq))",
+			"switch = q and q.epoch ~= p.epoch"),
 			[]string{"replica-kill"}, system.Spec{Versions: []int{1, 2, 1}}, nil, []string{verify.Order}},
-		{"undo of a failed take", mutate.Script{Name: "take", Edits: []mutate.Edit{{Old: "left = redis.call('INCRBY', KEYS[1], ARGV[1])\n", New: ""}}},
+		{"undo of a failed take", mutate.Script{Name: "take",
+			Edits: []mutate.Edit{{Old: "left = redis.call('INCRBY', KEYS[1], ARGV[1])\n", New: ""}}},
 			nil, system.Spec{}, nil, []string{verify.Stock, verify.Linear}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -67,17 +72,7 @@ func TestTheVerifierCatchesEachMissingMechanism(t *testing.T) {
 			spec := tc.spec
 			spec.Front = func(addr string) string { return tc.change.Front(t, root(t), addr) }
 			control(t, dir, spec, tc.beside, tc.faults...)
-			result, err := verify.Dir(dir)
-			require.NoError(t, err)
-			t.Logf("caught by %v; first: %v", result.Broken(), result.Violations[:min(1, len(result.Violations))])
-			require.NotContains(t, result.Broken(), verify.Substance)
-			hit := false
-			for _, check := range tc.caught {
-				for _, broken := range result.Broken() {
-					hit = hit || check == broken
-				}
-			}
-			require.True(t, hit, "want one of %v to fail, got %v", tc.caught, result.Violations)
+			expect(t, dir, tc.caught)
 		})
 	}
 }
@@ -98,9 +93,10 @@ func TestIntactScriptsPass(t *testing.T) {
 }
 
 // control runs three replicas for some seconds, with something beside the traffic.
-func control(t *testing.T, dir string, spec system.Spec, beside func(context.Context, *testing.T, *system.System), names ...string) {
+func control(t *testing.T, dir string, spec system.Spec, beside func(context.Context, *testing.T, *system.System),
+	names ...string) {
 	t.Helper()
-	spec.Replicas = 3
+	spec.Replicas = max(3, len(spec.Versions))
 	plan, err := schedule.Fixed("control", 7, spec, names...)
 	require.NoError(t, err)
 	if beside == nil {
@@ -118,6 +114,50 @@ func control(t *testing.T, dir string, spec system.Spec, beside func(context.Con
 	s.Finish()
 }
 
+// TestTheVerifierCatchesWhatTheLoopLacks runs replicas whose refill loop lacks one mechanism.
+func TestTheVerifierCatchesWhatTheLoopLacks(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		name, file, before, after string
+		spec                      system.Spec
+		faults                    []string
+		caught                    []string
+	}{
+		{"what is refused is asked one by one", "refill/trip.go", "if t.perCall > 1 && refuses(t.results[i].Err) {",
+			"if false {",
+			system.Spec{Buckets: schedule.Pick("plain", "deep", "rare", "kept", "whole", "user:1")},
+			[]string{"redis-forbids-a-bucket"}, []string{verify.Neighbours}},
+		{"an unreadable pulse is none", "refill/batch.go", "!errors.Is(err, lua.ErrUnknownBucket) && !ownFault(err)",
+			"!errors.Is(err, lua.ErrUnknownBucket)",
+			system.Spec{Etcd: 1, Buckets: schedule.Pick("plain", "rare")}, []string{"pulse-unreadable"},
+			[]string{verify.Resume}},
+		{"an old file gives no instants", "refill/bucket.go", "	case b.outdated:\n", "	case false:\n",
+			system.Spec{Versions: []int{1, 2, 1, 2}, Buckets: schedule.Pick("plain", "stepped", "quota", "changed")},
+			[]string{"replica-kill", "replica-pause"}, []string{verify.Steps}},
+		{"somebody has the claim", "refill/claim.go", "		b.held = true\n", "		b.held = false\n",
+			system.Spec{Buckets: schedule.Pick("plain", "user:1")}, nil, []string{verify.Substance}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			dir := t.TempDir()
+			spec := tc.spec
+			spec.Program = mutate.Program(t, root(t), "./cmd/refiller", tc.file, tc.before, tc.after)
+			control(t, dir, spec, nil, tc.faults...)
+			expect(t, dir, tc.caught)
+		})
+	}
+}
+
+// expect judges a record and has one of the checks fail at least.
+func expect(t *testing.T, dir string, caught []string) {
+	t.Helper()
+	result, err := verify.Dir(dir)
+	require.NoError(t, err)
+	t.Logf("caught by %v; first: %v", result.Broken(), result.Violations[:min(1, len(result.Violations))])
+	hit := slices.ContainsFunc(caught, func(check string) bool { return slices.Contains(result.Broken(), check) })
+	require.True(t, hit, "want one of %v to fail, got %v", caught, result.Violations)
+}
+
 func stepMinute(ctx context.Context, t *testing.T, s *system.System) { step(ctx, t, s, time.Minute) }
 func stepBack(ctx context.Context, t *testing.T, s *system.System)   { step(ctx, t, s, -time.Minute) }
 
@@ -132,8 +172,8 @@ func step(ctx context.Context, t *testing.T, s *system.System, d time.Duration) 
 	letRun(ctx, 3*time.Second)
 }
 
-// rollBack has Redis forget a second, all buckets at the same moment, as a fail-over to a lagging replica does, only that
-// every replica notices at once.
+// rollBack has Redis forget a second, all buckets at the same moment, as a fail-over to a lagging replica does, only
+// that every replica notices at once.
 func rollBack(ctx context.Context, t *testing.T, s *system.System) {
 	t.Helper()
 	rdb := s.Direct
@@ -171,7 +211,8 @@ func letRun(ctx context.Context, d time.Duration) {
 func TestTheElectionsRefereeCatchesEachMissingMechanism(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct{ name, file, before, after, test string }{
-		{"trust margin", "election/term.go", "return sent.Add(ttl - margin)", "return sent.Add(ttl + margin)", "TestAtMostOneLeaderIsTrusted"},
+		{"trust margin", "election/term.go", "return sent.Add(ttl - margin)", "return sent.Add(ttl + margin)",
+			"TestAtMostOneLeaderIsTrusted"},
 		{"wait before resigning", "election/elector.go", "\terr := lead(s.ctx, term)\n", `	done := make(chan error, 1)
 	go func() { done <- lead(s.ctx, term) }()
 	var err error
@@ -195,7 +236,8 @@ func TestTheElectionsRefereeCatchesEachMissingMechanism(t *testing.T) {
 			out, err = run("-overlay", mutate.Overlay(t, root(t), tc.file, tc.before, tc.after))
 			var failed *exec.ExitError
 			require.ErrorAs(t, err, &failed, out)
-			require.Contains(t, out, "--- FAIL: "+tc.test, "it fails because of a broken promise, not because it can't be built")
+			require.Contains(t, out, "--- FAIL: "+tc.test,
+				"it fails because of a broken promise, not because it can't be built")
 		})
 	}
 }

@@ -23,10 +23,11 @@ import (
 
 // Flags, after -args.
 var (
-	number  = flag.Int("n", 0, "random schedules to run in TestSchedules; 0 runs a few with fixed seeds")
-	seed    = flag.Uint64("seed", 0, "seed of the first random schedule, the next has the next seed; 0 draws one")
-	atOnce  = flag.Int("parallel-runs", 2*runtime.NumCPU(), "schedules to run at once")
-	keep    = flag.String("keep", "", "directory to keep the records of all runs in; those of failed runs are kept anyway")
+	number = flag.Int("n", 0, "random schedules to run in TestSchedules; 0 runs a few with fixed seeds")
+	seed   = flag.Uint64("seed", 0, "seed of the first random schedule, the next has the next seed; 0 draws one")
+	atOnce = flag.Int("parallel-runs", 2*runtime.NumCPU(), "schedules to run at once")
+	keep   = flag.String("keep", "",
+		"directory to keep the records of all runs in; those of failed runs are kept anyway")
 	history = flag.String("history", "", "directory of a kept record for TestVerify to judge again")
 )
 
@@ -59,7 +60,8 @@ func recordDir(t *testing.T, name string) string {
 			require.NoError(t, os.RemoveAll(dir))
 			return
 		}
-		t.Logf("the record is kept; judge it again with: go test ./test/robustness -run TestVerify -args -history %s", dir)
+		t.Logf("the record is kept; judge it again with: go test ./test/robustness -run TestVerify -args -history %s",
+			dir)
 	})
 	return dir
 }
@@ -81,7 +83,8 @@ func judge(t *testing.T, dir string, into *report.Report) {
 	for _, n := range result.Notes {
 		t.Logf("note: %s", n)
 	}
-	t.Logf("%d calls, %d refill calls, %d writes (%d unseen), %.0f %% of the window bound used", result.Ops, result.Refills, result.Writes, result.Hidden, 100*result.Slack)
+	t.Logf("%d calls, %d refill calls, %d writes (%d unseen), %.0f %% of the window bound used", result.Ops,
+		result.Refills, result.Writes, result.Hidden, 100*result.Slack)
 	into.Add(run.Meta.Name, run.Meta.Faults, result)
 }
 
@@ -95,19 +98,47 @@ func TestFixedSchedules(t *testing.T) {
 			spec   system.Spec
 			faults []string
 		}{
-			{"replicas", system.Spec{Replicas: 3}, []string{"replica-kill", "replica-pause", "replicas-pause-all", "replicas-rolling-restart"}},
-			{"network", system.Spec{Replicas: 3}, []string{"network-slow", "network-lossy", "network-reset", "network-half-open", "replies-lost"}},
-			{"partitions", system.Spec{Replicas: 3}, []string{"replica-cut-from-redis", "replica-one-way-partition", "replica-stalled", "clients-one-way-partition"}},
-			{"redis-answers", system.Spec{Replicas: 3}, []string{"redis-script-flush", "redis-busy", "redis-oom", "redis-readonly", "redis-pause"}},
-			{"redis-loses", system.Spec{Replicas: 3}, []string{"redis-kill", "redis-flushall", "redis-evict", "redis-evict", "redis-evict"}},
+			{"replicas", system.Spec{Replicas: 3}, []string{"replica-kill", "replica-pause", "replicas-pause-all",
+				"replicas-rolling-restart"}},
+			{"network", system.Spec{Replicas: 3}, []string{"network-slow", "network-lossy", "network-reset",
+				"network-half-open", "replies-lost"}},
+			{"partitions", system.Spec{Replicas: 3}, []string{"replica-cut-from-redis", "replica-one-way-partition",
+				"replica-stalled", "clients-one-way-partition"}},
+			{"redis-answers", system.Spec{Replicas: 3}, []string{"redis-script-flush", "redis-busy", "redis-oom",
+				"redis-readonly", "redis-pause"}},
+			{"redis-loses", system.Spec{Replicas: 3}, []string{"redis-kill", "redis-flushall", "redis-evict",
+				"redis-evict", "redis-evict"}},
 			{"redis-keeps", system.Spec{Replicas: 3}, []string{"redis-kill-keeps-data", "redis-loading+replica-kill"}},
-			{"redis-clock", system.Spec{Replicas: 3}, []string{"redis-clock-forward", "redis-clock-back", "redis-clock-forward+replica-pause", "redis-clock-back"}},
-			{"elected", system.Spec{Replicas: 3, Etcd: 1}, []string{"replica-kill", "replica-pause-past-lease", "replica-cut-from-etcd", "etcd-stands-still"}},
+			{"redis-clock", system.Spec{Replicas: 3}, []string{"redis-clock-forward", "redis-clock-back",
+				"redis-clock-forward+replica-pause", "redis-clock-back"}},
+			{"elected", system.Spec{Replicas: 3, Etcd: 1}, []string{"replica-kill", "replica-pause-past-lease",
+				"replica-cut-from-etcd", "etcd-stands-still"}},
 			{"etcd", system.Spec{Replicas: 3, Etcd: 3}, []string{"etcd-leader-kill", "etcd-quorum-loss+replica-pause"}},
-			{"sentinel", system.Spec{Replicas: 3, Servers: system.Sentinel}, []string{"redis-script-flush", "redis-failover-to-lagging-replica"}},
-			{"cluster", system.Spec{Replicas: 3, Servers: system.Cluster}, []string{"cluster-reshard", "cluster-node-loses-data", "redis-busy+replica-kill"}},
-			{"versions", system.Spec{Replicas: 4, Versions: []int{1, 2, 1, 2}}, []string{"replica-kill", "network-half-open+replica-pause"}},
-			{"crowd", system.Spec{Replicas: 20}, []string{"replica-kill", "replica-pause"}},
+			{"sentinel", system.Spec{Replicas: 3, Servers: system.Sentinel}, []string{"redis-script-flush",
+				"redis-failover-to-lagging-replica"}},
+			{"cluster", system.Spec{Replicas: 3, Servers: system.Cluster}, []string{"cluster-reshard",
+				"cluster-node-loses-data", "redis-busy+replica-kill"}},
+			{"versions", system.Spec{Replicas: 4, Versions: []int{1, 2, 1, 2}}, []string{"replica-kill",
+				"network-half-open+replica-pause"}},
+			{"twenty", system.Spec{Replicas: 20}, []string{"replica-kill", "replica-pause"}},
+			{"kinds", system.Spec{Replicas: 3, Buckets: schedule.Pick("stepped", "quota", "kept", "whole", "strict",
+				"minutely")},
+				[]string{"redis-rollback", "redis-flushall", "redis-evict", "replica-kill"}},
+			{"kinds-clock", system.Spec{Replicas: 3, Buckets: schedule.Pick("plain", "stepped", "minutely", "quota",
+				"user:1", "guest:1")},
+				[]string{"redis-clock-far-ahead-and-back", "redis-clock-forward", "redis-clock-back"}},
+			{"templates", system.Spec{Replicas: 3, Buckets: schedule.Pick("plain", "user:1", "guest:1", "strict",
+				"whole")},
+				[]string{"replica-kill", "redis-flushall", "redis-rollback", "replica-pause"}},
+			{"foreign", system.Spec{Replicas: 3, Buckets: schedule.Pick("plain", "foreign")}, []string{"replica-kill",
+				"replica-pause", "network-slow"}},
+			{"forbidden", system.Spec{Replicas: 3, Buckets: schedule.Pick("plain", "rare", "stepped", "user:1")},
+				[]string{"redis-forbids-a-bucket"}},
+			{"pulse", system.Spec{Replicas: 3, Etcd: 1, Buckets: schedule.Pick("plain", "rare", "payments")},
+				[]string{"pulse-unreadable"}},
+			{"kinds-change", system.Spec{Replicas: 4, Versions: []int{1, 2, 1, 2}, Buckets: schedule.Pick("plain",
+				"stepped", "changed", "quota", "user:1", "strict")},
+				[]string{"replica-kill", "replica-pause"}},
 		} {
 			t.Run(fixed.name, func(t *testing.T) {
 				t.Parallel()

@@ -1,5 +1,5 @@
-// Package faults is what can go wrong. Each fault strikes a running system and is then healed; it says what it did to the
-// buckets' state, for the verifier to know what may be missing.
+// Package faults is what can go wrong. Each fault strikes a running system and is then healed; it says what it did to
+// the buckets' state, for the verifier to know what may be missing.
 package faults
 
 import (
@@ -36,6 +36,7 @@ type Fault struct {
 	Durable  bool     // it needs a Redis that keeps its data,
 	Slow     bool     // and one that loads it slowly
 	Clock    bool     // it needs a Redis whose clock can be stepped
+	Spares   bool     // some replica can refill while it lasts
 	Hold     time.Duration
 	strike   func(e *env) (heal func())
 }
@@ -84,7 +85,7 @@ type Struck struct {
 
 // Strike begins a fault.
 func (f Fault) Strike(s *system.System, rng *rand.Rand) *Struck {
-	e := &env{System: s, rng: rng, what: &record.Fault{Name: f.Name, Start: time.Now().UnixNano()}}
+	e := &env{System: s, rng: rng, what: &record.Fault{Name: f.Name, Spares: f.Spares, Start: time.Now().UnixNano()}}
 	return &Struck{e, f.strike(e), f}
 }
 
@@ -112,7 +113,8 @@ func Named(name string) (Fault, error) {
 
 // Goes reports whether the fault can strike such a system; Durable, Slow and Clock are up to whoever starts it.
 func (f Fault) Goes(spec system.Spec) bool {
-	return (f.Servers == nil || slices.Contains(f.Servers, spec.Servers)) && spec.Etcd >= f.Etcd && spec.Replicas >= f.Replicas &&
+	return (f.Servers == nil || slices.Contains(f.Servers, spec.Servers)) && spec.Etcd >= f.Etcd &&
+		spec.Replicas >= f.Replicas &&
 		(!f.Durable || spec.Durable) && (!f.Slow || spec.Slow) && (!f.Clock || spec.Clock)
 }
 
@@ -120,22 +122,24 @@ var single = []string{system.Single}
 
 // All are the kinds of faults.
 var All = []Fault{
-	{Name: "replica-kill", Group: Replicas, Replicas: 2, Hold: time.Second, strike: func(e *env) func() {
+	{Name: "replica-kill", Group: Replicas, Replicas: 2, Spares: true, Hold: time.Second, strike: func(e *env) func() {
 		r := e.victim()
 		r.Kill()
 		return r.Restart
 	}},
-	{Name: "replica-pause", Group: Replicas, Hold: 2 * time.Second, strike: func(e *env) func() {
-		r := e.victim()
-		r.Pause()
-		return r.Resume
-	}},
-	{Name: "replica-pause-past-lease", Group: Replicas, Etcd: 1, Hold: 4 * time.Second, strike: func(e *env) func() {
-		r := e.Active()
-		e.what.Victim = r.Name
-		r.Pause()
-		return r.Resume
-	}},
+	{Name: "replica-pause", Group: Replicas, Replicas: 2, Spares: true, Hold: 2 * time.Second,
+		strike: func(e *env) func() {
+			r := e.victim()
+			r.Pause()
+			return r.Resume
+		}},
+	{Name: "replica-pause-past-lease", Group: Replicas, Replicas: 2, Etcd: 1, Spares: true, Hold: 4 * time.Second,
+		strike: func(e *env) func() {
+			r := e.Active()
+			e.what.Victim = r.Name
+			r.Pause()
+			return r.Resume
+		}},
 	{Name: "replicas-pause-all", Group: Replicas, Hold: time.Second, strike: func(e *env) func() {
 		for _, r := range e.Replicas {
 			r.Pause()
@@ -146,67 +150,78 @@ var All = []Fault{
 			}
 		}
 	}},
-	{Name: "replicas-rolling-restart", Group: Replicas, Replicas: 2, Hold: 200 * time.Millisecond, strike: func(e *env) func() {
-		return func() {
-			for _, r := range e.Replicas {
-				r.Restart()
-				time.Sleep(300 * time.Millisecond) // as an orchestrator lets one come up before it takes the next
+	{Name: "replicas-rolling-restart", Group: Replicas, Replicas: 2, Hold: 200 * time.Millisecond,
+		strike: func(e *env) func() {
+			return func() {
+				for _, r := range e.Replicas {
+					r.Restart()
+					time.Sleep(300 * time.Millisecond) // as an orchestrator lets one come up before it takes the next
+				}
 			}
-		}
-	}},
+		}},
 
 	{Name: "network-slow", Group: Network, Servers: single, Hold: time.Second, strike: func(e *env) func() {
 		mean := time.Duration(1+e.rng.IntN(60)) * time.Millisecond
 		return e.network(func(p *faultproxy.Proxy) error { return p.Delay(faultproxy.Both, mean, mean) })
 	}},
-	{Name: "network-lossy", Group: Network, Servers: single, Hold: 1500 * time.Millisecond, strike: func(e *env) func() {
-		return e.network(func(p *faultproxy.Proxy) error { return p.Loss(faultproxy.Both, 0.05, 200*time.Millisecond) })
-	}},
+	{Name: "network-lossy", Group: Network, Servers: single, Hold: 1500 * time.Millisecond,
+		strike: func(e *env) func() {
+			return e.network(func(p *faultproxy.Proxy) error { return p.Loss(faultproxy.Both, 0.05, 200*time.Millisecond) })
+		}},
 	{Name: "network-reset", Group: Network, Servers: single, Hold: 300 * time.Millisecond, strike: func(e *env) func() {
 		return e.network(func(p *faultproxy.Proxy) error { p.Reset(); return nil })
 	}},
 	{Name: "network-half-open", Group: Network, Servers: single, Hold: time.Second, strike: func(e *env) func() {
 		return e.network(func(p *faultproxy.Proxy) error { p.HalfOpen(); return nil })
 	}},
-	{Name: "replica-cut-from-redis", Group: Network, Servers: single, Hold: 1500 * time.Millisecond, strike: func(e *env) func() {
-		r := e.victim()
-		r.Redis.Cut()
-		return func() { e.must(r.Redis.Heal()) }
-	}},
-	{Name: "replica-one-way-partition", Group: Network, Servers: single, Hold: 1500 * time.Millisecond, strike: func(e *env) func() {
-		r := e.victim()
-		d := []faultproxy.Direction{faultproxy.ToServer, faultproxy.ToClient}[e.rng.IntN(2)]
-		e.must(r.Redis.BlackHole(d))
-		return func() { e.must(r.Redis.Heal()) }
-	}},
-	{Name: "replica-stalled", Group: Network, Servers: single, Hold: time.Second, strike: func(e *env) func() {
-		r := e.victim()
-		e.must(r.Redis.Stall([]faultproxy.Direction{faultproxy.ToServer, faultproxy.ToClient, faultproxy.Both}[e.rng.IntN(3)]))
-		return func() { e.must(r.Redis.Heal()) }
-	}},
+	{Name: "replica-cut-from-redis", Group: Network, Replicas: 2, Servers: single, Spares: true,
+		Hold: 1500 * time.Millisecond, strike: func(e *env) func() {
+			r := e.victim()
+			r.Redis.Cut()
+			return func() { e.must(r.Redis.Heal()) }
+		}},
+	{Name: "replica-one-way-partition", Group: Network, Replicas: 2, Servers: single, Spares: true,
+		Hold: 1500 * time.Millisecond, strike: func(e *env) func() {
+			r := e.victim()
+			d := []faultproxy.Direction{faultproxy.ToServer, faultproxy.ToClient}[e.rng.IntN(2)]
+			e.must(r.Redis.BlackHole(d))
+			return func() { e.must(r.Redis.Heal()) }
+		}},
+	{Name: "replica-stalled", Group: Network, Replicas: 2, Servers: single, Spares: true, Hold: time.Second,
+		strike: func(e *env) func() {
+			r := e.victim()
+			e.must(r.Redis.Stall([]faultproxy.Direction{faultproxy.ToServer, faultproxy.ToClient,
+				faultproxy.Both}[e.rng.IntN(3)]))
+			return func() { e.must(r.Redis.Heal()) }
+		}},
 	{Name: "replies-lost", Group: Network, Servers: single, Hold: time.Second, strike: func(e *env) func() {
 		return e.network(func(p *faultproxy.Proxy) error {
-			return p.CutAfterReply(3, func(request []byte) bool { return bytes.Contains(bytes.ToLower(request), []byte("evalsha")) })
+			return p.CutAfterReply(3, func(request []byte) bool {
+				return bytes.Contains(bytes.ToLower(request),
+					[]byte("evalsha"))
+			})
 		})
 	}},
-	{Name: "clients-one-way-partition", Group: Network, Servers: single, Hold: time.Second, strike: func(e *env) func() {
-		d := []faultproxy.Direction{faultproxy.ToServer, faultproxy.ToClient}[e.rng.IntN(2)]
-		e.must(e.Clients.BlackHole(d))
-		return func() { e.must(e.Clients.Heal()) }
-	}},
+	{Name: "clients-one-way-partition", Group: Network, Servers: single, Hold: time.Second,
+		strike: func(e *env) func() {
+			d := []faultproxy.Direction{faultproxy.ToServer, faultproxy.ToClient}[e.rng.IntN(2)]
+			e.must(e.Clients.BlackHole(d))
+			return func() { e.must(e.Clients.Heal()) }
+		}},
 
-	{Name: "replica-cut-from-etcd", Group: Etcd, Etcd: 1, Hold: 4 * time.Second, strike: func(e *env) func() {
-		r := e.victim()
-		for _, p := range r.Etcd {
-			e.must(p.BlackHole(faultproxy.Both))
-		}
-		return func() {
+	{Name: "replica-cut-from-etcd", Group: Etcd, Replicas: 2, Etcd: 1, Spares: true, Hold: 4 * time.Second,
+		strike: func(e *env) func() {
+			r := e.victim()
 			for _, p := range r.Etcd {
-				e.must(p.Heal())
+				e.must(p.BlackHole(faultproxy.Both))
 			}
-		}
-	}},
-	{Name: "etcd-leader-kill", Group: Etcd, Etcd: 3, Hold: 2 * time.Second, strike: func(e *env) func() {
+			return func() {
+				for _, p := range r.Etcd {
+					e.must(p.Heal())
+				}
+			}
+		}},
+	{Name: "etcd-leader-kill", Group: Etcd, Etcd: 3, Spares: true, Hold: 2 * time.Second, strike: func(e *env) func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 		defer cancel()
 		m, ok := e.Etcd.Leader(ctx)
@@ -216,7 +231,7 @@ var All = []Fault{
 		m.Kill()
 		return m.Restart
 	}},
-	{Name: "etcd-quorum-loss", Group: Etcd, Etcd: 1, Hold: 4 * time.Second, strike: func(e *env) func() {
+	{Name: "etcd-quorum-loss", Group: Etcd, Etcd: 1, Spares: true, Hold: 4 * time.Second, strike: func(e *env) func() {
 		down := e.Etcd.Members()
 		down = down[:len(down)/2+1]
 		for _, m := range down {
@@ -228,7 +243,10 @@ var All = []Fault{
 			}
 		}
 	}},
-	{Name: "etcd-stands-still", Group: Etcd, Etcd: 1, Hold: 4 * time.Second, strike: func(e *env) func() {
+	// With nobody who leads, the standbys have nothing to go by but the pulse.
+	{Name: "pulse-unreadable", Group: Etcd, Etcd: 1, Replicas: 2, Servers: single, Spares: true, Hold: 8 * time.Second,
+		strike: spoilPulse},
+	{Name: "etcd-stands-still", Group: Etcd, Etcd: 1, Spares: true, Hold: 4 * time.Second, strike: func(e *env) func() {
 		for _, m := range e.Etcd.Members() {
 			m.Pause()
 		}
@@ -246,14 +264,16 @@ var All = []Fault{
 		}
 		return e.Redis.Restart
 	}},
-	{Name: "redis-kill-keeps-data", Group: Redis, Servers: single, Durable: true, Hold: 700 * time.Millisecond, strike: func(e *env) func() {
-		e.Redis.Kill()
-		return e.Redis.Restart
-	}},
-	{Name: "redis-loading", Group: Redis, Servers: single, Durable: true, Slow: true, Hold: 200 * time.Millisecond, strike: func(e *env) func() {
-		e.Redis.Kill()
-		return e.Redis.Restart // it answers LOADING for a while
-	}},
+	{Name: "redis-kill-keeps-data", Group: Redis, Servers: single, Durable: true, Hold: 700 * time.Millisecond,
+		strike: func(e *env) func() {
+			e.Redis.Kill()
+			return e.Redis.Restart
+		}},
+	{Name: "redis-loading", Group: Redis, Servers: single, Durable: true, Slow: true, Hold: 200 * time.Millisecond,
+		strike: func(e *env) func() {
+			e.Redis.Kill()
+			return e.Redis.Restart // it answers LOADING for a while
+		}},
 	{Name: "redis-pause", Group: Redis, Servers: single, Hold: 1200 * time.Millisecond, strike: func(e *env) func() {
 		e.Redis.Pause()
 		return e.Redis.Resume
@@ -269,9 +289,10 @@ var All = []Fault{
 		return func() {}
 	}},
 	{Name: "redis-evict", Group: Redis, Hold: 500 * time.Millisecond, strike: func(e *env) func() {
-		b := e.Buckets[e.rng.IntN(len(e.Buckets))].Key
+		b := e.bucket(func(b system.Bucket) bool { return b.Kind != record.Lazy })
 		part := []string{"tokens", "index", "control"}[e.rng.IntN(3)]
-		key := map[string]string{"tokens": lua.TokensKey(b), "index": lua.IndexKey(b), "control": lua.ControlKey(b)}[part]
+		key := map[string]string{"tokens": lua.TokensKey(b), "index": lua.IndexKey(b),
+			"control": lua.ControlKey(b)}[part]
 		e.what.Effect, e.what.Key, e.what.Parts = record.Lose, b, []string{part}
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 		defer cancel()
@@ -279,6 +300,9 @@ var All = []Fault{
 		e.what.End = time.Now().UnixNano()
 		return func() {}
 	}},
+	{Name: "redis-rollback", Group: Redis, Servers: single, Hold: 700 * time.Millisecond, strike: rollBack},
+	{Name: "redis-forbids-a-bucket", Group: Redis, Servers: single, Spares: true, Hold: 3 * time.Second,
+		strike: forbid},
 	// Short enough for a Sentinel not to take the server for dead.
 	{Name: "redis-busy", Group: Redis, Hold: 100 * time.Millisecond, strike: func(e *env) func() {
 		e.masters(func(ctx context.Context, c *redis.Client) error {
@@ -288,7 +312,10 @@ var All = []Fault{
 	}},
 	{Name: "redis-oom", Group: Redis, Hold: 500 * time.Millisecond, strike: func(e *env) func() {
 		limit := func(n string) {
-			e.masters(func(ctx context.Context, c *redis.Client) error { return c.ConfigSet(ctx, "maxmemory", n).Err() })
+			e.masters(func(ctx context.Context, c *redis.Client) error {
+				return c.ConfigSet(ctx, "maxmemory",
+					n).Err()
+			})
 		}
 		limit("1")
 		return func() { limit("0") }
@@ -299,59 +326,90 @@ var All = []Fault{
 			e.masters(func(ctx context.Context, c *redis.Client) error { return c.ReplicaOf(ctx, "NO", "ONE").Err() })
 		}
 	}},
-	{Name: "redis-clock-forward", Group: Redis, Servers: single, Clock: true, Hold: 600 * time.Millisecond, strike: func(e *env) func() {
-		return e.step([]time.Duration{30 * time.Millisecond, 300 * time.Millisecond, 3 * time.Second, time.Minute}[e.rng.IntN(4)])
-	}},
-	{Name: "redis-clock-back", Group: Redis, Servers: single, Clock: true, Hold: 600 * time.Millisecond, strike: func(e *env) func() {
-		return e.step(-[]time.Duration{30 * time.Millisecond, 300 * time.Millisecond, 3 * time.Second, time.Minute}[e.rng.IntN(4)])
-	}},
-	{Name: "redis-failover-to-lagging-replica", Group: Redis, Servers: []string{system.Sentinel}, Hold: time.Second, strike: func(e *env) func() {
-		e.what.Effect = record.Rollback
-		old, next := e.Sentinel.Master(), e.Sentinel.Replica()
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-		defer cancel()
-		// From here on the replica hears nothing of the master.
-		e.must(next.Client().ReplicaOf(ctx, "127.0.0.1", "1").Err())
-		return func() {
-			e.Sentinel.SetDownAfter(time.Second)
-			defer e.Sentinel.SetDownAfter(time.Hour)
-			old.Kill()
-			e.what.Gone = time.Now().UnixNano()
-			ctx, cancel := context.WithTimeout(context.Background(), 40*time.Second)
-			defer cancel()
-			e.must(e.Sentinel.WaitMaster(ctx, next))
-			e.what.End = time.Now().UnixNano()
-			old.Restart()
-		}
-	}},
-	{Name: "cluster-reshard", Group: Redis, Servers: []string{system.Cluster}, Hold: 300 * time.Millisecond, strike: func(e *env) func() {
-		key := e.Buckets[e.rng.IntN(len(e.Buckets))].Key
-		slot := e.Cluster.Slot(key)
-		owner := e.Cluster.Owner(slot)
-		to := e.Cluster.Nodes()[e.rng.IntN(3)]
-		for to == owner {
-			to = e.Cluster.Nodes()[e.rng.IntN(3)]
-		}
-		move, err := e.Cluster.StartMove(slot, to)
-		e.must(err)
-		return func() {
-			e.must(move.MoveKeys(lua.IndexKey(key))) // TRYAGAIN: the bucket's keys are on both sides
-			time.Sleep(200 * time.Millisecond)
-			e.must(move.MoveKeys()) // ASK
-			time.Sleep(200 * time.Millisecond)
-			e.must(move.Finish()) // MOVED
-		}
-	}},
-	{Name: "cluster-node-loses-data", Group: Redis, Servers: []string{system.Cluster}, Hold: 700 * time.Millisecond, strike: func(e *env) func() {
-		node := e.Cluster.Nodes()[e.rng.IntN(3)]
-		for _, b := range e.Buckets {
-			if e.Cluster.Owner(e.Cluster.Slot(b.Key)) == node {
-				e.also = append(e.also, &record.Fault{Name: e.what.Name, Start: e.what.Start, Effect: record.Lose, Key: b.Key})
+	{Name: "redis-clock-forward", Group: Redis, Servers: single, Clock: true, Hold: 600 * time.Millisecond,
+		strike: func(e *env) func() {
+			return e.step([]time.Duration{30 * time.Millisecond, 300 * time.Millisecond, 3 * time.Second,
+				time.Minute}[e.rng.IntN(4)])
+		}},
+	{Name: "redis-clock-back", Group: Redis, Servers: single, Clock: true, Hold: 600 * time.Millisecond,
+		strike: func(e *env) func() {
+			return e.step(-[]time.Duration{30 * time.Millisecond, 300 * time.Millisecond, 3 * time.Second,
+				time.Minute}[e.rng.IntN(4)])
+		}},
+	{Name: "redis-clock-far-ahead-and-back", Group: Redis, Servers: single, Clock: true, Hold: 2 * time.Second,
+		strike: func(e *env) func() {
+			const far = 30 * 24 * time.Hour
+			e.step(far)
+			ahead := *e.what
+			ahead.End = time.Now().UnixNano()
+			return func() {
+				e.also = append(e.also, &ahead)
+				e.what.Start = time.Now().UnixNano()
+				e.step(-far)
 			}
+		}},
+	{Name: "redis-failover-to-lagging-replica", Group: Redis, Servers: []string{system.Sentinel}, Hold: time.Second,
+		strike: func(e *env) func() {
+			e.what.Effect = record.Rollback
+			old, next := e.Sentinel.Master(), e.Sentinel.Replica()
+			ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+			defer cancel()
+			// From here on the replica hears nothing of the master.
+			e.must(next.Client().ReplicaOf(ctx, "127.0.0.1", "1").Err())
+			return func() {
+				e.Sentinel.SetDownAfter(time.Second)
+				defer e.Sentinel.SetDownAfter(time.Hour)
+				old.Kill()
+				e.what.Gone = time.Now().UnixNano()
+				ctx, cancel := context.WithTimeout(context.Background(), 40*time.Second)
+				defer cancel()
+				e.must(e.Sentinel.WaitMaster(ctx, next))
+				e.what.End = time.Now().UnixNano()
+				old.Restart()
+			}
+		}},
+	{Name: "cluster-reshard", Group: Redis, Servers: []string{system.Cluster}, Hold: 300 * time.Millisecond,
+		strike: func(e *env) func() {
+			key := e.Buckets[e.rng.IntN(len(e.Buckets))].Key
+			slot := e.Cluster.Slot(key)
+			owner := e.Cluster.Owner(slot)
+			to := e.Cluster.Nodes()[e.rng.IntN(3)]
+			for to == owner {
+				to = e.Cluster.Nodes()[e.rng.IntN(3)]
+			}
+			move, err := e.Cluster.StartMove(slot, to)
+			e.must(err)
+			return func() {
+				e.must(move.MoveKeys(lua.IndexKey(key))) // TRYAGAIN: the bucket's keys are on both sides
+				time.Sleep(200 * time.Millisecond)
+				e.must(move.MoveKeys()) // ASK
+				time.Sleep(200 * time.Millisecond)
+				e.must(move.Finish()) // MOVED
+			}
+		}},
+	{Name: "cluster-node-loses-data", Group: Redis, Servers: []string{system.Cluster}, Hold: 700 * time.Millisecond,
+		strike: func(e *env) func() {
+			node := e.Cluster.Nodes()[e.rng.IntN(3)]
+			for _, b := range e.Buckets {
+				if e.Cluster.Owner(e.Cluster.Slot(b.Key)) == node {
+					e.also = append(e.also, &record.Fault{Name: e.what.Name, Start: e.what.Start, Effect: record.Lose,
+						Key: b.Key})
+				}
+			}
+			node.Kill()
+			return node.Restart
+		}},
+}
+
+// bucket picks one of the buckets that are eligible, and returns its key.
+func (e *env) bucket(eligible func(system.Bucket) bool) string {
+	var keys []string
+	for _, b := range e.Buckets {
+		if eligible(b) {
+			keys = append(keys, b.Key)
 		}
-		node.Kill()
-		return node.Restart
-	}},
+	}
+	return keys[e.rng.IntN(len(keys))]
 }
 
 // step moves Redis' clock on by d.

@@ -54,6 +54,21 @@ type Input struct {
 	Lose   string     // a fault's: which of tokens, index and control are gone
 }
 
+// Unanswered is the operation without its answer.
+func (in Input) Unanswered() Input {
+	if in.Op != nil {
+		op := *in.Op
+		op.Result = record.Unknown
+		in.Op = &op
+	}
+	if in.Refill != nil {
+		refill := *in.Refill
+		refill.Want = nil
+		in.Refill = &refill
+	}
+	return in
+}
+
 // Refill is a refill call at an instant of the server's clock. Want is nil if the answer never came.
 type Refill struct {
 	Call policy.Call
@@ -140,7 +155,8 @@ func Model() porcupine.Model {
 		DescribeOperation: func(input, _ any) string { return Describe(input.(Input)) },
 		DescribeState: func(state any) string {
 			s := state.(State)
-			return fmt.Sprintf("tokens %d, era %d, index %d, last %d, carry %d", s.Tokens, s.Control.Era, s.Index, s.Control.Last, s.Control.Carry)
+			return fmt.Sprintf("tokens %d, era %d, index %d, last %d, carry %d", s.Tokens, s.Control.Era, s.Index,
+				s.Control.Last, s.Control.Carry)
 		},
 	}
 }
@@ -149,9 +165,11 @@ func Model() porcupine.Model {
 func Describe(in Input) string {
 	switch {
 	case in.Refill != nil && in.Refill.Want == nil:
-		return fmt.Sprintf("refill (era %d, index %d) at %d → no answer", in.Refill.Call.Version.Era, in.Refill.Call.Version.Index, in.Refill.Now)
+		return fmt.Sprintf("refill (era %d, index %d) at %d → no answer", in.Refill.Call.Version.Era,
+			in.Refill.Call.Version.Index, in.Refill.Now)
 	case in.Refill != nil:
-		return fmt.Sprintf("refill (era %d, index %d) → %s %+v", in.Refill.Call.Version.Era, in.Refill.Call.Version.Index, in.Refill.Want.Status, *in.Refill.Want)
+		return fmt.Sprintf("refill (era %d, index %d) → %s %+v", in.Refill.Call.Version.Era,
+			in.Refill.Call.Version.Index, in.Refill.Want.Status, *in.Refill.Want)
 	case in.Op != nil:
 		return fmt.Sprintf("%s %d → %s, taken %d, left %d", in.Op.Kind, in.Op.N, in.Op.Result, in.Op.Taken, in.Op.Left)
 	}

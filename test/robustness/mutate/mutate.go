@@ -2,7 +2,8 @@
 //
 // A script is changed on its way: the programs call it by its hash, and a proxy in front of Redis replaces that hash by
 // the one of a changed script that Redis has been given. So the programs under test are those that are shipped, with no
-// switch in them. Go code is changed by an overlay at build time.
+// switch in them. Go code is changed by
+// an overlay at build time.
 package mutate
 
 import (
@@ -16,6 +17,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -53,7 +55,8 @@ func (s Script) hashes(root string) (original, changed, text string, err error) 
 		err = errors.Join(err, readErr)
 		return string(b)
 	}
-	source := include.ReplaceAllStringFunc(read(s.Name), func(line string) string { return read(include.FindStringSubmatch(line)[1]) })
+	source := include.ReplaceAllStringFunc(read(s.Name),
+		func(line string) string { return read(include.FindStringSubmatch(line)[1]) })
 	if err != nil {
 		return "", "", "", fmt.Errorf("mutate: %w", err)
 	}
@@ -145,6 +148,19 @@ func begun(b, word []byte) int {
 		}
 	}
 	return 0
+}
+
+// Program builds a main package of the module with file changed as by [Overlay], and returns the path of the binary.
+func Program(t testing.TB, root, pkg, file, before, after string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), filepath.Base(pkg))
+	cmd := exec.Command("go", "build", "-buildvcs=false", "-overlay", Overlay(t, root, file, before, after), "-o", path,
+		pkg)
+	cmd.Dir = root
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("mutate: %v\n%s", err, out)
+	}
+	return path
 }
 
 // Overlay writes an overlay for go build and go test in which file, a path below root, has old replaced by new. It

@@ -35,11 +35,71 @@ type Meta struct {
 	Buckets  []Bucket      `json:"buckets"`
 }
 
+// Kinds of buckets.
+const (
+	Configured = ""         // of the configuration
+	Refilled   = "refilled" // of a template whose buckets are refilled
+	Lazy       = "lazy"     // of a template whose buckets are credited when they are asked
+	Pooled     = "pooled"   // of a pool: its terms come at run time, and Terms are the pool's rate and capacity
+	// of the configuration, and called by programs that know nothing of us too, with plain commands
+	Foreign = "foreign"
+)
+
 // Bucket is a bucket under test.
 type Bucket struct {
-	Key    string   `json:"key"`
-	Terms  []string `json:"terms"`  // the policies of all config versions in use, as policy.Terms encodes them
-	Linear bool     `json:"linear"` // every call to it but the replicas' is in ops.jsonl: it is checked for linearizability
+	Key   string   `json:"key"`
+	Kind  string   `json:"kind,omitempty"`
+	Terms []string `json:"terms"` // the policies of all config versions in use, as policy.Terms encodes them
+	// the schedule of each of them, as policy.Steps writes it; empty unless stepped
+	Steps []string `json:"steps,omitempty"`
+	// every call to it but the replicas' is in ops.jsonl: it is checked for linearizability
+	Linear bool `json:"linear"`
+}
+
+// Strict reports whether every policy of the bucket is strict.
+func (b Bucket) Strict() bool {
+	policies, err := b.Policies()
+	for _, t := range policies {
+		if !t.Strict {
+			return false
+		}
+	}
+	return err == nil
+}
+
+// Schedules are the schedules of the bucket's stepped policies by fence.
+func (b Bucket) Schedules() (map[policy.Fence]policy.Steps, error) {
+	m := map[policy.Fence]policy.Steps{}
+	for i, text := range b.Terms {
+		t, err := policy.DecodeTerms(text)
+		if err != nil {
+			return nil, fmt.Errorf("record: bucket %q: %w", b.Key, err)
+		}
+		if t.Kind != policy.Stepped {
+			continue
+		}
+		if m[t.Fence], err = schedule(b.Steps[i]); err != nil {
+			return nil, fmt.Errorf("record: bucket %q: %w", b.Key, err)
+		}
+	}
+	return m, nil
+}
+
+// schedule reads what policy.Steps writes: "every 500ms", or cron's five fields and a time zone.
+func schedule(text string) (policy.Steps, error) {
+	if every, ok := strings.CutPrefix(text, "every "); ok {
+		d, err := time.ParseDuration(every)
+		return policy.Every(d), err
+	}
+	at := strings.LastIndexByte(text, ' ')
+	if at < 0 {
+		return nil, fmt.Errorf("%q is no schedule", text)
+	}
+	zone, err := time.LoadLocation(text[at+1:])
+	if err != nil {
+		return nil, err
+	}
+	return policy.ParseCalendar(text[:at], zone)
 }
 
 // Policies are the bucket's terms by fence.
@@ -60,6 +120,11 @@ const (
 	Take   = "take"
 	UpTo   = "upto"
 	Return = "return"
+
+	Reserve = "reserve" // N tokens are held
+	Settle  = "settle"  // of those held, N may come back
+	Lapse   = "lapse"   // nobody settles: N come back when the reservation's time is over
+	Add     = "add"     // a program that knows nothing of us adds N tokens
 )
 
 // Results of operations.
@@ -95,8 +160,10 @@ type Sample struct {
 	Sent    int64  `json:"sent"`
 	Got     int64  `json:"got"`
 	Missing bool   `json:"missing,omitempty"` // there was none
+	Expires bool   `json:"expires,omitempty"` // its tokens have an expiry
 	Tokens  int64  `json:"tokens"`
-	Era     int64  `json:"era"` // 0 without control state
+	Held    int64  `json:"held,omitempty"` // in reservations and leases
+	Era     int64  `json:"era"`            // 0 without control state
 	Index   int64  `json:"index"`
 	Last    int64  `json:"last"`
 	Carry   int64  `json:"carry"`
@@ -109,6 +176,7 @@ const (
 	Lose     = "lose"     // keys are gone
 	Rollback = "rollback" // the server forgot what happened between Start and Gone
 	Clock    = "clock"    // the server's clock was stepped by Jump
+	Forbid   = "forbid"   // nobody may touch the keys of one bucket
 )
 
 // Fault is something that went wrong from Start to End.
@@ -117,11 +185,12 @@ type Fault struct {
 	Start  int64         `json:"start"`
 	End    int64         `json:"end"`
 	Effect string        `json:"effect,omitempty"`
-	Key    string        `json:"key,omitempty"`   // lose: the bucket; empty: all
+	Key    string        `json:"key,omitempty"`   // lose, forbid: the bucket; empty: all
 	Parts  []string      `json:"parts,omitempty"` // lose: tokens, index, control; empty: all three
 	Jump   time.Duration `json:"jump,omitempty"`
 	Gone   int64         `json:"gone,omitempty"`   // rollback: no answer of the former server is later
 	Victim string        `json:"victim,omitempty"` // the replica that it struck
+	Spares bool          `json:"spares,omitempty"` // some replica can refill while it lasts
 	Note   string        `json:"note,omitempty"`
 }
 
@@ -166,9 +235,18 @@ type Refill struct {
 
 // Lead is the begin of a replica's term, from its log.
 type Lead struct {
+	Election string // whose
+	Replica  string
+	At       int64
+	Epoch    int64
+}
+
+// Line is a line of a replica's log about a bucket.
+type Line struct {
 	Replica string
 	At      int64
-	Epoch   int64
+	Message string
+	Bucket  string
 }
 
 // Run is a whole history.
@@ -181,6 +259,7 @@ type Run struct {
 	Health  []Health
 	Refills []Refill
 	Leads   []Lead
+	Lines   []Line
 }
 
 // Load reads a run.
@@ -231,7 +310,8 @@ func LoadRefills(dir string) ([]Refill, error) {
 	return all, nil
 }
 
-// readLogs finds the terms that began. Lines that are no JSON, such as a panic's, are passed over.
+// readLogs finds the terms that began, and what was said of buckets. Lines that are no JSON, such as a panic's, are
+// passed over.
 func (r *Run) readLogs() error {
 	files, err := filepath.Glob(filepath.Join(r.Dir, LogFile("*")))
 	if err != nil {
@@ -247,10 +327,16 @@ func (r *Run) readLogs() error {
 			var entry struct {
 				Message string    `json:"@message"`
 				At      time.Time `json:"@timestamp"`
+				Module  string    `json:"@module"`
 				Epoch   int64     `json:"epoch"`
+				Bucket  string    `json:"bucket"`
 			}
-			if json.Unmarshal([]byte(line), &entry) == nil && entry.Message == "leading" {
-				r.Leads = append(r.Leads, Lead{name, entry.At.UnixNano(), entry.Epoch})
+			switch {
+			case json.Unmarshal([]byte(line), &entry) != nil:
+			case entry.Message == "leading":
+				r.Leads = append(r.Leads, Lead{entry.Module, name, entry.At.UnixNano(), entry.Epoch})
+			case entry.Bucket != "":
+				r.Lines = append(r.Lines, Line{name, entry.At.UnixNano(), entry.Message, entry.Bucket})
 			}
 		}
 	}

@@ -75,11 +75,13 @@ func (r *Report) String() string {
 			}
 		}
 		fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%s\t%s\t%s\n", name, r.faults[name],
-			Quantile(worst, 0.5), Quantile(worst, 0.99), Quantile(worst, 1), Quantile(resumed, 0.5), Quantile(resumed, 1))
+			Quantile(worst, 0.5), Quantile(worst, 0.99), Quantile(worst, 1), Quantile(resumed, 0.5), Quantile(resumed,
+				1))
 	}
 	_ = w.Flush() // it writes to memory
-	fmt.Fprintf(&b, "%d runs, %d with violations %v: %d calls, %d refill calls, %d of which wrote (%d unseen by their caller), "+
-		"%d bucket histories linearizable, %d notes, at most %.0f %% of the window bound used\n",
+	fmt.Fprintf(&b,
+		"%d runs, %d with violations %v: %d calls, %d refill calls, %d of which wrote (%d unseen by their caller), "+
+			"%d bucket histories linearizable, %d notes, at most %.0f %% of the window bound used\n",
 		r.runs, len(r.failed), r.failed, r.ops, r.refills, r.writes, r.hidden, r.decided, r.notes, 100*r.slack)
 	return b.String()
 }

@@ -33,27 +33,24 @@ func (p Plan) String() string {
 		}
 		phases = append(phases, strings.Join(names, "+"))
 	}
-	return fmt.Sprintf("%s, etcd %d, %d replicas, versions %v: %s", p.Spec.Servers, p.Spec.Etcd, p.Spec.Replicas, p.Spec.Versions, strings.Join(phases, ", "))
-}
-
-// Buckets are those of every run: a plain one, one whose credit is capped long before it is full, one whose tokens are
-// rare enough for every carry to matter, and one that the SDK drains. Each has another policy under a later version.
-func Buckets() []system.Bucket {
-	return []system.Bucket{
-		{Key: "plain", Linear: true, Lines: []string{"capacity: 500, rate: 500/s", "capacity: 300, rate: 400/s, carry_over: proportional"}},
-		{Key: "deep", Linear: true, Lines: []string{"capacity: 3000, rate: 100/s, initial: 100", "capacity: 2000, rate: 150/s"}},
-		{Key: "rare", Linear: true, Lines: []string{"capacity: 20, rate: 7/s", "capacity: 10, rate: 11/s"}},
-		{Key: "drained", Lines: []string{"capacity: 400, rate: 1000/s", "capacity: 300, rate: 800/s"}},
+	var buckets []string
+	for _, b := range p.Spec.Buckets {
+		buckets = append(buckets, b.Key)
 	}
+	return fmt.Sprintf("%s, etcd %d, %d replicas, versions %v, buckets %s: %s", p.Spec.Servers, p.Spec.Etcd,
+		p.Spec.Replicas, p.Spec.Versions,
+		strings.Join(buckets, " "), strings.Join(phases, ", "))
 }
 
-// Fixed is a plan of named faults, each in a phase of its own.
+// Fixed is a plan of named faults, each in a phase of its own. Unless the spec names buckets, the seed draws them.
 func Fixed(name string, seed uint64, spec system.Spec, names ...string) (Plan, error) {
 	p := Plan{Name: name, Seed: seed, Spec: spec, Pace: 8 * time.Millisecond}
 	if p.Spec.Servers == "" {
 		p.Spec.Servers = system.Single
 	}
-	p.Spec.Buckets = Buckets()
+	if p.Spec.Buckets == nil {
+		p.Spec.Buckets = drawBuckets(p.Spec, rand.New(rand.NewPCG(seed, 4)))
+	}
 	for _, group := range names {
 		var phase []faults.Fault
 		for n := range strings.SplitSeq(group, "+") {
@@ -78,7 +75,7 @@ func Fixed(name string, seed uint64, spec system.Spec, names ...string) (Plan, e
 func Random(seed uint64) Plan {
 	rng := rand.New(rand.NewPCG(seed, 1))
 	p := Plan{Name: fmt.Sprintf("seed-%d", seed), Seed: seed, Pace: 8 * time.Millisecond}
-	p.Spec = system.Spec{Replicas: 2 + rng.IntN(4), Buckets: Buckets()}
+	p.Spec = system.Spec{Replicas: 2 + rng.IntN(4)}
 	switch n := rng.IntN(100); {
 	case n < 75:
 		p.Spec.Servers = system.Single
@@ -101,6 +98,7 @@ func Random(seed uint64) Plan {
 	if rng.IntN(100) < 4 {
 		p.Spec.Replicas = 20 + rng.IntN(31)
 	}
+	p.Spec.Buckets = drawBuckets(p.Spec, rand.New(rand.NewPCG(seed, 4)))
 	for range 2 + rng.IntN(2) {
 		phase := []faults.Fault{draw(p.Spec, rng, "")}
 		if rng.IntN(100) < 45 {

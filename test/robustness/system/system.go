@@ -1,9 +1,9 @@
 // Package system runs what is under test: real Redis and etcd servers, replicas of the real program, and fault proxies
 // between them.
 //
-// Each replica reaches Redis (a single server) and each member of etcd through proxies of its own, and the clients reach
-// Redis through another one, so that anybody can be cut off from anything. Sentinel and Cluster tell their clients the
-// servers' own addresses; there faults strike the servers.
+// Each replica reaches Redis (a single server) and each member of etcd through proxies of its own, and the clients
+// reach Redis through another one, so that anybody can be cut off from anything. Sentinel and Cluster tell their
+// clients the servers' own addresses; there faults strike the servers.
 package system
 
 import (
@@ -18,11 +18,9 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/tokenrefill/refiller/internal/config"
 	"github.com/tokenrefill/refiller/internal/faultproxy"
 	"github.com/tokenrefill/refiller/internal/history"
 	"github.com/tokenrefill/refiller/internal/testenv"
-	"github.com/tokenrefill/refiller/policy"
 	"github.com/tokenrefill/refiller/test/robustness/record"
 	"github.com/tokenrefill/refiller/test/robustness/traffic"
 )
@@ -34,14 +32,20 @@ const (
 	Cluster  = "cluster"
 )
 
-// Bucket is a bucket of the configuration: its lines by config version, the last one for all later versions too.
+// Bucket is a bucket under test. What the configuration says of it is by config version, the last line for all later
+// versions too.
 type Bucket struct {
 	Key    string
+	Kind   string // as in package record
+	Prefix string // Refilled, Lazy: the template, whose policy Lines are
 	Linear bool
 	Lines  []string // such as "capacity: 1000, rate: 500/s"
 }
 
 func (b Bucket) lines(version int) string { return b.Lines[min(version, len(b.Lines))-1] }
+
+// templated reports whether the bucket exists only once somebody takes from it.
+func (b Bucket) templated() bool { return b.Kind == record.Refilled || b.Kind == record.Lazy }
 
 // Spec says what to run.
 type Spec struct {
@@ -52,9 +56,10 @@ type Spec struct {
 	Versions []int // config version of each replica; default 1
 	Interval time.Duration
 	Buckets  []Bucket
-	Durable  bool // Redis writes every command to disk before it answers
-	Slow     bool // Redis takes a while to load its data, and says LOADING
-	Clock    bool // Redis' clock can be stepped
+	Durable  bool   // Redis writes every command to disk before it answers
+	Slow     bool   // Redis takes a while to load its data, and says LOADING
+	Clock    bool   // Redis' clock can be stepped
+	Program  string // the replicas' binary; default the program as it is
 	// Front, if set, is given the address of the single Redis and returns the one that everybody uses instead.
 	Front func(addr string) string
 }
@@ -112,7 +117,10 @@ func Start(t testing.TB, dir string, meta record.Meta, spec Spec) *System {
 	if spec.Etcd > 0 {
 		s.Etcd = testenv.Etcd(t, spec.Etcd)
 	}
-	binary := testenv.Build(t, "./cmd/refiller")
+	binary := spec.Program
+	if binary == "" {
+		binary = testenv.Build(t, "./cmd/refiller")
+	}
 	for i := range spec.Replicas {
 		s.addReplica(binary, i)
 	}
@@ -132,9 +140,9 @@ func Start(t testing.TB, dir string, meta record.Meta, spec Spec) *System {
 	return s
 }
 
-// ResumeWithin is how soon refills go on once a fault has ended: a refiller that met a fault may wait for a second before
-// it tries again, half a second for the answer to a call, and two intervals for its turn; a second more is for the
-// machine, which runs many such systems at once. A client of Sentinel or Cluster first has to learn who serves.
+// ResumeWithin is how soon refills go on once a fault has ended: a refiller that met a fault may wait for a second
+// before it tries again, half a second for the answer to a call, and two intervals for its turn; a second more is for
+// the machine, which runs many such systems at once. A client of Sentinel or Cluster first has to learn who serves.
 func (s *System) ResumeWithin() time.Duration {
 	within := time.Second + 500*time.Millisecond + 2*s.Interval + time.Second
 	if s.Servers != Single {
@@ -151,7 +159,8 @@ func (s *System) startRedis() {
 	// A script that spins is busy soon.
 	opts = append(opts, testenv.WithArgs("--busy-reply-threshold", "50"))
 	if s.Slow {
-		opts = append(opts, testenv.WithArgs("--key-load-delay", "300", "--loading-process-events-interval-bytes", "1024"))
+		opts = append(opts, testenv.WithArgs("--key-load-delay", "300", "--loading-process-events-interval-bytes",
+			"1024"))
 	}
 	if s.Clock {
 		opts = append(opts, testenv.WithClock())
@@ -204,45 +213,10 @@ func (s *System) addReplica(binary string, i int) {
 		s.T.Fatal(err)
 	}
 	r.Process = testenv.StartCommand(s.T, testenv.Command{
-		Name: r.Name, Path: binary, Args: []string{"run", "--config", path, "--identity", r.Name, "--history", r.refills},
+		Name: r.Name, Path: binary, Args: []string{"run", "--config", path, "--identity", r.Name, "--history",
+			r.refills},
 	})
 	s.Replicas = append(s.Replicas, r)
-}
-
-// config is a configuration of a version.
-func (s *System) config(url string, endpoints []string, version int) string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "redis: {url: %q}\nversion: %d\nrefill_interval: %s\nlisten: 127.0.0.1:0\nlog: {format: json}\n", url, version, s.Interval)
-	if len(endpoints) > 0 {
-		fmt.Fprintf(&b, "election: {mode: etcd, ttl: %s, endpoints: [%s]}\n", s.TTL, strings.Join(endpoints, ", "))
-	}
-	b.WriteString("buckets:\n")
-	for _, bucket := range s.Buckets {
-		fmt.Fprintf(&b, "  - {key: %q, %s}\n", bucket.Key, bucket.lines(version))
-	}
-	return b.String()
-}
-
-// buckets are the record's.
-func (s *System) buckets() []record.Bucket {
-	versions := map[int]bool{}
-	for _, r := range s.Replicas {
-		versions[r.Version] = true
-	}
-	var list []record.Bucket
-	for _, b := range s.Buckets {
-		list = append(list, record.Bucket{Key: b.Key, Linear: b.Linear})
-	}
-	for v := range versions {
-		cfg, err := config.Parse([]byte(s.config("redis://127.0.0.1:1/0", nil, v)))
-		if err != nil {
-			s.T.Fatal(err)
-		}
-		for i, b := range cfg.Buckets {
-			list[i].Terms = append(list[i].Terms, b.Policy.Terms(policy.Fence{Epoch: int64(v)}).Encode())
-		}
-	}
-	return list
 }
 
 // Record is what the record says of the buckets.
@@ -311,6 +285,9 @@ func (s *System) Check(when string) bool {
 	for missing > 0 && ctx.Err() == nil {
 		missing = 0
 		for _, b := range s.Buckets {
+			if b.templated() { // it may be full, and then nobody refills it
+				continue
+			}
 			sample, err := traffic.Look(ctx, s.Direct, b.Key)
 			if err != nil || sample.Era == 0 {
 				missing++

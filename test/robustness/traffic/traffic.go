@@ -17,6 +17,7 @@ import (
 	"github.com/tokenrefill/refiller/fetch"
 	"github.com/tokenrefill/refiller/internal/history"
 	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
 	"github.com/tokenrefill/refiller/test/robustness/record"
 )
 
@@ -61,24 +62,44 @@ func Start(ctx context.Context, cfg Config) (*Traffic, error) {
 	for _, b := range cfg.Buckets {
 		for i := range cfg.Callers {
 			c := &caller{
-				t: t, name: b.Key + "/" + strconv.Itoa(i), key: b.Key, rdb: rdb, rng: rand.New(rand.NewPCG(rng.Uint64(), 0)),
+				t: t, name: b.Key + "/" + strconv.Itoa(i), key: b.Key, rdb: rdb, rng: rand.New(rand.NewPCG(rng.Uint64(),
+					0)),
 				most: 1 + rng.Int64N(20),
 			}
-			if b.Linear {
-				t.wg.Go(func() { c.mix(ctx) })
-				continue
-			}
-			// The refills are the replicas' alone, and every take is put to the bucket.
-			client, err := fetch.New(rdb, fetch.WithDeadline(deadline), fetch.WithRescue(false), fetch.WithBreaker(false))
-			if err != nil {
+			if err := t.start(ctx, b, c, i); err != nil {
 				return nil, errors.Join(err, t.Stop())
 			}
-			t.clients = append(t.clients, client)
-			t.wg.Go(func() { c.drain(ctx, client) })
 		}
 	}
 	t.wg.Go(func() { t.sample(ctx) })
 	return t, nil
+}
+
+// start has a caller, the i-th of a bucket, call it as the bucket's kind of consumer does.
+func (t *Traffic) start(ctx context.Context, b record.Bucket, c *caller, i int) error {
+	if b.Linear {
+		t.wg.Go(func() { c.mix(ctx) })
+		return nil
+	}
+	if b.Kind == record.Foreign && i == 0 { // beside those of our own
+		terms, err := policy.DecodeTerms(b.Terms[0])
+		if err != nil {
+			return err
+		}
+		t.wg.Go(func() { c.addPlain(ctx, terms) })
+		other := *c
+		other.rng = rand.New(rand.NewPCG(c.rng.Uint64(), 0))
+		t.wg.Go(func() { other.takePlain(ctx) })
+		return nil
+	}
+	// The refills are the replicas' alone, and every take is put to the bucket.
+	client, err := fetch.New(c.rdb, fetch.WithDeadline(deadline), fetch.WithRescue(false), fetch.WithBreaker(false))
+	if err != nil {
+		return err
+	}
+	t.clients = append(t.clients, client)
+	t.wg.Go(func() { c.drain(ctx, client, b.Strict()) })
+	return nil
 }
 
 // Stop ends the calls, waits for those under way, and completes the files.
@@ -151,10 +172,14 @@ func (c *caller) took(op *record.Op, reply lua.TakeReply, err error) {
 	c.finish(op, reply.OK, err)
 }
 
-// drain takes as much as it gets through the SDK. What that gives back by itself is no operation of its own: the take
-// before it counts as one without an answer.
-func (c *caller) drain(ctx context.Context, client *fetch.Client) {
+// drain takes as much as it gets through the SDK, of a bucket where that counts partly by reservations. What the SDK
+// gives back by itself is no operation of its own: the take before it counts as one without an answer.
+func (c *caller) drain(ctx context.Context, client *fetch.Client, reserves bool) {
 	for c.pause(ctx, c.t.cfg.Pace) {
+		if reserves && c.rng.IntN(2) == 0 {
+			c.reserve(ctx, client)
+			continue
+		}
 		op := record.Op{Client: c.name, Kind: record.Take, Key: c.key, N: c.most, Call: time.Now().UnixNano()}
 		result, err := client.Take(context.WithoutCancel(ctx), c.key, c.most)
 		op.Taken, op.Left = result.Taken, result.Remaining
@@ -163,6 +188,38 @@ func (c *caller) drain(ctx context.Context, client *fetch.Client) {
 		if op.Result != record.Done && op.Result != record.Denied {
 			c.pause(ctx, 50*time.Millisecond)
 		}
+	}
+}
+
+// reserve reserves tokens, and settles for some of them or lets the reservation's time pass.
+func (c *caller) reserve(ctx context.Context, client *fetch.Client) {
+	const ttl = time.Second
+	op := record.Op{Client: c.name, Kind: record.Reserve, Key: c.key, N: c.most, Call: time.Now().UnixNano()}
+	r, err := client.Reserve(context.WithoutCancel(ctx), c.key, c.most, ttl)
+	if err == nil {
+		op.Taken, op.Left = r.Taken, r.Remaining
+	}
+	c.finish(&op, err == nil && r.OK, err)
+	c.t.ops.Add(op)
+	lapse := record.Op{Client: c.name, Kind: record.Lapse, Key: c.key, N: c.most, Call: op.Call, Return: op.Return,
+		Result: record.Unknown}
+	switch {
+	case op.Result == record.Unknown || op.Result == record.Done && c.rng.IntN(4) == 0:
+		c.t.ops.Add(lapse) // it ends by itself
+	case op.Result == record.Done:
+		c.pause(ctx, c.t.cfg.Pace)
+		used := c.rng.Int64N(c.most + 1)
+		settle := record.Op{Client: c.name, Kind: record.Settle, Key: c.key, N: c.most - used,
+			Call: time.Now().UnixNano()}
+		settled, err := r.Settle(context.WithoutCancel(ctx), used)
+		settle.Clamped = settle.N - settled.Returned
+		c.finish(&settle, err == nil, err)
+		c.t.ops.Add(settle)
+		if err != nil {
+			c.t.ops.Add(lapse)
+		}
+	case op.Result != record.Denied:
+		c.pause(ctx, 50*time.Millisecond)
 	}
 }
 
@@ -180,10 +237,15 @@ func (c *caller) await(ctx context.Context) {
 
 // pause waits for mean, give or take half of it, and reports whether to go on.
 func (c *caller) pause(ctx context.Context, mean time.Duration) bool {
+	return wait(ctx, mean/2+time.Duration(c.rng.Int64N(int64(mean)+1)))
+}
+
+// wait waits for d, and reports whether to go on.
+func wait(ctx context.Context, d time.Duration) bool {
 	select {
 	case <-ctx.Done():
 		return false
-	case <-time.After(mean/2 + time.Duration(c.rng.Int64N(int64(mean)+1))):
+	case <-time.After(d):
 		return true
 	}
 }
@@ -207,7 +269,8 @@ func (c *caller) finish(op *record.Op, done bool, err error) {
 }
 
 // refusals are answers that come instead of running a script.
-var refusals = []string{"BUSY ", "OOM ", "READONLY ", "LOADING ", "MOVED ", "ASK ", "TRYAGAIN ", "CLUSTERDOWN ", "MASTERDOWN ", "NOSCRIPT "}
+var refusals = []string{"BUSY ", "OOM ", "READONLY ", "LOADING ", "MOVED ", "ASK ", "TRYAGAIN ", "CLUSTERDOWN ",
+	"MASTERDOWN ", "NOSCRIPT ", "NOPERM "}
 
 // neverRan reports whether an error proves that the call had no effect.
 func neverRan(err error) bool {
@@ -237,12 +300,17 @@ func (t *Traffic) sample(ctx context.Context) {
 		case <-tick.C:
 		}
 		for _, b := range t.cfg.Buckets {
+			if b.Kind == record.Lazy { // nothing is known of it but what its takes are told
+				continue
+			}
 			if s, err := Look(ctx, t.cfg.Look, b.Key); err == nil {
 				t.samples.Add(s)
 			}
 		}
 	}
 }
+
+var errGone = errors.New("traffic: the tokens are gone")
 
 // Look reads one bucket at one moment.
 func Look(ctx context.Context, rdb redis.UniversalClient, key string) (record.Sample, error) {
@@ -258,9 +326,15 @@ func Look(ctx context.Context, rdb redis.UniversalClient, key string) (record.Sa
 	if err != nil {
 		return s, err
 	}
-	s.Tokens, s.Era, s.Index, s.Last, s.Carry = reply.Tokens, reply.Version.Era, reply.Version.Index, reply.Last, reply.Carry
+	s.Tokens, s.Held, s.Era, s.Index, s.Last, s.Carry = reply.Tokens, reply.Outstanding, reply.Version.Era,
+		reply.Version.Index, reply.Last, reply.Carry
+	ttl, err := rdb.PTTL(ctx, lua.TokensKey(key)).Result()
+	if err == nil && ttl == -2 {
+		err = errGone
+	}
+	s.Expires = ttl >= 0
 	if reply.Terms != nil {
 		s.Policy = reply.Terms.Encode()
 	}
-	return s, nil
+	return s, err
 }

@@ -17,8 +17,8 @@ import (
 // decideWithin bounds the search for an order of one bucket's calls.
 const decideWithin = 30 * time.Second
 
-// maxReaders bounds the replicas whose calls that wrote nothing take part: the more of them look at one state at the same
-// time, the more orders there are that differ in nothing.
+// maxReaders bounds the replicas whose calls that wrote nothing take part: the more of them look at one state at the
+// same time, the more orders there are that differ in nothing.
 const maxReaders = 4
 
 // sight is one look at a bucket that tells where it stood.
@@ -82,14 +82,16 @@ func (h *bucketHistory) findHidden() {
 	}
 	// A write that came just before the bucket was lost may have left no trace at all.
 	for i, f := range h.refills {
-		if f.Outcome == nil && !used[i] && h.effect(f.Sent-int64(time.Second), f.Replied+int64(time.Second), record.Lose, record.Rollback) {
+		if f.Outcome == nil && !used[i] && h.effect(f.Sent-int64(time.Second), f.Replied+int64(time.Second),
+			record.Lose, record.Rollback) {
 			h.excused = true
 		}
 	}
 }
 
 // reveal adds the write of version v, whose answer nobody saw.
-func (h *bucketHistory) reveal(v policy.Version, first bool, sights []sight, settled map[policy.Version]int64, used map[int]bool) {
+func (h *bucketHistory) reveal(v policy.Version, first bool, sights []sight, settled map[policy.Version]int64,
+	used map[int]bool) {
 	w := write{version: v, to: math.MaxInt64}
 	for _, s := range sights {
 		if s.version == v {
@@ -135,7 +137,8 @@ func (h *bucketHistory) reveal(v policy.Version, first bool, sights []sight, set
 					break // which policy it carried can't be told
 				}
 				w.from, w.replica = start, f.Victim
-				w.call = &policy.Call{Version: policy.Version{Era: v.Era, Index: v.Index - 1}, Create: policy.CreateLost, Terms: &terms}
+				w.call = &policy.Call{Version: policy.Version{Era: v.Era, Index: v.Index - 1},
+					Create: policy.CreateLost, Terms: &terms}
 				h.writes = append(h.writes, w)
 				return
 			}
@@ -157,8 +160,12 @@ func (h *bucketHistory) reveal(v policy.Version, first bool, sights []sight, set
 // anybody.
 func (h *bucketHistory) checkLinear(r *Result) {
 	var calls []porcupine.Operation
+	// Of a call that ends after the cut the answer says nothing: it may owe to calls that begin after it.
 	add := func(client int, in model.Input, from, to int64) {
 		if from < h.cut {
+			if to > h.cut {
+				in, to = in.Unanswered(), math.MaxInt64
+			}
 			calls = append(calls, porcupine.Operation{ClientId: client, Input: in, Call: from, Return: to})
 		}
 	}
@@ -212,7 +219,8 @@ func (h *bucketHistory) checkLinear(r *Result) {
 	case result == porcupine.Unknown:
 		r.note("%s: no order of %d calls found nor excluded within %s", h.bucket.Key, len(calls), decideWithin)
 	case h.excused:
-		r.note("%s: no order of %d calls: a write may have come and gone unseen before a loss", h.bucket.Key, len(calls))
+		r.note("%s: no order of %d calls: a write may have come and gone unseen before a loss", h.bucket.Key,
+			len(calls))
 	default:
 		r.violate(Linear, h.bucket.Key, "no order of %d calls gives these answers; %s", len(calls), stuck(info, calls))
 	}
@@ -243,7 +251,8 @@ func stuck(info porcupine.LinearizationInfo, calls []porcupine.Operation) string
 			continue
 		}
 		return fmt.Sprintf("after %d of them the bucket holds %d tokens, era %d, index %d, last %d, carry %d, which doesn't go with: %s",
-			len(longest), state.Tokens, state.Control.Era, state.Index, state.Control.Last, state.Control.Carry, model.Describe(next.Input.(model.Input)))
+			len(longest), state.Tokens, state.Control.Era, state.Index, state.Control.Last, state.Control.Carry,
+			model.Describe(next.Input.(model.Input)))
 	}
 	return "none begins"
 }

@@ -1,6 +1,7 @@
 package verify
 
 import (
+	"cmp"
 	"math"
 	"slices"
 	"time"
@@ -20,53 +21,45 @@ const giveBack = 3 * time.Second
 
 // checkWindow bounds what was taken in every window [s, t]:
 //
-//	taken in it for certain ≤ C + R·(t−s) + R·min(τ(s), e) + 1 + returned in it perhaps + fault slack
+//	taken in it for certain ≤ C + G(t) − G(s) + late(s) + 1 + returned in it perhaps + fault slack
 //
-// with τ(s) the gap between refills that s falls into: a refill cannot know that the bucket stood full until a moment ago.
+// with G what falls due: R a second, and the tokens of each scheduled instant; and late(s) what fell due before s and
+// may have been credited after: R·min(τ(s), e), with τ(s) the gap between refills that s falls into, since a refill
+// cannot know that the bucket stood full until a moment ago, and the instants that had not been credited.
+//
 // A take counts if it was called at or after s and answered by t; what adds tokens counts if it may have been in the
 // window, so a slow answer never makes a violation, and an unknown one never hides that others are too many.
 func (h *bucketHistory) checkWindow(r *Result) {
 	capacity, rate, e := h.limits()
-	var takes, adds []span
-	for _, op := range h.ops {
-		switch {
-		case op.Kind == record.Return && op.Result == record.Done:
-			adds = append(adds, span{op.Call, op.Return, float64(op.N - op.Clamped)})
-		case op.Kind == record.Return && op.Result == record.Unknown:
-			adds = append(adds, span{op.Call, math.MaxInt64, float64(op.N)})
-		case op.Result == record.Unknown && !h.bucket.Linear:
-			// The SDK gives back what a take got that nobody waits for any more.
-			adds = append(adds, span{op.Call, op.Return + int64(giveBack), float64(op.N)})
-		case op.Taken > 0:
-			takes = append(takes, span{op.Call, op.Return, float64(op.Taken)})
-		}
-	}
+	takes, adds := h.moves()
 	adds = append(adds, h.faultSlack(rate, e)...)
 	if len(takes) == 0 {
 		return
 	}
-
 	ends := make([]int64, len(takes)) // the candidates for t
 	for i, t := range takes {
 		ends[i] = t.to
 	}
 	slices.Sort(ends)
 	ends = slices.Compact(ends)
+	instants := h.crossings(ends[0]-int64(time.Minute), ends[len(ends)-1])
+	due := func(at int64) float64 { // G
+		n := rate * float64(at-ends[0]) / float64(time.Second)
+		for _, c := range instants {
+			if c.at <= at {
+				n += c.n
+			}
+		}
+		return n
+	}
 	tree := newMaxTree(len(ends))
-	origin := ends[0]
-	seconds := func(at int64) float64 { return float64(at-origin) / float64(time.Second) }
 	for i, t := range ends {
-		tree.add(i, i+1, -rate*seconds(t))
+		tree.add(i, i+1, -due(t))
 	}
 	position := func(at int64) int { i, _ := slices.BinarySearch(ends, at); return i }
 
-	slices.SortFunc(takes, func(a, b span) int { return int(b.from - a.from) })
-	slices.SortFunc(adds, func(a, b span) int {
-		if a.to > b.to {
-			return -1
-		}
-		return 1
-	})
+	slices.SortFunc(takes, func(a, b span) int { return cmp.Compare(b.from, a.from) })
+	slices.SortFunc(adds, func(a, b span) int { return cmp.Compare(b.to, a.to) })
 	next := 0
 	for i, take := range takes { // s moves from the last call to the first
 		s := take.from
@@ -78,14 +71,43 @@ func (h *bucketHistory) checkWindow(r *Result) {
 			continue
 		}
 		worst, at := tree.max(position(s), len(ends))
-		taken := worst + rate*seconds(s) // less what the rate gave in the window
-		allowed := capacity + rate*min(h.gapAt(s), e) + 1
+		taken := worst + due(s) // less what fell due in the window
+		late := rate*min(h.gapAt(s), e) + h.uncredited(instants, s)
+		allowed := capacity + late + 1
 		r.Slack = max(r.Slack, taken/allowed)
 		if taken > allowed {
-			r.violate(Window, h.bucket.Key, "in %s from %s: %.1f tokens beyond the rate were taken; %.1f are allowed (capacity %.0f, refill gap %.3fs)",
-				time.Duration(ends[at]-s), time.Unix(0, s).UTC().Format(time.RFC3339Nano), taken, allowed, capacity, h.gapAt(s))
+			r.violate(Window, h.bucket.Key,
+				"in %s from %s: %.1f tokens beyond what fell due were taken; %.1f are allowed (capacity %.0f, due before %.1f)",
+				time.Duration(ends[at]-s), time.Unix(0, s).UTC().Format(time.RFC3339Nano), taken, allowed, capacity,
+				late)
 		}
 	}
+}
+
+// moves are the tokens that were taken for certain, and those that may have come back.
+func (h *bucketHistory) moves() (takes, adds []span) {
+	for _, op := range h.ops {
+		switch {
+		case op.Kind == record.Add:
+			// The index has it that nobody else adds for that time: see the package's README.
+		case op.Kind == record.Lapse:
+			adds = append(adds, span{op.Call, math.MaxInt64, float64(op.N)})
+		case op.Kind == record.Return || op.Kind == record.Settle:
+			back := span{op.Call, op.Return, float64(op.N - op.Clamped)}
+			if op.Result == record.Unknown {
+				back.to = math.MaxInt64
+			}
+			if op.Result == record.Done || op.Result == record.Unknown {
+				adds = append(adds, back)
+			}
+		case op.Result == record.Unknown && !h.bucket.Linear:
+			// The SDK gives back what a take got that nobody waits for any more.
+			adds = append(adds, span{op.Call, op.Return + int64(giveBack), float64(op.N)})
+		case op.Taken > 0:
+			takes = append(takes, span{op.Call, op.Return, float64(op.Taken)})
+		}
+	}
+	return takes, adds
 }
 
 // gapAt is the time between the refills around an instant, in seconds.
@@ -109,11 +131,15 @@ func (h *bucketHistory) gapAt(s int64) float64 {
 func (h *bucketHistory) faultSlack(rate, e float64) []span {
 	var slack []span
 	capacity, _, _ := h.limits()
+	templated := h.bucket.Kind == record.Refilled || h.bucket.Kind == record.Lazy
 	for _, f := range h.faults {
 		switch f.Effect {
 		case record.Clock:
-			if f.Jump > 0 { // the jump is credited as if it were time, up to the cap
-				slack = append(slack, span{f.Start, f.End, rate * min(f.Jump.Seconds(), e)})
+			if f.Jump > 0 { // the jump is credited as if it were time, up to the cap; instants, one a call
+				slack = append(slack, span{f.Start, f.End + int64(h.run.Meta.Resume), h.credited(f.Jump, rate, e)})
+			}
+			if templated && f.Jump > 0 { // its time is over, and it is created again
+				slack = append(slack, span{f.Start, math.MaxInt64, capacity})
 			}
 		case record.Rollback: // only what was taken and is forgotten
 			forgotten := 0.0
@@ -127,25 +153,43 @@ func (h *bucketHistory) faultSlack(rate, e float64) []span {
 			}
 			slack = append(slack, span{f.Start, f.End, min(forgotten, capacity)})
 		case record.Lose:
-			if t := h.anyPolicy(); t.OnLoss == policy.LossFull {
+			if t := h.anyPolicy(); t.OnLoss == policy.LossFull || templated {
 				slack = append(slack, span{f.Start, math.MaxInt64, capacity})
 			}
 		}
 	}
+	if templated {
+		return slack
+	}
 	for _, w := range h.writes[min(1, len(h.writes)):] {
 		// A bucket that was lost is new again, with its initial tokens, if every caller is: nobody called later who
 		// remembered it.
-		if o := w.outcome; o != nil && o.Status == policy.StatusInitialised && w.call.Version.Era == 0 && !h.rememberedAfter(w) {
+		if o := w.outcome; o != nil && o.Status == policy.StatusInitialised && w.call.Version.Era == 0 &&
+			!h.rememberedAfter(w) {
 			slack = append(slack, span{w.from, w.to, float64(o.Tokens)})
 		}
 	}
 	return slack
 }
 
-// rememberedAfter reports whether a caller that had known the bucket before came after it was created as a new one.
+// credited is what a clock that jumps forward brings at most.
+func (h *bucketHistory) credited(jump time.Duration, rate, e float64) float64 {
+	capacity, _, _ := h.limits()
+	if h.bucket.Kind == record.Lazy {
+		return min(rate*jump.Seconds(), capacity)
+	}
+	n := rate * min(jump.Seconds(), e)
+	if len(h.steps) > 0 {
+		n += capacity
+	}
+	return n
+}
+
+// rememberedAfter reports whether a caller that had known the bucket before came after it was created as a new one. One
+// whose configuration is older than the bucket's was brings no policy, and creates nothing.
 func (h *bucketHistory) rememberedAfter(w write) bool {
 	for _, f := range h.refills {
-		if f.Era > 0 && f.Era < w.version.Era && f.Sent > w.from {
+		if f.Era > 0 && f.Terms != "" && f.Era < w.version.Era && f.Sent > w.from {
 			return true
 		}
 	}

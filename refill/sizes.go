@@ -22,52 +22,52 @@ const (
 	batchShare = 10
 )
 
-// pace sizes what goes to one server: so many buckets in a script call that none
+// sizes are of what goes to one server: so many buckets in a script call that none
 // holds it up, so many in a batch that a slow server answers in time. Every
 // script call tells the server's clock at its beginning, so the calls of a batch
 // tell how long each took, whatever the network does.
-type pace struct {
+type sizes struct {
 	most    int           // buckets in a batch
 	timeout time.Duration // of a batch
 	cost    time.Duration // per bucket, smoothed; 0 while unknown
 	limit   int           // buckets in a batch, less than most after failures
 }
 
-func newPace(most int, timeout time.Duration) *pace {
-	return &pace{most: most, timeout: timeout, limit: most}
+func newSizes(most int, timeout time.Duration) *sizes {
+	return &sizes{most: most, timeout: timeout, limit: most}
 }
 
 // perCall is how many buckets may share a script call.
-func (p *pace) perCall() int {
-	if p.cost == 0 {
+func (s *sizes) perCall() int {
+	if s.cost == 0 {
 		return firstPerCall
 	}
-	return int(min(max(scriptBudget/p.cost, 1), maxPerCall))
+	return int(min(max(scriptBudget/s.cost, 1), maxPerCall))
 }
 
 // batch is how many buckets may go in one round trip.
-func (p *pace) batch() int {
-	if p.cost == 0 {
-		return p.limit
+func (s *sizes) batch() int {
+	if s.cost == 0 {
+		return s.limit
 	}
-	return min(p.limit, int(max(p.timeout/batchShare/p.cost, 1)))
+	return min(s.limit, int(max(s.timeout/batchShare/s.cost, 1)))
 }
 
 // failed takes in that a batch of n buckets was not answered: the server may not
 // have been able to.
-func (p *pace) failed(n int) { p.limit = max(1, min(p.limit, n)/2) }
+func (s *sizes) failed(n int) { s.limit = max(1, min(s.limit, n)/2) }
 
 // answered takes in the answers to a batch.
-func (p *pace) answered(results []lua.RefillResult) {
-	p.limit = min(p.most, 2*p.limit)
+func (s *sizes) answered(results []lua.RefillResult) {
+	s.limit = min(s.most, 2*s.limit)
 	cost := costOf(results)
 	switch {
 	case cost == 0:
-	case p.cost == 0:
-		p.cost = cost
+	case s.cost == 0:
+		s.cost = cost
 	default:
 		// A server that was not scheduled for a moment isn't a slow one.
-		p.cost += (min(max(cost, p.cost/2), 2*p.cost) - p.cost) / 4
+		s.cost += (min(max(cost, s.cost/2), 2*s.cost) - s.cost) / 4
 	}
 }
 

@@ -25,7 +25,7 @@ func answers(n int, begun ...int64) []lua.RefillResult {
 
 func TestScriptCallsShrinkOnASlowServerAndGrowOnAFastOne(t *testing.T) {
 	t.Parallel()
-	p := newPace(500, time.Second)
+	p := newSizes(500, time.Second)
 	require.Equal(t, 20, p.perCall(), "to begin with")
 	require.Equal(t, 500, p.batch())
 
@@ -56,7 +56,7 @@ func TestScriptCallsShrinkOnASlowServerAndGrowOnAFastOne(t *testing.T) {
 
 func TestBatchesShrinkWhenTheyFailAndGrowBack(t *testing.T) {
 	t.Parallel()
-	p := newPace(500, time.Second)
+	p := newSizes(500, time.Second)
 	for _, want := range []int{250, 125, 62, 31, 15, 7, 3, 1, 1} {
 		p.failed(p.batch())
 		require.Equal(t, want, p.batch())

@@ -1,0 +1,356 @@
+package election
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// account is what happened to one bucket, and what was wrong with it.
+type account struct {
+	key      string
+	prefix   string          // of the template that it belongs to; empty for a configured bucket
+	foreign  bool            // programs with plain commands use it too
+	policies []policy.Policy // by version of the configuration
+
+	redis      *fakeRedis
+	writes     []write
+	takes      []taken
+	faults     []error
+	slack      float64                 // tokens that faults may add to the bound
+	minted     int                     // creations with initial tokens
+	written    map[policy.Version]bool // in this history
+	instants   map[int64]bool          // that were credited
+	putBack    bool                    // the clock was
+	forgot     bool                    // the server forgot something
+	whole      int64                   // tokens that must have been there since the bucket lost its own; 0 for none
+	sinceWhole int64                   // tokens taken since
+	reserved   int
+	allowed    time.Duration // since when nobody forbids it, since the start
+}
+
+// write is a refill that wrote.
+type write struct {
+	at      time.Duration // since the start
+	from    time.Duration // the next one credits the time since then
+	by      string
+	outcome policy.Outcome
+}
+
+type taken struct {
+	at time.Duration
+	n  int64
+}
+
+const interval = 100 * time.Millisecond
+
+// allAccounts are of the buckets that a schedule may have.
+func allAccounts() []*account {
+	steps := func(every time.Duration, tokens int64, capacity int64) policy.Policy {
+		return policy.Policy{Capacity: capacity, Steps: policy.Every(every), StepTokens: tokens, Interval: interval}
+	}
+	rate := func(capacity int64, perSecond int64, change func(*policy.Policy)) policy.Policy {
+		p := policy.Policy{Capacity: capacity, Rate: policy.PerSecond(perSecond), Interval: interval}
+		if change != nil {
+			change(&p)
+		}
+		return p
+	}
+	keep := func(p *policy.Policy) { p.OnRollback = policy.RollbackKeep }
+	full := func(p *policy.Policy) { p.OnLoss = policy.LossFull }
+	strict := func(p *policy.Policy) { p.Strict = true }
+	return []*account{
+		{key: "checkout", policies: []policy.Policy{rate(150, 497, nil), rate(100, 211, nil)}},
+		{key: "stepped", policies: []policy.Policy{steps(300*time.Millisecond, 60, 150), steps(700*time.Millisecond,
+			100, 150)}},
+		{key: "changed", policies: []policy.Policy{rate(150, 300, nil), steps(500*time.Millisecond, 50, 150)}},
+		{key: "kept", policies: []policy.Policy{rate(150, 397, keep), rate(100, 97, keep)}},
+		{key: "whole", policies: []policy.Policy{rate(150, 97, full), rate(100, 53, full)}},
+		{key: "strict", policies: []policy.Policy{rate(150, 497, strict), rate(100, 211, strict)}},
+		{key: "foreign", foreign: true, policies: []policy.Policy{rate(150, 490, nil), rate(150, 490, nil)}},
+		{key: "user:1", prefix: "user:", policies: []policy.Policy{rate(150, 497, nil), rate(100, 211, nil)}},
+	}
+}
+
+func (a *account) terms(version int64) policy.Terms {
+	return a.policies[version].Terms(policy.Fence{Epoch: version})
+}
+
+func (a *account) fault(format string, args ...any) {
+	a.faults = append(a.faults, fmt.Errorf("%s: %s: %w", time.Since(a.redis.start), a.key, fmt.Errorf(format, args...)))
+}
+
+// takes notes tokens that were taken; those that came back are less than none.
+func (a *account) took(n int64) {
+	a.takes = append(a.takes, taken{time.Since(a.redis.start), n})
+	a.sinceWhole += max(0, n)
+}
+
+func (a *account) returned(n int64) {
+	if n > 0 {
+		a.took(-n)
+	}
+}
+
+// lost notes that the bucket is gone.
+func (a *account) lost() {
+	a.forgot = true
+	if t := a.terms(0); t.OnLoss == policy.LossFull || a.prefix != "" {
+		a.slack += float64(t.Capacity)
+	}
+}
+
+// stepped notes that the clock was.
+func (a *account) stepped(jump time.Duration) {
+	if a.putBack = a.putBack || jump < 0; jump > 0 {
+		if t := a.terms(0); t.Kind == policy.Smooth {
+			a.slack += float64(min(jump.Microseconds(), t.MaxElapsed)) * float64(t.Tokens) / float64(t.Per)
+		}
+	}
+}
+
+// mark returns what notes that everything since was forgotten.
+func (a *account) mark() (forget func()) {
+	before, from := len(a.takes), time.Duration(0)
+	if n := len(a.writes); n > 0 {
+		from = a.writes[n-1].from
+	}
+	there := a.redis.buckets[a.key] != nil && a.redis.buckets[a.key].Control != nil
+	return func() {
+		now := a.redis.now()
+		// another history
+		a.writes = append(a.writes, write{at: time.Since(a.redis.start), from: from, outcome: policy.Outcome{Now: now,
+			Last: now}})
+		a.written, a.forgot, a.whole = nil, true, 0
+		for _, k := range a.takes[before:] {
+			a.slack += math.Abs(float64(k.n)) // what is forgotten can be taken again, or come back again
+		}
+		if !there {
+			a.slack += float64(a.terms(0).Capacity) // it is created again
+		}
+	}
+}
+
+// evict takes the tokens away, and nothing else.
+func (a *account) evict(b *policy.Bucket) {
+	if b.Control == nil || b.Tokens == nil {
+		return
+	}
+	b.Tokens = nil
+	a.forgot = true
+	if b.Control.Terms.OnLoss == policy.LossFull {
+		a.slack += float64(b.Control.Terms.Capacity)
+		a.whole, a.sinceWhole = b.Control.Terms.Capacity, 0
+	}
+}
+
+// refilled notes and judges a refill that wrote. before is the bucket as it was.
+func (a *account) refilled(by string, call policy.Call, before, b *policy.Bucket, o policy.Outcome) {
+	a.writes = append(a.writes, write{time.Since(a.redis.start), time.Since(a.redis.start), by, o})
+	if a.written[o.Version] {
+		a.fault("%s wrote %v again", by, o.Version)
+	}
+	if a.written == nil {
+		a.written = map[policy.Version]bool{}
+	}
+	a.written[o.Version] = true
+	if s := b.Control; s.Terms.Strict && o.Tokens+s.Outstanding > s.Terms.Capacity {
+		a.fault("%d tokens and %d outstanding, of %d", o.Tokens, s.Outstanding, s.Terms.Capacity)
+	}
+	if a.whole > 0 && o.Tokens+a.sinceWhole < a.whole {
+		a.fault("the tokens were lost, and of %d only %d came back", a.whole, o.Tokens+a.sinceWhole)
+	}
+	a.whole = 0
+	if before.Control == nil {
+		a.created(call, before, o)
+		return
+	}
+	a.ordered(by, call, before, o)
+	if o.Status == policy.StatusRolledBack {
+		a.rolledBack(before, o)
+	}
+	a.credited(before.Control, o)
+}
+
+// created judges the creation of a bucket.
+func (a *account) created(call policy.Call, before *policy.Bucket, o policy.Outcome) {
+	switch {
+	case before.Tokens != nil || before.Index != nil: // adopted
+	case call.Version.Era == 0:
+		if o.Tokens > 0 {
+			a.minted++
+		}
+	default:
+		want := int64(0)
+		if call.Terms.OnLoss == policy.LossFull {
+			want = call.Terms.Capacity
+		}
+		if o.Tokens != want {
+			a.fault("it was lost and came back with %d tokens, want %d", o.Tokens, want)
+		}
+	}
+}
+
+// ordered judges who wrote over what.
+func (a *account) ordered(by string, call policy.Call, before *policy.Bucket, o policy.Outcome) {
+	s := before.Control
+	knew, had := call.Version, policy.Version{Era: s.Era, Index: s.Index}
+	if o.Fence.Before(s.Terms.Fence) {
+		a.fault("%s put fence %v in the place of %v", by, o.Fence, s.Terms.Fence)
+	}
+	newer := call.Terms != nil && s.Terms.Fence.Before(call.Terms.Fence)
+	if o.Status == policy.StatusApplied && knew != had {
+		a.fault("%s wrote index %v, having expected %v", by, o.Version, knew)
+	}
+	if knew.Before(had) && o.Status != policy.StatusClock && !newer {
+		a.fault("%s knew %v and wrote over %v", by, knew, had)
+	}
+	if had.Before(knew) && o.Version.Era == had.Era {
+		a.fault("%s knew %v, and %v went on in its era", by, knew, had)
+	}
+}
+
+// rolledBack judges the begin of an era after the server forgot something.
+func (a *account) rolledBack(before *policy.Bucket, o policy.Outcome) {
+	if !a.forgot {
+		a.fault("era %d begins as after a rollback, and there was none", o.Version.Era)
+	}
+	want, t := int64(0), before.Control.Terms
+	if t.OnRollback == policy.RollbackKeep && before.Tokens != nil {
+		want = min(*before.Tokens, t.Capacity)
+	}
+	if before.Tokens != nil && o.Tokens != want && o.Fence == t.Fence {
+		a.fault("a rollback was noticed and left %d tokens, want %d", o.Tokens, want)
+	}
+}
+
+// credited judges what a refill of a stepped bucket credited.
+func (a *account) credited(before *policy.Control, o policy.Outcome) {
+	steps := a.policies[o.Fence.Epoch].Steps
+	if steps == nil {
+		return
+	}
+	if period := after(steps, o.Now) - after(steps, o.Now-1); o.Step > o.Now+max(period, after(steps, after(steps,
+		o.Now))-after(steps, o.Now)) {
+		a.fault("the last instant credited is %dµs ahead", o.Step-o.Now)
+	}
+	if o.Fence != before.Terms.Fence || o.Status != policy.StatusApplied && o.Status != policy.StatusSwitched {
+		return
+	}
+	want := int64(0)
+	if o.Step != before.Step {
+		want = before.Terms.Tokens
+		if o.Step < before.Step || o.Step > o.Now || after(steps, o.Step-1) != o.Step {
+			a.fault("from the instant %d to %d, which has not come or is none of %s", before.Step, o.Step, steps)
+		}
+		keeps := before.Terms.OnRollback == policy.RollbackKeep
+		if a.instants[o.Step] && !a.putBack && !(keeps && a.forgot) {
+			a.fault("the instant %d is credited again", o.Step)
+		}
+		if a.instants == nil {
+			a.instants = map[int64]bool{}
+		}
+		a.instants[o.Step] = true
+	}
+	if got := o.Added + o.Clamped; got != want {
+		a.fault("%d tokens for the instants from %d to %d, want %d", got, before.Step, o.Step, want)
+	}
+}
+
+func after(s policy.Steps, at int64) int64 { return s.Next(time.UnixMicro(at)).UnixMicro() }
+
+// judge returns what was broken. The first policy has the highest rate and capacity. calm is since when nothing went
+// wrong.
+func (a *account) judge(calm time.Duration) []error {
+	faults := slices.Clone(a.faults)
+	if a.minted > 1 {
+		faults = append(faults, fmt.Errorf("%s was created with its initial tokens %d times", a.key, a.minted))
+	}
+	if a.terms(0).Kind == policy.Smooth && a.policies[1].Steps == nil {
+		faults = append(faults, a.judgeWindows()...)
+		if !a.foreign {
+			faults = append(faults, a.judgeCredit()...)
+		}
+	}
+	const forgets = 5 * time.Second // how long a bucket that failed by itself may be left alone
+	if gap := a.longest(calm); gap > 3*interval && (a.allowed == 0 || calm-a.allowed > forgets) {
+		faults = append(faults, fmt.Errorf("%s: no refill for %s after the storm", a.key, gap))
+	}
+	if n := len(a.writes); n > 0 {
+		o := a.writes[n-1].outcome
+		if steps := a.policies[o.Fence.Epoch].Steps; steps != nil && after(steps,
+			o.Step) < o.Now-3*interval.Microseconds() {
+			faults = append(faults, fmt.Errorf("%s: the instant %d is not credited at %d", a.key, after(steps, o.Step),
+				o.Now))
+		}
+	}
+	return faults
+}
+
+// judgeWindows bounds what was taken: taken ≤ C + R·(t − s) + R·min(τ, e) + 1 + slack for every window from just
+// before one take to another.
+func (a *account) judgeWindows() []error {
+	t := a.terms(0)
+	rate := float64(t.Tokens) / float64(t.Per) // per µs
+	slack := 1 + a.slack
+	if a.foreign { // a foreign add that restores the index after a write of ours is paid twice, for a stretch each time
+		slack += 2 * rate * float64(t.Interval)
+	}
+	least, sum, i, last := math.Inf(1), 0.0, 0, time.Duration(0)
+	for _, k := range a.takes {
+		for ; i < len(a.writes) && a.writes[i].at < k.at; i++ {
+			last = a.writes[i].from
+		}
+		gap := k.at - last
+		if i < len(a.writes) {
+			gap = a.writes[i].at - last
+		}
+		at := float64(k.at.Microseconds())
+		least = min(least, sum-rate*at+rate*min(float64(gap.Microseconds()), float64(t.MaxElapsed)))
+		sum += float64(k.n)
+		if over := sum - rate*at - least - float64(t.Capacity) - slack; over > 1e-6 {
+			return []error{fmt.Errorf("%s: %s: %.1f tokens more were taken than the bound allows", k.at, a.key, over)}
+		}
+	}
+	return nil
+}
+
+// judgeCredit: refills credit the time since the one before, capped, and what is below a token is carried on, so the
+// credit of a stretch of them is the stretch's, to the token.
+func (a *account) judgeCredit() []error {
+	due, got := 0.0, 0.0
+	for i := 1; i < len(a.writes); i++ {
+		before, o := a.writes[i-1].outcome, a.writes[i].outcome
+		t := a.terms(o.Fence.Epoch)
+		room := t.Capacity
+		if t.Strict {
+			room -= before.Outstanding
+		}
+		if o.Status != policy.StatusApplied || before.Version.Era != o.Version.Era || before.Fence != o.Fence ||
+			before.Tokens >= room {
+			due, got = 0, 0
+			continue
+		}
+		due += float64(min(max(o.Now-before.Last, 0), t.MaxElapsed)) * float64(t.Tokens) / float64(t.Per)
+		got += float64(o.Added + o.Clamped)
+		if math.Abs(due-got) > 1+1e-6 {
+			return []error{fmt.Errorf("%s: %s: %.2f tokens fell due in a stretch of refills, %.0f were credited",
+				a.writes[i].at, a.key, due, got)}
+		}
+	}
+	return nil
+}
+
+// longest is the longest time between two refills from the instant on, to the end included.
+func (a *account) longest(from time.Duration) (gap time.Duration) {
+	last := from
+	for _, f := range a.writes {
+		if f.at > from {
+			gap, last = max(gap, f.at-last), f.at
+		}
+	}
+	return max(gap, time.Since(a.redis.start)-last)
+}

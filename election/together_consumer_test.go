@@ -1,0 +1,144 @@
+package election
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// consume takes from a bucket until ctx ends, as its kind of consumer does.
+func (a *account) consume(ctx context.Context, d *dice, version func() int64) {
+	for sleep(ctx, d.upTo(4*interval)) {
+		a.redis.change(func() {
+			b := a.redis.bucket(a.key)
+			switch {
+			case a.prefix != "":
+				a.takeOfTemplate(b, a.terms(version()))
+			case b.Control == nil: // unknown, or not ours yet
+			case a.policies[0].Strict && d.float() < 0.7:
+				a.reserve(b, 1+int64(d.float()*60), d)
+			default:
+				a.takeAll(b)
+			}
+		})
+	}
+}
+
+func tokens(b *policy.Bucket) int64 {
+	if b.Tokens == nil {
+		return 0
+	}
+	return *b.Tokens
+}
+
+// takeAll takes what there is, or is denied a token. Locked, as all of these.
+func (a *account) takeAll(b *policy.Bucket) {
+	n := max(1, tokens(b))
+	if got := b.Take(n, a.redis.now()); got.OK {
+		a.took(n)
+	}
+}
+
+// takeOfTemplate takes all, and creates the bucket if there is none. As the script does, it enters the active set at
+// the edges, and when it is denied.
+func (a *account) takeOfTemplate(b *policy.Bucket, t policy.Terms) {
+	n := t.Capacity
+	if b.Control != nil {
+		n = max(1, tokens(b))
+	}
+	set, now := lua.ActiveKey(a.prefix, lua.ActiveShard(a.key)), a.redis.now()
+	if b.Control != nil && tokens(b) >= n && tokens(b) < t.Capacity { // it looks at the tokens alone
+		b.Take(n, now)
+		a.took(n)
+		return
+	}
+	got, active := b.TakeTemplate(t, n, now, a.redis.active[set][a.key])
+	if got.OK {
+		a.took(n)
+	}
+	if active {
+		a.redis.enter(set, a.key)
+	}
+}
+
+// reserve reserves tokens, and settles an earlier reservation or lets its time pass.
+func (a *account) reserve(b *policy.Bucket, n int64, d *dice) {
+	now := a.redis.now()
+	a.reserved++
+	got, _ := b.Reserve(fmt.Sprint(a.reserved), n, (3 * interval).Microseconds(), policy.OverrunClamp, policy.Leave{},
+		now)
+	if got.OK {
+		a.took(n)
+	}
+	if d.float() < 0.5 {
+		settled, _, _ := b.Settle(fmt.Sprint(a.reserved-1), int64(d.float()*30), now)
+		a.returned(settled.Returned)
+		if settled.Charged > 0 {
+			a.took(settled.Charged)
+		}
+	}
+	if s := b.Control; s != nil && *b.Tokens+s.Outstanding > s.Terms.Capacity {
+		a.fault("%d tokens and %d outstanding, of %d", *b.Tokens, s.Outstanding, s.Terms.Capacity)
+	}
+}
+
+// takePlain takes a token as a program does that knows nothing of us: DECR, and INCR if there was none.
+func (a *account) takePlain(ctx context.Context, d *dice) {
+	add := func(n int64) (left int64) {
+		a.redis.change(func() {
+			b := a.redis.bucket(a.key)
+			if b.Tokens == nil {
+				b.Tokens = new(int64)
+			}
+			*b.Tokens += n
+			left = *b.Tokens
+			if n < 0 && left >= 0 {
+				a.took(-n)
+			}
+		})
+		return left
+	}
+	for sleep(ctx, d.upTo(interval/5)) {
+		if add(-1) < 0 {
+			time.Sleep(d.upTo(2 * time.Millisecond)) // it goes through
+			add(1)
+		}
+	}
+}
+
+// addPlain adds what falls due in an interval, an interval after each answer: INCR of the index; DECR if it is
+// another one than expected, else the tokens, up to the capacity.
+func (a *account) addPlain(ctx context.Context, d *dice) {
+	t, expected := a.terms(0), int64(0)
+	n := t.Tokens * t.Interval / t.Per
+	count := func(by int64) (index int64) {
+		a.redis.change(func() {
+			b := a.redis.bucket(a.key)
+			if b.Index == nil {
+				b.Index = new(int64)
+			}
+			*b.Index += by
+			index = *b.Index
+		})
+		return index
+	}
+	for sleep(ctx, interval) {
+		index := count(1)
+		time.Sleep(d.upTo(2 * time.Millisecond))
+		if index != expected+1 {
+			expected = count(-1)
+			continue
+		}
+		expected = index
+		a.redis.change(func() {
+			b := a.redis.bucket(a.key)
+			if b.Tokens == nil {
+				b.Tokens = new(int64)
+			}
+			*b.Tokens = min(*b.Tokens+n, t.Capacity)
+		})
+	}
+}

@@ -1,0 +1,118 @@
+package election
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// What the scripts' arguments and replies look like: see the .lua files.
+
+// script runs the script that has so many keys and arguments. Locked.
+func (r *fakeRedis) script(by string, keys []string, args []any) any {
+	switch {
+	case len(keys) == 3 && len(args) == 1:
+		return r.peek(keys[0])
+	case len(keys) == 5 && len(args) == 1:
+		return r.sweep(keys[0], int(number(args[0])))
+	}
+	return r.refills(by, keys, args)
+}
+
+// refills is refill.lua. Every answer is in full.
+func (r *fakeRedis) refills(by string, keys []string, args []any) any {
+	n := len(keys) / 3
+	shard := ""
+	if len(keys) > 3*n {
+		shard = keys[3*n]
+	}
+	reply, details := []int64{r.now()}, []int64(nil)
+	for i, call := range decodeCalls(n, shard != "", args) {
+		key := keys[2*i]
+		o := policy.Outcome{Status: policy.StatusMalformed, Now: r.now()}
+		bad := int64(1)
+		if key != r.spoilt {
+			o, bad = r.refill(by, key, call), 0
+		}
+		marks := int64(0)
+		if o.Conflict {
+			marks = 1
+		}
+		if s := r.bucket(key).Control; s != nil && o.Status.Wrote() && o.Due == 0 && o.Tokens >= s.Terms.Capacity {
+			marks += 2
+		}
+		if shard != "" && (marks >= 2 || o.Status == policy.StatusUnknown || o.Status == policy.StatusMalformed) {
+			r.leave(shard, key)
+		}
+		reply = append(reply, -5)
+		details = append(details, int64(o.Status), o.Tokens, o.Added, o.Clamped, o.Elapsed, marks, o.Version.Era,
+			o.Version.Index, o.Last,
+			o.Fence.Epoch, o.Fence.Seq, o.Step, bad, o.Outstanding, o.Due, o.Debt)
+	}
+	return append(reply, details...)
+}
+
+// decodeCalls reads the arguments of a call for n buckets.
+func decodeCalls(n int, shard bool, args []any) []policy.Call {
+	calls := make([]policy.Call, n)
+	for i := range calls {
+		c := &calls[i]
+		if c.Create = policy.CreateLost; shard {
+			c.Create = policy.CreateNever
+		}
+		known, index, _ := strings.Cut(strings.TrimPrefix(text(args[i]), " "), " ")
+		era, _, _ := strings.Cut(known, "#")
+		if _, err := fmt.Sscan(era+" "+index, &c.Version.Era, &c.Version.Index); err != nil {
+			panic(err)
+		}
+	}
+	policies := number(args[n])
+	args = args[n+1:]
+	for ; policies > 0; policies-- {
+		var terms *policy.Terms
+		if pol := text(args[1]); pol != "-" {
+			t, err := policy.DecodeTerms(pol)
+			if err != nil {
+				panic(err)
+			}
+			terms = &t
+		}
+		for i := number(args[0]) - 1; i < int64(n); i++ {
+			calls[i].Terms = terms
+		}
+		args = args[3:]
+	}
+	for ; len(args) > 0; args = args[4:] {
+		c := &calls[number(args[0])-1]
+		c.Create, c.Step, c.Next = policy.Create(number(args[1])), number(args[2]), number(args[3])
+	}
+	return calls
+}
+
+func (r *fakeRedis) peek(key string) any {
+	if key == r.spoilt {
+		return []any{int64(3), int64(1)}
+	}
+	b := r.bucket(key)
+	if b.Control == nil {
+		return []any{int64(2)}
+	}
+	s := b.Control
+	return []any{
+		int64(1), *b.Tokens, int64(0), s.Era, *b.Index, s.Last, r.now(), s.Terms.Encode(), s.Carry, s.Step, s.Next,
+		s.Outstanding, s.Due, s.Debt,
+	}
+}
+
+func (r *fakeRedis) sweep(key string, most int) any {
+	b := r.bucket(key)
+	if b.Control == nil {
+		return []any{int64(2)}
+	}
+	sum := b.Sweep(most, r.now())
+	r.accounts[key].returned(sum.Returned)
+	s := b.Control
+	return []any{int64(1), r.now(), tokens(b), sum.Returned, sum.Clamped, sum.Void, sum.Dropped, s.Outstanding, s.Due,
+		s.Debt}
+}

@@ -1,0 +1,145 @@
+package refill
+
+import (
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// learned is what a replica has learned of buckets and shards, for the workers that come after those that learned it.
+type learned struct {
+	buckets map[string]*bucket
+	shards  map[lua.Shard]*shard
+}
+
+// assign shares buckets and shards out to a worker for each master. They go on with what was learned before; of what
+// there is no more, nothing is kept.
+func (r *Refiller) assign(masters []master) []*worker {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	before := r.learned
+	next := learned{map[string]*bucket{}, map[lua.Shard]*shard{}}
+	remember := func(b *bucket) *bucket {
+		if old := before.buckets[b.key]; old != nil {
+			b.inherit(old)
+		}
+		next.buckets[b.key] = b
+		return b
+	}
+	now := time.Now() // one time for all, so that those of a slot begin together
+	shards := r.assignShards(masters, before, next.shards, now)
+	workers := make([]*worker, len(masters))
+	for i, m := range masters {
+		w := &worker{
+			r: r, rng: rand.New(rand.NewPCG(r.rng.Uint64(), uint64(i))), leading: r.leading,
+			sizes: newSizes(r.cfg.Batch, r.cfg.Timeout),
+			timer: time.NewTimer(maxIdle),
+		}
+		w.changed = sync.NewCond(&w.mu)
+		w.lastLoop.Store(now.UnixNano())
+		if r.cfg.Elected {
+			w.pulse = newPulse(keyOn(m, r.cfg.Pulse), r.cfg.Interval, r.version, w.rng)
+			remember(w.pulse.beat)
+			w.pulse.assume(w.leading, now)
+		}
+		var claim *bucket
+		if interval := shortest(shards[i]); interval > 0 {
+			if r.cfg.Elected { // a standby finds the claim abandoned when it finds the pulse late
+				interval = min(interval, r.cfg.Interval)
+			}
+			claim = remember(newClaim(keyOn(m, r.cfg.Pulse+":active"), interval, r.version))
+			claim.due = now
+			w.buckets = append(w.buckets, entryOf(claim))
+		}
+		w.sets = newActiveSets(w, shards[i], claim, m.slots != nil)
+		workers[i] = w
+	}
+	for _, b := range r.buckets {
+		nb, old := r.newBucket(b), before.buckets[b.Key]
+		nb.due = now
+		nb.unannounced = r.cfg.Elected && !b.Pooled && (old == nil || old.unannounced || old.pooled != nil ||
+			old.terms.Fence.Before(nb.terms.Fence))
+		w := workers[ownerOf(masters, remember(nb).slot)]
+		if nb.unannounced {
+			w.announce = append(w.announce, nb)
+		} else {
+			w.buckets = append(w.buckets, entryOf(nb))
+		}
+	}
+	maps.DeleteFunc(r.pooled, func(key string, _ *pooledTerms) bool { return next.buckets[key] == nil })
+	r.learned, r.workers = next, workers
+	return workers
+}
+
+func (r *Refiller) newBucket(b Bucket) *bucket {
+	if b.Pooled { // its terms get to the server by the pool's agent
+		return newPooledBucket(b, r.termsOf(b.Key))
+	}
+	return newBucket(b, r.version)
+}
+
+// assignShards shares the shards of the active sets of all templates out to the masters.
+func (r *Refiller) assignShards(masters []master, before learned, next map[lua.Shard]*shard, now time.Time) [][]*shard {
+	of := make([][]*shard, len(masters))
+	for _, t := range refilled(r.templates) {
+		for i := range lua.ActiveShards {
+			id := lua.Shard{Prefix: t.Prefix, Number: i}
+			s := before.shards[id]
+			if s == nil {
+				s = &shard{Shard: id}
+			}
+			next[id] = s
+			s.template, s.templates, s.interval = t, r.templates, time.Duration(t.Terms.Interval)*time.Microsecond
+			if s.members != nil {
+				s.members.resume(now)
+			}
+			m := ownerOf(masters, s.Slot())
+			of[m] = append(of[m], s)
+		}
+	}
+	return of
+}
+
+// refilled are the templates of a set that refillers enforce.
+func refilled(set *policy.Templates) (list []*policy.Ruled) {
+	for _, t := range set.All() {
+		if t.Enforce == policy.EnforceRefilled {
+			list = append(list, t)
+		}
+	}
+	return list
+}
+
+// shortest is the shortest refill interval of the shards, 0 if there are none.
+func shortest(shards []*shard) (interval time.Duration) {
+	for _, s := range shards {
+		if interval == 0 || s.interval < interval {
+			interval = s.interval
+		}
+	}
+	return interval
+}
+
+// ownerOf is the place of the master that owns a slot. A slot that none owns is one that is moving: any worker will
+// do, its calls fail until it has arrived.
+func ownerOf(masters []master, slot int) int {
+	return max(0, slices.IndexFunc(masters, func(m master) bool { return m.owns(slot) }))
+}
+
+// keyOn is a key on the master: the name, or on a Cluster the first numbered one whose slot it owns.
+func keyOn(m master, name string) string {
+	if m.slots == nil {
+		return name
+	}
+	for n := 0; ; n++ {
+		if key := name + ":" + strconv.Itoa(n); m.owns(lua.Slot(key)) {
+			return key
+		}
+	}
+}

@@ -1,0 +1,200 @@
+package refill
+
+import (
+	"container/heap"
+	"context"
+	"errors"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+
+	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// nextBatch is a call for the buckets that are due, as many as go in a round trip, nil if there are none.
+func (w *worker) nextBatch(ctx context.Context, now time.Time) call {
+	batch := w.collect(now)
+	if len(batch) == 0 {
+		return nil
+	}
+	// The others may wait as long as this before they call a server that is back.
+	othersCame := w.back.IsZero() || now.Sub(w.back) >= maxBackoff+w.r.cfg.Timeout
+	t := w.newTrip(len(batch), w.sizes.perCall())
+	for i, b := range batch {
+		t.calls[i] = b.call(now, othersCame)
+	}
+	return func() func() {
+		t.make(ctx, w.r, w.r.store.refill)
+		return func() {
+			w.learn(ctx, batch, t)
+			w.ended = append(w.ended, t)
+		}
+	}
+}
+
+// collect takes the buckets of a batch out of the queue, the leader's pulse first.
+func (w *worker) collect(now time.Time) (batch []*bucket) {
+	most := w.sizes.batch()
+	if w.pulse != nil && w.leading && !w.pulse.due().IsZero() && !w.pulse.due().After(now) {
+		w.pulse.asked = true
+		batch = append(batch, w.pulse.beat)
+	}
+	if w.refills() { // the calls that are due announce it
+		for _, b := range w.announce {
+			b.unannounced = false
+			heap.Push(&w.buckets, b)
+		}
+		w.announce = nil
+	}
+	for w.refills() && len(w.buckets) > 0 && !w.buckets[0].due.After(now) && len(batch) < most {
+		batch = append(batch, heap.Pop(&w.buckets).(*bucket))
+	}
+	for n := len(w.announce); n > 0 && !w.announce[n-1].due.After(now) && len(batch) < most; n-- {
+		batch = append(batch, w.announce[n-1])
+		w.announce = w.announce[:n-1]
+	}
+	return batch
+}
+
+// learn takes in the answers to a batch, and puts its buckets back.
+func (w *worker) learn(ctx context.Context, batch []*bucket, t *trip) {
+	var news notices
+	for i, b := range batch {
+		res := &t.results[i]
+		w.r.observe(t.event(i))
+		w.learnOne(b, res, t.replied, &news)
+		switch {
+		case w.pulse != nil && b == w.pulse.beat:
+			w.pulse.asked = false
+		case b.unannounced:
+			w.announce = append(w.announce, b)
+		default:
+			heap.Push(&w.buckets, b)
+		}
+	}
+	for _, s := range t.swept {
+		batch[s.at].unswept = warnUnswept(&news, t.calls[s.at].Key, batch[s.at].unswept, s.err)
+	}
+	news.log(w.r.log)
+	if err := t.serverError(); err != nil {
+		w.sizes.failed(len(batch))
+		w.failed(ctx, err)
+		return
+	}
+	w.sizes.answered(t.results)
+	w.recovered()
+}
+
+// learnOne takes in one answer.
+func (w *worker) learnOne(b *bucket, res *lua.RefillResult, replied time.Time, news *notices) {
+	switch {
+	case res.Err == nil:
+		if b.failures > 0 {
+			news.add(hclog.Info, "bucket is refilled again", "bucket", b.key)
+		}
+		if !b.ours {
+			b.compare(news, res.Outcome)
+			b.report(news, res.Outcome)
+		}
+		b.learn(res.Outcome, replied, w.rng)
+		w.align(b, res.Outcome, replied)
+	case ownFault(res.Err):
+		b.fail(replied, w.rng)
+		if b.failures == 1 {
+			news.add(hclog.Error, "bucket can't be refilled", "bucket", b.key, "error", res.Err)
+		}
+	default:
+		b.due = replied.Add(backoff(1, maxBackoff, w.rng))
+	}
+	if w.leading && w.pulse != nil && b.outdated && b.stepped && !w.pulse.withheld {
+		w.pulse.withheld = true
+		news.add(hclog.Warn,
+			"a later configuration has a schedule that this leader doesn't know: its pulse stops, so that all race",
+			"bucket", b.key)
+	}
+	if b.claim && (res.Err == nil || ownFault(res.Err)) {
+		w.sets.claimed(b.held)
+	}
+}
+
+// warnUnswept tells of reservations that can't be ended, once; before is whether that was so before. It returns
+// whether it is so.
+func warnUnswept(to *notices, key string, before bool, err error) bool {
+	if err != nil && !before {
+		to.add(hclog.Warn, "reservations can't be ended", "bucket", key, "error", err)
+	}
+	return err != nil
+}
+
+// align moves a leader's bucket to the beats of the pulse, so that the pulse's silence dates from the bucket's last
+// refill. It moves by half an interval at most, once, and no call comes within half an interval of a refill.
+func (w *worker) align(b *bucket, o policy.Outcome, replied time.Time) {
+	if !w.leading || w.pulse == nil || b == w.pulse.beat || b.interval != w.pulse.beat.interval ||
+		o.Status == policy.StatusUnknown {
+		return
+	}
+	beat := w.pulse.beat.due
+	if last := replied.Add(-time.Duration(o.Now-o.Last) * time.Microsecond); beat.Sub(last) < b.interval/2 {
+		beat = beat.Add(b.interval)
+	}
+	if beat.Sub(replied) <= b.interval*3/2 && beat.Sub(replied) >= b.interval/2 {
+		b.due = beat
+	}
+}
+
+// listen reads the pulse. When it is late, every bucket is due at once: its first call only learns the index.
+func (w *worker) listen(ctx context.Context) call {
+	w.pulse.asked = true
+	return func() func() {
+		ctx, cancel := context.WithTimeout(ctx, w.r.cfg.Timeout)
+		defer cancel()
+		sent := time.Now()
+		reply, err := w.r.store.peek(ctx, w.pulse.beat.key)
+		replied := time.Now()
+		return func() {
+			w.pulse.asked = false
+			if err != nil && !errors.Is(err, lua.ErrUnknownBucket) && !ownFault(err) {
+				w.failed(ctx, err)
+				return
+			}
+			w.recovered()
+			w.hear(reply, err, sent, replied)
+		}
+	}
+}
+
+// hear takes in a look at the pulse. One that can't be read tells as little of a leader as one that isn't there.
+func (w *worker) hear(reply lua.PeekReply, err error, sent, replied time.Time) {
+	before := w.pulse.state
+	if err == nil {
+		w.pulse.heard(reply, sent, replied)
+	} else {
+		w.pulse.absent(replied)
+	}
+	if unreadable := err != nil && !errors.Is(err, lua.ErrUnknownBucket); unreadable != w.pulse.unreadable {
+		if w.pulse.unreadable = unreadable; unreadable {
+			w.r.log.Error("pulse can't be read: this replica races", "pulse", w.pulse.beat.key, "error", err)
+		}
+	}
+	state := w.pulse.state
+	if before == beating && state != beating {
+		for _, entry := range w.buckets {
+			entry.bucket.due = replied
+		}
+		w.buckets.order()
+		w.lookAfresh()
+	}
+	if before != beating && state == beating {
+		w.sets.assume()
+	}
+	if (before == silent) != (state == silent) {
+		w.r.setRacing(w, state == silent)
+		if state == silent {
+			w.r.log.Info("pulse is silent: this replica races",
+				"pulse", w.pulse.beat.key, "silent-for", replied.Sub(w.pulse.changed))
+		} else {
+			w.r.log.Info("pulse beats: this replica stands by", "pulse", w.pulse.beat.key)
+		}
+	}
+}

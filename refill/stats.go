@@ -1,0 +1,161 @@
+package refill
+
+import (
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// Stats counts what this replica's calls did since it started.
+type Stats struct {
+	Calls    map[policy.Status]int64 // answers by status
+	Errors   int64                   // calls without an answer
+	Added    int64                   // tokens this replica added
+	Clamped  int64                   // tokens due that full buckets could not hold
+	Leading  bool
+	Epoch    int64 // of the present or last term
+	Racing   bool  // elected mode: standing in for a silent leader, on one master or more
+	Version  int64
+	Buckets  int
+	LastLag  time.Duration // time between the last two refills of the bucket refilled last
+	LastCall time.Time     // of the last answer; zero if none came yet
+	LastLoop time.Time     // when the slowest worker last looked for something to do; zero while none runs
+
+	Templates []TemplateStats // refilled ones; the counts above are without them
+}
+
+// LagBounds are the upper bounds of TemplateStats.Lag.
+var LagBounds = []time.Duration{
+	time.Millisecond, 2500 * time.Microsecond, 5 * time.Millisecond, 10 * time.Millisecond, 25 * time.Millisecond,
+	50 * time.Millisecond, 75 * time.Millisecond, 100 * time.Millisecond, 150 * time.Millisecond,
+	200 * time.Millisecond, 250 * time.Millisecond, 500 * time.Millisecond, time.Second, 2500 * time.Millisecond,
+	5 * time.Second, 10 * time.Second,
+}
+
+// TemplateStats counts what this replica's calls for the buckets of one refilled
+// template did since it started.
+type TemplateStats struct {
+	Prefix  string
+	Shards  int                     // of the active set that this replica refills
+	Active  int64                   // buckets in those shards at their last rounds: over all replicas, those not full
+	Calls   map[policy.Status]int64 // answers by status
+	Errors  int64                   // calls without an answer
+	Left    int64                   // buckets that left the active set, because they were full or none
+	Added   int64
+	Clamped int64
+	// Lag counts the refills by how much later than one refill interval after the
+	// refill before they came, or after the take that left the bucket less than full:
+	// up to each of LagBounds, and beyond them all.
+	Lag    []int64
+	LagSum time.Duration
+}
+
+func newTemplateStats(prefix string) *TemplateStats {
+	return &TemplateStats{Prefix: prefix, Calls: map[policy.Status]int64{}, Lag: make([]int64, len(LagBounds)+1)}
+}
+
+// add takes in the answers to calls for buckets of the template.
+func (t *TemplateStats) add(interval time.Duration, results []lua.RefillResult) {
+	var calls [policy.StatusMalformed + 1]int64 // a map costs more
+	for i := range results {
+		r := &results[i]
+		if r.Err != nil {
+			t.Errors++
+			continue
+		}
+		calls[r.Status]++
+		t.Added += r.Added
+		t.Clamped += r.Clamped
+		if r.Left {
+			t.Left++
+		}
+		if !r.Status.Wrote() || r.Elapsed == 0 {
+			continue
+		}
+		lag := max(0, time.Duration(r.Elapsed)*time.Microsecond-interval)
+		t.LagSum += lag
+		bound := 0
+		for bound < len(LagBounds) && lag > LagBounds[bound] {
+			bound++
+		}
+		t.Lag[bound]++
+	}
+	for status, n := range calls {
+		if n > 0 {
+			t.Calls[policy.Status(status)] += n
+		}
+	}
+}
+
+// snapshot is a copy that doesn't change.
+func (t *TemplateStats) snapshot() TemplateStats {
+	s := *t
+	s.Calls, s.Lag = maps.Clone(t.Calls), slices.Clone(t.Lag)
+	return s
+}
+
+// Stats is a snapshot of the counts.
+func (r *Refiller) Stats() Stats {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	s := r.stats
+	s.Calls = maps.Clone(r.stats.Calls)
+	for _, w := range r.workers {
+		s.Racing = s.Racing || w.racing
+		if t := time.Unix(0, w.lastLoop.Load()); s.LastLoop.IsZero() || t.Before(s.LastLoop) {
+			s.LastLoop = t
+		}
+	}
+	for _, t := range refilled(r.templates) {
+		one := r.templateStats[t.Prefix].snapshot()
+		for _, w := range r.workers {
+			w.sets.count(&one)
+		}
+		s.Templates = append(s.Templates, one)
+	}
+	s.Leading, s.Epoch, s.Version, s.Buckets = r.leading, r.epoch, r.version, len(r.buckets)
+	return s
+}
+
+func (r *Refiller) setRacing(w *worker, racing bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	w.racing = racing
+}
+
+func (r *Refiller) observe(e Event) {
+	r.mu.Lock()
+	if e.Err != nil {
+		r.stats.Errors++
+	} else {
+		r.stats.Calls[e.Outcome.Status]++
+		r.stats.Added += e.Outcome.Added
+		r.stats.Clamped += e.Outcome.Clamped
+		r.stats.LastCall = e.Replied
+		if e.Outcome.Status.Wrote() {
+			r.stats.LastLag = time.Duration(e.Outcome.Elapsed) * time.Microsecond
+		}
+	}
+	r.mu.Unlock()
+	if r.cfg.Observe != nil {
+		r.cfg.Observe(e)
+	}
+}
+
+// observeActive takes in the answers to calls for buckets of a shard.
+func (r *Refiller) observeActive(s *shard, t *trip) {
+	r.mu.Lock()
+	if stats := r.templateStats[s.Prefix]; stats != nil {
+		stats.add(s.interval, t.results)
+	}
+	r.mu.Unlock()
+	if r.cfg.ObserveActive == nil {
+		return
+	}
+	for i := range t.results {
+		r.cfg.ObserveActive(t.event(i))
+	}
+}

@@ -1,0 +1,124 @@
+package refill
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/tokenrefill/refiller/lua"
+)
+
+// trip is a round trip of refills: what was asked, and what was answered.
+type trip struct {
+	calls         []lua.RefillCall
+	perCall       int // buckets that share a script call
+	results       []lua.RefillResult
+	sent, replied time.Time
+	swept         []swept
+}
+
+// refillFunc refills buckets, perCall of them in a script call: see store.
+type refillFunc func(ctx context.Context, calls []lua.RefillCall, perCall int) []lua.RefillResult
+
+// newTrip makes room for n calls, in a trip that has ended if there is one.
+func (w *worker) newTrip(n, perCall int) *trip {
+	t := &trip{}
+	if last := len(w.ended) - 1; last >= 0 {
+		t, w.ended = w.ended[last], w.ended[:last]
+	}
+	*t = trip{calls: slices.Grow(t.calls[:0], n)[:n], perCall: perCall}
+	return t
+}
+
+// make makes the round trip, through refill. What the server refuses as a whole because of one bucket is asked again
+// one by one, so that the others aren't held up: who was refilled by a call that failed half-way is answered that by
+// its index.
+func (t *trip) make(ctx context.Context, r *Refiller, refill refillFunc) {
+	refillCtx, cancel := context.WithTimeout(ctx, r.cfg.Timeout)
+	defer cancel()
+	t.sent = time.Now()
+	t.results = refill(refillCtx, t.calls, t.perCall)
+	var refused []int
+	var calls []lua.RefillCall
+	for i := range t.results {
+		if t.perCall > 1 && refuses(t.results[i].Err) {
+			refused, calls = append(refused, i), append(calls, t.calls[i])
+		}
+	}
+	if len(refused) > 0 {
+		for k, result := range refill(refillCtx, calls, 1) {
+			t.results[refused[k]] = result
+		}
+	}
+	t.replied = time.Now()
+	sweepCtx, cancelSweep := context.WithTimeout(ctx, r.cfg.Timeout)
+	defer cancelSweep()
+	t.sweep(sweepCtx, r.store)
+}
+
+// event is what observers hear of the i-th answer.
+func (t *trip) event(i int) Event {
+	call, result := &t.calls[i], &t.results[i]
+	return Event{
+		Key: call.Key, Sent: t.sent, Replied: t.replied, Call: call.Call, Outcome: result.Outcome, Err: result.Err,
+	}
+}
+
+// serverError is why the server answered none of the calls; nil if it answered one, if only that it is refused.
+func (t *trip) serverError() (err error) {
+	for i := range t.results {
+		if t.results[i].Err == nil || ownFault(t.results[i].Err) {
+			return nil
+		}
+		err = t.results[i].Err
+	}
+	return err
+}
+
+// refuses reports whether an error is a server's that would not or could not do one of a call's buckets: one whose keys
+// are forbidden to us, or that makes the script fail.
+func refuses(err error) bool {
+	return redis.HasErrorPrefix(err, "NOPERM") ||
+		redis.HasErrorPrefix(err, "ERR") && strings.Contains(err.Error(), "user_script")
+}
+
+// ownFault reports whether an error is the bucket's, not its server's.
+func ownFault(err error) bool {
+	return errors.Is(err, lua.ErrMalformedBucket) || errors.Is(err, lua.ErrBadReply) || refuses(err)
+}
+
+const (
+	// sweptOfBucket is the most records of a bucket that one script call ends, so that no call holds the server up for
+	// long.
+	sweptOfBucket = 100
+	// sweptAtOnce is the most records that one round trip ends, if no more buckets have any: a server runs a pipeline
+	// in one go.
+	sweptAtOnce = 1000
+)
+
+// swept is what became of an attempt to end a bucket's reservations and leases.
+type swept struct {
+	at  int // its place in the trip
+	err error
+}
+
+// sweep ends the reservations and leases whose time is over, in the buckets that the trip refilled, so that they end
+// with no consumer alive. What it leaves behind, or fails to end, is swept after the next refill.
+func (t *trip) sweep(ctx context.Context, s store) {
+	var keys []string
+	for i := range t.results {
+		if o := &t.results[i]; o.Err == nil && o.Due != 0 && o.Due <= o.Now && o.Status.Wrote() {
+			t.swept, keys = append(t.swept, swept{at: i}), append(keys, t.calls[i].Key)
+		}
+	}
+	if len(keys) == 0 {
+		return
+	}
+	for k, result := range s.sweep(ctx, keys, max(1, min(sweptOfBucket, sweptAtOnce/len(keys)))) {
+		t.swept[k].err = result.Err
+	}
+}

@@ -1,0 +1,244 @@
+package refill
+
+import (
+	"context"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// worker refills the buckets of one Redis master. Two goroutines make its calls; what it knows is under the mutex, which
+// none of them holds during a call. A slow or silent master holds up its own worker only.
+type worker struct {
+	r        *Refiller
+	rng      *rand.Rand
+	lastLoop atomic.Int64 // when it last looked for something to do, Unix ns
+	racing   bool         // standing in for a silent leader; guarded by Refiller.mu
+
+	mu       sync.Mutex
+	changed  *sync.Cond  // an answer was taken in, or the worker is over
+	timer    *time.Timer // ends the wait of a goroutine that makes no call
+	buckets  queue       // by due time, whether this replica refills them or not
+	announce []*bucket   // a standby's, not in buckets yet: the server may not know their terms
+	pulse    *pulse      // nil in race mode
+	sets     *activeSets
+	sizes    *sizes
+	leading  bool
+	underWay int     // calls
+	paused   bool    // no call is to be made
+	over     bool    // nor ever again
+	setsNext bool    // the next call is for the active sets, if one is due: they and the buckets take turns
+	ended    []*trip // to be used again
+
+	failures int       // calls in a row that the server failed
+	rest     time.Time // nothing is sent before, since the server failed
+	back     time.Time // when the server came back; zero if it was never away
+}
+
+const (
+	// maxUnderWay is how many calls are under way at most. The second one is made while the server works on the first,
+	// and only where the worker is behind and the server answers: takes of consumers wait for both.
+	maxUnderWay = 2
+	// behindAfter is the part of a refill interval after which a worker is behind with what is due.
+	behindAfter = 20
+	// maxIdle bounds the time between two looks for something to do, so that a worker that hangs can be told from one
+	// that rests.
+	maxIdle = time.Second
+)
+
+// call is a call to make, without the mutex. It returns what takes in the answer, with the mutex.
+type call func() (learn func())
+
+// run makes calls until ctx ends or stop is closed, and takes in the answers to all that it has made.
+func (w *worker) run(ctx context.Context, stop <-chan struct{}) {
+	w.buckets.order()
+	var callers sync.WaitGroup
+	for range maxUnderWay {
+		callers.Go(func() { w.makeCalls(ctx, stop) })
+	}
+	callers.Wait()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.over = true
+	w.changed.Broadcast()
+}
+
+// makeCalls makes one call after the other.
+func (w *worker) makeCalls(ctx context.Context, stop <-chan struct{}) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-stop:
+			return
+		default:
+		}
+		now := time.Now()
+		w.lastLoop.Store(now.UnixNano())
+		if w.wait(now) <= 0 {
+			if c := w.next(ctx, now); c != nil {
+				w.make(c, now)
+				continue
+			}
+		}
+		w.timer.Reset(max(w.wait(now), 0))
+		w.mu.Unlock()
+		select {
+		case <-ctx.Done():
+		case <-stop:
+		case <-w.timer.C:
+		}
+		w.mu.Lock()
+	}
+}
+
+// make makes a call, during which the other goroutine may make one.
+func (w *worker) make(c call, now time.Time) {
+	w.underWay++
+	w.timer.Reset(max(w.wait(now), 0))
+	w.mu.Unlock()
+	learn := c()
+	w.mu.Lock()
+	w.underWay--
+	learn()
+	w.changed.Broadcast()
+}
+
+// assume changes the role, once nothing is under way any more under the old one.
+func (w *worker) assume(leading bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.leading && !leading {
+		w.handOver()
+	}
+	for w.paused = true; w.underWay > 0; {
+		w.changed.Wait()
+	}
+	w.leading = leading
+	w.pulse.assume(leading, time.Now())
+	w.sets.assume()
+	w.r.setRacing(w, false)
+	w.lookAfresh()
+	w.paused = false
+	w.timer.Reset(0)
+}
+
+// handOver refills once more, at the end of a term, what was refilled half an interval ago or longer, the pulse too. A
+// successor has yet to learn the indexes, and then waits half an interval: it is in time if as much is left. What isn't
+// done within half an interval is left to it.
+func (w *worker) handOver() {
+	now := time.Now()
+	hurry := func(b *bucket) {
+		if b.due.Sub(now) <= b.interval/2 && b.due.After(now) {
+			b.due = now
+		}
+	}
+	hurry(w.pulse.beat)
+	for _, entry := range w.buckets {
+		hurry(entry.bucket)
+	}
+	w.buckets.order()
+	w.sets.hurry(now)
+	w.timer.Reset(0)
+	pending := func() bool {
+		beat := w.pulse.due()
+		return !beat.IsZero() && !beat.After(now) || len(w.buckets) > 0 && !w.buckets[0].due.After(now) ||
+			w.sets.pending(now)
+	}
+	late := false
+	defer time.AfterFunc(w.pulse.beat.interval/2, func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		late = true
+		w.changed.Broadcast()
+	}).Stop()
+	for pending() && !late && !w.over && w.failures == 0 {
+		w.changed.Wait()
+	}
+}
+
+// refills reports whether it is for this replica to refill.
+func (w *worker) refills() bool { return w.pulse == nil || w.leading || w.pulse.state != beating }
+
+// wait is how long until a call is to be started: 0 if one is.
+func (w *worker) wait(now time.Time) time.Duration {
+	at, interval := w.due()
+	switch {
+	case at.IsZero() || w.paused || w.underWay == maxUnderWay || w.underWay > 0 && w.failures > 0:
+		return maxIdle
+	case w.underWay > 0:
+		at = at.Add(interval / behindAfter)
+	}
+	if at.Before(w.rest) {
+		at = w.rest
+	}
+	return min(max(at.Sub(now), 0), maxIdle)
+}
+
+// due is when the next call is due, zero for never, and the refill interval of what it is for.
+func (w *worker) due() (at time.Time, interval time.Duration) {
+	earliest := func(due time.Time, of time.Duration) {
+		if !due.IsZero() && (at.IsZero() || due.Before(at)) {
+			at, interval = due, of
+		}
+	}
+	if w.pulse != nil {
+		earliest(w.pulse.due(), w.pulse.beat.interval)
+	}
+	if n := len(w.announce); n > 0 {
+		earliest(w.announce[n-1].due, w.announce[n-1].interval)
+	}
+	if w.refills() {
+		if len(w.buckets) > 0 {
+			earliest(w.buckets[0].due, w.buckets[0].bucket.interval)
+		}
+		earliest(w.sets.due())
+	}
+	return at, interval
+}
+
+// next is one of the calls that are due, nil if none is.
+func (w *worker) next(ctx context.Context, now time.Time) call {
+	if w.pulse != nil && w.pulse.looks() && !w.pulse.due().IsZero() && !w.pulse.due().After(now) {
+		return w.listen(ctx)
+	}
+	w.setsNext = !w.setsNext
+	if w.setsNext {
+		if c := w.sets.next(ctx, now); c != nil {
+			return c
+		}
+		return w.nextBatch(ctx, now)
+	}
+	if c := w.nextBatch(ctx, now); c != nil {
+		return c
+	}
+	return w.sets.next(ctx, now)
+}
+
+// lookAfresh forgets which buckets were missing, because this replica hasn't looked for a while: one that is missing
+// now may be remembered by the others.
+func (w *worker) lookAfresh() {
+	for _, entry := range w.buckets {
+		entry.bucket.missing = time.Time{}
+	}
+}
+
+// failed takes in that the server failed a call, and leaves it alone for a while.
+func (w *worker) failed(ctx context.Context, err error) {
+	w.failures++
+	if w.failures == 1 && ctx.Err() == nil {
+		w.r.log.Warn("redis is away: refills pause", "error", err)
+	}
+	w.rest = time.Now().Add(backoff(w.failures, maxBackoff, w.rng))
+}
+
+func (w *worker) recovered() {
+	if w.failures > 0 {
+		w.r.log.Info("redis is back: refills go on", "failed-calls", w.failures)
+		w.back = time.Now()
+	}
+	w.failures = 0
+}

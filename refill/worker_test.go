@@ -1,0 +1,166 @@
+package refill
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/policy"
+)
+
+func TestAnUnreadablePulseIsNoSignOfLife(t *testing.T) {
+	simulate(t, func(t *testing.T, r *rig) {
+		var log lockedBuffer
+		r.log = &log
+		r.server.bad["refiller:pulse"] = true
+		a, b := r.start("a", true, 0, checkout(1000)), r.start("b", true, 0, checkout(1000))
+		time.Sleep(4 * time.Second)
+		require.GreaterOrEqual(t, len(r.server.gaps("checkout")), 30, "nobody leads, so both race")
+		require.True(t, a.Stats().Racing)
+		resign := a.lead()
+		time.Sleep(time.Second)
+		require.True(t, b.Stats().Racing, "it hears nothing of the leader")
+		resign()
+		r.server.set(func() { r.server.bad["refiller:pulse"] = false })
+		resign = a.lead()
+		time.Sleep(3 * time.Second)
+		require.False(t, b.Stats().Racing)
+		resign()
+		a.stop()
+		b.stop()
+		require.Equal(t, 2, strings.Count(log.String(), "pulse can't be read"), "once of each replica")
+		require.NotContains(t, log.String(), "redis is away")
+	})
+}
+
+// A leader with an old file can't credit the instants of a later one's schedule. So the standbys that can must race.
+func TestALeaderWithAnOldFileStopsItsPulse(t *testing.T) {
+	simulate(t, func(t *testing.T, r *rig) {
+		stepped := func(every time.Duration) Bucket {
+			return Bucket{Key: "quota", Policy: policy.Policy{Capacity: 1000, Steps: policy.Every(every),
+				StepTokens: 100, Interval: interval}}
+		}
+		a, b := r.start("a", true, 1, stepped(time.Second)), r.start("b", true, 1, stepped(time.Second))
+		resign := a.lead()
+		time.Sleep(2 * time.Second)
+		c := r.start("c", true, 2, stepped(10*time.Second))
+		time.Sleep(2 * time.Second)
+		r.server.take("quota", 1000)
+		time.Sleep(100 * time.Second)
+		require.EqualValues(t, 1000, r.server.take("quota", 5000), "ten instants of ten seconds")
+		require.NoError(t, a.Update([]Bucket{stepped(10 * time.Second)}, nil, 2))
+		time.Sleep(2 * time.Second)
+		require.False(t, b.Stats().Racing)
+		require.False(t, c.Stats().Racing, "it leads again, now that it has the later file")
+		time.Sleep(50 * time.Second)
+		require.EqualValues(t, 500, r.server.take("quota", 5000))
+		resign()
+		for _, rep := range []*replica{a, b, c} {
+			rep.stop()
+		}
+	})
+}
+
+// An old file knows the schedule of an old policy only. Its instants are none of the policy in force, and a replica
+// that knows no schedule must not win.
+func TestAnOldFileCreditsNoInstantsOfItsOwn(t *testing.T) {
+	stepped := func(every time.Duration) Bucket {
+		return Bucket{Key: "quota", Policy: policy.Policy{Capacity: 1000, Steps: policy.Every(every), StepTokens: 100,
+			Interval: interval}}
+	}
+	for name, old := range map[string]Bucket{"another schedule": stepped(time.Second), "a rate": {Key: "quota",
+		Policy: checkout(1000).Policy}} {
+		t.Run(name, func(t *testing.T) {
+			simulate(t, func(t *testing.T, r *rig) {
+				replicas := []*replica{r.start("a", false, 1, old), r.start("b", false, 1, old)}
+				time.Sleep(time.Second)
+				later := stepped(10 * time.Second)
+				c := r.start("c", false, 2, later)
+				time.Sleep(time.Second)
+				c.stop() // one of the others may win the index
+				time.Sleep(time.Second)
+				replicas = append(replicas, r.start("c", false, 2, later))
+				time.Sleep(time.Second)
+				r.server.take("quota", 1000)
+				time.Sleep(100 * time.Second)
+				require.EqualValues(t, 1000, r.server.take("quota", 5000), "ten instants of ten seconds")
+				time.Sleep(50 * time.Second)
+				require.EqualValues(t, 500, r.server.take("quota", 5000))
+				for _, rep := range replicas {
+					rep.stop()
+				}
+			})
+		})
+	}
+}
+
+func TestWhatIsNoLongerConfiguredIsForgotten(t *testing.T) {
+	simulate(t, func(t *testing.T, r *rig) {
+		set := func(version int64) *policy.Templates {
+			templates, err := policy.NewTemplates(version, []policy.Template{{Prefix: fmt.Sprintf("t%d:", version),
+				Policy: policy.Policy{
+					Capacity: 60, Rate: policy.PerSecond(1), Interval: time.Second,
+				}}}, nil)
+			require.NoError(t, err)
+			return templates
+		}
+		bucket := func(version int64) Bucket {
+			b := checkout(1000)
+			b.Key = fmt.Sprintf("bucket-%d", version)
+			return b
+		}
+		a := r.startWith("a", true, 0, set(0), bucket(0), pooled("pool-0"))
+		for version := range int64(20) {
+			name := fmt.Sprintf("pool-%d", version)
+			require.NoError(t, a.Update([]Bucket{bucket(version), pooled(name)}, set(version), version))
+			require.NoError(t, a.SetTerms(name, poolTerms(version, 100)))
+			time.Sleep(time.Second)
+		}
+		a.Refiller.mu.Lock()
+		require.Len(t, a.learned.buckets, 4, "the bucket, the pool's, the pulse and the claim")
+		require.Len(t, a.learned.shards, 16)
+		require.Len(t, a.pooled, 1)
+		a.Refiller.mu.Unlock()
+		a.stop()
+	})
+}
+
+// While the server works on a call the next one is made, and no third.
+func TestTwoCallsAreUnderWayWhereAReplicaIsBehind(t *testing.T) {
+	simulate(t, func(t *testing.T, r *rig) {
+		var buckets []Bucket
+		for i := range 60 {
+			b := checkout(1000)
+			b.Key = fmt.Sprint("bucket-", i)
+			buckets = append(buckets, b)
+		}
+		r.batch = 10
+		a := r.start("a", false, 0, buckets...)
+		time.Sleep(time.Second)
+		refills := func() (n int) {
+			for _, b := range buckets {
+				n += len(r.server.gaps(b.Key))
+			}
+			return n
+		}
+		measure := func(latency time.Duration) (perSecond, atOnce int) {
+			a.set(func() { a.latency = latency })
+			time.Sleep(time.Second)
+			before := refills()
+			a.set(func() { a.most = 0 })
+			time.Sleep(10 * time.Second)
+			a.set(func() { atOnce = a.most })
+			return (refills() - before) / 10, atOnce
+		}
+		perSecond, atOnce := measure(time.Millisecond) // 500 calls a second one by one, and some 60 are needed
+		require.Greater(t, perSecond, 570)
+		require.LessOrEqual(t, atOnce, 2)
+		perSecond, atOnce = measure(30 * time.Millisecond) // 17 calls a second one by one
+		require.Greater(t, perSecond, 300, "170 with one call at a time")
+		require.Equal(t, 2, atOnce)
+		a.stop()
+	})
+}

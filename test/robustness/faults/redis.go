@@ -1,0 +1,107 @@
+package faults
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/tokenrefill/refiller/test/robustness/record"
+	"github.com/tokenrefill/refiller/test/robustness/system"
+)
+
+// rollBack has Redis forget all that happens while the fault lasts, as a fail-over to a lagging replica does, only that
+// every client notices at once.
+func rollBack(e *env) func() {
+	e.what.Effect = record.Rollback
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	rdb := e.Redis.Client()
+	keys, err := rdb.Keys(ctx, "*").Result()
+	e.must(err)
+	dumps, expiries := make([]*redis.StringCmd, len(keys)), make([]*redis.DurationCmd, len(keys))
+	_, err = rdb.TxPipelined(ctx, func(p redis.Pipeliner) error {
+		for i, key := range keys {
+			dumps[i], expiries[i] = p.Dump(ctx, key), p.PExpireTime(ctx, key)
+		}
+		return nil
+	})
+	if err != nil && err != redis.Nil { // one of them has expired meanwhile
+		e.must(err)
+	}
+	return func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		_, err := rdb.TxPipelined(ctx, func(p redis.Pipeliner) error {
+			p.FlushAll(ctx)
+			for i, key := range keys {
+				if dump := dumps[i].Val(); dump != "" {
+					p.Do(ctx, "restore", key, max(0, expiries[i].Val().Milliseconds()), dump, "absttl")
+				}
+			}
+			return nil
+		})
+		e.must(err)
+		e.what.Gone = time.Now().UnixNano()
+	}
+}
+
+// forbid has an access list refuse everybody one bucket's keys.
+func forbid(e *env) func() {
+	forbidden := e.bucket(func(b system.Bucket) bool { return b.Kind == record.Configured })
+	e.what.Effect, e.what.Key = record.Forbid, forbidden
+	rules := []any{"acl", "setuser", "default", "resetkeys", "~refiller:*", "~{refiller:*"}
+	for _, b := range e.Buckets {
+		if b.Key != forbidden {
+			rules = append(rules, "~"+b.Key, "~{"+b.Key+"}*")
+		}
+	}
+	set := func(rules []any) {
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		e.must(e.Redis.Client().Do(ctx, rules...).Err())
+	}
+	set(rules)
+	return func() { set([]any{"acl", "setuser", "default", "allkeys"}) }
+}
+
+// spoilPulse puts something else where the leader's sign of life is, and has etcd stand still, so that after a while
+// nobody leads.
+func spoilPulse(e *env) func() {
+	rdb := e.Redis.Client()
+	call := func(do func(ctx context.Context) error) {
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		e.must(do(ctx))
+	}
+	for _, m := range e.Etcd.Members() {
+		m.Pause()
+	}
+	var pulses []string
+	call(func(ctx context.Context) error {
+		keys, err := rdb.Keys(ctx, "refiller:pulse:*").Result()
+		for _, key := range keys {
+			if !strings.HasPrefix(key, "{") {
+				pulses = append(pulses, key)
+			}
+		}
+		return err
+	})
+	for _, key := range pulses {
+		call(func(ctx context.Context) error {
+			_, err := rdb.TxPipelined(ctx, func(p redis.Pipeliner) error {
+				p.Del(ctx, key)
+				p.LPush(ctx, key, "spoilt")
+				return nil
+			})
+			return err
+		})
+	}
+	return func() {
+		call(func(ctx context.Context) error { return rdb.Del(ctx, pulses...).Err() })
+		for _, m := range e.Etcd.Members() {
+			m.Resume()
+		}
+	}
+}

@@ -1,0 +1,69 @@
+package schedule
+
+import (
+	"math/rand/v2"
+	"slices"
+
+	"github.com/tokenrefill/refiller/test/robustness/record"
+	"github.com/tokenrefill/refiller/test/robustness/system"
+)
+
+// Buckets are all that a run may have. Each has another policy under a later version.
+var Buckets = []system.Bucket{
+	{Key: "plain", Linear: true, Lines: []string{"capacity: 500, rate: 500/s",
+		"capacity: 300, rate: 400/s, carry_over: proportional"}},
+	// Its credit is capped long before it is full.
+	{Key: "deep", Linear: true, Lines: []string{"capacity: 3000, rate: 100/s, initial: 100",
+		"capacity: 2000, rate: 150/s"}},
+	// Its tokens are rare enough for every carry to matter.
+	{Key: "rare", Linear: true, Lines: []string{"capacity: 20, rate: 7/s", "capacity: 10, rate: 11/s"}},
+	{Key: "drained", Lines: []string{"capacity: 400, rate: 1000/s", "capacity: 300, rate: 800/s"}},
+	{Key: "stepped", Linear: true, Lines: []string{"capacity: 150, every: 700ms, tokens: 60",
+		"capacity: 120, every: 1100ms, tokens: 100"}},
+	{Key: "minutely", Linear: true, Lines: []string{`capacity: 900, cron: "* * * * *", tokens: 800`,
+		`capacity: 800, cron: "* * * * *", time_zone: Africa/Cairo, tokens: 700`}},
+	// A day's quota: a fail-over must not take it away.
+	{Key: "quota", Linear: true, Lines: []string{"capacity: 500, every: 2s, tokens: 300, on_rollback: keep",
+		"capacity: 400, every: 1500ms, tokens: 200, on_rollback: keep"}},
+	{Key: "kept", Linear: true, Lines: []string{"capacity: 300, rate: 200/s, on_rollback: keep",
+		"capacity: 300, rate: 250/s, on_rollback: keep"}},
+	{Key: "whole", Linear: true, Lines: []string{"capacity: 300, rate: 50/s, on_loss: full",
+		"capacity: 250, rate: 60/s, on_loss: full"}},
+	// It changes its kind, and back.
+	{Key: "changed", Linear: true, Lines: []string{"capacity: 200, rate: 100/s",
+		"capacity: 200, every: 500ms, tokens: 60"}},
+	{Key: "strict", Lines: []string{"capacity: 200, rate: 300/s, strict: true",
+		"capacity: 150, rate: 200/s, strict: true"}},
+	{Key: "foreign", Kind: record.Foreign, Lines: []string{"capacity: 300, rate: 300/s"}},
+	{Key: "user:1", Kind: record.Refilled, Prefix: "user:", Lines: []string{"capacity: 200, rate: 300/s",
+		"capacity: 150, rate: 200/s"}},
+	{Key: "guest:1", Kind: record.Lazy, Prefix: "guest:", Lines: []string{"capacity: 100, rate: 200/s"}},
+	{Key: "payments", Kind: record.Pooled,
+		Lines: []string{"rate: 400/s, capacity: 400, regions: {here: {floor: 80/s}}"}},
+}
+
+// drawn is how many buckets a run has: with more, the machine is too busy to do much with each.
+const drawn = 6
+
+// Pick is the buckets of the given names.
+func Pick(keys ...string) (list []system.Bucket) {
+	for _, b := range Buckets {
+		if slices.Contains(keys, b.Key) {
+			list = append(list, b)
+		}
+	}
+	return list
+}
+
+// drawBuckets picks buckets that go with a system, a plain one among them.
+func drawBuckets(spec system.Spec, rng *rand.Rand) []system.Bucket {
+	keys := []string{Buckets[0].Key}
+	for _, i := range rng.Perm(len(Buckets)) {
+		b := Buckets[i]
+		if len(keys) == drawn || i == 0 || b.Kind == record.Pooled && spec.Etcd == 0 {
+			continue
+		}
+		keys = append(keys, b.Key)
+	}
+	return Pick(keys...)
+}

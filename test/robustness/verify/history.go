@@ -1,0 +1,155 @@
+package verify
+
+import (
+	"cmp"
+	"math"
+	"slices"
+
+	"github.com/tokenrefill/refiller/policy"
+	"github.com/tokenrefill/refiller/test/robustness/record"
+)
+
+// bucketHistory is what happened to one bucket.
+type bucketHistory struct {
+	run      *record.Run
+	bucket   record.Bucket
+	policies map[policy.Fence]policy.Terms
+	steps    map[policy.Fence]policy.Steps // schedules of the stepped ones
+	ops      []record.Op                   // by call
+	refills  []record.Refill               // by sent
+	writes   []write                       // by version; those without an answer too, as far as they can be told
+	hidden   int
+	samples  []record.Sample
+	faults   []record.Fault // that concern the bucket
+	cut      int64          // from here on linearizability isn't decided
+	excused  bool           // a write may have come and gone unseen
+}
+
+// write is a refill that wrote.
+type write struct {
+	version policy.Version
+	now     int64 // of the server, µs
+	from    int64 // it happened between from
+	to      int64 // and to, Unix ns
+	call    *policy.Call
+	outcome *policy.Outcome // nil: nobody saw the answer
+	replica string
+	history int // of Redis: a fail-over begins another one, in which forgotten numbers come again
+}
+
+func newBucketHistory(run *record.Run, b record.Bucket) (*bucketHistory, error) {
+	h := &bucketHistory{run: run, bucket: b, cut: math.MaxInt64}
+	var err error
+	if h.policies, err = b.Policies(); err != nil {
+		return nil, err
+	}
+	if h.steps, err = b.Schedules(); err != nil {
+		return nil, err
+	}
+	for _, op := range run.Ops {
+		if op.Key == b.Key && op.Result != record.Failed {
+			h.ops = append(h.ops, op)
+		}
+	}
+	for _, f := range run.Refills {
+		if f.Key == b.Key {
+			h.refills = append(h.refills, f)
+		}
+	}
+	for _, s := range run.Samples {
+		if s.Key == b.Key {
+			h.samples = append(h.samples, s)
+		}
+	}
+	for _, f := range run.Faults {
+		if f.Key == "" || f.Key == b.Key {
+			h.faults = append(h.faults, f)
+			if f.Effect == record.Rollback {
+				h.cut = min(h.cut, f.Start)
+			}
+		}
+	}
+	slices.SortFunc(h.ops, func(a, b record.Op) int { return cmp.Compare(a.Call, b.Call) })
+	slices.SortFunc(h.refills, func(a, b record.Refill) int { return cmp.Compare(a.Sent, b.Sent) })
+	slices.SortFunc(h.samples, func(a, b record.Sample) int { return cmp.Compare(a.Sent, b.Sent) })
+	if err := h.findWrites(); err != nil {
+		return nil, err
+	}
+	return h, nil
+}
+
+// findWrites finds the refills that wrote, those whose answer nobody saw too, and puts them in order.
+func (h *bucketHistory) findWrites() error {
+	for _, f := range h.refills {
+		if f.Outcome != nil && f.Outcome.Status.Wrote() {
+			call, err := f.Call()
+			if err != nil {
+				return err
+			}
+			h.writes = append(h.writes, write{
+				version: f.Outcome.Version, now: f.Outcome.Now, from: f.Sent, to: f.Replied, call: &call,
+				outcome: f.Outcome, replica: f.Replica,
+			})
+		}
+	}
+	h.findHidden()
+	for i := range h.writes {
+		for _, f := range h.faults {
+			if f.Effect == record.Rollback && h.writes[i].from >= f.Gone {
+				h.writes[i].history++
+			}
+		}
+	}
+	slices.SortStableFunc(h.writes, func(a, b write) int {
+		if a.history != b.history {
+			return cmp.Compare(a.history, b.history)
+		}
+		if a.version == b.version {
+			return cmp.Compare(a.from, b.from)
+		}
+		if a.version.Before(b.version) {
+			return -1
+		}
+		return 1
+	})
+	return nil
+}
+
+// follows reports whether write i comes right after the one before it, with nothing in between that nobody saw.
+func (h *bucketHistory) follows(i int) bool {
+	if i == 0 {
+		return false
+	}
+	a, b := h.writes[i-1], h.writes[i]
+	return a.history == b.history && a.version.Era == b.version.Era && a.version.Index+1 == b.version.Index
+}
+
+// limits are the largest capacity, rate and credited stretch, in seconds, of the policies.
+func (h *bucketHistory) limits() (capacity, perSecond, e float64) {
+	for _, t := range h.policies {
+		capacity = max(capacity, float64(t.Capacity))
+		if t.Kind == policy.Smooth {
+			perSecond = max(perSecond, float64(t.Tokens)/float64(t.Per)*1e6)
+			e = max(e, float64(t.MaxElapsed)/1e6)
+		}
+	}
+	return capacity, perSecond, e
+}
+
+// effect reports whether a fault of one of the effects overlaps [from, to].
+func (h *bucketHistory) effect(from, to int64, effects ...string) bool {
+	return slices.ContainsFunc(h.faults, func(f record.Fault) bool {
+		return slices.Contains(effects, f.Effect) && f.Start <= to && f.End >= from
+	})
+}
+
+func (h *bucketHistory) checkSubstance(r *Result) {
+	taken := int64(0)
+	for _, op := range h.ops {
+		taken += op.Taken
+	}
+	if taken == 0 || h.bucket.Kind != record.Lazy && (len(h.writes) < 10 || len(h.samples) < 10) {
+		r.violate(Substance, h.bucket.Key, "%d tokens taken, %d refills wrote, %d samples: too little to judge by",
+			taken, len(h.writes), len(h.samples))
+	}
+}

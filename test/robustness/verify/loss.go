@@ -1,0 +1,87 @@
+package verify
+
+import (
+	"slices"
+
+	"github.com/tokenrefill/refiller/policy"
+	"github.com/tokenrefill/refiller/test/robustness/record"
+)
+
+// checkLoss looks at what came back where the server had lost the bucket, or its tokens.
+func (h *bucketHistory) checkLoss(r *Result) {
+	if h.bucket.Kind != record.Configured {
+		// a take creates a template's bucket, a program with plain commands any, and of a pool's the terms change
+		return
+	}
+	for _, w := range h.writes {
+		o := w.outcome
+		if o == nil || o.Status != policy.StatusInitialised || w.call.Version.Era == 0 || h.effect(0, w.to,
+			record.Lose) && !h.lostWhole(w) {
+			continue
+		}
+		want, t := int64(0), h.policies[o.Fence]
+		if t.OnLoss == policy.LossFull {
+			want = t.Capacity
+		}
+		if o.Tokens != want {
+			r.violate(Loss, h.bucket.Key, "%d tokens at index %d, where era %d begins after a loss: want %d", o.Tokens,
+				o.Version.Index, o.Version.Era, want)
+		}
+	}
+	for _, f := range h.faults {
+		if f.Effect == record.Lose && (len(f.Parts) == 0 || slices.Contains(f.Parts, "tokens")) {
+			h.checkBack(r, f)
+		}
+	}
+}
+
+// lostWhole reports whether nothing of the bucket was left by the last loss before a write.
+func (h *bucketHistory) lostWhole(w write) bool {
+	whole, latest := false, int64(0)
+	for _, f := range h.faults {
+		if f.Effect == record.Lose && f.Start <= w.to && f.Start > latest {
+			whole, latest = len(f.Parts) == 0, f.Start
+		}
+	}
+	return whole
+}
+
+// checkBack adds up what could be taken of a bucket with on_loss: full after its tokens were lost: its capacity.
+func (h *bucketHistory) checkBack(r *Result, f record.Fault) {
+	capacity := int64(0)
+	for _, t := range h.policies {
+		if capacity = t.Capacity; t.OnLoss != policy.LossFull || len(h.policies) > 1 {
+			return
+		}
+	}
+	refills, until := 0, int64(0)
+	for _, w := range h.writes {
+		if w.from >= f.End && refills < 2 {
+			refills, until = refills+1, w.to
+		}
+	}
+	if refills < 2 || until >= h.disturbed(f.End) {
+		return
+	}
+	there := int64(-1)
+	for _, s := range h.samples {
+		if s.Sent >= until && s.Got < h.disturbed(f.End) {
+			there, until = s.Tokens, s.Got
+			break
+		}
+	}
+	if there < 0 {
+		return
+	}
+	for _, op := range h.ops {
+		if op.Call >= f.Start && op.Call <= until {
+			there += op.Taken
+			if op.Result == record.Unknown && op.Kind != record.Return {
+				there += op.N
+			}
+		}
+	}
+	if there < capacity {
+		r.violate(Loss, h.bucket.Key, "the tokens were lost, and only %d came back: want %d", there, capacity)
+	}
+}

@@ -1,0 +1,184 @@
+package verify
+
+import (
+	"cmp"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/tokenrefill/refiller/policy"
+	"github.com/tokenrefill/refiller/test/robustness/record"
+)
+
+// slowness is how many round trips of the samples, which go past all faults, a replica may need more on a machine
+// that is too busy: they tell how slow it was.
+const slowness = 8
+
+// sampleGap is the longest time between two samples that overlaps [from, to].
+func (h *bucketHistory) sampleGap(from, to int64) time.Duration {
+	gap := time.Duration(0)
+	for i := 1; i < len(h.samples); i++ {
+		if a, b := h.samples[i-1].Got, h.samples[i].Got; a <= to && b >= from {
+			gap = max(gap, time.Duration(b-a))
+		}
+	}
+	return gap
+}
+
+// allowed is how soon refills go on after an instant.
+func (h *bucketHistory) allowed(at int64) time.Duration {
+	return h.run.Meta.Resume + slowness*h.sampleGap(at, at+int64(h.run.Meta.Resume))
+}
+
+// forgets is how long a bucket that failed by itself may be left alone.
+const forgets = 5 * time.Second
+
+func (h *bucketHistory) checkResume(r *Result) {
+	byTime := slices.Clone(h.writes)
+	slices.SortFunc(byTime, func(a, b write) int { return cmp.Compare(a.to, b.to) })
+	for i, f := range h.faults {
+		if f.End == 0 {
+			continue
+		}
+		gap := Gap{Fault: f.Name, Key: h.bucket.Key, Resume: -1}
+		for k, w := range byTime {
+			if gap.Resume < 0 && w.from >= f.End {
+				gap.Resume = time.Duration(w.to - f.End)
+			}
+			if k > 0 && w.to >= f.Start && byTime[k-1].to <= f.End {
+				gap.Worst = max(gap.Worst, time.Duration(w.to-byTime[k-1].to))
+			}
+		}
+		resumed := gap.Resume
+		if resumed < 0 {
+			resumed = math.MaxInt64
+		}
+		allowed := h.allowed(f.End)
+		if f.Effect == record.Forbid && f.Key == h.bucket.Key {
+			allowed += forgets
+		}
+		if resumed > allowed && f.End+int64(allowed) < h.disturbed(f.End) && !h.fullOrGone(f.End,
+			f.End+int64(allowed)) {
+			r.violate(Resume, h.bucket.Key, "fault %d, %s: no refill within %s (after %s)", i, f.Name, allowed, resumed)
+		}
+		h.checkDuring(r, f, byTime)
+		r.Gaps = append(r.Gaps, gap)
+	}
+}
+
+// disturbed is when the next fault comes after an instant; that instant itself if there is one at it.
+func (h *bucketHistory) disturbed(at int64) int64 {
+	next := int64(math.MaxInt64)
+	for _, g := range h.run.Faults {
+		if g.Start > at {
+			next = min(next, g.Start)
+		}
+		if g.Start <= at && g.End > at {
+			return at
+		}
+	}
+	return next
+}
+
+// checkDuring looks for refills while a fault lasts that spares a replica and is the only one.
+func (h *bucketHistory) checkDuring(r *Result, f record.Fault, byTime []write) {
+	if !f.Spares || f.Effect == record.Forbid && f.Key == h.bucket.Key || !h.alone(f) {
+		return
+	}
+	last := f.Start
+	stretch := func(to int64) {
+		if allowed := h.allowed(last); time.Duration(to-last) > allowed && !h.fullOrGone(last, to) {
+			r.violate(Resume, h.bucket.Key, "while %s lasted: no refill for %s, want one within %s", f.Name,
+				time.Duration(to-last), allowed)
+		}
+	}
+	for _, w := range byTime {
+		if w.to > f.Start && w.to <= f.End {
+			stretch(w.to)
+			last = w.to
+		}
+	}
+	stretch(f.End)
+}
+
+// alone reports whether nothing else went wrong while a fault lasted, nor shortly before.
+func (h *bucketHistory) alone(f record.Fault) bool {
+	return !slices.ContainsFunc(h.run.Faults, func(g record.Fault) bool {
+		return (g.Name != f.Name || g.Start != f.Start) && g.Start <= f.End && g.End >= f.Start-int64(h.run.Meta.Resume)
+	})
+}
+
+// fullOrGone reports whether a template's bucket may have been full in a span, or there was none: then nobody refills
+// it.
+func (h *bucketHistory) fullOrGone(from, to int64) bool {
+	if h.bucket.Kind != record.Refilled {
+		return false
+	}
+	return slices.ContainsFunc(h.samples, func(s record.Sample) bool {
+		if s.Got < from || s.Sent > to {
+			return false
+		}
+		t, err := policy.DecodeTerms(s.Policy)
+		return s.Missing || err != nil || s.Tokens >= t.Capacity
+	})
+}
+
+// refused is what a replica says of a bucket that it may not refill.
+const refused = "bucket can't be refilled"
+
+// checkNeighbours looks at what became of the others while one bucket was forbidden.
+func (h *bucketHistory) checkNeighbours(r *Result) {
+	for _, f := range h.run.Faults {
+		if f.Effect != record.Forbid || !h.alone(f) {
+			continue
+		}
+		if f.Key == h.bucket.Key {
+			h.checkSaidOnce(r, f)
+			continue
+		}
+		for _, line := range h.run.Lines {
+			if line.Bucket == h.bucket.Key && line.Message == refused && line.At >= f.Start && line.At <= f.End {
+				r.violate(Neighbours, h.bucket.Key, "%s says that it %q, and it is another one that is forbidden",
+					line.Replica, refused)
+			}
+		}
+		var gaps []int64
+		last, interval := int64(0), int64(0)
+		for _, w := range h.writes {
+			if w.outcome == nil || w.from < f.Start || w.to > f.End {
+				continue
+			}
+			interval = h.policies[w.outcome.Fence].Interval
+			if last > 0 {
+				gaps = append(gaps, w.now-last)
+			}
+			last = w.now
+		}
+		if slices.Sort(gaps); len(gaps) > 0 && interval > 0 && gaps[len(gaps)/2] > interval*3/2 {
+			r.violate(Neighbours, h.bucket.Key,
+				"beside a forbidden bucket every other refill came after %dµs or more, with an interval of %dµs",
+				gaps[len(gaps)/2], interval)
+		}
+	}
+}
+
+// checkSaidOnce counts what the replicas' logs say of a forbidden bucket.
+func (h *bucketHistory) checkSaidOnce(r *Result, f record.Fault) {
+	said := map[string]int{}
+	for _, line := range h.run.Lines {
+		if line.Bucket == h.bucket.Key && line.At >= f.Start && line.At <= f.End {
+			said[line.Replica+": "+line.Message]++
+		}
+	}
+	for line, n := range said {
+		if n > 1 {
+			r.violate(Neighbours, h.bucket.Key, "%q stands in the log %d times", line, n)
+		}
+	}
+	if !slices.ContainsFunc(h.run.Lines, func(l record.Line) bool {
+		return l.Bucket == h.bucket.Key &&
+			l.Message == refused
+	}) {
+		r.violate(Neighbours, h.bucket.Key, "no log tells that it can't be refilled")
+	}
+}

@@ -1,0 +1,154 @@
+package verify
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"github.com/tokenrefill/refiller/policy"
+	"github.com/tokenrefill/refiller/test/robustness/record"
+)
+
+// checkSteps follows the scheduled instants that a stepped bucket was credited.
+func (h *bucketHistory) checkSteps(r *Result) {
+	credited, late := map[int64]bool{}, int64(0)
+	for i, w := range h.writes {
+		o := w.outcome
+		if o == nil {
+			continue
+		}
+		steps, t := h.steps[o.Fence], h.policies[o.Fence]
+		if steps == nil {
+			late = 0
+			continue
+		}
+		next := instantAfter(steps, o.Step)
+		if period := instantAfter(steps, next) - next; o.Step > o.Now+period {
+			r.violate(Steps, h.bucket.Key, "at index %d the last instant credited is %s ahead", w.version.Index,
+				micros(o.Step-o.Now))
+		}
+		if h.follows(i) && h.writes[i-1].outcome != nil && h.writes[i-1].outcome.Fence == o.Fence {
+			h.checkStep(r, steps, *h.writes[i-1].outcome, *o)
+		}
+		if o.Added+o.Clamped > 0 {
+			if credited[o.Step] && !h.creditedAgain(t, w) {
+				r.violate(Steps, h.bucket.Key, "the instant %d is credited twice, the second time at index %d", o.Step,
+					w.version.Index)
+			}
+			credited[o.Step] = true
+		}
+		// A replica that has yet to learn the server's clock and the last instant credits none.
+		if late++; next > o.Now-time.Second.Microseconds() {
+			late = 0
+		}
+		if keep := (t.Capacity + t.Tokens - 1) / t.Tokens; late == keep+5 {
+			r.violate(Steps, h.bucket.Key, "at index %d the instant %d is still not credited, %s after it",
+				w.version.Index, next, micros(o.Now-next))
+		}
+	}
+}
+
+// checkStep judges one refill of a stepped bucket by the one before it.
+func (h *bucketHistory) checkStep(r *Result, steps policy.Steps, before, o policy.Outcome) {
+	if o.Status != policy.StatusApplied && o.Status != policy.StatusSwitched {
+		return // see checkCredit
+	}
+	want := int64(0)
+	if o.Step != before.Step {
+		want = h.policies[o.Fence].Tokens
+		if o.Step < before.Step || o.Step > o.Now || instantAfter(steps, o.Step-1) != o.Step {
+			r.violate(Steps, h.bucket.Key,
+				"index %d goes from the instant %d to %d, which has not come or is none of %s", o.Version.Index,
+				before.Step, o.Step, steps)
+		}
+	}
+	if got := o.Added + o.Clamped; got != want {
+		r.violate(Steps, h.bucket.Key, "index %d credited %d tokens from the instant %d to %d: want %d",
+			o.Version.Index, got, before.Step, o.Step, want)
+	}
+}
+
+// creditedAgain reports whether an instant may come twice: on a clock that was put back, or where a server that
+// forgot a credit keeps the tokens that it had before.
+func (h *bucketHistory) creditedAgain(t policy.Terms, w write) bool {
+	return slices.ContainsFunc(h.faults, func(f record.Fault) bool {
+		return f.Start <= w.to && (f.Effect == record.Clock && f.Jump < 0 || f.Effect == record.Rollback &&
+			t.OnRollback == policy.RollbackKeep)
+	})
+}
+
+// crossings are the times, on the machine's clock, at which the server's clock reached instants of the bucket's
+// schedules, and how many tokens each brings. Those that a clock stepped over are no part of it: see faultSlack.
+func (h *bucketHistory) crossings(from, to int64) (list []crossing) {
+	for _, span := range h.clocks(from, to) {
+		server := func(at int64) int64 { return time.Unix(0, at).Add(span.ahead).UnixMicro() }
+		for fence, steps := range h.steps {
+			tokens := float64(h.policies[fence].Tokens)
+			for x := instantAfter(steps, server(span.from)); x != 0 && x <= server(span.to); x = instantAfter(steps,
+				x) {
+				list = append(list, crossing{time.UnixMicro(x).Add(-span.ahead).UnixNano(), x, tokens})
+			}
+		}
+	}
+	slices.SortFunc(list, func(a, b crossing) int { return cmp.Compare(a.at, b.at) })
+	return list
+}
+
+// noticed is within what time a server's clock has stepped once it was told to.
+const noticed = 500 * time.Millisecond
+
+// steady is a span in which the server's clock may have been ahead of the machine's by so much.
+type steady struct {
+	from, to int64
+	ahead    time.Duration
+}
+
+// clocks are the spans in [from, to]: two overlap while the clock is being stepped.
+func (h *bucketHistory) clocks(from, to int64) []steady {
+	list := []steady{{from, to, 0}}
+	faults := slices.Clone(h.faults)
+	slices.SortFunc(faults, func(a, b record.Fault) int { return cmp.Compare(a.Start, b.Start) })
+	for _, f := range faults {
+		if f.Effect == record.Clock {
+			last := &list[len(list)-1]
+			last.to = min(to, f.End+int64(noticed))
+			list = append(list, steady{f.Start, to, last.ahead + f.Jump})
+		}
+	}
+	return list
+}
+
+// crossing is an instant of a schedule.
+type crossing struct {
+	at      int64 // Unix ns on the machine's clock
+	instant int64 // Unix µs on the server's
+	n       float64
+}
+
+// uncredited are the tokens of the instants that had come by a time and had not been credited by the last refill
+// before it.
+func (h *bucketHistory) uncredited(list []crossing, at int64) (n float64) {
+	credited := int64(0)
+	for _, w := range h.writes {
+		if w.outcome != nil && w.to <= at {
+			credited = w.outcome.Step
+		}
+	}
+	capacity, _, _ := h.limits()
+	for _, c := range list {
+		if c.at <= at && c.instant > credited {
+			n += c.n
+		}
+	}
+	return min(n, capacity)
+}
+
+func instantAfter(s policy.Steps, at int64) int64 {
+	next := s.Next(time.UnixMicro(at))
+	if next.IsZero() {
+		return 0
+	}
+	return next.UnixMicro()
+}
+
+func micros(n int64) time.Duration { return time.Duration(n) * time.Microsecond }
