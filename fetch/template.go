@@ -146,7 +146,7 @@ func (c *Client) sendRefilled(ctx context.Context, key string, t *policy.Ruled, 
 	}
 	r, err := lua.TakeTemplate(ctx, c.store, key, call, runs, withTerms, inLine)
 	if call.Terms == "" && errors.Is(err, lua.ErrUnknownBucket) {
-		alive, countErr := lua.Count(ctx, c.store, t.Prefix, 0, 0)
+		alive, countErr := lua.Alive(ctx, c.store, t.Prefix)
 		if countErr != nil {
 			return lua.TakeManyReply{}, countErr
 		}
@@ -156,27 +156,21 @@ func (c *Client) sendRefilled(ctx context.Context, key string, t *policy.Ruled, 
 		call.Terms = t.Text
 		r, err = lua.TakeTemplate(ctx, c.store, key, call, runs, withTerms, inLine)
 	}
-	if err == nil && c.apart && (r.Enter || r.Was != r.Till) {
-		c.enter(ctx, key, t.Prefix, r)
+	if err == nil && r.Till != 0 {
+		c.enter(ctx, key, lua.NewTemplate(t, c.apart), r.Till)
 	}
 	return r.TakeManyReply, err
 }
 
-// enter puts a bucket that isn't full in the active set and counts it, where that is
-// apart from the bucket. Should it fail, the bucket's next take that finds it low,
-// or that is denied, enters it again; the count is right again when the bucket has
-// expired.
-func (c *Client) enter(ctx context.Context, key, prefix string, r lua.TemplateReply) {
+// enter puts a bucket in the sets of its template, where these are apart from it.
+// Should it fail, the bucket's next take that asks for its policy, or that is denied,
+// enters it again.
+func (c *Client) enter(ctx context.Context, key string, t *lua.Template, till int64) {
 	ctx = context.WithoutCancel(ctx)
 	job := func() {
 		ctx, cancel := context.WithTimeout(ctx, lateGrace)
 		defer cancel()
-		if r.Enter {
-			_ = lua.Enter(ctx, c.store, prefix, key, r.Till)
-		}
-		if r.Was != r.Till {
-			_, _ = lua.Count(ctx, c.store, prefix, r.Was, r.Till)
-		}
+		_ = t.Enter(ctx, c.store, key, till)
 	}
 	if !c.workers.offer(job) {
 		job()

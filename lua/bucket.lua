@@ -1,11 +1,11 @@
 -- Shared by the scripts that open a bucket; it follows policy.
 -- {K}:ctl is a hash:
---   st   era index last_us carry, decimal, of 16, 14, 16 and 14 digits with a space between; then, of a stepped bucket, step_us and
---        next_us, of 16 digits each. What comes after carry begins with a + if there is a field out, otherwise with a space.
---        index is the copy of {K}: what our last write left there. last_us is also the highest clock seen
+--   st   era index last_us carry, decimal, 16, 14, 16 and 14 characters wide, with spaces in front and one between; then, of
+--        a stepped bucket, step_us and next_us, 16 wide. What comes after carry begins with a + if there is a field out,
+--        otherwise with a space. index is the copy of {K}: what our last write left there. last_us is also the highest clock seen
 --   pol  the policy in force: see policy
---   out  outstanding due_us debt: tokens held in reservations and leases, when the first record of one ends (0: there is none),
---        and tokens that refills pay before they add any; missing while all are 0
+--   out  outstanding due_us debt: tokens held in reservations and leases, when the first record of one ends (0: there is
+--        none), and tokens that refills pay before they add any; missing while all are 0
 -- A pool's bucket also counts in fields added and denied the tokens that refills added and that takes were denied: what was
 -- consumed is added less the change of K. A bucket in shadow mode counts denied.
 local TOLERANCE_US = 50000
@@ -44,12 +44,12 @@ local function open(s, key)
   local st, pol, out = c[1], c[2], c[3]
   if not st and not pol then return nil end
   local p = pol and policy(pol)
-  local era, index, last, carry, rest = match(st or '', '^(%d+) (%d+) (%d+) (%d+)(.*)$')
+  local era, index, last, carry, rest = match(st or '', '^( *%d+) ( *%d+) ( *%d+) ( *%d+)(.*)$')
   if not p or not era or #era ~= 16 or #index ~= 14 or #last ~= 16 or #carry ~= 14 then return false end
   s.era, s.index, s.last, s.carry = era + 0, index + 0, last + 0, carry + 0
   s.step, s.next, s.out, s.due, s.debt = 0, 0, 0, 0, 0
   if p.kind == STEPPED then
-    local step, following = match(rest, '^[+ ](%d+) (%d+)$')
+    local step, following = match(rest, '^[+ ]( *%d+) ( *%d+)$')
     if not step then return false end
     s.step, s.next = step + 0, following + 0
   elseif rest ~= (out and '+' or '') then
@@ -61,15 +61,15 @@ local function open(s, key)
     if not held then return false end
     s.out, s.due, s.debt = held + 0, due + 0, debt + 0
   end
-  return p, s
+  return p
 end
 
 -- put writes s, of which p is the policy in force. pol is written if it is given.
 local function put(s, p, key, pol)
-  local st = format('%016d %014d %016d %014d', s.era, s.index, s.last, s.carry)
+  local st = format('%16d %14d %16d %14d', s.era, s.index, s.last, s.carry)
   local held = s.out ~= 0 or s.due ~= 0 or s.debt ~= 0
   if p.kind == STEPPED then
-    st = st .. format(held and '+%016d %016d' or ' %016d %016d', s.step, s.next)
+    st = st .. format(held and '+%16d %16d' or ' %16d %16d', s.step, s.next)
   elseif held then
     st = st .. '+'
   end
@@ -86,4 +86,29 @@ end
 local function room(s, p)
   if p.strict == 1 then return max(0, p.capacity - s.out) end
   return p.capacity
+end
+
+-- carried is what stays of tokens and of a carry when policy q replaces p. Nothing is ever added.
+local function carried(p, q, tokens, carry)
+  if (p.kind == STEPPED) ~= (q.kind == STEPPED) or q.carry_over == 2 then
+    carry = 0
+  elseif q.per ~= p.per then
+    carry = max(0, floor(carry / p.per * q.per) - 1)
+  end
+  if q.carry_over == 2 then
+    tokens = min(tokens, 0)
+  elseif q.carry_over == 1 and q.capacity < p.capacity and tokens > 0 then
+    tokens = min(tokens, floor(tokens / p.capacity * q.capacity))
+  end
+  return tokens, carry
+end
+
+-- altered is policy p with other numbers.
+local function altered(p, numbers)
+  local words, most = {}, 6
+  for i, name in ipairs(FIELDS) do
+    words[i] = format('%d', numbers[name] or p[name])
+    if i > most and words[i] ~= '0' then most = i end
+  end
+  return policy(table.concat(words, ' ', 1, most))
 end

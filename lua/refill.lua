@@ -1,18 +1,20 @@
 -- refill: credit what is due to buckets, each on its own, if the caller's (era, index) is the stored one.
 --
 -- KEYS  K of each of n buckets, then {K} of each, then {K}:ctl of each
---       then, if they are of one template and share a slot with it: the shard of its active set, and the set of its buckets alive. A
---       bucket that is full in the end leaves the shard, as does a name that is no bucket, and none is created; one of which
---       less than half its life is left gets a new expiry, which is looked at every few refills, an eighth of a life at most
--- ARGV  per bucket what the caller saw last of it: st (see bucket) to the letter, if the policy given here was in force then, and
---       nothing outstanding; or era and index as they begin st; or '' if it never saw the bucket
+--       then, if they are of one template and share a slot with them: the shard of its active set, and the set of its
+--       buckets alive. A bucket that is full in the end leaves the shard, as does a name that is no bucket of a template.
+--       One of which less than half its life is left gets a new expiry; that is looked at every few refills, an eighth of a
+--       life at most
+-- ARGV  per bucket what the caller saw last of it: st (see bucket) to the letter, if the policy given here was in force
+--       then, and smooth, and nothing outstanding; or era and index as they begin st; or '' if it never saw the bucket
 --       how many policies follow; of each: the number, from 1, of the first bucket for which it is given; pol, '' for none
---       then of each bucket unlike the others: its number; create: 0 never, 1 if the caller remembers the bucket (as for the others,
---       unless they are a template's), 2 also if it is new; step_us, next_us: the scheduled instant to credit and the one after it
+--       then of each bucket unlike the others: its number; create: 0 never create or adopt it, 1 if the caller remembers it
+--       (as for the others, unless they are a template's: 0), 2 also if it is new; step_us, next_us: the scheduled instant
+--       to credit and the one after it
 -- Reply now_us, then per bucket integers, either
 --       tokens, added, clamped, carry: applied to what the caller saw to the letter; tokens is 0 or more; or
---       -status, tokens, added, clamped, elapsed_us, marks, era, index, last_us, carry, kind, version, pools_version, epoch, seq,
---       step_us, malformed_key, outstanding, due_us, debt; index is the copy in st; added includes what paid debt
+--       -status, tokens, added, clamped, elapsed_us, flags, era, index, last_us, carry, kind, version, pools_version, epoch,
+--       seq, step_us, malformed_key, outstanding, due_us, debt: index is the copy in st; added includes what paid debt
 -- status 1 applied     credited what was due
 --        2 switched    what the caller saw is old but its policy newer: credited under the old policy, then switched
 --        3 stale       what the caller saw is old; nothing written
@@ -23,10 +25,10 @@
 --        8 rolled back this server has lost a write that the caller saw: new era
 --        9 clock       this server's clock stepped back: new era
 --       10 malformed   key malformed_key of the three holds something else; nothing written
---       11 conflict    the policy in force is a pool's and that given isn't, or the other way round, and is of no later version of
---                      the configuration; nothing written
--- marks: 1 the policy given differs from the one in force under the same fence, and is ignored; 2 the bucket is full, with
---        nothing outstanding
+--       11 conflict    the policy in force is a pool's and that given isn't, or the other way round, and is of no later
+--                      version of the configuration; nothing written
+-- flags: 1 the policy given differs from the one in force under the same fence, and is ignored; 2 the call left the bucket
+--        full, with nothing outstanding
 --
 -- Every call that writes adds one to the index. Credit is elapsed time on this server's clock, so any winner, however late
 -- or however often sent, adds exactly what is due. Bucket.Refill in package policy states the same rules in Go.
@@ -36,97 +38,94 @@ local n = floor(#KEYS / 3)
 local shard, alive_set = KEYS[3 * n + 1], KEYS[3 * n + 2]
 local time = call('TIME')
 local now = time[1] * 1000000 + time[2]
-local index_and_carry = '%014d ' .. format('%016d', now) .. ' %014d' -- st from index on
+local index_and_carry = '%14d ' .. format('%16d', now) .. ' %14d' -- st from index on
 local held = call('MGET', unpack(KEYS, 1, n)) -- nil for a key of another type
-local reply, r = {now, unpack(KEYS)}, 1 -- room for the answers: a table that grows costs
+local reply, r = {now, unpack(KEYS, 1, 3 * n)}, 1 -- room for the answers: a table that grows costs
 
 -- complete makes the functions for a bucket that isn't simply as the caller saw it; nearly every call does without.
 local function complete()
 --#include bucket
 --#include expiry
-  local NONE = {kind = 0, version = 0, pools_version = 0, epoch = 0, seq = 0}
+  local NONE = policy('0 0 1 0 1 1')
   local MOST_INDEX = 99999999999998 -- one more has 14 digits
   local unlike, as_others = {}, {shard and '0' or '1', 0, 0} -- create, step_us, next_us
   for a = n + 2 + 2 * ARGV[n + 1], #ARGV, 4 do unlike[ARGV[a] + 0] = {ARGV[a + 1], ARGV[a + 2] + 0, ARGV[a + 3] + 0} end
-  local s -- the bucket at hand: its state (see open), and what look finds: status; p, the policy in force, and after, in the end; ...
+  -- The bucket at hand: its state (see open); status; tokens; p, the policy in force, and after, that in the end; what is
+  -- to be written has least, an index to exceed, and what is to be credited credits.
+  local s
 
-  -- raised is policy p as of these versions.
-  local function raised(p, version, pools_version)
-    if p.version == version and p.pools_version == pools_version then return p end
-    local words = {format('%d %d %d %d %d %d', version, p.kind, p.capacity, p.tokens, p.per, p.interval)}
-    for k, name in ipairs(OPTIONAL) do words[k + 1] = format('%d', name == 'pools_version' and pools_version or p[name]) end
-    while words[#words] == '0' do words[#words] = nil end
-    return policy(table.concat(words, ' '))
-  end
-
-  -- meet tells which policy is in force after a call that gives q while p is, and whether q conflicts, or differs under the same fence.
+  -- meet tells which policy is in force after a call that gives q while p is, and whether q conflicts with p, or differs
+  -- from it under the same fence.
   local function meet(p, q)
     if not q or q == p then return p end
-    if (p.kind == POOL) ~= (q.kind == POOL) then -- What a pool's coordinator grants never crosses.
+    if (p.kind == POOL) ~= (q.kind == POOL) then -- what a pool's coordinator grants never crosses
       if q.version > p.version and q.epoch == 0 then return q end
       return p, 'conflicts'
     end
-    local fence, how = p.kind ~= POOL and {'version', 'seq'} or p.epoch + q.epoch > 0 and {'epoch', 'seq'} or {'pools_version'}, 'differs'
+    local fence, how = {'version', 'seq'}, 'differs'
+    if p.kind == POOL then fence = p.epoch + q.epoch > 0 and {'epoch', 'seq'} or {'pools_version'} end
     for _, name in ipairs(fence) do
       if how == 'differs' and q[name] ~= p[name] then how = q[name] > p[name] and 'newer' or 'older' end
     end
-    local after = how == 'newer' and q or p
-    if p.kind == POOL then
-      local version, pools_version = max(p.version, q.version), max(p.pools_version, q.pools_version)
-      after = raised(after, version, pools_version)
-      if after == raised(q, version, pools_version) then how = nil end
-    end
-    return after, how
+    if p.kind ~= POOL then return how == 'newer' and q or p, how end
+    local latest = {version = max(p.version, q.version), pools_version = max(p.pools_version, q.pools_version)}
+    local after, same = altered(how == 'newer' and q or p, latest), altered(q, latest)
+    return after, after ~= same and how
   end
 
-  -- look finds out how bucket i stands, for which policy q is given, and what becomes of it. What is to be written has s.index,
-  -- and what is to be credited s.credits.
-  local function look(i, q)
-    s = {status = 10, bad = 0, differs = 0, elapsed = 0, tokens = 0, era = 0, index = 0, last = 0, carry = 0, step = 0, next = 0, out = 0, due = 0, debt = 0}
-    local seen, mine = ARGV[i], unlike[i] or as_others
-    local known, exp = tonumber(sub(seen, 1, 16)) or 0, tonumber(sub(seen, 18, 31)) or 0
-    local tokens, stored, p = get(KEYS[i]), get(KEYS[n + i]), open(s, KEYS[2 * n + i])
-    s.bad = tokens == false and 1 or (stored == false or (stored or 0) > MOST_INDEX) and 2 or p == false and 3 or 0
-    if s.bad > 0 then return s end
-    s.p, s.after, s.was, s.stored = p, p, tokens, stored or 0
-    if not p then
-      s.status = 7
-      if not q then
-        return s
-      elseif tokens or stored then
-        s.tokens = min(max(tokens or 0, 0), q.capacity)
-      elseif known > 0 and mine[1] ~= '0' then
-        s.tokens = q.on_loss == 1 and q.capacity or 0
-      elseif known == 0 and mine[1] == '2' then
-        s.tokens = q.capacity - q.lacking
-      else
-        return s
-      end
-      s.status, s.era, s.last, s.step, s.next, s.least = 6, max(now, known + 1), now, now, mine[3], exp
-      s.p, s.after, s.new = q, q, true
-      return s
+  -- initialise creates or adopts a bucket without state, if it may.
+  local function initialise(q, create, known, exp, following)
+    s.status = 7
+    if not q or create == '0' then return end
+    if s.was or s.stored > 0 then
+      s.tokens = min(max(s.was or 0, 0), q.capacity)
+    elseif known > 0 then
+      s.tokens = q.on_loss == 1 and q.capacity or 0
+    elseif create == '2' then
+      s.tokens = q.capacity - q.lacking
+    else
+      return
     end
+    s.status, s.era, s.last, s.step, s.next, s.least = 6, max(now, known + 1), now, now, following, exp
+    s.p, s.after, s.new = q, q, true
+  end
+
+  -- look finds out how bucket i stands, for which policy q is given, and what becomes of it.
+  local function look(i, q)
+    s = {bad = 0, differs = 0, elapsed = 0, tokens = 0, era = 0, index = 0, last = 0, carry = 0, step = 0, next = 0,
+      out = 0, due = 0, debt = 0}
+    local mine, how = unlike[i] or as_others, nil
+    local known, exp = tonumber(sub(ARGV[i], 1, 16)) or 0, tonumber(sub(ARGV[i], 18, 31)) or 0
+    local p, tokens, stored = open(s, KEYS[2 * n + i]), get(KEYS[i]), get(KEYS[n + i])
+    s.bad = tokens == false and 1 or (stored == false or (stored or 0) > MOST_INDEX) and 2 or p == false and 3 or 0
+    s.p, s.after, s.was, s.stored, s.status = p, p, tokens, stored or 0, 10
+    if s.bad > 0 then return end
+    if not p then return initialise(q, mine[1], known, exp, mine[3]) end
     s.tokens = tokens or p.on_loss == 1 and p.capacity or 0
-    local how
     s.after, how = meet(p, q)
     if how == 'differs' then s.differs = 1 end
-    -- Instants are of a schedule: those given count for their own, and before another begins, the one to come under this one.
-    local scheduled = p.kind == STEPPED and q and q.kind == STEPPED and q.per == p.per
-    local step, following, span = scheduled and mine[2] or 0, scheduled and mine[3] or 0, 0
-    if p.kind == STEPPED then span = s.next > s.step and s.next - s.step or step > 0 and max(0, following - step) or 0 end
+
+    -- Instants are of a schedule: those given count for their own. period is the present one, 0 if it isn't known.
+    local scheduled = p.kind == STEPPED and q and q.per == p.per
+    local step, following, period = scheduled and mine[2] or 0, scheduled and mine[3] or 0, 0
+    if p.kind == STEPPED then period = s.next > s.step and s.next - s.step or step > 0 and max(0, following - step) or 0 end
+
     if known > s.era or (known == s.era and exp > s.index) then
       s.status, s.least, s.carry = 8, exp, 0
       s.tokens = p.on_rollback == 1 and min(s.tokens, p.capacity) or 0
-      if span > 0 and p.on_rollback == 0 then s.step, s.next = min(max(s.step, now, step), now + span), 0 end -- or the step is credited again
+      if period > 0 and p.on_rollback == 0 then -- or the step that is forgotten is credited again
+        s.step, s.next = min(max(s.step, now, step), now + period), 0
+      end
     elseif now < s.last - TOLERANCE_US then
       s.status, s.least = 9, 0
-      if span > 0 and s.step > now + span then s.step, s.next = now + span, 0 end
+      if period > 0 and s.step > now + period then s.step, s.next = now + period, 0 end
     else
       local stale = known < s.era or exp < s.index
-      if not scheduled and s.after ~= p then step = s.next end
+      if not scheduled and s.after ~= p then step = s.next end -- before another schedule begins
       s.step_due = p.kind == STEPPED and s.step < step and step <= now
-      s.status = stale and s.after == p and 3 or how == 'conflicts' and 11 or s.after == p and not s.step_due and now - s.last < p.half and 4
-      if s.status then return s end
+      s.status = stale and s.after == p and 3 or how == 'conflicts' and 11
+        or s.after == p and not s.step_due and now - s.last < p.half and 4
+      if s.status then return end
       s.least = 0
       if s.stored ~= 0 and s.stored ~= s.index then
         s.status, s.carry = 5, 0
@@ -135,44 +134,29 @@ local function complete()
       end
       if s.step_due then s.step, s.next = step, 0 end
       if following > s.step then s.next = following end
-      return s
+      return
     end
     if s.last < now or now < s.last - TOLERANCE_US then s.last = now end
     s.era = max(now, 1 + max(s.era, known))
-    return s
   end
 
-  -- change carries tokens and credit over to the policy that is in force after the call, and returns the tokens then held.
-  local function change(tokens, following)
-    local p, q = s.p, s.after
-    if q.kind == STEPPED and (p.kind ~= STEPPED or p.per ~= q.per) then -- its schedule begins now
-      s.carry, s.step, s.next = 0, max(s.step, now), following
-    elseif q.kind ~= STEPPED and p.kind == STEPPED then
-      s.carry = 0
-    elseif q.per ~= p.per then
-      s.carry = max(0, floor(s.carry / p.per * q.per) - 1)
-    end
-    if q.carry_over == 1 and q.capacity < p.capacity and tokens > 0 then
-      tokens = min(tokens, floor(tokens / p.capacity * q.capacity))
-    elseif q.carry_over == 2 then
-      tokens, s.carry = min(tokens, 0), 0
-    end
-    return tokens
-  end
-
-  -- finish credits, writes and answers what look found of bucket i, for which policy q is given. It returns the policy in force, the
-  -- index, and whether the bucket is full, with nothing outstanding.
+  -- finish credits, writes and answers what look found of bucket i, for which policy q is given. It returns the policy in
+  -- force, the index, and whether it left the bucket full, with nothing outstanding.
   local function finish(i, q)
     look(i, q)
     local p, tokens, added, clamped = s.after, s.tokens, 0, 0
     if s.credits then
-      tokens, added, clamped, s.carry, s.debt = settle(s.p, tokens, room(s, s.p), now, s.last, s.carry, s.era, s.debt, s.step_due)
+      tokens, added, clamped, s.carry, s.debt =
+        settle(s.p, tokens, room(s, s.p), now, s.last, s.carry, s.era, s.debt, s.step_due)
     end
     if s.least then
       local keys = {KEYS[i], KEYS[n + i], KEYS[2 * n + i]}
-      if s.last < now then s.last = now end
+      s.last = max(s.last, now)
       if p ~= s.p then
-        tokens = change(tokens, (unlike[i] or as_others)[3])
+        tokens, s.carry = carried(s.p, p, tokens, s.carry)
+        if p.kind == STEPPED and p.per ~= s.p.per then -- its schedule begins now
+          s.step, s.next = max(s.step, now), (unlike[i] or as_others)[3]
+        end
         if s.p.kind == TEMPLATE and p.kind ~= TEMPLATE then disarm(keys) end
       end
       tokens = min(tokens, room(s, p)) -- a foreign client may have left more
@@ -182,10 +166,10 @@ local function complete()
       put(s, p, keys[3], (s.new or p ~= s.p) and p.text)
       if p.kind == POOL and added > 0 then pcall('HINCRBY', keys[3], 'added', format('%d', added)) end
     end
-    local full = p and tokens >= p.capacity and s.due == 0
-    local f = p or NONE
-    for k, v in ipairs({-s.status, tokens, added, clamped, s.elapsed, s.differs + (full and 2 or 0), s.era, s.index, s.last, s.carry,
-      f.kind, f.version, f.pools_version, f.epoch, f.seq, f.kind == STEPPED and s.step or 0, s.bad, s.out, s.due, s.debt}) do
+    local full, f = s.least and tokens >= p.capacity and s.due == 0, p or NONE
+    for k, v in ipairs({-s.status, tokens, added, clamped, s.elapsed, s.differs + (full and 2 or 0), s.era, s.index,
+      s.last, s.carry, f.kind, f.version, f.pools_version, f.epoch, f.seq, f.kind == STEPPED and s.step or 0, s.bad,
+      s.out, s.due, s.debt}) do
       reply[r + k] = v
     end
     r = r + 20
@@ -212,14 +196,15 @@ for i = 1, n do
   local key, key_index, key_ctl, p = KEYS[i], KEYS[n + i], KEYS[2 * n + i], given
   local st, before = pcall('HGET', key_ctl, 'st'), tonumber(held[i])
   -- As the caller saw it: nothing has been written since, so its policy is in force, and nothing is outstanding.
-  local last = st == ARGV[i] and p and before and before < EXACT and sub(st, 33, 48) + 0
+  local last = st == ARGV[i] and p and before and before >= 0 and before < EXACT and sub(st, 33, 48) + 0
   local index, as_seen, full
   if last and now - last >= p.half then
     index = pcall('INCR', key_index)
     as_seen = index == sub(st, 18, 31) + 1 -- nobody else moved it
   end
   if as_seen then
-    local tokens, added, clamped, carry = settle(p, before, p.capacity, now, last, sub(st, 50) + 0, p.kind == POOL and sub(st, 1, 16) + 0, 0)
+    local tokens, added, clamped, carry =
+      settle(p, before, p.capacity, now, last, sub(st, 50) + 0, p.kind == POOL and sub(st, 1, 16) + 0, 0)
     if tokens ~= before then -- INCRBY refuses what tonumber takes for a number and is none
       as_seen = type(pcall('INCRBY', key, format('%d', tokens - before))) == 'number'
     else
@@ -238,9 +223,9 @@ for i = 1, n do
     p, index, full = finish(i, p)
   end
   if shard then
-    if full or not p then
+    if full or not p or p.kind ~= TEMPLATE then
       pcall('SREM', shard, key)
-    elseif p.kind == TEMPLATE and index % p.looks == 0 then
+    elseif index % p.looks == 0 then
       if not renew then finish, renew = complete() end
       renew(i, p)
     end

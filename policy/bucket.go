@@ -22,7 +22,7 @@ const (
 	StatusRolledBack                    // the server lost a write that the caller saw: new era; writes
 	StatusClock                         // the server's clock stepped back: new era; writes
 	StatusMalformed                     // a key holds something else; nothing written
-	StatusConflict                      // a pool's bucket in force and plain terms brought, or the other way round, under no lower version; nothing written
+	StatusConflict                      // terms of the other kind, plain or a pool's, are in force, of no lower version; nothing written
 )
 
 // Wrote reports whether the call changed the bucket.
@@ -36,7 +36,10 @@ func (s Status) Wrote() bool {
 
 // String names the status as logs and metrics do.
 func (s Status) String() string {
-	names := [...]string{"", "applied", "switched", "stale", "early", "foreign", "initialised", "unknown", "rolled_back", "clock", "malformed", "conflict"}
+	names := [...]string{
+		"", "applied", "switched", "stale", "early", "foreign", "initialised", "unknown", "rolled_back", "clock",
+		"malformed", "conflict",
+	}
 	if s < 1 || int(s) >= len(names) {
 		return "invalid"
 	}
@@ -48,7 +51,7 @@ type Create int64
 
 // When a refill may create a missing bucket.
 const (
-	CreateNever   Create = iota // never
+	CreateNever   Create = iota // never, nor adopt what another program made
 	CreateLost                  // if the caller remembers it: it was lost
 	CreateInitial               // also if nobody remembers it: it is new
 )
@@ -307,13 +310,13 @@ func (s *Control) rollBack(c Call, tokens, now int64) int64 {
 // initialise creates, adopts or declines a bucket without control state.
 func (b *Bucket) initialise(c Call, now int64) Outcome {
 	out := Outcome{Status: StatusUnknown, Now: now}
-	if c.Terms == nil {
+	if c.Terms == nil || c.Create == CreateNever {
 		return out
 	}
 	var tokens, index int64
 	if b.Tokens == nil && b.Index == nil {
 		switch {
-		case c.Version.Era > 0 && c.Create >= CreateLost:
+		case c.Version.Era > 0:
 			if c.Terms.OnLoss == LossFull {
 				tokens = c.Terms.Capacity
 			}

@@ -129,22 +129,22 @@ const (
 
 // The kinds of terms in their encoding.
 const (
-	plainKind = iota
-	steppedKind
-	templateKind
-	poolKind
+	KindPlain = iota
+	KindStepped
+	KindTemplate
+	KindPool
 )
 
 // numbers are the terms in the order of their encoding.
 func (t *Terms) numbers() [mostNumbers]int64 {
-	kind, version, epoch := int64(plainKind), t.Fence.Epoch, int64(0)
+	kind, version, epoch := int64(KindPlain), t.Fence.Epoch, int64(0)
 	switch {
 	case t.Pool:
-		kind, version, epoch = poolKind, t.Version, t.Fence.Epoch
+		kind, version, epoch = KindPool, t.Version, t.Fence.Epoch
 	case t.Template:
-		kind = templateKind
+		kind = KindTemplate
 	case t.Kind == Stepped:
-		kind = steppedKind
+		kind = KindStepped
 	}
 	strict, enforcement := int64(0), int64(t.Degraded)
 	if t.Strict {
@@ -211,7 +211,7 @@ func TermsOf(numbers []int64) (Terms, error) {
 	var n [mostNumbers]int64
 	copy(n[:], numbers)
 	t := Terms{
-		Fence: Fence{n[0], n[14]}, Template: n[1] == templateKind, Pool: n[1] == poolKind,
+		Fence: Fence{n[0], n[14]}, Template: n[1] == KindTemplate, Pool: n[1] == KindPool,
 		Capacity: n[2], Tokens: n[3], Per: n[4], Interval: n[5], Initial: n[2] - n[6],
 		OnLoss: Loss(n[7]), OnRollback: Rollback(n[8]), CarryOver: CarryOver(n[9]), Degraded: Degraded(n[10] % shadowed), Shadow: n[10] >= shadowed,
 		Strict: n[11] == 1, GrantTokens: n[15], GrantEnd: n[16], GrantEra: n[17],
@@ -220,13 +220,13 @@ func TermsOf(numbers []int64) (Terms, error) {
 		t.Version, t.PoolsVersion, t.Fence.Epoch = n[0], n[12], n[13]
 	}
 	switch {
-	case n[1] > poolKind, n[10] >= 2*shadowed, n[11] > 1, t.OnLoss > LossFull, t.OnRollback > RollbackKeep, t.CarryOver > CarryReset, t.Degraded > DegradedLocal,
+	case n[1] > KindPool, n[10] >= 2*shadowed, n[11] > 1, t.OnLoss > LossFull, t.OnRollback > RollbackKeep, t.CarryOver > CarryReset, t.Degraded > DegradedLocal,
 		!t.Pool && (n[12] > 0 || n[13] > 0):
 		return Terms{}, fmt.Errorf("%w: an unknown kind or choice in %d", ErrTerms, numbers)
-	case t.Capacity < 1, t.Interval < 1, t.Per < 1, t.Initial < 0, n[1] == steppedKind && t.Tokens < 1:
+	case t.Capacity < 1, t.Interval < 1, t.Per < 1, t.Initial < 0, n[1] == KindStepped && t.Tokens < 1:
 		return Terms{}, fmt.Errorf("%w: a capacity, interval, time or step of 0 in %d", ErrTerms, numbers)
 	}
-	if n[1] == steppedKind {
+	if n[1] == KindStepped {
 		t.Kind = Stepped
 	} else {
 		t.MaxElapsed = maxElapsed(t.Capacity, t.Tokens, t.Per, t.Interval)
