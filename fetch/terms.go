@@ -79,7 +79,7 @@ func (k *known) limit() int64 {
 }
 
 // pooled reports whether the bucket is a pool's.
-func (k *known) pooled() bool { return k.terms != nil && k.terms.GrantEnd > 0 }
+func (k *known) pooled() bool { return k.terms != nil && k.terms.Pool }
 
 // maxAge is how long the terms are believed.
 func (k *known) maxAge() time.Duration {

@@ -151,7 +151,7 @@ func (p Policy) validateRate(bad func(string, string, ...any) error) error {
 		return bad("capacity", "%d is below %.0f, the tokens of two refill intervals of %s at %s: raise it, or lower the interval",
 			p.Capacity, math.Ceil(least), p.interval(), p.Rate)
 	}
-	if most := maxElapsed(p.Capacity, tokens, per, p.interval().Microseconds()); float64(most)*float64(tokens)+float64(per) >= maxExact {
+	if most := MaxElapsed(p.Capacity, tokens, per, p.interval().Microseconds()); float64(most)*float64(tokens)+float64(per) >= maxExact {
 		return bad("rate", "%s over %dus of credit is not below 2^53 units: use a coarser rate", p.Rate, most)
 	}
 	return nil

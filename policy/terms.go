@@ -90,7 +90,7 @@ func (p Policy) Terms(f Fence) Terms {
 		return t
 	}
 	t.Tokens, t.Per = p.Rate.reduced()
-	t.MaxElapsed = maxElapsed(t.Capacity, t.Tokens, t.Per, t.Interval)
+	t.MaxElapsed = MaxElapsed(t.Capacity, t.Tokens, t.Per, t.Interval)
 	return t
 }
 
@@ -110,9 +110,9 @@ func nameOf(s Steps) int64 {
 	return int64(hash.Sum64()>>17) + 1
 }
 
-// maxElapsed is the longest stretch that one refill credits, in microseconds:
+// MaxElapsed is the longest stretch that one refill credits, in microseconds:
 // the time to fill the bucket, but no more than 2 s or five intervals.
-func maxElapsed(capacity, tokens, per, interval int64) int64 {
+func MaxElapsed(capacity, tokens, per, interval int64) int64 {
 	fill := float64(capacity) * float64(per) / float64(tokens)
 	return int64(min(fill, float64(max(2_000_000, 5*interval))))
 }
@@ -229,7 +229,7 @@ func TermsOf(numbers []int64) (Terms, error) {
 	if n[1] == KindStepped {
 		t.Kind = Stepped
 	} else {
-		t.MaxElapsed = maxElapsed(t.Capacity, t.Tokens, t.Per, t.Interval)
+		t.MaxElapsed = MaxElapsed(t.Capacity, t.Tokens, t.Per, t.Interval)
 	}
 	return t, nil
 }

@@ -120,7 +120,7 @@ func Rehearse(ctx context.Context, rdb redis.UniversalClient) error {
 		}},
 		{"send what scripts do without if they must", func() error { // and then count less
 			return errors.Join(rdb.HIncrBy(ctx, lua.ControlKey(alone), "n", 1).Err(), rdb.PExpireTime(ctx, rehearsed).Err(),
-				rdb.HGetAll(ctx, lua.AliveKey(templated)).Err())
+				rdb.Persist(ctx, rehearsed).Err())
 		}},
 	} {
 		if err := step.do(); err != nil {

@@ -118,11 +118,11 @@ func (t *Tally) Observe(e refill.Event) Refill {
 		b.mine = b.mine && o.Version == b.version
 	}
 	b.known, b.version, b.Tokens, b.Held, b.Seen = true, o.Version, o.Tokens, o.Outstanding, e.Replied
-	b.Conflict = o.Conflict
+	b.Conflict = o.Conflict || o.Status == policy.StatusConflict
 	b.terms, b.Outdated = policy.Terms{}, false
 	if e.Call.Terms != nil {
-		b.Outdated = e.Call.Terms.Fence.Before(o.Fence)
-		if e.Call.Terms.Fence == o.Fence && !o.Conflict {
+		b.Outdated = e.Call.Terms.FileVersion() < o.FileVersion || e.Call.Terms.Pool == o.Pool && e.Call.Terms.Fence.Before(o.Fence)
+		if e.Call.Terms.Pool == o.Pool && e.Call.Terms.Fence == o.Fence && !o.Conflict {
 			b.terms = *e.Call.Terms
 		}
 	}
