@@ -76,7 +76,9 @@ func allAccounts() []*account {
 }
 
 func (a *account) terms(version int64) policy.Terms {
-	return a.policies[version].Terms(policy.Fence{Epoch: version})
+	t := a.policies[version].Terms(policy.Fence{Epoch: version})
+	t.Template = a.prefix != ""
+	return t
 }
 
 func (a *account) fault(format string, args ...any) {
@@ -157,7 +159,7 @@ func (a *account) refilled(by string, call policy.Call, before, b *policy.Bucket
 		a.written = map[policy.Version]bool{}
 	}
 	a.written[o.Version] = true
-	if s := b.Control; s.Terms.Strict && o.Tokens+s.Outstanding > s.Terms.Capacity {
+	if s := b.Control; s.Terms.Strict && o.Tokens > max(0, s.Terms.Capacity-s.Outstanding) {
 		a.fault("%d tokens and %d outstanding, of %d", o.Tokens, s.Outstanding, s.Terms.Capacity)
 	}
 	if a.whole > 0 && o.Tokens+a.sinceWhole < a.whole {

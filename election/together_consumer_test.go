@@ -80,8 +80,8 @@ func (a *account) reserve(b *policy.Bucket, n int64, d *dice) {
 			a.took(settled.Charged)
 		}
 	}
-	if s := b.Control; s != nil && *b.Tokens+s.Outstanding > s.Terms.Capacity {
-		a.fault("%d tokens and %d outstanding, of %d", *b.Tokens, s.Outstanding, s.Terms.Capacity)
+	if s := b.Control; s != nil && tokens(b) > max(0, s.Terms.Capacity-s.Outstanding) {
+		a.fault("%d tokens and %d outstanding, of %d", tokens(b), s.Outstanding, s.Terms.Capacity)
 	}
 }
 

@@ -114,11 +114,12 @@ local function complete()
       s.status, s.least, s.carry = 8, exp, 0
       s.tokens = p.on_rollback == 1 and min(s.tokens, p.capacity) or 0
       if period > 0 and p.on_rollback == 0 then -- or the step that is forgotten is credited again
-        s.step, s.next = min(max(s.step, now, step), now + period), 0
+        s.step = min(max(s.step, now, step), now + period)
+        s.next = s.step + period
       end
     elseif now < s.last - TOLERANCE_US then
       s.status, s.least = 9, 0
-      if period > 0 and s.step > now + period then s.step, s.next = now + period, 0 end
+      if period > 0 and s.step > now + period then s.step, s.next = now + period, now + 2 * period end
     else
       local stale = known < s.era or exp < s.index
       if not scheduled and s.after ~= p then step = s.next end -- before another schedule begins

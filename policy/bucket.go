@@ -162,7 +162,7 @@ func (b *Bucket) Refill(c Call, now int64) Outcome {
 	case now < s.Last-ClockTolerance:
 		out.Status = StatusClock
 		if span := s.span(c); span > 0 && s.Step > now+span {
-			s.Step, s.Next = now+span, 0
+			s.Step, s.Next = now+span, now+2*span
 		}
 		s.Last = now
 		s.Era = max(now, 1+max(s.Era, c.Version.Era))
@@ -296,7 +296,8 @@ func (s *Control) rollBack(c Call, tokens, now int64) int64 {
 			if s.scheduled(c) {
 				given = c.Step
 			}
-			s.Step, s.Next = min(max(s.Step, now, given), now+span), 0
+			s.Step = min(max(s.Step, now, given), now+span)
+			s.Next = s.Step + span
 		}
 	}
 	s.Carry = 0

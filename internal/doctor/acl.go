@@ -7,7 +7,7 @@ import "strings"
 // under Sentinel.
 func Commands() []string {
 	return []string{
-		"ping", "evalsha", "eval", "script|load", "time", "type", "get", "mget", "set", "del", "incr", "decr", "incrby",
+		"ping", "evalsha", "eval", "script|load", "time", "get", "mget", "set", "del", "incr", "decr", "incrby",
 		"decrby", "hget", "hmget", "hset", "hdel", "hincrby", "zadd", "zcard", "zrange", "zrangebyscore", "zrem",
 		"zremrangebyscore", "pexpire", "pttl", "pexpiretime", "pexpireat", "persist", "sadd", "srem", "sscan", "scard",
 		"exists",
