@@ -80,7 +80,9 @@ func TestWhatWasSeenChangesNothingButTheCost(t *testing.T) {
 	require.NoError(t, lua.Load(ctx, rdb))
 	terms := busy(0).Control.Terms
 	const era, index, ago, carry = 1763000000000000, 20, 1_000_000, 7
-	state := func(last string, index, carry int64) string { return fmt.Sprintf("%d %14d %s %14d", era, index, last, carry) }
+	state := func(last string, index, carry int64) string {
+		return fmt.Sprintf("%d %14d %s %14d", era, index, last, carry)
+	}
 	for name, c := range map[string]struct {
 		tokens, index string // of the bucket
 		state         string // in place of that seen: %d is an instant a second ago

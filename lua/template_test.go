@@ -23,7 +23,9 @@ import (
 // userTerms are 60 tokens at 1/s, so a drain time of a minute.
 var userTerms = policy.Template{Policy: policy.Policy{Capacity: 60, Rate: policy.PerSecond(1), Interval: time.Second}}.Terms(policy.Fence{Epoch: 7})
 
-func ofTemplate(p policy.Policy) policy.Terms { return policy.Template{Policy: p}.Terms(policy.Fence{}) }
+func ofTemplate(p policy.Policy) policy.Terms {
+	return policy.Template{Policy: p}.Terms(policy.Fence{})
+}
 
 func user() lua.TemplateCall {
 	return lua.TemplateCall{Prefix: "user:", Terms: userTerms.Encode(), Capacity: userTerms.Capacity}

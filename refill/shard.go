@@ -74,9 +74,9 @@ type entry struct {
 	slot     int // if bySlot
 	version  policy.Version
 	state    lua.Seen // goes with version
-	round    int64 // of the next call
-	seen     int64 // the last round in which its name was read
-	failures int   // in a row, the bucket's own
+	round    int64    // of the next call
+	seen     int64    // the last round in which its name was read
+	failures int      // in a row, the bucket's own
 	left     bool
 }
 
