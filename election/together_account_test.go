@@ -79,7 +79,9 @@ func allAccounts() []*account {
 }
 
 func (a *account) terms(version int64) policy.Terms {
-	return a.policies[version].Terms(policy.Fence{Epoch: version})
+	t := a.policies[version].Terms(policy.Fence{Epoch: version})
+	t.Template = a.prefix != ""
+	return t
 }
 
 func (a *account) fault(format string, args ...any) {

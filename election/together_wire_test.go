@@ -2,7 +2,6 @@ package election
 
 import (
 	"fmt"
-	"strings"
 
 	"github.com/tokenrefill/refiller/policy"
 )
@@ -27,30 +26,37 @@ func (r *fakeRedis) refills(by string, keys []string, args []any) any {
 	if len(keys) > 3*n {
 		shard = keys[3*n]
 	}
-	reply, details := []int64{r.now()}, []int64(nil)
+	reply := []int64{r.now()}
 	for i, call := range decodeCalls(n, shard != "", args) {
-		key := keys[2*i]
+		key := keys[i]
 		o := policy.Outcome{Status: policy.StatusMalformed, Now: r.now()}
 		bad := int64(1)
 		if key != r.spoilt {
 			o, bad = r.refill(by, key, call), 0
 		}
-		marks := int64(0)
+		flags, kind, epoch := int64(0), int64(policy.KindPlain), int64(0)
 		if o.Conflict {
-			marks = 1
+			flags = 1
 		}
-		if s := r.bucket(key).Control; s != nil && o.Status.Wrote() && o.Due == 0 && o.Tokens >= s.Terms.Capacity {
-			marks += 2
+		if s := r.bucket(key).Control; s != nil && bad == 0 {
+			if o.Status.Wrote() && o.Due == 0 && o.Tokens >= s.Terms.Capacity {
+				flags += 2
+			}
+			switch {
+			case s.Terms.Pool:
+				kind, epoch = policy.KindPool, o.Fence.Epoch
+			case s.Terms.Template:
+				kind = policy.KindTemplate
+			}
 		}
-		if shard != "" && (marks >= 2 || o.Status == policy.StatusUnknown || o.Status == policy.StatusMalformed) {
+		if shard != "" && (flags >= 2 || kind != policy.KindTemplate) {
 			r.leave(shard, key)
 		}
-		reply = append(reply, -5)
-		details = append(details, int64(o.Status), o.Tokens, o.Added, o.Clamped, o.Elapsed, marks, o.Version.Era,
-			o.Version.Index, o.Last,
-			o.Fence.Epoch, o.Fence.Seq, o.Step, bad, o.Outstanding, o.Due, o.Debt)
+		reply = append(reply, -int64(o.Status), o.Tokens, o.Added, o.Clamped, o.Elapsed, flags, o.Version.Era,
+			o.Version.Index, o.Last, o.Carry, kind, o.FileVersion, o.PoolsVersion, epoch, o.Fence.Seq, o.Step, bad,
+			o.Outstanding, o.Due, o.Debt)
 	}
-	return append(reply, details...)
+	return reply
 }
 
 // decodeCalls reads the arguments of a call for n buckets.
@@ -61,17 +67,17 @@ func decodeCalls(n int, shard bool, args []any) []policy.Call {
 		if c.Create = policy.CreateLost; shard {
 			c.Create = policy.CreateNever
 		}
-		known, index, _ := strings.Cut(strings.TrimPrefix(text(args[i]), " "), " ")
-		era, _, _ := strings.Cut(known, "#")
-		if _, err := fmt.Sscan(era+" "+index, &c.Version.Era, &c.Version.Index); err != nil {
-			panic(err)
+		if seen := text(args[i]); seen != "" {
+			if _, err := fmt.Sscan(seen, &c.Version.Era, &c.Version.Index); err != nil {
+				panic(err)
+			}
 		}
 	}
 	policies := number(args[n])
 	args = args[n+1:]
 	for ; policies > 0; policies-- {
 		var terms *policy.Terms
-		if pol := text(args[1]); pol != "-" {
+		if pol := text(args[1]); pol != "" {
 			t, err := policy.DecodeTerms(pol)
 			if err != nil {
 				panic(err)
@@ -81,7 +87,7 @@ func decodeCalls(n int, shard bool, args []any) []policy.Call {
 		for i := number(args[0]) - 1; i < int64(n); i++ {
 			calls[i].Terms = terms
 		}
-		args = args[3:]
+		args = args[2:]
 	}
 	for ; len(args) > 0; args = args[4:] {
 		c := &calls[number(args[0])-1]
@@ -100,7 +106,7 @@ func (r *fakeRedis) peek(key string) any {
 	}
 	s := b.Control
 	return []any{
-		int64(1), *b.Tokens, int64(0), s.Era, *b.Index, s.Last, r.now(), s.Terms.Encode(), s.Carry, s.Step, s.Next,
+		int64(1), *b.Tokens, int64(0), s.Era, s.Index, s.Last, r.now(), s.Terms.Encode(), s.Carry, s.Step, s.Next,
 		s.Outstanding, s.Due, s.Debt,
 	}
 }

@@ -276,7 +276,7 @@ func (t *trip) read(call *scriptCall) {
 // create lets a bucket of a template be created whose number is counted on another server.
 func (t *trip) create(g *group) {
 	r := g.kind.(*refilled)
-	alive, err := lua.Count(t.ctx, t.rdb, r.rule.Prefix, 0, 0)
+	alive, err := r.template.Alive(t.ctx, t.rdb)
 	if err == nil && alive >= r.rule.MaxKeys {
 		err = r.template.TooMany(g.key, alive)
 	}
@@ -293,8 +293,8 @@ func (t *trip) answer(g *group, reply lua.TakesReply) {
 	}
 	if r, ok := g.kind.(*refilled); ok && reply.Err == nil {
 		t.c.templates.heard(reply.Terms)
-		if r.apart && (reply.Enter || reply.Was != reply.Till) {
-			t.entries = append(t.entries, entry{g.key, r.rule.Prefix, reply.Enter, reply.Was, reply.Till})
+		if reply.Till != 0 {
+			t.entries = append(t.entries, entry{r.template, g.key, reply.Till})
 		}
 	}
 	i := g.info
@@ -377,9 +377,9 @@ func (t *trip) answerCommands(batch []*engine.Request[ask]) {
 
 // entry is a template's bucket that is to be entered in the active set, and counted, on another server.
 type entry struct {
-	key, prefix string
-	enter       bool
-	was, till   int64
+	template *lua.Template
+	key      string
+	till     int64 // when the bucket expires, in seconds
 }
 
 // conclude does what nobody waits for: it gives back what was taken for callers who are gone, and enters buckets.
@@ -405,12 +405,7 @@ func (t *trip) conclude() {
 	}
 	wg.Wait()
 	for _, e := range t.entries {
-		if e.enter {
-			_ = lua.Enter(ctx, t.rdb, e.prefix, e.key, e.till)
-		}
-		if e.was != e.till {
-			_, _ = lua.Count(ctx, t.rdb, e.prefix, e.was, e.till)
-		}
+		_ = e.template.Enter(ctx, t.rdb, e.key, e.till)
 	}
 }
 

@@ -88,7 +88,7 @@ func (c *Client) peek(ctx context.Context, key string, cfg *callConfig) (Result,
 	r := Result{OK: reply.Tokens > 0, Remaining: reply.Tokens, Outstanding: reply.Outstanding, RetryAfter: wait(reply.Wait), ResetAfter: Never}
 	if reply.Terms != nil {
 		r.Limit, r.ResetAfter = reply.Terms.Capacity, untilFull(reply)
-		r.OnFloor = reply.Terms.GrantEnd > 0 && !reply.Terms.Granted(reply.Version.Era, reply.Now)
+		r.OnFloor = reply.Terms.Pool && !reply.Terms.Granted(reply.Version.Era, reply.Now)
 	}
 	return r, nil
 }

@@ -103,10 +103,10 @@ func (s Shard) Names(ctx context.Context, c Client, cursor uint64, most int) (na
 	return names, next, nil
 }
 
-// outlast makes the shard's set live as long as buckets in it do, which expire up to
+// outlast makes a set of a template live as long as buckets of it do, which expire up to
 // a second. What fails is left to a later refill.
-func (s Shard) outlast(ctx context.Context, c Client, till int64) {
-	_ = c.Process(ctx, redis.NewIntCmd(ctx, "pexpireat", s.key(), till*1000, "gt"))
+func outlast(ctx context.Context, c Client, set string, till int64) {
+	_ = c.Process(ctx, redis.NewIntCmd(ctx, "pexpireat", set, till*1000, "gt"))
 }
 
 // Remove takes names out of the shard.
@@ -230,7 +230,7 @@ func RefillActive(ctx context.Context, rdb redis.UniversalClient, s Shard, calls
 
 // leaves reports whether the bucket is to leave its shard.
 func (r *RefillResult) leaves() bool {
-	return r.Full || r.Status == policy.StatusMalformed || r.Status == policy.StatusUnknown
+	return r.Full || r.Status == policy.StatusMalformed || r.Err == nil && !r.ofTemplate
 }
 
 // refillsPerLook is after how many refills a bucket's expiry is looked at.
@@ -238,7 +238,7 @@ func refillsPerLook(t *policy.Terms) int64 {
 	if t == nil || t.Interval == 0 {
 		return 1
 	}
-	return max(1, t.Lifetime().Microseconds()/(8*t.Interval))
+	return max(1, t.Lifetime().Microseconds()/(8*t.Interval)) // as in policy.lua
 }
 
 // leave takes names out of a shard that is in another slot than its buckets. A
@@ -280,12 +280,11 @@ func leave(ctx context.Context, rdb redis.UniversalClient, s Shard, calls []Refi
 	}
 }
 
-// age gives buckets new expiries where less than half a life is left, and counts
-// them. What fails is left to a later refill.
+// age gives buckets new expiries where less than half a life is left, and notes them
+// among those alive, if they were. What fails is left to a later refill.
 func age(ctx context.Context, rdb redis.UniversalClient, s Shard, keys []string) {
 	last := int64(0)
-	for i, v := range ageScript.pipelined(ctx, rdb, len(keys), func(i int) ([]string,
-		[]any) {
+	for i, v := range ageScript.pipelined(ctx, rdb, len(keys), func(i int) ([]string, []any) {
 		return bucketKeys(keys[i]), nil
 	}) {
 		if v.err != nil {
@@ -295,16 +294,17 @@ func age(ctx context.Context, rdb redis.UniversalClient, s Shard, keys []string)
 		if err != nil {
 			continue
 		}
-		was, till := r.int(), r.int()
+		till, moved := r.int(), r.int() == 1
 		if r.end() != nil {
 			continue
 		}
-		if was != till {
-			_, _ = Count(ctx, rdb, s.Prefix, was, till)
+		if moved {
+			_ = rdb.ZAddXX(ctx, AliveKey(s.Prefix), redis.Z{Score: float64(till), Member: keys[i]}).Err()
 		}
 		last = max(last, till)
 	}
 	if last > 0 {
-		s.outlast(ctx, rdb, last)
+		outlast(ctx, rdb, s.key(), last)
+		outlast(ctx, rdb, AliveKey(s.Prefix), last)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -28,6 +29,13 @@ func TestRefillsOfAShardAgreeWithTheModel(t *testing.T) {
 	withEmbedded(t, agreeOnShard)
 }
 
+// ofHistory draws the terms of a template, mostly.
+func ofHistory(h *buckettest.History) policy.Terms {
+	t := h.Terms()
+	t.Template = !t.Pool && t.Kind == policy.Smooth
+	return t
+}
+
 func agreeOnShard(t *testing.T, rdb *redis.Client) {
 	ctx, rng := t.Context(), rand.New(rand.NewPCG(seed(t), 0))
 	const buckets = 30
@@ -49,6 +57,10 @@ func agreeOnShard(t *testing.T, rdb *redis.Client) {
 				tokens := s.Terms.Capacity - rng.Int64N(2)
 				models[i].Tokens = &tokens
 			}
+			if models[i].Control == nil && rng.IntN(2) == 0 {
+				models[i] = buckettest.Bucket(rng.Int64N(100), now, rng.Int64N(1_000_000))
+				models[i].Control.Terms = ofHistory(h)
+			}
 			store(ctx, t, rdb, key, models[i])
 			calls[i] = lua.RefillCall{Key: key, Call: orOrdinary(h.Call(now), models[i], rng)}
 			require.NoError(t, rdb.SAdd(ctx, set, key).Err())
@@ -62,7 +74,7 @@ func agreeOnShard(t *testing.T, rdb *redis.Client) {
 			require.Equal(t, models[i], load(ctx, t, rdb, calls[i].Key), where)
 			isFull := r.Status.Wrote() && models[i].Control.Due == 0 && *models[i].Tokens >= models[i].Control.Terms.Capacity
 			require.Equal(t, isFull, r.Full, where)
-			require.Equal(t, isFull || r.Status == policy.StatusUnknown, r.Left, where)
+			require.Equal(t, isFull || models[i].Control == nil || !models[i].Control.Terms.Template, r.Left, where)
 			require.Equal(t, !r.Left, rdb.SIsMember(ctx, set, calls[i].Key).Val(), where)
 			switch {
 			case isFull:
@@ -94,12 +106,8 @@ func takeUser(ctx context.Context, t testing.TB, rdb redis.UniversalClient, key 
 	_, call.Apart = rdb.(*redis.ClusterClient)
 	r, err := takeTemplate(ctx, rdb, key, call, one(n), true, false)
 	require.NoError(t, err)
-	if call.Apart && r.Enter {
-		require.NoError(t, lua.Enter(ctx, rdb, call.Prefix, key, r.Till))
-	}
-	if call.Apart && r.Was != r.Till {
-		_, err := lua.Count(ctx, rdb, call.Prefix, r.Was, r.Till)
-		require.NoError(t, err)
+	if r.Till != 0 {
+		require.NoError(t, lua.NewTemplate(ruled(call), call.Apart).Enter(ctx, rdb, key, r.Till))
 	}
 	return r.OK
 }
@@ -128,6 +136,15 @@ func rewind(ctx context.Context, t testing.TB, rdb redis.UniversalClient, key st
 	}
 }
 
+// forgetHeld has the bucket know of no reservation or lease.
+func forgetHeld(ctx context.Context, t testing.TB, rdb redis.UniversalClient, key string) {
+	t.Helper()
+	control := lua.ControlKey(key)
+	st := rdb.HGet(ctx, control, "st").Val()
+	require.NoError(t, rdb.HSet(ctx, control, "st", strings.TrimSuffix(st, "+")).Err())
+	require.NoError(t, rdb.HDel(ctx, control, "out").Err())
+}
+
 func TestARefillThatFillsABucketTakesItOutOfTheActiveSet(t *testing.T) {
 	onBoth(t, func(t *testing.T, rdb redis.UniversalClient) {
 		ctx := t.Context()
@@ -153,7 +170,7 @@ func TestANameThatIsNoBucketLeavesTheActiveSetAndNothingIsMade(t *testing.T) {
 	onBoth(t, func(t *testing.T, rdb redis.UniversalClient) {
 		ctx := t.Context()
 		for _, version := range []policy.Version{{}, {Era: 5, Index: 7}} { // remembered or not
-			require.NoError(t, lua.Enter(ctx, rdb, "user:", "user:1", inAMinute()))
+			require.NoError(t, users.Enter(ctx, rdb, "user:1", inAMinute()))
 			r := lua.RefillActive(ctx, rdb, shardOf("user:1"), []lua.RefillCall{{Key: "user:1", Call: policy.Call{Version: version, Terms: &userTerms}}}, 1)[0]
 			require.NoError(t, r.Err)
 			require.Equal(t, policy.StatusUnknown, r.Status)
@@ -162,7 +179,7 @@ func TestANameThatIsNoBucketLeavesTheActiveSetAndNothingIsMade(t *testing.T) {
 			require.Zero(t, rdb.Exists(ctx, "user:1").Val()+rdb.Exists(ctx, lua.ControlKey("user:1")).Val())
 		}
 		require.NoError(t, rdb.LPush(ctx, "user:2", "x").Err())
-		require.NoError(t, lua.Enter(ctx, rdb, "user:", "user:2", inAMinute()))
+		require.NoError(t, users.Enter(ctx, rdb, "user:2", inAMinute()))
 		r := refillUser(ctx, t, rdb, "user:2", userTerms)
 		require.ErrorIs(t, r.Err, lua.ErrMalformedBucket)
 		require.True(t, r.Left)
@@ -174,7 +191,8 @@ func TestANameThatIsNoBucketLeavesTheActiveSetAndNothingIsMade(t *testing.T) {
 func TestABucketLeavesTheActiveSetAtTheCapacityOfItsOwnPolicy(t *testing.T) {
 	onBoth(t, func(t *testing.T, rdb redis.UniversalClient) {
 		ctx := t.Context()
-		own := policy.Policy{Capacity: 100, Rate: policy.Rate{Tokens: 5, Per: time.Second}, Interval: time.Second}.Terms(policy.Fence{Epoch: 7, Seq: 1})
+		own := ofTemplate(policy.Policy{Capacity: 100, Rate: policy.Rate{Tokens: 5, Per: time.Second}, Interval: time.Second})
+		own.Fence = policy.Fence{Epoch: 7, Seq: 1}
 		require.NoError(t, rdb.Set(ctx, lua.LimitKey("user:1"), own.Encode(), 0).Err())
 		require.True(t, takeUser(ctx, t, rdb, "user:1", user(), 35))
 		rewind(ctx, t, rdb, "user:1", 2*time.Second)
@@ -204,7 +222,7 @@ func TestABucketWithAReservationStaysInTheActiveSet(t *testing.T) {
 		_, err = lua.Settle(ctx, rdb, "user:1", "r", 5)
 		require.NoError(t, err)
 		require.NoError(t, rdb.Del(ctx, lua.HeldKey("user:1"), lua.DueKey("user:1")).Err()) // what is remembered for a minute
-		require.NoError(t, rdb.HDel(ctx, lua.ControlKey("user:1"), "out").Err())
+		forgetHeld(ctx, t, rdb, "user:1")
 		rewind(ctx, t, rdb, "user:1", 5*time.Second)
 		require.True(t, refillUser(ctx, t, rdb, "user:1", userTerms).Left)
 	})
@@ -213,8 +231,8 @@ func TestABucketWithAReservationStaysInTheActiveSet(t *testing.T) {
 func TestARefillGivesABucketANewExpiryAndCountsIt(t *testing.T) {
 	onBoth(t, func(t *testing.T, rdb redis.UniversalClient) {
 		ctx := t.Context()
-		slow := policy.Policy{Capacity: 600, Rate: policy.PerSecond(1), Interval: time.Second}.Terms(policy.Fence{})
-		call := lua.TemplateCall{Prefix: "user:", Terms: slow.Encode()}
+		slow := ofTemplate(policy.Policy{Capacity: 600, Rate: policy.PerSecond(1), Interval: time.Second})
+		call := lua.TemplateCall{Prefix: "user:", Terms: slow.Encode(), MaxKeys: 10}
 		life := slow.Lifetime()
 		require.Equal(t, 20*time.Minute, life)
 		for _, left := range []time.Duration{life * 3 / 4, life / 4} {
@@ -223,7 +241,7 @@ func TestARefillGivesABucketANewExpiryAndCountsIt(t *testing.T) {
 			require.True(t, takeUser(ctx, t, rdb, "user:1", call, 500))
 			was := time.Now().Add(left).Truncate(time.Second)
 			require.NoError(t, rdb.Del(ctx, lua.AliveKey("user:")).Err())
-			require.NoError(t, rdb.HSet(ctx, lua.AliveKey("user:"), was.Unix(), 1).Err())
+			require.NoError(t, rdb.ZAdd(ctx, lua.AliveKey("user:"), redis.Z{Member: "user:1", Score: float64(was.Unix())}).Err())
 			// The expiry is looked at after an eighth of its life: when the index is a multiple of 150.
 			b := load(ctx, t, rdb, "user:1")
 			*b.Index, b.Control.Index = 148, 148
@@ -242,14 +260,14 @@ func TestARefillGivesABucketANewExpiryAndCountsIt(t *testing.T) {
 				require.Equal(t, till, rdb.PExpireTime(ctx, k).Val())
 			}
 			require.GreaterOrEqual(t, rdb.PExpireTime(ctx, set).Val(), till, "the active set lives as long")
-			alive := rdb.HGetAll(ctx, lua.AliveKey("user:")).Val()
+			alive := rdb.ZScore(ctx, lua.AliveKey("user:"), "user:1").Val()
 			if left > life/2 {
 				require.EqualValues(t, was.UnixMilli(), till.Milliseconds())
-				require.Equal(t, map[string]string{fmt.Sprint(was.Unix()): "1"}, alive)
+				require.EqualValues(t, was.Unix(), alive)
 				continue
 			}
 			require.GreaterOrEqual(t, time.Until(time.UnixMilli(till.Milliseconds())), life-time.Second)
-			require.Equal(t, map[string]string{fmt.Sprint(was.Unix()): "0", fmt.Sprint(till.Milliseconds() / 1000): "1"}, alive)
+			require.EqualValues(t, till.Milliseconds()/1000, alive)
 		}
 	})
 }
@@ -321,9 +339,9 @@ func TestWhoIsInTheShardsIsToldWithFewCommands(t *testing.T) {
 		names := []string{}
 		for i := range 3000 {
 			names = append(names, fmt.Sprintf("user:%d", i))
-			require.NoError(t, lua.Enter(ctx, rdb, "user:", names[i], inAMinute()))
+			require.NoError(t, users.Enter(ctx, rdb, names[i], inAMinute()))
 		}
-		require.NoError(t, lua.Enter(ctx, rdb, "", "x", inAMinute()))
+		require.NoError(t, lua.NewTemplate(&policy.Ruled{}, false).Enter(ctx, rdb, "x", inAMinute()))
 		occupied, err = lua.Occupied(ctx, rdb, shards)
 		require.NoError(t, err)
 		read := []string{}

@@ -1,8 +1,17 @@
--- enter: puts a bucket in the active set of its template. Where both share a slot, taketemplate does it.
+-- enter: puts a bucket in a set of its template. Where both share a slot, takes does it.
 --
--- KEYS  1 the shard of the set
+-- KEYS  1 the shard of the active set; or the set of the buckets alive, sorted by when they expire
 -- ARGV  1 the bucket's name
 --       2 till_s: when the bucket expires
+--       3 1 for the sorted set, 0 otherwise
 -- Reply 1 if it wasn't there, 0 if it was
+--#include policy
 --#include expiry
-return enter_set(KEYS[1], ARGV[1], tonumber(ARGV[2]))
+local new
+if ARGV[3] == '1' then
+  new = call('ZADD', KEYS[1], ARGV[2], ARGV[1])
+else
+  new = call('SADD', KEYS[1], ARGV[1])
+end
+outlast(KEYS[1], ARGV[2] + 0)
+return new

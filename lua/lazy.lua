@@ -1,7 +1,8 @@
--- lazy: takes from, looks at or returns to a bucket of a lazy template, which is credited when it is asked, as those of limit/lazy.
+-- lazy: takes from, looks at or returns to a bucket of a lazy template, which is credited when it is asked, as those of
+-- limit/lazy.
 --
 -- KEYS  1 {K}:lazy   the instant at which the bucket is full, as in ahead.lua; a full bucket is no key
---       2 {K}:limit  the policy of this key alone, if it has one (text as in state.lua)
+--       2 {K}:limit  the policy of this key alone, if it has one (see policy)
 -- ARGV  1 1 take, 0 peek, -1 return
 --       2 1 if no take may overtake another, as in takes; 0 otherwise
 --       3 tokens, 4 per_us: the template's rate in lowest terms; 5 its capacity
@@ -15,7 +16,7 @@
 local now = now_us()
 local tokens, per_us, capacity = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
 local pol = get(KEYS[2]) or ''
-local own_capacity, own_tokens, own_per = string.match(pol, '^%d+ %d+ 0 (%d+) (%d+) (%d+) ')
+local own_capacity, own_tokens, own_per = string.match(pol, '^%d+ 2 (%d+) (%d+) (%d+) ')
 if own_per then
   tokens, per_us, capacity = tonumber(own_tokens), tonumber(own_per), tonumber(own_capacity)
 else
@@ -33,7 +34,8 @@ for i = 6, #ARGV, 3 do
     d = math.max(0, d - n * per_us)
     fit = most
   elseif what == '1' and not closed then
-    fit = math.max(0, math.min(most, math.floor((full - d - least(ARGV[i + 2], capacity) * per_us) / (n * per_us))))
+    local free = full - d - least(ARGV[i + 2], capacity) * per_us
+    fit = math.max(0, math.min(most, math.floor(free / (n * per_us))))
     d = d + fit * n * per_us
   end
   if fit < most then

@@ -7,20 +7,23 @@
 --       4 back: tokens that it gives back; what it held and neither keeps nor gives back is spent
 --       5 want: most tokens to add to the block
 --       6 ttl_us: when the block ends unless it is renewed, at least 1
--- Reply {1, now_us, tokens, granted, clamped, era, pol}: tokens left in the bucket; clamped is what was given back to a full bucket
+-- Reply {1, now_us, tokens, granted, clamped, era, pol}: tokens left in the bucket; clamped is what was given back to a full
+--           bucket
 --       {2}: no such bucket, or one without a policy
 --       {3, k}: KEYS k holds something else
 --       {4, now_us}: the bucket is in another era than the block, which has ended; nothing is returned
 --       {5}: the id is of something else, or the consumer can't hold that much
 --       {6}: there is no such block: it ended
 --
--- The last call sent again answers the same and does nothing more. A block is given at most half of the bucket's tokens, so that the last
--- ones are left to takes. It ends when nothing is left in it.
---#include state
+-- The last call sent again answers the same and does nothing more. A block is given at most half of the bucket's tokens, so
+-- that the last ones are left to takes. It ends when nothing is left in it.
+--#include policy
+--#include bucket
+--#include denial
 --#include held
-local s, p, pol, before, r = read_held(ARGV[1])
+local s, p, before, r = read_held(ARGV[1])
 if not p then return s end
-local seq, keep, back, want = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
+local seq, keep, back, want = ARGV[2] + 0, ARGV[3] + 0, ARGV[4] + 0, ARGV[5] + 0
 if r and (r[1] ~= LEASE or (seq ~= r[5] and (seq ~= r[5] + 1 or keep + back > r[2]))) then return {5} end
 if not r and seq ~= 1 then return {6} end
 if not r and keep + back > 0 then return {5} end
@@ -29,21 +32,21 @@ local function finish(tokens)
   tokens = sweep(s, p, tokens, now, SWEPT)
   find_due(s)
   put_tokens(tokens, before)
-  put_held(KEYS[3], s)
+  put(s, p, KEYS[3])
   return tokens
 end
 if r and r[4] ~= s.era then
-  s.out = math.max(0, s.out - r[2])
+  s.out = max(0, s.out - r[2])
   drop_record(ARGV[1])
   finish(before)
   return {4, now}
 end
-if r and seq == r[5] then return {1, now, before, r[6], r[7], s.era, told(s, p, pol)} end
-if r then s.out = math.max(0, s.out - r[2]) end
+if r and seq == r[5] then return {1, now, before, r[6], r[7], s.era, told(s, p)} end
+if r then s.out = max(0, s.out - r[2]) end
 local tokens, _, clamped = give_back(s, p, before, back, s.era)
-local granted = math.min(want, math.floor(math.max(0, tokens) / 2))
+local granted = min(want, floor(max(0, tokens) / 2))
 tokens = tokens - granted
-local ends = now + tonumber(ARGV[6])
+local ends = now + ARGV[6]
 if keep + granted > 0 then
   s.out = s.out + keep + granted
   put_record(ARGV[1], {LEASE, keep + granted, ends, s.era, seq, granted, clamped})
@@ -52,4 +55,4 @@ elseif r then
 end
 tokens = finish(tokens)
 outlive(ends, now)
-return {1, now, tokens, granted, clamped, s.era, told(s, p, pol)}
+return {1, now, tokens, granted, clamped, s.era, told(s, p)}

@@ -68,14 +68,14 @@ type LimitReply struct {
 	Exists bool          // there is a bucket, which isn't both lazy and full
 	Tokens int64         // that it holds under its new policy
 
-	Enter     bool  // the bucket is to be entered in the active set
-	Was, Till int64 // its expiry moved from one second to another, 0 for none, or is the same
+	Till int64 // of a refilled template's: when it expires, in s, which is to be told to Template.Enter; 0 otherwise
 }
 
 // SetLimit gives a key of a template a policy of its own, under the fence that
 // follows its last one, and switches the bucket to it. template is the template's
 // policy, and enforce how it is enforced. It may be repeated.
 func SetLimit(ctx context.Context, c Client, key string, own, template policy.Terms, enforce policy.Enforce) (LimitReply, error) {
+	own.Template = true
 	return changeLimit(ctx, c, key, own.Encode(), &template, enforce)
 }
 
@@ -114,7 +114,7 @@ func changeLimit(ctx context.Context, c Client, key, own string, template *polic
 		}
 		return LimitReply{}, malformed(key, k)
 	}
-	reply := LimitReply{Had: r.int() == 1, Exists: r.int() > 0, Tokens: r.int(), Enter: r.int() == 1, Was: r.int(), Till: r.int()}
+	reply := LimitReply{Had: r.int() == 1, Exists: r.int() > 0, Tokens: r.int(), Till: r.int()}
 	reply.Terms = r.terms()
 	return reply, r.end()
 }

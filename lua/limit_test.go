@@ -23,10 +23,10 @@ func TestAnOverrideSwitchesABucketAsALaterPolicyDoes(t *testing.T) {
 	history := buckettest.NewHistory(rng)
 	terms := func(f policy.Fence) policy.Terms {
 		p := history.Terms()
-		for p.Kind != policy.Smooth || p.GrantTokens > 0 {
+		for p.Kind != policy.Smooth || p.Pool {
 			p = history.Terms()
 		}
-		p.Fence, p.Strict = f, rng.IntN(2) == 0
+		p.Template, p.Fence, p.Strict = true, f, rng.IntN(2) == 0
 		return p
 	}
 	later, added, taken := 0, 0, 0
@@ -50,9 +50,8 @@ func TestAnOverrideSwitchesABucketAsALaterPolicyDoes(t *testing.T) {
 		}
 		require.Equal(t, model, load(ctx, t, rdb, key), where)
 		require.Equal(t, lua.LimitReply{
-			Terms: &own, Exists: true, Tokens: *model.Tokens, Enter: *model.Tokens < own.Capacity, Was: reply.Was, Till: reply.Till,
+			Terms: &own, Exists: true, Tokens: *model.Tokens, Till: reply.Till,
 		}, reply, where)
-		require.Zero(t, reply.Was, "it had no expiry")
 		require.GreaterOrEqual(t, reply.Till, (now+own.Lifetime().Microseconds())/1_000_000, "it lives as its new policy says")
 		stands, err := lua.Limit(ctx, rdb, key)
 		require.NoError(t, err)
@@ -111,7 +110,9 @@ func TestAnOverrideOfALazyBucketRefillsNothing(t *testing.T) {
 	m.ClockTTL(true)
 	m.SetTime(time.UnixMicro(embeddedNow))
 	terms := func(capacity int64, rate policy.Rate, carry policy.CarryOver) policy.Terms {
-		return policy.Policy{Capacity: capacity, Rate: rate, Interval: time.Millisecond, CarryOver: carry}.Terms(policy.Fence{Epoch: 7})
+		return policy.Template{
+			Policy: policy.Policy{Capacity: capacity, Rate: rate, Interval: time.Millisecond, CarryOver: carry},
+		}.Terms(policy.Fence{Epoch: 7})
 	}
 	for i, tc := range []struct {
 		own  policy.Terms
@@ -153,7 +154,8 @@ func TestAnOverrideOfALazyBucketRefillsNothing(t *testing.T) {
 func TestAnOverrideOfAKeyWithoutABucketWaitsForIt(t *testing.T) {
 	t.Parallel()
 	ctx, rdb := t.Context(), testenv.Redis(t).Client()
-	own := policy.Policy{Capacity: 500, Rate: policy.PerSecond(5), Interval: time.Second}.Terms(policy.Fence{Epoch: policy.OwnEpoch})
+	own := policy.Template{Policy: policy.Policy{Capacity: 500, Rate: policy.PerSecond(5), Interval: time.Second}}.
+		Terms(policy.Fence{Epoch: policy.OwnEpoch})
 	reply, err := lua.SetLimit(ctx, rdb, "user:1", own, userTerms, policy.EnforceRefilled)
 	require.NoError(t, err)
 	own.Fence.Seq = 1

@@ -7,13 +7,14 @@
 --       {3, 4}: KEYS 1 holds something else
 --
 -- The bucket itself is neither read nor written; the key goes when the last consumer has.
---#include state
+--#include policy
+--#include bucket
 local now = now_us()
-local gone = redis.pcall('ZREMRANGEBYSCORE', KEYS[1], '-inf', string.format('%.0f', now))
+local gone = pcall('ZREMRANGEBYSCORE', KEYS[1], '-inf', format('%d', now))
 if type(gone) == 'table' then
   wrong_type(gone)
   return {3, 4}
 end
-redis.call('ZADD', KEYS[1], string.format('%.0f', now + tonumber(ARGV[2]) * 1000), ARGV[1])
-if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[2]) then redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
-return {1, redis.call('ZCARD', KEYS[1])}
+call('ZADD', KEYS[1], format('%d', now + tonumber(ARGV[2]) * 1000), ARGV[1])
+if call('PTTL', KEYS[1]) < tonumber(ARGV[2]) then call('PEXPIRE', KEYS[1], ARGV[2]) end
+return {1, call('ZCARD', KEYS[1])}

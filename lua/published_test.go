@@ -102,24 +102,24 @@ func TestBucketsApartFromTheirTemplateAreEnteredAndCounted(t *testing.T) {
 	t.Parallel()
 	ctx, rdb := t.Context(), testenv.Cluster(t).Client()
 	call := user()
-	call.Apart = true
+	call.Apart, call.MaxKeys = true, 100
+	many := lua.NewTemplate(ruled(call), true)
 	for i := range 5 {
 		key := fmt.Sprintf("user:%d", i)
 		r, err := takeTemplate(ctx, rdb, key, call, one(1), false, false)
 		require.NoError(t, err)
-		require.True(t, r.Enter)
-		require.Zero(t, r.Was)
+		require.NotZero(t, r.Till)
 		require.False(t, isActive(ctx, t, rdb, key))
 		for range 2 {
-			require.NoError(t, lua.Enter(ctx, rdb, "user:", key, r.Till), "it may be repeated")
+			require.NoError(t, many.Enter(ctx, rdb, key, r.Till), "it may be repeated")
 		}
 		require.True(t, isActive(ctx, t, rdb, key))
-		alive, err := lua.Count(ctx, rdb, "user:", r.Was, r.Till)
+		alive, err := many.Alive(ctx, rdb)
 		require.NoError(t, err)
 		require.EqualValues(t, i+1, alive)
 	}
-	passed := time.Now().Add(-time.Minute).Unix()
-	alive, err := lua.Count(ctx, rdb, "user:", 0, passed)
+	require.NoError(t, many.Enter(ctx, rdb, "user:gone", time.Now().Add(-time.Minute).Unix()))
+	alive, err := lua.Alive(ctx, rdb, "user:")
 	require.NoError(t, err)
 	require.EqualValues(t, 5, alive, "one that has expired isn't alive")
 }

@@ -3,7 +3,6 @@ package lua
 import (
 	"context"
 	"fmt"
-	"hash/fnv"
 	"strconv"
 	"strings"
 
@@ -16,30 +15,35 @@ import (
 type RefillCall struct {
 	Key string
 	policy.Call
+	// Seen is that of the last RefillResult; it makes the call cheaper on the server.
+	// It may be left out.
+	Seen Seen
+}
+
+// Seen is what a caller that knows a bucket's Version knows of it besides, if the
+// terms that it brought were in force then and nothing was outstanding. The zero Seen
+// is of one that knows no more.
+type Seen struct {
+	Terms       *policy.Terms // those brought; they may not change
+	Last, Carry int64         // as in policy.Outcome
 }
 
 // RefillResult is the answer to one call of a batch: an outcome or an error.
 type RefillResult struct {
 	policy.Outcome
+	Seen Seen
 	Full bool // the refill left it full, with no reservation or lease
 	Left bool // of RefillActive: the bucket isn't in the active set any more
 	Err  error
+
+	ofTemplate bool // the terms in force are a template's
 }
 
-// What a bucket's integers in the script's reply begin with, unless it is as
-// expected: see refill.lua.
+// What the script's reply says of a bucket, unless it was as the caller had seen it:
+// see refill.lua.
 const (
-	refillClamped = -1
-	refillLearned = -2
-	refillStale   = -3
-	refillEarly   = -4
-	refillOther   = -5
-	refillChanged = -6
-
-	refillDetails = 16 // integers of a bucket with refillOther
-
-	markConflict = 1
-	markFull     = 2
+	flagDiffers = 1
+	flagFull    = 2
 )
 
 // Refill refills one bucket. A malformed bucket is an outcome as well as an
@@ -69,7 +73,8 @@ func RefillBatch(ctx context.Context, rdb redis.UniversalClient, calls []RefillC
 
 // refillBatch is RefillBatch of buckets that belong to a shard, if its keys are
 // given.
-func refillBatch(ctx context.Context, rdb redis.UniversalClient, calls []RefillCall, shard []string, perCall int) []RefillResult {
+func refillBatch(ctx context.Context, rdb redis.UniversalClient, calls []RefillCall, shard []string,
+	perCall int) []RefillResult {
 	results := make([]RefillResult, len(calls))
 	if perCall < 1 {
 		for i := range results {
@@ -119,9 +124,6 @@ func sameSlot(calls []RefillCall) int {
 	return len(calls)
 }
 
-// noTerms is the argument pol that is no policy.
-const noTerms = "-"
-
 // refillWords are those of one script call; shard are the keys of the shard that the
 // buckets belong to, if any. Texts go as pointers, which the client library writes as
 // what they point to: that spares an allocation each.
@@ -130,12 +132,12 @@ func refillWords(calls []RefillCall, shard []string) []any {
 	if len(shard) > 0 {
 		create = policy.CreateNever
 	}
-	const policyWords = 3
+	const policyWords = 2
 	words := noWords(3*n+len(shard), n+1+policyWords)
-	keys, versions := make([]string, 3*n), make([]string, n)
+	keys, seen := make([]string, 3*n), make([]string, n)
 	for i := range calls {
 		names := bucketKeys(calls[i].Key)
-		keys[2*i], keys[2*i+1], keys[2*n+i] = names[0], names[1], names[2]
+		keys[i], keys[n+i], keys[2*n+i] = names[0], names[1], names[2]
 	}
 	for i := range keys {
 		words = append(words, &keys[i])
@@ -143,21 +145,20 @@ func refillWords(calls []RefillCall, shard []string) []any {
 	for i := range shard {
 		words = append(words, &shard[i])
 	}
-	for i := range versions {
-		words = append(words, &versions[i])
+	writeSeen(calls, seen)
+	for i := range seen {
+		words = append(words, &seen[i])
 	}
 	counted, policies := len(words), 0
 	words = append(words, policies)
 	for from, to := 0, 0; from < n; from = to {
 		for to = from + 1; to < n && sameTermsAs(calls[to].Terms, calls[from].Terms); to++ {
 		}
-		text := noTerms
+		text := ""
 		if t := calls[from].Terms; t != nil {
 			text = t.Encode()
 		}
-		mark := markOf(text)
-		words = append(words, from+1, text, mark)
-		refillVersions(calls[from:to], mark, versions[from:to])
+		words = append(words, from+1, text)
 		policies++
 	}
 	words[counted] = policies
@@ -169,33 +170,43 @@ func refillWords(calls []RefillCall, shard []string) []any {
 	return words
 }
 
-// refillVersions writes the calls' versions as the script reads them: with the mark of
-// their policy, so that one that is as expected ends like the bucket's state. They share
-// one string.
-func refillVersions(calls []RefillCall, mark string, versions []string) {
+// How wide the numbers of a bucket's state are: see bucket.lua.
+const (
+	instantWidth = 16
+	countWidth   = 14
+	stateLen     = instantWidth + 1 + countWidth + 1 + instantWidth + 1 + countWidth
+)
+
+// writeSeen writes what the callers last saw of the buckets as the script reads it:
+// the state, or as much of it as they know. The texts share one string.
+func writeSeen(calls []RefillCall, seen []string) {
 	var all strings.Builder
-	all.Grow(48 * len(calls))
-	var text [64]byte
+	all.Grow(stateLen * len(calls))
 	for i := range calls {
-		from := all.Len()
-		if v := calls[i].Version; v == (policy.Version{}) {
-			all.WriteString("0 0")
-		} else {
-			b := strconv.AppendInt(append(text[:0], ' '), v.Era, 10)
-			b = append(append(append(b, '#'), mark...), ' ')
-			all.Write(strconv.AppendInt(b, v.Index, 10))
+		c, from := &calls[i], all.Len()
+		if c.Version != (policy.Version{}) {
+			writePadded(&all, c.Version.Era, instantWidth)
+			all.WriteByte(' ')
+			writePadded(&all, c.Version.Index, countWidth)
+			if c.Terms != nil && c.Seen.Terms == c.Terms {
+				all.WriteByte(' ')
+				writePadded(&all, c.Seen.Last, instantWidth)
+				all.WriteByte(' ')
+				writePadded(&all, c.Seen.Carry, countWidth)
+			}
 		}
-		versions[i] = all.String()[from:]
+		seen[i] = all.String()[from:]
 	}
 }
 
-// markOf is the mark of a policy in the state of buckets: 41 bits of its text's
-// FNV-1a hash. Two policies of one bucket have the same one once in 2·10¹².
-func markOf(text string) string {
-	hash := fnv.New64a()
-	_, _ = hash.Write([]byte(text)) // it doesn't fail
-	const most = 36 * 36 * 36 * 36 * 36 * 36 * 36 * 36
-	return strconv.FormatUint(hash.Sum64()>>20%most, 36)
+// writePadded writes a number with spaces in front.
+func writePadded(b *strings.Builder, n int64, width int) {
+	var text [20]byte
+	digits := strconv.AppendInt(text[:0], n, 10)
+	for range width - len(digits) {
+		b.WriteByte(' ')
+	}
+	b.Write(digits)
 }
 
 func sameTermsAs(t, u *policy.Terms) bool { return t == u || t != nil && u != nil && *t == *u }
@@ -203,13 +214,12 @@ func sameTermsAs(t, u *policy.Terms) bool { return t == u || t != nil && u != ni
 // decodeRefills reads the reply of one script call.
 func decodeRefills(values []int64, calls []RefillCall, results []RefillResult) {
 	r := &integerReply{values: values}
-	now, last := r.next(), refilled{}
+	now := r.next()
 	for i := range results {
-		decodeOrdinary(&calls[i], now, r, &last, &results[i])
-	}
-	for i := range results {
-		if results[i].Status == 0 {
-			decodeOther(calls[i].Key, now, r, &results[i])
+		if first := r.next(); first >= 0 {
+			decodeAsSeen(&calls[i], now, first, r, &results[i])
+		} else {
+			decodeOther(&calls[i], now, -first, r, &results[i])
 		}
 	}
 	if !r.good() {
@@ -220,76 +230,59 @@ func decodeRefills(values []int64, calls []RefillCall, results []RefillResult) {
 	}
 }
 
-// refilled is what the script says of a refill only where it differs from the one before.
-type refilled struct {
-	said           bool
-	added, elapsed int64
+// decodeAsSeen reads what became of a bucket that was as the caller had seen it, and
+// holds tokens now.
+func decodeAsSeen(c *RefillCall, now, tokens int64, r *integerReply, result *RefillResult) {
+	*result = RefillResult{}
+	if c.Terms == nil || c.Seen.Terms != c.Terms {
+		r.bad = true
+		return
+	}
+	o, t := &result.Outcome, c.Terms
+	o.Status, o.Now, o.Last, o.Elapsed = policy.StatusApplied, now, now, now-c.Seen.Last
+	o.Version = policy.Version{Era: c.Version.Era, Index: c.Version.Index + 1}
+	o.Tokens, o.Added, o.Clamped, o.Carry = tokens, r.next(), r.next(), r.next()
+	o.Pool, o.FileVersion, o.PoolsVersion, o.Fence = t.Pool, t.FileVersion(), t.PoolsVersion, t.Fence
+	result.Seen = Seen{t, now, o.Carry}
+	result.Full, result.ofTemplate = tokens >= t.Capacity, t.Template
 }
 
-// decodeOrdinary reads what the reply says of one bucket in its turn. The status stays 0 if
-// that is no more than that the details come at the end.
-func decodeOrdinary(c *RefillCall, now int64, r *integerReply, last *refilled, result *RefillResult) {
-	*result = RefillResult{}
-	first := r.next()
-	if first == refillChanged {
-		*last = refilled{true, r.next(), r.next()}
-		first = r.next()
-		r.bad = r.bad || first < 0
-	}
-	if first == refillOther {
-		return
+// decodeOther reads what became of any other bucket.
+func decodeOther(c *RefillCall, now, status int64, r *integerReply, result *RefillResult) {
+	tokens, added, clamped, elapsed, flags := r.next(), r.next(), r.next(), r.next(), r.next()
+	*result = RefillResult{Full: flags&flagFull != 0}
+	result.Outcome = policy.Outcome{
+		Status: policy.Status(status), Conflict: flags&flagDiffers != 0,
+		Version: policy.Version{Era: r.next(), Index: r.next()}, Now: now, Last: r.next(), Carry: r.next(),
+		Tokens: tokens, Added: added, Clamped: clamped, Elapsed: elapsed,
 	}
 	o := &result.Outcome
-	o.Version, o.Now, o.Last = c.Version, now, now
-	if c.Terms != nil {
-		o.Fence = c.Terms.Fence
+	kind := r.next()
+	o.Pool, result.ofTemplate = kind == policy.KindPool, kind == policy.KindTemplate
+	o.FileVersion, o.PoolsVersion = r.next(), r.next()
+	if o.Fence = (policy.Fence{Epoch: r.next(), Seq: r.next()}); !o.Pool {
+		o.Fence.Epoch = o.FileVersion
 	}
-	if first < 0 {
-		o.Tokens = r.next()
-	}
+	o.Step = r.next()
+	malformedKey := r.next()
+	o.Outstanding, o.Due, o.Debt = r.next(), r.next(), r.next()
 	switch {
-	case first >= 0:
-		o.Tokens, o.Added, o.Elapsed = first, last.added, last.elapsed
-		r.bad = r.bad || !last.said
-	case first == refillClamped:
-		o.Added, o.Clamped, o.Elapsed = r.next(), r.next(), r.next()
-	case first == refillLearned:
-		o.Status, o.Version = policy.StatusStale, policy.Version{Era: r.next(), Index: r.next()}
-		o.Last = r.next()
-		return
-	case first == refillStale:
-		o.Status, o.Version.Index, o.Last = policy.StatusStale, r.next(), r.next()
-		return
-	case first == refillEarly:
-		o.Status, o.Last = policy.StatusEarly, r.next()
-		return
-	default:
+	case status < int64(policy.StatusApplied) || status > int64(policy.StatusConflict):
 		r.bad = true
-		return
+	case o.Status == policy.StatusMalformed:
+		result.Err = malformed(c.Key, malformedKey)
+	case o.Status != policy.StatusUnknown && c.inForce(o):
+		result.Seen = Seen{c.Terms, o.Last, o.Carry}
 	}
-	o.Status = policy.StatusApplied
-	o.Version.Index++
-	result.Full = c.Terms != nil && o.Tokens >= c.Terms.Capacity
 }
 
-// decodeOther reads the details of one bucket.
-func decodeOther(key string, now int64, r *integerReply, result *RefillResult) {
-	status, tokens, added, clamped, elapsed := r.next(), r.next(), r.next(), r.next(), r.next()
-	marks := r.next()
-	result.Outcome = policy.Outcome{
-		Status: policy.Status(status), Conflict: marks&markConflict != 0, Version: policy.Version{Era: r.next(), Index: r.next()},
-		Now: now, Last: r.next(), Tokens: tokens, Added: added, Clamped: clamped, Elapsed: elapsed,
-		Fence: policy.Fence{Epoch: r.next(), Seq: r.next()}, Step: r.next(),
-	}
-	malformedKey := r.next()
-	result.Outstanding, result.Due, result.Debt = r.next(), r.next(), r.next()
-	result.Full = marks&markFull != 0
-	switch {
-	case status < int64(policy.StatusApplied) || status > int64(policy.StatusMalformed):
-		r.bad = true
-	case result.Status == policy.StatusMalformed:
-		result.Err = malformed(key, malformedKey)
-	}
+// inForce reports whether the terms of the call are smooth and in force after it, and
+// nothing is outstanding.
+func (c *RefillCall) inForce(o *policy.Outcome) bool {
+	t := c.Terms
+	return t != nil && t.Kind == policy.Smooth && !o.Conflict && t.Pool == o.Pool && t.Fence == o.Fence &&
+		t.FileVersion() == o.FileVersion && t.PoolsVersion == o.PoolsVersion &&
+		o.Outstanding == 0 && o.Due == 0 && o.Debt == 0
 }
 
 // Add is the two-key refill of clients that share only tokens and index: it

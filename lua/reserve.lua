@@ -17,17 +17,17 @@
 --       {5}: the id is of something else
 --
 -- Sent again with the same id and n it answers the same and takes nothing.
---#include state
+--#include policy
+--#include bucket
+--#include denial
 --#include leave
 --#include held
-local s, p, pol, before, r = read_held(ARGV[1])
+local s, p, before, r = read_held(ARGV[1])
 if not p then return s end
-local index = get(KEYS[2])
-if index == false then return {3, 2} end
-local now, n = now_us(), tonumber(ARGV[2])
+local now, n = now_us(), ARGV[2] + 0
 if r then
   if r[1] ~= RESERVATION or r[2] ~= n or r[4] ~= s.era then return {5} end
-  return {1, before, r[3], now, told(s, p, pol)}
+  return {1, before, r[3], now, told(s, p)}
 end
 local swept = s.due > 0 and s.due <= now
 local tokens = sweep(s, p, before, now, SWEPT)
@@ -35,16 +35,15 @@ local keep = least(ARGV[5], p.capacity)
 if tokens - keep < n then
   if swept then
     put_tokens(tokens, before)
-    put_held(KEYS[3], s)
+    put(s, p, KEYS[3])
   end
-  count_denied(KEYS[3], p, ARGV[2])
-  return {0, tokens, wait_us(s, p, tokens, n + keep, now), s.era, index or s.index, s.last, now, told(s, p, pol)}
+  return {0, denial(KEYS[3], s, p, now, tokens, n, n, keep)}
 end
-local ends = now + tonumber(ARGV[3])
+local ends = now + ARGV[3]
 put_tokens(tokens - n, before)
-put_record(ARGV[1], {RESERVATION, n, ends, s.era, tonumber(ARGV[4])})
+put_record(ARGV[1], {RESERVATION, n, ends, s.era, ARGV[4] + 0})
 s.out = s.out + n
 if s.due == 0 or ends < s.due then s.due = ends end
-put_held(KEYS[3], s)
+put(s, p, KEYS[3])
 outlive(ends, now)
-return {1, tokens - n, ends, now, told(s, p, pol)}
+return {1, tokens - n, ends, now, told(s, p)}

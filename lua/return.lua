@@ -1,6 +1,6 @@
 -- return: n tokens back to the bucket, up to its capacity; under a strict policy up to what is outstanding leaves of it.
 --
--- KEYS  1 K, 2 {K}, 3 {K}:ctl, as in take
+-- KEYS  1 K, 2 {K}, 3 {K}:ctl, as in refill
 -- ARGV  1 n: tokens to give back, at least 1
 --       2 the era they were taken in; 0 for any
 -- Reply {1, tokens, clamped}: tokens after; clamped is what the full bucket could not hold
@@ -9,17 +9,17 @@
 --       {4, tokens}: the bucket is in another era; nothing is returned
 --
 -- A return isn't a refill: it leaves index and state alone.
---#include state
-local s, p = read_ctl(KEYS[3])
-if s == false then return {3, 3} end
-if not s then return {2} end
+--#include policy
+--#include bucket
+local s = {}
+local p = open(s, KEYS[3])
+if p == false then return {3, 3} end
+if not p then return {2} end
 local tokens = get(KEYS[1])
 if tokens == false then return {3, 1} end
 tokens = tokens or 0
-if ARGV[2] ~= '0' and tonumber(ARGV[2]) ~= s.era then return {4, tokens} end
-local n = tonumber(ARGV[1])
-local clamped = math.min(n, math.max(0, tokens + n - room(s, p)))
-if clamped < n then
-  tokens = redis.call('INCRBY', KEYS[1], string.format('%.0f', n - clamped))
-end
+if ARGV[2] ~= '0' and ARGV[2] + 0 ~= s.era then return {4, tokens} end
+local n = ARGV[1] + 0
+local clamped = min(n, max(0, tokens + n - room(s, p)))
+if clamped < n then tokens = call('INCRBY', KEYS[1], format('%d', n - clamped)) end
 return {1, tokens, clamped}

@@ -54,13 +54,10 @@ func hashed(name, source string) script {
 
 var (
 	addScript    = newScript("add")
-	takeScript   = newScript("take")
-	manyScript   = newScript("takemany")
 	takesScript  = newScript("takes")
 	onceScript   = newScript("takeonce")
 	allScript    = newScript("takeall")
 	liveScript   = newScript("live")
-	upToScript   = newScript("upto")
 	returnScript = newScript("return")
 	peekScript   = newScript("peek")
 	grantScript  = newScript("grant")
@@ -73,17 +70,17 @@ var (
 	leaseScript   = newScript("lease")
 	sweepScript   = newScript("sweep")
 
-	templateScript = newScript("taketemplate")
-	lazyScript     = newScript("lazy")
-	enterScript    = newScript("enter")
-	countScript    = newScript("count")
-	ageScript      = newScript("age")
-	publishScript  = newScript("publish")
-	limitScript    = newScript("limit")
+	lazyScript    = newScript("lazy")
+	enterScript   = newScript("enter")
+	ageScript     = newScript("age")
+	aliveScript   = newScript("alive")
+	publishScript = newScript("publish")
+	limitScript   = newScript("limit")
 
 	allScripts = []*script{
-		addScript, takeScript, manyScript, takesScript, onceScript, allScript, liveScript, upToScript, returnScript, peekScript, grantScript, resetScript, refillScript, ticketScript,
-		reserveScript, settleScript, leaseScript, sweepScript, templateScript, lazyScript, enterScript, countScript, ageScript, publishScript, limitScript,
+		addScript, takesScript, onceScript, allScript, liveScript, returnScript, peekScript, grantScript, resetScript,
+		refillScript, ticketScript, reserveScript, settleScript, leaseScript, sweepScript,
+		lazyScript, enterScript, ageScript, aliveScript, publishScript, limitScript,
 	}
 )
 

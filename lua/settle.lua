@@ -3,29 +3,31 @@
 -- KEYS  1 K, 2 {K}, 3 {K}:ctl, 4 {K}:held, 5 {K}:due, as in reserve
 -- ARGV  1 id
 --       2 used: tokens, 0 or more
--- Reply {1, now_us, tokens, again, returned, clamped, void, charged, owed, forgiven}: tokens after the call; of those not used, how many
---             went back, found the bucket full, or belong to another era; of those used beyond the reservation, how many were
---             taken from the bucket, are owed as debt, or are nobody's. again 1: it was settled before, and this is that answer
+-- Reply {1, now_us, tokens, again, returned, clamped, void, charged, owed, forgiven}: tokens after the call; of those not
+--             used, how many went back, found the bucket full, or belong to another era; of those used beyond the
+--             reservation, how many were taken from the bucket, are owed as debt, or are nobody's. again 1: it was settled
+--             before, and this is that answer
 --       {2}: no such bucket, or one without a policy
 --       {3, k}: KEYS k holds something else
 --       {5}: the id is of something else
 --       {6}: nothing is known of the id: it was settled or ran out a while ago, or never was
 --
 -- A reservation that ran out has gone back in full, so all that was used counts as used beyond it. Debt is at most the capacity.
---#include state
+--#include policy
+--#include bucket
 --#include held
-local s, p, _, before, r = read_held(ARGV[1])
+local s, p, before, r = read_held(ARGV[1])
 if not p then return s end
 if not r then return {6} end
 if r[1] == LEASE then return {5} end
-local now, used, n = now_us(), tonumber(ARGV[2]), r[2]
+local now, used, n = now_us(), ARGV[2] + 0, r[2]
 if r[1] == SETTLED then return {1, now, before, 1, unpack(r, 5, 10)} end
-s.out = math.max(0, s.out - n)
-local tokens, returned, clamped, void = give_back(s, p, before, math.max(0, n - used), r[4])
-local over = math.max(0, used - n)
-local charged = math.min(over, math.max(0, tokens))
+s.out = max(0, s.out - n)
+local tokens, returned, clamped, void = give_back(s, p, before, max(0, n - used), r[4])
+local over = max(0, used - n)
+local charged = min(over, max(0, tokens))
 local owed = 0
-if r[5] == 1 then owed = math.min(over - charged, math.max(0, p.capacity - s.debt)) end
+if r[5] == 1 then owed = min(over - charged, max(0, p.capacity - s.debt)) end
 tokens = tokens - charged
 s.debt = s.debt + owed
 local answer = {returned, clamped, void, charged, owed, over - charged - owed}
@@ -33,6 +35,6 @@ put_record(ARGV[1], {SETTLED, 0, now + MEMORY_US, r[4], unpack(answer)})
 tokens = sweep(s, p, tokens, now, SWEPT)
 find_due(s)
 put_tokens(tokens, before)
-put_held(KEYS[3], s)
+put(s, p, KEYS[3])
 outlive(now + MEMORY_US, now)
 return {1, now, tokens, 0, unpack(answer)}

@@ -2,18 +2,20 @@
 --
 -- KEYS  1 K, 2 {K}, 3 {K}:ctl, 4 {K}:held, 5 {K}:due, as in reserve
 -- ARGV  1 most: how many records to end at most
--- Reply {1, now_us, tokens, returned, clamped, void, dropped, outstanding, due_us, debt}: tokens and the last three after the call; of reservations,
---             how many tokens went back, found the bucket full, or belong to another era; dropped were in leases
+-- Reply {1, now_us, tokens, returned, clamped, void, dropped, outstanding, due_us, debt}: tokens and the last three after
+--             the call; of reservations, how many tokens went back, found the bucket full, or belong to another era;
+--             dropped were in leases
 --       {2}: no such bucket, or one without a policy
 --       {3, k}: KEYS k holds something else
---#include state
+--#include policy
+--#include bucket
 --#include held
-local s, p, _, before = read_held('')
+local s, p, before = read_held('')
 if not p then return s end
 local now = now_us()
 if s.due == 0 or s.due > now then return {1, now, before, 0, 0, 0, 0, s.out, s.due, s.debt} end
-local tokens, sum = sweep(s, p, before, now, tonumber(ARGV[1]))
+local tokens, sum = sweep(s, p, before, now, ARGV[1] + 0)
 put_tokens(tokens, before)
-put_held(KEYS[3], s)
+put(s, p, KEYS[3])
 outlive(now + MEMORY_US, now)
 return {1, now, tokens, sum[1], sum[2], sum[3], sum[4], s.out, s.due, s.debt}

@@ -31,53 +31,49 @@ type TakeReply struct {
 }
 
 // Take takes n tokens, all or nothing; n is 1 to policy.MaxTokens. withTerms
-// asks for the policy even if the take fits, which costs one more command on
-// the server. A denial is a reply; ErrUnknownBucket, ErrMalformedBucket and
-// ErrInvalidAmount are errors, and nothing was taken.
+// asks for the policy even if the take fits. A denial is a reply;
+// ErrUnknownBucket, ErrMalformedBucket and ErrInvalidAmount are errors, and nothing
+// was taken. It is a TakesCall of one take.
 func Take(ctx context.Context, c Client, key string, n int64, withTerms bool) (TakeReply, error) {
-	if err := checkAmount(n); err != nil {
-		return TakeReply{}, err
-	}
-	ask := 0
-	if withTerms {
-		ask = 1
-	}
-	v, err := takeScript.run(ctx, c, bucketKeys(key), n, ask)
-	if err != nil {
-		return TakeReply{}, err
-	}
-	if left, ok := v.(int64); ok {
-		return TakeReply{OK: true, Taken: n, Remaining: left}, nil
-	}
-	r, code, err := open(v, key, codeDone, codeDenied)
-	if err != nil {
-		return TakeReply{}, err
-	}
-	if code == codeDone {
-		reply := TakeReply{OK: true, Taken: n, Remaining: r.int(), Terms: r.terms()}
-		return reply, r.end()
-	}
-	return r.denial()
+	reply, err := takeRuns(ctx, c, Takes{Key: key, Runs: []policy.Run{{N: n, Count: 1}}, Whole: withTerms, Terms: withTerms})
+	return reply.one(n), err
 }
 
 // TakeUpTo takes as many tokens as there are, up to n, which is as for Take.
 func TakeUpTo(ctx context.Context, c Client, key string, n int64) (TakeReply, error) {
-	if err := checkAmount(n); err != nil {
-		return TakeReply{}, err
+	reply, err := takeRuns(ctx, c, Takes{Key: key, Runs: []policy.Run{{N: 1, Count: n, UpTo: true}}, Whole: true, Terms: true})
+	one := reply.one(n)
+	if err == nil && !reply.OK && reply.Runs[0].Taken > 0 {
+		one.OK, one.Taken, one.Wait = true, reply.Runs[0].Taken, 0
 	}
-	v, err := upToScript.run(ctx, c, bucketKeys(key), n)
-	if err != nil {
-		return TakeReply{}, err
+	return one, err
+}
+
+// takeRuns takes from one bucket: on its tokens alone, if it isn't asked whole, and
+// whole if that isn't enough.
+func takeRuns(ctx context.Context, c Client, takes Takes) (TakesReply, error) {
+	var call TakesCall
+	for {
+		replies, err := call.Do(ctx, c, []Takes{takes})
+		switch {
+		case err != nil:
+			return TakesReply{}, err
+		case !replies[0].Missed:
+			return replies[0], replies[0].Err
+		}
+		takes.Whole = true
 	}
-	r, code, err := open(v, key, codeDone, codeDenied)
-	if err != nil {
-		return TakeReply{}, err
+}
+
+// one is the reply to a single take of n tokens.
+func (r TakesReply) one(n int64) TakeReply {
+	reply := TakeReply{OK: r.OK, Remaining: r.Remaining, Terms: r.Terms, Refilled: r.Refilled}
+	if r.OK {
+		reply.Taken = n
+	} else if len(r.Runs) > 0 {
+		reply.Wait = r.Runs[0].Wait
 	}
-	if code == codeDone {
-		reply := TakeReply{OK: true, Remaining: r.int(), Taken: r.int(), Terms: r.terms()}
-		return reply, r.end()
-	}
-	return r.denial()
+	return reply
 }
 
 func (r *reply) denial() (TakeReply, error) {

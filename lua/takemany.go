@@ -2,7 +2,6 @@ package lua
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	"github.com/tokenrefill/refiller/policy"
@@ -39,44 +38,11 @@ func TakeInLine(ctx context.Context, c Client, key string, runs []policy.Run, wi
 }
 
 func takeMany(ctx context.Context, c Client, key string, runs []policy.Run, withTerms, inLine bool) (TakeManyReply, error) {
-	total := int64(0)
-	args := make([]any, 3, 3+2*len(runs))
-	for _, r := range runs {
-		if r.N < 1 || r.Count < 1 || r.N > (policy.MaxTokens-total)/r.Count {
-			return TakeManyReply{}, fmt.Errorf("%w: %d takes of %d tokens; want at least 1 of each and %d together",
-				ErrInvalidAmount, r.Count, r.N, int64(policy.MaxTokens))
-		}
-		total += r.N * r.Count
-		args = append(args, r.N, r.Count)
-	}
-	if err := checkAmount(total); err != nil {
-		return TakeManyReply{}, err
-	}
-	args[0], args[1], args[2] = total, 0, 0
-	if withTerms {
-		args[1] = 1
-	}
-	if inLine {
-		args[2] = 1
-	}
-	v, err := manyScript.run(ctx, c, bucketKeys(key), args...)
-	if err != nil {
-		return TakeManyReply{}, err
-	}
-	if left, ok := v.(int64); ok {
-		return TakeManyReply{OK: true, Remaining: left}, nil
-	}
-	r, code, err := open(v, key, codeDone, codeDenied)
-	if err != nil {
-		return TakeManyReply{}, err
-	}
-	reply := TakeManyReply{OK: code == codeDone, Remaining: r.int()}
-	if reply.OK {
-		reply.Terms = r.terms()
-		return reply, r.end()
-	}
-	reply.Refilled = r.refilled()
-	reply.Terms = r.terms()
-	reply.Runs = r.runs(runs)
-	return reply, r.end()
+	reply, err := takeRuns(ctx, c, Takes{Key: key, Runs: runs, InLine: inLine, Whole: withTerms, Terms: withTerms})
+	return reply.many(), err
+}
+
+// many is the reply to several takes.
+func (r TakesReply) many() TakeManyReply {
+	return TakeManyReply{OK: r.OK, Remaining: r.Remaining, Runs: r.Runs, Terms: r.Terms, Refilled: r.Refilled}
 }

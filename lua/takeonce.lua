@@ -4,40 +4,41 @@
 --       3 {K}:req:<id>  what the request asked for and got: n count leave taken left era, with a space between
 -- ARGV  1 n, 2 count, 3 leave: a run of takes, as in takes, whose count is 1 unless n is 0
 --       4 memory_ms: how long the request is remembered from its first charge on, at least 1
--- Reply {1, left, taken, era, pol}: taken by this call, or by an earlier one of the same request: left and era are those of then;
---           pol: the policy's text now, '' if the bucket has none
---       {0, left, wait_us, era, index, last_us, now_us, pol}: denied; a denial is not remembered
+-- Reply {1, left, taken, era, pol}: taken by this call, or by an earlier one of the same request: left and era are those of
+--           then; pol: the policy's text now, '' if the bucket has none
+--       {0, left, wait_us, era, index, last_us, now_us, pol}: denied, as in denial; a denial is not remembered
 --       {2}: no such bucket; nothing is created
 --       {3, k}: of K (1), {K}:ctl (3) and KEYS 3 (4), the k-th holds something else
 --       {5}: the request asked for something else
---#include state
+--#include policy
+--#include bucket
+--#include denial
 --#include leave
-local first = redis.pcall('GET', KEYS[3])
+local first = pcall('GET', KEYS[3])
 if type(first) == 'table' then
   wrong_type(first)
   return {3, 4}
 end
-local s, p, pol = read_ctl(KEYS[2])
+local s = {}
+local p = open(s, KEYS[2])
 local asked = table.concat(ARGV, ' ', 1, 3)
 if first then
-  local same, taken, left, era = string.match(first, '^(%d+ %d+ %d+%%?) (%d+) (%d+) (%d+)$')
+  local same, taken, left, era = match(first, '^(%d+ %d+ %d+%%?) (%d+) (%d+) (%d+)$')
   if not same then return {3, 4} end
   if same ~= asked then return {5} end
-  return {1, tonumber(left), tonumber(taken), tonumber(era), told(s, p, pol)}
+  return {1, left + 0, taken + 0, era + 0, told(s, p)}
 end
-if s == false then return {3, 3} end
+if p == false then return {3, 3} end
 local tokens = get(KEYS[1])
 if tokens == false then return {3, 1} end
-if not tokens and not s then return {2} end
+if not tokens and not p then return {2} end
 tokens = tokens or 0
 local up_to, keep = ARGV[1] == '0', least(ARGV[3], p and p.capacity or 0)
-local n = tonumber(up_to and ARGV[2] or ARGV[1])
-local take = up_to and math.min(n, tokens - keep) or n
+local n = (up_to and ARGV[2] or ARGV[1]) + 0
+local take = up_to and min(n, tokens - keep) or n
 if take < 1 or tokens - keep < take then
-  count_denied(KEYS[2], p, string.format('%.0f', n))
-  local now, index = now_us(), s and s.index or 0
-  return {0, tokens, s and wait_us(s, p, tokens, (up_to and 1 or n) + keep, now) or -1, s and s.era or 0, index, s and s.last or 0, now, told(s, p, pol)}
+  return {0, denial(KEYS[2], s, p, now_us(), tokens, n, up_to and 1 or n, keep)}
 end
-local left, era = redis.call('DECRBY', KEYS[1], string.format('%.0f', take)), s and s.era or 0
-redis.call('SET', KEYS[3], asked .. string.format(' %.0f %.0f %.0f', take, left, era), 'PX', ARGV[4])
-return {1, left, take, era, told(s, p, pol)}
+local left, era = call('DECRBY', KEYS[1], format('%d', take)), p and s.era or 0
+call('SET', KEYS[3], asked .. format(' %d %d %d', take, left, era), 'PX', ARGV[4])
+return {1, left, take, era, told(s, p)}

@@ -49,8 +49,7 @@ type TakesReply struct {
 	Runs  []RunReply    // in the order of the call; nil if OK
 	Terms *policy.Terms // if not OK, or asked for; nil if the bucket has none. Its GrantEra is 0 unless a grant is in force
 	Refilled
-	Enter     bool  // Template apart: the bucket is to be entered in the active set
-	Was, Till int64 // Template apart: its expiry moved from one second to another, 0 for none, or is the same
+	Till int64 // Template apart: the second in which the bucket expires, which is to be told to Template.Enter; 0 otherwise
 	// Err is the bucket's own error: ErrUnknownBucket, ErrMalformedBucket,
 	// ErrTooManyBuckets. Nothing was taken of it.
 	Err error
@@ -320,7 +319,7 @@ func readTakes(r *integerReply, now int64, b *Takes) TakesReply {
 	}
 	reply := TakesReply{OK: true, Remaining: r.next()}
 	reply.Refilled = Refilled{Version: policy.Version{Era: r.next(), Index: r.next()}, Last: r.next(), Now: now}
-	reply.Enter, reply.Was, reply.Till = r.next() == 1, r.next(), r.next()
+	reply.Till = r.next()
 	if n := r.next(); n > 0 {
 		terms, err := policy.TermsOf(r.take(n))
 		r.bad = r.bad || err != nil

@@ -2,12 +2,12 @@
 --
 -- KEYS  first K of the buckets that are asked on K alone, each once
 --       then of each bucket that is asked whole: K, {K}:ctl; and if it is of a refilled template: {K}, {K}:limit; and, where its
---       template says so: the shard of the active set that it belongs to, the count of the template's buckets alive
+--       template says so: the shard of the active set that it belongs to, the set of the template's buckets alive
 -- ARGV  how many buckets are asked on K alone; of each: the tokens of all its takes together
---       how many bounds follow; of each: from which bucket on, from 1, it counts; leave: tokens that must be left; below: how many
---       the bucket must hold fewer than, -1 for no bound. Without one: 0, -1
---       how many templates follow; of each: pol (text as in state.lua); most: buckets alive at once, 0 for no bound; near: 1 if
---       the set and the count share a slot with the buckets
+--       how many bounds follow; of each: from which bucket on, from 1, it counts; leave: tokens that must be left; below:
+--       how many the bucket must hold fewer than, -1 for no bound. Without one: 0, -1
+--       how many templates follow; of each: pol (see policy); most: buckets alive at once, 0 for no bound; near: 1 if the
+--       sets share a slot with the buckets
 --       of each bucket that is asked whole:
 --         template: its number, from 1; 0 for none
 --         create: 1 if a bucket of the template that is missing is created
@@ -15,23 +15,24 @@
 --         in_line: 1 if no take may overtake another: none is made behind one that doesn't fit
 --         hold_s: the bucket is opened for another script, which holds tokens for so long: it outlives that, and what is
 --           remembered of it afterwards; 0 otherwise
---         how many runs follow, 0 to open the bucket only; of each: n, count: so many takes of n tokens each, or, if n is 0, one
---           of as many as there are, up to count; leave: the tokens that must be left, or a percentage of the capacity, as in 20%
--- Reply integers. Of each bucket on K alone: the tokens left, all is taken; or -1: nothing is taken, since not all fits, or the
---       bucket is missing, holds something else, or as many tokens as below: ask it whole
+--         how many runs follow, 0 to open the bucket only; of each: n, count: so many takes of n tokens each, or, if n is 0,
+--           one of as many as there are, up to count; leave: the tokens that must be left, or a percentage of the capacity, as
+--           in 20%
+-- Reply integers. Of each bucket on K alone: the tokens left, all is taken; or -1: nothing is taken, since not all fits, or
+--       the bucket is missing, holds something else, or as many tokens as below: ask it whole
 --       then, if any is asked whole, now_us, and of each:
---         1, left, era, index, last_us, enter, was_s, till_s, numbers, pol..., per run taken, wait_us: pol is so many numbers, in the
---            order of the text, 0 if there is no policy or it is not told; wait_us until n tokens and those to be left are
---            due, 0 if all takes of the run were made, -1 if never or unknown
---            enter 1: the caller is to enter the bucket in the active set; was_s, till_s: the bucket's expiry moved from one instant to
---            the other, 0 for none, or is the same: the caller is to count that. Only where the template isn't near
+--         1, left, era, index, last_us, till_s, numbers, pol..., per run taken, wait_us: pol is so many numbers, in the order
+--            of the text, 0 if there is no policy or it is not told; wait_us until n tokens and those to be left are due, 0
+--            if all takes of the run were made, -1 if never or unknown
+--            till_s: 0, or, only where the template isn't near, when the bucket expires, which the caller is to enter in
+--            the sets of the template
 --         2: no such bucket; nothing is created
 --         3, k: key k of K, {K}, {K}:ctl holds something else
 --         9, alive: the bucket is new, and as many as most or more are alive; nothing is created
 --
--- The same takes sent one by one have the same answers. A take on K alone costs one command. A bucket that isn't full is in the active
--- set of its template: whoever takes from a full one, creates one, or finds one that should be in the set and isn't, puts it there, and sets its last refill to now,
--- since a full bucket is owed nothing.
+-- The same takes sent one by one have the same answers. A take on K alone costs one command. A bucket that isn't full is in
+-- the active set of its template: whoever takes from a full one, creates one, or finds one that should be in the set and
+-- isn't, puts it there, and sets its last refill to now, since a full bucket is owed nothing.
 local KEYS, ARGV, call, pcall = KEYS, ARGV, redis.call, redis.pcall
 local reply, alone = {}, tonumber(ARGV[1])
 local bound, leave, below = alone + 3, 0, -1
@@ -51,7 +52,9 @@ for i = 1, alone do
     left = pcall('DECRBY', key, total)
     if type(left) == 'table' then
       -- Every other error comes with the first write, before anything is taken.
-      if not string.find(left.err, 'WRONGTYPE', 1, true) and not string.find(left.err, 'not an integer', 1, true) then return left end
+      if not string.find(left.err, 'WRONGTYPE', 1, true) and not string.find(left.err, 'not an integer', 1, true) then
+        return left
+      end
       left = -1
     elseif left < leave or (below >= 0 and left + total >= below) then
       call('INCRBY', key, total)
@@ -62,7 +65,9 @@ for i = 1, alone do
 end
 if #KEYS == alone then return reply end
 
---#include state
+--#include policy
+--#include bucket
+--#include denial
 --#include leave
 --#include expiry
 local HELD_S = 150 -- a settlement is remembered for a minute, what outlives it lasts one longer; and some for the way
@@ -72,22 +77,23 @@ local function arg()
   arg_at = arg_at + 1
   return ARGV[arg_at]
 end
-local function number() return tonumber(arg()) end
+local function number() return arg() + 0 end
 local function next_key()
   key_at = key_at + 1
   return KEYS[key_at]
 end
-local function put(...)
+local function say(...)
   for i = 1, select('#', ...) do reply[#reply + 1] = (select(i, ...)) end
 end
 
--- taken makes takes of tokens and returns how many are left, and per run how many takes were made. All fit if none is wanting.
+-- taken makes takes of tokens and returns how many are left, and per run how many takes were made. All fit if none is
+-- wanting.
 local function taken(runs, p, tokens, in_line)
   local made, wanting, closed = {}, false, false
   for r, run in ipairs(runs) do
     run.least = least(run.leave, p and p.capacity or 0)
     -- Tokens only fall, so the takes of a run that fit are its first ones.
-    local fit = closed and 0 or math.max(0, math.min(run.count, math.floor((tokens - run.least) / run.each)))
+    local fit = closed and 0 or max(0, min(run.count, floor((tokens - run.least) / run.each)))
     made[r], tokens = fit, tokens - fit * run.each
     wanting = wanting or fit < run.count
     closed = closed or in_line and fit < run.count
@@ -95,108 +101,107 @@ local function taken(runs, p, tokens, in_line)
   return tokens, made, wanting
 end
 
--- create makes a template's bucket that is missing, or adopts a foreign client's, and returns its state, policy, tokens; or the
--- reply that says why not.
-local function create(k, t, runs, tokens, index)
-  local pol = redis.pcall('GET', k.limit)
-  local p = type(pol) == 'string' and policy(pol)
-  if not p then
-    pol = t.pol
-    p = policy(pol)
-  end
+-- create makes a template's bucket that is missing, or adopts a foreign client's, in s, and returns its policy and tokens.
+-- If it is not to be made, s is left alone, and the last result, if any, is the reply that says why.
+local function create(s, k, t, runs, tokens, index)
+  local own = pcall('GET', k.override)
+  local p = type(own) == 'string' and policy(own) or policy(t.pol)
   -- An empty key alone is what a plain client's fetch leaves where no bucket is.
   if not index and (tokens or 0) == 0 then
     local needed = #runs == 0
     for _, run in ipairs(runs) do needed = needed or run.each <= p.capacity end
     local n = needed and k.alive and t.most > 0 and alive(k.alive, now) or 0
-    if n >= t.most and n > 0 then return nil, {9, n} end
-    tokens = p.initial
-    if not needed then return nil, nil, p, tokens, pol end
+    if n >= t.most and n > 0 then return nil, nil, {9, n} end
+    tokens = p.capacity - p.lacking
+    if not needed then return p, tokens end
   end
-  tokens = math.max(0, math.min(tokens or 0, p.capacity))
-  local s = {era = now, index = (index or 0) + 1, last = now, carry = 0, step = 0, next = 0, out = 0, due = 0, debt = 0}
-  redis.call('SET', k.tokens, string.format('%.0f', tokens))
-  redis.call('SET', k.index, string.format('%.0f', s.index))
-  redis.call('HSET', k.ctl, 'st', format_state(s), 'pol', pol)
-  return s, nil, p, tokens, pol
+  tokens = max(0, min(tokens or 0, p.capacity))
+  s.era, s.index, s.last, s.carry, s.step, s.next, s.out, s.due, s.debt = now, (index or 0) + 1, now, 0, 0, 0, 0, 0, 0
+  call('SET', k.tokens, format('%d', tokens))
+  call('SET', k.index, format('%d', s.index))
+  put(s, p, k.ctl, p.text)
+  return p, tokens
 end
 
--- keep sees to it that a template's bucket that isn't full, or is to be opened, is in the active set and has its expiry. before are the tokens that it
--- held, new that it was created by this call.
-local function keep(k, s, p, before, hold_s)
-  local was, till = arm({k.tokens, k.index, k.ctl}, p, now, 0.75 * ttl_s(p), hold_s > 0 and hold_s + HELD_S)
+-- keep sees to it that a template's bucket that isn't full, or is to be opened, is in the active set and has its expiry.
+-- before are the tokens that it held. It returns what the caller is to enter.
+local function keep(k, t, s, p, before, hold_s)
+  local till, new = arm({k.tokens, k.index, k.ctl}, p, now, 0.75, hold_s > 0 and hold_s + HELD_S or 0)
   local entered
   if k.set then
-    entered = enter_set(k.set, k.tokens, till) == 1
-    count(k.alive, was, till, now)
+    entered = call('SADD', k.set, k.tokens) == 1
+    outlast(k.set, till)
+    if t.most > 0 and new then note(k.alive, k.tokens, till) end
   end
   if (entered or before >= p.capacity) and s.last < now then
     s.last, s.carry = now, 0
-    redis.call('HSET', k.ctl, 'st', format_state(s))
+    put(s, p, k.ctl)
   end
-  return k.set and 0 or 1, was, till
+  return k.set and 0 or till
 end
 
 local function whole(k, t, may_create, tell, in_line, hold_s, runs)
-  local tokens = get(k.tokens)
-  if tokens == false then return put(3, 1) end
-  local s, p, pol = read_ctl(k.ctl)
-  if s == false then return put(3, 3) end
-  local new = not s
-  if not s and t then
-    if not may_create then return put(2) end
+  local tokens, s = get(k.tokens), {}
+  if tokens == false then return say(3, 1) end
+  local p = open(s, k.ctl)
+  if p == false then return say(3, 3) end
+  local new = not p
+  if not p and t then
+    if not may_create then return say(2) end
     local index, why = get(k.index), nil
-    if index == false then return put(3, 2) end
-    s, why, p, tokens, pol = create(k, t, runs, tokens, index)
-    if why then return put(unpack(why)) end
+    if index == false then return say(3, 2) end
+    p, tokens, why = create(s, k, t, runs, tokens, index)
+    if why then return say(unpack(why)) end
   end
-  if not tokens and not p then return put(2) end
+  if not tokens and not p then return say(2) end
   local before = tokens or 0
   local left, made, wanting = before, {}, true
-  if s or not t then left, made, wanting = taken(runs, p, before, in_line) end
-  if left < before then redis.call('DECRBY', k.tokens, string.format('%.0f', before - left)) end
-  local enter, was, till = 0, 0, 0
-  if s and t and (left < p.capacity or new or #runs == 0) then enter, was, till = keep(k, s, p, before, hold_s) end
+  if s.era or not t then left, made, wanting = taken(runs, p, before, in_line) end
+  if left < before then call('DECRBY', k.tokens, format('%d', before - left)) end
+  local till = 0
+  if t and s.era and p.kind == TEMPLATE and (left < p.capacity or new or #runs == 0) then
+    till = keep(k, t, s, p, before, hold_s)
+  end
 
-  put(1, left, s and s.era or 0, s and s.index or 0, s and s.last or 0, enter, was, till)
+  say(1, left, s.era or 0, s.index or 0, s.last or 0, till)
   local numbers = #reply + 1
-  put(0)
+  say(0)
   if p and (wanting or tell) then
-    for word in string.gmatch(s and told(s, p, pol) or pol, '%d+') do put(tonumber(word)) end
+    for word in string.gmatch(told(s, p), '%d+') do say(word + 0) end
     reply[numbers] = #reply - numbers
   end
   local denied = 0
   for r, run in ipairs(runs) do
     local fit, wait = made[r] or 0, 0
     if fit < run.count then
-      wait = s and wait_us(s, p, left, run.each + run.least, now) or -1
+      wait = s.era and wait_us(s, p, left, run.each + run.least, now) or -1
       -- One that could never be made wants no more of a pool.
-      if run.n == 0 and fit == 0 and s and run.count <= p.capacity then denied = denied + run.count end
-      if run.n > 0 and s and run.n + run.least <= p.capacity then denied = denied + (run.count - fit) * run.n end
+      local want = run.n > 0 and (run.count - fit) * run.n or fit == 0 and run.count or 0
+      if p and (run.n > 0 and run.n + run.least or run.count) <= p.capacity then denied = denied + want end
     end
-    put(fit, wait)
+    say(fit, wait)
   end
-  if denied > 0 and p.counts_denied then redis.pcall('HINCRBY', k.ctl, 'denied', string.format('%.0f', denied)) end
+  if s.era then count_denied(k.ctl, p, denied) end
 end
 
 local templates = {}
 for t = 1, number() do templates[t] = {pol = arg(), most = number(), near = arg() == '1'} end
-put(now)
+say(now)
 while arg_at < #ARGV do
   local t, k = templates[number()], {tokens = next_key(), ctl = next_key()}
   if t then
-    k.index, k.limit = next_key(), next_key()
+    k.index, k.override = next_key(), next_key()
     if t.near then k.set, k.alive = next_key(), next_key() end
   end
   local may_create, tell, in_line, hold_s, runs = arg() == '1', arg() == '1', arg() == '1', number(), {}
   for r = 1, number() do
     local n = number()
-    runs[r] = {n = n, each = math.max(1, n), count = number(), leave = arg()}
+    runs[r] = {n = n, each = max(1, n), count = number(), leave = arg(), least = 0}
   end
   whole(k, t, may_create, tell, in_line, hold_s, runs)
 end
--- A denial writes nothing, and counts for nothing on a server that may not write, such as an old master. This deletes nothing, and
--- is refused there.
+-- A denial writes nothing, and counts for nothing on a server that may not write, such as an old master. This deletes
+-- nothing, and is refused there.
 local deleted = pcall('HDEL', KEYS[alone + 2], '')
-if type(deleted) == 'table' and string.find(deleted.err, 'READONLY', 1, true) then return deleted end
+if type(deleted) == 'table' and find(deleted.err, 'READONLY', 1, true) then return deleted end
 return reply

@@ -316,6 +316,7 @@ func TestManyTakesOfNoBucketOrAnotherKindLeaveItAlone(t *testing.T) {
 func TestDenialsOfAPoolsBucketAreCountedPerTake(t *testing.T) {
 	ctx, rdb := t.Context(), testenv.Redis(t).Client()
 	b := storeCase(ctx, t, rdb, "b", 10)
+	b.Control.Terms.Pool = true
 	b.Control.Terms.GrantTokens, b.Control.Terms.GrantEnd, b.Control.Terms.GrantEra = 1, serverTime(ctx, t, rdb), b.Control.Era
 	store(ctx, t, rdb, "b", b)
 	// 2 of the 4 takes of 5 fit; the one of more than the capacity could never.

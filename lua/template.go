@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -16,8 +15,9 @@ import (
 // its template are alive as its policy allows. Nothing was taken.
 var ErrTooManyBuckets = errors.New("refiller: too many buckets of the template")
 
-// AliveKey is the key of the count of the template's buckets alive.
-func AliveKey(prefix string) string { return "{refiller:alive:" + prefix + "}" }
+// AliveKey is the key of the set of a bounded template's buckets alive: their names, by
+// the second in which they expire. No key of a bucket is like it.
+func AliveKey(prefix string) string { return "{refiller:alive:" + prefix + "}:keys" }
 
 // LimitKey is the key of the policy that a bucket of a template has alone.
 func LimitKey(key string) string { return "{" + key + "}:limit" }
@@ -34,15 +34,52 @@ type Template struct {
 	apart                bool
 }
 
-// NewTemplate makes a Template. apart is for a Cluster: the active set and the count
-// of buckets are in other slots than the buckets, so callers call Enter and Count, and
-// keep to the bound.
+// NewTemplate makes a Template. apart is for a Cluster: the active set and the set of
+// buckets alive are in other slots than the buckets, so callers call Enter, and keep to
+// the bound, with Alive.
 func NewTemplate(r *policy.Ruled, apart bool) *Template {
-	t := &Template{prefix: r.Prefix, terms: r.Text, alive: AliveKey(r.Prefix), maxKeys: r.MaxKeys, apart: apart}
+	return newTemplate(r.Prefix, r.Text, r.MaxKeys, apart)
+}
+
+func newTemplate(prefix, terms string, maxKeys int64, apart bool) *Template {
+	t := &Template{prefix: prefix, terms: terms, alive: AliveKey(prefix), maxKeys: maxKeys, apart: apart}
 	for i := range t.sets {
-		t.sets[i] = ActiveKey(r.Prefix, i)
+		t.sets[i] = ActiveKey(prefix, i)
 	}
 	return t
+}
+
+// Enter puts a bucket that is apart from them in the sets of the template: the active
+// set, and, if the template is bounded, the set of its buckets alive. till is the second
+// in which the bucket expires; the sets expire with the last of their buckets.
+func (t *Template) Enter(ctx context.Context, c Client, key string, till int64) error {
+	if _, err := enterScript.run(ctx, c, []string{t.sets[ActiveShard(key)]}, key, till, 0); err != nil {
+		return err
+	}
+	if t.maxKeys == 0 {
+		return nil
+	}
+	_, err := enterScript.run(ctx, c, []string{t.alive}, key, till, 1)
+	return err
+}
+
+// Alive is how many buckets of a bounded template are alive, as far as they were
+// entered.
+func (t *Template) Alive(ctx context.Context, c Client) (int64, error) {
+	return Alive(ctx, c, t.prefix)
+}
+
+// Alive is how many buckets of the bounded template with a prefix are alive.
+func Alive(ctx context.Context, c Client, prefix string) (int64, error) {
+	v, err := aliveScript.run(ctx, c, []string{AliveKey(prefix)})
+	if err != nil {
+		return 0, err
+	}
+	alive, ok := v.(int64)
+	if !ok {
+		return 0, fmt.Errorf("%w: %T for a number of buckets", ErrBadReply, v)
+	}
+	return alive, nil
 }
 
 // TooMany is the error of a bucket that isn't created, since as many are alive as
@@ -60,101 +97,30 @@ type TemplateCall struct {
 	// Hold is how long a script for which the bucket is opened may hold tokens; 0 if
 	// it doesn't. The bucket then lives for longer than that.
 	Hold time.Duration
-	// Apart is set on a Cluster: the active set and the count of buckets are in
-	// other slots, so the caller calls Enter and Count, and keeps to MaxKeys.
+	// Apart is set on a Cluster: see NewTemplate.
 	Apart bool
 }
 
 // TemplateReply is the answer to takes of a template's bucket.
 type TemplateReply struct {
 	TakeManyReply
-	Enter     bool  // Apart: the bucket is to be entered
-	Was, Till int64 // Apart: its expiry moved from one second to another, 0 for none, or is the same
+	Till int64 // as in TakesReply
 }
 
 // TakeTemplate makes takes of a bucket of a refilled template, as TakeMany and
 // TakeInLine do, and creates it if it is missing. Without runs it opens the bucket
 // for another script: the bucket exists afterwards, has its expiry and is in the
-// active set.
+// active set. It is a TakesCall of one bucket.
 //
 // The errors are those of Take; ErrUnknownBucket means that the bucket is missing
 // and the call had no Terms.
 func TakeTemplate(ctx context.Context, c Client, key string, t TemplateCall, runs []policy.Run, withTerms, inLine bool) (TemplateReply, error) {
-	total := int64(0)
-	args := make([]any, 6, 7+2*len(runs))
-	for _, r := range runs {
-		if r.N < 1 || r.Count < 1 || r.N > (policy.MaxTokens-total)/r.Count {
-			return TemplateReply{}, fmt.Errorf("%w: %d takes of %d tokens; want at least 1 of each and %d together",
-				ErrInvalidAmount, r.Count, r.N, int64(policy.MaxTokens))
-		}
-		total += r.N * r.Count
-		args = append(args, r.N, r.Count)
-	}
-	if total == 0 {
-		args = append(args, int64(math.Ceil(t.Hold.Seconds())))
-	}
-	args[0], args[1], args[2], args[3], args[4], args[5] = total, 0, 0, t.Capacity, t.Terms, t.MaxKeys
-	if withTerms || total == 0 {
-		args[1] = 1
-	}
-	if inLine {
-		args[2] = 1
-	}
-	keys := append(make([]string, 0, 6), bucketKeys(key)...)
-	keys = append(keys, LimitKey(key))
-	if !t.Apart {
-		keys = append(keys, ActiveKey(t.Prefix, ActiveShard(key)), AliveKey(t.Prefix))
-	}
-	v, err := templateScript.run(ctx, c, keys, args...)
-	if err != nil {
-		return TemplateReply{}, err
-	}
-	if left, ok := v.(int64); ok {
-		return TemplateReply{TakeManyReply: TakeManyReply{OK: true, Remaining: left}}, nil
-	}
-	r, code, err := open(v, key, codeDone, codeDenied, codeTooMany)
-	if err != nil {
-		return TemplateReply{}, err
-	}
-	if code == codeTooMany {
-		alive := r.int()
-		if err := r.end(); err != nil {
-			return TemplateReply{}, err
-		}
-		return TemplateReply{}, TooManyBuckets(t.Prefix, key, alive, t.MaxKeys)
-	}
-	reply := TemplateReply{TakeManyReply: TakeManyReply{OK: code == codeDone, Remaining: r.int()}, Enter: r.int() == 1, Was: r.int(), Till: r.int()}
-	if reply.OK {
-		reply.Terms = r.terms()
-		return reply, r.end()
-	}
-	reply.Refilled = r.refilled()
-	reply.Terms = r.terms()
-	reply.Runs = r.runs(runs)
-	return reply, r.end()
-}
-
-// Enter puts a bucket in the active set of its template. till is the second in which
-// the bucket expires: the set expires with the last of its buckets.
-func Enter(ctx context.Context, c Client, prefix, key string, till int64) error {
-	if _, err := enterScript.run(ctx, c, []string{ActiveKey(prefix, ActiveShard(key))}, key, till); err != nil {
-		return fmt.Errorf("refiller: enter: %w", err)
-	}
-	return nil
-}
-
-// Count notes that the expiry of one of a template's buckets has moved from one
-// second to another, 0 for none, and tells how many of its buckets are alive.
-func Count(ctx context.Context, c Client, prefix string, was, till int64) (alive int64, err error) {
-	v, err := countScript.run(ctx, c, []string{AliveKey(prefix)}, was, till)
-	if err != nil {
-		return 0, err
-	}
-	alive, ok := v.(int64)
-	if !ok {
-		return 0, fmt.Errorf("%w: %T for a number of buckets", ErrBadReply, v)
-	}
-	return alive, nil
+	template := newTemplate(t.Prefix, t.Terms, t.MaxKeys, t.Apart)
+	reply, err := takeRuns(ctx, c, Takes{
+		Key: key, Runs: runs, InLine: inLine, Below: t.Capacity, Whole: withTerms || len(runs) == 0 || t.Capacity == 0,
+		Terms: withTerms || len(runs) == 0, Template: template, Existing: t.Terms == "", Hold: t.Hold,
+	})
+	return TemplateReply{TakeManyReply: reply.many(), Till: reply.Till}, err
 }
 
 // TooManyBuckets is the error of a bucket that isn't created, since of its

@@ -21,7 +21,11 @@ import (
 )
 
 // userTerms are 60 tokens at 1/s, so a drain time of a minute.
-var userTerms = policy.Policy{Capacity: 60, Rate: policy.PerSecond(1), Interval: time.Second}.Terms(policy.Fence{Epoch: 7})
+var userTerms = policy.Template{Policy: policy.Policy{Capacity: 60, Rate: policy.PerSecond(1), Interval: time.Second}}.Terms(policy.Fence{Epoch: 7})
+
+func ofTemplate(p policy.Policy) policy.Terms {
+	return policy.Template{Policy: p}.Terms(policy.Fence{})
+}
 
 func user() lua.TemplateCall {
 	return lua.TemplateCall{Prefix: "user:", Terms: userTerms.Encode(), Capacity: userTerms.Capacity}
@@ -50,9 +54,10 @@ func agreeOnTemplates(t *testing.T, rdb *redis.Client) {
 	for i := range 30 {
 		key, h := fmt.Sprintf("user:%d", i), buckettest.NewHistory(rng)
 		terms := h.Terms()
-		for terms.Kind != policy.Smooth || terms.GrantTokens > 0 {
+		for terms.Kind != policy.Smooth || terms.Pool {
 			terms = h.Terms()
 		}
+		terms.Template = true
 		for step := range 40 {
 			where := fmt.Sprintf("key %s step %d", key, step)
 			model := load(ctx, t, rdb, key)
@@ -183,14 +188,14 @@ func TestABucketThatIsOpenedForAReservationIsCountedForAsLong(t *testing.T) {
 	onBoth(t, func(t *testing.T, rdb redis.UniversalClient) {
 		ctx, call := t.Context(), user()
 		_, call.Apart = rdb.(*redis.ClusterClient)
+		call.MaxKeys = 100
 		expiry := func() int64 { return rdb.PExpireTime(ctx, lua.ControlKey("user:1")).Val().Milliseconds() }
 		open := func(hold time.Duration) {
 			call.Hold = hold
 			r, err := takeTemplate(ctx, rdb, "user:1", call, nil, true, false)
 			require.NoError(t, err)
-			if call.Apart && r.Was != r.Till {
-				_, err := lua.Count(ctx, rdb, call.Prefix, r.Was, r.Till)
-				require.NoError(t, err)
+			if r.Till != 0 {
+				require.NoError(t, lua.NewTemplate(ruled(call), true).Enter(ctx, rdb, "user:1", r.Till))
 			}
 		}
 		for _, hold := range []time.Duration{0, time.Hour, time.Minute, 5 * time.Hour} {
@@ -208,13 +213,8 @@ func TestABucketThatIsOpenedForAReservationIsCountedForAsLong(t *testing.T) {
 			_, err = lua.Lease(ctx, rdb, "user:1", lua.LeaseCall{ID: "lease" + id, Seq: 1, Want: 1, TTL: hold})
 			require.NoError(t, err)
 			require.Equal(t, till, expiry())
-			counted := map[string]string{}
-			for at, n := range rdb.HGetAll(ctx, lua.AliveKey("user:")).Val() {
-				if n != "0" {
-					counted[at] = n
-				}
-			}
-			require.Equal(t, map[string]string{fmt.Sprint(till / 1000): "1"}, counted)
+			require.Equal(t, []redis.Z{{Member: "user:1", Score: float64(till / 1000)}},
+				rdb.ZRangeWithScores(ctx, lua.AliveKey("user:"), 0, -1).Val())
 		}
 	})
 }
@@ -224,12 +224,12 @@ func TestAllKeysOfATemplatesBucketExpireAtOneInstant(t *testing.T) {
 	ctx, rdb := t.Context(), testenv.Redis(t).Client()
 	for i, terms := range []policy.Terms{
 		userTerms,
-		policy.Policy{Capacity: 1000, Rate: policy.PerSecond(100)}.Terms(policy.Fence{}),
-		policy.Policy{Capacity: 7, Rate: policy.Rate{Tokens: 7, Per: 24 * time.Hour}}.Terms(policy.Fence{}),
-		policy.Policy{Capacity: policy.MaxTokens, Rate: policy.Rate{Tokens: 1, Per: policy.MaxPer}}.Terms(policy.Fence{}),
+		ofTemplate(policy.Policy{Capacity: 1000, Rate: policy.PerSecond(100)}),
+		ofTemplate(policy.Policy{Capacity: 7, Rate: policy.Rate{Tokens: 7, Per: 24 * time.Hour}}),
+		ofTemplate(policy.Policy{Capacity: policy.MaxTokens, Rate: policy.Rate{Tokens: 1, Per: policy.MaxPer}}),
 	} {
 		key := fmt.Sprintf("user:%d", i)
-		call := lua.TemplateCall{Prefix: "user:", Terms: terms.Encode()}
+		call := lua.TemplateCall{Prefix: "user:", Terms: terms.Encode(), MaxKeys: 1000}
 		_, err := takeTemplate(ctx, rdb, key, call, one(1), false, false)
 		require.NoError(t, err)
 		at := rdb.PExpireTime(ctx, key).Val()
@@ -250,18 +250,18 @@ func TestAllKeysOfATemplatesBucketExpireAtOneInstant(t *testing.T) {
 			}
 			require.NoError(t, rdb.Set(ctx, key, terms.Capacity, redis.KeepTTL).Err())
 			require.NoError(t, rdb.Del(ctx, lua.AliveKey("user:")).Err())
-			require.NoError(t, rdb.HSet(ctx, lua.AliveKey("user:"), soon.Unix(), 1).Err())
+			require.NoError(t, rdb.ZAdd(ctx, lua.AliveKey("user:"), redis.Z{Member: key, Score: float64(soon.Unix())}).Err())
 			_, err = takeTemplate(ctx, rdb, key, call, one(1), false, false)
 			require.NoError(t, err)
 			again := rdb.PExpireTime(ctx, key).Val()
 			require.Equal(t, again, rdb.PExpireTime(ctx, lua.ControlKey(key)).Val())
-			alive := rdb.HGetAll(ctx, lua.AliveKey("user:")).Val()
+			alive := rdb.ZScore(ctx, lua.AliveKey("user:"), key).Val()
 			if passed < life/4 {
 				require.EqualValues(t, soon.UnixMilli(), again.Milliseconds())
-				require.Equal(t, map[string]string{fmt.Sprint(soon.Unix()): "1"}, alive)
+				require.EqualValues(t, soon.Unix(), alive)
 			} else {
 				require.GreaterOrEqual(t, again.Milliseconds(), at.Milliseconds())
-				require.Equal(t, map[string]string{fmt.Sprint(soon.Unix()): "0", fmt.Sprint(again.Milliseconds() / 1000): "1"}, alive)
+				require.EqualValues(t, again.Milliseconds()/1000, alive)
 			}
 		}
 	}
@@ -300,7 +300,8 @@ func TestAnUnknownKeyLeavesNothing(t *testing.T) {
 func TestABucketHasThePolicyOfItsKey(t *testing.T) {
 	t.Parallel()
 	ctx, rdb := t.Context(), testenv.Redis(t).Client()
-	own := policy.Policy{Capacity: 500, Rate: policy.PerSecond(5), Interval: time.Second}.Terms(policy.Fence{Epoch: 7, Seq: 1})
+	own := ofTemplate(policy.Policy{Capacity: 500, Rate: policy.PerSecond(5), Interval: time.Second})
+	own.Fence = policy.Fence{Epoch: 7, Seq: 1}
 	require.NoError(t, rdb.Set(ctx, lua.LimitKey("user:1"), own.Encode(), 0).Err())
 	r, err := takeTemplate(ctx, rdb, "user:1", user(), one(100), true, false)
 	require.NoError(t, err)
@@ -436,9 +437,10 @@ func TestExpiredBucketsMakeRoomForOthers(t *testing.T) {
 			require.False(t, m.Exists(fmt.Sprintf("user:%d:%d", round, i)))
 		}
 	}
-	fields, err := rdb.HLen(ctx, lua.AliveKey("user:")).Result()
+	alive, err := lua.Alive(ctx, rdb, "user:")
 	require.NoError(t, err)
-	require.LessOrEqual(t, fields, int64(1), "what has passed is dropped")
+	require.Zero(t, alive, "what has passed is dropped")
+	require.Zero(t, rdb.Exists(ctx, lua.AliveKey("user:")).Val())
 }
 
 // Nothing but expiry is needed to be rid of a template: names of its buckets don't stay in the active set.
@@ -446,14 +448,14 @@ func TestNothingIsLeftOfBucketsThatNobodyRefillsAnyMore(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	m, rdb := embedded(t)
-	slow := policy.Policy{Capacity: 600, Rate: policy.PerSecond(1), Interval: time.Second}.Terms(policy.Fence{Epoch: 7})
+	slow := policy.Template{Policy: policy.Policy{Capacity: 600, Rate: policy.PerSecond(1), Interval: time.Second}}.Terms(policy.Fence{Epoch: 7})
 	for i := range 50 {
 		call := user()
 		if i%10 == 0 { // some live longer than the others
 			call.Terms = slow.Encode()
 		}
 		require.True(t, takeUser(ctx, t, rdb, fmt.Sprintf("user:%d", i), call, 5))
-		require.NoError(t, lua.Enter(ctx, rdb, "user:", fmt.Sprintf("user:apart %d", i), time.UnixMicro(embeddedNow).Add(time.Minute).Unix()))
+		require.NoError(t, users.Enter(ctx, rdb, fmt.Sprintf("user:apart %d", i), time.UnixMicro(embeddedNow).Add(time.Minute).Unix()))
 	}
 	pass := func(d time.Duration) {
 		m.SetTime(time.UnixMicro(embeddedNow).Add(d))

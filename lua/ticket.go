@@ -14,7 +14,8 @@ import (
 type Ticket struct {
 	Now     int64          // Unix µs on the server's clock
 	Version policy.Version // zero if the bucket has no state
-	Fence   policy.Fence   // of the terms in force
+	Terms   *policy.Terms  // in force; nil if the bucket has no state
+	Fence   policy.Fence   // of the terms in force, if they are a pool's
 	Tokens  int64
 	// Added and Denied count the tokens that refills added and that takes were
 	// denied while the bucket was a pool's; Denied also in shadow mode. They only grow within an era.
@@ -48,7 +49,10 @@ func decodeTicket(v any, key string) (Ticket, error) {
 	}
 	t := Ticket{
 		Now: r.int(), Version: policy.Version{Era: r.int(), Index: r.int()},
-		Fence: policy.Fence{Epoch: r.int(), Seq: r.int()}, Tokens: r.int(), Added: r.count(), Denied: r.count(),
+		Tokens: r.int(), Added: r.count(), Denied: r.count(), Terms: r.terms(),
+	}
+	if t.Terms != nil && t.Terms.Pool {
+		t.Fence = t.Terms.Fence
 	}
 	return t, r.end()
 }

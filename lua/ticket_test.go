@@ -20,7 +20,7 @@ func ticketTells(t *testing.T, rdb *redis.Client) {
 	ctx := t.Context()
 	now := serverTime(ctx, t, rdb)
 	terms := policy.Terms{
-		Fence: policy.Fence{Epoch: 4, Seq: 2}, Capacity: 100, Tokens: 10, Per: 1_000_000, Interval: 100_000, MaxElapsed: 2_000_000,
+		Fence: policy.Fence{Epoch: 4, Seq: 2}, Pool: true, Version: 7, PoolsVersion: 3, Capacity: 100, Tokens: 10, Per: 1_000_000, Interval: 100_000, MaxElapsed: 2_000_000,
 		GrantTokens: 50, GrantEnd: now + 3_600_000_000, GrantEra: 77,
 	}
 	index, tokens := int64(9), int64(20)
@@ -29,7 +29,9 @@ func ticketTells(t *testing.T, rdb *redis.Client) {
 	}
 	store(ctx, t, rdb, "pool", pool())
 	plain := pool()
+	plain.Control.Terms.Pool, plain.Control.Terms.Version, plain.Control.Terms.PoolsVersion = false, 0, 0
 	plain.Control.Terms.GrantTokens, plain.Control.Terms.GrantEnd, plain.Control.Terms.GrantEra = 0, 0, 0
+	plain.Control.Terms.Fence = policy.Fence{Epoch: 20261122}
 	store(ctx, t, rdb, "plain", plain)
 	require.NoError(t, rdb.Set(ctx, "foreign", 5, 0).Err())
 	require.NoError(t, rdb.LPush(ctx, "broken", "x").Err())
@@ -41,8 +43,10 @@ func ticketTells(t *testing.T, rdb *redis.Client) {
 	before := read()
 	require.NoError(t, before[0].Err)
 	require.GreaterOrEqual(t, before[0].Now, now)
-	want := lua.Ticket{Now: before[0].Now, Version: policy.Version{Era: 77, Index: 9}, Fence: terms.Fence, Tokens: 20}
+	want := lua.Ticket{Now: before[0].Now, Version: policy.Version{Era: 77, Index: 9}, Terms: &terms, Fence: terms.Fence, Tokens: 20}
 	require.Equal(t, want, before[0].Ticket)
+	require.EqualValues(t, 20261122, before[4].Terms.FileVersion())
+	require.Zero(t, before[4].Fence, "a plain bucket's version is no grant's")
 	require.Equal(t, lua.TicketResult{Ticket: lua.Ticket{Now: before[1].Now}}, before[1], "a bucket that is missing has a clock")
 	require.Equal(t, lua.TicketResult{Ticket: lua.Ticket{Now: before[2].Now, Tokens: 5}}, before[2])
 	require.ErrorIs(t, before[3].Err, lua.ErrMalformedBucket)

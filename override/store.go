@@ -77,7 +77,7 @@ func (s *Store) Set(ctx context.Context, key string, o policy.Override) (Limit, 
 	if err := s.rdb.SAdd(ctx, lua.LimitsKey, key).Err(); err != nil {
 		return Limit{}, fmt.Errorf("override: %w", err)
 	}
-	reply, err := lua.SetLimit(ctx, s.rdb, key, own.Policy.Terms(policy.Fence{Epoch: policy.OwnEpoch}), t.Terms, t.Enforce)
+	reply, err := lua.SetLimit(ctx, s.rdb, key, own.Terms(policy.Fence{Epoch: policy.OwnEpoch}), t.Terms, t.Enforce)
 	if err != nil {
 		return Limit{}, err
 	}
@@ -116,17 +116,11 @@ func (s *Store) Unset(ctx context.Context, key string) (Limit, error) {
 func (s *Store) changed(ctx context.Context, key string, t *policy.Ruled, r lua.LimitReply) (Limit, error) {
 	l := limitOf(key, t, r.Terms)
 	l.Changed, l.Exists, l.Tokens = r.Had, r.Exists, r.Tokens
-	if r.Enter {
-		if err := lua.Enter(ctx, s.rdb, t.Prefix, key, r.Till); err != nil {
-			return l, err
-		}
+	if r.Till == 0 {
+		return l, nil
 	}
-	if r.Was != r.Till {
-		if _, err := lua.Count(ctx, s.rdb, t.Prefix, r.Was, r.Till); err != nil {
-			return l, err
-		}
-	}
-	return l, nil
+	_, cluster := s.rdb.(*redis.ClusterClient)
+	return l, lua.NewTemplate(t, cluster).Enter(ctx, s.rdb, key, r.Till)
 }
 
 // limitOf is what counts for a key with a policy of its own, nil for none.

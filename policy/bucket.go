@@ -22,6 +22,7 @@ const (
 	StatusRolledBack                    // the server lost a write that the caller saw: new era; writes
 	StatusClock                         // the server's clock stepped back: new era; writes
 	StatusMalformed                     // a key holds something else; nothing written
+	StatusConflict                      // terms of the other kind, plain or a pool's, are in force, of no lower version; nothing written
 )
 
 // Wrote reports whether the call changed the bucket.
@@ -35,7 +36,10 @@ func (s Status) Wrote() bool {
 
 // String names the status as logs and metrics do.
 func (s Status) String() string {
-	names := [...]string{"", "applied", "switched", "stale", "early", "foreign", "initialised", "unknown", "rolled_back", "clock", "malformed"}
+	names := [...]string{
+		"", "applied", "switched", "stale", "early", "foreign", "initialised", "unknown", "rolled_back", "clock",
+		"malformed", "conflict",
+	}
 	if s < 1 || int(s) >= len(names) {
 		return "invalid"
 	}
@@ -47,7 +51,7 @@ type Create int64
 
 // When a refill may create a missing bucket.
 const (
-	CreateNever   Create = iota // never
+	CreateNever   Create = iota // never, nor adopt what another program made
 	CreateLost                  // if the caller remembers it: it was lost
 	CreateInitial               // also if nobody remembers it: it is new
 )
@@ -74,16 +78,21 @@ type Call struct {
 // Outcome is the answer to a refill.
 type Outcome struct {
 	Status   Status
-	Conflict bool // the terms differ under the same fence: they were ignored
-	Version  Version
-	Now      int64 // the server's clock, Unix µs
-	Last     int64 // the last refill that counts, Unix µs
+	Conflict bool    // the terms differ from those in force under the same fence: they were ignored
+	Version  Version // what the next call is to know; the index is the copy that the bucket's state has
+	Now      int64   // the server's clock, Unix µs
+	Last     int64   // the last refill that counts, Unix µs
+	Carry    int64   // credit below one token
 	Tokens   int64
 	Added    int64 // tokens added, and those that paid debt
 	Clamped  int64 // tokens due that the full bucket could not hold
 	Elapsed  int64 // µs from the refill before to this one; 0 unless it settled
 	Fence    Fence // of the terms in force
 	Step     int64 // the last instant credited; 0 unless stepped
+
+	Pool         bool  // the terms in force are a pool's
+	FileVersion  int64 // of the configuration that they are from, or a later one that was brought since
+	PoolsVersion int64 // of a pool's, likewise
 
 	Outstanding int64 // tokens held in reservations and leases
 	Due         int64 // when the first record of one ends, Unix µs; 0 if there is none
@@ -129,89 +138,186 @@ func (b *Bucket) Refill(c Call, now int64) Outcome {
 		return b.initialise(c, now)
 	}
 	s := b.Control
-	index := s.Index
-	if b.Index != nil {
-		index = *b.Index
-	}
 	tokens := int64(0)
 	if b.Tokens != nil {
 		tokens = *b.Tokens
 	} else if s.Terms.OnLoss == LossFull {
 		tokens = s.Terms.Capacity
 	}
-	stored := Version{s.Era, index}
-	newer := c.Terms != nil && s.Terms.Fence.Before(c.Terms.Fence)
-	out := Outcome{
-		Conflict: c.Terms != nil && c.Terms.Fence == s.Terms.Fence && *c.Terms != s.Terms,
-		Version:  stored, Now: now, Last: s.Last, Tokens: tokens, Fence: s.Terms.Fence, Step: s.credited(),
-		Outstanding: s.Outstanding, Due: s.Due, Debt: s.Debt,
+	stored := Version{s.Era, s.Index}
+	after, rank := s.Terms.meet(c.Terms)
+	newer := after != s.Terms
+	out := Outcome{Conflict: rank == differs, Now: now}
+	decline := func(status Status) Outcome {
+		out.Status, out.Tokens = status, tokens
+		s.tell(&out)
+		return out
 	}
 
+	least := int64(0) // the index is to be higher
 	switch {
 	case stored.Before(c.Version):
-		out.Status = StatusRolledBack
-		if s.Terms.OnRollback == RollbackKeep {
-			tokens = min(tokens, s.Terms.Capacity)
-		} else {
-			tokens = 0
-		}
-		index = max(index, c.Version.Index)
-		s.Carry = 0
-		if s.Last < now || now < s.Last-ClockTolerance {
-			s.Last = now
-		}
-		s.Era = max(now, 1+max(s.Era, c.Version.Era))
+		out.Status, least = StatusRolledBack, c.Version.Index
+		tokens = s.rollBack(c, tokens, now)
 	case now < s.Last-ClockTolerance:
 		out.Status = StatusClock
+		if span := s.span(c); span > 0 && s.Step > now+span {
+			s.Step, s.Next = now+span, now+2*span
+		}
 		s.Last = now
 		s.Era = max(now, 1+max(s.Era, c.Version.Era))
 	default:
 		stale := c.Version.Before(stored)
-		if stale && !newer {
-			out.Status = StatusStale
-			return out
+		instant := s.instant(c, newer)
+		due := s.Terms.Kind == Stepped && s.Step < instant && instant <= now
+		switch {
+		case stale && !newer:
+			return decline(StatusStale)
+		case rank == conflicts:
+			return decline(StatusConflict)
+		case !newer && !due && now-s.Last < s.Terms.Interval/2:
+			return decline(StatusEarly)
 		}
-		stepDue := s.Terms.Kind == Stepped && s.Step < c.Step && c.Step <= now
-		if !newer && !stepDue && now-s.Last < s.Terms.Interval/2 {
-			out.Status = StatusEarly
-			return out
-		}
-		out.Status = StatusApplied
-		if stale {
+		switch {
+		case b.Index != nil && *b.Index != 0 && *b.Index != s.Index:
+			out.Status, s.Carry = StatusForeign, 0
+		case stale:
 			out.Status = StatusSwitched
+			tokens = s.settle(&out, tokens, due, now)
+		default:
+			out.Status = StatusApplied
+			tokens = s.settle(&out, tokens, due, now)
 		}
-		if index != s.Index {
-			out.Status = StatusForeign
-			s.Carry = 0
-		} else {
-			tokens = s.settle(&out, tokens, stepDue, now)
+		if due {
+			s.Step, s.Next = instant, 0
 		}
-		if stepDue {
-			s.Step, s.Next = c.Step, max(0, c.Next)
+		if s.scheduled(c) && c.Next > s.Step {
+			s.Next = c.Next
 		}
 		s.Last = max(s.Last, now)
 	}
 	if newer {
-		tokens = s.change(*c.Terms, tokens, now)
+		tokens = s.change(after, tokens, now, c.Next)
 	}
 	tokens = min(tokens, s.room()) // a foreign client may have left more
-	if s.Terms.Kind == Stepped && s.Next <= s.Step {
-		s.Next = max(0, c.Next)
+	s.Index = max(s.Index, least)
+	if b.Index != nil {
+		s.Index = max(s.Index, *b.Index)
 	}
-	b.write(max(index, s.Index)+1, tokens, &out)
+	b.write(s.Index+1, tokens, &out)
 	return out
+}
+
+// How terms that a call brings meet those in force.
+type rank int
+
+const (
+	older     rank = iota // or the same: they change nothing
+	newer                 // they replace them
+	differs               // others under the same fence: they are ignored
+	conflicts             // of the other kind, and not of a later configuration
+)
+
+// meet tells what the terms are after a call that brings others, nil for none.
+func (t Terms) meet(brought *Terms) (Terms, rank) {
+	switch {
+	case brought == nil:
+		return t, older
+	case t.Pool != brought.Pool: // What a coordinator grants never crosses.
+		if brought.FileVersion() > t.FileVersion() && (!brought.Pool || brought.Fence.Epoch == 0) {
+			return *brought, newer
+		}
+		return t, conflicts
+	case !t.Pool:
+		switch {
+		case t.Fence.Before(brought.Fence):
+			return *brought, newer
+		case t.Fence == brought.Fence && t != *brought:
+			return t, differs
+		}
+		return t, older
+	}
+	after, how := t, older
+	granted := t.Fence.Epoch > 0 || brought.Fence.Epoch > 0
+	switch {
+	case t.Fence.Before(brought.Fence), t.Fence == brought.Fence && !granted && t.PoolsVersion < brought.PoolsVersion:
+		after, how = *brought, newer
+	case t.Fence == brought.Fence && (granted || t.PoolsVersion == brought.PoolsVersion):
+		same := *brought
+		same.Version, same.PoolsVersion = t.Version, t.PoolsVersion
+		if same != t {
+			how = differs
+		}
+	}
+	after.Version, after.PoolsVersion = max(t.Version, brought.Version), max(t.PoolsVersion, brought.PoolsVersion)
+	return after, how
+}
+
+// scheduled reports whether a call's instants are of the schedule in force.
+func (s *Control) scheduled(c Call) bool {
+	return s.Terms.Kind == Stepped && c.Terms != nil && c.Terms.Kind == Stepped && c.Terms.Per == s.Terms.Per
+}
+
+// instant is the scheduled instant that a call may credit: the one that it names, if
+// that is of the schedule in force; and before another schedule begins, the one that
+// comes next under this one.
+func (s *Control) instant(c Call, switches bool) int64 {
+	switch {
+	case s.scheduled(c):
+		return c.Step
+	case switches:
+		return s.Next
+	}
+	return 0
+}
+
+// span is the present period of the schedule in force; 0 if it isn't known.
+func (s *Control) span(c Call) int64 {
+	switch {
+	case s.Terms.Kind != Stepped:
+		return 0
+	case s.Next > s.Step:
+		return s.Next - s.Step
+	case s.scheduled(c) && c.Step > 0:
+		return max(0, c.Next-c.Step)
+	}
+	return 0
+}
+
+// rollBack is for a server that has lost a write which the caller saw. It returns the
+// tokens left.
+func (s *Control) rollBack(c Call, tokens, now int64) int64 {
+	if s.Terms.OnRollback == RollbackKeep {
+		tokens = min(tokens, s.Terms.Capacity)
+	} else {
+		tokens = 0
+		if span := s.span(c); span > 0 { // or the step that was forgotten is credited again
+			given := int64(0)
+			if s.scheduled(c) {
+				given = c.Step
+			}
+			s.Step = min(max(s.Step, now, given), now+span)
+			s.Next = s.Step + span
+		}
+	}
+	s.Carry = 0
+	if s.Last < now || now < s.Last-ClockTolerance {
+		s.Last = now
+	}
+	s.Era = max(now, 1+max(s.Era, c.Version.Era))
+	return tokens
 }
 
 // initialise creates, adopts or declines a bucket without control state.
 func (b *Bucket) initialise(c Call, now int64) Outcome {
 	out := Outcome{Status: StatusUnknown, Now: now}
-	if c.Terms == nil {
+	if c.Terms == nil || c.Create == CreateNever {
 		return out
 	}
 	var tokens, index int64
 	if b.Tokens == nil && b.Index == nil {
 		switch {
-		case c.Version.Era > 0 && c.Create >= CreateLost:
+		case c.Version.Era > 0:
 			if c.Terms.OnLoss == LossFull {
 				tokens = c.Terms.Capacity
 			}
@@ -222,12 +328,15 @@ func (b *Bucket) initialise(c Call, now int64) Outcome {
 		}
 	}
 	if b.Tokens != nil {
-		tokens = min(*b.Tokens, c.Terms.Capacity)
+		tokens = max(0, min(*b.Tokens, c.Terms.Capacity))
 	}
 	if b.Index != nil {
 		index = *b.Index
 	}
-	b.Control = &Control{Terms: *c.Terms, Era: max(now, c.Version.Era+1), Last: now, Step: now, Next: max(0, c.Next)}
+	b.Control = &Control{Terms: *c.Terms, Era: max(now, c.Version.Era+1), Last: now}
+	if c.Terms.Kind == Stepped {
+		b.Control.Step, b.Control.Next = now, max(0, c.Next)
+	}
 	out.Status = StatusInitialised
 	b.write(max(index, c.Version.Index)+1, tokens, &out)
 	return out
@@ -237,16 +346,18 @@ func (b *Bucket) write(index, tokens int64, out *Outcome) {
 	s := b.Control
 	s.Index = index
 	b.Index, b.Tokens = &index, &tokens
-	out.Version, out.Last, out.Tokens, out.Fence, out.Step = Version{s.Era, index}, s.Last, tokens, s.Terms.Fence, s.credited()
-	out.Outstanding, out.Due, out.Debt = s.Outstanding, s.Due, s.Debt
+	out.Tokens = tokens
+	s.tell(out)
 }
 
-// credited is the last scheduled instant credited, 0 unless stepped.
-func (s *Control) credited() int64 {
-	if s.Terms.Kind != Stepped {
-		return 0
+// tell writes into an outcome what it says of the state.
+func (s *Control) tell(out *Outcome) {
+	out.Version, out.Last, out.Carry, out.Fence = Version{s.Era, s.Index}, s.Last, s.Carry, s.Terms.Fence
+	out.Pool, out.FileVersion, out.PoolsVersion = s.Terms.Pool, s.Terms.FileVersion(), s.Terms.PoolsVersion
+	out.Outstanding, out.Due, out.Debt = s.Outstanding, s.Due, s.Debt
+	if s.Terms.Kind == Stepped {
+		out.Step = s.Step
 	}
-	return s.Step
 }
 
 // settle credits the stretch since the last refill under the terms in force:
@@ -278,12 +389,15 @@ func (s *Control) settle(out *Outcome, tokens int64, stepDue bool, now int64) in
 	return after
 }
 
-// change puts newer terms in force and returns the tokens carried over.
-func (s *Control) change(t Terms, tokens, now int64) int64 {
+// change puts newer terms in force and returns the tokens carried over. next is the
+// instant to come that the call names.
+func (s *Control) change(t Terms, tokens, now, next int64) int64 {
 	old := s.Terms
 	switch {
-	case t.Kind != old.Kind:
-		s.Carry, s.Step, s.Next = 0, max(s.Step, now), 0
+	case t.Kind == Stepped && (old.Kind != Stepped || t.Per != old.Per): // its schedule begins now
+		s.Carry, s.Step, s.Next = 0, max(s.Step, now), max(0, next)
+	case t.Kind != Stepped && old.Kind == Stepped:
+		s.Carry, s.Step, s.Next = 0, 0, 0
 	case t.Per != old.Per:
 		s.Carry = max(0, int64(math.Floor(float64(s.Carry)/float64(old.Per)*float64(t.Per)))-1)
 	}

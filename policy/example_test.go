@@ -42,7 +42,7 @@ func ExamplePolicy_Terms() {
 	read, err := policy.DecodeTerms(terms.Encode())
 	fmt.Println(read == terms, err)
 	// Output:
-	// 7 0 0 1000 1 2000 100000 2000000 1000
+	// 7 0 1000 1 2000 100000
 	// true <nil>
 }
 

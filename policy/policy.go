@@ -151,8 +151,8 @@ func (p Policy) validateRate(bad func(string, string, ...any) error) error {
 		return bad("capacity", "%d is below %.0f, the tokens of two refill intervals of %s at %s: raise it, or lower the interval",
 			p.Capacity, math.Ceil(least), p.interval(), p.Rate)
 	}
-	if float64(p.maxElapsed())*float64(tokens)+float64(per) >= maxExact {
-		return bad("rate", "%s over %dus of credit is not below 2^53 units: use a coarser rate", p.Rate, p.maxElapsed())
+	if most := MaxElapsed(p.Capacity, tokens, per, p.interval().Microseconds()); float64(most)*float64(tokens)+float64(per) >= maxExact {
+		return bad("rate", "%s over %dus of credit is not below 2^53 units: use a coarser rate", p.Rate, most)
 	}
 	return nil
 }
@@ -193,12 +193,4 @@ func (p Policy) initial() int64 {
 		return p.Capacity
 	}
 	return *p.Initial
-}
-
-// maxElapsed is the longest stretch that one refill credits, in microseconds:
-// the time to fill the bucket, but no more than 2 s or five intervals.
-func (p Policy) maxElapsed() int64 {
-	tokens, per := p.Rate.reduced()
-	fill := float64(p.Capacity) * float64(per) / float64(tokens)
-	return int64(min(fill, float64(max(2*time.Second, 5*p.interval()).Microseconds())))
 }

@@ -246,7 +246,9 @@ func TestFencesAndErasOnlyRise(t *testing.T) {
 			if before.Control == nil {
 				continue
 			}
-			require.False(t, b.Control.Terms.Fence.Before(before.Control.Terms.Fence))
+			was, is := before.Control.Terms, b.Control.Terms
+			require.False(t, was.Pool == is.Pool && is.Fence.Before(was.Fence))
+			require.GreaterOrEqual(t, is.FileVersion(), was.FileVersion())
 			require.GreaterOrEqual(t, out.Version.Era, before.Control.Era)
 			if out.Version.Era == before.Control.Era {
 				require.Greater(t, out.Version.Index, before.Control.Index)
@@ -262,9 +264,9 @@ func TestStatusNamesAreThoseOfLogsAndMetrics(t *testing.T) {
 	t.Parallel()
 	wrote := map[string]bool{
 		"applied": true, "switched": true, "stale": false, "early": false, "foreign": true, "initialised": true,
-		"unknown": false, "rolled_back": true, "clock": true, "malformed": false,
+		"unknown": false, "rolled_back": true, "clock": true, "malformed": false, "conflict": false,
 	}
-	for s := policy.StatusApplied; s <= policy.StatusMalformed; s++ {
+	for s := policy.StatusApplied; s <= policy.StatusConflict; s++ {
 		want, named := wrote[s.String()]
 		require.True(t, named, s.String())
 		require.Equal(t, want, s.Wrote(), s.String())
@@ -272,7 +274,7 @@ func TestStatusNamesAreThoseOfLogsAndMetrics(t *testing.T) {
 	}
 	require.Empty(t, wrote)
 	require.Equal(t, "invalid", policy.Status(0).String())
-	require.Equal(t, "invalid", (policy.StatusMalformed + 1).String())
+	require.Equal(t, "invalid", (policy.StatusConflict + 1).String())
 	require.False(t, policy.Status(99).Wrote())
 }
 

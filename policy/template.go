@@ -99,6 +99,14 @@ func (t Template) Validate() error {
 	return nil
 }
 
+// Terms writes the template's policy, which must be valid, in the scripts' integers
+// under a fence.
+func (t Template) Terms(f Fence) Terms {
+	terms := t.Policy.Terms(f)
+	terms.Template = true
+	return terms
+}
+
 // Limits that keep the products of the lazy script below 2^53.
 const (
 	maxLazyTokens = 1 << 40
@@ -175,7 +183,7 @@ func NewTemplates(version int64, list []Template, plain []string) (*Templates, e
 		if err := t.Validate(); err != nil {
 			return nil, &TemplateError{At: i, Err: err}
 		}
-		r := &Ruled{Template: t, Terms: t.Policy.Terms(Fence{Epoch: version}), parts: strings.Split(t.Prefix, ":")}
+		r := &Ruled{Template: t, Terms: t.Terms(Fence{Epoch: version}), parts: strings.Split(t.Prefix, ":")}
 		r.Text = r.Terms.Encode()
 		for _, other := range s.list {
 			if crossing(r.parts, other.parts) {

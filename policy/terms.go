@@ -3,6 +3,7 @@ package policy
 import (
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"strconv"
 	"strings"
 	"time"
@@ -11,9 +12,9 @@ import (
 // ErrTerms is returned for terms that can't be read.
 var ErrTerms = errors.New("policy: bad terms")
 
-// Fence orders the terms of one bucket: a later fence replaces an earlier one,
-// never the other way round. A plain bucket's is (config version, 0), a pool's
-// (epoch, seq).
+// Fence orders the terms of one bucket within its kind: a later fence replaces an
+// earlier one, never the other way round. A plain bucket's is (version of the
+// configuration, 0), a pool's (epoch, seq).
 type Fence struct{ Epoch, Seq int64 }
 
 // Before reports whether f is older than g.
@@ -45,15 +46,24 @@ type Terms struct {
 	Kind       Kind
 	Capacity   int64
 	Tokens     int64 // smooth: tokens per Per; stepped: tokens of a step
-	Per        int64 // smooth: microseconds; stepped: 0
+	Per        int64 // smooth: microseconds; stepped: a name of the schedule
 	Interval   int64 // refill interval, microseconds
-	MaxElapsed int64 // longest stretch that one refill credits, microseconds
+	MaxElapsed int64 // longest stretch that one refill credits, microseconds; follows from the others
 	Initial    int64
 	OnLoss     Loss
 	OnRollback Rollback
 	CarryOver  CarryOver
 	Degraded   Degraded
 	Shadow     bool // encoded with Degraded, as shadowed more
+
+	// Template marks the buckets of a template, which expire.
+	Template bool
+
+	// Pool marks a pool's bucket. Version and PoolsVersion are then those of the
+	// configuration of whoever brings the terms; otherwise they are 0, and the fence has
+	// the version. Between a pool's terms and plain ones the version alone decides.
+	Pool                  bool
+	Version, PoolsVersion int64
 
 	// A grant replaces Tokens by GrantTokens until GrantEnd, an instant on the
 	// bucket's own Redis clock in Unix microseconds, while the bucket is in
@@ -76,31 +86,66 @@ func (p Policy) Terms(f Fence) Terms {
 		Shadow: p.Shadow,
 	}
 	if p.Steps != nil {
-		t.Kind, t.Tokens = Stepped, p.StepTokens
+		t.Kind, t.Tokens, t.Per = Stepped, p.StepTokens, nameOf(p.Steps)
 		return t
 	}
 	t.Tokens, t.Per = p.Rate.reduced()
-	t.MaxElapsed = p.maxElapsed()
+	t.MaxElapsed = MaxElapsed(t.Capacity, t.Tokens, t.Per, t.Interval)
 	return t
+}
+
+// FileVersion is the version of the configuration that the terms are from.
+func (t Terms) FileVersion() int64 {
+	if t.Pool {
+		return t.Version
+	}
+	return t.Fence.Epoch
+}
+
+// nameOf is a number for a schedule: others have others, save once in 2^47. It is at
+// least 1, so that the scripts tell a schedule from none.
+func nameOf(s Steps) int64 {
+	hash := fnv.New64a()
+	_, _ = hash.Write([]byte(s.String())) // it doesn't fail
+	return int64(hash.Sum64()>>17) + 1
+}
+
+// MaxElapsed is the longest stretch that one refill credits, in microseconds:
+// the time to fill the bucket, but no more than 2 s or five intervals.
+func MaxElapsed(capacity, tokens, per, interval int64) int64 {
+	fill := float64(capacity) * float64(per) / float64(tokens)
+	return int64(min(fill, float64(max(2_000_000, 5*interval))))
 }
 
 // shadowed is added to the number of Degraded under a policy in shadow mode.
 const shadowed = 4
 
-// How many numbers Encode writes: choices, grant and Strict follow the first ones,
-// and are seldom made.
+// How many numbers Encode writes: choices, pool and grant follow the first ones, and
+// are seldom made.
 const (
-	leastNumbers = 9
-	mostNumbers  = 17
+	leastNumbers = 6
+	mostNumbers  = 18
 )
 
-// Encode writes the terms as the scripts store them: decimal integers with a
-// space between, without the zeros at the end, from the tenth on. Equal terms have
-// equal texts.
-func (t Terms) Encode() string { return string(t.Append(make([]byte, 0, 128))) }
+// The kinds of terms in their encoding.
+const (
+	KindPlain = iota
+	KindStepped
+	KindTemplate
+	KindPool
+)
 
-// Append appends what Encode writes.
-func (t Terms) Append(b []byte) []byte {
+// numbers are the terms in the order of their encoding.
+func (t *Terms) numbers() [mostNumbers]int64 {
+	kind, version, epoch := int64(KindPlain), t.Fence.Epoch, int64(0)
+	switch {
+	case t.Pool:
+		kind, version, epoch = KindPool, t.Version, t.Fence.Epoch
+	case t.Template:
+		kind = KindTemplate
+	case t.Kind == Stepped:
+		kind = KindStepped
+	}
 	strict, enforcement := int64(0), int64(t.Degraded)
 	if t.Strict {
 		strict = 1
@@ -108,10 +153,21 @@ func (t Terms) Append(b []byte) []byte {
 	if t.Shadow {
 		enforcement += shadowed
 	}
-	numbers := [mostNumbers]int64{
-		t.Fence.Epoch, t.Fence.Seq, int64(t.Kind), t.Capacity, t.Tokens, t.Per, t.Interval, t.MaxElapsed, t.Initial,
-		int64(t.OnLoss), int64(t.OnRollback), int64(t.CarryOver), enforcement, t.GrantTokens, t.GrantEnd, t.GrantEra, strict,
+	return [...]int64{
+		version, kind, t.Capacity, t.Tokens, t.Per, t.Interval, t.Capacity - t.Initial,
+		int64(t.OnLoss), int64(t.OnRollback), int64(t.CarryOver), enforcement, strict,
+		t.PoolsVersion, epoch, t.Fence.Seq, t.GrantTokens, t.GrantEnd, t.GrantEra,
 	}
+}
+
+// Encode writes the terms as the scripts store them: decimal integers with a
+// space between, without the zeros at the end, from the seventh on. Equal terms
+// have equal texts.
+func (t Terms) Encode() string { return string(t.Append(make([]byte, 0, 128))) }
+
+// Append appends what Encode writes.
+func (t Terms) Append(b []byte) []byte {
+	numbers := t.numbers()
 	last := len(numbers)
 	for last > leastNumbers && numbers[last-1] == 0 {
 		last--
@@ -155,15 +211,25 @@ func TermsOf(numbers []int64) (Terms, error) {
 	var n [mostNumbers]int64
 	copy(n[:], numbers)
 	t := Terms{
-		Fence: Fence{n[0], n[1]}, Kind: Kind(n[2]), Capacity: n[3], Tokens: n[4], Per: n[5], Interval: n[6], MaxElapsed: n[7], Initial: n[8],
-		OnLoss: Loss(n[9]), OnRollback: Rollback(n[10]), CarryOver: CarryOver(n[11]), Degraded: Degraded(n[12] % shadowed), Shadow: n[12] >= shadowed,
-		GrantTokens: n[13], GrantEnd: n[14], GrantEra: n[15], Strict: n[16] == 1,
+		Fence: Fence{n[0], n[14]}, Template: n[1] == KindTemplate, Pool: n[1] == KindPool,
+		Capacity: n[2], Tokens: n[3], Per: n[4], Interval: n[5], Initial: n[2] - n[6],
+		OnLoss: Loss(n[7]), OnRollback: Rollback(n[8]), CarryOver: CarryOver(n[9]), Degraded: Degraded(n[10] % shadowed), Shadow: n[10] >= shadowed,
+		Strict: n[11] == 1, GrantTokens: n[15], GrantEnd: n[16], GrantEra: n[17],
+	}
+	if t.Pool {
+		t.Version, t.PoolsVersion, t.Fence.Epoch = n[0], n[12], n[13]
 	}
 	switch {
-	case n[12] >= 2*shadowed, n[16] > 1, t.Kind > Stepped, t.OnLoss > LossFull, t.OnRollback > RollbackKeep, t.CarryOver > CarryReset, t.Degraded > DegradedLocal:
+	case n[1] > KindPool, n[10] >= 2*shadowed, n[11] > 1, t.OnLoss > LossFull, t.OnRollback > RollbackKeep, t.CarryOver > CarryReset, t.Degraded > DegradedLocal,
+		!t.Pool && (n[12] > 0 || n[13] > 0):
 		return Terms{}, fmt.Errorf("%w: an unknown kind or choice in %d", ErrTerms, numbers)
-	case t.Capacity < 1, t.Interval < 1, t.Kind == Smooth && t.Per < 1, t.Kind == Stepped && t.Tokens < 1:
+	case t.Capacity < 1, t.Interval < 1, t.Per < 1, t.Initial < 0, n[1] == KindStepped && t.Tokens < 1:
 		return Terms{}, fmt.Errorf("%w: a capacity, interval, time or step of 0 in %d", ErrTerms, numbers)
+	}
+	if n[1] == KindStepped {
+		t.Kind = Stepped
+	} else {
+		t.MaxElapsed = MaxElapsed(t.Capacity, t.Tokens, t.Per, t.Interval)
 	}
 	return t, nil
 }

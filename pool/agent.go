@@ -364,7 +364,10 @@ func (a *Agent) apply(ctx context.Context) bool {
 		calling, cancel := context.WithTimeout(ctx, a.redisTimeout())
 		for i, r := range a.buckets.refill(calling, calls) {
 			if r.Err == nil && r.Status != policy.StatusUnknown {
-				a.fences[calls[i].Key], a.versions[calls[i].Key] = r.Fence, r.Version
+				a.versions[calls[i].Key] = r.Version
+				if r.Pool {
+					a.fences[calls[i].Key] = r.Fence
+				}
 				wrote = wrote || r.Status.Wrote()
 			}
 		}

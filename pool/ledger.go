@@ -457,18 +457,22 @@ func (l *ledger) grow(live []seat, free int64) {
 	}
 }
 
+// termsOf are terms of rates in tokens per per µs, without a grant's end.
+func termsOf(rate, floor, capacity, per int64, interval time.Duration) policy.Terms {
+	t := policy.Terms{
+		Pool: true, Capacity: capacity, Tokens: floor, Per: per, Interval: interval.Microseconds(), GrantTokens: rate,
+	}
+	t.MaxElapsed = policy.MaxElapsed(capacity, floor, per, t.Interval)
+	return t
+}
+
 // terms are a grant of rate above floor, without its end.
 func (l *ledger) terms(rate, floor, capacity int64) policy.Terms {
-	t := policy.Terms{
-		Capacity: capacity, Tokens: floor, Per: l.unit.per, Interval: policy.DefaultInterval.Microseconds(),
-		GrantTokens: rate,
-		GrantEnd:    1, // marks the bucket as a pool's even where there is no grant
-	}
-	t.MaxElapsed = (2 * time.Second).Microseconds()
+	interval := policy.DefaultInterval
 	if l.pool != nil {
-		t.Interval, t.MaxElapsed = l.pool.interval().Microseconds(), l.pool.maxElapsed()
+		interval = l.pool.interval()
 	}
-	return t
+	return termsOf(rate, floor, capacity, l.unit.per, interval)
 }
 
 // offer is what the region is to be offered, if that is worth a write.

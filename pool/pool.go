@@ -228,6 +228,16 @@ func (p Pool) parts() []part {
 	return parts
 }
 
+// Start are the terms of a region's bucket before any grant: its floor and its
+// capacity. Their version is for the caller to set.
+func (p Pool) Start(region string, poolsVersion int64) policy.Terms {
+	i := slices.IndexFunc(p.Regions, func(r Region) bool { return r.Name == region })
+	part := p.parts()[i]
+	t := termsOf(0, part.floor, part.burst, p.unit().per, p.interval())
+	t.PoolsVersion = poolsVersion
+	return t
+}
+
 // Has reports whether the region takes part in the pool.
 func (p Pool) Has(region string) bool {
 	return slices.ContainsFunc(p.Regions, func(r Region) bool { return r.Name == region })

@@ -71,11 +71,8 @@ func (c *consumer) take(ctx context.Context, template *policy.Ruled, key string,
 	call := lua.TemplateCall{Prefix: template.Prefix, Terms: template.Text, Capacity: template.Terms.Capacity,
 		Apart: c.apart}
 	r, err := lua.TakeTemplate(ctx, c.rdb, key, call, []policy.Run{{N: n, Count: 1}}, withTerms, false)
-	if err == nil && r.Enter {
-		err = lua.Enter(ctx, c.rdb, template.Prefix, key, r.Till)
-	}
-	if err == nil && c.apart && r.Was != r.Till {
-		_, err = lua.Count(ctx, c.rdb, template.Prefix, r.Was, r.Till)
+	if err == nil && r.Till != 0 {
+		err = lua.NewTemplate(template, c.apart).Enter(ctx, c.rdb, key, r.Till)
 	}
 	return r.OK, err
 }

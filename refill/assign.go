@@ -79,7 +79,7 @@ func (r *Refiller) assign(masters []master) []*worker {
 
 func (r *Refiller) newBucket(b Bucket) *bucket {
 	if b.Pooled { // its terms get to the server by the pool's agent
-		return newPooledBucket(b, r.termsOf(b.Key))
+		return newPooledBucket(b, r.termsOf(b.Key), r.version)
 	}
 	return newBucket(b, r.version)
 }

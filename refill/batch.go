@@ -98,6 +98,7 @@ func (w *worker) learnOne(b *bucket, res *lua.RefillResult, replied time.Time, n
 			b.report(news, res.Outcome)
 		}
 		b.learn(res.Outcome, replied, w.rng)
+		b.state = res.Seen
 		w.align(b, res.Outcome, replied)
 	case ownFault(res.Err):
 		b.fail(replied, w.rng)

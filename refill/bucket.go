@@ -18,10 +18,13 @@ type bucket struct {
 	slot     int
 	terms    *policy.Terms // nil: those in force in Redis
 	pooled   *pooledTerms  // nil unless they change at run time
+	start    *policy.Terms // pooled: those by which a plain bucket becomes the pool's; nil for none
+	plain    bool          // pooled: the terms in force are plain
 	steps    policy.Steps
 	interval time.Duration
 
 	version  policy.Version
+	state    lua.Seen      // goes with version
 	step     int64         // stepped: the last instant known to be credited, Unix µs
 	clock    time.Duration // the server's clock less ours, by the last answer
 	seen     bool          // clock and step are known
@@ -29,6 +32,7 @@ type bucket struct {
 	due      time.Time     // of the next call
 	failures int           // in a row, the bucket's own
 
+	clash       bool // in force is a pool's policy and ours is plain, or the other way round
 	unannounced bool // a standby has yet to tell the server its terms
 	foreign     bool // another program was seen to refill it
 	conflict    bool // its terms differ from those in force under the same version
@@ -60,12 +64,18 @@ func newSignal(key string, interval time.Duration, version int64) *bucket {
 type pooledTerms struct{ atomic.Pointer[policy.Terms] }
 
 // newPooledBucket is a bucket whose terms come at run time.
-func newPooledBucket(b Bucket, terms *pooledTerms) *bucket {
+func newPooledBucket(b Bucket, terms *pooledTerms, version int64) *bucket {
 	interval := b.Policy.Interval
 	if interval == 0 {
 		interval = policy.DefaultInterval
 	}
-	return &bucket{key: b.Key, slot: lua.Slot(b.Key), pooled: terms, interval: interval}
+	pooled := &bucket{key: b.Key, slot: lua.Slot(b.Key), pooled: terms, interval: interval}
+	if b.Start != nil {
+		start := *b.Start
+		start.Version = version
+		pooled.start = &start
+	}
+	return pooled
 }
 
 // inherit takes over what the replica learned under an earlier policy.
@@ -83,6 +93,9 @@ func (b *bucket) call(now time.Time, othersCame bool) lua.RefillCall {
 	}
 	c := policy.Call{Version: b.version, Create: policy.CreateLost, Terms: b.terms}
 	switch {
+	case b.plain && b.start != nil: // no grant makes it the pool's
+		c.Create, c.Terms = policy.CreateNever, b.start
+		return lua.RefillCall{Key: b.key, Call: c}
 	case b.claim:
 		c.Create = policy.CreateInitial // its tokens are nobody's
 		return lua.RefillCall{Key: b.key, Call: c}
@@ -111,7 +124,7 @@ func (b *bucket) call(now time.Time, othersCame bool) lua.RefillCall {
 		}
 		c.Step, c.Next = policy.Due(b.steps, stored, server, (b.terms.Capacity+b.terms.Tokens-1)/b.terms.Tokens)
 	}
-	return lua.RefillCall{Key: b.key, Call: c}
+	return lua.RefillCall{Key: b.key, Call: c, Seen: b.state}
 }
 
 // learn takes in the answer to a call and sets the time of the next one.
@@ -135,6 +148,7 @@ func (b *bucket) learn(o policy.Outcome, replied time.Time, rng *rand.Rand) {
 	}
 	b.missing = time.Time{}
 	b.version, b.step, b.stepped = o.Version, o.Step, o.Step != 0
+	b.plain = b.pooled != nil && !o.Pool
 	wait := nextCall(o, b.interval, rng)
 	if b.claim {
 		wait = b.learnClaim(o, rng)
@@ -158,12 +172,19 @@ func (b *bucket) compare(to *notices, o policy.Outcome) {
 				"bucket", b.key, "version", b.terms.Fence.Epoch)
 		}
 	}
+	if clash := o.Status == policy.StatusConflict; clash != b.clash {
+		if b.clash = clash; clash {
+			to.add(hclog.Error, "bucket is not refilled: it is a pool's in force and plain in this replica's config, "+
+				"or the other way round: raise the config's version", "bucket", b.key, "pool-in-force", o.Pool,
+				"version-in-force", o.FileVersion)
+		}
+	}
 	// A pooled bucket may well be ahead of this replica for a moment.
-	outdated := b.pooled == nil && o.Status != policy.StatusUnknown && b.terms.Fence.Before(o.Fence)
+	outdated := b.pooled == nil && o.Status != policy.StatusUnknown && b.terms.Fence.Epoch < o.FileVersion
 	if outdated != b.outdated {
 		if b.outdated = outdated; outdated {
 			to.add(hclog.Warn, "bucket has a policy of a later version: this replica's config is old", "bucket", b.key,
-				"version", b.terms.Fence.Epoch, "in-force", o.Fence.Epoch)
+				"version", b.terms.Fence.Epoch, "in-force", o.FileVersion)
 		}
 	}
 }

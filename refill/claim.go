@@ -42,7 +42,7 @@ func (b *bucket) learnClaim(o policy.Outcome, rng *rand.Rand) time.Duration {
 	}
 	wait := b.interval - since
 	switch {
-	case b.terms.Fence.Before(o.Fence):
+	case b.terms.Fence.Epoch < o.FileVersion:
 		wait += (outdatedWaits - 1) * b.interval
 	case !o.Status.Wrote():
 		wait += b.interval*3/20 + jitter(b.interval, rng)

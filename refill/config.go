@@ -20,6 +20,9 @@ type Bucket struct {
 	// interval counts. Until then they are refilled under the terms that are in
 	// force in Redis, and not created.
 	Pooled bool
+	// Start are a pooled bucket's terms without a grant, of the same pool; nil for
+	// none. A plain bucket of a lower version becomes the pool's with them.
+	Start *policy.Terms
 }
 
 // Event is one answer to a refill call.

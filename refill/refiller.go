@@ -187,6 +187,7 @@ func (r *Refiller) SetTerms(key string, t policy.Terms) error {
 	}
 	terms := r.termsOf(key)
 	if old := terms.Load(); old == nil || old.Fence.Before(t.Fence) {
+		t.Version = r.version
 		terms.Store(&t)
 	}
 	return nil

@@ -73,9 +73,10 @@ type entry struct {
 	key      string
 	slot     int // if bySlot
 	version  policy.Version
-	round    int64 // of the next call
-	seen     int64 // the last round in which its name was read
-	failures int   // in a row, the bucket's own
+	state    lua.Seen // goes with version
+	round    int64    // of the next call
+	seen     int64    // the last round in which its name was read
+	failures int      // in a row, the bucket's own
 	left     bool
 }
 
@@ -206,7 +207,7 @@ func (m *members) learn(batch []*entry, results []lua.RefillResult, now time.Tim
 		case r.Err != nil:
 			e.round = m.round + 1
 		default:
-			e.version, e.failures = r.Version, 0
+			e.version, e.state, e.failures = r.Version, r.Seen, 0
 			if e.round = m.round + 1; r.Status.Wrote() {
 				e.round = m.round + 2
 			}

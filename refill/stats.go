@@ -59,7 +59,7 @@ func newTemplateStats(prefix string) *TemplateStats {
 
 // add takes in the answers to calls for buckets of the template.
 func (t *TemplateStats) add(interval time.Duration, results []lua.RefillResult) {
-	var calls [policy.StatusMalformed + 1]int64 // a map costs more
+	var calls [policy.StatusConflict + 1]int64 // a map costs more
 	for i := range results {
 		r := &results[i]
 		if r.Err != nil {

@@ -48,8 +48,17 @@ func (h *History) Terms() policy.Terms {
 		p.Rate, p.Steps, p.StepTokens = policy.Rate{}, policy.Every(time.Minute), 1+h.rng.Int64N(500)
 	}
 	t := p.Terms(policy.Fence{Epoch: h.rng.Int64N(4), Seq: h.rng.Int64N(3)})
-	if t.Kind == policy.Smooth && h.chance(30) {
-		t.GrantTokens = t.Tokens * (1 + h.rng.Int64N(4))
+	switch {
+	case t.Kind == policy.Stepped:
+	case h.chance(15):
+		t.Template = true
+	case h.chance(40):
+		t.Pool, t.Version, t.PoolsVersion = true, h.rng.Int64N(6), h.rng.Int64N(3)
+		if t.Fence.Epoch == 0 {
+			t.Fence.Seq = 0 // it has no grant yet
+		} else {
+			t.GrantTokens = t.Tokens * (1 + h.rng.Int64N(4))
+		}
 	}
 	return t
 }
@@ -98,7 +107,7 @@ func (h *History) Disturb(b *policy.Bucket) {
 		case h.chance(5):
 			c.Last += h.rng.Int64N(200_000)
 		}
-		if c.Terms.Per > 0 && h.chance(20) {
+		if c.Terms.Kind == policy.Smooth && h.chance(20) {
 			c.Carry = h.rng.Int64N(c.Terms.Per)
 		}
 	}

@@ -96,7 +96,7 @@ func writtenPool(p pool.Pool) []writtenField {
 }
 
 // Pooled reports whether terms in force are those of a pool.
-func Pooled(t policy.Terms) bool { return t.Fence.Seq != 0 }
+func Pooled(t policy.Terms) bool { return t.Pool }
 
 type writtenField struct{ field, text string }
 

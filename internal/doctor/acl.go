@@ -7,9 +7,10 @@ import "strings"
 // under Sentinel.
 func Commands() []string {
 	return []string{
-		"ping", "evalsha", "eval", "script|load", "time", "type", "get", "mget", "set", "del", "incr", "decr", "incrby", "decrby",
-		"hget", "hmget", "hset", "hdel", "hincrby", "zadd", "zcard", "zrange", "zrangebyscore", "zrem", "zremrangebyscore", "pexpire", "pttl", "pexpiretime",
-		"pexpireat", "hgetall", "sadd", "srem", "sscan", "scard", "exists",
+		"ping", "evalsha", "eval", "script|load", "time", "get", "mget", "set", "del", "incr", "decr", "incrby",
+		"decrby", "hget", "hmget", "hset", "hdel", "hincrby", "zadd", "zcard", "zrange", "zrangebyscore", "zrem",
+		"zremrangebyscore", "pexpire", "pttl", "pexpiretime", "pexpireat", "persist", "sadd", "srem", "sscan", "scard",
+		"exists",
 	}
 }
 

@@ -126,7 +126,9 @@ func ofATemplate(ctx context.Context, rdb *redis.Client) error {
 		e5 = errors.Join(e5, err)
 	}
 	_, e6 := overrides.Unset(ctx, "tenant:1")
-	return errors.Join(e2, e4, e5, e6, e7, e8)
+	configured := policy.Policy{Capacity: 10, Rate: policy.PerSecond(1), Interval: time.Second}.Terms(policy.Fence{Epoch: 2})
+	_, e9 := lua.Refill(ctx, rdb, "tenant:1", policy.Call{Terms: &configured})
+	return errors.Join(e2, e4, e5, e6, e7, e8, e9)
 }
 
 // holding reserves and leases tokens of a bucket that there is, and lets a
@@ -149,6 +151,7 @@ func holding(ctx context.Context, c *fetch.Client, rdb *redis.Client, await func
 // pooled refills a bucket of a pool.
 func pooled(ctx context.Context, rdb *redis.Client, await func(func() bool)) error {
 	terms := policy.Policy{Capacity: 1000, Rate: policy.PerSecond(500), Interval: time.Millisecond, Initial: new(int64)}.Terms(policy.Fence{Epoch: 1})
+	terms.Pool = true
 	terms.GrantTokens, terms.GrantEnd = terms.Tokens, time.Now().Add(time.Hour).UnixMicro()
 	o, err := lua.Refill(ctx, rdb, "pooled", policy.Call{Create: policy.CreateInitial, Terms: &terms})
 	await(func() bool {

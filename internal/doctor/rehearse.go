@@ -28,6 +28,8 @@ const soon = time.Second
 // right that is missing shows. Each step is named as a person would.
 func Rehearse(ctx context.Context, rdb redis.UniversalClient) error {
 	terms := policy.Policy{Capacity: 1000, Rate: policy.PerSecond(1000), Interval: time.Millisecond}.Terms(policy.Fence{})
+	ofTemplate := terms
+	ofTemplate.Template = true
 	var version policy.Version
 	for _, step := range []struct {
 		name string
@@ -89,13 +91,16 @@ func Rehearse(ctx context.Context, rdb redis.UniversalClient) error {
 			return err
 		}},
 		{"take of a template's bucket", func() error {
-			call := lua.TemplateCall{Prefix: templated, Terms: terms.Encode(), Apart: true}
-			r, err := lua.TakeTemplate(ctx, rdb, templated, call, []policy.Run{{N: 1, Count: 1}}, true, false)
+			template := lua.NewTemplate(&policy.Ruled{
+				Template: policy.Template{Prefix: templated, MaxKeys: 1}, Text: ofTemplate.Encode(),
+			}, true)
+			takes := []lua.Takes{{Key: templated, Runs: []policy.Run{{N: 1, Count: 1}}, Whole: true, Template: template}}
+			replies, err := new(lua.TakesCall).Do(ctx, rdb, takes)
 			if err == nil {
-				err = lua.Enter(ctx, rdb, templated, templated, r.Till)
+				err = template.Enter(ctx, rdb, templated, replies[0].Till)
 			}
 			if err == nil {
-				_, err = lua.Count(ctx, rdb, templated, r.Was, r.Till)
+				_, err = template.Alive(ctx, rdb)
 			}
 			return err
 		}},
@@ -115,7 +120,7 @@ func Rehearse(ctx context.Context, rdb redis.UniversalClient) error {
 		}},
 		{"send what scripts do without if they must", func() error { // and then count less
 			return errors.Join(rdb.HIncrBy(ctx, lua.ControlKey(alone), "n", 1).Err(), rdb.PExpireTime(ctx, rehearsed).Err(),
-				rdb.HGetAll(ctx, lua.AliveKey(templated)).Err())
+				rdb.Persist(ctx, rehearsed).Err())
 		}},
 	} {
 		if err := step.do(); err != nil {

@@ -73,7 +73,7 @@ func (r *reader) bucket(ctx context.Context, b config.Bucket) error {
 	case p.Terms == nil:
 		return nil
 	}
-	version := p.Terms.Fence.Epoch
+	version := p.Terms.FileVersion()
 	if !config.Pooled(*p.Terms) {
 		r.seen(version)
 	}
@@ -88,7 +88,7 @@ func (r *reader) kind(ctx context.Context, name string) error {
 		return err
 	}
 	fields := []config.Difference{{Field: "kind", InForce: "bucket", File: "pool"}}
-	r.change("pool", name, p.Terms.Fence.Epoch, fields, r.cfg.Version)
+	r.change("pool", name, p.Terms.FileVersion(), fields, r.cfg.Version)
 	return nil
 }
 
@@ -160,8 +160,8 @@ func (r *reader) other(ctx context.Context, key string) error {
 		due = p.Next + abandoned.Microseconds()
 	}
 	if p.Now <= due {
-		r.seen(p.Terms.Fence.Epoch)
-		r.add(Change{What: "bucket", Name: key, Change: Removed, Version: p.Terms.Fence.Epoch})
+		r.seen(p.Terms.FileVersion())
+		r.add(Change{What: "bucket", Name: key, Change: Removed, Version: p.Terms.FileVersion()})
 	}
 	return nil
 }

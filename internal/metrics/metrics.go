@@ -164,7 +164,7 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 	count := func(d *prometheus.Desc, v float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, v, labels...)
 	}
-	for status := policy.StatusApplied; status <= policy.StatusMalformed; status++ {
+	for status := policy.StatusApplied; status <= policy.StatusConflict; status++ {
 		count(descCalls, float64(s.Refill.Calls[status]), status.String())
 	}
 	count(descErrors, float64(s.Refill.Errors))

@@ -31,7 +31,7 @@ func collectTemplates(ch chan<- prometheus.Metric, templates []refill.TemplateSt
 		}
 		gauge(descTemplateActive, float64(t.Active), label)
 		gauge(descTemplateShards, float64(t.Shards), label)
-		for status := policy.StatusApplied; status <= policy.StatusMalformed; status++ {
+		for status := policy.StatusApplied; status <= policy.StatusConflict; status++ {
 			if n := t.Calls[status]; n > 0 || status == policy.StatusApplied {
 				count(descTemplateCalls, float64(n), label, status.String())
 			}

@@ -110,7 +110,10 @@ func perSecond(r policy.Rate) float64 {
 func pooled(cfg config.Config) []refill.Bucket {
 	var list []refill.Bucket
 	for _, p := range cfg.OwnPools() {
-		list = append(list, refill.Bucket{Key: p.Name, Policy: policy.Policy{Interval: p.Interval}, Pooled: true})
+		start := p.Start(cfg.Region, cfg.PoolsVersion)
+		list = append(list, refill.Bucket{
+			Key: p.Name, Policy: policy.Policy{Interval: p.Interval}, Pooled: true, Start: &start,
+		})
 	}
 	return list
 }

@@ -207,9 +207,9 @@ func (r *Replica) bucket(ctx context.Context, b config.Bucket, version int64) ad
 	inForce := file
 	if err == nil && p.Terms != nil {
 		inForce = *p.Terms
-		out.Policy = inForce.Fence.Epoch
+		out.Policy = inForce.FileVersion()
 		out.Differs = config.BucketDifferences(p, b.Policy)
-		out.Outdated = version < out.Policy && !config.Pooled(inForce)
+		out.Outdated = version < out.Policy
 		out.Conflict = len(out.Differs) > 0 && version <= out.Policy && !out.Outdated
 	}
 	out.Capacity = inForce.Capacity

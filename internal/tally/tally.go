@@ -125,11 +125,11 @@ func (t *Tally) Observe(e refill.Event) Refill {
 	if b.trend != nil && b.Capacity > 0 {
 		b.trend.add(e.Replied, float64(o.Tokens)/float64(b.Capacity), b.Taken-taken)
 	}
-	b.Conflict = o.Conflict
+	b.Conflict = o.Conflict || o.Status == policy.StatusConflict
 	b.terms, b.Outdated = policy.Terms{}, false
 	if e.Call.Terms != nil {
-		b.Outdated = e.Call.Terms.Fence.Before(o.Fence)
-		if e.Call.Terms.Fence == o.Fence && !o.Conflict {
+		b.Outdated = e.Call.Terms.FileVersion() < o.FileVersion || e.Call.Terms.Pool == o.Pool && e.Call.Terms.Fence.Before(o.Fence)
+		if e.Call.Terms.Pool == o.Pool && e.Call.Terms.Fence == o.Fence && !o.Conflict {
 			b.terms = *e.Call.Terms
 		}
 	}

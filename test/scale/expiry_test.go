@@ -55,7 +55,7 @@ func comeOnce(t *testing.T, replicas int) {
 
 	// alive and active are what is counted and what the active set has.
 	alive := func() int64 {
-		n, err := lua.Count(ctx, s.rdb, prefix, 0, 0)
+		n, err := lua.Alive(ctx, s.rdb, prefix)
 		require.NoError(t, err)
 		return n
 	}

@@ -95,11 +95,9 @@ func (s *store) fill(t *testing.T, sc scenario) {
 // take takes n tokens as the SDK does.
 func (s *store) take(ctx context.Context, key string, call lua.TemplateCall, n int64) error {
 	r, err := lua.TakeTemplate(ctx, s.rdb, key, call, []policy.Run{{N: n, Count: 1}}, false, false)
-	if err == nil && r.Enter {
-		err = lua.Enter(ctx, s.rdb, prefix, key, r.Till)
-	}
-	if err == nil && call.Apart && r.Was != r.Till {
-		_, err = lua.Count(ctx, s.rdb, prefix, r.Was, r.Till)
+	if err == nil && r.Till != 0 {
+		template := &policy.Ruled{Template: policy.Template{Prefix: prefix, MaxKeys: call.MaxKeys}, Text: call.Terms}
+		err = lua.NewTemplate(template, call.Apart).Enter(ctx, s.rdb, key, r.Till)
 	}
 	return err
 }

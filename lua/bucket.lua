@@ -1,0 +1,114 @@
+-- Shared by the scripts that open a bucket; it follows policy.
+-- {K}:ctl is a hash:
+--   st   era index last_us carry, decimal, 16, 14, 16 and 14 characters wide, with spaces in front and one between; then, of
+--        a stepped bucket, step_us and next_us, 16 wide. What comes after carry begins with a + if there is a field out,
+--        otherwise with a space. index is the copy of {K}: what our last write left there. last_us is also the highest clock seen
+--   pol  the policy in force: see policy
+--   out  outstanding due_us debt: tokens held in reservations and leases, when the first record of one ends (0: there is
+--        none), and tokens that refills pay before they add any; missing while all are 0
+-- A pool's bucket also counts in fields added and denied the tokens that refills added and that takes were denied: what was
+-- consumed is added less the change of K. A bucket in shadow mode counts denied.
+local TOLERANCE_US = 50000
+
+local function now_us()
+  local t = call('TIME')
+  return t[1] * 1000000 + t[2]
+end
+
+-- integer reads a decimal integer that INCRBY accepts and doubles hold exactly: the number, nil if the key is missing, or
+-- false if it holds something else, so that no write fails after another has been made.
+local function integer(v)
+  if not v then return nil end
+  if v ~= '0' and not find(v, '^%-?[1-9]%d*$') then return false end
+  local n = v + 0
+  return n <= EXACT and n >= -EXACT and n
+end
+
+-- wrong_type answers false to the error of a key of another type and raises every other error.
+local function wrong_type(reply)
+  if not find(reply.err, 'WRONGTYPE', 1, true) then error(reply) end
+  return false
+end
+
+-- get reads a key as integer does.
+local function get(key)
+  local v = pcall('GET', key)
+  if type(v) == 'table' then return wrong_type(v) end
+  return integer(v)
+end
+
+-- open reads {K}:ctl into s and returns the policy in force; nil if the key is missing, false if it can't be read.
+local function open(s, key)
+  local c = pcall('HMGET', key, 'st', 'pol', 'out')
+  if c.err then return wrong_type(c) end
+  local st, pol, out = c[1], c[2], c[3]
+  if not st and not pol then return nil end
+  local p = pol and policy(pol)
+  local era, index, last, carry, rest = match(st or '', '^( *%d+) ( *%d+) ( *%d+) ( *%d+)(.*)$')
+  if not p or not era or #era ~= 16 or #index ~= 14 or #last ~= 16 or #carry ~= 14 then return false end
+  s.era, s.index, s.last, s.carry = era + 0, index + 0, last + 0, carry + 0
+  s.step, s.next, s.out, s.due, s.debt = 0, 0, 0, 0, 0
+  if p.kind == STEPPED then
+    local step, following = match(rest, '^[+ ]( *%d+) ( *%d+)$')
+    if not step then return false end
+    s.step, s.next = step + 0, following + 0
+  elseif rest ~= (out and '+' or '') then
+    return false
+  end
+  s.held = out
+  if out then
+    local held, due, debt = match(out, '^(%d+) (%d+) (%d+)$')
+    if not held then return false end
+    s.out, s.due, s.debt = held + 0, due + 0, debt + 0
+  end
+  return p
+end
+
+-- put writes s, of which p is the policy in force. pol is written if it is given.
+local function put(s, p, key, pol)
+  local st = format('%16d %14d %16d %14d', s.era, s.index, s.last, s.carry)
+  local held = s.out ~= 0 or s.due ~= 0 or s.debt ~= 0
+  if p.kind == STEPPED then
+    st = st .. format(held and '+%16d %16d' or ' %16d %16d', s.step, s.next)
+  elseif held then
+    st = st .. '+'
+  end
+  call('HSET', key, 'st', st)
+  if pol then call('HSET', key, 'pol', pol) end
+  if held then
+    call('HSET', key, 'out', format('%d %d %d', s.out, s.due, s.debt))
+  elseif s.held then
+    call('HDEL', key, 'out')
+  end
+end
+
+-- room is the most tokens that the bucket may hold: its capacity, under a strict policy without what is outstanding.
+local function room(s, p)
+  if p.strict == 1 then return max(0, p.capacity - s.out) end
+  return p.capacity
+end
+
+-- carried is what stays of tokens and of a carry when policy q replaces p. Nothing is ever added.
+local function carried(p, q, tokens, carry)
+  if (p.kind == STEPPED) ~= (q.kind == STEPPED) or q.carry_over == 2 then
+    carry = 0
+  elseif q.per ~= p.per then
+    carry = max(0, floor(carry / p.per * q.per) - 1)
+  end
+  if q.carry_over == 2 then
+    tokens = min(tokens, 0)
+  elseif q.carry_over == 1 and q.capacity < p.capacity and tokens > 0 then
+    tokens = min(tokens, floor(tokens / p.capacity * q.capacity))
+  end
+  return tokens, carry
+end
+
+-- altered is policy p with other numbers.
+local function altered(p, numbers)
+  local words, most = {}, 6
+  for i, name in ipairs(FIELDS) do
+    words[i] = format('%d', numbers[name] or p[name])
+    if i > most and words[i] ~= '0' then most = i end
+  end
+  return policy(table.concat(words, ' ', 1, most))
+end

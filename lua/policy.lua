@@ -1,0 +1,39 @@
+-- Shared by the scripts that read a bucket's policy; the build puts it where a script says "--#include policy".
+-- pol is a text of decimal integers with a space between, in the order of FIELDS, without the zeros at the end from the
+-- seventh on.
+-- kind: 0 plain, 1 stepped, 2 of a template, 3 of a pool. per: µs; of a stepped policy a name of its schedule. interval,
+-- grant_end: µs. lacking: capacity less what a new bucket holds. enforcement: what consumers do about it: how they degrade,
+-- and 4 more in shadow mode.
+local STEPPED, TEMPLATE, POOL = 1, 2, 3
+local call, pcall, find, format, match, sub = redis.call, redis.pcall, string.find, string.format, string.match, string.sub
+local floor, max, min = math.floor, math.max, math.min
+local EXACT = 9007199254740992 -- 2^53
+local FIELDS = {'version', 'kind', 'capacity', 'tokens', 'per', 'interval', 'lacking', 'on_loss', 'on_rollback',
+  'carry_over', 'enforcement', 'strict', 'pools_version', 'epoch', 'seq', 'grant_tokens', 'grant_end', 'grant_era'}
+local policies = {}
+
+-- policy reads pol, each text once; false if it can't be read.
+local function policy(text)
+  local p = policies[text]
+  if p ~= nil then return p end
+  policies[text] = false
+  if not find(text, '^%d[ %d]*$') then return false end
+  p = {text = text}
+  local n = 0
+  for word in string.gmatch(text, '%d+') do
+    n = n + 1
+    p[FIELDS[n] or 'more'] = word + 0
+  end
+  if n < 6 or p.more or p.kind > POOL or p.capacity == 0 or p.per == 0 or p.interval == 0 then return false end
+  for i = n + 1, #FIELDS do p[FIELDS[i]] = 0 end
+  p.half = floor(p.interval / 2)
+  -- The longest stretch that one refill credits: what fills the bucket, but no more than 2 s or five intervals.
+  p.max_elapsed = floor(min(p.capacity * p.per / p.tokens, max(2000000, 5 * p.interval)))
+  if p.kind == TEMPLATE then
+    -- How long a bucket lives at least after it was armed, and after how many refills that is looked at.
+    p.life_s = min(max(60, 2 * p.capacity * p.per / p.tokens / 1000000), 1000000000)
+    p.looks = max(1, floor(p.life_s * 1000000 / (8 * p.interval)))
+  end
+  policies[text] = p
+  return p
+end
