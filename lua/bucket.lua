@@ -106,7 +106,7 @@ end
 -- altered is policy p with other numbers.
 local function altered(p, numbers)
   local words, most = {}, 6
-  for i, name in ipairs(FIELDS) do
+  for i, name in ipairs(fields()) do
     words[i] = format('%d', numbers[name] or p[name])
     if i > most and words[i] ~= '0' then most = i end
   end

@@ -1,0 +1,280 @@
+package lua_test
+
+import (
+	"context"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// hourly is a quota of 1000 tokens an hour, of a bucket that holds 5000.
+var hourly = policy.Policy{Capacity: 5000, Steps: policy.Every(time.Hour), StepTokens: 1000}.Terms(policy.Fence{Epoch: 7})
+
+const anHour = int64(3_600_000_000)
+
+// An hourly quota whose server's clock is 30 days ahead for a moment. Nothing is credited in advance, and after at most
+// one hour the quota goes on: of 12 steps that fall due afterwards 11 at least are credited.
+func TestAScheduleGoesOnAfterAClockThatWasAheadForAMoment(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	m, rdb := embedded(t)
+	now, version := embeddedNow-embeddedNow%anHour, policy.Version{}
+	refill := func(create policy.Create) policy.Outcome {
+		m.SetTime(time.UnixMicro(now))
+		step := now - now%anHour
+		call := policy.Call{Version: version, Create: create, Terms: &hourly, Step: step, Next: step + anHour}
+		o, err := lua.Refill(ctx, rdb, "quota", call)
+		require.NoError(t, err)
+		version = o.Version
+		return o
+	}
+	require.Equal(t, policy.StatusInitialised, refill(policy.CreateInitial).Status)
+	_, err := takeOne(ctx, rdb, "quota", 5000, false)
+	require.NoError(t, err)
+
+	begin := now
+	now += 30 * 24 * anHour
+	require.EqualValues(t, 1000, refill(policy.CreateLost).Added, "the one step that is named")
+	now = begin + 4_000_000
+	require.Equal(t, policy.StatusClock, refill(policy.CreateLost).Status)
+	credited := int64(0)
+	for now < begin+12*anHour {
+		now += 600_000_000
+		added := refill(policy.CreateLost).Added
+		if credited += added; added > 0 {
+			_, err := takeOne(ctx, rdb, "quota", added, false)
+			require.NoError(t, err)
+		}
+	}
+	require.GreaterOrEqual(t, credited, int64(11*1000))
+	require.LessOrEqual(t, credited, int64(12*1000))
+}
+
+// Of an hourly quota 1000 are taken, and then the server comes back as it was before the hour began: the step that it
+// forgot is not credited again.
+func TestAForgottenStepIsNotCreditedAgain(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	m, rdb := embedded(t)
+	now := embeddedNow - embeddedNow%anHour
+	m.SetTime(time.UnixMicro(now))
+	tokens, index := int64(0), int64(20)
+	before := policy.Bucket{Tokens: &tokens, Index: &index, Control: &policy.Control{
+		Terms: hourly, Era: now - anHour, Index: 20, Last: now - 100_000, Step: now - anHour, Next: now,
+	}}
+	store(ctx, t, rdb, "quota", before)
+	call := policy.Call{Version: policy.Version{Era: now - anHour, Index: 20}, Terms: &hourly, Step: now, Next: now + anHour}
+	o, err := lua.Refill(ctx, rdb, "quota", call)
+	require.NoError(t, err)
+	require.EqualValues(t, 1000, o.Added)
+	_, err = takeOne(ctx, rdb, "quota", 1000, false)
+	require.NoError(t, err)
+
+	store(ctx, t, rdb, "quota", before) // the fail-over
+	call.Version = o.Version
+	again := int64(0)
+	for range 10 {
+		now += 1_000_000
+		m.SetTime(time.UnixMicro(now))
+		o, err = lua.Refill(ctx, rdb, "quota", call)
+		require.NoError(t, err)
+		again += o.Added
+		call.Version = o.Version
+	}
+	require.Zero(t, again)
+	now += anHour
+	m.SetTime(time.UnixMicro(now))
+	call.Step, call.Next = call.Next, call.Next+anHour
+	o, err = lua.Refill(ctx, rdb, "quota", call)
+	require.NoError(t, err)
+	require.EqualValues(t, 1000, o.Added, "the next one is")
+}
+
+// A key of a template becomes a configured bucket: it lives on, whoever still takes from it as from the template's.
+func TestATemplatesKeyThatIsConfiguredNeverExpires(t *testing.T) {
+	t.Parallel()
+	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	_, err := takeTemplate(ctx, rdb, "user:1", user(), one(5), false, false)
+	require.NoError(t, err)
+	configured := policy.Policy{Capacity: 60, Rate: policy.PerSecond(1), Interval: time.Second}.Terms(policy.Fence{Epoch: 8})
+	_, err = lua.Refill(ctx, rdb, "user:1", policy.Call{Terms: &configured, Create: policy.CreateLost})
+	require.NoError(t, err)
+	never := func() {
+		t.Helper()
+		for _, k := range []string{"user:1", "{user:1}", "{user:1}:ctl"} {
+			require.EqualValues(t, -1, rdb.PTTL(ctx, k).Val(), k)
+		}
+	}
+	never()
+	require.NoError(t, rdb.SRem(ctx, lua.ActiveKey("user:", lua.ActiveShard("user:1")), "user:1").Err())
+	for _, n := range []int64{1, 100} { // taken, and denied
+		_, err = takeTemplate(ctx, rdb, "user:1", user(), one(n), true, false)
+		require.NoError(t, err)
+		never()
+		require.False(t, isActive(ctx, t, rdb, "user:1"))
+	}
+	lua.RefillActive(ctx, rdb, shardOf("user:1"), []lua.RefillCall{{Key: "user:1", Call: policy.Call{Terms: &userTerms}}}, 1)
+	never()
+}
+
+// A program that adds with plain commands has the index one higher for a moment, and takes that back. Whoever looks in
+// between is not told the higher one, which would be taken for a rollback afterwards.
+func TestAnIndexThatIsTakenBackIsNeverLearned(t *testing.T) {
+	t.Parallel()
+	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	b := storeCase(ctx, t, rdb, "b", 100)
+	version := policy.Version{Era: b.Control.Era, Index: b.Control.Index}
+	require.NoError(t, rdb.Incr(ctx, "{b}").Err())
+	peek, err := lua.Peek(ctx, rdb, "b", 1)
+	require.NoError(t, err)
+	denied, err := takeOne(ctx, rdb, "b", 900, false)
+	require.NoError(t, err)
+	ticket := lua.Tickets(ctx, rdb, []string{"b"})[0]
+	stale, err := lua.Refill(ctx, rdb, "b", policy.Call{})
+	require.NoError(t, err)
+	require.Equal(t, policy.StatusStale, stale.Status)
+	for _, learned := range []policy.Version{peek.Version, denied.Version, ticket.Version, stale.Version} {
+		require.Equal(t, version, learned)
+	}
+	require.NoError(t, rdb.Decr(ctx, "{b}").Err())
+	o, err := lua.Refill(ctx, rdb, "b", policy.Call{Version: stale.Version})
+	require.NoError(t, err)
+	require.Equal(t, policy.StatusApplied, o.Status, "and not a quarantine")
+	require.GreaterOrEqual(t, o.Tokens, int64(100))
+}
+
+// Eras are microseconds in every script, so none falls when a bucket expires and is created again.
+func TestAnEraNeverFallsOverAnExpiry(t *testing.T) {
+	t.Parallel()
+	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	era := int64(0)
+	rises := func(what string) {
+		t.Helper()
+		peek, err := lua.Peek(ctx, rdb, "user:1", 1)
+		require.NoError(t, err)
+		require.Greater(t, peek.Version.Era, era, what)
+		era = peek.Version.Era
+	}
+	create := func() {
+		_, err := takeTemplate(ctx, rdb, "user:1", user(), one(5), false, false)
+		require.NoError(t, err)
+	}
+	era = time.Now().Add(-time.Minute).UnixMicro()
+	create()
+	rises("created")
+	own := userTerms
+	own.Fence.Epoch = policy.OwnEpoch
+	_, err := lua.SetLimit(ctx, rdb, "user:1", own, userTerms, policy.EnforceRefilled)
+	require.NoError(t, err)
+	_, err = lua.UnsetLimit(ctx, rdb, "user:1", &userTerms, policy.EnforceRefilled)
+	require.NoError(t, err)
+	rises("its own policy was taken away")
+	require.NoError(t, rdb.Del(ctx, "user:1", "{user:1}", "{user:1}:ctl").Err()) // as if it had expired
+	create()
+	rises("created again")
+}
+
+// A take that is denied of a bucket that lost its tokens leaves nothing there, so on_loss still counts: 1000 come back.
+func TestADeniedTakeOfABucketThatLostItsTokensLeavesNothing(t *testing.T) {
+	t.Parallel()
+	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	b := storeCase(ctx, t, rdb, "b", 100)
+	b.Control.Terms.OnLoss, b.Tokens = policy.LossFull, nil
+	store(ctx, t, rdb, "b", b)
+	reply, err := lua.Take(ctx, rdb, "b", 1, false)
+	require.NoError(t, err)
+	require.False(t, reply.OK)
+	require.Zero(t, rdb.Exists(ctx, "b").Val())
+	o, err := lua.Refill(ctx, rdb, "b", policy.Call{Version: reply.Version})
+	require.NoError(t, err)
+	require.EqualValues(t, 1000, o.Tokens)
+}
+
+// The set of a template's buckets alive is no key of any bucket.
+func TestTheBucketsAliveAreCountedUnderNoBucketsKey(t *testing.T) {
+	t.Parallel()
+	for _, prefix := range []string{"", "user:", "a:*:b"} {
+		for _, key := range []string{"refiller:alive:" + prefix, prefix} {
+			require.NotContains(t, []string{key, lua.IndexKey(key), lua.ControlKey(key), lua.HeldKey(key), lua.DueKey(key),
+				lua.LimitKey(key), lua.LazyKey(key), lua.LiveKey(key)}, lua.AliveKey(prefix))
+		}
+	}
+}
+
+// fetchToken and addToken are the two scripts of a client that knows two keys alone.
+func fetchToken(ctx context.Context, t testing.TB, rdb *redis.Client, key string) bool {
+	t.Helper()
+	left, err := rdb.Decr(ctx, key).Result()
+	require.NoError(t, err)
+	if left < 0 {
+		require.NoError(t, rdb.Incr(ctx, key).Err())
+	}
+	return left >= 0
+}
+
+func addToken(ctx context.Context, t testing.TB, rdb *redis.Client, key string, n, limit, expected int64) {
+	t.Helper()
+	index, err := rdb.Incr(ctx, lua.IndexKey(key)).Result()
+	require.NoError(t, err)
+	if index != expected+1 {
+		require.NoError(t, rdb.Decr(ctx, lua.IndexKey(key)).Err())
+		return
+	}
+	if tokens := rdb.IncrBy(ctx, key, n).Val(); tokens > limit {
+		require.NoError(t, rdb.Set(ctx, key, limit, 0).Err()) // which drops the expiry
+	}
+}
+
+// Plain clients on a template's key: nobody refills for them, and nothing is minted when one of ours comes.
+func TestPlainClientsOnATemplatesKeyMintNothing(t *testing.T) {
+	t.Parallel()
+	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	take := func(n int64) int64 {
+		r, err := takeTemplate(ctx, rdb, "user:1", user(), []policy.Run{{N: 1, Count: n, UpTo: true}}, false, false)
+		require.NoError(t, err)
+		if r.OK {
+			return n
+		}
+		return r.Runs[0].Taken
+	}
+	expiring := func(what string) {
+		t.Helper()
+		for _, k := range []string{"user:1", "{user:1}", "{user:1}:ctl"} {
+			require.Positive(t, rdb.PTTL(ctx, k).Val(), "%s: %s", what, k)
+		}
+	}
+	// A fetch of a key that isn't there leaves an empty one; the next take of ours makes a bucket of it.
+	require.False(t, fetchToken(ctx, t, rdb, "user:1"))
+	require.EqualValues(t, 10, take(10))
+	expiring("created")
+
+	// It has been full for long; they fetch 60 at once, and ours come: 60 and not 65, whatever time has passed.
+	require.NoError(t, rdb.Set(ctx, "user:1", 60, redis.KeepTTL).Err())
+	rewind(ctx, t, rdb, "user:1", 20*time.Second)
+	require.NoError(t, rdb.Del(ctx, lua.ActiveKey("user:", lua.ActiveShard("user:1"))).Err())
+	taken := int64(0)
+	for fetchToken(ctx, t, rdb, "user:1") {
+		taken++
+	}
+	require.EqualValues(t, 60, taken)
+	require.Zero(t, take(1))
+	require.True(t, isActive(ctx, t, rdb, "user:1"), "from now on it is refilled")
+	r := refillUser(ctx, t, rdb, "user:1", userTerms)
+	require.LessOrEqual(t, r.Added, int64(1), "that it was full is not credited")
+
+	// An add with SET drops the expiry; the bucket has it again with the next one.
+	index, err := strconv.ParseInt(rdb.Get(ctx, "{user:1}").Val(), 10, 64)
+	require.NoError(t, err)
+	addToken(ctx, t, rdb, "user:1", 100, 60, index)
+	require.EqualValues(t, -1, rdb.PTTL(ctx, "user:1").Val())
+	require.NoError(t, rdb.Del(ctx, "{user:1}", "{user:1}:ctl").Err()) // they expire
+	require.EqualValues(t, 60, take(100), "and not 120")
+	expiring("adopted")
+}
