@@ -17,7 +17,7 @@ const (
 	fewestCalls = 10
 	shortest    = 250 * time.Millisecond
 	longest     = 10 * time.Second
-	fewestClear = 3
+	fewestClear = 2
 	clearTime   = time.Second
 
 	// It closes after goodProbes in a row were answered. Each may take probeTime. They are probeFirst apart, and up to

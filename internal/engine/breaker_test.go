@@ -49,8 +49,16 @@ func TestABreakerOpensOnTheShareOfFailures(t *testing.T) {
 	t.Run("a failure now and then", func(t *testing.T) {
 		b := &Breaker{}
 		for i := range 1000 {
-			require.False(t, b.record(at(time.Duration(i)*6*time.Second), errBroken), "others are forgotten")
+			d := time.Duration(i) * 2 * time.Second
+			require.False(t, b.record(at(d), errBroken), "others are forgotten")
+			require.False(t, b.record(at(d+time.Second), nil))
 		}
+	})
+	t.Run("nothing but failures", func(t *testing.T) {
+		b := &Breaker{}
+		require.False(t, b.record(began, errBroken))
+		require.False(t, b.record(at(clearTime-ms), errBroken))
+		require.True(t, b.record(at(clearTime), errBroken), "few callers with long timeouts make few calls")
 	})
 	t.Run("an outage after a good time", func(t *testing.T) {
 		b := &Breaker{}
