@@ -149,7 +149,7 @@ func TestWhatIsNoEvidence(t *testing.T) {
 		"callers with less time than a round trip":  {func(*server) {}, 64, 12 * ms, 20 * ms},
 		"callers whose timeout is always too short": {func(*server) {}, 64, 50 * ms, 60 * ms},
 		"waiting in the queue":                      {func(*server) {}, 1, 15 * ms, 10 * ms},
-		"calls that were never sent":                {func(s *server) { s.err = NoEvidence }, 64, 50 * ms, ms},
+		"calls that were never sent":                {func(s *server) { s.err = ErrNoEvidence }, 64, 50 * ms, ms},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var fake *server
