@@ -365,8 +365,8 @@ func (q *Queue[T]) ended(c *call[T], now time.Time, err error) {
 		default:
 			q.trip += (d - q.trip) / 16
 		}
-	} else if c.alone {
-		q.trip = 0 // not known any more
+	} else {
+		q.trip = 0 // not known any more: workers make the calls, whose connections may have to be opened first
 	}
 	if q.breaker != nil {
 		q.opened(q.breaker.ended(now, c.silent, err))
