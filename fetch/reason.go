@@ -110,7 +110,7 @@ func evidence(err error) error {
 		}
 		return nil
 	case starved(err) || errors.Is(err, context.Canceled) || errors.Is(err, redis.ErrClosed):
-		return engine.NoEvidence
+		return engine.ErrNoEvidence
 	}
 	return err
 }

@@ -17,7 +17,7 @@ const (
 	fewestCalls = 10
 	shortest    = 250 * time.Millisecond
 	longest     = 10 * time.Second
-	fewestClear = 3
+	fewestClear = 2
 	clearTime   = time.Second
 
 	// It closes after goodProbes in a row were answered. Each may take probeTime. They are probeFirst apart, and up to
@@ -29,8 +29,8 @@ const (
 )
 
 var (
-	// NoEvidence is what a Sender returns, or wraps, of a call that shows nothing of the server.
-	NoEvidence = errors.New("engine: the call was not made")
+	// ErrNoEvidence is what a Sender returns, or wraps, of a call that shows nothing of the server.
+	ErrNoEvidence = errors.New("engine: the call was not made")
 	// ErrSilent is why a breaker is open whose server let calls go unanswered.
 	ErrSilent = fmt.Errorf("engine: the server is silent: %w", context.DeadlineExceeded)
 )
@@ -98,7 +98,7 @@ func (b *Breaker) silent(now time.Time) (counts, opens bool) {
 // taken back. It reports whether that opens the breaker.
 func (b *Breaker) ended(now time.Time, silent bool, err error) bool {
 	switch {
-	case errors.Is(err, NoEvidence):
+	case errors.Is(err, ErrNoEvidence):
 	case !silent:
 		return b.record(now, err)
 	case err == nil && b.failed > 0:

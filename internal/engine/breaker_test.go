@@ -49,8 +49,16 @@ func TestABreakerOpensOnTheShareOfFailures(t *testing.T) {
 	t.Run("a failure now and then", func(t *testing.T) {
 		b := &Breaker{}
 		for i := range 1000 {
-			require.False(t, b.record(at(time.Duration(i)*6*time.Second), errBroken), "others are forgotten")
+			d := time.Duration(i) * 2 * time.Second
+			require.False(t, b.record(at(d), errBroken), "others are forgotten")
+			require.False(t, b.record(at(d+time.Second), nil))
 		}
+	})
+	t.Run("nothing but failures", func(t *testing.T) {
+		b := &Breaker{}
+		require.False(t, b.record(began, errBroken))
+		require.False(t, b.record(at(clearTime-ms), errBroken))
+		require.True(t, b.record(at(clearTime), errBroken), "few callers with long timeouts make few calls")
 	})
 	t.Run("an outage after a good time", func(t *testing.T) {
 		b := &Breaker{}
@@ -141,7 +149,7 @@ func TestWhatIsNoEvidence(t *testing.T) {
 		"callers with less time than a round trip":  {func(*server) {}, 64, 12 * ms, 20 * ms},
 		"callers whose timeout is always too short": {func(*server) {}, 64, 50 * ms, 60 * ms},
 		"waiting in the queue":                      {func(*server) {}, 1, 15 * ms, 10 * ms},
-		"calls that were never sent":                {func(s *server) { s.err = NoEvidence }, 64, 50 * ms, ms},
+		"calls that were never sent":                {func(s *server) { s.err = ErrNoEvidence }, 64, 50 * ms, ms},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var fake *server

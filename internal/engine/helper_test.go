@@ -56,7 +56,7 @@ func (s *server) send(ctx context.Context, batch []*Request[int]) error {
 		err = sleep(ctx, trip, false)
 	} else {
 		unsent = true
-		err = errors.Join(NoEvidence, err)
+		err = errors.Join(ErrNoEvidence, err)
 	}
 	s.mu.Lock()
 	if err == nil {

@@ -69,7 +69,7 @@ func (r *Request[T]) Answer() bool {
 }
 
 // Sender makes one round trip for requests in their order, and calls Answer for each of them once. The error says what
-// that showed of the server: nil that it answers, NoEvidence nothing, any other that it failed.
+// that showed of the server: nil that it answers, ErrNoEvidence nothing, any other that it failed.
 //
 // ctx has a deadline if all requests have one: Grace after the last of these. It is cancelled when nobody waits for an
 // answer any more: what isn't sent by then need not be.
@@ -334,7 +334,7 @@ func (q *Queue[T]) workAlone(ctx context.Context, r *Request[T], c *call[T]) {
 		<-r.signal
 	}
 	if state != answered { // the connection was closed: that shows something only if there was time for an answer
-		if err = NoEvidence; time.Since(c.sent) >= enough {
+		if err = ErrNoEvidence; time.Since(c.sent) >= enough {
 			err = ErrSilent
 		}
 	}
@@ -365,8 +365,8 @@ func (q *Queue[T]) ended(c *call[T], now time.Time, err error) {
 		default:
 			q.trip += (d - q.trip) / 16
 		}
-	} else if c.alone {
-		q.trip = 0 // not known any more
+	} else {
+		q.trip = 0 // not known any more: workers make the calls, whose connections may have to be opened first
 	}
 	if q.breaker != nil {
 		q.opened(q.breaker.ended(now, c.silent, err))
