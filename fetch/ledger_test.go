@@ -222,7 +222,7 @@ func (l *ledger) book(r *run) {
 		e.at, e.script, e.change = r.at, r.name, r.changes[key]
 		e.tokens += e.change
 		if st, ok := r.state[lua.ControlKey(key)]; ok {
-			e.refilled = numbers(st)[1]
+			e.refilled = number(st[32:48]) // after era and index: see lua/bucket.lua
 		}
 		if out, ok := r.out[lua.ControlKey(key)]; ok {
 			e.outstanding = numbers(out)[0]
