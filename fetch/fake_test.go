@@ -344,7 +344,7 @@ func (f *fake) whole(w *words, key string, reply []int64, now int64) []int64 {
 			results[i].Wait = b.Wait(run.N+run.Leave.Of(b.Control.Terms.Capacity), now)
 		}
 	}
-	reply = append(reply, 1, *b.Tokens, b.Control.Era, *b.Index, b.Control.Last, 0, 0, 0)
+	reply = append(reply, 1, *b.Tokens, b.Control.Era, *b.Index, b.Control.Last, 0)
 	var numbers []int64
 	if tell || !all {
 		for _, word := range strings.Fields(b.Control.Terms.Encode()) {
