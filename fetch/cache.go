@@ -71,7 +71,7 @@ func (i *info) limit() int64 {
 }
 
 // pooled reports whether the bucket is a pool's.
-func (i *info) pooled() bool { return i.terms != nil && i.terms.GrantEnd > 0 }
+func (i *info) pooled() bool { return i.terms != nil && i.terms.Pool }
 
 // fresh reports whether the policy may be believed.
 func (i *info) fresh(now time.Time) bool {

@@ -79,7 +79,7 @@ func TestATemplatesKeyMayHaveItsOwnPolicy(t *testing.T) {
 	t.Cleanup(func() { require.NoError(t, c.Close(context.WithoutCancel(ctx))) })
 	own, err := lazyTemplate("user:", 60, policy.PerSecond(1)).With(policy.Override{Capacity: 600})
 	require.NoError(t, err)
-	require.NoError(t, rdb.Set(ctx, lua.LimitKey("user:1"), own.Policy.Terms(policy.Fence{Seq: 1}).Encode(), 0).Err())
+	require.NoError(t, rdb.Set(ctx, lua.LimitKey("user:1"), own.Terms(policy.Fence{Seq: 1}).Encode(), 0).Err())
 	for key, limit := range map[string]int64{"user:1": 600, "user:2": 60} {
 		r, err := c.Take(ctx, key, 1)
 		require.NoError(t, err)
