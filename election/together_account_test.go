@@ -162,7 +162,7 @@ func (a *account) refilled(by string, call policy.Call, before, b *policy.Bucket
 	if s := b.Control; s.Terms.Strict && o.Tokens > max(0, s.Terms.Capacity-s.Outstanding) {
 		a.fault("%d tokens and %d outstanding, of %d", o.Tokens, s.Outstanding, s.Terms.Capacity)
 	}
-	if a.whole > 0 && o.Tokens+a.sinceWhole < a.whole {
+	if a.whole > 0 && o.Status != policy.StatusRolledBack && o.Tokens+a.sinceWhole < a.whole {
 		a.fault("the tokens were lost, and of %d only %d came back", a.whole, o.Tokens+a.sinceWhole)
 	}
 	a.whole = 0
