@@ -5,7 +5,8 @@
 -- ARGV  1 tokens to add
 --       2 limit: most tokens the bucket holds
 --       3 the index that the caller expects to find
--- Reply the index after the call: expected+1 to the winner, and also to the first loser; otherwise the index as it stands.
+-- Reply the index after the call: expected+1 to the winner, and also to the first loser; otherwise the index as it
+--       stands.
 --
 -- Each index is won at most once in a Redis history, so retries and duplicates change nothing. A caller can't tell from
 -- the reply whether it added; refill answers with a status.

@@ -1,5 +1,5 @@
--- age: give a template's bucket a new expiry if less than half its life is left. Where the active set shares a slot with its
--- buckets, refill does it.
+-- age: give a template's bucket a new expiry if less than half its life is left. Where the active set shares a slot
+-- with its buckets, refill does it.
 --
 -- KEYS  1 K, 2 {K}, 3 {K}:ctl, as in refill
 -- ARGV  none

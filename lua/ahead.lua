@@ -31,8 +31,9 @@ local function store(key, value, until_us)
   redis.call('SET', key, value, 'PXAT', string.format('%.0f', math.ceil(until_us / 1000)))
 end
 
--- An instant to come is stored exactly: its key expires with the millisecond in which it falls, and holds how much earlier
--- than that it is, in units of 1/tokens of a microsecond. The number is small, so that Redis need not allocate it.
+-- An instant to come is stored exactly: its key expires with the millisecond in which it falls, and holds how much
+-- earlier than that it is, in units of 1/tokens of a microsecond. The number is small, so that Redis need not allocate
+-- it.
 
 -- ahead returns how many units the stored instant lies ahead of now, at most most; nil if the key holds something else.
 local function ahead(key, now, tokens, most)
@@ -40,7 +41,8 @@ local function ahead(key, now, tokens, most)
   if not before then return before == nil and 0 or nil end
   local expires = redis.call('PEXPIRETIME', key)
   if before < 0 or expires < 0 then return nil end
-  -- More than most lies ahead when the clock went back. Stored under another rate, the instant is right to the millisecond.
+  -- More than most lies ahead when the clock went back. Stored under another rate, the instant is right to the
+  -- millisecond.
   local d = (expires * 1000 - now) * tokens - math.min(before, 1000 * tokens)
   return math.min(math.max(d, 0), most)
 end

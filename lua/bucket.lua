@@ -1,13 +1,14 @@
 -- Shared by the scripts that open a bucket; it follows policy.
 -- {K}:ctl is a hash:
---   st   era index last_us carry, decimal, 16, 14, 16 and 14 characters wide, with spaces in front and one between; then, of
---        a stepped bucket, step_us and next_us, 16 wide. What comes after carry begins with a + if there is a field out,
---        otherwise with a space. index is the copy of {K}: what our last write left there. last_us is also the highest clock seen
+--   st   era index last_us carry, decimal, 16, 14, 16 and 14 characters wide, with spaces in front and one between;
+--        then, of a stepped bucket, step_us and next_us, 16 wide. What comes after carry begins with a + if there is a
+--        field out, otherwise with a space. index is the copy of {K}: what our last write left there. last_us is also
+--        the highest clock seen
 --   pol  the policy in force: see policy
---   out  outstanding due_us debt: tokens held in reservations and leases, when the first record of one ends (0: there is
---        none), and tokens that refills pay before they add any; missing while all are 0
--- A pool's bucket also counts in fields added and denied the tokens that refills added and that takes were denied: what was
--- consumed is added less the change of K. A bucket in shadow mode counts denied.
+--   out  outstanding due_us debt: tokens held in reservations and leases, when the first record of one ends (0: there
+--        is none), and tokens that refills pay before they add any; missing while all are 0
+-- A pool's bucket also counts in fields added and denied the tokens that refills added and that takes were denied: what
+-- was consumed is added less the change of K. A bucket in shadow mode counts denied.
 local TOLERANCE_US = 50000
 
 local function now_us()
@@ -15,8 +16,8 @@ local function now_us()
   return t[1] * 1000000 + t[2]
 end
 
--- integer reads a decimal integer that INCRBY accepts and doubles hold exactly: the number, nil if the key is missing, or
--- false if it holds something else, so that no write fails after another has been made.
+-- integer reads a decimal integer that INCRBY accepts and doubles hold exactly: the number, nil if the key is missing,
+-- or false if it holds something else, so that no write fails after another has been made.
 local function integer(v)
   if not v then return nil end
   if v ~= '0' and not find(v, '^%-?[1-9]%d*$') then return false end

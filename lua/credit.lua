@@ -1,8 +1,8 @@
 -- Shared by the scripts that credit tokens; it follows policy.
 --
 -- settle credits a bucket of policy p that holds tokens for the time from last to now, or for a step: debt first, then
--- tokens, as far as there is room. It returns the tokens then held; how many were added, those that paid debt included; how
--- many that were due the full bucket couldn't hold; carry and debt. One that is full is owed nothing.
+-- tokens, as far as there is room. It returns the tokens then held; how many were added, those that paid debt included;
+-- how many that were due the full bucket couldn't hold; carry and debt. One that is full is owed nothing.
 local function settle(p, tokens, room, now, last, carry, era, debt, step)
   local add = 0
   if p.kind == STEPPED then

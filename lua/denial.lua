@@ -1,10 +1,12 @@
 -- Shared by the scripts that may be denied tokens; it follows bucket.
 
--- told is the policy's text as takers are told it, '' for none: a grant that isn't in force has grant_era 0. Only a pool's
--- bucket has one.
+-- told is the policy's text as takers are told it, '' for none: a grant that isn't in force has grant_era 0. Only a
+-- pool's bucket has one.
 local function told(s, p)
   if not p then return '' end
-  if p.grant_era > 0 and (p.grant_era ~= s.era or now_us() >= p.grant_end) then return (string.gsub(p.text, '%d+$', '0')) end
+  if p.grant_era > 0 and (p.grant_era ~= s.era or now_us() >= p.grant_end) then
+    return (string.gsub(p.text, '%d+$', '0'))
+  end
   return p.text
 end
 
@@ -13,9 +15,9 @@ local function count_denied(key, p, n)
   if p and (p.kind == POOL or p.enforcement >= 4) and n > 0 then pcall('HINCRBY', key, 'denied', format('%d', n)) end
 end
 
--- wait_us is the time until the bucket holds n tokens if nobody takes any: up to the refill after their credit falls due,
--- and not before the first record ends if what is outstanding leaves no room for them; half an interval if that refill is
--- overdue; 0 if it holds them; -1 if it never will.
+-- wait_us is the time until the bucket holds n tokens if nobody takes any: up to the refill after their credit falls
+-- due, and not before the first record ends if what is outstanding leaves no room for them; half an interval if that
+-- refill is overdue; 0 if it holds them; -1 if it never will.
 local function wait_us(s, p, tokens, n, now)
   if tokens >= n then return 0 end
   if not p or n > p.capacity then return -1 end
@@ -42,8 +44,8 @@ local function wait_us(s, p, tokens, n, now)
   return min(wait, EXACT)
 end
 
--- denial counts and answers a denied take of n tokens that was to leave some more: tokens, wait_us of each and what is to
--- be left, era, index, last_us, now_us, pol; the last five are 0 and '' if the bucket has no state.
+-- denial counts and answers a denied take of n tokens that was to leave some more: tokens, wait_us of each and what is
+-- to be left, era, index, last_us, now_us, pol; the last five are 0 and '' if the bucket has no state.
 local function denial(key, s, p, now, tokens, n, each, leave)
   if not p then return tokens, -1, 0, 0, 0, now, '' end
   if n <= p.capacity then count_denied(key, p, n) end

@@ -1,6 +1,6 @@
 -- Shared by the scripts that give a template's bucket its expiry; it follows policy.
--- All keys of a bucket expire at the same whole second: twice its drain time, at least a minute, after it was last armed.
--- Only a bucket whose policy in force is a template's is armed.
+-- All keys of a bucket expire at the same whole second: twice its drain time, at least a minute, after it was last
+-- armed. Only a bucket whose policy in force is a template's is armed.
 
 -- outlast makes a set of the template live as long as one of its buckets does, which expires at till_s.
 local function outlast(set, till)
@@ -8,8 +8,8 @@ local function outlast(set, till)
   if type(at) == 'number' and at ~= -2 and at < till * 1000 then call('PEXPIREAT', set, format('%d', till * 1000)) end
 end
 
--- arm gives a bucket, whose keys are K, {K} and {K}:ctl, an expiry, unless more than a part of its life is left, and more
--- than hold_s. It returns when the bucket expires, in s, and whether that is new.
+-- arm gives a bucket, whose keys are K, {K} and {K}:ctl, an expiry, unless more than a part of its life is left, and
+-- more than hold_s. It returns when the bucket expires, in s, and whether that is new.
 local function arm(keys, p, now, part, hold_s)
   local till = pcall('PEXPIRETIME', keys[3])
   if type(till) == 'number' and till / 1000 - now / 1000000 > max(part * p.life_s, hold_s) then
@@ -32,7 +32,8 @@ local function alive(set, now)
   return type(n) == 'number' and n or 0
 end
 
--- note notes in that set that a bucket lives until till_s; if only is given, it does so only for one that is in the set.
+-- note notes in that set that a bucket lives until till_s; if only is given, it does so only for one that is in the
+-- set.
 local function note(set, name, till, only)
   local added = only and pcall('ZADD', set, 'XX', format('%d', till), name)
     or not only and pcall('ZADD', set, format('%d', till), name)

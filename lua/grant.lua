@@ -1,5 +1,5 @@
--- grant: an operator adds n tokens to the bucket, up to its capacity; under a strict policy up to what is outstanding leaves
--- of it.
+-- grant: an operator adds n tokens to the bucket, up to its capacity; under a strict policy up to what is outstanding
+-- leaves of it.
 --
 -- KEYS  1 K, 2 {K}, 3 {K}:ctl, as in refill
 -- ARGV  1 n: tokens to add, at least 1
@@ -7,8 +7,8 @@
 --       {2}: no such bucket, or one without a policy
 --       {3, k}: KEYS k holds something else
 --
--- The index is kept and one added, so that a fail-over which loses the write is noticed. Credit is not settled: what was due
--- stays due.
+-- The index is kept and one added, so that a fail-over which loses the write is noticed. Credit is not settled: what
+-- was due stays due.
 --#include policy
 --#include bucket
 local s = {}

@@ -33,7 +33,8 @@ local function drop_record(id)
   call('ZREM', KEYS[5], id)
 end
 
--- find_due sets when the first record ends. Without records nothing is outstanding, whatever was counted: they were lost.
+-- find_due sets when the first record ends. Without records nothing is outstanding, whatever was counted: they were
+-- lost.
 local function find_due(s)
   local first = call('ZRANGE', KEYS[5], 0, 0, 'WITHSCORES')
   s.due = first[2] and first[2] + 0 or 0
@@ -43,8 +44,8 @@ local function find_due(s)
   end
 end
 
--- read_held reads the bucket and the record of an id, '' for none: state, policy, tokens, record; or, instead of a state,
--- the reply that ends the script.
+-- read_held reads the bucket and the record of an id, '' for none: state, policy, tokens, record; or, instead of a
+-- state, the reply that ends the script.
 local function read_held(id)
   local s = {}
   local p = open(s, KEYS[3])

@@ -7,9 +7,10 @@
 --       2 1 if no take may overtake another, as in takes; 0 otherwise
 --       3 tokens, 4 per_us: the template's rate in lowest terms; 5 its capacity
 --       6.. runs n, count, leave, as in takes; a peek or a return has one of count 1
--- Reply {1, left, reset_us, now_us, pol}: all taken, or returned; reset_us until the bucket is full; pol of KEYS 2, or ''
---       {0, left, reset_us, now_us, pol, taken, wait_us, ...}: not all, or a peek; per run how many of its takes were taken, and
---           how long until n tokens and those to be left are due (0 if all were taken, -1 if never)
+-- Reply {1, left, reset_us, now_us, pol}: all taken, or returned; reset_us until the bucket is full; pol of KEYS 2, or
+--       ''
+--       {0, left, reset_us, now_us, pol, taken, wait_us, ...}: not all, or a peek; per run how many of its takes were
+--           taken, and how long until n tokens and those to be left are due (0 if all were taken, -1 if never)
 --       {3, 1}: KEYS 1 holds something else
 --#include ahead
 --#include leave

@@ -7,16 +7,16 @@
 --       4 back: tokens that it gives back; what it held and neither keeps nor gives back is spent
 --       5 want: most tokens to add to the block
 --       6 ttl_us: when the block ends unless it is renewed, at least 1
--- Reply {1, now_us, tokens, granted, clamped, era, pol}: tokens left in the bucket; clamped is what was given back to a full
---           bucket
+-- Reply {1, now_us, tokens, granted, clamped, era, pol}: tokens left in the bucket; clamped is what was given back to a
+--           full bucket
 --       {2}: no such bucket, or one without a policy
 --       {3, k}: KEYS k holds something else
 --       {4, now_us}: the bucket is in another era than the block, which has ended; nothing is returned
 --       {5}: the id is of something else, or the consumer can't hold that much
 --       {6}: there is no such block: it ended
 --
--- The last call sent again answers the same and does nothing more. A block is given at most half of the bucket's tokens, so
--- that the last ones are left to takes. It ends when nothing is left in it.
+-- The last call sent again answers the same and does nothing more. A block is given at most half of the bucket's
+-- tokens, so that the last ones are left to takes. It ends when nothing is left in it.
 --#include policy
 --#include bucket
 --#include denial

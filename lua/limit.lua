@@ -1,21 +1,23 @@
--- limit: gives one key of a template a policy of its own, or takes it away, and switches the bucket to it if there is one.
+-- limit: gives one key of a template a policy of its own, or takes it away, and switches the bucket to it if there is
+-- one.
 --
 -- KEYS  1 K, 2 {K}, 3 {K}:ctl, as in refill
 --       4 {K}:limit  the policy of this key alone: pol (see policy)
 --       5 {K}:lazy   as in lazy
--- ARGV  1 pol: the policy for this key alone, whose seq is chosen here: one more than that of the last one; '' to take it
---         away
+-- ARGV  1 pol: the policy for this key alone, whose seq is chosen here: one more than that of the last one; '' to take
+--         it away
 --       2 pol: the template's policy; '' if no template matches the key any more: then only KEYS 4 is deleted
 --       3 1 if the template is lazy, 0 otherwise
--- Reply {1, had, kind, left, till_s, pol}: had: whether the key had a policy of its own; pol: the one that it has then, or ''
+-- Reply {1, had, kind, left, till_s, pol}: had: whether the key had a policy of its own; pol: the one that it has then,
+--           or ''
 --           kind, left: what the bucket is, 0 missing (or lazy and full), 1 refilled, 2 lazy; and its tokens after the
 --           switch; a lazy one counts as full before, if it is missing
 --           till_s: when a refilled one expires, which the caller is to enter in the sets of the template; otherwise 0
 --       {3, k}: KEYS k holds something else
 --
--- The bucket is settled under the policy in force, then switched: nothing is refilled. The version of a key's own policy is
--- later than that of any template, so that no refiller replaces it; since it falls when the policy is taken away, that
--- begins a new era.
+-- The bucket is settled under the policy in force, then switched: nothing is refilled. The version of a key's own
+-- policy is later than that of any template, so that no refiller replaces it; since it falls when the policy is taken
+-- away, that begins a new era.
 --#include ahead
 --#include policy
 --#include bucket

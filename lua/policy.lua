@@ -1,11 +1,12 @@
 -- Shared by the scripts that read a bucket's policy; the build puts it where a script says "--#include policy".
 -- pol is a text of decimal integers with a space between, in the order of fields, without the zeros at the end from the
 -- seventh on.
--- kind: 0 plain, 1 stepped, 2 of a template, 3 of a pool. per: µs; of a stepped policy a name of its schedule. interval,
--- grant_end: µs. lacking: capacity less what a new bucket holds. enforcement: what consumers do about it: how they degrade,
--- and 4 more in shadow mode.
+-- kind: 0 plain, 1 stepped, 2 of a template, 3 of a pool. per: µs; of a stepped policy a name of its schedule.
+-- interval, grant_end: µs. lacking: capacity less what a new bucket holds. enforcement: what consumers do about it, how
+-- they degrade, and 4 more in shadow mode.
 local STEPPED, TEMPLATE, POOL = 1, 2, 3
-local call, pcall, find, format, match, sub = redis.call, redis.pcall, string.find, string.format, string.match, string.sub
+local call, pcall = redis.call, redis.pcall
+local find, format, match, sub = string.find, string.format, string.match, string.sub
 local floor, max, min = math.floor, math.max, math.min
 local EXACT = 9007199254740992 -- 2^53
 local policies = {}

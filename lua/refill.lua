@@ -2,19 +2,21 @@
 --
 -- KEYS  K of each of n buckets, then {K} of each, then {K}:ctl of each
 --       then, if they are of one template and share a slot with them: the shard of its active set, and the set of its
---       buckets alive. A bucket that is full in the end leaves the shard, as does a name that is no bucket of a template.
---       One of which less than half its life is left gets a new expiry; that is looked at every few refills, an eighth of a
---       life at most
+--       buckets alive. A bucket that is full in the end leaves the shard, as does a name that is no bucket of a
+--       template. One of which less than half its life is left gets a new expiry; that is looked at every few refills,
+--       an eighth of a life at most
 -- ARGV  per bucket what the caller saw last of it: st (see bucket) to the letter, if the policy given here was in force
 --       then, and smooth, and nothing outstanding; or era and index as they begin st; or '' if it never saw the bucket
---       how many policies follow; of each: the number, from 1, of the first bucket for which it is given; pol, '' for none
---       then of each bucket unlike the others: its number; create: 0 never create or adopt it, 1 if the caller remembers it
---       (as for the others, unless they are a template's: 0), 2 also if it is new; step_us, next_us: the scheduled instant
---       to credit and the one after it
+--       how many policies follow; of each: the number, from 1, of the first bucket for which it is given; pol, '' for
+--       none
+--       then of each bucket unlike the others: its number; create: 0 never create or adopt it, 1 if the caller
+--       remembers it (as for the others, unless they are a template's: 0), 2 also if it is new; step_us, next_us: the
+--       scheduled instant to credit and the one after it
 -- Reply now_us, then per bucket integers, either
 --       tokens, added, clamped, carry: applied to what the caller saw to the letter; tokens is 0 or more; or
---       -status, tokens, added, clamped, elapsed_us, flags, era, index, last_us, carry, kind, version, pools_version, epoch,
---       seq, step_us, malformed_key, outstanding, due_us, debt: index is the copy in st; added includes what paid debt
+--       -status, tokens, added, clamped, elapsed_us, flags, era, index, last_us, carry, kind, version, pools_version,
+--       epoch, seq, step_us, malformed_key, outstanding, due_us, debt: index is the copy in st; added includes what
+--       paid debt
 -- status 1 applied     credited what was due
 --        2 switched    what the caller saw is old but its policy newer: credited under the old policy, then switched
 --        3 stale       what the caller saw is old; nothing written
@@ -27,11 +29,11 @@
 --       10 malformed   key malformed_key of the three holds something else; nothing written
 --       11 conflict    the policy in force is a pool's and that given isn't, or the other way round, and is of no later
 --                      version of the configuration; nothing written
--- flags: 1 the policy given differs from the one in force under the same fence, and is ignored; 2 the call left the bucket
---        full, with nothing outstanding
+-- flags: 1 the policy given differs from the one in force under the same fence, and is ignored; 2 the call left the
+--        bucket full, with nothing outstanding
 --
--- Every call that writes adds one to the index. Credit is elapsed time on this server's clock, so any winner, however late
--- or however often sent, adds exactly what is due. Bucket.Refill in package policy states the same rules in Go.
+-- Every call that writes adds one to the index. Credit is elapsed time on this server's clock, so any winner, however
+-- late or however often sent, adds exactly what is due. Bucket.Refill in package policy states the same rules in Go.
 --#include policy
 --#include credit
 local n = floor(#KEYS / 3)
@@ -50,12 +52,12 @@ local function complete()
   local MOST_INDEX = 99999999999998 -- one more has 14 digits
   local unlike, as_others = {}, {shard and '0' or '1', 0, 0} -- create, step_us, next_us
   for a = n + 2 + 2 * ARGV[n + 1], #ARGV, 4 do unlike[ARGV[a] + 0] = {ARGV[a + 1], ARGV[a + 2] + 0, ARGV[a + 3] + 0} end
-  -- The bucket at hand: its state (see open); status; tokens; p, the policy in force, and after, that in the end; what is
-  -- to be written has least, an index to exceed, and what is to be credited credits.
+  -- The bucket at hand: its state (see open); status; tokens; p, the policy in force, and after, that in the end; what
+  -- is to be written has least, an index to exceed, and what is to be credited credits.
   local s
 
-  -- meet tells which policy is in force after a call that gives q while p is, and whether q conflicts with p, or differs
-  -- from it under the same fence.
+  -- meet tells which policy is in force after a call that gives q while p is, and whether q conflicts with p, or
+  -- differs from it under the same fence.
   local function meet(p, q)
     if not q or q == p then return p end
     if (p.kind == POOL) ~= (q.kind == POOL) then -- what a pool's coordinator grants never crosses
@@ -108,7 +110,9 @@ local function complete()
     -- Instants are of a schedule: those given count for their own. period is the present one, 0 if it isn't known.
     local scheduled = p.kind == STEPPED and q and q.per == p.per
     local step, following, period = scheduled and mine[2] or 0, scheduled and mine[3] or 0, 0
-    if p.kind == STEPPED then period = s.next > s.step and s.next - s.step or step > 0 and max(0, following - step) or 0 end
+    if p.kind == STEPPED then
+      period = s.next > s.step and s.next - s.step or max(0, following - (step > 0 and step or s.step))
+    end
 
     if known > s.era or (known == s.era and exp > s.index) then
       s.status, s.least, s.carry = 8, exp, 0
@@ -141,8 +145,8 @@ local function complete()
     s.era = max(now, 1 + max(s.era, known))
   end
 
-  -- finish credits, writes and answers what look found of bucket i, for which policy q is given. It returns the policy in
-  -- force, the index, and whether it left the bucket full, with nothing outstanding.
+  -- finish credits, writes and answers what look found of bucket i, for which policy q is given. It returns the policy
+  -- in force, the index, and whether it left the bucket full, with nothing outstanding.
   local function finish(i, q)
     look(i, q)
     local p, tokens, added, clamped = s.after, s.tokens, 0, 0

@@ -1,14 +1,14 @@
 -- reset: an operator sets the bucket's tokens, drops the credit of the time up to now and forgives its debt.
 --
 -- KEYS  1 K, 2 {K}, 3 {K}:ctl, as in refill
--- ARGV  1 tokens to hold, 0 to capacity; -1 for the capacity; under a strict policy no more than what is outstanding leaves
---         of it
+-- ARGV  1 tokens to hold, 0 to capacity; -1 for the capacity; under a strict policy no more than what is outstanding
+--         leaves of it
 -- Reply {1, tokens, clamped, era, index}: after the call; clamped is what was asked for above that
 --       {2}: no such bucket, or one without a policy
 --       {3, k}: KEYS k holds something else
 --
--- The index is kept and one added, so that a fail-over which loses the write is noticed. Scheduled steps up to now count as
--- credited.
+-- The index is kept and one added, so that a fail-over which loses the write is noticed. Scheduled steps up to now
+-- count as credited.
 --#include policy
 --#include bucket
 local s = {}

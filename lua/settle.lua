@@ -3,16 +3,17 @@
 -- KEYS  1 K, 2 {K}, 3 {K}:ctl, 4 {K}:held, 5 {K}:due, as in reserve
 -- ARGV  1 id
 --       2 used: tokens, 0 or more
--- Reply {1, now_us, tokens, again, returned, clamped, void, charged, owed, forgiven}: tokens after the call; of those not
---             used, how many went back, found the bucket full, or belong to another era; of those used beyond the
---             reservation, how many were taken from the bucket, are owed as debt, or are nobody's. again 1: it was settled
---             before, and this is that answer
+-- Reply {1, now_us, tokens, again, returned, clamped, void, charged, owed, forgiven}: tokens after the call; of those
+--             not used, how many went back, found the bucket full, or belong to another era; of those used beyond the
+--             reservation, how many were taken from the bucket, are owed as debt, or are nobody's. again 1: it was
+--             settled before, and this is that answer
 --       {2}: no such bucket, or one without a policy
 --       {3, k}: KEYS k holds something else
 --       {5}: the id is of something else
 --       {6}: nothing is known of the id: it was settled or ran out a while ago, or never was
 --
--- A reservation that ran out has gone back in full, so all that was used counts as used beyond it. Debt is at most the capacity.
+-- A reservation that ran out has gone back in full, so all that was used counts as used beyond it. Debt is at most the
+-- capacity.
 --#include policy
 --#include bucket
 --#include held

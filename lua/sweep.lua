@@ -2,9 +2,9 @@
 --
 -- KEYS  1 K, 2 {K}, 3 {K}:ctl, 4 {K}:held, 5 {K}:due, as in reserve
 -- ARGV  1 most: how many records to end at most
--- Reply {1, now_us, tokens, returned, clamped, void, dropped, outstanding, due_us, debt}: tokens and the last three after
---             the call; of reservations, how many tokens went back, found the bucket full, or belong to another era;
---             dropped were in leases
+-- Reply {1, now_us, tokens, returned, clamped, void, dropped, outstanding, due_us, debt}: tokens and the last three
+--             after the call; of reservations, how many tokens went back, found the bucket full, or belong to another
+--             era; dropped were in leases
 --       {2}: no such bucket, or one without a policy
 --       {3, k}: KEYS k holds something else
 --#include policy

@@ -1,17 +1,18 @@
 -- takeall: tokens of several buckets, all or nothing; with a request id charged once for all calls with the same one.
 --
 -- KEYS  per bucket, each once: K, {K}:ctl
---       then, if there is a request id: {K}:req:<id> of the first bucket: what the request asked for and got, which is ARGV 2 and
---       the reply's numbers, with a space between
+--       then, if there is a request id: {K}:req:<id> of the first bucket: what the request asked for and got, which is
+--       ARGV 2 and the reply's numbers, with a space between
 -- ARGV  1 how many buckets
---       2 what is asked for: a name for these tokens of these buckets, without spaces; 3 memory_ms: how long the request is
---         remembered from its charge on, at least 1; both '' without a request id
+--       2 what is asked for: a name for these tokens of these buckets, without spaces; 3 memory_ms: how long the
+--         request is remembered from its charge on, at least 1; both '' without a request id
 --       4.. per bucket: n, the tokens to take, at least 1; leave: what is to be left, as in takes
--- Reply {1, left, era, pol, ...}: taken, now or by an earlier call of the same request; per bucket the tokens left and the
---           era then; pol: the policy's text now
---       {0, fits, left, wait_us, era, index, last_us, now_us, pol, ...}: nothing was taken; per bucket whether it fits (1 or 0),
---             and how it stands; wait_us is 0 if it fits
---       {2, b}: no such bucket as the b-th, or one without a policy, to which nothing could be returned; nothing is created
+-- Reply {1, left, era, pol, ...}: taken, now or by an earlier call of the same request; per bucket the tokens left and
+--           the era then; pol: the policy's text now
+--       {0, fits, left, wait_us, era, index, last_us, now_us, pol, ...}: nothing was taken; per bucket whether it fits
+--             (1 or 0), and how it stands; wait_us is 0 if it fits
+--       {2, b}: no such bucket as the b-th, or one without a policy, to which nothing could be returned; nothing is
+--       created
 --       {3, b, k}: of the b-th bucket's K (1) and {K}:ctl (3), or the request's key (4), the k-th holds something else
 --       {5}: the request asked for something else
 --#include policy

@@ -4,8 +4,8 @@
 --       3 {K}:req:<id>  what the request asked for and got: n count leave taken left era, with a space between
 -- ARGV  1 n, 2 count, 3 leave: a run of takes, as in takes, whose count is 1 unless n is 0
 --       4 memory_ms: how long the request is remembered from its first charge on, at least 1
--- Reply {1, left, taken, era, pol}: taken by this call, or by an earlier one of the same request: left and era are those of
---           then; pol: the policy's text now, '' if the bucket has none
+-- Reply {1, left, taken, era, pol}: taken by this call, or by an earlier one of the same request: left and era are
+--           those of then; pol: the policy's text now, '' if the bucket has none
 --       {0, left, wait_us, era, index, last_us, now_us, pol}: denied, as in denial; a denial is not remembered
 --       {2}: no such bucket; nothing is created
 --       {3, k}: of K (1), {K}:ctl (3) and KEYS 3 (4), the k-th holds something else

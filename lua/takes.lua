@@ -1,38 +1,39 @@
 -- takes: takes from several buckets in one call, several amounts of each one after the other, each take all or nothing.
 --
 -- KEYS  first K of the buckets that are asked on K alone, each once
---       then of each bucket that is asked whole: K, {K}:ctl; and if it is of a refilled template: {K}, {K}:limit; and, where its
---       template says so: the shard of the active set that it belongs to, the set of the template's buckets alive
+--       then of each bucket that is asked whole: K, {K}:ctl; and if it is of a refilled template: {K}, {K}:limit; and,
+--       where its template says so: the shard of the active set that it belongs to, the set of the template's buckets
+--       alive
 -- ARGV  how many buckets are asked on K alone; of each: the tokens of all its takes together
---       how many bounds follow; of each: from which bucket on, from 1, it counts; leave: tokens that must be left; below:
---       how many the bucket must hold fewer than, -1 for no bound. Without one: 0, -1
---       how many templates follow; of each: pol (see policy); most: buckets alive at once, 0 for no bound; near: 1 if the
---       sets share a slot with the buckets
+--       how many bounds follow; of each: from which bucket on, from 1, it counts; leave: tokens that must be left;
+--       below: how many the bucket must hold fewer than, -1 for no bound. Without one: 0, -1
+--       how many templates follow; of each: pol (see policy); most: buckets alive at once, 0 for no bound; near: 1 if
+--       the sets share a slot with the buckets
 --       of each bucket that is asked whole:
 --         template: its number, from 1; 0 for none
 --         create: 1 if a bucket of the template that is missing is created
 --         tell: 1 to be told the policy also if all takes fit
 --         in_line: 1 if no take may overtake another: none is made behind one that doesn't fit
---         hold_s: the bucket is opened for another script, which holds tokens for so long: it outlives that, and what is
---           remembered of it afterwards; 0 otherwise
---         how many runs follow, 0 to open the bucket only; of each: n, count: so many takes of n tokens each, or, if n is 0,
---           one of as many as there are, up to count; leave: the tokens that must be left, or a percentage of the capacity, as
---           in 20%
--- Reply integers. Of each bucket on K alone: the tokens left, all is taken; or -1: nothing is taken, since not all fits, or
---       the bucket is missing, holds something else, or as many tokens as below: ask it whole
+--         hold_s: the bucket is opened for another script, which holds tokens for so long: it outlives that, and what
+--           is remembered of it afterwards; 0 otherwise
+--         how many runs follow, 0 to open the bucket only; of each: n, count: so many takes of n tokens each, or, if n
+--           is 0, one of as many as there are, up to count; leave: the tokens that must be left, or a percentage of the
+--           capacity, as in 20%
+-- Reply integers. Of each bucket on K alone: the tokens left, all is taken; or -1: nothing is taken, since not all
+--       fits, or the bucket is missing, holds something else, or as many tokens as below: ask it whole
 --       then, if any is asked whole, now_us, and of each:
---         1, left, era, index, last_us, till_s, numbers, pol..., per run taken, wait_us: pol is so many numbers, in the order
---            of the text, 0 if there is no policy or it is not told; wait_us until n tokens and those to be left are due, 0
---            if all takes of the run were made, -1 if never or unknown
---            till_s: 0, or, only where the template isn't near, when the bucket expires, which the caller is to enter in
---            the sets of the template
+--         1, left, era, index, last_us, till_s, numbers, pol..., per run taken, wait_us: pol is so many numbers, in the
+--            order of the text, 0 if there is no policy or it is not told; wait_us until n tokens and those to be left
+--            are due, 0 if all takes of the run were made, -1 if never or unknown
+--            till_s: 0, or, only where the template isn't near, when the bucket expires, which the caller is to enter
+--            in the sets of the template
 --         2: no such bucket; nothing is created
 --         3, k: key k of K, {K}, {K}:ctl holds something else
 --         9, alive: the bucket is new, and as many as most or more are alive; nothing is created
 --
--- The same takes sent one by one have the same answers. A take on K alone costs one command. A bucket that isn't full is in
--- the active set of its template: whoever takes from a full one, creates one, or finds one that should be in the set and
--- isn't, puts it there, and sets its last refill to now, since a full bucket is owed nothing.
+-- The same takes sent one by one have the same answers. A take on K alone costs one command. A bucket that isn't full
+-- is in the active set of its template: whoever takes from a full one, creates one, or finds one that should be in the
+-- set and isn't, puts it there, and sets its last refill to now, since a full bucket is owed nothing.
 local KEYS, ARGV, call, pcall = KEYS, ARGV, redis.call, redis.pcall
 local reply, alone = {}, tonumber(ARGV[1])
 local bound, leave, below = alone + 3, 0, -1
@@ -101,8 +102,8 @@ local function taken(runs, p, tokens, in_line)
   return tokens, made, wanting
 end
 
--- create makes a template's bucket that is missing, or adopts a foreign client's, in s, and returns its policy and tokens.
--- If it is not to be made, s is left alone, and the last result, if any, is the reply that says why.
+-- create makes a template's bucket that is missing, or adopts a foreign client's, in s, and returns its policy and
+-- tokens. If it is not to be made, s is left alone, and the last result, if any, is the reply that says why.
 local function create(s, k, t, runs, tokens, index)
   local own = pcall('GET', k.override)
   local p = type(own) == 'string' and policy(own) or policy(t.pol)
@@ -123,8 +124,8 @@ local function create(s, k, t, runs, tokens, index)
   return p, tokens
 end
 
--- keep sees to it that a template's bucket that isn't full, or is to be opened, is in the active set and has its expiry.
--- before are the tokens that it held. It returns what the caller is to enter.
+-- keep sees to it that a template's bucket that isn't full, or is to be opened, is in the active set and has its
+-- expiry. before are the tokens that it held. It returns what the caller is to enter.
 local function keep(k, t, s, p, before, hold_s)
   local till, new = arm({k.tokens, k.index, k.ctl}, p, now, 0.75, hold_s > 0 and hold_s + HELD_S or 0)
   local entered

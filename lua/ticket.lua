@@ -2,9 +2,9 @@
 --
 -- KEYS  1 K, 2 {K}, 3 {K}:ctl, as in refill
 -- ARGV  none
--- Reply {1, now_us, era, index, tokens, added, denied, pol}: added and denied are texts: tokens added by refills and denied
---           by takes since the bucket began to count them; index is the copy in the state; pol is the policy in force, ''
---           and era 0 if the bucket has no state
+-- Reply {1, now_us, era, index, tokens, added, denied, pol}: added and denied are texts: tokens added by refills and
+--           denied by takes since the bucket began to count them; index is the copy in the state; pol is the policy in
+--           force, '' and era 0 if the bucket has no state
 --       {3, k}: KEYS k holds something else
 --#include policy
 --#include bucket

@@ -278,10 +278,12 @@ func (s *Control) span(c Call) int64 {
 		return 0
 	case s.Next > s.Step:
 		return s.Next - s.Step
-	case s.scheduled(c) && c.Step > 0:
+	case !s.scheduled(c):
+		return 0
+	case c.Step > 0:
 		return max(0, c.Next-c.Step)
 	}
-	return 0
+	return max(0, c.Next-s.Step)
 }
 
 // rollBack is for a server that has lost a write which the caller saw. It returns the

@@ -78,9 +78,9 @@ func TestAPublishedTemplateIsTheConfigurations(t *testing.T) {
 	require.Nil(t, set.Of("a"), "a bucket of its own")
 	got := set.Of("user:1")
 	require.Equal(t, policy.EnforceLazy, got.Enforce)
-	require.Equal(t, policy.Policy{
+	require.Equal(t, policy.Template{Policy: policy.Policy{
 		Capacity: 60, Rate: policy.Rate{Tokens: 10, Per: time.Minute}, Interval: time.Millisecond, Degraded: policy.DegradedOpen, Shadow: true,
-	}.Terms(policy.Fence{Epoch: 7}), got.Terms)
+	}}.Terms(policy.Fence{Epoch: 7}), got.Terms)
 }
 
 // A refilled template from the file to the consumer: any key has a bucket, which is refilled at the rate and within the bound, while it
