@@ -37,7 +37,7 @@ local function policy(text)
   end
   p.half = floor(p.interval / 2)
   -- The longest stretch that one refill credits: what fills the bucket, but no more than 2 s or five intervals.
-  p.max_elapsed = floor(min(p.capacity * p.per / p.tokens, max(2000000, 5 * p.interval)))
+  p.max_elapsed = min(math.ceil(p.capacity * p.per / p.tokens), max(2000000, 5 * p.interval))
   if p.kind == TEMPLATE then
     -- How long a bucket lives at least after it was armed, and after how many refills that is looked at.
     p.life_s = min(max(60, 2 * p.capacity * p.per / p.tokens / 1000000), 1000000000)

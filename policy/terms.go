@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"math"
 	"strconv"
 	"strings"
 	"time"
@@ -114,7 +115,7 @@ func nameOf(s Steps) int64 {
 // the time to fill the bucket, but no more than 2 s or five intervals.
 func MaxElapsed(capacity, tokens, per, interval int64) int64 {
 	fill := float64(capacity) * float64(per) / float64(tokens)
-	return int64(min(fill, float64(max(2_000_000, 5*interval))))
+	return int64(min(math.Ceil(fill), float64(max(2_000_000, 5*interval))))
 }
 
 // shadowed is added to the number of Degraded under a policy in shadow mode.

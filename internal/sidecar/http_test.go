@@ -144,7 +144,7 @@ func TestAnAnswerTellsWhenItsRegionIsOnItsFloor(t *testing.T) {
 	b := start(t, nil)
 	terms := policy.Terms{
 		Fence: policy.Fence{Epoch: 1, Seq: 1}, Capacity: 100, Tokens: 1, Per: time.Hour.Microseconds(), Interval: 100_000,
-		MaxElapsed: 2_000_000, Initial: 50, GrantEnd: 1, // a pool's, whose grant is over
+		MaxElapsed: 2_000_000, Initial: 50, Pool: true, // whose grant is over
 	}
 	_, err := lua.Refill(t.Context(), b.rdb, "payments", policy.Call{Create: policy.CreateInitial, Terms: &terms})
 	require.NoError(t, err)

@@ -132,9 +132,6 @@ func TestTheVerifierCatchesWhatTheLoopLacks(t *testing.T) {
 			"!errors.Is(err, lua.ErrUnknownBucket)",
 			system.Spec{Etcd: 1, Buckets: schedule.Pick("plain", "rare")}, []string{"pulse-unreadable"},
 			[]string{verify.Resume}},
-		{"an old file gives no instants", "refill/bucket.go", "	case b.outdated:\n", "	case false:\n",
-			system.Spec{Versions: []int{1, 2, 1, 2}, Buckets: schedule.Pick("plain", "stepped", "quota", "changed")},
-			[]string{"replica-kill", "replica-pause"}, []string{verify.Steps}},
 		{"somebody has the claim", "refill/claim.go", "		b.held = true\n", "		b.held = false\n",
 			system.Spec{Buckets: schedule.Pick("plain", "user:1")}, nil, []string{verify.Substance}},
 	} {
