@@ -13,6 +13,7 @@ import (
 type Stats struct {
 	Calls    map[policy.Status]int64 // answers by status
 	Errors   int64                   // calls without an answer
+	Faults   int64                   // calls for buckets that are malformed or forbidden
 	Added    int64                   // tokens this replica added
 	Clamped  int64                   // tokens due that full buckets could not hold
 	Leading  bool
@@ -128,9 +129,12 @@ func (r *Refiller) setRacing(w *worker, racing bool) {
 
 func (r *Refiller) observe(e Event) {
 	r.mu.Lock()
-	if e.Err != nil {
+	switch {
+	case e.Err != nil && ownFault(e.Err):
+		r.stats.Faults++
+	case e.Err != nil:
 		r.stats.Errors++
-	} else {
+	default:
 		r.stats.Calls[e.Outcome.Status]++
 		r.stats.Added += e.Outcome.Added
 		r.stats.Clamped += e.Outcome.Clamped

@@ -49,7 +49,8 @@ type Status struct {
 	Leader   *Leader          `json:"leader,omitempty"`
 	Election string           `json:"election_error,omitempty"` // why the leader isn't known
 	Calls    map[string]int64 `json:"calls"`                    // this replica's refill calls by answer
-	Errors   int64            `json:"errors"`
+	Errors   int64            `json:"errors"`                   // calls without an answer
+	Faults   int64            `json:"faults"`                   // calls for buckets that are malformed or forbidden
 	Added    int64            `json:"tokens_added"`
 	Clamped  int64            `json:"tokens_clamped"`
 	Buckets  []Bucket         `json:"buckets"`

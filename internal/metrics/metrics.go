@@ -115,6 +115,7 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 var (
 	descCalls   = desc("refill_calls_total", "Answers to refill calls, by what they did.", "status")
 	descErrors  = desc("refill_errors_total", "Refill calls without an answer.")
+	descFaults  = desc("refill_bucket_faults_total", "Refill calls for buckets that are malformed or forbidden.")
 	descRedisUp = desc("redis_up", "1 if Redis answers.")
 	descBuckets = desc("buckets", "Configured buckets.")
 	descTurn    = desc("refill_loop_turn_age_seconds", "Time since the slowest part of the refill loop last went round.")
@@ -168,6 +169,7 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 		count(descCalls, float64(s.Refill.Calls[status]), status.String())
 	}
 	count(descErrors, float64(s.Refill.Errors))
+	count(descFaults, float64(s.Refill.Faults))
 	gauge(descRedisUp, truth(s.RedisUp))
 	gauge(descBuckets, float64(s.Refill.Buckets))
 	if !s.Refill.LastLoop.IsZero() {

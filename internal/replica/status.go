@@ -38,7 +38,7 @@ func (r *Replica) Status(ctx context.Context, q admin.Query) admin.Status {
 	out := admin.Status{
 		Identity: r.identity, Region: cfg.Region, Version: r.build, Mode: cfg.Election.Mode.String(), Config: s.Version,
 		Redis: cfg.Redis.String(), Started: r.started, Now: time.Now(), Leading: s.Leading, Racing: s.Racing, Epoch: s.Epoch,
-		Calls: map[string]int64{}, Errors: s.Errors, Added: s.Added, Clamped: s.Clamped, Total: s.Buckets, Buckets: []admin.Bucket{},
+		Calls: map[string]int64{}, Errors: s.Errors, Faults: s.Faults, Added: s.Added, Clamped: s.Clamped, Total: s.Buckets, Buckets: []admin.Bucket{},
 		Takeovers: []admin.Takeover{},
 	}
 	r.mu.Lock()

@@ -38,7 +38,7 @@ func comeOnce(t *testing.T, replicas int) {
 		workers  = 64
 	)
 	ctx, s := t.Context(), startStore(t, false)
-	config := fmt.Sprintf("redis: {url: %q}\nversion: 1\nrefill_interval: 1s\nlisten: 127.0.0.1:0\ntemplates:\n  - {prefix: %q, capacity: %d, rate: 1/s}\n", s.url, prefix, capacity)
+	config := fmt.Sprintf("redis: {url: %q}\nversion: 1\nrefill_interval: 1s\nlisten: 127.0.0.1:0\ntemplates:\n  - {prefix: %q, capacity: %d, rate: 1/s, max_keys: %d}\n", s.url, prefix, capacity, 2**junk)
 	r := startReplica(t, "publisher", config) // and, if it goes on, who refills
 	rdb := s.nodes[0]
 	require.Eventually(t, func() bool { return rdb.Exists(ctx, lua.TemplatesKey).Val() == 1 }, patience, 10*time.Millisecond)

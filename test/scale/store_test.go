@@ -64,7 +64,9 @@ func (s *store) usage(t *testing.T) (u usage) {
 // call says what the takes of a scenario say of the template.
 func (s *store) call(sc scenario) lua.TemplateCall {
 	_, apart := s.rdb.(*redis.ClusterClient)
-	terms := policy.Policy{Capacity: capacity, Rate: policy.PerSecond(rate), Interval: sc.Interval}.Terms(policy.Fence{Epoch: 1})
+	terms := policy.Template{Prefix: prefix, Policy: policy.Policy{
+		Capacity: capacity, Rate: policy.PerSecond(rate), Interval: sc.Interval,
+	}}.Terms(policy.Fence{Epoch: 1})
 	return lua.TemplateCall{Prefix: prefix, Terms: terms.Encode(), Capacity: capacity, Apart: apart}
 }
 
@@ -142,8 +144,8 @@ func (s *store) look(t *testing.T, sc scenario) []looked {
 		for i := range tokens {
 			n, err := tokens[i].Int64()
 			require.NoError(t, err)
-			var index, last int64
-			_, err = fmt.Sscan(states[i].Val(), &index, &last)
+			var era, index, last int64
+			_, err = fmt.Sscan(states[i].Val(), &era, &index, &last)
 			require.NoError(t, err)
 			buckets = append(buckets, looked{n, time.UnixMicro(last)})
 		}
