@@ -27,7 +27,7 @@ type account struct {
 	instants   map[int64]bool          // that were credited
 	forgotten  map[int64]bool          // credited, and the server forgot it; nobody has noticed yet
 	putBack    bool                    // the clock was
-	ahead      time.Duration           // since when the last instant credited is further ahead than a period; 0: it isn't
+	ahead      time.Duration           // since when the last instant credited is further ahead than three periods; 0: it isn't
 	forgot     bool                    // the server forgot something
 	whole      int64                   // tokens that must have been there since the bucket lost its own; 0 for none
 	sinceWhole int64                   // tokens taken since
@@ -183,7 +183,7 @@ func (a *account) refilled(by string, call policy.Call, before, b *policy.Bucket
 	if o.Status == policy.StatusRolledBack {
 		a.rolledBack(before, o)
 	}
-	a.credited(before.Control, o)
+	a.credited(before.Control, call, o)
 }
 
 // created judges the creation of a bucket.
@@ -243,16 +243,18 @@ func (a *account) rolledBack(before *policy.Bucket, o policy.Outcome) {
 }
 
 // credited judges what a refill of a stepped bucket credited.
-func (a *account) credited(before *policy.Control, o policy.Outcome) {
+func (a *account) credited(before *policy.Control, c policy.Call, o policy.Outcome) {
 	steps := a.policies[o.Fence.Epoch].Steps
 	if steps == nil {
 		return
 	}
 	next := after(steps, o.Now)
 	period := max(next-after(steps, o.Now-1), after(steps, next)-next)
+	knows := c.Terms != nil && c.Terms.Per == before.Terms.Per && c.Next > 0
 	switch { // a bucket that has a schedule for the first time may not know its period yet
-	case o.Step <= o.Now+period:
+	case o.Step <= o.Now+3*period: // within three instants the schedule goes on by itself
 		a.ahead = 0
+	case !knows: // nobody can put it right, nor credit anything, who doesn't know the schedule
 	case a.ahead == 0:
 		a.ahead = time.Since(a.redis.start)
 	case time.Since(a.redis.start)-a.ahead > 3*interval:

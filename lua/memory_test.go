@@ -28,7 +28,7 @@ func TestMemoryOfATemplatesBucket(t *testing.T) {
 		most int
 		args func(key string) []any
 	}{
-		{"refilled", 545, func(key string) []any {
+		{"refilled", 550, func(key string) []any {
 			return lua.TakesWords(lua.Takes{Key: key, Runs: one(30), Whole: true, Template: users})[1:]
 		}},
 		{"lazy", 150, func(key string) []any {

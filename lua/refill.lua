@@ -138,7 +138,11 @@ local function complete()
         s.status, s.credits, s.elapsed = stale and 2 or 1, true, max(0, now - s.last)
       end
       if s.step_due then s.step, s.next = step, 0 end
-      if following > s.step then s.next = following end
+      if following > s.step then
+        s.next = following
+      elseif now < following and following < s.step then -- the clock was ahead when the schedule began
+        s.step, s.next = following, 0 -- the instant to come may have been credited then
+      end
       return
     end
     if s.last < now or now < s.last - TOLERANCE_US then s.last = now end

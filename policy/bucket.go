@@ -191,7 +191,12 @@ func (b *Bucket) Refill(c Call, now int64) Outcome {
 		if due {
 			s.Step, s.Next = instant, 0
 		}
-		if s.scheduled(c) && c.Next > s.Step {
+		switch {
+		case !s.scheduled(c):
+		case now < c.Next && c.Next < s.Step:
+			// The server's clock was ahead when the schedule began. The instant to come may have been credited then.
+			s.Step, s.Next = c.Next, 0
+		case c.Next > s.Step:
 			s.Next = c.Next
 		}
 		s.Last = max(s.Last, now)

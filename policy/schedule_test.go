@@ -215,7 +215,8 @@ func TestDueEdges(t *testing.T) {
 		}{
 			{"NothingDue", 10 * minute, 11*minute - 1, 5, 0, 11 * minute},
 			{"DueThisInstant", 10 * minute, 11 * minute, 5, 11 * minute, 12 * minute},
-			{"StoredAheadOfNow", 10 * minute, 5 * minute, 5, 0, 11 * minute},
+			{"StoredAheadOfNow", 8 * minute, 5 * minute, 5, 0, 9 * minute},
+			{"StoredTooFarAheadOfNow", 10 * minute, 5 * minute, 5, 0, 6 * minute},
 			{"OldestFirst", 10 * minute, 13 * minute, 5, 11 * minute, 12 * minute},
 			{"BeyondKeepIsPassedOver", 10 * minute, 20 * minute, 3, 18 * minute, 19 * minute},
 			{"KeepIsAtLeastOne", 10 * minute, 20 * minute, 0, 20 * minute, 21 * minute},

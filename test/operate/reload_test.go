@@ -228,7 +228,10 @@ func TestStatusShowsThePolicyInForceAndMarksAConflict(t *testing.T) {
 	server := testenv.Redis(t)
 	first := startNode(t, "first", limit(server.URL(), 1, "5/s")+"templates: [{prefix: \"user:\", capacity: 9, rate: 1/s}]\n")
 	first.ready()
-	require.Eventually(t, func() bool { return first.status().Calls["applied"] > 0 }, patience, 10*time.Millisecond)
+	require.Eventually(t, func() bool {
+		_, err := lua.Peek(t.Context(), server.Client(), "checkout", 1)
+		return err == nil
+	}, patience, 10*time.Millisecond, "its policy is in force")
 	first.Stop()
 
 	other := limit(server.URL(), 1, "50/s") + "templates: [{prefix: \"user:\", capacity: 90, rate: 1/s}]\n"
