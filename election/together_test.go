@@ -355,6 +355,8 @@ func storm(seed uint64, without mechanism) (*simulation, []error) {
 		p.end()
 	}
 	s.running.Wait()
+	s.redis.mu.Lock() // a request that was given up may arrive yet
+	defer s.redis.mu.Unlock()
 	faults := s.faults
 	for _, a := range accounts {
 		faults = append(faults, a.judge(from)...)
