@@ -194,7 +194,7 @@ run-test:
 	scripts/check-fetch-deps.sh
 	$(GO_TEST) -timeout $(TEST_TIMEOUT) $$(go list ./... | grep -vxF "$$(go list $(RACE_PKGS) $(APART))")
 	CGO_ENABLED=1 $(GO_TEST) -race -timeout $(TEST_TIMEOUT) $(RACE_PKGS)
-	@$(MAKE) --no-print-directory simulate SCHEDULES=2000 POOL_SCHEDULES=20
+	@$(MAKE) --no-print-directory simulate SCHEDULES=500 POOL_SCHEDULES=20
 
 run-test-operate:
 	$(GO_TEST) -timeout $(TEST_TIMEOUT) ./test/operate
