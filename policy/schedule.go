@@ -144,8 +144,8 @@ const catchUp = 1000
 // A stored instant that is further ahead than the next three is none that was credited, but comes of a server's clock that
 // was ahead: next is then the first one after now, from which the refill script sees it.
 func Due(s Steps, stored, now, keep int64) (due, next int64) {
-	if first := after(s, now); first != 0 && stored > now {
-		if third := after(s, after(s, first)); stored > third {
+	if stored > now {
+		if first := after(s, now); first != 0 && stored > after(s, after(s, first)) {
 			return 0, first
 		}
 	}
