@@ -6,14 +6,14 @@ BIN := bin
 # tests the manifests with the libraries of Kubernetes, examples/ puts limits in
 # front of web frameworks, tools/ holds the linter and benchstat. None of these is
 # in the module graph of users.
-MODULES := $(patsubst %/go.mod,%,$(wildcard ./go.mod ./bench/go.mod ./deploy/go.mod ./examples/go.mod ./tools/go.mod))
+MODULES := $(patsubst %/go.mod,%,$(wildcard ./go.mod ./bench/go.mod ./deploy/go.mod ./deploy/apiserver/go.mod ./examples/go.mod ./tools/go.mod))
 
 # Packages whose tests need no server and end in seconds.
 UNIT_PKGS ?= $(addsuffix /...,$(wildcard ./policy ./internal/accesslog ./internal/config))
 
-# Packages that `make test` leaves to test-operate. `make test-all` tests them beside the others, where their waits cost
-# nothing.
-APART := ./test/operate
+# Packages that `make test` leaves to test-operate and test-languages. `make test-all` tests the first beside the others,
+# where its waits cost nothing.
+APART := ./test/operate ./test/languages
 
 # Packages whose goroutines share state: `make test` tests these with the race detector and the others without, so that
 # it ends within 15 minutes on two cores of a fresh machine. `make race` tests everything with it.
@@ -25,7 +25,7 @@ RACE_PKGS := ./election ./fetch ./refill
 # two-core machine busy.
 TEST_PROCS ?= 3
 # Per test program. The whole of `make test` stays under 15 minutes on two cores.
-TEST_TIMEOUT ?= 8m
+TEST_TIMEOUT ?= 15m
 
 # Vet runs once, before. Without the debugger's tables (-w) programs are linked sooner.
 GO_TEST := go test -count=1 -shuffle=on -vet=off -ldflags=-w -p $(TEST_PROCS)
@@ -67,15 +67,17 @@ build: ## Build the programs into bin/
 
 # The targets that test, and what each needs: rows of scripts/require.sh. The steps of a target are those of
 # run-<target>.
-TESTS := test test-operate test-deploy
+TESTS := test test-operate test-deploy test-languages
 needs-test := go redis cc faketime curl
 needs-test-operate := go redis prometheus chromium
 needs-test-deploy := go
+needs-test-languages := go redis python node nginx
 
 .PHONY: $(TESTS)
 test: ## Vet, the tests on real servers (concurrent packages with -race), the simulations
 test-operate: ## Reloads, rolling restarts, alert rules, dashboards, the status page: with Prometheus and Chromium
 test-deploy: ## The manifests of deploy/, with the libraries of Kubernetes
+test-languages: ## The examples in Python and Node, and the sidecar behind nginx
 $(TESTS):
 	@scripts/require.sh $(needs-$@)
 	@scripts/slowest.sh $(MAKE) --no-print-directory run-$@
@@ -84,12 +86,23 @@ $(TESTS):
 .PHONY: test-all
 test-all: ## test and every test-… target, which is what CI runs
 	@scripts/require.sh $(sort $(foreach t,$(TESTS),$(needs-$t)))
-	@scripts/slowest.sh $(MAKE) --no-print-directory APART= $(addprefix run-,$(filter-out test-operate,$(TESTS)))
+	@scripts/slowest.sh $(MAKE) --no-print-directory APART=./test/languages $(addprefix run-,$(filter-out test-operate,$(TESTS)))
 	@echo "make test-all: passed"
+
+# Not one of the above: the API server takes many minutes to build, the first time.
+.PHONY: test-apiserver
+test-apiserver: $(BIN)/kube-apiserver ## Applies manifests, chart and tutorial to a real API server of Kubernetes, strictly
+	go build -o $(BIN)/etcd go.etcd.io/etcd/server/v3
+	go -C deploy/apiserver test -count=1 -timeout $(TEST_TIMEOUT) ./...
+
+.PHONY: vulncheck
+vulncheck: $(BIN)/govulncheck ## Known vulnerabilities that the code reaches, of vuln.go.dev or the mirror $GOVULNDB
+	$(BIN)/govulncheck $(if $(GOVULNDB),-db $(GOVULNDB)) ./...
 
 .PHONY: race
 race: ## Every test of the module with the race detector
-	@scripts/require.sh $(sort $(needs-test) $(needs-test-operate))
+	@scripts/require.sh $(sort $(needs-test) $(needs-test-operate) $(needs-test-languages))
+	@$(MAKE) --no-print-directory $(BIN)/node/node_modules/redis
 	CGO_ENABLED=1 $(GO_TEST) -race -timeout 20m ./...
 
 .PHONY: simulate
@@ -155,7 +168,7 @@ proto: ## Generate the Go code of api/
 	@scripts/require.sh go protoc
 	@$(MAKE) --no-print-directory $(BIN)/protoc-gen-go $(BIN)/protoc-gen-go-grpc
 	PATH="$(CURDIR)/$(BIN):$$PATH" protoc -I api --go_out=api --go_opt=paths=source_relative \
-		--go-grpc_out=api --go-grpc_opt=paths=source_relative refiller/v1/buckets.proto
+		--go-grpc_out=api --go-grpc_opt=paths=source_relative refiller/v1/buckets.proto refiller/v1/limits.proto
 
 .PHONY: verify
 verify: ## What a review would complain about: tidy modules, gofmt, vet, lint, broken examples or comparison; changes nothing
@@ -194,7 +207,7 @@ run-test:
 	scripts/check-fetch-deps.sh
 	$(GO_TEST) -timeout $(TEST_TIMEOUT) $$(go list ./... | grep -vxF "$$(go list $(RACE_PKGS) $(APART))")
 	CGO_ENABLED=1 $(GO_TEST) -race -timeout $(TEST_TIMEOUT) $(RACE_PKGS)
-	@$(MAKE) --no-print-directory simulate SCHEDULES=500 POOL_SCHEDULES=20
+	@$(MAKE) --no-print-directory simulate SCHEDULES=2000 POOL_SCHEDULES=20
 
 run-test-operate:
 	$(GO_TEST) -timeout $(TEST_TIMEOUT) ./test/operate
@@ -204,6 +217,13 @@ run-test-deploy:
 	go build -trimpath -tags production ./cmd/...
 	go -C deploy vet ./...
 	go -C deploy test -count=1 -vet=off -timeout $(TEST_TIMEOUT) ./...
+
+run-test-languages: $(BIN)/node/node_modules/redis
+	$(GO_TEST) -timeout $(TEST_TIMEOUT) ./test/languages
+
+$(BIN)/node/node_modules/redis: examples/node/package.json
+	npm install --silent --no-audit --no-fund --package-lock=false --prefix $(BIN)/node redis@5
+	@touch $@
 
 .PHONY: vet
 vet:
@@ -215,6 +235,15 @@ $(BIN)/golangci-lint: tools/go.mod tools/go.sum
 
 $(BIN)/benchstat: tools/go.mod tools/go.sum
 	go build -C tools -o ../$(BIN)/ golang.org/x/perf/cmd/benchstat
+
+$(BIN)/govulncheck: Makefile
+	GOBIN="$(CURDIR)/$(BIN)" go install golang.org/x/vuln/cmd/govulncheck@v1.9.0
+
+# With kubectl and helm. A server built from modules doesn't know its version, for which the chart asks.
+APISERVER_VERSION = $(shell go list -C deploy/apiserver -m -f '{{.Version}}' k8s.io/kubernetes)
+$(BIN)/kube-apiserver: deploy/apiserver/go.mod
+	CGO_ENABLED=0 go build -C deploy/apiserver -ldflags='-s -w -X k8s.io/component-base/version.gitVersion=$(APISERVER_VERSION)' \
+		-o ../../$(BIN)/ helm.sh/helm/v4/cmd/helm k8s.io/kubernetes/cmd/kubectl k8s.io/kubernetes/cmd/kube-apiserver
 
 # Compiled from source, once, in some minutes.
 $(BIN)/goreleaser: Makefile

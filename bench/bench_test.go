@@ -52,7 +52,8 @@ func TestRunReportsEverything(t *testing.T) {
 	dir := t.TempDir()
 	figures, chart := filepath.Join(dir, "bench.json"), filepath.Join(dir, "bench.svg")
 	var out bytes.Buffer
-	args := []string{"-rounds", "1", "-time", "20ms", "-goroutines", "64", "-workload", "hot,denied", "-only", "fetch|EVALSHA", "-json", figures, "-chart", chart}
+	args := []string{"-rounds", "1", "-time", "20ms", "-goroutines", "64", "-workload", "hot,denied", "-only",
+		"fetch|EVALSHA", "-json", figures, "-chart", chart}
 	require.NoError(t, run(t.Context(), args, &out, &out))
 	require.Contains(t, out.String(), "hot key, goroutines: 64")
 	require.Contains(t, out.String(), "takes/s, fetch, coalesced to redis_rate")

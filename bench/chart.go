@@ -48,7 +48,8 @@ func (r *report) writeChart(path string) error {
 	for _, c := range cells {
 		bottom := top - head - row*vg.Length(len(c.Contenders))
 		panel := draw.Canvas{Canvas: canvas.Canvas, Rectangle: vg.Rectangle{
-			Min: vg.Point{X: canvas.Min.X + 0.3*vg.Centimeter, Y: bottom}, Max: vg.Point{X: canvas.Max.X - 1.5*vg.Centimeter, Y: top - 0.3*vg.Centimeter},
+			Min: vg.Point{X: canvas.Min.X + 0.3*vg.Centimeter, Y: bottom},
+			Max: vg.Point{X: canvas.Max.X - 1.5*vg.Centimeter, Y: top - 0.3*vg.Centimeter},
 		}}
 		c.panel(most).Draw(panel)
 		top = bottom
@@ -90,14 +91,16 @@ func (c cell) panel(most float64) *plot.Plot {
 	p.Title.Text = fmt.Sprintf("%s, %d goroutines: takes/s (and × %s)", c.Title, c.Goroutines, baseline)
 	p.Title.TextStyle.Font.Size = 13
 	p.X.Scale = plot.LogScale{}
-	p.X.Tick.Marker = plot.ConstantTicks{{Value: 1e3, Label: "1,000"}, {Value: 1e4, Label: "10,000"}, {Value: 1e5, Label: "100,000"},
+	p.X.Tick.Marker = plot.ConstantTicks{{Value: 1e3, Label: "1,000"}, {Value: 1e4, Label: "10,000"},
+		{Value: 1e5, Label: "100,000"},
 		{Value: 1e6, Label: "1,000,000"}, {Value: 1e7, Label: "10,000,000"}, {Value: 1e8, Label: "100,000,000"}}
 	names := make([]string, len(c.Contenders))
 	bars := make(bars, len(c.Contenders))
 	for i, f := range c.Contenders {
 		row := len(c.Contenders) - 1 - i // the first one on top
 		names[row] = f.Name
-		bars[row] = bar{value: f.Median.PerSecond, label: fmt.Sprintf("%s (%.3g×)", thousands(f.Median.PerSecond), f.Ratio), color: colorOf(f.Name)}
+		bars[row] = bar{value: f.Median.PerSecond, label: fmt.Sprintf("%s (%.3g×)", thousands(f.Median.PerSecond), f.Ratio),
+			color: colorOf(f.Name)}
 	}
 	p.Add(bars)
 	p.NominalY(names...)

@@ -53,7 +53,8 @@ func openThrottled(_ context.Context, s *server, w workload, names []string) (*s
 	if err != nil {
 		return nil, err
 	}
-	limiter, err := throttled.NewGCRARateLimiterCtx(store, throttled.RateQuota{MaxRate: throttled.PerDuration(w.tokens(), hour), MaxBurst: w.tokens() - 1})
+	limiter, err := throttled.NewGCRARateLimiterCtx(store,
+		throttled.RateQuota{MaxRate: throttled.PerDuration(w.tokens(), hour), MaxBurst: w.tokens() - 1})
 	if err != nil {
 		return nil, err
 	}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -18,7 +19,7 @@ import (
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	err := start(ctx)
 	stop()
 	switch {
 	case errors.Is(err, flag.ErrHelp):
@@ -26,6 +27,19 @@ func main() {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)
 	}
+}
+
+// start runs the comparison, or the child of one.
+func start(ctx context.Context) error {
+	text := os.Getenv(childEnv)
+	if text == "" {
+		return run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	}
+	var c child
+	if err := json.Unmarshal([]byte(text), &c); err != nil {
+		return err
+	}
+	return c.run(ctx, os.Stdout)
 }
 
 // options are what the command line says.
@@ -45,7 +59,7 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	f.SetOutput(stderr)
 	f.IntVar(&o.rounds, "rounds", 3, "counted `rounds`, 1 or more")
 	f.DurationVar(&o.time, "time", 200*time.Millisecond, "`duration` of each run, 1ms or more")
-	names := f.String("workload", "hot,many,denied", "workloads, comma-separated")
+	names := f.String("workload", "hot,many,denied,far,stalled", "workloads, comma-separated")
 	goroutines := f.String("goroutines", "", "numbers of goroutines, comma-separated (default: each workload's own)")
 	only := f.String("only", "", "run the contenders whose name matches the `regexp`, and redis_rate")
 	f.StringVar(&o.json, "json", "", "write all figures to the `file`")
@@ -65,7 +79,7 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	for name := range strings.SplitSeq(*names, ",") {
 		i := slices.IndexFunc(workloads, func(w workload) bool { return w.name == name })
 		if i < 0 {
-			return o, fmt.Errorf("-workload %q; want hot, many or denied", name)
+			return o, fmt.Errorf("-workload %q; want hot, many, denied, far or stalled", name)
 		}
 		o.workloads = append(o.workloads, workloads[i])
 	}
@@ -102,10 +116,16 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		if len(o.goroutines) > 0 {
 			goroutines = o.goroutines
 		}
-		if err := measure(ctx, server, w, goroutines, o, func(c cell) {
+		report := func(c cell) {
 			rep.add(c)
 			c.print(stdout)
-		}); err != nil {
+		}
+		if w.name == stalled.name {
+			err = measureStalled(ctx, server, o, report)
+		} else {
+			err = measure(ctx, server, w, goroutines, o, report)
+		}
+		if err != nil {
 			return fmt.Errorf("%s: %w", w.name, err)
 		}
 	}

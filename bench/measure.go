@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -45,6 +46,14 @@ type entrant struct {
 func measure(ctx context.Context, s *server, w workload, goroutines []int, o options, report func(cell)) (err error) {
 	if err := s.rdb.FlushAll(ctx).Err(); err != nil {
 		return err
+	}
+	if w.trip > 0 {
+		far, stop, err := s.behind(w.trip)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = stop() }()
+		s = far
 	}
 	var entrants []*entrant
 	defer func() {
@@ -91,7 +100,8 @@ func measure(ctx context.Context, s *server, w workload, goroutines []int, o opt
 func chosen(w workload, o options) []contender {
 	var out []contender
 	for _, c := range contenders() {
-		if (c.skip == nil || !c.skip(w)) && (c.name == baseline || o.only.MatchString(c.name)) {
+		if (c.skip == nil || !c.skip(w)) && (len(w.only) == 0 || slices.Contains(w.only, c.name)) &&
+			(c.name == baseline || o.only.MatchString(c.name)) {
 			out = append(out, c)
 		}
 	}
@@ -111,6 +121,9 @@ func (c contender) keys(w workload) []string {
 // footprints measures the memory of a key, contender by contender.
 func footprints(ctx context.Context, s *server, w workload, o options) (map[string]float64, error) {
 	out := make(map[string]float64)
+	if w.trip > 0 {
+		return out, nil // that of the same keys nearby
+	}
 	w.keys = min(w.keys, footprintKeys)
 	for _, c := range chosen(w, o) {
 		session, err := c.open(ctx, s, w, c.keys(w))
@@ -178,6 +191,9 @@ func (t *team) run(ctx context.Context, s *server, w workload, e *entrant, d tim
 // touch takes once from each key: what a contender learns of a key at its first take,
 // or after a while without any, is learned before the run.
 func touch(ctx context.Context, w workload, s *session) {
+	if w.trip > 0 {
+		return // it would take too long
+	}
 	const at = 64 // at once
 	var wg sync.WaitGroup
 	for i := range at {

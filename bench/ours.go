@@ -27,7 +27,8 @@ func ours() []contender {
 		{name: "fetch, coalesced", open: openFetch(keeps, createBucket, every...)},
 		{name: asGiven, open: openFetch(ignores, createBucket, every...)},
 		{name: template, open: openFetch(keeps, publishTemplate, every...), skip: neverDenied},
-		{name: "fetch, leased", open: inMemory(openFetch(keeps, createBucket, fetch.WithLease(1_000_000, time.Second))), skip: neverDenied},
+		{name: "fetch, leased", open: inMemory(openFetch(keeps, createBucket, fetch.WithLease(1_000_000, time.Second))),
+			skip: neverDenied},
 	}
 }
 
@@ -35,13 +36,14 @@ func ours() []contender {
 func keeps(*redis.Options)     {}
 func ignores(o *redis.Options) { o.ContextTimeoutEnabled = false }
 
-func openFetch(change func(*redis.Options), create func(ctx context.Context, rdb *redis.Client, name string, w workload) error, opts ...fetch.Option) opener {
+func openFetch(change func(*redis.Options), create func(ctx context.Context, rdb *redis.Client, name string,
+	w workload) error, opts ...fetch.Option) opener {
 	return func(ctx context.Context, s *server, w workload, names []string) (*session, error) {
 		o := s.clientOptions()
 		change(o)
 		rdb := redis.NewClient(o)
 		for _, name := range names {
-			if err := create(ctx, rdb, name, w); err != nil {
+			if err := create(ctx, s.rdb, name, w); err != nil {
 				return nil, err
 			}
 		}

@@ -45,7 +45,8 @@ func newReport(ctx context.Context, s *server, o options) *report {
 	if err != nil {
 		version = "unknown"
 	}
-	machine := fmt.Sprintf("%s, %d cores, %s/%s, %s, Redis %s, go-redis %s", processor(), runtime.NumCPU(), runtime.GOOS, runtime.GOARCH,
+	machine := fmt.Sprintf("%s, %d cores, %s/%s, %s, Redis %s, go-redis %s", processor(), runtime.NumCPU(), runtime.GOOS,
+		runtime.GOARCH,
 		runtime.Version(), version, moduleVersion("github.com/redis/go-redis/v9"))
 	return &report{Machine: machine, Date: time.Now().UTC().Truncate(time.Second), Rounds: o.rounds, Time: o.time.String()}
 }
@@ -117,6 +118,19 @@ func (c *cell) ratio(of, to string, value func(sample) float64) (float64, bool) 
 	return median(ratios), len(ratios) > 0
 }
 
+// of is the median over the rounds of a contender's value; false if it isn't there.
+func (c *cell) of(name string, value func(sample) float64) (float64, bool) {
+	f := c.get(name)
+	if f == nil {
+		return 0, false
+	}
+	values := make([]float64, len(f.Samples))
+	for i := range f.Samples {
+		values[i] = value(f.Samples[i])
+	}
+	return median(values), len(values) > 0
+}
+
 // summarise computes medians and ratios.
 func (c *cell) summarise() {
 	for i := range c.Contenders {
@@ -143,6 +157,7 @@ func (c *cell) summarise() {
 func perSecond(s sample) float64 { return s.PerSecond }
 func p99(s sample) float64       { return s.P99 }
 func redisCPU(s sample) float64  { return s.RedisCPU }
+func inTrips(s sample) float64   { return s.P50 / 20_000 }
 
 func median(values []float64) float64 {
 	if len(values) == 0 {
@@ -157,12 +172,17 @@ func median(values []float64) float64 {
 }
 
 func (c *cell) print(w io.Writer) {
+	if c.Workload == stalled.name {
+		c.printShort(w)
+		return
+	}
 	fmt.Fprintf(w, "\n%s, goroutines: %d\n", c.Title, c.Goroutines)
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(t, "contender\ttakes/s\t× "+baseline+"\tp50 µs\tp99 µs\tclient CPU s/M\tRedis CPU s/M\tcommands/take\tbytes/key\terrors\t")
 	for _, f := range c.Contenders {
 		m := f.Median
-		fmt.Fprintf(t, "%s\t%.0f\t%.2f\t%.1f\t%.1f\t%.2f\t%.2f\t%.2f\t%.0f\t%.1f %%\t\n", f.Name, m.PerSecond, f.Ratio, m.P50, m.P99, m.ClientCPU,
+		fmt.Fprintf(t, "%s\t%.0f\t%.2f\t%.1f\t%.1f\t%.2f\t%.2f\t%.2f\t%.0f\t%.1f %%\t\n", f.Name, m.PerSecond, f.Ratio, m.P50,
+			m.P99, m.ClientCPU,
 			m.RedisCPU, m.Commands, f.BytesPerKey, 100*m.ErrorShare)
 	}
 	_ = t.Flush()

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/tokenrefill/refiller/internal/testing/faultproxy"
 )
 
 // startPatience is how long a server may take to answer.
@@ -37,7 +39,8 @@ func startServer(ctx context.Context) (*server, error) {
 	}
 	_, port, _ := net.SplitHostPort(addr)
 	var log bytes.Buffer
-	cmd := exec.Command(name, "--bind", "127.0.0.1", "--port", port, "--save", "", "--appendonly", "no", "--dir", os.TempDir())
+	cmd := exec.Command(name, "--bind", "127.0.0.1", "--port", port, "--save", "", "--appendonly", "no", "--dir",
+		os.TempDir())
 	cmd.Stdout, cmd.Stderr = &log, &log
 	// An interrupt from the terminal is this process's to handle.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
@@ -45,7 +48,7 @@ func startServer(ctx context.Context) (*server, error) {
 		return nil, fmt.Errorf("start redis: %w (install redis-server 7.0 or later, or set REDIS_SERVER)", err)
 	}
 	s := &server{addr: addr, cmd: cmd}
-	s.rdb = redis.NewClient(s.clientOptions())
+	s.connect()
 	ctx, cancel := context.WithTimeout(ctx, startPatience)
 	defer cancel()
 	for err = s.rdb.Ping(ctx).Err(); err != nil; err = s.rdb.Ping(ctx).Err() {
@@ -71,6 +74,19 @@ func freeAddr(ctx context.Context) (string, error) {
 // clientOptions are those of every go-redis client of the bench.
 func (s *server) clientOptions() *redis.Options {
 	return &redis.Options{Addr: s.addr, ContextTimeoutEnabled: true}
+}
+
+func (s *server) connect() { s.rdb = redis.NewClient(s.clientOptions()) }
+
+// behind is the server as it is found a round trip away.
+func (s *server) behind(trip time.Duration) (far *server, stop func() error, err error) {
+	proxy, err := faultproxy.New(s.addr, faultproxy.Options{})
+	if err != nil {
+		return nil, nil, err
+	}
+	copied := *s
+	copied.addr = proxy.Addr()
+	return &copied, proxy.Close, proxy.Delay(faultproxy.ToClient, trip, 0)
 }
 
 func (s *server) stop() {

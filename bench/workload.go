@@ -12,13 +12,25 @@ type workload struct {
 	keys       int
 	denied     bool // the keys have no tokens
 	goroutines []int
+	trip       time.Duration // to the server and back, beside its own time
+	only       []string      // contenders; empty: all
 }
 
 var workloads = []workload{
 	{name: "hot", title: "hot key", keys: 1, goroutines: []int{1, 16, 64, 256, 1024}},
 	{name: "many", title: "10,000 keys", keys: 10_000, goroutines: []int{1, 16, 64, 256}},
 	{name: "denied", title: "denied hot key", keys: 1, denied: true, goroutines: []int{1, 16, 64, 256}},
+	{name: "far", title: "10,000 keys, 20 ms away", keys: 10_000, trip: 20 * time.Millisecond, goroutines: []int{64},
+		only: []string{
+			merged, asGiven, "EVALSHA", piped, rueidi, baseline,
+		}},
+	stalled,
 }
+
+// stalled is of a process that is stopped part of the time.
+var stalled = workload{name: "stalled", title: "100 keys", keys: 100, goroutines: []int{20}, only: []string{
+	merged, asGiven, "fetch, leased", "EVALSHA", rueidi, baseline,
+}}
 
 const (
 	// plenty is a number of tokens that no run uses up and that every contender

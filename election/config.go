@@ -63,7 +63,8 @@ func DefaultConfig() Config {
 	}
 }
 
-// Validate returns all that is wrong with c, each problem with the field's name, its value and the allowed range, or nil.
+// Validate returns all that is wrong with c, each problem with the field's name, its value and the allowed range, or
+// nil.
 func (c Config) Validate() error {
 	var errs []error
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf("election: "+format, args...)) }

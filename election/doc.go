@@ -19,7 +19,8 @@
 // # Terms and epochs
 //
 // A term is one stretch of leading. Its epoch is the create revision of the leader's key. A key is never reused and
-// leads only when all older ones are gone, so epochs strictly increase from term to term: an epoch is a fencing token.
+// leads only when all older ones are gone, so epochs strictly increase from term to term in the history of one etcd: an
+// epoch is a fencing token.
 // A transaction guarded by "create revision of [Term.Key] equals [Term.Epoch]" commits only while etcd itself still
 // regards the writer as the leader.
 //
@@ -32,38 +33,33 @@
 // on the monotonic clock of this process. etcd counts the TTL from when it handles the request, which is later, so a
 // slow answer never stretches the window past the lease. When the window ends unrenewed, the context of lead is
 // cancelled with [ErrLeadershipLost] as its cause, and the term never comes back to life. Renewals are sent at a third
-// of the window and go on until lead has returned, also after the context of Run has ended: the term stays trusted
-// while its leader winds down, and resigning comes after.
+// of the window and go on until lead has returned, so the term stays trusted while its leader winds down.
 //
-// A process that was stopped and continues may run a few instructions of lead before the cancellation reaches it.
-// [Term.Remaining] has no such delay: check it right before anything that must not be done by two leaders, or better,
-// fence it by epoch.
+// A process that was stopped may run a few instructions of lead before the cancellation reaches it. [Term.Remaining]
+// has no such delay: check it before anything that must not be done by two leaders, or better, fence it by epoch.
 //
 // # What happens when …
 //
-//   - lead returns, with an error or without: the error is logged once, the elector resigns and campaigns again after
-//     RetryInterval (with jitter), behind the candidates who waited meanwhile.
+//   - lead returns: an error is logged; the elector resigns and campaigns again after RetryInterval (with jitter).
 //   - the context of Run ends: so does that of lead; Run waits for lead, resigns and returns. The next candidate wins
 //     within milliseconds.
-//   - the leader dies or is cut off from etcd: its own term ends SafetyMargin before etcd lets the lease end; another
-//     leads when etcd has. That is a TTL after the last renewal at the earliest, and up to twice the TTL if etcd
-//     elects a leader of its own meanwhile, since that extends every lease.
-//   - etcd is unreachable or has no quorum: the term ends with its window. Campaigning is retried with growing pauses
-//     and jitter; one line is logged when etcd becomes unavailable and one when it answers again.
-//   - the leader's key is deleted or its lease revoked by an operator: the term ends as soon as the watch or a renewal
-//     tells. A candidate whose key or lease is lost begins again with a new key.
+//   - the leader dies or is cut off from etcd: its term ends SafetyMargin before its lease. Another leads a TTL after
+//     the last renewal at the earliest, and up to two TTL if etcd elects a leader of its own meanwhile.
+//   - etcd is unreachable or has no quorum: the term ends with its window; campaigning is retried with growing pauses.
+//   - an operator deletes the leader's key or revokes its lease: the term ends when the watch or a renewal tells, and
+//     the candidate begins again with a new key.
 //   - resigning fails: the lease ends by itself, and is revoked before the next campaign if etcd is back by then.
-//   - a watch stalls or its revision is compacted: keys are read anew at least once a TTL, so a watch is only a hint.
-//   - etcd grants another TTL than asked: the granted one counts.
+//   - a watch stalls or is compacted: keys are read anew at least once a TTL.
+//   - etcd is restored or emptied: leaders whose keys are gone end their terms, and epochs may come again. Whoever
+//     fences by them records the highest one and goes above it, as package pool does.
 //
 // # What is not promised
 //
-// Two trusted leaders at once are excluded only while monotonic clocks of the leader and of etcd run at rates that
-// differ by less than SafetyMargin/TTL, and while keys and leases end by expiry or resignation. An operator who deletes
-// the leader's key makes a second leader before the first one has heard of it. A clock that stands still with a
-// suspended or migrated machine hides that time from the trust window. lead may ignore its context and act on: the
-// elector can't stop it, and neither resigns nor renews meanwhile. Epochs start again if etcd is restored from a backup.
-// Whoever needs more than this fences by epoch.
+// Two trusted leaders at once are excluded only while the clocks of the leader and of etcd run at rates that differ by
+// less than SafetyMargin/TTL, while no machine is suspended, and while keys and leases end by expiry or resignation: an
+// operator who deletes the leader's key makes a second leader before the first one has heard of it. lead may ignore its
+// context and act on: the elector can't stop it, and neither resigns nor renews meanwhile. Refills are safe without
+// epochs; whoever needs more than this fences by epoch.
 //
 // A user of etcd needs read and write permission on the range of Prefix/lead/, and nothing else.
 package election

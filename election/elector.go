@@ -186,7 +186,8 @@ func (e *Elector) watchKey(s *session, term Term, revision int64) {
 
 // look reads whose key comes just before ours. If ours is gone, the session ends. After a failure, look pauses before
 // it reports false.
-func (e *Elector) look(ctx context.Context, s *session, key string, epoch int64) (prev string, revision int64, ok bool) {
+func (e *Elector) look(ctx context.Context, s *session, key string, epoch int64) (prev string, revision int64,
+	ok bool) {
 	reading, cancel := context.WithTimeout(ctx, e.requestTimeout(e.cfg.TTL))
 	defer cancel()
 	prev, revision, err := e.store.ahead(reading, key, epoch)

@@ -219,7 +219,7 @@ func TestTheGrantedTTLCounts(t *testing.T) {
 	})
 }
 
-func TestAWindowThatClosedNeverOpensAgain(t *testing.T) {
+func TestAnExpiredTrustWindowStaysExpired(t *testing.T) {
 	t.Parallel()
 	now := time.Now()
 	term := Term{Epoch: 1, trust: newTrust(trustedUntil(now, 5*time.Second, time.Second))}
@@ -389,6 +389,40 @@ func TestARevokedLeaseEndsTheTermByTheNextRenewal(t *testing.T) {
 	})
 }
 
+// The one case in which terms begin in another order than that of their epochs: an operator ends the lease of a
+// candidate that has won and whose answer is on its way.
+func TestATermWhoseLeaseIsRevokedBeforeItBeginsEndsAtOnce(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		server := newFakeServer()
+		a, b := newMember(server, "a"), newMember(server, "b")
+		const late = 40 * time.Millisecond
+		a.store.setPlan(func(op string) call {
+			if op == "ahead" {
+				return call{back: late}
+			}
+			return call{}
+		})
+		a.startObedient(t)
+		synctest.Wait()
+		begin := time.Now()
+		server.revokeAll()
+		second := next(t, b.startObedient(t).led)
+		require.Zero(t, time.Since(begin))
+		first := next(t, a.led)
+		require.Equal(t, late, time.Since(begin))
+		require.Less(t, first.Epoch, second.Epoch)
+
+		next(t, first.ctx.Done())
+		require.Equal(t, late, time.Since(begin), "the watch tells at once")
+		require.ErrorIs(t, context.Cause(first.ctx), ErrLeadershipLost)
+		require.Zero(t, first.Remaining(time.Now()))
+		require.Positive(t, second.Remaining(time.Now()))
+		a.stop()
+		b.stop()
+	})
+}
+
 func TestStandbysWinInTheOrderOfTheirKeys(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -511,7 +545,7 @@ func TestAnErrorOfLeadIsLoggedOnceAndAnotherMayLead(t *testing.T) {
 	})
 }
 
-func TestALeadThatReturnsAtOnceMakesNoHotLoop(t *testing.T) {
+func TestALeadThatReturnsAtOnceIsNotRetriedInALoop(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		m := newMember(newFakeServer(), "a")

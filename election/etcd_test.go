@@ -18,8 +18,8 @@ import (
 
 	"github.com/tokenrefill/refiller/internal/credential"
 	"github.com/tokenrefill/refiller/internal/etcdconn"
-	"github.com/tokenrefill/refiller/internal/faultproxy"
-	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/internal/testing/faultproxy"
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
 )
 
 // patience is how long a test waits for what must happen; nothing depends on how soon it does.
@@ -145,7 +145,8 @@ func TestAnotherCandidateWinsWhenTheLeaderStops(t *testing.T) {
 func TestALeaderOutlivesItsFirstLease(t *testing.T) {
 	t.Parallel()
 	etcd := testenv.Etcd(t, 1)
-	c := contest(t, etcd.Client(), "a", func(c *Config) { c.TTL = 6 * time.Second }) // which a busy machine renews in time, too
+	// which a busy machine renews in time, too
+	c := contest(t, etcd.Client(), "a", func(c *Config) { c.TTL = 6 * time.Second })
 	term := await(t, c.led, "term")
 	select {
 	case <-term.ctx.Done():
@@ -290,7 +291,8 @@ func TestAStoppedProcessDoesNotActWhenItContinues(t *testing.T) {
 	term := await(t, b.led, "term of the successor")
 	resumed := time.Now().UnixMilli()
 	process.Resume()
-	_, err = process.WaitLog(ctx, regexp.MustCompile(`lost epoch=`+first[1]+` cause=`+regexp.QuoteMeta(ErrLeadershipLost.Error())))
+	_, err = process.WaitLog(
+		ctx, regexp.MustCompile(`lost epoch=`+first[1]+` cause=`+regexp.QuoteMeta(ErrLeadershipLost.Error())))
 	require.NoError(t, err)
 	process.Kill()
 	require.NoError(t, term.ctx.Err())
@@ -355,7 +357,8 @@ func TestCandidatesUseTLS(t *testing.T) {
 		TLS:       credential.TLS{CA: certs.CAFile, Cert: certs.ClientCert, Key: certs.ClientKey},
 	}), "b")
 	awaitRole(t, b, RoleStandby)
-	stranger := contest(t, dial(t, etcdconn.Options{Endpoints: etcd.Endpoints(), TLS: credential.TLS{CA: certs.CAFile}}), "c")
+	stranger := contest(t, dial(t, etcdconn.Options{Endpoints: etcd.Endpoints(), TLS: credential.TLS{CA: certs.CAFile}}),
+		"c")
 	require.Eventually(t, func() bool { return stranger.State().Err != nil }, patience, 5*time.Millisecond)
 }
 

@@ -92,13 +92,15 @@ func (s *fakeServer) deleteKeyOf(identity string) {
 	}
 }
 
-// revokeAll ends every lease.
-func (s *fakeServer) revokeAll() {
+// revokeAll ends every lease and returns the revision before: no epoch above it is concerned.
+func (s *fakeServer) revokeAll() (revision int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	revision = s.revision
 	for id := range s.leases {
 		s.dropLease(id)
 	}
+	return revision
 }
 
 // keyOf returns the key of the identity and the end of its lease.

@@ -173,7 +173,8 @@ func contend(t *testing.T, seed uint64) {
 		m := newMember(server, name)
 		m.random = newDice(seed, name+"jitter").float
 		m.store.setPlan(network.plan)
-		members, networks, referee.electors = append(members, m), append(networks, network), append(referee.electors, m.Elector)
+		members, networks, referee.electors = append(members, m), append(networks, network),
+			append(referee.electors, m.Elector)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
@@ -223,7 +224,7 @@ func contend(t *testing.T, seed uint64) {
 }
 
 // After any storm, somebody leads again within a bound.
-func TestSomebodyLeadsSoonAfterTheStorm(t *testing.T) {
+func TestALeaderIsElectedSoonAfterFaultsEnd(t *testing.T) {
 	t.Parallel()
 	seed := propertySeed(t)
 	for run := range uint64(20) {

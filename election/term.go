@@ -8,7 +8,7 @@ import (
 // Term is one stretch of leading. A Term is a value that may be copied and used concurrently; its copies share the
 // trust, which renewals of the lease extend. The zero Term is not trusted.
 type Term struct {
-	Epoch    int64  // strictly increases from term to term
+	Epoch    int64  // strictly increases from term to term, unless etcd is restored
 	Identity string // who leads
 	Key      string // key in etcd whose create revision is Epoch; empty under a static elector
 

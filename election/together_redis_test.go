@@ -204,7 +204,7 @@ func (l *redisLink) ProcessPipelineHook(redis.ProcessPipelineHook) redis.Process
 			switch reply := replies[i].(type) {
 			case error:
 				cmd.SetErr(reply)
-				if err == nil && len(cmds) == 1 {
+				if len(cmds) == 1 {
 					err = reply
 				}
 			case []int64:

@@ -68,7 +68,8 @@ func decodeCalls(n int, shard bool, args []any) []policy.Call {
 			c.Create = policy.CreateNever
 		}
 		if seen := text(args[i]); seen != "" {
-			if _, err := fmt.Sscan(seen, &c.Version.Era, &c.Version.Index); err != nil {
+			var last int64
+			if _, err := fmt.Sscan(seen, &c.Version.Era, &last, &c.Version.Index); err != nil {
 				panic(err)
 			}
 		}

@@ -26,9 +26,9 @@ type Request struct {
 type AllResult struct {
 	// OK reports whether all requests were granted; otherwise nothing was taken.
 	OK bool
-	// Denied is the key of the first bucket, in the order of the requests, that has too few tokens; empty if OK.
+	// Denied is the key of the first bucket, in the order of the requests, that denies them; empty if OK.
 	Denied string
-	// RetryAfter is the longest of the results'; 0 if OK.
+	// RetryAfter is the longest of the buckets that deny them; 0 if OK.
 	RetryAfter time.Duration
 	// Results are of each request, in their order. When not all were granted, OK of a result tells whether its bucket
 	// would have granted it, and Taken is 0. Several requests of one bucket are answered as one.
@@ -47,7 +47,7 @@ type AllResult struct {
 // Buckets that can't be reached are asked as their degraded mode says. After ErrUnavailable or the context's own error,
 // tokens may be lost: what was taken where the answer is known goes back.
 //
-// Buckets in shadow mode deny nothing: if all that said no are such buckets, the others are asked again without them.
+// Buckets in shadow mode deny nothing: one that has too few tokens is left out.
 func (c *Client) TakeAll(ctx context.Context, reqs []Request, opts ...CallOption) (AllResult, error) {
 	cfg, err := c.with(OpTakeAll, opts)
 	if err != nil {
@@ -62,7 +62,12 @@ func (c *Client) TakeAll(ctx context.Context, reqs []Request, opts ...CallOption
 	}
 	var all AllResult
 	err = c.observe(ctx, call, func(ctx context.Context, o *Outcome) {
-		all, o.Err = c.takeEvery(from(ctx, cfg), reqs)
+		if !c.life.enter() {
+			o.Err = ErrClosed
+			return
+		}
+		defer c.life.leave()
+		all, o.Err = c.takeAll(from(ctx, cfg), reqs)
 		o.Result.OK, o.Result.RetryAfter, o.Results = all.OK, all.RetryAfter, all.Results
 		for _, one := range all.Results {
 			o.Result.Taken += one.Taken
@@ -75,49 +80,14 @@ func (c *Client) TakeAll(ctx context.Context, reqs []Request, opts ...CallOption
 	return all, err
 }
 
-// takeEvery admits what only buckets in shadow mode deny.
-func (c *Client) takeEvery(p budget, reqs []Request) (AllResult, error) {
-	result, of, err := c.takeAll(p, reqs)
-	if err != nil || result.OK {
-		return result, err
-	}
-	var rest []Request
-	for i, r := range reqs {
-		if result.Results[i].OK {
-			rest = append(rest, r)
-		} else if !of[i].shadowed() {
-			return result, nil
-		}
-	}
-	others := AllResult{OK: true}
-	if len(rest) > 0 {
-		if others, err = c.takeEvery(p, rest); err != nil {
-			return AllResult{}, err
-		}
-	}
-	result.OK, result.Denied, result.RetryAfter = others.OK, others.Denied, others.RetryAfter
-	asked := 0
-	for i, r := range reqs {
-		switch {
-		case result.Results[i].OK:
-			result.Results[i] = others.Results[asked]
-			asked++
-		case others.OK:
-			result.Results[i] = c.shadow(result.Results[i], of[i], r.N)
-		}
-	}
-	return result, nil
-}
-
-// takeAll asks once for all, and tells what is known of the bucket of each request.
-func (c *Client) takeAll(p budget, reqs []Request) (AllResult, []*info, error) {
+func (c *Client) takeAll(p budget, reqs []Request) (AllResult, error) {
 	demands, of, err := c.sum(p, reqs)
 	if err != nil {
-		return AllResult{}, nil, err
+		return AllResult{}, err
 	}
 	parts, err := c.split(p, demands)
 	if err != nil {
-		return AllResult{}, nil, err
+		return AllResult{}, err
 	}
 	var wg sync.WaitGroup
 	for _, part := range parts[1:] {
@@ -136,32 +106,67 @@ func (c *Client) takeAll(p budget, reqs []Request) (AllResult, []*info, error) {
 	if !ok {
 		c.refund(p, parts)
 	}
-	if err != nil {
-		return AllResult{}, nil, err
+	if errors.Is(err, ErrUnknownBucket) {
+		found, lookErr := c.unknown(parts)
+		if found {
+			return c.takeAll(p, reqs)
+		} else if lookErr != nil {
+			err = failure(p.ctx, lookErr)
+		}
 	}
-	results, infos := make([]Result, len(demands)), make([]*info, len(demands))
+	if err != nil {
+		return AllResult{}, err
+	}
+	return c.conclude(reqs, of, parts, ok)
+}
+
+// unknown reports whether one of the buckets turns out to be a new template's; an error if that can't be said.
+func (c *Client) unknown(parts []*part) (found bool, err error) {
+	for _, part := range parts {
+		for _, t := range part.tasks {
+			if found, err = c.templates.unknown(t); found || err != nil {
+				return found, err
+			}
+		}
+	}
+	return false, nil
+}
+
+// conclude answers requests by what became of their demands, of which of tells the places.
+func (c *Client) conclude(reqs []Request, of []int, parts []*part, ok bool) (AllResult, error) {
+	results, infos := make([]Result, len(reqs)), make([]*info, len(reqs))
 	for _, part := range parts {
 		for i, a := range part.answers {
-			if results[part.of[i]], err = part.tasks[i].conclude(a, part.demands[i].N, part.demands[i].N); err != nil {
-				return AllResult{}, nil, err
+			d, t := part.demands[i], part.tasks[i]
+			if !ok && !a.reply.OK {
+				if err := a.info.exceeded(d.Key, d.N, d.Leave); err != nil {
+					return AllResult{}, err
+				}
 			}
-			infos[part.of[i]] = a.info
+			results[part.of[i]], infos[part.of[i]] = t.result(&a), a.info
 		}
 	}
-	all, each := AllResult{OK: ok, Results: make([]Result, len(reqs))}, make([]*info, len(reqs))
+	all := AllResult{OK: ok, Results: make([]Result, len(reqs))}
 	for i, r := range reqs {
-		each[i], all.Results[i] = infos[of[i]], results[of[i]]
-		if ok {
-			all.Results[i].Taken = r.N
-			continue
-		}
-		all.Results[i].Taken = 0
-		all.RetryAfter = max(all.RetryAfter, all.Results[i].RetryAfter)
-		if all.Denied == "" && !all.Results[i].OK {
-			all.Denied = r.Key
+		one := &all.Results[i]
+		*one = results[of[i]]
+		switch {
+		case ok && one.OK:
+			one.Taken = r.N
+		case ok: // in shadow mode, or was when the request was charged
+			*one = c.admit(*one, r.N)
+		default:
+			one.Taken = 0
+			if one.OK || infos[of[i]].shadowed() {
+				continue
+			}
+			all.RetryAfter = max(all.RetryAfter, one.RetryAfter)
+			if all.Denied == "" {
+				all.Denied = r.Key
+			}
 		}
 	}
-	return all, each, nil
+	return all, nil
 }
 
 // sum makes one demand of all requests of a bucket, and tells for each request which one.
@@ -178,7 +183,7 @@ func (c *Client) sum(p budget, reqs []Request) (demands []lua.Demand, of []int, 
 		if !seen {
 			i = len(demands)
 			at[r.Key] = i
-			demands = append(demands, lua.Demand{Key: r.Key, Leave: p.cfg.leave})
+			demands = append(demands, lua.Demand{Key: r.Key})
 		}
 		if r.N > policy.MaxTokens-demands[i].N {
 			return nil, nil, fmt.Errorf("%w: the requests of bucket %q are of more than %d tokens",
@@ -196,7 +201,7 @@ type part struct {
 	tasks   []*task // of each bucket; the first one makes the call
 	demands []lua.Demand
 	of      []int // their places in the TakeAll
-	ok      bool
+	ok      bool  // taken, if not from buckets in shadow mode that have too few tokens
 	answers []answer
 	err     error
 }
@@ -209,17 +214,15 @@ func (c *Client) split(p budget, demands []lua.Demand) (parts []*part, err error
 	}
 	at := make(map[place]*part, len(demands))
 	for i, d := range demands {
-		t, beginErr := c.begin(p, d.Key)
-		if beginErr != nil {
-			t = &task{budget: p, c: c, key: d.Key, info: c.cache.get(d.Key)}
-		}
+		t := c.begin(p, d.Key)
+		t.began, d.Leave = time.Time{}, t.leave(d.N) // others use their time before it does
 		here := place{t.server, c.servers.call(d.Key)}
 		_, isLazy := t.kind.(*lazy)
 		sole := at[here]
-		if sole == nil || isLazy || beginErr != nil {
-			sole = &part{lazy: isLazy, err: beginErr}
+		if sole == nil || isLazy {
+			sole = &part{lazy: isLazy}
 			parts = append(parts, sole)
-			if !isLazy && beginErr == nil {
+			if !isLazy {
 				at[here] = sole
 			}
 		}
@@ -233,22 +236,16 @@ func (c *Client) split(p budget, demands []lua.Demand) (parts []*part, err error
 
 // take makes the call of a part.
 func (p *part) take() {
-	t := p.tasks[0]
-	err := p.err
-	if p.err = nil; err == nil {
-		p.answers, err = attempt(t, t.cfg.request != "", p.ask)
-	}
-	if err != nil {
+	t, err := *p.tasks[0], error(nil)
+	t.kind = nil // of buckets that are unknown takeAll takes care
+	if p.answers, err = attempt(&t, t.cfg.request != "", p.ask); err != nil {
 		p.degrade(err)
 		return
 	}
-	for i, a := range p.answers {
-		if a.info.share != nil {
-			a.info.share.saw(a.reply.Remaining, t.c.shares.now())
-		}
-		if !p.ok {
-			_, _ = p.tasks[i].rescue(p.demands[i].N, &a.reply) // for the next take of all
-		}
+	for i := range p.answers {
+		a := &p.answers[i]
+		t.c.tellShare(a)
+		_, _ = p.tasks[i].rescue(p.demands[i].N, &a.reply) // for the next take of all
 	}
 }
 
@@ -256,9 +253,12 @@ func (p *part) take() {
 func (p *part) ask() ([]answer, error) {
 	t := p.tasks[0]
 	if p.lazy {
-		a, err := t.takes(ask{run: policy.Run{N: p.demands[0].N, Count: 1, Leave: t.cfg.leave}, whole: true})
-		p.ok = a.reply.OK
-		return []answer{a}, err
+		a, err := t.takes(&ask{run: policy.Run{N: p.demands[0].N, Count: 1, Leave: p.demands[0].Leave}, whole: true})
+		if err != nil {
+			return nil, err
+		}
+		p.ok = a.reply.OK || a.info.shadowed()
+		return []answer{*a}, nil
 	}
 	if err := p.open(); err != nil {
 		return nil, err
@@ -303,7 +303,7 @@ func (p *part) open() error {
 	return errors.Join(errs...)
 }
 
-// undo gives back what a part took whose caller is gone.
+// undo gives back what a part took after its caller left.
 func (p *part) undo(ctx context.Context, by lua.Client, cmd redis.Cmder) {
 	if p.tasks[0].cfg.request != "" {
 		return // it is the request's
@@ -335,7 +335,7 @@ func (p *part) degrade(err error) {
 	p.answers = make([]answer, len(p.demands))
 	for i, d := range p.demands {
 		a := p.tasks[i].c.degraded(d.Key, d.N, err, d.Leave)
-		p.answers[i], p.ok = a, p.ok && a.err == nil && a.reply.OK
+		p.answers[i], p.ok = a, p.ok && a.err == nil && (a.reply.OK || a.info.shadowed())
 		if a.err != nil {
 			p.err = a.err
 		}
@@ -385,9 +385,7 @@ func (c *Client) refund(p budget, parts []*part) {
 		wg.Wait()
 		close(done)
 	}
-	if !c.life.spawn(job) {
-		job()
-	}
+	c.life.running.Go(job)
 	left := Never
 	if !p.deadline.IsZero() {
 		left = time.Until(p.deadline)

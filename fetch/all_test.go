@@ -11,9 +11,11 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/internal/testing/faultproxy"
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )
@@ -35,7 +37,8 @@ func TestTakeAllTakesFromAllBucketsOrNone(t *testing.T) {
 		"single":  func(t *testing.T) redis.UniversalClient { return testenv.Redis(t).Client() },
 		"cluster": func(t *testing.T) redis.UniversalClient { return testenv.Cluster(t).Client() },
 		"ring": func(t *testing.T) redis.UniversalClient {
-			ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": testenv.Redis(t).Addr(), "b": testenv.Redis(t).Addr()}, ContextTimeoutEnabled: true})
+			ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": testenv.Redis(t).Addr(),
+				"b": testenv.Redis(t).Addr()}, ContextTimeoutEnabled: true})
 			t.Cleanup(func() { _ = ring.Close() })
 			return ring
 		},
@@ -101,7 +104,8 @@ func TestTakeAllRefusesWhatItCanNotTake(t *testing.T) {
 	require.NoError(t, err)
 	c := newClient(t, rdb, slow())
 	for want, reqs := range map[error][][]Request{
-		ErrInvalidAmount: {nil, make([]Request, MaxAll+1), {{"team", 0}}, {{"team", -1}}, {{"team", policy.MaxTokens}, {"team", 1}}},
+		ErrInvalidAmount: {nil, make([]Request, MaxAll+1), {{"team", 0}}, {{"team", -1}},
+			{{"team", policy.MaxTokens}, {"team", 1}}},
 		ErrInvalidKey:    {{{"team", 1}, {"", 1}}, {{"te}am", 1}}},
 		ErrUnknownBucket: {{{"team", 1}, {"foreign", 1}}},
 	} {
@@ -190,7 +194,8 @@ func twoPhases(t *testing.T, f *faulty, hook redis.Hook) redis.UniversalClient {
 
 func TestAClientThatIsCutOffBetweenThePhasesLosesTokensAndMintsNone(t *testing.T) {
 	f := newFaulty(t, nil)
-	createBucket(t, f.direct, "empty", policy.Policy{Capacity: 10, Rate: policy.Rate{Tokens: 1, Per: time.Hour}, Initial: new(int64)})
+	createBucket(t, f.direct, "empty", policy.Policy{Capacity: 10, Rate: policy.Rate{Tokens: 1, Per: time.Hour},
+		Initial: new(int64)})
 	require.NoError(t, lua.Load(t.Context(), f.direct))
 	cut := &onReturn{key: "checkout", do: f.proxy.Cut}
 	c := newClient(t, twoPhases(t, f, cut), slow())
@@ -205,7 +210,8 @@ func TestAClientThatIsCutOffBetweenThePhasesLosesTokensAndMintsNone(t *testing.T
 
 func TestARefundWhoseReplyIsLostIsMadeOnce(t *testing.T) {
 	f := newFaulty(t, nil)
-	createBucket(t, f.direct, "empty", policy.Policy{Capacity: 10, Rate: policy.Rate{Tokens: 1, Per: time.Hour}, Initial: new(int64)})
+	createBucket(t, f.direct, "empty", policy.Policy{Capacity: 10, Rate: policy.Rate{Tokens: 1, Per: time.Hour},
+		Initial: new(int64)})
 	require.NoError(t, lua.Load(t.Context(), f.direct))
 	c := newClient(t, twoPhases(t, f, nil), slow())
 	seen := 0
@@ -227,11 +233,13 @@ func TestARefundWhoseReplyIsLostIsMadeOnce(t *testing.T) {
 
 func TestARefundGoesToTheEraOfTheTakeOnly(t *testing.T) {
 	f := newFaulty(t, nil)
-	createBucket(t, f.direct, "empty", policy.Policy{Capacity: 10, Rate: policy.Rate{Tokens: 1, Per: time.Hour}, Initial: new(int64)})
+	createBucket(t, f.direct, "empty", policy.Policy{Capacity: 10, Rate: policy.Rate{Tokens: 1, Per: time.Hour},
+		Initial: new(int64)})
 	require.NoError(t, lua.Load(t.Context(), f.direct))
 	fresh := policy.Policy{Capacity: 100, Rate: policy.Rate{Tokens: 1, Per: time.Hour}, Initial: new(int64)}
 	replace := &onReturn{key: "checkout", do: func() {
-		require.NoError(t, f.direct.Del(context.Background(), "checkout", lua.IndexKey("checkout"), lua.ControlKey("checkout")).Err())
+		require.NoError(t, f.direct.Del(context.Background(), "checkout", lua.IndexKey("checkout"),
+			lua.ControlKey("checkout")).Err())
 		createBucket(t, f.direct, "checkout", fresh)
 	}}
 	c := newClient(t, twoPhases(t, f, replace), slow())
@@ -240,4 +248,44 @@ func TestARefundGoesToTheEraOfTheTakeOnly(t *testing.T) {
 	require.False(t, r.OK)
 	require.Zero(t, tokens(t, f.direct, "checkout"), "the bucket began anew, without the tokens taken before")
 	require.EqualValues(t, 30, c.Stats().Lost)
+}
+
+func TestCloseDuringATakeAllLosesNothing(t *testing.T) {
+	t.Parallel()
+	fast, far := testenv.Redis(t), testenv.Redis(t)
+	proxy := testenv.Proxy(t, far.Addr(), 0)
+	rdb := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"fast": fast.Addr(), "far": proxy.Addr()},
+		HeartbeatFrequency: time.Hour})
+	defer func() { _ = rdb.Close() }()
+	var near, away string
+	for i := 0; near == "" || away == ""; i++ {
+		key := fmt.Sprint("user:", i)
+		shard, err := rdb.GetShardClientForKey(key)
+		require.NoError(t, err)
+		if shard.Options().Addr == fast.Addr() {
+			near = key
+		} else {
+			away = key
+		}
+	}
+	createBucket(t, fast.Client(), near, hourly(10))
+	createBucket(t, far.Client(), away, hourly(1))
+	c, err := New(rdb, slow())
+	require.NoError(t, err)
+	_, err = c.Take(t.Context(), away, 1)
+	require.NoError(t, err)
+	_, err = c.Take(t.Context(), near, 1)
+	require.NoError(t, err)
+	require.NoError(t, proxy.Delay(faultproxy.ToClient, 300*time.Millisecond, 0))
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		r, err := c.TakeAll(context.Background(), []Request{{near, 5}, {away, 1}})
+		assert.NoError(t, err)
+		assert.False(t, r.OK)
+	})
+	eventually(t, func() bool { return tokens(t, fast.Client(), near) == 4 }, "taken")
+	require.NoError(t, c.Close(t.Context()))
+	wg.Wait()
+	require.Zero(t, c.Stats().Lost)
+	require.EqualValues(t, 9, tokens(t, fast.Client(), near))
 }

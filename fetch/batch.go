@@ -3,6 +3,7 @@ package fetch
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"time"
 
@@ -17,81 +18,13 @@ import (
 // calls of the same round trip.
 const mostBuckets = 128
 
-// ask is one thing that a server is asked for: takes of a bucket, or, if it is not nil, a command.
-type ask struct {
-	cmd  redis.Cmder
-	cost int64                                                    // tokens that the command may take without telling
-	late func(ctx context.Context, c lua.Client, cmd redis.Cmder) // undoes a command that nobody waits for; may be nil
-
-	key   string
-	kind  kind
-	info  *info         // what is known of the bucket, and afterwards what was learned
-	run   policy.Run    // one take, or
-	line  []policy.Run  // several, none behind one that doesn't fit, or, without either,
-	hold  time.Duration // the bucket is opened for a script that holds tokens for so long
-	whole bool          // the policy is to be told, or a denial is likely
-
-	reply lua.TakeReply
-	runs  []lua.RunReply // of the line
-	err   error
-}
-
-// resolve makes a number of what is to be left in percent of the capacity, if that is known: the tokens alone don't
-// tell it.
-func (a *ask) resolve(capacity int64) {
-	if capacity == 0 {
-		a.whole = a.whole || a.run.Leave.Percent > 0 || len(a.line) > 0 && a.line[0].Leave.Percent > 0
-		return
-	}
-	a.run.Leave = policy.Leave{Tokens: a.run.Leave.Of(capacity)}
-	for i := range a.line {
-		a.line[i].Leave = policy.Leave{Tokens: a.line[i].Leave.Of(capacity)}
-	}
-}
-
-// group is what one entry of a script call is asked for: takes of one bucket in the order of their arrival.
-type group struct {
-	key    string
-	kind   kind
-	info   *info
-	hold   time.Duration
-	asks   []*engine.Request[ask]
-	runs   []policy.Run
-	total  int64
-	part   int // groups of one bucket are in different calls, in this order
-	inLine bool
-	whole  bool
-	alone  bool // in a call of its own
-	text   bool // the server doesn't know the script
-	create bool // the bucket of a bounded template may be created
-	done   bool
-}
-
-// fits reports whether takes can join.
-func (g *group) fits(a *ask) bool {
-	return !g.inLine && a.line == nil && g.total > 0 && a.total() > 0 && a.total() <= policy.MaxTokens-g.total
-}
-
-func (g *group) add(r *engine.Request[ask]) {
-	a := &r.Body
-	g.asks, g.whole = append(g.asks, r), g.whole || a.whole
-	if a.line != nil {
-		g.runs = append(g.runs, a.line...)
-	} else if last := len(g.runs) - 1; last >= 0 && !a.run.UpTo && g.runs[last].N == a.run.N &&
-		g.runs[last].Leave == a.run.Leave && !g.runs[last].UpTo {
-		g.runs[last].Count++
-	} else if a.run.N > 0 {
-		g.runs = append(g.runs, a.run)
-	}
-	g.total += a.total()
-}
-
 // scriptCall is a call of a script: of takes of some buckets, or of one lazy bucket.
 type scriptCall struct {
 	groups []*group
 	takes  lua.TakesCall
 	words  []lua.Takes
 	rule   *policy.Ruled // of the lazy bucket; nil: the takes are of others
+	text   bool
 	cmd    redis.Cmder
 }
 
@@ -107,6 +40,7 @@ type trip struct {
 	cmds   []redis.Cmder
 	late   []*engine.Request[ask] // nobody waits for these
 	ctx    context.Context
+	text   bool // the server doesn't know a script
 
 	entries []entry
 	freeG   []*group
@@ -157,8 +91,8 @@ func (t *trip) group(r *engine.Request[ask]) {
 	g := t.last[r.Body.key]
 	if g == nil || !g.fits(&r.Body) {
 		part := 0
-		if g != nil {
-			part = g.part + 1
+		if g != nil { // asked whole it misses nothing, so that the next part doesn't overtake it
+			part, g.whole = g.part+1, true
 		}
 		if n := len(t.freeG); n > 0 {
 			g, t.freeG = t.freeG[n-1], t.freeG[:n-1]
@@ -185,9 +119,9 @@ func (t *trip) place() {
 		words, rule := g.kind.takes(g)
 		at := [2]int{t.c.servers.call(g.key), g.part}
 		call := t.places[at]
-		if call == nil || rule != nil || g.alone || g.text || len(call.groups) == mostBuckets {
+		if call == nil || rule != nil || g.alone || len(call.groups) == mostBuckets {
 			call = t.call(rule)
-			if rule == nil && !g.alone && !g.text {
+			if rule == nil && !g.alone {
 				t.places[at] = call
 			}
 		}
@@ -195,8 +129,9 @@ func (t *trip) place() {
 		words.Whole, words.Terms = g.whole, g.whole
 		call.groups, call.words = append(call.groups, g), append(call.words, words)
 	}
+	slices.SortStableFunc(t.calls, func(a, b *scriptCall) int { return a.groups[0].part - b.groups[0].part })
 	for _, call := range t.calls {
-		if err := call.command(t.ctx); err != nil {
+		if err := call.command(t.ctx, t.text || call.rule == nil && !t.s.loaded.Load()); err != nil {
 			for _, g := range call.groups {
 				t.answer(g, lua.TakesReply{Err: err})
 			}
@@ -216,13 +151,14 @@ func (t *trip) call(rule *policy.Ruled) *scriptCall {
 	return call
 }
 
-// command makes the command of a call.
-func (call *scriptCall) command(ctx context.Context) (err error) {
+// command makes the command of a call, with the script's text or its name.
+func (call *scriptCall) command(ctx context.Context, text bool) (err error) {
+	call.text = text
 	g := call.groups[0]
 	if call.rule != nil {
-		call.cmd, err = lua.LazyCommand(ctx, g.key, &call.rule.Terms, g.runs, g.inLine, g.text)
+		call.cmd, err = lua.LazyCommand(ctx, g.key, &call.rule.Terms, g.runs, g.inLine, text)
 	} else {
-		call.cmd, err = call.takes.Command(ctx, call.words, g.text)
+		call.cmd, err = call.takes.Command(ctx, call.words, text)
 	}
 	return err
 }
@@ -234,10 +170,9 @@ func (t *trip) read(call *scriptCall) {
 	}
 	err := call.cmd.Err()
 	switch {
-	case lua.IsNoScript(err) && !call.groups[0].text:
-		for _, g := range call.groups {
-			g.text = true
-		}
+	case lua.IsNoScript(err) && !call.text:
+		t.text = true
+		t.s.loaded.Store(false)
 		return
 	case redis.HasErrorPrefix(err, "NOPERM ") && len(call.groups) > 1: // nothing ran: whose keys it is shows alone
 		for _, g := range call.groups {
@@ -257,6 +192,9 @@ func (t *trip) read(call *scriptCall) {
 			OK: r.OK, Remaining: r.Remaining, Runs: r.Runs, Terms: r.Terms, Refilled: r.Refilled, Err: err,
 		})
 		return
+	}
+	if call.text && err == nil {
+		t.s.loaded.Store(true)
 	}
 	replies, err := call.takes.Read(err)
 	for i, g := range call.groups {
@@ -339,15 +277,6 @@ func (t *trip) answer(g *group, reply lua.TakesReply) {
 	}
 }
 
-// total is how many tokens are asked for.
-func (a *ask) total() int64 {
-	sum := a.run.N * a.run.Count
-	for _, run := range a.line {
-		sum += run.N * run.Count
-	}
-	return sum
-}
-
 // one is what the nth take of a run is told.
 func one(run policy.Run, r lua.RunReply, nth int64) lua.TakeReply {
 	switch {
@@ -400,7 +329,6 @@ func (t *trip) conclude() {
 			case a.cmd == nil && a.err == nil && a.reply.Taken > 0:
 				t.c.giveBackBy(ctx, by, a.kind, a.key, a.reply.Taken, a.info.era)
 			}
-			t.s.queue.Release(r)
 		})
 	}
 	wg.Wait()
@@ -418,7 +346,7 @@ func (t *trip) free() {
 	clear(t.late)
 	clear(t.last)
 	t.groups, t.calls, t.cmds, t.late, t.entries = t.groups[:0], t.calls[:0], t.cmds[:0], t.late[:0], t.entries[:0]
-	t.c, t.s, t.rdb, t.ctx = nil, nil, nil, nil
+	t.c, t.s, t.rdb, t.ctx, t.text = nil, nil, nil, nil, false
 	trips.Put(t)
 }
 

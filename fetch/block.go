@@ -195,26 +195,26 @@ func (b *block) prepare(now time.Duration, back, want int64) {
 	b.plan.seen -= back
 	b.seq++
 	b.sent, b.again = now, false
-	b.call = &lua.LeaseCall{ID: b.id, Seq: b.seq, Keep: b.left.Load(), Back: back, Want: want, TTL: b.rule.hold + leaseGrace}
+	b.call = &lua.LeaseCall{ID: b.id, Seq: b.seq, Keep: b.left.Load(), Back: back, Want: want,
+		TTL: b.rule.hold + leaseGrace}
 }
 
 // send makes the call and takes its answer in. Without an answer the call stays, to be sent again: the bucket does it
 // once.
 func (b *block) send() (reply lua.LeaseReply, ok bool) {
 	c, call := b.ls.c, *b.call
-	t, err := c.begin(from(context.Background(), &c.config.callConfig), b.key)
-	if err == nil {
-		reply, err = attempt(t, false, func() (lua.LeaseReply, error) {
-			if call.Want > 0 { // a template's bucket that is about to leave full is to be refilled
-				if err := t.kind.open(t, call.TTL); err != nil {
-					return lua.LeaseReply{}, err
-				}
+	t := c.begin(from(context.Background(), &c.config.callConfig), b.key)
+	reply, err := attempt(t, false, func() (lua.LeaseReply, error) {
+		if call.Want > 0 { // a template's bucket that is about to leave full is to be refilled
+			if err := t.kind.open(t, call.TTL); err != nil {
+				return lua.LeaseReply{}, err
 			}
-			return lua.Lease(t.ctx, t, b.key, call)
-		})
-	}
+		}
+		return lua.Lease(t.ctx, t, b.key, call)
+	})
 	switch {
-	case errors.Is(err, lua.ErrNotHeld) && b.again && call.Keep+call.Want == 0: // it was done before, and the block ended with it
+	case errors.Is(err, lua.ErrNotHeld) && b.again && call.Keep+call.Want == 0:
+		// it was done before, and the block ended with it
 		b.call.Back = 0
 		b.lose()
 		b.moreToTake(call.Back)
@@ -237,7 +237,10 @@ func (b *block) send() (reply lua.LeaseReply, ok bool) {
 		b.id = ""
 	}
 	b.moreToTake(call.Back)
-	if reply.Granted < call.Want { // until the next refill there is no more
+	switch {
+	case call.Want > 0 && reply.Granted == 0: // of a bucket that others empty first, blocks only cost calls
+		b.rest = b.after(b.plan.half)
+	case reply.Granted < call.Want: // until the next refill there is no more
 		b.rest = b.after(min(b.plan.half, micros(reply.Terms.Interval)))
 	}
 	return reply, true
@@ -246,8 +249,7 @@ func (b *block) send() (reply lua.LeaseReply, ok bool) {
 // moreToTake tells others in the Client of tokens that are back in the bucket.
 func (b *block) moreToTake(n int64) {
 	if n > 0 {
-		b.ls.c.cache.forgive(b.key)
-		b.ls.c.lines.wake(b.key)
+		b.ls.c.moreTokens(b.key)
 	}
 }
 
@@ -255,7 +257,8 @@ func (b *block) moreToTake(n int64) {
 func (b *block) show(reply lua.LeaseReply) {
 	c, now := b.ls.c, time.Now()
 	i := c.learn(b.key, 0, policy.Leave{}, &lua.TakeReply{
-		OK: true, Remaining: reply.Remaining, Terms: reply.Terms, Refilled: lua.Refilled{Version: policy.Version{Era: reply.Era}},
+		OK: true, Remaining: reply.Remaining, Terms: reply.Terms,
+		Refilled: lua.Refilled{Version: policy.Version{Era: reply.Era}},
 	})
 	if i.share != nil {
 		i.share.saw(reply.Remaining, c.shares.now())
@@ -373,11 +376,15 @@ func (p *plan) lack(now time.Duration, left, missed int64) int64 {
 
 // takeBoth takes n tokens of which the bucket, as it answered, has too few, and its block as well: those of the block,
 // and the others of the bucket. If they have too few together, nothing is taken.
-func (t *task) takeBoth(n int64, denied answer) (Result, bool) {
+func (t *task) takeBoth(n int64, denied *answer) (Result, bool) {
 	c, least := t.c, n-denied.reply.Remaining
 	if denied.source.Kind == SourceCached { // the bucket may have others by now
 		least = 1
 	}
+	if !c.life.enter() {
+		return Result{}, false
+	}
+	defer c.life.leave()
 	leased, low := c.leases.draw(t.key, least, n, t.cfg.leave)
 	defer low.signal()
 	if !leased.OK || leased.Taken == n {
@@ -385,14 +392,8 @@ func (t *task) takeBoth(n int64, denied answer) (Result, bool) {
 	}
 	a := t.askRun(policy.Run{N: n - leased.Taken, Count: 1, Leave: t.cfg.leave})
 	if a.err != nil || !a.reply.OK {
-		if leased.Era == 0 {
-			c.stats.lost.Add(leased.Taken)
-		} else {
-			c.giveBackLater(t.key, leased.Taken, leased.Era)
-		}
+		c.giveBackLater(t.key, leased.Taken, leased.Era)
 		return Result{}, false
 	}
-	r := t.result(a)
-	r.Taken = n
-	return r, true
+	return t.result(a).with(leased), true
 }

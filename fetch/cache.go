@@ -25,9 +25,9 @@ const (
 type info struct {
 	terms   *policy.Terms // nil: the bucket has no policy
 	era     int64
+	share   *share // of a bucket with degraded mode local; nil if there are too many
 	learned time.Time
 	denied  denial
-	share   *share // of a bucket with degraded mode local; nil if there are too many
 
 	// Of a stepped bucket.
 	asked time.Time     // when its instants were last asked for
@@ -39,13 +39,28 @@ type info struct {
 // The zero denial denies nothing.
 type denial struct {
 	n, leave int64
-	left     int64     // the tokens held
-	until    time.Time // no longer than denialMaxAge
-	due      time.Time // of n tokens; zero if they are not due
+	left     int64        // the tokens held
+	at       lua.Refilled // then
+	until    time.Time    // no longer than denialMaxAge
+	due      time.Time    // of n tokens; zero if they are not due
 }
 
 func (d *denial) holds(n, leave int64, now time.Time) bool {
 	return d.n > 0 && n >= d.n && leave >= d.leave && now.Before(d.until)
+}
+
+// deniedFor is how long until n tokens, and those to be left, are due, which the last denial denies; less than 0 is
+// never.
+func (i *info) deniedFor(n, leave int64, now time.Time) time.Duration {
+	d := &i.denied
+	if d.due.IsZero() {
+		return -1
+	}
+	due := d.due.Sub(now)
+	if n+leave > d.n+d.leave {
+		due = max(due, i.untilDue(n+leave, d.left, d.at)-now.Sub(i.learned))
+	}
+	return due
 }
 
 // exceeded is the error of a take of more tokens than the bucket ever holds.
@@ -140,6 +155,7 @@ func micros(us int64) time.Duration { return time.Duration(us) * time.Microsecon
 type cache struct {
 	mu         sync.RWMutex
 	young, old map[string]*info
+	terms      *policy.Terms // put last: buckets of one policy share it, in the processor's cache too
 }
 
 func newCache() *cache { return &cache{young: make(map[string]*info)} }
@@ -164,6 +180,12 @@ func (c *cache) put(key string, i *info) {
 	defer c.mu.Unlock()
 	if _, ok := c.young[key]; !ok && len(c.young) >= cacheHalf {
 		c.old, c.young = c.young, make(map[string]*info, cacheHalf)
+	}
+	if i.terms != nil {
+		if c.terms != nil && *c.terms == *i.terms {
+			i.terms = c.terms
+		}
+		c.terms = i.terms
 	}
 	c.young[key] = i
 }
@@ -194,7 +216,8 @@ func (c *Client) learn(key string, n int64, leave policy.Leave, reply *lua.TakeR
 		i.era = reply.Version.Era
 	}
 	if !reply.OK && !i.pooled() { // a pool's share grows by the denials that its bucket counts
-		i.denied = denial{n: n, leave: leave.Of(i.limit()), left: reply.Remaining, until: now.Add(denialMaxAge)}
+		i.denied = denial{n: n, leave: leave.Of(i.limit()), left: reply.Remaining, at: reply.Refilled,
+			until: now.Add(denialMaxAge)}
 		if reply.Wait >= 0 {
 			i.denied.due = now.Add(reply.Wait)
 			if i.denied.due.Before(i.denied.until) {
@@ -205,7 +228,9 @@ func (c *Client) learn(key string, n int64, leave policy.Leave, reply *lua.TakeR
 	if t := reply.Terms; t != nil && t.Degraded == policy.DegradedLocal {
 		i.share = c.shareOf(key, *t)
 	}
-	c.cache.put(key, i)
+	if !reply.Repeated { // what it tells is of an earlier time
+		c.cache.put(key, i)
+	}
 	return i
 }
 

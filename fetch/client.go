@@ -55,7 +55,7 @@ func New(rdb redis.UniversalClient, opts ...Option) (*Client, error) {
 	c.life.quit = make(chan struct{})
 	c.servers = newServers(c, rdb)
 	c.templates = newTemplates(c)
-	c.lines.keys, c.lines.waiters = make(map[lineKey]*line), make(map[string]int)
+	c.lines.of = make(map[string][]*line)
 	c.rescues = newRescues()
 	c.leases = newLeases(c)
 	return c, nil
@@ -77,15 +77,13 @@ func (c *Client) peek(ctx context.Context, key string, cfg *callConfig) (Result,
 	if err := c.check(ctx, key, 1); err != nil {
 		return Result{}, err
 	}
-	t, err := c.begin(from(ctx, cfg), key)
-	if err != nil {
-		return Result{}, err
-	}
+	t := c.begin(from(ctx, cfg), key)
 	reply, err := attempt(t, true, func() (lua.PeekReply, error) { return t.kind.peek(ctx, t, key) })
 	if err != nil {
 		return Result{}, err
 	}
-	r := Result{OK: reply.Tokens > 0, Remaining: reply.Tokens, Outstanding: reply.Outstanding, RetryAfter: wait(reply.Wait), ResetAfter: Never}
+	r := Result{OK: reply.Tokens > 0, Remaining: reply.Tokens, Outstanding: reply.Outstanding,
+		RetryAfter: wait(reply.Wait), ResetAfter: Never}
 	if reply.Terms != nil {
 		r.Limit, r.ResetAfter = reply.Terms.Capacity, untilFull(reply)
 		r.OnFloor = reply.Terms.Pool && !reply.Terms.Granted(reply.Version.Era, reply.Now)
@@ -95,7 +93,7 @@ func (c *Client) peek(ctx context.Context, key string, cfg *callConfig) (Result,
 
 // Stats counts what happened since the Client was made.
 type Stats struct {
-	// Abandoned is the number of calls whose callers stopped waiting.
+	// Abandoned is the number of calls that their callers stopped waiting for.
 	Abandoned int64
 	// Returned is the number of tokens that such calls turned out to have taken and that were given back, and of those
 	// that a TakeAll gave back because another bucket said no.
@@ -141,56 +139,70 @@ func (c *Client) Stats() Stats {
 
 // Close refuses new calls with ErrClosed, whatever is asked, wakes what sleeps in Wait, gives blocks of tokens
 // (WithLease) back, and waits for the calls under way and for the Client's goroutines. When ctx ends first its error is
-// returned; they then end as soon as the server answers, or their time is over. Closing again waits again. The go-redis
-// client stays open.
-func (c *Client) Close(ctx context.Context) error {
-	if err := c.life.end(ctx); err != nil {
-		return err
-	}
-	return c.servers.close(ctx)
-}
+// returned; they then end as soon as the server answers or their time is over, and the Client's connections with them.
+// Closing again waits again. The go-redis client stays open.
+func (c *Client) Close(ctx context.Context) error { return c.life.end(ctx, c.servers.close) }
 
 // life is what Close waits for.
 type life struct {
-	closed     atomic.Bool
-	quit       chan struct{} // closed with it
-	mu         sync.Mutex
-	goroutines sync.WaitGroup
-	ended      chan struct{} // closed when the goroutines have ended; made when it is closed
+	closed  atomic.Bool
+	quit    chan struct{} // closed with it
+	mu      sync.Mutex
+	running sync.WaitGroup // goroutines, and calls of several steps
+	ended   chan struct{}  // closed when these have, and what is closed last; made when it is closed
+	err     error          // then
 }
 
 // spawn runs job in a goroutine, unless the Client is closed.
 func (l *life) spawn(job func()) bool {
+	if !l.enter() {
+		return false
+	}
+	go func() {
+		defer l.leave()
+		job()
+	}()
+	return true
+}
+
+// enter has Close wait for a call of several steps, until leave, unless the Client is closed. The last step may be to
+// give back what an earlier one took, so the servers must be there until then.
+func (l *life) enter() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.closed.Load() {
 		return false
 	}
-	l.goroutines.Go(job)
+	l.running.Add(1)
 	return true
 }
 
-// end waits until the goroutines have ended, or ctx ends.
-func (l *life) end(ctx context.Context) error {
+func (l *life) leave() { l.running.Done() }
+
+// end waits until the goroutines and the calls have ended, and then last has been called, or ctx ends.
+func (l *life) end(ctx context.Context, last func() error) error {
 	l.mu.Lock()
 	if !l.closed.Swap(true) {
 		close(l.quit)
 		l.ended = make(chan struct{})
 		go func() {
-			l.goroutines.Wait()
+			l.running.Wait()
+			if err := last(); err != nil {
+				l.err = fmt.Errorf("fetch: close: %w", err)
+			}
 			close(l.ended)
 		}()
 	}
 	l.mu.Unlock()
 	select {
 	case <-l.ended:
-		return nil
+		return l.err
 	default:
 	}
 	select {
 	case <-l.ended:
-		return nil
+		return l.err
 	case <-ctx.Done():
-		return fmt.Errorf("fetch: close: goroutines have not ended: %w", ctx.Err())
+		return fmt.Errorf("fetch: close: calls are still under way: %w", ctx.Err())
 	}
 }

@@ -36,19 +36,14 @@ func (c *Client) degraded(key string, n int64, err error, leave policy.Leave) an
 	return a
 }
 
-// degradedUpTo is how many tokens of up to n a degraded mode is asked for.
-func (c *Client) degradedUpTo(i *info, n int64) int64 {
+// degradedUpTo is how many tokens of up to n a degraded mode is asked for, so that it leaves what is to be left: all of
+// a bucket in shadow mode.
+func (c *Client) degradedUpTo(i *info, n int64, leave policy.Leave) int64 {
 	switch {
-	case i.terms == nil:
+	case i.terms == nil || i.terms.Shadow:
 		return n
 	case i.terms.Degraded == policy.DegradedLocal && i.share != nil:
-		return max(1, min(n, i.share.holds(c.shares.now())))
+		return max(1, min(n, i.share.holds(leave.Of(i.limit()), c.shares.now())))
 	}
-	return min(n, i.terms.Capacity)
-}
-
-// degradedResult is the result of a take whose server isn't even known.
-func (c *Client) degradedResult(key string, n int64, err error, cfg *callConfig) (Result, error) {
-	t := &task{budget: budget{cfg: cfg}, c: c, key: key, info: c.cache.get(key)}
-	return t.conclude(answer{err: err}, n, 1)
+	return max(1, min(n, i.terms.Capacity-leave.Of(i.terms.Capacity)))
 }

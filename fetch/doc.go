@@ -32,15 +32,16 @@
 //
 // # When Redis is away
 //
-// A call takes no longer than its context and its timeout allow, 50 ms unless [WithTimeout] says otherwise. A take is
-// then answered as its policy's degraded mode says, with [SourceFallback] and the [Reason]: closed is [ErrUnavailable],
-// open is taken, local is this consumer's share of the rate, in memory. When most calls fail, none is sent until the
-// server answers probes again. This process' own slowness is no failure of the server's: a process that was stopped or
-// starved still reads the replies that have arrived, and gives the server as long again as it was itself late.
+// A call ends with its context or its timeout, 50 ms unless [WithTimeout] says otherwise, after a last look for replies
+// that have arrived. A take is then answered as its policy's degraded mode says, with [SourceFallback] and the
+// [Reason]: closed is [ErrUnavailable], open is taken, local is this consumer's share of the rate, in memory. When most
+// calls fail, none is sent until the server answers probes again. This process' own slowness is no failure of the
+// server's: a process that was stopped or starved still reads the replies that have arrived, and gives the server as
+// long again as it was itself late.
 //
-// A call is sent once. When its reply is lost nobody knows whether the tokens were taken: take them as spent. With a
-// request id ([WithRequestID]) it can be made again and is charged once. What was taken for a caller who stopped
-// waiting goes back to where it came from; [Stats] counts what can't.
+// A plain take is sent once. When its reply is lost nobody knows whether the tokens were taken: take them as spent.
+// With a request id ([WithRequestID]) it can be made again and is charged once. What was taken for a caller who
+// stopped waiting goes back to where it came from; [Stats] counts what can't.
 //
 // # Concurrency
 //

@@ -22,10 +22,11 @@ type fake struct {
 	redis.UniversalClient
 	trip time.Duration // how long a round trip takes
 
-	mu      sync.Mutex
-	fate    func(script string) fault               // nil: no faults
-	asked   func(takes int) (denied *time.Duration) // of each call of takes: when to deny all, and what is then said to be due
-	endless bool                                    // every bucket exists, and never runs out
+	mu   sync.Mutex
+	fate func(script string) fault // nil: no faults
+	// of each call of takes: when to deny all, and what is then said to be due
+	asked   func(takes int) (denied *time.Duration)
+	endless bool // every bucket exists, and never runs out
 	buckets map[string]*policy.Bucket
 	scripts map[string]string // names by hash
 	calls   map[string]int    // by script
@@ -251,7 +252,8 @@ func (f *fake) run(name string, args []any) any {
 		clamped, _ := bucket.Return(n)
 		return []any{int64(1), *bucket.Tokens, clamped}
 	case "peek":
-		return []any{int64(1), *bucket.Tokens, bucket.Wait(w.number(), now), s.Era, *bucket.Index, s.Last, now, terms, s.Carry, s.Step, s.Next,
+		return []any{int64(1), *bucket.Tokens, bucket.Wait(w.number(), now), s.Era, *bucket.Index, s.Last, now, terms,
+			s.Carry, s.Step, s.Next,
 			s.Outstanding, s.Due, s.Debt}
 	case "lease":
 		granted, clamped, held := bucket.Lease(w.text(), w.number(), w.number(), w.number(), w.number(), w.number(), now)

@@ -5,7 +5,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )
@@ -16,7 +16,8 @@ func TestAResultTellsWhenItsRegionIsOnItsFloor(t *testing.T) {
 	rdb := testenv.Redis(t).Client()
 	// One token an hour, or with a grant one a minute.
 	terms := policy.Terms{
-		Fence: policy.Fence{Epoch: 1, Seq: 1}, Capacity: 100, Tokens: 1, Per: 3_600_000_000, Interval: 100_000, MaxElapsed: 2_000_000, Initial: 50, Pool: true,
+		Fence: policy.Fence{Epoch: 1, Seq: 1}, Capacity: 100, Tokens: 1, Per: 3_600_000_000, Interval: 100_000,
+		MaxElapsed: 2_000_000, Initial: 50, Pool: true,
 	}
 	out, err := lua.Refill(ctx, rdb, "payments", policy.Call{Create: policy.CreateInitial, Terms: &terms})
 	require.NoError(t, err)

@@ -28,8 +28,9 @@ func (c *Client) Return(ctx context.Context, key string, n int64, opts ...CallOp
 
 // Undo gives back what a take took, as r tells: to the bucket's history from which it came (Result.Era), and if that is
 // over, to nobody. What no bucket gave does not go back: what a degraded mode granted (SourceFallback), and what a
-// bucket in shadow mode lacked. Of a denial there is nothing to undo. The errors are Return's. Call it once for a
-// Result, or for what a request id was charged: the bucket goes on remembering the request as charged.
+// bucket in shadow mode lacked. Of a denial there is nothing to undo, nor of a Reservation, which Settle ends. The
+// errors are Return's. Call it once for a Result, or for what a request id was charged: the bucket goes on remembering
+// the request as charged.
 func (c *Client) Undo(ctx context.Context, key string, r Result) error {
 	n := r.Taken - r.lacked
 	if r.Source.Kind == SourceFallback || !r.OK {
@@ -45,17 +46,21 @@ func (c *Client) Undo(ctx context.Context, key string, r Result) error {
 	return err
 }
 
+// moreTokens notes that a bucket has more tokens than it last told: its denial is forgotten, and those who wait for it
+// ask at once.
+func (c *Client) moreTokens(key string) {
+	c.cache.forgive(key)
+	c.lines.wake(key)
+}
+
 // putBack returns tokens to the era in which they were taken, 0 for any.
 func (c *Client) putBack(ctx context.Context, key string, n, era int64, cfg *callConfig) error {
 	if err := c.check(ctx, key, n); err != nil {
 		return err
 	}
-	t, err := c.begin(from(ctx, cfg), key)
-	if err != nil {
-		return err
-	}
+	t := c.begin(from(ctx, cfg), key)
 	reply, err := attempt(t, false, func() (lua.ReturnReply, error) { return t.kind.giveBack(t.ctx, t, key, n, era) })
-	c.cache.forgive(key)
+	c.moreTokens(key)
 	if errors.Is(err, lua.ErrOtherEra) {
 		reply, err = lua.ReturnReply{Clamped: n}, nil
 	}

@@ -42,8 +42,8 @@ type Call struct {
 
 // Outcome is how a call ended.
 type Outcome struct {
-	// Result is the call's. Of Wait, Return and Settle it has OK and Taken alone, of TakeAll also RetryAfter and the
-	// most remarkable Source.
+	// Result is the call's. Of Return and Settle it has OK and Taken alone, of Wait also the Source, of TakeAll that
+	// too, the most remarkable one, and RetryAfter.
 	Result Result
 	// Results are of each request of a TakeAll, in their order.
 	Results []Result

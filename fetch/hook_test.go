@@ -7,7 +7,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
+	"github.com/tokenrefill/refiller/policy"
 )
 
 type recorder struct{ seen []string }
@@ -22,12 +23,16 @@ func (r *recorder) End(ctx context.Context, call Call, o Outcome) {
 	if o.Duration <= 0 {
 		r.seen = append(r.seen, "no duration")
 	}
-	r.seen = append(r.seen, fmt.Sprintf("%s: ok %t, taken %d, %s, %s, error %t", ctx.Value(recorderKey{}), o.Result.OK, o.Result.Taken, o.Result.Source.Kind, o.Reason, o.Err != nil))
+	r.seen = append(r.seen, fmt.Sprintf("%s: ok %t, taken %d, %s, %s, error %t", ctx.Value(recorderKey{}), o.Result.OK,
+		o.Result.Taken, o.Result.Source.Kind, o.Reason, o.Err != nil))
 }
 
 func TestAHookIsToldOfEveryCall(t *testing.T) {
 	f := newFaulty(t, nil)
 	createBucket(t, f.direct, "mail", hourly(5))
+	open := hourly(5)
+	open.Degraded = policy.DegradedOpen
+	createBucket(t, f.direct, "open", open)
 	r := &recorder{}
 	c := newClient(t, f.rdb, slow(), WithHook(r))
 	ctx := t.Context()
@@ -39,9 +44,11 @@ func TestAHookIsToldOfEveryCall(t *testing.T) {
 	_ = c.Wait(ctx, "mail", 1)
 	_, _ = c.Peek(ctx, "mail")
 	_ = c.Return(ctx, "mail", 1)
+	_ = c.Wait(ctx, "open", 1)
 	_, _ = c.Take(ctx, "typo", 1)
 	f.proxy.Cut()
 	_, _ = c.Take(ctx, "mail", 1)
+	_ = c.Wait(ctx, "open", 1)
 	require.Equal(t, []string{
 		`take of 90 of "checkout": ok true, taken 90, shared, none, error false`,
 		`take of 90 of "checkout": ok false, taken 0, shared, none, error false`,
@@ -51,8 +58,10 @@ func TestAHookIsToldOfEveryCall(t *testing.T) {
 		`wait of 1 of "mail": ok true, taken 1, shared, none, error false`,
 		`peek of 0 of "mail": ok true, taken 0, shared, none, error false`,
 		`return of 1 of "mail": ok true, taken 0, shared, none, error false`,
+		`wait of 1 of "open": ok true, taken 1, shared, none, error false`,
 		`take of 1 of "typo": ok false, taken 0, shared, none, error true`,
 		`take of 1 of "mail": ok false, taken 0, shared, connection, error true`,
+		`wait of 1 of "open": ok true, taken 1, fallback, connection, error false`,
 	}, r.seen)
 	_, err := New(testenv.Redis(t).Client(), WithHook(nil))
 	require.ErrorIs(t, err, ErrInvalidOption)

@@ -57,7 +57,7 @@ func (r *refilled) takes(g *group) (lua.Takes, *policy.Ruled) {
 }
 
 func (r *refilled) open(t *task, hold time.Duration) error {
-	_, err := t.takes(ask{hold: hold, whole: true})
+	_, err := t.takes(&ask{hold: hold, whole: true})
 	return err
 }
 
@@ -76,7 +76,7 @@ func (r *refilled) peek(ctx context.Context, c lua.Client, key string) (lua.Peek
 	if !errors.Is(err, lua.ErrUnknownBucket) {
 		return reply, err
 	}
-	terms, err := lua.Limit(ctx, c, key)
+	terms, err := lua.Override(ctx, c, key)
 	if terms == nil {
 		terms = &r.rule.Terms
 	}
@@ -89,7 +89,8 @@ type lazy struct{ rule *policy.Ruled }
 func (l *lazy) takes(g *group) (lua.Takes, *policy.Ruled) { return lua.Takes{Key: g.key}, l.rule }
 
 func (l *lazy) open(t *task, _ time.Duration) error {
-	return fmt.Errorf("%w: bucket %q is of the template %q; with enforce: refilled it has them", ErrLazyBucket, t.key, l.rule.Prefix)
+	return fmt.Errorf("%w: bucket %q is of the template %q; with enforce: refilled it has them", ErrLazyBucket, t.key,
+		l.rule.Prefix)
 }
 
 func (l *lazy) giveBack(ctx context.Context, c lua.Client, key string, n, _ int64) (lua.ReturnReply, error) {
@@ -107,7 +108,8 @@ func (l *lazy) peek(ctx context.Context, c lua.Client, key string) (lua.PeekRepl
 	// What it lacks, less whole tokens, is the credit of the next one.
 	carry := (r.Terms.Capacity-r.Remaining)*r.Terms.Per - r.Reset.Microseconds()*r.Terms.Tokens
 	return lua.PeekReply{
-		Tokens: r.Remaining, Wait: r.Runs[0].Wait, Terms: r.Terms, Carry: min(max(carry, 0), r.Terms.Per-1), Refilled: r.Refilled,
+		Tokens: r.Remaining, Wait: r.Runs[0].Wait, Terms: r.Terms, Carry: min(max(carry, 0), r.Terms.Per-1),
+		Refilled: r.Refilled,
 	}, nil
 }
 

@@ -96,7 +96,8 @@ func (o LeaseOption) applyClient(c *config) error {
 		return fmt.Errorf("%w: a lease of %d tokens; want 1 to %d", ErrInvalidOption, o.rule.most, int64(policy.MaxTokens))
 	}
 	if o.rule.hold < MinLeaseHold || o.rule.hold > MaxLeaseHold {
-		return fmt.Errorf("%w: a lease is held for %s; want %s to %s", ErrInvalidOption, o.rule.hold, MinLeaseHold, MaxLeaseHold)
+		return fmt.Errorf("%w: a lease is held for %s; want %s to %s", ErrInvalidOption, o.rule.hold, MinLeaseHold,
+			MaxLeaseHold)
 	}
 	if len(o.keys) == 0 && len(o.prefixes) == 0 {
 		o.prefixes = []string{""}
@@ -114,7 +115,8 @@ func (o LeaseOption) applyClient(c *config) error {
 		c.leases.keys[key] = o.rule
 	}
 	for _, prefix := range o.prefixes {
-		i, twice := slices.BinarySearchFunc(c.leases.prefixes, prefix, func(p prefixRule, prefix string) int { return longestFirst(p.prefix, prefix) })
+		i, twice := slices.BinarySearchFunc(c.leases.prefixes, prefix,
+			func(p prefixRule, prefix string) int { return longestFirst(p.prefix, prefix) })
 		if twice {
 			return fmt.Errorf("%w: two leases of buckets with prefix %q", ErrInvalidOption, prefix)
 		}

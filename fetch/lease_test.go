@@ -14,7 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )
@@ -24,12 +24,24 @@ const hold = time.Second
 // inShadow stands for the answers that a bucket in shadow mode admitted.
 const inShadow SourceKind = 100
 
-// leasing makes a Client with leases of a bank's buckets.
+// leasing makes a Client with leases of a fake server's buckets.
 func leasing(t *testing.T, b *fake, most int64, opts ...Option) *Client {
 	t.Helper()
 	c := newClient(t, b, append([]Option{WithLease(most, hold)}, opts...)...)
 	c.jitter = func() float64 { return 0 }
 	return c
+}
+
+// holding is a fake server with left tokens in its bucket, and a Client that holds some more in a block of up to most.
+func holding(t *testing.T, capacity, most int64) (b *fake, c *Client, held, left int64) {
+	t.Helper()
+	b = newFake(map[string]policy.Policy{"checkout": hourly(capacity)})
+	c = leasing(t, b, most)
+	takeEvery(t, c, 1, time.Millisecond, 20*time.Millisecond)
+	synctest.Wait()
+	held, left = c.Stats().Leased, inBucket(b)
+	require.Positive(t, held)
+	return b, c, held, left
 }
 
 // takeEvery takes n tokens of the bucket each time that pause is over, for d, and
@@ -153,7 +165,8 @@ func TestABlockIsNotTakenFromAfterItsEra(t *testing.T) {
 		held := c.Stats().Leased
 		require.Positive(t, held)
 		b.with("checkout", func(bucket *policy.Bucket) { // the server lost a write: the bucket is emptied
-			out := bucket.Refill(policy.Call{Version: policy.Version{Era: bucket.Control.Era, Index: *bucket.Index + 1}}, time.Now().UnixMicro())
+			out := bucket.Refill(policy.Call{Version: policy.Version{Era: bucket.Control.Era, Index: *bucket.Index + 1}},
+				time.Now().UnixMicro())
 			require.Equal(t, policy.StatusRolledBack, out.Status)
 		})
 		time.Sleep(hold)
@@ -197,7 +210,8 @@ func TestWhileItsServerIsAwayABlockIsUsedUpAndThenTheDegradedModeAnswers(t *test
 		b.fail(nil)
 		time.Sleep(hold)
 		require.Zero(t, outstanding(b))
-		require.EqualValues(t, 10_000-before[SourceShared]-before[SourceLeased]-int(held), inBucket(b), "what was in a block is not given twice")
+		require.EqualValues(t, 10_000-before[SourceShared]-before[SourceLeased]-int(held), inBucket(b),
+			"what was in a block is not given twice")
 		require.Positive(t, takeEvery(t, c, 1, time.Millisecond, hold)[SourceLeased])
 	})
 }
@@ -246,7 +260,7 @@ func TestConsumersWithLeasesDoNotStarveEachOther(t *testing.T) {
 	})
 }
 
-func TestAHoarderGivesAnIdleBucketBackToOthersWithinTheHoldTime(t *testing.T) {
+func TestUnusedLeasesGoBackWithinTheHoldTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newFake(map[string]policy.Policy{"checkout": hourly(100)})
 		hoarder, other := leasing(t, b, 100), leasing(t, b, 100)
@@ -271,7 +285,7 @@ func TestAHoarderGivesAnIdleBucketBackToOthersWithinTheHoldTime(t *testing.T) {
 	})
 }
 
-func TestWhoeverWaitsComesBeforeTheBlock(t *testing.T) {
+func TestWaitersComeBeforeTheBlock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newFake(map[string]policy.Policy{"checkout": hourly(1000)})
 		c := leasing(t, b, 1000)
@@ -294,7 +308,8 @@ func TestWhoeverWaitsComesBeforeTheBlock(t *testing.T) {
 
 func TestABucketHasNoBlockWhileSomebodyWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := policy.Policy{Capacity: 1000, Rate: policy.PerSecond(1000), Interval: 100 * time.Millisecond, Initial: new(int64)}
+		p := policy.Policy{Capacity: 1000, Rate: policy.PerSecond(1000), Interval: 100 * time.Millisecond,
+			Initial: new(int64)}
 		b := newFake(map[string]policy.Policy{"checkout": p})
 		c := leasing(t, b, 1000)
 		takeEvery(t, c, 1, 2*time.Millisecond, 2*hold)
@@ -368,7 +383,7 @@ func TestABlockOfABucketInShadowModeGivesWhatTheBucketHas(t *testing.T) {
 	})
 }
 
-func TestABucketThatIsSeldomTakenFromHasNoBlock(t *testing.T) {
+func TestABucketInLittleUseHasNoBlock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newFake(map[string]policy.Policy{"checkout": hourly(100)})
 		c := leasing(t, b, 50)
@@ -402,7 +417,7 @@ func TestTheBlocksOfAClientAreBounded(t *testing.T) {
 	})
 }
 
-func TestABlockIsNotTakenFromAfterItsEndAlthoughItsKeeperIsLate(t *testing.T) {
+func TestABlockIsNotUsedAfterItsExpiry(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := leasing(t, newFake(nil), 10)
 		b := newBlock(c.leases, "checkout", leaseRule{10, hold}) // without a keeper
@@ -449,7 +464,8 @@ func TestLeaseOptions(t *testing.T) {
 			require.ErrorIs(t, err, ErrInvalidOption)
 		})
 	}
-	rules := newClient(t, generous(), WithLease(2, hold).ForPrefix("user:").ForPrefix("team:"), WithLease(1, hold).ForKeys("user:1"),
+	rules := newClient(t, generous(), WithLease(2, hold).ForPrefix("user:").ForPrefix("team:"),
+		WithLease(1, hold).ForKeys("user:1"),
 		WithLease(3, hold).ForPrefix("user:vip:")).leases.rules
 	for key, want := range map[string]int64{"user:1": 1, "user:2": 2, "team:1": 2, "user:vip:1": 3, "user": 0} {
 		rule, ok := rules.of(key)
@@ -465,7 +481,8 @@ func TestLeaseOptions(t *testing.T) {
 }
 
 func TestALeasedTakeAllocatesNothing(t *testing.T) {
-	c := newClient(t, newFake(map[string]policy.Policy{"checkout": hourly(1_000_000)}), WithLease(100_000, MaxLeaseHold), slow())
+	c := newClient(t, newFake(map[string]policy.Policy{"checkout": hourly(1_000_000)}), WithLease(100_000, MaxLeaseHold),
+		slow())
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	eventually(t, func() bool {
@@ -528,7 +545,7 @@ func TestLeasesOnEveryKindOfServerLeaveNothingBehind(t *testing.T) {
 				r, err := lua.Peek(t.Context(), rdb, key, 1)
 				require.NoError(t, err)
 				require.Zero(t, r.Outstanding)
-				held, err := rdb.Exists(t.Context(), lua.HeldKey(key)).Result()
+				held, err := rdb.Exists(t.Context(), lua.OutstandingKey(key)).Result()
 				require.NoError(t, err)
 				require.Zero(t, held)
 			}
@@ -539,12 +556,7 @@ func TestLeasesOnEveryKindOfServerLeaveNothingBehind(t *testing.T) {
 
 func TestATakeThatNeedsBlockAndBucketGetsBoth(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newFake(map[string]policy.Policy{"checkout": hourly(100)})
-		c := leasing(t, b, 40)
-		takeEvery(t, c, 1, time.Millisecond, 20*time.Millisecond)
-		synctest.Wait()
-		held, left := c.Stats().Leased, inBucket(b)
-		require.Positive(t, held)
+		b, c, held, left := holding(t, 100, 40)
 		_, err := c.Take(t.Context(), "checkout", 101)
 		require.ErrorIs(t, err, ErrExceedsCapacity)
 		r, err := c.Take(t.Context(), "checkout", held+left+1)
@@ -581,11 +593,7 @@ func TestATakeThatNeedsBlockAndBucketGetsBoth(t *testing.T) {
 // While a call about a block is under way, its tokens are neither in the bucket nor in the block.
 func TestTakeUpToGetsWhatACallAboutTheBlockHasMoved(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newFake(map[string]policy.Policy{"checkout": hourly(100)})
-		c := leasing(t, b, 100)
-		takeEvery(t, c, 1, time.Millisecond, 20*time.Millisecond)
-		synctest.Wait()
-		held, left := c.Stats().Leased, inBucket(b)
+		b, c, held, left := holding(t, 100, 100)
 		k := c.leases.at("checkout", c.leases.hash("checkout"))
 		k.left.Store(0) // as if it were on its way to the block
 		b.trip = time.Millisecond

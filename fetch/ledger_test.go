@@ -14,7 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
 	"github.com/tokenrefill/refiller/lua"
 )
 
@@ -32,6 +32,7 @@ type book struct {
 	entries []bookEntry
 	clamped int64            // what came back and the full bucket could not hold
 	held    map[string]int64 // tokens of reservations and blocks, by their ids
+	over    map[string]bool  // reservations that ran out
 	ranOut  int64            // tokens of reservations that nobody settled in time
 }
 
@@ -56,7 +57,8 @@ func openLedger(t *testing.T, server *testenv.RedisServer, keys ...string) *ledg
 	for _, key := range keys {
 		p, err := lua.Peek(context.Background(), rdb, key, 1)
 		require.NoError(t, err)
-		l.books[key] = &book{held: make(map[string]int64), entries: []bookEntry{{at: p.Now, tokens: p.Tokens, refilled: p.Last}}}
+		l.books[key] = &book{held: make(map[string]int64), over: make(map[string]bool),
+			entries: []bookEntry{{at: p.Now, tokens: p.Tokens, refilled: p.Last}}}
 	}
 	conn, err := net.Dial("tcp", server.Addr())
 	require.NoError(t, err)
@@ -162,7 +164,8 @@ func newRun(at int64, name string, words []string) *run {
 	n, _ := strconv.Atoi(words[2])
 	return &run{
 		at: at, name: name, keys: words[3 : 3+n], args: words[3+n:],
-		changes: make(map[string]int64), state: make(map[string]string), out: make(map[string]string), records: make(map[string][]int64),
+		changes: make(map[string]int64), state: make(map[string]string), out: make(map[string]string),
+		records: make(map[string][]int64),
 	}
 }
 
@@ -222,7 +225,7 @@ func (l *ledger) book(r *run) {
 		e.at, e.script, e.change = r.at, r.name, r.changes[key]
 		e.tokens += e.change
 		if st, ok := r.state[lua.ControlKey(key)]; ok {
-			e.refilled = number(st[32:48]) // after era and index: see lua/bucket.lua
+			e.refilled = number(strings.TrimSpace(st[17:33])) // after era: see lua/shared/bucket.lua
 		}
 		if out, ok := r.out[lua.ControlKey(key)]; ok {
 			e.outstanding = numbers(out)[0]
@@ -258,11 +261,15 @@ func (b *book) balance(r *run, change int64) (clamped int64) {
 		case recordReservation:
 			out += record[1]
 		case recordSettled:
-			back += record[settledReturned] + record[settledClamped] + record[settledVoid]
+			back += record[settledReturned] + record[settledClamped]
+			if !b.over[id] { // what was void is counted
+				back += record[settledVoid]
+			}
 			out += record[settledPaid]
 		case recordRunOut:
 			back += b.held[id]
 			b.ranOut += b.held[id]
+			b.over[id] = true
 		}
 		b.held[id] = record[1]
 	}

@@ -11,7 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )
@@ -80,15 +80,15 @@ func TestAShareIsWarm(t *testing.T) {
 	require.False(t, w.OK)
 	require.EqualValues(t, -1, w.Wait, "more than the share ever holds")
 	s.giveBack(25)
-	require.EqualValues(t, 25, s.holds(time.Hour))
+	require.EqualValues(t, 25, s.holds(0, time.Hour))
 	s.count(2)
-	require.EqualValues(t, 25, s.holds(time.Hour), "fewer consumers are believed only after a while")
+	require.EqualValues(t, 25, s.holds(0, time.Hour), "fewer consumers are believed only after a while")
 	require.EqualValues(t, 4, s.live)
 	s.count(2)
 	s.count(2)
 	require.EqualValues(t, 2, s.live)
 	s.count(50)
-	require.LessOrEqual(t, s.holds(time.Hour), int64(2), "more at once")
+	require.LessOrEqual(t, s.holds(0, time.Hour), int64(2), "more at once")
 }
 
 func TestAShareOfAScheduleOrAGrantIsWhatIsCertain(t *testing.T) {
@@ -105,7 +105,7 @@ func TestAShareOfAScheduleOrAGrantIsWhatIsCertain(t *testing.T) {
 	s.count(2)
 	s.saw(0, 0)
 	s.take(1, 0, 0)
-	require.EqualValues(t, 2, s.holds(2*time.Second), "the floor's rate")
+	require.EqualValues(t, 2, s.holds(0, 2*time.Second), "the floor's rate")
 }
 
 func TestHeartbeatsFollowUse(t *testing.T) {
@@ -143,7 +143,8 @@ type outage struct {
 func standStill(t testing.TB, consumers, callers int, rate policy.Rate, length time.Duration, opts ...Option) outage {
 	server := testenv.Redis(t)
 	rdb := server.Client()
-	p := policy.Policy{Capacity: rate.Tokens, Rate: rate, Interval: 20 * time.Millisecond, Degraded: policy.DegradedLocal, Initial: new(int64)}
+	p := policy.Policy{Capacity: rate.Tokens, Rate: rate, Interval: 20 * time.Millisecond, Degraded: policy.DegradedLocal,
+		Initial: new(int64)}
 	createBucket(t, rdb, "checkout", p)
 	ctx, stop := context.WithCancel(context.Background())
 	defer stop()
@@ -218,7 +219,8 @@ func standStill(t testing.TB, consumers, callers int, rate policy.Rate, length t
 	wg.Wait()
 	slices.Sort(times)
 	o.admitted, o.worst = admitted.Load(), times[len(times)*999/1000]
-	eventually(t, func() bool { return rdb.Exists(context.Background(), lua.LiveKey("checkout")).Val() == 1 }, "heartbeats go on")
+	eventually(t, func() bool { return rdb.Exists(context.Background(), lua.LiveKey("checkout")).Val() == 1 },
+		"heartbeats go on")
 	return o
 }
 
@@ -249,4 +251,33 @@ func BenchmarkStandStill(b *testing.B) {
 	b.ReportMetric(slices.Max(worst), "p99.9-ms")
 	b.ReportMetric(slices.Max(recovery), "recovery-ms")
 	b.ReportMetric(0, "ns/op")
+}
+
+func TestTakeUpToLeavesSomeInDegradedModes(t *testing.T) {
+	for name, mode := range map[string]policy.Degraded{"open": policy.DegradedOpen, "local": policy.DegradedLocal} {
+		t.Run(name, func(t *testing.T) {
+			server := testenv.Redis(t)
+			p := hourly(100)
+			p.Degraded = mode
+			createBucket(t, server.Client(), "b", p)
+			c := newClient(t, server.Client(), WithTimeout(500*time.Millisecond))
+			_, err := c.Take(t.Context(), "b", 1)
+			require.NoError(t, err)
+			if mode == policy.DegradedLocal {
+				s := c.cache.get("b").share
+				eventually(t, func() bool {
+					s.mu.Lock()
+					defer s.mu.Unlock()
+					return s.live > 0
+				}, "no heartbeat")
+			}
+			server.Pause()
+			defer server.Resume()
+			r, err := c.TakeUpTo(t.Context(), "b", 1000, WithLeave(20))
+			require.NoError(t, err)
+			require.Equal(t, SourceFallback, r.Source.Kind)
+			require.True(t, r.OK)
+			require.InDelta(t, 80, r.Taken, 1)
+		})
+	}
 }

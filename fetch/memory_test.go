@@ -46,7 +46,7 @@ func mapEntries(v reflect.Value, seen map[uintptr]bool) int {
 	return 0
 }
 
-func TestNoMapGrowsWithTheKeysThatWereTakenFrom(t *testing.T) {
+func TestMemoryDoesNotGrowWithKeysTaken(t *testing.T) {
 	c := newClient(t, generous(), slow())
 	for i := range 3 * cacheHalf {
 		_, err := c.Take(t.Context(), "user:"+strconv.Itoa(i), 1)
@@ -58,7 +58,8 @@ func TestNoMapGrowsWithTheKeysThatWereTakenFrom(t *testing.T) {
 	require.NoError(t, c.Close(t.Context())) // nobody writes the maps any more
 	require.LessOrEqual(t, len(c.cache.young)+len(c.cache.old), 2*cacheHalf)
 	const scripts = 10 // that the fake server knows
-	require.LessOrEqual(t, mapEntries(reflect.ValueOf(c), map[uintptr]bool{}), len(c.cache.young)+len(c.cache.old)+scripts, "in any other map")
+	require.LessOrEqual(t, mapEntries(reflect.ValueOf(c), map[uintptr]bool{}), len(c.cache.young)+len(c.cache.old)+scripts,
+		"in any other map")
 }
 
 // BenchmarkDistinctKeys takes from a new key each time, of a server that costs

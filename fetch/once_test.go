@@ -1,6 +1,8 @@
 package fetch
 
 import (
+	"context"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -8,9 +10,10 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"github.com/tokenrefill/refiller/internal/faultproxy"
-	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/internal/testing/faultproxy"
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
 	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
 )
 
 func TestARepeatedRequestIsChargedOnceAndGetsTheFirstAnswer(t *testing.T) {
@@ -92,6 +95,93 @@ func TestTokensOfARequestThatWasGivenUpStayItsOwn(t *testing.T) {
 	require.Zero(t, c.Stats().Returned)
 }
 
+// lined is a Client in which somebody waits for 50 tokens of an empty bucket that has said no, until end.
+func lined(t *testing.T, leave policy.Leave) (rdb *redis.Client, c *Client, end func()) {
+	t.Helper()
+	rdb = testenv.Redis(t).Client()
+	empty := hourly(100)
+	empty.Initial = new(int64)
+	createBucket(t, rdb, "line", empty)
+	c = newClient(t, rdb, slow())
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- c.Wait(ctx, "line", 50, LeaveOption(leave)) }()
+	eventually(t, func() bool { _, yes := c.lines.behind("line", 1, leave); return yes }, "denied")
+	return rdb, c, func() {
+		cancel()
+		require.ErrorIs(t, <-done, context.Canceled)
+	}
+}
+
+// Calls that have to be put to the bucket leave what a line wants that waits for it.
+func TestTakeAllAndReserveDoNotOvertakeALine(t *testing.T) {
+	rdb, c, end := lined(t, policy.Leave{})
+	_, err := lua.Return(t.Context(), rdb, "line", 20, 0) // by somebody else: the line doesn't hear of it
+	require.NoError(t, err)
+	takes := map[string]func() (Result, error){
+		"take all": func() (Result, error) {
+			all, err := c.TakeAll(t.Context(), []Request{{"line", 1}})
+			return Result{OK: all.OK, RetryAfter: all.RetryAfter}, err
+		},
+		"reserve": func() (Result, error) {
+			r, err := c.Reserve(t.Context(), "line", 1, time.Minute)
+			if err != nil {
+				return Result{}, err
+			}
+			return r.Result, nil
+		},
+	}
+	for name, take := range takes {
+		r, err := take()
+		require.NoError(t, err, name)
+		require.False(t, r.OK, name)
+		require.Greater(t, r.RetryAfter, 29*time.Hour, name)
+	}
+	end()
+	for name, take := range takes {
+		r, err := take()
+		require.NoError(t, err, name)
+		require.True(t, r.OK, name)
+	}
+}
+
+// What is to be left in percent is left although the capacity is forgotten meanwhile, since many other keys have come.
+func TestAReservationLeavesItsPercentOfAForgottenBucket(t *testing.T) {
+	rdb, c, end := lined(t, policy.Leave{Percent: 20})
+	_, err := lua.Return(t.Context(), rdb, "line", 15, 0)
+	require.NoError(t, err)
+	for i := range 2*cacheHalf + 1 {
+		c.cache.put(strconv.Itoa(i), unseen)
+	}
+	r, err := c.Reserve(t.Context(), "line", 1, time.Minute, WithLeavePercent(20))
+	require.NoError(t, err)
+	require.False(t, r.OK)
+	end()
+}
+
+// A take up to a number asks its degraded mode for no more than that may grant, wherever its server is.
+func TestTakeUpToWithoutAServerLeavesSome(t *testing.T) {
+	server := testenv.Redis(t)
+	rdb := redis.NewRing(&redis.RingOptions{
+		Addrs: map[string]string{"a": server.Addr()}, HeartbeatFrequency: 10 * time.Millisecond, MaxRetries: -1,
+	})
+	defer func() { require.NoError(t, rdb.Close()) }()
+	p := hourly(100)
+	p.Degraded = policy.DegradedOpen
+	createBucket(t, server.Client(), "mail", p)
+	c := newClient(t, rdb, slow())
+	_, err := c.Take(t.Context(), "mail", 1)
+	require.NoError(t, err)
+	server.Kill()
+	eventually(t, func() bool { _, err := rdb.GetShardClientForKey("mail"); return err != nil }, "no shard is left")
+	for _, once := range [][]CallOption{{}, {WithRequestID("a")}} {
+		r, err := c.TakeUpTo(t.Context(), "mail", 1000, append(once, WithLeavePercent(20))...)
+		require.NoError(t, err)
+		require.EqualValues(t, 80, r.Taken)
+		require.Equal(t, SourceFallback, r.Source.Kind)
+	}
+}
+
 func TestRequestOptionsOutOfRangeAreRefused(t *testing.T) {
 	rdb := testenv.Redis(t).Client()
 	createBucket(t, rdb, "checkout", hourly(5))
@@ -111,4 +201,51 @@ func TestRequestOptionsOutOfRangeAreRefused(t *testing.T) {
 	left, err := rdb.PTTL(t.Context(), lua.RequestKey("checkout", "r")).Result()
 	require.NoError(t, err)
 	require.Greater(t, left, 59*time.Minute)
+}
+
+// What an earlier call of a request was told is of then: the bucket was drained since.
+func TestARepeatedRequestTellsAShareNothing(t *testing.T) {
+	server := testenv.Redis(t)
+	rdb := server.Client()
+	p := hourly(100)
+	p.Degraded = policy.DegradedLocal
+	createBucket(t, rdb, "b", p)
+	c := newClient(t, rdb, WithTimeout(time.Second))
+	_, err := c.Take(t.Context(), "b", 1, WithRequestID("r"))
+	require.NoError(t, err)
+	eventually(t, func() bool {
+		s := c.cache.get("b").share
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.live > 0
+	}, "heartbeat")
+	r, err := c.Take(t.Context(), "b", 99)
+	require.NoError(t, err)
+	require.True(t, r.OK)
+	_, err = c.Take(t.Context(), "b", 1, WithRequestID("r"))
+	require.NoError(t, err)
+	server.Pause()
+	defer server.Resume()
+	r, err = c.Take(t.Context(), "b", 50)
+	require.NoError(t, err)
+	require.Equal(t, SourceFallback, r.Source.Kind)
+	require.False(t, r.OK, "the bucket was drained")
+}
+
+// A request is remembered beyond the bucket's era, and tells nothing of the present one.
+func TestARepeatedRequestTellsNoEra(t *testing.T) {
+	rdb := testenv.Redis(t).Client()
+	createBucket(t, rdb, "b", hourly(10))
+	_, err := newClient(t, rdb, slow()).Take(t.Context(), "b", 1, WithRequestID("r"))
+	require.NoError(t, err)
+	require.NoError(t, rdb.Del(t.Context(), "b", "{b}", "{b}:ctl").Err())
+	createBucket(t, rdb, "b", hourly(10))
+	c := newClient(t, rdb, slow()) // it has seen nothing yet
+	_, err = c.Take(t.Context(), "b", 1, WithRequestID("r"))
+	require.NoError(t, err)
+	r, err := c.Take(t.Context(), "b", 4)
+	require.NoError(t, err)
+	require.True(t, r.OK)
+	require.NoError(t, c.Undo(t.Context(), "b", r))
+	require.EqualValues(t, 10, tokens(t, rdb, "b"))
 }

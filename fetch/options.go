@@ -14,7 +14,7 @@ import (
 const (
 	// DefaultTimeout bounds a call where WithTimeout doesn't.
 	DefaultTimeout = 50 * time.Millisecond
-	// DefaultConcurrency bounds the round trips under way where WithConcurrency doesn't.
+	// DefaultConcurrency bounds the round trips under way to a server where WithConcurrency doesn't.
 	DefaultConcurrency = 256
 	// MaxConcurrency is the highest number that WithConcurrency accepts.
 	MaxConcurrency = 1 << 16
@@ -87,10 +87,11 @@ func (c *Client) with(op Op, opts []CallOption) (*callConfig, error) {
 	return &changed, nil
 }
 
-// WithTimeout bounds the time of a call, everything included: after d it ends with ErrUnavailable, whatever the server
-// does; if this process itself stood still meanwhile, as much later, by at most d. A context's earlier deadline holds
-// as well. Given to New it is for every call that has none of its own; Wait, which waits for tokens, has it for each
-// question to the server. 0 means no bound, less is refused.
+// WithTimeout bounds the time of a call, everything included: after d, and a last look of 5 ms, it gets the answer of
+// its degraded mode, by default ErrUnavailable; if this process itself stood still meanwhile, as much later, by at most
+// d. A context's earlier deadline holds as well. Given to New it is for every call that has none of its own; Wait,
+// which waits for tokens, has it for each question to the server. 0 means no bound but a minute for each reply; less is
+// refused.
 //
 // Lower, and a slow moment of Redis fails calls that may have had their effect; higher, and callers stand still longer
 // while Redis is away.
@@ -137,7 +138,8 @@ func ParseLeave(s string) (LeaveOption, error) {
 	digits, percent := strings.CutSuffix(s, "%")
 	n, err := strconv.ParseInt(digits, 10, 64)
 	if err != nil {
-		return LeaveOption{}, fmt.Errorf("%w: leave: %q is neither a whole number, such as 100, nor one of percent, such as 20%%", ErrInvalidOption, s)
+		return LeaveOption{}, fmt.Errorf(
+			"%w: leave: %q is neither a whole number, such as 100, nor one of percent, such as 20%%", ErrInvalidOption, s)
 	}
 	o := LeaveOption{Tokens: n}
 	if percent {
@@ -164,12 +166,12 @@ func (l LeaveOption) applyCall(c *callConfig) error {
 // once, if its connection fails and the timeout leaves time. A denial takes nothing and is not remembered: the request
 // may be made again.
 //
-// The same id with another number of tokens is ErrRequestReused.
+// The same id with another number of tokens, or of those to be left, is ErrRequestReused.
 //
-// Such a take is a call of its own, and the bucket keeps a key of some hundred bytes for as long as it remembers it.
-// Tokens that it took for a caller who stopped waiting are not given back: they are the request's when it is made
-// again. A bucket that Redis has lost has lost its requests, too. On a Cluster or Ring a TakeAll with a request id is
-// of buckets in one slot.
+// Such a take is a call of its own, which doesn't queue behind those who Wait, and the bucket keeps a key of some
+// hundred bytes for as long as it remembers it. Tokens that it took for a caller who stopped waiting are not given
+// back: they are the request's when it is made again. A bucket that Redis has lost has lost its requests, too. On a
+// Cluster or Ring a TakeAll with a request id is of buckets in one slot.
 func WithRequestID(id string) CallOption { return requestIDOption(id) }
 
 type requestIDOption string
@@ -195,7 +197,8 @@ func (d RequestMemoryOption) applyClient(c *config) error { return d.applyCall(&
 func (d RequestMemoryOption) applyCall(c *callConfig) error {
 	memory := time.Duration(d)
 	if memory < lua.MinRequestMemory || memory > lua.MaxRequestMemory || memory%time.Millisecond != 0 {
-		return fmt.Errorf("%w: request memory %s; want whole milliseconds up to %s", ErrInvalidOption, memory, lua.MaxRequestMemory)
+		return fmt.Errorf("%w: request memory %s; want whole milliseconds up to %s", ErrInvalidOption, memory,
+			lua.MaxRequestMemory)
 	}
 	c.memory = memory
 	return nil
@@ -239,8 +242,9 @@ func (o clientOption) applyClient(c *config) error {
 	return nil
 }
 
-// WithConcurrency bounds the round trips that are under way at once, 1 to MaxConcurrency, and with them the Client's
-// goroutines and connections. What finds none free waits, up to some 65,000 calls: further ones are ErrUnavailable.
+// WithConcurrency bounds the round trips that are under way to a server at once, 1 to MaxConcurrency, and with them the
+// Client's goroutines and connections. Of a Cluster it is shared out to 32 ranges of slots, at least one each. What
+// finds none free waits, up to some 65,000 calls: further ones are ErrUnavailable.
 func WithConcurrency(n int) Option { return concurrencyOption(n) }
 
 type concurrencyOption int

@@ -161,7 +161,8 @@ func notRun(err error) bool {
 		refused redis.Error
 		socket  *net.OpError
 	)
-	return errors.Is(err, context.Canceled) || errors.As(err, &refused) || starved(err) || errors.Is(err, redis.ErrClosed) ||
+	return errors.Is(err, context.Canceled) || errors.As(err, &refused) || starved(err) ||
+		errors.Is(err, redis.ErrClosed) ||
 		errors.As(err, &socket) && socket.Op == "dial"
 }
 

@@ -14,8 +14,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tokenrefill/refiller/internal/engine"
-	"github.com/tokenrefill/refiller/internal/faultproxy"
-	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/internal/testing/faultproxy"
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )
@@ -67,13 +67,15 @@ var failuresOfServers = []struct {
 			defer close(done)
 			_ = spin.Eval(context.Background(), "while true do end", nil).Err() // killed
 		}()
-		eventually(p.t, func() bool { return redis.HasErrorPrefix(p.admin.Ping(context.Background()).Err(), "BUSY") }, "it is busy")
+		eventually(p.t, func() bool { return redis.HasErrorPrefix(p.admin.Ping(context.Background()).Err(), "BUSY") },
+			"it is busy")
 		p.t.Cleanup(func() {
 			require.NoError(p.t, p.admin.ScriptKill(context.Background()).Err())
 			<-done
 		})
 	}},
-	{name: "LOADING", why: ReasonLoading, args: []string{"--key-load-delay", "1000", "--loading-process-events-interval-bytes", "1024"}, provoke: func(p *provoked) {
+	{name: "LOADING", why: ReasonLoading, args: []string{"--key-load-delay", "1000",
+		"--loading-process-events-interval-bytes", "1024"}, provoke: func(p *provoked) {
 		ctx := context.Background()
 		for i := range 4000 {
 			require.NoError(p.t, p.admin.Set(ctx, fmt.Sprintf("filler:%d", i), "some text to load", 0).Err())
@@ -87,7 +89,8 @@ var failuresOfServers = []struct {
 			_ = reload.Do(ctx, "DEBUG", "RELOAD", "NOSAVE").Err() // the test ends it
 		}()
 		p.t.Cleanup(func() { p.server.Kill(); <-done })
-		eventually(p.t, func() bool { return redis.HasErrorPrefix(p.admin.Get(ctx, "checkout").Err(), "LOADING") }, "it loads")
+		eventually(p.t, func() bool { return redis.HasErrorPrefix(p.admin.Get(ctx, "checkout").Err(), "LOADING") },
+			"it loads")
 	}},
 	{name: "NOPERM", why: ReasonRefused, provoke: func(p *provoked) {
 		require.NoError(p.t, p.admin.Do(context.Background(), "ACL", "SETUSER", "poor", "on", ">secret", "~*", "+ping").Err())
@@ -202,7 +205,8 @@ func TestASlotOnItsWayIsFollowed(t *testing.T) {
 	require.NoError(t, move.Finish())
 	take(alone, "MOVED")
 	take(all, "")
-	require.EqualValues(t, 6, tokens(t, rdb, "checkout"), "each was charged once, and who was told to go elsewhere not at all")
+	require.EqualValues(t, 6, tokens(t, rdb, "checkout"),
+		"each was charged once, and who was told to go elsewhere not at all")
 	require.Zero(t, all.Stats().Lost+alone.Stats().Lost)
 }
 
@@ -219,15 +223,18 @@ func TestAForgottenScriptIsNoFailure(t *testing.T) {
 
 func TestErrorsAreClassifiedByTheirWord(t *testing.T) {
 	for text, want := range map[string]Reason{
-		"NOREPLICAS Not enough good replicas to write.": ReasonMasterDown, "MISCONF Redis is configured to save RDB snapshots": ReasonDisk,
+		"NOREPLICAS Not enough good replicas to write.":           ReasonMasterDown,
+		"MISCONF Redis is configured to save RDB snapshots":       ReasonDisk,
 		"TRYAGAIN Multiple keys request during rehashing of slot": ReasonCluster, "ASK 5 127.0.0.1:1": ReasonCluster,
 		"CROSSSLOT Keys in request don't hash to the same slot": ReasonCluster, "NOSCRIPT No matching script.": ReasonScript,
-		"NOAUTH Authentication required.": ReasonRefused, "BUSYKEY Target key name already exists.": ReasonRefused, "ERR unknown command": ReasonRefused,
+		"NOAUTH Authentication required.": ReasonRefused, "BUSYKEY Target key name already exists.": ReasonRefused,
+		"ERR unknown command": ReasonRefused,
 	} {
 		require.Equal(t, want, ReasonOf(failure(context.Background(), redisError(text))), text)
 	}
 	for err, want := range map[error]Reason{
-		io.EOF: ReasonConnection, syscall.ECONNRESET: ReasonConnection, redis.ErrPoolTimeout: ReasonPool, redis.ErrClosed: ReasonConnection,
+		io.EOF: ReasonConnection, syscall.ECONNRESET: ReasonConnection, redis.ErrPoolTimeout: ReasonPool,
+		redis.ErrClosed:          ReasonConnection,
 		context.DeadlineExceeded: ReasonDeadline, lua.ErrUnknownBucket: ReasonNone, lua.ErrBadReply: ReasonNone,
 	} {
 		require.Equal(t, want, ReasonOf(failure(context.Background(), err)), "%v", err)
@@ -256,7 +263,8 @@ func TestEachPolicyDecidesHowItsTakesAreAnsweredWithoutItsServer(t *testing.T) {
 		p.Degraded = m
 		return p
 	}
-	for key, m := range map[string]policy.Degraded{"closed": policy.DegradedClosed, "open": policy.DegradedOpen, "local": policy.DegradedLocal} {
+	for key, m := range map[string]policy.Degraded{"closed": policy.DegradedClosed, "open": policy.DegradedOpen,
+		"local": policy.DegradedLocal} {
 		createBucket(t, f.direct, key, mode(m))
 	}
 	c := newClient(t, f.rdb, slow())

@@ -52,7 +52,8 @@ type Settlement struct {
 //
 // A bucket without a policy can't be reserved from, which is ErrUnknownBucket, nor one of a lazy template:
 // ErrLazyBucket.
-func (c *Client) Reserve(ctx context.Context, key string, n int64, ttl time.Duration, opts ...CallOption) (*Reservation, error) {
+func (c *Client) Reserve(ctx context.Context, key string, n int64, ttl time.Duration, opts ...CallOption) (*Reservation,
+	error) {
 	cfg, err := c.with(OpReserve, opts)
 	if err != nil {
 		return nil, err
@@ -68,38 +69,39 @@ func (c *Client) Reserve(ctx context.Context, key string, n int64, ttl time.Dura
 	return r, err
 }
 
-func (c *Client) reserve(ctx context.Context, key string, n int64, ttl time.Duration, cfg *callConfig) (*Reservation, error) {
+func (c *Client) reserve(ctx context.Context, key string, n int64, ttl time.Duration, cfg *callConfig) (*Reservation,
+	error) {
 	if err := c.check(ctx, key, n); err != nil {
 		return nil, err
 	}
 	if err := lua.CheckTTL(ttl); err != nil {
 		return nil, err
 	}
-	call := lua.ReserveCall{ID: cfg.reservation, N: n, TTL: ttl, Overrun: cfg.overrun, Leave: cfg.leave}
-	t, err := c.begin(from(ctx, cfg), key)
-	if err != nil {
-		t = &task{budget: budget{cfg: cfg}, c: c, key: key, info: c.cache.get(key)}
-	} else if call.ID == "" { // nobody else can know it: if the caller leaves, it ends
+	t := c.begin(from(ctx, cfg), key)
+	call := lua.ReserveCall{ID: cfg.reservation, N: n, TTL: ttl, Overrun: cfg.overrun, Leave: t.leave(n)}
+	var late func(context.Context, lua.Client, redis.Cmder)
+	if call.ID == "" { // nobody else can know it: if the caller leaves, it ends
 		call.ID = rand.Text()
-		t.late = func(ctx context.Context, by lua.Client, _ redis.Cmder) { c.cancelLate(ctx, by, key, call.ID) }
+		late = func(ctx context.Context, by lua.Client, _ redis.Cmder) { c.cancelLate(ctx, by, key, call.ID) }
 	}
-	a, until := answer{err: err}, int64(0)
-	if err == nil {
-		a = t.ask(n+cfg.leave.Of(t.info.limit()), true, func() (answer, error) {
-			if err := t.kind.open(t, ttl); err != nil {
-				return answer{}, err
-			}
-			reply, err := lua.Reserve(t.ctx, t, key, call)
-			if errors.Is(err, lua.ErrIDInUse) && cfg.reservation == "" { // by the first try
-				return answer{}, fmt.Errorf("%w: the reservation ended before its reply came", ErrUnavailable)
-			}
-			if err != nil {
-				return answer{}, err
-			}
-			until = reply.Until
-			return answer{reply: reply.TakeReply, info: c.learn(key, n, cfg.leave, &reply.TakeReply)}, nil
-		})
-	}
+	until := int64(0)
+	a := t.ask(n+call.Leave.Of(t.info.limit()), true, func() (*answer, error) {
+		if err := t.kind.open(t, ttl); err != nil {
+			return nil, err
+		}
+		t.late = late // of this command alone: what is asked afterwards may be late
+		reply, err := lua.Reserve(t.ctx, t, key, call)
+		t.late = nil
+		if errors.Is(err, lua.ErrIDInUse) && cfg.reservation == "" { // by the first try
+			return nil, fmt.Errorf("%w: the reservation ended before its reply came", ErrUnavailable)
+		}
+		if err != nil {
+			return nil, err
+		}
+		until = reply.Until
+		info := c.learn(key, n, call.Leave, &reply.TakeReply)
+		return t.answer(answer{reply: reply.TakeReply, info: info}), nil
+	})
 	result, err := t.conclude(a, n, n)
 	if err != nil {
 		return nil, err
@@ -108,6 +110,7 @@ func (c *Client) reserve(ctx context.Context, key string, n int64, ttl time.Dura
 	if until > 0 {
 		r.Until = time.UnixMicro(until)
 	}
+	r.lacked = r.Taken // Settle gives it back, and not Undo
 	if r.OK && r.Source.Kind == SourceFallback && t.info.terms != nil && t.info.terms.Degraded == policy.DegradedLocal {
 		r.share = t.info.share
 	}
@@ -120,7 +123,7 @@ func (c *Client) cancelLate(ctx context.Context, by lua.Client, key, id string) 
 		c.stats.returned.Add(s.Returned + s.Clamped)
 		c.stats.clamped.Add(s.Clamped)
 	}
-	c.cache.forgive(key)
+	c.moreTokens(key)
 }
 
 // Settle ends the reservation id of the bucket, of which used tokens, 0 to policy.MaxTokens, were used. What was not
@@ -157,10 +160,7 @@ func (c *Client) settle(ctx context.Context, key, id string, used int64, cfg *ca
 	if err := errors.Join(lua.CheckID(id), checkUsed(used)); err != nil {
 		return Settlement{}, err
 	}
-	t, err := c.begin(from(ctx, cfg), key)
-	if err != nil {
-		return Settlement{}, err
-	}
+	t := c.begin(from(ctx, cfg), key)
 	reply, err := attempt(t, true, func() (lua.SettleReply, error) {
 		reply, err := lua.Settle(t.ctx, t, key, id, used)
 		if l, ok := t.kind.(*lazy); ok && errors.Is(err, lua.ErrUnknownBucket) {
@@ -168,7 +168,7 @@ func (c *Client) settle(ctx context.Context, key, id string, used int64, cfg *ca
 		}
 		return reply, err
 	})
-	c.cache.forgive(key)
+	c.moreTokens(key)
 	if err != nil {
 		return Settlement{}, err
 	}

@@ -1,6 +1,7 @@
 package fetch
 
 import (
+	"context"
 	"strings"
 	"testing"
 	"time"
@@ -8,8 +9,8 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"github.com/tokenrefill/refiller/internal/faultproxy"
-	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/internal/testing/faultproxy"
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )
@@ -236,7 +237,8 @@ func TestAReservationOfWhatABucketInShadowModeLacksIsInNoBucket(t *testing.T) {
 
 func TestAReservationIsRescued(t *testing.T) {
 	rdb := testenv.Redis(t).Client()
-	createBucket(t, rdb, "llm", policy.Policy{Capacity: 10, Rate: policy.PerSecond(1000), Interval: time.Millisecond, Initial: new(int64)})
+	createBucket(t, rdb, "llm", policy.Policy{Capacity: 10, Rate: policy.PerSecond(1000), Interval: time.Millisecond,
+		Initial: new(int64)})
 	c := newClient(t, rdb, slow())
 	time.Sleep(5 * time.Millisecond) // several intervals
 	r := reserve(t, c, 4, time.Hour)
@@ -271,6 +273,41 @@ func TestAReservationWhoseCallerHasLeftIsCancelledUnlessItsIdIsTheCallers(t *tes
 			require.EqualValues(t, 60, tokens(t, f.direct, "checkout"))
 		})
 	}
+}
+
+// A bucket with a schedule is then asked for its instants. Nobody waits for these, and the reservation stands.
+func TestAReservationStandsThoughTheInstantsOfItsBucketComeTooLate(t *testing.T) {
+	f := newFaulty(t, nil)
+	terms := policy.Policy{Capacity: 100, Steps: policy.Every(24 * time.Hour), StepTokens: 40}.Terms(policy.Fence{})
+	next := f.direct.Time(t.Context()).Val().Add(time.Hour).UnixMicro()
+	_, err := lua.Refill(t.Context(), f.direct, "daily",
+		policy.Call{Create: policy.CreateInitial, Terms: &terms, Next: next})
+	require.NoError(t, err)
+	stall := &onReturn{key: "daily", do: func() { _ = f.proxy.Stall(faultproxy.ToClient) }}
+	c := newClient(t, twoPhases(t, f, stall), slow())
+	f.warm(t, c)
+	before := commandCalls(t, f.direct)["evalsha"]
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	reserved := make(chan *Reservation, 1)
+	go func() {
+		r, err := c.Reserve(ctx, "daily", 30, time.Hour)
+		if err != nil {
+			t.Error(err)
+		}
+		reserved <- r
+	}()
+	eventually(t, func() bool { return commandCalls(t, f.direct)["evalsha"] == before+2 }, "it asks for the instants")
+	cancel()
+	r := <-reserved
+	require.NotNil(t, r)
+	require.True(t, r.OK)
+	require.NoError(t, f.proxy.Heal())
+	require.NoError(t, c.Close(t.Context())) // waits for what becomes of the late answer
+	s, err := newClient(t, f.direct, slow()).Settle(t.Context(), "daily", r.ID, 20)
+	require.NoError(t, err)
+	require.False(t, s.Again, "nobody else has ended it")
+	require.EqualValues(t, 80, tokens(t, f.direct, "daily"))
 }
 
 func TestReservationsOutOfRangeAreRefused(t *testing.T) {
@@ -321,4 +358,54 @@ func TestReservationsOutOfRangeAreRefused(t *testing.T) {
 	require.ErrorIs(t, err, ErrClosed)
 	_, err = r.Settle(t.Context(), 1)
 	require.ErrorIs(t, err, ErrClosed)
+}
+
+// What a reservation holds goes back once, by Settle.
+func TestUndoOfAReservationGivesNothingBack(t *testing.T) {
+	rdb := testenv.Redis(t).Client()
+	createBucket(t, rdb, "llm", hourly(100))
+	c := newClient(t, rdb, slow())
+	_, err := c.Take(t.Context(), "llm", 50)
+	require.NoError(t, err)
+	r := reserve(t, c, 30, time.Hour)
+	require.NoError(t, c.Undo(t.Context(), "llm", r.Result))
+	require.EqualValues(t, 20, tokens(t, rdb, "llm"))
+	require.NoError(t, r.Cancel(t.Context()))
+	require.NoError(t, c.Undo(t.Context(), "llm", r.Result))
+	require.EqualValues(t, 50, tokens(t, rdb, "llm"))
+}
+
+// The bucket is lost and begins again with nothing: what was taken before goes to nobody, whatever was asked before it.
+func TestATakeAfterAReservationKnowsItsEra(t *testing.T) {
+	rdb := testenv.Redis(t).Client()
+	createBucket(t, rdb, "b", hourly(10))
+	c := newClient(t, rdb, slow())
+	res, err := c.Reserve(t.Context(), "b", 1, time.Minute)
+	require.NoError(t, err)
+	require.True(t, res.OK)
+	r, err := c.Take(t.Context(), "b", 3)
+	require.NoError(t, err)
+	require.True(t, r.OK)
+	require.Equal(t, r.Era, res.Era)
+
+	require.NoError(t, rdb.FlushAll(t.Context()).Err())
+	p := hourly(10)
+	p.Initial = new(int64)
+	createBucket(t, rdb, "b", p)
+	require.NoError(t, c.Undo(t.Context(), "b", r))
+	require.Zero(t, tokens(t, rdb, "b"), "nothing of the old era goes to the new one")
+}
+
+func TestAnEndedReservationIsNotGrantedAgain(t *testing.T) {
+	rdb := testenv.Redis(t).Client()
+	createBucket(t, rdb, "b", hourly(10))
+	c := newClient(t, rdb, slow(), WithRescue(false))
+	res, err := c.Reserve(t.Context(), "b", 6, 20*time.Millisecond, WithReservationID("job"))
+	require.NoError(t, err)
+	eventually(t, func() bool { return rdb.Time(t.Context()).Val().After(res.Until) }, "its time is over")
+	_, err = c.Reserve(t.Context(), "b", 6, time.Minute, WithReservationID("job"))
+	require.ErrorIs(t, err, ErrIDInUse)
+	other, err := c.Reserve(t.Context(), "b", 10, time.Minute)
+	require.NoError(t, err)
+	require.True(t, other.OK, "the tokens are somebody else's now")
 }

@@ -44,7 +44,22 @@ type Result struct {
 	// no other. 0 if it is not known; then Undo gives them back to any.
 	Era int64
 
-	lacked int64 // of Taken, what a bucket in shadow mode did not have
+	// of Taken, what Undo must not give back: a bucket in shadow mode did not have it, or it is of another era
+	lacked int64
+}
+
+// with is the result of a take that found some of its tokens in a block and the others, if any, where r tells.
+func (r Result) with(leased Result) Result {
+	switch {
+	case !leased.OK:
+		return r
+	case !r.OK:
+		return leased
+	case leased.Era != r.Era || r.Source.Kind == SourceFallback:
+		r.lacked += leased.Taken
+	}
+	r.Taken += leased.Taken
+	return r
 }
 
 // Source tells who answered a call. The zero Source is the shared bucket.
@@ -88,6 +103,11 @@ func (c *Client) shadow(r Result, k *info, n int64) Result {
 	if !k.shadowed() || r.OK && r.Taken == n {
 		return r
 	}
+	return c.admit(r, n)
+}
+
+// admit makes it as if a call of n tokens had been granted.
+func (c *Client) admit(r Result, n int64) Result {
 	c.stats.shadowed.Add(1)
 	r.OK, r.Shadow, r.lacked, r.Taken, r.RetryAfter = true, true, n-r.Taken, n, 0
 	return r

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -21,15 +23,19 @@ const slotRanges = 32
 
 // server is where calls go together: a server, or a range of a Cluster's slots.
 type server struct {
-	rdb     redis.UniversalClient
+	lost    error // why there is none; nil otherwise
 	queue   *engine.Queue[ask]
 	breaker *engine.Breaker
 	alone   lonely
+	loaded  atomic.Bool            // it knows the script of takes, as far as is known
 	probe   atomic.Pointer[string] // a key of the server
 }
 
-// open is the error of a call while the server's breaker is open.
+// open is the error of a call while there is no server, or its breaker is open.
 func (s *server) open(key string) error {
+	if s.lost != nil {
+		return s.lost
+	}
 	if s.probe.Load() == nil {
 		s.probe.Store(&key)
 	}
@@ -42,8 +48,7 @@ func (s *server) open(key string) error {
 // servers finds the server of a key.
 type servers struct {
 	c      *Client
-	rdb    redis.UniversalClient
-	slots  *engine.Slots
+	most   int       // calls under way to each
 	bySlot bool      // a script call is of one slot
 	ranges []*server // of a Cluster; one for all keys otherwise
 	ring   *redis.Ring
@@ -58,71 +63,82 @@ type servers struct {
 // A Sentinel client's pool is shared, since Sentinels purge it when the master changes, and so are those of a Ring,
 // whose shards come and go. Any other client is used as it is.
 func newServers(c *Client, rdb redis.UniversalClient) *servers {
-	ss := &servers{c: c, rdb: rdb, slots: engine.NewSlots(c.config.concurrency), bySlot: true}
+	ss := &servers{c: c, most: c.config.concurrency, bySlot: true}
+	sockets := &engine.Sockets{}
 	switch rdb := rdb.(type) {
 	case *redis.Client:
 		ss.bySlot = false
 		if rdb.Options().Addr == "FailoverClient" {
-			ss.slots = engine.NewSlots(min(c.config.concurrency, rdb.Options().PoolSize))
 			ss.ranges = []*server{ss.shared(rdb)}
 			break
 		}
-		main, alone, sock := ownOptions(rdb, c.config.concurrency), ownOptions(rdb, c.config.concurrency), &engine.Socket{}
-		alone.Dialer = sock.Dialer(alone.Dialer)
-		all, one := redis.NewClient(main), redis.NewClient(alone)
-		ss.own = append(ss.own, all, one)
-		ss.ranges = []*server{ss.add(all, nil, &engine.Express[ask]{Interrupt: sock.Interrupt}, one)}
+		all, alone := redis.NewClient(ownOptions(rdb, ss.most, sockets)), &engine.Sockets{}
+		ss.own = append(ss.own, all)
+		var one *redis.Client
+		if !foreign(rdb.Options()) {
+			one = redis.NewClient(ownOptions(rdb, ss.most, alone))
+			ss.own = append(ss.own, one)
+		}
+		ss.ranges = []*server{ss.add(all, ss.most, sockets.Dialing, one, alone)}
 	case *redis.ClusterClient:
-		own := redis.NewClusterClient(ownClusterOptions(rdb, c.config.concurrency))
+		ss.most = max(1, ss.most/slotRanges)
+		own := redis.NewClusterClient(ownClusterOptions(rdb, ss.most*slotRanges, sockets))
 		ss.own = append(ss.own, own)
 		for range slotRanges {
-			ss.ranges = append(ss.ranges, ss.add(own, nil, nil, nil))
+			ss.ranges = append(ss.ranges, ss.add(own, ss.most, sockets.Dialing, nil, nil))
 		}
 	case *redis.Ring:
 		ss.ring, ss.shards = rdb, make(map[*redis.Client]*server)
 	default:
-		ss.ranges = []*server{ss.add(rdb, nil, nil, nil)}
+		ss.ranges = []*server{ss.add(rdb, ss.most, nil, nil, nil)}
 	}
 	return ss
 }
 
-// add makes the queue of a server. excuse tells whether calls wait for a connection; express, if it isn't nil, is for
-// lone calls through a client of its own.
-func (ss *servers) add(rdb redis.UniversalClient, excuse func() bool, express *engine.Express[ask], one *redis.Client) *server {
-	s := &server{rdb: rdb}
+// foreign reports whether a call, or a connection for it, runs code of the user's, which could hold its caller.
+func foreign(o *redis.Options) bool {
+	return o.CredentialsProvider != nil || o.CredentialsProviderContext != nil || o.StreamingCredentialsProvider != nil ||
+		o.OnConnect != nil || o.Limiter != nil
+}
+
+// add makes the queue of a server, of at most most calls at once. excuse tells whether calls wait for a connection. If
+// one isn't nil, lone calls are made through it by their callers, over the connection of alone.
+func (ss *servers) add(rdb redis.UniversalClient, most int, excuse func() bool, one *redis.Client,
+	alone *engine.Sockets) *server {
+	s := &server{}
 	s.breaker = &engine.Breaker{
 		Patience: max(ss.c.config.timeout, DefaultTimeout),
 		Probe:    func(ctx context.Context) error { return ss.c.probe(ctx, s) },
 		Excuse:   excuse,
 		Opened:   func() { ss.c.stats.opened.Add(1) },
 	}
-	if express != nil {
-		express.Send = ss.c.sender(s, one)
+	var express *engine.Express[ask]
+	if one != nil {
+		express = &engine.Express[ask]{Send: ss.c.sender(s, one), Interrupt: alone.Interrupt}
 	}
-	s.queue = engine.NewQueue(ss.c.sender(s, rdb), ss.slots, s.breaker, express)
+	s.queue = engine.NewQueue(ss.c.sender(s, rdb), most, s.breaker, express)
 	return s
 }
 
-// shared makes the queue of a server whose pool is its Redis client's.
+// shared makes the queue of a server whose pool is its Redis client's. A call's deadline is its context's alone.
 func (ss *servers) shared(rdb *redis.Client) *server {
-	copied := rdb
-	if d := ss.c.config.timeout; d > 0 {
-		copied = rdb.WithTimeout(d + engine.Grace)
-	}
-	return ss.add(copied, func() bool { return rdb.PoolStats().PendingRequests > 0 }, nil, nil)
+	copied := rdb.WithTimeout(0)
+	copied.Options().ContextTimeoutEnabled = true // of the copy
+	return ss.add(copied, min(ss.most, rdb.Options().PoolSize),
+		func() bool { return rdb.PoolStats().PendingRequests > 0 }, nil, nil)
 }
 
-// of is the server of a key.
-func (ss *servers) of(key string) (*server, error) {
+// of is the server of a key. If there is none it says why.
+func (ss *servers) of(key string) *server {
 	switch {
 	case len(ss.ranges) == 1:
-		return ss.ranges[0], nil
+		return ss.ranges[0]
 	case ss.ring == nil:
-		return ss.ranges[lua.Slot(key)*len(ss.ranges)/lua.Slots], nil
+		return ss.ranges[lua.Slot(key)*len(ss.ranges)/lua.Slots]
 	}
 	shard, err := ss.ring.GetShardClientForKey(key)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
+		return &server{lost: fmt.Errorf("%w: %w", ErrUnavailable, err)}
 	}
 	ss.mu.Lock()
 	defer ss.mu.Unlock()
@@ -131,7 +147,7 @@ func (ss *servers) of(key string) (*server, error) {
 		s = ss.shared(shard)
 		ss.shards[shard] = s
 	}
-	return s, nil
+	return s
 }
 
 // call is which buckets can go into one script call: those of equal numbers.
@@ -145,57 +161,51 @@ func (ss *servers) call(key string) int {
 // apart reports whether the active sets of templates are on other servers than their buckets.
 func (ss *servers) apart() bool { return ss.bySlot }
 
-// close ends the queues when nothing is under way any more, or ctx ends.
-func (ss *servers) close(ctx context.Context) error {
+// close ends the queues and the connections when nothing is under way any more.
+func (ss *servers) close() error {
 	ss.mu.Lock()
-	all := ss.ranges
-	for _, s := range ss.shards {
-		all = append(all[:len(all):len(all)], s)
-	}
+	all := slices.AppendSeq(slices.Clone(ss.ranges), maps.Values(ss.shards))
 	ss.mu.Unlock()
 	for _, s := range all {
-		if err := s.queue.Close(ctx); err != nil {
-			return fmt.Errorf("fetch: close: %w", err)
-		}
+		_ = s.queue.Close(context.Background())
 	}
+	var errs []error
 	for _, own := range ss.own {
-		if err := own.Close(); err != nil && !errors.Is(err, redis.ErrClosed) {
-			return fmt.Errorf("fetch: close: %w", err)
-		}
+		errs = append(errs, own.Close())
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 // ownOptions are those of a client of the same server with connections of its own: a call's deadline is its context's
 // alone, nothing is sent twice, and pools aren't waited for.
-func ownOptions(rdb *redis.Client, conns int) *redis.Options {
+func ownOptions(rdb *redis.Client, conns int, sockets *engine.Sockets) *redis.Options {
 	o := *rdb.Options()
 	o.ContextTimeoutEnabled, o.ReadTimeout, o.WriteTimeout = true, -1, -1
-	o.MaxRetries, o.DialerRetries = -1, 1
-	o.MaxIdleConns, o.MinIdleConns, o.MaxActiveConns = min(o.PoolSize, conns), 0, 0
+	o.MaxRetries, o.DialerRetries, o.DisableIdentity = -1, 1, true // to say who this is would be a round trip
+	o.MaxIdleConns, o.MinIdleConns, o.MaxActiveConns = 0, 0, 0
 	o.PoolSize, o.MaxConcurrentDials, o.PipelinePoolSize = conns, 0, -1
-	o.Dialer = engine.Patient(o.Dialer)
+	o.Dialer = sockets.Dialer(o.Dialer)
 	o.AutoPipelineOptions, o.ClientSideCache, o.ClientSideCacheConfig = nil, nil, nil
 	o.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
 	return &o
 }
 
 // ownClusterOptions is ownOptions of a Cluster.
-func ownClusterOptions(rdb *redis.ClusterClient, conns int) *redis.ClusterOptions {
+func ownClusterOptions(rdb *redis.ClusterClient, conns int, sockets *engine.Sockets) *redis.ClusterOptions {
 	o := *rdb.Options()
 	o.ContextTimeoutEnabled, o.ReadTimeout, o.WriteTimeout = true, -1, -1
-	o.MaxRetries, o.DialerRetries = -1, 1
-	if o.MaxRedirects == 0 { // none; said again it would be the default
+	o.MaxRetries, o.DialerRetries, o.DisableIdentity = -1, 1, true // to say who this is would be a round trip
+	if o.MaxRedirects == 0 {                                       // none; said again it would be the default
 		o.MaxRedirects = -1
 	}
-	o.MaxIdleConns, o.MinIdleConns, o.MaxActiveConns = min(o.PoolSize, conns), 0, 0
+	o.MaxIdleConns, o.MinIdleConns, o.MaxActiveConns = 0, 0, 0
 	o.PoolSize, o.MaxConcurrentDials, o.PipelinePoolSize = conns, 0, -1
 	newClient := o.NewClient
 	o.NewClient = func(o *redis.Options) *redis.Client {
 		if o.Dialer == nil {
 			o.Dialer = redis.NewDialer(o)
 		}
-		o.Dialer = engine.Patient(o.Dialer)
+		o.Dialer = sockets.Dialer(o.Dialer)
 		return newClient(o)
 	}
 	o.AutoPipelineOptions = nil

@@ -7,8 +7,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
 	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
 )
 
 // A bucket in shadow mode denies nothing, never goes below zero, and counts what
@@ -94,4 +95,65 @@ func TestTakeAllLeavesOutShadowsThatDeny(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, r.OK)
 	require.EqualValues(t, 0, tokens(t, rdb, "trial"))
+}
+
+func TestARequestOfAShadowAndAnotherIsChargedOnce(t *testing.T) {
+	rdb := testenv.Redis(t).Client()
+	p := hourly(2)
+	p.Shadow, p.Initial = true, new(int64)
+	for name, keys := range map[string][2]string{"shadow first": {"trial", "real"}, "shadow last": {"real", "trial"}} {
+		t.Run(name, func(t *testing.T) {
+			require.NoError(t, rdb.FlushAll(t.Context()).Err())
+			createBucket(t, rdb, "trial", p)
+			createBucket(t, rdb, "real", hourly(5))
+			c := newClient(t, rdb, slow(), WithRescue(false))
+			take := func() (r AllResult) {
+				r, err := c.TakeAll(t.Context(), []Request{{keys[0], 1}, {keys[1], 1}}, WithRequestID("r1"))
+				require.NoError(t, err)
+				require.True(t, r.OK)
+				require.EqualValues(t, 4, tokens(t, rdb, "real"), "charged once")
+				return r
+			}
+			first := take()
+			_, err := lua.Grant(t.Context(), rdb, "trial", 2)
+			require.NoError(t, err)
+			again := take()
+			for i, key := range keys {
+				require.Equal(t, key == "trial", first.Results[i].Shadow)
+				require.Equal(t, key == "trial", again.Results[i].Shadow)
+				require.EqualValues(t, 1, again.Results[i].Taken)
+			}
+			require.EqualValues(t, 2, tokens(t, rdb, "trial"), "the answer is that of the first call")
+			enforced := p
+			enforced.Shadow = false
+			createUnder(t, rdb, "trial", enforced, 1)
+			take()
+		})
+	}
+}
+
+// While its server is away a bucket in shadow mode denies nothing either, not even a part.
+func TestADegradedModeAdmitsAllThatIsAskedOfAShadow(t *testing.T) {
+	f := newFaulty(t, nil)
+	c := newClient(t, f.rdb, slow())
+	f.warm(t, c)
+	modes := map[string]policy.Degraded{"open": policy.DegradedOpen, "local": policy.DegradedLocal}
+	for key, mode := range modes {
+		p := hourly(10)
+		p.Shadow, p.Degraded = true, mode
+		createBucket(t, f.direct, key, p)
+		_, err := c.Take(t.Context(), key, 4)
+		require.NoError(t, err)
+	}
+	k := c.cache.get("local")
+	eventually(t, func() bool { k.share.mu.Lock(); defer k.share.mu.Unlock(); return k.share.live == 1 }, "a heartbeat")
+	f.proxy.Cut()
+	for key := range modes {
+		for _, opts := range [][]CallOption{nil, {WithRequestID("r1")}} {
+			r, err := c.TakeUpTo(t.Context(), key, 25, opts...)
+			require.NoError(t, err)
+			require.Equal(t, SourceFallback, r.Source.Kind)
+			require.EqualValues(t, 25, r.Taken, key)
+		}
+	}
 }

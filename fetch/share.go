@@ -75,11 +75,14 @@ func (s *share) take(n, leave int64, now time.Duration) policy.Taking {
 	if !s.ready(now) {
 		return policy.Taking{}
 	}
-	if leave = (leave + s.live - 1) / s.live; *s.bucket.Tokens < n+leave {
+	if leave = s.part(leave); *s.bucket.Tokens < n+leave {
 		return policy.Taking{Known: true, Tokens: *s.bucket.Tokens, Wait: s.bucket.Wait(n+leave, now.Microseconds())}
 	}
 	return s.bucket.Take(n, now.Microseconds())
 }
+
+// part is what of the tokens to be left stays in the share. The lock is held, and there are live consumers.
+func (s *share) part(leave int64) int64 { return (leave + s.live - 1) / s.live }
 
 // giveBack returns n tokens to the share.
 func (s *share) giveBack(n int64) {
@@ -88,14 +91,14 @@ func (s *share) giveBack(n int64) {
 	s.bucket.Return(n)
 }
 
-// holds is the number of tokens in the share.
-func (s *share) holds(now time.Duration) int64 {
+// holds is the number of tokens in the share beyond its part of leave.
+func (s *share) holds(leave int64, now time.Duration) int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.ready(now) {
 		return 0
 	}
-	return *s.bucket.Tokens
+	return *s.bucket.Tokens - s.part(leave)
 }
 
 // ready brings the share up to an instant and reports whether there is one. The lock is held.
@@ -107,7 +110,8 @@ func (s *share) ready(now time.Duration) bool {
 	part, terms := s.left/s.live, partOf(s.terms, s.live)
 	switch control := s.bucket.Control; {
 	case control == nil:
-		s.bucket = policy.Bucket{Tokens: new(int64), Index: new(int64), Control: &policy.Control{Terms: terms, Last: s.at.Microseconds()}}
+		s.bucket = policy.Bucket{Tokens: new(int64), Index: new(int64),
+			Control: &policy.Control{Terms: terms, Last: s.at.Microseconds()}}
 		*s.bucket.Tokens = part
 	case control.Terms != terms:
 		control.Terms, control.Carry = terms, 0
@@ -237,8 +241,7 @@ func (c *Client) dueShares(round time.Duration, onlyNew bool) (due []*share, per
 	period = max(beatEvery, time.Duration(len(ss.keys))*time.Second/beatsPerSecond)
 	keep := max(shareKeep, beatTimes*max(round, period))
 	for key, s := range ss.keys {
-		server, err := c.servers.of(key)
-		away := err != nil || server.breaker.Open() != nil
+		away := c.servers.of(key).open(key) != nil
 		s.mu.Lock()
 		idle, known := ss.now()-s.used > keep, s.live > 0
 		if idle && !away {
@@ -256,10 +259,7 @@ func (c *Client) dueShares(round time.Duration, onlyNew bool) (due []*share, per
 // beat sends a heartbeat for a bucket and notes the answer with its share, nil for none. The error is that of a server
 // that did not answer.
 func (c *Client) beat(ctx context.Context, key string, s *share) error {
-	t, err := c.plain(c.own(ctx), key)
-	if err != nil {
-		return err
-	}
+	t := c.plain(c.own(ctx), key)
 	c.shares.mu.Lock()
 	ttl := beatTimes * max(beatEvery, time.Duration(len(c.shares.keys))*time.Second/beatsPerSecond)
 	c.shares.mu.Unlock()

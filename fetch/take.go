@@ -36,10 +36,8 @@ func (c *Client) take(ctx context.Context, key string, n int64, cfg *callConfig)
 	if r, ok := c.leases.take(key, n, cfg.leave); ok {
 		return r, nil
 	}
-	t, err := c.begin(from(ctx, cfg), key)
-	if err != nil {
-		return c.degradedResult(key, n, err, cfg)
-	}
+	t := c.begin(from(ctx, cfg), key)
+	defer t.end()
 	a, ok := t.remembered(n)
 	if !ok {
 		a = t.askRun(policy.Run{N: n, Count: 1, Leave: cfg.leave})
@@ -51,7 +49,7 @@ func (c *Client) take(ctx context.Context, key string, n int64, cfg *callConfig)
 				return both, nil
 			}
 		}
-		c.leases.missed(key, max(1, a.reply.Taken)) // last, since the block's keeper then asks for the same tokens
+		c.leases.missed(key, max(1, r.Taken)) // last, since the block's keeper then asks for the same tokens
 	}
 	if err != nil {
 		return Result{}, err
@@ -86,34 +84,26 @@ func (c *Client) takeUpTo(ctx context.Context, key string, n int64, cfg *callCon
 		return leased, nil
 	}
 	r, err := c.takeUpToShared(ctx, key, n-leased.Taken, cfg)
-	if leased.Taken += r.Taken; leased.Taken < n { // a call about the block may have moved tokens to it
-		if more, _ := c.leases.draw(key, 1, n-leased.Taken, cfg.leave); more.OK {
-			more.Taken += leased.Taken
-			leased = more
-		}
+	if got := leased.Taken + r.Taken; got < n { // a call about the block may have moved tokens to it
+		more, _ := c.leases.draw(key, 1, n-got, cfg.leave)
+		leased = more.with(leased)
 	}
-	switch {
-	case leased.Taken == r.Taken: // none of the block
+	if !leased.OK {
 		return r, err
-	case err != nil || !r.OK:
-		return leased, nil
 	}
-	r.Taken = leased.Taken
-	return r, nil
+	return r.with(leased), nil
 }
 
 // takeUpToShared is takeUpTo of the bucket itself.
 func (c *Client) takeUpToShared(ctx context.Context, key string, n int64, cfg *callConfig) (Result, error) {
-	t, err := c.begin(from(ctx, cfg), key)
-	if err != nil {
-		return c.degradedResult(key, n, err, cfg)
-	}
+	t := c.begin(from(ctx, cfg), key)
+	defer t.end()
 	a, ok := t.remembered(1)
 	if !ok {
 		a = t.askRun(policy.Run{N: 1, Count: n, UpTo: true, Leave: cfg.leave})
 	}
 	if a.err != nil {
-		n = c.degradedUpTo(t.info, n)
+		n = c.degradedUpTo(t.info, n, cfg.leave)
 	}
 	r, err := t.conclude(a, n, 1)
 	if err != nil {
@@ -127,33 +117,41 @@ func (c *Client) takeUpToShared(ctx context.Context, key string, n int64, cfg *c
 
 // remembered answers a take of n by the last denial, or by the line of those who wait for the bucket, behind which it
 // stands: what the bucket has is theirs. A bucket in shadow mode is asked each time, since it counts its denials.
-func (t *task) remembered(n int64) (answer, bool) {
+func (t *task) remembered(n int64) (*answer, bool) {
 	c, now := t.c, t.began
 	if t.info.shadowed() {
-		return answer{}, false
+		return nil, false
 	}
 	if now.IsZero() {
 		now = time.Now()
 	}
-	if due, waited := c.lines.behind(t.key, n, t.cfg.leave); waited {
-		return answer{reply: lua.TakeReply{Wait: due}, info: t.info, source: Source{Kind: SourceCached}}, true
+	if due, yes := c.lines.behind(t.key, n, t.cfg.leave); yes {
+		return t.answer(answer{reply: lua.TakeReply{Wait: due}, info: t.info, source: Source{Kind: SourceCached}}), true
 	}
-	d := &t.info.denied
-	if !c.config.denyCache || !d.holds(n, t.cfg.leave.Of(t.info.limit()), now) {
-		return answer{}, false
+	d, leave := &t.info.denied, t.cfg.leave.Of(t.info.limit())
+	if !c.config.denyCache || !d.holds(n, leave, now) {
+		return nil, false
 	}
-	reply := lua.TakeReply{Remaining: d.left, Wait: -1}
-	if !d.due.IsZero() {
-		reply.Wait = d.due.Sub(now)
+	reply := lua.TakeReply{Remaining: d.left, Wait: t.info.deniedFor(n, leave, now)}
+	return t.answer(answer{reply: reply, info: t.info, source: Source{Kind: SourceCached}}), true
+}
+
+// leave is what a take of n that has to be put to the bucket leaves there. A request's id stands for what it leaves,
+// which can't differ.
+func (t *task) leave(n int64) policy.Leave {
+	if t.cfg.request != "" {
+		return t.cfg.leave
 	}
-	return answer{reply: reply, info: t.info, source: Source{Kind: SourceCached}}, true
+	t.c.lines.mu.Lock()
+	defer t.c.lines.mu.Unlock()
+	return t.c.lines.leaves(t.key, n, t.cfg.leave, false)
 }
 
 // conclude is the result of a take of n, of which need must be there at once: what the bucket answered, or its degraded
 // mode.
-func (t *task) conclude(a answer, n, need int64) (Result, error) {
+func (t *task) conclude(a *answer, n, need int64) (Result, error) {
 	if a.err != nil {
-		a = t.c.degraded(t.key, n, a.err, t.cfg.leave)
+		*a = t.c.degraded(t.key, n, a.err, t.cfg.leave)
 	}
 	if a.err != nil {
 		return Result{}, a.err
@@ -168,9 +166,10 @@ func (t *task) conclude(a answer, n, need int64) (Result, error) {
 }
 
 // result shows an answer in the light of what is known of its bucket.
-func (t *task) result(a answer) Result {
+func (t *task) result(a *answer) Result {
 	reply, i := &a.reply, a.info
-	r := Result{OK: reply.OK, Taken: reply.Taken, Remaining: reply.Remaining, Limit: i.limit(), ResetAfter: Never, Source: a.source}
+	r := Result{OK: reply.OK, Taken: reply.Taken, Remaining: reply.Remaining, Limit: i.limit(), ResetAfter: Never,
+		Source: a.source}
 	if !reply.OK {
 		r.RetryAfter = wait(reply.Wait)
 	}
@@ -195,22 +194,19 @@ func (c *Client) takeOnce(ctx context.Context, key string, run policy.Run, cfg *
 	if run.UpTo {
 		n = run.Count
 	}
-	t, err := c.begin(from(ctx, cfg), key)
-	if err != nil {
-		return c.degradedResult(key, n, err, cfg)
-	}
-	a := t.ask(run.N+run.Leave.Of(t.info.limit()), true, func() (answer, error) {
+	t := c.begin(from(ctx, cfg), key)
+	a := t.ask(run.N+run.Leave.Of(t.info.limit()), true, func() (*answer, error) {
 		if err := t.kind.open(t, 0); err != nil {
-			return answer{}, err
+			return nil, err
 		}
 		reply, err := lua.TakeOnce(t.ctx, t, key, cfg.request, run, cfg.memory)
 		if err != nil {
-			return answer{}, err
+			return nil, err
 		}
-		return answer{reply: reply, info: c.learn(key, run.N, run.Leave, &reply)}, nil
+		return t.answer(answer{reply: reply, info: c.learn(key, run.N, run.Leave, &reply)}), nil
 	})
 	if a.err != nil && run.UpTo {
-		n = c.degradedUpTo(t.info, n)
+		n = c.degradedUpTo(t.info, n, cfg.leave)
 	}
 	r, err := t.conclude(a, n, run.N)
 	if err != nil {

@@ -8,12 +8,13 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )
@@ -189,6 +190,28 @@ func TestRetryAfterIsWhenARefillBringsTheTokens(t *testing.T) {
 	require.Greater(t, peek.ResetAfter, peek.RetryAfter)
 }
 
+// A denial that is remembered tells of other takes what the bucket would.
+func TestRetryAfterOfARememberedDenialIsThatOfTheTake(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := policy.Policy{Capacity: 1000, Rate: policy.PerSecond(10), Interval: 100 * time.Millisecond, Initial: new(int64)}
+		c := newClient(t, newFake(map[string]policy.Policy{"checkout": p}))
+		r, err := c.Take(t.Context(), "checkout", 5)
+		require.NoError(t, err)
+		require.Equal(t, 500*time.Millisecond, r.RetryAfter)
+		time.Sleep(50 * time.Millisecond)
+		for want, take := range map[time.Duration]func() (Result, error){
+			450 * time.Millisecond:  func() (Result, error) { return c.Take(t.Context(), "checkout", 5) },
+			4950 * time.Millisecond: func() (Result, error) { return c.Take(t.Context(), "checkout", 50) },
+			6950 * time.Millisecond: func() (Result, error) { return c.Take(t.Context(), "checkout", 50, WithLeave(20)) },
+		} {
+			r, err := take()
+			require.NoError(t, err)
+			require.Equal(t, SourceCached, r.Source.Kind)
+			require.Equal(t, want, r.RetryAfter)
+		}
+	})
+}
+
 func TestResetAfterOfAScheduledBucketIsItsLastStep(t *testing.T) {
 	rdb := testenv.Redis(t).Client()
 	p := policy.Policy{Capacity: 100, Steps: policy.Every(24 * time.Hour), StepTokens: 40}
@@ -196,7 +219,8 @@ func TestResetAfterOfAScheduledBucketIsItsLastStep(t *testing.T) {
 	now, err := rdb.Time(t.Context()).Result()
 	require.NoError(t, err)
 	next := now.Add(time.Hour)
-	_, err = lua.Refill(t.Context(), rdb, "daily", policy.Call{Create: policy.CreateInitial, Terms: &terms, Next: next.UnixMicro()})
+	_, err = lua.Refill(t.Context(), rdb, "daily",
+		policy.Call{Create: policy.CreateInitial, Terms: &terms, Next: next.UnixMicro()})
 	require.NoError(t, err)
 
 	c := newClient(t, rdb, slow())
@@ -264,7 +288,7 @@ func commandCalls(t *testing.T, rdb *redis.Client) map[string]int {
 	return calls
 }
 
-func TestWhatIsLearnedOfBucketsIsBoundedAndTheLatestStays(t *testing.T) {
+func TestTheBucketCacheIsBoundedAndKeepsTheLatest(t *testing.T) {
 	cache, now := newCache(), time.Now()
 	terms := hourly(5).Terms(policy.Fence{})
 	for i := range 100_000 {

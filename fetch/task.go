@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -18,19 +19,19 @@ type budget struct {
 	ctx      context.Context
 	cfg      *callConfig
 	began    time.Time
-	deadline time.Time // zero: none
+	deadline time.Time // the earlier of the context's and the timeout's; zero: none
 }
 
 // from is the budget of a caller whose call begins now.
 func from(ctx context.Context, cfg *callConfig) budget {
-	p := budget{ctx: ctx, cfg: cfg, began: time.Now()}
-	p.deadline, _ = ctx.Deadline()
+	b := budget{ctx: ctx, cfg: cfg, began: time.Now()}
+	b.deadline, _ = ctx.Deadline()
 	if cfg.timeout > 0 {
-		if end := p.began.Add(cfg.timeout); p.deadline.IsZero() || end.Before(p.deadline) {
-			p.deadline = end
+		if end := b.began.Add(cfg.timeout); b.deadline.IsZero() || end.Before(b.deadline) {
+			b.deadline = end
 		}
 	}
-	return p
+	return b
 }
 
 // task is a call about one bucket. It is a lua.Client whose commands share the call's time.
@@ -41,7 +42,8 @@ type task struct {
 	key    string
 	server *server
 	kind   kind
-	info   *info // what is known of the bucket
+	info   *info  // what is known of the bucket
+	got    answer // the last one
 
 	// Of the commands that it sends.
 	cost int64
@@ -51,22 +53,27 @@ type task struct {
 var _ lua.Client = (*task)(nil)
 
 // begin makes a task of a bucket.
-func (c *Client) begin(p budget, key string) (*task, error) {
-	t, err := c.plain(p, key)
-	if err == nil {
-		t.info = c.cache.get(key)
-		t.kind = c.templates.of(t)
-	}
-	return t, err
+func (c *Client) begin(p budget, key string) *task {
+	t := c.plain(p, key)
+	t.info = c.cache.get(key)
+	t.kind = c.templates.of(t)
+	return t
 }
 
 // plain makes a task for commands on a key that need not be a bucket's.
-func (c *Client) plain(p budget, key string) (*task, error) {
-	s, err := c.servers.of(key)
-	if err != nil {
-		return nil, err
-	}
-	return &task{budget: p, c: c, key: key, server: s}, nil
+func (c *Client) plain(p budget, key string) *task {
+	t := tasks.Get().(*task)
+	t.budget, t.c, t.key, t.server = p, c, key, c.servers.of(key)
+	return t
+}
+
+// tasks are used again, empty: without, a take costs a third more.
+var tasks = sync.Pool{New: func() any { return new(task) }}
+
+// end lets the task be used again. Nothing refers to it, or to its answer, any more.
+func (t *task) end() {
+	*t = task{}
+	tasks.Put(t)
 }
 
 // own is the budget of a call that the Client makes for itself: it has as long as the timeout says, at least Grace.
@@ -78,6 +85,9 @@ func (c *Client) own(ctx context.Context) budget {
 
 // do asks the bucket's server and reads the answer.
 func (t *task) do(a *ask, read func(*ask)) error {
+	if t.server.lost != nil {
+		return t.server.lost
+	}
 	q, now := t.server.queue, t.began
 	if t.began = (time.Time{}); now.IsZero() {
 		now = time.Now()
@@ -104,32 +114,21 @@ func (t *task) Process(_ context.Context, cmd redis.Cmder) error {
 }
 
 // takes asks for takes of the bucket.
-func (t *task) takes(a ask) (answer, error) {
+func (t *task) takes(a *ask) (*answer, error) {
 	a.key, a.kind, a.info = t.key, t.kind, t.info
 	a.resolve(t.info.limit())
-	var got answer
-	err := t.do(&a, func(a *ask) {
-		got = answer{reply: a.reply, runs: a.runs, info: a.info}
-		a.info, got.err = nil, a.err
-	})
-	if err == nil {
-		err, got.err = got.err, nil
+	var refused error
+	if err := t.do(a, func(a *ask) {
+		t.got, refused = answer{reply: a.reply, runs: a.runs, info: a.info}, a.err
+	}); err != nil {
+		return nil, err
 	}
-	if errors.Is(err, lua.ErrUnknownBucket) {
-		k, lookErr := t.c.templates.unknown(t)
-		switch {
-		case lookErr != nil:
-			return answer{}, lookErr
-		case k != nil:
-			t.kind = k
-			return t.takes(a)
-		}
-	}
-	return got, err
+	return &t.got, refused
 }
 
 // attempt makes a call, unless the breaker of its server is open. If it is the same however often it is made, it is
-// made again, once, when its connection fails: the reply was lost, or it never arrived.
+// made again, once, when its connection fails: the reply was lost, or it never arrived. So is any call of a bucket that
+// turns out to be a new template's.
 func attempt[R any](t *task, again bool, call func() (R, error)) (R, error) {
 	var none R
 	if err := t.server.open(t.key); err != nil {
@@ -139,10 +138,17 @@ func attempt[R any](t *task, again bool, call func() (R, error)) (R, error) {
 	if again && unreached(err) && !timedOut(err) && !errors.Is(err, engine.ErrClosed) && t.ctx.Err() == nil {
 		r, err = call()
 	}
+	if errors.Is(err, lua.ErrUnknownBucket) {
+		if found, lookErr := t.c.templates.unknown(t); lookErr != nil {
+			err = lookErr
+		} else if found {
+			r, err = call()
+		}
+	}
 	return r, failure(t.ctx, err)
 }
 
-// answer is what a take is told.
+// answer is what a take is told. It is its task's until that is asked again.
 type answer struct {
 	reply  lua.TakeReply
 	runs   []lua.RunReply // of a line
@@ -153,7 +159,7 @@ type answer struct {
 
 // ask puts takes to the bucket by put. If the bucket says no and its refills are overdue, they are made up for, and the
 // takes are put to it again. want is how many tokens there must be for that to be of use.
-func (t *task) ask(want int64, again bool, put func() (answer, error)) answer {
+func (t *task) ask(want int64, again bool, put func() (*answer, error)) *answer {
 	a := t.attempt(again, put)
 	if a.err != nil || a.reply.OK || !t.c.rescues.overdue(&a.reply) {
 		return a
@@ -167,26 +173,37 @@ func (t *task) ask(want int64, again bool, put func() (answer, error)) answer {
 	return a
 }
 
-func (t *task) attempt(again bool, put func() (answer, error)) answer {
+func (t *task) attempt(again bool, put func() (*answer, error)) *answer {
 	a, err := attempt(t, again, put)
 	if err != nil {
-		return answer{err: err}
+		return t.answer(answer{err: err})
 	}
-	if a.info.share != nil {
-		a.info.share.saw(a.reply.Remaining, t.c.shares.now())
-	}
+	t.c.tellShare(a)
 	return a
 }
 
+// answer keeps an answer.
+func (t *task) answer(a answer) *answer {
+	t.got = a
+	return &t.got
+}
+
+// tellShare tells the bucket's share, if it has one, what the bucket holds now.
+func (c *Client) tellShare(a *answer) {
+	if a.info.share != nil && !a.reply.Repeated {
+		a.info.share.saw(a.reply.Remaining, c.shares.now())
+	}
+}
+
 // askRun asks for a run of takes.
-func (t *task) askRun(run policy.Run) answer {
+func (t *task) askRun(run policy.Run) *answer {
 	now := t.began
 	if now.IsZero() {
 		now = time.Now()
 	}
 	a := ask{run: run, whole: !t.info.fresh(now) || t.info.denied.n > 0 && now.Sub(t.info.learned) < denialMaxAge}
 	want := run.N + run.Leave.Of(t.info.limit())
-	return t.ask(want, false, func() (answer, error) { return t.takes(a) })
+	return t.ask(want, false, func() (*answer, error) { return t.takes(&a) })
 }
 
 // giveBack returns tokens to the era in which they were taken, 0 for any. It is tried once, since a second return could
@@ -195,25 +212,21 @@ func (c *Client) giveBack(key string, tokens, era int64) {
 	if tokens == 0 {
 		return
 	}
-	t, err := c.begin(c.own(context.Background()), key)
-	if err != nil {
-		c.stats.lost.Add(tokens)
-		return
-	}
+	t := c.begin(c.own(context.Background()), key)
 	c.giveBackBy(t.ctx, t, t.kind, key, tokens, era)
 }
 
-// giveBackLater is giveBack in a goroutine, if there may be any.
+// giveBackLater is giveBack in a goroutine, for callers that Close waits for.
 func (c *Client) giveBackLater(key string, tokens, era int64) {
-	if tokens > 0 && !c.life.spawn(func() { c.giveBack(key, tokens, era) }) {
-		c.giveBack(key, tokens, era)
+	if tokens > 0 {
+		c.life.running.Go(func() { c.giveBack(key, tokens, era) })
 	}
 }
 
 // giveBackBy is giveBack through a lua.Client.
 func (c *Client) giveBackBy(ctx context.Context, by lua.Client, k kind, key string, tokens, era int64) {
 	reply, err := k.giveBack(ctx, by, key, tokens, era)
-	c.cache.forgive(key)
+	c.moreTokens(key)
 	if err != nil {
 		c.stats.lost.Add(tokens)
 		return

@@ -15,7 +15,7 @@ const (
 	// templatesEvery is how often the published templates are looked at while there are some and the Client is used: a
 	// change is in force everywhere within a second.
 	templatesEvery = 600 * time.Millisecond
-	// templatesSeldom is templatesEvery while none are published, or they can't be read.
+	// templatesSeldom is templatesEvery while none are published.
 	templatesSeldom = 2 * time.Second
 	// templatesAgain is the shortest time between two looks, however many keys are unknown.
 	templatesAgain = 100 * time.Millisecond
@@ -33,11 +33,12 @@ type templates struct {
 	start time.Time
 
 	set atomic.Pointer[templateSet]
-	due atomic.Int64 // when to look, after start; 0: at once, and before anything is asked
+	due atomic.Int64 // when to look, after start; 0: there was no look yet
 
 	mu     sync.Mutex
-	flight *look // under way; nil if none is
-	ended  time.Time
+	flight *look     // under way; nil if none is
+	ended  time.Time // when the last one ended, and how
+	err    error
 	id     string    // of the set
 	lower  time.Time // since when an earlier version is published; zero if none is
 }
@@ -77,14 +78,14 @@ func (ts *templates) kind(key string) kind {
 	return configured{}
 }
 
-// of is how the bucket of a task is kept. The first one waits until the templates are read, for half of its time: if
-// they aren't by then, unknown says so should it matter.
+// of is how the bucket of a task is kept. The first tasks wait for the first look, for half of their time: if there are
+// no templates by then, unknown says so should it matter.
 func (ts *templates) of(t *task) kind {
 	if ts.fixed {
 		return ts.kind(t.key)
 	}
 	if due, now := ts.due.Load(), int64(t.began.Sub(ts.start)); due == 0 {
-		if t.server.breaker.Open() == nil {
+		if t.server.open(t.key) == nil {
 			_ = ts.look(t, 2)
 		}
 	} else if now >= due && ts.due.CompareAndSwap(due, now+int64(templatesEvery)) {
@@ -93,24 +94,23 @@ func (ts *templates) of(t *task) kind {
 	return ts.kind(t.key)
 }
 
-// unknown is how the bucket of a task is kept that turned out to be unknown: a template may have been published since
-// the last look. nil if there is none; an error if that can't be said.
-func (ts *templates) unknown(t *task) (kind, error) {
-	if _, ok := t.kind.(configured); ts.fixed || !ok {
-		return nil, nil
+// unknown reports whether the bucket of a task, which turned out to be unknown, is of a template that was published
+// since the last look; an error if that can't be said.
+func (ts *templates) unknown(t *task) (found bool, err error) {
+	if t.kind != (configured{}) || ts.fixed {
+		return false, nil
 	}
 	ts.mu.Lock()
-	fresh := time.Since(ts.ended) < templatesAgain
+	fresh, err := time.Since(ts.ended) < templatesAgain && !unreached(ts.err), ts.err
 	ts.mu.Unlock()
-	if !fresh || ts.due.Load() == 0 {
-		if err := ts.look(t, 1); err != nil {
-			return nil, fmt.Errorf("templates: %w", err)
-		}
+	if !fresh {
+		err = ts.look(t, 1)
 	}
-	if k := ts.kind(t.key); k != (configured{}) {
-		return k, nil
+	if err != nil {
+		return false, fmt.Errorf("templates: %w", err)
 	}
-	return nil, nil
+	t.kind = ts.kind(t.key)
+	return t.kind != (configured{}), nil
 }
 
 // heard is told the policy that a template's bucket has: if that is of a later version, so is the published set.
@@ -161,11 +161,8 @@ func (ts *templates) look(t *task, part time.Duration) error {
 
 // read makes a look.
 func (ts *templates) read(l *look, id string) {
-	var set *policy.Templates
-	t, err := ts.c.plain(ts.c.own(context.Background()), lua.TemplatesKey)
-	if err == nil {
-		set, id, err = lua.ReadTemplates(t.ctx, t, id)
-	}
+	t := ts.c.plain(ts.c.own(context.Background()), lua.TemplatesKey)
+	set, id, err := lua.ReadTemplates(t.ctx, t, id)
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
 	ts.learn(set, id, err)
@@ -175,12 +172,11 @@ func (ts *templates) read(l *look, id string) {
 
 // learn takes in what a look found. The lock is held.
 func (ts *templates) learn(set *policy.Templates, id string, err error) {
-	ts.ended = time.Now()
+	ts.ended, ts.err = time.Now(), err
 	pause := templatesEvery
 	switch known := ts.set.Load(); {
-	case err != nil && ts.due.Load() == 0 && unreached(err): // the next one waits, too
-		return
-	case err != nil || id == "":
+	case err != nil:
+	case id == "":
 		pause = templatesSeldom
 	case set == nil: // the one that is known
 		ts.lower = time.Time{}

@@ -11,20 +11,22 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tokenrefill/refiller/fetch"
-	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )
 
 func lazyTemplate(prefix string, capacity int64, rate policy.Rate) policy.Template {
-	return policy.Template{Prefix: prefix, Enforce: policy.EnforceLazy, Policy: policy.Policy{Capacity: capacity, Rate: rate, Interval: time.Millisecond}}
+	return policy.Template{Prefix: prefix, Enforce: policy.EnforceLazy,
+		Policy: policy.Policy{Capacity: capacity, Rate: rate, Interval: time.Millisecond}}
 }
 
 func TestEveryKeyOfALazyTemplateIsABucket(t *testing.T) {
 	t.Parallel()
 	ctx, rdb := t.Context(), testenv.Redis(t).Client()
 	c, err := fetch.New(rdb, fetch.WithTimeout(20*time.Second), fetch.WithTemplates(
-		lazyTemplate("user:", 60, policy.Rate{Tokens: 1, Per: time.Hour}), lazyTemplate("user:fast:", 10, policy.PerSecond(200))))
+		lazyTemplate("user:", 60, policy.Rate{Tokens: 1, Per: time.Hour}),
+		lazyTemplate("user:fast:", 10, policy.PerSecond(200))))
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, c.Close(context.WithoutCancel(ctx))) })
 
@@ -74,12 +76,13 @@ func TestEveryKeyOfALazyTemplateIsABucket(t *testing.T) {
 func TestATemplatesKeyMayHaveItsOwnPolicy(t *testing.T) {
 	t.Parallel()
 	ctx, rdb := t.Context(), testenv.Redis(t).Client()
-	c, err := fetch.New(rdb, fetch.WithTimeout(20*time.Second), fetch.WithTemplates(lazyTemplate("user:", 60, policy.PerSecond(1))))
+	c, err := fetch.New(rdb, fetch.WithTimeout(20*time.Second),
+		fetch.WithTemplates(lazyTemplate("user:", 60, policy.PerSecond(1))))
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, c.Close(context.WithoutCancel(ctx))) })
 	own, err := lazyTemplate("user:", 60, policy.PerSecond(1)).With(policy.Override{Capacity: 600})
 	require.NoError(t, err)
-	require.NoError(t, rdb.Set(ctx, lua.LimitKey("user:1"), own.Terms(policy.Fence{Seq: 1}).Encode(), 0).Err())
+	require.NoError(t, rdb.Set(ctx, lua.OverrideKey("user:1"), own.Terms(policy.Fence{Seq: 1}).Encode(), 0).Err())
 	for key, limit := range map[string]int64{"user:1": 600, "user:2": 60} {
 		r, err := c.Take(ctx, key, 1)
 		require.NoError(t, err)
@@ -121,13 +124,56 @@ func TestTemplatesThatCannotBeServedAreRefused(t *testing.T) {
 	refilled := lazyTemplate("user:", 60, policy.PerSecond(1))
 	refilled.Enforce = policy.EnforceRefilled
 	for want, list := range map[string][]policy.Template{
-		"enforce is refilled":    {refilled},
-		`"user:" is there twice`: {lazyTemplate("user:", 60, policy.PerSecond(1)), lazyTemplate("user:", 6, policy.PerSecond(1))},
-		"capacity":               {lazyTemplate("user:", 0, policy.PerSecond(1))},
+		"enforce is refilled": {refilled},
+		`"user:" is there twice`: {lazyTemplate("user:", 60, policy.PerSecond(1)),
+			lazyTemplate("user:", 6, policy.PerSecond(1))},
+		"capacity": {lazyTemplate("user:", 0, policy.PerSecond(1))},
 	} {
 		_, err := fetch.New(rdb, fetch.WithTemplates(list...))
 		require.ErrorIs(t, err, fetch.ErrInvalidOption)
 		require.ErrorContains(t, err, want)
 		require.True(t, errors.Is(err, policy.ErrPolicy) || want == "enforce is refilled")
+	}
+}
+
+// Whatever a bucket is asked for first, a template that was just published has it.
+func TestEveryCallFindsATemplateThatWasJustPublished(t *testing.T) {
+	t.Parallel()
+	rdb := testenv.Redis(t).Client()
+	calls := map[string]func(ctx context.Context, c *fetch.Client) error{
+		"take once": func(ctx context.Context, c *fetch.Client) error {
+			_, err := c.Take(ctx, "user:1", 1, fetch.WithRequestID("a"))
+			return err
+		},
+		"reserve": func(ctx context.Context, c *fetch.Client) error {
+			_, err := c.Reserve(ctx, "user:2", 1, time.Minute)
+			return err
+		},
+		"peek": func(ctx context.Context, c *fetch.Client) error { _, err := c.Peek(ctx, "user:3"); return err },
+		"wait": func(ctx context.Context, c *fetch.Client) error { return c.Wait(ctx, "user:4", 1) },
+		"take all": func(ctx context.Context, c *fetch.Client) error {
+			all, err := c.TakeAll(ctx, []fetch.Request{{Key: "old", N: 1}, {Key: "user:5", N: 1}, {Key: "lazy:5", N: 1}})
+			if err == nil && !all.OK {
+				err = errors.New("denied")
+			}
+			return err
+		},
+		"take all of one": func(ctx context.Context, c *fetch.Client) error {
+			_, err := c.TakeAll(ctx, []fetch.Request{{Key: "lazy:6", N: 1}})
+			return err
+		},
+		"return": func(ctx context.Context, c *fetch.Client) error { return c.Return(ctx, "lazy:7", 1) },
+	}
+	version := int64(1)
+	for name, call := range calls {
+		publish(t, rdb, version, lazyTemplate("old", 60, policy.PerSecond(1)))
+		c := client(t, rdb)
+		_, err := c.Peek(t.Context(), "old")
+		require.NoError(t, err)
+		time.Sleep(150 * time.Millisecond) // a key that is unknown is looked for ten times a second
+		publish(t, rdb, version+1, lazyTemplate("old", 60, policy.PerSecond(1)), refilledTemplate("user:", 60),
+			lazyTemplate("lazy:", 60, policy.PerSecond(1)))
+		require.NoError(t, call(t.Context(), c), name)
+		version += 2
 	}
 }

@@ -2,6 +2,7 @@ package fetch
 
 import (
 	"context"
+	"fmt"
 	"runtime"
 	"sync"
 	"testing"
@@ -10,13 +11,15 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/internal/testing/faultproxy"
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
 	"github.com/tokenrefill/refiller/policy"
 )
 
 // waitAgainst runs Wait for a token that is denied as often as due tells when it is due, and closes its client. A due
 // of less than 0 is never; nil ends the denials.
-func waitAgainst(ctx context.Context, t *testing.T, p policy.Policy, due func(asked int) *time.Duration) (asked []time.Duration, err error) {
+func waitAgainst(ctx context.Context, t *testing.T, p policy.Policy,
+	due func(asked int) *time.Duration) (asked []time.Duration, err error) {
 	t.Helper()
 	began, f := time.Now(), newFake(map[string]policy.Policy{"checkout": p})
 	f.asked = func(int) *time.Duration {
@@ -51,7 +54,8 @@ func TestWaitRefusesAtOnceWhatComesAfterTheDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		asked, err := waitAgainst(ctx, t, hourly(5), func(int) *time.Duration { return after(time.Second + time.Microsecond) })
+		asked, err := waitAgainst(ctx, t, hourly(5),
+			func(int) *time.Duration { return after(time.Second + time.Microsecond) })
 		require.ErrorIs(t, err, ErrDeadline)
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		require.Equal(t, []time.Duration{0}, asked)
@@ -156,7 +160,7 @@ func TestWaitTakesWhatARefillBrings(t *testing.T) {
 	refiller.Wait()
 }
 
-func TestAThousandsLongLineAsksOncePerRefill(t *testing.T) {
+func TestAThousandWaitersCostOneCallPerRefill(t *testing.T) {
 	const waiters, perRefill = 10_000, 1000
 	synctest.Test(t, func(t *testing.T) {
 		p := policy.Policy{Capacity: 100_000, Rate: policy.PerSecond(10 * perRefill), Interval: 100 * time.Millisecond}
@@ -191,12 +195,12 @@ func TestAThousandsLongLineAsksOncePerRefill(t *testing.T) {
 		require.Equal(t, time.Second, time.Since(began), "ten refills")
 		require.LessOrEqual(t, f.called("takes"), 2*10+1)
 		require.IsNonDecreasing(t, order, "those who came first were served first")
-		require.Empty(t, c.lines.keys)
+		require.Empty(t, c.lines.of)
 		require.NoError(t, c.Close(t.Context()))
 	})
 }
 
-func TestALineServesNobodyBeforeItsFirst(t *testing.T) {
+func TestWaitersAreServedInOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		// One token a second.
 		p := policy.Policy{Capacity: 100, Rate: policy.PerSecond(1), Interval: time.Second, Initial: new(int64)}
@@ -229,13 +233,13 @@ func TestALineServesNobodyBeforeItsFirst(t *testing.T) {
 		cancel() // and gives its place to the next
 		synctest.Wait()
 		require.ElementsMatch(t, []service{{1, 15 * time.Second}, {2, 15 * time.Second}}, []service{<-served, <-served})
-		require.Empty(t, c.lines.keys)
+		require.Empty(t, c.lines.of)
 		require.LessOrEqual(t, f.called("takes"), 7)
 		require.NoError(t, c.Close(t.Context()))
 	})
 }
 
-func TestOneBehindALineIsRefusedAtOnceIfItsTokensComeTooLate(t *testing.T) {
+func TestAWaiterWhoseTokensComeTooLateIsRefusedAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := policy.Policy{Capacity: 100, Rate: policy.PerSecond(10), Interval: 100 * time.Millisecond}
 		f := newFake(map[string]policy.Policy{"checkout": p})
@@ -256,7 +260,7 @@ func TestOneBehindALineIsRefusedAtOnceIfItsTokensComeTooLate(t *testing.T) {
 		var last error
 		wg.Go(func() { last = c.Wait(ctx, "checkout", 5) }) // due in 10.5 s: it stands in line
 		synctest.Wait()
-		require.EqualValues(t, 105, c.lines.keys[lineKey{key: "checkout"}].total)
+		require.EqualValues(t, 105, c.lines.find("checkout", policy.Leave{}).total)
 		require.NoError(t, c.Close(t.Context()))
 		wg.Wait()
 		require.ErrorIs(t, last, ErrClosed)
@@ -347,7 +351,7 @@ func TestAReturnEndsARememberedDenial(t *testing.T) {
 	require.Equal(t, Result{OK: true, Taken: 1, Remaining: 1, Limit: 5, ResetAfter: 4 * time.Hour}, timeless(r))
 }
 
-func TestTheFirstOfALineWhoGivesUpTakesNobodyAlong(t *testing.T) {
+func TestACancelledFirstWaiterCancelsNoOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newFake(map[string]policy.Policy{"checkout": hourly(101)})
 		c := newClient(t, b)
@@ -375,7 +379,7 @@ func TestTheFirstOfALineWhoGivesUpTakesNobodyAlong(t *testing.T) {
 }
 
 // A waiter that leaves while it is served gives back what came from the bucket, and nothing else.
-func TestWhatComesFromNoBucketGoesBackToNone(t *testing.T) {
+func TestTokensFromNoBucketGoBackToNone(t *testing.T) {
 	for name, mode := range map[string]struct {
 		change func(*policy.Policy)
 		fate   func(string) fault
@@ -416,7 +420,7 @@ func TestWhatComesFromNoBucketGoesBackToNone(t *testing.T) {
 }
 
 // While a line waits that the bucket has said no to, takes that leave as much don't overtake it.
-func TestTakesStandBehindALineThatWaits(t *testing.T) {
+func TestTakesQueueBehindWaiters(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := policy.Policy{Capacity: 100, Rate: policy.PerSecond(10), Interval: 100 * time.Millisecond, Initial: new(int64)}
 		c := newClient(t, newFake(map[string]policy.Policy{"checkout": p}))
@@ -445,5 +449,235 @@ func TestTakesStandBehindALineThatWaits(t *testing.T) {
 		require.LessOrEqual(t, <-served, 5200*time.Millisecond)
 		require.LessOrEqual(t, <-served, 5500*time.Millisecond)
 		require.LessOrEqual(t, granted, 3)
+	})
+}
+
+// A line goes before takes and lines that leave more than it does: batch work doesn't starve waiters.
+func TestTakesThatLeaveMoreQueueBehindWaiters(t *testing.T) {
+	p := policy.Policy{Capacity: 100, Rate: policy.PerSecond(10), Interval: 100 * time.Millisecond, Initial: new(int64)}
+	for name, batch := range map[string]func(ctx context.Context, c *Client) error{
+		"takes": func(ctx context.Context, c *Client) error {
+			time.Sleep(50 * time.Millisecond)
+			_, err := c.Take(ctx, "checkout", 1, WithLeave(20))
+			return err
+		},
+		"takes that leave a part": func(ctx context.Context, c *Client) error {
+			time.Sleep(50 * time.Millisecond)
+			_, err := c.Take(ctx, "checkout", 1, WithLeavePercent(20))
+			return err
+		},
+		"a line": func(ctx context.Context, c *Client) error { return c.Wait(ctx, "checkout", 1, WithLeave(20)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := newClient(t, newFake(map[string]policy.Policy{"checkout": p}))
+				over := make(chan struct{})
+				var wg sync.WaitGroup
+				defer wg.Wait()
+				defer close(over)
+				wg.Go(func() {
+					for {
+						select {
+						case <-over:
+							return
+						default:
+							require.NoError(t, batch(t.Context(), c))
+						}
+					}
+				})
+				time.Sleep(3 * time.Second) // the bucket holds what batch work leaves
+				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+				defer cancel()
+				began := time.Now()
+				require.NoError(t, c.Wait(ctx, "checkout", 50))
+				require.LessOrEqual(t, time.Since(began), 3500*time.Millisecond, "30 tokens at 10 a second")
+			})
+		})
+	}
+}
+
+// What is to be left can be said in two ways: lines that leave the same don't stand behind each other.
+func TestLinesThatLeaveTheSameDoNotHoldEachOther(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := policy.Policy{Capacity: 100, Rate: policy.PerSecond(10), Interval: 100 * time.Millisecond, Initial: new(int64)}
+		c := newClient(t, newFake(map[string]policy.Policy{"checkout": p}))
+		over := make(chan struct{})
+		var wg sync.WaitGroup
+		defer wg.Wait()
+		defer close(over)
+		wg.Go(func() {
+			for { // so that the bucket is refilled
+				select {
+				case <-over:
+					return
+				case <-time.After(50 * time.Millisecond):
+					_, _ = c.Take(t.Context(), "checkout", 1, WithLeavePercent(100))
+				}
+			}
+		})
+		began := time.Now()
+		served := make(chan time.Duration, 2)
+		for _, leave := range []CallOption{WithLeave(20), WithLeavePercent(20)} {
+			wg.Go(func() {
+				if c.Wait(t.Context(), "checkout", 10, leave) == nil {
+					served <- time.Since(began)
+				}
+			})
+		}
+		require.LessOrEqual(t, <-served, 3500*time.Millisecond, "10 of 30 tokens at 10 a second")
+		require.LessOrEqual(t, <-served, 4500*time.Millisecond)
+	})
+}
+
+// A line of takes that leave more goes on as soon as the one before it ends.
+func TestALineBehindAnotherIsServedAfterIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := hourly(100)
+		p.Initial = new(int64(30))
+		c := newClient(t, newFake(map[string]policy.Policy{"checkout": p}))
+		ctx, cancel := context.WithCancel(t.Context())
+		first := make(chan error, 1)
+		go func() { first <- c.Wait(ctx, "checkout", 90) }()
+		synctest.Wait()
+		second := make(chan error, 1)
+		go func() { second <- c.Wait(t.Context(), "checkout", 5, WithLeave(20)) }()
+		synctest.Wait()
+		require.Empty(t, second, "30 tokens are there, and 90 wanted before")
+		cancel()
+		require.ErrorIs(t, <-first, context.Canceled)
+		began := time.Now()
+		require.NoError(t, <-second)
+		require.Less(t, time.Since(began), 100*time.Millisecond)
+	})
+}
+
+func TestAReturnWakesThoseWhoWait(t *testing.T) {
+	for _, rescue := range []bool{true, false} {
+		t.Run(fmt.Sprint("rescue ", rescue), func(t *testing.T) {
+			rdb := testenv.Redis(t).Client()
+			createBucket(t, rdb, "b", hourly(5))
+			c := newClient(t, rdb, slow(), WithRescue(rescue))
+			got, err := c.Take(t.Context(), "b", 5)
+			require.NoError(t, err)
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Hour)
+			defer cancel()
+			done := make(chan error, 1)
+			go func() { done <- c.Wait(ctx, "b", 1) }()
+			eventually(t, func() bool {
+				c.lines.mu.Lock()
+				defer c.lines.mu.Unlock()
+				l := c.lines.find("b", policy.Leave{})
+				return l != nil && !l.denied.IsZero()
+			}, "denied")
+			began := time.Now()
+			require.NoError(t, c.Undo(t.Context(), "b", got))
+			minute, stop := context.WithTimeout(t.Context(), time.Minute)
+			defer stop()
+			require.NoError(t, c.Wait(minute, "b", 1), "the bucket has 5 tokens")
+			require.NoError(t, <-done)
+			require.Less(t, time.Since(began), time.Second, "not at the next look, nor when the next token is due")
+		})
+	}
+}
+
+// A waiter gives up while its line's question is under way, and the Client is closed before the answer comes: the token
+// goes back, and Close returns.
+func TestCloseReturnsThoughALineWasServedForNobody(t *testing.T) {
+	f := newFaulty(t, nil)
+	c, err := New(f.rdb, slow())
+	require.NoError(t, err)
+	f.warm(t, c)
+	require.NoError(t, f.proxy.Stall(faultproxy.ToClient))
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- c.Wait(ctx, "checkout", 1) }()
+	eventually(t, func() bool { return tokens(t, f.direct, "checkout") == 99 }, "it is taken")
+	cancel()
+	require.ErrorIs(t, <-done, context.Canceled)
+	closed := make(chan error, 1)
+	go func() { closed <- c.Close(t.Context()) }()
+	<-c.life.quit
+	require.NoError(t, f.proxy.Heal())
+	require.NoError(t, <-closed)
+	require.EqualValues(t, 100, tokens(t, f.direct, "checkout"))
+}
+
+func TestAWaitersTimeoutFailsNoOther(t *testing.T) {
+	f := newFaulty(t, nil)
+	c := newClient(t, f.rdb, WithRescue(false))
+	f.warm(t, c)
+	createBucket(t, f.direct, "line", policy.Policy{Capacity: 10, Rate: policy.PerSecond(10),
+		Interval: 500 * time.Millisecond, Initial: new(int64)})
+	var wg sync.WaitGroup
+	var impatient, patient error
+	wg.Go(func() { impatient = c.Wait(t.Context(), "line", 1, WithTimeout(50*time.Millisecond)) })
+	eventually(t, func() bool {
+		c.lines.mu.Lock()
+		defer c.lines.mu.Unlock()
+		l := c.lines.find("line", policy.Leave{})
+		return l != nil && !l.denied.IsZero()
+	}, "denied")
+	require.NoError(t, f.proxy.Delay(faultproxy.ToClient, 150*time.Millisecond, 0))
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	go refillUntil(ctx, t, f.direct, "line", policy.Policy{Interval: 500 * time.Millisecond})
+	wg.Go(func() { patient = c.Wait(t.Context(), "line", 1, WithTimeout(10*time.Second)) })
+	wg.Wait()
+	require.ErrorIs(t, impatient, ErrUnavailable)
+	require.NoError(t, patient)
+}
+
+func TestAWaiterIsNotHeldByOthersTimeout(t *testing.T) {
+	f := newFaulty(t, nil)
+	c := newClient(t, f.rdb, WithRescue(false))
+	f.warm(t, c)
+	require.NoError(t, f.proxy.Stall(faultproxy.ToClient))
+	defer func() { _ = f.proxy.Heal() }()
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	wg.Go(func() { _ = c.Wait(ctx, "checkout", 1, WithTimeout(patience)) })
+	eventually(t, func() bool { return c.lines.waited("checkout") }, "in line")
+	began := time.Now()
+	err := c.Wait(t.Context(), "checkout", 1, WithTimeout(50*time.Millisecond))
+	require.ErrorIs(t, err, ErrUnavailable)
+	require.Less(t, time.Since(began), patience/2)
+}
+
+func TestTokensForAWaiterWhoseTimeIsOverGoBack(t *testing.T) {
+	for _, later := range []bool{false, true} { // the bucket begins anew before they do
+		t.Run(fmt.Sprint("later era ", later), func(t *testing.T) { testTokensForAWaiterGoBack(t, later) })
+	}
+}
+
+func testTokensForAWaiterGoBack(t *testing.T, later bool) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFake(map[string]policy.Policy{"checkout": hourly(5)})
+		c := newClient(t, f)
+		_, err := c.Take(t.Context(), "checkout", 4)
+		require.NoError(t, err)
+		var wg sync.WaitGroup
+		var impatient, patient error
+		wg.Go(func() { impatient = c.Wait(t.Context(), "checkout", 2, WithTimeout(20*time.Millisecond)) })
+		synctest.Wait()
+		wg.Go(func() { patient = c.Wait(t.Context(), "checkout", 2, WithTimeout(time.Minute)) })
+		synctest.Wait()
+		f.trip = 100 * time.Millisecond
+		f.with("checkout", func(b *policy.Bucket) { b.Return(4) })
+		c.lines.wake("checkout")
+		left, returned := int64(3), int64(2)
+		if later {
+			left, returned = 1, 0
+			time.Sleep(60 * time.Millisecond)
+			f.with("checkout", func(b *policy.Bucket) { b.Control.Era++ })
+		}
+		wg.Wait()
+		synctest.Wait()
+		require.ErrorIs(t, impatient, ErrUnavailable)
+		require.NoError(t, patient)
+		time.Sleep(time.Second)
+		f.with("checkout", func(b *policy.Bucket) { require.EqualValues(t, left, *b.Tokens) })
+		require.Equal(t, returned, c.Stats().Returned)
 	})
 }

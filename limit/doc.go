@@ -13,4 +13,12 @@
 //
 // This package has what they share: the interface [Limiter], [Many] limits in
 // one decision, and [Reset], which drops the state of all keys with a prefix.
+//
+// # What they have in common
+//
+// New makes a Limiter on Redis, single, Sentinel or Cluster; NewLocal one for a
+// single process, which behaves alike. All methods are safe for concurrent use.
+// A call costs one script call, which is sent once: after an error that is
+// [fetch.ErrUnavailable] what was asked for may have been taken. A call ends when
+// its context does, whatever the options of the Redis client.
 package limit

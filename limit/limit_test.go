@@ -43,7 +43,8 @@ func TestADeniedRequestChargesNoLimitAndNamesWhoSaidNo(t *testing.T) {
 	require.EqualValues(t, 2, d.Remaining, "the strictest")
 	require.EqualValues(t, 8, d.Limits[2].Taken)
 
-	before := []string{rdb.Dump(ctx, "{K}:lazy:burst").Val(), rdb.Dump(ctx, "{K}:win:daily").Val(), rdb.Dump(ctx, "{K}:sld:slid").Val()}
+	before := []string{rdb.Dump(ctx, "{K}:lazy:burst").Val(), rdb.Dump(ctx, "{K}:win:daily").Val(),
+		rdb.Dump(ctx, "{K}:sld:slid").Val()}
 	d, err = m.Decide(ctx, 3, "K")
 	require.NoError(t, err)
 	require.False(t, d.OK)
@@ -56,7 +57,8 @@ func TestADeniedRequestChargesNoLimitAndNamesWhoSaidNo(t *testing.T) {
 	require.True(t, d.Limits[2].OK)
 	require.Zero(t, d.Limits[2].Taken)
 	require.EqualValues(t, 92, d.Limits[2].Remaining)
-	require.Equal(t, before, []string{rdb.Dump(ctx, "{K}:lazy:burst").Val(), rdb.Dump(ctx, "{K}:win:daily").Val(), rdb.Dump(ctx, "{K}:sld:slid").Val()}, "nobody is charged")
+	require.Equal(t, before, []string{rdb.Dump(ctx, "{K}:lazy:burst").Val(), rdb.Dump(ctx, "{K}:win:daily").Val(),
+		rdb.Dump(ctx, "{K}:sld:slid").Val()}, "nobody is charged")
 
 	require.NoError(t, m.Return(ctx, "K", 8))
 	p, err := m.Peek(ctx, "K")
@@ -103,6 +105,19 @@ func TestManyWithAKeyForEachLimit(t *testing.T) {
 	require.ErrorIs(t, err, fetch.ErrExceedsCapacity)
 }
 
+func TestADecisionOfOtherLimitsIsNotUndone(t *testing.T) {
+	t.Parallel()
+	local, err := limit.NewManyLocal(time.Now, burst, daily)
+	require.NoError(t, err)
+	d, err := local.Decide(t.Context(), 2, "K")
+	require.NoError(t, err)
+	d.Limits = d.Limits[:1]
+	require.ErrorIs(t, local.Undo(t.Context(), d, "K"), limit.ErrConfig)
+	p, err := local.Peek(t.Context(), "K")
+	require.NoError(t, err)
+	require.EqualValues(t, 8, p.Remaining)
+}
+
 func TestBadLimitsAreRefused(t *testing.T) {
 	t.Parallel()
 	rdb := limittest.Redis(t)
@@ -118,11 +133,15 @@ func TestBadLimitsAreRefused(t *testing.T) {
 	}
 	_, err := limit.NewMany(nil, burst)
 	require.ErrorIs(t, err, limit.ErrConfig)
+	_, err = limit.Reset(t.Context(), nil, "user:")
+	require.ErrorIs(t, err, limit.ErrConfig)
+	require.ErrorContains(t, err, "key by key", "of limiters in the process")
 }
 
 func TestResetDropsALimitersKeysUnderAPrefix(t *testing.T) {
 	t.Parallel()
-	for name, rdb := range map[string]redis.UniversalClient{"single": limittest.Redis(t), "cluster": limittest.Cluster(t)} {
+	for name, rdb := range map[string]redis.UniversalClient{"single": limittest.Redis(t),
+		"cluster": limittest.Cluster(t)} {
 		t.Run(name, func(t *testing.T) {
 			ctx := t.Context()
 			m := many(t, rdb, burst, daily, slid)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -18,6 +19,9 @@ import (
 
 // MaxLimits is the most limits in one decision.
 const MaxLimits = 16
+
+// CheckName reports whether a limit can have a name: 0 to 64 letters, digits and _ . - / :.
+func CheckName(name string) error { return decide.CheckName(name) }
 
 // Errors of Many, to be matched with errors.Is.
 var (
@@ -134,10 +138,14 @@ func (m *Many) Decide(ctx context.Context, n int64, keys ...string) (Decision, e
 }
 
 // Undo gives back what a decision took, with the keys that it was asked for: to the windows in which it was taken, as
-// far as they are under way. A limit of pacing takes no place back. Call it once for a Decision.
+// far as they are under way. A limit of pacing takes no place back. Call it once for a Decision. A decision of other
+// limits is ErrConfig.
 func (m *Many) Undo(ctx context.Context, d Decision, keys ...string) error {
-	if d.Taken == 0 || len(d.Limits) != len(m.rules) {
+	if d.Taken == 0 {
 		return nil
+	}
+	if len(d.Limits) != len(m.rules) {
+		return fmt.Errorf("%w: undo: the decision is of %d limits; want %d", ErrConfig, len(d.Limits), len(m.rules))
 	}
 	_, err := m.do(ctx, decide.Return, d.Taken, keys, d.Limits)
 	return err
@@ -173,14 +181,47 @@ func (m *Many) Return(ctx context.Context, key string, n int64) error {
 	return err
 }
 
-// do makes a call; taken is what was taken, of a return of that.
-func (m *Many) do(ctx context.Context, what decide.What, n int64, keys []string, taken []LimitResult) (Decision, error) {
+// Reset drops what every limit stores for its key: all is there again. The limits are reset one after the other.
+func (m *Many) Reset(ctx context.Context, keys ...string) error {
+	all, err := m.asks(keys)
+	if err != nil {
+		return err
+	}
+	return m.engine.Reset(ctx, all...)
+}
+
+// String is the limits as people say them.
+func (m *Many) String() string {
+	texts := make([]string, len(m.rules))
+	for i, r := range m.rules {
+		if texts[i] = r.Text; r.Name != "" {
+			texts[i] = r.Name + ": " + r.Text
+		}
+	}
+	return strings.Join(texts, "; ")
+}
+
+// asks are the questions to the rules about keys, one for all or one for each.
+func (m *Many) asks(keys []string) ([]decide.Ask, error) {
 	if len(keys) != 1 && len(keys) != len(m.rules) {
-		return Decision{}, fmt.Errorf("%w: %d keys; want 1 or %d", ErrConfig, len(keys), len(m.rules))
+		return nil, fmt.Errorf("%w: %d keys; want 1 or %d", ErrConfig, len(keys), len(m.rules))
 	}
 	all := make([]decide.Ask, len(m.rules))
 	for i := range all {
 		all[i].Key = keys[min(i, len(keys)-1)]
+	}
+	return all, nil
+}
+
+// do makes a call; taken is what was taken, of a return of that.
+func (m *Many) do(
+	ctx context.Context, what decide.What, n int64, keys []string, taken []LimitResult,
+) (Decision, error) {
+	all, err := m.asks(keys)
+	if err != nil {
+		return Decision{}, err
+	}
+	for i := range all {
 		if taken != nil {
 			all[i].Era = taken[i].Era
 		}

@@ -154,7 +154,8 @@ func TestTenThousandTakesOnAThousandAdmitAThousand(t *testing.T) {
 	local, err := limit.NewManyLocal(time.Now, wide, wider)
 	require.NoError(t, err)
 	limittest.AdmitExactly(t, func(ctx context.Context) (fetch.Result, error) { return local.Take(ctx, "K", 1) })
-	for name, rdb := range map[string]redis.UniversalClient{"single": limittest.Redis(t), "cluster": limittest.Cluster(t)} {
+	for name, rdb := range map[string]redis.UniversalClient{"single": limittest.Redis(t),
+		"cluster": limittest.Cluster(t)} {
 		m := many(t, rdb, wide, wider)
 		limittest.AdmitExactly(t, func(ctx context.Context) (fetch.Result, error) { return m.Take(ctx, "K", 1) })
 		p, err := m.Peek(t.Context(), "K")

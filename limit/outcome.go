@@ -8,9 +8,9 @@ import (
 	"github.com/tokenrefill/refiller/fetch"
 )
 
-// Outcome is how a server answers a caller on whose tokens nobody could decide. The middlewares and the sidecar have their
-// answers from [OutcomeOf]. A middleware tells of what Open marks, which its client can't help, as unavailable: the status of
-// a bucket that isn't there is not that of the page that was asked for.
+// Outcome is how a server answers a caller on whose tokens nobody could decide. The middlewares and the sidecar have
+// their answers from [OutcomeOf]. A middleware tells of what Open marks, which its client can't help, as unavailable:
+// the status of a bucket that isn't there is not that of the page that was asked for.
 type Outcome struct {
 	Code string // a word that programs can compare
 	HTTP int    // the status
@@ -34,8 +34,8 @@ const (
 	unavailable        = 14
 )
 
-// outcomes is looked through in order: an unavailable Redis counts before the deadline that it caused, a bad id before the
-// option that has it.
+// outcomes is looked through in order: an unavailable Redis counts before the deadline that it caused, a bad id before
+// the option that has it.
 var outcomes = []struct {
 	err error
 	Outcome
@@ -59,8 +59,8 @@ var outcomes = []struct {
 	{context.Canceled, Outcome{"cancelled", http.StatusServiceUnavailable, canceled, true}},
 }
 
-// OutcomeOf is the outcome of an error of a [Limiter] or of a fetch.Client. An error that it doesn't know is nobody's fault
-// but the server's: "internal".
+// OutcomeOf is the outcome of an error of a [Limiter] or of a fetch.Client. An error that it doesn't know is nobody's
+// fault but the server's: "internal".
 func OutcomeOf(err error) Outcome {
 	for _, o := range outcomes {
 		if errors.Is(err, o.err) {

@@ -22,7 +22,8 @@ var suffixes = []string{":lazy", ":win", ":sld", ":pace", ":sched"}
 // Reset drops the state that limiters keep for all keys with the prefix: their
 // buckets are full, their windows new, their reservations gone. It returns how
 // many Redis keys it dropped. Refilled buckets with the same prefix stay as they
-// are. The prefix must not be empty: it takes one to say which keys are meant.
+// are, and so does what NewLocal keeps in a process: reset it key by key, or make it
+// anew. The prefix must not be empty: it takes one to say which keys are meant.
 //
 // It is an operator's action: it walks over all keys of the server, on a Cluster
 // of every master, a bounded number at a time, so takes go on meanwhile and a
@@ -33,7 +34,8 @@ func Reset(ctx context.Context, rdb redis.UniversalClient, prefix string) (int64
 		return 0, fmt.Errorf("limit: reset: prefix: %w", err)
 	}
 	if rdb == nil {
-		return 0, fmt.Errorf("limit: reset: %w: the redis client is nil", ErrConfig)
+		return 0, fmt.Errorf("limit: reset: %w: the redis client is nil; a limiter of this process is reset key by key, "+
+			"with its Reset, or made anew", ErrConfig)
 	}
 	var (
 		mu    sync.Mutex

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -219,7 +220,7 @@ func RefillActive(ctx context.Context, rdb redis.UniversalClient, s Shard, calls
 		switch {
 		case r.leaves():
 			gone = append(gone, i)
-		case r.Err == nil && r.Status.Wrote() && r.Version.Index%refillsPerLook(calls[i].Terms) == 0:
+		case r.Err == nil && r.Status.Wrote() && (r.switched || r.Version.Index%refillsPerLook(calls[i].Terms) == 0):
 			aging = append(aging, calls[i].Key)
 		}
 	}
@@ -238,15 +239,15 @@ func refillsPerLook(t *policy.Terms) int64 {
 	if t == nil || t.Interval == 0 {
 		return 1
 	}
-	return max(1, t.Lifetime().Microseconds()/(8*t.Interval)) // as in policy.lua
+	return max(1, t.Lifetime().Microseconds()/(8*t.Interval)) // as in shared/policy.lua
 }
 
 // leave takes names out of a shard that is in another slot than its buckets. A
 // bucket that is taken from at the same time enters the shard after its take; so
 // every bucket is looked at once more when it is out, and enters again unless it is
 // full. Whatever fails in between leaves a full bucket in the shard, for the next
-// refill, or one that isn't full out of it, for its next take that finds it low or
-// that is denied.
+// refill, or one that isn't full out of it, for its next take that asks for the policy
+// or is denied.
 func leave(ctx context.Context, rdb redis.UniversalClient, s Shard, calls []RefillCall, gone []int,
 	results []RefillResult) {
 	if len(gone) == 0 {
@@ -280,28 +281,22 @@ func leave(ctx context.Context, rdb redis.UniversalClient, s Shard, calls []Refi
 	}
 }
 
-// age gives buckets new expiries where less than half a life is left, and notes them
-// among those alive, if they were. What fails is left to a later refill.
+// age has the shard, and the count of those alive, know how long buckets live that the refill may have given new
+// expiries. What fails is left to a later refill.
 func age(ctx context.Context, rdb redis.UniversalClient, s Shard, keys []string) {
+	cmds := make([]*redis.DurationCmd, len(keys))
+	_, _ = rdb.Pipelined(ctx, func(p redis.Pipeliner) error { // each answer has an error of its own
+		for i, key := range keys {
+			cmds[i] = p.PExpireTime(ctx, TokensKey(key))
+		}
+		return nil
+	})
 	last := int64(0)
-	for i, v := range ageScript.pipelined(ctx, rdb, len(keys), func(i int) ([]string, []any) {
-		return bucketKeys(keys[i]), nil
-	}) {
-		if v.err != nil {
-			continue
-		}
-		r, _, err := open(v.value, keys[i], codeDone)
-		if err != nil {
-			continue
-		}
-		till, moved := r.int(), r.int() == 1
-		if r.end() != nil {
-			continue
-		}
-		if moved {
+	for i, cmd := range cmds {
+		if till := int64((cmd.Val() + time.Second - 1) / time.Second); cmd.Err() == nil && till > 0 {
 			_ = rdb.ZAddXX(ctx, AliveKey(s.Prefix), redis.Z{Score: float64(till), Member: keys[i]}).Err()
+			last = max(last, till)
 		}
-		last = max(last, till)
 	}
 	if last > 0 {
 		outlast(ctx, rdb, s.key(), last)

@@ -12,8 +12,8 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"github.com/tokenrefill/refiller/internal/buckettest"
-	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/internal/testing/buckettest"
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )
@@ -101,7 +101,8 @@ func onBoth(t *testing.T, test func(t *testing.T, rdb redis.UniversalClient)) {
 }
 
 // takeUser takes n tokens of a user's bucket as a consumer does.
-func takeUser(ctx context.Context, t testing.TB, rdb redis.UniversalClient, key string, call lua.TemplateCall, n int64) bool {
+func takeUser(ctx context.Context, t testing.TB, rdb redis.UniversalClient, key string, call templateCall,
+	n int64) bool {
 	t.Helper()
 	_, call.Apart = rdb.(*redis.ClusterClient)
 	r, err := takeTemplate(ctx, rdb, key, call, one(n), true, false)
@@ -113,7 +114,8 @@ func takeUser(ctx context.Context, t testing.TB, rdb redis.UniversalClient, key 
 }
 
 // refillUser refills a user's bucket as one who learns its index first.
-func refillUser(ctx context.Context, t testing.TB, rdb redis.UniversalClient, key string, terms policy.Terms) lua.RefillResult {
+func refillUser(ctx context.Context, t testing.TB, rdb redis.UniversalClient, key string,
+	terms policy.Terms) lua.RefillResult {
 	t.Helper()
 	call := lua.RefillCall{Key: key, Call: policy.Call{Terms: &terms}}
 	r := lua.RefillActive(ctx, rdb, shardOf(key), []lua.RefillCall{call}, 20)[0]
@@ -171,7 +173,8 @@ func TestANameThatIsNoBucketLeavesTheActiveSetAndNothingIsMade(t *testing.T) {
 		ctx := t.Context()
 		for _, version := range []policy.Version{{}, {Era: 5, Index: 7}} { // remembered or not
 			require.NoError(t, users.Enter(ctx, rdb, "user:1", inAMinute()))
-			r := lua.RefillActive(ctx, rdb, shardOf("user:1"), []lua.RefillCall{{Key: "user:1", Call: policy.Call{Version: version, Terms: &userTerms}}}, 1)[0]
+			r := lua.RefillActive(ctx, rdb, shardOf("user:1"),
+				[]lua.RefillCall{{Key: "user:1", Call: policy.Call{Version: version, Terms: &userTerms}}}, 1)[0]
 			require.NoError(t, r.Err)
 			require.Equal(t, policy.StatusUnknown, r.Status)
 			require.True(t, r.Left)
@@ -193,10 +196,11 @@ func TestABucketLeavesTheActiveSetAtTheCapacityOfItsOwnPolicy(t *testing.T) {
 		ctx := t.Context()
 		own := ofTemplate(policy.Policy{Capacity: 100, Rate: policy.Rate{Tokens: 5, Per: time.Second}, Interval: time.Second})
 		own.Fence = policy.Fence{Epoch: 7, Seq: 1}
-		require.NoError(t, rdb.Set(ctx, lua.LimitKey("user:1"), own.Encode(), 0).Err())
+		require.NoError(t, rdb.Set(ctx, lua.OverrideKey("user:1"), own.Encode(), 0).Err())
 		require.True(t, takeUser(ctx, t, rdb, "user:1", user(), 35))
 		rewind(ctx, t, rdb, "user:1", 2*time.Second)
-		require.False(t, refillUser(ctx, t, rdb, "user:1", userTerms).Left, "75 and some are more than the template's capacity")
+		require.False(t, refillUser(ctx, t, rdb, "user:1", userTerms).Left,
+			"75 and some are more than the template's capacity")
 		rewind(ctx, t, rdb, "user:1", 5*time.Second)
 		r := refillUser(ctx, t, rdb, "user:1", userTerms)
 		for i := 0; i < 10 && !r.Left; i++ {
@@ -221,7 +225,7 @@ func TestABucketWithAReservationStaysInTheActiveSet(t *testing.T) {
 		require.EqualValues(t, 60, *load(ctx, t, rdb, "user:1").Tokens)
 		_, err = lua.Settle(ctx, rdb, "user:1", "r", 5)
 		require.NoError(t, err)
-		require.NoError(t, rdb.Del(ctx, lua.HeldKey("user:1"), lua.DueKey("user:1")).Err()) // what is remembered for a minute
+		require.NoError(t, rdb.Del(ctx, lua.OutstandingKey("user:1"), lua.DueKey("user:1")).Err()) // what is remembered for a minute
 		forgetHeld(ctx, t, rdb, "user:1")
 		rewind(ctx, t, rdb, "user:1", 5*time.Second)
 		require.True(t, refillUser(ctx, t, rdb, "user:1", userTerms).Left)
@@ -232,7 +236,7 @@ func TestARefillGivesABucketANewExpiryAndCountsIt(t *testing.T) {
 	onBoth(t, func(t *testing.T, rdb redis.UniversalClient) {
 		ctx := t.Context()
 		slow := ofTemplate(policy.Policy{Capacity: 600, Rate: policy.PerSecond(1), Interval: time.Second})
-		call := lua.TemplateCall{Prefix: "user:", Terms: slow.Encode(), MaxKeys: 10}
+		call := templateCall{Prefix: "user:", Terms: slow.Encode(), MaxKeys: 10}
 		life := slow.Lifetime()
 		require.Equal(t, 20*time.Minute, life)
 		for _, left := range []time.Duration{life * 3 / 4, life / 4} {
@@ -269,6 +273,25 @@ func TestARefillGivesABucketANewExpiryAndCountsIt(t *testing.T) {
 			require.GreaterOrEqual(t, time.Until(time.UnixMilli(till.Milliseconds())), life-time.Second)
 			require.EqualValues(t, till.Milliseconds()/1000, alive)
 		}
+	})
+}
+
+// A bucket that was drained under a faster rate lives on until it can have been filled under the slower one.
+func TestARefillThatSwitchesToASlowerRateGivesABucketALongerLife(t *testing.T) {
+	onBoth(t, func(t *testing.T, rdb redis.UniversalClient) {
+		ctx := t.Context()
+		call := user()
+		call.MaxKeys = 10
+		require.True(t, takeUser(ctx, t, rdb, "user:1", call, 60))
+		slow := policy.Template{Policy: policy.Policy{Capacity: 60, Rate: policy.Rate{Tokens: 60, Per: time.Hour},
+			Interval: time.Second}}.Terms(policy.Fence{Epoch: 8})
+		require.EqualValues(t, 8, refillUser(ctx, t, rdb, "user:1", slow).Fence.Epoch)
+		till := time.Now().Add(slow.Lifetime() - time.Minute).UnixMilli()
+		set := lua.ActiveKey("user:", lua.ActiveShard("user:1"))
+		for _, k := range []string{"user:1", "{user:1}", "{user:1}:ctl", set, lua.AliveKey("user:")} {
+			require.GreaterOrEqual(t, rdb.PExpireTime(ctx, k).Val().Milliseconds(), till, k)
+		}
+		require.GreaterOrEqual(t, rdb.ZScore(ctx, lua.AliveKey("user:"), "user:1").Val(), float64(till/1000))
 	})
 }
 
@@ -316,7 +339,7 @@ func TestABucketOfAClusterThatIsTakenFromAsItLeavesStays(t *testing.T) {
 	require.Equal(t, 2, takes)
 }
 
-func TestWhoIsInTheShardsIsToldWithFewCommands(t *testing.T) {
+func TestActiveBucketsAreListedWithFewCommands(t *testing.T) {
 	onBoth(t, func(t *testing.T, rdb redis.UniversalClient) {
 		ctx := t.Context()
 		var shards []lua.Shard

@@ -3,7 +3,7 @@
 -- KEYS  1 the set of the template's buckets alive
 -- ARGV  none
 -- Reply their number
---#include policy
---#include bucket
---#include expiry
+--#include shared/policy
+--#include shared/bucket
+--#include shared/expiry
 return alive(KEYS[1], now_us())

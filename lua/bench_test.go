@@ -10,8 +10,8 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"github.com/tokenrefill/refiller/internal/buckettest"
-	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/internal/testing/buckettest"
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )
@@ -78,14 +78,15 @@ func BenchmarkRefillBatch(b *testing.B) {
 			for i := range calls {
 				key := fmt.Sprintf("bucket%d", i)
 				store(ctx, b, rdb, key, busy(serverTime(ctx, b, rdb)))
-				calls[i] = lua.RefillCall{Key: key, Call: policy.Call{Version: policy.Version{Era: buckettest.Era, Index: buckettest.Index}, Create: policy.CreateLost, Terms: &terms}}
+				calls[i] = lua.RefillCall{Key: key, Call: policy.Call{Version: policy.Version{Era: buckettest.Era,
+					Index: buckettest.Index}, Create: policy.CreateLost, Terms: &terms}}
 			}
 			perCPU(b, rdb, buckets, "refills", func() {
 				for i, r := range lua.RefillBatch(ctx, rdb, calls, perCall) {
 					if r.Err != nil || r.Status != policy.StatusApplied {
 						b.Fatal(r.Status, r.Err)
 					}
-					calls[i].Version = r.Version
+					calls[i].Version, calls[i].Seen = r.Version, r.Seen
 				}
 			})
 		})
@@ -153,13 +154,15 @@ func BenchmarkTake(b *testing.B) {
 // BenchmarkTakeOfTemplate compares what takes of templates' buckets cost the server.
 func BenchmarkTakeOfTemplate(b *testing.B) {
 	const pipelined = 100
-	terms := policy.Policy{Capacity: 1_000_000_000, Rate: policy.PerSecond(1), Interval: time.Second}.Terms(policy.Fence{Epoch: 7})
-	template := lua.NewTemplate(ruled(lua.TemplateCall{Prefix: "user:", Terms: terms.Encode()}), false)
+	terms := policy.Policy{Capacity: 1_000_000_000, Rate: policy.PerSecond(1),
+		Interval: time.Second}.Terms(policy.Fence{Epoch: 7})
+	template := lua.NewTemplate(ruled(templateCall{Prefix: "user:", Terms: terms.Encode()}), false)
 	refilled := func(key string) []any {
 		return lua.TakesWords(lua.Takes{Key: key, Runs: one(1), Whole: true, Template: template})
 	}
 	lazy := func(key string) []any {
-		return []any{"evalsha", lua.LazySHA, 2, lua.LazyKey(key), lua.LimitKey(key), 1, 0, terms.Tokens, terms.Per, terms.Capacity, 1, 1, 0}
+		return []any{"evalsha", lua.LazySHA, 2, lua.LazyKey(key), lua.OverrideKey(key), 1, 0, terms.Tokens, terms.Per,
+			terms.Capacity, 1, 1, 0}
 	}
 	configured := func(key string) []any {
 		return lua.TakesWords(lua.Takes{Key: key, Runs: one(1)})

@@ -9,13 +9,14 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )
 
 // hourly is a quota of 1000 tokens an hour, of a bucket that holds 5000.
-var hourly = policy.Policy{Capacity: 5000, Steps: policy.Every(time.Hour), StepTokens: 1000}.Terms(policy.Fence{Epoch: 7})
+var hourly = policy.Policy{Capacity: 5000, Steps: policy.Every(time.Hour),
+	StepTokens: 1000}.Terms(policy.Fence{Epoch: 7})
 
 const anHour = int64(3_600_000_000)
 
@@ -43,11 +44,55 @@ func TestAScheduleGoesOnAfterAClockThatWasAheadForAMoment(t *testing.T) {
 	now += 30 * 24 * anHour
 	require.EqualValues(t, 1000, refill(policy.CreateLost).Added, "the one step that is named")
 	now = begin + 4_000_000
-	require.Equal(t, policy.StatusClock, refill(policy.CreateLost).Status)
+	back := refill(policy.CreateLost)
+	require.Equal(t, policy.StatusClock, back.Status)
+	require.Equal(t, now+anHour, back.Step, "one period ahead: nothing of the last period is credited twice")
 	credited := int64(0)
 	for now < begin+12*anHour {
 		now += 600_000_000
 		added := refill(policy.CreateLost).Added
+		if credited += added; added > 0 {
+			_, err := takeOne(ctx, rdb, "quota", added, false)
+			require.NoError(t, err)
+		}
+	}
+	require.GreaterOrEqual(t, credited, int64(11*1000))
+	require.LessOrEqual(t, credited, int64(12*1000))
+}
+
+// A bucket's hourly quota begins while the server's clock is 30 days ahead, and that of the replica isn't. It is a
+// replica with an older file, which knows of no quota, that finds the clock right again. The quota goes on all the
+// same: of 12 steps that fall due, 11 at least are credited, and no more than 12.
+func TestAScheduleThatBeganUnderAClockAheadGoesOn(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	m, rdb := embedded(t)
+	begin := embeddedNow - embeddedNow%anHour
+	smooth := policy.Policy{Capacity: 5000, Rate: policy.Rate{Tokens: 1, Per: time.Hour}}.Terms(policy.Fence{Epoch: 6})
+	right, version := begin, policy.Version{}
+	refill := func(server int64, terms *policy.Terms) policy.Outcome {
+		m.SetTime(time.UnixMicro(server))
+		call := policy.Call{Version: version, Create: policy.CreateInitial, Terms: terms}
+		if terms == &hourly {
+			call.Step = right - right%anHour
+			call.Next = call.Step + anHour
+		}
+		o, err := lua.Refill(ctx, rdb, "quota", call)
+		require.NoError(t, err)
+		version = o.Version
+		return o
+	}
+	const ahead = 30 * 24 * anHour
+	refill(begin+ahead-1_000_000, &smooth)
+	_, err := takeOne(ctx, rdb, "quota", 5000, false)
+	require.NoError(t, err)
+	refill(begin+ahead, &hourly)
+	require.Equal(t, policy.StatusClock, refill(begin, &smooth).Status)
+
+	credited := int64(0)
+	for right < begin+12*anHour {
+		right += 600_000_000
+		added := refill(right, &hourly).Added
 		if credited += added; added > 0 {
 			_, err := takeOne(ctx, rdb, "quota", added, false)
 			require.NoError(t, err)
@@ -70,7 +115,8 @@ func TestAForgottenStepIsNotCreditedAgain(t *testing.T) {
 		Terms: hourly, Era: now - anHour, Index: 20, Last: now - 100_000, Step: now - anHour, Next: now,
 	}}
 	store(ctx, t, rdb, "quota", before)
-	call := policy.Call{Version: policy.Version{Era: now - anHour, Index: 20}, Terms: &hourly, Step: now, Next: now + anHour}
+	call := policy.Call{Version: policy.Version{Era: now - anHour, Index: 20}, Terms: &hourly, Step: now,
+		Next: now + anHour}
 	o, err := lua.Refill(ctx, rdb, "quota", call)
 	require.NoError(t, err)
 	require.EqualValues(t, 1000, o.Added)
@@ -103,7 +149,8 @@ func TestATemplatesKeyThatIsConfiguredNeverExpires(t *testing.T) {
 	ctx, rdb := t.Context(), testenv.Redis(t).Client()
 	_, err := takeTemplate(ctx, rdb, "user:1", user(), one(5), false, false)
 	require.NoError(t, err)
-	configured := policy.Policy{Capacity: 60, Rate: policy.PerSecond(1), Interval: time.Second}.Terms(policy.Fence{Epoch: 8})
+	configured := policy.Policy{Capacity: 60, Rate: policy.PerSecond(1),
+		Interval: time.Second}.Terms(policy.Fence{Epoch: 8})
 	_, err = lua.Refill(ctx, rdb, "user:1", policy.Call{Terms: &configured, Create: policy.CreateLost})
 	require.NoError(t, err)
 	never := func() {
@@ -120,13 +167,14 @@ func TestATemplatesKeyThatIsConfiguredNeverExpires(t *testing.T) {
 		never()
 		require.False(t, isActive(ctx, t, rdb, "user:1"))
 	}
-	lua.RefillActive(ctx, rdb, shardOf("user:1"), []lua.RefillCall{{Key: "user:1", Call: policy.Call{Terms: &userTerms}}}, 1)
+	lua.RefillActive(ctx, rdb, shardOf("user:1"), []lua.RefillCall{{Key: "user:1", Call: policy.Call{Terms: &userTerms}}},
+		1)
 	never()
 }
 
 // A program that adds with plain commands has the index one higher for a moment, and takes that back. Whoever looks in
 // between is not told the higher one, which would be taken for a rollback afterwards.
-func TestAnIndexThatIsTakenBackIsNeverLearned(t *testing.T) {
+func TestAnIndexThatAForeignClientTakesBackIsNeverLearned(t *testing.T) {
 	t.Parallel()
 	ctx, rdb := t.Context(), testenv.Redis(t).Client()
 	b := storeCase(ctx, t, rdb, "b", 100)
@@ -171,9 +219,9 @@ func TestAnEraNeverFallsOverAnExpiry(t *testing.T) {
 	rises("created")
 	own := userTerms
 	own.Fence.Epoch = policy.OwnEpoch
-	_, err := lua.SetLimit(ctx, rdb, "user:1", own, userTerms, policy.EnforceRefilled)
+	_, err := lua.SetOverride(ctx, rdb, "user:1", own, userTerms, policy.EnforceRefilled)
 	require.NoError(t, err)
-	_, err = lua.UnsetLimit(ctx, rdb, "user:1", &userTerms, policy.EnforceRefilled)
+	_, err = lua.UnsetOverride(ctx, rdb, "user:1", &userTerms, policy.EnforceRefilled)
 	require.NoError(t, err)
 	rises("its own policy was taken away")
 	require.NoError(t, rdb.Del(ctx, "user:1", "{user:1}", "{user:1}:ctl").Err()) // as if it had expired
@@ -202,8 +250,8 @@ func TestTheBucketsAliveAreCountedUnderNoBucketsKey(t *testing.T) {
 	t.Parallel()
 	for _, prefix := range []string{"", "user:", "a:*:b"} {
 		for _, key := range []string{"refiller:alive:" + prefix, prefix} {
-			require.NotContains(t, []string{key, lua.IndexKey(key), lua.ControlKey(key), lua.HeldKey(key), lua.DueKey(key),
-				lua.LimitKey(key), lua.LazyKey(key), lua.LiveKey(key)}, lua.AliveKey(prefix))
+			require.NotContains(t, []string{key, lua.IndexKey(key), lua.ControlKey(key), lua.OutstandingKey(key),
+				lua.DueKey(key), lua.OverrideKey(key), lua.LazyKey(key), lua.LiveKey(key)}, lua.AliveKey(prefix))
 		}
 	}
 }
@@ -277,4 +325,96 @@ func TestPlainClientsOnATemplatesKeyMintNothing(t *testing.T) {
 	require.NoError(t, rdb.Del(ctx, "{user:1}", "{user:1}:ctl").Err()) // they expire
 	require.EqualValues(t, 60, take(100), "and not 120")
 	expiring("adopted")
+}
+
+// Eviction takes single keys. One that a refill or a take makes anew expires with the others, and so is neither left
+// over nor taken for a foreign client's bucket later.
+func TestAKeyThatWasLostAloneExpiresWithTheOthers(t *testing.T) {
+	t.Parallel()
+	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	expireTogether := func(what string) {
+		t.Helper()
+		at := rdb.PExpireTime(ctx, "{user:1}:ctl").Val()
+		require.Positive(t, at, what)
+		for _, k := range []string{"user:1", "{user:1}"} {
+			require.Equal(t, at, rdb.PExpireTime(ctx, k).Val(), "%s: %s", what, k)
+		}
+	}
+	for _, lost := range []string{"user:1", "{user:1}"} {
+		require.NoError(t, rdb.FlushAll(ctx).Err())
+		_, err := takeTemplate(ctx, rdb, "user:1", user(), one(50), false, false)
+		require.NoError(t, err)
+		peek, err := lua.Peek(ctx, rdb, "user:1", 1)
+		require.NoError(t, err)
+		rewind(ctx, t, rdb, "user:1", 2*time.Second)
+		require.NoError(t, rdb.Del(ctx, lost).Err())
+		call := lua.RefillCall{Key: "user:1", Call: policy.Call{Version: peek.Version, Terms: &userTerms}}
+		r := lua.RefillActive(ctx, rdb, shardOf("user:1"), []lua.RefillCall{call}, 1)[0]
+		require.NoError(t, r.Err)
+		require.Equal(t, policy.StatusApplied, r.Status)
+		require.EqualValues(t, 1, rdb.Exists(ctx, lost).Val())
+		expireTogether("lost " + lost + ", refilled")
+	}
+	require.NoError(t, rdb.Persist(ctx, "user:1").Err()) // as SET of a plain client does
+	_, err := takeTemplate(ctx, rdb, "user:1", user(), one(1), true, false)
+	require.NoError(t, err)
+	expireTogether("taken")
+}
+
+// A foreign client's key that expires becomes a configured bucket, which doesn't.
+func TestABucketThatIsAdoptedNeverExpires(t *testing.T) {
+	t.Parallel()
+	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	for _, k := range []string{"b", "{b}"} {
+		require.NoError(t, rdb.Set(ctx, k, 40, time.Minute).Err())
+	}
+	terms := policy.Policy{Capacity: 60, Rate: policy.PerSecond(1)}.Terms(policy.Fence{Epoch: 1})
+	o, err := lua.Refill(ctx, rdb, "b", policy.Call{Terms: &terms, Create: policy.CreateInitial})
+	require.NoError(t, err)
+	require.Equal(t, policy.StatusInitialised, o.Status)
+	require.EqualValues(t, 40, o.Tokens)
+	for _, k := range []string{"b", "{b}", "{b}:ctl"} {
+		require.EqualValues(t, -1, rdb.PTTL(ctx, k).Val(), k)
+	}
+}
+
+// An override is for keys of a template: a bucket that is configured by itself or a pool's stays under its own policy,
+// though a template matches its key, and doesn't expire.
+func TestAnOverrideIsForBucketsOfATemplateAlone(t *testing.T) {
+	t.Parallel()
+	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	configured := policy.Policy{Capacity: 60, Rate: policy.PerSecond(1)}.Terms(policy.Fence{Epoch: 8})
+	pool := configured
+	pool.Pool, pool.Version, pool.PoolsVersion, pool.Fence = true, 8, 8, policy.Fence{Epoch: 3, Seq: 4}
+	own := userTerms
+	own.Capacity, own.Initial, own.Fence.Epoch = 30, 30, policy.OwnEpoch
+	for _, terms := range []policy.Terms{configured, pool} {
+		require.NoError(t, rdb.FlushAll(ctx).Err())
+		_, err := lua.Refill(ctx, rdb, "user:1", policy.Call{Terms: &terms, Create: policy.CreateInitial})
+		require.NoError(t, err)
+		before := rdb.HGetAll(ctx, "{user:1}:ctl").Val()
+		_, err = lua.SetOverride(ctx, rdb, "user:1", own, userTerms, policy.EnforceRefilled)
+		require.ErrorIs(t, err, lua.ErrNotOfTemplate)
+		require.Zero(t, rdb.Exists(ctx, lua.OverrideKey("user:1")).Val())
+		_, err = lua.UnsetOverride(ctx, rdb, "user:1", &userTerms, policy.EnforceRefilled)
+		require.NoError(t, err)
+		require.Equal(t, before, rdb.HGetAll(ctx, "{user:1}:ctl").Val())
+		require.EqualValues(t, -1, rdb.PTTL(ctx, "{user:1}:ctl").Val())
+	}
+}
+
+// A step was credited, the clock steps back to just before it, and the bucket is reset: the step isn't due again.
+func TestAResetKeepsAStepThatWasCreditedBeforeTheClockSteppedBack(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	m, rdb := embedded(t)
+	tokens, index := int64(1000), int64(20)
+	credited := embeddedNow + 30_000
+	store(ctx, t, rdb, "quota", policy.Bucket{Tokens: &tokens, Index: &index, Control: &policy.Control{
+		Terms: hourly, Era: embeddedNow - anHour, Index: 20, Last: credited, Step: credited, Next: credited + anHour,
+	}})
+	m.SetTime(time.UnixMicro(embeddedNow))
+	_, err := lua.Reset(ctx, rdb, "quota", 400)
+	require.NoError(t, err)
+	require.Equal(t, credited, load(ctx, t, rdb, "quota").Control.Step)
 }

@@ -7,8 +7,8 @@ import "context"
 // server doesn't know it. It is safe for concurrent use.
 type Script struct{ script }
 
-// NewScript makes a Script; name appears in errors. A line "--#include ahead" in
-// the source stands for the functions of ahead.lua.
+// NewScript makes a Script; name appears in errors. Its lines
+// "--#include shared/name" stand for the files in shared.
 func NewScript(name, source string) *Script { return &Script{hashed(name, expand(source))} }
 
 // Run calls the script once and returns its raw reply. After an error the script
@@ -16,3 +16,6 @@ func NewScript(name, source string) *Script { return &Script{hashed(name, expand
 func (s *Script) Run(ctx context.Context, c Client, keys []string, args ...any) (any, error) {
 	return s.run(ctx, c, keys, args...)
 }
+
+// Source is the script's text, with all that it includes.
+func (s *Script) Source() string { return s.source }

@@ -1,9 +1,11 @@
 package lua
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 
 	"github.com/tokenrefill/refiller/policy"
 )
@@ -37,7 +39,7 @@ var (
 	ErrBadReply = errors.New("refiller: bad reply")
 )
 
-// Codes that open the reply of every script but add and refill.
+// Codes that open the replies of most scripts; add, refill, takes, enter, alive and publish have replies of their own.
 const (
 	codeDenied    = 0
 	codeDone      = 1
@@ -56,37 +58,38 @@ type reply struct {
 	err    error
 }
 
-func (r *reply) int() int64 {
-	if r.err != nil {
-		return 0
-	}
-	if len(r.values) == 0 {
+// next is the next value.
+func next[T any](r *reply, what string) (v T) {
+	switch {
+	case r.err != nil:
+		return v
+	case len(r.values) == 0:
 		r.err = fmt.Errorf("%w: too short", ErrBadReply)
-		return 0
+		return v
 	}
-	n, ok := r.values[0].(int64)
+	v, ok := r.values[0].(T)
 	if !ok {
-		r.err = fmt.Errorf("%w: %T for a number", ErrBadReply, r.values[0])
+		r.err = fmt.Errorf("%w: %T for %s", ErrBadReply, r.values[0], what)
 	}
 	r.values = r.values[1:]
+	return v
+}
+
+func (r *reply) int() int64 { return next[int64](r, "a number") }
+
+// count reads a counter, which may be beyond what Lua's numbers hold exactly.
+func (r *reply) count() int64 {
+	text := next[string](r, "a count")
+	n, err := strconv.ParseInt(text, 10, 64)
+	if err != nil && r.err == nil {
+		r.err = fmt.Errorf("%w: %q for a count", ErrBadReply, text)
+	}
 	return n
 }
 
 // terms reads a policy's text; nil if it is empty.
 func (r *reply) terms() *policy.Terms {
-	if r.err != nil {
-		return nil
-	}
-	if len(r.values) == 0 {
-		r.err = fmt.Errorf("%w: too short", ErrBadReply)
-		return nil
-	}
-	text, ok := r.values[0].(string)
-	r.values = r.values[1:]
-	if !ok {
-		r.err = fmt.Errorf("%w: no text for a policy", ErrBadReply)
-		return nil
-	}
+	text := next[string](r, "a policy")
 	if text == "" {
 		return nil
 	}
@@ -146,9 +149,18 @@ func integers(v any) ([]int64, error) {
 	return values, nil
 }
 
-// open reads the leading code, which is one of want, or one of those that mean
-// the same everywhere: they become errors.
-func open(v any, key string, want ...int64) (*reply, int64, error) {
+// ask calls the script and opens its reply.
+func (s *script) ask(ctx context.Context, c Client, keys []string, args []any, want ...int64) (*reply, int64, error) {
+	v, err := s.run(ctx, c, keys, args...)
+	if err != nil {
+		return nil, 0, err
+	}
+	return open(v, keys, want...)
+}
+
+// open reads the code that opens the reply to a call with these keys. It is one of want, or one of those that mean the
+// same everywhere: they become errors, unless they are wanted.
+func open(v any, keys []string, want ...int64) (*reply, int64, error) {
 	values, ok := v.([]any)
 	if !ok {
 		return nil, 0, fmt.Errorf("%w: %T for a list", ErrBadReply, v)
@@ -158,22 +170,22 @@ func open(v any, key string, want ...int64) (*reply, int64, error) {
 	if r.err != nil {
 		return nil, 0, r.err
 	}
-	switch {
-	case slices.Contains(want, code):
+	if slices.Contains(want, code) {
 		return r, code, nil
-	case code == codeUnknown:
-		if err := r.end(); err != nil {
-			return nil, code, err
-		}
-		return nil, code, fmt.Errorf("%w %q", ErrUnknownBucket, key)
-	case code == codeMalformed:
-		n := r.int()
-		if err := r.end(); err != nil {
-			return nil, code, err
-		}
-		return nil, code, malformed(key, n)
 	}
-	return nil, code, fmt.Errorf("%w: code %d", ErrBadReply, code)
+	var err error
+	switch code {
+	case codeUnknown:
+		err = fmt.Errorf("%w %q", ErrUnknownBucket, bucketOf(keys[0]))
+	case codeMalformed:
+		err = malformed(keys, r.int())
+	default:
+		return nil, code, fmt.Errorf("%w: code %d", ErrBadReply, code)
+	}
+	if bad := r.end(); bad != nil {
+		return nil, code, bad
+	}
+	return nil, code, err
 }
 
 // checkAmount refuses numbers that would turn a script's sense around, as a
@@ -185,10 +197,14 @@ func checkAmount(n int64) error {
 	return nil
 }
 
-func malformed(key string, n int64) error {
-	want := [...]string{"a whole number of tokens", "a whole number, the index", "the bucket's state", "the bucket's reservations and leases", "when they end"}
-	if n < 1 || n > int64(len(want)) {
+// malformed is the error of the nth key of a call, which holds something else.
+func malformed(keys []string, n int64) error {
+	if n < 1 || n > int64(len(keys)) {
 		return fmt.Errorf("%w: key number %d", ErrBadReply, n)
 	}
-	return fmt.Errorf("%w %q: the key %q does not hold %s", ErrMalformedBucket, key, heldKeys(key)[n-1], want[n-1])
+	return malformedKey(keys[n-1])
+}
+
+func malformedKey(key string) error {
+	return fmt.Errorf("%w %q: the key %q does not hold %s", ErrMalformedBucket, bucketOf(key), key, contentOf(key))
 }

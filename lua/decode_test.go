@@ -59,12 +59,16 @@ var calls = map[string]struct {
 	"TakesAlone": {[]any{int64(5)}, func(ctx context.Context, c Client) (any, error) {
 		return takesOf(ctx, c, Takes{Key: "b", Runs: []policy.Run{{N: 1, Count: 2}}})
 	}},
-	"Return": {[]any{int64(1), int64(5), int64(0)}, func(ctx context.Context, c Client) (any, error) { return Return(ctx, c, "b", 1, 0) }},
-	"Peek": {[]any{int64(1), int64(5), int64(0), int64(1), int64(2), int64(3), int64(4), "", int64(0), int64(0), int64(0), int64(0), int64(0), int64(0)},
+	"Return": {[]any{int64(1), int64(5), int64(0)},
+		func(ctx context.Context, c Client) (any, error) { return Return(ctx, c, "b", 1, 0) }},
+	"Peek": {[]any{int64(1), int64(5), int64(0), int64(1), int64(2), int64(3), int64(4), "", int64(0), int64(0), int64(0),
+		int64(0), int64(0), int64(0)},
 		func(ctx context.Context, c Client) (any, error) { return Peek(ctx, c, "b", 1) }},
-	"Grant": {[]any{int64(1), int64(5), int64(0), int64(1), int64(2)}, func(ctx context.Context, c Client) (any, error) { return Grant(ctx, c, "b", 1) }},
-	"Reset": {[]any{int64(1), int64(5), int64(0), int64(1), int64(2)}, func(ctx context.Context, c Client) (any, error) { return Reset(ctx, c, "b", 1) }},
-	"Reserve": {[]any{int64(1), int64(5), int64(6), int64(7), ""},
+	"Grant": {[]any{int64(1), int64(5), int64(0), int64(1), int64(2)},
+		func(ctx context.Context, c Client) (any, error) { return Grant(ctx, c, "b", 1) }},
+	"Reset": {[]any{int64(1), int64(5), int64(0), int64(1), int64(2)},
+		func(ctx context.Context, c Client) (any, error) { return Reset(ctx, c, "b", 1) }},
+	"Reserve": {[]any{int64(1), int64(5), int64(6), int64(7), int64(8), ""},
 		func(ctx context.Context, c Client) (any, error) {
 			return Reserve(ctx, c, "b", ReserveCall{ID: "x", N: 1, TTL: time.Second})
 		}},
@@ -111,7 +115,8 @@ func TestRepliesOfAnotherShapeAreBad(t *testing.T) {
 			if name == "TakesAlone" { // any single number is an answer
 				return
 			}
-			bad := []any{nil, "OK", 1.5, []any{}, []any{nil}, []any{"1"}, []any{int64(99)}, []any{int64(-1)}, []any{int64(3)}, []any{int64(3), int64(6)}, []any{int64(2), int64(2), int64(2)}}
+			bad := []any{nil, "OK", 1.5, []any{}, []any{nil}, []any{"1"}, []any{int64(99)}, []any{int64(-1)}, []any{int64(3)},
+				[]any{int64(3), int64(6)}, []any{int64(2), int64(2), int64(2)}}
 			if good, ok := f.good.([]any); ok {
 				bad = append(bad, good[:len(good)-1], append(good[:len(good):len(good)], int64(1)))
 				for i := range good {
@@ -167,7 +172,8 @@ func FuzzReply(f *testing.F) {
 		}
 		for name, c := range calls {
 			_, err := c.call(t.Context(), answering{value: values})
-			if err == nil || errors.Is(err, ErrUnknownBucket) || errors.Is(err, ErrMalformedBucket) || errors.Is(err, ErrOtherEra) || errors.Is(err, ErrIDInUse) || errors.Is(err, ErrNotHeld) {
+			if err == nil || errors.Is(err, ErrUnknownBucket) || errors.Is(err, ErrMalformedBucket) ||
+				errors.Is(err, ErrOtherEra) || errors.Is(err, ErrIDInUse) || errors.Is(err, ErrNotHeld) {
 				continue
 			}
 			require.ErrorIs(t, err, ErrBadReply, name)
@@ -178,7 +184,8 @@ func FuzzReply(f *testing.F) {
 func TestErrorsOfTheServerAreWrappedAndMatchable(t *testing.T) {
 	t.Parallel()
 	for name, f := range calls {
-		for _, text := range []string{"OOM command not allowed when used memory > 'maxmemory'.", "READONLY You can't write against a read only replica.", "LOADING Redis is loading the dataset in memory"} {
+		for _, text := range []string{"OOM command not allowed when used memory > 'maxmemory'.",
+			"READONLY You can't write against a read only replica.", "LOADING Redis is loading the dataset in memory"} {
 			cause := redisError(text)
 			_, err := f.call(t.Context(), answering{err: cause})
 			require.ErrorIs(t, err, cause, name)
@@ -217,21 +224,12 @@ func TestEveryScriptOpensWithItsContract(t *testing.T) {
 	require.NoError(t, err)
 	scripts := map[string]bool{}
 	for _, e := range entries {
+		if e.IsDir() {
+			continue
+		}
 		source, err := files.ReadFile(e.Name())
 		require.NoError(t, err)
 		name := strings.TrimSuffix(e.Name(), ".lua")
-		head, _, _ := strings.Cut(string(source), "\nlocal ")
-		if strings.HasPrefix(head, "-- Shared by the scripts") {
-			switch name {
-			case "bucket":
-				for _, field := range []string{"--   st ", "--   pol ", "--   out ", "era index last_us carry"} {
-					require.Contains(t, head, field, "the format of the state")
-				}
-			case "held":
-				require.Contains(t, head, "id to record", "the format of the holdings")
-			}
-			continue
-		}
 		scripts[name] = true
 		contract := ""
 		for line := range strings.Lines(string(source)) {
@@ -246,12 +244,14 @@ func TestEveryScriptOpensWithItsContract(t *testing.T) {
 		}
 		most := `KEYS\[[5-9]`
 		switch name {
-		case "limit": // of a refilled bucket and of a lazy one
+		case "override": // of a refilled bucket and of a lazy one
 			most = `KEYS\[[6-9]`
 		}
-		require.NotRegexp(t, regexp.MustCompile(most), string(source), "a bucket has three keys, and one for what goes with it; its template has two")
+		require.NotRegexp(t, regexp.MustCompile(most), string(source),
+			"a bucket has three keys, and one for what goes with it; its template has two")
 		text := strings.ReplaceAll(string(source), "call('TIME')", "")
-		for _, foreign := range []string{"struct.", "cmsgpack", "cjson", "bit.", "os.", "math.random", "redis.setresp", "TIME'", "'KEYS'"} {
+		for _, foreign := range []string{"struct.", "cmsgpack", "cjson", "bit.", "os.", "math.random", "redis.setresp",
+			"TIME'", "'KEYS'"} {
 			require.NotContains(t, text, foreign, e.Name())
 		}
 	}
@@ -259,6 +259,27 @@ func TestEveryScriptOpensWithItsContract(t *testing.T) {
 	for _, s := range allScripts {
 		require.True(t, scripts[s.name], s.name)
 		require.NotContains(t, s.source, "\n--#include", s.name)
+	}
+}
+
+// What several scripts need is in shared, with the formats of what they store.
+func TestSharedPiecesSayWhatTheyAre(t *testing.T) {
+	t.Parallel()
+	entries, err := files.ReadDir("shared")
+	require.NoError(t, err)
+	require.NotEmpty(t, entries)
+	formats := map[string][]string{
+		"bucket.lua":      {"--   st ", "--   pol ", "--   out ", "era last_us index carry"},
+		"outstanding.lua": {"id to record"},
+	}
+	for _, e := range entries {
+		source, err := files.ReadFile("shared/" + e.Name())
+		require.NoError(t, err)
+		head, _, _ := strings.Cut(string(source), "\nlocal ")
+		require.Regexp(t, `^-- Shared by the scripts `, head, e.Name())
+		for _, field := range formats[e.Name()] {
+			require.Contains(t, head, field, e.Name())
+		}
 	}
 }
 

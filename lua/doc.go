@@ -2,9 +2,10 @@
 // Go function per script.
 //
 // A bucket named K lives in three keys of one Cluster slot: K (tokens), {K}
-// (index) and {K}:ctl (state and policy in force). Each *.lua file opens with
-// its contract: KEYS, ARGV with units, every reply. Only this package sees raw
-// replies; they are decoded in one place.
+// (index) and {K}:ctl (state and policy in force); keys.go has the others. Each
+// script opens with its contract: KEYS, ARGV with units, every reply. What
+// several scripts need is in shared. No other package sees raw replies of a
+// bucket's scripts; decode.go reads them.
 //
 // # Exactly once
 //

@@ -8,8 +8,8 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"github.com/tokenrefill/refiller/internal/buckettest"
-	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/internal/testing/buckettest"
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )
@@ -62,7 +62,9 @@ func TestTheEmbeddedStoreRunsEveryScript(t *testing.T) {
 		require.NoError(t, rdb.ScriptFlush(ctx).Err())
 		require.NoError(t, call(ctx, rdb, name), name)
 	}
-	for name, want := range map[string]string{"Take": "95", "TakeWithTerms": "95", "TakeDenied": "100", "TakeUpTo": "95", "TakeOnce": "95", "TakeAll": "95", "Return": "105", "Peek": "100", "Grant": "105", "Reset": "5", "Refill": "150", "Reserve": "95", "Settle": "100", "Lease": "95", "Sweep": "100", "Add": "105"} {
+	for name, want := range map[string]string{"Take": "95", "TakeWithTerms": "95", "TakeDenied": "100", "TakeUpTo": "95",
+		"TakeOnce": "95", "TakeAll": "95", "Return": "105", "Peek": "100", "Grant": "105", "Reset": "5", "Refill": "150",
+		"Reserve": "95", "Settle": "100", "Lease": "95", "Sweep": "100", "Add": "105"} {
 		require.Equal(t, want, rdb.Get(ctx, name).Val(), name)
 	}
 	denied, err := takeOne(ctx, rdb, "TakeDenied", 160, false)

@@ -5,8 +5,8 @@
 --       2 till_s: when the bucket expires
 --       3 1 for the sorted set, 0 otherwise
 -- Reply 1 if it wasn't there, 0 if it was
---#include policy
---#include expiry
+--#include shared/policy
+--#include shared/expiry
 local new
 if ARGV[3] == '1' then
   new = call('ZADD', KEYS[1], ARGV[2], ARGV[1])

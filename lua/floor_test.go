@@ -6,12 +6,12 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )
 
-func TestTakersAreToldWhetherAGrantIsInForce(t *testing.T) {
+func TestRepliesTellWhetherAGrantIsInForce(t *testing.T) {
 	t.Parallel()
 	t.Run("Redis", func(t *testing.T) { t.Parallel(); floorIsTold(t, testenv.Redis(t).Client()) })
 	t.Run("Embedded", func(t *testing.T) {
@@ -35,15 +35,17 @@ func floorIsTold(t *testing.T, rdb *redis.Client) {
 		"plain":       {0, 0, 0},
 	} {
 		terms := policy.Terms{
-			Capacity: 100, Tokens: 1, Per: 1_000_000, Interval: 100_000, MaxElapsed: 2_000_000, GrantTokens: 50, GrantEnd: test.end, GrantEra: test.era,
+			Capacity: 100, Tokens: 1, Per: 1_000_000, Interval: 100_000, MaxElapsed: 2_000_000, GrantTokens: 50,
+			GrantEnd: test.end, GrantEra: test.era,
 		}
 		index, tokens := int64(9), int64(20)
-		store(ctx, t, rdb, name, policy.Bucket{Tokens: &tokens, Index: &index, Control: &policy.Control{Terms: terms, Era: 77, Index: 9, Last: now}})
+		store(ctx, t, rdb, name, policy.Bucket{Tokens: &tokens, Index: &index,
+			Control: &policy.Control{Terms: terms, Era: 77, Index: 9, Last: now}})
 		want := terms
 		want.GrantEra = test.want
 
 		many := func(n int64) *policy.Terms {
-			r, err := lua.TakeMany(ctx, rdb, name, []policy.Run{{N: n, Count: 1}}, true)
+			r, err := takeWhole(ctx, rdb, lua.Takes{Key: name, Runs: one(n), Terms: true})
 			require.NoError(t, err)
 			return r.Terms
 		}

@@ -10,8 +10,8 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"github.com/tokenrefill/refiller/internal/buckettest"
-	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/internal/testing/buckettest"
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )
@@ -27,7 +27,8 @@ func plainFetch(ctx context.Context, rdb *redis.Client, key string) (bool, error
 
 // plainAdd is a foreign client's add in plain commands. It answers the tokens
 // that it put in, at most.
-func plainAdd(ctx context.Context, rdb *redis.Client, key string, expected, n, limit int64) (added, index int64, err error) {
+func plainAdd(ctx context.Context, rdb *redis.Client, key string, expected, n, limit int64) (added, index int64,
+	err error) {
 	index, err = rdb.Incr(ctx, lua.IndexKey(key)).Result()
 	if err != nil {
 		return 0, 0, err
@@ -97,7 +98,8 @@ func TestAForeignAdderBesideOursNeverOverIssues(t *testing.T) {
 			elapsed += load(ctx, t, rdb, "b").Control.Last - b.Control.Last
 			require.LessOrEqual(t, issued, elapsed*perInterval/interval+perInterval, "never more than the rate of one")
 			require.Greater(t, issued, int64(0))
-			t.Logf("issued %d of %d due, %d by us, %d stretches left to the foreigner", issued, elapsed*perInterval/interval, credited, foreign)
+			t.Logf("issued %d of %d due, %d by us, %d stretches left to the foreigner", issued, elapsed*perInterval/interval,
+				credited, foreign)
 		})
 	}
 }

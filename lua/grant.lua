@@ -9,15 +9,15 @@
 --
 -- The index is kept and one added, so that a fail-over which loses the write is noticed. Credit is not settled: what
 -- was due stays due.
---#include policy
---#include bucket
+--#include shared/policy
+--#include shared/bucket
 local s = {}
 local p = open(s, KEYS[3])
 if p == false then return {3, 3} end
 if not p then return {2} end
-local tokens = get(KEYS[1])
+local tokens = get_integer(KEYS[1])
 if tokens == false then return {3, 1} end
-local index = get(KEYS[2])
+local index = get_integer(KEYS[2])
 if index == false then return {3, 2} end
 tokens = tokens or 0
 local n = ARGV[1] + 0

@@ -9,13 +9,14 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
 	"github.com/tokenrefill/refiller/lua"
 )
 
 var errKilled = errors.New("the process is killed")
 
-// killed makes a client's process die once it has had the answer to a command, or before it sends that: it sends nothing more.
+// killed makes a client's process die once it has had the answer to a command, or before it sends that: it sends
+// nothing more.
 type killed struct {
 	at     string
 	before bool // it isn't sent either
@@ -51,10 +52,10 @@ func (k *killed) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Proce
 	}
 }
 
-// On a Cluster the active set and the count are in other slots than the bucket. Wherever a process is killed between the two
-// halves of what concerns both, what it left is put right: by the next refill if a name stayed, by a client's take that asks for
-// the policy or is denied, if one is missing.
-func TestWhateverHalfOfAPairIsLostIsMadeUpFor(t *testing.T) {
+// On a Cluster the active set and the count are in other slots than the bucket. Wherever a process is killed between
+// the two halves of what concerns both, what it left is put right: by the next refill if a name stayed, by a client's
+// take that asks for the policy or is denied, if one is missing.
+func TestRefillRepairsHalfWrittenPairs(t *testing.T) {
 	t.Parallel()
 	ctx, c := t.Context(), testenv.Cluster(t)
 	rdb := c.Client()
@@ -111,8 +112,8 @@ func TestWhateverHalfOfAPairIsLostIsMadeUpFor(t *testing.T) {
 	require.EqualValues(t, len(heals), alive(), "what heals them counts them")
 	require.NoError(t, rdb.Del(ctx, lua.AliveKey("user:")).Err())
 
-	// The replica dies before it takes the full bucket's name out, or after that and before it has looked whether anybody has
-	// taken from it meanwhile, which somebody has.
+	// The replica dies before it takes the full bucket's name out, or after that and before it has looked whether anybody
+	// has taken from it meanwhile, which somebody has.
 	for how, heal := range heals {
 		key := "user:filled, then " + how
 		require.True(t, takeUser(ctx, t, rdb, key, apart, 1))

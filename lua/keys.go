@@ -36,15 +36,43 @@ func IndexKey(key string) string { return "{" + key + "}" }
 // ControlKey is the key of the bucket's state and policy.
 func ControlKey(key string) string { return "{" + key + "}:ctl" }
 
-// HeldKey is the key of the bucket's reservations and leases.
-func HeldKey(key string) string { return "{" + key + "}:held" }
+// OutstandingKey is the key of the bucket's reservations and leases.
+func OutstandingKey(key string) string { return "{" + key + "}:outstanding" }
 
 // DueKey is the key of when the bucket's reservations and leases end.
 func DueKey(key string) string { return "{" + key + "}:due" }
 
-// heldKeys are the five keys of a bucket for the scripts of reservations and
+// contents are what keys hold, by what follows the name of their bucket.
+var contents = map[string]string{
+	"": "a whole number, the index", ":ctl": "the bucket's state", ":outstanding": "the bucket's reservations and leases",
+	":due": "when they end", ":live": "its consumers", ":lazy": "an instant", ":override": "a policy", ":set": "templates",
+}
+
+// contentOf is what a key that this package makes is to hold.
+func contentOf(key string) string {
+	_, kind, tagged := strings.Cut(key, "}")
+	switch {
+	case !tagged:
+		return "a whole number of tokens"
+	case strings.HasPrefix(kind, requestInfix):
+		return "a request"
+	}
+	return contents[kind]
+}
+
+// bucketOf is the name of the bucket of such a key.
+func bucketOf(key string) string {
+	if name, _, tagged := strings.Cut(key, "}"); tagged {
+		return name[1:]
+	}
+	return key
+}
+
+// outstandingKeys are the five keys of a bucket for the scripts of reservations and
 // leases.
-func heldKeys(key string) []string { return append(bucketKeys(key), HeldKey(key), DueKey(key)) }
+func outstandingKeys(key string) []string {
+	return append(bucketKeys(key), OutstandingKey(key), DueKey(key))
+}
 
 // bucketKeys are the three keys of a bucket. They share one string.
 func bucketKeys(key string) []string {

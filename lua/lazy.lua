@@ -1,8 +1,8 @@
 -- lazy: takes from, looks at or returns to a bucket of a lazy template, which is credited when it is asked, as those of
 -- limit/lazy.
 --
--- KEYS  1 {K}:lazy   the instant at which the bucket is full, as in ahead.lua; a full bucket is no key
---       2 {K}:limit  the policy of this key alone, if it has one (see policy)
+-- KEYS  1 {K}:lazy   the instant at which the bucket is full, as in shared/ahead; a full bucket is no key
+--       2 {K}:override the policy of this key alone, if it has one (see policy)
 -- ARGV  1 1 take, 0 peek, -1 return
 --       2 1 if no take may overtake another, as in takes; 0 otherwise
 --       3 tokens, 4 per_us: the template's rate in lowest terms; 5 its capacity
@@ -12,11 +12,11 @@
 --       {0, left, reset_us, now_us, pol, taken, wait_us, ...}: not all, or a peek; per run how many of its takes were
 --           taken, and how long until n tokens and those to be left are due (0 if all were taken, -1 if never)
 --       {3, 1}: KEYS 1 holds something else
---#include ahead
---#include leave
+--#include shared/ahead
+--#include shared/leave
 local now = now_us()
 local tokens, per_us, capacity = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
-local pol = get(KEYS[2]) or ''
+local pol = get_text(KEYS[2]) or ''
 local own_capacity, own_tokens, own_per = string.match(pol, '^%d+ 2 (%d+) (%d+) (%d+) ')
 if own_per then
   tokens, per_us, capacity = tonumber(own_tokens), tonumber(own_per), tonumber(own_capacity)

@@ -1,6 +1,6 @@
 -- lease: a consumer's block of tokens. One call tells what became of the block and asks for more.
 --
--- KEYS  1 K, 2 {K}, 3 {K}:ctl, 4 {K}:held, 5 {K}:due, as in reserve
+-- KEYS  1 K, 2 {K}, 3 {K}:ctl, 4 {K}:outstanding, 5 {K}:due, as in reserve
 -- ARGV  1 id
 --       2 seq: 1 for the block's first call, one more with every further one
 --       3 keep: tokens that the consumer still holds
@@ -17,19 +17,19 @@
 --
 -- The last call sent again answers the same and does nothing more. A block is given at most half of the bucket's
 -- tokens, so that the last ones are left to takes. It ends when nothing is left in it.
---#include policy
---#include bucket
---#include denial
---#include held
-local s, p, before, r = read_held(ARGV[1])
-if not p then return s end
+--#include shared/policy
+--#include shared/bucket
+--#include shared/denial
+--#include shared/outstanding
+local refused, s, p, before, r = read_outstanding(ARGV[1])
+if refused then return refused end
 local seq, keep, back, want = ARGV[2] + 0, ARGV[3] + 0, ARGV[4] + 0, ARGV[5] + 0
 if r and (r[1] ~= LEASE or (seq ~= r[5] and (seq ~= r[5] + 1 or keep + back > r[2]))) then return {5} end
 if not r and seq ~= 1 then return {6} end
 if not r and keep + back > 0 then return {5} end
 local now = now_us()
 local function finish(tokens)
-  tokens = sweep(s, p, tokens, now, SWEPT)
+  tokens = end_due(s, p, tokens, now, SWEPT)
   find_due(s)
   put_tokens(tokens, before)
   put(s, p, KEYS[3])

@@ -2,7 +2,6 @@ package lua
 
 import (
 	"context"
-	"fmt"
 	"time"
 )
 
@@ -13,20 +12,10 @@ func LiveKey(key string) string { return "{" + key + "}:live" }
 // ttl, at least a millisecond, by the server's clock, and returns how many count. It
 // doesn't touch the bucket, nor look whether there is one.
 func Live(ctx context.Context, c Client, key, consumer string, ttl time.Duration) (int64, error) {
-	v, err := liveScript.run(ctx, c, []string{LiveKey(key)}, consumer, max(1, ttl.Milliseconds()))
-	if err != nil {
-		return 0, err
-	}
-	r, code, err := open(v, key, codeDone, codeMalformed)
+	r, _, err := liveScript.ask(ctx, c, []string{LiveKey(key)}, []any{consumer, max(1, ttl.Milliseconds())}, codeDone)
 	if err != nil {
 		return 0, err
 	}
 	n := r.int()
-	if err := r.end(); err != nil {
-		return 0, err
-	}
-	if code == codeMalformed {
-		return 0, fmt.Errorf("%w %q: the key %q does not hold its consumers", ErrMalformedBucket, key, LiveKey(key))
-	}
-	return n, nil
+	return n, r.end()
 }

@@ -4,16 +4,16 @@
 -- ARGV  1 consumer: its name
 --       2 ttl_ms: for how long it counts from now on, at least 1
 -- Reply {1, count}: consumers that count, this one included
---       {3, 4}: KEYS 1 holds something else
+--       {3, 1}: KEYS 1 holds something else
 --
 -- The bucket itself is neither read nor written; the key goes when the last consumer has.
---#include policy
---#include bucket
+--#include shared/policy
+--#include shared/bucket
 local now = now_us()
 local gone = pcall('ZREMRANGEBYSCORE', KEYS[1], '-inf', format('%d', now))
 if type(gone) == 'table' then
   wrong_type(gone)
-  return {3, 4}
+  return {3, 1}
 end
 call('ZADD', KEYS[1], format('%d', now + tonumber(ARGV[2]) * 1000), ARGV[1])
 if call('PTTL', KEYS[1]) < tonumber(ARGV[2]) then call('PEXPIRE', KEYS[1], ARGV[2]) end

@@ -12,9 +12,10 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// The same random takes of a bucket that is refilled and of a lazy one of the same policy. The lazy one has its credit at
-// once, the refilled one with its next refill, and what fell due between a refill and the moment at which the lazy one was full
-// isn't lost to it. So neither holds more than the other by more than the credit of the time between two refills, and a token.
+// The same random takes of a bucket that is refilled and of a lazy one of the same policy. The lazy one has its credit
+// at once, the refilled one with its next refill, and what fell due between a refill and the moment at which the lazy
+// one was full isn't lost to it. So neither holds more than the other by more than the credit of the time between two
+// refills, and a token.
 func TestLazyAndRefilledBucketsAdmitTheSameWithinOneRefill(t *testing.T) {
 	t.Parallel()
 	ctx, rng := t.Context(), rand.New(rand.NewPCG(seed(t), 0))
@@ -33,7 +34,7 @@ func TestLazyAndRefilledBucketsAdmitTheSameWithinOneRefill(t *testing.T) {
 		}
 		terms, key := p.Terms(policy.Fence{Epoch: 1}), fmt.Sprintf("user:%d", i)
 		where := fmt.Sprintf("%s, %d tokens at %s, refilled every %s", key, p.Capacity, p.Rate, p.Interval)
-		call := lua.TemplateCall{Prefix: "user:", Terms: terms.Encode(), Capacity: p.Capacity}
+		call := templateCall{Prefix: "user:", Terms: terms.Encode(), Capacity: p.Capacity}
 		longest := p.Interval * 3 / 2
 		credit := func(d time.Duration) int64 { return p.Rate.Over(d) + 1 }
 

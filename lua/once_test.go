@@ -12,9 +12,9 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"github.com/tokenrefill/refiller/internal/buckettest"
-	"github.com/tokenrefill/refiller/internal/faultproxy"
-	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/internal/testing/buckettest"
+	"github.com/tokenrefill/refiller/internal/testing/faultproxy"
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )
@@ -45,8 +45,10 @@ func TestAScriptWhoseReplyIsLostRunsOnce(t *testing.T) {
 
 	terms := buckettest.Terms()
 	want := map[string]struct{ tokens, index int64 }{
-		"Take": {95, buckettest.Index}, "TakeWithTerms": {95, buckettest.Index}, "TakeOnce": {95, buckettest.Index}, "TakeAll": {95, buckettest.Index}, "TakeUpTo": {95, buckettest.Index}, "Return": {105, buckettest.Index},
-		"Grant": {105, buckettest.Index + 1}, "Reset": {5, buckettest.Index + 1}, "Add": {105, buckettest.Index + 1}, "Refill": {-1, buckettest.Index + 1},
+		"Take": {95, buckettest.Index}, "TakeWithTerms": {95, buckettest.Index}, "TakeOnce": {95, buckettest.Index},
+		"TakeAll": {95, buckettest.Index}, "TakeUpTo": {95, buckettest.Index}, "Return": {105, buckettest.Index},
+		"Grant": {105, buckettest.Index + 1}, "Reset": {5, buckettest.Index + 1}, "Add": {105, buckettest.Index + 1},
+		"Refill":  {-1, buckettest.Index + 1},
 		"Reserve": {95, buckettest.Index}, "Lease": {95, buckettest.Index},
 	}
 	for name, w := range want {
@@ -55,7 +57,8 @@ func TestAScriptWhoseReplyIsLostRunsOnce(t *testing.T) {
 			storeCase(ctx, t, direct, name, 100)
 			if source { // NOSCRIPT is answered, and the reply to the source is lost
 				require.NoError(t, direct.ScriptFlush(ctx).Err())
-				require.NoError(t, p.CutAfterReply(always, func(r []byte) bool { return bytes.Contains(r, []byte("\r\neval\r\n")) }))
+				require.NoError(t, p.CutAfterReply(always,
+					func(r []byte) bool { return bytes.Contains(r, []byte("\r\neval\r\n")) }))
 			}
 			lost := p.LostReplies()
 			require.Error(t, operations[name](ctx, retrying, name), where)
@@ -72,7 +75,8 @@ func TestAScriptWhoseReplyIsLostRunsOnce(t *testing.T) {
 
 	// The caller of a refill whose reply is lost sends it again with what it
 	// last learned: it has been won already.
-	out, err := lua.Refill(ctx, direct, "Refill", policy.Call{Version: policy.Version{Era: buckettest.Era, Index: buckettest.Index}, Terms: &terms})
+	out, err := lua.Refill(ctx, direct, "Refill",
+		policy.Call{Version: policy.Version{Era: buckettest.Era, Index: buckettest.Index}, Terms: &terms})
 	require.NoError(t, err)
 	require.Equal(t, policy.StatusStale, out.Status)
 }
@@ -95,7 +99,8 @@ func TestABatchWhoseReplyIsLostRunsOnce(t *testing.T) {
 		return nil
 	})
 	require.Error(t, err)
-	require.Equal(t, []any{"4", "4", "4"}, direct.MGet(ctx, "plain0", "plain1", "plain2").Val(), "a plain pipeline runs for each of four attempts")
+	require.Equal(t, []any{"4", "4", "4"}, direct.MGet(ctx, "plain0", "plain1", "plain2").Val(),
+		"a plain pipeline runs for each of four attempts")
 
 	for _, perCall := range []int{1, 4} {
 		checkLostBatch(ctx, t, direct, retrying, perCall, p)
@@ -137,7 +142,8 @@ func TestABatchWhoseReplyIsLostRunsOnceOnACluster(t *testing.T) {
 }
 
 // checkLostBatch refills through a client whose replies are lost.
-func checkLostBatch(ctx context.Context, t *testing.T, direct, retrying redis.UniversalClient, perCall int, proxies ...*faultproxy.Proxy) {
+func checkLostBatch(ctx context.Context, t *testing.T, direct, retrying redis.UniversalClient, perCall int,
+	proxies ...*faultproxy.Proxy) {
 	t.Helper()
 	calls := batch(8, nil)
 	for i := range calls {

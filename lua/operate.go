@@ -28,11 +28,7 @@ func Reset(ctx context.Context, c Client, key string, tokens int64) (OperatorRep
 }
 
 func (s *script) operate(ctx context.Context, c Client, key string, n int64) (OperatorReply, error) {
-	v, err := s.run(ctx, c, bucketKeys(key), n)
-	if err != nil {
-		return OperatorReply{}, err
-	}
-	r, _, err := open(v, key, codeDone)
+	r, _, err := s.ask(ctx, c, bucketKeys(key), []any{n}, codeDone)
 	if err != nil {
 		return OperatorReply{}, err
 	}

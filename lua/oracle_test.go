@@ -15,8 +15,8 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"github.com/tokenrefill/refiller/internal/buckettest"
-	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/internal/testing/buckettest"
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )
@@ -24,7 +24,8 @@ import (
 // store writes a state into the bucket's keys.
 func store(ctx context.Context, t testing.TB, rdb redis.UniversalClient, key string, b policy.Bucket) {
 	t.Helper()
-	require.NoError(t, rdb.Del(ctx, lua.TokensKey(key), lua.IndexKey(key), lua.ControlKey(key), lua.HeldKey(key), lua.DueKey(key), lua.RequestKey(key, "request")).Err())
+	require.NoError(t, rdb.Del(ctx, lua.TokensKey(key), lua.IndexKey(key), lua.ControlKey(key), lua.OutstandingKey(key),
+		lua.DueKey(key), lua.RequestKey(key, "request")).Err())
 	if b.Tokens != nil {
 		require.NoError(t, rdb.Set(ctx, lua.TokensKey(key), *b.Tokens, 0).Err())
 	}
@@ -34,18 +35,19 @@ func store(ctx context.Context, t testing.TB, rdb redis.UniversalClient, key str
 	if c := b.Control; c != nil {
 		require.NoError(t, rdb.HSet(ctx, lua.ControlKey(key), "st", stateOf(c), "pol", c.Terms.Encode()).Err())
 		if c.Outstanding != 0 || c.Due != 0 || c.Debt != 0 {
-			require.NoError(t, rdb.HSet(ctx, lua.ControlKey(key), "out", fmt.Sprintf("%d %d %d", c.Outstanding, c.Due, c.Debt)).Err())
+			require.NoError(t, rdb.HSet(ctx, lua.ControlKey(key), "out",
+				fmt.Sprintf("%d %d %d", c.Outstanding, c.Due, c.Debt)).Err())
 		}
 	}
 	for id, h := range b.Held {
-		require.NoError(t, rdb.HSet(ctx, lua.HeldKey(key), id, encodeHolding(h)).Err())
+		require.NoError(t, rdb.HSet(ctx, lua.OutstandingKey(key), id, encodeHolding(h)).Err())
 		require.NoError(t, rdb.ZAdd(ctx, lua.DueKey(key), redis.Z{Member: id, Score: float64(h.Until)}).Err())
 	}
 }
 
-// stateOf is the state as the scripts write it: see bucket.lua.
+// stateOf is the state as the scripts write it: see shared/bucket.lua.
 func stateOf(c *policy.Control) string {
-	st := fmt.Sprintf("%16d %14d %16d %14d", c.Era, c.Index, c.Last, c.Carry)
+	st := fmt.Sprintf("%16d %16d %d %d", c.Era, c.Last, c.Index, c.Carry)
 	mark := ""
 	if c.Outstanding != 0 || c.Due != 0 || c.Debt != 0 {
 		mark = "+"
@@ -64,6 +66,8 @@ func encodeHolding(h policy.Holding) string {
 		return fmt.Sprintf("%s %d %d %d", text, h.Seq, h.Granted, h.Clamped)
 	case policy.HoldingSettled:
 		return fmt.Sprintf("%s %d %d %d %d %d %d", text, a.Returned, a.Clamped, a.Void, a.Charged, a.Owed, a.Forgiven)
+	case policy.HoldingRunOut:
+		return fmt.Sprintf("%s %d %d", text, h.Overrun, h.Void)
 	}
 	return fmt.Sprintf("%s %d", text, h.Overrun)
 }
@@ -79,6 +83,8 @@ func decodeHolding(t testing.TB, text string) policy.Holding {
 		_, err = fmt.Fscan(r, &h.Seq, &h.Granted, &h.Clamped)
 	case policy.HoldingSettled:
 		_, err = fmt.Fscan(r, &a.Returned, &a.Clamped, &a.Void, &a.Charged, &a.Owed, &a.Forgiven)
+	case policy.HoldingRunOut:
+		_, err = fmt.Fscan(r, &h.Overrun, &h.Void)
 	default:
 		_, err = fmt.Fscan(r, &h.Overrun)
 	}
@@ -102,7 +108,7 @@ func load(ctx context.Context, t testing.TB, rdb redis.UniversalClient, key stri
 		return &n
 	}
 	b.Tokens, b.Index = number(lua.TokensKey(key)), number(lua.IndexKey(key))
-	held, err := rdb.HGetAll(ctx, lua.HeldKey(key)).Result()
+	held, err := rdb.HGetAll(ctx, lua.OutstandingKey(key)).Result()
 	require.NoError(t, err)
 	ends, err := rdb.ZRangeWithScores(ctx, lua.DueKey(key), 0, -1).Result()
 	require.NoError(t, err)
@@ -124,7 +130,7 @@ func load(ctx context.Context, t testing.TB, rdb redis.UniversalClient, key stri
 	c.Terms, err = policy.DecodeTerms(ctl["pol"])
 	require.NoError(t, err)
 	require.Equal(t, c.Terms.Encode(), ctl["pol"], "equal policies are equal texts")
-	numbers := []*int64{&c.Era, &c.Index, &c.Last, &c.Carry}
+	numbers := []*int64{&c.Era, &c.Last, &c.Index, &c.Carry}
 	if c.Terms.Kind == policy.Stepped {
 		numbers = append(numbers, &c.Step, &c.Next)
 	}
@@ -252,7 +258,8 @@ func orOrdinary(call policy.Call, b policy.Bucket, rng *rand.Rand) policy.Call {
 		return call
 	}
 	terms := b.Control.Terms
-	call = policy.Call{Version: policy.Version{Era: b.Control.Era, Index: b.Control.Index}, Create: policy.CreateLost, Terms: &terms}
+	call = policy.Call{Version: policy.Version{Era: b.Control.Era, Index: b.Control.Index}, Create: policy.CreateLost,
+		Terms: &terms}
 	if rng.IntN(4) == 0 {
 		call.Version.Index -= rng.Int64N(3)
 	}
@@ -314,7 +321,8 @@ func TestTokensThatAreNoWholeNumberAreMalformedAndStay(t *testing.T) {
 			b.Control.Terms = terms
 			store(ctx, t, rdb, "b", b)
 			require.NoError(t, rdb.Set(ctx, "b", text, 0).Err())
-			call := policy.Call{Version: policy.Version{Era: buckettest.Era, Index: buckettest.Index}, Create: policy.CreateLost, Terms: &terms}
+			call := policy.Call{Version: policy.Version{Era: buckettest.Era, Index: buckettest.Index}, Create: policy.CreateLost,
+				Terms: &terms}
 			_, err := lua.Refill(ctx, rdb, "b", call)
 			require.ErrorIs(t, err, lua.ErrMalformedBucket, where)
 			require.Equal(t, text, rdb.Get(ctx, "b").Val(), where)

@@ -7,15 +7,15 @@
 --           has none
 --       {2}: no such bucket
 --       {3, k}: KEYS k holds something else
---#include policy
---#include bucket
---#include denial
+--#include shared/policy
+--#include shared/bucket
+--#include shared/denial
 local s = {carry = 0, step = 0, next = 0, out = 0, due = 0, debt = 0}
 local p = open(s, KEYS[3])
 if p == false then return {3, 3} end
-local tokens = get(KEYS[1])
+local tokens = get_integer(KEYS[1])
 if tokens == false then return {3, 1} end
-local index = get(KEYS[2])
+local index = get_integer(KEYS[2])
 if index == false then return {3, 2} end
 if not tokens and not index and not p then return {2} end
 tokens = tokens or 0

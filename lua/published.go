@@ -33,25 +33,13 @@ func PublishTemplates(ctx context.Context, c Client, set *policy.Templates) (Pub
 	} else if there == id {
 		return Publication{OK: true, Before: set.Version()}, nil
 	}
-	v, err := publishScript.run(ctx, c, []string{TemplatesKey}, set.Version(), id, text)
-	if err != nil {
-		return Publication{}, err
-	}
-	r, code, err := open(v, TemplatesKey, codeDenied, codeDone, codeMalformed)
+	r, code, err := publishScript.ask(ctx, c, []string{TemplatesKey}, []any{set.Version(), id, text}, codeDenied, codeDone)
 	if err != nil {
 		return Publication{}, err
 	}
 	p := Publication{OK: code == codeDone, Before: r.int()}
-	if err := r.end(); err != nil {
-		return Publication{}, err
-	}
-	if code == codeMalformed {
-		return Publication{}, errNoTemplates
-	}
-	return p, nil
+	return p, r.end()
 }
-
-var errNoTemplates = fmt.Errorf("%w: the key %q does not hold the templates", ErrMalformedBucket, TemplatesKey)
 
 // ReadTemplates reads the published set of templates and its id: nil if none is
 // published, or if it is the one whose id the caller knows.
@@ -85,7 +73,7 @@ func hget(ctx context.Context, c Client, key, field string) (string, error) {
 		return "", nil
 	}
 	if redis.HasErrorPrefix(err, "WRONGTYPE") {
-		return "", errNoTemplates
+		return "", malformedKey(key)
 	}
 	if err != nil { // the command may be under way
 		return "", err

@@ -9,16 +9,17 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )
 
 func templateSet(t *testing.T, version, capacity int64) *policy.Templates {
 	t.Helper()
-	set, err := policy.NewTemplates(version, []policy.Template{{Prefix: "user:", Enforce: policy.EnforceLazy, Policy: policy.Policy{
-		Capacity: capacity, Rate: policy.PerSecond(1), Interval: time.Millisecond,
-	}}}, []string{"user:root"})
+	set, err := policy.NewTemplates(version, []policy.Template{{Prefix: "user:", Enforce: policy.EnforceLazy,
+		Policy: policy.Policy{
+			Capacity: capacity, Rate: policy.PerSecond(1), Interval: time.Millisecond,
+		}}}, []string{"user:root"})
 	require.NoError(t, err)
 	return set
 }

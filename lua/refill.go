@@ -37,13 +37,15 @@ type RefillResult struct {
 	Err  error
 
 	ofTemplate bool // the terms in force are a template's
+	switched   bool // the call put other terms in force
 }
 
 // What the script's reply says of a bucket, unless it was as the caller had seen it:
 // see refill.lua.
 const (
-	flagDiffers = 1
-	flagFull    = 2
+	flagDiffers  = 1
+	flagFull     = 2
+	flagSwitched = 4
 )
 
 // Refill refills one bucket. A malformed bucket is an outcome as well as an
@@ -82,26 +84,17 @@ func refillBatch(ctx context.Context, rdb redis.UniversalClient, calls []RefillC
 		}
 		return results
 	}
-	type part struct {
-		from, to int
-		words    []any
+	spans := spansOf(rdb, len(calls), perCall, func(i int) string { return calls[i].Key })
+	words := make([][]any, len(spans))
+	for i, p := range spans {
+		words[i] = refillWords(calls[p.from:p.to], shard)
 	}
-	parts := make([]part, 0, (len(calls)+perCall-1)/perCall)
-	_, cluster := rdb.(*redis.ClusterClient)
-	for from, to := 0, 0; from < len(calls); from = to {
-		to = min(from+perCall, len(calls))
-		if cluster {
-			to = from + sameSlot(calls[from:to])
-		}
-		parts = append(parts, part{from, to, refillWords(calls[from:to], shard)})
-	}
-
-	cmds, errs := pipeline(ctx, rdb, refillScript, len(parts), func(i int, verb, body string) onceIntegers {
-		cmd := onceIntegers{redis.NewIntSliceCmd(ctx, withScript(parts[i].words, verb, body)...)}
+	cmds, errs := pipeline(ctx, rdb, refillScript, len(spans), func(i int, verb, body string) onceIntegers {
+		cmd := onceIntegers{redis.NewIntSliceCmd(ctx, withScript(words[i], verb, body)...)}
 		cmd.SetFirstKeyPos(firstKey)
 		return cmd
 	})
-	for i, p := range parts {
+	for i, p := range spans {
 		if errs[i] == nil {
 			decodeRefills(cmds[i].Val(), calls[p.from:p.to], results[p.from:p.to])
 			continue
@@ -111,17 +104,6 @@ func refillBatch(ctx context.Context, rdb redis.UniversalClient, calls []RefillC
 		}
 	}
 	return results
-}
-
-// sameSlot is how many of the calls, from the first on, are for one slot.
-func sameSlot(calls []RefillCall) int {
-	slot := Slot(calls[0].Key)
-	for i := 1; i < len(calls); i++ {
-		if Slot(calls[i].Key) != slot {
-			return i
-		}
-	}
-	return len(calls)
 }
 
 // refillWords are those of one script call; shard are the keys of the shard that the
@@ -170,12 +152,8 @@ func refillWords(calls []RefillCall, shard []string) []any {
 	return words
 }
 
-// How wide the numbers of a bucket's state are: see bucket.lua.
-const (
-	instantWidth = 16
-	countWidth   = 14
-	stateLen     = instantWidth + 1 + countWidth + 1 + instantWidth + 1 + countWidth
-)
+// stateLen is about how long a smooth bucket's state is: see shared/bucket.lua.
+const stateLen = 48
 
 // writeSeen writes what the callers last saw of the buckets as the script reads it:
 // the state, or as much of it as they know. The texts share one string.
@@ -185,14 +163,13 @@ func writeSeen(calls []RefillCall, seen []string) {
 	for i := range calls {
 		c, from := &calls[i], all.Len()
 		if c.Version != (policy.Version{}) {
-			writePadded(&all, c.Version.Era, instantWidth)
+			writePadded(&all, c.Version.Era, 16)
+			writePadded(&all, c.Seen.Last, 17)
 			all.WriteByte(' ')
-			writePadded(&all, c.Version.Index, countWidth)
+			writePadded(&all, c.Version.Index, 0)
 			if c.Terms != nil && c.Seen.Terms == c.Terms {
 				all.WriteByte(' ')
-				writePadded(&all, c.Seen.Last, instantWidth)
-				all.WriteByte(' ')
-				writePadded(&all, c.Seen.Carry, countWidth)
+				writePadded(&all, c.Seen.Carry, 0)
 			}
 		}
 		seen[i] = all.String()[from:]
@@ -241,7 +218,13 @@ func decodeAsSeen(c *RefillCall, now, tokens int64, r *integerReply, result *Ref
 	o, t := &result.Outcome, c.Terms
 	o.Status, o.Now, o.Last, o.Elapsed = policy.StatusApplied, now, now, now-c.Seen.Last
 	o.Version = policy.Version{Era: c.Version.Era, Index: c.Version.Index + 1}
-	o.Tokens, o.Added, o.Clamped, o.Carry = tokens, r.next(), r.next(), r.next()
+	o.Tokens = tokens
+	o.Added, o.Carry = t.Due(c.Version.Era, c.Seen.Last, c.Seen.Carry, now)
+	if tokens >= t.Capacity { // one that is full is owed nothing
+		due := o.Added
+		o.Added = r.next()
+		o.Clamped, o.Carry = due-o.Added, 0
+	}
 	o.Pool, o.FileVersion, o.PoolsVersion, o.Fence = t.Pool, t.FileVersion(), t.PoolsVersion, t.Fence
 	result.Seen = Seen{t, now, o.Carry}
 	result.Full, result.ofTemplate = tokens >= t.Capacity, t.Template
@@ -250,7 +233,7 @@ func decodeAsSeen(c *RefillCall, now, tokens int64, r *integerReply, result *Ref
 // decodeOther reads what became of any other bucket.
 func decodeOther(c *RefillCall, now, status int64, r *integerReply, result *RefillResult) {
 	tokens, added, clamped, elapsed, flags := r.next(), r.next(), r.next(), r.next(), r.next()
-	*result = RefillResult{Full: flags&flagFull != 0}
+	*result = RefillResult{Full: flags&flagFull != 0, switched: flags&flagSwitched != 0}
 	result.Outcome = policy.Outcome{
 		Status: policy.Status(status), Conflict: flags&flagDiffers != 0,
 		Version: policy.Version{Era: r.next(), Index: r.next()}, Now: now, Last: r.next(), Carry: r.next(),
@@ -270,7 +253,7 @@ func decodeOther(c *RefillCall, now, status int64, r *integerReply, result *Refi
 	case status < int64(policy.StatusApplied) || status > int64(policy.StatusConflict):
 		r.bad = true
 	case o.Status == policy.StatusMalformed:
-		result.Err = malformed(c.Key, malformedKey)
+		result.Err = malformed(bucketKeys(c.Key), malformedKey)
 	case o.Status != policy.StatusUnknown && c.inForce(o):
 		result.Seen = Seen{c.Terms, o.Last, o.Carry}
 	}

@@ -3,17 +3,20 @@
 -- KEYS  K of each of n buckets, then {K} of each, then {K}:ctl of each
 --       then, if they are of one template and share a slot with them: the shard of its active set, and the set of its
 --       buckets alive. A bucket that is full in the end leaves the shard, as does a name that is no bucket of a
---       template. One of which less than half its life is left gets a new expiry; that is looked at every few refills,
---       an eighth of a life at most
--- ARGV  per bucket what the caller saw last of it: st (see bucket) to the letter, if the policy given here was in force
---       then, and smooth, and nothing outstanding; or era and index as they begin st; or '' if it never saw the bucket
---       how many policies follow; of each: the number, from 1, of the first bucket for which it is given; pol, '' for
---       none
---       then of each bucket unlike the others: its number; create: 0 never create or adopt it, 1 if the caller
---       remembers it (as for the others, unless they are a template's: 0), 2 also if it is new; step_us, next_us: the
---       scheduled instant to credit and the one after it
+--       template. A template's bucket of which less than half its life is left gets a new expiry; that is looked at
+--       when its policy changes, and every few refills, an eighth of a life at most
+-- ARGV  per bucket what the caller saw last of it, one of
+--         st (see bucket) to the letter: the policy given here was in force then, smooth, and nothing outstanding
+--         st up to index, with any last_us: the caller saw it otherwise
+--         '': the caller never saw it
+--       how many policies follow, then of each: the number, from 1, of the first bucket for which it is given; pol, ''
+--       for none
+--       then of each bucket unlike the others: its number; create; step_us, next_us: the scheduled instant to credit
+--       and the one after it. The others have no instants, and create 1, or 0 if they are of a template
+--       create: 0 do neither; 1 adopt a foreign client's bucket, create one that the caller has seen; 2 also a new one
 -- Reply now_us, then per bucket integers, either
---       tokens, added, clamped, carry: applied to what the caller saw to the letter; tokens is 0 or more; or
+--       tokens, 0 or more, and if they fill the bucket, added: applied to what the caller saw to the letter, so that it
+--       knows what was due; or
 --       -status, tokens, added, clamped, elapsed_us, flags, era, index, last_us, carry, kind, version, pools_version,
 --       epoch, seq, step_us, malformed_key, outstanding, due_us, debt: index is the copy in st; added includes what
 --       paid debt
@@ -29,31 +32,34 @@
 --       10 malformed   key malformed_key of the three holds something else; nothing written
 --       11 conflict    the policy in force is a pool's and that given isn't, or the other way round, and is of no later
 --                      version of the configuration; nothing written
+-- A stale caller's policy that conflicts is answered 3; a rollback and a clock hide the conflict, too.
 -- flags: 1 the policy given differs from the one in force under the same fence, and is ignored; 2 the call left the
---        bucket full, with nothing outstanding
+--        bucket full, with nothing outstanding; 4 it put another policy in force
 --
 -- Every call that writes adds one to the index. Credit is elapsed time on this server's clock, so any winner, however
 -- late or however often sent, adds exactly what is due. Bucket.Refill in package policy states the same rules in Go.
---#include policy
---#include credit
+--#include shared/policy
+--#include shared/credit
+local KEYS, ARGV, tonumber, type = KEYS, ARGV, tonumber, type -- globals are slow
 local n = floor(#KEYS / 3)
 local shard, alive_set = KEYS[3 * n + 1], KEYS[3 * n + 2]
 local time = call('TIME')
 local now = time[1] * 1000000 + time[2]
-local index_and_carry = '%14d ' .. format('%16d', now) .. ' %14d' -- st from index on
-local held = call('MGET', unpack(KEYS, 1, n)) -- nil for a key of another type
-local reply, r = {now, unpack(KEYS, 1, 3 * n)}, 1 -- room for the answers: a table that grows costs
+local since_now = format('%16d', now) .. ' %d %d' -- st from last_us on
+local stock = call('MGET', unpack(KEYS, 1, n)) -- nil for a key of another type
+local reply, r = {now, unpack(KEYS, 1, n)}, 1 -- room for the answers: a table that grows costs
 
 -- complete makes the functions for a bucket that isn't simply as the caller saw it; nearly every call does without.
 local function complete()
---#include bucket
---#include expiry
+--#include shared/bucket
+--#include shared/expiry
   local NONE = policy('0 0 1 0 1 1')
   local MOST_INDEX = 99999999999998 -- one more has 14 digits
   local unlike, as_others = {}, {shard and '0' or '1', 0, 0} -- create, step_us, next_us
   for a = n + 2 + 2 * ARGV[n + 1], #ARGV, 4 do unlike[ARGV[a] + 0] = {ARGV[a + 1], ARGV[a + 2] + 0, ARGV[a + 3] + 0} end
-  -- The bucket at hand: its state (see open); status; tokens; p, the policy in force, and after, that in the end; what
-  -- is to be written has least, an index to exceed, and what is to be credited credits.
+  -- The bucket at hand: its state (see open); status; tokens; was and stored, what K and {K} hold; p, the policy in
+  -- force, and after, that in the end. One that is to be written has least, an index to exceed; one that is to be
+  -- credited for the time since last has credits.
   local s
 
   -- meet tells which policy is in force after a call that gives q while p is, and whether q conflicts with p, or
@@ -76,19 +82,19 @@ local function complete()
   end
 
   -- initialise creates or adopts a bucket without state, if it may.
-  local function initialise(q, create, known, exp, following)
+  local function initialise(q, create, seen_era, seen_index, following)
     s.status = 7
     if not q or create == '0' then return end
     if s.was or s.stored > 0 then
       s.tokens = min(max(s.was or 0, 0), q.capacity)
-    elseif known > 0 then
+    elseif seen_era > 0 then
       s.tokens = q.on_loss == 1 and q.capacity or 0
     elseif create == '2' then
       s.tokens = q.capacity - q.lacking
     else
       return
     end
-    s.status, s.era, s.last, s.step, s.next, s.least = 6, max(now, known + 1), now, now, following, exp
+    s.status, s.era, s.last, s.step, s.next, s.least = 6, max(now, seen_era + 1), now, now, following, seen_index
     s.p, s.after, s.new = q, q, true
   end
 
@@ -97,12 +103,13 @@ local function complete()
     s = {bad = 0, differs = 0, elapsed = 0, tokens = 0, era = 0, index = 0, last = 0, carry = 0, step = 0, next = 0,
       out = 0, due = 0, debt = 0}
     local mine, how = unlike[i] or as_others, nil
-    local known, exp = tonumber(sub(ARGV[i], 1, 16)) or 0, tonumber(sub(ARGV[i], 18, 31)) or 0
-    local p, tokens, stored = open(s, KEYS[2 * n + i]), get(KEYS[i]), get(KEYS[n + i])
+    local seen_era, seen_index = match(ARGV[i], '^( *%d+) +%d+ (%d+)')
+    seen_era, seen_index = tonumber(seen_era) or 0, tonumber(seen_index) or 0
+    local p, tokens, stored = open(s, KEYS[2 * n + i]), get_integer(KEYS[i]), get_integer(KEYS[n + i])
     s.bad = tokens == false and 1 or (stored == false or (stored or 0) > MOST_INDEX) and 2 or p == false and 3 or 0
     s.p, s.after, s.was, s.stored, s.status = p, p, tokens, stored or 0, 10
     if s.bad > 0 then return end
-    if not p then return initialise(q, mine[1], known, exp, mine[3]) end
+    if not p then return initialise(q, mine[1], seen_era, seen_index, mine[3]) end
     s.tokens = tokens or p.on_loss == 1 and p.capacity or 0
     s.after, how = meet(p, q)
     if how == 'differs' then s.differs = 1 end
@@ -114,18 +121,23 @@ local function complete()
       period = s.next > s.step and s.next - s.step or max(0, following - (step > 0 and step or s.step))
     end
 
-    if known > s.era or (known == s.era and exp > s.index) then
-      s.status, s.least, s.carry = 8, exp, 0
+    if seen_era > s.era or (seen_era == s.era and seen_index > s.index) then
+      -- This server came back with an older state than the caller saw: takes since then are forgotten. So the bucket is
+      -- emptied, unless its policy keeps what is there; nothing is credited for the time before; the index passes the
+      -- caller's; and the new era voids grants, and leases and returns of the old one.
+      s.status, s.least, s.carry = 8, seen_index, 0
       s.tokens = p.on_rollback == 1 and min(s.tokens, p.capacity) or 0
-      if period > 0 and p.on_rollback == 0 then -- or the step that is forgotten is credited again
+      if period > 0 and p.on_rollback == 0 then -- the forgotten step counts as credited; if tokens are kept, it doesn't
         s.step = min(max(s.step, now, step), now + period)
         s.next = s.step + period
       end
     elseif now < s.last - TOLERANCE_US then
+      -- The clock stepped back: credit begins at the present, with a new era. A step that lies ahead comes nearer, but
+      -- none of the last period is credited twice.
       s.status, s.least = 9, 0
       if period > 0 and s.step > now + period then s.step, s.next = now + period, now + 2 * period end
     else
-      local stale = known < s.era or exp < s.index
+      local stale = seen_era < s.era or seen_index < s.index
       if not scheduled and s.after ~= p then step = s.next end -- before another schedule begins
       s.step_due = p.kind == STEPPED and s.step < step and step <= now
       s.status = stale and s.after == p and 3 or how == 'conflicts' and 11
@@ -146,49 +158,53 @@ local function complete()
       return
     end
     if s.last < now or now < s.last - TOLERANCE_US then s.last = now end
-    s.era = max(now, 1 + max(s.era, known))
+    s.era = max(now, 1 + max(s.era, seen_era))
   end
 
   -- finish credits, writes and answers what look found of bucket i, for which policy q is given. It returns the policy
-  -- in force, the index, and whether it left the bucket full, with nothing outstanding.
+  -- in force, the index, whether it left the bucket full, with nothing outstanding, and whether the policy is another.
   local function finish(i, q)
     look(i, q)
-    local p, tokens, added, clamped = s.after, s.tokens, 0, 0
+    local after, tokens, added, clamped = s.after, s.tokens, 0, 0
     if s.credits then
       tokens, added, clamped, s.carry, s.debt =
-        settle(s.p, tokens, room(s, s.p), now, s.last, s.carry, s.era, s.debt, s.step_due)
+        credit(s.p, tokens, room(s, s.p), now, s.last, s.carry, s.era, s.debt, s.step_due)
     end
     if s.least then
       local keys = {KEYS[i], KEYS[n + i], KEYS[2 * n + i]}
       s.last = max(s.last, now)
-      if p ~= s.p then
-        tokens, s.carry = carried(s.p, p, tokens, s.carry)
-        if p.kind == STEPPED and p.per ~= s.p.per then -- its schedule begins now
+      if after ~= s.p then
+        tokens, s.carry = carried(s.p, after, tokens, s.carry)
+        if after.kind == STEPPED and after.per ~= s.p.per then -- its schedule begins now
           s.step, s.next = max(s.step, now), (unlike[i] or as_others)[3]
         end
-        if s.p.kind == TEMPLATE and p.kind ~= TEMPLATE then disarm(keys) end
       end
-      tokens = min(tokens, room(s, p)) -- a foreign client may have left more
+      tokens = min(tokens, room(s, after)) -- a foreign client may have left more
       s.index = max(s.stored, s.index, s.least) + 1
       call('INCRBY', keys[2], format('%d', s.index - s.stored))
       if tokens ~= s.was then call('INCRBY', keys[1], format('%d', tokens - (s.was or 0))) end
-      put(s, p, keys[3], (s.new or p ~= s.p) and p.text)
-      if p.kind == POOL and added > 0 then pcall('HINCRBY', keys[3], 'added', format('%d', added)) end
+      put(s, after, keys[3], (s.new or after ~= s.p) and after.text)
+      if after.kind ~= TEMPLATE and (s.new or s.p.kind == TEMPLATE) then
+        disarm(keys)
+      elseif not s.was or s.stored == 0 then
+        rejoin(keys)
+      end
+      if after.kind == POOL and added > 0 then pcall('HINCRBY', keys[3], 'added', format('%d', added)) end
     end
-    local full, f = s.least and tokens >= p.capacity and s.due == 0, p or NONE
-    for k, v in ipairs({-s.status, tokens, added, clamped, s.elapsed, s.differs + (full and 2 or 0), s.era, s.index,
-      s.last, s.carry, f.kind, f.version, f.pools_version, f.epoch, f.seq, f.kind == STEPPED and s.step or 0, s.bad,
-      s.out, s.due, s.debt}) do
+    local full, switched, f = s.least and tokens >= after.capacity and s.due == 0, after ~= s.p, after or NONE
+    local flags = s.differs + (full and 2 or 0) + (switched and 4 or 0)
+    for k, v in ipairs({-s.status, tokens, added, clamped, s.elapsed, flags, s.era, s.index, s.last, s.carry, f.kind,
+      f.version, f.pools_version, f.epoch, f.seq, f.kind == STEPPED and s.step or 0, s.bad, s.out, s.due, s.debt}) do
       reply[r + k] = v
     end
     r = r + 20
-    return p, s.index, full
+    return after, s.index, full, switched
   end
 
   -- renew gives a template's bucket a new expiry if less than half its life is left.
   local function renew(i, p)
     local till, new = arm({KEYS[i], KEYS[n + i], KEYS[2 * n + i]}, p, now, 0.5, 0)
-    outlast(shard, till)
+    if shard then outlast(shard, till) end
     if new and alive_set then note(alive_set, KEYS[i], till, true) end
   end
   return finish, renew
@@ -203,41 +219,40 @@ for i = 1, n do
     begins = policy_at < n + 2 + 2 * ARGV[n + 1] and ARGV[policy_at] + 0
   end
   local key, key_index, key_ctl, p = KEYS[i], KEYS[n + i], KEYS[2 * n + i], given
-  local st, before = pcall('HGET', key_ctl, 'st'), tonumber(held[i])
+  local st, before = pcall('HGET', key_ctl, 'st'), tonumber(stock[i])
   -- As the caller saw it: nothing has been written since, so its policy is in force, and nothing is outstanding.
-  local last = st == ARGV[i] and p and before and before >= 0 and before < EXACT and sub(st, 33, 48) + 0
-  local index, as_seen, full
+  local at = st == ARGV[i] and p and find(st, ' ', 35, true) -- before carry
+  local last = at and before and before >= 0 and before < EXACT and sub(st, 18, 33) + 0
+  local index, as_seen, full, switched
   if last and now - last >= p.half then
     index = pcall('INCR', key_index)
-    as_seen = index == sub(st, 18, 31) + 1 -- nobody else moved it
+    as_seen = index == sub(st, 35, at) + 1 -- nobody else moved it
   end
   if as_seen then
-    local tokens, added, clamped, carry =
-      settle(p, before, p.capacity, now, last, sub(st, 50) + 0, p.kind == POOL and sub(st, 1, 16) + 0, 0)
+    local tokens, added, _, carry =
+      credit(p, before, p.capacity, now, last, sub(st, at) + 0, p.kind == POOL and sub(st, 1, 16) + 0, 0)
     if tokens ~= before then -- INCRBY refuses what tonumber takes for a number and is none
       as_seen = type(pcall('INCRBY', key, format('%d', tokens - before))) == 'number'
     else
-      as_seen = held[i] == '0' or find(held[i], '^%-?[1-9]%d*$')
+      as_seen = stock[i] == '0' or find(stock[i], '^%-?[1-9]%d*$')
     end
     if as_seen then
-      call('HSET', key_ctl, 'st', sub(st, 1, 17) .. format(index_and_carry, index, carry))
+      call('HSET', key_ctl, 'st', sub(st, 1, 17) .. format(since_now, index, carry))
       if p.kind == POOL and added > 0 then pcall('HINCRBY', key_ctl, 'added', format('%d', added)) end
-      reply[r + 1], reply[r + 2], reply[r + 3], reply[r + 4] = tokens, added, clamped, carry
-      r, full = r + 4, tokens >= p.capacity
+      reply[r + 1], r, full = tokens, r + 1, tokens >= p.capacity
+      if full then reply[r + 1], r = added, r + 1 end
     end
   end
   if not as_seen then
     if type(index) == 'number' then call('DECR', key_index) end
     if not finish then finish, renew = complete() end
-    p, index, full = finish(i, p)
+    p, index, full, switched = finish(i, p)
   end
-  if shard then
-    if full or not p or p.kind ~= TEMPLATE then
-      pcall('SREM', shard, key)
-    elseif index % p.looks == 0 then
-      if not renew then finish, renew = complete() end
-      renew(i, p)
-    end
+  if shard and (full or not p or p.kind ~= TEMPLATE) then
+    pcall('SREM', shard, key)
+  elseif p and p.kind == TEMPLATE and (switched or index % p.looks == 0) then
+    if not renew then finish, renew = complete() end
+    renew(i, p)
   end
 end
 return reply

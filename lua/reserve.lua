@@ -3,34 +3,34 @@
 -- KEYS  1 K        tokens
 --       2 {K}      index
 --       3 {K}:ctl  state
---       4 {K}:held records
+--       4 {K}:outstanding records
 --       5 {K}:due  when they end
 -- ARGV  1 id
 --       2 n: tokens to reserve, at least 1
 --       3 ttl_us: how long, at least 1
 --       4 overrun: what happens if more is used than the bucket can pay: 0 it is forgiven, 1 it is owed
 --       5 leave: what is to be left, as in takes
--- Reply {1, left, until_us, now_us, pol}: reserved until until_us
+-- Reply {1, left, until_us, now_us, era, pol}: reserved until until_us
 --       {0, left, wait_us, era, index, last_us, now_us, pol}: denied, as in take
 --       {2}: no such bucket, or one without a policy; nothing is created
 --       {3, k}: KEYS k holds something else
---       {5}: the id is of something else
+--       {5}: the id is of something else, or of a reservation whose time is over
 --
 -- Sent again with the same id and n it answers the same and takes nothing.
---#include policy
---#include bucket
---#include denial
---#include leave
---#include held
-local s, p, before, r = read_held(ARGV[1])
-if not p then return s end
+--#include shared/policy
+--#include shared/bucket
+--#include shared/denial
+--#include shared/leave
+--#include shared/outstanding
+local refused, s, p, before, r = read_outstanding(ARGV[1])
+if refused then return refused end
 local now, n = now_us(), ARGV[2] + 0
 if r then
-  if r[1] ~= RESERVATION or r[2] ~= n or r[4] ~= s.era then return {5} end
-  return {1, before, r[3], now, told(s, p)}
+  if r[1] ~= RESERVATION or r[2] ~= n or r[3] <= now or r[4] ~= s.era then return {5} end
+  return {1, before, r[3], now, s.era, told(s, p)}
 end
 local swept = s.due > 0 and s.due <= now
-local tokens = sweep(s, p, before, now, SWEPT)
+local tokens = end_due(s, p, before, now, SWEPT)
 local keep = least(ARGV[5], p.capacity)
 if tokens - keep < n then
   if swept then
@@ -46,4 +46,4 @@ s.out = s.out + n
 if s.due == 0 or ends < s.due then s.due = ends end
 put(s, p, KEYS[3])
 outlive(ends, now)
-return {1, tokens - n, ends, now, told(s, p)}
+return {1, tokens - n, ends, now, s.era, told(s, p)}

@@ -9,14 +9,14 @@
 --
 -- The index is kept and one added, so that a fail-over which loses the write is noticed. Scheduled steps up to now
 -- count as credited.
---#include policy
---#include bucket
+--#include shared/policy
+--#include shared/bucket
 local s = {}
 local p = open(s, KEYS[3])
 if p == false then return {3, 3} end
 if not p then return {2} end
-if get(KEYS[1]) == false then return {3, 1} end
-local index = get(KEYS[2])
+if get_integer(KEYS[1]) == false then return {3, 1} end
+local index = get_integer(KEYS[2])
 if index == false then return {3, 2} end
 local want = ARGV[1] + 0
 if want < 0 then want = room(s, p) end
@@ -24,7 +24,7 @@ local tokens, now = min(want, room(s, p)), now_us()
 s.index = max(index or 0, s.index) + 1
 s.last, s.carry, s.debt = max(s.last, now), 0, 0
 if p.kind == STEPPED then
-  s.step = now
+  s.step = max(s.step, now)
   if s.next <= now then s.next = 0 end
 end
 call('SET', KEYS[1], format('%d', tokens), 'KEEPTTL')

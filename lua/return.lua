@@ -10,13 +10,13 @@
 --       {4, tokens}: the bucket is in another era; nothing is returned
 --
 -- A return isn't a refill: it leaves index and state alone.
---#include policy
---#include bucket
+--#include shared/policy
+--#include shared/bucket
 local s = {}
 local p = open(s, KEYS[3])
 if p == false then return {3, 3} end
 if not p then return {2} end
-local tokens = get(KEYS[1])
+local tokens = get_integer(KEYS[1])
 if tokens == false then return {3, 1} end
 tokens = tokens or 0
 if ARGV[2] ~= '0' and ARGV[2] + 0 ~= s.era then return {4, tokens} end

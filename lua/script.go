@@ -8,11 +8,12 @@ import (
 	"fmt"
 	"regexp"
 	"slices"
+	"strings"
 
 	"github.com/redis/go-redis/v9"
 )
 
-//go:embed *.lua
+//go:embed *.lua shared/*.lua
 var files embed.FS
 
 // Client sends one command. Every go-redis client is one, single, Sentinel and
@@ -24,8 +25,8 @@ type Client interface {
 // script is a Lua source with its hash.
 type script struct{ name, source, sha string }
 
-// include is the line of a script that another file replaces.
-var include = regexp.MustCompile(`(?m)^--#include (\w+)\n`)
+// include is the line of a script that a shared piece replaces.
+var include = regexp.MustCompile(`(?m)^--#include (\S+)\n`)
 
 // newScript reads name.lua.
 func newScript(name string) *script {
@@ -41,10 +42,11 @@ func read(name string) string {
 	return string(b)
 }
 
-// expand replaces lines "--#include other" by other.lua, which has functions that
-// scripts share.
+// expand replaces lines "--#include shared/name" by that file, which has functions that scripts share. Shared pieces
+// include none themselves: a script names all that it needs, what others build on first.
 func expand(source string) string {
-	return include.ReplaceAllStringFunc(source, func(line string) string { return read(include.FindStringSubmatch(line)[1]) })
+	return include.ReplaceAllStringFunc(
+		source, func(line string) string { return read(include.FindStringSubmatch(line)[1]) })
 }
 
 func hashed(name, source string) script {
@@ -53,34 +55,33 @@ func hashed(name, source string) script {
 }
 
 var (
-	addScript    = newScript("add")
-	takesScript  = newScript("takes")
-	onceScript   = newScript("takeonce")
-	allScript    = newScript("takeall")
-	liveScript   = newScript("live")
-	returnScript = newScript("return")
-	peekScript   = newScript("peek")
-	grantScript  = newScript("grant")
-	resetScript  = newScript("reset")
-	refillScript = newScript("refill")
-	ticketScript = newScript("ticket")
+	addScript      = newScript("add")
+	takesScript    = newScript("takes")
+	takeOnceScript = newScript("takeonce")
+	takeAllScript  = newScript("takeall")
+	liveScript     = newScript("live")
+	returnScript   = newScript("return")
+	peekScript     = newScript("peek")
+	grantScript    = newScript("grant")
+	resetScript    = newScript("reset")
+	refillScript   = newScript("refill")
+	ticketScript   = newScript("ticket")
 
 	reserveScript = newScript("reserve")
 	settleScript  = newScript("settle")
 	leaseScript   = newScript("lease")
 	sweepScript   = newScript("sweep")
 
-	lazyScript    = newScript("lazy")
-	enterScript   = newScript("enter")
-	ageScript     = newScript("age")
-	aliveScript   = newScript("alive")
-	publishScript = newScript("publish")
-	limitScript   = newScript("limit")
+	lazyScript     = newScript("lazy")
+	enterScript    = newScript("enter")
+	aliveScript    = newScript("alive")
+	publishScript  = newScript("publish")
+	overrideScript = newScript("override")
 
 	allScripts = []*script{
-		addScript, takesScript, onceScript, allScript, liveScript, returnScript, peekScript, grantScript, resetScript,
+		addScript, takesScript, takeOnceScript, takeAllScript, liveScript, returnScript, peekScript, grantScript, resetScript,
 		refillScript, ticketScript, reserveScript, settleScript, leaseScript, sweepScript,
-		lazyScript, enterScript, ageScript, aliveScript, publishScript, limitScript,
+		lazyScript, enterScript, aliveScript, publishScript, overrideScript,
 	}
 )
 
@@ -175,7 +176,8 @@ func (c onceIntegers) answered() bool { return c.Val() != nil }
 // pipeline calls the script n times in one round trip; command makes the command of
 // call i. NOSCRIPT proves that a call did not run: the script is loaded and those calls
 // go out again, with the source should the cache be flushed in between.
-func pipeline[C scriptCmd](ctx context.Context, rdb redis.UniversalClient, s *script, n int, command func(i int, verb, body string) C) ([]C, []error) {
+func pipeline[C scriptCmd](ctx context.Context, rdb redis.UniversalClient, s *script, n int,
+	command func(i int, verb, body string) C) ([]C, []error) {
 	cmds, errs := make([]C, n), make([]error, n)
 	send := func(which []int, verb, body string) (unknown []int) {
 		pipe := rdb.Pipeline()
@@ -215,6 +217,54 @@ func pipeline[C scriptCmd](ctx context.Context, rdb redis.UniversalClient, s *sc
 	return cmds, errs
 }
 
+// span is which of many buckets one script call is for.
+type span struct{ from, to int }
+
+// spansOf splits n buckets, each of a key, into calls of at most perCall; on a Cluster of neighbours of one slot.
+func spansOf(rdb redis.UniversalClient, n, perCall int, key func(i int) string) []span {
+	spans := make([]span, 0, (n+perCall-1)/perCall)
+	_, cluster := rdb.(*redis.ClusterClient)
+	for from, to := 0, 0; from < n; from = to {
+		to = min(from+perCall, n)
+		if cluster {
+			slot := Slot(key(from))
+			for i := from + 1; i < to; i++ {
+				if Slot(key(i)) != slot {
+					to = i
+				}
+			}
+		}
+		spans = append(spans, span{from, to})
+	}
+	return spans
+}
+
+// Refuses reports whether an error is a server's that would not or could not do one of a call's buckets: one whose keys
+// are forbidden to us, or that makes the script fail.
+func Refuses(err error) bool {
+	return redis.HasErrorPrefix(err, "NOPERM") ||
+		redis.HasErrorPrefix(err, "ERR") && strings.Contains(err.Error(), "user_script")
+}
+
+// EachAlone asks for many buckets, perCall of them in a script call. What the server refuses as a whole because of one
+// bucket is asked again one by one, so that the others aren't held up.
+func EachAlone[C, R any](asked []C, perCall int, ask func(asked []C, perCall int) []R, failed func(*R) error) []R {
+	results := ask(asked, perCall)
+	var refused []int
+	var again []C
+	for i := range results {
+		if perCall > 1 && Refuses(failed(&results[i])) {
+			refused, again = append(refused, i), append(again, asked[i])
+		}
+	}
+	if len(refused) > 0 {
+		for k, r := range ask(again, 1) {
+			results[refused[k]] = r
+		}
+	}
+	return results
+}
+
 // raw is the reply to one call of several, or its error.
 type raw struct {
 	value any
@@ -223,7 +273,8 @@ type raw struct {
 
 // pipelined calls the script n times in one round trip, with the keys and arguments
 // that call makes: see pipeline.
-func (s *script) pipelined(ctx context.Context, rdb redis.UniversalClient, n int, call func(i int) (keys []string, args []any)) []raw {
+func (s *script) pipelined(ctx context.Context, rdb redis.UniversalClient, n int,
+	call func(i int) (keys []string, args []any)) []raw {
 	cmds, errs := pipeline(ctx, rdb, s, n, func(i int, verb, body string) once {
 		keys, args := call(i)
 		return command(ctx, withScript(words(keys, args), verb, body))

@@ -11,14 +11,14 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"github.com/tokenrefill/refiller/internal/buckettest"
-	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/internal/testing/buckettest"
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// operations are all functions that call a script, with arguments that fit the
-// bucket of the cases.
+// operations are the functions that call a script for one configured bucket, with arguments that fit the bucket of the
+// cases.
 var operations = map[string]func(ctx context.Context, c lua.Client, key string) error{
 	"Take": func(ctx context.Context, c lua.Client, key string) error {
 		_, err := takeOne(ctx, c, key, 5, false)
@@ -147,7 +147,10 @@ func TestRefillBatchRunsEachBucketOnceThoughTheCacheIsFlushed(t *testing.T) {
 		{"SeveralPerCall", single, 7, func() error { return single.ScriptFlush(ctx).Err() }},
 		{"AllInOneCall", single, 1000, func() error { return single.ScriptFlush(ctx).Err() }},
 		{"Cluster", cluster, 1, func() error {
-			return cluster.ForEachMaster(ctx, func(ctx context.Context, m *redis.Client) error { return m.ScriptFlush(ctx).Err() })
+			return cluster.ForEachMaster(ctx, func(ctx context.Context,
+				m *redis.Client) error {
+				return m.ScriptFlush(ctx).Err()
+			})
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -162,7 +165,8 @@ func TestRefillBatchRunsEachBucketOnceThoughTheCacheIsFlushed(t *testing.T) {
 				require.EqualValues(t, 1, r.Version.Index)
 				b := load(ctx, t, c.rdb, calls[i].Key)
 				require.EqualValues(t, 1, *b.Index, "it ran once")
-				require.Equal(t, r.Version, policy.Version{Era: b.Control.Era, Index: *b.Index}, "results are in the order of the calls")
+				require.Equal(t, r.Version, policy.Version{Era: b.Control.Era, Index: *b.Index},
+					"results are in the order of the calls")
 			}
 		})
 	}
@@ -226,7 +230,8 @@ func TestBatchesOnAClusterKeepToSlots(t *testing.T) {
 	taken, err := takeOne(ctx, rdb, key, 30, false)
 	require.NoError(t, err)
 	require.EqualValues(t, 70, taken.Remaining)
-	r := lua.RefillBatch(ctx, c.Client(), []lua.RefillCall{{Key: key, Call: policy.Call{Version: policy.Version{Era: buckettest.Era, Index: buckettest.Index}}}}, 1)
+	r := lua.RefillBatch(ctx, c.Client(), []lua.RefillCall{{Key: key,
+		Call: policy.Call{Version: policy.Version{Era: buckettest.Era, Index: buckettest.Index}}}}, 1)
 	require.NoError(t, r[0].Err)
 	require.EqualValues(t, buckettest.Index+1, r[0].Version.Index)
 }
@@ -234,7 +239,8 @@ func TestBatchesOnAClusterKeepToSlots(t *testing.T) {
 func TestKeysOfABucketShareASlot(t *testing.T) {
 	t.Parallel()
 	c := testenv.Cluster(t)
-	for _, key := range []string{"a", "user:42", "{", "{{", "a{b", "{a", "a{b{c", " ", "ключ", strings.Repeat("x", lua.MaxKeyLen), "\x00\xff{"} {
+	for _, key := range []string{"a", "user:42", "{", "{{", "a{b", "{a", "a{b{c", " ", "ключ",
+		strings.Repeat("x", lua.MaxKeyLen), "\x00\xff{"} {
 		require.NoError(t, lua.CheckKey(key))
 		slot := c.Slot(lua.TokensKey(key))
 		require.Equal(t, slot, c.Slot(lua.IndexKey(key)), "%q", key)
@@ -244,7 +250,8 @@ func TestKeysOfABucketShareASlot(t *testing.T) {
 }
 
 func FuzzCheckKey(f *testing.F) {
-	for _, key := range []string{"", "a", "}", "a}b", "{a}", "{", strings.Repeat("x", 512), strings.Repeat("x", 513), "\x00", "\xff\xfe"} {
+	for _, key := range []string{"", "a", "}", "a}b", "{a}", "{", strings.Repeat("x", 512), strings.Repeat("x", 513),
+		"\x00", "\xff\xfe"} {
 		f.Add(key)
 	}
 	// tag is what a Cluster hashes of a key.
@@ -369,7 +376,8 @@ func TestAForeignBucketWithoutPolicyIsTakenFrom(t *testing.T) {
 	require.NoError(t, err)
 	require.Nil(t, p.Terms)
 	require.Zero(t, p.Version)
-	for _, err := range []error{operations["Return"](ctx, rdb, "b"), operations["Grant"](ctx, rdb, "b"), operations["Reset"](ctx, rdb, "b")} {
+	for _, err := range []error{operations["Return"](ctx, rdb, "b"), operations["Grant"](ctx, rdb, "b"),
+		operations["Reset"](ctx, rdb, "b")} {
 		require.ErrorIs(t, err, lua.ErrUnknownBucket, "its capacity is unknown")
 	}
 	require.Equal(t, "0", rdb.Get(ctx, "b").Val())
@@ -462,12 +470,18 @@ func TestGrantAndResetCountAsOurWrites(t *testing.T) {
 		want   lua.OperatorReply
 		credit bool // what was due stays due
 	}{
-		{"Grant", func(key string) (lua.OperatorReply, error) { return lua.Grant(ctx, rdb, key, 25) }, lua.OperatorReply{Tokens: 125}, true},
-		{"GrantAboveCapacity", func(key string) (lua.OperatorReply, error) { return lua.Grant(ctx, rdb, key, 5000) }, lua.OperatorReply{Tokens: 1000, Clamped: 4100}, true},
-		{"Reset", func(key string) (lua.OperatorReply, error) { return lua.Reset(ctx, rdb, key, 25) }, lua.OperatorReply{Tokens: 25}, false},
-		{"ResetAboveCapacity", func(key string) (lua.OperatorReply, error) { return lua.Reset(ctx, rdb, key, 1500) }, lua.OperatorReply{Tokens: 1000, Clamped: 500}, false},
-		{"ResetToCapacity", func(key string) (lua.OperatorReply, error) { return lua.Reset(ctx, rdb, key, -7) }, lua.OperatorReply{Tokens: 1000}, false},
-		{"ResetToZero", func(key string) (lua.OperatorReply, error) { return lua.Reset(ctx, rdb, key, 0) }, lua.OperatorReply{}, false},
+		{"Grant", func(key string) (lua.OperatorReply, error) { return lua.Grant(ctx, rdb, key, 25) },
+			lua.OperatorReply{Tokens: 125}, true},
+		{"GrantAboveCapacity", func(key string) (lua.OperatorReply, error) { return lua.Grant(ctx, rdb, key, 5000) },
+			lua.OperatorReply{Tokens: 1000, Clamped: 4100}, true},
+		{"Reset", func(key string) (lua.OperatorReply, error) { return lua.Reset(ctx, rdb, key, 25) },
+			lua.OperatorReply{Tokens: 25}, false},
+		{"ResetAboveCapacity", func(key string) (lua.OperatorReply, error) { return lua.Reset(ctx, rdb, key, 1500) },
+			lua.OperatorReply{Tokens: 1000, Clamped: 500}, false},
+		{"ResetToCapacity", func(key string) (lua.OperatorReply, error) { return lua.Reset(ctx, rdb, key, -7) },
+			lua.OperatorReply{Tokens: 1000}, false},
+		{"ResetToZero", func(key string) (lua.OperatorReply, error) { return lua.Reset(ctx, rdb, key, 0) },
+			lua.OperatorReply{}, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			storeCase(ctx, t, rdb, c.name, 100)
@@ -496,7 +510,8 @@ func TestGrantAndResetCountAsOurWrites(t *testing.T) {
 			require.Equal(t, policy.StatusApplied, out.Status, "not taken for a foreign adder")
 
 			// A refiller that hasn't heard of it learns by being stale.
-			out, err = lua.Refill(ctx, rdb, c.name, policy.Call{Version: policy.Version{Era: buckettest.Era, Index: buckettest.Index}})
+			out, err = lua.Refill(ctx, rdb, c.name, policy.Call{Version: policy.Version{Era: buckettest.Era,
+				Index: buckettest.Index}})
 			require.NoError(t, err)
 			require.Equal(t, policy.StatusStale, out.Status)
 		})
@@ -534,7 +549,8 @@ func TestGrantRestoresALostIndex(t *testing.T) {
 	require.NoError(t, rdb.Del(ctx, "b", "{b}").Err())
 	got, err := lua.Grant(ctx, rdb, "b", 5)
 	require.NoError(t, err)
-	require.Equal(t, lua.OperatorReply{Tokens: 5, Version: policy.Version{Era: buckettest.Era, Index: buckettest.Index + 1}}, got)
+	require.Equal(t, lua.OperatorReply{Tokens: 5,
+		Version: policy.Version{Era: buckettest.Era, Index: buckettest.Index + 1}}, got)
 }
 
 func TestScriptsKeepExpiry(t *testing.T) {
@@ -544,7 +560,8 @@ func TestScriptsKeepExpiry(t *testing.T) {
 	newer.Fence.Epoch++
 	all := map[string]func(context.Context, lua.Client, string) error{
 		"Switch": func(ctx context.Context, c lua.Client, key string) error {
-			_, err := lua.Refill(ctx, c, key, policy.Call{Version: policy.Version{Era: buckettest.Era, Index: buckettest.Index}, Terms: &newer})
+			_, err := lua.Refill(ctx, c, key, policy.Call{Version: policy.Version{Era: buckettest.Era, Index: buckettest.Index},
+				Terms: &newer})
 			return err
 		},
 		"RolledBack": func(ctx context.Context, c lua.Client, key string) error {
@@ -570,14 +587,6 @@ func TestScriptsKeepExpiry(t *testing.T) {
 			require.Greater(t, rdb.TTL(ctx, k).Val(), 50*time.Minute, "%s of %s", k, name)
 		}
 	}
-	// Adoption of a foreign bucket keeps those of its keys.
-	require.NoError(t, rdb.Set(ctx, "adopted", 5, time.Hour).Err())
-	require.NoError(t, rdb.Set(ctx, "{adopted}", 5, time.Hour).Err())
-	out, err := lua.Refill(ctx, rdb, "adopted", policy.Call{Terms: &newer, Create: policy.CreateLost})
-	require.NoError(t, err)
-	require.Equal(t, policy.StatusInitialised, out.Status)
-	require.Greater(t, rdb.TTL(ctx, "adopted").Val(), 50*time.Minute)
-	require.Greater(t, rdb.TTL(ctx, "{adopted}").Val(), 50*time.Minute)
 }
 
 func TestErrorsOfARealServerComeThrough(t *testing.T) {
@@ -614,7 +623,8 @@ func TestErrorsOfARealServerComeThrough(t *testing.T) {
 	// A replica refuses writes.
 	replica := testenv.Redis(t).Client()
 	require.NoError(t, replica.ReplicaOf(ctx, "127.0.0.1", fmt.Sprint(server.Port())).Err())
-	require.Eventually(t, func() bool { return replica.Exists(ctx, "b", "{b}", "{b}:ctl").Val() == 3 }, 20*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return replica.Exists(ctx, "b", "{b}", "{b}:ctl").Val() == 3 }, 20*time.Second,
+		10*time.Millisecond)
 	for name, call := range operations {
 		if name == "Peek" || name == "Settle" || name == "Sweep" { // they have nothing to write
 			continue

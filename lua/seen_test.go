@@ -9,14 +9,14 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/tokenrefill/refiller/internal/buckettest"
-	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/internal/testing/buckettest"
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )
 
 // A caller that saw all of a bucket's state spares the server the reading of its fields.
-func TestABucketAsItWasSeenIsRefilledFromOneFieldUntilSomethingElseChanges(t *testing.T) {
+func TestAnUnchangedBucketIsRefilledFromOneField(t *testing.T) {
 	ctx, rdb := t.Context(), testenv.Redis(t).Client()
 	require.NoError(t, lua.Load(ctx, rdb))
 	b := busy(serverTime(ctx, t, rdb))
@@ -50,7 +50,7 @@ func TestABucketAsItWasSeenIsRefilledFromOneFieldUntilSomethingElseChanges(t *te
 	_, err = lua.Settle(ctx, rdb, "b", "r", 1)
 	require.NoError(t, err)
 	require.NotZero(t, refill("calls=1").Due, "it is remembered")
-	require.NoError(t, rdb.Del(ctx, lua.HeldKey("b"), lua.DueKey("b")).Err())
+	require.NoError(t, rdb.Del(ctx, lua.OutstandingKey("b"), lua.DueKey("b")).Err())
 	_, err = lua.Settle(ctx, rdb, "b", "r", 1)
 	require.ErrorIs(t, err, lua.ErrNotHeld)
 	forgetHeld(ctx, t, rdb, "b")
@@ -63,7 +63,7 @@ func TestABucketAsItWasSeenIsRefilledFromOneFieldUntilSomethingElseChanges(t *te
 
 	own := terms
 	own.Tokens++
-	_, err = lua.SetLimit(ctx, rdb, "b", own, terms, policy.EnforceRefilled)
+	_, err = lua.SetOverride(ctx, rdb, "b", own, terms, policy.EnforceRefilled)
 	require.NoError(t, err)
 	refill("calls=1")
 	require.True(t, refill("calls=1").Fence.Own())
@@ -73,7 +73,7 @@ func TestABucketAsItWasSeenIsRefilledFromOneFieldUntilSomethingElseChanges(t *te
 
 // Whatever the keys of a bucket hold, a caller that says what it saw gets what one gets that only knows era and index,
 // of a twin.
-func TestWhatWasSeenChangesNothingButTheCost(t *testing.T) {
+func TestRememberedStateChangesOnlyTheCost(t *testing.T) {
 	t.Parallel()
 	rdb := testenv.Redis(t).Client()
 	ctx := t.Context()
@@ -81,7 +81,7 @@ func TestWhatWasSeenChangesNothingButTheCost(t *testing.T) {
 	terms := busy(0).Control.Terms
 	const era, index, ago, carry = 1763000000000000, 20, 1_000_000, 7
 	state := func(last string, index, carry int64) string {
-		return fmt.Sprintf("%d %14d %s %14d", era, index, last, carry)
+		return fmt.Sprintf("%d %s %d %d", era, last, index, carry)
 	}
 	for name, c := range map[string]struct {
 		tokens, index string // of the bucket
@@ -101,12 +101,13 @@ func TestWhatWasSeenChangesNothingButTheCost(t *testing.T) {
 		"a lower one":            {tokens: "5", index: "9", status: policy.StatusForeign},
 		"a lost one":             {tokens: "5", index: "0", status: policy.StatusApplied},
 		"tokens that are none":   {tokens: "1e3", status: policy.StatusMalformed},
+		"a full bucket's too":    {tokens: "0x10000000000", status: policy.StatusMalformed},
 		"tokens beyond 2^53":     {tokens: "9007199254740994", status: policy.StatusMalformed},
 		"an index that is none":  {tokens: "5", index: "+20", status: policy.StatusMalformed},
 		"an index of 15 digits":  {tokens: "5", index: "100000000000000", status: policy.StatusMalformed},
 		"an instant of 15":       {tokens: "5", state: state("176300000000000", 20, 7), status: policy.StatusMalformed},
 		"a carry below 0":        {tokens: "5", state: state("%d", 20, -7), status: policy.StatusMalformed},
-		"no carry":               {tokens: "5", state: state("%d", 20, 7)[:35], status: policy.StatusMalformed},
+		"no carry":               {tokens: "5", state: state("%d", 20, 7)[:22], status: policy.StatusMalformed},
 		"a number too many":      {tokens: "5", state: state("%d", 20, 7) + " 7", status: policy.StatusMalformed},
 		"something outstanding":  {tokens: "5", state: state("%d", 20, 7) + "+", status: policy.StatusMalformed},
 		"a state that is text":   {tokens: "5", text: true, status: policy.StatusMalformed},
@@ -177,7 +178,8 @@ func TestNeighboursUnderDifferentPoliciesGetEachItsOwn(t *testing.T) {
 		store(ctx, t, rdb, key, b)
 		models = append(models, load(ctx, t, rdb, key))
 		calls = append(calls, lua.RefillCall{Key: key, Call: policy.Call{
-			Version: policy.Version{Era: buckettest.Era, Index: buckettest.Index}, Create: policy.CreateLost, Terms: &b.Control.Terms,
+			Version: policy.Version{Era: buckettest.Era, Index: buckettest.Index}, Create: policy.CreateLost,
+			Terms: &b.Control.Terms,
 		}})
 	}
 	for i, r := range lua.RefillBatch(ctx, rdb, calls, len(calls)) {

@@ -1,6 +1,6 @@
 -- settle: a reservation ends with what was used. Less than was reserved goes back; more is charged.
 --
--- KEYS  1 K, 2 {K}, 3 {K}:ctl, 4 {K}:held, 5 {K}:due, as in reserve
+-- KEYS  1 K, 2 {K}, 3 {K}:ctl, 4 {K}:outstanding, 5 {K}:due, as in reserve
 -- ARGV  1 id
 --       2 used: tokens, 0 or more
 -- Reply {1, now_us, tokens, again, returned, clamped, void, charged, owed, forgiven}: tokens after the call; of those
@@ -12,18 +12,18 @@
 --       {5}: the id is of something else
 --       {6}: nothing is known of the id: it was settled or ran out a while ago, or never was
 --
--- A reservation that ran out has gone back in full, so all that was used counts as used beyond it. Debt is at most the
--- capacity.
---#include policy
---#include bucket
---#include held
-local s, p, before, r = read_held(ARGV[1])
-if not p then return s end
+-- A reservation that ran out has gone back, but for what was void, so what was used counts as used beyond it. Debt is
+-- at most the capacity.
+--#include shared/policy
+--#include shared/bucket
+--#include shared/outstanding
+local refused, s, p, before, r = read_outstanding(ARGV[1])
+if refused then return refused end
 if not r then return {6} end
 if r[1] == LEASE then return {5} end
-local now, used, n = now_us(), ARGV[2] + 0, r[2]
+local now, used, n = now_us(), ARGV[2] + 0, r[1] == RUN_OUT and r[6] or r[2]
 if r[1] == SETTLED then return {1, now, before, 1, unpack(r, 5, 10)} end
-s.out = max(0, s.out - n)
+s.out = max(0, s.out - r[2])
 local tokens, returned, clamped, void = give_back(s, p, before, max(0, n - used), r[4])
 local over = max(0, used - n)
 local charged = min(over, max(0, tokens))
@@ -33,7 +33,7 @@ tokens = tokens - charged
 s.debt = s.debt + owed
 local answer = {returned, clamped, void, charged, owed, over - charged - owed}
 put_record(ARGV[1], {SETTLED, 0, now + MEMORY_US, r[4], unpack(answer)})
-tokens = sweep(s, p, tokens, now, SWEPT)
+tokens = end_due(s, p, tokens, now, SWEPT)
 find_due(s)
 put_tokens(tokens, before)
 put(s, p, KEYS[3])

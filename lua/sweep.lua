@@ -1,20 +1,20 @@
 -- sweep: end reservations and leases whose time has come.
 --
--- KEYS  1 K, 2 {K}, 3 {K}:ctl, 4 {K}:held, 5 {K}:due, as in reserve
+-- KEYS  1 K, 2 {K}, 3 {K}:ctl, 4 {K}:outstanding, 5 {K}:due, as in reserve
 -- ARGV  1 most: how many records to end at most
 -- Reply {1, now_us, tokens, returned, clamped, void, dropped, outstanding, due_us, debt}: tokens and the last three
 --             after the call; of reservations, how many tokens went back, found the bucket full, or belong to another
 --             era; dropped were in leases
 --       {2}: no such bucket, or one without a policy
 --       {3, k}: KEYS k holds something else
---#include policy
---#include bucket
---#include held
-local s, p, before = read_held('')
-if not p then return s end
+--#include shared/policy
+--#include shared/bucket
+--#include shared/outstanding
+local refused, s, p, before = read_outstanding('')
+if refused then return refused end
 local now = now_us()
 if s.due == 0 or s.due > now then return {1, now, before, 0, 0, 0, 0, s.out, s.due, s.debt} end
-local tokens, sum = sweep(s, p, before, now, ARGV[1] + 0)
+local tokens, sum = end_due(s, p, before, now, ARGV[1] + 0)
 put_tokens(tokens, before)
 put(s, p, KEYS[3])
 outlive(now + MEMORY_US, now)

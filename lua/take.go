@@ -27,6 +27,9 @@ type TakeReply struct {
 	// Terms is the policy in force; nil if the bucket has none, or if the take
 	// fit and wasn't asked to tell. Its GrantEra is 0 unless a grant is in force.
 	Terms *policy.Terms
+	// Repeated reports that the tokens were taken by an earlier call of the same
+	// request: all but Terms is of then.
+	Repeated bool
 	Refilled
 }
 
@@ -35,13 +38,15 @@ type TakeReply struct {
 // ErrUnknownBucket, ErrMalformedBucket and ErrInvalidAmount are errors, and nothing
 // was taken. It is a TakesCall of one take.
 func Take(ctx context.Context, c Client, key string, n int64, withTerms bool) (TakeReply, error) {
-	reply, err := takeRuns(ctx, c, Takes{Key: key, Runs: []policy.Run{{N: n, Count: 1}}, Whole: withTerms, Terms: withTerms})
+	reply, err := takeRuns(ctx, c, Takes{Key: key, Runs: []policy.Run{{N: n, Count: 1}}, Whole: withTerms,
+		Terms: withTerms})
 	return reply.one(n), err
 }
 
 // TakeUpTo takes as many tokens as there are, up to n, which is as for Take.
 func TakeUpTo(ctx context.Context, c Client, key string, n int64) (TakeReply, error) {
-	reply, err := takeRuns(ctx, c, Takes{Key: key, Runs: []policy.Run{{N: 1, Count: n, UpTo: true}}, Whole: true, Terms: true})
+	reply, err := takeRuns(ctx, c, Takes{Key: key, Runs: []policy.Run{{N: 1, Count: n, UpTo: true}}, Whole: true,
+		Terms: true})
 	one := reply.one(n)
 	if err == nil && !reply.OK && reply.Runs[0].Taken > 0 {
 		one.OK, one.Taken, one.Wait = true, reply.Runs[0].Taken, 0
@@ -106,11 +111,7 @@ func Return(ctx context.Context, c Client, key string, n, era int64) (ReturnRepl
 	if err := checkAmount(n); err != nil {
 		return ReturnReply{}, err
 	}
-	v, err := returnScript.run(ctx, c, bucketKeys(key), n, era)
-	if err != nil {
-		return ReturnReply{}, err
-	}
-	r, code, err := open(v, key, codeDone, codeOtherEra)
+	r, code, err := returnScript.ask(ctx, c, bucketKeys(key), []any{n, era}, codeDone, codeOtherEra)
 	if err != nil {
 		return ReturnReply{}, err
 	}
@@ -145,11 +146,7 @@ type PeekReply struct {
 // Peek tells what the bucket holds and when n tokens are due. It writes
 // nothing.
 func Peek(ctx context.Context, c Client, key string, n int64) (PeekReply, error) {
-	v, err := peekScript.run(ctx, c, bucketKeys(key), n)
-	if err != nil {
-		return PeekReply{}, err
-	}
-	r, _, err := open(v, key, codeDone)
+	r, _, err := peekScript.ask(ctx, c, bucketKeys(key), []any{n}, codeDone)
 	if err != nil {
 		return PeekReply{}, err
 	}

@@ -23,10 +23,10 @@ type Demand struct {
 // TakeAll takes tokens of several buckets, all or nothing, in one call. There are
 // 1 to MaxAll demands, each of another bucket, and on a Cluster all in one slot.
 //
-// The replies are in the order of the demands. If ok, each is a take, with the era
-// in Version; otherwise nothing was taken, and OK tells of each bucket whether its
-// tokens are there. A bucket without a policy is ErrUnknownBucket, since nothing
-// could be returned to it.
+// The replies are in the order of the demands, and OK tells of each bucket whether its
+// tokens are there. If ok, they were taken from each bucket that has them; the others
+// are in shadow mode. Otherwise nothing was taken. A bucket without a policy is
+// ErrUnknownBucket, since nothing could be returned to it.
 func TakeAll(ctx context.Context, c Client, demands []Demand) (ok bool, replies []TakeReply, err error) {
 	return takeAll(ctx, c, "", 0, demands)
 }
@@ -34,14 +34,16 @@ func TakeAll(ctx context.Context, c Client, demands []Demand) (ok bool, replies 
 // TakeAllOnce is TakeAll for a request, as TakeOnce is a take for one. The request is
 // remembered with the bucket of the first demand; the same id for other demands is
 // ErrRequestReused.
-func TakeAllOnce(ctx context.Context, c Client, id string, memory time.Duration, demands []Demand) (ok bool, replies []TakeReply, err error) {
+func TakeAllOnce(ctx context.Context, c Client, id string, memory time.Duration, demands []Demand) (ok bool,
+	replies []TakeReply, err error) {
 	if err := checkRequest(id, memory); err != nil {
 		return false, nil, err
 	}
 	return takeAll(ctx, c, id, memory, demands)
 }
 
-func takeAll(ctx context.Context, c Client, id string, memory time.Duration, demands []Demand) (ok bool, replies []TakeReply, err error) {
+func takeAll(ctx context.Context, c Client, id string, memory time.Duration, demands []Demand) (ok bool,
+	replies []TakeReply, err error) {
 	if len(demands) < 1 || len(demands) > MaxAll {
 		return false, nil, fmt.Errorf("%w: %d buckets; want 1 to %d", ErrInvalidAmount, len(demands), MaxAll)
 	}
@@ -61,11 +63,11 @@ func takeAll(ctx context.Context, c Client, id string, memory time.Duration, dem
 		keys = append(keys, RequestKey(demands[0].Key, id))
 		args[1], args[2] = nameOf(demands), memory.Milliseconds()
 	}
-	v, err := allScript.run(ctx, c, keys, args...)
+	r, code, err := takeAllScript.ask(ctx, c, keys, args, codeDone, codeDenied, codeUnknown, codeReused)
 	if err != nil {
 		return false, nil, err
 	}
-	return decodeAll(v, id, demands)
+	return decodeAll(r, code, id, demands)
 }
 
 // nameOf is a name for what the demands ask for.
@@ -77,25 +79,15 @@ func nameOf(demands []Demand) string {
 	return hex.EncodeToString(sum.Sum(nil))
 }
 
-func decodeAll(v any, id string, demands []Demand) (ok bool, replies []TakeReply, err error) {
-	r, code, err := open(v, "", codeDone, codeDenied, codeUnknown, codeMalformed, codeReused)
-	if err != nil {
-		return false, nil, err
-	}
+func decodeAll(r *reply, code int64, id string, demands []Demand) (ok bool, replies []TakeReply, err error) {
 	switch code {
-	case codeUnknown, codeMalformed:
-		b, k := r.int(), int64(0)
-		if code == codeMalformed {
-			k = r.int()
-		}
+	case codeUnknown:
+		b := r.int()
 		if err := r.end(); err != nil {
 			return false, nil, err
 		}
 		if b < 1 || b > int64(len(demands)) {
 			return false, nil, fmt.Errorf("%w: bucket number %d", ErrBadReply, b)
-		}
-		if code == codeMalformed {
-			return false, nil, malformedRequest(demands[b-1].Key, id, k)
 		}
 		return false, nil, fmt.Errorf("%w %q, or it has no policy", ErrUnknownBucket, demands[b-1].Key)
 	case codeReused:
@@ -106,12 +98,15 @@ func decodeAll(v any, id string, demands []Demand) (ok bool, replies []TakeReply
 	}
 	replies = make([]TakeReply, len(demands))
 	for i, d := range demands {
-		if code == codeDone {
-			replies[i] = TakeReply{OK: true, Taken: d.N, Remaining: r.int(), Refilled: Refilled{Version: policy.Version{Era: r.int()}}, Terms: r.terms()}
-			continue
-		}
 		fits := r.int()
-		replies[i] = TakeReply{OK: fits == 1, Remaining: r.int(), Wait: micros(r.int()), Refilled: r.refilled(), Terms: r.terms()}
+		replies[i] = TakeReply{OK: fits == 1, Remaining: r.int(), Wait: micros(r.int()), Refilled: r.refilled(),
+			Terms: r.terms()}
+		if code == codeDone {
+			replies[i].Repeated = replies[i].Now == 0
+			if replies[i].OK {
+				replies[i].Taken = d.N
+			}
+		}
 	}
 	return code == codeDone, replies, r.end()
 }

@@ -2,64 +2,68 @@
 --
 -- KEYS  per bucket, each once: K, {K}:ctl
 --       then, if there is a request id: {K}:req:<id> of the first bucket: what the request asked for and got, which is
---       ARGV 2 and the reply's numbers, with a space between
+--       ARGV 2, then of each bucket fits, left and era, with a space between
 -- ARGV  1 how many buckets
 --       2 what is asked for: a name for these tokens of these buckets, without spaces; 3 memory_ms: how long the
 --         request is remembered from its charge on, at least 1; both '' without a request id
 --       4.. per bucket: n, the tokens to take, at least 1; leave: what is to be left, as in takes
--- Reply {1, left, era, pol, ...}: taken, now or by an earlier call of the same request; per bucket the tokens left and
---           the era then; pol: the policy's text now
+-- Reply {1, fits, left, wait_us, era, index, last_us, now_us, pol, ...}: taken from all that fit; the others are in
+--             shadow mode, and nothing is taken from them. If it was an earlier call of the same request, left and era
+--             are those of then, and wait_us, index, last_us and now_us are 0; pol: the policy's text now
 --       {0, fits, left, wait_us, era, index, last_us, now_us, pol, ...}: nothing was taken; per bucket whether it fits
 --             (1 or 0), and how it stands; wait_us is 0 if it fits
 --       {2, b}: no such bucket as the b-th, or one without a policy, to which nothing could be returned; nothing is
 --       created
---       {3, b, k}: of the b-th bucket's K (1) and {K}:ctl (3), or the request's key (4), the k-th holds something else
+--       {3, k}: KEYS k holds something else
 --       {5}: the request asked for something else
---#include policy
---#include bucket
---#include denial
---#include leave
+--#include shared/policy
+--#include shared/bucket
+--#include shared/denial
+--#include shared/leave
 local n = ARGV[1] + 0
 local request = KEYS[2 * n + 1]
 local first = request and pcall('GET', request)
 if type(first) == 'table' then
   wrong_type(first)
-  return {3, 1, 4}
+  return {3, 2 * n + 1}
 end
 if first then
-  local asked, got = match(first, '^(%S+)([ %d]+)$')
-  if not asked then return {3, 1, 4} end
+  local asked, got = match(first, '^(%S+)([ %d-]+)$')
+  if not asked then return {3, 2 * n + 1} end
   if asked ~= ARGV[2] then return {5} end
-  local reply = {1}
-  for left, era in string.gmatch(got, ' (%d+) (%d+)') do
-    local r, s = #reply, {}
-    reply[r + 1], reply[r + 2], reply[r + 3] = left + 0, era + 0, told(s, open(s, KEYS[2 * (r - 1) / 3 + 2]))
+  local reply, b = {1}, 0
+  for fits, left, era in string.gmatch(got, ' ([01]) (%-?%d+) (%d+)') do
+    local s = {}
+    b = b + 1
+    for _, v in ipairs({fits + 0, left + 0, 0, era + 0, 0, 0, 0, told(s, open(s, KEYS[2 * b]))}) do
+      reply[#reply + 1] = v
+    end
   end
   return reply
 end
 local buckets, fit = {}, true
 for b = 1, n do
-  local tokens, s = get(KEYS[2 * b - 1]), {}
-  if tokens == false then return {3, b, 1} end
+  local tokens, s = get_integer(KEYS[2 * b - 1]), {}
+  if tokens == false then return {3, 2 * b - 1} end
   local p = open(s, KEYS[2 * b])
-  if p == false then return {3, b, 3} end
+  if p == false then return {3, 2 * b} end
   if not p then return {2, b} end
   local want, keep = ARGV[2 * b + 2] + 0, least(ARGV[2 * b + 3], p.capacity)
   tokens = tokens or 0
-  buckets[b] = {tokens = tokens, n = want, keep = keep, fits = tokens - keep >= want, s = s, p = p}
-  fit = fit and buckets[b].fits
+  local fits = tokens - keep >= want
+  buckets[b] = {tokens = tokens, n = want, keep = keep, fits = fits, s = s, p = p}
+  fit = fit and (fits or p.enforcement >= 4)
 end
 local reply, now, got = {fit and 1 or 0}, now_us(), ''
 for b, at in ipairs(buckets) do
-  local values
-  if fit then
-    values = {call('DECRBY', KEYS[2 * b - 1], ARGV[2 * b + 2]), at.s.era, told(at.s, at.p)}
-    got = got .. format(' %d %d', values[1], values[2])
-  elseif at.fits then
-    values = {1, at.tokens, 0, at.s.era, at.s.index, at.s.last, now, told(at.s, at.p)}
+  local s, values = at.s, nil
+  if at.fits then
+    if fit then at.tokens = call('DECRBY', KEYS[2 * b - 1], ARGV[2 * b + 2]) end
+    values = {1, at.tokens, 0, s.era, s.index, s.last, now, told(s, at.p)}
   else
-    values = {0, denial(KEYS[2 * b], at.s, at.p, now, at.tokens, at.n, at.n, at.keep)}
+    values = {0, denial(KEYS[2 * b], s, at.p, now, at.tokens, at.n, at.n, at.keep)}
   end
+  got = got .. format(' %d %d %d', values[1], values[2], s.era)
   for _, v in ipairs(values) do reply[#reply + 1] = v end
 end
 if fit and request then call('SET', request, ARGV[2] .. got, 'PX', ARGV[3]) end

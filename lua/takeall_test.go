@@ -9,8 +9,8 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"github.com/tokenrefill/refiller/internal/buckettest"
-	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/internal/testing/buckettest"
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )
@@ -29,7 +29,12 @@ func allAgree(t *testing.T, rdb *redis.Client) {
 			key := fmt.Sprintf("bucket%d-%d", round, i)
 			models[i] = storeCase(ctx, t, rdb, key, rng.Int64N(200))
 			if rng.IntN(20) == 0 { // lost tokens, a foreign bucket, none
-				models[i] = []policy.Bucket{{Index: models[i].Index, Control: models[i].Control}, {Tokens: models[i].Tokens, Index: models[i].Index}, {}}[rng.IntN(3)]
+				models[i] = []policy.Bucket{{Index: models[i].Index, Control: models[i].Control},
+					{Tokens: models[i].Tokens, Index: models[i].Index}, {}}[rng.IntN(3)]
+				store(ctx, t, rdb, key, models[i])
+			}
+			if models[i].Control != nil && rng.IntN(2) == 0 {
+				models[i].Control.Terms.Shadow = true
 				store(ctx, t, rdb, key, models[i])
 			}
 			n := 1 + rng.Int64N(1+rng.Int64N(100))
@@ -60,8 +65,9 @@ func allAgree(t *testing.T, rdb *redis.Client) {
 				require.Equal(t, w.Tokens, replies[i].Remaining, where)
 				require.Equal(t, models[i].Control.Era, replies[i].Version.Era, where)
 				require.Equal(t, models[i].Control.Terms, *replies[i].Terms, where)
-				if !ok {
-					require.Equal(t, w.Wait, micros(replies[i].Wait), where)
+				require.Equal(t, w.Wait, micros(replies[i].Wait), where)
+				if ok && !w.OK {
+					reached["shadow"]++
 				}
 			}
 			reached[fmt.Sprintf("ok %t of %d", ok, len(models))]++
@@ -70,7 +76,7 @@ func allAgree(t *testing.T, rdb *redis.Client) {
 			require.Equal(t, m, load(ctx, t, rdb, demands[i].Key), where)
 		}
 	}
-	require.Len(t, reached, 9, "%v", reached)
+	require.Len(t, reached, 10, "%v", reached)
 }
 
 func TestTakesOfSeveralBucketsForARequestAreMadeOnce(t *testing.T) {
@@ -96,7 +102,8 @@ func TestTakesOfSeveralBucketsForARequestAreMadeOnce(t *testing.T) {
 		}
 		require.Equal(t, "70", rdb.Get(ctx, "a").Val())
 		require.Equal(t, "5", rdb.Get(ctx, "b").Val())
-		for _, other := range [][]lua.Demand{{{Key: "a", N: 30}, {Key: "b", N: 4}}, {{Key: "a", N: 30}}, {{Key: "a", N: 30}, {Key: "c", N: 5}}} {
+		for _, other := range [][]lua.Demand{{{Key: "a", N: 30}, {Key: "b", N: 4}}, {{Key: "a", N: 30}},
+			{{Key: "a", N: 30}, {Key: "c", N: 5}}} {
 			_, _, err := lua.TakeAllOnce(ctx, rdb, "r", time.Minute, other)
 			require.ErrorIs(t, err, lua.ErrRequestReused)
 		}
@@ -116,7 +123,7 @@ func TestTakesOfSeveralBucketsForARequestAreMadeOnce(t *testing.T) {
 	})
 }
 
-func TestASpoiltBucketAmongSeveralIsNamedAndNothingIsTaken(t *testing.T) {
+func TestTakeAllNamesTheMalformedBucketAndTakesNothing(t *testing.T) {
 	t.Parallel()
 	ctx, rdb := t.Context(), testenv.Redis(t).Client()
 	for _, spoil := range []func(string) string{lua.TokensKey, lua.ControlKey} {
@@ -130,7 +137,8 @@ func TestASpoiltBucketAmongSeveralIsNamedAndNothingIsTaken(t *testing.T) {
 		require.ErrorContains(t, err, fmt.Sprintf("the key %q does not hold", spoil("bad")))
 		require.Equal(t, before, dump(ctx, t, rdb))
 	}
-	for _, demands := range [][]lua.Demand{nil, make([]lua.Demand, lua.MaxAll+1), {{Key: "good", N: 0}}, {{Key: "good", N: policy.MaxTokens + 1}}} {
+	for _, demands := range [][]lua.Demand{nil, make([]lua.Demand, lua.MaxAll+1), {{Key: "good", N: 0}},
+		{{Key: "good", N: policy.MaxTokens + 1}}} {
 		_, _, err := lua.TakeAll(ctx, rdb, demands)
 		require.ErrorIs(t, err, lua.ErrInvalidAmount)
 	}

@@ -24,8 +24,8 @@ var (
 	// MaxRequestIDLen bytes, or has other characters than the printable ones of
 	// ASCII without the space; and for a memory that is out of range.
 	ErrInvalidRequest = errors.New("refiller: invalid request id")
-	// ErrRequestReused is returned for a take whose request id took another number
-	// of tokens before. Nothing was taken.
+	// ErrRequestReused is returned for a take whose request id took, or was to
+	// leave, another number of tokens before. Nothing was taken.
 	ErrRequestReused = errors.New("refiller: request id is in use for another take")
 )
 
@@ -42,12 +42,13 @@ func CheckRequestID(id string) error {
 	return nil
 }
 
-// RequestKey is the key under which the bucket remembers a request.
-func RequestKey(key, id string) string { return "{" + key + "}:req:" + id }
+// requestInfix stands between a bucket and the id of a request in the request's key.
+const requestInfix = ":req:"
 
-// OnceReply is the answer to a take with a request id. Of one that was made,
-// Remaining, Taken and Version.Era are those of the call that took the tokens; Terms is
-// the policy of the time of this call.
+// RequestKey is the key under which the bucket remembers a request.
+func RequestKey(key, id string) string { return IndexKey(key) + requestInfix + id }
+
+// OnceReply is the answer to a take with a request id.
 type OnceReply = TakeReply
 
 // TakeOnce makes a take for a request: however often it is called with the same id
@@ -71,30 +72,21 @@ func TakeOnce(ctx context.Context, c Client, key, id string, run policy.Run, mem
 		return OnceReply{}, err
 	}
 	args := append(appendRuns(make([]any, 0, 4), []policy.Run{run}), memory.Milliseconds())
-	v, err := onceScript.run(ctx, c, []string{TokensKey(key), ControlKey(key), RequestKey(key, id)}, args...)
-	if err != nil {
-		return OnceReply{}, err
-	}
-	r, code, err := open(v, key, codeDone, codeDenied, codeReused, codeMalformed)
+	r, code, err := takeOnceScript.ask(ctx, c, []string{TokensKey(key), ControlKey(key), RequestKey(key, id)}, args,
+		codeDone, codeDenied, codeReused)
 	if err != nil {
 		return OnceReply{}, err
 	}
 	switch code {
 	case codeDone:
 		reply := OnceReply{OK: true, Remaining: r.int(), Taken: r.int()}
-		reply.Version.Era, reply.Terms = r.int(), r.terms()
+		reply.Version.Era, reply.Repeated, reply.Terms = r.int(), r.int() == 1, r.terms()
 		return reply, r.end()
 	case codeReused:
 		if err := r.end(); err != nil {
 			return OnceReply{}, err
 		}
 		return OnceReply{}, fmt.Errorf("%w: %q of bucket %q didn't ask for %d tokens", ErrRequestReused, id, key, n)
-	case codeMalformed:
-		k := r.int()
-		if err := r.end(); err != nil {
-			return OnceReply{}, err
-		}
-		return OnceReply{}, malformedRequest(key, id, k)
 	}
 	return r.denial()
 }
@@ -107,12 +99,4 @@ func checkRequest(id string, memory time.Duration) error {
 		return fmt.Errorf("%w: memory of %s; want %s to %s", ErrInvalidRequest, memory, MinRequestMemory, MaxRequestMemory)
 	}
 	return nil
-}
-
-// malformedRequest is malformed for the scripts that have a request's key as a fourth one.
-func malformedRequest(key, id string, k int64) error {
-	if k == 4 {
-		return fmt.Errorf("%w %q: the key %q does not hold a request", ErrMalformedBucket, key, RequestKey(key, id))
-	}
-	return malformed(key, k)
 }

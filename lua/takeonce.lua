@@ -4,32 +4,32 @@
 --       3 {K}:req:<id>  what the request asked for and got: n count leave taken left era, with a space between
 -- ARGV  1 n, 2 count, 3 leave: a run of takes, as in takes, whose count is 1 unless n is 0
 --       4 memory_ms: how long the request is remembered from its first charge on, at least 1
--- Reply {1, left, taken, era, pol}: taken by this call, or by an earlier one of the same request: left and era are
---           those of then; pol: the policy's text now, '' if the bucket has none
+-- Reply {1, left, taken, era, again, pol}: taken by this call, or, if again is 1, by an earlier one of the same
+--           request: left and era are those of then; pol: the policy's text now, '' if the bucket has none
 --       {0, left, wait_us, era, index, last_us, now_us, pol}: denied, as in denial; a denial is not remembered
 --       {2}: no such bucket; nothing is created
---       {3, k}: of K (1), {K}:ctl (3) and KEYS 3 (4), the k-th holds something else
+--       {3, k}: KEYS k holds something else
 --       {5}: the request asked for something else
---#include policy
---#include bucket
---#include denial
---#include leave
+--#include shared/policy
+--#include shared/bucket
+--#include shared/denial
+--#include shared/leave
 local first = pcall('GET', KEYS[3])
 if type(first) == 'table' then
   wrong_type(first)
-  return {3, 4}
+  return {3, 3}
 end
 local s = {}
 local p = open(s, KEYS[2])
 local asked = table.concat(ARGV, ' ', 1, 3)
 if first then
   local same, taken, left, era = match(first, '^(%d+ %d+ %d+%%?) (%d+) (%d+) (%d+)$')
-  if not same then return {3, 4} end
+  if not same then return {3, 3} end
   if same ~= asked then return {5} end
-  return {1, left + 0, taken + 0, era + 0, told(s, p)}
+  return {1, left + 0, taken + 0, era + 0, 1, told(s, p)}
 end
-if p == false then return {3, 3} end
-local tokens = get(KEYS[1])
+if p == false then return {3, 2} end
+local tokens = get_integer(KEYS[1])
 if tokens == false then return {3, 1} end
 if not tokens and not p then return {2} end
 tokens = tokens or 0
@@ -41,4 +41,4 @@ if take < 1 or tokens - keep < take then
 end
 local left, era = call('DECRBY', KEYS[1], format('%d', take)), p and s.era or 0
 call('SET', KEYS[3], asked .. format(' %d %d %d', take, left, era), 'PX', ARGV[4])
-return {1, left, take, era, told(s, p)}
+return {1, left, take, era, 0, told(s, p)}

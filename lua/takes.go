@@ -36,8 +36,15 @@ type Takes struct {
 	// Template is that of the bucket, if it is a refilled template's; nil otherwise. A
 	// Whole call creates the bucket if it is missing.
 	Template *Template
-	Existing bool          // Template: don't create it
-	Hold     time.Duration // Template: how long the script for which the bucket is opened may hold tokens: it lives for longer
+	Existing bool // Template: don't create it
+	// Template: how long the script for which the bucket is opened may hold tokens: it lives for longer
+	Hold time.Duration
+}
+
+// RunReply is what became of a run of takes.
+type RunReply struct {
+	Taken int64         // how many of them were taken: the first ones
+	Wait  time.Duration // as in TakeReply, after the last run; 0 if all were taken
 }
 
 // TakesReply is what became of the takes of one bucket.
@@ -46,10 +53,12 @@ type TakesReply struct {
 	OK        bool  // all takes were made
 	Remaining int64 // after the last
 	// Of a Whole call.
-	Runs  []RunReply    // in the order of the call; nil if OK
-	Terms *policy.Terms // if not OK, or asked for; nil if the bucket has none. Its GrantEra is 0 unless a grant is in force
+	Runs []RunReply // in the order of the call; nil if OK
+	// if not OK, or asked for; nil if the bucket has none. Its GrantEra is 0 unless a grant is in force
+	Terms *policy.Terms
 	Refilled
-	Till int64 // Template apart: the second in which the bucket expires, which is to be told to Template.Enter; 0 otherwise
+	// Template apart: the second in which the bucket expires, which is to be told to Template.Enter; 0 otherwise
+	Till int64
 	// Err is the bucket's own error: ErrUnknownBucket, ErrMalformedBucket,
 	// ErrTooManyBuckets. Nothing was taken of it.
 	Err error
@@ -158,7 +167,7 @@ func (t *TakesCall) writeKeys(b *Takes) {
 	if template == nil {
 		return
 	}
-	t.words = append(t.words, keys[1], LimitKey(b.Key))
+	t.words = append(t.words, keys[1], OverrideKey(b.Key))
 	if !template.apart {
 		t.words = append(t.words, &template.sets[ActiveShard(b.Key)], &template.alive)
 	}
@@ -207,7 +216,8 @@ func (t *TakesCall) writeWhole(b *Takes) {
 	if b.Template != nil {
 		template = slices.Index(t.templates, b.Template) + 1
 	}
-	t.words = append(t.words, template, flag(!b.Existing), flag(b.Terms), flag(b.InLine), int64(math.Ceil(b.Hold.Seconds())), len(b.Runs))
+	t.words = append(t.words, template, flag(!b.Existing), flag(b.Terms), flag(b.InLine),
+		int64(math.Ceil(b.Hold.Seconds())), len(b.Runs))
 	t.words = appendRuns(t.words, b.Runs)
 }
 
@@ -298,7 +308,8 @@ func (t *TakesCall) read(values []int64) ([]TakesReply, error) {
 		}
 	}
 	if !r.good() {
-		return nil, fmt.Errorf("%w: %d integers that are none for takes of %d buckets", ErrBadReply, len(values), len(t.takes))
+		return nil, fmt.Errorf("%w: %d integers that are none for takes of %d buckets", ErrBadReply, len(values),
+			len(t.takes))
 	}
 	return t.replies, nil
 }
@@ -310,7 +321,7 @@ func readTakes(r *integerReply, now int64, b *Takes) TakesReply {
 	case codeUnknown:
 		return TakesReply{Err: fmt.Errorf("%w %q", ErrUnknownBucket, b.Key)}
 	case codeMalformed:
-		return TakesReply{Err: malformed(b.Key, r.next())}
+		return TakesReply{Err: malformed(bucketKeys(b.Key), r.next())}
 	case codeTooMany:
 		return TakesReply{Err: b.Template.TooMany(b.Key, r.next())}
 	default:

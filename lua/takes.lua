@@ -1,9 +1,9 @@
 -- takes: takes from several buckets in one call, several amounts of each one after the other, each take all or nothing.
 --
 -- KEYS  first K of the buckets that are asked on K alone, each once
---       then of each bucket that is asked whole: K, {K}:ctl; and if it is of a refilled template: {K}, {K}:limit; and,
---       where its template says so: the shard of the active set that it belongs to, the set of the template's buckets
---       alive
+--       then of each bucket that is asked whole: K, {K}:ctl; and if it is of a refilled template: {K}, {K}:override;
+--       and, where its template says so: the shard of the active set that it belongs to, the set of the template's
+--       buckets alive
 -- ARGV  how many buckets are asked on K alone; of each: the tokens of all its takes together
 --       how many bounds follow; of each: from which bucket on, from 1, it counts; leave: tokens that must be left;
 --       below: how many the bucket must hold fewer than, -1 for no bound. Without one: 0, -1
@@ -53,9 +53,8 @@ for i = 1, alone do
     left = pcall('DECRBY', key, total)
     if type(left) == 'table' then
       -- Every other error comes with the first write, before anything is taken.
-      if not string.find(left.err, 'WRONGTYPE', 1, true) and not string.find(left.err, 'not an integer', 1, true) then
-        return left
-      end
+      local err = left.err
+      if not (err:find('WRONGTYPE') or err:find('not an integer') or err:find('would overflow')) then return left end
       left = -1
     elseif left < leave or (below >= 0 and left + total >= below) then
       call('INCRBY', key, total)
@@ -66,11 +65,11 @@ for i = 1, alone do
 end
 if #KEYS == alone then return reply end
 
---#include policy
---#include bucket
---#include denial
---#include leave
---#include expiry
+--#include shared/policy
+--#include shared/bucket
+--#include shared/denial
+--#include shared/leave
+--#include shared/expiry
 local HELD_S = 150 -- a settlement is remembered for a minute, what outlives it lasts one longer; and some for the way
 local now = now_us()
 local arg_at, key_at = bounds_end - 1, alone
@@ -125,16 +124,21 @@ local function create(s, k, t, runs, tokens, index)
 end
 
 -- keep sees to it that a template's bucket that isn't full, or is to be opened, is in the active set and has its
--- expiry. before are the tokens that it held. It returns what the caller is to enter.
+-- expiry; a set of another type is left alone. before are the tokens that it held. It returns what the caller is to
+-- enter.
 local function keep(k, t, s, p, before, hold_s)
   local till, new = arm({k.tokens, k.index, k.ctl}, p, now, 0.75, hold_s > 0 and hold_s + HELD_S or 0)
   local entered
   if k.set then
-    entered = call('SADD', k.set, k.tokens) == 1
-    outlast(k.set, till)
+    entered = pcall('SADD', k.set, k.tokens)
+    if type(entered) == 'table' then
+      wrong_type(entered)
+    else
+      outlast(k.set, till)
+    end
     if t.most > 0 and new then note(k.alive, k.tokens, till) end
   end
-  if (entered or before >= p.capacity) and s.last < now then
+  if (entered == 1 or before >= p.capacity) and s.last < now then
     s.last, s.carry = now, 0
     put(s, p, k.ctl)
   end
@@ -142,14 +146,14 @@ local function keep(k, t, s, p, before, hold_s)
 end
 
 local function whole(k, t, may_create, tell, in_line, hold_s, runs)
-  local tokens, s = get(k.tokens), {}
+  local tokens, s = get_integer(k.tokens), {}
   if tokens == false then return say(3, 1) end
   local p = open(s, k.ctl)
   if p == false then return say(3, 3) end
   local new = not p
   if not p and t then
     if not may_create then return say(2) end
-    local index, why = get(k.index), nil
+    local index, why = get_integer(k.index), nil
     if index == false then return say(3, 2) end
     p, tokens, why = create(s, k, t, runs, tokens, index)
     if why then return say(unpack(why)) end
@@ -201,8 +205,8 @@ while arg_at < #ARGV do
   end
   whole(k, t, may_create, tell, in_line, hold_s, runs)
 end
--- A denial writes nothing, and counts for nothing on a server that may not write, such as an old master. This deletes
--- nothing, and is refused there.
+-- The denial of a plain bucket writes nothing, so it would be an answer on a server that may not write, such as an old
+-- master. This deletes nothing, and is refused there.
 local deleted = pcall('HDEL', KEYS[alone + 2], '')
 if type(deleted) == 'table' and find(deleted.err, 'READONLY', 1, true) then return deleted end
 return reply

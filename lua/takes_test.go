@@ -3,6 +3,7 @@ package lua_test
 import (
 	"context"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"testing"
 	"time"
@@ -10,8 +11,8 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"github.com/tokenrefill/refiller/internal/buckettest"
-	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/internal/testing/buckettest"
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )
@@ -77,7 +78,8 @@ func TestTakesOfManyBucketsInOneCallAgreeWithTheModel(t *testing.T) {
 				key := fmt.Sprintf("bucket%d-%d", round, i)
 				models[i] = storeCase(ctx, t, rdb, key, rng.Int64N(300))
 				if h.Chance(15) { // lost tokens, a foreign bucket, none
-					models[i] = []policy.Bucket{{Index: models[i].Index, Control: models[i].Control}, {Tokens: models[i].Tokens}, {}}[rng.IntN(3)]
+					models[i] = []policy.Bucket{{Index: models[i].Index, Control: models[i].Control}, {Tokens: models[i].Tokens},
+						{}}[rng.IntN(3)]
 					store(ctx, t, rdb, key, models[i])
 				}
 				b := lua.Takes{Key: key, Whole: rng.IntN(2) == 0, Terms: rng.IntN(2) == 0, Below: rng.Int64N(2) * rng.Int64N(400)}
@@ -166,16 +168,17 @@ func TestABucketsFaultIsItsOwnAmongTakesOfMany(t *testing.T) {
 	t.Parallel()
 	withEmbedded(t, func(t *testing.T, rdb *redis.Client) {
 		ctx := t.Context()
-		for _, key := range []string{"first", "list", "text", "state", "last"} {
+		for _, key := range []string{"first", "list", "text", "least", "state", "last"} {
 			storeCase(ctx, t, rdb, key, 10)
 		}
 		require.NoError(t, rdb.Del(ctx, "list", "{state}:ctl").Err())
 		require.NoError(t, rdb.LPush(ctx, "list", 1).Err())
 		require.NoError(t, rdb.Set(ctx, "text", "many", 0).Err())
+		require.NoError(t, rdb.Set(ctx, "least", int64(math.MinInt64), 0).Err())
 		require.NoError(t, rdb.Set(ctx, "{state}:ctl", "none", 0).Err())
 		for _, whole := range []bool{false, true} {
 			var takes []lua.Takes
-			for _, key := range []string{"first", "list", "typo", "text", "state", "last"} {
+			for _, key := range []string{"first", "list", "typo", "text", "least", "state", "last"} {
 				takes = append(takes, lua.Takes{Key: key, Runs: one(2), Whole: whole})
 			}
 			replies, err := new(lua.TakesCall).Do(ctx, rdb, takes)
@@ -200,7 +203,28 @@ func TestABucketsFaultIsItsOwnAmongTakesOfMany(t *testing.T) {
 	})
 }
 
-// The tokens of a bucket that lost them are those of its policy's on_loss. A take that is denied meanwhile changes nothing about it.
+func TestAnActiveSetOfAnotherTypeFailsNoTake(t *testing.T) {
+	t.Parallel()
+	withEmbedded(t, func(t *testing.T, rdb *redis.Client) {
+		ctx, set := t.Context(), lua.ActiveKey("user:", lua.ActiveShard("user:1"))
+		storeCase(ctx, t, rdb, "first", 10)
+		require.NoError(t, rdb.Set(ctx, set, "text", 0).Err())
+		replies, err := new(lua.TakesCall).Do(ctx, rdb, []lua.Takes{
+			{Key: "first", Runs: one(2), Whole: true},
+			{Key: "user:1", Runs: one(2), Template: users, Whole: true},
+		})
+		require.NoError(t, err)
+		for i, left := range []int64{8, 58} {
+			require.True(t, replies[i].OK)
+			require.Equal(t, left, replies[i].Remaining)
+		}
+		require.Equal(t, "text", rdb.Get(ctx, set).Val())
+		require.EqualValues(t, -1, rdb.PTTL(ctx, set).Val(), "left alone")
+	})
+}
+
+// The tokens of a bucket that lost them are those of its policy's on_loss. A take that is denied meanwhile changes
+// nothing about it.
 func TestADeniedTakeMakesNoTokensWhereTheyWereLost(t *testing.T) {
 	t.Parallel()
 	withEmbedded(t, func(t *testing.T, rdb *redis.Client) {
@@ -214,13 +238,14 @@ func TestADeniedTakeMakesNoTokensWhereTheyWereLost(t *testing.T) {
 			require.False(t, r.OK)
 			require.Zero(t, rdb.Exists(ctx, "b").Val())
 		}
-		out, err := lua.Refill(ctx, rdb, "b", policy.Call{Version: policy.Version{Era: b.Control.Era, Index: b.Control.Index}})
+		out, err := lua.Refill(ctx, rdb, "b", policy.Call{Version: policy.Version{Era: b.Control.Era,
+			Index: b.Control.Index}})
 		require.NoError(t, err)
 		require.EqualValues(t, 1000, out.Tokens, "on_loss: full")
 	})
 }
 
-func TestATakeLeavesWhatItIsToLeave(t *testing.T) {
+func TestATakeLeavesTheRequestedRemainder(t *testing.T) {
 	t.Parallel()
 	ctx, rdb := t.Context(), testenv.Redis(t).Client()
 	storeCase(ctx, t, rdb, "b", 300) // of 1000
@@ -231,7 +256,8 @@ func TestATakeLeavesWhatItIsToLeave(t *testing.T) {
 	}
 	fifth := policy.Leave{Percent: 20}
 	require.EqualValues(t, 200, take(true, policy.Run{N: 50, Count: 3, Leave: fifth}).Remaining)
-	r := take(true, policy.Run{N: 50, Count: 1, Leave: fifth}, policy.Run{N: 40, Count: 1, Leave: policy.Leave{Tokens: 150}}, policy.Run{N: 10, Count: 1})
+	r := take(true, policy.Run{N: 50, Count: 1, Leave: fifth},
+		policy.Run{N: 40, Count: 1, Leave: policy.Leave{Tokens: 150}}, policy.Run{N: 10, Count: 1})
 	require.Equal(t, []int64{0, 1, 1}, []int64{r.Runs[0].Taken, r.Runs[1].Taken, r.Runs[2].Taken})
 	require.EqualValues(t, 150, r.Remaining)
 	// 50 and the 200 to be left are 100 more than there are: 200 ms at 500/s.
@@ -244,8 +270,10 @@ func TestATakeLeavesWhatItIsToLeave(t *testing.T) {
 	r = take(true, policy.Run{N: 900, Count: 1, Leave: policy.Leave{Tokens: 101}})
 	require.Negative(t, r.Runs[0].Wait, "the bucket never holds as many")
 
-	for _, bad := range []policy.Leave{{Tokens: -1}, {Tokens: policy.MaxTokens + 1}, {Percent: -1}, {Percent: 101}, {Tokens: 1, Percent: 1}} {
-		_, err := new(lua.TakesCall).Do(ctx, rdb, []lua.Takes{{Key: "b", Runs: []policy.Run{{N: 1, Count: 1, Leave: bad}}, Whole: true}})
+	for _, bad := range []policy.Leave{{Tokens: -1}, {Tokens: policy.MaxTokens + 1}, {Percent: -1}, {Percent: 101},
+		{Tokens: 1, Percent: 1}} {
+		_, err := new(lua.TakesCall).Do(ctx, rdb, []lua.Takes{{Key: "b", Runs: []policy.Run{{N: 1, Count: 1, Leave: bad}},
+			Whole: true}})
 		require.ErrorIs(t, err, lua.ErrInvalidAmount)
 		require.ErrorContains(t, err, "leave")
 	}
@@ -256,7 +284,8 @@ func TestATakeLeavesWhatItIsToLeave(t *testing.T) {
 func TestATakeThatDoesNotFitLeavesTheTokensToThoseBehindIt(t *testing.T) {
 	ctx, rdb := t.Context(), testenv.Redis(t).Client()
 	storeCase(ctx, t, rdb, "b", 10)
-	r, err := takeWhole(ctx, rdb, lua.Takes{Key: "b", Runs: []policy.Run{{N: 4, Count: 1}, {N: 900, Count: 1}, {N: 2, Count: 5}}, Terms: false})
+	r, err := takeWhole(ctx, rdb, lua.Takes{Key: "b",
+		Runs: []policy.Run{{N: 4, Count: 1}, {N: 900, Count: 1}, {N: 2, Count: 5}}, Terms: false})
 	require.NoError(t, err)
 	require.Equal(t, []int64{1, 0, 3}, []int64{r.Runs[0].Taken, r.Runs[1].Taken, r.Runs[2].Taken})
 	require.Zero(t, r.Remaining)
@@ -307,7 +336,8 @@ func TestManyTakesOfNoBucketOrAnotherKindLeaveItAlone(t *testing.T) {
 		require.ErrorIs(t, err, lua.ErrMalformedBucket, name)
 		require.Equal(t, before, dump(ctx, t, rdb), name)
 	}
-	for _, runs := range [][]policy.Run{nil, {{N: 0, Count: 1}}, {{N: 1, Count: 0}}, {{N: -1, Count: 1}}, {{N: policy.MaxTokens, Count: 1}, {N: 1, Count: 1}}} {
+	for _, runs := range [][]policy.Run{nil, {{N: 0, Count: 1}}, {{N: 1, Count: 0}}, {{N: -1, Count: 1}},
+		{{N: policy.MaxTokens, Count: 1}, {N: 1, Count: 1}}} {
 		_, err := takeWhole(ctx, rdb, lua.Takes{Key: "typo", Runs: runs, Terms: true})
 		require.ErrorIs(t, err, lua.ErrInvalidAmount)
 	}
@@ -317,18 +347,21 @@ func TestDenialsOfAPoolsBucketAreCountedPerTake(t *testing.T) {
 	ctx, rdb := t.Context(), testenv.Redis(t).Client()
 	b := storeCase(ctx, t, rdb, "b", 10)
 	b.Control.Terms.Pool = true
-	b.Control.Terms.GrantTokens, b.Control.Terms.GrantEnd, b.Control.Terms.GrantEra = 1, serverTime(ctx, t, rdb), b.Control.Era
+	b.Control.Terms.GrantTokens, b.Control.Terms.GrantEnd, b.Control.Terms.GrantEra = 1, serverTime(ctx, t, rdb),
+		b.Control.Era
 	store(ctx, t, rdb, "b", b)
 	// 2 of the 4 takes of 5 fit; the one of more than the capacity could never.
-	_, err := takeWhole(ctx, rdb, lua.Takes{Key: "b", Runs: []policy.Run{{N: 5, Count: 4}, {N: 1001, Count: 1}, {N: 990, Count: 2}}, Terms: false})
+	_, err := takeWhole(ctx, rdb, lua.Takes{Key: "b",
+		Runs: []policy.Run{{N: 5, Count: 4}, {N: 1001, Count: 1}, {N: 990, Count: 2}}, Terms: false})
 	require.NoError(t, err)
 	require.Equal(t, "1990", rdb.HGet(ctx, lua.ControlKey("b"), "denied").Val())
 }
 
-func TestTakesInLineAreNotMadeBehindOneThatDoesNotFit(t *testing.T) {
+func TestTakesQueueBehindOneThatDoesNotFit(t *testing.T) {
 	ctx, rdb := t.Context(), testenv.Redis(t).Client()
 	storeCase(ctx, t, rdb, "b", 11)
-	r, err := takeWhole(ctx, rdb, lua.Takes{Key: "b", Runs: []policy.Run{{N: 4, Count: 1}, {N: 3, Count: 3}, {N: 1, Count: 5}}, Terms: false, InLine: true})
+	r, err := takeWhole(ctx, rdb, lua.Takes{Key: "b",
+		Runs: []policy.Run{{N: 4, Count: 1}, {N: 3, Count: 3}, {N: 1, Count: 5}}, Terms: false, InLine: true})
 	require.NoError(t, err)
 	require.Equal(t, []int64{1, 2, 0}, []int64{r.Runs[0].Taken, r.Runs[1].Taken, r.Runs[2].Taken})
 	require.EqualValues(t, 1, r.Remaining, "it is there, and not for those behind")

@@ -19,8 +19,8 @@ var ErrTooManyBuckets = errors.New("refiller: too many buckets of the template")
 // the second in which they expire. No key of a bucket is like it.
 func AliveKey(prefix string) string { return "{refiller:alive:" + prefix + "}:keys" }
 
-// LimitKey is the key of the policy that a bucket of a template has alone.
-func LimitKey(key string) string { return "{" + key + "}:limit" }
+// OverrideKey is the key of the policy that a bucket of a template has alone.
+func OverrideKey(key string) string { return "{" + key + "}:override" }
 
 // LazyKey is the key of a bucket that is credited when it is asked.
 func LazyKey(key string) string { return "{" + key + "}:lazy" }
@@ -38,13 +38,9 @@ type Template struct {
 // buckets alive are in other slots than the buckets, so callers call Enter, and keep to
 // the bound, with Alive.
 func NewTemplate(r *policy.Ruled, apart bool) *Template {
-	return newTemplate(r.Prefix, r.Text, r.MaxKeys, apart)
-}
-
-func newTemplate(prefix, terms string, maxKeys int64, apart bool) *Template {
-	t := &Template{prefix: prefix, terms: terms, alive: AliveKey(prefix), maxKeys: maxKeys, apart: apart}
+	t := &Template{prefix: r.Prefix, terms: r.Text, alive: AliveKey(r.Prefix), maxKeys: r.MaxKeys, apart: apart}
 	for i := range t.sets {
-		t.sets[i] = ActiveKey(prefix, i)
+		t.sets[i] = ActiveKey(r.Prefix, i)
 	}
 	return t
 }
@@ -61,6 +57,18 @@ func (t *Template) Enter(ctx context.Context, c Client, key string, till int64) 
 	}
 	_, err := enterScript.run(ctx, c, []string{t.alive}, key, till, 1)
 	return err
+}
+
+// Open has a bucket that exists refilled, though no take has left it less than full.
+func (t *Template) Open(ctx context.Context, c Client, key string) error {
+	replies, err := new(TakesCall).Do(ctx, c, []Takes{{Key: key, Whole: true, Template: t, Existing: true}})
+	if err == nil {
+		err = replies[0].Err
+	}
+	if err != nil || replies[0].Till == 0 {
+		return err
+	}
+	return t.Enter(ctx, c, key, replies[0].Till)
 }
 
 // Alive is how many buckets of a bounded template are alive, as far as they were
@@ -85,48 +93,8 @@ func Alive(ctx context.Context, c Client, prefix string) (int64, error) {
 // TooMany is the error of a bucket that isn't created, since as many are alive as
 // may be.
 func (t *Template) TooMany(key string, alive int64) error {
-	return TooManyBuckets(t.prefix, key, alive, t.maxKeys)
-}
-
-// TemplateCall is what a take of a template's bucket says of the template.
-type TemplateCall struct {
-	Prefix   string
-	Terms    string // the template's, encoded; "" if the bucket is known to exist
-	Capacity int64  // of the bucket, as far as the caller knows; 0 if it doesn't
-	MaxKeys  int64
-	// Hold is how long a script for which the bucket is opened may hold tokens; 0 if
-	// it doesn't. The bucket then lives for longer than that.
-	Hold time.Duration
-	// Apart is set on a Cluster: see NewTemplate.
-	Apart bool
-}
-
-// TemplateReply is the answer to takes of a template's bucket.
-type TemplateReply struct {
-	TakeManyReply
-	Till int64 // as in TakesReply
-}
-
-// TakeTemplate makes takes of a bucket of a refilled template, as TakeMany and
-// TakeInLine do, and creates it if it is missing. Without runs it opens the bucket
-// for another script: the bucket exists afterwards, has its expiry and is in the
-// active set. It is a TakesCall of one bucket.
-//
-// The errors are those of Take; ErrUnknownBucket means that the bucket is missing
-// and the call had no Terms.
-func TakeTemplate(ctx context.Context, c Client, key string, t TemplateCall, runs []policy.Run, withTerms, inLine bool) (TemplateReply, error) {
-	template := newTemplate(t.Prefix, t.Terms, t.MaxKeys, t.Apart)
-	reply, err := takeRuns(ctx, c, Takes{
-		Key: key, Runs: runs, InLine: inLine, Below: t.Capacity, Whole: withTerms || len(runs) == 0 || t.Capacity == 0,
-		Terms: withTerms || len(runs) == 0, Template: template, Existing: t.Terms == "", Hold: t.Hold,
-	})
-	return TemplateReply{TakeManyReply: reply.many(), Till: reply.Till}, err
-}
-
-// TooManyBuckets is the error of a bucket that isn't created, since of its
-// template as many are alive as may be.
-func TooManyBuckets(prefix, key string, alive, most int64) error {
-	return fmt.Errorf("%w %q: %d are alive, at most %d may be; %q is not created", ErrTooManyBuckets, prefix, alive, most, key)
+	return fmt.Errorf("%w %q: %d are alive, at most %d may be; %q is not created", ErrTooManyBuckets, t.prefix, alive,
+		t.maxKeys, key)
 }
 
 // runs reads what became of the runs of a call.
@@ -144,8 +112,12 @@ func (r *reply) runs(runs []policy.Run) []RunReply {
 
 // LazyReply is the answer of a bucket of a lazy template.
 type LazyReply struct {
-	TakeManyReply               // Terms only if the bucket has a policy of its own
-	Reset         time.Duration // until the bucket is full
+	OK        bool          // all takes were made
+	Remaining int64         // after the last
+	Runs      []RunReply    // in the order of the call; nil if OK
+	Terms     *policy.Terms // if the bucket has a policy of its own
+	Reset     time.Duration // until the bucket is full
+	Refilled
 }
 
 // Lazy calls.
@@ -155,9 +127,9 @@ const (
 	lazyTake   = 1
 )
 
-// LazyTake makes takes of a bucket of a lazy template, as TakeMany and TakeInLine
-// do. terms are the template's.
-func LazyTake(ctx context.Context, c Client, key string, terms *policy.Terms, runs []policy.Run, inLine bool) (LazyReply, error) {
+// LazyTake makes takes of a bucket of a lazy template, as a TakesCall does. terms are the template's.
+func LazyTake(ctx context.Context, c Client, key string, terms *policy.Terms, runs []policy.Run,
+	inLine bool) (LazyReply, error) {
 	return lazy(ctx, c, key, lazyTake, terms, runs, inLine)
 }
 
@@ -174,7 +146,8 @@ func LazyReturn(ctx context.Context, c Client, key string, terms *policy.Terms, 
 	return err
 }
 
-func lazy(ctx context.Context, c Client, key string, what int, terms *policy.Terms, runs []policy.Run, inLine bool) (LazyReply, error) {
+func lazy(ctx context.Context, c Client, key string, what int, terms *policy.Terms, runs []policy.Run,
+	inLine bool) (LazyReply, error) {
 	words, err := lazyWords(key, what, terms, runs, inLine)
 	if err != nil {
 		return LazyReply{}, err
@@ -189,7 +162,8 @@ func lazy(ctx context.Context, c Client, key string, what int, terms *policy.Ter
 // LazyCommand is the command of a LazyTake, which the caller sends once, by itself or
 // in a pipeline. If the answer is IsNoScript, it may be sent again with the script's
 // source.
-func LazyCommand(ctx context.Context, key string, terms *policy.Terms, runs []policy.Run, inLine, source bool) (redis.Cmder, error) {
+func LazyCommand(ctx context.Context, key string, terms *policy.Terms, runs []policy.Run,
+	inLine, source bool) (redis.Cmder, error) {
 	words, err := lazyWords(key, lazyTake, terms, runs, inLine)
 	if err != nil {
 		return nil, err
@@ -218,19 +192,17 @@ func lazyWords(key string, what int, terms *policy.Terms, runs []policy.Run, inL
 	} else if total == 0 {
 		return nil, fmt.Errorf("%w: no takes", ErrInvalidAmount)
 	}
-	words := append(noWords(2, 5+3*len(runs)), LazyKey(key), LimitKey(key), what, flag(inLine), terms.Tokens, terms.Per, terms.Capacity)
+	words := append(noWords(2, 5+3*len(runs)),
+		LazyKey(key), OverrideKey(key), what, flag(inLine), terms.Tokens, terms.Per, terms.Capacity)
 	return appendRuns(words, runs), nil
 }
 
 func decodeLazy(v any, key string, runs []policy.Run) (LazyReply, error) {
-	r, code, err := open(v, key, codeDone, codeDenied)
-	if errors.Is(err, ErrMalformedBucket) {
-		return LazyReply{}, fmt.Errorf("%w %q: the key %q does not hold an instant", ErrMalformedBucket, key, LazyKey(key))
-	}
+	r, code, err := open(v, []string{LazyKey(key)}, codeDone, codeDenied)
 	if err != nil {
 		return LazyReply{}, err
 	}
-	reply := LazyReply{TakeManyReply: TakeManyReply{OK: code == codeDone, Remaining: r.int()}, Reset: micros(r.int())}
+	reply := LazyReply{OK: code == codeDone, Remaining: r.int(), Reset: micros(r.int())}
 	reply.Now = r.int()
 	reply.Last = reply.Now // it is credited up to now
 	reply.Terms = r.terms()

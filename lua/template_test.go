@@ -13,22 +13,23 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"github.com/tokenrefill/refiller/internal/buckettest"
-	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/internal/testing/buckettest"
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
 	"github.com/tokenrefill/refiller/limit/lazy"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )
 
 // userTerms are 60 tokens at 1/s, so a drain time of a minute.
-var userTerms = policy.Template{Policy: policy.Policy{Capacity: 60, Rate: policy.PerSecond(1), Interval: time.Second}}.Terms(policy.Fence{Epoch: 7})
+var userTerms = policy.Template{Policy: policy.Policy{Capacity: 60, Rate: policy.PerSecond(1),
+	Interval: time.Second}}.Terms(policy.Fence{Epoch: 7})
 
 func ofTemplate(p policy.Policy) policy.Terms {
 	return policy.Template{Policy: p}.Terms(policy.Fence{})
 }
 
-func user() lua.TemplateCall {
-	return lua.TemplateCall{Prefix: "user:", Terms: userTerms.Encode(), Capacity: userTerms.Capacity}
+func user() templateCall {
+	return templateCall{Prefix: "user:", Terms: userTerms.Encode(), Capacity: userTerms.Capacity}
 }
 
 // users is their template.
@@ -76,7 +77,7 @@ func agreeOnTemplates(t *testing.T, rdb *redis.Client) {
 				s := *model.Control
 				before.Control = &s
 			}
-			call := lua.TemplateCall{Prefix: "user:", Terms: terms.Encode(), Capacity: terms.Capacity}
+			call := templateCall{Prefix: "user:", Terms: terms.Encode(), Capacity: terms.Capacity}
 			if model.Control != nil {
 				call.Capacity = model.Control.Terms.Capacity
 			}
@@ -155,7 +156,8 @@ func TestATakeFromATemplatesBucketThatIsNotFullLooksAtItsTokensAlone(t *testing.
 	ctx, rdb := t.Context(), testenv.Redis(t).Client()
 	require.True(t, takeUser(ctx, t, rdb, "user:1", user(), 1), "creates")
 	take := func(n int64) {
-		r, err := new(lua.TakesCall).Do(ctx, rdb, []lua.Takes{{Key: "user:1", Runs: one(n), Template: users, Below: userTerms.Capacity}})
+		r, err := new(lua.TakesCall).Do(ctx, rdb, []lua.Takes{{Key: "user:1", Runs: one(n), Template: users,
+			Below: userTerms.Capacity}})
 		require.NoError(t, err)
 		require.True(t, r[0].OK)
 	}
@@ -229,7 +231,7 @@ func TestAllKeysOfATemplatesBucketExpireAtOneInstant(t *testing.T) {
 		ofTemplate(policy.Policy{Capacity: policy.MaxTokens, Rate: policy.Rate{Tokens: 1, Per: policy.MaxPer}}),
 	} {
 		key := fmt.Sprintf("user:%d", i)
-		call := lua.TemplateCall{Prefix: "user:", Terms: terms.Encode(), MaxKeys: 1000}
+		call := templateCall{Prefix: "user:", Terms: terms.Encode(), MaxKeys: 1000}
 		_, err := takeTemplate(ctx, rdb, key, call, one(1), false, false)
 		require.NoError(t, err)
 		at := rdb.PExpireTime(ctx, key).Val()
@@ -272,7 +274,8 @@ func TestABucketThatIsCreatedHasItsExpiryThoughNothingIsTakenFromIt(t *testing.T
 	ctx, rdb := t.Context(), testenv.Redis(t).Client()
 	call := user()
 	call.MaxKeys = 1
-	runs := []policy.Run{{N: 61, Count: 1}, {N: 1, Count: 1}} // the first could never be made, and the second may not overtake it
+	// the first could never be made, and the second may not overtake it
+	runs := []policy.Run{{N: 61, Count: 1}, {N: 1, Count: 1}}
 	r, err := takeTemplate(ctx, rdb, "user:1", call, runs, true, true)
 	require.NoError(t, err)
 	require.Equal(t, []int64{0, 0}, []int64{r.Runs[0].Taken, r.Runs[1].Taken})
@@ -302,7 +305,7 @@ func TestABucketHasThePolicyOfItsKey(t *testing.T) {
 	ctx, rdb := t.Context(), testenv.Redis(t).Client()
 	own := ofTemplate(policy.Policy{Capacity: 500, Rate: policy.PerSecond(5), Interval: time.Second})
 	own.Fence = policy.Fence{Epoch: 7, Seq: 1}
-	require.NoError(t, rdb.Set(ctx, lua.LimitKey("user:1"), own.Encode(), 0).Err())
+	require.NoError(t, rdb.Set(ctx, lua.OverrideKey("user:1"), own.Encode(), 0).Err())
 	r, err := takeTemplate(ctx, rdb, "user:1", user(), one(100), true, false)
 	require.NoError(t, err)
 	require.EqualValues(t, 400, r.Remaining)
@@ -314,7 +317,7 @@ func TestABucketHasThePolicyOfItsKey(t *testing.T) {
 	require.Equal(t, own, *lazy.Terms)
 
 	for _, bad := range []any{"nonsense", "1 2 3"} {
-		require.NoError(t, rdb.Set(ctx, lua.LimitKey("user:2"), bad, 0).Err())
+		require.NoError(t, rdb.Set(ctx, lua.OverrideKey("user:2"), bad, 0).Err())
 		r, err = takeTemplate(ctx, rdb, "user:2", user(), one(1), true, false)
 		require.NoError(t, err)
 		require.EqualValues(t, 60, r.Terms.Capacity)
@@ -444,18 +447,20 @@ func TestExpiredBucketsMakeRoomForOthers(t *testing.T) {
 }
 
 // Nothing but expiry is needed to be rid of a template: names of its buckets don't stay in the active set.
-func TestNothingIsLeftOfBucketsThatNobodyRefillsAnyMore(t *testing.T) {
+func TestAbandonedBucketsExpireCompletely(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	m, rdb := embedded(t)
-	slow := policy.Template{Policy: policy.Policy{Capacity: 600, Rate: policy.PerSecond(1), Interval: time.Second}}.Terms(policy.Fence{Epoch: 7})
+	slow := policy.Template{Policy: policy.Policy{Capacity: 600, Rate: policy.PerSecond(1),
+		Interval: time.Second}}.Terms(policy.Fence{Epoch: 7})
 	for i := range 50 {
 		call := user()
 		if i%10 == 0 { // some live longer than the others
 			call.Terms = slow.Encode()
 		}
 		require.True(t, takeUser(ctx, t, rdb, fmt.Sprintf("user:%d", i), call, 5))
-		require.NoError(t, users.Enter(ctx, rdb, fmt.Sprintf("user:apart %d", i), time.UnixMicro(embeddedNow).Add(time.Minute).Unix()))
+		require.NoError(t, users.Enter(ctx, rdb, fmt.Sprintf("user:apart %d", i),
+			time.UnixMicro(embeddedNow).Add(time.Minute).Unix()))
 	}
 	pass := func(d time.Duration) {
 		m.SetTime(time.UnixMicro(embeddedNow).Add(d))
@@ -503,11 +508,12 @@ func TestAShardsKeysShareASlotInTheShardsRange(t *testing.T) {
 		}
 		require.Len(t, slots, 1)
 	}
-	_, err := takeTemplate(t.Context(), rdb, "user:1", lua.TemplateCall{Prefix: "user:", Terms: userTerms.Encode(), Apart: true}, one(1), false, false)
+	_, err := takeTemplate(t.Context(), rdb, "user:1",
+		templateCall{Prefix: "user:", Terms: userTerms.Encode(), Apart: true}, one(1), false, false)
 	require.NoError(t, err)
 }
 
-func TestWhatIsNotABucketIsLeftAlone(t *testing.T) {
+func TestKeysThatAreNoBucketsAreLeftAlone(t *testing.T) {
 	t.Parallel()
 	ctx, rdb := t.Context(), testenv.Redis(t).Client()
 	for i, name := range []string{"user:1", "{user:1}", "{user:1}:ctl"} {
@@ -532,7 +538,8 @@ func TestLazyBucketsAreThoseOfTheLazyLimiter(t *testing.T) {
 	m, rdb := embedded(t)
 	m.ClockTTL(true)
 	now := time.UnixMicro(embeddedNow)
-	for i, rate := range []policy.Rate{policy.PerSecond(50), {Tokens: 7, Per: time.Minute}, {Tokens: 999_983, Per: 100 * time.Second}} {
+	for i, rate := range []policy.Rate{policy.PerSecond(50), {Tokens: 7, Per: time.Minute},
+		{Tokens: 999_983, Per: 100 * time.Second}} {
 		p := policy.Policy{Capacity: 100, Rate: rate, Interval: time.Millisecond}
 		terms, key := p.Terms(policy.Fence{}), fmt.Sprintf("user:%d", i)
 		limiter, err := lazy.New(rdb, lazy.Config{Capacity: p.Capacity, Rate: rate})

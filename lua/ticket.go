@@ -3,12 +3,14 @@ package lua
 import (
 	"context"
 	"fmt"
-	"strconv"
 
 	"github.com/redis/go-redis/v9"
 
 	"github.com/tokenrefill/refiller/policy"
 )
+
+// ticketsPerCall is how many tickets one script call reads, so that it doesn't occupy the server for long.
+const ticketsPerCall = 100
 
 // Ticket is where a pool's bucket stood at an instant of its server's clock.
 type Ticket struct {
@@ -28,49 +30,61 @@ type TicketResult struct {
 	Err error
 }
 
-// Tickets reads the tickets of pools' buckets in one round trip. It writes
-// nothing. The results are in the order of the keys.
+// Tickets reads the tickets of pools' buckets in one round trip, and in another those of a call that the server
+// refuses, each alone: it may be for one of them. It writes nothing. The results are in the order of the keys.
 func Tickets(ctx context.Context, rdb redis.UniversalClient, keys []string) []TicketResult {
+	return EachAlone(keys, ticketsPerCall, func(keys []string, perCall int) []TicketResult {
+		return readTickets(ctx, rdb, keys, perCall)
+	}, func(r *TicketResult) error { return r.Err })
+}
+
+// readTickets reads tickets, at most perCall of them in each script call.
+func readTickets(ctx context.Context, rdb redis.UniversalClient, keys []string, perCall int) []TicketResult {
 	results := make([]TicketResult, len(keys))
-	for i, raw := range ticketScript.pipelined(ctx, rdb, len(keys), func(i int) ([]string, []any) { return bucketKeys(keys[i]), nil }) {
-		if raw.err != nil {
-			results[i].Err = raw.err
-			continue
+	spans := spansOf(rdb, len(keys), perCall, func(i int) string { return keys[i] })
+	replies := ticketScript.pipelined(ctx, rdb, len(spans), func(i int) ([]string, []any) {
+		asked := keys[spans[i].from:spans[i].to]
+		names := make([]string, 2*len(asked))
+		for k, key := range asked {
+			names[k], names[len(asked)+k] = TokensKey(key), ControlKey(key)
 		}
-		results[i].Ticket, results[i].Err = decodeTicket(raw.value, keys[i])
+		return names, nil
+	})
+	for i, span := range spans {
+		decodeTickets(replies[i], keys[span.from:span.to], results[span.from:span.to])
 	}
 	return results
 }
 
-func decodeTicket(v any, key string) (Ticket, error) {
-	r, _, err := open(v, key, codeDone)
+// decodeTickets reads the reply of one script call.
+func decodeTickets(answer raw, keys []string, results []TicketResult) {
+	values, _ := answer.value.([]any)
+	err, now := answer.err, int64(0)
+	if err == nil && len(values) != 1+len(keys) {
+		err = fmt.Errorf("%w: %d values for %d tickets", ErrBadReply, len(values), len(keys))
+	}
+	if err == nil {
+		r := reply{values: values[:1]}
+		now, err = r.int(), r.err
+	}
+	for i, key := range keys {
+		if results[i].Err = err; err == nil {
+			results[i].Ticket, results[i].Err = decodeTicket(now, values[1+i], key)
+		}
+	}
+}
+
+func decodeTicket(now int64, v any, key string) (Ticket, error) {
+	r, _, err := open(v, []string{TokensKey(key), ControlKey(key)}, codeDone)
 	if err != nil {
 		return Ticket{}, err
 	}
 	t := Ticket{
-		Now: r.int(), Version: policy.Version{Era: r.int(), Index: r.int()},
+		Now: now, Version: policy.Version{Era: r.int(), Index: r.int()},
 		Tokens: r.int(), Added: r.count(), Denied: r.count(), Terms: r.terms(),
 	}
 	if t.Terms != nil && t.Terms.Pool {
 		t.Fence = t.Terms.Fence
 	}
 	return t, r.end()
-}
-
-// count reads a counter, which may be beyond what Lua's numbers hold exactly.
-func (r *reply) count() int64 {
-	if r.err != nil {
-		return 0
-	}
-	if len(r.values) == 0 {
-		r.err = fmt.Errorf("%w: too short", ErrBadReply)
-		return 0
-	}
-	text, ok := r.values[0].(string)
-	r.values = r.values[1:]
-	n, err := strconv.ParseInt(text, 10, 64)
-	if !ok || err != nil {
-		r.err = fmt.Errorf("%w: %q for a count", ErrBadReply, text)
-	}
-	return n
 }

@@ -1,12 +1,13 @@
 package lua_test
 
 import (
+	"fmt"
 	"testing"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )
@@ -20,12 +21,14 @@ func ticketTells(t *testing.T, rdb *redis.Client) {
 	ctx := t.Context()
 	now := serverTime(ctx, t, rdb)
 	terms := policy.Terms{
-		Fence: policy.Fence{Epoch: 4, Seq: 2}, Pool: true, Version: 7, PoolsVersion: 3, Capacity: 100, Tokens: 10, Per: 1_000_000, Interval: 100_000, MaxElapsed: 2_000_000,
+		Fence: policy.Fence{Epoch: 4, Seq: 2}, Pool: true, Version: 7, PoolsVersion: 3, Capacity: 100, Tokens: 10,
+		Per: 1_000_000, Interval: 100_000, MaxElapsed: 2_000_000,
 		GrantTokens: 50, GrantEnd: now + 3_600_000_000, GrantEra: 77,
 	}
 	index, tokens := int64(9), int64(20)
 	pool := func() policy.Bucket {
-		return policy.Bucket{Tokens: &tokens, Index: &index, Control: &policy.Control{Terms: terms, Era: 77, Index: 9, Last: now - 1_000_000}}
+		return policy.Bucket{Tokens: &tokens, Index: &index,
+			Control: &policy.Control{Terms: terms, Era: 77, Index: 9, Last: now - 1_000_000}}
 	}
 	store(ctx, t, rdb, "pool", pool())
 	plain := pool()
@@ -43,11 +46,13 @@ func ticketTells(t *testing.T, rdb *redis.Client) {
 	before := read()
 	require.NoError(t, before[0].Err)
 	require.GreaterOrEqual(t, before[0].Now, now)
-	want := lua.Ticket{Now: before[0].Now, Version: policy.Version{Era: 77, Index: 9}, Terms: &terms, Fence: terms.Fence, Tokens: 20}
+	want := lua.Ticket{Now: before[0].Now, Version: policy.Version{Era: 77, Index: 9}, Terms: &terms, Fence: terms.Fence,
+		Tokens: 20}
 	require.Equal(t, want, before[0].Ticket)
 	require.EqualValues(t, 20261122, before[4].Terms.FileVersion())
 	require.Zero(t, before[4].Fence, "a plain bucket's version is no grant's")
-	require.Equal(t, lua.TicketResult{Ticket: lua.Ticket{Now: before[1].Now}}, before[1], "a bucket that is missing has a clock")
+	require.Equal(t, lua.TicketResult{Ticket: lua.Ticket{Now: before[1].Now}}, before[1],
+		"a bucket that is missing has a clock")
 	require.Equal(t, lua.TicketResult{Ticket: lua.Ticket{Now: before[2].Now, Tokens: 5}}, before[2])
 	require.ErrorIs(t, before[3].Err, lua.ErrMalformedBucket)
 	require.Empty(t, lua.Tickets(ctx, rdb, nil))
@@ -75,7 +80,8 @@ func ticketTells(t *testing.T, rdb *redis.Client) {
 		}
 		require.Equal(t, out.Added, after[0].Added)
 		require.EqualValues(t, 99+7, after[0].Denied)
-		require.Equal(t, 20+after[0].Added-after[0].Tokens, reply.Remaining+4, "consumed is added less the change of the tokens")
+		require.Equal(t, 20+after[0].Added-after[0].Tokens, reply.Remaining+4,
+			"consumed is added less the change of the tokens")
 	}
 }
 
@@ -87,4 +93,38 @@ func TestTicketsOfAServerThatIsAwayAreErrors(t *testing.T) {
 	for _, r := range lua.Tickets(t.Context(), rdb, []string{"a", "b"}) {
 		require.Error(t, r.Err)
 	}
+}
+
+// Many tickets share script calls. One whose keys the server refuses is an error of its own.
+func TestATicketThatIsRefusedLeavesTheOthersAlone(t *testing.T) {
+	t.Parallel()
+	ctx, server := t.Context(), testenv.Redis(t)
+	admin := server.Client()
+	keys := make([]string, 250)
+	for i := range keys {
+		keys[i] = fmt.Sprint("pool", i)
+		require.NoError(t, admin.Set(ctx, keys[i], i, 0).Err())
+	}
+	require.NoError(t, admin.Do(ctx, "ACL", "SETUSER", "agent", "on", ">pw", "+@all", "~pool*", "~{pool*").Err())
+	require.NoError(t, admin.Set(ctx, "other", 1, 0).Err())
+	o := server.ClientOptions()
+	o.Username, o.Password = "agent", "pw"
+	rdb := redis.NewClient(o)
+	defer func() { require.NoError(t, rdb.Close()) }()
+	require.NoError(t, lua.Load(ctx, admin))
+	for i, r := range lua.Tickets(ctx, rdb, keys) {
+		require.NoError(t, r.Err)
+		require.EqualValues(t, i, r.Tokens)
+	}
+	require.Equal(t, "calls=3", calls(ctx, t, admin, "evalsha"))
+
+	for i, r := range lua.Tickets(ctx, rdb, append([]string{"other"}, keys...)) {
+		if i == 0 {
+			require.ErrorContains(t, r.Err, "NOPERM")
+			continue
+		}
+		require.NoError(t, r.Err)
+		require.EqualValues(t, i-1, r.Tokens)
+	}
+	require.ErrorContains(t, lua.Tickets(ctx, rdb, []string{"other"})[0].Err, "NOPERM")
 }

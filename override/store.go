@@ -74,10 +74,10 @@ func (s *Store) Set(ctx context.Context, key string, o policy.Override) (Limit, 
 		return Limit{}, fmt.Errorf("%w for a key of the template %q: %w", ErrOverride, t.Prefix, err)
 	}
 	// The list comes first: a key in it without an override is left out when it is read.
-	if err := s.rdb.SAdd(ctx, lua.LimitsKey, key).Err(); err != nil {
+	if err := s.rdb.SAdd(ctx, lua.OverridesKey, key).Err(); err != nil {
 		return Limit{}, fmt.Errorf("override: %w", err)
 	}
-	reply, err := lua.SetLimit(ctx, s.rdb, key, own.Terms(policy.Fence{Epoch: policy.OwnEpoch}), t.Terms, t.Enforce)
+	reply, err := lua.SetOverride(ctx, s.rdb, key, own.Terms(policy.Fence{Epoch: policy.OwnEpoch}), t.Terms, t.Enforce)
 	if err != nil {
 		return Limit{}, err
 	}
@@ -96,24 +96,24 @@ func (s *Store) Unset(ctx context.Context, key string) (Limit, error) {
 	if t != nil {
 		terms, enforce = &t.Terms, t.Enforce
 	}
-	reply, err := lua.UnsetLimit(ctx, s.rdb, key, terms, enforce)
+	reply, err := lua.UnsetOverride(ctx, s.rdb, key, terms, enforce)
 	if err != nil {
 		return Limit{}, err
 	}
-	if err := s.rdb.SRem(ctx, lua.LimitsKey, key).Err(); err != nil {
+	if err := s.rdb.SRem(ctx, lua.OverridesKey, key).Err(); err != nil {
 		return Limit{}, fmt.Errorf("override: %w", err)
 	}
 	if t == nil {
 		if !reply.Had {
 			return Limit{}, noTemplate(key)
 		}
-		return Limit{Key: key, Changed: true}, nil
+		return Limit{Key: key, Changed: true, Exists: reply.Exists, Tokens: reply.Tokens}, nil
 	}
 	return s.changed(ctx, key, t, reply)
 }
 
 // changed does what is left to do after a change, and tells what counts now.
-func (s *Store) changed(ctx context.Context, key string, t *policy.Ruled, r lua.LimitReply) (Limit, error) {
+func (s *Store) changed(ctx context.Context, key string, t *policy.Ruled, r lua.OverrideReply) (Limit, error) {
 	l := limitOf(key, t, r.Terms)
 	l.Changed, l.Exists, l.Tokens = r.Had, r.Exists, r.Tokens
 	if r.Till == 0 {
@@ -141,7 +141,7 @@ func (s *Store) Get(ctx context.Context, key string) (Limit, error) {
 	if err != nil {
 		return Limit{}, err
 	}
-	own, err := lua.Limit(ctx, s.rdb, key)
+	own, err := lua.Override(ctx, s.rdb, key)
 	if err != nil {
 		return Limit{}, err
 	}
@@ -165,7 +165,7 @@ func (s *Store) All(ctx context.Context) iter.Seq2[Limit, error] {
 		}
 		seen := map[string]bool{}
 		for cursor := uint64(0); ; {
-			keys, next, err := s.rdb.SScan(ctx, lua.LimitsKey, cursor, "", listAtOnce).Result()
+			keys, next, err := s.rdb.SScan(ctx, lua.OverridesKey, cursor, "", listAtOnce).Result()
 			if err != nil {
 				yield(Limit{}, fmt.Errorf("override: %w", err))
 				return
@@ -177,7 +177,7 @@ func (s *Store) All(ctx context.Context) iter.Seq2[Limit, error] {
 					fresh = append(fresh, key)
 				}
 			}
-			owns, err := lua.Limits(ctx, s.rdb, fresh)
+			owns, err := lua.Overrides(ctx, s.rdb, fresh)
 			if err != nil {
 				yield(Limit{}, err)
 				return

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tokenrefill/refiller/fetch"
-	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/override"
 	"github.com/tokenrefill/refiller/policy"
@@ -27,7 +27,8 @@ func publish(t *testing.T, rdb redis.UniversalClient, version int64, list ...pol
 
 // users are buckets of 60 tokens that gain one an hour.
 func users(prefix string, enforce policy.Enforce) policy.Template {
-	return policy.Template{Prefix: prefix, Enforce: enforce, Policy: policy.Policy{Capacity: 60, Rate: policy.Rate{Tokens: 1, Per: time.Hour}, Interval: time.Second}}
+	return policy.Template{Prefix: prefix, Enforce: enforce,
+		Policy: policy.Policy{Capacity: 60, Rate: policy.Rate{Tokens: 1, Per: time.Hour}, Interval: time.Second}}
 }
 
 func overrides(t *testing.T, s *override.Store) map[string]override.Limit {
@@ -69,7 +70,8 @@ func counts(t *testing.T, rdb redis.UniversalClient) {
 		require.NoError(t, err)
 		got, err := s.Get(ctx, known)
 		require.NoError(t, err)
-		want := override.Limit{Key: known, Template: prefix, Enforce: enforce, Capacity: 60, Rate: policy.Rate{Tokens: 1, Per: time.Hour}}
+		want := override.Limit{Key: known, Template: prefix, Enforce: enforce, Capacity: 60,
+			Rate: policy.Rate{Tokens: 1, Per: time.Hour}}
 		require.Equal(t, want, got)
 
 		got, err = s.Set(ctx, known, policy.Override{Capacity: 600})
@@ -117,10 +119,10 @@ func counts(t *testing.T, rdb redis.UniversalClient) {
 		require.False(t, got.Changed, "it may be repeated")
 		_, err = s.Unset(ctx, fresh)
 		require.NoError(t, err)
-		require.Zero(t, rdb.Exists(ctx, lua.LimitKey(fresh)).Val())
+		require.Zero(t, rdb.Exists(ctx, lua.OverrideKey(fresh)).Val())
 		renew(template, other)
 	}
-	require.Zero(t, rdb.Exists(ctx, lua.LimitsKey).Val())
+	require.Zero(t, rdb.Exists(ctx, lua.OverridesKey).Val())
 }
 
 func TestWhatCannotBeOverriddenIsRefused(t *testing.T) {
@@ -164,9 +166,9 @@ func TestThousandsOfOverridesAreListed(t *testing.T) {
 	_, err := rdb.Pipelined(ctx, func(p redis.Pipeliner) error {
 		for i := range many {
 			key := fmt.Sprintf("user:%d", i)
-			p.SAdd(ctx, lua.LimitsKey, key)
+			p.SAdd(ctx, lua.OverridesKey, key)
 			if i%10 > 0 { // of the others the override was lost, or is just being set
-				p.Set(ctx, lua.LimitKey(key), own, 0)
+				p.Set(ctx, lua.OverrideKey(key), own, 0)
 			}
 		}
 		return nil

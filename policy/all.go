@@ -7,10 +7,11 @@ type Demand struct {
 	Leave  Leave
 }
 
-// TakeAll takes tokens of several buckets, each another one, all or nothing. The
-// answers are in the order of the demands: if ok, each is a take; otherwise OK
-// tells of each bucket whether its tokens are there, and Taken is 0. A bucket
-// without state is not known, and then nothing is taken.
+// TakeAll takes tokens of several buckets, each another one, all or nothing. A
+// bucket in shadow mode that lacks them is left out. The answers are in the order
+// of the demands, and OK tells of each bucket whether its tokens are there: if ok,
+// those were taken; otherwise Taken is 0. A bucket without state is not known, and
+// then nothing is taken.
 func TakeAll(demands []Demand, now int64) (ok bool, answers []Taking) {
 	answers = make([]Taking, len(demands))
 	ok = true
@@ -20,7 +21,7 @@ func TakeAll(demands []Demand, now int64) (ok bool, answers []Taking) {
 		if a.Known {
 			a.Wait = d.Bucket.Wait(d.N+least, now)
 		}
-		answers[i], ok = a, ok && a.OK
+		answers[i], ok = a, ok && (a.OK || a.Known && d.Bucket.Control.Terms.Shadow)
 	}
 	if ok {
 		for i, d := range demands {

@@ -5,7 +5,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/tokenrefill/refiller/internal/buckettest"
+	"github.com/tokenrefill/refiller/internal/testing/buckettest"
 )
 
 const now = int64(1_700_000_000_000_000)

@@ -43,6 +43,7 @@ type Holding struct {
 	Era   int64 // in which the tokens were taken
 
 	Overrun Overrun    // of a reservation, also one that has run out
+	Void    int64      // of one that has run out: what did not go back
 	Answer  Settlement // of one that was settled
 
 	// Of a lease's last call.
@@ -85,7 +86,7 @@ func (b *Bucket) Reserve(id string, n, ttl int64, o Overrun, leave Leave, now in
 		return Taking{}, HeldUnknown
 	}
 	if h, there := b.Held[id]; there {
-		if h.Kind != HoldingReservation || h.N != n || h.Era != s.Era {
+		if h.Kind != HoldingReservation || h.N != n || h.Until <= now || h.Era != s.Era {
 			return Taking{}, HeldInUse
 		}
 		return Taking{OK: true, Known: true, Taken: n, Tokens: b.held()}, HeldDone
@@ -121,8 +122,12 @@ func (b *Bucket) Settle(id string, used, now int64) (answer Settlement, again bo
 		return h.Answer, true, HeldDone
 	}
 	s.Outstanding = max(0, s.Outstanding-h.N)
-	answer.Returned, answer.Clamped, answer.Void = b.giveBack(max(0, h.N-used), h.Era)
-	over := max(0, used-h.N)
+	n := h.N
+	if h.Kind == HoldingRunOut {
+		n = h.Void
+	}
+	answer.Returned, answer.Clamped, answer.Void = b.giveBack(max(0, n-used), h.Era)
+	over := max(0, used-n)
 	answer.Charged = min(over, max(0, b.held()))
 	b.add(-answer.Charged)
 	if h.Overrun == OverrunDebt {
@@ -167,7 +172,8 @@ func (b *Bucket) Lease(id string, seq, keep, back, want, ttl, now int64) (grante
 	b.add(-granted)
 	s.Outstanding += keep + granted
 	if keep+granted > 0 {
-		b.put(id, Holding{Kind: HoldingLease, N: keep + granted, Until: now + ttl, Era: s.Era, Seq: seq, Granted: granted, Clamped: clamped})
+		b.put(id, Holding{Kind: HoldingLease, N: keep + granted, Until: now + ttl, Era: s.Era, Seq: seq, Granted: granted,
+			Clamped: clamped})
 	} else {
 		delete(b.Held, id)
 	}
@@ -194,7 +200,8 @@ func (b *Bucket) Sweep(most int, now int64) Swept {
 		if h.Kind == HoldingReservation {
 			returned, clamped, void := b.giveBack(h.N, h.Era)
 			sum.Returned, sum.Clamped, sum.Void = sum.Returned+returned, sum.Clamped+clamped, sum.Void+void
-			b.Held[id] = Holding{Kind: HoldingRunOut, Until: now + HoldMemory.Microseconds(), Era: h.Era, Overrun: h.Overrun}
+			b.Held[id] = Holding{Kind: HoldingRunOut, Until: now + HoldMemory.Microseconds(), Era: h.Era,
+				Overrun: h.Overrun, Void: void}
 		} else {
 			sum.Dropped += h.N
 			delete(b.Held, id)

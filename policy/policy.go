@@ -148,10 +148,12 @@ func (p Policy) validateRate(bad func(string, string, ...any) error) error {
 	}
 	tokens, per := p.Rate.reduced()
 	if least := 2 * float64(tokens) * float64(p.interval().Microseconds()) / float64(per); float64(p.Capacity) < least {
-		return bad("capacity", "%d is below %.0f, the tokens of two refill intervals of %s at %s: raise it, or lower the interval",
+		return bad("capacity",
+			"%d is below %.0f, the tokens of two refill intervals of %s at %s: raise it, or lower the interval",
 			p.Capacity, math.Ceil(least), p.interval(), p.Rate)
 	}
-	if most := MaxElapsed(p.Capacity, tokens, per, p.interval().Microseconds()); float64(most)*float64(tokens)+float64(per) >= maxExact {
+	if most := MaxElapsed(p.Capacity, tokens, per,
+		p.interval().Microseconds()); float64(most)*float64(tokens)+float64(per) >= maxExact {
 		return bad("rate", "%s over %dus of credit is not below 2^53 units: use a coarser rate", p.Rate, most)
 	}
 	return nil
@@ -163,7 +165,8 @@ func (p Policy) validateSteps(bad func(string, string, ...any) error) error {
 	}
 	if e, ok := p.Steps.(Every); ok {
 		if d := time.Duration(e); d < p.interval() || d > MaxPer || d%time.Microsecond != 0 {
-			return bad("every", "%s is not from the refill interval, %s, to %dd in whole microseconds", d, p.interval(), MaxPer/(24*time.Hour))
+			return bad("every", "%s is not from the refill interval, %s, to %dd in whole microseconds", d, p.interval(),
+				MaxPer/(24*time.Hour))
 		}
 	}
 	return nil

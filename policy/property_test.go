@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
-	"github.com/tokenrefill/refiller/internal/buckettest"
+	"github.com/tokenrefill/refiller/internal/testing/buckettest"
 	"github.com/tokenrefill/refiller/policy"
 )
 
@@ -17,9 +17,11 @@ import (
 func policies() *rapid.Generator[policy.Policy] {
 	return rapid.Custom(func(t *rapid.T) policy.Policy {
 		rate := rapid.OneOf(
-			rapid.SampledFrom([]policy.Rate{policy.PerSecond(500), policy.PerSecond(999_983), {Tokens: 1000, Per: 24 * time.Hour}, {Tokens: 10, Per: time.Minute}, {Tokens: 7, Per: time.Microsecond}}),
+			rapid.SampledFrom([]policy.Rate{policy.PerSecond(500), policy.PerSecond(999_983),
+				{Tokens: 1000, Per: 24 * time.Hour}, {Tokens: 10, Per: time.Minute}, {Tokens: 7, Per: time.Microsecond}}),
 			rapid.Custom(func(t *rapid.T) policy.Rate {
-				return policy.Rate{Tokens: rapid.Int64Range(1, 1e6).Draw(t, "tokens"), Per: time.Duration(rapid.Int64Range(1, 3600e6).Draw(t, "per")) * time.Microsecond}
+				return policy.Rate{Tokens: rapid.Int64Range(1, 1e6).Draw(t, "tokens"),
+					Per: time.Duration(rapid.Int64Range(1, 3600e6).Draw(t, "per")) * time.Microsecond}
 			}),
 		).Draw(t, "rate")
 		interval := time.Duration(rapid.Int64Range(1, 1000).Draw(t, "interval")) * time.Millisecond

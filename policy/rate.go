@@ -26,7 +26,7 @@ var ErrRate = errors.New("policy: bad rate")
 func PerSecond(n int64) Rate { return Rate{Tokens: n, Per: time.Second} }
 
 // ParseRate reads a rate as people write it: tokens, a slash, and a unit (us,
-// ms, s, m, h, d) or a duration ("500/s", "10/m", "1000/24h", "3/1m30s").
+// ms, s, m, h, d, w) or a duration ("500/s", "10/m", "1000/24h", "3/1m30s").
 func ParseRate(s string) (Rate, error) {
 	count, span, found := strings.Cut(strings.TrimSpace(s), "/")
 	if !found {
@@ -42,7 +42,7 @@ func ParseRate(s string) (Rate, error) {
 	}
 	per, err := ParseDuration(span)
 	if err != nil {
-		return Rate{}, fmt.Errorf("%w %q: time must be us, ms, s, m, h, d or a duration such as 90s or 24h", ErrRate, s)
+		return Rate{}, fmt.Errorf("%w %q: time must be us, ms, s, m, h, d, w or a duration such as 90s or 24h", ErrRate, s)
 	}
 	r := Rate{Tokens: tokens, Per: per}
 	if err := r.Validate(); err != nil {
@@ -52,18 +52,27 @@ func ParseRate(s string) (Rate, error) {
 }
 
 // ParseDuration reads a duration as [time.ParseDuration] does, and also whole
-// days ("7d").
+// days ("7d") and weeks ("2w").
 func ParseDuration(s string) (time.Duration, error) {
-	if days, found := strings.CutSuffix(s, "d"); found {
-		n, err := strconv.ParseInt(days, 10, 32)
-		if err != nil || n < 0 || n > int64(MaxPer/(24*time.Hour)) {
-			return 0, fmt.Errorf("policy: bad duration %q: days must be a whole number from 0 to %d", s, MaxPer/(24*time.Hour))
+	for _, unit := range []struct {
+		suffix, name string
+		length       time.Duration
+	}{{"d", "days", 24 * time.Hour}, {"w", "weeks", 7 * 24 * time.Hour}} {
+		number, found := strings.CutSuffix(s, unit.suffix)
+		if !found {
+			continue
 		}
-		return time.Duration(n) * 24 * time.Hour, nil
+		n, err := strconv.ParseInt(number, 10, 32)
+		if err != nil || n < 0 || n > int64(MaxPer/unit.length) {
+			return 0, fmt.Errorf("policy: bad duration %q: %s must be a whole number from 0 to %d",
+				s, unit.name, MaxPer/unit.length)
+		}
+		return time.Duration(n) * unit.length, nil
 	}
 	d, err := time.ParseDuration(s)
 	if err != nil {
-		return 0, fmt.Errorf("policy: bad duration %q: want a number and a unit (us, ms, s, m, h or d), such as 100ms or 7d", s)
+		return 0, fmt.Errorf(
+			"policy: bad duration %q: want a number and a unit (us, ms, s, m, h, d or w), such as 100ms or 7d", s)
 	}
 	return d, nil
 }

@@ -15,7 +15,8 @@ import (
 func TestARateInUnitsIsTheSameRate(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]string{
-		"10/h": "10/h", "60/m": "1/s", "10/m": "10/m", "1000/24h": "1000/24h", "1/7us": "1/7\u00b5s", "500000/ms": "500000000/s", "1/h": "1/h", "24/24h": "1/h",
+		"10/h": "10/h", "60/m": "1/s", "10/m": "10/m", "1000/24h": "1000/24h", "1/7us": "1/7\u00b5s",
+		"500000/ms": "500000000/s", "1/h": "1/h", "24/24h": "1/h",
 		"1125899906842624/ms": "1125899906842624/ms",
 	} {
 		r, err := policy.ParseRate(text)
@@ -54,7 +55,8 @@ func TestParseRateReadsWhatPeopleWrite(t *testing.T) {
 
 func TestParseRateNamesTheRangeOfWhatItRefuses(t *testing.T) {
 	t.Parallel()
-	const tokens, per = "tokens must be a whole number from 1 to 1125899906842624", "time must be us, ms, s, m, h, d or a duration"
+	const tokens, per = "tokens must be a whole number from 1 to 1125899906842624",
+		"time must be us, ms, s, m, h, d, w or a duration"
 	const whole = "time must be whole microseconds from 1us to 366d"
 	for text, want := range map[string]string{
 		"":                       "want tokens/time, such as 500/s",
@@ -87,7 +89,8 @@ func TestParseRateNamesTheRangeOfWhatItRefuses(t *testing.T) {
 }
 
 func FuzzParseRate(f *testing.F) {
-	for _, text := range []string{"500/s", "10/m", "1000/24h", "3/1m30s", "3/.5s", "7/366d", "1/µs", "0/s", "5/-1s", "9/1.5us", " 1 / h ", "1/1e3s", "/", "5/8784h", "+5/+5s"} {
+	for _, text := range []string{"500/s", "10/m", "1000/24h", "3/1m30s", "3/.5s", "7/366d", "1/µs", "0/s", "5/-1s",
+		"9/1.5us", " 1 / h ", "1/1e3s", "/", "5/8784h", "+5/+5s"} {
 		f.Add(text)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
@@ -104,14 +107,19 @@ func FuzzParseRate(f *testing.F) {
 	})
 }
 
-func TestParseDurationAlsoReadsDays(t *testing.T) {
+func TestParseDurationAlsoReadsDaysAndWeeks(t *testing.T) {
 	t.Parallel()
-	for text, want := range map[string]time.Duration{"7d": 7 * 24 * time.Hour, "0d": 0, "366d": policy.MaxPer, "100ms": 100 * time.Millisecond, "1h30m": 90 * time.Minute} {
+	for text, want := range map[string]time.Duration{"7d": 7 * 24 * time.Hour, "0d": 0, "366d": policy.MaxPer,
+		"2w":    14 * 24 * time.Hour,
+		"100ms": 100 * time.Millisecond, "1h30m": 90 * time.Minute} {
 		got, err := policy.ParseDuration(text)
 		require.NoError(t, err, text)
 		require.Equal(t, want, got, text)
 	}
-	for text, want := range map[string]string{"367d": "from 0 to 366", "-1d": "from 0 to 366", "1.5d": "from 0 to 366", "d": "from 0 to 366", "": "want a number and a unit", "5": "want a number and a unit", "5y": "want a number and a unit"} {
+	for text, want := range map[string]string{"367d": "from 0 to 366", "-1d": "from 0 to 366", "1.5d": "from 0 to 366",
+		"53w": "weeks must be a whole number from 0 to 52", "w": "from 0 to 52",
+		"d": "from 0 to 366", "": "want a number and a unit", "5": "want a number and a unit",
+		"5y": "want a number and a unit"} {
 		_, err := policy.ParseDuration(text)
 		require.ErrorContains(t, err, "policy: bad duration", text)
 		require.ErrorContains(t, err, want, text)

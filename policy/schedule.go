@@ -141,8 +141,8 @@ const catchUp = 1000
 // bucket could not hold their tokens. Of any Steps but Every, 1,000 are kept at
 // most, which bounds the work of a call however long nobody called.
 //
-// A stored instant that is further ahead than the next three is none that was credited, but comes of a server's clock that
-// was ahead: next is then the first one after now, from which the refill script sees it.
+// A stored instant that is further ahead than the next three is none that was credited, but comes of a server's clock
+// that was ahead: next is then the first one after now, from which the refill script sees it.
 func Due(s Steps, stored, now, keep int64) (due, next int64) {
 	if stored > now {
 		if first := after(s, now); first != 0 && stored > after(s, after(s, first)) {

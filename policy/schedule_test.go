@@ -34,7 +34,8 @@ func TestEveryNamesMultiplesSinceTheEpoch(t *testing.T) {
 	t.Parallel()
 	every := policy.Every(90 * time.Second)
 	require.Equal(t, "every 1m30s", every.String())
-	for from, want := range map[int64]int64{0: 90_000_000, 1: 90_000_000, 89_999_999: 90_000_000, 90_000_000: 180_000_000, -1: 0, -90_000_000: 0, -90_000_001: -90_000_000} {
+	for from, want := range map[int64]int64{0: 90_000_000, 1: 90_000_000, 89_999_999: 90_000_000, 90_000_000: 180_000_000,
+		-1: 0, -90_000_000: 0, -90_000_001: -90_000_000} {
 		require.Equal(t, time.UnixMicro(want).UTC(), every.Next(time.UnixMicro(from)), from)
 	}
 	require.Zero(t, policy.Every(0).Next(time.UnixMicro(now)), "no step never comes")
@@ -69,13 +70,19 @@ func TestCalendarFollowsItsZone(t *testing.T) {
 		{"ForwardMovesOtherDaysNot", "0 0 1 * *", "Africa/Cairo", "2026-04-02T00:00:00Z", []string{"2026-04-30T21:00:00Z"}},
 		{"ForwardCountsWhatCoincidesOnce", "*/10 2,3 * * *", berlin, "2026-03-29T00:59:00Z",
 			[]string{"2026-03-29T01:00:00Z", "2026-03-29T01:10:00Z"}},
-		{"ForwardIsAnHourShorter", "0 * * * *", berlin, "2026-03-29T00:00:00Z", []string{"2026-03-29T01:00:00Z", "2026-03-29T02:00:00Z"}},
+		{"ForwardIsAnHourShorter", "0 * * * *", berlin, "2026-03-29T00:00:00Z",
+			[]string{"2026-03-29T01:00:00Z", "2026-03-29T02:00:00Z"}},
 
-		{"BackCountsAFixedHourOnceInBerlin", "30 2 * * *", berlin, "2026-10-24T12:00:00Z", []string{"2026-10-25T00:30:00Z", "2026-10-26T01:30:00Z"}},
-		{"BackCountsAFixedHourOnceInNewYork", "30 1 * * *", york, "2026-10-31T12:00:00Z", []string{"2026-11-01T05:30:00Z", "2026-11-02T06:30:00Z"}},
-		{"BackCountsSteppedHoursOnce", "0 */2 * * *", berlin, "2026-10-24T22:30:00Z", []string{"2026-10-25T00:00:00Z", "2026-10-25T03:00:00Z"}},
-		{"BackRepeatsEveryHour", "0 * * * *", berlin, "2026-10-24T23:30:00Z", []string{"2026-10-25T00:00:00Z", "2026-10-25T01:00:00Z", "2026-10-25T02:00:00Z"}},
-		{"BackByHalfAnHour", "45 1 * * *", "Australia/Lord_Howe", "2026-04-03T20:00:00Z", []string{"2026-04-04T14:45:00Z", "2026-04-05T15:15:00Z"}},
+		{"BackCountsAFixedHourOnceInBerlin", "30 2 * * *", berlin, "2026-10-24T12:00:00Z",
+			[]string{"2026-10-25T00:30:00Z", "2026-10-26T01:30:00Z"}},
+		{"BackCountsAFixedHourOnceInNewYork", "30 1 * * *", york, "2026-10-31T12:00:00Z",
+			[]string{"2026-11-01T05:30:00Z", "2026-11-02T06:30:00Z"}},
+		{"BackCountsSteppedHoursOnce", "0 */2 * * *", berlin, "2026-10-24T22:30:00Z",
+			[]string{"2026-10-25T00:00:00Z", "2026-10-25T03:00:00Z"}},
+		{"BackRepeatsEveryHour", "0 * * * *", berlin, "2026-10-24T23:30:00Z",
+			[]string{"2026-10-25T00:00:00Z", "2026-10-25T01:00:00Z", "2026-10-25T02:00:00Z"}},
+		{"BackByHalfAnHour", "45 1 * * *", "Australia/Lord_Howe", "2026-04-03T20:00:00Z",
+			[]string{"2026-04-04T14:45:00Z", "2026-04-05T15:15:00Z"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			at, steps := instant(t, c.from), calendar(t, c.spec, zone(t, c.zone))
@@ -190,13 +197,15 @@ func TestDueIsTheOldestStepThatTheBucketCanHold(t *testing.T) {
 	t.Parallel()
 	all := []policy.Steps{
 		policy.Every(time.Minute), policy.Every(7 * time.Second), policy.Every(24 * time.Hour),
-		calendar(t, "* * * * *", nil), calendar(t, "*/7 2-5 * * *", zone(t, "Europe/Berlin")), calendar(t, "@daily", zone(t, "America/New_York")),
+		calendar(t, "* * * * *", nil), calendar(t, "*/7 2-5 * * *", zone(t, "Europe/Berlin")),
+		calendar(t, "@daily", zone(t, "America/New_York")),
 		calendar(t, "0 0 1 * *", nil), calendar(t, "* * 1 * *", nil),
 	}
 	rapid.Check(t, func(t *rapid.T) {
 		s := all[rapid.IntRange(0, len(all)-1).Draw(t, "steps")]
 		stored := now + rapid.Int64Range(0, 90*24*3600*1e6).Draw(t, "stored")
-		away := rapid.OneOf(rapid.Int64Range(0, 200e6), rapid.Int64Range(0, 3*3600*1e6), rapid.Int64Range(0, 40*3600*1e6)).Draw(t, "away")
+		away := rapid.OneOf(rapid.Int64Range(0, 200e6), rapid.Int64Range(0, 3*3600*1e6),
+			rapid.Int64Range(0, 40*3600*1e6)).Draw(t, "away")
 		keep := rapid.Int64Range(1, 100).Draw(t, "keep")
 		due, next := policy.Due(s, stored, stored+away, keep)
 		wantDue, wantNext := walk(s, stored, stored+away, keep)

@@ -123,7 +123,8 @@ func (t Template) validateLazy(bad func(string, string, ...any) error) error {
 	case t.Policy.initial() != t.Policy.Capacity:
 		return bad("initial", "%d: a lazy bucket begins full, with %d tokens", t.Policy.initial(), t.Policy.Capacity)
 	case tokens > maxLazyTokens:
-		return bad("rate", "%s is %d tokens in %dus in lowest terms; a lazy bucket takes at most %d", t.Policy.Rate, tokens, per, int64(maxLazyTokens))
+		return bad("rate", "%s is %d tokens in %dus in lowest terms; a lazy bucket takes at most %d", t.Policy.Rate, tokens,
+			per, int64(maxLazyTokens))
 	case t.Policy.Capacity > maxLazyUnits/per:
 		return bad("capacity", "%d: at %s a lazy bucket holds at most %d", t.Policy.Capacity, t.Policy.Rate, maxLazyUnits/per)
 	}
@@ -196,7 +197,8 @@ func NewTemplates(version int64, list []Template, plain []string) (*Templates, e
 	// more literal bytes, or as many and more stars.
 	slices.SortFunc(s.list, func(a, b *Ruled) int {
 		stars := func(r *Ruled) int { return strings.Count(r.Prefix, "*") }
-		return cmp.Or(cmp.Compare(len(b.Prefix)-stars(b), len(a.Prefix)-stars(a)), cmp.Compare(stars(b), stars(a)), cmp.Compare(a.Prefix, b.Prefix))
+		return cmp.Or(cmp.Compare(len(b.Prefix)-stars(b), len(a.Prefix)-stars(a)), cmp.Compare(stars(b), stars(a)),
+			cmp.Compare(a.Prefix, b.Prefix))
 	})
 	for _, key := range plain {
 		if s.find(key) != nil {
@@ -204,7 +206,8 @@ func NewTemplates(version int64, list []Template, plain []string) (*Templates, e
 		}
 	}
 	if len(s.plain) > MaxPlain {
-		return nil, fmt.Errorf("%w: %d buckets have names that a template matches; want at most %d", ErrTemplates, len(s.plain), MaxPlain)
+		return nil, fmt.Errorf("%w: %d buckets have names that a template matches; want at most %d", ErrTemplates,
+			len(s.plain), MaxPlain)
 	}
 	return s, nil
 }
@@ -428,6 +431,7 @@ func (t Terms) Policy() Policy {
 	initial := t.Initial
 	return Policy{
 		Capacity: t.Capacity, Rate: t.Rate(), Interval: time.Duration(t.Interval) * time.Microsecond, Initial: &initial,
-		OnLoss: t.OnLoss, OnRollback: t.OnRollback, CarryOver: t.CarryOver, Degraded: t.Degraded, Strict: t.Strict, Shadow: t.Shadow,
+		OnLoss: t.OnLoss, OnRollback: t.OnRollback, CarryOver: t.CarryOver, Degraded: t.Degraded, Strict: t.Strict,
+		Shadow: t.Shadow,
 	}
 }

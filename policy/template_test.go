@@ -13,7 +13,8 @@ import (
 )
 
 func template(prefix string) policy.Template {
-	return policy.Template{Prefix: prefix, Policy: policy.Policy{Capacity: 60, Rate: policy.PerSecond(1), Interval: time.Second}}
+	return policy.Template{Prefix: prefix, Policy: policy.Policy{Capacity: 60, Rate: policy.PerSecond(1),
+		Interval: time.Second}}
 }
 
 func templates(t require.TestingT, plain []string, prefixes ...string) *policy.Templates {
@@ -29,8 +30,10 @@ func templates(t require.TestingT, plain []string, prefixes ...string) *policy.T
 func TestSetsWithTheSameTemplatesAreTheSame(t *testing.T) {
 	t.Parallel()
 	set := templates(t, []string{"user:root", "elsewhere"}, "user:", "order:", "tenant:*:api")
-	require.Equal(t, set.Encode(), templates(t, []string{"user:root"}, "tenant:*:api", "order:", "user:").Encode(), "whatever the order")
-	later, err := policy.NewTemplates(8, []policy.Template{template("order:"), template("user:"), template("tenant:*:api")}, []string{"user:root"})
+	require.Equal(t, set.Encode(), templates(t, []string{"user:root"}, "tenant:*:api", "order:", "user:").Encode(),
+		"whatever the order")
+	later, err := policy.NewTemplates(8, []policy.Template{template("order:"), template("user:"),
+		template("tenant:*:api")}, []string{"user:root"})
 	require.NoError(t, err)
 	require.True(t, set.SameAs(later))
 	require.False(t, set.Equal(later))
@@ -38,7 +41,8 @@ func TestSetsWithTheSameTemplatesAreTheSame(t *testing.T) {
 	require.False(t, set.SameAs(templates(t, []string{"user:root"}, "user:", "order:")))
 	other := template("order:")
 	other.Policy.Capacity++
-	changed, err := policy.NewTemplates(7, []policy.Template{other, template("user:"), template("tenant:*:api")}, []string{"user:root"})
+	changed, err := policy.NewTemplates(7, []policy.Template{other, template("user:"), template("tenant:*:api")},
+		[]string{"user:root"})
 	require.NoError(t, err)
 	require.False(t, set.SameAs(changed))
 
@@ -50,10 +54,12 @@ func TestSetsWithTheSameTemplatesAreTheSame(t *testing.T) {
 
 func TestTheMostSpecificTemplateCounts(t *testing.T) {
 	t.Parallel()
-	set := templates(t, []string{"user:root", "elsewhere"}, "", "user:", "user:vip:", "tenant:*:api", "tenant:*", "tenant:", "tenant:7:api", "a:*:c:*:e")
+	set := templates(t, []string{"user:root", "elsewhere"}, "", "user:", "user:vip:", "tenant:*:api", "tenant:*",
+		"tenant:", "tenant:7:api", "a:*:c:*:e")
 	for key, want := range map[string]string{
 		"user:1": "user:", "user:": "user:", "users": "", "x": "", "user:vip:1": "user:vip:", "user:vip": "user:",
-		"tenant:1:api": "tenant:*:api", "tenant:1:api/v2": "tenant:*:api", "tenant::api": "tenant:", "tenant:": "tenant:", "tenant:1": "tenant:*",
+		"tenant:1:api": "tenant:*:api", "tenant:1:api/v2": "tenant:*:api", "tenant::api": "tenant:", "tenant:": "tenant:",
+		"tenant:1":     "tenant:*",
 		"tenant:7:api": "tenant:7:api", "tenant:7:ap": "tenant:*", "a:b:c:d:e": "a:*:c:*:e", "a:b:c::e": "", "a:b:x:d:e": "",
 	} {
 		r := set.Of(key)

@@ -214,14 +214,16 @@ func TermsOf(numbers []int64) (Terms, error) {
 	t := Terms{
 		Fence: Fence{n[0], n[14]}, Template: n[1] == KindTemplate, Pool: n[1] == KindPool,
 		Capacity: n[2], Tokens: n[3], Per: n[4], Interval: n[5], Initial: n[2] - n[6],
-		OnLoss: Loss(n[7]), OnRollback: Rollback(n[8]), CarryOver: CarryOver(n[9]), Degraded: Degraded(n[10] % shadowed), Shadow: n[10] >= shadowed,
+		OnLoss: Loss(n[7]), OnRollback: Rollback(n[8]), CarryOver: CarryOver(n[9]), Degraded: Degraded(n[10] % shadowed),
+		Shadow: n[10] >= shadowed,
 		Strict: n[11] == 1, GrantTokens: n[15], GrantEnd: n[16], GrantEra: n[17],
 	}
 	if t.Pool {
 		t.Version, t.PoolsVersion, t.Fence.Epoch = n[0], n[12], n[13]
 	}
 	switch {
-	case n[1] > KindPool, n[10] >= 2*shadowed, n[11] > 1, t.OnLoss > LossFull, t.OnRollback > RollbackKeep, t.CarryOver > CarryReset, t.Degraded > DegradedLocal,
+	case n[1] > KindPool, n[10] >= 2*shadowed, n[11] > 1, t.OnLoss > LossFull, t.OnRollback > RollbackKeep,
+		t.CarryOver > CarryReset, t.Degraded > DegradedLocal,
 		!t.Pool && (n[12] > 0 || n[13] > 0):
 		return Terms{}, fmt.Errorf("%w: an unknown kind or choice in %d", ErrTerms, numbers)
 	case t.Capacity < 1, t.Interval < 1, t.Per < 1, t.Initial < 0, n[1] == KindStepped && t.Tokens < 1:
@@ -239,6 +241,18 @@ func TermsOf(numbers []int64) (Terms, error) {
 // bucket's Redis clock, in Unix microseconds.
 func (t Terms) Granted(era, now int64) bool {
 	return t.GrantEra != 0 && t.GrantEra == era && now < t.GrantEnd
+}
+
+// Due is what smooth terms credit a bucket in an era for the time between two instants, in Unix microseconds: whole
+// tokens, and the carry after them.
+func (t *Terms) Due(era, last, carry, now int64) (tokens, rest int64) {
+	elapsed := min(max(0, now-last), t.MaxElapsed)
+	granted := int64(0)
+	if t.GrantEra == era {
+		granted = min(elapsed, max(0, t.GrantEnd-(now-elapsed)))
+	}
+	units := (elapsed-granted)*t.Tokens + granted*t.GrantTokens + carry
+	return units / t.Per, units % t.Per
 }
 
 // Rate is the smooth rate of the terms without a grant; zero if stepped.

@@ -27,7 +27,8 @@ func TestTermsHoldTheRateInLowestTerms(t *testing.T) {
 		require.Equal(t, c.tokens, got.Tokens, c.rate)
 		require.Equal(t, c.per, got.Per, c.rate)
 		require.Equal(t, policy.Fence{Epoch: 2, Seq: 9}, got.Fence)
-		require.InEpsilon(t, float64(c.rate.Tokens)/float64(c.rate.Per), float64(got.Rate().Tokens)/float64(got.Rate().Per), 1e-12)
+		require.InEpsilon(t, float64(c.rate.Tokens)/float64(c.rate.Per), float64(got.Rate().Tokens)/float64(got.Rate().Per),
+			1e-12)
 	}
 }
 
@@ -40,7 +41,8 @@ func TestTermsCreditNoMoreThanAFullBucketOrFiveIntervals(t *testing.T) {
 	}{
 		{"TimeToFill", policy.Policy{Capacity: 1000, Rate: policy.PerSecond(1000)}, time.Second},
 		{"TwoSeconds", policy.Policy{Capacity: 5000, Rate: policy.PerSecond(1000)}, 2 * time.Second},
-		{"FiveIntervals", policy.Policy{Capacity: 50_000, Rate: policy.PerSecond(1000), Interval: time.Second}, 5 * time.Second},
+		{"FiveIntervals", policy.Policy{Capacity: 50_000, Rate: policy.PerSecond(1000), Interval: time.Second},
+			5 * time.Second},
 	} {
 		require.NoError(t, c.p.Validate(), c.name)
 		require.Equal(t, c.want.Microseconds(), c.p.Terms(policy.Fence{}).MaxElapsed, c.name)
@@ -52,7 +54,8 @@ func TestSteppedTermsHaveNoRate(t *testing.T) {
 	got := policy.Policy{Capacity: 100, Steps: policy.Every(time.Hour), StepTokens: 30}.Terms(policy.Fence{})
 	name := got.Per
 	require.Positive(t, name)
-	require.Equal(t, policy.Terms{Kind: policy.Stepped, Capacity: 100, Tokens: 30, Per: name, Interval: 100_000, Initial: 100}, got)
+	require.Equal(t, policy.Terms{Kind: policy.Stepped, Capacity: 100, Tokens: 30, Per: name, Interval: 100_000,
+		Initial: 100}, got)
 	other := policy.Policy{Capacity: 100, Steps: policy.Every(2 * time.Hour), StepTokens: 30}.Terms(policy.Fence{})
 	require.NotEqual(t, name, other.Per, "another schedule has another name")
 	require.Zero(t, got.Rate())
@@ -60,7 +63,8 @@ func TestSteppedTermsHaveNoRate(t *testing.T) {
 
 func TestFenceOrdersByEpochThenSeq(t *testing.T) {
 	t.Parallel()
-	fences := []policy.Fence{{Epoch: 0, Seq: 0}, {Epoch: 0, Seq: 9}, {Epoch: 1, Seq: 0}, {Epoch: 1, Seq: 1}, {Epoch: 2, Seq: 0}}
+	fences := []policy.Fence{{Epoch: 0, Seq: 0}, {Epoch: 0, Seq: 9}, {Epoch: 1, Seq: 0}, {Epoch: 1, Seq: 1},
+		{Epoch: 2, Seq: 0}}
 	for i, f := range fences {
 		for k, g := range fences {
 			require.Equal(t, i < k, f.Before(g), "%v %v", f, g)
@@ -109,7 +113,8 @@ func TestDecodeTermsRefusesWhatNoTermsHave(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, terms, short, "zeros at the end are left out")
 	for place, bad := range map[int][]string{
-		0: {"x", "-1", "1.5"}, 1: {"4"}, 2: {"0"}, 4: {"0"}, 5: {"0"}, 6: {"1001"}, 7: {"2"}, 8: {"2"}, 9: {"3"}, 10: {"3", "8"},
+		0: {"x", "-1", "1.5"}, 1: {"4"}, 2: {"0"}, 4: {"0"}, 5: {"0"}, 6: {"1001"}, 7: {"2"}, 8: {"2"}, 9: {"3"},
+		10: {"3", "8"},
 		11: {"2"}, 12: {"1"}, 13: {"1"}, 17: {"99999999999999999999"},
 	} {
 		for _, word := range bad {
@@ -144,7 +149,8 @@ func FuzzDecodeTerms(f *testing.F) {
 
 		// Whatever is read can be computed with.
 		tokens, index := int64(0), int64(1)
-		b := policy.Bucket{Tokens: &tokens, Index: &index, Control: &policy.Control{Terms: terms, Era: 1, Index: 1, Last: now - 1}}
+		b := policy.Bucket{Tokens: &tokens, Index: &index,
+			Control: &policy.Control{Terms: terms, Era: 1, Index: 1, Last: now - 1}}
 		_ = b.Wait(1, now)
 		out := b.Refill(policy.Call{Version: policy.Version{Era: 1, Index: 1}}, now)
 		require.LessOrEqual(t, out.Status, policy.StatusConflict)

@@ -7,8 +7,7 @@ import (
 	"slices"
 )
 
-// Claimant is a region as allocation sees it. All rates are whole numbers of
-// one unit, from 0 to policy.MaxTokens.
+// Claimant is a region as allocation sees it. All rates are whole numbers of one unit, from 0 to policy.MaxTokens.
 type Claimant struct {
 	Name    string // distinct; decides between equals
 	Weight  int64  // 1 to MaxWeight
@@ -20,18 +19,14 @@ type Claimant struct {
 // MaxWeight is the largest weight of a region.
 const MaxWeight = 1_000_000
 
-// Allocate divides total among the claimants and returns their shares in the
-// order of the claimants.
+// Allocate divides total among the claimants and returns their shares in the order of the claimants.
 //
-// Everyone gets the floor. If the demands fit, everyone gets the demand and a
-// part of what is spare, by weight. If they don't, rates are levelled: nobody
-// has less than the demand while another has more for its weight, floors aside.
-// The shares add up to total, unless ceilings leave a rest; floors that don't
-// fit into total are levelled as demands are.
+// Everyone gets the floor. If the demands fit, everyone gets the demand and a part of what is spare, by weight. If they
+// don't, rates are levelled: nobody has less than the demand while another has more for its weight, floors aside. The
+// shares add up to total, unless ceilings leave a rest; floors that don't fit into total are levelled as demands are.
 //
-// Whole units go where the next one raises the level least, and not to the
-// largest remainders: with these, more demand of one region can bring another
-// a unit more, here it never does.
+// Whole units go where the next one raises the level least, and not to the largest remainders: with these, more demand
+// of one region can bring another a unit more, here it never does.
 func Allocate(total int64, claimants []Claimant) []int64 {
 	n := len(claimants)
 	floors, wants, rooms := make([]bounds, n), make([]bounds, n), make([]bounds, n)
@@ -61,17 +56,15 @@ func Allocate(total int64, claimants []Claimant) []int64 {
 	return shares
 }
 
-// bounds of one share: it rises with the level in proportion to the weight,
-// from lo to hi.
+// bounds of one share: it rises with the level in proportion to the weight, from lo to hi.
 type bounds struct {
 	name           string
 	weight, lo, hi int64
 }
 
-// fill finds the level at which clamp(⌊level·weight⌋, lo, hi) adds up to total,
-// and hands the units that rounding leaves over to those whose next unit comes
-// at the lowest level. It expects Σlo ≤ total, and returns the his if their sum
-// is below total.
+// fill finds the level at which clamp(⌊level·weight⌋, lo, hi) adds up to total, and hands the units that rounding
+// leaves over to those whose next unit comes at the lowest level. It expects Σlo ≤ total, and returns the his if their
+// sum is below total.
 //
 // With x(level) never falling, a higher hi of one share can only lower the level
 // at which total is reached, so no other share rises.
@@ -109,9 +102,8 @@ func fill(total int64, all []bounds) []int64 {
 	return shares
 }
 
-// level is the fraction at which clamp(level·weight, lo, hi) adds up to total,
-// without rounding; Σlo ≤ total < Σhi. It goes through the levels at which a
-// share starts or stops rising, in order.
+// level is the fraction at which clamp(level·weight, lo, hi) adds up to total, without rounding; Σlo ≤ total < Σhi. It
+// goes through the levels at which a share starts or stops rising, in order.
 func level(total int64, all []bounds) (num, den int64) {
 	type turn struct{ at, weight, rising int64 } // at/weight is the level
 	turns := make([]turn, 0, 2*len(all))
@@ -157,16 +149,14 @@ func (h *risers) Pop() any {
 	return last
 }
 
-// compareFractions compares a/b with c/d, of which none is negative and b and d
-// are positive.
+// compareFractions compares a/b with c/d, of which none is negative and b and d are positive.
 func compareFractions(a, b, c, d int64) int {
 	hi1, lo1 := bits.Mul64(uint64(a), uint64(d))
 	hi2, lo2 := bits.Mul64(uint64(c), uint64(b))
 	return cmp.Or(cmp.Compare(hi1, hi2), cmp.Compare(lo1, lo2))
 }
 
-// mulDiv is ⌊a·b/c⌋, at most the largest int64; a and b aren't negative, c is
-// positive.
+// mulDiv is ⌊a·b/c⌋, at most the largest int64; a and b aren't negative, c is positive.
 func mulDiv(a, b, c int64) int64 {
 	hi, lo := bits.Mul64(uint64(a), uint64(b))
 	if hi >= uint64(c) {

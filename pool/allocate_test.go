@@ -55,15 +55,19 @@ func TestAllocateKnownAnswers(t *testing.T) {
 		// eu stops at 450; the spare of 1000 − 450 − 100 − 100 = 350 goes to us and ap.
 		{"ceiling", 1000, ceiling(three(900, 0, 0), "eu", 450), []int64{450, 275, 275}},
 		// All have ceilings: 700 of 1000 are given.
-		{"ceilings leave a rest", 1000, ceiling(ceiling(ceiling(three(900, 900, 900), "eu", 300), "us", 200), "ap", 200), []int64{300, 200, 200}},
+		{"ceilings leave a rest", 1000, ceiling(ceiling(ceiling(three(900, 900, 900), "eu", 300), "us", 200), "ap", 200),
+			[]int64{300, 200, 200}},
 		{"alone", 1000, []Claimant{{Name: "eu", Weight: 7, Floor: 10}}, []int64{1000}},
 		{"nobody", 1000, nil, []int64{}},
 		{"nothing", 0, three(5, 5, 5), []int64{0, 0, 0}},
 		// 10 over three equals: 4, 3, 3 by name.
-		{"equals", 10, []Claimant{{Name: "c", Weight: 1, Demand: 99}, {Name: "a", Weight: 1, Demand: 99}, {Name: "b", Weight: 1, Demand: 99}}, []int64{3, 4, 3}},
+		{"equals", 10, []Claimant{{Name: "c", Weight: 1, Demand: 99}, {Name: "a", Weight: 1, Demand: 99},
+			{Name: "b", Weight: 1, Demand: 99}}, []int64{3, 4, 3}},
 		// Weight 1000 against 1: level 10/1001 gives 9.99 and 0.0099; the tenth unit comes at 0.010, the other's first at 1.
-		{"weights far apart", 10, []Claimant{{Name: "a", Weight: 1, Demand: 99}, {Name: "b", Weight: 1000, Demand: 99}}, []int64{0, 10}},
-		{"large numbers", 1 << 50, []Claimant{{Name: "a", Weight: MaxWeight, Demand: 1 << 50}, {Name: "b", Weight: MaxWeight, Demand: 1 << 50}}, []int64{1 << 49, 1 << 49}},
+		{"weights far apart", 10, []Claimant{{Name: "a", Weight: 1, Demand: 99}, {Name: "b", Weight: 1000, Demand: 99}},
+			[]int64{0, 10}},
+		{"large numbers", 1 << 50, []Claimant{{Name: "a", Weight: MaxWeight, Demand: 1 << 50},
+			{Name: "b", Weight: MaxWeight, Demand: 1 << 50}}, []int64{1 << 49, 1 << 49}},
 	} {
 		t.Run(test.name, func(t *testing.T) { require.Equal(t, test.want, Allocate(test.total, test.in)) })
 	}
@@ -126,7 +130,8 @@ func TestAllocateIsFair(t *testing.T) {
 					continue
 				}
 				// c lacks a unit: the other's last one came at no higher level than c's next.
-				require.LessOrEqual(t, compareFractions(shares[j], other.Weight, shares[i]+1, c.Weight), 0, "%v has too little beside %v: %v", c, other, shares)
+				require.LessOrEqual(t, compareFractions(shares[j], other.Weight, shares[i]+1, c.Weight), 0,
+					"%v has too little beside %v: %v", c, other, shares)
 			}
 		}
 	})
@@ -157,7 +162,8 @@ func TestAllocateDoesNotDependOnTheOrder(t *testing.T) {
 			want[list[i].Name] = s
 		}
 		shuffled := slices.Clone(list)
-		rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "order"), 0)).Shuffle(len(shuffled), func(i, j int) { shuffled[i], shuffled[j] = shuffled[j], shuffled[i] })
+		rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "order"), 0)).Shuffle(len(shuffled),
+			func(i, j int) { shuffled[i], shuffled[j] = shuffled[j], shuffled[i] })
 		for i, s := range Allocate(total, shuffled) {
 			require.Equal(t, want[shuffled[i].Name], s, shuffled[i].Name)
 		}

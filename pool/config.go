@@ -28,6 +28,9 @@ type Settings struct {
 	Pools   []Pool
 }
 
+// noSettings are older than any.
+var noSettings = Settings{Version: -1}
+
 // Validate returns all that is wrong with s.
 func (s Settings) Validate() error {
 	var errs []error
@@ -78,11 +81,40 @@ func inflate(record string) (string, error) {
 	return string(text), err
 }
 
-// Equal reports whether both say the same, in whatever order and words: 1/s and
-// 60/m are the same rate.
+// Equal reports whether both say the same, in whatever order and words: 1/s and 60/m are the same rate.
 func (s Settings) Equal(other Settings) bool { return s.reduced().encode() == other.reduced().encode() }
 
-// reduced is s with its rates in lowest terms.
+// following is s, to replace other settings: a region that those have in a pool has been in it since then, and others
+// come into it with s.
+func (s Settings) following(before Settings) Settings {
+	type member struct{ pool, region string }
+	since := map[member]int64{}
+	for _, p := range before.Pools {
+		for _, r := range p.Regions {
+			since[member{p.Name, r.Name}] = r.since
+		}
+	}
+	s = s.clone()
+	for _, p := range s.Pools {
+		for i := range p.Regions {
+			r, is := &p.Regions[i], false
+			if r.since, is = since[member{p.Name, r.Name}]; !is {
+				r.since = s.Version
+			}
+		}
+	}
+	return s
+}
+
+func (s Settings) clone() Settings {
+	s.Pools = slices.Clone(s.Pools)
+	for i := range s.Pools {
+		s.Pools[i].Regions = slices.Clone(s.Pools[i].Regions)
+	}
+	return s
+}
+
+// reduced is s with its rates in lowest terms, and without its history.
 func (s Settings) reduced() Settings {
 	reduce := func(r policy.Rate) policy.Rate {
 		if r == (policy.Rate{}) {
@@ -91,12 +123,13 @@ func (s Settings) reduced() Settings {
 		g := gcd(r.Tokens, r.Per.Microseconds())
 		return policy.Rate{Tokens: r.Tokens / g, Per: r.Per / time.Duration(g)}
 	}
-	s.Pools = slices.Clone(s.Pools)
+	s = s.clone()
 	for i := range s.Pools {
 		p := &s.Pools[i]
-		p.Rate, p.Regions = reduce(p.Rate), slices.Clone(p.Regions)
+		p.Rate = reduce(p.Rate)
 		for j := range p.Regions {
-			p.Regions[j].Floor, p.Regions[j].Ceiling = reduce(p.Regions[j].Floor), reduce(p.Regions[j].Ceiling)
+			r := &p.Regions[j]
+			r.Floor, r.Ceiling, r.since = reduce(r.Floor), reduce(r.Ceiling), 0
 		}
 	}
 	return s
@@ -122,6 +155,7 @@ type (
 		Floor   string `json:"floor,omitempty"`
 		Burst   int64  `json:"burst,omitempty"`
 		Ceiling string `json:"ceiling,omitempty"`
+		Since   int64  `json:"since,omitempty"` // the version with which it came into the pool
 	}
 )
 
@@ -140,7 +174,7 @@ func (s Settings) encode() string {
 			pr.FloorShare = p.floorShare()
 		}
 		for _, r := range p.Regions {
-			pr.Regions = append(pr.Regions, regionRecord{r.Name, r.Weight, rate(r.Floor), r.Burst, rate(r.Ceiling)})
+			pr.Regions = append(pr.Regions, regionRecord{r.Name, r.Weight, rate(r.Floor), r.Burst, rate(r.Ceiling), r.since})
 		}
 		slices.SortFunc(pr.Regions, func(a, b regionRecord) int { return strings.Compare(a.Name, b.Name) })
 		rec.Pools = append(rec.Pools, pr)
@@ -159,25 +193,20 @@ func decodeSettings(text string) (Settings, error) {
 	if err == nil {
 		err = json.Unmarshal([]byte(text), &rec)
 	}
-	if err != nil {
-		return Settings{}, fmt.Errorf("%w: settings: %w", ErrRecord, err)
-	}
 	s := Settings{Version: rec.Version}
-	rate := func(text string) policy.Rate {
-		if text == "" || err != nil {
-			return policy.Rate{}
+	rate := func(text string) (r policy.Rate) {
+		if text != "" && err == nil {
+			r, err = policy.ParseRate(text)
 		}
-		r, e := policy.ParseRate(text)
-		err = e
 		return r
 	}
 	for _, pr := range rec.Pools {
 		p := Pool{Name: pr.Name, Rate: rate(pr.Rate), Capacity: pr.Capacity, FloorShare: pr.FloorShare}
-		if p.Interval, err = keep(err)(time.ParseDuration(pr.Interval)); err != nil {
-			return Settings{}, fmt.Errorf("%w: settings: pool %q: %w", ErrRecord, pr.Name, err)
+		if err == nil {
+			p.Interval, err = time.ParseDuration(pr.Interval)
 		}
 		for _, r := range pr.Regions {
-			p.Regions = append(p.Regions, Region{r.Name, r.Weight, rate(r.Floor), r.Burst, rate(r.Ceiling)})
+			p.Regions = append(p.Regions, Region{r.Name, r.Weight, rate(r.Floor), r.Burst, rate(r.Ceiling), r.Since})
 		}
 		s.Pools = append(s.Pools, p)
 	}
@@ -188,14 +217,4 @@ func decodeSettings(text string) (Settings, error) {
 		return Settings{}, fmt.Errorf("%w: settings: %w", ErrRecord, err)
 	}
 	return s, nil
-}
-
-// keep passes a result on, unless there was an error before.
-func keep(before error) func(time.Duration, error) (time.Duration, error) {
-	return func(d time.Duration, err error) (time.Duration, error) {
-		if before != nil {
-			err = before
-		}
-		return d, err
-	}
 }

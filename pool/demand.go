@@ -6,8 +6,10 @@ import (
 )
 
 const (
-	headroom = 0.1             // h: asked for beyond what was used
-	halfLife = 5 * time.Second // of a demand that has fallen
+	headroom = 0.1 // h: asked for beyond what was used
+	// Half-lives of a demand that has fallen. While some region is short, what others no longer use is to move soon.
+	slowly = 5 * time.Second
+	soon   = 500 * time.Millisecond
 	// retryShare of the pool's rate is what denials may ask for beyond doubling,
 	// so that a region without a share can start.
 	retryShare = 0.05
@@ -21,16 +23,20 @@ type demand struct {
 	starved bool // tokens were denied lately
 }
 
-// observe takes in what was consumed and denied over an elapsed time, as rates.
-// Denied takes may be retries of each other: they at most double the demand, so
-// a storm of them buys nothing that can't be used.
-func (d *demand) observe(consumed, denied, total float64, elapsed time.Duration) {
+// observe takes in what was consumed and denied over an elapsed time, as rates, and whether some region is short.
+// Denied takes may be retries of each other: they at most double the demand, so a storm of them buys nothing that can't
+// be used.
+func (d *demand) observe(consumed, denied, total float64, elapsed time.Duration, short bool) {
 	consumed, denied = max(0, consumed), max(0, denied)
 	sample := consumed + min(denied, consumed+retryShare*total)
 	d.starved = denied > 0
 	if !d.known || sample >= d.level {
 		d.level, d.known = sample, true
 		return
+	}
+	halfLife := slowly
+	if short {
+		halfLife = soon
 	}
 	keep := math.Exp2(-elapsed.Seconds() / halfLife.Seconds())
 	d.level = d.level*keep + sample*(1-keep)

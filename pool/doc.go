@@ -20,7 +20,7 @@
 // # Why the rate is never exceeded
 //
 //   - Floors are reserved: together they are at most the pool's FloorShare of the rate, and
-//     nobody else is ever given them.
+//     nobody else is given one, unless an operator fences its region or has it drained.
 //   - Shrink before grow: a rate counts against the pool until the region has
 //     acknowledged a smaller one, by the fence read back from its Redis, or until
 //     it has ended for certain: L(1+2ρ) + 100 ms after its ticket was heard, on
@@ -36,11 +36,12 @@
 //
 // # Keys in etcd, below the prefix
 //
+//	epoch           the highest epoch of a coordinator: a restored etcd would give it out again
 //	cfg             settings: those with the highest version of any replica
 //	lead/…          the election of the coordinator
 //	rep/<region>    the region's tickets, of all pools in one write a period
 //	share/<region>  the region's grants, and older ones that it may still use
-//	fence/<region>  an operator has declared that the region uses nothing
+//	fence/<region>  an operator has declared that the region uses nothing, or is to use nothing
 //
 // docs/pools.md says what is promised on each failure.
 package pool

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -100,8 +101,11 @@ func (r *etcdRegistry) commit(ctx context.Context, o office, writes []write) (in
 	var guards []clientv3.Cmp
 	var then, otherwise []clientv3.Op
 	if o.key != "" {
-		guards = append(guards, clientv3.Compare(clientv3.CreateRevision(o.key), "=", o.epoch))
+		guards = append(guards, clientv3.Compare(clientv3.CreateRevision(o.key), "=", o.revision))
 		otherwise = append(otherwise, clientv3.OpGet(o.key))
+	}
+	if o.epoch != 0 {
+		guards = append(guards, clientv3.Compare(clientv3.Value(r.prefix+epochKey), "=", strconv.FormatInt(o.epoch, 10)))
 	}
 	for _, w := range writes {
 		guards = append(guards, clientv3.Compare(clientv3.ModRevision(r.prefix+w.key), "=", w.seen))
@@ -120,7 +124,7 @@ func (r *etcdRegistry) commit(ctx context.Context, o office, writes []write) (in
 	}
 	if o.key != "" {
 		kvs := resp.Responses[0].GetResponseRange().Kvs
-		if len(kvs) == 0 || kvs[0].CreateRevision != o.epoch {
+		if len(kvs) == 0 || kvs[0].CreateRevision != o.revision {
 			return 0, deposed, nil
 		}
 	}

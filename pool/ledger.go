@@ -5,23 +5,20 @@ import (
 	"slices"
 	"time"
 
-	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// ledger is a coordinator's account of one pool: what each region may be using
-// and what it could use. It knows of no clock but the instants it is given,
-// which are of the coordinator's own monotonic clock.
+// ledger is a coordinator's account of one pool: what each region may be using and what it could use. It knows of no
+// clock but the instants it is given, which are of the coordinator's own monotonic clock.
 //
-// Its invariant: what the regions may be using adds up to at most the pool's
-// rate and capacity, whatever has arrived of what was offered, and so does what
-// is recorded of it in etcd. The latter matters to the next coordinator, who
-// renews what is recorded: a rate that a region has lost, by expiry or by its
-// acknowledgement of less, is given to another only with a record of the loss,
-// or after it.
+// Its invariant: what the regions may be using adds up to at most the pool's rate and capacity, whatever has arrived of
+// what was offered, and so does what is recorded of it in etcd. The latter matters to the next coordinator, who renews
+// what is recorded: a rate that a region has lost, by expiry or by its acknowledgement of less, is given to another
+// only after a record of the loss.
 type ledger struct {
 	name     string
 	pool     *Pool // nil once it has left the configuration
+	open     bool  // every region has acknowledged terms here: more than floors is lent
 	unit     unit
 	parts    map[string]part // of the regions in the configuration
 	accounts map[string]*account
@@ -33,21 +30,32 @@ type ledger struct {
 
 // account is one region's part in a pool.
 type account struct {
-	offers   []offer        // newest first: all that may be in force
+	offers   []offer        // newest first: all that may be in force of what was offered here
 	recorded []policy.Terms // what etcd holds of them, or of earlier ones
+	shown    *offer         // what a ticket shows to be in force and that was never offered here; nil for nothing
 	acked    policy.Fence   // no older offer is in force
-	ticket   lua.Ticket     // the newest
-	heard    time.Time      // when it came; zero for never
-	sample   lua.Ticket     // where the last sample of demand ended
+	since    int64          // the version of the settings with which the region came into the pool
+	joined   bool           // the region has acknowledged an offer that was made since
+	lastEnd  int64          // of the grants ever offered
+	floor    int64          // the highest configured since the region was live, in units
+	waiting  time.Time      // since when the region has made no progress with its offers; zero for not at all
+	ticket   ticket         // the newest
+	era      int64          // the latest shown
+	taken    time.Time      // when it was taken in; zero for never
+	heard    time.Time      // when it came from a live region; zero for never
+	sample   ticket         // where the last sample of demand ended
 	demand   demand
-	fenced   bool // an operator has declared that it takes nothing
+	declared declared // by an operator
 }
 
-// offer is a grant that the region has been or may have been offered.
+// offer is terms that a region may have in force.
 type offer struct {
 	terms policy.Terms
-	until time.Time // the granted rate isn't in force after it
-	void  bool      // the granted rate has ended, or its era has
+	until time.Time // when its rate has ended for certain, on the coordinator's clock
+	void  bool      // its rate has ended, or its era has
+	// old: it may be from before the region came into the pool. Its acknowledgement doesn't tell of the region as it is
+	// now: that may have had a bucket of its own in between, and have it still.
+	old bool
 }
 
 func newLedger(name string) *ledger {
@@ -56,16 +64,31 @@ func newLedger(name string) *ledger {
 
 // configure puts a configuration in force; nil when the pool has left it.
 func (l *ledger) configure(p *Pool) {
+	before := l.unit
 	l.pool, l.parts, l.dirty = p, map[string]part{}, true
-	if p == nil {
-		l.unit.total = 0
-		return
+	l.unit.total = 0
+	if p != nil {
+		l.unit = p.unit()
+		for i, part := range p.parts() {
+			l.parts[p.Regions[i].Name] = part
+			l.account(p.Regions[i].Name)
+		}
 	}
-	l.unit = p.unit()
-	for i, part := range p.parts() {
-		l.parts[p.Regions[i].Name] = part
-		l.account(p.Regions[i].Name)
+	joined := false
+	for region, a := range l.accounts {
+		if part, configured := l.parts[region]; !configured {
+			a.since, a.joined = 0, false
+		} else if a.since != part.since {
+			a.since, a.joined = part.since, false
+			for i := range a.offers {
+				a.offers[i].old = true
+			}
+		}
+		joined = joined || a.joined
+		a.demand.level *= float64(l.unit.per) / float64(before.per)
+		a.floor = l.unit.convert(a.floor, before.per)
 	}
+	l.open = l.open && joined // with no region of before it's another pool
 }
 
 func (l *ledger) account(region string) *account {
@@ -77,15 +100,19 @@ func (l *ledger) account(region string) *account {
 	return a
 }
 
-// inherit takes in what is recorded of a region's offers, by an earlier
-// coordinator or by a write of our own of which we don't know how it went. Their
-// tickets were read before now, so they end before now + hold.
-func (l *ledger) inherit(region string, recorded []policy.Terms, lease time.Duration, now time.Time) {
+// inherit takes in what is recorded of a region's offers, by an earlier coordinator or by a write of our own of which
+// we don't know how it went. Their tickets were read before now, so they end before now + hold.
+func (l *ledger) inherit(region string, g grants, lease time.Duration, now time.Time) {
 	a := l.account(region)
-	a.recorded = recorded
-	for _, t := range recorded {
-		if !t.Fence.Before(a.acked) && !slices.ContainsFunc(a.offers, func(o offer) bool { return o.terms.Fence == t.Fence }) {
-			a.offers = append(a.offers, offer{terms: t, until: now.Add(hold(lease))})
+	a.recorded = g.terms
+	if _, configured := l.parts[region]; configured && g.since == a.since {
+		a.joined, l.open = a.joined || g.joined, l.open || g.open
+	}
+	for _, t := range g.terms {
+		a.lastEnd = max(a.lastEnd, t.GrantEnd)
+		if !t.Fence.Before(a.acked) && !slices.ContainsFunc(a.offers,
+			func(o offer) bool { return o.terms.Fence == t.Fence }) {
+			a.offers = append(a.offers, offer{terms: t, until: now.Add(hold(lease)), old: true})
 			l.dirty = true
 		}
 	}
@@ -97,52 +124,98 @@ func (l *ledger) inherit(region string, recorded []policy.Terms, lease time.Dura
 	})
 }
 
-// fence declares that a region takes nothing, or takes that back. A region that has no part in the pool gets none by it.
-func (l *ledger) fence(region string, fenced bool) {
-	if a := l.accounts[region]; a != nil && a.fenced != fenced {
-		a.fenced, l.dirty = fenced, true
+// declare takes in what an operator has declared of a region. One that has no part in the pool gets none by it.
+func (l *ledger) declare(region string, d declared) {
+	if a := l.accounts[region]; a != nil && a.declared != d {
+		a.declared, a.waiting, l.dirty = d, time.Time{}, true
 	}
 }
 
-// hear takes in a region's ticket at our time now.
-func (l *ledger) hear(region string, t lua.Ticket, timing Timing, now time.Time) {
+// hear takes in a region's ticket at our time now, from a live region or from a record of unknown age. It reports
+// whether the ticket shows what this pool's history here doesn't know of.
+func (l *ledger) hear(region string, t ticket, live bool, timing Timing, now time.Time) (foreign bool) {
 	a := l.accounts[region]
-	if a == nil {
-		return
+	if a == nil && live && l.pool != nil && t.kind == pooled && t.terms.Fence.Epoch > 0 && !isRetired(t.terms) {
+		a = l.account(region) // it was fenced, left the pool, and is back: it counts until it has been told so
 	}
-	// What a ticket acknowledges stays true when a later one has come before it.
+	if a == nil || t.era != 0 && t.era < a.era && now.Sub(a.taken) < hold(timing.Lease) {
+		return false // of a server that another one has replaced
+	}
+	if t.era != 0 {
+		a.era = t.era
+	}
 	for i := range a.offers {
-		if o := &a.offers[i]; t.Version.Era > o.terms.GrantEra && !o.void {
+		if o := &a.offers[i]; t.era > o.terms.GrantEra && !o.void {
 			o.void, l.dirty = true, true
 		}
 	}
-	if a.acked.Before(t.Fence) {
-		a.acked = t.Fence
+	// What a ticket acknowledges stays true when a later one has come before it.
+	acknowledged := l.acknowledge(a, t, now)
+	if !a.taken.IsZero() && t.era == a.ticket.era && t.now <= a.ticket.now {
+		return false
 	}
-	// The newest offer is kept: what it says is in force or may yet be.
-	for n := len(a.offers); n > 1 && a.offers[n-1].terms.Fence.Before(t.Fence); n-- {
-		a.offers, l.dirty = a.offers[:n-1], true
+	if a.shown = nil; !acknowledged && t.kind != absent {
+		_, member := l.parts[region]
+		foreign = t.kind == pooled && member && a.declared != fenced &&
+			(a.newestFence().Before(t.terms.Fence) || t.terms.GrantEnd > a.lastEnd)
+		left := time.Duration(t.terms.GrantEnd-t.now) * time.Microsecond
+		if foreign { // whoever granted it may do so again
+			left = max(left, timing.Lease)
+		}
+		a.shown = &offer{terms: t.terms, until: now.Add(hold(left)), void: t.kind == plain || left <= 0}
 	}
-	if !a.heard.IsZero() && t.Now <= a.ticket.Now && (t.Version.Era == a.ticket.Version.Era || now.Sub(a.heard) < timing.fresh()) {
-		return // came late: the one we have makes a longer lease
+	if live || !a.heard.IsZero() {
+		if !a.live(timing, now) && !a.waiting.IsZero() {
+			a.waiting = now // it hasn't heard of its offers
+		}
+		a.heard = now
 	}
-	a.observe(t, l.unit, timing)
-	a.ticket, a.heard, l.dirty = t, now, true
+	a.observe(t, l.unit, timing, l.short(timing, now))
+	a.ticket, a.taken, l.dirty = t, now, true
+	return foreign
+}
+
+// acknowledge drops the offers before the one that the ticket shows to be in force, if it is one of ours.
+func (l *ledger) acknowledge(a *account, t ticket, now time.Time) bool {
+	i := slices.IndexFunc(a.offers, func(o offer) bool { return t.acknowledges(o.terms) })
+	if i < 0 {
+		return false
+	}
+	if a.acked.Before(t.terms.Fence) {
+		a.acked, a.waiting = t.terms.Fence, now
+	}
+	if i == 0 {
+		a.waiting = time.Time{}
+	}
+	l.dirty = l.dirty || !a.joined || i < len(a.offers)-1
+	a.offers, a.joined = a.offers[:i+1], a.joined || !a.offers[i].old
+	return true
 }
 
 // observe samples the demand since the last sample: what was consumed is what
 // refills added less the change of the tokens.
-func (a *account) observe(t lua.Ticket, u unit, timing Timing) {
+func (a *account) observe(t ticket, u unit, timing Timing, short bool) {
 	s := a.sample
-	elapsed := time.Duration(t.Now-s.Now) * time.Microsecond
+	elapsed := time.Duration(t.now-s.now) * time.Microsecond
 	switch {
-	case t.Version.Era != s.Version.Era || elapsed < 0 || t.Added < s.Added || t.Denied < s.Denied:
+	case t.era != s.era || elapsed < 0 || t.added < s.added || t.denied < s.denied:
 		a.sample = t
 	case elapsed >= timing.Report/2:
 		a.sample = t
 		perUnit := float64(u.per) / float64(elapsed.Microseconds())
-		a.demand.observe(float64(t.Added-s.Added-t.Tokens+s.Tokens)*perUnit, float64(t.Denied-s.Denied)*perUnit, float64(u.total), elapsed)
+		a.demand.observe(float64(t.added-s.added-t.tokens+s.tokens)*perUnit, float64(t.denied-s.denied)*perUnit,
+			float64(u.total), elapsed, short)
 	}
+}
+
+// short reports whether some region could use more than it has.
+func (l *ledger) short(timing Timing, now time.Time) bool {
+	for _, a := range l.accounts {
+		if a.demand.starved && a.live(timing, now) {
+			return true
+		}
+	}
+	return false
 }
 
 // newest is the last offer; nil if there was none.
@@ -153,62 +226,24 @@ func (a *account) newest() *policy.Terms {
 	return &a.offers[0].terms
 }
 
-// claim is the most that a region may be using: the rate, the part of it that
-// never ends, and the capacity.
-type claim struct{ rate, floor, capacity int64 }
-
-// add extends the claim to terms that may be in force.
-func (c *claim) add(u unit, t policy.Terms) {
-	c.floor = max(c.floor, u.convert(t.Tokens, t.Per))
-	c.capacity = max(c.capacity, t.Capacity)
-	if c.rate = max(c.rate, c.floor); t.GrantEra != 0 {
-		c.rate = max(c.rate, u.convert(t.GrantTokens, t.Per))
+func (a *account) newestFence() policy.Fence {
+	if t := a.newest(); t != nil {
+		return t.Fence
 	}
+	return policy.Fence{}
 }
 
-// known is the offer less a rate that has ended.
-func (o offer) known() policy.Terms {
-	t := o.terms
-	if o.void {
-		t.GrantTokens = 0
-	}
-	return t
+// outranked reports whether the region's bucket refuses the newest offer, since it has seen a later fence.
+func (a *account) outranked() bool { return a.newestFence().Before(a.ticket.terms.Fence) }
+
+// live reports whether a grant may be founded on the region's ticket.
+func (a *account) live(timing Timing, now time.Time) bool {
+	return !a.heard.IsZero() && now.Sub(a.heard) < timing.fresh()
 }
 
-// list appends what is to be recorded of the account's offers.
-func (a *account) list(to []policy.Terms) []policy.Terms {
-	for _, o := range a.offers {
-		to = append(to, o.known())
-	}
-	return to
-}
-
-// lapse voids the offers that have ended.
-func (a *account) lapse(now time.Time) {
-	for i := range a.offers {
-		if o := &a.offers[i]; !now.Before(o.until) {
-			o.void = true
-		}
-	}
-}
-
-// claims are what the region may be using, and what is recorded of that.
-func (a *account) claims(u unit) (inForce, recorded claim) {
-	for _, o := range a.offers {
-		inForce.add(u, o.known())
-	}
-	for _, t := range a.recorded {
-		recorded.add(u, t)
-	}
-	return inForce, recorded
-}
-
-// convert expresses tokens per per µs in units, rounded up.
-func (u unit) convert(tokens, per int64) int64 {
-	if per == u.per {
-		return tokens
-	}
-	return mulDivUp(tokens, u.per, per)
+// stuck reports whether the region hears of its offers but can't put them in force.
+func (a *account) stuck(timing Timing, now time.Time) bool {
+	return !a.waiting.IsZero() && now.Sub(a.waiting) >= timing.Lease/2
 }
 
 // granted is the rate of the newest offer in units.
@@ -220,295 +255,64 @@ func (a *account) granted(u unit) int64 {
 	return max(u.convert(t.Tokens, t.Per), u.convert(t.GrantTokens, t.Per))
 }
 
-// live reports whether a grant may be founded on the region's ticket.
-func (a *account) live(timing Timing, now time.Time) bool {
-	return !a.heard.IsZero() && now.Sub(a.heard) < timing.fresh()
-}
-
-// sum is what all regions claim and could use.
-func (l *ledger) sum() PoolSum {
-	var claimed, demand int64
-	for _, a := range l.accounts {
-		inForce, _ := a.claims(l.unit)
-		claimed += inForce.rate
-		demand += a.demand.units(l.unit.total)
-	}
-	perSecond := func(units int64) float64 { return float64(units) * 1e6 / float64(l.unit.per) }
-	return PoolSum{Rate: perSecond(l.unit.total), Claimed: perSecond(claimed), Demand: perSecond(demand)}
-}
-
-// seat is a region at one round of planning.
-type seat struct {
-	region string
-	a      *account
-	p      part
-	claim        // grow adds to the rate what is free
-	want   int64 // as allocated
-	target int64 // of that, what can be given now
-}
-
-// plan decides what each region is offered now, and returns the regions whose
-// offers have changed. fence gives each offer its place in the order. What is
-// recorded as used can be given away only if both changes are sure to be
-// recorded together.
-func (l *ledger) plan(timing Timing, now time.Time, together bool, fence func() policy.Fence) []string {
-	l.dirty, l.wake = false, time.Time{}
-	var changed []string
-	if l.order == nil {
-		l.order = slices.Sorted(maps.Keys(l.accounts))
-	}
-	free, room := l.unit.total, int64(0)
-	if l.pool != nil {
-		room = l.pool.Capacity
-	}
-	rest := l.unit.total // for the targets of the live
-	var live []seat
-	for _, r := range l.order {
-		a := l.accounts[r]
-		p, member := l.parts[r]
-		a.lapse(now)
-		changes := false
-		if !member && a.finished(l.unit) {
-			delete(l.accounts, r)
-			l.order = nil
-			changed = append(changed, r)
-			continue
-		} else if !member || a.fenced {
-			changes = l.retire(a, fence)
-		}
-		c, recorded := a.claims(l.unit)
-		if together {
-			free, room = free-c.rate, room-c.capacity
-		} else {
-			free, room = free-max(c.rate, recorded.rate), room-max(c.capacity, recorded.capacity)
-		}
-		if changes || c.rate < recorded.rate || c.floor < recorded.floor || c.capacity < recorded.capacity {
-			changed = append(changed, r)
-		}
-		l.wakeFor(a, timing, now)
-		switch {
-		case !member || a.fenced:
-		case a.live(timing, now):
-			live = append(live, seat{region: r, a: a, p: p, claim: c})
-		default:
-			rest -= max(p.floor, c.floor)
-		}
-	}
-	if len(live) == 0 {
-		return changed
-	}
-	l.aim(live, rest)
-	l.grow(live, free)
-	for _, s := range live {
-		capacity := min(s.p.burst, s.capacity+max(0, room))
-		room -= max(0, capacity-s.capacity)
-		if t, ok := l.offer(s, capacity, timing); ok {
-			t.Fence = fence()
-			s.a.add(offer{terms: t, until: s.a.heard.Add(hold(timing.Lease))})
-			changed = append(changed, s.region)
-			l.wakeFor(s.a, timing, now)
-		}
-	}
-	return changed
-}
-
-// renew is plan for a time when a record can't be read on which a plan would rest: a region that is alive keeps its rate as
-// long as nobody can have got it, nobody gets more, and nothing is taken away. It returns the regions whose offers have changed.
-func (l *ledger) renew(timing Timing, now time.Time, fence func() policy.Fence) []string {
-	l.dirty, l.wake = false, time.Time{}
-	var changed []string
-	for _, region := range slices.Sorted(maps.Keys(l.accounts)) {
-		a := l.accounts[region]
-		a.lapse(now)
-		if len(a.offers) > 0 && !a.fenced && a.live(timing, now) {
-			newest, ticket := a.offers[0], a.ticket
-			t := newest.terms
-			t.GrantEnd = ticket.Now + timing.Lease.Microseconds()
-			inForce := !newest.void && t.GrantEra != 0 && t.GrantEra == ticket.Version.Era
-			if inForce && t.GrantEnd-newest.terms.GrantEnd >= (timing.Report/2).Microseconds() {
-				t.Fence = fence()
-				a.add(offer{terms: t, until: a.heard.Add(hold(timing.Lease))})
-				changed = append(changed, region)
-			}
-		}
-		l.wakeFor(a, timing, now)
-	}
-	return changed
-}
-
-// wakeFor notes when the account changes by itself.
-func (l *ledger) wakeFor(a *account, timing Timing, now time.Time) {
-	note := func(at time.Time) {
-		if at.After(now) && (l.wake.IsZero() || at.Before(l.wake)) {
-			l.wake = at
-		}
-	}
-	if !a.heard.IsZero() {
-		note(a.heard.Add(timing.fresh()))
-	}
-	for _, o := range a.offers {
-		if !o.void {
-			note(o.until)
-		}
-	}
-}
-
-// finished reports whether a region that left the pool uses nothing any more,
-// as far as anybody knows.
+// finished reports whether a region that left the pool uses nothing of it any more, as far as anybody knows.
 func (a *account) finished(u unit) bool {
 	t := a.newest()
-	if t == nil {
-		return len(a.recorded) == 0
+	switch {
+	case a.declared == fenced, a.ticket.kind == plain:
+		return true // what it has is no pool's
+	case t == nil:
+		return len(a.recorded) == 0 && a.shown == nil
 	}
 	_, recorded := a.claims(u)
-	return a.retired() && !a.ticket.Fence.Before(t.Fence) && recorded.rate == 0
+	return a.retired() && recorded.rate == 0
 }
 
-// retired reports whether the newest offer is that of nothing.
+// asked reports whether the region is in the pool, or comes into it by acknowledging the newest offer.
+func (a *account) asked() bool { return len(a.offers) > 0 && (a.joined || !a.offers[0].old) }
+
+// retired reports whether the region has acknowledged that it is to use nothing.
 func (a *account) retired() bool {
 	t := a.newest()
-	return t != nil && t.Tokens == 0 && t.GrantEra == 0 && t.Capacity == 1
+	return t != nil && isRetired(*t) && !a.acked.Before(t.Fence)
 }
 
-// retire offers the region nothing. One that is fenced claims nothing from then
-// on; one that left the configuration claims what it had until it has
-// acknowledged.
-func (l *ledger) retire(a *account, fence func() policy.Fence) (changed bool) {
-	if !a.retired() {
-		t := l.terms(0, 0, 1)
-		t.Fence = fence()
-		a.add(offer{terms: t})
-		changed = true
+// list appends what is to be recorded of the account's offers.
+func (a *account) list(to []policy.Terms) []policy.Terms {
+	for _, o := range a.offers {
+		to = append(to, o.known())
 	}
-	if a.fenced && len(a.offers) > 1 {
-		a.offers = a.offers[:1]
-		changed = true
-	}
-	return changed
-}
-
-// aim sets the targets of the live regions, which share rest.
-func (l *ledger) aim(live []seat, rest int64) {
-	claimants := make([]Claimant, len(live))
-	for i, s := range live {
-		c := Claimant{Name: s.region, Weight: s.p.weight, Floor: s.p.floor, Ceiling: s.p.ceiling}
-		switch {
-		case s.a.ticket.Version.Era == 0: // has no bucket yet, so no grant
-			c.Ceiling = max(1, c.Floor)
-		case s.a.demand.known:
-			c.Demand = s.a.demand.units(l.unit.total)
-		default:
-			c.Demand = s.a.granted(l.unit)
-		}
-		claimants[i] = c
-	}
-	targets := Allocate(max(0, rest), claimants)
-	// Changes that matter to nobody aren't worth a write: then everyone keeps
-	// what there is, and gets a part of what nobody has.
-	quiet, idle := true, max(0, rest)
-	for i, s := range live {
-		now := s.a.granted(l.unit)
-		more := targets[i] - now
-		idle -= now
-		quiet = quiet && now >= s.p.floor && max(more, -more) < l.unit.total/100 && (!s.a.demand.starved || more <= l.unit.total/1000)
-	}
-	for i := range live {
-		live[i].want = targets[i]
-	}
-	if !quiet || idle < 0 {
-		return
-	}
-	rooms := make([]bounds, len(live))
-	for i, c := range claimants {
-		live[i].want = live[i].a.granted(l.unit)
-		rooms[i] = bounds{name: c.Name, weight: c.Weight, hi: l.unit.total}
-		if c.Ceiling > 0 {
-			rooms[i].hi = max(0, c.Ceiling-live[i].want)
-		}
-	}
-	if idle > l.unit.total/1000 {
-		for i, n := range fill(idle, rooms) {
-			live[i].want += n
-		}
-	}
-}
-
-// grow sets the targets to what can be given now: a region keeps what it
-// claims, and more comes out of what nobody claims, floors first.
-func (l *ledger) grow(live []seat, free int64) {
-	for _, most := range []func(seat) int64{
-		func(s seat) int64 { return min(s.want, s.p.floor) },
-		func(s seat) int64 { return s.want },
-	} {
-		if free <= 0 {
-			break
-		}
-		needs := make([]bounds, len(live))
-		for i, s := range live {
-			needs[i] = bounds{name: s.region, weight: s.p.weight, hi: max(0, most(s)-s.rate)}
-		}
-		for i, n := range fill(free, needs) {
-			live[i].rate += n
-			free -= n
-		}
-	}
-	for i := range live {
-		live[i].target = min(live[i].want, live[i].rate)
-	}
-}
-
-// termsOf are terms of rates in tokens per per µs, without a grant's end.
-func termsOf(rate, floor, capacity, per int64, interval time.Duration) policy.Terms {
-	t := policy.Terms{
-		Pool: true, Capacity: capacity, Tokens: floor, Per: per, Interval: interval.Microseconds(), GrantTokens: rate,
-	}
-	t.MaxElapsed = policy.MaxElapsed(capacity, floor, per, t.Interval)
-	return t
-}
-
-// terms are a grant of rate above floor, without its end.
-func (l *ledger) terms(rate, floor, capacity int64) policy.Terms {
-	interval := policy.DefaultInterval
-	if l.pool != nil {
-		interval = l.pool.interval()
-	}
-	return termsOf(rate, floor, capacity, l.unit.per, interval)
-}
-
-// offer is what the region is to be offered, if that is worth a write.
-func (l *ledger) offer(s seat, capacity int64, timing Timing) (policy.Terms, bool) {
-	old, ticket := s.a.newest(), s.a.ticket
-	rate, granted := s.target, s.a.granted(l.unit)
-	if capacity < 1 {
-		return policy.Terms{}, false // another region's capacity isn't free yet
-	}
-	if more := rate - granted; old != nil && more > 0 && more < l.unit.total/100 && more < s.want-rate {
-		rate = granted // the better part of it isn't free yet
-	}
-	t := l.terms(rate, min(s.p.floor, rate), capacity)
-	if t.GrantEra = ticket.Version.Era; t.GrantEra != 0 {
-		t.GrantEnd = ticket.Now + timing.Lease.Microseconds()
-	}
-	if old == nil {
-		return t, true
-	}
-	like := *old
-	like.Fence, like.GrantEnd = t.Fence, t.GrantEnd
-	renewal := t.GrantEnd-old.GrantEnd >= (timing.Report / 2).Microseconds()
-	return t, like != t || t.GrantEra != 0 && renewal
+	return to
 }
 
 // maxOffers bounds the list of a region that acknowledges nothing.
 const maxOffers = 8
 
-// add puts a new offer in front. Beyond maxOffers the oldest two are counted as
-// one, with the fence of the later one, that is no smaller than either. A rate
-// that has ended stays ended: others may have got it.
-func (a *account) add(o offer) {
+// covers reports whether a later offer counts for as much as an earlier one, and as long.
+func (o offer) covers(earlier offer) bool {
+	x, y := earlier.known(), o.known()
+	return x.Per == y.Per && x.Tokens <= y.Tokens && x.Capacity <= y.Capacity && x.GrantTokens <= y.GrantTokens &&
+		!earlier.until.After(o.until)
+}
+
+// add puts a new offer in front. Beyond maxOffers the oldest one goes that a later one covers. If there is none the
+// oldest two are counted as one, with the fence of the later one, that is no smaller than either. A rate that has ended
+// stays ended: others may have got it.
+func (a *account) add(o offer, now time.Time) {
+	if a.waiting.IsZero() {
+		a.waiting = now
+	}
+	a.lastEnd = max(a.lastEnd, o.terms.GrantEnd)
 	a.offers = slices.Insert(a.offers, 0, o)
 	n := len(a.offers)
 	if n <= maxOffers {
 		return
+	}
+	for i := n - 1; i > 0; i-- {
+		if a.offers[i-1].covers(a.offers[i]) {
+			a.offers = slices.Delete(a.offers, i, i+1)
+			return
+		}
 	}
 	older, later := a.offers[n-1], &a.offers[n-2]
 	x, y := older.known(), later.known()
@@ -522,4 +326,31 @@ func (a *account) add(o offer) {
 		later.until = older.until
 	}
 	a.offers = a.offers[:n-1]
+}
+
+// sum is what all regions claim and could use.
+func (l *ledger) sum() PoolSum {
+	var claimed, demand int64
+	for _, a := range l.accounts {
+		inForce, _ := a.claims(l.unit)
+		claimed += inForce.rate
+		demand += a.demand.units(l.unit.total)
+	}
+	return PoolSum{
+		Rate: l.unit.perSecond(l.unit.total), Claimed: l.unit.perSecond(claimed), Demand: l.unit.perSecond(demand),
+		Waits: l.waits(),
+	}
+}
+
+// waits are the regions without which the pool doesn't open.
+func (l *ledger) waits() (regions []string) {
+	if l.pool == nil || l.open {
+		return nil
+	}
+	for _, region := range slices.Sorted(maps.Keys(l.parts)) {
+		if a := l.accounts[region]; !a.joined && a.declared != fenced {
+			regions = append(regions, region)
+		}
+	}
+	return regions
 }

@@ -22,8 +22,7 @@ const (
 // ErrPool is returned for a pool that can't be served; a FieldError says why.
 var ErrPool = errors.New("pool: bad pool")
 
-// FieldError names a field of a Pool, as it is written in a configuration, and
-// what is wrong with its value.
+// FieldError names a field of a Pool, as it is written in a configuration, and what is wrong with its value.
 type FieldError struct {
 	Region string // empty: a field of the pool itself
 	Field  string
@@ -41,8 +40,7 @@ func (e *FieldError) Error() string {
 // Is makes every FieldError match ErrPool.
 func (e *FieldError) Is(target error) bool { return target == ErrPool }
 
-// Pool is one rate and one capacity shared by the buckets of a name in several
-// regions.
+// Pool is one rate and one capacity shared by the buckets of a name in several regions.
 type Pool struct {
 	Name     string        // the buckets' key: letters, digits and any of . _ : -
 	Rate     policy.Rate   // R: never exceeded by the rates in force together
@@ -61,6 +59,8 @@ type Region struct {
 	Floor   policy.Rate // always its own; zero: its part, by weight, of the pool's FloorShare of the rate
 	Burst   int64       // its bucket's capacity; 0: its part, by weight, of the pool's capacity
 	Ceiling policy.Rate // the most it gets; zero: no limit
+
+	since int64 // the version of the settings in etcd with which the region last came into the pool
 }
 
 var name = regexp.MustCompile(`^[A-Za-z0-9._:-]+$`)
@@ -135,7 +135,8 @@ func (p Pool) validateSums(bad func(region, field, format string, args ...any)) 
 		floors += part.floor
 		bursts += part.burst
 		if part.burst < least {
-			bad(p.Regions[i].Name, "burst", "%d is below %d, the tokens of two refill intervals of %s at the pool's rate, %s, which one region may get: raise it, or lower the interval",
+			bad(p.Regions[i].Name, "burst", "%d is below %d, the tokens of two refill intervals of %s at the pool's rate, %s, "+
+				"which one region may get: raise it, or lower the interval",
 				part.burst, least, p.interval(), p.Rate)
 		}
 		if part.ceiling > 0 && part.ceiling < part.floor {
@@ -143,7 +144,8 @@ func (p Pool) validateSums(bad func(region, field, format string, args ...any)) 
 		}
 	}
 	if floors > p.floorsAtMost() {
-		bad("", "regions", "the floors are %.4g %% of the rate together: want at most floor_share, %d %%, since the rest is what can be shared",
+		bad("", "regions", "the floors are %.4g %% of the rate together: want at most floor_share, %d %%, "+
+			"since the rest is what can be shared",
 			100*float64(floors)/float64(u.total), p.floorShare())
 	}
 	if bursts > p.Capacity {
@@ -168,15 +170,19 @@ func (p Pool) floorShare() int64 {
 // floorsAtMost is φR: what floors may take together, in the pool's units.
 func (p Pool) floorsAtMost() int64 { return mulDiv(p.unit().total, p.floorShare(), 100) }
 
-// maxElapsed is e_max in microseconds: the longest stretch that one refill
-// credits.
+// maxElapsed is e_max in microseconds: the longest stretch that one refill credits.
 func (p Pool) maxElapsed() int64 {
 	return max(2*time.Second, 5*p.interval()).Microseconds()
 }
 
-// unit is what the rates of one pool are counted in: whole units of 1 token per
-// per µs. total is the pool's rate.
+// unit is what the rates of one pool are counted in: whole units of 1 token per per µs. total is the pool's rate.
 type unit struct{ total, per int64 }
+
+// perSecond is a rate of n units in tokens per second.
+func (u unit) perSecond(n int64) float64 { return float64(n) * 1e6 / float64(u.per) }
+
+// units is how many units a rate in tokens per second is.
+func (u unit) units(perSecond float64) float64 { return perSecond * float64(u.per) / 1e6 }
 
 // resolution is how many units a pool's rate has at least, if they fit.
 const resolution = 1_000_000
@@ -206,7 +212,7 @@ func (u unit) of(r policy.Rate) int64 {
 }
 
 // part is a region's part in units and tokens, with defaults filled in.
-type part struct{ weight, floor, ceiling, burst int64 }
+type part struct{ weight, floor, ceiling, burst, since int64 }
 
 // parts are those of p.Regions, in their order.
 func (p Pool) parts() []part {
@@ -217,7 +223,7 @@ func (p Pool) parts() []part {
 	}
 	parts := make([]part, len(p.Regions))
 	for i, r := range p.Regions {
-		parts[i] = part{weight: r.Weight, floor: u.of(r.Floor), ceiling: u.of(r.Ceiling), burst: r.Burst}
+		parts[i] = part{r.Weight, u.of(r.Floor), u.of(r.Ceiling), r.Burst, r.since}
 		if r.Floor == (policy.Rate{}) {
 			parts[i].floor = mulDiv(p.floorsAtMost(), r.Weight, weights)
 		}
@@ -246,10 +252,9 @@ func (p Pool) Has(region string) bool {
 // Timing of a pool. All replicas of all regions use the same.
 type Timing struct {
 	Report time.Duration // H: how often each region reports; 100 ms to 1 m
-	// Lease is L: how long a grant lasts from its ticket on. Without etcd a
-	// region keeps its share for Lease less Report, then falls to its floor. It
-	// must be Report + twice the election's TTL + 1 s at least, so that a change
-	// of coordinator drops nobody to the floor.
+	// Lease is L: how long a grant lasts from its ticket on. Without etcd a region keeps its share for Lease less
+	// Report, then falls to its floor. It must be Report + twice the election's TTL + 1 s at least, so that a change of
+	// coordinator drops nobody to the floor.
 	Lease time.Duration
 }
 
@@ -287,6 +292,9 @@ const (
 func hold(lease time.Duration) time.Duration {
 	return lease + time.Duration(2*drift*float64(lease)) + tolerance
 }
+
+// load bounds the reading of everything: with many pools, over a long way, that is megabytes.
+func (t Timing) load() time.Duration { return t.Lease / 2 }
 
 // fresh is how old a ticket may be for a grant.
 func (t Timing) fresh() time.Duration { return t.Report * 5 / 2 }

@@ -36,7 +36,7 @@ func TestARegionWhoseShareIsTooLargeStopsNobodyElse(t *testing.T) {
 	t.Parallel()
 	etcd := &smallEtcd{shares: map[string]string{}}
 	c := newCoordinator(etcd, DefaultTiming(), hclog.NewNullLogger())
-	term := newTenure(c, office{epoch: 7})
+	term := newTerm(c, office{revision: 7})
 	offered := func(pool, region string) {
 		l := term.ledgers[pool]
 		if l == nil {
@@ -45,11 +45,11 @@ func TestARegionWhoseShareIsTooLargeStopsNobodyElse(t *testing.T) {
 		}
 		terms := l.terms(5, 1, 100)
 		terms.Fence = term.nextFence()
-		l.account(region).add(offer{terms: terms})
+		l.account(region).add(offer{terms: terms}, time.Now())
 		term.dirty[region] = true
 	}
 	for i := range 40_000 {
-		offered(fmt.Sprintf("pool-with-a-long-name-%05d", i), "large")
+		offered(fmt.Sprintf("pool-with-a-name-of-fifty-characters-in-the-end-%05d", i), "large")
 	}
 	offered("payments", "alive")
 	offered("payments", "zone")
@@ -67,10 +67,11 @@ func TestOffersThatNobodyAcknowledgesAreMergedAcrossUnits(t *testing.T) {
 	most := claim{}
 	for i := range 600 {
 		terms := policy.Terms{
-			Fence: policy.Fence{Epoch: 1, Seq: int64(i + 1)}, Per: units[i/100%2].per, Tokens: int64(i % 7), GrantTokens: int64(100 + i%13),
-			GrantEra: 9, Capacity: int64(50 + i%5),
+			Fence: policy.Fence{Epoch: 1, Seq: int64(i + 1)}, Per: units[i/100%2].per, Tokens: int64(i % 7),
+			GrantTokens: int64(100 + i%13),
+			GrantEra:    9, Capacity: int64(50 + i%5),
 		}
-		a.add(offer{terms: terms, until: time.Unix(int64(i), 0)})
+		a.add(offer{terms: terms, until: time.Unix(int64(i), 0)}, time.Unix(int64(i), 0))
 		most.add(units[0], terms)
 	}
 	require.LessOrEqual(t, len(a.offers), maxOffers)
@@ -84,8 +85,8 @@ func TestAFenceGivesARegionNoPartInOtherPools(t *testing.T) {
 	t.Parallel()
 	l := newLedger("payments")
 	l.configure(new(simPool("payments")))
-	l.fence("mars", true)
+	l.declare("mars", fenced)
 	require.NotContains(t, l.accounts, "mars")
-	l.fence("eu", true)
-	require.True(t, l.accounts["eu"].fenced)
+	l.declare("eu", fenced)
+	require.Equal(t, fenced, l.accounts["eu"].declared)
 }

@@ -14,8 +14,8 @@ import (
 
 	"github.com/tokenrefill/refiller/election"
 	"github.com/tokenrefill/refiller/internal/etcdconn"
-	"github.com/tokenrefill/refiller/internal/faultproxy"
-	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/internal/testing/faultproxy"
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 	"github.com/tokenrefill/refiller/refill"
@@ -39,7 +39,7 @@ type area struct {
 }
 
 // realPools starts the regions of a pool on real servers.
-func realPools(t *testing.T, p Pool) map[string]*area {
+func realPools(t *testing.T, p Pool) (map[string]*area, *testenv.EtcdCluster) {
 	etcd := testenv.Etcd(t, 1)
 	level := hclog.Warn
 	if os.Getenv("REFILLER_DEBUG") != "" {
@@ -64,7 +64,8 @@ func realPools(t *testing.T, p Pool) map[string]*area {
 		log := hclog.New(&hclog.LoggerOptions{Name: r.Name, Level: level})
 
 		rf, err := refill.New(refill.Config{
-			Redis: a.rdb, Logger: log, Buckets: []refill.Bucket{{Key: p.Name, Policy: policy.Policy{Interval: p.interval()}, Pooled: true}},
+			Redis: a.rdb, Logger: log, Buckets: []refill.Bucket{{Key: p.Name, Policy: policy.Policy{Interval: p.interval()},
+				Pooled: true}},
 		})
 		require.NoError(t, err)
 		a.agent, err = NewAgent(AgentConfig{
@@ -72,7 +73,8 @@ func realPools(t *testing.T, p Pool) map[string]*area {
 			Settings: Settings{Version: 1, Pools: []Pool{p}}, Timing: DefaultTiming(), Logger: log,
 		})
 		require.NoError(t, err)
-		a.coord, err = NewCoordinator(CoordinatorConfig{Client: client, Prefix: testPrefix, Timing: DefaultTiming(), Logger: log})
+		a.coord, err = NewCoordinator(CoordinatorConfig{Client: client, Prefix: testPrefix, Timing: DefaultTiming(),
+			Logger: log})
 		require.NoError(t, err)
 		cfg := election.DefaultConfig()
 		cfg.Client, cfg.Prefix, cfg.Identity, cfg.Logger = client, testPrefix, r.Name, log
@@ -89,7 +91,7 @@ func realPools(t *testing.T, p Pool) map[string]*area {
 		wg.Go(func() { a.consume(ctx, p.Name) })
 		areas[r.Name] = a
 	}
-	return areas
+	return areas, etcd
 }
 
 // consume takes what the region wants, ten times a second.
@@ -178,7 +180,7 @@ func realPool() Pool {
 
 func TestPoolOverRealServers(t *testing.T) {
 	p := realPool()
-	areas := realPools(t, p)
+	areas, _ := realPools(t, p)
 	ap, eu, us := areas["ap"], areas["eu"], areas["us"]
 	rate := func(a *area) float64 { return a.rate(t, p.Name) }
 	eventually := func(what string, within time.Duration, ok func() bool) time.Duration {
@@ -210,7 +212,8 @@ func TestPoolOverRealServers(t *testing.T) {
 	time.Sleep(3 * time.Second) // the span over which the floor is measured
 	after := lua.Tickets(t.Context(), us.rdb, []string{p.Name})[0].Ticket
 	seconds := float64(after.Now-before.Now) / 1e6
-	require.InDelta(t, 50, float64(after.Added-before.Added)/seconds, 15, "the floor is credited, give or take a late refill")
+	require.InDelta(t, 50, float64(after.Added-before.Added)/seconds, 15,
+		"the floor is credited, give or take a late refill")
 	require.NoError(t, us.proxy.Heal())
 	took = eventually("us is served again", 30*time.Second, func() bool { return rate(us) > 300 })
 	t.Logf("back from the partition, us is served in %s", took)

@@ -14,26 +14,39 @@ import (
 )
 
 func TestRecordsAreReadBackAsWritten(t *testing.T) {
-	terms := policy.Terms{
-		Fence: policy.Fence{Epoch: 7, Seq: 9}, Capacity: 100, Tokens: 5, Per: 1_000_000, Interval: 100_000, MaxElapsed: 2_000_000,
-		GrantTokens: 50, GrantEnd: 1_700_000_000_000_000, GrantEra: 1_699_999_999_999_999,
-	}
+	terms := termsOf(50, 5, 100, 1_000_000, 100*time.Millisecond)
+	terms.Fence, terms.GrantEnd, terms.GrantEra = policy.Fence{Epoch: 7, Seq: 9}, 1_700_000_000_000_000,
+		1_699_999_999_999_999
 	older := terms
 	older.Fence.Seq = 8
-	s := share{lease: 12 * time.Second, terms: map[string][]policy.Terms{"a": {terms, older}, "b:c.d_e-f": {older}}, demand: map[string]int64{"a": 60, "b:c.d_e-f": 0}}
+	s := share{12 * time.Second, map[string]grants{
+		"a":         {terms: []policy.Terms{terms, older}, demand: 60, since: 7, joined: true, open: true},
+		"b:c.d_e-f": {terms: []policy.Terms{older}, joined: true, restored: true},
+		"new":       {terms: []policy.Terms{older}},
+	}}
 	back, err := decodeShare(s.encode())
 	require.NoError(t, err)
 	require.Equal(t, s, back)
 
-	r := report{agent: "host/1 of eu#x", tickets: map[string]lua.Ticket{"a": {
-		Now: 1_700_000_000_000_000, Version: policy.Version{Era: 3, Index: 4}, Fence: terms.Fence, Tokens: -5, Added: 6, Denied: 7,
-	}, "b": {}}}
+	bare := policy.Policy{Capacity: 9, Rate: policy.PerSecond(3)}.Terms(policy.Fence{Epoch: 5})
+	r := report{agent: "host/1 of eu#x", tickets: map[string]ticket{
+		"a": ticketOf(lua.Ticket{
+			Now: 1_700_000_000_000_000, Version: policy.Version{Era: 3, Index: 4}, Fence: terms.Fence, Terms: &terms, Tokens: -5,
+			Added: 6, Denied: 7,
+		}),
+		"b": {now: 1_700_000_000_000_003, usage: usage{used: 12, ahead: 3}},
+		"c": ticketOf(lua.Ticket{Now: 1_700_000_000_000_001, Version: policy.Version{Era: 3}, Terms: &bare, Tokens: 2}),
+	}}
+	require.True(t, r.tickets["a"].acknowledges(terms))
+	require.False(t, r.tickets["a"].acknowledges(older))
+	require.False(t, r.tickets["c"].acknowledges(bare))
 	backR, err := decodeReport(r.encode())
 	require.NoError(t, err)
 	require.Equal(t, r, backR)
 
 	p := simPool("payments")
 	p.Regions[1].Ceiling, p.Regions[2].Burst = policy.PerSecond(700), 750
+	p.Regions[2].since = 2
 	settings := Settings{Version: 3, Pools: []Pool{p}}
 	backS, err := decodeSettings(settings.encode())
 	require.NoError(t, err)
@@ -52,19 +65,28 @@ func TestRecordsAreReadBackAsWritten(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, many, backS)
 	p.Regions[0], p.Regions[2] = p.Regions[2], p.Regions[0]
-	require.Equal(t, settings.encode(), Settings{Version: 3, Pools: []Pool{p}}.encode(), "the order of regions says nothing")
+	require.Equal(t, settings.encode(), Settings{Version: 3, Pools: []Pool{p}}.encode(),
+		"the order of regions says nothing")
 }
 
 func TestBadRecordsAreErrors(t *testing.T) {
-	for _, text := range []string{"", "x", "lease x\n", "lease 1\na 1 2 3\n", "lease -1\n", "lease 1\na " + strings.Repeat("1 ", 16) + "x", "lease 1\na -1 " + strings.Repeat("1 ", 15) + "1"} {
+	for _, text := range []string{
+		"", "x", "1 lease x\n", "1 lease -1\n", "2 lease 1\n", "1 lease 1", "1 lease 1\na 1 2 3\n",
+		"1 lease 1\na -1 3 1 1 1 1 1 1 1 1 1 1\n", "1 lease 1\na 1 3 1 1 1 1 1 1 1 1 1 !\n",
+		"1 lease 1\na 1 3 1 1 1 1 1 1 1 1 1 1 1\n",
+		"1 lease 1\n  1 3 1 1 1 1 1\n",
+	} {
 		_, err := decodeShare(text)
 		require.ErrorIs(t, err, ErrRecord, "%q", text)
 	}
-	for _, text := range []string{"x", "agent a\np 1 2\n", "agent a\np 1 2 3 4 5 6 7 x\n"} {
+	for _, text := range []string{"", "x", "1 agent a\np 1 2 3 1 1 1 1 1 1 9\n",
+		"1 agent a\np 1 2 2 1 1 1 1 1 1 1 1 1 1 1 1 1 1\n",
+		"1 agent a\np zzzzzzzzzzzzzzz\n"} {
 		_, err := decodeReport(text)
 		require.ErrorIs(t, err, ErrRecord, "%q", text)
 	}
-	for _, text := range []string{"", "{}x", `{"version":1,"pools":[{"name":"p","rate":"x","interval":"1s"}]}`, `{"pools":[{"name":"p","rate":"5/s","interval":"x"}]}`,
+	for _, text := range []string{"", "{}x", `{"version":1,"pools":[{"name":"p","rate":"x","interval":"1s"}]}`,
+		`{"pools":[{"name":"p","rate":"5/s","interval":"x"}]}`,
 		`{"pools":[{"name":"p","rate":"5/s","interval":"1s","capacity":100}]}`, "\x1f\x8b", "\x1f\x8bx"} {
 		_, err := decodeSettings(text)
 		require.ErrorIs(t, err, ErrRecord, "%q", text)
@@ -72,7 +94,7 @@ func TestBadRecordsAreErrors(t *testing.T) {
 }
 
 func FuzzDecodeShare(f *testing.F) {
-	f.Add("lease 12000000\npayments 0 8 63 0 750 50000 1000000000 200000 2000000 0 0 0 0 0 277625 946683606861553 946683576670968 0\n")
+	f.Add("1 lease 12000000\npayments 2s 3 8 1r kf12oi4 4ao3k ku 12l4 5y7t 9b3xr5g4s 9b3xr5g4s\nq  -1  1\n")
 	f.Fuzz(func(t *testing.T, text string) {
 		s, err := decodeShare(text)
 		if err != nil {
@@ -92,11 +114,12 @@ func TestPoolsAreValidatedAsAWhole(t *testing.T) {
 		field  string
 		says   string
 	}{
-		"NoRegion":         {func(p *Pool) { p.Regions = nil }, "regions", "want 1 to 100"},
-		"BadName":          {func(p *Pool) { p.Name = "a b" }, "name", "letters"},
-		"RegionTwice":      {func(p *Pool) { p.Regions[1].Name = "ap" }, "name", "twice"},
-		"Weight":           {func(p *Pool) { p.Regions[0].Weight = 0 }, "weight", "whole number from 1"},
-		"FloorsTooHigh":    {func(p *Pool) { p.Regions[0].Floor = policy.PerSecond(51) }, "regions", "20.1 % of the rate together: want at most floor_share, 20 %"},
+		"NoRegion":    {func(p *Pool) { p.Regions = nil }, "regions", "want 1 to 100"},
+		"BadName":     {func(p *Pool) { p.Name = "a b" }, "name", "letters"},
+		"RegionTwice": {func(p *Pool) { p.Regions[1].Name = "ap" }, "name", "twice"},
+		"Weight":      {func(p *Pool) { p.Regions[0].Weight = 0 }, "weight", "whole number from 1"},
+		"FloorsTooHigh": {func(p *Pool) { p.Regions[0].Floor = policy.PerSecond(51) }, "regions",
+			"20.1 % of the rate together: want at most floor_share, 20 %"},
 		"FloorShare":       {func(p *Pool) { p.FloorShare = 101 }, "floor_share", "from 1 to 100"},
 		"BurstsTooHigh":    {func(p *Pool) { p.Regions[0].Burst = 1000 }, "regions", "at most the capacity, 3000"},
 		"BurstTooSmall":    {func(p *Pool) { p.Regions[0].Burst = 399 }, "burst", "below 400"},
@@ -161,14 +184,15 @@ func TestWatchdogSeesAClockGoWrong(t *testing.T) {
 		readings []reading
 		wrong    bool
 	}{
-		"Right":              {[]reading{at(0, 0, 0), at(time.Second, time.Second, 0)}, false},
-		"SlowAnswer":         {[]reading{at(0, 0, 0), at(time.Second, 4*time.Second, 3*time.Second)}, false},
-		"WithinTolerance":    {[]reading{at(0, 0, 0), at(time.Second, 950*time.Millisecond, 0)}, false},
-		"SetBack":            {[]reading{at(0, 0, 0), at(time.Second, 940*time.Millisecond, 0)}, true},
-		"SetAhead":           {[]reading{at(0, 0, 0), at(time.Second, 1060*time.Millisecond, 0)}, true},
-		"SlowLittleByLittle": {[]reading{at(0, 0, 0), at(time.Second, 970*time.Millisecond, 0), at(2*time.Second, 1940*time.Millisecond, 0)}, true},
-		"Drift":              {[]reading{at(0, 0, 0), at(10*time.Second, 10*time.Second-59*time.Millisecond, 0)}, false},
-		"AwayForLong":        {[]reading{at(0, 0, 0), at(time.Hour, time.Hour-5*time.Second, 0)}, true},
+		"Right":           {[]reading{at(0, 0, 0), at(time.Second, time.Second, 0)}, false},
+		"SlowAnswer":      {[]reading{at(0, 0, 0), at(time.Second, 4*time.Second, 3*time.Second)}, false},
+		"WithinTolerance": {[]reading{at(0, 0, 0), at(time.Second, 950*time.Millisecond, 0)}, false},
+		"SetBack":         {[]reading{at(0, 0, 0), at(time.Second, 940*time.Millisecond, 0)}, true},
+		"SetAhead":        {[]reading{at(0, 0, 0), at(time.Second, 1060*time.Millisecond, 0)}, false},
+		"SlowLittleByLittle": {[]reading{at(0, 0, 0), at(time.Second, 970*time.Millisecond, 0),
+			at(2*time.Second, 1940*time.Millisecond, 0)}, true},
+		"Drift":       {[]reading{at(0, 0, 0), at(10*time.Second, 10*time.Second-59*time.Millisecond, 0)}, false},
+		"AwayForLong": {[]reading{at(0, 0, 0), at(time.Hour, time.Hour-5*time.Second, 0)}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var w watchdog
@@ -182,18 +206,20 @@ func TestWatchdogSeesAClockGoWrong(t *testing.T) {
 	}
 }
 
-func TestDemandRisesAtOnceAndFallsByHalvesInFiveSeconds(t *testing.T) {
+func TestDemandRisesAtOnceAndFallsByHalves(t *testing.T) {
 	var d demand
-	d.observe(100, 0, 1000, time.Second)
+	d.observe(100, 0, 1000, time.Second, false)
 	require.EqualValues(t, 110, d.units(1000))
-	d.observe(400, 0, 1000, time.Second)
+	d.observe(400, 0, 1000, time.Second, false)
 	require.EqualValues(t, 440, d.units(1000))
-	d.observe(0, 0, 1000, 5*time.Second)
+	d.observe(0, 0, 1000, 5*time.Second, false)
 	require.EqualValues(t, 220, d.units(1000))
-	d.observe(300, 1e9, 1000, time.Second)
+	d.observe(0, 0, 1000, time.Second, true)
+	require.EqualValues(t, 55, d.units(1000), "by half in half a second while others are short")
+	d.observe(300, 1e9, 1000, time.Second, false)
 	require.EqualValues(t, 715, d.units(1000), "a storm of retries at most doubles it, and a little")
 	require.EqualValues(t, 500, d.units(500))
 	var idle demand
-	idle.observe(0, 1e9, 1000, time.Second)
+	idle.observe(0, 1e9, 1000, time.Second, false)
 	require.EqualValues(t, 55, idle.units(1000), "a region without a share can start")
 }

@@ -5,14 +5,14 @@ import (
 	"strings"
 )
 
-// Keys below a registry's prefix. The keys of the coordinators' election are
-// beside them, under lead/.
+// Keys below a registry's prefix. The keys of the coordinators' election are beside them, under lead/.
 const (
 	configKey   = "cfg"
 	reportKeys  = "rep/"
 	shareKeys   = "share/"
 	fenceKeys   = "fence/"
 	leaderKeys  = "lead/"
+	epochKey    = "epoch" // the highest epoch in use, in decimal
 	maxTxnWrite = 100     // writes of one transaction; etcd allows 128 operations
 	maxTxnBytes = 1 << 20 // of one transaction, unless a share alone is more; etcd allows 1.5 MiB
 	// maxShareBytes is the largest share that etcd takes, with room for the key and the guards of its transaction.
@@ -30,15 +30,15 @@ type entry struct {
 // under cuts a leading prefix from the key.
 func (e entry) under(prefix string) (rest string, ok bool) { return strings.CutPrefix(e.key, prefix) }
 
-// office is a coordinator's claim to lead: its key in the election and the
-// revision that made it.
+// office is a coordinator's claim to lead: its key in the election, the revision that made it, and the epoch that it
+// has recorded. Revisions alone don't do: an etcd that was restored repeats them.
 type office struct {
-	key   string // complete, with the prefix
-	epoch int64
+	key      string // complete, with the prefix
+	revision int64
+	epoch    int64 // 0 before it is recorded
 }
 
-// write is a change of one key that was last modified at the revision seen: 0
-// means that it didn't exist.
+// write is a change of one key that was last modified at the revision seen: 0 means that it didn't exist.
 type write struct {
 	key, value string
 	seen       int64
@@ -54,9 +54,8 @@ const (
 	deposed           // the office is over: nothing is written
 )
 
-// registry is where regions and coordinator meet: a consistent store in which
-// one transaction compares and writes. All calls return when ctx ends; a call
-// that fails may have had its effect, or have it later.
+// registry is where regions and coordinator meet: a consistent store in which one transaction compares and writes. All
+// calls return when ctx ends; a call that fails may have had its effect, or have it later.
 type registry interface {
 	// load reads some keys, or all if none is named, at one revision.
 	load(ctx context.Context, keys ...string) (entries []entry, revision int64, err error)

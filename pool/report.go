@@ -2,73 +2,123 @@ package pool
 
 import (
 	"fmt"
-	"sort"
-	"strconv"
+	"maps"
+	"slices"
 	"strings"
 
 	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
 )
 
-// report is what rep/<region> holds: for each pool the ticket that the region's
-// next grant is founded on. Its fence acknowledges that no older grant is in
-// force.
+// report is what rep/<region> holds: where the region's buckets stood. It is what the region's next grants are founded
+// on, and acknowledges what it shows to be in force.
 type report struct {
 	agent   string // who wrote it
-	tickets map[string]lua.Ticket
+	tickets map[string]ticket
 }
 
-// encode writes a line with the agent's identity, then a line for each pool:
-// its name and the ticket's numbers.
+// kind of bucket.
+type kind int64
+
+const (
+	absent kind = iota // there is no bucket
+	plain              // one that isn't a pool's
+	pooled
+	kinds
+)
+
+// ticket is where a region's bucket stood at an instant of its Redis' clock.
+type ticket struct {
+	now, era              int64 // µs
+	kind                  kind
+	tokens, added, denied int64
+
+	// What is in force. Of a pool's bucket: fence, capacity, floor, and the grant, ended or not. Of a plain one its
+	// capacity and rate.
+	terms policy.Terms
+	usage // at this ticket
+}
+
+// ticketOf is what is reported of a bucket.
+func ticketOf(t lua.Ticket) ticket {
+	r := ticket{now: t.Now, era: t.Version.Era, tokens: t.Tokens, added: t.Added, denied: t.Denied}
+	if t.Terms == nil {
+		return r
+	}
+	p := *t.Terms
+	switch {
+	case p.Pool:
+		r.kind = pooled
+		r.terms = termsOf(p.GrantTokens, p.Tokens, p.Capacity, p.Per, 0)
+		r.terms.Fence, r.terms.GrantEnd, r.terms.GrantEra = p.Fence, p.GrantEnd, p.GrantEra
+	case p.Kind == policy.Stepped: // which has no rate, so it may use all
+		r.kind, r.terms = plain, policy.Terms{Capacity: p.Capacity, Tokens: policy.MaxTokens, Per: 1}
+	default:
+		r.kind, r.terms = plain, policy.Terms{Capacity: p.Capacity, Tokens: p.Tokens, Per: p.Per}
+	}
+	r.terms.Interval, r.terms.MaxElapsed = 0, 0 // not reported
+	return r
+}
+
+// acknowledges reports whether the terms are those that the ticket shows. Of terms whose rate has ended, only the end
+// is recorded.
+func (t ticket) acknowledges(o policy.Terms) bool {
+	o.Interval, o.MaxElapsed = 0, 0
+	if o.GrantTokens == 0 {
+		o.GrantTokens = t.terms.GrantTokens
+	}
+	return t.kind == pooled && t.terms == o
+}
+
+// rate is what was in force, in units, rounded down.
+func (t ticket) rate(u unit) int64 {
+	n := t.terms.Tokens
+	if t.kind == pooled && t.terms.Granted(t.era, t.now) {
+		n = t.terms.GrantTokens
+	}
+	return min(mulDiv(n, u.per, max(t.terms.Per, 1)), u.total)
+}
+
+const ticketNumbers = 16
+
+// encode writes a line with the agent's identity, then one for each pool.
 func (r report) encode() string {
-	pools := make([]string, 0, len(r.tickets))
-	for p := range r.tickets {
-		pools = append(pools, p)
+	b := append([]byte(format+" agent "), strings.ReplaceAll(r.agent, "\n", " ")...)
+	b = append(b, '\n')
+	var rows table
+	for _, pool := range slices.Sorted(maps.Keys(r.tickets)) {
+		t := r.tickets[pool]
+		p := t.terms
+		b = rows.append(b, pool, t.tokens, t.added, t.denied, p.Fence.Seq, p.GrantTokens, // what differs mostly comes first
+			t.now, p.GrantEnd-t.now, t.era, p.GrantEra-t.era, int64(t.kind), p.Fence.Epoch, p.Per, p.Capacity, p.Tokens,
+			t.used-t.ahead-t.added+t.tokens, t.ahead) // 0, 0 of most buckets
 	}
-	sort.Strings(pools)
-	var b strings.Builder
-	b.WriteString("agent ")
-	b.WriteString(strings.ReplaceAll(r.agent, "\n", " "))
-	b.WriteByte('\n')
-	for _, p := range pools {
-		t := r.tickets[p]
-		b.WriteString(p)
-		for _, n := range ticketFields(&t) {
-			b.WriteByte(' ')
-			b.WriteString(strconv.FormatInt(*n, 10))
-		}
-		b.WriteByte('\n')
-	}
-	return b.String()
-}
-
-// ticketNumbers is how many numbers a ticket has.
-const ticketNumbers = 8
-
-// ticketFields lists the numbers of a ticket in the order of their encoding.
-func ticketFields(t *lua.Ticket) [ticketNumbers]*int64 {
-	return [...]*int64{&t.Now, &t.Version.Era, &t.Version.Index, &t.Fence.Epoch, &t.Fence.Seq, &t.Tokens, &t.Added, &t.Denied}
+	return string(b)
 }
 
 func decodeReport(text string) (report, error) {
-	lines := strings.Count(text, "\n")
-	first, rest, _ := strings.Cut(text, "\n")
-	agent, ok := strings.CutPrefix(first, "agent ")
-	if text != "" && !ok {
-		return report{}, fmt.Errorf("%w: report: line 1 is %q, want an agent", ErrRecord, first)
+	agent, rest, err := lines(text, "agent")
+	if err != nil {
+		return report{}, fmt.Errorf("report: %w", err)
 	}
-	r := report{agent: agent, tickets: make(map[string]lua.Ticket, lines)}
-	for n := 2; rest != ""; n++ {
-		var line string
-		line, rest, _ = strings.Cut(rest, "\n")
-		pool, numbers, _ := strings.Cut(line, " ")
-		var t lua.Ticket
-		for i, field := range ticketFields(&t) {
-			word, more, found := strings.Cut(numbers, " ")
-			v, err := strconv.ParseInt(word, 10, 64)
-			if err != nil || found != (i < ticketNumbers-1) {
-				return report{}, fmt.Errorf("%w: report: line %d: number %d is %q, want %d numbers", ErrRecord, n, i+1, word, ticketNumbers)
-			}
-			*field, numbers = v, more
+	r := report{agent: agent, tickets: make(map[string]ticket, len(rest))}
+	var rows table
+	for _, line := range rest {
+		pool, n, err := rows.parse(line, ticketNumbers)
+		if err != nil {
+			return report{}, fmt.Errorf("report: %w", err)
+		}
+		t := ticket{now: n[5], era: n[7], kind: kind(n[9]), tokens: n[0], added: n[1], denied: n[2],
+			usage: usage{n[14] + n[15] + n[1] - n[0], n[15]}}
+		t.terms = policy.Terms{
+			Pool: t.kind == pooled, Fence: policy.Fence{Epoch: n[10], Seq: n[3]}, Per: n[11], Capacity: n[12], Tokens: n[13],
+			GrantTokens: n[4], GrantEnd: n[6] + t.now, GrantEra: n[8] + t.era,
+		}
+		p := t.terms
+		if t.kind < absent || t.kind >= kinds || p.Fence.Epoch > maxEpoch ||
+			min(t.now, t.era, t.added, t.denied, p.Fence.Epoch, p.Fence.Seq, p.Per, p.Capacity, p.Tokens, p.GrantTokens,
+				p.GrantEnd, p.GrantEra, t.used, t.ahead) < 0 {
+			return report{}, fmt.Errorf("report: %w: %s has a number out of range", ErrRecord, pool)
 		}
 		r.tickets[pool] = t
 	}

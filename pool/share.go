@@ -1,12 +1,11 @@
 package pool
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
-	"sort"
+	"maps"
+	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/tokenrefill/refiller/policy"
@@ -15,85 +14,95 @@ import (
 // ErrRecord is returned for content of a key that can't be read.
 var ErrRecord = errors.New("pool: bad record")
 
-// share is what share/<region> holds: for each pool the terms that may be in
-// force in the region, the newest first. Those after it are older ones that the
-// region has not acknowledged away; they count against the pool until it has,
-// or until they have ended.
+// share is what share/<region> holds.
 type share struct {
 	lease time.Duration // the longest of the grants, for whoever has to wait for their end
-	terms map[string][]policy.Terms
-	// demand of each pool, as the coordinator sees it, in tokens per Per of its
-	// newest terms; for people to read.
-	demand map[string]int64
+	pools map[string]grants
 }
 
-func newShare(lease time.Duration) share {
-	return share{lease: lease, terms: map[string][]policy.Terms{}, demand: map[string]int64{}}
+// grants are what a region has been offered of a pool.
+type grants struct {
+	// terms that may be in force, the newest first. Those after it are older ones that the region has not acknowledged
+	// away; they count against the pool until it has, or until they have ended.
+	terms  []policy.Terms
+	demand int64 // as the coordinator sees it, in tokens per Per of the newest terms; for people to read
+	// since is the version of the settings with which the region came into the pool, 0 for none. After another one the
+	// others count for nothing: the region may have had a bucket of its own in between.
+	since  int64
+	joined bool // the region has acknowledged terms that it was offered since
+	open   bool // all regions of the pool had, so that it lends more than floors
+
+	restored bool // some region shows grants that etcd doesn't know of: for a lease, others may have such, too
 }
 
 // lineBytes is about what a line takes.
-const lineBytes = 192
+const lineBytes = 128
 
-// encode writes a line with the lease in microseconds, then a line for each
-// terms: the pool's name, its demand, and policy.Terms as the scripts store
-// them, with a space between.
+const (
+	grantNumbers = 12
+	joinedFlag   = 1
+	openFlag     = 2
+	restoredFlag = 4
+)
+
+// encode writes a line with the lease in microseconds, then one for each terms.
 func (s share) encode() string {
-	pools := make([]string, 0, len(s.terms))
-	for p := range s.terms {
-		pools = append(pools, p)
-	}
-	sort.Strings(pools)
-	b := appendLease(make([]byte, 0, 64+lineBytes*len(pools)), s.lease)
-	for _, p := range pools {
-		b = appendLines(b, p, s.demand[p], s.terms[p])
+	b := appendLease(make([]byte, 0, 64+lineBytes*len(s.pools)), s.lease)
+	var rows table
+	for _, pool := range slices.Sorted(maps.Keys(s.pools)) {
+		b = s.pools[pool].append(b, &rows, pool)
 	}
 	return string(b)
 }
 
 // appendLease appends the first line of a share.
 func appendLease(b []byte, lease time.Duration) []byte {
-	return append(strconv.AppendInt(append(b, "lease "...), lease.Microseconds(), 10), '\n')
+	return append(strconv.AppendInt(append(b, format+" lease "...), lease.Microseconds(), 10), '\n')
 }
 
-// appendLines appends the lines of a pool.
-func appendLines(b []byte, pool string, demand int64, terms []policy.Terms) []byte {
-	for _, t := range terms {
-		b = append(append(b, pool...), ' ')
-		b = append(strconv.AppendInt(b, demand, 10), ' ')
-		b = append(t.Append(b), '\n')
+// append appends the lines of a pool.
+func (g grants) append(b []byte, rows *table, pool string) []byte {
+	flags := int64(0)
+	if g.joined {
+		flags |= joinedFlag
+	}
+	if g.open {
+		flags |= openFlag
+	}
+	if g.restored {
+		flags |= restoredFlag
+	}
+	for _, t := range g.terms {
+		b = rows.append(b, pool, t.Fence.Seq, t.GrantTokens, g.demand, t.GrantEnd, // what differs mostly comes first
+			flags, t.Fence.Epoch, t.Per, t.Interval, t.Capacity, t.Tokens, t.GrantEra, g.since)
 	}
 	return b
 }
 
 func decodeShare(text string) (share, error) {
-	s := newShare(0)
-	lines := bufio.NewScanner(strings.NewReader(text))
-	for n := 1; lines.Scan(); n++ {
-		word, rest, _ := strings.Cut(lines.Text(), " ")
-		if n == 1 {
-			us, err := strconv.ParseInt(rest, 10, 64)
-			if word != "lease" || err != nil || us < 0 {
-				return share{}, fmt.Errorf("%w: share: line 1 is %q, want lease and microseconds", ErrRecord, lines.Text())
-			}
-			s.lease = time.Duration(us) * time.Microsecond
-			continue
-		}
-		wanted, rest, _ := strings.Cut(rest, " ")
-		demand, err := strconv.ParseInt(wanted, 10, 64)
-		if err != nil || demand < 0 {
-			return share{}, fmt.Errorf("%w: share: line %d: %q is no demand", ErrRecord, n, wanted)
-		}
-		t, err := policy.DecodeTerms(rest)
+	lease, rest, err := lines(text, "lease")
+	if err != nil {
+		return share{}, fmt.Errorf("share: %w", err)
+	}
+	us, err := strconv.ParseInt(lease, 10, 64)
+	if err != nil || us < 0 {
+		return share{}, fmt.Errorf("share: %w: its lease is %.40q, want microseconds", ErrRecord, lease)
+	}
+	s := share{time.Duration(us) * time.Microsecond, make(map[string]grants, len(rest))}
+	var rows table
+	for _, line := range rest {
+		pool, n, err := rows.parse(line, grantNumbers)
 		if err != nil {
-			return share{}, fmt.Errorf("%w: share: line %d: %w", ErrRecord, n, err)
+			return share{}, fmt.Errorf("share: %w", err)
 		}
-		s.terms[word], s.demand[word] = append(s.terms[word], t), demand
-	}
-	if err := lines.Err(); err != nil {
-		return share{}, fmt.Errorf("%w: share: %w", ErrRecord, err)
-	}
-	if s.lease == 0 && len(s.terms) == 0 {
-		return share{}, fmt.Errorf("%w: share: it is empty", ErrRecord)
+		if slices.Min(n) < 0 || n[4] > joinedFlag|openFlag|restoredFlag || n[5] > maxEpoch || min(n[6], n[7], n[8]) < 1 {
+			return share{}, fmt.Errorf("share: %w: %s has a number out of range", ErrRecord, pool)
+		}
+		t := termsOf(n[1], n[9], n[8], n[6], time.Duration(n[7])*time.Microsecond)
+		t.Fence, t.GrantEnd, t.GrantEra = policy.Fence{Epoch: n[5], Seq: n[0]}, n[3], n[10]
+		terms := append(s.pools[pool].terms, t)
+		s.pools[pool] = grants{terms, n[2], n[11], n[4]&joinedFlag != 0, n[4]&openFlag != 0,
+			n[4]&restoredFlag != 0}
 	}
 	return s, nil
 }

@@ -21,8 +21,9 @@ import (
 )
 
 var (
-	errAway    = errors.New("server is away")
-	errNoSpace = errors.New("no space")
+	errAway      = errors.New("server is away")
+	errNoSpace   = errors.New("no space")
+	errCompacted = errors.New("compacted")
 )
 
 // world is a simulated etcd, a simulated Redis per region and the processes of
@@ -63,8 +64,12 @@ type world struct {
 	leader    *proc
 	renewed   time.Time
 	dethrone  context.CancelFunc
-	tampering bool  // somebody else than the coordinator writes
-	resigned  *proc // the last coordinator that gave up by itself
+	host      *world // whose servers these processes use, with an etcd of their own; nil for its own
+	files     map[string]simFile
+	compacted int64    // revisions up to it have no history
+	backup    snapshot // of etcd, by an operator
+	tampering bool     // somebody else than the coordinator writes
+	resigned  *proc    // the last coordinator that gave up by itself
 }
 
 // sabotage switches mechanisms off, to show that each one is needed.
@@ -74,6 +79,22 @@ type sabotage struct {
 	noQuarantine bool // a region that lost writes goes on as if nothing had happened
 	unreserved   bool // the floor is an equal part of the rate, as if nobody else used it
 	reuse        bool // a grant is used after its end
+	hideForeign  bool // reports don't show what etcd doesn't know of
+}
+
+// simFile is what the configuration of a region's processes says of the bucket: it is the pool's, or has a rate of its
+// own.
+type simFile struct {
+	version int64
+	plain   *policy.Policy
+}
+
+// home is the world of the servers.
+func (w *world) home() *world {
+	if w.host != nil {
+		return w.host
+	}
+	return w
 }
 
 // simRedis is a region's server: the model's bucket on a clock of its own.
@@ -81,21 +102,28 @@ type simRedis struct {
 	region        string
 	skew          time.Duration
 	down          bool
+	full          bool // it refuses writes
 	bucket        policy.Bucket
 	added, denied int64
-	pending       bool // its state is older than some caller knows, or its clock stepped back: that caller's next refill voids the grant
-	pendingSince  time.Time
-	suspectEra    int64     // its clock was set back unseen, while nobody refilled: the grant of this era may outlast its end
-	suspectUntil  time.Time // until an agent that can read it must have noticed
-	copies        []simCopy
-	demand        float64 // tokens per second
-	drained       time.Time
-	owed          float64
-	eraFence      map[int64]policy.Fence
+	taken         int64
+	cuts          int  // how often the bucket's capacity was lowered
+	pooled        bool // its bucket is the pool's
+	// its state is older than some caller knows, or its clock stepped back: that caller's next refill voids the grant
+	pending      bool
+	pendingSince time.Time
+	suspectEra   int64     // its clock was set back while nobody refilled: the grant of this era may outlast its end
+	suspectUntil time.Time // until an agent that can read it must have noticed
+	copies       []simCopy
+	demand       float64 // tokens per second
+	drained      time.Time
+	owed         float64
+	eraFence     map[int64]policy.Fence
+	granted      map[policy.Fence]policy.Terms // as they were sent: a saboteur changes what they do, not what they say
 }
 
 func newSimRedis(region string, skew time.Duration) *simRedis {
-	return &simRedis{region: region, skew: skew, drained: time.Now(), eraFence: map[int64]policy.Fence{}}
+	return &simRedis{region: region, skew: skew, drained: time.Now(), eraFence: map[int64]policy.Fence{},
+		granted: map[policy.Fence]policy.Terms{}}
 }
 
 type simCopy struct {
@@ -126,12 +154,12 @@ func cloneBucket(b policy.Bucket) policy.Bucket {
 // rate is what is in force, in tokens per second.
 func (s *simRedis) rate() float64 {
 	c := s.bucket.Control
-	if c == nil {
+	if c == nil || s.pending { // the refill that notices a rollback credits nothing for the time before it
 		return 0
 	}
 	n := c.Terms.Tokens
 	suspect := s.suspectEra == c.Era && (s.suspectUntil.IsZero() || time.Now().Before(s.suspectUntil))
-	if !s.pending && !suspect && c.Terms.GrantEra == c.Era && s.now() < c.Terms.GrantEnd {
+	if !suspect && c.Terms.GrantEra == c.Era && s.now() < c.Terms.GrantEnd {
 		n = c.Terms.GrantTokens
 	}
 	return float64(n) * 1e6 / float64(c.Terms.Per)
@@ -150,12 +178,15 @@ type proc struct {
 
 	mu      sync.Mutex
 	thaw    chan struct{}
-	trap    int // at this many commits from now the process is paused
+	asleep  time.Time     // since when its host is suspended, if it is
+	behind  time.Duration // of its monotonic clock: how long its host was suspended
+	trap    int           // at this many commits from now the process is paused
 	etcd    fault
 	redis   fault
 	dead    bool
 	terms   *policy.Terms
 	version policy.Version
+	file    simFile
 }
 
 // readOnly is an etcd that refuses what a coordinator writes, as one without space does.
@@ -262,11 +293,13 @@ func (p *proc) watch(ctx context.Context, from int64, to chan<- entry, keys ...s
 	for {
 		p.gate()
 		var send []entry
+		var compacted bool
 		p.mu.Lock()
 		cut := p.etcd.noReply || p.etcd.noRequest
 		p.mu.Unlock()
 		p.w.mu.Lock()
 		if !cut && !p.w.etcdDown {
+			compacted = from <= p.w.compacted
 			i, _ := slices.BinarySearchFunc(p.w.history, from, func(e entry, r int64) int { return int(e.revision - r) })
 			for _, e := range p.w.history[i:] {
 				if len(keys) == 0 || slices.Contains(keys, e.key) {
@@ -277,6 +310,9 @@ func (p *proc) watch(ctx context.Context, from int64, to chan<- entry, keys ...s
 		}
 		delay := etcdLatency/2 + time.Duration(p.w.noise.Int64N(int64(etcdLatency)))
 		p.w.mu.Unlock()
+		if compacted {
+			return errCompacted
+		}
 		if len(send) > 0 {
 			sleep(ctx, delay)
 			p.gate()
@@ -312,12 +348,15 @@ func (w *world) set(key, value string, deleted bool) {
 		s, err := decodeShare(value)
 		if err != nil && !w.tampering {
 			w.fail("share of %s: %v", region, err)
-		} else if list := s.terms[w.pool.Name]; len(list) > 0 {
+		} else if list := s.pools[w.pool.Name].terms; len(list) > 0 {
 			if list[0].Fence.Before(w.lastFence[region]) && !w.noGuard {
 				w.fail("I6: the fence of %s falls in etcd from %v to %v", region, w.lastFence[region], list[0].Fence)
 			}
 			w.lastFence[region] = list[0].Fence
 		}
+	}
+	if region, ok := e.under(reportKeys); ok && !deleted && w.host == nil {
+		w.checkUsage(region, value)
 	}
 	if os.Getenv("TRACE") != "" {
 		w.note("SET %s", strings.ReplaceAll(key+" "+value, "\n", " | "))
@@ -330,11 +369,25 @@ func (w *world) set(key, value string, deleted bool) {
 	}
 }
 
+// checkUsage asserts that a region reports no more use than there was, give or take what one refill adds at each cut of
+// its capacity; locked.
+func (w *world) checkUsage(region, value string) {
+	r, err := decodeReport(value)
+	if s := w.servers[region]; err == nil && s != nil {
+		if over := float64(r.tickets[w.pool.Name].used - s.taken); over > w.slack+2*w.limit*float64(1+s.cuts) {
+			w.fail("%s reports %.0f tokens more than were taken", region, over)
+		}
+	}
+}
+
 func (p *proc) put(ctx context.Context, key, value string) (int64, error) {
 	var revision int64
 	err := p.toEtcd(ctx, func() {
 		if region, ok := strings.CutPrefix(key, reportKeys); ok && p.w.lieAck {
 			value = p.w.lie(region, value)
+		}
+		if region, ok := strings.CutPrefix(key, reportKeys); ok && p.w.hideForeign {
+			value = p.w.hide(region, value)
 		}
 		p.w.revision++
 		p.w.set(key, value, false)
@@ -350,12 +403,27 @@ func (p *proc) put(ctx context.Context, key, value string) (int64, error) {
 func (w *world) lie(region, value string) string {
 	r, err := decodeReport(value)
 	s, err2 := decodeShare(w.keys[shareKeys+region].value)
-	if err != nil || err2 != nil || len(s.terms[w.pool.Name]) == 0 {
+	if err != nil || err2 != nil || len(s.pools[w.pool.Name].terms) == 0 {
 		return value
 	}
 	t := r.tickets[w.pool.Name]
-	t.Fence = s.terms[w.pool.Name][0].Fence
+	t.kind, t.terms = pooled, s.pools[w.pool.Name].terms[0]
 	r.tickets[w.pool.Name] = t
+	return r.encode()
+}
+
+// hide has a report show no grant that isn't in the region's share.
+func (w *world) hide(region, value string) string {
+	r, err := decodeReport(value)
+	if err != nil {
+		return value
+	}
+	s, _ := decodeShare(w.keys[shareKeys+region].value) // none if it can't be read
+	known := slices.ContainsFunc(s.pools[w.pool.Name].terms,
+		func(t policy.Terms) bool { return r.tickets[w.pool.Name].acknowledges(t) })
+	if t := r.tickets[w.pool.Name]; !known && t.kind == pooled {
+		r.tickets[w.pool.Name] = ticket{now: t.now, era: t.era}
+	}
 	return r.encode()
 }
 
@@ -378,8 +446,12 @@ func (p *proc) commit(ctx context.Context, o office, writes []write) (int64, ver
 			return
 		}
 		if !p.w.noGuard {
-			if o.key != "" && p.w.created[o.key] != o.epoch {
+			if o.key != "" && p.w.created[o.key] != o.revision {
 				v = deposed
+				return
+			}
+			if o.epoch != 0 && p.w.keys[epochKey].value != strconv.FormatInt(o.epoch, 10) {
+				v = conflict
 				return
 			}
 			for _, wr := range writes {
@@ -410,7 +482,12 @@ var _ buckets = (*proc)(nil)
 
 func (p *proc) toRedis(ctx context.Context, serve func(s *simRedis)) error {
 	return p.call(ctx, &p.redis, redisLatency, func() bool {
-		s := p.w.servers[p.region]
+		home := p.w.home()
+		if home != p.w {
+			home.mu.Lock()
+			defer home.mu.Unlock()
+		}
+		s := home.servers[p.region]
 		if s == nil || s.down {
 			return false
 		}
@@ -422,14 +499,21 @@ func (p *proc) toRedis(ctx context.Context, serve func(s *simRedis)) error {
 func (p *proc) tickets(ctx context.Context, keys []string) []lua.TicketResult {
 	results := make([]lua.TicketResult, len(keys))
 	err := p.toRedis(ctx, func(s *simRedis) {
-		if s.suspectEra != 0 && s.suspectUntil.IsZero() { // an agent looks at the clock
+		if s.suspectEra != 0 && s.suspectUntil.IsZero() && !s.full { // an agent looks at the clock
 			s.suspectUntil = time.Now().Add(5 * p.w.timing.Report / 2)
 		}
-		p.w.drain(s)
+		p.w.home().drain(s)
 		for i := range results {
 			t := lua.Ticket{Now: s.now()}
 			if c := s.bucket.Control; c != nil {
-				t.Version, t.Fence = policy.Version{Era: c.Era, Index: *s.bucket.Index}, c.Terms.Fence
+				terms := c.Terms
+				if sent, ok := s.granted[terms.Fence]; ok && terms.Pool {
+					terms = sent
+				}
+				t.Version, t.Terms = policy.Version{Era: c.Era, Index: *s.bucket.Index}, &terms
+				if terms.Pool {
+					t.Fence = terms.Fence
+				}
 				t.Tokens, t.Added, t.Denied = *s.bucket.Tokens, s.added, s.denied
 			}
 			results[i].Ticket = t
@@ -449,7 +533,11 @@ func (p *proc) refill(ctx context.Context, calls []lua.RefillCall) []lua.RefillR
 	results := make([]lua.RefillResult, len(calls))
 	err := p.toRedis(ctx, func(s *simRedis) {
 		for i, c := range calls {
-			results[i].Outcome = p.w.refillBucket(s, c.Call)
+			if results[i].Err = nil; s.full {
+				results[i].Err = errNoSpace
+				continue
+			}
+			results[i].Outcome = p.w.home().refillBucket(s, c.Call)
 		}
 	})
 	if err != nil {
@@ -466,6 +554,7 @@ func (p *proc) refill(ctx context.Context, calls []lua.RefillCall) []lua.RefillR
 func (w *world) refillBucket(s *simRedis, c policy.Call) policy.Outcome {
 	if c.Terms != nil && (w.unreserved || w.reuse) {
 		t := *c.Terms
+		s.granted[t.Fence] = t
 		if w.unreserved {
 			t.Tokens = int64(float64(t.Per) / 1e6 * w.limit / float64(len(w.servers)))
 		}
@@ -481,15 +570,29 @@ func (w *world) refillBucket(s *simRedis, c policy.Call) policy.Outcome {
 			c.Version = stored
 		}
 	}
+	capacity := int64(0)
+	if b.Control != nil {
+		capacity = b.Control.Terms.Capacity
+	}
 	o := b.Refill(c, s.now())
 	if !o.Status.Wrote() {
 		return o
 	}
-	if o.Status == policy.StatusRolledBack || o.Status == policy.StatusClock || time.Since(s.pendingSince) > 5*simInterval {
+	if b.Control.Terms.Capacity < capacity {
+		s.cuts++
+	}
+	if o.Status == policy.StatusRolledBack || o.Status == policy.StatusClock ||
+		time.Since(s.pendingSince) > 5*simInterval {
 		s.pending = false
 	}
-	s.added += o.Added
-	w.maxGap = max(w.maxGap, min(time.Duration(o.Elapsed)*time.Microsecond, time.Duration(b.Control.Terms.MaxElapsed)*time.Microsecond))
+	if o.Pool { // as the script counts
+		s.added += o.Added
+	}
+	w.maxGap = max(w.maxGap, min(time.Duration(o.Elapsed)*time.Microsecond,
+		time.Duration(b.Control.Terms.MaxElapsed)*time.Microsecond))
+	if s.pooled != o.Pool { // fences order what is of one kind
+		s.pooled, s.eraFence = o.Pool, map[int64]policy.Fence{}
+	}
 	if last := s.eraFence[o.Version.Era]; o.Fence.Before(last) && !w.noQuarantine && !s.pending {
 		w.fail("I6: the fence of %s falls in Redis from %v to %v", s.region, last, o.Fence)
 	}
@@ -538,9 +641,11 @@ func simPool(name string) Pool {
 
 func newWorld(t *testing.T, seed uint64, p Pool, s sabotage) *world {
 	w := &world{
-		t: t, rng: rand.New(rand.NewPCG(seed, 1)), noise: rand.New(rand.NewPCG(seed, 2)), log: hclog.NewNullLogger(), pool: p, timing: DefaultTiming(),
+		t: t, rng: rand.New(rand.NewPCG(seed, 1)), noise: rand.New(rand.NewPCG(seed, 2)), log: hclog.NewNullLogger(), pool: p,
+		timing:   DefaultTiming(),
 		sabotage: s, version: 1, keys: map[string]entry{}, created: map[string]int64{}, watchers: map[chan struct{}]bool{},
-		servers: map[string]*simRedis{}, lastFence: map[string]policy.Fence{}, limit: float64(p.Rate.Tokens) / p.Rate.Per.Seconds(), stock: float64(p.Capacity), at: time.Now(),
+		servers: map[string]*simRedis{}, files: map[string]simFile{}, lastFence: map[string]policy.Fence{},
+		limit: float64(p.Rate.Tokens) / p.Rate.Per.Seconds(), stock: float64(p.Capacity), at: time.Now(),
 	}
 	w.ctx, w.stop = context.WithCancel(t.Context())
 	for _, r := range p.Regions {
@@ -549,6 +654,19 @@ func newWorld(t *testing.T, seed uint64, p Pool, s sabotage) *world {
 	w.wg.Go(w.elect)
 	w.wg.Go(w.consume)
 	return w
+}
+
+// beside is a world of processes on the servers of another one, that meet in an etcd of their own.
+func (w *world) beside() *world {
+	other := &world{
+		t: w.t, rng: w.rng, noise: rand.New(rand.NewPCG(w.rng.Uint64(), 2)), log: w.log, pool: w.pool, timing: w.timing,
+		version: w.version,
+		keys:    map[string]entry{}, created: map[string]int64{}, watchers: map[chan struct{}]bool{}, files: w.files,
+		lastFence: map[string]policy.Fence{}, host: w, ctx: w.ctx,
+	}
+	w.wg.Go(other.elect)
+	w.wg.Go(func() { <-w.ctx.Done(); other.wg.Wait() })
+	return other
 }
 
 func (w *world) addRegion(region string) {
@@ -565,9 +683,16 @@ func (w *world) startProc(region, name string) *proc {
 	p.ctx, p.cancel = context.WithCancel(w.ctx)
 	w.mu.Lock()
 	settings := Settings{Version: w.version, Pools: []Pool{w.pool}}
+	p.file = w.files[region]
 	w.mu.Unlock()
+	if p.file.plain != nil {
+		settings = Settings{}
+	}
 	p.coordinator = newCoordinator(p, w.timing, w.log)
-	p.agent = newAgent(AgentConfig{Refiller: p, Region: region, Identity: name, Settings: settings, Timing: w.timing, Logger: w.log}, p, p, w.rng.Uint64())
+	p.coordinator.now = p.now
+	p.agent = newAgent(AgentConfig{Refiller: p, Region: region, Identity: name, Settings: settings, Timing: w.timing,
+		Logger: w.log}, p, p, w.rng.Uint64())
+	p.agent.now = p.now
 	w.mu.Lock()
 	w.procs = append(w.procs, p)
 	w.mu.Unlock()
@@ -588,7 +713,7 @@ func (p *proc) SetTerms(_ string, t policy.Terms) error {
 
 func (p *proc) refillLoop() {
 	var missing time.Time
-	won := false
+	won, plain := false, false
 	for p.ctx.Err() == nil {
 		wait := simInterval
 		if !won {
@@ -597,12 +722,7 @@ func (p *proc) refillLoop() {
 			p.w.mu.Unlock()
 		}
 		sleep(p.ctx, wait)
-		p.mu.Lock()
-		c := policy.Call{Version: p.version, Create: policy.CreateLost, Terms: p.terms}
-		p.mu.Unlock()
-		if !missing.IsZero() && time.Since(missing) >= 2*simInterval {
-			c.Create = policy.CreateInitial
-		}
+		c := p.nextCall(plain, !missing.IsZero() && time.Since(missing) >= 2*simInterval)
 		ctx, cancel := context.WithTimeout(p.ctx, 500*time.Millisecond)
 		r := p.refill(ctx, []lua.RefillCall{{Key: p.w.pool.Name, Call: c}})[0]
 		cancel()
@@ -614,12 +734,50 @@ func (p *proc) refillLoop() {
 				missing = time.Now()
 			}
 		default:
-			missing, won = time.Time{}, r.Status.Wrote()
+			missing, won, plain = time.Time{}, r.Status.Wrote(), !r.Pool
 			p.mu.Lock()
 			p.version = r.Version
 			p.mu.Unlock()
 		}
 	}
+}
+
+// nextCall is as refill.Refiller makes it of the process' file and of the newest terms.
+func (p *proc) nextCall(isPlain, create bool) policy.Call {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	c := policy.Call{Version: p.version, Create: policy.CreateLost}
+	switch {
+	case p.file.plain != nil:
+		t := p.file.plain.Terms(policy.Fence{Epoch: p.file.version})
+		c.Terms = &t
+	case isPlain:
+		t := p.w.pool.Start(p.region, p.w.version)
+		t.Version = p.file.version
+		c.Terms, c.Create = &t, policy.CreateNever
+		return c
+	case p.terms != nil:
+		t := *p.terms
+		t.Version = p.file.version
+		c.Terms = &t
+	}
+	if create {
+		c.Create = policy.CreateInitial
+	}
+	return c
+}
+
+// deploy gives a region's processes another file.
+func (w *world) deploy(region string, f simFile) {
+	w.set0(func() { w.files[region] = f })
+	settings := Settings{Version: w.version, Pools: []Pool{w.pool}}
+	for _, p := range w.of(region) {
+		p.set(func() { p.file = f })
+		if f.plain == nil {
+			_ = p.agent.Update(settings)
+		}
+	}
+	w.notef("%s has a file of version %d, plain: %v", region, f.version, f.plain != nil)
 }
 
 // consume has every region's consumers take what they want, and watches I2.
@@ -649,6 +807,7 @@ func (w *world) drain(s *simRedis) {
 	got := min(n, *s.bucket.Tokens)
 	s.bucket.Take(got, s.now())
 	s.denied += n - got
+	s.taken += got
 	w.level += float64(got)
 	if last := len(s.copies) - 1; last < 0 || now.Sub(s.copies[last].at) >= 500*time.Millisecond {
 		s.copies = append(s.copies, simCopy{now, cloneBucket(s.bucket), s.added, s.denied})
@@ -676,9 +835,9 @@ func (w *world) elect() {
 			continue
 		}
 		switch {
-		case w.leader != nil && w.leader.reachable():
+		case w.leader != nil && w.leader.reachable() && w.created[leaderKeys+w.leader.name] != 0:
 			w.renewed = now
-		case w.leader != nil && now.Sub(w.renewed) < simTTL:
+		case w.leader != nil && now.Sub(w.renewed) < simTTL && w.created[leaderKeys+w.leader.name] != 0:
 		default:
 			if w.leader != nil {
 				w.revision++
@@ -706,18 +865,18 @@ func (w *world) elect() {
 // crown has p lead; locked.
 func (w *world) crown(p *proc) {
 	w.revision++
-	o := office{key: leaderKeys + p.name, epoch: w.revision}
-	w.created[o.key] = o.epoch
+	o := office{key: leaderKeys + p.name, revision: w.revision}
+	w.created[o.key] = o.revision
 	w.leader, w.renewed = p, time.Now()
 	ctx, cancel := context.WithCancel(p.ctx)
 	w.dethrone = cancel
-	w.note("%s leads under epoch %d", p.name, o.epoch)
+	w.note("%s leads from revision %d on", p.name, o.revision)
 	w.wg.Go(func() {
 		defer cancel()
 		err := p.coordinator.govern(ctx, o)
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		if ctx.Err() == nil && w.created[o.key] == o.epoch {
+		if ctx.Err() == nil && w.created[o.key] == o.revision {
 			w.note("%s resigns: %v", p.name, err)
 			w.revision++
 			delete(w.created, o.key)
@@ -763,10 +922,29 @@ func (p *proc) pause() {
 	p.set(func() { p.thaw = make(chan struct{}) })
 }
 
-// resume has a paused process go on.
+// suspend stops a process and its monotonic clock.
+func (p *proc) suspend() {
+	p.pause()
+	p.set(func() { p.asleep = time.Now() })
+}
+
+// now is the time on the process' monotonic clock.
+func (p *proc) now() (now time.Time) {
+	p.set(func() {
+		if now = time.Now().Add(-p.behind); !p.asleep.IsZero() {
+			now = p.asleep.Add(-p.behind)
+		}
+	})
+	return now
+}
+
+// resume has a paused or suspended process go on.
 func (p *proc) resume() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if !p.asleep.IsZero() {
+		p.behind, p.asleep = p.behind+time.Since(p.asleep), time.Time{}
+	}
 	if p.thaw != nil {
 		close(p.thaw)
 		p.thaw = nil
@@ -811,19 +989,11 @@ func (w *world) rates() map[string]float64 {
 func (w *world) allocated() map[string]float64 {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	u := w.pool.unit()
-	perSecond := float64(u.per) / 1e6
-	var list []Claimant
-	for i, part := range w.pool.parts() {
-		name := w.pool.Regions[i].Name
-		d := demand{level: w.servers[name].demand * perSecond}
-		list = append(list, Claimant{Name: name, Weight: part.weight, Floor: part.floor, Ceiling: part.ceiling, Demand: d.units(u.total)})
+	wants := map[string]float64{}
+	for _, r := range w.pool.Regions {
+		wants[r.Name] = (1 + headroom) * w.servers[r.Name].demand
 	}
-	want := map[string]float64{}
-	for i, n := range Allocate(u.total, list) {
-		want[list[i].Name] = float64(n) / perSecond
-	}
-	return want
+	return w.pool.Divide(wants, nil)
 }
 
 func (w *world) end() {
@@ -848,7 +1018,8 @@ func (w *world) failOver(region string) {
 	s := w.servers[region]
 	for _, p := range w.procs {
 		p.mu.Lock()
-		remembered = remembered || p.region == region && p.thaw == nil && s.bucket.Index != nil && p.version.Index >= *s.bucket.Index-1
+		remembered = remembered || p.region == region && p.thaw == nil && s.bucket.Index != nil &&
+			p.version.Index >= *s.bucket.Index-1
 		p.mu.Unlock()
 	}
 	if len(s.copies) == 0 || s.down || !remembered {
@@ -879,7 +1050,7 @@ func (w *world) stepClock(region string, by time.Duration) {
 		}
 		// If nobody refills until the clock has caught up, the script can't see it.
 		s.suspectEra, s.suspectUntil = c.Era, time.Time{}
-		if s.down {
+		if s.down || s.full {
 			w.slack += w.limit * 5 / 2 * w.timing.Report.Seconds()
 		}
 	}

@@ -20,14 +20,8 @@ func (w *world) tamper(key string, change func(old string) (value string, delete
 	w.note("tampered with %s", key)
 }
 
-// withANumberMore is a share as a later release might write it: each of its grants has one number more.
-func withANumberMore(share string) (string, bool) {
-	lines := strings.Split(strings.TrimSuffix(share, "\n"), "\n")
-	for i := 1; i < len(lines); i++ {
-		lines[i] += " 1 1 1 1 1"
-	}
-	return strings.Join(lines, "\n") + "\n", false
-}
+// asLater is a share as a later release might write it.
+func asLater(share string) (string, bool) { return "2" + strings.TrimPrefix(share, format), false }
 
 func (w *world) killTheLeader() {
 	p := w.whoLeads()
@@ -70,7 +64,8 @@ func TestANewCoordinatorKeepsTheSharesOfPoolsWhoseSettingsAreGone(t *testing.T) 
 				w.leads(old)
 				for range 45 {
 					time.Sleep(time.Second)
-					require.InDelta(w.t, total(before), total(w.rates()), 25, "what was granted is renewed:\n%s", strings.Join(w.events, "\n"))
+					require.InDelta(w.t, total(before), total(w.rates()), 25, "what was granted is renewed:\n%s",
+						strings.Join(w.events, "\n"))
 				}
 				require.Equal(w.t, 1, w.whoLeads().coordinator.Stats().Unread)
 				w.demands(map[string]float64{"ap": 1500, "eu": 0, "us": 0})
@@ -95,7 +90,7 @@ func TestAShareThatCannotBeReadIsNotGivenAway(t *testing.T) {
 			p.set(func() { p.etcd = fault{noRequest: true, noReply: true} })
 		}
 		tampered := ""
-		w.tamper(shareKeys+"us", func(old string) (string, bool) { tampered, _ = withANumberMore(old); return tampered, false })
+		w.tamper(shareKeys+"us", func(old string) (string, bool) { tampered, _ = asLater(old); return tampered, false })
 		w.demands(map[string]float64{"ap": 1500, "eu": 1500, "us": 1500})
 		w.killTheLeader()
 		time.Sleep(30 * time.Second)
@@ -142,5 +137,26 @@ func TestACoordinatorThatCannotWriteResigns(t *testing.T) {
 		}
 	})
 	require.Empty(t, o.violation, strings.Join(o.events, "\n"))
+	require.Empty(t, o.checkEnd())
+}
+
+// A record that can't be read holds nobody up any more once it is gone, also if nobody was told.
+func TestAnUnreadableRecordThatWentUnseenIsForgotten(t *testing.T) {
+	o := live(t, 1, sabotage{}, func(w *world) {
+		w.demands(map[string]float64{"ap": 200, "eu": 600, "us": 400})
+		time.Sleep(20 * time.Second)
+		w.tamper(shareKeys+"us", asLater)
+		time.Sleep(5 * time.Second)
+		require.Equal(w.t, 1, w.leads(nil).coordinator.Stats().Unread)
+		s := w.snapshot()
+		delete(s.keys, shareKeys+"us")
+		w.set0(func() {
+			w.keys, w.revision, w.history = s.keys, s.revision+1, nil
+			w.compacted = w.revision
+		})
+		time.Sleep(40 * time.Second)
+		require.Zero(w.t, w.leads(nil).coordinator.Stats().Unread)
+	})
+	requireSafe(t, o)
 	require.Empty(t, o.checkEnd())
 }

@@ -8,11 +8,10 @@ import (
 
 // watchdog compares a region's clock with this process' monotonic one. A grant
 // ends on the region's clock, so one that stands still or runs slow would
-// stretch it; the script can't see that, two answers can.
+// stretch it; the script can't see that, two answers can. A clock that runs fast only ends grants early.
 type watchdog struct {
-	// Of one era, oldest first: those within the lease, which see a clock that
-	// goes wrong little by little, and the last one before, which sees what
-	// happened while the server was away.
+	// Of one era, oldest first: those within the lease, which see a clock that goes wrong little by little, and the
+	// last one before, which sees what happened while the server was away.
 	readings []reading
 	era      int64
 }
@@ -23,9 +22,8 @@ type reading struct {
 	clock         int64     // the region's in between, Unix µs
 }
 
-// check takes in a reading and reports whether the clock can't have run right
-// since one of the readings before, whatever the time that requests and answers
-// took on their way.
+// check takes in a reading and reports whether the clock must have run slow since one of the readings before, whatever
+// the time that requests and answers took on their way.
 func (w *watchdog) check(r reading, era int64, lease time.Duration) (wrong bool) {
 	if era != w.era {
 		w.readings, w.era = nil, era // another history, perhaps another server
@@ -35,9 +33,9 @@ func (w *watchdog) check(r reading, era int64, lease time.Duration) (wrong bool)
 	}
 	for _, old := range w.readings {
 		ran := time.Duration(r.clock-old.clock) * time.Microsecond
-		least, most := r.sent.Sub(old.replied), r.replied.Sub(old.sent)
-		off := policy.ClockTolerance*time.Microsecond + time.Duration(drift*float64(most))
-		wrong = wrong || ran < least-off || ran > most+off
+		least := r.sent.Sub(old.replied)
+		off := policy.ClockTolerance*time.Microsecond + time.Duration(drift*float64(least))
+		wrong = wrong || ran < least-off
 	}
 	if wrong {
 		w.readings = nil

@@ -258,7 +258,8 @@ func (a *activeSets) refill(ctx context.Context, s *shard) call {
 	batch := m.take(min(activeBatch, a.w.sizes.batch()))
 	t := a.w.newTrip(len(batch), a.w.sizes.perCall())
 	for i, e := range batch {
-		t.calls[i] = lua.RefillCall{Key: e.key, Call: policy.Call{Version: e.version, Terms: &s.template.Terms}, Seen: e.state}
+		t.calls[i] = lua.RefillCall{Key: e.key, Call: policy.Call{Version: e.version, Terms: &s.template.Terms},
+			Seen: e.state}
 	}
 	return func() func() {
 		t.make(ctx, a.w.r, func(ctx context.Context, calls []lua.RefillCall, perCall int) []lua.RefillResult {

@@ -17,7 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )
@@ -68,13 +68,24 @@ func newConsumer(rdb redis.UniversalClient) *consumer {
 // take takes n tokens; withTerms also asks for the policy, as a client does every few seconds.
 func (c *consumer) take(ctx context.Context, template *policy.Ruled, key string, n int64, withTerms bool) (bool,
 	error) {
-	call := lua.TemplateCall{Prefix: template.Prefix, Terms: template.Text, Capacity: template.Terms.Capacity,
-		Apart: c.apart}
-	r, err := lua.TakeTemplate(ctx, c.rdb, key, call, []policy.Run{{N: n, Count: 1}}, withTerms, false)
-	if err == nil && r.Till != 0 {
-		err = lua.NewTemplate(template, c.apart).Enter(ctx, c.rdb, key, r.Till)
+	of := lua.NewTemplate(template, c.apart)
+	takes := lua.Takes{Key: key, Runs: []policy.Run{{N: n, Count: 1}}, Below: template.Terms.Capacity, Template: of,
+		Whole: withTerms, Terms: withTerms}
+	for {
+		replies, err := new(lua.TakesCall).Do(ctx, c.rdb, []lua.Takes{takes})
+		if err != nil {
+			return false, err
+		}
+		r := replies[0]
+		if r.Missed {
+			takes.Whole = true
+			continue
+		}
+		if r.Err == nil && r.Till != 0 {
+			r.Err = of.Enter(ctx, c.rdb, key, r.Till)
+		}
+		return r.OK, r.Err
 	}
-	return r.OK, err
 }
 
 // activeKeys counts the names in the templates' active sets.

@@ -2,7 +2,9 @@ package refill
 
 import (
 	"fmt"
+	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -357,6 +359,24 @@ func TestLostEntriesHealAndStaleOnesLeave(t *testing.T) {
 	})
 }
 
+// A term begins when etcd says so: before, while or after the workers begin. The race detector is the witness.
+func TestATermMayBeginWhileTheReplicaDoes(t *testing.T) {
+	simulate(t, func(t *testing.T, r *rig) {
+		set := users(t, 1, policy.PerSecond(1))
+		for i := range 200 {
+			rep := r.startWith(strconv.Itoa(i), true, 1, set)
+			for range r.rng.IntN(4) {
+				runtime.Gosched()
+			}
+			resign := rep.lead()
+			time.Sleep(5 * time.Second)
+			require.True(t, rep.Stats().Leading)
+			resign()
+			rep.stop()
+		}
+	})
+}
+
 func TestElectedReplicasTakeTheActiveSetOver(t *testing.T) {
 	simulate(t, func(t *testing.T, r *rig) {
 		set, keys := users(t, 1, policy.PerSecond(1)), userKeys(100)
@@ -461,5 +481,46 @@ func TestAServerThatIsAwayIsLeftAloneAndCaughtUpByTemplates(t *testing.T) {
 		a.stop()
 		require.Equal(t, 1, strings.Count(log.String(), "redis is away"))
 		require.Equal(t, 1, strings.Count(log.String(), "redis is back"))
+	})
+}
+
+// A bucket that a reload takes out of a template, by naming it, is refilled under its own policy from then on. Two
+// policies under one version would fight for it, and the one that came first would stay.
+func TestABucketThatIsConfiguredLeavesItsTemplate(t *testing.T) {
+	simulate(t, func(t *testing.T, r *rig) {
+		keys := userKeys(20)
+		set := users(t, 1, policy.PerSecond(1))
+		a := r.startWith("a", false, 1, set)
+		for _, key := range keys {
+			r.server.takeTemplate(set.Of(key), key, 50)
+		}
+		time.Sleep(5*time.Second + time.Duration(r.rng.IntN(1000))*time.Millisecond)
+		next, err := policy.NewTemplates(2, []policy.Template{{
+			Prefix: "user:", Policy: policy.Policy{Capacity: 60, Rate: policy.PerSecond(1), Interval: time.Second},
+		}}, keys)
+		require.NoError(t, err)
+		own := make([]Bucket, len(keys))
+		for i, key := range keys {
+			own[i] = Bucket{Key: key, Policy: policy.Policy{Capacity: 100, Rate: policy.PerSecond(2), Interval: time.Second}}
+		}
+		fence := func(f policy.Fence) {
+			r.server.set(func() {
+				for _, key := range keys {
+					r.server.buckets[key].Control.Terms.Fence = f
+				}
+			})
+		}
+		fence(policy.Fence{Epoch: policy.OwnEpoch}) // an override counts
+		require.NoError(t, a.Update(own, next, 2))
+		time.Sleep(5 * time.Second)
+		r.server.set(func() { require.Empty(t, r.server.active) })
+		fence(policy.Fence{}) // it is unset
+		time.Sleep(5 * time.Second)
+		r.server.set(func() {
+			for _, key := range keys {
+				require.EqualValues(t, 100, r.server.buckets[key].Control.Terms.Capacity, key)
+			}
+		})
+		a.stop()
 	})
 }

@@ -67,12 +67,16 @@ func (r *Refiller) assign(masters []master) []*worker {
 			old.terms.Fence.Before(nb.terms.Fence))
 		w := workers[ownerOf(masters, remember(nb).slot)]
 		if nb.unannounced {
-			w.announce = append(w.announce, nb)
+			w.announce = append(w.announce, entryOf(nb))
 		} else {
 			w.buckets = append(w.buckets, entryOf(nb))
 		}
 	}
 	maps.DeleteFunc(r.pooled, func(key string, _ *pooledTerms) bool { return next.buckets[key] == nil })
+	for _, w := range workers { // nobody else may see them before: a term may begin at any time
+		w.buckets.order()
+		w.announce.order()
+	}
 	r.learned, r.workers = next, workers
 	return workers
 }

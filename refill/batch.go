@@ -40,19 +40,14 @@ func (w *worker) collect(now time.Time) (batch []*bucket) {
 		w.pulse.asked = true
 		batch = append(batch, w.pulse.beat)
 	}
-	if w.refills() { // the calls that are due announce it
-		for _, b := range w.announce {
-			b.unannounced = false
-			heap.Push(&w.buckets, b)
-		}
-		w.announce = nil
+	if w.refills() {
+		w.takeUp(now)
 	}
 	for w.refills() && len(w.buckets) > 0 && !w.buckets[0].due.After(now) && len(batch) < most {
 		batch = append(batch, heap.Pop(&w.buckets).(*bucket))
 	}
-	for n := len(w.announce); n > 0 && !w.announce[n-1].due.After(now) && len(batch) < most; n-- {
-		batch = append(batch, w.announce[n-1])
-		w.announce = w.announce[:n-1]
+	for len(w.announce) > 0 && !w.announce[0].due.After(now) && len(batch) < most {
+		batch = append(batch, heap.Pop(&w.announce).(*bucket))
 	}
 	return batch
 }
@@ -64,11 +59,14 @@ func (w *worker) learn(ctx context.Context, batch []*bucket, t *trip) {
 		res := &t.results[i]
 		w.r.observe(t.event(i))
 		w.learnOne(b, res, t.replied, &news)
+		if !w.refills() && b.doubtful() {
+			b.unannounced, b.due = true, t.replied.Add(maxBucketBackoff)
+		}
 		switch {
 		case w.pulse != nil && b == w.pulse.beat:
 			w.pulse.asked = false
 		case b.unannounced:
-			w.announce = append(w.announce, b)
+			heap.Push(&w.announce, b)
 		default:
 			heap.Push(&w.buckets, b)
 		}
@@ -180,6 +178,7 @@ func (w *worker) hear(reply lua.PeekReply, err error, sent, replied time.Time) {
 	}
 	state := w.pulse.state
 	if before == beating && state != beating {
+		w.takeUp(replied)
 		for _, entry := range w.buckets {
 			entry.bucket.due = replied
 		}
@@ -188,6 +187,7 @@ func (w *worker) hear(reply lua.PeekReply, err error, sent, replied time.Time) {
 	}
 	if before != beating && state == beating {
 		w.sets.assume()
+		w.standBy(replied)
 	}
 	if (before == silent) != (state == silent) {
 		w.r.setRacing(w, state == silent)

@@ -33,7 +33,7 @@ type bucket struct {
 	failures int           // in a row, the bucket's own
 
 	clash       bool // in force is a pool's policy and ours is plain, or the other way round
-	unannounced bool // a standby has yet to tell the server its terms
+	unannounced bool // a standby has to tell the server its terms, and learns what is in force
 	foreign     bool // another program was seen to refill it
 	conflict    bool // its terms differ from those in force under the same version
 	outdated    bool // the terms in force are of a later version than ours
@@ -99,14 +99,14 @@ func (b *bucket) call(now time.Time, othersCame bool) lua.RefillCall {
 	case b.claim:
 		c.Create = policy.CreateInitial // its tokens are nobody's
 		return lua.RefillCall{Key: b.key, Call: c}
-	case b.unannounced:
-		c.Create = policy.CreateNever // that is for those who refill
-		return lua.RefillCall{Key: b.key, Call: c}
-	case b.outdated:
-		// The policy in force isn't ours to send, nor to create a bucket under. Of a stepped one we don't know the
-		// schedule, so that a call which knew the index would keep out those who do.
-		c.Create, c.Terms = policy.CreateNever, nil
-		if b.stepped {
+	case b.unannounced, b.outdated:
+		// Creating is for those who refill; nor is the policy in force ours to create a bucket under, or to send. Of a
+		// stepped one we don't know the schedule, so that a call which knew the index would keep out those who do.
+		c.Create = policy.CreateNever
+		if !b.unannounced {
+			c.Terms = nil
+		}
+		if b.outdated && b.stepped {
 			c.Version = policy.Version{}
 		}
 		return lua.RefillCall{Key: b.key, Call: c}
@@ -131,10 +131,9 @@ func (b *bucket) call(now time.Time, othersCame bool) lua.RefillCall {
 func (b *bucket) learn(o policy.Outcome, replied time.Time, rng *rand.Rand) {
 	b.failures = 0
 	b.clock, b.seen = time.UnixMicro(o.Now).Sub(replied), true
-	announced := b.unannounced
-	b.unannounced = false
 	if o.Status == policy.StatusUnknown {
-		if announced {
+		if b.unannounced {
+			b.due = replied.Add(maxBucketBackoff)
 			return
 		}
 		if b.missing.IsZero() {
@@ -146,7 +145,7 @@ func (b *bucket) learn(o policy.Outcome, replied time.Time, rng *rand.Rand) {
 		}
 		return
 	}
-	b.missing = time.Time{}
+	b.missing, b.unannounced = time.Time{}, false
 	b.version, b.step, b.stepped = o.Version, o.Step, o.Step != 0
 	b.plain = b.pooled != nil && !o.Pool
 	wait := nextCall(o, b.interval, rng)
@@ -154,6 +153,11 @@ func (b *bucket) learn(o policy.Outcome, replied time.Time, rng *rand.Rand) {
 		wait = b.learnClaim(o, rng)
 	}
 	b.due = replied.Add(wait)
+}
+
+// doubtful reports whether, by the last answer, something keeps our terms from being in force, which may pass.
+func (b *bucket) doubtful() bool {
+	return !b.ours && (b.failures > 0 || b.conflict || b.clash || b.outdated)
 }
 
 // fail takes in an error that is the bucket's own.
@@ -182,7 +186,10 @@ func (b *bucket) compare(to *notices, o policy.Outcome) {
 	// A pooled bucket may well be ahead of this replica for a moment.
 	outdated := b.pooled == nil && o.Status != policy.StatusUnknown && b.terms.Fence.Epoch < o.FileVersion
 	if outdated != b.outdated {
-		if b.outdated = outdated; outdated {
+		switch b.outdated = outdated; {
+		case outdated && o.Fence.Own():
+			to.add(hclog.Info, "bucket has an override, which counts instead of the config", "bucket", b.key)
+		case outdated:
 			to.add(hclog.Warn, "bucket has a policy of a later version: this replica's config is old", "bucket", b.key,
 				"version", b.terms.Fence.Epoch, "in-force", o.FileVersion)
 		}

@@ -35,6 +35,9 @@ type Event struct {
 	Err     error
 }
 
+// OwnFault reports whether the call failed for a reason that is the bucket's, not its server's.
+func (e Event) OwnFault() bool { return e.Err != nil && ownFault(e.Err) }
+
 // Config is what a Refiller needs.
 type Config struct {
 	// Redis holds the buckets. It must not be shared with callers that close it

@@ -12,30 +12,21 @@
 //
 // In elected mode ([Config.Elected]) the replica that [Refiller.Lead] was called on refills, and the standbys read
 // one pulse per Redis master: a bucket that only the leader refills. When the pulse has been silent for two intervals
-// a standby races, whatever anyone's lease says, and stands down when the pulse beats again. So losing the leader
-// costs two intervals, and losing the election service costs nothing: nobody leads, the pulse is silent, everyone
-// races.
+// a standby races, whatever anyone's lease says, until the pulse beats again.
 //
-// After an answer the next call for a bucket comes at
-//
-//	max(last + T + j, reply + T/2)
-//
-// with last the bucket's last refill, T its interval, and j = 0 for the replica that wrote, T/20 + U(0, T/10) for the
-// others. A freshly learned index is never tried at once.
+// docs/protocol.md says when the next call for a bucket comes.
 //
 // # Templates
 //
-// Of a template's buckets ([Config.Templates]) nobody has a list. Those that are not full are in the template's
-// active set: a take that leaves one less than full puts it there, and the refill that fills it takes it out. So cost
-// depends on the buckets in use, not on how many exist. On each master one replica refills the active sets: whoever
-// has the claim, a bucket raced for like any other, but with a little more patience.
+// A template's buckets ([Config.Templates]) that are not full are in its active set: takes put them there, and the
+// refill that fills one takes it out. On each master one replica refills the active sets: whoever has the claim, a
+// bucket raced for like any other, but with a little more patience.
 //
 // # Later configurations
 //
 // [Refiller.Update] changes buckets and policies while running. Every replica, a standby too, brings a later version
-// to the server with one call per bucket, so the first replica that has it puts it in force, whoever leads. A replica
-// that is answered a later version than its own sends no policy, creates nothing, and leaves stepped buckets to those
-// that know their schedule.
+// to the server with one call per bucket. A replica that is answered a later version than its own sends no policy,
+// creates nothing, and leaves stepped buckets to those that know their schedule.
 //
 // # Load on Redis
 //
@@ -46,10 +37,10 @@
 //
 // # Failures
 //
-// One bad bucket doesn't stop the others: a call that is refused because of it is made again one by one, and the
-// bucket is retried ever more slowly. While Redis is away the buckets on that master wait with growing, jittered
-// delays; when it returns, the credit of the gap is added, up to the policy's cap. A state that was lost, rolled back
-// or whose clock stepped back is recognised by the script (see policy.Status) and reported once.
+// A call that is refused because of one bad bucket is made again one by one, and that bucket is retried ever more
+// slowly. While Redis is away the buckets on that master wait with growing, jittered delays; then the credit of the
+// gap is added, up to the policy's cap. A state that was lost, rolled back or whose clock stepped back is recognised
+// by the script (see policy.Status) and reported once.
 //
 // A Refiller's methods are safe for concurrent use.
 package refill

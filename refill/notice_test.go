@@ -11,7 +11,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-func TestTheSameNewsOfManyBucketsIsOneLineOfEachBatch(t *testing.T) {
+func TestOneEventOfManyBucketsIsOneLogLine(t *testing.T) {
 	simulate(t, func(t *testing.T, r *rig) {
 		var log lockedBuffer
 		r.log = &log

@@ -35,6 +35,7 @@ type Refiller struct {
 	leading   bool
 	epoch     int64
 	workers   []*worker
+	away      error // why the masters are unknown
 	learned   learned
 
 	stats         Stats
@@ -99,7 +100,11 @@ func (r *Refiller) Run(ctx context.Context) error {
 	for failures := 0; ctx.Err() == nil; {
 		if masters == nil {
 			var err error
-			if masters, err = r.topology(ctx); err != nil {
+			masters, err = r.topology(ctx)
+			r.mu.Lock()
+			r.away = err
+			r.mu.Unlock()
+			if err != nil {
 				if failures++; failures == 1 && ctx.Err() == nil {
 					r.log.Warn("redis is away: its masters are unknown", "error", err)
 				}

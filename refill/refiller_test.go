@@ -16,7 +16,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-func TestOneWinnerRefillsEveryInterval(t *testing.T) {
+func TestOneReplicaRefillsEachInterval(t *testing.T) {
 	simulate(t, func(t *testing.T, r *rig) {
 		var replicas []*replica
 		for _, name := range []string{"a", "b", "c"} {
@@ -151,8 +151,10 @@ func TestServerAwayIsLoggedOnceAndCaughtUp(t *testing.T) {
 		before := a.Stats().Errors
 		time.Sleep(1500 * time.Millisecond)
 		require.Less(t, a.Stats().Errors-before, int64(12), "it backs off")
+		require.ErrorIs(t, a.Stats().Away, errAway)
 		r.server.set(func() { r.server.away = false })
 		time.Sleep(1500 * time.Millisecond)
+		require.NoError(t, a.Stats().Away)
 		a.stop()
 		require.Equal(t, 1, strings.Count(log.String(), "redis is away"))
 		require.Equal(t, 1, strings.Count(log.String(), "redis is back"))
@@ -194,6 +196,88 @@ func TestStandbysReadOnePulseWhileTheLeaderRefills(t *testing.T) {
 		resign()
 		a.stop()
 		b.stop()
+	})
+}
+
+// What a standby has found wrong with a bucket may pass while the leader refills it. The standby asks until it has, and
+// then leaves the bucket alone.
+func TestAStandbyLearnsThatABucketIsRightAgain(t *testing.T) {
+	simulate(t, func(t *testing.T, r *rig) {
+		var mu sync.Mutex
+		last := map[string]Event{} // what the standby heard
+		r.observe = func(name string, e Event) {
+			if name == "b" {
+				mu.Lock()
+				defer mu.Unlock()
+				last[e.Key] = e
+			}
+		}
+		heard := func(key string) Event {
+			mu.Lock()
+			defer mu.Unlock()
+			return last[key]
+		}
+		bucket := func(key string, rate int64) Bucket {
+			p := policy.Policy{Capacity: 1000, Rate: policy.PerSecond(rate), Interval: interval}
+			return Bucket{Key: key, Policy: p}
+		}
+		r.server.bad["bad"] = true
+		a := r.start("a", true, 1, bucket("bad", 500), bucket("differs", 500), bucket("good", 500))
+		resign := a.lead()
+		time.Sleep(time.Second)
+		b := r.start("b", true, 1, bucket("bad", 500), bucket("differs", 700), bucket("good", 500))
+		time.Sleep(20 * time.Second)
+		require.True(t, heard("bad").OwnFault())
+		require.True(t, heard("differs").Outcome.Conflict)
+		require.False(t, heard("good").Outcome.Conflict)
+
+		right := bucket("differs", 700).Policy.Terms(policy.Fence{Epoch: 1})
+		r.server.set(func() {
+			r.server.bad["bad"] = false
+			r.server.buckets["differs"].Control.Terms = right // as if deleted, and made by a replica with that file
+		})
+		time.Sleep(2 * maxBucketBackoff)
+		require.NoError(t, heard("bad").Err)
+		require.False(t, heard("differs").Outcome.Conflict)
+		before := 0
+		b.set(func() { before = b.calls })
+		time.Sleep(20 * time.Second)
+		b.set(func() { require.Equal(t, before, b.calls, "it asks no more") })
+
+		r.server.set(func() { r.server.bad["bad"] = true })
+		a.stop()
+		resign()
+		time.Sleep(time.Second)
+		require.True(t, heard("bad").OwnFault(), "it races")
+		require.Less(t, slices.Max(r.server.gaps("good")), 2*interval+interval/2)
+		a = r.start("a", true, 1, bucket("bad", 500), bucket("differs", 700), bucket("good", 500))
+		resign = a.lead()
+		time.Sleep(time.Second)
+		require.False(t, b.Stats().Racing)
+		r.server.set(func() { r.server.bad["bad"] = false })
+		time.Sleep(2 * maxBucketBackoff)
+		require.NoError(t, heard("bad").Err, "also of what it found when it raced")
+		resign()
+		a.stop()
+		b.stop()
+	})
+}
+
+// A bucket that a standby asks about now and then is refilled as soon as others when the leader is gone.
+func TestABucketInDoubtIsTakenOverAsSoonAsOthers(t *testing.T) {
+	simulate(t, func(t *testing.T, r *rig) {
+		slower := checkout(1000)
+		slower.Policy.Rate = policy.PerSecond(100)
+		a := r.start("a", true, 1, checkout(1000))
+		resign := a.lead()
+		time.Sleep(time.Second)
+		b := r.start("b", true, 1, slower)
+		time.Sleep(8 * time.Second)
+		a.stop()
+		resign()
+		time.Sleep(2 * maxBucketBackoff)
+		b.stop()
+		require.Less(t, slices.Max(r.server.gaps("checkout")), 2*interval+interval/2)
 	})
 }
 

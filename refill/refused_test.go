@@ -12,7 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )
@@ -28,21 +28,27 @@ func allowed(t *testing.T, rdb *redis.Client, keys ...string) {
 	require.NoError(t, rdb.Do(t.Context(), rules...).Err())
 }
 
-// gaps are the times between a bucket's refills that wrote, in order of length.
-func (w *watch) gaps(key string) (gaps []time.Duration) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	last := int64(0)
-	for _, e := range w.events[key] {
-		if o := e.Outcome; e.Err == nil && o.Status.Wrote() {
-			if last > 0 {
-				gaps = append(gaps, time.Duration(o.Now-last)*time.Microsecond)
+// refilledInTime reports whether the median of the last 30 gaps between refills of each bucket is less than 5/4 of the
+// interval. A test that waits for it bears with a machine that is busy for a moment.
+func refilledInTime(events map[string][]Event, keys []string, interval time.Duration) bool {
+	for _, key := range keys {
+		var gaps []time.Duration
+		last := int64(0)
+		for _, e := range events[key] {
+			if o := e.Outcome; e.Err == nil && o.Status.Wrote() {
+				gaps, last = append(gaps, time.Duration(o.Now-last)*time.Microsecond), o.Now
 			}
-			last = o.Now
+		}
+		if len(gaps) < 31 {
+			return false
+		}
+		gaps = gaps[len(gaps)-30:]
+		slices.Sort(gaps)
+		if gaps[len(gaps)/2] >= interval*5/4 {
+			return false
 		}
 	}
-	slices.Sort(gaps)
-	return gaps
+	return true
 }
 
 func TestAForbiddenBucketHoldsUpNoOther(t *testing.T) {
@@ -61,11 +67,9 @@ func TestAForbiddenBucketHoldsUpNoOther(t *testing.T) {
 		Logger: hclog.New(&hclog.LoggerOptions{Output: &log})})
 	w.until(t, "the others are created and refilled", appliedTo(buckets[1:]))
 	require.Less(t, time.Since(began), 2*time.Second, "new ones as soon as ever")
-	w.until(t, "refills go on", func(events map[string][]Event) bool { return len(events[buckets[1].Key]) > 40 })
-	for _, b := range buckets[1:] {
-		gaps := w.gaps(b.Key)
-		require.Less(t, gaps[len(gaps)/2], interval*5/4, "%s is refilled every interval", b.Key)
-	}
+	w.until(t, "the others are refilled every interval", func(events map[string][]Event) bool {
+		return refilledInTime(events, keys, interval)
+	})
 	w.forget()
 	allowed(t, rdb, append(keys, buckets[0].Key)...)
 	w.until(t, "it is refilled once that is allowed", appliedTo(buckets[:1]))
@@ -99,13 +103,11 @@ func TestAForbiddenBucketOfATemplateHoldsUpNoOther(t *testing.T) {
 	w := newWatch()
 	_, stop := runningWith(t, Config{Redis: rdb, Templates: set, ObserveActive: w.observe,
 		Logger: hclog.New(&hclog.LoggerOptions{Output: &log})})
-	w.until(t, "the others are refilled", func(events map[string][]Event) bool { return len(events[keys[1]]) > 30 })
+	w.until(t, "the others are refilled every interval", func(events map[string][]Event) bool {
+		return refilledInTime(events, keys[1:], interval)
+	})
 	stop()
-	for _, key := range keys[1:] {
-		gaps := w.gaps(key)
-		require.Less(t, gaps[len(gaps)/2], interval*5/4, "%s is refilled every interval", key)
-	}
-	require.Less(t, len(w.events[keys[0]]), 10, "it is tried ever more seldom")
+	require.Less(t, len(w.events[keys[0]]), len(w.events[keys[1]])/3, "it is tried ever more seldom")
 	require.Equal(t, 1, strings.Count(log.String(), "bucket can't be refilled"), log.String())
 	require.Contains(t, log.String(), "bucket="+keys[0])
 	require.NotContains(t, log.String(), "redis is away")

@@ -84,8 +84,16 @@ type entry struct {
 // by the replica that refills it.
 const linger = 10
 
-// resume has them go on under another worker, perhaps with another refill interval.
-func (m *members) resume(now time.Time) { m.due, m.reading, m.work = now, false, nil }
+// resume has them go on under another worker, perhaps with another refill interval. Those that are configured by
+// themselves by now, or of another template, are dropped at once: of two policies under one version the first stays.
+func (m *members) resume(now time.Time) {
+	m.due, m.reading, m.work = now, false, nil
+	for _, e := range m.order {
+		if !m.of.belongs(e.key) {
+			m.drop(e)
+		}
+	}
+}
 
 // working reports whether a round is under way.
 func (m *members) working() bool { return m.reading || len(m.work) > 0 || m.underWay > 0 }

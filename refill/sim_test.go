@@ -346,6 +346,8 @@ type rig struct {
 	rng    *rand.Rand
 	log    io.Writer
 	batch  int // Config.Batch, unless 0
+
+	observe func(name string, e Event) // nil: nobody does
 }
 
 func newRig(t *testing.T, seed uint64) *rig {
@@ -364,6 +366,9 @@ func (r *rig) startWith(name string, elected bool, version int64, templates *pol
 		Seed:   r.rng.Uint64() | 1,
 		Logger: hclog.New(&hclog.LoggerOptions{Name: name, Output: r.log, Level: hclog.Debug, DisableTime: true})}
 	cfg.setDefaults()
+	if r.observe != nil {
+		cfg.Observe = func(e Event) { r.observe(name, e) }
+	}
 	rf := newRefiller(cfg, l)
 	ctx, cancel := context.WithCancel(r.t.Context())
 	done := make(chan error, 1)

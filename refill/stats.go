@@ -24,6 +24,7 @@ type Stats struct {
 	LastLag  time.Duration // time between the last two refills of the bucket refilled last
 	LastCall time.Time     // of the last answer; zero if none came yet
 	LastLoop time.Time     // when the slowest worker last looked for something to do; zero while none runs
+	Away     error         // why refills pause on a master, or on all; nil if they go on
 
 	Templates []TemplateStats // refilled ones; the counts above are without them
 }
@@ -44,6 +45,7 @@ type TemplateStats struct {
 	Active  int64                   // buckets in those shards at their last rounds: over all replicas, those not full
 	Calls   map[policy.Status]int64 // answers by status
 	Errors  int64                   // calls without an answer
+	Faults  int64                   // of them, those for buckets that are forbidden or that make the script fail
 	Left    int64                   // buckets that left the active set, because they were full or none
 	Added   int64
 	Clamped int64
@@ -65,6 +67,9 @@ func (t *TemplateStats) add(interval time.Duration, results []lua.RefillResult) 
 		r := &results[i]
 		if r.Err != nil {
 			t.Errors++
+			if ownFault(r.Err) {
+				t.Faults++
+			}
 			continue
 		}
 		calls[r.Status]++
@@ -103,8 +108,11 @@ func (r *Refiller) Stats() Stats {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	s := r.stats
-	s.Calls = maps.Clone(r.stats.Calls)
+	s.Calls, s.Away = maps.Clone(r.stats.Calls), r.away
 	for _, w := range r.workers {
+		if s.Away == nil {
+			s.Away = w.away
+		}
 		s.Racing = s.Racing || w.racing
 		if t := time.Unix(0, w.lastLoop.Load()); s.LastLoop.IsZero() || t.Before(s.LastLoop) {
 			s.LastLoop = t
@@ -127,10 +135,16 @@ func (r *Refiller) setRacing(w *worker, racing bool) {
 	w.racing = racing
 }
 
+func (r *Refiller) setAway(w *worker, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	w.away = err
+}
+
 func (r *Refiller) observe(e Event) {
 	r.mu.Lock()
 	switch {
-	case e.Err != nil && ownFault(e.Err):
+	case e.OwnFault():
 		r.stats.Faults++
 	case e.Err != nil:
 		r.stats.Errors++

@@ -4,10 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"strings"
 	"time"
-
-	"github.com/redis/go-redis/v9"
 
 	"github.com/tokenrefill/refiller/lua"
 )
@@ -34,26 +31,15 @@ func (w *worker) newTrip(n, perCall int) *trip {
 	return t
 }
 
-// make makes the round trip, through refill. What the server refuses as a whole because of one bucket is asked again
-// one by one, so that the others aren't held up: who was refilled by a call that failed half-way is answered that by
-// its index.
+// make makes the round trip, through refill. A bucket that was refilled by a call that
+// failed half-way, and is asked for again alone, is answered that by its index.
 func (t *trip) make(ctx context.Context, r *Refiller, refill refillFunc) {
 	refillCtx, cancel := context.WithTimeout(ctx, r.cfg.Timeout)
 	defer cancel()
 	t.sent = time.Now()
-	t.results = refill(refillCtx, t.calls, t.perCall)
-	var refused []int
-	var calls []lua.RefillCall
-	for i := range t.results {
-		if t.perCall > 1 && refuses(t.results[i].Err) {
-			refused, calls = append(refused, i), append(calls, t.calls[i])
-		}
-	}
-	if len(refused) > 0 {
-		for k, result := range refill(refillCtx, calls, 1) {
-			t.results[refused[k]] = result
-		}
-	}
+	t.results = lua.EachAlone(t.calls, t.perCall, func(calls []lua.RefillCall, perCall int) []lua.RefillResult {
+		return refill(refillCtx, calls, perCall)
+	}, func(r *lua.RefillResult) error { return r.Err })
 	t.replied = time.Now()
 	sweepCtx, cancelSweep := context.WithTimeout(ctx, r.cfg.Timeout)
 	defer cancelSweep()
@@ -79,16 +65,9 @@ func (t *trip) serverError() (err error) {
 	return err
 }
 
-// refuses reports whether an error is a server's that would not or could not do one of a call's buckets: one whose keys
-// are forbidden to us, or that makes the script fail.
-func refuses(err error) bool {
-	return redis.HasErrorPrefix(err, "NOPERM") ||
-		redis.HasErrorPrefix(err, "ERR") && strings.Contains(err.Error(), "user_script")
-}
-
 // ownFault reports whether an error is the bucket's, not its server's.
 func ownFault(err error) bool {
-	return errors.Is(err, lua.ErrMalformedBucket) || errors.Is(err, lua.ErrBadReply) || refuses(err)
+	return errors.Is(err, lua.ErrMalformedBucket) || errors.Is(err, lua.ErrBadReply) || lua.Refuses(err)
 }
 
 const (

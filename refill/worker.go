@@ -1,6 +1,7 @@
 package refill
 
 import (
+	"container/heap"
 	"context"
 	"math/rand/v2"
 	"sync"
@@ -8,19 +9,20 @@ import (
 	"time"
 )
 
-// worker refills the buckets of one Redis master. Two goroutines make its calls; what it knows is under the mutex, which
-// none of them holds during a call. A slow or silent master holds up its own worker only.
+// worker refills the buckets of one Redis master. Two goroutines make its calls; what it knows is under the mutex,
+// which none of them holds during a call. A slow or silent master holds up its own worker only.
 type worker struct {
 	r        *Refiller
 	rng      *rand.Rand
 	lastLoop atomic.Int64 // when it last looked for something to do, Unix ns
 	racing   bool         // standing in for a silent leader; guarded by Refiller.mu
+	away     error        // why the server failed the last call; guarded by Refiller.mu
 
 	mu       sync.Mutex
 	changed  *sync.Cond  // an answer was taken in, or the worker is over
 	timer    *time.Timer // ends the wait of a goroutine that makes no call
 	buckets  queue       // by due time, whether this replica refills them or not
-	announce []*bucket   // a standby's, not in buckets yet: the server may not know their terms
+	announce queue       // a standby's, not in buckets: the server may not know their terms, or have others in force
 	pulse    *pulse      // nil in race mode
 	sets     *activeSets
 	sizes    *sizes
@@ -52,7 +54,6 @@ type call func() (learn func())
 
 // run makes calls until ctx ends or stop is closed, and takes in the answers to all that it has made.
 func (w *worker) run(ctx context.Context, stop <-chan struct{}) {
-	w.buckets.order()
 	var callers sync.WaitGroup
 	for range maxUnderWay {
 		callers.Go(func() { w.makeCalls(ctx, stop) })
@@ -122,6 +123,9 @@ func (w *worker) assume(leading bool) {
 	w.sets.assume()
 	w.r.setRacing(w, false)
 	w.lookAfresh()
+	if !leading {
+		w.standBy(time.Now())
+	}
 	w.paused = false
 	w.timer.Reset(0)
 }
@@ -188,8 +192,8 @@ func (w *worker) due() (at time.Time, interval time.Duration) {
 	if w.pulse != nil {
 		earliest(w.pulse.due(), w.pulse.beat.interval)
 	}
-	if n := len(w.announce); n > 0 {
-		earliest(w.announce[n-1].due, w.announce[n-1].interval)
+	if len(w.announce) > 0 {
+		earliest(w.announce[0].due, w.announce[0].bucket.interval)
 	}
 	if w.refills() {
 		if len(w.buckets) > 0 {
@@ -218,6 +222,32 @@ func (w *worker) next(ctx context.Context, now time.Time) call {
 	return w.sets.next(ctx, now)
 }
 
+// takeUp puts what a standby announces among the buckets to refill, due at once: these calls announce it.
+func (w *worker) takeUp(now time.Time) {
+	for _, entry := range w.announce {
+		entry.bucket.unannounced, entry.bucket.due = false, now
+		heap.Push(&w.buckets, entry.bucket)
+	}
+	w.announce = nil
+}
+
+// standBy leaves the buckets to the leader. About the doubtful ones a standby asks again, lest it report what has
+// passed.
+func (w *worker) standBy(now time.Time) {
+	kept := w.buckets[:0]
+	for _, entry := range w.buckets {
+		if b := entry.bucket; b.doubtful() {
+			b.unannounced, b.due = true, now
+			heap.Push(&w.announce, b)
+		} else {
+			kept = append(kept, entry)
+		}
+	}
+	clear(w.buckets[len(kept):])
+	w.buckets = kept
+	w.buckets.order()
+}
+
 // lookAfresh forgets which buckets were missing, because this replica hasn't looked for a while: one that is missing
 // now may be remembered by the others.
 func (w *worker) lookAfresh() {
@@ -229,6 +259,9 @@ func (w *worker) lookAfresh() {
 // failed takes in that the server failed a call, and leaves it alone for a while.
 func (w *worker) failed(ctx context.Context, err error) {
 	w.failures++
+	if ctx.Err() == nil {
+		w.r.setAway(w, err)
+	}
 	if w.failures == 1 && ctx.Err() == nil {
 		w.r.log.Warn("redis is away: refills pause", "error", err)
 	}
@@ -239,6 +272,7 @@ func (w *worker) recovered() {
 	if w.failures > 0 {
 		w.r.log.Info("redis is back: refills go on", "failed-calls", w.failures)
 		w.back = time.Now()
+		w.r.setAway(w, nil)
 	}
 	w.failures = 0
 }

@@ -97,7 +97,7 @@ func TestAnOldFileCreditsNoInstantsOfItsOwn(t *testing.T) {
 	}
 }
 
-func TestWhatIsNoLongerConfiguredIsForgotten(t *testing.T) {
+func TestRemovedBucketsAreForgotten(t *testing.T) {
 	simulate(t, func(t *testing.T, r *rig) {
 		set := func(version int64) *policy.Templates {
 			templates, err := policy.NewTemplates(version, []policy.Template{{Prefix: fmt.Sprintf("t%d:", version),

@@ -18,6 +18,9 @@ faketime   | libfaketime       | libfaketime  | -          | libfaketime for Lin
 curl       | curl              | curl         | curl       | curl 7.82 or newer
 prometheus | prometheus        | prometheus   | prometheus | prometheus and promtool in the PATH
 chromium   | chromium          | chromium     | chromium   | chromium, chromium-browser or google-chrome
+python     | python3 python3-redis | python3 py3-redis | - | Python 3 with redis-py at /usr/bin/python3, or as $PYTHON
+node       | nodejs npm        | nodejs npm   | node       | Node 18 or newer, and npm
+nginx      | nginx-light       | nginx        | nginx      | nginx with auth_request
 protoc     | protobuf-compiler | protoc       | protobuf   | protoc, the compiler of protocol buffers
 '
 
@@ -37,6 +40,9 @@ have() {
 	faketime) ls /usr/lib*/faketime/libfaketime.so.1 /usr/lib/*/faketime/libfaketime.so.1 | grep . ;;
 	curl) curl --json '' --version | sed -n 1p && curl --json '' --version >/dev/null ;;
 	prometheus) command -v prometheus && promtool --version ;;
+	python) "${PYTHON:-/usr/bin/python3}" -c 'import redis, sys; print("Python", sys.version.split()[0], "redis-py", redis.__version__)' ;;
+	node) node -e 'process.exit(parseInt(process.versions.node) < 18 ? 1 : 0)' && node --version && npm --version >/dev/null ;;
+	nginx) PATH="$PATH:/usr/sbin" nginx -V 2>&1 | grep -o 'nginx version.*' && PATH="$PATH:/usr/sbin" nginx -V 2>&1 | grep -q auth_request ;;
 	chromium) command -v chromium || command -v chromium-browser || command -v google-chrome ;;
 	*) command -v "$1" ;;
 	esac 2>/dev/null

@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tokenrefill/refiller/internal/fields"
-	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )
@@ -29,7 +29,8 @@ func TestConsumersLogInAsRefillersDo(t *testing.T) {
 	certs := testenv.NewCerts(t)
 	server := testenv.Redis(t, testenv.WithTLS(certs), testenv.WithPassword("hunter2"))
 	terms := policy.Policy{Capacity: 100, Rate: policy.PerSecond(10)}.Terms(policy.Fence{})
-	_, err := lua.Refill(t.Context(), server.Client(), "checkout", policy.Call{Create: policy.CreateInitial, Terms: &terms})
+	_, err := lua.Refill(t.Context(), server.Client(), "checkout",
+		policy.Call{Create: policy.CreateInitial, Terms: &terms})
 	require.NoError(t, err)
 	require.NoError(t, server.Client().Do(t.Context(), "acl", "setuser", "app", "on", ">secret", "~*", "+@all").Err())
 	password := filepath.Join(t.TempDir(), "password")
@@ -39,10 +40,12 @@ func TestConsumersLogInAsRefillersDo(t *testing.T) {
 		"REFILLER_REDIS_URL": "rediss://" + server.Addr(), "REFILLER_REDIS_PASSWORD": "hunter2",
 		"REFILLER_REDIS_CA": certs.CAFile, "REFILLER_REDIS_CERT": certs.ClientCert, "REFILLER_REDIS_KEY": certs.ClientKey,
 	}
-	for _, args := range [][]string{{"take", "checkout"}, {"peek", "checkout"}, {"load", "checkout", "--duration", "10ms"}} {
+	for _, args := range [][]string{{"take", "checkout"}, {"peek", "checkout"},
+		{"load", "checkout", "--duration", "10ms"}} {
 		o := inEnvironment(t, variables, args...)
 		require.Zero(t, o.code, "%v: %s", args, o.stderr)
-		o = inEnvironment(t, nil, append(args, "--redis", "rediss://"+server.Addr(), "--redis-username", "app", "--redis-password-file", password,
+		o = inEnvironment(t, nil, append(args, "--redis", "rediss://"+server.Addr(), "--redis-username", "app",
+			"--redis-password-file", password,
 			"--redis-ca", certs.CAFile, "--redis-cert", certs.ClientCert, "--redis-key", certs.ClientKey)...)
 		require.Zero(t, o.code, "%v: %s", args, o.stderr)
 	}
@@ -55,9 +58,11 @@ func TestConsumersLogInAsRefillersDo(t *testing.T) {
 // What proves that nothing ran isn't followed by the advice that it may have.
 func TestErrorsThatProveThatNothingRanSaySo(t *testing.T) {
 	t.Parallel()
-	server, secured := testenv.Redis(t, testenv.WithPassword("right")), testenv.Redis(t, testenv.WithTLS(testenv.NewCerts(t)))
+	server, secured := testenv.Redis(t, testenv.WithPassword("right")),
+		testenv.Redis(t, testenv.WithTLS(testenv.NewCerts(t)))
 	terms := policy.Policy{Capacity: 100, Rate: policy.PerSecond(10)}.Terms(policy.Fence{})
-	_, err := lua.Refill(t.Context(), server.Client(), "checkout", policy.Call{Create: policy.CreateInitial, Terms: &terms})
+	_, err := lua.Refill(t.Context(), server.Client(), "checkout",
+		policy.Call{Create: policy.CreateInitial, Terms: &terms})
 	require.NoError(t, err)
 	for user, rules := range map[string]string{
 		"others": "~other:* +@all", "unscripted": "~* +@all -@scripting", "incapable": "~* +@all -hmget -hget",
@@ -78,18 +83,24 @@ func TestErrorsThatProveThatNothingRanSaySo(t *testing.T) {
 		says    string
 		open    bool
 	}{
-		"refused":        {fields.Environment{"REFILLER_REDIS_URL": "redis://127.0.0.1:1"}, "connection refused", false},
-		"no password":    {fields.Environment{"REFILLER_REDIS_URL": address}, "unauthenticated", false},
-		"wrong password": {fields.Environment{"REFILLER_REDIS_URL": address, "REFILLER_REDIS_PASSWORD": "wrong"}, "WRONGPASS", false},
-		"wrong user":     {fields.Environment{"REFILLER_REDIS_URL": address, "REFILLER_REDIS_USERNAME": "x", "REFILLER_REDIS_PASSWORD": "x"}, "WRONGPASS", false},
-		"other keys":     {fields.Environment{"REFILLER_REDIS_URL": address, "REFILLER_REDIS_USERNAME": "others", "REFILLER_REDIS_PASSWORD": "p"}, "NOPERM", false},
-		"no scripts":     {fields.Environment{"REFILLER_REDIS_URL": address, "REFILLER_REDIS_USERNAME": "unscripted", "REFILLER_REDIS_PASSWORD": "p"}, "NOPERM", false},
+		"refused":     {fields.Environment{"REFILLER_REDIS_URL": "redis://127.0.0.1:1"}, "connection refused", false},
+		"no password": {fields.Environment{"REFILLER_REDIS_URL": address}, "unauthenticated", false},
+		"wrong password": {fields.Environment{"REFILLER_REDIS_URL": address, "REFILLER_REDIS_PASSWORD": "wrong"}, "WRONGPASS",
+			false},
+		"wrong user": {fields.Environment{"REFILLER_REDIS_URL": address, "REFILLER_REDIS_USERNAME": "x",
+			"REFILLER_REDIS_PASSWORD": "x"}, "WRONGPASS", false},
+		"other keys": {fields.Environment{"REFILLER_REDIS_URL": address, "REFILLER_REDIS_USERNAME": "others",
+			"REFILLER_REDIS_PASSWORD": "p"}, "NOPERM", false},
+		"no scripts": {fields.Environment{"REFILLER_REDIS_URL": address, "REFILLER_REDIS_USERNAME": "unscripted",
+			"REFILLER_REDIS_PASSWORD": "p"}, "NOPERM", false},
 		"a script's own command": {
-			fields.Environment{"REFILLER_REDIS_URL": address, "REFILLER_REDIS_USERNAME": "incapable", "REFILLER_REDIS_PASSWORD": "p"}, "script", true,
+			fields.Environment{"REFILLER_REDIS_URL": address, "REFILLER_REDIS_USERNAME": "incapable",
+				"REFILLER_REDIS_PASSWORD": "p"}, "script", true,
 		},
 		"no authority": {fields.Environment{"REFILLER_REDIS_URL": "rediss://" + secured.Addr()}, "certificate", false},
-		"no file":      {fields.Environment{"REFILLER_REDIS_URL": address, "REFILLER_REDIS_PASSWORD_FILE": "/none"}, "no such file", false},
-		"silence":      {fields.Environment{"REFILLER_REDIS_URL": "redis://" + silent.Addr().String()}, "deadline", true},
+		"no file": {fields.Environment{"REFILLER_REDIS_URL": address, "REFILLER_REDIS_PASSWORD_FILE": "/none"},
+			"no such file", false},
+		"silence": {fields.Environment{"REFILLER_REDIS_URL": "redis://" + silent.Addr().String()}, "deadline", true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -112,13 +123,15 @@ func TestServeReadsItsVariables(t *testing.T) {
 		args    []string
 		says    string
 	}{
-		"a duration":  {fields.Environment{"REFILLER_SERVE_DEADLINE": "soon"}, nil, `REFILLER_SERVE_DEADLINE: "soon": `},
-		"a range":     {fields.Environment{"REFILLER_SERVE_DEADLINE": "1h"}, nil, "--deadline 1h0m0s: want 1ms to"},
-		"a file":      {fields.Environment{"REFILLER_SERVE_TLS_CERT": "c.pem"}, nil, "TLS wants both"},
-		"a level":     {fields.Environment{"REFILLER_SERVE_LOG_LEVEL": "loud"}, nil, `"loud": want trace`},
-		"no address":  {fields.Environment{"REFILLER_SERVE_HTTP": "none", "REFILLER_SERVE_GRPC": "none"}, nil, "no address"},
-		"flags count": {fields.Environment{"REFILLER_SERVE_HTTP": "none", "REFILLER_SERVE_LOG_LEVEL": "loud"}, []string{"--log-level", "off", "--grpc", "none"}, "no address"},
-		"misspelled":  {fields.Environment{"REFILLER_SERVE_HTP": ":1"}, nil, "REFILLER_SERVE_HTP: no program reads this variable: did you mean REFILLER_SERVE_HTTP?"},
+		"a duration": {fields.Environment{"REFILLER_SERVE_DEADLINE": "soon"}, nil, `REFILLER_SERVE_DEADLINE: "soon": `},
+		"a range":    {fields.Environment{"REFILLER_SERVE_DEADLINE": "1h"}, nil, "--deadline 1h0m0s: want 1ms to"},
+		"a file":     {fields.Environment{"REFILLER_SERVE_TLS_CERT": "c.pem"}, nil, "TLS wants both"},
+		"a level":    {fields.Environment{"REFILLER_SERVE_LOG_LEVEL": "loud"}, nil, `"loud": want trace`},
+		"no address": {fields.Environment{"REFILLER_SERVE_HTTP": "none", "REFILLER_SERVE_GRPC": "none"}, nil, "no address"},
+		"flags count": {fields.Environment{"REFILLER_SERVE_HTTP": "none", "REFILLER_SERVE_LOG_LEVEL": "loud"},
+			[]string{"--log-level", "off", "--grpc", "none"}, "no address"},
+		"misspelled": {fields.Environment{"REFILLER_SERVE_HTP": ":1"}, nil,
+			"REFILLER_SERVE_HTP: no program reads this variable: did you mean REFILLER_SERVE_HTTP?"},
 	} {
 		o := inEnvironment(t, tc.environ, append([]string{"serve"}, tc.args...)...)
 		require.Equal(t, exitUsage, o.code, name)

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"sync"
@@ -41,11 +42,13 @@ func newLoadCommand(e env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "load KEY",
 		Short: "Take under load and report latency, and what was admitted against the bound",
-		Long: "Take from bucket KEY from many callers at once, and report latency and what was admitted, against the most that the\n" +
-			"bucket's policy allows: capacity + rate × elapsed time + rate × the longest time without a refill. Others who take,\n" +
-			"grant or return meanwhile shift that. It really takes the tokens.\n\n" +
-			"Without --rate each caller takes again as soon as it is answered. With --rate takes begin on a fixed schedule, and\n" +
-			"latency counts from a take's scheduled time, so that a slow server can't hide behind callers who wait for it.\n\n" +
+		Long: "Take from bucket KEY from many callers at once, and report latency and what was admitted, against the most that\n" +
+			"the bucket's policy allows: capacity + rate × elapsed time + rate × the longest time without a refill. Others who\n" +
+			"take, grant or return meanwhile shift that. It really takes the tokens.\n\n" +
+			"Denials that the SDK remembers cost no call: takes that it answered from memory, and those that asked Redis, are\n" +
+			"reported apart.\n\n" +
+			"Without --rate each caller takes again as soon as it is answered. With --rate takes begin on a fixed schedule,\n" +
+			"and latency counts from a take's scheduled time, so that a slow server can't hide behind callers who wait for it.\n\n" +
 			"Ctrl-C ends the run early, with its report.",
 		Example: "  consumer load checkout -c 50 --duration 30s\n  consumer load checkout --rate 2000/s -o json",
 		Args:    oneKey,
@@ -94,7 +97,8 @@ func newLoadCommand(e env) *cobra.Command {
 	}
 	addTokensFlag(cmd, &l.tokens, "how many tokens a take is for")
 	cmd.Flags().IntVarP(&l.concurrency, "concurrency", "c", l.concurrency, "how many callers")
-	cmd.Flags().StringVar(&rate, "rate", "", "takes to begin, such as 500/s or 10/m (default as fast as they are answered)")
+	cmd.Flags().StringVar(
+		&rate, "rate", "", "takes to begin, such as 500/s or 10/m (default as fast as they are answered)")
 	cmd.Flags().DurationVar(&l.duration, "duration", l.duration, "how long")
 	cmd.Flags().BoolVar(&progress, "progress", false, "show progress on stderr also if that is no terminal")
 	conn.addFlags(cmd)
@@ -155,29 +159,32 @@ func (l *load) run(ctx context.Context, rdb redis.UniversalClient, live io.Write
 }
 
 // peek reads the bucket with its policy, which the SDK's Peek doesn't show. That is called first, as it doesn't wait on
-// a socket beyond ctx and tells errors as the other commands do.
+// a socket beyond ctx and tells errors as the other commands do. A template's bucket that is lazy, or that nobody has
+// taken from yet, has no policy in Redis.
 func (l *load) peek(ctx context.Context, client *fetch.Client, rdb redis.UniversalClient) (lua.PeekReply, error) {
 	if _, err := client.Peek(ctx, l.key); err != nil {
 		return lua.PeekReply{}, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, callDeadline)
 	defer cancel()
-	return lua.Peek(ctx, rdb, l.key, 1)
+	p, err := lua.Peek(ctx, rdb, l.key, 1)
+	if errors.Is(err, lua.ErrUnknownBucket) {
+		err = nil
+	}
+	return p, err
 }
 
 // take is one caller.
 func (l *load) take(ctx context.Context, client *fetch.Client, caller int, start time.Time, begun *atomic.Int64) {
-	end := start.Add(l.duration)
 	for ctx.Err() == nil {
 		from := time.Now()
 		if l.rate.Tokens > 0 {
-			n := float64(begun.Add(1) - 1)
-			from = start.Add(time.Duration(n * float64(l.rate.Per) / float64(l.rate.Tokens)))
-			if from.After(end) {
+			after := float64(begun.Add(1)-1) * float64(l.rate.Per) / float64(l.rate.Tokens)
+			if after > float64(l.duration) { // and perhaps more than a time.Duration holds
 				<-ctx.Done()
 				return
 			}
-			if !sleep(ctx, time.Until(from)) {
+			if from = start.Add(time.Duration(after)); !sleep(ctx, time.Until(from)) {
 				return
 			}
 		}
@@ -215,7 +222,8 @@ func (g *longestGap) refilled(at int64) {
 	g.last = at
 }
 
-// watchGaps looks after the bucket's refills until ctx ends. A look that fails leaves a longer gap, which is on the safe side.
+// watchGaps looks after the bucket's refills until ctx ends. A look that fails leaves a longer gap, which is on the
+// safe side.
 func (l *load) watchGaps(ctx context.Context, rdb redis.UniversalClient, gaps *longestGap) {
 	for sleep(ctx, gapSample) {
 		if p, err := lua.Peek(ctx, rdb, l.key, 1); err == nil {
@@ -235,8 +243,10 @@ func (l *load) showProgress(ctx context.Context, w io.Writer, start time.Time) {
 		case <-ticker.C:
 		}
 		s := l.counts.snapshot()
-		fmt.Fprintf(w, "%4.0fs  %d takes/s  admitted %d  denied %d  errors %d  p99 %s\n", time.Since(start).Seconds(),
-			s.takes-last, s.admitted, s.denied, s.errors, micros(s.latency.ValueAtQuantile(99)))
+		fmt.Fprintf(w, "%4.0fs  %d takes/s  admitted %d  denied %d  errors %d  p99 of redis %s\n",
+			time.Since(start).Seconds(),
+			s.takes-last, s.redis.admitted+s.memory.admitted, s.redis.denied+s.memory.denied, s.errors,
+			micros(s.redis.latency.ValueAtQuantile(99)))
 		last = s.takes
 	}
 }

@@ -22,16 +22,49 @@ type counts struct {
 
 type stripe struct {
 	sync.Mutex
-	tally
+	stats
 	lastErr error
 }
 
-type tally struct {
-	takes, admittedTakes, admitted, denied, errors int64
-	latency                                        *hdrhistogram.Histogram // µs, of takes that were answered
+// stats are counts of takes.
+type stats struct {
+	takes, errors int64
+	redis, memory answers // by who answered
+	beyond        int64   // tokens that the bucket didn't give: those of its degraded mode and of shadow mode
+}
+
+// answers are takes that were answered.
+type answers struct {
+	admittedTakes, admitted, denied int64
+	latency                         *hdrhistogram.Histogram // µs; nil before the first
 }
 
 func newHistogram() *hdrhistogram.Histogram { return hdrhistogram.New(1, maxLatency.Microseconds(), 3) }
+
+func (a *answers) add(r fetch.Result, latency time.Duration) {
+	if a.latency == nil {
+		a.latency = newHistogram()
+	}
+	_ = a.latency.RecordValue(min(max(1, latency.Microseconds()), maxLatency.Microseconds())) // within its range
+	if r.OK {
+		a.admittedTakes++
+		a.admitted += r.Taken
+	} else {
+		a.denied++
+	}
+}
+
+func (a *answers) merge(b answers) {
+	a.admittedTakes += b.admittedTakes
+	a.admitted += b.admitted
+	a.denied += b.denied
+	if a.latency == nil {
+		a.latency = newHistogram()
+	}
+	if b.latency != nil {
+		a.latency.Merge(b.latency)
+	}
+}
 
 func (c *counts) add(caller int, r fetch.Result, err error, latency time.Duration) {
 	s := &c.stripes[caller%len(c.stripes)]
@@ -43,31 +76,27 @@ func (c *counts) add(caller int, r fetch.Result, err error, latency time.Duratio
 		s.lastErr = err
 		return
 	}
-	if s.latency == nil {
-		s.latency = newHistogram()
+	if r.Shadow || r.Source.Kind == fetch.SourceFallback {
+		s.beyond += r.Taken
 	}
-	_ = s.latency.RecordValue(min(max(1, latency.Microseconds()), maxLatency.Microseconds())) // within its range
-	if r.OK {
-		s.admittedTakes++
-		s.admitted += r.Taken
-	} else {
-		s.denied++
+	switch r.Source.Kind {
+	case fetch.SourceShared, fetch.SourceRescued:
+		s.redis.add(r, latency)
+	default:
+		s.memory.add(r, latency)
 	}
 }
 
-func (c *counts) snapshot() tally {
-	sum := tally{latency: newHistogram()}
+func (c *counts) snapshot() stats {
+	var sum stats
 	for i := range c.stripes {
 		s := &c.stripes[i]
 		s.Lock()
 		sum.takes += s.takes
-		sum.admittedTakes += s.admittedTakes
-		sum.admitted += s.admitted
-		sum.denied += s.denied
 		sum.errors += s.errors
-		if s.latency != nil {
-			sum.latency.Merge(s.latency)
-		}
+		sum.beyond += s.beyond
+		sum.redis.merge(s.redis)
+		sum.memory.merge(s.memory)
 		s.Unlock()
 	}
 	return sum
@@ -101,12 +130,38 @@ type report struct {
 	Denied         int64    `json:"denied"` // takes
 	Errors         int64    `json:"errors"` // takes, whose tokens may have been taken
 	LastError      string   `json:"last_error,omitempty"`
-	Latency        *latency `json:"latency_ms"` // null if nothing was answered
+	Redis          answered `json:"asked_redis"`   // several takes may share a call
+	Memory         answered `json:"from_memory"`   // remembered denials, tokens leased, the degraded mode
+	Beyond         int64    `json:"beyond_bucket"` // of Admitted: what the degraded mode or shadow mode let by
 
 	Bound        *int64 `json:"bound"` // the most tokens that the policy allows; null if not known
 	BoundText    string `json:"bound_is,omitempty"`
 	BoundUnknown string `json:"bound_unknown,omitempty"` // why
 	WithinBound  *bool  `json:"within_bound"`
+}
+
+// answered are takes that were answered in the same way.
+type answered struct {
+	Takes          int64    `json:"takes"`
+	TakesPerSecond float64  `json:"takes_per_s"`
+	Admitted       int64    `json:"admitted"` // tokens
+	AdmittedTakes  int64    `json:"admitted_takes"`
+	Denied         int64    `json:"denied"`     // takes
+	Latency        *latency `json:"latency_ms"` // null if there are no takes
+}
+
+func (a answers) report(elapsed time.Duration) answered {
+	n := a.admittedTakes + a.denied
+	out := answered{
+		Takes: n, TakesPerSecond: float64(n) / elapsed.Seconds(), Admitted: a.admitted, AdmittedTakes: a.admittedTakes,
+		Denied: a.denied,
+	}
+	if n > 0 {
+		ms := func(us int64) float64 { return float64(us) / 1000 }
+		at := func(quantile float64) float64 { return ms(a.latency.ValueAtQuantile(quantile)) }
+		out.Latency = &latency{P50: at(50), P90: at(90), P99: at(99), P999: at(99.9), Max: ms(a.latency.Max())}
+	}
+	return out
 }
 
 // latency is in milliseconds.
@@ -122,33 +177,32 @@ func (l *load) report(elapsed time.Duration) report {
 	s := l.counts.snapshot()
 	r := report{
 		Key: l.key, TokensPerTake: l.tokens, Concurrency: l.concurrency, ElapsedSeconds: elapsed.Seconds(),
-		Takes: s.takes, TakesPerSecond: float64(s.takes) / elapsed.Seconds(),
-		Admitted: s.admitted, AdmittedTakes: s.admittedTakes, Denied: s.denied, Errors: s.errors,
+		Takes: s.takes, TakesPerSecond: float64(s.takes) / elapsed.Seconds(), Errors: s.errors, Beyond: s.beyond,
+		Redis: s.redis.report(elapsed), Memory: s.memory.report(elapsed),
 	}
+	r.Admitted = r.Redis.Admitted + r.Memory.Admitted
+	r.AdmittedTakes = r.Redis.AdmittedTakes + r.Memory.AdmittedTakes
+	r.Denied = r.Redis.Denied + r.Memory.Denied
 	if err := l.counts.lastError(); err != nil {
 		r.LastError = err.Error()
-	}
-	if s.latency.TotalCount() > 0 {
-		ms := func(quantile float64) float64 { return float64(s.latency.ValueAtQuantile(quantile)) / 1000 }
-		r.Latency = &latency{P50: ms(50), P90: ms(90), P99: ms(99), P999: ms(99.9), Max: float64(s.latency.Max()) / 1000}
 	}
 	return r
 }
 
-// setBound holds what was admitted against the most that the policy allows in the time since p.
+// setBound holds what the bucket gave against the most that its policy allows in the time since p.
 func (r *report) setBound(p lua.PeekReply, elapsed, gap time.Duration) {
 	bound, text, unknown := bound(p, elapsed, gap)
 	if unknown != "" {
 		r.BoundUnknown = unknown
 		return
 	}
-	within := r.Admitted <= bound
+	within := r.Admitted-r.Beyond <= bound
 	r.Bound, r.BoundText, r.WithinBound = &bound, text, &within
 }
 
-// bound is the most tokens that a bucket which stood at p can admit within elapsed, and how it is made up, if no two refills
-// were further apart than gap. A refill credits no longer stretch than the policy says. Of a grant and the floor the higher
-// counts.
+// bound is the most tokens that a bucket which stood at p can admit within elapsed, and how it is made up, if no two
+// refills were further apart than gap: the first refill credits time before the run, too. A refill credits no longer
+// stretch than the policy says. Of a grant and the floor the higher counts.
 func bound(p lua.PeekReply, elapsed, gap time.Duration) (tokens int64, text, unknown string) {
 	t := *p.Terms
 	if t.Kind == policy.Stepped {
@@ -167,7 +221,7 @@ func bound(p lua.PeekReply, elapsed, gap time.Duration) (tokens int64, text, unk
 	gap = min(max(gap, micro(t.Interval)), micro(t.MaxElapsed))
 	due, slack := rate.Over(elapsed)+1, rate.Over(gap) // a started token counts
 	text = fmt.Sprintf("capacity %d + %d due in %s at %s + %d of %s between two refills",
-		t.Capacity, due, elapsed.Round(time.Millisecond), rate, slack, gap.Round(time.Millisecond))
+		t.Capacity, due, elapsed.Round(time.Millisecond), rate.InUnits(), slack, gap.Round(time.Millisecond))
 	return t.Capacity + due + slack, text, ""
 }
 
@@ -193,21 +247,33 @@ func (r report) String() string {
 		how = ", interrupted"
 	}
 	line("run", "%.1f s%s, %d callers, %s a take", r.ElapsedSeconds, how, r.Concurrency, plural(r.TokensPerTake))
-	line("takes", "%d (%.0f/s): %d admitted, %d denied, %d errors", r.Takes, r.TakesPerSecond, r.AdmittedTakes, r.Denied, r.Errors)
+	line("takes", "%d (%.0f/s): %d admitted, %d denied, %d errors",
+		r.Takes, r.TakesPerSecond, r.AdmittedTakes, r.Denied, r.Errors)
 	if r.LastError != "" {
 		line("error", "%s", r.LastError)
 	}
-	if l := r.Latency; l != nil {
-		line("latency", "p50 %.3g ms, p90 %.3g ms, p99 %.3g ms, p99.9 %.3g ms, max %.3g ms", l.P50, l.P90, l.P99, l.P999, l.Max)
+	for _, by := range []struct {
+		name string
+		answered
+	}{{"redis", r.Redis}, {"memory", r.Memory}} {
+		if by.Takes > 0 {
+			line(by.name, "answered %d (%.0f/s): %d admitted, %d denied", by.Takes, by.TakesPerSecond, by.AdmittedTakes,
+				by.Denied)
+			line("", "in p50 %.3g ms, p90 %.3g ms, p99 %.3g ms, p99.9 %.3g ms, max %.3g ms",
+				by.Latency.P50, by.Latency.P90, by.Latency.P99, by.Latency.P999, by.Latency.Max)
+		}
 	}
 	line("admitted", "%s (%.1f/s)", plural(r.Admitted), float64(r.Admitted)/r.ElapsedSeconds)
+	if r.Beyond > 0 {
+		line("", "%s of them let by without the bucket, in its degraded mode or shadow mode", plural(r.Beyond))
+	}
 	switch {
 	case r.Bound == nil:
 		line("bound", "not known: %s", r.BoundUnknown)
 	case *r.WithinBound:
 		line("bound", "%d, kept: %s", *r.Bound, r.BoundText)
 	default:
-		line("bound", "%d, EXCEEDED by %d: %s", *r.Bound, r.Admitted-*r.Bound, r.BoundText)
+		line("bound", "%d, EXCEEDED by %d: %s", *r.Bound, r.Admitted-r.Beyond-*r.Bound, r.BoundText)
 	}
 	return strings.TrimSuffix(b.String(), "\n")
 }

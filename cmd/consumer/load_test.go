@@ -27,9 +27,17 @@ func TestLoadCountsWhatTheBucketGave(t *testing.T) {
 	require.Equal(t, 101.0, r["bound"], "the capacity and a started token")
 	require.Equal(t, true, r["within_bound"])
 	require.Equal(t, false, r["interrupted"])
-	latency := r["latency_ms"].(map[string]any)
-	require.LessOrEqual(t, latency["p50"], latency["p99.9"])
-	require.LessOrEqual(t, latency["p99.9"], latency["max"])
+	redis, memory := r["asked_redis"].(map[string]any), r["from_memory"].(map[string]any)
+	require.Equal(t, 99.0, redis["admitted"])
+	require.GreaterOrEqual(t, redis["denied"], 1.0, "the first denial is the bucket's")
+	require.Zero(t, memory["admitted"])
+	require.Positive(t, memory["denied"], "the SDK remembers it")
+	require.Equal(t, r["takes"], redis["takes"].(float64)+memory["takes"].(float64))
+	for _, by := range []map[string]any{redis, memory} {
+		latency := by["latency_ms"].(map[string]any)
+		require.LessOrEqual(t, latency["p50"], latency["p99.9"])
+		require.LessOrEqual(t, latency["p99.9"], latency["max"])
+	}
 	left, err := rdb.Get(t.Context(), "checkout").Int64()
 	require.NoError(t, err)
 	require.EqualValues(t, 1, left)
@@ -41,15 +49,51 @@ func TestLoadReportsABucketThatGivesMoreThanItsPolicy(t *testing.T) {
 	o := consumer(t.Context(), server.URL(), "load", "checkout", "--duration", "500ms")
 	require.Equal(t, exitOK, o.code, o.stderr)
 	require.Contains(t, o.stdout, "EXCEEDED by 399")
+	require.Regexp(t, `(?m)^redis      answered \d+ \(\d+/s\): 500 admitted, \d+ denied\n           in p50 `, o.stdout)
+	require.Regexp(t, `(?m)^memory     answered \d+ \(\d+/s\): 0 admitted, \d+ denied\n           in p50 `, o.stdout)
+}
+
+func TestLoadKeepsTheBoundWhenTheFirstRefillCreditsTimeBeforeTheRun(t *testing.T) {
+	const capacity, perSecond = 1000, 500
+	server, rdb := newBucket(t, policy.Policy{Capacity: capacity, Rate: policy.PerSecond(perSecond),
+		Interval: 100 * time.Millisecond})
+	require.Eventually(t, func() bool { // nobody refills: the first refill of the run finds more than a second due
+		p, err := lua.Peek(t.Context(), rdb, "checkout", 1)
+		require.NoError(t, err)
+		return p.Now-p.Last > 1_200_000
+	}, 20*time.Second, 10*time.Millisecond)
+	o := consumer(t.Context(), server.URL(), "load", "checkout", "--duration", "1s", "-o", "json")
+	require.Equal(t, exitOK, o.code, o.stderr)
+	r := o.json(t)
+	require.Greater(t, r["admitted"], capacity+perSecond*r["elapsed_s"].(float64), "more than without the time before")
+	require.Equal(t, true, r["within_bound"], o.stdout)
+}
+
+func TestLoadHoldsWhatShadowModeLetsByAgainstNoBound(t *testing.T) {
+	p := hourly(100)
+	p.Shadow = true
+	server, _ := newBucket(t, p)
+	o := consumer(t.Context(), server.URL(), "load", "checkout", "--duration", "300ms", "-o", "json")
+	require.Equal(t, exitOK, o.code, o.stderr)
+	r := o.json(t)
+	require.Greater(t, r["admitted"], 101.0)
+	require.Equal(t, r["admitted"], 100+r["beyond_bucket"].(float64))
+	require.Equal(t, true, r["within_bound"], o.stdout)
 }
 
 func TestLoadKeepsToItsRate(t *testing.T) {
 	server, _ := newBucket(t, hourly(100))
-	o := consumer(t.Context(), server.URL(), "load", "checkout", "-c", "4", "--rate", "40/s", "--duration", "500ms", "-o", "json")
+	o := consumer(t.Context(), server.URL(), "load", "checkout", "-c", "4", "--rate", "40/s", "--duration", "500ms", "-o",
+		"json")
 	require.Equal(t, exitOK, o.code, o.stderr)
 	takes := o.json(t)["takes"].(float64)
 	require.LessOrEqual(t, takes, 21.0, "20 fall due in half a second, and one at its start")
 	require.Positive(t, takes)
+
+	o = consumer(t.Context(), server.URL(), "load", "checkout", "-c", "500", "--rate", "1/366d", "--duration", "500ms",
+		"-o", "json")
+	require.Equal(t, exitOK, o.code, o.stderr)
+	require.InDelta(t, 1, o.json(t)["takes"], 0, "the five hundredth falls due in centuries")
 }
 
 func TestAnInterruptedLoadReports(t *testing.T) {
@@ -64,7 +108,8 @@ func TestAnInterruptedLoadReports(t *testing.T) {
 		args := []string{"load", "checkout", "--duration", "1h", "--progress", "--redis", server.URL()}
 		code <- run(ctx, args, nil, strings.NewReader(""), &stdout, &progress)
 	})
-	require.Eventually(t, func() bool { return strings.Contains(progress.String(), "takes/s") }, 20*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return strings.Contains(progress.String(), "takes/s") }, 20*time.Second,
+		time.Millisecond)
 	cancel()
 	require.Equal(t, exitOK, <-code)
 	wg.Wait()
@@ -83,6 +128,16 @@ func TestLoadWithoutAPolicyHasNoBound(t *testing.T) {
 	o := consumer(t.Context(), server.URL(), "load", "foreign", "--duration", "100ms")
 	require.Equal(t, exitOK, o.code, o.stderr)
 	require.Contains(t, o.stdout, "3 admitted")
+	require.Contains(t, o.stdout, "not known: the bucket has no policy")
+
+	set, err := policy.NewTemplates(1, []policy.Template{{Prefix: "user:", Enforce: policy.EnforceLazy,
+		Policy: hourly(5)}}, nil)
+	require.NoError(t, err)
+	_, err = lua.PublishTemplates(t.Context(), rdb, set)
+	require.NoError(t, err)
+	o = consumer(t.Context(), server.URL(), "load", "user:1", "--duration", "100ms")
+	require.Equal(t, exitOK, o.code, o.stderr)
+	require.Contains(t, o.stdout, "5 admitted")
 	require.Contains(t, o.stdout, "not known: the bucket has no policy")
 }
 
@@ -103,7 +158,8 @@ func TestTheBoundOfASchedule(t *testing.T) {
 }
 
 func TestTheBoundOfARateCountsAGrant(t *testing.T) {
-	terms := policy.Policy{Capacity: 1000, Rate: policy.PerSecond(100), Interval: 100 * time.Millisecond}.Terms(policy.Fence{})
+	terms := policy.Policy{Capacity: 1000, Rate: policy.PerSecond(100),
+		Interval: 100 * time.Millisecond}.Terms(policy.Fence{})
 	tokens, _, _ := bound(lua.PeekReply{Terms: &terms}, 10*time.Second, 0)
 	require.EqualValues(t, 1000+1001+10, tokens)
 	terms.GrantTokens = 3 * terms.Tokens
@@ -112,7 +168,8 @@ func TestTheBoundOfARateCountsAGrant(t *testing.T) {
 }
 
 func TestTheBoundCountsTheLongestTimeWithoutARefill(t *testing.T) {
-	terms := policy.Policy{Capacity: 1000, Rate: policy.PerSecond(100), Interval: 100 * time.Millisecond}.Terms(policy.Fence{})
+	terms := policy.Policy{Capacity: 1000, Rate: policy.PerSecond(100),
+		Interval: 100 * time.Millisecond}.Terms(policy.Fence{})
 	tokens, text, _ := bound(lua.PeekReply{Terms: &terms}, 10*time.Second, 1200*time.Millisecond)
 	require.EqualValues(t, 1000+1001+120, tokens)
 	require.Contains(t, text, "120 of 1.2s between two refills")

@@ -46,7 +46,8 @@ as nginx, Caddy and Traefik write them.`,
   tail -F access.log | consumer replay - --key-by path --capacity 20 --rate 5/s --speed 1x`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 1 {
-				return usageError{fmt.Errorf("replay: %d arguments: want one, the log's file name, or - for standard input", len(args))}
+				return usageError{fmt.Errorf("replay: %d arguments: want one, the log's file name, or - for standard input",
+					len(args))}
 			}
 			return nil
 		},
@@ -121,12 +122,14 @@ func runReplay(ctx context.Context, name string, f replayFlags, stdin io.Reader,
 	}
 	report, stopped := replay.Run(ctx, reader, cfg)
 	progress.clear()
-	if err := writeReport(stdout, replayOutput{report, replayPolicy{f.capacity, f.rate.String(), f.keyBy}}, f.output); err != nil {
+	if err := writeReport(stdout, replayOutput{report, replayPolicy{f.capacity, f.rate.String(), f.keyBy}},
+		f.output); err != nil {
 		return fmt.Errorf("replay: %w", err)
 	}
 	if stopped == nil && report.Total.Requests == 0 && report.Total.Unparsed > 0 {
 		first := report.Unparsed[0]
-		return fmt.Errorf("replay: %s: no request in %d lines; line %d: %s", name, report.Total.Unparsed, first.Line, first.Reason)
+		return fmt.Errorf("replay: %s: no request in %d lines; line %d: %s", name, report.Total.Unparsed, first.Line,
+			first.Reason)
 	}
 	return stopped
 }

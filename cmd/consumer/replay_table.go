@@ -22,7 +22,8 @@ const (
 func writeTable(w io.Writer, out replayOutput) error {
 	var b bytes.Buffer
 	total := out.Total
-	fmt.Fprintf(&b, "capacity %d, rate %s, one bucket per %s\n", out.Policy.Capacity, out.Policy.Rate, printable(out.Policy.KeyBy))
+	fmt.Fprintf(&b, "capacity %d, rate %s, one bucket per %s\n", out.Policy.Capacity, out.Policy.Rate,
+		printable(out.Policy.KeyBy))
 	if total.Requests > 0 {
 		span := time.Duration(out.Span.Seconds * float64(time.Second)).Round(time.Second)
 		fmt.Fprintf(&b, "log from %s to %s UTC (%s)\n", clockText(out.Span.From), clockText(out.Span.To), span)
@@ -42,7 +43,8 @@ func writeTable(w io.Writer, out replayOutput) error {
 		return err
 	}
 	if total.Requests > 0 {
-		fmt.Fprintf(&b, "\npeak: %d requests in the second of %s UTC, %d of them denied\n", out.Peak.Requests, clockText(out.Peak.At), out.Peak.Denied)
+		fmt.Fprintf(&b, "\npeak: %d requests in the second of %s UTC, %d of them denied\n", out.Peak.Requests,
+			clockText(out.Peak.At), out.Peak.Denied)
 	}
 	if err := writeTop(&b, out.Top); err != nil {
 		return err
@@ -103,7 +105,8 @@ func (p *replayProgress) show(total replay.Total, clock int64) {
 	if p.size > 0 {
 		part = percent(p.read.n, p.size) + " of the log, "
 	}
-	fmt.Fprintf(p.w, "\r\x1b[K%s%s UTC, %d requests, %s denied", part, clockText(time.UnixMicro(clock)), total.Requests, percent(total.Denied, total.Requests))
+	fmt.Fprintf(p.w, "\r\x1b[K%s%s UTC, %d requests, %s denied", part, clockText(time.UnixMicro(clock)), total.Requests,
+		percent(total.Denied, total.Requests))
 }
 
 // clear takes the line away.

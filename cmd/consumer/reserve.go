@@ -40,7 +40,8 @@ func newReserveCommand(e env) *cobra.Command {
 				if err != nil {
 					return err
 				}
-				text := fmt.Sprintf("held: %s until %s as %s; %s left", plural(n), r.Until.Local().Format(time.TimeOnly), r.ID, held(r.Result))
+				text := fmt.Sprintf("held: %s until %s as %s; %s left", plural(n), r.Until.Local().Format(time.TimeOnly), r.ID,
+					held(r.Result))
 				switch {
 				case !r.OK:
 					text = fmt.Sprintf("denied: %s left; %s due %s", held(r.Result), plural(n), in(r.RetryAfter))
@@ -59,9 +60,12 @@ func newReserveCommand(e env) *cobra.Command {
 	}
 	addTokensFlag(cmd, &n, "how many tokens")
 	addLeaveFlag(cmd, &leave)
-	cmd.Flags().DurationVar(&ttl, "ttl", ttl, fmt.Sprintf("how long the tokens are held at most: %s to %s", policy.MinHold, policy.MaxHold))
-	cmd.Flags().StringVar(&id, "id", id, "name of the reservation, unlike any other of the bucket; a random one if left out")
-	cmd.Flags().BoolVar(&debt, "debt", debt, "have later refills pay for what is used beyond the reservation and the bucket")
+	cmd.Flags().DurationVar(&ttl, "ttl", ttl, fmt.Sprintf("how long the tokens are held at most: %s to %s", policy.MinHold,
+		policy.MaxHold))
+	cmd.Flags().StringVar(
+		&id, "id", id, "name of the reservation, unlike any other of the bucket; a random one if left out")
+	cmd.Flags().BoolVar(&debt, "debt", debt,
+		"have later refills pay for what is used beyond the reservation and the bucket")
 	conn.addFlags(cmd)
 	out.addFlags(cmd)
 	return cmd

@@ -18,7 +18,7 @@ import (
 // Exit codes.
 const (
 	exitOK     = 0 // taken, or done
-	exitFailed = 1
+	exitFailed = 1 // as for a file that is missing or can't be read
 	exitUsage  = 2
 	exitDenied = 3 // the bucket holds too few tokens
 )
@@ -42,6 +42,7 @@ var commands = []func(env) *cobra.Command{
 	newSettleCommand,
 	newCancelCommand,
 	newServeCommand,
+	newCheckCommand,
 	newLoadCommand,
 	func(e env) *cobra.Command { return newReplayCommand(e.stdin, e.stdout, e.stderr) },
 	func(e env) *cobra.Command { return withoutArgs(cli.VersionCommand("consumer", e.stdout)) },
@@ -55,7 +56,8 @@ func init() {
 var errDenied = errors.New("denied")
 
 // run runs the command that the arguments name and returns the exit code.
-func run(ctx context.Context, args []string, environ fields.Environment, stdin io.Reader, stdout, stderr io.Writer) int {
+func run(ctx context.Context, args []string, environ fields.Environment, stdin io.Reader, stdout,
+	stderr io.Writer) int {
 	root := newRootCommand(env{environ, stdin, stdout, stderr})
 	root.SetArgs(cli.Args(args))
 	err := root.ExecuteContext(ctx)
@@ -64,7 +66,7 @@ func run(ctx context.Context, args []string, environ fields.Environment, stdin i
 		return exitOK
 	case errors.Is(err, errDenied):
 		return exitDenied
-	case isUsage(err):
+	case isUsage(err) && !cli.Unreadable(err):
 		fmt.Fprintf(stderr, "consumer: %v\nRun 'consumer --help' for usage.\n", err)
 		return exitUsage
 	case ctx.Err() != nil && errors.Is(err, context.Canceled):

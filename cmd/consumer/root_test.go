@@ -12,9 +12,9 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"github.com/tokenrefill/refiller/internal/faultproxy"
 	"github.com/tokenrefill/refiller/internal/fields"
-	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/internal/testing/faultproxy"
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )
@@ -90,7 +90,8 @@ func TestExitCodesAndMessages(t *testing.T) {
 		{"load checkout --rate fast", exitUsage, "", "500/s"},
 		{"load checkout --duration 0s", exitUsage, "", "more than 0"},
 		{"return checkout -n 3", exitOK, "gave back: 3 tokens", ""},
-		{"take-all checkout=2 checkout", exitOK, "taken: 2 tokens of checkout; 0 of 3 tokens left\ntaken: 1 token of checkout", ""},
+		{"take-all checkout=2 checkout", exitOK,
+			"taken: 2 tokens of checkout; 0 of 3 tokens left\ntaken: 1 token of checkout", ""},
 		{"take-all checkout", exitDenied, "denied: 1 token of checkout; 0 of 3 tokens left; due in ", ""},
 		{"take-all checkout typo", exitFailed, "", "Check the spelling"},
 		{"take-all checkout=4", exitFailed, "", "no more than the capacity"},
@@ -132,7 +133,8 @@ func TestExitCodesAndMessages(t *testing.T) {
 	}
 	keys, err := rdb.Keys(t.Context(), "*").Result()
 	require.NoError(t, err)
-	require.ElementsMatch(t, []string{"checkout", "{checkout}", "{checkout}:ctl", "{checkout}:held", "{checkout}:due"}, keys, "no command made a bucket")
+	require.ElementsMatch(t, []string{"checkout", "{checkout}", "{checkout}:ctl", "{checkout}:outstanding",
+		"{checkout}:due"}, keys, "no command made a bucket")
 }
 
 func TestJSONIsForScripts(t *testing.T) {
@@ -180,7 +182,8 @@ func TestAServerThatIsAwayIsAnErrorSoon(t *testing.T) {
 	server, _ := newBucket(t, hourly(3))
 	proxy := testenv.Proxy(t, server.Addr(), 0)
 	url := "redis://" + proxy.Addr()
-	commands := []string{"take checkout", "take-all checkout", "reserve checkout --ttl 1h", "settle checkout job --used 1", "peek checkout", "return checkout", "wait checkout", "load checkout --duration 1s"}
+	commands := []string{"take checkout", "take-all checkout", "reserve checkout --ttl 1h", "settle checkout job --used 1",
+		"peek checkout", "return checkout", "wait checkout", "load checkout --duration 1s"}
 	for fault, begin := range map[string]func(){
 		"silent":  func() { require.NoError(t, proxy.BlackHole(faultproxy.Both)) },
 		"refused": proxy.Cut,
@@ -227,14 +230,16 @@ func TestAnInterruptEndsAWait(t *testing.T) {
 func TestEveryKindOfAddressWorks(t *testing.T) {
 	cluster := testenv.Cluster(t)
 	terms := hourly(3).Terms(policy.Fence{})
-	_, err := lua.Refill(t.Context(), cluster.Client(), "checkout", policy.Call{Create: policy.CreateInitial, Terms: &terms})
+	_, err := lua.Refill(t.Context(), cluster.Client(), "checkout",
+		policy.Call{Create: policy.CreateInitial, Terms: &terms})
 	require.NoError(t, err)
 	o := consumer(t.Context(), "redis-cluster://"+strings.Join(cluster.Addrs(), ","), "take", "checkout")
 	require.Equal(t, exitOK, o.code, o.stderr)
 	require.Contains(t, o.stdout, "2 of 3 tokens left")
 
 	sentinel := testenv.Sentinel(t)
-	_, err = lua.Refill(t.Context(), sentinel.Client(), "checkout", policy.Call{Create: policy.CreateInitial, Terms: &terms})
+	_, err = lua.Refill(t.Context(), sentinel.Client(), "checkout",
+		policy.Call{Create: policy.CreateInitial, Terms: &terms})
 	require.NoError(t, err)
 	o = consumer(t.Context(), "redis-sentinel://"+sentinel.Addr()+"/"+testenv.SentinelMaster, "take", "checkout")
 	require.Equal(t, exitOK, o.code, o.stderr)

@@ -1,12 +1,14 @@
 package main
 
 import (
+	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"os"
+	"net"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
@@ -16,25 +18,24 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/tokenrefill/refiller/fetch"
-	"github.com/tokenrefill/refiller/fetchprom"
+	"github.com/tokenrefill/refiller/fetch/fetchprom"
 	"github.com/tokenrefill/refiller/internal/credential"
 	"github.com/tokenrefill/refiller/internal/redisconn"
 	"github.com/tokenrefill/refiller/internal/sidecar"
+	"github.com/tokenrefill/refiller/internal/sidecar/envoy"
 )
 
 // serve is what the flags of the sidecar say.
 type serve struct {
-	conn       connection
-	poolSize   int
-	deadline   time.Duration
-	tls        credential.ServerTLS
-	limitFiles []string
-	policies   []string
-	shadow     bool
-	headers    bool
-	logLevel   string
-	logFormat  string
-	options    sidecar.Options
+	conn      connection
+	poolSize  int
+	deadline  time.Duration
+	tls       credential.ServerTLS
+	files     limitFiles
+	policies  []string
+	logLevel  string
+	logFormat string
+	options   sidecar.Options
 }
 
 func newServeCommand(e env) *cobra.Command {
@@ -47,9 +48,11 @@ func newServeCommand(e env) *cobra.Command {
 			"/openapi.yaml), over gRPC (refiller.v1.Buckets, with health and reflection), and to Envoy as its rate limit service.\n\n" +
 			"An address is host:port or unix:/path; flags for addresses and files may be repeated. Whoever reaches an address can\n" +
 			"take and return tokens: beyond loopback and Unix sockets, ask for client certificates (--tls-client-ca).\n\n" +
+			"The files of --limits and --envoy are read again when they change, and at SIGHUP; 'consumer check' validates them.\n\n" +
 			"Each flag has a variable, which counts where the flag isn't given; a list has commas between.",
 		Example: "  consumer serve\n" +
 			"  consumer serve --http unix:/run/buckets.sock --grpc none\n" +
+			"  consumer serve --limits limits.yaml\n" +
 			"  consumer serve --grpc 0.0.0.0:8081 --tls-cert c.pem --tls-key k.pem --tls-client-ca ca.pem --envoy limits.yaml",
 		Args: usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return s.run(cmd, e) },
@@ -57,23 +60,32 @@ func newServeCommand(e env) *cobra.Command {
 	f, o := cmd.Flags(), &s.options
 	f.StringArrayVar(&o.HTTP, "http", []string{"127.0.0.1:8080"}, "address for HTTP, or none")
 	f.StringArrayVar(&o.GRPC, "grpc", []string{"127.0.0.1:8081"}, "address for gRPC and Envoy, or none")
-	f.StringArrayVar(&o.Admin, "admin", nil, "address for probes and metrics alone, over plain HTTP: they are there at --http too, with the buckets")
+	f.StringArrayVar(&o.Admin, "admin", nil,
+		"address for probes and metrics alone, over plain HTTP: they are there at --http too, with the buckets")
 	f.IntVar(&s.poolSize, "redis-connections", 2*redisconn.DefaultPoolSize, "most connections to each Redis server")
 	f.DurationVar(&s.deadline, "deadline", fetch.DefaultTimeout, "how long a call to Redis may take")
-	f.StringArrayVar(&s.policies, "metrics-policy", nil, "a bucket, or a prefix with a * behind it, that has a label of its own at /metrics; the others share one")
-	f.StringArrayVar(&s.limitFiles, "envoy", nil, "file of rate limits for Envoy, one domain each")
-	f.BoolVar(&s.shadow, "envoy-shadow", false, "answer OK to Envoy whatever the limits say")
-	f.BoolVar(&s.headers, "envoy-headers", false, "have Envoy add RateLimit-Limit, -Remaining, -Reset and Retry-After to responses")
-	f.StringVar(&s.tls.Cert, "tls-cert", "", "PEM file of the certificate for TLS on TCP addresses; read for each handshake")
+	f.StringArrayVar(&s.policies, "metrics-policy", nil,
+		"a bucket, or a prefix with a * behind it, that has a label of its own at /metrics; the others share one")
+	f.StringArrayVar(&s.files.named, "limits", nil,
+		"file of limits by name, which is followed: lazy buckets, windows, pacing, schedules")
+	f.StringArrayVar(&s.files.envoy, "envoy", nil, "file of rate limits for Envoy, one domain each, which is followed")
+	f.BoolVar(&s.files.shadow, "envoy-shadow", false, "answer OK to Envoy whatever the limits say")
+	f.BoolVar(&s.files.headers, "envoy-headers", false,
+		"have Envoy add RateLimit-Limit, -Remaining, -Reset and Retry-After to responses")
+	f.StringVar(&s.tls.Cert, "tls-cert", "",
+		"PEM file of the certificate for TLS on TCP addresses; read for each handshake")
 	f.StringVar(&s.tls.Key, "tls-key", "", "PEM file of its key")
 	f.StringVar(&s.tls.ClientCA, "tls-client-ca", "", "PEM file of the authorities whose certificates clients must show")
 	f.IntVar(&o.Limits.Calls, "client-calls", o.Limits.Calls, "most calls under way of one client, waits included")
 	f.IntVar(&o.Limits.Connections, "client-connections", o.Limits.Connections, "most connections of one client")
 	f.IntVar(&o.Limits.Body, "max-request", o.Limits.Body, "most bytes of a request")
 	f.DurationVar(&o.Limits.Wait, "max-wait", o.Limits.Wait, "longest wait for tokens that a call may ask for")
-	f.DurationVar(&o.Limits.Patience, "client-timeout", o.Limits.Patience, "how long a client may take to send a request, and to read the answer")
-	f.DurationVar(&o.Drain.Delay, "drain-delay", o.Drain.Delay, "at the end, for how long calls are still accepted while health says no")
-	f.DurationVar(&o.Drain.Timeout, "drain-timeout", o.Drain.Timeout, "at the end, how long calls under way may take after that")
+	f.DurationVar(&o.Limits.Patience, "client-timeout", o.Limits.Patience,
+		"how long a client may take to send a request, and to read the answer")
+	f.DurationVar(&o.Drain.Delay, "drain-delay", o.Drain.Delay,
+		"at the end, for how long calls are still accepted while health says no")
+	f.DurationVar(&o.Drain.Timeout, "drain-timeout", o.Drain.Timeout,
+		"at the end, how long calls under way may take after that")
 	f.StringVar(&s.logLevel, "log-level", "info", "trace, debug, info, warn, error or off")
 	f.StringVar(&s.logFormat, "log-format", "text", "text or json")
 	describeVariables(cmd)
@@ -92,8 +104,18 @@ func (s *serve) run(cmd *cobra.Command, e env) error {
 	redisconn.SetLogger(log.Named("redis"))
 	s.options.Logger = log
 	s.options.HTTP, s.options.GRPC = given(s.options.HTTP), given(s.options.GRPC)
+	s.options.Deadline = s.deadline
+	if err := s.options.Validate(); err != nil {
+		return usageError{err}
+	}
 	if most := s.options.Limits.Patience; s.deadline < time.Millisecond || s.deadline > most {
 		return usageError{fmt.Errorf("--deadline %s: want 1ms to %s, which is --client-timeout", s.deadline, most)}
+	}
+	if s.poolSize < 1 || s.poolSize > redisconn.MaxPoolSize {
+		return usageError{fmt.Errorf("--redis-connections %d: want 1 to %d", s.poolSize, redisconn.MaxPoolSize)}
+	}
+	if err := s.files.validate(); err != nil {
+		return err
 	}
 	if s.options.TLS, err = s.serverTLS(); err != nil {
 		return err
@@ -109,12 +131,22 @@ func (s *serve) run(cmd *cobra.Command, e env) error {
 	}
 	hook.Watch(s.options.Client)
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(hook, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	registry.MustRegister(hook, collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	s.options.Metrics = promhttp.HandlerFor(registry, promhttp.HandlerOpts{Registry: registry, MaxRequestsInFlight: 4})
 	defer closeClient(s.options.Client)
-	if s.options.Envoy, err = s.rateLimits(sidecar.Windows{Redis: rdb, Deadline: s.deadline}); err != nil {
+	follower, err := s.files.follow(log)
+	if err != nil {
 		return err
 	}
+	defer follower.close()
+	windows := envoy.NewWindows(rdb, s.deadline)
+	load := func() (inForce, error) { return s.files.load(rdb, s.options.Client, windows) }
+	first, err := load()
+	if err != nil {
+		return err
+	}
+	s.options.Envoy, s.options.Named = first.envoy, first.named
 	server, err := sidecar.Listen(s.options)
 	if errors.Is(err, sidecar.ErrOptions) {
 		return usageError{err}
@@ -122,16 +154,29 @@ func (s *serve) run(cmd *cobra.Command, e env) error {
 	if err != nil {
 		return err
 	}
-	for _, a := range server.HTTPAddrs() {
-		log.Info("listening", "protocol", "http", "network", a.Network(), "address", a.String())
-	}
-	for _, a := range server.AdminAddrs() {
-		log.Info("listening", "protocol", "admin", "network", a.Network(), "address", a.String())
-	}
-	for _, a := range server.GRPCAddrs() {
-		log.Info("listening", "protocol", "grpc", "network", a.Network(), "address", a.String())
-	}
+	s.logAddresses(log, server)
+	following, stop := context.WithCancel(cmd.Context())
+	var follow sync.WaitGroup
+	follow.Go(func() { follower.run(following, load, func(now inForce) { use(server, now) }, log) })
+	defer follow.Wait()
+	defer stop()
 	return server.Run(cmd.Context())
+}
+
+// logAddresses tells where the server listens, and where anybody on the network can take tokens.
+func (s *serve) logAddresses(log hclog.Logger, server *sidecar.Server) {
+	for protocol, addresses := range map[string][]net.Addr{
+		"http": server.HTTPAddrs(), "admin": server.AdminAddrs(), "grpc": server.GRPCAddrs(),
+	} {
+		for _, a := range addresses {
+			log.Info("listening", "protocol", protocol, "network", a.Network(), "address", a.String())
+			tcp, ok := a.(*net.TCPAddr)
+			if ok && protocol != "admin" && !tcp.IP.IsLoopback() && (s.options.TLS == nil || s.tls.ClientCA == "") {
+				log.Warn("whoever reaches this address can take and return tokens: set --tls-cert, --tls-key and --tls-client-ca",
+					"protocol", protocol, "address", a.String(), "tls", s.options.TLS != nil)
+			}
+		}
+	}
 }
 
 func (s *serve) logger(e env) (hclog.Logger, error) {
@@ -142,7 +187,8 @@ func (s *serve) logger(e env) (hclog.Logger, error) {
 	if s.logFormat != "text" && s.logFormat != "json" {
 		return nil, usageError{fmt.Errorf("--log-format %q: want text or json", s.logFormat)}
 	}
-	return hclog.New(&hclog.LoggerOptions{Name: "consumer", Output: e.stderr, Level: level, JSONFormat: s.logFormat == "json"}), nil
+	return hclog.New(&hclog.LoggerOptions{Name: "consumer", Output: e.stderr, Level: level,
+		JSONFormat: s.logFormat == "json"}), nil
 }
 
 func (s *serve) serverTLS() (*tls.Config, error) {
@@ -153,29 +199,6 @@ func (s *serve) serverTLS() (*tls.Config, error) {
 		return nil, usageError{errors.New("TLS wants both --tls-cert and --tls-key")}
 	}
 	return s.tls.Config()
-}
-
-func (s *serve) rateLimits(w sidecar.Windows) (*sidecar.RateLimits, error) {
-	if len(s.limitFiles) == 0 {
-		if s.shadow || s.headers {
-			return nil, usageError{errors.New("--envoy-shadow and --envoy-headers go with --envoy")}
-		}
-		return nil, nil
-	}
-	files := make(map[string][]byte)
-	for _, path := range s.limitFiles {
-		data, err := os.ReadFile(path)
-		if err != nil {
-			return nil, fmt.Errorf("--envoy: %w", err)
-		}
-		files[path] = data
-	}
-	limits, err := sidecar.ParseRateLimits(files, w)
-	if err != nil {
-		return nil, usageError{err}
-	}
-	limits.Shadow, limits.Headers = s.shadow, s.headers
-	return limits, nil
 }
 
 // given drops the addresses that say none.

@@ -18,7 +18,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
-	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )
@@ -72,14 +72,15 @@ func TestTheTranscriptInTheDocumentationIsReal(t *testing.T) {
 
 // timeless leaves out how long something takes, to the hour, and when something ends.
 func timeless(s string) string {
-	s = regexp.MustCompile(`"(retry|reset)_after_ms":([1-9]\d*)`).ReplaceAllStringFunc(strings.TrimSpace(s), func(m string) string {
-		name, ms, _ := strings.Cut(m, ":")
-		d, err := time.ParseDuration(ms + "ms")
-		if err != nil {
-			return m
-		}
-		return name + ":" + d.Round(time.Hour).String()
-	})
+	s = regexp.MustCompile(`"(retry|reset)_after_ms":([1-9]\d*)`).ReplaceAllStringFunc(strings.TrimSpace(s),
+		func(m string) string {
+			name, ms, _ := strings.Cut(m, ":")
+			d, err := time.ParseDuration(ms + "ms")
+			if err != nil {
+				return m
+			}
+			return name + ":" + d.Round(time.Hour).String()
+		})
 	s = regexp.MustCompile(`"until":"[^"]*"`).ReplaceAllString(s, `"until":""`)
 	return regexp.MustCompile(`"waited_ms":\d+`).ReplaceAllString(s, `"waited_ms":0`)
 }
@@ -88,7 +89,8 @@ func TestServeAnswersEnvoyAndEndsWhenAskedTo(t *testing.T) {
 	server, rdb := newBucket(t, hourly(3))
 	limits := t.TempDir() + "/limits.yaml"
 	require.NoError(t, os.WriteFile(limits, []byte("domain: edge\ndescriptors:\n  - {key: generic_key, value: checkout, rate_limit: {bucket: checkout}}\n"), 0o600))
-	p, address, grpcAddress := startSidecar(t, server.URL(), "--envoy", limits, "--envoy-headers", "--drain-timeout", "10s")
+	p, address, grpcAddress := startSidecar(t, server.URL(), "--envoy", limits, "--envoy-headers", "--drain-timeout",
+		"10s")
 
 	conn, err := grpc.NewClient("passthrough:///"+grpcAddress, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	require.NoError(t, err)
@@ -136,8 +138,10 @@ func TestServeAnswersEnvoyAndEndsWhenAskedTo(t *testing.T) {
 
 func TestServeExportsMetricsByPolicyAndNeverByKey(t *testing.T) {
 	server, _ := newBucket(t, hourly(3))
-	_, address, _ := startSidecar(t, server.URL(), "--deadline", "10s", "--metrics-policy", "checkout", "--metrics-policy", "user:*")
-	for _, body := range []string{`{"key":"checkout","tokens":2}`, `{"key":"checkout","tokens":2}`, `{"key":"user:17"}`, `{"key":"secret"}`} {
+	_, address, _ := startSidecar(t, server.URL(), "--deadline", "10s", "--metrics-policy", "checkout", "--metrics-policy",
+		"user:*")
+	for _, body := range []string{`{"key":"checkout","tokens":2}`, `{"key":"checkout","tokens":2}`, `{"key":"user:17"}`,
+		`{"key":"secret"}`} {
 		res, err := http.Post("http://"+address+"/v1/take", "application/json", strings.NewReader(body))
 		require.NoError(t, err)
 		require.NoError(t, res.Body.Close())
@@ -164,7 +168,7 @@ func TestServeExportsMetricsByPolicyAndNeverByKey(t *testing.T) {
 
 func TestServeSaysWhatIsWrongWithItsFlags(t *testing.T) {
 	dir := t.TempDir()
-	require.NoError(t, os.WriteFile(dir+"/bad.yaml", []byte("domain: edge\ndescriptors: [{key: k}]"), 0o600))
+	require.NoError(t, os.WriteFile(dir+"/bad.yaml", []byte("domain: edge\ndescriptors: [{value: k}]"), 0o600))
 	for args, c := range map[string]struct {
 		code int
 		says string
@@ -174,25 +178,157 @@ func TestServeSaysWhatIsWrongWithItsFlags(t *testing.T) {
 		"serve --grpc= --envoy " + dir + "/x":       {exitFailed, "no such file"},
 		"serve --envoy " + dir + "/bad.yaml":        {exitUsage, "bad.yaml: descriptors[0]"},
 		"serve --envoy-shadow":                      {exitUsage, "go with --envoy"},
-		"serve --client-calls 0":                    {exitUsage, "calls of a client: 0 is not from 1"},
-		"serve --client-connections 0":              {exitUsage, "connections of a client"},
-		"serve --max-request 7":                     {exitUsage, "request size"},
-		"serve --max-wait 2h":                       {exitUsage, "longest wait"},
-		"serve --client-timeout 1ms":                {exitUsage, "--deadline 50ms: want 1ms to 1ms"},
-		"serve --drain-timeout -1s":                 {exitUsage, "drain timeout"},
-		"serve --drain-delay -1s":                   {exitUsage, "drain delay"},
+		"serve --client-calls 0":                    {exitUsage, "--client-calls 0: want 1 to 65536"},
+		"serve --client-connections 0":              {exitUsage, "--client-connections 0: want 1 to 65536"},
+		"serve --max-request 7":                     {exitUsage, "--max-request 7: want 1024 to 4194304"},
+		"serve --max-wait 2h":                       {exitUsage, "--max-wait 2h0m0s: want 1ms to 1h0m0s"},
+		"serve --client-timeout 1ms":                {exitUsage, "--client-timeout 1ms: want 10ms to 1h0m0s"},
+		"serve --client-timeout 20ms":               {exitUsage, "--deadline 50ms: want 1ms to 20ms"},
+		"serve --drain-timeout -1s":                 {exitUsage, "--drain-timeout -1s"},
+		"serve --drain-delay -1s":                   {exitUsage, "--drain-delay -1s: want 0s to 1h0m0s"},
 		"serve --deadline 0s":                       {exitUsage, "--deadline 0s"},
+		"serve --redis-connections 0":               {exitUsage, "--redis-connections 0: want 1 to 10000"},
+		"serve --limits " + dir + "/x":              {exitFailed, "--limits: filewatch: open " + dir + "/x"},
 		"serve --tls-cert c.pem":                    {exitUsage, "both --tls-cert and --tls-key"},
 		"serve --tls-client-ca c.pem":               {exitUsage, "both --tls-cert and --tls-key"},
 		"serve --tls-cert c.pem --tls-key k.pem":    {exitFailed, "c.pem"},
 		"serve --log-level loud":                    {exitUsage, "--log-level"},
 		"serve --log-format xml":                    {exitUsage, "--log-format"},
 		"serve --redis nowhere":                     {exitUsage, "redis://host:port/db"},
-		"serve --http 127.0.0.1:notaport":           {exitFailed, "listen on 127.0.0.1:notaport"},
+		"serve --http 127.0.0.1:notaport":           {exitUsage, "--http \"127.0.0.1:notaport\": want host:port"},
+		"serve --grpc 127.0.0.1":                    {exitUsage, "--grpc \"127.0.0.1\": want host:port"},
+		"serve --admin :70000":                      {exitUsage, "--admin \":70000\": want host:port"},
+		"serve --http unix:":                        {exitUsage, "or unix:/path"},
 		"serve --http= --grpc unix:" + dir + "/a/b": {exitFailed, "listen on unix:"},
 	} {
 		o := consumer(t.Context(), "redis://127.0.0.1:1", strings.Fields(args)...)
 		require.Equal(t, c.code, o.code, "%s: %+v", args, o)
 		require.Contains(t, o.stderr, c.says, args)
 	}
+}
+
+// What the files say changes while the sidecar runs: when they change, and at SIGHUP. A file that is wrong changes
+// nothing.
+func TestServeFollowsItsFiles(t *testing.T) {
+	server, _ := newBucket(t, hourly(3))
+	dir := t.TempDir()
+	write := func(file, text string) {
+		require.NoError(t, os.WriteFile(dir+"/"+file+".new", []byte(text), 0o600))
+		require.NoError(t, os.Rename(dir+"/"+file+".new", dir+"/"+file))
+	}
+	edge := func(n string) string {
+		return "domain: edge\ndescriptors:\n  - {key: k, rate_limit: {unit: day, requests_per_unit: " + n + "}}\n"
+	}
+	named := func(name string) string {
+		return "limits:\n  - {name: " + name + ", lazy: {capacity: 3, rate: 1/h}}\n"
+	}
+	write("edge.yaml", edge("5"))
+	write("limits.yaml", named("api"))
+	p, address, grpcAddress := startSidecar(t, server.URL(), "--envoy", dir+"/edge.yaml", "--limits", dir+"/limits.yaml")
+	conn, err := grpc.NewClient("passthrough:///"+grpcAddress, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	require.NoError(t, err)
+	defer conn.Close()
+	limitOfEnvoy := func() uint32 {
+		res, err := rls.NewRateLimitServiceClient(conn).ShouldRateLimit(t.Context(), &rls.RateLimitRequest{
+			Domain: "edge",
+			Descriptors: []*descriptorpb.RateLimitDescriptor{{Entries: []*descriptorpb.RateLimitDescriptor_Entry{{Key: "k",
+				Value: "v"}}}},
+		})
+		require.NoError(t, err)
+		return res.GetStatuses()[0].GetCurrentLimit().GetRequestsPerUnit()
+	}
+	status := func(limit string) int {
+		res, err := http.Get("http://" + address + "/v1/limits/" + limit + "/peek?key=a")
+		require.NoError(t, err)
+		require.NoError(t, res.Body.Close())
+		return res.StatusCode
+	}
+	require.EqualValues(t, 5, limitOfEnvoy())
+	require.Equal(t, http.StatusOK, status("api"))
+
+	write("edge.yaml", edge("7"))
+	write("limits.yaml", named("other"))
+	require.Eventually(t, func() bool { return limitOfEnvoy() == 7 && status("other") == http.StatusOK }, 20*time.Second,
+		5*time.Millisecond)
+	require.Equal(t, http.StatusNotFound, status("api"))
+
+	write("limits.yaml", "limits: [{name: x}]")
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	_, err = p.WaitLog(ctx, regexp.MustCompile(`limits not changed.*want one of bucket, lazy`))
+	require.NoError(t, err)
+	require.Equal(t, http.StatusOK, status("other"))
+	require.NoError(t, os.WriteFile(dir+"/limits.yaml", []byte(named("third")), 0o600))
+	p.Signal(syscall.SIGHUP)
+	_, err = p.WaitLog(ctx, regexp.MustCompile(`limits loaded: cause=(SIGHUP)`))
+	require.NoError(t, err)
+	require.Equal(t, http.StatusOK, status("third"))
+}
+
+// A SIGHUP, as of a terminal that closes, doesn't end a sidecar that follows no file.
+func TestServeOutlivesAHangUp(t *testing.T) {
+	server, _ := newBucket(t, hourly(3))
+	p, address, _ := startSidecar(t, server.URL())
+	p.Signal(syscall.SIGHUP)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	_, err := p.WaitLog(ctx, regexp.MustCompile(`limits loaded: cause=(SIGHUP)`))
+	require.NoError(t, err)
+	res, err := http.Get("http://" + address + "/livez")
+	require.NoError(t, err)
+	require.NoError(t, res.Body.Close())
+	require.Equal(t, http.StatusOK, res.StatusCode)
+	p.Signal(syscall.SIGTERM)
+	code, err := p.Wait(ctx)
+	require.NoError(t, err)
+	require.Equal(t, exitOK, code)
+}
+
+func TestServeTellsThatAnybodyCanReachIt(t *testing.T) {
+	server, _ := newBucket(t, hourly(3))
+	p := testenv.Start(t, testenv.Build(t, "./cmd/consumer"), "serve", "--redis", server.URL(), "--http", "0.0.0.0:0",
+		"--grpc", "127.0.0.1:0")
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	m, err := p.WaitLog(ctx, regexp.MustCompile(`whoever reaches this address.*protocol=(\S+)`))
+	require.NoError(t, err)
+	require.Equal(t, "http", m[1])
+}
+
+func TestCheckNamesEveryProblemOfTheSidecarsFiles(t *testing.T) {
+	dir := t.TempDir()
+	for name, text := range map[string]string{
+		"edge.yaml":   "domain: edge\ndescriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 5}}]",
+		"limits.yaml": "limits: [{name: a, pacing: {rate: 1/s}}, {name: b, all: [{name: c, window: {limit: 5, length: 1d}}]}]",
+		"bad.yaml": `limits:
+  - {name: "", lazy: {capacity: 5, rate: 1/s}}
+  - {name: two, lazy: {capacity: 5, rate: 1/s}, bucket: {}}
+  - {name: rate, lazy: {capacity: 5, rate: fast}}
+  - {name: none, window: {limit: 5}}
+  - {name: zone, schedule: {zone: Mars/Base, windows: [{limit: 1, per: day}]}}
+  - {name: per, schedule: {windows: [{limit: 1, per: fortnight}]}}
+  - {name: sched, schedule: {}}
+  - {name: of, all: [{name: x, bucket: {}}]}
+  - {name: of, pacing: {rate: 1/s}}
+`,
+	} {
+		require.NoError(t, os.WriteFile(dir+"/"+name, []byte(text), 0o600))
+	}
+	o := consumer(t.Context(), "redis://127.0.0.1:1", "check", dir+"/edge.yaml", dir+"/limits.yaml")
+	require.Equal(t, exitOK, o.code, o.stderr)
+	require.Contains(t, o.stdout, "edge.yaml: ok: rate limits for envoy, domain edge: 1 limits\n")
+	require.Contains(t, o.stdout, "limits.yaml: ok: 2 limits\n")
+	o = consumer(t.Context(), "redis://127.0.0.1:1", "check", dir+"/bad.yaml")
+	require.Equal(t, exitUsage, o.code)
+	require.NotContains(t, o.stdout, "ok")
+	for _, says := range []string{
+		"limits[0].name: it is missing", "limits[1]: want one of", "limits[2].lazy.rate: ", "limits[3].window: window: 0s",
+		"limits[4].schedule.windows[0].zone: \"Mars/Base\" is no time zone", "limits[5].schedule.windows[0].per: ",
+		"limits[6].schedule: schedule: bad config: windows: there are 0", "limits[7].all[0]: want one of lazy",
+		"limits[8].name: \"of\" is there twice",
+	} {
+		require.Contains(t, o.stderr, says)
+	}
+	o = consumer(t.Context(), "redis://127.0.0.1:1", "check")
+	require.Equal(t, exitUsage, o.code)
 }

@@ -13,7 +13,8 @@ import (
 )
 
 func newWaitCommand(e env) *cobra.Command {
-	conn, out, n, timeout, leave := connection{environ: e.environ}, output{}, int64(1), time.Duration(0), fetch.LeaveOption{}
+	conn, out, n, timeout, leave := connection{environ: e.environ}, output{}, int64(1), time.Duration(0),
+		fetch.LeaveOption{}
 	cmd := &cobra.Command{
 		Use:   "wait KEY",
 		Short: "Take tokens as soon as they are there",
@@ -39,7 +40,8 @@ func newWaitCommand(e env) *cobra.Command {
 				began := time.Now()
 				err := c.Wait(ctx, key, n, leave)
 				// Redis that is away is an error, whichever deadline ends the call to it.
-				late := errors.Is(err, fetch.ErrDeadline) || errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, fetch.ErrUnavailable)
+				late := errors.Is(err, fetch.ErrDeadline) || errors.Is(err, context.DeadlineExceeded) &&
+					!errors.Is(err, fetch.ErrUnavailable)
 				if err != nil && !late {
 					return err
 				}

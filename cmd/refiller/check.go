@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 
 	"github.com/spf13/cobra"
@@ -19,9 +18,10 @@ func checkCommand(e env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "check FILE|-",
 		Short: "Validate a configuration",
-		Long: "Validate a configuration as run would read it, with REFILLER_ variables laid over it, and without connecting to\n" +
-			"anything; - stands for stdin. The exit code is 0, or 2 with every problem and its line on stderr. With -o json the\n" +
-			"answer is one object on stdout: file, ok, summary and problems (source, line, column, field, message).\n\n" +
+		Long: "Validate a configuration as run would read it, with REFILLER_ variables laid over it, and without connecting\n" +
+			"to anything; - stands for stdin. The exit code is 0, 2 with every problem and its line on stderr, or 1 if the\n" +
+			"file can't be read. With -o json the answer is one object on stdout: file, ok, summary and problems (source,\n" +
+			"line, column, field, message).\n\n" +
 			"With --shared DOC the document DOC is laid over the file, as run --config-etcd does with the one in etcd.",
 		Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(_ *cobra.Command, args []string) error {
@@ -76,8 +76,8 @@ func check(e env, path, shared string, asJSON bool) error {
 	return err
 }
 
-// loadFile reads a configuration that an argument names, - for stdin, with the document in the file shared laid over it,
-// if that isn't empty, and then the environment and flags.
+// loadFile reads a configuration that an argument names, - for stdin, with the document in the file shared laid over
+// it, if that isn't empty, and then the environment and flags.
 func (e env) loadFile(path, shared string, flags []config.Override) (config.Config, error) {
 	source := config.Source{Path: path, Shared: config.Shared{Source: shared}, Env: e.environ, Flags: flags}
 	var err error
@@ -89,12 +89,8 @@ func (e env) loadFile(path, shared string, flags []config.Override) (config.Conf
 	}
 	if shared != "" {
 		if source.Shared.Data, err = os.ReadFile(shared); err != nil {
-			return config.Config{}, usageError{err}
+			return config.Config{}, err
 		}
 	}
-	c, err := config.Load(source)
-	if unreadable := (*fs.PathError)(nil); errors.As(err, &unreadable) {
-		return c, usageError{err}
-	}
-	return c, err
+	return config.Load(source)
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tokenrefill/refiller/internal/fields"
-	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )
@@ -68,8 +68,15 @@ func TestSmallThingsOfTheCommandLine(t *testing.T) {
 	require.Zero(t, code)
 	require.Contains(t, stdout, `"title": "Configuration of a refiller"`)
 	for command, says := range map[string]string{
-		"chekc": `unknown command "chekc" for "refiller": did you mean check?`, "config shcema": "did you mean schema?", "config": "which command? schema",
-		"limit sett": "did you mean set or get?", "pool x": `unknown command "x" for "refiller pool"`,
+		"chekc": `unknown command "chekc" for "refiller": did you mean check?`, "config shcema": "did you mean schema?",
+		"config":       "which command? schema",
+		"grant x -n 0": "want a whole number from 1 to 1125899906842624", "grant x -n 1.5": "want a whole number from 1",
+		"reset x -n -1": "want a whole number from 0 to 1125899906842624", "reset x -n 9999999999999999": "number from 0",
+		"limit set x --capacity=0": "want a whole number from 1 to 1125899906842624",
+		"status --addr=":           "--addr \"\": want host:port",
+		"status --addr=ftp://x":    "--addr \"ftp://x\": want host:port",
+		"status --addr=://":        "--addr \"://\": want host:port",
+		"limit sett":               "did you mean set or get?", "pool x": `unknown command "x" for "refiller pool"`,
 	} {
 		code, _, stderr = runWith(t, nil, strings.Fields(command)...)
 		require.Equal(t, 2, code)

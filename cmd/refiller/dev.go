@@ -16,10 +16,8 @@ import (
 )
 
 func devCommand(e env) *cobra.Command {
-	var mode, url string
-	var endpoints []string
-	var killEvery, duration time.Duration
-	regions := dev.RegionOptions{}
+	var mode string
+	var o dev.Options
 	cmd := &cobra.Command{
 		Use:   "dev",
 		Short: "Run everything here, with nothing installed: servers, three replicas, sample buckets, a consumer",
@@ -42,15 +40,8 @@ func devCommand(e env) *cobra.Command {
 			if err := regionsAlone(cmd); err != nil {
 				return err
 			}
-			if cmd.Flags().Changed("regions") {
-				regions.Program, regions.Environ, regions.Duration = program, os.Environ(), duration
-				regions.Out, regions.Screen = e.stdout, terminal.Of(e.stdout, e.environ)
-				return asUsage(dev.RunRegions(ctx, regions))
-			}
-			o := dev.Options{
-				Program: program, Environ: os.Environ(), Redis: url, Etcd: endpoints, KillEvery: killEvery, Duration: duration,
-				Out: e.stdout, Screen: terminal.Of(e.stdout, e.environ),
-			}
+			o.Program, o.Environ = program, os.Environ()
+			o.Out, o.Screen = e.stdout, terminal.Of(e.stdout, e.environ)
 			switch mode {
 			case "etcd":
 				o.Mode = config.ModeEtcd
@@ -63,14 +54,16 @@ func devCommand(e env) *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVar(&mode, "mode", "etcd", "etcd (a leader refills) or race (whoever comes first does)")
-	cmd.Flags().StringVar(&url, "redis", "", "URL of a Redis to use instead of the embedded store")
-	cmd.Flags().StringSliceVar(&endpoints, "etcd", nil, "endpoints of an etcd to use instead of the embedded one")
-	cmd.Flags().DurationVar(&killEvery, "kill-leader-every", 0, "how often to kill the replica that refills, and measure the gap; "+dev.MinKillEvery.String()+" or more, 0 for never")
-	cmd.Flags().DurationVar(&duration, "duration", 0, "how long to run; 0 until Ctrl-C")
-	cmd.Flags().StringSliceVar(&regions.Regions, "regions", nil, "run these regions, such as eu,us,ap, which share one pool, instead")
-	cmd.Flags().StringVar(&regions.Cut, "cut", "", "region to cut off from etcd and the others")
-	cmd.Flags().DurationVar(&regions.CutAfter, "cut-after", 10*time.Second, "when to cut it off")
-	cmd.Flags().DurationVar(&regions.CutFor, "cut-for", 30*time.Second, "for how long; 0 for good")
+	cmd.Flags().StringVar(&o.Redis, "redis", "", "URL of a Redis to use instead of the embedded store")
+	cmd.Flags().StringSliceVar(&o.Etcd, "etcd", nil, "endpoints of an etcd to use instead of the embedded one")
+	cmd.Flags().DurationVar(&o.KillEvery, "kill-leader-every", 0,
+		"how often to kill the replica that refills, and measure the gap; "+dev.MinKillEvery.String()+" or more, 0 for never")
+	cmd.Flags().DurationVar(&o.Duration, "duration", 0, "how long to run; 0 until Ctrl-C")
+	cmd.Flags().StringSliceVar(&o.Regions, "regions", nil,
+		"run these regions, such as eu,us,ap, which share one pool, instead")
+	cmd.Flags().StringVar(&o.Cut, "cut", "", "region to cut off from etcd and the others")
+	cmd.Flags().DurationVar(&o.CutAfter, "cut-after", 10*time.Second, "when to cut it off")
+	cmd.Flags().DurationVar(&o.CutFor, "cut-for", 30*time.Second, "for how long; 0 for good")
 	return cmd
 }
 

@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
-	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
 	"github.com/tokenrefill/refiller/lua"
 )
 
@@ -74,6 +74,19 @@ func (p playground) replicas() (pids []int) {
 	return pids
 }
 
+// requirePrinted types the commands that the playground prints for a second terminal.
+func (p playground) requirePrinted() {
+	p.t.Helper()
+	commands := regexp.MustCompile(`(?m)^\s+go run (\./cmd/\w+) (.+)$`).FindAllStringSubmatch(p.Log(), -1)
+	require.NotEmpty(p.t, commands)
+	for _, c := range commands {
+		cmd := exec.CommandContext(p.t.Context(), testenv.Build(p.t, c[1]), strings.Fields(c[2])...)
+		out, _ := cmd.CombinedOutput() // the exit code tells
+		code := cmd.ProcessState.ExitCode()
+		require.True(p.t, code == 0 || code == 3 && c[1] == "./cmd/consumer", "%s: exit code %d\n%s", c[0], code, out)
+	}
+}
+
 // requireRefills waits until every sample bucket with a rate is refilled again and again.
 func requireRefills(t *testing.T, url string) {
 	t.Helper()
@@ -98,6 +111,7 @@ func TestDevRefillsItsOwnStoreAndLeavesNothingBehind(t *testing.T) {
 	p := startDev(t)
 	url := p.find(`redis://127\.0\.0\.1:\d+`)[0]
 	p.find(ready)
+	p.requirePrinted()
 	require.Len(t, p.replicas(), 3)
 	requireRefills(t, url)
 	p.find(`tokens admitted of at most`)
@@ -172,7 +186,8 @@ func TestDevUsesGivenServers(t *testing.T) {
 		require.NoError(t, err)
 		return len(r.Kvs)
 	}
-	require.Eventually(t, func() bool { return candidates() == 3 }, patience, 10*time.Millisecond, "every replica is a candidate")
+	require.Eventually(t, func() bool { return candidates() == 3 }, patience, 10*time.Millisecond,
+		"every replica is a candidate")
 	p.Signal(syscall.SIGTERM)
 	p.end(exitOK)
 	require.Zero(t, candidates(), "they resigned")
@@ -247,6 +262,7 @@ func TestDevRunsRegionsAndCutsOneOff(t *testing.T) {
 	p := startDev(t, "--regions", "eu,us", "--cut", "us", "--cut-after", "1s", "--cut-for", "2s")
 	p.find(ready)
 	require.Len(t, p.replicas(), 4)
+	p.requirePrinted()
 	p.find(`eu has \d+/s of \d+/s wanted, \d+/s admitted \| us has`)
 	p.find(`us is cut off from etcd and the other regions: its grant ends in 12s, then it has its floor`)
 	p.find(`us is connected again`)

@@ -15,7 +15,7 @@ import (
 	"github.com/tokenrefill/refiller/internal/config"
 	"github.com/tokenrefill/refiller/internal/drift"
 	"github.com/tokenrefill/refiller/internal/replica"
-	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )
@@ -80,7 +80,7 @@ func TestDiffTellsWhatAFileWouldChange(t *testing.T) {
 + pool "payments" added
 `, stdout, "nothing is in force yet")
 
-	putInForce(t, text, rdb, "same", "lower", "stepped", "gone")
+	putInForce(t, text, rdb, "same", "lower", "stepped", "gone", "payments")
 	code, stdout, stderr = diff()
 	require.Zero(t, code, stderr+stdout)
 	require.Equal(t, "no change\n", stdout)
@@ -93,8 +93,10 @@ func TestDiffTellsWhatAFileWouldChange(t *testing.T) {
 		"  - {key: gone, capacity: 100, rate: 50/s}\n", "  - {key: new, capacity: 100, rate: 50/s}\n",
 		"{key: lower, capacity: 100, rate: 50/s, degraded: local}", "{key: lower, capacity: 50, rate: 10/m}",
 		"every: 1h", "cron: \"30 * * * *\"", // at no instant of the other: what is due next differs at any time of day
-		"prefix: \"old:\"", "prefix: \"new:\"", "capacity: 60, rate: 1/s}\n  - {prefix: \"old", "capacity: 60, rate: 2/s, max_keys: 9}\n  - {prefix: \"new",
-		"rate: 1000/s, capacity: 2000", "rate: 1000/s, floor_share: 40%, capacity: 2000", "us: {}", "us: {floor: 100/s}, ap: {}",
+		"prefix: \"old:\"", "prefix: \"new:\"", "capacity: 60, rate: 1/s}\n  - {prefix: \"old",
+		"capacity: 60, rate: 2/s, max_keys: 9}\n  - {prefix: \"new",
+		"rate: 1000/s, capacity: 2000", "rate: 1000/s, floor_share: 40%, capacity: 2000", "us: {}",
+		"us: {floor: 100/s}, ap: {}",
 	}
 	const changed = `~ bucket "lower" changed
     capacity: 100 → 50
@@ -129,7 +131,8 @@ func TestDiffTellsWhatAFileWouldChange(t *testing.T) {
 	code, stdout, stderr = diff(append(changes, "version: 7", "version: 8")...)
 	require.Equal(t, 3, code, stderr)
 	require.Contains(t, stdout, "- bucket \"gone\" removed\n")
-	require.Equal(t, lines("~ version 7 → 8\n"+strings.Replace(changed, "~ pool ", "~ pools_version 7 → 8\n~ pool ", 1)), lines(stdout))
+	require.Equal(t, lines("~ version 7 → 8\n"+strings.Replace(changed, "~ pool ", "~ pools_version 7 → 8\n~ pool ", 1)),
+		lines(stdout))
 
 	code, stdout, stderr = diff(changes...)
 	require.Equal(t, 3, code, stderr)
@@ -138,7 +141,8 @@ func TestDiffTellsWhatAFileWouldChange(t *testing.T) {
 	require.Contains(t, stdout, "! pool \"payments\" conflict")
 	require.Contains(t, stdout, "+ bucket \"new\" added\n", "what is new needs no version")
 
-	code, stdout, stderr = diff("{key: same,", "{key: payments,", "name: payments", "name: same", "version: 7", "version: 8")
+	code, stdout, stderr = diff("{key: same,", "{key: payments,", "name: payments", "name: same", "version: 7",
+		"version: 8")
 	require.Equal(t, 3, code, stderr)
 	require.Contains(t, stdout, "bucket \"payments\" c")
 	require.Contains(t, stdout, "kind: pool → bucket\n")
@@ -151,7 +155,8 @@ func TestDiffTellsWhatAFileWouldChange(t *testing.T) {
 	require.NoError(t, json.Unmarshal([]byte(stdout), &report))
 	require.Contains(t, report.Changes, drift.Change{
 		What: "pool", Name: "payments", Change: drift.Conflict, Version: 7, Fields: []config.Difference{
-			{Field: "floor_share", InForce: "20%", File: "40%"}, {Field: "regions.us.floor", File: "100/s"}, {Field: "regions.ap.weight", File: "1"},
+			{Field: "floor_share", InForce: "20%", File: "40%"}, {Field: "regions.us.floor", File: "100/s"},
+			{Field: "regions.ap.weight", File: "1"},
 		},
 	})
 }
@@ -173,7 +178,8 @@ func TestDiffThatCannotBeToldExitsWithOneOrTwo(t *testing.T) {
 	require.Contains(t, stdout, `malformed bucket "a"`)
 
 	require.NoError(t, rdb.Do(t.Context(), "acl", "setuser", "reader", "on", ">p", "~*", "+@all", "-scan").Err())
-	code, stdout, stderr = runWith(t, map[string]string{"REFILLER_REDIS_USERNAME": "reader", "REFILLER_REDIS_PASSWORD": "p"}, "diff", "--redis", server.URL(), writeConfig(t, goodConfig))
+	code, stdout, stderr = runWith(t, map[string]string{"REFILLER_REDIS_USERNAME": "reader",
+		"REFILLER_REDIS_PASSWORD": "p"}, "diff", "--redis", server.URL(), writeConfig(t, goodConfig))
 	require.Zero(t, code, stderr)
 	require.Contains(t, stdout, "its user may not SCAN")
 }
@@ -189,5 +195,6 @@ func TestDiffLooksAtAllMastersOfACluster(t *testing.T) {
 	url := "redis-cluster://" + strings.Join(cluster.Addrs(), ",")
 	code, stdout, stderr := runWith(t, nil, "diff", "--redis", url, writeConfig(t, goodConfig+"version: 1\n"))
 	require.Equal(t, 3, code, stderr)
-	require.Equal(t, "- bucket \"b\" removed\n- bucket \"c\" removed\n- bucket \"d\" removed\n- bucket \"e\" removed\n", stdout)
+	require.Equal(t, "- bucket \"b\" removed\n- bucket \"c\" removed\n- bucket \"d\" removed\n- bucket \"e\" removed\n",
+		stdout)
 }

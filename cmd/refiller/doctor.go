@@ -50,11 +50,14 @@ func doctorCommand(e env) *cobra.Command {
 			}
 			defer func() { _ = rdb.Close() }() // the examination is over
 			findings := doctor.Redis(ctx, rdb)
+			if keys := examined(cfg); len(keys) > 0 && findings[0].Level != doctor.Failure {
+				findings = append(findings, doctor.Buckets(ctx, rdb, keys))
+			}
 			if len(cfg.Election.Endpoints) > 0 {
-				findings = append(findings, examineEtcd(ctx, cfg.Election.Etcd, cfg.RefillPrefix()))
+				findings = append(findings, examineEtcd(ctx, cfg.Election.Etcd, cfg.RefillPrefix())...)
 			}
 			if cfg.RegistryApart() {
-				findings = append(findings, examineEtcd(ctx, cfg.PoolRegistry, cfg.PoolsPrefix()))
+				findings = append(findings, examineEtcd(ctx, cfg.PoolRegistry, cfg.PoolsPrefix())...)
 			}
 			acl := doctor.ACL("refiller", cfg.Redis.URL.Kind == redisconn.Cluster)
 			return tell(e.stdout, terminal.Of(e.stdout, e.environ).Width(), output, findings, acl)
@@ -65,16 +68,37 @@ func doctorCommand(e env) *cobra.Command {
 	return cmd
 }
 
-func examineEtcd(ctx context.Context, e config.Etcd, prefix string) doctor.Finding {
+// examined are the keys of the configuration's buckets, and one of each template.
+func examined(cfg config.Config) []string {
+	var keys []string
+	for _, b := range cfg.Buckets {
+		keys = append(keys, b.Key)
+	}
+	for _, p := range cfg.OwnPools() {
+		keys = append(keys, p.Name)
+	}
+	for _, t := range cfg.Templates.All() {
+		keys = append(keys, t.Prefix+"doctor")
+	}
+	return keys
+}
+
+func examineEtcd(ctx context.Context, e config.Etcd, prefix string) []doctor.Finding {
 	client, err := etcdconn.Open(e.Options)
 	if err != nil {
-		return doctor.Etcd("", false, err)
+		return []doctor.Finding{doctor.Etcd("", false, err)}
 	}
 	defer func() { _ = client.Close() }() // the examination is over
 	ctx, cancel := context.WithTimeout(ctx, operateTimeout)
 	defer cancel()
 	leader, err := leaderOf(ctx, client, prefix)
-	return doctor.Etcd(leader.Identity, errors.Is(err, election.ErrNoLeader), err)
+	findings := []doctor.Finding{doctor.Etcd(leader.Identity, errors.Is(err, election.ErrNoLeader), err)}
+	if findings[0].Level == doctor.OK {
+		endpoints, alive := doctor.EtcdEndpoints(ctx, client, e.Endpoints)
+		findings = append(findings, endpoints, doctor.EtcdSpace(ctx, client, alive),
+			doctor.EtcdCompaction(ctx, client, prefix))
+	}
+	return findings
 }
 
 // tell writes the findings, within so many columns; the error says that one of them is a failure.
@@ -86,7 +110,8 @@ func tell(w io.Writer, width int, output string, findings []doctor.Finding, acl 
 		}
 	}
 	if output == "json" {
-		return errors.Join(json.NewEncoder(w).Encode(map[string]any{"ok": result == nil, "findings": findings, "acl": acl}), result)
+		return errors.Join(json.NewEncoder(w).Encode(map[string]any{"ok": result == nil, "findings": findings, "acl": acl}),
+			result)
 	}
 	var pairs []terminal.Pair
 	for _, f := range findings {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -13,7 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tokenrefill/refiller/internal/doctor"
-	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
 )
 
 func TestDoctorTellsWhatItFindsAndTheLeastRights(t *testing.T) {
@@ -21,7 +22,8 @@ func TestDoctorTellsWhatItFindsAndTheLeastRights(t *testing.T) {
 	path := writeConfig(t, "redis: {url: \""+server.URL()+"\"}\nelection: {mode: etcd, endpoints: [\""+etcd.Endpoints()[0]+"\"]}\n"+strings.SplitN(goodConfig, "\n", 2)[1])
 	code, stdout, stderr := runWith(t, nil, "doctor", "--config", path)
 	require.Zero(t, code, stderr)
-	for _, want := range []string{"redis answers", "etcd answers", "nobody leads yet", "→ set appendonly yes", "-@all +ping"} {
+	for _, want := range []string{"redis answers", "etcd answers", "nobody leads yet", "→ set appendonly yes",
+		"-@all +ping"} {
 		require.Contains(t, stdout, want)
 	}
 
@@ -43,6 +45,32 @@ func TestDoctorTellsWhatItFindsAndTheLeastRights(t *testing.T) {
 	require.Contains(t, stdout, "check election.endpoints")
 }
 
+// A user with every right on the doctor's own bucket may have none on those of the configuration.
+func TestDoctorExaminesTheBucketsOfTheConfiguration(t *testing.T) {
+	t.Parallel()
+	server := testenv.Redis(t)
+	rdb := server.Client()
+	require.NoError(t, rdb.Do(t.Context(), "acl", "setuser", "app", "on", ">secret", "+@all", "~refiller:*", "~{refiller:*",
+		"~mine", "~{mine}*").Err())
+	require.NoError(t, rdb.RPush(t.Context(), "mine", "a list").Err())
+	doctor := func(buckets string) (code int, stdout string) {
+		path := writeConfig(t, fmt.Sprintf("redis: {url: %q, username: app}\n%s", server.URL(), buckets))
+		code, stdout, _ = runWith(t, map[string]string{"REFILLER_REDIS_PASSWORD": "secret"}, "doctor", "--config", path)
+		return code, stdout
+	}
+	code, stdout := doctor("buckets: [{key: yours, capacity: 10, rate: 1/s}]\n" +
+		"templates: [{prefix: \"user:\", capacity: 10, rate: 1/s}]\n")
+	require.Equal(t, 1, code, stdout)
+	require.Regexp(t, `failure +your buckets +"yours": .*NOPERM.*, and 1 more`, stdout)
+	code, stdout = doctor("buckets: [{key: mine, capacity: 10, rate: 1/s}]\n")
+	require.Equal(t, 1, code, stdout)
+	require.Regexp(t, `failure +your buckets +"mine": .*malformed`, stdout)
+	require.NoError(t, rdb.Del(t.Context(), "mine").Err())
+	code, stdout = doctor("buckets: [{key: mine, capacity: 10, rate: 1/s}]\n")
+	require.Zero(t, code, stdout)
+	require.Regexp(t, `ok +your buckets +the user may touch the keys of all 1\n`, stdout)
+}
+
 // signalling tells of each write.
 type signalling struct {
 	bytes.Buffer
@@ -61,7 +89,8 @@ func TestStatusWatchesUntilInterrupted(t *testing.T) {
 			http.Error(w, "away", http.StatusServiceUnavailable)
 			return
 		}
-		_, _ = w.Write([]byte(`{"identity":"a","mode":"race","reload":{"result":"refused","problems":["f:1:1: no"]},"buckets":[]}`))
+		_, _ = w.Write([]byte(
+			`{"identity":"a","mode":"race","reload":{"result":"refused","problems":["f:1:1: no"]},"buckets":[]}`))
 	}))
 	defer server.Close()
 	seen := watchTwice(t, "race: every replica", "status", "--addr", server.URL, "--watch=100ms")

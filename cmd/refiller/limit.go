@@ -49,9 +49,6 @@ func limitSetCommand(e env) *cobra.Command {
 		Args:  usageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o := policy.Override{Capacity: capacity}
-			if f := cmd.Flags().Lookup("capacity"); f.Changed && (capacity < 1 || capacity > policy.MaxTokens) {
-				return usageError{fmt.Errorf("--capacity %d: want 1 to %d", capacity, int64(policy.MaxTokens))}
-			}
 			if cmd.Flags().Lookup("rate").Changed {
 				var err error
 				if o.Rate, err = policy.ParseRate(rate); err != nil {
@@ -61,13 +58,15 @@ func limitSetCommand(e env) *cobra.Command {
 			if o == (policy.Override{}) {
 				return usageError{errors.New("limit set: want --capacity, --rate or both")}
 			}
-			return op.change(cmd.Context(), args[0], []any{"capacity", capacity, "rate", rate}, func(ctx context.Context, s *override.Store) (override.Limit, error) {
-				return s.Set(ctx, args[0], o)
-			})
+			return op.change(cmd.Context(), args[0], []any{"capacity", capacity, "rate", rate},
+				func(ctx context.Context, s *override.Store) (override.Limit, error) {
+					return s.Set(ctx, args[0], o)
+				})
 		},
 	}
 	op.flags(cmd)
-	cmd.Flags().Int64Var(&capacity, "capacity", 0, "most tokens that the bucket holds; default the template's")
+	cmd.Flags().Var(whole{&capacity, 1, policy.MaxTokens}, "capacity",
+		"most tokens that the bucket holds; default the template's")
 	cmd.Flags().StringVar(&rate, "rate", "", "tokens per time, such as 5/s; default the template's")
 	return cmd
 }
@@ -145,20 +144,23 @@ func limitListCommand(e env) *cobra.Command {
 }
 
 // overrides connects to Redis for what act does with the overrides.
-func (o *operation) overrides(ctx context.Context, timeout time.Duration, act func(context.Context, *override.Store) error) error {
+func (o *operation) overrides(ctx context.Context, timeout time.Duration,
+	act func(context.Context, *override.Store) error) error {
 	return o.reach(ctx, timeout, func(ctx context.Context, rdb redis.UniversalClient, _ string) error {
 		return act(ctx, override.New(rdb))
 	})
 }
 
 // change changes an override, writes an audit line to the log and the answer to stdout.
-func (o *operation) change(ctx context.Context, key string, what []any, act func(context.Context, *override.Store) (override.Limit, error)) error {
+func (o *operation) change(ctx context.Context, key string, what []any,
+	act func(context.Context, *override.Store) (override.Limit, error)) error {
 	if err := lua.CheckKey(key); err != nil {
 		return usageError{err}
 	}
 	return o.reach(ctx, operateTimeout, func(ctx context.Context, rdb redis.UniversalClient, server string) error {
 		l, err := act(ctx, override.New(rdb))
-		outcome := []any{"template", l.Template, "in-force-capacity", l.Capacity, "in-force-rate", l.Rate.String(), "had-override", l.Changed}
+		outcome := []any{"template", l.Template, "in-force-capacity", l.Capacity, "in-force-rate", l.Rate.String(),
+			"had-override", l.Changed}
 		if err := o.audited(key, server, what, outcome, err); err != nil {
 			return err
 		}
@@ -193,7 +195,8 @@ type limitAnswer struct {
 }
 
 func limitAnswerOf(l override.Limit) limitAnswer {
-	return limitAnswer{Key: l.Key, Template: l.Template, Enforce: l.Enforce.String(), Override: l.Own, Capacity: l.Capacity, Rate: rateText(l.Rate)}
+	return limitAnswer{Key: l.Key, Template: l.Template, Enforce: l.Enforce.String(), Override: l.Own,
+		Capacity: l.Capacity, Rate: rateText(l.Rate)}
 }
 
 func limitText(l override.Limit) string {

@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tokenrefill/refiller/internal/config"
-	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )
@@ -26,14 +26,16 @@ func TestLimitSetsGetsListsAndUnsets(t *testing.T) {
 		require.Equal(t, want, code, stdout+stderr)
 		return stdout, stderr
 	}
-	_, err = lua.LazyTake(t.Context(), server.Client(), "user:42", &cfg.Templates.Of("user:42").Terms, []policy.Run{{N: 50, Count: 1}}, false)
+	_, err = lua.LazyTake(t.Context(), server.Client(), "user:42", &cfg.Templates.Of("user:42").Terms,
+		[]policy.Run{{N: 50, Count: 1}}, false)
 	require.NoError(t, err)
 
 	out, _ := limit(0, "get", "user:42")
 	require.Equal(t, "user:42: 60 tokens at 1/h, of the template \"user:\"\n", out)
 	out, log := limit(0, "set", "user:42", "--capacity", "600", "--rate", "10/h", "--reason", "larger plan")
 	require.Equal(t, "user:42: 600 tokens at 10/h, override; its bucket holds 10\n", out)
-	for _, told := range []string{"refiller.audit", `action="limit set"`, "bucket=user:42", "capacity=600", "rate=10/h", `reason="larger plan"`, "had-override=false", "operator="} {
+	for _, told := range []string{"refiller.audit", `action="limit set"`, "bucket=user:42", "capacity=600", "rate=10/h",
+		`reason="larger plan"`, "had-override=false", "operator="} {
 		require.Contains(t, log, told)
 	}
 	out, _ = limit(0, "set", "user:7", "--rate", "2/h", "-o", "json")
@@ -43,7 +45,8 @@ func TestLimitSetsGetsListsAndUnsets(t *testing.T) {
 	out, _ = limit(0, "list", "--prefix", "user:4", "-o", "json")
 	var answer limitAnswer
 	require.NoError(t, json.Unmarshal([]byte(out), &answer))
-	require.Equal(t, limitAnswer{Key: "user:42", Template: "user:", Enforce: "lazy", Override: true, Capacity: 600, Rate: "10/h"}, answer)
+	require.Equal(t, limitAnswer{Key: "user:42", Template: "user:", Enforce: "lazy", Override: true, Capacity: 600,
+		Rate: "10/h"}, answer)
 	out, log = limit(0, "unset", "user:42")
 	require.Equal(t, "user:42: 60 tokens at 1/h, of the template \"user:\"; its bucket holds 10\n", out)
 	require.Contains(t, log, "had-override=true")
@@ -56,7 +59,8 @@ func TestLimitSetsGetsListsAndUnsets(t *testing.T) {
 	require.Contains(t, log, `no published template matches "order:1"`)
 	limit(1, "get", "order:1")
 	for _, bad := range [][]string{
-		{}, {"nonsense"}, {"set", "user:1"}, {"set", "user:1", "--capacity", "0"}, {"set", "user:1", "--rate", "5"}, {"set", "user:}", "--capacity", "5"},
+		{}, {"nonsense"}, {"set", "user:1"}, {"set", "user:1", "--capacity", "0"}, {"set", "user:1", "--rate", "5"},
+		{"set", "user:}", "--capacity", "5"},
 		{"get"}, {"get", "a}"}, {"list", "-o", "xml"}, {"list", "x"}, {"unset"},
 	} {
 		limit(2, bad...)
@@ -70,4 +74,25 @@ func TestCheckShowsTemplates(t *testing.T) {
 	require.Zero(t, code, stderr)
 	require.Contains(t, stdout, "1 bucket and 1 template on redis://")
 	require.Contains(t, stdout, "\n  template \"user:\": 60 tokens at 1/s, lazy\n")
+}
+
+// A full bucket of a template, which nobody refills, is reset to less: it is refilled from then on.
+func TestAResetBucketOfATemplateIsRefilled(t *testing.T) {
+	t.Parallel()
+	server := testenv.Redis(t)
+	rdb, ctx := server.Client(), t.Context()
+	path := writeConfig(t, "redis: {url: \""+server.URL()+"\"}\n"+
+		"templates: [{prefix: \"user:\", capacity: 60, rate: 1/s}]\n")
+	cfg, err := config.Load(config.Source{Path: path})
+	require.NoError(t, err)
+	_, err = lua.PublishTemplates(ctx, rdb, cfg.Templates)
+	require.NoError(t, err)
+	call := lua.Takes{Key: "user:42", Whole: true, Template: lua.NewTemplate(cfg.Templates.Of("user:42"), false)}
+	_, err = new(lua.TakesCall).Do(ctx, rdb, []lua.Takes{call})
+	require.NoError(t, err)
+	set := lua.ActiveKey("user:", lua.ActiveShard("user:42"))
+	require.NoError(t, rdb.Del(ctx, set).Err())
+	code, stdout, stderr := runWith(t, nil, "reset", "user:42", "-n", "10", "-c", path)
+	require.Zero(t, code, stdout+stderr)
+	require.True(t, rdb.SIsMember(ctx, set, "user:42").Val())
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os/user"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -22,46 +23,80 @@ import (
 const operateTimeout = 5 * time.Second
 
 func grantCommand(e env) *cobra.Command {
-	var n int64
+	n := int64(1)
 	op := operation{connection: connection{env: e}, verb: "grant"}
 	cmd := &cobra.Command{
 		Use:   "grant KEY -n TOKENS",
 		Short: "Add tokens to a bucket, up to its capacity",
 		Args:  usageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if n < 1 || n > policy.MaxTokens {
-				return usageError{fmt.Errorf("--tokens %d: want 1 to %d", n, int64(policy.MaxTokens))}
+			act := func(ctx context.Context, rdb redis.UniversalClient) (lua.OperatorReply, error) {
+				return lua.Grant(ctx, rdb, args[0], n)
 			}
-			return op.run(cmd.Context(), args[0], n, func(ctx context.Context, c lua.Client) (lua.OperatorReply, error) {
-				return lua.Grant(ctx, c, args[0], n)
-			})
+			return op.run(cmd.Context(), args[0], n, act)
 		},
 	}
 	op.flags(cmd)
-	cmd.Flags().Int64VarP(&n, "tokens", "n", 1, "tokens to add")
+	cmd.Flags().VarP(whole{&n, 1, policy.MaxTokens}, "tokens", "n", "tokens to add")
 	return cmd
 }
 
 func resetCommand(e env) *cobra.Command {
-	var n int64
+	n := int64(-1) // the capacity
 	op := operation{connection: connection{env: e}, verb: "reset"}
 	cmd := &cobra.Command{
 		Use:   "reset KEY [-n TOKENS]",
 		Short: "Set a bucket's tokens (default: its capacity) and drop the credit of the time up to now",
 		Args:  usageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if cmd.Flags().Changed("tokens") && n < 0 || n > policy.MaxTokens {
-				return usageError{fmt.Errorf("--tokens %d: want 0 to %d", n, int64(policy.MaxTokens))}
+			act := func(ctx context.Context, rdb redis.UniversalClient) (lua.OperatorReply, error) {
+				return reset(ctx, rdb, args[0], n)
 			}
-			return op.run(cmd.Context(), args[0], n, func(ctx context.Context, c lua.Client) (lua.OperatorReply, error) {
-				return lua.Reset(ctx, c, args[0], n)
-			})
+			return op.run(cmd.Context(), args[0], n, act)
 		},
 	}
 	op.flags(cmd)
-	cmd.Flags().Int64VarP(&n, "tokens", "n", -1, "tokens to hold; -1 stands for the capacity")
+	cmd.Flags().VarP(whole{&n, 0, policy.MaxTokens}, "tokens", "n", "tokens to hold; default its capacity")
 	return cmd
 }
+
+// reset sets a bucket's tokens, and has it refilled if it is of a template.
+func reset(ctx context.Context, rdb redis.UniversalClient, key string, n int64) (lua.OperatorReply, error) {
+	published, _, _ := lua.ReadTemplates(ctx, rdb, "") // without them its next take has it refilled
+	reply, err := lua.Reset(ctx, rdb, key, n)
+	if rule := published.Of(key); err == nil && rule != nil && rule.Enforce == policy.EnforceRefilled {
+		_, cluster := rdb.(*redis.ClusterClient)
+		err = lua.NewTemplate(rule, cluster).Open(ctx, rdb, key)
+	}
+	return reply, err
+}
+
+// whole is a flag for a whole number from least to most. A value below least stands for a default that is no number.
+type whole struct {
+	n           *int64
+	least, most int64
+}
+
+// Set implements pflag.Value.
+func (w whole) Set(text string) error {
+	n, err := strconv.ParseInt(text, 10, 64)
+	if err != nil || n < w.least || n > w.most {
+		return fmt.Errorf("want a whole number from %d to %d", w.least, w.most)
+	}
+	*w.n = n
+	return nil
+}
+
+// String implements pflag.Value.
+func (w whole) String() string {
+	if w.n == nil || *w.n < w.least {
+		return ""
+	}
+	return strconv.FormatInt(*w.n, 10)
+}
+
+// Type implements pflag.Value.
+func (w whole) Type() string { return "tokens" }
 
 // operation is an operator's action on one bucket.
 type operation struct {
@@ -94,7 +129,8 @@ func (o *operation) connect() (redis.UniversalClient, string, error) {
 }
 
 // reach connects to Redis for what act does.
-func (o *operation) reach(ctx context.Context, timeout time.Duration, act func(ctx context.Context, rdb redis.UniversalClient, server string) error) error {
+func (o *operation) reach(ctx context.Context, timeout time.Duration,
+	act func(ctx context.Context, rdb redis.UniversalClient, server string) error) error {
 	rdb, server, err := o.connect()
 	if err != nil {
 		return err
@@ -105,10 +141,12 @@ func (o *operation) reach(ctx context.Context, timeout time.Duration, act func(c
 	return act(ctx, rdb, server)
 }
 
-// audited writes an audit line to the log: what was to be done to the bucket, and the outcome or the error, which it returns.
+// audited writes an audit line to the log: what was to be done to the bucket, and the outcome or the error, which it
+// returns.
 func (o *operation) audited(key, server string, what, outcome []any, err error) error {
 	log := newLogger(o.env, config.Log{Level: "info"}).Named("audit")
-	fields := slices.Concat([]any{"action", o.verb, "bucket", key}, what, []any{"operator", operator(), "reason", o.reason, "redis", server})
+	fields := slices.Concat([]any{"action", o.verb, "bucket", key}, what,
+		[]any{"operator", operator(), "reason", o.reason, "redis", server})
 	if err != nil {
 		log.Error("operator action failed", append(fields, "error", err)...)
 		return fmt.Errorf("%s %q: %w", o.verb, key, err)
@@ -118,21 +156,25 @@ func (o *operation) audited(key, server string, what, outcome []any, err error) 
 }
 
 // run acts, writes an audit line to the log and the answer to stdout.
-func (o *operation) run(ctx context.Context, key string, n int64, act func(context.Context, lua.Client) (lua.OperatorReply, error)) error {
+func (o *operation) run(ctx context.Context, key string, n int64,
+	act func(context.Context, redis.UniversalClient) (lua.OperatorReply, error)) error {
 	if err := lua.CheckKey(key); err != nil {
 		return usageError{err}
 	}
 	return o.reach(ctx, operateTimeout, func(ctx context.Context, rdb redis.UniversalClient, server string) error {
 		reply, err := act(ctx, rdb)
-		if err := o.audited(key, server, []any{"tokens", n}, []any{"held", reply.Tokens, "clamped", reply.Clamped, "index", reply.Version.Index}, err); err != nil {
+		if err := o.audited(key, server, []any{"tokens", n},
+			[]any{"held", reply.Tokens, "clamped", reply.Clamped, "index", reply.Version.Index}, err); err != nil {
 			return err
 		}
 		if o.output == "json" {
 			return json.NewEncoder(o.stdout).Encode(map[string]any{
-				"key": key, "tokens": reply.Tokens, "clamped": reply.Clamped, "index": reply.Version.Index, "era": reply.Version.Era,
+				"key": key, "tokens": reply.Tokens, "clamped": reply.Clamped, "index": reply.Version.Index,
+				"era": reply.Version.Era,
 			})
 		}
-		_, err = fmt.Fprintf(o.stdout, "%s holds %d tokens (index %d; %d above its capacity were dropped)\n", terminal.Text(key), reply.Tokens, reply.Version.Index, reply.Clamped)
+		_, err = fmt.Fprintf(o.stdout, "%s holds %d tokens (index %d; %d above its capacity were dropped)\n",
+			terminal.Text(key), reply.Tokens, reply.Version.Index, reply.Clamped)
 		return err
 	})
 }

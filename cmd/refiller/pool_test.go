@@ -2,19 +2,18 @@ package main
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"fmt"
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
-	"github.com/hashicorp/go-hclog"
 	"github.com/stretchr/testify/require"
 
-	"github.com/tokenrefill/refiller/internal/config"
-	"github.com/tokenrefill/refiller/internal/replica"
-	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/internal/admin"
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
+	"github.com/tokenrefill/refiller/pool"
 )
 
 // pooledRegion runs a replica of region eu of a pool that us has a part in, too, and returns the path of its
@@ -22,23 +21,15 @@ import (
 func pooledRegion(t *testing.T) (path, addr string) {
 	t.Helper()
 	etcd, server := testenv.Etcd(t, 1), testenv.Redis(t)
-	path = writeConfig(t, fmt.Sprintf(`region: eu
+	text := fmt.Sprintf(`region: eu
 redis: {url: %q}
 version: 3
 election: {ttl: 2s, endpoints: [%s]}
 listen: 127.0.0.1:0
 pools:
   - {name: payments, rate: 1000/s, capacity: 3000, regions: {eu: {weight: 3, floor: 100/s}, us: {floor: 50/s}}}
-`, server.URL(), strings.Join(etcd.Endpoints(), ",")))
-	cfg, err := config.Load(config.Source{Path: path})
-	require.NoError(t, err)
-	r, err := replica.New(cfg, replica.Options{Identity: "one", Logger: hclog.NewNullLogger()})
-	require.NoError(t, err)
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- r.Run(ctx) }()
-	t.Cleanup(func() { cancel(); require.NoError(t, <-done) })
-	return path, r.Addr().String()
+`, server.URL(), strings.Join(etcd.Endpoints(), ","))
+	return writeConfig(t, text), replicaOf(t, text)
 }
 
 func TestPoolStatusFenceAndLift(t *testing.T) {
@@ -63,15 +54,19 @@ func TestPoolStatusFenceAndLift(t *testing.T) {
 	granted := func(want float64) func() bool {
 		return func() bool {
 			a := status()
-			return len(a.Pools) == 1 && a.Pools[0].Regions[0].Applied && a.Pools[0].Regions[0].Granted > want-1 && a.Pools[0].Regions[0].Granted <= want
+			return len(a.Pools) == 1 && a.Pools[0].Regions[0].Applied && a.Pools[0].Regions[0].Granted > want-1 &&
+				a.Pools[0].Regions[0].Granted <= want
 		}
 	}
-	require.Eventually(t, granted(950), 30*time.Second, 50*time.Millisecond, "eu has all but the floor of us, which has never reported")
+	require.Eventually(t, granted(100), 30*time.Second, 50*time.Millisecond,
+		"us has never reported: there are floors only")
 	a := status()
 	require.Equal(t, "eu/one", a.Coordinator)
 	require.EqualValues(t, 3, a.Version)
 	eu, us := a.Pools[0].Regions[0], a.Pools[0].Regions[1]
-	require.InDelta(t, 950, eu.Claimed, 1)
+	require.False(t, a.Pools[0].Open)
+	require.Equal(t, []string{"us"}, a.Pools[0].Waits)
+	require.InDelta(t, 100, eu.Claimed, 1)
 	require.Positive(t, eu.Remaining)
 	require.Less(t, eu.Age, 12.0)
 	require.False(t, us.Reported)
@@ -79,8 +74,8 @@ func TestPoolStatusFenceAndLift(t *testing.T) {
 	code, stdout, stderr := runWith(t, nil, "pool", "status", "-c", path)
 	require.Zero(t, code, stderr)
 	require.Regexp(t, `coordinator +eu/one, epoch \d+`, stdout)
-	require.Regexp(t, `payments +1000/s, capacity 3000; at most 950/s in use`, stdout)
-	require.Regexp(t, `(?m)^eu +950/s +100/s .* s ago *$`, stdout)
+	require.Regexp(t, `payments +1000/s, capacity 3000; closed: floors only, until these acknowledge it or are fenced: us; at most 100/s in use`, stdout)
+	require.Regexp(t, `(?m)^eu +100/s +100/s .* renewed \d\.\d s ago$`, stdout)
 	require.Regexp(t, `(?m)^us +0/s .* never +has never reported$`, stdout)
 
 	seen := watchTwice(t, `"coordinator":"eu/one"`, "pool", "status", "-c", path, "-o", "json", "--watch=100ms")
@@ -92,7 +87,7 @@ func TestPoolStatusFenceAndLift(t *testing.T) {
 	require.Contains(t, stderr, `region "asia" is in no pool: regions are eu, us`)
 	text, err := answer("no\n", "pool", "fence", "eu")
 	require.ErrorIs(t, err, errUnconfirmed)
-	require.Contains(t, text, "eu may be using 950/s of 1000/s in payments")
+	require.Contains(t, text, "eu may be using 100/s of 1000/s in payments")
 	require.Contains(t, text, "it seems to be alive")
 	require.Nil(t, status().Pools[0].Regions[0].Fenced)
 
@@ -100,14 +95,16 @@ func TestPoolStatusFenceAndLift(t *testing.T) {
 	require.NoError(t, err)
 	require.NotContains(t, text, "alive")
 	require.Regexp(t, `refiller\.audit: operator action: action="pool fence" region=us operator=\S+ reason=drill `, text)
-	require.Eventually(t, granted(1000), 30*time.Second, 50*time.Millisecond, "its floor is free")
+	require.Eventually(t, granted(1000), 30*time.Second, 50*time.Millisecond, "its floor is free, and the pool opens")
+	require.True(t, status().Pools[0].Open)
 	require.Equal(t, "drill", status().Pools[0].Regions[1].Fenced.Reason)
 
 	code, stdout, stderr = runWith(t, nil, "pool", "lift", "us", "-c", path)
 	require.Zero(t, code, stderr)
 	require.Contains(t, stdout, "pool lift: done for us")
 	require.Contains(t, stderr, `action="pool lift" region=us`)
-	require.Eventually(t, granted(950), 30*time.Second, 50*time.Millisecond, "its floor is reserved again")
+	require.Eventually(t, granted(750), 30*time.Second, 50*time.Millisecond,
+		"its part by weight is reserved until it acknowledges: nobody knows what its bucket is")
 	code, _, stderr = runWith(t, nil, "pool", "lift", "us", "-c", path)
 	require.Equal(t, exitFailed, code)
 	require.Contains(t, stderr, "region is not fenced")
@@ -117,23 +114,106 @@ func TestPoolStatusFenceAndLift(t *testing.T) {
 	require.Regexp(t, `pools +in eu; eu/one coordinates under epoch`, stdout)
 	page, err := get(t.Context(), "http://"+addr+"/")
 	require.NoError(t, err)
-	for _, want := range []string{`<h2 id="pools">Pools in eu</h2>`, "eu/one coordinates all regions under epoch", `<td>payments</td>`, "950/s of 1\u202f000/s"} {
+	for _, want := range []string{`<h2 id="pools">Pools in eu</h2>`, "eu/one coordinates all regions under epoch",
+		`<td>payments</td>`, "750/s of 1\u202f000/s"} {
 		require.Contains(t, string(page), want)
 	}
-	require.Regexp(t, `(?m)^payments +\d+ +2250 +950/s +1000/s +100/s`, stdout)
+	require.Regexp(t, `(?m)^payments +\d+ +2250 +750/s +1000/s +100/s`, stdout)
+}
+
+func TestPoolStatusSaysHowAGrantStands(t *testing.T) {
+	t.Parallel()
+	now := time.Unix(1_700_000_000, 0)
+	for want, r := range map[string]pool.RegionStatus{
+		"renewed 1.5 s ago":                {Age: 0.5, Remaining: 11.5, At: now.Add(-time.Second)},
+		"not renewed, ends in 6 s":         {Age: 5, Remaining: 7, At: now.Add(-time.Second)},
+		"on its floor":                     {Age: 11, Remaining: 1, At: now.Add(-time.Second)},
+		"silent, on its floor":             {Age: 0.5, Remaining: 11.5, At: now.Add(-13 * time.Second)},
+		"silent, not renewed, ends in 1 s": {Remaining: 12, At: now.Add(-11 * time.Second)},
+	} {
+		r.Configured, r.Reported, r.Applied = true, true, true
+		require.Equal(t, want, grant(r, now))
+	}
+	r := pool.RegionStatus{Configured: true, Reported: true, At: now, Remaining: 12}
+	require.Equal(t, "has yet to acknowledge", grant(r, now))
+	r.Fenced = &pool.Fencing{Operator: "ann", At: now, Reason: "flood"}
+	require.Equal(t, "fenced by ann at 2023-11-14 22:13:20: flood", grant(r, now))
+}
+
+func TestPoolStatusFitsEightyColumns(t *testing.T) {
+	t.Parallel()
+	now := time.Unix(1_700_000_000, 0)
+	one := pool.RegionStatus{Region: "eu-west-1", Granted: 737.5, Floor: 100, Demand: 5000, Claimed: 737.5, Tokens: 2250,
+		Capacity: 2250,
+		Age:      0.5, Remaining: 11.5, Applied: true, Reported: true, Configured: true, At: now}
+	two := one
+	two.Region, two.Remaining = "us-east-1", 0
+	a := poolAnswer{Coordinator: "eu-west-1/refiller-0", Epoch: 9,
+		Status: pool.Status{Version: 20261122, Pools: []pool.PoolStatus{
+			{Name: "payments", Rate: "1475/s", Capacity: 4500, Open: true, Regions: []pool.RegionStatus{one, two}}}}}
+	part := 0.5
+	for _, region := range []string{"eu-west-1", "us-east-1"} {
+		h := admin.ShareHistory{Pool: "payments", Region: region, Minutes: make([]*float64, 60)}
+		h.Minutes[59] = &part
+		a.History = append(a.History, h)
+	}
+	var out bytes.Buffer
+	require.NoError(t, a.write(&out, 80, now))
+	for _, line := range strings.Split(out.String(), "\n") {
+		require.LessOrEqual(t, utf8.RuneCountInString(line), 80, line)
+	}
+	require.Regexp(t, `(?m)^eu-west-1 +737\.5/s +100/s +5000/s .* 2250/2250 +renewed 0\.5 s ago$`, out.String())
+	require.Regexp(t, `(?m)^us-east-1 +737\.5/s .* on its floor$`, out.String())
+	require.Contains(t, out.String(), "at most 1475/s in use")
+	require.Regexp(t, `(?m)^us-east-1  ·{59}▅$`, out.String())
 }
 
 func TestPoolCommandsSayWhatIsMissing(t *testing.T) {
 	t.Parallel()
 	for want, args := range map[string][]string{
-		"which command? status, fence or lift":                  {"pool"},
+		"which command? status, plan, fence or lift":            {"pool"},
 		"where is etcd? give --config FILE or --etcd HOST:PORT": {"pool", "status"},
-		"want text or json":                                     {"pool", "status", "-o", "xml"},
-		"--watch 1ms: want 100ms or more":                       {"pool", "status", "--watch=1ms"},
-		"accepts 1 arg":                                         {"pool", "fence"},
+		"want text or json":               {"pool", "status", "-o", "xml"},
+		"--watch 1ms: want 100ms or more": {"pool", "status", "--watch=1ms"},
+		"accepts 1 arg":                   {"pool", "fence"},
 	} {
 		code, _, stderr := runWith(t, nil, args...)
 		require.Equal(t, exitUsage, code, stderr)
 		require.Contains(t, stderr, want)
 	}
+}
+
+func TestPoolStatusShowsTheLastHour(t *testing.T) {
+	t.Parallel()
+	w := startTwoRegions(t)
+	args := []string{"pool", "status", "-c", w.path, "--history", "--addr", w.runs["us"].Addr().String()}
+	require.Eventually(t, func() bool {
+		code, stdout, stderr := runWith(t, nil, append(args, "-o", "json")...)
+		require.Zero(t, code, stderr)
+		var a poolAnswer
+		require.NoError(t, json.Unmarshal([]byte(stdout), &a))
+		if len(a.History) != 2 {
+			return false
+		}
+		sum := 0.0
+		for i, region := range []string{"eu", "us"} {
+			h := a.History[i]
+			require.Equal(t, []string{"payments", region}, []string{h.Pool, h.Region})
+			require.Len(t, h.Minutes, 60)
+			require.Nil(t, h.Minutes[0])
+			if last := h.Minutes[59]; last != nil {
+				sum += *last
+			}
+		}
+		return sum > 0.1 && sum < 1.000001
+	}, 30*time.Second, 100*time.Millisecond)
+	_, stdout, _ := runWith(t, nil, args...)
+	require.Regexp(t, `(?m)^part of the rate, minute by minute up to now:\neu  ·+[▁-█]+\nus  ·+[▁-█]+$`, stdout)
+
+	code, _, stderr := runWith(t, nil, "pool", "status", "-c", w.path, "--history", "--addr", "127.0.0.1:1")
+	require.Equal(t, exitFailed, code)
+	require.Contains(t, stderr, "is a replica's admin server at http://127.0.0.1:1? (--addr)")
+	code, _, stderr = runWith(t, nil, "pool", "status", "-c", w.path, "--addr", "127.0.0.1:1")
+	require.Equal(t, exitUsage, code)
+	require.Contains(t, stderr, "give --history, too")
 }

@@ -17,7 +17,7 @@ import (
 // Exit codes.
 const (
 	exitOK     = 0 // done, or asked to stop
-	exitFailed = 1
+	exitFailed = 1 // as for a file that is missing or can't be read
 	exitUsage  = 2 // bad usage or bad configuration
 	exitOthers = 3 // there are differences
 )
@@ -53,7 +53,8 @@ func (e usageError) Error() string { return e.err.Error() }
 func (e usageError) Unwrap() error { return e.err }
 
 // run runs the command that the arguments name and returns the exit code.
-func run(ctx context.Context, args []string, environ fields.Environment, stdin io.Reader, stdout, stderr io.Writer) int {
+func run(ctx context.Context, args []string, environ fields.Environment, stdin io.Reader, stdout,
+	stderr io.Writer) int {
 	root := rootCommand(env{environ, stdin, stdout, stderr})
 	root.SetArgs(cli.Args(args))
 	err := root.ExecuteContext(ctx)
@@ -65,6 +66,9 @@ func run(ctx context.Context, args []string, environ fields.Environment, stdin i
 	switch {
 	case errors.Is(err, errDifferent):
 		return exitOthers
+	case cli.Unreadable(err):
+		fmt.Fprintf(stderr, "refiller: %v\n", err)
+		return exitFailed
 	case errors.As(err, &problems): // one line each, in the form that editors jump to
 		fmt.Fprintln(stderr, err)
 		return exitUsage
@@ -109,9 +113,13 @@ func withoutArgs(cmd *cobra.Command) *cobra.Command {
 // usageArgs makes a check of positional arguments report wrong usage.
 func usageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
-		if err := check(cmd, args); err != nil {
-			return usageError{err}
+		err := check(cmd, args)
+		switch {
+		case err == nil:
+			return nil
+		case cmd.HasParent() && !cmd.HasSubCommands(): // the number of arguments is wrong: say which it wants
+			err = fmt.Errorf("%w: want %s", err, cmd.UseLine())
 		}
-		return nil
+		return usageError{err}
 	}
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 
 	"github.com/hashicorp/go-hclog"
@@ -16,84 +17,143 @@ import (
 	"github.com/tokenrefill/refiller/refill"
 )
 
+// runner runs one replica: what the command line says, and what is opened for it.
+type runner struct {
+	connection
+	identity string
+	record   string // file of the history; empty: none
+	inEtcd   bool
+
+	source  configSource
+	log     hclog.Logger
+	reloads *reloader
+	asked   chan string // why a reload is due
+	replica *replica.Replica
+	history <-chan struct{} // closed when nothing is recorded any more; nil: no history
+	opened  []func() error  // what close closes, the last one first
+}
+
 func runCommand(e env) *cobra.Command {
-	conn := connection{env: e}
-	var identity, record string
-	var inEtcd bool
+	r := runner{connection: connection{env: e}, asked: make(chan string, 1)}
 	cmd := &cobra.Command{
 		Use:   "run --config FILE",
 		Short: "Run one replica",
 		Long: "Run one refiller replica until SIGINT or SIGTERM. Any number of replicas may run beside each other.\n" +
 			"A flag beats the environment (REFILLER_ variables), which beats the file.\n\n" +
-			"A change of the file is put in force while running, within a second; SIGHUP has it read again too. Buckets, policies,\n" +
-			"version and log level change at once, the rest at the next start. A file with a problem, with a lower version, or with\n" +
-			"another policy under the same version is refused and reported (log, /status, /metrics): the old one stays in force.\n\n" +
-			"With --config-etcd a document at <election.prefix>/config in etcd (with pools, /regions/<region>/config) changes all replicas at\n" +
-			"once: its version, buckets, pools and refill_interval stand instead of the file's if its version is above the file's.",
+			"A change of the file is put in force while running, within a second; SIGHUP has it read again too. " +
+			"Buckets, policies,\n" +
+			"version and log level change at once, the rest at the next start. A file with a problem, with a lower " +
+			"version, or with\n" +
+			"another policy under the same version is refused and reported (log, /status, /metrics): the old one stays " +
+			"in force.\n\n" +
+			"With --config-etcd a document at <election.prefix>/config in etcd (with pools, /regions/<region>/config) " +
+			"changes all replicas at\n" +
+			"once: its version, buckets, pools and refill_interval stand instead of the file's if its version is above " +
+			"the file's.",
 		Args: usageArgs(cobra.NoArgs),
-		RunE: func(cmd *cobra.Command, _ []string) (err error) {
-			if conn.path == "" {
-				return usageError{errors.New("run: which configuration? give --config FILE")}
-			}
-			source := configSource{Source: config.Source{Path: conn.path, Env: e.environ, Flags: conn.laid}}
-			cfg, err := source.load()
-			if err != nil {
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := r.check(); err != nil {
 				return err
 			}
-			log := newLogger(e, cfg.Log)
-			redisconn.SetLogger(log.Named("redis"))
-			if identity == "" {
-				identity = e.environ["REFILLER_IDENTITY"]
+			err := r.open(cmd.Context())
+			if err == nil {
+				err = r.run(cmd.Context())
 			}
-			if inEtcd {
-				closeEtcd, err := source.follow(cfg, log.Named("reload"))
-				if err != nil {
-					return err
-				}
-				defer func() { _ = closeEtcd() }() // it was only read
-			}
-			reloads, err := newReloader(conn.path, source.shared, log.Named("reload"))
-			if err != nil {
-				return err
-			}
-			defer reloads.close()
-			asked := make(chan string, 1)
-			cfg, wrong, err := source.first(cmd.Context()) // once more: the file is watched now
-			if err != nil {
-				return err
-			}
-			if wrong != nil {
-				log.Warn("starting with the file alone", "error", wrong)
-				asked <- "start" // reports it
-			}
-			options := replica.Options{Identity: identity, Build: build.Version(), Logger: log, Load: source.load, Reload: asked}
-			if record != "" {
-				w, openErr := history.Open(record)
-				if openErr != nil {
-					return openErr
-				}
-				defer func() { err = errors.Join(err, w.Close()) }()
-				options.Observe = func(e refill.Event) { w.Add(history.OfEvent(e)) }
-			}
-			r, err := replica.New(cfg, options)
-			if err != nil {
-				return err
-			}
-			ctx, stop := context.WithCancel(cmd.Context())
-			var wg sync.WaitGroup
-			wg.Go(func() { reloads.run(ctx, asked) })
-			err = r.Run(ctx)
-			stop()
-			wg.Wait()
-			return err
+			return errors.Join(err, r.close())
 		},
 	}
-	conn.addFlags(cmd, "region", "redis", "election", "etcd", "pool-registry", "listen", "log")
-	cmd.Flags().Lookup("config").Usage = "configuration file (required)"
-	cmd.Flags().StringVar(&identity, "identity", "", "name of this replica (default: host name and process number; $REFILLER_IDENTITY)")
-	cmd.Flags().StringVar(&record, "history", "", "file to append every refill call and its answer to, as JSON lines (some 500 bytes a call; never rotated)")
-	cmd.Flags().BoolVar(&inEtcd, "config-etcd", false, "follow a document in etcd too, at the config key below election.prefix")
+	r.addFlags(cmd)
 	return cmd
+}
+
+func (r *runner) addFlags(cmd *cobra.Command) {
+	r.connection.addFlags(cmd, "region", "redis", "election", "etcd", "pool-registry", "listen", "log")
+	cmd.Flags().Lookup("config").Usage = "configuration file (required)"
+	cmd.Flags().StringVar(&r.identity, "identity", "",
+		"name of this replica (default: host name and process number; $REFILLER_IDENTITY)")
+	cmd.Flags().StringVar(&r.record, "history", "",
+		"file to append every refill call and its answer to, as JSON lines (some 500 bytes a call; never rotated)")
+	cmd.Flags().BoolVar(&r.inEtcd, "config-etcd", false,
+		"follow a document in etcd too, at the config key below election.prefix")
+}
+
+// check checks the command line.
+func (r *runner) check() error {
+	if r.path == "" {
+		return usageError{errors.New("run: which configuration? give --config FILE")}
+	}
+	if r.identity == "" {
+		r.identity = r.environ["REFILLER_IDENTITY"]
+	}
+	return nil
+}
+
+// open reads the configuration, begins to watch where it comes from, and makes the replica.
+func (r *runner) open(ctx context.Context) error {
+	r.source = configSource{Source: config.Source{Path: r.path, Env: r.environ, Flags: r.laid}}
+	cfg, err := r.source.load()
+	if err != nil {
+		return err
+	}
+	r.log = newLogger(r.env, cfg.Log)
+	redisconn.SetLogger(r.log.Named("redis"))
+	if r.inEtcd {
+		closeEtcd, followErr := r.source.follow(cfg, r.log.Named("reload"))
+		if followErr != nil {
+			return followErr
+		}
+		r.opened = append(r.opened, func() error { _ = closeEtcd(); return nil }) // it was only read
+	}
+	if r.reloads, err = newReloader(r.path, r.source.shared, r.log.Named("reload")); err != nil {
+		return err
+	}
+	r.opened = append(r.opened, func() error { r.reloads.close(); return nil })
+	cfg, wrong, err := r.source.first(ctx) // once more: the file is watched now
+	if err != nil {
+		return err
+	}
+	if wrong != nil {
+		r.log.Warn("starting with the file alone", "error", wrong)
+		r.asked <- "start" // reports it
+	}
+	options := replica.Options{Identity: r.identity, Build: build.Version(), Logger: r.log, Load: r.source.load,
+		Reload: r.asked}
+	if r.record != "" {
+		w, openErr := history.Open(r.record)
+		if openErr != nil {
+			return openErr
+		}
+		r.opened, r.history = append(r.opened, w.Close), w.Failed()
+		options.Observe = func(e refill.Event) { w.Add(history.OfEvent(e)) }
+	}
+	r.replica, err = replica.New(cfg, options)
+	return err
+}
+
+// run runs the replica until ctx ends or it fails, with reloads when they are due.
+func (r *runner) run(ctx context.Context) error {
+	ctx, stop := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	wg.Go(func() { r.reloads.run(ctx, r.asked) })
+	wg.Go(func() {
+		select {
+		case <-ctx.Done():
+		case <-r.history: // why is the error that run ends with
+			r.log.Error("history can't be written: nothing is recorded any more", "file", r.record)
+		}
+	})
+	err := r.replica.Run(ctx)
+	stop()
+	wg.Wait()
+	return err
+}
+
+func (r *runner) close() error {
+	var errs []error
+	for _, c := range slices.Backward(r.opened) {
+		errs = append(errs, c())
+	}
+	return errors.Join(errs...)
 }
 
 func newLogger(e env, l config.Log) hclog.Logger {

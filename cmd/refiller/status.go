@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/url"
 	"strconv"
 	"strings"
 	"time"
@@ -39,8 +40,9 @@ func statusCommand(e env) *cobra.Command {
 					addr = listen
 				}
 			}
-			if !strings.Contains(addr, "://") {
-				addr = "http://" + addr
+			addr, err := adminURL(addr)
+			if err != nil {
+				return err
 			}
 			return d.show(cmd.Context(), e, func(ctx context.Context, w io.Writer, width int) error {
 				return showStatus(ctx, w, width, addr, d.output)
@@ -69,6 +71,18 @@ func showStatus(ctx context.Context, w io.Writer, width int, addr, output string
 	return writeStatus(w, width, s)
 }
 
+// adminURL is the URL of an admin server that may be given as host:port.
+func adminURL(addr string) (string, error) {
+	text := addr
+	if !strings.Contains(text, "://") {
+		text = "http://" + text
+	}
+	if u, err := url.Parse(text); err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
+		return "", usageError{fmt.Errorf("--addr %q: want host:port, http://host:port or https://host:port", addr)}
+	}
+	return text, nil
+}
+
 func get(ctx context.Context, url string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
 	defer cancel()
@@ -93,17 +107,15 @@ func get(ctx context.Context, url string) ([]byte, error) {
 
 // writeStatus writes what a replica answered within so many columns, 0 for as many as it takes.
 func writeStatus(w io.Writer, width int, s admin.Status) error {
-	errs := []error{terminal.WritePairs(w, width, statusPairs(s)), line(w, ""), bucketTable(s).Write(w, width)}
-	if more := s.Total - len(s.Buckets); more > 0 {
+	errs := []error{terminal.WritePairs(w, width, statusPairs(s))}
+	if len(s.Buckets) > 0 {
+		errs = append(errs, line(w, ""), bucketTable(s).Write(w, width))
+	}
+	if more := s.Found - len(s.Buckets); more > 0 {
 		errs = append(errs, line(w, fmt.Sprintf("… and %d more", more)))
 	}
 	if len(s.Templates) > 0 {
-		t := terminal.NewTable(terminal.Column{Name: "TEMPLATE", Text: true}, terminal.Column{Name: "SHARDS HERE", Spare: 1},
-			number("NOT FULL HERE", 0), number("REFILLS", 0), number("FAILED", 0))
-		for _, m := range s.Templates {
-			t.Row(strconv.Quote(m.Prefix), fmt.Sprintf("%d of 16", m.Shards), m.Active, m.Refills, m.Errors)
-		}
-		errs = append(errs, line(w, ""), t.Write(w, width))
+		errs = append(errs, line(w, ""), templateTable(s).Write(w, width))
 	}
 	if s.Pools != nil {
 		errs = append(errs, line(w, ""), writePools(w, width, s.Region, *s.Pools))
@@ -124,18 +136,26 @@ func number(name string, spare int) terminal.Column {
 // statusPairs tells of the replica and those beside it.
 func statusPairs(s admin.Status) []terminal.Pair {
 	pairs := []terminal.Pair{
-		{Name: "replica", Text: fmt.Sprintf("%s, up %s, config version %d", s.Identity, time.Since(s.Started).Round(time.Second), s.Config)},
+		{Name: "replica", Text: fmt.Sprintf("%s, up %s, config version %d",
+			s.Identity, s.Now.Sub(s.Started).Round(time.Second), s.Config)},
 		{Name: "redis", Text: terminal.Text(s.Redis)},
 		{Name: "refills", Text: whoRefills(s)},
 	}
-	switch {
-	case s.Reload.Result == "refused":
+	if s.Away != "" {
+		pairs = append(pairs, terminal.Pair{Name: "PAUSED", Text: "refills pause: " + s.Away})
+	}
+	if s.Reload.Result == "refused" {
 		pairs = append(pairs, terminal.Pair{Name: "config", Text: fmt.Sprintf("refused %s ago, version %d stays in force: %s",
 			s.Now.Sub(s.Reload.At).Round(time.Second), s.Config, strings.Join(s.Reload.Problems, "; "))})
-	case len(s.Reload.Restart) > 0:
-		pairs = append(pairs, terminal.Pair{Name: "config", Text: "in force after a restart: " + strings.Join(s.Reload.Restart, ", ")})
 	}
-	pairs = append(pairs, conflictPairs(s)...)
+	if len(s.Reload.Restart) > 0 {
+		pairs = append(pairs, terminal.Pair{Name: "config",
+			Text: "in force after a restart: " + strings.Join(s.Reload.Restart, ", ")})
+	}
+	pairs = append(append(append(pairs, conflictPairs(s)...), outdatedPairs(s)...), troublePairs(s)...)
+	if s.Unlisted != "" {
+		pairs = append(pairs, terminal.Pair{Name: "alive", Text: "not known: " + s.Unlisted})
+	}
 	alive := make([]string, len(s.Replicas))
 	for i, r := range s.Replicas {
 		alive[i] = r.Identity + " " + r.Role
@@ -146,8 +166,9 @@ func statusPairs(s admin.Status) []terminal.Pair {
 	if len(alive) > 0 {
 		pairs = append(pairs, terminal.Pair{Name: "alive", Text: strings.Join(alive, ", ")})
 	}
-	return append(pairs, terminal.Pair{Name: "here", Text: fmt.Sprintf("%d refills applied, %d lost to others, %d failed, %d tokens added",
-		s.Calls["applied"], s.Calls["stale"]+s.Calls["early"], s.Errors, s.Added)})
+	return append(pairs, terminal.Pair{Name: "here",
+		Text: fmt.Sprintf("%d refills applied, %d lost to others, %d failed, %d tokens added",
+			s.Calls["applied"], s.Calls["stale"]+s.Calls["early"], s.Errors, s.Added)})
 }
 
 func whoRefills(s admin.Status) string {
@@ -155,8 +176,11 @@ func whoRefills(s admin.Status) string {
 		return "race: every replica refills, the index picks the winner"
 	}
 	role := "etcd: nobody is known to lead: " + s.Election
-	if s.Leader != nil {
+	switch {
+	case s.Leader != nil:
 		role = fmt.Sprintf("etcd: %s leads under epoch %d", s.Leader.Identity, s.Leader.Epoch)
+	case s.Leading:
+		role = fmt.Sprintf("etcd: this replica leads under epoch %d, although etcd does not say so: %s", s.Epoch, s.Election)
 	}
 	if s.Racing {
 		role += "; this replica races, since the pulse is silent"
@@ -176,12 +200,31 @@ func bucketTable(s admin.Status) *terminal.Table {
 		}
 		version := strconv.FormatInt(b.Policy, 10)
 		switch {
+		case b.Override:
+			version = "override"
 		case b.Conflict:
 			version += " CONFLICT"
 		case b.Outdated:
 			version += " (this file is older)"
 		}
-		t.Row(b.Key, b.Tokens, b.Capacity, b.Outstanding, b.Rate+b.Schedule, b.Index, fmt.Sprintf("%.0f ms ago", b.Age), version)
+		t.Row(b.Key, b.Tokens, b.Capacity, b.Outstanding, b.Rate+b.Schedule, b.Index, fmt.Sprintf("%.0f ms ago", b.Age),
+			version)
+	}
+	return t
+}
+
+// templateTable shows what the replica does for the buckets of templates.
+func templateTable(s admin.Status) *terminal.Table {
+	t := terminal.NewTable(terminal.Column{Name: "TEMPLATE", Text: true}, terminal.Column{Name: "SHARDS HERE", Spare: 1},
+		number("NOT FULL HERE", 0), number("REFILLS", 0), number("FAILED", 0),
+		terminal.Column{Name: "MOST ACTIVE", Text: true, Spare: 2})
+	for _, m := range s.Templates {
+		most := make([]string, len(m.Most))
+		for i, a := range m.Most {
+			most[i] = fmt.Sprintf("%s %.3g/s", terminal.Text(a.Key), a.Rate)
+		}
+		t.Row(strconv.Quote(m.Prefix), fmt.Sprintf("%d of 16", m.Shards), m.Active, m.Refills, m.Errors,
+			strings.Join(most, ", "))
 	}
 	return t
 }
@@ -209,6 +252,42 @@ func conflictPairs(s admin.Status) []terminal.Pair {
 	return pairs
 }
 
+// outdatedPairs tell where a later version is in force than this replica's configuration has.
+func outdatedPairs(s admin.Status) []terminal.Pair {
+	if s.Outdated.Total == 0 {
+		return nil
+	}
+	pairs := []terminal.Pair{{Name: "OLD FILE", Text: fmt.Sprintf(
+		"a later version is in force than version %d, which this replica's file has: raise it to put the file in force",
+		s.Config)}}
+	for _, key := range s.Outdated.Buckets {
+		pairs = append(pairs, terminal.Pair{Text: key})
+	}
+	for _, what := range []string{s.Outdated.Templates, s.Outdated.Pools} {
+		if what != "" {
+			pairs = append(pairs, terminal.Pair{Text: what})
+		}
+	}
+	return pairs
+}
+
+// troublePairs tell which buckets can't be refilled.
+func troublePairs(s admin.Status) []terminal.Pair {
+	var pairs []terminal.Pair
+	for _, t := range s.Troubles {
+		keys := make([]string, len(t.Buckets))
+		for i, key := range t.Buckets {
+			keys[i] = terminal.Text(key)
+		}
+		if t.Total > len(keys) {
+			keys = append(keys, "…")
+		}
+		pairs = append(pairs, terminal.Pair{Name: "FAULT", Text: fmt.Sprintf("%d of %d buckets can't be refilled: %s (%s)",
+			t.Total, s.Total, terminal.Text(t.Why), strings.Join(keys, ", "))})
+	}
+	return pairs
+}
+
 // writePools tells how the replica's region stands in the pools.
 func writePools(w io.Writer, width int, region string, p admin.Pools) error {
 	coordinator := "nobody is known to coordinate: " + p.Election
@@ -221,14 +300,12 @@ func writePools(w io.Writer, width int, region string, p admin.Pools) error {
 			pairs = append(pairs, terminal.Pair{Name: away.Name, Text: "does not answer: " + away.Text})
 		}
 	}
-	t := terminal.NewTable(terminal.Column{Name: "POOL", Text: true}, number("TOKENS", 0), number("CAPACITY", 2), number("SHARE", 0),
-		number("OF", 0), number("FLOOR", 0), number("DEMAND", 1), number("GRANT ENDS IN", 0))
+	t := terminal.NewTable(terminal.Column{Name: "POOL", Text: true}, number("TOKENS", 0), number("CAPACITY", 3),
+		number("SHARE", 0),
+		number("OF", 0), number("FLOOR", 1), number("DEMAND", 2), terminal.Column{Name: "GRANT"})
 	for _, s := range p.Shares {
-		ends := "on its floor"
-		if s.Remaining > 0 {
-			ends = seconds(s.Remaining)
-		}
-		t.Row(s.Pool, s.Tokens, s.Capacity, perSecond(s.Rate), perSecond(s.Limit), perSecond(s.Floor), perSecond(s.Demand), ends)
+		t.Row(s.Pool, s.Tokens, s.Capacity, perSecond(s.Rate), perSecond(s.Limit), perSecond(s.Floor), perSecond(s.Demand),
+			s.Grant())
 	}
 	return errors.Join(terminal.WritePairs(w, width, pairs), t.Write(w, width))
 }

@@ -3,38 +3,50 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"strings"
 	"testing"
 	"time"
 	"unicode/utf8"
 
+	"github.com/hashicorp/go-hclog"
 	"github.com/spf13/cobra"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/tokenrefill/refiller/internal/admin"
 	"github.com/tokenrefill/refiller/internal/config"
+	"github.com/tokenrefill/refiller/internal/replica"
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
 )
 
 // someStatus has everything that a status can tell of.
 func someStatus() admin.Status {
 	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 	return admin.Status{
-		Identity: "refiller-7f9c6d5b8-x2x9z", Region: "eu", Mode: "etcd", Config: 20261122, Redis: "rediss://redis.quota.svc:6379",
+		Identity: "refiller-7f9c6d5b8-x2x9z", Region: "eu", Mode: "etcd", Config: 20261122,
+		Redis:   "rediss://redis.quota.svc:6379",
 		Started: now, Now: now, Leader: &admin.Leader{Identity: "refiller-7f9c6d5b8-x2x9z", Epoch: 1234567}, Racing: true,
-		Replicas: []admin.Replica{{Identity: "refiller-7f9c6d5b8-x2x9z", Role: "leads"}, {Identity: "refiller-7f9c6d5b8-abcde", Late: true}},
-		Reload:   admin.Reload{Result: "refused", At: now.Add(-time.Minute), Problems: []string{"refiller.yaml:7: buckets[0].key: want a name"}},
+		Replicas: []admin.Replica{{Identity: "refiller-7f9c6d5b8-x2x9z", Role: "leads"},
+			{Identity: "refiller-7f9c6d5b8-abcde", Late: true}},
+		Reload: admin.Reload{Result: "refused", At: now.Add(-time.Minute),
+			Problems: []string{"refiller.yaml:7: buckets[0].key: want a name"}},
 		Buckets: []admin.Bucket{
-			{Key: "payments:provider:charges:europe", Tokens: 1234567, Capacity: 9876543, Outstanding: 424242, Rate: "123456/s", Index: 998877, Age: 52,
+			{Key: "payments:provider:charges:europe", Tokens: 1234567, Capacity: 9876543, Outstanding: 424242, Rate: "123456/s",
+				Index: 998877, Age: 52,
 				Policy: 20261122, Conflict: true, Differs: []config.Difference{{Field: "rate", InForce: "123456/s", File: "5/s"}}},
 			{Key: "a\x1b[31mb", Tokens: 3321, Capacity: 5000, Rate: "5/s", Age: 3},
 			{Key: "daily", Error: "malformed: its key holds a list where the index should be"},
 		},
-		Total: 5, Conflicts: admin.Conflicts{Total: 1},
+		Found: 5, Total: 6, Conflicts: admin.Mismatch{Total: 1},
 		Templates: []admin.Template{{Prefix: "user:", Shards: 6, Active: 123456, Refills: 7654321}},
-		Pools: &admin.Pools{Coordinator: &admin.Leader{Identity: "eu/refiller-0", Epoch: 9}, Cut: "context deadline exceeded", Shares: []admin.Share{
-			{Pool: "payments", Limit: 1000, Rate: 612.5, Floor: 100, Demand: 5000, Tokens: 1234, Capacity: 3000, Remaining: 7.5}}},
+		Pools: &admin.Pools{Coordinator: &admin.Leader{Identity: "eu/refiller-0", Epoch: 9}, Cut: "context deadline exceeded",
+			Shares: []admin.Share{
+				{Pool: "payments", Limit: 1000, Rate: 612.5, Floor: 100, Demand: 5000, Tokens: 1234, Capacity: 3000, Age: 4.5,
+					Remaining: 7.5}}},
 	}
 }
 
@@ -46,7 +58,7 @@ func TestStatusFitsEightyColumnsWithoutCuttingANumber(t *testing.T) {
 		for _, line := range strings.Split(out.String(), "\n") {
 			require.LessOrEqual(t, utf8.RuneCountInString(line), width, line)
 		}
-		for _, whole := range []string{"1234567", "9876543", "3321", "5000", "123456", "612.5/s", "1000/s", "7.5 s"} {
+		for _, whole := range []string{"1234567", "9876543", "3321", "5000", "123456", "612.5/s", "1000/s", "ends in 8 s"} {
 			require.Contains(t, out.String(), whole, "at %d columns", width)
 		}
 	}
@@ -59,7 +71,8 @@ func TestStatusElsewhereIsWholeAndShowsNoControlCharacters(t *testing.T) {
 	require.NotContains(t, out.String(), "\x1b")
 	require.NotContains(t, out.String(), "…\n", "nothing is cut")
 	for _, want := range []string{
-		`"a\x1b[31mb"`, "payments:provider:charges:europe", "20261122 CONFLICT", "424242", "998877", "52 ms ago", "… and 2 more",
+		`"a\x1b[31mb"`, "payments:provider:charges:europe", "20261122 CONFLICT", "424242", "998877", "52 ms ago",
+		"… and 2 more",
 		"payments:provider:charges:europe: rate is 123456/s in force, and 5/s in the file",
 		"daily                             malformed: its key holds a list where the index should be",
 	} {
@@ -88,4 +101,96 @@ func TestWatchingElsewhereThanOnATerminalWritesNoEscapeSequences(t *testing.T) {
 		return line(w, "third")
 	}))
 	require.Equal(t, "first\n\nno answer\n\nthird\n", out.String())
+}
+
+// replicaOf runs a replica with this configuration and returns the address of its admin server.
+func replicaOf(t *testing.T, text string) (addr string) {
+	t.Helper()
+	cfg, err := config.Load(config.Source{Path: writeConfig(t, text)})
+	require.NoError(t, err)
+	return runReplica(t, cfg, "one").Addr().String()
+}
+
+// runReplica runs a replica until the test ends.
+func runReplica(t *testing.T, cfg config.Config, identity string) *replica.Replica {
+	t.Helper()
+	r, err := replica.New(cfg, replica.Options{Identity: identity, Logger: hclog.NewNullLogger()})
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- r.Run(ctx) }()
+	t.Cleanup(func() { cancel(); require.NoError(t, <-done) })
+	return r
+}
+
+// asked is what status says of a replica within 80 columns, and as JSON.
+func asked(t *testing.T, addr string) (text string, s admin.Status) {
+	t.Helper()
+	var out bytes.Buffer
+	require.NoError(t, showStatus(t.Context(), &out, 80, "http://"+addr, "text"))
+	for _, line := range strings.Split(out.String(), "\n") {
+		require.LessOrEqual(t, utf8.RuneCountInString(line), 80, line)
+	}
+	code, stdout, stderr := runWith(t, nil, "status", "--addr", addr, "-o", "json")
+	require.Zero(t, code, stderr)
+	require.NotContains(t, stdout, "null", "a list of nothing is an empty list")
+	require.NoError(t, json.Unmarshal([]byte(stdout), &s))
+	return out.String(), s
+}
+
+func TestStatusOfPoolsAloneShowsNoTableOfBuckets(t *testing.T) {
+	t.Parallel()
+	_, addr := pooledRegion(t)
+	var text string
+	var s admin.Status
+	require.EventuallyWithT(t, func(c *assert.CollectT) {
+		text, s = asked(t, addr)
+		require.Regexp(c, `(?m)^payments +\d+ +2250 +100/s +1000/s +100/s +\S+/s +renewed \d\.\d s ago$`, text)
+	}, 30*time.Second, 50*time.Millisecond)
+	require.NotContains(t, text, "BUCKET")
+	require.NotContains(t, text, "more")
+	require.Empty(t, s.Buckets)
+	require.Zero(t, s.Found)
+	require.Equal(t, 1, s.Total, "the pool's own bucket")
+	require.Len(t, s.Pools.Shares, 1)
+	require.EqualValues(t, 100, s.Pools.Shares[0].Rate)
+	require.InDelta(t, 12, s.Pools.Shares[0].Age+s.Pools.Shares[0].Remaining, 0.1)
+	page, err := get(t.Context(), "http://"+addr+"/")
+	require.NoError(t, err)
+	require.Contains(t, string(page), "No bucket has a policy of its own.")
+	require.NotContains(t, string(page), "0 to 0 of")
+}
+
+func TestStatusOfAnEmptyRedisSaysThatTheBucketsAreMissing(t *testing.T) {
+	t.Parallel()
+	// A server that accepts no write stays empty.
+	server := testenv.Redis(t, testenv.WithArgs("--min-replicas-to-write", "1"))
+	addr := replicaOf(t, fmt.Sprintf(`redis: {url: %q}
+listen: 127.0.0.1:0
+buckets:
+  - {key: checkout, capacity: 100, rate: 10/s}
+  - {key: daily, capacity: 60, every: 1h, tokens: 10}
+templates:
+  - {prefix: "user:", capacity: 60, rate: 1/s}
+`, server.URL()))
+	var text string
+	var s admin.Status
+	require.EventuallyWithT(t, func(c *assert.CollectT) {
+		text, s = asked(t, addr)
+		require.Regexp(c, `(?s)PAUSED +refills pause: .*NOREPLICAS`, text)
+	}, 10*time.Second, 50*time.Millisecond)
+	require.NotContains(t, text, "FAULT", "that is no fault of the buckets")
+	for i, key := range []string{"checkout", "daily"} {
+		require.Equal(t, key, s.Buckets[i].Key)
+		require.Equal(t, "not in Redis: created once missing for two refill intervals", s.Buckets[i].Error)
+		require.Regexp(t, `(?m)^`+key+` +not in Redis: created once missing for two refill intervals$`, text)
+	}
+	require.Regexp(t, `(?m)^"user:" +0 of 16 +0 +0 +\d+`, text)
+
+	require.NoError(t, server.Client().ConfigSet(t.Context(), "min-replicas-to-write", "0").Err())
+	require.EventuallyWithT(t, func(c *assert.CollectT) {
+		text, s = asked(t, addr)
+		require.Regexp(c, `(?m)^checkout +100 +100 .* 10/s .* ms ago +0$`, text)
+		require.Empty(c, s.Away)
+	}, 10*time.Second, 50*time.Millisecond)
 }

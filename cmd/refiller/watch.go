@@ -23,7 +23,8 @@ type display struct {
 
 func (d *display) flags(cmd *cobra.Command) {
 	d.cmd = cmd
-	cmd.Flags().DurationVarP(&d.every, "watch", "w", time.Second, "show it again and again, so often, until interrupted: --watch or --watch=5s")
+	cmd.Flags().DurationVarP(&d.every, "watch", "w", time.Second,
+		"show it again and again, so often, until interrupted: --watch or --watch=5s")
 	cmd.Flags().Lookup("watch").NoOptDefVal = "1s"
 	cmd.Flags().StringVarP(&d.output, "output", "o", "text", "text or json")
 }
@@ -38,8 +39,9 @@ func (d *display) validate() error {
 	return nil
 }
 
-// show calls what writes it within so many columns, again and again until ctx ends if that is asked for. Then whoever doesn't
-// answer is shown as such and asked again; on a terminal text takes the place of the one before, and JSON is an object per line.
+// show calls what writes it within so many columns, again and again until ctx ends if that is asked for. Then whoever
+// doesn't answer is shown as such and asked again; on a terminal text takes the place of the one before, and JSON is an
+// object per line.
 func (d *display) show(ctx context.Context, e env, write func(context.Context, io.Writer, int) error) error {
 	screen := terminal.Of(e.stdout, e.environ)
 	if !d.cmd.Flags().Changed("watch") {

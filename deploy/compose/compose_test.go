@@ -87,8 +87,10 @@ func TestTheProgramsUnderstandTheirArgumentsAndFiles(t *testing.T) {
 	require.Contains(t, out, "missing.yaml")
 }
 
-func TestEnvoysConfigurationIsOfItsAPI(t *testing.T) {
-	text, err := os.ReadFile("envoy.yaml")
+// envoyConfig reads a configuration of Envoy, and what its first filter does.
+func envoyConfig(t *testing.T, file string) *hcmv3.HttpConnectionManager {
+	t.Helper()
+	text, err := os.ReadFile(file)
 	require.NoError(t, err)
 	asJSON, err := yaml.YAMLToJSONStrict(text)
 	require.NoError(t, err)
@@ -99,6 +101,12 @@ func TestEnvoysConfigurationIsOfItsAPI(t *testing.T) {
 	filter := bootstrap.StaticResources.Listeners[0].FilterChains[0].Filters[0]
 	require.NoError(t, filter.GetTypedConfig().UnmarshalTo(&manager))
 	require.NoError(t, manager.ValidateAll())
+	return &manager
+}
+
+func TestEnvoysConfigurationIsOfItsAPI(t *testing.T) {
+	envoyConfig(t, "../../examples/envoy/envoy.yaml")
+	manager := envoyConfig(t, "envoy.yaml")
 
 	// Its descriptor is one that the sidecar knows, and the bucket is there.
 	action := manager.GetRouteConfig().VirtualHosts[0].RateLimits[0].Actions[0].GetGenericKey().DescriptorValue

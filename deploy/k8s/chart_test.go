@@ -51,11 +51,15 @@ func chartValues(path string) (map[string]any, error) {
 
 // renderChart renders the chart as "helm install refiller" does, into one text for each file.
 func renderChart(values map[string]any) (map[string]string, error) {
+	return renderRelease("refiller", values)
+}
+
+func renderRelease(name string, values map[string]any) (map[string]string, error) {
 	chart, err := loader.Load(chartDir)
 	if err != nil {
 		return nil, err
 	}
-	options := common.ReleaseOptions{Name: "refiller", Namespace: "limits", Revision: 1, IsInstall: true}
+	options := common.ReleaseOptions{Name: name, Namespace: "limits", Revision: 1, IsInstall: true}
 	all, err := util.ToRenderValues(chart, values, options, nil)
 	if err != nil {
 		return nil, err
@@ -84,6 +88,11 @@ func loadChart(path string) ([]runtime.Object, error) {
 	if err != nil {
 		return nil, err
 	}
+	return objectsOf(files)
+}
+
+// objectsOf decodes what the chart rendered.
+func objectsOf(files map[string]string) ([]runtime.Object, error) {
 	var objects []runtime.Object
 	for _, name := range slices.Sorted(maps.Keys(files)) {
 		if filepath.Ext(name) != ".yaml" {

@@ -89,7 +89,8 @@ func TestPodsAreSoundAndPinned(t *testing.T) {
 			for _, v := range spec.Volumes {
 				volumes[v.Name] = true
 				if v.ConfigMap != nil {
-					require.True(t, slices.ContainsFunc(only[*corev1.ConfigMap](objects), func(c *corev1.ConfigMap) bool { return c.Name == v.ConfigMap.Name }), v.ConfigMap.Name)
+					require.True(t, slices.ContainsFunc(only[*corev1.ConfigMap](objects),
+						func(c *corev1.ConfigMap) bool { return c.Name == v.ConfigMap.Name }), v.ConfigMap.Name)
 				}
 			}
 			for _, s := range only[*appsv1.StatefulSet](objects) {

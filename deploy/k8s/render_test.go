@@ -24,7 +24,8 @@ import (
 // refillers are the directories of refillers that a person applies, and
 // kustomizations are all that a person applies.
 var (
-	refillers      = []string{"base", "overlays/dev", "overlays/production", "overlays/regions/eu-west-1", "overlays/regions/us-east-1"}
+	refillers = []string{"base", "overlays/dev", "overlays/production", "overlays/regions/eu-west-1",
+		"overlays/regions/us-east-1"}
 	kustomizations = append([]string{"overlays/example-app"}, refillers...)
 )
 

@@ -53,7 +53,8 @@ func typos(t *testing.T, text []byte) map[string]string {
 					key.Value = right
 				}
 				// The selector of a Service, unlike others, is a map of labels.
-				service := key.Value == "selector" && !slices.ContainsFunc(n.Content[i+1].Content, func(c *yaml.Node) bool { return strings.HasPrefix(c.Value, "match") })
+				service := key.Value == "selector" && !slices.ContainsFunc(n.Content[i+1].Content,
+					func(c *yaml.Node) bool { return strings.HasPrefix(c.Value, "match") })
 				walk(n.Content[i+1], at, slices.Contains(free, key.Value) || service)
 			}
 		}
@@ -68,7 +69,9 @@ func TestATypoInAnyFieldIsFound(t *testing.T) {
 	t.Parallel()
 	fs := filesys.MakeFsInMemory()
 	sources(t, func(path string, text []byte) { require.NoError(t, fs.WriteFile("/"+path, text)) })
-	users := []string{"/overlays/dev", "/overlays/regions/eu-west-1", "/overlays/regions/us-east-1", "/overlays/example-app"} // every file is in one of them
+	// every file is in one of them
+	users := []string{"/overlays/dev", "/overlays/regions/eu-west-1", "/overlays/regions/us-east-1",
+		"/overlays/example-app"}
 	found := func(path, text string) bool {
 		if decodeSource(path, []byte(text)) != nil {
 			return true

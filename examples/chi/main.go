@@ -12,7 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/tokenrefill/refiller/limit/lazy"
-	httplimit "github.com/tokenrefill/refiller/middleware/http"
+	httplimit "github.com/tokenrefill/refiller/middleware/httplimit"
 	"github.com/tokenrefill/refiller/policy"
 )
 
@@ -31,7 +31,8 @@ func newRouter(rdb redis.UniversalClient) (http.Handler, error) {
 	if err != nil {
 		return nil, err
 	}
-	limits, err := httplimit.New(httplimit.Config{Limiter: limiter, Key: httplimit.ByIP(), Timeout: 5 * time.Second, SkipFailed: true})
+	limits, err := httplimit.New(httplimit.Config{Limiter: limiter, Key: httplimit.ByIP(), Timeout: 5 * time.Second,
+		SkipFailed: true})
 	if err != nil {
 		return nil, err
 	}

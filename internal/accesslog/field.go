@@ -44,7 +44,8 @@ var kinds = map[string]kind{
 func newField(name string) (field, error) {
 	for part := range strings.SplitSeq(name, ".") {
 		if part == "" {
-			return field{}, fmt.Errorf("%w %q: want ip, user, method, path, status, or the name of a field with dots between nested names", ErrField, name)
+			return field{}, fmt.Errorf(
+				"%w %q: want ip, user, method, path, status, or the name of a field with dots between nested names", ErrField, name)
 		}
 	}
 	return field{kinds[name], name}, nil

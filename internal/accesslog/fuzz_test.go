@@ -5,7 +5,6 @@ import (
 	"errors"
 	"io"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -47,25 +46,5 @@ func FuzzReader(f *testing.F) {
 			}
 		}
 		require.Equal(t, lines, requests+unparsed.Lines)
-	})
-}
-
-// FuzzCLFTime shows that a time of the common log format is read as package
-// time reads it.
-func FuzzCLFTime(f *testing.F) {
-	const layout = "02/Jan/2006:15:04:05 -0700"
-	f.Add("29/Feb/2000:23:59:59 -2359", int64(0))
-	f.Add("17/May/2015:10:05:03.999999999 +0000", int64(-62_000_000_000))
-	f.Fuzz(func(t *testing.T, text string, unix int64) {
-		if us, ok := parseCLF([]byte(text)); ok && text[18:20] != "60" {
-			want, err := time.Parse(layout, text)
-			require.NoError(t, err)
-			require.Equal(t, want.UnixMicro(), us)
-		}
-		const first, last = -62167219200, 253402300799 // the years 0 to 9999
-		unix = first + int64(uint64(unix)%(last-first+1))
-		us, ok := parseCLF([]byte(time.Unix(unix, 0).UTC().Format(layout)))
-		require.True(t, ok)
-		require.Equal(t, unix*1e6, us)
 	})
 }

@@ -21,7 +21,8 @@ type rawValue = json.RawMessage
 // mostly the names of its variables.
 var (
 	timeNames = []string{
-		"StartUTC", "ts", "msec", "time_iso8601", "@timestamp", "timestamp", "time", "time_local", "StartLocal", "datetime", "date",
+		"StartUTC", "ts", "msec", "time_iso8601", "@timestamp", "timestamp", "time", "time_local", "StartLocal", "datetime",
+		"date",
 	}
 	fieldNames = map[kind][]string{
 		ip: {

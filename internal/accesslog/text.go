@@ -64,11 +64,7 @@ func (t *textLine) splitTime(line []byte) (head, tail []byte, err error) {
 		if end < 0 {
 			continue
 		}
-		us, ok := parseCLF(inside[:end])
-		if !ok {
-			us, ok = parseISO(inside[:end])
-		}
-		if ok {
+		if us, ok := parseDate(inside[:end]); ok {
 			t.time = us
 			return line[:from-1], line[from+end+1:], nil
 		}
@@ -162,11 +158,11 @@ func cutQuoted(s []byte) (text, rest []byte, closed bool) {
 }
 
 func isStatus(s []byte) bool {
-	if len(s) == 3 {
-		_, ok := digits(s)
-		return ok
+	if bytes.Equal(s, dash) {
+		return true
 	}
-	return bytes.Equal(s, dash)
+	isDigit := func(c byte) bool { return '0' <= c && c <= '9' }
+	return len(s) == 3 && isDigit(s[0]) && isDigit(s[1]) && isDigit(s[2])
 }
 
 func isAddress(s []byte) bool {

@@ -5,6 +5,7 @@
 //	          election service; one that is about to end is not
 //	/status   what the replica knows, as JSON; ?key= one bucket; ?q= a part of the
 //	          key, ?sort= key, fill, taken or age, ?offset=, ?limit=
+//	/shares   how all regions shared the pools in the last hour, as JSON
 //	/metrics  for Prometheus
 //	/         the status page: rendered here, live in a browser with JavaScript,
 //	          and without any other host

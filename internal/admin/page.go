@@ -11,6 +11,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/tokenrefill/refiller/internal/terminal"
 )
 
 // pageSize is how many buckets a page shows.
@@ -31,11 +33,11 @@ var pageTemplate = template.Must(template.New("page.html").Funcs(template.FuncMa
 		}
 		return fmt.Sprintf("%.0f\u00a0%%", 100*f.(float64))
 	},
-	"age":     age,
-	"rate":    decimal,
-	"seconds": func(s float64) string { return age(1000 * s) },
-	"span":    func(now, then time.Time) string { return age(float64(now.Sub(then).Milliseconds())) },
-	"join":    func(list []string) string { return strings.Join(list, ", ") },
+	"age":  age,
+	"rate": decimal,
+	"span": func(now, then time.Time) string { return age(float64(now.Sub(then).Milliseconds())) },
+	"text": terminal.Text,
+	"join": func(list []string) string { return strings.Join(list, ", ") },
 }).ParseFS(files, "page/page.html"))
 
 // view is what the page shows.
@@ -93,12 +95,17 @@ func secure(w http.ResponseWriter, kind string) {
 	h.Set("Cache-Control", "no-store")
 	h.Set("X-Content-Type-Options", "nosniff")
 	h.Set("Referrer-Policy", "no-referrer")
-	h.Set("Content-Security-Policy",
-		"default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src data:; form-action 'self'; base-uri 'none'; frame-ancestors 'none'")
+	h.Set("Content-Security-Policy", "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; "+
+		"img-src data:; form-action 'self'; base-uri 'none'; frame-ancestors 'none'")
 }
 
 func newView(s Status, q Query) view {
-	v := view{Status: s, Query: q, To: q.Offset + len(s.Buckets), Unsorted: q.Sort != SortConfig && q.Sort != SortKey && s.Found > MaxSorted}
+	v := view{
+		Status:   s,
+		Query:    q,
+		To:       q.Offset + len(s.Buckets),
+		Unsorted: q.Sort != SortConfig && q.Sort != SortKey && s.Found > MaxSorted,
+	}
 	v.From = min(q.Offset+1, v.To)
 	if q.Offset > 0 {
 		v.Previous = link(q, q.Sort, max(0, q.Offset-q.Limit))

@@ -23,6 +23,8 @@ type Source interface {
 	Ready(ctx context.Context) error
 	// Status is a snapshot with the buckets that the query asks for.
 	Status(ctx context.Context, q Query) Status
+	// Shares are those of all regions in all pools in the last hour, by pool and region.
+	Shares() []ShareHistory
 }
 
 const (
@@ -51,6 +53,10 @@ func Handler(src Source, metrics http.Handler) http.Handler {
 		defer cancel()
 		w.Header().Set("Content-Type", "application/json")
 		_ = json.NewEncoder(w).Encode(src.Status(ctx, q)) // the client has gone
+	})
+	mux.HandleFunc("GET /shares", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(src.Shares()) // the client has gone
 	})
 	page(mux, src)
 	return mux
@@ -94,8 +100,9 @@ func number(req *http.Request, name string, otherwise, least, most int) (int, er
 // finish for a short while. It closes the listener.
 func Serve(ctx context.Context, ln net.Listener, h http.Handler, log hclog.Logger) error {
 	srv := &http.Server{
-		Handler: h, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, WriteTimeout: 10 * time.Second, IdleTimeout: time.Minute,
-		ErrorLog: log.StandardLogger(&hclog.StandardLoggerOptions{ForceLevel: hclog.Debug}), MaxHeaderBytes: 16 << 10,
+		Handler: h, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, WriteTimeout: 10 * time.Second,
+		IdleTimeout: time.Minute,
+		ErrorLog:    log.StandardLogger(&hclog.StandardLoggerOptions{ForceLevel: hclog.Debug}), MaxHeaderBytes: 16 << 10,
 	}
 	served := make(chan error, 1)
 	go func() { served <- srv.Serve(ln) }()

@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"fmt"
 	"time"
 
 	"github.com/tokenrefill/refiller/internal/config"
@@ -48,6 +49,7 @@ type Status struct {
 	Epoch    int64            `json:"epoch,omitempty"` // of this replica's present or last term
 	Leader   *Leader          `json:"leader,omitempty"`
 	Election string           `json:"election_error,omitempty"` // why the leader isn't known
+	Unknown  bool             `json:"leader_unknown,omitempty"` // etcd doesn't say whether somebody leads
 	Calls    map[string]int64 `json:"calls"`                    // this replica's refill calls by answer
 	Errors   int64            `json:"errors"`                   // calls without an answer
 	Faults   int64            `json:"faults"`                   // calls for buckets that are malformed or forbidden
@@ -60,8 +62,11 @@ type Status struct {
 	Templates []Template `json:"templates,omitempty"` // those whose buckets are refilled
 
 	Reload    Reload     `json:"reload"`
-	Conflicts Conflicts  `json:"conflicts"`
-	Takeovers []Takeover `json:"takeovers"` // the last ones, the newest first
+	Away      string     `json:"redis_error,omitempty"`       // why refills pause; empty: they go on
+	Conflicts Mismatch   `json:"conflicts"`                   // under the same version: only a higher one resolves it
+	Outdated  Mismatch   `json:"outdated"`                    // under a later version: the file has no say
+	Troubles  []Trouble  `json:"faults_of_buckets,omitempty"` // of the last call about each configured bucket
+	Takeovers []Takeover `json:"takeovers"`                   // the last ones, the newest first
 
 	Pools *Pools `json:"pools,omitempty"` // nil: the replica takes no part in pools
 
@@ -103,6 +108,21 @@ type Template struct {
 	Active  int64  `json:"active_buckets"` // in those shards: over all replicas, the buckets that are not full
 	Refills int64  `json:"refills"`        // by this replica
 	Errors  int64  `json:"errors"`         // its calls without an answer
+
+	Most []Active `json:"most_active,omitempty"` // those that this replica refilled most in the last half minute or more
+}
+
+// Active is a bucket of a template with what it was refilled with, which is what was taken from it.
+type Active struct {
+	Key  string  `json:"key"`
+	Rate float64 `json:"tokens_per_second"`
+}
+
+// Trouble is why some buckets could not be refilled.
+type Trouble struct {
+	Why     string   `json:"why"`
+	Total   int      `json:"total"`
+	Buckets []string `json:"buckets"` // the first ones by key
 }
 
 // Pools are the pools of all regions as a replica of one region sees them.
@@ -126,7 +146,45 @@ type Share struct {
 	Demand    float64 `json:"demand"` // what the region could use, as the coordinator saw it
 	Tokens    int64   `json:"tokens"`
 	Capacity  int64   `json:"capacity"`                // of the region's bucket
-	Remaining float64 `json:"grant_remaining_seconds"` // 0: the region is on its floor
+	Age       float64 `json:"grant_age_seconds"`       // since the grant was renewed, or made
+	Remaining float64 `json:"grant_remaining_seconds"` // unless it is renewed; 0: the region is on its floor
+
+	Trend   ShareTrend    `json:"-"` // of the last quarter of an hour, for the page
+	Regions []RegionShare `json:"-"` // all regions of the pool by name, for the page; none if they aren't known
+}
+
+// RegionShare is how a region's share of a pool stood in the last quarter of an hour.
+type RegionShare struct {
+	Region string
+	Trend  ShareTrend
+}
+
+// ShareHistory is how a region's share of a pool stood in the last hour, as this replica has seen it.
+type ShareHistory struct {
+	Pool   string `json:"pool"`
+	Region string `json:"region"`
+	// Minutes are averages in parts of the pool's rate, the oldest first; the last minute is under way. Null: not known.
+	Minutes []*float64 `json:"minutes"`
+}
+
+// Grant says how the region's grant stands.
+func (s Share) Grant() string { return Grant(s.Age, s.Remaining) }
+
+// Renewed tells whether the grant is renewed as it should be.
+func (s Share) Renewed() bool { return s.Remaining > 0 && s.Age < overdue }
+
+// overdue is how old, in seconds, a grant is that should have been renewed: that happens about once a second.
+const overdue = 4
+
+// Grant says how a grant stands that was renewed so many seconds ago and lasts so many more unless it is again.
+func Grant(age, remaining float64) string {
+	switch {
+	case remaining <= 0:
+		return "on its floor"
+	case age < overdue:
+		return fmt.Sprintf("renewed %.1f s ago", age)
+	}
+	return fmt.Sprintf("not renewed, ends in %.0f s", remaining)
 }
 
 // Reload is what came of the reloads of the configuration. The last one's
@@ -143,12 +201,11 @@ type Reload struct {
 	Refused   int64 `json:"refused"`
 }
 
-// Conflicts are where something else is in force than this replica's configuration says, under the same version, so
-// that nothing resolves them but a higher one.
-type Conflicts struct {
+// Mismatch is where something else is in force than this replica's configuration says.
+type Mismatch struct {
 	Total     int      `json:"total"`               // buckets, and one each for templates and pools
 	Buckets   []string `json:"buckets,omitempty"`   // the first ones by key
-	Templates string   `json:"templates,omitempty"` // what is in conflict, or empty
+	Templates string   `json:"templates,omitempty"` // what is in force of them, or empty
 	Pools     string   `json:"pools,omitempty"`
 }
 
@@ -186,6 +243,8 @@ type Bucket struct {
 	// Conflict tells that it differs under the same version, Outdated that its version is below the one in force.
 	Conflict bool `json:"conflict,omitempty"`
 	Outdated bool `json:"outdated,omitempty"`
+	// Override tells that the key has a policy of its own in force, whatever the configuration says.
+	Override bool `json:"override,omitempty"`
 
 	Outstanding int64 `json:"outstanding_tokens"`    // held by consumers in reservations and leases
 	Debt        int64 `json:"debt_tokens,omitempty"` // that refills pay before they add any

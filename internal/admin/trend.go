@@ -14,7 +14,8 @@ func (t Trend) Width() int { return max(1, len(t)) }
 // Height is how many units high a drawn trend is.
 func (t Trend) Height() int { return trendHeight }
 
-// FillArea is the outline of the fill over time, as the path of an SVG: one area for each stretch of time that is known.
+// FillArea is the outline of the fill over time, as the path of an SVG: one area for each stretch of time that is
+// known.
 func (t Trend) FillArea() string {
 	var b strings.Builder
 	for i, p := range t {
@@ -65,4 +66,124 @@ func (t Trend) LeastFill() float64 {
 		}
 	}
 	return least
+}
+
+// ShareTrend is how a share stood in stretches of the same length, the oldest first, in parts of the pool's rate.
+type ShareTrend []ShareTrendPoint
+
+// ShareTrendPoint is how a share stood in a stretch.
+type ShareTrendPoint struct {
+	Known               bool
+	Floor, Lent, Demand float64
+}
+
+// Width is how many units wide a drawn trend is.
+func (t ShareTrend) Width() int { return max(1, len(t)) }
+
+// Height is how many units high a drawn trend is: the pool's rate.
+func (t ShareTrend) Height() int { return trendHeight }
+
+// FloorBand is the floor over time, as the path of an SVG.
+func (t ShareTrend) FloorBand() string {
+	return t.band(func(p ShareTrendPoint) (from, to float64) { return 0, p.Floor })
+}
+
+// LentBand is what is lent beyond the floor, stacked on it.
+func (t ShareTrend) LentBand() string {
+	return t.band(func(p ShareTrendPoint) (from, to float64) { return p.Floor, p.Floor + p.Lent })
+}
+
+// DemandLine is the demand, cut off at the pool's rate.
+func (t ShareTrend) DemandLine() string {
+	var b strings.Builder
+	for i, p := range t {
+		if p.Known {
+			fmt.Fprintf(&b, "M%d %.1fH%d", i, min(trendHeight-0.5, max(0.5, shareY(p.Demand))), i+1)
+		}
+	}
+	return b.String()
+}
+
+func (t ShareTrend) band(of func(ShareTrendPoint) (from, to float64)) string {
+	return band(len(t), func(i int) (from, to float64) {
+		if !t[i].Known {
+			return 0, 0
+		}
+		return of(t[i])
+	})
+}
+
+// band draws a band over so many stretches of time. Neighbours of the same height are one area.
+func band(stretches int, of func(i int) (from, to float64)) string {
+	var b strings.Builder
+	for begin := 0; begin < stretches; {
+		from, to := of(begin)
+		end := begin + 1
+		for ; end < stretches; end++ {
+			if f, t := of(end); f != from || t != to {
+				break
+			}
+		}
+		if to > from {
+			fmt.Fprintf(&b, "M%d %.1fV%.1fH%dV%.1fZ", begin, shareY(from), shareY(to), end, shareY(from))
+		}
+		begin = end
+	}
+	return b.String()
+}
+
+// regionColours is how many colours the page has for regions.
+const regionColours = 6
+
+// RegionBand is a region's share of a pool over time, as the page draws it.
+type RegionBand struct {
+	Region string
+	Colour int
+	Path   string   // of an SVG
+	Now    *float64 // in parts of the pool's rate; nil if it isn't known
+}
+
+// Stack draws the shares of all regions on top of each other, the first one at the bottom.
+func (s Share) Stack() []RegionBand {
+	var list []RegionBand
+	below := map[int]float64{} // the height so far, by stretch of time
+	for n, r := range s.Regions {
+		one := RegionBand{Region: r.Region, Colour: n % regionColours}
+		part := func(i int) float64 { return r.Trend[i].Floor + r.Trend[i].Lent }
+		one.Path = band(len(r.Trend), func(i int) (from, to float64) { return below[i], below[i] + part(i) })
+		for i, p := range r.Trend {
+			below[i] += part(i)
+			if p.Known && i >= len(r.Trend)-2 { // the present stretch may have just begun
+				now := part(i)
+				one.Now = &now
+			}
+		}
+		list = append(list, one)
+	}
+	return list
+}
+
+// shareY is how far from the top a part of the pool's rate is drawn.
+func shareY(part float64) float64 { return trendHeight * (1 - min(1, max(0, part))) }
+
+// Bands are a share of a pool, in hundredths of the pool's rate.
+type Bands struct {
+	Floor, Lent, Demand float64
+	text                string
+}
+
+// String says the same in words.
+func (b Bands) String() string { return b.text }
+
+// Bands are how the share is drawn; nil if the pool has left the configuration.
+func (s Share) Bands() *Bands {
+	if s.Limit == 0 {
+		return nil
+	}
+	part := func(rate float64) float64 { return 100 * min(1, rate/s.Limit) }
+	return &Bands{
+		Floor: part(min(s.Floor, s.Rate)), Lent: part(max(0, s.Rate-s.Floor)), Demand: min(part(s.Demand), 99),
+		text: fmt.Sprintf("%s/s of %s/s, of which %s/s are the floor; the demand is %s/s",
+			decimal(s.Rate), decimal(s.Limit), decimal(s.Floor), decimal(s.Demand)),
+	}
 }

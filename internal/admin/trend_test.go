@@ -17,6 +17,33 @@ func TestATrendIsDrawnWhereItIsKnown(t *testing.T) {
 	require.Equal(t, 1.0, Trend{{}}.LeastFill())
 }
 
+func TestASharesFloorAndWhatIsLentAreStacked(t *testing.T) {
+	t.Parallel()
+	trend := ShareTrend{{Known: true, Floor: 0.25, Lent: 0.5, Demand: 2}, {}, {Known: true, Floor: 0.25, Demand: 0.25}}
+	require.Equal(t, "M0 24.0V18.0H1V24.0ZM2 24.0V18.0H3V24.0Z", trend.FloorBand())
+	require.Equal(t, "M0 18.0V6.0H1V18.0Z", trend.LentBand())
+	require.Equal(t, "M0 0.5H1M2 18.0H3", trend.DemandLine())
+}
+
+func TestTheSharesOfAllRegionsAreStacked(t *testing.T) {
+	t.Parallel()
+	half, quarter := ShareTrendPoint{Known: true, Floor: 0.25, Lent: 0.25}, ShareTrendPoint{Known: true, Floor: 0.25}
+	s := Share{Regions: []RegionShare{
+		{"ap", ShareTrend{half, half, quarter, half}}, {"eu", ShareTrend{{}, quarter, half, {}}}, {"us", ShareTrend{half}},
+	}}
+	s.Regions[2].Trend = append(s.Regions[2].Trend, ShareTrendPoint{}, ShareTrendPoint{}, ShareTrendPoint{})
+	stack := s.Stack()
+	require.Len(t, stack, 3)
+	require.Equal(t, "M0 24.0V12.0H2V24.0ZM2 24.0V18.0H3V24.0ZM3 24.0V12.0H4V24.0Z", stack[0].Path)
+	require.Equal(t, "M1 12.0V6.0H2V12.0ZM2 18.0V6.0H3V18.0Z", stack[1].Path, "on top of ap")
+	require.Equal(t, "M0 12.0V0.0H1V12.0Z", stack[2].Path)
+	require.Equal(t, 0.5, *stack[0].Now)
+	require.Equal(t, 0.5, *stack[1].Now, "the present stretch may have just begun")
+	require.Nil(t, stack[2].Now, "nothing was heard of it for long")
+	require.Equal(t, []int{0, 1, 2}, []int{stack[0].Colour, stack[1].Colour, stack[2].Colour})
+	require.Empty(t, Share{}.Stack())
+}
+
 func TestCountsAreInWords(t *testing.T) {
 	t.Parallel()
 	require.Equal(t, "1 bucket", count(1, "bucket"))

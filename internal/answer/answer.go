@@ -32,8 +32,7 @@ func NewResult(key string, r fetch.Result) Result {
 	}
 }
 
-// millis rounds up, so that who waits that long waits long enough. A time that
-// isn't known is null.
+// millis rounds up, so that a caller that waits that long waits long enough. A time that isn't known is null.
 func millis(d time.Duration) *int64 {
 	if d == fetch.Never {
 		return nil
@@ -113,7 +112,8 @@ type Settlement struct {
 // NewSettlement is s, of the reservation id of the bucket key.
 func NewSettlement(key, id string, s fetch.Settlement) Settlement {
 	return Settlement{
-		Key: key, ID: id, Returned: s.Returned, Clamped: s.Clamped, Void: s.Void, Charged: s.Charged, Owed: s.Owed, Forgiven: s.Forgiven,
+		Key: key, ID: id, Returned: s.Returned, Clamped: s.Clamped, Void: s.Void, Charged: s.Charged, Owed: s.Owed,
+		Forgiven:  s.Forgiven,
 		Remaining: s.Remaining, Again: s.Again,
 	}
 }

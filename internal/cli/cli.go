@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -24,6 +25,13 @@ func UnknownCommand(cmd *cobra.Command, args []string) error {
 		msg += ": did you mean " + strings.Join(near, " or ") + "?"
 	}
 	return errors.New(msg)
+}
+
+// Unreadable tells whether an error is that a file is missing or can't be read. It is a failure and no wrong usage, in
+// every command.
+func Unreadable(err error) bool {
+	var of *fs.PathError
+	return errors.As(err, &of)
 }
 
 // VersionCommand prints which version of a program this is.

@@ -91,7 +91,8 @@ func TestWhatOnlyAStartCanChangeIsNamed(t *testing.T) {
 	require.True(t, change.Level)
 
 	old := edited(t, "version: 7", etcd)
-	change, err = old.To(edited(t, "version: 7", strings.Replace(etcd, "version: 7", "version: 8\nrefill_interval: 50ms", 1)))
+	change, err = old.To(edited(t, "version: 7",
+		strings.Replace(etcd, "version: 7", "version: 8\nrefill_interval: 50ms", 1)))
 	require.NoError(t, err)
 	require.Equal(t, []string{"refill_interval"}, change.Restart, "the pulse keeps its interval")
 }

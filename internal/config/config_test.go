@@ -23,7 +23,8 @@ func TestParseFillsInDefaults(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []string{"127.0.0.1:6379"}, c.Redis.URL.Addrs)
 	require.Zero(t, c.Version)
-	require.Equal(t, config.Election{Mode: config.ModeRace, Etcd: config.Etcd{Prefix: "/refiller", TTL: 5 * time.Second}}, c.Election)
+	require.Equal(t, config.Election{Mode: config.ModeRace, Etcd: config.Etcd{Prefix: "/refiller", TTL: 5 * time.Second}},
+		c.Election)
 	require.Equal(t, 100*time.Millisecond, c.RefillInterval)
 	require.Equal(t, []config.Bucket{{Key: "a", Policy: policy.Policy{
 		Capacity: 10, Rate: policy.PerSecond(5), Interval: 100 * time.Millisecond,
@@ -70,7 +71,8 @@ log: {level: debug, format: json}
 	require.Equal(t, "watcher", r.SentinelUsername)
 	require.Equal(t, "/run/secrets/sentinel", r.SentinelPassword.File())
 	require.Equal(t, "k.pem", r.TLS.Key)
-	require.Equal(t, [3]time.Duration{time.Second, 250 * time.Millisecond, 2 * time.Second}, [3]time.Duration{r.DialTimeout, r.ReadTimeout, r.WriteTimeout})
+	require.Equal(t, [3]time.Duration{time.Second, 250 * time.Millisecond, 2 * time.Second},
+		[3]time.Duration{r.DialTimeout, r.ReadTimeout, r.WriteTimeout})
 	require.Equal(t, 7, r.PoolSize)
 	require.EqualValues(t, 12, c.Version)
 	e := c.Election
@@ -85,9 +87,11 @@ log: {level: debug, format: json}
 	empty := int64(0)
 	require.Equal(t, policy.Policy{
 		Capacity: 100, Rate: policy.Rate{Tokens: 10, Per: time.Minute}, Interval: time.Second, Initial: &empty,
-		OnLoss: policy.LossFull, OnRollback: policy.RollbackKeep, CarryOver: policy.CarryReset, Degraded: policy.DegradedLocal,
+		OnLoss: policy.LossFull, OnRollback: policy.RollbackKeep, CarryOver: policy.CarryReset,
+		Degraded: policy.DegradedLocal,
 	}, c.Buckets[0].Policy)
-	require.Equal(t, policy.Policy{Capacity: 100, Steps: policy.Every(time.Hour), StepTokens: 40, Interval: 50 * time.Millisecond, Strict: true}, c.Buckets[1].Policy)
+	require.Equal(t, policy.Policy{Capacity: 100, Steps: policy.Every(time.Hour), StepTokens: 40,
+		Interval: 50 * time.Millisecond, Strict: true}, c.Buckets[1].Policy)
 	require.Equal(t, "0 9 * * 1-5 Europe/Berlin", c.Buckets[2].Policy.Steps.String())
 	require.Equal(t, policy.DegradedOpen, c.Buckets[2].Policy.Degraded)
 	require.True(t, c.Buckets[2].Policy.Shadow)
@@ -140,10 +144,12 @@ func TestFlagBeatsEnvironmentBeatsFile(t *testing.T) {
 
 func TestEveryVariableIsRead(t *testing.T) {
 	t.Parallel()
-	c, err := config.Load(config.Source{Path: write(t, "redis: {password_file: gone}\nelection:\nbuckets: [{key: a, capacity: 10, rate: 5/s}]\n"), Env: vars(
+	c, err := config.Load(config.Source{Path: write(t,
+		"redis: {password_file: gone}\nelection:\nbuckets: [{key: a, capacity: 10, rate: 5/s}]\n"), Env: vars(
 		"REFILLER_REGION", "17", "REFILLER_LISTEN", "h:1", "REFILLER_LOG_LEVEL", "off", "REFILLER_LOG_FORMAT", "json",
 		"REFILLER_REDIS_URL", "rediss-sentinel://h/m", "REFILLER_REDIS_USERNAME", "u", "REFILLER_REDIS_PASSWORD", "p",
-		"REFILLER_REDIS_SENTINEL_PASSWORD", "s", "REFILLER_REDIS_CA", "1", "REFILLER_REDIS_CERT", "2", "REFILLER_REDIS_KEY", "3",
+		"REFILLER_REDIS_SENTINEL_PASSWORD", "s", "REFILLER_REDIS_CA", "1", "REFILLER_REDIS_CERT", "2", "REFILLER_REDIS_KEY",
+		"3",
 		"REFILLER_ELECTION_MODE", "etcd", "REFILLER_ETCD_ENDPOINTS", "h1:1, h2:2", "REFILLER_ETCD_USERNAME", "eu",
 		"REFILLER_ETCD_PASSWORD", "ep", "REFILLER_ETCD_CA", "4", "REFILLER_ETCD_CERT", "5", "REFILLER_ETCD_KEY", "6",
 	)})
@@ -168,7 +174,8 @@ func TestEveryVariableIsRead(t *testing.T) {
 	require.Equal(t, [3]string{"4", "5", "6"}, [3]string{c.Election.TLS.CA, c.Election.TLS.Cert, c.Election.TLS.Key})
 
 	c, err = config.Load(config.Source{
-		Path: write(t, good), Env: vars("REFILLER_REDIS_PASSWORD_FILE", "rf", "REFILLER_ETCD_USERNAME", "u", "REFILLER_ETCD_PASSWORD_FILE", "ef"),
+		Path: write(t, good), Env: vars("REFILLER_REDIS_PASSWORD_FILE", "rf", "REFILLER_ETCD_USERNAME", "u",
+			"REFILLER_ETCD_PASSWORD_FILE", "ef"),
 	})
 	require.NoError(t, err)
 	require.Equal(t, "rf", c.Redis.Password.File())
@@ -197,7 +204,8 @@ func TestMisspelledVariablesAreReported(t *testing.T) {
 	_, err = config.Load(config.Source{Path: path, Env: vars(
 		"REFILLER_IDENTITY", "a", "REFILLER_ENVIRONMENT", "prod", "REFILLER_SERVE_HTTP", ":1", "REFILLER_REDIS_PASSWRD", "",
 		// What Kubernetes sets for Services called refiller and refiller-redis.
-		"REFILLER_SERVICE_HOST", "10.0.0.1", "REFILLER_SERVICE_PORT", "9090", "REFILLER_SERVICE_PORT_ADMIN", "9090", "REFILLER_PORT", "tcp://10.0.0.1:9090",
+		"REFILLER_SERVICE_HOST", "10.0.0.1", "REFILLER_SERVICE_PORT", "9090", "REFILLER_SERVICE_PORT_ADMIN", "9090",
+		"REFILLER_PORT", "tcp://10.0.0.1:9090",
 		"REFILLER_PORT_9090_TCP", "x", "REFILLER_PORT_9090_TCP_ADDR", "10.0.0.1", "REFILLER_REDIS_SERVICE_HOST", "10.0.0.2",
 		"REFILLER_REDIS_PORT", "tcp://10.0.0.2:6379", "REFILLER_REDIS_PORT_6379_TCP_PROTO", "tcp",
 	)})
@@ -211,7 +219,8 @@ func TestConnectionsNeedNoFile(t *testing.T) {
 	require.Equal(t, "redis://127.0.0.1:6379", c.Redis.String())
 	require.Empty(t, c.PoolRegistry.Endpoints)
 
-	c, err = config.Connections(vars("REFILLER_REDIS_URL", "rediss://h", "REFILLER_REDIS_CA", "ca", "REFILLER_REDIS_PASSWORD_FILE", "f", "REFILLER_ETCD_ENDPOINTS", "e:1"),
+	c, err = config.Connections(vars("REFILLER_REDIS_URL", "rediss://h", "REFILLER_REDIS_CA", "ca",
+		"REFILLER_REDIS_PASSWORD_FILE", "f", "REFILLER_ETCD_ENDPOINTS", "e:1"),
 		config.Override{Source: "--redis", Field: "redis.url", Value: "rediss://u:p@other"})
 	require.NoError(t, err)
 	require.Equal(t, "rediss://u:xxxxx@other:6379", c.Redis.String())
@@ -272,7 +281,8 @@ func TestSecretsAreNotShown(t *testing.T) {
 	require.NoError(t, err)
 	asJSON, err := json.Marshal(c)
 	require.NoError(t, err)
-	for _, shown := range []string{fmt.Sprintf("%v %+v %#v", c, c, c), c.Summary(), fmt.Sprint(c.LogFields()...), string(asJSON)} {
+	for _, shown := range []string{fmt.Sprintf("%v %+v %#v", c, c, c), c.Summary(), fmt.Sprint(c.LogFields()...),
+		string(asJSON)} {
 		require.NotContains(t, shown, secret)
 		require.Contains(t, shown, "127.0.0.1:6379")
 	}

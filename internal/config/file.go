@@ -13,7 +13,7 @@ import (
 
 // file is the whole.
 type file struct {
-	// Region that this replica is in. It is required with pools.
+	// Region of this replica; required with pools.
 	Region string `yaml:"region" is:"region" env:"REGION"`
 	// Where the buckets are.
 	Redis redisconn.Options `yaml:"redis" env:"REDIS_"`
@@ -22,10 +22,9 @@ type file struct {
 
 	// Who refills, and how etcd is reached.
 	Election Election `yaml:"election" env:""`
-	// The etcd in which the regions meet to share pools, if that isn't the election's: so elections can stay within a
-	// region, and only pools cross regions.
+	// The etcd in which the regions share pools, if that isn't the election's.
 	PoolRegistry *Etcd `yaml:"pool_registry" env:"POOL_REGISTRY_"`
-	// Address of the admin server: metrics, health, status page. Port 0 is any free one.
+	// Address of the admin server: metrics, health, status page.
 	Listen string `yaml:"listen" is:"listen" default:"127.0.0.1:9090" env:"LISTEN"`
 	// What is logged on stderr.
 	Log logging `yaml:"log" env:"LOG_"`
@@ -33,19 +32,17 @@ type file struct {
 
 // agreed is what all replicas of a region must agree on. It may stand in a document that they share.
 type agreed struct {
-	// Fences the policies: a higher version replaces a lower one, never the other way round. Raise it whenever a policy
-	// changes.
+	// Fences the policies: a higher version replaces a lower one, never the reverse. Raise it with every change.
 	Version int64 `yaml:"version" is:"version" default:"0"`
-	// Fences the pools in the same way, among all regions. Its default is version; give it where buckets of one region
-	// change without the pools.
+	// Fences the pools among all regions, by default version; give it where buckets of one region change alone.
 	PoolsVersion *int64 `yaml:"pools_version" is:"version"`
-	// Time between two refills of a bucket that has no interval of its own.
+	// Default of interval.
 	RefillInterval time.Duration `yaml:"refill_interval" is:"interval" default:"100ms"`
-	// Buckets to keep full: at least one, unless there are templates or pools. Each has one of rate, every and cron.
+	// Buckets to keep full. There is at least one bucket, template or pool.
 	Buckets []bucket `yaml:"buckets"`
-	// Policies for every key with a prefix, up to 256. An empty list ends those published before.
+	// Policies for every key with a prefix, up to 256. An empty list ends all.
 	Templates []template `yaml:"templates"`
-	// Rates that several regions share, the same in all of them. An empty list ends them all.
+	// Rates that regions share, the same in all of them. An empty list ends all.
 	Pools []sharedPool `yaml:"pools"`
 }
 
@@ -60,9 +57,9 @@ type Election struct {
 // pools' registry has the election's.
 type Etcd struct {
 	etcdconn.Options `yaml:",inline" env:""`
-	// Beginning of all keys in etcd, by default /refiller; of the pool registry, that of the election.
+	// Beginning of all keys in etcd, by default /refiller; of the pool registry, the election's.
 	Prefix string `yaml:"prefix" is:"prefix" env:"PREFIX"`
-	// How long a lease outlasts its holder, by default 5s; of the pool registry, that of the election.
+	// How long a lease outlasts its holder, by default 5s; of the pool registry, the election's.
 	TTL time.Duration `yaml:"ttl" is:"ttl"`
 }
 
@@ -78,38 +75,36 @@ type logging struct {
 type limits struct {
 	// Most tokens the bucket holds: at least those of two refill intervals.
 	Capacity int64 `yaml:"capacity,required" is:"tokens"`
-	// Tokens that fall due, evenly over time.
+	// Tokens that fall due, evenly over time. A bucket has one of rate, every and cron.
 	Rate policy.Rate `yaml:"rate" is:"rate"`
-	// Tokens of a new bucket, at most its capacity, which is the default.
+	// Tokens of a new bucket, by default its capacity, which is the most.
 	Initial *int64 `yaml:"initial" is:"tokens or none"`
-	// Time between two refills, by default refill_interval.
+	// Time between two refills, by default refill_interval. A new bucket opens after two.
 	Interval time.Duration `yaml:"interval" is:"interval"`
 	// What the bucket holds after Redis has lost it.
 	OnLoss policy.Loss `yaml:"on_loss" is:"on_loss" default:"empty"`
-	// What the bucket holds after Redis came back with an older state: nothing, or, for quotas of a day, what it had then.
+	// What the bucket holds after Redis came back with an older state: nothing, or what it had then.
 	OnRollback policy.Rollback `yaml:"on_rollback" is:"on_rollback" default:"empty"`
-	// What becomes of the tokens when the policy changes. No choice adds any.
+	// What becomes of the tokens when the policy changes; none adds any.
 	CarryOver policy.CarryOver `yaml:"carry_over" is:"carry_over" default:"keep"`
-	// What consumers do while Redis doesn't answer: give an error, admit everything, or limit by themselves at a share of
-	// the rate.
+	// What consumers do while Redis is away: give an error, admit everything, or limit at a share of the rate.
 	Degraded policy.Degraded `yaml:"degraded" is:"degraded" default:"closed"`
-	// Have consumers admit what the bucket denies, and count it: a trial of a policy.
+	// Have consumers admit and count what the bucket denies.
 	Shadow bool `yaml:"shadow" is:"truth" default:"false"`
-	// Keep room in the bucket for tokens that are outstanding in reservations and leases, so that the bound holds with
-	// these too.
+	// Keep room for tokens that are outstanding, so that the bound holds with reservations and leases.
 	Strict bool `yaml:"strict" is:"truth" default:"false"`
 }
 
 // bucket is a bucket and when its tokens fall due.
 type bucket struct {
-	// Name of the bucket, and its key in Redis. It is there once in the file.
+	// Name of the bucket, and its key in Redis.
 	Key    string `yaml:"key,required" is:"key"`
 	limits `yaml:",inline"`
-	// How often tokens fall due at once, at whole multiples of that time since 1970.
+	// How often tokens fall due at once, in multiples since 1970.
 	Every time.Duration `yaml:"every" is:"step"`
 	// When tokens fall due at once.
 	Cron string `yaml:"cron" is:"cron"`
-	// Tokens that fall due at once, with every and cron: at most the capacity.
+	// Tokens that fall due at once, with every and cron, at most the capacity.
 	Tokens int64 `yaml:"tokens" is:"tokens"`
 	// Time zone of cron, by default UTC.
 	TimeZone *time.Location `yaml:"time_zone" is:"zone"`
@@ -119,10 +114,10 @@ type bucket struct {
 type template struct {
 	// Beginning of the keys; a * stands for a segment between colons.
 	Prefix string `yaml:"prefix,required" is:"template prefix"`
-	// refilled: by refillers. lazy: by the takes themselves; then interval, on_loss and on_rollback have no effect.
+	// lazy: tokens fall due at takes, and interval, on_loss and on_rollback have no effect.
 	Enforce policy.Enforce `yaml:"enforce" is:"enforce" default:"refilled"`
 	limits  `yaml:",inline"`
-	// Most buckets of the template that exist at once, if it is refilled; 0: no bound.
+	// Most buckets of a refilled template that exist at once; 0: no bound.
 	MaxKeys int64 `yaml:"max_keys" is:"tokens or none" default:"0"`
 }
 
@@ -136,22 +131,21 @@ type sharedPool struct {
 	Capacity int64 `yaml:"capacity,required" is:"tokens"`
 	// Time between two refills.
 	Interval time.Duration `yaml:"interval" is:"interval" default:"100ms"`
-	// Part of the rate that floors may take together. What they take is guaranteed, and can't move to another region.
+	// Part of the rate that floors may take together; it can't move to another region.
 	FloorShare int64 `yaml:"floor_share" is:"floor share" default:"20%"`
-	// Regions that share the pool, by name, up to 100.
+	// Regions by name, up to 100.
 	Regions []poolRegion `yaml:"regions,required"`
 }
 
 // poolRegion is a region's part in a pool.
 type poolRegion struct {
 	Name string `yaml:",key" is:"region"`
-	// The region's part, against those of the others, of what is short or spare.
+	// The region's part of what is short or spare.
 	Weight int64 `yaml:"weight" is:"weight" default:"1"`
-	// Rate that is always the region's, by default its part, by weight, of floor_share of the rate.
+	// Rate that is always the region's, by default its part, by weight, of floor_share.
 	Floor policy.Rate `yaml:"floor" is:"rate"`
-	// Capacity of the region's bucket: at least two intervals of the pool's rate, by default the region's part, by weight,
-	// of the capacity.
+	// Capacity of the region's bucket: at least two intervals of the pool's rate, by default its part by weight.
 	Burst int64 `yaml:"burst" is:"tokens"`
-	// Most that the region gets: at least its floor, by default no limit.
+	// Most that the region gets, at least its floor, by default no limit.
 	Ceiling policy.Rate `yaml:"ceiling" is:"rate"`
 }

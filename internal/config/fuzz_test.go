@@ -22,7 +22,8 @@ func FuzzParse(f *testing.F) {
 		"redis: {url: \"redis-sentinel://h/m\"}\nbuckets: [{key: a, capacity: 1, cron: \"0 0 29 2 *\", tokens: 1, time_zone: Asia/Tokyo}]\n",
 		"redis: {url: \"unix:///s?db=1\"}\nbuckets: [{key: a, capacity: 9, every: 1h, tokens: 1}, {key: a}, [], x]\n",
 		goodPools, "region: x\nelection: {endpoints: [h:1]}\nredis: {url: \"redis://h\"}\npools: []\n",
-		good + template("prefix: \"user:\", enforce: lazy, capacity: 60, rate: 1/s"), good + "templates: [{prefix: \"\"}, {prefix: \"\"}, [], x]\n",
+		good + template("prefix: \"user:\", enforce: lazy, capacity: 60, rate: 1/s"),
+		good + "templates: [{prefix: \"\"}, {prefix: \"\"}, [], x]\n",
 		"pools: [{regions: {a: , a: {}, [b]: {weight: 0}, \"\": x}}, {name: p, rate: 1/us, capacity: 1, regions: {a: {floor: 1/s, burst: 0}}}, x]\n",
 	} {
 		f.Add([]byte(seed))

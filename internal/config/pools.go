@@ -37,7 +37,8 @@ func (f *file) pools(d *fields.Decoder, c Config) []pool.Pool {
 		if !d.Given(line) {
 			line = at.Field("pools")
 		}
-		d.BadAt(line, endpoints, "it is required with pools, which meet in etcd: want its addresses, such as [127.0.0.1:2379]")
+		d.BadAt(line, endpoints,
+			"it is required with pools, which meet in etcd: want its addresses, such as [127.0.0.1:2379]")
 	}
 	if d.Err() == nil {
 		if err := (pool.Settings{Version: c.PoolsVersion, Pools: list}).Validate(); err != nil {
@@ -50,7 +51,8 @@ func (f *file) pools(d *fields.Decoder, c Config) []pool.Pool {
 func (s *sharedPool) pool() pool.Pool {
 	p := pool.Pool{Name: s.Name, Rate: s.Rate, Capacity: s.Capacity, Interval: s.Interval, FloorShare: s.FloorShare}
 	for _, r := range s.Regions {
-		p.Regions = append(p.Regions, pool.Region(r))
+		p.Regions = append(p.Regions,
+			pool.Region{Name: r.Name, Weight: r.Weight, Floor: r.Floor, Burst: r.Burst, Ceiling: r.Ceiling})
 	}
 	return p
 }

@@ -33,7 +33,8 @@ func TestParseReadsPools(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, c.Buckets)
 	require.Equal(t, []pool.Pool{{
-		Name: "payments", Rate: policy.PerSecond(10_000), Capacity: 20_000, Interval: 50 * time.Millisecond, FloorShare: 20, Regions: []pool.Region{
+		Name: "payments", Rate: policy.PerSecond(10_000), Capacity: 20_000, Interval: 50 * time.Millisecond, FloorShare: 20,
+		Regions: []pool.Region{
 			{Name: "eu", Weight: 2, Floor: policy.PerSecond(1000)},
 			{Name: "us", Weight: 1, Floor: policy.PerSecond(500), Burst: 6000, Ceiling: policy.PerSecond(9000)},
 		},
@@ -78,31 +79,45 @@ func TestParseReportsFieldLineAndRangeOfPools(t *testing.T) {
 		{"no rate", "    rate: 10000/s\n", "", "pools[0].rate", 6, "it is required"},
 		{"rate without a time", "10000/s", "10000", "pools[0].rate", 7, "has no time"},
 		{"no capacity", "    capacity: 20000\n", "", "pools[0].capacity", 6, "it is required"},
-		{"capacity beyond what is exact", "capacity: 20000", "capacity: 9007199254740992", "pools[0].capacity", 8, "from 1 to 1125899906842624"},
+		{"capacity beyond what is exact", "capacity: 20000", "capacity: 9007199254740992", "pools[0].capacity", 8,
+			"from 1 to 1125899906842624"},
 		{"interval", "50ms", "2h", "pools[0].interval", 9, "from 1ms to 1h"},
 		{"no regions", "    regions:\n      eu: {weight: 2, floor: 1000/s}\n      us: {weight: 1, floor: 500/s, burst: 6000, ceiling: 9000/s}\n", "", "pools[0].regions", 6, "it is required"},
-		{"regions are a list", "regions:\n      eu: {weight: 2, floor: 1000/s}\n      us:", "regions:\n      - eu: {weight: 2, floor: 1000/s}\n      - us:", "pools[0].regions", 11, "not a list"},
+		{"regions are a list", "regions:\n      eu: {weight: 2, floor: 1000/s}\n      us:",
+			"regions:\n      - eu: {weight: 2, floor: 1000/s}\n      - us:", "pools[0].regions", 11, "not a list"},
 		{"regions are none", "regions:\n      eu: {weight: 2, floor: 1000/s}\n      us: {weight: 1, floor: 500/s, burst: 6000, ceiling: 9000/s}", "regions: {}", "pools[0].regions", 10, "0 of them: want 1 to 100"},
-		{"region twice", "us: {weight: 1", "eu: {weight: 1", "pools[0].regions.eu", 12, "given twice: the first is on line 11"},
+		{"region twice", "us: {weight: 1", "eu: {weight: 1", "pools[0].regions.eu", 12,
+			"given twice: the first is on line 11"},
 		{"region with a space", "us: {weight: 1", "u s: {weight: 1", "pools[0].regions.u s", 12, "letters, digits"},
 		{"weight", "weight: 2", "weight: 0", "pools[0].regions.eu.weight", 11, "from 1 to 1000000"},
 		{"burst", "burst: 6000", "burst: -1", "pools[0].regions.us.burst", 12, "from 1 to 1125899906842624"},
 		{"floor", "floor: 500/s", "floor: 0/s", "pools[0].regions.us.floor", 12, "tokens must be a whole number from 1"},
-		{"floors together", "floor: 500/s", "floor: 1500/s", "pools[0].regions", 11, "the floors are 25 % of the rate together: want at most floor_share, 20 %"},
+		{"floors together", "floor: 500/s", "floor: 1500/s", "pools[0].regions", 11,
+			"the floors are 25 % of the rate together: want at most floor_share, 20 %"},
 		{"bursts together", "burst: 6000", "burst: 6668", "pools[0].regions", 11, "the bursts are 20001 together"},
-		{"burst below two intervals", "burst: 6000", "burst: 999", "pools[0].regions.us.burst", 12, "999 is below 1000, the tokens of two refill intervals of 50ms"},
-		{"ceiling below the floor", "ceiling: 9000/s", "ceiling: 499/s", "pools[0].regions.us.ceiling", 12, "below the floor"},
+		{"burst below two intervals", "burst: 6000", "burst: 999", "pools[0].regions.us.burst", 12,
+			"999 is below 1000, the tokens of two refill intervals of 50ms"},
+		{"ceiling below the floor", "ceiling: 9000/s", "ceiling: 499/s", "pools[0].regions.us.ceiling", 12,
+			"below the floor"},
 		{"rate and interval too large", "rate: 10000/s", "rate: 9007199254/us", "pools[0].rate", 7, "is not below 2^53"},
-		{"floor share", "    interval: 50ms", "    floor_share: 120%", "pools[0].floor_share", 9, "a percentage from 1% to 100%"},
-		{"floor share without a sign", "    interval: 50ms", "    floor_share: 0.4", "pools[0].floor_share", 9, "0.4 is not a percentage from 1% to 100%"},
-		{"registry without endpoints", "pools:\n", "pool_registry: {prefix: /x}\npools:\n", "pool_registry.endpoints", 5, "it is required here"},
-		{"registry's user", "pools:\n", "pool_registry: {endpoints: [h:1], username: u}\npools:\n", "pool_registry.username", 5, "has no password"},
-		{"name of a bucket", "", "buckets: [{key: payments, capacity: 9, rate: 1/s}]\n", "pools[0].name", 6, "already the key of a bucket"},
-		{"name twice", "pools:\n", "pools:\n  - {name: payments, rate: 1/s, capacity: 9, regions: {eu: {}}}\n", "pools[1].name", 7, "already the name of the pool on line 6"},
-		{"endpoints", "{endpoints: [\"127.0.0.1:2379\"]}", "{mode: race}", "election.endpoints", 4, "it is required with pools"},
+		{"floor share", "    interval: 50ms", "    floor_share: 120%", "pools[0].floor_share", 9,
+			"a percentage from 1% to 100%"},
+		{"floor share without a sign", "    interval: 50ms", "    floor_share: 0.4", "pools[0].floor_share", 9,
+			"0.4 is not a percentage from 1% to 100%"},
+		{"registry without endpoints", "pools:\n", "pool_registry: {prefix: /x}\npools:\n", "pool_registry.endpoints", 5,
+			"it is required here"},
+		{"registry's user", "pools:\n", "pool_registry: {endpoints: [h:1], username: u}\npools:\n", "pool_registry.username",
+			5, "has no password"},
+		{"name of a bucket", "", "buckets: [{key: payments, capacity: 9, rate: 1/s}]\n", "pools[0].name", 6,
+			"already the key of a bucket"},
+		{"name twice", "pools:\n", "pools:\n  - {name: payments, rate: 1/s, capacity: 9, regions: {eu: {}}}\n",
+			"pools[1].name", 7, "already the name of the pool on line 6"},
+		{"endpoints", "{endpoints: [\"127.0.0.1:2379\"]}", "{mode: race}", "election.endpoints", 4,
+			"it is required with pools"},
 		{"election", "election: {endpoints: [\"127.0.0.1:2379\"]}", "", "election.endpoints", 6, "it is required with pools"},
 		{"no region", "region: eu\n", "", "region", 1, "it is required with pools"},
-		{"region unknown", "region: eu", "region: eus", "region", 1, "is in no pool, whose regions are eu, us: did you mean eu?"},
+		{"region unknown", "region: eu", "region: eus", "region", 1,
+			"is in no pool, whose regions are eu, us: did you mean eu?"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
@@ -133,7 +148,8 @@ func TestPoolsHaveAVersionAndARegistryOfTheirOwn(t *testing.T) {
 	require.False(t, c.RegistryApart())
 	require.Equal(t, c.Election.Etcd, c.PoolRegistry)
 
-	own := strings.Replace(goodPools, "pools:\n", "pools_version: 3\npool_registry: {endpoints: [\"https://global:2379\"], ttl: 10s, tls: {ca: g.pem}}\npools:\n", 1)
+	own := strings.Replace(goodPools, "pools:\n",
+		"pools_version: 3\npool_registry: {endpoints: [\"https://global:2379\"], ttl: 10s, tls: {ca: g.pem}}\npools:\n", 1)
 	own = strings.Replace(own, "    interval: 50ms", "    floor_share: 40%", 1)
 	c, err = config.Parse([]byte(strings.Replace(own, "500/s", "3000/s", 1)))
 	require.NoError(t, err)
@@ -145,25 +161,31 @@ func TestPoolsHaveAVersionAndARegistryOfTheirOwn(t *testing.T) {
 	require.Equal(t, 10*time.Second, c.PoolRegistry.TTL)
 	require.Equal(t, []string{"127.0.0.1:2379"}, c.Election.Endpoints)
 
-	next, err := config.Parse([]byte(strings.NewReplacer("500/s", "3000/s", "version: 7", "version: 8", "10000/s", "10001/s").Replace(own)))
+	next, err := config.Parse([]byte(strings.NewReplacer("500/s", "3000/s", "version: 7", "version: 8", "10000/s",
+		"10001/s").Replace(own)))
 	require.NoError(t, err)
 	_, err = c.To(next)
-	require.ErrorContains(t, err, "pools_version: 3 is in force already with other pools", "the pools' version counts for pools")
-	next, err = config.Parse([]byte(strings.NewReplacer("500/s", "3000/s", "version: 7", "version: 8", "pools_version: 3", "pools_version: 2").Replace(own)))
+	require.ErrorContains(t, err, "pools_version: 3 is in force already with other pools",
+		"the pools' version counts for pools")
+	next, err = config.Parse([]byte(strings.NewReplacer("500/s", "3000/s", "version: 7", "version: 8", "pools_version: 3",
+		"pools_version: 2").Replace(own)))
 	require.NoError(t, err)
 	_, err = c.To(next)
 	require.ErrorContains(t, err, "pools_version: 2 is below 3")
 
 	// Races need no etcd of their own.
-	_, err = config.Parse([]byte(strings.Replace(strings.Replace(own, "500/s", "3000/s", 1), "{endpoints: [\"127.0.0.1:2379\"]}", "{mode: race}", 1)))
+	_, err = config.Parse([]byte(strings.Replace(strings.Replace(own, "500/s", "3000/s", 1),
+		"{endpoints: [\"127.0.0.1:2379\"]}", "{mode: race}", 1)))
 	require.NoError(t, err)
 }
 
 func TestParseReportsAllProblemsOfPools(t *testing.T) {
 	t.Parallel()
-	_, err := config.Parse([]byte(strings.NewReplacer("weight: 2", "weight: -2", "floor: 500/s", "floor: x", "rate: 10000/s", "rate: 1").Replace(goodPools)))
+	_, err := config.Parse([]byte(strings.NewReplacer("weight: 2", "weight: -2", "floor: 500/s", "floor: x",
+		"rate: 10000/s", "rate: 1").Replace(goodPools)))
 	require.Equal(t, 3, strings.Count(err.Error(), "\n")+1, "%v", err)
-	_, err = config.Parse([]byte(strings.NewReplacer("burst: 6000", "burst: 16000", "1000/s", "9000/s", "9000/s}", "1/s}").Replace(goodPools)))
+	_, err = config.Parse([]byte(strings.NewReplacer("burst: 6000", "burst: 16000", "1000/s", "9000/s", "9000/s}",
+		"1/s}").Replace(goodPools)))
 	require.Equal(t, 3, strings.Count(err.Error(), "\n")+1, "all that is wrong between fields: %v", err)
 }
 

@@ -134,9 +134,8 @@ const referenceHead = `# Configuration
 
 <!-- "make config-docs" makes this page from the structs in internal/config/file.go and their comments. -->
 
-@refiller run --config FILE@ reads one YAML file. @refiller check FILE@ reports every problem in it with its line,
-@refiller diff FILE@ tells what it would change against what is in force, and @refiller config schema@ prints its JSON
-Schema, with which editors complete and check it. A small file:
+@refiller run --config FILE@ reads one YAML file. @refiller check FILE@ reports every problem with its line, and
+@refiller config schema@ prints a JSON Schema for editors. A small file:
 
 @@@yaml
 redis: {url: "redis://127.0.0.1:6379/0"}
@@ -147,21 +146,19 @@ buckets:
 
 ## Rules
 
-- Durations are written as @100ms@, @5s@, @1h30m@ or @7d@, rates as tokens per time: @500/s@, @10/m@, @1000/24h@.
+- Durations are @100ms@, @5s@, @1h30m@ or @7d@, rates @500/s@, @10/m@ or @1000/24h@.
 - Unknown fields, fields given twice, and YAML's anchors, aliases, merge keys and tags are refused. Text that looks like
   a number stands in quotes.
-- **A flag beats its environment variable, which beats the file.** An empty variable counts as unset. Each variable but
-  those of passwords is a flag too, of the commands that need it: @REFILLER_REDIS_CA@ is @--redis-ca@. @--redis@ and
-  @--etcd@ are the addresses. Without a file, flags and variables say it all; @consumer@ has those of Redis.
-- A variable that begins with @REFILLER_@ and that no program reads is refused if its name is close to one of those here
-  or begins as several do (@REFILLER_REDIS_@), but for those that Kubernetes sets for Services.
-- **The configuration file holds no password, and no flag of its own does.** A password is in a file that
-  @password_file@ names, in its variable, or in the URL of @REFILLER_REDIS_URL@ or @--redis@:
-  @redis://user:password(at)host@, percent-encoded where needed. User and password beside a URL count instead of those
-  in it. A variable's or flag's URL with a user or password replaces those of the file.
-- Files with passwords, certificates and keys are read again for each new connection and login, so they can be rotated
-  while everything runs. What a variable holds stays as it was at the start.
-- What can change while a replica runs, and how: [operations](operations.md#change-a-limit).
+- **A flag beats its environment variable, which beats the file.** An empty variable is unset. @REFILLER_REDIS_CA@ is
+  the flag @--redis-ca@, of each command that needs it; @--redis@ and @--etcd@ are the addresses; passwords have no
+  flag. @consumer@ has the variables and flags of Redis alone.
+- An unknown variable is refused if its name is close to one of these or begins as several do (@REFILLER_REDIS_@).
+  Those that Kubernetes sets for Services are not.
+- **The configuration file holds no password.** It is in the file that @password_file@ names, in its variable, or in the
+  URL of @REFILLER_REDIS_URL@ or @--redis@: @redis://user:password(at)host@, percent-encoded. User and password beside a
+  URL replace those in it; those in a variable's or flag's URL replace the file's.
+- Files with passwords, certificates and keys are read again for each new connection and login. Variables are read once.
+- What can change while a replica runs: [operations](operations.md#change-a-limit).
 
 `
 
@@ -194,7 +191,8 @@ func (r *reference) section(title string, list []fields.Field) {
 }
 
 func (r *reference) list(title, before string, list []fields.Field) {
-	again := map[string][]string{} // names, by the section that describes them
+	again := map[string][]string{}     // names, by the section that describes them
+	variables := map[string][]string{} // and their variables
 	for _, f := range list {
 		if f.Name == "tls" {
 			r.list(title, "tls.", f.Fields)
@@ -203,23 +201,22 @@ func (r *reference) list(title, before string, list []fields.Field) {
 		if r.first[f.Type] == "" {
 			r.first[f.Type] = title
 		}
-		name, text := "**`"+before+f.Name+"`**", comment(r.t, r.comments, f)
-		elsewhere := r.first[f.Type] != title
-		if elsewhere && f.Env == "" {
-			again[r.first[f.Type]] = append(again[r.first[f.Type]], name)
+		name, other := "**`"+before+f.Name+"`**", r.first[f.Type]
+		if other == title {
+			r.b.WriteString(wrapped(comment(r.t, r.comments, f)+facts(f), "- "+name+": ", "  ") + "\n")
 			continue
-		} else if elsewhere {
-			text = "As in " + r.first[f.Type] + "."
 		}
-		r.b.WriteString(wrapped(text+facts(f, elsewhere), "- "+name+": ", "  ") + "\n")
+		again[other] = append(again[other], name)
+		variables[other] = append(variables[other], variablesOf(f)...)
 	}
 	for _, other := range slices.Sorted(maps.Keys(again)) {
-		r.b.WriteString(wrapped("As in "+other+".", "- "+strings.Join(again[other], ", ")+": ", "  ") + "\n")
+		text := strings.Join(again[other], ", ") + ": As in " + other + "." + inParentheses(variables[other])
+		r.b.WriteString(wrapped(text, "- ", "  ") + "\n")
 	}
 }
 
-// facts are what the tags say of a field; of one that is described elsewhere, only its variables.
-func facts(f fields.Field, elsewhere bool) string {
+// facts are what the tags say of a field.
+func facts(f fields.Field) string {
 	var facts []string
 	add := func(is bool, text string) {
 		if is {
@@ -227,13 +224,32 @@ func facts(f fields.Field, elsewhere bool) string {
 		}
 	}
 	if f.Kind != nil {
-		add(!elsewhere && f.List, "a list of "+f.Kind.Want)
-		add(!elsewhere && !f.List, f.Kind.Want)
+		want := brief.Replace(f.Kind.Want)
+		add(want != "", want)
 	}
 	add(f.Required, "required")
-	add(f.Default != "" && !elsewhere, "default `"+f.Default+"`")
-	add(f.Env != "", "`"+f.Env+"`")
-	add(f.Secret != "", "`"+f.Secret+"` for the password itself")
+	add(f.Default != "", "default `"+f.Default+"`")
+	return inParentheses(append(facts, variablesOf(f)...))
+}
+
+// brief shortens what a message says of a value to what a reader who sees the rules needs.
+var brief = strings.NewReplacer(
+	"a whole number from ", "", "a duration from ", "", " in whole multiples of 1µs", "", "one of ", "",
+	"a percentage from ", "", "tokens/time such as 500/s, 10/m or 1000/24h", "", "the path of a PEM file", "PEM",
+	"the path of a file", "", "a user's name", "", "the name of a time zone such as ", "such as ",
+)
+
+// variablesOf are those of a field, and of the secret itself.
+func variablesOf(f fields.Field) (names []string) {
+	for _, name := range []string{f.Env, f.Secret} {
+		if name != "" {
+			names = append(names, "`"+name+"`")
+		}
+	}
+	return names
+}
+
+func inParentheses(facts []string) string {
 	if len(facts) == 0 {
 		return ""
 	}

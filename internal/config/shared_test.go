@@ -15,7 +15,8 @@ func loadShared(t *testing.T, shared string) (config.Config, error) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "config.yaml")
 	require.NoError(t, os.WriteFile(path, []byte(good), 0o600))
-	return config.Load(config.Source{Path: path, Shared: config.Shared{Source: "etcd:/refiller/config", Data: []byte(shared)}})
+	return config.Load(config.Source{Path: path,
+		Shared: config.Shared{Source: "etcd:/refiller/config", Data: []byte(shared)}})
 }
 
 func TestWhatIsSharedUnderAHigherVersionStandsInsteadOfTheFiles(t *testing.T) {

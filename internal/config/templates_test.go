@@ -21,12 +21,15 @@ func TestTemplatesAreRead(t *testing.T) {
 	require.EqualValues(t, 7, c.Templates.Version())
 	user := c.Templates.Of("user:42")
 	require.Equal(t, policy.Template{Prefix: "user:", Enforce: policy.EnforceLazy, Policy: policy.Policy{
-		Capacity: 60, Rate: policy.PerSecond(1), Interval: time.Millisecond, Degraded: policy.DegradedLocal, CarryOver: policy.CarryReset, Shadow: true,
+		Capacity: 60, Rate: policy.PerSecond(1), Interval: time.Millisecond, Degraded: policy.DegradedLocal,
+		CarryOver: policy.CarryReset, Shadow: true,
 	}}, user.Template)
 	two := int64(2)
-	require.Equal(t, policy.Template{Prefix: "tenant:*:api", Enforce: policy.EnforceRefilled, MaxKeys: 100, Policy: policy.Policy{
-		Capacity: 5, Rate: policy.Rate{Tokens: 10, Per: time.Minute}, Interval: 2 * time.Second, Initial: &two, OnLoss: policy.LossFull,
-	}}, c.Templates.Of("tenant:7:api").Template)
+	require.Equal(t, policy.Template{Prefix: "tenant:*:api", Enforce: policy.EnforceRefilled, MaxKeys: 100,
+		Policy: policy.Policy{
+			Capacity: 5, Rate: policy.Rate{Tokens: 10, Per: time.Minute}, Interval: 2 * time.Second, Initial: &two,
+			OnLoss: policy.LossFull,
+		}}, c.Templates.Of("tenant:7:api").Template)
 	require.Empty(t, c.Templates.Of("anything").Prefix)
 	require.Nil(t, c.Templates.Of("a"), "a bucket has its own policy")
 	require.Contains(t, c.Summary(), "3 buckets and 3 templates on ")
@@ -59,7 +62,8 @@ func TestTemplatesChangeWithTheVersion(t *testing.T) {
 			require.ErrorContains(t, err, "version: 7 is in force already with other templates")
 		})
 	}
-	change, err := old.To(parsed(t, replaced(t, replaced(t, templated, "version: 7", "version: 8"), "rate: 1/s", "rate: 2/s")))
+	change, err := old.To(parsed(t, replaced(t, replaced(t, templated, "version: 7", "version: 8"), "rate: 1/s",
+		"rate: 2/s")))
 	require.NoError(t, err)
 	require.True(t, change.Templates)
 

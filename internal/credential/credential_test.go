@@ -37,7 +37,8 @@ func TestPasswordIsReadFromItsFileEachTime(t *testing.T) {
 
 func TestPasswordFileThatHoldsNoneIsAnError(t *testing.T) {
 	t.Parallel()
-	for content, says := range map[string]string{"": "it is empty", "\n": "it is empty", strings.Repeat("x", 70_000): "more than 65536 bytes"} {
+	for content, says := range map[string]string{"": "it is empty", "\n": "it is empty",
+		strings.Repeat("x", 70_000): "more than 65536 bytes"} {
 		_, err := credential.FromFile(file(t, content)).Reveal()
 		require.ErrorContains(t, err, says)
 	}

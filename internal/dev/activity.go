@@ -64,7 +64,8 @@ func (a activity) describe(mode config.Mode) string {
 	case a.leader == nil:
 		return a.active + " refills, nobody leads"
 	case len(a.racing) > 0:
-		return fmt.Sprintf("%s refills, standing in for the silent leader %s (epoch %d)", a.active, a.leader.Identity, a.leader.Epoch)
+		return fmt.Sprintf("%s refills, standing in for the silent leader %s (epoch %d)", a.active, a.leader.Identity,
+			a.leader.Epoch)
 	case a.leader.Identity == a.active:
 		return fmt.Sprintf("%s leads under epoch %d and refills", a.active, a.leader.Epoch)
 	default:

@@ -27,7 +27,7 @@ func leader(identity string, epoch int64) func(*admin.Status) {
 func racing(s *admin.Status)    { s.Racing = true }
 func restarted(s *admin.Status) { s.Started = startup.Add(time.Minute) }
 
-func TestWhoRefillsIsToldFromWhatTheReplicasDid(t *testing.T) {
+func TestTheRefillingReplicaIsDerivedFromRefills(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		mode          config.Mode
@@ -35,10 +35,12 @@ func TestWhoRefillsIsToldFromWhatTheReplicasDid(t *testing.T) {
 		want          string
 	}{
 		"race": {
-			config.ModeRace, []report{said("a", 10), said("b", 100)}, []report{said("a", 19), said("b", 101)}, "race: a won 90 % of the refills",
+			config.ModeRace, []report{said("a", 10), said("b", 100)}, []report{said("a", 19), said("b", 101)},
+			"race: a won 90 % of the refills",
 		},
 		"leader": {
-			config.ModeEtcd, []report{said("a", 10), said("b", 0)}, []report{said("a", 20, leader("a", 5)), said("b", 0, leader("a", 5))},
+			config.ModeEtcd, []report{said("a", 10), said("b", 0)},
+			[]report{said("a", 20, leader("a", 5)), said("b", 0, leader("a", 5))},
 			"a leads under epoch 5 and refills",
 		},
 		"stand-in": {
@@ -46,14 +48,16 @@ func TestWhoRefillsIsToldFromWhatTheReplicasDid(t *testing.T) {
 			"b refills, standing in for the silent leader a (epoch 5)",
 		},
 		"hand-over": {
-			config.ModeEtcd, []report{said("a", 10), said("b", 0)}, []report{said("a", 19, leader("a", 5)), said("b", 1, leader("b", 6))},
+			config.ModeEtcd, []report{said("a", 10), said("b", 0)},
+			[]report{said("a", 19, leader("a", 5)), said("b", 1, leader("b", 6))},
 			"b leads under epoch 6; a refilled most",
 		},
 		"no election service": {
 			config.ModeEtcd, []report{said("a", 0)}, []report{said("a", 9, racing)}, "a refills, nobody leads",
 		},
 		"a restarted replica counts anew": {
-			config.ModeRace, []report{said("a", 10), said("b", 500)}, []report{said("a", 12), said("b", 3, restarted)}, "race: b won 60 % of the refills",
+			config.ModeRace, []report{said("a", 10), said("b", 500)}, []report{said("a", 12), said("b", 3, restarted)},
+			"race: b won 60 % of the refills",
 		},
 		"standstill": {config.ModeRace, []report{said("a", 10)}, []report{said("a", 10)}, "nobody refills"},
 		"no answers": {config.ModeEtcd, []report{{name: "a"}}, []report{{name: "a"}}, "nobody refills"},

@@ -1,8 +1,10 @@
-// Package dev is the playground behind "refiller dev": a store, an etcd, three replicas as processes of their own, a few
-// sample buckets and a consumer that asks for more than one of them gives. It shows what goes on and, when a replica is
-// killed, for how long nobody refilled: as the store tells it, not as anybody's timer does.
+// Package dev is the playground behind "refiller dev". It has regions, each of which is a store with replicas, as
+// processes of their own, and a consumer that asks for more than there is; and it has a scene, which says what is to be
+// seen. In one scene a single region has a few sample buckets, and when the replica that refills is killed it shows for
+// how long nobody refilled: as the store tells it, not as anybody's timer does. In the other, regions share a pool
+// while demand moves from one to the next, and one of them may be cut off.
 //
-// Everything that [Run] starts ends before it returns, and its files are gone then. Should the program itself be killed,
-// the kernel kills the replicas on Linux; elsewhere they end when they next log, since nobody reads their log any more.
-// The files are left behind then.
+// Everything that [Run] starts ends before it returns, and its files are gone then. Should the program itself be
+// killed, the kernel kills the replicas on Linux; elsewhere they end when they next log, since nobody reads their log
+// any more. The files are left behind then.
 package dev

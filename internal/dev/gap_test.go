@@ -32,18 +32,24 @@ func TestTheGapIsTheLongestPauseAroundTheInstant(t *testing.T) {
 		gap            time.Duration
 		known, settled bool
 	}{
-		"the pause the instant falls into":          {refillsAt(0, 100, 310, 410, 510), 150, 210 * time.Millisecond, true, true},
-		"a last refill that was under way":          {refillsAt(0, 100, 151, 360, 460), 150, 209 * time.Millisecond, true, true},
-		"earlier pauses don't count":                {refillsAt(0, 900, 1000, 1200, 1300, 1400), 1050, 200 * time.Millisecond, true, true},
-		"later pauses don't count":                  {refillsAt(0, 100, 200, 300, 900), 50, 100 * time.Millisecond, true, true},
-		"nothing before the instant":                {refillsAt(100, 200, 300), 50, 0, false, true},
-		"nobody refills yet":                        {refillsAt(0, 100), 150, 0, false, false},
-		"too few refills yet":                       {refillsAt(0, 100, 310, 410), 150, 0, false, false},
-		"no refill at all":                          {nil, 150, 0, false, false},
-		"a refill that was missed hides the pause":  {missed, 150, 0, false, true},
-		"a new era does so, too":                    {otherEra, 150, 0, false, true},
-		"a refill at the instant is one before it":  {refillsAt(0, 150, 350, 450, 550), 150, 200 * time.Millisecond, true, true},
-		"the first refill after it was seen as new": {refillsAt(0, 149, 151, 251, 351), 150, 100 * time.Millisecond, true, true},
+		"the pause the instant falls into": {refillsAt(0, 100, 310, 410, 510), 150, 210 * time.Millisecond, true,
+			true},
+		"a last refill that was under way": {refillsAt(0, 100, 151, 360, 460), 150, 209 * time.Millisecond, true,
+			true},
+		"earlier pauses don't count": {refillsAt(0, 900, 1000, 1200, 1300, 1400), 1050, 200 * time.Millisecond,
+			true, true},
+		"later pauses don't count": {refillsAt(0, 100, 200, 300, 900), 50, 100 * time.Millisecond, true,
+			true},
+		"nothing before the instant":               {refillsAt(100, 200, 300), 50, 0, false, true},
+		"nobody refills yet":                       {refillsAt(0, 100), 150, 0, false, false},
+		"too few refills yet":                      {refillsAt(0, 100, 310, 410), 150, 0, false, false},
+		"no refill at all":                         {nil, 150, 0, false, false},
+		"a refill that was missed hides the pause": {missed, 150, 0, false, true},
+		"a new era does so, too":                   {otherEra, 150, 0, false, true},
+		"a refill at the instant is one before it": {refillsAt(0, 150, 350, 450, 550), 150, 200 * time.Millisecond, true,
+			true},
+		"the first refill after it was seen as new": {refillsAt(0, 149, 151, 251, 351), 150, 100 * time.Millisecond, true,
+			true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			gap, known, settled := gapAround(c.seen, c.at*1000)

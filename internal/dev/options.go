@@ -1,9 +1,12 @@
 package dev
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/tokenrefill/refiller/internal/config"
@@ -26,6 +29,13 @@ type Options struct {
 	Program string
 	// Environ is the environment as "NAME=value", which replicas get but for what Run decides itself.
 	Environ []string
+	// Duration ends the run; 0 means that only the context does.
+	Duration time.Duration
+	// Out is what people read.
+	Out io.Writer
+	// Screen is what Out is: on a terminal the status is rewritten in place.
+	Screen terminal.Screen
+
 	// Mode of the election.
 	Mode config.Mode
 	// Redis is the URL of the store; empty means an embedded one.
@@ -34,57 +44,80 @@ type Options struct {
 	Etcd []string
 	// KillEvery is how often the replica that refills is killed, MinKillEvery or more; 0 means never.
 	KillEvery time.Duration
-	// Duration ends the run; 0 means that only the context does.
-	Duration time.Duration
-	// Out is what people read.
-	Out io.Writer
-	// Screen is what Out is: on a terminal the status is rewritten in place.
-	Screen terminal.Screen
+
+	// Regions by name, two or more, that share a pool; nil for one store with sample buckets. Mode, Redis, Etcd and
+	// KillEvery are for the latter, what follows for regions.
+	Regions []string
+	// Cut is the region to cut off from etcd; empty for none.
+	Cut string
+	// CutAfter is how long after the start Cut is cut off, and CutFor for how long; 0 means for good.
+	CutAfter, CutFor time.Duration
 }
 
 // Validate reports what is wrong with the options, as ErrOptions.
 func (o Options) Validate() error {
-	bad := func(format string, args ...any) error {
-		return fmt.Errorf("%w: %s", ErrOptions, fmt.Sprintf(format, args...))
-	}
 	switch {
 	case o.Program == "":
 		return bad("Program is empty")
 	case o.Out == nil:
 		return bad("Out is nil")
-	case o.KillEvery != 0 && o.KillEvery < MinKillEvery:
-		return bad("--kill-leader-every %s: want %s or more, or 0 for never", o.KillEvery, MinKillEvery)
 	case o.Duration < 0:
 		return bad("--duration %s: want more than 0, or 0 for no end", o.Duration)
+	case o.Regions != nil:
+		return o.validateRegions()
+	case o.KillEvery != 0 && o.KillEvery < MinKillEvery:
+		return bad("--kill-leader-every %s: want %s or more, or 0 for never", o.KillEvery, MinKillEvery)
 	case o.Mode == config.ModeRace && len(o.Etcd) > 0:
 		return bad("--etcd goes with --mode etcd: in race mode nobody asks it")
 	}
-	// The rest is for the configuration to judge.
-	text := configText(settings{mode: o.Mode, etcd: o.etcdOr("http://127.0.0.1:1"), listen: "127.0.0.1:0"})
-	_, err := config.Load(config.Source{Data: []byte(text), Env: fields.Environment{redisVariable: o.redisOr("redis://127.0.0.1:1")}})
+	return o.validateServers()
+}
+
+func bad(format string, args ...any) error {
+	return fmt.Errorf("%w: %s", ErrOptions, fmt.Sprintf(format, args...))
+}
+
+// validateServers has the configuration judge the addresses.
+func (o Options) validateServers() error {
+	etcd := o.Etcd
+	if len(etcd) == 0 {
+		etcd = []string{"http://127.0.0.1:1"}
+	}
+	text := configText(settings{mode: o.Mode, etcd: etcd, listen: "127.0.0.1:0"})
+	_, err := config.Load(config.Source{Data: []byte(text),
+		Env: fields.Environment{redisVariable: cmp.Or(o.Redis, "redis://127.0.0.1:1")}})
 	var problems config.Problems
 	if errors.As(err, &problems) {
-		names := map[string]string{"redis.url": "--redis: ", "election.endpoints": "--etcd: "}
-		p := problems[0]
-		for field, flag := range names {
-			if len(p.Field) >= len(field) && p.Field[:len(field)] == field {
-				return bad("%s%s", flag, p.Msg)
+		for field, flag := range map[string]string{"redis.url": "--redis: ", "election.endpoints": "--etcd: "} {
+			if strings.HasPrefix(problems[0].Field, field) {
+				return bad("%s%s", flag, problems[0].Msg)
 			}
 		}
 	}
 	return err
 }
 
-func (o Options) redisOr(embedded string) string {
-	if o.Redis != "" {
-		return o.Redis
+func (o Options) validateRegions() error {
+	if len(o.Regions) < 2 || len(o.Regions) > maxRegions {
+		return bad("--regions %s: want 2 to %d names, such as eu,us,ap", strings.Join(o.Regions, ","), maxRegions)
 	}
-	return embedded
-}
-
-func (o Options) etcdOr(embedded string) []string {
-	if len(o.Etcd) > 0 {
-		return o.Etcd
+	for i, r := range o.Regions {
+		if slices.Contains(o.Regions[:i], r) {
+			return bad("--regions: %q is there twice", r)
+		}
 	}
-	return []string{embedded}
+	for _, r := range o.Regions {
+		text := regionText(o.Regions, r, "redis://127.0.0.1:1", "127.0.0.1:1", "127.0.0.1:0")
+		var problems config.Problems
+		if _, err := config.Parse([]byte(text)); errors.As(err, &problems) {
+			return bad("--regions: %s", problems[0].Msg)
+		}
+	}
+	switch {
+	case o.Cut != "" && !slices.Contains(o.Regions, o.Cut):
+		return bad("--cut %s: it is none of the regions %s", o.Cut, strings.Join(o.Regions, ","))
+	case o.CutAfter < 0 || o.CutFor < 0:
+		return bad("--cut-after %s, --cut-for %s: want 0 or more", o.CutAfter, o.CutFor)
+	}
+	return nil
 }

@@ -38,7 +38,8 @@ func TestSamplesMakeAValidConfigurationInEveryMode(t *testing.T) {
 	t.Parallel()
 	for _, s := range []settings{
 		{redis: "redis://:a%22b'c@127.0.0.1:1/3", mode: config.ModeRace, listen: "127.0.0.1:0"},
-		{redis: "rediss-cluster://a:1,b:2", mode: config.ModeEtcd, etcd: []string{"http://a:1", "b:2"}, listen: "127.0.0.1:0"},
+		{redis: "rediss-cluster://a:1,b:2", mode: config.ModeEtcd, etcd: []string{"http://a:1", "b:2"},
+			listen: "127.0.0.1:0"},
 	} {
 		cfg, err := config.Load(config.Source{Data: []byte(configText(s)), Env: fields.Environment{redisVariable: s.redis}})
 		require.NoError(t, err)
@@ -51,8 +52,8 @@ func TestSamplesMakeAValidConfigurationInEveryMode(t *testing.T) {
 			}
 			require.Less(t, i, len(cfg.Buckets), "a demand is of a sample bucket")
 			if d.key == watched {
-				asked := d.tokens * int64(time.Minute/d.every)
-				require.Greater(t, asked, cfg.Buckets[i].Policy.Rate.Over(time.Minute), "the consumer asks for more than there is")
+				require.Greater(t, 60*d.wanted(), float64(cfg.Buckets[i].Policy.Rate.Over(time.Minute)),
+					"the consumer asks for more than there is")
 			}
 		}
 	}
@@ -62,7 +63,8 @@ func TestTheEnvironmentDoesNotOverrideThePlayground(t *testing.T) {
 	t.Parallel()
 	all := []string{
 		"PATH=/bin", "REFILLER_REDIS_URL=redis://elsewhere", "REFILLER_REDIS_PASSWORD=a", "REFILLER_ETCD_ENDPOINTS=elsewhere",
-		"REFILLER_ETCD_PASSWORD=b", "REFILLER_LISTEN=:1", "REFILLER_ELECTION_MODE=race", "REFILLER_IDENTITY=x", "REFILLER_LOG_LEVEL=off",
+		"REFILLER_ETCD_PASSWORD=b", "REFILLER_LISTEN=:1", "REFILLER_ELECTION_MODE=race", "REFILLER_IDENTITY=x",
+		"REFILLER_LOG_LEVEL=off",
 	}
 	require.Equal(t, []string{"PATH=/bin"}, environ(all, false, false), "embedded servers have no login")
 	require.Equal(t, []string{"PATH=/bin", "REFILLER_REDIS_PASSWORD=a"}, environ(all, true, false))
@@ -83,7 +85,8 @@ func TestTheLogIsKeptAndItsWarningsAreTold(t *testing.T) {
 		_, err := w.Write([]byte(log[i:min(i+7, len(log))]))
 		require.NoError(t, err)
 	}
-	require.Equal(t, []string{`warn: election: etcd unavailable: error="x"`, "error: refill: bucket can't be refilled"}, told)
+	require.Equal(t, []string{`warn: election: etcd unavailable: error="x"`, "error: refill: bucket can't be refilled"},
+		told)
 	kept, err := os.ReadFile(f.Name())
 	require.NoError(t, err)
 	require.Equal(t, log, string(kept))

@@ -32,10 +32,10 @@ type replica struct {
 	program string
 	environ []string
 	dir     string
-	config  func(listen string) string // the content of its configuration file
-	warn    func(name, message string) // is told of warnings and errors in the log
-	ended   func(end)                  // is told of an end that nobody asked for
-	ready   func(r *replica)           // is told when it answers, after each start
+	config  func(listen string) string   // the content of its configuration file
+	warn    func(name, message string)   // is told of warnings and errors in the log
+	ended   func(end)                    // is told of an end that nobody asked for
+	ready   func(r *replica, again bool) // is told when it answers, after each start
 
 	mu      sync.Mutex
 	process *process // the latest
@@ -59,6 +59,7 @@ type process struct {
 // run keeps the replica running until ctx ends, and returns when its process has ended. It gives up when the replica
 // doesn't get ready.
 func (r *replica) run(ctx context.Context) error {
+	again := false
 	for failed := 0; ctx.Err() == nil; {
 		p, err := r.start()
 		if err != nil {
@@ -69,7 +70,8 @@ func (r *replica) run(ctx context.Context) error {
 			r.mu.Lock()
 			p.isUp = true
 			r.mu.Unlock()
-			r.ready(r)
+			r.ready(r, again)
+			again = true
 			select {
 			case <-p.exited:
 				r.ended(end{r, p.cmd.Process.Pid, p.cmd.ProcessState.String()})
@@ -219,7 +221,8 @@ func (w *logWriter) Write(b []byte) (int, error) {
 func warning(line string) (string, bool) {
 	for _, level := range []string{"[WARN]", "[ERROR]"} {
 		if _, message, ok := strings.Cut(line, level); ok {
-			return strings.ToLower(strings.Trim(level, "[]")) + ": " + strings.TrimPrefix(strings.TrimSpace(message), "refiller."), true
+			return strings.ToLower(strings.Trim(level, "[]")) + ": " + strings.TrimPrefix(strings.TrimSpace(message),
+				"refiller."), true
 		}
 	}
 	return "", false

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -13,21 +12,47 @@ import (
 	"github.com/redis/go-redis/v9"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/tokenrefill/refiller/internal/config"
-	"github.com/tokenrefill/refiller/internal/redisconn"
+	"github.com/tokenrefill/refiller/internal/testing/faultproxy"
 )
 
 const (
-	replicaCount = 3
 	showEvery    = time.Second
 	callTimeout  = 2 * time.Second
 	reachTimeout = 5 * time.Second // for a given server to answer
-	electTimeout = 5 * time.Second // for the leader to refill, before any other replica will do
-	gapTimeout   = 10 * time.Second
 )
 
 // errEnough ends a run after its duration.
 var errEnough = errors.New("dev: the duration is over")
+
+// scene is what a playground shows: one store whose leader is killed, or regions that share a pool.
+type scene interface {
+	title() string
+	// open starts the servers and makes the regions.
+	open(ctx context.Context) error
+	// begin waits until there is something to see, and introduces it.
+	begin(ctx context.Context) error
+	// acts run until ctx ends.
+	acts() []func(ctx context.Context)
+	// ended is told of a replica's end that nobody asked for.
+	ended(e end)
+	// look is how things stand.
+	look(ctx context.Context, m moment) view
+	// summary is the last word.
+	summary(m moment) string
+}
+
+// view is how things stand, in some lines for a terminal with so many columns, or in a short one.
+type view interface {
+	lines(s style, width int) []string
+	short() string
+}
+
+// moment is what the consumers were told of the bucket that is watched, region by region.
+type moment struct {
+	elapsed time.Duration // since they started; read after the counts, so that a bound is for no less time than it took
+	total   []taken
+	lately  []taken // per second, since the moment before
+}
 
 // playground is what runs.
 type playground struct {
@@ -35,19 +60,26 @@ type playground struct {
 	dir      string
 	screen   *screen
 	environ  []string
-	claimed  bool // the well-known ports are ours
-	settings settings
-	cfg      config.Config
-	store    redis.UniversalClient
-	replicas []*replica
-	followed []*followed
-	gaps     gaps
-	consumer *consumer
+	cancel   context.CancelCauseFunc
+	scene    scene
+	regions  []*region
+	closers  []func()
+	up       chan struct{} // one for each replica that got ready for the first time
+	started  time.Time     // of the consumers
+	stopping atomic.Bool
+	tasks    sync.WaitGroup // end soon after stopping
+}
 
-	stopping  atomic.Bool
-	active    atomic.Pointer[string] // the replica that refilled most in the last second
-	killed    atomic.Int64           // the process that the playground killed last
-	measuring sync.WaitGroup
+// region is a store with its replicas and its consumer.
+type region struct {
+	name     string // empty if there is only one
+	url      string // of its store
+	store    redis.UniversalClient
+	etcd     *faultproxy.Proxy // its way to etcd; nil if that can't be cut
+	isCut    atomic.Bool
+	replicas []*replica
+	demands  []demand
+	consumer *consumer
 }
 
 // Run runs the playground until ctx or the duration ends, and returns nil then.
@@ -58,155 +90,161 @@ func Run(ctx context.Context, o Options) (err error) {
 	asked := ctx
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	p := &playground{opts: o, environ: environ(o.Environ, o.Redis != "", len(o.Etcd) > 0)}
+	p := &playground{opts: o, environ: environ(o.Environ, o.Redis != "", len(o.Etcd) > 0), cancel: cancel}
 	p.screen = newScreen(o.Out, o.Screen, cancel)
+	p.scene = &sampleScene{playground: p}
+	if o.Regions != nil {
+		p.scene = &poolScene{playground: p}
+	}
 	if p.dir, err = os.MkdirTemp("", "refiller-dev-"); err != nil {
 		return fmt.Errorf("dev: make a directory: %w", err)
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(p.dir)) }()
-	defer p.claimPorts()()
-
-	err = p.run(ctx, cancel)
+	defer func() {
+		for i := len(p.closers) - 1; i >= 0; i-- {
+			p.closers[i]()
+		}
+	}()
+	err = p.run(ctx)
 	if asked.Err() != nil || errors.Is(err, errEnough) {
 		return nil // what failed meanwhile is of no interest any more
 	}
 	return err
 }
 
-func (p *playground) run(ctx context.Context, cancel context.CancelCauseFunc) error {
-	p.screen.println("refiller dev: three replicas keep a few buckets full, and a demo consumer takes from them. Starting …")
-	closeServers, err := p.startServers(ctx)
-	defer closeServers()
-	if err != nil {
+func (p *playground) run(ctx context.Context) error {
+	p.screen.println(p.scene.title() + " Starting …")
+	if err := p.scene.open(ctx); err != nil {
 		return err
 	}
-	for _, b := range p.cfg.Buckets {
-		if b.Policy.Steps == nil {
-			p.followed = append(p.followed, &followed{key: b.Key})
-		}
-	}
-	if p.store, err = redisconn.Open(p.cfg.Redis); err != nil {
-		return fmt.Errorf("dev: store: %w", err)
-	}
-	defer func() { _ = p.store.Close() }() // nothing is under way
-	if err := p.check(ctx); err != nil {
-		return err
-	}
-
 	// Replicas outlive what watches them, so that nothing sees them stop.
 	replicas, stopReplicas := context.WithCancel(context.WithoutCancel(ctx))
 	defer stopReplicas()
-	up := p.makeReplicas()
 	g, replicas := errgroup.WithContext(replicas)
-	for _, r := range p.replicas {
+	p.up = make(chan struct{}, len(p.replicas()))
+	for _, r := range p.replicas() {
 		g.Go(func() error {
 			err := r.run(replicas)
 			if err != nil {
-				cancel(err)
+				p.cancel(err)
 			}
 			return err
 		})
 	}
-	err = p.watchThem(ctx, cancel, up)
+	err := p.watchThem(ctx)
 	p.stopping.Store(true)
 	p.screen.clear()
-	if p.consumer != nil {
-		p.screen.println("", p.summary())
+	if !p.started.IsZero() {
+		m := p.moment(moment{}, time.Now())
+		p.screen.println("", fmt.Sprintf("Stopping after %s: %s.", seconds(m.elapsed), p.scene.summary(m)))
 	}
 	stopReplicas()
 	_ = g.Wait() // its error is the cause of ctx's end
-	p.measuring.Wait()
+	p.tasks.Wait()
 	return err
 }
 
-// makeReplicas makes the replicas; the channel tells of each that has got ready, once.
-func (p *playground) makeReplicas() <-chan *replica {
-	up := make(chan *replica, replicaCount)
-	for i := range replicaCount {
-		var once sync.Once
-		p.replicas = append(p.replicas, &replica{
-			name: "replica-" + strconv.Itoa(i+1), port: p.port(adminPort + i), program: p.opts.Program, environ: p.environ, dir: p.dir,
-			config: func(listen string) string {
-				s := p.settings
-				s.listen = listen
-				return configText(s)
-			},
-			ended: p.onEnd,
-			warn: func(name, message string) {
-				if !p.stopping.Load() {
-					p.screen.println(p.screen.style.yellow(name + ": " + message))
-				}
-			},
-			ready: func(r *replica) {
-				again := true
-				once.Do(func() { up <- r; again = false })
-				if again && !p.stopping.Load() {
-					p.screen.println(fmt.Sprintf("%s is back: %s, pid %d", r.name, r.url(), r.pid()))
-				}
-			},
-		})
-	}
-	return up
-}
-
-// watchThem waits until the replicas refill, and then runs everything else until ctx ends.
-func (p *playground) watchThem(ctx context.Context, cancel context.CancelCauseFunc, up <-chan *replica) error {
-	for range replicaCount {
+// watchThem waits until the replicas do what the scene is about, and then runs everything else until ctx ends.
+func (p *playground) watchThem(ctx context.Context) (err error) {
+	for range p.replicas() {
 		select {
-		case <-up:
+		case <-p.up:
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
 	}
-	first, err := p.firstActive(ctx)
-	if err != nil {
+	if err := p.scene.begin(ctx); err != nil {
 		return err
 	}
-	p.introduce(first)
+	for _, r := range p.regions {
+		if r.consumer, err = newConsumer(r.store, r.demands); err != nil {
+			return err
+		}
+	}
 	if p.opts.Duration > 0 {
-		timer := time.AfterFunc(p.opts.Duration, func() { cancel(errEnough) })
+		timer := time.AfterFunc(p.opts.Duration, func() { p.cancel(errEnough) })
 		defer timer.Stop()
 	}
-	if p.consumer, err = newConsumer(p.store); err != nil {
-		return err
-	}
+	p.started = time.Now()
 	var all sync.WaitGroup
-	all.Go(func() { p.consumer.run(ctx) })
-	all.Go(func() { p.look(ctx) })
-	all.Go(func() { p.show(ctx) })
-	if p.opts.KillEvery > 0 {
-		all.Go(func() { p.killActive(ctx) })
+	for _, r := range p.regions {
+		all.Go(func() { r.consumer.run(ctx) })
 	}
+	for _, act := range p.scene.acts() {
+		all.Go(func() { act(ctx) })
+	}
+	all.Go(func() { p.show(ctx) })
 	all.Wait()
 	return context.Cause(ctx)
 }
 
-func (p *playground) introduce(active *replica) {
-	p.active.Store(&active.name)
-	i := introduction{
-		redis: p.cfg.Redis.String(), embeddedRedis: p.opts.Redis == "", embeddedEtcd: len(p.opts.Etcd) == 0,
-		logs: p.dir, buckets: p.cfg.Buckets, victim: active.pid(), killEvery: p.opts.KillEvery,
+// show shows how things stand, once a second.
+func (p *playground) show(ctx context.Context) {
+	ticker := time.NewTicker(showEvery)
+	defer ticker.Stop()
+	last, at := p.moment(moment{}, time.Now()), time.Now()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		last, at = p.moment(last, at), time.Now()
+		if v := p.scene.look(ctx, last); ctx.Err() == nil {
+			p.screen.show(at, v.lines(p.screen.style, p.screen.width()), v.short())
+		}
 	}
-	if p.opts.Mode == config.ModeEtcd {
-		i.etcd = p.cfg.Election.Endpoints
-	}
-	for _, r := range p.replicas {
-		i.replicas = append(i.replicas, replicaLine{r.name, r.url(), r.pid()})
-	}
-	p.screen.println(i.lines(p.screen.style, p.screen.width())...)
 }
 
-// summary is the last word.
-func (p *playground) summary() string {
-	b := p.cfg.Buckets[0]
-	total := p.consumer.taken()
-	v := view{total: total, bound: bound(b.Policy, time.Since(p.consumer.started), p.longestGap())}
-	text := fmt.Sprintf("Stopping after %s: %s", seconds(time.Since(p.consumer.started)), v.held(p.screen.style))
-	if p50, longest, n := p.gaps.summary(); n > 0 {
-		text += "; refill gap: " + gapSummary(p50, longest, n)
+// moment is how the consumers stand now, after the moment before, which was at that time.
+func (p *playground) moment(before moment, at time.Time) moment {
+	m := moment{total: make([]taken, len(p.regions)), lately: make([]taken, len(p.regions))}
+	for i, r := range p.regions {
+		m.total[i] = r.consumer.taken()
+		if before.total != nil {
+			m.lately[i] = m.total[i].per(before.total[i], time.Since(at))
+		}
 	}
-	return text + "."
+	m.elapsed = time.Since(p.started)
+	return m
 }
+
+// newReplica makes a replica, which run starts, with this content of its configuration file.
+func (p *playground) newReplica(name string, port int, config func(listen string) string) *replica {
+	return &replica{
+		name: name, port: port, program: p.opts.Program, environ: p.environ, dir: p.dir, config: config,
+		ended: func(e end) {
+			if !p.stopping.Load() {
+				p.scene.ended(e)
+			}
+		},
+		warn: func(name, message string) { p.say(p.screen.style.yellow(name + ": " + message)) },
+		ready: func(r *replica, again bool) {
+			if again {
+				p.say(fmt.Sprintf("%s is back: %s, pid %d", r.name, r.url(), r.pid()))
+			} else {
+				p.up <- struct{}{}
+			}
+		},
+	}
+}
+
+func (p *playground) replicas() (all []*replica) {
+	for _, r := range p.regions {
+		all = append(all, r.replicas...)
+	}
+	return all
+}
+
+// say tells of an event, unless everything stops.
+func (p *playground) say(line string) {
+	if !p.stopping.Load() {
+		p.screen.println(line)
+	}
+}
+
+// atEnd has the end of the run call f, after it has closed what is opened later.
+func (p *playground) atEnd(f func()) { p.closers = append(p.closers, f) }
 
 func pause(ctx context.Context, d time.Duration) {
 	t := time.NewTimer(d)

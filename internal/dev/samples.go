@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/tokenrefill/refiller/internal/config"
 )
@@ -30,19 +29,14 @@ const anyUser = "user:42"
 // watched is the sample bucket whose admissions are held against the bound; the first of samples.
 const watched = "checkout"
 
-// demand is what the demo consumer asks of a bucket: tokens at once, as often as every says.
-type demand struct {
-	key    string
-	tokens int64
-	every  time.Duration
-}
-
 // demands ask for 600 tokens/s of checkout, 20 % more than it gives, and a little of others so that they move.
 var demands = []demand{
-	{key: watched, tokens: 3, every: 5 * time.Millisecond},
-	{key: "llm-tokens", tokens: 2500, every: 2 * time.Second},
-	{key: "digest", tokens: 1, every: 1500 * time.Millisecond},
+	{key: watched, tokens: 3, wanted: always(600)},
+	{key: "llm-tokens", tokens: 2500, wanted: always(1250)},
+	{key: "digest", tokens: 1, wanted: always(0.7)},
 }
+
+func always(perSecond float64) func() float64 { return func() float64 { return perSecond } }
 
 // settings are what differs between configurations of the playground.
 type settings struct {
@@ -64,7 +58,8 @@ func configText(s settings) string {
 		for i, e := range s.etcd {
 			endpoints[i] = strconv.Quote(e)
 		}
-		fmt.Fprintf(&b, "election: {mode: etcd, prefix: %s, ttl: 2s, endpoints: [%s]}\n", electionPrefix, strings.Join(endpoints, ", "))
+		fmt.Fprintf(&b, "election: {mode: etcd, prefix: %s, ttl: 2s, endpoints: [%s]}\n", electionPrefix,
+			strings.Join(endpoints, ", "))
 	} else {
 		b.WriteString("election: {mode: race}\n")
 	}
@@ -77,7 +72,8 @@ func configText(s settings) string {
 // decided are the variables that Run decides itself. The login and the certificates of a server are for the given one:
 // an embedded server has none.
 var (
-	decided      = []string{"REFILLER_REDIS_URL", "REFILLER_LISTEN", "REFILLER_IDENTITY", "REFILLER_REGION", "REFILLER_LOG_", "REFILLER_ELECTION_MODE", "REFILLER_ETCD_ENDPOINTS"}
+	decided = []string{"REFILLER_REDIS_URL", "REFILLER_LISTEN", "REFILLER_IDENTITY", "REFILLER_REGION",
+		"REFILLER_LOG_", "REFILLER_ELECTION_MODE", "REFILLER_ETCD_ENDPOINTS"}
 	loginOfRedis = []string{"REFILLER_REDIS_"}
 	loginOfEtcd  = []string{"REFILLER_ETCD_", "REFILLER_POOL_REGISTRY_"}
 )

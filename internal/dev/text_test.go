@@ -14,11 +14,11 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-func someView() view {
-	return view{
+func someView() sampleView {
+	return sampleView{
 		elapsed: 65 * time.Second, who: "replica-2 leads under epoch 14 and refills", index: 640,
 		levels: []level{{"checkout", 12, 1000}, {"mail", 20, 20}, {"llm-tokens", 30000, 60000}},
-		rate:   taken{admitted: 498, denied: 102}, total: taken{admitted: 33_000, denied: 5000},
+		lately: taken{admitted: 498, denied: 102}, total: taken{admitted: 33_000, denied: 5000},
 		bound: 33_551, p50: 203 * time.Millisecond, longest: 215400 * time.Microsecond, kills: 2,
 	}
 }
@@ -33,14 +33,15 @@ func TestAViewHasAFewLinesOnATerminal(t *testing.T) {
 		"       refill gap: p50 203 ms, max 215 ms over 2 kills",
 	}, someView().lines(false, 0))
 	colored := strings.Join(someView().lines(true, 0), "\n")
-	require.Contains(t, colored, "checkout \x1b[31m12/1000\x1b[0m  mail \x1b[32m20/20\x1b[0m  llm-tokens \x1b[33m30000/60000\x1b[0m")
+	require.Contains(t, colored,
+		"checkout \x1b[31m12/1000\x1b[0m  mail \x1b[32m20/20\x1b[0m  llm-tokens \x1b[33m30000/60000\x1b[0m")
 }
 
 func TestAViewHasOneLineElsewhere(t *testing.T) {
 	t.Parallel()
 	require.Equal(t, "1m05s  replica-2 leads under epoch 14 and refills | index 640 | checkout 12/1000, mail 20/20, llm-tokens 30000/60000"+
 		" | 498/s admitted, 102/s denied | 33,000 tokens admitted of at most 33,551", someView().short())
-	v := view{elapsed: 9 * time.Second, store: errors.New("gone")}
+	v := sampleView{elapsed: 9 * time.Second, store: errors.New("gone")}
 	require.Equal(t, "   9s  the store doesn't answer: gone", v.short())
 	require.Equal(t, []string{v.short()}, v.lines(false, 80))
 }
@@ -65,7 +66,8 @@ func TestTheBoundIsCapacityAndWhatFallsDueAndOneGap(t *testing.T) {
 func TestTheIntroductionSaysWhatRunsAndWhatToType(t *testing.T) {
 	t.Parallel()
 	cfg, err := config.Load(config.Source{
-		Data: []byte(configText(settings{listen: "127.0.0.1:0"})), Env: fields.Environment{redisVariable: "redis://127.0.0.1:1"},
+		Data: []byte(configText(settings{listen: "127.0.0.1:0"})),
+		Env:  fields.Environment{redisVariable: "redis://127.0.0.1:1"},
 	})
 	require.NoError(t, err)
 	i := introduction{
@@ -98,7 +100,8 @@ func TestTheIntroductionSaysWhatRunsAndWhatToType(t *testing.T) {
 
 func TestNumbersAreGroupedByThousands(t *testing.T) {
 	t.Parallel()
-	for n, want := range map[int64]string{0: "0", 999: "999", 1000: "1,000", 1234567: "1,234,567", -100: "-100", -1000: "-1,000"} {
+	for n, want := range map[int64]string{0: "0", 999: "999", 1000: "1,000", 1234567: "1,234,567", -100: "-100",
+		-1000: "-1,000"} {
 		require.Equal(t, want, thousands(n))
 	}
 }
@@ -106,7 +109,8 @@ func TestNumbersAreGroupedByThousands(t *testing.T) {
 func TestATerminalsStatusIsRewrittenBelowTheLinesThatStay(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
-	s := &screen{out: &out, rewrites: true, width: func() int { return 0 }, failed: func(err error) { t.Errorf("write: %v", err) }}
+	s := &screen{out: &out, rewrites: true, width: func() int { return 0 },
+		failed: func(err error) { t.Errorf("write: %v", err) }}
 	draw := func(text string) string { return wrapOff + text + wrapOn }
 	next := func() string { defer out.Reset(); return out.String() }
 

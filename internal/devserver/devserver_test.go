@@ -62,7 +62,8 @@ func TestTheStoreExpiresTheKeysOfLimiters(t *testing.T) {
 			r, err := l.Take(t.Context(), "K", 3)
 			require.NoError(t, err, name)
 			require.True(t, r.OK, name)
-			require.Eventually(t, func() bool { return rdb.DBSize(t.Context()).Val() == 0 }, 20*time.Second, time.Millisecond, name)
+			require.Eventually(t, func() bool { return rdb.DBSize(t.Context()).Val() == 0 }, 20*time.Second, time.Millisecond,
+				name)
 		}
 	}
 }

@@ -28,6 +28,7 @@ func StartEtcd(ctx context.Context, preferredPort int, dir string) (*Server, err
 		cfg.InitialCluster = cfg.InitialClusterFromName(cfg.Name)
 		cfg.TickMs, cfg.ElectionMs = 50, 500 // leases of a second, too
 		cfg.UnsafeNoFsync = true             // its data ends with it
+		cfg.AutoCompactionMode, cfg.AutoCompactionRetention = embed.CompactorModePeriodic, "5m"
 		e, err := embed.StartEtcd(cfg)
 		if err != nil {
 			return nil, fmt.Errorf("devserver: start etcd: %w", err)

@@ -15,8 +15,8 @@ import (
 
 	"github.com/tokenrefill/refiller/fetch"
 	"github.com/tokenrefill/refiller/internal/doctor"
-	"github.com/tokenrefill/refiller/internal/roster"
-	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/internal/membership"
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/override"
 	"github.com/tokenrefill/refiller/policy"
@@ -71,7 +71,8 @@ func everything(t *testing.T, rdb, admin *redis.Client) error {
 	}
 	key := "checkout"
 	p := policy.Policy{Capacity: 1000, Rate: policy.PerSecond(500), Interval: 20 * time.Millisecond}
-	r, err := refill.New(refill.Config{Redis: rdb, Buckets: []refill.Bucket{{Key: key, Policy: p}}, Logger: hclog.NewNullLogger()})
+	r, err := refill.New(refill.Config{Redis: rdb, Buckets: []refill.Bucket{{Key: key, Policy: p}},
+		Logger: hclog.NewNullLogger()})
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
@@ -80,7 +81,8 @@ func everything(t *testing.T, rdb, admin *redis.Client) error {
 	await(func() bool { return r.Stats().Calls[policy.StatusApplied] >= 3 })
 	_, e1 := lua.Reset(ctx, rdb, key, 10)
 	_, e2 := lua.Grant(ctx, rdb, key, 5)
-	perUser := policy.Template{Prefix: "user:", Enforce: policy.EnforceLazy, Policy: policy.Policy{Capacity: 10, Rate: policy.PerSecond(1)}}
+	perUser := policy.Template{Prefix: "user:", Enforce: policy.EnforceLazy,
+		Policy: policy.Policy{Capacity: 10, Rate: policy.PerSecond(1)}}
 	c, err := fetch.New(rdb, fetch.WithTimeout(time.Minute), fetch.WithTemplates(perUser))
 	require.NoError(t, err)
 	defer func() { _ = c.Close(ctx) }()
@@ -126,7 +128,8 @@ func ofATemplate(ctx context.Context, rdb *redis.Client) error {
 		e5 = errors.Join(e5, err)
 	}
 	_, e6 := overrides.Unset(ctx, "tenant:1")
-	configured := policy.Policy{Capacity: 10, Rate: policy.PerSecond(1), Interval: time.Second}.Terms(policy.Fence{Epoch: 2})
+	configured := policy.Policy{Capacity: 10, Rate: policy.PerSecond(1),
+		Interval: time.Second}.Terms(policy.Fence{Epoch: 2})
 	_, e9 := lua.Refill(ctx, rdb, "tenant:1", policy.Call{Terms: &configured})
 	return errors.Join(e2, e4, e5, e6, e7, e8, e9)
 }
@@ -150,7 +153,8 @@ func holding(ctx context.Context, c *fetch.Client, rdb *redis.Client, await func
 
 // pooled refills a bucket of a pool.
 func pooled(ctx context.Context, rdb *redis.Client, await func(func() bool)) error {
-	terms := policy.Policy{Capacity: 1000, Rate: policy.PerSecond(500), Interval: time.Millisecond, Initial: new(int64)}.Terms(policy.Fence{Epoch: 1})
+	terms := policy.Policy{Capacity: 1000, Rate: policy.PerSecond(500), Interval: time.Millisecond,
+		Initial: new(int64)}.Terms(policy.Fence{Epoch: 1})
 	terms.Pool = true
 	terms.GrantTokens, terms.GrantEnd = terms.Tokens, time.Now().Add(time.Hour).UnixMicro()
 	o, err := lua.Refill(ctx, rdb, "pooled", policy.Call{Create: policy.CreateInitial, Terms: &terms})
@@ -163,10 +167,11 @@ func pooled(ctx context.Context, rdb *redis.Client, await func(func() bool)) err
 	return err
 }
 
-// listed has a replica write itself into the roster, and leave it.
+// listed has a replica write itself into the list, and leave it.
 func listed(ctx context.Context, rdb *redis.Client, await func(func() bool)) error {
 	ctx, cancel := context.WithCancel(ctx)
-	r := roster.New(rdb, "refiller:replicas:/refiller", func() roster.Entry { return roster.Entry{Identity: "a"} })
+	r := membership.New(rdb, "refiller:replicas:/refiller",
+		func() membership.Entry { return membership.Entry{Identity: "a"} })
 	done := make(chan struct{})
 	go func() { defer close(done); r.Run(ctx) }()
 	var err error
@@ -221,14 +226,17 @@ func TestTheDoctorFindsWhatIsWrong(t *testing.T) {
 	}{
 		"healthy": {[]string{"--appendonly", "yes"}, "what a failure forgets", doctor.OK, "append-only file on", ""},
 		"forgets": {nil, "what a failure forgets", doctor.Warning, "append-only file off", "appendonly yes"},
-		"evicts":  {[]string{"--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru"}, "eviction", doctor.Failure, "allkeys-lru", "noeviction"},
+		"evicts": {[]string{"--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru"}, "eviction", doctor.Failure,
+			"allkeys-lru", "noeviction"},
 		"expires": {[]string{"--maxmemory", "100mb", "--maxmemory-policy", "volatile-ttl"}, "eviction", doctor.Warning,
 			"volatile-ttl", "buckets of templates"},
-		"keeps":     {[]string{"--maxmemory", "100mb", "--maxmemory-policy", "noeviction"}, "eviction", doctor.OK, "noeviction", ""},
-		"version":   {nil, "version", doctor.OK, "", ""},
-		"clock":     {nil, "clock", doctor.OK, "from this machine's", ""},
-		"scripts":   {nil, "scripts and rights", doctor.OK, "", ""},
-		"read-only": {[]string{"--replicaof", "127.0.0.1 1"}, "what a failure forgets", doctor.Failure, "is a replica", "primary"},
+		"keeps": {[]string{"--maxmemory", "100mb", "--maxmemory-policy", "noeviction"}, "eviction", doctor.OK,
+			"noeviction", ""},
+		"version": {nil, "version", doctor.OK, "", ""},
+		"clock":   {nil, "clock", doctor.OK, "from this machine's", ""},
+		"scripts": {nil, "scripts and rights", doctor.OK, "", ""},
+		"read-only": {[]string{"--replicaof", "127.0.0.1 1"}, "what a failure forgets", doctor.Failure, "is a replica",
+			"primary"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -284,7 +292,8 @@ func TestTheDoctorWantsReplicasToHaveWritten(t *testing.T) {
 	testenv.Redis(t, testenv.WithArgs("--replicaof", host+" "+port))
 	rdb := primary.Client()
 	found := func() doctor.Finding { return find(t, doctor.Redis(t.Context(), rdb), "what a failure forgets") }
-	require.Eventually(t, func() bool { return strings.HasPrefix(found().Detail, "1 replicas") }, 20*time.Second, 50*time.Millisecond)
+	require.Eventually(t, func() bool { return strings.HasPrefix(found().Detail, "1 replicas") }, 20*time.Second,
+		50*time.Millisecond)
 	require.Equal(t, doctor.Warning, found().Level)
 	require.Contains(t, found().Advice, "min-replicas-to-write 1")
 	require.NoError(t, rdb.ConfigSet(t.Context(), "min-replicas-to-write", "1").Err())

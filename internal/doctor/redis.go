@@ -48,7 +48,8 @@ func Redis(ctx context.Context, rdb redis.UniversalClient) []Finding {
 	}
 	_, cluster := rdb.(*redis.ClusterClient)
 	info, infoErr := information(ctx, rdb)
-	return []Finding{first, version(info, infoErr), scripts(ctx, rdb, cluster), eviction(info, infoErr), durability(info, infoErr), clock(ctx, rdb)}
+	return []Finding{first, version(info, infoErr), scripts(ctx, rdb, cluster), eviction(info, infoErr),
+		durability(info, infoErr), clock(ctx, rdb)}
 }
 
 func reach(ctx context.Context, rdb redis.UniversalClient) Finding {
@@ -120,7 +121,8 @@ func before(a, b string) bool {
 
 // scripts runs what refillers and consumers run, on buckets of its own.
 func scripts(ctx context.Context, rdb redis.UniversalClient, cluster bool) Finding {
-	f := Finding{Check: "scripts and rights", Level: OK, Detail: "all that refillers and consumers do was done to the bucket " + rehearsed}
+	f := Finding{Check: "scripts and rights", Level: OK,
+		Detail: "all that refillers and consumers do was done to the bucket " + rehearsed}
 	err := Rehearse(ctx, rdb)
 	if err == nil {
 		err = clearRehearsal(ctx, rdb)
@@ -129,7 +131,8 @@ func scripts(ctx context.Context, rdb redis.UniversalClient, cluster bool) Findi
 	}
 	if err != nil {
 		f.Level, f.Detail = Failure, err.Error()
-		f.Advice = "see that Redis accepts writes, and give the user these rights: ACL SETUSER " + strings.TrimPrefix(ACL("NAME", cluster), "user ")
+		f.Advice = "see that Redis accepts writes, and give the user these rights: ACL SETUSER " +
+			strings.TrimPrefix(ACL("NAME", cluster), "user ")
 	}
 	return f
 }
@@ -164,12 +167,15 @@ func durability(info map[string]string, err error) Finding {
 	}
 	_, enough := info["min_slaves_good_slaves"] // is there only if min-replicas-to-write is set
 	replicas := info["connected_slaves"]
-	f.Detail = fmt.Sprintf("%s replicas, append-only file %s", replicas, map[string]string{"1": "on", "0": "off"}[info["aof_enabled"]])
+	f.Detail = fmt.Sprintf("%s replicas, append-only file %s", replicas,
+		map[string]string{"1": "on", "0": "off"}[info["aof_enabled"]])
 	switch {
 	case info["role"] != "" && info["role"] != "master":
-		f.Level, f.Detail, f.Advice = Failure, "this server is a replica: it takes no writes", "name the primary, or use redis-sentinel:// or redis-cluster://"
+		f.Level, f.Detail, f.Advice = Failure, "this server is a replica: it takes no writes",
+			"name the primary, or use redis-sentinel:// or redis-cluster://"
 	case replicas != "0" && !enough:
-		f.Level, f.Advice = Warning, "set min-replicas-to-write 1 and min-replicas-max-lag 1, or a fail-over may forget seconds of takes"
+		f.Level, f.Advice = Warning,
+			"set min-replicas-to-write 1 and min-replicas-max-lag 1, or a fail-over may forget seconds of takes"
 	case replicas == "0" && info["aof_enabled"] == "0":
 		f.Level, f.Advice = Warning, "set appendonly yes, or a restart begins every bucket anew, by its on_loss"
 	}
@@ -200,7 +206,8 @@ func clock(ctx context.Context, rdb redis.UniversalClient) Finding {
 	}
 	f.Detail = fmt.Sprintf("%s from this machine's", first.Round(time.Millisecond))
 	if moved := (second - first).Abs(); moved > drift {
-		f.Level, f.Advice = Warning, fmt.Sprintf("it moved by %s in 0.3 s: let time daemons slew the clock, not step it", moved.Round(time.Millisecond))
+		f.Level, f.Advice = Warning, fmt.Sprintf("it moved by %s in 0.3 s: let time daemons slew the clock, not step it",
+			moved.Round(time.Millisecond))
 	} else if first.Abs() > skewed {
 		f.Level, f.Advice = Warning, "no token depends on it, but calendars follow Redis' clock, and logs will mislead"
 	}

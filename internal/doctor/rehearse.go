@@ -24,17 +24,30 @@ const (
 // soon bounds the wait for something that a millisecond brings.
 const soon = time.Second
 
+// step is what a refiller or consumer does, named as a person would.
+type step struct {
+	name string
+	do   func() error
+}
+
 // Rehearse does what refillers and consumers do, on buckets of its own, so that a
-// right that is missing shows. Each step is named as a person would.
+// right that is missing shows.
 func Rehearse(ctx context.Context, rdb redis.UniversalClient) error {
 	terms := policy.Policy{Capacity: 1000, Rate: policy.PerSecond(1000), Interval: time.Millisecond}.Terms(policy.Fence{})
-	ofTemplate := terms
-	ofTemplate.Template = true
+	for _, steps := range [][]step{refillSteps(ctx, rdb, terms), takeSteps(ctx, rdb), otherSteps(ctx, rdb, terms)} {
+		for _, s := range steps {
+			if err := s.do(); err != nil {
+				return fmt.Errorf("%s: %w", s.name, err)
+			}
+		}
+	}
+	return nil
+}
+
+// refillSteps make a bucket and refill it.
+func refillSteps(ctx context.Context, rdb redis.UniversalClient, terms policy.Terms) []step {
 	var version policy.Version
-	for _, step := range []struct {
-		name string
-		do   func() error
-	}{
+	return []step{
 		{"delete what a rehearsal left", func() error { return clearRehearsal(ctx, rdb) }},
 		{"load the scripts", func() error { return lua.Load(ctx, rdb) }},
 		{"run a script by its text", func() error { // which is how one that Redis has forgotten comes back
@@ -56,6 +69,12 @@ func Rehearse(ctx context.Context, rdb redis.UniversalClient) error {
 				return o.Added > 0, err
 			})
 		}},
+	}
+}
+
+// takeSteps take from that bucket, and hold its tokens.
+func takeSteps(ctx context.Context, rdb redis.UniversalClient) []step {
+	return []step{
 		{"take with an id", func() error {
 			_, err := lua.TakeOnce(ctx, rdb, rehearsed, request, policy.Run{N: 1, Count: 1}, time.Second)
 			return err
@@ -81,6 +100,14 @@ func Rehearse(ctx context.Context, rdb redis.UniversalClient) error {
 			}
 			return err
 		}},
+	}
+}
+
+// otherSteps are of templates, pools, operators and clients that know two keys only.
+func otherSteps(ctx context.Context, rdb redis.UniversalClient, terms policy.Terms) []step {
+	ofTemplate := terms
+	ofTemplate.Template = true
+	return []step{
 		{"count consumers", func() error { _, err := lua.Live(ctx, rdb, rehearsed, "doctor", time.Second); return err }},
 		{"take of a lazy bucket", func() error {
 			runs := []policy.Run{{N: 1, Count: 1}}
@@ -106,7 +133,8 @@ func Rehearse(ctx context.Context, rdb redis.UniversalClient) error {
 		}},
 		{"look at an active set", func() error {
 			set := lua.ActiveKey(templated, lua.ActiveShard(templated))
-			return errors.Join(rdb.Exists(ctx, set).Err(), rdb.SCard(ctx, set).Err(), rdb.SScan(ctx, set, 0, "", 1).Err(), rdb.SRem(ctx, set, templated).Err())
+			return errors.Join(rdb.Exists(ctx, set).Err(), rdb.SCard(ctx, set).Err(), rdb.SScan(ctx, set, 0, "", 1).Err(),
+				rdb.SRem(ctx, set, templated).Err())
 		}},
 		{"read the tickets", func() error { return lua.Tickets(ctx, rdb, []string{rehearsed})[0].Err }},
 		{"grant", func() error { _, err := lua.Grant(ctx, rdb, rehearsed, 1); return err }},
@@ -122,12 +150,7 @@ func Rehearse(ctx context.Context, rdb redis.UniversalClient) error {
 			return errors.Join(rdb.HIncrBy(ctx, lua.ControlKey(alone), "n", 1).Err(), rdb.PExpireTime(ctx, rehearsed).Err(),
 				rdb.Persist(ctx, rehearsed).Err())
 		}},
-	} {
-		if err := step.do(); err != nil {
-			return fmt.Errorf("%s: %w", step.name, err)
-		}
 	}
-	return nil
 }
 
 // until calls done until it says so.
@@ -149,8 +172,8 @@ func until(ctx context.Context, done func() (bool, error)) error {
 func clearRehearsal(ctx context.Context, rdb redis.UniversalClient) error {
 	const k = rehearsed
 	return errors.Join(
-		rdb.Del(ctx, lua.TokensKey(k), lua.IndexKey(k), lua.ControlKey(k), lua.HeldKey(k), lua.DueKey(k), lua.LiveKey(k),
-			lua.LazyKey(k), lua.RequestKey(k, request)).Err(),
+		rdb.Del(ctx, lua.TokensKey(k), lua.IndexKey(k), lua.ControlKey(k), lua.OutstandingKey(k), lua.DueKey(k),
+			lua.LiveKey(k), lua.LazyKey(k), lua.RequestKey(k, request)).Err(),
 		rdb.Del(ctx, lua.TokensKey(alone), lua.IndexKey(alone), lua.ControlKey(alone)).Err(),
 		rdb.Del(ctx, lua.TokensKey(templated), lua.IndexKey(templated), lua.ControlKey(templated)).Err(),
 		rdb.Del(ctx, lua.ActiveKey(templated, lua.ActiveShard(templated))).Err(),

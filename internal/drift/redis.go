@@ -73,6 +73,10 @@ func (r *reader) bucket(ctx context.Context, b config.Bucket) error {
 	case p.Terms == nil:
 		return nil
 	}
+	if p.Terms.Fence.Own() && !p.Terms.Pool {
+		r.note(fmt.Sprintf("bucket %q has an override, which counts instead of the file: limit unset ends it", b.Key))
+		return nil
+	}
 	version := p.Terms.FileVersion()
 	if !config.Pooled(*p.Terms) {
 		r.seen(version)
@@ -159,7 +163,7 @@ func (r *reader) other(ctx context.Context, key string) error {
 	if p.Terms.Kind == policy.Stepped {
 		due = p.Next + abandoned.Microseconds()
 	}
-	if p.Now <= due {
+	if p.Now <= due && !p.Terms.Fence.Own() {
 		r.seen(p.Terms.FileVersion())
 		r.add(Change{What: "bucket", Name: key, Change: Removed, Version: p.Terms.FileVersion()})
 	}

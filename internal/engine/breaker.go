@@ -20,9 +20,11 @@ const (
 	fewestClear = 2
 	clearTime   = time.Second
 
-	// It closes after goodProbes in a row were answered. Each may take probeTime. They are probeFirst apart, and up to
-	// probeMost while none is answered, each pause between half and one and a half times that.
-	goodProbes = 2
+	// For excuseTime after the last answer silence is excused while calls wait for connections.
+	excuseTime = time.Second
+
+	// It closes when a probe is answered. Each may take probeTime. They are probeFirst apart, and up to probeMost, each
+	// pause between half and one and a half times that.
 	probeTime  = time.Second
 	probeFirst = 50 * time.Millisecond
 	probeMost  = 200 * time.Millisecond
@@ -44,7 +46,8 @@ type Breaker struct {
 	Patience time.Duration
 	// Probe makes a call that shows whether the server answers.
 	Probe func(ctx context.Context) error
-	// Excuse, if it isn't nil, reports that a call without an answer may not have been sent.
+	// Excuse, if it isn't nil, reports that a call without an answer may not have been sent, since connections are
+	// waited for: no evidence for as long as a server takes to accept one.
 	Excuse func() bool
 	// Opened, if it isn't nil, is called when the breaker opens.
 	Opened func()
@@ -54,6 +57,7 @@ type Breaker struct {
 	// The lock of the queue guards these.
 	began         time.Time
 	calls, failed int
+	excused       time.Time // since when silence was excused; zero: it wasn't since the last answer
 }
 
 // Open is why no call is to be made; nil while the breaker is closed.
@@ -74,7 +78,8 @@ func (b *Breaker) record(now time.Time, err error) bool {
 		b.failed++
 	}
 	age := now.Sub(b.began)
-	if clear := b.failed == b.calls && b.calls >= fewestClear && age >= clearTime; !clear && (b.calls < fewestCalls || age < shortest) {
+	if clear := b.failed == b.calls && b.calls >= fewestClear && age >= clearTime; !clear &&
+		(b.calls < fewestCalls || age < shortest) {
 		return false
 	}
 	opens := err != nil && 2*b.failed >= b.calls && b.cause.CompareAndSwap(nil, &err)
@@ -89,7 +94,12 @@ func (b *Breaker) record(now time.Time, err error) bool {
 // breaker.
 func (b *Breaker) silent(now time.Time) (counts, opens bool) {
 	if b.Excuse != nil && b.Excuse() {
-		return false, false
+		if now.Sub(b.excused) > longest {
+			b.excused = now
+		}
+		if now.Sub(b.excused) < excuseTime {
+			return false, false
+		}
 	}
 	return true, b.record(now, ErrSilent)
 }
@@ -97,6 +107,9 @@ func (b *Breaker) silent(now time.Time) (counts, opens bool) {
 // ended counts a call that ended with err, unless its silence was counted before; if it is answered after all, that is
 // taken back. It reports whether that opens the breaker.
 func (b *Breaker) ended(now time.Time, silent bool, err error) bool {
+	if err == nil {
+		b.excused = time.Time{}
+	}
 	switch {
 	case errors.Is(err, ErrNoEvidence):
 	case !silent:
@@ -107,19 +120,16 @@ func (b *Breaker) ended(now time.Time, silent bool, err error) bool {
 	return false
 }
 
-// probe asks the server until it answers reliably, or the queue is closed.
+// probe asks the server until it answers, or the queue is closed.
 func (q *Queue[T]) probe() {
 	b, pause := q.breaker, probeFirst
-	for good := 0; good < goodProbes && q.nap(time.Duration((0.5+rand.Float64())*float64(pause))); {
+	for q.nap(time.Duration((0.5 + rand.Float64()) * float64(pause))) {
+		pause = min(2*pause, probeMost)
 		ctx, cancel := context.WithTimeout(context.Background(), probeTime)
-		if b.Probe(ctx) == nil {
-			good++
-			pause = probeFirst
-		} else {
-			good = 0
-			pause = min(2*pause, probeMost)
+		err := b.Probe(ctx)
+		if cancel(); err == nil {
+			break
 		}
-		cancel()
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"errors"
+	"net"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -54,6 +55,24 @@ func TestABreakerOpensOnTheShareOfFailures(t *testing.T) {
 			require.False(t, b.record(at(d+time.Second), nil))
 		}
 	})
+	t.Run("failures hours apart", func(t *testing.T) {
+		b := &Breaker{}
+		for i := range 100 {
+			require.False(t, b.record(at(time.Duration(i)*time.Hour), errBroken), "connections that were cut meanwhile")
+		}
+	})
+	t.Run("silence that turns out to be slowness", func(t *testing.T) {
+		b := &Breaker{}
+		for i := range fewestCalls {
+			counts, opens := b.silent(at(time.Duration(i) * ms))
+			require.True(t, counts)
+			require.False(t, opens)
+		}
+		for range fewestCalls {
+			require.False(t, b.ended(at(shortest-ms), true, nil))
+		}
+		require.False(t, b.record(at(shortest), errBroken))
+	})
 	t.Run("nothing but failures", func(t *testing.T) {
 		b := &Breaker{}
 		require.False(t, b.record(began, errBroken))
@@ -78,7 +97,8 @@ func TestABreakerOpensOnTheShareOfFailures(t *testing.T) {
 }
 
 // askUntil asks of several goroutines until an instant, and counts the answers and the errors.
-func askUntil(q *Queue[int], goroutines int, timeout time.Duration, until time.Time, pause time.Duration) (answers, failures int) {
+func askUntil(q *Queue[int], goroutines int, timeout time.Duration, until time.Time, pause time.Duration) (answers,
+	failures int) {
 	var wg sync.WaitGroup
 	var mu sync.Mutex
 	for range goroutines {
@@ -139,10 +159,10 @@ func TestABreakerOpensOnSilenceAndClosesWhenTheServerIsBack(t *testing.T) {
 	}
 }
 
-func TestWhatIsNoEvidence(t *testing.T) {
+func TestErrorsThatTellNothingAboutTheServer(t *testing.T) {
 	for name, tc := range map[string]struct {
 		change  func(s *server)
-		slots   int
+		permits int
 		timeout time.Duration
 		trip    time.Duration
 	}{
@@ -154,7 +174,7 @@ func TestWhatIsNoEvidence(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var fake *server
 			b := breakerOf(&fake)
-			bubble(t, tc.trip, tc.slots, b, func(t *testing.T, s *server, q *Queue[int]) {
+			bubble(t, tc.trip, tc.permits, b, func(t *testing.T, s *server, q *Queue[int]) {
 				fake = s
 				tc.change(s)
 				for range 100 {
@@ -170,9 +190,44 @@ func TestWhatIsNoEvidence(t *testing.T) {
 		b.Excuse = func() bool { return true }
 		bubble(t, ms, 64, b, func(t *testing.T, s *server, q *Queue[int]) {
 			fake = s
-			s.silent = true
-			askUntil(q, 20, 50*ms, time.Now().Add(500*ms), ms)
+			s.dial, s.silent = time.Hour, true
+			askUntil(q, 20, 50*ms, time.Now().Add(800*ms), ms)
 			require.NoError(t, b.Open())
+			askUntil(q, 20, 50*ms, time.Now().Add(time.Second), ms)
+			require.Equal(t, ErrSilent, b.Open(), "no server takes as long to accept a connection")
+		})
+	})
+	t.Run("an overloaded server, which answers one call after the other", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			busy, trip := make(chan struct{}, 1), ms
+			b := &Breaker{Patience: 50 * ms, Probe: func(context.Context) error { return nil }}
+			q := NewQueue(func(_ context.Context, batch []*Request[int]) error {
+				busy <- struct{}{}
+				time.Sleep(trip)
+				<-busy
+				for _, r := range batch {
+					r.Body = -r.Body
+					r.Answer()
+				}
+				return nil
+			}, 64, b, nil)
+			for range 10 {
+				_, err := ask(context.Background(), q, 1, 0)
+				require.NoError(t, err)
+			}
+			trip = 40 * ms
+			var wg sync.WaitGroup
+			for range 100 {
+				wg.Go(func() {
+					if _, err := ask(context.Background(), q, 1, 0); err != nil {
+						t.Error(err)
+					}
+				})
+				time.Sleep(10 * ms)
+				require.NoError(t, b.Open())
+			}
+			wg.Wait()
+			require.NoError(t, q.Close(context.Background()))
 		})
 	})
 }
@@ -188,7 +243,7 @@ func TestAnOpenBreakerIsProbedAFewTimesASecond(t *testing.T) {
 			defer s.mu.Unlock()
 			return s.err
 		}}
-		q := NewQueue(s.send, NewSlots(8), b, nil)
+		q := NewQueue(s.send, 8, b, nil)
 		askUntil(q, 4, 50*ms, time.Now().Add(time.Second), ms)
 		require.ErrorIs(t, b.Open(), errBroken)
 		probes.Store(0)
@@ -204,5 +259,72 @@ func TestAnOpenBreakerIsProbedAFewTimesASecond(t *testing.T) {
 		askUntil(q, 4, 50*ms, time.Now().Add(time.Second), ms)
 		require.Error(t, b.Open())
 		require.NoError(t, q.Close(t.Context()), "its probes end with the queue")
+	})
+}
+
+// Failures count only if the server had the time to answer, which a lone caller's own time need not be.
+func TestAnImpatientLoneCallerIsNoEvidence(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, trip, cut := newServer(ms/4), ms/4, make(chan struct{}, 1)
+		b := &Breaker{Patience: 50 * ms, Probe: func(context.Context) error { return nil }}
+		q := NewQueue(s.send, 8, b, &Express[int]{
+			Send: func(_ context.Context, batch []*Request[int]) (err error) {
+				select {
+				case <-time.After(trip):
+					batch[0].Body = -batch[0].Body
+				case <-cut:
+					err = net.ErrClosed
+				}
+				batch[0].Answer()
+				return err
+			},
+			Interrupt: func() { cut <- struct{}{} },
+		})
+		refused := 0
+		for i := range 200 { // every other call takes 30 ms, and its caller has 12
+			if trip = ms / 4; i%2 == 1 {
+				trip = 30 * ms
+			}
+			took, err := ask(context.Background(), q, 1, 12*ms)
+			if err != nil {
+				refused++
+			}
+			require.LessOrEqual(t, took, 12*ms+secondLook)
+			require.NoError(t, b.Open(), "call %d", i)
+			time.Sleep(10 * ms)
+		}
+		require.Equal(t, 100, refused)
+		require.NoError(t, q.Close(context.Background()))
+	})
+}
+
+// A lone caller makes its call itself, which holds it neither in the exchange nor while it waits for a connection.
+func TestALoneCallerWhoLeavesIsNotHeld(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, connects, cut := newServer(ms/4), false, make(chan struct{}, 1)
+		q := NewQueue(s.send, 8, nil, &Express[int]{
+			Send: func(ctx context.Context, batch []*Request[int]) (err error) {
+				if connects {
+					err = sleep(ctx, time.Second, true)
+				} else {
+					<-cut
+					err = net.ErrClosed
+				}
+				batch[0].Answer()
+				return err
+			},
+			Interrupt: func() { cut <- struct{}{} },
+		})
+		for _, connects = range []bool{false, true} {
+			_, err := ask(context.Background(), q, 1, 0)
+			require.NoError(t, err, "round trips are short")
+			synctest.Wait()
+			ctx, cancel := context.WithCancel(context.Background())
+			time.AfterFunc(10*ms, cancel)
+			took, err := ask(ctx, q, 1, 0)
+			require.Equal(t, context.Canceled, err)
+			require.LessOrEqual(t, took, 10*ms+secondLook)
+		}
+		require.NoError(t, q.Close(context.Background()))
 	})
 }

@@ -2,7 +2,6 @@ package engine
 
 import (
 	"context"
-	"sync/atomic"
 	"time"
 )
 
@@ -10,12 +9,14 @@ const (
 	// Grace is how long a reply is still awaited after the last caller stopped waiting for it, so that what was taken
 	// for nobody can be given back.
 	Grace = time.Second
+	// mostTrip is how long a reply is awaited at most, whoever waits: a connection can be dead without saying so.
+	mostTrip = time.Minute
 	// secondLook is how much longer a caller waits when its time is over: a reply may have come while this process did
 	// not run, and is read first.
 	secondLook = 5 * time.Millisecond
-	// lateness is from when on a timer's delay means that this process did not run, and pulse how often that is looked
+	// Lateness is from when on a timer's delay means that this process did not run, and pulse how often that is looked
 	// at while somebody waits.
-	lateness = time.Millisecond
+	Lateness = time.Millisecond
 	pulse    = 5 * time.Millisecond
 )
 
@@ -27,8 +28,7 @@ type clock struct {
 	looked   bool
 }
 
-// newClock is of somebody who waits from an instant until the deadline; late is for how long this process did not run
-// before.
+// newClock measures a wait from an instant until the deadline; late is for how long this process did not run before.
 func newClock(now, deadline time.Time, late time.Duration) clock {
 	return clock{deadline: deadline, late: late, most: late + deadline.Sub(now)}
 }
@@ -41,7 +41,7 @@ func (c *clock) over(now time.Time, late time.Duration) bool {
 		return false
 	}
 	more := min(late, c.most) - c.late
-	if c.looked && more < lateness {
+	if c.looked && more < Lateness {
 		return true
 	}
 	c.late += more
@@ -74,17 +74,15 @@ func (c *call[T]) add(r *Request[T]) {
 
 // begin starts the call.
 func (c *call[T]) begin(now time.Time, patience, late time.Duration) {
-	latest := c.batch[0].clock.deadline
+	end, latest := now.Add(mostTrip), now
 	for _, r := range c.batch {
-		if d := r.clock.deadline; d.IsZero() || latest.IsZero() {
-			latest = time.Time{}
+		if d := r.clock.deadline; d.IsZero() {
+			latest = end
 		} else if d.After(latest) {
 			latest = d
 		}
 	}
-	if !latest.IsZero() {
-		latest = latest.Add(Grace)
-	}
+	latest = earlier(latest.Add(Grace), end)
 	inner, cancel := context.WithCancel(context.Background())
 	c.ctx, c.cancel = callContext{inner, latest}, cancel
 	c.sent, c.silent, c.alone, c.left = now, false, false, false
@@ -94,10 +92,11 @@ func (c *call[T]) begin(now time.Time, patience, late time.Duration) {
 	}
 }
 
-// interrupt ends the exchange of a call that its caller makes, unless the answer is there: what it says is being dealt
-// with.
+// interrupt has a call that nobody waits for not sent any more. The exchange of one that its caller makes ends, unless
+// the answer is there: what it says is being dealt with.
 func (c *call[T]) interrupt(e *Express[T]) {
-	if !c.batch[0].late.Load() {
+	c.cancel()
+	if c.alone && !c.batch[0].late.Load() {
 		e.Interrupt()
 	}
 }
@@ -114,35 +113,15 @@ func (c *call[T]) end() {
 	c.batch, c.waiting = c.batch[:0], 0
 }
 
-// callContext tells go-redis what to set on the socket, and ends only when it is cancelled.
+// callContext tells go-redis what to set on the socket: the latest deadline of the call's requests and Grace more, or
+// mostTrip. It ends only when it is cancelled; callers whose time is up are released by their clocks.
 type callContext struct {
 	context.Context
-	deadline time.Time // zero: none
+	deadline time.Time
 }
 
 // Deadline implements context.Context.
-func (c callContext) Deadline() (time.Time, bool) { return c.deadline, !c.deadline.IsZero() }
-
-// Slots bounds the calls under way of some queues. Its methods are safe for concurrent use.
-type Slots struct{ free atomic.Int64 }
-
-// NewSlots makes n slots.
-func NewSlots(n int) *Slots {
-	s := &Slots{}
-	s.free.Store(int64(n))
-	return s
-}
-
-// take takes a slot if one is free.
-func (s *Slots) take() bool {
-	if s.free.Add(-1) >= 0 {
-		return true
-	}
-	s.free.Add(1)
-	return false
-}
-
-func (s *Slots) give() { s.free.Add(1) }
+func (c callContext) Deadline() (time.Time, bool) { return c.deadline, true }
 
 // earlier is the earlier of two instants, the zero time being never.
 func earlier(a, b time.Time) time.Time {

@@ -51,7 +51,7 @@ func NewCommands(rdb redis.UniversalClient, most int) *Commands {
 			r.Answer()
 		}
 		return nil
-	}, NewSlots(most), nil, nil)}
+	}, most, nil, nil)}
 }
 
 // Process sends a command and waits for its answer, or for the end of ctx: then the command may have been sent, and

@@ -1,7 +1,7 @@
 // Package engine brings what many goroutines ask of a server to it, together.
 //
 // A [Queue] is the way to one server. A caller adds its [Request] and waits. Calls depart by one rule: when none is
-// under way, or a millisecond after the last departure, up to the [Slots]. A call takes along everything that waits, so
+// under way, or a millisecond after the last departure, up to a number at once. A call takes along all that waits, so
 // over a loopback there is one call at a time, over a round trip of 20 ms some twenty, and nobody waits for company for
 // longer than that millisecond. Workers make the calls, goroutines of the Queue that end when there is nothing to do; a
 // lone request's call is made by its caller where round trips are short ([Express]).
@@ -11,18 +11,18 @@
 // A caller's time is its own: it waits until its deadline or until its context is cancelled, whatever others do. One
 // timer per Queue keeps the deadlines of all. Before it gives anybody up it looks once more: everybody has 5 ms in
 // which a reply that has arrived can be read, and as much time again as this process did not run meanwhile, since it
-// was stopped or starved, by at most the time that the caller had: a pulse of that timer tells how late it is. The
-// connections of [Patient] do the same for reads.
+// was stopped or starved, by at most the time that the caller had: a pulse of that timer tells how late it is.
+// Goroutines that are ready when the timer fires run first. The connections of [Sockets] do the same for reads.
 //
-// Requests are sent once. One whose caller leaves before the departure is not sent. A reply that comes within Grace
-// after the last caller has left is still read, and the [Sender] hears that nobody waits.
+// Requests are sent once. If the caller leaves before the departure, its request is not sent. A reply that comes within
+// Grace after the last caller's time, and within a minute, is still read, and the [Sender] hears that nobody waits.
 //
 // # Breaker
 //
 // A [Breaker] judges the server: calls that it failed, and silence, which is evidence only if the call was under way
 // for as long as a server has time for, and nothing else was heard from the server meanwhile. What waits in the Queue
-// or for a connection of a pool is none. It opens when half of the recent calls failed, is probed while it is open, and
-// closes when probes are answered.
+// is none, nor, for a second, what waits for a connection. It opens when half of the recent calls failed, is probed
+// while it is open, and closes when a probe is answered.
 //
 // The package knows nothing of buckets. [Commands] is a Queue of single Redis commands.
 package engine

@@ -55,28 +55,64 @@ func TestQueueDepartsOnceAMillisecondWhileCallsAreUnderWay(t *testing.T) {
 	})
 }
 
-func TestSlotsBoundTheCallsOfAllQueues(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s, slots := newServer(20*ms), NewSlots(2)
+func TestAQueueMakesNoMoreCallsAtOnceThanItMay(t *testing.T) {
+	bubble(t, 20*ms, 2, nil, func(t *testing.T, s *server, q *Queue[int]) {
 		var wg sync.WaitGroup
-		var queues []*Queue[int]
-		for range 5 {
-			q := NewQueue(s.send, slots, nil, nil)
-			queues = append(queues, q)
-			for range 20 {
-				wg.Go(func() {
-					if _, err := ask(context.Background(), q, 1, 0); err != nil {
-						t.Error(err)
-					}
-				})
-			}
+		for i := range 20 {
+			wg.Go(func() {
+				time.Sleep(time.Duration(i) * 2 * ms)
+				if _, err := ask(context.Background(), q, 1, 0); err != nil {
+					t.Error(err)
+				}
+			})
 		}
 		wg.Wait()
 		require.Equal(t, 2, s.most)
-		for _, q := range queues {
-			require.NoError(t, q.Close(t.Context()))
+	})
+}
+
+func TestACallTakesABoundedNumberOfRequestsAlong(t *testing.T) {
+	bubble(t, 20*ms, 1, nil, func(t *testing.T, s *server, q *Queue[int]) {
+		var wg sync.WaitGroup
+		for range 1 + 2*mostRequests + 10 {
+			wg.Go(func() { _, _ = ask(context.Background(), q, 1, 0) })
 		}
-		require.EqualValues(t, 2, slots.free.Load())
+		wg.Wait()
+		sizes := make([]int, len(s.sent))
+		for i, bodies := range s.sent {
+			sizes[i] = len(bodies)
+		}
+		require.Equal(t, []int{1, 1024, 1024, 10}, sizes)
+	})
+}
+
+func TestASilentServerIsAskedLessAndLess(t *testing.T) {
+	bubble(t, ms/2, 1000, nil, func(t *testing.T, s *server, q *Queue[int]) {
+		_, err := ask(t.Context(), q, 1, 0)
+		require.NoError(t, err)
+		s.set(func(s *server) { s.silent = true })
+		var wg sync.WaitGroup
+		for range 250 {
+			wg.Go(func() { _, _ = ask(context.Background(), q, 1, 20*ms) })
+			time.Sleep(ms)
+		}
+		wg.Wait()
+		require.Less(t, s.most, 40, "calls under way after a quarter of a second")
+	})
+}
+
+// A dead connection may never say so.
+func TestACallEndsAlthoughNobodyWaits(t *testing.T) {
+	bubble(t, ms, 1, nil, func(t *testing.T, s *server, q *Queue[int]) {
+		s.set(func(s *server) { s.silent = true })
+		ctx, cancel := context.WithCancel(context.Background())
+		time.AfterFunc(10*ms, cancel)
+		_, err := ask(ctx, q, 1, 0)
+		require.Equal(t, context.Canceled, err)
+		s.set(func(s *server) { s.silent = false })
+		took, err := ask(context.Background(), q, 2, 0)
+		require.NoError(t, err)
+		require.LessOrEqual(t, took, mostTrip)
 	})
 }
 
@@ -154,7 +190,7 @@ func TestARequestWhoseCallerLeavesBeforeTheDepartureIsNotSent(t *testing.T) {
 	})
 }
 
-func TestARequestThatIsNotSentYetIsNotSentForNobody(t *testing.T) {
+func TestARequestWithoutCallersIsNotSent(t *testing.T) {
 	bubble(t, ms, 8, nil, func(t *testing.T, s *server, q *Queue[int]) {
 		s.dial = time.Second
 		ctx, cancel := context.WithCancel(context.Background())
@@ -169,7 +205,7 @@ func TestARequestThatIsNotSentYetIsNotSentForNobody(t *testing.T) {
 	})
 }
 
-func TestTheSenderHearsThatNobodyWaits(t *testing.T) {
+func TestTheSenderLearnsThatAllCallersHaveLeft(t *testing.T) {
 	bubble(t, 20*ms, 8, nil, func(t *testing.T, s *server, q *Queue[int]) {
 		ctx, cancel := context.WithCancel(context.Background())
 		var wg sync.WaitGroup
@@ -210,7 +246,7 @@ func TestQueueIsBounded(t *testing.T) {
 func TestCloseWaitsForWhatIsUnderWay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newServer(20 * ms)
-		q := NewQueue(s.send, NewSlots(1), nil, nil)
+		q := NewQueue(s.send, 1, nil, nil)
 		var wg sync.WaitGroup
 		for range 3 { // two calls
 			wg.Go(func() { _, err := ask(context.Background(), q, 1, 0); require.NoError(t, err) })
@@ -228,7 +264,7 @@ func TestCloseWaitsForWhatIsUnderWay(t *testing.T) {
 	})
 }
 
-func TestTheTimeIsPutOffByAsMuchAsThisProcessWasLate(t *testing.T) {
+func TestDeadlinesMoveByTheDelayOfThisProcess(t *testing.T) {
 	began := time.Now()
 	at := func(d time.Duration) time.Time { return began.Add(d) }
 	type look struct {
@@ -236,12 +272,13 @@ func TestTheTimeIsPutOffByAsMuchAsThisProcessWasLate(t *testing.T) {
 		over     bool
 	}
 	for name, looks := range map[string][]look{
-		"in time":                    {{49 * ms, 0, false}, {50 * ms, 0, false}, {54 * ms, 0, false}, {55 * ms, 0, true}},
-		"stopped over the deadline":  {{70 * ms, 20 * ms, false}, {94 * ms, 20 * ms, false}, {95 * ms, 20 * ms, true}},
-		"stopped before it, twice":   {{50 * ms, 30 * ms, false}, {84 * ms, 30 * ms, false}, {85 * ms, 30 * ms, true}},
-		"stopped for a long time":    {{350 * ms, 300 * ms, false}, {404 * ms, 300 * ms, false}, {405 * ms, 300 * ms, true}},
-		"stopped in the second look": {{50 * ms, 0, false}, {75 * ms, 20 * ms, false}, {94 * ms, 20 * ms, false}, {95 * ms, 20 * ms, true}},
-		"stopped again and again":    {{80 * ms, 30 * ms, false}, {215 * ms, 130 * ms, false}, {300 * ms, 200 * ms, true}},
+		"in time":                   {{49 * ms, 0, false}, {50 * ms, 0, false}, {54 * ms, 0, false}, {55 * ms, 0, true}},
+		"stopped over the deadline": {{70 * ms, 20 * ms, false}, {94 * ms, 20 * ms, false}, {95 * ms, 20 * ms, true}},
+		"stopped before it, twice":  {{50 * ms, 30 * ms, false}, {84 * ms, 30 * ms, false}, {85 * ms, 30 * ms, true}},
+		"stopped for a long time":   {{350 * ms, 300 * ms, false}, {404 * ms, 300 * ms, false}, {405 * ms, 300 * ms, true}},
+		"stopped in the second look": {{50 * ms, 0, false}, {75 * ms, 20 * ms, false}, {94 * ms, 20 * ms, false},
+			{95 * ms, 20 * ms, true}},
+		"stopped again and again": {{80 * ms, 30 * ms, false}, {215 * ms, 130 * ms, false}, {300 * ms, 200 * ms, true}},
 	} {
 		const before = time.Hour // late by so much before this began
 		c := newClock(began, at(50*ms), before)
@@ -318,8 +355,50 @@ func TestEveryRequestHasOneEnd(t *testing.T) {
 				if ok {
 					require.Equal(t, 1, times[body])
 				}
-				require.Equal(t, times[body] == 1 && !ok, late[body], "of what was sent either the caller hears or the sender hears that nobody does")
+				require.Equal(t, times[body] == 1 && !ok, late[body],
+					"of what was sent either the caller hears or the sender hears that nobody does")
 			}
+		})
+	}
+}
+
+func TestRequestsThatWereGivenUpDoNotPileUp(t *testing.T) {
+	for name, leave := range map[string]bool{"their time is over": false, "their callers left": true} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, 0, 1, nil, func(t *testing.T, s *server, q *Queue[int]) {
+				s.set(func(s *server) { s.silent = true })
+				ctx, cancel := context.WithCancel(context.Background())
+				var wg sync.WaitGroup
+				for range 2 { // one is under way, one waits; neither has a deadline
+					wg.Go(func() { _, _ = ask(ctx, q, 1, 0) })
+					synctest.Wait()
+				}
+				for range 20 {
+					ctx, cancel := context.WithCancel(context.Background())
+					for range 500 {
+						wg.Go(func() {
+							if leave {
+								_, _ = ask(ctx, q, 1, 0)
+							} else {
+								_, _ = ask(ctx, q, 1, ms)
+							}
+						})
+					}
+					synctest.Wait()
+					cancel()
+					time.Sleep(20 * ms)
+				}
+				held := 0
+				q.mu.Lock()
+				for r := q.first; r != nil; r = r.next {
+					held++
+				}
+				require.Equal(t, 1, q.size)
+				q.mu.Unlock()
+				require.LessOrEqual(t, held, 2*mostRequests)
+				cancel()
+				wg.Wait()
+			})
 		})
 	}
 }

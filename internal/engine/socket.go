@@ -13,14 +13,29 @@ import (
 // Dial makes a connection.
 type Dial = func(ctx context.Context, network, addr string) (net.Conn, error)
 
-// Patient is dial with connections that look once more when a read's deadline has passed: what arrived while this
-// process did not run is read before anybody says that the server didn't answer.
-func Patient(dial Dial) Dial {
+// Sockets makes a client's connections: they look once more when a read's deadline has passed, so that what arrived
+// while this process did not run is read before anybody says that the server didn't answer. The zero value is ready.
+// Its methods are safe for concurrent use.
+type Sockets struct {
+	mu    sync.Mutex
+	dials int // under way
+	last  net.Conn
+}
+
+// Dialer is dial with such connections.
+func (s *Sockets) Dialer(dial Dial) Dial {
 	return func(ctx context.Context, network, addr string) (net.Conn, error) {
+		s.mu.Lock()
+		s.dials++
+		s.mu.Unlock()
 		inner, err := dial(ctx, network, addr)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.dials--
 		if err != nil {
 			return nil, err
 		}
+		s.last = inner
 		conn := &patient{Conn: inner}
 		if raw, ok := inner.(syscall.Conn); ok { // go-redis looks through it whether the connection is alive
 			return struct {
@@ -29,6 +44,22 @@ func Patient(dial Dial) Dial {
 			}{conn, raw}, nil
 		}
 		return conn, nil
+	}
+}
+
+// Dialing reports whether connections are being made.
+func (s *Sockets) Dialing() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.dials > 0
+}
+
+// Interrupt closes the last connection, whoever waits for it.
+func (s *Sockets) Interrupt() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.last != nil {
+		_ = s.last.Close()
 	}
 }
 
@@ -62,32 +93,4 @@ func (c *patient) Read(p []byte) (int, error) {
 		return 0, err
 	}
 	return c.Conn.Read(p)
-}
-
-// Socket is the last connection of a client that has no more than one at a time.
-type Socket struct {
-	mu   sync.Mutex
-	conn net.Conn
-}
-
-// Dialer is dial, and keeps hold of the connection.
-func (s *Socket) Dialer(dial Dial) Dial {
-	return func(ctx context.Context, network, addr string) (net.Conn, error) {
-		conn, err := dial(ctx, network, addr)
-		if err == nil {
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			s.conn = conn
-		}
-		return conn, err
-	}
-}
-
-// Interrupt closes the connection, whoever waits for it.
-func (s *Socket) Interrupt() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.conn != nil {
-		_ = s.conn.Close()
-	}
 }

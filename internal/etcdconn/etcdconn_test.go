@@ -13,7 +13,7 @@ import (
 
 	"github.com/tokenrefill/refiller/internal/credential"
 	"github.com/tokenrefill/refiller/internal/etcdconn"
-	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
 )
 
 func TestOpenRefusesOptionsThatAreWrong(t *testing.T) {
@@ -25,17 +25,21 @@ func TestOpenRefusesOptionsThatAreWrong(t *testing.T) {
 		options etcdconn.Options
 		says    string
 	}{
-		"no endpoint":      {etcdconn.Options{}, "endpoints: the list is empty"},
-		"no port":          {etcdconn.Options{Endpoints: []string{"localhost:1", "localhost"}}, `endpoints[1]: "localhost": want`},
-		"bad port":         {etcdconn.Options{Endpoints: []string{"localhost:65536"}}, "endpoints[0]"},
-		"no host":          {etcdconn.Options{Endpoints: []string{":2379"}}, "endpoints[0]"},
-		"path":             {etcdconn.Options{Endpoints: []string{"http://localhost:2379/x"}}, "endpoints[0]"},
-		"scheme":           {etcdconn.Options{Endpoints: []string{"redis://localhost:2379"}}, "endpoints[0]"},
-		"twice":            {etcdconn.Options{Endpoints: []string{"a:1", "a:1"}}, "in the list twice"},
-		"mixed":            {etcdconn.Options{Endpoints: []string{"https://a:1", "http://b:1"}}, "1 of 2 use TLS: want all or none"},
-		"clear with TLS":   {etcdconn.Options{Endpoints: []string{"http://a:1"}, TLS: credential.TLS{CA: empty}}, "goes with https"},
-		"no password":      {etcdconn.Options{Endpoints: good, Username: "u"}, `username: "u" has no password`},
-		"no username":      {etcdconn.Options{Endpoints: good, Password: credential.Plain("hunter2")}, "username: it is missing"},
+		"no endpoint": {etcdconn.Options{}, "endpoints: the list is empty"},
+		"no port": {etcdconn.Options{Endpoints: []string{"localhost:1", "localhost"}},
+			`endpoints[1]: "localhost": want`},
+		"bad port": {etcdconn.Options{Endpoints: []string{"localhost:65536"}}, "endpoints[0]"},
+		"no host":  {etcdconn.Options{Endpoints: []string{":2379"}}, "endpoints[0]"},
+		"path":     {etcdconn.Options{Endpoints: []string{"http://localhost:2379/x"}}, "endpoints[0]"},
+		"scheme":   {etcdconn.Options{Endpoints: []string{"redis://localhost:2379"}}, "endpoints[0]"},
+		"twice":    {etcdconn.Options{Endpoints: []string{"a:1", "a:1"}}, "in the list twice"},
+		"mixed": {etcdconn.Options{Endpoints: []string{"https://a:1", "http://b:1"}},
+			"1 of 2 use TLS: want all or none"},
+		"clear with TLS": {etcdconn.Options{Endpoints: []string{"http://a:1"}, TLS: credential.TLS{CA: empty}},
+			"goes with https"},
+		"no password": {etcdconn.Options{Endpoints: good, Username: "u"}, `username: "u" has no password`},
+		"no username": {etcdconn.Options{Endpoints: good, Password: credential.Plain("hunter2")},
+			"username: it is missing"},
 		"cert without key": {etcdconn.Options{Endpoints: good, TLS: credential.TLS{Cert: "c"}}, "tls.key: it is missing"},
 		"no CA file":       {etcdconn.Options{Endpoints: good, TLS: credential.TLS{CA: empty + "x"}}, empty + "x"},
 		"empty CA file":    {etcdconn.Options{Endpoints: good, TLS: credential.TLS{CA: empty}}, "no PEM certificate"},
@@ -65,7 +69,8 @@ func TestAPasswordIsReadForEachLogin(t *testing.T) {
 	etcd := testenv.Etcd(t, 1, testenv.WithPassword("first"))
 	file := filepath.Join(t.TempDir(), "password")
 	require.NoError(t, os.WriteFile(file, []byte("first\n"), 0o600))
-	client := open(t, etcdconn.Options{Endpoints: etcd.Endpoints(), Username: testenv.EtcdUser, Password: credential.FromFile(file)})
+	client := open(t, etcdconn.Options{Endpoints: etcd.Endpoints(), Username: testenv.EtcdUser,
+		Password: credential.FromFile(file)})
 	_, err := client.Put(t.Context(), "k", "v")
 	require.NoError(t, err)
 

@@ -1,13 +1,17 @@
 // Package etcdwatch keeps the value of one key of etcd at hand and tells when it
 // has changed.
 //
-// A key that is deleted has not changed: what was read last stays. While etcd does
+// A deletion is ignored: what was read last stays. While etcd does
 // not answer it stays too, and what changes meanwhile is told afterwards.
+//
+// An etcd that was restored or emptied counts revisions from an earlier one, and a watch from a later one says nothing
+// of what is written there. So the key is also read every 5 s (maxWatch).
 package etcdwatch
 
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -19,6 +23,7 @@ import (
 const (
 	readTimeout = 2 * time.Second
 	retryPause  = time.Second
+	maxWatch    = 5 * time.Second // how long a watch is trusted to be of the etcd that was read
 )
 
 // Key is a key of etcd. Value is safe for concurrent use with the others.
@@ -93,7 +98,9 @@ func (k *Key) Run(ctx context.Context, changed func()) {
 			if another {
 				changed()
 			}
-			k.follow(ctx, revision+1, changed)
+			if k.follow(ctx, revision+1, changed) {
+				continue
+			}
 		case reading:
 			reading = false
 			k.log.Warn("shared config can't be read: what was read last counts", "key", k.name, "error", err)
@@ -106,9 +113,10 @@ func (k *Key) Run(ctx context.Context, changed func()) {
 	}
 }
 
-// follow reports changes from a revision on until the watch ends.
-func (k *Key) follow(ctx context.Context, revision int64, changed func()) {
-	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
+// follow reports changes from a revision on until the watch has lasted for maxWatch, or ends before: then it is not
+// whole.
+func (k *Key) follow(ctx context.Context, revision int64, changed func()) (whole bool) {
+	ctx, cancel := context.WithTimeout(clientv3.WithRequireLeader(ctx), maxWatch)
 	defer cancel()
 	for resp := range k.client.Watch(ctx, k.name, clientv3.WithRev(revision)) {
 		another := false
@@ -124,4 +132,5 @@ func (k *Key) follow(ctx context.Context, revision int64, changed func()) {
 			changed()
 		}
 	}
+	return errors.Is(ctx.Err(), context.DeadlineExceeded)
 }

@@ -2,6 +2,8 @@ package etcdwatch_test
 
 import (
 	"context"
+	"os"
+	"path/filepath"
 	"sync"
 	"testing"
 	"time"
@@ -10,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tokenrefill/refiller/internal/etcdwatch"
-	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
 )
 
 const patience = 30 * time.Second
@@ -64,5 +66,16 @@ func TestAChangeOfTheValueIsTold(t *testing.T) {
 	require.NoError(t, etcd.WaitReady(t.Context()))
 	put("five")
 	next("five")
+
+	// An etcd that begins anew counts from a lower revision than the watch.
+	member.Kill()
+	require.NoError(t, os.RemoveAll(filepath.Join(member.Dir(), "data")))
+	member.Restart()
+	require.NoError(t, etcd.WaitReady(t.Context()))
+	require.Equal(t, "five", string(key.Value()), "what was read last stays")
+	put("six")
+	next("six")
+	put("seven")
+	next("seven")
 	require.Empty(t, told)
 }

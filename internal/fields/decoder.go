@@ -269,7 +269,8 @@ func (d *Decoder) BadAt(line, at Path, format string, args ...any) {
 
 // report adds a problem with a node of a layer.
 func (d *Decoder) report(l *layer, n *yaml.Node, at Path, msg string) {
-	d.problems = append(d.problems, Problem{Source: l.source, Line: n.Line, Column: n.Column, Field: at.String(), Msg: msg})
+	d.problems = append(d.problems, Problem{Source: l.source, Line: n.Line, Column: n.Column, Field: at.String(),
+		Msg: msg})
 	for i := range at {
 		d.unsound[at[:i+1].String()] = true
 	}

@@ -45,7 +45,8 @@ func TestALaterLayerCountsMore(t *testing.T) {
 	shared := fields.New(kinds, &shape{})
 	require.True(t, shared.Read("shared", []byte("rooms: [{name: y, size: 2}]\n")))
 	d.Over(shared)
-	d.LayEnvironment(fields.EnvironmentOf([]string{"REFILLER_SERVER_URL=b", "REFILLER_OTHER_URL=c", "REFILLER_MEMBERS=m, n", "REFILLER_SERVER_PASSWORD="}))
+	d.LayEnvironment(fields.EnvironmentOf([]string{"REFILLER_SERVER_URL=b", "REFILLER_OTHER_URL=c",
+		"REFILLER_MEMBERS=m, n", "REFILLER_SERVER_PASSWORD="}))
 	d.Lay(fields.Override{Source: "--server", Field: "server.address", Value: "d"})
 	d.Require()
 	require.EqualError(t, d.Err(), `file:1:31: server.timeout: "soon" is not a duration from 0s to 1m, such as 100ms or 5s`,
@@ -79,7 +80,8 @@ func TestAFlagIsCalledAsItsVariable(t *testing.T) {
 	for _, v := range fields.New(kinds, &shape{}).Variables() {
 		flags, usages = append(flags, v.Flag()), append(usages, v.Usage())
 	}
-	require.Equal(t, []string{"server", "server-password-file", "", "other", "other-password-file", "", "members"}, flags, "none has a password")
+	require.Equal(t, []string{"server", "server-password-file", "", "other", "other-password-file", "", "members"}, flags,
+		"none has a password")
 	require.Equal(t, "where it is ($REFILLER_SERVER_URL)", usages[0])
 	require.Equal(t, "server.password_file of the file: an address ($REFILLER_SERVER_PASSWORD_FILE)", usages[1])
 }
@@ -87,7 +89,8 @@ func TestAFlagIsCalledAsItsVariable(t *testing.T) {
 func TestSuggestionsAreCloseWords(t *testing.T) {
 	t.Parallel()
 	words := []string{"url", "username", "timeout"}
-	for typed, want := range map[string]string{"ulr": "url", "usrname": "username", "timeot": "timeout", "tiemout": "timeout", "x": "", "password": ""} {
+	for typed, want := range map[string]string{"ulr": "url", "usrname": "username", "timeot": "timeout",
+		"tiemout": "timeout", "x": "", "password": ""} {
 		require.Equal(t, want, fields.Closest(typed, words), typed)
 	}
 }

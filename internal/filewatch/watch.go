@@ -36,7 +36,8 @@ type File struct {
 	poll    time.Duration
 	log     hclog.Logger
 	seen    [sha256.Size]byte
-	present bool
+	present bool              // it could be read the last time
+	gone    bool              // it was not there for a while since it was last reported
 	events  *fsnotify.Watcher // nil: polling alone
 }
 
@@ -98,8 +99,9 @@ func (f *File) blind(err error) {
 }
 
 // Run calls changed, from this goroutine, after each change of the content,
-// until ctx ends. A file that is gone has not changed; its return has, if its
-// content has. Several changes in quick succession may be reported once.
+// until ctx ends. A file that is gone has not changed; its return is a change,
+// since who read it meanwhile for another reason found nothing. Several changes
+// in quick succession may be reported once.
 func (f *File) Run(ctx context.Context, changed func()) {
 	defer func() { _ = f.Close() }() // nothing is read from it any more
 	poll := time.NewTicker(f.poll)
@@ -114,7 +116,10 @@ func (f *File) Run(ctx context.Context, changed func()) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-events:
+		case e := <-events:
+			if (e.Has(fsnotify.Remove) || e.Has(fsnotify.Rename)) && filepath.Clean(e.Name) == filepath.Clean(f.path) {
+				f.gone = true
+			}
 			if look == nil {
 				look = time.After(settle)
 			}
@@ -148,12 +153,12 @@ func (f *File) look(changed func()) {
 		if f.present {
 			f.log.Warn("watched file can't be read", "path", f.path, "error", err)
 		}
-		f.present = false
+		f.present, f.gone = false, true
 		return
 	}
 	f.present = true
-	if now != f.seen {
-		f.seen = now
+	if now != f.seen || f.gone {
+		f.seen, f.gone = now, false
 		changed()
 	}
 }

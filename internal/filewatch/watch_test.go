@@ -57,6 +57,10 @@ func TestChangesAreReportedHoweverTheyAreMade(t *testing.T) {
 	require.NoError(t, os.Remove(path))
 	write(t, path, "4")
 	await(t, changed, "removed and written again")
+
+	require.NoError(t, os.Remove(path))
+	write(t, path, "4")
+	await(t, changed, "who read it meanwhile found nothing")
 }
 
 // swap does what kubelet does when a ConfigMap changes.

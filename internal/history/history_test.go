@@ -19,8 +19,10 @@ func event(key string) refill.Event {
 	terms := policy.Policy{Capacity: 1000, Rate: policy.PerSecond(500)}.Terms(policy.Fence{Epoch: 3})
 	return refill.Event{
 		Key: key, Sent: time.Unix(1, 2), Replied: time.Unix(1, 5),
-		Call:    policy.Call{Version: policy.Version{Era: 7, Index: 8}, Create: policy.CreateLost, Terms: &terms, Step: 1, Next: 2},
-		Outcome: policy.Outcome{Status: policy.StatusApplied, Version: policy.Version{Era: 7, Index: 9}, Added: 50, Elapsed: 100_000},
+		Call: policy.Call{Version: policy.Version{Era: 7, Index: 8}, Create: policy.CreateLost, Terms: &terms, Step: 1,
+			Next: 2},
+		Outcome: policy.Outcome{Status: policy.StatusApplied, Version: policy.Version{Era: 7, Index: 9}, Added: 50,
+			Elapsed: 100_000},
 	}
 }
 

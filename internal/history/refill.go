@@ -26,7 +26,8 @@ type Refill struct {
 func OfEvent(e refill.Event) Refill {
 	r := Refill{
 		Key: e.Key, Sent: e.Sent.UnixNano(), Replied: e.Replied.UnixNano(),
-		Era: e.Call.Version.Era, Index: e.Call.Version.Index, Create: int64(e.Call.Create), Step: e.Call.Step, Next: e.Call.Next,
+		Era: e.Call.Version.Era, Index: e.Call.Version.Index, Create: int64(e.Call.Create), Step: e.Call.Step,
+		Next: e.Call.Next,
 	}
 	if e.Call.Terms != nil {
 		r.Terms = e.Call.Terms.Encode()
@@ -41,7 +42,8 @@ func OfEvent(e refill.Event) Refill {
 
 // Call is the call that was made. Its terms must be readable.
 func (r Refill) Call() (policy.Call, error) {
-	c := policy.Call{Version: policy.Version{Era: r.Era, Index: r.Index}, Create: policy.Create(r.Create), Step: r.Step, Next: r.Next}
+	c := policy.Call{Version: policy.Version{Era: r.Era, Index: r.Index}, Create: policy.Create(r.Create), Step: r.Step,
+		Next: r.Next}
 	if r.Terms != "" {
 		t, err := policy.DecodeTerms(r.Terms)
 		if err != nil {

@@ -21,6 +21,8 @@ type Writer struct {
 	wake chan struct{} // holds one token while there is something to write
 	done chan struct{} // closed when the writing goroutine has ended
 
+	failed chan struct{} // closed with the first failure
+
 	mu      sync.Mutex
 	pending []byte
 	closed  bool
@@ -33,7 +35,7 @@ func Open(path string) (*Writer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("history: %w", err)
 	}
-	w := &Writer{file: f, wake: make(chan struct{}, 1), done: make(chan struct{})}
+	w := &Writer{file: f, wake: make(chan struct{}, 1), done: make(chan struct{}), failed: make(chan struct{})}
 	go w.run()
 	return w, nil
 }
@@ -48,10 +50,10 @@ func (w *Writer) Add(v any) {
 	case w.closed || w.err != nil:
 		return
 	case err != nil:
-		w.err = fmt.Errorf("history: %w", err)
+		w.fail(fmt.Errorf("history: %w", err))
 		return
 	case len(w.pending)+len(line) > maxPending:
-		w.err = ErrBehind
+		w.fail(ErrBehind)
 		return
 	}
 	w.pending = append(append(w.pending, line...), '\n')
@@ -59,6 +61,17 @@ func (w *Writer) Add(v any) {
 	case w.wake <- struct{}{}:
 	default:
 	}
+}
+
+// Failed is closed with the first failure: nothing is recorded any more.
+func (w *Writer) Failed() <-chan struct{} { return w.failed }
+
+// fail is called with the lock held.
+func (w *Writer) fail(err error) {
+	if w.err == nil {
+		close(w.failed)
+	}
+	w.err = errors.Join(w.err, err)
 }
 
 func (w *Writer) run() {
@@ -70,7 +83,7 @@ func (w *Writer) run() {
 		w.mu.Unlock()
 		if _, err := w.file.Write(lines); err != nil {
 			w.mu.Lock()
-			w.err = errors.Join(w.err, fmt.Errorf("history: %w", err))
+			w.fail(fmt.Errorf("history: %w", err))
 			w.mu.Unlock()
 		}
 	}
@@ -91,7 +104,7 @@ func (w *Writer) Close() error {
 	defer w.mu.Unlock()
 	if first {
 		if err := w.file.Close(); err != nil {
-			w.err = errors.Join(w.err, fmt.Errorf("history: %w", err))
+			w.fail(fmt.Errorf("history: %w", err))
 		}
 	}
 	return w.err

@@ -13,7 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
-	"github.com/tokenrefill/refiller/internal/tally"
+	"github.com/tokenrefill/refiller/internal/stats"
 	"github.com/tokenrefill/refiller/policy"
 	"github.com/tokenrefill/refiller/refill"
 )
@@ -39,16 +39,18 @@ type State struct {
 	ReloadRefused bool // the last reload was refused
 	// Something else is in force than the configuration says, under the same version: of anything, templates, pools.
 	Conflict, TemplatesConflict, PoolsConflict bool
-	RestartNeeded                              bool             // the file has changes that need a restart
-	Shadow                                     map[string]int64 // tokens that buckets in shadow mode have counted as denied
-	Pools                                      *PoolState       // nil if the replica takes no part in pools
+	TemplatesOutdated, PoolsOutdated           bool // those of a later version are in force
+	RestartNeeded                              bool // the file has changes that need a restart
+	// tokens that buckets in shadow mode have counted as denied
+	Shadow map[string]int64
+	Pools  *PoolState // nil if the replica takes no part in pools
 }
 
 // Metrics exports one replica's numbers. Its methods are safe for concurrent
 // use.
 type Metrics struct {
 	registry *prometheus.Registry
-	tally    *tally.Tally
+	stats    *stats.Stats
 	state    func() State
 
 	mu  sync.Mutex
@@ -62,12 +64,13 @@ type Metrics struct {
 var _ prometheus.Collector = (*Metrics)(nil)
 
 // New makes the metrics of a replica: build is the program's version, region that
-// of the replica, the tally holds its buckets, and state is called at each scrape.
-func New(build, region string, t *tally.Tally, state func() State) *Metrics {
+// of the replica, the stats holds its buckets, and state is called at each scrape.
+func New(build, region string, t *stats.Stats, state func() State) *Metrics {
 	m := &Metrics{
-		registry: prometheus.NewRegistry(), tally: t, state: state, own: map[string]bool{},
+		registry: prometheus.NewRegistry(), stats: t, state: state, own: map[string]bool{},
 		lag: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name: "refiller_refill_lag_seconds", Help: "How much later than one refill interval after the refill before a refill came.",
+			Name:    "refiller_refill_lag_seconds",
+			Help:    "How much later than one refill interval after the refill before a refill came.",
 			Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10},
 		}),
 		call: prometheus.NewHistogram(prometheus.HistogramOpts{
@@ -75,7 +78,8 @@ func New(build, region string, t *tally.Tally, state func() State) *Metrics {
 			Buckets: []float64{.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1},
 		}),
 		takeover: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name: "refiller_takeover_gap_seconds", Help: "How long a bucket went without a refill before this replica took it over from another.",
+			Name:    "refiller_takeover_gap_seconds",
+			Help:    "How long a bucket went without a refill before this replica took it over from another.",
 			Buckets: []float64{.05, .1, .125, .15, .2, .25, .5, 1, 2, 5, 10, 30},
 		}),
 	}
@@ -89,12 +93,12 @@ func New(build, region string, t *tally.Tally, state func() State) *Metrics {
 	return m
 }
 
-// Observe takes in one answer to a refill call, and has the tally do so.
+// Observe takes in one answer to a refill call, and has the stats do so.
 func (m *Metrics) Observe(e refill.Event) {
 	if e.Err == nil {
 		m.call.Observe(e.Replied.Sub(e.Sent).Seconds())
 	}
-	r := m.tally.Observe(e)
+	r := m.stats.Observe(e)
 	if r.Won && r.Gap > 0 {
 		m.lag.Observe(r.Lag.Seconds())
 	}
@@ -117,6 +121,7 @@ var (
 	descErrors  = desc("refill_errors_total", "Refill calls without an answer.")
 	descFaults  = desc("refill_bucket_faults_total", "Refill calls for buckets that are malformed or forbidden.")
 	descRedisUp = desc("redis_up", "1 if Redis answers.")
+	descPaused  = desc("refills_paused", "1 while refills pause on a master of Redis, since it fails the replica's calls.")
 	descBuckets = desc("buckets", "Configured buckets.")
 	descTurn    = desc("refill_loop_turn_age_seconds", "Time since the slowest part of the refill loop last went round.")
 
@@ -129,6 +134,8 @@ var (
 
 	descTemplatesConflict = desc("templates_conflicting", "1 if other templates are published under the same version.")
 	descPoolsConflict     = desc("pools_conflicting", "1 if other pools are in force under the same version.")
+	descTemplatesOutdated = desc("templates_outdated", "1 if templates of a later version are published.")
+	descPoolsOutdated     = desc("pools_outdated", "1 if pools of a later version are in force.")
 
 	descLeading    = desc("leading", "1 while this replica leads. Only with election mode etcd.")
 	descEpoch      = desc("epoch", "Epoch of this replica's present or last term. Only with election mode etcd.")
@@ -136,20 +143,28 @@ var (
 	descRacing     = desc("racing", "1 while this replica stands in for a silent leader. Only with election mode etcd.")
 	descElectionUp = desc("election_up", "1 if etcd answers. Only with election mode etcd.")
 
-	descCredited    = desc("credit_added_tokens_total", "Tokens that refills by this replica found due, with those that the full bucket could not hold.", "bucket")
-	descDue         = desc("credit_due_tokens_total", "Tokens that fell due by elapsed time and rate in the stretches that this replica refilled.", "bucket")
-	descClamped     = desc("credit_clamped_tokens_total", "Tokens due that the full bucket could not hold.", "bucket")
-	descTaken       = desc("taken_tokens_total", "Tokens taken, less those returned, in the stretches that this replica refilled.", "bucket")
+	descCredited = desc("credit_added_tokens_total",
+		"Tokens that refills by this replica found due, with those that the full bucket could not hold.", "bucket")
+	descDue = desc("credit_due_tokens_total",
+		"Tokens that fell due by elapsed time and rate in the stretches that this replica refilled.", "bucket")
+	descClamped = desc("credit_clamped_tokens_total", "Tokens due that the full bucket could not hold.", "bucket")
+	descTaken   = desc("taken_tokens_total",
+		"Tokens taken, less those returned, in the stretches that this replica refilled.", "bucket")
 	descRefills     = desc("refills_total", "Refills by this replica.", "bucket")
 	descEmpty       = desc("refills_found_empty_total", "Refills that found no token in the bucket.", "bucket")
-	descQuarantines = desc("quarantines_total", "Times that the server had lost writes, so that the bucket began a new era.", "bucket")
-	descClock       = desc("clock_steps_total", "Times that the server's clock had stepped back, so that the bucket began a new era.", "bucket")
-	descCreated     = desc("buckets_created_total", "Times that the bucket was created, or adopted from a foreign client.", "bucket")
-	descLost        = desc("buckets_lost_total", "Times that the server had lost the bucket, so that it was created again.", "bucket")
-	descShadow      = desc("shadow_denied_tokens_total", "Tokens that takes of a bucket in shadow mode would have been denied, as the bucket counts them. Each replica tells the same number, so take the largest and not the sum.", "bucket")
-	descTokens      = desc("bucket_tokens", "Tokens in the bucket at this replica's last call.", "bucket")
-	descHeld        = desc("bucket_outstanding_tokens", "Tokens of the bucket that consumers hold in reservations and leases, at this replica's last call.", "bucket")
-	descCapacity    = desc("bucket_capacity_tokens", "Configured capacity.", "bucket")
+	descQuarantines = desc(
+		"quarantines_total", "Times that the server had lost writes, so that the bucket began a new era.", "bucket")
+	descClock = desc(
+		"clock_steps_total", "Times that the server's clock had stepped back, so that the bucket began a new era.", "bucket")
+	descCreated = desc("buckets_created_total", "Times that the bucket was created, or adopted from a foreign client.",
+		"bucket")
+	descLost = desc("buckets_lost_total",
+		"Times that the server had lost the bucket, so that it was created again.", "bucket")
+	descShadow = desc("shadow_denied_tokens_total", "Tokens that takes of a bucket in shadow mode would have been denied, as the bucket counts them. Each replica tells the same number, so take the largest and not the sum.", "bucket")
+	descTokens = desc("bucket_tokens", "Tokens in the bucket at this replica's last call.", "bucket")
+	descHeld   = desc("bucket_outstanding_tokens",
+		"Tokens of the bucket that consumers hold in reservations and leases, at this replica's last call.", "bucket")
+	descCapacity = desc("bucket_capacity_tokens", "Configured capacity.", "bucket")
 )
 
 // Describe implements prometheus.Collector: the metrics are unchecked, since
@@ -171,6 +186,7 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 	count(descErrors, float64(s.Refill.Errors))
 	count(descFaults, float64(s.Refill.Faults))
 	gauge(descRedisUp, truth(s.RedisUp))
+	gauge(descPaused, truth(s.Refill.Away != nil))
 	gauge(descBuckets, float64(s.Refill.Buckets))
 	if !s.Refill.LastLoop.IsZero() {
 		gauge(descTurn, time.Since(s.Refill.LastLoop).Seconds())
@@ -182,6 +198,8 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 	gauge(descReloadOK, truth(!s.ReloadRefused && !s.Conflict))
 	gauge(descTemplatesConflict, truth(s.TemplatesConflict))
 	gauge(descPoolsConflict, truth(s.PoolsConflict))
+	gauge(descTemplatesOutdated, truth(s.TemplatesOutdated))
+	gauge(descPoolsOutdated, truth(s.PoolsOutdated))
 	gauge(descRestart, truth(s.RestartNeeded))
 	if s.Elected {
 		gauge(descLeading, truth(s.Refill.Leading))
@@ -229,8 +247,8 @@ func (m *Metrics) collectBuckets(gauge, count func(*prometheus.Desc, float64, ..
 
 // view is what a scrape tells of the buckets.
 type view struct {
-	own                   map[string]tally.Bucket // those with series of their own
-	other                 tally.Bucket            // the sum of the others
+	own                   map[string]stats.Bucket // those with series of their own
+	other                 stats.Bucket            // the sum of the others
 	summed                bool                    // there are others
 	outdated, conflicting int
 }
@@ -241,10 +259,10 @@ func (m *Metrics) buckets() view {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var keys []string
-	m.tally.Each(func(key string, _ *tally.Bucket) { keys = append(keys, key) })
+	m.stats.Each(func(key string, _ *stats.Bucket) { keys = append(keys, key) })
 	m.label(keys)
-	v := view{own: map[string]tally.Bucket{}}
-	m.tally.Each(func(key string, b *tally.Bucket) {
+	v := view{own: map[string]stats.Bucket{}}
+	m.stats.Each(func(key string, b *stats.Bucket) {
 		own, known := m.own[key]
 		if !known {
 			return
@@ -298,7 +316,7 @@ func (m *Metrics) label(keys []string) {
 	}
 }
 
-func counts(count func(*prometheus.Desc, float64, ...string), label string, b tally.Bucket) {
+func counts(count func(*prometheus.Desc, float64, ...string), label string, b stats.Bucket) {
 	count(descCredited, float64(b.Credited), label)
 	count(descDue, b.Due, label)
 	count(descClamped, float64(b.Clamped), label)
@@ -311,7 +329,7 @@ func counts(count func(*prometheus.Desc, float64, ...string), label string, b ta
 	count(descLost, float64(b.Lost), label)
 }
 
-func add(sum *tally.Bucket, b tally.Bucket) {
+func add(sum *stats.Bucket, b stats.Bucket) {
 	sum.Credited += b.Credited
 	sum.Due += b.Due
 	sum.Clamped += b.Clamped

@@ -11,20 +11,22 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tokenrefill/refiller/internal/metrics"
-	"github.com/tokenrefill/refiller/internal/tally"
+	"github.com/tokenrefill/refiller/internal/stats"
 	"github.com/tokenrefill/refiller/policy"
 	"github.com/tokenrefill/refiller/refill"
 )
 
 func bucket(key string) refill.Bucket {
-	return refill.Bucket{Key: key, Policy: policy.Policy{Capacity: 1000, Rate: policy.PerSecond(500), Interval: 100 * time.Millisecond}}
+	return refill.Bucket{Key: key, Policy: policy.Policy{Capacity: 1000, Rate: policy.PerSecond(500),
+		Interval: 100 * time.Millisecond}}
 }
 
 func applied(key string, index, added int64) refill.Event {
 	terms := bucket(key).Policy.Terms(policy.Fence{})
 	return refill.Event{
 		Key: key, Replied: time.Now(), Call: policy.Call{Terms: &terms},
-		Outcome: policy.Outcome{Status: policy.StatusApplied, Version: policy.Version{Era: 1, Index: index}, Added: added, Elapsed: 100_000, Tokens: 500},
+		Outcome: policy.Outcome{Status: policy.StatusApplied, Version: policy.Version{Era: 1, Index: index}, Added: added,
+			Elapsed: 100_000, Tokens: 500},
 	}
 }
 
@@ -39,7 +41,7 @@ func scrape(t *testing.T, m *metrics.Metrics) string {
 }
 
 func TestDenialsOfBucketsInShadowModeAreCounters(t *testing.T) {
-	tl := tally.New()
+	tl := stats.New()
 	tl.Configure([]refill.Bucket{bucket("trial")})
 	m := metrics.New("test", "eu", tl, func() metrics.State {
 		return metrics.State{Shadow: map[string]int64{"trial": 15, "\xff": 2, "\xfe": 3}}
@@ -53,9 +55,10 @@ func TestDenialsOfBucketsInShadowModeAreCounters(t *testing.T) {
 func TestTemplatesHaveSeriesOfTheirOwn(t *testing.T) {
 	lag := make([]int64, len(refill.LagBounds)+1)
 	lag[0], lag[2], lag[len(lag)-1] = 90, 8, 2
-	m := metrics.New("test", "", tally.New(), func() metrics.State {
+	m := metrics.New("test", "", stats.New(), func() metrics.State {
 		return metrics.State{Refill: refill.Stats{Templates: []refill.TemplateStats{
-			{Prefix: "user:", Shards: 6, Active: 1234, Calls: map[policy.Status]int64{policy.StatusApplied: 100, policy.StatusStale: 7}, Left: 3,
+			{Prefix: "user:", Shards: 6, Active: 1234,
+				Calls: map[policy.Status]int64{policy.StatusApplied: 100, policy.StatusStale: 7}, Left: 3,
 				Added: 500, Lag: lag, LagSum: 30 * time.Second},
 			{Prefix: "\xff", Calls: map[policy.Status]int64{}, Lag: make([]int64, len(lag))},
 		}}}
@@ -78,7 +81,7 @@ func TestTemplatesHaveSeriesOfTheirOwn(t *testing.T) {
 }
 
 func TestTheNumberOfSeriesIsBounded(t *testing.T) {
-	tl := tally.New()
+	tl := stats.New()
 	var list []refill.Bucket
 	for i := range 1000 {
 		list = append(list, bucket(fmt.Sprintf("b%04d", i)))
@@ -102,6 +105,7 @@ func TestTheNumberOfSeriesIsBounded(t *testing.T) {
 	for _, b := range list[len(list)/2-100:] { // with series of their own and without
 		e := applied(b.Key, 3, 0)
 		e.Outcome.Fence.Epoch++
+		e.Outcome.FileVersion = e.Outcome.Fence.Epoch
 		m.Observe(e)
 	}
 	for _, b := range list[:len(list)/2-100] {
@@ -124,19 +128,21 @@ func TestTheNumberOfSeriesIsBounded(t *testing.T) {
 
 func TestElectionMetricsExistInElectionModeOnly(t *testing.T) {
 	state := metrics.State{}
-	m := metrics.New("test", "eu", tally.New(), func() metrics.State { return state })
+	m := metrics.New("test", "eu", stats.New(), func() metrics.State { return state })
 	require.NotContains(t, scrape(t, m), "refiller_leading")
 	state = metrics.State{Elected: true, ElectionUp: true, Terms: 3, Refill: refill.Stats{Leading: true, Epoch: 42}}
 	body := scrape(t, m)
-	for _, line := range []string{"refiller_leading 1", "refiller_epoch 42", "refiller_terms_total 3", "refiller_racing 0", "refiller_election_up 1"} {
+	for _, line := range []string{"refiller_leading 1", "refiller_epoch 42", "refiller_terms_total 3", "refiller_racing 0",
+		"refiller_election_up 1"} {
 		require.Contains(t, body, line+"\n")
 	}
 }
 
 func TestCallsAndReloadsAreCountedByResult(t *testing.T) {
-	m := metrics.New("v1.2.3", "eu", tally.New(), func() metrics.State {
+	m := metrics.New("v1.2.3", "eu", stats.New(), func() metrics.State {
 		return metrics.State{
-			Refill:        refill.Stats{Calls: map[policy.Status]int64{policy.StatusApplied: 5, policy.StatusStale: 2}, Errors: 1, Version: 9},
+			Refill: refill.Stats{Calls: map[policy.Status]int64{policy.StatusApplied: 5, policy.StatusStale: 2},
+				Errors: 1, Version: 9},
 			Reloads:       map[string]int64{"applied": 4, "refused": 1},
 			ReloadRefused: true, RestartNeeded: true,
 		}

@@ -26,28 +26,44 @@ type PoolState struct {
 }
 
 var (
-	descPoolRate      = desc("pool_rate_tokens_per_second", "Rate in force in this replica's region, by its Redis.", "pool", "region")
-	descPoolFloor     = desc("pool_floor_tokens_per_second", "Rate that is always the region's.", "pool", "region")
-	descPoolDemand    = desc("pool_demand_tokens_per_second", "What the region could use, as the coordinator saw it at the newest grant.", "pool", "region")
-	descPoolRemaining = desc("pool_grant_remaining_seconds", "Time that the region's grant has left on its Redis' clock; 0 if it is on its floor.", "pool", "region")
-	descPoolReports   = desc("pool_reports_total", "Reports that this replica has written to etcd for its region.")
-	descPoolFailures  = desc("pool_report_failures_total", "Reports that could not be written.")
-	descPoolVoids     = desc("pool_clock_voids_total", "Times that Redis' clock did not agree with this replica's, so that the region's bucket began a new era.")
-	descPoolEtcd      = desc("pool_etcd_up", "1 if etcd answers this replica's agent.")
+	descPoolRate = desc("pool_rate_tokens_per_second", "Rate in force in this replica's region, by its Redis.",
+		"pool", "region")
+	descPoolFloor  = desc("pool_floor_tokens_per_second", "Rate that is always the region's.", "pool", "region")
+	descPoolDemand = desc("pool_demand_tokens_per_second",
+		"What the region could use, as the coordinator saw it at the newest grant.", "pool", "region")
+	descPoolRemaining = desc("pool_grant_remaining_seconds",
+		"Time that the region's grant has left on its Redis' clock; 0 if it is on its floor.", "pool", "region")
+	descPoolUsed = desc("pool_used_tokens_total",
+		"Tokens that the region's consumers have taken, less what came back. All its replicas tell the same: don't add them.",
+		"pool", "region")
+	descPoolReports  = desc("pool_reports_total", "Reports that this replica has written to etcd for its region.")
+	descPoolFailures = desc("pool_report_failures_total", "Reports that could not be written.")
+	descPoolVoids    = desc("pool_clock_voids_total",
+		"Times that Redis' clock did not agree with this replica's, so that the region's bucket began a new era.")
+	descPoolEtcd = desc("pool_etcd_up", "1 if etcd answers this replica's agent.")
 
 	descPoolCoordinating = desc("pool_coordinating", "1 while this replica coordinates the pools of all regions.")
 	descPoolEpoch        = desc("pool_epoch", "Epoch of this replica's present or last term as the coordinator.")
 	descPoolTerms        = desc("pool_terms_total", "Terms in which this replica has coordinated.")
-	descPoolWrites       = desc("pool_share_writes_total", "Regions' shares that this replica has written as the coordinator.")
-	descPoolRefused      = desc("pool_share_writes_refused_total", "Transactions of this replica as the coordinator that etcd refused, since a share had changed.")
-	descPoolErrors       = desc("pool_coordinator_errors_total", "Requests to etcd of this replica as the coordinator that failed.")
-	descPoolUnread       = desc("pool_unreadable_records", "Records in etcd that this replica as the coordinator can't read: until it can, shares stay as they are.")
-	descPoolTooLarge     = desc("pool_shares_too_large_total", "Regions' shares that this replica as the coordinator did not write, since etcd would refuse them.")
-	descPoolLimit        = desc("pool_limit_tokens_per_second", "The pool's rate. Only from the coordinator.", "pool")
-	descPoolClaimed      = desc("pool_claimed_tokens_per_second", "The most that all regions may be using together. Only from the coordinator.", "pool")
-	descPoolWanted       = desc("pool_wanted_tokens_per_second", "What all regions could use together. Only from the coordinator.", "pool")
-	descPoolSilent       = desc("pool_region_silent_seconds", "Time since the region's last report. Only from the coordinator.", "region")
-	descPoolFenced       = desc("pool_region_fenced", "1 if an operator has declared that the region uses nothing. Only from the coordinator.", "region")
+	descPoolWrites       = desc("pool_share_writes_total",
+		"Regions' shares that this replica has written as the coordinator.")
+	descPoolRefused = desc("pool_share_writes_refused_total",
+		"Transactions of this replica as the coordinator that etcd refused, since a share had changed.")
+	descPoolErrors = desc("pool_coordinator_errors_total",
+		"Requests to etcd of this replica as the coordinator that failed.")
+	descPoolUnread = desc("pool_unreadable_records",
+		"Records in etcd that this replica as the coordinator can't read: until it can, shares stay as they are.")
+	descPoolTooLarge = desc("pool_shares_too_large_total",
+		"Regions' shares that this replica as the coordinator did not write, since etcd would refuse them.")
+	descPoolLimit   = desc("pool_limit_tokens_per_second", "The pool's rate. Only from the coordinator.", "pool")
+	descPoolClaimed = desc("pool_claimed_tokens_per_second",
+		"The most that all regions may be using together. Only from the coordinator.", "pool")
+	descPoolWanted = desc("pool_wanted_tokens_per_second",
+		"What all regions could use together. Only from the coordinator.", "pool")
+	descPoolSilent = desc("pool_region_silent_seconds",
+		"Time since the region's last report. Only from the coordinator.", "region")
+	descPoolFenced = desc("pool_region_fenced",
+		"1 if an operator has declared that the region uses nothing. Only from the coordinator.", "region")
 )
 
 func (s *PoolState) collect(gauge, count func(*prometheus.Desc, float64, ...string)) {
@@ -59,6 +75,9 @@ func (s *PoolState) collect(gauge, count func(*prometheus.Desc, float64, ...stri
 		gauge(descPoolFloor, perSecond(share.Floor), share.Pool, s.Region)
 		gauge(descPoolDemand, perSecond(share.Demand), share.Pool, s.Region)
 		gauge(descPoolRemaining, share.Remaining.Seconds(), share.Pool, s.Region)
+		if share.Used >= 0 {
+			count(descPoolUsed, float64(share.Used), share.Pool, s.Region)
+		}
 	}
 	count(descPoolReports, float64(s.Agent.Reports))
 	count(descPoolFailures, float64(s.Agent.Failures))

@@ -11,19 +11,27 @@ import (
 )
 
 var (
-	descTemplateActive  = desc("template_active_buckets", "Buckets in those shards of the template's active set that this replica refills; the sum over all replicas is how many are not full.", "template")
-	descTemplateShards  = desc("template_shards", "Shards of the template's active set that this replica refills, of 16.", "template")
-	descTemplateCalls   = desc("template_refill_calls_total", "Answers to refill calls for the template's buckets, by what they did.", "template", "status")
-	descTemplateErrors  = desc("template_refill_errors_total", "Refill calls for the template's buckets without an answer.", "template")
-	descTemplateLeft    = desc("template_left_total", "Times that a bucket left the template's active set, because it was full, or that a name did, because it was no bucket.", "template")
-	descTemplateAdded   = desc("template_credit_added_tokens_total", "Tokens that this replica added to the template's buckets.", "template")
-	descTemplateClamped = desc("template_credit_clamped_tokens_total", "Tokens due that the template's buckets could not hold, being full.", "template")
-	descTemplateLag     = desc("template_refill_lag_seconds", "How much later than one refill interval a refill of the template's buckets came: after the refill before, or after the take that left the bucket less than full.", "template")
+	descTemplateActive = desc("template_active_buckets", "Buckets in those shards of the template's active set that this replica refills; the sum over all replicas is how many are not full.", "template")
+	descTemplateShards = desc("template_shards", "Shards of the template's active set that this replica refills, of 16.",
+		"template")
+	descTemplateCalls = desc("template_refill_calls_total",
+		"Answers to refill calls for the template's buckets, by what they did.", "template", "status")
+	descTemplateErrors = desc("template_refill_errors_total",
+		"Refill calls for the template's buckets without an answer.", "template")
+	descTemplateFaults = desc("template_refill_bucket_faults_total",
+		"Refill calls for buckets of the template that are forbidden, or that make the script fail.", "template")
+	descTemplateLeft  = desc("template_left_total", "Times that a bucket left the template's active set, because it was full, or that a name did, because it was no bucket.", "template")
+	descTemplateAdded = desc("template_credit_added_tokens_total",
+		"Tokens that this replica added to the template's buckets.", "template")
+	descTemplateClamped = desc("template_credit_clamped_tokens_total",
+		"Tokens due that the template's buckets could not hold, being full.", "template")
+	descTemplateLag = desc("template_refill_lag_seconds", "How much later than one refill interval a refill of the template's buckets came: after the refill before, or after the take that left the bucket less than full.", "template")
 )
 
 // collectTemplates exports what refills of templates' buckets did. Templates are
 // few, so each has series of its own.
-func collectTemplates(ch chan<- prometheus.Metric, templates []refill.TemplateStats, gauge, count func(*prometheus.Desc, float64, ...string)) {
+func collectTemplates(ch chan<- prometheus.Metric, templates []refill.TemplateStats, gauge,
+	count func(*prometheus.Desc, float64, ...string)) {
 	for _, t := range templates {
 		label := t.Prefix
 		if !utf8.ValidString(label) {
@@ -37,6 +45,7 @@ func collectTemplates(ch chan<- prometheus.Metric, templates []refill.TemplateSt
 			}
 		}
 		count(descTemplateErrors, float64(t.Errors), label)
+		count(descTemplateFaults, float64(t.Faults), label)
 		count(descTemplateLeft, float64(t.Left), label)
 		count(descTemplateAdded, float64(t.Added), label)
 		count(descTemplateClamped, float64(t.Clamped), label)

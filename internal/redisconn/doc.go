@@ -16,6 +16,6 @@
 // What the clients have in common: a command is sent once (MaxRetries is off; a Cluster client follows MOVED and ASK,
 // which the server answers instead of executing, and sends anew only commands that don't forbid it with NoRetry, as all
 // of this project's scripts do). A call's context bounds its time on the socket. Every dial, read and write has a
-// timeout besides. Password files, of the sentinels too, and PEM files are read for each new connection, so all of them can
-// be rotated. Errors and logs show no password.
+// timeout besides. Password files, of the sentinels too, and PEM files are read for each new connection, so all of them
+// can be rotated. Errors and logs show no password.
 package redisconn

@@ -35,19 +35,19 @@ type Options struct {
 	URL URL `yaml:"url,required" is:"redis url" env:"URL" help:"address of Redis"`
 	// User to log in as, instead of the URL's.
 	Username string `yaml:"username" is:"user" env:"USERNAME" help:"user of Redis"`
-	// File with the password, which counts instead of the URL's.
+	// File with the password, instead of the URL's.
 	Password credential.Password `yaml:"password_file" is:"password" env:"PASSWORD_FILE" help:"its password's file"`
-	// User to log in to the sentinels themselves as.
+	// User of the sentinels themselves.
 	SentinelUsername string `yaml:"sentinel_username" is:"user" env:"SENTINEL_USERNAME" help:"user of the sentinels"`
-	// File with the sentinels' own password.
+	// File with the sentinels' password.
 	SentinelPassword credential.Password `yaml:"sentinel_password_file" is:"password" env:"SENTINEL_PASSWORD_FILE"`
 	// PEM files, with the rediss forms of the URL, for the sentinels too.
 	TLS credential.TLS `yaml:"tls" env:""`
-	// Longest time that making a connection may take.
+	// Longest time to make a connection.
 	DialTimeout time.Duration `yaml:"dial_timeout" is:"redis timeout" default:"2s"`
 	// Longest wait for an answer.
 	ReadTimeout time.Duration `yaml:"read_timeout" is:"redis timeout" default:"2s"`
-	// Longest time that sending a request may take.
+	// Longest time to send a request.
 	WriteTimeout time.Duration `yaml:"write_timeout" is:"redis timeout" default:"2s"`
 	// Most connections to each server.
 	PoolSize int `yaml:"pool_size" is:"redis connections" default:"32"`

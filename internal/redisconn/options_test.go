@@ -18,7 +18,7 @@ import (
 	"github.com/tokenrefill/refiller/internal/credential"
 	"github.com/tokenrefill/refiller/internal/fields"
 	"github.com/tokenrefill/refiller/internal/redisconn"
-	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
 )
 
 func TestMain(m *testing.M) {
@@ -88,7 +88,8 @@ func TestOpenReachesTheMasterThroughSentinelAfterAFailover(t *testing.T) {
 	replica := s.Replica()
 	s.KillMaster()
 	require.NoError(t, s.WaitMaster(t.Context(), replica))
-	require.Eventually(t, func() bool { return c.Set(t.Context(), "k", "w", 0).Err() == nil }, 30*time.Second, 20*time.Millisecond)
+	require.Eventually(t, func() bool { return c.Set(t.Context(), "k", "w", 0).Err() == nil }, 30*time.Second,
+		20*time.Millisecond)
 }
 
 func TestTheSentinelsOwnPasswordIsReadForEachConnection(t *testing.T) {
@@ -114,7 +115,8 @@ func TestTheSentinelsOwnPasswordIsReadForEachConnection(t *testing.T) {
 	s.KillMaster()
 	require.NoError(t, s.WaitMaster(t.Context(), replica))
 	require.NoError(t, control.Do(t.Context(), "client", "kill", "user", "watcher").Err())
-	require.Eventually(t, func() bool { return c.Set(t.Context(), "k", "w", 0).Err() == nil }, 30*time.Second, 20*time.Millisecond)
+	require.Eventually(t, func() bool { return c.Set(t.Context(), "k", "w", 0).Err() == nil }, 30*time.Second,
+		20*time.Millisecond)
 }
 
 func TestOpenReachesACluster(t *testing.T) {
@@ -140,8 +142,10 @@ func TestOpenShowsItsCertificate(t *testing.T) {
 	url := parse(t, "rediss://"+s.Addr())
 	roundTrip(t, open(t, redisconn.Options{URL: url, TLS: mutual}))
 
-	require.Error(t, open(t, redisconn.Options{URL: url, TLS: credential.TLS{CA: certs.CAFile}}).Ping(t.Context()).Err(), "no certificate")
-	err := open(t, redisconn.Options{URL: url, TLS: credential.TLS{Cert: certs.ClientCert, Key: certs.ClientKey}}).Ping(t.Context()).Err()
+	require.Error(t, open(t, redisconn.Options{URL: url, TLS: credential.TLS{CA: certs.CAFile}}).Ping(t.Context()).Err(),
+		"no certificate")
+	err := open(t, redisconn.Options{URL: url, TLS: credential.TLS{Cert: certs.ClientCert,
+		Key: certs.ClientKey}}).Ping(t.Context()).Err()
 	require.ErrorContains(t, err, "certificate", "the authority is not the system's")
 }
 
@@ -183,7 +187,8 @@ func TestCredentialsBesideTheURLBeatThoseInIt(t *testing.T) {
 	t.Parallel()
 	s := testenv.Redis(t, testenv.WithPassword("right"))
 	require.NoError(t, s.Client().Do(t.Context(), "acl", "setuser", "app", "on", ">secret", "~*", "+@all").Err())
-	roundTrip(t, open(t, redisconn.Options{URL: parse(t, "redis://other:wrong@"+s.Addr()), Username: "app", Password: credential.Plain("secret")}))
+	roundTrip(t, open(t, redisconn.Options{URL: parse(t, "redis://other:wrong@"+s.Addr()), Username: "app",
+		Password: credential.Plain("secret")}))
 	roundTrip(t, open(t, redisconn.Options{URL: parse(t, "redis://:right@"+s.Addr())}))
 
 	err := open(t, redisconn.Options{URL: parse(t, "redis://app:hunter2@"+s.Addr())}).Ping(t.Context()).Err()
@@ -191,8 +196,8 @@ func TestCredentialsBesideTheURLBeatThoseInIt(t *testing.T) {
 	require.NotContains(t, err.Error(), "hunter2")
 }
 
-// silentServer answers the handshake of a connection with an error, so that the client goes on, and counts PINGs that it
-// never answers.
+// silentServer answers the handshake of a connection with an error, so that the client goes on, and counts PINGs that
+// it never answers.
 func silentServer(t *testing.T) (addr string, pings *atomic.Int64) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -257,16 +262,24 @@ func TestValidateNamesEveryWrongOption(t *testing.T) {
 		options redisconn.Options
 		says    []string
 	}{
-		"nothing":             {redisconn.Options{}, []string{"url: is missing"}},
-		"user alone":          {redisconn.Options{URL: parse(t, "redis://h"), Username: "u"}, []string{`username: "u" has no password`}},
-		"user alone in url":   {redisconn.Options{URL: parse(t, "redis://hunter2@h")}, []string{"url: has a user but no password"}},
-		"tls without rediss":  {redisconn.Options{URL: parse(t, "redis://h"), TLS: credential.TLS{CA: "f"}}, []string{"tls: goes with a rediss://"}},
-		"half a pair":         {redisconn.Options{URL: parse(t, "rediss://h"), TLS: credential.TLS{Cert: "f"}}, []string{"tls.key: it is missing: cert and key"}},
-		"sentinel's password": {redisconn.Options{URL: parse(t, "redis://h"), SentinelPassword: secret}, []string{"sentinel_password_file: goes with"}},
-		"sentinel's user":     {redisconn.Options{URL: parse(t, "redis-sentinel://h/m"), SentinelUsername: "u"}, []string{"sentinel_username: \"u\" has no password"}},
+		"nothing": {redisconn.Options{}, []string{"url: is missing"}},
+		"user alone": {redisconn.Options{URL: parse(t, "redis://h"), Username: "u"},
+			[]string{`username: "u" has no password`}},
+		"user alone in url": {redisconn.Options{URL: parse(t, "redis://hunter2@h")},
+			[]string{"url: has a user but no password"}},
+		"tls without rediss": {redisconn.Options{URL: parse(t, "redis://h"), TLS: credential.TLS{CA: "f"}},
+			[]string{"tls: goes with a rediss://"}},
+		"half a pair": {redisconn.Options{URL: parse(t, "rediss://h"), TLS: credential.TLS{Cert: "f"}},
+			[]string{"tls.key: it is missing: cert and key"}},
+		"sentinel's password": {redisconn.Options{URL: parse(t, "redis://h"), SentinelPassword: secret},
+			[]string{"sentinel_password_file: goes with"}},
+		"sentinel's user": {redisconn.Options{URL: parse(t, "redis-sentinel://h/m"), SentinelUsername: "u"},
+			[]string{"sentinel_username: \"u\" has no password"}},
 		"numbers": {
-			redisconn.Options{URL: parse(t, "redis://h"), DialTimeout: time.Hour, ReadTimeout: -1, WriteTimeout: 1, PoolSize: 10_001},
-			[]string{"dial_timeout: 1h0m0s is not from 1ms to 1m0s", "read_timeout: ", "write_timeout: ", "pool_size: 10001 is not a whole number from 1 to 10000"},
+			redisconn.Options{URL: parse(t, "redis://h"), DialTimeout: time.Hour, ReadTimeout: -1, WriteTimeout: 1,
+				PoolSize: 10_001},
+			[]string{"dial_timeout: 1h0m0s is not from 1ms to 1m0s", "read_timeout: ", "write_timeout: ",
+				"pool_size: 10001 is not a whole number from 1 to 10000"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

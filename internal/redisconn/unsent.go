@@ -15,10 +15,14 @@ import (
 const unauthenticated = "ERR Protocol error: unauthenticated"
 
 // refusals begin the answers of a server that has run nothing of a command or script.
-var refusals = []string{"NOAUTH", unauthenticated, "WRONGPASS", "NOPERM", "LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN"}
+var refusals = []string{"NOAUTH", unauthenticated, "WRONGPASS", "NOPERM", "LOADING", "MASTERDOWN", "CLUSTERDOWN"}
 
-// alerts are those of a server that refuses a TLS connection: handshake failure, certificates that are bad, unsupported,
-// revoked, expired or unknown, unknown authority, access denied, certificate required.
+// writeRefusals begin the answers of a server that accepts no writes at present. A script gets one for its first write
+// alone: once it has written something, servers let it end.
+var writeRefusals = []string{"READONLY", "MISCONF", "NOREPLICAS", "OOM"}
+
+// alerts are those of a server that refuses a TLS connection: handshake failure, certificates that are bad,
+// unsupported, revoked, expired or unknown, unknown authority, access denied, certificate required.
 var alerts = []tls.AlertError{40, 42, 43, 44, 45, 46, 48, 49, 116}
 
 // Unsent reports whether an error proves that a command had no effect: there was no connection, or the server refused
@@ -35,9 +39,10 @@ func Unsent(err error) bool {
 	case errors.As(err, &alert):
 		return slices.Contains(alerts, alert)
 	case errors.As(err, &answer):
-		// What a script's own command was refused may have come after others.
-		return slices.ContainsFunc(refusals, func(r string) bool { return strings.HasPrefix(answer.Error(), r) }) &&
-			!strings.Contains(answer.Error(), "script")
+		said := func(r string) bool { return strings.HasPrefix(answer.Error(), r) }
+		// What else a script's own command was refused may have come after others.
+		return slices.ContainsFunc(writeRefusals, said) ||
+			slices.ContainsFunc(refusals, said) && !strings.Contains(answer.Error(), "script")
 	}
 	return false
 }

@@ -61,13 +61,18 @@ var schemes = map[string]URL{
 
 // ParseURL reads an address. Its errors match ErrURL and show no password.
 func ParseURL(s string) (URL, error) {
-	bad := func(format string, args ...any) (URL, error) {
-		return URL{}, fmt.Errorf("%w %q: %s", ErrURL, credential.Redact(s), fmt.Sprintf(format, args...))
+	u, err := parse(s)
+	if err != nil {
+		return URL{}, fmt.Errorf("%w %q: %w", ErrURL, credential.Redact(s), err)
 	}
+	return u, nil
+}
+
+func parse(s string) (URL, error) {
 	scheme, rest, found := strings.Cut(s, "://")
 	u, known := schemes[strings.ToLower(scheme)]
 	if !found || !known {
-		return bad("want %s", Forms)
+		return URL{}, fmt.Errorf("want %s", Forms)
 	}
 	end := strings.IndexAny(rest, "/?#")
 	if end < 0 {
@@ -78,13 +83,16 @@ func ParseURL(s string) (URL, error) {
 	if at := strings.LastIndexByte(authority, '@'); at >= 0 {
 		user, hosts = authority[:at+1], authority[at+1:]
 	} else if strings.Contains(tail, "@") && u.Kind != Unix {
-		return bad("percent-encode what needs it in the user or password")
+		return URL{}, errors.New("percent-encode what needs it in the user or password")
 	}
 
 	// The hosts are a list, which package url doesn't know, so it parses the rest around one that stands for them.
 	parsed, err := url.Parse("x://" + user + "h" + tail)
 	if err != nil {
-		return bad("it can't be parsed: percent-encode what needs it in the user, password or path")
+		return URL{}, errors.New("it can't be parsed: percent-encode what needs it in the user, password or path")
+	}
+	if parsed.Fragment != "" || strings.HasSuffix(s, "#") {
+		return URL{}, errors.New("a fragment (#) has no meaning in it")
 	}
 	if parsed.User != nil {
 		u.Username = parsed.User.Username()
@@ -92,77 +100,88 @@ func ParseURL(s string) (URL, error) {
 			u.Password = credential.Plain(password)
 		}
 	}
-	if parsed.Fragment != "" || strings.HasSuffix(s, "#") {
-		return bad("a fragment (#) has no meaning in it")
+	if err := u.setPath(parsed, hosts); err != nil {
+		return URL{}, err
 	}
+	err = u.setAddrs(hosts)
+	return u, err
+}
 
-	query, err := url.ParseQuery(parsed.RawQuery)
+// setPath reads what the path and the query say: the socket or the master, and the database.
+func (u *URL) setPath(parsed *url.URL, hosts string) error {
+	db, err := queryDB(parsed.RawQuery)
 	if err != nil {
-		return bad("its query can't be parsed: the only parameter is db")
+		return err
 	}
-	db := ""
-	for name, values := range query {
-		if name != "db" || len(values) > 1 {
-			return bad("the only query parameter is db, once")
-		}
-		db = values[0]
-		if db == "" {
-			return bad("db must be a whole number from 0 to %d", maxDB)
-		}
-	}
-
-	path := strings.TrimPrefix(parsed.Path, "/")
-	pathDB := ""
+	path, pathDB := strings.TrimPrefix(parsed.Path, "/"), ""
 	switch u.Kind {
 	case Unix:
 		if hosts != "" || path == "" {
-			return bad("want unix:///path/to/socket")
+			return errors.New("want unix:///path/to/socket")
 		}
 		u.Addrs = []string{parsed.Path}
 	case Sentinel:
-		u.Master, pathDB, _ = strings.Cut(path, "/")
-		if u.Master == "" {
-			return bad("it needs the name of the master: redis-sentinel://host:port,.../master")
+		if u.Master, pathDB, _ = strings.Cut(path, "/"); u.Master == "" {
+			return errors.New("it needs the name of the master: redis-sentinel://host:port,.../master")
 		}
 	default:
 		pathDB = path
 	}
-	if pathDB != "" {
-		if db != "" {
-			return bad("db is given twice")
-		}
-		db = pathDB
+	switch {
+	case pathDB != "" && db != "":
+		return errors.New("db is given twice")
+	case pathDB == "" && db == "":
+		return nil
 	}
-	if db != "" {
-		n, err := strconv.ParseUint(db, 10, 31)
-		if err != nil {
-			return bad("db must be a whole number from 0 to %d", maxDB)
-		}
-		u.DB = int(n)
+	n, err := strconv.ParseUint(pathDB+db, 10, 31)
+	if err != nil {
+		return errDB
 	}
-	if u.Kind == Cluster && u.DB != 0 {
-		return bad("a Redis Cluster has database 0 only")
+	if u.DB = int(n); u.Kind == Cluster && n != 0 {
+		return errors.New("a Redis Cluster has database 0 only")
 	}
+	return nil
+}
 
-	if u.Kind == Unix {
-		return u, nil
+var errDB = fmt.Errorf("db must be a whole number from 0 to %d", maxDB)
+
+// queryDB reads the only parameter of a query; "" if it isn't there.
+func queryDB(raw string) (db string, err error) {
+	query, err := url.ParseQuery(raw)
+	if err != nil {
+		return "", errors.New("its query can't be parsed: the only parameter is db")
 	}
-	port := defaultPort
+	for name, values := range query {
+		if name != "db" || len(values) > 1 {
+			return "", errors.New("the only query parameter is db, once")
+		}
+		if db = values[0]; db == "" {
+			return "", errDB
+		}
+	}
+	return db, nil
+}
+
+// setAddrs reads the hosts; a socket has none.
+func (u *URL) setAddrs(hosts string) error {
+	if u.Kind == Unix {
+		return nil
+	}
+	port, list := defaultPort, strings.Split(hosts, ",")
 	if u.Kind == Sentinel {
 		port = defaultSentinelPort
 	}
-	list := strings.Split(hosts, ",")
 	if u.Kind == Single && len(list) > 1 {
-		return bad("one server has one address: for several write redis-sentinel:// or redis-cluster://")
+		return errors.New("one server has one address: for several write redis-sentinel:// or redis-cluster://")
 	}
 	for _, host := range list {
 		addr, err := address(host, port)
 		if err != nil {
-			return bad("%v", err)
+			return err
 		}
 		u.Addrs = append(u.Addrs, addr)
 	}
-	return u, nil
+	return nil
 }
 
 // address completes host[:port] and checks both.

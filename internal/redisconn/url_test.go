@@ -14,24 +14,27 @@ func TestParseURLReadsEveryForm(t *testing.T) {
 	t.Parallel()
 	secret := credential.Plain
 	for text, want := range map[string]redisconn.URL{
-		"redis://h":                             {Addrs: []string{"h:6379"}},
-		"redis://h:1/":                          {Addrs: []string{"h:1"}},
-		"redis://h:1/5":                         {Addrs: []string{"h:1"}, DB: 5},
-		"REDIS://h?db=5":                        {Addrs: []string{"h:6379"}, DB: 5},
-		"redis://[::1]:7/2":                     {Addrs: []string{"[::1]:7"}, DB: 2},
-		"redis://[::1]":                         {Addrs: []string{"[::1]:6379"}},
-		"redis://:p%40ss@h":                     {Addrs: []string{"h:6379"}, Password: secret("p@ss")},
-		"redis://u:p@w@h":                       {Addrs: []string{"h:6379"}, Username: "u", Password: secret("p@w")},
-		"redis://u@h":                           {Addrs: []string{"h:6379"}, Username: "u"},
-		"rediss://u:p@h":                        {TLS: true, Addrs: []string{"h:6379"}, Username: "u", Password: secret("p")},
-		"unix:///run/r.sock":                    {Kind: redisconn.Unix, Addrs: []string{"/run/r.sock"}},
-		"unix://u:p@/run/r.sock?db=2":           {Kind: redisconn.Unix, Addrs: []string{"/run/r.sock"}, DB: 2, Username: "u", Password: secret("p")},
-		"redis-sentinel://h1,h2:5/m":            {Kind: redisconn.Sentinel, Addrs: []string{"h1:26379", "h2:5"}, Master: "m"},
-		"redis-sentinel://h1/m?db=4":            {Kind: redisconn.Sentinel, Addrs: []string{"h1:26379"}, Master: "m", DB: 4},
-		"rediss-sentinel://u:p@h1/m/4":          {Kind: redisconn.Sentinel, TLS: true, Addrs: []string{"h1:26379"}, Master: "m", DB: 4, Username: "u", Password: secret("p")},
+		"redis://h":          {Addrs: []string{"h:6379"}},
+		"redis://h:1/":       {Addrs: []string{"h:1"}},
+		"redis://h:1/5":      {Addrs: []string{"h:1"}, DB: 5},
+		"REDIS://h?db=5":     {Addrs: []string{"h:6379"}, DB: 5},
+		"redis://[::1]:7/2":  {Addrs: []string{"[::1]:7"}, DB: 2},
+		"redis://[::1]":      {Addrs: []string{"[::1]:6379"}},
+		"redis://:p%40ss@h":  {Addrs: []string{"h:6379"}, Password: secret("p@ss")},
+		"redis://u:p@w@h":    {Addrs: []string{"h:6379"}, Username: "u", Password: secret("p@w")},
+		"redis://u@h":        {Addrs: []string{"h:6379"}, Username: "u"},
+		"rediss://u:p@h":     {TLS: true, Addrs: []string{"h:6379"}, Username: "u", Password: secret("p")},
+		"unix:///run/r.sock": {Kind: redisconn.Unix, Addrs: []string{"/run/r.sock"}},
+		"unix://u:p@/run/r.sock?db=2": {Kind: redisconn.Unix, Addrs: []string{"/run/r.sock"}, DB: 2, Username: "u",
+			Password: secret("p")},
+		"redis-sentinel://h1,h2:5/m": {Kind: redisconn.Sentinel, Addrs: []string{"h1:26379", "h2:5"}, Master: "m"},
+		"redis-sentinel://h1/m?db=4": {Kind: redisconn.Sentinel, Addrs: []string{"h1:26379"}, Master: "m", DB: 4},
+		"rediss-sentinel://u:p@h1/m/4": {Kind: redisconn.Sentinel, TLS: true, Addrs: []string{"h1:26379"},
+			Master: "m", DB: 4, Username: "u", Password: secret("p")},
 		"redis-cluster://h1:1,h2:2,[fe80::1]:3": {Kind: redisconn.Cluster, Addrs: []string{"h1:1", "h2:2", "[fe80::1]:3"}},
 		"redis-cluster://h1/0":                  {Kind: redisconn.Cluster, Addrs: []string{"h1:6379"}},
-		"rediss-cluster://:p@redis.example.com": {Kind: redisconn.Cluster, TLS: true, Addrs: []string{"redis.example.com:6379"}, Password: secret("p")},
+		"rediss-cluster://:p@redis.example.com": {Kind: redisconn.Cluster, TLS: true,
+			Addrs: []string{"redis.example.com:6379"}, Password: secret("p")},
 	} {
 		got, err := redisconn.ParseURL(text)
 		require.NoError(t, err, text)
@@ -101,13 +104,15 @@ func TestRedactHidesPasswordsHoweverBrokenTheText(t *testing.T) {
 	}
 	u, err := redisconn.ParseURL("redis://u:secret@h")
 	require.NoError(t, err)
-	for _, shown := range []string{fmt.Sprint(u), fmt.Sprintf("%+v %#v", u, u), fmt.Sprintf("%+v %#v", redisconn.Options{URL: u}, redisconn.Options{URL: u})} {
+	for _, shown := range []string{fmt.Sprint(u), fmt.Sprintf("%+v %#v", u, u),
+		fmt.Sprintf("%+v %#v", redisconn.Options{URL: u}, redisconn.Options{URL: u})} {
 		require.NotContains(t, shown, "secret")
 	}
 }
 
 func FuzzParseURL(f *testing.F) {
-	for _, seed := range []string{"redis://u:secret@h:1/2?db=1", "redis-sentinel://:secret@h1,h2/m", "unix://:secret@/p", "redis-cluster://[::1]:1,h"} {
+	for _, seed := range []string{"redis://u:secret@h:1/2?db=1", "redis-sentinel://:secret@h1,h2/m", "unix://:secret@/p",
+		"redis-cluster://[::1]:1,h"} {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, text string) {

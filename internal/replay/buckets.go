@@ -34,7 +34,8 @@ type Buckets struct {
 // [policy.MaxTokens].
 func NewBuckets(capacity int64, rate policy.Rate) (*Buckets, error) {
 	if capacity < 1 || capacity > policy.MaxTokens {
-		return nil, fmt.Errorf("%w: capacity %d: want a whole number from 1 to %d", ErrPolicy, capacity, int64(policy.MaxTokens))
+		return nil, fmt.Errorf("%w: capacity %d: want a whole number from 1 to %d", ErrPolicy, capacity,
+			int64(policy.MaxTokens))
 	}
 	if err := rate.Validate(); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrPolicy, err)
@@ -42,14 +43,16 @@ func NewBuckets(capacity int64, rate policy.Rate) (*Buckets, error) {
 	terms := policy.Policy{Capacity: capacity, Rate: rate}.Terms(policy.Fence{})
 	high, units := bits.Mul64(uint64(capacity), uint64(terms.Per))
 	if high > 0 || units >= maxUnits {
-		return nil, fmt.Errorf("%w: capacity %d at rate %s: capacity times %d must be below 2^61: lower the capacity, or use a coarser rate",
+		return nil, fmt.Errorf(
+			"%w: capacity %d at rate %s: capacity times %d must be below 2^61: lower the capacity, or use a coarser rate",
 			ErrPolicy, capacity, rate, terms.Per)
 	}
 	// Every take refills first, however soon after the last, and one refill
 	// credits any gap: no more than fills an empty bucket.
 	terms.Interval = 1
 	terms.MaxElapsed = (int64(units) + terms.Tokens - 1) / terms.Tokens
-	return &Buckets{terms: terms, held: map[string]*policy.Bucket{}, clock: math.MinInt64, sweep: minSweep, least: minSweep}, nil
+	return &Buckets{terms: terms, held: map[string]*policy.Bucket{}, clock: math.MinInt64, sweep: minSweep,
+		least: minSweep}, nil
 }
 
 // Take takes one token from the key's bucket at time at, in Unix µs. A time

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
-	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )
@@ -48,7 +48,8 @@ func TestAgreesWithContinuousCredit(t *testing.T) {
 		capacity := rapid.Int64Range(1, 20).Draw(t, "capacity")
 		rate := policy.Rate{
 			Tokens: rapid.Int64Range(1, 50).Draw(t, "tokens"),
-			Per:    time.Duration(rapid.SampledFrom([]int64{1, 7, 1000, 1_000_000, 60_000_000}).Draw(t, "per")) * time.Microsecond,
+			Per: time.Duration(rapid.SampledFrom([]int64{1, 7, 1000, 1_000_000, 60_000_000}).Draw(t,
+				"per")) * time.Microsecond,
 		}
 		buckets, err := NewBuckets(capacity, rate)
 		require.NoError(t, err)
@@ -58,7 +59,8 @@ func TestAgreesWithContinuousCredit(t *testing.T) {
 		at, clock := rapid.Int64Range(-1e15, 1e16).Draw(t, "start"), int64(0)
 		for i := range rapid.IntRange(1, 300).Draw(t, "requests") {
 			// Back, still, on by less than a token, by about what fills, by far.
-			step := rapid.SampledFrom([]int64{-fill, 0, 0, 1, fill / capacity / 3, fill / capacity, fill, 30 * 86400e6}).Draw(t, "step")
+			step := rapid.SampledFrom([]int64{-fill, 0, 0, 1, fill / capacity / 3, fill / capacity, fill, 30 * 86400e6}).Draw(t,
+				"step")
 			at += rapid.Int64Range(min(step, 0), max(step, 0)).Draw(t, "by")
 			if i == 0 {
 				clock = at
@@ -206,7 +208,8 @@ func TestTheLargestPoliciesAreExact(t *testing.T) {
 	for _, c := range []struct {
 		capacity int64
 		rate     policy.Rate
-	}{{policy.MaxTokens, policy.Rate{Tokens: policy.MaxTokens, Per: time.Microsecond}}, {1 << 20, policy.Rate{Tokens: 1, Per: policy.MaxPer / 32}}, {policy.MaxTokens, policy.PerSecond(1000)}} {
+	}{{policy.MaxTokens, policy.Rate{Tokens: policy.MaxTokens, Per: time.Microsecond}},
+		{1 << 20, policy.Rate{Tokens: 1, Per: policy.MaxPer / 32}}, {policy.MaxTokens, policy.PerSecond(1000)}} {
 		buckets, err := NewBuckets(c.capacity, c.rate)
 		require.NoError(t, err)
 		require.Equal(t, c.capacity-1, buckets.Take([]byte("k"), 0).Tokens)

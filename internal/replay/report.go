@@ -53,8 +53,8 @@ type Key struct {
 	Denied   int64  `json:"denied"`
 }
 
-// tally counts requests as they come.
-type tally struct {
+// outcome counts requests as they come.
+type outcome struct {
 	total         Total
 	outOfOrder    int64
 	first, clock  int64 // of the first request, and the highest so far; Unix µs
@@ -73,12 +73,12 @@ func (c *counts) add(denied bool) {
 	}
 }
 
-func newTally() *tally {
-	return &tally{clock: math.MinInt64, keys: map[string]*counts{}}
+func newOutcome() *outcome {
+	return &outcome{clock: math.MinInt64, keys: map[string]*counts{}}
 }
 
 // count counts a request of time at.
-func (t *tally) count(key []byte, at int64, denied bool) {
+func (t *outcome) count(key []byte, at int64, denied bool) {
 	if t.total.Requests == 0 {
 		t.first = at
 	}
@@ -107,14 +107,14 @@ func (t *tally) count(key []byte, at int64, denied bool) {
 	c.add(denied)
 }
 
-func (t *tally) endSecond() {
+func (t *outcome) endSecond() {
 	if t.current.requests > t.peak.requests {
 		t.peak, t.peakSecond = t.current, t.second
 	}
 	t.current = counts{}
 }
 
-func (t *tally) report(top int, unparsed accesslog.Unparsed) Report {
+func (t *outcome) report(top int, unparsed accesslog.Unparsed) Report {
 	t.endSecond()
 	r := Report{Total: t.total, Top: t.top(top), Unparsed: unparsed.Samples}
 	r.Total.Keys, r.Total.Unparsed = int64(len(t.keys)), unparsed.Lines
@@ -132,7 +132,7 @@ func (t *tally) report(top int, unparsed accesslog.Unparsed) Report {
 }
 
 // top returns the n keys denied most, then those with the most requests.
-func (t *tally) top(n int) []Key {
+func (t *outcome) top(n int) []Key {
 	top := make([]Key, 0, min(n, len(t.keys))+1)
 	for name, c := range t.keys {
 		k := Key{Key: name, Requests: c.requests, Admitted: c.requests - c.denied, Denied: c.denied}

@@ -36,7 +36,7 @@ func Run(ctx context.Context, log Log, cfg Config) (Report, error) {
 	if err != nil {
 		return Report{}, err
 	}
-	t := newTally()
+	t := newOutcome()
 	p := &pacer{speed: cfg.Speed}
 	defer p.stop()
 	for {
@@ -53,7 +53,7 @@ func Run(ctx context.Context, log Log, cfg Config) (Report, error) {
 }
 
 // next replays one request.
-func next(ctx context.Context, log Log, buckets *Buckets, t *tally, p *pacer, progress func(Total, int64)) error {
+func next(ctx context.Context, log Log, buckets *Buckets, t *outcome, p *pacer, progress func(Total, int64)) error {
 	record, err := log.Next()
 	if err != nil {
 		return err

@@ -36,7 +36,8 @@ func (*requests) Unparsed() accesslog.Unparsed {
 }
 
 func sample() *requests {
-	return &requests{{100, "a"}, {100, "a"}, {100.5, "b"}, {99, "a"}, {102, "a"}, {102, "b"}, {102.9, "c"}, {102.9, "c"}, {110, "a"}}
+	return &requests{{100, "a"}, {100, "a"}, {100.5, "b"}, {99, "a"}, {102, "a"}, {102, "b"}, {102.9, "c"}, {102.9, "c"},
+		{110, "a"}}
 }
 
 var cfg = Config{Capacity: 1, Rate: policy.PerSecond(1), Top: 2}
@@ -59,7 +60,8 @@ func TestTheSpeedChangesHowLongItTakesAndNothingElse(t *testing.T) {
 	t.Parallel()
 	want, err := Run(t.Context(), sample(), cfg)
 	require.NoError(t, err)
-	for speed, took := range map[Speed]time.Duration{Max: 0, 1: 10 * time.Second, 100: 100 * time.Millisecond, 0.5: 20 * time.Second} {
+	for speed, took := range map[Speed]time.Duration{Max: 0, 1: 10 * time.Second, 100: 100 * time.Millisecond,
+		0.5: 20 * time.Second} {
 		synctest.Test(t, func(t *testing.T) {
 			cfg := cfg
 			cfg.Speed = speed

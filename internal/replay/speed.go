@@ -33,7 +33,8 @@ func ParseSpeed(s string) (Speed, error) {
 	number, found := strings.CutSuffix(s, "x")
 	f, err := strconv.ParseFloat(number, 64)
 	if !found || err != nil || !(f >= minSpeed && f <= maxSpeed) { // not if NaN
-		return 0, fmt.Errorf("%w %q: want max, or a factor from %gx to %.0fx such as 1x or 100x", ErrSpeed, s, minSpeed, maxSpeed)
+		return 0, fmt.Errorf("%w %q: want max, or a factor from %gx to %.0fx such as 1x or 100x", ErrSpeed, s, minSpeed,
+			maxSpeed)
 	}
 	return Speed(f), nil
 }

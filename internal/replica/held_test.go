@@ -9,7 +9,7 @@ import (
 
 	"github.com/tokenrefill/refiller/internal/admin"
 	"github.com/tokenrefill/refiller/internal/replica"
-	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
 	"github.com/tokenrefill/refiller/lua"
 )
 
@@ -21,7 +21,8 @@ func TestABlockThatItsConsumerTookAlongIsDropped(t *testing.T) {
 	rdb, url := server.Client(), "redis://"+server.Addr()
 	r := running(t, parse(t, url, 1, "  - {key: checkout, capacity: 100, rate: 400/s, strict: true}\n"), replica.Options{})
 	eventually(t, "the bucket is there", func() bool { return rdb.Exists(t.Context(), "{checkout}:ctl").Val() == 1 })
-	reply, err := lua.Lease(t.Context(), rdb, "checkout", lua.LeaseCall{ID: "dead", Seq: 1, Want: 40, TTL: 5 * time.Second})
+	reply, err := lua.Lease(t.Context(), rdb, "checkout",
+		lua.LeaseCall{ID: "dead", Seq: 1, Want: 40, TTL: 5 * time.Second})
 	require.NoError(t, err)
 	require.EqualValues(t, 40, reply.Granted)
 
@@ -41,5 +42,5 @@ func TestABlockThatItsConsumerTookAlongIsDropped(t *testing.T) {
 		return p.Tokens == 100
 	})
 	eventually(t, "nothing is held", func() bool { return shown() == 0 })
-	require.Zero(t, rdb.Exists(t.Context(), lua.HeldKey("checkout"), lua.DueKey("checkout")).Val())
+	require.Zero(t, rdb.Exists(t.Context(), lua.OutstandingKey("checkout"), lua.DueKey("checkout")).Val())
 }

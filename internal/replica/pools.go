@@ -13,6 +13,7 @@ import (
 	"github.com/tokenrefill/refiller/internal/admin"
 	"github.com/tokenrefill/refiller/internal/config"
 	"github.com/tokenrefill/refiller/internal/metrics"
+	"github.com/tokenrefill/refiller/internal/stats"
 	"github.com/tokenrefill/refiller/policy"
 	"github.com/tokenrefill/refiller/pool"
 	"github.com/tokenrefill/refiller/refill"
@@ -25,6 +26,35 @@ type pools struct {
 	coordinator *pool.Coordinator
 	elector     *election.Elector // of the coordinator
 	who         *whoLeads
+	lease       time.Duration // of a grant
+	trends      stats.Shares  // of the own region, by pool
+	regions     regions
+}
+
+// sampling is how often the shares are looked at for their trends.
+const sampling = time.Second
+
+// sample keeps how the region's shares stand until ctx ends.
+func (p *pools) sample(ctx context.Context, cfg func() config.Config) {
+	ticker := time.NewTicker(sampling)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case now := <-ticker.C:
+			points := map[string]stats.SharePoint{}
+			for _, s := range p.shares(cfg()) {
+				if s.Limit > 0 {
+					floor := min(s.Floor, s.Rate)
+					points[s.Pool] = stats.SharePoint{
+						Floor: floor / s.Limit, Lent: (s.Rate - floor) / s.Limit, Demand: s.Demand / s.Limit,
+					}
+				}
+			}
+			p.trends.Add(now, points)
+		}
+	}
 }
 
 // settings are the configuration's pools as all regions share them.
@@ -44,7 +74,8 @@ func newPools(cfg config.Config, client *clientv3.Client, r *Replica) (*pools, e
 	if err != nil {
 		return nil, err
 	}
-	coordinator, err := pool.NewCoordinator(pool.CoordinatorConfig{Client: client, Prefix: cfg.PoolsPrefix(), Timing: timing, Logger: log})
+	coordinator, err := pool.NewCoordinator(pool.CoordinatorConfig{Client: client, Prefix: cfg.PoolsPrefix(),
+		Timing: timing, Logger: log})
 	if err != nil {
 		return nil, err
 	}
@@ -52,11 +83,16 @@ func newPools(cfg config.Config, client *clientv3.Client, r *Replica) (*pools, e
 	if err != nil {
 		return nil, err
 	}
-	return &pools{agent, coordinator, elector, &whoLeads{elector: elector}}, nil
+	read := func(ctx context.Context) (pool.Status, error) { return pool.ReadStatus(ctx, client, cfg.PoolsPrefix()) }
+	return &pools{
+		agent: agent, coordinator: coordinator, elector: elector, who: &whoLeads{elector: elector}, lease: timing.Lease,
+		regions: regions{read: read},
+	}, nil
 }
 
 // newElector makes a candidate for the election under a prefix.
-func newElector(client *clientv3.Client, prefix, identity string, ttl time.Duration, log hclog.Logger) (*election.Elector, error) {
+func newElector(client *clientv3.Client, prefix, identity string, ttl time.Duration,
+	log hclog.Logger) (*election.Elector, error) {
 	cfg := election.DefaultConfig()
 	cfg.Client, cfg.Prefix, cfg.Identity, cfg.TTL = client, prefix, identity, ttl
 	cfg.SafetyMargin = ttl / 5
@@ -66,29 +102,53 @@ func newElector(client *clientv3.Client, prefix, identity string, ttl time.Durat
 
 // status is the pools as this replica sees them.
 func (p *pools) status(ctx context.Context, cfg config.Config) *admin.Pools {
-	state, stats := p.agent.State(), p.coordinator.Stats()
+	state, coordinator := p.agent.State(), p.coordinator.Stats()
 	out := &admin.Pools{
-		Coordinating: stats.Leading, Epoch: stats.Epoch, Cut: state.Cut, Away: state.Away, Shares: []admin.Share{},
+		Coordinating: coordinator.Leading, Epoch: coordinator.Epoch, Cut: state.Cut, Away: state.Away, Shares: p.shares(cfg),
+	}
+	now := time.Now()
+	for i, s := range out.Shares {
+		for _, point := range p.trends.Trend(s.Pool, now) {
+			out.Shares[i].Trend = append(out.Shares[i].Trend, admin.ShareTrendPoint(point))
+		}
+		out.Shares[i].Regions = p.regions.of(s.Pool, now)
 	}
 	var err error
 	if out.Coordinator, err = p.who.ask(ctx); err != nil {
 		out.Election = err.Error()
 	}
+	return out
+}
+
+// Shares implements admin.Source.
+func (r *Replica) Shares() []admin.ShareHistory {
+	if r.pools == nil {
+		return []admin.ShareHistory{}
+	}
+	return r.pools.regions.hour(time.Now())
+}
+
+// shares are those of the region.
+func (p *pools) shares(cfg config.Config) []admin.Share {
 	rates := map[string]policy.Rate{}
 	for _, pool := range cfg.Pools {
 		rates[pool.Name] = pool.Rate
 	}
-	for _, s := range state.Shares {
+	list := []admin.Share{}
+	for _, s := range p.agent.State().Shares {
 		share := admin.Share{
 			Pool: s.Pool, Rate: perSecond(s.Rate), Floor: perSecond(s.Floor), Demand: perSecond(s.Demand),
 			Tokens: s.Tokens, Capacity: s.Capacity, Remaining: s.Remaining.Seconds(),
 		}
+		if s.Remaining > 0 {
+			share.Age = max(0, p.lease-s.Remaining).Seconds()
+		}
 		if r, ok := rates[s.Pool]; ok {
 			share.Limit = perSecond(r)
 		}
-		out.Shares = append(out.Shares, share)
+		list = append(list, share)
 	}
-	return out
+	return list
 }
 
 // state is what the metrics want to know of the pools.

@@ -11,12 +11,13 @@ import (
 	"github.com/tokenrefill/refiller/internal/admin"
 	"github.com/tokenrefill/refiller/internal/config"
 	"github.com/tokenrefill/refiller/internal/replica"
-	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
 	"github.com/tokenrefill/refiller/pool"
 )
 
 // poolConfig is the configuration of a replica in a region.
-func poolConfig(t *testing.T, region string, server *testenv.RedisServer, etcd *testenv.EtcdCluster, version int64, mode, pools string) config.Config {
+func poolConfig(t *testing.T, region string, server *testenv.RedisServer, etcd *testenv.EtcdCluster, version int64,
+	mode, pools string) config.Config {
 	t.Helper()
 	cfg, err := config.Parse(fmt.Appendf(nil,
 		"region: %s\nredis: {url: %q}\nlisten: 127.0.0.1:0\nversion: %d\nelection: {mode: %s, ttl: 2s, endpoints: [%s]}\nbuckets: [{key: own, capacity: 1000, rate: 100/s}]\n%s",
@@ -60,11 +61,31 @@ func TestReplicasOfTwoRegionsShareAPool(t *testing.T) {
 		return one.Pools.Coordinator != nil && one.Pools.Coordinating == (one.Pools.Coordinator.Identity == "eu/a") &&
 			one.Pools.Coordinating != other.Pools.Coordinating && other.Leader != nil && other.Leader.Identity == "b"
 	})
+	eventually(t, "each region's page has the shares of both", func() bool {
+		for _, r := range []*replica.Replica{a, b} {
+			regions := share(t, r).Regions
+			if len(regions) != 2 || regions[0].Region != "eu" || regions[1].Region != "us" {
+				return false
+			}
+			sum := 0.0
+			for _, band := range share(t, r).Stack() {
+				if band.Now == nil || band.Path == "" {
+					return false
+				}
+				sum += *band.Now
+			}
+			if sum < 0.995 || sum > 1.000001 {
+				return false
+			}
+		}
+		return true
+	})
 	require.NotNil(t, peek(t, eu.Client(), "payments").Terms)
 	require.NotNil(t, peek(t, eu.Client(), "own").Terms)
 
 	// The rate is raised at run time: one region's word is enough.
-	require.NoError(t, a.Reload(poolConfig(t, "eu", eu, etcd, 2, "race", onePool("2000/s", 6000, "eu: {weight: 3, floor: 100/s}, us: {floor: 50/s}")), "test"))
+	require.NoError(t, a.Reload(poolConfig(t, "eu", eu, etcd, 2, "race",
+		onePool("2000/s", 6000, "eu: {weight: 3, floor: 100/s}, us: {floor: 50/s}")), "test"))
 	eventually(t, "the new rate is shared", near(2000))
 
 	// A region joins, and the rate is lowered.
@@ -102,7 +123,8 @@ func TestPoolsAreRefusedUnderTheSameVersion(t *testing.T) {
 	t.Parallel()
 	etcd, server := testenv.Etcd(t, 1), testenv.Redis(t)
 	r := running(t, poolConfig(t, "eu", server, etcd, 1, "race", onePool("100/s", 300, "eu: {}")), replica.Options{})
-	require.ErrorContains(t, r.Reload(poolConfig(t, "eu", server, etcd, 1, "race", onePool("200/s", 300, "eu: {}")), "test"), "other pools")
+	require.ErrorContains(t, r.Reload(poolConfig(t, "eu", server, etcd, 1, "race", onePool("200/s", 300, "eu: {}")),
+		"test"), "other pools")
 	eventually(t, "a single region has all of it", func() bool { return share(t, r).Rate == 100 })
 	// A file that says nothing of pools leaves them alone; one that says there
 	// are none ends them.
@@ -119,7 +141,8 @@ func TestPoolsMeetInARegistryOfTheirOwn(t *testing.T) {
 	pools := onePool("1000/s", 3000, "eu: {}, us: {}") +
 		fmt.Sprintf("pool_registry: {endpoints: [%q], prefix: /shared, ttl: 2s}\npools_version: 3\n", global.Endpoints()[0])
 	a := running(t, poolConfig(t, "eu", testenv.Redis(t), regional, 7, "etcd", pools), replica.Options{Identity: "a"})
-	cfg, err := config.Parse(fmt.Appendf(nil, "region: us\nredis: {url: %q}\nlisten: 127.0.0.1:0\nversion: 9\n%s", testenv.Redis(t).URL(), pools))
+	cfg, err := config.Parse(fmt.Appendf(nil, "region: us\nredis: {url: %q}\nlisten: 127.0.0.1:0\nversion: 9\n%s",
+		testenv.Redis(t).URL(), pools))
 	require.NoError(t, err, "a region that races has no etcd of its own")
 	b := running(t, cfg, replica.Options{Identity: "b"})
 

@@ -87,9 +87,10 @@ func (r *Replica) Reload(next config.Config, cause string) error {
 	default: // it is known
 	}
 	r.report(report)
-	r.tally.Configure(buckets(inForce))
+	r.stats.Configure(buckets(inForce))
 	r.log.Info("config reloaded", "cause", cause, "result", report.Result, "version", next.Version,
-		"added", len(change.Added), "removed", len(change.Removed), "changed", len(change.Changed), "pools-changed", change.Pools, "templates-changed", change.Templates,
+		"added", len(change.Added), "removed", len(change.Removed), "changed", len(change.Changed), "pools-changed",
+		change.Pools, "templates-changed", change.Templates,
 		"log-level", next.Log.Level)
 	if old.Templates != nil && next.Templates == nil {
 		r.log.Warn("config says nothing of templates any more: those published stay; templates: [] ends them")

@@ -17,7 +17,7 @@ import (
 	"github.com/tokenrefill/refiller/internal/admin"
 	"github.com/tokenrefill/refiller/internal/config"
 	"github.com/tokenrefill/refiller/internal/replica"
-	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/refill"
 )
@@ -26,7 +26,8 @@ import (
 // buckets.
 func parse(t *testing.T, url string, version int64, buckets string) config.Config {
 	t.Helper()
-	cfg, err := config.Parse(fmt.Appendf(nil, "redis: {url: %q}\nlisten: 127.0.0.1:0\nversion: %d\nbuckets:\n%s", url, version, buckets))
+	cfg, err := config.Parse(fmt.Appendf(nil, "redis: {url: %q}\nlisten: 127.0.0.1:0\nversion: %d\nbuckets:\n%s", url,
+		version, buckets))
 	require.NoError(t, err)
 	return cfg
 }
@@ -168,5 +169,6 @@ func TestAReloadReportsWhatNeedsARestart(t *testing.T) {
 
 	require.NoError(t, r.Reload(next, "test"))
 	require.Equal(t, "unchanged", r.Status(t.Context(), admin.Query{Limit: 10}).Reload.Result)
-	require.Equal(t, []string{"region", "redis"}, r.Status(t.Context(), admin.Query{Limit: 10}).Reload.Restart, "it still does")
+	require.Equal(t, []string{"region", "redis"}, r.Status(t.Context(), admin.Query{Limit: 10}).Reload.Restart,
+		"it still does")
 }

@@ -20,10 +20,10 @@ import (
 	"github.com/tokenrefill/refiller/internal/admin"
 	"github.com/tokenrefill/refiller/internal/config"
 	"github.com/tokenrefill/refiller/internal/etcdconn"
+	"github.com/tokenrefill/refiller/internal/membership"
 	"github.com/tokenrefill/refiller/internal/metrics"
 	"github.com/tokenrefill/refiller/internal/redisconn"
-	"github.com/tokenrefill/refiller/internal/roster"
-	"github.com/tokenrefill/refiller/internal/tally"
+	"github.com/tokenrefill/refiller/internal/stats"
 	"github.com/tokenrefill/refiller/refill"
 )
 
@@ -57,7 +57,7 @@ type Options struct {
 type Replica struct {
 	load     func() (config.Config, error)
 	asked    <-chan string
-	tally    *tally.Tally
+	stats    *stats.Stats
 	metrics  *metrics.Metrics
 	identity string
 	build    string
@@ -68,7 +68,7 @@ type Replica struct {
 	elector  *election.Elector // nil in race mode
 	who      *whoLeads         // nil in race mode
 	pools    *pools            // nil if it takes no part in pools
-	roster   *roster.Roster
+	members  *membership.Members
 	closers  []func() error
 	listener net.Listener
 
@@ -81,8 +81,10 @@ type Replica struct {
 	mu         sync.Mutex
 	cfg        config.Config // in force
 	lastReload admin.Reload
-	// templatesConflict: other templates are published under the version of cfg.
+	// templatesConflict: other templates are published under the version of cfg. templatesOutdated is the version under
+	// which they are, if it is later than that of cfg, and otherwise 0.
 	templatesConflict bool
+	templatesOutdated int64
 
 	looking sync.Mutex
 	looked  map[string]looked // by key
@@ -94,11 +96,12 @@ var _ admin.Source = (*Replica)(nil)
 // must be run or closed.
 func New(cfg config.Config, opts Options) (*Replica, error) {
 	r := &Replica{
-		cfg: cfg, load: opts.Load, asked: opts.Reload, tally: tally.New(), looked: map[string]looked{}, renewed: make(chan struct{}, 1),
+		cfg: cfg, load: opts.Load, asked: opts.Reload, stats: stats.New(), looked: map[string]looked{},
+		renewed:  make(chan struct{}, 1),
 		identity: opts.Identity, build: opts.Build, log: opts.Logger, started: time.Now(),
 	}
-	r.tally.Configure(buckets(cfg))
-	r.metrics = metrics.New(opts.Build, cfg.Region, r.tally, r.state)
+	r.stats.Configure(buckets(cfg))
+	r.metrics = metrics.New(opts.Build, cfg.Region, r.stats, r.state)
 	if r.log == nil {
 		r.log = hclog.Default().Named("refiller")
 	}
@@ -128,17 +131,21 @@ func (r *Replica) open(opts Options) error {
 
 	elected := r.cfg.Election.Mode == config.ModeEtcd
 	observe := r.metrics.Observe
+	active := func(e refill.Event) { r.stats.Active(e.Key, e.Outcome.Added, e.Replied) }
 	if opts.Observe != nil {
 		observe = func(e refill.Event) { opts.Observe(e); r.metrics.Observe(e) }
+		tell := active
+		active = func(e refill.Event) { opts.Observe(e); tell(e) }
 	}
 	r.refiller, err = refill.New(refill.Config{
-		Redis: r.rdb, Buckets: buckets(r.cfg), Templates: r.cfg.Templates, Version: r.cfg.Version, Elected: elected, Pulse: "refiller:pulse:" + r.cfg.RefillPrefix(),
-		Interval: r.cfg.RefillInterval, Logger: r.log.Named("refill"), Observe: observe, ObserveActive: opts.Observe,
+		Redis: r.rdb, Buckets: buckets(r.cfg), Templates: r.cfg.Templates, Version: r.cfg.Version, Elected: elected,
+		Pulse: "refiller:pulse:" + r.cfg.RefillPrefix(), Interval: r.cfg.RefillInterval, Logger: r.log.Named("refill"),
+		Observe: observe, ObserveActive: active,
 	})
 	if err != nil {
 		return err
 	}
-	r.roster = roster.New(r.rdb, "refiller:replicas:"+r.cfg.RefillPrefix(), r.entry)
+	r.members = membership.New(r.rdb, "refiller:replicas:"+r.cfg.RefillPrefix(), r.entry)
 	if elected || r.cfg.Pooled() {
 		if err := r.openEtcd(elected); err != nil {
 			return err
@@ -167,7 +174,8 @@ func (r *Replica) openEtcd(elected bool) error {
 		}
 	}
 	if elected {
-		if r.elector, err = newElector(client, r.cfg.RefillPrefix(), r.identity, r.cfg.Election.TTL, r.log.Named("election")); err != nil {
+		if r.elector, err = newElector(client, r.cfg.RefillPrefix(), r.identity, r.cfg.Election.TTL,
+			r.log.Named("election")); err != nil {
 			return err
 		}
 		r.who = &whoLeads{elector: r.elector}
@@ -203,7 +211,8 @@ func (r *Replica) Addr() net.Addr { return r.listener.Addr() }
 // way, its goroutines have ended, and it is closed.
 func (r *Replica) Run(ctx context.Context) (err error) {
 	defer func() { err = errors.Join(err, r.Close()) }()
-	r.log.Info("replica starts", append([]any{"identity", r.identity, "build", r.build, "admin", r.Addr().String()}, r.config().LogFields()...)...)
+	r.log.Info("replica starts", append([]any{"identity", r.identity, "build", r.build, "admin", r.Addr().String()},
+		r.config().LogFields()...)...)
 	serving, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	g, serving := errgroup.WithContext(serving)
@@ -211,13 +220,15 @@ func (r *Replica) Run(ctx context.Context) (err error) {
 		return admin.Serve(serving, r.listener, admin.Handler(r, r.metrics.Handler()), r.log.Named("admin"))
 	})
 	g.Go(func() error { return r.refiller.Run(serving) })
-	g.Go(func() error { r.roster.Run(serving); return nil })
+	g.Go(func() error { r.members.Run(serving); return nil })
 	g.Go(func() error { return r.publishes(serving) })
 	if r.load != nil {
 		g.Go(func() error { return r.reloads(serving) })
 	}
 	if r.pools != nil {
 		g.Go(func() error { return r.pools.agent.Run(serving) })
+		g.Go(func() error { r.pools.sample(serving, r.config); return nil })
+		g.Go(func() error { r.pools.regions.follow(serving, r.config); return nil })
 	}
 	g.Go(func() error {
 		defer stop()

@@ -3,6 +3,7 @@ package replica
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -10,10 +11,11 @@ import (
 	"sync"
 	"time"
 
+	"github.com/tokenrefill/refiller/election"
 	"github.com/tokenrefill/refiller/internal/admin"
 	"github.com/tokenrefill/refiller/internal/config"
+	"github.com/tokenrefill/refiller/internal/membership"
 	"github.com/tokenrefill/refiller/internal/metrics"
-	"github.com/tokenrefill/refiller/internal/roster"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )
@@ -28,8 +30,12 @@ const (
 	// recent is how old a bucket's rate of takes may be to be shown: a replica
 	// that doesn't refill a bucket doesn't learn it.
 	recent = 3 * time.Second
-	// maxConflicts is how many buckets in conflict are named.
-	maxConflicts = 20
+	// maxMismatches is how many buckets are named under another policy than the file's.
+	maxMismatches = 20
+	// mostActive is how many buckets of a template are named.
+	mostActive = 5
+	// maxTroubles is how many reasons are given why buckets can't be refilled, and maxTroubled how many buckets of each.
+	maxTroubles, maxTroubled = 3, 10
 )
 
 // Status implements admin.Source.
@@ -38,8 +44,9 @@ func (r *Replica) Status(ctx context.Context, q admin.Query) admin.Status {
 	out := admin.Status{
 		Identity: r.identity, Region: cfg.Region, Version: r.build, Mode: cfg.Election.Mode.String(), Config: s.Version,
 		Redis: cfg.Redis.String(), Started: r.started, Now: time.Now(), Leading: s.Leading, Racing: s.Racing, Epoch: s.Epoch,
-		Calls: map[string]int64{}, Errors: s.Errors, Faults: s.Faults, Added: s.Added, Clamped: s.Clamped, Total: s.Buckets, Buckets: []admin.Bucket{},
-		Takeovers: []admin.Takeover{},
+		Calls: map[string]int64{}, Errors: s.Errors, Faults: s.Faults, Added: s.Added, Clamped: s.Clamped,
+		Total: len(buckets(cfg)), Buckets: []admin.Bucket{},
+		Takeovers: []admin.Takeover{}, Replicas: []admin.Replica{},
 	}
 	r.mu.Lock()
 	out.Reload = r.lastReload
@@ -47,19 +54,23 @@ func (r *Replica) Status(ctx context.Context, q admin.Query) admin.Status {
 	for status, n := range s.Calls {
 		out.Calls[status.String()] = n
 	}
-	for _, t := range r.tally.Takeovers() {
-		out.Takeovers = append(out.Takeovers, admin.Takeover{At: t.At, Buckets: t.Buckets, Gap: float64(t.Gap.Microseconds()) / 1000})
+	for _, t := range r.stats.Takeovers() {
+		out.Takeovers = append(out.Takeovers, admin.Takeover{At: t.At, Buckets: t.Buckets,
+			Gap: float64(t.Gap.Microseconds()) / 1000})
 	}
+	var asking sync.WaitGroup // an etcd that is silent takes none of the time that there is for Redis
 	if r.elector != nil {
-		leader, err := r.who.ask(ctx)
-		if out.Leader = leader; err != nil {
-			out.Election = err.Error()
-		}
+		asking.Go(func() {
+			leader, err := r.who.ask(ctx)
+			if out.Leader = leader; err != nil {
+				out.Election, out.Unknown = err.Error(), !errors.Is(err, election.ErrNoLeader)
+			}
+		})
 	}
 	if r.pools != nil {
-		out.Pools = r.pools.status(ctx, cfg)
+		asking.Go(func() { out.Pools = r.pools.status(ctx, cfg) })
 	}
-	replicas, err := r.roster.Replicas()
+	replicas, err := r.members.Replicas()
 	if err != nil {
 		out.Unlisted = err.Error()
 	}
@@ -67,49 +78,90 @@ func (r *Replica) Status(ctx context.Context, q admin.Query) admin.Status {
 		silent := max(0, out.Now.Sub(one.Heard))
 		out.Replicas = append(out.Replicas, admin.Replica{
 			Identity: one.Identity, Build: one.Build, Role: one.Role, Config: one.Version, Started: one.Started,
-			Silent: float64(silent.Microseconds()) / 1000, Late: silent > roster.Late,
+			Silent: float64(silent.Microseconds()) / 1000, Late: silent > membership.Late,
 		})
 	}
 	for _, t := range s.Templates {
-		out.Templates = append(out.Templates, admin.Template{
+		one := admin.Template{
 			Prefix: t.Prefix, Shards: t.Shards, Active: t.Active, Refills: t.Calls[policy.StatusApplied], Errors: t.Errors,
-		})
+		}
+		ofTemplate := func(key string) bool { m := cfg.Templates.Of(key); return m != nil && m.Prefix == t.Prefix }
+		for _, a := range r.stats.MostActive(mostActive, out.Now, ofTemplate) {
+			one.Most = append(one.Most, admin.Active(a))
+		}
+		out.Templates = append(out.Templates, one)
 	}
 	out.Buckets, out.Found = r.find(ctx, cfg, q)
-	out.Conflicts = r.conflicts()
+	if s.Away != nil {
+		out.Away = s.Away.Error()
+	}
+	out.Conflicts, out.Outdated = r.mismatches(out.Buckets)
+	out.Troubles = r.troubles()
+	asking.Wait()
 	return out
 }
 
-// conflicts are those that this replica knows of.
-func (r *Replica) conflicts() admin.Conflicts {
-	c := admin.Conflicts{Buckets: r.tally.Conflicts()}
-	c.Total = len(c.Buckets)
-	c.Buckets = c.Buckets[:min(len(c.Buckets), maxConflicts)]
+// troubles are why buckets could not be refilled, the most frequent reasons first.
+func (r *Replica) troubles() []admin.Trouble {
+	var list []admin.Trouble
+	for why, keys := range r.stats.Faults() {
+		list = append(list, admin.Trouble{Why: why, Total: len(keys), Buckets: keys[:min(len(keys), maxTroubled)]})
+	}
+	slices.SortFunc(list, func(a, b admin.Trouble) int {
+		return cmp.Or(cmp.Compare(b.Total, a.Total), cmp.Compare(a.Why, b.Why))
+	})
+	return list[:min(len(list), maxTroubles)]
+}
+
+// mismatches are those that this replica knows of, and those of the buckets that it has just read: a standby hears of
+// no other.
+func (r *Replica) mismatches(read []admin.Bucket) (conflicts, outdated admin.Mismatch) {
+	conflicts.Buckets, outdated.Buckets = r.stats.Conflicts(), r.stats.Outdated()
+	for _, b := range read {
+		if b.Conflict {
+			conflicts.Buckets = append(conflicts.Buckets, b.Key)
+		}
+		if b.Outdated {
+			outdated.Buckets = append(outdated.Buckets, b.Key)
+		}
+	}
 	r.mu.Lock()
 	if r.templatesConflict {
-		c.Templates = "other templates are published under this version"
-		c.Total++
+		conflicts.Templates = "other templates are published under this version"
+	}
+	if r.templatesOutdated > 0 {
+		outdated.Templates = fmt.Sprintf("the templates of version %d are published", r.templatesOutdated)
 	}
 	r.mu.Unlock()
-	if r.pools == nil {
-		return c
+	if r.pools != nil {
+		switch s := r.pools.agent.State(); {
+		case s.Unread != "":
+			conflicts.Pools = "the pools in etcd can't be read and stay in force: " + s.Unread
+		case s.Conflict:
+			conflicts.Pools = "other pools are in force under this version"
+		case s.Outdated > 0:
+			outdated.Pools = fmt.Sprintf("the pools of version %d are in force", s.Outdated)
+		}
 	}
-	switch s := r.pools.agent.State(); {
-	case s.Unread != "":
-		c.Pools = "the pools in etcd can't be read and stay in force: " + s.Unread
-		c.Total++
-	case s.Conflict:
-		c.Pools = "other pools are in force under this version"
-		c.Total++
+	for _, m := range []*admin.Mismatch{&conflicts, &outdated} {
+		slices.Sort(m.Buckets)
+		m.Buckets = slices.Compact(m.Buckets)
+		m.Total = len(m.Buckets)
+		m.Buckets = m.Buckets[:min(len(m.Buckets), maxMismatches)]
+		for _, other := range []string{m.Templates, m.Pools} {
+			if other != "" {
+				m.Total++
+			}
+		}
 	}
-	return c
+	return conflicts, outdated
 }
 
 // entry is what the replica tells the others of itself.
-func (r *Replica) entry() roster.Entry {
+func (r *Replica) entry() membership.Entry {
 	s, cfg := r.refiller.Stats(), r.config()
 	role := admin.Role(s.Leading, s.Racing, cfg.Election.Mode == config.ModeEtcd)
-	return roster.Entry{Identity: r.identity, Build: r.build, Role: role, Version: s.Version, Started: r.started}
+	return membership.Entry{Identity: r.identity, Build: r.build, Role: role, Version: s.Version, Started: r.started}
 }
 
 // find reads the buckets that the query asks for; found is how many there are
@@ -194,14 +246,17 @@ func (r *Replica) look(ctx context.Context, shown []config.Bucket, version int64
 func (r *Replica) bucket(ctx context.Context, b config.Bucket, version int64) admin.Bucket {
 	out := admin.Bucket{Key: b.Key}
 	file := b.Policy.Terms(policy.Fence{})
-	if t, ok := r.tally.Bucket(b.Key); ok && time.Since(t.Won) < max(recent, 3*b.Policy.Interval) {
+	if t, ok := r.stats.Bucket(b.Key); ok && time.Since(t.Won) < max(recent, 3*b.Policy.Interval) {
 		out.Taken, out.Dry = &t.TakeRate, &t.Dry
 	}
-	for _, p := range r.tally.Trend(b.Key, time.Now()) {
+	for _, p := range r.stats.Trend(b.Key, time.Now()) {
 		out.Trend = append(out.Trend, admin.TrendPoint(p))
 	}
 	p, err := lua.Peek(ctx, r.rdb, b.Key, 1)
-	if err != nil {
+	switch {
+	case errors.Is(err, lua.ErrUnknownBucket):
+		out.Error = "not in Redis: created once missing for two refill intervals"
+	case err != nil:
 		out.Error = err.Error()
 	}
 	inForce := file
@@ -209,8 +264,9 @@ func (r *Replica) bucket(ctx context.Context, b config.Bucket, version int64) ad
 		inForce = *p.Terms
 		out.Policy = inForce.FileVersion()
 		out.Differs = config.BucketDifferences(p, b.Policy)
-		out.Outdated = version < out.Policy
-		out.Conflict = len(out.Differs) > 0 && version <= out.Policy && !out.Outdated
+		out.Override = inForce.Fence.Own() && !inForce.Pool
+		out.Outdated = version < out.Policy && !out.Override
+		out.Conflict = len(out.Differs) > 0 && version == out.Policy
 	}
 	out.Capacity = inForce.Capacity
 	switch {
@@ -256,8 +312,10 @@ func (r *Replica) state() metrics.State {
 		Refill: r.refiller.Stats(), RedisUp: r.rdb.Ping(ctx).Err() == nil, Elected: r.elector != nil,
 	}
 	s.Shadow = r.shadow(ctx)
-	conflicts := r.conflicts()
-	s.TemplatesConflict, s.PoolsConflict, s.Conflict = conflicts.Templates != "", conflicts.Pools != "", conflicts.Total > 0
+	conflicts, outdated := r.mismatches(nil)
+	s.TemplatesConflict, s.PoolsConflict, s.Conflict = conflicts.Templates != "", conflicts.Pools != "",
+		conflicts.Total > 0
+	s.TemplatesOutdated, s.PoolsOutdated = outdated.Templates != "", outdated.Pools != ""
 	if r.elector != nil {
 		e := r.elector.State()
 		s.ElectionUp, s.Terms = e.Err == nil, e.Terms

@@ -12,7 +12,7 @@ import (
 	"github.com/tokenrefill/refiller/fetch"
 	"github.com/tokenrefill/refiller/internal/config"
 	"github.com/tokenrefill/refiller/internal/replica"
-	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )
@@ -79,18 +79,20 @@ func TestAPublishedTemplateIsTheConfigurations(t *testing.T) {
 	got := set.Of("user:1")
 	require.Equal(t, policy.EnforceLazy, got.Enforce)
 	require.Equal(t, policy.Template{Policy: policy.Policy{
-		Capacity: 60, Rate: policy.Rate{Tokens: 10, Per: time.Minute}, Interval: time.Millisecond, Degraded: policy.DegradedOpen, Shadow: true,
+		Capacity: 60, Rate: policy.Rate{Tokens: 10, Per: time.Minute}, Interval: time.Millisecond,
+		Degraded: policy.DegradedOpen, Shadow: true,
 	}}.Terms(policy.Fence{Epoch: 7}), got.Terms)
 }
 
-// A refilled template from the file to the consumer: any key has a bucket, which is refilled at the rate and within the bound, while it
-// isn't full, and whose limit follows the file.
+// A refilled template from the file to the consumer: any key has a bucket, which is refilled at the rate and within the
+// bound, while it isn't full, and whose limit follows the file.
 func TestConsumersTakeFromTheBucketsThatReplicasRefill(t *testing.T) {
 	t.Parallel()
 	ctx, server := t.Context(), testenv.Redis(t)
 	rdb := server.Client()
 	with := func(version, capacity int64) config.Config {
-		return parse(t, server.URL(), version, oneBucket+fmt.Sprintf(`templates: [{prefix: "user:", capacity: %d, rate: 200/s, interval: 50ms}]`+"\n", capacity))
+		return parse(t, server.URL(), version, oneBucket+fmt.Sprintf(
+			`templates: [{prefix: "user:", capacity: %d, rate: 200/s, interval: 50ms}]`+"\n", capacity))
 	}
 	first := running(t, with(7, 100), replica.Options{})
 	second := running(t, with(7, 100), replica.Options{})

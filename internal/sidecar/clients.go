@@ -7,6 +7,8 @@ import (
 	"encoding/hex"
 	"net"
 	"sync"
+
+	"github.com/tokenrefill/refiller/internal/sidecar/call"
 )
 
 // clients counts what each client has under way, connections or calls.
@@ -29,10 +31,10 @@ func (c *clients) enter(client string) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
-		return errDraining
+		return call.ErrDraining
 	}
 	if c.counts[client] >= c.most {
-		return errBusy
+		return call.ErrBusy
 	}
 	c.counts[client]++
 	c.total++

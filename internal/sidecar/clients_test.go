@@ -22,6 +22,7 @@ import (
 	"google.golang.org/grpc/tap"
 
 	refillerv1 "github.com/tokenrefill/refiller/api/refiller/v1"
+	"github.com/tokenrefill/refiller/internal/sidecar/call"
 )
 
 // leaveSocket ends a listener as a killed process does: the socket stays.
@@ -80,7 +81,8 @@ func TestAClientWithTooManyCallsIsRefusedAndOthersAreNot(t *testing.T) {
 	require.Equal(t, http.StatusOK, send(t, greedy, http.MethodGet, b.url("/readyz"), "").status)
 	require.EqualValues(t, 10, b.tokens("checkout"), "a refused call does nothing")
 
-	require.Equal(t, http.StatusOK, send(t, from(t, "127.0.0.3"), http.MethodPost, b.url("/v1/take"), `{"key":"checkout"}`).status)
+	require.Equal(t, http.StatusOK, send(t, from(t, "127.0.0.3"), http.MethodPost, b.url("/v1/take"),
+		`{"key":"checkout"}`).status)
 	_, err := refillerv1.NewBucketsClient(b.dial()).Take(t.Context(), &refillerv1.TakeRequest{Key: "checkout"})
 	require.NoError(t, err)
 	require.EqualValues(t, 8, b.tokens("checkout"))
@@ -183,7 +185,6 @@ func TestASlowClientIsCutOff(t *testing.T) {
 	for name, sent := range map[string]string{
 		"nothing":       "",
 		"half a header": "POST /v1/take HTTP/1.1\r\nHost: x\r\nContent-",
-		"half a body":   "POST /v1/take HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 18\r\n\r\n{\"key\":",
 	} {
 		c, err := net.Dial("tcp", b.server.HTTPAddrs()[0].String())
 		require.NoError(t, err)
@@ -191,13 +192,10 @@ func TestASlowClientIsCutOff(t *testing.T) {
 		_, err = io.WriteString(c, sent)
 		require.NoError(t, err)
 		require.NoError(t, c.SetReadDeadline(time.Now().Add(patience)))
-		data, err := io.ReadAll(c)
+		_, err = io.ReadAll(c)
 		require.NoError(t, err, "%s: the server closes the connection", name)
-		if name == "half a body" {
-			require.Contains(t, string(data), "408 Request Timeout")
-			require.Contains(t, string(data), "slow_request")
-		}
 	}
+	require.Contains(t, string(sendHalf(t, b, "/v1/take")), "slow_request")
 	require.EqualValues(t, 3, b.tokens("checkout"))
 	b.underWay(0)
 }
@@ -205,7 +203,7 @@ func TestASlowClientIsCutOff(t *testing.T) {
 func TestAGRPCCallWhoseRequestNeverArrivesEnds(t *testing.T) {
 	t.Parallel()
 	b := start(t, func(o *Options, _ *bench) {
-		o.Limits.Patience = 150 * time.Millisecond
+		o.Limits.Patience = time.Second
 		o.Limits.Wait = time.Millisecond
 	})
 	c, err := net.Dial("tcp", b.server.GRPCAddrs()[0].String())
@@ -223,7 +221,8 @@ func TestAGRPCCallWhoseRequestNeverArrivesEnds(t *testing.T) {
 	} {
 		require.NoError(t, enc.WriteField(hpack.HeaderField{Name: f[0], Value: f[1]}))
 	}
-	require.NoError(t, framer.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: []byte(block.String()), EndHeaders: true}))
+	require.NoError(t, framer.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: []byte(block.String()),
+		EndHeaders: true}))
 	require.NoError(t, c.SetReadDeadline(time.Now().Add(patience)))
 	for {
 		f, err := framer.ReadFrame()
@@ -258,7 +257,7 @@ func TestCloseWaitsForWhatIsUnderWayAndRefusesTheRest(t *testing.T) {
 		closed := make(chan struct{})
 		go func() { c.close(); close(closed) }()
 		synctest.Wait()
-		require.ErrorIs(t, c.enter("b"), errDraining)
+		require.ErrorIs(t, c.enter("b"), call.ErrDraining)
 		select {
 		case <-closed:
 			require.Fail(t, "a call is under way")

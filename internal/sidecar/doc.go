@@ -1,27 +1,12 @@
-// Package sidecar serves buckets to programs that have no Go SDK: over HTTP with
-// JSON, over gRPC, and to Envoy as its rate limit service.
+// Package sidecar serves buckets and limits to programs that have no Go SDK: over HTTP with JSON, over gRPC, and to
+// Envoy as its rate limit service.
 //
 // # Shape
 //
-// A [Server] owns listeners, connections and calls. Handlers translate: HTTP
-// (http.go, json.go) and gRPC (grpc.go) to calls of a [fetch.Client], Envoy's
-// descriptors (envoy.go) to buckets or windows by way of [RateLimits]
-// (descriptors.go). How an error looks to a caller is in one table (failure.go).
+// A [Server] owns listeners, connections and calls. Three doors translate: httpapi and grpcapi to calls of a
+// [fetch.Client] and to limits by name, which package limits reads from a file; envoy from descriptors to buckets and
+// windows. How an error looks to a caller is in one table, in package call.
 //
-// # Clients
-//
-// A client is whoever showed a verified certificate; without one, the process at
-// the other end of a Unix socket (where the system tells, on Linux) or the IP
-// address. Each has a bounded number of connections and of calls under way, is
-// refused what exceeds it, and has a bounded time to send a request and to read
-// the answer. So a client that hangs, floods or trickles uses up its own share
-// and nobody else's. All that comes from one IP address counts as one client:
-// behind a proxy or on loopback, certificates or a Unix socket tell clients apart.
-//
-// # The end
-//
-// When the context of [Server.Run] ends, health turns NOT_SERVING (HTTP:
-// /readyz answers 503) while calls are still served, for Drain.Delay. Then no
-// connection is accepted any more and calls under way finish, for Drain.Timeout;
-// what is still under way then is cancelled. Run returns when nothing runs.
+// Each client has bounded connections, calls under way and times, so that it uses up its own share and nobody else's;
+// docs/sidecar.md says who a client is, and what happens at the end. [Server.Run] returns when nothing runs.
 package sidecar

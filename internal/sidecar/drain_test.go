@@ -1,6 +1,7 @@
 package sidecar
 
 import (
+	"net"
 	"net/http"
 	"testing"
 	"time"
@@ -16,7 +17,8 @@ import (
 
 // waitingBench has a bucket "mail" that is empty, and a call over each protocol
 // that waits for it, for as long as due at least.
-func waitingBench(t *testing.T, drain Drain, due time.Duration) (b *bench, overHTTP <-chan reply, overGRPC <-chan error) {
+func waitingBench(t *testing.T, drain Drain, due time.Duration) (b *bench, overHTTP <-chan reply,
+	overGRPC <-chan error) {
 	t.Helper()
 	b = start(t, func(o *Options, _ *bench) { o.Drain = drain })
 	b.empty("mail", due)
@@ -51,7 +53,9 @@ func waitingBench(t *testing.T, drain Drain, due time.Duration) (b *bench, overH
 
 func TestDrainTurnsHealthThenFinishesWhatIsUnderWay(t *testing.T) {
 	t.Parallel()
-	b, overHTTP, overGRPC := waitingBench(t, Drain{Delay: time.Second, Timeout: patience}, 6*time.Second)
+	b, overHTTP, overGRPC := waitingBench(t, Drain{Delay: time.Hour, Timeout: patience}, 25*time.Second)
+	delay, over := make(chan time.Duration, 1), make(chan struct{})
+	b.server.sleep = func(d time.Duration) { delay <- d; <-over }
 	health := healthpb.NewHealthClient(b.dial())
 	watch, err := health.Watch(t.Context(), &healthpb.HealthCheckRequest{})
 	require.NoError(t, err)
@@ -69,7 +73,7 @@ func TestDrainTurnsHealthThenFinishesWhatIsUnderWay(t *testing.T) {
 	require.Error(t, err, "a watch doesn't hold the end up")
 
 	// Load balancers have yet to notice, so calls are still served.
-	eventually(t, func() bool { return b.server.draining.Err() != nil }, "the drain has begun")
+	require.Equal(t, time.Hour, <-delay)
 	r := b.do(http.MethodGet, "/readyz", "")
 	require.Equal(t, http.StatusServiceUnavailable, r.status)
 	require.Equal(t, "shutting_down", r.json(t)["code"])
@@ -77,6 +81,7 @@ func TestDrainTurnsHealthThenFinishesWhatIsUnderWay(t *testing.T) {
 	require.Equal(t, http.StatusOK, b.post("/v1/take", `{"key":"checkout"}`).status)
 
 	// After the delay nobody is let in any more, and the waits go on.
+	close(over)
 	eventually(t, func() bool {
 		_, err := http.Get(b.url("/livez")) //nolint:bodyclose // there is none once it fails
 		return err != nil
@@ -105,6 +110,28 @@ func TestDrainEndsWithinItsBound(t *testing.T) {
 	b.server.calls.mu.Lock()
 	defer b.server.calls.mu.Unlock()
 	require.Zero(t, b.server.calls.total, "nothing runs any more")
+}
+
+// Who connects and says nothing doesn't hold the end up.
+func TestDrainDoesNotWaitForASilentConnection(t *testing.T) {
+	t.Parallel()
+	b := start(t, func(o *Options, _ *bench) {
+		o.Limits.Patience, o.Drain = time.Hour, Drain{Timeout: 200 * time.Millisecond}
+	})
+	for _, ln := range []*listener{b.server.grpcLns[0], b.server.httpLns[0]} {
+		c, err := net.Dial("tcp", ln.Addr().String())
+		require.NoError(t, err)
+		defer c.Close()
+		eventually(t, func() bool { ln.mu.Lock(); defer ln.mu.Unlock(); return len(ln.open) == 1 }, "accepted")
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- b.stop() }()
+	select {
+	case err := <-ended:
+		require.NoError(t, err)
+	case <-time.After(patience):
+		t.Fatal("it waits")
+	}
 }
 
 // A call may outlive its connection, which a drain that is over time cuts.

@@ -2,6 +2,7 @@ package sidecar
 
 import (
 	"math"
+	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -15,19 +16,23 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/tokenrefill/refiller/internal/sidecar/envoy"
 )
 
 // edgeLimits are those of the file edge, on the bench's Redis.
-func edgeLimits(t testing.TB, b *bench) *RateLimits {
+func edgeLimits(t testing.TB, b *bench) *envoy.Limits {
 	t.Helper()
-	limits, err := ParseRateLimits(map[string][]byte{"edge.yaml": []byte(edge)}, Windows{Redis: b.rdb, Deadline: patience})
+	edge, err := os.ReadFile("envoy/testdata/edge.yaml")
+	require.NoError(t, err)
+	limits, err := envoy.Parse(map[string][]byte{"edge.yaml": edge}, envoy.NewWindows(b.rdb, patience))
 	require.NoError(t, err)
 	return limits
 }
 
 // envoyBench serves the file edge, as change makes it, to a client that is
 // generated from Envoy's own interface.
-func envoyBench(t *testing.T, change func(*RateLimits)) (*bench, rls.RateLimitServiceClient) {
+func envoyBench(t *testing.T, change func(*envoy.Limits)) (*bench, rls.RateLimitServiceClient) {
 	t.Helper()
 	b := start(t, func(o *Options, b *bench) {
 		o.Envoy = edgeLimits(t, b)
@@ -110,7 +115,8 @@ func TestEnvoyCountsInWindowsWithoutBuckets(t *testing.T) {
 	}
 	require.Equal(t, over, should(t, c, request(0, of("remote_address", "10.0.0.2"))).GetOverallCode())
 	require.Equal(t, codeOK, should(t, c, request(0, of("remote_address", "10.0.0.3"))).GetOverallCode(), "another value")
-	require.Equal(t, over, should(t, c, request(0, of("remote_address", "192.168.1.1"))).GetOverallCode(), "requests_per_unit: 0")
+	require.Equal(t, over, should(t, c, request(0, of("remote_address", "192.168.1.1"))).GetOverallCode(),
+		"requests_per_unit: 0")
 	free := should(t, c, request(1000, of("remote_address", "10.0.0.1")))
 	require.Equal(t, codeOK, free.GetOverallCode(), "unlimited")
 	require.EqualValues(t, math.MaxUint32, free.GetStatuses()[0].GetLimitRemaining())
@@ -123,7 +129,8 @@ func TestARefusedEnvoyRequestChargesNobody(t *testing.T) {
 	t.Parallel()
 	b, c := envoyBench(t, nil)
 	require.Equal(t, codeOK, should(t, c, request(3, of("partner", "acme"))).GetOverallCode())
-	res := should(t, c, request(0, of("generic_key", "checkout"), of("remote_address", "10.0.0.2"), of("partner", "acme"), of("override", "x")))
+	res := should(t, c, request(0, of("generic_key", "checkout"), of("remote_address", "10.0.0.2"), of("partner", "acme"),
+		of("override", "x")))
 	require.Equal(t, over, res.GetOverallCode())
 	var got []rls.RateLimitResponse_Code
 	var remaining []uint32
@@ -153,7 +160,8 @@ func TestReplacesLeavesTheNamedLimitOut(t *testing.T) {
 func TestEachDescriptorMayHaveItsOwnHits(t *testing.T) {
 	t.Parallel()
 	b, c := envoyBench(t, nil)
-	res := should(t, c, request(1, hits(2, of("generic_key", "checkout")), of("partner", "acme"), hits(0, of("remote_address", "10.0.0.2"))))
+	res := should(t, c, request(1, hits(2, of("generic_key", "checkout")), of("partner", "acme"),
+		hits(0, of("remote_address", "10.0.0.2"))))
 	require.Equal(t, codeOK, res.GetOverallCode())
 	require.EqualValues(t, 1, b.tokens("checkout"))
 	require.EqualValues(t, 2, b.tokens("edge:partner_acme"))
@@ -184,23 +192,95 @@ func TestShadowAndQuotaModesCountAndNeverDeny(t *testing.T) {
 	require.EqualValues(t, 0, b.tokens("trial"), "it counts")
 	for i := range 3 {
 		res := should(t, c, request(0, of("generic_key", "mail"), of("budget", "x")))
-		require.Equal(t, codeOK, res.GetOverallCode())
-		require.Equal(t, codeOK, res.GetStatuses()[1].GetCode())
 		m := res.GetDynamicMetadata().AsMap()
-		require.Equal(t, true, m["quotaModeEnabled"])
 		require.Equal(t, "edge", m["domain"])
-		require.Equal(t, []any{map[string]any{"entries": []any{"generic_key=mail"}}, map[string]any{"entries": []any{"budget=x"}}}, m["descriptors"])
-		if i < 2 {
-			require.Empty(t, m["quotaModeViolations"])
-		} else {
-			require.Equal(t, []any{1.0}, m["quotaModeViolations"], "the third of two")
+		require.Equal(t, []any{map[string]any{"entries": []any{"generic_key=mail"}},
+			map[string]any{"entries": []any{"budget=x"}}}, m["descriptors"])
+		want := codeOK
+		if i == 2 {
+			want = over
+		}
+		require.Equal(t, want, res.GetOverallCode(), "the only quota is exceeded with the third of two")
+		require.Equal(t, want, res.GetStatuses()[1].GetCode())
+	}
+}
+
+// As in the reference service: a request passes while one of its quotas has room, and its metadata names which.
+func TestARequestPassesWhileOneOfItsQuotasHasRoom(t *testing.T) {
+	t.Parallel()
+	b, c := envoyBench(t, nil)
+	ask := func() (rls.RateLimitResponse_Code, []rls.RateLimitResponse_Code, any) {
+		res := should(t, c, request(1, of("generic_key", "checkout"), of("quota", "gold"), of("budget", "x")))
+		var codes []rls.RateLimitResponse_Code
+		for _, st := range res.GetStatuses() {
+			codes = append(codes, st.GetCode())
+		}
+		return res.GetOverallCode(), codes, res.GetDynamicMetadata().AsMap()["metadata"]
+	}
+	all, each, metadata := ask()
+	require.Equal(t, codeOK, all)
+	require.Equal(t, []rls.RateLimitResponse_Code{codeOK, codeOK, codeOK}, each)
+	require.Equal(t, map[string]any{"service": map[string]any{"name": "gold"}}, metadata)
+	all, each, metadata = ask()
+	require.Equal(t, codeOK, all, "gold's quota of 1 is used up, the budget of 2 isn't")
+	require.Equal(t, []rls.RateLimitResponse_Code{codeOK, over, codeOK}, each)
+	require.Nil(t, metadata)
+	all, each, _ = ask()
+	require.Equal(t, over, all, "both are")
+	require.Equal(t, []rls.RateLimitResponse_Code{codeOK, over, over}, each)
+	require.EqualValues(t, 1, b.tokens("checkout"), "the refused request charges nobody")
+}
+
+// What was used is known when the stream has ended: hits_addend 0 looks first, and the real number is charged later.
+func TestTokensAreChargedAfterTheStream(t *testing.T) {
+	t.Parallel()
+	b, c := envoyBench(t, nil)
+	b.bucket("llm:acme", 100)
+	for key, x := range map[string]struct {
+		value string
+		limit uint64
+	}{"tokens": {"acme", 100}, "bytes": {"acme", 10}} {
+		look := func() rls.RateLimitResponse_Code {
+			return should(t, c, request(1, hits(0, of(key, x.value)))).GetOverallCode()
+		}
+		require.Equal(t, codeOK, look(), key)
+		require.Equal(t, codeOK, should(t, c, request(1, hits(x.limit-1, of(key, x.value)))).GetOverallCode(), key)
+		require.Equal(t, codeOK, look(), "%s: one is left", key)
+		for _, n := range []uint64{7, 1 << 20} {
+			res := should(t, c, request(1, hits(n, of(key, x.value))))
+			require.Equal(t, over, res.GetOverallCode(), "%s: more was used than was there", key)
+			require.Zero(t, res.GetStatuses()[0].GetLimitRemaining(), "%s: what was there is charged", key)
+			require.Equal(t, over, look(), "%s: nothing is left", key)
 		}
 	}
+	require.Zero(t, b.tokens("llm:acme"))
+	require.Equal(t, codeOK, should(t, c, request(1, of("partner", "acme"))).GetOverallCode())
+	res := should(t, c, request(1, hits(0, of("partner", "acme"))))
+	require.Equal(t, codeOK, res.GetOverallCode(), "a bucket without the flag can be looked at as well")
+	require.Equal(t, codeOK, should(t, c, request(2, of("partner", "acme"))).GetOverallCode())
+	require.Equal(t, over, should(t, c, request(1, hits(0, of("partner", "acme")))).GetOverallCode())
+}
+
+// A charge that falls short of one limit still charges the others, but nothing that a denial refuses.
+func TestWhatIsChargedAfterwardsStaysCharged(t *testing.T) {
+	t.Parallel()
+	b, c := envoyBench(t, nil)
+	b.bucket("llm:acme", 5)
+	b.bucket("llm:team", 100)
+	res := should(t, c, request(1, hits(7, of("tokens", "acme")), hits(7, of("tokens", "team")),
+		of("generic_key", "checkout")))
+	require.Equal(t, over, res.GetOverallCode())
+	require.Zero(t, b.tokens("llm:acme"))
+	require.EqualValues(t, 93, b.tokens("llm:team"))
+	require.EqualValues(t, 3, b.tokens("checkout"), "the request was refused")
+	require.Equal(t, over, should(t, c, request(1, hits(7, of("tokens", "team")),
+		hits(4, of("generic_key", "checkout")))).GetOverallCode())
+	require.EqualValues(t, 93, b.tokens("llm:team"))
 }
 
 func TestShadowForAllNeverDenies(t *testing.T) {
 	t.Parallel()
-	_, c := envoyBench(t, func(l *RateLimits) { l.Shadow = true })
+	_, c := envoyBench(t, func(l *envoy.Limits) { l.Shadow = true })
 	res := should(t, c, request(9, of("generic_key", "checkout"), of("remote_address", "192.168.0.1")))
 	require.Equal(t, codeOK, res.GetOverallCode())
 	require.Equal(t, codeOK, res.GetStatuses()[0].GetCode())
@@ -208,7 +288,7 @@ func TestShadowForAllNeverDenies(t *testing.T) {
 
 func TestResponseHeadersTellTheStrictestLimit(t *testing.T) {
 	t.Parallel()
-	_, c := envoyBench(t, func(l *RateLimits) { l.Headers = true })
+	_, c := envoyBench(t, func(l *envoy.Limits) { l.Headers = true })
 	headersOf := func(res *rls.RateLimitResponse) map[string]string {
 		m := make(map[string]string)
 		for _, h := range res.GetResponseHeadersToAdd() {
@@ -266,13 +346,13 @@ func TestABadEnvoyRequestHasItsCodeAndDoesNothing(t *testing.T) {
 	noUnit := of("generic_key", "checkout")
 	noUnit.Limit = &descriptorpb.RateLimitDescriptor_RateLimitOverride{RequestsPerUnit: 1}
 	many := request(0)
-	for range maxDescriptors + 1 {
+	for range 65 {
 		many.Descriptors = append(many.Descriptors, of("generic_key", "checkout"))
 	}
 	noDomain := request(0, of("generic_key", "checkout"))
 	noDomain.Domain = ""
 	var deep []string
-	for range maxEntries + 1 {
+	for range 17 {
 		deep = append(deep, "partner", "acme")
 	}
 	good := of("generic_key", "checkout")

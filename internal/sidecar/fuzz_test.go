@@ -19,7 +19,8 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/tokenrefill/refiller/fetch"
-	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/internal/sidecar/envoy"
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
 	"github.com/tokenrefill/refiller/lua"
 )
 
@@ -31,24 +32,37 @@ type fuzzed struct {
 
 const plenty = 1 << 30
 
-func newFuzzed(f *testing.F) fuzzed {
+func newFuzzed(f *testing.F) *fuzzed {
 	f.Helper()
-	rdb := testenv.Redis(f).Client()
-	client, err := fetch.New(rdb, fetch.WithTimeout(patience))
-	require.NoError(f, err)
-	f.Cleanup(func() { _ = client.Close(context.Background()) })
-	createBucket(f, rdb, "checkout", hourly(plenty))
-	return fuzzed{rdb, client}
+	z := &fuzzed{rdb: testenv.Redis(f).Client()}
+	z.connect(f)
+	f.Cleanup(func() { _ = z.client.Close(context.Background()) })
+	createBucket(f, z.rdb, "checkout", hourly(plenty))
+	return z
+}
+
+func (z *fuzzed) connect(t testing.TB) {
+	t.Helper()
+	client, err := fetch.New(z.rdb, fetch.WithTimeout(patience))
+	require.NoError(t, err)
+	z.client = client
+}
+
+// settle waits until what was asked for callers who have left went back.
+func (z *fuzzed) settle(t testing.TB) {
+	t.Helper()
+	require.NoError(t, z.client.Close(t.Context()))
+	z.connect(t)
 }
 
 // reset makes half of the bucket's tokens be there.
-func (z fuzzed) reset(t *testing.T) {
+func (z *fuzzed) reset(t *testing.T) {
 	t.Helper()
 	require.NoError(t, z.rdb.Set(t.Context(), "checkout", plenty/2, 0).Err())
 }
 
 // restart makes the bucket anew, without reservations but one, "job", of 9 tokens.
-func (z fuzzed) restart(t testing.TB) {
+func (z *fuzzed) restart(t testing.TB) {
 	t.Helper()
 	require.NoError(t, z.rdb.FlushDB(t.Context()).Err())
 	createBucket(t, z.rdb, "checkout", hourly(plenty))
@@ -56,7 +70,7 @@ func (z fuzzed) restart(t testing.TB) {
 	require.NoError(t, err)
 }
 
-func (z fuzzed) requireTokens(t *testing.T, want int64) {
+func (z *fuzzed) requireTokens(t *testing.T, want int64) {
 	t.Helper()
 	n, err := z.rdb.Get(t.Context(), "checkout").Int64()
 	require.NoError(t, err)
@@ -70,11 +84,14 @@ func (z fuzzed) requireTokens(t *testing.T, want int64) {
 func FuzzHTTP(f *testing.F) {
 	z := newFuzzed(f)
 	paths := []string{
-		"/v1/take", "/v1/return", "/v1/wait", "/v1/peek", "/v1/other", "/v1/take-all", "/v1/reserve", "/v1/settle", "/v1/cancel",
+		"/v1/take", "/v1/return", "/v1/wait", "/v1/peek", "/v1/other", "/v1/take-all", "/v1/reserve", "/v1/settle",
+		"/v1/cancel",
 	}
 	for i, body := range []string{
-		`{"key":"checkout"}`, `{"key":"checkout","tokens":7}`, `{"key":"checkout","tokens":1,"timeout_ms":5}`, `key=checkout`, ``,
-		`{"key":"checkout","tokens":1e3}`, `{"key":"checkout","tokens":-1}`, `{"key":null}`, `{"key":"}"}`, `{"key":"a","key":"checkout"}`,
+		`{"key":"checkout"}`, `{"key":"checkout","tokens":7}`, `{"key":"checkout","tokens":1,"timeout_ms":5}`, `key=checkout`,
+		``,
+		`{"key":"checkout","tokens":1e3}`, `{"key":"checkout","tokens":-1}`, `{"key":null}`, `{"key":"}"}`,
+		`{"key":"a","key":"checkout"}`,
 		`{"KEY":"checkout"}`, `[]`, `{`, "{\"key\":\"\xff\"}", `{"key":"\ud800"}`, `{"key":"checkout"} {}`, `key=%zz&key=a`,
 		strings.Repeat(`[`, 500), `{"key":"checkout","tokens":99999999999999999999}`,
 	} {
@@ -82,23 +99,28 @@ func FuzzHTTP(f *testing.F) {
 		f.Add(uint8(0), []byte(body))
 	}
 	for _, body := range []string{
-		`{"requests":[{"key":"checkout"},{"key":"checkout","tokens":7}]}`, `{"requests":[{"key":"checkout"},{"key":"typo"}]}`, `{"requests":[]}`,
-		`{"requests":[[[]]]}`, `{"requests":[{"requests":[{"key":"checkout"}]}]}`, `{"requests":[{"key":"checkout"},]}`, `{"requests":[null]}`,
+		`{"requests":[{"key":"checkout"},{"key":"checkout","tokens":7}]}`, `{"requests":[{"key":"checkout"},{"key":"typo"}]}`,
+		`{"requests":[]}`,
+		`{"requests":[[[]]]}`, `{"requests":[{"requests":[{"key":"checkout"}]}]}`, `{"requests":[{"key":"checkout"},]}`,
+		`{"requests":[null]}`,
 	} {
 		f.Add(uint8(5), []byte(body))
 	}
 	for _, body := range []string{
-		`{"key":"checkout","ttl_ms":1000}`, `{"key":"checkout","tokens":7,"ttl_ms":3600000,"id":"a","overrun":"debt"}`, `{"key":"checkout","tokens":9,"ttl_ms":5,"id":"job"}`,
-		`{"key":"checkout","tokens":8,"ttl_ms":5,"id":"job"}`, `{"key":"checkout","ttl_ms":1e300}`, `{"key":"checkout","ttl_ms":1,"id":""}`,
+		`{"key":"checkout","ttl_ms":1000}`, `{"key":"checkout","tokens":7,"ttl_ms":3600000,"id":"a","overrun":"debt"}`,
+		`{"key":"checkout","tokens":9,"ttl_ms":5,"id":"job"}`,
+		`{"key":"checkout","tokens":8,"ttl_ms":5,"id":"job"}`, `{"key":"checkout","ttl_ms":1e300}`,
+		`{"key":"checkout","ttl_ms":1,"id":""}`,
 	} {
 		f.Add(uint8(6), []byte(body))
 	}
-	for _, body := range []string{`{"key":"checkout","id":"job","used":4}`, `{"key":"checkout","id":"job","used":11}`, `{"key":"checkout","id":"job"}`, `{"key":"checkout","id":"job","used":-0}`} {
+	for _, body := range []string{`{"key":"checkout","id":"job","used":4}`, `{"key":"checkout","id":"job","used":11}`,
+		`{"key":"checkout","id":"job"}`, `{"key":"checkout","id":"job","used":-0}`} {
 		f.Add(uint8(7), []byte(body))
 		f.Add(uint8(8), []byte(body))
 	}
 	z.restart(f)
-	h := newFront(z.client, DefaultLimits(), newClients(1), func() bool { return false }, hclog.NewNullLogger())
+	h := apiOf(z.client)
 	f.Fuzz(func(t *testing.T, which uint8, body []byte) {
 		z.reset(t)
 		path := paths[int(which)%len(paths)]
@@ -111,6 +133,7 @@ func FuzzHTTP(f *testing.F) {
 		w := &deadlineRecorder{ResponseRecorder: httptest.NewRecorder()}
 		h.ServeHTTP(w, r)
 		var answer struct {
+			OK                               bool
 			Key, Code                        string
 			Taken, Tokens, Returned, Charged int64
 			Results                          []struct {
@@ -123,6 +146,12 @@ func FuzzHTTP(f *testing.F) {
 			require.GreaterOrEqual(t, w.Code, 400)
 			require.Less(t, w.Code, 500, w.Body.String())
 			require.NotEmpty(t, answer.Code)
+			z.requireTokens(t, plenty/2)
+			return
+		}
+		if path == "/v1/wait" && !answer.OK { // its time ended while some bucket was asked
+			z.settle(t)
+			h = apiOf(z.client)
 			z.requireTokens(t, plenty/2)
 			return
 		}
@@ -155,19 +184,20 @@ func (*deadlineRecorder) SetWriteDeadline(time.Time) error { return nil }
 // FuzzShouldRateLimit sends whatever can be decoded to Envoy's service.
 func FuzzShouldRateLimit(f *testing.F) {
 	z := newFuzzed(f)
-	limits, err := ParseRateLimits(map[string][]byte{"f": []byte(`
+	limits, err := envoy.Parse(map[string][]byte{"f": []byte(`
 domain: edge
 descriptors:
   - {key: generic_key, value: checkout, rate_limit: {bucket: checkout}}
   - {key: user, rate_limit: {bucket: "user:{value}"}, descriptors: [{key: route, rate_limit: {bucket: "{descriptor}"}}]}
   - {key: free, rate_limit: {unlimited: true}}
   - {key: try, shadow_mode: true, rate_limit: {bucket: checkout}}
-`)}, Windows{Redis: z.rdb, Deadline: patience})
+`)}, envoy.NewWindows(z.rdb, patience))
 	require.NoError(f, err)
-	s := newEnvoyServer(limits, z.client, hclog.NewNullLogger())
+	s := envoy.NewServer(limits, z.client, hclog.NewNullLogger())
 	for _, req := range []*rls.RateLimitRequest{
 		request(0, of("generic_key", "checkout")), request(7, of("try", "x"), of("free", "")), request(1, of("user", "}{")),
-		request(1, of("user", "x", "route", "y")), request(1), {Domain: "other"}, request(1, of()), request(1, hits(1<<63, of("free", "x"))),
+		request(1, of("user", "x", "route", "y")), request(1), {Domain: "other"}, request(1, of()),
+		request(1, hits(1<<63, of("free", "x"))),
 	} {
 		data, err := proto.Marshal(req)
 		require.NoError(f, err)

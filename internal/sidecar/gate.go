@@ -9,6 +9,8 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/tap"
+
+	"github.com/tokenrefill/refiller/internal/sidecar/call"
 )
 
 // gate admits calls over gRPC.
@@ -23,7 +25,8 @@ const healthPrefix = "/grpc.health.v1.Health/"
 // tap bounds the time of a call before its request is read, since no interceptor
 // sees a request that never arrives in full.
 func (g *gate) tap(ctx context.Context, info *tap.Info) (context.Context, error) {
-	if strings.HasPrefix(info.FullMethodName, healthPrefix) || strings.HasPrefix(info.FullMethodName, "/grpc.reflection.") {
+	if strings.HasPrefix(info.FullMethodName, healthPrefix) ||
+		strings.HasPrefix(info.FullMethodName, "/grpc.reflection.") {
 		return ctx, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, g.longest)
@@ -37,7 +40,7 @@ func (g *gate) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, h
 	}
 	client := grpcClient(ctx)
 	if err := g.calls.enter(client); err != nil {
-		return nil, grpcError(err)
+		return nil, call.GRPCError(err)
 	}
 	defer g.calls.leave(client)
 	return handler(ctx, req)
@@ -48,7 +51,7 @@ func (g *gate) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, h
 func (g *gate) stream(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
 	client := grpcClient(ss.Context())
 	if err := g.calls.enter(client); err != nil {
-		return grpcError(err)
+		return call.GRPCError(err)
 	}
 	defer g.calls.leave(client)
 	ctx, cancel := context.WithCancel(ss.Context())

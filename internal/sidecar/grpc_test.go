@@ -18,6 +18,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	refillerv1 "github.com/tokenrefill/refiller/api/refiller/v1"
+	"github.com/tokenrefill/refiller/internal/sidecar/envoy"
 	"github.com/tokenrefill/refiller/lua"
 )
 
@@ -70,7 +71,8 @@ func TestBucketsOverGRPC(t *testing.T) {
 	require.True(t, all.GetOk())
 	require.EqualValues(t, 60, all.GetResults()[0].GetTaken())
 
-	held, err := c.Reserve(t.Context(), &refillerv1.ReserveRequest{Key: "llm", Tokens: proto.Int64(30), Ttl: durationpb.New(time.Hour)})
+	held, err := c.Reserve(t.Context(), &refillerv1.ReserveRequest{Key: "llm", Tokens: proto.Int64(30),
+		Ttl: durationpb.New(time.Hour)})
 	require.NoError(t, err)
 	require.True(t, held.GetResult().GetOk())
 	require.EqualValues(t, 10, held.GetResult().GetRemaining())
@@ -78,7 +80,8 @@ func TestBucketsOverGRPC(t *testing.T) {
 	r, err = c.Peek(t.Context(), &refillerv1.PeekRequest{Key: "llm"})
 	require.NoError(t, err)
 	require.EqualValues(t, 30, r.GetOutstanding())
-	denied, err := c.Reserve(t.Context(), &refillerv1.ReserveRequest{Key: "llm", Tokens: proto.Int64(11), Ttl: durationpb.New(time.Hour)})
+	denied, err := c.Reserve(t.Context(), &refillerv1.ReserveRequest{Key: "llm", Tokens: proto.Int64(11),
+		Ttl: durationpb.New(time.Hour)})
 	require.NoError(t, err)
 	require.False(t, denied.GetResult().GetOk())
 	require.Empty(t, denied.GetId())
@@ -90,7 +93,8 @@ func TestBucketsOverGRPC(t *testing.T) {
 		require.EqualValues(t, 35, settled.GetRemaining())
 		require.Equal(t, again, settled.GetAgain())
 	}
-	held, err = c.Reserve(t.Context(), &refillerv1.ReserveRequest{Key: "llm", Tokens: proto.Int64(35), Ttl: durationpb.New(time.Hour), Id: proto.String("job"), Overrun: refillerv1.Overrun_OVERRUN_DEBT})
+	held, err = c.Reserve(t.Context(), &refillerv1.ReserveRequest{Key: "llm", Tokens: proto.Int64(35),
+		Ttl: durationpb.New(time.Hour), Id: proto.String("job"), Overrun: refillerv1.Overrun_OVERRUN_DEBT})
 	require.NoError(t, err)
 	require.Equal(t, "job", held.GetId())
 	cancelled, err := c.Cancel(t.Context(), &refillerv1.CancelRequest{Key: "llm", Id: "job"})
@@ -150,42 +154,55 @@ func TestABadGRPCRequestHasItsCodeAndDoesNothing(t *testing.T) {
 		do   func() error
 		code codes.Code
 	}{
-		"no tokens":         {take("checkout", 0), codes.InvalidArgument},
-		"negative tokens":   {take("checkout", -1), codes.InvalidArgument},
-		"too many tokens":   {take("checkout", 1<<51), codes.InvalidArgument},
-		"no key":            {take("", 1), codes.InvalidArgument},
-		"huge key":          {take(strings.Repeat("k", 513), 1), codes.InvalidArgument},
-		"huge request":      {take(strings.Repeat("k", 70_000), 1), codes.ResourceExhausted},
-		"closing brace":     {take("check}out", 1), codes.InvalidArgument},
-		"unknown bucket":    {take("typo", 1), codes.NotFound},
-		"malformed bucket":  {take("other", 1), codes.FailedPrecondition},
-		"exceeds capacity":  {take("checkout", 4), codes.OutOfRange},
-		"no time":           {wait(0), codes.InvalidArgument},
-		"negative time":     {wait(-time.Second), codes.InvalidArgument},
-		"too long a time":   {wait(time.Minute + 1), codes.InvalidArgument},
-		"none of all":       {all(), codes.InvalidArgument},
-		"too many of all":   {all(make([]*refillerv1.Amount, 65)...), codes.InvalidArgument},
-		"no key among all":  {all(&refillerv1.Amount{Key: "checkout"}, &refillerv1.Amount{}), codes.InvalidArgument},
-		"a typo among all":  {all(&refillerv1.Amount{Key: "checkout"}, &refillerv1.Amount{Key: "typo"}), codes.NotFound},
-		"too much of all":   {all(&refillerv1.Amount{Key: "checkout", Tokens: proto.Int64(4)}), codes.OutOfRange},
-		"reserves forever":  {reserve("checkout", 25*time.Hour, nil), codes.InvalidArgument},
-		"reserves no time":  {reserve("checkout", 0, nil), codes.InvalidArgument},
-		"reserves nothing":  {reserve("checkout", time.Hour, func(r *refillerv1.ReserveRequest) { r.Tokens = proto.Int64(0) }), codes.InvalidArgument},
-		"reserves too much": {reserve("checkout", time.Hour, func(r *refillerv1.ReserveRequest) { r.Tokens = proto.Int64(4) }), codes.OutOfRange},
-		"empty id":          {reserve("checkout", time.Hour, func(r *refillerv1.ReserveRequest) { r.Id = proto.String("") }), codes.InvalidArgument},
-		"huge id":           {reserve("checkout", time.Hour, func(r *refillerv1.ReserveRequest) { r.Id = proto.String(strings.Repeat("i", 65)) }), codes.InvalidArgument},
-		"unknown overrun":   {reserve("checkout", time.Hour, func(r *refillerv1.ReserveRequest) { r.Overrun = 7 }), codes.InvalidArgument},
-		"reserves a typo":   {reserve("typo", time.Hour, nil), codes.NotFound},
-		"settles unsaid":    {settle("checkout", "job", nil), codes.InvalidArgument},
-		"settles negative":  {settle("checkout", "job", proto.Int64(-1)), codes.InvalidArgument},
-		"settles no id":     {settle("checkout", "", proto.Int64(1)), codes.InvalidArgument},
-		"settles not held":  {settle("checkout", "job", proto.Int64(1)), codes.NotFound},
+		"no tokens":        {take("checkout", 0), codes.InvalidArgument},
+		"negative tokens":  {take("checkout", -1), codes.InvalidArgument},
+		"too many tokens":  {take("checkout", 1<<51), codes.InvalidArgument},
+		"no key":           {take("", 1), codes.InvalidArgument},
+		"huge key":         {take(strings.Repeat("k", 513), 1), codes.InvalidArgument},
+		"huge request":     {take(strings.Repeat("k", 70_000), 1), codes.ResourceExhausted},
+		"closing brace":    {take("check}out", 1), codes.InvalidArgument},
+		"unknown bucket":   {take("typo", 1), codes.NotFound},
+		"malformed bucket": {take("other", 1), codes.FailedPrecondition},
+		"exceeds capacity": {take("checkout", 4), codes.OutOfRange},
+		"no time":          {wait(0), codes.InvalidArgument},
+		"negative time":    {wait(-time.Second), codes.InvalidArgument},
+		"too long a time":  {wait(time.Minute + 1), codes.InvalidArgument},
+		"none of all":      {all(), codes.InvalidArgument},
+		"too many of all":  {all(make([]*refillerv1.Amount, 65)...), codes.InvalidArgument},
+		"no key among all": {all(&refillerv1.Amount{Key: "checkout"}, &refillerv1.Amount{}), codes.InvalidArgument},
+		"a typo among all": {all(&refillerv1.Amount{Key: "checkout"}, &refillerv1.Amount{Key: "typo"}), codes.NotFound},
+		"too much of all":  {all(&refillerv1.Amount{Key: "checkout", Tokens: proto.Int64(4)}), codes.OutOfRange},
+		"reserves forever": {reserve("checkout", 25*time.Hour, nil), codes.InvalidArgument},
+		"reserves no time": {reserve("checkout", 0, nil), codes.InvalidArgument},
+		"reserves nothing": {reserve("checkout", time.Hour,
+			func(r *refillerv1.ReserveRequest) { r.Tokens = proto.Int64(0) }), codes.InvalidArgument},
+		"reserves too much": {reserve("checkout", time.Hour,
+			func(r *refillerv1.ReserveRequest) { r.Tokens = proto.Int64(4) }), codes.OutOfRange},
+		"empty id": {reserve("checkout", time.Hour, func(r *refillerv1.ReserveRequest) { r.Id = proto.String("") }),
+			codes.InvalidArgument},
+		"huge id": {reserve("checkout", time.Hour,
+			func(r *refillerv1.ReserveRequest) { r.Id = proto.String(strings.Repeat("i", 65)) }), codes.InvalidArgument},
+		"unknown overrun": {reserve("checkout", time.Hour, func(r *refillerv1.ReserveRequest) { r.Overrun = 7 }),
+			codes.InvalidArgument},
+		"reserves a typo":  {reserve("typo", time.Hour, nil), codes.NotFound},
+		"settles unsaid":   {settle("checkout", "job", nil), codes.InvalidArgument},
+		"settles negative": {settle("checkout", "job", proto.Int64(-1)), codes.InvalidArgument},
+		"settles no id":    {settle("checkout", "", proto.Int64(1)), codes.InvalidArgument},
+		"settles not held": {settle("checkout", "job", proto.Int64(1)), codes.NotFound},
 		"cancels not held": {func() error {
 			_, err := c.Cancel(t.Context(), &refillerv1.CancelRequest{Key: "checkout", Id: "job"})
 			return err
 		}, codes.NotFound},
-		"returns to a typo": {func() error { _, err := c.Return(t.Context(), &refillerv1.ReturnRequest{Key: "typo"}); return err }, codes.NotFound},
-		"peeks at a typo":   {func() error { _, err := c.Peek(t.Context(), &refillerv1.PeekRequest{Key: "typo"}); return err }, codes.NotFound},
+		"returns to a typo": {func() error {
+			_, err := c.Return(t.Context(),
+				&refillerv1.ReturnRequest{Key: "typo"})
+			return err
+		}, codes.NotFound},
+		"peeks at a typo": {func() error {
+			_, err := c.Peek(t.Context(),
+				&refillerv1.PeekRequest{Key: "typo"})
+			return err
+		}, codes.NotFound},
 	} {
 		err := call.do()
 		require.Equal(t, call.code, status.Code(err), "%s: %v", name, err)
@@ -214,7 +231,7 @@ func TestHealthAndReflectionKnowTheServices(t *testing.T) {
 	b := start(t, func(o *Options, b *bench) { o.Envoy = edgeLimits(t, b) })
 	conn := b.dial()
 	health := healthpb.NewHealthClient(conn)
-	services := []string{"refiller.v1.Buckets", "envoy.service.ratelimit.v3.RateLimitService"}
+	services := []string{"refiller.v1.Buckets", "refiller.v1.Limits", "envoy.service.ratelimit.v3.RateLimitService"}
 	for _, name := range append(services, "") {
 		r, err := health.Check(t.Context(), &healthpb.HealthCheckRequest{Service: name})
 		require.NoError(t, err, name)
@@ -239,7 +256,9 @@ func TestHealthAndReflectionKnowTheServices(t *testing.T) {
 	}
 	require.Subset(t, listed, append(services, "grpc.health.v1.Health"))
 	files := ask(&reflectionpb.ServerReflectionRequest{
-		MessageRequest: &reflectionpb.ServerReflectionRequest_FileContainingSymbol{FileContainingSymbol: "refiller.v1.Buckets"},
+		MessageRequest: &reflectionpb.ServerReflectionRequest_FileContainingSymbol{
+			FileContainingSymbol: "refiller.v1.Buckets",
+		},
 	}).GetFileDescriptorResponse().GetFileDescriptorProto()
 	require.NotEmpty(t, files)
 	var file descriptorpb.FileDescriptorProto
@@ -256,13 +275,13 @@ func TestHealthAndReflectionKnowTheServices(t *testing.T) {
 func TestATakeLeavesToOthersWhatItIsTold(t *testing.T) {
 	t.Parallel()
 	b := start(t, func(o *Options, b *bench) {
-		limits, err := ParseRateLimits(map[string][]byte{"batch.yaml": []byte(`
+		limits, err := envoy.Parse(map[string][]byte{"batch.yaml": []byte(`
 domain: edge
 descriptors:
   - key: class
     value: batch
     rate_limit: {bucket: llm, leave: 20%}
-`)}, Windows{Redis: b.rdb, Deadline: patience})
+`)}, envoy.NewWindows(b.rdb, patience))
 		require.NoError(t, err)
 		o.Envoy = limits
 	})
@@ -279,13 +298,16 @@ descriptors:
 		require.NoError(t, err)
 		require.False(t, r.GetOk(), leave)
 		require.Positive(t, r.GetRetryAfter().AsDuration())
-		all, err := c.TakeAll(t.Context(), &refillerv1.TakeAllRequest{Requests: []*refillerv1.Amount{{Key: "llm", Tokens: proto.Int64(10)}}, Leave: leave})
+		all, err := c.TakeAll(t.Context(), &refillerv1.TakeAllRequest{Requests: []*refillerv1.Amount{{Key: "llm",
+			Tokens: proto.Int64(10)}}, Leave: leave})
 		require.NoError(t, err)
 		require.False(t, all.GetOk())
-		held, err := c.Reserve(t.Context(), &refillerv1.ReserveRequest{Key: "llm", Tokens: proto.Int64(10), Ttl: durationpb.New(time.Hour), Leave: leave})
+		held, err := c.Reserve(t.Context(), &refillerv1.ReserveRequest{Key: "llm", Tokens: proto.Int64(10),
+			Ttl: durationpb.New(time.Hour), Leave: leave})
 		require.NoError(t, err)
 		require.False(t, held.GetResult().GetOk())
-		w, err := c.Wait(t.Context(), &refillerv1.WaitRequest{Key: "llm", Tokens: proto.Int64(10), Timeout: durationpb.New(time.Second), Leave: leave})
+		w, err := c.Wait(t.Context(), &refillerv1.WaitRequest{Key: "llm", Tokens: proto.Int64(10),
+			Timeout: durationpb.New(time.Second), Leave: leave})
 		require.NoError(t, err)
 		require.False(t, w.GetOk())
 		for _, path := range []string{"/v1/take", "/v1/wait", "/v1/reserve"} {
@@ -296,7 +318,8 @@ descriptors:
 			answer := b.post(path, `{"key":"llm","tokens":10,"leave":"`+leave+`"`+extra+`}`)
 			require.Equal(t, false, answer.json(t)["ok"], "%s: %s", path, answer.body)
 		}
-		require.Equal(t, false, b.post("/v1/take-all", `{"requests":[{"key":"llm","tokens":10}],"leave":"`+leave+`"}`).json(t)["ok"])
+		require.Equal(t, false, b.post("/v1/take-all",
+			`{"requests":[{"key":"llm","tokens":10}],"leave":"`+leave+`"}`).json(t)["ok"])
 	}
 	require.Equal(t, codeOK, should(t, envoy, request(10, of("class", "batch"))).GetOverallCode())
 	require.Equal(t, over, should(t, envoy, request(1, of("class", "batch"))).GetOverallCode())

@@ -4,23 +4,38 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"net"
 	"os"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
+
+	"github.com/tokenrefill/refiller/internal/fields"
 )
 
 const unixPrefix = "unix:"
 
 // listen opens an address, host:port or unix:/path, whose connections count for
 // their clients.
-func listen(address string, conns *clients) (net.Listener, error) {
+func listen(address string, conns *clients) (*listener, error) {
 	ln, err := open(address)
 	if err != nil {
 		return nil, fmt.Errorf("sidecar: listen on %s: %w", address, err)
 	}
-	return &listener{Listener: ln, conns: conns}, nil
+	return &listener{Listener: ln, conns: conns, open: make(map[*conn]bool)}, nil
+}
+
+// isAddress reports whether text is an address to listen on.
+func isAddress(text string) bool {
+	if path, isUnix := strings.CutPrefix(text, unixPrefix); isUnix {
+		return path != ""
+	}
+	host, port, err := net.SplitHostPort(text)
+	_, badPort := strconv.ParseUint(port, 10, 16)
+	return err == nil && badPort == nil && (host == "" || fields.IsHost(host))
 }
 
 func open(address string) (net.Listener, error) {
@@ -55,6 +70,9 @@ func stale(path string) bool {
 type listener struct {
 	net.Listener
 	conns *clients
+
+	mu   sync.Mutex
+	open map[*conn]bool
 }
 
 func (l *listener) Accept() (net.Conn, error) {
@@ -68,7 +86,27 @@ func (l *listener) Accept() (net.Conn, error) {
 			_ = c.Close()
 			continue
 		}
-		return &conn{Conn: c, addr: clientAddr{c.RemoteAddr(), client}, leave: sync.OnceFunc(func() { l.conns.leave(client) })}, nil
+		served := &conn{Conn: c, addr: clientAddr{c.RemoteAddr(), client}}
+		served.leave = sync.OnceFunc(func() {
+			l.conns.leave(client)
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			delete(l.open, served)
+		})
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.open[served] = true
+		return served, nil
+	}
+}
+
+// hangUp closes the connections.
+func (l *listener) hangUp() {
+	l.mu.Lock()
+	open := slices.Collect(maps.Keys(l.open))
+	l.mu.Unlock()
+	for _, c := range open {
+		_ = c.Close() // it may be closed already
 	}
 }
 

@@ -10,6 +10,8 @@ import (
 	"github.com/hashicorp/go-hclog"
 
 	"github.com/tokenrefill/refiller/fetch"
+	"github.com/tokenrefill/refiller/internal/sidecar/envoy"
+	"github.com/tokenrefill/refiller/internal/sidecar/limits"
 )
 
 // ErrOptions is returned for options that are out of range; the error names each
@@ -20,7 +22,11 @@ var ErrOptions = errors.New("sidecar: bad options")
 type Options struct {
 	Client *fetch.Client
 	// Envoy is what Envoy's rate limit service answers by; nil: no such service.
-	Envoy *RateLimits
+	Envoy *envoy.Limits
+	// Named are the limits by name; nil: none.
+	Named *limits.Set
+	// Deadline is how long a call to a named limit may take; 0 means fetch.DefaultTimeout.
+	Deadline time.Duration
 	// HTTP and GRPC are addresses, host:port or unix:/path; at least one.
 	HTTP, GRPC []string
 	// Admin are addresses for plain HTTP that answer probes and metrics and nothing
@@ -72,7 +78,7 @@ func DefaultLimits() Limits {
 // DefaultDrain ends within the 30 seconds that Kubernetes gives a pod.
 func DefaultDrain() Drain { return Drain{Timeout: 15 * time.Second} }
 
-// Validate reports every option that is out of range.
+// Validate reports every option that is out of range, by the flags of "consumer serve".
 func (o Options) Validate() error {
 	var errs []error
 	bad := func(ok bool, format string, args ...any) {
@@ -80,16 +86,26 @@ func (o Options) Validate() error {
 			errs = append(errs, fmt.Errorf("%w: %s", ErrOptions, fmt.Sprintf(format, args...)))
 		}
 	}
-	bad(o.Client != nil, "the client is nil")
+	within := func(flag string, n, least, most int) {
+		bad(n >= least && n <= most, "%s %d: want %d to %d", flag, n, least, most)
+	}
+	between := func(flag string, d, least, most time.Duration) {
+		bad(d >= least && d <= most, "%s %s: want %s to %s", flag, d, least, most)
+	}
 	bad(len(o.HTTP)+len(o.GRPC) > 0, "no address: want one for HTTP or gRPC at least")
 	bad(o.Envoy == nil || len(o.GRPC) > 0, "rate limits for envoy want an address for gRPC")
+	for flag, addresses := range map[string][]string{"--http": o.HTTP, "--grpc": o.GRPC, "--admin": o.Admin} {
+		for _, a := range addresses {
+			bad(isAddress(a), "%s %q: want host:port with a port from 0 to 65535, or unix:/path", flag, a)
+		}
+	}
 	l, d := o.Limits, o.Drain
-	bad(l.Calls >= 1 && l.Calls <= 1<<16, "calls of a client: %d is not from 1 to %d", l.Calls, 1<<16)
-	bad(l.Connections >= 1 && l.Connections <= 1<<16, "connections of a client: %d is not from 1 to %d", l.Connections, 1<<16)
-	bad(l.Body >= 1<<10 && l.Body <= 4<<20, "request size: %d bytes is not from %d to %d", l.Body, 1<<10, 4<<20)
-	bad(l.Wait >= time.Millisecond && l.Wait <= time.Hour, "longest wait: %s is not from 1ms to 1h", l.Wait)
-	bad(l.Patience >= 10*time.Millisecond && l.Patience <= time.Hour, "patience: %s is not from 10ms to 1h", l.Patience)
-	bad(d.Delay >= 0 && d.Delay <= time.Hour, "drain delay: %s is not from 0 to 1h", d.Delay)
-	bad(d.Timeout >= 0 && d.Timeout <= time.Hour, "drain timeout: %s is not from 0 to 1h", d.Timeout)
+	within("--client-calls", l.Calls, 1, 1<<16)
+	within("--client-connections", l.Connections, 1, 1<<16)
+	within("--max-request", l.Body, 1<<10, 4<<20)
+	between("--max-wait", l.Wait, time.Millisecond, time.Hour)
+	between("--drain-delay", d.Delay, 0, time.Hour)
+	between("--drain-timeout", d.Timeout, 0, time.Hour)
+	between("--client-timeout", l.Patience, 10*time.Millisecond, time.Hour)
 	return errors.Join(errs...)
 }

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
@@ -21,6 +22,11 @@ import (
 	"google.golang.org/grpc/reflection"
 
 	refillerv1 "github.com/tokenrefill/refiller/api/refiller/v1"
+	"github.com/tokenrefill/refiller/fetch"
+	"github.com/tokenrefill/refiller/internal/sidecar/envoy"
+	"github.com/tokenrefill/refiller/internal/sidecar/grpcapi"
+	"github.com/tokenrefill/refiller/internal/sidecar/httpapi"
+	"github.com/tokenrefill/refiller/internal/sidecar/limits"
 )
 
 const maxHeader = 16 << 10
@@ -29,16 +35,19 @@ const maxHeader = 16 << 10
 type Server struct {
 	opts       Options
 	log        hclog.Logger
-	httpLns    []net.Listener
-	adminLns   []net.Listener
-	grpcLns    []net.Listener
+	httpLns    []*listener
+	adminLns   []*listener
+	grpcLns    []*listener
 	calls      *clients
 	health     *health.Server
 	http       *http.Server
 	admin      *http.Server
 	grpc       *grpc.Server
+	envoy      *envoy.Server // nil: none
+	limits     atomic.Pointer[limits.Set]
 	draining   context.Context
 	startDrain context.CancelFunc
+	sleep      func(time.Duration)
 }
 
 // Listen opens the addresses. Connections wait until Run accepts them.
@@ -46,16 +55,24 @@ func Listen(opts Options) (*Server, error) {
 	if opts.Logger == nil {
 		opts.Logger = hclog.NewNullLogger()
 	}
+	if opts.Client == nil {
+		return nil, fmt.Errorf("%w: the client is nil", ErrOptions)
+	}
 	if err := opts.Validate(); err != nil {
 		return nil, err
 	}
-	s := &Server{opts: opts, log: opts.Logger, calls: newClients(opts.Limits.Calls), health: health.NewServer()}
+	if opts.Deadline == 0 {
+		opts.Deadline = fetch.DefaultTimeout
+	}
+	s := &Server{opts: opts, log: opts.Logger, calls: newClients(opts.Limits.Calls), health: health.NewServer(),
+		sleep: time.Sleep}
+	s.limits.Store(opts.Named)
 	s.draining, s.startDrain = context.WithCancel(context.Background())
 	conns := newClients(opts.Limits.Connections)
 	var errs []error
 	for _, group := range []struct {
 		addresses []string
-		listeners *[]net.Listener
+		listeners *[]*listener
 	}{{opts.HTTP, &s.httpLns}, {opts.Admin, &s.adminLns}, {opts.GRPC, &s.grpcLns}} {
 		for _, a := range group.addresses {
 			ln, err := listen(a, conns)
@@ -70,11 +87,24 @@ func Listen(opts Options) (*Server, error) {
 		s.closeListeners()
 		return nil, err
 	}
-	front := newFront(opts.Client, opts.Limits, s.calls, func() bool { return s.draining.Err() != nil }, s.log)
-	front.metrics = opts.Metrics
-	s.http, s.admin = s.newHTTP(front, opts.TLS), s.newHTTP(http.HandlerFunc(front.serveAdmin), nil)
+	api := httpapi.New(httpapi.Config{
+		Client: opts.Client, Limits: s.door(), Body: opts.Limits.Body, Wait: opts.Limits.Wait,
+		Patience: opts.Limits.Patience, Logger: s.log,
+	})
+	s.http = s.newHTTP(s.own(s.admit(api)), opts.TLS)
+	s.admin = s.newHTTP(s.own(http.HandlerFunc(s.nothing)), nil)
 	s.grpc = s.newGRPC()
 	return s, nil
+}
+
+// UseEnvoy puts other limits for Envoy in force, where Options.Envoy has had some.
+func (s *Server) UseEnvoy(limits *envoy.Limits) { s.envoy.Use(limits) }
+
+// UseLimits puts other named limits in force.
+func (s *Server) UseLimits(named *limits.Set) { s.limits.Store(named) }
+
+func (s *Server) door() limits.Door {
+	return limits.Door{InForce: s.limits.Load, Deadline: s.opts.Deadline}
 }
 
 // HTTPAddrs are the addresses for HTTP, in the order of the options.
@@ -86,7 +116,7 @@ func (s *Server) AdminAddrs() []net.Addr { return addrs(s.adminLns) }
 // GRPCAddrs are the addresses for gRPC, in the order of the options.
 func (s *Server) GRPCAddrs() []net.Addr { return addrs(s.grpcLns) }
 
-func addrs(lns []net.Listener) []net.Addr {
+func addrs(lns []*listener) []net.Addr {
 	out := make([]net.Addr, len(lns))
 	for i, ln := range lns {
 		out[i] = ln.Addr()
@@ -135,12 +165,14 @@ func (s *Server) newGRPC() *grpc.Server {
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
 	}
 	if s.opts.TLS != nil {
-		opts = append(opts, grpc.Creds(perListener{credentials.NewTLS(s.opts.TLS)}))
+		opts = append(opts, grpc.Creds(perListener{credentials.NewTLS(s.opts.TLS), s.log}))
 	}
 	srv := grpc.NewServer(opts...)
-	refillerv1.RegisterBucketsServer(srv, &bucketsServer{client: s.opts.Client, limits: l})
+	refillerv1.RegisterBucketsServer(srv, &grpcapi.Buckets{Client: s.opts.Client, Longest: l.Wait})
+	refillerv1.RegisterLimitsServer(srv, &grpcapi.Limits{Door: s.door()})
 	if s.opts.Envoy != nil {
-		rls.RegisterRateLimitServiceServer(srv, newEnvoyServer(s.opts.Envoy, s.opts.Client, s.log))
+		s.envoy = envoy.NewServer(s.opts.Envoy, s.opts.Client, s.log)
+		rls.RegisterRateLimitServiceServer(srv, s.envoy)
 	}
 	healthpb.RegisterHealthServer(srv, s.health)
 	for name := range srv.GetServiceInfo() {
@@ -153,6 +185,7 @@ func (s *Server) newGRPC() *grpc.Server {
 // perListener leaves Unix sockets plain.
 type perListener struct {
 	credentials.TransportCredentials
+	log hclog.Logger
 }
 
 // ServerHandshake implements credentials.TransportCredentials.
@@ -160,7 +193,11 @@ func (p perListener) ServerHandshake(c net.Conn) (net.Conn, credentials.AuthInfo
 	if c.LocalAddr().Network() == "unix" {
 		return c, nil, nil
 	}
-	return p.TransportCredentials.ServerHandshake(c)
+	secured, info, err := p.TransportCredentials.ServerHandshake(c)
+	if err != nil {
+		p.log.Debug("TLS handshake failed", "protocol", "grpc", "address", c.RemoteAddr().String(), "error", err)
+	}
+	return secured, info, err
 }
 
 // Run serves until ctx ends, then drains, as the package says. It returns an
@@ -207,9 +244,7 @@ func (s *Server) drain(delay time.Duration) {
 	s.log.Info("draining", "delay", delay, "timeout", s.opts.Drain.Timeout)
 	s.health.Shutdown()
 	s.startDrain()
-	if delay > 0 {
-		time.Sleep(delay)
-	}
+	s.sleep(delay)
 	within, cancel := context.WithTimeout(context.Background(), s.opts.Drain.Timeout)
 	defer cancel()
 	var closing sync.WaitGroup
@@ -219,7 +254,12 @@ func (s *Server) drain(delay time.Duration) {
 		}
 	})
 	closing.Go(func() {
-		defer context.AfterFunc(within, s.grpc.Stop)()
+		defer context.AfterFunc(within, func() {
+			for _, ln := range s.grpcLns { // Stop would wait for who says nothing
+				ln.hangUp()
+			}
+			s.grpc.Stop()
+		})()
 		s.grpc.GracefulStop()
 	})
 	closing.Wait()

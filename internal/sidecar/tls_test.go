@@ -13,7 +13,7 @@ import (
 
 	refillerv1 "github.com/tokenrefill/refiller/api/refiller/v1"
 	"github.com/tokenrefill/refiller/internal/credential"
-	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
 )
 
 func httpsClient(t *testing.T, config *tls.Config) *http.Client {
@@ -46,7 +46,8 @@ func TestMutualTLSAdmitsOnlyCertificatesOfTheAuthority(t *testing.T) {
 
 	r := send(t, httpsClient(t, good), http.MethodPost, url, body)
 	require.Equal(t, http.StatusOK, r.status, string(r.body))
-	_, err := refillerv1.NewBucketsClient(b.dial(grpc.WithTransportCredentials(credentials.NewTLS(good)))).Take(t.Context(), request)
+	_, err := refillerv1.NewBucketsClient(b.dial(grpc.WithTransportCredentials(credentials.NewTLS(good)))).Take(
+		t.Context(), request)
 	require.NoError(t, err)
 	require.EqualValues(t, 8, b.tokens("checkout"))
 
@@ -59,7 +60,8 @@ func TestMutualTLSAdmitsOnlyCertificatesOfTheAuthority(t *testing.T) {
 			_ = res.Body.Close()
 		}
 		require.Error(t, err, name)
-		_, err = refillerv1.NewBucketsClient(b.dial(grpc.WithTransportCredentials(credentials.NewTLS(config)))).Take(t.Context(), request)
+		_, err = refillerv1.NewBucketsClient(b.dial(grpc.WithTransportCredentials(credentials.NewTLS(config)))).Take(
+			t.Context(), request)
 		require.Error(t, err, name)
 	}
 	_, err = refillerv1.NewBucketsClient(b.dial()).Take(t.Context(), request)
@@ -99,5 +101,6 @@ func TestACertificateNamesItsClientWhereverItConnectsFrom(t *testing.T) {
 	named := clientOf(plain, state())
 	require.Equal(t, named, clientOf(clientAddr{&net.TCPAddr{}, "address 127.0.0.2"}, state()))
 	require.NotEqual(t, named, clientOf(plain, nil))
-	require.Equal(t, "address 127.0.0.1", clientOf(plain, &tls.ConnectionState{}), "a certificate that nobody verified names nobody")
+	require.Equal(t, "address 127.0.0.1", clientOf(plain, &tls.ConnectionState{}),
+		"a certificate that nobody verified names nobody")
 }

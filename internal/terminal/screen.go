@@ -61,6 +61,21 @@ func Text(s string) string {
 	return s
 }
 
+// printable is text with line feeds and without any other character that can't be printed, which is escaped instead.
+func printable(text string) string {
+	var b strings.Builder
+	for i, r := range text {
+		if size := utf8.RuneLen(r); r == '\n' || strconv.IsPrint(r) && r != utf8.RuneError {
+			b.WriteString(text[i : i+size])
+			continue
+		}
+		_, size := utf8.DecodeRuneInString(text[i:])
+		quoted := strconv.Quote(text[i : i+size])
+		b.WriteString(quoted[1 : len(quoted)-1])
+	}
+	return b.String()
+}
+
 // Cut shortens a line to width columns, with an ellipsis; a number is left out as a whole, so that none is read that
 // isn't there. Escape sequences take no room and stay. A width of 0 cuts nothing.
 func Cut(line string, width int) string {
@@ -92,10 +107,10 @@ func Flow(items []string, separator string, width int) []string {
 	return lines
 }
 
-// Wrap breaks text into lines of at most width columns, between words as far as it can. A width of 0 breaks nothing.
+// Wrap breaks text into lines of at most width columns, between words as far as it can. A width of 0 is no limit.
 func Wrap(text string, width int) []string {
 	if width <= 0 {
-		return []string{text}
+		return strings.Split(text, "\n")
 	}
 	lines := strings.Split(ansi.Wrap(text, width, " "), "\n")
 	for i := range lines {

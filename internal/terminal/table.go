@@ -3,6 +3,7 @@ package terminal
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"github.com/charmbracelet/x/ansi"
@@ -80,24 +81,30 @@ func (t *Table) headed() bool {
 	return false
 }
 
-// fit finds the widths of the columns; one that is left out has 0.
+// fit finds the widths of the columns; one that is left out has 0. Texts are cut before a column is left out, and have
+// the room of one that is.
 func (t *Table) fit(rows []row, width int) []int {
-	widths := make([]int, len(t.columns))
+	whole := make([]int, len(t.columns))
 	for _, r := range rows {
 		for i, cell := range r.cells {
-			widths[i] = max(widths[i], ansi.StringWidth(cell))
+			whole[i] = max(whole[i], ansi.StringWidth(cell))
 		}
 	}
-	for width > 0 && total(widths) > width {
-		if widest := t.widestText(widths); widest >= 0 {
+	for {
+		widths := slices.Clone(whole)
+		for width > 0 && total(widths) > width {
+			widest := t.widestText(widths)
+			if widest < 0 {
+				break
+			}
 			widths[widest]--
-		} else if spare := t.mostSpare(widths); spare >= 0 {
-			widths[spare] = 0
-		} else {
-			break
 		}
+		spare := t.mostSpare(whole)
+		if width <= 0 || total(widths) <= width || spare < 0 {
+			return widths
+		}
+		whole[spare] = 0
 	}
-	return widths
 }
 
 // widestText is the widest column that may be cut further, -1 if there is none.
@@ -156,8 +163,9 @@ func (t *Table) line(r row, widths []int) string {
 // Pair is a name and what is said of it.
 type Pair struct{ Name, Text string }
 
-// WritePairs writes pairs as a list within width columns, 0 for as many as it takes: names to the left, and texts, which
-// are broken between words, beside them. A pair without a name goes on with the one before.
+// WritePairs writes pairs as a list within width columns, 0 for as many as it takes: names to the left, and texts,
+// which are broken between words, beside them. A pair without a name goes on with the one before. What can't be printed
+// is escaped.
 func WritePairs(w io.Writer, width int, pairs []Pair) error {
 	names := 0
 	for _, p := range pairs {
@@ -170,7 +178,7 @@ func WritePairs(w io.Writer, width int, pairs []Pair) error {
 		if width > 0 {
 			room = max(minWidth, width-names-gap)
 		}
-		b.WriteString(strings.Join(Wrap(p.Text, room), "\n"+strings.Repeat(" ", names+gap)))
+		b.WriteString(strings.Join(Wrap(printable(p.Text), room), "\n"+strings.Repeat(" ", names+gap)))
 		b.WriteByte('\n')
 	}
 	_, err := io.WriteString(w, b.String())

@@ -37,7 +37,8 @@ func TestTextQuotesWhatCannotBePrinted(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]string{
 		"user:42": "user:42", "日本語": "日本語", "a b": "a b", `a"b`: `a"b`,
-		"a\x1b[31mb": `"a\x1b[31mb"`, "a\nb": `"a\nb"`, "\xff": `"\xff"`, "a\u202eb": `"a\u202eb"`, "\u009b31m": `"\u009b31m"`,
+		"a\x1b[31mb": `"a\x1b[31mb"`, "a\nb": `"a\nb"`, "\xff": `"\xff"`, "a\u202eb": `"a\u202eb"`,
+		"\u009b31m": `"\u009b31m"`,
 	} {
 		require.Equal(t, want, terminal.Text(text))
 	}
@@ -70,7 +71,8 @@ func TestATableCutsTextsFirstThenLeavesColumnsOut(t *testing.T) {
 		"BUCKET               TOKENS  INDEX    AGE\n"+
 		"checkout:europe:42  1234567     99   5 ms\n"+
 		"b                         3      1  70 ms\n"+
-		"c                   WRONGTYPE its key holds a list of 1234567890 elements\n", written(t, buckets("checkout:europe:42"), 0))
+		"c                   WRONGTYPE its key holds a list of 1234567890 elements\n",
+		written(t, buckets("checkout:europe:42"), 0))
 	require.Equal(t, ""+
 		"BUCKET       TOKENS  INDEX    AGE\n"+
 		"checkout:…  1234567     99   5 ms\n"+
@@ -102,6 +104,14 @@ func TestPairsStandBesideEachOther(t *testing.T) {
 	require.Equal(t, "redis  one two three four five six\n       more\nat     7\n", out.String())
 }
 
+func TestPairsShowNoControlCharacters(t *testing.T) {
+	t.Parallel()
+	var out strings.Builder
+	pairs := []terminal.Pair{{"alive", "a\x1b[31mb leads, \x9b é → \xff"}, {"error", "one\ntwo"}}
+	require.NoError(t, terminal.WritePairs(&out, 0, pairs))
+	require.Equal(t, "alive  a\\x1b[31mb leads, \\x9b é → \\xff\nerror  one\n       two\n", out.String())
+}
+
 func TestATableFitsEveryWidthItCan(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
@@ -124,4 +134,14 @@ func TestWhatIsNoTerminalHasNoWidthAndNoColors(t *testing.T) {
 	require.False(t, s.Rewrites())
 	require.False(t, s.Colors())
 	require.Zero(t, s.Width())
+}
+
+func TestSparkDrawsPartsOfAWhole(t *testing.T) {
+	t.Parallel()
+	var parts []*float64
+	for _, p := range []float64{0, 0.07, 0.08, 0.5, 0.92, 0.93, 1, -1, 2} {
+		parts = append(parts, &p)
+	}
+	require.Equal(t, "▁▁▂▅▇██▁█·", terminal.Spark(append(parts, nil)))
+	require.Empty(t, terminal.Spark(nil))
 }

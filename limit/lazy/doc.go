@@ -19,11 +19,5 @@
 // instant is earlier, in the fractions of the rate. A change of the policy keeps
 // the time until the bucket is full; of the rate, to the millisecond.
 //
-// # Use
-//
-// [New] makes a Limiter on Redis, single, Sentinel or Cluster; [NewLocal] one
-// for a single process, which behaves alike. All methods are safe for
-// concurrent use. A call costs one script call, which is sent once: after an
-// error that is [fetch.ErrUnavailable] the tokens may have been taken. A call
-// ends when its context does, whatever the options of the Redis client.
+// Package limit says what its Limiter has in common with the others.
 package lazy

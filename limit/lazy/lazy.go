@@ -24,7 +24,7 @@ var ErrConfig = errors.New("lazy: bad config")
 // Config is how much a bucket holds and earns.
 type Config struct {
 	// Name tells limits apart that share their keys: at most 64 letters, digits
-	// and _ . -. With a name, {K}:lazy becomes {K}:lazy:name.
+	// and _ . - / :. With a name, {K}:lazy becomes {K}:lazy:name.
 	Name string
 	// Capacity is the most tokens a bucket holds, at least 1. The product of
 	// Capacity and Rate.Per, in µs and with the rate in lowest terms, is at most
@@ -40,7 +40,8 @@ func (c Config) Rule() (decide.Rule, error) {
 		return decide.Rule{}, err
 	}
 	if c.Capacity < 1 || c.Capacity > policy.MaxTokens {
-		return decide.Rule{}, fmt.Errorf("capacity: %d is not a whole number from 1 to %d", c.Capacity, int64(policy.MaxTokens))
+		return decide.Rule{}, fmt.Errorf("capacity: %d is not a whole number from 1 to %d; to have no limit, use no limiter",
+			c.Capacity, int64(policy.MaxTokens))
 	}
 	s, err := decide.NewSpacing(c.Rate, c.Capacity)
 	if err != nil {
@@ -48,7 +49,7 @@ func (c Config) Rule() (decide.Rule, error) {
 	}
 	r := decide.Rule{
 		Name: c.Name, Kind: "lazy", Suffix: "lazy", Source: source, Args: [3]int64{s.Tokens, s.Per, c.Capacity},
-		Limit: c.Capacity, Window: s.For(c.Capacity),
+		Limit: c.Capacity, Window: s.For(c.Capacity), Text: fmt.Sprintf("%d, then %s", c.Capacity, c.Rate),
 	}
 	return decide.WithModel(r, newModel(r)), nil
 }
@@ -64,7 +65,10 @@ func (c Config) DrainTime() time.Duration {
 }
 
 // Limiter answers for any number of buckets with one Config.
-type Limiter struct{ core decide.Limiter }
+type Limiter struct {
+	core decide.Limiter
+	fill time.Duration // from one token to all, rounded down
+}
 
 // New makes a Limiter on Redis. It sends nothing. The errors are ErrConfig.
 func New(rdb redis.UniversalClient, cfg Config) (*Limiter, error) {
@@ -81,7 +85,8 @@ func newLimiter(core decide.Limiter, err error) (*Limiter, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrConfig, err)
 	}
-	return &Limiter{core}, nil
+	a := core.Rule.Args
+	return &Limiter{core, time.Duration((a[2]-1)*a[1]/a[0]) * time.Microsecond}, nil
 }
 
 // Take takes n tokens, 1 to the capacity, all or nothing. Its option is fetch.WithTimeout. A denial is a result and
@@ -105,6 +110,21 @@ func (l *Limiter) Return(ctx context.Context, key string, n int64, opts ...fetch
 	_, err := l.core.Do(ctx, key, decide.Return, n, opts)
 	return err
 }
+
+// Next is how long after a take or peek with the result r its bucket has a token again, if nobody else takes any: 0 if
+// it has one. So a caller that was admitted knows when to come again; a denied one has RetryAfter.
+func (l *Limiter) Next(r fetch.Result) time.Duration {
+	if r.Remaining > 0 {
+		return 0
+	}
+	return max(0, r.ResetAfter-l.fill)
+}
+
+// Reset makes the bucket of a key full.
+func (l *Limiter) Reset(ctx context.Context, key string) error { return l.core.Reset(ctx, key) }
+
+// String is the limit as people say it, such as "60, then 10/s".
+func (l *Limiter) String() string { return l.core.Rule.Text }
 
 // Window is the time in which an empty bucket fills.
 func (l *Limiter) Window() time.Duration { return l.core.Rule.Window }

@@ -1,7 +1,8 @@
 
--- lazy: a bucket credited when it is asked. Its numbers: a rate of tokens per per_us, in lowest terms, and the capacity.
--- The key holds the instant at which the bucket is full. What the bucket lacks is the credit of the time until then, so a
--- full bucket is no key, and time that passes while it is full brings nothing.
+-- lazy: a bucket credited when it is asked. Its numbers: a rate of tokens per per_us, in lowest terms, and the
+-- capacity.
+-- The key holds the instant at which the bucket is full. What the bucket lacks is the credit of the time until then, so
+-- a full bucket is no key, and time that passes while it is full brings nothing.
 rules.lazy = function(key, what, n, now, tokens, per_us, capacity)
   local full = capacity * per_us
   local lacks = ahead(key, now, tokens, full)

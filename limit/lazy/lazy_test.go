@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tokenrefill/refiller/fetch"
-	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
 	"github.com/tokenrefill/refiller/limit/internal/limittest"
 	"github.com/tokenrefill/refiller/limit/lazy"
 	"github.com/tokenrefill/refiller/lua"
@@ -40,10 +40,22 @@ func take(t *testing.T, l *lazy.Limiter, n int64) fetch.Result {
 func TestABucketIsCreditedWhenItIsAsked(t *testing.T) {
 	t.Parallel()
 	l, clock := local(t, lazy.Config{Capacity: 60, Rate: policy.PerSecond(1)})
-	require.Equal(t, fetch.Result{OK: true, Taken: 50, Remaining: 10, Limit: 60, ResetAfter: 50 * time.Second}, take(t, l, 50))
-	require.Equal(t, fetch.Result{Remaining: 10, Limit: 60, RetryAfter: 5 * time.Second, ResetAfter: 50 * time.Second}, take(t, l, 15))
+	require.Equal(
+		t,
+		fetch.Result{OK: true, Taken: 50, Remaining: 10, Limit: 60, ResetAfter: 50 * time.Second},
+		take(t, l, 50),
+	)
+	require.Equal(
+		t,
+		fetch.Result{Remaining: 10, Limit: 60, RetryAfter: 5 * time.Second, ResetAfter: 50 * time.Second},
+		take(t, l, 15),
+	)
 	clock.Add(5*time.Second - time.Microsecond)
-	require.Equal(t, fetch.Result{Remaining: 14, Limit: 60, RetryAfter: time.Microsecond, ResetAfter: 45*time.Second + time.Microsecond}, take(t, l, 15))
+	require.Equal(
+		t,
+		fetch.Result{Remaining: 14, Limit: 60, RetryAfter: time.Microsecond, ResetAfter: 45*time.Second + time.Microsecond},
+		take(t, l, 15),
+	)
 	clock.Add(time.Microsecond)
 	require.True(t, take(t, l, 15).OK)
 	require.False(t, take(t, l, 1).OK)
@@ -53,6 +65,24 @@ func TestABucketIsCreditedWhenItIsAsked(t *testing.T) {
 	r, err := l.Peek(t.Context(), "K")
 	require.NoError(t, err)
 	require.Equal(t, fetch.Result{OK: true, Remaining: 60, Limit: 60}, r, "never more than the capacity")
+}
+
+func TestATakeTellsWhenTheNextTokenIsThere(t *testing.T) {
+	t.Parallel()
+	for _, per := range []int64{1, 7, 60, 997} {
+		l, clock := local(t, lazy.Config{Capacity: 3, Rate: policy.Rate{Tokens: per, Per: time.Minute}})
+		require.Zero(t, l.Next(take(t, l, 2)), "one is left")
+		for range 5 {
+			r := take(t, l, 1)
+			require.True(t, r.OK)
+			next := l.Next(r)
+			clock.Add(next - 2*time.Microsecond)
+			denied := take(t, l, 1)
+			require.False(t, denied.OK, "%d a minute", per)
+			require.LessOrEqual(t, denied.RetryAfter, l.Next(denied))
+			clock.Add(2 * time.Microsecond)
+		}
+	}
 }
 
 func TestIdleTimeOfAFullBucketIsNotCounted(t *testing.T) {
@@ -89,7 +119,10 @@ func TestNoStretchOfTimeAdmitsMoreThanItsBound(t *testing.T) {
 	t.Parallel()
 	rng := limittest.Rand(t)
 	for range 15 {
-		cfg := lazy.Config{Capacity: 1 + rng.Int64N(20), Rate: policy.Rate{Tokens: 1 + rng.Int64N(1000), Per: time.Duration(1+rng.Int64N(1e6)) * time.Microsecond}}
+		cfg := lazy.Config{
+			Capacity: 1 + rng.Int64N(20),
+			Rate:     policy.Rate{Tokens: 1 + rng.Int64N(1000), Per: time.Duration(1+rng.Int64N(1e6)) * time.Microsecond},
+		}
 		l, clock := local(t, cfg)
 		type event struct{ at, n int64 }
 		var events []event
@@ -208,10 +241,16 @@ func TestAKeyTakesAtMost130Bytes(t *testing.T) {
 	rdb := limittest.Redis(t)
 	l, err := lazy.New(rdb, lazy.Config{Capacity: 60, Rate: policy.Rate{Tokens: 60, Per: 24 * time.Hour}})
 	require.NoError(t, err)
-	usage, delta := limittest.BytesPerKey(t, rdb, 20_000, func(k string) string { return "{" + k + "}:lazy" }, func(ctx context.Context, key string) error {
-		_, err := l.Take(ctx, key, 1)
-		return err
-	})
+	usage, delta := limittest.BytesPerKey(
+		t,
+		rdb,
+		20_000,
+		func(k string) string { return "{" + k + "}:lazy" },
+		func(ctx context.Context, key string) error {
+			_, err := l.Take(ctx, key, 1)
+			return err
+		},
+	)
 	require.LessOrEqual(t, usage, 130.0)
 	require.LessOrEqual(t, delta, 130.0)
 }
@@ -222,7 +261,10 @@ func TestAKeyThatHoldsSomethingElseIsAnErrorAndStays(t *testing.T) {
 	l, err := lazy.New(rdb, lazy.Config{Capacity: 10, Rate: policy.PerSecond(1)})
 	require.NoError(t, err)
 	require.NoError(t, rdb.LPush(ctx, "{list}:lazy", 1).Err())
-	for key, value := range map[string]string{"text": "ten", "empty": "", "negative": "-5", "fraction": "1.5", "huge": "9223372036854775807", "padded": "007", "without an expiry": "5"} {
+	for key, value := range map[string]string{
+		"text": "ten", "empty": "", "negative": "-5", "fraction": "1.5", "huge": "9223372036854775807", "padded": "007",
+		"without an expiry": "5",
+	} {
 		require.NoError(t, rdb.Set(ctx, "{"+key+"}:lazy", value, 0).Err())
 		_, err = l.Take(ctx, key, 1)
 		require.ErrorIs(t, err, lua.ErrMalformedBucket, key)
@@ -242,6 +284,7 @@ func TestBadInputIsRefused(t *testing.T) {
 		"capacity: 0 is":            {Rate: rate},
 		"capacity: -1 is":           {Capacity: -1, Rate: rate},
 		"rate: policy":              {Capacity: 1},
+		"to have no limit":          {Capacity: 1},
 		"in lowest terms":           {Capacity: 1, Rate: policy.Rate{Tokens: 1 << 41, Per: 3333333 * time.Microsecond}},
 		"too long to be counted":    {Capacity: 1e6, Rate: policy.Rate{Tokens: 1, Per: 24 * time.Hour}},
 		"want at most 4503599627":   {Capacity: policy.MaxTokens, Rate: rate},

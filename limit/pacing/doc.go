@@ -13,9 +13,5 @@
 // A place whose taker gives up passes unused: those behind it have been told
 // their times.
 //
-// [New] makes a Limiter on Redis, single, Sentinel or Cluster; [NewLocal] one
-// for a single process, which behaves alike. All methods are safe for
-// concurrent use. A call costs one script call, which is sent once: after an
-// error that is [fetch.ErrUnavailable] a place may have been taken. A call ends
-// when its context does, whatever the options of the Redis client.
+// Package limit says what its Limiter has in common with the others.
 package pacing

@@ -24,7 +24,7 @@ var ErrConfig = errors.New("pacing: bad config")
 // Config is how far apart places are, and how long the queue.
 type Config struct {
 	// Name tells limits apart that share their keys: at most 64 letters, digits
-	// and _ . -. With a name, {K}:pace becomes {K}:pace:name.
+	// and _ . - / :. With a name, {K}:pace becomes {K}:pace:name.
 	Name string
 	// Rate is the number of places per time.
 	Rate policy.Rate
@@ -41,8 +41,8 @@ func (c Config) Rule() (decide.Rule, error) {
 	if c.MaxWait < 0 || c.MaxWait > policy.MaxPer || c.MaxWait%time.Microsecond != 0 {
 		return decide.Rule{}, fmt.Errorf("max wait: %s is not from 0 to %s in whole microseconds", c.MaxWait, policy.MaxPer)
 	}
-	if err := c.Rate.Validate(); err != nil {
-		return decide.Rule{}, fmt.Errorf("rate: %w", err)
+	if err := decide.CheckRate(c.Rate); err != nil {
+		return decide.Rule{}, err
 	}
 	places := c.Rate.Over(c.MaxWait) + 1
 	s, err := decide.NewSpacing(c.Rate, 2*places) // a take of all places may start when the last one is left
@@ -50,8 +50,9 @@ func (c Config) Rule() (decide.Rule, error) {
 		return decide.Rule{}, err
 	}
 	r := decide.Rule{
-		Name: c.Name, Kind: "pacing", Suffix: "pace", Source: source, Args: [3]int64{s.Tokens, s.Per, c.MaxWait.Microseconds()},
-		Limit: places, Window: s.For(places),
+		Name: c.Name, Kind: "pacing", Suffix: "pace", Source: source,
+		Args:  [3]int64{s.Tokens, s.Per, c.MaxWait.Microseconds()},
+		Limit: places, Window: s.For(places), Text: fmt.Sprintf("%s, evenly, waiting %s at most", c.Rate, c.MaxWait),
 	}
 	return decide.WithModel(r, newModel(r)), nil
 }
@@ -119,6 +120,12 @@ func (l *Limiter) Take(ctx context.Context, key string, n int64, opts ...fetch.C
 func (l *Limiter) Peek(ctx context.Context, key string, opts ...fetch.CallOption) (fetch.Result, error) {
 	return l.core.Do(ctx, key, decide.Peek, 1, opts)
 }
+
+// Reset empties a key's queue. Whoever has a place in it keeps the instant.
+func (l *Limiter) Reset(ctx context.Context, key string) error { return l.core.Reset(ctx, key) }
+
+// String is the limit as people say it.
+func (l *Limiter) String() string { return l.core.Rule.Text }
 
 // Window is the time that an empty queue's places span.
 func (l *Limiter) Window() time.Duration { return l.core.Rule.Window }

@@ -38,7 +38,8 @@ func TestPlacesAreEvenlySpacedAndTheQueueIsBounded(t *testing.T) {
 	}
 	p, err := l.Reserve(t.Context(), "K", 1)
 	require.NoError(t, err)
-	require.Equal(t, pacing.Place{Result: fetch.Result{Limit: 6, RetryAfter: 100 * time.Millisecond, ResetAfter: 600 * time.Millisecond}}, p)
+	require.Equal(t, pacing.Place{Result: fetch.Result{Limit: 6, RetryAfter: 100 * time.Millisecond,
+		ResetAfter: 600 * time.Millisecond}}, p)
 	clock.Add(100 * time.Millisecond)
 	p, err = l.Reserve(t.Context(), "K", 1)
 	require.NoError(t, err)
@@ -114,10 +115,11 @@ func TestAnIdleQueueIsGoneAndTakesAtMost130Bytes(t *testing.T) {
 	require.NoError(t, err)
 	require.Eventually(t, func() bool { return rdb.DBSize(ctx).Val() == 1 }, 20*time.Second, 5*time.Millisecond)
 
-	usage, delta := limittest.BytesPerKey(t, rdb, 20_000, func(k string) string { return "{" + k + "}:pace" }, func(ctx context.Context, key string) error {
-		_, err := l.Reserve(ctx, key, 1)
-		return err
-	})
+	usage, delta := limittest.BytesPerKey(t, rdb, 20_000, func(k string) string { return "{" + k + "}:pace" },
+		func(ctx context.Context, key string) error {
+			_, err := l.Reserve(ctx, key, 1)
+			return err
+		})
 	require.LessOrEqual(t, usage, 130.0)
 	require.LessOrEqual(t, delta, 130.0)
 }
@@ -139,11 +141,11 @@ func TestALostReplyTakesOnePlace(t *testing.T) {
 func TestBadInputIsRefused(t *testing.T) {
 	t.Parallel()
 	for field, cfg := range map[string]pacing.Config{
-		"name":         {Name: " ", Rate: policy.PerSecond(1)},
-		"rate":         {},
-		"max wait: -1": {Rate: policy.PerSecond(1), MaxWait: -1},
-		"max wait: 1n": {Rate: policy.PerSecond(1), MaxWait: 1},
-		"too long":     {Rate: policy.Rate{Tokens: 1 << 40, Per: policy.MaxPer}, MaxWait: policy.MaxPer},
+		"name":           {Name: " ", Rate: policy.PerSecond(1)},
+		"use no limiter": {},
+		"max wait: -1":   {Rate: policy.PerSecond(1), MaxWait: -1},
+		"max wait: 1n":   {Rate: policy.PerSecond(1), MaxWait: 1},
+		"too long":       {Rate: policy.Rate{Tokens: 1 << 40, Per: policy.MaxPer}, MaxWait: policy.MaxPer},
 	} {
 		_, err := pacing.NewLocal(cfg, time.Now)
 		require.ErrorIs(t, err, pacing.ErrConfig, field)

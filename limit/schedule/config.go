@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/tokenrefill/refiller/limit/calendar"
 	"github.com/tokenrefill/refiller/limit/internal/decide"
 	"github.com/tokenrefill/refiller/policy"
 )
@@ -16,6 +17,9 @@ const (
 	MaxIDLen   = 128 // bytes
 	MaxHorizon = 5 * policy.MaxPer
 )
+
+// rounds bounds the calls of one answer.
+const rounds = 32
 
 // DefaultHorizon is the Horizon where none is given.
 const DefaultHorizon = policy.MaxPer
@@ -37,14 +41,45 @@ var (
 	ErrInvalidRange = errors.New("schedule: invalid range")
 )
 
-// Window is a number of reservations per time.
+// Window is a number of reservations per time: in any stretch of a length, or in each stretch of the calendar.
 type Window struct {
-	// Name is what a denial calls the window; "5 per 1h0m0s" if it is empty.
+	// Name is what a denial calls the window; "5 per 1h0m0s" or "5 per day" if it is empty.
 	Name string
-	// Limit is the most reservations in any stretch of Length, 1 to MaxLimit.
+	// Limit is the most reservations, 1 to MaxLimit.
 	Limit int64
-	// Length is a whole number of microseconds, 1µs to policy.MaxPer.
+	// Length is that of a window that slides: a whole number of microseconds, 1µs to policy.MaxPer.
 	Length time.Duration
+	// Per is the stretch of the calendar, instead of a Length.
+	Per calendar.Unit
+	// In is the time zone of the calendar; nil is UTC.
+	In *time.Location
+}
+
+// length is that of the window, at most.
+func (w Window) length() time.Duration {
+	if w.Per.Valid() {
+		return w.Per.Longest()
+	}
+	return w.Length
+}
+
+// shortest is how often, in a long time, the window's limit counts anew, at most.
+func (w Window) shortest() time.Duration {
+	switch w.Per {
+	case calendar.Day:
+		return 23 * time.Hour
+	case calendar.Week:
+		return 6 * 24 * time.Hour
+	case calendar.Month:
+		return 28 * 24 * time.Hour
+	}
+	return w.length()
+}
+
+// span is the window of the calendar that contains an instant; instants are Unix µs.
+func (w Window) span(at int64) (begin, end int64) {
+	b, e := w.Per.Span(time.UnixMicro(at), w.In)
+	return b.UnixMicro(), e.UnixMicro()
 }
 
 // String is the window's name.
@@ -52,13 +87,16 @@ func (w Window) String() string {
 	if w.Name != "" {
 		return w.Name
 	}
+	if w.Per.Valid() {
+		return fmt.Sprintf("%d per %s", w.Limit, w.Per)
+	}
 	return fmt.Sprintf("%d per %s", w.Limit, w.Length)
 }
 
 // Config is what a schedule admits.
 type Config struct {
 	// Name tells schedules apart that share their keys: at most 64 letters,
-	// digits and _ . -. With a name, {K}:sched becomes {K}:sched:name.
+	// digits and _ . - / :. With a name, {K}:sched becomes {K}:sched:name.
 	Name string
 	// Windows all hold, in any order: 1 to MaxWindows.
 	Windows []Window
@@ -76,13 +114,22 @@ func (c Config) Validate() error {
 		return bad("%w", err)
 	}
 	if len(c.Windows) < 1 || len(c.Windows) > MaxWindows {
-		return bad("windows: there are %d; want 1 to %d", len(c.Windows), MaxWindows)
+		return bad("windows: there are %d; want 1 to %d; to have no limit, use no limiter", len(c.Windows), MaxWindows)
 	}
 	for i, w := range c.Windows {
 		if w.Limit < 1 || w.Limit > MaxLimit {
-			return bad("windows[%d].limit: %d is not from 1 to %d", i, w.Limit, MaxLimit)
+			return bad("windows[%d].limit: %d is not from 1 to %d; to have no limit, leave the window out", i, w.Limit, MaxLimit)
 		}
-		if w.Length < time.Microsecond || w.Length > policy.MaxPer || w.Length%time.Microsecond != 0 {
+		switch {
+		case w.Per.Valid() && w.Length == 0:
+		case w.Per.Valid():
+			return bad("windows[%d].length: it excludes per, %s", i, w.Per)
+		case w.Per != 0:
+			return bad("windows[%d].per: %s; want calendar.Minute to calendar.Month", i, w.Per)
+		case w.In != nil:
+			return bad("windows[%d].in: a window that slides has no time zone", i)
+		}
+		if !w.Per.Valid() && (w.Length < time.Microsecond || w.Length > policy.MaxPer || w.Length%time.Microsecond != 0) {
 			return bad("windows[%d].length: %s is not from 1µs to %s in whole microseconds", i, w.Length, policy.MaxPer)
 		}
 	}
@@ -97,10 +144,19 @@ func (c Config) Validate() error {
 func (c Config) MaxReservations() int64 {
 	most := int64(1<<63 - 1)
 	for _, w := range c.Windows {
-		stretches := int64((c.longest()+c.horizon())/w.Length) + 1
+		stretches := int64((c.longest()+c.horizon())/w.shortest()) + 1
 		most = min(most, stretches*w.Limit)
 	}
 	return most
+}
+
+// limit is the smallest of the windows'.
+func (c Config) limit() int64 {
+	least := int64(MaxLimit)
+	for _, w := range c.Windows {
+		least = min(least, w.Limit)
+	}
+	return least
 }
 
 func (c Config) horizon() time.Duration {
@@ -113,7 +169,7 @@ func (c Config) horizon() time.Duration {
 func (c Config) longest() time.Duration {
 	longest := time.Duration(0)
 	for _, w := range c.Windows {
-		longest = max(longest, w.Length)
+		longest = max(longest, w.length())
 	}
 	return longest
 }

@@ -4,13 +4,21 @@
 //
 // # The rule
 //
-// A reservation is admitted if, for each [Window], every stretch of time of the
-// window's length that contains the instant holds at most Limit reservations,
-// this one included. Neighbours on both sides count, whatever the order in
-// which they were reserved. Windows slide: they know nothing of calendar days,
-// midnight, time zones or summer time, only of instants. A stretch includes its
-// beginning and not its end, so with 1 per minute 12:00:00 and 12:01:00 both
-// fit. Instants are whole microseconds; a finer one is rounded down.
+// A reservation is admitted if each [Window] has room at the instant. A window
+// is of one of two kinds:
+//
+//   - One with a Length slides: every stretch of time of that length which
+//     contains the instant holds at most Limit reservations, this one included.
+//     Neighbours on both sides count, whatever the order in which they were
+//     reserved. It knows nothing of midnight, time zones or summer time, only of
+//     instants. A stretch includes its beginning and not its end, so with 1 per
+//     minute 12:00:00 and 12:01:00 both fit.
+//   - One with Per counts in the minute, hour, day, week or month of the calendar
+//     that contains the instant, in a time zone (see package calendar). It admits
+//     up to twice its Limit around its edge: ten before midnight, ten after.
+//
+// Both kinds may stand in one Config. Instants are whole microseconds; a finer one
+// is rounded down.
 //
 // Check and reservation are one script on the server's clock. An instant that
 // has passed is [ErrPast], one beyond [Config.Horizon] is [ErrHorizon]. A denial
@@ -24,6 +32,11 @@
 // lost is made again; for another instant it is [ErrIDTaken]. [Limiter.Cancel]
 // gives the instant back; one that has passed stays, since what was sent counts.
 //
+// # As a limiter of requests
+//
+// [Limiter.Take] reserves the present instant, so a schedule stands behind the
+// middlewares as other limiters do. What is reserved for later counts.
+//
 // # What is stored
 //
 // A schedule K is a sorted set at {K}:sched. Reservations are dropped when they
@@ -32,8 +45,5 @@
 // [Config.MaxReservations]. When windows change, reservations stay, and count in
 // the new ones.
 //
-// [New] makes a Limiter on Redis, single, Sentinel or Cluster; [NewLocal] one
-// for a single process, which behaves alike. All methods are safe for
-// concurrent use. A call ends when its context does, whatever the options of the
-// Redis client.
+// Package limit says what its Limiter has in common with the others.
 package schedule

@@ -28,23 +28,26 @@ func (e entry) compare(o entry) int { return cmp.Or(cmp.Compare(e.at, o.at), cmp
 
 const (
 	firstSweep = 1024
-	steps      = 32 // as in reserve.lua
+	steps      = 32 * rounds // as in reserve.lua
 )
 
 func newLocal(cfg Config, now func() time.Time) *local {
 	return &local{config: cfg, now: now, keys: map[string][]entry{}, sweep: firstSweep}
 }
 
-func (l *local) reserve(ctx context.Context, key, id string, at int64) (answer, error) {
+func (l *local) reserve(ctx context.Context, key string, c call) (answer, error) {
 	if err := ctx.Err(); err != nil {
 		return answer{}, fmt.Errorf("schedule: %w", err)
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	now, longest := l.now().UnixMicro(), l.config.longest().Microseconds()
+	now, longest, at := l.now().UnixMicro(), l.config.longest().Microseconds(), c.at
+	if at == 0 {
+		at = now
+	}
 	l.drop(now - longest)
 	entries := l.keys[key]
-	held := slices.IndexFunc(entries, func(e entry) bool { return e.id == id })
+	held := slices.IndexFunc(entries, func(e entry) bool { return e.id == c.id })
 	switch {
 	case held >= 0 && entries[held].at != at:
 		return answer{code: codeIDTaken, now: entries[held].at}, nil
@@ -53,52 +56,75 @@ func (l *local) reserve(ctx context.Context, key, id string, at int64) (answer, 
 	case held < 0 && at > now+l.config.horizon().Microseconds():
 		return answer{code: codeHorizon, now: now}, nil
 	}
-	a := answer{code: codeDone, now: now, next: at}
-	left := int64(MaxLimit)
-	for i, w := range l.config.Windows {
-		more, free := room(entries, at, w)
-		if more < 1 {
-			a.denied = append(a.denied, int64(i+1))
-		}
-		a.next, left = max(a.next, free), min(left, more)
-	}
-	if len(a.denied) > 0 && held < 0 {
+	a := l.look(entries, at, c.n)
+	a.now = now
+	switch {
+	case held >= 0:
+		a = answer{code: codeRepeated, now: now, left: a.left}
+	case len(a.denied) > 0:
 		a.code = codeDenied
-		for range steps {
-			from := a.next
-			for _, w := range l.config.Windows {
-				_, free := room(entries, from, w)
-				a.next = max(a.next, free)
-			}
-			if a.next == from {
-				break
-			}
-		}
 		return a, nil
-	}
-	if held >= 0 {
-		a.code = codeRepeated
-	} else {
-		left--
+	case c.look:
+		return answer{code: codeDone, now: now, left: a.left, until: now}, nil
+	default:
+		a = answer{code: codeDone, now: now, left: a.left - c.n}
 		old, _ := slices.BinarySearchFunc(entries, entry{at: now - longest + 1}, entry.compare)
 		entries = slices.Delete(entries, 0, old)
-		i, _ := slices.BinarySearchFunc(entries, entry{at, id}, entry.compare)
-		entries = slices.Insert(entries, i, entry{at, id})
+		for _, id := range c.ids() {
+			i, _ := slices.BinarySearchFunc(entries, entry{at, id}, entry.compare)
+			entries = slices.Insert(entries, i, entry{at, id})
+		}
 		l.keys[key] = entries
 	}
-	return answer{code: a.code, now: now, left: max(0, left), until: entries[len(entries)-1].at + longest}, nil
+	a.until = entries[len(entries)-1].at + longest
+	return a, nil
+}
+
+// look finds how many fit at an instant, the windows without room for n, and the next instant with some.
+func (l *local) look(entries []entry, at, n int64) answer {
+	a := answer{next: at, left: MaxLimit}
+	for i, w := range l.config.Windows {
+		more, free := room(entries, at, n, w)
+		if more < n {
+			a.denied = append(a.denied, int64(i+1))
+		}
+		a.next, a.left = max(a.next, free), min(a.left, max(0, more))
+	}
+	for range steps {
+		from := a.next
+		for _, w := range l.config.Windows {
+			_, free := room(entries, from, n, w)
+			a.next = max(a.next, free)
+		}
+		if a.next == from {
+			a.sure = true
+			break
+		}
+	}
+	return a
 }
 
 // room is as in reserve.lua.
-func room(entries []entry, t int64, w Window) (more, free int64) {
+func room(entries []entry, t, n int64, w Window) (more, free int64) {
+	from := func(t int64) int {
+		i, _ := slices.BinarySearchFunc(entries, entry{at: t}, entry.compare)
+		return i
+	}
+	if w.Per.Valid() {
+		begin, end := w.span(t)
+		more = w.Limit - int64(from(end)-from(begin))
+		if more < n {
+			return more, end
+		}
+		return more, t
+	}
 	length := w.Length.Microseconds()
-	lo, _ := slices.BinarySearchFunc(entries, entry{at: t - length + 1}, entry.compare)
-	mid, _ := slices.BinarySearchFunc(entries, entry{at: t + 1}, entry.compare)
-	hi, _ := slices.BinarySearchFunc(entries, entry{at: t + length}, entry.compare)
-	if n := int(w.Limit); mid-lo >= n {
-		return 0, entries[mid-n].at + length
-	} else if hi-mid >= n {
-		return 0, entries[mid].at + length
+	lo, mid, hi := from(t-length+1), from(t+1), from(t+length)
+	if behind := int64(mid - lo); behind+n > w.Limit {
+		return w.Limit - behind, entries[mid-int(w.Limit-n)-1].at + length
+	}
+	if ahead := int64(hi - mid); ahead+n > w.Limit {
+		return w.Limit - ahead, entries[mid].at + length
 	}
 	most, last := int64(0), lo // last is behind what the stretch holds
 	free = t
@@ -112,7 +138,7 @@ func room(entries []entry, t int64, w Window) (more, free int64) {
 		}
 		count := int64(last - first)
 		most = max(most, count)
-		if count >= w.Limit {
+		if count+n > w.Limit {
 			free = max(free, entries[first].at+length)
 		}
 	}
@@ -133,21 +159,20 @@ func (l *local) drop(last int64) {
 	l.sweep = max(firstSweep, 2*len(l.keys))
 }
 
-func (l *local) cancel(ctx context.Context, key, id string) (bool, error) {
+func (l *local) cancel(ctx context.Context, key string, c call, passed bool) (bool, error) {
 	if err := ctx.Err(); err != nil {
 		return false, fmt.Errorf("schedule: %w", err)
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	entries := l.keys[key]
-	i := slices.IndexFunc(entries, func(e entry) bool { return e.id == id })
-	if i < 0 || entries[i].at <= l.now().UnixMicro() {
+	entries, ids := l.keys[key], c.ids()
+	i := slices.IndexFunc(entries, func(e entry) bool { return e.id == c.id })
+	if i < 0 || !passed && entries[i].at <= l.now().UnixMicro() {
 		return false, nil
 	}
-	if entries = slices.Delete(entries, i, i+1); len(entries) == 0 {
+	entries = slices.DeleteFunc(entries, func(e entry) bool { return slices.Contains(ids, e.id) })
+	if l.keys[key] = entries; len(entries) == 0 {
 		delete(l.keys, key)
-	} else {
-		l.keys[key] = entries
 	}
 	return true, nil
 }
@@ -165,4 +190,14 @@ func (l *local) list(ctx context.Context, key string, from, to, most int64) ([]E
 		}
 	}
 	return entries, nil
+}
+
+func (l *local) reset(ctx context.Context, key string) error {
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("schedule: %w", err)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.keys, key)
+	return nil
 }

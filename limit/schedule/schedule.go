@@ -3,6 +3,7 @@ package schedule
 import (
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -40,9 +41,29 @@ type Entry struct {
 
 // store keeps schedules. Instants are Unix µs.
 type store interface {
-	reserve(ctx context.Context, key, id string, at int64) (answer, error)
-	cancel(ctx context.Context, key, id string) (bool, error)
+	reserve(ctx context.Context, key string, c call) (answer, error)
+	// cancel reports whether there was something under the call's id; passed: even if its instant has passed.
+	cancel(ctx context.Context, key string, c call, passed bool) (bool, error)
 	list(ctx context.Context, key string, from, to, most int64) ([]Entry, error)
+	reset(ctx context.Context, key string) error
+}
+
+// call asks for n reservations of one instant.
+type call struct {
+	id   string // of the first
+	at   int64  // 0: now
+	n    int64
+	look bool  // reserve nothing
+	near int64 // what it may be now, if at is 0
+}
+
+// ids are those of the reservations.
+func (c call) ids() []string {
+	ids := []string{c.id}
+	for i := int64(2); i <= c.n; i++ {
+		ids = append(ids, fmt.Sprintf("%s#%d", c.id, i))
+	}
+	return ids
 }
 
 // Codes of the scripts' replies.
@@ -54,6 +75,7 @@ const (
 	codeIDTaken   = 4
 	codePast      = 5
 	codeHorizon   = 6
+	codeElsewhen  = 7 // now is in another window of the calendar than near
 )
 
 // answer is what a store says to a reservation.
@@ -63,6 +85,7 @@ type answer struct {
 	left   int64
 	until  int64
 	next   int64
+	sure   bool    // at next there is room
 	denied []int64 // windows, the first being 1
 }
 
@@ -104,15 +127,15 @@ func (l *Limiter) Reserve(ctx context.Context, key, id string, at time.Time) (Re
 		return Reservation{}, err
 	}
 	us := at.UnixMicro()
-	a, err := l.store.reserve(ctx, key, id, us)
+	if us <= 0 {
+		return Reservation{}, fmt.Errorf("%w: %s", ErrPast, at.Format(time.RFC3339Nano))
+	}
+	a, err := l.ask(ctx, key, call{id: id, at: us, n: 1})
 	if err != nil {
 		return Reservation{}, err
 	}
 	r := Reservation{ID: id, At: time.UnixMicro(us).In(at.Location())}
-	r.Limit = l.config.Windows[0].Limit
-	for _, w := range l.config.Windows {
-		r.Limit = min(r.Limit, w.Limit)
-	}
+	r.Limit = l.config.limit()
 	in := func(us int64) time.Time { return time.UnixMicro(us).In(at.Location()) }
 	switch a.code {
 	case codeDone, codeRepeated:
@@ -121,21 +144,54 @@ func (l *Limiter) Reserve(ctx context.Context, key, id string, at time.Time) (Re
 	case codeDenied:
 		r.Next, r.RetryAfter = in(a.next), time.Duration(a.next-us)*time.Microsecond
 		for _, w := range a.denied {
-			if w < 1 || w > int64(len(l.config.Windows)) {
-				return Reservation{}, fmt.Errorf("%w: window %d", lua.ErrBadReply, w)
-			}
 			r.DeniedBy = append(r.DeniedBy, l.config.Windows[w-1].String())
 		}
 	case codeIDTaken:
 		return Reservation{}, fmt.Errorf("%w: %q for %s", ErrIDTaken, id, in(a.now).Format(time.RFC3339Nano))
 	case codePast:
-		return Reservation{}, fmt.Errorf("%w: %s; it is %s", ErrPast, r.At.Format(time.RFC3339Nano), in(a.now).Format(time.RFC3339Nano))
+		return Reservation{}, fmt.Errorf("%w: %s; it is %s", ErrPast, r.At.Format(time.RFC3339Nano),
+			in(a.now).Format(time.RFC3339Nano))
 	case codeHorizon:
-		return Reservation{}, fmt.Errorf("%w: %s; want at most %s from now", ErrHorizon, r.At.Format(time.RFC3339Nano), l.config.horizon())
+		return Reservation{}, fmt.Errorf("%w: %s; want at most %s from now", ErrHorizon, r.At.Format(time.RFC3339Nano),
+			l.config.horizon())
 	default:
 		return Reservation{}, fmt.Errorf("%w: code %d", lua.ErrBadReply, a.code)
 	}
 	return r, nil
+}
+
+// ask makes a call, and of a denial searches on where the calendar has other windows.
+func (l *Limiter) ask(ctx context.Context, key string, c call) (answer, error) {
+	a, err := l.store.reserve(ctx, key, c)
+	for tries := 0; err == nil && a.code == codeElsewhen; tries++ {
+		if tries == rounds {
+			return answer{}, fmt.Errorf("%w: a window of the calendar ended with each of %d calls", fetch.ErrUnavailable, tries)
+		}
+		c.near = a.now
+		a, err = l.store.reserve(ctx, key, c)
+	}
+	if err != nil {
+		return answer{}, err
+	}
+	for _, w := range a.denied {
+		if w < 1 || w > int64(len(l.config.Windows)) {
+			return answer{}, fmt.Errorf("%w: window %d", lua.ErrBadReply, w)
+		}
+	}
+	for range rounds {
+		if a.code != codeDenied || a.sure {
+			break
+		}
+		next, err := l.store.reserve(ctx, key, call{at: a.next, n: c.n, look: true})
+		if err != nil {
+			return answer{}, err
+		}
+		if next.code != codeDenied {
+			break // it fits, or lies beyond the horizon
+		}
+		a.next, a.sure = next.next, next.sure
+	}
+	return a, nil
 }
 
 // Cancel gives a reserved instant back. It reports false if there is none under
@@ -144,7 +200,24 @@ func (l *Limiter) Cancel(ctx context.Context, key, id string) (bool, error) {
 	if err := check(key, id); err != nil {
 		return false, err
 	}
-	return l.store.cancel(ctx, key, id)
+	return l.store.cancel(ctx, key, call{id: id, n: 1}, false)
+}
+
+// Reset drops all reservations of a key, those that have passed included.
+func (l *Limiter) Reset(ctx context.Context, key string) error {
+	if err := lua.CheckKey(key); err != nil {
+		return err
+	}
+	return l.store.reset(ctx, key)
+}
+
+// String is the windows as people say them.
+func (l *Limiter) String() string {
+	windows := make([]string, len(l.config.Windows))
+	for i, w := range l.config.Windows {
+		windows[i] = w.String()
+	}
+	return strings.Join(windows, ", ")
 }
 
 // List returns the reservations from an instant on and before another, in their
@@ -155,7 +228,8 @@ func (l *Limiter) List(ctx context.Context, key string, from, to time.Time, n in
 		return nil, err
 	}
 	if to.Before(from) || n < 1 || n > 10_000 {
-		return nil, fmt.Errorf("%w: from %s to %s, %d entries; want from before to, and 1 to 10000", ErrInvalidRange, from, to, n)
+		return nil, fmt.Errorf("%w: from %s to %s, %d entries; want from before to, and 1 to 10000", ErrInvalidRange, from,
+			to, n)
 	}
 	return l.store.list(ctx, key, from.UnixMicro(), to.UnixMicro(), n)
 }

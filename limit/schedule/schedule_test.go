@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tokenrefill/refiller/fetch"
+	"github.com/tokenrefill/refiller/limit/calendar"
 	"github.com/tokenrefill/refiller/limit/internal/limittest"
 	"github.com/tokenrefill/refiller/limit/schedule"
 	"github.com/tokenrefill/refiller/lua"
@@ -161,27 +162,32 @@ func TestReservationsAreIdempotentCancellableAndListed(t *testing.T) {
 
 // What was sent counts, and can't be cancelled.
 func TestAnInstantThatHasPassedCountsAndStays(t *testing.T) {
-	each(t, schedule.Config{Windows: []schedule.Window{{Limit: 1, Length: time.Hour}}}, func(t *testing.T, l *schedule.Limiter) {
-		var at time.Time
-		for ahead := 50 * time.Millisecond; ; ahead *= 2 { // until the call comes before the instant, however slow the server
-			at = time.Now().Add(ahead)
-			r, err := l.Reserve(t.Context(), "K", "a", at)
-			if err == nil {
-				require.True(t, r.OK)
-				break
+	each(
+		t,
+		schedule.Config{Windows: []schedule.Window{{Limit: 1, Length: time.Hour}}},
+		func(t *testing.T, l *schedule.Limiter) {
+			var at time.Time
+			// Until the call comes before the instant, however slow the server.
+			for ahead := 50 * time.Millisecond; ; ahead *= 2 {
+				at = time.Now().Add(ahead)
+				r, err := l.Reserve(t.Context(), "K", "a", at)
+				if err == nil {
+					require.True(t, r.OK)
+					break
+				}
+				require.Less(t, ahead, 20*time.Second)
 			}
-			require.Less(t, ahead, 20*time.Second)
-		}
-		require.Eventually(t, func() bool {
-			_, err := l.Reserve(t.Context(), "other", time.Now().String(), at)
-			return err != nil // it has passed
-		}, 20*time.Second, time.Millisecond)
-		ok, err := l.Cancel(t.Context(), "K", "a")
-		require.NoError(t, err)
-		require.False(t, ok)
-		require.False(t, reserve(t, l, "b", at.Add(59*time.Minute)).OK)
-		require.True(t, reserve(t, l, "a", at).Repeated, "a repeated call is admitted even so")
-	})
+			require.Eventually(t, func() bool {
+				_, err := l.Reserve(t.Context(), "other", time.Now().String(), at)
+				return err != nil // it has passed
+			}, 20*time.Second, time.Millisecond)
+			ok, err := l.Cancel(t.Context(), "K", "a")
+			require.NoError(t, err)
+			require.False(t, ok)
+			require.False(t, reserve(t, l, "b", at.Add(59*time.Minute)).OK)
+			require.True(t, reserve(t, l, "a", at).Repeated, "a repeated call is admitted even so")
+		},
+	)
 }
 
 // 10,000 callers want one of 1,000 places in an hour. The published idea of this
@@ -209,7 +215,10 @@ func TestConcurrentReservationsNeverExceedAWindow(t *testing.T) {
 func TestMemoryIsBoundedAndExpires(t *testing.T) {
 	t.Parallel()
 	ctx, rdb := t.Context(), limittest.Redis(t)
-	cfg := schedule.Config{Windows: []schedule.Window{{Limit: 1, Length: 20 * time.Millisecond}}, Horizon: 40 * time.Millisecond}
+	cfg := schedule.Config{
+		Windows: []schedule.Window{{Limit: 1, Length: 20 * time.Millisecond}},
+		Horizon: 40 * time.Millisecond,
+	}
 	require.EqualValues(t, 4, cfg.MaxReservations())
 	l, err := schedule.New(rdb, cfg)
 	require.NoError(t, err)
@@ -238,10 +247,16 @@ func TestMemoryOfAKey(t *testing.T) {
 	rdb := limittest.Redis(t)
 	l, err := schedule.New(rdb, schedule.Config{Windows: windows})
 	require.NoError(t, err)
-	usage, delta := limittest.BytesPerKey(t, rdb, 20_000, func(k string) string { return "{" + k + "}:sched" }, func(ctx context.Context, key string) error {
-		_, err := l.Reserve(ctx, key, "mail:1234567", tomorrow(12))
-		return err
-	})
+	usage, delta := limittest.BytesPerKey(
+		t,
+		rdb,
+		20_000,
+		func(k string) string { return "{" + k + "}:sched" },
+		func(ctx context.Context, key string) error {
+			_, err := l.Reserve(ctx, key, "mail:1234567", tomorrow(12))
+			return err
+		},
+	)
 	require.LessOrEqual(t, usage, 200.0)
 	require.LessOrEqual(t, delta, 250.0)
 }
@@ -281,11 +296,16 @@ func TestBadInputIsRefused(t *testing.T) {
 	for field, cfg := range map[string]schedule.Config{
 		"name":                   {Name: "{", Windows: []schedule.Window{ok}},
 		"windows: there are 0":   {},
+		"use no limiter":         {},
+		"leave the window out":   {Windows: []schedule.Window{{Length: time.Minute}}},
 		"windows: there are 9":   {Windows: []schedule.Window{ok, ok, ok, ok, ok, ok, ok, ok, ok}},
 		"windows[1].limit: 0":    {Windows: []schedule.Window{ok, {Length: time.Minute}}},
 		"windows[0].limit: 1001": {Windows: []schedule.Window{{Limit: 1001, Length: time.Minute}}},
 		"windows[0].length: 0s":  {Windows: []schedule.Window{{Limit: 1}}},
 		"windows[0].length: 1ns": {Windows: []schedule.Window{{Limit: 1, Length: 1}}},
+		"excludes per, day":      {Windows: []schedule.Window{{Limit: 1, Length: time.Hour, Per: calendar.Day}}},
+		"windows[0].per: unit 9": {Windows: []schedule.Window{{Limit: 1, Per: 9}}},
+		"windows[0].in":          {Windows: []schedule.Window{{Limit: 1, Length: time.Hour, In: time.UTC}}},
 		"horizon: -1s":           {Windows: []schedule.Window{ok}, Horizon: -time.Second},
 	} {
 		_, err := schedule.NewLocal(cfg, time.Now)
@@ -339,6 +359,63 @@ func TestALocalScheduleIsSafeForConcurrentUse(t *testing.T) {
 	}
 	wg.Wait()
 	require.EqualValues(t, 1, admitted.Load())
+}
+
+// The document's rule: 10 per day, at a time to come, days being those of a time zone.
+func TestCalendarDaysBeginAtTheirMidnight(t *testing.T) {
+	berlin, err := time.LoadLocation("Europe/Berlin")
+	require.NoError(t, err)
+	daily := []schedule.Window{{Limit: 10, Per: calendar.Day, In: berlin}}
+	each(t, schedule.Config{Windows: daily}, func(t *testing.T, l *schedule.Limiter) {
+		day := time.Now().In(berlin).AddDate(0, 0, 2)
+		midnight := time.Date(day.Year(), day.Month(), day.Day(), 0, 0, 0, 0, berlin)
+		for i := range 10 {
+			require.True(t, reserve(t, l, fmt.Sprint("late", i), midnight.Add(-time.Duration(i+1)*time.Second)).OK)
+		}
+		r := reserve(t, l, "eleventh", midnight.Add(-time.Hour))
+		require.False(t, r.OK)
+		require.Equal(t, []string{"10 per day"}, r.DeniedBy)
+		require.True(t, midnight.Equal(r.Next), "%s", r.Next)
+		require.Equal(t, time.Hour, r.RetryAfter)
+		require.True(t, reserve(t, l, "eleventh", r.Next).OK, "a new day, a second after ten of the last")
+		ok, err := l.Cancel(t.Context(), "K", "late3")
+		require.NoError(t, err)
+		require.True(t, ok)
+		require.True(t, reserve(t, l, "another", midnight.Add(-time.Hour)).OK)
+	})
+}
+
+func TestATakeIsAReservationOfNow(t *testing.T) {
+	cfg := schedule.Config{Windows: []schedule.Window{{Limit: 5, Length: time.Hour}, {Limit: 20, Per: calendar.Month}}}
+	each(t, cfg, func(t *testing.T, l *schedule.Limiter) {
+		ctx := t.Context()
+		require.True(t, reserve(t, l, "soon", time.Now().Add(30*time.Minute)).OK)
+		first, err := l.Take(ctx, "K", 3)
+		require.NoError(t, err)
+		require.Equal(t, []int64{3, 1, 5}, []int64{first.Taken, first.Remaining, first.Limit})
+		r, err := l.Take(ctx, "K", 2)
+		require.NoError(t, err)
+		require.False(t, r.OK)
+		require.EqualValues(t, 1, r.Remaining)
+		require.InDelta(t, time.Hour, r.RetryAfter, float64(time.Minute))
+		require.NoError(t, l.Undo(ctx, "K", r), "of a denial there is nothing to undo")
+		for _, n := range []int64{-1, schedule.MaxLimit + 1, 1 << 62} {
+			require.ErrorIs(t, l.Undo(ctx, "K", fetch.Result{Taken: n, Era: first.Era}), fetch.ErrInvalidAmount)
+		}
+		require.NoError(t, l.Undo(ctx, "K", first))
+		r, err = l.Peek(ctx, "K")
+		require.NoError(t, err)
+		require.Equal(t, fetch.Result{OK: true, Remaining: 4, Limit: 5}, r)
+		for _, n := range []int64{0, -1} {
+			_, err = l.Take(ctx, "K", n)
+			require.ErrorIs(t, err, fetch.ErrInvalidAmount)
+		}
+		_, err = l.Take(ctx, "K", 6)
+		require.ErrorIs(t, err, fetch.ErrExceedsCapacity)
+		_, err = l.Take(ctx, "}", 1)
+		require.ErrorIs(t, err, fetch.ErrInvalidKey)
+		require.Equal(t, time.Hour, l.Window())
+	})
 }
 
 func ExampleLimiter_Reserve() {

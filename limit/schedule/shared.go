@@ -35,10 +35,21 @@ func (s shared) name(key string) string {
 	return decide.Rule{Suffix: "sched", Name: s.config.Name}.Key(key)
 }
 
-func (s shared) reserve(ctx context.Context, key, id string, at int64) (answer, error) {
-	args := []any{id, at, s.config.horizon().Microseconds(), s.config.longest().Microseconds()}
+func (s shared) reserve(ctx context.Context, key string, c call) (answer, error) {
+	what, near := 1, c.at
+	if c.look {
+		what = 0
+	}
+	if near == 0 {
+		near = c.near
+	}
+	args := []any{c.id, c.at, c.n, what, s.config.horizon().Microseconds(), s.config.longest().Microseconds()}
 	for _, w := range s.config.Windows {
-		args = append(args, w.Limit, w.Length.Microseconds())
+		begin, end := int64(0), int64(0)
+		if w.Per.Valid() {
+			begin, end = w.span(near)
+		}
+		args = append(args, w.Limit, w.Length.Microseconds(), begin, end)
 	}
 	v, err := reserveScript.Run(ctx, s.rdb, []string{s.name(key)}, args...)
 	if err != nil {
@@ -55,7 +66,7 @@ func (s shared) reserve(ctx context.Context, key, id string, at int64) (answer, 
 	case codeDone, codeRepeated:
 		a.now, a.left, a.until = r.Int(), r.Int(), r.Int()
 	case codeDenied:
-		a.now, a.next = r.Int(), r.Int()
+		a.now, a.next, a.sure, a.left = r.Int(), r.Int(), r.Int() == 1, r.Int()
 		for r.More() {
 			a.denied = append(a.denied, r.Int())
 		}
@@ -65,8 +76,12 @@ func (s shared) reserve(ctx context.Context, key, id string, at int64) (answer, 
 	return a, r.End()
 }
 
-func (s shared) cancel(ctx context.Context, key, id string) (bool, error) {
-	v, err := cancelScript.Run(ctx, s.rdb, []string{s.name(key)}, id)
+func (s shared) cancel(ctx context.Context, key string, c call, passed bool) (bool, error) {
+	even := 0
+	if passed {
+		even = 1
+	}
+	v, err := cancelScript.Run(ctx, s.rdb, []string{s.name(key)}, c.id, c.n, even)
 	if err != nil {
 		return false, decide.Unavailable(err)
 	}
@@ -87,7 +102,8 @@ func (s shared) cancel(ctx context.Context, key, id string) (bool, error) {
 }
 
 func (s shared) list(ctx context.Context, key string, from, to, most int64) ([]Entry, error) {
-	cmd := redis.NewZSliceCmd(ctx, "zrange", s.name(key), from, "("+strconv.FormatInt(to, 10), "byscore", "limit", 0, most, "withscores")
+	before := "(" + strconv.FormatInt(to, 10)
+	cmd := redis.NewZSliceCmd(ctx, "zrange", s.name(key), from, before, "byscore", "limit", 0, most, "withscores")
 	err := s.rdb.Process(ctx, cmd)
 	if redis.HasErrorPrefix(err, "WRONGTYPE") {
 		return nil, decide.Malformed(key, s.name(key))
@@ -105,4 +121,8 @@ func (s shared) list(ctx context.Context, key string, from, to, most int64) ([]E
 		entries[i] = Entry{ID: id, At: time.UnixMicro(int64(z.Score))}
 	}
 	return entries, nil
+}
+
+func (s shared) reset(ctx context.Context, key string) error {
+	return decide.Unlink(ctx, s.rdb, s.name(key))
 }

@@ -9,6 +9,12 @@
 // minute, 100 takes at 0:59.9 of one window and 100 at 0:00.1 of the next are
 // 200 takes in 0.2 seconds.
 //
+// With [Config.Per] a fixed window is a minute, hour, day, week or month of the
+// calendar in a time zone, for "1,000 a day" that begins anew at midnight. The
+// server's clock decides which one it is. To reserve instants to come under such
+// windows, use package schedule; to have a bucket refilled at midnight, a
+// calendar (cron) in its policy.
+//
 // A [Sliding] window admits at most Limit tokens in any stretch of time as long
 // as the window, edges or not. It counts in [Slots] slots, so a token comes back
 // up to a tenth of the window later than its take is old: a caller that always
@@ -16,23 +22,24 @@
 //
 // A take that is denied counts for nothing in either.
 //
+// # A limit that changes
+//
+// A changed limit is in force at once, in both kinds, and what was taken in the
+// window counts against it: raised from 5 to 1,000 after 2 takes it leaves 998,
+// lowered to 10 after 50 were taken it leaves none until the window ends or, of
+// a sliding one, enough takes have left it.
+//
 // # What is stored
 //
-// A fixed window K is one integer at {K}:win, the tokens left, which expires
-// with the window. A client that knows only DECR and PTTL can use the same key:
-// DECR answers what is left, below zero is denied, and PTTL is the time to the
-// reset. Such clients ask twice, and the key may vanish between: their DECR then
-// makes a key of -1 that never expires. A Limiter asks once, takes a number below
-// zero for zero, and a key without an expiry for none, so a window always ends.
+// A fixed window K is one integer at {K}:win, the tokens taken, which expires
+// with the window. A client that knows only INCR and PTTL can use the same key:
+// INCR answers what is taken, above the limit is denied, and PTTL is the time to
+// the reset. Such a client asks more than once, and the key may vanish between:
+// INCR then makes a key that never expires. A Limiter asks once, and takes a key
+// without an expiry for none, so a window always ends.
 //
 // A sliding window is one short string at {K}:sld, which expires when its last
 // take no longer counts. The clock is the server's.
 //
-// # Use
-//
-// [New] makes a Limiter on Redis, single, Sentinel or Cluster; [NewLocal] one
-// for a single process, which behaves alike. All methods are safe for
-// concurrent use. A call costs one script call, which is sent once: after an
-// error that is [fetch.ErrUnavailable] the tokens may have been taken. A call
-// ends when its context does, whatever the options of the Redis client.
+// Package limit says what its Limiter has in common with the others.
 package window

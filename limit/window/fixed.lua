@@ -1,30 +1,37 @@
 
--- fixed: tokens per window, which starts at its first take. Its numbers: the limit and the window in ms.
--- The key holds the tokens left and expires with the window, whose name is its end in ms. Below zero, which a client that only knows DECR can make it,
--- none are left. A key without an expiry, which DECR makes of a missing one, belongs to no window.
-rules.fixed = function(key, what, n, now, limit, window_ms, _, window)
-  local left, now_ms, ends = integer(key), math.floor(now / 1000), 0
-  if left == false then return nil end
-  if left then
+-- fixed: tokens per window, which starts at its first take, or is one of the calendar. Its numbers: the limit, the
+-- window in ms and, of the calendar, its end in ms, else 0.
+-- The key holds the tokens taken, so that a changed limit counts them, and expires with the window, whose name is its
+-- end in ms. A number below zero counts as none. A key without an expiry, which INCR makes of a missing one, belongs to
+-- no window.
+rules.fixed = function(key, what, n, now, limit, window_ms, calendar_ms, window)
+  local now_ms, ends, latest = math.floor(now / 1000), 0, calendar_ms
+  if calendar_ms == 0 then
+    latest = now_ms + window_ms
+  elseif now_ms >= calendar_ms or now_ms < calendar_ms - window_ms then
+    return nil, true
+  end
+  local taken = get_integer(key)
+  if taken == false then return nil end
+  if taken then
     ends = redis.call('PEXPIRETIME', key)
-    if ends > now_ms + window_ms then -- the clock went back, or the window became shorter
-      ends = now_ms + window_ms
+    if ends > latest then -- the clock went back, or the window became shorter
+      ends = latest
       redis.call('PEXPIREAT', key, string.format('%.0f', ends))
     end
   end
-  local live = ends > now_ms
-  if live then left = math.max(0, math.min(limit, left)) else left = limit end
-  local rest = 0
-  if live then rest = ends * 1000 - now end
-  return n <= left, left, rest, rest, 0, function()
-    if what == -1 then
-      if not live or window > 0 and window ~= ends then return left, rest end
-      left = math.min(limit, left + n)
+  local live, rest = ends > now_ms, 0
+  if live then taken, rest = math.max(0, taken), ends * 1000 - now else taken = 0 end
+  return taken + n <= limit, math.max(0, limit - taken), rest, rest, 0, function()
+    if what == 1 then
+      if not live then ends = latest end
+      taken = taken + n
+    elseif live and (window == 0 or window == ends) then
+      taken = math.max(0, taken - n)
     else
-      if not live then ends = now_ms + window_ms end
-      left = left - n
+      return math.max(0, limit - taken), rest
     end
-    store(key, string.format('%.0f', left), ends * 1000)
-    return left, ends * 1000 - now
+    store(key, string.format('%.0f', taken), ends * 1000)
+    return math.max(0, limit - taken), ends * 1000 - now
   end
 end

@@ -3,34 +3,44 @@ package window
 import "github.com/tokenrefill/refiller/limit/internal/decide"
 
 // fixed computes what fixed.lua does.
-type fixed struct{ limit, window int64 } // ms
+type fixed struct {
+	limit, window int64                             // ms
+	span          func(at int64) (begin, end int64) // of the calendar; nil: a window starts at its first take
+}
 
 // count is what a fixed window stores.
-type count struct{ left, ends int64 } // Unix ms
+type count struct{ taken, ends int64 } // Unix ms
 
-func newFixed(r decide.Rule) decide.Model[count] { return fixed{r.Args[0], r.Args[1]} }
+func newFixed(r decide.Rule) decide.Model[count] { return fixed{r.Args[0], r.Args[1], r.Span} }
+
+// latest is the end of a window that starts now, and of one of the calendar that is under way, in ms.
+func (f fixed) latest(now int64) int64 {
+	if f.span == nil {
+		return now/1000 + f.window
+	}
+	_, end := f.span(now)
+	return end / 1000
+}
 
 // Step implements decide.Model.
 func (f fixed) Step(s count, what decide.What, n, era, now int64) (count, int64, decide.Outcome) {
-	ms := now / 1000
-	s.ends = min(s.ends, ms+f.window)
-	live := s.ends > ms
-	if live {
-		s.left = max(0, min(f.limit, s.left))
-	} else {
-		s = count{left: f.limit}
+	latest := f.latest(now)
+	s.ends = min(s.ends, latest)
+	live := s.ends > now/1000
+	if !live {
+		s = count{}
 	}
-	o := decide.Outcome{Fits: what == decide.Return || n <= s.left}
+	o := decide.Outcome{Fits: what == decide.Return || s.taken+n <= f.limit}
 	switch {
 	case what == decide.Return && live && (era == 0 || era == s.ends):
-		s.left = min(f.limit, s.left+n)
+		s.taken = max(0, s.taken-n)
 	case what == decide.Take && o.Fits:
 		if !live {
-			s.ends, live = ms+f.window, true
+			s.ends, live = latest, true
 		}
-		s.left -= n
+		s.taken += n
 	}
-	o.Left = s.left
+	o.Left = max(0, f.limit-s.taken)
 	if live {
 		o.Reset = s.ends*1000 - now
 	}

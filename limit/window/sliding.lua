@@ -1,10 +1,10 @@
 
--- sliding: tokens in any stretch of time as long as the window. Its numbers: the limit, the length of a slot in µs and the
--- number of slots in a window.
--- The key holds the newest slot with a take, then the tokens taken in it and in each slot before it. A take counts until
--- its whole slot has left the window. What is returned goes back to its slot; not known, to the oldest ones.
+-- sliding: tokens in any stretch of time as long as the window. Its numbers: the limit, the length of a slot in µs and
+-- the number of slots in a window.
+-- The key holds the newest slot with a take, then the tokens taken in it and in each slot before it. A take counts
+-- until its whole slot has left the window. What is returned goes back to its slot; not known, to the oldest ones.
 rules.sliding = function(key, what, n, now, limit, slot_us, slots, window)
-  local v = get(key)
+  local v = get_text(key)
   if v == false or v and not string.find(v, '^%d+[ %d]*$') then return nil end
   local slot, taken, used = math.floor(now / slot_us), {}, 0
   for age = 0, slots do taken[age] = 0 end

@@ -10,6 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/tokenrefill/refiller/fetch"
+	"github.com/tokenrefill/refiller/limit/calendar"
 	"github.com/tokenrefill/refiller/limit/internal/decide"
 	"github.com/tokenrefill/refiller/policy"
 )
@@ -29,7 +30,7 @@ type Kind int
 
 // Kinds of windows.
 const (
-	Fixed   Kind = iota // from the first take on
+	Fixed   Kind = iota // from the first take on, or those of the calendar
 	Sliding             // any stretch of time of the window's length
 )
 
@@ -39,15 +40,19 @@ const Slots = 10
 // Config is how many tokens a window holds.
 type Config struct {
 	// Name tells limits apart that share their keys: at most 64 letters, digits
-	// and _ . -. With a name, {K}:win becomes {K}:win:name.
+	// and _ . - / :. With a name, {K}:win becomes {K}:win:name.
 	Name string
 	// Kind is Fixed, the default, or Sliding.
 	Kind Kind
-	// Limit is the most tokens in one window, 1 to policy.MaxTokens. A fixed
-	// window that is under way when Limit grows keeps its old one.
+	// Limit is the most tokens in one window, 1 to policy.MaxTokens. One that changes is in force at once, and what was
+	// taken in the window counts.
 	Limit int64
 	// Window is its length: whole milliseconds, 1ms to policy.MaxPer.
 	Window time.Duration
+	// Per is, instead of a Window, the stretch of the calendar that a Fixed window is: a day from midnight to midnight.
+	Per calendar.Unit
+	// In is the time zone of the calendar; nil is UTC.
+	In *time.Location
 }
 
 // Rule is what the limit is in a decision of several.
@@ -56,23 +61,53 @@ func (c Config) Rule() (decide.Rule, error) {
 		return decide.Rule{}, err
 	}
 	if c.Limit < 1 || c.Limit > policy.MaxTokens {
-		return decide.Rule{}, fmt.Errorf("limit: %d is not a whole number from 1 to %d", c.Limit, int64(policy.MaxTokens))
+		return decide.Rule{}, fmt.Errorf("limit: %d is not a whole number from 1 to %d; to have no limit, use no limiter",
+			c.Limit, int64(policy.MaxTokens))
 	}
-	if c.Window < time.Millisecond || c.Window > policy.MaxPer || c.Window%time.Millisecond != 0 {
-		return decide.Rule{}, fmt.Errorf("window: %s is not from 1ms to %s in whole milliseconds", c.Window, policy.MaxPer)
+	if err := c.checkLength(); err != nil {
+		return decide.Rule{}, err
 	}
-	r := decide.Rule{Name: c.Name, Limit: c.Limit, Window: c.Window}
+	r := decide.Rule{Name: c.Name, Limit: c.Limit, Window: c.Window, Text: fmt.Sprintf("%d per %s", c.Limit, c.Window)}
 	switch c.Kind {
 	case Fixed:
 		r.Kind, r.Suffix, r.Source, r.Args = "fixed", "win", fixedSource, [3]int64{c.Limit, c.Window.Milliseconds()}
+		if c.Per.Valid() {
+			r.Window, r.Text, r.Span = c.Per.Usual(), fmt.Sprintf("%d per %s", c.Limit, c.Per), c.span
+		}
 		r.Era = func(now int64, o *decide.Outcome) int64 { return (now + o.Reset) / 1000 }
 		return decide.WithModel(r, newFixed(r)), nil
 	case Sliding:
-		r.Kind, r.Suffix, r.Source, r.Args = "sliding", "sld", slidingSource, [3]int64{c.Limit, c.Window.Microseconds() / Slots, Slots}
+		r.Kind, r.Suffix, r.Source = "sliding", "sld", slidingSource
+		r.Args = [3]int64{c.Limit, c.Window.Microseconds() / Slots, Slots}
 		r.Era = func(now int64, _ *decide.Outcome) int64 { return now / r.Args[1] }
 		return decide.WithModel(r, newSliding(r)), nil
 	}
 	return decide.Rule{}, fmt.Errorf("kind: %d is neither Fixed nor Sliding", c.Kind)
+}
+
+// checkLength reports whether the window has a length, or is one of the calendar.
+func (c Config) checkLength() error {
+	switch {
+	case c.Per != 0 && !c.Per.Valid():
+		return fmt.Errorf("per: %s; want calendar.Minute to calendar.Month", c.Per)
+	case c.Per.Valid() && c.Window != 0:
+		return fmt.Errorf("window: it excludes per, %s", c.Per)
+	case c.Per.Valid() && c.Kind == Sliding:
+		return errors.New("per: a sliding window follows no calendar")
+	case c.Per.Valid():
+		return nil
+	case c.In != nil:
+		return errors.New("in: only a window of the calendar has a time zone")
+	case c.Window < time.Millisecond || c.Window > policy.MaxPer || c.Window%time.Millisecond != 0:
+		return fmt.Errorf("window: %s is not from 1ms to %s in whole milliseconds", c.Window, policy.MaxPer)
+	}
+	return nil
+}
+
+// span is the window of the calendar that contains an instant; instants are Unix µs.
+func (c Config) span(at int64) (begin, end int64) {
+	b, e := c.Per.Span(time.UnixMicro(at), c.In)
+	return b.UnixMicro(), e.UnixMicro()
 }
 
 // Limiter answers for any number of keys with one Config.
@@ -120,5 +155,11 @@ func (l *Limiter) Return(ctx context.Context, key string, n int64, opts ...fetch
 	return err
 }
 
-// Window is the window's length.
+// String is the limit as people say it.
+func (l *Limiter) String() string { return l.core.Rule.Text }
+
+// Reset begins a key's window anew, with nothing taken.
+func (l *Limiter) Reset(ctx context.Context, key string) error { return l.core.Reset(ctx, key) }
+
+// Window is the window's length; of the calendar, its usual one.
 func (l *Limiter) Window() time.Duration { return l.core.Rule.Window }

@@ -9,6 +9,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/tokenrefill/refiller/limit/calendar"
 	"github.com/tokenrefill/refiller/limit/internal/limittest"
 )
 
@@ -47,4 +48,18 @@ func TestScriptsAgreeWithTheModelsOnTheEmbeddedStore(t *testing.T) {
 	rng := limittest.Rand(t)
 	rdb, tick := limittest.Embedded(t, rng)
 	agree(t, rdb, tick, rng, 300)
+}
+
+// The store's clock is in another year than this process's: the server's says which window of the calendar it is.
+func TestTheScriptFollowsTheCalendarOfTheServer(t *testing.T) {
+	t.Parallel()
+	rng := limittest.Rand(t)
+	in, err := time.LoadLocation("America/New_York")
+	require.NoError(t, err)
+	for unit := calendar.Minute; unit <= calendar.Month; unit++ {
+		rdb, tick := limittest.EmbeddedAt(t, rng, time.Date(2029, 10, 30, 0, 0, 0, 0, in), unit.Usual()/8)
+		rule, err := Config{Limit: 20, Per: unit, In: in}.Rule()
+		require.NoError(t, err)
+		require.NotZero(t, limittest.Agree(t, rdb, tick, rng, rule, newFixed(rule), true, "K", 300), unit)
+	}
 }

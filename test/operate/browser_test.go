@@ -14,7 +14,7 @@ import (
 	"github.com/gorilla/websocket"
 	"github.com/stretchr/testify/require"
 
-	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
 )
 
 // browser is one tab of a headless Chromium, driven by its DevTools protocol.
@@ -46,7 +46,8 @@ func openBrowser(t *testing.T) *browser {
 		}
 	}
 	require.NotEmpty(t, path, "scripts/require.sh chromium installs it")
-	p := testenv.Start(t, path, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars", "--no-first-run",
+	p := testenv.Start(t, path, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
+		"--hide-scrollbars", "--no-first-run",
 		"--remote-debugging-port=0", "--user-data-dir="+t.TempDir(), "about:blank")
 	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
 	defer cancel()
@@ -111,7 +112,8 @@ func (b *browser) eval(expression string, result any) {
 		Result           struct{ Value json.RawMessage }
 		ExceptionDetails any
 	}
-	b.do("Runtime.evaluate", map[string]any{"expression": expression, "returnByValue": true, "awaitPromise": true}, &answer)
+	b.do("Runtime.evaluate", map[string]any{"expression": expression, "returnByValue": true, "awaitPromise": true},
+		&answer)
 	require.Nil(b.t, answer.ExceptionDetails, expression)
 	if result != nil {
 		require.NoError(b.t, json.Unmarshal(answer.Result.Value, result), "%s: %s", expression, answer.Result.Value)
@@ -131,8 +133,10 @@ func (b *browser) until(expression string) {
 // open loads a page in a window of some size and colour scheme.
 func (b *browser) open(url string, width, height int, scheme string) {
 	b.t.Helper()
-	b.do("Emulation.setDeviceMetricsOverride", map[string]any{"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}, nil)
-	b.do("Emulation.setEmulatedMedia", map[string]any{"features": []map[string]string{{"name": "prefers-color-scheme", "value": scheme}}}, nil)
+	b.do("Emulation.setDeviceMetricsOverride", map[string]any{"width": width, "height": height, "deviceScaleFactor": 1,
+		"mobile": width < 500}, nil)
+	b.do("Emulation.setEmulatedMedia", map[string]any{"features": []map[string]string{{"name": "prefers-color-scheme",
+		"value": scheme}}}, nil)
 	b.do("Page.navigate", map[string]any{"url": url}, nil)
 	b.until(`location.href == ` + string(must(json.Marshal(url))) + ` && document.readyState == "complete"`)
 }

@@ -19,13 +19,14 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tokenrefill/refiller/internal/admin"
-	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
 	"github.com/tokenrefill/refiller/lua"
 )
 
 const patience = 30 * time.Second
 
-// eventually waits until the condition holds. It asks on the goroutine of the test, so that the condition may fail the test.
+// eventually waits until the condition holds. It asks on the goroutine of the test, so that the condition may fail the
+// test.
 func eventually(t *testing.T, condition func() bool, within, pause time.Duration, what ...any) {
 	t.Helper()
 	for began := time.Now(); !condition(); rest(t, pause) {
@@ -50,7 +51,8 @@ func startNode(t *testing.T, name, config string, args ...string) *node {
 	require.NoError(t, os.Symlink(filepath.Join("..data", "config.yaml"), filepath.Join(n.mount, "config.yaml")))
 	n.Process = testenv.StartCommand(t, testenv.Command{
 		Name: name, Path: testenv.Build(t, "./cmd/refiller"),
-		Args: append([]string{"run", "--config", filepath.Join(n.mount, "config.yaml"), "--identity", name, "--listen", "127.0.0.1:0"}, args...),
+		Args: append([]string{"run", "--config", filepath.Join(n.mount, "config.yaml"), "--identity", name, "--listen",
+			"127.0.0.1:0"}, args...),
 	})
 	n.findAddr(1)
 	return n
@@ -69,6 +71,13 @@ func (n *node) findAddr(run int) {
 		n.addr = found[run-1][1]
 		return true
 	}, patience, 5*time.Millisecond, "the replica starts")
+}
+
+// logs waits until the log says it: what a reply of Redis brings about is in Redis before it is in the log.
+func (n *node) logs(text string) {
+	n.t.Helper()
+	eventually(n.t, func() bool { return strings.Contains(n.Log(), text) }, patience, 5*time.Millisecond,
+		"the log says %q", text)
 }
 
 // configure swaps the mounted file as kubelet does.
@@ -139,7 +148,8 @@ lines:
 // ready waits until the probe answers.
 func (n *node) ready() {
 	n.t.Helper()
-	eventually(n.t, func() bool { _, err := n.get("/readyz"); return err == nil }, patience, 10*time.Millisecond, "the replica is ready")
+	eventually(n.t, func() bool { _, err := n.get("/readyz"); return err == nil }, patience, 10*time.Millisecond,
+		"the replica is ready")
 }
 
 // consumer takes whatever there is from a bucket, all the time.

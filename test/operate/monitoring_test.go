@@ -19,7 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tokenrefill/refiller/internal/metrics"
-	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
 )
 
 // panel is a panel of the dashboard as far as the tests read it.
@@ -72,7 +72,9 @@ func demo(t *testing.T) []*node {
 	t.Helper()
 	server, etcd := testenv.Redis(t), testenv.Etcd(t, 1)
 	config := fmt.Sprintf("region: eu\npools: [{name: payments, rate: 100/s, capacity: 300, regions: {eu: {}}}]\nredis: {url: %q}\nversion: 1\nelection: {mode: etcd, endpoints: [%q], ttl: 2s}\nbuckets:\n"+
-		"  - {key: checkout, capacity: 1000, rate: 500/s}\n  - {key: mail, capacity: 100, rate: 10/s}\n", server.URL(), etcd.Endpoints()[0])
+		"  - {key: checkout, capacity: 1000, rate: 500/s}\n  - {key: mail, capacity: 100, rate: 10/s}\n"+
+		"templates: [{prefix: \"user:\", capacity: 60, rate: 1/s}]\n", server.URL(),
+		etcd.Endpoints()[0])
 	var nodes []*node
 	for _, name := range []string{"a", "b", "c"} {
 		nodes = append(nodes, startNode(t, name, config))
@@ -109,7 +111,8 @@ func coordinator(t *testing.T, nodes []*node) {
 	eventually(t, func() bool {
 		for _, n := range nodes {
 			if n.Running() {
-				if _, known := n.metric("refiller_pool_claimed_tokens_per_second"); known == 1 && len(n.status().Pools.Shares) == 1 {
+				if _, known := n.metric("refiller_pool_claimed_tokens_per_second"); known == 1 &&
+					len(n.status().Pools.Shares) == 1 {
 					return true
 				}
 			}
@@ -160,9 +163,12 @@ func startPrometheus(t *testing.T, nodes []*node) *prometheus {
 	require.NoError(t, err)
 	dir := t.TempDir()
 	file := filepath.Join(dir, "prometheus.yml")
-	require.NoError(t, os.WriteFile(file, fmt.Appendf(nil, "global: {scrape_interval: 1s, evaluation_interval: 1s}\nrule_files: [%q]\n"+
-		"scrape_configs:\n  - job_name: refiller\n    static_configs: [{targets: [%s]}]\n", rules, strings.Join(targets, ", ")), 0o600))
-	p := testenv.Start(t, tool(t, "prometheus"), "--config.file="+file, "--storage.tsdb.path="+filepath.Join(dir, "data"), "--web.listen-address=127.0.0.1:0")
+	require.NoError(t, os.WriteFile(file, fmt.Appendf(nil,
+		"global: {scrape_interval: 1s, evaluation_interval: 1s}\nrule_files: [%q]\n"+
+			"scrape_configs:\n  - job_name: refiller\n    static_configs: [{targets: [%s]}]\n", rules,
+		strings.Join(targets, ", ")), 0o600))
+	p := testenv.Start(t, tool(t, "prometheus"), "--config.file="+file, "--storage.tsdb.path="+filepath.Join(dir, "data"),
+		"--web.listen-address=127.0.0.1:0")
 	found, err := p.WaitLog(t.Context(), regexp.MustCompile(`Listening on" address=(\S+)`))
 	require.NoError(t, err)
 	_, err = p.WaitLog(t.Context(), regexp.MustCompile("Server is ready to receive web requests"))
@@ -223,6 +229,7 @@ func TestNoPanelIsWithoutDataInARealPrometheus(t *testing.T) {
 		}
 	}
 	require.Empty(t, p.query(`ALERTS{alertstate="firing",severity="critical"}`), "nothing is wrong")
-	beyond := p.query("sum(increase(refiller_credit_added_tokens_total[" + scraped.String() + "])) - sum(increase(refiller_credit_due_tokens_total[" + scraped.String() + "]))")
+	beyond := p.query("sum(increase(refiller_credit_added_tokens_total[" + scraped.String() +
+		"])) - sum(increase(refiller_credit_due_tokens_total[" + scraped.String() + "]))")
 	require.InDelta(t, 0, beyond[0], 5, "what was credited was due")
 }

@@ -2,6 +2,7 @@ package operate
 
 import (
 	"fmt"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -12,13 +13,14 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tokenrefill/refiller/internal/config"
-	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
 	"github.com/tokenrefill/refiller/lua"
 )
 
 // limit is a configuration with one bucket.
 func limit(url string, version int, rate string) string {
-	return fmt.Sprintf("redis: {url: %q}\nversion: %d\nbuckets:\n  - {key: checkout, capacity: 1000, rate: %s}\n", url, version, rate)
+	return fmt.Sprintf("redis: {url: %q}\nversion: %d\nbuckets:\n  - {key: checkout, capacity: 1000, rate: %s}\n", url,
+		version, rate)
 }
 
 func TestALoweredLimitIsInForceEverywhereSoonAndNeverRefills(t *testing.T) {
@@ -38,8 +40,10 @@ func TestALoweredLimitIsInForceEverywhereSoonAndNeverRefills(t *testing.T) {
 			// The cut-off one starts first, so that it is the leader if there is one.
 			cutURL := "redis://" + proxy.Addr() + "/0"
 			cut := startNode(t, "cut", config(cutURL, 1, "1000/s"))
-			eventually(t, func() bool { _, err := lua.Peek(t.Context(), rdb, "checkout", 1); return err == nil }, patience, 10*time.Millisecond)
-			others := []*node{startNode(t, "a", config(server.URL(), 1, "1000/s")), startNode(t, "b", config(server.URL(), 1, "1000/s"))}
+			eventually(t, func() bool { _, err := lua.Peek(t.Context(), rdb, "checkout", 1); return err == nil }, patience,
+				10*time.Millisecond)
+			others := []*node{startNode(t, "a", config(server.URL(), 1, "1000/s")),
+				startNode(t, "b", config(server.URL(), 1, "1000/s"))}
 			for _, n := range others {
 				n.ready()
 			}
@@ -124,8 +128,8 @@ func TestABadFileIsRefusedAndTheOldOneStaysInForce(t *testing.T) {
 	path := filepath.Join(n.mount, "config.yaml")
 	require.Contains(t, s.Reload.Problems[0], path+":4:")
 	require.Contains(t, s.Reload.Problems[1], path+":5:1: typo")
-	require.Contains(t, n.Log(), "config refused: the old one stays in force")
-	require.Contains(t, n.Log(), "buckets[0].rate")
+	n.logs("config refused: the old one stays in force")
+	n.logs("buckets[0].rate")
 	refused, _ := n.metric("refiller_config_reloads_total", `result="refused"`)
 	require.EqualValues(t, 1, refused)
 	ok, _ := n.metric("refiller_config_last_reload_ok")
@@ -147,6 +151,14 @@ func TestHangupReadsTheFileAgain(t *testing.T) {
 	eventually(t, func() bool { return n.status().Reload.Unchanged == 1 }, patience, 10*time.Millisecond)
 	require.Equal(t, "SIGHUP", n.status().Reload.Cause)
 	require.True(t, n.Running())
+
+	// A file that is read while it isn't there is refused, until it is back.
+	path := filepath.Join(n.mount, "config.yaml")
+	require.NoError(t, os.Rename(path, path+".away"))
+	n.Signal(syscall.SIGHUP)
+	eventually(t, func() bool { return n.status().Reload.Result == "refused" }, patience, 10*time.Millisecond)
+	require.NoError(t, os.Rename(path+".away", path))
+	eventually(t, func() bool { return n.status().Reload.Result == "unchanged" }, patience, 10*time.Millisecond)
 }
 
 // What is written to etcd changes all replicas at once, as far as it is right and
@@ -168,7 +180,8 @@ func TestADocumentInEtcdChangesAllReplicas(t *testing.T) {
 		return fmt.Sprintf("version: %d\nbuckets: [{key: checkout, capacity: 1000, rate: %s}]\n", version, rate)
 	}
 	put(document(2, "200/s"))
-	nodes := []*node{startNode(t, "a", file(1, "100/s"), "--config-etcd"), startNode(t, "b", file(1, "100/s"), "--config-etcd")}
+	nodes := []*node{startNode(t, "a", file(1, "100/s"), "--config-etcd"),
+		startNode(t, "b", file(1, "100/s"), "--config-etcd")}
 	for _, n := range nodes {
 		n.ready()
 	}
@@ -226,7 +239,8 @@ func TestADocumentInEtcdChangesAllReplicas(t *testing.T) {
 func TestStatusShowsThePolicyInForceAndMarksAConflict(t *testing.T) {
 	t.Parallel()
 	server := testenv.Redis(t)
-	first := startNode(t, "first", limit(server.URL(), 1, "5/s")+"templates: [{prefix: \"user:\", capacity: 9, rate: 1/s}]\n")
+	first := startNode(t, "first", limit(server.URL(), 1,
+		"5/s")+"templates: [{prefix: \"user:\", capacity: 9, rate: 1/s}]\n")
 	first.ready()
 	require.Eventually(t, func() bool {
 		_, err := lua.Peek(t.Context(), server.Client(), "checkout", 1)
@@ -245,7 +259,8 @@ func TestStatusShowsThePolicyInForceAndMarksAConflict(t *testing.T) {
 	require.True(t, s.Buckets[0].Conflict)
 	require.Equal(t, []config.Difference{{Field: "rate", InForce: "5/s", File: "50/s"}}, s.Buckets[0].Differs)
 	for name, want := range map[string]float64{
-		"refiller_config_last_reload_ok": 0, "refiller_buckets_conflicting": 1, "refiller_templates_conflicting": 1, "refiller_pools_conflicting": 0,
+		"refiller_config_last_reload_ok": 0, "refiller_buckets_conflicting": 1, "refiller_templates_conflicting": 1,
+		"refiller_pools_conflicting": 0,
 	} {
 		got, _ := n.metric(name)
 		require.InDelta(t, want, got, 0, name)
@@ -254,7 +269,7 @@ func TestStatusShowsThePolicyInForceAndMarksAConflict(t *testing.T) {
 	require.NoError(t, err)
 	require.Contains(t, page, "Other policies are in force under version 1")
 	require.NotContains(t, page, "50/s")
-	require.Contains(t, n.Log(), "policy changed under the same version and is ignored")
+	n.logs("policy changed under the same version and is ignored")
 
 	program := testenv.Build(t, "./cmd/refiller")
 	out, err := exec.CommandContext(t.Context(), program, "status", "--addr", n.addr).CombinedOutput()
@@ -265,7 +280,8 @@ func TestStatusShowsThePolicyInForceAndMarksAConflict(t *testing.T) {
 	diff.Stdin = strings.NewReader(other)
 	out, err = diff.Output()
 	require.Equal(t, 3, diff.ProcessState.ExitCode(), "%v", err)
-	require.Contains(t, string(out), "! bucket \"checkout\" conflict: it would be ignored, since version 1 is in force: raise the file's\n    rate: 5/s → 50/s\n")
+	require.Contains(t, string(out), "! bucket \"checkout\" conflict: it would be ignored, since version 1 is in force: "+
+		"raise the file's\n    rate: 5/s → 50/s\n")
 
 	n.configure(strings.Replace(other, "version: 1", "version: 2", 1))
 	require.Eventually(t, func() bool {
@@ -274,4 +290,128 @@ func TestStatusShowsThePolicyInForceAndMarksAConflict(t *testing.T) {
 	}, patience, 10*time.Millisecond)
 	ok, _ := n.metric("refiller_config_last_reload_ok")
 	require.InDelta(t, 1, ok, 0)
+}
+
+// A file that was put back without raising its version has no say, also after a restart of the replica: what is
+// shown and exported says so for as long as it is true.
+func TestAnOlderFileThatIsPutBackIsShownAsWithoutEffect(t *testing.T) {
+	t.Parallel()
+	server := testenv.Redis(t)
+	prefixed := func(capacity int) string {
+		return fmt.Sprintf("templates: [{prefix: \"user:\", capacity: %d, rate: 1/s}]\n", capacity)
+	}
+	n := startNode(t, "one", limit(server.URL(), 7, "50/s")+prefixed(9))
+	n.ready()
+	require.Eventually(t, func() bool { refills, _ := n.metric("refiller_refills_total"); return refills > 0 }, patience,
+		10*time.Millisecond)
+	n.Stop()
+
+	n = startNode(t, "one", limit(server.URL(), 6, "5/s")+prefixed(90))
+	n.ready()
+	require.Eventually(t, func() bool {
+		refills, _ := n.metric("refiller_refills_total")
+		return n.status().Outdated.Total == 2 && refills > 10
+	}, patience, 10*time.Millisecond)
+	s := n.status()
+	require.Equal(t, []string{"checkout"}, s.Outdated.Buckets)
+	require.Equal(t, "the templates of version 7 are published", s.Outdated.Templates)
+	require.Equal(t, "50/s", s.Buckets[0].Rate, "what is enforced")
+	for name, want := range map[string]float64{
+		"refiller_buckets_outdated": 1, "refiller_templates_outdated": 1, "refiller_pools_outdated": 0,
+		"refiller_buckets_conflicting": 0,
+	} {
+		got, _ := n.metric(name)
+		require.InDelta(t, want, got, 0, name)
+	}
+	page, err := n.get("/")
+	require.NoError(t, err)
+	require.Contains(t, page, "A later version is in force than version 6")
+	out, err := exec.CommandContext(t.Context(), testenv.Build(t, "./cmd/refiller"), "status", "--addr", n.addr).Output()
+	require.NoError(t, err)
+	require.Contains(t, string(out), "OLD FILE  a later version is in force than version 6")
+
+	n.configure(limit(server.URL(), 8, "5/s") + prefixed(90))
+	require.Eventually(t, func() bool {
+		s := n.status()
+		return s.Outdated.Total == 0 && s.Buckets[0].Rate == "5/s"
+	}, patience, 10*time.Millisecond)
+}
+
+// Templates have no refill every second that could be missed: a replica of these alone says why it pauses.
+func TestAReplicaOfTemplatesAloneSaysThatItsRedisIsAway(t *testing.T) {
+	t.Parallel()
+	server := testenv.Redis(t)
+	n := startNode(t, "one", fmt.Sprintf("redis: {url: %q}\ntemplates: [{prefix: \"user:\", capacity: 9, rate: 1/s}]\n",
+		server.URL()))
+	n.ready()
+	require.Empty(t, n.status().Away)
+	server.Kill()
+	require.Eventually(t, func() bool { return n.status().Away != "" }, patience, 10*time.Millisecond)
+	page, err := n.get("/")
+	require.NoError(t, err)
+	require.Contains(t, page, "Refills pause:</strong>")
+	out, err := exec.CommandContext(t.Context(), testenv.Build(t, "./cmd/refiller"), "status", "--addr", n.addr).Output()
+	require.NoError(t, err)
+	require.Contains(t, string(out), "PAUSED   refills pause: ")
+	server.Restart()
+	require.Eventually(t, func() bool { return n.status().Away == "" }, patience, 10*time.Millisecond)
+}
+
+// An override counts over a bucket that is configured later. No version of the file changes that, so nothing asks for
+// one.
+func TestABucketWithAnOverrideIsShownAsSuch(t *testing.T) {
+	t.Parallel()
+	server := testenv.Redis(t)
+	program := testenv.Build(t, "./cmd/refiller")
+	run := func(stdin string, args ...string) (string, int) {
+		t.Helper()
+		cmd := exec.CommandContext(t.Context(), program, args...)
+		cmd.Stdin = strings.NewReader(stdin)
+		out, err := cmd.Output()
+		require.NotNil(t, cmd.ProcessState, err)
+		return string(out), cmd.ProcessState.ExitCode()
+	}
+	templates := "templates: [{prefix: \"check\", capacity: 9, rate: 1/s}]\n"
+	n := startNode(t, "one", fmt.Sprintf("redis: {url: %q}\nversion: 1\n", server.URL())+templates)
+	n.ready()
+	eventually(t, func() bool {
+		_, code := run("", "limit", "set", "checkout", "--rate", "2/s", "--redis", server.URL())
+		return code == 0
+	}, patience, 50*time.Millisecond, "the template is published")
+	_, err := exec.CommandContext(t.Context(), testenv.Build(t, "./cmd/consumer"), "take", "checkout", "--redis",
+		server.URL()).Output()
+	require.NoError(t, err)
+
+	later := limit(server.URL(), 2, "5/s") + templates
+	n.configure(later)
+	eventually(t, func() bool {
+		s := n.status()
+		refills, _ := n.metric("refiller_refills_total", `bucket="checkout"`)
+		return s.Config == 2 && refills > 3
+	}, patience, 10*time.Millisecond)
+	s := n.status()
+	require.True(t, s.Buckets[0].Override)
+	require.False(t, s.Buckets[0].Outdated)
+	require.Equal(t, "2/s", s.Buckets[0].Rate, "what is enforced")
+	require.Zero(t, s.Outdated.Total)
+	require.Zero(t, s.Conflicts.Total)
+	outdated, _ := n.metric("refiller_buckets_outdated")
+	require.Zero(t, outdated)
+	n.logs("bucket has an override, which counts instead of the config")
+	page, err := n.get("/")
+	require.NoError(t, err)
+	require.Contains(t, page, "override")
+	require.NotContains(t, page, "4503599627370496")
+	out, _ := run("", "status", "--addr", n.addr)
+	require.Regexp(t, `checkout .* 2/s .* override\n`, out)
+	out, code := run(later, "diff", "-")
+	require.Zero(t, code)
+	require.Equal(t, "no change\nnote: bucket \"checkout\" has an override, which counts instead of the file: "+
+		"limit unset ends it\n", out)
+
+	out, code = run("", "limit", "unset", "checkout", "--redis", server.URL())
+	require.Regexp(t, "^checkout: no template matches it any more; its bucket holds [0-9]+\n$", out)
+	require.Zero(t, code)
+	eventually(t, func() bool { b := n.status().Buckets[0]; return b.Rate == "5/s" && !b.Override }, patience,
+		10*time.Millisecond, "then the file counts")
 }

@@ -15,15 +15,15 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
 	"github.com/tokenrefill/refiller/lua"
 )
 
 // gracePeriod is deploy/k8s' terminationGracePeriodSeconds.
 const gracePeriod = 30 * time.Second
 
-// gaps follows a bucket's refills on Redis' own clock. A look that comes late finds several since the one before: then the
-// mean of their gaps counts, which the largest is not below.
+// gaps follows a bucket's refills on Redis' own clock. A look that comes late finds several since the one before: then
+// the mean of their gaps counts, which the largest is not below.
 type gaps struct {
 	mu      sync.Mutex
 	largest time.Duration
@@ -124,7 +124,8 @@ func TestARollingRestartLeavesNoGapAndLosesNoToken(t *testing.T) {
 			for _, n := range nodes {
 				n.ready()
 			}
-			eventually(t, func() bool { _, err := lua.Peek(t.Context(), rdb, "checkout", 1); return err == nil }, patience, 10*time.Millisecond)
+			eventually(t, func() bool { _, err := lua.Peek(t.Context(), rdb, "checkout", 1); return err == nil }, patience,
+				10*time.Millisecond)
 			load, steady := consume(t, rdb, "checkout"), want(t, rdb, "mail", 4, 10*time.Millisecond)
 			refills := watchGaps(t, rdb, "checkout")
 			rest(t, time.Second)
@@ -133,7 +134,10 @@ func TestARollingRestartLeavesNoGapAndLosesNoToken(t *testing.T) {
 			tokensBefore, lastBefore := load.account(t, rdb, "checkout")
 
 			// The one that refills goes first, so that every restart moves the work.
-			slices.SortFunc(nodes, func(x, y *node) int { return int(y.status().Calls["applied"] - x.status().Calls["applied"]) })
+			slices.SortFunc(nodes, func(
+				x, y *node) int {
+				return int(y.status().Calls["applied"] - x.status().Calls["applied"])
+			})
 			for _, n := range nodes {
 				began := time.Now()
 				n.Signal(syscall.SIGTERM)
@@ -152,7 +156,8 @@ func TestARollingRestartLeavesNoGapAndLosesNoToken(t *testing.T) {
 			largest, seen := refills.take(t)
 			t.Logf("%s: largest gap of %d refills in the roll-out %s, before it %s", mode, seen, largest, quiet)
 			const interval = 100 * time.Millisecond
-			require.Less(t, largest, 10*interval+quiet, "a few intervals on a busy machine, and no lease has to end; make failover measures")
+			require.Less(t, largest, 10*interval+quiet,
+				"a few intervals on a busy machine, and no lease has to end; make failover measures")
 
 			asked, denied := steady.asked.Load(), steady.denied.Load()
 			t.Logf("%s: of %d tokens that a steady system admits, %d were denied", mode, asked, denied)
@@ -173,7 +178,8 @@ func TestTheProbesTellWhatTheyAreFor(t *testing.T) {
 	n := startNode(t, "a", limit(server.URL(), 1, "500/s"))
 	n.ready()
 	server.Pause()
-	eventually(t, func() bool { _, err := n.get("/readyz"); return err != nil }, patience, 10*time.Millisecond, "not ready without Redis")
+	eventually(t, func() bool { _, err := n.get("/readyz"); return err != nil }, patience, 10*time.Millisecond,
+		"not ready without Redis")
 	_, err := n.get("/livez")
 	require.NoError(t, err, "but alive: a restart would not help")
 	server.Resume()
@@ -183,7 +189,8 @@ func TestTheProbesTellWhatTheyAreFor(t *testing.T) {
 func TestAReplicaThatCannotReachEtcdEndsWithinTheGracePeriod(t *testing.T) {
 	t.Parallel()
 	server, etcd := testenv.Redis(t), testenv.Etcd(t, 1)
-	n := startNode(t, "a", limit(server.URL(), 1, "500/s")+fmt.Sprintf("election: {mode: etcd, endpoints: [%q]}\n", etcd.Endpoints()[0]))
+	election := fmt.Sprintf("election: {mode: etcd, endpoints: [%q]}\n", etcd.Endpoints()[0])
+	n := startNode(t, "a", limit(server.URL(), 1, "500/s")+election)
 	leader(t, []*node{n})
 	for _, m := range etcd.Members() {
 		m.Pause()

@@ -7,14 +7,14 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/tokenrefill/refiller/internal/faultproxy"
+	"github.com/tokenrefill/refiller/internal/testing/faultproxy"
 )
 
 // figures is how many steps it takes to hold their times against targets.
 const figures = 12
 
-// TestSharesFollowDemand has one region want much more, again and again, with no fault and 40 ms each way between regions and
-// etcd. It measures how long it takes until nine tenths of what the region gains are in force.
+// TestSharesFollowDemand has one region want much more, again and again, with no fault and 40 ms each way between
+// regions and etcd. It measures how long it takes until nine tenths of what the region gains are in force.
 func TestSharesFollowDemand(t *testing.T) {
 	if *steps < figures {
 		t.Parallel() // nothing is measured

@@ -12,16 +12,18 @@ import (
 	"github.com/hashicorp/go-hclog"
 	"github.com/stretchr/testify/require"
 
-	"github.com/tokenrefill/refiller/internal/faultproxy"
 	"github.com/tokenrefill/refiller/internal/redisconn"
+	"github.com/tokenrefill/refiller/internal/testing/faultproxy"
+	"github.com/tokenrefill/refiller/pool"
 )
 
 // Flags, after -args.
 var (
 	number = flag.Int("n", 0, "random schedules to run in TestSchedules; 0 runs one")
 	seed   = flag.Uint64("seed", 0, "seed of the first random schedule, the next has the next seed; 0 draws one")
-	steps  = flag.Int("steps", 1, "steps of demand in TestSharesFollowDemand; from 12 on the times are held against their targets")
-	long   = flag.Bool("long", false, "faults that outlast leases and grants")
+	steps  = flag.Int("steps", 1,
+		"steps of demand in TestSharesFollowDemand; from 12 on the times are held against their targets")
+	long = flag.Bool("long", false, "faults that outlast leases and grants")
 )
 
 func TestMain(m *testing.M) {
@@ -97,6 +99,12 @@ var faults = []fault{
 	}},
 	{"a region's clock steps forward", step(1)},
 	{"a region's clock steps back", step(-1)},
+	{"a region is drained", func(w *world) func() {
+		r, client := w.any(), w.etcd.Client()
+		drain := pool.Fencing{Operator: "alice", Drain: true}
+		require.NoError(w.t, pool.Fence(w.t.Context(), client, "/refiller/pools", r.name, drain))
+		return func() { require.NoError(w.t, pool.Lift(w.t.Context(), client, "/refiller/pools", r.name)) }
+	}},
 	{"a region's links change", func(w *world) func() { w.slow(w.any()); return nothing }},
 }
 
@@ -114,7 +122,8 @@ func oneWay(d faultproxy.Direction) func(*world) func() {
 func step(sign time.Duration) func(*world) func() {
 	return func(w *world) func() {
 		r := w.any()
-		jump := sign * []time.Duration{30 * time.Millisecond, 300 * time.Millisecond, 3 * time.Second, time.Minute}[w.rng.IntN(4)]
+		jump := sign * []time.Duration{30 * time.Millisecond, 300 * time.Millisecond, 3 * time.Second,
+			time.Minute}[w.rng.IntN(4)]
 		before := w.inForce(r)
 		r.skew += jump
 		r.redis.StepClock(r.skew)
@@ -203,7 +212,10 @@ func TestARegionThatIsCutOffKeepsItsFloorAndComesBack(t *testing.T) {
 	for _, r := range w.regions {
 		r.wants.Store(900)
 	}
-	w.eventually("each has a share", func() bool { return !slices.ContainsFunc(w.regions, func(r *region) bool { return !served(r) }) })
+	w.eventually("each has a share", func() bool {
+		return !slices.ContainsFunc(w.regions,
+			func(r *region) bool { return !served(r) })
+	})
 	for _, l := range us.links {
 		l.Cut()
 	}

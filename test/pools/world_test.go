@@ -20,8 +20,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tokenrefill/refiller/internal/admin"
-	"github.com/tokenrefill/refiller/internal/faultproxy"
-	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/internal/testing/faultproxy"
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )
@@ -143,8 +143,8 @@ func (r *region) restart() {
 	r.redis.Restart()
 }
 
-// inForce is the rate in force, in tokens per second. A grant ends with its era: the next refill credits nothing under it
-// once the clock has stepped back.
+// inForce is the rate in force, in tokens per second. A grant ends with its era: the next refill credits nothing under
+// it once the clock has stepped back.
 func inForce(p *lua.PeekReply) float64 {
 	if p == nil {
 		return 0
@@ -372,11 +372,12 @@ type account struct {
 	highest float64 // rate in force
 }
 
-// book takes two looks at a region, one after the other, and a ticket after them, and tells what is wrong with them. What
-// a refill credits fell due since the refill before: at most 2 s.
+// book takes two looks at a region, one after the other, and a ticket after them, and tells what is wrong with them.
+// What a refill credits fell due since the refill before: at most 2 s.
 func (a *account) book(before, p *lua.PeekReply, ticket lua.TicketResult) (fault string) {
 	now := ticket.Ticket
-	if before == nil || p == nil || ticket.Err != nil || !a.open || now.Version.Era != a.last.Version.Era || now.Now-a.last.Now > 500_000 || now.Now < a.last.Now {
+	if before == nil || p == nil || ticket.Err != nil || !a.open || now.Version.Era != a.last.Version.Era ||
+		now.Now-a.last.Now > 500_000 || now.Now < a.last.Now {
 		*a = account{open: p != nil && ticket.Err == nil, first: now, last: now}
 		return ""
 	}

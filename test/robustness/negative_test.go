@@ -33,7 +33,7 @@ func root(t testing.TB) string {
 // stands once.
 func refillWith(before, after string) mutate.Script {
 	return mutate.Script{Name: "refill", Edits: []mutate.Edit{
-		{Old: "local last = st == ARGV[i] and p", New: "local last = false and p"}, {Old: before, New: after},
+		{Old: "local at = st == ARGV[i] and p", New: "local at = false and p"}, {Old: before, New: after},
 	}}
 }
 
@@ -49,7 +49,7 @@ func TestTheVerifierCatchesEachMissingMechanism(t *testing.T) {
 		beside func(ctx context.Context, t *testing.T, s *system.System)
 		caught []string // checks of which one at least must fail
 	}{
-		{"index check", refillWith("local stale = known < s.era or exp < s.index", "local stale = false"),
+		{"index check", refillWith("local stale = seen_era < s.era or seen_index < s.index", "local stale = false"),
 			[]string{"replica-pause"}, system.Spec{}, nil, []string{verify.Index}},
 		{"credit cap", refillWith("if elapsed > p.max_elapsed then elapsed = p.max_elapsed else", ""),
 			[]string{"redis-clock-forward"}, system.Spec{}, stepMinute, []string{verify.Credit, verify.Window}},
@@ -59,7 +59,8 @@ func TestTheVerifierCatchesEachMissingMechanism(t *testing.T) {
 			[]string{"redis-clock-back"}, system.Spec{}, stepBack, []string{verify.Resume, verify.Healthy}},
 		{"quarantine", refillWith("s.tokens = p.on_rollback == 1 and min(s.tokens, p.capacity) or 0", ""),
 			nil, system.Spec{}, rollBack, []string{verify.Quarantine}},
-		{"notice of a rollback", refillWith("if known > s.era or (known == s.era and exp > s.index) then", "if false then"),
+		{"notice of a rollback", refillWith(
+			"if seen_era > s.era or (seen_era == s.era and seen_index > s.index) then", "if false then"),
 			nil, system.Spec{}, rollBack, []string{verify.Quarantine}},
 		{"fence order", refillWith("how = q[name] > p[name] and 'newer' or 'older'", "how = 'newer'"),
 			[]string{"replica-kill"}, system.Spec{Versions: []int{1, 2, 1}}, nil, []string{verify.Order}},
@@ -110,6 +111,7 @@ func control(t *testing.T, dir string, spec system.Spec, beside func(context.Con
 	})
 	require.NoError(t, err)
 	beside(t.Context(), t, s)
+	calls.AwaitEnough(t.Context())
 	s.Check("at the end")
 	require.NoError(t, calls.Stop())
 	s.Finish()
@@ -124,8 +126,8 @@ func TestTheVerifierCatchesWhatTheLoopLacks(t *testing.T) {
 		faults                    []string
 		caught                    []string
 	}{
-		{"what is refused is asked one by one", "refill/trip.go", "if t.perCall > 1 && refuses(t.results[i].Err) {",
-			"if false {",
+		{"what is refused is asked one by one", "lua/script.go",
+			"if perCall > 1 && Refuses(failed(&results[i])) {", "if false {",
 			system.Spec{Buckets: schedule.Pick("plain", "deep", "rare", "kept", "whole", "user:1")},
 			[]string{"redis-forbids-a-bucket"}, []string{verify.Neighbours}},
 		{"an unreadable pulse is none", "refill/batch.go", "!errors.Is(err, lua.ErrUnknownBucket) && !ownFault(err)",
@@ -137,11 +139,20 @@ func TestTheVerifierCatchesWhatTheLoopLacks(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
-			dir := t.TempDir()
 			spec := tc.spec
 			spec.Program = mutate.Program(t, root(t), "./cmd/refiller", tc.file, tc.before, tc.after)
-			control(t, dir, spec, nil, tc.faults...)
-			expect(t, dir, tc.caught)
+			var broken []string
+			for range 4 { // a loop that lacks something can be lucky for seconds
+				dir := t.TempDir()
+				control(t, dir, spec, nil, tc.faults...)
+				result, err := verify.Dir(dir)
+				require.NoError(t, err)
+				broken = result.Broken()
+				if slices.ContainsFunc(tc.caught, func(check string) bool { return slices.Contains(broken, check) }) {
+					return
+				}
+			}
+			require.Fail(t, "not caught", "want one of %v to fail, got %v", tc.caught, broken)
 		})
 	}
 }
@@ -176,7 +187,7 @@ func rollBack(ctx context.Context, t *testing.T, s *system.System) {
 	t.Helper()
 	rdb := s.Direct
 	f := record.Fault{Name: "rollback", Start: time.Now().UnixNano(), Effect: record.Rollback}
-	old := map[string]string{}
+	old, left := map[string]string{}, map[string]time.Duration{} // a server that is rolled back has the expiries, too
 	for _, b := range s.Record() {
 		for _, key := range []string{lua.TokensKey(b.Key), lua.IndexKey(b.Key), lua.ControlKey(b.Key)} {
 			dump, err := rdb.Dump(ctx, key).Result()
@@ -184,13 +195,15 @@ func rollBack(ctx context.Context, t *testing.T, s *system.System) {
 				continue // one that isn't there yet, or lazy
 			}
 			require.NoError(t, err)
-			old[key] = dump
+			ttl, err := rdb.PTTL(ctx, key).Result()
+			require.NoError(t, err)
+			old[key], left[key] = dump, max(0, ttl) // below 0 for none
 		}
 	}
 	letRun(ctx, time.Second)
 	pipe := rdb.TxPipeline()
 	for key, dump := range old {
-		pipe.RestoreReplace(ctx, key, 0, dump)
+		pipe.RestoreReplace(ctx, key, left[key], dump)
 	}
 	_, err := pipe.Exec(ctx)
 	f.Gone = time.Now().UnixNano()

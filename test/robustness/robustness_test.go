@@ -23,10 +23,11 @@ import (
 
 // Flags, after -args.
 var (
-	number = flag.Int("n", 0, "random schedules to run in TestSchedules; 0 runs a few with fixed seeds")
-	seed   = flag.Uint64("seed", 0, "seed of the first random schedule, the next has the next seed; 0 draws one")
-	atOnce = flag.Int("parallel-runs", 2*runtime.NumCPU(), "schedules to run at once")
-	keep   = flag.String("keep", "",
+	number  = flag.Int("n", 0, "random schedules to run in TestSchedules; 0 runs a few with fixed seeds")
+	seed    = flag.Uint64("seed", 0, "seed of the first random schedule, the next has the next seed; 0 draws one")
+	atOnce  = flag.Int("parallel-runs", 2*runtime.NumCPU(), "schedules to run at once")
+	onStore = flag.Bool("embedded", false, "TestSchedules runs on the embedded store in place of Redis")
+	keep    = flag.String("keep", "",
 		"directory to keep the records of all runs in; those of failed runs are kept anyway")
 	history = flag.String("history", "", "directory of a kept record for TestVerify to judge again")
 )
@@ -136,6 +137,10 @@ func TestFixedSchedules(t *testing.T) {
 				[]string{"redis-forbids-a-bucket"}},
 			{"pulse", system.Spec{Replicas: 3, Etcd: 1, Buckets: schedule.Pick("plain", "rare", "payments")},
 				[]string{"pulse-unreadable"}},
+			{"embedded", system.Spec{Replicas: 3, Embedded: true}, []string{"replica-kill", "replica-pause", "network-slow",
+				"replies-lost", "redis-pause", "redis-script-flush", "redis-flushall", "redis-evict", "redis-kill"}},
+			{"embedded-kinds", system.Spec{Replicas: 3, Embedded: true, Buckets: schedule.Pick("plain", "stepped", "quota",
+				"whole", "strict", "user:1", "guest:1")}, []string{"replica-kill", "redis-flushall", "redis-evict"}},
 			{"kinds-change", system.Spec{Replicas: 4, Versions: []int{1, 2, 1, 2}, Buckets: schedule.Pick("plain",
 				"stepped", "changed", "quota", "user:1", "strict")},
 				[]string{"replica-kill", "replica-pause"}},
@@ -179,7 +184,7 @@ func TestSchedules(t *testing.T) {
 				t.Parallel()
 				slots <- struct{}{}
 				defer func() { <-slots }()
-				plan := schedule.Random(s)
+				plan := schedule.Random(s, *onStore)
 				t.Logf("%s", plan)
 				dir := recordDir(t, plan.Name)
 				schedule.Run(t, dir, plan)

@@ -23,8 +23,8 @@ var (
 	expire = flag.Bool("expire", false, "it waits until they have expired, for a minute or two")
 )
 
-// A client that makes up keys of a template gets a bucket for each. They are gone when their lives are over, and so are the
-// entries of the active set and the count, whether a replica fills them meanwhile or not.
+// A client that makes up keys of a template gets a bucket for each. They are gone when their lives are over, and so are
+// the entries of the active set and the count, whether a replica fills them meanwhile or not.
 func TestBucketsThatNobodyComesBackToAreGoneAfterTheirLives(t *testing.T) {
 	t.Parallel()
 	t.Run("Refilled", func(t *testing.T) { t.Parallel(); comeOnce(t, 1) })
@@ -41,7 +41,8 @@ func comeOnce(t *testing.T, replicas int) {
 	config := fmt.Sprintf("redis: {url: %q}\nversion: 1\nrefill_interval: 1s\nlisten: 127.0.0.1:0\ntemplates:\n  - {prefix: %q, capacity: %d, rate: 1/s, max_keys: %d}\n", s.url, prefix, capacity, 2**junk)
 	r := startReplica(t, "publisher", config) // and, if it goes on, who refills
 	rdb := s.nodes[0]
-	require.Eventually(t, func() bool { return rdb.Exists(ctx, lua.TemplatesKey).Val() == 1 }, patience, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return rdb.Exists(ctx, lua.TemplatesKey).Val() == 1 }, patience,
+		10*time.Millisecond)
 	if replicas == 0 {
 		r.Kill()
 	}
@@ -74,7 +75,8 @@ func comeOnce(t *testing.T, replicas int) {
 	for range workers {
 		g.Go(func() error {
 			for made.Add(1) <= int64(*junk) {
-				if _, err := client.Take(making, fmt.Sprintf("%s%016x", prefix, rand.Uint64()), 1+rand.Int64N(capacity)); err != nil {
+				if _, err := client.Take(making, fmt.Sprintf("%s%016x", prefix, rand.Uint64()),
+					1+rand.Int64N(capacity)); err != nil {
 					return err
 				}
 			}
@@ -104,13 +106,16 @@ func comeOnce(t *testing.T, replicas int) {
 			require.NotEqual(t, time.Duration(-1), ttl, "%s does not expire", key)
 		}
 	}
-	t.Logf("%d buckets in %s: at most %d keys, %d names in the active set, %.0f MB", *junk, took.Round(time.Second), peak, peakActive, (most-empty)/1e6)
+	t.Logf("%d buckets in %s: at most %d keys, %d names in the active set, %.0f MB", *junk, took.Round(time.Second), peak,
+		peakActive, (most-empty)/1e6)
 	if !*expire {
 		return
 	}
 	begin = time.Now()
 	require.Eventually(t, func() bool {
-		return alive() == 0 && active() == 0 && !slices.ContainsFunc(rdb.Keys(ctx, "*").Val(), func(key string) bool { return strings.Contains(key, prefix) })
+		return alive() == 0 && active() == 0 && !slices.ContainsFunc(rdb.Keys(ctx, "*").Val(),
+			func(key string) bool { return strings.Contains(key, prefix) })
 	}, patience, time.Second)
-	t.Logf("%s later there is none, in the active set and counted neither; Redis holds the keys %v", time.Since(begin).Round(time.Second), rdb.Keys(ctx, "*").Val())
+	t.Logf("%s later there is none, in the active set and counted neither; Redis holds the keys %v",
+		time.Since(begin).Round(time.Second), rdb.Keys(ctx, "*").Val())
 }

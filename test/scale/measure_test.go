@@ -12,7 +12,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tokenrefill/refiller/lua"
-	"github.com/tokenrefill/refiller/policy"
 )
 
 // measure runs one scenario. Each of its three parts takes as long as the window: takes
@@ -138,7 +137,7 @@ const takesPerSecond = 200
 // returns the 99th percentile of the latency in milliseconds.
 func takes(t *testing.T, s *store, sc scenario, window time.Duration) float64 {
 	t.Helper()
-	call := s.call(sc)
+	template := s.template(sc)
 	keys, rng := max(1, sc.Active), rand.New(rand.NewPCG(1, 2))
 	var mu sync.Mutex
 	var latencies []time.Duration
@@ -156,7 +155,7 @@ func takes(t *testing.T, s *store, sc scenario, window time.Duration) float64 {
 			if sc.Configured {
 				_, err = lua.Take(ctx, s.rdb, key, 1, false)
 			} else {
-				_, err = lua.TakeTemplate(ctx, s.rdb, key, call, []policy.Run{{N: 1, Count: 1}}, false, false)
+				err = s.take(ctx, key, template, 1)
 			}
 			took := time.Since(begin)
 			mu.Lock()

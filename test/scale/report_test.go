@@ -41,8 +41,10 @@ func writeTable(w io.Writer, list []figures) error {
 			store = "cluster"
 		}
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d\t%s\t%.0f\t%.0f\t%.3f\t%.3f\t%.2f\t%.0f\t%.0f ms\t%.0f ms\t%.0f\t%.1f s\t%.1f\t%.2f ms\t%.2f ms\t\n",
-			thousands(f.Keys), thousands(f.Active), kind, store, f.Replicas, f.Interval, f.RefillsPerSecond, f.PerRedisSecond, f.RedisCores, f.RefillerCores,
-			f.CPUPerMillion, f.MemoryMB, 1000*f.LagP50, 1000*f.LagP99, f.BytesPerBucket, f.Startup, f.Commands, f.TakeAlone, f.TakeBeside)
+			thousands(f.Keys), thousands(f.Active), kind, store, f.Replicas, f.Interval, f.RefillsPerSecond, f.PerRedisSecond,
+			f.RedisCores, f.RefillerCores,
+			f.CPUPerMillion, f.MemoryMB, 1000*f.LagP50, 1000*f.LagP99, f.BytesPerBucket, f.Startup, f.Commands, f.TakeAlone,
+			f.TakeBeside)
 	}
 	return t.Flush()
 }

@@ -16,7 +16,8 @@ import (
 
 // Flags, after -args.
 var (
-	templates  = flag.String("templates", "", "how many buckets of a template, separated by commas; none without this and -configured")
+	templates = flag.String(
+		"templates", "", "how many buckets of a template, separated by commas; none without this and -configured")
 	configured = flag.String("configured", "", "how many configured buckets")
 	percents   = flag.String("active", "1,10,100", "how many percent of a template's buckets are active")
 	stores     = flag.String("stores", "single", "single, cluster, or both with a comma")
@@ -48,7 +49,8 @@ func TestScale(t *testing.T) {
 		require.Contains(t, []string{"single", "cluster"}, store, "-stores")
 		kinds = append(kinds, store == "cluster")
 	}
-	list := scenarios(numbers(t, "configured", *configured), numbers(t, "templates", *templates), numbers(t, "active", *percents),
+	list := scenarios(numbers(t, "configured", *configured), numbers(t, "templates", *templates),
+		numbers(t, "active", *percents),
 		kinds, numbers(t, "replicas", *replicas))
 	if len(list) == 0 {
 		const interval = 200 * time.Millisecond

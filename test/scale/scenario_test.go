@@ -9,7 +9,8 @@ import (
 
 // scenario is one thing to measure.
 type scenario struct {
-	Configured bool          `json:"configured"` // buckets of the configuration, all of them refilled; otherwise of a template
+	// buckets of the configuration, all of them refilled; otherwise of a template
+	Configured bool          `json:"configured"`
 	Keys       int           `json:"keys"`
 	Active     int           `json:"active_buckets"` // that are not full
 	Cluster    bool          `json:"cluster"`
@@ -25,7 +26,8 @@ func (s scenario) String() string {
 	if s.Cluster {
 		store = "Cluster"
 	}
-	return fmt.Sprintf("%s %s, %s active, %s, %d replicas, every %s", thousands(s.Keys), kind, thousands(s.Active), store, s.Replicas, s.Interval)
+	return fmt.Sprintf("%s %s, %s active, %s, %d replicas, every %s", thousands(s.Keys), kind, thousands(s.Active), store,
+		s.Replicas, s.Interval)
 }
 
 // capacity is so large, and the rate so low, that a bucket stays active while it is

@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )
@@ -61,13 +61,13 @@ func (s *store) usage(t *testing.T) (u usage) {
 	return u
 }
 
-// call says what the takes of a scenario say of the template.
-func (s *store) call(sc scenario) lua.TemplateCall {
+// template is the one of a scenario's buckets.
+func (s *store) template(sc scenario) *lua.Template {
 	_, apart := s.rdb.(*redis.ClusterClient)
-	terms := policy.Template{Prefix: prefix, Policy: policy.Policy{
+	t := policy.Template{Prefix: prefix, Policy: policy.Policy{
 		Capacity: capacity, Rate: policy.PerSecond(rate), Interval: sc.Interval,
-	}}.Terms(policy.Fence{Epoch: 1})
-	return lua.TemplateCall{Prefix: prefix, Terms: terms.Encode(), Capacity: capacity, Apart: apart}
+	}}
+	return lua.NewTemplate(&policy.Ruled{Template: t, Text: t.Terms(policy.Fence{Epoch: 1}).Encode()}, apart)
 }
 
 // fill makes the template's buckets, as first takes do: the first ones nearly empty,
@@ -75,7 +75,7 @@ func (s *store) call(sc scenario) lua.TemplateCall {
 func (s *store) fill(t *testing.T, sc scenario) {
 	t.Helper()
 	const workers = 32
-	call := s.call(sc)
+	template := s.template(sc)
 	g, ctx := errgroup.WithContext(t.Context())
 	for w := range workers {
 		g.Go(func() error {
@@ -84,7 +84,7 @@ func (s *store) fill(t *testing.T, sc scenario) {
 				if i < sc.Active {
 					n = capacity * 9 / 10
 				}
-				if err := s.take(ctx, sc.key(i), call, n); err != nil {
+				if err := s.take(ctx, sc.key(i), template, n); err != nil {
 					return err
 				}
 			}
@@ -95,13 +95,23 @@ func (s *store) fill(t *testing.T, sc scenario) {
 }
 
 // take takes n tokens as the SDK does.
-func (s *store) take(ctx context.Context, key string, call lua.TemplateCall, n int64) error {
-	r, err := lua.TakeTemplate(ctx, s.rdb, key, call, []policy.Run{{N: n, Count: 1}}, false, false)
-	if err == nil && r.Till != 0 {
-		template := &policy.Ruled{Template: policy.Template{Prefix: prefix, MaxKeys: call.MaxKeys}, Text: call.Terms}
-		err = lua.NewTemplate(template, call.Apart).Enter(ctx, s.rdb, key, r.Till)
+func (s *store) take(ctx context.Context, key string, template *lua.Template, n int64) error {
+	takes := lua.Takes{Key: key, Runs: []policy.Run{{N: n, Count: 1}}, Below: capacity, Template: template}
+	for {
+		replies, err := new(lua.TakesCall).Do(ctx, s.rdb, []lua.Takes{takes})
+		if err != nil {
+			return err
+		}
+		r := replies[0]
+		if r.Missed {
+			takes.Whole = true
+			continue
+		}
+		if r.Err == nil && r.Till != 0 {
+			r.Err = template.Enter(ctx, s.rdb, key, r.Till)
+		}
+		return r.Err
 	}
-	return err
 }
 
 // active is how many buckets are in the active set, and in how many of its shards.
@@ -144,8 +154,8 @@ func (s *store) look(t *testing.T, sc scenario) []looked {
 		for i := range tokens {
 			n, err := tokens[i].Int64()
 			require.NoError(t, err)
-			var era, index, last int64
-			_, err = fmt.Sscan(states[i].Val(), &era, &index, &last)
+			var era, last int64
+			_, err = fmt.Sscan(states[i].Val(), &era, &last)
 			require.NoError(t, err)
 			buckets = append(buckets, looked{n, time.UnixMicro(last)})
 		}

@@ -10,25 +10,29 @@
 --       both with five integers for each limit: 1 if n tokens fit, else 0; tokens left; wait_us until n tokens fit;
 --       reset_us until nothing needs to be stored; delay_us before the tokens may be used
 --       {3, i}: KEYS i holds something else; nothing is taken
+--       {4, now_us}: it is now in another window of the calendar than the numbers say; nothing is taken
 --
--- A rule is a function of key, what, n, now, its three numbers and the window. It reads its key and returns whether n tokens
--- fit; the tokens left, wait_us, reset_us and delay_us as they are without this call; and a function that writes and returns tokens
--- left and reset_us after it. It returns nil if the key holds something else. Only when every rule has read does one write.
---#include ahead
+-- A rule is a function of key, what, n, now, its three numbers and the window. It reads its key and returns whether n
+-- tokens fit; the tokens left, wait_us, reset_us and delay_us as they are without this call; and a function that writes
+-- and returns tokens left and reset_us after it. It returns nil if the key holds something else, and nil, true if it is
+-- now in another window of the calendar. Only when every rule has read does one write.
+--#include shared/ahead
 local rules = {}
 --#rules
+local function number(i) return tonumber(ARGV[i]) end
 local now = now_us()
-local what, n = tonumber(ARGV[1]), tonumber(ARGV[2])
+local what, n = number(1), number(2)
 local reply, writes, granted = {1, now}, {}, true
 for i, key in ipairs(KEYS) do
   local a = 5 * i - 2
   local fits, left, wait, reset, delay, write =
-    rules[ARGV[a]](key, what, n, now, tonumber(ARGV[a + 1]), tonumber(ARGV[a + 2]), tonumber(ARGV[a + 3]), tonumber(ARGV[a + 4]))
-  if fits == nil then return {3, i} end
+    rules[ARGV[a]](key, what, n, now, number(a + 1), number(a + 2), number(a + 3), number(a + 4))
+  if fits == nil then return left and {4, now} or {3, i} end
   fits = fits or what == -1
   granted = granted and fits
   local r = 5 * i - 2
-  reply[r], reply[r + 1], reply[r + 2], reply[r + 3], reply[r + 4] = fits and 1 or 0, left, fits and 0 or wait, reset, delay
+  reply[r], reply[r + 1], reply[r + 2] = fits and 1 or 0, left, fits and 0 or wait
+  reply[r + 3], reply[r + 4] = reset, delay
   writes[i] = write
 end
 if what == 0 then return reply end

@@ -80,6 +80,8 @@ type Engine interface {
 	// they don't fit all, nothing was taken and each outcome says how it is
 	// without this call.
 	Decide(ctx context.Context, what What, n int64, of ...Ask) (outcomes []Outcome, now int64, err error)
+	// Reset drops what is stored for the keys of the rules, each of its own.
+	Reset(ctx context.Context, of ...Ask) error
 }
 
 var (
@@ -88,8 +90,9 @@ var (
 )
 
 var (
-	errNoRedis = errors.New("the redis client is nil")
-	errNoClock = errors.New("the clock is nil")
+	errNoRedis  = errors.New("the redis client is nil")
+	errNoClock  = errors.New("the clock is nil")
+	errNoWindow = errors.New("a window of the calendar ended with each call")
 )
 
 // MostCalls bounds the round trips of a limiter that are under way.
@@ -117,47 +120,109 @@ func (s *Script) Do(ctx context.Context, what What, n int64, of Ask) (Outcome, e
 	return outcomes[0], nil
 }
 
+// Codes of the script's replies.
+const (
+	codeDenied    = 0
+	codeDone      = 1
+	codeMalformed = 3
+	codeElsewhen  = 4 // it is now in another window of the calendar
+)
+
+// rounds bounds the calls of one decision: the server's clock may be in another window of the calendar than this
+// process's, and the next one may begin before the second call arrives.
+const rounds = 8
+
 // Decide implements Engine.
 func (s *Script) Decide(ctx context.Context, what What, n int64, of ...Ask) ([]Outcome, int64, error) {
 	names := make([]string, len(s.rules))
-	args := make([]any, 0, 2+5*len(s.rules))
-	args = append(args, int64(what), n)
 	for i, r := range s.rules {
 		if err := r.Check(of[i].Key, n, what); err != nil {
 			return nil, 0, err
 		}
 		names[i] = r.Key(of[i].Key)
-		args = append(args, r.Kind, r.Args[0], r.Args[1], r.Args[2], of[i].Era)
 	}
-	v, err := s.script.Run(ctx, s.rdb, names, args...)
-	if err != nil {
-		return nil, 0, Unavailable(err)
-	}
-	reply := NewReply(v)
-	code := reply.Int()
-	if code == 3 {
-		i := reply.Int()
-		if err := reply.End(); err != nil {
-			return nil, 0, err
+	near := time.Now().UnixMicro()
+	for range rounds {
+		v, err := s.script.Run(ctx, s.rdb, names, s.args(near, what, n, of)...)
+		if err != nil {
+			return nil, 0, Unavailable(err)
 		}
-		if i < 1 || int(i) > len(names) {
-			return nil, 0, fmt.Errorf("%w: key number %d", lua.ErrBadReply, i)
+		reply := NewReply(v)
+		switch code := reply.Int(); code {
+		case codeElsewhen:
+			near = reply.Int()
+			if err := reply.End(); err != nil {
+				return nil, 0, err
+			}
+		case codeMalformed:
+			return nil, 0, malformed(reply, names, of)
+		default:
+			return s.outcomes(reply, code)
 		}
-		return nil, 0, Malformed(of[i-1].Key, names[i-1])
 	}
+	return nil, 0, Unavailable(errNoWindow)
+}
+
+// args are those of a call near an instant, Unix µs.
+func (s *Script) args(near int64, what What, n int64, of []Ask) []any {
+	args := make([]any, 0, 2+5*len(s.rules))
+	args = append(args, int64(what), n)
+	for i, r := range s.rules {
+		numbers := r.numbers(near)
+		args = append(args, r.Kind, numbers[0], numbers[1], numbers[2], of[i].Era)
+	}
+	return args
+}
+
+// malformed reads which key holds something else.
+func malformed(reply *Reply, names []string, of []Ask) error {
+	i := reply.Int()
+	if err := reply.End(); err != nil {
+		return err
+	}
+	if i < 1 || int(i) > len(names) {
+		return fmt.Errorf("%w: key number %d", lua.ErrBadReply, i)
+	}
+	return Malformed(of[i-1].Key, names[i-1])
+}
+
+// outcomes reads what the rules answered.
+func (s *Script) outcomes(reply *Reply, code int64) ([]Outcome, int64, error) {
 	now := reply.Int()
 	outcomes := make([]Outcome, len(s.rules))
 	for i := range outcomes {
-		outcomes[i] = Outcome{Fits: reply.Int() == 1, Left: reply.Int(), Wait: reply.Int(), Reset: reply.Int(), Delay: reply.Int()}
+		outcomes[i] = Outcome{Fits: reply.Int() == 1, Left: reply.Int(), Wait: reply.Int(), Reset: reply.Int(),
+			Delay: reply.Int()}
 		outcomes[i].Era = s.rules[i].era(now, &outcomes[i])
 	}
 	if err := reply.End(); err != nil {
 		return nil, 0, err
 	}
-	if code != 0 && code != 1 {
+	if code != codeDenied && code != codeDone {
 		return nil, 0, fmt.Errorf("%w: code %d", lua.ErrBadReply, code)
 	}
 	return outcomes, now, nil
+}
+
+// Reset implements Engine. It is a command for each rule, since keys may be in different slots.
+func (s *Script) Reset(ctx context.Context, of ...Ask) error {
+	for i, r := range s.rules {
+		if err := r.Check(of[i].Key, 1, Return); err != nil {
+			return err
+		}
+		if err := Unlink(ctx, s.rdb, r.Key(of[i].Key)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Unlink drops a key of Redis.
+func Unlink(ctx context.Context, rdb lua.Client, name string) error {
+	if err := rdb.Process(ctx, redis.NewIntCmd(ctx, "unlink", name)); err != nil {
+		return Unavailable(err)
+	}
+	return nil
 }
 
 // Unavailable is the error of a call that Redis did not answer as it should.

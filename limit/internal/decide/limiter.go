@@ -51,7 +51,8 @@ func (l *Limiter) Ask(ctx context.Context, what What, n int64, of Ask, opts []fe
 }
 
 // Do makes one call and returns its outcome as a Result.
-func (l *Limiter) Do(ctx context.Context, key string, what What, n int64, opts []fetch.CallOption) (fetch.Result, error) {
+func (l *Limiter) Do(ctx context.Context, key string, what What, n int64, opts []fetch.CallOption) (fetch.Result,
+	error) {
 	o, err := l.Ask(ctx, what, n, Ask{Key: key}, opts)
 	if err != nil {
 		return fetch.Result{}, err
@@ -66,6 +67,11 @@ func (l *Limiter) Undo(ctx context.Context, key string, r fetch.Result) error {
 	}
 	_, err := l.Engine.Do(ctx, Return, r.Taken, Ask{key, r.Era})
 	return err
+}
+
+// Reset drops what is stored for a key.
+func (l *Limiter) Reset(ctx context.Context, key string) error {
+	return l.Engine.Reset(ctx, Ask{Key: key})
 }
 
 // Within is ctx with the timeout among a call's options.

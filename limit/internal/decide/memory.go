@@ -86,6 +86,22 @@ func (m *Memory) Decide(ctx context.Context, what What, n int64, of ...Ask) ([]O
 	return outcomes, now, nil
 }
 
+// Reset implements Engine.
+func (m *Memory) Reset(ctx context.Context, of ...Ask) error {
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("limit: %w", err)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for i, r := range m.rules {
+		if err := r.Check(of[i].Key, 1, Return); err != nil {
+			return err
+		}
+		m.tables[i].drop(of[i].Key)
+	}
+	return nil
+}
+
 // Len is the number of states held.
 func (m *Memory) Len() int {
 	m.mu.Lock()
@@ -101,6 +117,7 @@ func (m *Memory) Len() int {
 type table interface {
 	// step answers a call at now, Unix µs, and stores what it changes.
 	step(of Ask, what What, n, now int64) Outcome
+	drop(key string)
 	len() int
 }
 
@@ -138,5 +155,7 @@ func (t *states[S]) step(of Ask, what What, n, now int64) Outcome {
 	}
 	return o
 }
+
+func (t *states[S]) drop(key string) { delete(t.keys, key) }
 
 func (t *states[S]) len() int { return len(t.keys) }

@@ -22,8 +22,12 @@ type Rule struct {
 	Suffix string        // of the rule's key in Redis
 	Source string        // the rule in Lua
 	Args   [3]int64      // the rule's numbers
+	Text   string        // the limit as people say it
 	Limit  int64         // the most tokens that can ever fit
 	Window time.Duration // the time for which Limit speaks
+	// Span is the window of the calendar that contains an instant, in Unix µs; nil: the rule follows no calendar. Its
+	// length and its end, in ms, are the rule's second and third number in each call.
+	Span func(at int64) (begin, end int64)
 	// Era names the window in which tokens were taken at an instant with the outcome; nil: they are of no window.
 	Era   func(now int64, o *Outcome) int64
 	table func() table // an empty one; see WithModel
@@ -32,7 +36,7 @@ type Rule struct {
 // MaxName is the length of the longest name of a limit, in bytes.
 const MaxName = 64
 
-const nameLetters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-"
+const nameLetters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-/:"
 
 // CheckName reports whether a limit can have the name.
 func CheckName(name string) error {
@@ -40,7 +44,7 @@ func CheckName(name string) error {
 		return fmt.Errorf("name: it has %d bytes; want 0 to %d", len(name), MaxName)
 	}
 	if i := strings.IndexFunc(name, func(c rune) bool { return !strings.ContainsRune(nameLetters, c) }); i >= 0 {
-		return fmt.Errorf("name: %q has a character that is not a letter, a digit or one of _ . -", name)
+		return fmt.Errorf("name: %q may have letters, digits and the signs _.-/: and nothing else", name)
 	}
 	return nil
 }
@@ -59,6 +63,16 @@ func (r Rule) Key(key string) string {
 		k += ":" + r.Name
 	}
 	return k
+}
+
+// numbers are those of a call near an instant, Unix µs.
+func (r *Rule) numbers(near int64) [3]int64 {
+	args := r.Args
+	if r.Span != nil {
+		begin, end := r.Span(near)
+		args[1], args[2] = (end-begin)/1000, end/1000
+	}
+	return args
 }
 
 // Check reports whether n tokens can be asked for, or given back.

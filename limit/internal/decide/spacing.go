@@ -17,11 +17,23 @@ const (
 	maxUnits  = 1 << 52
 )
 
+// CheckRate reports whether a limit can have a rate.
+func CheckRate(rate policy.Rate) error {
+	err := rate.Validate()
+	switch {
+	case err == nil:
+		return nil
+	case rate.Tokens == 0:
+		return fmt.Errorf("rate: %w; to have no limit, use no limiter", err)
+	}
+	return fmt.Errorf("rate: %w", err)
+}
+
 // NewSpacing makes the Spacing of a rate that has to count span units ahead,
 // given in tokens: at most 2^52 units.
 func NewSpacing(rate policy.Rate, span int64) (Spacing, error) {
-	if err := rate.Validate(); err != nil {
-		return Spacing{}, fmt.Errorf("rate: %w", err)
+	if err := CheckRate(rate); err != nil {
+		return Spacing{}, err
 	}
 	a, b := rate.Tokens, rate.Per.Microseconds()
 	for b != 0 {
@@ -29,10 +41,12 @@ func NewSpacing(rate policy.Rate, span int64) (Spacing, error) {
 	}
 	s := Spacing{Tokens: rate.Tokens / a, Per: rate.Per.Microseconds() / a}
 	if s.Tokens > maxTokens {
-		return Spacing{}, fmt.Errorf("rate: %s is %d tokens in %dµs in lowest terms; want at most %d tokens", rate, s.Tokens, s.Per, int64(maxTokens))
+		return Spacing{}, fmt.Errorf("rate: %s is %d tokens in %dµs in lowest terms; want at most %d tokens", rate, s.Tokens,
+			s.Per, int64(maxTokens))
 	}
 	if span > maxUnits/s.Per {
-		return Spacing{}, fmt.Errorf("rate: at %s, %d tokens take too long to be counted exactly; want at most %d", rate, span, maxUnits/s.Per)
+		return Spacing{}, fmt.Errorf("rate: at %s, %d tokens take too long to be counted exactly; want at most %d", rate,
+			span, maxUnits/s.Per)
 	}
 	return s, nil
 }

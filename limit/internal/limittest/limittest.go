@@ -54,13 +54,19 @@ func Rand(t testing.TB) *rand.Rand {
 // that moves its clock by up to 3 ms.
 func Embedded(t testing.TB, rng *rand.Rand) (rdb *redis.Client, tick func()) {
 	t.Helper()
-	m, now := miniredis.RunT(t), time.Unix(1_800_000_000, 0)
+	return EmbeddedAt(t, rng, time.Unix(1_800_000_000, 0), 3*time.Millisecond)
+}
+
+// EmbeddedAt is Embedded with a clock that begins at now and moves by up to step.
+func EmbeddedAt(t testing.TB, rng *rand.Rand, now time.Time, step time.Duration) (rdb *redis.Client, tick func()) {
+	t.Helper()
+	m := miniredis.RunT(t)
 	m.SetTime(now)
 	m.ClockTTL(true)
 	rdb = redis.NewClient(&redis.Options{Addr: m.Addr()})
 	t.Cleanup(func() { _ = rdb.Close() })
 	return rdb, func() {
-		now = now.Add(time.Duration(rng.IntN(3000)) * time.Microsecond)
+		now = now.Add(time.Duration(rng.Int64N(step.Microseconds())) * time.Microsecond)
 		m.SetTime(now)
 	}
 }
@@ -68,7 +74,8 @@ func Embedded(t testing.TB, rng *rand.Rand) (rdb *redis.Client, tick func()) {
 // Agree makes random calls of a rule's script, with tick before each, and
 // requires that the model answers the same at the server's time. returns adds
 // returns to the calls. It returns how many were denied.
-func Agree[S any](t testing.TB, rdb redis.UniversalClient, tick func(), rng *rand.Rand, rule decide.Rule, model decide.Model[S], returns bool, key string, calls int) (denied int) {
+func Agree[S any](t testing.TB, rdb redis.UniversalClient, tick func(), rng *rand.Rand, rule decide.Rule,
+	model decide.Model[S], returns bool, key string, calls int) (denied int) {
 	t.Helper()
 	ctx := t.Context()
 	script := decide.NewScript(rdb, rule)
@@ -145,7 +152,8 @@ func AdmitExactly(t testing.TB, take func(context.Context) (fetch.Result, error)
 // BytesPerKey takes from n keys that are named as users are, and returns the
 // memory of a key as MEMORY USAGE tells it and as used_memory grew, which counts
 // the tables of keys and of expiries as well, but not the connections. REFILLER_KEYS is another n.
-func BytesPerKey(t testing.TB, rdb *redis.Client, n int, name func(key string) string, take func(ctx context.Context, key string) error) (usage, delta float64) {
+func BytesPerKey(t testing.TB, rdb *redis.Client, n int, name func(key string) string,
+	take func(ctx context.Context, key string) error) (usage, delta float64) {
 	t.Helper()
 	ctx := t.Context()
 	if v := os.Getenv("REFILLER_KEYS"); v != "" {

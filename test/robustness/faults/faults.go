@@ -12,7 +12,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/tokenrefill/refiller/internal/faultproxy"
+	"github.com/tokenrefill/refiller/internal/testing/faultproxy"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/test/robustness/record"
 	"github.com/tokenrefill/refiller/test/robustness/system"
@@ -36,6 +36,7 @@ type Fault struct {
 	Durable  bool     // it needs a Redis that keeps its data,
 	Slow     bool     // and one that loads it slowly
 	Clock    bool     // it needs a Redis whose clock can be stepped
+	Real     bool     // it needs a Redis, not the embedded store
 	Spares   bool     // some replica can refill while it lasts
 	Hold     time.Duration
 	strike   func(e *env) (heal func())
@@ -115,7 +116,7 @@ func Named(name string) (Fault, error) {
 func (f Fault) Goes(spec system.Spec) bool {
 	return (f.Servers == nil || slices.Contains(f.Servers, spec.Servers)) && spec.Etcd >= f.Etcd &&
 		spec.Replicas >= f.Replicas &&
-		(!f.Durable || spec.Durable) && (!f.Slow || spec.Slow) && (!f.Clock || spec.Clock)
+		(!f.Durable || spec.Durable) && (!f.Slow || spec.Slow) && (!f.Clock || spec.Clock) && (!f.Real || !spec.Embedded)
 }
 
 var single = []string{system.Single}
@@ -300,17 +301,18 @@ var All = []Fault{
 		e.what.End = time.Now().UnixNano()
 		return func() {}
 	}},
-	{Name: "redis-rollback", Group: Redis, Servers: single, Hold: 700 * time.Millisecond, strike: rollBack},
-	{Name: "redis-forbids-a-bucket", Group: Redis, Servers: single, Spares: true, Hold: 3 * time.Second,
+	{Name: "redis-rollback", Group: Redis, Servers: single, Real: true, Hold: 700 * time.Millisecond,
+		strike: rollBack},
+	{Name: "redis-forbids-a-bucket", Group: Redis, Servers: single, Real: true, Spares: true, Hold: 3 * time.Second,
 		strike: forbid},
 	// Short enough for a Sentinel not to take the server for dead.
-	{Name: "redis-busy", Group: Redis, Hold: 100 * time.Millisecond, strike: func(e *env) func() {
+	{Name: "redis-busy", Group: Redis, Real: true, Hold: 100 * time.Millisecond, strike: func(e *env) func() {
 		e.masters(func(ctx context.Context, c *redis.Client) error {
 			return c.Eval(ctx, "for i = 1, 12000000 do end return 1", nil).Err()
 		})
 		return func() {}
 	}},
-	{Name: "redis-oom", Group: Redis, Hold: 500 * time.Millisecond, strike: func(e *env) func() {
+	{Name: "redis-oom", Group: Redis, Real: true, Hold: 500 * time.Millisecond, strike: func(e *env) func() {
 		limit := func(n string) {
 			e.masters(func(ctx context.Context, c *redis.Client) error {
 				return c.ConfigSet(ctx, "maxmemory",
@@ -320,12 +322,13 @@ var All = []Fault{
 		limit("1")
 		return func() { limit("0") }
 	}},
-	{Name: "redis-readonly", Group: Redis, Servers: single, Hold: 500 * time.Millisecond, strike: func(e *env) func() {
-		e.masters(func(ctx context.Context, c *redis.Client) error { return c.ReplicaOf(ctx, "127.0.0.1", "1").Err() })
-		return func() {
-			e.masters(func(ctx context.Context, c *redis.Client) error { return c.ReplicaOf(ctx, "NO", "ONE").Err() })
-		}
-	}},
+	{Name: "redis-readonly", Group: Redis, Servers: single, Real: true, Hold: 500 * time.Millisecond,
+		strike: func(e *env) func() {
+			e.masters(func(ctx context.Context, c *redis.Client) error { return c.ReplicaOf(ctx, "127.0.0.1", "1").Err() })
+			return func() {
+				e.masters(func(ctx context.Context, c *redis.Client) error { return c.ReplicaOf(ctx, "NO", "ONE").Err() })
+			}
+		}},
 	{Name: "redis-clock-forward", Group: Redis, Servers: single, Clock: true, Hold: 600 * time.Millisecond,
 		strike: func(e *env) func() {
 			return e.step([]time.Duration{30 * time.Millisecond, 300 * time.Millisecond, 3 * time.Second,
@@ -359,7 +362,7 @@ var All = []Fault{
 			return func() {
 				old := e.Sentinel.KillMaster()
 				e.what.Gone = time.Now().UnixNano()
-				ctx, cancel := context.WithTimeout(context.Background(), 40*time.Second)
+				ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 				defer cancel()
 				e.must(e.Sentinel.WaitMaster(ctx, next))
 				e.what.End = time.Now().UnixNano()

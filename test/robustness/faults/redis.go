@@ -2,6 +2,7 @@ package faults
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"time"
 
@@ -27,7 +28,7 @@ func rollBack(e *env) func() {
 		}
 		return nil
 	})
-	if err != nil && err != redis.Nil { // one of them has expired meanwhile
+	if err != nil && !errors.Is(err, redis.Nil) { // one of them has expired meanwhile
 		e.must(err)
 	}
 	return func() {
@@ -73,9 +74,13 @@ func forbid(e *env) func() {
 func spoilPulse(e *env) func() {
 	rdb := e.Redis.Client()
 	call := func(do func(ctx context.Context) error) {
-		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second) // longer than any fault holds
 		defer cancel()
-		e.must(do(ctx))
+		err := do(ctx)
+		for ; err != nil && ctx.Err() == nil; err = do(ctx) { // beside a fault that has the server refuse writes
+			time.Sleep(50 * time.Millisecond)
+		}
+		e.must(err)
 	}
 	for _, m := range e.Etcd.Members() {
 		m.Pause()
@@ -101,7 +106,9 @@ func spoilPulse(e *env) func() {
 		})
 	}
 	return func() {
-		call(func(ctx context.Context) error { return rdb.Del(ctx, pulses...).Err() })
+		if len(pulses) > 0 { // beside a fault that has the server forget, there may be none
+			call(func(ctx context.Context) error { return rdb.Del(ctx, pulses...).Err() })
+		}
 		for _, m := range e.Etcd.Members() {
 			m.Resume()
 		}

@@ -19,12 +19,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"sync"
 	"testing"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/tokenrefill/refiller/lua"
 )
 
 // Script is a change of one of the scripts in package lua.
@@ -35,8 +36,6 @@ type Script struct {
 
 // Edit has Old, which must be there once, become New.
 type Edit struct{ Old, New string }
-
-var include = regexp.MustCompile(`(?m)^--#include (\w+)\n`)
 
 // ErrStale is returned for a change whose text is not in the source: the source has moved on, and so must the change.
 var ErrStale = errors.New("mutate: the text to replace is not in the source exactly once")
@@ -50,16 +49,11 @@ func replace(source, before, after string) (string, error) {
 
 // hashes are those of the script as it is and as it becomes, and the text of the latter.
 func (s Script) hashes(root string) (original, changed, text string, err error) {
-	read := func(name string) string {
-		b, readErr := os.ReadFile(filepath.Join(root, "lua", name+".lua"))
-		err = errors.Join(err, readErr)
-		return string(b)
-	}
-	source := include.ReplaceAllStringFunc(read(s.Name),
-		func(line string) string { return read(include.FindStringSubmatch(line)[1]) })
+	file, err := os.ReadFile(filepath.Join(root, "lua", s.Name+".lua"))
 	if err != nil {
 		return "", "", "", fmt.Errorf("mutate: %w", err)
 	}
+	source := lua.NewScript(s.Name, string(file)).Source()
 	text = source
 	for _, e := range s.Edits {
 		if text, err = replace(text, e.Old, e.New); err != nil {

@@ -37,9 +37,12 @@ func (p Plan) String() string {
 	for _, b := range p.Spec.Buckets {
 		buckets = append(buckets, b.Key)
 	}
-	return fmt.Sprintf("%s, etcd %d, %d replicas, versions %v, buckets %s: %s", p.Spec.Servers, p.Spec.Etcd,
-		p.Spec.Replicas, p.Spec.Versions,
-		strings.Join(buckets, " "), strings.Join(phases, ", "))
+	servers := p.Spec.Servers
+	if p.Spec.Embedded {
+		servers = "embedded"
+	}
+	return fmt.Sprintf("%s, etcd %d, %d replicas, versions %v, buckets %s: %s", servers, p.Spec.Etcd,
+		p.Spec.Replicas, p.Spec.Versions, strings.Join(buckets, " "), strings.Join(phases, ", "))
 }
 
 // Fixed is a plan of named faults, each in a phase of its own. Unless the spec names buckets, the seed draws them.
@@ -71,12 +74,14 @@ func Fixed(name string, seed uint64, spec system.Spec, names ...string) (Plan, e
 	return p, nil
 }
 
-// Random is the plan of a seed.
-func Random(seed uint64) Plan {
+// Random is the plan of a seed, on the embedded store if that is asked for.
+func Random(seed uint64, embedded bool) Plan {
 	rng := rand.New(rand.NewPCG(seed, 1))
 	p := Plan{Name: fmt.Sprintf("seed-%d", seed), Seed: seed, Pace: 8 * time.Millisecond}
-	p.Spec = system.Spec{Replicas: 2 + rng.IntN(4)}
+	p.Spec = system.Spec{Replicas: 2 + rng.IntN(4), Embedded: embedded}
 	switch n := rng.IntN(100); {
+	case embedded:
+		p.Spec.Servers = system.Single
 	case n < 75:
 		p.Spec.Servers = system.Single
 		p.Spec.Durable = rng.IntN(3) == 0
@@ -95,7 +100,7 @@ func Random(seed uint64) Plan {
 			p.Spec.Versions = append(p.Spec.Versions, 1+rng.IntN(2))
 		}
 	}
-	if rng.IntN(100) < 4 {
+	if rng.IntN(100) < 4 && !embedded { // which is slow
 		p.Spec.Replicas = 20 + rng.IntN(31)
 	}
 	p.Spec.Buckets = drawBuckets(p.Spec, rand.New(rand.NewPCG(seed, 4)))
@@ -162,6 +167,7 @@ func Run(t testing.TB, dir string, p Plan) {
 		wait(t, time.Duration(200+rng.IntN(400))*time.Millisecond)
 	}
 	wait(t, least-time.Since(start))
+	calls.AwaitEnough(t.Context())
 	s.Check("at the end")
 	if err := calls.Stop(); err != nil {
 		t.Error(err)

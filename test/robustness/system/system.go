@@ -18,9 +18,9 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/tokenrefill/refiller/internal/faultproxy"
 	"github.com/tokenrefill/refiller/internal/history"
-	"github.com/tokenrefill/refiller/internal/testenv"
+	"github.com/tokenrefill/refiller/internal/testing/faultproxy"
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
 	"github.com/tokenrefill/refiller/test/robustness/record"
 	"github.com/tokenrefill/refiller/test/robustness/traffic"
 )
@@ -59,6 +59,7 @@ type Spec struct {
 	Durable  bool   // Redis writes every command to disk before it answers
 	Slow     bool   // Redis takes a while to load its data, and says LOADING
 	Clock    bool   // Redis' clock can be stepped
+	Embedded bool   // the embedded store takes the place of a single Redis
 	Program  string // the replicas' binary; default the program as it is
 	// Front, if set, is given the address of the single Redis and returns the one that everybody uses instead.
 	Front func(addr string) string
@@ -164,6 +165,9 @@ func (s *System) startRedis() {
 	}
 	if s.Clock {
 		opts = append(opts, testenv.WithClock())
+	}
+	if s.Embedded {
+		opts = append(opts, testenv.WithProgram(testenv.Build(s.T, "./test/robustness/store")))
 	}
 	switch s.Servers {
 	case Sentinel:

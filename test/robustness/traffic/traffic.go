@@ -43,6 +43,7 @@ type Traffic struct {
 	cancel  context.CancelFunc
 	wg      sync.WaitGroup
 	clients []*fetch.Client
+	enough  chan struct{}
 }
 
 // Start begins to call.
@@ -56,7 +57,7 @@ func Start(ctx context.Context, cfg Config) (*Traffic, error) {
 		return nil, errors.Join(err, ops.Close())
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	t := &Traffic{cfg: cfg, ops: ops, samples: samples, cancel: cancel}
+	t := &Traffic{cfg: cfg, ops: ops, samples: samples, cancel: cancel, enough: make(chan struct{})}
 	rng := rand.New(rand.NewPCG(cfg.Seed, 2))
 	rdb := cfg.Dial()
 	for _, b := range cfg.Buckets {
@@ -100,6 +101,19 @@ func (t *Traffic) start(ctx context.Context, b record.Bucket, c *caller, i int) 
 	t.clients = append(t.clients, client)
 	t.wg.Go(func() { c.drain(ctx, client, b.Strict()) })
 	return nil
+}
+
+// patience is how much longer a run takes on a machine so busy that buckets are refilled too seldom to be judged.
+const patience = 15 * time.Second
+
+// AwaitEnough waits until every bucket that is looked at was refilled often enough for the verifier to judge it, at
+// most for the patience: then the verifier says what is missing.
+func (t *Traffic) AwaitEnough(ctx context.Context) {
+	select {
+	case <-t.enough:
+	case <-time.After(patience):
+	case <-ctx.Done():
+	}
 }
 
 // Stop ends the calls, waits for those under way, and completes the files.
@@ -289,25 +303,51 @@ func neverRan(err error) bool {
 // sampleEvery is the time between two looks at every bucket.
 const sampleEvery = 40 * time.Millisecond
 
+// enough is how many refills and looks at each bucket AwaitEnough waits for: the verifier wants half as many, and
+// doesn't see every one.
+const enough = 20
+
 // sample looks at what Redis holds.
 func (t *Traffic) sample(ctx context.Context) {
 	tick := time.NewTicker(sampleEvery)
 	defer tick.Stop()
-	for {
+	seen := make([]activity, len(t.cfg.Buckets))
+	for open := true; ; {
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
 		}
-		for _, b := range t.cfg.Buckets {
+		waiting := false
+		for i, b := range t.cfg.Buckets {
 			if b.Kind == record.Lazy { // nothing is known of it but what its takes are told
 				continue
 			}
 			if s, err := Look(ctx, t.cfg.Look, b.Key); err == nil {
 				t.samples.Add(s)
+				seen[i].add(s)
 			}
+			waiting = waiting || seen[i].looks < enough || seen[i].refills < enough
+		}
+		if open && !waiting {
+			close(t.enough)
+			open = false
 		}
 	}
+}
+
+// activity counts what successive looks at a bucket saw.
+type activity struct {
+	looks, refills int64
+	version        policy.Version
+}
+
+func (a *activity) add(s record.Sample) {
+	a.looks++
+	if s.Era == a.version.Era {
+		a.refills += max(0, s.Index-a.version.Index)
+	}
+	a.version = policy.Version{Era: s.Era, Index: s.Index}
 }
 
 var errGone = errors.New("traffic: the tokens are gone")

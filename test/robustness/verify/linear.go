@@ -2,6 +2,7 @@ package verify
 
 import (
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"strings"
@@ -25,6 +26,7 @@ const maxReaders = 4
 type sight struct {
 	version policy.Version
 	last    int64
+	step    int64 // of a refill's answer; 0 if it isn't known
 	at      int64 // it was so at this time at the latest, Unix ns
 }
 
@@ -34,17 +36,17 @@ func (h *bucketHistory) findHidden() {
 	var sights []sight
 	for _, f := range h.refills {
 		if o := f.Outcome; o != nil && o.Version.Era > 0 {
-			sights = append(sights, sight{o.Version, o.Last, f.Replied})
+			sights = append(sights, sight{o.Version, o.Last, o.Step, f.Replied})
 		}
 	}
 	for _, op := range h.ops {
 		if op.Result == record.Denied && op.Era > 0 {
-			sights = append(sights, sight{policy.Version{Era: op.Era, Index: op.Index}, op.Last, op.Return})
+			sights = append(sights, sight{policy.Version{Era: op.Era, Index: op.Index}, op.Last, 0, op.Return})
 		}
 	}
 	for _, s := range h.samples {
 		if s.Era > 0 {
-			sights = append(sights, sight{policy.Version{Era: s.Era, Index: s.Index}, s.Last, s.Got})
+			sights = append(sights, sight{policy.Version{Era: s.Era, Index: s.Index}, s.Last, 0, s.Got})
 		}
 	}
 	known := map[policy.Version]bool{}
@@ -71,14 +73,22 @@ func (h *bucketHistory) findHidden() {
 		}
 	}
 	used := map[int]bool{}
-	for number, e := range eras {
+	before := int64(math.MaxInt64) // the highest index of the era before
+	for _, number := range slices.Sorted(maps.Keys(eras)) {
+		e := eras[number]
 		for index := e.low; index <= e.high; index++ {
 			v := policy.Version{Era: number, Index: index}
-			if !known[v] {
-				h.hidden++
-				h.reveal(v, index == e.low, sights, settled, used)
+			if known[v] {
+				continue
 			}
+			h.hidden++
+			if index == e.low && index-1 > before { // the last of the era before left no trace but the number
+				h.undecided(v, lookedAt(sights, v))
+				continue
+			}
+			h.reveal(v, index == e.low, sights, settled, used)
 		}
+		before = e.high
 	}
 	// A write that came just before the bucket was lost may have left no trace at all.
 	for i, f := range h.refills {
@@ -92,30 +102,39 @@ func (h *bucketHistory) findHidden() {
 // reveal adds the write of version v, whose answer nobody saw.
 func (h *bucketHistory) reveal(v policy.Version, first bool, sights []sight, settled map[policy.Version]int64,
 	used map[int]bool) {
-	w := write{version: v, to: math.MaxInt64}
+	w := write{version: v, to: lookedAt(sights, v)}
+	step := int64(math.MaxInt64) // the bucket's, after the write
 	for _, s := range sights {
 		if s.version == v {
 			w.now = s.last
-		}
-		if !s.version.Before(v) {
-			w.to = min(w.to, s.at)
+			if s.step > 0 {
+				step = s.step
+			}
 		}
 	}
 	if w.now == 0 {
 		w.now = settled[v]
 	}
-	// Who made it: a call without an answer that carried the version before; else one that could begin an era.
-	best := -1
+	// Who made it: a call without an answer that carried the version before, if there are several that which credits the
+	// instant that the bucket has, or is made while the caller waits; else one that could begin an era.
+	best, most := -1, -1
 	for i, f := range h.refills {
-		if f.Outcome != nil || used[i] || f.Sent > w.to {
+		if f.Outcome != nil || used[i] || f.Sent > w.to || f.Step > step {
 			continue
 		}
 		match := f.Era == v.Era && f.Index == v.Index-1
 		if !match && !first {
 			continue
 		}
-		if best < 0 || match && f.Sent <= w.now*1000 && w.now*1000 <= f.Replied {
-			best = i
+		fits := 0
+		if f.Step == step {
+			fits += 2
+		}
+		if match && f.Sent <= w.now*1000 && w.now*1000 <= f.Replied {
+			fits++
+		}
+		if fits > most {
+			best, most = i, fits
 		}
 	}
 	if best >= 0 {
@@ -139,13 +158,32 @@ func (h *bucketHistory) reveal(v policy.Version, first bool, sights []sight, set
 				w.from, w.replica = start, f.Victim
 				w.call = &policy.Call{Version: policy.Version{Era: v.Era, Index: v.Index - 1},
 					Create: policy.CreateLost, Terms: &terms}
+				if step < math.MaxInt64 {
+					w.call.Step = step
+				}
 				h.writes = append(h.writes, w)
 				return
 			}
 		}
 	}
-	// It can't be told: all that may come after it is left undecided.
-	from := w.to
+	h.undecided(v, w.to)
+}
+
+// lookedAt is when the write of version v was made at the latest, Unix ns.
+func lookedAt(sights []sight, v policy.Version) int64 {
+	to := int64(math.MaxInt64)
+	for _, s := range sights {
+		if !s.version.Before(v) {
+			to = min(to, s.at)
+		}
+	}
+	return to
+}
+
+// undecided leaves open all that may come after the write of version v, made at to at the latest: who made it, or when
+// by the server's clock, can't be told.
+func (h *bucketHistory) undecided(v policy.Version, to int64) {
+	from := to
 	for _, known := range h.writes {
 		if known.version.Before(v) {
 			continue
@@ -210,7 +248,8 @@ func (h *bucketHistory) checkLinear(r *Result) {
 		}
 	}
 	if h.cut < math.MaxInt64 {
-		r.note("%s: linearizability is decided for %d calls only: after them the server forgot writes, or nobody saw the answer of one", h.bucket.Key, len(calls))
+		r.note("%s: linearizability is decided for %d calls only: after them the server forgot writes, or nobody saw the "+
+			"answer of one", h.bucket.Key, len(calls))
 	}
 	result, info := porcupine.CheckOperationsVerbose(model.Model(), calls, decideWithin)
 	switch {
@@ -250,7 +289,8 @@ func stuck(info porcupine.LinearizationInfo, calls []porcupine.Operation) string
 		if next.Input == nil {
 			continue
 		}
-		return fmt.Sprintf("after %d of them the bucket holds %d tokens, era %d, index %d, last %d, carry %d, which doesn't go with: %s",
+		return fmt.Sprintf("after %d of them the bucket holds %d tokens, era %d, index %d, last %d, carry %d, which "+
+			"doesn't go with: %s",
 			len(longest), state.Tokens, state.Control.Era, state.Index, state.Control.Last, state.Control.Carry,
 			model.Describe(next.Input.(model.Input)))
 	}

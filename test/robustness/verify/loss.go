@@ -74,7 +74,8 @@ func (h *bucketHistory) checkBack(r *Result, f record.Fault) {
 		return
 	}
 	for _, op := range h.ops {
-		if op.Call >= f.Start && op.Call <= until {
+		// A take that was sent before the loss may have come after it.
+		if op.Call <= until && (op.Return >= f.Start || op.Result == record.Unknown) {
 			there += op.Taken
 			if op.Result == record.Unknown && op.Kind != record.Return {
 				there += op.N

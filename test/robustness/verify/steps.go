@@ -130,12 +130,14 @@ type crossing struct {
 }
 
 // uncredited are the tokens of the instants that had come by a time and had not been credited by the last refill
-// before it.
+// before it, or whose credit was forgotten.
 func (h *bucketHistory) uncredited(list []crossing, at int64) (n float64) {
 	credited := int64(0)
-	for _, w := range h.writes {
+	for i, w := range h.writes {
 		if w.outcome != nil && w.to <= at {
 			credited = w.outcome.Step
+		} else if i > 0 && w.history > h.writes[i-1].history && h.rolledBack(at) >= w.history {
+			credited = h.stepBefore(i)
 		}
 	}
 	capacity, _, _ := h.limits()
@@ -146,6 +148,34 @@ func (h *bucketHistory) uncredited(list []crossing, at int64) (n float64) {
 		}
 	}
 	return min(n, most)
+}
+
+// rolledBack counts the rollbacks before a time.
+func (h *bucketHistory) rolledBack(at int64) (n int) {
+	for _, f := range h.faults {
+		if f.Effect == record.Rollback && f.Start <= at {
+			n++
+		}
+	}
+	return n
+}
+
+// stepBefore is the last instant that had been credited in what a rollback left, of which write i is the first to go
+// on; 0 if nobody can tell.
+func (h *bucketHistory) stepBefore(i int) (step int64) {
+	first := h.writes[i].outcome
+	if first == nil {
+		return 0
+	}
+	if first.Added+first.Clamped == 0 {
+		return first.Step
+	}
+	for _, w := range h.writes[:i] {
+		if w.outcome != nil && w.outcome.Step < first.Step {
+			step = max(step, w.outcome.Step)
+		}
+	}
+	return step
 }
 
 func instantAfter(s policy.Steps, at int64) int64 {

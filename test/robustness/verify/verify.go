@@ -59,7 +59,7 @@ type Result struct {
 	Decided    int // buckets whose linearizability was decided
 	Gaps       []Gap
 	Slack      float64 // most of the window check's allowance that was used, 0 to 1, over all buckets
-	Hidden     int     // writes whose caller never saw the answer
+	Hidden     int     // writes that were made, and not answered
 }
 
 // Broken lists the checks that failed, each once.

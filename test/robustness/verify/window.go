@@ -117,8 +117,11 @@ func (h *bucketHistory) gapAt(s int64) float64 {
 		elapsed := int64(0)
 		if w.outcome != nil {
 			elapsed = w.outcome.Elapsed
-		} else if i > 0 {
-			elapsed = w.now - h.writes[i-1].now
+		}
+		// The answer to a pool's agent is in no record, and some were lost: the writes between these two may have been
+		// one that credited all of the time between.
+		if i > 0 && (w.outcome == nil || w.version.Index > h.writes[i-1].version.Index+1) {
+			elapsed = max(elapsed, w.now-h.writes[i-1].now)
 		}
 		if w.from-elapsed*1000 <= s && s <= w.to {
 			gap = max(gap, elapsed)

@@ -1,0 +1,153 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"slices"
+	"sync"
+	"syscall"
+
+	"github.com/hashicorp/go-hclog"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/tokenrefill/refiller/fetch"
+	"github.com/tokenrefill/refiller/internal/filewatch"
+	"github.com/tokenrefill/refiller/internal/sidecar"
+	"github.com/tokenrefill/refiller/internal/sidecar/envoy"
+	"github.com/tokenrefill/refiller/internal/sidecar/limits"
+)
+
+// limitFiles are the files that the sidecar follows.
+type limitFiles struct {
+	envoy   []string // of rate limits for Envoy
+	named   []string // of limits by name, at most one
+	shadow  bool
+	headers bool
+}
+
+// inForce is what the files say.
+type inForce struct {
+	envoy *envoy.Limits // nil: there are no such files
+	named *limits.Set   // nil: likewise
+}
+
+func (f *limitFiles) paths() []string { return slices.Concat(f.envoy, f.named) }
+
+func (f *limitFiles) validate() error {
+	if len(f.envoy) == 0 && (f.shadow || f.headers) {
+		return usageError{errors.New("--envoy-shadow and --envoy-headers go with --envoy")}
+	}
+	if len(f.named) > 1 {
+		return usageError{fmt.Errorf("--limits: %d files; want one", len(f.named))}
+	}
+	return nil
+}
+
+// load reads the files anew.
+func (f *limitFiles) load(rdb redis.UniversalClient, client *fetch.Client, w *envoy.Windows) (inForce, error) {
+	var now inForce
+	if len(f.envoy) > 0 {
+		files := make(map[string][]byte)
+		for _, path := range f.envoy {
+			data, err := os.ReadFile(path)
+			if err != nil {
+				return now, fmt.Errorf("--envoy: %w", err)
+			}
+			files[path] = data
+		}
+		var err error
+		if now.envoy, err = envoy.Parse(files, w); err != nil {
+			return now, usageError{err}
+		}
+		now.envoy.Shadow, now.envoy.Headers = f.shadow, f.headers
+	}
+	for _, path := range f.named {
+		data, err := os.ReadFile(path)
+		if err != nil {
+			return now, fmt.Errorf("--limits: %w", err)
+		}
+		if now.named, err = limits.Parse(path, data, rdb, client); err != nil {
+			return now, usageError{err}
+		}
+	}
+	return now, nil
+}
+
+// follower puts changed files in force: when they change, and at SIGHUP.
+type follower struct {
+	files   []*filewatch.File
+	hup     chan os.Signal
+	changed chan string // why
+}
+
+// follow begins to listen, so that no change after a first read that comes later is missed. It must be run or closed.
+func (f *limitFiles) follow(log hclog.Logger) (*follower, error) {
+	w := &follower{hup: make(chan os.Signal, 1), changed: make(chan string, 1)}
+	signal.Notify(w.hup, syscall.SIGHUP)
+	for i, path := range f.paths() {
+		file, err := filewatch.New(path, filewatch.Options{Logger: log})
+		if err != nil {
+			w.close()
+			flag := "--envoy"
+			if i >= len(f.envoy) {
+				flag = "--limits"
+			}
+			return nil, fmt.Errorf("%s: %w", flag, err)
+		}
+		w.files = append(w.files, file)
+	}
+	return w, nil
+}
+
+// run loads what has changed and uses it, until ctx ends. Files that are wrong leave in force what was.
+func (w *follower) run(ctx context.Context, load func() (inForce, error), use func(inForce), log hclog.Logger) {
+	var watching sync.WaitGroup
+	defer watching.Wait()
+	for _, file := range w.files {
+		watching.Go(func() {
+			file.Run(ctx, func() {
+				select {
+				case w.changed <- "file changed":
+				default: // one that waits stands for all
+				}
+			})
+		})
+	}
+	for {
+		cause := "SIGHUP"
+		select {
+		case <-ctx.Done():
+			return
+		case cause = <-w.changed:
+		case <-w.hup:
+		}
+		now, err := load()
+		if err != nil {
+			log.Error("limits not changed: the files are wrong", "cause", cause, "error", err)
+			continue
+		}
+		use(now)
+		log.Info("limits loaded", "cause", cause, "files", len(w.files))
+	}
+}
+
+// close lets go of what follow took; it is called after run has returned, or instead of run.
+func (w *follower) close() {
+	signal.Stop(w.hup)
+	for _, file := range w.files {
+		_ = file.Close() // nothing is read from it any more
+	}
+}
+
+// use puts limits in force in a server that has served such before.
+func use(server *sidecar.Server, now inForce) {
+	if now.envoy != nil {
+		server.UseEnvoy(now.envoy)
+	}
+	if now.named != nil {
+		server.UseLimits(now.named)
+	}
+}

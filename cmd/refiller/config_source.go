@@ -1,0 +1,92 @@
+package main
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+
+	"github.com/hashicorp/go-hclog"
+
+	"github.com/tokenrefill/refiller/internal/config"
+	"github.com/tokenrefill/refiller/internal/etcdconn"
+	"github.com/tokenrefill/refiller/internal/etcdwatch"
+	"github.com/tokenrefill/refiller/internal/filewatch"
+)
+
+// configSource is where a replica's configuration comes from: its file, with the environment and flags laid over it,
+// and what replicas share in etcd.
+type configSource struct {
+	config.Source
+	shared *etcdwatch.Key // nil: nothing is shared
+
+	of  content // what cfg was read from; the zero content if there is no cfg
+	cfg config.Config
+}
+
+// content is what a configuration is read from.
+type content struct {
+	file   [sha256.Size]byte
+	shared string
+}
+
+// load reads the file, with what is shared as it was last seen. What was read last is
+// not read again, because a large file takes a while.
+func (s *configSource) load() (config.Config, error) {
+	before, seen := s.content()
+	if seen == nil && before == s.of {
+		return s.cfg, nil
+	}
+	cfg, err := s.read()
+	s.of, s.cfg = content{}, config.Config{}
+	if after, unseen := s.content(); err == nil && seen == nil && unseen == nil && after == before {
+		s.of, s.cfg = before, cfg
+	}
+	return cfg, err
+}
+
+func (s *configSource) content() (content, error) {
+	file, err := filewatch.Sum(s.Path)
+	c := content{file: file}
+	if s.shared != nil {
+		c.shared = string(s.shared.Value())
+	}
+	return c, err
+}
+
+func (s *configSource) read() (config.Config, error) {
+	source := s.Source
+	if s.shared != nil {
+		source.Shared = config.Shared{Source: "etcd:" + s.shared.Name(), Data: s.shared.Value()}
+	}
+	return config.Load(source)
+}
+
+// follow has what is shared count too, at the key that cfg, the file's, leads to.
+func (s *configSource) follow(cfg config.Config, log hclog.Logger) (closeEtcd func() error, err error) {
+	if len(cfg.Election.Endpoints) == 0 {
+		return nil, usageError{errors.New("--config-etcd wants election.endpoints, which say where etcd is")}
+	}
+	client, err := etcdconn.Open(cfg.Election.Options)
+	if err != nil {
+		return nil, err
+	}
+	s.shared = etcdwatch.New(client, cfg.RefillPrefix()+"/config", log)
+	return client.Close, nil
+}
+
+// first is the configuration to start with. A replica whose file is right starts,
+// whatever is shared: wrong says why that doesn't count.
+func (s *configSource) first(ctx context.Context) (cfg config.Config, wrong, err error) {
+	if s.shared == nil {
+		cfg, err = s.load()
+		return cfg, nil, err
+	}
+	if wrong = s.shared.Read(ctx); wrong == nil {
+		if cfg, wrong = s.load(); wrong == nil {
+			return cfg, nil, nil
+		}
+	}
+	alone := configSource{Source: s.Source}
+	cfg, err = alone.load()
+	return cfg, wrong, err
+}

@@ -1,0 +1,250 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/tokenrefill/refiller/internal/config"
+	"github.com/tokenrefill/refiller/pool"
+)
+
+// errUnconfirmed is returned when an operator doesn't confirm.
+var errUnconfirmed = errors.New("not confirmed: nothing was changed")
+
+// errNotDrained is returned when a region has not acknowledged its drain in time.
+var errNotDrained = errors.New("the region has not acknowledged its drain")
+
+// alive is how old a report may be of a region that seems to be alive.
+const alive = 10 * time.Second
+
+// drainPace is how often the pools are read while a drain is waited for.
+const drainPace = 200 * time.Millisecond
+
+// fencing is what an operator says of a fence.
+type fencing struct {
+	pools
+	yes, drain bool
+	wait       time.Duration
+	reason     string
+}
+
+func poolFenceCommand(e env) *cobra.Command {
+	f := fencing{pools: pools{connection{env: e}}}
+	cmd := &cobra.Command{
+		Use:   "fence REGION",
+		Short: "Declare that a region uses nothing of any pool, so that others get its share and floor",
+		Long: "Declare that a region uses nothing of any pool: it is granted nothing until \"pool lift\". What it had,\n" +
+			"its floors too, is free for the others at once. This is for a region whose Redis is gone for good, or known to be\n" +
+			"down: if its consumers take on, the pools' rates are exceeded by what it had.\n\n" +
+			"With --drain the region itself gives up what it has: once it has acknowledged that, which takes a second or so,\n" +
+			"the others get it, and no rate is exceeded. This is for a planned leave. The region must reach etcd, and its\n" +
+			"consumers are denied from then on. If it doesn't acknowledge within --wait, the exit code is 1 and the drain\n" +
+			"stays asked for.",
+		Args: usageArgs(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if cmd.Flags().Changed("wait") && !f.drain {
+				return usageError{errors.New("--wait is how long to wait for a drain: give --drain, too")}
+			}
+			if f.wait < time.Second {
+				return usageError{fmt.Errorf("--wait %s: want 1s or more", f.wait)}
+			}
+			return f.run(cmd, args[0])
+		},
+	}
+	f.flags(cmd)
+	cmd.Flags().BoolVarP(&f.yes, "yes", "y", false, "don't ask for confirmation")
+	cmd.Flags().BoolVar(&f.drain, "drain", false, "have the region give up what it has before others get it")
+	cmd.Flags().DurationVar(&f.wait, "wait", 10*time.Second, "how long to wait for the region to acknowledge --drain")
+	cmd.Flags().StringVar(&f.reason, "reason", "", "why, for the audit line and for whoever looks at the status")
+	return cmd
+}
+
+func (f *fencing) run(cmd *cobra.Command, region string) error {
+	action := "pool fence"
+	if f.drain {
+		action += " --drain"
+	}
+	return f.act(cmd, action, region, f.reason, func(ctx context.Context, client *clientv3.Client, prefix string) error {
+		s, err := pool.ReadStatus(ctx, client, prefix)
+		if err != nil {
+			return err
+		}
+		if err := f.warn(f.stderr, s, region, time.Now()); err != nil {
+			return err
+		}
+		if !f.yes {
+			fmt.Fprintf(f.stderr, "Type the region's name to %s it: ", f.verb())
+			answer, _ := bufio.NewReader(cmd.InOrStdin()).ReadString('\n') // what there is counts
+			if strings.TrimSpace(answer) != region {
+				return errUnconfirmed
+			}
+		}
+		ctx, cancel := context.WithTimeout(cmd.Context(), operateTimeout) // people think for as long as they like
+		defer cancel()
+		declaration := pool.Fencing{Operator: operator(), Reason: f.reason, At: time.Now().UTC(), Drain: f.drain}
+		if err := pool.Fence(ctx, client, prefix, region, declaration); err != nil || !f.drain {
+			return err
+		}
+		return f.await(cmd.Context(), client, prefix, region)
+	})
+}
+
+func (f *fencing) verb() string {
+	if f.drain {
+		return "drain"
+	}
+	return "fence"
+}
+
+// warn tells what fencing a region sets free, and what that does to its consumers or to the rates.
+func (f *fencing) warn(w io.Writer, s pool.Status, region string, now time.Time) error {
+	var known []string
+	found, last := false, time.Time{}
+	for _, p := range s.Pools {
+		for _, r := range p.Regions {
+			if !slices.Contains(known, r.Region) {
+				known = append(known, r.Region)
+			}
+			if r.Region != region {
+				continue
+			}
+			found = true
+			if r.At.After(last) {
+				last = r.At
+			}
+			fmt.Fprintf(w, "%s may be using %s of %s in %s.\n", region, perSecond(r.Claimed), p.Rate, p.Name)
+		}
+	}
+	if !found {
+		slices.Sort(known)
+		return usageError{fmt.Errorf("region %q is in no pool: regions are %s", region, strings.Join(known, ", "))}
+	}
+	age := now.Sub(last)
+	switch {
+	case f.drain && age < alive:
+		fmt.Fprintln(w, "Its consumers are denied once it is drained.")
+	case f.drain:
+		fmt.Fprintln(w, "CAUTION: it is silent, and is only drained once it has heard of it.")
+	case age < alive:
+		fmt.Fprintf(w, "CAUTION: its last report is %.1f s old, so it seems to be alive. What its consumers take on would "+
+			"come on top of the pools' rates. With --drain it gives up its share first.\n", age.Seconds())
+	}
+	return nil
+}
+
+// await waits until the region has acknowledged its drain in every pool.
+func (f *fencing) await(ctx context.Context, client *clientv3.Client, prefix, region string) error {
+	waiting, cancel := context.WithTimeout(ctx, f.wait)
+	defer cancel()
+	ticker := time.NewTicker(drainPace)
+	defer ticker.Stop()
+	var last pool.Status
+	for {
+		s, err := pool.ReadStatus(waiting, client, prefix)
+		switch {
+		case err == nil && len(undrained(s, region, time.Now())) == 0:
+			return nil
+		case err == nil:
+			last = s
+		case waiting.Err() == nil:
+			return err
+		}
+		select {
+		case <-ticker.C:
+		case <-waiting.Done():
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			f.tell(undrained(last, region, time.Now()), region)
+			return fmt.Errorf("%w within %s: %s", errNotDrained, f.wait, region)
+		}
+	}
+}
+
+// undrained tells of each pool of which the region may still be using something.
+func undrained(s pool.Status, region string, now time.Time) (list []string) {
+	for _, p := range s.Pools {
+		for _, r := range p.Regions {
+			if r.Region == region && !r.Idle() {
+				r.Fenced = nil
+				list = append(list, fmt.Sprintf("%s: at most %s in use; %s", p.Name, perSecond(r.Claimed), grant(r, now)))
+			}
+		}
+	}
+	return list
+}
+
+// maxTold bounds the pools that are told of one by one.
+const maxTold = 10
+
+// tell says how a region stands that has not acknowledged its drain, and what can be done.
+func (f *fencing) tell(undrained []string, region string) {
+	for i, text := range undrained {
+		if i == maxTold {
+			fmt.Fprintf(f.stderr, "and %d pools more\n", len(undrained)-i)
+			break
+		}
+		fmt.Fprintln(f.stderr, text)
+	}
+	fmt.Fprintf(f.stderr, `The others get what is above its floors once its grants have ended, the floors
+once it has acknowledged. The drain stays asked for until %[1]s hears of it.
+"refiller pool lift %[1]s" takes it back.
+"refiller pool fence %[1]s" gives the others all of it at once: what consumers
+still take in %[1]s would come on top of the pools' rates.
+`, region)
+}
+
+func poolLiftCommand(e env) *cobra.Command {
+	p := pools{connection{env: e}}
+	var reason string
+	cmd := &cobra.Command{
+		Use:   "lift REGION",
+		Short: "End a region's fence or drain",
+		Args:  usageArgs(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return p.act(cmd, "pool lift", args[0], reason,
+				func(ctx context.Context, client *clientv3.Client, prefix string) error {
+					return pool.Lift(ctx, client, prefix, args[0])
+				})
+		},
+	}
+	p.flags(cmd)
+	cmd.Flags().StringVar(&reason, "reason", "", "why, for the audit line")
+	return cmd
+}
+
+// act does something with a region, and writes an audit line to the log.
+func (p *pools) act(cmd *cobra.Command, action, region, reason string,
+	do func(context.Context, *clientv3.Client, string) error) error {
+	client, cfg, err := p.open()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = client.Close() }() // the action is done or has failed
+	ctx, cancel := context.WithTimeout(cmd.Context(), operateTimeout)
+	defer cancel()
+	err = whereEtcdIs(do(ctx, client, cfg.PoolsPrefix()), cfg)
+	log := newLogger(p.env, config.Log{Level: "info"}).Named("audit")
+	fields := []any{"action", action, "region", region, "operator", operator(), "reason", reason,
+		"etcd", strings.Join(cfg.PoolRegistry.Endpoints, ","), "prefix", cfg.PoolsPrefix()}
+	var usage usageError
+	switch {
+	case errors.As(err, &usage):
+		return err
+	case err != nil:
+		log.Error("operator action failed", append(fields, "error", err)...)
+		return err
+	}
+	log.Info("operator action", fields...)
+	_, err = fmt.Fprintf(p.stdout, "%s: done for %s\n", action, region)
+	return err
+}

@@ -1,0 +1,119 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/internal/config"
+	"github.com/tokenrefill/refiller/internal/replica"
+	"github.com/tokenrefill/refiller/internal/testing/faultproxy"
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
+)
+
+// twoRegions are replicas of eu and of us that share a pool; us reaches etcd by a link of its own.
+type twoRegions struct {
+	t     *testing.T
+	path  string // of the configuration of eu
+	link  *faultproxy.Proxy
+	redis map[string]*testenv.RedisServer
+	runs  map[string]*replica.Replica
+	text  map[string]string
+}
+
+const twoRegionsPool = `version: 3
+pools:
+  - {name: payments, rate: 1000/s, capacity: 3000, regions: {eu: {weight: 3, floor: 100/s}, us: {floor: 50/s}}}
+`
+
+func startTwoRegions(t *testing.T) *twoRegions {
+	t.Helper()
+	etcd := testenv.Etcd(t, 1)
+	member := etcd.Members()[0].Addr()
+	w := &twoRegions{t: t, link: testenv.Proxy(t, member, 0), redis: map[string]*testenv.RedisServer{},
+		runs: map[string]*replica.Replica{}, text: map[string]string{}}
+	for region, endpoint := range map[string]string{"eu": member, "us": w.link.Addr()} {
+		w.redis[region] = testenv.Redis(t)
+		w.text[region] = fmt.Sprintf(
+			"region: %s\nredis: {url: %q}\nelection: {ttl: 2s, endpoints: [%q]}\nlisten: 127.0.0.1:0\n",
+			region, w.redis[region].URL(), endpoint)
+		cfg, err := config.Load(config.Source{Path: writeConfig(t, w.text[region]+twoRegionsPool)})
+		require.NoError(t, err)
+		w.runs[region] = runReplica(t, cfg, region)
+	}
+	w.path = writeConfig(t, w.text["eu"]+twoRegionsPool)
+	w.eventually("everything is shared", func(a poolAnswer) bool {
+		return len(a.Pools) == 1 && a.Pools[0].Regions[0].Granted+a.Pools[0].Regions[1].Granted > 999
+	})
+	return w
+}
+
+func (w *twoRegions) status() (a poolAnswer) {
+	code, stdout, stderr := runWith(w.t, nil, "pool", "status", "-c", w.path, "-o", "json")
+	require.Zero(w.t, code, stderr)
+	require.NoError(w.t, json.Unmarshal([]byte(stdout), &a))
+	return a
+}
+
+func (w *twoRegions) eventually(what string, ok func(poolAnswer) bool) {
+	w.t.Helper()
+	require.Eventually(w.t, func() bool { return ok(w.status()) }, 30*time.Second, 20*time.Millisecond, what)
+}
+
+func TestPoolFenceDrains(t *testing.T) {
+	t.Parallel()
+	w := startTwoRegions(t)
+	run := func(args ...string) (int, string, string) {
+		return runWith(t, nil, append([]string{"pool"}, append(args, "-c", w.path)...)...)
+	}
+	began := time.Now()
+	code, stdout, stderr := run("fence", "us", "--drain", "--yes", "--reason", "move")
+	require.Zero(t, code, stderr)
+	require.Contains(t, stdout, "pool fence --drain: done for us")
+	require.Contains(t, stderr, "Its consumers are denied once it is drained.")
+	require.Regexp(t, `refiller\.audit: operator action: action="pool fence --drain" region=us operator=\S+ reason=move `,
+		stderr)
+	w.eventually("the other region has everything", func(a poolAnswer) bool {
+		return a.Pools[0].Regions[0].Granted > 999 && a.Pools[0].Regions[0].Applied
+	})
+	t.Logf("the other region has everything after %s", time.Since(began))
+	require.Less(t, time.Since(began), 6*time.Second, "nobody waits for half a lease, however busy the machine is")
+	us := w.status().Pools[0].Regions[1]
+	require.True(t, us.Idle())
+	require.True(t, us.Fenced.Drain)
+	_, stdout, _ = run("status")
+	require.Regexp(t, `(?m)^us +0/s +0/s .* drained by \S+ at .*: move$`, stdout)
+
+	code, _, stderr = run("lift", "us")
+	require.Zero(t, code, stderr)
+	w.eventually("it is served again", func(a poolAnswer) bool { return a.Pools[0].Regions[1].Granted > 200 })
+
+	// Shares may still move while it is served again: how much it uses when it is cut off is not known to a digit, nor, on
+	// a busy machine, whether it has been offered less within the second.
+	w.link.Cut()
+	code, stdout, stderr = run("fence", "us", "--drain", "--yes", "--wait", "1s")
+	require.Equal(t, exitFailed, code)
+	require.Empty(t, stdout)
+	require.Contains(t, stderr, "the region has not acknowledged its drain within 1s: us")
+	require.Regexp(t, `(?m)^payments: at most [2-9]\d\d(\.\d)?/s in use; `+
+		`(has yet to acknowledge|(silent, )?(renewed|not renewed|on its floor).*)$`, stderr)
+	require.Contains(t, stderr, `"refiller pool fence us" gives the others all of it at once`)
+	_, stdout, _ = run("status")
+	require.Regexp(t, `(?m)^us .* has yet to acknowledge its drain, asked for by `, stdout)
+	code, _, stderr = run("fence", "us", "--yes")
+	require.Zero(t, code, stderr)
+	w.eventually("the other region has everything", func(a poolAnswer) bool { return a.Pools[0].Regions[0].Granted > 999 })
+	code, _, stderr = run("fence", "us", "--yes", "--drain")
+	require.Equal(t, exitFailed, code)
+	require.Contains(t, stderr, `region is fenced: lift that before it can be drained: "us"`)
+
+	code, _, stderr = run("fence", "us", "--wait", "3s")
+	require.Equal(t, exitUsage, code)
+	require.Contains(t, stderr, "--wait is how long to wait for a drain: give --drain, too")
+	code, _, stderr = run("fence", "us", "--drain", "--wait", "3ms")
+	require.Equal(t, exitUsage, code)
+	require.Contains(t, stderr, "--wait 3ms: want 1s or more")
+}

@@ -1,0 +1,296 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/tokenrefill/refiller/internal/config"
+	"github.com/tokenrefill/refiller/internal/etcdconn"
+	"github.com/tokenrefill/refiller/internal/terminal"
+	"github.com/tokenrefill/refiller/pool"
+)
+
+func poolPlanCommand(e env) *cobra.Command {
+	var output string
+	conn := connection{env: e}
+	cmd := &cobra.Command{
+		Use:   "plan FILE|-",
+		Short: "Tell what each region would get under another configuration",
+		Long: "Divide the pools of a configuration among the regions as the coordinator would, by what they could use at\n" +
+			"present, and show that beside what they have; - stands for stdin. Nothing is written. THEN is what a region\n" +
+			"has once everything is acknowledged: what shrinks comes first. DEMAND is known up to the rate in force. A\n" +
+			"region that is silent keeps its floor; one that has never reported is taken for one that nobody asks\n" +
+			"anything of.\n\n" +
+			"The addresses of etcd are the configuration's. Fields that change are shown by \"refiller diff\".",
+		Args: usageArgs(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := checkOutput(output); err != nil {
+				return err
+			}
+			cfg, err := e.loadFile(args[0], "", conn.laid)
+			if err != nil {
+				return err
+			}
+			if !cfg.Pooled() {
+				return usageError{fmt.Errorf("%s says nothing of pools, so nothing of them would change", args[0])}
+			}
+			s, err := readPools(cmd.Context(), cfg)
+			if err != nil {
+				return err
+			}
+			plan := planPools(s, pool.Settings{Version: cfg.PoolsVersion, Pools: cfg.Pools}, time.Now())
+			if output == "json" {
+				return json.NewEncoder(e.stdout).Encode(plan)
+			}
+			return plan.write(e.stdout, terminal.Of(e.stdout, e.environ).Width())
+		},
+	}
+	conn.addServerFlags(cmd, "etcd", "pool-registry")
+	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
+	return cmd
+}
+
+// readPools reads the pools in the etcd that a configuration names.
+func readPools(ctx context.Context, cfg config.Config) (pool.Status, error) {
+	client, err := etcdconn.Open(cfg.PoolRegistry.Options)
+	if err != nil {
+		return pool.Status{}, err
+	}
+	defer func() { _ = client.Close() }() // it has answered or not
+	ctx, cancel := context.WithTimeout(ctx, operateTimeout)
+	defer cancel()
+	s, err := pool.ReadStatus(ctx, client, cfg.PoolsPrefix())
+	return s, whereEtcdIs(err, cfg)
+}
+
+// plan is what pool plan tells. Rates are tokens per second.
+type plan struct {
+	Version int64         `json:"version"` // of the file's pools
+	InForce int64         `json:"version_in_force"`
+	Ignored bool          `json:"ignored"` // the file's pools differ, and its version isn't above the one in force
+	Pools   []plannedPool `json:"pools"`
+}
+
+// plannedPool is a pool before and after. Of one that is added or removed, one side is empty.
+type plannedPool struct {
+	Name        string          `json:"name"`
+	Change      string          `json:"change"` // added, changed, removed or none
+	RateNow     string          `json:"rate_now,omitempty"`
+	Rate        string          `json:"rate,omitempty"`
+	CapacityNow int64           `json:"capacity_now,omitempty"`
+	Capacity    int64           `json:"capacity,omitempty"`
+	Waits       []string        `json:"waits,omitempty"` // until these regions have acknowledged it, there are floors only
+	Regions     []plannedRegion `json:"regions"`
+}
+
+// plannedRegion is a region's part in a pool before and after.
+type plannedRegion struct {
+	Region   string  `json:"region"`
+	Change   string  `json:"change"` // joins, leaves or none
+	State    string  `json:"state"`  // alive, silent, unheard (it has never reported), fenced or drained
+	Now      float64 `json:"now"`    // what it is granted, floor included
+	Then     float64 `json:"then"`
+	FloorNow float64 `json:"floor_now"`
+	Floor    float64 `json:"floor"`
+	Demand   float64 `json:"demand"`
+}
+
+// planPools divides the pools of settings among regions as they stand.
+func planPools(s pool.Status, next pool.Settings, now time.Time) plan {
+	p := plan{Version: next.Version, InForce: s.Version, Pools: []plannedPool{},
+		Ignored: next.Version <= s.Version && !next.Equal(s.Settings)}
+	states := statesOf(s, now)
+	before, was := map[string]pool.PoolStatus{}, map[string]pool.Pool{}
+	for _, b := range s.Pools {
+		before[b.Name] = b
+	}
+	for _, b := range s.Settings.Pools {
+		was[b.Name] = b
+	}
+	for _, n := range next.Pools {
+		one := planPool(before[n.Name], n, states)
+		if one.Change == "none" && len(config.PoolDifferences(was[n.Name], n)) > 0 {
+			one.Change = "changed"
+		}
+		p.Pools = append(p.Pools, one)
+		delete(before, n.Name)
+	}
+	for _, b := range before {
+		if b.Rate != "" { // otherwise it has left before
+			p.Pools = append(p.Pools, planPool(b, pool.Pool{Name: b.Name}, states))
+		}
+	}
+	slices.SortFunc(p.Pools, func(a, b plannedPool) int { return strings.Compare(a.Name, b.Name) })
+	return p
+}
+
+// statesOf are how the regions stand, by name; one that is missing has never reported.
+func statesOf(s pool.Status, now time.Time) map[string]string {
+	states := map[string]string{}
+	for _, p := range s.Pools {
+		for _, r := range p.Regions {
+			switch {
+			case !r.Reported:
+			case now.Sub(r.At) < alive:
+				states[r.Region] = "alive"
+			case states[r.Region] == "":
+				states[r.Region] = "silent"
+			}
+		}
+	}
+	for region, f := range s.Fences {
+		if states[region] = "fenced"; f.Drain {
+			states[region] = "drained"
+		}
+	}
+	return states
+}
+
+// planPool divides a pool among the regions; one without regions is removed.
+func planPool(before pool.PoolStatus, next pool.Pool, states map[string]string) plannedPool {
+	p := plannedPool{Name: next.Name, Change: "none", RateNow: before.Rate, CapacityNow: before.Capacity,
+		Capacity: next.Capacity, Regions: []plannedRegion{}}
+	regions, joined := regionsOf(before, next, states)
+	switch {
+	case len(next.Regions) == 0:
+		p.Change = "removed"
+	case p.RateNow == "":
+		p.Change = "added"
+		fallthrough
+	default:
+		p.Rate = next.Rate.String()
+		divide(next, regions)
+	}
+	for _, r := range next.Regions {
+		if !before.Open && !joined[r.Name] && states[r.Name] != "fenced" {
+			p.Waits = append(p.Waits, r.Name)
+		}
+	}
+	slices.Sort(p.Waits)
+	for _, region := range slices.Sorted(maps.Keys(regions)) {
+		p.Regions = append(p.Regions, *regions[region])
+	}
+	return p
+}
+
+// regionsOf are the regions of a pool before or after, as they stand, and those that have acknowledged terms of it.
+func regionsOf(before pool.PoolStatus, next pool.Pool, states map[string]string) (map[string]*plannedRegion,
+	map[string]bool) {
+	regions, joined := map[string]*plannedRegion{}, map[string]bool{}
+	add := func(region, change string) *plannedRegion {
+		state, ok := states[region]
+		if !ok {
+			state = "unheard"
+		}
+		regions[region] = &plannedRegion{Region: region, Change: change, State: state}
+		return regions[region]
+	}
+	for _, r := range next.Regions {
+		add(r.Name, "joins")
+	}
+	for _, r := range before.Regions {
+		one := regions[r.Region]
+		switch {
+		case one == nil && !r.Configured:
+			continue // it has left before
+		case one == nil:
+			one = add(r.Region, "leaves")
+		case r.Configured:
+			one.Change = "none"
+		}
+		one.Now, one.FloorNow, one.Demand, joined[r.Region] = r.Granted, r.Floor, r.Demand, r.Joined
+	}
+	return regions, joined
+}
+
+// divide sets what the regions of a pool get of it.
+func divide(p pool.Pool, regions map[string]*plannedRegion) {
+	demand, silent := map[string]float64{}, map[string]float64{}
+	for name, r := range regions {
+		switch r.State {
+		case "alive", "unheard":
+			demand[name] = r.Demand
+		case "silent":
+			silent[name] = r.FloorNow
+		}
+	}
+	floors := p.Floors()
+	for name, then := range p.Divide(demand, silent) {
+		regions[name].Then, regions[name].Floor = then, floors[name]
+	}
+}
+
+func (p plan) write(w io.Writer, width int) error {
+	version := fmt.Sprintf("version %d, in force %d", p.Version, p.InForce)
+	if p.Ignored {
+		version += ": the file would be ignored until its version is higher"
+	}
+	errs := []error{terminal.WritePairs(w, width, []terminal.Pair{{Name: "pools", Text: version}})}
+	for _, one := range p.Pools {
+		t := terminal.NewTable(terminal.Column{Name: "REGION", Text: true}, number("NOW", 0), number("THEN", 0),
+			number("FLOOR NOW", 2), number("FLOOR", 1), number("DEMAND", 0), terminal.Column{Name: "NOTE"})
+		for _, r := range one.Regions {
+			t.Row(r.Region, perSecond(r.Now), perSecond(r.Then), perSecond(r.FloorNow), perSecond(r.Floor),
+				perSecond(r.Demand), r.note(one.Change))
+		}
+		head := terminal.Wrap(terminal.Text(one.Name)+"  "+one.head(), width)
+		errs = append(errs, line(w, "\n"+strings.Join(head, "\n")))
+		errs = append(errs, t.Write(w, width))
+	}
+	if len(p.Pools) == 0 {
+		errs = append(errs, line(w, "\nno pools"))
+	}
+	return errors.Join(errs...)
+}
+
+// head tells what becomes of a pool.
+func (p plannedPool) head() string {
+	from := func(before, after any, same bool) string {
+		if same {
+			return fmt.Sprint(after)
+		}
+		return fmt.Sprint(before, " → ", after)
+	}
+	switch p.Change {
+	case "removed":
+		return fmt.Sprintf("removed: %s, capacity %d", p.RateNow, p.CapacityNow)
+	case "added":
+		p.RateNow, p.CapacityNow = p.Rate, p.Capacity
+	}
+	text := from(p.RateNow, p.Rate, p.RateNow == p.Rate) + ", capacity " +
+		from(p.CapacityNow, p.Capacity, p.CapacityNow == p.Capacity)
+	if p.Change == "added" {
+		text = "added: " + text
+	}
+	if len(p.Waits) > 0 {
+		text += "; floors only, until these have acknowledged it: " + strings.Join(p.Waits, ", ")
+	}
+	return text
+}
+
+// note tells what is out of the ordinary.
+func (r plannedRegion) note(pool string) string {
+	var notes []string
+	if r.Change != "none" && pool != "added" && pool != "removed" {
+		notes = append(notes, r.Change)
+	}
+	switch r.State {
+	case "alive":
+	case "silent":
+		notes = append(notes, "silent: its floor") // also if it leaves: until it acknowledges that
+	case "unheard":
+		notes = append(notes, "has never reported")
+	default:
+		notes = append(notes, r.State)
+	}
+	return strings.Join(notes, ", ")
+}

@@ -1,0 +1,209 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/tokenrefill/refiller/election"
+	"github.com/tokenrefill/refiller/internal/admin"
+	"github.com/tokenrefill/refiller/internal/config"
+	"github.com/tokenrefill/refiller/internal/terminal"
+	"github.com/tokenrefill/refiller/pool"
+)
+
+// poolStatus is how pool status reads the pools and shows them.
+type poolStatus struct {
+	pools
+	display
+	history bool
+	addr    string // of a replica's admin server; empty: the configuration's
+}
+
+func poolStatusCommand(e env) *cobra.Command {
+	p := poolStatus{pools: pools{connection{env: e}}}
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "Tell how the regions share each pool, and who coordinates",
+		Long: "Read the pools from etcd: what each region was granted, its floor and demand, what it may be using at most\n" +
+			"(claimed), and its last report. Ages compare the clock of the region's Redis with the one here.\n\n" +
+			"With --history, what part of each pool's rate each region had in the last hour, a column a minute, from the\n" +
+			"memory of the replica whose admin server is at --addr: that of up to 256 shares (pools × regions).",
+		Args: usageArgs(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := p.validate(); err != nil {
+				return err
+			}
+			if p.addr != "" && !p.history {
+				return usageError{errors.New("--addr is where the history is read: give --history, too")}
+			}
+			client, cfg, err := p.open()
+			if err != nil {
+				return err
+			}
+			defer func() { _ = client.Close() }() // it has answered or not
+			return p.show(cmd.Context(), e, func(ctx context.Context, w io.Writer, width int) error {
+				return p.write(ctx, w, width, client, cfg)
+			})
+		},
+	}
+	p.pools.flags(cmd)
+	p.display.flags(cmd)
+	cmd.Flags().BoolVar(&p.history, "history", false, "show the shares of the last hour, too")
+	cmd.Flags().StringVar(&p.addr, "addr", "", "URL of a replica's admin server, for --history (default: as configured)")
+	return cmd
+}
+
+// write reads the pools and writes how they stand, within so many columns.
+func (p *poolStatus) write(ctx context.Context, w io.Writer, width int, client *clientv3.Client,
+	cfg config.Config) error {
+	ctx, cancel := context.WithTimeout(ctx, operateTimeout)
+	defer cancel()
+	s, err := pool.ReadStatus(ctx, client, cfg.PoolsPrefix())
+	if err != nil {
+		return whereEtcdIs(err, cfg)
+	}
+	leader, err := leaderOf(ctx, client, cfg.PoolsPrefix())
+	if err != nil && !errors.Is(err, election.ErrNoLeader) {
+		return whereEtcdIs(err, cfg)
+	}
+	answer := poolAnswer{Coordinator: leader.Identity, Epoch: leader.Epoch, Status: s}
+	if p.history {
+		if answer.History, err = p.readHistory(ctx, cfg); err != nil {
+			return err
+		}
+	}
+	if p.output == "json" {
+		return json.NewEncoder(w).Encode(answer)
+	}
+	return answer.write(w, width, time.Now())
+}
+
+// readHistory asks a replica how the shares stood.
+func (p *poolStatus) readHistory(ctx context.Context, cfg config.Config) (list []admin.ShareHistory, err error) {
+	addr := p.addr
+	if addr == "" {
+		addr = cfg.Listen
+	}
+	if addr, err = adminURL(addr); err != nil {
+		return nil, err
+	}
+	body, err := get(ctx, strings.TrimSuffix(addr, "/")+"/shares")
+	if err == nil {
+		err = json.Unmarshal(body, &list)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("history: %w; is a replica's admin server at %s? (--addr)", err, addr)
+	}
+	return list, nil
+}
+
+// poolAnswer is what pool status tells.
+type poolAnswer struct {
+	Coordinator string `json:"coordinator"` // empty: nobody
+	Epoch       int64  `json:"epoch"`
+	pool.Status
+
+	History []admin.ShareHistory `json:"history,omitempty"` // of the last hour
+}
+
+func (a poolAnswer) write(w io.Writer, width int, now time.Time) error {
+	coordinator := "nobody: shares stay as they are, and grants end"
+	if a.Coordinator != "" {
+		coordinator = fmt.Sprintf("%s, epoch %d", a.Coordinator, a.Epoch)
+	}
+	errs := []error{terminal.WritePairs(w, width, []terminal.Pair{
+		{Name: "coordinator", Text: coordinator}, {Name: "pools", Text: fmt.Sprintf("version %d", a.Version)}})}
+	for _, p := range a.Pools {
+		claimed := 0.0
+		t := terminal.NewTable(terminal.Column{Name: "REGION", Text: true}, number("SHARE", 0), number("FLOOR", 0),
+			number("DEMAND", 0),
+			number("CLAIMED", 1), number("TOKENS", 0), number("LAST REPORT", 2), terminal.Column{Name: "GRANT"})
+		for _, r := range p.Regions {
+			claimed += r.Claimed
+			t.Row(r.Region, perSecond(r.Granted), perSecond(r.Floor), perSecond(r.Demand), perSecond(r.Claimed),
+				fmt.Sprintf("%d/%d", r.Tokens, r.Capacity), reported(r, now), grant(r, now))
+		}
+		rate := fmt.Sprintf("%s, capacity %d", p.Rate, p.Capacity)
+		switch {
+		case p.Rate == "":
+			rate = "no longer configured"
+		case len(p.Waits) > 0:
+			rate += "; closed: floors only, until these acknowledge it or are fenced: " + strings.Join(p.Waits, ", ")
+		}
+		errs = append(errs, line(w, fmt.Sprintf("\n%s  %s; at most %s in use", terminal.Text(p.Name), rate,
+			perSecond(claimed))), t.Write(w, width), a.writeHistory(w, width, p.Name))
+	}
+	if len(a.Pools) == 0 {
+		errs = append(errs, line(w, "\nno pools"))
+	}
+	return errors.Join(errs...)
+}
+
+// writeHistory draws the shares of a pool in the last hour.
+func (a poolAnswer) writeHistory(w io.Writer, width int, name string) error {
+	t := terminal.NewTable(terminal.Column{Text: true}, terminal.Column{})
+	known := false
+	for _, h := range a.History {
+		if h.Pool == name {
+			t.Row(h.Region, terminal.Spark(h.Minutes))
+			known = true
+		}
+	}
+	if !known {
+		return nil
+	}
+	return errors.Join(line(w, "part of the rate, minute by minute up to now:"), t.Write(w, width))
+}
+
+// grant is how a region's grant stands, or why that doesn't matter.
+func grant(r pool.RegionStatus, now time.Time) string {
+	switch {
+	case r.Fenced != nil:
+		return declared(r)
+	case !r.Configured:
+		return "leaving"
+	case !r.Reported:
+		return "has never reported"
+	case r.Bucket == "plain":
+		return "has a bucket of its own, not the pool's"
+	}
+	since := max(0, now.Sub(r.At)) // the report tells how the grant stood then
+	switch stands := admin.Grant(r.Age+since.Seconds(), r.Remaining-since.Seconds()); {
+	case since > alive:
+		return "silent, " + stands
+	case !r.Applied:
+		return "has yet to acknowledge"
+	default:
+		return stands
+	}
+}
+
+// declared is what an operator has declared of a region.
+func declared(r pool.RegionStatus) string {
+	how := "fenced"
+	switch f := r.Fenced; {
+	case f.Drain && r.Idle():
+		how = "drained"
+	case f.Drain:
+		how = "has yet to acknowledge its drain, asked for"
+	}
+	return fmt.Sprintf("%s by %s at %s: %s", how, r.Fenced.Operator, r.Fenced.At.UTC().Format(time.DateTime),
+		r.Fenced.Reason)
+}
+
+func perSecond(rate float64) string { return fmt.Sprintf("%.4g/s", rate) }
+
+func reported(r pool.RegionStatus, now time.Time) string {
+	if r.At.IsZero() {
+		return "never"
+	}
+	return fmt.Sprintf("%.1f s ago", max(0, now.Sub(r.At).Seconds()))
+}

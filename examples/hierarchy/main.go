@@ -1,0 +1,67 @@
+// Command hierarchy charges each request to its user, to the user's team, and to a pool that all regions share, or to
+// none of them; batch work leaves some of each bucket to interactive work. The pool is a bucket of the region's Redis,
+// kept full by "refiller run" with hierarchy.yaml, which also publishes the templates of teams and users:
+//
+//	curl -i -H 'X-Team: red' -H 'X-User: ann' http://127.0.0.1:8080/
+//	curl -i -H 'X-Team: red' -H 'X-User: ann' -H 'X-Batch: 1' http://127.0.0.1:8080/
+package main
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"net/http"
+	"os"
+	"strconv"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/tokenrefill/refiller/fetch"
+	"github.com/tokenrefill/refiller/limit"
+)
+
+// leaveToInteractive is how many percent of each bucket batch work leaves.
+const leaveToInteractive = 20
+
+func main() {
+	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:6379", ContextTimeoutEnabled: true})
+	client, err := fetch.New(rdb)
+	if err == nil {
+		err = http.ListenAndServe("127.0.0.1:8080", handler(client))
+	}
+	fmt.Fprintln(os.Stderr, err)
+	os.Exit(1)
+}
+
+// charge takes a token of the pool, of the team and of the user, or none of any. Denied says whose bucket it was.
+func charge(ctx context.Context, client *fetch.Client, team, user string, batch bool) (fetch.AllResult, error) {
+	var opts []fetch.CallOption
+	if batch {
+		opts = append(opts, fetch.WithLeavePercent(leaveToInteractive))
+	}
+	return client.TakeAll(ctx, []fetch.Request{
+		{Key: "user:" + team + "/" + user, N: 1}, // the first that denies is named: the narrowest comes first
+		{Key: "team:" + team, N: 1},
+		{Key: "api", N: 1},
+	}, opts...)
+}
+
+func handler(client *fetch.Client) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		team, user := r.Header.Get("X-Team"), r.Header.Get("X-User") // set by whoever has authenticated the caller
+		if team == "" || user == "" {
+			http.Error(w, "want X-Team and X-User", http.StatusBadRequest)
+			return
+		}
+		all, err := charge(r.Context(), client, team, user, r.Header.Get("X-Batch") != "")
+		switch {
+		case err != nil:
+			http.Error(w, "no decision", limit.OutcomeOf(err).HTTP)
+		case !all.OK:
+			w.Header().Set("Retry-After", strconv.Itoa(int(math.Ceil(all.RetryAfter.Seconds()))))
+			http.Error(w, all.Denied+" has too few tokens", http.StatusTooManyRequests)
+		default:
+			fmt.Fprintln(w, "done")
+		}
+	})
+}

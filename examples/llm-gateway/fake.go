@@ -1,0 +1,42 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"time"
+)
+
+// fakeLLM streams half of the tokens that it may, and then says how many it counts with the prompt.
+type fakeLLM struct {
+	pace func(ctx context.Context, i int) error // waits for the next token
+}
+
+func fiftyMS(ctx context.Context, _ int) error {
+	select {
+	case <-time.After(50 * time.Millisecond):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (f fakeLLM) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	var ask struct {
+		MaxTokens int `json:"max_tokens"`
+	}
+	if json.NewDecoder(r.Body).Decode(&ask) != nil {
+		http.Error(w, "no JSON", http.StatusBadRequest)
+		return
+	}
+	w.Header().Set("Content-Type", "text/event-stream")
+	for i := range ask.MaxTokens / 2 {
+		if f.pace(r.Context(), i) != nil {
+			return // nobody listens any more
+		}
+		fmt.Fprintf(w, "data: {\"choices\":[{\"delta\":{\"content\":\"word%d \"}}]}\n\n", i)
+		_ = http.NewResponseController(w).Flush()
+	}
+	fmt.Fprintf(w, "data: {\"choices\":[],\"usage\":{\"total_tokens\":%d}}\n\ndata: [DONE]\n\n", 7+ask.MaxTokens/2)
+}

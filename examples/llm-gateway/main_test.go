@@ -1,0 +1,169 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/fetch"
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+const body = `{"max_tokens": 40, "messages": []}` // 34 bytes: 9 tokens, so that 49 are reserved
+
+// bench is a gateway before a model, with 100 tokens for a team and 60 for a user, and none to come.
+type bench struct {
+	t       *testing.T
+	client  *fetch.Client
+	gateway *httptest.Server
+}
+
+func start(t *testing.T, model http.Handler) *bench {
+	rdb := testenv.Redis(t).Client()
+	template := func(prefix string, capacity int64) policy.Template {
+		p := policy.Policy{Capacity: capacity, Rate: policy.Rate{Tokens: 1, Per: time.Hour}}
+		return policy.Template{Prefix: prefix, Enforce: policy.EnforceLazy, Policy: p}
+	}
+	client, err := fetch.New(rdb, fetch.WithTimeout(10*time.Second),
+		fetch.WithTemplates(template("team:", 100), template("user:", 60)))
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, client.Close(context.Background())) })
+	upstream := httptest.NewServer(model)
+	t.Cleanup(upstream.Close)
+	g := newGateway(client, strings.TrimPrefix(upstream.URL, "http://"), hclog.NewNullLogger())
+	gateway := httptest.NewServer(g)
+	t.Cleanup(gateway.Close)
+	return &bench{t, client, gateway}
+}
+
+// ask sends a request of a user of the team red.
+func (b *bench) ask(ctx context.Context, user, body string) *http.Response {
+	b.t.Helper()
+	url := b.gateway.URL + "/v1/chat/completions"
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, strings.NewReader(body))
+	require.NoError(b.t, err)
+	req.Header.Set("X-Team", "red")
+	req.Header.Set("X-User", user)
+	res, err := b.gateway.Client().Do(req)
+	require.NoError(b.t, err)
+	return res
+}
+
+// left waits until the team and the user have so many tokens.
+func (b *bench) left(user string, team, own int64) {
+	b.t.Helper()
+	var got [2]int64
+	require.Eventually(b.t, func() bool {
+		for i, key := range []string{"team:red", "user:red/" + user} {
+			r, err := b.client.Peek(b.t.Context(), key)
+			require.NoError(b.t, err)
+			got[i] = r.Remaining
+		}
+		return got == [2]int64{team, own}
+	}, 10*time.Second, time.Millisecond, "team and user: want %d and %d", team, own)
+}
+
+func atOnce(context.Context, int) error { return nil }
+
+func TestAStreamThatEndsIsChargedWhatTheModelCounts(t *testing.T) {
+	b := start(t, fakeLLM{pace: atOnce})
+	res := b.ask(t.Context(), "ann", body)
+	defer res.Body.Close()
+	text, err := io.ReadAll(res.Body)
+	require.NoError(t, err)
+	require.Equal(t, 20, strings.Count(string(text), "word"))
+	require.Contains(t, string(text), "[DONE]")
+	b.left("ann", 100-27, 60-27) // 20 words, and the model counts 7 for the prompt
+}
+
+func TestAClientThatGoesAwayIsChargedWhatItGot(t *testing.T) {
+	ended := make(chan error, 1)
+	b := start(t, fakeLLM{pace: func(ctx context.Context, i int) error {
+		if i < 3 {
+			return nil
+		}
+		<-ctx.Done()
+		ended <- ctx.Err()
+		return ctx.Err()
+	}})
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	res := b.ask(ctx, "ann", body)
+	defer res.Body.Close()
+	lines := bufio.NewScanner(res.Body)
+	for got := 0; got < 3; {
+		require.True(t, lines.Scan())
+		if strings.HasPrefix(lines.Text(), "data:") {
+			got++
+		}
+	}
+	b.left("ann", 100-49, 60-49)
+	cancel()
+	require.Error(t, <-ended, "the model stops, too")
+	b.left("ann", 100-12, 60-12) // 3 words, and 9 for the prompt by the gateway's estimate
+}
+
+func TestATeamWithoutTokensIsDeniedAndNobodyIsCharged(t *testing.T) {
+	asked := 0
+	b := start(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		asked++
+		fakeLLM{pace: atOnce}.ServeHTTP(w, r)
+	}))
+	_, err := b.client.Take(t.Context(), "team:red", 52)
+	require.NoError(t, err)
+	res := b.ask(t.Context(), "ben", body)
+	defer res.Body.Close()
+	require.Equal(t, http.StatusTooManyRequests, res.StatusCode)
+	require.Equal(t, "3600", res.Header.Get("Retry-After"), "one token is missing")
+	text, err := io.ReadAll(res.Body)
+	require.NoError(t, err)
+	require.Contains(t, string(text), "team:red has too few tokens")
+	require.Zero(t, asked)
+	b.left("ben", 48, 60)
+}
+
+func TestMoreThanTheEstimateIsTakenAsFarAsItIsThere(t *testing.T) {
+	b := start(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = io.WriteString(w, `{"choices": [{}], "usage": {"total_tokens": 70}}`) // an answer that is no stream
+	}))
+	res := b.ask(t.Context(), "ann", body)
+	require.NoError(t, res.Body.Close())
+	b.left("ann", 30, 0)
+}
+
+func TestAModelThatFailsCostsNothing(t *testing.T) {
+	for name, model := range map[string]http.HandlerFunc{
+		"it says so":  func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusServiceUnavailable) },
+		"it hangs up": func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := start(t, model)
+			res := b.ask(t.Context(), "ann", body)
+			require.NoError(t, res.Body.Close())
+			require.GreaterOrEqual(t, res.StatusCode, 500)
+			b.left("ann", 100, 60)
+		})
+	}
+}
+
+func TestABadRequestIsRefused(t *testing.T) {
+	b := start(t, fakeLLM{pace: atOnce})
+	for _, bad := range []string{"", "{", `{"max_tokens": 0}`, `{"max_tokens": 10000000}`} {
+		res := b.ask(t.Context(), "ann", bad)
+		require.NoError(t, res.Body.Close())
+		require.Equal(t, http.StatusBadRequest, res.StatusCode, bad)
+	}
+	res := b.ask(t.Context(), "ann", `{"max_tokens": 90}`)
+	require.NoError(t, res.Body.Close())
+	require.Equal(t, http.StatusUnprocessableEntity, res.StatusCode, "more than a user can ever have")
+	b.left("ann", 100, 60)
+}

@@ -1,0 +1,187 @@
+-- return: n tokens back to the bucket, up to its capacity; under a strict policy up to what is outstanding leaves of
+-- it.
+--
+-- KEYS  1 K, 2 {K}, 3 {K}:ctl, as in refill
+-- ARGV  1 n: tokens to give back, at least 1
+--       2 the era they were taken in; 0 for any
+-- Reply {1, tokens, clamped}: tokens after; clamped is what the full bucket could not hold
+--       {2}: no such bucket, or one without a policy, whose capacity is unknown; nothing is created
+--       {3, k}: KEYS k holds something else
+--       {4, tokens}: the bucket is in another era; nothing is returned
+--
+-- A return isn't a refill: it leaves index and state alone.
+-- Shared by the scripts that read a bucket's policy. A script's line "--#include shared/policy" stands for this file.
+-- pol is a text of decimal integers with a space between, in the order of fields, without the zeros at the end from the
+-- seventh on.
+-- kind: 0 plain, 1 stepped, 2 of a template, 3 of a pool. per: µs; of a stepped policy a name of its schedule.
+-- interval, grant_end: µs. lacking: capacity less what a new bucket holds. enforcement: what consumers do about it, how
+-- they degrade, and 4 more in shadow mode.
+local STEPPED, TEMPLATE, POOL = 1, 2, 3
+local call, pcall = redis.call, redis.pcall -- pcall answers an error as a reply
+local find, format, match, sub = string.find, string.format, string.match, string.sub
+local floor, max, min = math.floor, math.max, math.min
+local EXACT = 9007199254740992 -- 2^53
+local policies = {}
+
+local function fields()
+  return {'version', 'kind', 'capacity', 'tokens', 'per', 'interval', 'lacking', 'on_loss', 'on_rollback', 'carry_over',
+    'enforcement', 'strict', 'pools_version', 'epoch', 'seq', 'grant_tokens', 'grant_end', 'grant_era'}
+end
+
+-- policy reads pol, each text once; false if it can't be read.
+local function policy(text)
+  local p = policies[text]
+  if p ~= nil then return p end
+  policies[text] = false
+  local version, kind, capacity, tokens, per, interval, rest =
+    match(text, '^(%d+) ([0-3]) (%d+) (%d+) (%d+) (%d+)([ %d]*)$')
+  if not version or capacity + 0 == 0 or per + 0 == 0 or interval + 0 == 0 then return false end
+  p = {text = text, version = version + 0, kind = kind + 0, capacity = capacity + 0, tokens = tokens + 0, per = per + 0,
+    interval = interval + 0, lacking = 0, on_loss = 0, on_rollback = 0, carry_over = 0, enforcement = 0, strict = 0,
+    pools_version = 0, epoch = 0, seq = 0, grant_tokens = 0, grant_end = 0, grant_era = 0, half = 0, max_elapsed = 0}
+  if rest ~= '' then
+    local names, n = fields(), 6
+    for word in string.gmatch(rest, '%d+') do
+      n = n + 1
+      if n > #names then return false end
+      p[names[n]] = word + 0
+    end
+  end
+  p.half = floor(p.interval / 2)
+  -- The longest stretch that one refill credits: what fills the bucket, but no more than 2 s or five intervals.
+  p.max_elapsed = min(math.ceil(p.capacity * p.per / p.tokens), max(2000000, 5 * p.interval))
+  if p.kind == TEMPLATE then
+    -- How long a bucket lives at least after it was armed, and after how many refills that is looked at.
+    p.life_s = min(max(60, 2 * p.capacity * p.per / p.tokens / 1000000), 1000000000)
+    p.looks = max(1, floor(p.life_s * 1000000 / (8 * p.interval)))
+  end
+  policies[text] = p
+  return p
+end
+-- Shared by the scripts that open a bucket; it follows policy.
+-- {K}:ctl is a hash:
+--   st   era last_us index carry, and of a stepped bucket step_us next_us: decimal, with one space between. The
+--        instants, era among them, are 16 characters wide, with spaces in front. After carry comes a + if there is a
+--        field out, in place of a space if there is one. index is the copy of {K}: what our last write left there.
+--        last_us is also the highest clock seen
+--   pol  the policy in force: see policy
+--   out  outstanding due_us debt: tokens in reservations and leases, when the first record of one ends (0: there
+--        is none), and tokens that refills pay before they add any; missing while all are 0
+-- A pool's bucket also counts in fields added and denied the tokens that refills added and that takes were denied: what
+-- was consumed is added less the change of K. A bucket in shadow mode counts denied.
+local TOLERANCE_US = 50000
+
+local function now_us()
+  local t = call('TIME')
+  return t[1] * 1000000 + t[2]
+end
+
+-- integer reads a decimal integer that INCRBY accepts and doubles hold exactly: the number, nil if the key is missing,
+-- or false if it holds something else, so that no write fails after another has been made.
+local function integer(v)
+  if not v then return nil end
+  if v ~= '0' and not find(v, '^%-?[1-9]%d*$') then return false end
+  local n = v + 0
+  return n <= EXACT and n >= -EXACT and n
+end
+
+-- wrong_type answers false to the error of a key of another type and raises every other error.
+local function wrong_type(reply)
+  if not find(reply.err, 'WRONGTYPE', 1, true) then error(reply) end
+  return false
+end
+
+-- get_integer reads a key as integer does.
+local function get_integer(key)
+  local v = pcall('GET', key)
+  if type(v) == 'table' then return wrong_type(v) end
+  return integer(v)
+end
+
+-- open reads {K}:ctl into s and returns the policy in force; nil if the key is missing, false if it can't be read.
+local function open(s, key)
+  local c = pcall('HMGET', key, 'st', 'pol', 'out')
+  if c.err then return wrong_type(c) end
+  local st, pol, out = c[1], c[2], c[3]
+  if not st and not pol then return nil end
+  local p = pol and policy(pol)
+  local era, last, index, carry, rest = match(st or '', '^( *%d+) ( *%d+) (%d+) (%d+)(.*)$')
+  if not p or not era or #era ~= 16 or #last ~= 16 then return false end
+  s.era, s.index, s.last, s.carry = era + 0, index + 0, last + 0, carry + 0
+  s.step, s.next, s.out, s.due, s.debt = 0, 0, 0, 0, 0
+  if p.kind == STEPPED then
+    local step, following = match(rest, '^[+ ]( *%d+) ( *%d+)$')
+    if not step then return false end
+    s.step, s.next = step + 0, following + 0
+  elseif rest ~= (out and '+' or '') then
+    return false
+  end
+  s.was_out = out
+  if out then
+    local n, due, debt = match(out, '^(%d+) (%d+) (%d+)$')
+    if not n then return false end
+    s.out, s.due, s.debt = n + 0, due + 0, debt + 0
+  end
+  return p
+end
+
+-- put writes s, of which p is the policy in force. pol is written if it is given.
+local function put(s, p, key, pol)
+  local st = format('%16d %16d %d %d', s.era, s.last, s.index, s.carry)
+  local out = s.out ~= 0 or s.due ~= 0 or s.debt ~= 0
+  if p.kind == STEPPED then
+    st = st .. format(out and '+%16d %16d' or ' %16d %16d', s.step, s.next)
+  elseif out then
+    st = st .. '+'
+  end
+  call('HSET', key, 'st', st)
+  if pol then call('HSET', key, 'pol', pol) end
+  if out then
+    call('HSET', key, 'out', format('%d %d %d', s.out, s.due, s.debt))
+  elseif s.was_out then
+    call('HDEL', key, 'out')
+  end
+end
+
+-- room is the most tokens that the bucket may hold: its capacity, under a strict policy without what is outstanding.
+local function room(s, p)
+  if p.strict == 1 then return max(0, p.capacity - s.out) end
+  return p.capacity
+end
+
+-- carried is what stays of tokens and of a carry when policy q replaces p. Nothing is ever added.
+local function carried(p, q, tokens, carry)
+  if (p.kind == STEPPED) ~= (q.kind == STEPPED) or q.carry_over == 2 then
+    carry = 0
+  elseif q.per ~= p.per then
+    carry = max(0, floor(carry / p.per * q.per) - 1)
+  end
+  if q.carry_over == 2 then
+    tokens = min(tokens, 0)
+  elseif q.carry_over == 1 and q.capacity < p.capacity and tokens > 0 then
+    tokens = min(tokens, floor(tokens / p.capacity * q.capacity))
+  end
+  return tokens, carry
+end
+
+-- altered is policy p with other numbers.
+local function altered(p, numbers)
+  local words, most = {}, 6
+  for i, name in ipairs(fields()) do
+    words[i] = format('%d', numbers[name] or p[name])
+    if i > most and words[i] ~= '0' then most = i end
+  end
+  return policy(table.concat(words, ' ', 1, most))
+end
+local s = {}
+local p = open(s, KEYS[3])
+if p == false then return {3, 3} end
+if not p then return {2} end
+local tokens = get_integer(KEYS[1])
+if tokens == false then return {3, 1} end
+tokens = tokens or 0
+if ARGV[2] ~= '0' and ARGV[2] + 0 ~= s.era then return {4, tokens} end
+local n = ARGV[1] + 0
+local clamped = min(n, max(0, tokens + n - room(s, p)))
+if clamped < n then tokens = call('INCRBY', KEYS[1], format('%d', n - clamped)) end
+return {1, tokens, clamped}

@@ -1,0 +1,483 @@
+-- takes: takes from several buckets in one call, several amounts of each one after the other, each take all or nothing.
+--
+-- KEYS  first K of the buckets that are asked on K alone, each once
+--       then of each bucket that is asked whole: K, {K}:ctl; and if it is of a refilled template: {K}, {K}:override;
+--       and, where its template says so: the shard of the active set that it belongs to, the set of the template's
+--       buckets alive
+-- ARGV  how many buckets are asked on K alone; of each: the tokens of all its takes together
+--       how many bounds follow; of each: from which bucket on, from 1, it counts; leave: tokens that must be left;
+--       below: how many the bucket must hold fewer than, -1 for no bound. Without one: 0, -1
+--       how many templates follow; of each: pol (see policy); most: buckets alive at once, 0 for no bound; near: 1 if
+--       the sets share a slot with the buckets
+--       of each bucket that is asked whole:
+--         template: its number, from 1; 0 for none
+--         create: 1 if a bucket of the template that is missing is created
+--         tell: 1 to be told the policy also if all takes fit
+--         in_line: 1 if no take may overtake another: none is made behind one that doesn't fit
+--         hold_s: the bucket is opened for another script, which holds tokens for so long: it outlives that, and what
+--           is remembered of it afterwards; 0 otherwise
+--         how many runs follow, 0 to open the bucket only; of each: n, count: so many takes of n tokens each, or, if n
+--           is 0, one of as many as there are, up to count; leave: the tokens that must be left, or a percentage of the
+--           capacity, as in 20%
+-- Reply integers. Of each bucket on K alone: the tokens left, all is taken; or -1: nothing is taken, since not all
+--       fits, or the bucket is missing, holds something else, or as many tokens as below: ask it whole
+--       then, if any is asked whole, now_us, and of each:
+--         1, left, era, index, last_us, till_s, numbers, pol..., per run taken, wait_us: pol is so many numbers, in the
+--            order of the text, 0 if there is no policy or it is not told; wait_us until n tokens and those to be left
+--            are due, 0 if all takes of the run were made, -1 if never or unknown
+--            till_s: 0, or, only where the template isn't near, when the bucket expires, which the caller is to enter
+--            in the sets of the template
+--         2: no such bucket; nothing is created
+--         3, k: key k of K, {K}, {K}:ctl holds something else
+--         9, alive: the bucket is new, and as many as most or more are alive; nothing is created
+--
+-- The same takes sent one by one have the same answers. A take on K alone costs one command. A bucket that isn't full
+-- is in the active set of its template: whoever takes from a full one, creates one, or finds one that should be in the
+-- set and isn't, puts it there, and sets its last refill to now, since a full bucket is owed nothing.
+local KEYS, ARGV, call, pcall = KEYS, ARGV, redis.call, redis.pcall
+local reply, alone = {}, tonumber(ARGV[1])
+local bound, leave, below = alone + 3, 0, -1
+local bounds_end = bound + 3 * ARGV[alone + 2]
+local from = bound < bounds_end and tonumber(ARGV[bound])
+
+-- DECRBY makes a key that is missing, so it is only tried on those that are there.
+local there = alone == 0 or call('EXISTS', unpack(KEYS, 1, alone)) == alone
+for i = 1, alone do
+  if i == from then
+    leave, below = tonumber(ARGV[bound + 1]), tonumber(ARGV[bound + 2])
+    bound = bound + 3
+    from = bound < bounds_end and tonumber(ARGV[bound])
+  end
+  local key, total, left = KEYS[i], ARGV[i + 1], -1
+  if there or call('EXISTS', key) == 1 then
+    left = pcall('DECRBY', key, total)
+    if type(left) == 'table' then
+      -- Every other error comes with the first write, before anything is taken.
+      local err = left.err
+      if not (err:find('WRONGTYPE') or err:find('not an integer') or err:find('would overflow')) then return left end
+      left = -1
+    elseif left < leave or (below >= 0 and left + total >= below) then
+      call('INCRBY', key, total)
+      left = -1
+    end
+  end
+  reply[i] = left
+end
+if #KEYS == alone then return reply end
+
+-- Shared by the scripts that read a bucket's policy. A script's line "--#include shared/policy" stands for this file.
+-- pol is a text of decimal integers with a space between, in the order of fields, without the zeros at the end from the
+-- seventh on.
+-- kind: 0 plain, 1 stepped, 2 of a template, 3 of a pool. per: µs; of a stepped policy a name of its schedule.
+-- interval, grant_end: µs. lacking: capacity less what a new bucket holds. enforcement: what consumers do about it, how
+-- they degrade, and 4 more in shadow mode.
+local STEPPED, TEMPLATE, POOL = 1, 2, 3
+local call, pcall = redis.call, redis.pcall -- pcall answers an error as a reply
+local find, format, match, sub = string.find, string.format, string.match, string.sub
+local floor, max, min = math.floor, math.max, math.min
+local EXACT = 9007199254740992 -- 2^53
+local policies = {}
+
+local function fields()
+  return {'version', 'kind', 'capacity', 'tokens', 'per', 'interval', 'lacking', 'on_loss', 'on_rollback', 'carry_over',
+    'enforcement', 'strict', 'pools_version', 'epoch', 'seq', 'grant_tokens', 'grant_end', 'grant_era'}
+end
+
+-- policy reads pol, each text once; false if it can't be read.
+local function policy(text)
+  local p = policies[text]
+  if p ~= nil then return p end
+  policies[text] = false
+  local version, kind, capacity, tokens, per, interval, rest =
+    match(text, '^(%d+) ([0-3]) (%d+) (%d+) (%d+) (%d+)([ %d]*)$')
+  if not version or capacity + 0 == 0 or per + 0 == 0 or interval + 0 == 0 then return false end
+  p = {text = text, version = version + 0, kind = kind + 0, capacity = capacity + 0, tokens = tokens + 0, per = per + 0,
+    interval = interval + 0, lacking = 0, on_loss = 0, on_rollback = 0, carry_over = 0, enforcement = 0, strict = 0,
+    pools_version = 0, epoch = 0, seq = 0, grant_tokens = 0, grant_end = 0, grant_era = 0, half = 0, max_elapsed = 0}
+  if rest ~= '' then
+    local names, n = fields(), 6
+    for word in string.gmatch(rest, '%d+') do
+      n = n + 1
+      if n > #names then return false end
+      p[names[n]] = word + 0
+    end
+  end
+  p.half = floor(p.interval / 2)
+  -- The longest stretch that one refill credits: what fills the bucket, but no more than 2 s or five intervals.
+  p.max_elapsed = min(math.ceil(p.capacity * p.per / p.tokens), max(2000000, 5 * p.interval))
+  if p.kind == TEMPLATE then
+    -- How long a bucket lives at least after it was armed, and after how many refills that is looked at.
+    p.life_s = min(max(60, 2 * p.capacity * p.per / p.tokens / 1000000), 1000000000)
+    p.looks = max(1, floor(p.life_s * 1000000 / (8 * p.interval)))
+  end
+  policies[text] = p
+  return p
+end
+-- Shared by the scripts that open a bucket; it follows policy.
+-- {K}:ctl is a hash:
+--   st   era last_us index carry, and of a stepped bucket step_us next_us: decimal, with one space between. The
+--        instants, era among them, are 16 characters wide, with spaces in front. After carry comes a + if there is a
+--        field out, in place of a space if there is one. index is the copy of {K}: what our last write left there.
+--        last_us is also the highest clock seen
+--   pol  the policy in force: see policy
+--   out  outstanding due_us debt: tokens in reservations and leases, when the first record of one ends (0: there
+--        is none), and tokens that refills pay before they add any; missing while all are 0
+-- A pool's bucket also counts in fields added and denied the tokens that refills added and that takes were denied: what
+-- was consumed is added less the change of K. A bucket in shadow mode counts denied.
+local TOLERANCE_US = 50000
+
+local function now_us()
+  local t = call('TIME')
+  return t[1] * 1000000 + t[2]
+end
+
+-- integer reads a decimal integer that INCRBY accepts and doubles hold exactly: the number, nil if the key is missing,
+-- or false if it holds something else, so that no write fails after another has been made.
+local function integer(v)
+  if not v then return nil end
+  if v ~= '0' and not find(v, '^%-?[1-9]%d*$') then return false end
+  local n = v + 0
+  return n <= EXACT and n >= -EXACT and n
+end
+
+-- wrong_type answers false to the error of a key of another type and raises every other error.
+local function wrong_type(reply)
+  if not find(reply.err, 'WRONGTYPE', 1, true) then error(reply) end
+  return false
+end
+
+-- get_integer reads a key as integer does.
+local function get_integer(key)
+  local v = pcall('GET', key)
+  if type(v) == 'table' then return wrong_type(v) end
+  return integer(v)
+end
+
+-- open reads {K}:ctl into s and returns the policy in force; nil if the key is missing, false if it can't be read.
+local function open(s, key)
+  local c = pcall('HMGET', key, 'st', 'pol', 'out')
+  if c.err then return wrong_type(c) end
+  local st, pol, out = c[1], c[2], c[3]
+  if not st and not pol then return nil end
+  local p = pol and policy(pol)
+  local era, last, index, carry, rest = match(st or '', '^( *%d+) ( *%d+) (%d+) (%d+)(.*)$')
+  if not p or not era or #era ~= 16 or #last ~= 16 then return false end
+  s.era, s.index, s.last, s.carry = era + 0, index + 0, last + 0, carry + 0
+  s.step, s.next, s.out, s.due, s.debt = 0, 0, 0, 0, 0
+  if p.kind == STEPPED then
+    local step, following = match(rest, '^[+ ]( *%d+) ( *%d+)$')
+    if not step then return false end
+    s.step, s.next = step + 0, following + 0
+  elseif rest ~= (out and '+' or '') then
+    return false
+  end
+  s.was_out = out
+  if out then
+    local n, due, debt = match(out, '^(%d+) (%d+) (%d+)$')
+    if not n then return false end
+    s.out, s.due, s.debt = n + 0, due + 0, debt + 0
+  end
+  return p
+end
+
+-- put writes s, of which p is the policy in force. pol is written if it is given.
+local function put(s, p, key, pol)
+  local st = format('%16d %16d %d %d', s.era, s.last, s.index, s.carry)
+  local out = s.out ~= 0 or s.due ~= 0 or s.debt ~= 0
+  if p.kind == STEPPED then
+    st = st .. format(out and '+%16d %16d' or ' %16d %16d', s.step, s.next)
+  elseif out then
+    st = st .. '+'
+  end
+  call('HSET', key, 'st', st)
+  if pol then call('HSET', key, 'pol', pol) end
+  if out then
+    call('HSET', key, 'out', format('%d %d %d', s.out, s.due, s.debt))
+  elseif s.was_out then
+    call('HDEL', key, 'out')
+  end
+end
+
+-- room is the most tokens that the bucket may hold: its capacity, under a strict policy without what is outstanding.
+local function room(s, p)
+  if p.strict == 1 then return max(0, p.capacity - s.out) end
+  return p.capacity
+end
+
+-- carried is what stays of tokens and of a carry when policy q replaces p. Nothing is ever added.
+local function carried(p, q, tokens, carry)
+  if (p.kind == STEPPED) ~= (q.kind == STEPPED) or q.carry_over == 2 then
+    carry = 0
+  elseif q.per ~= p.per then
+    carry = max(0, floor(carry / p.per * q.per) - 1)
+  end
+  if q.carry_over == 2 then
+    tokens = min(tokens, 0)
+  elseif q.carry_over == 1 and q.capacity < p.capacity and tokens > 0 then
+    tokens = min(tokens, floor(tokens / p.capacity * q.capacity))
+  end
+  return tokens, carry
+end
+
+-- altered is policy p with other numbers.
+local function altered(p, numbers)
+  local words, most = {}, 6
+  for i, name in ipairs(fields()) do
+    words[i] = format('%d', numbers[name] or p[name])
+    if i > most and words[i] ~= '0' then most = i end
+  end
+  return policy(table.concat(words, ' ', 1, most))
+end
+-- Shared by the scripts that may be denied tokens; it follows bucket.
+
+-- told is the policy's text as takers are told it, '' for none: a grant that isn't in force has grant_era 0. Only a
+-- pool's bucket has one.
+local function told(s, p)
+  if not p then return '' end
+  if p.grant_era > 0 and (p.grant_era ~= s.era or now_us() >= p.grant_end) then
+    return (string.gsub(p.text, '%d+$', '0'))
+  end
+  return p.text
+end
+
+-- count_denied notes that n tokens were denied to takes that the bucket could ever hold, if it counts them.
+local function count_denied(key, p, n)
+  if p and (p.kind == POOL or p.enforcement >= 4) and n > 0 then pcall('HINCRBY', key, 'denied', format('%d', n)) end
+end
+
+-- wait_us is the time until the bucket holds n tokens if nobody takes any: up to the refill after their credit falls
+-- due, and not before the first record ends if what is outstanding leaves no room for them; half an interval if that
+-- refill is overdue; 0 if it holds them; -1 if it never will.
+local function wait_us(s, p, tokens, n, now)
+  if tokens >= n then return 0 end
+  if not p or n > p.capacity then return -1 end
+  local need, due = n - tokens + s.debt, 0
+  if p.kind == STEPPED then
+    if s.next <= s.step then return -1 end
+    due = s.next + (math.ceil(need / p.tokens) - 1) * (s.next - s.step)
+  else
+    local units, granted, t = need * p.per - s.carry, 0, 0
+    if p.grant_era == s.era then granted = max(0, p.grant_end - s.last) end
+    local by_grant = granted * p.grant_tokens
+    if units <= by_grant then
+      t = math.ceil(units / p.grant_tokens)
+    elseif p.tokens == 0 then
+      return -1
+    else
+      t = granted + math.ceil((units - by_grant) / p.tokens)
+    end
+    due = s.last + math.ceil(t / p.interval) * p.interval
+  end
+  if n > room(s, p) then due = max(due, s.due) end
+  local wait = due - now
+  if wait < 1 then wait = floor(p.interval / 2) end
+  return min(wait, EXACT)
+end
+
+-- denial counts and answers a denied take of n tokens that was to leave some more: tokens, wait_us of each and what is
+-- to be left, era, index, last_us, now_us, pol; the last five are 0 and '' if the bucket has no state.
+local function denial(key, s, p, now, tokens, n, each, leave)
+  if not p then return tokens, -1, 0, 0, 0, now, '' end
+  if n <= p.capacity then count_denied(key, p, n) end
+  return tokens, wait_us(s, p, tokens, each + leave, now), s.era, s.index, s.last, now, told(s, p)
+end
+-- Shared by the scripts that take.
+--
+-- least is how many tokens a take must leave in a bucket of this capacity: leave is their number, or a percentage of
+-- the capacity, as in 20%, which is rounded up.
+local function least(leave, capacity)
+  local percent = string.match(leave, '^(%d+)%%$')
+  if not percent then return tonumber(leave) end
+  return math.floor(capacity / 100) * percent + math.ceil(capacity % 100 * percent / 100)
+end
+-- Shared by the scripts that give a template's bucket its expiry; it follows policy.
+-- All keys of a bucket expire at the same whole second: twice its drain time, at least a minute, after it was last
+-- armed. Only a bucket whose policy in force is a template's is armed.
+
+-- outlast makes a set of the template live as long as one of its buckets does, which expires at till_s.
+local function outlast(set, till)
+  local at = pcall('PEXPIRETIME', set)
+  if type(at) == 'number' and at ~= -2 and at < till * 1000 then call('PEXPIREAT', set, format('%d', till * 1000)) end
+end
+
+-- arm gives a bucket, whose keys are K, {K} and {K}:ctl, an expiry, unless each has one and more than a part of its
+-- life is left, and more than hold_s. It returns when the bucket expires, in s, and whether that is new.
+local function arm(keys, p, now, part, hold_s)
+  local first = 0
+  for i = 1, 3 do
+    local at = pcall('PEXPIRETIME', keys[i])
+    if type(at) ~= 'number' then at = 0 end
+    first = i == 1 and at or min(first, at)
+  end
+  if first / 1000 - now / 1000000 > max(part * p.life_s, hold_s) then return math.ceil(first / 1000), false end
+  local till = math.ceil(now / 1000000 + max(p.life_s, 1.25 * hold_s))
+  for i = 1, 3 do call('PEXPIREAT', keys[i], format('%d', till * 1000)) end
+  return till, true
+end
+
+-- rejoin has keys of a bucket that were lost alone, and are there again, expire with the others.
+local function rejoin(keys)
+  local at = pcall('PEXPIRETIME', keys[3])
+  if type(at) ~= 'number' or at < 0 then return end
+  for i = 1, 2 do call('PEXPIREAT', keys[i], format('%d', at)) end
+end
+
+-- disarm takes the expiry of a bucket's keys away.
+local function disarm(keys)
+  for i = 1, 3 do call('PERSIST', keys[i]) end
+end
+
+-- alive is the number of buckets in the sorted set of those alive, by when they expire; it drops the others.
+local function alive(set, now)
+  local n = pcall('ZREMRANGEBYSCORE', set, '-inf', format('%d', floor(now / 1000000)))
+  n = type(n) == 'number' and pcall('ZCARD', set)
+  return type(n) == 'number' and n or 0
+end
+
+-- note notes in that set that a bucket lives until till_s; if only is given, it does so only for one that is in the
+-- set.
+local function note(set, name, till, only)
+  local added = only and pcall('ZADD', set, 'XX', format('%d', till), name)
+    or not only and pcall('ZADD', set, format('%d', till), name)
+  if type(added) == 'number' then outlast(set, till) end
+end
+local HELD_S = 150 -- a settlement is remembered for a minute, what outlives it lasts one longer; and some for the way
+local now = now_us()
+local arg_at, key_at = bounds_end - 1, alone
+local function arg()
+  arg_at = arg_at + 1
+  return ARGV[arg_at]
+end
+local function number() return arg() + 0 end
+local function next_key()
+  key_at = key_at + 1
+  return KEYS[key_at]
+end
+local function say(...)
+  for i = 1, select('#', ...) do reply[#reply + 1] = (select(i, ...)) end
+end
+
+-- taken makes takes of tokens and returns how many are left, and per run how many takes were made. All fit if none is
+-- wanting.
+local function taken(runs, p, tokens, in_line)
+  local made, wanting, closed = {}, false, false
+  for r, run in ipairs(runs) do
+    run.least = least(run.leave, p and p.capacity or 0)
+    -- Tokens only fall, so the takes of a run that fit are its first ones.
+    local fit = closed and 0 or max(0, min(run.count, floor((tokens - run.least) / run.each)))
+    made[r], tokens = fit, tokens - fit * run.each
+    wanting = wanting or fit < run.count
+    closed = closed or in_line and fit < run.count
+  end
+  return tokens, made, wanting
+end
+
+-- create makes a template's bucket that is missing, or adopts a foreign client's, in s, and returns its policy and
+-- tokens. If it is not to be made, s is left alone, and the last result, if any, is the reply that says why.
+local function create(s, k, t, runs, tokens, index)
+  local own = pcall('GET', k.override)
+  local p = type(own) == 'string' and policy(own) or policy(t.pol)
+  -- An empty key alone is what a plain client's fetch leaves where no bucket is.
+  if not index and (tokens or 0) == 0 then
+    local needed = #runs == 0
+    for _, run in ipairs(runs) do needed = needed or run.each <= p.capacity end
+    local n = needed and k.alive and t.most > 0 and alive(k.alive, now) or 0
+    if n >= t.most and n > 0 then return nil, nil, {9, n} end
+    tokens = p.capacity - p.lacking
+    if not needed then return p, tokens end
+  end
+  tokens = max(0, min(tokens or 0, p.capacity))
+  s.era, s.index, s.last, s.carry, s.step, s.next, s.out, s.due, s.debt = now, (index or 0) + 1, now, 0, 0, 0, 0, 0, 0
+  call('SET', k.tokens, format('%d', tokens))
+  call('SET', k.index, format('%d', s.index))
+  put(s, p, k.ctl, p.text)
+  return p, tokens
+end
+
+-- keep sees to it that a template's bucket that isn't full, or is to be opened, is in the active set and has its
+-- expiry; a set of another type is left alone. before are the tokens that it held. It returns what the caller is to
+-- enter.
+local function keep(k, t, s, p, before, hold_s)
+  local till, new = arm({k.tokens, k.index, k.ctl}, p, now, 0.75, hold_s > 0 and hold_s + HELD_S or 0)
+  local entered
+  if k.set then
+    entered = pcall('SADD', k.set, k.tokens)
+    if type(entered) == 'table' then
+      wrong_type(entered)
+    else
+      outlast(k.set, till)
+    end
+    if t.most > 0 and new then note(k.alive, k.tokens, till) end
+  end
+  if (entered == 1 or before >= p.capacity) and s.last < now then
+    s.last, s.carry = now, 0
+    put(s, p, k.ctl)
+  end
+  return k.set and 0 or till
+end
+
+local function whole(k, t, may_create, tell, in_line, hold_s, runs)
+  local tokens, s = get_integer(k.tokens), {}
+  if tokens == false then return say(3, 1) end
+  local p = open(s, k.ctl)
+  if p == false then return say(3, 3) end
+  local new = not p
+  if not p and t then
+    if not may_create then return say(2) end
+    local index, why = get_integer(k.index), nil
+    if index == false then return say(3, 2) end
+    p, tokens, why = create(s, k, t, runs, tokens, index)
+    if why then return say(unpack(why)) end
+  end
+  if not tokens and not p then return say(2) end
+  local before = tokens or 0
+  local left, made, wanting = before, {}, true
+  if s.era or not t then left, made, wanting = taken(runs, p, before, in_line) end
+  if left < before then call('DECRBY', k.tokens, format('%d', before - left)) end
+  local till = 0
+  if t and s.era and p.kind == TEMPLATE and (left < p.capacity or new or #runs == 0) then
+    till = keep(k, t, s, p, before, hold_s)
+  end
+
+  say(1, left, s.era or 0, s.index or 0, s.last or 0, till)
+  local numbers = #reply + 1
+  say(0)
+  if p and (wanting or tell) then
+    for word in string.gmatch(told(s, p), '%d+') do say(word + 0) end
+    reply[numbers] = #reply - numbers
+  end
+  local denied = 0
+  for r, run in ipairs(runs) do
+    local fit, wait = made[r] or 0, 0
+    if fit < run.count then
+      wait = s.era and wait_us(s, p, left, run.each + run.least, now) or -1
+      -- One that could never be made wants no more of a pool.
+      local want = run.n > 0 and (run.count - fit) * run.n or fit == 0 and run.count or 0
+      if p and (run.n > 0 and run.n + run.least or run.count) <= p.capacity then denied = denied + want end
+    end
+    say(fit, wait)
+  end
+  if s.era then count_denied(k.ctl, p, denied) end
+end
+
+local templates = {}
+for t = 1, number() do templates[t] = {pol = arg(), most = number(), near = arg() == '1'} end
+say(now)
+while arg_at < #ARGV do
+  local t, k = templates[number()], {tokens = next_key(), ctl = next_key()}
+  if t then
+    k.index, k.override = next_key(), next_key()
+    if t.near then k.set, k.alive = next_key(), next_key() end
+  end
+  local may_create, tell, in_line, hold_s, runs = arg() == '1', arg() == '1', arg() == '1', number(), {}
+  for r = 1, number() do
+    local n = number()
+    runs[r] = {n = n, each = max(1, n), count = number(), leave = arg(), least = 0}
+  end
+  whole(k, t, may_create, tell, in_line, hold_s, runs)
+end
+-- The denial of a plain bucket writes nothing, so it would be an answer on a server that may not write, such as an old
+-- master. This deletes nothing, and is refused there.
+local deleted = pcall('HDEL', KEYS[alone + 2], '')
+if type(deleted) == 'table' and find(deleted.err, 'READONLY', 1, true) then return deleted end
+return reply

@@ -1,0 +1,89 @@
+package fetch
+
+import (
+	"context"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/tokenrefill/refiller/internal/engine"
+	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// ask is one thing that a server is asked for: a command, or, if cmd is nil, takes of a bucket.
+type ask struct {
+	cmd  redis.Cmder
+	cost int64                                                    // tokens that the command may take without telling
+	late func(ctx context.Context, c lua.Client, cmd redis.Cmder) // undoes a command that nobody waits for; may be nil
+
+	key   string
+	kind  kind
+	info  *info         // what is known of the bucket, and afterwards what was learned
+	run   policy.Run    // one take, or
+	line  []policy.Run  // several, none behind one that doesn't fit, or, without either,
+	hold  time.Duration // the bucket is opened for a script that holds tokens for so long
+	whole bool          // the policy is to be told, or a denial is likely
+
+	reply lua.TakeReply
+	runs  []lua.RunReply // of the line
+	err   error
+}
+
+// resolve makes a number of what is to be left in percent of the capacity, if that is known: the tokens alone don't
+// tell it.
+func (a *ask) resolve(capacity int64) {
+	if capacity == 0 {
+		a.whole = a.whole || a.run.Leave.Percent > 0 || len(a.line) > 0 && a.line[0].Leave.Percent > 0
+		return
+	}
+	a.run.Leave = policy.Leave{Tokens: a.run.Leave.Of(capacity)}
+	for i := range a.line {
+		a.line[i].Leave = policy.Leave{Tokens: a.line[i].Leave.Of(capacity)}
+	}
+}
+
+// total is how many tokens are asked for.
+func (a *ask) total() int64 {
+	sum := a.run.N * a.run.Count
+	for _, run := range a.line {
+		sum += run.N * run.Count
+	}
+	return sum
+}
+
+// group is what one entry of a script call is asked for: takes of one bucket in the order of their arrival.
+type group struct {
+	key    string
+	kind   kind
+	info   *info
+	hold   time.Duration
+	asks   []*engine.Request[ask]
+	runs   []policy.Run
+	total  int64
+	part   int // groups of one bucket are in different calls, in this order
+	inLine bool
+	whole  bool
+	alone  bool // in a call of its own
+	create bool // the bucket of a bounded template may be created
+	done   bool
+}
+
+// fits reports whether takes can join.
+func (g *group) fits(a *ask) bool {
+	return !g.inLine && a.line == nil && g.total > 0 && a.total() > 0 && a.total() <= policy.MaxTokens-g.total
+}
+
+func (g *group) add(r *engine.Request[ask]) {
+	a := &r.Body
+	g.asks, g.whole = append(g.asks, r), g.whole || a.whole
+	if a.line != nil {
+		g.runs = append(g.runs, a.line...)
+	} else if last := len(g.runs) - 1; last >= 0 && !a.run.UpTo && g.runs[last].N == a.run.N &&
+		g.runs[last].Leave == a.run.Leave && !g.runs[last].UpTo {
+		g.runs[last].Count++
+	} else if a.run.N > 0 {
+		g.runs = append(g.runs, a.run)
+	}
+	g.total += a.total()
+}

@@ -1,0 +1,160 @@
+package fetch
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/internal/testing/faultproxy"
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
+)
+
+// A server to which it takes long to connect is there.
+func TestSlowConnectionsAreNoEvidence(t *testing.T) {
+	t.Parallel()
+	server := testenv.Redis(t)
+	createBucket(t, server.Client(), "checkout", hourly(100))
+	o := server.ClientOptions()
+	o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		time.Sleep(500 * time.Millisecond) // as TLS may
+		return new(net.Dialer).DialContext(ctx, network, addr)
+	}
+	rdb := redis.NewClient(o)
+	defer func() { require.NoError(t, rdb.Close()) }()
+	c := newClient(t, rdb, WithPublishedTemplates(false)) // or all wait for them
+	var wg sync.WaitGroup
+	for i := range 40 {
+		wg.Go(func() {
+			time.Sleep(time.Duration(i) * 10 * time.Millisecond) // not all in one call
+			if _, err := c.Take(t.Context(), "checkout", 1, slow()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	require.Zero(t, c.Stats().BreakerOpened)
+}
+
+// A caller who makes its call itself would wait for what the Redis client was told to do for a connection.
+func TestALoneCallerIsNotHeldByASlowProviderOfCredentials(t *testing.T) {
+	t.Parallel()
+	var slowly atomic.Bool
+	release := make(chan struct{})
+	f := newFaulty(t, func(o *redis.Options) {
+		o.CredentialsProvider = func() (string, string) {
+			if slowly.Load() {
+				select {
+				case <-release:
+				case <-time.After(patience):
+				}
+			}
+			return "", ""
+		}
+	})
+	c := newClient(t, f.rdb)
+	f.warm(t, c)
+	slowly.Store(true)
+	defer close(release)
+	f.proxy.Reset() // connections have to be made anew
+	began := time.Now()
+	for range 3 {
+		_, err := c.Take(t.Context(), "checkout", 1)
+		require.ErrorIs(t, err, ErrUnavailable)
+	}
+	require.Less(t, time.Since(began), 3*DefaultTimeout+noise)
+}
+
+func ringOfTwo(t *testing.T, slowAddr, fastAddr string) (rdb *redis.Ring, slow, fast string) {
+	t.Helper()
+	rdb = redis.NewRing(&redis.RingOptions{
+		Addrs: map[string]string{"slow": slowAddr, "fast": fastAddr}, HeartbeatFrequency: time.Hour,
+	})
+	t.Cleanup(func() { _ = rdb.Close() })
+	for i := 0; slow == "" || fast == ""; i++ {
+		key := fmt.Sprint("user:", i)
+		shard, err := rdb.GetShardClientForKey(key)
+		require.NoError(t, err)
+		createBucket(t, shard, key, hourly(100))
+		if shard.Options().Addr == slowAddr {
+			slow = key
+		} else {
+			fast = key
+		}
+	}
+	return rdb, slow, fast
+}
+
+// The calls under way to a shard that doesn't answer are none of the others'.
+func TestASilentShardTakesNothingFromOthers(t *testing.T) {
+	t.Parallel()
+	proxy := testenv.Proxy(t, testenv.Redis(t).Addr(), 0)
+	rdb, silent, there := ringOfTwo(t, proxy.Addr(), testenv.Redis(t).Addr())
+	c := newClient(t, rdb, slow(), WithConcurrency(2))
+	for _, key := range []string{silent, there} {
+		_, err := c.Take(t.Context(), key, 1)
+		require.NoError(t, err)
+	}
+	require.NoError(t, proxy.Stall(faultproxy.Both))
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	for range 10 {
+		wg.Go(func() { _, _ = c.Take(ctx, silent, 1) })
+	}
+	shard, err := rdb.GetShardClientForKey(silent)
+	require.NoError(t, err)
+	eventually(t, func() bool { s := shard.PoolStats(); return s.TotalConns-s.IdleConns == 2 }, "two calls are under way")
+	_, err = c.Take(t.Context(), there, 1, WithTimeout(5*time.Second))
+	require.NoError(t, err)
+	cancel()
+	wg.Wait()
+	require.NoError(t, proxy.Heal())
+}
+
+// A call's own timeout holds where connections are the Redis client's, too: it may be longer than others', and ends.
+func TestACallsLongerTimeoutHoldsOnARing(t *testing.T) {
+	t.Parallel()
+	proxy := testenv.Proxy(t, testenv.Redis(t).Addr(), 0)
+	rdb, far, _ := ringOfTwo(t, proxy.Addr(), testenv.Redis(t).Addr())
+	c := newClient(t, rdb)
+	_, err := c.Take(t.Context(), far, 1, slow())
+	require.NoError(t, err)
+	require.NoError(t, proxy.Delay(faultproxy.ToClient, 1500*time.Millisecond, 0))
+	_, err = c.Take(t.Context(), far, 1, slow())
+	require.NoError(t, err)
+
+	require.NoError(t, proxy.Stall(faultproxy.Both))
+	_, err = c.Take(t.Context(), far, 1)
+	require.ErrorIs(t, err, ErrUnavailable)
+	shard, err := rdb.GetShardClientForKey(far)
+	require.NoError(t, err)
+	eventually(t, func() bool { s := shard.PoolStats(); return s.TotalConns == s.IdleConns }, "the call ends soon after")
+	require.NoError(t, proxy.Heal())
+}
+
+// A Close that did not wait until the end leaves nothing behind all the same.
+func TestConnectionsEndAfterACloseThatTimedOut(t *testing.T) {
+	t.Parallel()
+	f := newFaulty(t, nil)
+	c, err := New(f.rdb, slow())
+	require.NoError(t, err)
+	f.warm(t, c)
+	require.NoError(t, f.proxy.Stall(faultproxy.ToClient))
+	var wg sync.WaitGroup
+	wg.Go(func() { _, _ = c.Take(t.Context(), "checkout", 1) })
+	eventually(t, func() bool { return tokens(t, f.direct, "checkout") == 99 }, "the take runs")
+	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	require.ErrorIs(t, c.Close(ctx), context.DeadlineExceeded)
+	require.NoError(t, f.proxy.Heal())
+	wg.Wait()
+	for _, own := range c.servers.own {
+		eventually(t, func() bool { return own.(*redis.Client).PoolStats().TotalConns == 0 }, "closed")
+	}
+}

@@ -1,0 +1,138 @@
+package fetch
+
+import (
+	"context"
+	"time"
+
+	"github.com/tokenrefill/refiller/internal/engine"
+	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// question is what a line asks its bucket. It has as long as the most patient of the asked; those of the line who have
+// less, whether they are asked or joined meanwhile, don't wait for it. The lock of the lines guards it.
+type question struct {
+	began time.Time     // zero: none is under way
+	end   time.Time     // of the most patient's time; zero: it has no end
+	late  time.Duration // by which this process did not run
+	due   time.Time     // when the timer fires; zero: it doesn't
+	timer *time.Timer   // calls overdue
+}
+
+// putQuestion notes that a line asks for some of its waiters, and tells with which options. The lock is held.
+func (c *Client) putQuestion(l *line, asked []*waiter) *callConfig {
+	if len(asked) == 0 {
+		return nil
+	}
+	most := asked[0].cfg
+	for _, w := range asked {
+		if d := w.cfg.timeout; most.timeout > 0 && (d <= 0 || d > most.timeout) {
+			most = w.cfg
+		}
+	}
+	q := &l.question
+	q.began, q.end, q.late = time.Now(), time.Time{}, 0
+	if most.timeout > 0 {
+		q.end = q.began.Add(most.timeout)
+	}
+	for w := l.first; w != nil; w = w.next {
+		c.watch(l, w)
+	}
+	return most
+}
+
+// over is when a waiter's time for the question under way ends, if it is before the question's; otherwise zero.
+func (q *question) over(w *waiter) time.Time {
+	if q.began.IsZero() || w.cfg.timeout <= 0 {
+		return time.Time{}
+	}
+	from := q.began
+	if w.since.After(from) {
+		from = w.since
+	}
+	if over := from.Add(w.cfg.timeout + q.late); q.end.IsZero() || over.Before(q.end) {
+		return over
+	}
+	return time.Time{}
+}
+
+// watch sets the timer for a waiter whose time ends before the question's. The lock is held.
+func (c *Client) watch(l *line, w *waiter) {
+	q := &l.question
+	over := q.over(w)
+	if over.IsZero() || !q.due.IsZero() && !over.Before(q.due) {
+		return
+	}
+	q.due = over
+	if q.timer == nil {
+		q.timer = time.AfterFunc(time.Until(over), func() { c.overdue(l) })
+	} else {
+		q.timer.Reset(time.Until(over))
+	}
+}
+
+// overdue answers the waiters whose time is over as their degraded mode says, whoever is in front of them. Where that
+// denies them they wait on. If this process did not run when the first time was over, all have that much more.
+func (c *Client) overdue(l *line) {
+	c.lines.mu.Lock()
+	defer c.lines.mu.Unlock()
+	q, now := &l.question, time.Now()
+	if q.due.IsZero() || now.Before(q.due) {
+		return // it is late: the question has ended
+	}
+	if late := now.Sub(q.due); q.late == 0 && late >= engine.Lateness {
+		q.late = late
+	}
+	q.due = time.Time{}
+	for w := l.first; w != nil; w = w.next {
+		if over := q.over(w); !over.IsZero() && !now.Before(over) {
+			if _, told := c.tellDegraded(l, w, failure(context.Background(), engine.ErrNoAnswer)); told {
+				continue
+			}
+			w.since = now
+		}
+		c.watch(l, w)
+	}
+}
+
+// degradedLine answers waiters that the bucket did not answer as their takes would be: one after the other until one is
+// denied. The lock is held.
+func (c *Client) degradedLine(l *line, asked []*waiter, err error) {
+	l.denied = time.Time{}
+	for _, w := range asked {
+		if !w.in {
+			continue
+		}
+		if a, told := c.tellDegraded(l, w, err); !told {
+			a.runs = []lua.RunReply{{Wait: a.reply.Wait}}
+			l.note([]policy.Run{{N: w.n, Count: 1}}, &a)
+			return
+		}
+	}
+}
+
+// tellDegraded tells a waiter what its degraded mode says, unless that denies it. The lock is held.
+func (c *Client) tellDegraded(l *line, w *waiter, err error) (a answer, told bool) {
+	a = c.degraded(l.key, w.n, err, l.leave)
+	v := verdict{err: a.err, source: a.source}
+	if a.err == nil && !a.reply.OK {
+		v.err = a.info.exceeded(l.key, w.n, l.leave)
+		if v.err == nil && !a.info.shadowed() {
+			return a, false
+		}
+		if v.err == nil {
+			c.stats.shadowed.Add(1)
+		}
+	}
+	c.lines.remove(l, w)
+	w.verdict <- v
+	return a, true
+}
+
+// stop ends the question. The lock is held.
+func (q *question) stop() {
+	q.began, q.due = time.Time{}, time.Time{}
+	if q.timer != nil {
+		q.timer.Stop()
+	}
+}

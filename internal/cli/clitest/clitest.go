@@ -1,0 +1,77 @@
+// Package clitest tests what the command lines of both programs promise.
+package clitest
+
+import (
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+	"github.com/stretchr/testify/require"
+)
+
+const (
+	failed = 1
+	usage  = 2
+)
+
+// Each puts the same arguments before each of the others.
+func Each(before string, others []string) []string {
+	var list []string
+	for _, o := range others {
+		list = append(list, before+" "+o)
+	}
+	return list
+}
+
+// ExitCodes runs every command below root with a flag that there isn't, which is wrong usage, and with each of its
+// lists of arguments, whose word FILE stands for a file that is missing or can't be read, which is a failure, and GOOD
+// for one that holds the text good. A command without an entry fails the test.
+func ExitCodes(
+	t *testing.T, root *cobra.Command, files map[string][]string, good string, run func(args []string) (int, string),
+) {
+	t.Helper()
+	require.ElementsMatch(t, leaves(root, ""), slices.Collect(maps.Keys(files)))
+	dir := t.TempDir()
+	path := filepath.Join(dir, "good.yaml")
+	require.NoError(t, os.WriteFile(path, []byte(good), 0o600))
+	for command, lists := range files {
+		code, said := run(append(strings.Fields(command), "--nonsense"))
+		require.Equal(t, usage, code, "%s: %s", command, said)
+		for _, args := range lists {
+			for _, bad := range []string{filepath.Join(dir, "none.yaml"), dir} {
+				line := strings.Fields(command + " " + args)
+				for i, word := range line {
+					switch word {
+					case "FILE":
+						line[i] = bad
+					case "GOOD":
+						line[i] = path
+					}
+				}
+				code, said := run(line)
+				require.Equal(t, failed, code, "%v: %s", line, said)
+				require.Contains(t, said, bad, "%v", line)
+				require.NotContains(t, said, "for usage")
+			}
+		}
+	}
+}
+
+// leaves are the commands that do something themselves.
+func leaves(cmd *cobra.Command, path string) []string {
+	var list []string
+	for _, sub := range cmd.Commands() {
+		name := strings.TrimSpace(path + " " + sub.Name())
+		switch {
+		case sub.HasSubCommands():
+			list = append(list, leaves(sub, name)...)
+		default:
+			list = append(list, name)
+		}
+	}
+	return list
+}

@@ -1,0 +1,107 @@
+package dev
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/tokenrefill/refiller/fetch"
+)
+
+const (
+	takeEvery     = 5 * time.Millisecond
+	maxBehind     = 100 * time.Millisecond
+	takeDeadline  = time.Second // a busy laptop is not a silent store
+	closeDeadline = 2 * time.Second
+)
+
+// demand is what a consumer wants of a bucket: tokens at once, and how many per second.
+type demand struct {
+	key    string
+	tokens int64
+	wanted func() float64
+}
+
+// consumer is a demo consumer. What it was told of its first demand is counted.
+type consumer struct {
+	client  *fetch.Client
+	demands []demand
+	counts  counters
+}
+
+// counters count what a consumer was told.
+type counters struct{ admitted, denied, failed atomic.Int64 }
+
+// taken is a snapshot of them.
+type taken struct {
+	admitted, denied int64 // tokens
+	failed           int64 // takes without an answer
+}
+
+func newConsumer(rdb redis.UniversalClient, demands []demand) (*consumer, error) {
+	// What the demonstration shows are the replicas' refills.
+	client, err := fetch.New(rdb, fetch.WithTimeout(takeDeadline), fetch.WithRescue(false))
+	if err != nil {
+		return nil, fmt.Errorf("dev: demo consumer: %w", err)
+	}
+	return &consumer{client: client, demands: demands}, nil
+}
+
+// run takes as the demands say until ctx ends.
+func (c *consumer) run(ctx context.Context) {
+	var all sync.WaitGroup
+	for i, d := range c.demands {
+		counts := &c.counts
+		if i > 0 {
+			counts = new(counters)
+		}
+		all.Go(func() { c.take(ctx, d, counts) })
+	}
+	all.Wait()
+	closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeDeadline)
+	defer cancel()
+	_ = c.client.Close(closing) // what still hangs has no owner but the process, which ends
+}
+
+// take makes one take after the other. Those that fall due while one takes longer than maxBehind are left out.
+func (c *consumer) take(ctx context.Context, d demand, counts *counters) {
+	ticker := time.NewTicker(takeEvery)
+	defer ticker.Stop()
+	last, due := time.Now(), 0.0
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		now := time.Now()
+		due += d.wanted() * min(now.Sub(last), maxBehind).Seconds()
+		for last = now; due >= float64(d.tokens); due -= float64(d.tokens) {
+			// A take that has begun is finished, so that its tokens are counted.
+			r, err := c.client.Take(context.WithoutCancel(ctx), d.key, d.tokens)
+			switch {
+			case err != nil:
+				counts.failed.Add(1)
+			case r.OK:
+				counts.admitted.Add(r.Taken)
+			default:
+				counts.denied.Add(d.tokens)
+			}
+		}
+	}
+}
+
+func (c *consumer) taken() taken {
+	return taken{admitted: c.counts.admitted.Load(), denied: c.counts.denied.Load(), failed: c.counts.failed.Load()}
+}
+
+// per is the counts since before, per second; of takes that failed, how many.
+func (t taken) per(before taken, d time.Duration) taken {
+	rate := func(n int64) int64 { return int64(float64(n)/d.Seconds() + 0.5) }
+	return taken{admitted: rate(t.admitted - before.admitted), denied: rate(t.denied - before.denied),
+		failed: t.failed - before.failed}
+}

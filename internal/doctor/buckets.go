@@ -1,0 +1,36 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/tokenrefill/refiller/lua"
+)
+
+// Buckets tells whether the user may touch these buckets, and whether their keys hold buckets. It writes nothing.
+func Buckets(ctx context.Context, rdb redis.UniversalClient, keys []string) Finding {
+	f := Finding{Check: "your buckets", Level: OK, Detail: fmt.Sprintf("the user may touch the keys of all %d", len(keys))}
+	wrong := 0
+	for i, ticket := range lua.Tickets(ctx, rdb, keys) {
+		if ticket.Err == nil || errors.Is(ticket.Err, lua.ErrUnknownBucket) {
+			continue
+		}
+		if wrong++; wrong > 1 {
+			continue
+		}
+		f.Level, f.Detail = Failure, fmt.Sprintf("%q: %v", keys[i], ticket.Err)
+		switch {
+		case redis.HasErrorPrefix(ticket.Err, "NOPERM"):
+			f.Advice = "let the user touch every key (~*), or of each bucket K the keys K, {K} and {K}:… (~K ~{K}*)"
+		case errors.Is(ticket.Err, lua.ErrMalformedBucket):
+			f.Advice = "another program uses the key: give the bucket another one, or delete it"
+		}
+	}
+	if wrong > 1 {
+		f.Detail += fmt.Sprintf(", and %d more", wrong-1)
+	}
+	return f
+}

@@ -1,0 +1,104 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+const (
+	// usualQuota is etcd's limit on its database unless it tells another one, in bytes.
+	usualQuota = 2 << 30
+	// manyWrites is after how many writes an etcd that compacts itself has done so, and as much as nobody would miss.
+	manyWrites = 10_000
+	// etcdTimeout bounds each examination.
+	etcdTimeout = 2 * time.Second
+)
+
+// EtcdEndpoints tells which endpoints of an etcd answer; alive is the first that does.
+func EtcdEndpoints(ctx context.Context, client *clientv3.Client, endpoints []string) (f Finding, alive string) {
+	ctx, cancel := context.WithTimeout(ctx, etcdTimeout)
+	defer cancel()
+	answers := make([]error, len(endpoints))
+	var wg sync.WaitGroup
+	for i, endpoint := range endpoints {
+		wg.Go(func() { _, answers[i] = client.Status(ctx, endpoint) })
+	}
+	wg.Wait()
+	f = Finding{Check: "etcd endpoints", Level: OK}
+	var silent []string
+	for i, err := range answers {
+		if err != nil {
+			silent = append(silent, endpoints[i])
+		} else if alive == "" {
+			alive = endpoints[i]
+		}
+	}
+	if f.Detail = fmt.Sprintf("%d of %d answer", len(endpoints)-len(silent), len(endpoints)); len(silent) > 0 {
+		f.Level, f.Detail = Warning, f.Detail+"; not "+strings.Join(silent, ", ")
+		f.Advice = "mend or remove these: nobody is elected, and no share changes, without a majority of etcd's members"
+	}
+	return f, alive
+}
+
+// EtcdSpace tells how much room an etcd has left. One that has run out takes no writes: shares of pools can't move,
+// grants end, and every region falls to its floor.
+func EtcdSpace(ctx context.Context, client *clientv3.Client, endpoint string) Finding {
+	f := Finding{Check: "etcd has space", Level: Unknown}
+	ctx, cancel := context.WithTimeout(ctx, etcdTimeout)
+	defer cancel()
+	alarms, err := client.AlarmList(ctx)
+	if err == nil && len(alarms.Alarms) > 0 {
+		f.Level, f.Detail = Failure, fmt.Sprintf("alarm %s is raised: nothing can be written", alarms.Alarms[0].Alarm)
+		f.Advice = "compact and defragment it (etcdctl compact, etcdctl defrag), then etcdctl alarm disarm"
+		return f
+	}
+	status, errStatus := client.Status(ctx, endpoint)
+	if err = errors.Join(err, errStatus); err != nil {
+		f.Detail = err.Error()
+		return f
+	}
+	quota := status.DbSizeQuota
+	if quota == 0 {
+		quota = usualQuota
+	}
+	f.Level, f.Detail = OK, fmt.Sprintf("%d of %d MiB are used", status.DbSize>>20, quota>>20)
+	if status.DbSize > quota*3/4 {
+		f.Level, f.Advice = Warning, "have it compact itself, and defragment it: when nothing is left it takes no writes"
+	}
+	return f
+}
+
+// EtcdCompaction tells whether an etcd forgets what its keys used to be: after many writes the first of them can't be
+// read any more.
+func EtcdCompaction(ctx context.Context, client *clientv3.Client, prefix string) Finding {
+	f := Finding{Check: "etcd compacts itself", Level: Unknown}
+	ctx, cancel := context.WithTimeout(ctx, etcdTimeout)
+	defer cancel()
+	now, err := client.Get(ctx, prefix, clientv3.WithCountOnly())
+	if err != nil {
+		f.Detail = err.Error()
+		return f
+	}
+	if f.Detail = "too few writes to tell"; now.Header.Revision < manyWrites {
+		return f
+	}
+	_, err = client.Get(ctx, prefix, clientv3.WithCountOnly(), clientv3.WithRev(2))
+	switch {
+	case errors.Is(err, rpctypes.ErrCompacted):
+		f.Level, f.Detail = OK, "its oldest revisions are gone"
+	case err != nil:
+		f.Detail = err.Error()
+	default:
+		f.Level, f.Detail = Warning, fmt.Sprintf("all %d revisions are still there: its space will run out",
+			now.Header.Revision)
+		f.Advice = "start it with --auto-compaction-mode=periodic --auto-compaction-retention=10m"
+	}
+	return f
+}

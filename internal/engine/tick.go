@@ -1,0 +1,99 @@
+package engine
+
+import (
+	"runtime"
+	"time"
+)
+
+// tick does what is due: it has a call depart, and gives up what has waited for too long.
+func (q *Queue[T]) tick() {
+	// The goroutine of a timer overtakes those that are ready to run, one of which may be about to take an answer in.
+	runtime.Gosched()
+	now := time.Now()
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	select {
+	case <-q.drained: // while this tick waited for the lock
+		return
+	default:
+	}
+	if late := now.Sub(q.at); late >= Lateness && !q.at.IsZero() {
+		q.late += late
+	}
+	q.at = time.Time{}
+	for q.first != nil && q.first.state.Load() != waiting {
+		q.pop()
+	}
+	if c := q.depart(now); c != nil {
+		q.start(c)
+	}
+	if !q.due.IsZero() && !now.Before(q.due) {
+		q.expire(now)
+	}
+	q.arm(now)
+	q.settle()
+}
+
+// expire gives up requests whose time is over, and finds calls that the server is silent about. The lock is held.
+func (q *Queue[T]) expire(now time.Time) {
+	q.due = time.Time{}
+	for r := q.first; r != nil; r = r.next {
+		q.look(r, now)
+	}
+	q.forget()
+	for _, c := range q.calls {
+		for _, r := range c.batch {
+			q.look(r, now)
+		}
+		if c.clock.deadline.IsZero() {
+			continue
+		}
+		if !c.clock.over(now, q.late) {
+			q.due = earlier(q.due, c.clock.deadline)
+			continue
+		}
+		c.clock = clock{}
+		if c.left {
+			c.interrupt(q.express)
+		} else if !q.heard.After(c.sent) {
+			counts, opens := q.breaker.silent(now)
+			c.silent = counts
+			q.opened(opens)
+		}
+	}
+}
+
+// look gives up a request if its time is over. The lock is held.
+func (q *Queue[T]) look(r *Request[T], now time.Time) {
+	switch {
+	case r.state.Load() != waiting:
+	case !r.clock.over(now, q.late):
+		q.due = earlier(q.due, r.clock.deadline)
+	case r.state.CompareAndSwap(waiting, expired):
+		q.dropped(r)
+		r.signal <- struct{}{}
+	}
+}
+
+// arm sets the timer to what is due next. The lock is held.
+func (q *Queue[T]) arm(now time.Time) {
+	next := q.due
+	if q.first != nil && len(q.calls) < q.most {
+		next = earlier(next, q.departed.Add(q.spacing()))
+	}
+	if q.first != nil || len(q.calls) > 0 {
+		next = earlier(next, now.Add(pulse))
+	}
+	if !next.IsZero() && (q.at.IsZero() || next.Before(q.at)) {
+		q.at = next
+		q.timer.Reset(next.Sub(now))
+	}
+}
+
+// patience is how long the server may be silent about a call before that is evidence. The lock is held.
+func (q *Queue[T]) patience() time.Duration {
+	if q.breaker == nil {
+		return 0
+	}
+	return min(max(q.breaker.Patience, 4*q.trip), Grace)
+}

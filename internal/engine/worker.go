@@ -1,0 +1,116 @@
+package engine
+
+import (
+	"context"
+	"runtime"
+	"time"
+)
+
+// linger is how long an idle worker stays: a new one has to grow its stack.
+const linger = time.Second
+
+// start has a call made, by a worker that is idle if there is one. The lock is held.
+func (q *Queue[T]) start(c *call[T]) {
+	select {
+	case q.jobs <- c:
+	default:
+		q.workers++
+		go q.work(c)
+	}
+}
+
+// work makes a call, and further ones until there have been none for a while.
+func (q *Queue[T]) work(c *call[T]) {
+	timer := time.NewTimer(linger)
+	defer timer.Stop()
+	for {
+		for c != nil {
+			err := q.send(c.ctx, c.batch)
+			runtime.Gosched() // those who were answered may ask again, and go along
+			c = q.next(c, err)
+		}
+		timer.Reset(linger)
+		select {
+		case c = <-q.jobs:
+			continue
+		case <-timer.C:
+		case <-q.quit:
+		}
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		q.workers--
+		q.settle()
+		return
+	}
+}
+
+// next notes how a call ended, and has the next one depart if one may.
+func (q *Queue[T]) next(c *call[T], err error) *call[T] {
+	now := time.Now()
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.ended(c, now, err)
+	c = q.depart(now)
+	q.arm(now)
+	q.settle()
+	return c
+}
+
+// workAlone makes the call of a lone request in the goroutine of its caller.
+func (q *Queue[T]) workAlone(ctx context.Context, r *Request[T], c *call[T]) {
+	stop := func() bool { return true }
+	if ctx.Done() != nil {
+		use := r.uses // this may run late, when the request is another's
+		stop = context.AfterFunc(ctx, func() { q.leave(ctx, r, use) })
+	}
+	err := q.express.Send(c.ctx, c.batch)
+	stop()
+	state := r.state.Load()
+	if state != left {
+		<-r.signal
+	}
+	if state != answered && err != nil { // the connection was closed; if there was time for an answer, expire has counted
+		err = ErrNoEvidence
+	}
+	if c = q.next(c, err); c != nil {
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		q.start(c)
+	}
+}
+
+// ended notes how a call ended. The lock is held.
+func (q *Queue[T]) ended(c *call[T], now time.Time, err error) {
+	for i := range q.calls {
+		if q.calls[i] == c {
+			last := len(q.calls) - 1
+			q.calls[i], q.calls[last] = q.calls[last], nil
+			q.calls = q.calls[:last]
+			break
+		}
+	}
+	if q.failed = err != nil; !q.failed {
+		q.heard = now
+		switch d := now.Sub(c.sent); { // what is slow for once counts little
+		case q.trip == 0:
+			q.trip = d
+		case d < q.trip:
+			q.trip = (q.trip + d) / 2
+		default:
+			q.trip += (d - q.trip) / 16
+		}
+	}
+	if q.breaker != nil {
+		q.opened(q.breaker.ended(now, c.silent, err))
+	}
+	c.end()
+	q.free = append(q.free, c)
+}
+
+// opened has the server probed if the breaker has opened. The lock is held.
+func (q *Queue[T]) opened(yes bool) {
+	if yes {
+		q.probing = true
+		go q.probe()
+	}
+}

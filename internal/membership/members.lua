@@ -1,0 +1,21 @@
+-- Writes a replica into the list of replicas and reads who else is in it.
+--
+-- KEYS[1]  the list: a sorted set of what replicas tell of themselves, scored
+--          by when they did (ms, this server's clock)
+-- ARGV[1]  what this replica told last, or ''
+-- ARGV[2]  what it tells, or '' if it leaves
+-- ARGV[3]  after how long a silent replica is dropped, ms
+-- ARGV[4]  the most replicas; further ones are not written
+--
+-- Reply: now (ms), then for each replica what it tells and when it did (ms).
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+redis.call('ZREM', KEYS[1], ARGV[1], ARGV[2])
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', string.format('%.0f', now - ARGV[3]))
+if ARGV[2] ~= '' and redis.call('ZCARD', KEYS[1]) < tonumber(ARGV[4]) then
+  redis.call('ZADD', KEYS[1], string.format('%.0f', now), ARGV[2])
+end
+redis.call('PEXPIRE', KEYS[1], ARGV[3])
+local reply = redis.call('ZRANGE', KEYS[1], 0, -1, 'WITHSCORES')
+table.insert(reply, 1, string.format('%.0f', now))
+return reply

@@ -1,0 +1,148 @@
+package membership
+
+import (
+	"context"
+	_ "embed"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+const (
+	// Beat is how often a replica writes itself.
+	Beat = 3 * time.Second
+	// Late is after how long without a word a replica is probably dead: what is
+	// known is a Beat old, and what it tells may be another.
+	Late = 2*Beat + time.Second
+	// Silence is after how long a replica that is silent is no longer listed.
+	Silence = 10 * time.Second
+	// Most is the most replicas of one list.
+	Most = 64
+
+	timeout = time.Second // of a call
+)
+
+//go:embed members.lua
+var source string
+
+var script = redis.NewScript(source)
+
+var errReply = errors.New("membership: unexpected reply")
+
+// Entry is what a replica tells of itself.
+type Entry struct {
+	Identity string    `json:"identity"`
+	Build    string    `json:"build"`
+	Role     string    `json:"role"`
+	Version  int64     `json:"version"` // of its configuration
+	Started  time.Time `json:"started"`
+}
+
+// Replica is an Entry as it was last heard.
+type Replica struct {
+	Entry
+	Heard time.Time // on this host's clock
+}
+
+// Members is a replica's view of the list. Replicas is safe for concurrent use
+// with Run.
+type Members struct {
+	rdb  redis.UniversalClient
+	key  string
+	self func() Entry
+	told string // last
+
+	mu       sync.Mutex
+	replicas []Replica
+	err      error
+}
+
+// New makes the Members at a key of Redis, in which a replica writes what self says.
+func New(rdb redis.UniversalClient, key string, self func() Entry) *Members {
+	return &Members{rdb: rdb, key: key, self: self, err: errors.New("nothing has been read yet")}
+}
+
+// Replicas are those heard within Silence, by identity; the error says why they
+// aren't known. They are as old as the last Beat.
+func (r *Members) Replicas() ([]Replica, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.replicas, r.err
+}
+
+// Run writes the replica until ctx ends, and then takes it out.
+func (r *Members) Run(ctx context.Context) {
+	pace := time.NewTicker(Beat)
+	defer pace.Stop()
+	for {
+		r.beat(ctx)
+		select {
+		case <-pace.C:
+		case <-ctx.Done():
+			_, _ = r.call(context.WithoutCancel(ctx), "") // else it is dropped when it has been silent
+			return
+		}
+	}
+}
+
+func (r *Members) beat(ctx context.Context) {
+	text, err := json.Marshal(r.self())
+	var replicas []Replica
+	if err == nil {
+		replicas, err = r.call(ctx, string(text))
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.replicas, r.err = replicas, err
+}
+
+// call tells text, or leaves if it is empty.
+func (r *Members) call(ctx context.Context, text string) ([]Replica, error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	last := r.told
+	if text != "" {
+		r.told = text // it is written even if the answer is lost
+	}
+	reply, err := script.Run(ctx, r.rdb, []string{r.key}, last, text, Silence.Milliseconds(), Most).StringSlice()
+	if err != nil {
+		return nil, fmt.Errorf("members: %w", err)
+	}
+	return decode(reply, time.Now())
+}
+
+// decode reads the script's reply, which came at the time at.
+func decode(reply []string, at time.Time) ([]Replica, error) {
+	if len(reply)%2 != 1 {
+		return nil, errReply
+	}
+	now, err := strconv.ParseInt(reply[0], 10, 64)
+	if err != nil {
+		return nil, errReply
+	}
+	latest := map[string]Replica{} // a replica that has ended badly may be there as it was before
+	for i := 1; i+1 < len(reply); i += 2 {
+		var e Entry
+		told, err := strconv.ParseInt(reply[i+1], 10, 64)
+		if err != nil || json.Unmarshal([]byte(reply[i]), &e) != nil {
+			continue // another version tells more than this one understands
+		}
+		heard := at.Add(time.Duration(told-now) * time.Millisecond)
+		if heard.After(latest[e.Identity].Heard) {
+			latest[e.Identity] = Replica{e, heard}
+		}
+	}
+	list := make([]Replica, 0, len(latest))
+	for _, r := range latest {
+		list = append(list, r)
+	}
+	slices.SortFunc(list, func(a, b Replica) int { return strings.Compare(a.Identity, b.Identity) })
+	return list, nil
+}

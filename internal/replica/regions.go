@@ -1,0 +1,136 @@
+package replica
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/tokenrefill/refiller/internal/admin"
+	"github.com/tokenrefill/refiller/internal/config"
+	"github.com/tokenrefill/refiller/internal/stats"
+	"github.com/tokenrefill/refiller/pool"
+)
+
+const (
+	// regionsEvery is how often the shares of all regions are read from etcd, so that no slot of a trend is left out.
+	regionsEvery = stats.TrendSlot / 2
+	// regionsTimeout bounds one look at etcd.
+	regionsTimeout = 2 * time.Second
+)
+
+// regions keep how all regions shared the pools of late, for the page. etcd is read seldom, and not at all if there are
+// more shares than have a trend: nothing but the page depends on it.
+type regions struct {
+	read   func(context.Context) (pool.Status, error)
+	trends stats.Shares // by pool and region
+	heard  map[string]heard
+
+	mu    sync.Mutex
+	names map[string][]string // of the regions, by pool
+}
+
+// heard is a region's last report about a pool, and when it was first seen here: clocks of regions may differ.
+type heard struct{ at, seen time.Time }
+
+// follow reads the shares until ctx ends. Stretches in which etcd doesn't answer stay unknown.
+func (r *regions) follow(ctx context.Context, cfg func() config.Config) {
+	ticker := time.NewTicker(regionsEvery)
+	defer ticker.Stop()
+	for {
+		r.look(ctx, cfg().Pools)
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+	}
+}
+
+// look reads the shares once.
+func (r *regions) look(ctx context.Context, pools []pool.Pool) {
+	rates, shares := map[string]float64{}, 0
+	for _, p := range pools {
+		rates[p.Name] = perSecond(p.Rate)
+		shares += len(p.Regions)
+	}
+	if shares > stats.MaxShares {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, regionsTimeout)
+	defer cancel()
+	status, err := r.read(ctx)
+	if err != nil {
+		return // the page says what is wrong with etcd
+	}
+	now := time.Now()
+	points, names, reports := map[string]stats.SharePoint{}, map[string][]string{}, map[string]heard{}
+	for _, p := range status.Pools {
+		for _, region := range p.Regions {
+			rate, key := rates[p.Name], trendKey(p.Name, region.Region)
+			if rate == 0 {
+				continue // the pool has left the configuration
+			}
+			report := r.heard[key]
+			if !report.at.Equal(region.At) {
+				report = heard{region.At, now}
+			}
+			reports[key] = report
+			points[key] = pointOf(region, rate, now.Sub(report.seen))
+			names[p.Name] = append(names[p.Name], region.Region)
+		}
+	}
+	r.heard = reports
+	r.trends.Add(now, points)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.names = names
+}
+
+// trendKey is unlike that of any other pool and region: their names have no slash.
+func trendKey(pool, region string) string { return pool + "/" + region }
+
+// pointOf is what a region may use of a pool so long after its last report, in parts of the pool's rate: its grant
+// until that ends, and then its floor.
+func pointOf(r pool.RegionStatus, rate float64, since time.Duration) stats.SharePoint {
+	switch {
+	case r.Fenced != nil && !r.Fenced.Drain:
+		return stats.SharePoint{}
+	case !r.Reported || r.Remaining <= since.Seconds():
+		return stats.SharePoint{Floor: r.Floor / rate}
+	}
+	floor := min(r.Floor, r.Granted)
+	return stats.SharePoint{Floor: floor / rate, Lent: (r.Granted - floor) / rate}
+}
+
+// hour is how all regions shared all pools in the last hour, by pool and region.
+func (r *regions) hour(now time.Time) []admin.ShareHistory {
+	r.mu.Lock()
+	names := r.names // replaced, never changed
+	r.mu.Unlock()
+	list := []admin.ShareHistory{}
+	for _, name := range slices.Sorted(maps.Keys(names)) {
+		for _, region := range slices.Sorted(slices.Values(names[name])) {
+			list = append(list, admin.ShareHistory{
+				Pool: name, Region: region, Minutes: r.trends.Hour(trendKey(name, region), now),
+			})
+		}
+	}
+	return list
+}
+
+// of are the regions of a pool by name, each with its trend.
+func (r *regions) of(name string, now time.Time) (list []admin.RegionShare) {
+	r.mu.Lock()
+	names := slices.Sorted(slices.Values(r.names[name]))
+	r.mu.Unlock()
+	for _, region := range names {
+		one := admin.RegionShare{Region: region}
+		for _, p := range r.trends.Trend(trendKey(name, region), now) {
+			one.Trend = append(one.Trend, admin.ShareTrendPoint(p))
+		}
+		list = append(list, one)
+	}
+	return list
+}

@@ -1,0 +1,79 @@
+// Package call has what the doors of the sidecar share: what an error looks like to a caller, and how requests are
+// read.
+package call
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/tokenrefill/refiller/limit"
+	"github.com/tokenrefill/refiller/limit/schedule"
+)
+
+// What is wrong with a request, or with the caller. How each looks to a caller is in FailureOf.
+var (
+	ErrBadRequest   = errors.New("bad request")
+	ErrBusy         = errors.New("this client has too many calls under way")
+	ErrDraining     = errors.New("the server is shutting down")
+	ErrMediaType    = errors.New("want content-type application/json")
+	ErrTooLarge     = errors.New("the request is too large")
+	ErrSlow         = errors.New("the request took too long to arrive")
+	ErrNoRoute      = errors.New("no such path")
+	ErrUnknownLimit = errors.New("no limit has this name")
+	ErrMethod       = errors.New("another method is wanted")
+
+	// ErrUsedMissing refuses a settlement that doesn't say what was used: to give all
+	// back would be a guess.
+	ErrUsedMissing = fmt.Errorf("%w: used: it is missing", ErrBadRequest)
+)
+
+// Failure is how an error looks to a caller.
+type Failure struct {
+	Name string // in JSON
+	HTTP int
+	GRPC codes.Code
+}
+
+// failures are those of requests; what the SDK answers is in limit.OutcomeOf.
+var failures = []struct {
+	err error
+	Failure
+}{
+	{ErrBadRequest, Failure{"bad_request", http.StatusBadRequest, codes.InvalidArgument}},
+	{ErrNoRoute, Failure{"no_such_path", http.StatusNotFound, codes.Unimplemented}},
+	{ErrUnknownLimit, Failure{"unknown_limit", http.StatusNotFound, codes.NotFound}},
+	{schedule.ErrPast, Failure{"past", http.StatusUnprocessableEntity, codes.OutOfRange}},
+	{schedule.ErrHorizon, Failure{"beyond_horizon", http.StatusUnprocessableEntity, codes.OutOfRange}},
+	{schedule.ErrIDTaken, Failure{"id_in_use", http.StatusConflict, codes.AlreadyExists}},
+	{schedule.ErrInvalidID, Failure{"invalid_id", http.StatusBadRequest, codes.InvalidArgument}},
+	{schedule.ErrInvalidRange, Failure{"bad_request", http.StatusBadRequest, codes.InvalidArgument}},
+	{ErrMethod, Failure{"wrong_method", http.StatusMethodNotAllowed, codes.Unimplemented}},
+	{ErrSlow, Failure{"slow_request", http.StatusRequestTimeout, codes.DeadlineExceeded}},
+	{ErrTooLarge, Failure{"too_large", http.StatusRequestEntityTooLarge, codes.ResourceExhausted}},
+	{ErrMediaType, Failure{"wrong_media_type", http.StatusUnsupportedMediaType, codes.InvalidArgument}},
+	{ErrBusy, Failure{"too_many_calls", http.StatusTooManyRequests, codes.ResourceExhausted}},
+	{ErrDraining, Failure{"shutting_down", http.StatusServiceUnavailable, codes.Unavailable}},
+}
+
+// FailureOf is how an error looks to a caller.
+func FailureOf(err error) Failure {
+	for _, f := range failures {
+		if errors.Is(err, f.err) {
+			return f.Failure
+		}
+	}
+	o := limit.OutcomeOf(err)
+	return Failure{o.Code, o.HTTP, codes.Code(o.GRPC)}
+}
+
+// GRPCError is err as gRPC sends it; nil stays nil.
+func GRPCError(err error) error {
+	if err == nil {
+		return nil
+	}
+	return status.Error(FailureOf(err).GRPC, err.Error())
+}

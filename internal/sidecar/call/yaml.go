@@ -1,0 +1,28 @@
+package call
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"regexp"
+
+	"go.yaml.in/yaml/v3"
+)
+
+var goType = regexp.MustCompile(` in(to| type) [a-z]+\.\w+`)
+
+// DecodeYAML reads the one document of a file and refuses fields that into doesn't have.
+func DecodeYAML(data []byte, into any) error {
+	d := yaml.NewDecoder(bytes.NewReader(data))
+	d.KnownFields(true)
+	if err := d.Decode(into); err != nil {
+		if errors.Is(err, io.EOF) {
+			return errors.New("it is empty")
+		}
+		return errors.New(goType.ReplaceAllString(err.Error(), ""))
+	}
+	if err := d.Decode(new(any)); !errors.Is(err, io.EOF) {
+		return errors.New("there is more than one document")
+	}
+	return nil
+}

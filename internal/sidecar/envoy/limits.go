@@ -1,0 +1,251 @@
+package envoy
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/tokenrefill/refiller/fetch"
+	"github.com/tokenrefill/refiller/internal/sidecar/call"
+)
+
+// ErrLimits is returned for a file of rate limits that is wrong; the error
+// names the file and each field.
+var ErrLimits = errors.New("sidecar: bad rate limits")
+
+// Limits maps Envoy's descriptors to buckets and windows.
+type Limits struct {
+	// Shadow has every descriptor answered as if it had shadow_mode.
+	Shadow bool
+	// Headers adds RateLimit-Limit, -Remaining and -Reset, and Retry-After to a
+	// denial, to the response.
+	Headers bool
+
+	domains map[string]*node
+	windows *Windows
+	files   map[string]string // what each limits
+}
+
+// Domain reports whether there are limits for a domain.
+func (r *Limits) Domain(name string) bool { return r.domains[name] != nil }
+
+// Describe is what a file of theirs limits.
+func (r *Limits) Describe(file string) string { return r.files[file] }
+
+// rateLimit is what a descriptor is answered by: one of unlimited, bucket and
+// window.
+type rateLimit struct {
+	name      string
+	replaces  map[string]bool
+	unlimited bool
+	shadow    bool
+	quota     bool
+	upTo      bool              // a charge takes what is there
+	metadata  *structpb.Struct  // for the response to a request within the limit
+	bucket    template          // of the bucket's name
+	leave     fetch.LeaveOption // of the bucket
+	window    taker             // nil: a bucket
+	per       quota             // of the window
+	shared    []bool            // of each entry: all values of its pattern share the limit
+}
+
+// The form of a file, which is that of Envoy's reference service.
+type fileDomain struct {
+	Domain      string           `yaml:"domain"`
+	Descriptors []fileDescriptor `yaml:"descriptors"`
+}
+
+type fileDescriptor struct {
+	Key            string           `yaml:"key"`
+	Value          string           `yaml:"value"`
+	RateLimit      *fileLimit       `yaml:"rate_limit"`
+	Descriptors    []fileDescriptor `yaml:"descriptors"`
+	ShadowMode     bool             `yaml:"shadow_mode"`
+	QuotaMode      bool             `yaml:"quota_mode"`
+	ShareThreshold bool             `yaml:"share_threshold"`
+	Metadata       map[string]any   `yaml:"metadata"`
+	DetailedMetric bool             `yaml:"detailed_metric"` // of the reference service's metrics
+	ValueToMetric  bool             `yaml:"value_to_metric"` // likewise
+}
+
+type fileLimit struct {
+	Bucket          string         `yaml:"bucket"`
+	Leave           string         `yaml:"leave"`
+	Unit            string         `yaml:"unit"`
+	RequestsPerUnit *uint32        `yaml:"requests_per_unit"`
+	UpTo            bool           `yaml:"up_to"`
+	Unlimited       bool           `yaml:"unlimited"`
+	Name            string         `yaml:"name"`
+	Replaces        []fileReplaced `yaml:"replaces"`
+}
+
+type fileReplaced struct {
+	Name string `yaml:"name"`
+}
+
+// Parse reads files, by name, of one domain each. Windows, which need no bucket, are kept where w says; a nil w makes
+// limits that can be checked but not asked.
+func Parse(files map[string][]byte, w *Windows) (*Limits, error) {
+	r := &Limits{domains: make(map[string]*node), windows: w, files: make(map[string]string)}
+	var errs []error
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		p := parser{file: name, windows: w}
+		var d fileDomain
+		if err := call.DecodeYAML(files[name], &d); err != nil {
+			p.bad("", "%v", err)
+		} else {
+			p.add(r.domains, d)
+		}
+		r.files[name] = fmt.Sprintf("domain %s: %d limits", d.Domain, p.limits)
+		errs = append(errs, p.errs...)
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
+	}
+	return r, nil
+}
+
+// parser collects what is wrong with a file.
+type parser struct {
+	file    string
+	windows *Windows
+	limits  int
+	errs    []error
+}
+
+func (p *parser) bad(field, format string, args ...any) {
+	where := p.file
+	if field != "" {
+		where += ": " + field
+	}
+	p.errs = append(p.errs, fmt.Errorf("%w: %s: %s", ErrLimits, where, fmt.Sprintf(format, args...)))
+}
+
+func (p *parser) add(domains map[string]*node, d fileDomain) {
+	if d.Domain == "" {
+		p.bad("domain", "it is missing")
+	} else if domains[d.Domain] != nil {
+		p.bad("domain", "%q is in another file too; put its descriptors into one file", d.Domain)
+	}
+	domains[d.Domain] = p.nodes("", d.Descriptors, nil)
+}
+
+// nodes makes the node that ds are nested in; path are the descriptors down to
+// it.
+func (p *parser) nodes(field string, ds []fileDescriptor, path []fileDescriptor) *node {
+	n := &node{exact: make(map[entry]*node)}
+	for i, d := range ds {
+		at := fmt.Sprintf("%sdescriptors[%d]", field, i)
+		if d.Key == "" {
+			p.bad(at+".key", "it is missing")
+			continue
+		}
+		below := append(slices.Clone(path), d)
+		child := p.nodes(at+".", d.Descriptors, below)
+		if d.RateLimit != nil {
+			child.limit = p.limit(at, d, below)
+		} else if d.ShadowMode || d.QuotaMode || d.Metadata != nil {
+			p.bad(at, "shadow_mode, quota_mode and metadata go with a rate_limit")
+		}
+		if strings.Contains(d.Key, "*") {
+			p.bad(at+".key", "%q: a star stands for any text in a value, not in a key", d.Key)
+		}
+		if !strings.Contains(d.Value, "*") {
+			e := entry{d.Key, d.Value}
+			if n.exact[e] != nil {
+				p.bad(at, "key %q with value %q is there twice", d.Key, d.Value)
+			}
+			if d.ShareThreshold {
+				p.bad(at+".share_threshold", "it goes with a value that has a *")
+			}
+			n.exact[e] = child
+			continue
+		}
+		if slices.ContainsFunc(n.patterns, func(o pattern) bool { return o.key == d.Key && o.value == d.Value }) {
+			p.bad(at, "key %q with value %q is there twice", d.Key, d.Value)
+		}
+		n.patterns = append(n.patterns, pattern{d.Key, d.Value, strings.Split(d.Value, "*"), child})
+	}
+	return n
+}
+
+func (p *parser) limit(at string, d fileDescriptor, path []fileDescriptor) *rateLimit {
+	p.limits++
+	f := *d.RateLimit
+	l := &rateLimit{
+		name: f.Name, unlimited: f.Unlimited, shadow: d.ShadowMode, quota: d.QuotaMode, upTo: f.UpTo,
+		replaces: make(map[string]bool),
+	}
+	for _, d := range path {
+		l.shared = append(l.shared, d.ShareThreshold)
+	}
+	for i, r := range f.Replaces {
+		if r.Name == "" || r.Name == f.Name {
+			p.bad(fmt.Sprintf("%s.rate_limit.replaces[%d]", at, i), "want the name of another rate_limit")
+		}
+		l.replaces[r.Name] = true
+	}
+	if d.ShadowMode && d.QuotaMode {
+		p.bad(at, "shadow_mode and quota_mode exclude each other")
+	}
+	if d.Metadata != nil {
+		var err error
+		if l.metadata, err = structpb.NewStruct(d.Metadata); err != nil {
+			p.bad(at+".metadata", "%v", err)
+		}
+	}
+	at += ".rate_limit"
+	if f.Leave != "" && f.Bucket == "" {
+		p.bad(at+".leave", "it goes with a bucket")
+	}
+	windowed := f.Unit != "" || f.RequestsPerUnit != nil
+	switch {
+	case f.Bucket != "" && !windowed && !f.Unlimited:
+		p.bucket(at, l, f, path)
+	case windowed && f.Bucket == "" && !f.Unlimited:
+		p.window(at, l, f)
+	case f.Unlimited && f.Bucket == "" && !windowed && !f.UpTo:
+	default:
+		p.bad(at, "want one of bucket, unit with requests_per_unit, and unlimited")
+	}
+	return l
+}
+
+func (p *parser) bucket(at string, l *rateLimit, f fileLimit, path []fileDescriptor) {
+	var err error
+	if l.bucket, err = parseTemplate(f.Bucket, path); err != nil {
+		p.bad(at+".bucket", "%v", err)
+	}
+	if f.Leave == "" {
+		return
+	}
+	if l.leave, err = fetch.ParseLeave(f.Leave); err != nil {
+		p.bad(at+".leave", "%v", err)
+	}
+}
+
+func (p *parser) window(at string, l *rateLimit, f fileLimit) {
+	u, ok := units[strings.ToLower(f.Unit)]
+	if !ok {
+		p.bad(at+".unit", "%q is not one of second, minute, hour, day, week, month, year", f.Unit)
+	}
+	if f.RequestsPerUnit == nil {
+		p.bad(at+".requests_per_unit", "it is missing")
+	}
+	l.window = blocked{}
+	if !ok || f.RequestsPerUnit == nil {
+		return
+	}
+	l.per = quota{u, *f.RequestsPerUnit}
+	if p.windows == nil {
+		return
+	}
+	var err error
+	if l.window, err = p.windows.taker(l.per); err != nil {
+		p.bad(at, "%v", err)
+	}
+}

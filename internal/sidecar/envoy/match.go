@@ -1,0 +1,75 @@
+package envoy
+
+import (
+	"slices"
+	"strings"
+)
+
+// node is a descriptor of a file with what is nested in it; the root of a domain has no key. The limit is nil if none
+// applies at this depth.
+type node struct {
+	limit    *rateLimit
+	exact    map[entry]*node
+	patterns []pattern // in the order of the file
+}
+
+type entry struct{ key, value string } // a value of "" is any
+
+// pattern is a descriptor whose value has stars.
+type pattern struct {
+	key, value string
+	texts      []string // before, between and behind the stars
+	*node
+}
+
+// match reports whether a value fits: a star is any text, an empty one too.
+func (p pattern) match(value string) bool {
+	first, last := p.texts[0], p.texts[len(p.texts)-1]
+	rest, ok := strings.CutPrefix(value, first)
+	if !ok {
+		return false
+	}
+	if rest, ok = strings.CutSuffix(rest, last); !ok {
+		return false
+	}
+	for _, text := range p.texts[1 : len(p.texts)-1] {
+		if _, rest, ok = strings.Cut(rest, text); !ok {
+			return false
+		}
+	}
+	return true
+}
+
+// match finds the limit for the entries of a request, and the entries as they name it. As in the reference service, the
+// exact value goes before a pattern, a pattern before any value, and a limit applies only at its own depth.
+func (n *node) match(entries []entry) (*rateLimit, []entry) {
+	named := slices.Clone(entries)
+	patterns := make([]string, len(entries))
+	for i, e := range entries {
+		var child *node
+		if e.value != "" {
+			child = n.exact[e]
+		}
+		for _, p := range n.patterns {
+			if child == nil && p.key == e.key && p.match(e.value) {
+				child, patterns[i] = p.node, p.value
+			}
+		}
+		if child == nil {
+			child = n.exact[entry{e.key, ""}]
+		}
+		if child == nil {
+			return nil, nil
+		}
+		n = child
+	}
+	if n.limit == nil {
+		return nil, nil
+	}
+	for i, shared := range n.limit.shared {
+		if shared {
+			named[i].value = patterns[i]
+		}
+	}
+	return n.limit, named
+}

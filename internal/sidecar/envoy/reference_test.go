@@ -1,0 +1,74 @@
+package envoy
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+)
+
+// The configurations of the reference service load, but for those that it refuses too, which are refused by name.
+func TestTheConfigurationsOfTheReferenceServiceLoad(t *testing.T) {
+	t.Parallel()
+	refused := map[string]string{
+		"bad_limit_unit.yaml":      `descriptors[0].rate_limit.unit: "foo" is not one of second`,
+		"bad_yaml.yaml":            "yaml: line 2",
+		"duplicate_key.yaml":       `descriptors[1]: key "key1" with value "value1" is there twice`,
+		"empty_domain.yaml":        "domain: it is missing",
+		"empty_key.yaml":           "descriptors[0].key: it is missing",
+		"misspelled_key.yaml":      "line 5: field ratelimit not found",
+		"misspelled_key2.yaml":     "line 7: field requestsperunit not found",
+		"non_map_list.yaml":        "line 3: cannot unmarshal !!str `a`\n",
+		"non_string_key.yaml":      "line 1: field 0.25 not found",
+		"replaces_empty.yaml":      "replaces[0]: want the name of another rate_limit",
+		"replaces_self.yaml":       "replaces[0]: want the name of another rate_limit",
+		"unlimited_with_unit.yaml": "descriptors[0].rate_limit: want one of bucket, unit with",
+	}
+	files, err := filepath.Glob("testdata/reference/*.yaml")
+	require.NoError(t, err)
+	require.Len(t, files, 22)
+	for _, path := range files {
+		text, err := os.ReadFile(path)
+		require.NoError(t, err)
+		name := filepath.Base(path)
+		limits, err := Parse(map[string][]byte{name: text}, nil)
+		if says := refused[name]; says != "" {
+			require.ErrorIs(t, err, ErrLimits, name)
+			require.ErrorContains(t, err, says, name)
+			continue
+		}
+		require.NoError(t, err, name)
+		require.NotEmpty(t, limits.Describe(name))
+	}
+	for _, pair := range [][2]string{
+		{"duplicate_domain.yaml", "basic_config.yaml"}, {"merge_domain_key1.yaml", "merge_domain_key2.yaml"},
+	} {
+		both := map[string][]byte{}
+		for _, name := range pair {
+			both[name], err = os.ReadFile("testdata/reference/" + name)
+			require.NoError(t, err)
+		}
+		_, err = Parse(both, nil)
+		require.ErrorContains(t, err, `domain: "test-domain" is in another file too`, "%v", pair)
+	}
+}
+
+// The limiter of a window is made once, whoever asks, and the limits of requests don't pile up.
+func TestALimiterOfAWindowIsMadeOnce(t *testing.T) {
+	t.Parallel()
+	w := NewWindows(redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}), time.Second)
+	minute := units["minute"]
+	first, err := w.taker(quota{minute, 100})
+	require.NoError(t, err)
+	again, err := w.taker(quota{minute, 100})
+	require.NoError(t, err)
+	require.True(t, first == again)
+	for n := range uint32(3 * mostMade) {
+		_, err := w.taker(quota{minute, n})
+		require.NoError(t, err)
+		require.LessOrEqual(t, len(w.made), mostMade)
+	}
+}

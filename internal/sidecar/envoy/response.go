@@ -1,0 +1,163 @@
+package envoy
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+	"time"
+
+	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	descriptorpb "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/tokenrefill/refiller/fetch"
+)
+
+func (r *Limits) response(req *rls.RateLimitRequest, ds []decision, over bool) *rls.RateLimitResponse {
+	res := &rls.RateLimitResponse{OverallCode: rls.RateLimitResponse_OK}
+	if over {
+		res.OverallCode = rls.RateLimitResponse_OVER_LIMIT
+	}
+	tells := false
+	for i := range ds {
+		d := &ds[i]
+		st := &rls.RateLimitResponse_DescriptorStatus{Code: rls.RateLimitResponse_OK}
+		res.Statuses = append(res.Statuses, st)
+		if d.limit == nil {
+			continue
+		}
+		tells = tells || d.limit.quota || d.limit.metadata != nil
+		if d.limit.unlimited {
+			st.LimitRemaining = math.MaxUint32
+			continue
+		}
+		st.CurrentLimit, st.LimitRemaining = d.currentLimit(), clamp(d.result.Remaining)
+		if t := d.untilReset(); t != fetch.Never {
+			st.DurationUntilReset = durationpb.New(t)
+		}
+		if d.over() {
+			st.Code = rls.RateLimitResponse_OVER_LIMIT
+		}
+	}
+	if tells {
+		res.DynamicMetadata = metadata(req, ds)
+	}
+	if r.Headers {
+		res.ResponseHeadersToAdd = headers(ds, res)
+	}
+	return res
+}
+
+func (d *decision) currentLimit() *rls.RateLimitResponse_RateLimit {
+	l := &rls.RateLimitResponse_RateLimit{Name: d.limit.name, RequestsPerUnit: clamp(d.result.Limit)}
+	if d.limit.window != nil {
+		l.RequestsPerUnit = d.limit.per.requests
+		l.Unit = rls.RateLimitResponse_RateLimit_Unit(
+			rls.RateLimitResponse_RateLimit_Unit_value[strings.ToUpper(d.limit.per.unit.name)])
+	}
+	return l
+}
+
+// untilReset is when to come back: after a denial when the tokens are due, else when all are there again.
+func (d *decision) untilReset() time.Duration {
+	if !d.result.OK && d.result.RetryAfter > 0 {
+		return d.result.RetryAfter
+	}
+	return d.result.ResetAfter
+}
+
+// clamp fits a number of tokens into Envoy's type: more than that is as good as unlimited.
+func clamp(n int64) uint32 { return uint32(max(0, min(n, math.MaxUint32))) }
+
+// metadata has the form that the reference service gives it: what was asked, and the metadata of the limits that the
+// request is within.
+func metadata(req *rls.RateLimitRequest, ds []decision) *structpb.Struct {
+	descriptors := &structpb.ListValue{}
+	for _, d := range req.GetDescriptors() {
+		descriptors.Values = append(descriptors.Values, structpb.NewStructValue(described(d)))
+	}
+	s := &structpb.Struct{Fields: map[string]*structpb.Value{
+		"domain": structpb.NewStringValue(req.GetDomain()), "descriptors": structpb.NewListValue(descriptors),
+	}}
+	if n := req.GetHitsAddend(); n != 0 {
+		s.Fields["hitsAddend"] = structpb.NewNumberValue(float64(n))
+	}
+	passed := &structpb.Struct{Fields: make(map[string]*structpb.Value)}
+	for i := range ds {
+		if d := &ds[i]; d.decides() && !d.over() {
+			merge(passed, d.limit.metadata)
+		}
+	}
+	if len(passed.Fields) > 0 {
+		s.Fields["metadata"] = structpb.NewStructValue(passed)
+	}
+	return s
+}
+
+func described(d *descriptorpb.RateLimitDescriptor) *structpb.Struct {
+	entries := &structpb.ListValue{}
+	for _, e := range d.GetEntries() {
+		entries.Values = append(entries.Values, structpb.NewStringValue(fmt.Sprintf("%s=%s", e.GetKey(), e.GetValue())))
+	}
+	s := &structpb.Struct{Fields: map[string]*structpb.Value{"entries": structpb.NewListValue(entries)}}
+	if l := d.GetLimit(); l != nil {
+		s.Fields["limit"] = structpb.NewStringValue(l.String())
+	}
+	if n := d.GetHitsAddend(); n != nil {
+		s.Fields["hitsAddend"] = structpb.NewNumberValue(float64(n.GetValue()))
+	}
+	return s
+}
+
+// merge adds what from has to a struct; the first value of a field stays, and structs are merged.
+func merge(into, from *structpb.Struct) {
+	for name, v := range from.GetFields() {
+		have, found := into.Fields[name]
+		switch {
+		case !found && v.GetStructValue() != nil: // a copy, as more may be merged into it
+			s := &structpb.Struct{Fields: make(map[string]*structpb.Value)}
+			merge(s, v.GetStructValue())
+			into.Fields[name] = structpb.NewStructValue(s)
+		case !found:
+			into.Fields[name] = v
+		case have.GetStructValue() != nil:
+			merge(have.GetStructValue(), v.GetStructValue())
+		}
+	}
+}
+
+// headers tell the strictest limit: one that denies, else the one with the fewest tokens left.
+func headers(ds []decision, res *rls.RateLimitResponse) []*core.HeaderValue {
+	strictest := -1
+	over := func(i int) bool { return res.OverallCode == res.Statuses[i].Code && ds[i].over() }
+	for i, st := range res.Statuses {
+		if st.CurrentLimit == nil {
+			continue
+		}
+		if strictest < 0 || over(i) && !over(strictest) ||
+			over(i) == over(strictest) && st.LimitRemaining < res.Statuses[strictest].LimitRemaining {
+			strictest = i
+		}
+	}
+	if strictest < 0 {
+		return nil
+	}
+	st := res.Statuses[strictest]
+	out := []*core.HeaderValue{
+		{Key: "RateLimit-Limit", Value: strconv.FormatUint(uint64(st.CurrentLimit.RequestsPerUnit), 10)},
+		{Key: "RateLimit-Remaining", Value: strconv.FormatUint(uint64(st.LimitRemaining), 10)},
+	}
+	t := ds[strictest].untilReset()
+	if t == fetch.Never {
+		return out
+	}
+	seconds := strconv.FormatInt(int64((t+time.Second-1)/time.Second), 10)
+	out = append(out, &core.HeaderValue{Key: "RateLimit-Reset", Value: seconds})
+	if over(strictest) {
+		out = append(out, &core.HeaderValue{Key: "Retry-After", Value: seconds})
+	}
+	return out
+}

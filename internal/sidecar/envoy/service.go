@@ -1,0 +1,256 @@
+// Package envoy answers Envoy's rate limit service from files in the form of its reference service, with buckets beside
+// windows.
+package envoy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync/atomic"
+
+	descriptorpb "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"github.com/hashicorp/go-hclog"
+
+	"github.com/tokenrefill/refiller/fetch"
+	"github.com/tokenrefill/refiller/internal/sidecar/call"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+const (
+	maxDescriptors = 64 // of a request
+	maxEntries     = 16 // of a descriptor
+)
+
+// Server is Envoy's rate limit service.
+type Server struct {
+	rls.UnimplementedRateLimitServiceServer // for methods that a later version of the interface adds
+	limits                                  atomic.Pointer[Limits]
+	buckets                                 taker
+	log                                     hclog.Logger
+}
+
+// NewServer makes a Server of buckets and of limits, which have Windows.
+func NewServer(limits *Limits, client *fetch.Client, log hclog.Logger) *Server {
+	s := &Server{buckets: client, log: log}
+	s.limits.Store(limits)
+	return s
+}
+
+// Use puts other limits in force. A request that is under way keeps those that it began with.
+func (s *Server) Use(limits *Limits) { s.limits.Store(limits) }
+
+// decision is what a descriptor asks for and is answered.
+type decision struct {
+	limit  *rateLimit // nil: none applies
+	taker  taker
+	key    string
+	n      int64
+	back   bool // give n back instead of taking
+	shadow bool // its denial doesn't count
+	result fetch.Result
+}
+
+// decides reports whether there is something to ask.
+func (d *decision) decides() bool { return d.limit != nil && !d.limit.unlimited }
+
+// over reports whether the descriptor is denied, and says so.
+func (d *decision) over() bool { return d.decides() && !d.result.OK && !d.shadow }
+
+// ShouldRateLimit implements rls.RateLimitServiceServer. It takes for all descriptors or, if the request is over limit,
+// for none but those in shadow mode and those that charge what is there.
+func (s *Server) ShouldRateLimit(ctx context.Context, req *rls.RateLimitRequest) (*rls.RateLimitResponse, error) {
+	limits := s.limits.Load()
+	ds, err := s.decisions(limits, req)
+	if err != nil {
+		return nil, call.GRPCError(err)
+	}
+	over, err := s.decide(ctx, ds)
+	if err != nil {
+		return nil, call.GRPCError(err)
+	}
+	return limits.response(req, ds, over), nil
+}
+
+// decisions finds out what is asked for.
+func (s *Server) decisions(limits *Limits, req *rls.RateLimitRequest) ([]decision, error) {
+	bad := func(format string, args ...any) ([]decision, error) {
+		return nil, fmt.Errorf("%w: %s", call.ErrBadRequest, fmt.Sprintf(format, args...))
+	}
+	switch n := len(req.GetDescriptors()); {
+	case req.GetDomain() == "":
+		return bad("domain: it is empty")
+	case n < 1 || n > maxDescriptors:
+		return bad("descriptors: there are %d; want 1 to %d", n, maxDescriptors)
+	}
+	ds := make([]decision, len(req.GetDescriptors()))
+	for i, descriptor := range req.GetDescriptors() {
+		entries, err := entriesOf(descriptor)
+		if err != nil {
+			return bad("descriptors[%d]: %v", i, err)
+		}
+		d := &ds[i]
+		d.n, d.back = max(1, int64(req.GetHitsAddend())), descriptor.GetIsNegativeHits()
+		if own := descriptor.GetHitsAddend(); own != nil {
+			if own.GetValue() > policy.MaxTokens {
+				return bad("descriptors[%d].hits_addend: %d is not from 0 to %d", i, own.GetValue(), int64(policy.MaxTokens))
+			}
+			d.n = int64(own.GetValue())
+		}
+		if err := limits.find(d, req.GetDomain(), descriptor, entries); err != nil {
+			return bad("descriptors[%d]: %v", i, err)
+		}
+	}
+	replaced := make(map[string]bool)
+	for _, d := range ds {
+		if d.limit != nil {
+			for name := range d.limit.replaces {
+				replaced[name] = true
+			}
+		}
+	}
+	for i := range ds {
+		if l := ds[i].limit; l != nil && l.name != "" && replaced[l.name] {
+			ds[i].limit = nil
+		}
+	}
+	return ds, nil
+}
+
+func entriesOf(d *descriptorpb.RateLimitDescriptor) ([]entry, error) {
+	n := len(d.GetEntries())
+	if n < 1 || n > maxEntries {
+		return nil, fmt.Errorf("entries: there are %d; want 1 to %d", n, maxEntries)
+	}
+	entries := make([]entry, n)
+	for i, e := range d.GetEntries() {
+		if e.GetKey() == "" {
+			return nil, fmt.Errorf("entries[%d].key: it is empty", i)
+		}
+		entries[i] = entry{e.GetKey(), e.GetValue()}
+	}
+	return entries, nil
+}
+
+// find says what a descriptor takes from: what the request itself says, or what the file does. Nothing is done for a
+// domain or descriptor that isn't known.
+func (r *Limits) find(d *decision, inDomain string, descriptor *descriptorpb.RateLimitDescriptor,
+	entries []entry) error {
+	root := r.domains[inDomain]
+	if root == nil {
+		return nil
+	}
+	if o := descriptor.GetLimit(); o != nil {
+		u, ok := units[strings.ToLower(o.GetUnit().String())]
+		if !ok {
+			return fmt.Errorf("limit.unit: %s is no length of time", o.GetUnit())
+		}
+		per := quota{u, o.GetRequestsPerUnit()}
+		w, err := r.windows.taker(per)
+		if err != nil {
+			return err
+		}
+		d.limit = &rateLimit{window: w, per: per}
+	} else if d.limit, entries = root.match(entries); !d.decides() {
+		return nil
+	}
+	d.shadow = r.Shadow || d.limit.shadow
+	if d.taker = d.limit.window; d.taker != nil {
+		d.key = windowKey(inDomain, entries)
+		return nil
+	}
+	d.key = d.limit.bucket.name(inDomain, entries)
+	return nil
+}
+
+// decide asks one after the other and reports whether the request is over limit: one of its limits is, or all of its
+// quotas are. After a denial that counts the others are only looked at, and what was taken goes back, since the request
+// is refused. What charges what is there is charged even if it falls short, and goes back only for a denial of another
+// kind.
+func (s *Server) decide(ctx context.Context, ds []decision) (over bool, err error) {
+	refused, short := false, false
+	quotas, exceeded := 0, 0
+	for i := range ds {
+		d := &ds[i]
+		if !d.decides() {
+			continue
+		}
+		if d.taker == nil {
+			d.taker = s.buckets
+		}
+		if err := d.ask(ctx, !d.shadow && (refused || short && !d.limit.upTo)); err != nil {
+			s.giveBack(ctx, ds[:i], true)
+			return false, err
+		}
+		switch {
+		case d.limit.quota && !d.shadow:
+			quotas++
+			if d.over() {
+				exceeded++
+			}
+		case d.over() && d.limit.upTo:
+			short = true
+		case d.over():
+			refused = true
+		case !d.result.OK:
+			s.log.Debug("over limit, not enforced", "bucket", d.key)
+		}
+	}
+	over = refused || short || quotas > 0 && quotas == exceeded
+	if over {
+		s.giveBack(ctx, ds, refused)
+	}
+	return over, nil
+}
+
+// ask takes, or only looks. More than a bucket can ever hold is a denial, and so is a look at one that holds nothing.
+func (d *decision) ask(ctx context.Context, look bool) (err error) {
+	left := func(n int64) bool { return d.result.Remaining >= n+policy.Leave(d.limit.leave).Of(d.result.Limit) }
+	var opts []fetch.CallOption
+	if d.limit.window == nil {
+		opts = append(opts, d.limit.leave)
+	}
+	switch {
+	case d.back:
+		if d.n > 0 && !look {
+			if err = d.taker.Return(ctx, d.key, d.n); err != nil {
+				return err
+			}
+		}
+		d.result, err = d.taker.Peek(ctx, d.key)
+		d.result.OK = true // nothing was asked for
+	case look, d.n == 0:
+		d.result, err = d.taker.Peek(ctx, d.key)
+		d.result.OK = left(max(1, d.n))
+	case d.limit.upTo:
+		d.result, err = d.taker.TakeUpTo(ctx, d.key, d.n, opts...)
+		d.result.OK = d.result.OK && (d.result.Taken >= d.n || d.result.Shadow ||
+			d.result.Source.Kind == fetch.SourceFallback)
+	default:
+		d.result, err = d.taker.Take(ctx, d.key, d.n, opts...)
+		if errors.Is(err, fetch.ErrExceedsCapacity) {
+			d.result, err = d.taker.Peek(ctx, d.key)
+			d.result.OK, d.result.RetryAfter = false, fetch.Never
+		}
+	}
+	return err
+}
+
+// giveBack returns what was taken, but not what shadow mode took, and what charges what is there only if all says so.
+// What can't be returned is lost, which changes no answer.
+func (s *Server) giveBack(ctx context.Context, ds []decision, all bool) {
+	ctx = context.WithoutCancel(ctx) // the tokens are others' even if this caller has gone
+	for i := range ds {
+		d := &ds[i]
+		if d.result.Taken == 0 || d.shadow || d.limit.upTo && !all {
+			continue
+		}
+		if err := d.taker.Undo(ctx, d.key, d.result); err != nil {
+			s.log.Warn("tokens of a refused request are lost", "bucket", d.key, "tokens", d.result.Taken, "error", err)
+			continue
+		}
+		d.result.Remaining += d.result.Taken
+		d.result.Taken = 0
+	}
+}

@@ -1,0 +1,161 @@
+package envoy
+
+import (
+	"fmt"
+	"strings"
+	"unicode"
+
+	"github.com/tokenrefill/refiller/internal/bucketname"
+)
+
+// template makes the name of a bucket from a domain and a descriptor's entries.
+type template struct {
+	parts  []part
+	escape string // the bytes that are escaped in values
+}
+
+// part is text, or what a placeholder stands for.
+type part struct {
+	text  string
+	what  placeholder
+	entry int // of value
+}
+
+type placeholder int
+
+const (
+	text       placeholder = iota
+	domain                 // {domain}
+	descriptor             // {descriptor}: key=value of each entry, with commas between
+	key                    // {key}, of the last entry
+	value                  // {value}, of the last entry, or {value:KEY}
+)
+
+// always are the bytes that are escaped in every key and value: a name may have
+// no closing brace, and neither an escape nor the comma of {descriptor} may be
+// imitated.
+const always = "%{},"
+
+// parseTemplate reads a template for descriptors with these keys.
+func parseTemplate(s string, path []fileDescriptor) (template, error) {
+	t := template{escape: always}
+	values, apart := 0, true // apart: something separates the next value from the last one
+	for rest := s; rest != ""; {
+		before, after, found := strings.Cut(rest, "{")
+		if strings.Contains(before, "}") {
+			return template{}, fmt.Errorf("%q: a closing brace without an opening one", s)
+		}
+		if before != "" {
+			t.parts = append(t.parts, part{text: before})
+			marks := strings.Map(onlyMarks, before)
+			if values > 0 {
+				t.escape += marks
+			}
+			apart = apart || marks != ""
+		}
+		if !found {
+			break
+		}
+		name, tail, closed := strings.Cut(after, "}")
+		if !closed {
+			return template{}, fmt.Errorf("%q: an opening brace without a closing one", s)
+		}
+		p := part{entry: len(path) - 1}
+		switch of, isValue := strings.CutPrefix(name, "value:"); {
+		case name == "domain":
+			p.what = domain
+		case name == "key":
+			p.what = key
+		case name == "descriptor":
+			p.what = descriptor
+		case name == "value" || isValue:
+			p.what = value
+			if isValue {
+				for p.entry >= 0 && path[p.entry].Key != of {
+					p.entry--
+				}
+				if p.entry < 0 {
+					return template{}, fmt.Errorf("%q: no descriptor down to here has the key %q", s, of)
+				}
+			}
+		default:
+			return template{}, fmt.Errorf("%q: {%s} is not one of {domain}, {descriptor}, {key}, {value} and {value:KEY}", s,
+				name)
+		}
+		if p.what == value || p.what == descriptor {
+			if !apart {
+				return template{}, fmt.Errorf("%q: want a mark, such as a colon, between one value and the next", s)
+			}
+			values, apart = values+1, false
+		}
+		t.parts = append(t.parts, p)
+		rest = tail
+	}
+	if values < 2 { // what follows the only value separates nothing
+		t.escape = always
+	}
+	return t, nil
+}
+
+// onlyMarks drops letters and digits: of what separates values, a single mark that
+// values can't contain is enough to tell them apart.
+func onlyMarks(r rune) rune {
+	if r > unicode.MaxASCII || unicode.IsLetter(r) || unicode.IsDigit(r) {
+		return -1
+	}
+	return r
+}
+
+// name fills the template in. Different entries give different names: values are
+// escaped, and a name that is too long ends in a hash instead.
+func (t template) name(inDomain string, entries []entry) string {
+	var b strings.Builder
+	for _, p := range t.parts {
+		switch p.what {
+		case text:
+			b.WriteString(p.text)
+		case domain:
+			escape(&b, inDomain, always)
+		case key:
+			escape(&b, entries[len(entries)-1].key, always)
+		case value:
+			escape(&b, entries[p.entry].value, t.escape)
+		case descriptor:
+			b.WriteString(describe(entries, t.escape))
+		}
+	}
+	return bucketname.Fit(b.String())
+}
+
+// describe writes key=value of each entry, with commas between.
+func describe(entries []entry, escaped string) string {
+	var b strings.Builder
+	for i, e := range entries {
+		if i > 0 {
+			b.WriteByte(',')
+		}
+		escape(&b, e.key, always+"=")
+		b.WriteByte('=')
+		escape(&b, e.value, escaped)
+	}
+	return b.String()
+}
+
+// windowKey names the window of a descriptor.
+func windowKey(inDomain string, entries []entry) string {
+	var b strings.Builder
+	escape(&b, inDomain, always+":")
+	b.WriteByte(':')
+	b.WriteString(describe(entries, always))
+	return bucketname.Fit(b.String())
+}
+
+func escape(b *strings.Builder, s, escaped string) {
+	for i := range len(s) {
+		if strings.IndexByte(escaped, s[i]) >= 0 {
+			fmt.Fprintf(b, "%%%02X", s[i])
+		} else {
+			b.WriteByte(s[i])
+		}
+	}
+}

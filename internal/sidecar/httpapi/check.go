@@ -1,0 +1,153 @@
+package httpapi
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/tokenrefill/refiller/internal/sidecar/call"
+	"github.com/tokenrefill/refiller/internal/sidecar/limits"
+	httplimit "github.com/tokenrefill/refiller/middleware/httplimit"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// question is what the query of a check says.
+type question struct {
+	limit   *limits.Limit
+	key     httplimit.KeyFunc
+	tokens  int64
+	deny    int // the status of a denial
+	open    bool
+	trusted []netip.Prefix
+}
+
+// check answers a proxy's question whether a request may pass: 200 or 429, with the headers that the client gets. The
+// proxy is believed about whose request it is.
+func (h *Handler) check(w http.ResponseWriter, r *http.Request) {
+	if r.Method != http.MethodGet && r.Method != http.MethodHead {
+		w.Header().Set("Allow", http.MethodGet)
+		Fail(w, fmt.Errorf("%w: %s", call.ErrMethod, http.MethodGet), h.config.Logger)
+		return
+	}
+	q, err := h.question(r)
+	if err != nil {
+		Fail(w, err, h.config.Logger)
+		return
+	}
+	m, err := httplimit.New(httplimit.Config{
+		Limiter: q.limit.Limiter(), Key: q.key, Name: q.limit.Name(), TrustedProxies: q.trusted, FailOpen: q.open,
+		Weight: func(*http.Request) int64 { return q.tokens }, XHeaders: true,
+		Timeout: q.limit.Timeout(h.config.Limits.Deadline), Status: q.deny,
+	})
+	if err != nil {
+		Fail(w, err, h.config.Logger)
+		return
+	}
+	if wait := q.limit.Wait(); wait > 0 {
+		until := time.Now().Add(wait + h.config.Limits.Deadline + h.config.Patience)
+		if err := http.NewResponseController(w).SetWriteDeadline(until); err != nil {
+			Fail(w, fmt.Errorf("sidecar: extend the time to write: %w", err), h.config.Logger)
+			return
+		}
+	}
+	w.Header().Set("Cache-Control", "no-store")
+	m.Wrap(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) })).ServeHTTP(w,
+		client(r))
+}
+
+// question reads the query. What is misspelled would be a limit that isn't there, so nothing unknown passes.
+func (h *Handler) question(r *http.Request) (question, error) {
+	q := question{tokens: 1}
+	bad := func(format string, args ...any) (question, error) {
+		return q, fmt.Errorf("%w: %w", call.ErrBadRequest, fmt.Errorf(format, args...))
+	}
+	query, err := url.ParseQuery(r.URL.RawQuery)
+	if err != nil {
+		return bad("query: %w", err)
+	}
+	for name, values := range query {
+		if name != "by" && name != "trusted" && len(values) > 1 {
+			return bad("%s: given twice", name)
+		}
+		for _, v := range values {
+			switch name {
+			case "limit":
+			case "key", "by":
+			case "tokens":
+				if q.tokens, err = strconv.ParseInt(v, 10, 64); err != nil || q.tokens < 1 || q.tokens > policy.MaxTokens {
+					return bad("tokens: %q is not a whole number from 1 to %d", v, int64(policy.MaxTokens))
+				}
+			case "deny":
+				if q.deny, err = strconv.Atoi(v); err != nil || q.deny < 400 || q.deny > 499 {
+					return bad("deny: %q is no status from 400 to 499", v)
+				}
+			case "open":
+				if q.open, err = strconv.ParseBool(v); err != nil {
+					return bad("open: %q is neither true nor false", v)
+				}
+			case "trusted":
+				p, err := netip.ParsePrefix(v)
+				if err != nil {
+					return bad("trusted: %w", err)
+				}
+				q.trusted = append(q.trusted, p)
+			default:
+				return bad("%s: want limit, by or key, tokens, deny, open, trusted", name)
+			}
+		}
+	}
+	if q.limit, err = h.config.Limits.InForce().Get(query.Get("limit")); err != nil {
+		return q, err
+	}
+	if q.key, err = keyOf(query, q.limit.Prefix()); err != nil {
+		return bad("%w", err)
+	}
+	return q, nil
+}
+
+// keyOf is the key that a query names: a text, or parts of the request, each with alternatives.
+func keyOf(query url.Values, prefix string) (httplimit.KeyFunc, error) {
+	if query.Has("key") == query.Has("by") {
+		return nil, errors.New("want key or by")
+	}
+	key := func(httplimit.Request) (string, error) { return query.Get("key"), nil }
+	if by := query["by"]; len(by) > 0 {
+		var parts []httplimit.KeyFunc
+		for _, b := range by {
+			var alternatives []httplimit.KeyFunc
+			for one := range strings.SplitSeq(b, ",") {
+				name, isHeader := strings.CutPrefix(one, "header:")
+				switch {
+				case one == "ip":
+					alternatives = append(alternatives, httplimit.ByIP())
+				case isHeader && name != "":
+					alternatives = append(alternatives, httplimit.ByHeader(name))
+				default:
+					return nil, fmt.Errorf("by: %q is neither ip nor header:NAME", one)
+				}
+			}
+			parts = append(parts, httplimit.FirstOf(alternatives...))
+		}
+		key = httplimit.Join(parts...)
+	}
+	return func(r httplimit.Request) (string, error) {
+		k, err := key(r)
+		return prefix + k, err
+	}, nil
+}
+
+// client is the request as the proxy got it: from the address at the right end of X-Forwarded-For, which the proxy
+// wrote. Without it, it is from nobody.
+func client(r *http.Request) *http.Request {
+	hops := strings.Split(strings.Join(r.Header.Values("X-Forwarded-For"), ","), ",")
+	last := len(hops) - 1
+	r = r.Clone(r.Context())
+	r.RemoteAddr = strings.TrimSpace(hops[last])
+	r.Header.Set("X-Forwarded-For", strings.Join(hops[:last], ","))
+	return r
+}

@@ -1,0 +1,152 @@
+// Package httpapi serves buckets and limits over HTTP with JSON, as openapi.yaml describes.
+package httpapi
+
+import (
+	_ "embed"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"mime"
+	"net/http"
+	"os"
+	"path"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+
+	"github.com/tokenrefill/refiller/fetch"
+	"github.com/tokenrefill/refiller/internal/sidecar/call"
+	"github.com/tokenrefill/refiller/internal/sidecar/limits"
+)
+
+// OpenAPI describes the operations.
+//
+//go:embed openapi.yaml
+var OpenAPI []byte
+
+// Config is what a Handler serves.
+type Config struct {
+	Client   *fetch.Client
+	Limits   limits.Door
+	Body     int           // the most bytes of a request
+	Wait     time.Duration // the longest wait for tokens
+	Patience time.Duration // how long a client may take to read the answer
+	Logger   hclog.Logger
+}
+
+// Route is one operation.
+type Route struct {
+	Method, Path string
+	// call answers with what is sent as JSON.
+	call func(http.ResponseWriter, *http.Request) (any, error)
+}
+
+// Handler answers calls.
+type Handler struct {
+	config Config
+	routes []Route
+	mux    *http.ServeMux
+}
+
+// New makes a Handler.
+func New(config Config) *Handler {
+	h := &Handler{config: config, mux: http.NewServeMux()}
+	h.routes = []Route{
+		{http.MethodPost, "/v1/take", h.take},
+		{http.MethodPost, "/v1/take-all", h.takeAll},
+		{http.MethodPost, "/v1/return", h.giveBack},
+		{http.MethodGet, "/v1/peek", h.peek},
+		{http.MethodPost, "/v1/wait", h.wait},
+		{http.MethodPost, "/v1/reserve", h.reserve},
+		{http.MethodPost, "/v1/settle", h.settle},
+		{http.MethodPost, "/v1/cancel", h.cancel},
+		{http.MethodPost, "/v1/limits/{limit}/take", h.takeLimit},
+		{http.MethodGet, "/v1/limits/{limit}/peek", h.peekLimit},
+		{http.MethodPost, "/v1/limits/{limit}/undo", h.undoLimit},
+		{http.MethodPost, "/v1/limits/{limit}/reserve", h.reserveInstant},
+		{http.MethodPost, "/v1/limits/{limit}/cancel", h.cancelInstant},
+	}
+	for _, route := range h.routes {
+		h.mux.HandleFunc(route.Method+" "+route.Path, func(w http.ResponseWriter, r *http.Request) {
+			answer, err := route.call(w, r)
+			if err != nil {
+				Fail(w, err, config.Logger)
+				return
+			}
+			write(w, http.StatusOK, answer, config.Logger)
+		})
+		h.mux.HandleFunc(route.Path, func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Allow", route.Method)
+			Fail(w, fmt.Errorf("%w: %s", call.ErrMethod, route.Method), config.Logger)
+		})
+	}
+	h.mux.HandleFunc("/v1/check", h.check)
+	h.mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) { Fail(w, call.ErrNoRoute, config.Logger) })
+	return h
+}
+
+// ServeHTTP implements http.Handler. Other than the mux alone it redirects nobody: a path that isn't clean is unknown.
+// A limit's name may have percent-encoded slashes, which separate nothing.
+func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if p := r.URL.EscapedPath(); p != path.Clean(p) {
+		Fail(w, call.ErrNoRoute, h.config.Logger)
+		return
+	}
+	h.mux.ServeHTTP(w, r)
+}
+
+// Routes are the operations.
+func (h *Handler) Routes() []Route { return h.routes }
+
+// read reads the JSON body. It insists on the media type, so that no web page can
+// have a browser send it without asking.
+func (h *Handler) read(w http.ResponseWriter, r *http.Request, into fields) error {
+	if media, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || media != "application/json" {
+		return call.ErrMediaType
+	}
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, int64(h.config.Body)))
+	var tooLarge *http.MaxBytesError
+	switch {
+	case errors.As(err, &tooLarge):
+		return fmt.Errorf("%w: more than %d bytes", call.ErrTooLarge, tooLarge.Limit)
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		w.Header().Set("Connection", "close")
+		return call.ErrSlow
+	case err != nil:
+		return fmt.Errorf("%w: read the body: %w", call.ErrBadRequest, err)
+	}
+	return decode(body, into)
+}
+
+// errorAnswer is the body of an answer that says what failed.
+type errorAnswer struct {
+	Code    string `json:"code"`
+	Message string `json:"message"`
+}
+
+// Fail answers a call that failed.
+func Fail(w http.ResponseWriter, err error, log hclog.Logger) {
+	what := call.FailureOf(err)
+	message := err.Error()
+	switch what.HTTP {
+	case http.StatusInternalServerError:
+		log.Error("call failed", "error", err)
+		message = "internal error"
+	case http.StatusTooManyRequests, http.StatusServiceUnavailable:
+		w.Header().Set("Retry-After", "1")
+	}
+	write(w, what.HTTP, errorAnswer{what.Name, message}, log)
+}
+
+func write(w http.ResponseWriter, status int, answer any, log hclog.Logger) {
+	body, err := json.Marshal(answer)
+	if err != nil {
+		log.Error("answer can't be encoded", "error", err)
+		status, body = http.StatusInternalServerError, []byte(`{"code":"internal","message":"internal error"}`)
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Cache-Control", "no-store")
+	w.WriteHeader(status)
+	_, _ = w.Write(append(body, '\n')) // the client has gone
+}

@@ -1,0 +1,106 @@
+package httpapi
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/tokenrefill/refiller/internal/sidecar/call"
+)
+
+// fields are the members that a JSON object may have, and where they go: a pointer
+// to a string or a whole number, or objects.
+type fields map[string]any
+
+// objects is where an array of JSON objects goes: it makes room for the next.
+type objects func() fields
+
+// decode reads one JSON object. Other than encoding/json it refuses members that
+// are unknown, null, given twice or spelled in another case, and text that isn't
+// UTF-8: a client that is misunderstood would take from the wrong bucket.
+func decode(body []byte, into fields) error {
+	if !utf8.Valid(body) {
+		return fmt.Errorf("%w: the body is not UTF-8", call.ErrBadRequest)
+	}
+	if err := decodeObject("", body, into); err != nil {
+		return fmt.Errorf("%w: %w", call.ErrBadRequest, err)
+	}
+	return nil
+}
+
+// decodeObject reads the object at a place in the body, such as requests[1]; the
+// body itself is at "".
+func decodeObject(at string, data []byte, into fields) error {
+	what, within := "the body", ""
+	if at != "" {
+		what, within = at, at+"."
+	}
+	d := json.NewDecoder(bytes.NewReader(data))
+	if t, err := d.Token(); err != nil || t != json.Delim('{') {
+		return fmt.Errorf("%s is not a JSON object", what)
+	}
+	seen := make(map[string]bool, len(into))
+	for d.More() {
+		t, err := d.Token()
+		if err != nil {
+			return fmt.Errorf("%s is not JSON: %w", what, err)
+		}
+		name, _ := t.(string) // the decoder refuses other names
+		target, known := into[name]
+		if !known {
+			return fmt.Errorf("%q: no such field; want %s", within+name, strings.Join(slices.Sorted(maps.Keys(into)), ", "))
+		}
+		if seen[name] {
+			return fmt.Errorf("%s%s: given twice", within, name)
+		}
+		seen[name] = true
+		var value json.RawMessage
+		if err := d.Decode(&value); err != nil {
+			return fmt.Errorf("%s is not JSON: %w", what, err)
+		}
+		if err := decodeValue(within+name, value, target); err != nil {
+			return err
+		}
+	}
+	if _, err := d.Token(); err != nil {
+		return fmt.Errorf("%s is not JSON: %w", what, err)
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		return fmt.Errorf("there is more than one JSON object in %s", what)
+	}
+	return nil
+}
+
+func decodeValue(at string, value json.RawMessage, target any) error {
+	next, isArray := target.(objects)
+	var members []json.RawMessage
+	if isArray {
+		target = &members
+	}
+	if string(value) == "null" || json.Unmarshal(value, target) != nil {
+		return fmt.Errorf("%s: want %s", at, kind(target))
+	}
+	for i, m := range members {
+		if err := decodeObject(fmt.Sprintf("%s[%d]", at, i), m, next()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// kind says what a field wants.
+func kind(target any) string {
+	switch target.(type) {
+	case *string, **string:
+		return "a string"
+	case *[]json.RawMessage:
+		return "an array of objects"
+	}
+	return "a whole number"
+}

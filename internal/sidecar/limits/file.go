@@ -1,0 +1,302 @@
+package limits
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/tokenrefill/refiller/fetch"
+	"github.com/tokenrefill/refiller/internal/sidecar/call"
+	"github.com/tokenrefill/refiller/limit"
+	"github.com/tokenrefill/refiller/limit/calendar"
+	"github.com/tokenrefill/refiller/limit/lazy"
+	"github.com/tokenrefill/refiller/limit/pacing"
+	"github.com/tokenrefill/refiller/limit/schedule"
+	"github.com/tokenrefill/refiller/limit/window"
+	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// ErrFile is returned for a file of limits that is wrong; the error names the file and each field.
+var ErrFile = errors.New("limits: bad file")
+
+// The form of a file.
+type file struct {
+	Limits []fileLimit `yaml:"limits"`
+}
+
+// fileLimit has a name and one of the others.
+type fileLimit struct {
+	Name     string        `yaml:"name"`
+	Bucket   *fileBucket   `yaml:"bucket"`
+	Lazy     *fileLazy     `yaml:"lazy"`
+	Window   *fileWindow   `yaml:"window"`
+	Pacing   *filePacing   `yaml:"pacing"`
+	Schedule *fileSchedule `yaml:"schedule"`
+	All      []fileLimit   `yaml:"all"`
+}
+
+type fileBucket struct {
+	Prefix string `yaml:"prefix"`
+}
+
+type fileLazy struct {
+	Capacity int64  `yaml:"capacity"`
+	Rate     string `yaml:"rate"`
+}
+
+type fileWindow struct {
+	Limit   int64  `yaml:"limit"`
+	Length  string `yaml:"length"`
+	Per     string `yaml:"per"`
+	Zone    string `yaml:"zone"`
+	Sliding bool   `yaml:"sliding"`
+}
+
+type filePacing struct {
+	Rate    string `yaml:"rate"`
+	MaxWait string `yaml:"max_wait"`
+}
+
+type fileSchedule struct {
+	Windows []fileScheduleWindow `yaml:"windows"`
+	Zone    string               `yaml:"zone"`
+	Horizon string               `yaml:"horizon"`
+}
+
+type fileScheduleWindow struct {
+	Name   string `yaml:"name"`
+	Limit  int64  `yaml:"limit"`
+	Length string `yaml:"length"`
+	Per    string `yaml:"per"`
+	Zone   string `yaml:"zone"`
+}
+
+// Parse reads a file of limits, whose name is for errors. Without a Redis the limits can be checked but not asked.
+func Parse(name string, data []byte, rdb redis.UniversalClient, buckets *fetch.Client) (*Set, error) {
+	p := parser{file: name, rdb: rdb, buckets: buckets, keys: make(map[string]bool)}
+	var f file
+	s := &Set{limits: make(map[string]*Limit)}
+	if err := call.DecodeYAML(data, &f); err != nil {
+		p.bad("", err)
+	} else if len(f.Limits) == 0 {
+		p.bad("limits", errors.New("it is missing or empty"))
+	}
+	for i, fl := range f.Limits {
+		at := fmt.Sprintf("limits[%d]", i)
+		switch {
+		case fl.Name == "":
+			p.bad(at+".name", errors.New("it is missing"))
+		case s.limits[fl.Name] != nil:
+			p.bad(at+".name", fmt.Errorf("%q is there twice", fl.Name))
+		default:
+			s.limits[fl.Name] = p.limit(at, fl)
+			s.names = append(s.names, fl.Name)
+		}
+	}
+	if len(p.errs) > 0 {
+		return nil, errors.Join(p.errs...)
+	}
+	return s, nil
+}
+
+// parser collects what is wrong with a file.
+type parser struct {
+	file    string
+	rdb     redis.UniversalClient
+	buckets *fetch.Client
+	keys    map[string]bool // names by which limits keep what was taken apart
+	errs    []error
+}
+
+func (p *parser) bad(field string, err error) {
+	where := p.file
+	if field != "" {
+		where += ": " + field
+	}
+	p.errs = append(p.errs, fmt.Errorf("%w: %s: %w", ErrFile, where, err))
+}
+
+// limit makes one limit. What is wrong is collected.
+func (p *parser) limit(at string, f fileLimit) *Limit {
+	l := &Limit{name: f.Name}
+	kinds := 0
+	for _, there := range []bool{f.Bucket != nil, f.Lazy != nil, f.Window != nil, f.Pacing != nil, f.Schedule != nil,
+		f.All != nil} {
+		if there {
+			kinds++
+		}
+	}
+	switch {
+	case kinds != 1:
+		p.bad(at, errors.New("want one of bucket, lazy, window, pacing, schedule and all"))
+	case f.Bucket != nil:
+		if err := limit.CheckName(f.Name); err != nil {
+			p.bad(at, err)
+		}
+		if err := lua.CheckKey(f.Bucket.Prefix + "k"); err != nil {
+			p.bad(at+".bucket.prefix", err)
+		}
+		l.limiter, l.prefix = p.buckets, f.Bucket.Prefix
+	case f.Schedule != nil:
+		cfg := p.schedule(at+".schedule", f)
+		if err := cfg.Validate(); err != nil {
+			p.bad(at+".schedule", err)
+		} else if p.rdb != nil {
+			l.schedule = made(p, at, cfg, schedule.New)
+			l.limiter = l.schedule
+		}
+	case f.All != nil:
+		var all []limit.Config
+		for i, one := range f.All {
+			where := fmt.Sprintf("%s.all[%d]", at, i)
+			if c := p.config(where, one, f.Name+"."+one.Name); c != nil {
+				all = append(all, c)
+				l.wait = max(l.wait, wait(c))
+			}
+		}
+		if len(all) == len(f.All) {
+			l.limiter = made(p, at+".all", all, func(rdb redis.UniversalClient, all []limit.Config) (*limit.Many, error) {
+				if rdb == nil { // to be checked
+					return limit.NewManyLocal(time.Now, all...)
+				}
+				return limit.NewMany(rdb, all...)
+			})
+		}
+	default:
+		p.single(at, l, p.config(at, f, f.Name))
+	}
+	return l
+}
+
+// single makes the limiter of one config.
+func (p *parser) single(at string, l *Limit, c limit.Config) {
+	if c == nil || p.rdb == nil {
+		return
+	}
+	l.wait = wait(c)
+	switch c := c.(type) {
+	case lazy.Config:
+		l.limiter = made(p, at, c, lazy.New)
+	case window.Config:
+		l.limiter = made(p, at, c, window.New)
+	case pacing.Config:
+		l.pacing = made(p, at, c, pacing.New)
+		l.limiter = l.pacing
+	default:
+		p.bad(at, fmt.Errorf("a %T is no limit that the sidecar knows", c))
+	}
+}
+
+// wait is the longest that a config has a caller wait.
+func wait(c limit.Config) time.Duration {
+	queue, _ := c.(pacing.Config)
+	return queue.MaxWait
+}
+
+func made[C, L any](p *parser, at string, c C, by func(redis.UniversalClient, C) (L, error)) L {
+	l, err := by(p.rdb, c)
+	if err != nil {
+		p.bad(at, err)
+	}
+	return l
+}
+
+// config reads a lazy bucket, a window or a queue; nil if something is wrong.
+func (p *parser) config(at string, f fileLimit, name string) limit.Config {
+	var c limit.Config
+	switch {
+	case f.Lazy != nil:
+		at += ".lazy"
+		c = lazy.Config{Name: name, Capacity: f.Lazy.Capacity, Rate: p.rate(at+".rate", f.Lazy.Rate)}
+	case f.Window != nil:
+		at += ".window"
+		w := window.Config{Name: name, Limit: f.Window.Limit, Window: p.duration(at+".length", f.Window.Length)}
+		w.Per, w.In = p.calendar(at, f.Window.Per, f.Window.Zone)
+		if f.Window.Sliding {
+			w.Kind = window.Sliding
+		}
+		c = w
+	case f.Pacing != nil:
+		at += ".pacing"
+		c = pacing.Config{Name: name, Rate: p.rate(at+".rate", f.Pacing.Rate),
+			MaxWait: p.duration(at+".max_wait", f.Pacing.MaxWait)}
+	default:
+		p.bad(at, errors.New("want one of lazy, window and pacing"))
+		return nil
+	}
+	if _, err := c.Rule(); err != nil {
+		p.bad(at, err)
+		return nil
+	}
+	if p.keys[name] {
+		p.bad(at, fmt.Errorf("the name %q is taken, by itself or as one of all", name))
+		return nil
+	}
+	p.keys[name] = true
+	return c
+}
+
+func (p *parser) schedule(at string, f fileLimit) schedule.Config {
+	s := f.Schedule
+	c := schedule.Config{Name: f.Name, Horizon: p.duration(at+".horizon", s.Horizon)}
+	for i, w := range s.Windows {
+		where := fmt.Sprintf("%s.windows[%d]", at, i)
+		one := schedule.Window{Name: w.Name, Limit: w.Limit, Length: p.duration(where+".length", w.Length)}
+		zone := w.Zone
+		if zone == "" && w.Per != "" {
+			zone = s.Zone
+		}
+		one.Per, one.In = p.calendar(where, w.Per, zone)
+		c.Windows = append(c.Windows, one)
+	}
+	return c
+}
+
+// calendar reads a unit of the calendar and its time zone, UTC if that is empty; nothing if there is no unit.
+func (p *parser) calendar(at, per, zone string) (calendar.Unit, *time.Location) {
+	if per == "" {
+		if zone != "" {
+			p.bad(at+".zone", errors.New("it goes with per"))
+		}
+		return 0, nil
+	}
+	unit, err := calendar.Parse(per)
+	if err != nil {
+		p.bad(at+".per", err)
+	}
+	in, err := time.LoadLocation(zone)
+	if err != nil || strings.EqualFold(zone, "local") {
+		p.bad(at+".zone", fmt.Errorf("%q is no time zone, such as Europe/Berlin", zone))
+	}
+	return unit, in
+}
+
+// rate reads a rate; some rate if it can't be read, which is a problem already.
+func (p *parser) rate(at, s string) policy.Rate {
+	if s == "" {
+		p.bad(at, errors.New("it is missing"))
+		return policy.PerSecond(1)
+	}
+	r, err := policy.ParseRate(s)
+	if err != nil {
+		p.bad(at, err)
+		return policy.PerSecond(1)
+	}
+	return r
+}
+
+// duration reads a length of time; 0 if there is none.
+func (p *parser) duration(at, s string) time.Duration {
+	if s == "" {
+		return 0
+	}
+	d, err := policy.ParseDuration(s)
+	if err != nil {
+		p.bad(at, err)
+	}
+	return d
+}

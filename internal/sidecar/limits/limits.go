@@ -1,0 +1,222 @@
+// Package limits serves limiters by their names, which a file has: refilled buckets, lazy ones, windows, pacing,
+// schedules, and several at once. So a program in any language uses what package limit has.
+package limits
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/tokenrefill/refiller/fetch"
+	"github.com/tokenrefill/refiller/internal/sidecar/call"
+	"github.com/tokenrefill/refiller/limit"
+	"github.com/tokenrefill/refiller/limit/lazy"
+	"github.com/tokenrefill/refiller/limit/pacing"
+	"github.com/tokenrefill/refiller/limit/schedule"
+)
+
+// Set is the limits of a file.
+type Set struct {
+	names  []string
+	limits map[string]*Limit
+}
+
+// Names are those of the limits, in the order of the file.
+func (s *Set) Names() []string { return slices.Clone(s.names) }
+
+// Get is the limit of a name, or call.ErrUnknownLimit. A nil Set has none.
+func (s *Set) Get(name string) (*Limit, error) {
+	if s != nil {
+		if l := s.limits[name]; l != nil {
+			return l, nil
+		}
+	}
+	return nil, fmt.Errorf("%w: %q", call.ErrUnknownLimit, name)
+}
+
+// Door is how a server comes to limits, whatever it speaks.
+type Door struct {
+	InForce  func() *Set
+	Deadline time.Duration // of a call
+}
+
+// Open is the limit of a name, and a context for one call to it.
+func (d Door) Open(ctx context.Context, name string) (*Limit, context.Context, context.CancelFunc, error) {
+	l, err := d.InForce().Get(name)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, l.Timeout(d.Deadline))
+	return l, ctx, cancel, nil
+}
+
+// Limit answers for any number of keys.
+type Limit struct {
+	name     string
+	prefix   string // of a bucket's name, before the key
+	limiter  limiter
+	wait     time.Duration     // the longest before what was taken may be used
+	pacing   *pacing.Limiter   // nil: limiter is none
+	schedule *schedule.Limiter // nil: limiter is none
+}
+
+// limiter is what all of them can do.
+type limiter = limit.Limiter
+
+// Answer is a decision.
+type Answer struct {
+	fetch.Result
+	// Window is the time for which the limit speaks; 0: not known.
+	Window time.Duration
+	// Wait is how long the caller has to wait before it does what it asked for.
+	Wait time.Duration
+	// DeniedBy names what denied, where there are several.
+	DeniedBy []string
+	// Next is how long after the answer there is a token again, of a lazy bucket; nil: not known.
+	Next *time.Duration
+	// Undo is what Undo wants; empty: there is nothing to undo.
+	Undo string
+}
+
+// Name is the limit's name.
+func (l *Limit) Name() string { return l.name }
+
+// Take takes n tokens, all or nothing, and answers at once.
+func (l *Limit) Take(ctx context.Context, key string, n int64) (Answer, error) {
+	if many, ok := l.limiter.(*limit.Many); ok {
+		d, err := many.Decide(ctx, n, key)
+		return decided(d), err
+	}
+	if l.pacing != nil {
+		p, err := l.pacing.Reserve(ctx, key, n)
+		return Answer{Result: p.Result, Wait: p.Wait, Window: l.window()}, err
+	}
+	r, err := l.limiter.Take(ctx, l.prefix+key, n)
+	a := l.answer(r)
+	if a.Taken > 0 && !r.Shadow && r.Source.Kind != fetch.SourceFallback { // else the bucket gave none, or not all
+		a.Undo = undo(r)
+	}
+	return a, err
+}
+
+// Peek tells what is left and takes nothing.
+func (l *Limit) Peek(ctx context.Context, key string) (Answer, error) {
+	switch p := l.limiter.(type) {
+	case *limit.Many:
+		d, err := p.Peek(ctx, key)
+		return decided(d), err
+	case interface {
+		Peek(ctx context.Context, key string, opts ...fetch.CallOption) (fetch.Result, error)
+	}:
+		r, err := p.Peek(ctx, l.prefix+key)
+		return l.answer(r), err
+	}
+	return Answer{}, errors.ErrUnsupported
+}
+
+// Undo gives back what a take took, as its answer says.
+func (l *Limit) Undo(ctx context.Context, key, text string) error {
+	results, err := undone(text)
+	if err != nil {
+		return err
+	}
+	switch u := l.limiter.(type) {
+	case *limit.Many:
+		d := limit.Decision{Result: results[0]}
+		for _, r := range results {
+			d.Limits = append(d.Limits, limit.LimitResult{Result: r})
+		}
+		if err := u.Undo(ctx, d, key); !errors.Is(err, limit.ErrConfig) {
+			return err
+		}
+		return badUndo(text)
+	case limit.Undoer:
+		if len(results) > 1 {
+			return badUndo(text)
+		}
+		return u.Undo(ctx, l.prefix+key, results[0])
+	}
+	return fmt.Errorf("%w: %s takes no places back", call.ErrBadRequest, l.name)
+}
+
+// Schedule is the limit as a schedule, or call.ErrBadRequest if it is none.
+func (l *Limit) Schedule() (*schedule.Limiter, error) {
+	if l.schedule == nil {
+		return nil, fmt.Errorf("%w: %s is no schedule", call.ErrBadRequest, l.name)
+	}
+	return l.schedule, nil
+}
+
+// Wait is the longest that what was taken has to wait before it may be used; 0 without a limit of pacing.
+func (l *Limit) Wait() time.Duration { return l.wait }
+
+// Timeout bounds a call to the limit. Buckets' client keeps the deadline itself, and isn't cut off before it answers as
+// the bucket's degraded mode says.
+func (l *Limit) Timeout(deadline time.Duration) time.Duration {
+	if _, ok := l.limiter.(*fetch.Client); ok {
+		return 2*deadline + time.Second
+	}
+	return deadline
+}
+
+// Limiter is what answers for the limit, of keys with the limit's prefix.
+func (l *Limit) Limiter() limit.Limiter { return l.limiter }
+
+// Prefix is put before keys that Limiter is asked about.
+func (l *Limit) Prefix() string { return l.prefix }
+
+func (l *Limit) window() time.Duration {
+	if w, ok := l.limiter.(interface{ Window() time.Duration }); ok {
+		return w.Window()
+	}
+	return 0
+}
+
+func (l *Limit) answer(r fetch.Result) Answer {
+	a := Answer{Result: r, Window: l.window()}
+	if bucket, ok := l.limiter.(*lazy.Limiter); ok {
+		next := bucket.Next(r)
+		a.Next = &next
+	}
+	return a
+}
+
+func decided(d limit.Decision) Answer {
+	a := Answer{Result: d.Result, Wait: d.Wait, DeniedBy: d.DeniedBy}
+	var parts []string
+	for _, l := range d.Limits {
+		if l.Taken > 0 {
+			parts = append(parts, undo(l.Result))
+		}
+	}
+	a.Undo = strings.Join(parts, ",")
+	return a
+}
+
+// undo writes down what Undo needs of a result.
+func undo(r fetch.Result) string {
+	return strconv.FormatInt(r.Taken, 10) + "-" + strconv.FormatInt(r.Era, 36)
+}
+
+// undone reads what undo wrote, once or with commas between.
+func undone(text string) ([]fetch.Result, error) {
+	var results []fetch.Result
+	for part := range strings.SplitSeq(text, ",") {
+		n, era, _ := strings.Cut(part, "-")
+		taken, err1 := strconv.ParseInt(n, 10, 64)
+		in, err2 := strconv.ParseInt(era, 36, 64)
+		if err1 != nil || err2 != nil || taken < 1 {
+			return nil, badUndo(text)
+		}
+		results = append(results, fetch.Result{OK: true, Taken: taken, Era: in})
+	}
+	return results, nil
+}
+
+func badUndo(text string) error {
+	return fmt.Errorf("%w: undo: %q is not what a take of the limit answered", call.ErrBadRequest, text)
+}

@@ -1,0 +1,155 @@
+// Package openapi holds answers of the sidecar against its description, for tests.
+package openapi
+
+import (
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/internal/sidecar/call"
+)
+
+// Document is the part of OpenAPI that ours uses; anything else in it is an error.
+type Document struct {
+	OpenAPI    string                           `yaml:"openapi"`
+	Info       map[string]string                `yaml:"info"`
+	Paths      map[string]map[string]*Operation `yaml:"paths"`
+	Components struct {
+		Schemas   map[string]*Schema   `yaml:"schemas"`
+		Responses map[string]*Response `yaml:"responses"`
+	} `yaml:"components"`
+}
+
+// Operation is what can be done at a path.
+type Operation struct {
+	ID         string `yaml:"operationId"`
+	Summary    string `yaml:"summary"`
+	Parameters []struct {
+		Name     string  `yaml:"name"`
+		In       string  `yaml:"in"`
+		Required bool    `yaml:"required"`
+		Schema   *Schema `yaml:"schema"`
+	} `yaml:"parameters"`
+	Body *struct {
+		Required bool    `yaml:"required"`
+		Content  Content `yaml:"content"`
+	} `yaml:"requestBody"`
+	Responses map[string]*Response `yaml:"responses"`
+}
+
+// Response is an answer.
+type Response struct {
+	Ref         string  `yaml:"$ref"`
+	Description string  `yaml:"description"`
+	Content     Content `yaml:"content"`
+}
+
+// Content is what an answer holds, by media type.
+type Content map[string]struct {
+	Schema *Schema `yaml:"schema"`
+}
+
+// Schema is the form of a value.
+type Schema struct {
+	Ref         string             `yaml:"$ref"`
+	Type        string             `yaml:"type"`
+	Format      string             `yaml:"format"`
+	Description string             `yaml:"description"`
+	Nullable    bool               `yaml:"nullable"`
+	Minimum     *int64             `yaml:"minimum"`
+	Maximum     *int64             `yaml:"maximum"`
+	MinLength   *int               `yaml:"minLength"`
+	MaxLength   *int               `yaml:"maxLength"`
+	Default     *int64             `yaml:"default"`
+	Enum        []string           `yaml:"enum"`
+	Items       *Schema            `yaml:"items"`
+	MinItems    *int               `yaml:"minItems"`
+	MaxItems    *int               `yaml:"maxItems"`
+	Required    []string           `yaml:"required"`
+	Properties  map[string]*Schema `yaml:"properties"`
+	Additional  *bool              `yaml:"additionalProperties"`
+}
+
+// Read reads the description.
+func Read(t testing.TB, data []byte) *Document {
+	t.Helper()
+	d := new(Document)
+	require.NoError(t, call.DecodeYAML(data, d))
+	return d
+}
+
+// Resolve follows a reference.
+func (d *Document) Resolve(t testing.TB, s *Schema) *Schema {
+	t.Helper()
+	if s.Ref == "" {
+		return s
+	}
+	name, ok := strings.CutPrefix(s.Ref, "#/components/schemas/")
+	require.True(t, ok, s.Ref)
+	require.NotNil(t, d.Components.Schemas[name], s.Ref)
+	return d.Resolve(t, d.Components.Schemas[name])
+}
+
+// Answer is the schema of a status of an operation.
+func (d *Document) Answer(t testing.TB, op *Operation, status int) *Schema {
+	t.Helper()
+	r := op.Responses[strconv.Itoa(status)]
+	require.NotNil(t, r, "%s: status %d is not in the document", op.ID, status)
+	if name, ok := strings.CutPrefix(r.Ref, "#/components/responses/"); ok {
+		r = d.Components.Responses[name]
+		require.NotNil(t, r, name)
+	}
+	return d.Resolve(t, r.Content["application/json"].Schema)
+}
+
+// Check holds a JSON body against its schema.
+func (d *Document) Check(t testing.TB, s *Schema, body []byte, what string) {
+	t.Helper()
+	var v map[string]any
+	require.NoError(t, json.Unmarshal(body, &v), "%s: %s", what, body)
+	d.checkValue(t, s, v, what)
+}
+
+func (d *Document) checkValue(t testing.TB, s *Schema, value any, what string) {
+	t.Helper()
+	s = d.Resolve(t, s)
+	switch value := value.(type) {
+	case nil:
+		require.True(t, s.Nullable, "%s is null", what)
+	case string:
+		require.Equal(t, "string", s.Type, what)
+		if s.Format == "date-time" {
+			_, err := time.Parse(time.RFC3339Nano, value)
+			require.NoError(t, err, what)
+		}
+	case bool:
+		require.Equal(t, "boolean", s.Type, what)
+	case float64:
+		require.Equal(t, "integer", s.Type, what)
+		if s.Minimum != nil {
+			require.GreaterOrEqual(t, value, float64(*s.Minimum), what)
+		}
+	case []any:
+		require.Equal(t, "array", s.Type, what)
+		for i, member := range value {
+			d.checkValue(t, s.Items, member, fmt.Sprintf("%s[%d]", what, i))
+		}
+	case map[string]any:
+		require.Equal(t, "object", s.Type, what)
+		require.False(t, *s.Additional, what)
+		for _, name := range s.Required {
+			require.Contains(t, value, name, what)
+		}
+		for name, member := range value {
+			require.Contains(t, s.Properties, name, what)
+			d.checkValue(t, s.Properties[name], member, what+"."+name)
+		}
+	default:
+		require.Fail(t, "unexpected type", "%s: %T", what, value)
+	}
+}

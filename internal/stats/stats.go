@@ -1,0 +1,308 @@
+package stats
+
+import (
+	"errors"
+	"math"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
+	"github.com/tokenrefill/refiller/refill"
+)
+
+const (
+	// smoothing is the time over which a bucket's rate of takes is averaged.
+	smoothing = 2 * time.Second
+	// burst is how long after its first refill a take-over of several buckets
+	// counts as one.
+	burst = time.Second
+	// maxTakeovers is how many take-overs are remembered.
+	maxTakeovers = 20
+)
+
+// Bucket is what is known of one bucket. Counts are those of the refills that
+// this replica won.
+type Bucket struct {
+	Refills     int64
+	Credited    int64   // tokens that the refills found due, added or clamped
+	Clamped     int64   // of them, those that the full bucket could not hold
+	Due         float64 // tokens that the policy in force says were due: elapsed time × rate
+	Taken       int64   // tokens taken between two refills, less those returned
+	Empty       int64   // refills that found no token
+	Quarantines int64   // the server had lost writes
+	ClockSteps  int64   // the server's clock stepped back
+	Created     int64   // created, or adopted from a foreign client
+	Lost        int64   // created again: the server had lost all of its state
+
+	Seen     time.Time // of the last answer; zero before the first
+	Won      time.Time // of the last refill won; zero before the first
+	Tokens   int64     // at the last answer
+	Capacity int64     // configured
+	Held     int64     // tokens outstanding in reservations and leases, at the last answer
+	TakeRate float64   // tokens taken per second of late, up to Won
+	Dry      float64   // part of the refills that found no token, of late, up to Won
+
+	Fault    string // why the last call could not refill the bucket; empty if it could
+	Outdated bool   // a later version than this replica's is in force; not for a pool's bucket or an override
+	Conflict bool   // the policy in force differs under the same version
+}
+
+// Takeover is a stretch in which this replica began to refill what another one
+// did before.
+type Takeover struct {
+	At      time.Time
+	Buckets int           // how many buckets
+	Gap     time.Duration // the longest time that one of them went without a refill
+}
+
+// Refill is what one answer tells beyond its own fields.
+type Refill struct {
+	Won      bool          // this replica refilled a configured bucket
+	Gap      time.Duration // since the refill before; 0 if that isn't known
+	Lag      time.Duration // how much longer the gap is than the bucket's refill interval
+	TookOver bool          // another replica made the refill before
+}
+
+// Stats keeps count. Its methods are safe for concurrent use.
+type Stats struct {
+	mu        sync.Mutex
+	buckets   map[string]*bucket
+	takeovers []Takeover // oldest first
+	active    activity   // of templates' buckets
+}
+
+type bucket struct {
+	Bucket
+	interval time.Duration
+	known    bool              // version and tokens are those of the last answer
+	mine     bool              // this replica made the last refill that it knows of
+	version  policy.Version    // at the last answer
+	terms    policy.Terms      // in force at the last answer; zero if this replica doesn't know them
+	trend    *ring[TrendPoint] // nil: the bucket has none
+}
+
+// New makes Stats without buckets.
+func New() *Stats { return &Stats{buckets: map[string]*bucket{}} }
+
+// Configure says which buckets to count; what is known of those that stay is
+// kept.
+func (t *Stats) Configure(buckets []refill.Bucket) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	next := make(map[string]*bucket, len(buckets))
+	for _, c := range buckets {
+		b := t.buckets[c.Key]
+		if b == nil {
+			b = &bucket{}
+		}
+		if b.trend == nil && len(next) < maxTrends {
+			b.trend = newRing[TrendPoint](TrendSlot, TrendSlots)
+		}
+		terms := c.Policy.Terms(policy.Fence{})
+		b.Capacity, b.interval = terms.Capacity, time.Duration(terms.Interval)*time.Microsecond
+		next[c.Key] = b
+	}
+	t.buckets = next
+}
+
+// Observe takes in one answer.
+func (t *Stats) Observe(e refill.Event) Refill {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	b := t.buckets[e.Key]
+	if b == nil || e.Err != nil && !e.OwnFault() { // the server's fault tells nothing of the bucket
+		return Refill{}
+	}
+	if b.Fault = fault(e); b.Fault != "" {
+		return Refill{}
+	}
+	if e.Outcome.Status == policy.StatusUnknown {
+		b.Conflict, b.Outdated = false, false // no policy is in force
+		return Refill{}
+	}
+	var r Refill
+	o, taken := e.Outcome, b.Taken
+	if o.Status.Wrote() {
+		r = b.won(e)
+		if r.TookOver {
+			t.takeOver(e.Replied, r.Gap)
+		}
+	} else {
+		b.mine = b.mine && o.Version == b.version
+	}
+	b.known, b.version, b.Tokens, b.Held, b.Seen = true, o.Version, o.Tokens, o.Outstanding, e.Replied
+	if b.trend != nil && b.Capacity > 0 {
+		b.trend.at(e.Replied).add(float64(o.Tokens)/float64(b.Capacity), b.Taken-taken)
+	}
+	b.Conflict = o.Conflict || o.Status == policy.StatusConflict
+	b.terms = policy.Terms{}
+	if e.Call.Terms != nil { // a call without terms is of a replica that knows that its own are of an older version
+		b.Outdated = !e.Call.Terms.Pool && !o.Fence.Own() && e.Call.Terms.FileVersion() < o.FileVersion
+		if e.Call.Terms.Pool == o.Pool && e.Call.Terms.Fence == o.Fence && !o.Conflict {
+			b.terms = *e.Call.Terms
+		}
+	}
+	return r
+}
+
+// fault says why a call could not refill its bucket.
+func fault(e refill.Event) string {
+	switch {
+	case errors.Is(e.Err, lua.ErrMalformedBucket) || e.Err == nil && e.Outcome.Status == policy.StatusMalformed:
+		return "its keys hold something else" // the error names the bucket, and many have the same fault
+	case e.Err != nil:
+		return e.Err.Error()
+	}
+	return ""
+}
+
+// won counts a refill that this replica made.
+func (b *bucket) won(e refill.Event) Refill {
+	o := e.Outcome
+	r := Refill{Won: true, Gap: time.Duration(o.Elapsed) * time.Microsecond}
+	r.Lag = max(0, r.Gap-b.interval)
+	b.Refills++
+	b.Won = e.Replied
+	switch o.Status {
+	case policy.StatusRolledBack:
+		b.Quarantines++
+	case policy.StatusClock:
+		b.ClockSteps++
+	case policy.StatusInitialised:
+		if e.Call.Version.Era > 0 {
+			b.Lost++
+		} else {
+			b.Created++
+		}
+	case policy.StatusApplied:
+		r.TookOver = b.known && !b.mine
+		if b.known && o.Version.Era == b.version.Era && o.Version.Index == b.version.Index+1 && b.terms.Fence == o.Fence {
+			taken := max(0, b.Tokens+o.Added-o.Tokens)
+			b.Taken += taken
+			smooth(&b.TakeRate, float64(taken)/r.Gap.Seconds(), r.Gap)
+		}
+	}
+	if o.Status == policy.StatusApplied || o.Status == policy.StatusSwitched {
+		credited := o.Added + o.Clamped
+		b.Credited += credited
+		b.Clamped += o.Clamped
+		b.Due += due(b.terms, o, credited)
+		dry := 0.0
+		if o.Tokens-o.Added <= 0 {
+			b.Empty++
+			dry = 1
+		}
+		smooth(&b.Dry, dry, r.Gap)
+	}
+	b.mine = true
+	return r
+}
+
+// due is how many tokens fell due in the stretch that the refill settled. A
+// fraction of a token that a full bucket has no room for is not due. What this
+// replica can't work out, under terms that it doesn't know or steps of a
+// schedule, counts as credited.
+func due(t policy.Terms, o policy.Outcome, credited int64) float64 {
+	if t.Per == 0 || t.Kind != policy.Smooth {
+		return float64(credited)
+	}
+	units := float64(o.Elapsed) * float64(t.Tokens)
+	if t.GrantEra == o.Version.Era { // a pool's, of which some was granted
+		granted := min(max(0, t.GrantEnd-(o.Now-o.Elapsed)), o.Elapsed)
+		units += float64(granted) * float64(t.GrantTokens-t.Tokens)
+	}
+	tokens := units / float64(t.Per)
+	room := t.Capacity
+	if t.Strict {
+		room -= o.Outstanding
+	}
+	if o.Tokens >= room {
+		return min(tokens, float64(credited))
+	}
+	return tokens
+}
+
+// smooth moves an average towards the value of a stretch.
+func smooth(average *float64, value float64, over time.Duration) {
+	if over > 0 {
+		*average += (1 - math.Exp(-over.Seconds()/smoothing.Seconds())) * (value - *average)
+	}
+}
+
+func (t *Stats) takeOver(at time.Time, gap time.Duration) {
+	if n := len(t.takeovers); n > 0 && at.Sub(t.takeovers[n-1].At) < burst {
+		last := &t.takeovers[n-1]
+		last.Buckets++
+		last.Gap = max(last.Gap, gap)
+		return
+	}
+	if len(t.takeovers) == maxTakeovers {
+		t.takeovers = append(t.takeovers[:0], t.takeovers[1:]...)
+	}
+	t.takeovers = append(t.takeovers, Takeover{At: at, Buckets: 1, Gap: gap})
+}
+
+// Bucket is what is known of a configured bucket.
+func (t *Stats) Bucket(key string) (Bucket, bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	b := t.buckets[key]
+	if b == nil {
+		return Bucket{}, false
+	}
+	return b.Bucket, true
+}
+
+// Each calls visit for every bucket, in no order. visit must not call the
+// Stats.
+func (t *Stats) Each(visit func(key string, b *Bucket)) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for key, b := range t.buckets {
+		visit(key, &b.Bucket)
+	}
+}
+
+// Conflicts are the keys of the buckets in conflict, in order.
+func (t *Stats) Conflicts() []string { return t.those(func(b *Bucket) bool { return b.Conflict }) }
+
+// Outdated are the keys of the buckets of which a later policy is in force, in order.
+func (t *Stats) Outdated() []string { return t.those(func(b *Bucket) bool { return b.Outdated }) }
+
+func (t *Stats) those(are func(*Bucket) bool) []string {
+	var keys []string
+	t.Each(func(key string, b *Bucket) {
+		if are(b) {
+			keys = append(keys, key)
+		}
+	})
+	slices.Sort(keys)
+	return keys
+}
+
+// Faults are the buckets that could not be refilled by the last call, in order, by why.
+func (t *Stats) Faults() map[string][]string {
+	faults := map[string][]string{}
+	t.Each(func(key string, b *Bucket) {
+		if b.Fault != "" {
+			faults[b.Fault] = append(faults[b.Fault], key)
+		}
+	})
+	for _, keys := range faults {
+		slices.Sort(keys)
+	}
+	return faults
+}
+
+// Takeovers are the last ones, the newest first.
+func (t *Stats) Takeovers() []Takeover {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	list := make([]Takeover, 0, len(t.takeovers))
+	for i := len(t.takeovers) - 1; i >= 0; i-- {
+		list = append(list, t.takeovers[i])
+	}
+	return list
+}

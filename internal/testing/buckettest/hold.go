@@ -1,0 +1,104 @@
+package buckettest
+
+import (
+	"maps"
+	"slices"
+
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// HoldOp is a call about reservations and leases.
+type HoldOp int
+
+// The calls about reservations and leases.
+const (
+	Reserve HoldOp = iota
+	Settle
+	Lease
+	Sweep
+)
+
+// HoldCall is one such call.
+type HoldCall struct {
+	Op      HoldOp
+	ID      string
+	N       int64 // to reserve; used, of a settlement
+	TTL     int64 // µs
+	Overrun policy.Overrun
+	Leave   policy.Leave // of a reservation
+
+	Seq, Keep, Back, Want int64 // of a lease
+	Most                  int   // records to sweep
+}
+
+// HoldCall draws a call about a reservation or lease of the bucket, or about one
+// that isn't there.
+func (h *History) HoldCall(b policy.Bucket) HoldCall {
+	ids := slices.Sorted(maps.Keys(b.Held))
+	c := HoldCall{
+		Op: HoldOp(h.rng.IntN(4)), ID: string(rune('a' + h.rng.IntN(8))), N: 1 + h.rng.Int64N(200),
+		TTL:     10_000_000 + h.rng.Int64N(10_000_000),
+		Overrun: policy.Overrun(h.rng.IntN(2)), Seq: 1, Want: h.rng.Int64N(300), Most: 1 + h.rng.IntN(4),
+	}
+	if len(ids) > 0 && h.chance(70) {
+		c.ID = ids[h.rng.IntN(len(ids))]
+	}
+	c.Leave = h.Leave()
+	held, there := b.Held[c.ID]
+	switch {
+	case there && held.Kind == policy.HoldingSettled && h.chance(70):
+		c.Op = Sweep
+	case there && h.chance(60): // what its holder would do
+		c.Op = Settle
+		if held.Kind == policy.HoldingLease {
+			c.Op = Lease
+		}
+	}
+	switch {
+	case c.Op == Settle && h.chance(30):
+		c.N = h.rng.Int64N(5000)
+	case held.N > 0 && h.chance(30):
+		c.N = held.N // the reservation again, or all of it used
+	}
+	if held.Kind == policy.HoldingLease {
+		c.Seq = held.Seq + 1
+		if h.chance(20) {
+			c.Seq = held.Seq + h.rng.Int64N(3) - 1
+		}
+		c.Keep = h.rng.Int64N(held.N + 2)
+		c.Back = h.rng.Int64N(held.N + 2 - min(c.Keep, held.N+1))
+		if h.chance(30) {
+			c.Keep, c.Want = 0, 0
+		}
+	}
+	return c
+}
+
+// DisturbHeld lets time pass for reservations and leases, changes eras and loses
+// what is known of them.
+func (h *History) DisturbHeld(b *policy.Bucket) {
+	c := b.Control
+	if c == nil {
+		b.Held = nil // a bucket that is lost is lost whole
+		return
+	}
+	c.Terms.Strict = h.chance(40)
+	for id, held := range b.Held {
+		if h.chance(20) {
+			held.Until -= 10_000_000 + h.rng.Int64N(70_000_000)
+		}
+		if h.chance(8) {
+			held.Era--
+		}
+		b.Held[id] = held
+	}
+	c.Due = 0
+	for _, held := range b.Held {
+		if c.Due == 0 || held.Until < c.Due {
+			c.Due = held.Until
+		}
+	}
+	if h.chance(2) {
+		b.Held = nil // the records alone are lost: they were evicted
+	}
+}

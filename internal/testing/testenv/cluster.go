@@ -1,0 +1,298 @@
+package testenv
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+const (
+	clusterMasters = 3
+	clusterSlots   = 16384
+)
+
+// RedisCluster is a Redis Cluster of three masters without replicas that share all slots evenly. When a master is down,
+// the others go on serving their slots.
+type RedisCluster struct {
+	t       testing.TB
+	options options
+	nodes   []*RedisServer
+	control []*redis.Client // one for each node
+	ids     []string        // node ids, in the order of nodes
+}
+
+// Cluster starts the masters and waits until each of them serves its slots and knows the others. Options go to every
+// node; [WithTLS] and [WithDataDir] are not supported.
+func Cluster(t testing.TB, opts ...Option) *RedisCluster {
+	t.Helper()
+	o := newOptions(opts)
+	if o.certs != nil || o.dataDir != "" {
+		t.Fatalf("testenv: WithTLS and WithDataDir are not options of Cluster")
+	}
+	c := &RedisCluster{t: t, options: o}
+	bus := make([]int, clusterMasters)
+	for i := range clusterMasters {
+		onFreePorts(t, 2, func(ports []int) error {
+			s, err := startRedis(t, "node"+strconv.Itoa(i), ports[0], o, "--cluster-enabled", "yes",
+				"--cluster-port", strconv.Itoa(ports[1]), "--cluster-announce-ip", "127.0.0.1",
+				"--cluster-node-timeout", "3000", "--cluster-require-full-coverage", "no")
+			if err == nil {
+				c.nodes, bus[i] = append(c.nodes, s), ports[1]
+			}
+			return err
+		})
+		c.control = append(c.control, c.nodes[i].Client())
+	}
+	if err := c.form(bus); err != nil {
+		t.Fatalf("testenv: form cluster: %v", err)
+	}
+	if err := pollUntil(c.formed); err != nil {
+		t.Fatalf("testenv: wait for cluster: %v", err)
+	}
+	return c
+}
+
+// form gives each node its slots and lets the first one meet the others.
+func (c *RedisCluster) form(bus []int) error {
+	ctx, cancel := context.WithTimeout(context.Background(), readyTimeout)
+	defer cancel()
+	for i, node := range c.control {
+		id, err := node.ClusterMyID(ctx).Result()
+		if err != nil {
+			return err
+		}
+		c.ids = append(c.ids, id)
+		first, last := i*clusterSlots/clusterMasters, (i+1)*clusterSlots/clusterMasters-1
+		if err := node.ClusterAddSlotsRange(ctx, first, last).Err(); err != nil {
+			return err
+		}
+		// Distinct epochs spare the nodes the resolution of a conflict.
+		if err := node.Do(ctx, "cluster", "set-config-epoch", i+1).Err(); err != nil {
+			return err
+		}
+	}
+	for i, node := range c.nodes[1:] {
+		if err := c.control[0].Do(ctx, "cluster", "meet", "127.0.0.1", node.Port(), bus[i+1]).Err(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// formed answers nil once every node is in state ok and knows the owners of all slots.
+func (c *RedisCluster) formed(ctx context.Context) error {
+	for i, node := range c.control {
+		info, err := node.ClusterInfo(ctx).Result()
+		if err != nil {
+			return err
+		}
+		for _, want := range []string{"cluster_state:ok", "cluster_slots_ok:16384", "cluster_known_nodes:3",
+			"cluster_size:3"} {
+			if !strings.Contains(info, want+"\r\n") {
+				return fmt.Errorf("node %d lacks %s in:\n%s", i, want, info)
+			}
+		}
+	}
+	return nil
+}
+
+// Nodes returns the masters.
+func (c *RedisCluster) Nodes() []*RedisServer { return append([]*RedisServer(nil), c.nodes...) }
+
+// Addrs returns the addresses of the masters.
+func (c *RedisCluster) Addrs() []string {
+	addrs := make([]string, len(c.nodes))
+	for i, n := range c.nodes {
+		addrs[i] = n.Addr()
+	}
+	return addrs
+}
+
+// Client returns a new client of the cluster that honours the deadline of a call's context. It is closed when the
+// test ends.
+func (c *RedisCluster) Client() *redis.ClusterClient {
+	client := redis.NewClusterClient(&redis.ClusterOptions{
+		Addrs:                 c.Addrs(),
+		Password:              c.options.password,
+		DialerRetries:         1,
+		ContextTimeoutEnabled: true,
+	})
+	c.t.Cleanup(func() { _ = client.Close() })
+	return client
+}
+
+// Slot returns the slot of a key.
+func (c *RedisCluster) Slot(key string) int {
+	c.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	err := errors.New("no node is running")
+	for i, node := range c.nodes {
+		if !node.Running() {
+			continue
+		}
+		var slot int64
+		if slot, err = c.control[i].ClusterKeySlot(ctx, key).Result(); err == nil {
+			return int(slot)
+		}
+	}
+	c.t.Errorf("testenv: slot of %q: %v", key, err)
+	return 0
+}
+
+// Owner returns the master that serves a slot, as the masters themselves see it.
+func (c *RedisCluster) Owner(slot int) *RedisServer {
+	c.t.Helper()
+	i, err := c.owner(slot)
+	if err != nil {
+		c.t.Errorf("testenv: owner of slot %d: %v", slot, err)
+		return c.nodes[0]
+	}
+	return c.nodes[i]
+}
+
+// owner finds the node that counts a slot as its own.
+func (c *RedisCluster) owner(slot int) (int, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	err := errors.New("no node serves it")
+	for i, node := range c.nodes {
+		if !node.Running() {
+			continue
+		}
+		shards, e := c.control[i].ClusterShards(ctx).Result()
+		if e != nil {
+			err = e
+			continue
+		}
+		for _, shard := range shards {
+			if len(shard.Nodes) == 0 || shard.Nodes[0].ID != c.ids[i] { // masters have no replicas here
+				continue
+			}
+			for _, r := range shard.Slots {
+				if r.Start <= int64(slot) && int64(slot) <= r.End {
+					return i, nil
+				}
+			}
+		}
+	}
+	return 0, err
+}
+
+// MoveSlot gives a slot with its keys to another master: [RedisCluster.StartMove], [SlotMove.MoveKeys] and
+// [SlotMove.Finish] in one. A client that asks the former owner is then answered MOVED.
+func (c *RedisCluster) MoveSlot(slot int, to *RedisServer) error {
+	m, err := c.StartMove(slot, to)
+	if err != nil {
+		return err
+	}
+	if err := m.MoveKeys(); err != nil {
+		return err
+	}
+	return m.Finish()
+}
+
+// SlotMove is a slot on its way from one master to another.
+type SlotMove struct {
+	c        *RedisCluster
+	slot     int
+	from, to int
+}
+
+// StartMove marks a slot as migrating to another master. Until [SlotMove.Finish] its owner answers ASK for keys it
+// does not have, and TRYAGAIN for a script whose keys are split between the two.
+func (c *RedisCluster) StartMove(slot int, to *RedisServer) (*SlotMove, error) {
+	if slot < 0 || slot >= clusterSlots {
+		return nil, fmt.Errorf("testenv: slot %d is not in 0..%d", slot, clusterSlots-1)
+	}
+	from, err := c.owner(slot)
+	if err != nil {
+		return nil, fmt.Errorf("testenv: owner of slot %d: %w", slot, err)
+	}
+	m := &SlotMove{c: c, slot: slot, from: from, to: -1}
+	for i, n := range c.nodes {
+		if n == to {
+			m.to = i
+		}
+	}
+	if m.to < 0 || m.to == from {
+		return nil, fmt.Errorf("testenv: move slot %d: the target must be another node of the cluster", slot)
+	}
+	if err := m.setSlot(m.to, "importing", m.from); err != nil {
+		return nil, err
+	}
+	return m, m.setSlot(m.from, "migrating", m.to)
+}
+
+// setSlot tells node what the slot's state is with regard to other.
+func (m *SlotMove) setSlot(node int, state string, other int) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	err := m.c.control[node].Do(ctx, "cluster", "setslot", m.slot, state, m.c.ids[other]).Err()
+	if err != nil {
+		return fmt.Errorf("testenv: set slot %d %s: %w", m.slot, state, err)
+	}
+	return nil
+}
+
+// MoveKeys moves the named keys of the slot, or all its keys when none is named.
+func (m *SlotMove) MoveKeys(keys ...string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), readyTimeout)
+	defer cancel()
+	if len(keys) > 0 {
+		return m.migrate(ctx, keys)
+	}
+	for {
+		keys, err := m.c.control[m.from].ClusterGetKeysInSlot(ctx, m.slot, 1000).Result()
+		if err != nil {
+			return fmt.Errorf("testenv: keys in slot %d: %w", m.slot, err)
+		}
+		if len(keys) == 0 {
+			return nil
+		}
+		if err := m.migrate(ctx, keys); err != nil {
+			return err
+		}
+	}
+}
+
+func (m *SlotMove) migrate(ctx context.Context, keys []string) error {
+	args := []any{"migrate", "127.0.0.1", m.c.nodes[m.to].Port(), "", 0, 5000}
+	if m.c.options.password != "" {
+		args = append(args, "auth", m.c.options.password)
+	}
+	args = append(args, "keys")
+	for _, key := range keys {
+		args = append(args, key)
+	}
+	if err := m.c.control[m.from].Do(ctx, args...).Err(); err != nil {
+		return fmt.Errorf("testenv: move keys of slot %d: %w", m.slot, err)
+	}
+	return nil
+}
+
+// Finish makes the target the owner of the slot in the eyes of all masters. The target comes first, so that the slot
+// has an owner at every moment.
+func (m *SlotMove) Finish() error {
+	order := []int{m.to, m.from}
+	for i := range m.c.nodes {
+		if i != m.to && i != m.from {
+			order = append(order, i)
+		}
+	}
+	for _, node := range order {
+		if !m.c.nodes[node].Running() {
+			continue
+		}
+		if err := m.setSlot(node, "node", m.to); err != nil {
+			return err
+		}
+	}
+	return nil
+}

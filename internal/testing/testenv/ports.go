@@ -1,0 +1,92 @@
+package testenv
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"syscall"
+	"testing"
+)
+
+// Ports are taken from [minPort, maxPort), below the ephemeral range of Linux (32768) and macOS (49152). An outgoing
+// connection then never takes the port of a server that is down, and a client that dials it never reaches itself.
+const (
+	minPort = 10000
+	maxPort = 32000
+	// portAttempts bounds the search for free ports, and the starts of a server whose port was taken meanwhile.
+	portAttempts = 200
+	bindAttempts = 5
+)
+
+// Ports returns n free loopback ports that no other test gets, in this test binary or another, until the test
+// ends.
+func Ports(t testing.TB, n int) []int {
+	t.Helper()
+	dir := portsDir()
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		t.Fatalf("testenv: reserve ports: %v", err)
+	}
+	ports := make([]int, 0, n)
+	for range portAttempts {
+		if len(ports) == n {
+			return ports
+		}
+		port := minPort + rand.IntN(maxPort-minPort)
+		lock, err := lockFile(filepath.Join(dir, strconv.Itoa(port)), syscall.LOCK_EX|syscall.LOCK_NB)
+		if errors.Is(err, syscall.EWOULDBLOCK) {
+			continue
+		}
+		if err != nil {
+			t.Fatalf("testenv: reserve port %d: %v", port, err)
+		}
+		ln, err := net.Listen("tcp", loopback(port))
+		if err != nil {
+			_ = lock.Close()
+			continue
+		}
+		_ = ln.Close()
+		t.Cleanup(func() { _ = lock.Close() }) // closing releases the lock
+		ports = append(ports, port)
+	}
+	t.Fatalf("testenv: no %d free ports found in %d attempts", n, portAttempts)
+	return nil
+}
+
+// portsDir returns the directory of the lock files, one for each port in use or used before.
+func portsDir() string {
+	return filepath.Join(os.TempDir(), fmt.Sprintf("refiller-testenv-ports-%d", os.Getuid()))
+}
+
+// onFreePorts calls start with n reserved ports, and again with others if some program took one in between.
+func onFreePorts(t testing.TB, n int, start func(ports []int) error) {
+	t.Helper()
+	var err error
+	for range bindAttempts {
+		if err = start(Ports(t, n)); !errors.Is(err, errPortTaken) {
+			break
+		}
+	}
+	if err != nil {
+		t.Fatalf("%v", err)
+	}
+}
+
+// lockFile opens path, creating it if needed, and locks it as flock(2) does with how. The lock ends when the file is
+// closed, at the latest with the process; children don't inherit it.
+func lockFile(path string, how int) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := syscall.Flock(int(f.Fd()), how); err != nil {
+		_ = f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+func loopback(port int) string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(port)) }

@@ -1,0 +1,25 @@
+package testenv
+
+import (
+	"errors"
+	"syscall"
+	"testing"
+
+	"github.com/tokenrefill/refiller/internal/testing/faultproxy"
+)
+
+// Proxy starts a proxy in front of the server at target, a host and port, and closes it when the test ends. Its port
+// stays its own while it is cut. seed is that of [faultproxy.Options].
+func Proxy(t testing.TB, target string, seed uint64) *faultproxy.Proxy {
+	t.Helper()
+	var p *faultproxy.Proxy
+	onFreePorts(t, 1, func(ports []int) (err error) {
+		p, err = faultproxy.New(target, faultproxy.Options{Listen: loopback(ports[0]), Seed: seed})
+		if errors.Is(err, syscall.EADDRINUSE) {
+			return errPortTaken
+		}
+		return err
+	})
+	t.Cleanup(func() { _ = p.Close() })
+	return p
+}

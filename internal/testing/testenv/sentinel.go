@@ -1,0 +1,196 @@
+package testenv
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// SentinelMaster is the name under which the sentinel knows the master.
+const SentinelMaster = "mymaster"
+
+// RedisSentinel is a master with one replica and one sentinel that fails over by itself. One sentinel with quorum 1,
+// because the vote among sentinels is theirs to test: a single one decides after a second instead of holding
+// elections that may split. It fails over only between [RedisSentinel.KillMaster] and [RedisSentinel.WaitMaster]: on a
+// busy machine a master may be silent for a second at any time.
+type RedisSentinel struct {
+	t        testing.TB
+	servers  [2]*RedisServer
+	sentinel *RedisServer
+	control  *redis.SentinelClient
+	master   atomic.Pointer[RedisServer] // last known
+}
+
+// Sentinel starts the servers and waits until the sentinel could fail over. Options go to master and replica; [WithTLS]
+// is not supported.
+func Sentinel(t testing.TB, opts ...Option) *RedisSentinel {
+	t.Helper()
+	o := newOptions(opts)
+	if o.certs != nil || o.dataDir != "" {
+		t.Fatalf("testenv: WithTLS and WithDataDir are not options of Sentinel")
+	}
+	s := &RedisSentinel{t: t}
+	start := func(name string, o options, extra ...string) *RedisServer {
+		var server *RedisServer
+		onFreePorts(t, 1, func(ports []int) (err error) {
+			server, err = startRedis(t, name, ports[0], o, extra...)
+			return err
+		})
+		return server
+	}
+	s.servers[0] = start("master", o, "--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "1")
+	s.servers[1] = start("replica", o, "--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "1",
+		"--replicaof", "127.0.0.1 "+strconv.Itoa(s.servers[0].Port()))
+	s.master.Store(s.servers[0])
+	// The replica is in sync before the sentinel first looks: it asks a replica for its state only every ten seconds.
+	replica := s.servers[1].Client()
+	s.must("replica in sync", func(ctx context.Context) error {
+		link, err := s.servers[1].info(ctx, replica, "replication", "master_link_status")
+		if err == nil && link != "up" {
+			err = fmt.Errorf("replica's link is %s", link)
+		}
+		return err
+	})
+
+	s.sentinel = s.startSentinel(o.password)
+	s.control = redis.NewSentinelClient(s.sentinel.ClientOptions())
+	t.Cleanup(func() { _ = s.control.Close() })
+	s.must("sentinel knows the replica", func(ctx context.Context) error {
+		replicas, err := s.control.Replicas(ctx, SentinelMaster).Result()
+		if err == nil && (len(replicas) != 1 || replicas[0]["master-link-status"] != "ok") {
+			err = fmt.Errorf("replicas known: %v", replicas)
+		}
+		return err
+	})
+	return s
+}
+
+// startSentinel starts a redis-server in sentinel mode. It rewrites its configuration file, which is therefore its own.
+func (s *RedisSentinel) startSentinel(password string) *RedisServer {
+	s.t.Helper()
+	var sentinel *RedisServer
+	onFreePorts(s.t, 1, func(ports []int) error {
+		config := []string{
+			"port " + strconv.Itoa(ports[0]),
+			"bind 127.0.0.1",
+			fmt.Sprintf("sentinel monitor %s 127.0.0.1 %d 1", SentinelMaster, s.servers[0].Port()),
+			"sentinel down-after-milliseconds " + SentinelMaster + " " + strconv.FormatInt(never.Milliseconds(), 10),
+			"sentinel failover-timeout " + SentinelMaster + " 5000",
+		}
+		if password != "" {
+			config = append(config, "sentinel auth-pass "+SentinelMaster+" "+strconv.Quote(password))
+		}
+		file := filepath.Join(s.t.TempDir(), "sentinel.conf")
+		if err := os.WriteFile(file, []byte(strings.Join(config, "\n")+"\n"), 0o600); err != nil {
+			return err
+		}
+		p, err := startProcess(s.t, Command{Name: "sentinel", Path: RedisProgram(s.t), Args: []string{file, "--sentinel"}})
+		if err != nil {
+			return err
+		}
+		sentinel = &RedisServer{Process: p, port: ports[0]}
+		return sentinel.waitReady()
+	})
+	return sentinel
+}
+
+// must waits until done answers nil, or ends the test.
+func (s *RedisSentinel) must(what string, done func(context.Context) error) {
+	s.t.Helper()
+	if err := pollUntil(done); err != nil {
+		s.t.Fatalf("testenv: wait until %s: %v", what, err)
+	}
+}
+
+// Addr returns the address of the sentinel.
+func (s *RedisSentinel) Addr() string { return s.sentinel.Addr() }
+
+// Sentinel returns the process of the sentinel.
+func (s *RedisSentinel) Sentinel() *RedisServer { return s.sentinel }
+
+// Client returns a new client that asks the sentinel for the master. It is closed when the test ends.
+func (s *RedisSentinel) Client() *redis.Client {
+	c := redis.NewFailoverClient(&redis.FailoverOptions{
+		MasterName:            SentinelMaster,
+		SentinelAddrs:         []string{s.Addr()},
+		Password:              s.servers[0].options.password,
+		MaxRetries:            -1,
+		DialerRetries:         1,
+		ContextTimeoutEnabled: true,
+	})
+	s.t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// Master returns the server that the sentinel names as master, or the one it named last if it does not answer.
+func (s *RedisSentinel) Master() *RedisServer {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	addr, err := s.control.GetMasterAddrByName(ctx, SentinelMaster).Result()
+	if err == nil && len(addr) == 2 {
+		for _, server := range s.servers {
+			if server.Addr() == net.JoinHostPort(addr[0], addr[1]) {
+				s.master.Store(server)
+			}
+		}
+	}
+	return s.master.Load()
+}
+
+// Replica returns the server that is not the master.
+func (s *RedisSentinel) Replica() *RedisServer {
+	if s.Master() == s.servers[0] {
+		return s.servers[1]
+	}
+	return s.servers[0]
+}
+
+const (
+	// never is how long a silent master stays the master while no failover is asked for.
+	never = time.Hour
+	// downAfter is how long it does otherwise. A sentinel that was starved does nothing for 30 s, and promotes no
+	// replica that lost its master ten times as long ago as this.
+	downAfter = 4 * time.Second
+)
+
+// setDownAfter sets how long the master may be silent before the sentinel promotes the replica.
+func (s *RedisSentinel) setDownAfter(d time.Duration) {
+	s.t.Helper()
+	s.must("sentinel knows its patience", func(ctx context.Context) error {
+		return s.control.Set(ctx, SentinelMaster, "down-after-milliseconds", strconv.FormatInt(d.Milliseconds(), 10)).Err()
+	})
+}
+
+// KillMaster kills the master and returns it. The sentinel promotes the replica some seconds later; see
+// [RedisSentinel.WaitMaster]. A killed master that is restarted becomes the replica.
+func (s *RedisSentinel) KillMaster() *RedisServer {
+	s.t.Helper()
+	m := s.Master()
+	m.Kill()
+	s.setDownAfter(downAfter)
+	return m
+}
+
+// WaitMaster waits until the sentinel names server as the master and it has taken the role. From then on the sentinel
+// leaves it in its role.
+func (s *RedisSentinel) WaitMaster(ctx context.Context, server *RedisServer) error {
+	c := redis.NewClient(server.ClientOptions())
+	defer func() { _ = c.Close() }()
+	defer s.setDownAfter(never)
+	return server.await(ctx, func(ctx context.Context) error {
+		role, err := server.info(ctx, c, "replication", "role")
+		if err == nil && (role != "master" || s.Master() != server) {
+			err = fmt.Errorf("role is %s", role)
+		}
+		return err
+	})
+}

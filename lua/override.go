@@ -1,0 +1,116 @@
+package lua
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// OverridesKey is the key of the set of keys that may have policies of their own.
+const OverridesKey = "{refiller:templates}:overrides"
+
+// Override is the policy that a key of a template has alone; nil if it has none, or
+// none that can be read: then it has the template's.
+func Override(ctx context.Context, c Client, key string) (*policy.Terms, error) {
+	cmd := redis.NewStringCmd(ctx, "get", OverrideKey(key))
+	if err := c.Process(ctx, cmd); err != nil { // the command may be under way
+		return overrideOf("", err)
+	}
+	return overrideOf(cmd.Val(), nil)
+}
+
+func overrideOf(text string, err error) (*policy.Terms, error) {
+	switch {
+	case errors.Is(err, redis.Nil) || redis.HasErrorPrefix(err, "WRONGTYPE"):
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("refiller: override: %w", err)
+	}
+	t, err := policy.DecodeTerms(text)
+	if err != nil {
+		return nil, nil //nolint:nilerr // the scripts take it for none
+	}
+	return &t, nil
+}
+
+// ErrNotOfTemplate is returned for a bucket that is configured by itself, or a pool's, though a template matches its
+// key.
+var ErrNotOfTemplate = errors.New("refiller: bucket is not of a template")
+
+// Overrides is Override of many keys in one round trip.
+func Overrides(ctx context.Context, rdb redis.UniversalClient, keys []string) ([]*policy.Terms, error) {
+	overrides, cmds := make([]*policy.Terms, len(keys)), make([]*redis.StringCmd, len(keys))
+	if len(keys) == 0 {
+		return nil, nil
+	}
+	_, execErr := rdb.Pipelined(ctx, func(p redis.Pipeliner) error {
+		for i, key := range keys {
+			cmds[i] = p.Get(ctx, OverrideKey(key))
+		}
+		return nil
+	})
+	for i, cmd := range cmds {
+		if cmd.Err() == nil && cmd.Val() == "" && execErr != nil {
+			return nil, fmt.Errorf("refiller: override: %w", execErr) // the batch failed before this command was answered
+		}
+		var err error
+		if overrides[i], err = overrideOf(cmd.Val(), cmd.Err()); err != nil {
+			return nil, err
+		}
+	}
+	return overrides, nil
+}
+
+// OverrideReply is the answer to a change of the policy that a key has alone.
+type OverrideReply struct {
+	Had    bool          // it had one before
+	Terms  *policy.Terms // the one that it has; nil for none
+	Exists bool          // there is a bucket, which isn't both lazy and full
+	Tokens int64         // that it holds under its new policy
+
+	Till int64 // of a refilled template's: when it expires, in s, which is to be told to Template.Enter; 0 otherwise
+}
+
+// SetOverride gives a key of a template a policy of its own, under the fence that
+// follows its last one, and switches the bucket to it. template is the template's
+// policy, and enforce how it is enforced. It may be repeated. A bucket that isn't of a template is left alone: the
+// error is ErrNotOfTemplate.
+func SetOverride(ctx context.Context, c Client, key string, own, template policy.Terms,
+	enforce policy.Enforce) (OverrideReply, error) {
+	own.Template = true
+	return changeOverride(ctx, c, key, own.Encode(), &template, enforce)
+}
+
+// UnsetOverride takes the policy that a key has alone away, and switches the bucket
+// to the template's; template is nil if no template matches the key. It may be
+// repeated.
+func UnsetOverride(ctx context.Context, c Client, key string, template *policy.Terms,
+	enforce policy.Enforce) (OverrideReply, error) {
+	return changeOverride(ctx, c, key, "", template, enforce)
+}
+
+func changeOverride(ctx context.Context, c Client, key, own string, template *policy.Terms,
+	enforce policy.Enforce) (OverrideReply, error) {
+	terms, lazy := "", 0
+	if template != nil {
+		terms = template.Encode()
+	}
+	if enforce == policy.EnforceLazy {
+		lazy = 1
+	}
+	r, code, err := overrideScript.ask(ctx, c, append(bucketKeys(key), OverrideKey(key), LazyKey(key)),
+		[]any{own, terms, lazy}, codeDone, codeReused)
+	switch {
+	case err != nil:
+		return OverrideReply{}, err
+	case code == codeReused:
+		return OverrideReply{}, fmt.Errorf("%w: %q", ErrNotOfTemplate, key)
+	}
+	reply := OverrideReply{Had: r.int() == 1, Exists: r.int() > 0, Tokens: r.int(), Till: r.int()}
+	reply.Terms = r.terms()
+	return reply, r.end()
+}

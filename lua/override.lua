@@ -1,0 +1,86 @@
+-- override: gives one key of a template a policy of its own, or takes it away, and switches the bucket to it if there
+-- is one.
+--
+-- KEYS  1 K, 2 {K}, 3 {K}:ctl, as in refill
+--       4 {K}:override the policy of this key alone: pol (see policy)
+--       5 {K}:lazy  as in lazy
+-- ARGV  1 pol: the policy for this key alone, whose seq is chosen here: one more than that of the last one; '' to take
+--         it away
+--       2 pol: the template's policy; '' if no template matches the key any more: then the bucket's own goes on under
+--         version 0, so that a configured one replaces it
+--       3 1 if the template is lazy, 0 otherwise
+-- Reply {1, had, kind, left, till_s, pol}: had: whether the key had a policy of its own; pol: the one that it has then,
+--           or ''
+--           kind, left: what the bucket is, 0 missing (or lazy and full), 1 refilled, 2 lazy; and its tokens after the
+--           switch; a lazy one counts as full before, if it is missing
+--           till_s: when a refilled one expires, which the caller is to enter in the sets of the template; otherwise 0
+--       {3, k}: KEYS k holds something else
+--       {5}: a policy is given, and the bucket is no template's but configured by itself or a pool's; nothing written
+--
+-- The bucket is settled under the policy in force, then switched: nothing is refilled. The version of a key's own
+-- policy is later than that of any template, so that no refiller replaces it; since it falls when the policy is taken
+-- away, that begins a new era.
+--#include shared/ahead
+--#include shared/policy
+--#include shared/bucket
+--#include shared/credit
+--#include shared/expiry
+local OWN = 4503599627370496 -- 2^52, policy.OwnEpoch
+local given, template = ARGV[1], policy(ARGV[2])
+local own = pcall('GET', KEYS[4])
+if type(own) == 'table' then
+  wrong_type(own)
+  return {3, 4}
+end
+local before = own and policy(own)
+local now, s = now_us(), {}
+local p = open(s, KEYS[3])
+if p == false then return {3, 3} end
+if given ~= '' and p and p.kind ~= TEMPLATE then return {5} end
+local index, tokens = get_integer(KEYS[2]), get_integer(KEYS[1])
+if p and index == false then return {3, 2} end
+if p and tokens == false then return {3, 1} end
+
+local q = template -- the policy from now on
+if given ~= '' then
+  local seq = before and before.version == OWN and before.seq or 0
+  if p and p.version == OWN then seq = max(seq, p.seq) end
+  q = altered(policy(given), {version = OWN, seq = seq + 1})
+elseif not q and p and p.version == OWN then
+  q = altered(p, {version = 0, seq = 0})
+end
+
+local kind, left, till = 0, 0, 0
+if q and ARGV[3] == '1' then
+  local old = before or template
+  local full = old.capacity * old.per
+  local lacks = ahead(KEYS[5], now, old.tokens, full)
+  if not lacks then return {3, 5} end
+  local held = min(carried(old, q, floor((full - lacks) / old.per), 0), q.capacity)
+  store_ahead(KEYS[5], now, q.tokens, (q.capacity - held) * q.per)
+  if held < q.capacity then kind, left = 2, held end
+end
+if given ~= '' then
+  call('SET', KEYS[4], q.text)
+else
+  call('DEL', KEYS[4])
+end
+
+if p and q and not (given == '' and p.version ~= OWN) then
+  tokens = tokens or (p.on_loss == 1 and p.capacity or 0)
+  if (index or 0) == 0 or index == s.index then
+    local _
+    tokens, _, _, s.carry, s.debt = credit(p, tokens, room(s, p), now, s.last, s.carry, s.era, s.debt)
+  else
+    s.carry = 0 -- somebody else refills it, and has paid that stretch
+  end
+  tokens, s.carry = carried(p, q, tokens, s.carry)
+  tokens = min(tokens, room(s, q))
+  if given == '' then s.era = max(now, s.era + 1) end
+  s.index, s.last = max(index or 0, s.index) + 1, max(now, s.last)
+  call('SET', KEYS[1], format('%d', tokens), 'KEEPTTL')
+  call('SET', KEYS[2], format('%d', s.index), 'KEEPTTL')
+  put(s, q, KEYS[3], q.text)
+  till, kind, left = arm(KEYS, q, now, 1, 0), 1, tokens
+end
+return {1, own and 1 or 0, kind, left, till, given ~= '' and q.text or ''}

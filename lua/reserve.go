@@ -1,0 +1,233 @@
+package lua
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// MaxIDLen is the longest id of a reservation or lease, in bytes.
+const MaxIDLen = 64
+
+// CheckID reports whether id can name a reservation or lease.
+func CheckID(id string) error {
+	if id == "" || len(id) > MaxIDLen {
+		return fmt.Errorf("%w %q: it has %d bytes; want 1 to %d", ErrInvalidID, id, len(id), MaxIDLen)
+	}
+	return nil
+}
+
+// CheckTTL reports whether tokens can be held for ttl.
+func CheckTTL(ttl time.Duration) error {
+	if ttl < policy.MinHold || ttl > policy.MaxHold {
+		return fmt.Errorf("%w: %s; want %s to %s", ErrInvalidTTL, ttl, policy.MinHold, policy.MaxHold)
+	}
+	return nil
+}
+
+// ReserveCall is a reservation to make.
+type ReserveCall struct {
+	ID      string        // of 1 to MaxIDLen bytes, unlike any other of the bucket
+	N       int64         // tokens, as for Take
+	TTL     time.Duration // policy.MinHold to policy.MaxHold
+	Overrun policy.Overrun
+	Leave   policy.Leave
+}
+
+// ReserveReply is the answer to a reservation: that of a take, with Now always
+// set, and when the reservation ends.
+type ReserveReply struct {
+	TakeReply
+	Until int64 // Unix µs on the server's clock; 0 if denied
+}
+
+// Reserve takes n tokens, all or nothing, until they are settled or the TTL is
+// over; then they go back by themselves, with a later call of the bucket's or
+// with Sweep. The same call sent again takes nothing and answers the same as long
+// as the reservation lasts.
+//
+// The errors are those of Take, ErrInvalidID, ErrInvalidTTL, and ErrIDInUse if the
+// id stands for something else.
+func Reserve(ctx context.Context, c Client, key string, call ReserveCall) (ReserveReply, error) {
+	if err := checkAmount(call.N); err != nil {
+		return ReserveReply{}, err
+	}
+	if err := call.Leave.Validate(); err != nil {
+		return ReserveReply{}, fmt.Errorf("%w: %w", ErrInvalidAmount, err)
+	}
+	if err := CheckID(call.ID); err != nil {
+		return ReserveReply{}, err
+	}
+	if err := CheckTTL(call.TTL); err != nil {
+		return ReserveReply{}, err
+	}
+	r, code, err := reserveScript.askHeld(ctx, c, key, call.ID, []any{call.N, call.TTL.Microseconds(),
+		int64(call.Overrun), call.Leave.String()}, codeDone, codeDenied)
+	if err != nil {
+		return ReserveReply{}, err
+	}
+	if code == codeDenied {
+		denied, err := r.denial()
+		return ReserveReply{TakeReply: denied}, err
+	}
+	reply := ReserveReply{TakeReply: TakeReply{OK: true, Taken: call.N, Remaining: r.int()}, Until: r.int()}
+	reply.Now, reply.Version.Era, reply.Terms = r.int(), r.int(), r.terms()
+	return reply, r.end()
+}
+
+// SettleReply is what became of a reservation.
+type SettleReply struct {
+	Now       int64 // the call, Unix µs on the server's clock
+	Remaining int64
+	Again     bool // it was settled before, and this is that answer
+	policy.Settlement
+}
+
+// Settle ends a reservation of which used tokens, 0 to policy.MaxTokens, were
+// used. Sent again within policy.HoldMemory it changes nothing and answers the
+// same, whatever it says was used.
+//
+// The errors are ErrInvalidAmount, ErrInvalidID, ErrIDInUse if the id is a
+// lease's, ErrNotHeld, and those about the bucket.
+func Settle(ctx context.Context, c Client, key, id string, used int64) (SettleReply, error) {
+	if used < 0 || used > policy.MaxTokens {
+		return SettleReply{}, fmt.Errorf("%w: %d tokens used; want 0 to %d", ErrInvalidAmount, used, int64(policy.MaxTokens))
+	}
+	if err := CheckID(id); err != nil {
+		return SettleReply{}, err
+	}
+	r, _, err := settleScript.askHeld(ctx, c, key, id, []any{used}, codeDone)
+	if err != nil {
+		return SettleReply{}, err
+	}
+	reply := SettleReply{Now: r.int(), Remaining: r.int(), Again: r.int() == 1}
+	reply.Settlement = policy.Settlement{Returned: r.int(), Clamped: r.int(), Void: r.int(), Charged: r.int(),
+		Owed: r.int(), Forgiven: r.int()}
+	return reply, r.end()
+}
+
+// LeaseCall tells what became of a consumer's block of tokens and asks for more.
+type LeaseCall struct {
+	ID   string // of 1 to MaxIDLen bytes, of this block alone
+	Seq  int64  // 1 for the block's first call, one more with every further one
+	Keep int64  // tokens that the consumer still holds
+	Back int64  // tokens that it gives back; the rest of what it held is spent
+	Want int64  // most tokens to add
+	TTL  time.Duration
+}
+
+// LeaseReply is the answer to a LeaseCall.
+type LeaseReply struct {
+	Now       int64 // the call, Unix µs on the server's clock
+	Remaining int64 // in the bucket
+	Granted   int64 // added to the block, at most half of what the bucket held
+	Clamped   int64 // of what was given back, what the full bucket could not hold
+	Era       int64 // of the bucket, and of all tokens of the block
+	Terms     *policy.Terms
+}
+
+// Lease takes, renews, gives back or ends a block of tokens. The last call of a
+// block sent again changes nothing and answers the same. A block ends when nothing
+// is left in it, or when its time is over; then what was in it is spent, because
+// nobody knows better.
+//
+// The errors are ErrInvalidAmount, ErrInvalidID and ErrInvalidTTL, ErrOtherEra and
+// ErrNotHeld if the block has ended, ErrIDInUse, and those about the bucket.
+func Lease(ctx context.Context, c Client, key string, call LeaseCall) (LeaseReply, error) {
+	for _, n := range []int64{call.Keep, call.Back, call.Want} {
+		if n < 0 || n > policy.MaxTokens {
+			return LeaseReply{}, fmt.Errorf("%w: %d tokens of a lease; want 0 to %d", ErrInvalidAmount, n,
+				int64(policy.MaxTokens))
+		}
+	}
+	if err := CheckID(call.ID); err != nil {
+		return LeaseReply{}, err
+	}
+	if err := CheckTTL(call.TTL); err != nil {
+		return LeaseReply{}, err
+	}
+	r, code, err := leaseScript.askHeld(ctx, c, key, call.ID, []any{call.Seq, call.Keep, call.Back, call.Want,
+		call.TTL.Microseconds()}, codeDone, codeOtherEra)
+	if err != nil {
+		return LeaseReply{}, err
+	}
+	if code == codeOtherEra {
+		reply := LeaseReply{Now: r.int()}
+		if err := r.end(); err != nil {
+			return LeaseReply{}, err
+		}
+		return reply, fmt.Errorf("%w: %q", ErrOtherEra, key)
+	}
+	reply := LeaseReply{Now: r.int(), Remaining: r.int(), Granted: r.int(), Clamped: r.int(), Era: r.int(),
+		Terms: r.terms()}
+	if err := r.end(); err != nil {
+		return LeaseReply{}, err
+	}
+	if reply.Terms == nil || reply.Granted < 0 {
+		return LeaseReply{}, fmt.Errorf("%w: a lease of %d tokens, or without a policy", ErrBadReply, reply.Granted)
+	}
+	return reply, nil
+}
+
+// SweepResult is what became of a bucket's reservations and leases whose time was
+// over, or an error.
+type SweepResult struct {
+	Now    int64 // the call, Unix µs on the server's clock
+	Tokens int64
+	policy.Swept
+	Outstanding, Due, Debt int64 // as in policy.Control
+	Err                    error
+}
+
+// Sweep ends reservations and leases whose time is over, at most as many as most
+// of each bucket, in one round trip. The results are in the order of the keys.
+func Sweep(ctx context.Context, rdb redis.UniversalClient, keys []string, most int) []SweepResult {
+	results := make([]SweepResult, len(keys))
+	if most < 1 {
+		for i := range results {
+			results[i].Err = fmt.Errorf("refiller: sweep: %d records; want at least 1", most)
+		}
+		return results
+	}
+	for i, v := range sweepScript.pipelined(ctx, rdb, len(keys),
+		func(i int) ([]string, []any) { return outstandingKeys(keys[i]), []any{most} }) {
+		if v.err != nil {
+			results[i].Err = v.err
+			continue
+		}
+		r, _, err := open(v.value, outstandingKeys(keys[i]), codeDone)
+		if err != nil {
+			results[i].Err = err
+			continue
+		}
+		results[i] = SweepResult{
+			Now: r.int(), Tokens: r.int(), Swept: policy.Swept{Returned: r.int(), Clamped: r.int(), Void: r.int(),
+				Dropped: r.int()},
+			Outstanding: r.int(), Due: r.int(), Debt: r.int(),
+		}
+		results[i].Err = r.end()
+	}
+	return results
+}
+
+// askHeld is ask for the scripts of reservations and leases, whose first argument is the id.
+func (s *script) askHeld(ctx context.Context, c Client, key, id string, args []any, want ...int64) (*reply, int64,
+	error) {
+	want = append(want, codeReused, codeNotHeld)
+	r, code, err := s.ask(ctx, c, outstandingKeys(key), append([]any{id}, args...), want...)
+	if err != nil || code != codeReused && code != codeNotHeld {
+		return r, code, err
+	}
+	if err := r.end(); err != nil {
+		return nil, code, err
+	}
+	err = ErrIDInUse
+	if code == codeNotHeld {
+		err = ErrNotHeld
+	}
+	return nil, code, fmt.Errorf("%w: %q of bucket %q", err, id, key)
+}

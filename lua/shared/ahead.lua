@@ -1,0 +1,60 @@
+-- Shared by the scripts of limits that no refiller refills.
+local EXACT = 9007199254740992 -- 2^53
+
+local function now_us()
+  local t = redis.call('TIME')
+  return t[1] * 1000000 + t[2]
+end
+
+-- get_text reads a string: nil if the key is missing, false if it holds something else.
+local function get_text(key)
+  local v = redis.pcall('GET', key)
+  if type(v) == 'table' then
+    if not string.find(v.err, 'WRONGTYPE', 1, true) then error(v) end
+    return false
+  end
+  return v or nil
+end
+
+-- get_integer reads a decimal integer that doubles hold exactly, as get_text does.
+local function get_integer(key)
+  local v = get_text(key)
+  if not v then return v end
+  if not (v == '0' or string.find(v, '^%-?[1-9]%d*$')) then return false end
+  local n = tonumber(v)
+  if n >= EXACT or n <= -EXACT then return false end
+  return n
+end
+
+-- store writes a value that means nothing from the instant until_us on.
+local function store(key, value, until_us)
+  redis.call('SET', key, value, 'PXAT', string.format('%.0f', math.ceil(until_us / 1000)))
+end
+
+-- An instant to come is stored exactly: its key expires with the millisecond in which it falls, and holds how much
+-- earlier than that it is, in units of 1/tokens of a microsecond. The number is small, so that Redis need not allocate
+-- it.
+
+-- ahead returns how many units the stored instant lies ahead of now, at most most; nil if the key holds something else.
+local function ahead(key, now, tokens, most)
+  local before = get_integer(key)
+  if not before then return before == nil and 0 or nil end
+  local expires = redis.call('PEXPIRETIME', key)
+  if before < 0 or expires < 0 then return nil end
+  -- More than most lies ahead when the clock went back. Stored under another rate, the instant is right to the
+  -- millisecond.
+  local d = (expires * 1000 - now) * tokens - math.min(before, 1000 * tokens)
+  return math.min(math.max(d, 0), most)
+end
+
+-- store_ahead stores the instant d units ahead of now and returns the time until then, in µs.
+local function store_ahead(key, now, tokens, d)
+  if d == 0 then
+    redis.call('DEL', key)
+    return 0
+  end
+  local us = math.ceil(d / tokens)
+  local expires = math.ceil((now + us) / 1000)
+  store(key, string.format('%.0f', (expires * 1000 - now) * tokens - d), now + us)
+  return us
+end

@@ -1,0 +1,115 @@
+-- Shared by the scripts that open a bucket; it follows policy.
+-- {K}:ctl is a hash:
+--   st   era last_us index carry, and of a stepped bucket step_us next_us: decimal, with one space between. The
+--        instants, era among them, are 16 characters wide, with spaces in front. After carry comes a + if there is a
+--        field out, in place of a space if there is one. index is the copy of {K}: what our last write left there.
+--        last_us is also the highest clock seen
+--   pol  the policy in force: see policy
+--   out  outstanding due_us debt: tokens in reservations and leases, when the first record of one ends (0: there
+--        is none), and tokens that refills pay before they add any; missing while all are 0
+-- A pool's bucket also counts in fields added and denied the tokens that refills added and that takes were denied: what
+-- was consumed is added less the change of K. A bucket in shadow mode counts denied.
+local TOLERANCE_US = 50000
+
+local function now_us()
+  local t = call('TIME')
+  return t[1] * 1000000 + t[2]
+end
+
+-- integer reads a decimal integer that INCRBY accepts and doubles hold exactly: the number, nil if the key is missing,
+-- or false if it holds something else, so that no write fails after another has been made.
+local function integer(v)
+  if not v then return nil end
+  if v ~= '0' and not find(v, '^%-?[1-9]%d*$') then return false end
+  local n = v + 0
+  return n <= EXACT and n >= -EXACT and n
+end
+
+-- wrong_type answers false to the error of a key of another type and raises every other error.
+local function wrong_type(reply)
+  if not find(reply.err, 'WRONGTYPE', 1, true) then error(reply) end
+  return false
+end
+
+-- get_integer reads a key as integer does.
+local function get_integer(key)
+  local v = pcall('GET', key)
+  if type(v) == 'table' then return wrong_type(v) end
+  return integer(v)
+end
+
+-- open reads {K}:ctl into s and returns the policy in force; nil if the key is missing, false if it can't be read.
+local function open(s, key)
+  local c = pcall('HMGET', key, 'st', 'pol', 'out')
+  if c.err then return wrong_type(c) end
+  local st, pol, out = c[1], c[2], c[3]
+  if not st and not pol then return nil end
+  local p = pol and policy(pol)
+  local era, last, index, carry, rest = match(st or '', '^( *%d+) ( *%d+) (%d+) (%d+)(.*)$')
+  if not p or not era or #era ~= 16 or #last ~= 16 then return false end
+  s.era, s.index, s.last, s.carry = era + 0, index + 0, last + 0, carry + 0
+  s.step, s.next, s.out, s.due, s.debt = 0, 0, 0, 0, 0
+  if p.kind == STEPPED then
+    local step, following = match(rest, '^[+ ]( *%d+) ( *%d+)$')
+    if not step then return false end
+    s.step, s.next = step + 0, following + 0
+  elseif rest ~= (out and '+' or '') then
+    return false
+  end
+  s.was_out = out
+  if out then
+    local n, due, debt = match(out, '^(%d+) (%d+) (%d+)$')
+    if not n then return false end
+    s.out, s.due, s.debt = n + 0, due + 0, debt + 0
+  end
+  return p
+end
+
+-- put writes s, of which p is the policy in force. pol is written if it is given.
+local function put(s, p, key, pol)
+  local st = format('%16d %16d %d %d', s.era, s.last, s.index, s.carry)
+  local out = s.out ~= 0 or s.due ~= 0 or s.debt ~= 0
+  if p.kind == STEPPED then
+    st = st .. format(out and '+%16d %16d' or ' %16d %16d', s.step, s.next)
+  elseif out then
+    st = st .. '+'
+  end
+  call('HSET', key, 'st', st)
+  if pol then call('HSET', key, 'pol', pol) end
+  if out then
+    call('HSET', key, 'out', format('%d %d %d', s.out, s.due, s.debt))
+  elseif s.was_out then
+    call('HDEL', key, 'out')
+  end
+end
+
+-- room is the most tokens that the bucket may hold: its capacity, under a strict policy without what is outstanding.
+local function room(s, p)
+  if p.strict == 1 then return max(0, p.capacity - s.out) end
+  return p.capacity
+end
+
+-- carried is what stays of tokens and of a carry when policy q replaces p. Nothing is ever added.
+local function carried(p, q, tokens, carry)
+  if (p.kind == STEPPED) ~= (q.kind == STEPPED) or q.carry_over == 2 then
+    carry = 0
+  elseif q.per ~= p.per then
+    carry = max(0, floor(carry / p.per * q.per) - 1)
+  end
+  if q.carry_over == 2 then
+    tokens = min(tokens, 0)
+  elseif q.carry_over == 1 and q.capacity < p.capacity and tokens > 0 then
+    tokens = min(tokens, floor(tokens / p.capacity * q.capacity))
+  end
+  return tokens, carry
+end
+
+-- altered is policy p with other numbers.
+local function altered(p, numbers)
+  local words, most = {}, 6
+  for i, name in ipairs(fields()) do
+    words[i] = format('%d', numbers[name] or p[name])
+    if i > most and words[i] ~= '0' then most = i end
+  end
+  return policy(table.concat(words, ' ', 1, most))
+end

@@ -1,0 +1,28 @@
+-- Shared by the scripts that credit tokens; it follows policy.
+--
+-- credit adds to a bucket of policy p that holds tokens for the time from last to now, or for a step: debt first, then
+-- tokens, as far as there is room. It returns the tokens then held; how many were added, those that paid debt included;
+-- how many that were due the full bucket couldn't hold; carry and debt. A full bucket keeps no carry.
+local function credit(p, tokens, room, now, last, carry, era, debt, step)
+  local add = 0
+  if p.kind == STEPPED then
+    if step then add = p.tokens end
+  else
+    local elapsed = now - last
+    if elapsed > p.max_elapsed then elapsed = p.max_elapsed elseif elapsed < 0 then elapsed = 0 end
+    local units = elapsed * p.tokens + carry
+    if era and p.grant_era == era then
+      units = units + min(elapsed, max(0, p.grant_end - (now - elapsed))) * (p.grant_tokens - p.tokens)
+    end
+    carry = units % p.per
+    add = (units - carry) / p.per
+  end
+  local paid = 0
+  if debt > 0 then
+    paid = min(add, debt)
+    add, debt = add - paid, debt - paid
+  end
+  local after = tokens + add
+  if after < room then return after, paid + add, 0, carry, debt end
+  return room, paid + max(0, room - tokens), min(after - room, add), 0, debt
+end

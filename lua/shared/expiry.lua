@@ -1,0 +1,51 @@
+-- Shared by the scripts that give a template's bucket its expiry; it follows policy.
+-- All keys of a bucket expire at the same whole second: twice its drain time, at least a minute, after it was last
+-- armed. Only a bucket whose policy in force is a template's is armed.
+
+-- outlast makes a set of the template live as long as one of its buckets does, which expires at till_s.
+local function outlast(set, till)
+  local at = pcall('PEXPIRETIME', set)
+  if type(at) == 'number' and at ~= -2 and at < till * 1000 then call('PEXPIREAT', set, format('%d', till * 1000)) end
+end
+
+-- arm gives a bucket, whose keys are K, {K} and {K}:ctl, an expiry, unless each has one and more than a part of its
+-- life is left, and more than hold_s. It returns when the bucket expires, in s, and whether that is new.
+local function arm(keys, p, now, part, hold_s)
+  local first = 0
+  for i = 1, 3 do
+    local at = pcall('PEXPIRETIME', keys[i])
+    if type(at) ~= 'number' then at = 0 end
+    first = i == 1 and at or min(first, at)
+  end
+  if first / 1000 - now / 1000000 > max(part * p.life_s, hold_s) then return math.ceil(first / 1000), false end
+  local till = math.ceil(now / 1000000 + max(p.life_s, 1.25 * hold_s))
+  for i = 1, 3 do call('PEXPIREAT', keys[i], format('%d', till * 1000)) end
+  return till, true
+end
+
+-- rejoin has keys of a bucket that were lost alone, and are there again, expire with the others.
+local function rejoin(keys)
+  local at = pcall('PEXPIRETIME', keys[3])
+  if type(at) ~= 'number' or at < 0 then return end
+  for i = 1, 2 do call('PEXPIREAT', keys[i], format('%d', at)) end
+end
+
+-- disarm takes the expiry of a bucket's keys away.
+local function disarm(keys)
+  for i = 1, 3 do call('PERSIST', keys[i]) end
+end
+
+-- alive is the number of buckets in the sorted set of those alive, by when they expire; it drops the others.
+local function alive(set, now)
+  local n = pcall('ZREMRANGEBYSCORE', set, '-inf', format('%d', floor(now / 1000000)))
+  n = type(n) == 'number' and pcall('ZCARD', set)
+  return type(n) == 'number' and n or 0
+end
+
+-- note notes in that set that a bucket lives until till_s; if only is given, it does so only for one that is in the
+-- set.
+local function note(set, name, till, only)
+  local added = only and pcall('ZADD', set, 'XX', format('%d', till), name)
+    or not only and pcall('ZADD', set, format('%d', till), name)
+  if type(added) == 'number' then outlast(set, till) end
+end

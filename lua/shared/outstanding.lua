@@ -1,0 +1,125 @@
+-- Shared by the scripts of reservations and leases; it follows bucket.
+-- Their KEYS are 1 K, 2 {K}, 3 {K}:ctl, 4 {K}:outstanding, 5 {K}:due.
+-- {K}:outstanding is a hash: id to record, decimal integers with a space between: kind n until_us era, and then
+--   1 lease        seq granted clamped, of its last call
+--   2 reservation  overrun: 0 clamp, 1 debt
+--   3 settled      returned clamped void charged owed forgiven: what the settlement was told
+--   4 run out      overrun void: a reservation whose time ended, and how much of it was void
+-- {K}:due is a sorted set: id by until_us. n is outstanding, 0 for kinds 3 and 4. At its end a reservation goes back to
+-- the bucket. What was in a lease doesn't: its holder may have spent it. Kinds 3 and 4 are remembered for a while, so
+-- that a settlement that is sent again is known and one that comes late still charges what was used.
+local LEASE, RESERVATION, SETTLED, RUN_OUT = 1, 2, 3, 4
+local MEMORY_US = 60000000
+local SWEPT = 16 -- records ended by each call beside its own work, more than it leaves behind
+
+-- record reads a record; nil if there is none, false if it can't be read.
+local function record(raw)
+  if not raw then return nil end
+  local f = {}
+  for word in string.gmatch(raw, '%d+') do f[#f + 1] = word + 0 end
+  if #f < 5 then return false end
+  return f
+end
+
+local function put_record(id, r)
+  local words = {}
+  for i = 1, #r do words[i] = format('%d', r[i]) end
+  call('HSET', KEYS[4], id, table.concat(words, ' '))
+  call('ZADD', KEYS[5], words[3], id)
+end
+
+local function drop_record(id)
+  call('HDEL', KEYS[4], id)
+  call('ZREM', KEYS[5], id)
+end
+
+-- find_due sets when the first record ends. Without records nothing is outstanding, whatever was counted: they were
+-- lost.
+local function find_due(s)
+  local first = call('ZRANGE', KEYS[5], 0, 0, 'WITHSCORES')
+  s.due = first[2] and first[2] + 0 or 0
+  if s.due == 0 then
+    s.out = 0
+    call('DEL', KEYS[4])
+  end
+end
+
+-- read_outstanding reads the bucket and the record of an id, '' for none. It returns the reply that ends the script, or
+-- nil and state, policy, tokens, record.
+local function read_outstanding(id)
+  local s = {}
+  local p = open(s, KEYS[3])
+  if p == false then return {3, 3} end
+  if not p then return {2} end
+  local tokens = get_integer(KEYS[1])
+  if tokens == false then return {3, 1} end
+  local raw = pcall('HGET', KEYS[4], id)
+  if type(raw) == 'table' then
+    wrong_type(raw)
+    return {3, 4}
+  end
+  local r = record(raw)
+  if r == false then return {3, 4} end
+  local count = pcall('ZCARD', KEYS[5])
+  if type(count) == 'table' then
+    wrong_type(count)
+    return {3, 5}
+  end
+  return nil, s, p, tokens or 0, r
+end
+
+-- give_back adds n tokens of an era, as many as there is room for; it returns the tokens then held, and how many were
+-- returned, clamped, and void because the bucket is in another era.
+local function give_back(s, p, tokens, n, era)
+  if n == 0 then return tokens, 0, 0, 0 end
+  if era ~= s.era then return tokens, 0, 0, n end
+  local clamped = min(n, max(0, tokens + n - room(s, p)))
+  return tokens + n - clamped, n - clamped, clamped, 0
+end
+
+-- end_due ends records whose time has come, at most as many as most. It returns the tokens then held and how many were
+-- returned, clamped, void, and dropped with leases.
+local function end_due(s, p, tokens, now, most)
+  local sum = {0, 0, 0, 0}
+  if s.due == 0 or s.due > now then return tokens, sum end
+  for _, id in ipairs(call('ZRANGEBYSCORE', KEYS[5], '-inf', format('%d', now), 'LIMIT', 0, most)) do
+    local r = record(call('HGET', KEYS[4], id))
+    if r and r[1] == RESERVATION then
+      local returned, clamped, void
+      s.out = max(0, s.out - r[2])
+      tokens, returned, clamped, void = give_back(s, p, tokens, r[2], r[4])
+      sum = {sum[1] + returned, sum[2] + clamped, sum[3] + void, sum[4]}
+      put_record(id, {RUN_OUT, 0, now + MEMORY_US, r[4], r[5], void})
+    else
+      if r then
+        s.out = max(0, s.out - r[2])
+        sum[4] = sum[4] + r[2]
+      end
+      drop_record(id)
+    end
+  end
+  find_due(s)
+  return tokens, sum
+end
+
+-- put_tokens writes the tokens that were before.
+local function put_tokens(tokens, before)
+  if tokens ~= before then call('INCRBY', KEYS[1], format('%d', tokens - before)) end
+end
+
+-- outlive keeps a bucket whose keys expire until a minute after an instant. That isn't counted, as a new expiry of a
+-- template's bucket is to be; so whoever reserves or leases opens such a bucket for as long, and this moves the expiry
+-- only of one that was not, or of which something is settled after its time.
+local function outlive(instant, now)
+  local left = call('PTTL', KEYS[3])
+  if left < 0 then -- a template's key that is configured by now
+    if call('PERSIST', KEYS[4]) == 1 then call('PERSIST', KEYS[5]) end
+    return
+  end
+  local need = math.ceil((instant - now) / 1000) + 60000
+  if left < need then
+    left = need
+    for i = 1, 3 do call('PEXPIRE', KEYS[i], format('%d', left)) end
+  end
+  for i = 4, 5 do call('PEXPIRE', KEYS[i], format('%d', left)) end
+end

@@ -1,0 +1,245 @@
+package grpclimit
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/tokenrefill/refiller/fetch"
+	"github.com/tokenrefill/refiller/internal/bucketname"
+	"github.com/tokenrefill/refiller/limit"
+	"github.com/tokenrefill/refiller/limit/pacing"
+)
+
+// Middleware limits calls. [New] makes one; it is safe for concurrent use.
+type Middleware struct {
+	config Config
+}
+
+// Decision is the answer for a call.
+type Decision struct {
+	// Key is whose tokens were asked for.
+	Key string
+	// Weight is how many.
+	Weight int64
+	// Result is what the limiter said.
+	fetch.Result
+	// Wait is how long the call waited for its place, where a limit of pacing gave
+	// it one.
+	Wait time.Duration
+
+	many limit.Decision // of a limit.Many
+}
+
+type contextKey struct{}
+
+// FromContext returns the decision about the call that a handler serves; false if
+// the call was not limited, or could not be and passed. In a stream with
+// PerMessage there is none.
+func FromContext(ctx context.Context) (Decision, bool) {
+	d, ok := ctx.Value(contextKey{}).(Decision)
+	return d, ok
+}
+
+// Unary limits unary calls. It is a grpc.UnaryServerInterceptor.
+func (m *Middleware) Unary(ctx context.Context, req any, info *grpc.UnaryServerInfo,
+	handler grpc.UnaryHandler) (answer any, err error) {
+	call := Call{info.FullMethod, req}
+	d, err := m.decide(ctx, call)
+	if err != nil {
+		return nil, err
+	}
+	failed := true
+	defer func() { m.settle(ctx, call, d, failed) }()
+	answer, err = handler(withDecision(ctx, d), req)
+	failed = err != nil
+	return answer, err
+}
+
+// Stream limits streams. It is a grpc.StreamServerInterceptor.
+func (m *Middleware) Stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo,
+	handler grpc.StreamHandler) (err error) {
+	call := Call{Method: info.FullMethod}
+	if m.config.PerMessage {
+		return handler(srv, messages{ss, m, call})
+	}
+	ctx := ss.Context()
+	d, err := m.decide(ctx, call)
+	if err != nil {
+		return err
+	}
+	failed := true
+	defer func() { m.settle(ctx, call, d, failed) }()
+	err = handler(srv, decided{ss, withDecision(ctx, d)})
+	failed = err != nil
+	return err
+}
+
+// decided is a stream whose context has the decision.
+type decided struct {
+	grpc.ServerStream
+	ctx context.Context
+}
+
+func (s decided) Context() context.Context { return s.ctx }
+
+// messages is a stream that takes tokens for each message.
+type messages struct {
+	grpc.ServerStream
+	middleware *Middleware
+	call       Call
+}
+
+func (s messages) RecvMsg(message any) error {
+	if err := s.ServerStream.RecvMsg(message); err != nil {
+		return err
+	}
+	call := s.call
+	call.Message = message
+	_, err := s.middleware.decide(s.Context(), call)
+	return err
+}
+
+// withDecision keeps a decision for the handler; nil is none.
+func withDecision(ctx context.Context, d *Decision) context.Context {
+	if d == nil {
+		return ctx
+	}
+	return context.WithValue(ctx, contextKey{}, *d)
+}
+
+// decide takes the tokens of a call. The error is the status that refuses it;
+// without a decision the call passes unlimited.
+func (m *Middleware) decide(ctx context.Context, call Call) (*Decision, error) {
+	d := Decision{Weight: 1}
+	if m.config.Weight != nil {
+		if d.Weight = m.config.Weight(ctx, call); d.Weight == 0 {
+			return nil, nil
+		}
+	}
+	key, err := m.config.Key(ctx, call)
+	if err != nil {
+		m.report(ctx, call, err)
+		if m.config.Shadow {
+			return nil, nil
+		}
+		return nil, status.Error(codes.InvalidArgument, err.Error())
+	}
+	d.Key = bucketname.Fit(key)
+	err = m.take(ctx, &d)
+	if err != nil {
+		m.report(ctx, call, err)
+		return nil, m.refusal(ctx, err)
+	}
+	if d.OK {
+		return &d, m.hold(ctx, call, &d)
+	}
+	if m.config.OnLimit != nil {
+		m.config.OnLimit(ctx, call, d)
+	}
+	if m.config.Shadow {
+		return &d, nil
+	}
+	return nil, denial(d)
+}
+
+// refusal is the status of a call on which nobody could decide; nil lets it pass.
+func (m *Middleware) refusal(ctx context.Context, err error) error {
+	outcome := limit.OutcomeOf(err)
+	switch {
+	case ctx.Err() != nil:
+		return status.FromContextError(ctx.Err()).Err()
+	case m.config.Shadow, m.config.FailOpen && outcome.Open:
+		return nil
+	case outcome.Open:
+		return status.Error(codes.Unavailable, "the limit can't be checked")
+	}
+	return status.Error(codes.Code(outcome.GRPC), err.Error())
+}
+
+// take asks the limiter, and tells how long what was taken has to wait.
+func (m *Middleware) take(ctx context.Context, d *Decision) (err error) {
+	ctx, cancel := context.WithTimeout(ctx, m.config.Timeout)
+	defer cancel()
+	switch l := m.config.Limiter.(type) { // those with places answer at once, whose Take would wait within the Timeout
+	case *limit.Many:
+		d.many, err = l.Decide(ctx, d.Weight, d.Key)
+		d.Result, d.Wait = d.many.Result, d.many.Wait
+	case *pacing.Limiter:
+		var p pacing.Place
+		p, err = l.Reserve(ctx, d.Key, d.Weight)
+		d.Result, d.Wait = p.Result, p.Wait
+	default:
+		d.Result, err = l.Take(ctx, d.Key, d.Weight)
+	}
+	return err
+}
+
+// hold waits for the call's place. The error is the status of a call that ends
+// meanwhile, whose tokens go back; a place passes unused.
+func (m *Middleware) hold(ctx context.Context, call Call, d *Decision) error {
+	if d.Wait == 0 || m.config.Shadow {
+		return nil
+	}
+	timer := time.NewTimer(d.Wait)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+	}
+	m.giveBack(ctx, call, d)
+	return status.FromContextError(ctx.Err()).Err()
+}
+
+// denial is the status of a denied call.
+func denial(d Decision) error {
+	if d.RetryAfter == fetch.Never {
+		return status.Error(codes.ResourceExhausted, "over the limit")
+	}
+	s := status.New(codes.ResourceExhausted, fmt.Sprintf("over the limit; try again in %s", d.RetryAfter))
+	if with, err := s.WithDetails(&errdetails.RetryInfo{RetryDelay: durationpb.New(d.RetryAfter)}); err == nil {
+		s = with
+	}
+	return s.Err()
+}
+
+// settle gives the tokens of a failed call back, unless it failed because its client left, or gave it too little time:
+// who hangs up just before the end would take none.
+func (m *Middleware) settle(ctx context.Context, call Call, d *Decision, failed bool) {
+	if m.config.SkipFailed && failed && d != nil && ctx.Err() == nil {
+		m.giveBack(ctx, call, d)
+	}
+}
+
+// giveBack gives the tokens of a call back, if there is somebody to take them. The
+// call may be over, so its context's end doesn't matter.
+func (m *Middleware) giveBack(ctx context.Context, call Call, d *Decision) {
+	if d.Taken == 0 {
+		return
+	}
+	within, cancel := context.WithTimeout(context.WithoutCancel(ctx), m.config.Timeout)
+	defer cancel()
+	var err error
+	switch l := m.config.Limiter.(type) {
+	case *limit.Many:
+		err = l.Undo(within, d.many, d.Key)
+	case limit.Undoer:
+		err = l.Undo(within, d.Key, d.Result)
+	}
+	if err != nil {
+		m.report(ctx, call, err)
+	}
+}
+
+func (m *Middleware) report(ctx context.Context, call Call, err error) {
+	if m.config.OnError != nil {
+		m.config.OnError(ctx, call, err)
+	}
+}

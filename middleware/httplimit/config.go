@@ -1,0 +1,178 @@
+package httplimit
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"net/netip"
+	"time"
+
+	"github.com/tokenrefill/refiller/limit"
+)
+
+// ErrConfig is returned for a Config that can't be used; the error names the
+// field.
+var ErrConfig = errors.New("httplimit: bad config")
+
+// Config says what a Middleware limits, and how. Limiter and Key are required.
+type Config struct {
+	// Limiter has the tokens.
+	Limiter limit.Limiter
+	// Key says whose tokens a request takes.
+	Key KeyFunc
+	// Name is the limit's name in headers: 1 to 64 printable ASCII characters;
+	// "default" if it is empty. The limits of a limit.Many have their own.
+	Name string
+	// Window is told to clients in whole seconds as the time of the limit. It is
+	// not needed for the limiters of package limit, which know theirs; 0 tells
+	// none.
+	Window time.Duration
+	// Weight is the tokens that a request takes, at least 1; nil means 1. A
+	// weight of 0 lets the request pass.
+	Weight func(*http.Request) int64
+
+	// TrustedProxies are the networks whose X-Forwarded-For is believed.
+	TrustedProxies []netip.Prefix
+	// Allow are the networks of clients that pass without taking tokens.
+	Allow []netip.Prefix
+
+	// AllowKey reports keys, such as those of trusted users, whose requests pass without taking tokens; nil: none.
+	AllowKey func(key string) bool
+
+	// SlowDown delays requests before they are denied.
+	SlowDown SlowDown
+	// SkipFailed gives tokens back when a request ends with a status of 400 or more, or with a panic, and its client is
+	// still there: whoever hangs up has taken them. The Limiter must be a limit.Undoer or a limit.Many.
+	SkipFailed bool
+	// Shadow denies nothing and sends no headers; OnLimit is still called.
+	Shadow bool
+	// FailOpen lets requests pass when the Limiter can't answer, or knows no bucket of their key, instead of refusing
+	// them with 503 or 404: so give keys that a client chooses a template. What the request is to blame for, and a flood
+	// of new keys, is refused all the same: see limit.Outcome.
+	FailOpen bool
+	// Timeout bounds the wait for the Limiter's answer; 0 means DefaultTimeout. A fetch.Client's own (fetch.WithTimeout)
+	// must be shorter, or it is cut off before it answers as a bucket's degraded mode says. The wait for a place, of a
+	// limit of pacing, comes after it.
+	Timeout time.Duration
+
+	// XHeaders adds X-RateLimit-Limit, X-RateLimit-Remaining and
+	// X-RateLimit-Reset.
+	XHeaders bool
+	// NoHeaders leaves out RateLimit and RateLimit-Policy.
+	NoHeaders bool
+	// Jitter is the most that is added to Retry-After at random, in whole
+	// seconds as the header is.
+	Jitter time.Duration
+
+	// Status is that of a denial, 400 to 599; 0 means 429.
+	Status int
+	// Message is what a denied client reads as the problem's detail.
+	Message string
+	// MessageKey, if it isn't empty, has a denied client read a JSON object of Message at this key, {"message": "..."}
+	// say, instead of the problem document.
+	MessageKey string
+	// Denied answers denied requests instead of the problem document; headers
+	// are set already, FromContext has the Decision.
+	Denied http.Handler
+	// OnLimit hears of each denial before it is answered, in shadow mode too. It
+	// must not block; AbuseLog.Record is one.
+	OnLimit func(Request, Decision)
+	// OnError hears of each request that could not be decided.
+	OnError func(Request, error)
+}
+
+// SlowDown delays requests when few tokens are left: the first one beyond After
+// by Step, the next by two Steps, and so on.
+type SlowDown struct {
+	// After is the number of tokens that may be taken before delays begin.
+	After int64
+	// Step is what each further token adds; 0 switches delays off.
+	Step time.Duration
+	// Max is the longest delay; it must be set with Step. A delayed request
+	// occupies its connection.
+	Max time.Duration
+}
+
+// DefaultTimeout bounds the wait for the Limiter where no Timeout is given.
+const DefaultTimeout = 100 * time.Millisecond
+
+func (c Config) validate() error {
+	bad := func(format string, args ...any) error {
+		return fmt.Errorf("%w: %w", ErrConfig, fmt.Errorf(format, args...))
+	}
+	if c.Limiter == nil {
+		return bad("limiter: it is nil")
+	}
+	if c.Key == nil {
+		return bad("key: it is nil")
+	}
+	if len(c.Name) > 64 {
+		return bad("name: it has %d bytes; want 1 to 64", len(c.Name))
+	}
+	for _, b := range []byte(c.Name) {
+		if b < 0x20 || b > 0x7e {
+			return bad("name: %q has a character that is not printable ASCII", c.Name)
+		}
+	}
+	for _, d := range []struct {
+		field string
+		value time.Duration
+	}{{"window", c.Window}, {"timeout", c.Timeout}, {"jitter", c.Jitter}, {"slow down: step", c.SlowDown.Step},
+		{"slow down: max", c.SlowDown.Max}} {
+		if d.value < 0 {
+			return bad("%s: %s is negative", d.field, d.value)
+		}
+	}
+	if c.Status != 0 && (c.Status < 400 || c.Status > 599) {
+		return bad("status: %d is not from 400 to 599", c.Status)
+	}
+	if c.SlowDown.After < 0 {
+		return bad("slow down: after: %d is negative", c.SlowDown.After)
+	}
+	if c.SlowDown.Step > 0 && c.SlowDown.Max < c.SlowDown.Step {
+		return bad("slow down: max: %s is less than the step, %s", c.SlowDown.Max, c.SlowDown.Step)
+	}
+	switch c.Limiter.(type) {
+	case limit.Undoer, decider:
+	default:
+		if c.SkipFailed {
+			return bad("skip failed: the limiter can't take tokens back")
+		}
+	}
+	for _, list := range []struct {
+		field    string
+		prefixes []netip.Prefix
+	}{{"trusted proxies", c.TrustedProxies}, {"allow", c.Allow}} {
+		for i, p := range list.prefixes {
+			if !p.IsValid() || p.Addr().Is4In6() {
+				return bad("%s[%d]: %s is no network", list.field, i, p)
+			}
+		}
+	}
+	return nil
+}
+
+func (c Config) withDefaults() Config {
+	if c.Name == "" {
+		c.Name = "default"
+	}
+	if c.Status == 0 {
+		c.Status = http.StatusTooManyRequests
+	}
+	if c.Timeout == 0 {
+		c.Timeout = DefaultTimeout
+	}
+	if w, ok := c.Limiter.(interface{ Window() time.Duration }); ok && c.Window == 0 {
+		c.Window = w.Window()
+	}
+	return c
+}
+
+// New makes a Middleware. It sends nothing. The errors are ErrConfig.
+func New(cfg Config) (*Middleware, error) {
+	if err := cfg.validate(); err != nil {
+		return nil, err
+	}
+	return &Middleware{config: cfg.withDefaults(), now: time.Now, random: rand.Int64N}, nil
+}

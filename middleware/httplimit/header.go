@@ -1,0 +1,93 @@
+package httplimit
+
+import (
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/tokenrefill/refiller/fetch"
+)
+
+// maxInteger is the largest integer of a structured field.
+const maxInteger = 999_999_999_999_999
+
+// setHeaders tells the client where it stands. RateLimit's t is the time until
+// tokens are due on a denial and the time until all are there otherwise: in
+// both, a client that uses no more than r within t stays within its limit. What a
+// middleware around this one has set stays: the fields are lists.
+func (m *Middleware) setHeaders(h http.Header, d Decision) {
+	if !m.config.NoHeaders {
+		var policies, states []string
+		for _, l := range d.Limits {
+			if l.Limit == 0 {
+				continue // nobody knows the policy: no number would be true
+			}
+			name := quoted(l.Name)
+			if l.Limit > 0 && l.Limit <= maxInteger {
+				policy := name + ";q=" + strconv.FormatInt(l.Limit, 10)
+				if w := seconds(l.Window); w > 0 {
+					policy += ";w=" + strconv.FormatInt(w, 10)
+				}
+				policies = append(policies, policy)
+			}
+			state := name + ";r=" + strconv.FormatInt(min(max(0, l.Remaining), maxInteger), 10)
+			if t := effective(l.Result); t != fetch.Never {
+				state += ";t=" + strconv.FormatInt(seconds(t), 10)
+			}
+			states = append(states, state)
+		}
+		if len(policies) > 0 {
+			h.Add("RateLimit-Policy", strings.Join(policies, ", "))
+		}
+		if len(states) > 0 {
+			h.Add("RateLimit", strings.Join(states, ", "))
+		}
+	}
+	if m.config.XHeaders && d.Limit > 0 {
+		h.Set("X-RateLimit-Limit", strconv.FormatInt(d.Limit, 10))
+		h.Set("X-RateLimit-Remaining", strconv.FormatInt(max(0, d.Remaining), 10))
+		if t := effective(d.Result); t != fetch.Never {
+			h.Set("X-RateLimit-Reset", strconv.FormatInt(m.now().Add(t+time.Second-1).Unix(), 10))
+		}
+	}
+	if !d.OK && d.RetryAfter != fetch.Never {
+		after := seconds(d.RetryAfter)
+		if j := seconds(m.config.Jitter); j > 0 {
+			after += m.random(j + 1)
+		}
+		h.Set("Retry-After", strconv.FormatInt(max(1, after), 10))
+	}
+}
+
+func effective(r fetch.Result) time.Duration {
+	if !r.OK {
+		return r.RetryAfter
+	}
+	return r.ResetAfter
+}
+
+// seconds rounds up: a client that comes a little later is not denied again.
+func seconds(d time.Duration) int64 {
+	s := int64(d / time.Second)
+	if d%time.Second > 0 {
+		s++
+	}
+	return s
+}
+
+// quoted is a structured field's string.
+func quoted(s string) string {
+	return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(s) + `"`
+}
+
+// problem is the draft's problem document of a denial, as RFC 9457 has it.
+type problem struct {
+	Type     string   `json:"type"`
+	Title    string   `json:"title"`
+	Status   int      `json:"status"`
+	Detail   string   `json:"detail,omitempty"`
+	Violated []string `json:"violated-policies"`
+}
+
+const quotaExceeded = "https://iana.org/assignments/http-problem-types#quota-exceeded"

@@ -1,0 +1,235 @@
+package httplimit
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"time"
+
+	"github.com/tokenrefill/refiller/internal/bucketname"
+	"github.com/tokenrefill/refiller/limit"
+	"github.com/tokenrefill/refiller/limit/pacing"
+)
+
+// Middleware limits requests. It is safe for concurrent use and starts no
+// goroutine.
+type Middleware struct {
+	config Config
+	now    func() time.Time
+	random func(n int64) int64 // 0 to n-1
+}
+
+// Decision is what was decided about a request.
+type Decision struct {
+	limit.Decision
+	Key    string
+	Weight int64
+	Shadow bool // denied or not, the request passes
+}
+
+type contextKey struct{}
+
+// FromContext returns what was decided about a request. There is nothing for
+// one that passed undecided.
+func FromContext(ctx context.Context) (Decision, bool) {
+	d, ok := ctx.Value(contextKey{}).(Decision)
+	return d, ok
+}
+
+// Wrap puts the limiter in front of a handler.
+func (m *Middleware) Wrap(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, hr *http.Request) {
+		r := Request{hr, clientIP(hr, m.config.TrustedProxies)}
+		if r.IP.IsValid() && within(r.IP, m.config.Allow) {
+			next.ServeHTTP(w, hr)
+			return
+		}
+		weight := int64(1)
+		if m.config.Weight != nil {
+			if weight = m.config.Weight(hr); weight == 0 {
+				next.ServeHTTP(w, hr)
+				return
+			}
+		}
+		key, err := m.config.Key(r)
+		if err == nil && m.config.AllowKey != nil && m.config.AllowKey(key) {
+			next.ServeHTTP(w, hr)
+			return
+		}
+		var d Decision
+		if err != nil {
+			err = badRequest{err}
+		} else {
+			d, err = m.decide(r, bucketname.Fit(key), weight)
+		}
+		if err != nil {
+			m.fail(w, r, err, next)
+			return
+		}
+		hr = hr.WithContext(context.WithValue(hr.Context(), contextKey{}, d))
+		r.Request = hr
+		if !d.OK && m.config.OnLimit != nil {
+			m.config.OnLimit(r, d)
+		}
+		if m.config.Shadow {
+			m.serve(w, r, d, next)
+			return
+		}
+		m.setHeaders(w.Header(), d)
+		if !d.OK {
+			m.deny(w, hr, d)
+			return
+		}
+		if !m.hold(hr.Context(), d) {
+			m.giveBack(r, d)
+			return // the client is gone
+		}
+		m.serve(w, r, d, next)
+	})
+}
+
+// decide asks the limiter.
+func (m *Middleware) decide(r Request, key string, weight int64) (d Decision, err error) {
+	d = Decision{Key: key, Weight: weight, Shadow: m.config.Shadow}
+	ctx, cancel := context.WithTimeout(r.Context(), m.config.Timeout)
+	defer cancel()
+	if many, ok := m.config.Limiter.(decider); ok {
+		d.Decision, err = many.Decide(ctx, weight, d.Key)
+		return d, err
+	}
+	one := limit.LimitResult{Name: m.config.Name, Window: m.config.Window}
+	if queue, ok := m.config.Limiter.(*pacing.Limiter); ok { // the request waits for its place, and not for the answer
+		var p pacing.Place
+		p, err = queue.Reserve(ctx, d.Key, weight)
+		one.Result, one.Wait = p.Result, p.Wait
+	} else {
+		one.Result, err = m.config.Limiter.Take(ctx, d.Key, weight)
+	}
+	if err != nil {
+		return Decision{}, err
+	}
+	d.Result, d.Wait, d.Limits = one.Result, one.Wait, []limit.LimitResult{one}
+	if !d.OK {
+		d.DeniedBy = []string{m.config.Name}
+	}
+	return d, nil
+}
+
+// decider is a limiter of several limits.
+type decider interface {
+	Decide(ctx context.Context, n int64, keys ...string) (limit.Decision, error)
+	Undo(ctx context.Context, d limit.Decision, keys ...string) error
+}
+
+var _ decider = (*limit.Many)(nil)
+
+// badRequest is an error that the request itself is to blame for.
+type badRequest struct{ error }
+
+func (b badRequest) Unwrap() error { return b.error }
+
+// fail answers a request that could not be decided.
+func (m *Middleware) fail(w http.ResponseWriter, r Request, err error, next http.Handler) {
+	if m.config.OnError != nil {
+		m.config.OnError(r, err)
+	}
+	code := http.StatusServiceUnavailable
+	outcome := limit.OutcomeOf(err)
+	var bad badRequest
+	if errors.As(err, &bad) {
+		outcome, code = limit.Outcome{}, http.StatusBadRequest
+	} else if !outcome.Open {
+		code = outcome.HTTP
+	}
+	// A client that leaves while its tokens are taken has taken none: it may not pass for that.
+	if m.config.Shadow || m.config.FailOpen && outcome.Open && r.Context().Err() == nil {
+		next.ServeHTTP(w, r.Request)
+		return
+	}
+	http.Error(w, http.StatusText(code), code)
+}
+
+// deny answers a denied request.
+func (m *Middleware) deny(w http.ResponseWriter, r *http.Request, d Decision) {
+	if m.config.Denied != nil {
+		m.config.Denied.ServeHTTP(w, r)
+		return
+	}
+	if m.config.MessageKey != "" {
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(m.config.Status)
+		_ = json.NewEncoder(w).Encode(map[string]string{m.config.MessageKey: m.config.Message}) // the client may be gone
+		return
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(m.config.Status)
+	// The client may be gone, which is all that can fail here.
+	_ = json.NewEncoder(w).Encode(problem{
+		Type: quotaExceeded, Title: "Request cannot be satisfied as assigned quota has been exceeded",
+		Status: m.config.Status, Detail: m.config.Message, Violated: d.DeniedBy,
+	})
+}
+
+// hold delays a request until its place, where a limit of pacing gave it one, and
+// as SlowDown wants. It reports false if the client left meanwhile.
+func (m *Middleware) hold(ctx context.Context, d Decision) bool {
+	delay := d.Wait + m.slowDown(d)
+	if delay == 0 {
+		return true
+	}
+	timer := time.NewTimer(delay)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+func (m *Middleware) slowDown(d Decision) time.Duration {
+	s := m.config.SlowDown
+	beyond := d.Limit - d.Remaining - s.After
+	switch {
+	case s.Step == 0 || beyond <= 0:
+		return 0
+	case beyond <= int64(s.Max/s.Step):
+		return time.Duration(beyond) * s.Step
+	}
+	return s.Max
+}
+
+// serve calls the handler and gives the tokens of a failed request back, unless it failed because its client left: who
+// hangs up in time would take none.
+func (m *Middleware) serve(w http.ResponseWriter, r Request, d Decision, next http.Handler) {
+	if !m.config.SkipFailed || !d.OK {
+		next.ServeHTTP(w, r.Request)
+		return
+	}
+	var s status
+	failed := true // until it has not panicked
+	defer func() {
+		if failed && !errors.Is(r.Context().Err(), context.Canceled) {
+			m.giveBack(r, d)
+		}
+	}()
+	next.ServeHTTP(s.watch(w), r.Request)
+	failed = s.code >= http.StatusBadRequest
+}
+
+// giveBack returns a request's tokens, even though its client may be gone.
+func (m *Middleware) giveBack(r Request, d Decision) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), m.config.Timeout)
+	defer cancel()
+	var err error
+	switch l := m.config.Limiter.(type) {
+	case decider:
+		err = l.Undo(ctx, d.Decision, d.Key)
+	case limit.Undoer:
+		err = l.Undo(ctx, d.Key, d.Result)
+	}
+	if err != nil && m.config.OnError != nil {
+		m.config.OnError(r, err)
+	}
+}

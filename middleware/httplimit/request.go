@@ -1,0 +1,150 @@
+package httplimit
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"strings"
+)
+
+// ErrNoKey is returned by a KeyFunc for a request that has no key of its kind.
+var ErrNoKey = errors.New("httplimit: request has no key")
+
+// Request is a request with what the middleware knows of it.
+type Request struct {
+	*http.Request
+	// IP is the client's address; the zero Addr if the peer has none, as on a
+	// Unix socket.
+	IP netip.Addr
+}
+
+// KeyFunc names whose tokens a request takes. An error is answered with 400.
+type KeyFunc func(r Request) (string, error)
+
+// ByIP is the client's address: an IPv4 address, or the /64 of an IPv6 one.
+func ByIP() KeyFunc {
+	return func(r Request) (string, error) {
+		if !r.IP.IsValid() {
+			return "", fmt.Errorf("%w: its peer has no address", ErrNoKey)
+		}
+		if r.IP.Is4() {
+			return "ip:" + r.IP.String(), nil
+		}
+		prefix, err := r.IP.Prefix(64)
+		if err != nil {
+			return "", fmt.Errorf("%w: %w", ErrNoKey, err)
+		}
+		return "ip:" + prefix.String(), nil
+	}
+}
+
+// ByHeader is a header's value, such as an API key. Whoever can choose the value
+// can choose whose tokens to take, so check it first. A request that has the header
+// twice is refused: one of the two may be a client's that came before a proxy's.
+func ByHeader(name string) KeyFunc {
+	return func(r Request) (string, error) {
+		values := r.Header.Values(name)
+		switch {
+		case len(values) > 1:
+			return "", fmt.Errorf("httplimit: header %s is there %d times", name, len(values))
+		case len(values) == 0 || values[0] == "":
+			return "", fmt.Errorf("%w: header %s is missing", ErrNoKey, name)
+		}
+		return "header:" + clean(values[0]), nil
+	}
+}
+
+// ByUser is the user whom the function finds, as an authenticating handler left
+// it in the request's context; "" means that there is none.
+func ByUser(user func(*http.Request) string) KeyFunc {
+	return func(r Request) (string, error) {
+		u := user(r.Request)
+		if u == "" {
+			return "", fmt.Errorf("%w: it has no user", ErrNoKey)
+		}
+		return "user:" + clean(u), nil
+	}
+}
+
+// ByRoute is the pattern that http.ServeMux matched, with its method if it has one. All requests that none matched
+// share a key, as do all in a middleware around the mux: whoever invents paths or methods finds no fresh tokens.
+func ByRoute() KeyFunc {
+	return func(r Request) (string, error) { return "route:" + clean(r.Pattern), nil }
+}
+
+// Join is all keys together: tokens for each user on each route, say.
+func Join(keys ...KeyFunc) KeyFunc {
+	return func(r Request) (string, error) {
+		parts := make([]string, len(keys))
+		for i, key := range keys {
+			k, err := key(r)
+			if err != nil {
+				return "", err
+			}
+			parts[i] = k
+		}
+		return strings.Join(parts, "|"), nil
+	}
+}
+
+// FirstOf is the first key that the request has: its user, or else its address.
+func FirstOf(keys ...KeyFunc) KeyFunc {
+	return func(r Request) (string, error) {
+		err := ErrNoKey
+		for _, key := range keys {
+			var k string
+			if k, err = key(r); !errors.Is(err, ErrNoKey) {
+				return k, err
+			}
+		}
+		return "", err
+	}
+}
+
+// clean makes any text a part of a key: without braces, and without the bar that
+// joins parts, so that no two requests share a key by a trick.
+func clean(s string) string { return url.QueryEscape(s) }
+
+// clientIP is the client's address behind trusted proxies.
+func clientIP(r *http.Request, trusted []netip.Prefix) netip.Addr {
+	ip := peer(r.RemoteAddr)
+	if !ip.IsValid() || !within(ip, trusted) {
+		return ip
+	}
+	hops := strings.Split(strings.Join(r.Header.Values("X-Forwarded-For"), ","), ",")
+	for i := len(hops) - 1; i >= 0; i-- {
+		hop := peer(strings.TrimSpace(hops[i]))
+		if !hop.IsValid() {
+			return ip // what stands left of it is no proxy's word
+		}
+		ip = hop
+		if !within(ip, trusted) {
+			return ip
+		}
+	}
+	return ip
+}
+
+// peer reads an address, with or without a port.
+func peer(s string) netip.Addr {
+	ip, err := netip.ParseAddr(strings.Trim(s, "[]"))
+	if err != nil {
+		ap, err := netip.ParseAddrPort(s)
+		if err != nil {
+			return netip.Addr{}
+		}
+		ip = ap.Addr()
+	}
+	return ip.Unmap().WithZone("")
+}
+
+func within(ip netip.Addr, prefixes []netip.Prefix) bool {
+	for _, p := range prefixes {
+		if p.Contains(ip) {
+			return true
+		}
+	}
+	return false
+}

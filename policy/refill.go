@@ -1,0 +1,284 @@
+package policy
+
+import "math"
+
+// Refill applies one call at the server's time now, in Unix microseconds.
+func (b *Bucket) Refill(c Call, now int64) Outcome {
+	if b.Control == nil {
+		return b.initialise(c, now)
+	}
+	s := b.Control
+	tokens := int64(0)
+	if b.Tokens != nil {
+		tokens = *b.Tokens
+	} else if s.Terms.OnLoss == LossFull {
+		tokens = s.Terms.Capacity
+	}
+	stored := Version{s.Era, s.Index}
+	after, rank := s.Terms.meet(c.Terms)
+	newer := after != s.Terms
+	out := Outcome{Conflict: rank == differs, Now: now}
+	decline := func(status Status) Outcome {
+		out.Status, out.Tokens = status, tokens
+		s.tell(&out)
+		return out
+	}
+
+	least := int64(0) // the index is to be higher
+	switch {
+	case stored.Before(c.Version):
+		out.Status, least = StatusRolledBack, c.Version.Index
+		tokens = s.rollBack(c, tokens, now)
+	case now < s.Last-ClockTolerance:
+		out.Status = StatusClock
+		if span := s.span(c); span > 0 && s.Step > now+span {
+			s.Step, s.Next = now+span, now+2*span
+		}
+		s.Last = now
+		s.Era = max(now, 1+max(s.Era, c.Version.Era))
+	default:
+		stale := c.Version.Before(stored)
+		instant := s.instant(c, newer)
+		due := s.Terms.Kind == Stepped && s.Step < instant && instant <= now
+		switch {
+		case stale && !newer:
+			return decline(StatusStale)
+		case rank == conflicts:
+			return decline(StatusConflict)
+		case !newer && !due && now-s.Last < s.Terms.Interval/2:
+			return decline(StatusEarly)
+		}
+		switch {
+		case b.Index != nil && *b.Index != 0 && *b.Index != s.Index:
+			out.Status, s.Carry = StatusForeign, 0
+		case stale:
+			out.Status = StatusSwitched
+			tokens = s.settle(&out, tokens, due, now)
+		default:
+			out.Status = StatusApplied
+			tokens = s.settle(&out, tokens, due, now)
+		}
+		if due {
+			s.Step, s.Next = instant, 0
+		}
+		switch {
+		case !s.scheduled(c):
+		case now < c.Next && c.Next < s.Step:
+			// The server's clock was ahead when the schedule began. The instant to come may have been credited then.
+			s.Step, s.Next = c.Next, 0
+		case c.Next > s.Step:
+			s.Next = c.Next
+		}
+		s.Last = max(s.Last, now)
+	}
+	if newer {
+		tokens = s.change(after, tokens, now, c.Next)
+	}
+	tokens = min(tokens, s.room()) // a foreign client may have left more
+	s.Index = max(s.Index, least)
+	if b.Index != nil {
+		s.Index = max(s.Index, *b.Index)
+	}
+	b.write(s.Index+1, tokens, &out)
+	return out
+}
+
+// How terms that a call brings meet those in force.
+type rank int
+
+const (
+	older     rank = iota // or the same: they change nothing
+	newer                 // they replace them
+	differs               // others under the same fence: they are ignored
+	conflicts             // of the other kind, and not of a later configuration
+)
+
+// meet tells what the terms are after a call that brings others, nil for none.
+func (t Terms) meet(brought *Terms) (Terms, rank) {
+	switch {
+	case brought == nil:
+		return t, older
+	case t.Pool != brought.Pool: // What a coordinator grants never crosses.
+		if brought.FileVersion() > t.FileVersion() && (!brought.Pool || brought.Fence.Epoch == 0) {
+			return *brought, newer
+		}
+		return t, conflicts
+	case !t.Pool:
+		switch {
+		case t.Fence.Before(brought.Fence):
+			return *brought, newer
+		case t.Fence == brought.Fence && t != *brought:
+			return t, differs
+		}
+		return t, older
+	}
+	after, how := t, older
+	granted := t.Fence.Epoch > 0 || brought.Fence.Epoch > 0
+	switch {
+	case t.Fence.Before(brought.Fence), t.Fence == brought.Fence && !granted && t.PoolsVersion < brought.PoolsVersion:
+		after, how = *brought, newer
+	case t.Fence == brought.Fence && (granted || t.PoolsVersion == brought.PoolsVersion):
+		same := *brought
+		same.Version, same.PoolsVersion = t.Version, t.PoolsVersion
+		if same != t {
+			how = differs
+		}
+	}
+	after.Version, after.PoolsVersion = max(t.Version, brought.Version), max(t.PoolsVersion, brought.PoolsVersion)
+	return after, how
+}
+
+// scheduled reports whether a call's instants are of the schedule in force.
+func (s *Control) scheduled(c Call) bool {
+	return s.Terms.Kind == Stepped && c.Terms != nil && c.Terms.Kind == Stepped && c.Terms.Per == s.Terms.Per
+}
+
+// instant is the scheduled instant that a call may credit: the one that it names, if
+// that is of the schedule in force; and before another schedule begins, the one that
+// comes next under this one.
+func (s *Control) instant(c Call, switches bool) int64 {
+	switch {
+	case s.scheduled(c):
+		return c.Step
+	case switches:
+		return s.Next
+	}
+	return 0
+}
+
+// span is the present period of the schedule in force; 0 if it isn't known.
+func (s *Control) span(c Call) int64 {
+	switch {
+	case s.Terms.Kind != Stepped:
+		return 0
+	case s.Next > s.Step:
+		return s.Next - s.Step
+	case !s.scheduled(c):
+		return 0
+	case c.Step > 0:
+		return max(0, c.Next-c.Step)
+	}
+	return max(0, c.Next-s.Step)
+}
+
+// rollBack is for a server that has lost a write which the caller saw. It returns the
+// tokens left.
+func (s *Control) rollBack(c Call, tokens, now int64) int64 {
+	if s.Terms.OnRollback == RollbackKeep {
+		tokens = min(tokens, s.Terms.Capacity)
+	} else {
+		tokens = 0
+		if span := s.span(c); span > 0 { // or the step that was forgotten is credited again
+			given := int64(0)
+			if s.scheduled(c) {
+				given = c.Step
+			}
+			s.Step = min(max(s.Step, now, given), now+span)
+			s.Next = s.Step + span
+		}
+	}
+	s.Carry = 0
+	if s.Last < now || now < s.Last-ClockTolerance {
+		s.Last = now
+	}
+	s.Era = max(now, 1+max(s.Era, c.Version.Era))
+	return tokens
+}
+
+// initialise creates, adopts or declines a bucket without control state.
+func (b *Bucket) initialise(c Call, now int64) Outcome {
+	out := Outcome{Status: StatusUnknown, Now: now}
+	if c.Terms == nil || c.Create == CreateNever {
+		return out
+	}
+	var tokens, index int64
+	if b.Tokens == nil && b.Index == nil {
+		switch {
+		case c.Version.Era > 0:
+			if c.Terms.OnLoss == LossFull {
+				tokens = c.Terms.Capacity
+			}
+		case c.Version.Era == 0 && c.Create == CreateInitial:
+			tokens = c.Terms.Initial
+		default:
+			return out
+		}
+	}
+	if b.Tokens != nil {
+		tokens = max(0, min(*b.Tokens, c.Terms.Capacity))
+	}
+	if b.Index != nil {
+		index = *b.Index
+	}
+	b.Control = &Control{Terms: *c.Terms, Era: max(now, c.Version.Era+1), Last: now}
+	if c.Terms.Kind == Stepped {
+		b.Control.Step, b.Control.Next = now, max(0, c.Next)
+	}
+	out.Status = StatusInitialised
+	b.write(max(index, c.Version.Index)+1, tokens, &out)
+	return out
+}
+
+func (b *Bucket) write(index, tokens int64, out *Outcome) {
+	s := b.Control
+	s.Index = index
+	b.Index, b.Tokens = &index, &tokens
+	out.Tokens = tokens
+	s.tell(out)
+}
+
+// tell writes into an outcome what it says of the state.
+func (s *Control) tell(out *Outcome) {
+	out.Version, out.Last, out.Carry, out.Fence = Version{s.Era, s.Index}, s.Last, s.Carry, s.Terms.Fence
+	out.Pool, out.FileVersion, out.PoolsVersion = s.Terms.Pool, s.Terms.FileVersion(), s.Terms.PoolsVersion
+	out.Outstanding, out.Due, out.Debt = s.Outstanding, s.Due, s.Debt
+	if s.Terms.Kind == Stepped {
+		out.Step = s.Step
+	}
+}
+
+// settle credits the stretch since the last refill under the terms in force:
+// debt first, then tokens.
+func (s *Control) settle(out *Outcome, tokens int64, stepDue bool, now int64) int64 {
+	out.Elapsed = max(0, now-s.Last)
+	var add int64
+	if s.Terms.Kind == Smooth {
+		add, s.Carry = s.Terms.Due(s.Era, s.Last, s.Carry, now)
+	} else if stepDue {
+		add = s.Terms.Tokens
+	}
+	paid := min(add, s.Debt)
+	s.Debt -= paid
+	add -= paid
+	after := tokens + add
+	if over := after - s.room(); over >= 0 {
+		out.Clamped = min(over, add)
+		after, s.Carry = s.room(), 0 // a full bucket is owed nothing
+	}
+	out.Added = paid + max(0, after-tokens)
+	return after
+}
+
+// change puts newer terms in force and returns the tokens carried over. next is the
+// instant to come that the call names.
+func (s *Control) change(t Terms, tokens, now, next int64) int64 {
+	old := s.Terms
+	switch {
+	case t.Kind == Stepped && (old.Kind != Stepped || t.Per != old.Per): // its schedule begins now
+		s.Carry, s.Step, s.Next = 0, max(s.Step, now), max(0, next)
+	case t.Kind != Stepped && old.Kind == Stepped:
+		s.Carry, s.Step, s.Next = 0, 0, 0
+	case t.Per != old.Per:
+		s.Carry = max(0, int64(math.Floor(float64(s.Carry)/float64(old.Per)*float64(t.Per)))-1)
+	}
+	switch t.CarryOver {
+	case CarryProportional:
+		if t.Capacity < old.Capacity && tokens > 0 {
+			tokens = min(tokens, int64(math.Floor(float64(tokens)/float64(old.Capacity)*float64(t.Capacity))))
+		}
+	case CarryReset:
+		tokens, s.Carry = min(tokens, 0), 0
+	}
+	s.Terms = t
+	return tokens
+}

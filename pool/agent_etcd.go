@@ -1,0 +1,222 @@
+package pool
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"sync"
+	"time"
+)
+
+// listen keeps up with the keys of etcd that concern this region.
+func (a *Agent) listen(ctx context.Context, events chan<- entry) {
+	keys := []string{configKey, shareKeys + a.region, reportKeys + a.region}
+	for failures := 0; ctx.Err() == nil; {
+		began := a.now()
+		err := a.follow(ctx, events, keys)
+		if ctx.Err() != nil {
+			return
+		}
+		if errors.Is(err, errRaced) || errors.Is(err, errRewound) {
+			sleep(ctx, pace)
+			continue
+		}
+		if a.now().Sub(began) > maxPace {
+			failures = 0
+		}
+		if failures++; failures == 1 {
+			a.log.Warn("connection to etcd lost: grants last to their end", "region", a.region, "error", err)
+		}
+		a.note(func(s *AgentState) { s.Cut = err.Error() })
+		sleep(ctx, min(pace<<min(failures, 5), maxPace)/2+time.Duration(rand.Int64N(int64(pace))))
+	}
+}
+
+// follow reads the keys, then their changes, until something fails or the settings change.
+func (a *Agent) follow(ctx context.Context, events chan<- entry, keys []string) error {
+	ctx, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	loading, done := context.WithTimeout(ctx, a.timing.load())
+	entries, revision, err := a.registry.load(loading, keys...)
+	done()
+	if err != nil {
+		return err
+	}
+	a.note(func(s *AgentState) { s.Cut, a.revision = "", revision })
+	var config entry
+	for _, e := range entries {
+		if e.key == configKey {
+			config = e
+		}
+		select {
+		case events <- e:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	select {
+	case events <- allRead:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	if err := a.propose(ctx, config); err != nil {
+		return err
+	}
+	watched := make(chan error, 1)
+	wg.Go(func() { watched <- a.registry.watch(ctx, revision+1, events, keys...) })
+	for {
+		select {
+		case err := <-watched:
+			return err
+		case <-a.rewound:
+			return errRewound
+		case <-a.changed:
+			reading, done := context.WithTimeout(ctx, a.timeout())
+			entries, _, err := a.registry.load(reading, configKey)
+			done()
+			if err != nil {
+				signal(a.changed)
+				return err
+			}
+			config = entry{}
+			if len(entries) > 0 {
+				config = entries[0]
+			}
+			if err := a.propose(ctx, config); err != nil {
+				signal(a.changed)
+				return err
+			}
+		}
+	}
+}
+
+// allRead follows the entries that were read.
+var allRead = entry{}
+
+// errRaced is returned when another replica has written its settings while we were about to.
+var errRaced = errors.New("pool: the settings in etcd have just changed")
+
+// errRewound is returned when etcd was restored: a watch of what comes after the revision that was seen stays silent.
+var errRewound = errors.New("pool: etcd has gone back to an earlier revision")
+
+// wroteAt takes note of a write's revision, which is above the one that was seen before the write unless etcd was
+// restored.
+func (a *Agent) wroteAt(revision, seen int64) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if revision < seen {
+		a.log.Warn("etcd was restored: everything is read again", "region", a.region, "revision", revision, "seen", seen)
+		a.revision = 0 // until it is read
+		signal(a.rewound)
+	}
+}
+
+// propose writes our settings, or those that were seen in etcd before it was restored, if there are older ones.
+func (a *Agent) propose(ctx context.Context, config entry) error {
+	a.mu.Lock()
+	ours, newest := a.settings, a.newest
+	a.mu.Unlock()
+	a.note(func(s *AgentState) { s.Conflict, s.Outdated, s.Unread = false, 0, "" })
+	theirs, found := noSettings, config.revision > 0
+	if found {
+		var err error
+		if theirs, err = decodeSettings(config.value); err != nil {
+			// A later release wrote them, or nobody knows who: they are not ours to replace.
+			a.note(func(s *AgentState) { s.Unread = err.Error() })
+			a.log.Error("settings in etcd can't be read and stay", "error", err)
+			return nil
+		}
+	}
+	if newest.Version <= theirs.Version {
+		newest = theirs
+	}
+	if newest.Version >= ours.Version {
+		a.compare(ours, newest)
+	} else {
+		newest = ours.following(newest)
+	}
+	if newest.Version == theirs.Version || !found && len(newest.Pools) == 0 {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, a.timeout())
+	defer cancel()
+	_, v, err := a.registry.commit(ctx, office{}, []write{{key: configKey, value: newest.record(), seen: config.revision}})
+	if err == nil && v != committed {
+		err = errRaced
+	}
+	return err
+}
+
+// compare tells of settings of ours that differ from those in force, and have no higher version.
+func (a *Agent) compare(ours, theirs Settings) {
+	switch {
+	case theirs.Version > ours.Version:
+		a.note(func(s *AgentState) { s.Outdated = theirs.Version })
+		a.log.Warn("pools of a higher version are in force and ours are ignored", "version", theirs.Version, "ours",
+			ours.Version)
+	case !theirs.Equal(ours):
+		a.note(func(s *AgentState) { s.Conflict = true })
+		a.log.Warn("pools changed under the same version and are ignored: raise the config's version", "version",
+			ours.Version)
+	}
+}
+
+// timeout bounds a request to etcd.
+func (a *Agent) timeout() time.Duration { return max(a.timing.Report, time.Second) }
+
+// learn takes in a key and reports whether there are new terms.
+func (a *Agent) learn(e entry) bool {
+	a.mu.Lock()
+	a.revision = max(a.revision, e.revision)
+	a.mu.Unlock()
+	switch e.key {
+	case allRead.key:
+		a.loaded = true
+	case configKey:
+		a.wiped = e.deleted
+		if s, err := decodeSettings(e.value); err == nil && !e.deleted {
+			a.named = map[string]bool{}
+			for _, p := range s.Pools {
+				a.named[p.Name] = p.Has(a.region)
+			}
+			a.mu.Lock()
+			if s.Version >= a.newest.Version {
+				a.newest = s
+			}
+			if s.Version < max(a.settings.Version, a.newest.Version) {
+				signal(a.changed) // somebody with an older file came first, or etcd was restored
+			}
+			a.mu.Unlock()
+		}
+	case reportKeys + a.region:
+		if r, err := decodeReport(e.value); err == nil && !e.deleted {
+			a.hear(r)
+		}
+	case shareKeys + a.region:
+		if e.deleted {
+			a.shared = nil
+			return false
+		}
+		s, err := decodeShare(e.value)
+		if err != nil {
+			a.log.Error("share can't be read and is ignored", "region", a.region, "error", err)
+			return false
+		}
+		return a.learnShare(s)
+	}
+	return false
+}
+
+// learnShare takes in the region's share.
+func (a *Agent) learnShare(s share) (news bool) {
+	a.shared = map[string]bool{}
+	for name, g := range s.pools {
+		a.shared[name] = true
+		if t := g.terms[0]; a.terms[name].Fence.Before(t.Fence) {
+			a.terms[name], a.demand[name], news = t, g.demand, true
+		}
+	}
+	return news
+}

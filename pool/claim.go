@@ -1,0 +1,99 @@
+package pool
+
+import (
+	"time"
+
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// claim is the most that a region may be using: the rate, the part of it that never ends, and the capacity.
+type claim struct{ rate, floor, capacity int64 }
+
+// add extends the claim to terms that may be in force.
+func (c *claim) add(u unit, t policy.Terms) {
+	c.floor = max(c.floor, u.convert(t.Tokens, t.Per))
+	c.capacity = max(c.capacity, t.Capacity)
+	if c.rate = max(c.rate, c.floor); t.GrantEra != 0 {
+		c.rate = max(c.rate, u.convert(t.GrantTokens, t.Per))
+	}
+}
+
+// claims are what the region may be using, and what is recorded of that.
+func (a *account) claims(u unit) (inForce, recorded claim) {
+	for _, o := range a.offers {
+		inForce.add(u, o.known())
+	}
+	for _, t := range a.recorded {
+		recorded.add(u, t)
+	}
+	if a.shown != nil && a.declared != fenced {
+		shown := claim{}
+		shown.add(u, a.shown.known())
+		// A rate that isn't ours may be any: one that takes all is enough to give nobody else anything.
+		inForce.rate, inForce.floor = max(inForce.rate, min(shown.rate, u.total)),
+			max(inForce.floor, min(shown.floor, u.total))
+		inForce.capacity = max(inForce.capacity, shown.capacity)
+	}
+	return inForce, recorded
+}
+
+// keeps is the part of its claim that a live region may be offered again: what it was offered here, and what its own
+// ticket shows in force.
+func (a *account) keeps(u unit) (c claim) {
+	for _, o := range a.offers {
+		c.add(u, o.known())
+	}
+	if a.shown != nil {
+		c.rate, c.capacity = max(c.rate, a.ticket.rate(u)), max(c.capacity, a.ticket.terms.Capacity)
+	}
+	return c
+}
+
+// known is the offer less a rate that has ended.
+func (o offer) known() policy.Terms {
+	t := o.terms
+	if o.void {
+		t.GrantTokens = 0
+	}
+	return t
+}
+
+// lapse voids the offers that have ended.
+func (a *account) lapse(now time.Time) {
+	lapse := func(o *offer) { o.void = o.void || !now.Before(o.until) }
+	for i := range a.offers {
+		lapse(&a.offers[i])
+	}
+	if a.shown != nil {
+		lapse(a.shown)
+	}
+}
+
+// convert expresses tokens per per µs in units, rounded up.
+func (u unit) convert(tokens, per int64) int64 {
+	if per == u.per {
+		return tokens
+	}
+	return mulDivUp(tokens, u.per, per)
+}
+
+// termsOf are terms of rates in tokens per per µs, without a grant's end.
+func termsOf(rate, floor, capacity, per int64, interval time.Duration) policy.Terms {
+	t := policy.Terms{
+		Pool: true, Capacity: capacity, Tokens: floor, Per: per, Interval: interval.Microseconds(), GrantTokens: rate,
+	}
+	t.MaxElapsed = policy.MaxElapsed(capacity, floor, per, t.Interval)
+	return t
+}
+
+// terms are a grant of rate above floor, without its end.
+func (l *ledger) terms(rate, floor, capacity int64) policy.Terms {
+	interval := policy.DefaultInterval
+	if l.pool != nil {
+		interval = l.pool.interval()
+	}
+	return termsOf(rate, floor, capacity, l.unit.per, interval)
+}
+
+// isRetired reports whether the terms are those of a region that is to use nothing.
+func isRetired(t policy.Terms) bool { return t.Capacity == 1 && t.Tokens == 0 && t.GrantTokens == 0 }

@@ -1,0 +1,42 @@
+package pool
+
+import "math"
+
+// Divide returns what each region gets of the pool, in tokens per second, once a change of demand or of settings is
+// through: what a coordinator aims at. demand is that of the regions that are alive, in tokens per second. Those in
+// silent, which don't answer, keep the floor that they had or their new one, whichever is more. All others use nothing.
+func (p Pool) Divide(demand, silent map[string]float64) map[string]float64 {
+	u := p.unit()
+	shares, rest := map[string]float64{}, u.total
+	var live []Claimant
+	for i, part := range p.parts() {
+		region := p.Regions[i].Name
+		shares[region] = 0
+		if d, alive := demand[region]; alive {
+			wants := int64(math.Round(min(u.units(d), float64(u.total))))
+			live = append(live, part.claimant(region, wants, part.ceiling))
+		} else if had, ok := silent[region]; ok {
+			keeps := max(part.floor, int64(math.Round(u.units(had))))
+			shares[region] = u.perSecond(keeps)
+			rest -= keeps
+		}
+	}
+	for i, n := range Allocate(max(0, rest), live) {
+		shares[live[i].Name] = u.perSecond(n)
+	}
+	return shares
+}
+
+// Floors are what the regions may always use, in tokens per second.
+func (p Pool) Floors() map[string]float64 {
+	u, floors := p.unit(), map[string]float64{}
+	for i, part := range p.parts() {
+		floors[p.Regions[i].Name] = u.perSecond(part.floor)
+	}
+	return floors
+}
+
+// claimant is a region as allocation sees it that could use so much and may get at most so much; 0 for no limit.
+func (p part) claimant(region string, demand, most int64) Claimant {
+	return Claimant{Name: region, Weight: p.weight, Floor: p.floor, Demand: demand, Ceiling: most}
+}

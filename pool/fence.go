@@ -1,0 +1,104 @@
+package pool
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+// ErrNotFenced is returned by Lift for a region that isn't fenced.
+var ErrNotFenced = errors.New("pool: region is not fenced")
+
+// ErrFenced is returned by Fence for a region that is to be drained and is fenced already: it counts for nothing.
+var ErrFenced = errors.New("pool: region is fenced: lift that before it can be drained")
+
+// Fencing is an operator's declaration that a region uses nothing of any pool, or is to use nothing.
+type Fencing struct {
+	Operator string    `json:"operator"`
+	Reason   string    `json:"reason,omitempty"`
+	At       time.Time `json:"at"`
+	// Drain has the region give up what it has. What it had counts until it has acknowledged that.
+	Drain bool `json:"drain,omitempty"`
+}
+
+// declared is what an operator has declared of a region.
+type declared int
+
+const (
+	inUse    declared = iota
+	draining          // it is to use nothing, and counts until it has acknowledged that
+	fenced            // it uses nothing, whatever it was offered
+)
+
+func decodeFencing(text string) (f Fencing, err error) {
+	if err = json.Unmarshal([]byte(text), &f); err != nil {
+		err = fmt.Errorf("%w: fence: %w", ErrRecord, err)
+	}
+	return f, err
+}
+
+func (f Fencing) declared() declared {
+	if f.Drain {
+		return draining
+	}
+	return fenced
+}
+
+// Fence declares that a region uses nothing of any pool below the prefix, until Lift.
+//
+// All that it had, its floors too, is free for the others at once. That is for a region whose Redis is known to be
+// gone: if its consumers take on, the pools' rates are exceeded by what it had.
+//
+// With f.Drain the region is told to use nothing, which it does and acknowledges if it reaches etcd, and only then the
+// others get what it had: no rate is exceeded. RegionStatus.Idle tells when that is so. Its consumers are denied.
+func Fence(ctx context.Context, client *clientv3.Client, prefix, region string, f Fencing) error {
+	if !validName(region) {
+		return fmt.Errorf("%w: region %q: want 1 to %d letters, digits and any of . _ : -", ErrPool, region, MaxName)
+	}
+	value, err := json.Marshal(f)
+	if err != nil {
+		return fmt.Errorf("pool: fence: %w", err)
+	}
+	r := newEtcdRegistry(client, prefix)
+	if !f.Drain {
+		_, err = r.put(ctx, fenceKeys+region, string(value))
+		return err
+	}
+	entries, _, err := r.load(ctx, fenceKeys+region)
+	if err != nil {
+		return err
+	}
+	w := write{key: fenceKeys + region, value: string(value)}
+	if len(entries) > 0 {
+		if old, err := decodeFencing(entries[0].value); err != nil || !old.Drain {
+			return errors.Join(fmt.Errorf("%w: %q", ErrFenced, region), err)
+		}
+		w.seen = entries[0].revision
+	}
+	_, v, err := r.commit(ctx, office{}, []write{w})
+	if err == nil && v != committed {
+		err = fmt.Errorf("%w: %q has just changed", ErrFenced, region)
+	}
+	return err
+}
+
+// Lift ends a fence or a drain. The region gets its floor and a share as soon as there is something free.
+func Lift(ctx context.Context, client *clientv3.Client, prefix, region string) error {
+	r := newEtcdRegistry(client, prefix)
+	entries, _, err := r.load(ctx, fenceKeys+region)
+	if err != nil {
+		return err
+	}
+	if len(entries) == 0 {
+		return fmt.Errorf("%w: %q", ErrNotFenced, region)
+	}
+	_, v, err := r.commit(ctx, office{}, []write{{key: fenceKeys + region, seen: entries[0].revision, remove: true}})
+	if err == nil && v != committed {
+		err = fmt.Errorf("%w: %q has just changed", ErrNotFenced, region)
+	}
+	return err
+}

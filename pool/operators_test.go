@@ -1,0 +1,484 @@
+package pool
+
+import (
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// ownBucket is a bucket of no pool, with the whole rate of the pool that it is to become.
+func ownBucket() *policy.Policy {
+	return &policy.Policy{Capacity: 3000, Rate: policy.PerSecond(1000), Interval: simInterval}
+}
+
+// plainly makes every region's bucket its own, and lifts the bound for the time being.
+func (w *world) plainly(version int64) {
+	w.set0(func() { w.limit, w.stock = 1e9, 1e9 })
+	for _, r := range w.pool.Regions {
+		w.deploy(r.Name, simFile{version: version, plain: ownBucket()})
+	}
+}
+
+// bounded puts the pool's bound in force.
+func (w *world) bounded() {
+	w.set0(func() {
+		w.limit, w.stock, w.level = 1000, 3000, 0
+		w.check()
+	})
+}
+
+// taken is what all regions' consumers have taken.
+func (w *world) taken() (n int64) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, s := range w.servers {
+		w.drain(s)
+		n += s.taken
+	}
+	return n
+}
+
+func (w *world) status() PoolStatus {
+	s, err := readStatus(w.t.Context(), w.of("")[0])
+	require.NoError(w.t, err)
+	require.Len(w.t, s.Pools, 1)
+	return s.Pools[0]
+}
+
+func requireSafe(t *testing.T, o outcome) {
+	t.Helper()
+	require.Empty(t, o.violation, strings.Join(o.events, "\n"))
+}
+
+// Three buckets of 1000/s and version 7 become a pool of 1000/s and 3000 tokens: once they are its own, no ten seconds
+// see more than 13,000 tokens and the rounding of one. Ignoring every grant, they saw 39,000.
+func TestPlainBucketsThatBecomeAPoolTakeNoMoreThanIts(t *testing.T) {
+	o := live(t, 1, sabotage{}, func(w *world) {
+		w.plainly(7)
+		w.demands(map[string]float64{"ap": 5000, "eu": 5000, "us": 5000})
+		time.Sleep(10 * time.Second)
+		w.set0(func() { w.version = 8 })
+		for _, r := range []string{"ap", "eu", "us"} {
+			w.deploy(r, simFile{version: 8})
+		}
+		time.Sleep(2 * time.Second)
+		w.bounded()
+		before := w.taken()
+		time.Sleep(10 * time.Second)
+		require.LessOrEqual(w.t, w.taken()-before, int64(13_001))
+		near(w.t, map[string]float64{"ap": 250, "eu": 500, "us": 250}, w.rates())
+	})
+	requireSafe(t, o)
+}
+
+// A region that hasn't switched yet has a rate of its own: the others live on their floors until it has, or is fenced.
+func TestAPoolOpensWhenEveryRegionHasAcknowledgedIt(t *testing.T) {
+	o := live(t, 1, sabotage{}, func(w *world) {
+		w.plainly(7)
+		w.demands(map[string]float64{"ap": 5000, "eu": 5000, "us": 5000})
+		time.Sleep(10 * time.Second)
+		w.set0(func() { w.version = 8 })
+		w.deploy("ap", simFile{version: 8})
+		w.deploy("us", simFile{version: 8})
+		time.Sleep(30 * time.Second)
+		near(w.t, map[string]float64{"ap": 50, "eu": 1000, "us": 50}, w.rates())
+		s := w.status()
+		require.False(w.t, s.Open)
+		require.Equal(w.t, []string{"eu"}, s.Waits)
+		require.Equal(w.t, "plain", s.Regions[1].Bucket)
+		require.Equal(w.t, []string{"eu"}, w.whoLeads().coordinator.Sums()["payments"].Waits)
+		w.killTheLeader()
+		time.Sleep(15 * time.Second)
+		near(w.t, map[string]float64{"ap": 50, "eu": 1000, "us": 50}, w.rates())
+		w.deploy("eu", simFile{version: 8})
+		time.Sleep(3 * time.Second)
+		w.bounded()
+		time.Sleep(12 * time.Second)
+		near(w.t, map[string]float64{"ap": 250, "eu": 500, "us": 250}, w.rates())
+		require.True(w.t, w.status().Open)
+		require.Empty(w.t, w.status().Waits)
+	})
+	requireSafe(t, o)
+}
+
+func TestAFencedRegionKeepsNoPoolClosed(t *testing.T) {
+	o := live(t, 1, sabotage{}, func(w *world) {
+		w.set0(func() { w.servers["eu"].down = true })
+		w.demands(map[string]float64{"ap": 5000, "us": 5000})
+		time.Sleep(20 * time.Second)
+		near(w.t, map[string]float64{"ap": 50, "us": 50}, w.rates())
+		_, err := w.of("us")[0].put(w.t.Context(), fenceKeys+"eu", `{"operator":"alice"}`)
+		require.NoError(w.t, err)
+		time.Sleep(5 * time.Second)
+		near(w.t, map[string]float64{"ap": 500, "us": 500}, w.rates())
+	})
+	requireSafe(t, o)
+}
+
+func TestAPoolBecomesPlainAndAPoolAgain(t *testing.T) {
+	o := live(t, 1, sabotage{}, func(w *world) {
+		w.demands(map[string]float64{"ap": 5000, "eu": 5000, "us": 5000})
+		time.Sleep(15 * time.Second)
+		w.plainly(2)
+		time.Sleep(15 * time.Second)
+		near(w.t, map[string]float64{"ap": 1000, "eu": 1000, "us": 1000}, w.rates())
+		w.set0(func() { w.version = 3 })
+		for i, r := range []string{"us", "ap", "eu"} {
+			time.Sleep(time.Duration(i) * 4 * time.Second)
+			w.deploy(r, simFile{version: 3})
+		}
+		time.Sleep(3 * time.Second)
+		w.bounded()
+		time.Sleep(15 * time.Second)
+		near(w.t, map[string]float64{"ap": 250, "eu": 500, "us": 250}, w.rates())
+	})
+	requireSafe(t, o)
+}
+
+// One region's processes move to another prefix and the others follow later: nobody is granted the same rate twice.
+func TestRegionsThatMoveToAnotherPrefixExceedNothing(t *testing.T) {
+	o := live(t, 1, sabotage{}, func(w *world) {
+		w.demands(map[string]float64{"ap": 5000, "eu": 5000, "us": 5000})
+		time.Sleep(15 * time.Second)
+		other := w.beside()
+		move := func(region string) {
+			for _, p := range w.of(region) {
+				p.kill()
+			}
+			other.startProc(region, region+"-moved0")
+			other.startProc(region, region+"-moved1")
+			w.notef("%s moves", region)
+		}
+		move("us")
+		time.Sleep(40 * time.Second)
+		near(w.t, map[string]float64{"us": 50, "ap": 950.0 / 3, "eu": 1900.0 / 3}, w.rates())
+		move("ap")
+		time.Sleep(time.Duration(w.rng.Int64N(int64(20 * time.Second))))
+		move("eu")
+		time.Sleep(45 * time.Second)
+		near(w.t, map[string]float64{"ap": 250, "eu": 500, "us": 250}, w.rates())
+	})
+	requireSafe(t, o)
+}
+
+// snapshot is a copy of etcd's content.
+type snapshot struct {
+	keys     map[string]entry
+	history  []entry
+	revision int64
+}
+
+func (w *world) snapshot() snapshot {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return snapshot{maps.Clone(w.keys), slices.Clone(w.history), w.revision}
+}
+
+// restoreEtcd puts a snapshot in place, its revisions higher by bump. A watch of later revisions stays silent.
+func (w *world) restoreEtcd(s snapshot, bump int64) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.keys, w.revision, w.history = maps.Clone(s.keys), s.revision+bump, slices.Clone(s.history)
+	w.created, w.lastFence = map[string]int64{}, map[string]policy.Fence{}
+	if w.compacted = 0; bump > 0 { // as with --mark-compacted
+		w.compacted, w.history = w.revision, nil
+	}
+	w.note("etcd is restored at revision %d", w.revision)
+}
+
+// wipe deletes everything in etcd.
+func (w *world) wipe() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.revision++
+	for key := range maps.Clone(w.keys) {
+		w.set(key, "", true)
+	}
+	w.created, w.lastFence = map[string]int64{}, map[string]policy.Fence{}
+	w.note("etcd is wiped")
+}
+
+// A region has nearly everything, and is cut off; etcd forgets that it has.
+func TestAnEtcdThatForgetsGrantsGivesNothingAwayTwice(t *testing.T) {
+	for name, forget := range map[string]func(w *world, s snapshot){
+		"Restored":       func(w *world, s snapshot) { w.restoreEtcd(s, 0) },
+		"RestoredBumped": func(w *world, s snapshot) { w.restoreEtcd(s, 1_000_000_000) },
+		"Wiped":          func(w *world, _ snapshot) { w.wipe() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			for seed := range uint64(8) {
+				o := live(t, seed+1, sabotage{}, func(w *world) {
+					w.demands(map[string]float64{"ap": 5000, "eu": 0, "us": 0})
+					time.Sleep(15 * time.Second)
+					s := w.snapshot()
+					time.Sleep(10 * time.Second)
+					w.demands(map[string]float64{"ap": 0, "eu": 0, "us": 5000})
+					time.Sleep(15*time.Second + time.Duration(w.rng.Int64N(int64(3*time.Second))))
+					for _, p := range w.of("us") {
+						p.set(func() { p.etcd = fault{noRequest: true, noReply: true} })
+					}
+					w.demands(map[string]float64{"ap": 5000, "eu": 5000, "us": 5000})
+					time.Sleep(time.Duration(w.rng.Int64N(int64(2 * time.Second))))
+					forget(w, s)
+					time.Sleep(25 * time.Second)
+					for _, p := range w.of("us") {
+						p.set(func() { p.etcd = fault{} })
+					}
+					time.Sleep(40 * time.Second)
+				})
+				requireSafe(t, o)
+				require.Empty(t, o.checkEnd(), "all is shared again:\n%s", strings.Join(o.events, "\n"))
+			}
+		})
+	}
+}
+
+// Capacity has moved from one region to another, which is cut off; an etcd that goes back to the time before doesn't
+// give it back to the former.
+func TestAnEtcdThatForgetsWhereCapacityWentGivesNoneAwayTwice(t *testing.T) {
+	first, _ := simSeed(t, 1)
+	for seed := first; seed < first+4; seed++ {
+		o := live(t, seed, sabotage{}, func(w *world) {
+			w.demands(map[string]float64{"ap": 100, "eu": 100, "us": 100})
+			bursts := func(ap, eu, us int64) {
+				w.change(func(p *Pool) { p.Regions[0].Burst, p.Regions[1].Burst, p.Regions[2].Burst = ap, eu, us })
+				time.Sleep(15 * time.Second)
+			}
+			bursts(500, 2000, 500)
+			s := w.snapshot()
+			bursts(500, 500, 2000)
+			for _, p := range w.of("us") {
+				p.set(func() { p.etcd = fault{noRequest: true, noReply: true} })
+			}
+			w.restoreEtcd(s, w.rng.Int64N(2)*1_000_000_000)
+			for began := time.Now(); time.Since(began) < 40*time.Second; time.Sleep(10 * time.Millisecond) {
+				w.set0(func() {
+					sum := int64(0)
+					for _, s := range w.servers {
+						sum += s.bucket.Control.Terms.Capacity
+					}
+					if sum > w.pool.Capacity {
+						w.fail("capacities in force are %d", sum)
+					}
+				})
+			}
+		})
+		requireSafe(t, o)
+	}
+}
+
+// A region whose Redis can be read but not written keeps its share from the others for a while, not for good.
+func TestARegionThatCannotApplyItsGrantsStrandsNoShare(t *testing.T) {
+	o := live(t, 1, sabotage{}, func(w *world) {
+		w.demands(map[string]float64{"ap": 5000, "eu": 5000, "us": 5000})
+		time.Sleep(15 * time.Second)
+		w.set0(func() { w.servers["eu"].full = true })
+		time.Sleep(w.timing.Lease*3/2 + 5*time.Second)
+		near(w.t, map[string]float64{"ap": 450, "eu": 100, "us": 450}, w.rates())
+		w.set0(func() { w.servers["eu"].full = false })
+		time.Sleep(5 * time.Second)
+		near(w.t, map[string]float64{"ap": 250, "eu": 500, "us": 250}, w.rates())
+	})
+	requireSafe(t, o)
+}
+
+// Reports that a new coordinator finds may be of regions that are gone.
+func TestReportsFoundInEtcdAreNoSignOfLife(t *testing.T) {
+	l := newLedger("payments")
+	l.configure(new(simPool("payments")))
+	now, timing := time.Now(), DefaultTiming()
+	l.hear("eu", ticket{now: 5_000_000, era: 1}, false, timing, now)
+	require.False(t, l.accounts["eu"].live(timing, now))
+	l.hear("eu", ticket{now: 6_000_000, era: 1}, true, timing, now)
+	require.True(t, l.accounts["eu"].live(timing, now))
+}
+
+func TestTicketsFollowTheLatestEra(t *testing.T) {
+	l := newLedger("payments")
+	l.configure(new(simPool("payments")))
+	now, timing := time.Now(), DefaultTiming()
+	hear := func(at, era int64) int64 {
+		now = now.Add(time.Second)
+		l.hear("eu", ticket{now: at, era: era}, true, timing, now)
+		return l.accounts["eu"].ticket.now
+	}
+	require.EqualValues(t, 60_000_000, hear(60_000_000, 100))
+	require.EqualValues(t, 60_000_000, hear(59_000_000, 100), "it came late")
+	require.EqualValues(t, 55_000_000, hear(55_000_000, 101), "the clock was set back by 5 s, which began an era")
+	require.EqualValues(t, 55_000_000, hear(62_000_000, 100), "of a server that was replaced")
+	require.EqualValues(t, 57_000_000, hear(57_000_000, 0), "the bucket is gone")
+	require.EqualValues(t, 57_000_000, hear(64_000_000, 100), "and the server that was replaced still is")
+	now = now.Add(time.Minute)
+	require.EqualValues(t, 80_000_000, hear(80_000_000, 100), "whatever was granted in the later era has ended")
+}
+
+func TestADeadRegionThatIsFencedAndRemovedIsForgotten(t *testing.T) {
+	o := live(t, 1, sabotage{}, func(w *world) {
+		w.demands(map[string]float64{"ap": 5000, "eu": 5000, "us": 5000})
+		time.Sleep(15 * time.Second)
+		for _, p := range w.of("eu") {
+			p.kill()
+		}
+		w.set0(func() { delete(w.servers, "eu") })
+		_, err := w.of("us")[0].put(w.t.Context(), fenceKeys+"eu", `{"operator":"alice"}`)
+		require.NoError(w.t, err)
+		time.Sleep(5 * time.Second)
+		w.change(func(p *Pool) { p.Regions = append(p.Regions[:1:1], p.Regions[2:]...) })
+		time.Sleep(10 * time.Second)
+		near(w.t, map[string]float64{"ap": 500, "us": 500}, w.rates())
+		s := w.status()
+		require.Len(w.t, s.Regions, 2)
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		require.NotContains(w.t, w.keys, shareKeys+"eu")
+	})
+	requireSafe(t, o)
+}
+
+// A region that was cut off, fenced and taken out of the configuration comes back with all that it had, and its old
+// file: it is told to use nothing, like one that is removed while it can be reached.
+func TestARegionThatComesBackAfterItsRemovalUsesNothing(t *testing.T) {
+	o := live(t, 1, sabotage{}, func(w *world) {
+		w.demands(map[string]float64{"ap": 5000, "eu": 5000, "us": 5000})
+		time.Sleep(15 * time.Second)
+		for _, p := range w.of("eu") {
+			p.set(func() { p.etcd = fault{noRequest: true, noReply: true} })
+		}
+		w.set0(func() { w.limit, w.stock = 1e9, 1e9 }) // it lives, unlike what the operator declares
+		w.declares("eu", `{"operator":"alice"}`)
+		time.Sleep(5 * time.Second)
+		without := w.pool
+		without.Regions = append(without.Regions[:1:1], without.Regions[2:]...)
+		for _, p := range append(w.of("ap"), w.of("us")...) {
+			require.NoError(w.t, p.agent.Update(Settings{Version: 2, Pools: []Pool{without}}))
+		}
+		time.Sleep(25 * time.Second) // the coordinator may be cut off, too
+		near(w.t, map[string]float64{"ap": 500, "eu": 100, "us": 500}, w.rates())
+		require.Len(w.t, w.status().Regions, 2)
+		for _, p := range w.of("eu") {
+			p.kill()
+		}
+		w.startProc("eu", "eu-back")
+		time.Sleep(10 * time.Second)
+		w.bounded()
+		near(w.t, map[string]float64{"ap": 500, "eu": 0, "us": 500}, w.rates())
+		require.Len(w.t, w.status().Regions, 2, "once it has acknowledged that, it is forgotten again")
+		time.Sleep(20 * time.Second)
+		near(w.t, map[string]float64{"ap": 500, "eu": 0, "us": 500}, w.rates())
+	})
+	requireSafe(t, o)
+}
+
+func TestDemandSurvivesAChangeOfTheRate(t *testing.T) {
+	l := newLedger("payments")
+	p := simPool("payments")
+	l.configure(&p)
+	l.accounts["eu"].demand.observe(100*float64(l.unit.per)/1e6, 0, float64(l.unit.total), time.Second, false)
+	perSecond := func() float64 {
+		return float64(l.accounts["eu"].demand.units(l.unit.total)) * 1e6 / float64(l.unit.per)
+	}
+	require.InDelta(t, 110, perSecond(), 0.01)
+	p.Rate = policy.PerSecond(10_000)
+	l.configure(&p)
+	require.InDelta(t, 110, perSecond(), 0.1, "and isn't ten times as much")
+}
+
+// operate is one of the faults that operators make. What isn't over at once is put right by what it hands to later.
+func (w *world) operate(region string, later func(heal func())) {
+	switch w.rng.IntN(10) {
+	case 0, 1: // etcd is restored from a backup of a while ago
+		if s := w.backup; s.keys != nil {
+			w.restoreEtcd(w.withFences(s), w.rng.Int64N(2)*1_000_000_000)
+		}
+	case 2:
+		w.wipe()
+	case 3: // a Redis runs out of memory
+		w.notef("redis of %s takes no writes", region)
+		w.set0(func() { w.servers[region].full = true })
+		later(func() { w.set0(func() { w.servers[region].full = false }) })
+	case 4: // somebody writes what nobody can read
+		w.tamper(shareKeys+region, func(string) (string, bool) { return "later", false })
+		later(func() { w.tamper(shareKeys+region, func(string) (string, bool) { return "", true }) })
+	case 5: // a process with an old file starts, and goes
+		old := w.startOutdated(region)
+		later(old.kill)
+	case 6: // a later file with other floors
+		floors := []int64{20, 40, 60}
+		w.rng.Shuffle(3, func(i, j int) { floors[i], floors[j] = floors[j], floors[i] })
+		w.change(func(p *Pool) {
+			for i := range p.Regions {
+				p.Regions[i].Floor = policy.PerSecond(floors[i])
+			}
+		})
+		w.notef("floors are %v", floors)
+	case 7: // a region is to be left
+		w.declares(region, drainRecord)
+		later(func() { w.declares(region, "") })
+	case 8:
+		w.notef("the pool ends")
+		w.endPool()
+		later(func() { w.change(func(*Pool) {}) })
+	case 9:
+		w.leavePool(region, later)
+	}
+	w.backup = w.snapshot()
+}
+
+// leavePool takes a region out of the pool. It comes back later, or at once if it doesn't hear of it: the next fault
+// might have etcd forget it, with its floor.
+func (w *world) leavePool(region string, later func(heal func())) {
+	s, _ := decodeShare(w.value(shareKeys + region)) // empty if it can't be read
+	if len(w.pool.Regions) == 1 || !w.pool.Has(region) || !s.pools[w.pool.Name].joined {
+		return
+	}
+	w.notef("%s leaves the pool", region)
+	w.change(func(p *Pool) {
+		p.Regions = slices.DeleteFunc(p.Regions, func(r Region) bool { return r.Name == region })
+	})
+	back := func() {
+		w.change(func(p *Pool) {
+			p.Regions = append(p.Regions, Region{Name: region, Weight: 1, Floor: policy.PerSecond(40)})
+		})
+	}
+	for range 100 {
+		if time.Sleep(100 * time.Millisecond); w.value(shareKeys+region) == "" {
+			later(back)
+			return
+		}
+	}
+	back()
+}
+
+// endPool gives every process a file without the pool.
+func (w *world) endPool() {
+	w.mu.Lock()
+	w.version++
+	settings := Settings{Version: w.version}
+	w.mu.Unlock()
+	for _, p := range w.of("") {
+		require.NoError(w.t, p.agent.Update(settings))
+	}
+}
+
+// startOutdated starts a process whose file is of version 0, with other floors.
+func (w *world) startOutdated(region string) *proc {
+	w.notef("a process of %s starts with an old file", region)
+	w.mu.Lock()
+	version, pool := w.version, w.pool
+	old := pool
+	old.Regions = append([]Region(nil), pool.Regions...)
+	for i := range old.Regions {
+		old.Regions[i].Floor = policy.PerSecond(10)
+	}
+	w.version, w.pool = 0, old
+	w.mu.Unlock()
+	p := w.startProc(region, region+"-old")
+	w.set0(func() { w.version, w.pool = version, pool })
+	return p
+}

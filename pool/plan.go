@@ -1,0 +1,318 @@
+package pool
+
+import (
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// moment is what a plan depends on beside the ledger.
+type moment struct {
+	now    time.Time
+	timing Timing
+	// incomplete: the history in etcd isn't the whole one, so that what isn't claimed here may be in use all the same.
+	// Nobody gets more than its own ticket shows in force.
+	incomplete bool
+	nextFence  func() policy.Fence // gives each offer its place in the order
+}
+
+// member is a live region at one round of planning.
+type member struct {
+	region string
+	*account
+	p      part
+	claim        // grow adds to the rate what is free
+	most   int64 // the most it may get now
+	want   int64 // as allocated
+	target int64 // of that, what can be given now
+}
+
+// plan decides what each region is offered now, and returns the regions whose share is to be written.
+func (l *ledger) plan(m moment) []string {
+	l.dirty, l.wake = false, time.Time{}
+	changed := l.settle(m)
+	if l.openNow() {
+		for _, region := range l.order {
+			changed[region] = true
+		}
+	}
+	live, free, room, rest := l.survey(m)
+	if len(live) > 0 {
+		l.aim(live, rest)
+		l.grow(live, free)
+	}
+	overfull := room < 0
+	for _, s := range live {
+		capacity := min(s.p.burst, s.capacity+max(0, room))
+		if (m.incomplete || overfull) && s.ticket.kind == pooled { // what it has given up may be another's
+			capacity = min(capacity, s.ticket.terms.Capacity)
+		}
+		room -= max(0, capacity-s.capacity)
+		if t, ok := l.offer(s, capacity, m.timing); ok {
+			t.Fence = m.nextFence()
+			s.account.add(offer{terms: t, until: s.heard.Add(hold(m.timing.Lease))}, m.now)
+			changed[s.region] = true
+			l.wakeFor(s.account, m)
+		}
+	}
+	return slices.Sorted(maps.Keys(changed))
+}
+
+// settle brings the accounts up to date: what has ended, who has left, what etcd should no longer record.
+func (l *ledger) settle(m moment) (changed map[string]bool) {
+	changed = map[string]bool{}
+	for region, a := range l.accounts {
+		_, configured := l.parts[region]
+		a.lapse(m.now)
+		if !configured && a.finished(l.unit) {
+			delete(l.accounts, region)
+			l.order, changed[region] = nil, true
+			continue
+		}
+		if !configured || a.declared != inUse {
+			changed[region] = l.retire(a, m, configured) || changed[region]
+		}
+		c, recorded := a.claims(l.unit)
+		if c.rate < recorded.rate || c.floor < recorded.floor || c.capacity < recorded.capacity {
+			changed[region] = true
+		}
+		l.wakeFor(a, m)
+	}
+	maps.DeleteFunc(changed, func(_ string, is bool) bool { return !is })
+	if l.order == nil {
+		l.order = slices.Sorted(maps.Keys(l.accounts))
+	}
+	return changed
+}
+
+// openNow opens the pool if every region has acknowledged terms of it here, or is fenced: one that hasn't may be using
+// whatever it likes, under another prefix or as a bucket of no pool.
+func (l *ledger) openNow() bool {
+	if l.open || l.pool == nil || len(l.waits()) > 0 {
+		return false
+	}
+	l.open = true
+	return true
+}
+
+// survey tells which regions are live, and what is free of the rate and of the capacity. rest is what the live regions
+// are to share in the end.
+func (l *ledger) survey(m moment) (live []member, free, room, rest int64) {
+	if free, rest = l.unit.total, l.unit.total; l.pool != nil {
+		room = l.pool.Capacity
+	}
+	for _, region := range l.order {
+		a := l.accounts[region]
+		p, configured := l.parts[region]
+		left := a.declared == fenced || a.declared == draining && a.retired()
+		reserves := configured && !left // its floor, whatever happens
+		c, recorded := a.claims(l.unit)
+		counted := claim{rate: max(c.rate, recorded.rate), capacity: max(c.capacity, recorded.capacity)}
+		if reserves && !a.joined {
+			counted.rate, counted.capacity = max(counted.rate, l.reserved(p)), max(counted.capacity, p.burst)
+			rest -= l.reserved(p) - p.floor
+		}
+		alive := a.live(m.timing, m.now)
+		if a.floor = max(a.floor, p.floor); alive {
+			a.floor = p.floor
+		} else if reserves {
+			// It may have acknowledged such a floor to a coordinator whose records a restored etcd has lost.
+			counted.rate = max(counted.rate, a.floor)
+		}
+		free, room = free-counted.rate, room-counted.capacity
+		switch {
+		case !reserves:
+		case alive && a.declared == inUse:
+			live = append(live, member{region: region, account: a, p: p, claim: a.keeps(l.unit)})
+		default:
+			rest -= max(p.floor, c.floor)
+		}
+	}
+	// What is reserved for a region that has acknowledged nothing is its own, if all of that together fits.
+	floors := int64(0)
+	for i := range live {
+		s := &live[i]
+		floors += s.p.floor
+		if !s.joined && free >= 0 {
+			s.rate = max(s.rate, s.p.floor)
+		}
+		if !s.joined && room >= 0 {
+			s.capacity = max(s.capacity, s.p.burst)
+		}
+		s.most = l.most(*s, m, m.incomplete || free < 0)
+	}
+	return live, free, room, max(rest, floors)
+}
+
+// reserved is what a region may be using that has acknowledged nothing here: the floor that its file says or, in a pool
+// that lends already, its part by weight.
+func (l *ledger) reserved(p part) int64 {
+	if !l.open {
+		return p.floor
+	}
+	weights := int64(0)
+	for _, q := range l.parts {
+		weights += q.weight
+	}
+	return max(p.floor, mulDiv(l.unit.total, p.weight, weights))
+}
+
+// most is the most that a live region may get now. While what is in use isn't known, because etcd's history isn't the
+// whole one or because its records add up to more than there is, it is what the region's own ticket shows in force.
+func (l *ledger) most(s member, m moment, unknown bool) int64 {
+	most := l.unit.total
+	if s.p.ceiling > 0 {
+		most = s.p.ceiling
+	}
+	if !l.open || !s.joined || s.ticket.era == 0 || s.stuck(m.timing, m.now) || unknown && s.ticket.kind != pooled {
+		most = max(1, s.p.floor)
+	}
+	if unknown && s.ticket.kind == pooled {
+		// The floor may be that of an older configuration, which etcd has gone back to.
+		most = min(most, s.ticket.rate(l.unit))
+	}
+	return most
+}
+
+// renew is plan for a time when a record can't be read on which a plan would rest: a region that is alive keeps its
+// rate as long as nobody can have got it, nobody gets more, and nothing is taken away.
+func (l *ledger) renew(m moment) []string {
+	l.dirty, l.wake = false, time.Time{}
+	var changed []string
+	for _, region := range slices.Sorted(maps.Keys(l.accounts)) {
+		a := l.accounts[region]
+		a.lapse(m.now)
+		if len(a.offers) > 0 && a.declared == inUse && a.live(m.timing, m.now) {
+			newest, ticket := a.offers[0], a.ticket
+			t := newest.terms
+			t.GrantEnd = ticket.now + m.timing.Lease.Microseconds()
+			inForce := !newest.void && t.GrantEra != 0 && t.GrantEra == ticket.era
+			within := !m.incomplete || t.GrantTokens <= max(t.Tokens, ticket.rate(unit{policy.MaxTokens, t.Per}))
+			if inForce && within && t.GrantEnd-newest.terms.GrantEnd >= (m.timing.Report/2).Microseconds() {
+				t.Fence = m.nextFence()
+				a.add(offer{terms: t, until: a.heard.Add(hold(m.timing.Lease))}, m.now)
+				changed = append(changed, region)
+			}
+		}
+		l.wakeFor(a, m)
+	}
+	return changed
+}
+
+// wakeFor notes when the account changes by itself.
+func (l *ledger) wakeFor(a *account, m moment) {
+	note := func(at time.Time) {
+		if at.After(m.now) && (l.wake.IsZero() || at.Before(l.wake)) {
+			l.wake = at
+		}
+	}
+	if !a.heard.IsZero() {
+		note(a.heard.Add(m.timing.fresh()))
+	}
+	if !a.waiting.IsZero() {
+		note(a.waiting.Add(m.timing.Lease / 2))
+	}
+	for _, o := range a.offers {
+		if !o.void {
+			note(o.until)
+		}
+	}
+	if a.shown != nil && !a.shown.void {
+		note(a.shown.until)
+	}
+}
+
+// retire offers the region nothing. One that is fenced claims nothing from then on; one that is drained, or has left
+// the configuration, claims what it had until it has acknowledged.
+func (l *ledger) retire(a *account, m moment, configured bool) (changed bool) {
+	if t := a.newest(); t == nil || !isRetired(*t) || a.outranked() || configured && !a.asked() {
+		t := l.terms(0, 0, 1)
+		t.Fence = m.nextFence()
+		a.add(offer{terms: t}, m.now)
+		changed = true
+	}
+	if a.declared == fenced && len(a.offers) > 1 {
+		a.offers = a.offers[:1]
+		changed = true
+	}
+	return changed
+}
+
+// aim sets what the live regions should have, which share rest.
+func (l *ledger) aim(live []member, rest int64) {
+	claimants := make([]Claimant, len(live))
+	for i, s := range live {
+		wants := s.granted(l.unit)
+		if s.demand.known {
+			wants = s.demand.units(l.unit.total)
+		}
+		claimants[i] = s.p.claimant(s.region, wants, max(1, s.most))
+	}
+	targets := Allocate(max(0, rest), claimants)
+	// Changes that matter to nobody aren't worth a write: then everyone keeps what there is.
+	still, idle := true, max(0, rest)
+	for i, s := range live {
+		now := s.granted(l.unit)
+		more := targets[i] - now
+		idle -= now
+		still = still && now >= s.p.floor && now <= s.most &&
+			max(more, -more) < l.unit.total/100 && (!s.demand.starved || more <= l.unit.total/1000)
+	}
+	still = still && idle >= 0 && idle <= l.unit.total/1000
+	for i := range live {
+		s := &live[i]
+		if s.want = targets[i]; still {
+			s.want = s.granted(l.unit)
+		}
+		s.want = min(s.want, s.most)
+	}
+}
+
+// grow sets the targets to what can be given now: a region keeps what it
+// claims, and more comes out of what nobody claims, floors first.
+func (l *ledger) grow(live []member, free int64) {
+	for _, most := range []func(member) int64{
+		func(s member) int64 { return min(s.want, s.p.floor) },
+		func(s member) int64 { return s.want },
+	} {
+		if free <= 0 {
+			break
+		}
+		needs := make([]bounds, len(live))
+		for i, s := range live {
+			needs[i] = bounds{name: s.region, weight: s.p.weight, hi: max(0, most(s)-s.rate)}
+		}
+		for i, n := range fill(free, needs) {
+			live[i].rate += n
+			free -= n
+		}
+	}
+	for i := range live {
+		live[i].target = min(live[i].want, live[i].rate)
+	}
+}
+
+// offer is what the region is to be offered, if that is worth a write.
+func (l *ledger) offer(s member, capacity int64, timing Timing) (policy.Terms, bool) {
+	old := s.newest()
+	rate, granted := s.target, s.granted(l.unit)
+	if capacity < 1 {
+		return policy.Terms{}, false // another region's capacity isn't free yet
+	}
+	if more := rate - granted; old != nil && more > 0 && more < l.unit.total/100 && more < s.want-rate {
+		rate = granted // the better part of it isn't free yet
+	}
+	t := l.terms(rate, min(s.p.floor, rate), capacity)
+	if t.GrantEra = s.ticket.era; t.GrantEra != 0 {
+		t.GrantEnd = s.ticket.now + timing.Lease.Microseconds()
+	}
+	if !s.asked() || s.outranked() {
+		return t, true
+	}
+	like := *old
+	like.Fence, like.GrantEnd = t.Fence, t.GrantEnd
+	renewal := t.GrantEnd-old.GrantEnd >= (timing.Report / 2).Microseconds()
+	return t, like != t || t.GrantEra != 0 && renewal
+}

@@ -1,0 +1,191 @@
+package pool
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// publish records the epoch, and writes the shares of the regions that have changed. What fails is written again after
+// a fresh look: an offer counts from when it was planned, whether it arrives or not.
+func (t *term) publish(ctx context.Context) error {
+	if t.office.epoch != t.epoch {
+		if err := t.record(ctx); err != nil {
+			return err
+		}
+	}
+	if len(t.dirty) == 0 {
+		t.able = t.now()
+		return nil
+	}
+	regions := slices.Sorted(maps.Keys(t.dirty))
+	t.lease = max(t.lease, t.timing.Lease)
+	for len(regions) > 0 {
+		var writes []sharing
+		size, n := 0, 0
+		for _, r := range regions {
+			w, ok := t.write(r)
+			if len(w.value) > maxShareBytes {
+				t.tooLarge(r, len(w.value))
+				n++
+				continue
+			}
+			if len(writes) == maxTxnWrite || len(writes) > 0 && size+len(w.value) > maxTxnBytes {
+				break
+			}
+			n++
+			if ok {
+				writes = append(writes, w)
+				size += len(w.value)
+			}
+		}
+		if err := t.commitShares(ctx, writes); err != nil {
+			return err
+		}
+		for _, r := range regions[:n] {
+			delete(t.dirty, r)
+		}
+		regions = regions[n:]
+	}
+	return nil
+}
+
+// record writes the epoch, so that no later coordinator grants under a lower one.
+func (t *term) record(ctx context.Context) error {
+	o := t.office
+	o.epoch = 0
+	w := write{key: epochKey, value: strconv.FormatInt(t.epoch, 10), seen: t.seen[epochKey]}
+	if _, unreadable := t.unread[epochKey]; unreadable {
+		return errors.New("pool: the epoch in etcd can't be read")
+	}
+	if err := t.commit(ctx, o, []write{w}); err != nil {
+		return err
+	}
+	t.office.epoch = t.epoch
+	t.count(func(s *CoordinatorStats) { s.Epoch = t.epoch })
+	return nil
+}
+
+// tooLarge tells of a share that etcd would refuse. Its region keeps what it has until the grants end; others go on.
+func (t *term) tooLarge(region string, bytes int) {
+	if t.large != region {
+		t.large = region
+		t.log.Error("share is too large for etcd and is not written", "region", region, "bytes", bytes, "most", maxShareBytes)
+	}
+	t.count(func(s *CoordinatorStats) { s.TooLarge++ })
+}
+
+// sharing is the write of a region's share.
+type sharing struct {
+	entries []recording
+	write
+}
+
+// recording is what a share says of one pool.
+type recording struct {
+	l     *ledger
+	a     *account
+	terms []policy.Terms
+}
+
+// write is the share of a region as it should be; false if there is nothing to write.
+func (t *term) write(region string) (sharing, bool) {
+	ledgers := t.byName()
+	entries, count := make([]recording, 0, len(ledgers)), 0
+	for _, l := range ledgers {
+		if a := l.accounts[region]; a != nil {
+			entries = append(entries, recording{l: l, a: a})
+			count += len(a.offers)
+		}
+	}
+	all := make([]policy.Terms, 0, count) // of all entries, one after the other
+	text := appendLease(make([]byte, 0, 64+lineBytes*count), t.lease)
+	var rows table
+	for i := range entries {
+		e, n := &entries[i], len(all)
+		all = e.a.list(all)
+		e.terms = all[n:len(all):len(all)]
+		g := grants{e.terms, e.a.demand.units(e.l.unit.total), e.a.since, e.a.joined, e.l.open, !t.restored.IsZero()}
+		text = g.append(text, &rows, e.l.name)
+	}
+	key := shareKeys + region
+	w := sharing{entries, write{key: key, seen: t.seen[key], value: string(text), remove: count == 0}}
+	if t.gone[key] {
+		w.seen = 0
+	}
+	if u, ok := t.unread[key]; ok && u.until.IsZero() {
+		return w, false // it isn't ours to replace
+	}
+	return w, !w.remove || w.seen > 0
+}
+
+// commitShares writes shares in one transaction.
+func (t *term) commitShares(ctx context.Context, shares []sharing) error {
+	if len(shares) == 0 {
+		return nil
+	}
+	writes := make([]write, len(shares))
+	for i, s := range shares {
+		writes[i] = s.write
+	}
+	if err := t.commit(ctx, t.office, writes); err != nil {
+		return err
+	}
+	for _, w := range shares {
+		noteRecorded(w.entries)
+		if delete(t.gone, w.key); w.remove {
+			t.gone[w.key] = true
+		}
+	}
+	t.count(func(s *CoordinatorStats) { s.Writes += int64(len(writes)) })
+	return nil
+}
+
+// commit makes writes if this term is still in office and nobody else has written the same keys.
+func (t *term) commit(ctx context.Context, o office, writes []write) error {
+	ctx, cancel := context.WithTimeout(ctx, t.timeout())
+	defer cancel()
+	revision, v, err := t.registry.commit(ctx, o, writes)
+	switch {
+	case err != nil:
+		return err
+	case v == deposed:
+		return errDeposed
+	case v == conflict: // a write of ours that was given up has arrived after all
+		t.count(func(s *CoordinatorStats) { s.Refused++ })
+		return errors.New("pool: a share or the epoch has changed since it was read")
+	case revision < t.revision:
+		return errSilent
+	}
+	for _, w := range writes {
+		t.seen[w.key] = revision
+	}
+	t.able = t.now()
+	t.count(func(s *CoordinatorStats) { s.Commits++ })
+	return nil
+}
+
+// noteRecorded notes that etcd holds a share. What that frees can be given away.
+func noteRecorded(entries []recording) {
+	for _, e := range entries {
+		_, before := e.a.claims(e.l.unit)
+		e.a.recorded = e.terms
+		_, after := e.a.claims(e.l.unit)
+		e.l.dirty = e.l.dirty || after.rate < before.rate || after.capacity < before.capacity
+	}
+}
+
+// sleep waits for d or until ctx ends.
+func sleep(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-timer.C:
+	}
+}

@@ -1,0 +1,40 @@
+package pool
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"github.com/stretchr/testify/require"
+)
+
+// interleaved is a registry of which more is read while a report is being written.
+type interleaved struct {
+	registry
+	revision int64 // the revision that the write makes
+	meantime func()
+}
+
+func (r *interleaved) put(context.Context, string, string) (int64, error) {
+	r.meantime()
+	return r.revision, nil
+}
+
+func TestAWriteIsHeldAgainstWhatWasSeenBeforeIt(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		before, meantime, put int64
+		rewound               bool
+	}{
+		"a later one was read meanwhile":  {before: 1, meantime: 3, put: 2},
+		"what was seen before is no more": {before: 7, meantime: 7, put: 2, rewound: true},
+	} {
+		r := &interleaved{revision: c.put}
+		a := newAgent(AgentConfig{Region: "eu", Logger: hclog.NewNullLogger(), Timing: ForTTL(2 * time.Second)}, r, nil, 1)
+		a.revision = c.before
+		r.meantime = func() { a.note(func(*AgentState) { a.revision = c.meantime }) }
+		a.put(t.Context(), report{})
+		require.Len(t, a.rewound, map[bool]int{true: 1}[c.rewound], name)
+	}
+}

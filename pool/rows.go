@@ -1,0 +1,90 @@
+package pool
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// format is the first word of shares and reports. A later release that writes something else raises it, so that this
+// one doesn't misread it.
+const format = "1"
+
+// maxEpoch is the highest epoch of a record: higher ones would end what fences can order.
+const maxEpoch = 1 << 51
+
+// table encodes lines of a name and numbers compactly: of each number, the difference from that of an earlier line, in
+// base 36, and nothing if there is none. What all lines have in common stands once. The nth line of a name is held
+// against the nth of another name, the latest that has one, or otherwise against the line above it.
+type table struct {
+	name   string
+	nth    int
+	before [][]int64 // of each nth line, the latest
+}
+
+// base is what the next line, of so many numbers, is held against.
+func (t *table) base(name string, count int) []int64 {
+	if t.nth++; name != t.name || t.before == nil {
+		t.name, t.nth = name, 0
+	}
+	switch {
+	case t.nth < len(t.before):
+	case t.nth == 0:
+		t.before = append(t.before, make([]int64, count))
+	default:
+		t.before = append(t.before, slices.Clone(t.before[t.nth-1]))
+	}
+	return t.before[t.nth]
+}
+
+// append appends a line. All lines have as many numbers.
+func (t *table) append(b []byte, name string, numbers ...int64) []byte {
+	before := t.base(name, len(numbers))
+	b = append(b, name...)
+	end := len(b)
+	for i, n := range numbers {
+		b = append(b, ' ')
+		if d := n - before[i]; d != 0 {
+			b = strconv.AppendInt(b, d, 36)
+			end = len(b)
+		}
+		before[i] = n
+	}
+	return append(b[:end], '\n')
+}
+
+// parse reads a line of so many numbers, which are valid until the next call.
+func (t *table) parse(line string, count int) (name string, numbers []int64, err error) {
+	name, line, more := strings.Cut(line, " ")
+	numbers = t.base(name, count)
+	for i := 0; more; i++ {
+		var word string
+		if word, line, more = strings.Cut(line, " "); word == "" && i < count {
+			continue
+		}
+		d, err := strconv.ParseInt(word, 36, 64)
+		if err != nil || i >= count {
+			return "", nil, fmt.Errorf("%w: %s: number %d is %q, want %d numbers", ErrRecord, name, i+1, word, count)
+		}
+		numbers[i] += d
+	}
+	if !validName(name) {
+		return "", nil, fmt.Errorf("%w: %q is no name", ErrRecord, name)
+	}
+	return name, numbers, nil
+}
+
+// lines cuts the first line off a record, which must begin with the format and a word.
+func lines(text, word string) (first string, rest []string, err error) {
+	text, ended := strings.CutSuffix(text, "\n")
+	first, body, some := strings.Cut(text, "\n")
+	value, ok := strings.CutPrefix(first, format+" "+word+" ")
+	if !ended || !ok {
+		return "", nil, fmt.Errorf("%w: it begins with %.40q, want %q", ErrRecord, first, format+" "+word)
+	}
+	if some {
+		rest = strings.Split(body, "\n")
+	}
+	return value, rest, nil
+}

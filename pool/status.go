@@ -1,0 +1,183 @@
+package pool
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// ReadSettings reads the settings in force below a prefix; found is false if there are none.
+func ReadSettings(ctx context.Context, client *clientv3.Client, prefix string) (s Settings, found bool, err error) {
+	entries, _, err := newEtcdRegistry(client, prefix).load(ctx, configKey)
+	if err != nil || len(entries) == 0 {
+		return Settings{}, false, err
+	}
+	if s, err = decodeSettings(entries[0].value); err != nil {
+		return Settings{}, true, fmt.Errorf("%s: %w", configKey, err)
+	}
+	return s, true, nil
+}
+
+// Status is what etcd holds of all pools below a prefix.
+type Status struct {
+	Version int64        `json:"version"` // of the settings in force
+	Pools   []PoolStatus `json:"pools"`
+
+	Settings Settings           `json:"-"` // in force
+	Fences   map[string]Fencing `json:"-"` // by region
+}
+
+// PoolStatus is one pool's.
+type PoolStatus struct {
+	Name     string         `json:"name"`
+	Rate     string         `json:"rate,omitempty"` // empty: it has left the configuration
+	Capacity int64          `json:"capacity,omitempty"`
+	Open     bool           `json:"open"`            // it lends more than floors
+	Waits    []string       `json:"waits,omitempty"` // until these regions have acknowledged it, or are fenced, it doesn't
+	Regions  []RegionStatus `json:"regions"`
+}
+
+// RegionStatus is one region's part in a pool. Rates are tokens per second.
+type RegionStatus struct {
+	Region     string    `json:"region"`
+	Granted    float64   `json:"granted"`              // by the newest grant, floor included
+	Floor      float64   `json:"floor"`                // of it
+	Capacity   int64     `json:"capacity"`             // of the region's bucket
+	Demand     float64   `json:"demand"`               // what it could use, as the coordinator saw it
+	Age        float64   `json:"grant_age_seconds"`    // of the newest grant, at the region's last report
+	Remaining  float64   `json:"remaining_seconds"`    // of the newest grant, at the last report; 0: it is on its floor
+	Applied    bool      `json:"applied"`              // the region has acknowledged the newest grant
+	Claimed    float64   `json:"claimed"`              // the most that it may be using
+	Tokens     int64     `json:"tokens"`               // at its last report
+	Used       int64     `json:"used"`                 // taken by its consumers up to its last report; never falls
+	Reported   bool      `json:"reported"`             // it has ever reported
+	At         time.Time `json:"reported_at,omitzero"` // of its last report, on the clock of its Redis
+	Reporter   string    `json:"reporter"`             // the agent that reported last
+	Fenced     *Fencing  `json:"fenced"`               // not null: an operator has declared that it is to use nothing
+	Joined     bool      `json:"joined"`               // it has acknowledged terms of the pool here
+	Bucket     string    `json:"bucket,omitempty"`     // what its Redis has instead of the pool's bucket: "plain", "none"
+	Configured bool      `json:"configured"`
+}
+
+// Idle reports whether the region has acknowledged that it is to use nothing of the pool.
+func (r RegionStatus) Idle() bool { return r.Joined && r.Applied && r.Claimed == 0 }
+
+// ReadStatus reads the pools below a prefix.
+func ReadStatus(ctx context.Context, client *clientv3.Client, prefix string) (Status, error) {
+	return readStatus(ctx, newEtcdRegistry(client, prefix))
+}
+
+func readStatus(ctx context.Context, r registry) (Status, error) {
+	rec, err := readRecords(ctx, r)
+	if err != nil {
+		return Status{}, err
+	}
+	pools := map[string]map[string]*RegionStatus{}
+	at := func(pool, region string) *RegionStatus {
+		if pools[pool] == nil {
+			pools[pool] = map[string]*RegionStatus{}
+		}
+		if pools[pool][region] == nil {
+			pools[pool][region] = &RegionStatus{Region: region}
+		}
+		return pools[pool][region]
+	}
+	configured := map[string]Pool{}
+	since := map[*RegionStatus]int64{}
+	for _, p := range rec.settings.Pools {
+		configured[p.Name] = p
+		for _, r := range p.Regions {
+			at(p.Name, r.Name).Configured = true
+			since[at(p.Name, r.Name)] = r.since
+		}
+	}
+	open := map[string]bool{}
+	for region, s := range rec.shares {
+		for pool, g := range s.pools {
+			r := at(pool, region)
+			r.fill(g, rec.reports[region], pool, s.lease)
+			r.Joined = g.joined && since[r] == g.since
+			open[pool] = open[pool] || g.open && since[r] == g.since
+		}
+	}
+	out := Status{Version: rec.settings.Version, Settings: rec.settings, Fences: rec.fences}
+	for _, pool := range slices.Sorted(maps.Keys(pools)) {
+		p := PoolStatus{Name: pool, Regions: []RegionStatus{}}
+		if c, ok := configured[pool]; ok {
+			p.Rate, p.Capacity, p.Open = c.Rate.String(), c.Capacity, open[pool]
+		}
+		for _, region := range slices.Sorted(maps.Keys(pools[pool])) {
+			r := pools[pool][region]
+			if f, ok := rec.fences[region]; ok {
+				r.Fenced = &f
+			}
+			if r.Configured && !p.Open && !r.Joined && (r.Fenced == nil || r.Fenced.Drain) {
+				p.Waits = append(p.Waits, region)
+			}
+			p.Regions = append(p.Regions, *r)
+		}
+		out.Pools = append(out.Pools, p)
+	}
+	return out, nil
+}
+
+// records are all that etcd holds of pools; by region, but for the settings.
+type records struct {
+	settings Settings
+	shares   map[string]share
+	reports  map[string]report
+	fences   map[string]Fencing
+}
+
+func readRecords(ctx context.Context, r registry) (records, error) {
+	rec := records{shares: map[string]share{}, reports: map[string]report{}, fences: map[string]Fencing{}}
+	entries, _, err := r.load(ctx)
+	if err != nil {
+		return rec, err
+	}
+	for _, e := range entries {
+		if region, ok := e.under(shareKeys); ok {
+			rec.shares[region], err = decodeShare(e.value)
+		} else if region, ok := e.under(reportKeys); ok {
+			rec.reports[region], err = decodeReport(e.value)
+		} else if region, ok := e.under(fenceKeys); ok {
+			rec.fences[region], err = decodeFencing(e.value)
+		} else if e.key == configKey {
+			rec.settings, err = decodeSettings(e.value)
+		}
+		if err != nil {
+			return rec, fmt.Errorf("%s: %w", e.key, err)
+		}
+	}
+	return rec, nil
+}
+
+// fill takes in the region's grants, newest first, and its last report.
+func (s *RegionStatus) fill(g grants, r report, pool string, lease time.Duration) {
+	perSecond := func(n int64, t policy.Terms) float64 { return unit{per: t.Per}.perSecond(n) }
+	newest := g.terms[0]
+	s.Floor, s.Capacity = perSecond(newest.Tokens, newest), newest.Capacity
+	s.Granted, s.Demand = max(s.Floor, perSecond(newest.GrantTokens, newest)), perSecond(g.demand, newest)
+	ticket, reported := r.tickets[pool]
+	s.Reporter = r.agent
+	if s.Reported = reported; reported {
+		s.Tokens, s.Used, s.Applied = ticket.tokens, ticket.used, ticket.acknowledges(newest)
+		s.At = time.UnixMicro(ticket.now).UTC()
+		if newest.GrantTokens > 0 && newest.GrantEra == ticket.era {
+			s.Remaining = max(0, float64(newest.GrantEnd-ticket.now)/1e6)
+			s.Age = max(0, lease.Seconds()-s.Remaining)
+		}
+		s.Bucket = map[kind]string{absent: "none", plain: "plain"}[ticket.kind]
+	}
+	for _, t := range g.terms {
+		if !t.Fence.Before(ticket.terms.Fence) {
+			s.Claimed = max(s.Claimed, perSecond(t.Tokens, t), perSecond(t.GrantTokens, t))
+		}
+	}
+}

@@ -1,0 +1,228 @@
+package pool
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// errSilent ends a session that hears of nothing, while etcd has gone on or begun anew.
+var errSilent = errors.New("pool: nothing is heard from etcd any more")
+
+// term is a coordinator's time in office. What it has offered stays known for the whole term, through every loss of the
+// connection.
+type term struct {
+	*Coordinator
+	office     office
+	epoch      int64     // of the fences; office has it once it is recorded
+	seq        int64     // of the last fence
+	incomplete time.Time // until then etcd's history isn't known to be the whole one
+	restored   time.Time // likewise, after a region showed it to this term or the last one; recorded in shares
+	// forgotten is the highest epoch of which a region showed a grant that etcd doesn't know of.
+	forgotten int64
+	known     policy.Fence // the latest in etcd or in a ticket
+	revision  int64        // the highest of etcd that was seen in this session
+	heard     time.Time    // when the last event came in
+
+	ledgers  map[string]*ledger
+	order    []*ledger           // of byName; nil: to be made anew
+	seen     map[string]int64    // revisions at which the shares in etcd last changed
+	gone     map[string]bool     // shares that we have removed
+	dirty    map[string]bool     // regions whose share is to be written
+	declared map[string]declared // of regions, by operators
+	unread   map[string]unread
+	lease    time.Duration // the longest that any grant in etcd may have
+	able     time.Time     // when etcd last took what was to be written, or there was nothing
+	logged   string        // the last bad record
+	large    string        // the last region whose share was too large
+}
+
+func newTerm(c *Coordinator, o office) *term {
+	return &term{
+		Coordinator: c, office: o, ledgers: map[string]*ledger{}, seen: map[string]int64{}, gone: map[string]bool{},
+		dirty: map[string]bool{}, declared: map[string]declared{}, able: c.now(), unread: map[string]unread{},
+	}
+}
+
+// session reads everything and keeps up with the changes until something fails.
+func (t *term) session(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+
+	loading, done := context.WithTimeout(ctx, t.timing.load())
+	entries, revision, err := t.registry.load(loading)
+	done()
+	if err != nil {
+		return err
+	}
+	if t.heard.IsZero() {
+		t.able = t.now()
+	}
+	t.heard, t.revision = t.now(), revision
+	t.readAll(entries, t.now())
+
+	events := make(chan entry, 1024)
+	watched := make(chan error, 1)
+	wg.Go(func() { watched <- t.registry.watch(ctx, revision+1, events) })
+
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	next := t.now()
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case err := <-watched:
+			return err
+		case e := <-events:
+			t.heard = t.now()
+			t.learn(e, t.heard)
+			for n := len(events); n > 0; n-- {
+				t.learn(<-events, t.heard)
+			}
+			timer.Reset(next.Sub(t.now()))
+		case <-timer.C:
+			began := t.now()
+			t.plan(began)
+			next = began.Add(min(max(pace, 10*t.now().Sub(began)), maxPace))
+			if err := errors.Join(t.publish(ctx), t.listen(ctx)); err != nil {
+				return err
+			}
+			timer.Reset(t.rest(next))
+		}
+	}
+}
+
+// timeout bounds a request to etcd: a member that is cut off answers late or never.
+func (t *term) timeout() time.Duration { return max(t.timing.Report, time.Second) }
+
+// listen asks etcd whether it still has this session's history if nothing has come from it for long. A watch of a
+// history that is no more stays silent for ever.
+func (t *term) listen(ctx context.Context) error {
+	if t.now().Sub(t.heard) < t.timing.fresh() {
+		return nil
+	}
+	t.heard = t.now()
+	ctx, cancel := context.WithTimeout(ctx, t.timeout())
+	defer cancel()
+	_, revision, err := t.registry.load(ctx, epochKey)
+	if err == nil && revision < t.revision {
+		err = errSilent
+	}
+	return err
+}
+
+// rest is how long nothing needs to be done if nothing happens, not before next.
+func (t *term) rest(next time.Time) time.Duration {
+	at := next.Add(t.timing.Report)
+	for _, l := range t.ledgers {
+		switch {
+		case l.dirty:
+			at = next
+		case !l.wake.IsZero() && l.wake.Before(at):
+			at = l.wake
+		}
+	}
+	if at.Before(next) {
+		at = next
+	}
+	return at.Sub(t.now())
+}
+
+// plan plans for the pools that need it.
+func (t *term) plan(now time.Time) {
+	if !t.restored.IsZero() && !now.Before(t.restored) {
+		t.restored = time.Time{}
+		t.rewrite()
+	}
+	frozen := t.frozen(now)
+	m := moment{now, t.timing, now.Before(t.incomplete), t.nextFence}
+	plans := int64(0)
+	sums := map[string]PoolSum{}
+	for _, l := range t.byName() { // so that neighbours in a share have fences that are close
+		if !l.dirty && (l.wake.IsZero() || l.wake.After(now)) {
+			continue
+		}
+		plans++
+		plan := l.plan
+		if frozen {
+			plan = l.renew
+		}
+		for _, region := range plan(m) {
+			t.dirty[region] = true
+		}
+		if m.incomplete && (l.wake.IsZero() || l.wake.After(t.incomplete)) {
+			l.wake = t.incomplete
+		}
+		if l.pool == nil && len(l.accounts) == 0 {
+			delete(t.ledgers, l.name)
+			t.order = nil
+		}
+		sums[l.name] = l.sum()
+	}
+	regions := map[string]bool{}
+	for _, l := range t.ledgers {
+		for region := range l.accounts {
+			regions[region] = true
+		}
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.stats.Plans += plans
+	maps.Copy(t.pools, sums)
+	maps.DeleteFunc(t.pools, func(name string, _ PoolSum) bool { return t.ledgers[name] == nil })
+	maps.DeleteFunc(t.regions, func(region string, _ RegionSeen) bool { return !regions[region] })
+}
+
+// rewrite has all shares written.
+func (t *term) rewrite() {
+	for _, l := range t.ledgers {
+		l.dirty = true
+		for region := range l.accounts {
+			t.dirty[region] = true
+		}
+	}
+}
+
+// byName are the ledgers in the order of their names.
+func (t *term) byName() []*ledger {
+	if t.order == nil {
+		t.order = slices.SortedFunc(maps.Values(t.ledgers), func(l, m *ledger) int { return strings.Compare(l.name, m.name) })
+	}
+	return t.order
+}
+
+// frozen reports whether there is a record that can't be read. What it grants to whom isn't known, so nothing can be
+// given away.
+func (t *term) frozen(now time.Time) bool {
+	before := len(t.unread)
+	maps.DeleteFunc(t.unread, func(_ string, u unread) bool { return !u.until.IsZero() && now.After(u.until) })
+	if before > 0 && len(t.unread) == 0 {
+		t.log.Info("every record can be read again", "epoch", t.epoch)
+		for _, l := range t.ledgers {
+			l.dirty = true
+		}
+	}
+	t.count(func(s *CoordinatorStats) { s.Unread = len(t.unread) })
+	return len(t.unread) > 0
+}
+
+func (t *term) nextFence() policy.Fence {
+	t.seq++
+	return policy.Fence{Epoch: t.epoch, Seq: t.seq}
+}
+
+// raise makes the term's epoch higher than one that was seen, if it isn't.
+func (t *term) raise(seen policy.Fence) {
+	if (policy.Fence{Epoch: t.epoch, Seq: t.seq}).Before(seen) {
+		t.epoch, t.seq = seen.Epoch+1, 0
+	}
+}

@@ -1,0 +1,44 @@
+package pool
+
+// usage is how many tokens a region's consumers have taken of a pool, less what came back: whatever befalls its Redis,
+// its replicas and the coordinator. Each report has it, so that another replica goes on from there.
+//
+// It is what refills added less the change of the tokens, from one ticket to the next in an era of the bucket. What is
+// taken between the last ticket of an era and the first of the next isn't counted, nor is what a smaller capacity takes
+// away. Tokens that an operator grants count as given back, and those that an operator's reset takes away as taken.
+type usage struct {
+	used  int64 // never falls
+	ahead int64 // of it, what has come back since, so that as much is taken again without counting
+}
+
+// usageFrom is the usage at a ticket, given an earlier one with the usage then.
+func (t ticket) usageFrom(before ticket) usage {
+	switch {
+	case t.kind != pooled:
+		return usage{used: before.used}
+	case before.used == 0 && before.kind != pooled: // all that the bucket tells of
+		return usage{used: max(0, t.added-t.tokens)}
+	case before.kind != pooled || before.era != t.era:
+		return usage{used: before.used}
+	}
+	had := min(before.tokens, t.terms.Capacity)
+	net := before.used - before.ahead + t.added - before.added + had - t.tokens
+	used := max(before.used, net)
+	return usage{used, used - net}
+}
+
+// count takes in a ticket, and returns it with the usage at it.
+func (a *Agent) count(pool string, t ticket) ticket {
+	t.usage = t.usageFrom(a.counted[pool])
+	a.counted[pool] = t
+	return t
+}
+
+// recount goes on from a report that knows of more.
+func (a *Agent) recount(r report) {
+	for pool, t := range r.tickets {
+		if own, ok := a.counted[pool]; !ok || t.used > own.used {
+			a.counted[pool] = t
+		}
+	}
+}

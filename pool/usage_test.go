@@ -1,0 +1,118 @@
+package pool
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/policy"
+)
+
+func TestUsageIsWhatWasTakenLessWhatCameBack(t *testing.T) {
+	t.Parallel()
+	at := func(kind kind, era, capacity, added, tokens int64) ticket {
+		return ticket{kind: kind, era: era, added: added, tokens: tokens, terms: policy.Terms{Capacity: capacity}}
+	}
+	var last ticket
+	for _, step := range []struct {
+		what        string
+		t           ticket
+		used, ahead int64
+	}{
+		{"no bucket yet", at(absent, 0, 0, 0, 0), 0, 0},
+		{"a bucket that began empty: 100 added, 40 left", at(pooled, 5, 200, 100, 40), 60, 0},
+		{"nothing", at(pooled, 5, 200, 100, 40), 60, 0},
+		{"10 taken", at(pooled, 5, 200, 100, 30), 70, 0},
+		{"25 came back", at(pooled, 5, 200, 100, 55), 70, 25},
+		{"20 taken of those", at(pooled, 5, 200, 100, 35), 70, 5},
+		{"100 added, 20 taken", at(pooled, 5, 200, 200, 115), 85, 0},
+		{"the capacity is cut to 50, and 5 are taken of them", at(pooled, 5, 50, 200, 45), 90, 0},
+		{"3 came back", at(pooled, 5, 50, 200, 48), 90, 3},
+		{"a new era: nobody knows what was taken meanwhile, or what came back", at(pooled, 6, 50, 230, 0), 90, 0},
+		{"30 added, 10 taken", at(pooled, 6, 50, 260, 20), 100, 0},
+		{"a bucket of no pool", at(plain, 7, 500, 260, 400), 100, 0},
+		{"the pool's again, with what was there", at(pooled, 8, 50, 0, 50), 100, 0},
+		{"40 added, 30 taken", at(pooled, 8, 50, 40, 60), 130, 0},
+		{"the bucket is gone", at(absent, 0, 0, 0, 0), 130, 0},
+		{"a new one, whose first ticket tells nothing", at(pooled, 9, 50, 70, 20), 130, 0},
+		{"20 taken", at(pooled, 9, 50, 70, 0), 150, 0},
+	} {
+		step.t.usage = step.t.usageFrom(last)
+		require.Equal(t, usage{step.used, step.ahead}, step.t.usage, step.what)
+		last = step.t
+	}
+}
+
+// takenIn is what a region's consumers have taken.
+func (w *world) takenIn(region string) (n int64) {
+	w.set0(func() { n = w.servers[region].taken })
+	return n
+}
+
+// Whatever happens to coordinators, replicas and etcd, the usage goes on where it was, and is exact.
+func TestUsageSurvivesCoordinatorsReplicasAndEtcd(t *testing.T) {
+	o := live(t, 1, sabotage{}, func(w *world) {
+		last := map[string]int64{}
+		for what, do := range []func(){
+			func() {},
+			w.killTheLeader,
+			func() { // both replicas of a region are replaced, one after the other
+				for i, p := range w.of("eu") {
+					p.kill()
+					time.Sleep(2 * time.Second)
+					w.startProc("eu", []string{"eu-new0", "eu-new1"}[i])
+				}
+			},
+			func() { // and at once
+				for _, p := range w.of("us") {
+					p.kill()
+				}
+				time.Sleep(2 * time.Second)
+				w.startProc("us", "us-new")
+			},
+			w.wipe,
+		} {
+			do()
+			w.demands(map[string]float64{"ap": 700, "eu": 700, "us": 700})
+			time.Sleep(25 * time.Second)
+			w.demands(map[string]float64{"ap": 0, "eu": 0, "us": 0})
+			time.Sleep(2 * time.Second)
+			for _, r := range w.status().Regions {
+				require.Greater(w.t, r.Used, last[r.Region], "step %d", what)
+				require.Equal(w.t, w.takenIn(r.Region), r.Used, "%s, step %d", r.Region, what)
+				last[r.Region] = r.Used
+			}
+		}
+	})
+	requireSafe(t, o)
+}
+
+// A new era forgets what was taken since the last report and counts nothing twice.
+func TestUsageAcrossAFailOverCountsNothingTwice(t *testing.T) {
+	first, _ := simSeed(t, 1)
+	for seed := first; seed < first+10; seed++ {
+		o := live(t, seed, sabotage{}, func(w *world) {
+			w.demands(map[string]float64{"ap": 700, "eu": 700, "us": 700})
+			time.Sleep(20 * time.Second)
+			for range 3 {
+				w.failOver("eu")
+				time.Sleep(10 * time.Second)
+			}
+			w.demands(map[string]float64{"ap": 0, "eu": 0, "us": 0})
+			time.Sleep(2 * time.Second)
+			used, taken := w.status().Regions[1].Used, w.takenIn("eu")
+			require.LessOrEqual(w.t, used, taken, "seed %d", seed)
+			require.GreaterOrEqual(w.t, used, taken-3*3000, "seed %d", seed)
+
+			// Replicas that know nothing go on from the report in etcd: the bucket's own counts don't tell as much.
+			for _, p := range w.of("eu") {
+				p.kill()
+			}
+			w.startProc("eu", "eu-new")
+			time.Sleep(5 * time.Second)
+			require.Equal(w.t, used, w.status().Regions[1].Used, "seed %d", seed)
+		})
+		requireSafe(t, o)
+	}
+}

@@ -1,0 +1,110 @@
+package docs
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/internal/markdown"
+)
+
+// documents calls visit for every Markdown file of the repository.
+func documents(t *testing.T, visit func(path, text string)) {
+	t.Helper()
+	require.NoError(t, filepath.WalkDir("../..", func(path string, d fs.DirEntry, err error) error {
+		switch name := d.Name(); {
+		case err != nil:
+			return err
+		case d.IsDir() && (name == "dist" || name == "bin" || name == "testdata" || strings.HasPrefix(name, ".") &&
+			name != ".."):
+			return filepath.SkipDir
+		case filepath.Ext(name) == ".md":
+			text, err := os.ReadFile(path)
+			require.NoError(t, err)
+			visit(strings.TrimPrefix(filepath.ToSlash(path), "../../"), string(text))
+		}
+		return nil
+	}))
+}
+
+// Every code block is run, compiled or decoded; one that can't be is marked with the reason, and what it names is
+// there.
+func TestCodeBlocksOfTheDocumentationRun(t *testing.T) {
+	t.Parallel()
+	documents(t, func(path, text string) {
+		blocks, err := markdown.Blocks(text)
+		require.NoError(t, err, path)
+		if len(blocks) == 0 {
+			return
+		}
+		t.Run(path, func(t *testing.T) {
+			t.Parallel()
+			var s *session
+			shell := func() *session {
+				if s == nil {
+					s = newSession(t, text)
+					if prepare := scenes[path]; prepare != nil {
+						prepare(s)
+					}
+				}
+				return s
+			}
+			for _, b := range blocks {
+				if name := b.File(); name != "" {
+					shell().write(name, b.Text)
+				}
+				check(t, b, shell)
+			}
+		})
+	})
+}
+
+// check runs a block, or looks at it.
+func check(t *testing.T, b markdown.Block, shell func() *session) {
+	t.Helper()
+	elsewhere := b.Has("cluster") || b.Has("long")
+	switch b.Language {
+	case "text", "": // drawings, and what long runs print
+		require.NotEmpty(t, b.Language, "line %d: a block needs a language; \"text\" is one", b.Line)
+	case "yaml":
+		checkYAML(t, b)
+	case "go":
+		checkGo(t, b)
+	case "sh", "console":
+		require.NotEmpty(t, b.Commands(), "line %d", b.Line)
+		if !elsewhere {
+			shell().run(b)
+			return
+		}
+		for _, c := range b.Commands() {
+			checkCommand(t, c.Text)
+		}
+	default:
+		t.Fatalf("line %d: blocks of %q can't be tested", b.Line, b.Language)
+	}
+}
+
+// scenes prepare what documents say is there.
+var scenes = map[string]func(*session){
+	"docs/sidecar.md": func(s *session) { // a busy machine takes its time
+		s.run(markdown.Block{Language: "sh", Text: "export REFILLER_SERVE_DEADLINE=5s\n"})
+	},
+	"docs/templates.md": func(s *session) {
+		s.write("config.yaml", `
+redis: {url: "redis://localhost:6379"}
+version: 1
+templates: [{prefix: "user:", capacity: 60, rate: 1/s}]
+listen: localhost:9090
+`)
+		s.run(
+			markdown.Block{
+				Language: "sh",
+				Text:     "refiller run --config config.yaml 2>refiller.log &\nconsumer take user:42 -n 43\n",
+			},
+		)
+	},
+}

@@ -1,0 +1,238 @@
+package docs
+
+import (
+	"bytes"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.yaml.in/yaml/v3"
+
+	"github.com/tokenrefill/refiller/internal/config"
+	"github.com/tokenrefill/refiller/internal/markdown"
+	"github.com/tokenrefill/refiller/internal/sidecar/envoy"
+	"github.com/tokenrefill/refiller/internal/sidecar/limits"
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
+)
+
+// checkYAML decodes a block as what it is: a configuration or a part of one, or limits for Envoy. Values of the chart
+// and objects of Kubernetes are for the tests of deploy/k8s.
+func checkYAML(t *testing.T, b markdown.Block) {
+	t.Helper()
+	var top map[string]any
+	decoder := yaml.NewDecoder(strings.NewReader(b.Text))
+	require.NoError(t, decoder.Decode(&top))
+	_, domain := top["domain"]
+	_, named := top["limits"]
+	_, values := top["config"]
+	_, object := top["apiVersion"]
+	switch {
+	case domain:
+		_, err := envoy.Parse(map[string][]byte{"limits.yaml": []byte(b.Text)}, nil)
+		require.NoError(t, err)
+	case named:
+		_, err := limits.Parse("limits.yaml", []byte(b.Text), nil, nil)
+		require.NoError(t, err)
+	case values, object:
+	default:
+		_, err := config.Parse([]byte(completed(b.Text, top)))
+		require.NoError(t, err)
+	}
+}
+
+// completed is a part of a configuration, with the rest that it needs.
+func completed(text string, top map[string]any) string {
+	for field, rest := range map[string]string{"redis": `{url: "redis://127.0.0.1:6379"}`, "version": "1"} {
+		if top[field] == nil {
+			text = field + ": " + rest + "\n" + text
+		}
+	}
+	return text
+}
+
+// packages that statements in the documentation use, by name.
+var packages = map[string]string{
+	"context": "context", "errors": "errors", "fmt": "fmt", "http": "net/http", "log": "log", "time": "time",
+	"redis": "github.com/redis/go-redis/v9",
+	"fetch": "github.com/tokenrefill/refiller/fetch", "policy": "github.com/tokenrefill/refiller/policy",
+}
+
+// checkGo compiles a program, or statements of a function that has a context, a Redis client and a client of the SDK.
+func checkGo(t *testing.T, b markdown.Block) {
+	t.Helper()
+	source := b.Text
+	if !strings.HasPrefix(source, "package ") {
+		source = wrapped(t, source)
+	}
+	file := filepath.Join(t.TempDir(), "main.go")
+	require.NoError(t, os.WriteFile(file, []byte(source), 0o600))
+	vet := exec.CommandContext(t.Context(), "go", "vet", file)
+	vet.Dir = "../.."
+	out, err := vet.CombinedOutput()
+	require.NoError(t, err, "%s\n%s", out, source)
+}
+
+// wrapped makes a program of statements. What they declare counts as used.
+func wrapped(t *testing.T, statements string) string {
+	t.Helper()
+	body := "func statements(ctx context.Context, rdb redis.UniversalClient, client *fetch.Client) (err error) {\n" +
+		statements
+	file, err := parser.ParseFile(token.NewFileSet(), "", "package main\n"+body+"}", 0)
+	require.NoError(t, err)
+	declared := map[string]bool{}
+	for _, s := range file.Decls[0].(*ast.FuncDecl).Body.List {
+		if a, ok := s.(*ast.AssignStmt); ok && a.Tok == token.DEFINE {
+			for _, left := range a.Lhs {
+				declared[left.(*ast.Ident).Name] = true
+			}
+		}
+	}
+	delete(declared, "_")
+	if declared["client"] {
+		body = strings.Replace(body, "client *fetch.Client", "_ *fetch.Client", 1)
+	}
+	for name := range declared {
+		body += "\t_ = " + name + "\n"
+	}
+	body += "\treturn err\n}\n"
+	program := "package main\n\nfunc main() { _ = statements }\n\n" + strings.Replace(
+		body,
+		"(err error) {",
+		"(failed error) {\n\tvar err error",
+		1,
+	)
+	if declared["err"] {
+		program = strings.Replace(program, "\tvar err error\n", "", 1)
+	}
+	imports := ""
+	for name, path := range packages {
+		if regexp.MustCompile(`\b` + name + `\.[A-Z]`).MatchString(program) {
+			imports += fmt.Sprintf("import %s %q\n", name, path)
+		}
+	}
+	return strings.Replace(program, "\n\n", "\n\n"+imports+"\n", 1)
+}
+
+// checkCommand looks at a command that isn't run: what it names is there.
+func checkCommand(t *testing.T, command string) {
+	t.Helper()
+	for part := range strings.SplitSeq(withoutComment(command), "&&") {
+		args := strings.Fields(part)
+		for len(args) > 0 && strings.Contains(args[0], "=") { // variables of the command
+			args = args[1:]
+		}
+		require.NotEmpty(t, args, command)
+		switch args[0] {
+		case "refiller", "consumer":
+			checkProgram(t, args[0], args[1:])
+		case "go":
+			checkGoCommand(t, args[1:])
+		case "make":
+			checkMake(t, args[1:])
+		case "kubectl", "helm", "docker":
+			for _, arg := range args[1:] {
+				if path, _, _ := strings.Cut(arg, ":"); strings.HasPrefix(path, "deploy/") &&
+					!strings.HasPrefix(arg, "deploy/limits") {
+					require.FileExists(t, existing(path), command)
+				}
+			}
+		case "redis-cli", "etcdctl", "etcdutl", "cd", "git", "mkdir", "curl":
+		default:
+			t.Errorf("nothing is known of %s: %s", args[0], command)
+		}
+	}
+}
+
+// existing is a file that is there if the path is: the path itself or a file in the directory.
+func existing(path string) string {
+	path = "../../" + path
+	if entries, err := os.ReadDir(path); err == nil {
+		for _, e := range entries {
+			if !e.IsDir() {
+				return filepath.Join(path, e.Name())
+			}
+		}
+	}
+	return path
+}
+
+var quoted = regexp.MustCompile(`'[^']*'|"[^"]*"`)
+
+// withoutComment cuts what stands after a # and what redirects, and puts a word in the place of quoted text.
+func withoutComment(command string) string {
+	command, _, _ = strings.Cut(command, " #")
+	command, _, _ = strings.Cut(command, " <")
+	return quoted.ReplaceAllString(strings.NewReplacer("\\\n", " ", "\n", " ").Replace(command), "QUOTED")
+}
+
+// checkProgram asks a program of the project for help with its arguments, which it refuses if it doesn't know one.
+func checkProgram(t *testing.T, name string, args []string) {
+	t.Helper()
+	args = slices.DeleteFunc(slices.Clone(args), func(arg string) bool { return arg == "&" })
+	out, err := exec.CommandContext(t.Context(), testenv.Build(t, "./cmd/"+name), append(args, "--help")...).
+		CombinedOutput()
+	require.NoError(t, err, "%s %v\n%s", name, args, out)
+	require.Contains(t, string(out), name+" "+args[0])
+}
+
+var testName = regexp.MustCompile(`(?m)^func (Test\w+|Benchmark\w+)`)
+
+// checkGoCommand looks for the packages that a go command names, and for the tests.
+func checkGoCommand(t *testing.T, args []string) {
+	t.Helper()
+	dir, run, names := "../..", "", []string(nil)
+	for i := 0; i < len(args); i++ {
+		switch {
+		case args[i] == "-args":
+			args = args[:i]
+		case args[i] == "-C":
+			i++
+			dir = filepath.Join(dir, args[i])
+		case args[i] == "-run" || args[i] == "-bench":
+			i++
+			run = strings.Trim(args[i], "'^$")
+		case strings.HasPrefix(args[i], "./cmd/") && args[0] == "run":
+			checkProgram(t, filepath.Base(args[i]), args[i+1:])
+			return
+		case strings.HasPrefix(args[i], "./"):
+			path := filepath.Join(dir, strings.TrimSuffix(args[i], "/..."))
+			require.DirExists(t, path)
+			sources, err := filepath.Glob(filepath.Join(path, "*_test.go"))
+			require.NoError(t, err)
+			for _, source := range sources {
+				text, err := os.ReadFile(source)
+				require.NoError(t, err)
+				for _, m := range testName.FindAllSubmatch(text, -1) {
+					names = append(names, string(m[1]))
+				}
+			}
+		}
+	}
+	if run != "" && run != "TestName" {
+		wanted := regexp.MustCompile(strings.Split(run, "/")[0])
+		require.True(t, slices.ContainsFunc(names, wanted.MatchString), "no test is named %s in %v", run, args)
+	}
+}
+
+// checkMake looks for targets and variables.
+func checkMake(t *testing.T, args []string) {
+	t.Helper()
+	makefile, err := os.ReadFile("../../Makefile")
+	require.NoError(t, err)
+	for _, arg := range args {
+		want := "\n" + arg + ":"
+		if name, _, variable := strings.Cut(arg, "="); variable {
+			want = "$(" + name + ")"
+		}
+		require.True(t, bytes.Contains(makefile, []byte(want)), "make %s: no %q", arg, want)
+	}
+}

@@ -1,0 +1,126 @@
+package docs
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/stretchr/testify/require"
+)
+
+// columns is how long a line may be; a tab counts as one.
+const columns = 120
+
+// longLines are directories with lines that are still longer, and how many at most. They become fewer.
+var longLines = map[string]int{
+	"bench":                    1,
+	"bench/scalechart":         2,
+	"cmd/consumer":             21,
+	"cmd/refiller":             22,
+	"deploy/k8s":               4,
+	"election":                 1,
+	"fetch":                    2,
+	"internal/accesslog":       6,
+	"internal/config":          11,
+	"internal/dev":             1,
+	"internal/fields":          3,
+	"internal/markdown":        1,
+	"internal/metrics":         5,
+	"internal/redisconn":       1,
+	"internal/replica":         3,
+	"internal/sidecar/envoy":   6,
+	"internal/testing/testenv": 1,
+	"lua":                      1,
+	"policy":                   2,
+	"pool":                     1,
+	"refill":                   1,
+	"scripts":                  6,
+	"test/operate":             14,
+	"test/scale":               4,
+}
+
+// sources calls visit for every file of the repository that people write.
+func sources(t *testing.T, visit func(path string, text []byte)) {
+	t.Helper()
+	list := exec.CommandContext(t.Context(), "git", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+	list.Dir = "../.."
+	out, err := list.Output()
+	require.NoError(t, err)
+	for path := range strings.SplitSeq(strings.TrimRight(string(out), "\x00"), "\x00") {
+		switch filepath.Ext(path) {
+		case ".go", ".md", ".lua", ".sh", ".proto": // a Makefile's help and a Dockerfile's labels stand on one line
+		default:
+			continue
+		}
+		if strings.HasSuffix(path, ".pb.go") || strings.Contains(path, "testdata/") || filepath.Base(path) == "LICENSE" {
+			continue
+		}
+		text, err := os.ReadFile("../../" + path)
+		if os.IsNotExist(err) { // deleted, and not yet committed
+			continue
+		}
+		require.NoError(t, err)
+		visit(path, text)
+	}
+}
+
+// TestLinesFit keeps lines within 120 columns, but for tables, code blocks and addresses of Markdown, which can't be
+// broken.
+func TestLinesFit(t *testing.T) {
+	t.Parallel()
+	found := map[string]int{}
+	sources(t, func(path string, text []byte) {
+		dir, code := filepath.Dir(path), false
+		if filepath.Ext(path) == ".md" {
+			dir = path
+		}
+		for i, line := range strings.Split(string(text), "\n") {
+			fence := strings.HasPrefix(line, "```")
+			if code = code != fence; filepath.Ext(path) == ".md" &&
+				(code || fence || strings.HasPrefix(line, "|") || !strings.Contains(strings.TrimSpace(line), " ")) {
+				continue
+			}
+			if utf8.RuneCountInString(line) <= columns {
+				continue
+			}
+			if found[dir]++; found[dir] > longLines[dir] {
+				t.Errorf("%s:%d has more than %d columns", path, i+1, columns)
+			}
+		}
+	})
+	for dir, n := range longLines {
+		if found[dir] < n {
+			t.Logf("%s has %d long lines now: lower its number", dir, found[dir])
+		}
+	}
+}
+
+// TestWordsOfTheGlossary looks for words that the glossary replaces.
+func TestWordsOfTheGlossary(t *testing.T) {
+	t.Parallel()
+	glossary, err := os.ReadFile("../../docs/glossary.md")
+	require.NoError(t, err)
+	_, section, found := strings.Cut(string(glossary), "\n## Replaced words\n")
+	require.True(t, found)
+	var words []string
+	for _, row := range regexp.MustCompile("(?m)^\\| `([^|]+)` \\|").FindAllStringSubmatch(section, -1) {
+		words = append(words, strings.ReplaceAll(row[1], "`, `", "|"))
+	}
+	require.Greater(t, len(words), 10)
+	banned := regexp.MustCompile(`(?i)\b(` + strings.Join(words, "|") + `)s?\b`)
+	sources(t, func(path string, text []byte) {
+		if path == "docs/glossary.md" {
+			return
+		}
+		for i, line := range bytes.Split(text, []byte("\n")) {
+			if m := banned.Find(line); m != nil {
+				t.Errorf("%s:%d says %q, which the glossary replaces", path, i+1, m)
+			}
+		}
+	})
+}

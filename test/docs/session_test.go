@@ -1,0 +1,255 @@
+package docs
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/internal/markdown"
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
+)
+
+const (
+	commandTimeout = 90 * time.Second       // one command, on a busy machine
+	patience       = 30 * time.Second       // for a server that a command before has started
+	pause          = 100 * time.Millisecond // before a reader types a command again
+)
+
+// session is the shell in which the commands of a document run.
+type session struct {
+	t     *testing.T
+	dir   string
+	ports map[string]string // a port of the document → the one that stands for it
+	stdin io.Writer
+	codes *bufio.Reader // a line with the exit code of each command
+	pipe  *os.File      // of codes
+	ran   int
+}
+
+// prelude has the go command work from anywhere, and what was started end with the shell.
+const prelude = `
+trap 'trap - TERM; kill 0' EXIT
+go() {
+	if [ "$1" = run ] && [ -f "$2" ]; then set -- run "$PWD/$2" "${@:3}"; fi
+	(cd "$ROOT" && command go "$@")
+}
+`
+
+var address = regexp.MustCompile(`((?:127\.0\.0\.1|localhost):|--port )(\d{4,5})\b`)
+
+// newSession starts the shell of a document. Programs of the project, redis-server and etcd are in its PATH. A server
+// that the document only names, and doesn't start, runs.
+func newSession(t *testing.T, document string) *session {
+	t.Helper()
+	s := &session{t: t, dir: t.TempDir(), ports: map[string]string{}}
+	for _, port := range append(addresses(document), "6379", "9090", "8080", "8081") {
+		if s.ports[port] == "" {
+			s.ports[port] = strconv.Itoa(testenv.Ports(t, 1)[0])
+		}
+	}
+	if !strings.Contains(document, "\nredis-server ") {
+		_, port, _ := strings.Cut(testenv.Redis(t).Addr(), ":")
+		s.ports["6379"] = port
+	}
+	bin := filepath.Join(s.dir, "bin")
+	require.NoError(t, os.Mkdir(bin, 0o700))
+	link := func(program string) {
+		require.NoError(t, os.Symlink(program, filepath.Join(bin, filepath.Base(program))))
+	}
+	link(testenv.Build(t, "./cmd/refiller"))
+	link(testenv.Build(t, "./cmd/consumer"))
+	require.NoError(t, os.Symlink(testenv.RedisProgram(t), filepath.Join(bin, "redis-server")))
+	if strings.Contains(document, "\netcd ") {
+		require.NoError(t, os.Symlink(testenv.EtcdProgram(t), filepath.Join(bin, "etcd")))
+	}
+	sample, err := os.ReadFile("../../docs/access.log")
+	require.NoError(t, err)
+	s.write("access.log", string(sample))
+	root, err := filepath.Abs("../..")
+	require.NoError(t, err)
+	s.start(append(s.defaults(document), "PATH="+bin+":"+os.Getenv("PATH"), "GOBIN="+bin, "ROOT="+root, "no_proxy=*"))
+	return s
+}
+
+// addresses are the ports that a document prints.
+func addresses(document string) []string {
+	var ports []string
+	for _, m := range address.FindAllStringSubmatch(document, -1) {
+		ports = append(ports, m[2])
+	}
+	return ports
+}
+
+// defaults are variables for what the programs assume without a flag, unless the document has two of them.
+func (s *session) defaults(document string) []string {
+	env := []string{"REFILLER_SERVE_HTTP=127.0.0.1:" + s.ports["8080"], "REFILLER_SERVE_GRPC=127.0.0.1:" + s.ports["8081"]}
+	if strings.Count(document, "listen: ") < 2 {
+		env = append(env, "REFILLER_LISTEN=127.0.0.1:"+s.ports["9090"])
+	}
+	if !strings.Contains(document, ":6380") {
+		env = append(env, "REFILLER_REDIS_URL=redis://127.0.0.1:"+s.ports["6379"]+"/0")
+	}
+	return env
+}
+
+// start starts the shell, which ends with the test.
+func (s *session) start(env []string) {
+	read, write, err := os.Pipe()
+	require.NoError(s.t, err)
+	shell := exec.Command("bash", "--noprofile", "--norc")
+	shell.Dir, shell.Env, shell.ExtraFiles = s.dir, append(os.Environ(), env...), []*os.File{write}
+	shell.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	s.stdin, err = shell.StdinPipe()
+	require.NoError(s.t, err)
+	require.NoError(s.t, shell.Start())
+	require.NoError(s.t, write.Close())
+	s.pipe, s.codes = read, bufio.NewReader(read)
+	s.t.Cleanup(func() {
+		_ = syscall.Kill(-shell.Process.Pid, syscall.SIGKILL) // and all that it has started
+		_ = shell.Wait()
+		_ = read.Close()
+	})
+	_, err = io.WriteString(s.stdin, prelude)
+	require.NoError(s.t, err)
+}
+
+// run runs the commands of a block, and each again for a while if it fails, as a reader does until a server is up.
+func (s *session) run(b markdown.Block) {
+	s.t.Helper()
+	for _, c := range b.Commands() {
+		deadline := time.Now().Add(patience)
+		for {
+			output, code := s.command(c.Text)
+			wrong := judge(b, c, output, code)
+			if wrong == "" {
+				break
+			}
+			again := code != 0 && code != 2 && code != 3 || strings.Contains(c.Text, " status")
+			if !again || time.Now().After(deadline) {
+				s.t.Fatalf("line %d: %s: %s\n%s%s", b.Line, strings.TrimSpace(c.Text), wrong, output, s.logs())
+			}
+			time.Sleep(pause) // what is waited for is what this very command tells
+		}
+	}
+}
+
+// command runs one command and returns what it printed, and its exit code.
+func (s *session) command(text string) (output string, code int) {
+	s.t.Helper()
+	s.ran++
+	file := filepath.Join(s.dir, fmt.Sprintf("output-%d", s.ran))
+	_, err := fmt.Fprintf(
+		s.stdin,
+		"{ %s\n} >'%s' 2>&1 </dev/null\necho $? >&3\n",
+		strings.TrimRight(s.substitute(text), "\n"),
+		file,
+	)
+	require.NoError(s.t, err)
+	require.NoError(s.t, s.pipe.SetReadDeadline(time.Now().Add(commandTimeout)))
+	line, err := s.codes.ReadString('\n')
+	printed, _ := os.ReadFile(file) // empty if it isn't there
+	require.NoError(s.t, err, "%s\n%s%s", text, printed, s.logs())
+	code, err = strconv.Atoi(strings.TrimSpace(line))
+	require.NoError(s.t, err)
+	return string(printed), code
+}
+
+// logs are the ends of the files that commands have written.
+func (s *session) logs() string {
+	var all strings.Builder
+	files, _ := filepath.Glob(filepath.Join(s.dir, "*.log"))
+	for _, file := range files {
+		if text, err := os.ReadFile(file); err == nil && filepath.Base(file) != "access.log" {
+			fmt.Fprintf(&all, "\n%s:\n%s", filepath.Base(file), text[max(0, len(text)-500):])
+		}
+	}
+	return all.String()
+}
+
+var exitCode = regexp.MustCompile(`#.*here exit code (\d+)`)
+
+// judge says what is wrong with an answer: a command of a console prints what is printed there, but for numbers, and
+// any other one ends with exit code 0 or the one that its comment names.
+func judge(b markdown.Block, c markdown.Command, output string, code int) string {
+	if b.Language == "console" {
+		if !matches(plain(c.Output), plain(output)) {
+			return "printed something else than\n" + c.Output + "but"
+		}
+		return ""
+	}
+	want := "0"
+	if m := exitCode.FindStringSubmatch(c.Text); m != nil {
+		want = m[1]
+	}
+	if strconv.Itoa(code) != want {
+		return fmt.Sprintf("exit code %d, not %s", code, want)
+	}
+	return ""
+}
+
+// matches compares lines; one with an ellipsis stands for any number of them.
+func matches(want, got []string) bool {
+	for i, w := range want {
+		if w == "…" {
+			for skip := range len(got) - i + 1 {
+				if matches(want[i+1:], got[i+skip:]) {
+					return true
+				}
+			}
+			return false
+		}
+		if i >= len(got) || w != got[i] {
+			return false
+		}
+	}
+	return len(want) == len(got)
+}
+
+var (
+	number   = regexp.MustCompile(`\d[\d,.]*`)
+	duration = regexp.MustCompile(`\b0 ?(µs|ms|s|m|h)(0(ms|s|m))*\b`)
+	logLine  = regexp.MustCompile(`^\d{4}-\d\d-\d\dT\S+ \[\w+\] `)
+	process  = regexp.MustCompile(`\b(?:[\w.-]+/)+0\b`)
+)
+
+// plain is text without the programs' logs and what differs from run to run: numbers, units of times, names of
+// processes, spaces.
+func plain(text string) []string {
+	var lines []string
+	for line := range strings.Lines(text) {
+		if logLine.MatchString(line) {
+			continue
+		}
+		line = number.ReplaceAllString(strings.Join(strings.Fields(line), " "), "0")
+		line = process.ReplaceAllString(duration.ReplaceAllString(line, "TIME"), "PROCESS")
+		if line != "" {
+			lines = append(lines, line)
+		}
+	}
+	return lines
+}
+
+// substitute puts the ports of this session in the place of those in the document.
+func (s *session) substitute(text string) string {
+	return address.ReplaceAllStringFunc(text, func(found string) string {
+		m := address.FindStringSubmatch(found)
+		return m[1] + s.ports[m[2]]
+	})
+}
+
+// write makes a file of the session's directory.
+func (s *session) write(name, text string) {
+	s.t.Helper()
+	require.NoError(s.t, os.WriteFile(filepath.Join(s.dir, name), []byte(s.substitute(text)), 0o600))
+}

@@ -1,0 +1,196 @@
+package operate
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/fetch"
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
+	"github.com/tokenrefill/refiller/lua"
+)
+
+// rate of the bucket whose tokens these tests count, per second; its capacity is never reached.
+const rate = 1000
+
+// counted is a configuration with a bucket whose every token is counted, and one from which others take.
+func counted(redis string) string {
+	return fmt.Sprintf(`redis: {%s}
+buckets:
+  - {key: checkout, capacity: 100000000, rate: %d/s, initial: 0}
+  - {key: mail, capacity: 100, rate: 1/m}
+`, redis, rate)
+}
+
+// awaitRefill waits until the bucket has been refilled after what is so far, by Redis' clock.
+func awaitRefill(t *testing.T, rdb *redis.Client, what string) {
+	t.Helper()
+	now, err := rdb.Time(t.Context()).Result()
+	require.NoError(t, err)
+	eventually(t, func() bool {
+		p, err := lua.Peek(t.Context(), rdb, "checkout", 1)
+		return err == nil && p.Last > now.UnixMicro()
+	}, patience, 10*time.Millisecond, what)
+}
+
+// requireNothingLost requires that the refills from one account to the next brought what was due, and no more.
+func requireNothingLost(t *testing.T, tokens, last, tokensThen, lastThen int64) {
+	t.Helper()
+	due := float64(rate) * float64(lastThen-last) / 1e6
+	require.InDelta(t, due, tokensThen-tokens, 1, "over %d µs", lastThen-last)
+}
+
+func TestAPasswordIsRotatedWithoutALostRefill(t *testing.T) {
+	t.Parallel()
+	server := testenv.Redis(t)
+	rdb := server.Client()
+	file := filepath.Join(t.TempDir(), "password")
+	acl := func(rules ...any) {
+		t.Helper()
+		require.NoError(t, rdb.Do(t.Context(), append([]any{"acl", "setuser", "app"}, rules...)...).Err())
+	}
+	reconnect := func() { // as when a proxy or Redis ends old connections
+		t.Helper()
+		require.NoError(t, rdb.Do(t.Context(), "client", "kill", "user", "app").Err())
+	}
+	write := func(password string) { require.NoError(t, os.WriteFile(file, []byte(password+"\n"), 0o600)) }
+
+	acl("on", ">first", "~*", "&*", "+@all")
+	write("first")
+	n := startNode(t, "one", counted(fmt.Sprintf("url: %q, username: app, password_file: %q", server.URL(), file)))
+	n.ready()
+	awaitRefill(t, rdb, "the first refill")
+	load := consume(t, rdb, "checkout")
+	tokens, last := load.account(t, rdb, "checkout")
+
+	// Both passwords count; then the file changes, then the old one is dropped.
+	acl(">second")
+	write("second")
+	reconnect()
+	awaitRefill(t, rdb, "with the new password")
+	acl("<first")
+	reconnect()
+	awaitRefill(t, rdb, "after the old one is gone")
+	tokensThen, lastThen := load.account(t, rdb, "checkout")
+	requireNothingLost(t, tokens, last, tokensThen, lastThen)
+	require.NotContains(t, n.Log(), "WRONGPASS")
+
+	// The other way round refills pause, and go on by themselves once the file is right.
+	acl(">third", "<second")
+	reconnect()
+	eventually(t, func() bool { _, err := n.get("/readyz"); return err != nil }, patience, 10*time.Millisecond,
+		"not ready")
+	eventually(t, func() bool { return n.status().Away != "" }, patience, 10*time.Millisecond, "status tells why")
+	require.Contains(t, n.status().Away, "WRONGPASS")
+	write("third")
+	n.ready()
+	awaitRefill(t, rdb, "after the file has changed")
+	tokensThen, lastThen = load.account(t, rdb, "checkout")
+	requireNothingLost(t, tokens, last, tokensThen, lastThen)
+}
+
+func TestAFullDiskOfRedisPausesRefillsAndTheyGoOnByThemselves(t *testing.T) {
+	t.Parallel()
+	server := testenv.Redis(t)
+	rdb := server.Client()
+	n := startNode(t, "one", counted(fmt.Sprintf("url: %q", server.URL())))
+	n.ready()
+	awaitRefill(t, rdb, "the first refill")
+	load := consume(t, rdb, "checkout")
+	client, err := fetch.New(rdb, fetch.WithTimeout(5*time.Second))
+	require.NoError(t, err)
+	defer func() { require.NoError(t, client.Close(t.Context())) }()
+
+	// A directory stands where the snapshot should be: each one fails, and Redis refuses writes.
+	snapshot := filepath.Join(server.DataDir(), "dump.rdb")
+	require.NoError(t, os.Mkdir(snapshot, 0o700))
+	require.NoError(t, rdb.ConfigSet(t.Context(), "save", "1 1").Err())
+	eventually(t, func() bool { return n.status().Away != "" }, patience, 10*time.Millisecond, "status tells why")
+	require.Contains(t, n.status().Away, "MISCONF")
+	tokens, last := load.account(t, rdb, "checkout")
+	n.logs("redis is away: refills pause")
+	_, err = n.get("/readyz")
+	require.ErrorContains(t, err, "MISCONF")
+	_, err = client.Take(t.Context(), "mail", 1)
+	require.ErrorIs(t, err, fetch.ErrUnavailable)
+	require.ErrorContains(t, err, "MISCONF")
+	out, err := exec.CommandContext(t.Context(), testenv.Build(t, "./cmd/consumer"), "take", "mail",
+		"--redis", server.URL()).CombinedOutput()
+	var exit *exec.ExitError
+	require.True(t, errors.As(err, &exit), "%s", out)
+	require.Equal(t, 1, exit.ExitCode())
+	require.Contains(t, string(out), "MISCONF")
+	require.NotContains(t, string(out), "may have had its effect", "it ran nothing")
+
+	// With room again Redis writes its next snapshot by itself, and everything goes on.
+	require.NoError(t, os.Remove(snapshot))
+	n.ready()
+	awaitRefill(t, rdb, "after there is room")
+	eventually(t, func() bool { r, err := client.Take(t.Context(), "mail", 1); return err == nil && r.OK },
+		patience, 10*time.Millisecond, "consumers go on")
+	tokensThen, lastThen := load.account(t, rdb, "checkout")
+	due := rate * (lastThen - last) / 1_000_000
+	require.Greater(t, due, int64(2*rate), "Redis tries again after five seconds")
+	require.GreaterOrEqual(t, tokensThen-tokens, int64(2*rate), "the first refill credits two seconds of them")
+	require.LessOrEqual(t, tokensThen-tokens, due, "and none too many")
+}
+
+func TestABackupOfRedisGivesNoTokensTwiceWhileARefillerRemembers(t *testing.T) {
+	t.Parallel()
+	server := testenv.Redis(t)
+	rdb := server.Client()
+	n := startNode(t, "one", limit(server.URL(), 1, "1/m"))
+	n.ready()
+	awaitRefill(t, rdb, "the first refill")
+	require.NoError(t, rdb.Save(t.Context()).Err())
+	backup, err := os.ReadFile(filepath.Join(server.DataDir(), "dump.rdb"))
+	require.NoError(t, err)
+	restore := func() {
+		t.Helper()
+		server.Stop()
+		require.NoError(t, os.WriteFile(filepath.Join(server.DataDir(), "dump.rdb"), backup, 0o600))
+		server.Restart()
+	}
+	held := func() int64 {
+		t.Helper()
+		p, err := lua.Peek(t.Context(), rdb, "checkout", 1)
+		require.NoError(t, err)
+		return p.Tokens
+	}
+
+	taken, err := lua.TakeUpTo(t.Context(), rdb, "checkout", 1000)
+	require.NoError(t, err)
+	require.EqualValues(t, 1000, taken.Taken)
+	awaitRefill(t, rdb, "after the takes")
+	restore()
+	eventually(t, func() bool { return held() < 10 }, patience, 10*time.Millisecond, "it begins a new era, which is empty")
+	n.logs("server lost writes: bucket begins a new era")
+
+	// A refiller that was restarted meanwhile can't know.
+	n.Stop()
+	restore()
+	n.Restart()
+	n.findAddr(2)
+	n.ready()
+	awaitRefill(t, rdb, "after the restart")
+	require.EqualValues(t, 1000, held())
+	out, err := exec.CommandContext(t.Context(), testenv.Build(t, "./cmd/refiller"), "reset", "checkout", "-n", "0",
+		"--redis", server.URL()).CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	require.Less(t, held(), int64(10))
+}
+
+func TestAHistoryThatCannotBeWrittenIsReportedAtOnce(t *testing.T) {
+	t.Parallel()
+	server := testenv.Redis(t)
+	n := startNode(t, "a", limit(server.URL(), 1, "100/s"), "--history", "/dev/full")
+	n.logs("history can't be written: nothing is recorded any more")
+	n.ready()
+}
