@@ -229,16 +229,15 @@ func (a *account) rolledBack(before *policy.Bucket, o policy.Outcome) {
 	if !a.forgot {
 		a.fault("era %d begins as after a rollback, and there was none", o.Version.Era)
 	}
-	want, t := int64(0), before.Control.Terms
-	if t.OnRollback == policy.RollbackKeep && before.Tokens != nil {
-		want = min(*before.Tokens, t.Capacity)
-	}
+	t := before.Control.Terms
+	want := t.Capacity
 	if t.OnRollback != policy.RollbackKeep { // what was forgotten isn't credited again
+		want = 0
 		maps.Copy(a.instants, a.forgotten)
 	}
 	a.forgotten = nil
-	if before.Tokens != nil && o.Tokens != want && o.Fence == t.Fence {
-		a.fault("a rollback was noticed and left %d tokens, want %d", o.Tokens, want)
+	if before.Tokens != nil && o.Tokens != min(*before.Tokens, want) && o.Fence == t.Fence {
+		a.fault("a rollback was noticed and left %d tokens, want %d", o.Tokens, min(*before.Tokens, want))
 	}
 }
 

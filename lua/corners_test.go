@@ -327,6 +327,53 @@ func TestPlainClientsOnATemplatesKeyMintNothing(t *testing.T) {
 	expiring("adopted")
 }
 
+// A program with plain commands leaves -1 for a moment, where a try failed, and makes that 0 again. A bucket that
+// begins anew in between has no token for it.
+func TestATryOfAPlainClientIsUndoneInABucketThatBeganAnew(t *testing.T) {
+	t.Parallel()
+	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	try := func(key string) { require.EqualValues(t, -1, rdb.Decr(ctx, key).Val(), key) }
+	undone := func(key string, want int64) { require.Equal(t, want, rdb.Incr(ctx, key).Val(), key) }
+	terms := policy.Policy{Rate: policy.PerSecond(10), Capacity: 100}.Terms(policy.Fence{Epoch: 1})
+
+	try("adopted")
+	o, err := lua.Refill(ctx, rdb, "adopted", policy.Call{Terms: &terms, Create: policy.CreateInitial})
+	require.NoError(t, err)
+	require.Equal(t, policy.StatusInitialised, o.Status)
+	require.EqualValues(t, -1, o.Tokens)
+	undone("adopted", 0)
+
+	for key, rollback := range map[string]policy.Rollback{"emptied": policy.RollbackEmpty, "kept": policy.RollbackKeep} {
+		own := terms
+		own.OnRollback = rollback
+		seen, err := lua.Refill(ctx, rdb, key, policy.Call{Terms: &own, Create: policy.CreateInitial})
+		require.NoError(t, err)
+		require.NoError(t, rdb.Set(ctx, key, 0, 0).Err())
+		try(key)
+		seen.Version.Index += 7 // a write that the server forgot
+		o, err = lua.Refill(ctx, rdb, key, policy.Call{Terms: &own, Version: seen.Version})
+		require.NoError(t, err)
+		require.Equal(t, policy.StatusRolledBack, o.Status)
+		require.EqualValues(t, -1, o.Tokens, key)
+		undone(key, 0)
+	}
+
+	// A template's key where no bucket is: it begins with its 60, of which 10 are taken and one is being undone.
+	try("user:1")
+	r, err := takeTemplate(ctx, rdb, "user:1", user(), one(10), false, false)
+	require.NoError(t, err)
+	require.True(t, r.OK)
+	undone("user:1", 50)
+
+	// One of which the index is left holds nothing.
+	require.NoError(t, rdb.Set(ctx, "{user:2}", 7, 0).Err())
+	try("user:2")
+	r, err = takeTemplate(ctx, rdb, "user:2", user(), one(1), false, false)
+	require.NoError(t, err)
+	require.False(t, r.OK)
+	undone("user:2", 0)
+}
+
 // Eviction takes single keys. One that a refill or a take makes anew expires with the others, and so is neither left
 // over nor taken for a foreign client's bucket later.
 func TestAKeyThatWasLostAloneExpiresWithTheOthers(t *testing.T) {

@@ -86,7 +86,7 @@ local function complete()
     s.status = 7
     if not q or create == '0' then return end
     if s.was or s.stored > 0 then
-      s.tokens = min(max(s.was or 0, 0), q.capacity)
+      s.tokens = min(s.was or 0, q.capacity)
     elseif seen_era > 0 then
       s.tokens = q.on_loss == 1 and q.capacity or 0
     elseif create == '2' then
@@ -123,10 +123,11 @@ local function complete()
 
     if seen_era > s.era or (seen_era == s.era and seen_index > s.index) then
       -- This server came back with an older state than the caller saw: takes since then are forgotten. So the bucket is
-      -- emptied, unless its policy keeps what is there; nothing is credited for the time before; the index passes the
-      -- caller's; and the new era voids grants, and leases and returns of the old one.
+      -- emptied, unless its policy keeps what is there (what is below 0 a plain client is about to undo); nothing is
+      -- credited for the time before; the index passes the caller's; and the new era voids grants, and leases and
+      -- returns of the old one.
       s.status, s.least, s.carry = 8, seen_index, 0
-      s.tokens = p.on_rollback == 1 and min(s.tokens, p.capacity) or 0
+      s.tokens = min(s.tokens, p.on_rollback == 1 and p.capacity or 0)
       if period > 0 and p.on_rollback == 0 then -- the forgotten step counts as credited; if tokens are kept, it doesn't
         s.step = min(max(s.step, now, step), now + period)
         s.next = s.step + period

@@ -167,7 +167,7 @@ func (s *Control) rollBack(c Call, tokens, now int64) int64 {
 	if s.Terms.OnRollback == RollbackKeep {
 		tokens = min(tokens, s.Terms.Capacity)
 	} else {
-		tokens = 0
+		tokens = min(tokens, 0)          // below 0, a plain client is about to undo its try
 		if span := s.span(c); span > 0 { // or the step that was forgotten is credited again
 			given := int64(0)
 			if s.scheduled(c) {
@@ -205,7 +205,7 @@ func (b *Bucket) initialise(c Call, now int64) Outcome {
 		}
 	}
 	if b.Tokens != nil {
-		tokens = max(0, min(*b.Tokens, c.Terms.Capacity))
+		tokens = min(*b.Tokens, c.Terms.Capacity) // below 0, a plain client is about to undo its try
 	}
 	if b.Index != nil {
 		index = *b.Index

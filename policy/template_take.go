@@ -14,13 +14,13 @@ func (b *Bucket) TakeTemplate(t Terms, n, now int64, active bool) (Taking, bool)
 		if b.Index != nil {
 			index = *b.Index
 		}
-		if held == 0 && b.Index == nil {
+		if held <= 0 && b.Index == nil {
 			if n > t.Capacity {
-				return Taking{Known: true, Tokens: t.Initial, Wait: -1}, active
+				return Taking{Known: true, Tokens: t.Initial + held, Wait: -1}, active
 			}
-			held = t.Initial
+			held += t.Initial
 		}
-		held, index = max(0, min(held, t.Capacity)), index+1
+		held, index = min(held, t.Capacity), index+1
 		b.Tokens, b.Index = &held, &index
 		b.Control = &Control{Terms: t, Era: now, Index: index, Last: now}
 	}

@@ -36,7 +36,7 @@ func (h *bucketHistory) checkQuarantine(r *Result) {
 		switch o.Status {
 		case policy.StatusInitialised, policy.StatusUnknown, policy.StatusClock, policy.StatusMalformed:
 		case policy.StatusRolledBack:
-			if t, ok := h.policies[o.Fence]; ok && t.OnRollback == policy.RollbackEmpty && o.Tokens != 0 {
+			if t, ok := h.policies[o.Fence]; ok && t.OnRollback == policy.RollbackEmpty && o.Tokens > 0 {
 				r.violate(Quarantine, h.bucket.Key, "%d tokens at index %d, where era %d begins after a rollback",
 					o.Tokens, o.Version.Index, o.Version.Era)
 			}
