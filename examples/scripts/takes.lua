@@ -377,16 +377,17 @@ end
 local function create(s, k, t, runs, tokens, index)
   local own = pcall('GET', k.override)
   local p = type(own) == 'string' and policy(own) or policy(t.pol)
-  -- An empty key alone is what a plain client's fetch leaves where no bucket is.
-  if not index and (tokens or 0) == 0 then
+  -- An empty key alone is what a plain client's fetch leaves where no bucket is; one below 0 it is about to undo.
+  tokens = tokens or 0
+  if not index and tokens <= 0 then
     local needed = #runs == 0
     for _, run in ipairs(runs) do needed = needed or run.each <= p.capacity end
     local n = needed and k.alive and t.most > 0 and alive(k.alive, now) or 0
     if n >= t.most and n > 0 then return nil, nil, {9, n} end
-    tokens = p.capacity - p.lacking
+    tokens = p.capacity - p.lacking + tokens
     if not needed then return p, tokens end
   end
-  tokens = max(0, min(tokens or 0, p.capacity))
+  tokens = min(tokens, p.capacity)
   s.era, s.index, s.last, s.carry, s.step, s.next, s.out, s.due, s.debt = now, (index or 0) + 1, now, 0, 0, 0, 0, 0, 0
   call('SET', k.tokens, format('%d', tokens))
   call('SET', k.index, format('%d', s.index))
