@@ -78,7 +78,8 @@ func manyPools(pools, regions int) map[string]string {
 		s, rep := share{12 * time.Second, map[string]grants{}}, report{agent: "a", tickets: map[string]ticket{}}
 		for i, p := range settings.Pools {
 			terms := l.terms(int64(400_000/regions+i*37+r*101), 10_000, 25_000)
-			terms.Fence, terms.GrantEnd, terms.GrantEra = policy.Fence{Epoch: 5, Seq: int64(i*regions + r + 1)}, now+12e6, now-1e9
+			terms.Fence = policy.Fence{Epoch: 5, Seq: int64(i*regions + r + 1)}
+			terms.GrantEnd, terms.GrantEra = now+12e6, now-1e9
 			older := terms
 			older.Fence.Seq--
 			older.GrantTokens += int64(i * 13 % 997)
