@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -471,20 +472,7 @@ func TestTakesThatLeaveMoreQueueBehindWaiters(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				c := newClient(t, newFake(map[string]policy.Policy{"checkout": p}))
-				over := make(chan struct{})
-				var wg sync.WaitGroup
-				defer wg.Wait()
-				defer close(over)
-				wg.Go(func() {
-					for {
-						select {
-						case <-over:
-							return
-						default:
-							require.NoError(t, batch(t.Context(), c))
-						}
-					}
-				})
+				defer repeatedly(func() { require.NoError(t, batch(t.Context(), c)) })()
 				time.Sleep(3 * time.Second) // the bucket holds what batch work leaves
 				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 				defer cancel()
@@ -496,33 +484,38 @@ func TestTakesThatLeaveMoreQueueBehindWaiters(t *testing.T) {
 	}
 }
 
+// repeatedly does something again and again, until stop is called, which waits for it.
+func repeatedly(do func()) (stop func()) {
+	var over atomic.Bool
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for !over.Load() {
+			do()
+		}
+	})
+	return func() {
+		over.Store(true)
+		wg.Wait()
+	}
+}
+
 // What is to be left can be said in two ways: lines that leave the same don't stand behind each other.
 func TestLinesThatLeaveTheSameDoNotHoldEachOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := policy.Policy{Capacity: 100, Rate: policy.PerSecond(10), Interval: 100 * time.Millisecond, Initial: new(int64)}
 		c := newClient(t, newFake(map[string]policy.Policy{"checkout": p}))
-		over := make(chan struct{})
-		var wg sync.WaitGroup
-		defer wg.Wait()
-		defer close(over)
-		wg.Go(func() {
-			for { // so that the bucket is refilled
-				select {
-				case <-over:
-					return
-				case <-time.After(50 * time.Millisecond):
-					_, _ = c.Take(t.Context(), "checkout", 1, WithLeavePercent(100))
-				}
-			}
-		})
+		defer repeatedly(func() { // so that the bucket is refilled
+			time.Sleep(50 * time.Millisecond)
+			_, _ = c.Take(t.Context(), "checkout", 1, WithLeavePercent(100))
+		})()
 		began := time.Now()
 		served := make(chan time.Duration, 2)
 		for _, leave := range []CallOption{WithLeave(20), WithLeavePercent(20)} {
-			wg.Go(func() {
+			go func() {
 				if c.Wait(t.Context(), "checkout", 10, leave) == nil {
 					served <- time.Since(began)
 				}
-			})
+			}()
 		}
 		require.LessOrEqual(t, <-served, 3500*time.Millisecond, "10 of 30 tokens at 10 a second")
 		require.LessOrEqual(t, <-served, 4500*time.Millisecond)

@@ -1,0 +1,216 @@
+package fetch
+
+import (
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// lines are those of the waiters of a Client: of each bucket one for each Leave.
+type lines struct {
+	mu sync.Mutex
+	of map[string][]*line
+}
+
+// line is the waiters for a bucket, in the order of their arrival. A goroutine asks for all of them until none is left.
+// The lock of the lines guards it.
+type line struct {
+	key         string
+	leave       policy.Leave
+	first, last *waiter
+	total       int64         // tokens that all want
+	more        chan struct{} // there may be more tokens, or nobody waits any more
+
+	// What the last denial told; denied is zero if nothing is known.
+	denied time.Time
+	n      int64 // it was a denial of so many tokens
+	wait   time.Duration
+	left   int64
+	at     lua.Refilled
+	info   *info
+	asked  int // how often the bucket was asked since that refill
+
+	question question // under way
+}
+
+// waiter is one of a line until it is served or leaves.
+type waiter struct {
+	n          int64
+	cfg        *callConfig
+	deadline   time.Time // zero: none
+	since      time.Time // when it joined, or was last denied in degraded mode
+	verdict    chan verdict
+	in         bool
+	next, prev *waiter
+}
+
+// verdict is what a waiter is told.
+type verdict struct {
+	err    error
+	source Source
+}
+
+// due is the time until n tokens are there and as many as are to be left, for all that the last denial told: 0 if
+// nothing is known, Never if that said so.
+func (l *line) due(n int64, leave policy.Leave) time.Duration {
+	if l.denied.IsZero() || l.info.shadowed() {
+		return 0
+	}
+	due := l.wait
+	if n != l.n || leave != l.leave {
+		n += leave.Of(l.info.limit())
+		if due = l.info.untilDue(n, l.left, l.at); due < 0 {
+			return 0
+		}
+	}
+	if due = wait(due); due == Never {
+		return Never
+	}
+	return max(0, due-time.Since(l.denied))
+}
+
+// find is the line of a bucket that leaves so much, nil if there is none. The lock is held.
+func (ls *lines) find(key string, leave policy.Leave) *line {
+	for _, l := range ls.of[key] {
+		if l.leave == leave {
+			return l
+		}
+	}
+	return nil
+}
+
+// waited reports whether somebody waits for a bucket.
+func (ls *lines) waited(key string) bool {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	return len(ls.of[key]) > 0
+}
+
+// ahead adds up the tokens that the lines want which a take would overtake: those that the bucket has said no to, and
+// that leave as much or less. A take that is a line's itself stands behind those lines only that leave less.
+// last is the line that asked last. The lock is held.
+func (ls *lines) ahead(key string, leave policy.Leave, ofLine bool) (total int64, last *line) {
+	for _, l := range ls.of[key] {
+		limit := l.info.limit()
+		theirs, ours := l.leave.Of(limit), leave.Of(limit)
+		if l.denied.IsZero() || theirs > ours || ofLine && theirs == ours {
+			continue
+		}
+		total += l.total
+		if last == nil || l.denied.After(last.denied) {
+			last = l
+		}
+	}
+	return total, last
+}
+
+// due reports whether a take would overtake lines that the bucket has said no to, and when n tokens are due behind
+// these: 0 if nothing is known. The lock is held.
+func (ls *lines) due(key string, n int64, leave policy.Leave) (due time.Duration, behind bool) {
+	total, last := ls.ahead(key, leave, false)
+	if last == nil {
+		return 0, false
+	}
+	return last.due(total+n, leave), true
+}
+
+// behind is due as a reply tells it: at least a millisecond, and less than 0 is never.
+func (ls *lines) behind(key string, n int64, leave policy.Leave) (due time.Duration, yes bool) {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	due, yes = ls.due(key, n, leave)
+	switch {
+	case !yes:
+		return 0, false
+	case due == Never:
+		return -1, true
+	}
+	return max(due, time.Millisecond), true
+}
+
+// leaves is what a take of n that is put to the bucket must leave there: what leave says, and what the lines ahead
+// want, at most the capacity less n. The lock is held.
+func (ls *lines) leaves(key string, n int64, leave policy.Leave, ofLine bool) policy.Leave {
+	total, last := ls.ahead(key, leave, ofLine)
+	if last == nil {
+		return leave
+	}
+	limit := last.info.limit()
+	least := leave.Of(limit)
+	return policy.Leave{Tokens: max(least, min(least+total, limit-n))}
+}
+
+// wake has the lines of a bucket ask at once, since there are more tokens.
+func (ls *lines) wake(key string) {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	for _, l := range ls.of[key] {
+		l.askAgain()
+	}
+}
+
+// askAgain has the line ask at once, and forgets its denial: until it has asked, takes may pass. The lock is held.
+func (l *line) askAgain() {
+	l.denied = time.Time{}
+	nudge(l.more)
+}
+
+// remove takes a waiter out of its line, and ends the line if it was the last. The lock is held.
+func (ls *lines) remove(l *line, w *waiter) {
+	w.in = false
+	l.total -= w.n
+	if w.prev != nil {
+		w.prev.next = w.next
+	} else {
+		l.first = w.next
+	}
+	if w.next != nil {
+		w.next.prev = w.prev
+	} else {
+		l.last = w.prev
+	}
+	if l.first == nil {
+		ls.end(l)
+	} else if w.prev == nil {
+		nudge(l.more) // the next one may want less
+	}
+}
+
+// end ends a line, which those that had to stand behind it needn't do any more. The lock is held.
+func (ls *lines) end(l *line) {
+	others := slices.DeleteFunc(ls.of[l.key], func(other *line) bool { return other == l })
+	if ls.of[l.key] = others; len(others) == 0 {
+		delete(ls.of, l.key)
+	}
+	nudge(l.more)
+	for _, other := range others {
+		if limit := l.info.limit(); other.leave.Of(limit) >= l.leave.Of(limit) {
+			other.askAgain()
+		}
+	}
+}
+
+// note remembers what an answer tells of when the others' tokens are due. The lock is held.
+func (l *line) note(runs []policy.Run, a *answer) {
+	if a.err != nil || a.reply.OK || a.info.shadowed() {
+		l.denied = time.Time{}
+		return
+	}
+	for i, r := range a.runs {
+		if r.Taken < runs[i].Count {
+			l.n, l.wait = runs[i].N, r.Wait
+			break
+		}
+	}
+	if a.reply.Last != l.at.Last {
+		l.asked = 0
+	}
+	l.asked++
+	l.denied, l.left, l.at, l.info = time.Now(), a.reply.Remaining, a.reply.Refilled, a.info
+	if a.source.Kind == SourceRescued {
+		l.denied = time.Time{}
+	}
+}
