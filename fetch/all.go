@@ -263,12 +263,12 @@ func (p *part) ask() ([]answer, error) {
 	if err := p.open(); err != nil {
 		return nil, err
 	}
-	t.late = p.undo
+	t.undo = p.undo
 	for _, d := range p.demands {
 		t.cost += d.N // at most MaxAll·policy.MaxTokens, which fits
 	}
 	ok, replies, err := p.send(t)
-	t.late, t.cost = nil, 0
+	t.undo, t.cost = nil, 0
 	if err != nil {
 		return nil, err
 	}

@@ -15,7 +15,7 @@ import (
 type ask struct {
 	cmd  redis.Cmder
 	cost int64                                                    // tokens that the command may take without telling
-	late func(ctx context.Context, c lua.Client, cmd redis.Cmder) // undoes a command that nobody waits for; may be nil
+	undo func(ctx context.Context, c lua.Client, cmd redis.Cmder) // undoes a command that nobody waits for; may be nil
 
 	key   string
 	kind  kind

@@ -30,17 +30,17 @@ type scriptCall struct {
 
 // trip makes the round trips for a batch. It is used again.
 type trip struct {
-	c      *Client
-	s      *server
-	rdb    redis.UniversalClient
-	groups []*group
-	last   map[string]*group
-	calls  []*scriptCall
-	places map[[2]int]*scriptCall // with room, by slot and part
-	cmds   []redis.Cmder
-	late   []*engine.Request[ask] // nobody waits for these
-	ctx    context.Context
-	text   bool // the server doesn't know a script
+	c         *Client
+	s         *server
+	rdb       redis.UniversalClient
+	groups    []*group
+	last      map[string]*group
+	calls     []*scriptCall
+	places    map[[2]int]*scriptCall // with room, by slot and part
+	cmds      []redis.Cmder
+	unclaimed []*engine.Request[ask] // nobody waits for these
+	ctx       context.Context
+	text      bool // the server doesn't know a script
 
 	entries []entry
 	freeG   []*group
@@ -272,7 +272,7 @@ func (t *trip) answer(g *group, reply lua.TakesReply) {
 			a.reply.Remaining = reply.Remaining
 		}
 		if !r.Answer() {
-			t.late = append(t.late, r)
+			t.unclaimed = append(t.unclaimed, r)
 		}
 	}
 }
@@ -299,7 +299,7 @@ func (t *trip) answerCommands(batch []*engine.Request[ask]) {
 			t.c.stats.lost.Add(a.cost)
 		}
 		if !r.Answer() {
-			t.late = append(t.late, r)
+			t.unclaimed = append(t.unclaimed, r)
 		}
 	}
 }
@@ -314,18 +314,18 @@ type entry struct {
 // conclude does what nobody waits for: it gives back what was taken for callers who are gone, and enters buckets.
 // Should that fail, the bucket's next take that is denied or asks for the policy enters it again.
 func (t *trip) conclude() {
-	if len(t.late) == 0 && len(t.entries) == 0 {
+	if len(t.unclaimed) == 0 && len(t.entries) == 0 {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.ctx), engine.Grace)
 	defer cancel()
 	by := engine.NewCommands(t.rdb, 1) // the same round trip for all
 	var wg sync.WaitGroup
-	for _, r := range t.late {
+	for _, r := range t.unclaimed {
 		wg.Go(func() {
 			switch a := &r.Body; {
-			case a.cmd != nil && a.late != nil && a.cmd.Err() == nil:
-				a.late(ctx, by, a.cmd)
+			case a.cmd != nil && a.undo != nil && a.cmd.Err() == nil:
+				a.undo(ctx, by, a.cmd)
 			case a.cmd == nil && a.err == nil && a.reply.Taken > 0:
 				t.c.giveBackBy(ctx, by, a.kind, a.key, a.reply.Taken, a.info.era)
 			}
@@ -343,9 +343,10 @@ func (t *trip) free() {
 		*g = group{asks: g.asks[:0], runs: g.runs[:0]}
 	}
 	t.freeG, t.freeC = append(t.freeG, t.groups...), append(t.freeC, t.calls...)
-	clear(t.late)
+	clear(t.unclaimed)
 	clear(t.last)
-	t.groups, t.calls, t.cmds, t.late, t.entries = t.groups[:0], t.calls[:0], t.cmds[:0], t.late[:0], t.entries[:0]
+	t.groups, t.calls, t.cmds = t.groups[:0], t.calls[:0], t.cmds[:0]
+	t.unclaimed, t.entries = t.unclaimed[:0], t.entries[:0]
 	t.c, t.s, t.rdb, t.ctx, t.text = nil, nil, nil, nil, false
 	trips.Put(t)
 }

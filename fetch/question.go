@@ -12,11 +12,11 @@ import (
 // question is what a line asks its bucket. It has as long as the most patient of the asked; those of the line who have
 // less, whether they are asked or joined meanwhile, don't wait for it. The lock of the lines guards it.
 type question struct {
-	began time.Time     // zero: none is under way
-	end   time.Time     // of the most patient's time; zero: it has no end
-	late  time.Duration // by which this process did not run
-	due   time.Time     // when the timer fires; zero: it doesn't
-	timer *time.Timer   // calls overdue
+	began   time.Time     // zero: none is under way
+	end     time.Time     // of the most patient's time; zero: it has no end
+	stalled time.Duration // for how long this process did not run
+	due     time.Time     // when the timer fires; zero: it doesn't
+	timer   *time.Timer   // calls overdue
 }
 
 // putQuestion notes that a line asks for some of its waiters, and tells with which options. The lock is held.
@@ -31,7 +31,7 @@ func (c *Client) putQuestion(l *line, asked []*waiter) *callConfig {
 		}
 	}
 	q := &l.question
-	q.began, q.end, q.late = time.Now(), time.Time{}, 0
+	q.began, q.end, q.stalled = time.Now(), time.Time{}, 0
 	if most.timeout > 0 {
 		q.end = q.began.Add(most.timeout)
 	}
@@ -50,7 +50,7 @@ func (q *question) over(w *waiter) time.Time {
 	if w.since.After(from) {
 		from = w.since
 	}
-	if over := from.Add(w.cfg.timeout + q.late); q.end.IsZero() || over.Before(q.end) {
+	if over := from.Add(w.cfg.timeout + q.stalled); q.end.IsZero() || over.Before(q.end) {
 		return over
 	}
 	return time.Time{}
@@ -78,10 +78,10 @@ func (c *Client) overdue(l *line) {
 	defer c.lines.mu.Unlock()
 	q, now := &l.question, time.Now()
 	if q.due.IsZero() || now.Before(q.due) {
-		return // it is late: the question has ended
+		return // the question has ended meanwhile
 	}
-	if late := now.Sub(q.due); q.late == 0 && late >= engine.Lateness {
-		q.late = late
+	if delay := now.Sub(q.due); q.stalled == 0 && delay >= engine.Stall {
+		q.stalled = delay
 	}
 	q.due = time.Time{}
 	for w := l.first; w != nil; w = w.next {

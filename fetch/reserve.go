@@ -79,19 +79,19 @@ func (c *Client) reserve(ctx context.Context, key string, n int64, ttl time.Dura
 	}
 	t := c.begin(from(ctx, cfg), key)
 	call := lua.ReserveCall{ID: cfg.reservation, N: n, TTL: ttl, Overrun: cfg.overrun, Leave: t.leave(n)}
-	var late func(context.Context, lua.Client, redis.Cmder)
+	var undo func(context.Context, lua.Client, redis.Cmder)
 	if call.ID == "" { // nobody else can know it: if the caller leaves, it ends
 		call.ID = rand.Text()
-		late = func(ctx context.Context, by lua.Client, _ redis.Cmder) { c.cancelLate(ctx, by, key, call.ID) }
+		undo = func(ctx context.Context, by lua.Client, _ redis.Cmder) { c.cancelLate(ctx, by, key, call.ID) }
 	}
 	until := int64(0)
 	a := t.ask(n+call.Leave.Of(t.info.limit()), true, func() (*answer, error) {
 		if err := t.kind.open(t, ttl); err != nil {
 			return nil, err
 		}
-		t.late = late // of this command alone: what is asked afterwards may be late
+		t.undo = undo // this command alone: no other is undone
 		reply, err := lua.Reserve(t.ctx, t, key, call)
-		t.late = nil
+		t.undo = nil
 		if errors.Is(err, lua.ErrIDInUse) && cfg.reservation == "" { // by the first try
 			return nil, fmt.Errorf("%w: the reservation ended before its reply came", ErrUnavailable)
 		}

@@ -47,7 +47,7 @@ type task struct {
 
 	// Of the commands that it sends.
 	cost int64
-	late func(ctx context.Context, c lua.Client, cmd redis.Cmder)
+	undo func(ctx context.Context, c lua.Client, cmd redis.Cmder)
 }
 
 var _ lua.Client = (*task)(nil)
@@ -107,7 +107,7 @@ func (t *task) do(a *ask, read func(*ask)) error {
 
 // Process implements lua.Client. After an error the command must not be looked at, since it may be under way.
 func (t *task) Process(_ context.Context, cmd redis.Cmder) error {
-	if err := t.do(&ask{cmd: cmd, cost: t.cost, late: t.late}, func(*ask) {}); err != nil {
+	if err := t.do(&ask{cmd: cmd, cost: t.cost, undo: t.undo}, func(*ask) {}); err != nil {
 		return err
 	}
 	return cmd.Err()

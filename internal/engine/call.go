@@ -14,37 +14,37 @@ const (
 	// secondLook is how much longer a caller waits when its time is over: a reply may have come while this process did
 	// not run, and is read first.
 	secondLook = 5 * time.Millisecond
-	// Lateness is from when on a timer's delay means that this process did not run, and pulse how often that is looked
+	// Stall is the least delay of a timer that means that this process did not run, and pulse how often that is looked
 	// at while somebody waits.
-	Lateness = time.Millisecond
-	pulse    = 5 * time.Millisecond
+	Stall = time.Millisecond
+	pulse = 5 * time.Millisecond
 )
 
 // clock says how long somebody waits for an answer.
 type clock struct {
 	deadline time.Time     // zero: none
-	late     time.Duration // of this process, as far as the deadline was put off for it
+	stalled  time.Duration // as in Queue, as far as the deadline was put off for it
 	most     time.Duration // of that
 	looked   bool
 }
 
-// newClock measures a wait from an instant until the deadline; late is for how long this process did not run before.
-func newClock(now, deadline time.Time, late time.Duration) clock {
-	return clock{deadline: deadline, late: late, most: late + deadline.Sub(now)}
+// newClock measures a wait from an instant until the deadline; stalled is for how long this process did not run before.
+func newClock(now, deadline time.Time, stalled time.Duration) clock {
+	return clock{deadline: deadline, stalled: stalled, most: stalled + deadline.Sub(now)}
 }
 
-// over reports whether the time is over; late is for how long this process did not run until now. The first time that
-// it seems so the deadline is put off by secondLook, and whenever this process did not run by as long as that was:
+// over reports whether the time is over; stalled is for how long this process did not run until now. The first time
+// that it seems so the deadline is put off by secondLook, and whenever this process did not run by as long as that was:
 // altogether by what the time was at first.
-func (c *clock) over(now time.Time, late time.Duration) bool {
+func (c *clock) over(now time.Time, stalled time.Duration) bool {
 	if c.deadline.IsZero() || now.Before(c.deadline) {
 		return false
 	}
-	more := min(late, c.most) - c.late
-	if c.looked && more < Lateness {
+	more := min(stalled, c.most) - c.stalled
+	if c.looked && more < Stall {
 		return true
 	}
-	c.late += more
+	c.stalled += more
 	if !c.looked {
 		c.looked = true
 		more += secondLook
@@ -73,7 +73,7 @@ func (c *call[T]) add(r *Request[T]) {
 }
 
 // begin starts the call.
-func (c *call[T]) begin(now time.Time, patience, late time.Duration) {
+func (c *call[T]) begin(now time.Time, patience, stalled time.Duration) {
 	end, latest := now.Add(mostTrip), now
 	for _, r := range c.batch {
 		if d := r.clock.deadline; d.IsZero() {
@@ -88,7 +88,7 @@ func (c *call[T]) begin(now time.Time, patience, late time.Duration) {
 	c.sent, c.silent, c.alone, c.left = now, false, false, false
 	c.clock = clock{}
 	if patience > 0 {
-		c.clock = newClock(now, now.Add(patience), late)
+		c.clock = newClock(now, now.Add(patience), stalled)
 	}
 }
 
@@ -96,7 +96,7 @@ func (c *call[T]) begin(now time.Time, patience, late time.Duration) {
 // the answer is there: what it says is being dealt with.
 func (c *call[T]) interrupt(e *Express[T]) {
 	c.cancel()
-	if c.alone && !c.batch[0].late.Load() {
+	if c.alone && !c.batch[0].unclaimed.Load() {
 		e.Interrupt()
 	}
 }

@@ -13,17 +13,17 @@ import (
 
 // server is a fake one: each round trip takes a time, and may be lost.
 type server struct {
-	mu     sync.Mutex
-	trip   time.Duration
-	silent bool          // nothing comes back
-	err    error         // what calls end with
-	dial   time.Duration // until a call is sent; it isn't if its context ends before
-	began  time.Time
-	sent   [][]int         // bodies of each call that was sent
-	at     []time.Duration // when
-	under  int             // calls under way
-	most   int             // the most there were
-	late   []int           // bodies that were answered for nobody
+	mu        sync.Mutex
+	trip      time.Duration
+	silent    bool          // nothing comes back
+	err       error         // what calls end with
+	dial      time.Duration // until a call is sent; it isn't if its context ends before
+	began     time.Time
+	sent      [][]int         // bodies of each call that was sent
+	at        []time.Duration // when
+	under     int             // calls under way
+	most      int             // the most there were
+	unclaimed []int           // bodies that were answered for nobody
 }
 
 func newServer(trip time.Duration) *server { return &server{trip: trip, began: time.Now()} }
@@ -69,7 +69,7 @@ func (s *server) send(ctx context.Context, batch []*Request[int]) error {
 		r.Body = -body
 		if !r.Answer() && !unsent {
 			s.mu.Lock()
-			s.late = append(s.late, body)
+			s.unclaimed = append(s.unclaimed, body)
 			s.mu.Unlock()
 		}
 	}

@@ -50,12 +50,12 @@ type Queue[T any] struct {
 	free        []*call[T]    // to be used again
 	departed    time.Time     // the last call
 	heard       time.Time     // the last answer of the server
-	trip        time.Duration // of late; 0: not known
+	trip        time.Duration // of the last calls; 0: not known
 	failed      bool          // the last call did
 	due         time.Time     // no deadline is earlier; zero: there is none
 	timer       *time.Timer   // calls tick
 	at          time.Time     // when the timer fires; zero: it doesn't
-	late        time.Duration // for how long this process did not run while somebody waited, all together
+	stalled     time.Duration // for how long this process did not run while somebody waited, all together
 	jobs        chan *call[T] // to workers that are idle
 	workers     int
 	probing     bool
@@ -96,9 +96,9 @@ func (q *Queue[T]) Do(ctx context.Context, r *Request[T], now, deadline time.Tim
 		return ErrFull
 	}
 	r.state.Store(waiting)
-	r.late.Store(false)
+	r.unclaimed.Store(false)
 	r.uses++
-	r.clock, r.call, r.next = newClock(now, deadline, q.late), nil, nil
+	r.clock, r.call, r.next = newClock(now, deadline, q.stalled), nil, nil
 	q.push(r)
 	q.size++
 	q.due = earlier(q.due, deadline)
@@ -142,7 +142,7 @@ func (q *Queue[T]) wait(ctx context.Context, r *Request[T]) error {
 }
 
 // leave notes that the context of a request's caller has ended. Whether its deadline has passed is judged by tick,
-// which knows if this process was late.
+// which knows if this process did not run.
 func (q *Queue[T]) leave(ctx context.Context, r *Request[T], use uint64) {
 	if _, timed := ctx.Deadline(); timed && errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		return
@@ -154,7 +154,7 @@ func (q *Queue[T]) leave(ctx context.Context, r *Request[T], use uint64) {
 	}
 	if c := r.call; c != nil && c.alone { // its answer is a moment away, and says what is to be given back
 		now := time.Now()
-		c.clock, c.left = newClock(now, now, q.late), true
+		c.clock, c.left = newClock(now, now, q.stalled), true
 		q.due = earlier(q.due, now)
 		q.arm(now)
 		return
@@ -203,7 +203,7 @@ func (q *Queue[T]) depart(now time.Time) *call[T] {
 		q.free = append(q.free, c)
 		return nil
 	}
-	c.begin(now, q.patience(), q.late)
+	c.begin(now, q.patience(), q.stalled)
 	q.due = earlier(q.due, c.clock.deadline)
 	q.calls = append(q.calls, c)
 	q.departed = now

@@ -186,7 +186,7 @@ func TestARequestWhoseCallerLeavesBeforeTheDepartureIsNotSent(t *testing.T) {
 		cancel()
 		wg.Wait()
 		require.Equal(t, [][]int{{1}, {4}}, s.sent)
-		require.Empty(t, s.late)
+		require.Empty(t, s.unclaimed)
 	})
 }
 
@@ -218,8 +218,8 @@ func TestTheSenderLearnsThatAllCallersHaveLeft(t *testing.T) {
 		cancel()
 		wg.Wait()
 		synctest.Wait()
-		slices.Sort(s.late)
-		require.Equal(t, []int{1, 2}, s.late)
+		slices.Sort(s.unclaimed)
+		require.Equal(t, []int{1, 2}, s.unclaimed)
 	})
 }
 
@@ -268,8 +268,8 @@ func TestDeadlinesMoveByTheDelayOfThisProcess(t *testing.T) {
 	began := time.Now()
 	at := func(d time.Duration) time.Time { return began.Add(d) }
 	type look struct {
-		at, late time.Duration // late: altogether since this began
-		over     bool
+		at, stalled time.Duration // stalled: altogether since this began
+		over        bool
 	}
 	for name, looks := range map[string][]look{
 		"in time":                   {{49 * ms, 0, false}, {50 * ms, 0, false}, {54 * ms, 0, false}, {55 * ms, 0, true}},
@@ -280,12 +280,12 @@ func TestDeadlinesMoveByTheDelayOfThisProcess(t *testing.T) {
 			{95 * ms, 20 * ms, true}},
 		"stopped again and again": {{80 * ms, 30 * ms, false}, {215 * ms, 130 * ms, false}, {300 * ms, 200 * ms, true}},
 	} {
-		const before = time.Hour // late by so much before this began
+		const before = time.Hour // stalled for so long before this began
 		c := newClock(began, at(50*ms), before)
 		for i, l := range looks {
-			require.Equal(t, l.over, c.over(at(l.at), before+l.late), "%s: look %d", name, i)
+			require.Equal(t, l.over, c.over(at(l.at), before+l.stalled), "%s: look %d", name, i)
 		}
-		require.LessOrEqual(t, c.late-before, 50*ms)
+		require.LessOrEqual(t, c.stalled-before, 50*ms)
 	}
 	never := newClock(began, time.Time{}, 0)
 	require.False(t, never.over(at(time.Hour), time.Hour))
@@ -346,16 +346,16 @@ func TestEveryRequestHasOneEnd(t *testing.T) {
 					times[body]++
 				}
 			}
-			late := map[int]bool{}
-			for _, body := range s.late {
-				late[body] = true
+			unclaimed := map[int]bool{}
+			for _, body := range s.unclaimed {
+				unclaimed[body] = true
 			}
 			for body, ok := range answered {
 				require.LessOrEqual(t, times[body], 1, "sent once")
 				if ok {
 					require.Equal(t, 1, times[body])
 				}
-				require.Equal(t, times[body] == 1 && !ok, late[body],
+				require.Equal(t, times[body] == 1 && !ok, unclaimed[body],
 					"of what was sent either the caller hears or the sender hears that nobody does")
 			}
 		})

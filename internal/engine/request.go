@@ -15,9 +15,9 @@ const (
 type Request[T any] struct {
 	Body T
 
-	state  atomic.Int32
-	late   atomic.Bool   // the answer came, and nobody waited
-	signal chan struct{} // gets one value when the state becomes answered or expired
+	state     atomic.Int32
+	unclaimed atomic.Bool   // the answer came, and nobody waited
+	signal    chan struct{} // gets one value when the state becomes answered or expired
 
 	// The lock of the queue guards these.
 	clock clock
@@ -31,7 +31,7 @@ type Request[T any] struct {
 // may be about to look at its state.
 func (r *Request[T]) Answer() bool {
 	if !r.state.CompareAndSwap(waiting, answered) {
-		r.late.Store(true)
+		r.unclaimed.Store(true)
 		return false
 	}
 	r.signal <- struct{}{}

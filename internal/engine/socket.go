@@ -87,9 +87,9 @@ func (c *patient) Read(p []byte) (int, error) {
 		return n, err
 	}
 	now := time.Now()
-	late := min(now.Sub(c.deadline), Grace)
+	stalled := min(now.Sub(c.deadline), Grace)
 	c.deadline = time.Time{} // it isn't put off again
-	if err := c.Conn.SetReadDeadline(now.Add(secondLook + late)); err != nil {
+	if err := c.Conn.SetReadDeadline(now.Add(secondLook + stalled)); err != nil {
 		return 0, err
 	}
 	return c.Conn.Read(p)

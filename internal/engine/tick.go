@@ -17,8 +17,8 @@ func (q *Queue[T]) tick() {
 		return
 	default:
 	}
-	if late := now.Sub(q.at); late >= Lateness && !q.at.IsZero() {
-		q.late += late
+	if delay := now.Sub(q.at); delay >= Stall && !q.at.IsZero() {
+		q.stalled += delay
 	}
 	q.at = time.Time{}
 	for q.first != nil && q.first.state.Load() != waiting {
@@ -48,7 +48,7 @@ func (q *Queue[T]) expire(now time.Time) {
 		if c.clock.deadline.IsZero() {
 			continue
 		}
-		if !c.clock.over(now, q.late) {
+		if !c.clock.over(now, q.stalled) {
 			q.due = earlier(q.due, c.clock.deadline)
 			continue
 		}
@@ -67,7 +67,7 @@ func (q *Queue[T]) expire(now time.Time) {
 func (q *Queue[T]) look(r *Request[T], now time.Time) {
 	switch {
 	case r.state.Load() != waiting:
-	case !r.clock.over(now, q.late):
+	case !r.clock.over(now, q.stalled):
 		q.due = earlier(q.due, r.clock.deadline)
 	case r.state.CompareAndSwap(waiting, expired):
 		q.dropped(r)
