@@ -1,8 +1,7 @@
-// Package etcdwatch keeps the value of one key of etcd at hand and tells when it
-// has changed.
+// Package etcdwatch keeps the value of one key of etcd at hand and tells when it has changed.
 //
-// A deletion is ignored: what was read last stays. While etcd does
-// not answer it stays too, and what changes meanwhile is told afterwards.
+// A deletion is ignored: what was read last stays. While etcd does not answer it stays too, and what changes meanwhile
+// is told afterwards.
 //
 // An etcd that was restored or emptied counts revisions from an earlier one, and a watch from a later one says nothing
 // of what is written there. So the key is also read every 5 s (maxWatch).
@@ -44,8 +43,7 @@ func New(client *clientv3.Client, name string, log hclog.Logger) *Key {
 // Name is the key's name.
 func (k *Key) Name() string { return k.name }
 
-// Value is the value as it was last seen; nil if it is not known or was never
-// there. It is not to be changed.
+// Value is the value as it was last seen; nil if it is not known or was never there. It is not to be changed.
 func (k *Key) Value() []byte {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -58,8 +56,7 @@ func (k *Key) Read(ctx context.Context) error {
 	return err
 }
 
-// read reads the value, and tells whether it is another one and at which revision
-// that is so.
+// read reads the value, and tells whether it is another one and at which revision that is so.
 func (k *Key) read(ctx context.Context) (changed bool, revision int64, err error) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
@@ -84,8 +81,7 @@ func (k *Key) set(value []byte) bool {
 	return true
 }
 
-// Run calls changed, from this goroutine, after each change of the value since it
-// was last read, until ctx ends.
+// Run calls changed, from this goroutine, after each change of the value since it was last read, until ctx ends.
 func (k *Key) Run(ctx context.Context, changed func()) {
 	reading := true // the first failure of several is worth a line
 	for {
