@@ -28,7 +28,8 @@ func (f Fence) Before(g Fence) bool {
 // template's policy in their place.
 const OwnEpoch = 1 << 52
 
-// Own reports whether the fence is of a policy that one key has alone.
+// Own reports whether the fence is of a policy that one key has alone: an override.
+// That of a pool never is: its epochs are lower.
 func (f Fence) Own() bool { return f.Epoch >= OwnEpoch }
 
 // Kind tells how credit falls due.

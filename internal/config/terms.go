@@ -35,7 +35,7 @@ func Differences(inForce, file policy.Terms) []Difference {
 // these nothing shows.
 func BucketDifferences(p lua.PeekReply, file policy.Policy) []Difference {
 	list := Differences(*p.Terms, file.Terms(policy.Fence{}))
-	if Pooled(*p.Terms) {
+	if p.Terms.Pool {
 		list = append([]Difference{{Field: "kind", InForce: "pool", File: "bucket"}}, list...)
 	}
 	if file.Steps == nil || p.Step == 0 || p.Next == 0 {
@@ -94,9 +94,6 @@ func writtenPool(p pool.Pool) []writtenField {
 	}
 	return list
 }
-
-// Pooled reports whether terms in force are those of a pool.
-func Pooled(t policy.Terms) bool { return t.Pool }
 
 type writtenField struct{ field, text string }
 

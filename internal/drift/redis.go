@@ -73,12 +73,12 @@ func (r *reader) bucket(ctx context.Context, b config.Bucket) error {
 	case p.Terms == nil:
 		return nil
 	}
-	if p.Terms.Fence.Own() && !p.Terms.Pool {
+	if p.Terms.Fence.Own() {
 		r.note(fmt.Sprintf("bucket %q has an override, which counts instead of the file: limit unset ends it", b.Key))
 		return nil
 	}
 	version := p.Terms.FileVersion()
-	if !config.Pooled(*p.Terms) {
+	if !p.Terms.Pool {
 		r.seen(version)
 	}
 	r.change("bucket", b.Key, version, config.BucketDifferences(p, b.Policy), r.cfg.Version)
@@ -88,7 +88,7 @@ func (r *reader) bucket(ctx context.Context, b config.Bucket) error {
 // kind tells of a pool's bucket that is still a plain one in this region.
 func (r *reader) kind(ctx context.Context, name string) error {
 	p, found, err := r.peek(ctx, name)
-	if err != nil || !found || p.Terms == nil || config.Pooled(*p.Terms) {
+	if err != nil || !found || p.Terms == nil || p.Terms.Pool {
 		return err
 	}
 	fields := []config.Difference{{Field: "kind", InForce: "bucket", File: "pool"}}

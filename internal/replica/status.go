@@ -264,7 +264,7 @@ func (r *Replica) bucket(ctx context.Context, b config.Bucket, version int64) ad
 		inForce = *p.Terms
 		out.Policy = inForce.FileVersion()
 		out.Differs = config.BucketDifferences(p, b.Policy)
-		out.Override = inForce.Fence.Own() && !inForce.Pool
+		out.Override = inForce.Fence.Own()
 		out.Outdated = version < out.Policy && !out.Override
 		out.Conflict = len(out.Differs) > 0 && version == out.Policy
 	}
