@@ -53,9 +53,9 @@ func (t *term) readAll(entries []entry, now time.Time) {
 	if shared && !configured {
 		t.missing()
 	}
-	if shared && t.incomplete.IsZero() {
+	if shared && t.incompleteUntil.IsZero() {
 		// If etcd was restored, a region may show no trace of what it forgot. Those that do have reported by then.
-		t.incomplete = now.Add(t.timing.fresh())
+		t.incompleteUntil = now.Add(t.timing.fresh())
 	}
 	for _, l := range t.ledgers {
 		l.dirty = true
@@ -166,7 +166,7 @@ func (t *term) foreign(region, pool string, a *account, now time.Time) {
 	}
 	t.forgotten = max(t.forgotten, shows.Fence.Epoch)
 	until := now.Add(hold(max(t.lease, t.timing.Lease)))
-	if until.Sub(t.incomplete) > t.timing.Lease/2 {
+	if until.Sub(t.incompleteUntil) > t.timing.Lease/2 {
 		t.log.Error("region has a grant that etcd doesn't know of: nobody gets more for a lease", "region", region,
 			"pool", pool, "fence", shows.Fence, "epoch", t.epoch)
 	}
@@ -179,10 +179,10 @@ func (t *term) foreign(region, pool string, a *account, now time.Time) {
 
 // doubt takes etcd's history for incomplete until then, and has that recorded for the next coordinator.
 func (t *term) doubt(until time.Time) {
-	if t.restored.IsZero() {
+	if t.restoredUntil.IsZero() {
 		t.rewrite()
 	}
-	t.incomplete, t.restored = until, until
+	t.incompleteUntil, t.restoredUntil = until, until
 }
 
 // recall takes in a share as it is in etcd: an earlier coordinator's, or one of
@@ -217,7 +217,7 @@ func (t *term) recall(region string, e entry, now time.Time) error {
 		l.inherit(region, g, max(s.lease, t.timing.Lease), now)
 		l.declare(region, t.declared[region])
 		t.knows(g.terms[0].Fence)
-		if g.restored && t.restored.IsZero() {
+		if g.restored && t.restoredUntil.IsZero() {
 			t.doubt(now.Add(hold(max(t.lease, t.timing.Lease))))
 		}
 	}

@@ -110,7 +110,7 @@ func (t *term) write(region string) (sharing, bool) {
 		e, n := &entries[i], len(all)
 		all = e.a.list(all)
 		e.terms = all[n:len(all):len(all)]
-		g := grants{e.terms, e.a.demand.units(e.l.unit.total), e.a.since, e.a.joined, e.l.open, !t.restored.IsZero()}
+		g := grants{e.terms, e.a.demand.units(e.l.unit.total), e.a.since, e.a.joined, e.l.open, !t.restoredUntil.IsZero()}
 		text = g.append(text, &rows, e.l.name)
 	}
 	key := shareKeys + region

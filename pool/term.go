@@ -19,11 +19,12 @@ var errSilent = errors.New("pool: nothing is heard from etcd any more")
 // connection.
 type term struct {
 	*Coordinator
-	office     office
-	epoch      int64     // of the fences; office has it once it is recorded
-	seq        int64     // of the last fence
-	incomplete time.Time // until then etcd's history isn't known to be the whole one
-	restored   time.Time // likewise, after a region showed it to this term or the last one; recorded in shares
+	office office
+	epoch  int64 // of the fences; office has it once it is recorded
+	seq    int64 // of the last fence
+	// Until incompleteUntil etcd may have lost grants that regions still use: a restored one has. restoredUntil is set as
+	// well if a region showed that to this term or the last one; it is recorded in shares.
+	incompleteUntil, restoredUntil time.Time
 	// forgotten is the highest epoch of which a region showed a grant that etcd doesn't know of.
 	forgotten int64
 	known     policy.Fence // the latest in etcd or in a ticket
@@ -139,12 +140,12 @@ func (t *term) rest(next time.Time) time.Duration {
 
 // plan plans for the pools that need it.
 func (t *term) plan(now time.Time) {
-	if !t.restored.IsZero() && !now.Before(t.restored) {
-		t.restored = time.Time{}
+	if !t.restoredUntil.IsZero() && !now.Before(t.restoredUntil) {
+		t.restoredUntil = time.Time{}
 		t.rewrite()
 	}
 	frozen := t.frozen(now)
-	m := moment{now, t.timing, now.Before(t.incomplete), t.nextFence}
+	m := moment{now, t.timing, now.Before(t.incompleteUntil), t.nextFence}
 	plans := int64(0)
 	sums := map[string]PoolSum{}
 	for _, l := range t.byName() { // so that neighbours in a share have fences that are close
@@ -159,8 +160,8 @@ func (t *term) plan(now time.Time) {
 		for _, region := range plan(m) {
 			t.dirty[region] = true
 		}
-		if m.incomplete && (l.wake.IsZero() || l.wake.After(t.incomplete)) {
-			l.wake = t.incomplete
+		if m.incomplete && (l.wake.IsZero() || l.wake.After(t.incompleteUntil)) {
+			l.wake = t.incompleteUntil
 		}
 		if l.pool == nil && len(l.accounts) == 0 {
 			delete(t.ledgers, l.name)
