@@ -71,13 +71,13 @@ TESTS := test test-operate test-deploy test-languages
 needs-test := go redis cc faketime curl
 needs-test-operate := go redis prometheus chromium
 needs-test-deploy := go
-needs-test-languages := go redis python node nginx
+needs-test-languages := go redis python node nginx caddy
 
 .PHONY: $(TESTS)
 test: ## Vet, the tests on real servers (concurrent packages with -race), the simulations
 test-operate: ## Reloads, rolling restarts, alert rules, dashboards, the status page: with Prometheus and Chromium
 test-deploy: ## The manifests of deploy/, with the libraries of Kubernetes
-test-languages: ## The examples in Python and Node, and the sidecar behind nginx
+test-languages: ## The examples in Python and Node, and the sidecar behind nginx and Caddy
 $(TESTS):
 	@scripts/require.sh $(needs-$@)
 	@scripts/slowest.sh $(MAKE) --no-print-directory run-$@

@@ -21,6 +21,7 @@ chromium   | chromium          | chromium     | chromium   | chromium, chromium-
 python     | python3 python3-redis | python3 py3-redis | - | Python 3 with redis-py at /usr/bin/python3, or as $PYTHON
 node       | nodejs npm        | nodejs npm   | node       | Node 18 or newer, and npm
 nginx      | nginx-light       | nginx        | nginx      | nginx with auth_request
+caddy      | caddy             | caddy        | caddy      | Caddy 2.5 or newer
 protoc     | protobuf-compiler | protoc       | protobuf   | protoc, the compiler of protocol buffers
 '
 

@@ -128,35 +128,52 @@ func TestNodeTakes(t *testing.T) {
 	require.Equal(t, byHand, aboutAnHour(output(t, "node", dir+"/node/direct.mjs", redis, "checkout")))
 }
 
-// nginx lets three requests of a client pass and answers the fourth with 429 and its headers.
-func TestNginxAsksTheSidecar(t *testing.T) {
+// A proxy lets three requests of a client pass and answers the fourth with 429 and its headers.
+func TestProxiesAskTheSidecar(t *testing.T) {
 	t.Parallel()
-	_, sidecar := servers(t)
-	app := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter,
-		r *http.Request) {
-		fmt.Fprint(w, "hello ", r.URL.Path)
-	}))
-	defer app.Close()
-	config, err := os.ReadFile("../../examples/proxies/nginx.conf")
-	require.NoError(t, err)
-	dir := t.TempDir()
-	front := fmt.Sprint("127.0.0.1:", testenv.Ports(t, 1)[0])
-	text := strings.NewReplacer("127.0.0.1:8080", strings.TrimPrefix(sidecar, "http://"), "127.0.0.1:9000",
-		app.Listener.Addr().String(),
-		"127.0.0.1:8000", front).Replace(string(config))
-	require.NoError(t, os.WriteFile(dir+"/nginx.conf", []byte(text), 0o600))
-	nginx := "nginx"
-	if _, err := exec.LookPath(nginx); err != nil {
-		nginx = "/usr/sbin/nginx"
+	for _, tc := range []struct {
+		program, config string
+		args            func(config string) []string
+	}{
+		{"nginx", "nginx.conf", func(config string) []string { return []string{"-p", filepath.Dir(config), "-c", config} }},
+		{"caddy", "Caddyfile", func(config string) []string {
+			return []string{"run", "--config", config, "--adapter", "caddyfile"}
+		}},
+	} {
+		t.Run(tc.program, func(t *testing.T) {
+			t.Parallel()
+			_, sidecar := servers(t)
+			app := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				fmt.Fprint(w, "hello ", r.URL.Path)
+			}))
+			defer app.Close()
+			config, err := os.ReadFile("../../examples/proxies/" + tc.config)
+			require.NoError(t, err)
+			dir, ports := t.TempDir(), testenv.Ports(t, 2)
+			front := fmt.Sprint("127.0.0.1:", ports[0])
+			text := strings.NewReplacer("127.0.0.1:8080", strings.TrimPrefix(sidecar, "http://"),
+				"127.0.0.1:9000", app.Listener.Addr().String(), "127.0.0.1:8000", front).Replace(string(config))
+			require.NoError(t, os.WriteFile(filepath.Join(dir, tc.config), []byte(text), 0o600))
+			program, err := exec.LookPath(tc.program)
+			if err != nil {
+				program = "/usr/sbin/" + tc.program
+			}
+			testenv.StartCommand(t, testenv.Command{Path: program, Args: tc.args(filepath.Join(dir, tc.config)),
+				Env: []string{fmt.Sprint("CADDY_ADMIN=127.0.0.1:", ports[1]), "HOME=" + dir}})
+			passesThree(t, "http://"+front+"/page")
+		})
 	}
-	testenv.Start(t, nginx, "-p", dir, "-c", dir+"/nginx.conf")
+}
+
+func passesThree(t *testing.T, url string) {
+	t.Helper()
 	type answer struct {
 		status int
 		header http.Header
 		body   string
 	}
 	get := func() (answer, error) {
-		res, err := http.Get("http://" + front + "/page")
+		res, err := http.Get(url)
 		if err != nil {
 			return answer{}, err
 		}
@@ -165,7 +182,11 @@ func TestNginxAsksTheSidecar(t *testing.T) {
 		return answer{res.StatusCode, res.Header, string(body)}, err
 	}
 	var first answer
-	require.Eventually(t, func() bool { first, err = get(); return err == nil }, patience, 10*time.Millisecond)
+	require.Eventually(t, func() bool {
+		var err error
+		first, err = get()
+		return err == nil
+	}, patience, 10*time.Millisecond)
 	require.Equal(t, http.StatusOK, first.status)
 	require.Equal(t, `"api";r=2;t=60`, first.header.Get("RateLimit"))
 	for range 2 {
