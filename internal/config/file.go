@@ -13,7 +13,7 @@ import (
 
 // file is the whole.
 type file struct {
-	// Region of this replica; required with pools.
+	// This replica's region; required with pools.
 	Region string `yaml:"region" is:"region" env:"REGION"`
 	// Where the buckets are.
 	Redis redisconn.Options `yaml:"redis" env:"REDIS_"`
@@ -24,7 +24,7 @@ type file struct {
 	Election Election `yaml:"election" env:""`
 	// The etcd in which the regions share pools, if that isn't the election's.
 	PoolRegistry *Etcd `yaml:"pool_registry" env:"POOL_REGISTRY_"`
-	// Address of the admin server: metrics, health, status page.
+	// Address of metrics, health and status page.
 	Listen string `yaml:"listen" is:"listen" default:"127.0.0.1:9090" env:"LISTEN"`
 	// What is logged on stderr.
 	Log logging `yaml:"log" env:"LOG_"`
@@ -32,13 +32,13 @@ type file struct {
 
 // agreed is what all replicas of a region must agree on. It may stand in a document that they share.
 type agreed struct {
-	// Fences the policies: a higher version replaces a lower one, never the reverse. Raise it with every change.
+	// Raise it with every change: a higher version replaces a lower one, never the reverse.
 	Version int64 `yaml:"version" is:"version" default:"0"`
-	// Fences the pools among all regions, by default version; give it where buckets of one region change alone.
+	// Version of the pools, where buckets of one region change alone; by default version.
 	PoolsVersion *int64 `yaml:"pools_version" is:"version"`
 	// Default of interval.
 	RefillInterval time.Duration `yaml:"refill_interval" is:"interval" default:"100ms"`
-	// Buckets to keep full. There is at least one bucket, template or pool.
+	// Buckets to keep full; at least one bucket, template or pool.
 	Buckets []bucket `yaml:"buckets"`
 	// Policies for every key with a prefix, up to 256. An empty list ends all.
 	Templates []template `yaml:"templates"`
@@ -87,7 +87,7 @@ type limits struct {
 	OnRollback policy.Rollback `yaml:"on_rollback" is:"on_rollback" default:"empty"`
 	// What becomes of the tokens when the policy changes; none adds any.
 	CarryOver policy.CarryOver `yaml:"carry_over" is:"carry_over" default:"keep"`
-	// What consumers do while Redis is away: give an error, admit everything, or limit at a share of the rate.
+	// While Redis is away consumers get an error, admit everything, or limit at a share of the rate.
 	Degraded policy.Degraded `yaml:"degraded" is:"degraded" default:"closed"`
 	// Have consumers admit and count what the bucket denies.
 	Shadow bool `yaml:"shadow" is:"truth" default:"false"`

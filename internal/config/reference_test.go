@@ -135,30 +135,19 @@ const referenceHead = `# Configuration
 <!-- "make config-docs" makes this page from the structs in internal/config/file.go and their comments. -->
 
 @refiller run --config FILE@ reads one YAML file. @refiller check FILE@ reports every problem with its line, and
-@refiller config schema@ prints a JSON Schema for editors. A small file:
-
-@@@yaml
-redis: {url: "redis://127.0.0.1:6379/0"}
-version: 1
-buckets:
-  - {key: checkout, capacity: 1000, rate: 500/s}
-@@@
-
-## Rules
+@refiller config schema@ prints a JSON Schema for editors. The [README](../README.md#use-it) has an example.
 
 - Durations are @100ms@, @5s@, @1h30m@ or @7d@, rates @500/s@, @10/m@ or @1000/24h@.
 - Unknown fields, fields given twice, and YAML's anchors, aliases, merge keys and tags are refused. Text that looks like
   a number stands in quotes.
-- **A flag beats its environment variable, which beats the file.** An empty variable is unset. @REFILLER_REDIS_CA@ is
-  the flag @--redis-ca@, of each command that needs it; @--redis@ and @--etcd@ are the addresses; passwords have no
-  flag. @consumer@ has the variables and flags of Redis alone.
-- An unknown variable is refused if its name is close to one of these or begins as several do (@REFILLER_REDIS_@).
-  Those that Kubernetes sets for Services are not.
+- **A flag beats its environment variable, which beats the file.** @REFILLER_REDIS_CA@ is the flag @--redis-ca@;
+  @--redis@ and @--etcd@ are the addresses; passwords have no flag. @consumer@ has those of Redis alone. An empty
+  variable is unset, and one whose name is almost one of these is refused.
 - **The configuration file holds no password.** It is in the file that @password_file@ names, in its variable, or in the
   URL of @REFILLER_REDIS_URL@ or @--redis@: @redis://user:password(at)host@, percent-encoded. User and password beside a
-  URL replace those in it; those in a variable's or flag's URL replace the file's.
-- Files with passwords, certificates and keys are read again for each new connection and login. Variables are read once.
-- What can change while a replica runs: [operations](operations.md#change-a-limit).
+  URL replace those in it.
+- Files with passwords, certificates and keys are read again for each new connection and login.
+- Some fields count [from the next start](operations.md#change-a-limit).
 
 `
 
