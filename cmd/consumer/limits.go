@@ -11,6 +11,7 @@ import (
 	"syscall"
 
 	"github.com/hashicorp/go-hclog"
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/tokenrefill/refiller/fetch"
@@ -80,12 +81,16 @@ func (f *limitFiles) load(rdb redis.UniversalClient, client *fetch.Client, w *en
 type follower struct {
 	files   []*filewatch.File
 	hup     chan os.Signal
-	changed chan string // why
+	changed chan string      // why
+	ok      prometheus.Gauge // 1 unless the last change was refused
 }
 
 // follow begins to listen, so that no change after a first read that comes later is missed. It must be run or closed.
 func (f *limitFiles) follow(log hclog.Logger) (*follower, error) {
-	w := &follower{hup: make(chan os.Signal, 1), changed: make(chan string, 1)}
+	w := &follower{hup: make(chan os.Signal, 1), changed: make(chan string, 1),
+		ok: prometheus.NewGauge(prometheus.GaugeOpts{Name: "refiller_sidecar_limits_last_reload_ok",
+			Help: "1 unless the files of limits have changed and what they say now was refused."})}
+	w.ok.Set(1)
 	signal.Notify(w.hup, syscall.SIGHUP)
 	for i, path := range f.paths() {
 		file, err := filewatch.New(path, filewatch.Options{Logger: log})
@@ -126,10 +131,12 @@ func (w *follower) run(ctx context.Context, load func() (inForce, error), use fu
 		}
 		now, err := load()
 		if err != nil {
+			w.ok.Set(0)
 			log.Error("limits not changed: the files are wrong", "cause", cause, "error", err)
 			continue
 		}
 		use(now)
+		w.ok.Set(1)
 		log.Info("limits loaded", "cause", cause, "files", len(w.files))
 	}
 }

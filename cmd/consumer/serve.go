@@ -140,6 +140,7 @@ func (s *serve) run(cmd *cobra.Command, e env) error {
 		return err
 	}
 	defer follower.close()
+	registry.MustRegister(follower.ok)
 	windows := envoy.NewWindows(rdb, s.deadline)
 	load := func() (inForce, error) { return s.files.load(rdb, s.options.Client, windows) }
 	first, err := load()

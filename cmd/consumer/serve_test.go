@@ -243,6 +243,15 @@ func TestServeFollowsItsFiles(t *testing.T) {
 		require.NoError(t, res.Body.Close())
 		return res.StatusCode
 	}
+	accepted := func(want string) {
+		res, err := http.Get("http://" + address + "/metrics")
+		require.NoError(t, err)
+		defer res.Body.Close()
+		text, err := io.ReadAll(res.Body)
+		require.NoError(t, err)
+		require.Contains(t, string(text), "\nrefiller_sidecar_limits_last_reload_ok "+want+"\n")
+	}
+	accepted("1")
 	require.EqualValues(t, 5, limitOfEnvoy())
 	require.Equal(t, http.StatusOK, status("api"))
 
@@ -258,11 +267,13 @@ func TestServeFollowsItsFiles(t *testing.T) {
 	_, err = p.WaitLog(ctx, regexp.MustCompile(`limits not changed.*want one of bucket, lazy`))
 	require.NoError(t, err)
 	require.Equal(t, http.StatusOK, status("other"))
+	accepted("0")
 	require.NoError(t, os.WriteFile(dir+"/limits.yaml", []byte(named("third")), 0o600))
 	p.Signal(syscall.SIGHUP)
 	_, err = p.WaitLog(ctx, regexp.MustCompile(`limits loaded: cause=(SIGHUP)`))
 	require.NoError(t, err)
 	require.Equal(t, http.StatusOK, status("third"))
+	accepted("1")
 }
 
 // A SIGHUP, as of a terminal that closes, doesn't end a sidecar that follows no file.

@@ -127,6 +127,7 @@ func healthy() map[string]string {
 	s[`refiller_pool_claimed_tokens_per_second{instance="a",pool="payments"}`] = steady(1000)
 	s[`refiller_pool_region_silent_seconds{instance="a",region="eu"}`] = steady(1)
 	s[`refiller_pool_region_fenced{instance="a",region="eu"}`] = steady(0)
+	s["refiller_sidecar_limits_last_reload_ok"+ofSidecar] = steady(1)
 	return s
 }
 
@@ -145,6 +146,7 @@ const (
 	ofA       = `{instance="a"}`
 	ofB       = `{instance="b"}`
 	checkoutA = `{instance="a",bucket="checkout"}`
+	ofSidecar = `{instance="sidecar"}`
 )
 
 // illnesses are by the alert that they make fire and, after a space, how; without an alert none fires.
@@ -224,6 +226,8 @@ func illnesses() map[string]illness {
 			"b has been racing for five minutes."},
 		"ConfigRefused": {map[string]string{"refiller_config_last_reload_ok" + ofB: steady(0)}, on("b"),
 			"b refused a new configuration."},
+		"ConfigRefused by a sidecar": {map[string]string{"refiller_sidecar_limits_last_reload_ok" + ofSidecar: steady(0)},
+			on("sidecar"), "sidecar refused a new configuration."},
 		"ConfigVersionsDiffer": {map[string]string{"refiller_config_version" + ofB: steady(6)}, inEU,
 			"Replicas of region eu have had different versions of the configuration for five minutes."},
 		"ConfigNeedsRestart": {map[string]string{"refiller_config_restart_needed" + ofB: steady(1)}, on("b"),
