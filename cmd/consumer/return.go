@@ -25,7 +25,12 @@ func newReturnCommand(e env) *cobra.Command {
 				if err := c.Return(cmd.Context(), key, n); err != nil {
 					return err
 				}
-				return out.print(e.stdout, fmt.Sprintf("gave back: %s", plural(n)), answer.Return{Key: key, Tokens: n})
+				dropped := c.Stats().Clamped // of this call, as there was no other
+				text := "gave back: " + plural(n-dropped)
+				if dropped > 0 {
+					text += fmt.Sprintf("; %d dropped, which the bucket can't hold", dropped)
+				}
+				return out.print(e.stdout, text, answer.Return{Key: key, Tokens: n - dropped})
 			})
 		},
 	}
