@@ -27,7 +27,9 @@
 //     the coordinator's own monotonic clock. It is given to another only with a
 //     record of that in etcd, or after it.
 //   - Coordinators can't act at the same time: each write is one transaction that
-//     also compares the leader's key and the share as it was last seen.
+//     also compares the leader's key and the share as it was last seen. It
+//     compares the epoch, too, of which each connection has its own: a write that
+//     was given up arrives before the later ones or never.
 //   - A grant of an era is void in the next: servers that lose writes or set
 //     their clock back begin one.
 //

@@ -104,7 +104,8 @@ func (t *term) failed(e entry, err error) {
 	}
 }
 
-// recorded takes in an epoch that somebody else has recorded, or we in a write that was given up.
+// recorded takes in an epoch of an earlier term or session, or of a write that was given up. Ours is to be higher: once
+// that is recorded, writes of before that are still under way are refused.
 func (t *term) recorded(e entry) error {
 	t.seen[e.key], t.office.epoch = e.revision, 0
 	if e.deleted {
@@ -121,11 +122,7 @@ func (t *term) recorded(e entry) error {
 		return err
 	}
 	delete(t.unread, e.key)
-	if epoch == t.epoch && t.seq > 0 {
-		t.office.epoch = epoch // our own
-	} else {
-		t.raise(policy.Fence{Epoch: epoch, Seq: t.seq + 1})
-	}
+	t.raise(policy.Fence{Epoch: epoch, Seq: t.seq + 1})
 	return nil
 }
 

@@ -189,8 +189,11 @@ type proc struct {
 	file    simFile
 }
 
-// readOnly is an etcd that refuses what a coordinator writes, as one without space does.
-type fault struct{ noRequest, noReply, slow, readOnly bool }
+type fault struct {
+	noRequest, noReply, slow bool
+	late                     time.Duration // by how much requests are
+	readOnly                 bool          // etcd refuses what a coordinator writes, as one without space does
+}
 
 // gate holds a paused process.
 func (p *proc) gate() {
@@ -219,6 +222,7 @@ func (p *proc) call(ctx context.Context, f *fault, latency time.Duration, serve 
 	if f.slow && p.w.noise.IntN(3) == 0 {
 		there += time.Duration(p.w.noise.Int64N(int64(4 * time.Second)))
 	}
+	there += f.late
 	lost := f.noRequest
 	p.mu.Unlock()
 	p.w.mu.Unlock()

@@ -1,0 +1,37 @@
+package pool
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// A share that is written when there is none, and given up, doesn't come back once a later one has been removed.
+func TestAWriteThatWasGivenUpNeverFollowsALaterOne(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		removed := func() bool { return w.value(shareKeys+"eu") == "" }
+		soon := func(what string, holds func() bool) {
+			require.Eventually(t, holds, 5*time.Second, time.Millisecond, what)
+		}
+		w.endPool()
+		soon("nobody has a share", removed)
+
+		p := w.whoLeads()
+		p.set(func() { p.trap = 1 })
+		w.change(func(*Pool) {})
+		soon("the coordinator is about to write", p.paused)
+		p.set(func() { p.etcd.late = 15 * time.Second })
+		p.resume()
+		time.Sleep(time.Millisecond)
+		p.set(func() { p.etcd.late = 0 })
+		soon("it writes again, in another session", func() bool { return !removed() })
+
+		w.endPool()
+		soon("that share is removed", removed)
+		for range 150 {
+			time.Sleep(100 * time.Millisecond)
+			require.True(t, removed())
+		}
+	})
+}
