@@ -90,8 +90,11 @@ var faults = []fault{
 	}},
 	{"a region's redis comes back as it was before", func(w *world) func() {
 		r := w.any()
-		before := r.taken.Load()
-		require.NoError(w.t, r.rdb.Save(w.t.Context()).Err())
+		var before int64
+		w.eventually("redis saves", func() bool { // soon after a restart a client may still refuse
+			before = r.taken.Load()
+			return r.rdb.Save(w.t.Context()).Err() == nil
+		})
 		wait(w.t, time.Duration(w.rng.Int64N(int64(2*time.Second))))
 		r.redis.Kill()
 		w.forgive(float64(r.taken.Load() - before)) // what the snapshot doesn't know of
@@ -105,7 +108,40 @@ var faults = []fault{
 		require.NoError(w.t, pool.Fence(w.t.Context(), client, "/refiller/pools", r.name, drain))
 		return func() { require.NoError(w.t, pool.Lift(w.t.Context(), client, "/refiller/pools", r.name)) }
 	}},
+	{"a region's processes are stopped", func(w *world) func() {
+		r := w.any()
+		r.pause()
+		return r.resume
+	}},
+	{"a region's host is stopped", func(w *world) func() {
+		r := w.any()
+		r.pause()
+		r.redis.Pause()
+		return func() { r.redis.Resume(); r.resume() }
+	}},
+	{"a region leaves the pool", func(w *world) func() {
+		r := w.any()
+		w.configure(slices.DeleteFunc(slices.Clone(w.regions), func(other *region) bool { return other == r }))
+		return func() { w.configure(w.regions) }
+	}},
+	{"the pool ends", func(w *world) func() {
+		w.configure(nil)
+		return func() { w.configure(w.regions) }
+	}},
 	{"a region's links change", func(w *world) func() { w.slow(w.any()); return nothing }},
+}
+
+// pause stops the region's processes, and not its Redis.
+func (r *region) pause() {
+	for _, p := range r.replicas {
+		p.Pause()
+	}
+}
+
+func (r *region) resume() {
+	for _, p := range r.replicas {
+		p.Resume()
+	}
 }
 
 func oneWay(d faultproxy.Direction) func(*world) func() {

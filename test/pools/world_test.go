@@ -43,6 +43,7 @@ type world struct {
 	rng     *rand.Rand
 	etcd    *testenv.EtcdCluster
 	regions []*region
+	version int // of the regions' files
 
 	mu        sync.Mutex
 	violation string
@@ -59,6 +60,7 @@ type region struct {
 	links    []*faultproxy.Proxy // one for each member of etcd
 	replicas []*replica
 	skew     time.Duration // of the clock of its Redis
+	file     string        // its configuration
 	lives    atomic.Int64  // how often its Redis has started again
 	wants    atomic.Int64  // tokens per second
 	taken    atomic.Int64
@@ -76,35 +78,53 @@ var adminAddr = regexp.MustCompile(`replica starts: .*admin=(\S+)`)
 func startWorld(t *testing.T, seed uint64) *world {
 	t.Helper()
 	w := &world{t: t, rng: rand.New(rand.NewPCG(seed, 0)), etcd: testenv.Etcd(t, 3)}
-	names := []string{"ap", "eu", "us"}
-	for _, name := range names {
+	for _, name := range []string{"ap", "eu", "us"} {
 		r := &region{name: name, redis: testenv.Redis(t, testenv.WithClock())}
-		r.rdb = r.redis.Client()
-		var endpoints []string
+		r.rdb, r.file = r.redis.Client(), filepath.Join(t.TempDir(), name+".yaml")
 		for _, m := range w.etcd.Members() {
-			link := testenv.Proxy(t, m.Addr(), w.rng.Uint64())
-			r.links, endpoints = append(r.links, link), append(endpoints, link.Addr())
+			r.links = append(r.links, testenv.Proxy(t, m.Addr(), w.rng.Uint64()))
 		}
 		w.slow(r)
-		path := filepath.Join(t.TempDir(), name+".yaml")
-		require.NoError(t, os.WriteFile(path, fmt.Appendf(nil, `region: %s
-redis: {url: %q}
-version: 1
-election: {ttl: 2s, endpoints: [%s]}
-pools:
-  - {name: %s, rate: 1000/s, capacity: 3000, regions: {ap: {floor: 50/s}, eu: {floor: 50/s}, us: {floor: 50/s}}}
-listen: 127.0.0.1:0
-`, name, r.redis.URL(), strings.Join(endpoints, ", "), key), 0o600))
+		w.regions = append(w.regions, r)
+	}
+	w.configure(w.regions)
+	for _, r := range w.regions {
 		for i := range 2 {
-			id := fmt.Sprint(name, i)
+			id := fmt.Sprint(r.name, i)
 			r.replicas = append(r.replicas, &replica{Process: testenv.StartCommand(t, testenv.Command{
-				Name: id, Path: testenv.Build(t, "./cmd/refiller"), Args: []string{"run", "--config", path, "--identity", id},
+				Name: id, Path: testenv.Build(t, "./cmd/refiller"), Args: []string{"run", "--config", r.file, "--identity", id},
 			})})
 		}
-		w.regions = append(w.regions, r)
 	}
 	w.eventually("the rate is shared", w.shared)
 	return w
+}
+
+// configure gives every region a later file, in which the pool has these regions; with none there is no pool.
+func (w *world) configure(members []*region) {
+	w.version++
+	var pools, floors []string
+	for _, r := range members {
+		floors = append(floors, r.name+": {floor: 50/s}")
+	}
+	if len(floors) > 0 {
+		pools = []string{fmt.Sprintf("{name: %s, rate: 1000/s, capacity: 3000, regions: {%s}}", key,
+			strings.Join(floors, ", "))}
+	}
+	for _, r := range w.regions {
+		var endpoints []string
+		for _, l := range r.links {
+			endpoints = append(endpoints, l.Addr())
+		}
+		require.NoError(w.t, os.WriteFile(r.file+".new", fmt.Appendf(nil, `region: %s
+redis: {url: %q}
+version: %d
+election: {ttl: 2s, endpoints: [%s]}
+pools: %s
+listen: 127.0.0.1:0
+`, r.name, r.redis.URL(), w.version, strings.Join(endpoints, ", "), pools), 0o600))
+		require.NoError(w.t, os.Rename(r.file+".new", r.file))
+	}
 }
 
 // slow gives the links of a region a delay of 10 to 150 ms each way, jitter and some loss.
