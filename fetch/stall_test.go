@@ -130,9 +130,10 @@ func TestTheBreakerFollowsTheServer(t *testing.T) {
 					bound = 3 * trip / 2 // the caller's own
 				}
 				var wg sync.WaitGroup
+				end := time.Now().Add(patience)
 				for range 20 {
 					wg.Go(func() {
-						for c.Stats().BreakerOpened == 0 {
+						for c.Stats().BreakerOpened == 0 && time.Now().Before(end) {
 							if took, _ := take(bound); took > bound+10*time.Millisecond+noise {
 								t.Errorf("answered after %s", took)
 								return

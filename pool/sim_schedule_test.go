@@ -344,7 +344,7 @@ func pauseBetweenPlanAndWrite(w *world) {
 			q.set(func() { q.etcd = fault{noRequest: true, noReply: true} })
 		}
 		w.demands(map[string]float64{"ap": 0, "eu": 0, "us": 1500})
-		for w.whoLeads() == p {
+		for began := time.Now(); w.whoLeads() == p && time.Since(began) < 4*simTTL; { // unless it had nothing to write
 			time.Sleep(10 * time.Millisecond)
 		}
 		time.Sleep(w.timing.fresh() + time.Duration(w.rng.Int64N(int64(time.Second))))

@@ -118,16 +118,17 @@ func TestACoordinatorTakesOverOverANarrowLine(t *testing.T) {
 		Logger: hclog.NewNullLogger()})
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
-	terms := make(chan int, 1) // how many it took: a busy machine may need another one
+	var leading sync.WaitGroup
+	stop := func() { cancel(); leading.Wait() }
+	defer stop()
+	terms := 0 // how many it took: a busy machine may need another one
 	began := time.Now()
-	go func() {
-		n := 0
-		for ; ctx.Err() == nil; n++ {
+	leading.Go(func() {
+		for ; ctx.Err() == nil; terms++ {
 			err := c.Lead(ctx, election.Term{Key: testPrefix + "/" + leaderKeys + "x", Epoch: lead.Header.Revision})
 			t.Logf("a term ends: %v", err)
 		}
-		terms <- n
-	}()
+	})
 	for round := int64(1); c.Stats().Writes < 20; round++ { // each region reports once a period
 		require.Less(t, time.Since(began), 5*time.Minute, "%+v", c.Stats())
 		for region := range 20 {
@@ -147,7 +148,7 @@ func TestACoordinatorTakesOverOverANarrowLine(t *testing.T) {
 		}
 	}
 	written := time.Since(began)
-	cancel()
-	t.Logf("%.2f MB are read, and every share is renewed after %v in %d terms", float64(size)/1e6, written, <-terms)
+	stop()
+	t.Logf("%.2f MB are read, and every share is renewed after %v in %d terms", float64(size)/1e6, written, terms)
 	require.Zero(t, c.Stats().Unread)
 }
