@@ -108,7 +108,7 @@ func (a *Agent) sample(pool string, t ticket) (sample, bool) {
 	if from.era != t.era || elapsed < 0 || t.added < from.added || t.denied < from.denied {
 		return sample{until: t}, true
 	}
-	asked := t.added - from.added - t.tokens + from.tokens + t.denied - from.denied
+	asked := t.taken(from) + t.denied - from.denied
 	return sample{t, float64(asked) / float64(max(t.now-from.now, 1))}, elapsed >= a.timing.Report/2
 }
 

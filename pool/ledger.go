@@ -192,8 +192,7 @@ func (l *ledger) acknowledge(a *account, t ticket, now time.Time) bool {
 	return true
 }
 
-// observe samples the demand since the last sample: what was consumed is what
-// refills added less the change of the tokens.
+// observe samples the demand since the last sample.
 func (a *account) observe(t ticket, u unit, timing Timing, short bool) {
 	s := a.sample
 	elapsed := time.Duration(t.now-s.now) * time.Microsecond
@@ -203,8 +202,7 @@ func (a *account) observe(t ticket, u unit, timing Timing, short bool) {
 	case elapsed >= timing.Report/2:
 		a.sample = t
 		perUnit := float64(u.per) / float64(elapsed.Microseconds())
-		a.demand.observe(float64(t.added-s.added-t.tokens+s.tokens)*perUnit, float64(t.denied-s.denied)*perUnit,
-			float64(u.total), elapsed, short)
+		a.demand.observe(float64(t.taken(s))*perUnit, float64(t.denied-s.denied)*perUnit, float64(u.total), elapsed, short)
 	}
 }
 

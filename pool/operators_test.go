@@ -389,6 +389,21 @@ func TestDemandSurvivesAChangeOfTheRate(t *testing.T) {
 	require.InDelta(t, 110, perSecond(), 0.1, "and isn't ten times as much")
 }
 
+func TestWhatASmallerCapacityTakesAwayIsNoDemand(t *testing.T) {
+	l := newLedger("payments")
+	p := simPool("payments")
+	l.configure(&p)
+	a := l.accounts["eu"]
+	at := func(second, tokens, capacity int64) {
+		a.observe(ticket{now: second * 1e6, era: 1, kind: pooled, tokens: tokens, terms: policy.Terms{Capacity: capacity}},
+			l.unit, DefaultTiming(), false)
+	}
+	at(1, 1500, 1500)
+	at(2, 1500, 1500)
+	at(3, 990, 1000)
+	require.InDelta(t, 11e-6*float64(l.unit.per), a.demand.units(l.unit.total), 1, "ten were taken")
+}
+
 // operate is one of the faults that operators make. What isn't over at once is put right by what it hands to later.
 func (w *world) operate(region string, later func(heal func())) {
 	switch w.rng.IntN(10) {

@@ -21,10 +21,14 @@ func (t ticket) usageFrom(before ticket) usage {
 	case before.kind != pooled || before.era != t.era:
 		return usage{used: before.used}
 	}
-	had := min(before.tokens, t.terms.Capacity)
-	net := before.used - before.ahead + t.added - before.added + had - t.tokens
+	net := before.used - before.ahead + t.taken(before)
 	used := max(before.used, net)
 	return usage{used, used - net}
+}
+
+// taken is what was taken since an earlier ticket of the same era, less what came back.
+func (t ticket) taken(before ticket) int64 {
+	return t.added - before.added + min(before.tokens, t.terms.Capacity) - t.tokens
 }
 
 // count takes in a ticket, and returns it with the usage at it.
