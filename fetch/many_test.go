@@ -76,8 +76,9 @@ func simulate(t *testing.T, consumers int, rate int64, opts ...Option) (f fleet)
 		f.jain = sum * sum / (float64(consumers) * squares)
 		f.late = float64(got[consumers].Load()) / (sum / float64(consumers))
 		f.beyond = int64(sum) + got[consumers].Load() - left - int64(due)
-		require.LessOrEqual(t, f.beyond, held, "what was in blocks when the window began")
 		wg.Wait()
+		require.LessOrEqual(t, f.beyond, held+int64(consumers),
+			"what was in blocks when the window began, and a take of each on its way")
 	})
 	return f
 }
@@ -92,9 +93,10 @@ func (f *fake) total() (n int) {
 	return n
 }
 
-// TestManyConsumersOfOneBucket prints the figures of docs/sdk.md with REFILLER_CONSUMERS=10000; it is fewer otherwise.
+// TestManyConsumersOfOneBucket prints the figures of docs/sdk.md with REFILLER_CONSUMERS=10000; it is few otherwise, as
+// the race detector takes a second for each.
 func TestManyConsumersOfOneBucket(t *testing.T) {
-	consumers := 100
+	consumers := 20
 	if v := os.Getenv("REFILLER_CONSUMERS"); v != "" {
 		var err error
 		consumers, err = strconv.Atoi(v)
