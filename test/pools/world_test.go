@@ -155,6 +155,13 @@ func (r *region) look(ctx context.Context) *lua.PeekReply {
 	return &p
 }
 
+// ticket is what its agents are told of the bucket.
+func (r *region) ticket(ctx context.Context) lua.TicketResult {
+	ctx, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
+	defer cancel()
+	return lua.Tickets(ctx, r.rdb, []string{key})[0]
+}
+
 // snapshot is the file that its Redis starts from.
 func (r *region) snapshot() string { return filepath.Join(r.redis.DataDir(), "dump.rdb") }
 
@@ -191,7 +198,7 @@ func (w *world) inForce(r *region) (rate float64) {
 // credited is how many tokens refills have added to a region's bucket, and the instant of the last of them.
 func (w *world) credited(r *region) (added, last int64) {
 	w.eventually("no refill comes between two looks", func() bool {
-		p, ticket := r.look(w.t.Context()), lua.Tickets(w.t.Context(), r.rdb, []string{key})[0]
+		p, ticket := r.look(w.t.Context()), r.ticket(w.t.Context())
 		if p == nil || ticket.Err != nil || ticket.Version != p.Version {
 			return false
 		}
@@ -309,16 +316,19 @@ func (w *world) judge(ctx context.Context) {
 	}
 	for ctx.Err() == nil {
 		sum, taken, text := 0.0, 0.0, ""
-		elapsed := time.Since(began).Seconds() // before the count: the bound is for no more time than it took
-		for i, r := range w.regions {
+		// The count is of one instant, whatever the looks wait for, and the bound for no more time than until then.
+		elapsed := time.Since(began).Seconds()
+		for _, r := range w.regions {
 			taken += float64(r.taken.Load())
+		}
+		for i, r := range w.regions {
 			p := r.look(ctx)
 			if !lives[i].refilled(r.lives.Load(), p) {
 				p = nil // what it remembers isn't in force: its first refill credits nothing
 			}
 			sum += min(inForce(before[i]), inForce(p))
 			text += fmt.Sprintf(" %s %.1f", r.name, inForce(p))
-			if fault := accounts[i].book(before[i], p, lua.Tickets(ctx, r.rdb, []string{key})[0]); fault != "" {
+			if fault := accounts[i].book(before[i], p, r.ticket(ctx)); fault != "" {
 				w.violated("%s: %s", r.name, fault)
 			}
 			if before[i] = p; p == nil {

@@ -155,7 +155,7 @@ func (c *EtcdCluster) Client(endpoints ...string) *clientv3.Client {
 }
 
 func (c *EtcdCluster) clientConfig(ctx context.Context, password string, endpoints ...string) clientv3.Config {
-	cfg := clientv3.Config{Context: ctx, Endpoints: endpoints, DialTimeout: 5 * time.Second, Logger: zap.NewNop()}
+	cfg := clientv3.Config{Context: ctx, Endpoints: endpoints, DialTimeout: readyTimeout, Logger: zap.NewNop()}
 	if c.options.certs != nil {
 		cfg.TLS = c.options.certs.ClientConfig()
 	}
