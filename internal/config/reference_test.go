@@ -226,6 +226,8 @@ var brief = strings.NewReplacer(
 	"a whole number from ", "", "a duration from ", "", " in whole multiples of 1µs", "", "one of ", "",
 	"a percentage from ", "", "tokens/time such as 500/s, 10/m or 1000/24h", "", "the path of a PEM file", "PEM",
 	"the path of a file", "", "a user's name", "", "the name of a time zone such as ", "such as ",
+	"host:port with a port from 0 to 65535, such as 127.0.0.1:9090, or ", "host:port, or ",
+	"the beginning of the buckets' names, such as ", "such as ", "a bucket's name of ", "",
 )
 
 // variablesOf are those of a field, and of the secret itself.
