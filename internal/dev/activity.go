@@ -2,9 +2,8 @@ package dev
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
-	"time"
+	"sync"
 
 	"github.com/tokenrefill/refiller/internal/admin"
 	"github.com/tokenrefill/refiller/internal/config"
@@ -21,8 +20,7 @@ type activity struct {
 	active string // who made the most refills; empty if nobody made any
 	share  int64  // its part of them, in percent
 	leader *admin.Leader
-	racing []string // who stands in for a silent leader
-	up     int      // replicas that answer
+	racing bool // somebody stands in for a silent leader
 }
 
 // compare tells what happened between two rounds of reports of the same replicas.
@@ -33,12 +31,11 @@ func compare(before, after []report) activity {
 		if r.status == nil {
 			continue
 		}
-		a.up++
 		if l := r.status.Leader; l != nil && (a.leader == nil || l.Epoch > a.leader.Epoch) {
 			a.leader = l
 		}
 		if r.status.Racing {
-			a.racing = append(a.racing, r.name)
+			a.racing = true
 		}
 		n := r.status.Calls["applied"]
 		if b := before[i].status; b != nil && b.Started.Equal(r.status.Started) {
@@ -63,46 +60,33 @@ func (a activity) describe(mode config.Mode) string {
 		return fmt.Sprintf("race: %s won %d %% of the refills", a.active, a.share)
 	case a.leader == nil:
 		return a.active + " refills, nobody leads"
-	case len(a.racing) > 0:
-		return fmt.Sprintf("%s refills, standing in for the silent leader %s (epoch %d)", a.active, a.leader.Identity,
-			a.leader.Epoch)
 	case a.leader.Identity == a.active:
 		return fmt.Sprintf("%s leads under epoch %d and refills", a.active, a.leader.Epoch)
+	case a.racing:
+		return fmt.Sprintf("%s refills, standing in for the silent leader %s (epoch %d)", a.active, a.leader.Identity,
+			a.leader.Epoch)
 	default:
 		return fmt.Sprintf("%s leads under epoch %d; %s refilled most", a.leader.Identity, a.leader.Epoch, a.active)
 	}
 }
 
-// ask collects the reports of all replicas.
+// ask collects the reports of replicas.
 func ask(ctx context.Context, replicas []*replica) []report {
-	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	reports := make([]report, len(replicas))
-	done := make(chan struct{}, len(replicas))
+	var all sync.WaitGroup
 	for i, r := range replicas {
-		go func() {
-			defer func() { done <- struct{}{} }()
-			reports[i].name = r.name
-			if p, up := r.current(); up {
-				reports[i].status = askOne(ctx, p.addr)
-			}
-		}()
+		reports[i].name = r.name
+		if p := r.up(); p != nil {
+			all.Go(func() {
+				var s admin.Status
+				if p.get(ctx, "/status", &s) == nil {
+					reports[i].status = &s
+				}
+			})
+		}
 	}
-	for range replicas {
-		<-done
-	}
+	all.Wait()
 	return reports
-}
-
-func askOne(ctx context.Context, addr string) *admin.Status {
-	res, err := get(ctx, "http://"+addr+"/status")
-	if err != nil {
-		return nil
-	}
-	defer func() { _ = res.Body.Close() }() // read to its end or given up
-	var s admin.Status
-	if json.NewDecoder(res.Body).Decode(&s) != nil {
-		return nil
-	}
-	return &s
 }

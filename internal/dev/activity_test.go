@@ -47,6 +47,11 @@ func TestTheRefillingReplicaIsDerivedFromRefills(t *testing.T) {
 			config.ModeEtcd, []report{said("a", 10), said("b", 0)}, []report{{name: "a"}, said("b", 9, leader("a", 5), racing)},
 			"b refills, standing in for the silent leader a (epoch 5)",
 		},
+		"a stand-in beside the leader": {
+			config.ModeEtcd, []report{said("a", 10), said("b", 0)},
+			[]report{said("a", 19, leader("a", 5)), said("b", 1, leader("a", 5), racing)},
+			"a leads under epoch 5 and refills",
+		},
 		"hand-over": {
 			config.ModeEtcd, []report{said("a", 10), said("b", 0)},
 			[]report{said("a", 19, leader("a", 5)), said("b", 1, leader("b", 6))},

@@ -26,17 +26,14 @@ type demand struct {
 	wanted func() float64
 }
 
-// consumer is a demo consumer. What it was told of its first demand is counted.
+// consumer is a demo consumer. It counts what it was told of its first demand.
 type consumer struct {
-	client  *fetch.Client
-	demands []demand
-	counts  counters
+	client                   *fetch.Client
+	demands                  []demand
+	admitted, denied, failed atomic.Int64
 }
 
-// counters count what a consumer was told.
-type counters struct{ admitted, denied, failed atomic.Int64 }
-
-// taken is a snapshot of them.
+// taken is what a consumer was told.
 type taken struct {
 	admitted, denied int64 // tokens
 	failed           int64 // takes without an answer
@@ -55,11 +52,7 @@ func newConsumer(rdb redis.UniversalClient, demands []demand) (*consumer, error)
 func (c *consumer) run(ctx context.Context) {
 	var all sync.WaitGroup
 	for i, d := range c.demands {
-		counts := &c.counts
-		if i > 0 {
-			counts = new(counters)
-		}
-		all.Go(func() { c.take(ctx, d, counts) })
+		all.Go(func() { c.take(ctx, d, i == 0) })
 	}
 	all.Wait()
 	closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeDeadline)
@@ -68,7 +61,7 @@ func (c *consumer) run(ctx context.Context) {
 }
 
 // take makes one take after the other. Those that fall due while one takes longer than maxBehind are left out.
-func (c *consumer) take(ctx context.Context, d demand, counts *counters) {
+func (c *consumer) take(ctx context.Context, d demand, counts bool) {
 	ticker := time.NewTicker(takeEvery)
 	defer ticker.Stop()
 	last, due := time.Now(), 0.0
@@ -84,19 +77,20 @@ func (c *consumer) take(ctx context.Context, d demand, counts *counters) {
 			// A take that has begun is finished, so that its tokens are counted.
 			r, err := c.client.Take(context.WithoutCancel(ctx), d.key, d.tokens)
 			switch {
+			case !counts:
 			case err != nil:
-				counts.failed.Add(1)
+				c.failed.Add(1)
 			case r.OK:
-				counts.admitted.Add(r.Taken)
+				c.admitted.Add(r.Taken)
 			default:
-				counts.denied.Add(d.tokens)
+				c.denied.Add(d.tokens)
 			}
 		}
 	}
 }
 
 func (c *consumer) taken() taken {
-	return taken{admitted: c.counts.admitted.Load(), denied: c.counts.denied.Load(), failed: c.counts.failed.Load()}
+	return taken{admitted: c.admitted.Load(), denied: c.denied.Load(), failed: c.failed.Load()}
 }
 
 // per is the counts since before, per second; of takes that failed, how many.

@@ -20,7 +20,7 @@ func (s *sampleScene) firstActive(ctx context.Context) (*replica, error) {
 	deadline, electedBy := time.Now().Add(readyTimeout), time.Now().Add(electTimeout)
 	for {
 		if r, elected := s.findActive(ctx); r != nil && (elected || time.Now().After(electedBy)) {
-			if _, err := s.peek(ctx, watched); err == nil {
+			if _, err := s.regions[0].peek(ctx, watched); err == nil {
 				return r, nil
 			}
 		}
@@ -28,8 +28,8 @@ func (s *sampleScene) firstActive(ctx context.Context) (*replica, error) {
 			return nil, context.Cause(ctx)
 		}
 		if time.Now().After(deadline) {
-			return nil, fmt.Errorf("dev: nobody refills within %s; %s ends:\n%s", readyTimeout, s.replicas()[0].logPath(),
-				tail(s.replicas()[0].logPath()))
+			log := s.replicas()[0].logPath()
+			return nil, fmt.Errorf("dev: nobody refills within %s; %s ends:\n%s", readyTimeout, log, tail(log))
 		}
 	}
 }
@@ -42,42 +42,25 @@ func (s *sampleScene) findActive(ctx context.Context) (r *replica, elected bool)
 	a := compare(before, ask(ctx, s.replicas()))
 	for _, r := range s.replicas() {
 		if r.name == a.active {
-			return r, s.opts.Mode == config.ModeRace || a.leader != nil && a.leader.Identity == r.name && len(a.racing) == 0
+			return r, s.opts.Mode == config.ModeRace || a.leader != nil && a.leader.Identity == r.name && !a.racing
 		}
 	}
 	return nil, false
 }
 
-// followed is a bucket whose refills are timed. In race mode each bucket has a winner of its own, so all that are
-// refilled every interval are followed.
-type followed struct {
-	key string
-	refills
-}
-
-// follow follows the refills.
+// follow times the refills. In race mode each bucket has a winner of its own, so all that are refilled every interval
+// are followed.
 func (s *sampleScene) follow(ctx context.Context) {
-	for ctx.Err() == nil {
+	for ; ctx.Err() == nil; pause(ctx, lookEvery) {
 		for _, f := range s.followed {
-			if r, err := s.peek(ctx, f.key); err == nil {
+			if r, err := s.regions[0].peek(ctx, f.key); err == nil {
 				f.observe(refilled{version: r.Version, at: r.Last})
 			}
 		}
-		pause(ctx, lookEvery)
 	}
 }
 
-// longestGap is the longest time between two refills of the watched bucket.
-func (s *sampleScene) longestGap() time.Duration {
-	for _, f := range s.followed {
-		if f.key == watched {
-			return f.longestGap()
-		}
-	}
-	return 0
-}
-
-// around is the longest gap of a followed bucket around an instant, as gapAround is for one.
+// around is the longest gap of a followed bucket around an instant.
 func (s *sampleScene) around(at int64) (gap time.Duration, known, settled bool) {
 	known, settled = true, true
 	for _, f := range s.followed {
@@ -102,38 +85,39 @@ func (s *sampleScene) killActive(ctx context.Context) {
 			continue
 		}
 		s.active.Store(&r.name)
-		s.killed.Store(int64(r.pid()))
-		r.kill() // false: it has just ended by itself
+		if p := r.up(); p != nil { // it hasn't just ended by itself
+			s.killed.Store(int64(p.pid))
+			p.kill()
+		}
 	}
 }
 
 // ended tells of the end of a replica and measures for how long nobody refilled.
-func (s *sampleScene) ended(e end) {
-	how := fmt.Sprintf("%s (pid %d) ended: %s", e.replica.name, e.pid, e.how)
-	if s.killed.Load() == int64(e.pid) {
-		how = fmt.Sprintf("killed %s (pid %d)", e.replica.name, e.pid)
+func (s *sampleScene) ended(r *replica, pid int, how string) {
+	text := fmt.Sprintf("%s (pid %d) ended: %s", r.name, pid, how)
+	if s.killed.Load() == int64(pid) {
+		text = fmt.Sprintf("killed %s (pid %d)", r.name, pid)
 	}
 	active := s.active.Load()
-	refilled := active != nil && *active == e.replica.name
+	refilled := active != nil && *active == r.name
 	if refilled {
-		how += ", which refilled"
+		text += ", which refilled"
 	} else {
-		how += ", which stood by"
+		text += ", which stood by"
 	}
-	s.tasks.Go(func() { s.measure(how, refilled) })
+	s.tasks.Go(func() { s.measure(text, refilled) })
 }
 
 // measure waits until the gap around this moment is known, and tells.
 func (s *sampleScene) measure(how string, counts bool) {
 	ctx, cancel := context.WithTimeout(context.Background(), gapTimeout)
 	defer cancel()
-	r, err := s.peek(ctx, watched)
+	r, err := s.regions[0].peek(ctx, watched)
 	// Another replica may have refilled already; one that did comes no less than half an interval after the last one.
 	at := r.Now - (policy.DefaultInterval / 2).Microseconds()
-	for err == nil && ctx.Err() == nil && !s.stopping.Load() {
+	for ; err == nil && ctx.Err() == nil && !s.stopping.Load(); pause(ctx, pollEvery) {
 		gap, known, settled := s.around(at)
 		if !settled {
-			pause(ctx, pollEvery)
 			continue
 		}
 		if !known {
@@ -142,13 +126,10 @@ func (s *sampleScene) measure(how string, counts bool) {
 		text := fmt.Sprintf("%s: gap %s", how, s.screen.style.bold(millis(gap)))
 		if counts {
 			s.gaps.add(gap)
-			p50, longest, n := s.gaps.summary()
-			text += " (" + gapSummary(p50, longest, n) + ")"
+			text += fmt.Sprintf(" (%s)", &s.gaps)
 		}
 		s.screen.println(text)
 		return
 	}
-	if !s.stopping.Load() {
-		s.screen.println(how + ": the gap could not be measured")
-	}
+	s.say(how + ": the gap could not be measured")
 }

@@ -1,6 +1,7 @@
 package dev
 
 import (
+	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -27,6 +28,7 @@ type refilled struct {
 
 // refills remembers the refills of one bucket. It is safe for concurrent use.
 type refills struct {
+	key     string
 	mu      sync.Mutex
 	seen    []refilled
 	longest time.Duration
@@ -56,25 +58,20 @@ func (r *refills) longestGap() time.Duration {
 	return r.longest
 }
 
-// around is gapAround of what was seen.
+// around is the longest time between two refills from the one before the instant at, in µs on the store's clock, to
+// the third after it. It is settled once that has come, and known if every refill in between was seen.
 func (r *refills) around(at int64) (gap time.Duration, known, settled bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return gapAround(r.seen, at)
-}
-
-// gapAround is the longest time between two refills from the one before the instant at, in µs on the store's clock, to
-// the third after it. It is settled once that has come, and known if every refill in between was seen.
-func gapAround(seen []refilled, at int64) (gap time.Duration, known, settled bool) {
-	first := slices.IndexFunc(seen, func(r refilled) bool { return r.at > at })
-	if first < 0 || len(seen) < first+settledAfter {
+	first := slices.IndexFunc(r.seen, func(s refilled) bool { return s.at > at })
+	if first < 0 || len(r.seen) < first+settledAfter {
 		return 0, false, false
 	}
 	for i := first; i < first+settledAfter; i++ {
 		if i == 0 {
 			return 0, false, true
 		}
-		d, ok := between(seen[i-1], seen[i])
+		d, ok := between(r.seen[i-1], r.seen[i])
 		if !ok {
 			return 0, false, true
 		}
@@ -91,7 +88,7 @@ func between(a, b refilled) (d time.Duration, ok bool) {
 	return time.Duration(b.at-a.at) * time.Microsecond, true
 }
 
-// gaps are the gaps of failovers. It is safe for concurrent use.
+// gaps are the gaps of the kills of replicas that refilled. It is safe for concurrent use.
 type gaps struct {
 	mu     sync.Mutex
 	sorted []time.Duration
@@ -104,12 +101,18 @@ func (g *gaps) add(d time.Duration) {
 	g.sorted = slices.Insert(g.sorted, i, d)
 }
 
-// summary is the median (of an even number the higher one), the longest and the number of gaps.
-func (g *gaps) summary() (p50, longest time.Duration, n int) {
+// String sums them up by the median (of an even number the higher one), the longest and their number; it is empty if
+// there are none.
+func (g *gaps) String() string {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if n = len(g.sorted); n == 0 {
-		return 0, 0, 0
+	n := len(g.sorted)
+	if n == 0 {
+		return ""
 	}
-	return g.sorted[n/2], g.sorted[n-1], n
+	noun := "kills"
+	if n == 1 {
+		noun = "kill"
+	}
+	return fmt.Sprintf("p50 %s, max %s over %d %s", millis(g.sorted[n/2]), millis(g.sorted[n-1]), n, noun)
 }

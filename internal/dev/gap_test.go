@@ -52,7 +52,7 @@ func TestTheGapIsTheLongestPauseAroundTheInstant(t *testing.T) {
 			true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			gap, known, settled := gapAround(c.seen, c.at*1000)
+			gap, known, settled := (&refills{seen: c.seen}).around(c.at * 1000)
 			require.Equal(t, c.settled, settled)
 			require.Equal(t, c.known, known)
 			require.Equal(t, c.gap, gap)
@@ -78,13 +78,11 @@ func TestRefillsAreRememberedOnceAndForAWhile(t *testing.T) {
 func TestGapsAreSummedUpByMedianAndMaximum(t *testing.T) {
 	t.Parallel()
 	var g gaps
-	_, _, n := g.summary()
-	require.Zero(t, n)
-	for _, d := range []time.Duration{30, 10, 20, 40} {
-		g.add(d)
+	require.Empty(t, g.String())
+	g.add(30 * time.Millisecond)
+	require.Equal(t, "p50 30 ms, max 30 ms over 1 kill", g.String())
+	for _, d := range []time.Duration{10, 20, 40} {
+		g.add(d * time.Millisecond)
 	}
-	p50, longest, n := g.summary()
-	require.EqualValues(t, 30, p50)
-	require.EqualValues(t, 40, longest)
-	require.Equal(t, 4, n)
+	require.Equal(t, "p50 30 ms, max 40 ms over 4 kills", g.String())
 }

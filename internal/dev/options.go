@@ -10,15 +10,11 @@ import (
 	"time"
 
 	"github.com/tokenrefill/refiller/internal/config"
-	"github.com/tokenrefill/refiller/internal/fields"
 	"github.com/tokenrefill/refiller/internal/terminal"
 )
 
 // MinKillEvery is the shortest time between two kills: a killed replica has to come back and settle.
 const MinKillEvery = 3 * time.Second
-
-// redisVariable tells replicas where the store is: no file on disk has an address with a password.
-const redisVariable = "REFILLER_REDIS_URL"
 
 // ErrOptions is returned for options that can't be used.
 var ErrOptions = errors.New("dev: bad options")
@@ -63,61 +59,58 @@ func (o Options) Validate() error {
 		return bad("Out is nil")
 	case o.Duration < 0:
 		return bad("--duration %s: want more than 0, or 0 for no end", o.Duration)
-	case o.Regions != nil:
-		return o.validateRegions()
+	case o.Regions != nil && (len(o.Regions) < 2 || len(o.Regions) > maxRegions):
+		return bad("--regions %s: want 2 to %d names, such as eu,us,ap", strings.Join(o.Regions, ","), maxRegions)
+	case o.Cut != "" && !slices.Contains(o.Regions, o.Cut):
+		return bad("--cut %s: it is none of the regions %s", o.Cut, strings.Join(o.Regions, ","))
+	case o.CutAfter < 0 || o.CutFor < 0:
+		return bad("--cut-after %s, --cut-for %s: want 0 or more", o.CutAfter, o.CutFor)
 	case o.KillEvery != 0 && o.KillEvery < MinKillEvery:
 		return bad("--kill-leader-every %s: want %s or more, or 0 for never", o.KillEvery, MinKillEvery)
 	case o.Mode == config.ModeRace && len(o.Etcd) > 0:
 		return bad("--etcd goes with --mode etcd: in race mode nobody asks it")
 	}
-	return o.validateServers()
+	for i, name := range o.names() {
+		if slices.Contains(o.names()[i+1:], name) {
+			return bad("--regions: %q is there twice", name)
+		}
+		if err := o.validateRegion(name); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func bad(format string, args ...any) error {
 	return fmt.Errorf("%w: %s", ErrOptions, fmt.Sprintf(format, args...))
 }
 
-// validateServers has the configuration judge the addresses.
-func (o Options) validateServers() error {
+// validateRegion has the configuration judge the addresses, or the region's name.
+func (o Options) validateRegion(name string) error {
 	etcd := o.Etcd
 	if len(etcd) == 0 {
 		etcd = []string{"http://127.0.0.1:1"}
 	}
-	text := configText(settings{mode: o.Mode, etcd: etcd, listen: "127.0.0.1:0"})
-	_, err := config.Load(config.Source{Data: []byte(text),
-		Env: fields.Environment{redisVariable: cmp.Or(o.Redis, "redis://127.0.0.1:1")}})
+	_, err := o.config(name, cmp.Or(o.Redis, "redis://127.0.0.1:1"), etcd, nil)
 	var problems config.Problems
-	if errors.As(err, &problems) {
-		for field, flag := range map[string]string{"redis.url": "--redis: ", "election.endpoints": "--etcd: "} {
-			if strings.HasPrefix(problems[0].Field, field) {
-				return bad("%s%s", flag, problems[0].Msg)
-			}
+	if !errors.As(err, &problems) {
+		return err
+	}
+	for field, flag := range map[string]string{"redis.url": "--redis", "election.endpoints": "--etcd"} {
+		if strings.HasPrefix(problems[0].Field, field) {
+			return bad("%s: %s", flag, problems[0].Msg)
 		}
 	}
-	return err
+	if name == "" {
+		return err
+	}
+	return bad("--regions: %s", problems[0].Msg)
 }
 
-func (o Options) validateRegions() error {
-	if len(o.Regions) < 2 || len(o.Regions) > maxRegions {
-		return bad("--regions %s: want 2 to %d names, such as eu,us,ap", strings.Join(o.Regions, ","), maxRegions)
+// names are those of the regions: a single one has none.
+func (o Options) names() []string {
+	if o.Regions == nil {
+		return []string{""}
 	}
-	for i, r := range o.Regions {
-		if slices.Contains(o.Regions[:i], r) {
-			return bad("--regions: %q is there twice", r)
-		}
-	}
-	for _, r := range o.Regions {
-		text := regionText(o.Regions, r, "redis://127.0.0.1:1", "127.0.0.1:1", "127.0.0.1:0")
-		var problems config.Problems
-		if _, err := config.Parse([]byte(text)); errors.As(err, &problems) {
-			return bad("--regions: %s", problems[0].Msg)
-		}
-	}
-	switch {
-	case o.Cut != "" && !slices.Contains(o.Regions, o.Cut):
-		return bad("--cut %s: it is none of the regions %s", o.Cut, strings.Join(o.Regions, ","))
-	case o.CutAfter < 0 || o.CutFor < 0:
-		return bad("--cut-after %s, --cut-for %s: want 0 or more", o.CutAfter, o.CutFor)
-	}
-	return nil
+	return o.Regions
 }

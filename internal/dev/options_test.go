@@ -4,13 +4,14 @@ import (
 	"bytes"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
+	"testing/iotest"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/tokenrefill/refiller/internal/config"
-	"github.com/tokenrefill/refiller/internal/fields"
 )
 
 func TestBadOptionsNameTheFlag(t *testing.T) {
@@ -36,16 +37,15 @@ func TestBadOptionsNameTheFlag(t *testing.T) {
 
 func TestSamplesMakeAValidConfigurationInEveryMode(t *testing.T) {
 	t.Parallel()
-	for _, s := range []settings{
-		{redis: "redis://:a%22b'c@127.0.0.1:1/3", mode: config.ModeRace, listen: "127.0.0.1:0"},
-		{redis: "rediss-cluster://a:1,b:2", mode: config.ModeEtcd, etcd: []string{"http://a:1", "b:2"},
-			listen: "127.0.0.1:0"},
+	for _, o := range []Options{
+		{Redis: "redis://:a%22b'c@127.0.0.1:1/3", Mode: config.ModeRace},
+		{Redis: "rediss-cluster://a:1,b:2", Mode: config.ModeEtcd, Etcd: []string{"http://a:1", "b:2"}},
 	} {
-		cfg, err := config.Load(config.Source{Data: []byte(configText(s)), Env: fields.Environment{redisVariable: s.redis}})
+		cfg, err := o.config("", o.Redis, o.Etcd, nil)
 		require.NoError(t, err)
-		require.Equal(t, s.mode, cfg.Election.Mode)
+		require.Equal(t, o.Mode, cfg.Election.Mode)
 		require.Equal(t, watched, cfg.Buckets[0].Key)
-		for _, d := range demands {
+		for _, d := range sampleDemands {
 			i := 0
 			for i < len(cfg.Buckets) && cfg.Buckets[i].Key != d.key {
 				i++
@@ -77,14 +77,10 @@ func TestTheLogIsKeptAndItsWarningsAreTold(t *testing.T) {
 	require.NoError(t, err)
 	defer f.Close()
 	var told []string
-	w := &logWriter{file: f, warn: func(m string) { told = append(told, m) }}
 	const log = "2026-01-02T03:04:05.678Z [INFO]  refiller: replica starts\n" +
 		"2026-01-02T03:04:05.678Z [WARN]  refiller.election: etcd unavailable: error=\"x\"\n" +
 		"2026-01-02T03:04:05.678Z [ERROR] refiller.refill: bucket can't be refilled\n"
-	for i := 0; i < len(log); i += 7 { // as a pipe may cut it
-		_, err := w.Write([]byte(log[i:min(i+7, len(log))]))
-		require.NoError(t, err)
-	}
+	copyLog(f, iotest.OneByteReader(strings.NewReader(log)), func(m string) { told = append(told, m) })
 	require.Equal(t, []string{`warn: election: etcd unavailable: error="x"`, "error: refill: bucket can't be refilled"},
 		told)
 	kept, err := os.ReadFile(f.Name())

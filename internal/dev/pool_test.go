@@ -7,8 +7,6 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-
-	"github.com/tokenrefill/refiller/internal/config"
 )
 
 func TestOptionsOfRegionsAreChecked(t *testing.T) {
@@ -30,7 +28,7 @@ func TestOptionsOfRegionsAreChecked(t *testing.T) {
 		require.ErrorContains(t, o.Validate(), says)
 	}
 	names := []string{"a", "b", "c", "d", "e", "f"}
-	c, err := config.Parse([]byte(regionText(names, "c", "redis://h", "h:1", "127.0.0.1:0")))
+	c, err := Options{Regions: names}.config("c", "redis://h", []string{"h:1"}, nil)
 	require.NoError(t, err, "every region's bucket holds two intervals of the whole rate")
 	require.Len(t, c.OwnPools(), 1)
 }

@@ -13,27 +13,6 @@ const (
 	wide     = 105 // columns from which on a bar and what is special about its region stand beside each other
 )
 
-// introduce is what people read once the pool is shared.
-func (s *poolScene) introduce() {
-	style, width := s.screen.style, s.screen.width()
-	lines := []string{""}
-	for _, r := range s.regions {
-		parts := []string{"  " + r.name, r.url}
-		for _, one := range r.replicas {
-			parts = append(parts, fmt.Sprintf("%s %s pid %d", one.name, one.url(), one.pid()))
-		}
-		lines = append(lines, terminal.Flow(parts, "  ", width)...)
-	}
-	lines = append(lines, "  logs  "+s.dir, "")
-	lines = append(lines, terminal.Wrap(
-		fmt.Sprintf("Consumers of one region after the other want %d/s, those of the others %d/s each. "+
-			"Every region is %s from etcd.", busy, calm, 2*oneWay), width)...)
-	s.screen.println(append(lines, "", style.bold("In a second terminal, try"),
-		"  go run ./cmd/refiller pool status --etcd-prefix "+electionPrefix+" --etcd "+s.regions[0].etcd.Addr(),
-		"  go run ./cmd/consumer take "+sharedPool+" -n 5 --redis "+s.regions[0].url,
-		"", style.bold("Ctrl-C")+" stops everything and removes its files.", "")...)
-}
-
 // poolView is how the regions stand at one moment.
 type poolView struct {
 	elapsed     time.Duration

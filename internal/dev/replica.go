@@ -1,16 +1,19 @@
 package dev
 
 import (
-	"bytes"
+	"bufio"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
-	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -27,64 +30,54 @@ const (
 
 // replica is one replica: a process that is started again when it ends.
 type replica struct {
+	*playground
 	name    string
-	port    int // of its admin server, if free
-	program string
-	environ []string
-	dir     string
-	config  func(listen string) string   // the content of its configuration file
-	warn    func(name, message string)   // is told of warnings and errors in the log
-	ended   func(end)                    // is told of an end that nobody asked for
-	ready   func(r *replica, again bool) // is told when it answers, after each start
-
-	mu      sync.Mutex
-	process *process // the latest
-}
-
-// end is the end of a process of a replica.
-type end struct {
-	replica *replica
-	pid     int
-	how     string
+	port    int                        // of its admin server, if free
+	redis   string                     // URL of its store
+	config  func(listen string) string // the content of its configuration file
+	process atomic.Pointer[process]    // the latest that was ready; nil before
 }
 
 // process is one life of a replica.
 type process struct {
-	cmd    *exec.Cmd
 	addr   string // of its admin server
+	pid    int
+	kill   func()
 	exited chan struct{}
-	isUp   bool // guarded by replica.mu
+	how    string // it exited
 }
 
 // run keeps the replica running until ctx ends, and returns when its process has ended. It gives up when the replica
 // doesn't get ready.
 func (r *replica) run(ctx context.Context) error {
-	again := false
-	for failed := 0; ctx.Err() == nil; {
-		p, err := r.start()
+	for failed := 0; ctx.Err() == nil; pause(ctx, restartAfter) {
+		life, stop := context.WithCancel(ctx)
+		p, err := r.start(life)
 		if err != nil {
+			stop()
 			return err
 		}
 		if r.awaitReady(ctx, p) {
 			failed = 0
-			r.mu.Lock()
-			p.isUp = true
-			r.mu.Unlock()
-			r.ready(r, again)
-			again = true
+			if r.process.Swap(p) == nil {
+				r.ready <- struct{}{}
+			} else {
+				r.say(fmt.Sprintf("%s is back: %s, pid %d", r.name, r.url(), p.pid))
+			}
 			select {
 			case <-p.exited:
-				r.ended(end{r, p.cmd.Process.Pid, p.cmd.ProcessState.String()})
+				if !r.stopping.Load() {
+					r.scene.ended(r, p.pid, p.how)
+				}
 			case <-ctx.Done():
 			}
 		} else if failed++; ctx.Err() == nil && failed == maxStarts {
-			p.stop()
-			return fmt.Errorf("dev: %s doesn't get ready; its log ends:\n%s", r.name, tail(r.logPath()))
+			err = fmt.Errorf("dev: %s doesn't get ready; its log ends:\n%s", r.name, tail(r.logPath()))
 		}
-		p.stop()
-		select {
-		case <-time.After(restartAfter):
-		case <-ctx.Done():
+		stop()
+		<-p.exited
+		if err != nil {
+			return err
 		}
 	}
 	return nil
@@ -92,7 +85,8 @@ func (r *replica) run(ctx context.Context) error {
 
 func (r *replica) logPath() string { return filepath.Join(r.dir, r.name+".log") }
 
-func (r *replica) start() (*process, error) {
+// start starts a process, which is told to stop when ctx ends.
+func (r *replica) start(ctx context.Context) (*process, error) {
 	addr, err := devserver.FreeAddr(r.port)
 	if err != nil {
 		return nil, err
@@ -105,37 +99,37 @@ func (r *replica) start() (*process, error) {
 	if err != nil {
 		return nil, fmt.Errorf("dev: open the log of %s: %w", r.name, err)
 	}
-	cmd := exec.Command(r.program, "run", "--config", path, "--identity", r.name)
-	cmd.Env = r.environ
-	output := &logWriter{file: log, warn: func(message string) { r.warn(r.name, message) }}
-	cmd.Stdout, cmd.Stderr = output, output
+	cmd := exec.CommandContext(ctx, r.opts.Program, "run", "--config", path, "--identity", r.name)
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	cmd.WaitDelay = stopTimeout
+	cmd.Env = append(slices.Clone(r.environ), redisVariable+"="+r.redis)
 	cmd.SysProcAttr = ownedProcess()
-	if err := cmd.Start(); err != nil {
+	output, err := cmd.StdoutPipe()
+	if cmd.Stderr = cmd.Stdout; err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
 		return nil, errors.Join(fmt.Errorf("dev: start %s: %w", r.name, err), log.Close())
 	}
-	p := &process{cmd: cmd, addr: addr, exited: make(chan struct{})}
-	go func() { // ends with the process, which run waits for
+	p := &process{addr: addr, pid: cmd.Process.Pid, exited: make(chan struct{})}
+	p.kill = func() { _ = cmd.Process.Kill() } // it may have ended by itself
+	go func() {                                // ends with the process, which run waits for
+		copyLog(log, output, func(message string) { r.say(r.screen.style.yellow(r.name + ": " + message)) })
 		_ = cmd.Wait() // its result is in ProcessState
 		_ = log.Close()
+		p.how = cmd.ProcessState.String()
 		close(p.exited)
 	}()
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.process = p
 	return p, nil
 }
 
-// awaitReady waits until the replica is ready; false if it ends or doesn't get ready in time.
+// awaitReady waits until a process is ready; false if it ends or doesn't get ready in time.
 func (r *replica) awaitReady(ctx context.Context, p *process) bool {
 	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()
 	for {
-		if res, err := get(ctx, "http://"+p.addr+"/readyz"); err == nil {
-			_ = res.Body.Close()
-			if res.StatusCode == http.StatusOK {
-				return true
-			}
+		if p.get(ctx, "/readyz", nil) == nil {
+			return true
 		}
 		select {
 		case <-p.exited:
@@ -147,85 +141,62 @@ func (r *replica) awaitReady(ctx context.Context, p *process) bool {
 	}
 }
 
-// stop ends the process, if it hasn't ended, and returns when it has.
-func (p *process) stop() {
-	select {
-	case <-p.exited:
-		return
-	default:
-	}
-	_ = p.cmd.Process.Signal(syscall.SIGTERM) // it may have ended by itself
-	select {
-	case <-p.exited:
-	case <-time.After(stopTimeout):
-		_ = p.cmd.Process.Kill()
-		<-p.exited
-	}
-}
-
-// kill ends the process with SIGKILL, if it is up.
-func (r *replica) kill() bool {
-	p, up := r.current()
-	return up && p.cmd.Process.Kill() == nil
-}
-
-// current is the latest process, and whether it is up; nil before the first start.
-func (r *replica) current() (p *process, up bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if p = r.process; p == nil {
-		return nil, false
-	}
-	select {
-	case <-p.exited:
-		return p, false
-	default:
-		return p, p.isUp
-	}
-}
-
-func (r *replica) url() string {
-	p, _ := r.current()
-	return "http://" + p.addr
-}
-
-func (r *replica) pid() int {
-	p, _ := r.current()
-	return p.cmd.Process.Pid
-}
-
-// logWriter copies a log to its file and tells of warnings and errors in it.
-type logWriter struct {
-	file *os.File
-	warn func(message string)
-	line []byte
-}
-
-// Write implements io.Writer.
-func (w *logWriter) Write(b []byte) (int, error) {
-	for rest := b; ; {
-		i := bytes.IndexByte(rest, '\n')
-		if i < 0 {
-			w.line = append(w.line, rest...)
-			break
-		}
-		if message, ok := warning(string(w.line) + string(rest[:i])); ok {
-			w.warn(message)
-		}
-		w.line, rest = w.line[:0], rest[i+1:]
-	}
-	return w.file.Write(b)
-}
-
-// warning is a log line without its time, if it is a warning or an error.
-func warning(line string) (string, bool) {
-	for _, level := range []string{"[WARN]", "[ERROR]"} {
-		if _, message, ok := strings.Cut(line, level); ok {
-			return strings.ToLower(strings.Trim(level, "[]")) + ": " + strings.TrimPrefix(strings.TrimSpace(message),
-				"refiller."), true
+// up is the latest process if it runs, otherwise nil.
+func (r *replica) up() *process {
+	p := r.process.Load()
+	if p != nil {
+		select {
+		case <-p.exited:
+			return nil
+		default:
 		}
 	}
-	return "", false
+	return p
+}
+
+// url and pid are of the latest process. The replica was ready once.
+func (r *replica) url() string { return "http://" + r.process.Load().addr }
+func (r *replica) pid() int    { return r.process.Load().pid }
+
+// admins talks to the replicas' admin servers, which come and go.
+var admins = &http.Client{Timeout: 2 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+
+// get asks the admin server, and reads the answer's JSON into into unless that is nil.
+func (p *process) get(ctx context.Context, path string, into any) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+p.addr+path, nil)
+	if err != nil {
+		return err
+	}
+	res, err := admins.Do(req)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = res.Body.Close() }() // read to its end or given up
+	if res.StatusCode != http.StatusOK {
+		return errors.New(res.Status)
+	}
+	if into == nil {
+		return nil
+	}
+	return json.NewDecoder(res.Body).Decode(into)
+}
+
+// copyLog copies a log until it ends, and tells of warnings and errors in it.
+func copyLog(to io.Writer, from io.Reader, warn func(message string)) {
+	for lines := bufio.NewReader(from); ; {
+		line, err := lines.ReadString('\n')
+		_, _ = io.WriteString(to, line) // it is of help, no more
+		for _, level := range []string{"[WARN]", "[ERROR]"} {
+			if _, message, ok := strings.Cut(line, level); ok {
+				warn(strings.ToLower(strings.Trim(level, "[]")) + ": " +
+					strings.TrimPrefix(strings.TrimSpace(message), "refiller."))
+				break
+			}
+		}
+		if err != nil {
+			return
+		}
+	}
 }
 
 // tail is the end of a log.
@@ -236,15 +207,4 @@ func tail(path string) string {
 	}
 	lines := strings.Split(strings.TrimSpace(string(b)), "\n")
 	return "  " + strings.Join(lines[max(0, len(lines)-8):], "\n  ")
-}
-
-// admins talks to the replicas' admin servers, which come and go.
-var admins = &http.Client{Timeout: 2 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
-
-func get(ctx context.Context, url string) (*http.Response, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
-		return nil, err
-	}
-	return admins.Do(req)
 }

@@ -5,84 +5,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/tokenrefill/refiller/internal/config"
 	"github.com/tokenrefill/refiller/internal/terminal"
-	"github.com/tokenrefill/refiller/policy"
 )
-
-// introduction is what people read once everything runs.
-type introduction struct {
-	redis         string
-	embeddedRedis bool
-	etcd          []string // empty: there is none
-	embeddedEtcd  bool
-	replicas      []replicaLine
-	logs          string
-	buckets       []config.Bucket
-	victim        int // a process to kill: it refills
-	killEvery     time.Duration
-}
-
-type replicaLine struct {
-	name, url string
-	pid       int
-}
-
-// lines is the introduction for a terminal with so many columns.
-func (i introduction) lines(s style, width int) []string {
-	what := map[bool]string{true: "embedded", false: "yours"}
-	servers := terminal.NewTable(terminal.Column{}, terminal.Column{}, terminal.Column{Text: true})
-	servers.Row("  store", i.redis, what[i.embeddedRedis])
-	if len(i.etcd) > 0 {
-		servers.Row("  etcd", strings.Join(i.etcd, ","), what[i.embeddedEtcd]+", elects the leader")
-	}
-	for _, r := range i.replicas {
-		servers.Row("  "+r.name, r.url, fmt.Sprintf("pid %d", r.pid))
-	}
-	buckets := terminal.NewTable(terminal.Column{Name: "  BUCKET", Text: true}, number("CAPACITY"),
-		terminal.Column{Name: "REFILL", Text: true},
-		number("DEMAND"))
-	for _, bucket := range i.buckets {
-		note := ""
-		for _, d := range demands {
-			if d.key == bucket.Key && d.key == watched {
-				note = fmt.Sprintf("%.0f/s", d.wanted())
-			}
-		}
-		buckets.Row("  "+bucket.Key, bucket.Policy.Capacity, schedule(bucket), note)
-	}
-	to := " --redis " + i.redis
-	lines := []string{""}
-	lines = append(lines, tableLines(servers, width)...)
-	lines = append(lines, "  logs  "+i.logs, "")
-	lines = append(lines, tableLines(buckets, width)...)
-	lines = append(lines, "", s.bold("In a second terminal, try"),
-		"  go run ./cmd/consumer take mail -n 5"+to,
-		"  go run ./cmd/consumer take "+watched+to,
-		"  "+s.dim("# one of a template's buckets: any other user has one too"),
-		"  go run ./cmd/consumer take "+anyUser+to,
-		"  go run ./cmd/refiller status --addr "+i.replicas[0].url,
-		"  "+s.dim("# it refills: see how soon another one does"),
-		fmt.Sprintf("  kill -9 %d", i.victim))
-	if i.killEvery > 0 {
-		lines = append(append(lines, ""), terminal.Wrap(
-			fmt.Sprintf("Every %s the replica that refills is killed. The gap is from its last "+
-				"refill to the next one, as the store tells it.", i.killEvery), width)...)
-	}
-	return append(lines, "", s.bold("Ctrl-C")+" stops everything and removes its files.", "")
-}
-
-// schedule says when a bucket gets how many tokens.
-func schedule(b config.Bucket) string {
-	switch steps := b.Policy.Steps.(type) {
-	case nil:
-		return b.Policy.Rate.String()
-	case policy.Every:
-		return fmt.Sprintf("%d %s", b.Policy.StepTokens, steps)
-	default:
-		return fmt.Sprintf("%d at %s (cron)", b.Policy.StepTokens, steps)
-	}
-}
 
 // sampleView is how replicas, buckets and consumer stand.
 type sampleView struct {
@@ -93,10 +17,8 @@ type sampleView struct {
 	levels  []level
 	lately  taken // per second
 	total   taken
-	bound   int64 // most tokens that may have been admitted
-	p50     time.Duration
-	longest time.Duration
-	kills   int
+	bound   int64  // most tokens that may have been admitted
+	gaps    string // of kills; empty if there were none
 }
 
 // level is what a bucket holds.
@@ -123,23 +45,19 @@ func (v sampleView) lines(s style, width int) []string {
 	}
 	lines = append(lines, fmt.Sprintf("%s%s: index %d, %s admitted, %s denied%s", indent, watched, v.index,
 		s.green(perSecond(v.lately.admitted)), perSecond(v.lately.denied), v.failures()), indent+v.held(s))
-	if v.kills > 0 {
-		lines = append(lines, indent+"refill gap: "+gapSummary(v.p50, v.longest, v.kills))
+	if v.gaps != "" {
+		lines = append(lines, indent+"refill gap: "+v.gaps)
 	}
 	return lines
 }
 
 // short is the view on one line.
 func (v sampleView) short() string {
-	if v.store != nil {
-		return fmt.Sprintf("%5s  the store doesn't answer: %v", seconds(v.elapsed), v.store)
+	lines := v.lines(false, 0)
+	for i := range lines[1:] {
+		lines[i+1] = strings.TrimSpace(lines[i+1])
 	}
-	levels := make([]string, len(v.levels))
-	for i, l := range v.levels {
-		levels[i] = fmt.Sprintf("%s %d/%d", l.key, l.tokens, l.capacity)
-	}
-	return fmt.Sprintf("%5s  %s | index %d | %s | %s admitted, %s denied%s | %s", seconds(v.elapsed), v.who, v.index,
-		strings.Join(levels, ", "), perSecond(v.lately.admitted), perSecond(v.lately.denied), v.failures(), v.held(false))
+	return strings.Join(lines, " | ")
 }
 
 func (v sampleView) failures() string {
@@ -168,13 +86,4 @@ func (l level) color() string {
 	default:
 		return "33"
 	}
-}
-
-// gapSummary sums up the kills of replicas that refilled.
-func gapSummary(p50, longest time.Duration, kills int) string {
-	noun := "kills"
-	if kills == 1 {
-		noun = "kill"
-	}
-	return fmt.Sprintf("p50 %s, max %s over %d %s", millis(p50), millis(longest), kills, noun)
 }

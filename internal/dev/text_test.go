@@ -3,6 +3,7 @@ package dev
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -10,7 +11,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tokenrefill/refiller/internal/config"
-	"github.com/tokenrefill/refiller/internal/fields"
 	"github.com/tokenrefill/refiller/policy"
 )
 
@@ -19,7 +19,7 @@ func someView() sampleView {
 		elapsed: 65 * time.Second, who: "replica-2 leads under epoch 14 and refills", index: 640,
 		levels: []level{{"checkout", 12, 1000}, {"mail", 20, 20}, {"llm-tokens", 30000, 60000}},
 		lately: taken{admitted: 498, denied: 102}, total: taken{admitted: 33_000, denied: 5000},
-		bound: 33_551, p50: 203 * time.Millisecond, longest: 215400 * time.Microsecond, kills: 2,
+		bound: 33_551, gaps: "p50 203 ms, max 215 ms over 2 kills",
 	}
 }
 
@@ -39,8 +39,9 @@ func TestAViewHasAFewLinesOnATerminal(t *testing.T) {
 
 func TestAViewHasOneLineElsewhere(t *testing.T) {
 	t.Parallel()
-	require.Equal(t, "1m05s  replica-2 leads under epoch 14 and refills | index 640 | checkout 12/1000, mail 20/20, llm-tokens 30000/60000"+
-		" | 498/s admitted, 102/s denied | 33,000 tokens admitted of at most 33,551", someView().short())
+	require.Equal(t, "1m05s  replica-2 leads under epoch 14 and refills | checkout 12/1000  mail 20/20  llm-tokens 30000/60000"+
+		" | checkout: index 640, 498/s admitted, 102/s denied | 33,000 tokens admitted of at most 33,551"+
+		" | refill gap: p50 203 ms, max 215 ms over 2 kills", someView().short())
 	v := sampleView{elapsed: 9 * time.Second, store: errors.New("gone")}
 	require.Equal(t, "   9s  the store doesn't answer: gone", v.short())
 	require.Equal(t, []string{v.short()}, v.lines(false, 80))
@@ -65,17 +66,19 @@ func TestTheBoundIsCapacityAndWhatFallsDueAndOneGap(t *testing.T) {
 
 func TestTheIntroductionSaysWhatRunsAndWhatToType(t *testing.T) {
 	t.Parallel()
-	cfg, err := config.Load(config.Source{
-		Data: []byte(configText(settings{listen: "127.0.0.1:0"})),
-		Env:  fields.Environment{redisVariable: "redis://127.0.0.1:1"},
-	})
+	o := Options{Mode: config.ModeEtcd, Etcd: []string{"http://127.0.0.1:12379"}, KillEvery: 5 * time.Second}
+	cfg, err := o.config("", "redis://127.0.0.1:16379", o.Etcd, nil)
 	require.NoError(t, err)
-	i := introduction{
-		redis: "redis://127.0.0.1:16379", embeddedRedis: true, etcd: []string{"http://127.0.0.1:12379"},
-		replicas: []replicaLine{{"replica-1", "http://127.0.0.1:19090", 41}, {"replica-2", "http://127.0.0.1:19091", 42}},
-		logs:     "/tmp/x", buckets: cfg.Buckets, victim: 42, killEvery: 5 * time.Second,
+	p := &playground{opts: o, dir: "/tmp/x", screen: &screen{}}
+	r := &region{cfg: cfg}
+	for i, pid := range []int{41, 42} {
+		one := &replica{name: fmt.Sprintf("replica-%d", i+1)}
+		one.process.Store(&process{addr: fmt.Sprintf("127.0.0.1:%d", adminPort+i), pid: pid})
+		r.replicas = append(r.replicas, one)
 	}
-	text := strings.Join(i.lines(false, 80), "\n")
+	p.regions = []*region{r}
+	s := &sampleScene{playground: p}
+	text := strings.Join(p.introduction(s.about(80), s.try(r.replicas[1]), false, 80), "\n")
 	for _, line := range []string{
 		"  store      redis://127.0.0.1:16379  embedded\n",
 		"  etcd       http://127.0.0.1:12379   yours, elects the leader\n",
@@ -92,8 +95,8 @@ func TestTheIntroductionSaysWhatRunsAndWhatToType(t *testing.T) {
 		require.Contains(t, text, line)
 	}
 	require.NotContains(t, text, "\x1b")
-	i.etcd, i.killEvery = nil, 0
-	text = strings.Join(i.lines(false, 80), "\n")
+	p.opts = Options{}
+	text = strings.Join(p.introduction(s.about(80), nil, false, 80), "\n")
 	require.NotContains(t, text, "etcd")
 	require.NotContains(t, text, "Every 5s")
 }

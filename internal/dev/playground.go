@@ -1,21 +1,23 @@
 package dev
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/redis/go-redis/v9"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/tokenrefill/refiller/internal/testing/faultproxy"
+	"github.com/tokenrefill/refiller/internal/terminal"
 )
 
 const (
+	electionTTL  = 2 * time.Second
 	showEvery    = time.Second
 	callTimeout  = 2 * time.Second
 	reachTimeout = 5 * time.Second // for a given server to answer
@@ -24,34 +26,27 @@ const (
 // errEnough ends a run after its duration.
 var errEnough = errors.New("dev: the duration is over")
 
-// scene is what a playground shows: one store whose leader is killed, or regions that share a pool.
+// scene is what a playground shows: one region whose leader is killed, or several that share a pool.
 type scene interface {
 	title() string
-	// open starts the servers and makes the regions.
-	open(ctx context.Context) error
-	// begin waits until there is something to see, and introduces it.
-	begin(ctx context.Context) error
+	// begin waits until there is something to see. The texts say what it is, and which commands to try.
+	begin(ctx context.Context) (about, try []string, err error)
+	// demands are those of a region's consumer, the watched bucket first.
+	demands(region int) []demand
 	// acts run until ctx ends.
 	acts() []func(ctx context.Context)
 	// ended is told of a replica's end that nobody asked for.
-	ended(e end)
+	ended(r *replica, pid int, how string)
 	// look is how things stand.
-	look(ctx context.Context, m moment) view
+	look(ctx context.Context) view
 	// summary is the last word.
-	summary(m moment) string
+	summary() string
 }
 
 // view is how things stand, in some lines for a terminal with so many columns, or in a short one.
 type view interface {
 	lines(s style, width int) []string
 	short() string
-}
-
-// moment is what the consumers were told of the bucket that is watched, region by region.
-type moment struct {
-	elapsed time.Duration // since they started; read after the counts, so that a bound is for no less time than it took
-	total   []taken
-	lately  []taken // per second, since the moment before
 }
 
 // playground is what runs.
@@ -64,22 +59,11 @@ type playground struct {
 	scene    scene
 	regions  []*region
 	closers  []func()
-	up       chan struct{} // one for each replica that got ready for the first time
+	ready    chan struct{} // one for each replica that got ready for the first time
 	started  time.Time     // of the consumers
+	elapsed  time.Duration // since then, when they were last counted
 	stopping atomic.Bool
 	tasks    sync.WaitGroup // end soon after stopping
-}
-
-// region is a store with its replicas and its consumer.
-type region struct {
-	name     string // empty if there is only one
-	url      string // of its store
-	store    redis.UniversalClient
-	etcd     *faultproxy.Proxy // its way to etcd; nil if that can't be cut
-	isCut    atomic.Bool
-	replicas []*replica
-	demands  []demand
-	consumer *consumer
 }
 
 // Run runs the playground until ctx or the duration ends, and returns nil then.
@@ -114,14 +98,14 @@ func Run(ctx context.Context, o Options) (err error) {
 
 func (p *playground) run(ctx context.Context) error {
 	p.screen.println(p.scene.title() + " Starting …")
-	if err := p.scene.open(ctx); err != nil {
+	if err := p.open(ctx); err != nil {
 		return err
 	}
 	// Replicas outlive what watches them, so that nothing sees them stop.
 	replicas, stopReplicas := context.WithCancel(context.WithoutCancel(ctx))
 	defer stopReplicas()
 	g, replicas := errgroup.WithContext(replicas)
-	p.up = make(chan struct{}, len(p.replicas()))
+	p.ready = make(chan struct{}, len(p.replicas()))
 	for _, r := range p.replicas() {
 		g.Go(func() error {
 			err := r.run(replicas)
@@ -131,12 +115,12 @@ func (p *playground) run(ctx context.Context) error {
 			return err
 		})
 	}
-	err := p.watchThem(ctx)
+	err := p.watch(ctx)
 	p.stopping.Store(true)
 	p.screen.clear()
 	if !p.started.IsZero() {
-		m := p.moment(moment{}, time.Now())
-		p.screen.println("", fmt.Sprintf("Stopping after %s: %s.", seconds(m.elapsed), p.scene.summary(m)))
+		p.count()
+		p.screen.println("", fmt.Sprintf("Stopping after %s: %s.", seconds(p.elapsed), p.scene.summary()))
 	}
 	stopReplicas()
 	_ = g.Wait() // its error is the cause of ctx's end
@@ -144,20 +128,22 @@ func (p *playground) run(ctx context.Context) error {
 	return err
 }
 
-// watchThem waits until the replicas do what the scene is about, and then runs everything else until ctx ends.
-func (p *playground) watchThem(ctx context.Context) (err error) {
+// watch waits until the replicas do what the scene is about, and then runs everything else until ctx ends.
+func (p *playground) watch(ctx context.Context) error {
 	for range p.replicas() {
 		select {
-		case <-p.up:
+		case <-p.ready:
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
 	}
-	if err := p.scene.begin(ctx); err != nil {
+	about, try, err := p.scene.begin(ctx)
+	if err != nil {
 		return err
 	}
-	for _, r := range p.regions {
-		if r.consumer, err = newConsumer(r.store, r.demands); err != nil {
+	p.screen.println(p.introduction(about, try, p.screen.style, p.screen.width())...)
+	for i, r := range p.regions {
+		if r.consumer, err = newConsumer(r.store, p.scene.demands(i)); err != nil {
 			return err
 		}
 	}
@@ -170,63 +156,58 @@ func (p *playground) watchThem(ctx context.Context) (err error) {
 	for _, r := range p.regions {
 		all.Go(func() { r.consumer.run(ctx) })
 	}
-	for _, act := range p.scene.acts() {
+	for _, act := range append(p.scene.acts(), p.show) {
 		all.Go(func() { act(ctx) })
 	}
-	all.Go(func() { p.show(ctx) })
 	all.Wait()
 	return context.Cause(ctx)
+}
+
+// introduction is what people read once everything runs, on a terminal with so many columns.
+func (p *playground) introduction(about, try []string, s style, width int) []string {
+	origin := map[bool]string{true: "embedded", false: "yours"}
+	t := terminal.NewTable(terminal.Column{}, terminal.Column{}, terminal.Column{Text: true})
+	for _, r := range p.regions {
+		t.Row("  "+cmp.Or(r.name, "store"), r.cfg.Redis, origin[p.opts.Redis == ""])
+		if p.opts.elects() && r.name == "" {
+			t.Row("  etcd", strings.Join(r.cfg.Election.Endpoints, ","), origin[len(p.opts.Etcd) == 0]+", elects the leader")
+		}
+		for _, one := range r.replicas {
+			t.Row("  "+one.name, one.url(), fmt.Sprintf("pid %d", one.pid()))
+		}
+	}
+	lines := append(append([]string{""}, tableLines(t, width)...), "  logs  "+p.dir, "")
+	lines = append(append(lines, about...), "", s.bold("In a second terminal, try"))
+	return append(append(lines, try...), "", s.bold("Ctrl-C")+" stops everything and removes its files.", "")
 }
 
 // show shows how things stand, once a second.
 func (p *playground) show(ctx context.Context) {
 	ticker := time.NewTicker(showEvery)
 	defer ticker.Stop()
-	last, at := p.moment(moment{}, time.Now()), time.Now()
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-ticker.C:
 		}
-		last, at = p.moment(last, at), time.Now()
-		if v := p.scene.look(ctx, last); ctx.Err() == nil {
-			p.screen.show(at, v.lines(p.screen.style, p.screen.width()), v.short())
+		p.count()
+		if v := p.scene.look(ctx); ctx.Err() == nil {
+			p.screen.show(time.Now(), v.lines(p.screen.style, p.screen.width()), v.short())
 		}
 	}
 }
 
-// moment is how the consumers stand now, after the moment before, which was at that time.
-func (p *playground) moment(before moment, at time.Time) moment {
-	m := moment{total: make([]taken, len(p.regions)), lately: make([]taken, len(p.regions))}
-	for i, r := range p.regions {
-		m.total[i] = r.consumer.taken()
-		if before.total != nil {
-			m.lately[i] = m.total[i].per(before.total[i], time.Since(at))
-		}
+// count takes in what the consumers were told. The time is read after that, so that a bound is for no less time than it
+// took.
+func (p *playground) count() {
+	last := p.elapsed
+	for _, r := range p.regions {
+		before := r.total
+		r.total = r.consumer.taken()
+		r.lately = r.total.per(before, time.Since(p.started)-last)
 	}
-	m.elapsed = time.Since(p.started)
-	return m
-}
-
-// newReplica makes a replica, which run starts, with this content of its configuration file.
-func (p *playground) newReplica(name string, port int, config func(listen string) string) *replica {
-	return &replica{
-		name: name, port: port, program: p.opts.Program, environ: p.environ, dir: p.dir, config: config,
-		ended: func(e end) {
-			if !p.stopping.Load() {
-				p.scene.ended(e)
-			}
-		},
-		warn: func(name, message string) { p.say(p.screen.style.yellow(name + ": " + message)) },
-		ready: func(r *replica, again bool) {
-			if again {
-				p.say(fmt.Sprintf("%s is back: %s, pid %d", r.name, r.url(), r.pid()))
-			} else {
-				p.up <- struct{}{}
-			}
-		},
-	}
+	p.elapsed = time.Since(p.started)
 }
 
 func (p *playground) replicas() (all []*replica) {

@@ -1,0 +1,175 @@
+package dev
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/tokenrefill/refiller/internal/config"
+	"github.com/tokenrefill/refiller/internal/devserver"
+	"github.com/tokenrefill/refiller/internal/etcdconn"
+	"github.com/tokenrefill/refiller/internal/redisconn"
+	"github.com/tokenrefill/refiller/internal/testing/faultproxy"
+	"github.com/tokenrefill/refiller/lua"
+)
+
+const (
+	alone     = 3                     // replicas of a single region
+	perRegion = 2                     // replicas of each of several
+	oneWay    = 20 * time.Millisecond // from one of several regions to etcd, give or take a quarter
+)
+
+// Ports that a single region uses if they are free. Whoever listens on guardPort may prefer them: another playground on
+// this machine keeps away from them, even while one of its own processes is about to listen.
+const (
+	redisPort = 16379
+	etcdPort  = 12379
+	guardPort = 19089
+	adminPort = 19090 // of the first replica; the others follow
+)
+
+// ErrForeignKey is returned when a key of the given store that a sample bucket needs belongs to another program.
+var ErrForeignKey = errors.New("dev: key belongs to another program")
+
+// region is a store with its replicas and its consumer.
+type region struct {
+	name     string // empty if there is only one
+	cfg      config.Config
+	store    redis.UniversalClient
+	etcd     *faultproxy.Proxy // its way to etcd; nil if that can't be cut
+	isCut    atomic.Bool
+	replicas []*replica
+	consumer *consumer
+	total    taken // of the watched bucket, as last counted
+	lately   taken // per second, since the count before
+}
+
+func (r *region) peek(ctx context.Context, key string) (lua.PeekReply, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	return lua.Peek(ctx, r.store, key, 1)
+}
+
+// open starts the servers that aren't given, and makes the regions.
+func (p *playground) open(ctx context.Context) error {
+	port := func(int) int { return 0 }
+	if p.opts.Regions == nil {
+		if ln, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(guardPort))); err == nil {
+			p.atEnd(func() { _ = ln.Close() }) // nobody ever connected
+			port = func(known int) int { return known }
+		}
+	}
+	stores := make([]string, len(p.opts.names()))
+	for i := range stores {
+		if stores[i] = p.opts.Redis; stores[i] != "" {
+			continue
+		}
+		server, err := devserver.StartRedis(port(redisPort))
+		if err != nil {
+			return p.hint(err, "--redis URL")
+		}
+		p.atEnd(server.Close)
+		stores[i] = "redis://" + server.Addr()
+	}
+	etcd := p.opts.Etcd
+	if p.opts.elects() && len(etcd) == 0 {
+		server, err := devserver.StartEtcd(ctx, port(etcdPort), p.dir)
+		if err != nil {
+			return p.hint(err, "--etcd ADDRS, or --mode race, which needs none")
+		}
+		p.atEnd(server.Close)
+		etcd = []string{"http://" + server.Addr()}
+	}
+	for i, name := range p.opts.names() {
+		r, err := p.newRegion(name, stores[i], etcd, port)
+		if err != nil {
+			return err
+		}
+		p.regions = append(p.regions, r)
+		if err := r.check(ctx, len(p.opts.Etcd) > 0); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// hint tells what to do without an embedded server.
+func (p *playground) hint(err error, flag string) error {
+	switch {
+	case p.opts.Regions != nil:
+		return fmt.Errorf("dev: regions need the embedded servers: %w", err)
+	case errors.Is(err, devserver.ErrLeftOut):
+		return fmt.Errorf("%w: give %s", err, flag)
+	}
+	return err
+}
+
+// newRegion makes a region; one of several has a slow way to etcd that can be cut.
+func (p *playground) newRegion(name, store string, etcd []string, port func(int) int) (r *region, err error) {
+	r = &region{name: name}
+	prefix, count := "replica-", alone
+	if name != "" {
+		prefix, count = name+"-", perRegion
+		if r.etcd, err = faultproxy.New(strings.TrimPrefix(etcd[0], "http://"), faultproxy.Options{}); err != nil {
+			return nil, err
+		}
+		p.atEnd(func() { _ = r.etcd.Close() }) // nobody needs it any more
+		if err := r.etcd.Delay(faultproxy.Both, oneWay, oneWay/4); err != nil {
+			return nil, err
+		}
+		etcd = []string{r.etcd.Addr()}
+	}
+	if r.cfg, err = p.opts.config(name, store, etcd, p.environ); err != nil {
+		return nil, err
+	}
+	if r.store, err = redisconn.Open(r.cfg.Redis); err != nil {
+		return nil, fmt.Errorf("dev: store: %w", err)
+	}
+	p.atEnd(func() { _ = r.store.Close() }) // nothing is under way
+	for i := range count {
+		r.replicas = append(r.replicas, &replica{
+			playground: p, name: prefix + strconv.Itoa(i+1), port: port(adminPort + i),
+			redis: store, config: func(listen string) string { return p.opts.configText(name, etcd, listen) },
+		})
+	}
+	return r, nil
+}
+
+// check asks whether the servers answer and the buckets have their keys to themselves.
+func (r *region) check(ctx context.Context, givenEtcd bool) error {
+	ctx, cancel := context.WithTimeout(ctx, reachTimeout)
+	defer cancel()
+	for _, b := range r.cfg.Buckets {
+		n, err := r.store.Exists(ctx, lua.TokensKey(b.Key), lua.IndexKey(b.Key)).Result()
+		if err != nil {
+			return fmt.Errorf("dev: the store %s doesn't answer: %w", r.cfg.Redis, err)
+		}
+		state, err := r.store.Exists(ctx, lua.ControlKey(b.Key)).Result()
+		if err != nil {
+			return fmt.Errorf("dev: the store %s doesn't answer: %w", r.cfg.Redis, err)
+		}
+		if n > 0 && state == 0 {
+			return fmt.Errorf("%w: %q in %s is no bucket; give another store or database", ErrForeignKey, b.Key, r.cfg.Redis)
+		}
+	}
+	if !givenEtcd {
+		return nil
+	}
+	e := r.cfg.Election
+	client, err := etcdconn.Open(e.Options)
+	if err != nil {
+		return fmt.Errorf("dev: %w", err)
+	}
+	defer func() { _ = client.Close() }() // it has answered or not
+	if _, err := client.Get(ctx, e.Prefix+"/lead/"); err != nil {
+		return fmt.Errorf("dev: etcd %s doesn't answer: %w", strings.Join(e.Endpoints, ","), err)
+	}
+	return nil
+}
