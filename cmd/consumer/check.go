@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 	"go.yaml.in/yaml/v3"
 
+	"github.com/tokenrefill/refiller/internal/cli"
 	"github.com/tokenrefill/refiller/internal/sidecar/envoy"
 	"github.com/tokenrefill/refiller/internal/sidecar/limits"
 )
@@ -45,7 +46,7 @@ func newCheckCommand(e env) *cobra.Command {
 				errs = append(errs, err)
 			}
 			if err := errors.Join(errs...); err != nil {
-				return usageError{err}
+				return cli.Usage(err)
 			}
 			for _, path := range args {
 				if forEnvoy[path] != nil {

@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/tokenrefill/refiller/fetch"
+	"github.com/tokenrefill/refiller/internal/cli"
 	"github.com/tokenrefill/refiller/internal/fields"
 	"github.com/tokenrefill/refiller/internal/redisconn"
 )
@@ -44,7 +45,7 @@ func (c *connection) addFlags(cmd *cobra.Command) {
 func (c *connection) open(poolSize int) (redis.UniversalClient, error) {
 	o, err := redisconn.FromCommandLine(c.environ, c.laid...)
 	if err != nil {
-		return nil, usageError{err}
+		return nil, cli.Usage(err)
 	}
 	if poolSize > 0 {
 		o.PoolSize = poolSize

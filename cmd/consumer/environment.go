@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/tokenrefill/refiller/internal/cli"
 	"github.com/tokenrefill/refiller/internal/fields"
 )
 
@@ -49,7 +50,7 @@ func fromEnvironment(cmd *cobra.Command, environ fields.Environment) error {
 	})
 	problems = append(problems, environ.Misspelled(known, []string{serveVariables})...)
 	if len(problems) > 0 {
-		return usageError{problems}
+		return cli.Usage(problems)
 	}
 	return nil
 }

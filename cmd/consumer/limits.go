@@ -15,6 +15,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/tokenrefill/refiller/fetch"
+	"github.com/tokenrefill/refiller/internal/cli"
 	"github.com/tokenrefill/refiller/internal/filewatch"
 	"github.com/tokenrefill/refiller/internal/sidecar"
 	"github.com/tokenrefill/refiller/internal/sidecar/envoy"
@@ -39,10 +40,10 @@ func (f *limitFiles) paths() []string { return slices.Concat(f.envoy, f.named) }
 
 func (f *limitFiles) validate() error {
 	if len(f.envoy) == 0 && (f.shadow || f.headers) {
-		return usageError{errors.New("--envoy-shadow and --envoy-headers go with --envoy")}
+		return cli.Usage(errors.New("--envoy-shadow and --envoy-headers go with --envoy"))
 	}
 	if len(f.named) > 1 {
-		return usageError{fmt.Errorf("--limits: %d files; want one", len(f.named))}
+		return cli.Usage(fmt.Errorf("--limits: %d files; want one", len(f.named)))
 	}
 	return nil
 }
@@ -61,7 +62,7 @@ func (f *limitFiles) load(rdb redis.UniversalClient, client *fetch.Client, w *en
 		}
 		var err error
 		if now.envoy, err = envoy.Parse(files, w); err != nil {
-			return now, usageError{err}
+			return now, cli.Usage(err)
 		}
 		now.envoy.Shadow, now.envoy.Headers = f.shadow, f.headers
 	}
@@ -71,7 +72,7 @@ func (f *limitFiles) load(rdb redis.UniversalClient, client *fetch.Client, w *en
 			return now, fmt.Errorf("--limits: %w", err)
 		}
 		if now.named, err = limits.Parse(path, data, rdb, client); err != nil {
-			return now, usageError{err}
+			return now, cli.Usage(err)
 		}
 	}
 	return now, nil

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/tokenrefill/refiller/fetch"
+	"github.com/tokenrefill/refiller/internal/cli"
 	"github.com/tokenrefill/refiller/internal/terminal"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
@@ -54,22 +55,19 @@ func newLoadCommand(e env) *cobra.Command {
 		Args:    oneKey,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			l.key = args[0]
-			if err := out.check(); err != nil {
-				return err
-			}
 			if l.concurrency < 1 || l.concurrency > maxLoadConcurrency {
-				return usageError{fmt.Errorf("--concurrency %d: want 1 to %d", l.concurrency, maxLoadConcurrency)}
+				return cli.Usage(fmt.Errorf("--concurrency %d: want 1 to %d", l.concurrency, maxLoadConcurrency))
 			}
 			if l.duration <= 0 {
-				return usageError{fmt.Errorf("--duration %s: want more than 0", l.duration)}
+				return cli.Usage(fmt.Errorf("--duration %s: want more than 0", l.duration))
 			}
 			if err := lua.CheckKey(l.key); err != nil {
-				return usageError{err}
+				return cli.Usage(err)
 			}
 			if rate != "" {
 				r, err := policy.ParseRate(rate)
 				if err != nil {
-					return usageError{fmt.Errorf("--rate: %w", err)}
+					return cli.Usage(fmt.Errorf("--rate: %w", err))
 				}
 				l.rate = r
 			}

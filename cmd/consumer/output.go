@@ -10,21 +10,13 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/tokenrefill/refiller/fetch"
+	"github.com/tokenrefill/refiller/internal/cli"
 )
 
 // output is the form in which a command prints its result.
 type output struct{ format string }
 
-func (o *output) addFlags(cmd *cobra.Command) {
-	cmd.Flags().StringVarP(&o.format, "output", "o", "text", "text or json")
-}
-
-func (o *output) check() error {
-	if o.format != "text" && o.format != "json" {
-		return usageError{fmt.Errorf("--output %q: want text or json", o.format)}
-	}
-	return nil
-}
+func (o *output) addFlags(cmd *cobra.Command) { cli.OutputFlag(cmd, &o.format) }
 
 // print writes text, or value as JSON.
 func (o *output) print(w io.Writer, text string, value any) error {

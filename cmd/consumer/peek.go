@@ -16,9 +16,6 @@ func newPeekCommand(e env) *cobra.Command {
 		Short: "Show what a bucket holds; takes nothing",
 		Args:  oneKey,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := out.check(); err != nil {
-				return err
-			}
 			key := args[0]
 			return conn.with(func(c *fetch.Client) error {
 				r, err := c.Peek(cmd.Context(), key)

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/tokenrefill/refiller/internal/accesslog"
+	"github.com/tokenrefill/refiller/internal/cli"
 	"github.com/tokenrefill/refiller/internal/replay"
 	"github.com/tokenrefill/refiller/internal/terminal"
 	"github.com/tokenrefill/refiller/policy"
@@ -46,15 +47,15 @@ as nginx, Caddy and Traefik write them.`,
   tail -F access.log | consumer replay - --key-by path --capacity 20 --rate 5/s --speed 1x`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 1 {
-				return usageError{fmt.Errorf("replay: %d arguments: want one, the log's file name, or - for standard input",
-					len(args))}
+				return cli.Usage(fmt.Errorf("replay: %d arguments: want one, the log's file name, or - for standard input",
+					len(args)))
 			}
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			for _, name := range []string{"capacity", "rate"} {
 				if !cmd.Flags().Changed(name) {
-					return usageError{fmt.Errorf("replay: --%s is missing: want %s", name, cmd.Flag(name).Usage)}
+					return cli.Usage(fmt.Errorf("replay: --%s is missing: want %s", name, cmd.Flag(name).Usage))
 				}
 			}
 			if !cmd.Flags().Changed("progress") {
@@ -63,7 +64,7 @@ as nginx, Caddy and Traefik write them.`,
 			return runReplay(cmd.Context(), args[0], f, stdin, stdout, stderr)
 		},
 	}
-	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{fmt.Errorf("replay: %w", err)} })
+	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return cli.Usage(fmt.Errorf("replay: %w", err)) })
 
 	flags := cmd.Flags()
 	flags.StringVar(&f.keyBy, "key-by", f.keyBy,
@@ -99,7 +100,7 @@ as nginx, Caddy and Traefik write them.`,
 func runReplay(ctx context.Context, name string, f replayFlags, stdin io.Reader, stdout, stderr io.Writer) error {
 	// The policy is checked before a file is opened or standard input is read.
 	if _, err := replay.NewBuckets(f.capacity, f.rate); err != nil {
-		return usageError{fmt.Errorf("--capacity, --rate: %w", err)}
+		return cli.Usage(fmt.Errorf("--capacity, --rate: %w", err))
 	}
 	log, size, err := openLog(name, stdin)
 	if err != nil {
@@ -113,7 +114,7 @@ func runReplay(ctx context.Context, name string, f replayFlags, stdin io.Reader,
 	counted := &countingReader{r: source}
 	reader, err := accesslog.NewReader(counted, f.keyBy)
 	if err != nil {
-		return usageError{fmt.Errorf("--key-by: %w", err)}
+		return cli.Usage(fmt.Errorf("--key-by: %w", err))
 	}
 	cfg := replay.Config{Capacity: f.capacity, Rate: f.rate, Speed: f.speed, Top: f.top}
 	progress := &replayProgress{w: stderr, read: counted, size: size}

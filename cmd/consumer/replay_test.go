@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/internal/cli"
 )
 
 const replayLog = "../../docs/access.log"
@@ -144,7 +146,7 @@ func TestReplayRefusesWrongUsageNamingFlagAndRange(t *testing.T) {
 		{append(good, "--nope"), []string{"--nope"}},
 	} {
 		out, _, err := replayed(t.Context(), nil, c.args...)
-		var usage usageError
+		var usage cli.UsageError
 		require.ErrorAs(t, err, &usage, "%v", c.args)
 		require.Empty(t, out)
 		for _, want := range c.want {
@@ -162,7 +164,7 @@ func TestReplayOfWhatIsNoLogIsAnErrorAndNotWrongUsage(t *testing.T) {
 	} {
 		_, _, err := replayed(t.Context(), nil, log, "--capacity", "3", "--rate", "10/m")
 		require.ErrorContains(t, err, want)
-		var usage usageError
+		var usage cli.UsageError
 		require.NotErrorAs(t, err, &usage)
 	}
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/tokenrefill/refiller/fetch"
 	"github.com/tokenrefill/refiller/internal/answer"
+	"github.com/tokenrefill/refiller/internal/cli"
 	"github.com/tokenrefill/refiller/policy"
 )
 
@@ -25,9 +26,6 @@ func newReserveCommand(e env) *cobra.Command {
 		Example: "  consumer reserve llm -n 4000 --ttl 2m --id job-17\n  consumer settle llm job-17 --used 2950",
 		Args:    oneKey,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := out.check(); err != nil {
-				return err
-			}
 			opts := []fetch.CallOption{leave}
 			if cmd.Flags().Changed("id") {
 				opts = append(opts, fetch.WithReservationID(id))
@@ -84,7 +82,7 @@ func newSettleCommand(e env) *cobra.Command {
 	end := cmd.RunE
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if !cmd.Flags().Changed("used") {
-			return usageError{errors.New("--used: how many tokens were used?")}
+			return cli.Usage(errors.New("--used: how many tokens were used?"))
 		}
 		return end(cmd, args)
 	}
@@ -109,9 +107,6 @@ func newEndCommand(e env, used *int64) *cobra.Command {
 			return nil
 		}),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := out.check(); err != nil {
-				return err
-			}
 			return conn.with(func(c *fetch.Client) error {
 				s, err := c.Settle(cmd.Context(), args[0], args[1], *used)
 				if err != nil {

@@ -17,9 +17,6 @@ func newReturnCommand(e env) *cobra.Command {
 		Long:  "Give tokens back to bucket KEY that were taken and not used. What the bucket can't hold is dropped.",
 		Args:  oneKey,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := out.check(); err != nil {
-				return err
-			}
 			key := args[0]
 			return conn.with(func(c *fetch.Client) error {
 				if err := c.Return(cmd.Context(), key, n); err != nil {

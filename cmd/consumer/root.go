@@ -9,7 +9,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/tokenrefill/refiller/fetch"
-	"github.com/tokenrefill/refiller/internal/build"
 	"github.com/tokenrefill/refiller/internal/cli"
 	"github.com/tokenrefill/refiller/internal/fields"
 	"github.com/tokenrefill/refiller/internal/redisconn"
@@ -48,10 +47,6 @@ var commands = []func(env) *cobra.Command{
 	func(e env) *cobra.Command { return withoutArgs(cli.VersionCommand("consumer", e.stdout)) },
 }
 
-func init() {
-	cobra.EnableCommandSorting = false // the help keeps our order; the setting is global
-}
-
 // errDenied ends a command whose denial is already on stdout.
 var errDenied = errors.New("denied")
 
@@ -81,7 +76,7 @@ func run(ctx context.Context, args []string, environ fields.Environment, stdin i
 }
 
 func isUsage(err error) bool {
-	var usage usageError
+	var usage cli.UsageError
 	return errors.As(err, &usage) || errors.Is(err, fetch.ErrInvalidKey) || errors.Is(err, fetch.ErrInvalidAmount) ||
 		errors.Is(err, fetch.ErrInvalidTTL) || errors.Is(err, fetch.ErrInvalidID)
 }
@@ -114,23 +109,12 @@ func advice(err error) string {
 }
 
 func newRootCommand(e env) *cobra.Command {
-	root := &cobra.Command{
+	root := cli.Root(&cobra.Command{
 		Use:   "consumer",
 		Short: "Take tokens from buckets in Redis",
 		Long: "Take tokens from buckets in Redis.\n\n" +
 			"Exit codes: 0 taken or done, 1 error, 2 wrong usage, 3 denied: the bucket holds too few tokens.",
-		Version:       build.Version(),
-		SilenceUsage:  true,
-		SilenceErrors: true,
-		Args:          usageArgs(cli.UnknownCommand),
-		RunE: func(*cobra.Command, []string) error {
-			return usageError{errors.New("which command?")}
-		},
-	}
-	root.SetIn(e.stdin)
-	root.SetOut(e.stdout)
-	root.SetErr(e.stderr)
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
+	}, e.stdin, e.stdout, e.stderr)
 	root.CompletionOptions.HiddenDefaultCmd = true
 	for _, command := range commands {
 		root.AddCommand(command(e))
@@ -148,7 +132,7 @@ func withoutArgs(cmd *cobra.Command) *cobra.Command {
 func usageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if err := check(cmd, args); err != nil {
-			return usageError{err}
+			return cli.Usage(err)
 		}
 		return nil
 	}

@@ -19,6 +19,7 @@ import (
 
 	"github.com/tokenrefill/refiller/fetch"
 	"github.com/tokenrefill/refiller/fetch/fetchprom"
+	"github.com/tokenrefill/refiller/internal/cli"
 	"github.com/tokenrefill/refiller/internal/credential"
 	"github.com/tokenrefill/refiller/internal/redisconn"
 	"github.com/tokenrefill/refiller/internal/sidecar"
@@ -106,13 +107,13 @@ func (s *serve) run(cmd *cobra.Command, e env) error {
 	s.options.HTTP, s.options.GRPC = given(s.options.HTTP), given(s.options.GRPC)
 	s.options.Deadline = s.deadline
 	if err := s.options.Validate(); err != nil {
-		return usageError{err}
+		return cli.Usage(err)
 	}
 	if most := s.options.Limits.Patience; s.deadline < time.Millisecond || s.deadline > most {
-		return usageError{fmt.Errorf("--deadline %s: want 1ms to %s, which is --client-timeout", s.deadline, most)}
+		return cli.Usage(fmt.Errorf("--deadline %s: want 1ms to %s, which is --client-timeout", s.deadline, most))
 	}
 	if s.poolSize < 1 || s.poolSize > redisconn.MaxPoolSize {
-		return usageError{fmt.Errorf("--redis-connections %d: want 1 to %d", s.poolSize, redisconn.MaxPoolSize)}
+		return cli.Usage(fmt.Errorf("--redis-connections %d: want 1 to %d", s.poolSize, redisconn.MaxPoolSize))
 	}
 	if err := s.files.validate(); err != nil {
 		return err
@@ -150,7 +151,7 @@ func (s *serve) run(cmd *cobra.Command, e env) error {
 	s.options.Envoy, s.options.Named = first.envoy, first.named
 	server, err := sidecar.Listen(s.options)
 	if errors.Is(err, sidecar.ErrOptions) {
-		return usageError{err}
+		return cli.Usage(err)
 	}
 	if err != nil {
 		return err
@@ -183,10 +184,10 @@ func (s *serve) logAddresses(log hclog.Logger, server *sidecar.Server) {
 func (s *serve) logger(e env) (hclog.Logger, error) {
 	level := hclog.LevelFromString(s.logLevel)
 	if level == hclog.NoLevel {
-		return nil, usageError{fmt.Errorf("--log-level %q: want trace, debug, info, warn, error or off", s.logLevel)}
+		return nil, cli.Usage(fmt.Errorf("--log-level %q: want trace, debug, info, warn, error or off", s.logLevel))
 	}
 	if s.logFormat != "text" && s.logFormat != "json" {
-		return nil, usageError{fmt.Errorf("--log-format %q: want text or json", s.logFormat)}
+		return nil, cli.Usage(fmt.Errorf("--log-format %q: want text or json", s.logFormat))
 	}
 	return hclog.New(&hclog.LoggerOptions{Name: "consumer", Output: e.stderr, Level: level,
 		JSONFormat: s.logFormat == "json"}), nil
@@ -197,7 +198,7 @@ func (s *serve) serverTLS() (*tls.Config, error) {
 		return nil, nil
 	}
 	if s.tls.Cert == "" || s.tls.Key == "" {
-		return nil, usageError{errors.New("TLS wants both --tls-cert and --tls-key")}
+		return nil, cli.Usage(errors.New("TLS wants both --tls-cert and --tls-key"))
 	}
 	return s.tls.Config()
 }

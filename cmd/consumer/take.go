@@ -18,9 +18,6 @@ func newTakeCommand(e env) *cobra.Command {
 		Example: "  consumer take checkout\n  consumer take checkout -n 5 -o json",
 		Args:    oneKey,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := out.check(); err != nil {
-				return err
-			}
 			key := args[0]
 			return conn.with(func(c *fetch.Client) error {
 				r, err := c.Take(cmd.Context(), key, n, leave)

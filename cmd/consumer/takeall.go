@@ -8,6 +8,7 @@ import (
 
 	"github.com/tokenrefill/refiller/fetch"
 	"github.com/tokenrefill/refiller/internal/answer"
+	"github.com/tokenrefill/refiller/internal/cli"
 	"github.com/tokenrefill/refiller/internal/terminal"
 	"github.com/tokenrefill/refiller/policy"
 )
@@ -21,14 +22,11 @@ func newTakeAllCommand(e env) *cobra.Command {
 			"after the last = of an argument. Exit code 0 means taken, 3 denied.",
 		Example: "  consumer take-all user:7 tenant:acme=2 && work",
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := out.check(); err != nil {
-				return err
-			}
 			reqs := make([]fetch.Request, len(args))
 			for i, arg := range args {
 				var err error
 				if reqs[i], err = parseRequest(arg); err != nil {
-					return usageError{err}
+					return cli.Usage(err)
 				}
 			}
 			return conn.with(func(c *fetch.Client) error {

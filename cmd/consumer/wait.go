@@ -10,6 +10,7 @@ import (
 
 	"github.com/tokenrefill/refiller/fetch"
 	"github.com/tokenrefill/refiller/internal/answer"
+	"github.com/tokenrefill/refiller/internal/cli"
 )
 
 func newWaitCommand(e env) *cobra.Command {
@@ -23,11 +24,8 @@ func newWaitCommand(e env) *cobra.Command {
 		Example: "  consumer wait checkout -n 5 --timeout 10s && work",
 		Args:    oneKey,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := out.check(); err != nil {
-				return err
-			}
 			if timeout < 0 {
-				return usageError{fmt.Errorf("--timeout %s: want 0 (none) or more", timeout)}
+				return cli.Usage(fmt.Errorf("--timeout %s: want 0 (none) or more", timeout))
 			}
 			key := args[0]
 			return conn.with(func(c *fetch.Client) error {

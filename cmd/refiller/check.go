@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/tokenrefill/refiller/internal/cli"
 	"github.com/tokenrefill/refiller/internal/config"
 	"github.com/tokenrefill/refiller/internal/fields"
 )
@@ -25,14 +26,11 @@ func checkCommand(e env) *cobra.Command {
 			"With --shared DOC the document DOC is laid over the file, as run --config-etcd does with the one in etcd.",
 		Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(_ *cobra.Command, args []string) error {
-			if err := checkOutput(output); err != nil {
-				return err
-			}
 			return check(e, args[0], shared, output == "json")
 		},
 	}
 	cmd.Flags().StringVar(&shared, "shared", "", "file of a document to put into etcd")
-	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
+	cli.OutputFlag(cmd, &output)
 	return cmd
 }
 

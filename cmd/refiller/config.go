@@ -13,9 +13,9 @@ func configCommand(e env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "config",
 		Short: "Describe the configuration file",
-		Args:  usageArgs(cli.UnknownCommand),
+		Args:  cli.UnknownCommand,
 		RunE: func(*cobra.Command, []string) error {
-			return usageError{errors.New("config: which command? schema")}
+			return cli.Usage(errors.New("config: which command? schema"))
 		},
 	}
 	cmd.AddCommand(&cobra.Command{

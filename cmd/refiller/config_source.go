@@ -7,6 +7,7 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 
+	"github.com/tokenrefill/refiller/internal/cli"
 	"github.com/tokenrefill/refiller/internal/config"
 	"github.com/tokenrefill/refiller/internal/etcdconn"
 	"github.com/tokenrefill/refiller/internal/etcdwatch"
@@ -64,7 +65,7 @@ func (s *configSource) read() (config.Config, error) {
 // follow has what is shared count too, at the key that cfg, the file's, leads to.
 func (s *configSource) follow(cfg config.Config, log hclog.Logger) (closeEtcd func() error, err error) {
 	if len(cfg.Election.Endpoints) == 0 {
-		return nil, usageError{errors.New("--config-etcd wants election.endpoints, which say where etcd is")}
+		return nil, cli.Usage(errors.New("--config-etcd wants election.endpoints, which say where etcd is"))
 	}
 	client, err := etcdconn.Open(cfg.Election.Options)
 	if err != nil {

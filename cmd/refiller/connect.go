@@ -1,7 +1,6 @@
 package main
 
 import (
-	"fmt"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -60,11 +59,3 @@ func (f laidFlag) String() string { return "" }
 
 // Type implements pflag.Value.
 func (f laidFlag) Type() string { return "string" }
-
-// checkOutput checks the form of a command's answer.
-func checkOutput(form string) error {
-	if form != "text" && form != "json" {
-		return usageError{fmt.Errorf("--output %q: want text or json", form)}
-	}
-	return nil
-}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/tokenrefill/refiller/internal/cli"
 	"github.com/tokenrefill/refiller/internal/config"
 	"github.com/tokenrefill/refiller/internal/dev"
 	"github.com/tokenrefill/refiller/internal/terminal"
@@ -48,7 +49,7 @@ func devCommand(e env) *cobra.Command {
 			case "race":
 				o.Mode = config.ModeRace
 			default:
-				return usageError{fmt.Errorf("--mode %q: want etcd or race", mode)}
+				return cli.Usage(fmt.Errorf("--mode %q: want etcd or race", mode))
 			}
 			return asUsage(dev.Run(ctx, o))
 		},
@@ -78,9 +79,9 @@ func regionsAlone(cmd *cobra.Command) error {
 		switch {
 		case !cmd.Flags().Changed(name):
 		case with:
-			return usageError{fmt.Errorf("--%s doesn't go with --regions", name)}
+			return cli.Usage(fmt.Errorf("--%s doesn't go with --regions", name))
 		default:
-			return usageError{fmt.Errorf("--%s goes with --regions", name)}
+			return cli.Usage(fmt.Errorf("--%s goes with --regions", name))
 		}
 	}
 	return nil
@@ -89,7 +90,7 @@ func regionsAlone(cmd *cobra.Command) error {
 // asUsage marks an error about options as wrong usage.
 func asUsage(err error) error {
 	if errors.Is(err, dev.ErrOptions) {
-		return usageError{err}
+		return cli.Usage(err)
 	}
 	return err
 }

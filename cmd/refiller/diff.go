@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"github.com/tokenrefill/refiller/internal/cli"
 	"github.com/tokenrefill/refiller/internal/config"
 	"github.com/tokenrefill/refiller/internal/drift"
 	"github.com/tokenrefill/refiller/internal/etcdconn"
@@ -37,9 +38,6 @@ func diffCommand(e env) *cobra.Command {
 			"With --shared DOC the document DOC is laid over the file, as run --config-etcd does with the one in etcd.",
 		Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := checkOutput(output); err != nil {
-				return err
-			}
 			cfg, err := e.loadFile(args[0], shared, conn.laid)
 			if err != nil {
 				return err
@@ -65,7 +63,7 @@ func diffCommand(e env) *cobra.Command {
 	}
 	conn.addServerFlags(cmd, "redis", "etcd", "pool-registry")
 	cmd.Flags().StringVar(&shared, "shared", "", "file of a document to put into etcd")
-	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
+	cli.OutputFlag(cmd, &output)
 	return cmd
 }
 

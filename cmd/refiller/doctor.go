@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/tokenrefill/refiller/election"
+	"github.com/tokenrefill/refiller/internal/cli"
 	"github.com/tokenrefill/refiller/internal/config"
 	"github.com/tokenrefill/refiller/internal/doctor"
 	"github.com/tokenrefill/refiller/internal/etcdconn"
@@ -35,9 +36,6 @@ func doctorCommand(e env) *cobra.Command {
 			"if it may.",
 		Args: usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := checkOutput(output); err != nil {
-				return err
-			}
 			cfg, err := conn.load()
 			if err != nil {
 				return err
@@ -64,7 +62,7 @@ func doctorCommand(e env) *cobra.Command {
 		},
 	}
 	conn.addFlags(cmd, "redis", "etcd", "pool-registry")
-	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
+	cli.OutputFlag(cmd, &output)
 	return cmd
 }
 

@@ -30,9 +30,9 @@ func limitCommand(e env) *cobra.Command {
 		Long: "Give single keys of templates a capacity and rate of their own, while everything runs: an override. What it doesn't name\n" +
 			"is as the template has it when the override is set. It counts from the key's next take on, for a bucket that exists too,\n" +
 			"refills nothing, and stands until it is unset, whatever later versions of the template say.",
-		Args: usageArgs(cli.UnknownCommand),
+		Args: cli.UnknownCommand,
 		RunE: func(*cobra.Command, []string) error {
-			return usageError{errors.New("limit: which command? set, get, list or unset")}
+			return cli.Usage(errors.New("limit: which command? set, get, list or unset"))
 		},
 	}
 	cmd.AddCommand(limitSetCommand(e), limitGetCommand(e), limitListCommand(e), limitUnsetCommand(e))
@@ -52,11 +52,11 @@ func limitSetCommand(e env) *cobra.Command {
 			if cmd.Flags().Lookup("rate").Changed {
 				var err error
 				if o.Rate, err = policy.ParseRate(rate); err != nil {
-					return usageError{fmt.Errorf("--rate: %w", err)}
+					return cli.Usage(fmt.Errorf("--rate: %w", err))
 				}
 			}
 			if o == (policy.Override{}) {
-				return usageError{errors.New("limit set: want --capacity, --rate or both")}
+				return cli.Usage(errors.New("limit set: want --capacity, --rate or both"))
 			}
 			return op.change(cmd.Context(), args[0], []any{"capacity", capacity, "rate", rate},
 				func(ctx context.Context, s *override.Store) (override.Limit, error) {
@@ -95,7 +95,7 @@ func limitGetCommand(e env) *cobra.Command {
 		Args:  usageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := lua.CheckKey(args[0]); err != nil {
-				return usageError{err}
+				return cli.Usage(err)
 			}
 			return op.overrides(cmd.Context(), operateTimeout, func(ctx context.Context, s *override.Store) error {
 				l, err := s.Get(ctx, args[0])
@@ -155,7 +155,7 @@ func (o *operation) overrides(ctx context.Context, timeout time.Duration,
 func (o *operation) change(ctx context.Context, key string, what []any,
 	act func(context.Context, *override.Store) (override.Limit, error)) error {
 	if err := lua.CheckKey(key); err != nil {
-		return usageError{err}
+		return cli.Usage(err)
 	}
 	return o.reach(ctx, operateTimeout, func(ctx context.Context, rdb redis.UniversalClient, server string) error {
 		l, err := act(ctx, override.New(rdb))

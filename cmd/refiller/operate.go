@@ -12,6 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/spf13/cobra"
 
+	"github.com/tokenrefill/refiller/internal/cli"
 	"github.com/tokenrefill/refiller/internal/config"
 	"github.com/tokenrefill/refiller/internal/redisconn"
 	"github.com/tokenrefill/refiller/internal/terminal"
@@ -112,14 +113,11 @@ func (o *operation) flags(cmd *cobra.Command) {
 
 func (o *operation) connectFlags(cmd *cobra.Command) {
 	o.addFlags(cmd, "redis")
-	cmd.Flags().StringVarP(&o.output, "output", "o", "text", "text or json")
+	cli.OutputFlag(cmd, &o.output)
 }
 
 // connect reaches Redis, and names it without secrets.
 func (o *operation) connect() (redis.UniversalClient, string, error) {
-	if err := checkOutput(o.output); err != nil {
-		return nil, "", err
-	}
 	cfg, err := o.load()
 	if err != nil {
 		return nil, "", err
@@ -159,7 +157,7 @@ func (o *operation) audited(key, server string, what, outcome []any, err error) 
 func (o *operation) run(ctx context.Context, key string, n int64,
 	act func(context.Context, redis.UniversalClient) (lua.OperatorReply, error)) error {
 	if err := lua.CheckKey(key); err != nil {
-		return usageError{err}
+		return cli.Usage(err)
 	}
 	return o.reach(ctx, operateTimeout, func(ctx context.Context, rdb redis.UniversalClient, server string) error {
 		reply, err := act(ctx, rdb)

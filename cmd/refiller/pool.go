@@ -19,9 +19,9 @@ func poolCommand(e env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "pool",
 		Short: "Look at the pools that regions share, and operate them",
-		Args:  usageArgs(cli.UnknownCommand),
+		Args:  cli.UnknownCommand,
 		RunE: func(*cobra.Command, []string) error {
-			return usageError{errors.New("pool: which command? status, plan, fence or lift")}
+			return cli.Usage(errors.New("pool: which command? status, plan, fence or lift"))
 		},
 	}
 	cmd.AddCommand(poolStatusCommand(e), poolPlanCommand(e), poolFenceCommand(e), poolLiftCommand(e))
@@ -40,11 +40,11 @@ func (p *pools) open() (*clientv3.Client, config.Config, error) {
 		return nil, cfg, err
 	}
 	if len(cfg.PoolRegistry.Endpoints) == 0 {
-		return nil, cfg, usageError{errors.New("where is etcd? give --config FILE or --etcd HOST:PORT")}
+		return nil, cfg, cli.Usage(errors.New("where is etcd? give --config FILE or --etcd HOST:PORT"))
 	}
 	if o := p.laid; cfg.RegistryApart() && slices.ContainsFunc(o,
 		func(o config.Override) bool { return strings.HasPrefix(o.Field, "election.") }) {
-		return nil, cfg, usageError{errors.New("the pools have an etcd of their own: give --pool-registry, not --etcd")}
+		return nil, cfg, cli.Usage(errors.New("the pools have an etcd of their own: give --pool-registry, not --etcd"))
 	}
 	client, err := etcdconn.Open(cfg.PoolRegistry.Options)
 	return client, cfg, err

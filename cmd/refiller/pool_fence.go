@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"github.com/tokenrefill/refiller/internal/cli"
 	"github.com/tokenrefill/refiller/internal/config"
 	"github.com/tokenrefill/refiller/pool"
 )
@@ -52,10 +53,10 @@ func poolFenceCommand(e env) *cobra.Command {
 		Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if cmd.Flags().Changed("wait") && !f.drain {
-				return usageError{errors.New("--wait is how long to wait for a drain: give --drain, too")}
+				return cli.Usage(errors.New("--wait is how long to wait for a drain: give --drain, too"))
 			}
 			if f.wait < time.Second {
-				return usageError{fmt.Errorf("--wait %s: want 1s or more", f.wait)}
+				return cli.Usage(fmt.Errorf("--wait %s: want 1s or more", f.wait))
 			}
 			return f.run(cmd, args[0])
 		},
@@ -126,7 +127,7 @@ func (f *fencing) warn(w io.Writer, s pool.Status, region string, now time.Time)
 	}
 	if !found {
 		slices.Sort(known)
-		return usageError{fmt.Errorf("region %q is in no pool: regions are %s", region, strings.Join(known, ", "))}
+		return cli.Usage(fmt.Errorf("region %q is in no pool: regions are %s", region, strings.Join(known, ", ")))
 	}
 	age := now.Sub(last)
 	switch {
@@ -236,7 +237,7 @@ func (p *pools) act(cmd *cobra.Command, action, region, reason string,
 	log := newLogger(p.env, config.Log{Level: "info"}).Named("audit")
 	fields := []any{"action", action, "region", region, "operator", operator(), "reason", reason,
 		"etcd", strings.Join(cfg.PoolRegistry.Endpoints, ","), "prefix", cfg.PoolsPrefix()}
-	var usage usageError
+	var usage cli.UsageError
 	switch {
 	case errors.As(err, &usage):
 		return err

@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/tokenrefill/refiller/internal/cli"
 	"github.com/tokenrefill/refiller/internal/config"
 	"github.com/tokenrefill/refiller/internal/etcdconn"
 	"github.com/tokenrefill/refiller/internal/terminal"
@@ -33,15 +34,12 @@ func poolPlanCommand(e env) *cobra.Command {
 			"The addresses of etcd are the configuration's. Fields that change are shown by \"refiller diff\".",
 		Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := checkOutput(output); err != nil {
-				return err
-			}
 			cfg, err := e.loadFile(args[0], "", conn.laid)
 			if err != nil {
 				return err
 			}
 			if !cfg.Pooled() {
-				return usageError{fmt.Errorf("%s says nothing of pools, so nothing of them would change", args[0])}
+				return cli.Usage(fmt.Errorf("%s says nothing of pools, so nothing of them would change", args[0]))
 			}
 			s, err := readPools(cmd.Context(), cfg)
 			if err != nil {
@@ -55,7 +53,7 @@ func poolPlanCommand(e env) *cobra.Command {
 		},
 	}
 	conn.addServerFlags(cmd, "etcd", "pool-registry")
-	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
+	cli.OutputFlag(cmd, &output)
 	return cmd
 }
 

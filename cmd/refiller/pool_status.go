@@ -14,6 +14,7 @@ import (
 
 	"github.com/tokenrefill/refiller/election"
 	"github.com/tokenrefill/refiller/internal/admin"
+	"github.com/tokenrefill/refiller/internal/cli"
 	"github.com/tokenrefill/refiller/internal/config"
 	"github.com/tokenrefill/refiller/internal/terminal"
 	"github.com/tokenrefill/refiller/pool"
@@ -42,7 +43,7 @@ func poolStatusCommand(e env) *cobra.Command {
 				return err
 			}
 			if p.addr != "" && !p.history {
-				return usageError{errors.New("--addr is where the history is read: give --history, too")}
+				return cli.Usage(errors.New("--addr is where the history is read: give --history, too"))
 			}
 			client, cfg, err := p.open()
 			if err != nil {

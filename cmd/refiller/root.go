@@ -8,7 +8,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/tokenrefill/refiller/internal/build"
 	"github.com/tokenrefill/refiller/internal/cli"
 	"github.com/tokenrefill/refiller/internal/config"
 	"github.com/tokenrefill/refiller/internal/fields"
@@ -46,12 +45,6 @@ var commands = []func(env) *cobra.Command{
 	func(e env) *cobra.Command { return withoutArgs(cli.VersionCommand("refiller", e.stdout)) },
 }
 
-// usageError is wrong usage of a command.
-type usageError struct{ err error }
-
-func (e usageError) Error() string { return e.err.Error() }
-func (e usageError) Unwrap() error { return e.err }
-
 // run runs the command that the arguments name and returns the exit code.
 func run(ctx context.Context, args []string, environ fields.Environment, stdin io.Reader, stdout,
 	stderr io.Writer) int {
@@ -62,7 +55,7 @@ func run(ctx context.Context, args []string, environ fields.Environment, stdin i
 		return exitOK
 	}
 	var problems config.Problems
-	var usage usageError
+	var usage cli.UsageError
 	switch {
 	case errors.Is(err, errDifferent):
 		return exitOthers
@@ -82,22 +75,7 @@ func run(ctx context.Context, args []string, environ fields.Environment, stdin i
 }
 
 func rootCommand(e env) *cobra.Command {
-	root := &cobra.Command{
-		Use:           "refiller",
-		Short:         "Keep token buckets in Redis full",
-		Version:       build.Version(),
-		SilenceUsage:  true,
-		SilenceErrors: true,
-		Args:          usageArgs(cli.UnknownCommand),
-		RunE: func(*cobra.Command, []string) error {
-			return usageError{errors.New("which command?")}
-		},
-	}
-	root.SetIn(e.stdin)
-	root.SetOut(e.stdout)
-	root.SetErr(e.stderr)
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	cobra.EnableCommandSorting = false
+	root := cli.Root(&cobra.Command{Use: "refiller", Short: "Keep token buckets in Redis full"}, e.stdin, e.stdout, e.stderr)
 	for _, command := range commands {
 		root.AddCommand(command(e))
 	}
@@ -120,6 +98,6 @@ func usageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
 		case cmd.HasParent() && !cmd.HasSubCommands(): // the number of arguments is wrong: say which it wants
 			err = fmt.Errorf("%w: want %s", err, cmd.UseLine())
 		}
-		return usageError{err}
+		return cli.Usage(err)
 	}
 }

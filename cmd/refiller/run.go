@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/tokenrefill/refiller/internal/build"
+	"github.com/tokenrefill/refiller/internal/cli"
 	"github.com/tokenrefill/refiller/internal/config"
 	"github.com/tokenrefill/refiller/internal/history"
 	"github.com/tokenrefill/refiller/internal/redisconn"
@@ -80,7 +81,7 @@ func (r *runner) addFlags(cmd *cobra.Command) {
 // check checks the command line.
 func (r *runner) check() error {
 	if r.path == "" {
-		return usageError{errors.New("run: which configuration? give --config FILE")}
+		return cli.Usage(errors.New("run: which configuration? give --config FILE"))
 	}
 	if r.identity == "" {
 		r.identity = r.environ["REFILLER_IDENTITY"]

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/tokenrefill/refiller/internal/admin"
+	"github.com/tokenrefill/refiller/internal/cli"
 	"github.com/tokenrefill/refiller/internal/terminal"
 )
 
@@ -78,7 +79,7 @@ func adminURL(addr string) (string, error) {
 		text = "http://" + text
 	}
 	if u, err := url.Parse(text); err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
-		return "", usageError{fmt.Errorf("--addr %q: want host:port, http://host:port or https://host:port", addr)}
+		return "", cli.Usage(fmt.Errorf("--addr %q: want host:port, http://host:port or https://host:port", addr))
 	}
 	return text, nil
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/tokenrefill/refiller/internal/cli"
 	"github.com/tokenrefill/refiller/internal/terminal"
 )
 
@@ -26,15 +27,12 @@ func (d *display) flags(cmd *cobra.Command) {
 	cmd.Flags().DurationVarP(&d.every, "watch", "w", time.Second,
 		"show it again and again, so often, until interrupted: --watch or --watch=5s")
 	cmd.Flags().Lookup("watch").NoOptDefVal = "1s"
-	cmd.Flags().StringVarP(&d.output, "output", "o", "text", "text or json")
+	cli.OutputFlag(cmd, &d.output)
 }
 
 func (d *display) validate() error {
-	if d.output != "text" && d.output != "json" {
-		return usageError{fmt.Errorf("--output %q: want text or json", d.output)}
-	}
 	if d.cmd.Flags().Changed("watch") && d.every < minWatch {
-		return usageError{fmt.Errorf("--watch %s: want %s or more", d.every, minWatch)}
+		return cli.Usage(fmt.Errorf("--watch %s: want %s or more", d.every, minWatch))
 	}
 	return nil
 }

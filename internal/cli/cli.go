@@ -14,7 +14,40 @@ import (
 	"github.com/tokenrefill/refiller/internal/fields"
 )
 
-// UnknownCommand takes an argument of a command for the name of one of its own commands that there isn't.
+// UsageError is wrong usage of a command.
+type UsageError struct{ error }
+
+// Usage marks an error as wrong usage.
+func Usage(err error) error { return UsageError{err} }
+
+// Unwrap returns what is wrong.
+func (e UsageError) Unwrap() error { return e.error }
+
+// Root makes a command that of a program, whose help lists its subcommands in the order in which they are added.
+func Root(root *cobra.Command, stdin io.Reader, stdout, stderr io.Writer) *cobra.Command {
+	cobra.EnableCommandSorting = false // the setting is global
+	root.Version, root.SilenceUsage, root.SilenceErrors = build.Version(), true, true
+	root.Args = UnknownCommand
+	root.RunE = func(*cobra.Command, []string) error { return Usage(errors.New("which command?")) }
+	root.SetIn(stdin)
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return Usage(err) })
+	return root
+}
+
+// OutputFlag gives a command the flag --output, the form of its answer, and has it refuse any other than text and JSON.
+func OutputFlag(cmd *cobra.Command, form *string) {
+	cmd.Flags().StringVarP(form, "output", "o", "text", "text or json")
+	cmd.PreRunE = func(*cobra.Command, []string) error {
+		if *form != "text" && *form != "json" {
+			return Usage(fmt.Errorf("--output %q: want text or json", *form))
+		}
+		return nil
+	}
+}
+
+// UnknownCommand takes an argument of a command for the name of one of its own commands that there isn't: wrong usage.
 func UnknownCommand(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
@@ -24,7 +57,7 @@ func UnknownCommand(cmd *cobra.Command, args []string) error {
 	if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
 		msg += ": did you mean " + strings.Join(near, " or ") + "?"
 	}
-	return errors.New(msg)
+	return Usage(errors.New(msg))
 }
 
 // Unreadable tells whether an error is that a file is missing or can't be read. It is a failure and no wrong usage, in
