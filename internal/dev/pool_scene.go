@@ -55,8 +55,8 @@ func (s *poolScene) begin(ctx context.Context) (about, try []string, err error) 
 			}
 		}
 	}
-	text := fmt.Sprintf("Consumers of one region after the other want %d/s, those of the others %d/s each. Every region is %s "+
-		"from etcd.", busy, calm, 2*oneWay)
+	text := fmt.Sprintf("Consumers of one region after the other want %d/s, those of the others %d/s each. "+
+		"Every region is %s from etcd.", busy, calm, 2*oneWay)
 	first := s.regions[0]
 	return terminal.Wrap(text, s.screen.width()), []string{
 		"  go run ./cmd/refiller pool status --etcd-prefix " + electionPrefix + " --etcd " + first.etcd.Addr(),

@@ -74,8 +74,8 @@ func (s *sampleScene) about(width int) []string {
 	}
 	lines := tableLines(t, width)
 	if s.opts.KillEvery > 0 {
-		text := fmt.Sprintf("Every %s the replica that refills is killed. The gap is from its last refill to the next one, as "+
-			"the store tells it.", s.opts.KillEvery)
+		text := fmt.Sprintf("Every %s the replica that refills is killed. The gap is from its last "+
+			"refill to the next one, as the store tells it.", s.opts.KillEvery)
 		lines = append(append(lines, ""), terminal.Wrap(text, width)...)
 	}
 	return lines

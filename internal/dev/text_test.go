@@ -39,7 +39,8 @@ func TestAViewHasAFewLinesOnATerminal(t *testing.T) {
 
 func TestAViewHasOneLineElsewhere(t *testing.T) {
 	t.Parallel()
-	require.Equal(t, "1m05s  replica-2 leads under epoch 14 and refills | checkout 12/1000  mail 20/20  llm-tokens 30000/60000"+
+	require.Equal(t, "1m05s  replica-2 leads under epoch 14 and refills"+
+		" | checkout 12/1000  mail 20/20  llm-tokens 30000/60000"+
 		" | checkout: index 640, 498/s admitted, 102/s denied | 33,000 tokens admitted of at most 33,551"+
 		" | refill gap: p50 203 ms, max 215 ms over 2 kills", someView().short())
 	v := sampleView{elapsed: 9 * time.Second, store: errors.New("gone")}
