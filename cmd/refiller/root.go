@@ -75,7 +75,10 @@ func run(ctx context.Context, args []string, environ fields.Environment, stdin i
 }
 
 func rootCommand(e env) *cobra.Command {
-	root := cli.Root(&cobra.Command{Use: "refiller", Short: "Keep token buckets in Redis full"}, e.stdin, e.stdout, e.stderr)
+	root := cli.Root(&cobra.Command{
+		Use:   "refiller",
+		Short: "Keep token buckets in Redis full",
+	}, e.stdin, e.stdout, e.stderr)
 	for _, command := range commands {
 		root.AddCommand(command(e))
 	}
