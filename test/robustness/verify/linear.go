@@ -133,6 +133,9 @@ func (h *bucketHistory) reveal(v policy.Version, first bool, sights []sight, set
 		if match && f.Sent <= w.now*1000 && w.now*1000 <= f.Replied {
 			fits++
 		}
+		if !match && (f.Create == int64(policy.CreateInitial) || f.Create == int64(policy.CreateLost) && f.Era > 0) {
+			fits++ // it may create a bucket
+		}
 		if fits > most {
 			best, most = i, fits
 		}

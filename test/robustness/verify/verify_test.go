@@ -410,3 +410,22 @@ func TestALateWriteIsInferredWithItsInstant(t *testing.T) {
 	require.Equal(t, 1, result.Hidden)
 	require.Equal(t, 1, result.Decided, fmt.Sprint(result.Notes))
 }
+
+// Of two calls without an answer that saw no bucket the one that may create a new one did.
+func TestALateWriteThatCreatesABucketIsInferred(t *testing.T) {
+	t.Parallel()
+	s := tell(t, smooth)
+	f := &s.Refills[0]
+	require.Equal(t, policy.StatusInitialised, f.Outcome.Status)
+	f.Outcome, f.Error = nil, "timeout"
+	for _, create := range []policy.Create{policy.CreateNever, policy.CreateLost} {
+		early := *f
+		early.Sent, early.Replied, early.Create = f.Sent-60e6, f.Sent-40e6, int64(create)
+		s.Refills = slices.Insert(s.Refills, 0, early)
+		f = &s.Refills[1]
+	}
+	result := s.judge(t)
+	require.Empty(t, result.Violations)
+	require.Equal(t, 1, result.Hidden)
+	require.Equal(t, 1, result.Decided, fmt.Sprint(result.Notes))
+}
