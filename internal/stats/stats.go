@@ -79,6 +79,7 @@ type bucket struct {
 	known    bool              // version and tokens are those of the last answer
 	mine     bool              // this replica made the last refill that it knows of
 	version  policy.Version    // at the last answer
+	fence    policy.Fence      // at the last answer
 	terms    policy.Terms      // in force at the last answer; zero if this replica doesn't know them
 	trend    *ring[TrendPoint] // nil: the bucket has none
 }
@@ -130,8 +131,9 @@ func (t *Stats) Observe(e refill.Event) Refill {
 			t.takeOver(e.Replied, r.Gap)
 		}
 	} else {
-		b.mine = b.mine && o.Version == b.version
+		b.mine = b.mine && (o.Version == b.version || b.granted(o))
 	}
+	b.fence = o.Fence
 	b.known, b.version, b.Tokens, b.Held, b.Seen = true, o.Version, o.Tokens, o.Outstanding, e.Replied
 	if b.trend != nil && b.Capacity > 0 {
 		b.trend.at(e.Replied).add(float64(o.Tokens)/float64(b.Capacity), b.Taken-taken)
@@ -145,6 +147,13 @@ func (t *Stats) Observe(e refill.Event) Refill {
 		}
 	}
 	return r
+}
+
+// granted reports whether all that was written since the last answer is new
+// terms of a pool, which agents bring: that tells nothing of who refills.
+func (b *bucket) granted(o policy.Outcome) bool {
+	next := policy.Version{Era: b.version.Era, Index: b.version.Index + 1}
+	return o.Pool && o.Version == next && o.Fence != b.fence
 }
 
 // fault says why a call could not refill its bucket.

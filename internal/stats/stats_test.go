@@ -152,6 +152,33 @@ func TestTakeoversHaveTheirGap(t *testing.T) {
 	require.Len(t, b.Takeovers(), 20, "the number is bounded")
 }
 
+func TestAGrantThatAnAgentBringsIsNoTakeover(t *testing.T) {
+	w := newWorld()
+	w.terms.Pool, w.terms.Fence.Seq = true, 1
+	a, b := w.replica(), w.replica()
+	a.refill(0)
+	b.refill(0)
+	renewed := w.terms
+	for range 10 {
+		for range 9 {
+			require.True(t, a.refill(interval).Won)
+		}
+		renewed.Fence.Seq++
+		grant := policy.Call{Version: a.known, Terms: &renewed}
+		require.True(t, w.bucket.Refill(grant, w.now.UnixMicro()).Status.Wrote())
+		require.False(t, a.refill(interval/2).Won)
+		a.terms = renewed
+		require.Equal(t, stats.Refill{Won: true, Gap: interval}, a.refill(interval/2))
+	}
+	require.Empty(t, a.Takeovers())
+
+	b.terms = renewed
+	b.refill(0)
+	require.True(t, b.refill(interval).TookOver)
+	a.refill(0)
+	require.True(t, a.refill(interval).TookOver, "terms are what they were: another replica has refilled")
+}
+
 func TestLossesAreToldApart(t *testing.T) {
 	w := newWorld()
 	a := w.replica()
