@@ -34,13 +34,14 @@ type file struct {
 type agreed struct {
 	// Raise it with every change: a higher version replaces a lower one, never the reverse.
 	Version int64 `yaml:"version" is:"version" default:"0"`
-	// Version of the pools, where buckets of one region change alone; by default version.
+	// Version of the pools alone, so that one region's buckets can change without touching them; by default version.
 	PoolsVersion *int64 `yaml:"pools_version" is:"version"`
 	// Default of interval.
 	RefillInterval time.Duration `yaml:"refill_interval" is:"interval" default:"100ms"`
 	// Buckets to keep full; at least one bucket, template or pool.
 	Buckets []bucket `yaml:"buckets"`
-	// Policies for every key with a prefix, up to 256. An empty list ends all.
+	// Policies for every key with a prefix, up to 256. Left out: those published stay. An empty list ends them: no new
+	// buckets; existing ones can still be taken from.
 	Templates []template `yaml:"templates"`
 	// Rates that regions share, the same in all of them. An empty list ends all.
 	Pools []sharedPool `yaml:"pools"`
@@ -100,7 +101,7 @@ type bucket struct {
 	// Name of the bucket, and its key in Redis.
 	Key    string `yaml:"key,required" is:"key"`
 	limits `yaml:",inline"`
-	// How often tokens fall due at once, in multiples since 1970.
+	// How often tokens fall due at once, aligned to multiples since 1970-01-01 UTC.
 	Every time.Duration `yaml:"every" is:"step"`
 	// When tokens fall due at once.
 	Cron string `yaml:"cron" is:"cron"`
