@@ -54,6 +54,7 @@ var errDenied = errors.New("denied")
 func run(ctx context.Context, args []string, environ fields.Environment, stdin io.Reader, stdout,
 	stderr io.Writer) int {
 	root := newRootCommand(env{environ, stdin, stdout, stderr})
+	cli.RefuseTopics(root)
 	root.SetArgs(cli.Args(args))
 	err := root.ExecuteContext(ctx)
 	switch {
@@ -85,7 +86,8 @@ func isUsage(err error) bool {
 func advice(err error) string {
 	switch {
 	case errors.Is(err, fetch.ErrUnknownBucket):
-		return "Check the spelling and the Redis address (--redis), or add the bucket or a template to the refiller's configuration."
+		return "Check the spelling and the Redis address (--redis), add the bucket or a template to the refiller's configuration, " +
+			"or wait a second, if the refiller has just started."
 	case errors.Is(err, fetch.ErrLazyBucket):
 		return "Set enforce: refilled for the template in the refiller's configuration, or take without an id."
 	case errors.Is(err, fetch.ErrMalformedBucket):

@@ -75,7 +75,7 @@ func TestExitCodesAndMessages(t *testing.T) {
 		{"return checkout -n 3", exitOK, "gave back: 3 tokens", ""},
 		{"return checkout -n 5", exitOK, "gave back: 0 tokens; 5 dropped, which the bucket can't hold", ""},
 		{"take checkout -n 3", exitOK, "taken: 3 tokens; 0 of 3 tokens left", ""},
-		{"peek typo", exitFailed, "", "Check the spelling"},
+		{"peek typo", exitFailed, "", "or wait a second, if the refiller has just started"},
 		{"return typo", exitFailed, "", "Check the spelling"},
 		{"wait typo", exitFailed, "", "Check the spelling"},
 		{"load typo", exitFailed, "", "Check the spelling"},

@@ -49,6 +49,7 @@ var commands = []func(env) *cobra.Command{
 func run(ctx context.Context, args []string, environ fields.Environment, stdin io.Reader, stdout,
 	stderr io.Writer) int {
 	root := rootCommand(env{environ, stdin, stdout, stderr})
+	cli.RefuseTopics(root)
 	root.SetArgs(cli.Args(args))
 	err := root.ExecuteContext(ctx)
 	if err == nil || ctx.Err() != nil && errors.Is(err, context.Canceled) {

@@ -60,6 +60,22 @@ func UnknownCommand(cmd *cobra.Command, args []string) error {
 	return Usage(errors.New(msg))
 }
 
+// RefuseTopics has the help of a program whose commands have all been added refuse a topic that is none of them.
+func RefuseTopics(root *cobra.Command) {
+	root.InitDefaultHelpCmd()
+	for _, help := range root.Commands() {
+		if help.Name() == "help" {
+			help.Args = func(_ *cobra.Command, args []string) error {
+				of, rest, err := root.Find(args)
+				if err != nil || !of.HasSubCommands() {
+					return err
+				}
+				return UnknownCommand(of, rest)
+			}
+		}
+	}
+}
+
 // Unreadable tells whether an error is that a file is missing or can't be read. It is a failure and no wrong usage, in
 // every command.
 func Unreadable(err error) bool {

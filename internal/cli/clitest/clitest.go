@@ -35,6 +35,12 @@ func ExitCodes(
 ) {
 	t.Helper()
 	require.ElementsMatch(t, leaves(root, ""), slices.Collect(maps.Keys(files)))
+	code, said := run([]string{"help", "nonsense"})
+	require.Equal(t, usage, code, said)
+	require.Contains(t, said, `unknown command "nonsense"`)
+	code, said = run([]string{"help", "version"})
+	require.Zero(t, code, said)
+	require.Contains(t, said, "Print the version")
 	dir := t.TempDir()
 	path := filepath.Join(dir, "good.yaml")
 	require.NoError(t, os.WriteFile(path, []byte(good), 0o600))
