@@ -59,6 +59,19 @@ func TestSmallThingsOfTheCommandLine(t *testing.T) {
 	code, _, stderr := runWith(t, nil, "run")
 	require.Equal(t, 2, code)
 	require.Contains(t, stderr, "refiller: run: which configuration? give --config FILE\n")
+	for _, bad := range []string{"a\nb", "a\x1b[31m", "a\xff", strings.Repeat("é", 129)} {
+		code, _, stderr = runWith(t, nil, "run", "-c", "none.yaml", "--identity", bad)
+		require.Equal(t, 2, code)
+		require.Contains(t, stderr, "--identity \"")
+		code, _, stderr = runWith(t, fields.Environment{"REFILLER_IDENTITY": bad}, "run", "-c", "none.yaml")
+		require.Equal(t, 2, code)
+		require.Contains(t, stderr, "want 1 to 128 printable characters")
+		require.Contains(t, stderr, "REFILLER_IDENTITY \"")
+	}
+	for _, good := range []string{"", "refiller-7f9c6d5b8-x2x9z", "host.example/4711", strings.Repeat("é", 128)} {
+		code, _, stderr = runWith(t, nil, "run", "-c", "none.yaml", "--identity", good)
+		require.Equal(t, 1, code, "only the file is missing: %s", stderr)
+	}
 	for _, args := range [][]string{{"version"}, {"-version"}, {"--version"}} {
 		code, stdout, _ := runWith(t, nil, args...)
 		require.Zero(t, code)

@@ -3,8 +3,12 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
+	"strings"
 	"sync"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/hashicorp/go-hclog"
 	"github.com/spf13/cobra"
@@ -12,11 +16,15 @@ import (
 	"github.com/tokenrefill/refiller/internal/build"
 	"github.com/tokenrefill/refiller/internal/cli"
 	"github.com/tokenrefill/refiller/internal/config"
+	"github.com/tokenrefill/refiller/internal/fields"
 	"github.com/tokenrefill/refiller/internal/history"
 	"github.com/tokenrefill/refiller/internal/redisconn"
 	"github.com/tokenrefill/refiller/internal/replica"
 	"github.com/tokenrefill/refiller/refill"
 )
+
+// maxIdentity bounds the name of a replica, in characters.
+const maxIdentity = 128
 
 // runner runs one replica: what the command line says, and what is opened for it.
 type runner struct {
@@ -83,8 +91,14 @@ func (r *runner) check() error {
 	if r.path == "" {
 		return cli.Usage(errors.New("run: which configuration? give --config FILE"))
 	}
+	from := "--identity"
 	if r.identity == "" {
-		r.identity = r.environ["REFILLER_IDENTITY"]
+		r.identity, from = r.environ["REFILLER_IDENTITY"], "REFILLER_IDENTITY"
+	}
+	n, unprintable := utf8.RuneCountInString(r.identity), func(c rune) bool { return !unicode.IsPrint(c) }
+	if n > maxIdentity || !utf8.ValidString(r.identity) || strings.ContainsFunc(r.identity, unprintable) {
+		return cli.Usage(fmt.Errorf("run: %s %s: want 1 to %d printable characters", from, fields.Quote(r.identity),
+			maxIdentity))
 	}
 	return nil
 }
