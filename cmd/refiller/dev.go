@@ -5,6 +5,9 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"path/filepath"
+	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -41,7 +44,7 @@ func devCommand(e env) *cobra.Command {
 			if err := regionsAlone(cmd); err != nil {
 				return err
 			}
-			o.Program, o.Environ = program, os.Environ()
+			o.Program, o.GoRun, o.Environ = program, goRun(program, e.environ["GOCACHE"]), os.Environ()
 			o.Out, o.Screen = e.stdout, terminal.Of(e.stdout, e.environ)
 			switch mode {
 			case "etcd":
@@ -66,6 +69,13 @@ func devCommand(e env) *cobra.Command {
 	cmd.Flags().DurationVar(&o.CutAfter, "cut-after", 10*time.Second, "when to cut it off")
 	cmd.Flags().DurationVar(&o.CutFor, "cut-for", 30*time.Second, "for how long; 0 for good")
 	return cmd
+}
+
+// goRun reports whether a program is one of go run, which keeps it in a temporary directory or in the build cache.
+func goRun(program, cache string) bool {
+	built := func(dir string) bool { return strings.HasPrefix(dir, "go-build") }
+	return slices.ContainsFunc(strings.Split(filepath.ToSlash(program), "/"), built) ||
+		cache != "" && strings.HasPrefix(program, filepath.Clean(cache)+string(filepath.Separator))
 }
 
 // regionsAlone refuses flags of the other kind of playground.

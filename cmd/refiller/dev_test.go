@@ -77,13 +77,13 @@ func (p playground) replicas() (pids []int) {
 // requirePrinted types the commands that the playground prints for a second terminal.
 func (p playground) requirePrinted() {
 	p.t.Helper()
-	commands := regexp.MustCompile(`(?m)^\s+go run (\./cmd/\w+) (.+)$`).FindAllStringSubmatch(p.Log(), -1)
+	commands := regexp.MustCompile(`(?m)^\s+(refiller|consumer) (.+)$`).FindAllStringSubmatch(p.Log(), -1)
 	require.NotEmpty(p.t, commands)
 	for _, c := range commands {
-		cmd := exec.CommandContext(p.t.Context(), testenv.Build(p.t, c[1]), strings.Fields(c[2])...)
+		cmd := exec.CommandContext(p.t.Context(), testenv.Build(p.t, "./cmd/"+c[1]), strings.Fields(c[2])...)
 		out, _ := cmd.CombinedOutput() // the exit code tells
 		code := cmd.ProcessState.ExitCode()
-		require.True(p.t, code == 0 || code == 3 && c[1] == "./cmd/consumer", "%s: exit code %d\n%s", c[0], code, out)
+		require.True(p.t, code == 0 || code == 3 && c[1] == "consumer", "%s: exit code %d\n%s", c[0], code, out)
 	}
 }
 
@@ -102,6 +102,15 @@ func requireRefills(t *testing.T, url string) {
 			return err == nil && now >= first+3
 		}, patience, 10*time.Millisecond)
 	}
+}
+
+func TestAProgramOfGoRunIsKnown(t *testing.T) {
+	t.Parallel()
+	require.True(t, goRun("/tmp/go-build123/b001/exe/refiller", ""))
+	require.True(t, goRun("/root/.cache/go-build/1c/1cb1-d/refiller", ""))
+	require.True(t, goRun("/cache/1c/1cb1-d/refiller", "/cache/"))
+	require.False(t, goRun("/root/go/bin/refiller", ""))
+	require.False(t, goRun("/cached/refiller", "/cache"))
 }
 
 const ready = `Ctrl-C stops everything`

@@ -23,6 +23,8 @@ var ErrOptions = errors.New("dev: bad options")
 type Options struct {
 	// Program is the refiller executable; "run" makes it a replica.
 	Program string
+	// GoRun says that Program was started by go run: so are the programs then that people are told to type.
+	GoRun bool
 	// Environ is the environment as "NAME=value", which replicas get but for what Run decides itself.
 	Environ []string
 	// Duration ends the run; 0 means that only the context does.
@@ -48,6 +50,14 @@ type Options struct {
 	Cut string
 	// CutAfter is how long after the start Cut is cut off, and CutFor for how long; 0 means for good.
 	CutAfter, CutFor time.Duration
+}
+
+// program is how people start one of the programs.
+func (o Options) program(name string) string {
+	if o.GoRun {
+		return "go run ./cmd/" + name
+	}
+	return name
 }
 
 // Validate reports what is wrong with the options, as ErrOptions.

@@ -59,8 +59,8 @@ func (s *poolScene) begin(ctx context.Context) (about, try []string, err error) 
 		"Every region is %s from etcd.", busy, calm, 2*oneWay)
 	first := s.regions[0]
 	return terminal.Wrap(text, s.screen.width()), []string{
-		"  go run ./cmd/refiller pool status --etcd-prefix " + electionPrefix + " --etcd " + first.etcd.Addr(),
-		"  go run ./cmd/consumer take " + sharedPool + " -n 5 --redis " + first.cfg.Redis.String(),
+		"  " + s.opts.program("refiller") + " pool status --etcd-prefix " + electionPrefix + " --etcd " + first.etcd.Addr(),
+		"  " + s.opts.program("consumer") + " take " + sharedPool + " -n 5 --redis " + first.cfg.Redis.String(),
 	}, nil
 }
 

@@ -84,12 +84,13 @@ func (s *sampleScene) about(width int) []string {
 // try are commands for a second terminal; the replica to kill is the one that refills.
 func (s *sampleScene) try(victim *replica) []string {
 	to, dim := " --redis "+s.regions[0].cfg.Redis.String(), s.screen.style.dim
+	take := "  " + s.opts.program("consumer") + " take "
 	return []string{
-		"  go run ./cmd/consumer take mail -n 5" + to,
-		"  go run ./cmd/consumer take " + watched + to,
+		take + "mail -n 5" + to,
+		take + watched + to,
 		"  " + dim("# one of a template's buckets: any other user has one too"),
-		"  go run ./cmd/consumer take " + anyUser + to,
-		"  go run ./cmd/refiller status --addr " + s.replicas()[0].url(),
+		take + anyUser + to,
+		"  " + s.opts.program("refiller") + " status --addr " + s.replicas()[0].url(),
 		"  " + dim("# it refills: see how soon another one does"),
 		fmt.Sprintf("  kill -9 %d", victim.pid()),
 	}

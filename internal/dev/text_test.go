@@ -67,7 +67,7 @@ func TestTheBoundIsCapacityAndWhatFallsDueAndOneGap(t *testing.T) {
 
 func TestTheIntroductionSaysWhatRunsAndWhatToType(t *testing.T) {
 	t.Parallel()
-	o := Options{Mode: config.ModeEtcd, Etcd: []string{"http://127.0.0.1:12379"}, KillEvery: 5 * time.Second}
+	o := Options{GoRun: true, Mode: config.ModeEtcd, Etcd: []string{"http://127.0.0.1:12379"}, KillEvery: 5 * time.Second}
 	cfg, err := o.config("", "redis://127.0.0.1:16379", o.Etcd, nil)
 	require.NoError(t, err)
 	p := &playground{opts: o, dir: "/tmp/x", screen: &screen{}}
@@ -97,6 +97,8 @@ func TestTheIntroductionSaysWhatRunsAndWhatToType(t *testing.T) {
 	}
 	require.NotContains(t, text, "\x1b")
 	p.opts = Options{}
+	require.Contains(t, s.try(r.replicas[1]), "  consumer take checkout --redis redis://127.0.0.1:16379")
+	require.Contains(t, s.try(r.replicas[1]), "  refiller status --addr http://127.0.0.1:19090")
 	text = strings.Join(p.introduction(s.about(80), nil, false, 80), "\n")
 	require.NotContains(t, text, "etcd")
 	require.NotContains(t, text, "Every 5s")
