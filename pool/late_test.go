@@ -9,6 +9,20 @@ import (
 
 // A share that is written when there is none, and given up, doesn't come back once a later one has been removed.
 func TestAWriteThatWasGivenUpNeverFollowsALaterOne(t *testing.T) {
+	for name, meanwhile := range map[string]func(w *world){
+		"TheEpochIsRecorded": func(*world) {},
+		"TheEpochIsDeleted": func(w *world) {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			w.revision++
+			w.set(epochKey, "", true)
+		},
+	} {
+		t.Run(name, func(t *testing.T) { neverFollows(t, meanwhile) })
+	}
+}
+
+func neverFollows(t *testing.T, meanwhile func(w *world)) {
 	inWorld(t, func(t *testing.T, w *world) {
 		removed := func() bool { return w.value(shareKeys+"eu") == "" }
 		soon := func(what string, holds func() bool) {
@@ -24,6 +38,7 @@ func TestAWriteThatWasGivenUpNeverFollowsALaterOne(t *testing.T) {
 		p.set(func() { p.etcd.late = 15 * time.Second })
 		p.resume()
 		time.Sleep(time.Millisecond)
+		meanwhile(w)
 		p.set(func() { p.etcd.late = 0 })
 		soon("it writes again, in another session", func() bool { return !removed() })
 

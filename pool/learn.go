@@ -32,6 +32,7 @@ func (t *term) readAll(entries []entry, now time.Time) {
 	}
 	sort.SliceStable(entries, func(i, j int) bool { return order(entries[i]) < order(entries[j]) })
 	t.raise(policy.Fence{Epoch: t.office.revision})
+	t.raise(policy.Fence{Epoch: t.epoch, Seq: t.seq + 1}) // though the record of ours may be gone
 	t.office.epoch = 0
 	for key := range t.unread { // it may be gone
 		if key != configKey && !slices.ContainsFunc(entries, func(e entry) bool { return e.key == key }) {
