@@ -66,12 +66,18 @@ func (a *Agent) follow(ctx context.Context, events chan<- entry, keys []string) 
 	}
 	watched := make(chan error, 1)
 	wg.Go(func() { watched <- a.registry.watch(ctx, revision+1, events, keys...) })
+	again := time.NewTicker(a.timing.Lease)
+	defer again.Stop()
 	for {
 		select {
 		case err := <-watched:
 			return err
 		case <-a.rewound:
 			return errRewound
+		case <-again.C:
+			// An etcd that was restored while this region was cut off may have older settings, which no event tells of, and
+			// revisions that are past those seen.
+			signal(a.changed)
 		case <-a.changed:
 			reading, done := context.WithTimeout(ctx, a.timeout())
 			entries, _, err := a.registry.load(reading, configKey)

@@ -152,3 +152,29 @@ func TestACoordinatorThatFollowsARestoreWaitsAsItsPredecessorDid(t *testing.T) {
 		requireSafe(t, o)
 	}
 }
+
+// An etcd is restored while every region is cut off, and its revisions pass those that were seen before anybody is back.
+func TestSettingsThatARestoredEtcdForgotComeBackThoughNoEventTellsOfThem(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		w.demands(map[string]float64{"ap": 5000, "eu": 5000, "us": 5000})
+		time.Sleep(15 * time.Second)
+		w.endPool()
+		time.Sleep(15 * time.Second)
+		ended := w.snapshot()
+		w.change(func(*Pool) {})
+		time.Sleep(15 * time.Second)
+		for _, p := range w.of("") {
+			p.set(func() { p.etcd = fault{noRequest: true, noReply: true} })
+		}
+		time.Sleep(time.Second)
+		w.restoreEtcd(ended, 1_000_000)
+		w.mu.Lock()
+		w.compacted = 0 // nor does a compaction
+		w.mu.Unlock()
+		for _, p := range w.of("") {
+			p.set(func() { p.etcd = fault{} })
+		}
+		time.Sleep(40 * time.Second)
+		require.Greater(t, total(w.rates()), 990.0)
+	})
+}
