@@ -374,6 +374,47 @@ func TestATryOfAPlainClientIsUndoneInABucketThatBeganAnew(t *testing.T) {
 	undone("user:2", 0)
 }
 
+// Five plain clients have failed and are about to undo it, as something fills the bucket: once they have, it holds what
+// it may, and no more.
+func TestWhatPlainClientsAreAboutToUndoIsNoRoom(t *testing.T) {
+	t.Parallel()
+	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	now := serverTime(ctx, t, rdb)
+	era, index, tries := now-2*anHour, int64(3), int64(-5)
+	bucket := func(key string, terms policy.Terms, last, step int64) policy.Version {
+		c := policy.Control{Terms: terms, Era: era, Index: index, Last: last, Step: step}
+		if step > 0 {
+			c.Next = step + anHour
+		}
+		store(ctx, t, rdb, key, policy.Bucket{Tokens: &tries, Index: &index, Control: &c})
+		return policy.Version{Era: era, Index: index}
+	}
+	undone := func(key string, want int64) {
+		t.Helper()
+		require.Equal(t, want, rdb.IncrBy(ctx, key, 5).Val(), key)
+	}
+	full := func(key string, v policy.Version, terms policy.Terms, step int64) {
+		t.Helper()
+		o, err := lua.Refill(ctx, rdb, key, policy.Call{Terms: &terms, Version: v, Step: step, Next: step + anHour})
+		require.NoError(t, err)
+		require.Equal(t, policy.StatusApplied, o.Status)
+		undone(key, 100)
+	}
+	steps := policy.Policy{Capacity: 100, Steps: policy.Every(time.Hour), StepTokens: 200}.Terms(policy.Fence{Epoch: 1})
+	full("stepped", bucket("stepped", steps, now-2_000_000, now-1_000_000-anHour), steps, now-1_000_000)
+	smooth := policy.Policy{Rate: policy.PerSecond(200), Capacity: 100}.Terms(policy.Fence{Epoch: 1})
+	full("smooth", bucket("smooth", smooth, now-1_000_000, 0), smooth, 0)
+
+	bucket("granted", smooth, now, 0)
+	_, err := lua.Grant(ctx, rdb, "granted", 1000)
+	require.NoError(t, err)
+	undone("granted", 100)
+	bucket("returned", smooth, now, 0)
+	_, err = lua.Return(ctx, rdb, "returned", 1000, 0)
+	require.NoError(t, err)
+	undone("returned", 100)
+}
+
 // Eviction takes single keys. One that a refill or a take makes anew expires with the others, and so is neither left
 // over nor taken for a foreign client's bucket later.
 func TestAKeyThatWasLostAloneExpiresWithTheOthers(t *testing.T) {

@@ -250,10 +250,11 @@ func (s *Control) settle(out *Outcome, tokens int64, stepDue bool, now int64) in
 	paid := min(add, s.Debt)
 	s.Debt -= paid
 	add -= paid
+	room := s.room() + min(tokens, 0) // below 0, plain clients are about to undo their tries
 	after := tokens + add
-	if over := after - s.room(); over >= 0 {
+	if over := after - room; over >= 0 {
 		out.Clamped = min(over, add)
-		after, s.Carry = s.room(), 0 // a full bucket is owed nothing
+		after, s.Carry = room, 0 // a full bucket is owed nothing
 	}
 	out.Added = paid + max(0, after-tokens)
 	return after

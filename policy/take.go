@@ -57,7 +57,7 @@ func (b *Bucket) Return(n int64) (clamped int64, known bool) {
 	if b.Control == nil {
 		return 0, false
 	}
-	clamped = min(n, max(0, b.held()+n-b.Control.room()))
+	clamped = min(n, max(0, max(b.held(), 0)+n-b.Control.room())) // below 0, plain clients are about to undo their tries
 	b.add(n - clamped)
 	return clamped, true
 }

@@ -5,6 +5,7 @@
 -- how many that were due the full bucket couldn't hold; carry and debt. A full bucket keeps no carry.
 local function credit(p, tokens, room, now, last, carry, era, debt, step)
   local add = 0
+  room = room + min(tokens, 0) -- what is below 0, plain clients are about to undo
   if p.kind == STEPPED then
     if step then add = p.tokens end
   else
