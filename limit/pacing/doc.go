@@ -7,7 +7,8 @@
 //
 // A queue K is one integer at {K}:pace, the next free place, which expires when
 // that is now. Places are exact where 1/rate is no whole number of microseconds.
-// The clock is the server's.
+// The clock is the server's; if it goes back, nobody gets a place until it is
+// where it was, or {K}:pace is deleted.
 //
 // [Limiter.Reserve] answers at once with the time to wait; [Limiter.Take] waits.
 // A place whose taker gives up passes unused: those behind it have been told
