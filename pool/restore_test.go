@@ -153,7 +153,7 @@ func TestACoordinatorThatFollowsARestoreWaitsAsItsPredecessorDid(t *testing.T) {
 	}
 }
 
-// An etcd is restored while every region is cut off, and its revisions pass those that were seen before anybody is back.
+// An etcd is restored while every region is cut off, and its revisions pass those that were seen before one is back.
 func TestSettingsThatARestoredEtcdForgotComeBackThoughNoEventTellsOfThem(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		w.demands(map[string]float64{"ap": 5000, "eu": 5000, "us": 5000})
