@@ -75,9 +75,7 @@ func (a *Agent) follow(ctx context.Context, events chan<- entry, keys []string) 
 		case <-a.rewound:
 			return errRewound
 		case <-again.C:
-			// An etcd that was restored while this region was cut off may have older settings, which no event tells of, and
-			// revisions that are past those seen.
-			signal(a.changed)
+			wg.Go(func() { a.recheck(ctx) })
 		case <-a.changed:
 			reading, done := context.WithTimeout(ctx, a.timeout())
 			entries, _, err := a.registry.load(reading, configKey)
@@ -95,6 +93,23 @@ func (a *Agent) follow(ctx context.Context, events chan<- entry, keys []string) 
 				return err
 			}
 		}
+	}
+}
+
+// recheck has our settings proposed again if those in etcd are older. No event tells of that in an etcd that was
+// restored while this region was cut off, and whose revisions are past those that were seen.
+func (a *Agent) recheck(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, a.timeout())
+	defer cancel()
+	entries, _, err := a.registry.load(ctx, configKey)
+	if err != nil || len(entries) == 0 {
+		return
+	}
+	theirs, err := decodeSettings(entries[0].value)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if err == nil && theirs.Version < max(a.settings.Version, a.newest.Version) {
+		signal(a.changed)
 	}
 }
 
