@@ -86,6 +86,17 @@ func demo(t *testing.T) []*node {
 	return nodes
 }
 
+// sidecar is one with a Redis of its own, whose metrics alone are of interest.
+func sidecar(t *testing.T) *node {
+	t.Helper()
+	n := &node{t: t, Process: testenv.Start(t, testenv.Build(t, "./cmd/consumer"), "serve", "--redis",
+		testenv.Redis(t).URL(), "--http", "127.0.0.1:0", "--grpc", "none")}
+	found, err := n.WaitLog(t.Context(), regexp.MustCompile(`listening: protocol=http .*address=(\S+)`))
+	require.NoError(t, err)
+	n.addr = found[1]
+	return n
+}
+
 // leader waits until a replica leads.
 func leader(t *testing.T, nodes []*node) (l *node) {
 	t.Helper()
@@ -126,7 +137,7 @@ func TestEveryQueryFindsWhatTheProgramExports(t *testing.T) {
 	nodes := demo(t)
 	leader(t, nodes)
 	coordinator(t, nodes)
-	names, labels := exported(t, nodes...)
+	names, labels := exported(t, append(nodes, sidecar(t))...)
 	check := func(where, expr string) {
 		for _, name := range metricName.FindAllString(expr, -1) {
 			require.True(t, names[name], "%s asks for %s, which is not exported", where, name)
