@@ -21,7 +21,7 @@ local index = get_integer(KEYS[2])
 if index == false then return {3, 2} end
 tokens = tokens or 0
 local n = ARGV[1] + 0
-local clamped = min(n, max(0, max(tokens, 0) + n - room(s, p)))
+local clamped = excess(s, p, tokens, n)
 tokens = call('INCRBY', KEYS[1], format('%d', n - clamped))
 -- The copy moves by as much as the index: a foreign client's move stays visible.
 s.index = s.index + 1

@@ -21,6 +21,6 @@ if tokens == false then return {3, 1} end
 tokens = tokens or 0
 if ARGV[2] ~= '0' and ARGV[2] + 0 ~= s.era then return {4, tokens} end
 local n = ARGV[1] + 0
-local clamped = min(n, max(0, max(tokens, 0) + n - room(s, p)))
+local clamped = excess(s, p, tokens, n)
 if clamped < n then tokens = call('INCRBY', KEYS[1], format('%d', n - clamped)) end
 return {1, tokens, clamped}

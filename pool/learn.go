@@ -31,8 +31,7 @@ func (t *term) readAll(entries []entry, now time.Time) {
 		})
 	}
 	sort.SliceStable(entries, func(i, j int) bool { return order(entries[i]) < order(entries[j]) })
-	t.raise(policy.Fence{Epoch: t.office.revision})
-	t.raise(policy.Fence{Epoch: t.epoch, Seq: t.seq + 1}) // though the record of ours may be gone
+	t.exceed(max(t.epoch, t.office.revision)) // that of the session before, too: its record may be gone
 	t.office.epoch = 0
 	for key := range t.unread { // it may be gone
 		if key != configKey && !slices.ContainsFunc(entries, func(e entry) bool { return e.key == key }) {
@@ -123,7 +122,7 @@ func (t *term) recorded(e entry) error {
 		return err
 	}
 	delete(t.unread, e.key)
-	t.raise(policy.Fence{Epoch: epoch, Seq: t.seq + 1})
+	t.exceed(epoch)
 	return nil
 }
 

@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -222,4 +223,14 @@ func TestDemandRisesAtOnceAndFallsByHalves(t *testing.T) {
 	var idle demand
 	idle.observe(0, 1e9, 1000, time.Second, false)
 	require.EqualValues(t, 55, idle.units(1000), "a region without a share can start")
+}
+
+// encode is the share as a coordinator writes it.
+func (s share) encode() string {
+	b := appendLease(make([]byte, 0, 64+lineBytes*len(s.pools)), s.lease)
+	var rows table
+	for _, pool := range slices.Sorted(maps.Keys(s.pools)) {
+		b = s.pools[pool].append(b, &rows, pool)
+	}
+	return string(b)
 }

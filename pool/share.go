@@ -3,7 +3,6 @@ package pool
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strconv"
 	"time"
@@ -44,16 +43,6 @@ const (
 	openFlag     = 2
 	restoredFlag = 4
 )
-
-// encode writes a line with the lease in microseconds, then one for each terms.
-func (s share) encode() string {
-	b := appendLease(make([]byte, 0, 64+lineBytes*len(s.pools)), s.lease)
-	var rows table
-	for _, pool := range slices.Sorted(maps.Keys(s.pools)) {
-		b = s.pools[pool].append(b, &rows, pool)
-	}
-	return string(b)
-}
 
 // appendLease appends the first line of a share.
 func appendLease(b []byte, lease time.Duration) []byte {

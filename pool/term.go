@@ -221,9 +221,16 @@ func (t *term) nextFence() policy.Fence {
 	return policy.Fence{Epoch: t.epoch, Seq: t.seq}
 }
 
-// raise makes the term's epoch higher than one that was seen, if it isn't.
+// raise makes the term's fences higher than one that was seen, if they aren't.
 func (t *term) raise(seen policy.Fence) {
 	if (policy.Fence{Epoch: t.epoch, Seq: t.seq}).Before(seen) {
-		t.epoch, t.seq = seen.Epoch+1, 0
+		t.exceed(seen.Epoch)
+	}
+}
+
+// exceed makes the term's epoch higher than another, if it isn't.
+func (t *term) exceed(epoch int64) {
+	if t.epoch <= epoch {
+		t.epoch, t.seq = epoch+1, 0
 	}
 }

@@ -149,6 +149,12 @@ local function room(s, p)
   return p.capacity
 end
 
+-- excess is how many of n tokens there is no room for beside those that the bucket holds. Below 0 it holds none: plain
+-- clients are about to undo it.
+local function excess(s, p, tokens, n)
+  return min(n, max(0, max(tokens, 0) + n - room(s, p)))
+end
+
 -- carried is what stays of tokens and of a carry when policy q replaces p. Nothing is ever added.
 local function carried(p, q, tokens, carry)
   if (p.kind == STEPPED) ~= (q.kind == STEPPED) or q.carry_over == 2 then
@@ -182,6 +188,6 @@ if tokens == false then return {3, 1} end
 tokens = tokens or 0
 if ARGV[2] ~= '0' and ARGV[2] + 0 ~= s.era then return {4, tokens} end
 local n = ARGV[1] + 0
-local clamped = min(n, max(0, max(tokens, 0) + n - room(s, p)))
+local clamped = excess(s, p, tokens, n)
 if clamped < n then tokens = call('INCRBY', KEYS[1], format('%d', n - clamped)) end
 return {1, tokens, clamped}

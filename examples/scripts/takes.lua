@@ -204,6 +204,12 @@ local function room(s, p)
   return p.capacity
 end
 
+-- excess is how many of n tokens there is no room for beside those that the bucket holds. Below 0 it holds none: plain
+-- clients are about to undo it.
+local function excess(s, p, tokens, n)
+  return min(n, max(0, max(tokens, 0) + n - room(s, p)))
+end
+
 -- carried is what stays of tokens and of a carry when policy q replaces p. Nothing is ever added.
 local function carried(p, q, tokens, carry)
   if (p.kind == STEPPED) ~= (q.kind == STEPPED) or q.carry_over == 2 then

@@ -73,7 +73,7 @@ end
 local function give_back(s, p, tokens, n, era)
   if n == 0 then return tokens, 0, 0, 0 end
   if era ~= s.era then return tokens, 0, 0, n end
-  local clamped = min(n, max(0, max(tokens, 0) + n - room(s, p)))
+  local clamped = excess(s, p, tokens, n)
   return tokens + n - clamped, n - clamped, clamped, 0
 end
 

@@ -358,6 +358,22 @@ func TestEachForgedRecordOfOtherKindsIsCaught(t *testing.T) {
 	}
 }
 
+// oneIsInferred judges the story and has it be true, with one write whose answer nobody saw.
+func (s *story) oneIsInferred(t *testing.T) {
+	t.Helper()
+	result := s.judge(t)
+	require.Empty(t, result.Violations)
+	require.Equal(t, 1, result.Hidden)
+	require.Equal(t, 1, result.Decided, fmt.Sprint(result.Notes))
+}
+
+// credited is the number of a refill that added tokens.
+func (s *story) credited() int {
+	return slices.IndexFunc(s.Refills, func(f record.Refill) bool {
+		return f.Outcome != nil && f.Outcome.Status == policy.StatusApplied && f.Outcome.Added > 0 && f.Sent > start+1e9
+	})
+}
+
 func TestALostAnswerIsInferred(t *testing.T) {
 	t.Parallel()
 	s := tell(t, smooth)
@@ -368,10 +384,7 @@ func TestALostAnswerIsInferred(t *testing.T) {
 			s.Ops[i].Result, s.Ops[i].Taken = record.Unknown, 0
 		}
 	}
-	result := s.judge(t)
-	require.Empty(t, result.Violations)
-	require.Equal(t, 1, result.Hidden)
-	require.Equal(t, 1, result.Decided, fmt.Sprint(result.Notes))
+	s.oneIsInferred(t)
 }
 
 // A replica is killed as it credits an instant: what it asked for is in no log, and its write is inferred with the
@@ -379,16 +392,11 @@ func TestALostAnswerIsInferred(t *testing.T) {
 func TestTheLastCallOfAKilledReplicaMayHaveCreditedAnInstant(t *testing.T) {
 	t.Parallel()
 	s := tell(t, stepped)
-	i := slices.IndexFunc(s.Refills, func(f record.Refill) bool {
-		return f.Outcome != nil && f.Outcome.Status == policy.StatusApplied && f.Outcome.Added > 0 && f.Sent > start+1e9
-	})
+	i := s.credited()
 	f := s.Refills[i]
 	s.Refills = slices.Delete(s.Refills, i, i+1)
 	s.Faults = []record.Fault{{Name: "replica-kill", Victim: f.Replica, Start: f.Sent - 100e6, End: f.Replied + 100e6}}
-	result := s.judge(t)
-	require.Empty(t, result.Violations)
-	require.Equal(t, 1, result.Hidden)
-	require.Equal(t, 1, result.Decided, fmt.Sprint(result.Notes))
+	s.oneIsInferred(t)
 }
 
 // Of two calls without an answer that carried the same version the one that credits the instant was made, after its
@@ -396,19 +404,14 @@ func TestTheLastCallOfAKilledReplicaMayHaveCreditedAnInstant(t *testing.T) {
 func TestALateWriteIsInferredWithItsInstant(t *testing.T) {
 	t.Parallel()
 	s := tell(t, stepped)
-	i := slices.IndexFunc(s.Refills, func(f record.Refill) bool {
-		return f.Outcome != nil && f.Outcome.Status == policy.StatusApplied && f.Outcome.Added > 0 && f.Sent > start+1e9
-	})
+	i := s.credited()
 	f := &s.Refills[i]
 	made := f.Outcome.Now * 1000
 	f.Sent, f.Replied, f.Outcome, f.Error = made-50e6, made-20e6, nil, "timeout"
 	early := *f
 	early.Sent, early.Step, early.Next = early.Sent-20e6, early.Step-700_000, early.Step
 	s.Refills = slices.Insert(s.Refills, i, early)
-	result := s.judge(t)
-	require.Empty(t, result.Violations)
-	require.Equal(t, 1, result.Hidden)
-	require.Equal(t, 1, result.Decided, fmt.Sprint(result.Notes))
+	s.oneIsInferred(t)
 }
 
 // Of two calls without an answer that saw no bucket the one that may create a new one did.
@@ -424,8 +427,5 @@ func TestALateWriteThatCreatesABucketIsInferred(t *testing.T) {
 		s.Refills = slices.Insert(s.Refills, 0, early)
 		f = &s.Refills[1]
 	}
-	result := s.judge(t)
-	require.Empty(t, result.Violations)
-	require.Equal(t, 1, result.Hidden)
-	require.Equal(t, 1, result.Decided, fmt.Sprint(result.Notes))
+	s.oneIsInferred(t)
 }
