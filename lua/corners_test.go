@@ -245,6 +245,58 @@ func TestADeniedTakeOfABucketThatLostItsTokensLeavesNothing(t *testing.T) {
 	require.EqualValues(t, 1000, o.Tokens)
 }
 
+// Nor do tokens that come back to it.
+func TestNothingComesBackToABucketThatLostItsTokens(t *testing.T) {
+	t.Parallel()
+	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	b := storeCase(ctx, t, rdb, "b", 1000)
+	b.Control.Terms.OnLoss = policy.LossFull
+	store(ctx, t, rdb, "b", b)
+	_, err := lua.Reserve(ctx, rdb, "b", lua.ReserveCall{ID: "settled", N: 100, TTL: time.Minute})
+	require.NoError(t, err)
+	_, err = lua.Lease(ctx, rdb, "b", lua.LeaseCall{ID: "block", Seq: 1, Want: 100, TTL: time.Minute})
+	require.NoError(t, err)
+	require.NoError(t, rdb.Del(ctx, "b").Err())
+
+	back, err := lua.Return(ctx, rdb, "b", 5, 0)
+	require.NoError(t, err)
+	require.Equal(t, lua.ReturnReply{Clamped: 5}, back)
+	settled, err := lua.Settle(ctx, rdb, "b", "settled", 40)
+	require.NoError(t, err)
+	require.Equal(t, policy.Settlement{Clamped: 60}, settled.Settlement)
+	leased, err := lua.Lease(ctx, rdb, "b", lua.LeaseCall{ID: "block", Seq: 2, Keep: 20, Back: 70, Want: 50,
+		TTL: time.Minute})
+	require.NoError(t, err)
+	require.Equal(t, []int64{0, 0, 70}, []int64{leased.Remaining, leased.Granted, leased.Clamped})
+	require.Zero(t, rdb.Exists(ctx, "b").Val())
+
+	o, err := lua.Refill(ctx, rdb, "b", policy.Call{Version: policy.Version{Era: b.Control.Era, Index: b.Control.Index}})
+	require.NoError(t, err)
+	require.EqualValues(t, 1000, o.Tokens)
+}
+
+// What operators set in a template's bucket that lost a key expires with its other keys.
+func TestWhatOperatorsSetExpiresWithTheBucket(t *testing.T) {
+	t.Parallel()
+	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	for _, lost := range []string{"user:1", "{user:1}"} {
+		for name, act := range map[string]func() (lua.OperatorReply, error){
+			"reset": func() (lua.OperatorReply, error) { return lua.Reset(ctx, rdb, "user:1", 9) },
+			"grant": func() (lua.OperatorReply, error) { return lua.Grant(ctx, rdb, "user:1", 9) },
+		} {
+			require.NoError(t, rdb.FlushAll(ctx).Err())
+			_, err := takeTemplate(ctx, rdb, "user:1", user(), one(50), false, false)
+			require.NoError(t, err)
+			require.NoError(t, rdb.Del(ctx, lost).Err())
+			_, err = act()
+			require.NoError(t, err)
+			for _, key := range rdb.Keys(ctx, "*user:1*").Val() {
+				require.Equal(t, rdb.PExpireTime(ctx, "{user:1}:ctl").Val(), rdb.PExpireTime(ctx, key).Val(), "%s: %s", name, key)
+			}
+		}
+	}
+}
+
 // The set of a template's buckets alive is no key of any bucket.
 func TestTheBucketsAliveAreCountedUnderNoBucketsKey(t *testing.T) {
 	t.Parallel()

@@ -11,6 +11,7 @@
 -- was due stays due.
 --#include shared/policy
 --#include shared/bucket
+--#include shared/expiry
 local s = {}
 local p = open(s, KEYS[3])
 if p == false then return {3, 3} end
@@ -27,4 +28,5 @@ tokens = call('INCRBY', KEYS[1], format('%d', n - clamped))
 s.index = s.index + 1
 call('INCRBY', KEYS[2], (index or 0) == 0 and format('%d', s.index) or 1)
 put(s, p, KEYS[3])
+rejoin(KEYS)
 return {1, tokens, clamped, s.era, s.index}

@@ -42,13 +42,13 @@ if r and r[4] ~= s.era then
   return {4, now}
 end
 if r and seq == r[5] then return {1, now, before, r[6], r[7], s.era, told(s, p)} end
-if r then s.out = max(0, s.out - r[2]) end
+if r then s.out = max(0, s.out - r[2]) + keep end
 local tokens, _, clamped = give_back(s, p, before, back, s.era)
 local granted = min(want, floor(max(0, tokens) / 2))
 tokens = tokens - granted
 local ends = now + ARGV[6]
 if keep + granted > 0 then
-  s.out = s.out + keep + granted
+  s.out = s.out + granted
   put_record(ARGV[1], {LEASE, keep + granted, ends, s.era, seq, granted, clamped})
 elseif r then
   drop_record(ARGV[1])

@@ -350,6 +350,28 @@ func TestAStrictBucketKeepsRoomForWhatIsOutstanding(t *testing.T) {
 	}
 }
 
+// A block of 400 that is outstanding when the capacity falls to 300 leaves no room. Of it 150 come back while 250 are
+// kept: 50 fit.
+func TestWhatABlockKeepsIsNoRoomForWhatItGivesBack(t *testing.T) {
+	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	b := buckettest.Bucket(1000, serverTime(ctx, t, rdb), 1)
+	b.Control.Terms.Strict = true
+	store(ctx, t, rdb, "b", b)
+	_, err := lua.Lease(ctx, rdb, "b", lua.LeaseCall{ID: "x", Seq: 1, Want: 400, TTL: time.Minute})
+	require.NoError(t, err)
+	smaller := b.Control.Terms
+	smaller.Capacity, smaller.Initial = 300, 300
+	smaller.Fence.Epoch++
+	o, err := lua.Refill(ctx, rdb, "b", policy.Call{Terms: &smaller, Version: policy.Version{Era: buckettest.Era,
+		Index: buckettest.Index}})
+	require.NoError(t, err)
+	require.Equal(t, []int64{0, 400}, []int64{o.Tokens, o.Outstanding})
+	r, err := lua.Lease(ctx, rdb, "b", lua.LeaseCall{ID: "x", Seq: 2, Keep: 250, Back: 150, TTL: time.Minute})
+	require.NoError(t, err)
+	require.Equal(t, []int64{50, 100}, []int64{r.Remaining, r.Clamped})
+	require.EqualValues(t, 250, load(ctx, t, rdb, "b").Control.Outstanding)
+}
+
 func TestARefillOfABucketThatHoldsNothingCostsNoCommandMore(t *testing.T) {
 	ctx, rdb := t.Context(), testenv.Redis(t).Client()
 	require.NoError(t, lua.Load(ctx, rdb))

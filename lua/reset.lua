@@ -11,6 +11,7 @@
 -- count as credited.
 --#include shared/policy
 --#include shared/bucket
+--#include shared/expiry
 local s = {}
 local p = open(s, KEYS[3])
 if p == false then return {3, 3} end
@@ -30,4 +31,5 @@ end
 call('SET', KEYS[1], format('%d', tokens), 'KEEPTTL')
 call('SET', KEYS[2], format('%d', s.index), 'KEEPTTL')
 put(s, p, KEYS[3])
+rejoin(KEYS)
 return {1, tokens, want - tokens, s.era, s.index}

@@ -166,11 +166,11 @@ func (b *Bucket) Lease(id string, seq, keep, back, want, ttl, now int64) (grante
 	case there && h.Seq == seq:
 		return h.Granted, h.Clamped, HeldDone
 	}
-	s.Outstanding = max(0, s.Outstanding-h.N)
+	s.Outstanding = max(0, s.Outstanding-h.N) + keep
 	_, clamped, _ = b.giveBack(back, s.Era)
 	granted = min(want, max(0, b.held())/2)
 	b.add(-granted)
-	s.Outstanding += keep + granted
+	s.Outstanding += granted
 	if keep+granted > 0 {
 		b.put(id, Holding{Kind: HoldingLease, N: keep + granted, Until: now + ttl, Era: s.Era, Seq: seq, Granted: granted,
 			Clamped: clamped})

@@ -53,9 +53,13 @@ func (b *Bucket) least(l Leave) int64 {
 
 // Return gives n tokens back, up to the capacity, under strict terms up to what
 // is outstanding leaves of it, and reports how many the full bucket could not hold.
+// One that lost its key has no room: a refill makes it again, as OnLoss says.
 func (b *Bucket) Return(n int64) (clamped int64, known bool) {
 	if b.Control == nil {
 		return 0, false
+	}
+	if b.Tokens == nil {
+		return n, true
 	}
 	clamped = min(n, max(0, max(b.held(), 0)+n-b.Control.room())) // below 0, plain clients are about to undo their tries
 	b.add(n - clamped)

@@ -4,7 +4,7 @@
 -- KEYS  1 K, 2 {K}, 3 {K}:ctl, as in refill
 -- ARGV  1 n: tokens to give back, at least 1
 --       2 the era they were taken in; 0 for any
--- Reply {1, tokens, clamped}: tokens after; clamped is what the full bucket could not hold
+-- Reply {1, tokens, clamped}: tokens after; clamped is what the bucket, full or without K, could not hold
 --       {2}: no such bucket, or one without a policy, whose capacity is unknown; nothing is created
 --       {3, k}: KEYS k holds something else
 --       {4, tokens}: the bucket is in another era; nothing is returned
@@ -150,8 +150,10 @@ local function room(s, p)
 end
 
 -- excess is how many of n tokens there is no room for beside those that the bucket holds. Below 0 it holds none: plain
--- clients are about to undo it.
+-- clients are about to undo it. What comes back to a bucket that lost K finds no room: a refill makes K again, as
+-- on_loss says.
 local function excess(s, p, tokens, n)
+  if s.lost then return n end
   return min(n, max(0, max(tokens, 0) + n - room(s, p)))
 end
 
@@ -185,7 +187,7 @@ if p == false then return {3, 3} end
 if not p then return {2} end
 local tokens = get_integer(KEYS[1])
 if tokens == false then return {3, 1} end
-tokens = tokens or 0
+s.lost, tokens = not tokens, tokens or 0
 if ARGV[2] ~= '0' and ARGV[2] + 0 ~= s.era then return {4, tokens} end
 local n = ARGV[1] + 0
 local clamped = excess(s, p, tokens, n)

@@ -90,8 +90,10 @@ local function room(s, p)
 end
 
 -- excess is how many of n tokens there is no room for beside those that the bucket holds. Below 0 it holds none: plain
--- clients are about to undo it.
+-- clients are about to undo it. What comes back to a bucket that lost K finds no room: a refill makes K again, as
+-- on_loss says.
 local function excess(s, p, tokens, n)
+  if s.lost then return n end
   return min(n, max(0, max(tokens, 0) + n - room(s, p)))
 end
 

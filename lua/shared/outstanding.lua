@@ -65,7 +65,8 @@ local function read_outstanding(id)
     wrong_type(count)
     return {3, 5}
   end
-  return nil, s, p, tokens or 0, r
+  s.lost, tokens = not tokens, tokens or 0
+  return nil, s, p, tokens, r
 end
 
 -- give_back adds n tokens of an era, as many as there is room for; it returns the tokens then held, and how many were

@@ -66,7 +66,7 @@ func tellWith(t *testing.T, p policy.Policy,
 			}
 			call := policy.Call{Version: learned[replica], Create: policy.CreateInitial, Terms: &terms}
 			if p.Steps != nil && b.Control != nil {
-				call.Step, call.Next = policy.Due(p.Steps, b.Control.Step, now/1000, 2)
+				call.Step, call.Next = policy.Due(p.Steps, b.Control.Step, now/1000+ahead, 2)
 			}
 			o := b.Refill(call, now/1000+ahead)
 			if !unseen {
@@ -372,6 +372,24 @@ func (s *story) credited() int {
 	return slices.IndexFunc(s.Refills, func(f record.Refill) bool {
 		return f.Outcome != nil && f.Outcome.Status == policy.StatusApplied && f.Outcome.Added > 0 && f.Sent > start+1e9
 	})
+}
+
+// A clock that jumps passes over thousands of instants, of which as many are credited as fill the bucket: two of 60
+// tokens, though it holds 100, since consumers take between the two.
+func TestAClockThatJumpsBringsAsManyInstantsAsFillTheBucket(t *testing.T) {
+	t.Parallel()
+	const jump = time.Hour + 300*time.Millisecond // which has none in the time that the verifier allows for the step
+	small := policy.Policy{Capacity: 100, Steps: stepped.Steps, StepTokens: 60}
+	s := tellWith(t, small, func(ms int64, _ *policy.Bucket) (int64, bool) {
+		if ms < 450 {
+			return 0, false
+		}
+		return jump.Microseconds(), false
+	})
+	s.Faults = []record.Fault{{Name: "clock", Start: start + 446e6, End: start + 449e6, Effect: record.Clock, Jump: jump}}
+	result := s.judge(t)
+	require.Empty(t, result.Violations)
+	require.Greater(t, result.Slack, 0.85, "the bound is no looser than it must be")
 }
 
 func TestALostAnswerIsInferred(t *testing.T) {

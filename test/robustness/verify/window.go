@@ -181,11 +181,12 @@ func (h *bucketHistory) credited(jump time.Duration, rate, e float64) float64 {
 	if h.bucket.Kind == record.Lazy {
 		return min(rate*jump.Seconds(), capacity)
 	}
-	n := rate * min(jump.Seconds(), e)
-	if len(h.steps) > 0 {
-		n += capacity
+	n := 0.0
+	for fence := range h.steps { // as many instants as fill the bucket, of which consumers take between the credits
+		t := h.policies[fence]
+		n = max(n, float64((t.Capacity+t.Tokens-1)/t.Tokens*t.Tokens))
 	}
-	return n
+	return n + rate*min(jump.Seconds(), e)
 }
 
 // rememberedAfter reports whether a caller that had known the bucket before came after it was created as a new one. One
