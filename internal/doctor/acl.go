@@ -2,15 +2,15 @@ package doctor
 
 import "strings"
 
-// Commands are those that a refiller and its consumers send, and those that
-// their scripts call: with exactly these, everything works on a single server or
-// under Sentinel.
+// Commands are those that a refiller, its consumers and limiters send, and those
+// that their scripts call: with exactly these, everything works on a single server
+// or under Sentinel.
 func Commands() []string {
 	return []string{
 		"ping", "evalsha", "eval", "script|load", "time", "get", "mget", "set", "del", "incr", "decr", "incrby",
 		"decrby", "hget", "hmget", "hset", "hdel", "hincrby", "zadd", "zcard", "zrange", "zrangebyscore", "zrem",
 		"zremrangebyscore", "pexpire", "pttl", "pexpiretime", "pexpireat", "persist", "sadd", "srem", "sscan", "scard",
-		"exists",
+		"exists", "unlink", "scan", "zscore", "zcount", "zrevrange", "zrevrangebyscore",
 	}
 }
 

@@ -17,6 +17,11 @@ import (
 	"github.com/tokenrefill/refiller/internal/doctor"
 	"github.com/tokenrefill/refiller/internal/membership"
 	"github.com/tokenrefill/refiller/internal/testing/testenv"
+	"github.com/tokenrefill/refiller/limit"
+	"github.com/tokenrefill/refiller/limit/lazy"
+	"github.com/tokenrefill/refiller/limit/pacing"
+	"github.com/tokenrefill/refiller/limit/schedule"
+	"github.com/tokenrefill/refiller/limit/window"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/override"
 	"github.com/tokenrefill/refiller/policy"
@@ -103,8 +108,35 @@ func everything(t *testing.T, rdb, admin *redis.Client) error {
 	_, e13 := c.Take(ctx, "user:1", 1)
 	_, e14 := c.Take(ctx, "user:1", 1)
 	e15, e16, e17 := holding(ctx, c, rdb, await), ofATemplate(ctx, rdb), rdb.Ping(ctx).Err()
-	e18, e19 := pooled(ctx, rdb, await), listed(ctx, rdb, await)
-	return errors.Join(e1, e2, e3, e4, e5, e6, e7, e8, e9, e10, e11, e12, e13, e14, e15, e16, e17, e18, e19, late)
+	e18, e19, e20 := pooled(ctx, rdb, await), listed(ctx, rdb, await), limited(ctx, rdb)
+	return errors.Join(e1, e2, e3, e4, e5, e6, e7, e8, e9, e10, e11, e12, e13, e14, e15, e16, e17, e18, e19, e20, late)
+}
+
+// limited asks each limiter that needs no refiller twice, which denies the second, and drops what they keep.
+func limited(ctx context.Context, rdb *redis.Client) error {
+	l, e1 := lazy.New(rdb, lazy.Config{Capacity: 1, Rate: policy.PerSecond(1)})
+	w, e2 := window.New(rdb, window.Config{Limit: 1, Window: time.Hour})
+	p, e3 := pacing.New(rdb, pacing.Config{Rate: policy.PerSecond(1)})
+	s, e4 := schedule.New(rdb, schedule.Config{Windows: []schedule.Window{{Name: "hour", Limit: 1, Length: time.Hour}}})
+	if err := errors.Join(e1, e2, e3, e4); err != nil {
+		return err
+	}
+	var all []error
+	for range 2 {
+		_, e1 := l.Take(ctx, "limited", 1)
+		_, e2 := w.Take(ctx, "limited", 1)
+		_, e3 := p.Take(ctx, "limited", 1)
+		_, e4 := s.Take(ctx, "limited", 1)
+		_, e5 := s.List(ctx, "limited", time.Now(), time.Now().Add(time.Hour), 10)
+		all = append(all, e1, e2, e3, e4, e5)
+	}
+	r, err := s.Reserve(ctx, "limited", "again", time.Now().Add(2*time.Hour))
+	_, e6 := s.Cancel(ctx, "limited", "again")
+	if err == nil && !r.OK {
+		err = errors.New("in two hours there is room")
+	}
+	_, e7 := limit.Reset(ctx, rdb, "limited")
+	return errors.Join(append(all, err, e6, e7)...)
 }
 
 // ofATemplate publishes a template, takes from a bucket of it, and gives one of its keys a limit of its own.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/tokenrefill/refiller/limit/schedule"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )
@@ -146,11 +147,30 @@ func otherSteps(ctx context.Context, rdb redis.UniversalClient, terms policy.Ter
 			}
 			return err
 		}},
+		{"reserve in a schedule", func() error { return reserveInSchedule(ctx, rdb) }},
+		{"reset limiters", func() error { // without a walk over all keys
+			return errors.Join(rdb.Scan(ctx, 0, rehearsed, 1).Err(), rdb.Unlink(ctx, rehearsed).Err())
+		}},
 		{"send what scripts do without if they must", func() error { // and then count less
 			return errors.Join(rdb.HIncrBy(ctx, lua.ControlKey(alone), "n", 1).Err(), rdb.PExpireTime(ctx, rehearsed).Err(),
 				rdb.Persist(ctx, rehearsed).Err())
 		}},
 	}
+}
+
+// reserveInSchedule makes a reservation, is denied another, and drops both.
+func reserveInSchedule(ctx context.Context, rdb redis.UniversalClient) error {
+	hourly := schedule.Config{Windows: []schedule.Window{{Name: "hour", Limit: 1, Length: time.Hour}}}
+	l, err := schedule.New(rdb, hourly)
+	if err != nil {
+		return err
+	}
+	at := time.Now().Add(24 * time.Hour)
+	_, err = l.Reserve(ctx, rehearsed, "first", at)
+	if err == nil {
+		_, err = l.Reserve(ctx, rehearsed, "second", at)
+	}
+	return errors.Join(err, l.Reset(ctx, rehearsed))
 }
 
 // until calls done until it says so.
