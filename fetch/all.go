@@ -61,7 +61,7 @@ func (c *Client) TakeAll(ctx context.Context, reqs []Request, opts ...CallOption
 		call.Tokens += r.N
 	}
 	var all AllResult
-	err = c.observe(ctx, call, func(ctx context.Context, o *Outcome) {
+	o := c.observe(ctx, call, func(ctx context.Context, o *Outcome) {
 		if !c.life.enter() {
 			o.Err = ErrClosed
 			return
@@ -77,7 +77,7 @@ func (c *Client) TakeAll(ctx context.Context, reqs []Request, opts ...CallOption
 			}
 		}
 	})
-	return all, err
+	return all, o.Err
 }
 
 func (c *Client) takeAll(p budget, reqs []Request) (AllResult, error) {
@@ -334,7 +334,7 @@ func (p *part) degrade(err error) {
 	p.ok, p.err = true, nil
 	p.answers = make([]answer, len(p.demands))
 	for i, d := range p.demands {
-		a := p.tasks[i].c.degraded(d.Key, d.N, err, d.Leave)
+		a := p.tasks[i].c.degraded(d.Key, policy.Run{N: d.N, Count: 1, Leave: d.Leave}, err)
 		p.answers[i], p.ok = a, p.ok && a.err == nil && (a.reply.OK || a.info.shadowed())
 		if a.err != nil {
 			p.err = a.err

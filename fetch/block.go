@@ -374,10 +374,10 @@ func (p *plan) lack(now time.Duration, left, missed int64) int64 {
 	return max(0, p.size-left)
 }
 
-// takeBoth takes n tokens of which the bucket, as it answered, has too few, and its block as well: those of the block,
-// and the others of the bucket. If they have too few together, nothing is taken.
-func (t *task) takeBoth(n int64, denied *answer) (Result, bool) {
-	c, least := t.c, n-denied.reply.Remaining
+// takeBoth makes a take of which the bucket, as it answered, has too few tokens, and its block as well: of those of the
+// block, and the others of the bucket. If they have too few together, nothing is taken.
+func (t *task) takeBoth(run policy.Run, denied *answer) (Result, bool) {
+	c, least := t.c, run.N-denied.reply.Remaining
 	if denied.source.Kind == SourceCached { // the bucket may have others by now
 		least = 1
 	}
@@ -385,12 +385,13 @@ func (t *task) takeBoth(n int64, denied *answer) (Result, bool) {
 		return Result{}, false
 	}
 	defer c.life.leave()
-	leased, low := c.leases.draw(t.key, least, n, t.cfg.leave)
+	leased, low := c.leases.draw(t.key, least, run.N, run.Leave)
 	defer low.signal()
-	if !leased.OK || leased.Taken == n {
+	if !leased.OK || leased.Taken == run.N {
 		return leased, leased.OK
 	}
-	a := t.askRun(policy.Run{N: n - leased.Taken, Count: 1, Leave: t.cfg.leave})
+	run.N -= leased.Taken
+	a := t.askRun(run)
 	if a.err != nil || !a.reply.OK {
 		c.giveBackLater(t.key, leased.Taken, leased.Era)
 		return Result{}, false

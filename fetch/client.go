@@ -64,31 +64,20 @@ func New(rdb redis.UniversalClient, opts ...Option) (*Client, error) {
 // Peek tells what a bucket holds. It takes nothing and writes nothing. It has no degraded mode: while the bucket's
 // server is away, whatever its takes are answered, Peek is ErrUnavailable, at once if the breaker is open.
 func (c *Client) Peek(ctx context.Context, key string, opts ...CallOption) (Result, error) {
-	cfg, err := c.with(OpPeek, opts)
-	if err != nil {
-		return Result{}, err
-	}
-	return c.observed(ctx, Call{Op: OpPeek, Key: key}, func(ctx context.Context) (Result, error) {
-		return c.peek(ctx, key, cfg)
+	return c.call(ctx, Call{Op: OpPeek, Key: key}, 1, opts, func(ctx context.Context, cfg *callConfig) (Result, error) {
+		t := c.begin(from(ctx, cfg), key)
+		reply, err := attempt(t, true, func() (lua.PeekReply, error) { return t.kind.peek(t.ctx, t, key) })
+		if err != nil {
+			return Result{}, err
+		}
+		r := Result{OK: reply.Tokens > 0, Remaining: reply.Tokens, Outstanding: reply.Outstanding,
+			RetryAfter: wait(reply.Wait), ResetAfter: Never}
+		if reply.Terms != nil {
+			r.Limit, r.ResetAfter = reply.Terms.Capacity, untilFull(reply)
+			r.OnFloor = reply.Terms.Pool && !reply.Terms.Granted(reply.Version.Era, reply.Now)
+		}
+		return r, nil
 	})
-}
-
-func (c *Client) peek(ctx context.Context, key string, cfg *callConfig) (Result, error) {
-	if err := c.check(ctx, key, 1); err != nil {
-		return Result{}, err
-	}
-	t := c.begin(from(ctx, cfg), key)
-	reply, err := attempt(t, true, func() (lua.PeekReply, error) { return t.kind.peek(ctx, t, key) })
-	if err != nil {
-		return Result{}, err
-	}
-	r := Result{OK: reply.Tokens > 0, Remaining: reply.Tokens, Outstanding: reply.Outstanding,
-		RetryAfter: wait(reply.Wait), ResetAfter: Never}
-	if reply.Terms != nil {
-		r.Limit, r.ResetAfter = reply.Terms.Capacity, untilFull(reply)
-		r.OnFloor = reply.Terms.Pool && !reply.Terms.Granted(reply.Version.Era, reply.Now)
-	}
-	return r, nil
 }
 
 // Stats counts what happened since the Client was made.

@@ -15,15 +15,7 @@ import (
 // returned; don't return them again, unless the breaker was open, when nothing is sent (ReasonOf tells why). There is
 // no degraded mode of Return.
 func (c *Client) Return(ctx context.Context, key string, n int64, opts ...CallOption) error {
-	cfg, err := c.with(OpReturn, opts)
-	if err != nil {
-		return err
-	}
-	_, err = c.observed(ctx, Call{Op: OpReturn, Key: key, Tokens: n}, func(ctx context.Context) (Result, error) {
-		err := c.putBack(ctx, key, n, 0, cfg)
-		return Result{OK: err == nil}, err
-	})
-	return err
+	return c.putBack(ctx, Call{Op: OpReturn, Key: key, Tokens: n}, n, 0, opts)
 }
 
 // Undo gives back what a take took, as r tells: to the bucket's history from which it came (Result.Era), and if that is
@@ -36,14 +28,7 @@ func (c *Client) Undo(ctx context.Context, key string, r Result) error {
 	if r.Source.Kind == SourceFallback || !r.OK {
 		n = 0
 	}
-	_, err := c.observed(ctx, Call{Op: OpReturn, Key: key, Tokens: n}, func(ctx context.Context) (Result, error) {
-		err := c.check(ctx, key, max(n, 1))
-		if err == nil && n > 0 {
-			err = c.putBack(ctx, key, n, r.Era, &c.config.callConfig)
-		}
-		return Result{OK: err == nil}, err
-	})
-	return err
+	return c.putBack(ctx, Call{Op: OpReturn, Key: key, Tokens: n}, max(n, 1), r.Era, nil)
 }
 
 // moreTokens notes that a bucket has more tokens than it last told: its denial is forgotten, and those who wait for it
@@ -53,17 +38,21 @@ func (c *Client) moreTokens(key string) {
 	c.lines.wake(key)
 }
 
-// putBack returns tokens to the era in which they were taken, 0 for any.
-func (c *Client) putBack(ctx context.Context, key string, n, era int64, cfg *callConfig) error {
-	if err := c.check(ctx, key, n); err != nil {
-		return err
-	}
-	t := c.begin(from(ctx, cfg), key)
-	reply, err := attempt(t, false, func() (lua.ReturnReply, error) { return t.kind.giveBack(t.ctx, t, key, n, era) })
-	c.moreTokens(key)
-	if errors.Is(err, lua.ErrOtherEra) {
-		reply, err = lua.ReturnReply{Clamped: n}, nil
-	}
-	c.stats.clamped.Add(reply.Clamped)
+// putBack makes a call that returns its tokens, if there are any, to the era in which they were taken, 0 for any.
+func (c *Client) putBack(ctx context.Context, call Call, amount, era int64, opts []CallOption) error {
+	_, err := c.call(ctx, call, amount, opts, func(ctx context.Context, cfg *callConfig) (Result, error) {
+		key, n := call.Key, call.Tokens
+		if n == 0 {
+			return Result{OK: true}, nil
+		}
+		t := c.begin(from(ctx, cfg), key)
+		reply, err := attempt(t, false, func() (lua.ReturnReply, error) { return t.kind.giveBack(t.ctx, t, key, n, era) })
+		c.moreTokens(key)
+		if errors.Is(err, lua.ErrOtherEra) {
+			reply, err = lua.ReturnReply{Clamped: n}, nil
+		}
+		c.stats.clamped.Add(reply.Clamped)
+		return Result{OK: err == nil}, err
+	})
 	return err
 }

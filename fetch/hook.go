@@ -101,21 +101,29 @@ func (o hookOption) applyClient(c *config) error {
 	return nil
 }
 
-// observed makes a call and has the hooks told of it.
-func (c *Client) observed(ctx context.Context, call Call, make func(context.Context) (Result, error)) (Result, error) {
-	if len(c.config.hooks) == 0 {
-		return make(ctx)
+// call makes a call about a bucket, of an amount of tokens, with its options, and has the hooks told of it.
+func (c *Client) call(ctx context.Context, call Call, amount int64, opts []CallOption,
+	make func(context.Context, *callConfig) (Result, error)) (Result, error) {
+	cfg, err := c.with(call.Op, opts)
+	if err != nil {
+		return Result{}, err
 	}
-	var r Result
-	err := c.observe(ctx, call, func(ctx context.Context, o *Outcome) {
-		r, o.Err = make(ctx)
-		o.Result = r
+	if len(c.config.hooks) == 0 {
+		if err := c.check(ctx, call.Key, amount); err != nil {
+			return Result{}, err
+		}
+		return make(ctx, cfg)
+	}
+	o := c.observe(ctx, call, func(ctx context.Context, o *Outcome) {
+		if o.Err = c.check(ctx, call.Key, amount); o.Err == nil {
+			o.Result, o.Err = make(ctx, cfg)
+		}
 	})
-	return r, err
+	return o.Result, o.Err
 }
 
 // observe makes a call that fills in its outcome, and has the hooks told of it.
-func (c *Client) observe(ctx context.Context, call Call, make func(context.Context, *Outcome)) error {
+func (c *Client) observe(ctx context.Context, call Call, make func(context.Context, *Outcome)) (o Outcome) {
 	hooks := c.config.hooks
 	var few [2]context.Context
 	begun := few[:0]
@@ -123,7 +131,6 @@ func (c *Client) observe(ctx context.Context, call Call, make func(context.Conte
 		ctx = h.Begin(ctx, call)
 		begun = append(begun, ctx)
 	}
-	var o Outcome
 	began := time.Now()
 	make(ctx, &o)
 	o.Duration, o.Reason = time.Since(began), o.Result.Source.Reason
@@ -133,5 +140,5 @@ func (c *Client) observe(ctx context.Context, call Call, make func(context.Conte
 	for i, h := range slices.Backward(hooks) {
 		h.End(begun[i], call, o)
 	}
-	return o.Err
+	return o
 }

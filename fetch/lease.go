@@ -190,24 +190,8 @@ func (ls *leases) at(key string, hash uint64) *block {
 	return (*ls.shards[hash%leaseShards].blocks.Load())[key]
 }
 
-// take takes n tokens of a bucket's block, if that holds as many.
-func (ls *leases) take(key string, n int64, leave policy.Leave) (Result, bool) {
-	if ls == nil {
-		return Result{}, false
-	}
-	b := ls.at(key, ls.hash(key))
-	if b == nil {
-		return Result{}, false
-	}
-	r, few := b.draw(n, n, leave)
-	if few {
-		b.signal()
-	}
-	return r, r.OK
-}
-
-// draw takes as many tokens of a bucket's block as there are, from least up to n, for a caller who asks the bucket for
-// more. It then tells the block's keeper, if that is given, that few are left.
+// draw takes as many tokens of a bucket's block as there are, from least up to n. If few are left it returns the block,
+// which the caller is to signal: after it has asked the bucket for more, if it does.
 func (ls *leases) draw(key string, least, n int64, leave policy.Leave) (Result, *block) {
 	if ls == nil {
 		return Result{}, nil

@@ -36,7 +36,7 @@ func TestSharesTogetherAdmitWhatTheBucketWouldHave(t *testing.T) {
 			s.count(live)
 			s.saw(left, began)
 			for at := time.Duration(0); at <= span; at += time.Duration(1 + rng.Int64N(int64(20*time.Millisecond))) {
-				for s.take(1, 0, began+at).OK {
+				for s.take(1, 1, 0, began+at).OK {
 					admitted++
 				}
 			}
@@ -48,47 +48,52 @@ func TestSharesTogetherAdmitWhatTheBucketWouldHave(t *testing.T) {
 	}
 }
 
+// holds is the number of tokens in a share: a denied take tells it.
+func holds(s *share, now time.Duration) int64 {
+	return s.take(policy.MaxTokens, policy.MaxTokens, 0, now).Tokens
+}
+
 func TestAShareIsWarm(t *testing.T) {
 	terms := localTerms(100, policy.PerSecond(20))
 	s := &share{terms: terms}
 	s.saw(100, 0)
-	require.False(t, s.take(1, 0, 0).Known, "nobody has counted the consumers")
+	require.False(t, s.take(1, 1, 0, 0).Known, "nobody has counted the consumers")
 	s.count(4)
-	require.True(t, s.take(25, 0, 0).OK, "a quarter of what is there")
-	require.False(t, s.take(1, 0, 0).OK)
-	require.True(t, s.take(5, 0, time.Second).OK, "a quarter of the rate")
-	require.False(t, s.take(1, 0, time.Second).OK)
+	require.True(t, s.take(25, 25, 0, 0).OK, "a quarter of what is there")
+	require.False(t, s.take(1, 1, 0, 0).OK)
+	require.True(t, s.take(5, 5, 0, time.Second).OK, "a quarter of the rate")
+	require.False(t, s.take(1, 1, 0, time.Second).OK)
 
 	// The bucket answers again, and is drained: the next outage begins with nothing,
 	// however long the share has had to fill.
 	s.saw(0, time.Minute)
-	require.False(t, s.take(1, 0, time.Minute).OK)
-	require.True(t, s.take(1, 0, time.Minute+200*time.Millisecond).OK)
+	require.False(t, s.take(1, 1, 0, time.Minute).OK)
+	require.True(t, s.take(1, 1, 0, time.Minute+200*time.Millisecond).OK)
 
 	// It answers with many tokens for a moment each time: the share holds what it
 	// has, since its own takes count.
 	admitted := 0
 	for i := range 100 {
 		s.saw(100, 2*time.Minute+time.Duration(i)*time.Millisecond)
-		if s.take(1, 0, 2*time.Minute+time.Duration(i)*time.Millisecond).OK {
+		if s.take(1, 1, 0, 2*time.Minute+time.Duration(i)*time.Millisecond).OK {
 			admitted++
 		}
 	}
 	require.LessOrEqual(t, admitted, 26, "capacity and rate of the share")
 
-	w := s.take(26, 0, time.Hour)
+	w := s.take(26, 26, 0, time.Hour)
 	require.False(t, w.OK)
 	require.EqualValues(t, -1, w.Wait, "more than the share ever holds")
 	s.giveBack(25)
-	require.EqualValues(t, 25, s.holds(0, time.Hour))
+	require.EqualValues(t, 25, holds(s, time.Hour))
 	s.count(2)
-	require.EqualValues(t, 25, s.holds(0, time.Hour), "fewer consumers are believed only after a while")
+	require.EqualValues(t, 25, holds(s, time.Hour), "fewer consumers are believed only after a while")
 	require.EqualValues(t, 4, s.live)
 	s.count(2)
 	s.count(2)
 	require.EqualValues(t, 2, s.live)
 	s.count(50)
-	require.LessOrEqual(t, s.holds(0, time.Hour), int64(2), "more at once")
+	require.LessOrEqual(t, holds(s, time.Hour), int64(2), "more at once")
 }
 
 func TestAShareOfAScheduleOrAGrantIsWhatIsCertain(t *testing.T) {
@@ -96,16 +101,16 @@ func TestAShareOfAScheduleOrAGrantIsWhatIsCertain(t *testing.T) {
 	s := &share{terms: stepped}
 	s.count(2)
 	s.saw(40, 0)
-	require.True(t, s.take(20, 0, 0).OK)
-	require.False(t, s.take(1, 0, time.Hour).OK, "the next instant is the refillers' to know")
+	require.True(t, s.take(20, 20, 0, 0).OK)
+	require.False(t, s.take(1, 1, 0, time.Hour).OK, "the next instant is the refillers' to know")
 
 	granted := localTerms(100, policy.PerSecond(2))
 	granted.GrantTokens, granted.GrantEnd, granted.GrantEra = 1000, 1<<50, 1
 	s = &share{terms: granted}
 	s.count(2)
 	s.saw(0, 0)
-	s.take(1, 0, 0)
-	require.EqualValues(t, 2, s.holds(0, 2*time.Second), "the floor's rate")
+	s.take(1, 1, 0, 0)
+	require.EqualValues(t, 2, holds(s, 2*time.Second), "the floor's rate")
 }
 
 func TestHeartbeatsFollowUse(t *testing.T) {

@@ -113,7 +113,7 @@ func (c *Client) degradedLine(l *line, asked []*waiter, err error) {
 
 // tellDegraded tells a waiter what its degraded mode says, unless that denies it. The lock is held.
 func (c *Client) tellDegraded(l *line, w *waiter, err error) (a answer, told bool) {
-	a = c.degraded(l.key, w.n, err, l.leave)
+	a = c.degraded(l.key, policy.Run{N: w.n, Count: 1, Leave: l.leave}, err)
 	v := verdict{err: a.err, source: a.source}
 	if a.err == nil && !a.reply.OK {
 		v.err = a.info.exceeded(l.key, w.n, l.leave)

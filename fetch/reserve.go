@@ -54,12 +54,9 @@ type Settlement struct {
 // ErrLazyBucket.
 func (c *Client) Reserve(ctx context.Context, key string, n int64, ttl time.Duration, opts ...CallOption) (*Reservation,
 	error) {
-	cfg, err := c.with(OpReserve, opts)
-	if err != nil {
-		return nil, err
-	}
 	var r *Reservation
-	_, err = c.observed(ctx, Call{Op: OpReserve, Key: key, Tokens: n}, func(ctx context.Context) (Result, error) {
+	call := Call{Op: OpReserve, Key: key, Tokens: n}
+	_, err := c.call(ctx, call, n, opts, func(ctx context.Context, cfg *callConfig) (Result, error) {
 		var err error
 		if r, err = c.reserve(ctx, key, n, ttl, cfg); err != nil {
 			return Result{}, err
@@ -71,9 +68,6 @@ func (c *Client) Reserve(ctx context.Context, key string, n int64, ttl time.Dura
 
 func (c *Client) reserve(ctx context.Context, key string, n int64, ttl time.Duration, cfg *callConfig) (*Reservation,
 	error) {
-	if err := c.check(ctx, key, n); err != nil {
-		return nil, err
-	}
 	if err := lua.CheckTTL(ttl); err != nil {
 		return nil, err
 	}
@@ -102,7 +96,7 @@ func (c *Client) reserve(ctx context.Context, key string, n int64, ttl time.Dura
 		info := c.learn(key, n, call.Leave, &reply.TakeReply)
 		return t.answer(answer{reply: reply.TakeReply, info: info}), nil
 	})
-	result, err := t.conclude(a, n, n)
+	result, err := t.conclude(a, policy.Run{N: n, Count: 1, Leave: cfg.leave})
 	if err != nil {
 		return nil, err
 	}
@@ -140,12 +134,9 @@ func (c *Client) cancelLate(ctx context.Context, by lua.Client, key, id string) 
 // The errors are ErrInvalidAmount, ErrInvalidID, ErrNotHeld if nothing is known of the id, ErrIDInUse if it is of
 // something else, and those about the bucket.
 func (c *Client) Settle(ctx context.Context, key, id string, used int64, opts ...CallOption) (Settlement, error) {
-	cfg, err := c.with(OpSettle, opts)
-	if err != nil {
-		return Settlement{}, err
-	}
 	var s Settlement
-	_, err = c.observed(ctx, Call{Op: OpSettle, Key: key, Tokens: used}, func(ctx context.Context) (Result, error) {
+	call := Call{Op: OpSettle, Key: key, Tokens: used}
+	_, err := c.call(ctx, call, 1, opts, func(ctx context.Context, cfg *callConfig) (Result, error) {
 		var err error
 		s, err = c.settle(ctx, key, id, used, cfg)
 		return Result{OK: err == nil}, err
@@ -154,9 +145,6 @@ func (c *Client) Settle(ctx context.Context, key, id string, used int64, opts ..
 }
 
 func (c *Client) settle(ctx context.Context, key, id string, used int64, cfg *callConfig) (Settlement, error) {
-	if err := c.check(ctx, key, 1); err != nil {
-		return Settlement{}, err
-	}
 	if err := errors.Join(lua.CheckID(id), checkUsed(used)); err != nil {
 		return Settlement{}, err
 	}

@@ -63,42 +63,28 @@ func (s *share) count(live int64) {
 	s.live = slices.Max(s.counts[:])
 }
 
-// take takes n tokens of the share, of which its part of leave stays. It is not known before the first heartbeat was
-// answered.
+// take takes as many tokens of the share as there are, from least to most, of which its part of leave stays. It is not
+// known before the first heartbeat was answered.
 //
 // The share has the bucket's rate and capacity, divided by the live consumers. At the first take of an outage it holds
 // no more than an equal part of what the bucket was last seen to hold, so that the shares of all consumers together
 // begin with what was there: a drained bucket leaves nothing for a burst.
-func (s *share) take(n, leave int64, now time.Duration) policy.Taking {
+func (s *share) take(least, most, leave int64, now time.Duration) policy.Taking {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.ready(now) {
 		return policy.Taking{}
 	}
-	if leave = s.part(leave); *s.bucket.Tokens < n+leave {
-		return policy.Taking{Known: true, Tokens: *s.bucket.Tokens, Wait: s.bucket.Wait(n+leave, now.Microseconds())}
-	}
-	return s.bucket.Take(n, now.Microseconds())
+	part := policy.Leave{Tokens: (leave + s.live - 1) / s.live}
+	n := max(least, min(most, *s.bucket.Tokens-part.Tokens))
+	return s.bucket.TakeLeaving(n, part, now.Microseconds())
 }
-
-// part is what of the tokens to be left stays in the share. The lock is held, and there are live consumers.
-func (s *share) part(leave int64) int64 { return (leave + s.live - 1) / s.live }
 
 // giveBack returns n tokens to the share.
 func (s *share) giveBack(n int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.bucket.Return(n)
-}
-
-// holds is the number of tokens in the share beyond its part of leave.
-func (s *share) holds(leave int64, now time.Duration) int64 {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if !s.ready(now) {
-		return 0
-	}
-	return *s.bucket.Tokens - s.part(leave)
 }
 
 // ready brings the share up to an instant and reports whether there is one. The lock is held.

@@ -14,47 +14,7 @@ import (
 // After ErrUnavailable or the context's own error, tokens may have been taken; with WithRequestID it is safe to ask
 // again.
 func (c *Client) Take(ctx context.Context, key string, n int64, opts ...CallOption) (Result, error) {
-	cfg, err := c.with(OpTake, opts)
-	if err != nil {
-		return Result{}, err
-	}
-	if len(c.config.hooks) == 0 {
-		return c.take(ctx, key, n, cfg)
-	}
-	return c.observed(ctx, Call{Op: OpTake, Key: key, Tokens: n}, func(ctx context.Context) (Result, error) {
-		return c.take(ctx, key, n, cfg)
-	})
-}
-
-func (c *Client) take(ctx context.Context, key string, n int64, cfg *callConfig) (Result, error) {
-	if err := c.check(ctx, key, n); err != nil {
-		return Result{}, err
-	}
-	if cfg.request != "" {
-		return c.takeOnce(ctx, key, policy.Run{N: n, Count: 1, Leave: cfg.leave}, cfg)
-	}
-	if r, ok := c.leases.take(key, n, cfg.leave); ok {
-		return r, nil
-	}
-	t := c.begin(from(ctx, cfg), key)
-	defer t.end()
-	a, ok := t.remembered(n)
-	if !ok {
-		a = t.askRun(policy.Run{N: n, Count: 1, Leave: cfg.leave})
-	}
-	r, err := t.conclude(a, n, n)
-	if err == nil && r.Source.Kind != SourceFallback && c.leases != nil {
-		if !a.reply.OK {
-			if both, ok := t.takeBoth(n, a); ok {
-				return both, nil
-			}
-		}
-		c.leases.missed(key, max(1, r.Taken)) // last, since the block's keeper then asks for the same tokens
-	}
-	if err != nil {
-		return Result{}, err
-	}
-	return c.shadow(r, t.info, n), nil
+	return c.takeRun(ctx, OpTake, key, policy.Run{N: n, Count: 1}, opts)
 }
 
 // TakeUpTo takes as many tokens as there are, up to n; n is 1 to policy.MaxTokens and may exceed the capacity. The
@@ -62,30 +22,43 @@ func (c *Client) take(ctx context.Context, key string, n int64, cfg *callConfig)
 //
 // After ErrUnavailable or the context's own error, tokens may have been taken.
 func (c *Client) TakeUpTo(ctx context.Context, key string, n int64, opts ...CallOption) (Result, error) {
-	cfg, err := c.with(OpTakeUpTo, opts)
-	if err != nil {
-		return Result{}, err
+	return c.takeRun(ctx, OpTakeUpTo, key, policy.Run{N: 1, Count: n, UpTo: true}, opts)
+}
+
+// takeRun makes one take.
+func (c *Client) takeRun(ctx context.Context, op Op, key string, run policy.Run, opts []CallOption) (Result, error) {
+	n := run.N * run.Count
+	if len(c.config.hooks) == 0 && len(opts) == 0 { // the shortest way to a block
+		if err := c.check(ctx, key, n); err != nil {
+			return Result{}, err
+		}
+		return c.take(ctx, key, run, &c.config.callConfig)
 	}
-	return c.observed(ctx, Call{Op: OpTakeUpTo, Key: key, Tokens: n}, func(ctx context.Context) (Result, error) {
-		return c.takeUpTo(ctx, key, n, cfg)
+	call := Call{Op: op, Key: key, Tokens: n}
+	return c.call(ctx, call, n, opts, func(ctx context.Context, cfg *callConfig) (Result, error) {
+		run.Leave = cfg.leave
+		return c.take(ctx, key, run, cfg)
 	})
 }
 
-func (c *Client) takeUpTo(ctx context.Context, key string, n int64, cfg *callConfig) (Result, error) {
-	if err := c.check(ctx, key, n); err != nil {
-		return Result{}, err
-	}
+// take makes one take, of tokens in the bucket's block as far as there are enough, and of the bucket.
+func (c *Client) take(ctx context.Context, key string, run policy.Run, cfg *callConfig) (Result, error) {
 	if cfg.request != "" {
-		return c.takeOnce(ctx, key, policy.Run{N: 1, Count: n, UpTo: true, Leave: cfg.leave}, cfg)
+		return c.takeShared(ctx, key, run, cfg)
 	}
-	leased, low := c.leases.draw(key, 1, n, cfg.leave)
-	defer low.signal()
+	n := run.N * run.Count
+	leased, low := c.leases.draw(key, run.N, n, run.Leave)
 	if leased.Taken == n {
+		low.signal()
 		return leased, nil
 	}
-	r, err := c.takeUpToShared(ctx, key, n-leased.Taken, cfg)
-	if got := leased.Taken + r.Taken; got < n { // a call about the block may have moved tokens to it
-		more, _ := c.leases.draw(key, 1, n-got, cfg.leave)
+	defer low.signal()
+	if run.UpTo {
+		run.Count -= leased.Taken
+	}
+	r, err := c.takeShared(ctx, key, run, cfg)
+	if got := leased.Taken + r.Taken; run.UpTo && got < n { // a call about the block may have moved tokens to it
+		more, _ := c.leases.draw(key, 1, n-got, run.Leave)
 		leased = more.with(leased)
 	}
 	if !leased.OK {
@@ -94,30 +67,36 @@ func (c *Client) takeUpTo(ctx context.Context, key string, n int64, cfg *callCon
 	return r.with(leased), nil
 }
 
-// takeUpToShared is takeUpTo of the bucket itself.
-func (c *Client) takeUpToShared(ctx context.Context, key string, n int64, cfg *callConfig) (Result, error) {
+// takeShared makes one take of the bucket.
+func (c *Client) takeShared(ctx context.Context, key string, run policy.Run, cfg *callConfig) (Result, error) {
 	t := c.begin(from(ctx, cfg), key)
 	defer t.end()
-	a, ok := t.remembered(1)
-	if !ok {
-		a = t.askRun(policy.Run{N: 1, Count: n, UpTo: true, Leave: cfg.leave})
+	var a *answer
+	if cfg.request != "" {
+		a = t.askOnce(run)
+	} else if known, ok := t.remembered(run); ok {
+		a = known
+	} else {
+		a = t.askRun(run)
 	}
-	if a.err != nil {
-		n = c.degradedUpTo(t.info, n, cfg.leave)
-	}
-	r, err := t.conclude(a, n, 1)
+	r, err := t.conclude(a, run)
 	if err != nil {
 		return Result{}, err
 	}
-	if r.Source.Kind != SourceFallback {
-		c.leases.missed(key, max(1, r.Taken))
+	if c.leases != nil && cfg.request == "" && r.Source.Kind != SourceFallback {
+		if !a.reply.OK && !run.UpTo {
+			if both, ok := t.takeBoth(run, a); ok {
+				return both, nil
+			}
+		}
+		c.leases.missed(key, max(1, r.Taken)) // last, since the block's keeper then asks for the same tokens
 	}
-	return c.shadow(r, t.info, n), nil
+	return c.shadow(r, t.info, run.N*run.Count), nil
 }
 
-// remembered answers a take of n by the last denial, or by the line of those who wait for the bucket, behind which it
+// remembered answers a take by the last denial, or by the line of those who wait for the bucket, behind which it
 // stands: what the bucket has is theirs. A bucket in shadow mode is asked each time, since it counts its denials.
-func (t *task) remembered(n int64) (*answer, bool) {
+func (t *task) remembered(run policy.Run) (*answer, bool) {
 	c, now := t.c, t.began
 	if t.info.shadowed() {
 		return nil, false
@@ -125,14 +104,14 @@ func (t *task) remembered(n int64) (*answer, bool) {
 	if now.IsZero() {
 		now = time.Now()
 	}
-	if due, yes := c.lines.behind(t.key, n, t.cfg.leave); yes {
+	if due, yes := c.lines.behind(t.key, run.N, run.Leave); yes {
 		return t.answer(answer{reply: lua.TakeReply{Wait: due}, info: t.info, source: Source{Kind: SourceCached}}), true
 	}
-	d, leave := &t.info.denied, t.cfg.leave.Of(t.info.limit())
-	if !c.config.denyCache || !d.holds(n, leave, now) {
+	d, leave := &t.info.denied, run.Leave.Of(t.info.limit())
+	if !c.config.denyCache || !d.holds(run.N, leave, now) {
 		return nil, false
 	}
-	reply := lua.TakeReply{Remaining: d.left, Wait: t.info.deniedFor(n, leave, now)}
+	reply := lua.TakeReply{Remaining: d.left, Wait: t.info.deniedFor(run.N, leave, now)}
 	return t.answer(answer{reply: reply, info: t.info, source: Source{Kind: SourceCached}}), true
 }
 
@@ -147,18 +126,17 @@ func (t *task) leave(n int64) policy.Leave {
 	return t.c.lines.leaves(t.key, n, t.cfg.leave, false)
 }
 
-// conclude is the result of a take of n, of which need must be there at once: what the bucket answered, or its degraded
-// mode.
-func (t *task) conclude(a *answer, n, need int64) (Result, error) {
+// conclude is the result of a take: what the bucket answered, or its degraded mode.
+func (t *task) conclude(a *answer, run policy.Run) (Result, error) {
 	if a.err != nil {
-		*a = t.c.degraded(t.key, n, a.err, t.cfg.leave)
+		*a = t.c.degraded(t.key, run, a.err)
 	}
 	if a.err != nil {
 		return Result{}, a.err
 	}
 	t.info = a.info
 	if !a.reply.OK {
-		if err := a.info.exceeded(t.key, need, t.cfg.leave); err != nil {
+		if err := a.info.exceeded(t.key, run.N, run.Leave); err != nil {
 			return Result{}, err
 		}
 	}
@@ -187,30 +165,17 @@ func (t *task) result(a *answer) Result {
 	return r
 }
 
-// takeOnce puts a take with a request id to the bucket. Nothing is given back to callers who are gone: what was taken
-// is the request's.
-func (c *Client) takeOnce(ctx context.Context, key string, run policy.Run, cfg *callConfig) (Result, error) {
-	n := run.N
-	if run.UpTo {
-		n = run.Count
-	}
-	t := c.begin(from(ctx, cfg), key)
-	a := t.ask(run.N+run.Leave.Of(t.info.limit()), true, func() (*answer, error) {
+// askOnce puts a take with a request id to the bucket. Nothing is given back to callers who are gone: what was taken is
+// the request's.
+func (t *task) askOnce(run policy.Run) *answer {
+	return t.ask(run.N+run.Leave.Of(t.info.limit()), true, func() (*answer, error) {
 		if err := t.kind.open(t, 0); err != nil {
 			return nil, err
 		}
-		reply, err := lua.TakeOnce(t.ctx, t, key, cfg.request, run, cfg.memory)
+		reply, err := lua.TakeOnce(t.ctx, t, t.key, t.cfg.request, run, t.cfg.memory)
 		if err != nil {
 			return nil, err
 		}
-		return t.answer(answer{reply: reply, info: c.learn(key, run.N, run.Leave, &reply)}), nil
+		return t.answer(answer{reply: reply, info: t.c.learn(t.key, run.N, run.Leave, &reply)}), nil
 	})
-	if a.err != nil && run.UpTo {
-		n = c.degradedUpTo(t.info, n, cfg.leave)
-	}
-	r, err := t.conclude(a, n, run.N)
-	if err != nil {
-		return Result{}, err
-	}
-	return c.shadow(r, t.info, n), nil
 }

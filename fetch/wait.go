@@ -33,11 +33,8 @@ const (
 //
 // Lines of different processes, and takes, compete for the same tokens.
 func (c *Client) Wait(ctx context.Context, key string, n int64, opts ...CallOption) error {
-	cfg, err := c.with(OpWait, opts)
-	if err != nil {
-		return err
-	}
-	_, err = c.observed(ctx, Call{Op: OpWait, Key: key, Tokens: n}, func(ctx context.Context) (Result, error) {
+	call := Call{Op: OpWait, Key: key, Tokens: n}
+	_, err := c.call(ctx, call, n, opts, func(ctx context.Context, cfg *callConfig) (Result, error) {
 		v := c.waitFor(ctx, key, n, cfg)
 		if v.err != nil {
 			return Result{}, v.err
@@ -48,11 +45,9 @@ func (c *Client) Wait(ctx context.Context, key string, n int64, opts ...CallOpti
 }
 
 func (c *Client) waitFor(ctx context.Context, key string, n int64, cfg *callConfig) verdict {
-	if err := c.check(ctx, key, n); err != nil {
-		return verdict{err: err}
-	}
 	if !c.lines.waited(key) {
-		if r, ok := c.leases.take(key, n, cfg.leave); ok {
+		if r, low := c.leases.draw(key, n, n, cfg.leave); r.OK {
+			low.signal()
 			return verdict{source: r.Source}
 		}
 	}
