@@ -26,7 +26,7 @@ type account struct {
 	written    map[policy.Version]bool // in this history
 	instants   map[int64]bool          // that were credited
 	forgotten  map[int64]bool          // credited, and the server forgot it; nobody has noticed yet
-	putBack    bool                    // the clock was
+	putBack    bool                    // the clock was put back
 	ahead      time.Duration           // since when the last instant credited is further ahead than three periods; 0: it isn't
 	forgot     bool                    // the server forgot something
 	whole      int64                   // tokens that must have been there since the bucket lost its own; 0 for none
@@ -88,7 +88,7 @@ func (a *account) fault(format string, args ...any) {
 	a.faults = append(a.faults, fmt.Errorf("%s: %s: %w", time.Since(a.redis.start), a.key, fmt.Errorf(format, args...)))
 }
 
-// takes notes tokens that were taken; those that came back are less than none.
+// took notes n tokens that were taken; n is negative for tokens that came back.
 func (a *account) took(n int64) {
 	a.takes = append(a.takes, taken{time.Since(a.redis.start), n})
 	a.sinceWhole += max(0, n)
@@ -111,7 +111,7 @@ func (a *account) lost() {
 	}
 }
 
-// stepped notes that the clock was.
+// stepped notes that the clock stepped by jump.
 func (a *account) stepped(jump time.Duration) {
 	if a.putBack = a.putBack || jump < 0; jump > 0 {
 		if t := a.terms(0); t.Kind == policy.Smooth {
@@ -120,7 +120,7 @@ func (a *account) stepped(jump time.Duration) {
 	}
 }
 
-// mark returns what notes that everything since was forgotten.
+// mark returns a function that notes that the server forgot everything since the call of mark.
 func (a *account) mark() (forget func()) {
 	before, from := len(a.takes), time.Duration(0)
 	if n := len(a.writes); n > 0 {

@@ -8,9 +8,9 @@ import (
 	"github.com/tokenrefill/refiller/fetch"
 )
 
-// Outcome is how a server answers a caller on whose tokens nobody could decide. The middlewares and the sidecar have
-// their answers from [OutcomeOf]. A middleware tells of what Open marks, which its client can't help, as unavailable:
-// the status of a bucket that isn't there is not that of the page that was asked for.
+// Outcome is how a server answers a caller when there was no decision about its tokens. The middlewares and the sidecar
+// get it from [OutcomeOf]. A middleware answers that it is unavailable if Open is set, since its client can't help the
+// error: 404 for a missing bucket would say that the page is missing.
 type Outcome struct {
 	Code string // a word that programs can compare
 	HTTP int    // the status

@@ -57,16 +57,16 @@ local function complete()
   local MOST_INDEX = 99999999999998 -- one more has 14 digits
   local unlike, as_others = {}, {shard and '0' or '1', 0, 0} -- create, step_us, next_us
   for a = n + 2 + 2 * ARGV[n + 1], #ARGV, 4 do unlike[ARGV[a] + 0] = {ARGV[a + 1], ARGV[a + 2] + 0, ARGV[a + 3] + 0} end
-  -- The bucket at hand: its state (see open); status; tokens; was and stored, what K and {K} hold; p, the policy in
-  -- force, and after, that in the end. One that is to be written has least, an index to exceed; one that is to be
-  -- credited for the time since last has credits.
+  -- s is the bucket at hand: its state (see open), status and tokens. s.was and s.stored are what K and {K} hold, s.p
+  -- is the policy in force, s.after that in force in the end. s.least is set if the bucket is to be written: the new
+  -- index must exceed it. s.credits is set if the time since s.last is to be credited.
   local s
 
   -- meet tells which policy is in force after a call that gives q while p is, and whether q conflicts with p, or
   -- differs from it under the same fence.
   local function meet(p, q)
     if not q or q == p then return p end
-    if (p.kind == POOL) ~= (q.kind == POOL) then -- what a pool's coordinator grants never crosses
+    if (p.kind == POOL) ~= (q.kind == POOL) then -- a coordinator's grant makes no plain bucket a pool's
       if q.version > p.version and q.epoch == 0 then return q end
       return p, 'conflicts'
     end

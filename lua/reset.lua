@@ -1,8 +1,8 @@
 -- reset: an operator sets the bucket's tokens, drops the credit of the time up to now and forgives its debt.
 --
 -- KEYS  1 K, 2 {K}, 3 {K}:ctl, as in refill
--- ARGV  1 tokens to hold, 0 to capacity; -1 for the capacity; under a strict policy no more than what is outstanding
---         leaves of it
+-- ARGV  1 tokens to hold, 0 to capacity; -1 for the capacity; under a strict policy at most the capacity less what is
+--         outstanding
 -- Reply {1, tokens, clamped, era, index}: after the call; clamped is what was asked for above that
 --       {2}: no such bucket, or one without a policy
 --       {3, k}: KEYS k holds something else

@@ -32,8 +32,8 @@
 --         9, alive: the bucket is new, and as many as most or more are alive; nothing is created
 --
 -- The same takes sent one by one have the same answers. A take on K alone costs one command. A bucket that isn't full
--- is in the active set of its template: whoever takes from a full one, creates one, or finds one that should be in the
--- set and isn't, puts it there, and sets its last refill to now, since a full bucket is owed nothing.
+-- is in the active set of its template. A call that takes from a full bucket, creates one, or finds one missing from
+-- the set puts it there, and sets its last refill to now, since a full bucket is owed nothing.
 local KEYS, ARGV, call, pcall = KEYS, ARGV, redis.call, redis.pcall
 local reply, alone = {}, tonumber(ARGV[1])
 local bound, leave, below = alone + 3, 0, -1

@@ -98,7 +98,7 @@ func (t Terms) meet(brought *Terms) (Terms, rank) {
 	switch {
 	case brought == nil:
 		return t, older
-	case t.Pool != brought.Pool: // What a coordinator grants never crosses.
+	case t.Pool != brought.Pool: // A coordinator's grant makes no plain bucket a pool's.
 		if brought.FileVersion() > t.FileVersion() && (!brought.Pool || brought.Fence.Epoch == 0) {
 			return *brought, newer
 		}

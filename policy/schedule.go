@@ -47,10 +47,9 @@ type Calendar struct {
 // ParseCalendar reads five cron fields (minute, hour, day of month, month, day
 // of week) or a descriptor such as @daily. A nil zone means UTC.
 //
-// Days on which clocks change are for the hour field to decide. If it names hours, an
-// instant in the hour that is left out comes at the first one after the gap, and once
-// however many are; one in the hour that is repeated comes the first time. If it is *,
-// what is left out doesn't come, and what is repeated comes twice.
+// The hour field decides what happens when the clock changes. If it names hours, the instants in a skipped hour become
+// one, the first instant after the gap, and those in a repeated hour come the first time only. If it is *, skipped
+// instants don't come, and repeated ones come twice.
 func ParseCalendar(spec string, zone *time.Location) (*Calendar, error) {
 	if zone == nil {
 		zone = time.UTC

@@ -51,8 +51,8 @@ func (b *Bucket) least(l Leave) int64 {
 	return l.Of(b.Control.Terms.Capacity)
 }
 
-// Return gives n tokens back, up to the capacity, under strict terms up to what
-// is outstanding leaves of it, and reports how many the full bucket could not hold.
+// Return gives n tokens back, up to the capacity, under strict terms less what is
+// outstanding, and reports how many the full bucket could not hold.
 // One that lost its key has no room: a refill makes it again, as OnLoss says.
 func (b *Bucket) Return(n int64) (clamped int64, known bool) {
 	if b.Control == nil {

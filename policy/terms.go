@@ -104,7 +104,7 @@ func (t Terms) FileVersion() int64 {
 	return t.Fence.Epoch
 }
 
-// nameOf is a number for a schedule: others have others, save once in 2^47. It is at
+// nameOf returns a number that names a schedule; two schedules have the same one with a probability of 2^-47. It is at
 // least 1, so that the scripts tell a schedule from none.
 func nameOf(s Steps) int64 {
 	hash := fnv.New64a()

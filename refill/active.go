@@ -13,7 +13,7 @@ import (
 
 const (
 	// looksPerSecond is how many commands a replica sends in a second to learn whether
-	// anybody is in shards in which nobody was.
+	// idle shards hold names now.
 	looksPerSecond = 9
 	// namesAtOnce is about how many names of a shard are read with one command.
 	namesAtOnce = 1000
@@ -32,7 +32,7 @@ type activeSets struct {
 	claim   *bucket // nil if no template is refilled
 	held    bool    // this replica refills the sets
 	shards  []*shard
-	every   time.Duration // between two looks at shards in which nobody was
+	every   time.Duration // between two looks at idle shards
 	look    time.Time     // the next one
 	looking bool          // one is under way
 }
@@ -164,7 +164,7 @@ func (a *activeSets) own(s *shard, err error) bool {
 	return true
 }
 
-// lookAtIdle finds out, if there are any, in which of the shards in which nobody was there is somebody now.
+// lookAtIdle is a call that finds which idle shards, those without members, hold names now; nil if no shard is idle.
 func (a *activeSets) lookAtIdle(ctx context.Context) call {
 	var idle []*shard
 	var names []lua.Shard

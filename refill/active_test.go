@@ -323,7 +323,7 @@ func TestCreditOfTemplatesIsExactWhileReplicasCrashAndPause(t *testing.T) {
 	})
 }
 
-func TestLostEntriesHealAndStaleOnesLeave(t *testing.T) {
+func TestLostActiveSetEntriesComeBackAndStrayNamesAreRemoved(t *testing.T) {
 	simulate(t, func(t *testing.T, r *rig) {
 		set := users(t, 1, policy.PerSecond(1))
 		a := r.startWith("a", false, 1, set)

@@ -18,8 +18,8 @@ type learned struct {
 	shards  map[lua.Shard]*shard
 }
 
-// assign shares buckets and shards out to a worker for each master. They go on with what was learned before; of what
-// there is no more, nothing is kept.
+// assign distributes the buckets and shards over one worker for each master. They go on with what was learned of them
+// before; what was learned of buckets and shards that are gone is dropped.
 func (r *Refiller) assign(masters []master) []*worker {
 	r.mu.Lock()
 	defer r.mu.Unlock()

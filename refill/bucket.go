@@ -100,8 +100,9 @@ func (b *bucket) call(now time.Time, othersCame bool) lua.RefillCall {
 		c.Create = policy.CreateInitial // its tokens are nobody's
 		return lua.RefillCall{Key: b.key, Call: c}
 	case b.unannounced, b.outdated:
-		// Creating is for those who refill; nor is the policy in force ours to create a bucket under, or to send. Of a
-		// stepped one we don't know the schedule, so that a call which knew the index would keep out those who do.
+		// A standby that announces its terms creates no bucket. A replica with outdated terms doesn't either and, unless it
+		// announces them, sends none. If the policy in force is stepped, we don't know its schedule: a call with the right
+		// index could win and keep out the replicas that do know it.
 		c.Create = policy.CreateNever
 		if !b.unannounced {
 			c.Terms = nil

@@ -18,7 +18,7 @@ const (
 	// outdatedWaits is how many intervals a replica with an older configuration lets pass since the claim's last
 	// refill, even its own: one with a later configuration comes before it.
 	outdatedWaits = 3
-	// abandonedAfter is the part of an interval, in quarters, after which a claim was not refilled by its holder.
+	// abandonedAfter is after how many quarters of an interval without a refill the holder of a claim counts as gone.
 	abandonedAfter = 5
 )
 

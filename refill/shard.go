@@ -113,8 +113,8 @@ func (m *members) begin(count int64, now time.Time) {
 		return
 	}
 	m.empty = time.Time{}
-	// As many as are known are taken for the same ones: one that isn't leaves with its
-	// next refill, and then the numbers differ.
+	// If the shard holds as many names as are known, they are taken to be the same. A known bucket that is no longer in
+	// the shard leaves with its next refill, and then the numbers differ.
 	if m.reading, m.cursor = count != int64(len(m.entries)), 0; !m.reading {
 		m.collect(now)
 	}

@@ -131,8 +131,8 @@ func (w *worker) assume(leading bool) {
 }
 
 // handOver refills once more, at the end of a term, what was refilled half an interval ago or longer, the pulse too. A
-// successor has yet to learn the indexes, and then waits half an interval: it is in time if as much is left. What isn't
-// done within half an interval is left to it.
+// successor first learns the indexes and then waits half an interval: it is in time if no refill is due sooner. What
+// isn't refilled within half an interval is left to the successor.
 func (w *worker) handOver() {
 	now := time.Now()
 	hurry := func(b *bucket) {

@@ -32,8 +32,8 @@
 --         9, alive: the bucket is new, and as many as most or more are alive; nothing is created
 --
 -- The same takes sent one by one have the same answers. A take on K alone costs one command. A bucket that isn't full
--- is in the active set of its template: whoever takes from a full one, creates one, or finds one that should be in the
--- set and isn't, puts it there, and sets its last refill to now, since a full bucket is owed nothing.
+-- is in the active set of its template. A call that takes from a full bucket, creates one, or finds one missing from
+-- the set puts it there, and sets its last refill to now, since a full bucket is owed nothing.
 local KEYS, ARGV, call, pcall = KEYS, ARGV, redis.call, redis.pcall
 local reply, alone = {}, tonumber(ARGV[1])
 local bound, leave, below = alone + 3, 0, -1
@@ -238,8 +238,8 @@ local function altered(p, numbers)
 end
 -- Shared by the scripts that may be denied tokens; it follows bucket.
 
--- told is the policy's text as takers are told it, '' for none: a grant that isn't in force has grant_era 0. Only a
--- pool's bucket has one.
+-- told returns the text of the policy as replies give it, '' for none: if the grant isn't in force, its grant_era is 0.
+-- Only a pool's bucket has a grant.
 local function told(s, p)
   if not p then return '' end
   if p.grant_era > 0 and (p.grant_era ~= s.era or now_us() >= p.grant_end) then

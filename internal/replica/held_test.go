@@ -13,9 +13,9 @@ import (
 	"github.com/tokenrefill/refiller/lua"
 )
 
-// What a consumer that died held is shown, keeps its room in a strict bucket while it
-// could be used, and is dropped then.
-func TestABlockThatItsConsumerTookAlongIsDropped(t *testing.T) {
+// The block of a consumer that died is shown, keeps its room in a strict bucket while it could still be used, and is
+// dropped then.
+func TestTheBlockOfADeadConsumerIsDroppedWhenItsTimeIsOver(t *testing.T) {
 	t.Parallel()
 	server := testenv.Redis(t)
 	rdb, url := server.Client(), "redis://"+server.Addr()

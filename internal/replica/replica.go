@@ -289,7 +289,7 @@ func (r *Replica) Close() error {
 // Alive implements admin.Source.
 func (r *Replica) Alive() error {
 	loop := r.refiller.Stats().LastLoop
-	// None: no worker runs yet, since Redis' masters aren't known.
+	// The zero time means that no worker runs yet, since Redis' masters aren't known.
 	if ago := time.Since(loop); !loop.IsZero() && ago > maxLoop {
 		return fmt.Errorf("the refill loop has not gone round for %s", ago.Round(time.Second))
 	}

@@ -45,7 +45,7 @@ local function sliding(t, limit, length)
   local begins, here, ends = '(' .. text(t - length), text(t), '(' .. text(t + length)
   local behind = redis.call('ZCOUNT', key, begins, here)
   local ahead = redis.call('ZCOUNT', key, '(' .. here, ends)
-  -- Where one side leaves no room, or both together leave enough, their numbers tell.
+  -- The counts of both sides are enough if one side alone leaves no room, or if one is empty.
   if behind + n > limit then
     local oldest = redis.call('ZREVRANGEBYSCORE', key, here, begins, 'WITHSCORES', 'LIMIT', limit - n, 1)
     return limit - behind, tonumber(oldest[2]) + length

@@ -68,14 +68,14 @@ func (c call) ids() []string {
 
 // Codes of the scripts' replies.
 const (
-	codeDenied    = 0
-	codeDone      = 1
-	codeRepeated  = 2
-	codeMalformed = 3
-	codeIDTaken   = 4
-	codePast      = 5
-	codeHorizon   = 6
-	codeElsewhen  = 7 // now is in another window of the calendar than near
+	codeDenied      = 0
+	codeDone        = 1
+	codeRepeated    = 2
+	codeMalformed   = 3
+	codeIDTaken     = 4
+	codePast        = 5
+	codeHorizon     = 6
+	codeOtherWindow = 7 // now is in another window of the calendar than near
 )
 
 // answer is what a store says to a reservation.
@@ -163,7 +163,7 @@ func (l *Limiter) Reserve(ctx context.Context, key, id string, at time.Time) (Re
 // ask makes a call, and of a denial searches on where the calendar has other windows.
 func (l *Limiter) ask(ctx context.Context, key string, c call) (answer, error) {
 	a, err := l.store.reserve(ctx, key, c)
-	for tries := 0; err == nil && a.code == codeElsewhen; tries++ {
+	for tries := 0; err == nil && a.code == codeOtherWindow; tries++ {
 		if tries == rounds {
 			return answer{}, fmt.Errorf("%w: a window of the calendar ended with each of %d calls", fetch.ErrUnavailable, tries)
 		}

@@ -238,7 +238,7 @@ func TestATakeCountsInTheServersDay(t *testing.T) {
 	yesterday := time.Now().Add(-25 * time.Hour).UnixMicro()
 	a, err := s.reserve(t.Context(), "K", call{id: "a", n: 1, near: yesterday})
 	require.NoError(t, err)
-	require.EqualValues(t, codeElsewhen, a.code)
+	require.EqualValues(t, codeOtherWindow, a.code)
 	for i, want := range []int64{codeDone, codeDenied} {
 		a, err = l.ask(t.Context(), "K", call{id: fmt.Sprint(i), n: 1, near: yesterday})
 		require.NoError(t, err)

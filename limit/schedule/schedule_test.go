@@ -77,7 +77,7 @@ func TestOnePerMinuteFivePerHourTenPerDay(t *testing.T) {
 	})
 }
 
-func TestMidnightIsNoEdge(t *testing.T) {
+func TestASlidingWindowSpansMidnight(t *testing.T) {
 	each(t, schedule.Config{Windows: windows}, func(t *testing.T, l *schedule.Limiter) {
 		midnight := tomorrow(24)
 		require.True(t, reserve(t, l, "before", midnight.Add(-10*time.Second)).OK)
@@ -91,7 +91,7 @@ func TestMidnightIsNoEdge(t *testing.T) {
 
 // In New York the clock shows 1:30 twice when summer time ends, and never 2:30
 // when it begins.
-func TestSummerTimeIsNoEdge(t *testing.T) {
+func TestASlidingWindowIgnoresChangesToAndFromSummerTime(t *testing.T) {
 	zone, err := time.LoadLocation("America/New_York")
 	require.NoError(t, err)
 	each(t, schedule.Config{Windows: windows, Horizon: 2 * 366 * 24 * time.Hour}, func(t *testing.T, l *schedule.Limiter) {

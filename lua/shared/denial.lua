@@ -1,7 +1,7 @@
 -- Shared by the scripts that may be denied tokens; it follows bucket.
 
--- told is the policy's text as takers are told it, '' for none: a grant that isn't in force has grant_era 0. Only a
--- pool's bucket has one.
+-- told returns the text of the policy as replies give it, '' for none: if the grant isn't in force, its grant_era is 0.
+-- Only a pool's bucket has a grant.
 local function told(s, p)
   if not p then return '' end
   if p.grant_era > 0 and (p.grant_era ~= s.era or now_us() >= p.grant_end) then

@@ -103,14 +103,14 @@ local function end_due(s, p, tokens, now, most)
   return tokens, sum
 end
 
--- put_tokens writes the tokens that were before.
+-- put_tokens changes K from before to tokens.
 local function put_tokens(tokens, before)
   if tokens ~= before then call('INCRBY', KEYS[1], format('%d', tokens - before)) end
 end
 
--- outlive keeps a bucket whose keys expire until a minute after an instant. That isn't counted, as a new expiry of a
--- template's bucket is to be; so whoever reserves or leases opens such a bucket for as long, and this moves the expiry
--- only of one that was not, or of which something is settled after its time.
+-- outlive keeps a bucket whose keys expire until a minute after an instant. Takes and refills enter a new expiry in the
+-- sets of the template; outlive doesn't. So a caller opens a template's bucket for that long before it reserves or
+-- leases, and outlive moves the expiry only if the caller didn't, or if something is settled after its time.
 local function outlive(instant, now)
   local left = call('PTTL', KEYS[3])
   if left < 0 then -- a template's key that is configured by now

@@ -144,8 +144,8 @@ func TestTheVerifierCatchesWhatTheLoopLacks(t *testing.T) {
 	}
 }
 
-// expect has one of the checks fail at least. What lacks something can be lucky for seconds, and of a busy machine
-// there may be too little to judge by.
+// expect requires that at least one of the checks fails. It tries several runs: a system that lacks a mechanism may be
+// lucky for seconds, and a busy machine may leave too little to judge by.
 func expect(t *testing.T, caught []string, spec system.Spec,
 	beside func(context.Context, *testing.T, *system.System), faults ...string) {
 	t.Helper()

@@ -164,10 +164,10 @@ func (r *Limits) find(d *decision, inDomain string, descriptor *descriptorpb.Rat
 	return nil
 }
 
-// decide asks one after the other and reports whether the request is over limit: one of its limits is, or all of its
-// quotas are. After a denial that counts the others are only looked at, and what was taken goes back, since the request
-// is refused. What charges what is there is charged even if it falls short, and goes back only for a denial of another
-// kind.
+// decide asks the descriptors one after the other and reports whether the request is over limit: one of its limits
+// denies, or all of its quotas do. After a denial that counts it only looks at the others and gives back what was
+// taken, since the request is refused. A descriptor with up_to is charged even if it falls short, and even after
+// another such denial; its tokens go back only if a descriptor of another kind denies.
 func (s *Server) decide(ctx context.Context, ds []decision) (over bool, err error) {
 	refused, short := false, false
 	quotas, exceeded := 0, 0
@@ -237,8 +237,8 @@ func (d *decision) ask(ctx context.Context, look bool) (err error) {
 	return err
 }
 
-// giveBack returns what was taken, but not what shadow mode took, and what charges what is there only if all says so.
-// What can't be returned is lost, which changes no answer.
+// giveBack returns what was taken, except in shadow mode. What descriptors with up_to took goes back only if all is
+// set. Tokens that can't be returned are lost, which changes no answer.
 func (s *Server) giveBack(ctx context.Context, ds []decision, all bool) {
 	ctx = context.WithoutCancel(ctx) // the tokens are others' even if this caller has gone
 	for i := range ds {

@@ -122,10 +122,10 @@ func (s *Script) Do(ctx context.Context, what What, n int64, of Ask) (Outcome, e
 
 // Codes of the script's replies.
 const (
-	codeDenied    = 0
-	codeDone      = 1
-	codeMalformed = 3
-	codeElsewhen  = 4 // it is now in another window of the calendar
+	codeDenied      = 0
+	codeDone        = 1
+	codeMalformed   = 3
+	codeOtherWindow = 4 // it is now in another window of the calendar
 )
 
 // rounds bounds the calls of one decision: the server's clock may be in another window of the calendar than this
@@ -149,7 +149,7 @@ func (s *Script) Decide(ctx context.Context, what What, n int64, of ...Ask) ([]O
 		}
 		reply := NewReply(v)
 		switch code := reply.Int(); code {
-		case codeElsewhen:
+		case codeOtherWindow:
 			near = reply.Int()
 			if err := reply.End(); err != nil {
 				return nil, 0, err

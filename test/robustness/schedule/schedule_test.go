@@ -10,7 +10,7 @@ import (
 	"github.com/tokenrefill/refiller/test/robustness/system"
 )
 
-func TestASeedIsAPlan(t *testing.T) {
+func TestPlansAreValidAndRepeatableFromTheirSeeds(t *testing.T) {
 	t.Parallel()
 	struck, servers := map[string]int{}, map[string]int{}
 	for seed := range uint64(2000) {

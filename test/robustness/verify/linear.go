@@ -115,8 +115,9 @@ func (h *bucketHistory) reveal(v policy.Version, first bool, sights []sight, set
 	if w.now == 0 {
 		w.now = settled[v]
 	}
-	// Who made it: a call without an answer that carried the version before, if there are several that which credits the
-	// instant that the bucket has, or is made while the caller waits; else one that could begin an era.
+	// The write was made by a call without an answer that carried the version before. Of several, one that credits the
+	// instant that the bucket has is preferred, then one that was made while its caller waited. The first write of an era
+	// may also come from a call that could begin one.
 	best, most := -1, -1
 	for i, f := range h.refills {
 		if f.Outcome != nil || used[i] || f.Sent > w.to || f.Step > step {
@@ -201,7 +202,7 @@ func (h *bucketHistory) undecided(v policy.Version, to int64) {
 // anybody.
 func (h *bucketHistory) checkLinear(r *Result) {
 	var calls []porcupine.Operation
-	// Of a call that ends after the cut the answer says nothing: it may owe to calls that begin after it.
+	// The answer to a call that ends after the cut is left out: it may be due to calls that begin after the cut.
 	add := func(client int, in model.Input, from, to int64) {
 		if from < h.cut {
 			if to > h.cut {

@@ -98,8 +98,8 @@ func (h *bucketHistory) crossings(from, to int64) (list []crossing) {
 	return list
 }
 
-// noticed is within what time a server's clock has stepped once it was told to.
-const noticed = 500 * time.Millisecond
+// stepTime is the longest time that a server's clock takes to step once it was told to.
+const stepTime = 500 * time.Millisecond
 
 // steady is a span in which the server's clock may have been ahead of the machine's by so much.
 type steady struct {
@@ -115,7 +115,7 @@ func (h *bucketHistory) clocks(from, to int64) []steady {
 	for _, f := range faults {
 		if f.Effect == record.Clock {
 			last := &list[len(list)-1]
-			last.to = min(to, f.End+int64(noticed))
+			last.to = min(to, f.End+int64(stepTime))
 			list = append(list, steady{f.Start, to, last.ahead + f.Jump})
 		}
 	}
