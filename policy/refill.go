@@ -18,11 +18,6 @@ func (b *Bucket) Refill(c Call, now int64) Outcome {
 	after, rank := s.Terms.meet(c.Terms)
 	newer := after != s.Terms
 	out := Outcome{Conflict: rank == differs, Now: now}
-	decline := func(status Status) Outcome {
-		out.Status, out.Tokens = status, tokens
-		s.tell(&out)
-		return out
-	}
 
 	least := int64(0) // the index is to be higher
 	switch {
@@ -37,39 +32,12 @@ func (b *Bucket) Refill(c Call, now int64) Outcome {
 		s.Last = now
 		s.Era = max(now, 1+max(s.Era, c.Version.Era))
 	default:
-		stale := c.Version.Before(stored)
-		instant := s.instant(c, newer)
-		due := s.Terms.Kind == Stepped && s.Step < instant && instant <= now
-		switch {
-		case stale && !newer:
-			return decline(StatusStale)
-		case rank == conflicts:
-			return decline(StatusConflict)
-		case !newer && !due && now-s.Last < s.Terms.Interval/2:
-			return decline(StatusEarly)
+		if out.Status = b.judge(c, rank, newer, now); !out.Status.Wrote() {
+			out.Tokens = tokens
+			s.tell(&out)
+			return out
 		}
-		switch {
-		case b.Index != nil && *b.Index != 0 && *b.Index != s.Index:
-			out.Status, s.Carry = StatusForeign, 0
-		case stale:
-			out.Status = StatusSwitched
-			tokens = s.settle(&out, tokens, due, now)
-		default:
-			out.Status = StatusApplied
-			tokens = s.settle(&out, tokens, due, now)
-		}
-		if due {
-			s.Step, s.Next = instant, 0
-		}
-		switch {
-		case !s.scheduled(c):
-		case now < c.Next && c.Next < s.Step:
-			// The server's clock was ahead when the schedule began. The instant to come may have been credited then.
-			s.Step, s.Next = c.Next, 0
-		case c.Next > s.Step:
-			s.Next = c.Next
-		}
-		s.Last = max(s.Last, now)
+		tokens = s.proceed(c, newer, tokens, now, &out)
 	}
 	if newer {
 		tokens = s.change(after, tokens, now, c.Next)
@@ -81,6 +49,54 @@ func (b *Bucket) Refill(c Call, now int64) Outcome {
 	}
 	b.write(s.Index+1, tokens, &out)
 	return out
+}
+
+// judge tells what becomes of a call on a server that has lost nothing and whose clock is right.
+func (b *Bucket) judge(c Call, rank rank, newer bool, now int64) Status {
+	s := b.Control
+	stale := c.Version.Before(Version{s.Era, s.Index})
+	switch {
+	case stale && !newer:
+		return StatusStale
+	case rank == conflicts:
+		return StatusConflict
+	case !newer && !s.due(c, newer, now) && now-s.Last < s.Terms.Interval/2:
+		return StatusEarly
+	case b.Index != nil && *b.Index != 0 && *b.Index != s.Index:
+		return StatusForeign
+	case stale:
+		return StatusSwitched
+	}
+	return StatusApplied
+}
+
+// due reports whether the instant that a call may credit has come and was not credited.
+func (s *Control) due(c Call, newer bool, now int64) bool {
+	instant := s.instant(c, newer)
+	return s.Terms.Kind == Stepped && s.Step < instant && instant <= now
+}
+
+// proceed credits what is due, unless somebody else has, and returns the tokens then held.
+func (s *Control) proceed(c Call, newer bool, tokens, now int64, out *Outcome) int64 {
+	due := s.due(c, newer, now)
+	if out.Status == StatusForeign {
+		s.Carry = 0
+	} else {
+		tokens = s.settle(out, tokens, due, now)
+	}
+	if due {
+		s.Step, s.Next = s.instant(c, newer), 0
+	}
+	switch {
+	case !s.scheduled(c):
+	case now < c.Next && c.Next < s.Step:
+		// The server's clock was ahead when the schedule began. The instant to come may have been credited then.
+		s.Step, s.Next = c.Next, 0
+	case c.Next > s.Step:
+		s.Next = c.Next
+	}
+	s.Last = max(s.Last, now)
+	return tokens
 }
 
 // How terms that a call brings meet those in force.
