@@ -15,7 +15,7 @@ var ErrConfig = errors.New("grpclimit: bad config")
 
 // Timeouts of Config.
 const (
-	DefaultTimeout = 100 * time.Millisecond
+	DefaultTimeout = 150 * time.Millisecond
 	MaxTimeout     = time.Minute
 )
 
@@ -43,8 +43,9 @@ type Config struct {
 	// all the same: see limit.Outcome.
 	FailOpen bool
 	// Timeout bounds the wait for the Limiter's answer, at most MaxTimeout; 0 means DefaultTimeout. A fetch.Client's own
-	// (fetch.WithTimeout) must be shorter, or it is cut off before it answers as a bucket's degraded mode says. The wait
-	// for a place, of a limit of pacing, comes after it and is bounded by the limit and the call's own deadline.
+	// (fetch.WithTimeout) must be less than half of it: the client doubles it at most while this process is starved, and
+	// if it is cut off before it doesn't answer as a bucket's degraded mode says. The wait for a place, of a limit of
+	// pacing, comes after it and is bounded by the limit and the call's own deadline.
 	Timeout time.Duration
 	// OnLimit hears of each denial before it is answered, in shadow mode too. It
 	// must not block.

@@ -478,3 +478,9 @@ type streamOf struct {
 }
 
 func (s streamOf) Context() context.Context { return s.ctx }
+
+// A client whose process is starved takes twice its timeout and a second look of 5 ms.
+func TestADefaultClientAnswersWithinTheDefaultTimeout(t *testing.T) {
+	t.Parallel()
+	require.Greater(t, DefaultTimeout, 2*fetch.DefaultTimeout+5*time.Millisecond)
+}

@@ -52,8 +52,9 @@ type Config struct {
 	// of new keys, is refused all the same: see limit.Outcome.
 	FailOpen bool
 	// Timeout bounds the wait for the Limiter's answer; 0 means DefaultTimeout. A fetch.Client's own (fetch.WithTimeout)
-	// must be shorter, or it is cut off before it answers as a bucket's degraded mode says. The wait for a place, of a
-	// limit of pacing, comes after it.
+	// must be less than half of it: the client doubles it at most while this process is starved, and if it is cut off
+	// before it doesn't answer as a bucket's degraded mode says. The wait for a place, of a limit of pacing, comes after
+	// it.
 	Timeout time.Duration
 
 	// XHeaders adds X-RateLimit-Limit, X-RateLimit-Remaining and
@@ -95,7 +96,7 @@ type SlowDown struct {
 }
 
 // DefaultTimeout bounds the wait for the Limiter where no Timeout is given.
-const DefaultTimeout = 100 * time.Millisecond
+const DefaultTimeout = 150 * time.Millisecond
 
 func (c Config) validate() error {
 	bad := func(format string, args ...any) error {

@@ -484,3 +484,9 @@ func TestTheResultOfAFailedRequestIsUndone(t *testing.T) {
 	require.Equal(t, http.StatusNotFound, get(h, "/").Code)
 	require.Equal(t, limiter.result, limiter.undone)
 }
+
+// A client whose process is starved takes twice its timeout and a second look of 5 ms.
+func TestADefaultClientAnswersWithinTheDefaultTimeout(t *testing.T) {
+	t.Parallel()
+	require.Greater(t, DefaultTimeout, 2*fetch.DefaultTimeout+5*time.Millisecond)
+}
