@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"path/filepath"
 	"regexp"
 	"runtime"
 	"strconv"
@@ -179,6 +180,61 @@ func TestAnOperatorEndsATermByDeletingTheKeyOrTheLease(t *testing.T) {
 	require.Equal(t, ErrLeadershipLost, context.Cause(second.ctx))
 	third := await(t, c.led, "third term")
 	require.Greater(t, third.Epoch, second.Epoch)
+}
+
+// An etcd is emptied, or put back to when a leads and b waits, after a has resigned and b leads. Keys of before come back
+// with it, and revisions fall below those that the candidates have seen.
+func TestARestoredEtcdHasOneLeaderAgain(t *testing.T) {
+	t.Parallel()
+	for name, restore := range map[string]func(backup, data string) error{
+		"emptied":  func(string, string) error { return nil },
+		"restored": func(backup, data string) error { return os.CopyFS(data, os.DirFS(backup)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			etcd := testenv.Etcd(t, 1)
+			member, backup := etcd.Members()[0], filepath.Join(t.TempDir(), "backup")
+			data := filepath.Join(member.Dir(), "data")
+			a := contest(t, etcd.Client(), "a")
+			await(t, a.led, "the first term")
+			b, c := contest(t, etcd.Client(), "b"), contest(t, etcd.Client(), "c")
+			awaitRole(t, b, RoleStandby)
+			awaitRole(t, c, RoleStandby)
+			member.Stop()
+			require.NoError(t, os.CopyFS(backup, os.DirFS(data)))
+			member.Restart()
+			a.stop()
+			require.Eventually(t, func() bool { return trusted(b, c) == 1 }, patience, time.Millisecond, "another leads")
+
+			member.Stop()
+			require.NoError(t, os.RemoveAll(data))
+			require.NoError(t, restore(backup, data))
+			member.Restart()
+			back := time.Now()
+			require.Eventually(t, func() bool {
+				require.LessOrEqual(t, trusted(b, c), 1)
+				return trusted(b, c) == 1 && time.Since(back) > 2*b.cfg.TTL // keys that came back have ended
+			}, patience, time.Millisecond, "one leads")
+			leader, err := c.Leader(t.Context())
+			require.NoError(t, err)
+			require.Contains(t, []string{"b", "c"}, leader.Identity, "the key of a has ended")
+		})
+	}
+}
+
+// trusted counts the contenders that may act as the leader now.
+func trusted(all ...*contender) (n int) {
+	var terms []Term
+	for _, c := range all {
+		terms = append(terms, c.State().Term)
+	}
+	now := time.Now()
+	for _, term := range terms {
+		if term.Remaining(now) > 0 {
+			n++
+		}
+	}
+	return n
 }
 
 func TestElectionsGoOnWhenEtcdLosesItsLeader(t *testing.T) {
