@@ -27,7 +27,7 @@ type account struct {
 	instants   map[int64]bool          // that were credited
 	forgotten  map[int64]bool          // credited, and the server forgot it; nobody has noticed yet
 	putBack    bool                    // the clock was put back
-	ahead      time.Duration           // since when the last instant credited is more than three periods ahead; 0: it isn't
+	ahead      time.Duration           // since when the last instant is over three periods ahead; 0: it isn't
 	forgot     bool                    // the server forgot something
 	whole      int64                   // tokens that must have been there since the bucket lost its own; 0 for none
 	sinceWhole int64                   // tokens taken since
