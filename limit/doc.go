@@ -3,7 +3,8 @@
 // of them, such as the HTTP middleware, works with any of them.
 //
 //   - [github.com/tokenrefill/refiller/limit/lazy]: a bucket that is credited
-//     when it is asked. The default for many keys.
+//     when it is asked, stored as one instant, as GCRA does. The default for many
+//     keys.
 //   - [github.com/tokenrefill/refiller/limit/window]: tokens per window of time,
 //     fixed or sliding.
 //   - [github.com/tokenrefill/refiller/limit/pacing]: evenly spaced places in a
