@@ -17,8 +17,8 @@ func newCheckCommand(e env) *cobra.Command {
 	return &cobra.Command{
 		Use:   "check FILE...",
 		Short: "Validate the sidecar's files of limits",
-		Long: "Validate files of rate limits for Envoy (serve --envoy) and of limits by name (serve --limits), without\n" +
-			"connecting to anything. The exit code is 0, 2 with every problem on stderr, or 1 if a file can't be read.",
+		Long: `Validate files of rate limits for Envoy (serve --envoy) and of limits by name (serve --limits), without
+connecting to anything. The exit code is 0, 2 with every problem on stderr, or 1 if a file can't be read.`,
 		Example: "  consumer check edge.yaml limits.yaml",
 		Args:    usageArgs(cobra.MinimumNArgs(1)),
 		RunE: func(_ *cobra.Command, args []string) error {

@@ -43,14 +43,17 @@ func newLoadCommand(e env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "load KEY",
 		Short: "Take under load and report latency, and what was admitted against the bound",
-		Long: "Take from bucket KEY from many callers at once, and report latency and what was admitted, against the most that\n" +
-			"the bucket's policy allows: capacity + rate × elapsed time + rate × the longest time without a refill. Others who\n" +
-			"take, grant or return meanwhile shift that. It really takes the tokens.\n\n" +
-			"Denials that the SDK remembers cost no call: takes that it answered from memory, and those that asked Redis, are\n" +
-			"reported apart.\n\n" +
-			"Without --rate each caller takes again as soon as it is answered. With --rate takes begin on a fixed schedule,\n" +
-			"and latency counts from a take's scheduled time, so that a slow server can't hide behind callers who wait for it.\n\n" +
-			"Ctrl-C ends the run early, with its report.",
+		Long: `Take from bucket KEY from many callers at once, and report latency and what was admitted, against the most that
+the bucket's policy allows: capacity + rate × elapsed time + rate × the longest time without a refill. Others who take,
+grant or return meanwhile shift that. It really takes the tokens.
+
+Denials that the SDK remembers cost no call: takes that it answered from memory, and those that asked Redis, are
+reported apart.
+
+Without --rate each caller takes again as soon as it is answered. With --rate takes begin on a fixed schedule, and
+latency counts from a take's scheduled time, so that a slow server can't hide behind callers who wait for it.
+
+Ctrl-C ends the run early, with its report.`,
 		Example: "  consumer load checkout -c 50 --duration 30s\n  consumer load checkout --rate 2000/s -o json",
 		Args:    oneKey,
 		RunE: func(cmd *cobra.Command, args []string) error {

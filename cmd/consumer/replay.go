@@ -37,14 +37,17 @@ func newReplayCommand(stdin io.Reader, stdout, stderr io.Writer) *cobra.Command 
 	cmd := &cobra.Command{
 		Use:   "replay LOG --capacity C --rate R",
 		Short: "Tell what a policy would have done to an access log",
-		Long: `Replay takes one token for each request of an access log, from the bucket of the request's key, and tells how many
-requests would have been admitted and denied. The log's clock governs credit, whatever the speed. It needs no Redis.
+		Long: `Replay takes one token for each request of an access log, from the bucket of the request's key, and tells how
+many requests would have been admitted and denied. The log's clock governs credit, whatever the speed. It needs no
+Redis.
 
-LOG is a file, or - for standard input, plain or gzipped: Apache's or nginx's common or combined format, or lines of JSON
-as nginx, Caddy and Traefik write them.`,
+LOG is a file, or - for standard input, plain or gzipped: Apache's or nginx's common or combined format, or lines of
+JSON as nginx, Caddy and Traefik write them.`,
 		Example: `  consumer replay access.log --capacity 10 --rate 10/m
-  consumer replay access.json.gz --key-by request.headers.X-Api-Key --capacity 100 --rate 50/s -o json
-  tail -F access.log | consumer replay - --key-by path --capacity 20 --rate 5/s --speed 1x`,
+  consumer replay access.json.gz --key-by request.headers.X-Api-Key \
+    --capacity 100 --rate 50/s -o json
+  tail -F access.log |
+    consumer replay - --key-by path --capacity 20 --rate 5/s --speed 1x`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 1 {
 				return cli.Usage(fmt.Errorf("replay: %d arguments: want one, the log's file name, or - for standard input",

@@ -20,9 +20,9 @@ func newReserveCommand(e env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "reserve KEY --ttl TIME",
 		Short: "Hold tokens for work whose use is known later",
-		Long: "Take tokens from bucket KEY, all or none, for work whose use is known later, and print the id to settle them with. What\n" +
-			"nobody settles goes back when the time is over. With an --id of your own the command may be repeated: the tokens are\n" +
-			"taken once. Exit code 0 means held, 3 denied.",
+		Long: `Take tokens from bucket KEY, all or none, for work whose use is known later, and print the id to settle them
+with. What nobody settles goes back when the time is over. With an --id of your own the command may be repeated: the
+tokens are taken once. Exit code 0 means held, 3 denied.`,
 		Example: "  consumer reserve llm -n 4000 --ttl 2m --id job-17\n  consumer settle llm job-17 --used 2950",
 		Args:    oneKey,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -73,8 +73,8 @@ func newSettleCommand(e env) *cobra.Command {
 	used := int64(0)
 	cmd := newEndCommand(e, &used)
 	cmd.Use, cmd.Short = "settle KEY ID --used N", "End a reservation, saying how many tokens were used"
-	cmd.Long = "End reservation ID of bucket KEY: what was not used goes back, what was used beyond it is taken. Repeated within a\n" +
-		"minute, the command changes nothing and prints the first answer."
+	cmd.Long = `End reservation ID of bucket KEY: what was not used goes back, what was used beyond it is taken. Repeated
+within a minute, the command changes nothing and prints the first answer.`
 	cmd.Flags().Var(value{"tokens", "", func(s string) (err error) {
 		used, err = parseWhole(s, 0, policy.MaxTokens)
 		return err

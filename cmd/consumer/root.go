@@ -86,8 +86,8 @@ func isUsage(err error) bool {
 func advice(err error) string {
 	switch {
 	case errors.Is(err, fetch.ErrUnknownBucket):
-		return "Check the spelling and the Redis address (--redis), add the bucket or a template to the refiller's configuration, " +
-			"or wait a second, if the refiller has just started."
+		return "Check the spelling and the Redis address (--redis), add the bucket or a template to the refiller's " +
+			"configuration, or wait a second, if the refiller has just started."
 	case errors.Is(err, fetch.ErrLazyBucket):
 		return "Set enforce: refilled for the template in the refiller's configuration, or take without an id."
 	case errors.Is(err, fetch.ErrMalformedBucket):
@@ -99,9 +99,11 @@ func advice(err error) string {
 	case errors.Is(err, fetch.ErrNotHeld):
 		return "Check the id. A reservation is remembered for a minute after it was settled or its time was over."
 	case errors.Is(err, fetch.ErrIDInUse):
-		return "The id stands for a reservation of another number of tokens, or for one that has ended: choose another (--id)."
+		return "The id stands for a reservation of another number of tokens, or for one that has ended: choose another " +
+			"(--id)."
 	case errors.Is(err, fetch.ErrUnavailable):
-		const check = "Check that Redis runs, and that its address and credentials are right (--redis and so on, or REFILLER_REDIS_ variables)."
+		const check = "Check that Redis runs, and that its address and credentials are right (--redis and so on, or " +
+			"REFILLER_REDIS_ variables)."
 		if redisconn.Unsent(err) {
 			return check
 		}
@@ -114,8 +116,9 @@ func newRootCommand(e env) *cobra.Command {
 	root := cli.Root(&cobra.Command{
 		Use:   "consumer",
 		Short: "Take tokens from buckets in Redis",
-		Long: "Take tokens from buckets in Redis.\n\n" +
-			"Exit codes: 0 taken or done, 1 error, 2 wrong usage, 3 denied: the bucket holds too few tokens.",
+		Long: `Take tokens from buckets in Redis.
+
+Exit codes: 0 taken or done, 1 error, 2 wrong usage, 3 denied: the bucket holds too few tokens.`,
 	}, e.stdin, e.stdout, e.stderr)
 	root.CompletionOptions.HiddenDefaultCmd = true
 	for _, command := range commands {

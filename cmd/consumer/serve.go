@@ -45,16 +45,20 @@ func newServeCommand(e env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Serve buckets over HTTP, over gRPC and to Envoy",
-		Long: "Serve buckets to programs that have no Go SDK, until SIGINT or SIGTERM: over HTTP with JSON (its description is at\n" +
-			"/openapi.yaml), over gRPC (refiller.v1.Buckets, with health and reflection), and to Envoy as its rate limit service.\n\n" +
-			"An address is host:port or unix:/path; flags for addresses and files may be repeated. Whoever reaches an address can\n" +
-			"take and return tokens: beyond loopback and Unix sockets, ask for client certificates (--tls-client-ca).\n\n" +
-			"The files of --limits and --envoy are read again when they change, and at SIGHUP; 'consumer check' validates them.\n\n" +
-			"Each flag has a variable, which counts where the flag isn't given; a list has commas between.",
-		Example: "  consumer serve\n" +
-			"  consumer serve --http unix:/run/buckets.sock --grpc none\n" +
-			"  consumer serve --limits limits.yaml\n" +
-			"  consumer serve --grpc 0.0.0.0:8081 --tls-cert c.pem --tls-key k.pem --tls-client-ca ca.pem --envoy limits.yaml",
+		Long: `Serve buckets to programs that have no Go SDK, until SIGINT or SIGTERM: over HTTP with JSON (its description is
+at /openapi.yaml), over gRPC (refiller.v1.Buckets, with health and reflection), and to Envoy as its rate limit service.
+
+An address is host:port or unix:/path; flags for addresses and files may be repeated. Whoever reaches an address can
+take and return tokens: beyond loopback and Unix sockets, ask for client certificates (--tls-client-ca).
+
+The files of --limits and --envoy are read again when they change, and at SIGHUP; 'consumer check' validates them.
+
+Each flag has a variable, which counts where the flag isn't given; a list has commas between.`,
+		Example: `  consumer serve
+  consumer serve --http unix:/run/buckets.sock --grpc none
+  consumer serve --limits limits.yaml
+  consumer serve --grpc 0.0.0.0:8081 --tls-cert c.pem --tls-key k.pem \
+    --tls-client-ca ca.pem --envoy limits.yaml`,
 		Args: usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return s.run(cmd, e) },
 	}

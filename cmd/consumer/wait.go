@@ -19,8 +19,8 @@ func newWaitCommand(e env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "wait KEY",
 		Short: "Take tokens as soon as they are there",
-		Long: "Take tokens from bucket KEY, all at once, as soon as they are there. With --timeout the command ends with exit\n" +
-			"code 3 (denied) when they are due later than that: at once, if that is known.",
+		Long: `Take tokens from bucket KEY, all at once, as soon as they are there. With --timeout the command ends with exit
+code 3 (denied) when they are due later than that: at once, if that is known.`,
 		Example: "  consumer wait checkout -n 5 --timeout 10s && work",
 		Args:    oneKey,
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -19,11 +19,12 @@ func checkCommand(e env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "check FILE|-",
 		Short: "Validate a configuration",
-		Long: "Validate a configuration as run would read it, with REFILLER_ variables laid over it, and without connecting\n" +
-			"to anything; - stands for stdin. The exit code is 0, 2 with every problem and its line on stderr, or 1 if the\n" +
-			"file can't be read. With -o json the answer is one object on stdout: file, ok, summary and problems (source,\n" +
-			"line, column, field, message).\n\n" +
-			"With --shared DOC the document DOC is laid over the file, as run --config-etcd does with the one in etcd.",
+		Long: `Validate a configuration as run would read it, with REFILLER_ variables laid over it, and without connecting to
+anything; - stands for stdin. The exit code is 0, 2 with every problem and its line on stderr, or 1 if the file can't be
+read. With -o json the answer is one object on stdout: file, ok, summary and problems (source, line, column, field,
+message).
+
+With --shared DOC the document DOC is laid over the file, as run --config-etcd does with the one in etcd.`,
 		Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(_ *cobra.Command, args []string) error {
 			return check(e, args[0], shared, output == "json")

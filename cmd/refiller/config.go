@@ -21,9 +21,10 @@ func configCommand(e env) *cobra.Command {
 	cmd.AddCommand(&cobra.Command{
 		Use:   "schema",
 		Short: "Print the JSON Schema of the configuration file, for editors",
-		Long: "Print the JSON Schema of the configuration file. Editors that speak YAML complete and check fields with it:\n" +
-			"write it to a file, and begin the configuration with a line such as\n\n" +
-			"  # yaml-language-server: $schema=refiller.schema.json",
+		Long: `Print the JSON Schema of the configuration file. Editors that speak YAML complete and check fields with it:
+write it to a file, and begin the configuration with a line such as
+
+  # yaml-language-server: $schema=refiller.schema.json`,
 		Args: usageArgs(cobra.NoArgs),
 		RunE: func(*cobra.Command, []string) error {
 			_, err := e.stdout.Write(config.Schema)

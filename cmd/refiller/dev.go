@@ -25,14 +25,19 @@ func devCommand(e env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "dev",
 		Short: "Run everything here, with nothing installed: servers, three replicas, sample buckets, a consumer",
-		Long: "Run a playground: an embedded store that speaks Redis, an embedded etcd, three replicas as processes of their own,\n" +
-			"sample buckets and a demo consumer. It prints where everything is and what to try, then how it stands once a second.\n" +
-			"Ctrl-C ends it and leaves nothing behind.\n\n" +
-			"With --regions it runs several regions instead, each with a store and replicas of its own, that share one pool: demand\n" +
-			"shifts from one to the next, and shares follow. --cut shows what a region gets that is cut off.\n\n" +
-			"A Redis that is given keeps the sample buckets: checkout, mail, llm-tokens, digest and daily-report.",
-		Example: "  refiller dev\n  refiller dev --mode race --kill-leader-every 5s\n  refiller dev --regions eu,us,ap --cut us --cut-after 10s\n  refiller dev --redis redis://127.0.0.1:6379/9 --etcd http://127.0.0.1:2379",
-		Args:    usageArgs(cobra.NoArgs),
+		Long: `Run a playground: an embedded store that speaks Redis, an embedded etcd, three replicas as processes of their
+own, sample buckets and a demo consumer. It prints where everything is and what to try, then how it stands once a
+second. Ctrl-C ends it and leaves nothing behind.
+
+With --regions it runs several regions instead, each with a store and replicas of its own, that share one pool: demand
+shifts from one to the next, and shares follow. --cut shows what a region gets that is cut off.
+
+A Redis that is given keeps the sample buckets: checkout, mail, llm-tokens, digest and daily-report.`,
+		Example: `  refiller dev
+  refiller dev --mode race --kill-leader-every 5s
+  refiller dev --regions eu,us,ap --cut us --cut-after 10s
+  refiller dev --redis redis://127.0.0.1:6379/9 --etcd http://127.0.0.1:2379`,
+		Args: usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			program, err := os.Executable()
 			if err != nil {

@@ -31,11 +31,12 @@ func diffCommand(e env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "diff FILE|-",
 		Short: "Tell what a configuration would change",
-		Long: "Compare a configuration with what is in force in the Redis and etcd that it names, for review before it is rolled\n" +
-			"out; - stands for stdin. A bucket, template or pool is added, changed or removed, or it is in conflict: it\n" +
-			"differs, but under a version that isn't above the one in force, which therefore stays. Nothing is written. The\n" +
-			"exit code is 0 if nothing would change, 3 if something would, 1 if that can't be told, 2 for a bad file.\n\n" +
-			"With --shared DOC the document DOC is laid over the file, as run --config-etcd does with the one in etcd.",
+		Long: `Compare a configuration with what is in force in the Redis and etcd that it names, for review before it is
+rolled out; - stands for stdin. A bucket, template or pool is added, changed or removed, or it is in conflict: it
+differs, but under a version that isn't above the one in force, which therefore stays. Nothing is written. The exit code
+is 0 if nothing would change, 3 if something would, 1 if that can't be told, 2 for a bad file.
+
+With --shared DOC the document DOC is laid over the file, as run --config-etcd does with the one in etcd.`,
 		Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			cfg, err := e.loadFile(args[0], shared, conn.laid)

@@ -30,10 +30,10 @@ func doctorCommand(e env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "doctor",
 		Short: "Examine Redis and etcd, and tell what to do",
-		Long: "Examine what a refiller depends on: whether Redis and etcd answer, whether scripts run with the user's rights, what\n" +
-			"evicts or forgets buckets, and whether the clock is sane. It also prints the rights that a Redis user needs. The exit\n" +
-			"code is 0, or 1 if something would keep a refiller from working. It writes one bucket, refiller:doctor, and deletes it\n" +
-			"if it may.",
+		Long: `Examine what a refiller depends on: whether Redis and etcd answer, whether scripts run with the user's rights,
+what evicts or forgets buckets, and whether the clock is sane. It also prints the rights that a Redis user needs. The
+exit code is 0, or 1 if something would keep a refiller from working. It writes one bucket, refiller:doctor, and deletes
+it if it may.`,
 		Args: usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cfg, err := conn.load()

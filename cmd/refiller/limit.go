@@ -27,9 +27,9 @@ func limitCommand(e env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "limit",
 		Short: "Give single keys of templates a capacity and rate of their own",
-		Long: "Give single keys of templates a capacity and rate of their own, while everything runs: an override. What it doesn't name\n" +
-			"is as the template has it when the override is set. It counts from the key's next take on, for a bucket that exists too,\n" +
-			"refills nothing, and stands until it is unset, whatever later versions of the template say.",
+		Long: `Give single keys of templates a capacity and rate of their own, while everything runs: an override. What it
+doesn't name is as the template has it when the override is set. It counts from the key's next take on, for a bucket
+that exists too, refills nothing, and stands until it is unset, whatever later versions of the template say.`,
 		Args: cli.UnknownCommand,
 		RunE: func(*cobra.Command, []string) error {
 			return cli.Usage(errors.New("limit: which command? set, get, list or unset"))

@@ -43,13 +43,13 @@ func poolFenceCommand(e env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "fence REGION",
 		Short: "Declare that a region uses nothing of any pool, so that others get its share and floor",
-		Long: "Declare that a region uses nothing of any pool: it is granted nothing until \"pool lift\". What it had,\n" +
-			"its floors too, is free for the others at once. This is for a region whose Redis is gone for good, or known to be\n" +
-			"down: if its consumers take on, the pools' rates are exceeded by what it had.\n\n" +
-			"With --drain the region itself gives up what it has: once it has acknowledged that, which takes a second or so,\n" +
-			"the others get it, and no rate is exceeded. This is for a planned leave. The region must reach etcd, and its\n" +
-			"consumers are denied from then on. If it doesn't acknowledge within --wait, the exit code is 1 and the drain\n" +
-			"stays asked for.",
+		Long: `Declare that a region uses nothing of any pool: it is granted nothing until "pool lift". What it had, its
+floors too, is free for the others at once. This is for a region whose Redis is gone for good, or known to be down: if
+its consumers take on, the pools' rates are exceeded by what it had.
+
+With --drain the region itself gives up what it has: once it has acknowledged that, which takes a second or so, the
+others get it, and no rate is exceeded. This is for a planned leave. The region must reach etcd, and its consumers are
+denied from then on. If it doesn't acknowledge within --wait, the exit code is 1 and the drain stays asked for.`,
 		Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if cmd.Flags().Changed("wait") && !f.drain {

@@ -26,12 +26,12 @@ func poolPlanCommand(e env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "plan FILE|-",
 		Short: "Tell what each region would get under another configuration",
-		Long: "Divide the pools of a configuration among the regions as the coordinator would, by what they could use at\n" +
-			"present, and show that beside what they have; - stands for stdin. Nothing is written. THEN is what a region\n" +
-			"has once everything is acknowledged: what shrinks comes first. DEMAND is known up to the rate in force. A\n" +
-			"region that is silent keeps its floor; one that has never reported is taken for one that nobody asks\n" +
-			"anything of.\n\n" +
-			"The addresses of etcd are the configuration's. Fields that change are shown by \"refiller diff\".",
+		Long: `Divide the pools of a configuration among the regions as the coordinator would, by what they could use at
+present, and show that beside what they have; - stands for stdin. Nothing is written. THEN is what a region has once
+everything is acknowledged: what shrinks comes first. DEMAND is known up to the rate in force. A region that is silent
+keeps its floor; one that has never reported is taken for one that nobody asks anything of.
+
+The addresses of etcd are the configuration's. Fields that change are shown by "refiller diff".`,
 		Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			cfg, err := e.loadFile(args[0], "", conn.laid)

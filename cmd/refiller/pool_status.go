@@ -33,10 +33,11 @@ func poolStatusCommand(e env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Tell how the regions share each pool, and who coordinates",
-		Long: "Read the pools from etcd: what each region was granted, its floor and demand, what it may be using at most\n" +
-			"(claimed), and its last report. Ages compare the clock of the region's Redis with the one here.\n\n" +
-			"With --history, what part of each pool's rate each region had in the last hour, a column a minute, from the\n" +
-			"memory of the replica whose admin server is at --addr: that of up to 256 shares (pools × regions).",
+		Long: `Read the pools from etcd: what each region was granted, its floor and demand, what it may be using at most
+(claimed), and its last report. Ages compare the clock of the region's Redis with the one here.
+
+With --history, what part of each pool's rate each region had in the last hour, a column a minute, from the memory of
+the replica whose admin server is at --addr: that of up to 256 shares (pools × regions).`,
 		Args: usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := p.validate(); err != nil {

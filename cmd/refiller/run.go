@@ -47,18 +47,16 @@ func runCommand(e env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "run --config FILE",
 		Short: "Run one replica",
-		Long: "Run one refiller replica until SIGINT or SIGTERM. Any number of replicas may run beside each other.\n" +
-			"A flag beats the environment (REFILLER_ variables), which beats the file.\n\n" +
-			"A change of the file is put in force while running, within a second; SIGHUP has it read again too. " +
-			"Buckets, policies,\n" +
-			"version and log level change at once, the rest at the next start. A file with a problem, with a lower " +
-			"version, or with\n" +
-			"another policy under the same version is refused and reported (log, /status, /metrics): the old one stays " +
-			"in force.\n\n" +
-			"With --config-etcd a document at <election.prefix>/config in etcd (with pools, /regions/<region>/config) " +
-			"changes all replicas at\n" +
-			"once: its version, buckets, pools and refill_interval stand instead of the file's if its version is above " +
-			"the file's.",
+		Long: `Run one refiller replica until SIGINT or SIGTERM. Any number of replicas may run beside each other. A flag
+beats the environment (REFILLER_ variables), which beats the file.
+
+A change of the file is put in force while running, within a second; SIGHUP has it read again too. Buckets, policies,
+version and log level change at once, the rest at the next start. A file with a problem, with a lower version, or with
+another policy under the same version is refused and reported (log, /status, /metrics): the old one stays in force.
+
+With --config-etcd a document at <election.prefix>/config in etcd (with pools, /regions/<region>/config) changes all
+replicas at once: its version, buckets, pools and refill_interval stand instead of the file's if its version is above
+the file's.`,
 		Args: usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := r.check(); err != nil {

@@ -32,6 +32,7 @@ func Root(root *cobra.Command, stdin io.Reader, stdout, stderr io.Writer) *cobra
 	root.SetIn(stdin)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
+	root.SetHelpFunc(func(cmd *cobra.Command, _ []string) { _ = writeHelp(cmd.OutOrStdout(), cmd) }) // nobody to tell
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return Usage(err) })
 	return root
 }

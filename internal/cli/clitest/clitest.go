@@ -8,14 +8,16 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 	"github.com/stretchr/testify/require"
 )
 
 const (
-	failed = 1
-	usage  = 2
+	failed  = 1
+	usage   = 2
+	columns = 80
 )
 
 // Each puts the same arguments before each of the others.
@@ -29,7 +31,7 @@ func Each(before string, others []string) []string {
 
 // ExitCodes runs every command below root with a flag that there isn't, which is wrong usage, and with each of its
 // lists of arguments, whose word FILE stands for a file that is missing or can't be read, which is a failure, and GOOD
-// for one that holds the text good. A command without an entry fails the test.
+// for one that holds the text good. A command without an entry fails the test. The help of each fits eighty columns.
 func ExitCodes(
 	t *testing.T, root *cobra.Command, files map[string][]string, good string, run func(args []string) (int, string),
 ) {
@@ -41,6 +43,13 @@ func ExitCodes(
 	code, said = run([]string{"help", "version"})
 	require.Zero(t, code, said)
 	require.Contains(t, said, "Print the version")
+	for _, command := range append(slices.Collect(maps.Keys(files)), "", "help", "completion bash", "limit", "pool") {
+		_, help := run(append(strings.Fields(command), "--help"))
+		require.Contains(t, help, "Usage:\n", command)
+		for line := range strings.SplitSeq(help, "\n") {
+			require.LessOrEqual(t, utf8.RuneCountInString(line), columns, "%s: %s", command, line)
+		}
+	}
 	dir := t.TempDir()
 	path := filepath.Join(dir, "good.yaml")
 	require.NoError(t, os.WriteFile(path, []byte(good), 0o600))
