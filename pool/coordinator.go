@@ -174,7 +174,7 @@ func (c *Coordinator) govern(ctx context.Context, o office) error {
 		}
 		c.count(func(s *CoordinatorStats) { s.Errors++ })
 		if failures++; failures == 1 {
-			c.log.Warn("connection to etcd lost: shares stay as they are", "epoch", t.epoch, "error", err)
+			c.log.Warn("connection to etcd lost: shares stay as they are", "pool-epoch", t.epoch, "error", err)
 		}
 		sleep(ctx, min(pace<<min(failures, 5), maxPace))
 	}

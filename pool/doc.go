@@ -28,8 +28,9 @@
 //     record of that in etcd, or after it.
 //   - Coordinators can't act at the same time: each write is one transaction that
 //     also compares the leader's key and the share as it was last seen. It
-//     compares the epoch, too, of which each connection has its own: a write that
-//     was given up arrives before the later ones or never.
+//     compares the pool epoch, too, of which each connection has its own, above
+//     that of its term: a write that was given up arrives before the later ones
+//     or never.
 //   - A grant of an era is void in the next: servers that lose writes or set
 //     their clock back begin one.
 //
@@ -38,7 +39,7 @@
 //
 // # Keys in etcd, below the prefix
 //
-//	epoch           the highest epoch of a coordinator: a restored etcd would give it out again
+//	epoch           the highest pool epoch: a restored etcd would give it out again
 //	cfg             settings: those with the highest version of any replica
 //	lead/…          the election of the coordinator
 //	rep/<region>    the region's tickets, of all pools in one write a period

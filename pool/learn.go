@@ -165,7 +165,7 @@ func (t *term) foreign(region, pool string, a *account, now time.Time) {
 	until := now.Add(hold(max(t.lease, t.timing.Lease)))
 	if until.Sub(t.incompleteUntil) > t.timing.Lease/2 {
 		t.log.Error("region has a grant that etcd doesn't know of: nobody gets more for a lease", "region", region,
-			"pool", pool, "fence", shows.Fence, "epoch", t.epoch)
+			"pool", pool, "fence", shows.Fence, "pool-epoch", t.epoch)
 	}
 	if a.acked.Epoch == t.epoch && t.epoch > 0 && shows.Fence.Epoch > t.epoch {
 		t.log.Error("another coordinator grants the same pool, with another etcd or prefix", "region", region, "pool", pool)
@@ -255,7 +255,7 @@ func (t *term) redeclare(region string, e entry) error {
 	}
 	t.saw(region, func(r *RegionSeen) { r.Fenced = t.declared[region] != inUse })
 	t.log.Warn("operator fence", "region", region, "fenced", t.declared[region] == fenced,
-		"drained", t.declared[region] == draining, "epoch", t.epoch)
+		"drained", t.declared[region] == draining, "pool-epoch", t.epoch)
 	return nil
 }
 
@@ -278,6 +278,6 @@ func (t *term) configure(value string) error {
 			t.saw(region, func(*RegionSeen) {})
 		}
 	}
-	t.log.Info("pools in force", "version", s.Version, "pools", len(s.Pools), "epoch", t.epoch)
+	t.log.Info("pools in force", "version", s.Version, "pools", len(s.Pools), "pool-epoch", t.epoch)
 	return nil
 }

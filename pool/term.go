@@ -207,7 +207,7 @@ func (t *term) frozen(now time.Time) bool {
 	before := len(t.unread)
 	maps.DeleteFunc(t.unread, func(_ string, u unread) bool { return !u.until.IsZero() && now.After(u.until) })
 	if before > 0 && len(t.unread) == 0 {
-		t.log.Info("every record can be read again", "epoch", t.epoch)
+		t.log.Info("every record can be read again", "pool-epoch", t.epoch)
 		for _, l := range t.ledgers {
 			l.dirty = true
 		}

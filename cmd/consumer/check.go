@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"go.yaml.in/yaml/v3"
@@ -13,6 +14,9 @@ import (
 	"github.com/tokenrefill/refiller/internal/sidecar/limits"
 )
 
+// errWrongFiles ends a command that has told of each problem.
+var errWrongFiles = errors.New("files are wrong")
+
 func newCheckCommand(e env) *cobra.Command {
 	return &cobra.Command{
 		Use:   "check FILE...",
@@ -20,14 +24,20 @@ func newCheckCommand(e env) *cobra.Command {
 		Long: `Validate files of rate limits for Envoy (serve --envoy) and of limits by name (serve --limits), without
 connecting to anything. The exit code is 0, 2 with every problem on stderr, or 1 if a file can't be read.`,
 		Example: "  consumer check edge.yaml limits.yaml",
-		Args:    usageArgs(cobra.MinimumNArgs(1)),
+		Args:    cli.Positional(cobra.MinimumNArgs(1)),
 		RunE: func(_ *cobra.Command, args []string) error {
-			var errs []error
+			var failed []error
+			wrong := false
+			refuse := func(err error) {
+				wrong = true
+				text := strings.NewReplacer(limits.ErrFile.Error()+": ", "", envoy.ErrLimits.Error()+": ", "").Replace(err.Error())
+				fmt.Fprintln(e.stderr, text)
+			}
 			forEnvoy := make(map[string][]byte)
 			for _, path := range args {
 				data, err := os.ReadFile(path)
 				if err != nil {
-					errs = append(errs, err)
+					failed = append(failed, err)
 					continue
 				}
 				if !isNamed(data) {
@@ -36,21 +46,25 @@ connecting to anything. The exit code is 0, 2 with every problem on stderr, or 1
 				}
 				set, err := limits.Parse(path, data, nil, nil)
 				if err != nil {
-					errs = append(errs, err)
+					refuse(err)
 					continue
 				}
-				fmt.Fprintf(e.stdout, "%s: ok: %d limits\n", path, len(set.Names()))
+				fmt.Fprintf(e.stdout, "%s: ok: %s\n", path, count(int64(len(set.Names())), "limit"))
 			}
 			all, err := envoy.Parse(forEnvoy, nil)
 			if err != nil {
-				errs = append(errs, err)
+				refuse(err)
 			}
-			if err := errors.Join(errs...); err != nil {
-				return cli.Usage(err)
+			switch {
+			case len(failed) > 0:
+				return errors.Join(failed...)
+			case wrong:
+				return errWrongFiles
 			}
 			for _, path := range args {
 				if forEnvoy[path] != nil {
-					fmt.Fprintf(e.stdout, "%s: ok: rate limits for envoy, %s\n", path, all.Describe(path))
+					domain, n := all.Describe(path)
+					fmt.Fprintf(e.stdout, "%s: ok: rate limits for envoy, domain %s: %s\n", path, domain, count(int64(n), "limit"))
 				}
 			}
 			return nil

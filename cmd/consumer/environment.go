@@ -45,7 +45,7 @@ func fromEnvironment(cmd *cobra.Command, environ fields.Environment) error {
 			err = f.Value.Set(text)
 		}
 		if err != nil {
-			problems = append(problems, fields.Problem{Source: name, Msg: fmt.Sprintf("%s: %v", fields.Quote(text), err)})
+			problems = append(problems, fields.Problem{Source: name, Msg: fmt.Sprintf("%s: %v", fields.Quote(text), cli.Wanted(f, err))})
 		}
 	})
 	problems = append(problems, environ.Misspelled(known, []string{serveVariables})...)

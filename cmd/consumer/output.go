@@ -63,9 +63,12 @@ func in(d time.Duration) string {
 }
 
 // plural is a number of tokens in words.
-func plural(n int64) string {
-	if n == 1 {
-		return "1 token"
+func plural(n int64) string { return count(n, "token") }
+
+// count is a number of things in words.
+func count(n int64, thing string) string {
+	if n != 1 {
+		thing += "s"
 	}
-	return fmt.Sprintf("%d tokens", n)
+	return fmt.Sprintf("%d %s", n, thing)
 }

@@ -35,7 +35,7 @@ type replayFlags struct {
 func newReplayCommand(stdin io.Reader, stdout, stderr io.Writer) *cobra.Command {
 	f := replayFlags{keyBy: "ip", top: 10, output: "table"}
 	cmd := &cobra.Command{
-		Use:   "replay LOG --capacity C --rate R",
+		Use:   "replay LOG|- --capacity C --rate R",
 		Short: "Tell what a policy would have done to an access log",
 		Long: `Replay takes one token for each request of an access log, from the bucket of the request's key, and tells how
 many requests would have been admitted and denied. The log's clock governs credit, whatever the speed. It needs no
@@ -48,17 +48,11 @@ JSON as nginx, Caddy and Traefik write them.`,
     --capacity 100 --rate 50/s -o json
   tail -F access.log |
     consumer replay - --key-by path --capacity 20 --rate 5/s --speed 1x`,
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) != 1 {
-				return cli.Usage(fmt.Errorf("replay: %d arguments: want one, the log's file name, or - for standard input",
-					len(args)))
-			}
-			return nil
-		},
+		Args: cli.Positional(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			for _, name := range []string{"capacity", "rate"} {
 				if !cmd.Flags().Changed(name) {
-					return cli.Usage(fmt.Errorf("replay: --%s is missing: want %s", name, cmd.Flag(name).Usage))
+					return cli.Usage(fmt.Errorf("--%s is missing: want %s", name, cmd.Flag(name).Usage))
 				}
 			}
 			if !cmd.Flags().Changed("progress") {
@@ -67,7 +61,6 @@ JSON as nginx, Caddy and Traefik write them.`,
 			return runReplay(cmd.Context(), args[0], f, stdin, stdout, stderr)
 		},
 	}
-	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return cli.Usage(fmt.Errorf("replay: %w", err)) })
 
 	flags := cmd.Flags()
 	flags.StringVar(&f.keyBy, "key-by", f.keyBy,

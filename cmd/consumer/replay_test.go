@@ -23,9 +23,8 @@ const replayLog = "../../docs/access.log"
 // replayed runs "consumer replay" with the arguments.
 func replayed(ctx context.Context, stdin io.Reader, args ...string) (stdout, stderr string, err error) {
 	var out, errs bytes.Buffer
-	cmd := newReplayCommand(stdin, &out, &errs)
-	cmd.SilenceErrors, cmd.SilenceUsage = true, true
-	cmd.SetArgs(args)
+	cmd := newRootCommand(env{stdin: stdin, stdout: &out, stderr: &errs})
+	cmd.SetArgs(append([]string{"replay"}, args...))
 	err = cmd.ExecuteContext(ctx)
 	return out.String(), errs.String(), err
 }
@@ -130,8 +129,8 @@ func TestReplayRefusesWrongUsageNamingFlagAndRange(t *testing.T) {
 		args []string
 		want []string
 	}{
-		{[]string{}, []string{"standard input"}},
-		{append(good, "another"), []string{"2 arguments"}},
+		{[]string{}, []string{"LOG|-"}},
+		{append(good, "another"), []string{"\"another\": want"}},
 		{[]string{replayLog, "--rate", "1/s"}, []string{"--capacity is missing", "from 1 to"}},
 		{[]string{replayLog, "--capacity", "3"}, []string{"--rate is missing", "10/m"}},
 		{append(good, "--capacity", "0"), []string{"--capacity", "from 1 to 1125899906842624"}},

@@ -26,6 +26,9 @@ tokens are taken once. Exit code 0 means held, 3 denied.`,
 		Example: "  consumer reserve llm -n 4000 --ttl 2m --id job-17\n  consumer settle llm job-17 --used 2950",
 		Args:    oneKey,
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if ttl < policy.MinHold || ttl > policy.MaxHold {
+				return cli.Usage(fmt.Errorf("--ttl %s: want %s to %s", ttl, policy.MinHold, policy.MaxHold))
+			}
 			opts := []fetch.CallOption{leave}
 			if cmd.Flags().Changed("id") {
 				opts = append(opts, fetch.WithReservationID(id))
@@ -100,12 +103,7 @@ func newCancelCommand(e env) *cobra.Command {
 func newEndCommand(e env, used *int64) *cobra.Command {
 	conn, out := connection{environ: e.environ}, output{}
 	cmd := &cobra.Command{
-		Args: usageArgs(func(_ *cobra.Command, args []string) error {
-			if len(args) != 2 {
-				return errors.New("want KEY, the bucket's name, and ID, the reservation's")
-			}
-			return nil
-		}),
+		Args: cli.Positional(cobra.ExactArgs(2)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return conn.with(func(c *fetch.Client) error {
 				s, err := c.Settle(cmd.Context(), args[0], args[1], *used)

@@ -44,7 +44,7 @@ var commands = []func(env) *cobra.Command{
 	newCheckCommand,
 	newLoadCommand,
 	func(e env) *cobra.Command { return newReplayCommand(e.stdin, e.stdout, e.stderr) },
-	func(e env) *cobra.Command { return withoutArgs(cli.VersionCommand("consumer", e.stdout)) },
+	func(e env) *cobra.Command { return cli.VersionCommand("consumer", e.stdout) },
 }
 
 // errDenied ends a command whose denial is already on stdout.
@@ -64,6 +64,8 @@ func run(ctx context.Context, args []string, environ fields.Environment, stdin i
 		return exitDenied
 	case isUsage(err) && !cli.Unreadable(err):
 		fmt.Fprintf(stderr, "consumer: %v\nRun 'consumer --help' for usage.\n", err)
+		return exitUsage
+	case errors.Is(err, errWrongFiles):
 		return exitUsage
 	case ctx.Err() != nil && errors.Is(err, context.Canceled):
 		fmt.Fprintf(stderr, "consumer: interrupted: %v\n", err)
@@ -127,26 +129,5 @@ Exit codes: 0 taken or done, 1 error, 2 wrong usage, 3 denied: the bucket holds 
 	return root
 }
 
-// withoutArgs makes a command refuse arguments.
-func withoutArgs(cmd *cobra.Command) *cobra.Command {
-	cmd.Args = usageArgs(cobra.NoArgs)
-	return cmd
-}
-
-// usageArgs makes a check of positional arguments report wrong usage.
-func usageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
-	return func(cmd *cobra.Command, args []string) error {
-		if err := check(cmd, args); err != nil {
-			return cli.Usage(err)
-		}
-		return nil
-	}
-}
-
 // oneKey checks that a command gets the bucket's name and nothing else.
-var oneKey = usageArgs(func(_ *cobra.Command, args []string) error {
-	if len(args) != 1 {
-		return fmt.Errorf("want one KEY, the bucket's name, and not %d", len(args))
-	}
-	return nil
-})
+var oneKey = cli.Positional(cobra.ExactArgs(1))

@@ -59,7 +59,7 @@ Each flag has a variable, which counts where the flag isn't given; a list has co
   consumer serve --limits limits.yaml
   consumer serve --grpc 0.0.0.0:8081 --tls-cert c.pem --tls-key k.pem \
     --tls-client-ca ca.pem --envoy limits.yaml`,
-		Args: usageArgs(cobra.NoArgs),
+		Args: cli.Positional(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return s.run(cmd, e) },
 	}
 	f, o := cmd.Flags(), &s.options

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"syscall"
@@ -173,7 +174,7 @@ func TestServeSaysWhatIsWrongWithItsFlags(t *testing.T) {
 		code int
 		says string
 	}{
-		"serve here":                                {exitUsage, "unknown command"},
+		"serve here":                                {exitUsage, `arguments "here": want consumer serve`},
 		"serve --http= --grpc=":                     {exitUsage, "no address"},
 		"serve --grpc= --envoy " + dir + "/x":       {exitFailed, "no such file"},
 		"serve --envoy " + dir + "/bad.yaml":        {exitUsage, "bad.yaml: descriptors[0]"},
@@ -327,7 +328,7 @@ func TestCheckNamesEveryProblemOfTheSidecarsFiles(t *testing.T) {
 	}
 	o := consumer(t.Context(), "redis://127.0.0.1:1", "check", dir+"/edge.yaml", dir+"/limits.yaml")
 	require.Equal(t, exitOK, o.code, o.stderr)
-	require.Contains(t, o.stdout, "edge.yaml: ok: rate limits for envoy, domain edge: 1 limits\n")
+	require.Contains(t, o.stdout, "edge.yaml: ok: rate limits for envoy, domain edge: 1 limit\n")
 	require.Contains(t, o.stdout, "limits.yaml: ok: 2 limits\n")
 	o = consumer(t.Context(), "redis://127.0.0.1:1", "check", dir+"/bad.yaml")
 	require.Equal(t, exitUsage, o.code)
@@ -339,6 +340,17 @@ func TestCheckNamesEveryProblemOfTheSidecarsFiles(t *testing.T) {
 		"limits[8].name: \"of\" is there twice",
 	} {
 		require.Contains(t, o.stderr, says)
+	}
+	for text, says := range map[string]string{
+		"limits:\n\t- a\n":                         "line 2: not YAML: there is a tab: indent with spaces",
+		"limits:\n  - {nam: a}\n  - {lazzy: {}}\n": "line 2: field nam not found; line 3: field lazzy not found",
+		"domain: a\ndomain: b\n":                   `line 2: mapping key "domain" already defined at line 1`,
+	} {
+		path := filepath.Join(dir, "one.yaml")
+		require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
+		o = consumer(t.Context(), "redis://127.0.0.1:1", "check", path)
+		require.Equal(t, exitUsage, o.code)
+		require.Equal(t, path+": "+says, strings.SplitN(o.stderr, "\n", 2)[0])
 	}
 	o = consumer(t.Context(), "redis://127.0.0.1:1", "check")
 	require.Equal(t, exitUsage, o.code)

@@ -25,7 +25,7 @@ read. With -o json the answer is one object on stdout: file, ok, summary and pro
 message).
 
 With --shared DOC the document DOC is laid over the file, as run --config-etcd does with the one in etcd.`,
-		Args: usageArgs(cobra.ExactArgs(1)),
+		Args: cli.Positional(cobra.ExactArgs(1)),
 		RunE: func(_ *cobra.Command, args []string) error {
 			return check(e, args[0], shared, output == "json")
 		},

@@ -25,7 +25,7 @@ func configCommand(e env) *cobra.Command {
 write it to a file, and begin the configuration with a line such as
 
   # yaml-language-server: $schema=refiller.schema.json`,
-		Args: usageArgs(cobra.NoArgs),
+		Args: cli.Positional(cobra.NoArgs),
 		RunE: func(*cobra.Command, []string) error {
 			_, err := e.stdout.Write(config.Schema)
 			return err

@@ -37,7 +37,7 @@ A Redis that is given keeps the sample buckets: checkout, mail, llm-tokens, dige
   refiller dev --mode race --kill-leader-every 5s
   refiller dev --regions eu,us,ap --cut us --cut-after 10s
   refiller dev --redis redis://127.0.0.1:6379/9 --etcd http://127.0.0.1:2379`,
-		Args: usageArgs(cobra.NoArgs),
+		Args: cli.Positional(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			program, err := os.Executable()
 			if err != nil {

@@ -224,12 +224,12 @@ func TestDevKeepsItsHandsOffForeignKeys(t *testing.T) {
 func TestDevRefusesBadUsage(t *testing.T) {
 	t.Parallel()
 	for flag, args := range map[string][]string{
-		"--mode":              {"--mode", "nonsense"},
-		"--redis":             {"--redis", "http://x"},
-		"--etcd":              {"--etcd", "ftp://x"},
-		"--kill-leader-every": {"--kill-leader-every", "1ms"},
-		"--duration":          {"--duration", "-1s"},
-		"unknown command":     {"nonsense"},
+		"--mode":               {"--mode", "nonsense"},
+		"--redis":              {"--redis", "http://x"},
+		"--etcd":               {"--etcd", "ftp://x"},
+		"--kill-leader-every":  {"--kill-leader-every", "1ms"},
+		"--duration":           {"--duration", "-1s"},
+		`arguments "nonsense"`: {"nonsense"},
 	} {
 		code, stdout, stderr := runWith(t, nil, append([]string{"dev"}, args...)...)
 		require.Equal(t, exitUsage, code, flag)

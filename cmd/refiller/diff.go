@@ -37,7 +37,7 @@ differs, but under a version that isn't above the one in force, which therefore 
 is 0 if nothing would change, 3 if something would, 1 if that can't be told, 2 for a bad file.
 
 With --shared DOC the document DOC is laid over the file, as run --config-etcd does with the one in etcd.`,
-		Args: usageArgs(cobra.ExactArgs(1)),
+		Args: cli.Positional(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			cfg, err := e.loadFile(args[0], shared, conn.laid)
 			if err != nil {

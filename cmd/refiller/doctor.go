@@ -34,7 +34,7 @@ func doctorCommand(e env) *cobra.Command {
 what evicts or forgets buckets, and whether the clock is sane. It also prints the rights that a Redis user needs. The
 exit code is 0, or 1 if something would keep a refiller from working. It writes one bucket, refiller:doctor, and deletes
 it if it may.`,
-		Args: usageArgs(cobra.NoArgs),
+		Args: cli.Positional(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cfg, err := conn.load()
 			if err != nil {
@@ -51,11 +51,8 @@ it if it may.`,
 			if keys := examined(cfg); len(keys) > 0 && findings[0].Level != doctor.Failure {
 				findings = append(findings, doctor.Buckets(ctx, rdb, keys))
 			}
-			if len(cfg.Election.Endpoints) > 0 {
-				findings = append(findings, examineEtcd(ctx, cfg.Election.Etcd, cfg.RefillPrefix())...)
-			}
-			if cfg.RegistryApart() {
-				findings = append(findings, examineEtcd(ctx, cfg.PoolRegistry, cfg.PoolsPrefix())...)
+			for _, e := range elections(cfg, conn.path != "") {
+				findings = append(findings, e.examine(ctx)...)
 			}
 			acl := doctor.ACL("refiller", cfg.Redis.URL.Kind == redisconn.Cluster)
 			return tell(e.stdout, terminal.Of(e.stdout, e.environ).Width(), output, findings, acl)
@@ -81,20 +78,53 @@ func examined(cfg config.Config) []string {
 	return keys
 }
 
-func examineEtcd(ctx context.Context, e config.Etcd, prefix string) []doctor.Finding {
+// elected is an etcd, and who is elected there.
+type elected struct {
+	config.Etcd
+	section, prefix string
+	does            string // who is elected; empty: nobody is
+}
+
+// elections are those of a configuration. Without a file it isn't known whether anybody is elected.
+func elections(cfg config.Config, file bool) (list []elected) {
+	pools := elected{cfg.PoolRegistry, "pool_registry", cfg.PoolsPrefix(), "coordinates the pools"}
+	switch e := (elected{cfg.Election.Etcd, "election", cfg.RefillPrefix(), "leads"}); {
+	case len(e.Endpoints) == 0:
+	case cfg.Election.Mode == config.ModeEtcd || !file:
+		list = append(list, e)
+	case cfg.Pooled() && !cfg.RegistryApart():
+		e.prefix, e.does = pools.prefix, pools.does
+		list = append(list, e)
+	default:
+		e.does = ""
+		list = append(list, e)
+	}
+	if cfg.RegistryApart() {
+		list = append(list, pools)
+	}
+	return list
+}
+
+func (e elected) examine(ctx context.Context) []doctor.Finding {
 	client, err := etcdconn.Open(e.Options)
 	if err != nil {
-		return []doctor.Finding{doctor.Etcd("", false, err)}
+		return []doctor.Finding{doctor.Etcd(e.section, "", err)}
 	}
 	defer func() { _ = client.Close() }() // the examination is over
 	ctx, cancel := context.WithTimeout(ctx, operateTimeout)
 	defer cancel()
-	leader, err := leaderOf(ctx, client, prefix)
-	findings := []doctor.Finding{doctor.Etcd(leader.Identity, errors.Is(err, election.ErrNoLeader), err)}
+	leader, err := leaderOf(ctx, client, e.prefix)
+	told := leader.Identity + " " + e.does
+	if none := errors.Is(err, election.ErrNoLeader); none && e.does == "" {
+		told, err = "nobody is elected in mode race", nil
+	} else if none {
+		told, err = "nobody "+e.does+" yet", nil
+	}
+	findings := []doctor.Finding{doctor.Etcd(e.section, told, err)}
 	if findings[0].Level == doctor.OK {
 		endpoints, alive := doctor.EtcdEndpoints(ctx, client, e.Endpoints)
 		findings = append(findings, endpoints, doctor.EtcdSpace(ctx, client, alive),
-			doctor.EtcdCompaction(ctx, client, prefix))
+			doctor.EtcdCompaction(ctx, client, e.prefix))
 	}
 	return findings
 }

@@ -45,6 +45,16 @@ func TestDoctorTellsWhatItFindsAndTheLeastRights(t *testing.T) {
 	require.Contains(t, stdout, "check election.endpoints")
 }
 
+func TestDoctorAsksInModeRaceForNoLeader(t *testing.T) {
+	t.Parallel()
+	server, etcd := testenv.Redis(t), testenv.Etcd(t, 1)
+	path := writeConfig(t, strings.Replace(goodConfig, "redis://127.0.0.1:6379/0", server.URL(), 1)+
+		"election: {endpoints: ["+etcd.Endpoints()[0]+"]}\n")
+	code, stdout, stderr := runWith(t, nil, "doctor", "-c", path)
+	require.Zero(t, code, stderr)
+	require.Contains(t, stdout, "nobody is elected in mode race")
+}
+
 // A user with every right on the doctor's own bucket may have none on those of the configuration.
 func TestDoctorExaminesTheBucketsOfTheConfiguration(t *testing.T) {
 	t.Parallel()

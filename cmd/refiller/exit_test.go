@@ -18,6 +18,28 @@ func TestAFileThatCannotBeReadIsAFailureAndAFlagThatThereIsNotIsUsage(t *testing
 		"-c FILE", "--etcd=localhost:1 --etcd-username=u --etcd-password-file FILE",
 		"--etcd=https://localhost:1 --etcd-ca FILE",
 	}
+	run := func(args []string) (int, string) {
+		var errs strings.Builder
+		return run(t.Context(), args, fields.Environment{}, strings.NewReader(""), &errs, &errs), errs.String()
+	}
+	const duration = ": want a duration, such as 500ms, 10s or 5m"
+	const address = ": want host:port, http://host:port or https://host:port"
+	clitest.WrongInput(t, map[string]string{
+		"status --addr foo":                                   `--addr "foo"` + address,
+		"status --addr :9090x":                                `--addr ":9090x"` + address,
+		"status --addr ftp://foo":                             `--addr "ftp://foo"` + address,
+		"pool status --history --addr foo --etcd 127.0.0.1:1": `--addr "foo"` + address,
+		"status --watch 5s":                                   `arguments "5s": want refiller status [--watch[=TIME]]`,
+		"status --watch=5":                                    `--watch "5"` + duration,
+		"dev --kill-leader-every 5":                           `--kill-leader-every "5"` + duration,
+		"dev --regions eu,us --cut us --cut-after soon":       `--cut-after "soon"` + duration,
+		"pool fence us --drain --wait 5 --etcd 127.0.0.1:1":   `--wait "5"` + duration,
+		"run --config-etcd=maybe":                             `--config-etcd "maybe": want true or false`,
+		"grant":                                               "no argument: want refiller grant KEY -n TOKENS",
+		"grant a b":                                           `arguments "a" "b": want refiller grant KEY`,
+		"grant k -n 1.5":                                      `--tokens "1.5": want a whole number from 1 to`,
+		"version now":                                         `arguments "now": want refiller version`,
+	}, run)
 	clitest.ExitCodes(t, rootCommand(env{}), map[string][]string{
 		"run":           {"-c FILE"},
 		"check":         {"FILE", "--shared FILE GOOD"},
@@ -37,8 +59,5 @@ func TestAFileThatCannotBeReadIsAFailureAndAFlagThatThereIsNotIsUsage(t *testing
 		"doctor":        config,
 		"dev":           nil,
 		"version":       nil,
-	}, goodConfig, func(args []string) (int, string) {
-		var errs strings.Builder
-		return run(t.Context(), args, fields.Environment{}, strings.NewReader(""), &errs, &errs), errs.String()
-	})
+	}, goodConfig, run)
 }

@@ -46,7 +46,7 @@ func limitSetCommand(e env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "set KEY [--capacity N] [--rate R]",
 		Short: "Set the override of a key",
-		Args:  usageArgs(cobra.ExactArgs(1)),
+		Args:  cli.Positional(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o := policy.Override{Capacity: capacity}
 			if cmd.Flags().Lookup("rate").Changed {
@@ -76,7 +76,7 @@ func limitUnsetCommand(e env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "unset KEY",
 		Short: "End the override of a key: its template counts again",
-		Args:  usageArgs(cobra.ExactArgs(1)),
+		Args:  cli.Positional(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return op.change(cmd.Context(), args[0], nil, func(ctx context.Context, s *override.Store) (override.Limit, error) {
 				return s.Unset(ctx, args[0])
@@ -92,7 +92,7 @@ func limitGetCommand(e env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "get KEY",
 		Short: "Tell what counts for a key: its override or its template",
-		Args:  usageArgs(cobra.ExactArgs(1)),
+		Args:  cli.Positional(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := lua.CheckKey(args[0]); err != nil {
 				return cli.Usage(err)
@@ -121,7 +121,7 @@ func limitListCommand(e env) *cobra.Command {
 		Use:   "list",
 		Short: "List all overrides by key",
 		Long:  "List all overrides by key. With -o json the answer is an object per line.",
-		Args:  usageArgs(cobra.NoArgs),
+		Args:  cli.Positional(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return op.overrides(cmd.Context(), listTimeout, func(ctx context.Context, s *override.Store) error {
 				var list []override.Limit

@@ -29,7 +29,7 @@ func grantCommand(e env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "grant KEY -n TOKENS",
 		Short: "Add tokens to a bucket, up to its capacity",
-		Args:  usageArgs(cobra.ExactArgs(1)),
+		Args:  cli.Positional(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			act := func(ctx context.Context, rdb redis.UniversalClient) (lua.OperatorReply, error) {
 				return lua.Grant(ctx, rdb, args[0], n)
@@ -48,7 +48,7 @@ func resetCommand(e env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "reset KEY [-n TOKENS]",
 		Short: "Set a bucket's tokens (default: its capacity) and drop the credit of the time up to now",
-		Args:  usageArgs(cobra.ExactArgs(1)),
+		Args:  cli.Positional(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			act := func(ctx context.Context, rdb redis.UniversalClient) (lua.OperatorReply, error) {
 				return reset(ctx, rdb, args[0], n)

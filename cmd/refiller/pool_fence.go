@@ -50,7 +50,7 @@ its consumers take on, the pools' rates are exceeded by what it had.
 With --drain the region itself gives up what it has: once it has acknowledged that, which takes a second or so, the
 others get it, and no rate is exceeded. This is for a planned leave. The region must reach etcd, and its consumers are
 denied from then on. If it doesn't acknowledge within --wait, the exit code is 1 and the drain stays asked for.`,
-		Args: usageArgs(cobra.ExactArgs(1)),
+		Args: cli.Positional(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if cmd.Flags().Changed("wait") && !f.drain {
 				return cli.Usage(errors.New("--wait is how long to wait for a drain: give --drain, too"))
@@ -210,7 +210,7 @@ func poolLiftCommand(e env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "lift REGION",
 		Short: "End a region's fence or drain",
-		Args:  usageArgs(cobra.ExactArgs(1)),
+		Args:  cli.Positional(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return p.act(cmd, "pool lift", args[0], reason,
 				func(ctx context.Context, client *clientv3.Client, prefix string) error {

@@ -32,7 +32,7 @@ everything is acknowledged: what shrinks comes first. DEMAND is known up to the 
 keeps its floor; one that has never reported is taken for one that nobody asks anything of.
 
 The addresses of etcd are the configuration's. Fields that change are shown by "refiller diff".`,
-		Args: usageArgs(cobra.ExactArgs(1)),
+		Args: cli.Positional(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			cfg, err := e.loadFile(args[0], "", conn.laid)
 			if err != nil {
@@ -281,11 +281,13 @@ func (r plannedRegion) note(pool string) string {
 	if r.Change != "none" && pool != "added" && pool != "removed" {
 		notes = append(notes, r.Change)
 	}
-	switch r.State {
-	case "alive":
-	case "silent":
+	switch {
+	case r.State == "alive":
+	case r.State == "silent" && r.Now == 0 && r.Change == "none":
+		notes = append(notes, "silent: "+owedFloor)
+	case r.State == "silent":
 		notes = append(notes, "silent: its floor") // also if it leaves: until it acknowledges that
-	case "unheard":
+	case r.State == "unheard":
 		notes = append(notes, "has never reported")
 	default:
 		notes = append(notes, r.State)

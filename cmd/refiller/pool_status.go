@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -31,20 +32,23 @@ type poolStatus struct {
 func poolStatusCommand(e env) *cobra.Command {
 	p := poolStatus{pools: pools{connection{env: e}}}
 	cmd := &cobra.Command{
-		Use:   "status",
+		Use:   "status [--watch[=TIME]]",
 		Short: "Tell how the regions share each pool, and who coordinates",
 		Long: `Read the pools from etcd: what each region was granted, its floor and demand, what it may be using at most
 (claimed), and its last report. Ages compare the clock of the region's Redis with the one here.
 
 With --history, what part of each pool's rate each region had in the last hour, a column a minute, from the memory of
 the replica whose admin server is at --addr: that of up to 256 shares (pools × regions).`,
-		Args: usageArgs(cobra.NoArgs),
+		Args: cli.Positional(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := p.validate(); err != nil {
 				return err
 			}
 			if p.addr != "" && !p.history {
 				return cli.Usage(errors.New("--addr is where the history is read: give --history, too"))
+			}
+			if _, err := adminURL("--addr", p.addr); p.addr != "" && err != nil {
+				return err
 			}
 			client, cfg, err := p.open()
 			if err != nil {
@@ -90,11 +94,8 @@ func (p *poolStatus) write(ctx context.Context, w io.Writer, width int, client *
 
 // readHistory asks a replica how the shares stood.
 func (p *poolStatus) readHistory(ctx context.Context, cfg config.Config) (list []admin.ShareHistory, err error) {
-	addr := p.addr
-	if addr == "" {
-		addr = cfg.Listen
-	}
-	if addr, err = adminURL(addr); err != nil {
+	addr, err := adminURL("--addr", cmp.Or(p.addr, cfg.Listen))
+	if err != nil {
 		return nil, err
 	}
 	body, err := get(ctx, strings.TrimSuffix(addr, "/")+"/shares")
@@ -110,7 +111,7 @@ func (p *poolStatus) readHistory(ctx context.Context, cfg config.Config) (list [
 // poolAnswer is what pool status tells.
 type poolAnswer struct {
 	Coordinator string `json:"coordinator"` // empty: nobody
-	Epoch       int64  `json:"epoch"`
+	Epoch       int64  `json:"epoch"`       // of its term
 	pool.Status
 
 	History []admin.ShareHistory `json:"history,omitempty"` // of the last hour
@@ -119,7 +120,7 @@ type poolAnswer struct {
 func (a poolAnswer) write(w io.Writer, width int, now time.Time) error {
 	coordinator := "nobody: shares stay as they are, and grants end"
 	if a.Coordinator != "" {
-		coordinator = fmt.Sprintf("%s, epoch %d", a.Coordinator, a.Epoch)
+		coordinator = fmt.Sprintf("%s, elected in epoch %d", a.Coordinator, a.Epoch)
 	}
 	errs := []error{terminal.WritePairs(w, width, []terminal.Pair{
 		{Name: "coordinator", Text: coordinator}, {Name: "pools", Text: fmt.Sprintf("version %d", a.Version)}})}
@@ -165,6 +166,9 @@ func (a poolAnswer) writeHistory(w io.Writer, width int, name string) error {
 	return errors.Join(line(w, "part of the rate, minute by minute up to now:"), t.Write(w, width))
 }
 
+// owedFloor tells of a region that was declared to use nothing and no longer is: the others leave it its floor.
+const owedFloor = "its floor once it reports"
+
 // grant is how a region's grant stands, or why that doesn't matter.
 func grant(r pool.RegionStatus, now time.Time) string {
 	switch {
@@ -179,6 +183,8 @@ func grant(r pool.RegionStatus, now time.Time) string {
 	}
 	since := max(0, now.Sub(r.At)) // the report tells how the grant stood then
 	switch stands := admin.Grant(r.Age+since.Seconds(), r.Remaining-since.Seconds()); {
+	case since > alive && r.Granted == 0:
+		return "silent: " + owedFloor
 	case since > alive:
 		return "silent, " + stands
 	case !r.Applied:

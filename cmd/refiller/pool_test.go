@@ -73,7 +73,7 @@ func TestPoolStatusFenceAndLift(t *testing.T) {
 
 	code, stdout, stderr := runWith(t, nil, "pool", "status", "-c", path)
 	require.Zero(t, code, stderr)
-	require.Regexp(t, `coordinator +eu/one, epoch \d+`, stdout)
+	require.Regexp(t, `coordinator +eu/one, elected in epoch \d+`, stdout)
 	require.Regexp(t, `payments +1000/s, capacity 3000; closed: floors only, until these acknowledge it or are fenced: us; at most 100/s in use`, stdout)
 	require.Regexp(t, `(?m)^eu +100/s +100/s .* renewed \d\.\d s ago$`, stdout)
 	require.Regexp(t, `(?m)^us +0/s .* never +has never reported$`, stdout)
@@ -109,12 +109,15 @@ func TestPoolStatusFenceAndLift(t *testing.T) {
 	require.Equal(t, exitFailed, code)
 	require.Contains(t, stderr, "region is not fenced")
 
+	_, stdout, _ = runWith(t, nil, "doctor", "-c", path)
+	require.Contains(t, stdout, "eu/one coordinates the pools")
+	require.NotContains(t, stdout, "leads", "in mode race nobody does")
 	code, stdout, stderr = runWith(t, nil, "status", "--addr", addr)
 	require.Zero(t, code, stderr)
-	require.Regexp(t, `pools +in eu; eu/one coordinates under epoch`, stdout)
+	require.Regexp(t, `pools +in eu; eu/one coordinates, elected in epoch`, stdout)
 	page, err := get(t.Context(), "http://"+addr+"/")
 	require.NoError(t, err)
-	for _, want := range []string{`<h2 id="pools">Pools in eu</h2>`, "eu/one coordinates all regions under epoch",
+	for _, want := range []string{`<h2 id="pools">Pools in eu</h2>`, "eu/one coordinates all regions, elected in epoch",
 		`<td>payments</td>`, "750/s of 1\u202f000/s"} {
 		require.Contains(t, string(page), want)
 	}
@@ -131,10 +134,14 @@ func TestPoolStatusSaysHowAGrantStands(t *testing.T) {
 		"silent, on its floor":             {Age: 0.5, Remaining: 11.5, At: now.Add(-13 * time.Second)},
 		"silent, not renewed, ends in 1 s": {Remaining: 12, At: now.Add(-11 * time.Second)},
 	} {
-		r.Configured, r.Reported, r.Applied = true, true, true
+		r.Configured, r.Reported, r.Applied, r.Granted = true, true, true, 100
 		require.Equal(t, want, grant(r, now))
 	}
-	r := pool.RegionStatus{Configured: true, Reported: true, At: now, Remaining: 12}
+	lifted := pool.RegionStatus{Configured: true, Reported: true, Capacity: 1, At: now.Add(-time.Minute)}
+	require.Equal(t, "silent: its floor once it reports", grant(lifted, now))
+	require.Equal(t, "silent: its floor once it reports",
+		plannedRegion{State: "silent", Change: "none", Then: 100}.note("changed"))
+	r := pool.RegionStatus{Configured: true, Reported: true, At: now, Remaining: 12, Granted: 100}
 	require.Equal(t, "has yet to acknowledge", grant(r, now))
 	r.Fenced = &pool.Fencing{Operator: "ann", At: now, Reason: "flood"}
 	require.Equal(t, "fenced by ann at 2023-11-14 22:13:20: flood", grant(r, now))
@@ -175,7 +182,7 @@ func TestPoolCommandsSayWhatIsMissing(t *testing.T) {
 		"where is etcd? give --config FILE or --etcd HOST:PORT": {"pool", "status"},
 		"want text or json":               {"pool", "status", "-o", "xml"},
 		"--watch 1ms: want 100ms or more": {"pool", "status", "--watch=1ms"},
-		"accepts 1 arg":                   {"pool", "fence"},
+		"no argument: want":               {"pool", "fence"},
 	} {
 		code, _, stderr := runWith(t, nil, args...)
 		require.Equal(t, exitUsage, code, stderr)

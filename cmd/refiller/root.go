@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -42,7 +43,7 @@ var commands = []func(env) *cobra.Command{
 	poolCommand,
 	doctorCommand,
 	devCommand,
-	func(e env) *cobra.Command { return withoutArgs(cli.VersionCommand("refiller", e.stdout)) },
+	func(e env) *cobra.Command { return cli.VersionCommand("refiller", e.stdout) },
 }
 
 // run runs the command that the arguments name and returns the exit code.
@@ -55,22 +56,23 @@ func run(ctx context.Context, args []string, environ fields.Environment, stdin i
 	if err == nil || ctx.Err() != nil && errors.Is(err, context.Canceled) {
 		return exitOK
 	}
+	text := strings.TrimPrefix(err.Error(), "refiller: ") // which begins errors of package lua, too
 	var problems config.Problems
 	var usage cli.UsageError
 	switch {
 	case errors.Is(err, errDifferent):
 		return exitOthers
 	case cli.Unreadable(err):
-		fmt.Fprintf(stderr, "refiller: %v\n", err)
+		fmt.Fprintf(stderr, "refiller: %s\n", text)
 		return exitFailed
 	case errors.As(err, &problems): // one line each, in the form that editors jump to
 		fmt.Fprintln(stderr, err)
 		return exitUsage
 	case errors.As(err, &usage):
-		fmt.Fprintf(stderr, "refiller: %v\nRun 'refiller --help' for usage.\n", err)
+		fmt.Fprintf(stderr, "refiller: %s\nRun 'refiller --help' for usage.\n", text)
 		return exitUsage
 	default:
-		fmt.Fprintf(stderr, "refiller: %v\n", err)
+		fmt.Fprintf(stderr, "refiller: %s\n", text)
 		return exitFailed
 	}
 }
@@ -84,24 +86,4 @@ func rootCommand(e env) *cobra.Command {
 		root.AddCommand(command(e))
 	}
 	return root
-}
-
-// withoutArgs makes a command refuse arguments.
-func withoutArgs(cmd *cobra.Command) *cobra.Command {
-	cmd.Args = usageArgs(cobra.NoArgs)
-	return cmd
-}
-
-// usageArgs makes a check of positional arguments report wrong usage.
-func usageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
-	return func(cmd *cobra.Command, args []string) error {
-		err := check(cmd, args)
-		switch {
-		case err == nil:
-			return nil
-		case cmd.HasParent() && !cmd.HasSubCommands(): // the number of arguments is wrong: say which it wants
-			err = fmt.Errorf("%w: want %s", err, cmd.UseLine())
-		}
-		return cli.Usage(err)
-	}
 }

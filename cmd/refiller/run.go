@@ -57,7 +57,7 @@ another policy under the same version is refused and reported (log, /status, /me
 With --config-etcd a document at <election.prefix>/config in etcd (with pools, /regions/<region>/config) changes all
 replicas at once: its version, buckets, pools and refill_interval stand instead of the file's if its version is above
 the file's.`,
-		Args: usageArgs(cobra.NoArgs),
+		Args: cli.Positional(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := r.check(); err != nil {
 				return err

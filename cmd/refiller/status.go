@@ -16,6 +16,7 @@ import (
 
 	"github.com/tokenrefill/refiller/internal/admin"
 	"github.com/tokenrefill/refiller/internal/cli"
+	"github.com/tokenrefill/refiller/internal/fields"
 	"github.com/tokenrefill/refiller/internal/terminal"
 )
 
@@ -28,20 +29,19 @@ func statusCommand(e env) *cobra.Command {
 	var addr string
 	var d display
 	cmd := &cobra.Command{
-		Use:   "status",
+		Use:   "status [--watch[=TIME]]",
 		Short: "Tell who leads and how the buckets stand",
 		Long:  "Ask a running replica's admin server who leads, under which epoch, and how each bucket stands.",
-		Args:  usageArgs(cobra.NoArgs),
+		Args:  cli.Positional(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := d.validate(); err != nil {
 				return err
 			}
-			if !cmd.Flags().Changed("addr") {
-				if listen := e.environ["REFILLER_LISTEN"]; listen != "" {
-					addr = listen
-				}
+			from := "--addr"
+			if listen := e.environ["REFILLER_LISTEN"]; listen != "" && !cmd.Flags().Changed("addr") {
+				from, addr = "REFILLER_LISTEN", listen
 			}
-			addr, err := adminURL(addr)
+			addr, err := adminURL(from, addr)
 			if err != nil {
 				return err
 			}
@@ -72,14 +72,17 @@ func showStatus(ctx context.Context, w io.Writer, width int, addr, output string
 	return writeStatus(w, width, s)
 }
 
-// adminURL is the URL of an admin server that may be given as host:port.
-func adminURL(addr string) (string, error) {
-	text := addr
+// adminURL is the URL of an admin server that may be given as host:port. Errors name where it is from.
+func adminURL(from, addr string) (string, error) {
+	text, portless := addr, false
 	if !strings.Contains(text, "://") {
-		text = "http://" + text
+		_, port, _ := strings.Cut(addr, ":")
+		text, portless = "http://"+text, port == ""
 	}
-	if u, err := url.Parse(text); err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
-		return "", cli.Usage(fmt.Errorf("--addr %q: want host:port, http://host:port or https://host:port", addr))
+	u, err := url.Parse(text)
+	if err != nil || portless || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
+		return "", cli.Usage(fmt.Errorf("%s %s: want host:port, http://host:port or https://host:port", from,
+			fields.Quote(addr)))
 	}
 	return text, nil
 }
@@ -191,9 +194,9 @@ func whoRefills(s admin.Status) string {
 
 // bucketTable shows how the buckets stand.
 func bucketTable(s admin.Status) *terminal.Table {
-	t := terminal.NewTable(terminal.Column{Name: "BUCKET", Text: true}, number("TOKENS", 0), number("CAPACITY", 0),
-		number("OUTSTANDING", 3), terminal.Column{Name: "RATE", Text: true}, number("INDEX", 4), number("REFILLED", 2),
-		terminal.Column{Name: "VERSION", Spare: 1})
+	text := func(name string) terminal.Column { return terminal.Column{Name: name, Text: true, Least: 28} }
+	t := terminal.NewTable(text("BUCKET"), number("TOKENS", 0), number("CAPACITY", 0), number("OUTSTANDING", 3),
+		text("RATE"), number("INDEX", 4), number("REFILLED", 2), terminal.Column{Name: "VERSION", Spare: 1})
 	for _, b := range s.Buckets {
 		if b.Error != "" {
 			t.Note(b.Key, b.Error)
@@ -293,7 +296,7 @@ func troublePairs(s admin.Status) []terminal.Pair {
 func writePools(w io.Writer, width int, region string, p admin.Pools) error {
 	coordinator := "nobody is known to coordinate: " + p.Election
 	if p.Coordinator != nil {
-		coordinator = fmt.Sprintf("%s coordinates under epoch %d", p.Coordinator.Identity, p.Coordinator.Epoch)
+		coordinator = fmt.Sprintf("%s coordinates, elected in epoch %d", p.Coordinator.Identity, p.Coordinator.Epoch)
 	}
 	pairs := []terminal.Pair{{Name: "pools", Text: fmt.Sprintf("in %s; %s", region, coordinator)}}
 	for _, away := range []terminal.Pair{{Name: "etcd", Text: p.Cut}, {Name: "redis", Text: p.Away}} {

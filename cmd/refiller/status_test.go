@@ -39,9 +39,10 @@ func someStatus() admin.Status {
 				Index: 998877, Age: 52,
 				Policy: 20261122, Conflict: true, Differs: []config.Difference{{Field: "rate", InForce: "123456/s", File: "5/s"}}},
 			{Key: "a\x1b[31mb", Tokens: 3321, Capacity: 5000, Rate: "5/s", Age: 3},
+			{Key: "digest", Tokens: 1, Capacity: 2, Schedule: "1000, @daily Europe/Berlin", Age: 9},
 			{Key: "daily", Error: "malformed: its key holds a list where the index should be"},
 		},
-		Found: 5, Total: 6, Conflicts: admin.Mismatch{Total: 1},
+		Found: 6, Total: 7, Conflicts: admin.Mismatch{Total: 1},
 		Templates: []admin.Template{{Prefix: "user:", Shards: 6, Active: 123456, Refills: 7654321}},
 		Pools: &admin.Pools{Coordinator: &admin.Leader{Identity: "eu/refiller-0", Epoch: 9}, Cut: "context deadline exceeded",
 			Shares: []admin.Share{
@@ -60,6 +61,10 @@ func TestStatusFitsEightyColumnsWithoutCuttingANumber(t *testing.T) {
 		}
 		for _, whole := range []string{"1234567", "9876543", "3321", "5000", "123456", "612.5/s", "1000/s", "ends in 8 s"} {
 			require.Contains(t, out.String(), whole, "at %d columns", width)
+		}
+		if width >= 80 {
+			require.Contains(t, out.String(), "  1000, @daily Europe/Berlin", "the policy goes before what may be left out")
+			require.Contains(t, out.String(), "payments:provider:charges:eu")
 		}
 	}
 }
@@ -158,6 +163,7 @@ func TestStatusOfPoolsAloneShowsNoTableOfBuckets(t *testing.T) {
 	page, err := get(t.Context(), "http://"+addr+"/")
 	require.NoError(t, err)
 	require.Contains(t, string(page), "No bucket has a policy of its own.")
+	require.Contains(t, string(page), "<p>1 pool; as read at the start</p>")
 	require.NotContains(t, string(page), "0 to 0 of")
 }
 

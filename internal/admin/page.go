@@ -2,6 +2,7 @@ package admin
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"embed"
 	"fmt"
@@ -167,6 +168,20 @@ func count(n any, thing string) string {
 		thing += "s"
 	}
 	return s + " " + thing
+}
+
+// Held tells of what the configuration has policies for.
+func (v view) Held() string {
+	var held []string
+	for _, of := range []struct {
+		n     int
+		thing string
+	}{{v.Total - v.Pooled, "bucket"}, {v.Pooled, "pool"}, {len(v.Templates), "template"}} {
+		if of.n > 0 {
+			held = append(held, count(of.n, of.thing))
+		}
+	}
+	return cmp.Or(strings.Join(held, ", "), "no bucket")
 }
 
 func decimal(f float64) string {

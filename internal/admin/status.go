@@ -58,6 +58,7 @@ type Status struct {
 	Buckets  []Bucket         `json:"buckets"`
 	Found    int              `json:"buckets_found"` // of which Buckets is a part
 	Total    int              `json:"buckets_total"` // configured
+	Pooled   int              `json:"-"`             // of Total: those of pools
 
 	Templates []Template `json:"templates,omitempty"` // those whose buckets are refilled
 
@@ -128,7 +129,7 @@ type Trouble struct {
 // Pools are the pools of all regions as a replica of one region sees them.
 type Pools struct {
 	Coordinating bool    `json:"coordinating"`          // this replica hands out the shares
-	Epoch        int64   `json:"epoch,omitempty"`       // of this replica's present or last term as the coordinator
+	Epoch        int64   `json:"epoch,omitempty"`       // pool epoch under which this replica writes shares, or last did
 	Coordinator  *Leader `json:"coordinator,omitempty"` // of all regions
 	Election     string  `json:"election_error,omitempty"`
 	Cut          string  `json:"etcd_error,omitempty"`  // why etcd doesn't answer

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/tokenrefill/refiller/internal/build"
 	"github.com/tokenrefill/refiller/internal/fields"
@@ -33,8 +34,44 @@ func Root(root *cobra.Command, stdin io.Reader, stdout, stderr io.Writer) *cobra
 	root.SetOut(stdout)
 	root.SetErr(stderr)
 	root.SetHelpFunc(func(cmd *cobra.Command, _ []string) { _ = writeHelp(cmd.OutOrStdout(), cmd) }) // nobody to tell
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return Usage(err) })
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
+		if bad := (*pflag.InvalidValueError)(nil); errors.As(err, &bad) {
+			f := bad.GetFlag()
+			err = fmt.Errorf("--%s %s: %w", f.Name, fields.Quote(bad.GetValue()), Wanted(f, bad.Unwrap()))
+		}
+		return Usage(err)
+	})
 	return root
+}
+
+// wants are what values of Go's own types are to be.
+var wants = map[string]string{
+	"bool": "true or false", "int": "a whole number", "duration": "a duration, such as 500ms, 10s or 5m",
+}
+
+// Wanted is what is wrong with a value of a flag: what it is to be, rather than an error of Go's own.
+func Wanted(f *pflag.Flag, err error) error {
+	if want := wants[f.Value.Type()]; want != "" {
+		return errors.New("want " + want)
+	}
+	return err
+}
+
+// Positional has a check of positional arguments report wrong usage: what was given, and what the command wants.
+func Positional(check cobra.PositionalArgs) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if check(cmd, args) == nil {
+			return nil
+		}
+		given := "no argument"
+		if len(args) > 0 {
+			given = "arguments"
+			for _, arg := range args {
+				given += " " + fields.Quote(arg)
+			}
+		}
+		return Usage(fmt.Errorf("%s: want %s", given, cmd.UseLine()))
+	}
 }
 
 // OutputFlag gives a command the flag --output, the form of its answer, and has it refuse any other than text and JSON.
@@ -87,7 +124,7 @@ func Unreadable(err error) bool {
 // VersionCommand prints which version of a program this is.
 func VersionCommand(program string, stdout io.Writer) *cobra.Command {
 	return &cobra.Command{
-		Use: "version", Short: "Print the version",
+		Use: "version", Short: "Print the version", Args: Positional(cobra.NoArgs),
 		RunE: func(*cobra.Command, []string) error {
 			_, err := fmt.Fprintln(stdout, program, "version", build.Version())
 			return err

@@ -214,16 +214,14 @@ func clock(ctx context.Context, rdb redis.UniversalClient) Finding {
 	return f
 }
 
-// Etcd is the finding of an election service: who leads, or why nobody knows.
-func Etcd(leader string, none bool, err error) Finding {
-	f := Finding{Check: "etcd answers", Level: OK, Detail: leader + " leads"}
+// Etcd is the finding of an etcd that was asked: what it told, or why nobody knows. section is that of its endpoints.
+func Etcd(section, told string, err error) Finding {
+	f := Finding{Check: "etcd answers", Level: OK, Detail: told}
 	switch {
-	case none:
-		f.Detail = "nobody leads yet"
 	case errors.Is(err, context.DeadlineExceeded):
-		f.Level, f.Detail, f.Advice = Failure, "no answer in time", "check election.endpoints and the network"
+		f.Level, f.Detail, f.Advice = Failure, "no answer in time", "check "+section+".endpoints and the network"
 	case err != nil:
-		f.Level, f.Detail, f.Advice = Failure, err.Error(), "check election.endpoints, TLS, user and password"
+		f.Level, f.Detail, f.Advice = Failure, err.Error(), "check "+section+".endpoints, TLS, user and password"
 	}
 	return f
 }

@@ -67,12 +67,12 @@ func (d *Decoder) parse(source string, data []byte) *layer {
 	if errors.Is(err, io.EOF) || err == nil && len(document.Content) == 0 {
 		return whole(1, "the file is empty")
 	} else if err != nil {
-		return whole(malformed(err, data))
+		return whole(Malformed(err, data))
 	}
 	if err := in.Decode(&second); err == nil {
 		return whole(second.Line, "a second document begins here: a file has one")
 	} else if !errors.Is(err, io.EOF) {
-		return whole(malformed(err, data))
+		return whole(Malformed(err, data))
 	}
 	l, before := &layer{source, document.Content[0]}, len(d.problems)
 	d.refuseFeatures(l, l.root)
@@ -90,9 +90,9 @@ func (d *Decoder) parse(source string, data []byte) *layer {
 // tabbed is a line with a tab in its indentation, also in that behind a dash or a name.
 var tabbed = regexp.MustCompile(`^[ -]*\t|^[^"'#]*[:-] *\t`)
 
-// malformed says what the parser found wrong, and on which line. The parser has no word for tabs, and may name the line
+// Malformed says what the parser found wrong, and on which line. The parser has no word for tabs, and may name the line
 // before.
-func malformed(err error, data []byte) (line int, msg string) {
+func Malformed(err error, data []byte) (line int, msg string) {
 	if m := yamlError.FindStringSubmatch(err.Error()); m != nil {
 		line, _ = strconv.Atoi(m[1])
 	}

@@ -43,9 +43,10 @@ var (
 	descPoolEtcd = desc("pool_etcd_up", "1 if etcd answers this replica's agent.")
 
 	descPoolCoordinating = desc("pool_coordinating", "1 while this replica coordinates the pools of all regions.")
-	descPoolEpoch        = desc("pool_epoch", "Epoch of this replica's present or last term as the coordinator.")
-	descPoolTerms        = desc("pool_terms_total", "Terms in which this replica has coordinated.")
-	descPoolWrites       = desc("pool_share_writes_total",
+	descPoolEpoch        = desc("pool_epoch",
+		"Pool epoch under which this replica writes shares, or last wrote them, as the coordinator.")
+	descPoolTerms  = desc("pool_terms_total", "Terms in which this replica has coordinated.")
+	descPoolWrites = desc("pool_share_writes_total",
 		"Regions' shares that this replica has written as the coordinator.")
 	descPoolRefused = desc("pool_share_writes_refused_total",
 		"Transactions of this replica as the coordinator that etcd refused, since a share had changed.")

@@ -45,7 +45,7 @@ func (r *Replica) Status(ctx context.Context, q admin.Query) admin.Status {
 		Identity: r.identity, Region: cfg.Region, Version: r.build, Mode: cfg.Election.Mode.String(), Config: s.Version,
 		Redis: cfg.Redis.String(), Started: r.started, Now: time.Now(), Leading: s.Leading, Racing: s.Racing, Epoch: s.Epoch,
 		Calls: map[string]int64{}, Errors: s.Errors, Faults: s.Faults, Added: s.Added, Clamped: s.Clamped,
-		Total: len(buckets(cfg)), Buckets: []admin.Bucket{},
+		Total: len(buckets(cfg)), Pooled: len(pooled(cfg)), Buckets: []admin.Bucket{},
 		Takeovers: []admin.Takeover{}, Replicas: []admin.Replica{},
 	}
 	r.mu.Lock()

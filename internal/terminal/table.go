@@ -19,6 +19,8 @@ type Column struct {
 	Name  string
 	Right bool // its cells are numbers, and stand at the right
 	Text  bool // its cells may be cut
+	// Least is to how many columns its cells are cut before a column to spare is left out.
+	Least int
 	// Spare tells when the column is left out of a table that is too wide even with its texts cut: 0 never, otherwise the
 	// higher, the sooner.
 	Spare int
@@ -91,15 +93,14 @@ func (t *Table) fit(rows []row, width int) []int {
 		}
 	}
 	for {
-		widths := slices.Clone(whole)
+		widths, spare := slices.Clone(whole), t.mostSpare(whole)
 		for width > 0 && total(widths) > width {
-			widest := t.widestText(widths)
+			widest := t.widestText(widths, spare >= 0)
 			if widest < 0 {
 				break
 			}
 			widths[widest]--
 		}
-		spare := t.mostSpare(whole)
 		if width <= 0 || total(widths) <= width || spare < 0 {
 			return widths
 		}
@@ -107,11 +108,16 @@ func (t *Table) fit(rows []row, width int) []int {
 	}
 }
 
-// widestText is the widest column that may be cut further, -1 if there is none.
-func (t *Table) widestText(widths []int) int {
+// widestText is the widest column that may be cut further, -1 if there is none. While there is a column to spare, none
+// is cut below its least.
+func (t *Table) widestText(widths []int, spare bool) int {
 	widest := -1
 	for i, c := range t.columns {
-		if c.Text && widths[i] > minCutCell && (widest < 0 || widths[i] > widths[widest]) {
+		least := minCutCell
+		if spare {
+			least = max(least, c.Least)
+		}
+		if c.Text && widths[i] > least && (widest < 0 || widths[i] > widths[widest]) {
 			widest = i
 		}
 	}

@@ -20,8 +20,8 @@ const columns = 120
 var longLines = map[string]int{
 	"bench":                    1,
 	"bench/scalechart":         2,
-	"cmd/consumer":             21,
-	"cmd/refiller":             22,
+	"cmd/consumer":             3,
+	"cmd/refiller":             9,
 	"deploy/k8s":               4,
 	"election":                 1,
 	"fetch":                    2,

@@ -76,6 +76,20 @@ func ExitCodes(
 	}
 }
 
+// WrongInput runs each list of arguments, which is wrong usage, and looks for what is said of it: the flag or argument
+// and what is allowed, and nothing of Go's own.
+func WrongInput(t *testing.T, wrong map[string]string, run func(args []string) (int, string)) {
+	t.Helper()
+	for line, says := range wrong {
+		code, said := run(strings.Fields(line))
+		require.Equal(t, usage, code, "%s: %s", line, said)
+		require.Contains(t, said, says, line)
+		for _, own := range []string{"strconv", "time:", "invalid argument", "arg(s)"} {
+			require.NotContains(t, said, own, line)
+		}
+	}
+}
+
 // leaves are the commands that do something themselves.
 func leaves(cmd *cobra.Command, path string) []string {
 	var list []string

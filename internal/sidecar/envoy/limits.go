@@ -27,14 +27,23 @@ type Limits struct {
 
 	domains map[string]*node
 	windows *Windows
-	files   map[string]string // what each limits
+	files   map[string]content
 }
 
 // Domain reports whether there are limits for a domain.
 func (r *Limits) Domain(name string) bool { return r.domains[name] != nil }
 
-// Describe is what a file of theirs limits.
-func (r *Limits) Describe(file string) string { return r.files[file] }
+// content is what a file limits.
+type content struct {
+	domain string
+	limits int
+}
+
+// Describe tells the domain of a file of theirs, and how many limits it has.
+func (r *Limits) Describe(file string) (domain string, limits int) {
+	d := r.files[file]
+	return d.domain, d.limits
+}
 
 // rateLimit is what a descriptor is answered by: one of unlimited, bucket and
 // window.
@@ -90,7 +99,7 @@ type fileReplaced struct {
 // Parse reads files, by name, of one domain each. Windows, which need no bucket, are kept where w says; a nil w makes
 // limits that can be checked but not asked.
 func Parse(files map[string][]byte, w *Windows) (*Limits, error) {
-	r := &Limits{domains: make(map[string]*node), windows: w, files: make(map[string]string)}
+	r := &Limits{domains: make(map[string]*node), windows: w, files: make(map[string]content)}
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(files)) {
 		p := parser{file: name, windows: w}
@@ -100,7 +109,7 @@ func Parse(files map[string][]byte, w *Windows) (*Limits, error) {
 		} else {
 			p.add(r.domains, d)
 		}
-		r.files[name] = fmt.Sprintf("domain %s: %d limits", d.Domain, p.limits)
+		r.files[name] = content{d.Domain, p.limits}
 		errs = append(errs, p.errs...)
 	}
 	if err := errors.Join(errs...); err != nil {
