@@ -100,7 +100,11 @@ func (t *term) learn(e entry, now time.Time) {
 func (t *term) failed(e entry, err error) {
 	if err != nil && t.logged != e.key+e.value {
 		t.logged = e.key + e.value
-		t.log.Error("record can't be read: shares are renewed as they are, and nobody gets more", "key", e.key, "error", err)
+		what := "record can't be read: shares are renewed as they are, and nobody gets more"
+		if e.key == epochKey {
+			what = "epoch can't be read: no share is written until the key is deleted"
+		}
+		t.log.Error(what, "key", e.key, "error", err)
 	}
 }
 

@@ -61,7 +61,7 @@ func (t *term) record(ctx context.Context) error {
 	o.epoch = 0
 	w := write{key: epochKey, value: strconv.FormatInt(t.epoch, 10), seen: t.seen[epochKey]}
 	if _, unreadable := t.unread[epochKey]; unreadable {
-		return errors.New("pool: no share is written while the key epoch can't be read: delete it")
+		return errors.New("pool: the key epoch can't be read: no share is written until it is deleted")
 	}
 	if err := t.commit(ctx, o, []write{w}); err != nil {
 		return err

@@ -105,6 +105,38 @@ func TestAShareThatCannotBeReadIsNotGivenAway(t *testing.T) {
 	require.Empty(t, o.checkEnd())
 }
 
+// Without the epoch nobody knows under which number to write.
+func TestAnUnreadableEpochLeavesFloorsUntilItIsDeleted(t *testing.T) {
+	o := live(t, 1, sabotage{}, func(w *world) {
+		w.demands(map[string]float64{"ap": 0, "eu": 0, "us": 1500})
+		time.Sleep(20 * time.Second)
+		onItsFloor := func() bool {
+			s := w.of("us")[0].agent.State().Shares[0]
+			return s.Rate == s.Floor
+		}
+		require.False(w.t, onItsFloor())
+		w.tamper(epochKey, func(string) (string, bool) { return "nonsense", false })
+		time.Sleep(30 * time.Second)
+		require.True(w.t, onItsFloor())
+		require.Equal(w.t, "nonsense", w.keys[epochKey].value)
+		unread := 0
+		for range 100 { // coordinators that can't write resign, so at times there is none
+			time.Sleep(100 * time.Millisecond)
+			for _, region := range []string{"ap", "eu", "us"} {
+				for _, p := range w.of(region) {
+					unread += p.coordinator.Stats().Unread
+				}
+			}
+		}
+		require.Positive(w.t, unread, "whoever coordinates tells of it")
+		w.tamper(epochKey, func(string) (string, bool) { return "", true })
+		time.Sleep(20 * time.Second)
+		require.False(w.t, onItsFloor())
+	})
+	require.Empty(t, o.violation, strings.Join(o.events, "\n"))
+	require.Empty(t, o.checkEnd())
+}
+
 func TestAReplicaLeavesSettingsThatItCannotRead(t *testing.T) {
 	const later = `{"version": 9, "format": "of a later release"`
 	o := live(t, 1, sabotage{}, func(w *world) {

@@ -45,7 +45,8 @@ func fromEnvironment(cmd *cobra.Command, environ fields.Environment) error {
 			err = f.Value.Set(text)
 		}
 		if err != nil {
-			problems = append(problems, fields.Problem{Source: name, Msg: fmt.Sprintf("%s: %v", fields.Quote(text), cli.Wanted(f, err))})
+			msg := fmt.Sprintf("%s: %v", fields.Quote(text), cli.Wanted(f, err))
+			problems = append(problems, fields.Problem{Source: name, Msg: msg})
 		}
 	})
 	problems = append(problems, environ.Misspelled(known, []string{serveVariables})...)

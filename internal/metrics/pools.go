@@ -53,7 +53,8 @@ var (
 	descPoolErrors = desc("pool_coordinator_errors_total",
 		"Requests to etcd of this replica as the coordinator that failed.")
 	descPoolUnread = desc("pool_unreadable_records",
-		"Records in etcd that this replica as the coordinator can't read: until it can, shares stay as they are.")
+		"Records in etcd that this replica as the coordinator can't read: until it can, shares stay as they are, or end if "+
+			"it is the epoch.")
 	descPoolTooLarge = desc("pool_shares_too_large_total",
 		"Regions' shares that this replica as the coordinator did not write, since etcd would refuse them.")
 	descPoolLimit   = desc("pool_limit_tokens_per_second", "The pool's rate. Only from the coordinator.", "pool")
