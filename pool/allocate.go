@@ -2,7 +2,6 @@ package pool
 
 import (
 	"cmp"
-	"container/heap"
 	"math/bits"
 	"slices"
 )
@@ -84,22 +83,25 @@ func fill(total int64, all []bounds) []int64 {
 		shares[i] = min(max(mulDiv(num, b.weight, den), b.lo), b.hi)
 		rest -= shares[i]
 	}
-	h := risers{}
-	for i, b := range all {
-		if shares[i] < b.hi {
-			h = append(h, riser{b.name, shares[i] + 1, b.weight, i})
-		}
-	}
-	heap.Init(&h)
-	for ; rest > 0; rest-- {
-		shares[h[0].index]++
-		if h[0].next++; h[0].next > all[h[0].index].hi {
-			heap.Pop(&h)
-		} else {
-			heap.Fix(&h, 0)
-		}
+	for ; rest > 0; rest-- { // less than a unit for each share
+		shares[nextToRise(all, shares)]++
 	}
 	return shares
+}
+
+// nextToRise is the share whose next unit comes at the lowest level; some share is below its hi.
+func nextToRise(all []bounds, shares []int64) int {
+	first := -1
+	for i, b := range all {
+		if shares[i] == b.hi {
+			continue
+		}
+		if first < 0 || cmp.Or(compareFractions(shares[i]+1, b.weight, shares[first]+1, all[first].weight),
+			cmp.Compare(b.name, all[first].name)) < 0 {
+			first = i
+		}
+	}
+	return first
 }
 
 // level is the fraction at which clamp(level·weight, lo, hi) adds up to total, without rounding; Σlo ≤ total < Σhi. It
@@ -124,29 +126,6 @@ func level(total int64, all []bounds) (num, den int64) {
 		rising += t.rising * t.weight
 	}
 	return total - still, max(rising, 1)
-}
-
-// riser is a share that may rise, by the level of its next unit.
-type riser struct {
-	name         string
-	next, weight int64
-	index        int
-}
-
-type risers []riser
-
-func (h risers) Len() int { return len(h) }
-func (h risers) Less(i, j int) bool {
-	a, b := h[i], h[j]
-	return cmp.Or(compareFractions(a.next, a.weight, b.next, b.weight), cmp.Compare(a.name, b.name)) < 0
-}
-func (h risers) Swap(i, j int) { h[i], h[j] = h[j], h[i] }
-func (h *risers) Push(x any)   { *h = append(*h, x.(riser)) }
-func (h *risers) Pop() any {
-	old := *h
-	last := old[len(old)-1]
-	*h = old[:len(old)-1]
-	return last
 }
 
 // compareFractions compares a/b with c/d, of which none is negative and b and d are positive.
