@@ -59,22 +59,38 @@ type Agent struct {
 	revision int64 // the highest of etcd that was seen in the history followed
 
 	// Of the goroutine in Run:
-	named    map[string]bool         // pools that etcd's settings name for the region
-	shared   map[string]bool         // pools that the region's share names
-	wiped    bool                    // the settings in etcd were deleted
-	terms    map[string]policy.Terms // the newest known
-	demand   map[string]int64        // as the coordinator sees it, in units of the newest terms
-	fences   map[string]policy.Fence // in force, as of the last look
-	versions map[string]policy.Version
-	watch    map[string]*watchdog
-	reported report            // the last that is known to be in etcd
-	samples  map[string]sample // of demand, as the coordinator takes them from the reports
-	counted  map[string]ticket // with the highest usage of any
-	loaded   bool              // all that concerns the region has been read from etcd
-	since    time.Time         // when that was learned
-	looked   time.Time         // the last look at Redis
-	away     bool              // Redis
-	cut      bool              // etcd
+	named    map[string]bool // pools that etcd's settings name for the region
+	shared   map[string]bool // pools that the region's share names
+	wiped    bool            // the settings in etcd were deleted
+	known    map[string]*bucket
+	reported report    // the last that is known to be in etcd
+	loaded   bool      // all that concerns the region has been read from etcd
+	since    time.Time // when that was learned
+	looked   time.Time // the last look at Redis
+	away     bool      // Redis
+	cut      bool      // etcd
+}
+
+// bucket is what an agent knows of the region's bucket of one pool.
+type bucket struct {
+	terms    policy.Terms   // the newest known
+	offered  bool           // there are such
+	demand   int64          // as the coordinator sees it, in units of the newest terms
+	fence    policy.Fence   // in force, as of the last look
+	version  policy.Version // the latest seen: what a server has lost isn't forgotten before a refill has found out
+	watchdog watchdog
+	sample   sample // of demand, as the coordinator takes them from the reports
+	counted  ticket // with the highest usage of any
+}
+
+// bucket is what is known of a pool's bucket, be it nothing.
+func (a *Agent) bucket(pool string) *bucket {
+	b := a.known[pool]
+	if b == nil {
+		b = &bucket{}
+		a.known[pool] = b
+	}
+	return b
 }
 
 // AgentState is what an agent knows at an instant.
@@ -149,9 +165,7 @@ func newAgent(cfg AgentConfig, r registry, b buckets, seed uint64) *Agent {
 		region: cfg.Region, identity: cfg.Identity + "#" + strconv.FormatUint(seed, 36),
 		timing: cfg.Timing, log: cfg.Logger, registry: r, buckets: b, refiller: cfg.Refiller, now: time.Now,
 		rng: rand.New(rand.NewPCG(seed, 2)), changed: make(chan struct{}, 1), rewound: make(chan struct{}, 1),
-		settings: cfg.Settings, newest: noSettings, terms: map[string]policy.Terms{}, demand: map[string]int64{},
-		fences: map[string]policy.Fence{}, versions: map[string]policy.Version{}, samples: map[string]sample{},
-		counted: map[string]ticket{}, watch: map[string]*watchdog{},
+		settings: cfg.Settings, newest: noSettings, known: map[string]*bucket{},
 	}
 }
 

@@ -235,8 +235,8 @@ func (a *Agent) learnShare(s share) (news bool) {
 	a.shared = map[string]bool{}
 	for name, g := range s.pools {
 		a.shared[name] = true
-		if t := g.terms[0]; a.terms[name].Fence.Before(t.Fence) {
-			a.terms[name], a.demand[name], news = t, g.demand, true
+		if b, t := a.bucket(name), g.terms[0]; b.terms.Fence.Before(t.Fence) {
+			b.terms, b.offered, b.demand, news = t, true, g.demand, true
 		}
 	}
 	return news

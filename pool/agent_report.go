@@ -20,8 +20,8 @@ func (a *Agent) pools() []string {
 		names[p.Name] = p.Has(a.region)
 	}
 	a.mu.Unlock()
-	for name, t := range a.terms {
-		names[name] = names[name] || !isRetired(t)
+	for name, b := range a.known {
+		names[name] = names[name] || b.offered && !isRetired(b.terms)
 	}
 	for _, more := range []map[string]bool{a.named, a.shared} {
 		for name, is := range more {
@@ -51,19 +51,23 @@ func (a *Agent) look(ctx context.Context, must bool) {
 			failed = res.Err
 			continue
 		}
-		t := res.Ticket
-		if t.Version.Era != 0 && a.clockWrong(names[i], reading{sent, replied, t.Now}, t) {
-			voids = append(voids, a.void(names[i], t))
+		t, b := res.Ticket, a.bucket(names[i])
+		if t.Version.Era != 0 && b.watchdog.check(reading{sent, replied, t.Now}, t.Version.Era, a.timing.Lease) {
+			a.log.Warn("redis' clock doesn't agree with ours: bucket begins a new era", "pool", names[i], "region", a.region,
+				"era", t.Version.Era)
+			voids = append(voids, b.void(names[i], t))
 			continue
 		}
 		now := ticketOf(t)
 		if a.loaded {
-			now = a.count(names[i], now)
+			now = b.count(now)
 		}
 		r.tickets[names[i]] = now
-		a.fences[names[i]], a.versions[names[i]] = t.Fence, a.remember(names[i], t.Version)
+		if b.fence = t.Fence; b.version.Before(t.Version) {
+			b.version = t.Version
+		}
 		before, known := a.reported.tickets[names[i]]
-		must = must || !known || before.terms != now.terms || before.era != now.era || a.surges(names[i], now)
+		must = must || !known || before.terms != now.terms || before.era != now.era || b.surges(now, a.timing.Report)
 	}
 	a.observeRedis(ctx, names, results, failed)
 	if len(voids) > 0 {
@@ -72,7 +76,7 @@ func (a *Agent) look(ctx context.Context, must bool) {
 		cancel()
 		a.note(func(s *AgentState) { s.Voids += int64(len(voids)) })
 	}
-	if len(voids) > 0 || a.behind() && a.apply(ctx) {
+	if len(voids) > 0 || a.apply(ctx) {
 		a.look(ctx, true) // what was read is no longer so
 		return
 	}
@@ -93,43 +97,43 @@ type sample struct {
 // hear takes in what has been reported.
 func (a *Agent) hear(r report) {
 	for name, t := range r.tickets {
-		if s, ok := a.sample(name, t); ok {
-			a.samples[name] = s
+		b := a.bucket(name)
+		if s, ok := b.next(t, a.timing.Report); ok {
+			b.sample = s
 		}
+		b.recount(t)
 	}
 	a.reported, a.since = r, a.now()
-	a.recount(r)
 }
 
-// sample is the one that a report of the ticket would make; not ok if it would make none, being too short.
-func (a *Agent) sample(pool string, t ticket) (sample, bool) {
-	from := a.samples[pool].until
-	elapsed := time.Duration(t.now-from.now) * time.Microsecond
-	if from.era != t.era || elapsed < 0 || t.added < from.added || t.denied < from.denied {
+// next is the sample that a report of the ticket would make; not ok if it would make none, being too short.
+func (b *bucket) next(t ticket, period time.Duration) (sample, bool) {
+	from := b.sample.until
+	elapsed, goesOn := t.since(from)
+	if !goesOn {
 		return sample{until: t}, true
 	}
 	asked := t.taken(from) + t.denied - from.denied
-	return sample{t, float64(asked) / float64(max(t.now-from.now, 1))}, elapsed >= a.timing.Report/2
+	return sample{t, float64(asked) / float64(max(elapsed.Microseconds(), 1))}, elapsed >= period/2
 }
 
 // surges reports whether demand has risen so much since the last report that
 // the coordinator should hear of it before the period is over.
-func (a *Agent) surges(pool string, now ticket) bool {
-	s, ok := a.sample(pool, now)
-	t := a.terms[pool]
-	step := 0.1 * float64(max(t.Tokens, t.GrantTokens)) / float64(max(t.Per, 1))
-	return ok && s.rate > 1.2*a.samples[pool].rate+step
+func (b *bucket) surges(now ticket, period time.Duration) bool {
+	s, ok := b.next(now, period)
+	step := 0.1 * float64(max(b.terms.Tokens, b.terms.GrantTokens)) / float64(max(b.terms.Per, 1))
+	return ok && s.rate > 1.2*b.sample.rate+step
 }
 
 // observeRedis notes what the tickets tell of this region, and whether there are any.
 func (a *Agent) observeRedis(ctx context.Context, names []string, results []lua.TicketResult, failed error) {
 	var shares []Share
 	for i, res := range results {
-		if t, ok := a.terms[names[i]]; ok && res.Err == nil {
-			share := shareOf(names[i], t, res.Ticket)
-			share.Demand = policy.Rate{Tokens: a.demand[names[i]], Per: share.Floor.Per}
+		if b := a.bucket(names[i]); b.offered && res.Err == nil {
+			share := shareOf(names[i], b.terms, res.Ticket)
+			share.Demand = policy.Rate{Tokens: b.demand, Per: share.Floor.Per}
 			if share.Used = -1; a.loaded {
-				share.Used = a.counted[names[i]].used
+				share.Used = b.counted.used
 			}
 			shares = append(shares, share)
 		}

@@ -11,12 +11,13 @@ import (
 // apply puts the newest terms in force, and reports whether that was news to the server.
 func (a *Agent) apply(ctx context.Context) bool {
 	var calls []lua.RefillCall
-	for name, t := range a.terms {
-		if a.fences[name].Before(t.Fence) {
+	for name, b := range a.known {
+		if b.behind() {
 			// The call settles under the old terms and switches, even if the index has moved on since our last look; if
 			// it has gone back, the server has lost writes, and the call finds that out. A bucket that is missing is
 			// left to the refiller.
-			calls = append(calls, lua.RefillCall{Key: name, Call: policy.Call{Version: a.versions[name], Terms: &t}})
+			terms := b.terms
+			calls = append(calls, lua.RefillCall{Key: name, Call: policy.Call{Version: b.version, Terms: &terms}})
 		}
 	}
 	wrote := false
@@ -24,9 +25,9 @@ func (a *Agent) apply(ctx context.Context) bool {
 		calling, cancel := context.WithTimeout(ctx, a.redisTimeout())
 		for i, r := range a.buckets.refill(calling, calls) {
 			if r.Err == nil && r.Status != policy.StatusUnknown {
-				a.versions[calls[i].Key] = r.Version
-				if r.Pool {
-					a.fences[calls[i].Key] = r.Fence
+				b := a.bucket(calls[i].Key)
+				if b.version = r.Version; r.Pool {
+					b.fence = r.Fence
 				}
 				wrote = wrote || r.Status.Wrote()
 			}
@@ -41,8 +42,11 @@ func (a *Agent) tell() {
 	if a.refiller == nil {
 		return
 	}
-	for name, t := range a.terms {
-		if err := a.refiller.SetTerms(name, t); err != nil {
+	for name, b := range a.known {
+		if !b.offered {
+			continue
+		}
+		if err := a.refiller.SetTerms(name, b.terms); err != nil {
 			a.log.Debug("pool is not refilled here", "pool", name, "error", err)
 		}
 	}
@@ -51,43 +55,15 @@ func (a *Agent) tell() {
 // redisTimeout bounds a request to Redis.
 func (a *Agent) redisTimeout() time.Duration { return a.timing.Report / 2 }
 
-// remember is the later of two versions: what a server has lost must not be forgotten before a refill has found out.
-func (a *Agent) remember(pool string, v policy.Version) policy.Version {
-	if known := a.versions[pool]; v.Before(known) {
-		return known
-	}
-	return v
-}
-
 // behind reports whether the server hasn't the newest terms.
-func (a *Agent) behind() bool {
-	for name, t := range a.terms {
-		if a.fences[name].Before(t.Fence) {
-			return true
-		}
-	}
-	return false
-}
-
-func (a *Agent) clockWrong(pool string, r reading, t lua.Ticket) bool {
-	w := a.watch[pool]
-	if w == nil {
-		w = &watchdog{}
-		a.watch[pool] = w
-	}
-	if !w.check(r, t.Version.Era, a.timing.Lease) {
-		return false
-	}
-	a.log.Warn("redis' clock doesn't agree with ours: bucket begins a new era", "pool", pool, "region", a.region, "era",
-		t.Version.Era)
-	return true
-}
+func (b *bucket) behind() bool { return b.fence.Before(b.terms.Fence) }
 
 // void is the call that begins a new era: it claims to have seen more than the
 // server has. The grant is of the era before, so it is over.
-func (a *Agent) void(pool string, t lua.Ticket) lua.RefillCall {
+func (b *bucket) void(pool string, t lua.Ticket) lua.RefillCall {
 	call := policy.Call{Version: policy.Version{Era: t.Version.Era + 1, Index: t.Version.Index}}
-	if terms, ok := a.terms[pool]; ok {
+	if b.offered {
+		terms := b.terms
 		call.Terms = &terms
 	}
 	return lua.RefillCall{Key: pool, Call: call}

@@ -195,9 +195,9 @@ func (l *ledger) acknowledge(a *account, t ticket, now time.Time) bool {
 // observe samples the demand since the last sample.
 func (a *account) observe(t ticket, u unit, timing Timing, short bool) {
 	s := a.sample
-	elapsed := time.Duration(t.now-s.now) * time.Microsecond
+	elapsed, goesOn := t.since(s)
 	switch {
-	case t.era != s.era || elapsed < 0 || t.added < s.added || t.denied < s.denied:
+	case !goesOn:
 		a.sample = t
 	case elapsed >= timing.Report/2:
 		a.sample = t

@@ -50,19 +50,19 @@ func TestABucketThatIsRefusedHoldsUpNoOtherGrants(t *testing.T) {
 			for _, p := range settings.Pools {
 				terms := p.Start("eu", 0)
 				terms.Fence = policy.Fence{Epoch: 5, Seq: 1}
-				a.terms[p.Name] = terms
+				a.bucket(p.Name).terms = terms
 			}
 			require.True(t, a.apply(ctx))
-			for name, terms := range a.terms {
+			for name, b := range a.known {
 				stored := lua.Tickets(ctx, admin, []string{name})[0]
 				if name == "pool7" {
-					require.NotEqual(t, terms.Fence, stored.Fence)
-					require.Zero(t, a.fences[name])
+					require.NotEqual(t, b.terms.Fence, stored.Fence)
+					require.Zero(t, b.fence)
 					continue
 				}
 				require.NoError(t, stored.Err)
-				require.Equal(t, terms.Fence, stored.Fence)
-				require.Equal(t, terms.Fence, a.fences[name])
+				require.Equal(t, b.terms.Fence, stored.Fence)
+				require.Equal(t, b.terms.Fence, b.fence)
 			}
 		})
 	}

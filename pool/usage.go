@@ -1,5 +1,7 @@
 package pool
 
+import "time"
+
 // usage is how many tokens a region's consumers have taken of a pool, less what came back: whatever befalls its Redis,
 // its replicas and the coordinator. Each report has it, so that another replica goes on from there.
 //
@@ -26,23 +28,27 @@ func (t ticket) usageFrom(before ticket) usage {
 	return usage{used, used - net}
 }
 
+// since is how long after an earlier ticket this one is; it doesn't go on if the bucket counts anew since then.
+func (t ticket) since(before ticket) (elapsed time.Duration, goesOn bool) {
+	elapsed = time.Duration(t.now-before.now) * time.Microsecond
+	return elapsed, t.era == before.era && elapsed >= 0 && t.added >= before.added && t.denied >= before.denied
+}
+
 // taken is what was taken since an earlier ticket of the same era, less what came back.
 func (t ticket) taken(before ticket) int64 {
 	return t.added - before.added + min(before.tokens, t.terms.Capacity) - t.tokens
 }
 
 // count takes in a ticket, and returns it with the usage at it.
-func (a *Agent) count(pool string, t ticket) ticket {
-	t.usage = t.usageFrom(a.counted[pool])
-	a.counted[pool] = t
+func (b *bucket) count(t ticket) ticket {
+	t.usage = t.usageFrom(b.counted)
+	b.counted = t
 	return t
 }
 
-// recount goes on from a report that knows of more.
-func (a *Agent) recount(r report) {
-	for pool, t := range r.tickets {
-		if own, ok := a.counted[pool]; !ok || t.used > own.used {
-			a.counted[pool] = t
-		}
+// recount goes on from a reported ticket that knows of more.
+func (b *bucket) recount(t ticket) {
+	if b.counted == (ticket{}) || t.used > b.counted.used {
+		b.counted = t
 	}
 }
