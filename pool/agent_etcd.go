@@ -17,7 +17,7 @@ func (a *Agent) listen(ctx context.Context, events chan<- entry) {
 		if ctx.Err() != nil {
 			return
 		}
-		if errors.Is(err, errRaced) || errors.Is(err, errRewound) {
+		if errors.Is(err, errConflict) || errors.Is(err, errRewound) {
 			sleep(ctx, pace)
 			continue
 		}
@@ -45,25 +45,14 @@ func (a *Agent) follow(ctx context.Context, events chan<- entry, keys []string) 
 		return err
 	}
 	a.note(func(s *AgentState) { s.Cut, a.revision = "", revision })
-	var config entry
-	for _, e := range entries {
-		if e.key == configKey {
-			config = e
-		}
+	for _, e := range append(entries, allRead) {
 		select {
 		case events <- e:
 		case <-ctx.Done():
 			return ctx.Err()
 		}
 	}
-	select {
-	case events <- allRead:
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-	if err := a.propose(ctx, config); err != nil {
-		return err
-	}
+	signal(a.changed) // as far as etcd knows
 	watched := make(chan error, 1)
 	wg.Go(func() { watched <- a.registry.watch(ctx, revision+1, events, keys...) })
 	again := time.NewTicker(a.timing.Lease)
@@ -77,35 +66,32 @@ func (a *Agent) follow(ctx context.Context, events chan<- entry, keys []string) 
 		case <-again.C:
 			wg.Go(func() { a.recheck(ctx) })
 		case <-a.changed:
-			reading, done := context.WithTimeout(ctx, a.timeout())
-			entries, _, err := a.registry.load(reading, configKey)
-			done()
-			if err != nil {
-				signal(a.changed)
-				return err
-			}
-			config = entry{}
-			if len(entries) > 0 {
-				config = entries[0]
-			}
-			if err := a.propose(ctx, config); err != nil {
-				signal(a.changed)
-				return err
+			if err := a.propose(ctx); err != nil {
+				return err // all is read and proposed again
 			}
 		}
 	}
 }
 
-// recheck has our settings proposed again if those in etcd are older. No event tells of that in an etcd that was
-// restored while this region was cut off, and whose revisions are past those that were seen.
-func (a *Agent) recheck(ctx context.Context) {
+// inEtcd reads the settings in etcd; a revision of 0 if there are none.
+func (a *Agent) inEtcd(ctx context.Context) (config entry, err error) {
 	ctx, cancel := context.WithTimeout(ctx, a.timeout())
 	defer cancel()
 	entries, _, err := a.registry.load(ctx, configKey)
-	if err != nil || len(entries) == 0 {
+	if len(entries) > 0 {
+		config = entries[0]
+	}
+	return config, err
+}
+
+// recheck has our settings proposed again if those in etcd are older. No event tells of that in an etcd that was
+// restored while this region was cut off, and whose revisions are past those that were seen.
+func (a *Agent) recheck(ctx context.Context) {
+	config, err := a.inEtcd(ctx)
+	if err != nil || config.revision == 0 {
 		return
 	}
-	theirs, err := decodeSettings(entries[0].value)
+	theirs, err := decodeSettings(config.value)
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if err == nil && theirs.Version < max(a.settings.Version, a.newest.Version) {
@@ -115,9 +101,6 @@ func (a *Agent) recheck(ctx context.Context) {
 
 // allRead follows the entries that were read.
 var allRead = entry{}
-
-// errRaced is returned when another replica has written its settings while we were about to.
-var errRaced = errors.New("pool: the settings in etcd have just changed")
 
 // errRewound is returned when etcd was restored: a watch of what comes after the revision that was seen stays silent.
 var errRewound = errors.New("pool: etcd has gone back to an earlier revision")
@@ -135,14 +118,17 @@ func (a *Agent) wroteAt(revision, seen int64) {
 }
 
 // propose writes our settings, or those that were seen in etcd before it was restored, if there are older ones.
-func (a *Agent) propose(ctx context.Context, config entry) error {
+func (a *Agent) propose(ctx context.Context) error {
+	config, err := a.inEtcd(ctx)
+	if err != nil {
+		return err
+	}
 	a.mu.Lock()
 	ours, newest := a.settings, a.newest
 	a.mu.Unlock()
 	a.note(func(s *AgentState) { s.Conflict, s.Outdated, s.Unread = false, 0, "" })
 	theirs, found := noSettings, config.revision > 0
 	if found {
-		var err error
 		if theirs, err = decodeSettings(config.value); err != nil {
 			// A later release wrote them, or nobody knows who: they are not ours to replace.
 			a.note(func(s *AgentState) { s.Unread = err.Error() })
@@ -163,10 +149,7 @@ func (a *Agent) propose(ctx context.Context, config entry) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, a.timeout())
 	defer cancel()
-	_, v, err := a.registry.commit(ctx, office{}, []write{{key: configKey, value: newest.record(), seen: config.revision}})
-	if err == nil && v != committed {
-		err = errRaced
-	}
+	_, err = a.registry.commit(ctx, office{}, []write{{key: configKey, value: newest.record(), seen: config.revision}})
 	return err
 }
 

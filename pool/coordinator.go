@@ -21,9 +21,6 @@ const pace = 50 * time.Millisecond
 // maxPace bounds the pace of a coordinator with much to do: planning takes at most about a tenth of its time.
 const maxPace = time.Second
 
-// errDeposed ends a term: the coordinator's key in the election is gone.
-var errDeposed = errors.New("pool: another coordinator has taken office")
-
 // errStuck ends a term: etcd keeps the coordinator in office and takes nothing from it.
 var errStuck = errors.New("pool: shares can't be written: another coordinator is to try")
 

@@ -97,7 +97,7 @@ func (r *etcdRegistry) put(ctx context.Context, key, value string) (int64, error
 	return resp.Header.Revision, nil
 }
 
-func (r *etcdRegistry) commit(ctx context.Context, o office, writes []write) (int64, verdict, error) {
+func (r *etcdRegistry) commit(ctx context.Context, o office, writes []write) (int64, error) {
 	var guards []clientv3.Cmp
 	var then, otherwise []clientv3.Op
 	if o.key != "" {
@@ -117,16 +117,16 @@ func (r *etcdRegistry) commit(ctx context.Context, o office, writes []write) (in
 	}
 	resp, err := r.client.Txn(ctx).If(guards...).Then(then...).Else(otherwise...).Commit()
 	if err != nil {
-		return 0, conflict, fmt.Errorf("pool: write below %s: %w", r.prefix, err)
+		return 0, fmt.Errorf("pool: write below %s: %w", r.prefix, err)
 	}
 	if resp.Succeeded {
-		return resp.Header.Revision, committed, nil
+		return resp.Header.Revision, nil
 	}
 	if o.key != "" {
 		kvs := resp.Responses[0].GetResponseRange().Kvs
 		if len(kvs) == 0 || kvs[0].CreateRevision != o.revision {
-			return 0, deposed, nil
+			return 0, errDeposed
 		}
 	}
-	return 0, conflict, nil
+	return 0, errConflict
 }

@@ -79,8 +79,7 @@ func Fence(ctx context.Context, client *clientv3.Client, prefix, region string, 
 		}
 		w.seen = entries[0].revision
 	}
-	_, v, err := r.commit(ctx, office{}, []write{w})
-	if err == nil && v != committed {
+	if _, err = r.commit(ctx, office{}, []write{w}); errors.Is(err, errConflict) {
 		err = fmt.Errorf("%w: %q has just changed", ErrFenced, region)
 	}
 	return err
@@ -96,8 +95,8 @@ func Lift(ctx context.Context, client *clientv3.Client, prefix, region string) e
 	if len(entries) == 0 {
 		return fmt.Errorf("%w: %q", ErrNotFenced, region)
 	}
-	_, v, err := r.commit(ctx, office{}, []write{{key: fenceKeys + region, seen: entries[0].revision, remove: true}})
-	if err == nil && v != committed {
+	_, err = r.commit(ctx, office{}, []write{{key: fenceKeys + region, seen: entries[0].revision, remove: true}})
+	if errors.Is(err, errConflict) {
 		err = fmt.Errorf("%w: %q has just changed", ErrNotFenced, region)
 	}
 	return err

@@ -150,15 +150,13 @@ func (t *term) commitShares(ctx context.Context, shares []sharing) error {
 func (t *term) commit(ctx context.Context, o office, writes []write) error {
 	ctx, cancel := context.WithTimeout(ctx, t.timeout())
 	defer cancel()
-	revision, v, err := t.registry.commit(ctx, o, writes)
+	revision, err := t.registry.commit(ctx, o, writes)
 	switch {
+	case errors.Is(err, errConflict): // a write of ours that was given up has arrived after all
+		t.count(func(s *CoordinatorStats) { s.Refused++ })
+		return err
 	case err != nil:
 		return err
-	case v == deposed:
-		return errDeposed
-	case v == conflict: // a write of ours that was given up has arrived after all
-		t.count(func(s *CoordinatorStats) { s.Refused++ })
-		return errors.New("pool: a share or the epoch has changed since it was read")
 	case revision < t.revision:
 		return errSilent
 	}

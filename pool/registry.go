@@ -2,6 +2,7 @@ package pool
 
 import (
 	"context"
+	"errors"
 	"strings"
 )
 
@@ -45,13 +46,10 @@ type write struct {
 	remove     bool
 }
 
-// verdict is how a guarded transaction went.
-type verdict int
-
-const (
-	committed verdict = iota
-	conflict          // a key was modified since it was seen: nothing is written
-	deposed           // the office is over: nothing is written
+// Why a guarded transaction wrote nothing.
+var (
+	errConflict = errors.New("pool: a key has changed since it was read")
+	errDeposed  = errors.New("pool: another coordinator has taken office")
 )
 
 // registry is where regions and coordinator meet: a consistent store in which one transaction compares and writes. All
@@ -64,7 +62,7 @@ type registry interface {
 	watch(ctx context.Context, from int64, to chan<- entry, keys ...string) error
 	// put writes a key.
 	put(ctx context.Context, key, value string) (revision int64, err error)
-	// commit makes all writes at one revision if the office still stands and no
-	// key was modified since it was seen. An office without a key isn't checked.
-	commit(ctx context.Context, o office, writes []write) (revision int64, v verdict, err error)
+	// commit makes all writes at one revision if the office still stands, else errDeposed, and no
+	// key was modified since it was seen, else errConflict. An office without a key isn't checked.
+	commit(ctx context.Context, o office, writes []write) (revision int64, err error)
 }

@@ -431,7 +431,7 @@ func (w *world) hide(region, value string) string {
 	return r.encode()
 }
 
-func (p *proc) commit(ctx context.Context, o office, writes []write) (int64, verdict, error) {
+func (p *proc) commit(ctx context.Context, o office, writes []write) (int64, error) {
 	p.set(func() {
 		if p.trap > 0 && o.key != "" {
 			if p.trap--; p.trap == 0 {
@@ -440,30 +440,16 @@ func (p *proc) commit(ctx context.Context, o office, writes []write) (int64, ver
 		}
 	})
 	var revision int64
-	var v verdict
-	refused := false
+	var refused error
 	err := p.toEtcd(ctx, func() {
 		p.mu.Lock()
-		refused = p.etcd.readOnly && o.key != ""
+		readOnly := p.etcd.readOnly && o.key != ""
 		p.mu.Unlock()
-		if refused {
-			return
+		if refused = p.w.refuses(o, writes); readOnly {
+			refused = errNoSpace
 		}
-		if !p.w.noGuard {
-			if o.key != "" && p.w.created[o.key] != o.revision {
-				v = deposed
-				return
-			}
-			if o.epoch != 0 && p.w.keys[epochKey].value != strconv.FormatInt(o.epoch, 10) {
-				v = conflict
-				return
-			}
-			for _, wr := range writes {
-				if p.w.keys[wr.key].revision != wr.seen {
-					v = conflict
-					return
-				}
-			}
+		if refused != nil {
+			return
 		}
 		p.w.revision++
 		for _, wr := range writes {
@@ -471,13 +457,25 @@ func (p *proc) commit(ctx context.Context, o office, writes []write) (int64, ver
 		}
 		revision = p.w.revision
 	})
-	if err == nil && refused {
-		err = errNoSpace
+	if err != nil { // it may still be made, and refused
+		return 0, err
 	}
-	if err != nil {
-		return 0, conflict, err
+	return revision, refused
+}
+
+// refuses says what a transaction's guards have against it; locked.
+func (w *world) refuses(o office, writes []write) error {
+	if w.noGuard {
+		return nil
 	}
-	return revision, v, nil
+	if o.key != "" && w.created[o.key] != o.revision {
+		return errDeposed
+	}
+	changed := func(wr write) bool { return w.keys[wr.key].revision != wr.seen }
+	if o.epoch != 0 && w.keys[epochKey].value != strconv.FormatInt(o.epoch, 10) || slices.ContainsFunc(writes, changed) {
+		return errConflict
+	}
+	return nil
 }
 
 // The region's Redis, as one process reaches it.
