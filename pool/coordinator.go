@@ -126,15 +126,14 @@ func (c *Coordinator) Regions() map[string]RegionSeen {
 	return maps.Clone(c.regions)
 }
 
-// saw notes what is known of a region.
-func (c *Coordinator) saw(region string, note func(*RegionSeen)) {
+// saw notes that a region has reported.
+func (c *Coordinator) saw(region string, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	r, known := c.regions[region]
-	if !known {
-		r.Since = c.now()
+	r := c.regions[region]
+	if r.Heard = now; r.Since.IsZero() {
+		r.Since = now
 	}
-	note(&r)
 	c.regions[region] = r
 }
 

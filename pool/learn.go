@@ -1,21 +1,13 @@
 package pool
 
 import (
-	"errors"
 	"fmt"
 	"slices"
-	"sort"
 	"strconv"
 	"time"
 
 	"github.com/tokenrefill/refiller/policy"
 )
-
-// unread is a key whose content, or whose absence, nothing can be concluded from.
-type unread struct {
-	why   error
-	until time.Time // when what it may have granted has ended; zero while it is there
-}
 
 // readAll takes in everything that is in etcd.
 func (t *term) readAll(entries []entry, now time.Time) {
@@ -30,25 +22,19 @@ func (t *term) readAll(entries []entry, now time.Time) {
 			return ok
 		})
 	}
-	sort.SliceStable(entries, func(i, j int) bool { return order(entries[i]) < order(entries[j]) })
+	slices.SortStableFunc(entries, func(x, y entry) int { return order(x) - order(y) })
 	t.exceed(max(t.epoch, t.office.revision)) // that of the session before, too: its record may be gone
 	t.office.epoch = 0
 	for key := range t.unread { // it may be gone
 		if key != configKey && !slices.ContainsFunc(entries, func(e entry) bool { return e.key == key }) {
-			t.learn(entry{key: key, revision: t.revision, deleted: true}, now)
+			t.learn(entry{key: key, revision: t.revision, deleted: true}, false, now)
 		}
 	}
 	configured, shared := false, false
 	for _, e := range entries {
 		_, share := e.under(shareKeys)
 		configured, shared = configured || e.key == configKey, shared || share
-		if region, ok := e.under(fenceKeys); ok {
-			t.failed(e, t.declare(region, e))
-		} else if region, ok := e.under(reportKeys); ok {
-			t.failed(e, t.hear(region, e.value, false, now))
-		} else {
-			t.learn(e, now)
-		}
+		t.learn(e, false, now)
 	}
 	if shared && !configured {
 		t.missing()
@@ -61,43 +47,37 @@ func (t *term) readAll(entries []entry, now time.Time) {
 		l.dirty = true
 		for region := range l.accounts {
 			l.declare(region, t.declared[region])
-			t.saw(region, func(r *RegionSeen) { r.Fenced = t.declared[region] != inUse })
 		}
 	}
 }
 
 // missing notes that the pools' settings are gone while regions hold shares. That isn't to say that there are no pools.
 func (t *term) missing() {
-	t.unread[configKey] = unread{why: errors.New("it is missing, and regions have shares")}
+	t.unread[configKey] = time.Time{}
 	t.log.Error("pools are missing in etcd: shares are renewed as they are, and nobody gets more", "key", configKey)
 }
 
-// learn takes in one key.
-func (t *term) learn(e entry, now time.Time) {
+// learn takes in one key: a change, or what was there when everything was read.
+func (t *term) learn(e entry, change bool, now time.Time) {
 	t.revision = max(t.revision, e.revision)
 	var err error
-	if region, ok := e.under(reportKeys); ok && !e.deleted {
-		err = t.hear(region, e.value, true, now)
+	region, isReport := e.under(reportKeys)
+	if isReport && !e.deleted {
+		err = t.hear(region, e.value, change, now)
 	} else if region, ok := e.under(shareKeys); ok {
 		err = t.recall(region, e, now)
 	} else if region, ok := e.under(fenceKeys); ok {
-		err = t.redeclare(region, e)
+		err = t.declare(region, e, change)
 	} else if e.key == epochKey && e.revision > t.seen[e.key] {
 		err = t.recorded(e)
 	} else if e.key == configKey && e.deleted {
 		t.missing()
 	} else if e.key == configKey {
-		if err = t.configure(e.value); err == nil {
-			delete(t.unread, configKey)
-		} else {
-			t.unread[configKey] = unread{why: err}
-		}
+		err = t.configure(e.value)
 	}
-	t.failed(e, err)
-}
-
-// failed logs, once, that a record can't be read.
-func (t *term) failed(e entry, err error) {
+	if err != nil && !isReport { // a region without a report is silent, no more
+		t.unread[e.key] = time.Time{}
+	}
 	if err != nil && t.logged != e.key+e.value {
 		t.logged = e.key + e.value
 		what := "record can't be read: shares are renewed as they are, and nobody gets more"
@@ -122,7 +102,6 @@ func (t *term) recorded(e entry) error {
 		err = fmt.Errorf("%w: epoch %d is out of range", ErrRecord, epoch)
 	}
 	if err != nil {
-		t.unread[e.key] = unread{why: err}
 		return err
 	}
 	delete(t.unread, e.key)
@@ -153,7 +132,7 @@ func (t *term) hear(region, value string, live bool, now time.Time) error {
 		}
 	}
 	if live {
-		t.saw(region, func(r *RegionSeen) { r.Heard = now })
+		t.saw(region, now)
 	}
 	return nil
 }
@@ -166,7 +145,7 @@ func (t *term) foreign(region, pool string, a *account, now time.Time) {
 		return // a region is back after all that was forgotten has ended
 	}
 	t.forgotten = max(t.forgotten, shows.Fence.Epoch)
-	until := now.Add(hold(max(t.lease, t.timing.Lease)))
+	until := t.ended(now)
 	if until.Sub(t.incompleteUntil) > t.timing.Lease/2 {
 		t.log.Error("region has a grant that etcd doesn't know of: nobody gets more for a lease", "region", region,
 			"pool", pool, "fence", shows.Fence, "pool-epoch", t.epoch)
@@ -186,6 +165,9 @@ func (t *term) doubt(until time.Time) {
 	t.incompleteUntil, t.restoredUntil = until, until
 }
 
+// ended is when whatever was granted before now has ended.
+func (t *term) ended(now time.Time) time.Time { return now.Add(hold(max(t.lease, t.timing.Lease))) }
+
 // recall takes in a share as it is in etcd: an earlier coordinator's, or one of
 // our own that arrived after it was given up.
 func (t *term) recall(region string, e entry, now time.Time) error {
@@ -194,16 +176,14 @@ func (t *term) recall(region string, e entry, now time.Time) error {
 	}
 	if e.deleted {
 		delete(t.seen, e.key)
-		if u, ok := t.unread[e.key]; ok && u.until.IsZero() {
-			u.until = now.Add(hold(max(t.lease, t.timing.Lease))) // the region may use what it was granted until then
-			t.unread[e.key] = u
+		if until, ok := t.unread[e.key]; ok && until.IsZero() {
+			t.unread[e.key] = t.ended(now) // the region may use what it was granted until then
 		}
 		return nil
 	}
 	t.seen[e.key] = e.revision
 	s, err := decodeShare(e.value)
 	if err != nil {
-		t.unread[e.key] = unread{why: err}
 		return err
 	}
 	delete(t.unread, e.key)
@@ -219,7 +199,7 @@ func (t *term) recall(region string, e entry, now time.Time) error {
 		l.declare(region, t.declared[region])
 		t.knows(g.terms[0].Fence)
 		if g.restored && t.restoredUntil.IsZero() {
-			t.doubt(now.Add(hold(max(t.lease, t.timing.Lease))))
+			t.doubt(t.ended(now))
 		}
 	}
 	return nil
@@ -232,34 +212,26 @@ func (t *term) knows(f policy.Fence) {
 	}
 }
 
-// declare takes in what an operator has declared of a region, and tells nobody yet.
-func (t *term) declare(region string, e entry) error {
+// declare takes in what an operator has declared of a region, and tells the ledgers of a change.
+func (t *term) declare(region string, e entry, change bool) error {
 	to := inUse
 	if !e.deleted {
 		f, err := decodeFencing(e.value)
 		if err != nil {
-			t.unread[e.key] = unread{why: err}
 			return err
 		}
 		to = f.declared()
 	}
 	delete(t.unread, e.key)
-	t.declared[region] = to
-	return nil
-}
-
-// redeclare takes in a change of what an operator has declared.
-func (t *term) redeclare(region string, e entry) error {
 	before := t.declared[region]
-	if err := t.declare(region, e); err != nil || t.declared[region] == before {
-		return err
+	if t.declared[region] = to; !change || to == before {
+		return nil
 	}
 	for _, l := range t.ledgers {
-		l.declare(region, t.declared[region])
+		l.declare(region, to)
 	}
-	t.saw(region, func(r *RegionSeen) { r.Fenced = t.declared[region] != inUse })
-	t.log.Warn("operator fence", "region", region, "fenced", t.declared[region] == fenced,
-		"drained", t.declared[region] == draining, "pool-epoch", t.epoch)
+	t.log.Warn("operator fence", "region", region, "fenced", to == fenced, "drained", to == draining, "pool-epoch",
+		t.epoch)
 	return nil
 }
 
@@ -268,6 +240,7 @@ func (t *term) configure(value string) error {
 	if err != nil {
 		return err
 	}
+	delete(t.unread, configKey)
 	configured := map[string]*Pool{}
 	for i, p := range s.Pools {
 		configured[p.Name] = &s.Pools[i]
@@ -279,7 +252,6 @@ func (t *term) configure(value string) error {
 		l.configure(configured[name])
 		for region := range l.accounts {
 			l.declare(region, t.declared[region])
-			t.saw(region, func(*RegionSeen) {})
 		}
 	}
 	t.log.Info("pools in force", "version", s.Version, "pools", len(s.Pools), "pool-epoch", t.epoch)

@@ -118,7 +118,7 @@ func (t *term) write(region string) (sharing, bool) {
 	if t.gone[key] {
 		w.seen = 0
 	}
-	if u, ok := t.unread[key]; ok && u.until.IsZero() {
+	if until, ok := t.unread[key]; ok && until.IsZero() {
 		return w, false // it isn't ours to replace
 	}
 	return w, !w.remove || w.seen > 0

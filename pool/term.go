@@ -37,17 +37,19 @@ type term struct {
 	gone     map[string]bool     // shares that we have removed
 	dirty    map[string]bool     // regions whose share is to be written
 	declared map[string]declared // of regions, by operators
-	unread   map[string]unread
-	lease    time.Duration // the longest that any grant in etcd may have
-	able     time.Time     // when etcd last took what was to be written, or there was nothing
-	logged   string        // the last bad record
-	large    string        // the last region whose share was too large
+	// unread are keys whose content, or whose absence, nothing can be concluded from, and when what they may have granted
+	// has ended; zero while they are there.
+	unread map[string]time.Time
+	lease  time.Duration // the longest that any grant in etcd may have
+	able   time.Time     // when etcd last took what was to be written, or there was nothing
+	logged string        // the last bad record
+	large  string        // the last region whose share was too large
 }
 
 func newTerm(c *Coordinator, o office) *term {
 	return &term{
 		Coordinator: c, office: o, ledgers: map[string]*ledger{}, seen: map[string]int64{}, gone: map[string]bool{},
-		dirty: map[string]bool{}, declared: map[string]declared{}, able: c.now(), unread: map[string]unread{},
+		dirty: map[string]bool{}, declared: map[string]declared{}, able: c.now(), unread: map[string]time.Time{},
 	}
 }
 
@@ -85,9 +87,9 @@ func (t *term) session(ctx context.Context) error {
 			return err
 		case e := <-events:
 			t.heard = t.now()
-			t.learn(e, t.heard)
+			t.learn(e, true, t.heard)
 			for n := len(events); n > 0; n-- {
-				t.learn(<-events, t.heard)
+				t.learn(<-events, true, t.heard)
 			}
 			timer.Reset(next.Sub(t.now()))
 		case <-timer.C:
@@ -177,6 +179,13 @@ func (t *term) plan(now time.Time) {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	for region := range regions {
+		r := t.regions[region]
+		if r.Fenced = t.declared[region] != inUse; r.Since.IsZero() {
+			r.Since = now
+		}
+		t.regions[region] = r
+	}
 	t.stats.Plans += plans
 	maps.Copy(t.pools, sums)
 	maps.DeleteFunc(t.pools, func(name string, _ PoolSum) bool { return t.ledgers[name] == nil })
@@ -205,7 +214,7 @@ func (t *term) byName() []*ledger {
 // given away.
 func (t *term) frozen(now time.Time) bool {
 	before := len(t.unread)
-	maps.DeleteFunc(t.unread, func(_ string, u unread) bool { return !u.until.IsZero() && now.After(u.until) })
+	maps.DeleteFunc(t.unread, func(_ string, until time.Time) bool { return !until.IsZero() && now.After(until) })
 	if before > 0 && len(t.unread) == 0 {
 		t.log.Info("every record can be read again", "pool-epoch", t.epoch)
 		for _, l := range t.ledgers {
