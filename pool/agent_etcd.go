@@ -75,7 +75,7 @@ func (a *Agent) follow(ctx context.Context, events chan<- entry, keys []string) 
 
 // inEtcd reads the settings in etcd; a revision of 0 if there are none.
 func (a *Agent) inEtcd(ctx context.Context) (config entry, err error) {
-	ctx, cancel := context.WithTimeout(ctx, a.timeout())
+	ctx, cancel := context.WithTimeout(ctx, a.timing.request())
 	defer cancel()
 	entries, _, err := a.registry.load(ctx, configKey)
 	if len(entries) > 0 {
@@ -147,7 +147,7 @@ func (a *Agent) propose(ctx context.Context) error {
 	if newest.Version == theirs.Version || !found && len(newest.Pools) == 0 {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, a.timeout())
+	ctx, cancel := context.WithTimeout(ctx, a.timing.request())
 	defer cancel()
 	_, err = a.registry.commit(ctx, office{}, []write{{key: configKey, value: newest.record(), seen: config.revision}})
 	return err
@@ -166,9 +166,6 @@ func (a *Agent) compare(ours, theirs Settings) {
 			ours.Version)
 	}
 }
-
-// timeout bounds a request to etcd.
-func (a *Agent) timeout() time.Duration { return max(a.timing.Report, time.Second) }
 
 // learn takes in a key and reports whether there are new terms.
 func (a *Agent) learn(e entry) bool {

@@ -165,7 +165,7 @@ func shareOf(pool string, t policy.Terms, at lua.Ticket) Share {
 
 // put writes the report.
 func (a *Agent) put(ctx context.Context, r report) {
-	writing, cancel := context.WithTimeout(ctx, a.timeout())
+	writing, cancel := context.WithTimeout(ctx, a.timing.request())
 	defer cancel()
 	a.mu.Lock()
 	seen := a.revision

@@ -275,12 +275,13 @@ func (a *account) retired() bool {
 	return t != nil && isRetired(*t) && !a.acked.Before(t.Fence)
 }
 
-// list appends what is to be recorded of the account's offers.
-func (a *account) list(to []policy.Terms) []policy.Terms {
-	for _, o := range a.offers {
-		to = append(to, o.known())
+// list is what is to be recorded of the account's offers.
+func (a *account) list() []policy.Terms {
+	list := make([]policy.Terms, len(a.offers))
+	for i, o := range a.offers {
+		list[i] = o.known()
 	}
-	return to
+	return list
 }
 
 // maxOffers bounds the list of a region that acknowledges nothing.

@@ -296,5 +296,8 @@ func hold(lease time.Duration) time.Duration {
 // load bounds the reading of everything: with many pools, over a long way, that is megabytes.
 func (t Timing) load() time.Duration { return t.Lease / 2 }
 
+// request bounds another request to etcd: a member that is cut off answers late or never.
+func (t Timing) request() time.Duration { return max(t.Report, time.Second) }
+
 // fresh is how old a ticket may be for a grant.
 func (t Timing) fresh() time.Duration { return t.Report * 5 / 2 }

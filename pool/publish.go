@@ -95,26 +95,20 @@ type recording struct {
 
 // write is the share of a region as it should be; false if there is nothing to write.
 func (t *term) write(region string) (sharing, bool) {
-	ledgers := t.byName()
-	entries, count := make([]recording, 0, len(ledgers)), 0
-	for _, l := range ledgers {
+	var entries []recording
+	text := shareHead(t.lease)
+	var rows table
+	empty := len(text)
+	for _, l := range t.byName() {
 		if a := l.accounts[region]; a != nil {
-			entries = append(entries, recording{l: l, a: a})
-			count += len(a.offers)
+			e := recording{l, a, a.list()}
+			entries = append(entries, e)
+			g := grants{e.terms, a.demand.units(l.unit.total), a.since, a.joined, l.open, !t.restoredUntil.IsZero()}
+			text = g.append(text, &rows, l.name)
 		}
 	}
-	all := make([]policy.Terms, 0, count) // of all entries, one after the other
-	text := appendLease(make([]byte, 0, 64+lineBytes*count), t.lease)
-	var rows table
-	for i := range entries {
-		e, n := &entries[i], len(all)
-		all = e.a.list(all)
-		e.terms = all[n:len(all):len(all)]
-		g := grants{e.terms, e.a.demand.units(e.l.unit.total), e.a.since, e.a.joined, e.l.open, !t.restoredUntil.IsZero()}
-		text = g.append(text, &rows, e.l.name)
-	}
 	key := shareKeys + region
-	w := sharing{entries, write{key: key, seen: t.seen[key], value: string(text), remove: count == 0}}
+	w := sharing{entries, write{key: key, seen: t.seen[key], value: string(text), remove: len(text) == empty}}
 	if t.gone[key] {
 		w.seen = 0
 	}
@@ -148,7 +142,7 @@ func (t *term) commitShares(ctx context.Context, shares []sharing) error {
 
 // commit makes writes if this term is still in office and nobody else has written the same keys.
 func (t *term) commit(ctx context.Context, o office, writes []write) error {
-	ctx, cancel := context.WithTimeout(ctx, t.timeout())
+	ctx, cancel := context.WithTimeout(ctx, t.timing.request())
 	defer cancel()
 	revision, err := t.registry.commit(ctx, o, writes)
 	switch {

@@ -227,7 +227,7 @@ func TestDemandRisesAtOnceAndFallsByHalves(t *testing.T) {
 
 // encode is the share as a coordinator writes it.
 func (s share) encode() string {
-	b := appendLease(make([]byte, 0, 64+lineBytes*len(s.pools)), s.lease)
+	b := shareHead(s.lease)
 	var rows table
 	for _, pool := range slices.Sorted(maps.Keys(s.pools)) {
 		b = s.pools[pool].append(b, &rows, pool)

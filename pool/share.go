@@ -34,9 +34,6 @@ type grants struct {
 	restored bool // some region shows grants that etcd doesn't know of: for a lease, others may have such, too
 }
 
-// lineBytes is about what a line takes.
-const lineBytes = 128
-
 const (
 	grantNumbers = 12
 	joinedFlag   = 1
@@ -44,9 +41,9 @@ const (
 	restoredFlag = 4
 )
 
-// appendLease appends the first line of a share.
-func appendLease(b []byte, lease time.Duration) []byte {
-	return append(strconv.AppendInt(append(b, format+" lease "...), lease.Microseconds(), 10), '\n')
+// shareHead is the first line of a share.
+func shareHead(lease time.Duration) []byte {
+	return fmt.Appendf(nil, "%s lease %d\n", format, lease.Microseconds())
 }
 
 // append appends the lines of a pool.

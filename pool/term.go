@@ -104,9 +104,6 @@ func (t *term) session(ctx context.Context) error {
 	}
 }
 
-// timeout bounds a request to etcd: a member that is cut off answers late or never.
-func (t *term) timeout() time.Duration { return max(t.timing.Report, time.Second) }
-
 // listen asks etcd whether it still has this session's history if nothing has come from it for long. A watch of a
 // history that is no more stays silent for ever.
 func (t *term) listen(ctx context.Context) error {
@@ -114,7 +111,7 @@ func (t *term) listen(ctx context.Context) error {
 		return nil
 	}
 	t.heard = t.now()
-	ctx, cancel := context.WithTimeout(ctx, t.timeout())
+	ctx, cancel := context.WithTimeout(ctx, t.timing.request())
 	defer cancel()
 	_, revision, err := t.registry.load(ctx, epochKey)
 	if err == nil && revision < t.revision {
