@@ -22,7 +22,6 @@ type ledger struct {
 	unit     unit
 	parts    map[string]part // of the regions in the configuration
 	accounts map[string]*account
-	order    []string // their regions, sorted; rebuilt when it is empty
 
 	dirty bool      // something has happened since the last plan
 	wake  time.Time // when time alone changes the plan; zero for never
@@ -94,7 +93,7 @@ func (l *ledger) configure(p *Pool) {
 func (l *ledger) account(region string) *account {
 	a := l.accounts[region]
 	if a == nil {
-		a, l.order = &account{}, nil
+		a = &account{}
 		l.accounts[region] = a
 	}
 	return a
@@ -341,7 +340,8 @@ func (l *ledger) sum() PoolSum {
 	}
 }
 
-// waits are the regions without which the pool doesn't open.
+// waits are the regions without which the pool doesn't open: those that have neither acknowledged terms of it here nor
+// are fenced may be using whatever they like, under another prefix or as buckets of no pool.
 func (l *ledger) waits() (regions []string) {
 	if l.pool == nil || l.open {
 		return nil

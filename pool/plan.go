@@ -33,8 +33,9 @@ type member struct {
 func (l *ledger) plan(m moment) []string {
 	l.dirty, l.wake = false, time.Time{}
 	changed := l.settle(m)
-	if l.openNow() {
-		for _, region := range l.order {
+	if l.pool != nil && !l.open && len(l.waits()) == 0 {
+		l.open = true
+		for region := range l.accounts {
 			changed[region] = true
 		}
 	}
@@ -68,33 +69,17 @@ func (l *ledger) settle(m moment) (changed map[string]bool) {
 		a.lapse(m.now)
 		if !configured && a.finished(l.unit) {
 			delete(l.accounts, region)
-			l.order, changed[region] = nil, true
+			changed[region] = true
 			continue
 		}
-		if !configured || a.declared != inUse {
-			changed[region] = l.retire(a, m, configured) || changed[region]
-		}
+		retired := (!configured || a.declared != inUse) && l.retire(a, m, configured)
 		c, recorded := a.claims(l.unit)
-		if c.rate < recorded.rate || c.floor < recorded.floor || c.capacity < recorded.capacity {
+		if retired || c.rate < recorded.rate || c.floor < recorded.floor || c.capacity < recorded.capacity {
 			changed[region] = true
 		}
 		l.wakeFor(a, m)
 	}
-	maps.DeleteFunc(changed, func(_ string, is bool) bool { return !is })
-	if l.order == nil {
-		l.order = slices.Sorted(maps.Keys(l.accounts))
-	}
 	return changed
-}
-
-// openNow opens the pool if every region has acknowledged terms of it here, or is fenced: one that hasn't may be using
-// whatever it likes, under another prefix or as a bucket of no pool.
-func (l *ledger) openNow() bool {
-	if l.open || l.pool == nil || len(l.waits()) > 0 {
-		return false
-	}
-	l.open = true
-	return true
 }
 
 // survey tells which regions are live, and what is free of the rate and of the capacity. rest is what the live regions
@@ -103,7 +88,7 @@ func (l *ledger) survey(m moment) (live []member, free, room, rest int64) {
 	if free, rest = l.unit.total, l.unit.total; l.pool != nil {
 		room = l.pool.Capacity
 	}
-	for _, region := range l.order {
+	for _, region := range slices.Sorted(maps.Keys(l.accounts)) {
 		a := l.accounts[region]
 		p, configured := l.parts[region]
 		left := a.declared == fenced || a.declared == draining && a.retired()

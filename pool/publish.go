@@ -23,36 +23,28 @@ func (t *term) publish(ctx context.Context) error {
 		t.able = t.now()
 		return nil
 	}
-	regions := slices.Sorted(maps.Keys(t.dirty))
 	t.lease = max(t.lease, t.timing.Lease)
-	for len(regions) > 0 {
-		var writes []sharing
-		size, n := 0, 0
-		for _, r := range regions {
-			w, ok := t.write(r)
-			if len(w.value) > maxShareBytes {
-				t.tooLarge(r, len(w.value))
-				n++
-				continue
-			}
-			if len(writes) == maxTxnWrite || len(writes) > 0 && size+len(w.value) > maxTxnBytes {
-				break
-			}
-			n++
-			if ok {
-				writes = append(writes, w)
-				size += len(w.value)
-			}
+	var batch []sharing
+	size := 0
+	for _, region := range slices.Sorted(maps.Keys(t.dirty)) {
+		w, ok := t.write(region)
+		if len(w.value) > maxShareBytes {
+			t.tooLarge(region, len(w.value))
+			ok = false
 		}
-		if err := t.commitShares(ctx, writes); err != nil {
-			return err
+		if !ok {
+			delete(t.dirty, region)
+			continue
 		}
-		for _, r := range regions[:n] {
-			delete(t.dirty, r)
+		if len(batch) == maxTxnWrite || len(batch) > 0 && size+len(w.value) > maxTxnBytes {
+			if err := t.commitShares(ctx, batch); err != nil {
+				return err
+			}
+			batch, size = nil, 0
 		}
-		regions = regions[n:]
+		batch, size = append(batch, w), size+len(w.value)
 	}
-	return nil
+	return t.commitShares(ctx, batch)
 }
 
 // record writes the epoch, so that no later coordinator grants under a lower one.
@@ -82,6 +74,7 @@ func (t *term) tooLarge(region string, bytes int) {
 
 // sharing is the write of a region's share.
 type sharing struct {
+	region  string
 	entries []recording
 	write
 }
@@ -108,7 +101,7 @@ func (t *term) write(region string) (sharing, bool) {
 		}
 	}
 	key := shareKeys + region
-	w := sharing{entries, write{key: key, seen: t.seen[key], value: string(text), remove: len(text) == empty}}
+	w := sharing{region, entries, write{key: key, seen: t.seen[key], value: string(text), remove: len(text) == empty}}
 	if t.gone[key] {
 		w.seen = 0
 	}
@@ -131,6 +124,7 @@ func (t *term) commitShares(ctx context.Context, shares []sharing) error {
 		return err
 	}
 	for _, w := range shares {
+		delete(t.dirty, w.region)
 		noteRecorded(w.entries)
 		if delete(t.gone, w.key); w.remove {
 			t.gone[w.key] = true
