@@ -18,8 +18,11 @@ const (
 // if there is one soon.
 func (s *sampleScene) firstActive(ctx context.Context) (*replica, error) {
 	deadline, electedBy := time.Now().Add(readyTimeout), time.Now().Add(electTimeout)
+	s.reports = ask(ctx, s.replicas())
 	for {
-		if r, elected := s.findActive(ctx); r != nil && (elected || time.Now().After(electedBy)) {
+		pause(ctx, 3*policy.DefaultInterval)
+		s.observe(ask(ctx, s.replicas()))
+		if r := s.active.Load(); r != nil && (s.elected(r) || time.Now().After(electedBy)) {
 			if _, err := s.regions[0].peek(ctx, watched); err == nil {
 				return r, nil
 			}
@@ -34,18 +37,22 @@ func (s *sampleScene) firstActive(ctx context.Context) (*replica, error) {
 	}
 }
 
-// findActive watches the replicas for three refill intervals and returns the one that refills, nil if none does, and
-// whether it is meant to: it leads, or there is no election.
-func (s *sampleScene) findActive(ctx context.Context) (r *replica, elected bool) {
-	before := ask(ctx, s.replicas())
-	pause(ctx, 3*policy.DefaultInterval)
-	a := compare(before, ask(ctx, s.replicas()))
+// observe takes in what the replicas say, and who of them refilled since the reports before.
+func (s *sampleScene) observe(reports []report) {
+	s.activity, s.reports = compare(s.reports, reports), reports
+	var active *replica
 	for _, r := range s.replicas() {
-		if r.name == a.active {
-			return r, s.opts.Mode == config.ModeRace || a.leader != nil && a.leader.Identity == r.name && !a.racing
+		if r.name == s.activity.active {
+			active = r
 		}
 	}
-	return nil, false
+	s.active.Store(active)
+}
+
+// elected reports whether the replica that refills is meant to: it leads, or there is no election.
+func (s *sampleScene) elected(r *replica) bool {
+	a := s.activity
+	return s.opts.Mode == config.ModeRace || a.leader != nil && a.leader.Identity == r.name && !a.racing
 }
 
 // follow times the refills. In race mode each bucket has a winner of its own, so all that are refilled every interval
@@ -54,20 +61,22 @@ func (s *sampleScene) follow(ctx context.Context) {
 	for ; ctx.Err() == nil; pause(ctx, lookEvery) {
 		for _, f := range s.followed {
 			if r, err := s.regions[0].peek(ctx, f.key); err == nil {
-				f.observe(refilled{version: r.Version, at: r.Last})
+				f.observe(r.Version, r.Last)
 			}
 		}
 	}
 }
 
-// around is the longest gap of a followed bucket around an instant.
-func (s *sampleScene) around(at int64) (gap time.Duration, known, settled bool) {
-	known, settled = true, true
+// around is the longest gap of a followed bucket around an instant, once it is settled; 0 if one isn't known.
+func (s *sampleScene) around(at int64) (gap time.Duration, settled bool) {
 	for _, f := range s.followed {
-		d, isKnown, isSettled := f.around(at)
-		gap, known, settled = max(gap, d), known && isKnown, settled && isSettled
+		d, ok := f.around(at)
+		if !ok || d == 0 {
+			return 0, ok
+		}
+		gap = max(gap, d)
 	}
-	return gap, known, settled
+	return gap, true
 }
 
 // killActive kills the replica that refills, again and again.
@@ -80,26 +89,22 @@ func (s *sampleScene) killActive(ctx context.Context) {
 			return
 		case <-ticker.C:
 		}
-		r, _ := s.findActive(ctx)
-		if r == nil || ctx.Err() != nil {
-			continue
-		}
-		s.active.Store(&r.name)
-		if p := r.up(); p != nil { // it hasn't just ended by itself
-			s.killed.Store(int64(p.pid))
-			p.kill()
+		pause(ctx, 3*policy.DefaultInterval) // so that no look, of which there is one a second, is of both before and after
+		if r := s.active.Load(); r != nil && ctx.Err() == nil {
+			if p := r.up(); p != nil { // it hasn't just ended by itself
+				s.killed.Store(int64(p.pid))
+				p.kill()
+			}
 		}
 	}
 }
 
 // ended tells of the end of a replica and measures for how long nobody refilled.
 func (s *sampleScene) ended(r *replica, pid int, how string) {
-	text := fmt.Sprintf("%s (pid %d) ended: %s", r.name, pid, how)
+	text, refilled := fmt.Sprintf("%s (pid %d) ended: %s", r.name, pid, how), s.active.Load() == r
 	if s.killed.Load() == int64(pid) {
-		text = fmt.Sprintf("killed %s (pid %d)", r.name, pid)
+		text, refilled = fmt.Sprintf("killed %s (pid %d)", r.name, pid), true
 	}
-	active := s.active.Load()
-	refilled := active != nil && *active == r.name
 	if refilled {
 		text += ", which refilled"
 	} else {
@@ -116,11 +121,11 @@ func (s *sampleScene) measure(how string, counts bool) {
 	// Another replica may have refilled already; one that did comes no less than half an interval after the last one.
 	at := r.Now - (policy.DefaultInterval / 2).Microseconds()
 	for ; err == nil && ctx.Err() == nil && !s.stopping.Load(); pause(ctx, pollEvery) {
-		gap, known, settled := s.around(at)
+		gap, settled := s.around(at)
 		if !settled {
 			continue
 		}
-		if !known {
+		if gap == 0 {
 			break
 		}
 		text := fmt.Sprintf("%s: gap %s", how, s.screen.style.bold(millis(gap)))

@@ -23,7 +23,8 @@ const (
 // refilled is one refill as the store tells it.
 type refilled struct {
 	version policy.Version
-	at      int64 // µs on the store's clock
+	at      int64         // µs on the store's clock
+	gap     time.Duration // since the one before; 0 if that wasn't seen
 }
 
 // refills remembers the refills of one bucket. It is safe for concurrent use.
@@ -35,15 +36,18 @@ type refills struct {
 }
 
 // observe takes in a look at the bucket.
-func (r *refills) observe(now refilled) {
+func (r *refills) observe(version policy.Version, at int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	now := refilled{version: version, at: at}
 	if n := len(r.seen); n > 0 {
-		if r.seen[n-1].version == now.version {
+		last := r.seen[n-1]
+		if last.version == version {
 			return
 		}
-		if d, ok := between(r.seen[n-1], now); ok {
-			r.longest = max(r.longest, d)
+		if last.version.Era == version.Era && last.version.Index+1 == version.Index {
+			now.gap = time.Duration(at-last.at) * time.Microsecond
+			r.longest = max(r.longest, now.gap)
 		}
 	}
 	if r.seen = append(r.seen, now); len(r.seen) > keptRefills {
@@ -59,33 +63,21 @@ func (r *refills) longestGap() time.Duration {
 }
 
 // around is the longest time between two refills from the one before the instant at, in µs on the store's clock, to
-// the third after it. It is settled once that has come, and known if every refill in between was seen.
-func (r *refills) around(at int64) (gap time.Duration, known, settled bool) {
+// the third after it. It is settled once that has come, and 0 unless every refill in between was seen.
+func (r *refills) around(at int64) (gap time.Duration, settled bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	first := slices.IndexFunc(r.seen, func(s refilled) bool { return s.at > at })
 	if first < 0 || len(r.seen) < first+settledAfter {
-		return 0, false, false
-	}
-	for i := first; i < first+settledAfter; i++ {
-		if i == 0 {
-			return 0, false, true
-		}
-		d, ok := between(r.seen[i-1], r.seen[i])
-		if !ok {
-			return 0, false, true
-		}
-		gap = max(gap, d)
-	}
-	return gap, true, true
-}
-
-// between is the time between two refills that followed each other; not ok if they didn't.
-func between(a, b refilled) (d time.Duration, ok bool) {
-	if a.version.Era != b.version.Era || a.version.Index+1 != b.version.Index {
 		return 0, false
 	}
-	return time.Duration(b.at-a.at) * time.Microsecond, true
+	for _, s := range r.seen[first : first+settledAfter] {
+		if s.gap == 0 {
+			return 0, true
+		}
+		gap = max(gap, s.gap)
+	}
+	return gap, true
 }
 
 // gaps are the gaps of the kills of replicas that refilled. It is safe for concurrent use.

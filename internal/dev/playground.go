@@ -37,16 +37,12 @@ type scene interface {
 	acts() []func(ctx context.Context)
 	// ended is told of a replica's end that nobody asked for.
 	ended(r *replica, pid int, how string)
-	// look is how things stand.
-	look(ctx context.Context) view
-	// summary is the last word.
-	summary() string
-}
-
-// view is how things stand, in some lines for a terminal with so many columns, or in a short one.
-type view interface {
+	// look takes in how things stand. That is told in some lines for a terminal with so many columns, or in a short one.
+	look(ctx context.Context)
 	lines(s style, width int) []string
 	short() string
+	// summary is the last word.
+	summary() string
 }
 
 // playground is what runs.
@@ -192,8 +188,8 @@ func (p *playground) show(ctx context.Context) {
 		case <-ticker.C:
 		}
 		p.count()
-		if v := p.scene.look(ctx); ctx.Err() == nil {
-			p.screen.show(time.Now(), v.lines(p.screen.style, p.screen.width()), v.short())
+		if p.scene.look(ctx); ctx.Err() == nil {
+			p.screen.show(time.Now(), p.scene.lines(p.screen.style, p.screen.width()), p.scene.short())
 		}
 	}
 }

@@ -26,7 +26,8 @@ const (
 // is cut off.
 type poolScene struct {
 	*playground
-	busy atomic.Int64 // the region whose consumers are busy
+	busy        atomic.Int64 // the region whose consumers are busy
+	coordinator string       // as last looked at; empty if nobody is known to be it
 }
 
 func (s *poolScene) title() string {
@@ -49,7 +50,7 @@ func (s *poolScene) wanted(region int) float64 {
 // begin waits until every region has its first grant.
 func (s *poolScene) begin(ctx context.Context) (about, try []string, err error) {
 	for _, r := range s.regions {
-		for r.share(ctx).left == 0 {
+		for r.readShare(ctx).left == 0 {
 			if pause(ctx, pollEvery); ctx.Err() != nil {
 				return nil, nil, context.Cause(ctx)
 			}
@@ -121,7 +122,7 @@ type share struct {
 	err    error
 }
 
-func (r *region) share(ctx context.Context) share {
+func (r *region) readShare(ctx context.Context) share {
 	p, err := r.peek(ctx, sharedPool)
 	if err != nil || p.Terms == nil {
 		return share{err: err}
@@ -135,13 +136,11 @@ func (r *region) share(ctx context.Context) share {
 	return s
 }
 
-func (s *poolScene) look(ctx context.Context) view {
-	v := poolView{elapsed: s.elapsed, coordinator: s.coordinator(ctx), admitted: s.admitted(), bound: s.bound()}
-	for i, r := range s.regions {
-		v.regions = append(v.regions, regionView{name: r.name, wants: int64(s.wanted(i)), cut: r.isCut.Load(),
-			share: r.share(ctx), lately: r.lately})
+func (s *poolScene) look(ctx context.Context) {
+	s.coordinator = s.askCoordinator(ctx)
+	for _, r := range s.regions {
+		r.share = r.readShare(ctx)
 	}
-	return v
 }
 
 // bound is the most that all regions may have admitted: what the buckets held, what fell due, and what full buckets
@@ -150,8 +149,8 @@ func (s *poolScene) bound() int64 {
 	return sharedStock + int64(math.Ceil(sharedRate*(s.elapsed+policy.DefaultInterval).Seconds()))
 }
 
-// coordinator is who coordinates, as any replica says; empty if none knows.
-func (s *poolScene) coordinator(ctx context.Context) string {
+// askCoordinator is who coordinates, as any replica says; empty if none knows.
+func (s *poolScene) askCoordinator(ctx context.Context) string {
 	for _, r := range s.regions {
 		if r.isCut.Load() {
 			continue
@@ -165,13 +164,13 @@ func (s *poolScene) coordinator(ctx context.Context) string {
 	return ""
 }
 
-func (s *poolScene) admitted() (tokens int64) {
+// held is what was admitted, held against the bound.
+func (s *poolScene) held(where string) string {
+	admitted := int64(0)
 	for _, r := range s.regions {
-		tokens += r.total.admitted
+		admitted += r.total.admitted
 	}
-	return tokens
+	return fmt.Sprintf("%s tokens admitted%s of at most %s", thousands(admitted), where, thousands(s.bound()))
 }
 
-func (s *poolScene) summary() string {
-	return fmt.Sprintf("%s tokens admitted in all regions, of at most %s", thousands(s.admitted()), thousands(s.bound()))
-}
+func (s *poolScene) summary() string { return s.held(" in all regions,") }

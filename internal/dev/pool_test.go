@@ -35,11 +35,11 @@ func TestOptionsOfRegionsAreChecked(t *testing.T) {
 
 func TestTheViewOfRegionsTellsWhoIsCutOff(t *testing.T) {
 	t.Parallel()
-	v := poolView{elapsed: 21 * time.Second, coordinator: "eu/eu-1", admitted: 20_000, bound: 24_100,
-		regions: []regionView{
-			{name: "eu", wants: 900, share: share{rate: 934, left: 11 * time.Second, tokens: 7}, lately: taken{admitted: 900}},
-			{name: "us", wants: 150, cut: true, share: share{rate: 66, tokens: 3}, lately: taken{admitted: 66, denied: 84}},
-		}}
+	eu := &region{name: "eu", share: share{rate: 934, left: 11 * time.Second, tokens: 7}, lately: taken{admitted: 900}}
+	us := &region{name: "us", share: share{rate: 66, tokens: 3}, lately: taken{admitted: 66, denied: 84}}
+	eu.total.admitted, us.total.admitted = 15_000, 5000
+	us.isCut.Store(true)
+	v := poolScene{coordinator: "eu/eu-1", playground: &playground{elapsed: 21 * time.Second, regions: []*region{eu, us}}}
 	lines := v.lines(false, 0)
 	require.Equal(t, "  21s  eu/eu-1 coordinates", lines[0])
 	require.Regexp(t, `eu +934/s +900/s +900/s +0/s +7  █{19}·$`, lines[2])
@@ -48,9 +48,10 @@ func TestTheViewOfRegionsTellsWhoIsCutOff(t *testing.T) {
 	require.Equal(t, "in force together 1000/s of 1000/s; 20,000 tokens admitted of at most 24,100",
 		strings.TrimSpace(lines[4]))
 	require.Contains(t, v.short(), "us has 66/s of 150/s wanted, 66/s admitted (cut off, on its floor)")
-	v.regions[1].share.left = 3 * time.Second
+	us.share.left = 3 * time.Second
 	require.Contains(t, v.short(), "(cut off, 3 s left of its grant)")
-	v.regions[1].cut, v.coordinator = false, ""
+	us.isCut.Store(false)
+	v.coordinator = ""
 	require.Contains(t, v.short(), "nobody is known to coordinate")
 	require.NotContains(t, v.short(), "(")
 }

@@ -1,6 +1,7 @@
 package dev
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -49,6 +50,7 @@ type region struct {
 	consumer *consumer
 	total    taken // of the watched bucket, as last counted
 	lately   taken // per second, since the count before
+	share    share // of the pool, as last looked at
 }
 
 func (r *region) peek(ctx context.Context, key string) (lua.PeekReply, error) {
@@ -147,15 +149,12 @@ func (r *region) check(ctx context.Context, givenEtcd bool) error {
 	ctx, cancel := context.WithTimeout(ctx, reachTimeout)
 	defer cancel()
 	for _, b := range r.cfg.Buckets {
-		n, err := r.store.Exists(ctx, lua.TokensKey(b.Key), lua.IndexKey(b.Key)).Result()
-		if err != nil {
+		known := r.store.Exists(ctx, lua.TokensKey(b.Key), lua.IndexKey(b.Key))
+		state := r.store.Exists(ctx, lua.ControlKey(b.Key))
+		if err := cmp.Or(known.Err(), state.Err()); err != nil {
 			return fmt.Errorf("dev: the store %s doesn't answer: %w", r.cfg.Redis, err)
 		}
-		state, err := r.store.Exists(ctx, lua.ControlKey(b.Key)).Result()
-		if err != nil {
-			return fmt.Errorf("dev: the store %s doesn't answer: %w", r.cfg.Redis, err)
-		}
-		if n > 0 && state == 0 {
+		if known.Val() > 0 && state.Val() == 0 {
 			return fmt.Errorf("%w: %q in %s is no bucket; give another store or database", ErrForeignKey, b.Key, r.cfg.Redis)
 		}
 	}

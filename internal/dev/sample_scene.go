@@ -32,9 +32,21 @@ type sampleScene struct {
 	*playground
 	followed []*refills // of the watched bucket first
 	gaps     gaps
+	active   atomic.Pointer[replica] // that refilled most before the last look; nil if nobody refilled
+	killed   atomic.Int64            // the process that the playground killed last
+
+	// Of the last look:
 	reports  []report
-	active   atomic.Pointer[string] // the replica that refilled most in the last second
-	killed   atomic.Int64           // the process that the playground killed last
+	activity activity
+	levels   []level
+	index    int64 // of the watched bucket
+	store    error // why the store isn't known
+}
+
+// level is what a bucket holds.
+type level struct {
+	key              string
+	tokens, capacity int64
 }
 
 func (s *sampleScene) title() string {
@@ -51,8 +63,6 @@ func (s *sampleScene) begin(ctx context.Context) (about, try []string, err error
 	if err != nil {
 		return nil, nil, err
 	}
-	s.active.Store(&active.name)
-	s.reports = ask(ctx, s.replicas())
 	for _, b := range s.buckets() {
 		if b.Policy.Steps == nil {
 			s.followed = append(s.followed, &refills{key: b.Key})
@@ -115,38 +125,26 @@ func (s *sampleScene) acts() []func(context.Context) {
 	return []func(context.Context){s.follow}
 }
 
-func (s *sampleScene) look(ctx context.Context) view {
-	before := s.reports
-	s.reports = ask(ctx, s.replicas())
-	a := compare(before, s.reports)
-	s.active.Store(&a.active)
-	v := s.totals()
-	v.who, v.lately = a.describe(s.opts.Mode), s.regions[0].lately
+func (s *sampleScene) look(ctx context.Context) {
+	s.observe(ask(ctx, s.replicas()))
+	s.levels, s.store = nil, nil
 	for _, b := range s.buckets() {
 		r, err := s.regions[0].peek(ctx, b.Key)
 		if err != nil && !errors.Is(err, lua.ErrUnknownBucket) {
-			v.store = err
+			s.store = err
 		}
-		v.levels = append(v.levels, level{key: b.Key, tokens: r.Tokens, capacity: b.Policy.Capacity})
+		s.levels = append(s.levels, level{key: b.Key, tokens: r.Tokens, capacity: b.Policy.Capacity})
 		if b.Key == watched {
-			v.index = r.Version.Index
+			s.index = r.Version.Index
 		}
 	}
-	return v
 }
 
 func (s *sampleScene) summary() string {
-	v := s.totals()
-	if v.gaps != "" {
-		return v.held(s.screen.style) + "; refill gap: " + v.gaps
+	if s.gaps.String() != "" {
+		return s.held(s.screen.style) + "; refill gap: " + s.gaps.String()
 	}
-	return v.held(s.screen.style)
-}
-
-// totals is a view of what was admitted, and of its bound.
-func (s *sampleScene) totals() sampleView {
-	return sampleView{elapsed: s.elapsed, total: s.regions[0].total, gaps: s.gaps.String(),
-		bound: bound(s.buckets()[0].Policy, s.elapsed, s.followed[0].longestGap())}
+	return s.held(s.screen.style)
 }
 
 // bound is the most tokens that a bucket which is refilled with such gaps can admit within elapsed.

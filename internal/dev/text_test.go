@@ -10,17 +10,24 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/tokenrefill/refiller/internal/admin"
 	"github.com/tokenrefill/refiller/internal/config"
 	"github.com/tokenrefill/refiller/policy"
 )
 
-func someView() sampleView {
-	return sampleView{
-		elapsed: 65 * time.Second, who: "replica-2 leads under epoch 14 and refills", index: 640,
-		levels: []level{{"checkout", 12, 1000}, {"mail", 20, 20}, {"llm-tokens", 30000, 60000}},
-		lately: taken{admitted: 498, denied: 102}, total: taken{admitted: 33_000, denied: 5000},
-		bound: 33_551, gaps: "p50 203 ms, max 215 ms over 2 kills",
+func someScene() *sampleScene {
+	p := policy.Policy{Capacity: 1000, Rate: policy.PerSecond(500), Interval: policy.DefaultInterval}
+	r := &region{cfg: config.Config{Buckets: []config.Bucket{{Key: watched, Policy: p}}},
+		lately: taken{admitted: 498, denied: 102}, total: taken{admitted: 33_000, denied: 5000}}
+	s := &sampleScene{
+		playground: &playground{elapsed: 65 * time.Second, opts: Options{Mode: config.ModeEtcd}, regions: []*region{r}},
+		activity:   activity{active: "replica-2", leader: &admin.Leader{Identity: "replica-2", Epoch: 14}},
+		levels:     []level{{"checkout", 12, 1000}, {"mail", 20, 20}, {"llm-tokens", 30000, 60000}}, index: 640,
+		followed: []*refills{{}},
 	}
+	s.gaps.add(203 * time.Millisecond)
+	s.gaps.add(215 * time.Millisecond)
+	return s
 }
 
 func TestAViewHasAFewLinesOnATerminal(t *testing.T) {
@@ -30,9 +37,9 @@ func TestAViewHasAFewLinesOnATerminal(t *testing.T) {
 		"       checkout 12/1000  mail 20/20  llm-tokens 30000/60000",
 		"       checkout: index 640, 498/s admitted, 102/s denied",
 		"       33,000 tokens admitted of at most 33,551",
-		"       refill gap: p50 203 ms, max 215 ms over 2 kills",
-	}, someView().lines(false, 0))
-	colored := strings.Join(someView().lines(true, 0), "\n")
+		"       refill gap: p50 215 ms, max 215 ms over 2 kills",
+	}, someScene().lines(false, 0))
+	colored := strings.Join(someScene().lines(true, 0), "\n")
 	require.Contains(t, colored,
 		"checkout \x1b[31m12/1000\x1b[0m  mail \x1b[32m20/20\x1b[0m  llm-tokens \x1b[33m30000/60000\x1b[0m")
 }
@@ -42,19 +49,19 @@ func TestAViewHasOneLineElsewhere(t *testing.T) {
 	require.Equal(t, "1m05s  replica-2 leads under epoch 14 and refills"+
 		" | checkout 12/1000  mail 20/20  llm-tokens 30000/60000"+
 		" | checkout: index 640, 498/s admitted, 102/s denied | 33,000 tokens admitted of at most 33,551"+
-		" | refill gap: p50 203 ms, max 215 ms over 2 kills", someView().short())
-	v := sampleView{elapsed: 9 * time.Second, store: errors.New("gone")}
+		" | refill gap: p50 215 ms, max 215 ms over 2 kills", someScene().short())
+	v := &sampleScene{playground: &playground{elapsed: 9 * time.Second}, store: errors.New("gone")}
 	require.Equal(t, "   9s  the store doesn't answer: gone", v.short())
 	require.Equal(t, []string{v.short()}, v.lines(false, 80))
 }
 
 func TestMoreThanTheBoundIsSaid(t *testing.T) {
 	t.Parallel()
-	v := someView()
-	v.total.admitted = v.bound + 1
+	v := someScene()
+	v.regions[0].total.admitted = 33_552
 	require.Contains(t, v.short(), "too many")
-	require.NotContains(t, someView().short(), "too many")
-	v.total.failed = 3
+	require.NotContains(t, someScene().short(), "too many")
+	v.regions[0].total.failed = 3
 	require.Contains(t, v.short(), "102/s denied, 3 unanswered")
 }
 
