@@ -29,21 +29,21 @@ func TestTheGapIsTheLongestPauseAroundTheInstant(t *testing.T) {
 	for name, c := range map[string]struct {
 		seen    []refilled
 		at      int64 // ms
-		gap     time.Duration
+		gap     int64 // ms
 		settled bool
 	}{
-		"the pause the instant falls into":          {refillsAt(0, 100, 310, 410, 510), 150, 210 * time.Millisecond, true},
-		"a last refill that was under way":          {refillsAt(0, 100, 151, 360, 460), 150, 209 * time.Millisecond, true},
-		"earlier pauses don't count":                {refillsAt(0, 900, 1000, 1200, 1300), 1050, 200 * time.Millisecond, true},
-		"later pauses don't count":                  {refillsAt(0, 100, 200, 300, 900), 50, 100 * time.Millisecond, true},
+		"the pause the instant falls into":          {refillsAt(0, 100, 310, 410, 510), 150, 210, true},
+		"a last refill that was under way":          {refillsAt(0, 100, 151, 360, 460), 150, 209, true},
+		"earlier pauses don't count":                {refillsAt(0, 900, 1000, 1200, 1300, 1400), 1050, 200, true},
+		"later pauses don't count":                  {refillsAt(0, 100, 200, 300, 900), 50, 100, true},
 		"nothing before the instant":                {refillsAt(100, 200, 300), 50, 0, true},
 		"nobody refills yet":                        {refillsAt(0, 100), 150, 0, false},
 		"too few refills yet":                       {refillsAt(0, 100, 310, 410), 150, 0, false},
 		"no refill at all":                          {nil, 150, 0, false},
 		"a refill that was missed hides the pause":  {missed, 150, 0, true},
 		"a new era does so, too":                    {otherEra, 150, 0, true},
-		"a refill at the instant is one before it":  {refillsAt(0, 150, 350, 450, 550), 150, 200 * time.Millisecond, true},
-		"the first refill after it was seen as new": {refillsAt(0, 149, 151, 251, 351), 150, 100 * time.Millisecond, true},
+		"a refill at the instant is one before it":  {refillsAt(0, 150, 350, 450, 550), 150, 200, true},
+		"the first refill after it was seen as new": {refillsAt(0, 149, 151, 251, 351), 150, 100, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var r refills
@@ -52,7 +52,7 @@ func TestTheGapIsTheLongestPauseAroundTheInstant(t *testing.T) {
 			}
 			gap, settled := r.around(c.at * 1000)
 			require.Equal(t, c.settled, settled)
-			require.Equal(t, c.gap, gap)
+			require.Equal(t, c.gap, gap.Milliseconds())
 		})
 	}
 }

@@ -11,8 +11,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/sync/errgroup"
-
 	"github.com/tokenrefill/refiller/internal/terminal"
 )
 
@@ -100,15 +98,13 @@ func (p *playground) run(ctx context.Context) error {
 	// Replicas outlive what watches them, so that nothing sees them stop.
 	replicas, stopReplicas := context.WithCancel(context.WithoutCancel(ctx))
 	defer stopReplicas()
-	g, replicas := errgroup.WithContext(replicas)
+	var running sync.WaitGroup
 	p.ready = make(chan struct{}, len(p.replicas()))
 	for _, r := range p.replicas() {
-		g.Go(func() error {
-			err := r.run(replicas)
-			if err != nil {
+		running.Go(func() {
+			if err := r.run(replicas); err != nil {
 				p.cancel(err)
 			}
-			return err
 		})
 	}
 	err := p.watch(ctx)
@@ -119,7 +115,7 @@ func (p *playground) run(ctx context.Context) error {
 		p.screen.println("", fmt.Sprintf("Stopping after %s: %s.", seconds(p.elapsed), p.scene.summary()))
 	}
 	stopReplicas()
-	_ = g.Wait() // its error is the cause of ctx's end
+	running.Wait()
 	p.tasks.Wait()
 	return err
 }
