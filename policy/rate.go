@@ -152,6 +152,12 @@ func (r Rate) TimeFor(n int64) time.Duration {
 
 const maxDuration = time.Duration(1<<63 - 1)
 
+// Reduced is the same rate in lowest terms over microseconds. The zero Rate stays as it is.
+func (r Rate) Reduced() Rate {
+	tokens, per := r.reduced()
+	return Rate{Tokens: tokens, Per: time.Duration(per) * time.Microsecond}
+}
+
 // reduced is the rate in lowest terms over microseconds, which keeps the
 // products of the scripts small. The zero Rate stays as it is.
 func (r Rate) reduced() (tokens, per int64) {

@@ -116,20 +116,13 @@ func (s Settings) clone() Settings {
 
 // reduced is s with its rates in lowest terms, and without its history.
 func (s Settings) reduced() Settings {
-	reduce := func(r policy.Rate) policy.Rate {
-		if r == (policy.Rate{}) {
-			return r
-		}
-		g := gcd(r.Tokens, r.Per.Microseconds())
-		return policy.Rate{Tokens: r.Tokens / g, Per: r.Per / time.Duration(g)}
-	}
 	s = s.clone()
 	for i := range s.Pools {
 		p := &s.Pools[i]
-		p.Rate = reduce(p.Rate)
+		p.Rate = p.Rate.Reduced()
 		for j := range p.Regions {
 			r := &p.Regions[j]
-			r.Floor, r.Ceiling, r.since = reduce(r.Floor), reduce(r.Ceiling), 0
+			r.Floor, r.Ceiling, r.since = r.Floor.Reduced(), r.Ceiling.Reduced(), 0
 		}
 	}
 	return s

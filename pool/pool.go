@@ -189,18 +189,10 @@ const resolution = 1_000_000
 
 // unit expresses the rate so that shares are fine enough.
 func (p Pool) unit() unit {
-	a, b := p.Rate.Tokens, p.Rate.Per.Microseconds()
-	g := gcd(a, b)
-	a, b = a/g, b/g
+	r := p.Rate.Reduced()
+	a, b := r.Tokens, r.Per.Microseconds()
 	k := min((resolution+a-1)/a, (1<<50)/b)
 	return unit{a * max(k, 1), b * max(k, 1)}
-}
-
-func gcd(a, b int64) int64 {
-	for b != 0 {
-		a, b = b, a%b
-	}
-	return max(a, 1)
 }
 
 // of is a rate in whole units, rounded down.

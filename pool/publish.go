@@ -125,7 +125,12 @@ func (t *term) commitShares(ctx context.Context, shares []sharing) error {
 	}
 	for _, w := range shares {
 		delete(t.dirty, w.region)
-		noteRecorded(w.entries)
+		for _, e := range w.entries { // what that frees can be given away
+			_, before := e.a.claims(e.l.unit)
+			e.a.recorded = e.terms
+			_, after := e.a.claims(e.l.unit)
+			e.l.dirty = e.l.dirty || after.rate < before.rate || after.capacity < before.capacity
+		}
 		if delete(t.gone, w.key); w.remove {
 			t.gone[w.key] = true
 		}
@@ -154,16 +159,6 @@ func (t *term) commit(ctx context.Context, o office, writes []write) error {
 	t.able = t.now()
 	t.count(func(s *CoordinatorStats) { s.Commits++ })
 	return nil
-}
-
-// noteRecorded notes that etcd holds a share. What that frees can be given away.
-func noteRecorded(entries []recording) {
-	for _, e := range entries {
-		_, before := e.a.claims(e.l.unit)
-		e.a.recorded = e.terms
-		_, after := e.a.claims(e.l.unit)
-		e.l.dirty = e.l.dirty || after.rate < before.rate || after.capacity < before.capacity
-	}
 }
 
 // sleep waits for d or until ctx ends.
