@@ -66,23 +66,16 @@ func (o Options) config(region, redis string, etcd, environ []string) (config.Co
 	return config.Load(config.Source{Data: []byte(o.configText(region, etcd, "127.0.0.1:0")), Env: env})
 }
 
-// decided are the variables that Run decides itself. The login and the certificates of a server are for the given one:
-// an embedded server has none.
-var (
-	decided = []string{redisVariable, "REFILLER_LISTEN", "REFILLER_IDENTITY", "REFILLER_REGION", "REFILLER_LOG_",
-		"REFILLER_ELECTION_MODE", "REFILLER_ETCD_ENDPOINTS"}
-	loginOfRedis = []string{"REFILLER_REDIS_"}
-	loginOfEtcd  = []string{"REFILLER_ETCD_", "REFILLER_POOL_REGISTRY_"}
-)
-
-// environ is the environment of replicas, but for the address of their store.
+// environ is the environment of replicas, but for the address of their store and what Run decides itself. The login
+// and the certificates of a server are for the given one: an embedded server has none.
 func environ(all []string, givenRedis, givenEtcd bool) []string {
-	drop := slices.Clone(decided)
+	drop := []string{redisVariable, "REFILLER_LISTEN", "REFILLER_IDENTITY", "REFILLER_REGION", "REFILLER_LOG_",
+		"REFILLER_ELECTION_MODE", "REFILLER_ETCD_ENDPOINTS"}
 	if !givenRedis {
-		drop = append(drop, loginOfRedis...)
+		drop = append(drop, "REFILLER_REDIS_")
 	}
 	if !givenEtcd {
-		drop = append(drop, loginOfEtcd...)
+		drop = append(drop, "REFILLER_ETCD_", "REFILLER_POOL_REGISTRY_")
 	}
 	return slices.DeleteFunc(slices.Clone(all), func(variable string) bool {
 		return slices.ContainsFunc(drop, func(prefix string) bool { return strings.HasPrefix(variable, prefix) })
