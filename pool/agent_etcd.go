@@ -52,7 +52,7 @@ func (a *Agent) follow(ctx context.Context, events chan<- entry, keys []string) 
 			return ctx.Err()
 		}
 	}
-	signal(a.changed) // as far as etcd knows
+	signal(a.changed) // ours may be later than what was read
 	watched := make(chan error, 1)
 	wg.Go(func() { watched <- a.registry.watch(ctx, revision+1, events, keys...) })
 	again := time.NewTicker(a.timing.Lease)

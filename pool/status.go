@@ -78,53 +78,52 @@ func readStatus(ctx context.Context, r registry) (Status, error) {
 	if err != nil {
 		return Status{}, err
 	}
-	pools := map[string]map[string]*RegionStatus{}
-	at := func(pool, region string) *RegionStatus {
-		if pools[pool] == nil {
-			pools[pool] = map[string]*RegionStatus{}
+	pools := map[string]Pool{} // one without regions has left the configuration
+	for _, s := range rec.shares {
+		for name := range s.pools {
+			pools[name] = Pool{Name: name}
 		}
-		if pools[pool][region] == nil {
-			pools[pool][region] = &RegionStatus{Region: region}
-		}
-		return pools[pool][region]
 	}
-	configured := map[string]Pool{}
-	since := map[*RegionStatus]int64{}
 	for _, p := range rec.settings.Pools {
-		configured[p.Name] = p
-		for _, r := range p.Regions {
-			at(p.Name, r.Name).Configured = true
-			since[at(p.Name, r.Name)] = r.since
-		}
-	}
-	open := map[string]bool{}
-	for region, s := range rec.shares {
-		for pool, g := range s.pools {
-			r := at(pool, region)
-			r.fill(g, rec.reports[region], pool, s.lease)
-			r.Joined = g.joined && since[r] == g.since
-			open[pool] = open[pool] || g.open && since[r] == g.since
-		}
+		pools[p.Name] = p
 	}
 	out := Status{Version: rec.settings.Version, Settings: rec.settings, Fences: rec.fences}
-	for _, pool := range slices.Sorted(maps.Keys(pools)) {
-		p := PoolStatus{Name: pool, Regions: []RegionStatus{}}
-		if c, ok := configured[pool]; ok {
-			p.Rate, p.Capacity, p.Open = c.Rate.String(), c.Capacity, open[pool]
-		}
-		for _, region := range slices.Sorted(maps.Keys(pools[pool])) {
-			r := pools[pool][region]
-			if f, ok := rec.fences[region]; ok {
-				r.Fenced = &f
-			}
-			if r.Configured && !p.Open && !r.Joined && (r.Fenced == nil || r.Fenced.Drain) {
-				p.Waits = append(p.Waits, region)
-			}
-			p.Regions = append(p.Regions, *r)
-		}
-		out.Pools = append(out.Pools, p)
+	for _, name := range slices.Sorted(maps.Keys(pools)) {
+		out.Pools = append(out.Pools, rec.status(pools[name]))
 	}
 	return out, nil
+}
+
+// status is how a pool stands.
+func (rec records) status(p Pool) PoolStatus {
+	out := PoolStatus{Name: p.Name, Regions: []RegionStatus{}}
+	regions, since, open := map[string]RegionStatus{}, map[string]int64{}, false
+	for _, r := range p.Regions {
+		regions[r.Name], since[r.Name] = RegionStatus{Configured: true}, r.since
+	}
+	for region, s := range rec.shares {
+		if g, ok := s.pools[p.Name]; ok {
+			r, present := regions[region], g.since == since[region]
+			r.fill(g, rec.reports[region], p.Name, s.lease)
+			r.Joined, open = g.joined && present, open || g.open && present
+			regions[region] = r
+		}
+	}
+	if len(p.Regions) > 0 {
+		out.Rate, out.Capacity, out.Open = p.Rate.String(), p.Capacity, open
+	}
+	for _, region := range slices.Sorted(maps.Keys(regions)) {
+		r := regions[region]
+		r.Region = region
+		if f, ok := rec.fences[region]; ok {
+			r.Fenced = &f
+		}
+		if r.Configured && !out.Open && !r.Joined && (r.Fenced == nil || r.Fenced.Drain) {
+			out.Waits = append(out.Waits, region)
+		}
+		out.Regions = append(out.Regions, r)
+	}
+	return out
 }
 
 // records are all that etcd holds of pools; by region, but for the settings.
