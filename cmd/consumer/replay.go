@@ -39,7 +39,12 @@ func newReplayCommand(stdin io.Reader, stdout, stderr io.Writer) *cobra.Command 
 		Short: "Tell what a policy would have done to an access log",
 		Long: `Replay takes one token for each request of an access log, from the bucket of the request's key, and tells how
 many requests would have been admitted and denied. The log's clock governs credit, whatever the speed. It needs no
-Redis.
+Redis. A line that is out of order earns no credit: if many are, sort the log. A log has no retries after a denial, and
+a live bucket's tokens come up to one interval later.
+
+A key that isn't ip, user, method, status or path (without the query) is, in lines of text, one of uri, host, ident,
+protocol, bytes, referer and agent, and in lines of JSON any field; lines without that field are unparsed. A request
+without one of the others has the key "-".
 
 LOG is a file, or - for standard input, plain or gzipped: Apache's or nginx's common or combined format, or lines of
 JSON as nginx, Caddy and Traefik write them.`,

@@ -134,18 +134,17 @@ const referenceHead = `# Configuration
 
 <!-- "make config-docs" makes this page from the structs in internal/config/file.go and their comments. -->
 
-@refiller run --config FILE@ reads one YAML file. @refiller check FILE@ reports every problem with its line, and
-@refiller config schema@ prints a JSON Schema for editors. The [README](../README.md#use-it) has an example.
+@refiller run --config FILE@ reads one YAML file, such as [the README's](../README.md#use-it). @refiller config schema@
+prints a JSON Schema for editors.
 
 - Durations are @100ms@, @5s@, @1h30m@ or @7d@, rates @500/s@, @10/m@ or @1000/24h@.
 - Unknown fields, fields given twice, and YAML's anchors, aliases, merge keys and tags are refused. Text that looks like
   a number stands in quotes.
 - **A flag beats its environment variable, which beats the file.** @REFILLER_REDIS_CA@ is the flag @--redis-ca@;
-  @--redis@ and @--etcd@ are the addresses; passwords have no flag. @consumer@ has those of Redis alone. An empty
-  variable is unset, and one whose name is almost one of these is refused.
+  @--redis@ and @--etcd@ are the addresses. An empty variable is unset, and one whose name is almost one of these is
+  refused.
 - **The configuration file holds no password.** It is in the file that @password_file@ names, in its variable, or in the
-  URL of @REFILLER_REDIS_URL@ or @--redis@: @redis://user:password(at)host@, percent-encoded. User and password beside a
-  URL replace those in it.
+  URL of @REFILLER_REDIS_URL@ or @--redis@: @redis://user:password(at)host@, percent-encoded.
 - Files with passwords, certificates and keys are read again for each new connection and login.
 - Some fields count [from the next start](operations.md#change-a-limit).
 
