@@ -222,6 +222,7 @@ func facts(f fields.Field) string {
 
 // brief shortens what a message says of a value to what a reader who sees the rules needs.
 var brief = strings.NewReplacer(
+	"one of false, true", "",
 	"a whole number from ", "", "a duration from ", "", " in whole multiples of 1µs", "", "one of ", "",
 	"a percentage from ", "", "tokens/time such as 500/s, 10/m or 1000/24h", "", "the path of a PEM file", "PEM",
 	"the path of a file", "", "a user's name", "", "the name of a time zone such as ", "such as ",
