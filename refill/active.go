@@ -145,7 +145,7 @@ func (a *activeSets) ask(ctx context.Context, ask func(ctx context.Context) (lea
 				a.w.failed(ctx, err)
 				return
 			}
-			a.w.recovered()
+			a.w.answered()
 		}
 	}
 }
@@ -277,8 +277,7 @@ func (a *activeSets) learn(ctx context.Context, s *shard, m *members, batch []*e
 	a.w.r.observeActive(s, t)
 	if err := t.serverError(); err != nil {
 		m.putBack(batch)
-		a.w.sizes.failed(len(batch))
-		a.w.failed(ctx, err)
+		a.w.refillsFailed(ctx, len(batch), err)
 		return
 	}
 	m.learn(batch, t.results, t.replied)

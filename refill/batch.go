@@ -76,8 +76,7 @@ func (w *worker) learn(ctx context.Context, batch []*bucket, t *trip) {
 	}
 	news.log(w.r.log)
 	if err := t.serverError(); err != nil {
-		w.sizes.failed(len(batch))
-		w.failed(ctx, err)
+		w.refillsFailed(ctx, len(batch), err)
 		return
 	}
 	w.sizes.answered(t.results)
@@ -157,8 +156,10 @@ func (w *worker) listen(ctx context.Context) call {
 				w.failed(ctx, err)
 				return
 			}
-			w.recovered()
-			w.hear(reply, err, sent, replied)
+			w.answered()
+			if w.hear(reply, err, sent, replied); w.pulse.state == beating {
+				w.recovered() // the leader's refills do
+			}
 		}
 	}
 }

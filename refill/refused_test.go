@@ -112,3 +112,43 @@ func TestAForbiddenBucketOfATemplateHoldsUpNoOther(t *testing.T) {
 	require.Contains(t, log.String(), "bucket="+keys[0])
 	require.NotContains(t, log.String(), "redis is away")
 }
+
+// A server that is out of memory still answers reads, such as those of the active sets and of the pulse. That isn't to
+// say that it is back: one outage is told of once, and shown until refills go on.
+func TestAnAnsweredReadIsNotTheEndOfAnOutageOfWrites(t *testing.T) {
+	t.Parallel()
+	set, err := policy.NewTemplates(1, []policy.Template{{
+		Prefix: "user:", Policy: policy.Policy{Capacity: 1000, Rate: policy.PerSecond(1), Interval: interval},
+	}}, nil)
+	require.NoError(t, err)
+	for _, elected := range []bool{false, true} {
+		t.Run(fmt.Sprintf("elected %t", elected), func(t *testing.T) {
+			t.Parallel()
+			rdb := testenv.Redis(t).Client()
+			ok, err := newConsumer(rdb).take(t.Context(), set.Of("user:1"), "user:1", 900, false)
+			require.NoError(t, err)
+			require.True(t, ok)
+			var log bytes.Buffer
+			w := newWatch()
+			buckets := manyBuckets(3)
+			r, stop := runningWith(t, Config{Redis: rdb, Buckets: buckets, Templates: set, Elected: elected, Observe: w.observe,
+				Logger: hclog.New(&hclog.LoggerOptions{Output: &log})})
+			w.until(t, "refills", appliedTo(buckets)) // by a standby that races: nobody leads
+			require.NoError(t, rdb.ConfigSet(t.Context(), "maxmemory", "1mb").Err())
+			w.forget()
+			for i := range 3 {
+				w.until(t, "refills to fail", func(events map[string][]Event) bool {
+					e := events[buckets[0].Key]
+					return len(e) > 0 && e[len(e)-1].Err != nil
+				})
+				require.True(t, i == 0 || r.Stats().Away != nil) // noted just after the first is observed
+				w.forget()
+			}
+			require.NoError(t, rdb.ConfigSet(t.Context(), "maxmemory", "0").Err())
+			w.until(t, "refills again", appliedTo(buckets))
+			stop()
+			require.Equal(t, 1, strings.Count(log.String(), "redis is away"), log.String())
+			require.Equal(t, 1, strings.Count(log.String(), "redis is back"), log.String())
+		})
+	}
+}

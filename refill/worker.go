@@ -34,6 +34,7 @@ type worker struct {
 	ended    []*trip // to be used again
 
 	failures int       // calls in a row that the server failed
+	refused  bool      // refills were among them
 	rest     time.Time // nothing is sent before, since the server failed
 	back     time.Time // when the server came back; zero if it was never away
 }
@@ -268,7 +269,23 @@ func (w *worker) failed(ctx context.Context, err error) {
 	w.rest = time.Now().Add(backoff(w.failures, maxBackoff, w.rng))
 }
 
+// refillsFailed is failed, of refills of n buckets.
+func (w *worker) refillsFailed(ctx context.Context, n int, err error) {
+	w.sizes.failed(n)
+	w.refused = true
+	w.failed(ctx, err)
+}
+
+// answered takes in that the server answered a read. A server that fails refills may: one without memory does.
+func (w *worker) answered() {
+	if !w.refused {
+		w.recovered()
+	}
+}
+
+// recovered takes in that the server takes refills.
 func (w *worker) recovered() {
+	w.refused = false
 	if w.failures > 0 {
 		w.r.log.Info("redis is back: refills go on", "failed-calls", w.failures)
 		w.back = time.Now()
