@@ -23,10 +23,11 @@ type scriptCall struct {
 	groups []*group
 	takes  lua.TakesCall
 	words  []lua.Takes
-	rule   *policy.Ruled // of the lazy bucket; nil: the takes are of others
-	text   bool
+	text   bool // with the script's text, and not its name
 	cmd    redis.Cmder
 }
+
+func (call *scriptCall) lazy() bool { return call.words[0].Lazy != nil }
 
 // trip makes the round trips for a batch. It is used again.
 type trip struct {
@@ -116,12 +117,13 @@ func (t *trip) place() {
 		if g.done {
 			continue
 		}
-		words, rule := g.kind.takes(g)
+		words := g.kind.takes(g)
+		alone := g.alone || words.Lazy != nil
 		at := [2]int{t.c.servers.call(g.key), g.part}
 		call := t.places[at]
-		if call == nil || rule != nil || g.alone || len(call.groups) == mostBuckets {
-			call = t.call(rule)
-			if rule == nil && !g.alone {
+		if call == nil || alone || len(call.groups) == mostBuckets {
+			call = t.call()
+			if !alone {
 				t.places[at] = call
 			}
 		}
@@ -131,7 +133,9 @@ func (t *trip) place() {
 	}
 	slices.SortStableFunc(t.calls, func(a, b *scriptCall) int { return a.groups[0].part - b.groups[0].part })
 	for _, call := range t.calls {
-		if err := call.command(t.ctx, t.text || call.rule == nil && !t.s.loaded.Load()); err != nil {
+		var err error
+		call.text = t.text || !call.lazy() && !t.s.loaded.Load()
+		if call.cmd, err = call.takes.Command(t.ctx, call.words, call.text); err != nil {
 			for _, g := range call.groups {
 				t.answer(g, lua.TakesReply{Err: err})
 			}
@@ -141,26 +145,14 @@ func (t *trip) place() {
 	}
 }
 
-func (t *trip) call(rule *policy.Ruled) *scriptCall {
+func (t *trip) call() *scriptCall {
 	call := &scriptCall{}
 	if n := len(t.freeC); n > 0 {
 		call, t.freeC = t.freeC[n-1], t.freeC[:n-1]
 	}
-	call.groups, call.words, call.rule, call.cmd = call.groups[:0], call.words[:0], rule, nil
+	call.groups, call.words = call.groups[:0], call.words[:0]
 	t.calls = append(t.calls, call)
 	return call
-}
-
-// command makes the command of a call, with the script's text or its name.
-func (call *scriptCall) command(ctx context.Context, text bool) (err error) {
-	call.text = text
-	g := call.groups[0]
-	if call.rule != nil {
-		call.cmd, err = lua.LazyCommand(ctx, g.key, &call.rule.Terms, g.runs, g.inLine, text)
-	} else {
-		call.cmd, err = call.takes.Command(ctx, call.words, text)
-	}
-	return err
 }
 
 // read answers the groups of a call, or leaves them for another round trip.
@@ -182,18 +174,7 @@ func (t *trip) read(call *scriptCall) {
 	case redis.HasErrorPrefix(err, "NOPERM "):
 		t.s.alone.add(call.groups[0].key)
 	}
-	if call.rule != nil {
-		g := call.groups[0]
-		r, err := lua.ReadLazy(call.cmd, err, g.key, g.runs)
-		if r.Terms == nil && (g.whole || !r.OK) {
-			r.Terms = &call.rule.Terms
-		}
-		t.answer(g, lua.TakesReply{
-			OK: r.OK, Remaining: r.Remaining, Runs: r.Runs, Terms: r.Terms, Refilled: r.Refilled, Err: err,
-		})
-		return
-	}
-	if call.text && err == nil {
+	if call.text && err == nil && !call.lazy() {
 		t.s.loaded.Store(true)
 	}
 	replies, err := call.takes.Read(err)

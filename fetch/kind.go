@@ -12,9 +12,8 @@ import (
 
 // kind is how a bucket is kept. Its methods make calls through a lua.Client, which a task is.
 type kind interface {
-	// takes are the words of a call of takes; false if they are a call of their own, of the lazy template that is
-	// returned.
-	takes(g *group) (lua.Takes, *policy.Ruled)
+	// takes begin to say what a call of takes asks for.
+	takes(g *group) lua.Takes
 	// open makes the bucket exist for another script, which may hold tokens of it for as long as hold.
 	open(t *task, hold time.Duration) error
 	// giveBack returns tokens to the era in which they were taken, 0 for any.
@@ -31,7 +30,7 @@ var (
 // configured is a bucket that refillers keep under a policy of its own.
 type configured struct{}
 
-func (configured) takes(g *group) (lua.Takes, *policy.Ruled) { return lua.Takes{Key: g.key}, nil }
+func (configured) takes(g *group) lua.Takes { return lua.Takes{Key: g.key} }
 
 func (configured) open(*task, time.Duration) error { return nil }
 
@@ -50,10 +49,10 @@ type refilled struct {
 	apart    bool // its active set is on another server
 }
 
-func (r *refilled) takes(g *group) (lua.Takes, *policy.Ruled) {
+func (r *refilled) takes(g *group) lua.Takes {
 	return lua.Takes{
 		Key: g.key, Below: g.info.limit(), Template: r.template, Existing: r.apart && r.rule.MaxKeys > 0 && !g.create,
-	}, nil
+	}
 }
 
 func (r *refilled) open(t *task, hold time.Duration) error {
@@ -86,7 +85,7 @@ func (r *refilled) peek(ctx context.Context, c lua.Client, key string) (lua.Peek
 // lazy is a bucket of a template that is credited when it is asked. It has no eras, reservations or requests.
 type lazy struct{ rule *policy.Ruled }
 
-func (l *lazy) takes(g *group) (lua.Takes, *policy.Ruled) { return lua.Takes{Key: g.key}, l.rule }
+func (l *lazy) takes(g *group) lua.Takes { return lua.Takes{Key: g.key, Lazy: &l.rule.Terms} }
 
 func (l *lazy) open(t *task, _ time.Duration) error {
 	return fmt.Errorf("%w: bucket %q is of the template %q; with enforce: refilled it has them", ErrLazyBucket, t.key,

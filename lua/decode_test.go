@@ -286,7 +286,7 @@ func TestSharedPiecesSayWhatTheyAre(t *testing.T) {
 func TestCommandsAreSentOnce(t *testing.T) {
 	t.Parallel()
 	for _, s := range allScripts {
-		require.True(t, s.bySHA(t.Context(), words([]string{"k"}, nil)).NoRetry(), s.name)
-		require.True(t, s.bySource(t.Context(), words([]string{"k"}, nil)).NoRetry(), s.name)
+		require.True(t, s.command(t.Context(), words([]string{"k"}, nil), false).NoRetry(), s.name)
+		require.True(t, s.command(t.Context(), words([]string{"k"}, nil), true).NoRetry(), s.name)
 	}
 }

@@ -91,12 +91,18 @@ type once struct{ *redis.Cmd }
 // NoRetry implements redis.Cmder.
 func (once) NoRetry() bool { return true }
 
-func (s *script) bySHA(ctx context.Context, words []any) once {
-	return command(ctx, withScript(words, "evalsha", s.sha))
+// by is the verb of a call and what it calls: the script by its hash, or its source.
+func (s *script) by(source bool) (verb, body string) {
+	if source {
+		return "eval", s.source
+	}
+	return "evalsha", s.sha
 }
 
-func (s *script) bySource(ctx context.Context, words []any) once {
-	return command(ctx, withScript(words, "eval", s.source))
+// command is the command of the script's call with these words.
+func (s *script) command(ctx context.Context, words []any, source bool) once {
+	verb, body := s.by(source)
+	return command(ctx, withScript(words, verb, body))
 }
 
 // onceIntegers is once for a script whose reply is integers: they are read without an
@@ -152,10 +158,10 @@ func (s *script) run(ctx context.Context, c Client, keys []string, args ...any) 
 
 // call is run with the words of the call.
 func (s *script) call(ctx context.Context, c Client, words []any) (any, error) {
-	cmd := s.bySHA(ctx, words)
+	cmd := s.command(ctx, words, false)
 	err := c.Process(ctx, cmd)
-	if err != nil && redis.HasErrorPrefix(err, "NOSCRIPT") {
-		cmd = s.bySource(ctx, words)
+	if IsNoScript(err) {
+		cmd = s.command(ctx, words, true)
 		err = c.Process(ctx, cmd)
 	}
 	if err != nil {

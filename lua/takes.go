@@ -39,6 +39,9 @@ type Takes struct {
 	Existing bool // Template: don't create it
 	// Template: how long the script for which the bucket is opened may hold tokens: it lives for longer
 	Hold time.Duration
+
+	// Lazy is the policy of a lazy template whose bucket this is. Its takes are a call of their own, and never Missed.
+	Lazy *policy.Terms
 }
 
 // RunReply is what became of a run of takes.
@@ -72,11 +75,11 @@ type TakesCall struct {
 	takes     []Takes
 	templates []*Template
 	replies   []TakesReply
-	cmd       onceIntegers
+	cmd       redis.Cmder
 }
 
 // Do makes the takes of several buckets, at most MaxTakes, each of another key, in
-// one call; on a Cluster all in one slot. The replies are in the order of takes and valid until the next call.
+// one call; on a Cluster all in one slot; or of one lazy bucket. The replies are in the order of takes and valid until the next call.
 //
 // An error means that the call failed as a whole. If the server answered it,
 // nothing was taken; ErrInvalidAmount means that nothing was sent.
@@ -98,26 +101,49 @@ func (t *TakesCall) Do(ctx context.Context, c Client, takes []Takes) ([]TakesRep
 // script's source. Neither takes nor what they refer to may change before Read.
 func (t *TakesCall) Command(ctx context.Context, takes []Takes, source bool) (redis.Cmder, error) {
 	t.takes = takes
+	if b := t.lazy(); b != nil {
+		words, err := lazyWords(b.Key, lazyTake, b.Lazy, b.Runs, b.InLine)
+		if err != nil {
+			return nil, err
+		}
+		t.cmd = lazyScript.command(ctx, words, source)
+		return t.cmd, nil
+	}
 	if err := t.write(); err != nil {
 		return nil, err
 	}
-	t.words[0], t.words[1] = "evalsha", takesScript.sha
-	if source {
-		t.words[0], t.words[1] = "eval", takesScript.source
-	}
-	t.cmd = onceIntegers{redis.NewIntSliceCmd(ctx, t.words...)}
+	t.words[0], t.words[1] = takesScript.by(source)
+	cmd := onceIntegers{redis.NewIntSliceCmd(ctx, t.words...)}
 	if t.words[firstKey-1] != 0 {
-		t.cmd.SetFirstKeyPos(firstKey)
+		cmd.SetFirstKeyPos(firstKey)
 	}
-	return t.cmd, nil
+	t.cmd = cmd
+	return cmd, nil
+}
+
+// lazy is the lazy bucket that the call is for; nil if it is for others.
+func (t *TakesCall) lazy() *Takes {
+	if len(t.takes) == 1 && t.takes[0].Lazy != nil {
+		return &t.takes[0]
+	}
+	return nil
 }
 
 // Read reads the answer to the command. err is the error with which it ended.
 func (t *TakesCall) Read(err error) ([]TakesReply, error) {
-	if err != nil {
-		return nil, fmt.Errorf("refiller: %s: %w", takesScript.name, err)
+	b := t.lazy()
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("refiller: takes: %w", err)
+	case b == nil:
+		return t.read(t.cmd.(onceIntegers).Val())
 	}
-	return t.read(t.cmd.Val())
+	r, err := decodeLazy(t.cmd.(once).Val(), b.Key, b.Runs)
+	if r.Err = err; r.Terms == nil && (b.Whole || !r.OK) {
+		r.Terms = b.Lazy
+	}
+	t.replies = append(t.replies[:0], r.TakesReply)
+	return t.replies, nil
 }
 
 // IsNoScript reports whether a server answered that it doesn't know the script, so
@@ -248,6 +274,9 @@ func flag(on bool) int {
 func (b *Takes) total() (total int64, err error) {
 	if total, err = totalOf(b.Runs); err != nil {
 		return 0, err
+	}
+	if b.Lazy != nil {
+		return 0, fmt.Errorf("%w: takes of a lazy bucket among others", ErrInvalidAmount)
 	}
 	for i := range b.Runs {
 		if l := b.Runs[i].Leave; l.Percent > 0 && !b.Whole {

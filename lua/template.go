@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
 	"github.com/tokenrefill/refiller/policy"
 )
 
@@ -110,14 +108,10 @@ func (r *reply) runs(runs []policy.Run) []RunReply {
 	return replies
 }
 
-// LazyReply is the answer of a bucket of a lazy template.
+// LazyReply is the answer of a bucket of a lazy template. Its Terms are nil unless the bucket has a policy of its own.
 type LazyReply struct {
-	OK        bool          // all takes were made
-	Remaining int64         // after the last
-	Runs      []RunReply    // in the order of the call; nil if OK
-	Terms     *policy.Terms // if the bucket has a policy of its own
-	Reset     time.Duration // until the bucket is full
-	Refilled
+	TakesReply
+	Reset time.Duration // until the bucket is full
 }
 
 // Lazy calls.
@@ -159,33 +153,6 @@ func lazy(ctx context.Context, c Client, key string, what int, terms *policy.Ter
 	return decodeLazy(v, key, runs)
 }
 
-// LazyCommand is the command of a LazyTake, which the caller sends once, by itself or
-// in a pipeline. If the answer is IsNoScript, it may be sent again with the script's
-// source.
-func LazyCommand(ctx context.Context, key string, terms *policy.Terms, runs []policy.Run,
-	inLine, source bool) (redis.Cmder, error) {
-	words, err := lazyWords(key, lazyTake, terms, runs, inLine)
-	if err != nil {
-		return nil, err
-	}
-	if source {
-		return lazyScript.bySource(ctx, words), nil
-	}
-	return lazyScript.bySHA(ctx, words), nil
-}
-
-// ReadLazy reads the answer to a LazyCommand. err is the error with which it ended.
-func ReadLazy(cmd redis.Cmder, err error, key string, runs []policy.Run) (LazyReply, error) {
-	if err != nil {
-		return LazyReply{}, fmt.Errorf("refiller: %s: %w", lazyScript.name, err)
-	}
-	c, ok := cmd.(once)
-	if !ok {
-		return LazyReply{}, fmt.Errorf("%w: %T for a command", ErrBadReply, cmd)
-	}
-	return decodeLazy(c.Val(), key, runs)
-}
-
 func lazyWords(key string, what int, terms *policy.Terms, runs []policy.Run, inLine bool) ([]any, error) {
 	if total, err := totalOf(runs); err != nil {
 		return nil, err
@@ -202,7 +169,7 @@ func decodeLazy(v any, key string, runs []policy.Run) (LazyReply, error) {
 	if err != nil {
 		return LazyReply{}, err
 	}
-	reply := LazyReply{OK: code == codeDone, Remaining: r.int(), Reset: micros(r.int())}
+	reply := LazyReply{TakesReply{OK: code == codeDone, Remaining: r.int()}, micros(r.int())}
 	reply.Now = r.int()
 	reply.Last = reply.Now // it is credited up to now
 	reply.Terms = r.terms()
