@@ -108,6 +108,14 @@ func (r *reply) end() error {
 	return r.err
 }
 
+// fail is what the whole reply means, err, unless there is more of it.
+func (r *reply) fail(err error) error {
+	if bad := r.end(); bad != nil {
+		return bad
+	}
+	return err
+}
+
 // integerReply reads a list of integers one after the other.
 type integerReply struct {
 	values []int64
@@ -182,19 +190,26 @@ func open(v any, keys []string, want ...int64) (*reply, int64, error) {
 	default:
 		return nil, code, fmt.Errorf("%w: code %d", ErrBadReply, code)
 	}
-	if bad := r.end(); bad != nil {
-		return nil, code, bad
-	}
-	return nil, code, err
+	return nil, code, r.fail(err)
 }
 
 // checkAmount refuses numbers that would turn a script's sense around, as a
 // negative take is an addition.
-func checkAmount(n int64) error {
-	if n < 1 || n > policy.MaxTokens {
-		return fmt.Errorf("%w: %d tokens; want 1 to %d", ErrInvalidAmount, n, int64(policy.MaxTokens))
+func checkAmount(n int64) error { return checkFrom(1, n) }
+
+func checkFrom(least, n int64) error {
+	if n < least || n > policy.MaxTokens {
+		return fmt.Errorf("%w: %d tokens; want %d to %d", ErrInvalidAmount, n, least, int64(policy.MaxTokens))
 	}
 	return nil
+}
+
+// checkTake is checkAmount of a take that leaves some tokens.
+func checkTake(n int64, leave policy.Leave) error {
+	if err := leave.Validate(); err != nil {
+		return fmt.Errorf("%w: %w", ErrInvalidAmount, err)
+	}
+	return checkAmount(n)
 }
 
 // malformed is the error of the nth key of a call, which holds something else.

@@ -53,11 +53,8 @@ type ReserveReply struct {
 // The errors are those of Take, ErrInvalidID, ErrInvalidTTL, and ErrIDInUse if the
 // id stands for something else.
 func Reserve(ctx context.Context, c Client, key string, call ReserveCall) (ReserveReply, error) {
-	if err := checkAmount(call.N); err != nil {
+	if err := checkTake(call.N, call.Leave); err != nil {
 		return ReserveReply{}, err
-	}
-	if err := call.Leave.Validate(); err != nil {
-		return ReserveReply{}, fmt.Errorf("%w: %w", ErrInvalidAmount, err)
 	}
 	if err := CheckID(call.ID); err != nil {
 		return ReserveReply{}, err
@@ -94,8 +91,8 @@ type SettleReply struct {
 // The errors are ErrInvalidAmount, ErrInvalidID, ErrIDInUse if the id is a
 // lease's, ErrNotHeld, and those about the bucket.
 func Settle(ctx context.Context, c Client, key, id string, used int64) (SettleReply, error) {
-	if used < 0 || used > policy.MaxTokens {
-		return SettleReply{}, fmt.Errorf("%w: %d tokens used; want 0 to %d", ErrInvalidAmount, used, int64(policy.MaxTokens))
+	if err := checkFrom(0, used); err != nil {
+		return SettleReply{}, err
 	}
 	if err := CheckID(id); err != nil {
 		return SettleReply{}, err
@@ -139,9 +136,8 @@ type LeaseReply struct {
 // ErrNotHeld if the block has ended, ErrIDInUse, and those about the bucket.
 func Lease(ctx context.Context, c Client, key string, call LeaseCall) (LeaseReply, error) {
 	for _, n := range []int64{call.Keep, call.Back, call.Want} {
-		if n < 0 || n > policy.MaxTokens {
-			return LeaseReply{}, fmt.Errorf("%w: %d tokens of a lease; want 0 to %d", ErrInvalidAmount, n,
-				int64(policy.MaxTokens))
+		if err := checkFrom(0, n); err != nil {
+			return LeaseReply{}, err
 		}
 	}
 	if err := CheckID(call.ID); err != nil {
@@ -156,11 +152,7 @@ func Lease(ctx context.Context, c Client, key string, call LeaseCall) (LeaseRepl
 		return LeaseReply{}, err
 	}
 	if code == codeOtherEra {
-		reply := LeaseReply{Now: r.int()}
-		if err := r.end(); err != nil {
-			return LeaseReply{}, err
-		}
-		return reply, fmt.Errorf("%w: %q", ErrOtherEra, key)
+		return LeaseReply{Now: r.int()}, r.fail(fmt.Errorf("%w: %q", ErrOtherEra, key))
 	}
 	reply := LeaseReply{Now: r.int(), Remaining: r.int(), Granted: r.int(), Clamped: r.int(), Era: r.int(),
 		Terms: r.terms()}
@@ -222,12 +214,9 @@ func (s *script) askHeld(ctx context.Context, c Client, key, id string, args []a
 	if err != nil || code != codeReused && code != codeNotHeld {
 		return r, code, err
 	}
-	if err := r.end(); err != nil {
-		return nil, code, err
-	}
 	err = ErrIDInUse
 	if code == codeNotHeld {
 		err = ErrNotHeld
 	}
-	return nil, code, fmt.Errorf("%w: %q of bucket %q", err, id, key)
+	return nil, code, r.fail(fmt.Errorf("%w: %q of bucket %q", err, id, key))
 }

@@ -116,16 +116,11 @@ func Return(ctx context.Context, c Client, key string, n, era int64) (ReturnRepl
 		return ReturnReply{}, err
 	}
 	reply := ReturnReply{Remaining: r.int()}
-	if code == codeDone {
-		reply.Clamped = r.int()
-	}
-	if err := r.end(); err != nil {
-		return ReturnReply{}, err
-	}
 	if code == codeOtherEra {
-		return reply, fmt.Errorf("%w: %q", ErrOtherEra, key)
+		return reply, r.fail(fmt.Errorf("%w: %q", ErrOtherEra, key))
 	}
-	return reply, nil
+	reply.Clamped = r.int()
+	return reply, r.end()
 }
 
 // PeekReply is what a bucket holds.

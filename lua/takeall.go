@@ -50,11 +50,8 @@ func takeAll(ctx context.Context, c Client, id string, memory time.Duration, dem
 	keys, args := make([]string, 0, 2*len(demands)+1), make([]any, 3, 3+2*len(demands))
 	args[0], args[1], args[2] = len(demands), "", ""
 	for _, d := range demands {
-		if err := checkAmount(d.N); err != nil {
+		if err := checkTake(d.N, d.Leave); err != nil {
 			return false, nil, err
-		}
-		if err := d.Leave.Validate(); err != nil {
-			return false, nil, fmt.Errorf("%w: %w", ErrInvalidAmount, err)
 		}
 		keys = append(keys, TokensKey(d.Key), ControlKey(d.Key))
 		args = append(args, d.N, d.Leave.String())
@@ -83,18 +80,13 @@ func decodeAll(r *reply, code int64, id string, demands []Demand) (ok bool, repl
 	switch code {
 	case codeUnknown:
 		b := r.int()
-		if err := r.end(); err != nil {
-			return false, nil, err
-		}
 		if b < 1 || b > int64(len(demands)) {
-			return false, nil, fmt.Errorf("%w: bucket number %d", ErrBadReply, b)
+			return false, nil, r.fail(fmt.Errorf("%w: bucket number %d", ErrBadReply, b))
 		}
-		return false, nil, fmt.Errorf("%w %q, or it has no policy", ErrUnknownBucket, demands[b-1].Key)
+		return false, nil, r.fail(fmt.Errorf("%w %q, or it has no policy", ErrUnknownBucket, demands[b-1].Key))
 	case codeReused:
-		if err := r.end(); err != nil {
-			return false, nil, err
-		}
-		return false, nil, fmt.Errorf("%w: %q of bucket %q asked for something else", ErrRequestReused, id, demands[0].Key)
+		return false, nil, r.fail(fmt.Errorf("%w: %q of bucket %q asked for something else", ErrRequestReused, id,
+			demands[0].Key))
 	}
 	replies = make([]TakeReply, len(demands))
 	for i, d := range demands {

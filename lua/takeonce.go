@@ -59,9 +59,6 @@ type OnceReply = TakeReply
 // ErrInvalidRequest and ErrRequestReused.
 func TakeOnce(ctx context.Context, c Client, key, id string, run policy.Run, memory time.Duration) (OnceReply, error) {
 	n := run.N * run.Count
-	if err := checkAmount(n); err != nil {
-		return OnceReply{}, err
-	}
 	if _, err := totalOf([]policy.Run{run}); err != nil {
 		return OnceReply{}, err
 	}
@@ -83,10 +80,7 @@ func TakeOnce(ctx context.Context, c Client, key, id string, run policy.Run, mem
 		reply.Version.Era, reply.Repeated, reply.Terms = r.int(), r.int() == 1, r.terms()
 		return reply, r.end()
 	case codeReused:
-		if err := r.end(); err != nil {
-			return OnceReply{}, err
-		}
-		return OnceReply{}, fmt.Errorf("%w: %q of bucket %q didn't ask for %d tokens", ErrRequestReused, id, key, n)
+		return OnceReply{}, r.fail(fmt.Errorf("%w: %q of bucket %q didn't ask for %d tokens", ErrRequestReused, id, key, n))
 	}
 	return r.denial()
 }
