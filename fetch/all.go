@@ -104,10 +104,10 @@ func (c *Client) takeAll(p budget, reqs []Request) (AllResult, error) {
 		}
 	}
 	if !ok {
-		c.refund(p, parts)
+		c.refund(p, demands)
 	}
 	if errors.Is(err, ErrUnknownBucket) {
-		found, lookErr := c.unknown(parts)
+		found, lookErr := c.unknown(demands)
 		if found {
 			return c.takeAll(p, reqs)
 		} else if lookErr != nil {
@@ -117,34 +117,36 @@ func (c *Client) takeAll(p budget, reqs []Request) (AllResult, error) {
 	if err != nil {
 		return AllResult{}, err
 	}
-	return c.conclude(reqs, of, parts, ok)
+	return c.conclude(reqs, demands, of, ok)
+}
+
+// demand is what a TakeAll asks of a bucket, all its requests together, and what that answered.
+type demand struct {
+	lua.Demand
+	*task
+	answer answer // to it
 }
 
 // unknown reports whether one of the buckets turns out to be a new template's; an error if that can't be said.
-func (c *Client) unknown(parts []*part) (found bool, err error) {
-	for _, part := range parts {
-		for _, t := range part.tasks {
-			if found, err = c.templates.unknown(t); found || err != nil {
-				return found, err
-			}
+func (c *Client) unknown(demands []*demand) (found bool, err error) {
+	for _, d := range demands {
+		if found, err = c.templates.unknown(d.task); found || err != nil {
+			return found, err
 		}
 	}
 	return false, nil
 }
 
-// conclude answers requests by what became of their demands, of which of tells the places.
-func (c *Client) conclude(reqs []Request, of []int, parts []*part, ok bool) (AllResult, error) {
-	results, infos := make([]Result, len(reqs)), make([]*info, len(reqs))
-	for _, part := range parts {
-		for i, a := range part.answers {
-			d, t := part.demands[i], part.tasks[i]
-			if !ok && !a.reply.OK {
-				if err := a.info.exceeded(d.Key, d.N, d.Leave); err != nil {
-					return AllResult{}, err
-				}
+// conclude answers requests by what became of their demands.
+func (c *Client) conclude(reqs []Request, demands, of []*demand, ok bool) (AllResult, error) {
+	results := make(map[*demand]Result, len(demands))
+	for _, d := range demands {
+		if !ok && !d.answer.reply.OK {
+			if err := d.answer.info.exceeded(d.Key, d.N, d.Leave); err != nil {
+				return AllResult{}, err
 			}
-			results[part.of[i]], infos[part.of[i]] = t.result(&a), a.info
 		}
+		results[d] = d.result(&d.answer)
 	}
 	all := AllResult{OK: ok, Results: make([]Result, len(reqs))}
 	for i, r := range reqs {
@@ -157,7 +159,7 @@ func (c *Client) conclude(reqs []Request, of []int, parts []*part, ok bool) (All
 			*one = c.admit(*one, r.N)
 		default:
 			one.Taken = 0
-			if one.OK || infos[of[i]].shadowed() {
+			if one.OK || of[i].answer.info.shadowed() {
 				continue
 			}
 			all.RetryAfter = max(all.RetryAfter, one.RetryAfter)
@@ -170,63 +172,58 @@ func (c *Client) conclude(reqs []Request, of []int, parts []*part, ok bool) (All
 }
 
 // sum makes one demand of all requests of a bucket, and tells for each request which one.
-func (c *Client) sum(p budget, reqs []Request) (demands []lua.Demand, of []int, err error) {
+func (c *Client) sum(p budget, reqs []Request) (demands, of []*demand, err error) {
 	if len(reqs) < 1 || len(reqs) > MaxAll {
 		return nil, nil, fmt.Errorf("%w: %d requests; want 1 to %d", ErrInvalidAmount, len(reqs), MaxAll)
 	}
-	at := make(map[string]int, len(reqs))
+	at := make(map[string]*demand, len(reqs))
 	for _, r := range reqs {
 		if err := c.check(p.ctx, r.Key, r.N); err != nil {
 			return nil, nil, err
 		}
-		i, seen := at[r.Key]
-		if !seen {
-			i = len(demands)
-			at[r.Key] = i
-			demands = append(demands, lua.Demand{Key: r.Key})
+		d := at[r.Key]
+		if d == nil {
+			d = &demand{Demand: lua.Demand{Key: r.Key}}
+			at[r.Key], demands = d, append(demands, d)
 		}
-		if r.N > policy.MaxTokens-demands[i].N {
+		if r.N > policy.MaxTokens-d.N {
 			return nil, nil, fmt.Errorf("%w: the requests of bucket %q are of more than %d tokens",
 				ErrInvalidAmount, r.Key, int64(policy.MaxTokens))
 		}
-		demands[i].N += r.N
-		of = append(of, i)
+		d.N += r.N
+		of = append(of, d)
 	}
 	return demands, of, nil
 }
 
-// part is what one script call of a TakeAll asks for, and its answers.
+// part is what one call of a TakeAll asks for; the task of the first demand makes it.
 type part struct {
-	lazy    bool    // one bucket of a lazy template
-	tasks   []*task // of each bucket; the first one makes the call
-	demands []lua.Demand
-	of      []int // their places in the TakeAll
-	ok      bool  // taken, if not from buckets in shadow mode that have too few tokens
-	answers []answer
+	demands []*demand
+	ok      bool // taken, if not from buckets in shadow mode that have too few tokens
 	err     error
 }
 
-// split groups demands by the call that they can share.
-func (c *Client) split(p budget, demands []lua.Demand) (parts []*part, err error) {
+// split groups demands by the call that they can share. That of a bucket of a lazy template is its own.
+func (c *Client) split(p budget, demands []*demand) (parts []*part, err error) {
 	type place struct {
 		server *server
 		call   int
 	}
 	at := make(map[place]*part, len(demands))
-	for i, d := range demands {
-		t := c.begin(p, d.Key)
-		t.began, d.Leave = time.Time{}, t.leave(d.N) // others use their time before it does
-		here := place{t.server, c.servers.call(d.Key)}
-		_, isLazy := t.kind.(*lazy)
+	for _, d := range demands {
+		d.task = c.begin(p, d.Key)
+		d.began, d.Leave = time.Time{}, d.leave(d.N) // others use their time before it does
+		here := place{d.server, c.servers.call(d.Key)}
+		_, isLazy := d.kind.(*lazy)
 		sole := at[here]
 		if sole == nil || isLazy {
-			sole = &part{lazy: isLazy}
+			sole = &part{}
 			parts = append(parts, sole)
 			if !isLazy {
 				at[here] = sole
 			}
 		}
-		sole.tasks, sole.demands, sole.of = append(sole.tasks, t), append(sole.demands, d), append(sole.of, i)
+		sole.demands = append(sole.demands, d)
 	}
 	if p.cfg.request != "" && len(parts) > 1 {
 		return nil, fmt.Errorf("%w: a request id of buckets that no single call can take from", ErrInvalidOption)
@@ -236,67 +233,66 @@ func (c *Client) split(p budget, demands []lua.Demand) (parts []*part, err error
 
 // take makes the call of a part.
 func (p *part) take() {
-	t, err := *p.tasks[0], error(nil)
+	t, err := *p.demands[0].task, error(nil)
 	t.kind = nil // of buckets that are unknown takeAll takes care
-	if p.answers, err = attempt(&t, t.cfg.request != "", p.ask); err != nil {
+	if p.ok, err = attempt(&t, t.cfg.request != "", p.ask); err != nil {
 		p.degrade(err)
 		return
 	}
-	for i := range p.answers {
-		a := &p.answers[i]
-		t.c.tellShare(a)
-		_, _ = p.tasks[i].rescue(p.demands[i].N, &a.reply) // for the next take of all
+	for _, d := range p.demands {
+		d.c.tellShare(&d.answer)
+		_, _ = d.rescue(d.N, &d.answer.reply) // for the next take of all
 	}
 }
 
-// ask puts a part to its server.
-func (p *part) ask() ([]answer, error) {
-	t := p.tasks[0]
-	if p.lazy {
-		a, err := t.takes(&ask{run: policy.Run{N: p.demands[0].N, Count: 1, Leave: p.demands[0].Leave}, whole: true})
+// ask puts a part to its server, and reports whether its tokens were taken.
+func (p *part) ask() (ok bool, err error) {
+	first := p.demands[0]
+	if _, isLazy := first.kind.(*lazy); isLazy {
+		a, err := first.takes(&ask{run: policy.Run{N: first.N, Count: 1, Leave: first.Leave}, whole: true})
 		if err != nil {
-			return nil, err
+			return false, err
 		}
-		p.ok = a.reply.OK || a.info.shadowed()
-		return []answer{*a}, nil
+		first.answer = *a
+		return a.reply.OK || a.info.shadowed(), nil
 	}
 	if err := p.open(); err != nil {
-		return nil, err
+		return false, err
 	}
-	t.undo = p.undo
+	first.undo = p.undo
 	for _, d := range p.demands {
-		t.cost += d.N // at most MaxAll·policy.MaxTokens, which fits
+		first.cost += d.N // at most MaxAll·policy.MaxTokens, which fits
 	}
-	ok, replies, err := p.send(t)
-	t.undo, t.cost = nil, 0
+	ok, replies, err := p.send(first)
+	first.undo, first.cost = nil, 0
 	if err != nil {
-		return nil, err
+		return false, err
 	}
-	p.ok = ok
-	answers := make([]answer, len(replies))
-	for i := range replies {
-		d := p.demands[i]
-		answers[i] = answer{reply: replies[i], info: t.c.learn(d.Key, d.N, d.Leave, &replies[i])}
+	for i, d := range p.demands {
+		d.answer = answer{reply: replies[i], info: d.c.learn(d.Key, d.N, d.Leave, &replies[i])}
 	}
-	return answers, nil
+	return ok, nil
 }
 
 // send makes the script call.
 func (p *part) send(by lua.Client) (ok bool, replies []lua.TakeReply, err error) {
-	t := p.tasks[0]
-	if t.cfg.request != "" {
-		return lua.TakeAllOnce(t.ctx, by, t.cfg.request, t.cfg.memory, p.demands)
+	demands := make([]lua.Demand, len(p.demands))
+	for i, d := range p.demands {
+		demands[i] = d.Demand
 	}
-	return lua.TakeAll(t.ctx, by, p.demands)
+	if t := p.demands[0].task; t.cfg.request != "" {
+		return lua.TakeAllOnce(t.ctx, by, t.cfg.request, t.cfg.memory, demands)
+	}
+	return lua.TakeAll(p.demands[0].ctx, by, demands)
 }
 
 // open makes the buckets of refilled templates exist, in one round trip.
 func (p *part) open() error {
-	errs := make([]error, len(p.tasks))
+	errs := make([]error, len(p.demands))
 	var wg sync.WaitGroup
-	for i, t := range p.tasks {
-		if _, ok := t.kind.(*refilled); ok {
-			wg.Go(func() { errs[i] = t.kind.open(t, 0) })
+	for i, d := range p.demands {
+		if _, ok := d.kind.(*refilled); ok {
+			wg.Go(func() { errs[i] = d.kind.open(d.task, 0) })
 		}
 	}
 	wg.Wait()
@@ -305,7 +301,7 @@ func (p *part) open() error {
 
 // undo gives back what a part took after its caller left.
 func (p *part) undo(ctx context.Context, by lua.Client, cmd redis.Cmder) {
-	if p.tasks[0].cfg.request != "" {
+	if p.demands[0].cfg.request != "" {
 		return // it is the request's
 	}
 	_, replies, err := p.send(replayed{cmd})
@@ -313,9 +309,8 @@ func (p *part) undo(ctx context.Context, by lua.Client, cmd redis.Cmder) {
 		return
 	}
 	for i, r := range replies {
-		t := p.tasks[i]
-		if r.Taken > 0 {
-			t.c.giveBackBy(ctx, by, t.kind, t.key, r.Taken, r.Version.Era)
+		if d := p.demands[i]; r.Taken > 0 {
+			d.c.giveBackBy(ctx, by, d.kind, d.key, r.Taken, r.Version.Era)
 		}
 	}
 }
@@ -331,70 +326,36 @@ func (r replayed) Process(_ context.Context, cmd redis.Cmder) error {
 
 // degrade answers a part that its server did not answer.
 func (p *part) degrade(err error) {
-	p.ok, p.err = true, nil
-	p.answers = make([]answer, len(p.demands))
-	for i, d := range p.demands {
-		a := p.tasks[i].c.degraded(d.Key, policy.Run{N: d.N, Count: 1, Leave: d.Leave}, err)
-		p.answers[i], p.ok = a, p.ok && a.err == nil && (a.reply.OK || a.info.shadowed())
+	p.ok = true
+	for _, d := range p.demands {
+		a := d.c.degraded(d.Key, policy.Run{N: d.N, Count: 1, Leave: d.Leave}, err)
+		d.answer, p.ok = a, p.ok && a.err == nil && (a.reply.OK || a.info.shadowed())
 		if a.err != nil {
 			p.err = a.err
 		}
 	}
-	if !p.ok {
-		for i := range p.answers {
-			p.answers[i].giveBackShare()
-		}
-	}
 }
 
-// giveBackShare returns the tokens of an answer by degraded mode local to the share.
-func (a *answer) giveBackShare() {
-	if a.reply.Taken > 0 && a.info.share != nil {
-		a.info.share.giveBack(a.reply.Taken)
-	}
-	a.reply.Remaining += a.reply.Taken
-	a.reply.Taken = 0
-}
-
-// refund gives back what the parts have taken, whether or not the caller still waits; in time it is done before the
-// caller is told.
-func (c *Client) refund(p budget, parts []*part) {
-	var backs []func()
-	for _, part := range parts {
-		for i := range part.answers {
-			a := &part.answers[i]
-			tokens, key, era := a.reply.Taken, part.demands[i].Key, int64(0)
-			switch {
-			case a.source.Kind == SourceFallback:
-				a.giveBackShare()
-			case tokens > 0 && p.cfg.request == "": // otherwise it is the request's
-				a.reply.Taken, a.reply.Remaining, era = 0, a.reply.Remaining+tokens, a.info.era
-				backs = append(backs, func() { c.giveBack(key, tokens, era) })
-			}
+// refund gives back what was taken for demands that are not all granted, whether or not the caller still waits; in time
+// it is done before the caller is told.
+func (c *Client) refund(p budget, demands []*demand) {
+	var backs sync.WaitGroup
+	for _, d := range demands {
+		a := &d.answer
+		tokens, degraded := a.reply.Taken, a.source.Kind == SourceFallback
+		switch {
+		case tokens == 0:
+		case !degraded && p.cfg.request == "": // otherwise it is the request's
+			backs.Go(func() { c.giveBack(d.Key, tokens, a.info.era) })
+		case degraded && a.info.share != nil:
+			a.info.share.giveBack(tokens)
 		}
-	}
-	if len(backs) == 0 {
-		return
+		a.reply.Taken, a.reply.Remaining = 0, a.reply.Remaining+tokens
 	}
 	done := make(chan struct{})
-	job := func() {
-		var wg sync.WaitGroup
-		for _, back := range backs {
-			wg.Go(back)
-		}
-		wg.Wait()
+	c.life.running.Go(func() {
+		backs.Wait()
 		close(done)
-	}
-	c.life.running.Go(job)
-	left := Never
-	if !p.deadline.IsZero() {
-		left = time.Until(p.deadline)
-	}
-	timer := time.NewTimer(left)
-	defer timer.Stop()
-	select {
-	case <-done:
-	case <-timer.C:
-	case <-p.ctx.Done():
-	}
+	})
+	_ = p.wait(done, 1)
 }

@@ -34,6 +34,24 @@ func from(ctx context.Context, cfg *callConfig) budget {
 	return b
 }
 
+// wait waits until something is done, for a part of the time. The error is why it was not done.
+func (b *budget) wait(done <-chan struct{}, part time.Duration) error {
+	var over <-chan time.Time
+	if !b.deadline.IsZero() {
+		timer := time.NewTimer(time.Until(b.deadline) / part)
+		defer timer.Stop()
+		over = timer.C
+	}
+	select {
+	case <-done:
+		return nil
+	case <-over:
+		return context.DeadlineExceeded
+	case <-b.ctx.Done():
+		return b.ctx.Err()
+	}
+}
+
 // task is a call about one bucket. It is a lua.Client whose commands share the call's time.
 type task struct {
 	budget // began is zero once something was asked or waited for

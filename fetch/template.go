@@ -143,20 +143,10 @@ func (ts *templates) look(t *task, part time.Duration) error {
 		return nil
 	}
 	t.began = time.Time{}
-	over := make(<-chan time.Time)
-	if !t.deadline.IsZero() {
-		timer := time.NewTimer(time.Until(t.deadline) / part)
-		defer timer.Stop()
-		over = timer.C
+	if err := t.wait(l.done, part); err != nil {
+		return err
 	}
-	select {
-	case <-l.done:
-		return l.err
-	case <-over:
-		return context.DeadlineExceeded
-	case <-t.ctx.Done():
-		return t.ctx.Err()
-	}
+	return l.err
 }
 
 // read makes a look.
