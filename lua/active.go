@@ -67,26 +67,13 @@ type CountResult struct {
 
 // Counts tells how many names each shard holds, in one round trip.
 func Counts(ctx context.Context, rdb redis.UniversalClient, shards []Shard) []CountResult {
-	cmds := make([]*redis.IntCmd, len(shards))
-	_, err := rdb.Pipelined(ctx, func(p redis.Pipeliner) error {
-		for i, s := range shards {
-			cmds[i] = p.SCard(ctx, s.key())
-		}
-		return nil
-	})
-	failed := 0
+	cmds, errs := each(ctx, rdb, len(shards),
+		func(p redis.Pipeliner, i int) *redis.IntCmd { return p.SCard(ctx, shards[i].key()) })
 	results := make([]CountResult, len(shards))
 	for i, s := range shards {
-		if cmdErr := cmds[i].Err(); cmdErr != nil {
-			results[i].Err = s.failed(cmdErr)
-			failed++
-		} else {
-			results[i].Count = cmds[i].Val()
-		}
-	}
-	if err != nil && failed == 0 {
-		for i, s := range shards {
-			results[i] = CountResult{Err: s.failed(err)} // the batch failed before any command was answered
+		results[i].Count = cmds[i].Val()
+		if errs[i] != nil {
+			results[i] = CountResult{Err: s.failed(errs[i])}
 		}
 	}
 	return results
@@ -168,25 +155,18 @@ func Occupied(ctx context.Context, rdb redis.UniversalClient, shards []Shard) ([
 
 // exist counts in one round trip how many shards of each group hold names.
 func exist(ctx context.Context, rdb redis.UniversalClient, shards []Shard, groups [][]int) ([]int64, error) {
-	if len(groups) == 0 {
-		return nil, nil
-	}
-	cmds := make([]*redis.IntCmd, len(groups))
-	_, err := rdb.Pipelined(ctx, func(p redis.Pipeliner) error {
-		for g, group := range groups {
-			keys := make([]string, len(group))
-			for k, i := range group {
-				keys[k] = shards[i].key()
-			}
-			cmds[g] = p.Exists(ctx, keys...)
+	cmds, errs := each(ctx, rdb, len(groups), func(p redis.Pipeliner, g int) *redis.IntCmd {
+		keys := make([]string, len(groups[g]))
+		for k, i := range groups[g] {
+			keys[k] = shards[i].key()
 		}
-		return nil
+		return p.Exists(ctx, keys...)
 	})
-	if err != nil {
-		return nil, fmt.Errorf("refiller: active set: %w", err)
-	}
 	counts := make([]int64, len(groups))
 	for g, cmd := range cmds {
+		if errs[g] != nil {
+			return nil, fmt.Errorf("refiller: active set: %w", errs[g])
+		}
 		counts[g] = cmd.Val()
 	}
 	return counts, nil
@@ -260,13 +240,8 @@ func leave(ctx context.Context, rdb redis.UniversalClient, s Shard, calls []Refi
 	if rdb.SRem(ctx, s.key(), names...).Err() != nil {
 		return
 	}
-	looks := make([]*redis.StringCmd, len(gone))
-	_, _ = rdb.Pipelined(ctx, func(p redis.Pipeliner) error { // each look has an error of its own
-		for k, i := range gone {
-			looks[k] = p.Get(ctx, TokensKey(calls[i].Key))
-		}
-		return nil
-	})
+	looks, _ := each(ctx, rdb, len(gone),
+		func(p redis.Pipeliner, k int) *redis.StringCmd { return p.Get(ctx, TokensKey(calls[gone[k]].Key)) })
 	var back []any
 	for k, i := range gone {
 		tokens, err := looks[k].Int64()
@@ -284,13 +259,8 @@ func leave(ctx context.Context, rdb redis.UniversalClient, s Shard, calls []Refi
 // age has the shard, and the count of those alive, know how long buckets live that the refill may have given new
 // expiries. What fails is left to a later refill.
 func age(ctx context.Context, rdb redis.UniversalClient, s Shard, keys []string) {
-	cmds := make([]*redis.DurationCmd, len(keys))
-	_, _ = rdb.Pipelined(ctx, func(p redis.Pipeliner) error { // each answer has an error of its own
-		for i, key := range keys {
-			cmds[i] = p.PExpireTime(ctx, TokensKey(key))
-		}
-		return nil
-	})
+	cmds, _ := each(ctx, rdb, len(keys),
+		func(p redis.Pipeliner, i int) *redis.DurationCmd { return p.PExpireTime(ctx, TokensKey(keys[i])) })
 	last := int64(0)
 	for i, cmd := range cmds {
 		if till := int64((cmd.Val() + time.Second - 1) / time.Second); cmd.Err() == nil && till > 0 {

@@ -43,22 +43,12 @@ var ErrNotOfTemplate = errors.New("refiller: bucket is not of a template")
 
 // Overrides is Override of many keys in one round trip.
 func Overrides(ctx context.Context, rdb redis.UniversalClient, keys []string) ([]*policy.Terms, error) {
-	overrides, cmds := make([]*policy.Terms, len(keys)), make([]*redis.StringCmd, len(keys))
-	if len(keys) == 0 {
-		return nil, nil
-	}
-	_, execErr := rdb.Pipelined(ctx, func(p redis.Pipeliner) error {
-		for i, key := range keys {
-			cmds[i] = p.Get(ctx, OverrideKey(key))
-		}
-		return nil
-	})
+	cmds, errs := each(ctx, rdb, len(keys),
+		func(p redis.Pipeliner, i int) *redis.StringCmd { return p.Get(ctx, OverrideKey(keys[i])) })
+	overrides := make([]*policy.Terms, len(keys))
 	for i, cmd := range cmds {
-		if cmd.Err() == nil && cmd.Val() == "" && execErr != nil {
-			return nil, fmt.Errorf("refiller: override: %w", execErr) // the batch failed before this command was answered
-		}
 		var err error
-		if overrides[i], err = overrideOf(cmd.Val(), cmd.Err()); err != nil {
+		if overrides[i], err = overrideOf(cmd.Val(), errs[i]); err != nil {
 			return nil, err
 		}
 	}

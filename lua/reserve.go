@@ -185,13 +185,14 @@ func Sweep(ctx context.Context, rdb redis.UniversalClient, keys []string, most i
 		}
 		return results
 	}
-	for i, v := range sweepScript.pipelined(ctx, rdb, len(keys),
-		func(i int) ([]string, []any) { return outstandingKeys(keys[i]), []any{most} }) {
-		if v.err != nil {
-			results[i].Err = v.err
+	cmds, errs := sweepScript.pipelined(ctx, rdb, len(keys),
+		func(i int) ([]string, []any) { return outstandingKeys(keys[i]), []any{most} })
+	for i, key := range keys {
+		if errs[i] != nil {
+			results[i].Err = errs[i]
 			continue
 		}
-		r, _, err := open(v.value, outstandingKeys(keys[i]), codeDone)
+		r, _, err := open(cmds[i].Val(), outstandingKeys(key), codeDone)
 		if err != nil {
 			results[i].Err = err
 			continue

@@ -5,6 +5,7 @@ import (
 	"crypto/sha1" //nolint:gosec // Redis names scripts by their SHA-1.
 	"embed"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"regexp"
 	"slices"
@@ -271,25 +272,33 @@ func EachAlone[C, R any](asked []C, perCall int, ask func(asked []C, perCall int
 	return results
 }
 
-// raw is the reply to one call of several, or its error.
-type raw struct {
-	value any
-	err   error
-}
-
 // pipelined calls the script n times in one round trip, with the keys and arguments
 // that call makes: see pipeline.
 func (s *script) pipelined(ctx context.Context, rdb redis.UniversalClient, n int,
-	call func(i int) (keys []string, args []any)) []raw {
-	cmds, errs := pipeline(ctx, rdb, s, n, func(i int, verb, body string) once {
+	call func(i int) (keys []string, args []any)) ([]once, []error) {
+	return pipeline(ctx, rdb, s, n, func(i int, verb, body string) once {
 		keys, args := call(i)
 		return command(ctx, withScript(words(keys, args), verb, body))
 	})
-	replies := make([]raw, n)
-	for i := range replies {
-		replies[i] = raw{cmds[i].Val(), errs[i]}
+}
+
+// each sends n commands in one round trip. Each then has its answer or an error: its own, or that of the round trip.
+func each[C redis.Cmder](ctx context.Context, rdb redis.UniversalClient, n int,
+	command func(p redis.Pipeliner, i int) C) (cmds []C, errs []error) {
+	cmds, errs = make([]C, n), make([]error, n)
+	_, err := rdb.Pipelined(ctx, func(p redis.Pipeliner) error {
+		for i := range cmds {
+			cmds[i] = command(p, i)
+		}
+		return nil
+	})
+	refused := err != nil && !slices.ContainsFunc(cmds, func(c C) bool { return errors.Is(c.Err(), err) })
+	for i, cmd := range cmds {
+		if errs[i] = cmd.Err(); errs[i] == nil && refused {
+			errs[i] = err
+		}
 	}
-	return replies
+	return cmds, errs
 }
 
 // Load puts every script into the server's cache, on a Cluster into every

@@ -42,7 +42,7 @@ func Tickets(ctx context.Context, rdb redis.UniversalClient, keys []string) []Ti
 func readTickets(ctx context.Context, rdb redis.UniversalClient, keys []string, perCall int) []TicketResult {
 	results := make([]TicketResult, len(keys))
 	spans := spansOf(rdb, len(keys), perCall, func(i int) string { return keys[i] })
-	replies := ticketScript.pipelined(ctx, rdb, len(spans), func(i int) ([]string, []any) {
+	cmds, errs := ticketScript.pipelined(ctx, rdb, len(spans), func(i int) ([]string, []any) {
 		asked := keys[spans[i].from:spans[i].to]
 		names := make([]string, 2*len(asked))
 		for k, key := range asked {
@@ -51,15 +51,15 @@ func readTickets(ctx context.Context, rdb redis.UniversalClient, keys []string, 
 		return names, nil
 	})
 	for i, span := range spans {
-		decodeTickets(replies[i], keys[span.from:span.to], results[span.from:span.to])
+		decodeTickets(cmds[i].Val(), errs[i], keys[span.from:span.to], results[span.from:span.to])
 	}
 	return results
 }
 
 // decodeTickets reads the reply of one script call.
-func decodeTickets(answer raw, keys []string, results []TicketResult) {
-	values, _ := answer.value.([]any)
-	err, now := answer.err, int64(0)
+func decodeTickets(v any, err error, keys []string, results []TicketResult) {
+	values, _ := v.([]any)
+	now := int64(0)
 	if err == nil && len(values) != 1+len(keys) {
 		err = fmt.Errorf("%w: %d values for %d tickets", ErrBadReply, len(values), len(keys))
 	}
