@@ -18,6 +18,10 @@ import (
 // calls of the same round trip.
 const mostBuckets = 128
 
+// aloneFor is how long a bucket whose keys were refused to a script call goes alone: in a call with others they would be
+// refused with it.
+const aloneFor = 10 * time.Second
+
 // scriptCall is a call of a script: of takes of some buckets, or of one lazy bucket.
 type scriptCall struct {
 	groups []*group
@@ -101,7 +105,7 @@ func (t *trip) group(r *engine.Request[ask]) {
 			g = &group{}
 		}
 		g.key, g.kind, g.info, g.hold, g.inLine = r.Body.key, r.Body.kind, r.Body.info, r.Body.hold, r.Body.line != nil
-		g.part, g.alone = part, t.s.alone.has(g.key)
+		g.part, g.alone = part, t.c.alone.has(g.key)
 		t.groups = append(t.groups, g)
 		t.last[r.Body.key] = g
 	}
@@ -172,7 +176,7 @@ func (t *trip) read(call *scriptCall) {
 		}
 		return
 	case redis.HasErrorPrefix(err, "NOPERM "):
-		t.s.alone.add(call.groups[0].key)
+		t.c.alone.claim(call.groups[0].key, aloneFor, time.Now())
 	}
 	if call.text && err == nil && !call.lazy() {
 		t.s.loaded.Store(true)
@@ -343,32 +347,4 @@ func (c *Client) learnTakes(g *group, reply *lua.TakesReply) *info {
 		}
 	}
 	return c.learn(g.key, denied.N, denied.Leave, &one)
-}
-
-const (
-	// aloneFor is how long a bucket whose keys were refused to a script call goes alone.
-	aloneFor  = 10 * time.Second
-	mostAlone = 1024
-)
-
-// lonely are buckets whose script calls are refused: in a call with others they would be refused with them. The zero
-// value has none.
-type lonely struct {
-	mu    sync.Mutex
-	until map[string]time.Time
-}
-
-func (l *lonely) has(key string) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return len(l.until) > 0 && time.Now().Before(l.until[key])
-}
-
-func (l *lonely) add(key string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.until == nil || len(l.until) >= mostAlone {
-		l.until = make(map[string]time.Time)
-	}
-	l.until[key] = time.Now().Add(aloneFor)
 }

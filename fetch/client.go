@@ -23,9 +23,11 @@ type Client struct {
 	templates *templates
 	lines     lines
 	shares    *shares
-	rescues   *rescues
+	rescued   marks          // buckets, for a refill interval
+	alone     marks          // buckets whose script calls are refused
 	leases    *leases        // nil: there are none
 	jitter    func() float64 // uniform in [0, 1)
+	spread    float64        // what jitter was at first
 	life      life
 	stats     struct {
 		abandoned, returned, clamped, lost, rescues, opened, shadowed atomic.Int64
@@ -56,7 +58,7 @@ func New(rdb redis.UniversalClient, opts ...Option) (*Client, error) {
 	c.servers = newServers(c, rdb)
 	c.templates = newTemplates(c)
 	c.lines.of = make(map[string][]*line)
-	c.rescues = newRescues()
+	c.spread = c.jitter()
 	c.leases = newLeases(c)
 	return c, nil
 }

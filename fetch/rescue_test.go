@@ -147,14 +147,14 @@ func TestBucketsThatConsumersDoNotRefill(t *testing.T) {
 }
 
 func TestRescuesOfABucketAreAnIntervalApartAndBounded(t *testing.T) {
-	r := rescues{next: make(map[string]time.Time)}
+	var r marks
 	now := time.Now()
 	require.True(t, r.claim("a", time.Second, now))
 	require.False(t, r.claim("a", time.Second, now.Add(time.Second-1)))
 	require.True(t, r.claim("a", time.Second, now.Add(time.Second)))
-	for i := range maxRescues + 5 {
+	for i := range mostMarks + 5 {
 		r.claim(time.Duration(i).String(), time.Hour, now.Add(time.Minute))
 	}
-	require.LessOrEqual(t, len(r.next), maxRescues)
+	require.LessOrEqual(t, len(r.until), mostMarks)
 	require.True(t, r.claim("a", time.Second, now.Add(2*time.Hour)), "what has passed makes room")
 }

@@ -26,7 +26,6 @@ type server struct {
 	lost    error // why there is none; nil otherwise
 	queue   *engine.Queue[ask]
 	breaker *engine.Breaker
-	alone   lonely
 	loaded  atomic.Bool            // it knows the script of takes, as far as is known
 	probe   atomic.Pointer[string] // a key of the server
 }

@@ -179,7 +179,7 @@ type answer struct {
 // takes are put to it again. want is how many tokens there must be for that to be of use.
 func (t *task) ask(want int64, again bool, put func() (*answer, error)) *answer {
 	a := t.attempt(again, put)
-	if a.err != nil || a.reply.OK || !t.c.rescues.overdue(&a.reply) {
+	if a.err != nil || a.reply.OK {
 		return a
 	}
 	if more, ours := t.rescue(want, &a.reply); more {
