@@ -142,21 +142,6 @@ func (r *integerReply) take(n int64) []int64 {
 // good reports whether all values were read, and each made sense.
 func (r *integerReply) good() bool { return !r.bad && r.read == len(r.values) }
 
-// integers reads a list of nothing but integers.
-func integers(v any) ([]int64, error) {
-	list, ok := v.([]any)
-	if !ok {
-		return nil, fmt.Errorf("%w: %T for a list", ErrBadReply, v)
-	}
-	values := make([]int64, len(list))
-	for i := range list {
-		if values[i], ok = list[i].(int64); !ok {
-			return nil, fmt.Errorf("%w: %T for a number", ErrBadReply, list[i])
-		}
-	}
-	return values, nil
-}
-
 // ask calls the script and opens its reply.
 func (s *script) ask(ctx context.Context, c Client, keys []string, args []any, want ...int64) (*reply, int64, error) {
 	v, err := s.run(ctx, c, keys, args...)

@@ -48,6 +48,21 @@ func (a answering) Process(_ context.Context, cmd redis.Cmder) error {
 	return a.err
 }
 
+// integers reads a list of nothing but integers.
+func integers(v any) ([]int64, error) {
+	list, ok := v.([]any)
+	if !ok {
+		return nil, fmt.Errorf("%w: %T for a list", ErrBadReply, v)
+	}
+	values := make([]int64, len(list))
+	for i := range list {
+		if values[i], ok = list[i].(int64); !ok {
+			return nil, fmt.Errorf("%w: %T for a number", ErrBadReply, list[i])
+		}
+	}
+	return values, nil
+}
+
 // calls are the functions that decode a reply, each with one that it accepts.
 var calls = map[string]struct {
 	good any

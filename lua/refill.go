@@ -52,16 +52,12 @@ const (
 // ErrMalformedBucket.
 func Refill(ctx context.Context, c Client, key string, call policy.Call) (policy.Outcome, error) {
 	calls := []RefillCall{{Key: key, Call: call}}
-	v, err := refillScript.call(ctx, c, refillWords(calls, nil))
-	if err != nil {
-		return policy.Outcome{}, err
-	}
-	values, err := integers(v)
+	cmd, err := send(ctx, c, refillScript, refillWords(calls, nil), integersCommand)
 	if err != nil {
 		return policy.Outcome{}, err
 	}
 	results := make([]RefillResult, 1)
-	decodeRefills(values, calls, results)
+	decodeRefills(cmd.Val(), calls, results)
 	return results[0].Outcome, results[0].Err
 }
 
@@ -90,9 +86,7 @@ func refillBatch(ctx context.Context, rdb redis.UniversalClient, calls []RefillC
 		words[i] = refillWords(calls[p.from:p.to], shard)
 	}
 	cmds, errs := pipeline(ctx, rdb, refillScript, len(spans), func(i int, verb, body string) onceIntegers {
-		cmd := onceIntegers{redis.NewIntSliceCmd(ctx, withScript(words[i], verb, body)...)}
-		cmd.SetFirstKeyPos(firstKey)
-		return cmd
+		return integersCommand(ctx, withScript(words[i], verb, body))
 	})
 	for i, p := range spans {
 		if errs[i] == nil {

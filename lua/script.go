@@ -121,6 +121,15 @@ func command(ctx context.Context, words []any) once {
 	return once{cmd}
 }
 
+// integersCommand is command of a script whose reply is integers.
+func integersCommand(ctx context.Context, words []any) onceIntegers {
+	cmd := redis.NewIntSliceCmd(ctx, words...)
+	if words[firstKey-1] != 0 {
+		cmd.SetFirstKeyPos(firstKey)
+	}
+	return onceIntegers{cmd}
+}
+
 // firstKey is the place of a script's first key among the words of its call.
 const firstKey = 3
 
@@ -154,21 +163,27 @@ func withScript(words []any, verb, body string) []any {
 // run calls the script once. NOSCRIPT proves that it did not run, so the source
 // follows.
 func (s *script) run(ctx context.Context, c Client, keys []string, args ...any) (any, error) {
-	return s.call(ctx, c, words(keys, args))
-}
-
-// call is run with the words of the call.
-func (s *script) call(ctx context.Context, c Client, words []any) (any, error) {
-	cmd := s.command(ctx, words, false)
-	err := c.Process(ctx, cmd)
-	if IsNoScript(err) {
-		cmd = s.command(ctx, words, true)
-		err = c.Process(ctx, cmd)
-	}
+	cmd, err := send(ctx, c, s, words(keys, args), command)
 	if err != nil {
-		return nil, fmt.Errorf("refiller: %s: %w", s.name, err)
+		return nil, err
 	}
 	return cmd.Val(), nil
+}
+
+// send is run with the words of the call, of which command makes a command.
+func send[C redis.Cmder](ctx context.Context, c Client, s *script, words []any,
+	command func(ctx context.Context, words []any) C) (cmd C, err error) {
+	for _, source := range []bool{false, true} {
+		verb, body := s.by(source)
+		cmd = command(ctx, withScript(words, verb, body))
+		if err = c.Process(ctx, cmd); !IsNoScript(err) {
+			break
+		}
+	}
+	if err != nil {
+		err = fmt.Errorf("refiller: %s: %w", s.name, err)
+	}
+	return cmd, err
 }
 
 // scriptCmd is the command of a script's call.

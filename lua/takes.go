@@ -113,12 +113,8 @@ func (t *TakesCall) Command(ctx context.Context, takes []Takes, source bool) (re
 		return nil, err
 	}
 	t.words[0], t.words[1] = takesScript.by(source)
-	cmd := onceIntegers{redis.NewIntSliceCmd(ctx, t.words...)}
-	if t.words[firstKey-1] != 0 {
-		cmd.SetFirstKeyPos(firstKey)
-	}
-	t.cmd = cmd
-	return cmd, nil
+	t.cmd = integersCommand(ctx, t.words)
+	return t.cmd, nil
 }
 
 // lazy is the lazy bucket that the call is for; nil if it is for others.

@@ -146,11 +146,11 @@ func lazy(ctx context.Context, c Client, key string, what int, terms *policy.Ter
 	if err != nil {
 		return LazyReply{}, err
 	}
-	v, err := lazyScript.call(ctx, c, words)
+	cmd, err := send(ctx, c, lazyScript, words, command)
 	if err != nil {
 		return LazyReply{}, err
 	}
-	return decodeLazy(v, key, runs)
+	return decodeLazy(cmd.Val(), key, runs)
 }
 
 func lazyWords(key string, what int, terms *policy.Terms, runs []policy.Run, inLine bool) ([]any, error) {
