@@ -150,10 +150,12 @@ func (t *trip) place() {
 }
 
 func (t *trip) call() *scriptCall {
-	call := &scriptCall{}
-	if n := len(t.freeC); n > 0 {
-		call, t.freeC = t.freeC[n-1], t.freeC[:n-1]
+	if len(t.freeC) == 0 {
+		t.freeC = append(t.freeC, &scriptCall{})
 	}
+	last := len(t.freeC) - 1
+	call := t.freeC[last]
+	t.freeC = t.freeC[:last]
 	call.groups, call.words = call.groups[:0], call.words[:0]
 	t.calls = append(t.calls, call)
 	return call
@@ -166,6 +168,7 @@ func (t *trip) read(call *scriptCall) {
 	}
 	err := call.cmd.Err()
 	switch {
+	case err == nil: // spares allocations
 	case lua.IsNoScript(err) && !call.text:
 		t.text = true
 		t.s.loaded.Store(false)

@@ -100,10 +100,11 @@ func (e *openError) Error() string { return "not asked, since calls fail: " + e.
 
 // evidence is what the error of a round trip shows of the server: see engine.Sender.
 func evidence(err error) error {
+	if err == nil || errors.Is(err, redis.Nil) {
+		return nil
+	}
 	var refused redis.Error
 	switch {
-	case err == nil || errors.Is(err, redis.Nil):
-		return nil
 	case errors.As(err, &refused):
 		if _, server := refusal(refused); server {
 			return err

@@ -36,7 +36,8 @@ func (s *server) open(key string) error {
 		return s.lost
 	}
 	if s.probe.Load() == nil {
-		s.probe.Store(&key)
+		probe := key // key itself would be allocated by each call
+		s.probe.Store(&probe)
 	}
 	if cause := s.breaker.Open(); cause != nil {
 		return fmt.Errorf("%w: %w", ErrUnavailable, &openError{ReasonOf(fmt.Errorf("%w: %w", ErrUnavailable, cause))})

@@ -92,8 +92,9 @@ type once struct{ *redis.Cmd }
 // NoRetry implements redis.Cmder.
 func (once) NoRetry() bool { return true }
 
-// by is the verb of a call and what it calls: the script by its hash, or its source.
-func (s *script) by(source bool) (verb, body string) {
+// by is the verb of a call and what it calls: the script by its hash, or its source. They are words already, which spares
+// an allocation.
+func (s *script) by(source bool) (verb, body any) {
 	if source {
 		return "eval", s.source
 	}
@@ -152,7 +153,7 @@ func words(keys []string, args []any) []any {
 
 // withScript puts the verb and what it calls in its place. The words of an earlier attempt
 // stay as they are.
-func withScript(words []any, verb, body string) []any {
+func withScript(words []any, verb, body any) []any {
 	if words[0] != nil {
 		words = slices.Clone(words)
 	}
