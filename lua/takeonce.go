@@ -48,39 +48,36 @@ const requestInfix = ":req:"
 // RequestKey is the key under which the bucket remembers a request.
 func RequestKey(key, id string) string { return IndexKey(key) + requestInfix + id }
 
-// OnceReply is the answer to a take with a request id.
-type OnceReply = TakeReply
-
 // TakeOnce makes a take for a request: however often it is called with the same id
 // within the memory, whole milliseconds from MinRequestMemory to MaxRequestMemory, the
 // tokens are taken once, and each call after that has the answer of the one that took
 // them. The run is one take: its Count is 1, unless it is UpTo. A denial takes nothing
 // and is not remembered: the request may be made again. Beside Take's errors there are
 // ErrInvalidRequest and ErrRequestReused.
-func TakeOnce(ctx context.Context, c Client, key, id string, run policy.Run, memory time.Duration) (OnceReply, error) {
+func TakeOnce(ctx context.Context, c Client, key, id string, run policy.Run, memory time.Duration) (TakeReply, error) {
 	n := run.N * run.Count
 	if _, err := totalOf([]policy.Run{run}); err != nil {
-		return OnceReply{}, err
+		return TakeReply{}, err
 	}
 	if run.Count != 1 && !run.UpTo {
-		return OnceReply{}, fmt.Errorf("%w: %d takes for one request", ErrInvalidAmount, run.Count)
+		return TakeReply{}, fmt.Errorf("%w: %d takes for one request", ErrInvalidAmount, run.Count)
 	}
 	if err := checkRequest(id, memory); err != nil {
-		return OnceReply{}, err
+		return TakeReply{}, err
 	}
 	args := append(appendRuns(make([]any, 0, 4), []policy.Run{run}), memory.Milliseconds())
 	r, code, err := takeOnceScript.ask(ctx, c, []string{TokensKey(key), ControlKey(key), RequestKey(key, id)}, args,
 		codeDone, codeDenied, codeReused)
 	if err != nil {
-		return OnceReply{}, err
+		return TakeReply{}, err
 	}
 	switch code {
 	case codeDone:
-		reply := OnceReply{OK: true, Remaining: r.int(), Taken: r.int()}
+		reply := TakeReply{OK: true, Remaining: r.int(), Taken: r.int()}
 		reply.Version.Era, reply.Repeated, reply.Terms = r.int(), r.int() == 1, r.terms()
 		return reply, r.end()
 	case codeReused:
-		return OnceReply{}, r.fail(fmt.Errorf("%w: %q of bucket %q didn't ask for %d tokens", ErrRequestReused, id, key, n))
+		return TakeReply{}, r.fail(fmt.Errorf("%w: %q of bucket %q didn't ask for %d tokens", ErrRequestReused, id, key, n))
 	}
 	return r.denial()
 }
