@@ -18,8 +18,7 @@ import (
 // calls of the same round trip.
 const mostBuckets = 128
 
-// aloneFor is how long a bucket whose keys were refused to a script call goes alone: in a call with others they would be
-// refused with it.
+// aloneFor is how long a bucket whose keys were refused to a script call goes alone: others would be refused with it.
 const aloneFor = 10 * time.Second
 
 // scriptCall is a call of a script: of takes of some buckets, or of one lazy bucket.

@@ -14,8 +14,8 @@ const (
 	rescueSpread = 0.25
 )
 
-// rescues reports whether a denial shows that refillers are silent, so that this Client refills. Only smooth refills are made up for: the instants
-// of a schedule are the refillers' to know.
+// rescues reports whether a denial shows that refillers are silent, so that this Client refills. Only smooth refills
+// are made up for: the instants of a schedule are the refillers' to know.
 func (c *Client) rescues(reply *lua.TakeReply) bool {
 	t := reply.Terms
 	return c.config.rescue && !reply.OK && t != nil && t.Kind == policy.Smooth &&

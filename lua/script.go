@@ -92,8 +92,8 @@ type once struct{ *redis.Cmd }
 // NoRetry implements redis.Cmder.
 func (once) NoRetry() bool { return true }
 
-// by is the verb of a call and what it calls: the script by its hash, or its source. They are words already, which spares
-// an allocation.
+// by is the verb of a call and what it calls: the script by its hash, or its source. They are words already, which
+// spares an allocation.
 func (s *script) by(source bool) (verb, body any) {
 	if source {
 		return "eval", s.source

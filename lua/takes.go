@@ -79,7 +79,8 @@ type TakesCall struct {
 }
 
 // Do makes the takes of several buckets, at most MaxTakes, each of another key, in
-// one call; on a Cluster all in one slot; or of one lazy bucket. The replies are in the order of takes and valid until the next call.
+// one call; on a Cluster all in one slot; or of one lazy bucket. The replies are in the
+// order of takes and valid until the next call.
 //
 // An error means that the call failed as a whole. If the server answered it,
 // nothing was taken; ErrInvalidAmount means that nothing was sent.
