@@ -24,7 +24,7 @@ else
   pol = ''
 end
 local full = capacity * per_us
-local lacks = ahead(KEYS[1], now, tokens, full)
+local lacks = ahead(KEYS[1], now, tokens)
 if not lacks then return {3, 1} end
 local d = lacks
 local what, served, all, closed = ARGV[1], {}, true, false
@@ -47,7 +47,7 @@ for i = 6, #ARGV, 3 do
 end
 local reset = math.ceil(d / tokens)
 if d ~= lacks then reset = store_ahead(KEYS[1], now, tokens, d) end
-local left = math.floor((full - d) / per_us)
+local left = math.max(0, math.floor((full - d) / per_us))
 if all then return {1, left, reset, now, pol} end
 local reply = {0, left, reset, now, pol}
 for i = 6, #ARGV, 3 do

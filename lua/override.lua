@@ -54,9 +54,9 @@ local kind, left, till = 0, 0, 0
 if q and ARGV[3] == '1' then
   local old = before or template
   local full = old.capacity * old.per
-  local lacks = ahead(KEYS[5], now, old.tokens, full)
+  local lacks = ahead(KEYS[5], now, old.tokens)
   if not lacks then return {3, 5} end
-  local held = min(carried(old, q, floor((full - lacks) / old.per), 0), q.capacity)
+  local held = min(carried(old, q, floor(max(0, full - lacks) / old.per), 0), q.capacity)
   store_ahead(KEYS[5], now, q.tokens, (q.capacity - held) * q.per)
   if held < q.capacity then kind, left = 2, held end
 end

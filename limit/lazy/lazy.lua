@@ -5,10 +5,10 @@
 -- a full bucket is no key, and time that passes while it is full brings nothing.
 rules.lazy = function(key, what, n, now, tokens, per_us, capacity)
   local full = capacity * per_us
-  local lacks = ahead(key, now, tokens, full)
+  local lacks = ahead(key, now, tokens)
   if not lacks then return nil end
   local after = lacks + n * per_us
-  local function left(d) return math.floor((full - d) / per_us) end
+  local function left(d) return math.max(0, math.floor((full - d) / per_us)) end
   return after <= full, left(lacks), math.ceil((after - full) / tokens), math.ceil(lacks / tokens), 0, function()
     if what == -1 then after = math.max(0, lacks - n * per_us) end
     return left(after), store_ahead(key, now, tokens, after)

@@ -152,12 +152,18 @@ func TestNoStretchOfTimeAdmitsMoreThanItsBound(t *testing.T) {
 	}
 }
 
+// A bucket of 10 at 1/s lacks one token when the clock goes back by an hour. It lacks 3,601 then, has
+// one when it lacks 9, and says so.
 func TestAClockThatGoesBackEmptiesABucketAtWorst(t *testing.T) {
 	t.Parallel()
 	l, clock := local(t, lazy.Config{Capacity: 10, Rate: policy.PerSecond(1)})
 	require.True(t, take(t, l, 1).OK)
-	clock.Add(-1000 * time.Hour)
-	require.Equal(t, fetch.Result{Limit: 10, RetryAfter: time.Second, ResetAfter: 10 * time.Second}, take(t, l, 1))
+	clock.Add(-time.Hour)
+	denied := fetch.Result{Limit: 10, RetryAfter: time.Hour - 8*time.Second, ResetAfter: time.Hour + time.Second}
+	require.Equal(t, denied, take(t, l, 1))
+	clock.Add(denied.RetryAfter)
+	require.True(t, take(t, l, 1).OK)
+	require.False(t, take(t, l, 1).OK)
 
 	// The same in Redis: the stored instant is far beyond the capacity.
 	ctx, rdb := t.Context(), limittest.Redis(t)
@@ -166,7 +172,25 @@ func TestAClockThatGoesBackEmptiesABucketAtWorst(t *testing.T) {
 	require.NoError(t, rdb.Set(ctx, "{K}:lazy", 0, 1000*time.Hour).Err())
 	r, err := shared.Take(ctx, "K", 1)
 	require.NoError(t, err)
-	require.Equal(t, fetch.Result{Limit: 10, RetryAfter: time.Hour, ResetAfter: 10 * time.Hour}, r)
+	require.False(t, r.OK)
+	require.InDelta(t, 991, r.RetryAfter.Hours(), 0.1)
+	require.InDelta(t, 1000, r.ResetAfter.Hours(), 0.1)
+}
+
+// Of two programs, that with the smaller capacity gives back a token. The other's bucket, which is empty, has one then.
+func TestATokenThatComesBackToASmallerBucketIsOne(t *testing.T) {
+	t.Parallel()
+	rdb := limittest.Redis(t)
+	of := func(capacity int64) *lazy.Limiter {
+		l, err := lazy.New(rdb, lazy.Config{Capacity: capacity, Rate: policy.Rate{Tokens: 1, Per: time.Hour}})
+		require.NoError(t, err)
+		return l
+	}
+	large, small := of(100), of(10)
+	require.True(t, take(t, large, 100).OK)
+	require.NoError(t, small.Return(t.Context(), "K", 1))
+	require.True(t, take(t, large, 1).OK)
+	require.False(t, take(t, large, 1).OK)
 }
 
 // A bucket that lacks 5 of 10 tokens at 1/s is full in 5 s; so it stays at

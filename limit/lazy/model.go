@@ -16,7 +16,7 @@ func newModel(r decide.Rule) decide.Model[decide.Instant] {
 // bucket is full.
 func (m model) Step(s decide.Instant, what decide.What, n, _, now int64) (decide.Instant, int64, decide.Outcome) {
 	full := m.capacity * m.Per
-	lacks := m.Ahead(s, now, full)
+	lacks := m.Ahead(s, now)
 	cost := full + 1 // more than fits, where the product would overflow
 	if n <= m.capacity {
 		cost = n * m.Per
@@ -30,6 +30,6 @@ func (m model) Step(s decide.Instant, what decide.What, n, _, now int64) (decide
 	case !o.Fits:
 		o.Wait = m.Micros(lacks + cost - full)
 	}
-	o.Left, o.Reset = (full-lacks)/m.Per, m.Micros(lacks)
+	o.Left, o.Reset = max(0, full-lacks)/m.Per, m.Micros(lacks)
 	return decide.Instant{Base: now, Units: lacks}, now + o.Reset, o
 }

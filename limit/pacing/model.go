@@ -5,17 +5,17 @@ import "github.com/tokenrefill/refiller/limit/internal/decide"
 // model computes what pacing.lua does.
 type model struct {
 	decide.Spacing
-	longest, places int64 // units; tokens
+	longest int64 // units
 }
 
 func newModel(r decide.Rule) decide.Model[decide.Instant] {
-	return model{decide.Spacing{Tokens: r.Args[0], Per: r.Args[1]}, r.Args[2] * r.Args[0], r.Limit}
+	return model{decide.Spacing{Tokens: r.Args[0], Per: r.Args[1]}, r.Args[2] * r.Args[0]}
 }
 
 // Step implements decide.Model. What is stored is the instant of the next free
 // place.
 func (m model) Step(s decide.Instant, what decide.What, n, _, now int64) (decide.Instant, int64, decide.Outcome) {
-	wait := m.Ahead(s, now, m.longest+m.places*m.Per)
+	wait := m.Ahead(s, now)
 	o := decide.Outcome{Fits: what == decide.Return || wait <= m.longest, Delay: m.Micros(wait)}
 	switch {
 	case what == decide.Take && o.Fits:

@@ -5,8 +5,7 @@
 -- behind it know their times.
 rules.pacing = function(key, what, n, now, tokens, per_us, longest_us)
   local longest = longest_us * tokens
-  local places = math.floor(longest / per_us) + 1
-  local wait = ahead(key, now, tokens, longest + places * per_us)
+  local wait = ahead(key, now, tokens)
   if not wait then return nil end
   local function left(d)
     if d > longest then return 0 end

@@ -35,16 +35,18 @@ end
 -- earlier than that it is, in units of 1/tokens of a microsecond. The number is small, so that Redis need not allocate
 -- it.
 
--- ahead returns how many units the stored instant lies ahead of now, at most most; nil if the key holds something else.
-local function ahead(key, now, tokens, most)
+-- ahead returns how many units the stored instant lies ahead of now; nil if the key holds something else. They may be
+-- more than the limit allows, when the clock went back or another program has a larger limit; beyond MOST_AHEAD they
+-- aren't counted.
+local MOST_AHEAD = EXACT / 2 -- no limit is larger: see decide.NewSpacing
+local function ahead(key, now, tokens)
   local before = get_integer(key)
   if not before then return before == nil and 0 or nil end
   local expires = redis.call('PEXPIRETIME', key)
   if before < 0 or expires < 0 then return nil end
-  -- More than most lies ahead when the clock went back. Stored under another rate, the instant is right to the
-  -- millisecond.
+  -- Stored under another rate, the instant is right to the millisecond.
   local d = (expires * 1000 - now) * tokens - math.min(before, 1000 * tokens)
-  return math.min(math.max(d, 0), most)
+  return math.min(math.max(d, 0), MOST_AHEAD)
 end
 
 -- store_ahead stores the instant d units ahead of now and returns the time until then, in µs.

@@ -60,14 +60,14 @@ func (s Spacing) For(n int64) time.Duration { return micros(s.Micros(n * s.Per))
 // Instant is an instant to come, exactly: Units after the microsecond Base.
 type Instant struct{ Base, Units int64 }
 
-// Ahead is how many units i lies ahead of now, 0 to most.
-func (s Spacing) Ahead(i Instant, now, most int64) int64 {
+// Ahead is how many units i lies ahead of now, 0 to 2^52: more than the limit allows when the clock went back.
+func (s Spacing) Ahead(i Instant, now int64) int64 {
 	past := now - i.Base
 	switch {
 	case past > i.Units/s.Tokens:
 		return 0
-	case -past > most/s.Tokens: // the clock went back
-		return most
+	case -past > maxUnits/s.Tokens:
+		return maxUnits
 	}
-	return min(max(0, i.Units-past*s.Tokens), most)
+	return min(max(0, i.Units-past*s.Tokens), maxUnits)
 }
