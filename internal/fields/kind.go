@@ -3,6 +3,7 @@ package fields
 import (
 	"fmt"
 	"maps"
+	"math"
 	"regexp"
 	"slices"
 	"strconv"
@@ -109,7 +110,15 @@ var wholeNumber = regexp.MustCompile(`^[+-]?[0-9]+$`)
 
 // Integer is a whole number from lo to hi, in decimal digits.
 func Integer(lo, hi int64) Kind {
-	want := fmt.Sprintf("a whole number from %d to %d", lo, hi)
+	return integer(fmt.Sprintf("a whole number from %d to %d", lo, hi), lo, hi)
+}
+
+// Whole is a whole number in decimal digits, whose range others know.
+func Whole() Kind {
+	return integer("a whole number below 2^63 in decimal digits", math.MinInt64, math.MaxInt64)
+}
+
+func integer(want string, lo, hi int64) Kind {
 	return Kind{want, func(n *yaml.Node) (any, string) {
 		if isPlain(n) && wholeNumber.MatchString(n.Value) {
 			i, err := strconv.ParseInt(n.Value, 10, 64)

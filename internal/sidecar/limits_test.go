@@ -301,14 +301,20 @@ func TestALazyTakeTellsWhenToComeAgain(t *testing.T) {
 func TestBadNamesAndWindowsOfAFileAreRefused(t *testing.T) {
 	t.Parallel()
 	for text, says := range map[string]string{
-		`name: "tö", bucket: {}`:                               "limits[0]: name: \"tö\" may have letters",
-		`name: a, bucket: {prefix: "u}:"}`:                     "limits[0].bucket.prefix: refiller: invalid key",
-		`name: a, window: {limit: 0, length: 1h}`:              "to have no limit, use no limiter",
-		`name: a, window: {limit: 5, per: fortnight}`:          "window.per: calendar: \"fortnight\" is not one of minute",
-		`name: a, window: {limit: 5, per: day, length: 1h}`:    "window: it excludes per, day",
-		`name: a, window: {limit: 5, length: 1h, zone: UTC}`:   "window.zone: it goes with per",
-		`name: a, window: {limit: 5, per: day, zone: Here}`:    "\"Here\" is no time zone",
-		`name: a, window: {limit: 5, per: day, sliding: true}`: "per: a sliding window follows no calendar",
+		`name: "tö", bucket: {}`:                                      "limits[0]: name: \"tö\" may have letters",
+		`name: a, bucket: {prefix: "u}:"}`:                            "limits[0].bucket.prefix: refiller: invalid key",
+		`name: a, window: {limit: 0, length: 1h}`:                     "to have no limit, use no limiter",
+		`name: a, lazy: {capacity: 10.9, rate: 1/s}`:                  "limits[0].lazy.capacity: line 1: 10.9 is not a whole number",
+		`name: a, window: {limit: 1e3, length: 1h}`:                   "limits[0].window.limit: line 1: 1e3 is not a whole number",
+		`name: a, window: {limit: 0x10, length: 1h}`:                  "limits[0].window.limit: line 1: 0x10 is not a whole number",
+		`name: a, window: {limit: "9", length: 1h}`:                   "want a whole number below 2^63 in decimal digits, without quotes",
+		`name: a, schedule: {windows: [{limit: 2.5, length: 1m}]}`:    "limits[0].schedule.windows[0].limit: line 1: 2.5 is",
+		`name: a, all: [{name: b, window: {limit: [1], length: 1h}}]`: "limits[0].all[0].window.limit: line 1: a list is",
+		`name: a, window: {limit: 5, per: fortnight}`:                 "window.per: calendar: \"fortnight\" is not one of minute",
+		`name: a, window: {limit: 5, per: day, length: 1h}`:           "window: it excludes per, day",
+		`name: a, window: {limit: 5, length: 1h, zone: UTC}`:          "window.zone: it goes with per",
+		`name: a, window: {limit: 5, per: day, zone: Here}`:           "\"Here\" is no time zone",
+		`name: a, window: {limit: 5, per: day, sliding: true}`:        "per: a sliding window follows no calendar",
 		`name: a.b, lazy: {capacity: 1, rate: 1/s}}, {name: a, all: [` + // of one name they would share their counts
 			`{name: b, lazy: {capacity: 1, rate: 1/s}}]`: "limits[1].all[0].lazy: the name \"a.b\" is taken",
 	} {
@@ -392,4 +398,20 @@ func TestANamedBucketIsAnsweredAsItsDegradedModeSays(t *testing.T) {
 	require.Equal(t, codes.OK, grpc.failed)
 	require.True(t, grpc.OK)
 	require.Equal(t, http.StatusOK, b.do(http.MethodGet, "/v1/check?limit=pool&key=red", "").status)
+}
+
+// Numbers are decimal, as in the refiller's files, and may stand behind an anchor.
+func TestNumbersOfAFileAreDecimal(t *testing.T) {
+	t.Parallel()
+	b := start(t, func(o *Options, b *bench) {
+		o.Deadline = patience
+		o.Named = b.named(`
+limits:
+  - {name: zeros, window: {limit: &n 0100, length: 1h}}
+  - {name: again, window: {limit: *n, length: 1h}}
+`)
+	})
+	for _, name := range []string{"zeros", "again"} {
+		require.EqualValues(t, 100, b.do(http.MethodGet, "/v1/limits/"+name+"/peek?key=a", "").json(t)["limit"], name)
+	}
 }

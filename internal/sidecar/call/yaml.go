@@ -35,3 +35,24 @@ func DecodeYAML(data []byte, into any) error {
 	}
 	return nil
 }
+
+// Number is a whole number of a file, of which yaml itself would take 0.5 for 0, and 0100 for 64.
+type Number struct{ node *yaml.Node }
+
+// UnmarshalYAML implements yaml.Unmarshaler.
+func (n *Number) UnmarshalYAML(node *yaml.Node) error {
+	n.node = node
+	return nil
+}
+
+// Read is the number, of a kind of whole numbers; 0 if the file has none.
+func (n Number) Read(kind fields.Kind) (int64, error) {
+	if n.node == nil {
+		return 0, nil
+	}
+	v, wrong := kind.Read(n.node)
+	if wrong != "" {
+		return 0, fmt.Errorf("line %d: %s", n.node.Line, wrong)
+	}
+	return v.(int64), nil
+}

@@ -4,12 +4,14 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strings"
 
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/tokenrefill/refiller/fetch"
+	"github.com/tokenrefill/refiller/internal/fields"
 	"github.com/tokenrefill/refiller/internal/sidecar/call"
 )
 
@@ -85,7 +87,7 @@ type fileLimit struct {
 	Bucket          string         `yaml:"bucket"`
 	Leave           string         `yaml:"leave"`
 	Unit            string         `yaml:"unit"`
-	RequestsPerUnit *uint32        `yaml:"requests_per_unit"`
+	RequestsPerUnit *call.Number   `yaml:"requests_per_unit"`
 	UpTo            bool           `yaml:"up_to"`
 	Unlimited       bool           `yaml:"unlimited"`
 	Name            string         `yaml:"name"`
@@ -242,18 +244,22 @@ func (p *parser) window(at string, l *rateLimit, f fileLimit) {
 	if !ok {
 		p.bad(at+".unit", "%q is not one of second, minute, hour, day, week, month, year", f.Unit)
 	}
+	l.window = blocked{}
 	if f.RequestsPerUnit == nil {
 		p.bad(at+".requests_per_unit", "it is missing")
-	}
-	l.window = blocked{}
-	if !ok || f.RequestsPerUnit == nil {
 		return
 	}
-	l.per = quota{u, *f.RequestsPerUnit}
+	n, err := f.RequestsPerUnit.Read(fields.Integer(0, math.MaxUint32))
+	if err != nil {
+		p.bad(at+".requests_per_unit", "%v", err)
+	}
+	if !ok || err != nil {
+		return
+	}
+	l.per = quota{u, uint32(n)}
 	if p.windows == nil {
 		return
 	}
-	var err error
 	if l.window, err = p.windows.taker(l.per); err != nil {
 		p.bad(at, "%v", err)
 	}

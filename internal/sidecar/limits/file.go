@@ -9,6 +9,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/tokenrefill/refiller/fetch"
+	"github.com/tokenrefill/refiller/internal/fields"
 	"github.com/tokenrefill/refiller/internal/sidecar/call"
 	"github.com/tokenrefill/refiller/limit"
 	"github.com/tokenrefill/refiller/limit/calendar"
@@ -44,16 +45,16 @@ type fileBucket struct {
 }
 
 type fileLazy struct {
-	Capacity int64  `yaml:"capacity"`
-	Rate     string `yaml:"rate"`
+	Capacity call.Number `yaml:"capacity"`
+	Rate     string      `yaml:"rate"`
 }
 
 type fileWindow struct {
-	Limit   int64  `yaml:"limit"`
-	Length  string `yaml:"length"`
-	Per     string `yaml:"per"`
-	Zone    string `yaml:"zone"`
-	Sliding bool   `yaml:"sliding"`
+	Limit   call.Number `yaml:"limit"`
+	Length  string      `yaml:"length"`
+	Per     string      `yaml:"per"`
+	Zone    string      `yaml:"zone"`
+	Sliding bool        `yaml:"sliding"`
 }
 
 type filePacing struct {
@@ -68,11 +69,11 @@ type fileSchedule struct {
 }
 
 type fileScheduleWindow struct {
-	Name   string `yaml:"name"`
-	Limit  int64  `yaml:"limit"`
-	Length string `yaml:"length"`
-	Per    string `yaml:"per"`
-	Zone   string `yaml:"zone"`
+	Name   string      `yaml:"name"`
+	Limit  call.Number `yaml:"limit"`
+	Length string      `yaml:"length"`
+	Per    string      `yaml:"per"`
+	Zone   string      `yaml:"zone"`
 }
 
 // Parse reads a file of limits, whose name is for errors. Without a Redis the limits can be checked but not asked.
@@ -211,10 +212,12 @@ func (p *parser) config(at string, f fileLimit, name string) limit.Config {
 	switch {
 	case f.Lazy != nil:
 		at += ".lazy"
-		c = lazy.Config{Name: name, Capacity: f.Lazy.Capacity, Rate: p.rate(at+".rate", f.Lazy.Rate)}
+		c = lazy.Config{Name: name, Capacity: p.whole(at+".capacity", f.Lazy.Capacity),
+			Rate: p.rate(at+".rate", f.Lazy.Rate)}
 	case f.Window != nil:
 		at += ".window"
-		w := window.Config{Name: name, Limit: f.Window.Limit, Window: p.duration(at+".length", f.Window.Length)}
+		w := window.Config{Name: name, Limit: p.whole(at+".limit", f.Window.Limit),
+			Window: p.duration(at+".length", f.Window.Length)}
 		w.Per, w.In = p.calendar(at, f.Window.Per, f.Window.Zone)
 		if f.Window.Sliding {
 			w.Kind = window.Sliding
@@ -245,7 +248,8 @@ func (p *parser) schedule(at string, f fileLimit) schedule.Config {
 	c := schedule.Config{Name: f.Name, Horizon: p.duration(at+".horizon", s.Horizon)}
 	for i, w := range s.Windows {
 		where := fmt.Sprintf("%s.windows[%d]", at, i)
-		one := schedule.Window{Name: w.Name, Limit: w.Limit, Length: p.duration(where+".length", w.Length)}
+		one := schedule.Window{Name: w.Name, Limit: p.whole(where+".limit", w.Limit),
+			Length: p.duration(where+".length", w.Length)}
 		zone := w.Zone
 		if zone == "" && w.Per != "" {
 			zone = s.Zone
@@ -273,6 +277,16 @@ func (p *parser) calendar(at, per, zone string) (calendar.Unit, *time.Location) 
 		p.bad(at+".zone", fmt.Errorf("%q is no time zone, such as Europe/Berlin", zone))
 	}
 	return unit, in
+}
+
+// whole reads a whole number; some number if it can't be read, which is a problem already.
+func (p *parser) whole(at string, n call.Number) int64 {
+	v, err := n.Read(fields.Whole())
+	if err != nil {
+		p.bad(at, err)
+		return 1
+	}
+	return v
 }
 
 // rate reads a rate; some rate if it can't be read, which is a problem already.
