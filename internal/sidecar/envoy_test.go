@@ -174,10 +174,15 @@ func TestEachDescriptorMayHaveItsOwnHits(t *testing.T) {
 	require.EqualValues(t, 3, res.GetStatuses()[0].GetLimitRemaining())
 	require.EqualValues(t, 3, b.tokens("checkout"))
 
-	// A request that is refused gives nothing back either.
+	// A request that is refused gives nothing back either, in whatever order it asks.
 	require.Equal(t, codeOK, should(t, c, request(2, of("generic_key", "checkout"))).GetOverallCode())
 	require.Equal(t, over, should(t, c, request(0, hits(4, of("partner", "acme")), back)).GetOverallCode())
+	require.Equal(t, over, should(t, c, request(0, back, hits(4, of("partner", "acme")))).GetOverallCode())
+	require.Equal(t, over, should(t, c, request(0, back, hits(9, of("budget", "x")))).GetOverallCode(),
+		"its quota is exceeded")
 	require.EqualValues(t, 1, b.tokens("checkout"))
+	require.Equal(t, codeOK, should(t, c, request(0, back, of("partner", "acme"))).GetOverallCode())
+	require.EqualValues(t, 3, b.tokens("checkout"))
 }
 
 func TestShadowAndQuotaModesCountAndNeverDeny(t *testing.T) {

@@ -167,7 +167,8 @@ func (r *Limits) find(d *decision, inDomain string, descriptor *descriptorpb.Rat
 // decide asks the descriptors one after the other and reports whether the request is over limit: one of its limits
 // denies, or all of its quotas do. After a denial that counts it only looks at the others and gives back what was
 // taken, since the request is refused. A descriptor with up_to is charged even if it falls short, and even after
-// another such denial; its tokens go back only if a descriptor of another kind denies.
+// another such denial; its tokens go back only if a descriptor of another kind denies. Those that give back are asked
+// last: a request that is refused gives nothing back.
 func (s *Server) decide(ctx context.Context, ds []decision) (over bool, err error) {
 	refused, short := false, false
 	quotas, exceeded := 0, 0
@@ -179,13 +180,18 @@ func (s *Server) decide(ctx context.Context, ds []decision) (over bool, err erro
 		if d.taker == nil {
 			d.taker = s.buckets
 		}
+		if d.limit.quota && !d.shadow {
+			quotas++
+		}
+		if d.back {
+			continue
+		}
 		if err := d.ask(ctx, !d.shadow && (refused || short && !d.limit.upTo)); err != nil {
 			s.giveBack(ctx, ds[:i], true)
 			return false, err
 		}
 		switch {
 		case d.limit.quota && !d.shadow:
-			quotas++
 			if d.over() {
 				exceeded++
 			}
@@ -198,6 +204,14 @@ func (s *Server) decide(ctx context.Context, ds []decision) (over bool, err erro
 		}
 	}
 	over = refused || short || quotas > 0 && quotas == exceeded
+	for i := range ds {
+		if d := &ds[i]; d.decides() && d.back {
+			if err := d.ask(ctx, !d.shadow && (refused || over && !d.limit.upTo)); err != nil {
+				s.giveBack(ctx, ds, true)
+				return false, err
+			}
+		}
+	}
 	if over {
 		s.giveBack(ctx, ds, refused)
 	}
