@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 	"unicode/utf8"
@@ -21,12 +22,21 @@ type fields map[string]any
 // objects is where an array of JSON objects goes: it makes room for the next.
 type objects func() fields
 
+// escapes are those of JSON; the group is one half of a character without the other, which encoding/json takes for
+// U+FFFD, whichever it is.
+var escapes = regexp.MustCompile(`\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]|(u[dD][89a-fA-F])|.)`)
+
 // decode reads one JSON object. Other than encoding/json it refuses members that
 // are unknown, null, given twice or spelled in another case, and text that isn't
 // UTF-8: a client that is misunderstood would take from the wrong bucket.
 func decode(body []byte, into fields) error {
 	if !utf8.Valid(body) {
 		return fmt.Errorf("%w: the body is not UTF-8", call.ErrBadRequest)
+	}
+	for _, e := range escapes.FindAllSubmatch(body, -1) {
+		if e[1] != nil {
+			return fmt.Errorf("%w: the body has half of a character, \\%s..", call.ErrBadRequest, e[1])
+		}
 	}
 	if err := decodeObject("", body, into); err != nil {
 		return fmt.Errorf("%w: %w", call.ErrBadRequest, err)
