@@ -93,8 +93,14 @@ func badCallsOfLimits() []badRequest {
 			badRequest{path + " of another key", post, at, of("other"), nil, 409, "malformed_bucket", ""},
 			badRequest{path + " of a huge key", post, at, of(huge), nil, 413, "too_large", ""},
 			badRequest{path + " of a form", post, at, of("a"), form, 415, "wrong_media_type", ""},
-			badRequest{path + " of no key", post, at, of(""), nil, 400, "invalid_key", ""})
+			badRequest{path + " of no key", post, at, of(""), nil, 400, "invalid_key", ""},
+			badRequest{path + " of half a letter", post, at, of(`a\ud800`), nil, 400, "bad_request", "half of a character"})
 	}
+	// A limit of buckets is asked for a key of its own, not for the bucket that its prefix names.
+	cases = append(cases,
+		badRequest{"NoKeyAfterPrefix", post, "/v1/limits/pool/take", `{}`, nil, 400, "invalid_key", "empty"},
+		badRequest{"UndoNoKeyAfterPrefix", post, "/v1/limits/pool/undo", `{"undo":"1-0"}`, nil, 400, "invalid_key", "empty"},
+		badRequest{"PeekNoKeyAfterPrefix", get, "/v1/limits/pool/peek", "", nil, 400, "invalid_key", "empty"})
 	return cases
 }
 
@@ -102,13 +108,16 @@ func TestBadCallsOfLimitsAreRefusedAndSayWhy(t *testing.T) {
 	t.Parallel()
 	b := start(t, func(o *Options, b *bench) { o.Named, o.Deadline = b.named(namedLimits), patience })
 	require.NoError(t, b.rdb.MSet(t.Context(), "{other}:lazy:api", "no number", "{other}:sched:mail", "no set").Err())
+	b.bucket("team:", 3)
+	before := b.rdb.DBSize(t.Context()).Val()
 	for _, c := range badCallsOfLimits() {
 		r := b.do(c.method, c.path, c.body, c.header...)
 		require.Equal(t, c.status, r.status, "%s: %s", c.name, r.body)
 		require.Equal(t, c.code, r.json(t)["code"], c.name)
 		require.Contains(t, r.json(t)["message"], c.says, c.name)
 	}
-	require.EqualValues(t, 2, b.rdb.DBSize(t.Context()).Val(), "nothing is made")
+	require.Equal(t, before, b.rdb.DBSize(t.Context()).Val(), "nothing is made")
+	require.EqualValues(t, 3, b.tokens("team:"), "nor taken")
 }
 
 // Every kind of limit, as a program in another language takes from it, over HTTP and over gRPC.
@@ -194,6 +203,7 @@ func TestABadGRPCCallOfALimitHasItsCodeAndDoesNothing(t *testing.T) {
 		"no tokens":        {door.take("api", "u", 0), codes.InvalidArgument},
 		"too many tokens":  {door.take("api", "u", 4), codes.OutOfRange},
 		"no key":           {door.take("api", "", 1), codes.InvalidArgument},
+		"no key of a pool": {door.take("pool", "", 1), codes.InvalidArgument},
 		"a foreign key":    {door.take("api", "other", 1), codes.FailedPrecondition},
 		"no name":          {door.peek("", "u"), codes.NotFound},
 		"peek of no limit": {door.peek("none", "u"), codes.NotFound},
@@ -236,11 +246,15 @@ func TestAProxyChecksRequests(t *testing.T) {
 	require.Equal(t, 429, check("limit=api&by=header:X-User,ip&tokens=2", "X-User", "7").status)
 	require.Equal(t, 200, check("limit=pool&key=red").status)
 	require.EqualValues(t, 1, b.tokens("team:red"))
+	b.bucket("team:", 2)
+	require.Equal(t, 400, check("limit=pool&key=").status)
+	require.EqualValues(t, 2, b.tokens("team:"), "the prefix alone is no key")
 	require.Equal(t, 200, check("limit=plan&key=x").status)
 	for _, query := range []string{
 		"limit=hourly", "limit=hourly&by=ip&key=x", "limit=hourly&by=host", "limit=hourly&by=ip&toknes=3",
 		"limit=hourly&by=ip&tokens=0", "limit=hourly&limit=api&by=ip", "limit=hourly&by=ip&deny=200",
 		"limit=hourly&by=ip&open=1x", "limit=hourly&by=ip&trusted=me", "%zz",
+		"limit=hourly&by=ip&trusted=::ffff:10.0.0.0/104",
 	} {
 		require.Equal(t, 400, check(query, "X-Forwarded-For", "192.0.2.9").status, query)
 	}
@@ -301,22 +315,23 @@ func TestALazyTakeTellsWhenToComeAgain(t *testing.T) {
 func TestBadNamesAndWindowsOfAFileAreRefused(t *testing.T) {
 	t.Parallel()
 	for text, says := range map[string]string{
-		`name: "tö", bucket: {}`:                                      "limits[0]: name: \"tö\" may have letters",
-		`name: a, bucket: {prefix: "u}:"}`:                            "limits[0].bucket.prefix: refiller: invalid key",
-		`name: a, window: {limit: 0, length: 1h}`:                     "to have no limit, use no limiter",
-		`name: a, lazy: {capacity: 10.9, rate: 1/s}`:                  "limits[0].lazy.capacity: line 1: 10.9 is not a whole number",
-		`name: a, window: {limit: 1e3, length: 1h}`:                   "limits[0].window.limit: line 1: 1e3 is not a whole number",
-		`name: a, window: {limit: 0x10, length: 1h}`:                  "limits[0].window.limit: line 1: 0x10 is not a whole number",
-		`name: a, window: {limit: "9", length: 1h}`:                   "want a whole number below 2^63 in decimal digits, without quotes",
-		`name: a, schedule: {windows: [{limit: 2.5, length: 1m}]}`:    "limits[0].schedule.windows[0].limit: line 1: 2.5 is",
-		`name: a, all: [{name: b, window: {limit: [1], length: 1h}}]`: "limits[0].all[0].window.limit: line 1: a list is",
-		`name: a, window: {limit: 5, per: fortnight}`:                 "window.per: calendar: \"fortnight\" is not one of minute",
-		`name: a, window: {limit: 5, per: day, length: 1h}`:           "window: it excludes per, day",
-		`name: a, window: {limit: 5, length: 1h, zone: UTC}`:          "window.zone: it goes with per",
-		`name: a, window: {limit: 5, per: day, zone: Here}`:           "\"Here\" is no time zone",
-		`name: a, window: {limit: 5, per: day, sliding: true}`:        "per: a sliding window follows no calendar",
+		`name: "tö", bucket: {}`:                               "limits[0]: name: \"tö\" may have letters",
+		`name: a, bucket: {prefix: "u}:"}`:                     "limits[0].bucket.prefix: refiller: invalid key",
+		`name: a, window: {limit: 0, length: 1h}`:              "to have no limit, use no limiter",
+		`name: a, window: {limit: 5, per: fortnight}`:          "window.per: calendar: \"fortnight\" is not one of minute",
+		`name: a, window: {limit: 5, per: day, length: 1h}`:    "window: it excludes per, day",
+		`name: a, window: {limit: 5, length: 1h, zone: UTC}`:   "window.zone: it goes with per",
+		`name: a, window: {limit: 5, per: day, zone: Here}`:    "\"Here\" is no time zone",
+		`name: a, window: {limit: 5, per: day, sliding: true}`: "per: a sliding window follows no calendar",
 		`name: a.b, lazy: {capacity: 1, rate: 1/s}}, {name: a, all: [` + // of one name they would share their counts
 			`{name: b, lazy: {capacity: 1, rate: 1/s}}]`: "limits[1].all[0].lazy: the name \"a.b\" is taken",
+
+		`name: a, lazy: {capacity: 10.9, rate: 1/s}`:                  "lazy.capacity: line 1: 10.9 is not a whole",
+		`name: a, window: {limit: 1e3, length: 1h}`:                   "window.limit: line 1: 1e3 is not a",
+		`name: a, window: {limit: 0x10, length: 1h}`:                  "window.limit: line 1: 0x10 is not a",
+		`name: a, window: {limit: "9", length: 1h}`:                   "below 2^63 in decimal digits, without quotes",
+		`name: a, schedule: {windows: [{limit: 2.5, length: 1m}]}`:    "limits[0].schedule.windows[0].limit: line 1: 2.5 is",
+		`name: a, all: [{name: b, window: {limit: [1], length: 1h}}]`: "limits[0].all[0].window.limit: line 1: a list is",
 	} {
 		_, err := limits.Parse("limits.yaml", []byte("limits: [{"+text+"}]"), nil, nil)
 		require.ErrorIs(t, err, limits.ErrFile)

@@ -44,8 +44,8 @@ func (h *Handler) check(w http.ResponseWriter, r *http.Request) {
 		Weight: func(*http.Request) int64 { return q.tokens }, XHeaders: true,
 		Timeout: q.limit.Timeout(h.config.Limits.Deadline), Status: q.deny,
 	})
-	if err != nil {
-		Fail(w, err, h.config.Logger)
+	if err != nil { // the query is all that New may refuse
+		Fail(w, fmt.Errorf("%w: %w", call.ErrBadRequest, err), h.config.Logger)
 		return
 	}
 	if wait := q.limit.Wait(); wait > 0 {
@@ -104,14 +104,14 @@ func (h *Handler) question(r *http.Request) (question, error) {
 	if q.limit, err = h.config.Limits.InForce().Get(query.Get("limit")); err != nil {
 		return q, err
 	}
-	if q.key, err = keyOf(query, q.limit.Prefix()); err != nil {
+	if q.key, err = keyOf(query, q.limit); err != nil {
 		return bad("%w", err)
 	}
 	return q, nil
 }
 
 // keyOf is the key that a query names: a text, or parts of the request, each with alternatives.
-func keyOf(query url.Values, prefix string) (httplimit.KeyFunc, error) {
+func keyOf(query url.Values, l *limits.Limit) (httplimit.KeyFunc, error) {
 	if query.Has("key") == query.Has("by") {
 		return nil, errors.New("want key or by")
 	}
@@ -137,7 +137,7 @@ func keyOf(query url.Values, prefix string) (httplimit.KeyFunc, error) {
 	}
 	return func(r httplimit.Request) (string, error) {
 		k, err := key(r)
-		return prefix + k, err
+		return l.Key(k), err
 	}, nil
 }
 

@@ -95,7 +95,7 @@ func (l *Limit) Take(ctx context.Context, key string, n int64) (Answer, error) {
 		p, err := l.pacing.Reserve(ctx, key, n)
 		return Answer{Result: p.Result, Wait: p.Wait, Window: l.window()}, err
 	}
-	r, err := l.limiter.Take(ctx, l.prefix+key, n)
+	r, err := l.limiter.Take(ctx, l.Key(key), n)
 	a := l.answer(r)
 	if a.Taken > 0 && !r.Shadow && r.Source.Kind != fetch.SourceFallback { // else the bucket gave none, or not all
 		a.Undo = undo(r)
@@ -112,7 +112,7 @@ func (l *Limit) Peek(ctx context.Context, key string) (Answer, error) {
 	case interface {
 		Peek(ctx context.Context, key string, opts ...fetch.CallOption) (fetch.Result, error)
 	}:
-		r, err := p.Peek(ctx, l.prefix+key)
+		r, err := p.Peek(ctx, l.Key(key))
 		return l.answer(r), err
 	}
 	return Answer{}, errors.ErrUnsupported
@@ -138,7 +138,7 @@ func (l *Limit) Undo(ctx context.Context, key, text string) error {
 		if len(results) > 1 {
 			return badUndo(text)
 		}
-		return u.Undo(ctx, l.prefix+key, results[0])
+		return u.Undo(ctx, l.Key(key), results[0])
 	}
 	return fmt.Errorf("%w: %s takes no places back", call.ErrBadRequest, l.name)
 }
@@ -163,11 +163,16 @@ func (l *Limit) Timeout(deadline time.Duration) time.Duration {
 	return deadline
 }
 
-// Limiter is what answers for the limit, of keys with the limit's prefix.
+// Limiter is what answers for the limit, by what Key makes of keys.
 func (l *Limit) Limiter() limit.Limiter { return l.limiter }
 
-// Prefix is put before keys that Limiter is asked about.
-func (l *Limit) Prefix() string { return l.prefix }
+// Key is what Limiter knows a key by. An empty one stays empty, so that it is refused.
+func (l *Limit) Key(key string) string {
+	if key == "" {
+		return ""
+	}
+	return l.prefix + key
+}
 
 func (l *Limit) window() time.Duration {
 	if w, ok := l.limiter.(interface{ Window() time.Duration }); ok {
