@@ -171,7 +171,7 @@ func (c *Client) conclude(reqs []Request, demands, of []*demand, ok bool) (AllRe
 	return all, nil
 }
 
-// sum makes one demand of all requests of a bucket, and tells for each request which one.
+// sum makes one demand of all requests of a bucket; of[i] is the place of the demand of request i.
 func (c *Client) sum(p budget, reqs []Request) (demands, of []*demand, err error) {
 	if len(reqs) < 1 || len(reqs) > MaxAll {
 		return nil, nil, fmt.Errorf("%w: %d requests; want 1 to %d", ErrInvalidAmount, len(reqs), MaxAll)
@@ -213,7 +213,7 @@ func (c *Client) split(p budget, demands []*demand) (parts []*part, err error) {
 	for _, d := range demands {
 		d.task = c.begin(p, d.Key)
 		d.began, d.Leave = time.Time{}, d.leave(d.N) // others use their time before it does
-		here := place{d.server, c.servers.call(d.Key)}
+		here := place{d.server, c.servers.callGroup(d.Key)}
 		_, isLazy := d.kind.(*lazy)
 		sole := at[here]
 		if sole == nil || isLazy {
@@ -336,8 +336,8 @@ func (p *part) degrade(err error) {
 	}
 }
 
-// refund gives back what was taken for demands that are not all granted, whether or not the caller still waits; in time
-// it is done before the caller is told.
+// refund gives back what was taken for demands that are not all granted, even if the caller no longer waits. It returns
+// when that is done, or when the caller's deadline passes or its context ends.
 func (c *Client) refund(p budget, demands []*demand) {
 	var backs sync.WaitGroup
 	for _, d := range demands {

@@ -289,3 +289,26 @@ func TestCloseDuringATakeAllLosesNothing(t *testing.T) {
 	require.Zero(t, c.Stats().Lost)
 	require.EqualValues(t, 9, tokens(t, fast.Client(), near))
 }
+
+// The buckets of a template that a take of all needs are opened together.
+func TestTakeAllOpensTheBucketsOfATemplateTogether(t *testing.T) {
+	t.Parallel()
+	rdb := testenv.Redis(t).Client()
+	set, err := policy.NewTemplates(1, []policy.Template{{Prefix: "user:", Policy: hourly(60)}}, nil)
+	require.NoError(t, err)
+	_, err = lua.PublishTemplates(t.Context(), rdb, set)
+	require.NoError(t, err)
+	require.NoError(t, lua.Load(t.Context(), rdb))
+	c := newClient(t, rdb, slow())
+	_, err = c.Take(t.Context(), "user:0", 1)
+	require.NoError(t, err)
+	reqs := make([]Request, MaxAll)
+	for i := range reqs {
+		reqs[i] = Request{fmt.Sprint("user:", i+1), 1}
+	}
+	require.NoError(t, rdb.ConfigResetStat(t.Context()).Err())
+	all, err := c.TakeAll(t.Context(), reqs)
+	require.NoError(t, err)
+	require.True(t, all.OK)
+	require.LessOrEqual(t, commandCalls(t, rdb)["evalsha"], 8, "script calls for %d buckets", MaxAll)
+}

@@ -20,9 +20,9 @@ type ask struct {
 	key   string
 	kind  kind
 	info  *info         // what is known of the bucket, and afterwards what was learned
-	run   policy.Run    // one take, or
-	line  []policy.Run  // several, none behind one that doesn't fit, or, without either,
-	hold  time.Duration // the bucket is opened for a script that holds tokens for so long
+	run   policy.Run    // one take; without run and line the bucket is only opened
+	line  []policy.Run  // several takes, none made behind one that doesn't fit
+	hold  time.Duration // for how long the script that the bucket is opened for holds tokens
 	whole bool          // the policy is to be told, or a denial is likely
 
 	reply lua.TakeReply
@@ -30,8 +30,8 @@ type ask struct {
 	err   error
 }
 
-// resolve makes a number of what is to be left in percent of the capacity, if that is known: the tokens alone don't
-// tell it.
+// resolve turns leaves in percent into numbers of tokens if the capacity is known. Otherwise a bucket with such a leave
+// is asked whole, because its tokens alone don't tell the capacity.
 func (a *ask) resolve(capacity int64) {
 	if capacity == 0 {
 		a.whole = a.whole || a.run.Leave.Percent > 0 || len(a.line) > 0 && a.line[0].Leave.Percent > 0

@@ -122,7 +122,7 @@ func (t *trip) place() {
 		}
 		words := g.kind.takes(g)
 		alone := g.alone || words.Lazy != nil
-		at := [2]int{t.c.servers.call(g.key), g.part}
+		at := [2]int{t.c.servers.callGroup(g.key), g.part}
 		call := t.places[at]
 		if call == nil || alone || len(call.groups) == mostBuckets {
 			call = t.call()

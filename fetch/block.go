@@ -374,8 +374,8 @@ func (p *plan) lack(now time.Duration, left, missed int64) int64 {
 	return max(0, p.size-left)
 }
 
-// takeBoth makes a take of which the bucket, as it answered, has too few tokens, and its block as well: of those of the
-// block, and the others of the bucket. If they have too few together, nothing is taken.
+// takeBoth makes a take for which a bucket and its block have too few tokens each: it takes those of the block, and the
+// rest from the bucket, whose denial is given. If both together have too few, nothing is taken.
 func (t *task) takeBoth(run policy.Run, denied *answer) (Result, bool) {
 	c, least := t.c, run.N-denied.reply.Remaining
 	if denied.source.Kind == SourceCached { // the bucket may have others by now

@@ -5,8 +5,8 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// degraded answers a take that the bucket did not answer as its policy says: by degraded mode open or local. The answer
-// has the error if that stands, which it does in mode closed, and for errors that are none of the server's.
+// degraded answers a take that the bucket did not answer. By degraded mode open or local it answers in place of the
+// bucket. The answer has the error in mode closed, if there is no share to take from, and if err isn't the server's.
 func (c *Client) degraded(key string, run policy.Run, err error) answer {
 	why := ReasonOf(err)
 	if why == ReasonNone {

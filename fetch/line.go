@@ -9,7 +9,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// lines are those of the waiters of a Client: of each bucket one for each Leave.
+// lines are the lines of waiters of a Client: for each bucket, one line for each Leave.
 type lines struct {
 	mu sync.Mutex
 	of map[string][]*line
@@ -89,8 +89,8 @@ func (ls *lines) waited(key string) bool {
 	return len(ls.of[key]) > 0
 }
 
-// ahead adds up the tokens that the lines want which a take would overtake: those that the bucket has said no to, and
-// that leave as much or less. A take that is a line's itself stands behind those lines only that leave less.
+// ahead adds up the tokens wanted by the lines that a take must not overtake: lines that the bucket has denied and that
+// leave as much as the take, or less. A take of a line itself (ofLine) stands only behind lines that leave less.
 // last is the line that asked last. The lock is held.
 func (ls *lines) ahead(key string, leave policy.Leave, ofLine bool) (total int64, last *line) {
 	for _, l := range ls.of[key] {
@@ -179,7 +179,7 @@ func (ls *lines) remove(l *line, w *waiter) {
 	}
 }
 
-// end ends a line, which those that had to stand behind it needn't do any more. The lock is held.
+// end ends a line, and wakes the lines that stood behind it, which ask at once. The lock is held.
 func (ls *lines) end(l *line) {
 	others := slices.DeleteFunc(ls.of[l.key], func(other *line) bool { return other == l })
 	if ls.of[l.key] = others; len(others) == 0 {

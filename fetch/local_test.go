@@ -53,7 +53,7 @@ func holds(s *share, now time.Duration) int64 {
 	return s.take(policy.MaxTokens, policy.MaxTokens, 0, now).Tokens
 }
 
-func TestAShareIsWarm(t *testing.T) {
+func TestAShareStartsWithItsPartOfTheTokensAndEarnsItsPartOfTheRate(t *testing.T) {
 	terms := localTerms(100, policy.PerSecond(20))
 	s := &share{terms: terms}
 	s.saw(100, 0)
@@ -96,7 +96,7 @@ func TestAShareIsWarm(t *testing.T) {
 	require.LessOrEqual(t, holds(s, time.Hour), int64(2), "more at once")
 }
 
-func TestAShareOfAScheduleOrAGrantIsWhatIsCertain(t *testing.T) {
+func TestAShareCountsNeitherScheduledStepsNorGrants(t *testing.T) {
 	stepped := policy.Policy{Capacity: 100, Steps: policy.Every(time.Minute), StepTokens: 50}.Terms(policy.Fence{})
 	s := &share{terms: stepped}
 	s.count(2)

@@ -87,11 +87,11 @@ func (c *Client) with(op Op, opts []CallOption) (*callConfig, error) {
 	return &changed, nil
 }
 
-// WithTimeout bounds the time of a call, everything included: after d, and a last look of 5 ms, it gets the answer of
-// its degraded mode, by default ErrUnavailable; if this process itself stood still meanwhile, as much later, by at most
-// d. A context's earlier deadline holds as well. Given to New it is for every call that has none of its own; Wait,
-// which waits for tokens, has it for each question to the server. 0 means no bound but a minute for each reply; less is
-// refused.
+// WithTimeout bounds the time of a call, everything included. After d, and a last look of 5 ms, the call gets the
+// answer of its degraded mode, by default ErrUnavailable. If this process itself stood still meanwhile, the bound moves
+// by that time, by at most d. A context's earlier deadline holds as well. Given to New, the option is for every call
+// that has none of its own; Wait, which waits for tokens, has it for each question to the server. 0 means no bound but
+// a minute for each reply; less is refused.
 //
 // Lower, and a slow moment of Redis fails calls that may have had their effect; higher, and callers stand still longer
 // while Redis is away.

@@ -433,7 +433,7 @@ func TestTemplatesThatCannotBeReadMatterToUnknownKeysAlone(t *testing.T) {
 }
 
 // A block that is taken from a full bucket of a template has it refilled, as a take does.
-func TestABucketThatABlockLeavesWithoutSomeIsActive(t *testing.T) {
+func TestABlockTakenFromAFullBucketPutsItIntoTheActiveSet(t *testing.T) {
 	t.Parallel()
 	onBoth(t, func(t *testing.T, rdb redis.UniversalClient) {
 		const key, capacity = "user:1", 10_000

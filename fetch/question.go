@@ -9,8 +9,9 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// question is what a line asks its bucket. It has as long as the most patient of the asked; those of the line who have
-// less, whether they are asked or joined meanwhile, don't wait for it. The lock of the lines guards it.
+// question is a line's call to its bucket. It may take as long as the most patient waiter that it asks for allows.
+// Waiters of the line with less time, asked for or newly joined, don't wait for its end. The lock of the lines guards
+// it.
 type question struct {
 	began   time.Time     // zero: none is under way
 	end     time.Time     // of the most patient's time; zero: it has no end
@@ -71,8 +72,9 @@ func (c *Client) watch(l *line, w *waiter) {
 	}
 }
 
-// overdue answers the waiters whose time is over as their degraded mode says, whoever is in front of them. Where that
-// denies them they wait on. If this process did not run when the first time was over, all have that much more.
+// overdue answers the waiters whose time is over as their degraded mode says, whatever their place in the line. A
+// waiter that the mode denies goes on waiting. If this process did not run when the first of these times ended, all
+// waiters get the delay in addition.
 func (c *Client) overdue(l *line) {
 	c.lines.mu.Lock()
 	defer c.lines.mu.Unlock()

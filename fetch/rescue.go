@@ -8,8 +8,8 @@ import (
 )
 
 const (
-	// rescueAfter is how many refill intervals a refill must be overdue by before this Client makes it, and
-	// rescueSpread how much longer at most: each Client has its own part of that, so that they don't all come at once.
+	// rescueAfter is how many refill intervals old the last refill must be before this Client makes the next one.
+	// rescueSpread is the most that a Client adds to it; each adds another part, so that they don't all come at once.
 	rescueAfter  = 2
 	rescueSpread = 0.25
 )

@@ -127,8 +127,8 @@ func (c *Client) cancelLate(ctx context.Context, by lua.Client, key, id string) 
 //
 // It has no degraded mode: while the bucket's server is away it is ErrUnavailable, at once if the breaker is open. A
 // reservation that is not settled before its time is over goes back as if nothing had been used, so go on trying; what
-// was used is then charged by the settlement that arrives, up to policy.HoldMemory later. Settled once more nothing
-// changes: for policy.HoldMemory the answer is that of the first time, whatever is said to have been used, and the
+// was used is then charged by the settlement that arrives, up to policy.HoldMemory later. Settling again changes
+// nothing: for policy.HoldMemory the answer is that of the first time, whatever is said to have been used, and the
 // Client asks again itself, once, if its connection fails and the timeout leaves time.
 //
 // The errors are ErrInvalidAmount, ErrInvalidID, ErrNotHeld if nothing is known of the id, ErrIDInUse if it is of

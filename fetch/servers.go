@@ -150,8 +150,8 @@ func (ss *servers) of(key string) *server {
 	return s
 }
 
-// call is which buckets can go into one script call: those of equal numbers.
-func (ss *servers) call(key string) int {
+// callGroup returns a number that is equal for buckets which can go into one script call.
+func (ss *servers) callGroup(key string) int {
 	if ss.bySlot && ss.ring == nil {
 		return lua.Slot(key)
 	}

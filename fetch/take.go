@@ -94,8 +94,8 @@ func (c *Client) takeShared(ctx context.Context, key string, run policy.Run, cfg
 	return c.shadow(r, t.info, run.N*run.Count), nil
 }
 
-// remembered answers a take by the last denial, or by the line of those who wait for the bucket, behind which it
-// stands: what the bucket has is theirs. A bucket in shadow mode is asked each time, since it counts its denials.
+// remembered denies a take without a call, because of the last denial or because waiters stand in front of it: what
+// the bucket has is theirs. A bucket in shadow mode is asked each time, since it counts its denials.
 func (t *task) remembered(run policy.Run) (*answer, bool) {
 	c, now := t.c, t.began
 	if t.info.shadowed() {

@@ -2,6 +2,7 @@ package fetch
 
 import (
 	"errors"
+	"fmt"
 	"math"
 	"strconv"
 	"strings"
@@ -14,6 +15,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/tokenrefill/refiller/internal/testing/faultproxy"
 	"github.com/tokenrefill/refiller/internal/testing/testenv"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
@@ -299,4 +301,69 @@ func TestTheBucketCacheIsBoundedAndKeepsTheLatest(t *testing.T) {
 		require.True(t, cache.get("user:"+strconv.Itoa(i)).fresh(now), i)
 	}
 	require.False(t, cache.get("user:99999").fresh(now.Add(policyMaxAge)))
+}
+
+// The second try of a request has what the first one left of the time.
+func TestTheTimeoutIsOfAllTries(t *testing.T) {
+	t.Parallel()
+	f := newFaulty(t, nil)
+	c := newClient(t, f.rdb, WithTimeout(1500*time.Millisecond))
+	f.warm(t, c)
+	require.NoError(t, f.proxy.Stall(faultproxy.ToClient))
+	began := time.Now()
+	// the first try fails; the second one hears nothing either
+	reset := time.AfterFunc(1400*time.Millisecond, f.proxy.Reset)
+	defer reset.Stop()
+	_, err := c.Take(t.Context(), "checkout", 1, WithRequestID("r"))
+	require.ErrorIs(t, err, ErrUnavailable)
+	require.Less(t, time.Since(began), 1500*time.Millisecond+noise)
+	require.Greater(t, time.Since(began), 1400*time.Millisecond)
+}
+
+// What a take must leave counts for every method, in tokens or in percent of a capacity that isn't known yet.
+func TestEveryTakeLeavesTheConfiguredRemainder(t *testing.T) {
+	t.Parallel()
+	for name, leave := range map[string]CallOption{"tokens": WithLeave(30), "percent": WithLeavePercent(30)} {
+		rdb := testenv.Redis(t).Client()
+		createBucket(t, rdb, "checkout", hourly(100))
+		calls := map[string]func(c *Client, n int64) (ok bool, retry time.Duration){
+			"take": func(c *Client, n int64) (bool, time.Duration) {
+				r, err := c.Take(t.Context(), "checkout", n, leave)
+				require.NoError(t, err)
+				return r.OK, r.RetryAfter
+			},
+			"take once": func(c *Client, n int64) (bool, time.Duration) {
+				r, err := c.Take(t.Context(), "checkout", n, leave, WithRequestID(fmt.Sprint(name, n)))
+				require.NoError(t, err)
+				return r.OK, r.RetryAfter
+			},
+			"take all": func(c *Client, n int64) (bool, time.Duration) {
+				r, err := c.TakeAll(t.Context(), []Request{{"checkout", n}}, leave)
+				require.NoError(t, err)
+				return r.OK, r.RetryAfter
+			},
+			"reserve": func(c *Client, n int64) (bool, time.Duration) {
+				r, err := c.Reserve(t.Context(), "checkout", n, time.Minute, leave)
+				require.NoError(t, err)
+				return r.OK, r.RetryAfter
+			},
+		}
+		for method, call := range calls {
+			_, err := lua.Reset(t.Context(), rdb, "checkout", 40)
+			require.NoError(t, err)
+			c := newClient(t, rdb, slow())
+			ok, retry := call(c, 20)
+			require.False(t, ok, "%s, %s", name, method)
+			require.InDelta(t, 10*time.Hour, retry, float64(time.Hour), "%s, %s: until 50 are there", name, method)
+			ok, _ = call(newClient(t, rdb, slow()), 10)
+			require.True(t, ok, "%s, %s", name, method)
+			require.EqualValues(t, 30, tokens(t, rdb, "checkout"))
+		}
+		c := newClient(t, rdb, slow())
+		_, err := lua.Reset(t.Context(), rdb, "checkout", 40)
+		require.NoError(t, err)
+		r, err := c.TakeUpTo(t.Context(), "checkout", 100, leave)
+		require.NoError(t, err)
+		require.EqualValues(t, 10, r.Taken, name)
+	}
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// budget is whose time a call takes, and how much of it.
+// budget is a call's share of its caller's time: the caller's context and the deadline.
 type budget struct {
 	ctx      context.Context
 	cfg      *callConfig
@@ -144,9 +144,9 @@ func (t *task) takes(a *ask) (*answer, error) {
 	return &t.got, refused
 }
 
-// attempt makes a call, unless the breaker of its server is open. If it is the same however often it is made, it is
-// made again, once, when its connection fails: the reply was lost, or it never arrived. So is any call of a bucket that
-// turns out to be a new template's.
+// attempt makes a call, unless the breaker of its server is open. If again is set, the call is idempotent and is made
+// once more when its connection fails: the reply was lost, or the call never arrived. Any call is made once more if its
+// bucket turns out to be of a template that was just published.
 func attempt[R any](t *task, again bool, call func() (R, error)) (R, error) {
 	var none R
 	if err := t.server.open(t.key); err != nil {

@@ -23,13 +23,14 @@ const (
 // once for all, so its calls don't grow with its length; and, but for WithRescue(false), every few seconds, lest no
 // refiller lives. The options are WithTimeout, for each question, WithLeave and WithLeavePercent.
 //
-// What a bucket has that has said no to a line is the line's: takes and reservations through the same Client that leave
+// Once a bucket has denied a line, its tokens are the line's: takes and reservations through the same Client that leave
 // as much or more, and have no request id, don't overtake it, nor do lines that leave more.
 //
-// It returns ErrDeadline at once when the tokens are due after the context's deadline, counting what those in front
-// wait for; and the context's error when that ends meanwhile, which gives the place in the line to the next. A line
-// asks with the longest timeout of those it asks for; who has less is answered in time as Take would be, whoever is in
-// front. Everything else is as for Take: Wait doesn't wait for a server that is away.
+// It returns ErrDeadline at once if the tokens are due after the context's deadline, the tokens of those in front
+// included. If the context ends while it waits, it returns the context's error, and its place goes to the next waiter.
+// A line asks with the longest timeout of the waiters it asks for; a waiter with a shorter one is answered when that is
+// over, as Take would be, whatever its place. Everything else is as for Take: Wait doesn't wait for a server that is
+// away.
 //
 // Lines of different processes, and takes, compete for the same tokens.
 func (c *Client) Wait(ctx context.Context, key string, n int64, opts ...CallOption) error {

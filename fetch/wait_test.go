@@ -312,7 +312,7 @@ func TestADenialIsRememberedUntilItsTokensAreDueAndForNoMoreThanASecond(t *testi
 }
 
 // A denial of work that has to leave tokens says nothing of work that need not.
-func TestADenialIsRememberedForItsClass(t *testing.T) {
+func TestARememberedDenialDoesNotDenyTakesThatLeaveLess(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFake(map[string]policy.Policy{"checkout": hourly(10)})
 		c := newClient(t, f)
@@ -380,7 +380,7 @@ func TestACancelledFirstWaiterCancelsNoOther(t *testing.T) {
 }
 
 // A waiter that leaves while it is served gives back what came from the bucket, and nothing else.
-func TestTokensFromNoBucketGoBackToNone(t *testing.T) {
+func TestACancelledWaiterReturnsOnlyTokensThatCameFromTheBucket(t *testing.T) {
 	for name, mode := range map[string]struct {
 		change func(*policy.Policy)
 		fate   func(string) fault

@@ -117,7 +117,8 @@ func (a *Agent) wroteAt(revision, seen int64) {
 	}
 }
 
-// propose writes our settings, or those that were seen in etcd before it was restored, if there are older ones.
+// propose writes the latest settings that this agent knows, its own or those that it saw in etcd before a restore, if
+// those in etcd are older. Where etcd has none, settings without pools aren't written.
 func (a *Agent) propose(ctx context.Context) error {
 	config, err := a.inEtcd(ctx)
 	if err != nil {

@@ -10,9 +10,10 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// pools are the names of the pools to report on: those that our settings, those in etcd or the region's share name for
-// it, whatever its bucket is by now, and those of which it was last granted something: etcd may have lost that. A pool
-// that waits for the region must hear of a bucket that is no pool's, too.
+// pools returns the names of the pools to report on: those that this replica's settings, the settings in etcd or the
+// region's share name for the region, whatever kind of bucket it has now. It adds those whose newest known terms leave
+// the region something, because etcd may have lost them. A pool that waits for the region needs a report even if the
+// bucket isn't a pool's.
 func (a *Agent) pools() []string {
 	names := map[string]bool{}
 	a.mu.Lock()
@@ -32,8 +33,9 @@ func (a *Agent) pools() []string {
 	return slices.Sorted(maps.Keys(names))
 }
 
-// look reads the tickets, watches the clocks, and reports if it must, or if it is this agent's turn or the coordinator
-// doesn't know what it read. Before it knows of the report in etcd, it replaces none: the usage goes on from there.
+// look reads the tickets, checks the clocks, and writes a report if must is set, if it is this agent's turn, or if a
+// ticket is news to the coordinator. It writes no report before it has read the region's keys from etcd, because the
+// usage continues from the report there.
 func (a *Agent) look(ctx context.Context, must bool) {
 	names := a.pools()
 	asking, cancel := context.WithTimeout(ctx, a.redisTimeout())

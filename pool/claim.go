@@ -29,7 +29,7 @@ func (a *account) claims(u unit) (inForce, recorded claim) {
 	if a.shown != nil && a.declared != fenced {
 		shown := claim{}
 		shown.add(u, a.shown.known())
-		// A rate that isn't ours may be any: one that takes all is enough to give nobody else anything.
+		// A rate that isn't ours may be any number. At most the pool's total is counted, which leaves the others nothing.
 		inForce.rate, inForce.floor = max(inForce.rate, min(shown.rate, u.total)),
 			max(inForce.floor, min(shown.floor, u.total))
 		inForce.capacity = max(inForce.capacity, shown.capacity)

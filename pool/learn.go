@@ -88,8 +88,8 @@ func (t *term) learn(e entry, change bool, now time.Time) {
 	}
 }
 
-// recorded takes in an epoch of an earlier term or session, or of a write that was given up. Ours is to be higher: once
-// that is recorded, writes of before that are still under way are refused.
+// recorded reads the epoch in etcd: that of an earlier term or session, or of a write that was given up. Ours must
+// be higher: once ours is recorded, earlier writes that are still under way are refused.
 func (t *term) recorded(e entry) error {
 	t.seen[e.key], t.office.epoch = e.revision, 0
 	if e.deleted {
@@ -128,7 +128,7 @@ func (t *term) hear(region, value string, live bool, now time.Time) error {
 			t.foreign(region, name, l.accounts[region], now)
 		}
 		if ticket.kind == pooled {
-			t.knows(ticket.terms.Fence)
+			t.noteFence(ticket.terms.Fence)
 		}
 	}
 	if live {
@@ -137,8 +137,8 @@ func (t *term) hear(region, value string, live bool, now time.Time) error {
 	return nil
 }
 
-// foreign notes that a region uses what was never granted here: etcd was restored or emptied, or somebody else grants
-// the same pool. So others may be using what they were never granted, too, until that has ended.
+// foreign notes that a region shows a grant that this coordinator doesn't know of: etcd was restored or emptied, or
+// another coordinator grants the same pool. Other regions may hold such grants, too, until these have ended.
 func (t *term) foreign(region, pool string, a *account, now time.Time) {
 	shows := a.ticket.terms
 	if shows.Fence.Epoch <= t.forgotten && !shows.Granted(a.ticket.era, a.ticket.now) {
@@ -197,7 +197,7 @@ func (t *term) recall(region string, e entry, now time.Time) error {
 		}
 		l.inherit(region, g, max(s.lease, t.timing.Lease), now)
 		l.declare(region, t.declared[region])
-		t.knows(g.terms[0].Fence)
+		t.noteFence(g.terms[0].Fence)
 		if g.restored && t.restoredUntil.IsZero() {
 			t.doubt(t.ended(now))
 		}
@@ -205,8 +205,8 @@ func (t *term) recall(region string, e entry, now time.Time) error {
 	return nil
 }
 
-// knows takes in a fence that is in etcd or that a ticket shows.
-func (t *term) knows(f policy.Fence) {
+// noteFence notes a fence that is in etcd or that a ticket shows.
+func (t *term) noteFence(f policy.Fence) {
 	if t.raise(f); t.known.Before(f) {
 		t.known = f
 	}

@@ -11,10 +11,9 @@ import (
 // ledger is a coordinator's account of one pool: what each region may be using and what it could use. It knows of no
 // clock but the instants it is given, which are of the coordinator's own monotonic clock.
 //
-// Its invariant: what the regions may be using adds up to at most the pool's rate and capacity, whatever has arrived of
-// what was offered, and so does what is recorded of it in etcd. The latter matters to the next coordinator, who renews
-// what is recorded: a rate that a region has lost, by expiry or by its acknowledgement of less, is given to another
-// only after a record of the loss.
+// Its invariant: what the regions may be using adds up to at most the pool's rate and capacity, whichever offers have
+// arrived. The same holds for what etcd records of it, since the next coordinator renews what is recorded: a rate that
+// a region has lost, by expiry or by acknowledging less, is given to another only after the loss is recorded.
 type ledger struct {
 	name     string
 	pool     *Pool // nil once it has left the configuration
@@ -52,8 +51,8 @@ type offer struct {
 	terms policy.Terms
 	until time.Time // when its rate has ended for certain, on the coordinator's clock
 	void  bool      // its rate has ended, or its era has
-	// old: it may be from before the region came into the pool. Its acknowledgement doesn't tell of the region as it is
-	// now: that may have had a bucket of its own in between, and have it still.
+	// old: it may date from before the region came into the pool. Acknowledging it tells nothing of the region as it is
+	// now: the region may have had a bucket of its own in between, and may still have it.
 	old bool
 }
 
@@ -99,8 +98,8 @@ func (l *ledger) account(region string) *account {
 	return a
 }
 
-// inherit takes in what is recorded of a region's offers, by an earlier coordinator or by a write of our own of which
-// we don't know how it went. Their tickets were read before now, so they end before now + hold.
+// inherit adds the recorded offers of a region to its account. An earlier coordinator wrote them, or a write of ours
+// whose result is unknown. Their tickets were read before now, so they end before now + hold.
 func (l *ledger) inherit(region string, g grants, lease time.Duration, now time.Time) {
 	a := l.account(region)
 	a.recorded = g.terms
@@ -293,9 +292,9 @@ func (o offer) covers(earlier offer) bool {
 		!earlier.until.After(o.until)
 }
 
-// add puts a new offer in front. Beyond maxOffers the oldest one goes that a later one covers. If there is none the
-// oldest two are counted as one, with the fence of the later one, that is no smaller than either. A rate that has ended
-// stays ended: others may have got it.
+// add puts a new offer in front. Beyond maxOffers it drops the oldest offer that the next later one covers. If there is
+// none, it merges the oldest two into one that is no smaller than either and has the later fence. A rate that has ended
+// stays ended: other regions may have it now.
 func (a *account) add(o offer, now time.Time) {
 	if a.waiting.IsZero() {
 		a.waiting = now

@@ -56,9 +56,9 @@ func requireSafe(t *testing.T, o outcome) {
 	require.Empty(t, o.violation, strings.Join(o.events, "\n"))
 }
 
-// Three buckets of 1000/s and version 7 become a pool of 1000/s and 3000 tokens: once they are its own, no ten seconds
-// see more than 13,000 tokens and the rounding of one. Ignoring every grant, they saw 39,000.
-func TestPlainBucketsThatBecomeAPoolTakeNoMoreThanIts(t *testing.T) {
+// Three buckets of 1000/s and version 7 become a pool of 1000/s and 3000 tokens. Once they are the pool's, at most
+// 13,000 tokens are taken in ten seconds, and one more for rounding. Regions that ignored every grant took 39,000.
+func TestPlainBucketsThatBecomeAPoolStayWithinItsRateAndCapacity(t *testing.T) {
 	o := live(t, 1, sabotage{}, func(w *world) {
 		w.plainly(7)
 		w.demands(map[string]float64{"ap": 5000, "eu": 5000, "us": 5000})

@@ -161,8 +161,8 @@ func (l *ledger) most(s member, m moment, unknown bool) int64 {
 	return most
 }
 
-// renew is plan for a time when a record can't be read on which a plan would rest: a region that is alive keeps its
-// rate as long as nobody can have got it, nobody gets more, and nothing is taken away.
+// renew replaces plan while a record that a plan needs can't be read: a live region keeps its rate as long as no other
+// region can have got it, no region gets more, and nothing is taken away.
 func (l *ledger) renew(m moment) []string {
 	l.dirty, l.wake = false, time.Time{}
 	var changed []string

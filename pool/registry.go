@@ -32,7 +32,7 @@ type entry struct {
 func (e entry) under(prefix string) (rest string, ok bool) { return strings.CutPrefix(e.key, prefix) }
 
 // office is a coordinator's claim to lead: its key in the election, the revision that made it, and the epoch that it
-// has recorded. Revisions alone don't do: an etcd that was restored repeats them.
+// has recorded. A revision can't serve as the epoch: an etcd that was restored repeats them.
 type office struct {
 	key      string // complete, with the prefix
 	revision int64

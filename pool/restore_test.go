@@ -130,9 +130,9 @@ func TestTheFloorOfASilentRegionIsReservedUntilItIsHeardOf(t *testing.T) {
 	require.EqualValues(t, 970, free())
 }
 
-// A region has a grant that a restored etcd has lost, and is cut off. That others showed as much is known to the next
-// coordinator, too, to whom they show nothing of the kind any more.
-func TestACoordinatorThatFollowsARestoreWaitsAsItsPredecessorDid(t *testing.T) {
+// A region holds a grant that a restored etcd has lost, and is cut off. Other regions show such grants to the first
+// coordinator, and no longer to its successor, which must know of them all the same.
+func TestASuccessorStillWaitsForGrantsThatARestoredEtcdLost(t *testing.T) {
 	first, _ := simSeed(t, 1)
 	for seed := first; seed < first+6; seed++ {
 		o := live(t, seed, sabotage{}, func(w *world) {

@@ -21,7 +21,7 @@ func (r *interleaved) put(context.Context, string, string) (int64, error) {
 	return r.revision, nil
 }
 
-func TestAWriteIsHeldAgainstWhatWasSeenBeforeIt(t *testing.T) {
+func TestAReportWrittenBelowTheRevisionSeenBeforeItRevealsARestoredEtcd(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		before, meantime, put int64

@@ -14,9 +14,9 @@ const format = "1"
 // maxEpoch is the highest epoch of a record: higher ones would end what fences can order.
 const maxEpoch = 1 << 51
 
-// table encodes lines of a name and numbers compactly: of each number, the difference from that of an earlier line, in
-// base 36, and nothing if there is none. What all lines have in common stands once. The nth line of a name is held
-// against the nth of another name, the latest that has one, or otherwise against the line above it.
+// table encodes lines of a name and numbers compactly. Each number is written as its difference from the same number of
+// an earlier line, in base 36, and as nothing if they are equal, so what all lines have in common is written once. The
+// earlier line is the nth line of the latest other name that has one or, failing that, the line above.
 type table struct {
 	name   string
 	nth    int

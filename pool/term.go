@@ -12,8 +12,9 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// errSilent ends a session that hears of nothing, while etcd has gone on or begun anew.
-var errSilent = errors.New("pool: nothing is heard from etcd any more")
+// errSilent ends a session when etcd shows a lower revision than the session has seen: etcd was restored or emptied,
+// and its watch stays silent.
+var errSilent = errors.New("pool: etcd has gone back to an earlier revision: nothing more is heard from its watch")
 
 // term is a coordinator's time in office. What it has offered stays known for the whole term, through every loss of the
 // connection.
@@ -22,8 +23,8 @@ type term struct {
 	office office
 	epoch  int64 // of the fences; office has it once it is recorded
 	seq    int64 // of the last fence
-	// Until incompleteUntil etcd may have lost grants that regions still use: a restored one has. restoredUntil is set as
-	// well if a region showed that to this term or the last one; it is recorded in shares.
+	// Until incompleteUntil, etcd may lack grants that regions still use, as after a restore. restoredUntil is set, too,
+	// if a region showed such a grant to this term or the last one; shares record it.
 	incompleteUntil, restoredUntil time.Time
 	// forgotten is the highest epoch of which a region showed a grant that etcd doesn't know of.
 	forgotten int64

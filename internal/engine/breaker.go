@@ -46,8 +46,8 @@ type Breaker struct {
 	Patience time.Duration
 	// Probe makes a call that shows whether the server answers.
 	Probe func(ctx context.Context) error
-	// Excuse, if it isn't nil, reports that a call without an answer may not have been sent, since connections are
-	// waited for: no evidence for as long as a server takes to accept one.
+	// Excuse, if it isn't nil, reports that calls wait for connections, so that a call without an answer may not have been
+	// sent. Its silence is then no evidence for excuseTime, longer than a server takes to accept a connection.
 	Excuse func() bool
 	// Opened, if it isn't nil, is called when the breaker opens.
 	Opened func()

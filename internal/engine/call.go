@@ -33,10 +33,10 @@ func newClock(now, deadline time.Time, stalled time.Duration) clock {
 	return clock{deadline: deadline, stalled: stalled, most: stalled + deadline.Sub(now)}
 }
 
-// over reports whether the time is over; stalled is for how long this process did not run until now. The first time
-// that it seems so the deadline is put off by secondLook, and whenever this process did not run by as long as that was:
-// altogether by what the time was at first.
-func (c *clock) over(now time.Time, stalled time.Duration) bool {
+// expireOrExtend reports whether the time is over; stalled is for how long this process did not run until now. When the
+// deadline passes for the first time, it is put off by secondLook. It is also put off by the time for which this
+// process did not run since the wait began, altogether by no more than the wait was long at first.
+func (c *clock) expireOrExtend(now time.Time, stalled time.Duration) bool {
 	if c.deadline.IsZero() || now.Before(c.deadline) {
 		return false
 	}
@@ -92,8 +92,8 @@ func (c *call[T]) begin(now time.Time, patience, stalled time.Duration) {
 	}
 }
 
-// interrupt has a call that nobody waits for not sent any more. The exchange of one that its caller makes ends, unless
-// the answer is there: what it says is being dealt with.
+// interrupt keeps a call that nobody waits for from being sent. If the call's own caller makes it, interrupt ends the
+// exchange as well, unless the answer has come and is being dealt with.
 func (c *call[T]) interrupt(e *Express[T]) {
 	c.cancel()
 	if c.alone && !c.batch[0].unclaimed.Load() {

@@ -9,10 +9,12 @@
 // # Time
 //
 // A caller's time is its own: it waits until its deadline or until its context is cancelled, whatever others do. One
-// timer per Queue keeps the deadlines of all. Before it gives anybody up it looks once more: everybody has 5 ms in
-// which a reply that has arrived can be read, and as much time again as this process did not run meanwhile, since it
-// was stopped or starved, by at most the time that the caller had: a pulse of that timer tells how late it is.
+// timer per Queue keeps the deadlines of all. Before the Queue gives a caller up it looks once more: there are 5 ms in
+// which a reply that has arrived can be read. If this process was stopped or starved meanwhile, the caller gets that
+// time in addition, at most as much as it had at first: the timer fires every few milliseconds and shows its own delay.
 // Goroutines that are ready when the timer fires run first. The connections of [Sockets] do the same for reads.
+//
+// Package fetch decides the deadline (its budget), and the Queue enforces it when its timer looks.
 //
 // Requests are sent once. If the caller leaves before the departure, its request is not sent. A reply that comes within
 // Grace after the last caller's time, and within a minute, is still read, and the [Sender] hears that nobody waits.

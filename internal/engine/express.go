@@ -2,9 +2,9 @@ package engine
 
 import "time"
 
-// shortTrip is how long round trips are at most whose lone requests are sent by their callers: to hand a call to a
-// worker and to be woken again takes about as long as a round trip on the same machine, and nothing beside one over a
-// network.
+// shortTrip is the longest round trip for which the caller of a lone request makes its call itself. To hand a call to a
+// worker and to be woken again takes about as long as a round trip on the same machine, and is nothing beside one over
+// a network.
 const shortTrip = time.Millisecond
 
 // Express lets the caller of a lone request make its call. It is used for one call at a time.

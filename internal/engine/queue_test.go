@@ -283,12 +283,12 @@ func TestDeadlinesMoveByTheDelayOfThisProcess(t *testing.T) {
 		const before = time.Hour // stalled for so long before this began
 		c := newClock(began, at(50*ms), before)
 		for i, l := range looks {
-			require.Equal(t, l.over, c.over(at(l.at), before+l.stalled), "%s: look %d", name, i)
+			require.Equal(t, l.over, c.expireOrExtend(at(l.at), before+l.stalled), "%s: look %d", name, i)
 		}
 		require.LessOrEqual(t, c.stalled-before, 50*ms)
 	}
 	never := newClock(began, time.Time{}, 0)
-	require.False(t, never.over(at(time.Hour), time.Hour))
+	require.False(t, never.expireOrExtend(at(time.Hour), time.Hour))
 }
 
 // TestEveryRequestHasOneEnd has random requests made and given up over a server that stalls.

@@ -48,7 +48,7 @@ func (q *Queue[T]) expire(now time.Time) {
 		if c.clock.deadline.IsZero() {
 			continue
 		}
-		if !c.clock.over(now, q.stalled) {
+		if !c.clock.expireOrExtend(now, q.stalled) {
 			q.due = earlier(q.due, c.clock.deadline)
 			continue
 		}
@@ -67,7 +67,7 @@ func (q *Queue[T]) expire(now time.Time) {
 func (q *Queue[T]) look(r *Request[T], now time.Time) {
 	switch {
 	case r.state.Load() != waiting:
-	case !r.clock.over(now, q.stalled):
+	case !r.clock.expireOrExtend(now, q.stalled):
 		q.due = earlier(q.due, r.clock.deadline)
 	case r.state.CompareAndSwap(waiting, expired):
 		q.dropped(r)
