@@ -83,7 +83,8 @@ func (m *Middleware) Wrap(next http.Handler) http.Handler {
 		}
 		if !m.hold(hr.Context(), d) {
 			m.giveBack(r, d)
-			return // the client is gone
+			http.Error(w, http.StatusText(http.StatusServiceUnavailable), http.StatusServiceUnavailable)
+			return
 		}
 		m.serve(w, r, d, next)
 	})
@@ -172,7 +173,7 @@ func (m *Middleware) deny(w http.ResponseWriter, r *http.Request, d Decision) {
 }
 
 // hold delays a request until its place, where a limit of pacing gave it one, and
-// as SlowDown wants. It reports false if the client left meanwhile.
+// as SlowDown wants. It reports false if the request's context ended meanwhile.
 func (m *Middleware) hold(ctx context.Context, d Decision) bool {
 	delay := d.Wait + m.slowDown(d)
 	if delay == 0 {

@@ -287,7 +287,7 @@ func TestSlowDownGrowsWithEachRequestAndEndsWithTheClient(t *testing.T) {
 		start := time.Now()
 		w := get(h, "/", func(r *http.Request) { *r = *r.WithContext(ctx) })
 		require.Equal(t, time.Millisecond, time.Since(start))
-		require.Empty(t, w.Body.String(), "the handler is not called")
+		require.Equal(t, http.StatusServiceUnavailable, w.Code, "the handler is not called")
 		require.Contains(t, get(h, "/").Header().Get("RateLimit"), "r=3", "and the token is back")
 	})
 }
@@ -320,6 +320,11 @@ func TestARequestWaitsForItsPlace(t *testing.T) {
 			together.Wait()
 			require.Equal(t, time.Second, time.Since(start), name)
 			require.EqualValues(t, 1, denied.Load(), "%s: the fourth would have to wait for too long", name)
+
+			ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+			defer cancel()
+			w := get(h, "/", func(r *http.Request) { *r = *r.WithContext(ctx) })
+			require.Equal(t, http.StatusServiceUnavailable, w.Code, "%s: nobody has served it", name)
 		})
 	}
 }
