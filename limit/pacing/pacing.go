@@ -29,7 +29,7 @@ type Config struct {
 	// Rate is the number of places per time.
 	Rate policy.Rate
 	// MaxWait is the longest a take may have to wait for its place, in whole
-	// microseconds; 0 admits only a take whose place is free now.
+	// microseconds; 0 admits only a take whose place is free now. A queue has at most policy.MaxTokens places.
 	MaxWait time.Duration
 }
 
@@ -45,6 +45,10 @@ func (c Config) Rule() (decide.Rule, error) {
 		return decide.Rule{}, err
 	}
 	places := c.Rate.Over(c.MaxWait) + 1
+	if places > policy.MaxTokens {
+		return decide.Rule{}, fmt.Errorf("max wait: at %s, %s has more than %d places; want at most %s", c.Rate, c.MaxWait,
+			int64(policy.MaxTokens), c.Rate.TimeFor(policy.MaxTokens)-time.Microsecond)
+	}
 	s, err := decide.NewSpacing(c.Rate, 2*places) // a take of all places may start when the last one is left
 	if err != nil {
 		return decide.Rule{}, err

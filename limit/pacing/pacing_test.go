@@ -141,16 +141,24 @@ func TestALostReplyTakesOnePlace(t *testing.T) {
 func TestBadInputIsRefused(t *testing.T) {
 	t.Parallel()
 	for field, cfg := range map[string]pacing.Config{
-		"name":           {Name: " ", Rate: policy.PerSecond(1)},
-		"use no limiter": {},
-		"max wait: -1":   {Rate: policy.PerSecond(1), MaxWait: -1},
-		"max wait: 1n":   {Rate: policy.PerSecond(1), MaxWait: 1},
-		"too long":       {Rate: policy.Rate{Tokens: 1 << 40, Per: policy.MaxPer}, MaxWait: policy.MaxPer},
+		"name":                   {Name: " ", Rate: policy.PerSecond(1)},
+		"use no limiter":         {},
+		"max wait: -1":           {Rate: policy.PerSecond(1), MaxWait: -1},
+		"max wait: 1n":           {Rate: policy.PerSecond(1), MaxWait: 1},
+		"too long":               {Rate: policy.Rate{Tokens: 1 << 40, Per: policy.MaxPer}, MaxWait: policy.MaxPer},
+		"most 312h44m59.906842s": {Rate: policy.PerSecond(1_000_000_000), MaxWait: 1_125_899_906_843 * time.Microsecond},
+		"max wait: at 3299803918": {Rate: policy.Rate{Tokens: 3_299_803_918, Per: time.Microsecond},
+			MaxWait: 212 * 24 * time.Hour},
 	} {
 		_, err := pacing.NewLocal(cfg, time.Now)
 		require.ErrorIs(t, err, pacing.ErrConfig, field)
 		require.ErrorContains(t, err, field)
 	}
+	longest, _ := local(t, pacing.Config{Rate: policy.PerSecond(1_000_000_000),
+		MaxWait: 1_125_899_906_842 * time.Microsecond})
+	r, err := longest.Peek(t.Context(), "K")
+	require.NoError(t, err)
+	require.EqualValues(t, 1_125_899_906_842_001, r.Remaining)
 	ctx, rdb := t.Context(), limittest.Redis(t)
 	l, err := pacing.New(rdb, pacing.Config{Rate: policy.PerSecond(1)})
 	require.NoError(t, err)
