@@ -45,8 +45,8 @@ func (l *local) reserve(ctx context.Context, key string, c call) (answer, error)
 	if at == 0 {
 		at = now
 	}
-	l.drop(now - longest)
-	entries := l.keys[key]
+	l.drop(now)
+	entries := l.held(key, now)
 	held := slices.IndexFunc(entries, func(e entry) bool { return e.id == c.id })
 	switch {
 	case held >= 0 && entries[held].at != at:
@@ -145,14 +145,22 @@ func room(entries []entry, t, n int64, w Window) (more, free int64) {
 	return w.Limit - most, free
 }
 
-// drop forgets the schedules whose last instant is at or before one, when their
-// number has doubled.
-func (l *local) drop(last int64) {
+// held are a key's reservations; none once the last one is in no window with an instant to come.
+func (l *local) held(key string, now int64) []entry {
+	entries := l.keys[key]
+	if n := len(entries); n == 0 || entries[n-1].at+l.config.longest().Microseconds() <= now {
+		return nil
+	}
+	return entries
+}
+
+// drop forgets the schedules that are over, when their number has doubled.
+func (l *local) drop(now int64) {
 	if len(l.keys) < l.sweep {
 		return
 	}
-	for k, entries := range l.keys {
-		if len(entries) == 0 || entries[len(entries)-1].at <= last {
+	for k := range l.keys {
+		if l.held(k, now) == nil {
 			delete(l.keys, k)
 		}
 	}
@@ -165,9 +173,10 @@ func (l *local) cancel(ctx context.Context, key string, c call, passed bool) (bo
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	entries, ids := l.keys[key], c.ids()
+	now := l.now().UnixMicro()
+	entries, ids := l.held(key, now), c.ids()
 	i := slices.IndexFunc(entries, func(e entry) bool { return e.id == c.id })
-	if i < 0 || !passed && entries[i].at <= l.now().UnixMicro() {
+	if i < 0 || !passed && entries[i].at <= now {
 		return false, nil
 	}
 	entries = slices.DeleteFunc(entries, func(e entry) bool { return slices.Contains(ids, e.id) })
@@ -184,7 +193,7 @@ func (l *local) list(ctx context.Context, key string, from, to, most int64) ([]E
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	entries := []Entry{}
-	for _, e := range l.keys[key] {
+	for _, e := range l.held(key, l.now().UnixMicro()) {
 		if from <= e.at && e.at < to && int64(len(entries)) < most {
 			entries = append(entries, Entry{e.id, time.UnixMicro(e.at)})
 		}

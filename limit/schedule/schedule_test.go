@@ -242,6 +242,35 @@ func TestMemoryIsBoundedAndExpires(t *testing.T) {
 	require.Eventually(t, func() bool { return rdb.DBSize(ctx).Val() == 0 }, 20*time.Second, 10*time.Millisecond)
 }
 
+// What no window of an instant to come can contain is forgotten, in the process as by Redis' expiry.
+func TestALocalScheduleThatIsOverIsNone(t *testing.T) {
+	t.Parallel()
+	ctx, clock := t.Context(), limittest.NewClock(time.Unix(1_800_000_000, 0))
+	cfg := schedule.Config{Windows: []schedule.Window{{Limit: 2, Length: time.Minute}, {Limit: 3, Length: time.Hour}}}
+	l, err := schedule.NewLocal(cfg, clock.Now)
+	require.NoError(t, err)
+	at := clock.Now().Add(time.Second)
+	require.True(t, reserve(t, l, "a", at).OK)
+	taken, err := l.Take(ctx, "K", 1)
+	require.NoError(t, err)
+	entries := func() int {
+		list, err := l.List(ctx, "K", time.Unix(0, 0), at.Add(time.Hour), 9)
+		require.NoError(t, err)
+		return len(list)
+	}
+
+	clock.Add(time.Hour + time.Second - time.Microsecond)
+	require.True(t, reserve(t, l, "a", at).Repeated)
+	require.Equal(t, 2, entries())
+	clock.Add(time.Microsecond)
+	require.Zero(t, entries())
+	_, err = l.Reserve(ctx, "K", "a", at)
+	require.ErrorIs(t, err, schedule.ErrPast)
+	require.NoError(t, l.Undo(ctx, "K", taken))
+	require.True(t, reserve(t, l, "a", at.Add(2*time.Hour)).OK, "its id is free")
+	require.Equal(t, 0, entries())
+}
+
 func TestMemoryOfAKey(t *testing.T) {
 	t.Parallel()
 	rdb := limittest.Redis(t)
