@@ -38,6 +38,20 @@ func TestScriptAgreesWithTheModel(t *testing.T) {
 	agree(t, limittest.Redis(t), func() {}, limittest.Rand(t), 2000)
 }
 
+func TestScriptAgreesWithTheModelWhenTheClockIsStepped(t *testing.T) {
+	t.Parallel()
+	rng := limittest.Rand(t)
+	rdb, tick := limittest.Stepping(t, rng)
+	for i, cfg := range []Config{
+		{Capacity: 7, Rate: policy.Rate{Tokens: 1, Per: time.Hour}},
+		{Capacity: 1000, Rate: policy.Rate{Tokens: 997, Per: 10 * time.Minute}},
+	} {
+		rule, err := cfg.Rule()
+		require.NoError(t, err)
+		require.NotZero(t, limittest.Agree(t, rdb, tick, rng, rule, newModel(rule), true, fmt.Sprint(i), 500))
+	}
+}
+
 func TestScriptAgreesWithTheModelOnTheEmbeddedStore(t *testing.T) {
 	t.Parallel()
 	rng := limittest.Rand(t)

@@ -14,7 +14,7 @@ func newModel(r decide.Rule) decide.Model[decide.Instant] {
 
 // Step implements decide.Model. What is stored is the instant at which the
 // bucket is full.
-func (m model) Step(s decide.Instant, what decide.What, n, _, now int64) (decide.Instant, int64, decide.Outcome) {
+func (m model) Step(s decide.Instant, what decide.What, n, _, now int64) (decide.Instant, decide.Outcome) {
 	full := m.capacity * m.Per
 	lacks := m.Ahead(s, now)
 	cost := full + 1 // more than fits, where the product would overflow
@@ -31,5 +31,12 @@ func (m model) Step(s decide.Instant, what decide.What, n, _, now int64) (decide
 		o.Wait = m.Micros(lacks + cost - full)
 	}
 	o.Left, o.Reset = max(0, full-lacks)/m.Per, m.Micros(lacks)
-	return decide.Instant{Base: now, Units: lacks}, now + o.Reset, o
+	switch {
+	case !o.Fits || what == decide.Peek:
+	case lacks == 0:
+		s = decide.Instant{}
+	default:
+		s = decide.Instant{Base: now, Units: lacks}
+	}
+	return s, o
 }

@@ -14,12 +14,13 @@ func newModel(r decide.Rule) decide.Model[decide.Instant] {
 
 // Step implements decide.Model. What is stored is the instant of the next free
 // place.
-func (m model) Step(s decide.Instant, what decide.What, n, _, now int64) (decide.Instant, int64, decide.Outcome) {
+func (m model) Step(s decide.Instant, what decide.What, n, _, now int64) (decide.Instant, decide.Outcome) {
 	wait := m.Ahead(s, now)
 	o := decide.Outcome{Fits: what == decide.Return || wait <= m.longest, Delay: m.Micros(wait)}
 	switch {
 	case what == decide.Take && o.Fits:
 		wait += n * m.Per
+		s = decide.Instant{Base: now, Units: wait}
 	case !o.Fits:
 		o.Wait = m.Micros(wait - m.longest)
 	}
@@ -27,5 +28,5 @@ func (m model) Step(s decide.Instant, what decide.What, n, _, now int64) (decide
 		o.Left = (m.longest-wait)/m.Per + 1
 	}
 	o.Reset = m.Micros(wait)
-	return decide.Instant{Base: now, Units: wait}, now + o.Reset, o
+	return s, o
 }

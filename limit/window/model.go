@@ -23,32 +23,37 @@ func (f fixed) latest(now int64) int64 {
 }
 
 // Step implements decide.Model.
-func (f fixed) Step(s count, what decide.What, n, era, now int64) (count, int64, decide.Outcome) {
+func (f fixed) Step(s count, what decide.What, n, era, now int64) (count, decide.Outcome) {
 	latest := f.latest(now)
 	s.ends = min(s.ends, latest)
-	live := s.ends > now/1000
-	if !live {
-		s = count{}
+	live, taken := s.ends > now/1000, int64(0)
+	if live {
+		taken = s.taken
 	}
-	o := decide.Outcome{Fits: what == decide.Return || s.taken+n <= f.limit}
+	o := decide.Outcome{Fits: what == decide.Return || taken+n <= f.limit}
 	switch {
 	case what == decide.Return && live && (era == 0 || era == s.ends):
-		s.taken = max(0, s.taken-n)
+		taken = max(0, taken-n)
+		s.taken = taken
 	case what == decide.Take && o.Fits:
 		if !live {
 			s.ends, live = latest, true
 		}
-		s.taken += n
+		taken += n
+		s.taken = taken
 	}
-	o.Left = max(0, f.limit-s.taken)
+	o.Left = max(0, f.limit-taken)
 	if live {
 		o.Reset = s.ends*1000 - now
 	}
 	if !o.Fits {
 		o.Wait = o.Reset
 	}
-	return s, s.ends * 1000, o
+	return s, o
 }
+
+// Until implements decide.Model.
+func (f fixed) Until(s count) int64 { return s.ends * 1000 }
 
 // sliding computes what sliding.lua does.
 type sliding struct{ limit, slot int64 } // µs
@@ -63,7 +68,7 @@ type slots struct {
 func newSliding(r decide.Rule) decide.Model[slots] { return sliding{r.Args[0], r.Args[1]} }
 
 // Step implements decide.Model.
-func (w sliding) Step(s slots, what decide.What, n, era, now int64) (slots, int64, decide.Outcome) {
+func (w sliding) Step(s slots, what decide.What, n, era, now int64) (slots, decide.Outcome) {
 	at := slots{newest: now / w.slot}
 	used := int64(0)
 	for i, k := range s.taken {
@@ -102,5 +107,18 @@ func (w sliding) Step(s slots, what decide.What, n, era, now int64) (slots, int6
 			break
 		}
 	}
-	return at, now + o.Reset, o
+	if o.Fits && what != decide.Peek {
+		s = at
+	}
+	return s, o
+}
+
+// Until implements decide.Model.
+func (w sliding) Until(s slots) int64 {
+	for age, k := range s.taken {
+		if k > 0 {
+			return (s.newest - int64(age) + Slots + 1) * w.slot
+		}
+	}
+	return 0
 }

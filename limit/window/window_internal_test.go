@@ -24,9 +24,10 @@ var fast = []Config{
 	{Kind: Sliding, Limit: 1000, Window: time.Hour},
 }
 
-func agree(t *testing.T, rdb redis.UniversalClient, tick func(), rng *rand.Rand, calls int) {
+func agree(t *testing.T, rdb redis.UniversalClient, tick func(), rng *rand.Rand, calls int, configs []Config) {
+	t.Helper()
 	denied := 0
-	for i, cfg := range fast {
+	for i, cfg := range configs {
 		rule, err := cfg.Rule()
 		require.NoError(t, err)
 		if cfg.Kind == Fixed {
@@ -40,14 +41,26 @@ func agree(t *testing.T, rdb redis.UniversalClient, tick func(), rng *rand.Rand,
 
 func TestScriptsAgreeWithTheModels(t *testing.T) {
 	t.Parallel()
-	agree(t, limittest.Redis(t), func() {}, limittest.Rand(t), 2000)
+	agree(t, limittest.Redis(t), func() {}, limittest.Rand(t), 2000, fast)
+}
+
+func TestScriptsAgreeWithTheModelsWhenTheClockIsStepped(t *testing.T) {
+	t.Parallel()
+	rng := limittest.Rand(t)
+	rdb, tick := limittest.Stepping(t, rng)
+	agree(t, rdb, tick, rng, 500, []Config{
+		{Limit: 10, Window: time.Hour},
+		{Limit: 10, Per: calendar.Hour},
+		{Kind: Sliding, Limit: 10, Window: time.Hour},
+		{Kind: Sliding, Limit: 1000, Window: 10 * time.Minute},
+	})
 }
 
 func TestScriptsAgreeWithTheModelsOnTheEmbeddedStore(t *testing.T) {
 	t.Parallel()
 	rng := limittest.Rand(t)
 	rdb, tick := limittest.Embedded(t, rng)
-	agree(t, rdb, tick, rng, 300)
+	agree(t, rdb, tick, rng, 300, fast)
 }
 
 // The store's clock is in another year than this process's: the server's says which window of the calendar it is.

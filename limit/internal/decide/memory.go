@@ -10,14 +10,16 @@ import (
 // Model is a rule in Go: it computes what the script does. S is what is stored
 // for one key; its zero value means that nothing is.
 type Model[S any] interface {
-	// Step answers a call at now, Unix µs, of a return with the era of the tokens, and returns what is stored then and
-	// the instant from which on it means nothing.
-	Step(s S, what What, n, era, now int64) (after S, until int64, o Outcome)
+	// Step answers a call at now, Unix µs, of a return with the era of the tokens, and returns what is stored then: s,
+	// where the script writes nothing.
+	Step(s S, what What, n, era, now int64) (after S, o Outcome)
+	// Until is the instant from which on s means nothing, Unix µs.
+	Until(s S) int64
 }
 
 // WithModel is the rule with the model that computes what its Source does.
 func WithModel[S any](r Rule, model Model[S]) Rule {
-	r.table = func() table { return &states[S]{model: model, keys: map[string]stored[S]{}, sweep: firstSweep} }
+	r.table = func() table { return &states[S]{model: model, keys: map[string]S{}, sweep: firstSweep} }
 	return r
 }
 
@@ -125,29 +127,23 @@ type table interface {
 // expired is dropped when the number of keys has doubled.
 type states[S any] struct {
 	model Model[S]
-	keys  map[string]stored[S]
+	keys  map[string]S
 	sweep int // the number of keys at which the expired are dropped
-}
-
-type stored[S any] struct {
-	value S
-	until int64 // Unix µs
 }
 
 const firstSweep = 1024
 
 func (t *states[S]) step(of Ask, what What, n, now int64) Outcome {
 	key := of.Key
-	after, until, o := t.model.Step(t.keys[key].value, what, n, of.Era, now)
-	switch {
-	case until <= now:
+	after, o := t.model.Step(t.keys[key], what, n, of.Era, now)
+	if t.model.Until(after) <= now {
 		delete(t.keys, key)
-	case what != Peek:
-		t.keys[key] = stored[S]{after, until}
+	} else {
+		t.keys[key] = after
 	}
 	if len(t.keys) >= t.sweep {
 		for k, s := range t.keys {
-			if s.until <= now {
+			if t.model.Until(s) <= now {
 				delete(t.keys, k)
 			}
 		}

@@ -71,3 +71,6 @@ func (s Spacing) Ahead(i Instant, now int64) int64 {
 	}
 	return min(max(0, i.Units-past*s.Tokens), maxUnits)
 }
+
+// Until is the instant, Unix µs, at which i no longer lies ahead.
+func (s Spacing) Until(i Instant) int64 { return i.Base + s.Micros(i.Units) }

@@ -1,6 +1,7 @@
 package limittest
 
 import (
+	"math/rand/v2"
 	"testing"
 	"time"
 
@@ -20,6 +21,19 @@ func Redis(t testing.TB) *redis.Client {
 	rdb := redis.NewClient(o)
 	t.Cleanup(func() { _ = rdb.Close() })
 	return rdb
+}
+
+// Stepping starts a server and returns a client of it, and a function that lets its clock go on or steps it, back or
+// ahead, to within a day of the true time. Windows of minutes and more are compared on it: Redis looks at the clock
+// again to expire a key, a little later than a script did.
+func Stepping(t testing.TB, rng *rand.Rand) (rdb *redis.Client, tick func()) {
+	server := testenv.Redis(t, testenv.WithClock())
+	return server.Client(), func() {
+		if rng.IntN(2) == 0 {
+			far := []time.Duration{time.Minute, time.Hour, 24 * time.Hour}[rng.IntN(3)]
+			server.StepClock(time.Duration(rng.Int64N(2*int64(far))) - far)
+		}
+	}
 }
 
 // Cluster starts a Redis Cluster and returns a client of it.
