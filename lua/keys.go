@@ -42,6 +42,22 @@ func OutstandingKey(key string) string { return "{" + key + "}:outstanding" }
 // DueKey is the key of when the bucket's reservations and leases end.
 func DueKey(key string) string { return "{" + key + "}:due" }
 
+// LiveKey is the key of the bucket's live consumers.
+func LiveKey(key string) string { return "{" + key + "}:live" }
+
+// RequestKey is the key under which the bucket remembers a request.
+func RequestKey(key, id string) string { return IndexKey(key) + requestInfix + id }
+
+// AliveKey is the key of the set of a bounded template's buckets alive: their names, by
+// the second in which they expire. No key of a bucket is like it.
+func AliveKey(prefix string) string { return "{refiller:alive:" + prefix + "}:keys" }
+
+// OverrideKey is the key of the policy that a bucket of a template has alone.
+func OverrideKey(key string) string { return "{" + key + "}:override" }
+
+// LazyKey is the key of a bucket that is credited when it is asked.
+func LazyKey(key string) string { return "{" + key + "}:lazy" }
+
 // contents are what keys hold, by what follows the name of their bucket.
 var contents = map[string]string{
 	"": "a whole number, the index", ":ctl": "the bucket's state", ":outstanding": "the bucket's reservations and leases",

@@ -5,9 +5,6 @@ import (
 	"time"
 )
 
-// LiveKey is the key of the bucket's live consumers.
-func LiveKey(key string) string { return "{" + key + "}:live" }
-
 // Live is a heartbeat: it makes the consumer count among those of the bucket for
 // ttl, at least a millisecond, by the server's clock, and returns how many count. It
 // doesn't touch the bucket, nor look whether there is one.

@@ -45,9 +45,6 @@ func CheckRequestID(id string) error {
 // requestInfix stands between a bucket and the id of a request in the request's key.
 const requestInfix = ":req:"
 
-// RequestKey is the key under which the bucket remembers a request.
-func RequestKey(key, id string) string { return IndexKey(key) + requestInfix + id }
-
 // TakeOnce makes a take for a request: however often it is called with the same id
 // within the memory, whole milliseconds from MinRequestMemory to MaxRequestMemory, the
 // tokens are taken once, and each call after that has the answer of the one that took

@@ -13,16 +13,6 @@ import (
 // its template are alive as its policy allows. Nothing was taken.
 var ErrTooManyBuckets = errors.New("refiller: too many buckets of the template")
 
-// AliveKey is the key of the set of a bounded template's buckets alive: their names, by
-// the second in which they expire. No key of a bucket is like it.
-func AliveKey(prefix string) string { return "{refiller:alive:" + prefix + "}:keys" }
-
-// OverrideKey is the key of the policy that a bucket of a template has alone.
-func OverrideKey(key string) string { return "{" + key + "}:override" }
-
-// LazyKey is the key of a bucket that is credited when it is asked.
-func LazyKey(key string) string { return "{" + key + "}:lazy" }
-
 // Template is a refilled template as takes of its buckets refer to it. It doesn't
 // change and is safe for concurrent use.
 type Template struct {
