@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 
 	"github.com/spf13/cobra"
 
@@ -103,6 +104,9 @@ func advice(err error) string {
 	case errors.Is(err, fetch.ErrIDInUse):
 		return "The id stands for a reservation of another number of tokens, or for one that has ended: choose another " +
 			"(--id)."
+	case slices.Contains([]fetch.Reason{fetch.ReasonMemory, fetch.ReasonDisk, fetch.ReasonReadOnly, fetch.ReasonLoading},
+		fetch.ReasonOf(err)):
+		return "Redis runs, and refuses writes: look at its log, its memory, its disk and whether it is the primary."
 	case errors.Is(err, fetch.ErrUnavailable):
 		const check = "Check that Redis runs, and that its address and credentials are right (--redis and so on, or " +
 			"REFILLER_REDIS_ variables)."

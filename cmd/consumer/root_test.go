@@ -210,6 +210,14 @@ func TestAServerThatIsAwayIsAnErrorSoon(t *testing.T) {
 	}
 }
 
+func TestAServerThatRefusesIsNotLookedForElsewhere(t *testing.T) {
+	server, rdb := newBucket(t, hourly(3))
+	require.NoError(t, rdb.ConfigSet(t.Context(), "maxmemory", "1").Err())
+	o := consumer(t.Context(), server.URL(), "take", "checkout")
+	require.Equal(t, exitFailed, o.code)
+	require.Contains(t, o.stderr, "Redis runs, and refuses writes")
+}
+
 func TestAnInterruptEndsAWait(t *testing.T) {
 	server, rdb := newBucket(t, hourly(3))
 	require.NoError(t, rdb.Set(t.Context(), "checkout", 0, redis.KeepTTL).Err())

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"net"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -330,6 +332,23 @@ func TestTheDoctorWantsReplicasToHaveWritten(t *testing.T) {
 	require.Contains(t, found().Advice, "min-replicas-to-write 1")
 	require.NoError(t, rdb.ConfigSet(t.Context(), "min-replicas-to-write", "1").Err())
 	require.Equal(t, doctor.OK, found().Level)
+}
+
+// A server that can't save refuses even PING. Its address and password are right.
+func TestTheDoctorTellsAServerThatRefusesFromOneThatIsAway(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	rdb := testenv.Redis(t, testenv.WithArgs("--dir", dir, "--save", "3600 1")).Client()
+	require.NoError(t, os.Mkdir(filepath.Join(dir, "dump.rdb"), 0o700)) // in the place of the file
+	require.NoError(t, rdb.Set(t.Context(), "a", 1, 0).Err())
+	require.NoError(t, rdb.BgSave(t.Context()).Err())
+	require.Eventually(t, func() bool {
+		return strings.Contains(rdb.Info(t.Context(), "persistence").Val(), "rdb_last_bgsave_status:err")
+	}, patience, 10*time.Millisecond)
+	f := find(t, doctor.Redis(t.Context(), rdb), "redis answers")
+	require.Equal(t, doctor.Failure, f.Level)
+	require.Contains(t, f.Detail, "MISCONF")
+	require.Contains(t, f.Advice, "its log")
 }
 
 func TestTheDoctorSaysThatNothingAnswers(t *testing.T) {

@@ -56,6 +56,10 @@ func reach(ctx context.Context, rdb redis.UniversalClient) Finding {
 	f := Finding{Check: "redis answers", Level: OK}
 	if err := rdb.Ping(ctx).Err(); err != nil {
 		f.Level, f.Detail, f.Advice = Failure, err.Error(), "check redis.url, the network, TLS and the password"
+		var answer redis.Error
+		if errors.As(err, &answer) && !redis.HasErrorPrefix(answer, "WRONGPASS") && !redis.HasErrorPrefix(answer, "NOAUTH") {
+			f.Advice = "redis runs, and refuses: its log says more"
+		}
 		return f
 	}
 	began, n := time.Now(), 5
