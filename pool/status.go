@@ -53,10 +53,10 @@ type RegionStatus struct {
 	Age        float64   `json:"grant_age_seconds"`    // of the newest grant, at the region's last report
 	Remaining  float64   `json:"remaining_seconds"`    // of the newest grant, at the last report; 0: it is on its floor
 	Applied    bool      `json:"applied"`              // the region has acknowledged the newest grant
-	Claimed    float64   `json:"claimed"`              // the most that it may be using
+	Claimed    float64   `json:"claimed"`              // the most that it may be using, if Known
 	Tokens     int64     `json:"tokens"`               // at its last report
 	Used       int64     `json:"used"`                 // taken by its consumers up to its last report; never falls
-	Reported   bool      `json:"reported"`             // it has ever reported
+	Reported   bool      `json:"reported"`             // etcd has a report of it
 	At         time.Time `json:"reported_at,omitzero"` // of its last report, on the clock of its Redis
 	Reporter   string    `json:"reporter"`             // the agent that reported last
 	Fenced     *Fencing  `json:"fenced"`               // not null: an operator has declared that it is to use nothing
@@ -67,6 +67,13 @@ type RegionStatus struct {
 
 // Idle reports whether the region has acknowledged that it is to use nothing of the pool.
 func (r RegionStatus) Idle() bool { return r.Joined && r.Applied && r.Claimed == 0 }
+
+// Known reports whether Claimed is all that the region may be using. Otherwise etcd, which may have been emptied, has
+// no report of it: it may have a grant of before, too, until that ends.
+func (r RegionStatus) Known() bool { return r.Reported || !r.inUse() }
+
+// inUse reports whether the region has a part in the pool that no operator has declared unused.
+func (r RegionStatus) inUse() bool { return r.Configured && (r.Fenced == nil || r.Fenced.Drain) }
 
 // ReadStatus reads the pools below a prefix.
 func ReadStatus(ctx context.Context, client *clientv3.Client, prefix string) (Status, error) {
@@ -97,29 +104,42 @@ func readStatus(ctx context.Context, r registry) (Status, error) {
 // status is how a pool stands.
 func (rec records) status(p Pool) PoolStatus {
 	out := PoolStatus{Name: p.Name, Regions: []RegionStatus{}}
-	regions, since, open := map[string]RegionStatus{}, map[string]int64{}, false
-	for _, r := range p.Regions {
-		regions[r.Name], since[r.Name] = RegionStatus{Configured: true}, r.since
+	regions, l := map[string]RegionStatus{}, newLedger(p.Name)
+	if len(p.Regions) > 0 {
+		l.configure(&p)
+		out.Rate, out.Capacity = p.Rate.String(), p.Capacity
+	}
+	for region := range l.parts {
+		regions[region] = RegionStatus{Configured: true}
 	}
 	for region, s := range rec.shares {
 		if g, ok := s.pools[p.Name]; ok {
-			r, present := regions[region], g.since == since[region]
-			r.fill(g, rec.reports[region], p.Name, s.lease)
-			r.Joined, open = g.joined && present, open || g.open && present
+			r := regions[region]
+			present := g.since == l.parts[region].since
+			r.Joined, l.open = g.joined && present, l.open || g.open && present
 			regions[region] = r
 		}
 	}
-	if len(p.Regions) > 0 {
-		out.Rate, out.Capacity, out.Open = p.Rate.String(), p.Capacity, open
-	}
+	out.Open = l.open && l.pool != nil
 	for _, region := range slices.Sorted(maps.Keys(regions)) {
-		r := regions[region]
+		r, g, t := regions[region], rec.shares[region].pools[p.Name], rec.reports[region].tickets[p.Name]
 		r.Region = region
+		r.fill(g, rec.reports[region], p.Name, rec.shares[region].lease)
 		if f, ok := rec.fences[region]; ok {
 			r.Fenced = &f
 		}
-		if r.Configured && !out.Open && !r.Joined && (r.Fenced == nil || r.Fenced.Drain) {
-			out.Waits = append(out.Waits, region)
+		if r.inUse() {
+			claimed := int64(0) // beside what it was granted here
+			if !slices.ContainsFunc(g.terms, t.acknowledges) {
+				claimed = t.rate(l.unit)
+			}
+			if !r.Joined {
+				claimed = max(claimed, l.reserved(l.parts[region]))
+			}
+			r.Claimed = max(r.Claimed, l.unit.perSecond(claimed))
+			if !r.Joined && !out.Open {
+				out.Waits = append(out.Waits, region)
+			}
 		}
 		out.Regions = append(out.Regions, r)
 	}
@@ -157,10 +177,13 @@ func readRecords(ctx context.Context, r registry) (records, error) {
 	return rec, nil
 }
 
-// fill takes in the region's grants, newest first, and its last report.
+// fill takes in the region's grants, newest first and maybe none, and its last report.
 func (s *RegionStatus) fill(g grants, r report, pool string, lease time.Duration) {
 	perSecond := func(n int64, t policy.Terms) float64 { return unit{per: t.Per}.perSecond(n) }
-	newest := g.terms[0]
+	newest := policy.Terms{Per: 1}
+	if len(g.terms) > 0 {
+		newest = g.terms[0]
+	}
 	s.Floor, s.Capacity = perSecond(newest.Tokens, newest), newest.Capacity
 	s.Granted, s.Demand = max(s.Floor, perSecond(newest.GrantTokens, newest)), perSecond(g.demand, newest)
 	ticket, reported := r.tickets[pool]

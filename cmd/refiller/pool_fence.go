@@ -79,6 +79,9 @@ func (f *fencing) run(cmd *cobra.Command, region string) error {
 		if err != nil {
 			return err
 		}
+		if len(s.Pools) == 0 {
+			return cli.Usage(fmt.Errorf("there are no pools below %s: is election.prefix right?", prefix))
+		}
 		if err := f.warn(f.stderr, s, region, time.Now()); err != nil {
 			return err
 		}
@@ -121,6 +124,11 @@ func (f *fencing) warn(w io.Writer, s pool.Status, region string, now time.Time)
 			found = true
 			if r.At.After(last) {
 				last = r.At
+			}
+			if !r.Known() {
+				fmt.Fprintf(w, "What %s is using of %s is not known: up to %s of %s, or a grant of before until that ends.\n",
+					region, p.Name, perSecond(r.Claimed), p.Rate)
+				continue
 			}
 			fmt.Fprintf(w, "%s may be using %s of %s in %s.\n", region, perSecond(r.Claimed), p.Rate, p.Name)
 		}

@@ -125,12 +125,14 @@ func (a poolAnswer) write(w io.Writer, width int, now time.Time) error {
 	errs := []error{terminal.WritePairs(w, width, []terminal.Pair{
 		{Name: "coordinator", Text: coordinator}, {Name: "pools", Text: fmt.Sprintf("version %d", a.Version)}})}
 	for _, p := range a.Pools {
-		claimed := 0.0
+		claimed, more := 0.0, ""
 		t := terminal.NewTable(terminal.Column{Name: "REGION", Text: true}, number("SHARE", 0), number("FLOOR", 0),
 			number("DEMAND", 0),
 			number("CLAIMED", 1), number("TOKENS", 0), number("LAST REPORT", 2), terminal.Column{Name: "GRANT"})
 		for _, r := range p.Regions {
-			claimed += r.Claimed
+			if claimed += r.Claimed; !r.Known() {
+				more = ", or more until grants of before end"
+			}
 			t.Row(r.Region, perSecond(r.Granted), perSecond(r.Floor), perSecond(r.Demand), perSecond(r.Claimed),
 				fmt.Sprintf("%d/%d", r.Tokens, r.Capacity), reported(r, now), grant(r, now))
 		}
@@ -141,8 +143,8 @@ func (a poolAnswer) write(w io.Writer, width int, now time.Time) error {
 		case len(p.Waits) > 0:
 			rate += "; closed: floors only, until these acknowledge it or are fenced: " + strings.Join(p.Waits, ", ")
 		}
-		errs = append(errs, line(w, fmt.Sprintf("\n%s  %s; at most %s in use", terminal.Text(p.Name), rate,
-			perSecond(claimed))), t.Write(w, width), a.writeHistory(w, width, p.Name))
+		errs = append(errs, line(w, fmt.Sprintf("\n%s  %s; at most %s in use%s", terminal.Text(p.Name), rate,
+			perSecond(claimed), more)), t.Write(w, width), a.writeHistory(w, width, p.Name))
 	}
 	if len(a.Pools) == 0 {
 		errs = append(errs, line(w, "\nno pools"))
@@ -177,7 +179,7 @@ func grant(r pool.RegionStatus, now time.Time) string {
 	case !r.Configured:
 		return "leaving"
 	case !r.Reported:
-		return "has never reported"
+		return "has not reported: may have a grant of before"
 	case r.Bucket == "plain":
 		return "has a bucket of its own, not the pool's"
 	}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -74,9 +75,9 @@ func TestPoolStatusFenceAndLift(t *testing.T) {
 	code, stdout, stderr := runWith(t, nil, "pool", "status", "-c", path)
 	require.Zero(t, code, stderr)
 	require.Regexp(t, `coordinator +eu/one, elected in epoch \d+`, stdout)
-	require.Regexp(t, `payments +1000/s, capacity 3000; closed: floors only, until these acknowledge it or are fenced: us; at most 100/s in use`, stdout)
+	require.Regexp(t, `payments +1000/s, capacity 3000; closed: floors only, until these acknowledge it or are fenced: us; at most 150/s in use, or more until grants of before end`, stdout)
 	require.Regexp(t, `(?m)^eu +100/s +100/s .* renewed \d\.\d s ago$`, stdout)
-	require.Regexp(t, `(?m)^us +0/s .* never +has never reported$`, stdout)
+	require.Regexp(t, `(?m)^us +0/s .* 50/s .* never +has not reported: may have a grant of before$`, stdout)
 
 	seen := watchTwice(t, `"coordinator":"eu/one"`, "pool", "status", "-c", path, "-o", "json", "--watch=100ms")
 	require.Equal(t, strings.Count(seen, "\n"), strings.Count(seen, `"coordinator"`), "an object per line")
@@ -85,6 +86,12 @@ func TestPoolStatusFenceAndLift(t *testing.T) {
 	code, _, stderr = runWith(t, nil, "pool", "fence", "asia", "-c", path, "--yes")
 	require.Equal(t, exitUsage, code)
 	require.Contains(t, stderr, `region "asia" is in no pool: regions are eu, us`)
+	file, err := os.ReadFile(path)
+	require.NoError(t, err)
+	elsewhere := writeConfig(t, strings.Replace(string(file), "ttl: 2s", "ttl: 2s, prefix: /other", 1))
+	code, _, stderr = runWith(t, nil, "pool", "fence", "eu", "-c", elsewhere, "--yes")
+	require.Equal(t, exitUsage, code)
+	require.Contains(t, stderr, "there are no pools below /other/pools: is election.prefix right?")
 	text, err := answer("no\n", "pool", "fence", "eu")
 	require.ErrorIs(t, err, errUnconfirmed)
 	require.Contains(t, text, "eu may be using 100/s of 1000/s in payments")
@@ -94,6 +101,8 @@ func TestPoolStatusFenceAndLift(t *testing.T) {
 	text, err = answer("us\n", "pool", "fence", "us", "--reason", "drill")
 	require.NoError(t, err)
 	require.NotContains(t, text, "alive")
+	require.Contains(t, text,
+		"What us is using of payments is not known: up to 50/s of 1000/s, or a grant of before until that ends.\n")
 	require.Regexp(t, `refiller\.audit: operator action: action="pool fence" region=us operator=\S+ reason=drill `, text)
 	require.Eventually(t, granted(1000), 30*time.Second, 50*time.Millisecond, "its floor is free, and the pool opens")
 	require.True(t, status().Pools[0].Open)
