@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"os/exec"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -255,4 +257,14 @@ func TestEveryKindOfAddressWorks(t *testing.T) {
 	o = consumer(t.Context(), "redis-sentinel://"+sentinel.Addr()+"/"+testenv.SentinelMaster, "take", "checkout")
 	require.Equal(t, exitOK, o.code, o.stderr)
 	require.Contains(t, o.stdout, "2 of 3 tokens left")
+}
+
+// An image with the programs alone has no database of time zones.
+func TestTimeZonesAreInsideThePrograms(t *testing.T) {
+	t.Parallel()
+	for _, program := range []string{"refiller", "consumer"} {
+		deps, err := exec.Command("go", "list", "-deps", "-tags=production", "../"+program).Output()
+		require.NoError(t, err)
+		require.True(t, slices.Contains(strings.Fields(string(deps)), "time/tzdata"), program)
+	}
 }
