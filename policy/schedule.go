@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/robfig/cron/v3"
+
+	"github.com/tokenrefill/refiller/internal/tz"
 )
 
 // ErrSchedule is returned for a calendar that can't be read.
@@ -77,14 +79,19 @@ func ParseCalendar(spec string, zone *time.Location) (*Calendar, error) {
 	return c, nil
 }
 
+// patience is after how many years Next gives up, which it does only if the data of a zone leave out the same day every
+// year. No zone does.
+const patience = 20
+
 // Next implements Steps.
 //
 // It goes over the stretches between two changes of the zone's clock, in each of which the clock on the wall runs
 // evenly. The library that reads the fields never sees a change: it loses a day that begins with one.
 func (c *Calendar) Next(t time.Time) time.Time {
-	for stretch := t; ; {
+	last := t.AddDate(patience, 0, 0)
+	for stretch := t; stretch.Before(last); {
 		_, offset := stretch.In(c.zone).Zone()
-		_, end := stretch.In(c.zone).ZoneBounds()
+		end := tz.Change(stretch.In(c.zone))
 		next := c.onWall(t, offset)
 		switch {
 		case next.IsZero():
@@ -102,6 +109,7 @@ func (c *Calendar) Next(t time.Time) time.Time {
 			stretch, t = end, end.Add(-1)
 		}
 	}
+	return time.Time{}
 }
 
 // onWall is the first instant after t whose local time matches, in a zone that is always so many seconds ahead of UTC.
@@ -114,16 +122,18 @@ func (c *Calendar) onWall(t time.Time, offset int) time.Time {
 	return next.Add(-ahead).In(c.zone)
 }
 
-// repeated reports whether the local time of t has been before, since clocks
-// were put back less than that span ago.
+// repeated reports whether the local time of t has been before, since clocks were put back less than that span ago. No
+// zone puts them back by more than a day.
 func repeated(t time.Time) bool {
-	start, _ := t.ZoneBounds()
-	if t.IsZero() || start.IsZero() {
-		return false
+	for at := t.Add(-24 * time.Hour); ; {
+		_, before := at.Zone()
+		if at = tz.Change(at); at.IsZero() || at.After(t) {
+			return false
+		}
+		if _, offset := at.Zone(); t.Sub(at) < time.Duration(before-offset)*time.Second {
+			return true
+		}
 	}
-	_, offset := t.Zone()
-	_, before := start.Add(-1).Zone()
-	return t.Sub(start) < time.Duration(before-offset)*time.Second
 }
 
 // String implements Steps.

@@ -4,19 +4,13 @@ import (
 	"strings"
 	"testing"
 	"time"
-	_ "time/tzdata" // zones do not depend on the machine
 
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
+	"github.com/tokenrefill/refiller/internal/testing/testzone"
 	"github.com/tokenrefill/refiller/policy"
 )
-
-func zone(t testing.TB, name string) *time.Location {
-	z, err := time.LoadLocation(name)
-	require.NoError(t, err)
-	return z
-}
 
 func instant(t testing.TB, s string) time.Time {
 	at, err := time.Parse(time.RFC3339, s)
@@ -83,9 +77,23 @@ func TestCalendarFollowsItsZone(t *testing.T) {
 			[]string{"2026-10-25T00:00:00Z", "2026-10-25T01:00:00Z", "2026-10-25T02:00:00Z"}},
 		{"BackByHalfAnHour", "45 1 * * *", "Australia/Lord_Howe", "2026-04-03T20:00:00Z",
 			[]string{"2026-04-04T14:45:00Z", "2026-04-05T15:15:00Z"}},
+		{"BackJustWhereTheRuleBegins", "30 23 * * *", "America/Ciudad_Juarez", "2022-11-29T12:00:00Z",
+			[]string{"2022-11-30T05:30:00Z", "2022-12-01T06:30:00Z"}},
+
+		{"EndOfALeapYearInBerlin", "0 9 * * *", berlin, "2028-12-30T08:00:00Z",
+			[]string{"2028-12-31T08:00:00Z", "2029-01-01T08:00:00Z", "2029-01-02T08:00:00Z"}},
+		{"EndOfALeapYearInNewYork", "*/30 20-23 * * *", york, "2040-12-31T02:00:00Z", // the year ends in UTC at 19:00
+			[]string{"2040-12-31T02:30:00Z", "2040-12-31T03:00:00Z", "2040-12-31T03:30:00Z", "2040-12-31T04:00:00Z",
+				"2040-12-31T04:30:00Z", "2041-01-01T01:00:00Z"}},
+		{"EndOfALeapYearInSydney", "30 0 * * *", "Australia/Sydney", "2040-12-30T00:00:00Z",
+			[]string{"2040-12-30T13:30:00Z", "2040-12-31T13:30:00Z", "2041-01-01T13:30:00Z"}},
+		{"EndOfALeapYearHourly", "0 * * * *", "Australia/Sydney", "2028-12-31T22:30:00Z",
+			[]string{"2028-12-31T23:00:00Z", "2029-01-01T00:00:00Z", "2029-01-01T01:00:00Z"}},
+		{"NewYearAfterALeapYear", "0 0 1 1 *", berlin, "2027-12-31T23:00:00Z",
+			[]string{"2028-12-31T23:00:00Z", "2029-12-31T23:00:00Z"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			at, steps := instant(t, c.from), calendar(t, c.spec, zone(t, c.zone))
+			at, steps := instant(t, c.from), calendar(t, c.spec, testzone.Load(t, c.zone))
 			for _, want := range c.want {
 				at = steps.Next(at)
 				require.Equal(t, want, at.UTC().Format(time.RFC3339))
@@ -107,10 +115,15 @@ func TestCalendarAgreesWithEveryMinute(t *testing.T) {
 		"Africa/Cairo", "America/Santiago", "Asia/Beirut", "America/Sao_Paulo", "Europe/Berlin", "America/New_York",
 		"Australia/Lord_Howe", "Pacific/Apia", "Africa/Casablanca", "Asia/Kathmandu",
 	} {
-		z := zone(t, name)
-		for year := 2010; year <= 2026; year += 4 {
-			at := time.Date(year, 1, 1, 0, 0, 0, 0, z)
-			for _, change := at.ZoneBounds(); !change.IsZero() && change.Year() == year; _, change = change.ZoneBounds() {
+		z := testzone.Load(t, name)
+		for year := 2010; year <= 2028; year += 6 {
+			instants := []time.Time{time.Date(year, 12, 31, 12, 0, 0, 0, z)}
+			for at := time.Date(year, 1, 1, 0, 0, 0, 0, z); at.Year() == year; at = at.Add(time.Hour) {
+				if wallClock(at).Sub(wallClock(at.Add(-time.Hour))) != time.Hour {
+					instants = append(instants, at)
+				}
+			}
+			for _, change := range instants {
 				for hour, in := range hours {
 					steps := calendar(t, "*/20 "+hour+" * * *", z)
 					from, to := change.Add(-26*time.Hour), change.Add(26*time.Hour)
@@ -138,6 +151,16 @@ func TestCalendarAgreesWithEveryMinute(t *testing.T) {
 	}
 }
 
+// No zone has such a rule, but the data of zones come from anywhere: the clock leaves the 29th of March out each year.
+func TestACalendarThatAZoneLeavesOutNeverComes(t *testing.T) {
+	t.Parallel()
+	gap := testzone.Rule(t, "AAA0BBB-48,J88/0,J300")
+	_, err := policy.ParseCalendar("0 * 29 3 *", gap)
+	require.ErrorContains(t, err, "no such day comes")
+	fixed := calendar(t, "0 9 29 3 *", gap)
+	require.Equal(t, instant(t, "2028-03-29T00:00:00Z"), fixed.Next(instant(t, "2028-01-01T00:00:00Z")).UTC())
+}
+
 // wallClock is what a clock on the wall shows, as if in UTC.
 func wallClock(t time.Time) time.Time {
 	_, offset := t.Zone()
@@ -147,7 +170,7 @@ func wallClock(t time.Time) time.Time {
 func TestCalendarDefaultsToUTCAndNamesItself(t *testing.T) {
 	t.Parallel()
 	require.Equal(t, "0 0 * * * UTC", calendar(t, "0 0 * * *", nil).String())
-	require.Equal(t, "@daily Europe/Berlin", calendar(t, "@daily", zone(t, "Europe/Berlin")).String())
+	require.Equal(t, "@daily Europe/Berlin", calendar(t, "@daily", testzone.Load(t, "Europe/Berlin")).String())
 }
 
 func TestParseCalendarRefuses(t *testing.T) {
@@ -197,8 +220,8 @@ func TestDueIsTheOldestStepThatTheBucketCanHold(t *testing.T) {
 	t.Parallel()
 	all := []policy.Steps{
 		policy.Every(time.Minute), policy.Every(7 * time.Second), policy.Every(24 * time.Hour),
-		calendar(t, "* * * * *", nil), calendar(t, "*/7 2-5 * * *", zone(t, "Europe/Berlin")),
-		calendar(t, "@daily", zone(t, "America/New_York")),
+		calendar(t, "* * * * *", nil), calendar(t, "*/7 2-5 * * *", testzone.Load(t, "Europe/Berlin")),
+		calendar(t, "@daily", testzone.Load(t, "America/New_York")),
 		calendar(t, "0 0 1 * *", nil), calendar(t, "* * 1 * *", nil),
 	}
 	rapid.Check(t, func(t *rapid.T) {

@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/tokenrefill/refiller/internal/tz"
 )
 
 // Unit is a length of time on a calendar.
@@ -106,12 +108,12 @@ func within(t time.Time, length time.Duration) (begin, end time.Time) {
 	clock := t.Add(time.Duration(offset) * time.Second)
 	begin = t.Add(-clock.Sub(clock.UTC().Truncate(length)))
 	end = begin.Add(length)
-	from, to := t.ZoneBounds()
-	if !from.IsZero() && from.After(begin) {
-		begin = from
+	change := tz.Change(begin)
+	if !change.IsZero() && !change.After(t) {
+		begin, change = change, tz.Change(change)
 	}
-	if !to.IsZero() && to.Before(end) {
-		end = to
+	if !change.IsZero() && change.Before(end) {
+		end = change
 	}
 	return begin, end
 }
@@ -131,6 +133,5 @@ func midnight(y int, m time.Month, d int, in *time.Location) time.Time {
 	if !found.IsZero() {
 		return found
 	}
-	_, jump := wall.Add(-36 * time.Hour).In(in).ZoneBounds()
-	return jump
+	return tz.Change(wall.Add(-36 * time.Hour).In(in))
 }

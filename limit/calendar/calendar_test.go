@@ -5,14 +5,9 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-)
 
-func zone(t *testing.T, name string) *time.Location {
-	t.Helper()
-	loc, err := time.LoadLocation(name)
-	require.NoError(t, err)
-	return loc
-}
+	"github.com/tokenrefill/refiller/internal/testing/testzone"
+)
 
 func TestSpans(t *testing.T) {
 	t.Parallel()
@@ -48,10 +43,25 @@ func TestSpans(t *testing.T) {
 		// A date that never was: the 30th of December 2011.
 		{"Pacific/Apia", Day, "2011-12-30T09:59:59Z", "2011-12-29T10:00:00Z", "2011-12-30T10:00:00Z"},
 		{"Pacific/Apia", Day, "2011-12-30T10:00:00Z", "2011-12-30T10:00:00Z", "2011-12-31T10:00:00Z"},
+		// The last day of a leap year.
+		{"Europe/Berlin", Minute, "2028-12-31T14:30:10Z", "2028-12-31T14:30:00Z", "2028-12-31T14:31:00Z"},
+		{"Europe/Berlin", Hour, "2028-12-31T14:30:10Z", "2028-12-31T14:00:00Z", "2028-12-31T15:00:00Z"},
+		{"Europe/Berlin", Hour, "2040-12-31T23:59:59Z", "2040-12-31T23:00:00Z", "2041-01-01T00:00:00Z"},
+		{"Europe/Berlin", Day, "2040-12-31T14:30:10Z", "2040-12-30T23:00:00Z", "2040-12-31T23:00:00Z"},
+		{"Europe/Berlin", Week, "2028-12-31T14:30:10Z", "2028-12-24T23:00:00Z", "2028-12-31T23:00:00Z"},
+		{"Europe/Berlin", Month, "2028-12-31T14:30:10Z", "2028-11-30T23:00:00Z", "2028-12-31T23:00:00Z"},
+		{"Australia/Sydney", Hour, "2028-12-31T00:00:00Z", "2028-12-31T00:00:00Z", "2028-12-31T01:00:00Z"},
+		{"Australia/Sydney", Hour, "2040-12-31T23:30:00Z", "2040-12-31T23:00:00Z", "2041-01-01T00:00:00Z"},
+		{"Australia/Sydney", Day, "2028-12-31T14:00:00Z", "2028-12-31T13:00:00Z", "2029-01-01T13:00:00Z"},
+		// Years begin within an hour of the clock there, in UTC.
+		{"America/St_Johns", Hour, "2028-12-31T00:15:00Z", "2028-12-30T23:30:00Z", "2028-12-31T00:30:00Z"},
+		{"America/St_Johns", Hour, "2026-12-31T23:45:00Z", "2026-12-31T23:30:00Z", "2027-01-01T00:30:00Z"},
+		{"America/St_Johns", Hour, "2027-01-01T00:15:00Z", "2026-12-31T23:30:00Z", "2027-01-01T00:30:00Z"},
+		{"Pacific/Chatham", Hour, "2041-01-01T00:10:00Z", "2040-12-31T23:15:00Z", "2041-01-01T00:15:00Z"},
 	} {
 		at, err := time.Parse(time.RFC3339Nano, c.at)
 		require.NoError(t, err)
-		from, to := c.unit.Span(at, zone(t, c.in))
+		from, to := c.unit.Span(at, testzone.Load(t, c.in))
 		require.Equal(t, c.from+" "+c.to, from.UTC().Format(time.RFC3339)+" "+to.UTC().Format(time.RFC3339), "%s %s %s", c.in,
 			c.unit, c.at)
 	}
@@ -64,8 +74,8 @@ func TestEachInstantIsInOneSpan(t *testing.T) {
 		"UTC", "America/New_York", "Australia/Lord_Howe", "America/Santiago", "America/St_Johns", "Pacific/Apia",
 		"Asia/Kathmandu", "Africa/Casablanca", "America/Havana",
 	} {
+		in := testzone.Load(t, name)
 		for unit := Day; unit <= Month; unit++ {
-			in := zone(t, name)
 			at := time.Date(2010, 1, 1, 0, 0, 0, 0, time.UTC)
 			for at.Year() < 2013 {
 				begin, end := unit.Span(at, in)
@@ -79,11 +89,11 @@ func TestEachInstantIsInOneSpan(t *testing.T) {
 				at = end
 			}
 		}
-		// Hours around the changes of the offset.
-		for at := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC); at.Year() < 2027; {
-			begin, end := Hour.Span(at, zone(t, name))
+		// Hours around the changes of the offset, and the end of a leap year.
+		for at := time.Date(2028, 1, 1, 0, 0, 0, 0, time.UTC); at.Before(time.Date(2029, 1, 3, 0, 0, 0, 0, time.UTC)); {
+			begin, end := Hour.Span(at, in)
 			require.False(t, at.Before(begin) || !at.Before(end), "%s %s", name, at)
-			b, e := Hour.Span(end.Add(-1), zone(t, name))
+			b, e := Hour.Span(end.Add(-1), in)
 			require.True(t, b.Equal(begin) && e.Equal(end), "%s %s", name, at)
 			at = end
 		}

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tokenrefill/refiller/internal/engine"
+	"github.com/tokenrefill/refiller/internal/tz"
 	"github.com/tokenrefill/refiller/limit/calendar"
 	"github.com/tokenrefill/refiller/limit/internal/limittest"
 )
@@ -60,7 +61,7 @@ func next(month time.Month, day int, in *time.Location) time.Time {
 func beforeChange(n int, in *time.Location) time.Time {
 	end := time.Now().AddDate(0, 0, 2)
 	for range n {
-		if _, end = end.In(in).ZoneBounds(); end.IsZero() {
+		if end = tz.Change(end.In(in)); end.IsZero() {
 			return end
 		}
 	}
@@ -126,7 +127,7 @@ func TestScriptAndMemoryAgreeWithCountingByHand(t *testing.T) {
 		stores := []store{shared{engine.NewCommands(rdb, 8), cfg}, memory}
 		held := map[string]int64{}
 		base := h.base.UnixMicro()
-		if _, end := h.base.ZoneBounds(); !end.IsZero() && end.Before(h.base.AddDate(0, 0, 3)) {
+		if change := tz.Change(h.base); !change.IsZero() && change.Before(h.base.AddDate(0, 0, 3)) {
 			changes++
 		}
 		for try := range 120 {

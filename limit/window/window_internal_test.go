@@ -9,6 +9,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/tokenrefill/refiller/internal/testing/testzone"
 	"github.com/tokenrefill/refiller/limit/calendar"
 	"github.com/tokenrefill/refiller/limit/internal/limittest"
 )
@@ -67,12 +68,13 @@ func TestScriptsAgreeWithTheModelsOnTheEmbeddedStore(t *testing.T) {
 func TestTheScriptFollowsTheCalendarOfTheServer(t *testing.T) {
 	t.Parallel()
 	rng := limittest.Rand(t)
-	in, err := time.LoadLocation("America/New_York")
-	require.NoError(t, err)
+	in := testzone.Load(t, "America/New_York")
 	for unit := calendar.Minute; unit <= calendar.Month; unit++ {
-		rdb, tick := limittest.EmbeddedAt(t, rng, time.Date(2029, 10, 30, 0, 0, 0, 0, in), unit.Usual()/8)
 		rule, err := Config{Limit: 20, Per: unit, In: in}.Rule()
 		require.NoError(t, err)
-		require.NotZero(t, limittest.Agree(t, rdb, tick, rng, rule, newFixed(rule), true, "K", 300), unit)
+		for _, from := range []time.Time{time.Date(2029, 10, 30, 0, 0, 0, 0, in), time.Date(2040, 12, 30, 23, 0, 0, 0, in)} {
+			rdb, tick := limittest.EmbeddedAt(t, rng, from, unit.Usual()/8)
+			require.NotZero(t, limittest.Agree(t, rdb, tick, rng, rule, newFixed(rule), true, "K", 300), unit)
+		}
 	}
 }
