@@ -62,6 +62,9 @@ var (
 		"The most that all regions may be using together. Only from the coordinator.", "pool")
 	descPoolWanted = desc("pool_wanted_tokens_per_second",
 		"What all regions could use together. Only from the coordinator.", "pool")
+	descPoolWaits = desc("pool_waits",
+		"Regions without which the pool stays closed, so that nobody gets more than the floor. Only from the coordinator.",
+		"pool")
 	descPoolSilent = desc("pool_region_silent_seconds",
 		"Time since the region's last report. Only from the coordinator.", "region")
 	descPoolFenced = desc("pool_region_fenced",
@@ -102,6 +105,7 @@ func (s *PoolState) collect(gauge, count func(*prometheus.Desc, float64, ...stri
 		gauge(descPoolLimit, sum.Rate, name)
 		gauge(descPoolClaimed, sum.Claimed, name)
 		gauge(descPoolWanted, sum.Demand, name)
+		gauge(descPoolWaits, float64(len(sum.Waits)), name)
 	}
 	for region, seen := range s.Regions {
 		last := seen.Heard

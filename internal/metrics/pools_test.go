@@ -40,7 +40,8 @@ func TestPoolMetricsTellOfTheRegionAndFromTheCoordinatorOfAll(t *testing.T) {
 	require.NotContains(t, body, "refiller_pool_claimed", "only the coordinator knows")
 
 	state.Pools.Coordinator = pool.CoordinatorStats{Leading: true, Epoch: 42, Writes: 9}
-	state.Pools.Sums = map[string]pool.PoolSum{"payments": {Rate: 1000, Claimed: 999.5, Demand: 1700}}
+	state.Pools.Sums = map[string]pool.PoolSum{"payments": {Rate: 1000, Claimed: 999.5, Demand: 1700,
+		Waits: []string{"ap", "us"}}}
 	state.Pools.Regions = map[string]pool.RegionSeen{"eu": {Heard: time.Now()},
 		"us": {Since: time.Now().Add(-time.Minute), Fenced: true}}
 	body = scrape(t, m)
@@ -48,6 +49,7 @@ func TestPoolMetricsTellOfTheRegionAndFromTheCoordinatorOfAll(t *testing.T) {
 		"refiller_pool_coordinating 1", "refiller_pool_epoch 42", "refiller_pool_share_writes_total 9",
 		`refiller_pool_limit_tokens_per_second{pool="payments"} 1000`,
 		`refiller_pool_claimed_tokens_per_second{pool="payments"} 999.5`,
+		`refiller_pool_waits{pool="payments"} 2`,
 		`refiller_pool_wanted_tokens_per_second{pool="payments"} 1700`, `refiller_pool_region_fenced{region="us"} 1`,
 		`refiller_pool_region_fenced{region="eu"} 0`,
 	} {

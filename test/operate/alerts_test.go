@@ -125,6 +125,7 @@ func healthy() map[string]string {
 	// What the coordinator alone exports.
 	s[`refiller_pool_limit_tokens_per_second{instance="a",pool="payments"}`] = steady(1000)
 	s[`refiller_pool_claimed_tokens_per_second{instance="a",pool="payments"}`] = steady(1000)
+	s[`refiller_pool_waits{instance="a",pool="payments"}`] = steady(0)
 	s[`refiller_pool_region_silent_seconds{instance="a",region="eu"}`] = steady(1)
 	s[`refiller_pool_region_fenced{instance="a",region="eu"}`] = steady(0)
 	s["refiller_sidecar_limits_last_reload_ok"+ofSidecar] = steady(1)
@@ -245,6 +246,8 @@ func illnesses() map[string]illness {
 		"PoolRegionSilent": {map[string]string{`refiller_pool_region_silent_seconds{instance="a",region="eu"}`: steady(90)},
 			map[string]string{"region": "eu"},
 			"The coordinator has not heard of region eu for 1m 30s."},
+		"PoolClosed": {map[string]string{`refiller_pool_waits{instance="a",pool="payments"}`: steady(2)},
+			map[string]string{"pool": "payments"}, "Pool payments is closed: it waits for 2 of its regions."},
 		"PoolRegionFenced": {map[string]string{`refiller_pool_region_fenced{instance="a",region="eu"}`: steady(1)},
 			map[string]string{"region": "eu"},
 			"Region eu has been fenced for half an hour."},
