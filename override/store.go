@@ -27,13 +27,15 @@ type Limit struct {
 	Template string // the prefix of the template that matches the key
 	Enforce  policy.Enforce
 	Own      bool // it has an override
+	Bucket   bool // a bucket that is configured by itself, or a pool's, is in force instead, until its keys are deleted
 	Capacity int64
 	Rate     policy.Rate // in the units of policy.Rate.InUnits
 
-	// Of a Set or Unset:
-	Changed bool  // Unset: it had an override
-	Exists  bool  // there is a bucket that isn't both lazy and full
-	Tokens  int64 // that the bucket holds after the switch
+	Changed bool // Unset: it had an override
+
+	// Of a Set or Unset, or with Bucket:
+	Exists bool  // there is a bucket that isn't both lazy and full
+	Tokens int64 // that the bucket holds after the switch
 }
 
 // Store reads and changes overrides.
@@ -73,15 +75,26 @@ func (s *Store) Set(ctx context.Context, key string, o policy.Override) (Limit, 
 	if err != nil {
 		return Limit{}, fmt.Errorf("%w for a key of the template %q: %w", ErrOverride, t.Prefix, err)
 	}
-	// The list comes first: a key in it without an override is left out when it is read.
-	if err := s.rdb.SAdd(ctx, lua.OverridesKey, key).Err(); err != nil {
-		return Limit{}, fmt.Errorf("override: %w", err)
+	// The list comes first: a key in it without an override is left out when it is read. It comes last as well: an
+	// Unset may have been under way.
+	if err := s.enlist(ctx, key); err != nil {
+		return Limit{}, err
 	}
 	reply, err := lua.SetOverride(ctx, s.rdb, key, own.Terms(policy.Fence{Epoch: policy.OwnEpoch}), t.Terms, t.Enforce)
 	if err != nil {
 		return Limit{}, err
 	}
+	if err := s.enlist(ctx, key); err != nil {
+		return Limit{}, err
+	}
 	return s.changed(ctx, key, t, reply)
+}
+
+func (s *Store) enlist(ctx context.Context, key string) error {
+	if err := s.rdb.SAdd(ctx, lua.OverridesKey, key).Err(); err != nil {
+		return fmt.Errorf("override: %w", err)
+	}
+	return nil
 }
 
 // Unset takes a key's override away. It also ends one of a key that no template
@@ -103,13 +116,26 @@ func (s *Store) Unset(ctx context.Context, key string) (Limit, error) {
 	if err := s.rdb.SRem(ctx, lua.OverridesKey, key).Err(); err != nil {
 		return Limit{}, fmt.Errorf("override: %w", err)
 	}
+	own, err := lua.Override(ctx, s.rdb, key)
+	if err != nil {
+		return Limit{}, err
+	}
+	if own != nil { // one that was set meanwhile
+		if err := s.enlist(ctx, key); err != nil {
+			return Limit{}, err
+		}
+	}
 	if t == nil {
 		if !reply.Had {
 			return Limit{}, noTemplate(key)
 		}
 		return Limit{Key: key, Changed: true, Exists: reply.Exists, Tokens: reply.Tokens}, nil
 	}
-	return s.changed(ctx, key, t, reply)
+	l, err := s.changed(ctx, key, t, reply)
+	if err != nil {
+		return l, err
+	}
+	return s.standing(ctx, l)
 }
 
 // changed does what is left to do after a change, and tells what counts now.
@@ -148,7 +174,23 @@ func (s *Store) Get(ctx context.Context, key string) (Limit, error) {
 	if t == nil && own == nil {
 		return Limit{}, noTemplate(key)
 	}
-	return limitOf(key, t, own), nil
+	return s.standing(ctx, limitOf(key, t, own))
+}
+
+// standing looks whether a bucket that is no template's is in force. Takes from a lazy template's don't look at it.
+func (s *Store) standing(ctx context.Context, l Limit) (Limit, error) {
+	if l.Enforce == policy.EnforceLazy {
+		return l, nil
+	}
+	p, err := lua.Peek(ctx, s.rdb, l.Key, 1)
+	if err != nil && !errors.Is(err, lua.ErrUnknownBucket) {
+		return l, err
+	}
+	if p.Terms != nil && !p.Terms.Template {
+		l.Bucket, l.Capacity, l.Rate = true, p.Terms.Capacity, p.Terms.Rate().InUnits()
+		l.Exists, l.Tokens = true, p.Tokens
+	}
+	return l, nil
 }
 
 // listAtOnce is how many keys of the list are read with one command.

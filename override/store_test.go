@@ -3,6 +3,7 @@ package override_test
 import (
 	"context"
 	"fmt"
+	"sync"
 	"testing"
 	"time"
 
@@ -179,4 +180,94 @@ func TestThousandsOfOverridesAreListed(t *testing.T) {
 		require.NoError(t, err)
 		break // whoever has seen enough may stop
 	}
+}
+
+// between does something once, after the first command of a name.
+type between struct {
+	name string
+	do   func()
+	once sync.Once
+}
+
+func (b *between) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (b *between) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+func (b *between) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		err := next(ctx, cmd)
+		if cmd.Name() == b.name && err == nil {
+			b.once.Do(b.do)
+		}
+		return err
+	}
+}
+
+// One sets an override while another takes it away: whoever wins, what is in force is in the list.
+func TestAnOverrideInForceIsInTheListWhateverElseHappens(t *testing.T) {
+	t.Parallel()
+	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	publish(t, rdb, 7, users("user:", policy.EnforceRefilled))
+	other := override.New(rdb)
+	set := func(s *override.Store) func() {
+		return func() {
+			_, err := s.Set(ctx, "user:7", policy.Override{Capacity: 600})
+			require.NoError(t, err)
+		}
+	}
+	unset := func(s *override.Store) func() {
+		return func() {
+			_, err := s.Unset(ctx, "user:7")
+			require.NoError(t, err)
+		}
+	}
+	for _, after := range []string{"sadd", "evalsha", "srem", "get"} {
+		for _, first := range []func(*override.Store) func(){set, unset} {
+			for _, second := range []func(*override.Store) func(){set, unset} {
+				set(other)()
+				hooked := redis.NewClient(rdb.Options())
+				hooked.AddHook(&between{name: after, do: second(other)})
+				first(override.New(hooked))()
+				require.NoError(t, hooked.Close())
+				l, err := other.Get(ctx, "user:7")
+				require.NoError(t, err)
+				require.Equal(t, l.Own, len(overrides(t, other)) == 1, "another call after %s", after)
+			}
+		}
+	}
+}
+
+// A bucket that was configured by itself stays when it leaves the file, and is what is enforced.
+func TestABucketOfTheKeysOwnIsTold(t *testing.T) {
+	t.Parallel()
+	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	s := override.New(rdb)
+	publish(t, rdb, 7, users("user:", policy.EnforceRefilled), users("lazy:", policy.EnforceLazy))
+	configured := policy.Policy{Capacity: 600, Rate: policy.PerSecond(100)}.Terms(policy.Fence{Epoch: 6})
+	for _, key := range []string{"user:1", "lazy:1"} {
+		_, err := lua.Refill(ctx, rdb, key, policy.Call{Create: policy.CreateInitial, Terms: &configured})
+		require.NoError(t, err)
+	}
+	want := override.Limit{Key: "user:1", Template: "user:", Enforce: policy.EnforceRefilled, Bucket: true,
+		Capacity: 600, Rate: policy.PerSecond(100), Exists: true, Tokens: 600}
+	for name, ask := range map[string]func(context.Context, string) (override.Limit, error){
+		"get": s.Get, "unset": s.Unset,
+	} {
+		got, err := ask(ctx, "user:1")
+		require.NoError(t, err, name)
+		require.Equal(t, want, got, name)
+		got, err = ask(ctx, "lazy:1")
+		require.NoError(t, err, name)
+		require.False(t, got.Bucket, "%s: takes from a lazy template's bucket don't look at it", name)
+		require.EqualValues(t, 60, got.Capacity, name)
+	}
+	_, err := s.Set(ctx, "user:1", policy.Override{Capacity: 5})
+	require.ErrorIs(t, err, lua.ErrNotOfTemplate)
+	require.NoError(t, rdb.Del(ctx, "user:1", "{user:1}", "{user:1}:ctl").Err())
+	got, err := s.Get(ctx, "user:1")
+	require.NoError(t, err)
+	require.False(t, got.Bucket)
+	require.EqualValues(t, 60, got.Capacity)
 }

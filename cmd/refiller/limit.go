@@ -187,6 +187,7 @@ type limitAnswer struct {
 	Template string `json:"template"`
 	Enforce  string `json:"enforce"`
 	Override bool   `json:"override"`
+	Bucket   bool   `json:"own_bucket,omitempty"`
 	Capacity int64  `json:"capacity"`
 	Rate     string `json:"rate"`
 	Changed  *bool  `json:"had_override,omitempty"`
@@ -196,12 +197,15 @@ type limitAnswer struct {
 
 func limitAnswerOf(l override.Limit) limitAnswer {
 	return limitAnswer{Key: l.Key, Template: l.Template, Enforce: l.Enforce.String(), Override: l.Own,
-		Capacity: l.Capacity, Rate: rateText(l.Rate)}
+		Bucket: l.Bucket, Capacity: l.Capacity, Rate: rateText(l.Rate)}
 }
 
 func limitText(l override.Limit) string {
 	whose := fmt.Sprintf("of the template %q", l.Template)
-	if l.Own {
+	switch {
+	case l.Bucket:
+		whose = "a bucket of its own is in force; DEL its keys to end it"
+	case l.Own:
 		whose = "override"
 	}
 	if l.Capacity == 0 {

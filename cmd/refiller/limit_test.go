@@ -67,6 +67,30 @@ func TestLimitSetsGetsListsAndUnsets(t *testing.T) {
 	}
 }
 
+func TestLimitTellsOfABucketThatLeftTheFile(t *testing.T) {
+	t.Parallel()
+	server := testenv.Redis(t)
+	path := writeConfig(t, "redis: {url: \""+server.URL()+"\"}\nversion: 7\n"+
+		"templates: [{prefix: \"user:\", capacity: 60, rate: 1/s}]\n")
+	cfg, err := config.Load(config.Source{Path: path})
+	require.NoError(t, err)
+	_, err = lua.PublishTemplates(t.Context(), server.Client(), cfg.Templates)
+	require.NoError(t, err)
+	terms := policy.Policy{Capacity: 600, Rate: policy.PerSecond(100)}.Terms(policy.Fence{Epoch: 6})
+	_, err = lua.Refill(t.Context(), server.Client(), "user:1", policy.Call{Create: policy.CreateInitial, Terms: &terms})
+	require.NoError(t, err)
+	const says = "user:1: 600 tokens at 100/s, a bucket of its own is in force; DEL its keys to end it"
+	for verb, want := range map[string]string{"get": says + "\n", "unset": says + "; its bucket holds 600\n"} {
+		code, stdout, stderr := runWith(t, nil, "limit", verb, "user:1", "-c", path)
+		require.Zero(t, code, stderr)
+		require.Equal(t, want, stdout)
+	}
+	code, stdout, stderr := runWith(t, nil, "limit", "get", "user:1", "-o", "json", "-c", path)
+	require.Zero(t, code, stderr)
+	require.JSONEq(t, `{"key":"user:1","template":"user:","enforce":"refilled","override":false,"own_bucket":true,
+		"capacity":600,"rate":"100/s"}`, stdout)
+}
+
 func TestCheckShowsTemplates(t *testing.T) {
 	t.Parallel()
 	path := writeConfig(t, goodConfig+"templates: [{prefix: \"user:\", enforce: lazy, capacity: 60, rate: 1/s}]\n")
