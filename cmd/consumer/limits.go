@@ -90,11 +90,11 @@ type follower struct {
 func (f *limitFiles) follow(log hclog.Logger) (*follower, error) {
 	w := &follower{hup: make(chan os.Signal, 1), changed: make(chan string, 1),
 		ok: prometheus.NewGauge(prometheus.GaugeOpts{Name: "refiller_sidecar_limits_last_reload_ok",
-			Help: "1 unless the files of limits have changed and what they say now was refused."})}
+			Help: "1 unless the files of limits have changed and what they say now was refused, or one is gone."})}
 	w.ok.Set(1)
 	signal.Notify(w.hup, syscall.SIGHUP)
 	for i, path := range f.paths() {
-		file, err := filewatch.New(path, filewatch.Options{Logger: log})
+		file, err := filewatch.New(path, filewatch.Options{Logger: log, Gone: true})
 		if err != nil {
 			w.close()
 			flag := "--envoy"

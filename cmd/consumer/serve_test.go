@@ -262,9 +262,16 @@ func TestServeFollowsItsFiles(t *testing.T) {
 		5*time.Millisecond)
 	require.Equal(t, http.StatusNotFound, status("api"))
 
-	write("limits.yaml", "limits: [{name: x}]")
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
+	accepted("1")
+	require.NoError(t, os.Remove(dir+"/limits.yaml"))
+	_, err = p.WaitLog(ctx, regexp.MustCompile(`limits not changed.*no such file`))
+	require.NoError(t, err)
+	require.Equal(t, http.StatusOK, status("other"))
+	accepted("0")
+
+	write("limits.yaml", "limits: [{name: x}]")
 	_, err = p.WaitLog(ctx, regexp.MustCompile(`limits not changed.*want one of bucket, lazy`))
 	require.NoError(t, err)
 	require.Equal(t, http.StatusOK, status("other"))

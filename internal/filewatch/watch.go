@@ -28,6 +28,7 @@ const (
 type Options struct {
 	Poll   time.Duration // between two looks that no event asked for; 0 means DefaultPoll
 	Logger hclog.Logger  // nil means none
+	Gone   bool          // Run reports it as well when the file can't be read any more
 }
 
 // File is a file that is watched from New on.
@@ -35,6 +36,7 @@ type File struct {
 	path    string
 	poll    time.Duration
 	log     hclog.Logger
+	told    bool // Options.Gone
 	seen    [sha256.Size]byte
 	present bool              // it could be read the last time
 	gone    bool              // it was not there for a while since it was last reported
@@ -45,7 +47,7 @@ type File struct {
 // that at the call of New. The file must be readable. The File must be run or
 // closed.
 func New(path string, o Options) (*File, error) {
-	f := &File{path: path, poll: o.Poll, log: o.Logger}
+	f := &File{path: path, poll: o.Poll, log: o.Logger, told: o.Gone}
 	if f.poll == 0 {
 		f.poll = DefaultPoll
 	}
@@ -99,9 +101,9 @@ func (f *File) blind(err error) {
 }
 
 // Run calls changed, from this goroutine, after each change of the content,
-// until ctx ends. A file that is gone has not changed; its return is a change,
-// since who read it meanwhile for another reason found nothing. Several changes
-// in quick succession may be reported once.
+// until ctx ends. A file that is gone has not changed, but for Options.Gone; its
+// return is a change, since who read it meanwhile for another reason found
+// nothing. Several changes in quick succession may be reported once.
 func (f *File) Run(ctx context.Context, changed func()) {
 	defer func() { _ = f.Close() }() // nothing is read from it any more
 	poll := time.NewTicker(f.poll)
@@ -150,10 +152,14 @@ func (f *File) look(changed func()) {
 	}
 	now, err := Sum(f.path)
 	if err != nil {
-		if f.present {
-			f.log.Warn("watched file can't be read", "path", f.path, "error", err)
-		}
+		lost := f.present
 		f.present, f.gone = false, true
+		if lost {
+			f.log.Warn("watched file can't be read", "path", f.path, "error", err)
+			if f.told {
+				changed()
+			}
+		}
 		return
 	}
 	f.present = true
