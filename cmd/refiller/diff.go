@@ -97,6 +97,9 @@ func writeDiff(w io.Writer, r drift.Report) error {
 		} else {
 			fmt.Fprintf(&b, " %q %s", c.Name, c.Change)
 		}
+		if c.Change == drift.Removed && c.What == "bucket" {
+			b.WriteString(": consumers go on with it until its keys are deleted")
+		}
 		if c.Change == drift.Conflict {
 			fmt.Fprintf(&b, ": it would be ignored, since version %d is in force: raise the file's", c.Version)
 		}

@@ -24,7 +24,7 @@ const (
 const (
 	Added    = "added"
 	Changed  = "changed"
-	Removed  = "removed"  // it would no longer be refilled, or is no longer there
+	Removed  = "removed"  // refillers would leave it alone, or it is no longer there
 	Conflict = "conflict" // it differs, but the version isn't above the one in force, which therefore stays
 )
 
