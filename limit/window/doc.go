@@ -29,6 +29,15 @@
 // lowered to 10 after 50 were taken it leaves none until the window ends or, of
 // a sliding one, enough takes have left it.
 //
+// # A length that changes
+//
+// What was taken counts under a changed length too, also while programs with the
+// old and the new one share a key, as in a rolling deployment. A fixed window then
+// ends no later than the shorter length allows. Of sliding windows of several
+// lengths on one key, no stretch as long as the shortest admits more than the
+// largest limit: each take counts at least that long, and may be forgotten for the
+// longer windows then.
+//
 // # What is stored
 //
 // A fixed window K is one integer at {K}:win, the tokens taken, which expires
@@ -38,8 +47,9 @@
 // INCR then makes a key that never expires. A Limiter asks once, and takes a key
 // without an expiry for none, so a window always ends.
 //
-// A sliding window is one short string at {K}:sld, which expires when its last
-// take no longer counts. The clock is the server's.
+// A sliding window is one short string at {K}:sld: its newest slot with a take,
+// the length of slots in µs, and the tokens taken in this slot and in each before
+// it. It expires when its last take no longer counts. The clock is the server's.
 //
 // Package limit says what its Limiter has in common with the others.
 package window

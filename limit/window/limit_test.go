@@ -4,6 +4,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/tokenrefill/refiller/fetch"
@@ -31,5 +33,59 @@ func TestAChangedLimitCountsWhatWasTaken(t *testing.T) {
 		require.Equal(t, [3]int64{1, 9, 60}, state(take(t, of(60), 1)), kind)
 		require.NoError(t, of(60).Return(t.Context(), "K", 51))
 		require.Equal(t, [3]int64{10, 0, 10}, state(take(t, of(10), 10)), "%v: all came back", kind)
+	}
+}
+
+// Ten in an hour is counted in slots of six minutes, ten in ten minutes in slots of one. A count of the other's slot
+// lies in the slot with its end, or in the present one.
+func TestSlidingWindowsOfTwoLengthsCountOneAnothersTakes(t *testing.T) {
+	t.Parallel()
+	m := miniredis.RunT(t)
+	rdb := redis.NewClient(&redis.Options{Addr: m.Addr()})
+	t.Cleanup(func() { require.NoError(t, rdb.Close()) })
+	of := func(length time.Duration) *window.Limiter {
+		l, err := window.New(rdb, window.Config{Kind: window.Sliding, Limit: 10, Window: length})
+		require.NoError(t, err)
+		return l
+	}
+	at := func(d time.Duration) { m.SetTime(time.Unix(1_800_000_000, 0).Add(d)) }
+	hour, short := of(time.Hour), of(10*time.Minute)
+	denied := func(l *window.Limiter, wait time.Duration) {
+		t.Helper()
+		require.Equal(t, fetch.Result{Limit: 10, RetryAfter: wait, ResetAfter: wait}, take(t, l, 1))
+	}
+
+	at(0)
+	require.EqualValues(t, 6, take(t, hour, 4).Remaining)
+	at(2 * time.Minute)
+	require.EqualValues(t, 0, take(t, short, 6).Remaining, "the hour's four count as if taken now")
+	denied(short, 11*time.Minute)
+	denied(hour, 64*time.Minute)
+	at(13*time.Minute - time.Microsecond)
+	denied(short, time.Microsecond)
+	at(13 * time.Minute)
+	require.EqualValues(t, 9, take(t, short, 1).Remaining)
+	require.EqualValues(t, 0, take(t, hour, 9).Remaining, "what left the short window is forgotten by all")
+	denied(hour, 65*time.Minute)
+
+	require.NoError(t, hour.Reset(t.Context(), "K"))
+	at(0)
+	require.EqualValues(t, 0, take(t, hour, 10).Remaining)
+	at(9 * time.Minute)
+	denied(short, 7*time.Minute) // shortened: in slot 5 since, which leaves at 16
+	at(16 * time.Minute)
+	require.EqualValues(t, 0, take(t, short, 10).Remaining)
+	at(25 * time.Minute)
+	denied(hour, 53*time.Minute) // lengthened: in slot 2 of six minutes, which leaves at 78
+
+	for _, pair := range [][2]*window.Limiter{{hour, short}, {hour, of(2 * time.Hour)}, {of(24 * time.Hour), hour}} {
+		require.NoError(t, hour.Reset(t.Context(), "K"))
+		admitted := 0
+		for i := range 40 {
+			if take(t, pair[i%2], 1).OK {
+				admitted++
+			}
+		}
+		require.Equal(t, 10, admitted, "taken in turns, with windows of %s and %s", pair[0].Window(), pair[1].Window())
 	}
 }

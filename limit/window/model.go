@@ -61,18 +61,19 @@ type sliding struct{ limit, slot int64 } // µs
 // slots is what a sliding window stores: the tokens taken in the newest slot and
 // in those before it.
 type slots struct {
-	newest int64
-	taken  [Slots + 1]int64
+	newest, length int64 // µs
+	taken          [Slots + 1]int64
 }
 
 func newSliding(r decide.Rule) decide.Model[slots] { return sliding{r.Args[0], r.Args[1]} }
 
 // Step implements decide.Model.
 func (w sliding) Step(s slots, what decide.What, n, era, now int64) (slots, decide.Outcome) {
-	at := slots{newest: now / w.slot}
+	at := slots{newest: now / w.slot, length: w.slot}
 	used := int64(0)
 	for i, k := range s.taken {
-		if age := max(0, at.newest-s.newest+int64(i)); age <= Slots {
+		last := (s.newest-int64(i)+1)*s.length - 1 // the slot's last microsecond
+		if age := max(0, at.newest-last/w.slot); age <= Slots {
 			at.taken[age] += k
 			used += k
 		}
@@ -117,7 +118,7 @@ func (w sliding) Step(s slots, what decide.What, n, era, now int64) (slots, deci
 func (w sliding) Until(s slots) int64 {
 	for age, k := range s.taken {
 		if k > 0 {
-			return (s.newest - int64(age) + Slots + 1) * w.slot
+			return (s.newest - int64(age) + Slots + 1) * s.length
 		}
 	}
 	return 0

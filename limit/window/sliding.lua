@@ -1,23 +1,23 @@
 
 -- sliding: tokens in any stretch of time as long as the window. Its numbers: the limit, the length of a slot in µs and
 -- the number of slots in a window.
--- The key holds the newest slot with a take, then the tokens taken in it and in each slot before it. A take counts
--- until its whole slot has left the window. What is returned goes back to its slot; not known, to the oldest ones.
+-- The key holds the newest slot with a take, the length of its slots in µs, then the tokens taken in it and in each
+-- slot before it. Slots of another length are another program's, or from before a change: a take in one of them counts
+-- in the slot that contains its end, so never too short. A take counts until its whole slot has left the window. What
+-- is returned goes back to its slot; not known, to the oldest ones.
 rules.sliding = function(key, what, n, now, limit, slot_us, slots, window)
   local v = get_text(key)
-  if v == false or v and not string.find(v, '^%d+[ %d]*$') then return nil end
+  if v == false or v and not string.find(v, '^%d+ [1-9]%d*[ %d]*$') then return nil end
   local slot, taken, used = math.floor(now / slot_us), {}, 0
   for age = 0, slots do taken[age] = 0 end
   if v then
-    local age = nil
-    for word in string.gmatch(v, '%d+') do
-      if not age then
-        age = slot - tonumber(word)
-      else
-        local at = math.max(0, age) -- the clock went back: as if taken now
-        if at <= slots then taken[at], used = taken[at] + tonumber(word), used + tonumber(word) end
-        age = age + 1
-      end
+    local newest, length, rest = string.match(v, '^(%d+) (%d+)(.*)$')
+    local ends = (newest + 1) * length
+    for word in string.gmatch(rest, '%d+') do
+      -- An end to come, or a clock that went back: as if taken now.
+      local age = math.max(0, slot - math.floor((ends - 1) / slot_us))
+      if age <= slots then taken[age], used = taken[age] + tonumber(word), used + tonumber(word) end
+      ends = ends - length
     end
   end
   -- leaves is the time until a slot of an age has left the window.
@@ -56,7 +56,7 @@ rules.sliding = function(key, what, n, now, limit, slot_us, slots, window)
       redis.call('DEL', key)
       return left, 0
     end
-    local words = {string.format('%.0f', slot - newest)}
+    local words = {string.format('%.0f %.0f', slot - newest, slot_us)}
     for age = newest, oldest do words[#words + 1] = string.format('%.0f', taken[age]) end
     store(key, table.concat(words, ' '), now + leaves(newest))
     return left, leaves(newest)

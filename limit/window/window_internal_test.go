@@ -11,6 +11,7 @@ import (
 
 	"github.com/tokenrefill/refiller/internal/testing/testzone"
 	"github.com/tokenrefill/refiller/limit/calendar"
+	"github.com/tokenrefill/refiller/limit/internal/decide"
 	"github.com/tokenrefill/refiller/limit/internal/limittest"
 )
 
@@ -77,4 +78,59 @@ func TestTheScriptFollowsTheCalendarOfTheServer(t *testing.T) {
 			require.NotZero(t, limittest.Agree(t, rdb, tick, rng, rule, newFixed(rule), true, "K", 300), unit)
 		}
 	}
+}
+
+func slide(t *testing.T, cfg Config) limittest.Program[slots] {
+	t.Helper()
+	cfg.Kind = Sliding
+	rule, err := cfg.Rule()
+	require.NoError(t, err)
+	return limittest.Program[slots]{Rule: rule, Model: newSliding(rule)}
+}
+
+func TestTheScriptAgreesWithTheModelAboutSlidingWindowsOfSeveralLengthsOnOneKey(t *testing.T) {
+	t.Parallel()
+	rng := limittest.Rand(t)
+	rdb, tick := limittest.Stepping(t, rng)
+	hour := slide(t, Config{Limit: 10, Window: time.Hour})
+	require.NotZero(t, limittest.Agree(t, rdb, tick, rng, hour.Rule, hour.Model, true, "K", 1500,
+		slide(t, Config{Limit: 30, Window: 10 * time.Minute}), slide(t, Config{Limit: 20, Window: 61*time.Minute + 1e6})))
+}
+
+// Whoever takes, of programs with windows of several lengths, finds at least what was taken in the shortest.
+func TestNoStretchOfTheShortestWindowAdmitsMoreThanTheLargestLimit(t *testing.T) {
+	t.Parallel()
+	rng := limittest.Rand(t)
+	admitted := 0
+	for range 200 {
+		shortest, largest := time.Hour, int64(0)
+		var programs []limittest.Program[slots]
+		for range 2 + rng.IntN(2) {
+			cfg := Config{Limit: 1 + rng.Int64N(20), Window: time.Duration(1+rng.IntN(500)) * time.Millisecond}
+			shortest, largest = min(shortest, cfg.Window), max(largest, cfg.Limit)
+			programs = append(programs, slide(t, cfg))
+		}
+		type take struct{ at, n int64 }
+		var takes []take
+		var s slots
+		now := time.Unix(1_800_000_000, 0).UnixMicro()
+		for range 300 {
+			now += rng.Int64N(shortest.Microseconds() / 4)
+			p, o := programs[rng.IntN(len(programs))], decide.Outcome{}
+			n := 1 + rng.Int64N(p.Rule.Limit)
+			if s, o = p.Model.Step(s, decide.Take, n, 0, now); !o.Fits {
+				continue
+			}
+			admitted++
+			takes = append(takes, take{now, n})
+			sum := int64(0)
+			for _, k := range takes {
+				if now-k.at < shortest.Microseconds() {
+					sum += k.n
+				}
+			}
+			require.LessOrEqual(t, sum, largest)
+		}
+	}
+	require.Greater(t, admitted, 2000)
 }

@@ -264,7 +264,7 @@ func TestMemoryOfAKey(t *testing.T) {
 	for kind, c := range map[window.Kind]struct {
 		suffix string
 		most   float64
-	}{window.Fixed: {"win", 130}, window.Sliding: {"sld", 160}} {
+	}{window.Fixed: {"win", 130}, window.Sliding: {"sld", 180}} {
 		rdb := limittest.Redis(t)
 		l, err := window.New(rdb, window.Config{Kind: kind, Limit: 1000, Window: 24 * time.Hour})
 		require.NoError(t, err)

@@ -71,17 +71,25 @@ func EmbeddedAt(t testing.TB, rng *rand.Rand, now time.Time, step time.Duration)
 	}
 }
 
+// Program is a rule with its model.
+type Program[S any] struct {
+	Rule  decide.Rule
+	Model decide.Model[S]
+}
+
 // Agree makes random calls of a rule's script, with tick before each, and
 // requires that the model answers the same at the server's time. returns adds
-// returns to the calls. It returns how many were denied.
+// returns to the calls. It returns how many were denied. Calls of the others, which share the key, are among them.
 func Agree[S any](t testing.TB, rdb redis.UniversalClient, tick func(), rng *rand.Rand, rule decide.Rule,
-	model decide.Model[S], returns bool, key string, calls int) (denied int) {
+	model decide.Model[S], returns bool, key string, calls int, others ...Program[S]) (denied int) {
 	t.Helper()
 	ctx := t.Context()
-	script := decide.NewScript(rdb, rule)
+	programs := append(others, Program[S]{rule, model})
 	var s, none S
 	eras := []int64{0, 1} // of takes; not known, and long over
 	for i := range calls {
+		p := programs[rng.IntN(len(programs))]
+		rule, model := p.Rule, p.Model
 		what, n := decide.Take, 1+rng.Int64N(max(1, rule.Limit/2))
 		switch rng.IntN(8) {
 		case 0:
@@ -97,7 +105,7 @@ func Agree[S any](t testing.TB, rdb redis.UniversalClient, tick func(), rng *ran
 		}
 		era := eras[rng.IntN(len(eras))]
 		tick()
-		got, now, err := script.Decide(ctx, what, n, decide.Ask{Key: key, Era: era})
+		got, now, err := decide.NewScript(rdb, rule).Decide(ctx, what, n, decide.Ask{Key: key, Era: era})
 		require.NoError(t, err)
 		if now/1000 > (model.Until(s)+999)/1000 { // as Redis expires keys
 			s = none
