@@ -525,10 +525,14 @@ func TestElectionAndRefillLoopTogether(t *testing.T) {
 	}
 }
 
-// The simulation notices each mechanism that is missing.
+// The simulation notices each mechanism that is missing. Random seeds would take minutes by bad luck, so without
+// REFILLER_SEED it begins with one that shows all of them early.
 func TestTheSimulationNoticesAMissingMechanism(t *testing.T) {
 	t.Parallel()
-	first := propertySeed(t)
+	first := uint64(2000)
+	if os.Getenv("REFILLER_SEED") != "" {
+		first = propertySeed(t)
+	}
 	for _, without := range mechanisms {
 		t.Run(string(without), func(t *testing.T) {
 			t.Parallel()
