@@ -116,7 +116,8 @@ func TestNoStretchOfTheShortestWindowAdmitsMoreThanTheLargestLimit(t *testing.T)
 		now := time.Unix(1_800_000_000, 0).UnixMicro()
 		for range 300 {
 			now += rng.Int64N(shortest.Microseconds() / 4)
-			p, o := programs[rng.IntN(len(programs))], decide.Outcome{}
+			var o decide.Outcome
+			p := programs[rng.IntN(len(programs))]
 			n := 1 + rng.Int64N(p.Rule.Limit)
 			if s, o = p.Model.Step(s, decide.Take, n, 0, now); !o.Fits {
 				continue

@@ -35,7 +35,7 @@ func decode(body []byte, into fields) error {
 	}
 	for _, e := range escapes.FindAllSubmatch(body, -1) {
 		if e[1] != nil {
-			return fmt.Errorf("%w: the body has half of a character, \\%s..", call.ErrBadRequest, e[1])
+			return fmt.Errorf("%w: the body has \\%s, half of a character without the other", call.ErrBadRequest, e[1])
 		}
 	}
 	if err := decodeObject("", body, into); err != nil {
