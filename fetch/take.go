@@ -36,14 +36,13 @@ func (c *Client) takeRun(ctx context.Context, op Op, key string, run policy.Run,
 	}
 	call := Call{Op: op, Key: key, Tokens: n}
 	return c.call(ctx, call, n, opts, func(ctx context.Context, cfg *callConfig) (Result, error) {
-		run.Leave = cfg.leave
 		return c.take(ctx, key, run, cfg)
 	})
 }
 
 // take makes one take, of tokens in the bucket's block as far as there are enough, and of the bucket.
 func (c *Client) take(ctx context.Context, key string, run policy.Run, cfg *callConfig) (Result, error) {
-	if cfg.request != "" {
+	if run.Leave = cfg.leave; cfg.request != "" {
 		return c.takeShared(ctx, key, run, cfg)
 	}
 	n := run.N * run.Count
