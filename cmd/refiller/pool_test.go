@@ -75,7 +75,8 @@ func TestPoolStatusFenceAndLift(t *testing.T) {
 	code, stdout, stderr := runWith(t, nil, "pool", "status", "-c", path)
 	require.Zero(t, code, stderr)
 	require.Regexp(t, `coordinator +eu/one, elected in epoch \d+`, stdout)
-	require.Regexp(t, `payments +1000/s, capacity 3000; closed: floors only, until these acknowledge it or are fenced: us; at most 150/s in use, or more until grants of before end`, stdout)
+	require.Regexp(t, `payments +1000/s, capacity 3000; closed: floors only, until these acknowledge it or are fenced: us; `+
+		`at most 150/s in use, or more until grants of before end`, stdout)
 	require.Regexp(t, `(?m)^eu +100/s +100/s .* renewed \d\.\d s ago$`, stdout)
 	require.Regexp(t, `(?m)^us +0/s .* 50/s .* never +has not reported: may have a grant of before$`, stdout)
 
