@@ -68,6 +68,7 @@ func (h *bucketHistory) checkCredit(r *Result) {
 		if t.Strict {
 			room -= o.Outstanding
 		}
+		room += min(0, o.Tokens-o.Added) // what is below 0, plain clients are about to undo
 		if o.Tokens >= room || switched {
 			low, high = 0, math.MaxInt64 // a full bucket drops its carry, and a switch rescales it
 			continue

@@ -392,6 +392,27 @@ func TestAClockThatJumpsBringsAsManyInstantsAsFillTheBucket(t *testing.T) {
 	require.Greater(t, result.Slack, 0.85, "the bound is no looser than it must be")
 }
 
+// A plain client that took the last token and one more holds K below 0 until it undoes that. Such a bucket is full, and
+// keeps no carry, that much below its capacity: 300 come to -1 tokens, and leave 299.
+func TestABucketFilledFromBelowZeroKeepsNoCarry(t *testing.T) {
+	t.Parallel()
+	const jump = 902123 * time.Microsecond // with 100 ms, 333.7 tokens are due
+	s := tellWith(t, smooth, func(ms int64, b *policy.Bucket) (int64, bool) {
+		if ms < 500 {
+			return 0, false
+		}
+		if ms == 500 {
+			*b.Tokens = -1
+		}
+		return jump.Microseconds(), false
+	})
+	s.Meta.Buckets[0].Linear = false // the plain client's take is no call of the record
+	s.Faults = []record.Fault{{Name: "clock", Start: start + 496e6, End: start + 499e6, Effect: record.Clock, Jump: jump}}
+	filled := s.write(5).Outcome
+	require.Equal(t, []int64{299, 300, 0}, []int64{filled.Tokens, filled.Added, filled.Carry})
+	require.Empty(t, s.judge(t).Violations)
+}
+
 func TestALostAnswerIsInferred(t *testing.T) {
 	t.Parallel()
 	s := tell(t, smooth)
