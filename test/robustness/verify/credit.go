@@ -7,74 +7,78 @@ import (
 	"github.com/tokenrefill/refiller/test/robustness/record"
 )
 
+// bounds are what a value is at least and at most.
+type bounds struct{ low, high int64 }
+
+var anything = bounds{0, math.MaxInt64}
+
 // checkCredit follows the carry, of which it knows the bounds, from write to write.
 func (h *bucketHistory) checkCredit(r *Result) {
-	low, high := int64(0), int64(0)
+	carry := anything
 	for i, w := range h.writes {
-		o := w.outcome
-		if o == nil || i == 0 {
-			low, high = 0, math.MaxInt64
-			continue
-		}
-		prev := h.writes[i-1]
-		if o.Status != policy.StatusApplied && o.Status != policy.StatusSwitched {
-			low, high = 0, 0 // these drop the carry, or credit nothing
+		switch o := w.outcome; {
+		case o == nil || i == 0:
+			carry = anything
+		case o.Status == policy.StatusApplied || o.Status == policy.StatusSwitched:
+			carry = h.checkCredited(r, i, carry)
+		default: // these drop the carry, or credit nothing
 			if o.Added != 0 || o.Clamped != 0 {
 				r.violate(Credit, h.bucket.Key, "%s at index %d credited %d", o.Status, o.Version.Index,
 					o.Added+o.Clamped)
 			}
+			carry = bounds{}
 			if o.Status == policy.StatusClock {
-				high = math.MaxInt64 // the carry before it stays
+				carry = anything // the carry before it stays
 			}
-			continue
 		}
-		fence := o.Fence
-		if prev.outcome != nil {
-			fence = prev.outcome.Fence // the policy in force before a switch
-		}
-		t, ok := h.policies[fence]
-		if !ok {
-			r.violate(Order, h.bucket.Key, "index %d is under the fence %v that no config has", o.Version.Index, fence)
-			continue
-		}
-		switched := prev.outcome == nil || fence != o.Fence
-		if t.Kind == policy.Stepped {
-			low, high = 0, math.MaxInt64
-			continue // see checkSteps
-		}
-		follows := h.follows(i)
-		since := int64(0)
-		if prev.outcome != nil {
-			since = max(0, o.Now-prev.outcome.Last)
-		}
-		// A take that leaves a template's bucket less than full begins its credit.
-		if follows && prev.outcome != nil && o.Elapsed != since && (h.bucket.Kind != record.Refilled ||
-			o.Elapsed > since || prev.outcome.Tokens < t.Capacity) {
-			r.violate(Credit, h.bucket.Key, "index %d credited %dµs, though the refill before was %dµs ago",
-				o.Version.Index, o.Elapsed, o.Now-prev.outcome.Last)
-		}
-		el := min(o.Elapsed, t.MaxElapsed)
-		got := o.Added + o.Clamped
-		most := min(high, t.Per-1)
-		if !follows || switched {
-			low, most = 0, t.Per-1
-		}
-		due := el * t.Tokens
-		if !switched && (got < (due+low)/t.Per || got > (due+most)/t.Per) {
-			r.violate(Credit, h.bucket.Key, "index %d credited %d tokens for %dµs at %d per %dµs: want %d to %d",
-				o.Version.Index, got, o.Elapsed, t.Tokens, t.Per, (due+low)/t.Per, (due+most)/t.Per)
-		}
-		room := t.Capacity
-		if t.Strict {
-			room -= o.Outstanding
-		}
-		room += min(0, o.Tokens-o.Added) // what is below 0, plain clients are about to undo
-		if o.Tokens >= room || switched {
-			low, high = 0, math.MaxInt64 // a full bucket drops its carry, and a switch rescales it
-			continue
-		}
-		low, high = max(0, due+low-got*t.Per), min(t.Per-1, due+most-got*t.Per)
 	}
+}
+
+// checkCredited checks what write i credited to a bucket with the carry, and returns the carry after it.
+func (h *bucketHistory) checkCredited(r *Result, i int, carry bounds) bounds {
+	prev, o := h.writes[i-1], h.writes[i].outcome
+	fence := o.Fence
+	if prev.outcome != nil {
+		fence = prev.outcome.Fence // the policy in force before a switch
+	}
+	t, ok := h.policies[fence]
+	if !ok {
+		r.violate(Order, h.bucket.Key, "index %d is under the fence %v that no config has", o.Version.Index, fence)
+		return carry
+	}
+	if t.Kind == policy.Stepped {
+		return anything // see checkSteps
+	}
+	follows, switched := h.follows(i), prev.outcome == nil || fence != o.Fence
+	since := int64(0)
+	if prev.outcome != nil {
+		since = max(0, o.Now-prev.outcome.Last)
+	}
+	// A take that leaves a template's bucket less than full begins its credit.
+	if follows && prev.outcome != nil && o.Elapsed != since && (h.bucket.Kind != record.Refilled ||
+		o.Elapsed > since || prev.outcome.Tokens < t.Capacity) {
+		r.violate(Credit, h.bucket.Key, "index %d credited %dµs, though the refill before was %dµs ago",
+			o.Version.Index, o.Elapsed, o.Now-prev.outcome.Last)
+	}
+	carry.high = min(carry.high, t.Per-1)
+	if !follows || switched {
+		carry = bounds{0, t.Per - 1}
+	}
+	due, got := min(o.Elapsed, t.MaxElapsed)*t.Tokens, o.Added+o.Clamped
+	want := bounds{(due + carry.low) / t.Per, (due + carry.high) / t.Per}
+	if !switched && (got < want.low || got > want.high) {
+		r.violate(Credit, h.bucket.Key, "index %d credited %d tokens for %dµs at %d per %dµs: want %d to %d",
+			o.Version.Index, got, o.Elapsed, t.Tokens, t.Per, want.low, want.high)
+	}
+	room := t.Capacity
+	if t.Strict {
+		room -= o.Outstanding
+	}
+	room += min(0, o.Tokens-o.Added) // what is below 0, plain clients are about to undo
+	if o.Tokens >= room || switched {
+		return anything // a full bucket drops its carry, and a switch rescales it
+	}
+	return bounds{max(0, due+carry.low-got*t.Per), min(t.Per-1, due+carry.high-got*t.Per)}
 }
 
 // checkShare bounds what a pool's bucket was credited: its terms change all the time, but the region never gets more
