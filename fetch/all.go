@@ -67,7 +67,7 @@ func (c *Client) TakeAll(ctx context.Context, reqs []Request, opts ...CallOption
 			return
 		}
 		defer c.life.leave()
-		all, o.Err = c.takeAll(from(ctx, cfg), reqs)
+		all, o.Err = c.takeAll(budgetOf(ctx, cfg), reqs)
 		o.Result.OK, o.Result.RetryAfter, o.Results = all.OK, all.RetryAfter, all.Results
 		for _, one := range all.Results {
 			o.Result.Taken += one.Taken

@@ -203,7 +203,7 @@ func (b *block) prepare(now time.Duration, back, want int64) {
 // once.
 func (b *block) send() (reply lua.LeaseReply, ok bool) {
 	c, call := b.ls.c, *b.call
-	t := c.begin(from(context.Background(), &c.config.callConfig), b.key)
+	t := c.begin(budgetOf(context.Background(), &c.config.callConfig), b.key)
 	reply, err := attempt(t, false, func() (lua.LeaseReply, error) {
 		if call.Want > 0 { // a template's bucket that is about to leave full is to be refilled
 			if err := t.kind.open(t, call.TTL); err != nil {

@@ -67,7 +67,7 @@ func New(rdb redis.UniversalClient, opts ...Option) (*Client, error) {
 // server is away, whatever its takes are answered, Peek is ErrUnavailable, at once if the breaker is open.
 func (c *Client) Peek(ctx context.Context, key string, opts ...CallOption) (Result, error) {
 	return c.call(ctx, Call{Op: OpPeek, Key: key}, 1, opts, func(ctx context.Context, cfg *callConfig) (Result, error) {
-		t := c.begin(from(ctx, cfg), key)
+		t := c.begin(budgetOf(ctx, cfg), key)
 		reply, err := attempt(t, true, func() (lua.PeekReply, error) { return t.kind.peek(t.ctx, t, key) })
 		if err != nil {
 			return Result{}, err

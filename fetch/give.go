@@ -45,7 +45,7 @@ func (c *Client) putBack(ctx context.Context, call Call, amount, era int64, opts
 		if n == 0 {
 			return Result{OK: true}, nil
 		}
-		t := c.begin(from(ctx, cfg), key)
+		t := c.begin(budgetOf(ctx, cfg), key)
 		reply, err := attempt(t, false, func() (lua.ReturnReply, error) { return t.kind.giveBack(t.ctx, t, key, n, era) })
 		c.moreTokens(key)
 		if errors.Is(err, lua.ErrOtherEra) {

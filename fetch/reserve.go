@@ -71,7 +71,7 @@ func (c *Client) reserve(ctx context.Context, key string, n int64, ttl time.Dura
 	if err := lua.CheckTTL(ttl); err != nil {
 		return nil, err
 	}
-	t := c.begin(from(ctx, cfg), key)
+	t := c.begin(budgetOf(ctx, cfg), key)
 	call := lua.ReserveCall{ID: cfg.reservation, N: n, TTL: ttl, Overrun: cfg.overrun, Leave: t.leave(n)}
 	var undo func(context.Context, lua.Client, redis.Cmder)
 	if call.ID == "" { // nobody else can know it: if the caller leaves, it ends
@@ -148,7 +148,7 @@ func (c *Client) settle(ctx context.Context, key, id string, used int64, cfg *ca
 	if err := errors.Join(lua.CheckID(id), checkUsed(used)); err != nil {
 		return Settlement{}, err
 	}
-	t := c.begin(from(ctx, cfg), key)
+	t := c.begin(budgetOf(ctx, cfg), key)
 	reply, err := attempt(t, true, func() (lua.SettleReply, error) {
 		reply, err := lua.Settle(t.ctx, t, key, id, used)
 		if l, ok := t.kind.(*lazy); ok && errors.Is(err, lua.ErrUnknownBucket) {

@@ -68,7 +68,7 @@ func (c *Client) take(ctx context.Context, key string, run policy.Run, cfg *call
 
 // takeShared makes one take of the bucket.
 func (c *Client) takeShared(ctx context.Context, key string, run policy.Run, cfg *callConfig) (Result, error) {
-	t := c.begin(from(ctx, cfg), key)
+	t := c.begin(budgetOf(ctx, cfg), key)
 	defer t.end()
 	var a *answer
 	if cfg.request != "" {

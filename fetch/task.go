@@ -14,44 +14,6 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// budget is a call's share of its caller's time: the caller's context and the deadline.
-type budget struct {
-	ctx      context.Context
-	cfg      *callConfig
-	began    time.Time
-	deadline time.Time // the earlier of the context's and the timeout's; zero: none
-}
-
-// from is the budget of a caller whose call begins now.
-func from(ctx context.Context, cfg *callConfig) budget {
-	b := budget{ctx: ctx, cfg: cfg, began: time.Now()}
-	b.deadline, _ = ctx.Deadline()
-	if cfg.timeout > 0 {
-		if end := b.began.Add(cfg.timeout); b.deadline.IsZero() || end.Before(b.deadline) {
-			b.deadline = end
-		}
-	}
-	return b
-}
-
-// wait waits until something is done, for a part of the time. The error is why it was not done.
-func (b *budget) wait(done <-chan struct{}, part time.Duration) error {
-	var over <-chan time.Time
-	if !b.deadline.IsZero() {
-		timer := time.NewTimer(time.Until(b.deadline) / part)
-		defer timer.Stop()
-		over = timer.C
-	}
-	select {
-	case <-done:
-		return nil
-	case <-over:
-		return context.DeadlineExceeded
-	case <-b.ctx.Done():
-		return b.ctx.Err()
-	}
-}
-
 // task is a call about one bucket. It is a lua.Client whose commands share the call's time.
 type task struct {
 	budget // began is zero once something was asked or waited for
@@ -92,13 +54,6 @@ var tasks = sync.Pool{New: func() any { return new(task) }}
 func (t *task) end() {
 	*t = task{}
 	tasks.Put(t)
-}
-
-// own is the budget of a call that the Client makes for itself: it has as long as the timeout says, at least Grace.
-func (c *Client) own(ctx context.Context) budget {
-	cfg := c.config.callConfig
-	cfg.timeout = max(cfg.timeout, engine.Grace)
-	return from(ctx, &cfg)
 }
 
 // do asks the bucket's server and reads the answer.

@@ -234,7 +234,7 @@ func (c *Client) askForLine(l *line) {
 // askLine puts the takes of a line to the bucket, each in its turn. If the bucket says no and was rescued, the answer's
 // source says so: it has more tokens by now.
 func (c *Client) askLine(l *line, cfg *callConfig, runs []policy.Run, whole bool) *answer {
-	t := c.begin(from(context.Background(), cfg), l.key)
+	t := c.begin(budgetOf(context.Background(), cfg), l.key)
 	a := t.attempt(false, func() (*answer, error) {
 		return t.takes(&ask{line: runs, whole: whole ||
 			!t.info.fresh(time.Now())})

@@ -476,6 +476,7 @@ func TestAbandonedBucketsExpireCompletely(t *testing.T) {
 	}
 	pass(25 * time.Minute)
 	require.Empty(t, m.Keys())
+	require.True(t, takeUser(ctx, t, rdb, "user:1", user(), userTerms.Capacity), "it is created full")
 }
 
 func activeShards(ctx context.Context, rdb *redis.Client) int64 {

@@ -58,21 +58,8 @@ Ctrl-C ends the run early, with its report.`,
 		Args:    oneKey,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			l.key = args[0]
-			if l.concurrency < 1 || l.concurrency > maxLoadConcurrency {
-				return cli.Usage(fmt.Errorf("--concurrency %d: want 1 to %d", l.concurrency, maxLoadConcurrency))
-			}
-			if l.duration <= 0 {
-				return cli.Usage(fmt.Errorf("--duration %s: want more than 0", l.duration))
-			}
-			if err := lua.CheckKey(l.key); err != nil {
+			if err := l.check(rate); err != nil {
 				return cli.Usage(err)
-			}
-			if rate != "" {
-				r, err := policy.ParseRate(rate)
-				if err != nil {
-					return cli.Usage(fmt.Errorf("--rate: %w", err))
-				}
-				l.rate = r
 			}
 			rdb, err := conn.open(min(l.concurrency, loadConnections))
 			if err != nil {
@@ -105,6 +92,26 @@ Ctrl-C ends the run early, with its report.`,
 	conn.addFlags(cmd)
 	out.addFlags(cmd)
 	return cmd
+}
+
+// check takes the rate from its flag, and names the argument or the flag that is wrong.
+func (l *load) check(rate string) (err error) {
+	if l.concurrency < 1 || l.concurrency > maxLoadConcurrency {
+		return fmt.Errorf("--concurrency %d: want 1 to %d", l.concurrency, maxLoadConcurrency)
+	}
+	if l.duration <= 0 {
+		return fmt.Errorf("--duration %s: want more than 0", l.duration)
+	}
+	if err := lua.CheckKey(l.key); err != nil {
+		return err
+	}
+	if rate == "" {
+		return nil
+	}
+	if l.rate, err = policy.ParseRate(rate); err != nil {
+		return fmt.Errorf("--rate: %w", err)
+	}
+	return nil
 }
 
 // run makes the load until the duration is over or ctx ends. Takes that have begun are finished, so that every token

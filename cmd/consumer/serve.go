@@ -102,29 +102,11 @@ func (s *serve) run(cmd *cobra.Command, e env) error {
 	if err := fromEnvironment(cmd, e.environ); err != nil {
 		return err
 	}
-	log, err := s.logger(e)
-	if err != nil {
+	if err := s.check(e); err != nil {
 		return err
 	}
+	log := s.options.Logger
 	redisconn.SetLogger(log.Named("redis"))
-	s.options.Logger = log
-	s.options.HTTP, s.options.GRPC = given(s.options.HTTP), given(s.options.GRPC)
-	s.options.Deadline = s.deadline
-	if err := s.options.Validate(); err != nil {
-		return cli.Usage(err)
-	}
-	if most := s.options.Limits.Patience; s.deadline < time.Millisecond || s.deadline > most {
-		return cli.Usage(fmt.Errorf("--deadline %s: want 1ms to %s, which is --client-timeout", s.deadline, most))
-	}
-	if s.poolSize < 1 || s.poolSize > redisconn.MaxPoolSize {
-		return cli.Usage(fmt.Errorf("--redis-connections %d: want 1 to %d", s.poolSize, redisconn.MaxPoolSize))
-	}
-	if err := s.files.validate(); err != nil {
-		return err
-	}
-	if s.options.TLS, err = s.serverTLS(); err != nil {
-		return err
-	}
 	rdb, err := s.conn.open(s.poolSize)
 	if err != nil {
 		return err
@@ -167,6 +149,29 @@ func (s *serve) run(cmd *cobra.Command, e env) error {
 	defer follow.Wait()
 	defer stop()
 	return server.Run(cmd.Context())
+}
+
+// check completes the options, or names the flag or the file that is wrong.
+func (s *serve) check(e env) (err error) {
+	if s.options.Logger, err = s.logger(e); err != nil {
+		return err
+	}
+	s.options.HTTP, s.options.GRPC = given(s.options.HTTP), given(s.options.GRPC)
+	s.options.Deadline = s.deadline
+	if err := s.options.Validate(); err != nil {
+		return cli.Usage(err)
+	}
+	if most := s.options.Limits.Patience; s.deadline < time.Millisecond || s.deadline > most {
+		return cli.Usage(fmt.Errorf("--deadline %s: want 1ms to %s, which is --client-timeout", s.deadline, most))
+	}
+	if s.poolSize < 1 || s.poolSize > redisconn.MaxPoolSize {
+		return cli.Usage(fmt.Errorf("--redis-connections %d: want 1 to %d", s.poolSize, redisconn.MaxPoolSize))
+	}
+	if err := s.files.validate(); err != nil {
+		return err
+	}
+	s.options.TLS, err = s.serverTLS()
+	return err
 }
 
 // logAddresses tells where the server listens, and where anybody on the network can take tokens.
