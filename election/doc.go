@@ -50,8 +50,9 @@
 //     the candidate begins again with a new key.
 //   - resigning fails: the lease ends by itself, and is revoked before the next campaign if etcd is back by then.
 //   - a watch stalls or is compacted: keys are read anew at least once a TTL.
-//   - etcd is restored or emptied: leaders whose keys are gone end their terms, and epochs may come again. Whoever
-//     fences by them records the highest one and goes above it, as package pool does.
+//   - etcd is restored or emptied: leaders whose keys are gone end their terms, keys that came back end with their
+//     leases, and one candidate leads again. Epochs may come again: whoever fences by them records the highest one and
+//     goes above it, as package pool does.
 //
 // # What is not promised
 //
