@@ -91,7 +91,7 @@ func (c *Client) with(op Op, opts []CallOption) (*callConfig, error) {
 // answer of its degraded mode, by default ErrUnavailable. If this process itself stood still meanwhile, the bound moves
 // by that time, by at most d. A context's earlier deadline holds as well. Given to New, the option is for every call
 // that has none of its own; Wait, which waits for tokens, has it for each question to the server. 0 means no bound but
-// a minute for each reply; less is refused.
+// a minute for each reply; a negative d is refused.
 //
 // Lower, and a slow moment of Redis fails calls that may have had their effect; higher, and callers stand still longer
 // while Redis is away.

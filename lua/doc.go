@@ -1,5 +1,6 @@
-// Package lua holds the Redis scripts of a bucket, its key names, and one typed
-// Go function per script.
+// Package lua holds the Redis scripts of a bucket, its key names, and the typed
+// Go functions that call them. Scripts of other packages, such as the rules of
+// limiters, are made with [NewScript].
 //
 // A bucket named K lives in three keys of one Cluster slot: K (tokens), {K}
 // (index) and {K}:ctl (state and policy in force); keys.go has the others. Each

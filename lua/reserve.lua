@@ -11,7 +11,7 @@
 --       4 overrun: what happens if more is used than the bucket can pay: 0 it is forgiven, 1 it is owed
 --       5 leave: what is to be left, as in takes
 -- Reply {1, left, until_us, now_us, era, pol}: reserved until until_us
---       {0, left, wait_us, era, index, last_us, now_us, pol}: denied, as in take
+--       {0, left, wait_us, era, index, last_us, now_us, pol}: denied, as in takeonce
 --       {2}: no such bucket, or one without a policy; nothing is created
 --       {3, k}: KEYS k holds something else
 --       {5}: the id is of something else, or of a reservation whose time is over

@@ -1,4 +1,4 @@
--- Shared by the scripts of limits that no refiller refills.
+-- Shared by the scripts of buckets and limits that no refiller refills, and by the rules of limiters.
 local EXACT = 9007199254740992 -- 2^53
 
 local function now_us()
