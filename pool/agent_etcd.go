@@ -102,15 +102,12 @@ func (a *Agent) recheck(ctx context.Context) {
 // allRead follows the entries that were read.
 var allRead = entry{}
 
-// errRewound is returned when etcd was restored: a watch of what comes after the revision that was seen stays silent.
-var errRewound = errors.New("pool: etcd has gone back to an earlier revision")
-
 // wroteAt takes note of a write's revision, which is above the one that was seen before the write unless etcd was
 // restored.
 func (a *Agent) wroteAt(revision, seen int64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if revision < seen {
+	if revision <= seen {
 		a.log.Warn("etcd was restored: everything is read again", "region", a.region, "revision", revision, "seen", seen)
 		a.revision = 0 // until it is read
 		signal(a.rewound)

@@ -150,8 +150,8 @@ func (t *term) commit(ctx context.Context, o office, writes []write) error {
 		return err
 	case err != nil:
 		return err
-	case revision < t.revision:
-		return errSilent
+	case revision <= t.revision:
+		return errRewound
 	}
 	for _, w := range writes {
 		t.seen[w.key] = revision

@@ -52,6 +52,10 @@ var (
 	errDeposed  = errors.New("pool: another coordinator has taken office")
 )
 
+// errRewound is returned when etcd was restored or emptied: a write is at no higher revision than one that was seen
+// before, or a read at a lower one. A watch of what comes after that one stays silent, so everything is read again.
+var errRewound = errors.New("pool: etcd has gone back to an earlier revision: its watch tells nothing more")
+
 // registry is where regions and coordinator meet: a consistent store in which one transaction compares and writes. All
 // calls return when ctx ends; a call that fails may have had its effect, or have it later.
 type registry interface {

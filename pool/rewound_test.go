@@ -21,7 +21,7 @@ func (r *interleaved) put(context.Context, string, string) (int64, error) {
 	return r.revision, nil
 }
 
-func TestAReportWrittenBelowTheRevisionSeenBeforeItRevealsARestoredEtcd(t *testing.T) {
+func TestAReportWrittenAtARevisionSeenBeforeItRevealsARestoredEtcd(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		before, meantime, put int64
@@ -29,6 +29,7 @@ func TestAReportWrittenBelowTheRevisionSeenBeforeItRevealsARestoredEtcd(t *testi
 	}{
 		"a later one was read meanwhile":  {before: 1, meantime: 3, put: 2},
 		"what was seen before is no more": {before: 7, meantime: 7, put: 2, rewound: true},
+		"another was seen there before":   {before: 2, meantime: 2, put: 2, rewound: true},
 	} {
 		r := &interleaved{revision: c.put}
 		a := newAgent(AgentConfig{Region: "eu", Logger: hclog.NewNullLogger(), Timing: ForTTL(2 * time.Second)}, r, nil, 1)
@@ -36,5 +37,17 @@ func TestAReportWrittenBelowTheRevisionSeenBeforeItRevealsARestoredEtcd(t *testi
 		r.meantime = func() { a.note(func(*AgentState) { a.revision = c.meantime }) }
 		a.put(t.Context(), report{})
 		require.Len(t, a.rewound, map[bool]int{true: 1}[c.rewound], name)
+	}
+}
+
+func (r *interleaved) commit(context.Context, office, []write) (int64, error) { return r.revision, nil }
+
+func TestASharesTransactionAtARevisionSeenBeforeItEndsTheSession(t *testing.T) {
+	t.Parallel()
+	for revision, want := range map[int64]error{6: errRewound, 7: errRewound, 8: nil} {
+		c := newCoordinator(&interleaved{revision: revision}, DefaultTiming(), hclog.NewNullLogger())
+		term := newTerm(c, office{revision: 5})
+		term.revision = 7
+		require.ErrorIs(t, term.commit(t.Context(), term.office, []write{{key: shareKeys + "eu"}}), want, "at %d", revision)
 	}
 }

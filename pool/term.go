@@ -12,10 +12,6 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// errSilent ends a session when etcd shows a lower revision than the session has seen: etcd was restored or emptied,
-// and its watch stays silent.
-var errSilent = errors.New("pool: etcd has gone back to an earlier revision: nothing more is heard from its watch")
-
 // term is a coordinator's time in office. What it has offered stays known for the whole term, through every loss of the
 // connection.
 type term struct {
@@ -116,7 +112,7 @@ func (t *term) listen(ctx context.Context) error {
 	defer cancel()
 	_, revision, err := t.registry.load(ctx, epochKey)
 	if err == nil && revision < t.revision {
-		err = errSilent
+		err = errRewound
 	}
 	return err
 }
