@@ -48,7 +48,7 @@ type Agent struct {
 	buckets          buckets
 	refiller         Refiller
 	rng              *rand.Rand
-	now              func() time.Time // as the coordinator's
+	now              func() time.Time // our monotonic clock; tests replace it
 	changed          chan struct{}    // holds one token when the settings have changed
 	rewound          chan struct{}    // holds one token when etcd's history isn't the one that is followed
 
@@ -73,11 +73,12 @@ type Agent struct {
 
 // bucket is what an agent knows of the region's bucket of one pool.
 type bucket struct {
-	terms    policy.Terms   // the newest known
-	offered  bool           // there are such
-	demand   int64          // as the coordinator sees it, in units of the newest terms
-	fence    policy.Fence   // in force, as of the last look
-	version  policy.Version // the latest seen: what a server has lost isn't forgotten before a refill has found out
+	terms   policy.Terms // the newest known
+	offered bool         // there are such
+	demand  int64        // as the coordinator sees it, in units of the newest terms
+	fence   policy.Fence // in force, as of the last look
+	// version is the latest seen. It's kept when the server shows an older one, so that the next refill finds the loss.
+	version  policy.Version
 	watchdog watchdog
 	sample   sample // of demand, as the coordinator takes them from the reports
 	counted  ticket // with the highest usage of any
@@ -229,7 +230,8 @@ func (a *Agent) Run(ctx context.Context) error {
 				a.tell()
 			}
 			// The others put it in force at their next look, should the reporter not have.
-			if news = news && a.reports(); news {
+			news = news && a.isReporter()
+			if news {
 				a.apply(ctx)
 			}
 			if news || e == allRead {

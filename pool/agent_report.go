@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"cmp"
 	"context"
 	"maps"
 	"slices"
@@ -33,74 +34,85 @@ func (a *Agent) pools() []string {
 	return slices.Sorted(maps.Keys(names))
 }
 
-// look reads the tickets, checks the clocks, and writes a report if must is set, if it is this agent's turn, or if a
-// ticket is news to the coordinator. It writes no report before it has read the region's keys from etcd, because the
-// usage continues from the report there.
-func (a *Agent) look(ctx context.Context, must bool) {
-	names := a.pools()
-	asking, cancel := context.WithTimeout(ctx, a.redisTimeout())
-	sent := a.now()
-	results := a.buckets.tickets(asking, names)
-	replied := a.now()
-	cancel()
-	a.looked = replied
+// view is what a look at the region's buckets finds.
+type view struct {
+	names   []string // of the pools
+	results []lua.TicketResult
+	failed  error             // of one that can't be read
+	voids   []lua.RefillCall  // of those whose clock is wrong
+	tickets map[string]ticket // of the others
+	news    bool              // the coordinator doesn't know what one of them shows
+}
 
-	r := report{agent: a.identity, tickets: map[string]ticket{}}
-	var voids []lua.RefillCall
-	var failed error
-	for i, res := range results {
-		if res.Err != nil {
-			failed = res.Err
-			continue
-		}
-		t, b := res.Ticket, a.bucket(names[i])
-		if t.Version.Era != 0 && b.watchdog.check(reading{sent, replied, t.Now}, t.Version.Era, a.timing.Lease) {
-			a.log.Warn("redis' clock doesn't agree with ours: bucket begins a new era", "pool", names[i], "region", a.region,
-				"era", t.Version.Era)
-			voids = append(voids, b.void(names[i], t))
-			continue
-		}
-		now := ticketOf(t)
-		if a.loaded {
-			now = b.count(now)
-		}
-		r.tickets[names[i]] = now
-		if b.fence = t.Fence; b.version.Before(t.Version) {
-			b.version = t.Version
-		}
-		before, known := a.reported.tickets[names[i]]
-		must = must || !known || before.terms != now.terms || before.era != now.era || b.surges(now, a.timing.Report)
-	}
-	a.observeRedis(ctx, names, results, failed)
-	if len(voids) > 0 {
-		calling, cancel := context.WithTimeout(ctx, a.redisTimeout())
-		a.buckets.refill(calling, voids)
-		cancel()
-		a.note(func(s *AgentState) { s.Voids += int64(len(voids)) })
-	}
-	if len(voids) > 0 || a.apply(ctx) {
+// look sees how the buckets stand, ends grants that a wrong clock would stretch, puts new terms in force, and writes a
+// report if must is set, if it is this agent's turn, or if a ticket is news to the coordinator.
+func (a *Agent) look(ctx context.Context, must bool) {
+	v := a.read(ctx)
+	changed, failed := a.void(ctx, v.voids)
+	a.observeRedis(ctx, v, cmp.Or(v.failed, failed))
+	if changed || a.apply(ctx) {
 		a.look(ctx, true) // what was read is no longer so
 		return
 	}
-	if len(r.tickets) > 0 && a.loaded && (must || !a.now().Before(a.turn())) {
-		a.put(ctx, r)
-		if a.wiped && len(a.shared) == 0 {
-			signal(a.changed) // nothing is left that settings of ours might contradict
-		}
+	// The usage continues from the report in etcd: none is written before that has been read.
+	if len(v.tickets) == 0 || !a.loaded || !must && !v.news && a.now().Before(a.turn()) {
+		return
+	}
+	a.put(ctx, a.report(v))
+	if a.wiped && len(a.shared) == 0 {
+		signal(a.changed) // nothing is left that settings of ours might contradict
 	}
 }
 
-// sample is what was asked for until a ticket, in tokens per µs.
-type sample struct {
-	until ticket
-	rate  float64
+// read reads the tickets and judges the clocks.
+func (a *Agent) read(ctx context.Context) view {
+	v := view{names: a.pools(), tickets: map[string]ticket{}}
+	asking, cancel := context.WithTimeout(ctx, a.redisTimeout())
+	defer cancel()
+	sent := a.now()
+	v.results = a.buckets.tickets(asking, v.names)
+	a.looked = a.now()
+	for i, res := range v.results {
+		name, t, b := v.names[i], res.Ticket, a.bucket(v.names[i])
+		if res.Err != nil {
+			v.failed = res.Err
+			continue
+		}
+		if t.Version.Era != 0 && b.watchdog.check(reading{sent, a.looked, t.Now}, t.Version.Era, a.timing.Lease) {
+			v.voids = append(v.voids, b.void(name, t))
+			continue
+		}
+		b.fence = t.Fence
+		if b.version.Before(t.Version) {
+			b.version = t.Version
+		}
+		now, before := ticketOf(t), a.reported.tickets[name]
+		if a.loaded {
+			now = b.count(now)
+		}
+		v.tickets[name] = now
+		v.news = v.news || !before.timed() || before.terms != now.terms || before.era != now.era ||
+			b.surges(now, a.timing.Report)
+	}
+	return v
+}
+
+// report is what to write of a view. Of a bucket that couldn't be read, or that can't begin the era that it should, it
+// carries the usage over.
+func (a *Agent) report(v view) report {
+	for _, name := range v.names {
+		if b := a.bucket(name); !v.tickets[name].timed() && b.counted != (ticket{}) {
+			v.tickets[name] = b.counted.usageOnly()
+		}
+	}
+	return report{agent: a.identity, tickets: v.tickets}
 }
 
 // hear takes in what has been reported.
 func (a *Agent) hear(r report) {
 	for name, t := range r.tickets {
 		b := a.bucket(name)
-		if s, ok := b.next(t, a.timing.Report); ok {
+		if s, ok := b.nextSample(t, a.timing.Report); ok && t.timed() {
 			b.sample = s
 		}
 		b.recount(t)
@@ -108,45 +120,29 @@ func (a *Agent) hear(r report) {
 	a.reported, a.since = r, a.now()
 }
 
-// next is the sample that a report of the ticket would make; not ok if it would make none, being too short.
-func (b *bucket) next(t ticket, period time.Duration) (sample, bool) {
-	from := b.sample.until
-	elapsed, goesOn := t.since(from)
-	if !goesOn {
-		return sample{until: t}, true
-	}
-	asked := t.taken(from) + t.denied - from.denied
-	return sample{t, float64(asked) / float64(max(elapsed.Microseconds(), 1))}, elapsed >= period/2
-}
-
-// surges reports whether demand has risen so much since the last report that
-// the coordinator should hear of it before the period is over.
-func (b *bucket) surges(now ticket, period time.Duration) bool {
-	s, ok := b.next(now, period)
-	step := 0.1 * float64(max(b.terms.Tokens, b.terms.GrantTokens)) / float64(max(b.terms.Per, 1))
-	return ok && s.rate > 1.2*b.sample.rate+step
-}
-
 // observeRedis notes what the tickets tell of this region, and whether there are any.
-func (a *Agent) observeRedis(ctx context.Context, names []string, results []lua.TicketResult, failed error) {
+func (a *Agent) observeRedis(ctx context.Context, v view, failed error) {
 	var shares []Share
-	for i, res := range results {
-		if b := a.bucket(names[i]); b.offered && res.Err == nil {
-			share := shareOf(names[i], b.terms, res.Ticket)
+	for i, res := range v.results {
+		if b := a.bucket(v.names[i]); b.offered && res.Err == nil {
+			share := shareOf(v.names[i], b.terms, res.Ticket)
 			share.Demand = policy.Rate{Tokens: b.demand, Per: share.Floor.Per}
-			if share.Used = -1; a.loaded {
+			share.Used = -1
+			if a.loaded {
 				share.Used = b.counted.used
 			}
 			shares = append(shares, share)
 		}
 	}
 	a.note(func(s *AgentState) {
-		if s.Shares, s.Away = shares, ""; failed != nil {
+		s.Shares, s.Away = shares, ""
+		if failed != nil {
 			s.Away = failed.Error()
 		}
 	})
 	if away := failed != nil; away != a.away && ctx.Err() == nil {
-		if a.away = away; away {
+		a.away = away
+		if away {
 			a.log.Warn("redis is away: no tickets, so no grants", "region", a.region, "error", failed)
 		} else {
 			a.log.Info("redis is back: tickets go on", "region", a.region)
@@ -182,7 +178,8 @@ func (a *Agent) put(ctx context.Context, r report) {
 		a.note(func(s *AgentState) { s.Failures, s.Cut = s.Failures+1, err.Error() })
 	}
 	if cut := err != nil; cut != a.cut && ctx.Err() == nil {
-		if a.cut = cut; cut {
+		a.cut = cut
+		if cut {
 			a.log.Warn("report can't be written", "region", a.region, "error", err)
 		} else {
 			a.log.Info("reports go on", "region", a.region)
@@ -190,25 +187,39 @@ func (a *Agent) put(ctx context.Context, r report) {
 	}
 }
 
-// turn is when this agent reports next: the one that did last after a period, the others a little later.
+// When agents look at Redis and report, in hundredths of the report period H.
+const (
+	// ownTurn is how long after its report the reporter's next one is due, and halfway how long after a look it looks
+	// again. Two of these exceed ownTurn, so that it reports at every second look, and at the one between if demand
+	// surges. The rest of H is for the way to etcd.
+	ownTurn, halfway = 95, 52
+	// othersTurn is how long after the last report another agent's is due, should the reporter be silent, and othersLook
+	// how long after a look it looks again. Each is late by up to lag, so that they don't come together.
+	othersTurn, othersLook, lag = 125, 100, 12
+)
+
+// hundredths of the report period.
+func (a *Agent) hundredths(n time.Duration) time.Duration { return a.timing.Report * n / 100 }
+
+// isReporter reports whether the region's last report is this agent's.
+func (a *Agent) isReporter() bool { return a.reported.agent == a.identity }
+
+// turn is when this agent reports next.
 func (a *Agent) turn() time.Time {
-	if a.since.IsZero() || a.reports() {
-		return a.since.Add(a.timing.Report * 95 / 100)
+	if a.since.IsZero() || a.isReporter() {
+		return a.since.Add(a.hundredths(ownTurn))
 	}
-	return a.since.Add(a.timing.Report * 5 / 4)
+	return a.since.Add(a.hundredths(othersTurn))
 }
 
-// reports reports whether the region's last report is this agent's.
-func (a *Agent) reports() bool { return a.reported.agent == a.identity }
-
-// next is when to look again: halfway to the next report, in case demand surges, or once a period.
+// next is when to look again.
 func (a *Agent) next() time.Time {
-	at := a.looked.Add(a.timing.Report * 52 / 100)
-	if !a.reports() {
-		at = a.looked.Add(a.timing.Report + time.Duration(a.rng.Int64N(int64(a.timing.Report/8))))
-		if turn := a.turn(); turn.Before(at) && turn.After(a.looked) {
-			at = turn.Add(time.Duration(a.rng.Int64N(int64(a.timing.Report / 8))))
-		}
+	if a.isReporter() {
+		return a.looked.Add(a.hundredths(halfway))
 	}
-	return at
+	at := a.looked.Add(a.hundredths(othersLook))
+	if turn := a.turn(); turn.Before(at) && turn.After(a.looked) {
+		at = turn
+	}
+	return at.Add(time.Duration(a.rng.Int64N(int64(a.hundredths(lag)))))
 }

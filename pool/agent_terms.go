@@ -2,6 +2,7 @@ package pool
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"github.com/tokenrefill/refiller/lua"
@@ -26,7 +27,8 @@ func (a *Agent) apply(ctx context.Context) bool {
 		for i, r := range a.buckets.refill(calling, calls) {
 			if r.Err == nil && r.Status != policy.StatusUnknown {
 				b := a.bucket(calls[i].Key)
-				if b.version = r.Version; r.Pool {
+				b.version = r.Version
+				if r.Pool {
 					b.fence = r.Fence
 				}
 				wrote = wrote || r.Status.Wrote()
@@ -35,6 +37,30 @@ func (a *Agent) apply(ctx context.Context) bool {
 		cancel()
 	}
 	return wrote
+}
+
+// void has buckets begin a new era, and reports whether what was read of any is no longer so. The verdict on a clock
+// stands until its bucket has answered.
+func (a *Agent) void(ctx context.Context, calls []lua.RefillCall) (changed bool, failed error) {
+	if len(calls) == 0 {
+		return false, nil
+	}
+	calling, cancel := context.WithTimeout(ctx, a.redisTimeout())
+	defer cancel()
+	for i, r := range a.buckets.refill(calling, calls) {
+		if r.Err != nil {
+			failed = fmt.Errorf("redis' clock doesn't agree with ours, and the bucket begins no new era: %w", r.Err)
+			continue
+		}
+		changed = true
+		a.bucket(calls[i].Key).watchdog = watchdog{}
+		if r.Status.Wrote() {
+			a.note(func(s *AgentState) { s.Voids++ })
+			a.log.Warn("redis' clock doesn't agree with ours: bucket begins a new era", "pool", calls[i].Key, "region",
+				a.region, "era", r.Version.Era)
+		}
+	}
+	return changed, failed
 }
 
 // tell gives the newest terms to this replica's refiller.

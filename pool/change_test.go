@@ -207,3 +207,33 @@ func TestAClockThatStandsStillVoidsTheGrant(t *testing.T) {
 		require.InDelta(t, 50, w.rates()["us"], 0.01)
 	})
 }
+
+// While the server takes no writes its clock runs slow, is right again after three seconds, and the grant would outlast
+// its end. Both agents have noticed by the time that the server takes writes again.
+func TestAClockThatWentWrongVoidsTheGrantOnceTheServerTakesWrites(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		for _, p := range w.of("us") {
+			p.set(func() { p.etcd = fault{noRequest: true, noReply: true} })
+		}
+		us := w.servers["us"]
+		w.set0(func() { us.full = true })
+		era := us.bucket.Control.Era
+		for range 300 { // at nine tenths of its speed
+			time.Sleep(10 * time.Millisecond)
+			w.set0(func() { us.skew -= time.Millisecond })
+		}
+		time.Sleep(2 * w.timing.Report)
+		w.set0(func() {
+			require.Equal(t, era, us.bucket.Control.Era)
+			us.full = false
+		})
+		time.Sleep(2 * w.timing.Report)
+		w.set0(func() { require.Greater(t, us.bucket.Control.Era, era) })
+		require.InDelta(t, 50, w.rates()["us"], 0.01)
+		voids := int64(0)
+		for _, p := range w.of("us") {
+			voids += p.agent.State().Voids
+		}
+		require.EqualValues(t, 1, voids, "eras begun")
+	})
+}

@@ -46,3 +46,28 @@ func (d *demand) observe(consumed, denied, total float64, elapsed time.Duration,
 func (d *demand) units(most int64) int64 {
 	return int64(math.Round(min((1+headroom)*d.level, float64(most))))
 }
+
+// sample is what was asked for until a ticket, in tokens per µs.
+type sample struct {
+	until ticket
+	rate  float64
+}
+
+// nextSample is the sample that a report of the ticket would make; not ok if it would make none, being too short.
+func (b *bucket) nextSample(t ticket, period time.Duration) (sample, bool) {
+	from := b.sample.until
+	elapsed, goesOn := t.since(from)
+	if !goesOn {
+		return sample{until: t}, true
+	}
+	asked := t.taken(from) + t.denied - from.denied
+	return sample{t, float64(asked) / float64(max(elapsed.Microseconds(), 1))}, elapsed >= period/2
+}
+
+// surges reports whether demand has risen so much since the last report that
+// the coordinator should hear of it before the period is over.
+func (b *bucket) surges(now ticket, period time.Duration) bool {
+	s, ok := b.nextSample(now, period)
+	step := 0.1 * float64(max(b.terms.Tokens, b.terms.GrantTokens)) / float64(max(b.terms.Per, 1))
+	return ok && s.rate > 1.2*b.sample.rate+step
+}

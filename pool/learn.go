@@ -117,7 +117,7 @@ func (t *term) hear(region, value string, live bool, now time.Time) error {
 	}
 	for name, ticket := range r.tickets {
 		l := t.ledgers[name]
-		if l == nil {
+		if l == nil || !ticket.timed() {
 			continue
 		}
 		foreign := l.hear(region, ticket, live, t.timing, now)

@@ -202,6 +202,8 @@ func TestWatchdogSeesAClockGoWrong(t *testing.T) {
 				wrong = w.check(r, 1, 12*time.Second)
 			}
 			require.Equal(t, test.wrong, wrong)
+			later := at(2*time.Hour, 2*time.Hour, 0)
+			require.Equal(t, test.wrong, w.check(later, 1, 12*time.Second), "a wrong clock stays so until the era ends")
 			require.False(t, w.check(at(time.Hour*2, 0, 0), 2, 12*time.Second), "another era begins afresh")
 		})
 	}

@@ -27,7 +27,8 @@ const (
 	kinds
 )
 
-// ticket is where a region's bucket stood at an instant of its Redis' clock.
+// ticket is where a region's bucket stood at an instant of its Redis' clock. One without an instant is of a bucket that
+// couldn't be read: all that it tells is the usage, for the next replica to go on from.
 type ticket struct {
 	now, era              int64 // µs
 	kind                  kind
@@ -38,6 +39,9 @@ type ticket struct {
 	terms policy.Terms
 	usage // at this ticket
 }
+
+// timed reports whether the ticket has an instant.
+func (t ticket) timed() bool { return t.now > 0 }
 
 // ticketOf is what is reported of a bucket.
 func ticketOf(t lua.Ticket) ticket {

@@ -56,7 +56,7 @@ type RegionStatus struct {
 	Claimed    float64   `json:"claimed"`              // the most that it may be using, if Known
 	Tokens     int64     `json:"tokens"`               // at its last report
 	Used       int64     `json:"used"`                 // taken by its consumers up to its last report; never falls
-	Reported   bool      `json:"reported"`             // etcd has a report of it
+	Reported   bool      `json:"reported"`             // its last report shows the bucket
 	At         time.Time `json:"reported_at,omitzero"` // of its last report, on the clock of its Redis
 	Reporter   string    `json:"reporter"`             // the agent that reported last
 	Fenced     *Fencing  `json:"fenced"`               // not null: an operator has declared that it is to use nothing
@@ -186,10 +186,11 @@ func (s *RegionStatus) fill(g grants, r report, pool string, lease time.Duration
 	}
 	s.Floor, s.Capacity = perSecond(newest.Tokens, newest), newest.Capacity
 	s.Granted, s.Demand = max(s.Floor, perSecond(newest.GrantTokens, newest)), perSecond(g.demand, newest)
-	ticket, reported := r.tickets[pool]
+	ticket := r.tickets[pool]
 	s.Reporter = r.agent
-	if s.Reported = reported; reported {
-		s.Tokens, s.Used, s.Applied = ticket.tokens, ticket.used, ticket.acknowledges(newest)
+	s.Reported, s.Used = ticket.timed(), ticket.used
+	if s.Reported {
+		s.Tokens, s.Applied = ticket.tokens, ticket.acknowledges(newest)
 		s.At = time.UnixMicro(ticket.now).UTC()
 		if newest.GrantTokens > 0 && newest.GrantEra == ticket.era {
 			s.Remaining = max(0, float64(newest.GrantEnd-ticket.now)/1e6)

@@ -1,6 +1,10 @@
 package pool
 
-import "time"
+import (
+	"time"
+
+	"github.com/tokenrefill/refiller/policy"
+)
 
 // usage is how many tokens a region's consumers have taken of a pool, less what came back: whatever befalls its Redis,
 // its replicas and the coordinator. Each report has it, so that another replica goes on from there.
@@ -43,6 +47,13 @@ func (t ticket) taken(before ticket) int64 {
 func (b *bucket) count(t ticket) ticket {
 	t.usage = t.usageFrom(b.counted)
 	b.counted = t
+	return t
+}
+
+// usageOnly is a ticket without an instant that the usage goes on from as from this one.
+func (t ticket) usageOnly() ticket {
+	t.now, t.denied = 0, 0
+	t.terms = policy.Terms{Pool: t.terms.Pool, Capacity: t.terms.Capacity, Per: t.terms.Per}
 	return t
 }
 

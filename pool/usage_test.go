@@ -1,11 +1,15 @@
 package pool
 
 import (
+	"context"
+	"errors"
 	"testing"
 	"time"
 
+	"github.com/hashicorp/go-hclog"
 	"github.com/stretchr/testify/require"
 
+	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )
 
@@ -115,4 +119,120 @@ func TestUsageAcrossAFailOverCountsNothingTwice(t *testing.T) {
 		})
 		requireSafe(t, o)
 	}
+}
+
+// shown are buckets that stand where their tickets say; those without one can't be read. What is reported of them is
+// kept.
+type shown struct {
+	registry
+	buckets
+	at     map[string]lua.Ticket
+	report string
+}
+
+func (s *shown) tickets(_ context.Context, pools []string) []lua.TicketResult {
+	results := make([]lua.TicketResult, len(pools))
+	for i, p := range pools {
+		t, ok := s.at[p]
+		if results[i].Ticket = t; !ok {
+			results[i].Err = errors.New("node is away")
+		}
+	}
+	return results
+}
+
+func (s *shown) put(_ context.Context, _, report string) (int64, error) {
+	s.report = report
+	return 1, nil
+}
+
+// agent is a new replica of the region, which reads what was reported before.
+func (s *shown) agent(t *testing.T) *Agent {
+	settings := Settings{Version: 1, Pools: []Pool{simPool("far"), simPool("near")}}
+	a := newAgent(AgentConfig{Region: "eu", Settings: settings, Timing: DefaultTiming(), Logger: hclog.NewNullLogger()},
+		s, s, 1)
+	if s.report != "" {
+		require.False(t, a.learn(entry{key: reportKeys + "eu", value: s.report}))
+	}
+	require.False(t, a.learn(allRead))
+	return a
+}
+
+// stand puts a pool's bucket of an era where so many tokens are added, and taken.
+func (s *shown) stand(pool string, era, added, taken int64) {
+	terms := simPool(pool).Start("eu", 1)
+	s.at[pool] = lua.Ticket{Now: time.Now().UnixMicro(), Version: policy.Version{Era: era, Index: 1}, Terms: &terms,
+		Added: added, Tokens: added - taken}
+}
+
+func (s *shown) used(t *testing.T, pool string) int64 {
+	r, err := decodeReport(s.report)
+	require.NoError(t, err)
+	require.Contains(t, r.tickets, pool)
+	return r.tickets[pool].used
+}
+
+// A pool's bucket is on a node that is away while the others are reported on, and every replica is replaced: the usage
+// goes on from where it was, though the bucket's own counts tell less.
+func TestUsageOfABucketThatCannotBeReadStaysInTheReport(t *testing.T) {
+	t.Parallel()
+	s := &shown{at: map[string]lua.Ticket{}}
+	a := s.agent(t)
+	s.stand("near", 1, 500, 400)
+	s.stand("far", 1, 500, 400)
+	a.look(t.Context(), true)
+	s.stand("far", 2, 0, 0) // it was lost
+	a.look(t.Context(), true)
+	s.stand("far", 2, 100, 70)
+	a.look(t.Context(), true)
+	require.EqualValues(t, 470, s.used(t, "far"))
+
+	delete(s.at, "far")
+	s.stand("near", 1, 600, 450)
+	a.look(t.Context(), true)
+	require.EqualValues(t, 450, s.used(t, "near"))
+	require.EqualValues(t, 470, s.used(t, "far"))
+	a = s.agent(t)
+	a.look(t.Context(), true)
+	require.EqualValues(t, 470, s.used(t, "far"))
+	s.stand("far", 2, 300, 100)
+	a.look(t.Context(), true)
+	require.EqualValues(t, 500, s.used(t, "far"))
+}
+
+// The coordinator takes nothing from what a report carries over of a bucket that couldn't be read, be it known to it or
+// new, nor does the status.
+func TestUsageThatIsCarriedOverIsNoTicket(t *testing.T) {
+	t.Parallel()
+	s := &shown{at: map[string]lua.Ticket{}}
+	s.stand("near", 1, 500, 400)
+	s.stand("far", 1, 500, 400)
+	a := s.agent(t)
+	a.look(t.Context(), true)
+	first := s.report
+	delete(s.at, "far")
+	s.stand("near", 1, 600, 450)
+	a.look(t.Context(), true)
+	carried := s.report
+
+	settings := Settings{Version: 1, Pools: []Pool{simPool("far"), simPool("near")}}
+	for name, before := range map[string]string{"Known": first, "New": ""} {
+		c := newCoordinator(nil, DefaultTiming(), hclog.NewNullLogger())
+		term, now := newTerm(c, office{revision: 7}), time.Now()
+		require.NoError(t, term.configure(settings.record()))
+		if before != "" {
+			require.NoError(t, term.hear("eu", before, true, now))
+		}
+		far, near := *term.ledgers["far"].accounts["eu"], *term.ledgers["near"].accounts["eu"]
+		require.NoError(t, term.hear("eu", carried, true, now.Add(time.Second)))
+		require.Equal(t, far, *term.ledgers["far"].accounts["eu"], name)
+		require.NotEqual(t, near, *term.ledgers["near"].accounts["eu"], name)
+	}
+	r, err := decodeReport(carried)
+	require.NoError(t, err)
+	var status RegionStatus
+	status.fill(grants{}, r, "far", time.Second)
+	require.EqualValues(t, 400, status.Used)
+	require.False(t, status.Reported)
+	require.Zero(t, status.At)
 }

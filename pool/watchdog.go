@@ -14,6 +14,7 @@ type watchdog struct {
 	// last one before, which sees what happened while the server was away.
 	readings []reading
 	era      int64
+	wrong    bool // so a grant of that era may outlast its end
 }
 
 // reading is one look at the region's clock.
@@ -22,11 +23,11 @@ type reading struct {
 	clock         int64     // the region's in between, Unix µs
 }
 
-// check takes in a reading and reports whether the clock must have run slow since one of the readings before, whatever
+// check takes in a reading and reports whether the clock must have run slow since an earlier one of the era, whatever
 // the time that requests and answers took on their way.
-func (w *watchdog) check(r reading, era int64, lease time.Duration) (wrong bool) {
+func (w *watchdog) check(r reading, era int64, lease time.Duration) bool {
 	if era != w.era {
-		w.readings, w.era = nil, era // another history, perhaps another server
+		*w = watchdog{era: era} // another history, perhaps another server
 	}
 	for len(w.readings) > 1 && r.replied.Sub(w.readings[1].sent) > lease {
 		w.readings = w.readings[1:]
@@ -35,11 +36,8 @@ func (w *watchdog) check(r reading, era int64, lease time.Duration) (wrong bool)
 		ran := time.Duration(r.clock-old.clock) * time.Microsecond
 		least := r.sent.Sub(old.replied)
 		off := policy.ClockTolerance*time.Microsecond + time.Duration(drift*float64(least))
-		wrong = wrong || ran < least-off
-	}
-	if wrong {
-		w.readings = nil
+		w.wrong = w.wrong || ran < least-off
 	}
 	w.readings = append(w.readings, r)
-	return wrong
+	return w.wrong
 }
