@@ -28,7 +28,7 @@ func (a *Agent) listen(ctx context.Context, events chan<- entry) {
 			a.log.Warn("connection to etcd lost: grants last to their end", "region", a.region, "error", err)
 		}
 		a.note(func(s *AgentState) { s.Cut = err.Error() })
-		sleep(ctx, min(pace<<min(failures, 5), maxPace)/2+time.Duration(rand.Int64N(int64(pace))))
+		sleep(ctx, backoff(failures)/2+time.Duration(rand.Int64N(int64(pace))))
 	}
 }
 

@@ -13,7 +13,8 @@ type claim struct{ rate, floor, capacity int64 }
 func (c *claim) add(u unit, t policy.Terms) {
 	c.floor = max(c.floor, u.convert(t.Tokens, t.Per))
 	c.capacity = max(c.capacity, t.Capacity)
-	if c.rate = max(c.rate, c.floor); t.GrantEra != 0 {
+	c.rate = max(c.rate, c.floor)
+	if t.GrantEra != 0 {
 		c.rate = max(c.rate, u.convert(t.GrantTokens, t.Per))
 	}
 }

@@ -131,7 +131,8 @@ func (c *Coordinator) saw(region string, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	r := c.regions[region]
-	if r.Heard = now; r.Since.IsZero() {
+	r.Heard = now
+	if r.Since.IsZero() {
 		r.Since = now
 	}
 	c.regions[region] = r
@@ -172,7 +173,10 @@ func (c *Coordinator) govern(ctx context.Context, o office) error {
 		if failures++; failures == 1 {
 			c.log.Warn("connection to etcd lost: shares stay as they are", "pool-epoch", t.epoch, "error", err)
 		}
-		sleep(ctx, min(pace<<min(failures, 5), maxPace))
+		sleep(ctx, backoff(failures))
 	}
 	return context.Cause(ctx)
 }
+
+// backoff is how long to wait after so many failures in a row.
+func backoff(failures int) time.Duration { return min(pace<<min(failures, 5), maxPace) }

@@ -37,6 +37,22 @@
 // No two machines' clocks are ever compared. That clocks run at rates within ρ =
 // 10⁻³ of each other is assumed, and watched.
 //
+// # When etcd is restored
+//
+// An etcd that was restored or emptied shows older keys and revisions, and may lack grants that are in force.
+//
+//   - A write at no higher revision than one seen before it, or a read at a lower one, tells: errRewound. An agent
+//     sees that when it reports (Agent.revision), the coordinator when it writes, or after 2.5 H without news
+//     (term.revision). Each then reads everything again, since its watch would stay silent.
+//   - Agents report what is in force as ever. They write the latest settings that they have seen (Agent.newest), if
+//     those in etcd are older.
+//   - A coordinator that takes office and finds shares waits 2.5 H for reports (term.incompleteUntil). Nobody gets more
+//     than its own ticket shows in force while it waits.
+//   - A ticket that shows a later fence, or a later end, than was ever offered is foreign (ledger.hear). The epoch
+//     then exceeds its own, and the coordinator waits for the longest lease. Shares say so until then
+//     (term.restoredUntil), so that the next coordinator waits, too.
+//   - Where no share is left, a pool opens anew: floors until each region has acknowledged it.
+//
 // # Keys in etcd, below the prefix
 //
 //	epoch           the highest pool epoch: a restored etcd would give it out again

@@ -141,10 +141,10 @@ func (t *term) hear(region, value string, live bool, now time.Time) error {
 // another coordinator grants the same pool. Other regions may hold such grants, too, until these have ended.
 func (t *term) foreign(region, pool string, a *account, now time.Time) {
 	shows := a.ticket.terms
-	if shows.Fence.Epoch <= t.forgotten && !shows.Granted(a.ticket.era, a.ticket.now) {
+	if shows.Fence.Epoch <= t.foreignEpoch && !shows.Granted(a.ticket.era, a.ticket.now) {
 		return // a region is back after all that was forgotten has ended
 	}
-	t.forgotten = max(t.forgotten, shows.Fence.Epoch)
+	t.foreignEpoch = max(t.foreignEpoch, shows.Fence.Epoch)
 	until := t.ended(now)
 	if until.Sub(t.incompleteUntil) > t.timing.Lease/2 {
 		t.log.Error("region has a grant that etcd doesn't know of: nobody gets more for a lease", "region", region,
@@ -153,12 +153,12 @@ func (t *term) foreign(region, pool string, a *account, now time.Time) {
 	if a.acked.Epoch == t.epoch && t.epoch > 0 && shows.Fence.Epoch > t.epoch {
 		t.log.Error("another coordinator grants the same pool, with another etcd or prefix", "region", region, "pool", pool)
 	}
-	t.doubt(until)
+	t.noteRestore(until)
 	t.count(func(s *CoordinatorStats) { s.Foreign++ })
 }
 
-// doubt takes etcd's history for incomplete until then, and has that recorded for the next coordinator.
-func (t *term) doubt(until time.Time) {
+// noteRestore takes what etcd has of grants for incomplete until then, and has that recorded for the next coordinator.
+func (t *term) noteRestore(until time.Time) {
 	if t.restoredUntil.IsZero() {
 		t.rewrite()
 	}
@@ -199,7 +199,7 @@ func (t *term) recall(region string, e entry, now time.Time) error {
 		l.declare(region, t.declared[region])
 		t.noteFence(g.terms[0].Fence)
 		if g.restored && t.restoredUntil.IsZero() {
-			t.doubt(t.ended(now))
+			t.noteRestore(t.ended(now))
 		}
 	}
 	return nil
@@ -207,7 +207,8 @@ func (t *term) recall(region string, e entry, now time.Time) error {
 
 // noteFence notes a fence that is in etcd or that a ticket shows.
 func (t *term) noteFence(f policy.Fence) {
-	if t.raise(f); t.known.Before(f) {
+	t.raise(f)
+	if t.known.Before(f) {
 		t.known = f
 	}
 }
@@ -224,7 +225,8 @@ func (t *term) declare(region string, e entry, change bool) error {
 	}
 	delete(t.unread, e.key)
 	before := t.declared[region]
-	if t.declared[region] = to; !change || to == before {
+	t.declared[region] = to
+	if !change || to == before {
 		return nil
 	}
 	for _, l := range t.ledgers {

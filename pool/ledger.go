@@ -152,7 +152,8 @@ func (l *ledger) hear(region string, t ticket, live bool, timing Timing, now tim
 	if !a.taken.IsZero() && t.era == a.ticket.era && t.now <= a.ticket.now {
 		return false
 	}
-	if a.shown = nil; !acknowledged && t.kind != absent {
+	a.shown = nil
+	if !acknowledged && t.kind != absent {
 		_, member := l.parts[region]
 		foreign = t.kind == pooled && member && a.declared != fenced &&
 			(a.newestFence().Before(t.terms.Fence) || t.terms.GrantEnd > a.lastEnd)

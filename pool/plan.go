@@ -85,7 +85,8 @@ func (l *ledger) settle(m moment) (changed map[string]bool) {
 // survey tells which regions are live, and what is free of the rate and of the capacity. rest is what the live regions
 // are to share in the end.
 func (l *ledger) survey(m moment) (live []member, free, room, rest int64) {
-	if free, rest = l.unit.total, l.unit.total; l.pool != nil {
+	free, rest = l.unit.total, l.unit.total
+	if l.pool != nil {
 		room = l.pool.Capacity
 	}
 	for _, region := range slices.Sorted(maps.Keys(l.accounts)) {
@@ -100,7 +101,8 @@ func (l *ledger) survey(m moment) (live []member, free, room, rest int64) {
 			rest -= l.reserved(p) - p.floor
 		}
 		alive := a.live(m.timing, m.now)
-		if a.floor = max(a.floor, p.floor); alive {
+		a.floor = max(a.floor, p.floor)
+		if alive {
 			a.floor = p.floor
 		} else if reserves {
 			// It may have acknowledged such a floor to a coordinator whose records a restored etcd has lost.
@@ -248,7 +250,8 @@ func (l *ledger) aim(live []member, rest int64) {
 	still = still && idle >= 0 && idle <= l.unit.total/1000
 	for i := range live {
 		s := &live[i]
-		if s.want = targets[i]; still {
+		s.want = targets[i]
+		if still {
 			s.want = s.granted(l.unit)
 		}
 		s.want = min(s.want, s.most)
@@ -290,7 +293,8 @@ func (l *ledger) offer(s member, capacity int64, timing Timing) (policy.Terms, b
 		rate = granted // the better part of it isn't free yet
 	}
 	t := l.terms(rate, min(s.p.floor, rate), capacity)
-	if t.GrantEra = s.ticket.era; t.GrantEra != 0 {
+	t.GrantEra = s.ticket.era
+	if t.GrantEra != 0 {
 		t.GrantEnd = s.ticket.now + timing.Lease.Microseconds()
 	}
 	if !s.asked() || s.outranked() {

@@ -131,7 +131,8 @@ func (t *term) commitShares(ctx context.Context, shares []sharing) error {
 			_, after := e.a.claims(e.l.unit)
 			e.l.dirty = e.l.dirty || after.rate < before.rate || after.capacity < before.capacity
 		}
-		if delete(t.gone, w.key); w.remove {
+		delete(t.gone, w.key)
+		if w.remove {
 			t.gone[w.key] = true
 		}
 	}

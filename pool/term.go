@@ -22,11 +22,11 @@ type term struct {
 	// Until incompleteUntil, etcd may lack grants that regions still use, as after a restore. restoredUntil is set, too,
 	// if a region showed such a grant to this term or the last one; shares record it.
 	incompleteUntil, restoredUntil time.Time
-	// forgotten is the highest epoch of which a region showed a grant that etcd doesn't know of.
-	forgotten int64
-	known     policy.Fence // the latest in etcd or in a ticket
-	revision  int64        // the highest of etcd that was seen in this session
-	heard     time.Time    // when the last event came in
+	// foreignEpoch is the highest epoch of which a region showed a grant that etcd doesn't know of.
+	foreignEpoch int64
+	known        policy.Fence // the latest in etcd or in a ticket
+	revision     int64        // the highest of etcd that was seen in this session
+	heard        time.Time    // when the last event came in
 
 	ledgers  map[string]*ledger
 	order    []*ledger           // of byName; nil: to be made anew
@@ -175,7 +175,8 @@ func (t *term) plan(now time.Time) {
 	defer t.mu.Unlock()
 	for region := range regions {
 		r := t.regions[region]
-		if r.Fenced = t.declared[region] != inUse; r.Since.IsZero() {
+		r.Fenced = t.declared[region] != inUse
+		if r.Since.IsZero() {
 			r.Since = now
 		}
 		t.regions[region] = r

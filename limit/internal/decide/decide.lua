@@ -15,7 +15,8 @@
 -- A rule is a function of key, what, n, now, its three numbers and the window. It reads its key and returns whether n
 -- tokens fit; the tokens left, wait_us, reset_us and delay_us as they are without this call; and a function that writes
 -- and returns tokens left and reset_us after it. It returns nil if the key holds something else, and nil, true if it is
--- now in another window of the calendar. Only when every rule has read does one write. Rules may use what ahead defines.
+-- now in another window of the calendar. Only when every rule has read does one write. Rules may use
+-- what ahead defines.
 --#include shared/ahead
 local rules = {}
 --#rules
