@@ -178,7 +178,7 @@ func TestALaterConfigurationTakesTheActiveSetFromAnOlderOne(t *testing.T) {
 func TestAnUnreadableClaimKeepsNobodyFromRefilling(t *testing.T) {
 	simulate(t, func(t *testing.T, r *rig) {
 		set := users(t, 1, policy.PerSecond(1))
-		r.server.bad["refiller:pulse:active"] = true
+		r.server.bad["refiller:pulse:active"] = lua.ErrMalformedBucket
 		a, b := r.startWith("a", false, 1, set), r.startWith("b", false, 1, set)
 		time.Sleep(time.Second)
 		r.server.takeTemplate(set.Of("user:1"), "user:1", 60)

@@ -145,10 +145,10 @@ func (w *worker) align(b *bucket, o policy.Outcome, replied time.Time) {
 func (w *worker) listen(ctx context.Context) call {
 	w.pulse.asked = true
 	return func() func() {
-		ctx, cancel := context.WithTimeout(ctx, w.r.cfg.Timeout)
+		callCtx, cancel := context.WithTimeout(ctx, w.r.cfg.Timeout)
 		defer cancel()
 		sent := time.Now()
-		reply, err := w.r.store.peek(ctx, w.pulse.beat.key)
+		reply, err := w.r.store.peek(callCtx, w.pulse.beat.key)
 		replied := time.Now()
 		return func() {
 			w.pulse.asked = false

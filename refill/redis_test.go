@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -168,6 +169,40 @@ func TestClusterStandbyTakesOverOnEveryMaster(t *testing.T) {
 	cancel()
 	require.ErrorIs(t, <-led, context.Canceled)
 	stopStandby()
+}
+
+// A standby with nothing to announce makes no call but its looks at the pulse.
+func TestAStandbyTellsThatItsServerIsSilent(t *testing.T) {
+	t.Parallel()
+	server := testenv.Redis(t)
+	proxy := testenv.Proxy(t, server.Addr(), 0)
+	rdb := redis.NewClient(&redis.Options{Addr: proxy.Addr(), ContextTimeoutEnabled: true})
+	t.Cleanup(func() { _ = rdb.Close() })
+	w := newWatch()
+	leader, stopLeader := running(t, server.Client(), w, true, manyBuckets(1))
+	ctx, resign := context.WithCancel(t.Context())
+	led := make(chan error, 1)
+	go func() { led <- leader.Lead(ctx, 1) }()
+	w.until(t, "refills", appliedTo(manyBuckets(1)))
+
+	var log lockedBuffer
+	announced := newWatch()
+	standby, stop := runningWith(t, Config{Redis: rdb, Buckets: manyBuckets(1), Elected: true, Observe: announced.observe,
+		Logger: hclog.New(&hclog.LoggerOptions{Output: &log})})
+	announced.until(t, "the terms are announced", func(events map[string][]Event) bool {
+		e := events[manyBuckets(1)[0].Key]
+		return len(e) > 0 && e[len(e)-1].Err == nil
+	})
+	require.NoError(t, proxy.Stall(faultproxy.ToClient))
+	require.Eventually(t, func() bool { return standby.Stats().Away != nil }, time.Minute, time.Millisecond)
+	require.NoError(t, proxy.Heal())
+	require.Eventually(t, func() bool { return standby.Stats().Away == nil }, time.Minute, time.Millisecond)
+	stop()
+	resign()
+	require.ErrorIs(t, <-led, context.Canceled)
+	stopLeader()
+	require.Equal(t, strings.Count(log.String(), "redis is back"), strings.Count(log.String(), "redis is away"),
+		log.String())
 }
 
 func TestSentinelFailoverRefillsGoOnAgainstTheNewMaster(t *testing.T) {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )
 
@@ -162,18 +163,41 @@ func TestServerAwayIsLoggedOnceAndCaughtUp(t *testing.T) {
 	})
 }
 
+// A standby with nothing to announce makes no call but its looks at the pulse.
+func TestAStandbyTellsThatItsServerIsAway(t *testing.T) {
+	simulate(t, func(t *testing.T, r *rig) {
+		a := r.start("a", true, 0, checkout(1000))
+		resign := a.lead()
+		var log lockedBuffer
+		r.log = &log
+		b := r.start("b", true, 0, checkout(1000))
+		time.Sleep(3 * time.Second)
+		r.server.set(func() { r.server.away = true })
+		time.Sleep(3 * time.Second)
+		require.ErrorIs(t, b.Stats().Away, errAway)
+		r.server.set(func() { r.server.away = false })
+		time.Sleep(3 * time.Second)
+		require.NoError(t, b.Stats().Away)
+		resign()
+		a.stop()
+		b.stop()
+		require.Equal(t, 1, strings.Count(log.String(), "redis is away"), log.String())
+		require.Equal(t, 1, strings.Count(log.String(), "redis is back"), log.String())
+	})
+}
+
 func TestOneBadBucketDoesNotStopTheOthers(t *testing.T) {
 	simulate(t, func(t *testing.T, r *rig) {
 		var log lockedBuffer
 		r.log = &log
 		bad := checkout(1000)
 		bad.Key = "bad"
-		r.server.bad["bad"] = true
+		r.server.bad["bad"] = lua.ErrMalformedBucket
 		a := r.start("a", false, 0, bad, checkout(1000))
 		time.Sleep(10 * time.Second)
 		require.GreaterOrEqual(t, len(r.server.gaps("checkout")), 95)
-		require.Less(t, a.Stats().Errors, int64(20), "the bad one is tried ever more slowly")
-		r.server.set(func() { r.server.bad["bad"] = false })
+		require.Less(t, a.Stats().Faults, int64(20), "the bad one is tried ever more slowly")
+		r.server.set(func() { r.server.bad["bad"] = nil })
 		time.Sleep(10 * time.Second)
 		a.stop()
 		require.NotEmpty(t, r.server.gaps("bad"))
@@ -221,7 +245,7 @@ func TestAStandbyLearnsThatABucketIsRightAgain(t *testing.T) {
 			p := policy.Policy{Capacity: 1000, Rate: policy.PerSecond(rate), Interval: interval}
 			return Bucket{Key: key, Policy: p}
 		}
-		r.server.bad["bad"] = true
+		r.server.bad["bad"] = lua.ErrMalformedBucket
 		a := r.start("a", true, 1, bucket("bad", 500), bucket("differs", 500), bucket("good", 500))
 		resign := a.lead()
 		time.Sleep(time.Second)
@@ -233,7 +257,7 @@ func TestAStandbyLearnsThatABucketIsRightAgain(t *testing.T) {
 
 		right := bucket("differs", 700).Policy.Terms(policy.Fence{Epoch: 1})
 		r.server.set(func() {
-			r.server.bad["bad"] = false
+			r.server.bad["bad"] = nil
 			r.server.buckets["differs"].Control.Terms = right // as if deleted, and made by a replica with that file
 		})
 		time.Sleep(2 * maxBucketBackoff)
@@ -244,7 +268,7 @@ func TestAStandbyLearnsThatABucketIsRightAgain(t *testing.T) {
 		time.Sleep(20 * time.Second)
 		b.set(func() { require.Equal(t, before, b.calls, "it asks no more") })
 
-		r.server.set(func() { r.server.bad["bad"] = true })
+		r.server.set(func() { r.server.bad["bad"] = lua.ErrMalformedBucket })
 		a.stop()
 		resign()
 		time.Sleep(time.Second)
@@ -254,7 +278,7 @@ func TestAStandbyLearnsThatABucketIsRightAgain(t *testing.T) {
 		resign = a.lead()
 		time.Sleep(time.Second)
 		require.False(t, b.Stats().Racing)
-		r.server.set(func() { r.server.bad["bad"] = false })
+		r.server.set(func() { r.server.bad["bad"] = nil })
 		time.Sleep(2 * maxBucketBackoff)
 		require.NoError(t, heard("bad").Err, "also of what it found when it raced")
 		resign()

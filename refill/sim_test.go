@@ -30,7 +30,7 @@ type server struct {
 	buckets map[string]*policy.Bucket
 	skew    time.Duration // of its clock
 	away    bool
-	bad     map[string]bool // keys that hold something else
+	bad     map[string]error // what calls for these keys are answered
 	applied map[string][]applied
 	added   map[string]int64
 	clamped map[string]int64
@@ -48,7 +48,7 @@ type applied struct {
 }
 
 func newServer() *server {
-	return &server{buckets: map[string]*policy.Bucket{}, bad: map[string]bool{}, applied: map[string][]applied{},
+	return &server{buckets: map[string]*policy.Bucket{}, bad: map[string]error{}, applied: map[string][]applied{},
 		added: map[string]int64{}, clamped: map[string]int64{},
 		active: map[lua.Shard]map[string]bool{}}
 }
@@ -201,8 +201,7 @@ func (l *link) refillIn(ctx context.Context, shard *lua.Shard, calls []lua.Refil
 	}
 	now := s.now()
 	for i, c := range calls {
-		if s.bad[c.Key] {
-			results[i].Err = lua.ErrMalformedBucket
+		if results[i].Err = s.bad[c.Key]; results[i].Err != nil {
 			continue
 		}
 		o := s.bucket(c.Key).Refill(c.Call, now)
@@ -295,8 +294,8 @@ func (l *link) peek(ctx context.Context, key string) (lua.PeekReply, error) {
 	if l.server.away {
 		return lua.PeekReply{}, errAway
 	}
-	if l.server.bad[key] {
-		return lua.PeekReply{}, lua.ErrMalformedBucket
+	if err := l.server.bad[key]; err != nil {
+		return lua.PeekReply{}, err
 	}
 	b := l.server.bucket(key)
 	if b.Control == nil {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )
 
@@ -15,7 +16,7 @@ func TestAnUnreadablePulseIsNoSignOfLife(t *testing.T) {
 	simulate(t, func(t *testing.T, r *rig) {
 		var log lockedBuffer
 		r.log = &log
-		r.server.bad["refiller:pulse"] = true
+		r.server.bad["refiller:pulse"] = lua.ErrMalformedBucket
 		a, b := r.start("a", true, 0, checkout(1000)), r.start("b", true, 0, checkout(1000))
 		time.Sleep(4 * time.Second)
 		require.GreaterOrEqual(t, len(r.server.gaps("checkout")), 30, "nobody leads, so both race")
@@ -24,7 +25,7 @@ func TestAnUnreadablePulseIsNoSignOfLife(t *testing.T) {
 		time.Sleep(time.Second)
 		require.True(t, b.Stats().Racing, "it hears nothing of the leader")
 		resign()
-		r.server.set(func() { r.server.bad["refiller:pulse"] = false })
+		r.server.set(func() { r.server.bad["refiller:pulse"] = nil })
 		resign = a.lead()
 		time.Sleep(3 * time.Second)
 		require.False(t, b.Stats().Racing)
