@@ -1,7 +1,6 @@
 package refill
 
 import (
-	"maps"
 	"math/rand/v2"
 	"slices"
 	"strconv"
@@ -72,7 +71,6 @@ func (r *Refiller) assign(masters []master) []*worker {
 			w.buckets = append(w.buckets, entryOf(nb))
 		}
 	}
-	maps.DeleteFunc(r.pooled, func(key string, _ *pooledTerms) bool { return next.buckets[key] == nil })
 	for _, w := range workers { // nobody else may see them before: a term may begin at any time
 		w.buckets.order()
 		w.announce.order()
@@ -83,7 +81,7 @@ func (r *Refiller) assign(masters []master) []*worker {
 
 func (r *Refiller) newBucket(b Bucket) *bucket {
 	if b.Pooled { // its terms get to the server by the pool's agent
-		return newPooledBucket(b, r.termsOf(b.Key), r.version)
+		return newPooledBucket(b, r.pooled[b.Key], r.version)
 	}
 	return newBucket(b, r.version)
 }

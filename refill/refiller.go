@@ -1,6 +1,7 @@
 package refill
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -30,7 +31,7 @@ type Refiller struct {
 	buckets   []Bucket
 	templates *policy.Templates
 	version   int64
-	pooled    map[string]*pooledTerms
+	pooled    map[string]*pooledTerms // of the pooled ones of buckets
 	running   bool
 	leading   bool
 	epoch     int64
@@ -60,23 +61,25 @@ func newRefiller(cfg Config, s store) *Refiller {
 	}
 	r := &Refiller{
 		cfg: cfg, store: s, log: cfg.Logger, rng: rand.New(rand.NewPCG(cfg.Seed, 1)), update: make(chan struct{}, 1),
-		buckets: slices.Clone(cfg.Buckets), version: cfg.Version, pooled: map[string]*pooledTerms{},
 		stats: Stats{Calls: map[policy.Status]int64{}},
 	}
-	r.setTemplates(cfg.Templates)
+	r.configure(cfg.Buckets, cfg.Templates, cfg.Version)
 	return r
 }
 
-// setTemplates is called with the lock held. What was counted of a template that
-// stays is kept.
-func (r *Refiller) setTemplates(set *policy.Templates) {
-	r.templates = set
-	before := r.templateStats
-	r.templateStats = map[string]*TemplateStats{}
-	for _, t := range refilled(set) {
-		if r.templateStats[t.Prefix] = before[t.Prefix]; before[t.Prefix] == nil {
-			r.templateStats[t.Prefix] = newTemplateStats(t.Prefix)
+// configure is called with the lock held, once r is shared. Of what stays, the terms of pools and the counts of
+// templates are kept.
+func (r *Refiller) configure(buckets []Bucket, templates *policy.Templates, version int64) {
+	r.buckets, r.templates, r.version = slices.Clone(buckets), templates, version
+	terms, stats := r.pooled, r.templateStats
+	r.pooled, r.templateStats = map[string]*pooledTerms{}, map[string]*TemplateStats{}
+	for _, b := range buckets {
+		if b.Pooled {
+			r.pooled[b.Key] = cmp.Or(terms[b.Key], &pooledTerms{})
 		}
+	}
+	for _, t := range refilled(templates) {
+		r.templateStats[t.Prefix] = cmp.Or(stats[t.Prefix], newTemplateStats(t.Prefix))
 	}
 }
 
@@ -172,8 +175,7 @@ func (r *Refiller) Update(buckets []Bucket, templates *policy.Templates, version
 	if version < r.version {
 		return fmt.Errorf("%w: version %d is below the one in force, %d", ErrConfig, version, r.version)
 	}
-	r.buckets, r.version = slices.Clone(buckets), version
-	r.setTemplates(templates)
+	r.configure(buckets, templates, version)
 	select {
 	case r.update <- struct{}{}:
 	default:
@@ -187,23 +189,15 @@ func (r *Refiller) Update(buckets []Bucket, templates *policy.Templates, version
 func (r *Refiller) SetTerms(key string, t policy.Terms) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if !slices.ContainsFunc(r.buckets, func(b Bucket) bool { return b.Key == key && b.Pooled }) {
+	terms := r.pooled[key]
+	if terms == nil {
 		return &BucketError{Bucket: key, Err: fmt.Errorf("%w: it isn't a pooled bucket of this replica", ErrConfig)}
 	}
-	terms := r.termsOf(key)
 	if old := terms.Load(); old == nil || old.Fence.Before(t.Fence) {
 		t.Version = r.version
 		terms.Store(&t)
 	}
 	return nil
-}
-
-// termsOf is called with the lock held.
-func (r *Refiller) termsOf(key string) *pooledTerms {
-	if r.pooled[key] == nil {
-		r.pooled[key] = &pooledTerms{}
-	}
-	return r.pooled[key]
 }
 
 // Lead makes this replica the one that refills until ctx ends, under the epoch
