@@ -103,8 +103,8 @@ func (c *Config) validate() error {
 	if c.Redis == nil {
 		return fmt.Errorf("%w: Redis is nil", ErrConfig)
 	}
-	if c.Version < 0 || c.Version > policy.MaxTokens {
-		return fmt.Errorf("%w: Version %d is not from 0 to %d", ErrConfig, c.Version, int64(policy.MaxTokens))
+	if err := checkVersion(c.Version); err != nil {
+		return err
 	}
 	if c.Interval < policy.MinInterval || c.Interval > policy.MaxInterval {
 		return fmt.Errorf("%w: Interval %s is not from %s to %s", ErrConfig, c.Interval, policy.MinInterval,
@@ -120,6 +120,13 @@ func (c *Config) validate() error {
 		return fmt.Errorf("%w: Pulse: %w", ErrConfig, err)
 	}
 	return checkBuckets(c.Buckets)
+}
+
+func checkVersion(version int64) error {
+	if version < 0 || version > policy.MaxTokens {
+		return fmt.Errorf("%w: Version %d is not from 0 to %d", ErrConfig, version, int64(policy.MaxTokens))
+	}
+	return nil
 }
 
 func checkBuckets(buckets []Bucket) error {

@@ -167,7 +167,7 @@ func (r *Refiller) topology(ctx context.Context) ([]master, error) {
 // once, from a standby too; a template's bucket changes with its next refill. What is
 // gone from it is no longer refilled. An error leaves everything as it was.
 func (r *Refiller) Update(buckets []Bucket, templates *policy.Templates, version int64) error {
-	if err := checkBuckets(buckets); err != nil {
+	if err := cmp.Or(checkVersion(version), checkBuckets(buckets)); err != nil {
 		return err
 	}
 	r.mu.Lock()

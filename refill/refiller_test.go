@@ -439,6 +439,7 @@ func TestUpdateSwitchesUnderALaterVersionOnly(t *testing.T) {
 		time.Sleep(time.Second)
 		require.EqualValues(t, 10, r.server.take("checkout", 5000), "b's old config can't put the old policy back")
 		require.ErrorIs(t, a.Update([]Bucket{checkout(1000)}, nil, 1), ErrConfig)
+		require.ErrorIs(t, a.Update([]Bucket{checkout(1000)}, nil, policy.MaxTokens+1), ErrConfig, "as New")
 		for v := range int64(1000) {
 			require.NoError(t, a.Update([]Bucket{checkout(100 + 100_000*(v%2))}, nil, 3+v))
 			time.Sleep(time.Millisecond)
