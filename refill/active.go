@@ -55,14 +55,10 @@ func newActiveSets(w *worker, shards []*shard, claim *bucket, cluster bool) *act
 	return a
 }
 
-// assume takes in that this replica's role has changed. A leader has every claim: the others don't call for them.
+// assume takes in that this replica's role or its claim has changed. A leader has every claim: the others don't call
+// for them. What the replica knows of the buckets is kept only while it refills them.
 func (a *activeSets) assume() {
-	a.claimed(a.w.refills() && (a.w.leading || a.claim != nil && a.claim.held))
-}
-
-// claimed takes in whether the claim is this replica's. What it knows of the buckets is kept only while it is.
-func (a *activeSets) claimed(held bool) {
-	held = held || a.w.leading
+	held := a.w.leading || a.w.refills() && a.claim != nil && a.claim.held
 	switch {
 	case held && !a.held:
 		a.look = time.Now()

@@ -265,6 +265,27 @@ func TestAReplicaThatIsBehindKeepsTheClaim(t *testing.T) {
 	})
 }
 
+// The claim's answer may be on the way while the pulse comes back.
+func TestAClaimMakesNoStandbyRefill(t *testing.T) {
+	simulate(t, func(t *testing.T, r *rig) {
+		a := r.startWith("a", true, 1, users(t, 1, policy.PerSecond(1)))
+		a.stop()
+		w := a.assign([]master{{}})[0]
+		won := func() bool {
+			w.learnOne(w.sets.claim, &lua.RefillResult{Outcome: policy.Outcome{Status: policy.StatusApplied}}, time.Now(),
+				&notices{})
+			return w.sets.held
+		}
+		w.pulse.state = silent
+		require.True(t, won())
+		beat := lua.PeekReply{Refilled: lua.Refilled{Version: policy.Version{Index: 7}}}
+		w.hear(beat, nil, time.Now(), time.Now())
+		require.False(t, w.refills())
+		require.False(t, w.sets.held)
+		require.False(t, won())
+	})
+}
+
 func TestCreditOfTemplatesIsExactWhileReplicasCrashAndPause(t *testing.T) {
 	simulate(t, func(t *testing.T, r *rig) {
 		set, keys := users(t, 1, policy.Rate{Tokens: 7, Per: 3 * time.Second}), userKeys(50)

@@ -112,7 +112,7 @@ func (w *worker) learnOne(b *bucket, res *lua.RefillResult, replied time.Time, n
 			"bucket", b.key)
 	}
 	if b.claim && (res.Err == nil || ownFault(res.Err)) {
-		w.sets.claimed(b.held)
+		w.sets.assume()
 	}
 }
 
