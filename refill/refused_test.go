@@ -3,6 +3,7 @@ package refill
 import (
 	"bytes"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -101,13 +102,25 @@ func TestAForbiddenBucketOfATemplateHoldsUpNoOther(t *testing.T) {
 	allowed(t, rdb, keys[1:]...)
 	var log bytes.Buffer
 	w := newWatch()
-	_, stop := runningWith(t, Config{Redis: rdb, Templates: set, ObserveActive: w.observe,
+	r, stop := runningWith(t, Config{Redis: rdb, Templates: set, ObserveActive: w.observe,
 		Logger: hclog.New(&hclog.LoggerOptions{Output: &log})})
 	w.until(t, "the others are refilled every interval", func(events map[string][]Event) bool {
 		return refilledInTime(events, keys[1:], interval)
 	})
 	stop()
 	require.Less(t, len(w.events[keys[0]]), len(w.events[keys[1]])/3, "it is tried ever more seldom")
+	var faults, unanswered int64
+	for _, e := range slices.Concat(slices.Collect(maps.Values(w.events))...) {
+		switch {
+		case e.OwnFault():
+			faults++
+		case e.Err != nil:
+			unanswered++
+		}
+	}
+	stats := r.Stats().Templates[0]
+	require.Positive(t, faults)
+	require.Equal(t, []int64{faults, unanswered}, []int64{stats.Faults, stats.Errors})
 	require.Equal(t, 1, strings.Count(log.String(), "bucket can't be refilled"), log.String())
 	require.Contains(t, log.String(), "bucket="+keys[0])
 	require.NotContains(t, log.String(), "redis is away")

@@ -45,7 +45,7 @@ type TemplateStats struct {
 	Active  int64                   // buckets in those shards at their last rounds: over all replicas, those not full
 	Calls   map[policy.Status]int64 // answers by status
 	Errors  int64                   // calls without an answer
-	Faults  int64                   // of them, those for buckets that are forbidden or that make the script fail
+	Faults  int64                   // calls for buckets that are forbidden or that make the script fail
 	Left    int64                   // buckets that left the active set, because they were full or none
 	Added   int64
 	Clamped int64
@@ -65,11 +65,13 @@ func (t *TemplateStats) add(interval time.Duration, results []lua.RefillResult) 
 	var calls [policy.StatusConflict + 1]int64 // a map costs more
 	for i := range results {
 		r := &results[i]
-		if r.Err != nil {
+		switch {
+		case r.Err == nil:
+		case ownFault(r.Err):
+			t.Faults++
+			continue
+		default:
 			t.Errors++
-			if ownFault(r.Err) {
-				t.Faults++
-			}
 			continue
 		}
 		calls[r.Status]++

@@ -108,7 +108,7 @@ type Template struct {
 	Shards  int    `json:"shards"`         // of its active set that this replica refills, of 16
 	Active  int64  `json:"active_buckets"` // in those shards: over all replicas, the buckets that are not full
 	Refills int64  `json:"refills"`        // by this replica
-	Errors  int64  `json:"errors"`         // its calls without an answer
+	Errors  int64  `json:"errors"`         // its calls without an answer, or for buckets that are forbidden or fail
 
 	Most []Active `json:"most_active,omitempty"` // those that this replica refilled most in the last half minute or more
 }

@@ -83,7 +83,8 @@ func (r *Replica) Status(ctx context.Context, q admin.Query) admin.Status {
 	}
 	for _, t := range s.Templates {
 		one := admin.Template{
-			Prefix: t.Prefix, Shards: t.Shards, Active: t.Active, Refills: t.Calls[policy.StatusApplied], Errors: t.Errors,
+			Prefix: t.Prefix, Shards: t.Shards, Active: t.Active, Refills: t.Calls[policy.StatusApplied],
+			Errors: t.Errors + t.Faults,
 		}
 		ofTemplate := func(key string) bool { m := cfg.Templates.Of(key); return m != nil && m.Prefix == t.Prefix }
 		for _, a := range r.stats.MostActive(mostActive, out.Now, ofTemplate) {
