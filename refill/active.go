@@ -233,7 +233,7 @@ func (a *activeSets) read(ctx context.Context, s *shard) call {
 		}
 		return func() error {
 			m.asked = false
-			if len(foreign) > 0 {
+			if err == nil && len(foreign) > 0 {
 				a.w.r.log.Warn("names in the active set are no buckets of the template: removed",
 					"template", s.Prefix, "names", len(foreign), "first", foreign[0])
 			}
@@ -279,12 +279,12 @@ func (a *activeSets) learn(ctx context.Context, s *shard, m *members, batch []*e
 	m.learn(batch, t.results, t.replied)
 	var news notices
 	for i, e := range batch {
-		if e.failures == 1 {
-			news.add(hclog.Error, "bucket can't be refilled", "bucket", e.key, "error", t.results[i].Err)
+		if err := t.results[i].Err; e.failures == 1 && ownFault(err) {
+			news.add(hclog.Error, "bucket can't be refilled", "bucket", e.key, "error", err)
 		}
 	}
 	for _, swept := range t.swept {
-		s.unswept = warnUnswept(&news, t.calls[swept.at].Key, s.unswept, swept.err)
+		warnUnswept(&news, batch[swept.at].key, &batch[swept.at].unswept, swept.err)
 	}
 	news.log(a.w.r.log)
 	a.w.sizes.answered(t.results)

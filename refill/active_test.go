@@ -189,6 +189,37 @@ func TestAnUnreadableClaimKeepsNobodyFromRefilling(t *testing.T) {
 	})
 }
 
+// Only a bucket's own first failure is news, not that it leaves the set after it, nor that the server fails it then.
+func TestAFailureOfATemplatesBucketIsToldOfOnce(t *testing.T) {
+	simulate(t, func(t *testing.T, r *rig) {
+		set := users(t, 1, policy.PerSecond(1))
+		beside := "" // in the shard of user:1, and refilled all the while
+		for i := 2; beside == ""; i++ {
+			if key := fmt.Sprintf("user:%d", i); lua.ActiveShard(key) == lua.ActiveShard("user:1") {
+				beside = key
+			}
+		}
+		for name, after := range map[string]func(){
+			"it is gone":       func() { r.server.bad["user:1"] = nil; delete(r.server.buckets, "user:1") },
+			"the server fails": func() { r.server.bad["user:1"] = errAway },
+		} {
+			var log lockedBuffer
+			r.log, r.server = &log, newServer()
+			r.server.bad["user:1"] = lua.ErrMalformedBucket
+			r.server.takeTemplate(set.Of("user:1"), "user:1", 60)
+			r.server.takeTemplate(set.Of(beside), beside, 60)
+			a := r.startWith("a", false, 1, set)
+			for a.Stats().Templates[0].Faults == 0 {
+				time.Sleep(time.Millisecond)
+			}
+			r.server.set(after)
+			time.Sleep(5 * time.Second)
+			a.stop()
+			require.Equal(t, 1, strings.Count(log.String(), "bucket can't be refilled"), "%s: %s", name, log.String())
+		}
+	})
+}
+
 func TestShardsOfManyTemplatesAreAllRefilled(t *testing.T) {
 	simulate(t, func(t *testing.T, r *rig) {
 		var list []policy.Template

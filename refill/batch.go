@@ -72,7 +72,7 @@ func (w *worker) learn(ctx context.Context, batch []*bucket, t *trip) {
 		}
 	}
 	for _, s := range t.swept {
-		batch[s.at].unswept = warnUnswept(&news, t.calls[s.at].Key, batch[s.at].unswept, s.err)
+		warnUnswept(&news, batch[s.at].key, &batch[s.at].unswept, s.err)
 	}
 	news.log(w.r.log)
 	if err := t.serverError(); err != nil {
@@ -116,13 +116,12 @@ func (w *worker) learnOne(b *bucket, res *lua.RefillResult, replied time.Time, n
 	}
 }
 
-// warnUnswept tells of reservations that can't be ended, once; before is whether that was so before. It returns
-// whether it is so.
-func warnUnswept(to *notices, key string, before bool, err error) bool {
-	if err != nil && !before {
+// warnUnswept tells of a bucket's reservations that can't be ended, once; unswept is whether that was so and is.
+func warnUnswept(to *notices, key string, unswept *bool, err error) {
+	if err != nil && !*unswept {
 		to.add(hclog.Warn, "reservations can't be ended", "bucket", key, "error", err)
 	}
-	return err != nil
+	*unswept = err != nil
 }
 
 // align moves a leader's bucket to the beats of the pulse, so that the pulse's silence dates from the bucket's last

@@ -126,6 +126,50 @@ func TestAForbiddenBucketOfATemplateHoldsUpNoOther(t *testing.T) {
 	require.NotContains(t, log.String(), "redis is away")
 }
 
+func TestASetThatCanNotBeReadIsToldOfOnce(t *testing.T) {
+	t.Parallel()
+	set, err := policy.NewTemplates(1, []policy.Template{{
+		Prefix: "user:", Policy: policy.Policy{Capacity: 1000, Rate: policy.PerSecond(1), Interval: interval},
+	}}, nil)
+	require.NoError(t, err)
+	for _, command := range []string{"sscan", "srem"} {
+		t.Run(command, func(t *testing.T) {
+			t.Parallel()
+			rdb := testenv.Redis(t).Client()
+			ok, err := newConsumer(rdb).take(t.Context(), set.Of("user:1"), "user:1", 900, false)
+			require.NoError(t, err)
+			require.True(t, ok)
+			active := lua.ActiveKey("user:", lua.ActiveShard("user:1"))
+			require.NoError(t, rdb.SAdd(t.Context(), active, "stray").Err())
+			require.NoError(t, rdb.Do(t.Context(), "acl", "setuser", "default", "-"+command).Err())
+			refused := func() int64 {
+				stats, err := rdb.InfoMap(t.Context(), "errorstats").Result()
+				require.NoError(t, err)
+				n := int64(0)
+				_, err = fmt.Sscanf(stats["Errorstats"]["errorstat_NOPERM"], "count=%d", &n)
+				require.True(t, err == nil || n == 0)
+				return n
+			}
+			var log lockedBuffer
+			w := newWatch()
+			_, stop := runningWith(t, Config{Redis: rdb, Templates: set, ObserveActive: w.observe,
+				Logger: hclog.New(&hclog.LoggerOptions{Output: &log})})
+			require.Eventually(t, func() bool { return refused() >= 5 }, time.Minute, time.Millisecond)
+			require.Equal(t, 1, strings.Count(log.String(), "buckets of a template can't be refilled"), log.String())
+			require.NotContains(t, log.String(), "removed")
+			require.NoError(t, rdb.Do(t.Context(), "acl", "setuser", "default", "+"+command).Err())
+			w.until(t, "refills", appliedTo([]Bucket{{Key: "user:1"}}))
+			require.NoError(t, rdb.Do(t.Context(), "acl", "setuser", "default", "-sscan").Err())
+			require.NoError(t, rdb.SAdd(t.Context(), active, "another").Err())
+			require.Eventually(t, func() bool {
+				return strings.Count(log.String(), "buckets of a template can't be refilled") == 2
+			}, time.Minute, time.Millisecond, "another time is told of again")
+			stop()
+			require.Equal(t, 1, strings.Count(log.String(), "removed"), log.String())
+		})
+	}
+}
+
 // A server that is out of memory still answers reads, such as those of the active sets and of the pulse. That isn't to
 // say that it is back: one outage is told of once, and shown until refills go on.
 func TestAnAnsweredReadIsNotTheEndOfAnOutageOfWrites(t *testing.T) {

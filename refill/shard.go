@@ -20,7 +20,6 @@ type shard struct {
 	members *members     // nil unless this replica refills the shard and somebody is or was in it
 	active  atomic.Int64 // 1 more than the buckets in it; 0 without members
 	failed  bool         // the shard's own fault was told
-	unswept bool
 }
 
 // enter has the replica refill the shard from now on.
@@ -36,7 +35,6 @@ func (s *shard) leave() {
 
 // begin begins a round in which the shard holds count names.
 func (s *shard) begin(count int64, now time.Time) {
-	s.failed = false
 	s.active.Store(1 + count)
 	if s.members.begin(count, now); !s.members.empty.IsZero() && now.Sub(s.members.empty) >= linger*s.interval {
 		s.leave()
@@ -78,6 +76,7 @@ type entry struct {
 	seen     int64    // the last round in which its name was read
 	failures int      // in a row, the bucket's own
 	left     bool
+	unswept  bool // its reservations could not be ended
 }
 
 // linger is for how many intervals a shard that has become empty is still looked at
@@ -159,8 +158,9 @@ func (m *members) read(names []string, next uint64, now time.Time) {
 	}
 }
 
-// collect makes the round's work.
+// collect makes the round's work, of names that could be read.
 func (m *members) collect(now time.Time) {
+	m.of.failed = false
 	kept := m.order[:0]
 	for _, e := range m.order {
 		if e.left {

@@ -2,9 +2,12 @@ package refill
 
 import (
 	"fmt"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/hashicorp/go-hclog"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
@@ -19,6 +22,56 @@ func TestReservationsEndWithNoConsumerAlive(t *testing.T) {
 
 func TestReservationsOnAClusterEndWithNoConsumerAlive(t *testing.T) {
 	testReservationsEnd(t, testenv.Cluster(t).Client())
+}
+
+// A bucket whose reservations end beside it doesn't make it news again.
+func TestReservationsThatCanNotBeEndedAreToldOfOnce(t *testing.T) {
+	rdb := testenv.Redis(t).Client()
+	set, err := policy.NewTemplates(1, []policy.Template{{
+		Prefix: "user:", Policy: policy.Policy{Capacity: 1000, Rate: policy.PerSecond(1), Interval: interval},
+	}}, nil)
+	require.NoError(t, err)
+	var keys []string // of one shard
+	for i := 0; len(keys) < 2; i++ {
+		if key := fmt.Sprintf("user:%d", i); lua.ActiveShard(key) == 0 {
+			keys = append(keys, key)
+		}
+	}
+	good, bad := keys[0], keys[1]
+	reserve := func(key, id string) {
+		held, err := lua.Reserve(t.Context(), rdb, key, lua.ReserveCall{ID: id, N: 1, TTL: time.Millisecond})
+		require.NoError(t, err)
+		require.True(t, held.OK)
+	}
+	for _, key := range keys {
+		ok, err := newConsumer(rdb).take(t.Context(), set.Of(key), key, 900, false)
+		require.NoError(t, err)
+		require.True(t, ok)
+	}
+	reserve(bad, "one")
+	require.NoError(t, rdb.Del(t.Context(), "{"+bad+"}:due").Err())
+	require.NoError(t, rdb.Set(t.Context(), "{"+bad+"}:due", "x", 0).Err())
+
+	var log lockedBuffer
+	w := newWatch()
+	_, stop := runningWith(t, Config{Redis: rdb, Templates: set, ObserveActive: w.observe,
+		Logger: hclog.New(&hclog.LoggerOptions{Output: &log})})
+	for i := range 10 {
+		reserve(good, fmt.Sprint(i))
+		w.until(t, "the reservation is due at a refill of both", func(events map[string][]Event) bool {
+			for _, key := range keys {
+				if !slices.ContainsFunc(events[key], func(e Event) bool {
+					return e.Outcome.Status.Wrote() && e.Outcome.Due != 0 && e.Outcome.Due <= e.Outcome.Now
+				}) {
+					return false
+				}
+			}
+			return true
+		})
+		w.forget()
+	}
+	stop()
+	require.Equal(t, 1, strings.Count(log.String(), "reservations can't be ended"), log.String())
 }
 
 // testReservationsEnd has reservations of buckets in several slots end.
