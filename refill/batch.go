@@ -3,7 +3,6 @@ package refill
 import (
 	"container/heap"
 	"context"
-	"errors"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
@@ -137,65 +136,5 @@ func (w *worker) align(b *bucket, o policy.Outcome, replied time.Time) {
 	}
 	if beat.Sub(replied) <= b.interval*3/2 && beat.Sub(replied) >= b.interval/2 {
 		b.due = beat
-	}
-}
-
-// listen reads the pulse. When it is late, every bucket is due at once: its first call only learns the index.
-func (w *worker) listen(ctx context.Context) call {
-	w.pulse.asked = true
-	return func() func() {
-		callCtx, cancel := context.WithTimeout(ctx, w.r.cfg.Timeout)
-		defer cancel()
-		sent := time.Now()
-		reply, err := w.r.store.peek(callCtx, w.pulse.beat.key)
-		replied := time.Now()
-		return func() {
-			w.pulse.asked = false
-			if err != nil && !errors.Is(err, lua.ErrUnknownBucket) && !ownFault(err) {
-				w.failed(ctx, err)
-				return
-			}
-			w.answered()
-			if w.hear(reply, err, sent, replied); w.pulse.state == beating {
-				w.recovered() // the leader's refills do
-			}
-		}
-	}
-}
-
-// hear takes in a look at the pulse. One that can't be read tells as little of a leader as one that isn't there.
-func (w *worker) hear(reply lua.PeekReply, err error, sent, replied time.Time) {
-	before := w.pulse.state
-	if err == nil {
-		w.pulse.heard(reply, sent, replied)
-	} else {
-		w.pulse.absent(replied)
-	}
-	if unreadable := err != nil && !errors.Is(err, lua.ErrUnknownBucket); unreadable != w.pulse.unreadable {
-		if w.pulse.unreadable = unreadable; unreadable {
-			w.r.log.Error("pulse can't be read: this replica races", "pulse", w.pulse.beat.key, "error", err)
-		}
-	}
-	state := w.pulse.state
-	if before == beating && state != beating {
-		w.takeUp(replied)
-		for _, entry := range w.buckets {
-			entry.bucket.due = replied
-		}
-		w.buckets.order()
-		w.lookAfresh()
-	}
-	if before != beating && state == beating {
-		w.sets.assume()
-		w.standBy(replied)
-	}
-	if (before == silent) != (state == silent) {
-		w.r.setRacing(w, state == silent)
-		if state == silent {
-			w.r.log.Info("pulse is silent: this replica races",
-				"pulse", w.pulse.beat.key, "silent-for", replied.Sub(w.pulse.changed))
-		} else {
-			w.r.log.Info("pulse beats: this replica stands by", "pulse", w.pulse.beat.key)
-		}
 	}
 }

@@ -1,7 +1,6 @@
 package refill
 
 import (
-	"container/heap"
 	"context"
 	"math/rand/v2"
 	"sync"
@@ -109,62 +108,6 @@ func (w *worker) make(c call, now time.Time) {
 	w.changed.Broadcast()
 }
 
-// assume changes the role, once nothing is under way any more under the old one.
-func (w *worker) assume(leading bool) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.leading && !leading {
-		w.handOver()
-	}
-	for w.paused = true; w.underWay > 0; {
-		w.changed.Wait()
-	}
-	w.leading = leading
-	w.pulse.assume(leading, time.Now())
-	w.sets.assume()
-	w.r.setRacing(w, false)
-	w.lookAfresh()
-	if !leading {
-		w.standBy(time.Now())
-	}
-	w.paused = false
-	w.timer.Reset(0)
-}
-
-// handOver refills once more, at the end of a term, what was refilled half an interval ago or longer, the pulse too. A
-// successor first learns the indexes and then waits half an interval: it is in time if no refill is due sooner. What
-// isn't refilled within half an interval is left to the successor.
-func (w *worker) handOver() {
-	now := time.Now()
-	hurry := func(b *bucket) {
-		if b.due.Sub(now) <= b.interval/2 && b.due.After(now) {
-			b.due = now
-		}
-	}
-	hurry(w.pulse.beat)
-	for _, entry := range w.buckets {
-		hurry(entry.bucket)
-	}
-	w.buckets.order()
-	w.sets.hurry(now)
-	w.timer.Reset(0)
-	pending := func() bool {
-		beat := w.pulse.due()
-		return !beat.IsZero() && !beat.After(now) || len(w.buckets) > 0 && !w.buckets[0].due.After(now) ||
-			w.sets.pending(now)
-	}
-	late := false
-	defer time.AfterFunc(w.pulse.beat.interval/2, func() {
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		late = true
-		w.changed.Broadcast()
-	}).Stop()
-	for pending() && !late && !w.over && w.failures == 0 {
-		w.changed.Wait()
-	}
-}
-
 // refills reports whether it is for this replica to refill.
 func (w *worker) refills() bool { return w.pulse == nil || w.leading || w.pulse.state != beating }
 
@@ -221,40 +164,6 @@ func (w *worker) next(ctx context.Context, now time.Time) call {
 		return c
 	}
 	return w.sets.next(ctx, now)
-}
-
-// takeUp puts what a standby announces among the buckets to refill, due at once: these calls announce it.
-func (w *worker) takeUp(now time.Time) {
-	for _, entry := range w.announce {
-		entry.bucket.unannounced, entry.bucket.due = false, now
-		heap.Push(&w.buckets, entry.bucket)
-	}
-	w.announce = nil
-}
-
-// standBy leaves the buckets to the leader. About the doubtful ones a standby asks again, lest it report what has
-// passed.
-func (w *worker) standBy(now time.Time) {
-	kept := w.buckets[:0]
-	for _, entry := range w.buckets {
-		if b := entry.bucket; b.doubtful() {
-			b.unannounced, b.due = true, now
-			heap.Push(&w.announce, b)
-		} else {
-			kept = append(kept, entry)
-		}
-	}
-	clear(w.buckets[len(kept):])
-	w.buckets = kept
-	w.buckets.order()
-}
-
-// lookAfresh forgets which buckets were missing, because this replica hasn't looked for a while: one that is missing
-// now may be remembered by the others.
-func (w *worker) lookAfresh() {
-	for _, entry := range w.buckets {
-		entry.bucket.missing = time.Time{}
-	}
 }
 
 // failed takes in that the server failed a call, and leaves it alone for a while.

@@ -128,7 +128,7 @@ func TestTheVerifierCatchesWhatTheLoopLacks(t *testing.T) {
 			"if perCall > 1 && Refuses(failed(&results[i])) {", "if false {",
 			system.Spec{Buckets: schedule.Pick("plain", "deep", "rare", "kept", "whole", "user:1")},
 			[]string{"redis-forbids-a-bucket"}, []string{verify.Neighbours}},
-		{"an unreadable pulse is none", "refill/batch.go", "!errors.Is(err, lua.ErrUnknownBucket) && !ownFault(err)",
+		{"an unreadable pulse is none", "refill/standby.go", "!errors.Is(err, lua.ErrUnknownBucket) && !ownFault(err)",
 			"!errors.Is(err, lua.ErrUnknownBucket)",
 			system.Spec{Etcd: 1, Buckets: schedule.Pick("plain", "rare")}, []string{"pulse-unreadable"},
 			[]string{verify.Resume}},

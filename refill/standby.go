@@ -1,0 +1,160 @@
+package refill
+
+import (
+	"container/heap"
+	"context"
+	"errors"
+	"time"
+
+	"github.com/tokenrefill/refiller/lua"
+)
+
+// assume changes the role, once nothing is under way any more under the old one.
+func (w *worker) assume(leading bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.leading && !leading {
+		w.handOver()
+	}
+	for w.paused = true; w.underWay > 0; {
+		w.changed.Wait()
+	}
+	w.leading = leading
+	w.pulse.assume(leading, time.Now())
+	w.sets.assume()
+	w.r.setRacing(w, false)
+	w.lookAfresh()
+	if !leading {
+		w.standBy(time.Now())
+	}
+	w.paused = false
+	w.timer.Reset(0)
+}
+
+// handOver refills once more, at the end of a term, what was refilled half an interval ago or longer, the pulse too. A
+// successor first learns the indexes and then waits half an interval: it is in time if no refill is due sooner. What
+// isn't refilled within half an interval is left to the successor.
+func (w *worker) handOver() {
+	now := time.Now()
+	hurry := func(b *bucket) {
+		if b.due.Sub(now) <= b.interval/2 && b.due.After(now) {
+			b.due = now
+		}
+	}
+	hurry(w.pulse.beat)
+	for _, entry := range w.buckets {
+		hurry(entry.bucket)
+	}
+	w.buckets.order()
+	w.sets.hurry(now)
+	w.timer.Reset(0)
+	pending := func() bool {
+		beat := w.pulse.due()
+		return !beat.IsZero() && !beat.After(now) || len(w.buckets) > 0 && !w.buckets[0].due.After(now) ||
+			w.sets.pending(now)
+	}
+	late := false
+	defer time.AfterFunc(w.pulse.beat.interval/2, func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		late = true
+		w.changed.Broadcast()
+	}).Stop()
+	for pending() && !late && !w.over && w.failures == 0 {
+		w.changed.Wait()
+	}
+}
+
+// listen reads the pulse. When it is late, every bucket is due at once: its first call only learns the index.
+func (w *worker) listen(ctx context.Context) call {
+	w.pulse.asked = true
+	return func() func() {
+		callCtx, cancel := context.WithTimeout(ctx, w.r.cfg.Timeout)
+		defer cancel()
+		sent := time.Now()
+		reply, err := w.r.store.peek(callCtx, w.pulse.beat.key)
+		replied := time.Now()
+		return func() {
+			w.pulse.asked = false
+			if err != nil && !errors.Is(err, lua.ErrUnknownBucket) && !ownFault(err) {
+				w.failed(ctx, err)
+				return
+			}
+			w.answered()
+			if w.hear(reply, err, sent, replied); w.pulse.state == beating {
+				w.recovered() // the leader's refills do
+			}
+		}
+	}
+}
+
+// hear takes in a look at the pulse. One that can't be read tells as little of a leader as one that isn't there.
+func (w *worker) hear(reply lua.PeekReply, err error, sent, replied time.Time) {
+	before := w.pulse.state
+	if err == nil {
+		w.pulse.heard(reply, sent, replied)
+	} else {
+		w.pulse.absent(replied)
+	}
+	if unreadable := err != nil && !errors.Is(err, lua.ErrUnknownBucket); unreadable != w.pulse.unreadable {
+		if w.pulse.unreadable = unreadable; unreadable {
+			w.r.log.Error("pulse can't be read: this replica races", "pulse", w.pulse.beat.key, "error", err)
+		}
+	}
+	state := w.pulse.state
+	if before == beating && state != beating {
+		w.takeUp(replied)
+		for _, entry := range w.buckets {
+			entry.bucket.due = replied
+		}
+		w.buckets.order()
+		w.lookAfresh()
+	}
+	if before != beating && state == beating {
+		w.sets.assume()
+		w.standBy(replied)
+	}
+	if (before == silent) != (state == silent) {
+		w.r.setRacing(w, state == silent)
+		if state == silent {
+			w.r.log.Info("pulse is silent: this replica races",
+				"pulse", w.pulse.beat.key, "silent-for", replied.Sub(w.pulse.changed))
+		} else {
+			w.r.log.Info("pulse beats: this replica stands by", "pulse", w.pulse.beat.key)
+		}
+	}
+}
+
+// takeUp puts what a standby announces among the buckets to refill, due at once: these calls announce it.
+func (w *worker) takeUp(now time.Time) {
+	for _, entry := range w.announce {
+		entry.bucket.unannounced, entry.bucket.due = false, now
+		heap.Push(&w.buckets, entry.bucket)
+	}
+	w.announce = nil
+}
+
+// standBy leaves the buckets to the leader. About the doubtful ones a standby asks again, lest it report what has
+// passed.
+func (w *worker) standBy(now time.Time) {
+	kept := w.buckets[:0]
+	for _, entry := range w.buckets {
+		if b := entry.bucket; b.doubtful() {
+			b.unannounced, b.due = true, now
+			heap.Push(&w.announce, b)
+		} else {
+			kept = append(kept, entry)
+		}
+	}
+	clear(w.buckets[len(kept):])
+	w.buckets = kept
+	w.buckets.order()
+}
+
+// lookAfresh forgets which buckets were missing, because this replica hasn't looked for a while: one that is missing
+// now may be remembered by the others.
+func (w *worker) lookAfresh() {
+	for _, entry := range w.buckets {
+		entry.bucket.missing = time.Time{}
+	}
+}
