@@ -2,8 +2,6 @@ package refill
 
 import (
 	"math/rand/v2"
-	"slices"
-	"strconv"
 	"sync"
 	"time"
 
@@ -35,29 +33,7 @@ func (r *Refiller) assign(masters []master) []*worker {
 	shards := r.assignShards(masters, before, next.shards, now)
 	workers := make([]*worker, len(masters))
 	for i, m := range masters {
-		w := &worker{
-			r: r, rng: rand.New(rand.NewPCG(r.rng.Uint64(), uint64(i))), leading: r.leading,
-			sizes: newSizes(r.cfg.Batch, r.cfg.Timeout),
-			timer: time.NewTimer(maxIdle),
-		}
-		w.changed = sync.NewCond(&w.mu)
-		w.lastLoop.Store(now.UnixNano())
-		if r.cfg.Elected {
-			w.pulse = newPulse(keyOn(m, r.cfg.Pulse), r.cfg.Interval, r.version, w.rng)
-			remember(w.pulse.beat)
-			w.pulse.assume(w.leading, now)
-		}
-		var claim *bucket
-		if interval := shortest(shards[i]); interval > 0 {
-			if r.cfg.Elected { // a standby finds the claim abandoned when it finds the pulse late
-				interval = min(interval, r.cfg.Interval)
-			}
-			claim = remember(newClaim(keyOn(m, r.cfg.Pulse+":active"), interval, r.version))
-			claim.due = now
-			w.buckets = append(w.buckets, entryOf(claim))
-		}
-		w.sets = newActiveSets(w, shards[i], claim, m.slots != nil)
-		workers[i] = w
+		workers[i] = r.newWorker(m, i, shards[i], remember, now)
 	}
 	for _, b := range r.buckets {
 		nb, old := r.newBucket(b), before.buckets[b.Key]
@@ -77,6 +53,33 @@ func (r *Refiller) assign(masters []master) []*worker {
 	}
 	r.learned, r.workers = next, workers
 	return workers
+}
+
+// newWorker makes the worker of the i-th master, for shards. Its pulse and its claim it remembers.
+func (r *Refiller) newWorker(m master, i int, shards []*shard, remember func(*bucket) *bucket, now time.Time) *worker {
+	w := &worker{
+		r: r, rng: rand.New(rand.NewPCG(r.rng.Uint64(), uint64(i))), leading: r.leading,
+		sizes: newSizes(r.cfg.Batch, r.cfg.Timeout),
+		timer: time.NewTimer(maxIdle),
+	}
+	w.changed = sync.NewCond(&w.mu)
+	w.lastLoop.Store(now.UnixNano())
+	if r.cfg.Elected {
+		w.pulse = newPulse(keyOn(m, r.cfg.Pulse), r.cfg.Interval, r.version, w.rng)
+		remember(w.pulse.beat)
+		w.pulse.assume(w.leading, now)
+	}
+	var claim *bucket
+	if interval := shortest(shards); interval > 0 {
+		if r.cfg.Elected { // a standby finds the claim abandoned when it finds the pulse late
+			interval = min(interval, r.cfg.Interval)
+		}
+		claim = remember(newClaim(keyOn(m, r.cfg.Pulse+":active"), interval, r.version))
+		claim.due = now
+		w.buckets = append(w.buckets, entryOf(claim))
+	}
+	w.sets = newActiveSets(w, shards, claim, m.slots != nil)
+	return w
 }
 
 func (r *Refiller) newBucket(b Bucket) *bucket {
@@ -126,22 +129,4 @@ func shortest(shards []*shard) (interval time.Duration) {
 		}
 	}
 	return interval
-}
-
-// ownerOf is the place of the master that owns a slot. A slot that none owns is one that is moving: any worker will
-// do, its calls fail until it has arrived.
-func ownerOf(masters []master, slot int) int {
-	return max(0, slices.IndexFunc(masters, func(m master) bool { return m.owns(slot) }))
-}
-
-// keyOn is a key on the master: the name, or on a Cluster the first numbered one whose slot it owns.
-func keyOn(m master, name string) string {
-	if m.slots == nil {
-		return name
-	}
-	for n := 0; ; n++ {
-		if key := name + ":" + strconv.Itoa(n); m.owns(lua.Slot(key)) {
-			return key
-		}
-	}
 }

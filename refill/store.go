@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strconv"
 
 	"github.com/redis/go-redis/v9"
 
@@ -48,6 +49,24 @@ func (m master) owns(slot int) bool {
 		return true
 	}
 	return slices.ContainsFunc(m.slots, func(r slotRange) bool { return r.from <= slot && slot <= r.to })
+}
+
+// ownerOf is the place of the master that owns a slot. A slot that none owns is one that is moving: any worker will
+// do, its calls fail until it has arrived.
+func ownerOf(masters []master, slot int) int {
+	return max(0, slices.IndexFunc(masters, func(m master) bool { return m.owns(slot) }))
+}
+
+// keyOn is a key on the master: the name, or on a Cluster the first numbered one whose slot it owns.
+func keyOn(m master, name string) string {
+	if m.slots == nil {
+		return name
+	}
+	for n := 0; ; n++ {
+		if key := name + ":" + strconv.Itoa(n); m.owns(lua.Slot(key)) {
+			return key
+		}
+	}
 }
 
 // redisStore is a store on real servers.
