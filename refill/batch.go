@@ -17,7 +17,8 @@ func (w *worker) nextBatch(ctx context.Context, now time.Time) call {
 	if len(batch) == 0 {
 		return nil
 	}
-	// The others may wait as long as this before they call a server that is back.
+	// Until this has passed since the server came back, other replicas may still be backing off. They may remember a
+	// bucket that we would create.
 	othersCame := w.back.IsZero() || now.Sub(w.back) >= maxBackoff+w.r.cfg.Timeout
 	t := w.newTrip(len(batch), w.sizes.perCall())
 	for i, b := range batch {
@@ -89,7 +90,7 @@ func (w *worker) learnOne(b *bucket, res *lua.RefillResult, replied time.Time, n
 		if b.failures > 0 {
 			news.add(hclog.Info, "bucket is refilled again", "bucket", b.key)
 		}
-		if !b.ours {
+		if !b.signal {
 			b.compare(news, res.Outcome)
 			b.report(news, res.Outcome)
 		}

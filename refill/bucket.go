@@ -40,9 +40,9 @@ type bucket struct {
 	stepped     bool // the terms in force are stepped
 	unswept     bool // its reservations could not be ended
 
-	ours  bool // nobody takes from it: it is a claim or the pulse
-	claim bool // whoever has refilled it last refills the active sets
-	held  bool // a claim: that is this replica
+	signal bool // nobody takes from it: it is a claim or the pulse
+	claim  bool // whoever has refilled it last refills the active sets
+	held   bool // a claim: that is this replica
 }
 
 func newBucket(b Bucket, version int64) *bucket {
@@ -55,7 +55,7 @@ func newBucket(b Bucket, version int64) *bucket {
 func newSignal(key string, interval time.Duration, version int64) *bucket {
 	p := policy.Policy{Capacity: 2, Rate: policy.Rate{Tokens: 1, Per: interval}, Interval: interval}
 	b := newBucket(Bucket{Key: key, Policy: p}, version)
-	b.ours = true
+	b.signal = true
 	return b
 }
 
@@ -158,7 +158,7 @@ func (b *bucket) learn(o policy.Outcome, replied time.Time, rng *rand.Rand) {
 
 // doubtful reports whether, by the last answer, something keeps our terms from being in force, which may pass.
 func (b *bucket) doubtful() bool {
-	return !b.ours && (b.failures > 0 || b.conflict || b.clash || b.outdated)
+	return !b.signal && (b.failures > 0 || b.conflict || b.clash || b.outdated)
 }
 
 // fail takes in an error that is the bucket's own.

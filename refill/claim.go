@@ -18,7 +18,7 @@ const (
 	// outdatedWaits is how many intervals a replica with an older configuration lets pass since the claim's last
 	// refill, even its own: one with a later configuration comes before it.
 	outdatedWaits = 3
-	// abandonedAfter is after how many quarters of an interval without a refill the holder of a claim counts as gone.
+	// abandonedAfter is in quarters of an interval: a claim that wasn't refilled for as long is abandoned.
 	abandonedAfter = 5
 )
 

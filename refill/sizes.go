@@ -10,7 +10,7 @@ import (
 const (
 	// scriptBudget is how long a script call of ordinary buckets may hold up its
 	// server. One whose buckets all need the script's complete rules, as after a
-	// change of policies, takes longer: it has four times as much until 1 ms.
+	// change of policies, may take four times as long, 1 ms.
 	scriptBudget = 250 * time.Microsecond
 	// firstPerCall is how many buckets share a script call until the server's
 	// speed is known, maxPerCall the most that ever do: beyond it the server
