@@ -111,7 +111,11 @@ func client(b *policy.Bucket, op record.Op) bool {
 		case !known:
 			return op.Result == record.Missing
 		}
-		return op.Result == record.Done && clamped == op.Clamped && *b.Tokens == op.Left
+		left := int64(0)
+		if b.Tokens != nil {
+			left = *b.Tokens
+		}
+		return op.Result == record.Done && clamped == op.Clamped && left == op.Left
 	}
 	n := op.N
 	if op.Kind == record.UpTo && b.Tokens != nil {
