@@ -29,6 +29,7 @@ const (
 // are on its server. It refills them while this replica has the claim, or leads.
 type activeSets struct {
 	w       *worker
+	on      master
 	claim   *bucket // nil if no template is refilled
 	held    bool    // this replica refills the sets
 	shards  []*shard
@@ -38,8 +39,9 @@ type activeSets struct {
 }
 
 // newActiveSets makes the part of a worker.
-func newActiveSets(w *worker, shards []*shard, claim *bucket, cluster bool) *activeSets {
-	a := &activeSets{w: w, claim: claim, shards: shards}
+func newActiveSets(w *worker, on master, shards []*shard, claim *bucket) *activeSets {
+	a := &activeSets{w: w, on: on, claim: claim, shards: shards}
+	cluster := on.slots != nil
 	for _, s := range shards {
 		s.bySlot = cluster
 		if a.every == 0 || s.interval/2 < a.every {
@@ -251,7 +253,7 @@ func (a *activeSets) read(ctx context.Context, s *shard) call {
 // refill refills some buckets of the shard's round.
 func (a *activeSets) refill(ctx context.Context, s *shard) call {
 	m := s.members
-	batch := m.take(min(activeBatch, a.w.sizes.batch()))
+	batch := m.take(min(activeBatch, a.w.sizes.batch()), a.on)
 	t := a.w.newTrip(len(batch), a.w.sizes.perCall())
 	for i, e := range batch {
 		t.calls[i] = lua.RefillCall{Key: e.key, Call: policy.Call{Version: e.version, Terms: &s.template.Terms},
@@ -268,10 +270,12 @@ func (a *activeSets) refill(ctx context.Context, s *shard) call {
 	}
 }
 
-// learn takes in the answers to a round trip.
+// learn takes in the answers to a round trip. If another master than the shard's is away, its buckets wait for the next
+// round, and hold up no others.
 func (a *activeSets) learn(ctx context.Context, s *shard, m *members, batch []*entry, t *trip) {
 	a.w.r.observeActive(s, t)
-	if err := t.serverError(); err != nil {
+	err := t.serverError()
+	if err != nil && a.on.owns(batch[0].slot) {
 		m.putBack(batch)
 		a.w.refillsFailed(ctx, len(batch), err)
 		return
@@ -287,8 +291,10 @@ func (a *activeSets) learn(ctx context.Context, s *shard, m *members, batch []*e
 		warnUnswept(&news, batch[swept.at].key, &batch[swept.at].unswept, swept.err)
 	}
 	news.log(a.w.r.log)
-	a.w.sizes.answered(t.results)
-	a.w.recovered()
+	if err == nil {
+		a.w.sizes.answered(t.results)
+		a.w.recovered()
+	}
 }
 
 // hurry makes a round due in every shard, at the end of a term: see worker.handOver.

@@ -352,3 +352,55 @@ func killOverMany(t *testing.T, connect func(dialer) redis.UniversalClient) {
 		return seen.made() == before
 	}, time.Minute, time.Millisecond)
 }
+
+// On a Cluster a shard may hold names of buckets that are on another master.
+func TestAMasterThatIsAwayHoldsUpNoTemplatesBucketOfAnother(t *testing.T) {
+	for name, disturb := range map[string]func(*testenv.RedisServer){
+		"killed": (*testenv.RedisServer).Kill, "paused": (*testenv.RedisServer).Pause,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := testenv.Cluster(t)
+			rdb := c.Client()
+			masters, err := newRedisStore(rdb).masters(t.Context())
+			require.NoError(t, err)
+			set, err := policy.NewTemplates(1, []policy.Template{{
+				Prefix: "user:", Policy: policy.Policy{Capacity: 1000, Rate: policy.PerSecond(1), Interval: interval},
+			}}, nil)
+			require.NoError(t, err)
+			find := func(want func(shard, home, at int) bool) string {
+				for i := 0; ; i++ {
+					key := fmt.Sprintf("user:%d", i)
+					shard := lua.Shard{Prefix: "user:", Number: lua.ActiveShard(key)}
+					if want(shard.Number, ownerOf(masters, shard.Slot()), ownerOf(masters, lua.Slot(key))) {
+						return key
+					}
+				}
+			}
+			with, owner := 0, 0
+			away := find(func(shard, home, at int) bool {
+				with, owner = shard, home
+				return home != at
+			})
+			others := []Bucket{
+				{Key: find(func(shard, _, at int) bool { return shard == with && at == owner })},
+				{Key: find(func(shard, _, at int) bool { return shard != with && at == owner })},
+			}
+			for _, key := range []string{away, others[0].Key, others[1].Key} {
+				ok, err := newConsumer(rdb).take(t.Context(), set.Of(key), key, 900, false)
+				require.NoError(t, err)
+				require.True(t, ok)
+			}
+			w := newWatch()
+			_, stop := runningWith(t, Config{Redis: rdb, Templates: set, ObserveActive: w.observe,
+				Logger: hclog.NewNullLogger()})
+			w.until(t, "refills", appliedTo(append(others, Bucket{Key: away})))
+			disturb(c.Owner(lua.Slot(away)))
+			for range 5 {
+				w.forget()
+				w.until(t, "refills of the others", appliedTo(others))
+			}
+			stop()
+		})
+	}
+}

@@ -78,7 +78,7 @@ func (r *Refiller) newWorker(m master, i int, shards []*shard, remember func(*bu
 		claim.due = now
 		w.buckets = append(w.buckets, entryOf(claim))
 	}
-	w.sets = newActiveSets(w, shards, claim, m.slots != nil)
+	w.sets = newActiveSets(w, m, shards, claim)
 	return w
 }
 

@@ -183,9 +183,14 @@ func (m *members) drop(e *entry) {
 	}
 }
 
-// take takes up to most entries off the work, for a call.
-func (m *members) take(most int) []*entry {
+// take takes up to most entries off the work, for a call. On a Cluster a shard may name buckets of another master than
+// its own: they go in calls without those on its own, which don't wait for that master then.
+func (m *members) take(most int, own master) []*entry {
 	n := min(most, len(m.work))
+	first := own.owns(m.work[0].slot)
+	if other := slices.IndexFunc(m.work[:n], func(e *entry) bool { return own.owns(e.slot) != first }); other > 0 {
+		n = other
+	}
 	batch := m.work[:n:n]
 	if m.work = m.work[n:]; len(m.work) == 0 {
 		m.work = nil
