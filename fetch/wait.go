@@ -172,17 +172,7 @@ func (c *Client) pause(l *line) (pause time.Duration, over bool) {
 // askForLine asks once for as many waiters as go into one call, and serves those that the bucket has tokens for.
 func (c *Client) askForLine(l *line) {
 	c.lines.mu.Lock()
-	var asked []*waiter
-	var runs []policy.Run
-	total := int64(0)
-	for w := l.first; w != nil && len(runs) < mostRuns && w.n <= policy.MaxTokens-total; w = w.next {
-		asked, total = append(asked, w), total+w.n
-		if last := len(runs) - 1; last >= 0 && runs[last].N == w.n {
-			runs[last].Count++
-		} else {
-			runs = append(runs, policy.Run{N: w.n, Count: 1, Leave: c.lines.leaves(l.key, w.n, l.leave, true)})
-		}
-	}
+	asked, runs := c.lines.runs(l)
 	whole := !l.denied.IsZero()
 	cfg := c.putQuestion(l, asked)
 	c.lines.mu.Unlock()
@@ -190,22 +180,36 @@ func (c *Client) askForLine(l *line) {
 		return
 	}
 	a := c.askLine(l, cfg, runs, whole)
-	unused := int64(0) // tokens of those who left meanwhile
-	defer func() {
-		if unused > 0 {
-			c.giveBackLater(l.key, unused, a.info.era)
+	if unused := c.tell(l, asked, runs, a); unused > 0 {
+		c.giveBackLater(l.key, unused, a.info.era)
+	}
+}
+
+// runs are the waiters of a line that go into one call, and what they take. The lock is held.
+func (ls *lines) runs(l *line) (asked []*waiter, runs []policy.Run) {
+	total := int64(0)
+	for w := l.first; w != nil && len(runs) < mostRuns && w.n <= policy.MaxTokens-total; w = w.next {
+		asked, total = append(asked, w), total+w.n
+		if last := len(runs) - 1; last >= 0 && runs[last].N == w.n {
+			runs[last].Count++
+		} else {
+			runs = append(runs, policy.Run{N: w.n, Count: 1, Leave: ls.leaves(l.key, w.n, l.leave, true)})
 		}
-	}()
+	}
+	return asked, runs
+}
+
+// tell serves those of the waiters that an answer has tokens for, and returns the tokens of those who left meanwhile.
+func (c *Client) tell(l *line, asked []*waiter, runs []policy.Run, a *answer) (unused int64) {
 	c.lines.mu.Lock()
 	defer c.lines.mu.Unlock()
 	l.question.stop()
 	if ReasonOf(a.err) != ReasonNone {
 		c.degradedLine(l, asked, a.err)
-		return
+		return 0
 	}
 	l.note(runs, a)
-	served := int64(0) // how many of a run are
-	run := 0
+	run, served := 0, int64(0) // served: of the run
 	for _, w := range asked {
 		for run < len(runs)-1 && served == runs[run].Count {
 			run, served = run+1, 0
@@ -219,7 +223,7 @@ func (c *Client) askForLine(l *line) {
 		case a.info.shadowed():
 			c.stats.shadowed.Add(1)
 		default:
-			return // none is served behind one that isn't
+			return unused // none is served behind one that isn't
 		}
 		served++
 		if w.in {
@@ -229,6 +233,7 @@ func (c *Client) askForLine(l *line) {
 			unused += w.n
 		}
 	}
+	return unused
 }
 
 // askLine puts the takes of a line to the bucket, each in its turn. If the bucket says no and was rescued, the answer's
