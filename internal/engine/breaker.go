@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"sync/atomic"
 	"time"
 )
@@ -22,12 +21,6 @@ const (
 
 	// For excuseTime after the last answer silence is excused while calls wait for connections.
 	excuseTime = time.Second
-
-	// It closes when a probe is answered. Each may take probeTime. They are probeFirst apart, and up to probeMost, each
-	// pause between half and one and a half times that.
-	probeTime  = time.Second
-	probeFirst = 50 * time.Millisecond
-	probeMost  = 200 * time.Millisecond
 )
 
 var (
@@ -78,8 +71,9 @@ func (b *Breaker) record(now time.Time, err error) bool {
 		b.failed++
 	}
 	age := now.Sub(b.began)
-	if clear := b.failed == b.calls && b.calls >= fewestClear && age >= clearTime; !clear &&
-		(b.calls < fewestCalls || age < shortest) {
+	enough := b.calls >= fewestCalls && age >= shortest
+	allFailed := b.failed == b.calls && b.calls >= fewestClear && age >= clearTime
+	if !enough && !allFailed {
 		return false
 	}
 	opens := err != nil && 2*b.failed >= b.calls && b.cause.CompareAndSwap(nil, &err)
@@ -90,9 +84,9 @@ func (b *Breaker) record(now time.Time, err error) bool {
 	return opens
 }
 
-// silent counts a call that the server is silent about, and reports whether it counts and whether that opens the
+// recordSilence counts a call that the server is silent about, and reports whether it counts and whether that opens the
 // breaker.
-func (b *Breaker) silent(now time.Time) (counts, opens bool) {
+func (b *Breaker) recordSilence(now time.Time) (counts, opens bool) {
 	if b.Excuse != nil && b.Excuse() {
 		if now.Sub(b.excused) > longest {
 			b.excused = now
@@ -104,9 +98,9 @@ func (b *Breaker) silent(now time.Time) (counts, opens bool) {
 	return true, b.record(now, ErrSilent)
 }
 
-// ended counts a call that ended with err, unless its silence was counted before; if it is answered after all, that is
-// taken back. It reports whether that opens the breaker.
-func (b *Breaker) ended(now time.Time, silent bool, err error) bool {
+// recordEnd counts a call that ended with err, unless its silence was counted before; if it is answered after all, that
+// is taken back. It reports whether that opens the breaker.
+func (b *Breaker) recordEnd(now time.Time, silent bool, err error) bool {
 	if err == nil {
 		b.excused = time.Time{}
 	}
@@ -120,33 +114,8 @@ func (b *Breaker) ended(now time.Time, silent bool, err error) bool {
 	return false
 }
 
-// probe asks the server until it answers, or the queue is closed.
-func (q *Queue[T]) probe() {
-	b, pause := q.breaker, probeFirst
-	for q.nap(time.Duration((0.5 + rand.Float64()) * float64(pause))) {
-		pause = min(2*pause, probeMost)
-		ctx, cancel := context.WithTimeout(context.Background(), probeTime)
-		err := b.Probe(ctx)
-		if cancel(); err == nil {
-			break
-		}
-	}
-	q.mu.Lock()
-	defer q.mu.Unlock()
+// close closes the breaker, since the server answers.
+func (b *Breaker) close() {
 	b.began, b.calls, b.failed = time.Time{}, 0, 0
 	b.cause.Store(nil)
-	q.probing = false
-	q.settle()
-}
-
-// nap sleeps and reports whether the queue is still open.
-func (q *Queue[T]) nap(d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-q.quit:
-		return false
-	}
 }

@@ -64,12 +64,12 @@ func TestABreakerOpensOnTheShareOfFailures(t *testing.T) {
 	t.Run("silence that turns out to be slowness", func(t *testing.T) {
 		b := &Breaker{}
 		for i := range fewestCalls {
-			counts, opens := b.silent(at(time.Duration(i) * ms))
+			counts, opens := b.recordSilence(at(time.Duration(i) * ms))
 			require.True(t, counts)
 			require.False(t, opens)
 		}
 		for range fewestCalls {
-			require.False(t, b.ended(at(shortest-ms), true, nil))
+			require.False(t, b.recordEnd(at(shortest-ms), true, nil))
 		}
 		require.False(t, b.record(at(shortest), errBroken))
 	})

@@ -36,7 +36,7 @@ func Exec(ctx context.Context, rdb redis.UniversalClient, cmds []redis.Cmder) {
 }
 
 // Commands sends single commands through a Queue, several in one round trip when there are several. Its methods are
-// safe for concurrent use. It needs not be closed: it holds nothing while nothing is asked.
+// safe for concurrent use. It need not be closed: it holds nothing while nothing is asked.
 type Commands struct{ queue *Queue[redis.Cmder] }
 
 // NewCommands makes Commands of a Redis client, which stays the caller's. At most most round trips are under way.

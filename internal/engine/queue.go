@@ -9,8 +9,8 @@ import (
 )
 
 const (
-	// spacing is the least time between two departures while a call is under way.
-	spacing = time.Millisecond
+	// leastSpacing is the least time between two departures while a call is under way.
+	leastSpacing = time.Millisecond
 	// mostRequests is the most requests of one call: further ones go with the next.
 	mostRequests = 1024
 	// mostWaiting bounds the requests that wait for a departure.
@@ -30,8 +30,8 @@ var (
 // Sender makes one round trip for requests in their order, and calls Answer for each of them once. The error says what
 // that showed of the server: nil that it answers, ErrNoEvidence nothing, any other that it failed.
 //
-// ctx has a deadline if all requests have one: Grace after the last of these. It is cancelled when nobody waits for an
-// answer any more: what isn't sent by then need not be.
+// ctx's deadline is Grace after the latest of the requests' deadlines, at most a minute after the departure. It is
+// cancelled when nobody waits for an answer any more: what isn't sent by then need not be.
 type Sender[T any] func(ctx context.Context, batch []*Request[T]) error
 
 // Queue brings requests to a server. Its methods are safe for concurrent use.
@@ -44,13 +44,13 @@ type Queue[T any] struct {
 
 	mu          sync.Mutex
 	first, last *Request[T]
-	size        int           // requests from first to last that somebody waits for
+	waiters     int           // requests from first to last that somebody waits for
 	held        int           // requests from first to last
 	calls       []*call[T]    // under way
 	free        []*call[T]    // to be used again
 	departed    time.Time     // the last call
 	heard       time.Time     // the last answer of the server
-	trip        time.Duration // of the last calls; 0: not known
+	rtt         time.Duration // round trip of the last calls; 0: not known
 	failed      bool          // the last call did
 	due         time.Time     // no deadline is earlier; zero: there is none
 	timer       *time.Timer   // calls tick
@@ -88,7 +88,7 @@ func (q *Queue[T]) Release(r *Request[T]) {
 // or until ctx is cancelled. After an error r must not be used any more.
 func (q *Queue[T]) Do(ctx context.Context, r *Request[T], now, deadline time.Time) error {
 	q.mu.Lock()
-	if q.closed || q.size >= mostWaiting {
+	if q.closed || q.waiters >= mostWaiting {
 		defer q.mu.Unlock()
 		if q.closed {
 			return ErrClosed
@@ -98,9 +98,9 @@ func (q *Queue[T]) Do(ctx context.Context, r *Request[T], now, deadline time.Tim
 	r.state.Store(waiting)
 	r.unclaimed.Store(false)
 	r.uses++
-	r.clock, r.call, r.next = newClock(now, deadline, q.stalled), nil, nil
+	r.deadline, r.call, r.next = newDeadline(now, deadline, q.stalled), nil, nil
 	q.push(r)
-	q.size++
+	q.waiters++
 	q.due = earlier(q.due, deadline)
 	c := q.depart(now)
 	q.arm(now)
@@ -120,7 +120,7 @@ func (q *Queue[T]) Do(ctx context.Context, r *Request[T], now, deadline time.Tim
 // short reports whether a lone request's caller makes its call: round trips are short, and no connection has to be
 // opened first as far as is known. The lock is held.
 func (q *Queue[T]) short() bool {
-	return q.express != nil && !q.failed && q.trip > 0 && q.trip < shortTrip
+	return q.express != nil && !q.failed && q.rtt > 0 && q.rtt < shortRTT
 }
 
 // wait waits until a request is answered or given up.
@@ -154,7 +154,7 @@ func (q *Queue[T]) leave(ctx context.Context, r *Request[T], use uint64) {
 	}
 	if c := r.call; c != nil && c.alone { // its answer is a moment away, and says what is to be given back
 		now := time.Now()
-		c.clock, c.left = newClock(now, now, q.stalled), true
+		c.deadline, c.abandoned = newDeadline(now, now, q.stalled), true
 		q.due = earlier(q.due, now)
 		q.arm(now)
 		return
@@ -178,10 +178,10 @@ func (q *Queue[T]) result(ctx context.Context, r *Request[T]) error {
 func (q *Queue[T]) dropped(r *Request[T]) {
 	c := r.call
 	if c == nil { // it stays where it is until a departure
-		q.size--
+		q.waiters--
 		return
 	}
-	if c.waiting--; c.waiting == 0 {
+	if c.waiters--; c.waiters == 0 {
 		c.interrupt(q.express)
 	}
 }
@@ -195,16 +195,16 @@ func (q *Queue[T]) depart(now time.Time) *call[T] {
 	c := q.unused()
 	for q.first != nil && len(c.batch) < mostRequests {
 		if r := q.pop(); r.state.Load() == waiting {
-			q.size--
+			q.waiters--
 			c.add(r)
 		}
 	}
-	if c.waiting == 0 {
+	if c.waiters == 0 {
 		q.free = append(q.free, c)
 		return nil
 	}
 	c.begin(now, q.patience(), q.stalled)
-	q.due = earlier(q.due, c.clock.deadline)
+	q.due = earlier(q.due, c.deadline.at)
 	q.calls = append(q.calls, c)
 	q.departed = now
 	return c
@@ -216,10 +216,18 @@ func (q *Queue[T]) spacing() time.Duration {
 	if len(q.calls) == 0 {
 		return 0
 	}
-	if q.trip == 0 {
-		return spacing
+	if q.rtt == 0 {
+		return leastSpacing
 	}
-	return spacing * time.Duration(max(1, len(q.calls)-int(q.trip/spacing)))
+	return leastSpacing * time.Duration(max(1, len(q.calls)-int(q.rtt/leastSpacing)))
+}
+
+// patience is how long the server may be silent about a call before that is evidence; 0: for ever. The lock is held.
+func (q *Queue[T]) patience() time.Duration {
+	if q.breaker == nil {
+		return 0
+	}
+	return min(max(q.breaker.Patience, 4*q.rtt), Grace)
 }
 
 func (q *Queue[T]) push(r *Request[T]) {
@@ -241,7 +249,7 @@ func (q *Queue[T]) pop() *Request[T] {
 
 // forget removes the requests that nobody waits for once they are most of those held. The lock is held.
 func (q *Queue[T]) forget() {
-	if q.held <= 2*q.size+mostRequests {
+	if q.held <= 2*q.waiters+mostRequests {
 		return
 	}
 	for n := q.held; n > 0; n-- {

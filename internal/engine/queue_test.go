@@ -281,13 +281,13 @@ func TestDeadlinesMoveByTheDelayOfThisProcess(t *testing.T) {
 		"stopped again and again": {{80 * ms, 30 * ms, false}, {215 * ms, 130 * ms, false}, {300 * ms, 200 * ms, true}},
 	} {
 		const before = time.Hour // stalled for so long before this began
-		c := newClock(began, at(50*ms), before)
+		c := newDeadline(began, at(50*ms), before)
 		for i, l := range looks {
 			require.Equal(t, l.over, c.expireOrExtend(at(l.at), before+l.stalled), "%s: look %d", name, i)
 		}
 		require.LessOrEqual(t, c.stalled-before, 50*ms)
 	}
-	never := newClock(began, time.Time{}, 0)
+	never := newDeadline(began, time.Time{}, 0)
 	require.False(t, never.expireOrExtend(at(time.Hour), time.Hour))
 }
 
@@ -393,7 +393,7 @@ func TestRequestsThatWereGivenUpDoNotPileUp(t *testing.T) {
 				for r := q.first; r != nil; r = r.next {
 					held++
 				}
-				require.Equal(t, 1, q.size)
+				require.Equal(t, 1, q.waiters)
 				q.mu.Unlock()
 				require.LessOrEqual(t, held, 2*mostRequests)
 				cancel()

@@ -20,10 +20,10 @@ type Request[T any] struct {
 	signal    chan struct{} // gets one value when the state becomes answered or expired
 
 	// The lock of the queue guards these.
-	clock clock
-	call  *call[T] // once it is under way
-	next  *Request[T]
-	uses  uint64 // how often it was given to Do
+	deadline deadline
+	call     *call[T] // once it is under way
+	next     *Request[T]
+	uses     uint64 // how often it was given to Do
 }
 
 // Answer tells the caller that Body is complete. It reports whether the caller still waits; then the request must not

@@ -5,6 +5,9 @@ import (
 	"time"
 )
 
+// pulse is how often the timer fires while somebody waits, and shows whether this process ran.
+const pulse = 5 * time.Millisecond
+
 // tick does what is due: it has a call depart, and gives up what has waited for too long.
 func (q *Queue[T]) tick() {
 	// The goroutine of a timer overtakes those that are ready to run, one of which may be about to take an answer in.
@@ -45,19 +48,19 @@ func (q *Queue[T]) expire(now time.Time) {
 		for _, r := range c.batch {
 			q.look(r, now)
 		}
-		if c.clock.deadline.IsZero() {
+		if c.deadline.at.IsZero() {
 			continue
 		}
-		if !c.clock.expireOrExtend(now, q.stalled) {
-			q.due = earlier(q.due, c.clock.deadline)
+		if !c.deadline.expireOrExtend(now, q.stalled) {
+			q.due = earlier(q.due, c.deadline.at)
 			continue
 		}
-		c.clock = clock{}
-		if c.left {
+		c.deadline = deadline{}
+		if c.abandoned {
 			c.interrupt(q.express)
 		} else if !q.heard.After(c.sent) {
-			counts, opens := q.breaker.silent(now)
-			c.silent = counts
+			var opens bool
+			c.silent, opens = q.breaker.recordSilence(now)
 			q.opened(opens)
 		}
 	}
@@ -67,8 +70,8 @@ func (q *Queue[T]) expire(now time.Time) {
 func (q *Queue[T]) look(r *Request[T], now time.Time) {
 	switch {
 	case r.state.Load() != waiting:
-	case !r.clock.expireOrExtend(now, q.stalled):
-		q.due = earlier(q.due, r.clock.deadline)
+	case !r.deadline.expireOrExtend(now, q.stalled):
+		q.due = earlier(q.due, r.deadline.at)
 	case r.state.CompareAndSwap(waiting, expired):
 		q.dropped(r)
 		r.signal <- struct{}{}
@@ -88,12 +91,4 @@ func (q *Queue[T]) arm(now time.Time) {
 		q.at = next
 		q.timer.Reset(next.Sub(now))
 	}
-}
-
-// patience is how long the server may be silent about a call before that is evidence. The lock is held.
-func (q *Queue[T]) patience() time.Duration {
-	if q.breaker == nil {
-		return 0
-	}
-	return min(max(q.breaker.Patience, 4*q.trip), Grace)
 }

@@ -92,25 +92,17 @@ func (q *Queue[T]) ended(c *call[T], now time.Time, err error) {
 	if q.failed = err != nil; !q.failed {
 		q.heard = now
 		switch d := now.Sub(c.sent); { // what is slow for once counts little
-		case q.trip == 0:
-			q.trip = d
-		case d < q.trip:
-			q.trip = (q.trip + d) / 2
+		case q.rtt == 0:
+			q.rtt = d
+		case d < q.rtt:
+			q.rtt = (q.rtt + d) / 2
 		default:
-			q.trip += (d - q.trip) / 16
+			q.rtt += (d - q.rtt) / 16
 		}
 	}
 	if q.breaker != nil {
-		q.opened(q.breaker.ended(now, c.silent, err))
+		q.opened(q.breaker.recordEnd(now, c.silent, err))
 	}
 	c.end()
 	q.free = append(q.free, c)
-}
-
-// opened has the server probed if the breaker has opened. The lock is held.
-func (q *Queue[T]) opened(yes bool) {
-	if yes {
-		q.probing = true
-		go q.probe()
-	}
 }
