@@ -9,17 +9,18 @@ import (
 )
 
 const (
-	// A breaker opens when at least half of the calls in a window failed. The window is as long as it takes for
-	// fewestCalls, at least shortest, since in a moment many calls may fail together, and at most longest. It also
-	// opens when all calls failed for clearTime, if they were at least fewestClear: few callers with long timeouts make
-	// few calls.
+	// A breaker opens at a failure when at least half of the calls in a window failed. A window begins with a call and is
+	// as long as it takes for fewestCalls, at least shortest, since in a moment many calls may fail together, and at most
+	// longest. The breaker also opens when all calls failed for clearTime, if they were at least fewestClear: few callers
+	// with long timeouts make few calls.
 	fewestCalls = 10
 	shortest    = 250 * time.Millisecond
 	longest     = 10 * time.Second
 	fewestClear = 2
 	clearTime   = time.Second
 
-	// For excuseTime after the last answer silence is excused while calls wait for connections.
+	// While calls wait for connections silence is excused for excuseTime, which begins with the first since an answer, and
+	// again after longest.
 	excuseTime = time.Second
 )
 
@@ -48,9 +49,10 @@ type Breaker struct {
 	cause atomic.Pointer[error]
 
 	// The lock of the queue guards these.
-	began         time.Time
+	window        uint64    // counts the windows
+	began         time.Time // the window
 	calls, failed int
-	excused       time.Time // since when silence was excused; zero: it wasn't since the last answer
+	excused       time.Time // since when silence is excused; zero: it wasn't since the last answer
 }
 
 // Open is why no call is to be made; nil while the breaker is closed.
@@ -63,7 +65,8 @@ func (b *Breaker) Open() error {
 
 // record counts a call, and reports whether that opens the breaker.
 func (b *Breaker) record(now time.Time, err error) bool {
-	if now.Sub(b.began) > longest {
+	if b.calls == 0 || now.Sub(b.began) > longest {
+		b.window++
 		b.began, b.calls, b.failed = now, 0, 0
 	}
 	b.calls++
@@ -73,42 +76,51 @@ func (b *Breaker) record(now time.Time, err error) bool {
 	age := now.Sub(b.began)
 	enough := b.calls >= fewestCalls && age >= shortest
 	allFailed := b.failed == b.calls && b.calls >= fewestClear && age >= clearTime
-	if !enough && !allFailed {
+	half := 2*b.failed >= b.calls
+	if !enough && !allFailed || half && err == nil {
 		return false
 	}
-	opens := err != nil && 2*b.failed >= b.calls && b.cause.CompareAndSwap(nil, &err)
-	if b.calls, b.failed = 0, 0; opens && b.Opened != nil {
-		b.Opened()
-	}
-	b.began = now
-	return opens
+	b.calls = 0
+	return half && b.open(err)
 }
 
-// recordSilence counts a call that the server is silent about, and reports whether it counts and whether that opens the
-// breaker.
-func (b *Breaker) recordSilence(now time.Time) (counts, opens bool) {
+// open opens the breaker unless it is open, and reports whether it did.
+func (b *Breaker) open(cause error) bool {
+	if !b.cause.CompareAndSwap(nil, &cause) {
+		return false
+	}
+	if b.Opened != nil {
+		b.Opened()
+	}
+	return true
+}
+
+// recordSilence counts a call that the server is silent about. It returns the window in which that counts, 0 for none,
+// and reports whether it opens the breaker.
+func (b *Breaker) recordSilence(now time.Time) (window uint64, opens bool) {
 	if b.Excuse != nil && b.Excuse() {
 		if now.Sub(b.excused) > longest {
 			b.excused = now
 		}
 		if now.Sub(b.excused) < excuseTime {
-			return false, false
+			return 0, false
 		}
 	}
-	return true, b.record(now, ErrSilent)
+	opens = b.record(now, ErrSilent)
+	return b.window, opens
 }
 
-// recordEnd counts a call that ended with err, unless its silence was counted before; if it is answered after all, that
-// is taken back. It reports whether that opens the breaker.
-func (b *Breaker) recordEnd(now time.Time, silent bool, err error) bool {
+// recordEnd counts a call that ended with err, unless its silence was counted in a window before; if it is answered
+// after all, that is taken back. It reports whether that opens the breaker.
+func (b *Breaker) recordEnd(now time.Time, silent uint64, err error) bool {
 	if err == nil {
 		b.excused = time.Time{}
 	}
 	switch {
 	case errors.Is(err, ErrNoEvidence):
-	case !silent:
+	case silent == 0:
 		return b.record(now, err)
-	case err == nil && b.failed > 0:
+	case err == nil && silent == b.window:
 		b.failed--
 	}
 	return false
@@ -116,6 +128,6 @@ func (b *Breaker) recordEnd(now time.Time, silent bool, err error) bool {
 
 // close closes the breaker, since the server answers.
 func (b *Breaker) close() {
-	b.began, b.calls, b.failed = time.Time{}, 0, 0
+	b.calls, b.excused = 0, time.Time{}
 	b.cause.Store(nil)
 }

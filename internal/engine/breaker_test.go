@@ -50,7 +50,7 @@ func TestABreakerOpensOnTheShareOfFailures(t *testing.T) {
 	t.Run("a failure now and then", func(t *testing.T) {
 		b := &Breaker{}
 		for i := range 1000 {
-			d := time.Duration(i) * 2 * time.Second
+			d := time.Duration(i) * 3 * time.Second
 			require.False(t, b.record(at(d), errBroken), "others are forgotten")
 			require.False(t, b.record(at(d+time.Second), nil))
 		}
@@ -64,14 +64,52 @@ func TestABreakerOpensOnTheShareOfFailures(t *testing.T) {
 	t.Run("silence that turns out to be slowness", func(t *testing.T) {
 		b := &Breaker{}
 		for i := range fewestCalls {
-			counts, opens := b.recordSilence(at(time.Duration(i) * ms))
-			require.True(t, counts)
+			window, opens := b.recordSilence(at(time.Duration(i) * ms))
+			require.NotZero(t, window)
 			require.False(t, opens)
 		}
 		for range fewestCalls {
-			require.False(t, b.recordEnd(at(shortest-ms), true, nil))
+			require.False(t, b.recordEnd(at(shortest-ms), 1, nil))
 		}
 		require.False(t, b.record(at(shortest), errBroken))
+	})
+	t.Run("slowness of an earlier window", func(t *testing.T) {
+		b := &Breaker{}
+		slow, _ := b.recordSilence(began)
+		for range fewestCalls - 2 {
+			b.record(at(ms), nil)
+		}
+		b.record(at(shortest), nil)
+		for range fewestCalls / 2 {
+			b.record(at(shortest+ms), nil)
+			b.record(at(shortest+ms), errBroken)
+		}
+		b.recordEnd(at(shortest+2*ms), slow, nil)
+		require.True(t, b.record(at(3*shortest), errBroken), "six of eleven failed")
+	})
+	t.Run("nine of ten, each tenth call being answered", func(t *testing.T) {
+		b := &Breaker{}
+		opened := 0
+		for i := range 10 * fewestCalls {
+			err := errBroken
+			if i%fewestCalls == fewestCalls-1 {
+				err = nil
+			}
+			if b.record(at(time.Duration(i)*shortest/(fewestCalls-1)), err) {
+				opened++
+				require.Error(t, err, "an answer opens nothing")
+			}
+		}
+		require.Equal(t, 1, opened)
+	})
+	t.Run("two at one moment, a while after an answer", func(t *testing.T) {
+		b := &Breaker{}
+		for i := range fewestCalls {
+			b.record(at(time.Duration(i)*100*ms), nil)
+		}
+		for range fewestClear {
+			require.False(t, b.record(at(5*time.Second), errBroken))
+		}
 	})
 	t.Run("nothing but failures", func(t *testing.T) {
 		b := &Breaker{}
@@ -188,6 +226,8 @@ func TestErrorsThatTellNothingAboutTheServer(t *testing.T) {
 		var fake *server
 		b := breakerOf(&fake)
 		b.Excuse = func() bool { return true }
+		opened := 0
+		b.Opened = func() { opened++ }
 		bubble(t, ms, 64, b, func(t *testing.T, s *server, q *Queue[int]) {
 			fake = s
 			s.dial, s.silent = time.Hour, true
@@ -195,6 +235,17 @@ func TestErrorsThatTellNothingAboutTheServer(t *testing.T) {
 			require.NoError(t, b.Open())
 			askUntil(q, 20, 50*ms, time.Now().Add(time.Second), ms)
 			require.Equal(t, ErrSilent, b.Open(), "no server takes as long to accept a connection")
+			s.set(func(s *server) { s.dial, s.silent = 500*ms, false })
+			for b.Open() != nil {
+				time.Sleep(ms)
+			}
+			var wg sync.WaitGroup
+			for range 40 {
+				wg.Go(func() { _, _ = ask(context.Background(), q, 1, time.Second) })
+				time.Sleep(10 * ms)
+			}
+			wg.Wait()
+			require.Equal(t, 1, opened, "the probe was answered since")
 		})
 	})
 	t.Run("an overloaded server, which answers one call after the other", func(t *testing.T) {

@@ -21,7 +21,7 @@ type call[T any] struct {
 	waiters   int // requests that somebody waits for
 	sent      time.Time
 	deadline  deadline // of the server's silence, or of a caller who makes the call and has left
-	silent    bool     // the server was, and that counts
+	silent    uint64   // the breaker's window in which its silence counts; 0: none
 	alone     bool     // its caller makes it
 	abandoned bool     // and has left
 }
@@ -45,7 +45,7 @@ func (c *call[T]) begin(now time.Time, patience, stalled time.Duration) {
 	latest = earlier(latest.Add(Grace), end)
 	inner, cancel := context.WithCancel(context.Background())
 	c.ctx, c.cancel = callContext{inner, latest}, cancel
-	c.sent, c.silent, c.alone, c.abandoned = now, false, false, false
+	c.sent, c.silent, c.alone, c.abandoned = now, 0, false, false
 	c.deadline = deadline{}
 	if patience > 0 {
 		c.deadline = newDeadline(now, now.Add(patience), stalled)
