@@ -155,5 +155,25 @@ func TestTheBreakerFollowsTheServer(t *testing.T) {
 	}
 }
 
+// A server has as long for an answer as the Client's calls wait for it.
+func TestTheBreakerIsAsPatientAsTheClient(t *testing.T) {
+	t.Parallel()
+	f := newFaulty(t, nil)
+	c := newClient(t, f.rdb, slow())
+	f.warm(t, c)
+	require.NoError(t, f.proxy.Stall(faultproxy.Both))
+	var wg sync.WaitGroup
+	for end := time.Now().Add(2 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+		wg.Go(func() {
+			if _, err := c.Take(t.Context(), "checkout", 1); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	require.NoError(t, f.proxy.Heal())
+	wg.Wait()
+	require.Zero(t, c.Stats().BreakerOpened)
+}
+
 // noise is what a test allows a busy machine beyond a promised time.
 const noise = time.Second

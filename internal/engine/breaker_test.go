@@ -171,8 +171,9 @@ func breakerOf(s **server) *Breaker {
 }
 
 func TestABreakerOpensOnSilenceAndClosesWhenTheServerIsBack(t *testing.T) {
-	for _, trip := range []time.Duration{ms / 10, 20 * ms, 60 * ms, 200 * ms} {
+	for _, trip := range []time.Duration{ms / 10, 20 * ms, 60 * ms, 200 * ms, 1500 * ms} {
 		t.Run(trip.String(), func(t *testing.T) {
+			within := max(2*time.Second, 6*trip)
 			var fake *server
 			b := breakerOf(&fake)
 			opened := 0
@@ -182,16 +183,50 @@ func TestABreakerOpensOnSilenceAndClosesWhenTheServerIsBack(t *testing.T) {
 				askUntil(q, 20, 0, time.Now().Add(10*time.Second), ms)
 				require.Zero(t, opened, "it answers")
 				s.set(func(s *server) { s.silent = true })
-				askUntil(q, 20, 50*ms, time.Now().Add(2*time.Second), ms)
+				askUntil(q, 20, 50*ms, time.Now().Add(within), ms)
 				require.Equal(t, ErrSilent, b.Open())
 				time.Sleep(time.Minute)
 				require.Equal(t, ErrSilent, b.Open())
 				s.set(func(s *server) { s.silent = false })
 				for began := time.Now(); b.Open() != nil; time.Sleep(ms) {
-					require.Less(t, time.Since(began), 2*time.Second)
+					require.Less(t, time.Since(began), within)
 				}
 				askUntil(q, 20, 0, time.Now().Add(10*time.Second), ms)
 				require.NoError(t, b.Open(), "it stays closed")
+			})
+		})
+	}
+}
+
+// A server that takes longer to answer than callers elsewhere wait is there.
+func TestAServerHasTheTimeOfItsCallersAndOfItsRoundTrips(t *testing.T) {
+	const trip = 1500 * ms
+	for name, tc := range map[string]struct {
+		patience, timeout time.Duration
+		known             bool // round trips are
+	}{
+		"callers wait for longer":            {5 * time.Second, 5 * time.Second, false},
+		"some callers wait for longer":       {5 * time.Second, 200 * ms, false},
+		"round trips are known to be longer": {50 * ms, 5 * time.Second, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := &Breaker{Patience: tc.patience}
+			bubble(t, trip, 64, b, func(t *testing.T, _ *server, q *Queue[int]) {
+				if tc.known {
+					_, err := ask(context.Background(), q, 1, 0)
+					require.NoError(t, err)
+				}
+				var wg sync.WaitGroup
+				for range 100 {
+					wg.Go(func() {
+						if _, err := ask(context.Background(), q, 1, tc.timeout); err != nil && tc.timeout > trip {
+							t.Error(err)
+						}
+					})
+					time.Sleep(20 * ms)
+					require.NoError(t, b.Open())
+				}
+				wg.Wait()
 			})
 		})
 	}

@@ -34,7 +34,7 @@ func (c *call[T]) add(r *Request[T]) {
 
 // begin starts the call.
 func (c *call[T]) begin(now time.Time, patience, stalled time.Duration) {
-	end, latest := now.Add(mostTrip), now
+	end, latest := now.Add(mostTrip), now.Add(patience)
 	for _, r := range c.batch {
 		if d := r.deadline.at; d.IsZero() {
 			latest = end

@@ -7,8 +7,8 @@ import (
 )
 
 const (
-	// An open breaker closes when a probe is answered. Each may take probeTime. They are probeFirst apart, and up
-	// to probeMost, each pause between half and one and a half times that.
+	// An open breaker closes when a probe is answered. Each may take probeTime, or longer where round trips are long. They
+	// are probeFirst apart, and up to probeMost, each pause between half and one and a half times that.
 	probeTime  = time.Second
 	probeFirst = 50 * time.Millisecond
 	probeMost  = 200 * time.Millisecond
@@ -27,7 +27,10 @@ func (q *Queue[T]) probe() {
 	b, pause := q.breaker, probeFirst
 	for q.nap(time.Duration((0.5 + rand.Float64()) * float64(pause))) {
 		pause = min(2*pause, probeMost)
-		ctx, cancel := context.WithTimeout(context.Background(), probeTime)
+		q.mu.Lock()
+		most := q.atLeast(probeTime)
+		q.mu.Unlock()
+		ctx, cancel := context.WithTimeout(context.Background(), most)
 		err := b.Probe(ctx)
 		if cancel(); err == nil {
 			break

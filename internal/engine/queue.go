@@ -30,8 +30,9 @@ var (
 // Sender makes one round trip for requests in their order, and calls Answer for each of them once. The error says what
 // that showed of the server: nil that it answers, ErrNoEvidence nothing, any other that it failed.
 //
-// ctx's deadline is Grace after the latest of the requests' deadlines, at most a minute after the departure. It is
-// cancelled when nobody waits for an answer any more: what isn't sent by then need not be.
+// ctx's deadline is Grace after the latest of the requests' deadlines and the end of the breaker's patience, at most a
+// minute after the departure. ctx is cancelled when nobody waits for an answer any more: what isn't sent by then need
+// not be.
 type Sender[T any] func(ctx context.Context, batch []*Request[T]) error
 
 // Queue brings requests to a server. Its methods are safe for concurrent use.
@@ -227,8 +228,11 @@ func (q *Queue[T]) patience() time.Duration {
 	if q.breaker == nil {
 		return 0
 	}
-	return min(max(q.breaker.Patience, 4*q.rtt), Grace)
+	return q.atLeast(q.breaker.Patience)
 }
+
+// atLeast is a time for the server to answer, or a longer one where round trips are long. The lock is held.
+func (q *Queue[T]) atLeast(d time.Duration) time.Duration { return max(d, 4*q.rtt) }
 
 func (q *Queue[T]) push(r *Request[T]) {
 	if q.first == nil {
