@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -25,13 +26,14 @@ func Exec(ctx context.Context, rdb redis.UniversalClient, cmds []redis.Cmder) {
 	if err == nil {
 		return
 	}
+	// A server that refuses the connection leaves its commands without an error. Of a Ring's servers others may have
+	// answered theirs, which scripts show by their values.
+	refused := !slices.ContainsFunc(cmds, func(c redis.Cmder) bool { return c.Err() != nil })
 	for _, cmd := range cmds {
-		if cmd.Err() != nil {
-			return
+		script, ok := cmd.(interface{ Val() any })
+		if cmd.Err() == nil && (!ok && refused || ok && script.Val() == nil) {
+			cmd.SetErr(err)
 		}
-	}
-	for _, cmd := range cmds { // a server that refuses the connection leaves them without
-		cmd.SetErr(err)
 	}
 }
 

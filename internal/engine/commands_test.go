@@ -1,0 +1,101 @@
+package engine
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"net"
+	"strings"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+)
+
+// listen is a server that answers every command that begins with a word, and others by an error.
+func listen(t *testing.T, word, refusal string) (addr string) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = l.Close() })
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer func() { _ = conn.Close() }()
+				answer := ""
+				for lines := bufio.NewScanner(conn); lines.Scan(); {
+					switch line := lines.Text(); {
+					case strings.HasPrefix(line, "*"): // how many words follow
+						answer = ""
+					case answer != "" || strings.HasPrefix(line, "$"): // how long the next word is
+					default:
+						if answer = "-" + refusal + "\r\n"; line == word {
+							answer = "+done\r\n"
+						}
+						_, _ = fmt.Fprint(conn, answer)
+					}
+				}
+			}()
+		}
+	}()
+	return l.Addr().String()
+}
+
+// What a shard of a Ring answered stays, whatever another one refuses.
+func TestAShardThatRefusesConnectionsFailsOnlyItsOwnCommands(t *testing.T) {
+	const refusal = "WRONGPASS invalid username-password pair"
+	away, there := listen(t, "", refusal), listen(t, "eval", "ERR unknown command")
+	rdb := redis.NewRing(&redis.RingOptions{
+		Addrs: map[string]string{"away": away, "there": there}, MaxRetries: -1,
+		NewClient: func(o *redis.Options) *redis.Client {
+			if o.DisableIdentity = true; o.Addr == away {
+				o.Password = "secret"
+			}
+			return redis.NewClient(o)
+		},
+	})
+	defer func() { require.NoError(t, rdb.Close()) }()
+	ctx := context.Background()
+	for name, others := range map[string]int{"nothing else": 0, "an error of the other's beside it": 20} {
+		t.Run(name, func(t *testing.T) {
+			var cmds []redis.Cmder
+			for i := range 20 {
+				cmds = append(cmds, redis.NewCmd(ctx, "eval", "", 1, fmt.Sprint("user:", i)))
+			}
+			for i := range others {
+				cmds = append(cmds, redis.NewCmd(ctx, "incr", fmt.Sprint("user:", i)))
+			}
+			Exec(ctx, rdb, cmds)
+			answered := 0
+			for i, cmd := range cmds[:20] {
+				shard, err := rdb.GetShardClientForKey(fmt.Sprint("user:", i))
+				require.NoError(t, err)
+				if shard.Options().Addr == away {
+					require.Error(t, cmd.Err())
+					continue
+				}
+				require.NoError(t, cmd.Err())
+				answered++
+			}
+			require.Positive(t, answered)
+			require.Less(t, answered, 20)
+		})
+	}
+}
+
+func TestAServerThatRefusesConnectionsFailsEveryCommand(t *testing.T) {
+	rdb := redis.NewClient(&redis.Options{
+		Addr: listen(t, "", "WRONGPASS invalid username-password pair"), Password: "secret", MaxRetries: -1,
+	})
+	defer func() { require.NoError(t, rdb.Close()) }()
+	ctx := context.Background()
+	cmds := []redis.Cmder{redis.NewIntCmd(ctx, "unlink", "a"), redis.NewCmd(ctx, "eval", "", 1, "a")}
+	Exec(ctx, rdb, cmds)
+	for _, cmd := range cmds {
+		require.ErrorContains(t, cmd.Err(), "WRONGPASS")
+	}
+}
