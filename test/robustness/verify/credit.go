@@ -54,11 +54,12 @@ func (h *bucketHistory) checkCredited(r *Result, i int, carry bounds) bounds {
 	if prev.outcome != nil {
 		since = max(0, o.Now-prev.outcome.Last)
 	}
-	// A take that leaves a template's bucket less than full begins its credit.
-	if follows && prev.outcome != nil && o.Elapsed != since && (h.bucket.Kind != record.Refilled ||
-		o.Elapsed > since || prev.outcome.Tokens < t.Capacity) {
-		r.violate(Credit, h.bucket.Key, "index %d credited %dµs, though the refill before was %dµs ago",
-			o.Version.Index, o.Elapsed, o.Now-prev.outcome.Last)
+	if follows && prev.outcome != nil && o.Elapsed != since {
+		if o.Elapsed > since || !h.mayBeginAnew(i, t) {
+			r.violate(Credit, h.bucket.Key, "index %d credited %dµs, though the refill before was %dµs ago",
+				o.Version.Index, o.Elapsed, o.Now-prev.outcome.Last)
+		}
+		carry = bounds{}
 	}
 	carry.high = min(carry.high, t.Per-1)
 	if !follows || switched {
@@ -79,6 +80,14 @@ func (h *bucketHistory) checkCredited(r *Result, i int, carry bounds) bounds {
 		return anything // a full bucket drops its carry, and a switch rescales it
 	}
 	return bounds{max(0, due+carry.low-got*t.Per), min(t.Per-1, due+carry.high-got*t.Per)}
+}
+
+// mayBeginAnew reports whether the credit of a template's bucket may have begun after the write before write i: by a
+// take that left it less than full, or found it missing from the active set, whose entry a server that forgot may have
+// lost.
+func (h *bucketHistory) mayBeginAnew(i int, t policy.Terms) bool {
+	return h.bucket.Kind == record.Refilled && (h.writes[i-1].outcome.Tokens >= t.Capacity ||
+		h.effect(0, h.writes[i].to, record.Lose, record.Rollback))
 }
 
 // checkShare bounds what a pool's bucket was credited: its terms change all the time, but the region never gets more

@@ -392,6 +392,25 @@ func TestAClockThatJumpsBringsAsManyInstantsAsFillTheBucket(t *testing.T) {
 	require.Greater(t, result.Slack, 0.85, "the bound is no looser than it must be")
 }
 
+// A take that finds a template's bucket missing from the active set begins its credit anew: a server that is back from
+// an older state may have lost the entry.
+func TestABucketsCreditMayBeginAnewAfterALoss(t *testing.T) {
+	t.Parallel()
+	s := tellWith(t, smooth, func(ms int64, b *policy.Bucket) (int64, bool) {
+		if ms == 1550 {
+			b.Control.Last, b.Control.Carry = start/1000+ms*1000, 0
+		}
+		return 0, false
+	})
+	s.Meta.Buckets[0].Kind, s.Meta.Buckets[0].Linear = record.Refilled, false
+	for i := range s.Samples {
+		s.Samples[i].Expires = true
+	}
+	require.NotEmpty(t, s.judge(t).Violations)
+	s.Faults = []record.Fault{{Name: "loss", Start: start + 1.45e9, End: start + 1.5e9, Effect: record.Lose}}
+	require.Empty(t, s.judge(t).Violations)
+}
+
 // A plain client that took the last token and one more holds K below 0 until it undoes that. Such a bucket is full, and
 // keeps no carry, that much below its capacity: 300 come to -1 tokens, and leave 299.
 func TestABucketFilledFromBelowZeroKeepsNoCarry(t *testing.T) {
