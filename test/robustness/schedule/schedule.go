@@ -4,6 +4,7 @@ package schedule
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -109,6 +110,9 @@ func Random(seed uint64, embedded bool) Plan {
 		if rng.IntN(100) < 45 {
 			phase = append(phase, draw(p.Spec, rng, phase[0].Group))
 		}
+		if last := len(phase) - 1; phase[last].Group == faults.Etcd { // which may call a server that the other one stops
+			slices.Reverse(phase)
+		}
 		p.Phases = append(p.Phases, phase)
 	}
 	if p.Spec.Servers == system.Sentinel { // what Sentinel is there for
@@ -160,7 +164,7 @@ func Run(t testing.TB, dir string, p Plan) {
 			hold = max(hold, f.Hold)
 		}
 		wait(t, hold/2+time.Duration(rng.Int64N(int64(hold))))
-		for _, f := range struck {
+		for _, f := range slices.Backward(struck) { // what was struck first may need what the others withhold
 			f.Heal()
 		}
 		s.Check("after " + phase[len(phase)-1].Name)
