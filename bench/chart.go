@@ -29,7 +29,11 @@ func (r *report) writeChart(path string) error {
 	if len(cells) == 0 {
 		return fmt.Errorf("chart: nothing was measured at %d goroutines or fewer", chartGoroutines)
 	}
-	const width, row, head = 26 * vg.Centimeter, 0.62 * vg.Centimeter, 1.6 * vg.Centimeter
+	const (
+		width = 26 * vg.Centimeter
+		row   = 0.62 * vg.Centimeter
+		head  = 1.6 * vg.Centimeter
+	)
 	height := vg.Length(0)
 	for _, c := range cells {
 		height += head + row*vg.Length(len(c.Contenders))
@@ -156,7 +160,9 @@ func (b bars) Plot(c draw.Canvas, p *plot.Plot) {
 	label := text.Style{Color: color.Black, Font: p.Y.Tick.Label.Font, Handler: p.TextHandler, YAlign: draw.YCenter}
 	for i, bar := range b {
 		value := max(bar.value, p.X.Min)
-		low, high, end := y(float64(i)-half), y(float64(i)+half), x(value)
+		low := y(float64(i) - half)
+		high := y(float64(i) + half)
+		end := x(value)
 		c.FillPolygon(bar.color, []vg.Point{{X: c.Min.X, Y: low}, {X: end, Y: low}, {X: end, Y: high}, {X: c.Min.X, Y: high}})
 		c.FillText(label, vg.Point{X: end + 4, Y: y(float64(i))}, bar.label)
 	}

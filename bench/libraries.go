@@ -125,7 +125,10 @@ func openRueidis(_ context.Context, s *server, w workload, names []string) (*ses
 		r, err := limiter.Allow(ctx, names[key])
 		return r.Allowed, err
 	}
-	return &session{take: take, close: func() error { client.Close(); return nil }}, nil
+	return &session{take: take, close: func() error {
+		client.Close()
+		return nil
+	}}, nil
 }
 
 // openRedisStore has a pool like go-redis': with its own it would open a

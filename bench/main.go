@@ -93,7 +93,8 @@ func parse(args []string, stderr io.Writer) (options, error) {
 		}
 	}
 	var err error
-	if o.only, err = regexp.Compile(*only); err != nil {
+	o.only, err = regexp.Compile(*only)
+	if err != nil {
 		return o, fmt.Errorf("-only: %w", err)
 	}
 	return o, nil

@@ -165,7 +165,8 @@ func TestTrustCountsFromBeforeTheRenewalWasSent(t *testing.T) {
 		renewals := 0
 		m.store.setPlan(func(op string) call {
 			if op == "renew" {
-				if renewals++; renewals == 1 {
+				renewals++
+				if renewals == 1 {
 					return call{back: period - time.Millisecond} // succeeds as slowly as it may
 				}
 			}

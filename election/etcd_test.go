@@ -281,10 +281,16 @@ func TestACutOffLeaderStopsBeforeAnotherWins(t *testing.T) {
 	t.Parallel()
 	etcd := testenv.Etcd(t, 1)
 	for name, fault := range map[string]func(*faultproxy.Proxy) error{
-		"both directions": func(p *faultproxy.Proxy) error { p.HalfOpen(); return nil },
-		"answers only":    func(p *faultproxy.Proxy) error { return p.BlackHole(faultproxy.ToClient) },
-		"requests only":   func(p *faultproxy.Proxy) error { return p.BlackHole(faultproxy.ToServer) },
-		"refused":         func(p *faultproxy.Proxy) error { p.Cut(); return nil },
+		"both directions": func(p *faultproxy.Proxy) error {
+			p.HalfOpen()
+			return nil
+		},
+		"answers only":  func(p *faultproxy.Proxy) error { return p.BlackHole(faultproxy.ToClient) },
+		"requests only": func(p *faultproxy.Proxy) error { return p.BlackHole(faultproxy.ToServer) },
+		"refused": func(p *faultproxy.Proxy) error {
+			p.Cut()
+			return nil
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -251,7 +251,10 @@ func (f *fakeStore) renew(ctx context.Context, id leaseID) (time.Duration, error
 }
 
 func (f *fakeStore) revoke(ctx context.Context, id leaseID) error {
-	return f.do(ctx, "revoke", func() error { f.dropLease(id); return nil })
+	return f.do(ctx, "revoke", func() error {
+		f.dropLease(id)
+		return nil
+	})
 }
 
 func (f *fakeStore) enrol(ctx context.Context, id leaseID, identity string) (string, int64, error) {

@@ -173,8 +173,9 @@ func contend(t *testing.T, seed uint64) {
 		m := newMember(server, name)
 		m.random = newDice(seed, name+"jitter").float
 		m.store.setPlan(network.plan)
-		members, networks, referee.electors = append(members, m), append(networks, network),
-			append(referee.electors, m.Elector)
+		members = append(members, m)
+		networks = append(networks, network)
+		referee.electors = append(referee.electors, m.Elector)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup

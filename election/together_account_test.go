@@ -113,7 +113,8 @@ func (a *account) lost() {
 
 // stepped notes that the clock stepped by jump.
 func (a *account) stepped(jump time.Duration) {
-	if a.putBack = a.putBack || jump < 0; jump > 0 {
+	a.putBack = a.putBack || jump < 0
+	if jump > 0 {
 		if t := a.terms(0); t.Kind == policy.Smooth {
 			a.slack += float64(min(jump.Microseconds(), t.MaxElapsed)) * float64(t.Tokens) / float64(t.Per)
 		}
@@ -133,7 +134,9 @@ func (a *account) mark() (forget func()) {
 		// another history
 		a.writes = append(a.writes, write{at: time.Since(a.redis.start), from: from, outcome: policy.Outcome{Now: now,
 			Last: now}})
-		a.written, a.forgot, a.whole = nil, true, 0
+		a.written = nil
+		a.forgot = true
+		a.whole = 0
 		a.instants, a.forgotten = credited, a.instants
 		for _, k := range a.takes[before:] {
 			a.slack += math.Abs(float64(k.n)) // what is forgotten can be taken again, or come back again
@@ -320,7 +323,10 @@ func (a *account) judgeWindows() []error {
 	if a.foreign { // a foreign add that restores the index after a write of ours is paid twice, for a stretch each time
 		slack += 2 * rate * float64(t.Interval)
 	}
-	least, sum, i, last := math.Inf(1), 0.0, 0, time.Duration(0)
+	least := math.Inf(1)
+	sum := 0.0
+	i := 0
+	last := time.Duration(0)
 	for _, k := range a.takes {
 		for ; i < len(a.writes) && a.writes[i].at < k.at; i++ {
 			last = a.writes[i].from

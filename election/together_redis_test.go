@@ -87,7 +87,8 @@ func (r *fakeRedis) enter(set, key string) {
 
 // leave takes a bucket out. Locked.
 func (r *fakeRedis) leave(set, key string) {
-	if delete(r.active[set], key); len(r.active[set]) == 0 {
+	delete(r.active[set], key)
+	if len(r.active[set]) == 0 {
 		delete(r.active, set)
 	}
 }

@@ -63,7 +63,9 @@ func (p *path) stopped() {
 func (p *path) carry(ctx context.Context, serve func() error) error {
 	p.stopped()
 	p.mu.Lock()
-	cut, deaf, slow := p.cut, p.deaf, p.slow
+	cut := p.cut
+	deaf := p.deaf
+	slow := p.slow
 	p.mu.Unlock()
 	if cut {
 		<-ctx.Done()
@@ -212,8 +214,10 @@ func (s *simulation) start(version int64) *process {
 		return p.etcd.plan(op)
 	})
 	cfg := testConfig(name)
-	cfg.TTL, cfg.SafetyMargin, cfg.RetryInterval, cfg.ResignTimeout = time.Second, 200*time.Millisecond, interval,
-		500*time.Millisecond
+	cfg.TTL = time.Second
+	cfg.SafetyMargin = 200 * time.Millisecond
+	cfg.RetryInterval = interval
+	cfg.ResignTimeout = 500 * time.Millisecond
 	if s.without == trustMargin {
 		cfg.SafetyMargin = -cfg.SafetyMargin
 	}
@@ -424,7 +428,11 @@ func (s *simulation) strikeNetwork(ctx context.Context, p *process, what int, d 
 	}
 	sleep(ctx, lasting)
 	for _, way := range both {
-		way.set(func() { way.cut, way.deaf, way.slow = false, false, 0 })
+		way.set(func() {
+			way.cut = false
+			way.deaf = false
+			way.slow = 0
+		})
 	}
 }
 

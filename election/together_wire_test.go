@@ -34,7 +34,9 @@ func (r *fakeRedis) refills(by string, keys []string, args []any) any {
 		if key != r.spoilt {
 			o, bad = r.refill(by, key, call), 0
 		}
-		flags, kind, epoch := int64(0), int64(policy.KindPlain), int64(0)
+		flags := int64(0)
+		kind := int64(policy.KindPlain)
+		epoch := int64(0)
 		if o.Conflict {
 			flags = 1
 		}
@@ -64,7 +66,8 @@ func decodeCalls(n int, shard bool, args []any) []policy.Call {
 	calls := make([]policy.Call, n)
 	for i := range calls {
 		c := &calls[i]
-		if c.Create = policy.CreateLost; shard {
+		c.Create = policy.CreateLost
+		if shard {
 			c.Create = policy.CreateNever
 		}
 		if seen := text(args[i]); seen != "" {
@@ -92,7 +95,9 @@ func decodeCalls(n int, shard bool, args []any) []policy.Call {
 	}
 	for ; len(args) > 0; args = args[4:] {
 		c := &calls[number(args[0])-1]
-		c.Create, c.Step, c.Next = policy.Create(number(args[1])), number(args[2]), number(args[3])
+		c.Create = policy.Create(number(args[1]))
+		c.Step = number(args[2])
+		c.Next = number(args[3])
 	}
 	return calls
 }

@@ -68,7 +68,9 @@ func (c *Client) TakeAll(ctx context.Context, reqs []Request, opts ...CallOption
 		}
 		defer c.life.leave()
 		all, o.Err = c.takeAll(budgetOf(ctx, cfg), reqs)
-		o.Result.OK, o.Result.RetryAfter, o.Results = all.OK, all.RetryAfter, all.Results
+		o.Result.OK = all.OK
+		o.Result.RetryAfter = all.RetryAfter
+		o.Results = all.Results
 		for _, one := range all.Results {
 			o.Result.Taken += one.Taken
 			o.Result.Shadow = o.Result.Shadow || one.Shadow
@@ -130,7 +132,8 @@ type demand struct {
 // unknown reports whether one of the buckets turns out to be a new template's; an error if that can't be said.
 func (c *Client) unknown(demands []*demand) (found bool, err error) {
 	for _, d := range demands {
-		if found, err = c.templates.unknown(d.task); found || err != nil {
+		found, err = c.templates.unknown(d.task)
+		if found || err != nil {
 			return found, err
 		}
 	}
@@ -235,7 +238,8 @@ func (c *Client) split(p budget, demands []*demand) (parts []*part, err error) {
 func (p *part) take() {
 	t, err := *p.demands[0].task, error(nil)
 	t.kind = nil // of buckets that are unknown takeAll takes care
-	if p.ok, err = attempt(&t, t.cfg.request != "", p.ask); err != nil {
+	p.ok, err = attempt(&t, t.cfg.request != "", p.ask)
+	if err != nil {
 		p.degrade(err)
 		return
 	}

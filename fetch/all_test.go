@@ -159,7 +159,10 @@ type onReturn struct {
 
 func (o *onReturn) look(cmds ...redis.Cmder) {
 	for _, cmd := range cmds {
-		ours := func(arg any) bool { s, ok := arg.(*string); return ok && *s == o.key } // keys are sent by pointer
+		ours := func(arg any) bool {
+			s, ok := arg.(*string)
+			return ok && *s == o.key
+		} // keys are sent by pointer
 		if slices.ContainsFunc(cmd.Args(), ours) && o.script.Add(1) == 2 {
 			o.do()
 		}

@@ -59,7 +59,10 @@ func (c *Client) sender(s *server, rdb redis.UniversalClient) engine.Sender[ask]
 	return func(ctx context.Context, batch []*engine.Request[ask]) error {
 		t := trips.Get().(*trip)
 		defer t.free()
-		t.c, t.s, t.rdb, t.ctx = c, s, rdb, ctx
+		t.c = c
+		t.s = s
+		t.rdb = rdb
+		t.ctx = ctx
 		var shown error
 		for _, r := range batch {
 			if r.Body.cmd != nil {
@@ -103,7 +106,11 @@ func (t *trip) group(r *engine.Request[ask]) {
 		} else {
 			g = &group{}
 		}
-		g.key, g.kind, g.info, g.hold, g.inLine = r.Body.key, r.Body.kind, r.Body.info, r.Body.hold, r.Body.line != nil
+		g.key = r.Body.key
+		g.kind = r.Body.kind
+		g.info = r.Body.info
+		g.hold = r.Body.hold
+		g.inLine = r.Body.line != nil
 		g.part, g.alone = part, t.c.alone.has(g.key)
 		t.groups = append(t.groups, g)
 		t.last[r.Body.key] = g
@@ -130,7 +137,9 @@ func (t *trip) place() {
 				t.places[at] = call
 			}
 		}
-		words.Runs, words.InLine, words.Hold = g.runs, g.inLine, g.hold
+		words.Runs = g.runs
+		words.InLine = g.inLine
+		words.Hold = g.hold
 		words.Whole, words.Terms = g.whole, g.whole
 		call.groups, call.words = append(call.groups, g), append(call.words, words)
 	}
@@ -138,7 +147,8 @@ func (t *trip) place() {
 	for _, call := range t.calls {
 		var err error
 		call.text = t.text || !call.lazy() && !t.s.loaded.Load()
-		if call.cmd, err = call.takes.Command(t.ctx, call.words, call.text); err != nil {
+		call.cmd, err = call.takes.Command(t.ctx, call.words, call.text)
+		if err != nil {
 			for _, g := range call.groups {
 				t.answer(g, lua.TakesReply{Err: err})
 			}
@@ -205,7 +215,8 @@ func (t *trip) create(g *group) {
 	if err == nil && alive >= r.rule.MaxKeys {
 		err = r.template.TooMany(g.key, alive)
 	}
-	if g.create = err == nil; err != nil {
+	g.create = err == nil
+	if err != nil {
 		t.answer(g, lua.TakesReply{Err: err})
 	}
 }
@@ -250,12 +261,14 @@ func (t *trip) answer(g *group, reply lua.TakesReply) {
 		default:
 			a.reply = one(a.run, reply.Runs[run], nth)
 			a.reply.Terms, a.reply.Refilled = reply.Terms, reply.Refilled
-			if nth++; a.run.UpTo || nth == g.runs[run].Count {
+			nth++
+			if a.run.UpTo || nth == g.runs[run].Count {
 				run, nth = run+1, 0
 			}
 		}
 		left -= a.reply.Taken
-		if a.reply.Remaining = left; !a.reply.OK {
+		a.reply.Remaining = left
+		if !a.reply.OK {
 			a.reply.Remaining = reply.Remaining
 		}
 		if !r.Answer() {
@@ -332,9 +345,15 @@ func (t *trip) free() {
 	t.freeG, t.freeC = append(t.freeG, t.groups...), append(t.freeC, t.calls...)
 	clear(t.unclaimed)
 	clear(t.last)
-	t.groups, t.calls, t.cmds = t.groups[:0], t.calls[:0], t.cmds[:0]
+	t.groups = t.groups[:0]
+	t.calls = t.calls[:0]
+	t.cmds = t.cmds[:0]
 	t.unclaimed, t.entries = t.unclaimed[:0], t.entries[:0]
-	t.c, t.s, t.rdb, t.ctx, t.text = nil, nil, nil, nil, false
+	t.c = nil
+	t.s = nil
+	t.rdb = nil
+	t.ctx = nil
+	t.text = false
 	trips.Put(t)
 }
 
@@ -345,7 +364,9 @@ func (c *Client) learnTakes(g *group, reply *lua.TakesReply) *info {
 	for n, r := range reply.Runs {
 		run := g.runs[n]
 		if short := run.UpTo && r.Taken == 0 || !run.UpTo && r.Taken < run.Count; short && (one.OK || run.N < denied.N) {
-			one.OK, one.Wait, denied = false, r.Wait, run
+			one.OK = false
+			one.Wait = r.Wait
+			denied = run
 		}
 	}
 	return c.learn(g.key, denied.N, denied.Leave, &one)

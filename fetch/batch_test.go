@@ -28,7 +28,9 @@ func TestTakesOfABatchAreAnsweredInOrder(t *testing.T) {
 		add := func(key string, a ask) *ask {
 			r := s.queue.Request()
 			r.Body = a
-			r.Body.key, r.Body.kind, r.Body.info = key, configured{}, unseen
+			r.Body.key = key
+			r.Body.kind = configured{}
+			r.Body.info = unseen
 			batch = append(batch, r)
 			return &r.Body
 		}
@@ -40,7 +42,9 @@ func TestTakesOfABatchAreAnsweredInOrder(t *testing.T) {
 			take(fmt.Sprint("user:", i+1), 1) // the first one is full
 		}
 		key := fmt.Sprint("user:", mostBuckets)
-		first, second, third := take(key, 5), take(key, 1), line(key, 2)
+		first := take(key, 5)
+		second := take(key, 1)
+		third := line(key, 2)
 		other := fmt.Sprint("user:", mostBuckets+1)
 		fits, behind := take(other, 4), line(other, 2)
 		require.NoError(t, c.sender(s, f)(context.Background(), batch))

@@ -332,7 +332,9 @@ func (p *plan) low() int64 { return (p.size + 1) / 2 }
 // look notes how many tokens are left, and how many were missing and wanted of the bucket itself.
 func (p *plan) look(left, missed int64) {
 	used := p.seen - left + missed
-	p.used, p.spent, p.seen = p.used+used, p.spent+used, left
+	p.used += used
+	p.spent += used
+	p.seen = left
 }
 
 // add notes what a call brought.
@@ -357,7 +359,9 @@ func (p *plan) end(now time.Duration, left int64) (back int64, idle bool) {
 	if p.used < p.size {
 		p.size = max(p.used, p.size/2)
 	}
-	p.turn, p.fresh, p.used = now+p.half, 0, 0
+	p.turn = now + p.half
+	p.fresh = 0
+	p.used = 0
 	return back, idle && back == left
 }
 

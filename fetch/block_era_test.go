@@ -21,7 +21,8 @@ func TestTokensOfABlockDoNotGoBackToALaterEra(t *testing.T) {
 			takes := 0
 			b.fail(func(script string) fault {
 				if script == "takes" {
-					if takes++; takes == call+1 { // an operator empties it, and it begins anew
+					takes++
+					if takes == call+1 { // an operator empties it, and it begins anew
 						*b.buckets["checkout"].Tokens = 0
 						b.buckets["checkout"].Control.Era++
 					}
@@ -98,7 +99,8 @@ func TestUndoGivesNothingOfABlockBackToALaterEra(t *testing.T) {
 			takes := 0
 			b.fail(func(script string) fault {
 				if script == "takes" {
-					if takes++; takes == 1 || name == "take" && takes == 2 { // an operator lets it begin anew
+					takes++
+					if takes == 1 || name == "take" && takes == 2 { // an operator lets it begin anew
 						b.buckets["checkout"].Control.Era++
 					}
 				}

@@ -119,7 +119,9 @@ func (i *info) resetAfter(tokens int64, now time.Time) time.Duration {
 	if t.GrantEra != 0 {
 		t.Tokens = t.GrantTokens
 	}
-	t.GrantTokens, t.GrantEnd, t.GrantEra = 0, 0, 0
+	t.GrantTokens = 0
+	t.GrantEnd = 0
+	t.GrantEra = 0
 	s := policy.Control{Terms: t}
 	if !i.next.IsZero() {
 		s.Next = i.next.Sub(now).Microseconds()
@@ -207,7 +209,9 @@ func (c *cache) forgive(key string) {
 // learn remembers what an answer tells of a bucket: its policy, nil if it has none, and a denial of a take of n. What
 // is known of a schedule stays while the policy is the same.
 func (c *Client) learn(key string, n int64, leave policy.Leave, reply *lua.TakeReply) *info {
-	before, now, i := c.cache.get(key), time.Now(), new(info)
+	before := c.cache.get(key)
+	now := time.Now()
+	i := new(info)
 	if before.terms != nil && reply.Terms != nil && *before.terms == *reply.Terms {
 		*i = *before
 		i.denied = denial{}

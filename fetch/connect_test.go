@@ -109,7 +109,10 @@ func TestASilentShardTakesNothingFromOthers(t *testing.T) {
 	}
 	shard, err := rdb.GetShardClientForKey(silent)
 	require.NoError(t, err)
-	eventually(t, func() bool { s := shard.PoolStats(); return s.TotalConns-s.IdleConns == 2 }, "two calls are under way")
+	eventually(t, func() bool {
+		s := shard.PoolStats()
+		return s.TotalConns-s.IdleConns == 2
+	}, "two calls are under way")
 	_, err = c.Take(t.Context(), there, 1, WithTimeout(5*time.Second))
 	require.NoError(t, err)
 	cancel()
@@ -134,7 +137,10 @@ func TestACallsLongerTimeoutHoldsOnARing(t *testing.T) {
 	require.ErrorIs(t, err, ErrUnavailable)
 	shard, err := rdb.GetShardClientForKey(far)
 	require.NoError(t, err)
-	eventually(t, func() bool { s := shard.PoolStats(); return s.TotalConns == s.IdleConns }, "the call ends soon after")
+	eventually(t, func() bool {
+		s := shard.PoolStats()
+		return s.TotalConns == s.IdleConns
+	}, "the call ends soon after")
 	require.NoError(t, proxy.Heal())
 }
 

@@ -335,14 +335,19 @@ func impatient(rng *rand.Rand) (context.Context, context.CancelFunc) {
 		return ctx, cancel
 	}
 	timer := time.AfterFunc(time.Duration(rng.IntN(3000))*time.Microsecond, cancel)
-	return ctx, func() { timer.Stop(); cancel() }
+	return ctx, func() {
+		timer.Stop()
+		cancel()
+	}
 }
 
 // step is one thing that a consumer does.
 func (s *scene) step(p *player, rng *rand.Rand) {
 	ctx, cancel := impatient(rng)
 	defer cancel()
-	key, n, from := s.keys[rng.IntN(len(s.keys))], 1+rng.Int64N(5), unixMicro()
+	key := s.keys[rng.IntN(len(s.keys))]
+	n := 1 + rng.Int64N(5)
+	from := unixMicro()
 	switch rng.IntN(13) {
 	default:
 		r, err := p.Take(ctx, key, n)
@@ -457,7 +462,9 @@ func (s *scene) ask(ctx context.Context, p *player, q *request) {
 
 // reserve makes a reservation and settles it, or cancels it, or lets it be, or settles it too late.
 func (s *scene) reserve(p *player, rng *rand.Rand) {
-	key, n, ttl := s.keys[rng.IntN(len(s.keys))], 1+rng.Int64N(8), time.Duration(20+rng.IntN(200))*time.Millisecond
+	key := s.keys[rng.IntN(len(s.keys))]
+	n := 1 + rng.Int64N(8)
+	ttl := time.Duration(20+rng.IntN(200)) * time.Millisecond
 	ctx, cancel := impatient(rng)
 	defer cancel()
 	r, err := p.Reserve(ctx, key, n, ttl, WithOverrun(policy.Overrun(rng.IntN(2))))
@@ -560,7 +567,10 @@ func (s *scene) sweep() {
 
 // judge holds what callers were told against what the server did.
 func (s *scene) judge(l *ledger, stats Stats) {
-	missing, slack, clamped, ranOut := int64(0), stats.Lost, int64(0), int64(0)
+	missing := int64(0)
+	slack := stats.Lost
+	clamped := int64(0)
+	ranOut := int64(0)
 	// A block ends with what it holds if its consumer can't tell the bucket of it in time.
 	whole := !s.weather.storm && !s.weather.alone && s.stood < leaseMargin/2
 	for _, key := range s.keys {
@@ -634,7 +644,10 @@ func (b *book) inRange(capacity int64) error {
 // docs/failure-modes.md, in which the bucket is full at s.
 func (b *book) inBound(rate policy.Rate, admitted []admission) error {
 	for i := 0; i < len(b.entries); i += 1 + len(b.entries)/100 {
-		start, returned, sum, next := b.entries[i], int64(0), int64(0), i+1
+		start := b.entries[i]
+		returned := int64(0)
+		sum := int64(0)
+		next := i + 1
 		for _, a := range admitted {
 			if a.from <= start.at {
 				continue
@@ -656,7 +669,9 @@ func (b *book) inBound(rate policy.Rate, admitted []admission) error {
 
 // backed checks that no token was admitted before it was taken from the bucket.
 func (b *book) backed(admitted []admission) error {
-	sum, taken, next := int64(0), int64(0), 0
+	sum := int64(0)
+	taken := int64(0)
+	next := 0
 	for _, a := range admitted {
 		sum += a.n
 		for ; next < len(b.entries) && b.entries[next].at <= a.to; next++ {

@@ -188,7 +188,8 @@ func (f *fake) name(args []any) (name string, fate fault) {
 		body = hex.EncodeToString(sum[:])
 		f.scripts[body] = name
 	}
-	if name = f.scripts[body]; name != "" && f.fate != nil {
+	name = f.scripts[body]
+	if name != "" && f.fate != nil {
 		fate = f.fate(name)
 	}
 	return name, fate

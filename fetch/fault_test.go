@@ -79,9 +79,15 @@ func TestALostReplyIsAnErrorAndChargesOnce(t *testing.T) {
 	c := newClient(t, f.rdb, slow())
 	f.warm(t, c)
 	charges := map[string]func() error{
-		"take":       func() error { _, err := c.Take(t.Context(), "checkout", 10); return err },
-		"take up to": func() error { _, err := c.TakeUpTo(t.Context(), "checkout", 10); return err },
-		"wait":       func() error { return c.Wait(t.Context(), "checkout", 10) },
+		"take": func() error {
+			_, err := c.Take(t.Context(), "checkout", 10)
+			return err
+		},
+		"take up to": func() error {
+			_, err := c.TakeUpTo(t.Context(), "checkout", 10)
+			return err
+		},
+		"wait": func() error { return c.Wait(t.Context(), "checkout", 10) },
 	}
 	for name, charge := range charges {
 		t.Run(name, func(t *testing.T) {
@@ -107,11 +113,20 @@ func TestALostReplyIsAnErrorAndChargesOnce(t *testing.T) {
 
 func TestASilentServerHoldsNobodyBeyondTheDeadline(t *testing.T) {
 	calls := map[string]func(ctx context.Context, c *Client) error{
-		"take":       func(ctx context.Context, c *Client) error { _, err := c.Take(ctx, "checkout", 1); return err },
-		"take up to": func(ctx context.Context, c *Client) error { _, err := c.TakeUpTo(ctx, "checkout", 1); return err },
-		"wait":       func(ctx context.Context, c *Client) error { return c.Wait(ctx, "checkout", 1) },
-		"peek":       func(ctx context.Context, c *Client) error { _, err := c.Peek(ctx, "checkout"); return err },
-		"return":     func(ctx context.Context, c *Client) error { return c.Return(ctx, "checkout", 1) },
+		"take": func(ctx context.Context, c *Client) error {
+			_, err := c.Take(ctx, "checkout", 1)
+			return err
+		},
+		"take up to": func(ctx context.Context, c *Client) error {
+			_, err := c.TakeUpTo(ctx, "checkout", 1)
+			return err
+		},
+		"wait": func(ctx context.Context, c *Client) error { return c.Wait(ctx, "checkout", 1) },
+		"peek": func(ctx context.Context, c *Client) error {
+			_, err := c.Peek(ctx, "checkout")
+			return err
+		},
+		"return": func(ctx context.Context, c *Client) error { return c.Return(ctx, "checkout", 1) },
 	}
 	for name, call := range calls {
 		t.Run(name, func(t *testing.T) {

@@ -48,7 +48,10 @@ func TestAResultTellsWhenItsRegionIsOnItsFloor(t *testing.T) {
 	look("own", false)
 	look("payments", true)
 
-	terms.Fence.Seq, terms.GrantTokens, terms.GrantEra, terms.GrantEnd = 2, 60, out.Version.Era, out.Now+3_600_000_000
+	terms.Fence.Seq = 2
+	terms.GrantTokens = 60
+	terms.GrantEra = out.Version.Era
+	terms.GrantEnd = out.Now + 3_600_000_000
 	_, err = lua.Refill(ctx, rdb, "payments", policy.Call{Version: out.Version, Terms: &terms})
 	require.NoError(t, err)
 	look("payments", false)

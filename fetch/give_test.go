@@ -24,7 +24,11 @@ func TestUndoOfADegradedTakeGivesNothingToTheBucket(t *testing.T) {
 		require.NoError(t, err)
 	}
 	k := c.cache.get("local")
-	eventually(t, func() bool { k.share.mu.Lock(); defer k.share.mu.Unlock(); return k.share.live == 1 }, "a heartbeat")
+	eventually(t, func() bool {
+		k.share.mu.Lock()
+		defer k.share.mu.Unlock()
+		return k.share.live == 1
+	}, "a heartbeat")
 	f.proxy.Cut()
 	taken := map[string]Result{}
 	for _, key := range []string{"open", "local"} {

@@ -115,7 +115,8 @@ func (c *Client) call(ctx context.Context, call Call, amount int64, opts []CallO
 		return make(ctx, cfg)
 	}
 	o := c.observe(ctx, call, func(ctx context.Context, o *Outcome) {
-		if o.Err = c.check(ctx, call.Key, amount); o.Err == nil {
+		o.Err = c.check(ctx, call.Key, amount)
+		if o.Err == nil {
 			o.Result, o.Err = make(ctx, cfg)
 		}
 	})

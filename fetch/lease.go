@@ -252,7 +252,8 @@ func (ls *leases) begin(key string, hash uint64, rule leaseRule, n int64) {
 		ls.count.Add(-1)
 		return
 	}
-	if blocks = maps.Clone(blocks); blocks == nil {
+	blocks = maps.Clone(blocks)
+	if blocks == nil {
 		blocks = make(map[string]*block)
 	}
 	blocks[key] = b

@@ -141,7 +141,8 @@ func TestCloseGivesBlocksBackAlthoughRepliesAreLost(t *testing.T) {
 			require.Positive(t, c.Stats().Leased)
 			lost := 0
 			b.fail(func(string) fault {
-				if lost++; lost <= 2 {
+				lost++
+				if lost <= 2 {
 					return f
 				}
 				return none
@@ -197,7 +198,8 @@ func TestWhileItsServerIsAwayABlockIsUsedUpAndThenTheDegradedModeAnswers(t *test
 			r, err := c.Take(t.Context(), "checkout", 1)
 			require.NoError(t, err)
 			require.True(t, r.OK)
-			if got[r.Source.Kind]++; r.Source.Kind == SourceLeased {
+			got[r.Source.Kind]++
+			if r.Source.Kind == SourceLeased {
 				last = time.Now()
 			}
 			time.Sleep(10 * time.Millisecond)
@@ -271,7 +273,8 @@ func TestUnusedLeasesGoBackWithinTheHoldTime(t *testing.T) {
 		for end := time.Now().Add(hold); time.Now().Before(end); time.Sleep(time.Millisecond) {
 			r, err := other.TakeUpTo(t.Context(), "checkout", 1)
 			require.NoError(t, err)
-			if left -= r.Taken; !r.OK {
+			left -= r.Taken
+			if !r.OK {
 				denied++
 			}
 		}
@@ -498,7 +501,12 @@ func TestALeasedTakeAllocatesNothing(t *testing.T) {
 }
 
 func TestLeasesOnEveryKindOfServerLeaveNothingBehind(t *testing.T) {
-	const consumers, goroutines, takes, capacity = 3, 8, 300, 100_000
+	const (
+		consumers  = 3
+		goroutines = 8
+		takes      = 300
+		capacity   = 100_000
+	)
 	for name, start := range map[string]func(t *testing.T) redis.UniversalClient{
 		"single":  func(t *testing.T) redis.UniversalClient { return testenv.Redis(t).Client() },
 		"cluster": func(t *testing.T) redis.UniversalClient { return testenv.Cluster(t).Client() },
@@ -567,7 +575,8 @@ func TestATakeThatNeedsBlockAndBucketGetsBoth(t *testing.T) {
 		takes := 0
 		b.fail(func(script string) fault {
 			if script == "takes" {
-				if takes++; takes == 2 { // others are quicker
+				takes++
+				if takes == 2 { // others are quicker
 					*b.buckets["checkout"].Tokens -= left
 				}
 			}

@@ -123,7 +123,8 @@ func heard(line string) (at int64, source string, words []string, err error) {
 	if !ok || !okFrom {
 		return 0, "", nil, fmt.Errorf("unlike a line of MONITOR: %q", line)
 	}
-	if at, err = strconv.ParseInt(strings.Replace(seconds, ".", "", 1), 10, 64); err != nil {
+	at, err = strconv.ParseInt(strings.Replace(seconds, ".", "", 1), 10, 64)
+	if err != nil {
 		return 0, "", nil, err
 	}
 	for rest != "" {
@@ -222,7 +223,9 @@ func (l *ledger) book(r *run) {
 			continue
 		}
 		e := b.last()
-		e.at, e.script, e.change = r.at, r.name, r.changes[key]
+		e.at = r.at
+		e.script = r.name
+		e.change = r.changes[key]
 		e.tokens += e.change
 		if st, ok := r.state[lua.ControlKey(key)]; ok {
 			e.refilled = number(strings.TrimSpace(st[17:33])) // after era: see lua/shared/bucket.lua
@@ -241,10 +244,16 @@ func (b *book) last() bookEntry { return b.entries[len(b.entries)-1] }
 
 // Kinds of records, and where they have what, as lua/held.lua says.
 const (
-	recordLease, recordReservation, recordSettled, recordRunOut = 1, 2, 3, 4
+	recordLease       = 1
+	recordReservation = 2
+	recordSettled     = 3
+	recordRunOut      = 4
 
-	leaseGranted                                              = 5
-	settledReturned, settledClamped, settledVoid, settledPaid = 4, 5, 6, 7
+	leaseGranted    = 5
+	settledReturned = 4
+	settledClamped  = 5
+	settledVoid     = 6
+	settledPaid     = 7
 )
 
 // balance is how many of the tokens that a script gave back are not in the bucket. It brings the records up to date.

@@ -62,11 +62,13 @@ func (l *line) due(n int64, leave policy.Leave) time.Duration {
 	due := l.wait
 	if n != l.n || leave != l.leave {
 		n += leave.Of(l.info.limit())
-		if due = l.info.untilDue(n, l.left, l.at); due < 0 {
+		due = l.info.untilDue(n, l.left, l.at)
+		if due < 0 {
 			return 0
 		}
 	}
-	if due = wait(due); due == Never {
+	due = wait(due)
+	if due == Never {
 		return Never
 	}
 	return max(0, due-time.Since(l.denied))
@@ -182,7 +184,8 @@ func (ls *lines) remove(l *line, w *waiter) {
 // end ends a line, and wakes the lines that stood behind it, which ask at once. The lock is held.
 func (ls *lines) end(l *line) {
 	others := slices.DeleteFunc(ls.of[l.key], func(other *line) bool { return other == l })
-	if ls.of[l.key] = others; len(others) == 0 {
+	ls.of[l.key] = others
+	if len(others) == 0 {
 		delete(ls.of, l.key)
 	}
 	nudge(l.more)
@@ -209,7 +212,10 @@ func (l *line) note(runs []policy.Run, a *answer) {
 		l.asked = 0
 	}
 	l.asked++
-	l.denied, l.left, l.at, l.info = time.Now(), a.reply.Remaining, a.reply.Refilled, a.info
+	l.denied = time.Now()
+	l.left = a.reply.Remaining
+	l.at = a.reply.Refilled
+	l.info = a.info
 	if a.source.Kind == SourceRescued {
 		l.denied = time.Time{}
 	}

@@ -105,7 +105,9 @@ func TestAShareCountsNeitherScheduledStepsNorGrants(t *testing.T) {
 	require.False(t, s.take(1, 1, 0, time.Hour).OK, "the next instant is the refillers' to know")
 
 	granted := localTerms(100, policy.PerSecond(2))
-	granted.GrantTokens, granted.GrantEnd, granted.GrantEra = 1000, 1<<50, 1
+	granted.GrantTokens = 1000
+	granted.GrantEnd = 1 << 50
+	granted.GrantEra = 1
 	s = &share{terms: granted}
 	s.count(2)
 	s.saw(0, 0)

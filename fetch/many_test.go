@@ -27,7 +27,11 @@ type fleet struct {
 
 // simulate runs a fleet for a while and then measures it for as long again, in which one more consumer joins.
 func simulate(t *testing.T, consumers int, rate int64, opts ...Option) (f fleet) {
-	const tick, interval, window = 20 * time.Millisecond, 100 * time.Millisecond, 2 * time.Second
+	const (
+		tick     = 20 * time.Millisecond
+		interval = 100 * time.Millisecond
+		window   = 2 * time.Second
+	)
 	f.consumers = consumers
 	synctest.Test(t, func(t *testing.T) {
 		rng := rand.New(rand.NewPCG(1, uint64(rate)))
@@ -57,7 +61,9 @@ func simulate(t *testing.T, consumers int, rate int64, opts ...Option) (f fleet)
 			run(i, end)
 		}
 		time.Sleep(window + interval/2) // so that no refill falls on an end of the window
-		calls, before, left := b.total(), make([]int64, consumers), inBucket(b)
+		calls := b.total()
+		before := make([]int64, consumers)
+		left := inBucket(b)
 		held := outstanding(b)
 		for i := range before {
 			before[i] = got[i].Load()

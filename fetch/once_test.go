@@ -106,7 +106,10 @@ func lined(t *testing.T, leave policy.Leave) (rdb *redis.Client, c *Client, end 
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- c.Wait(ctx, "line", 50, LeaveOption(leave)) }()
-	eventually(t, func() bool { _, yes := c.lines.behind("line", 1, leave); return yes }, "denied")
+	eventually(t, func() bool {
+		_, yes := c.lines.behind("line", 1, leave)
+		return yes
+	}, "denied")
 	return rdb, c, func() {
 		cancel()
 		require.ErrorIs(t, <-done, context.Canceled)
@@ -173,7 +176,10 @@ func TestTakeUpToWithoutAServerLeavesSome(t *testing.T) {
 	_, err := c.Take(t.Context(), "mail", 1)
 	require.NoError(t, err)
 	server.Kill()
-	eventually(t, func() bool { _, err := rdb.GetShardClientForKey("mail"); return err != nil }, "no shard is left")
+	eventually(t, func() bool {
+		_, err := rdb.GetShardClientForKey("mail")
+		return err != nil
+	}, "no shard is left")
 	for _, once := range [][]CallOption{{}, {WithRequestID("a")}} {
 		r, err := c.TakeUpTo(t.Context(), "mail", 1000, append(once, WithLeavePercent(20))...)
 		require.NoError(t, err)

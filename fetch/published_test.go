@@ -47,8 +47,14 @@ func client(t *testing.T, rdb redis.UniversalClient, opts ...fetch.Option) *fetc
 }
 
 func onBoth(t *testing.T, test func(t *testing.T, rdb redis.UniversalClient)) {
-	t.Run("Redis", func(t *testing.T) { t.Parallel(); test(t, testenv.Redis(t).Client()) })
-	t.Run("Cluster", func(t *testing.T) { t.Parallel(); test(t, testenv.Cluster(t).Client()) })
+	t.Run("Redis", func(t *testing.T) {
+		t.Parallel()
+		test(t, testenv.Redis(t).Client())
+	})
+	t.Run("Cluster", func(t *testing.T) {
+		t.Parallel()
+		test(t, testenv.Cluster(t).Client())
+	})
 }
 
 func size(t *testing.T, rdb redis.UniversalClient) int64 {

@@ -32,7 +32,9 @@ func (c *Client) putQuestion(l *line, asked []*waiter) *callConfig {
 		}
 	}
 	q := &l.question
-	q.began, q.end, q.stalled = time.Now(), time.Time{}, 0
+	q.began = time.Now()
+	q.end = time.Time{}
+	q.stalled = 0
 	if most.timeout > 0 {
 		q.end = q.began.Add(most.timeout)
 	}

@@ -47,7 +47,9 @@ var failuresOfServers = []struct {
 		require.NoError(p.t, p.proxy.CutAfterReply(1, isScript))
 	}},
 	{name: "no connection free", why: ReasonPool, provoke: func(p *provoked) {
-		p.opts.PoolSize, p.opts.MaxActiveConns, p.opts.PoolTimeout = 1, 1, 5*time.Millisecond
+		p.opts.PoolSize = 1
+		p.opts.MaxActiveConns = 1
+		p.opts.PoolTimeout = 5 * time.Millisecond
 		busy := redis.NewClient(p.opts)
 		p.t.Cleanup(func() { _ = busy.Close() })
 	}},
@@ -88,7 +90,10 @@ var failuresOfServers = []struct {
 			defer close(done)
 			_ = reload.Do(ctx, "DEBUG", "RELOAD", "NOSAVE").Err() // the test ends it
 		}()
-		p.t.Cleanup(func() { p.server.Kill(); <-done })
+		p.t.Cleanup(func() {
+			p.server.Kill()
+			<-done
+		})
 		eventually(p.t, func() bool { return redis.HasErrorPrefix(p.admin.Get(ctx, "checkout").Err(), "LOADING") },
 			"it loads")
 	}},
@@ -275,7 +280,11 @@ func TestEachPolicyDecidesHowItsTakesAreAnsweredWithoutItsServer(t *testing.T) {
 	}
 	eventually(t, func() bool { return f.direct.Exists(t.Context(), lua.LiveKey("local")).Val() == 1 }, "a heartbeat")
 	k := c.cache.get("local")
-	eventually(t, func() bool { k.share.mu.Lock(); defer k.share.mu.Unlock(); return k.share.live == 1 }, "its answer")
+	eventually(t, func() bool {
+		k.share.mu.Lock()
+		defer k.share.mu.Unlock()
+		return k.share.live == 1
+	}, "its answer")
 	f.proxy.Cut()
 	from := Source{Kind: SourceFallback, Reason: ReasonConnection}
 

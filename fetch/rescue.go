@@ -37,7 +37,8 @@ func (t *task) rescue(want int64, reply *lua.TakeReply) (again, ours bool) {
 	if err != nil {
 		return false, false // the denial stands
 	}
-	if ours = out.Status.Wrote(); ours {
+	ours = out.Status.Wrote()
+	if ours {
 		c.stats.rescues.Add(1)
 	}
 	c.cache.forgive(t.key)

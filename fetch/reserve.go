@@ -58,7 +58,8 @@ func (c *Client) Reserve(ctx context.Context, key string, n int64, ttl time.Dura
 	call := Call{Op: OpReserve, Key: key, Tokens: n}
 	_, err := c.call(ctx, call, n, opts, func(ctx context.Context, cfg *callConfig) (Result, error) {
 		var err error
-		if r, err = c.reserve(ctx, key, n, ttl, cfg); err != nil {
+		r, err = c.reserve(ctx, key, n, ttl, cfg)
+		if err != nil {
 			return Result{}, err
 		}
 		return r.Result, nil

@@ -152,11 +152,20 @@ func TestAReservationIsSettledOnceItsServerIsBack(t *testing.T) {
 	}, "the breaker opens")
 	connections := f.proxy.Connections()
 	for _, call := range []func() error{
-		func() error { _, err := c.Reserve(t.Context(), "checkout", 1, time.Hour); return err },
-		func() error { _, err := held.Settle(t.Context(), 10); return err },
+		func() error {
+			_, err := c.Reserve(t.Context(), "checkout", 1, time.Hour)
+			return err
+		},
+		func() error {
+			_, err := held.Settle(t.Context(), 10)
+			return err
+		},
 		func() error { return held.Cancel(t.Context()) },
 		func() error { return c.Return(t.Context(), "checkout", 1) },
-		func() error { _, err := c.Peek(t.Context(), "checkout"); return err },
+		func() error {
+			_, err := c.Peek(t.Context(), "checkout")
+			return err
+		},
 	} {
 		err := call()
 		var shut *openError
@@ -167,7 +176,10 @@ func TestAReservationIsSettledOnceItsServerIsBack(t *testing.T) {
 	require.Equal(t, connections, f.proxy.Connections())
 	require.NoError(t, f.proxy.Heal())
 	var s Settlement
-	eventually(t, func() bool { s, err = held.Settle(t.Context(), 10); return err == nil }, "it is back")
+	eventually(t, func() bool {
+		s, err = held.Settle(t.Context(), 10)
+		return err == nil
+	}, "it is back")
 	require.Equal(t, Settlement{Settlement: policy.Settlement{Returned: 30}, Remaining: 90}, s)
 	require.EqualValues(t, 90, tokens(t, f.direct, "checkout"))
 }
@@ -182,7 +194,11 @@ func TestAReservationOfTheLocalShareGoesBackToTheShare(t *testing.T) {
 	_, err := c.Take(t.Context(), "local", 2)
 	require.NoError(t, err)
 	k := c.cache.get("local")
-	eventually(t, func() bool { k.share.mu.Lock(); defer k.share.mu.Unlock(); return k.share.live == 1 }, "a heartbeat")
+	eventually(t, func() bool {
+		k.share.mu.Lock()
+		defer k.share.mu.Unlock()
+		return k.share.live == 1
+	}, "a heartbeat")
 	f.proxy.Cut()
 	reserve := func(n int64) *Reservation {
 		r, err := c.Reserve(t.Context(), "local", n, time.Hour)

@@ -109,6 +109,10 @@ func (c *Client) shadow(r Result, k *info, n int64) Result {
 // admit makes it as if a call of n tokens had been granted.
 func (c *Client) admit(r Result, n int64) Result {
 	c.stats.shadowed.Add(1)
-	r.OK, r.Shadow, r.lacked, r.Taken, r.RetryAfter = true, true, n-r.Taken, n, 0
+	r.OK = true
+	r.Shadow = true
+	r.lacked = n - r.Taken
+	r.Taken = n
+	r.RetryAfter = 0
 	return r
 }

@@ -180,12 +180,22 @@ func (ss *servers) close() error {
 // alone, nothing is sent twice, and pools aren't waited for.
 func ownOptions(rdb *redis.Client, conns int, sockets *engine.Sockets) *redis.Options {
 	o := *rdb.Options()
-	o.ContextTimeoutEnabled, o.ReadTimeout, o.WriteTimeout = true, -1, -1
-	o.MaxRetries, o.DialerRetries, o.DisableIdentity = -1, 1, true // to say who this is would be a round trip
-	o.MaxIdleConns, o.MinIdleConns, o.MaxActiveConns = 0, 0, 0
-	o.PoolSize, o.MaxConcurrentDials, o.PipelinePoolSize = conns, 0, -1
+	o.ContextTimeoutEnabled = true
+	o.ReadTimeout = -1
+	o.WriteTimeout = -1
+	o.MaxRetries = -1
+	o.DialerRetries = 1
+	o.DisableIdentity = true // to say who this is would be a round trip
+	o.MaxIdleConns = 0
+	o.MinIdleConns = 0
+	o.MaxActiveConns = 0
+	o.PoolSize = conns
+	o.MaxConcurrentDials = 0
+	o.PipelinePoolSize = -1
 	o.Dialer = sockets.Dialer(o.Dialer)
-	o.AutoPipelineOptions, o.ClientSideCache, o.ClientSideCacheConfig = nil, nil, nil
+	o.AutoPipelineOptions = nil
+	o.ClientSideCache = nil
+	o.ClientSideCacheConfig = nil
 	o.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
 	return &o
 }
@@ -193,13 +203,21 @@ func ownOptions(rdb *redis.Client, conns int, sockets *engine.Sockets) *redis.Op
 // ownClusterOptions is ownOptions of a Cluster.
 func ownClusterOptions(rdb *redis.ClusterClient, conns int, sockets *engine.Sockets) *redis.ClusterOptions {
 	o := *rdb.Options()
-	o.ContextTimeoutEnabled, o.ReadTimeout, o.WriteTimeout = true, -1, -1
-	o.MaxRetries, o.DialerRetries, o.DisableIdentity = -1, 1, true // to say who this is would be a round trip
-	if o.MaxRedirects == 0 {                                       // none; said again it would be the default
+	o.ContextTimeoutEnabled = true
+	o.ReadTimeout = -1
+	o.WriteTimeout = -1
+	o.MaxRetries = -1
+	o.DialerRetries = 1
+	o.DisableIdentity = true // to say who this is would be a round trip
+	if o.MaxRedirects == 0 { // none; said again it would be the default
 		o.MaxRedirects = -1
 	}
-	o.MaxIdleConns, o.MinIdleConns, o.MaxActiveConns = 0, 0, 0
-	o.PoolSize, o.MaxConcurrentDials, o.PipelinePoolSize = conns, 0, -1
+	o.MaxIdleConns = 0
+	o.MinIdleConns = 0
+	o.MaxActiveConns = 0
+	o.PoolSize = conns
+	o.MaxConcurrentDials = 0
+	o.PipelinePoolSize = -1
 	newClient := o.NewClient
 	o.NewClient = func(o *redis.Options) *redis.Client {
 		if o.Dialer == nil {

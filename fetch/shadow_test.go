@@ -146,7 +146,11 @@ func TestADegradedModeAdmitsAllThatIsAskedOfAShadow(t *testing.T) {
 		require.NoError(t, err)
 	}
 	k := c.cache.get("local")
-	eventually(t, func() bool { k.share.mu.Lock(); defer k.share.mu.Unlock(); return k.share.live == 1 }, "a heartbeat")
+	eventually(t, func() bool {
+		k.share.mu.Lock()
+		defer k.share.mu.Unlock()
+		return k.share.live == 1
+	}, "a heartbeat")
 	f.proxy.Cut()
 	for key := range modes {
 		for _, opts := range [][]CallOption{nil, {WithRequestID("r1")}} {

@@ -51,7 +51,10 @@ type share struct {
 func (s *share) saw(left int64, now time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.left, s.at, s.used, s.news = left, now, now, true
+	s.left = left
+	s.at = now
+	s.used = now
+	s.news = true
 }
 
 // count notes what a heartbeat counted.

@@ -159,7 +159,10 @@ func TestTheBreakerFollowsTheServer(t *testing.T) {
 				require.NoError(t, f.proxy.Heal())
 				require.NoError(t, f.proxy.Delay(faultproxy.ToClient, trip, 0))
 				healed := time.Now()
-				eventually(t, func() bool { _, err := take(patience); return err == nil }, "the breaker closes")
+				eventually(t, func() bool {
+					_, err := take(patience)
+					return err == nil
+				}, "the breaker closes")
 				require.Less(t, time.Since(healed), 2*time.Second+noise)
 			})
 		}

@@ -42,7 +42,8 @@ func (c *Client) takeRun(ctx context.Context, op Op, key string, run policy.Run,
 
 // take makes one take, of tokens in the bucket's block as far as there are enough, and of the bucket.
 func (c *Client) take(ctx context.Context, key string, run policy.Run, cfg *callConfig) (Result, error) {
-	if run.Leave = cfg.leave; cfg.request != "" {
+	run.Leave = cfg.leave
+	if cfg.request != "" {
 		return c.takeShared(ctx, key, run, cfg)
 	}
 	n := run.N * run.Count
@@ -155,12 +156,15 @@ func (t *task) result(a *answer) Result {
 	}
 	now := time.Time{} // needed for schedules only
 	if i.stepped() {
-		if now = time.Now(); i.lacksSchedule(now) {
+		now = time.Now()
+		if i.lacksSchedule(now) {
 			i = t.c.learnSchedule(t, i)
 			now = time.Now()
 		}
 	}
-	r.ResetAfter, r.OnFloor, r.Era = i.resetAfter(reply.Remaining, now), i.onFloor(), i.era
+	r.ResetAfter = i.resetAfter(reply.Remaining, now)
+	r.OnFloor = i.onFloor()
+	r.Era = i.era
 	return r
 }
 

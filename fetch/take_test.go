@@ -106,11 +106,20 @@ func TestRefusesWhatItCanNotTake(t *testing.T) {
 	c := newClient(t, rdb, slow())
 
 	calls := map[string]func(key string, n int64) error{
-		"take":         func(key string, n int64) error { _, err := c.Take(t.Context(), key, n); return err },
-		"take up to":   func(key string, n int64) error { _, err := c.TakeUpTo(t.Context(), key, n); return err },
-		"wait":         func(key string, n int64) error { return c.Wait(t.Context(), key, n) },
-		"return":       func(key string, n int64) error { return c.Return(t.Context(), key, n) },
-		"peek (n = 1)": func(key string, _ int64) error { _, err := c.Peek(t.Context(), key); return err },
+		"take": func(key string, n int64) error {
+			_, err := c.Take(t.Context(), key, n)
+			return err
+		},
+		"take up to": func(key string, n int64) error {
+			_, err := c.TakeUpTo(t.Context(), key, n)
+			return err
+		},
+		"wait":   func(key string, n int64) error { return c.Wait(t.Context(), key, n) },
+		"return": func(key string, n int64) error { return c.Return(t.Context(), key, n) },
+		"peek (n = 1)": func(key string, _ int64) error {
+			_, err := c.Peek(t.Context(), key)
+			return err
+		},
 	}
 	cases := []struct {
 		key  string

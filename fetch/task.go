@@ -43,7 +43,10 @@ func (c *Client) begin(p budget, key string) *task {
 // plain makes a task for commands on a key that need not be a bucket's.
 func (c *Client) plain(p budget, key string) *task {
 	t := tasks.Get().(*task)
-	t.budget, t.c, t.key, t.server = p, c, key, c.servers.of(key)
+	t.budget = p
+	t.c = c
+	t.key = key
+	t.server = c.servers.of(key)
 	return t
 }
 
@@ -62,7 +65,8 @@ func (t *task) do(a *ask, read func(*ask)) error {
 		return t.server.lost
 	}
 	q, now := t.server.queue, t.began
-	if t.began = (time.Time{}); now.IsZero() {
+	t.began = (time.Time{})
+	if now.IsZero() {
 		now = time.Now()
 	}
 	r := q.Request()
@@ -88,7 +92,9 @@ func (t *task) Process(_ context.Context, cmd redis.Cmder) error {
 
 // takes asks for takes of the bucket.
 func (t *task) takes(a *ask) (*answer, error) {
-	a.key, a.kind, a.info = t.key, t.kind, t.info
+	a.key = t.key
+	a.kind = t.kind
+	a.info = t.info
 	a.resolve(t.info.limit())
 	var refused error
 	if err := t.do(a, func(a *ask) {

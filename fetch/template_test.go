@@ -149,7 +149,10 @@ func TestEveryCallFindsATemplateThatWasJustPublished(t *testing.T) {
 			_, err := c.Reserve(ctx, "user:2", 1, time.Minute)
 			return err
 		},
-		"peek": func(ctx context.Context, c *fetch.Client) error { _, err := c.Peek(ctx, "user:3"); return err },
+		"peek": func(ctx context.Context, c *fetch.Client) error {
+			_, err := c.Peek(ctx, "user:3")
+			return err
+		},
 		"wait": func(ctx context.Context, c *fetch.Client) error { return c.Wait(ctx, "user:4", 1) },
 		"take all": func(ctx context.Context, c *fetch.Client) error {
 			all, err := c.TakeAll(ctx, []fetch.Request{{Key: "old", N: 1}, {Key: "user:5", N: 1}, {Key: "lazy:5", N: 1}})

@@ -92,7 +92,8 @@ func (c *Client) join(key string, w *waiter) (*line, error) {
 		}
 		ls.of[key] = append(ls.of[key], l)
 	}
-	if w.prev = l.last; w.prev == nil {
+	w.prev = l.last
+	if w.prev == nil {
 		l.first = w
 	} else {
 		w.prev.next = w

@@ -52,7 +52,9 @@ func BenchmarkTake(b *testing.B) {
 	require.NoError(b, err)
 	local, err := lazy.NewLocal(burst, time.Now)
 	require.NoError(b, err)
-	keys, i, at := make([]string, 1000), 0, time.Now().Add(time.Hour)
+	keys := make([]string, 1000)
+	i := 0
+	at := time.Now().Add(time.Hour)
 	for k := range keys {
 		keys[k] = fmt.Sprint("user:", k)
 	}
@@ -60,16 +62,34 @@ func BenchmarkTake(b *testing.B) {
 		name string
 		take func(ctx context.Context, key string) error
 	}{
-		{"lazy", func(ctx context.Context, key string) error { _, err := buckets.Take(ctx, key, 1); return err }},
-		{"window-fixed", func(ctx context.Context, key string) error { _, err := fixed.Take(ctx, key, 1); return err }},
-		{"window-sliding", func(ctx context.Context, key string) error { _, err := sliding.Take(ctx, key, 1); return err }},
-		{"pacing", func(ctx context.Context, key string) error { _, err := queue.Reserve(ctx, key, 1); return err }},
+		{"lazy", func(ctx context.Context, key string) error {
+			_, err := buckets.Take(ctx, key, 1)
+			return err
+		}},
+		{"window-fixed", func(ctx context.Context, key string) error {
+			_, err := fixed.Take(ctx, key, 1)
+			return err
+		}},
+		{"window-sliding", func(ctx context.Context, key string) error {
+			_, err := sliding.Take(ctx, key, 1)
+			return err
+		}},
+		{"pacing", func(ctx context.Context, key string) error {
+			_, err := queue.Reserve(ctx, key, 1)
+			return err
+		}},
 		{"schedule", func(ctx context.Context, key string) error {
 			_, err := sched.Reserve(ctx, key, fmt.Sprint("id", i), at.Add(time.Duration(i%5000)*time.Minute))
 			return err
 		}},
-		{"many-3", func(ctx context.Context, key string) error { _, err := many.Take(ctx, key, 1); return err }},
-		{"local", func(ctx context.Context, key string) error { _, err := local.Take(ctx, key, 1); return err }},
+		{"many-3", func(ctx context.Context, key string) error {
+			_, err := many.Take(ctx, key, 1)
+			return err
+		}},
+		{"local", func(ctx context.Context, key string) error {
+			_, err := local.Take(ctx, key, 1)
+			return err
+		}},
 	} {
 		b.Run(c.name, func(b *testing.B) {
 			before := serverSeconds(b, rdb)

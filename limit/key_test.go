@@ -87,7 +87,9 @@ func TestAResetKeyHasItsLimitAnewAndOthersAreAsTheyWere(t *testing.T) {
 	t.Parallel()
 	for where, rdb := range map[string]*redis.Client{"Redis": limittest.Redis(t), "process": nil} {
 		for kind, l := range oneOfEach(t, rdb) {
-			ctx, key, other := t.Context(), "K"+kind, "other"+kind
+			ctx := t.Context()
+			key := "K" + kind
+			other := "other" + kind
 			for _, k := range []string{key, other} {
 				for i, want := range []bool{true, false} {
 					ok, err := l.take(ctx, k)

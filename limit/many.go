@@ -194,7 +194,8 @@ func (m *Many) Reset(ctx context.Context, keys ...string) error {
 func (m *Many) String() string {
 	texts := make([]string, len(m.rules))
 	for i, r := range m.rules {
-		if texts[i] = r.Text; r.Name != "" {
+		texts[i] = r.Text
+		if r.Name != "" {
 			texts[i] = r.Name + ": " + r.Text
 		}
 	}

@@ -178,7 +178,10 @@ func TestALostReplyChargesOnce(t *testing.T) {
 	t.Parallel()
 	limittest.ChargedOnce(t, func(rdb redis.UniversalClient) (func(context.Context) error, func(context.Context) int64) {
 		m := many(t, rdb, burst, daily, slid)
-		return func(ctx context.Context) error { _, err := m.Take(ctx, "K", 1); return err },
+		return func(ctx context.Context) error {
+				_, err := m.Take(ctx, "K", 1)
+				return err
+			},
 			func(ctx context.Context) int64 {
 				d, err := m.Peek(ctx, "K")
 				require.NoError(t, err)

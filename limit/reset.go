@@ -87,7 +87,8 @@ func resetServer(ctx context.Context, c redis.Cmdable, prefix string) (total int
 		for _, d := range drops {
 			total += d.Val()
 		}
-		if cursor = next; cursor == 0 {
+		cursor = next
+		if cursor == 0 {
 			return total, nil
 		}
 	}

@@ -144,7 +144,8 @@ func Occupied(ctx context.Context, rdb redis.UniversalClient, shards []Shard) ([
 			}
 		}
 	}
-	if counts, err = exist(ctx, rdb, shards, single); err != nil {
+	counts, err = exist(ctx, rdb, shards, single)
+	if err != nil {
 		return nil, err
 	}
 	for g, n := range counts {
@@ -247,7 +248,8 @@ func leave(ctx context.Context, rdb redis.UniversalClient, s Shard, calls []Refi
 		tokens, err := looks[k].Int64()
 		taken := !errors.Is(err, redis.Nil) &&
 			(results[i].Status == policy.StatusUnknown || results[i].Full && (err != nil || tokens < results[i].Tokens))
-		if results[i].Left = !taken; taken {
+		results[i].Left = !taken
+		if taken {
 			back = append(back, calls[i].Key)
 		}
 	}

@@ -45,7 +45,9 @@ func agreeOnShard(t *testing.T, rdb *redis.Client) {
 	for i := range histories {
 		histories[i] = buckettest.NewHistory(rng)
 	}
-	full, unknown, stayed := 0, 0, 0
+	full := 0
+	unknown := 0
+	stayed := 0
 	for step := range 40 {
 		models, calls := make([]policy.Bucket, buckets), make([]lua.RefillCall, buckets)
 		now := serverTime(ctx, t, rdb)

@@ -51,7 +51,8 @@ func TestAScheduleGoesOnAfterAClockThatWasAheadForAMoment(t *testing.T) {
 	for now < begin+12*anHour {
 		now += 600_000_000
 		added := refill(policy.CreateLost).Added
-		if credited += added; added > 0 {
+		credited += added
+		if added > 0 {
 			_, err := takeOne(ctx, rdb, "quota", added, false)
 			require.NoError(t, err)
 		}
@@ -93,7 +94,8 @@ func TestAScheduleThatBeganUnderAClockAheadGoesOn(t *testing.T) {
 	for right < begin+12*anHour {
 		right += 600_000_000
 		added := refill(right, &hourly).Added
-		if credited += added; added > 0 {
+		credited += added
+		if added > 0 {
 			_, err := takeOne(ctx, rdb, "quota", added, false)
 			require.NoError(t, err)
 		}
@@ -432,7 +434,9 @@ func TestWhatPlainClientsAreAboutToUndoIsNoRoom(t *testing.T) {
 	t.Parallel()
 	ctx, rdb := t.Context(), testenv.Redis(t).Client()
 	now := serverTime(ctx, t, rdb)
-	era, index, tries := now-2*anHour, int64(3), int64(-5)
+	era := now - 2*anHour
+	index := int64(3)
+	tries := int64(-5)
 	bucket := func(key string, terms policy.Terms, last, step int64) policy.Version {
 		c := policy.Control{Terms: terms, Era: era, Index: index, Last: last, Step: step}
 		if step > 0 {
@@ -525,9 +529,14 @@ func TestAnOverrideIsForBucketsOfATemplateAlone(t *testing.T) {
 	ctx, rdb := t.Context(), testenv.Redis(t).Client()
 	configured := policy.Policy{Capacity: 60, Rate: policy.PerSecond(1)}.Terms(policy.Fence{Epoch: 8})
 	pool := configured
-	pool.Pool, pool.Version, pool.PoolsVersion, pool.Fence = true, 8, 8, policy.Fence{Epoch: 3, Seq: 4}
+	pool.Pool = true
+	pool.Version = 8
+	pool.PoolsVersion = 8
+	pool.Fence = policy.Fence{Epoch: 3, Seq: 4}
 	own := userTerms
-	own.Capacity, own.Initial, own.Fence.Epoch = 30, 30, policy.OwnEpoch
+	own.Capacity = 30
+	own.Initial = 30
+	own.Fence.Epoch = policy.OwnEpoch
 	for _, terms := range []policy.Terms{configured, pool} {
 		require.NoError(t, rdb.FlushAll(ctx).Err())
 		_, err := lua.Refill(ctx, rdb, "user:1", policy.Call{Terms: &terms, Create: policy.CreateInitial})

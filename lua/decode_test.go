@@ -40,7 +40,8 @@ func (a answering) Process(_ context.Context, cmd redis.Cmder) error {
 		cmd.SetVal(a.value)
 	case onceIntegers:
 		values, err := integers(a.value)
-		if cmd.SetVal(values); err != nil && a.err == nil {
+		cmd.SetVal(values)
+		if err != nil && a.err == nil {
 			return err // as the client library refuses what it can't read
 		}
 	}
@@ -56,7 +57,8 @@ func integers(v any) ([]int64, error) {
 	}
 	values := make([]int64, len(list))
 	for i := range list {
-		if values[i], ok = list[i].(int64); !ok {
+		values[i], ok = list[i].(int64)
+		if !ok {
 			return nil, fmt.Errorf("%w: %T for a number", ErrBadReply, list[i])
 		}
 	}

@@ -13,7 +13,10 @@ import (
 
 func TestRepliesTellWhetherAGrantIsInForce(t *testing.T) {
 	t.Parallel()
-	t.Run("Redis", func(t *testing.T) { t.Parallel(); floorIsTold(t, testenv.Redis(t).Client()) })
+	t.Run("Redis", func(t *testing.T) {
+		t.Parallel()
+		floorIsTold(t, testenv.Redis(t).Client())
+	})
 	t.Run("Embedded", func(t *testing.T) {
 		t.Parallel()
 		_, rdb := embedded(t)

@@ -71,7 +71,9 @@ func TestAForeignAdderBesideOursNeverOverIssues(t *testing.T) {
 			b.Control.Terms.Capacity = 1 << 40
 			store(ctx, t, rdb, "b", b)
 			ours, theirs := policy.Version{Era: buckettest.Era, Index: buckettest.Index}, int64(buckettest.Index)
-			issued, credited, foreign := int64(0), int64(0), 0
+			issued := int64(0)
+			credited := int64(0)
+			foreign := 0
 			elapsed := int64(0)
 			for range 150 {
 				// An interval passes; both call in it, in any order.

@@ -26,8 +26,11 @@ func fuzzedTerms(rate string, capacity, interval int64, choices uint32) (policy.
 	if err != nil {
 		return policy.Terms{}, false
 	}
-	if p.Rate = r; bit(choices, 8) {
-		p.Rate, p.Steps, p.StepTokens = policy.Rate{}, policy.Every(max(r.Per, policy.MinInterval)), r.Tokens
+	p.Rate = r
+	if bit(choices, 8) {
+		p.Rate = policy.Rate{}
+		p.Steps = policy.Every(max(r.Per, policy.MinInterval))
+		p.StepTokens = r.Tokens
 	}
 	return p.Terms(policy.Fence{Epoch: int64(choices >> 9 & 3), Seq: int64(choices >> 11 & 3)}), p.Validate() == nil
 }
@@ -74,7 +77,9 @@ func FuzzRefill(f *testing.F) {
 			c.Step, c.Next = now-age, now-age+terms.Interval
 		}
 		if bit(parts, 3) {
-			c.Outstanding, c.Due, c.Debt = int64(parts>>8&0xff), now+1_000_000, int64(parts>>16&0xff)
+			c.Outstanding = int64(parts >> 8 & 0xff)
+			c.Due = now + 1_000_000
+			c.Debt = int64(parts >> 16 & 0xff)
 		}
 		b := policy.Bucket{Tokens: &tokens, Index: &own, Control: c}
 		if bit(parts, 0) {

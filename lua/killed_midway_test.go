@@ -28,7 +28,8 @@ func (*killed) DialHook(next redis.DialHook) redis.DialHook { return next }
 func (k *killed) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
 		mine := cmd.Name() == k.at
-		if k.dead = k.dead || mine && k.before; k.dead {
+		k.dead = k.dead || mine && k.before
+		if k.dead {
 			cmd.SetErr(errKilled)
 			return errKilled
 		}
@@ -41,7 +42,8 @@ func (k *killed) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 func (k *killed) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
 	return func(ctx context.Context, cmds []redis.Cmder) error {
 		for _, cmd := range cmds {
-			if k.dead = k.dead || k.before && cmd.Name() == k.at; k.dead {
+			k.dead = k.dead || k.before && cmd.Name() == k.at
+			if k.dead {
 				for _, cmd := range cmds {
 					cmd.SetErr(errKilled)
 				}

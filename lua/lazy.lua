@@ -15,11 +15,15 @@
 --#include shared/ahead
 --#include shared/leave
 local now = now_us()
-local tokens, per_us, capacity = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
+local tokens = tonumber(ARGV[3])
+local per_us = tonumber(ARGV[4])
+local capacity = tonumber(ARGV[5])
 local pol = get_text(KEYS[2]) or ''
 local own_capacity, own_tokens, own_per = string.match(pol, '^%d+ 2 (%d+) (%d+) (%d+) ')
 if own_per then
-  tokens, per_us, capacity = tonumber(own_tokens), tonumber(own_per), tonumber(own_capacity)
+  tokens = tonumber(own_tokens)
+  per_us = tonumber(own_per)
+  capacity = tonumber(own_capacity)
 else
   pol = ''
 end
@@ -27,7 +31,10 @@ local full = capacity * per_us
 local lacks = ahead(KEYS[1], now, tokens)
 if not lacks then return {3, 1} end
 local d = lacks
-local what, served, all, closed = ARGV[1], {}, true, false
+local what = ARGV[1]
+local served = {}
+local all = true
+local closed = false
 for i = 6, #ARGV, 3 do
   local n, most = math.max(1, tonumber(ARGV[i])), tonumber(ARGV[i + 1])
   local fit = 0
@@ -51,7 +58,9 @@ local left = math.max(0, math.floor((full - d) / per_us))
 if all then return {1, left, reset, now, pol} end
 local reply = {0, left, reset, now, pol}
 for i = 6, #ARGV, 3 do
-  local n, fit, wait = math.max(1, tonumber(ARGV[i])) + least(ARGV[i + 2], capacity), served[i / 3 - 1], 0
+  local n = math.max(1, tonumber(ARGV[i])) + least(ARGV[i + 2], capacity)
+  local fit = served[i / 3 - 1]
+  local wait = 0
   if fit < tonumber(ARGV[i + 1]) then
     wait = n > capacity and -1 or math.max(0, math.ceil((d + n * per_us - full) / tokens))
   end

@@ -23,7 +23,10 @@
 --#include shared/outstanding
 local refused, s, p, before, r = read_outstanding(ARGV[1])
 if refused then return refused end
-local seq, keep, back, want = ARGV[2] + 0, ARGV[3] + 0, ARGV[4] + 0, ARGV[5] + 0
+local seq = ARGV[2] + 0
+local keep = ARGV[3] + 0
+local back = ARGV[4] + 0
+local want = ARGV[5] + 0
 if r and (r[1] ~= LEASE or (seq ~= r[5] and (seq ~= r[5] + 1 or keep + back > r[2]))) then return {5} end
 if not r and seq ~= 1 then return {6} end
 if not r and keep + back > 0 then return {5} end

@@ -46,7 +46,8 @@ func TestLazyAndRefilledBucketsAdmitTheSameWithinOneRefill(t *testing.T) {
 				calls := []lua.RefillCall{{Key: key, Call: policy.Call{Version: version, Terms: &terms}}}
 				r := lua.RefillActive(ctx, rdb, shardOf(key), calls, 1)[0]
 				require.NoError(t, r.Err, where)
-				if version = r.Version; r.Status == policy.StatusEarly {
+				version = r.Version
+				if r.Status == policy.StatusEarly {
 					last = time.UnixMicro(r.Last) // somebody took from the full bucket just before
 				}
 				if r.Status != policy.StatusStale {

@@ -312,7 +312,9 @@ func agreeOnMany(t *testing.T, rdb *redis.Client) {
 }
 
 func TestTokensThatAreNoWholeNumberAreMalformedAndStay(t *testing.T) {
-	ctx, rdb, terms := t.Context(), testenv.Redis(t).Client(), buckettest.Terms()
+	ctx := t.Context()
+	rdb := testenv.Redis(t).Client()
+	terms := buckettest.Terms()
 	for _, capacity := range []int64{5, 1000} { // full, and not
 		for _, text := range []string{"007", "+5", " 5", "5 ", "0x5", "5e0", "5.0", "-0", "", "nan", "inf"} {
 			where := fmt.Sprintf("%q of %d", text, capacity)

@@ -48,7 +48,8 @@ func Overrides(ctx context.Context, rdb redis.UniversalClient, keys []string) ([
 	overrides := make([]*policy.Terms, len(keys))
 	for i, cmd := range cmds {
 		var err error
-		if overrides[i], err = overrideOf(cmd.Val(), errs[i]); err != nil {
+		overrides[i], err = overrideOf(cmd.Val(), errs[i])
+		if err != nil {
 			return nil, err
 		}
 	}

@@ -50,7 +50,9 @@ elseif not q and p and p.version == OWN then
   q = altered(p, {version = 0, seq = 0})
 end
 
-local kind, left, till = 0, 0, 0
+local kind = 0
+local left = 0
+local till = 0
 if q and ARGV[3] == '1' then
   local old = before or template
   local full = old.capacity * old.per
@@ -81,6 +83,8 @@ if p and q and not (given == '' and p.version ~= OWN) then
   call('SET', KEYS[1], format('%d', tokens), 'KEEPTTL')
   call('SET', KEYS[2], format('%d', s.index), 'KEEPTTL')
   put(s, q, KEYS[3], q.text)
-  till, kind, left = arm(KEYS, q, now, 1, 0), 1, tokens
+  till = arm(KEYS, q, now, 1, 0)
+  kind = 1
+  left = tokens
 end
 return {1, own and 1 or 0, kind, left, till, given ~= '' and q.text or ''}

@@ -26,10 +26,14 @@ func TestAnOverrideSwitchesABucketAsALaterPolicyDoes(t *testing.T) {
 		for p.Kind != policy.Smooth || p.Pool {
 			p = history.Terms()
 		}
-		p.Template, p.Fence, p.Strict = true, f, rng.IntN(2) == 0
+		p.Template = true
+		p.Fence = f
+		p.Strict = rng.IntN(2) == 0
 		return p
 	}
-	later, added, taken := 0, 0, 0
+	later := 0
+	added := 0
+	taken := 0
 	for i := range 300 {
 		key, where := fmt.Sprintf("user:%d", i), fmt.Sprintf("key %d", i)
 		template, own := terms(policy.Fence{Epoch: 7}), terms(policy.Fence{Epoch: policy.OwnEpoch})
@@ -194,7 +198,9 @@ func TestAfterAnOverrideOfAKeyWithoutATemplateItsConfigurationCounts(t *testing.
 	_, err := takeTemplate(ctx, rdb, "user:1", user(), one(5), false, false)
 	require.NoError(t, err)
 	own := userTerms
-	own.Capacity, own.Initial, own.Fence.Epoch = 100, 100, policy.OwnEpoch
+	own.Capacity = 100
+	own.Initial = 100
+	own.Fence.Epoch = policy.OwnEpoch
 	_, err = lua.SetOverride(ctx, rdb, "user:1", own, userTerms, policy.EnforceRefilled)
 	require.NoError(t, err)
 	configured := policy.Policy{Capacity: 600, Rate: policy.PerSecond(10)}.Terms(policy.Fence{Epoch: 8})
@@ -202,7 +208,9 @@ func TestAfterAnOverrideOfAKeyWithoutATemplateItsConfigurationCounts(t *testing.
 	require.NoError(t, err)
 	require.True(t, o.Fence.Own(), "it is over all versions")
 	b := load(ctx, t, rdb, "user:1")
-	*b.Index, b.Control.Index, b.Control.Last = 24, 24, b.Control.Last-1_000_000
+	*b.Index = 24
+	b.Control.Index = 24
+	b.Control.Last = b.Control.Last - 1_000_000
 	store(ctx, t, rdb, "user:1", b)
 	for _, k := range []string{"user:1", "{user:1}", "{user:1}:ctl"} {
 		require.NoError(t, rdb.Expire(ctx, k, 90*time.Second).Err())

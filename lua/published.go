@@ -44,7 +44,8 @@ func PublishTemplates(ctx context.Context, c Client, set *policy.Templates) (Pub
 // ReadTemplates reads the published set of templates and its id: nil if none is
 // published, or if it is the one whose id the caller knows.
 func ReadTemplates(ctx context.Context, c Client, known string) (set *policy.Templates, id string, err error) {
-	if id, err = hget(ctx, c, TemplatesKey, "id"); err != nil {
+	id, err = hget(ctx, c, TemplatesKey, "id")
+	if err != nil {
 		return nil, "", fmt.Errorf("refiller: templates: %w", err)
 	}
 	if id == "" || id == known {
@@ -54,7 +55,8 @@ func ReadTemplates(ctx context.Context, c Client, known string) (set *policy.Tem
 	if err != nil {
 		return nil, "", fmt.Errorf("refiller: templates: %w", err)
 	}
-	if set, err = policy.DecodeTemplates(text); err != nil {
+	set, err = policy.DecodeTemplates(text)
+	if err != nil {
 		return nil, "", err
 	}
 	return set, templatesID(text), nil

@@ -26,8 +26,14 @@ func templateSet(t *testing.T, version, capacity int64) *policy.Templates {
 
 func TestALaterVersionOfTheTemplatesStaysPublished(t *testing.T) {
 	t.Parallel()
-	t.Run("Redis", func(t *testing.T) { t.Parallel(); publishing(t, testenv.Redis(t).Client()) })
-	t.Run("Cluster", func(t *testing.T) { t.Parallel(); publishing(t, testenv.Cluster(t).Client()) })
+	t.Run("Redis", func(t *testing.T) {
+		t.Parallel()
+		publishing(t, testenv.Redis(t).Client())
+	})
+	t.Run("Cluster", func(t *testing.T) {
+		t.Parallel()
+		publishing(t, testenv.Cluster(t).Client())
+	})
 	t.Run("Embedded", func(t *testing.T) {
 		t.Parallel()
 		_, rdb := embedded(t)
@@ -54,7 +60,9 @@ func publishing(t *testing.T, rdb redis.UniversalClient) {
 		return set
 	}
 	require.Nil(t, read())
-	first, changed, later := templateSet(t, 7, 60), templateSet(t, 7, 61), templateSet(t, 8, 62)
+	first := templateSet(t, 7, 60)
+	changed := templateSet(t, 7, 61)
+	later := templateSet(t, 8, 62)
 	require.Equal(t, lua.Publication{OK: true, Before: -1}, publish(first))
 	require.True(t, read().Equal(first))
 	require.Equal(t, lua.Publication{OK: true, Before: 7}, publish(first))

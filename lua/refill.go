@@ -113,7 +113,9 @@ func refillWords(calls []RefillCall, shard []string) []any {
 	keys, seen := make([]string, 3*n), make([]string, n)
 	for i := range calls {
 		names := bucketKeys(calls[i].Key)
-		keys[i], keys[n+i], keys[2*n+i] = names[0], names[1], names[2]
+		keys[i] = names[0]
+		keys[n+i] = names[1]
+		keys[2*n+i] = names[2]
 	}
 	for i := range keys {
 		words = append(words, &keys[i])
@@ -210,7 +212,10 @@ func decodeAsSeen(c *RefillCall, now, tokens int64, r *integerReply, result *Ref
 		return
 	}
 	o, t := &result.Outcome, c.Terms
-	o.Status, o.Now, o.Last, o.Elapsed = policy.StatusApplied, now, now, now-c.Seen.Last
+	o.Status = policy.StatusApplied
+	o.Now = now
+	o.Last = now
+	o.Elapsed = now - c.Seen.Last
 	o.Version = policy.Version{Era: c.Version.Era, Index: c.Version.Index + 1}
 	o.Tokens = tokens
 	o.Added, o.Carry = t.Due(c.Version.Era, c.Seen.Last, c.Seen.Carry, now)
@@ -219,14 +224,21 @@ func decodeAsSeen(c *RefillCall, now, tokens int64, r *integerReply, result *Ref
 		o.Added = r.next()
 		o.Clamped, o.Carry = due-o.Added, 0
 	}
-	o.Pool, o.FileVersion, o.PoolsVersion, o.Fence = t.Pool, t.FileVersion(), t.PoolsVersion, t.Fence
+	o.Pool = t.Pool
+	o.FileVersion = t.FileVersion()
+	o.PoolsVersion = t.PoolsVersion
+	o.Fence = t.Fence
 	result.Seen = Seen{t, now, o.Carry}
 	result.Full, result.ofTemplate = tokens >= t.Capacity, t.Template
 }
 
 // decodeOther reads what became of any other bucket.
 func decodeOther(c *RefillCall, now, status int64, r *integerReply, result *RefillResult) {
-	tokens, added, clamped, elapsed, flags := r.next(), r.next(), r.next(), r.next(), r.next()
+	tokens := r.next()
+	added := r.next()
+	clamped := r.next()
+	elapsed := r.next()
+	flags := r.next()
 	*result = RefillResult{Full: flags&flagFull != 0, switched: flags&flagSwitched != 0}
 	result.Outcome = policy.Outcome{
 		Status: policy.Status(status), Conflict: flags&flagDiffers != 0,
@@ -237,12 +249,15 @@ func decodeOther(c *RefillCall, now, status int64, r *integerReply, result *Refi
 	kind := r.next()
 	o.Pool, result.ofTemplate = kind == policy.KindPool, kind == policy.KindTemplate
 	o.FileVersion, o.PoolsVersion = r.next(), r.next()
-	if o.Fence = (policy.Fence{Epoch: r.next(), Seq: r.next()}); !o.Pool {
+	o.Fence = (policy.Fence{Epoch: r.next(), Seq: r.next()})
+	if !o.Pool {
 		o.Fence.Epoch = o.FileVersion
 	}
 	o.Step = r.next()
 	malformedKey := r.next()
-	o.Outstanding, o.Due, o.Debt = r.next(), r.next(), r.next()
+	o.Outstanding = r.next()
+	o.Due = r.next()
+	o.Debt = r.next()
 	switch {
 	case status < int64(policy.StatusApplied) || status > int64(policy.StatusConflict):
 		r.bad = true

@@ -40,7 +40,11 @@
 -- late or however often sent, adds exactly what is due. Bucket.Refill in package policy states the same rules in Go.
 --#include shared/policy
 --#include shared/credit
-local KEYS, ARGV, tonumber, type = KEYS, ARGV, tonumber, type -- globals are slow
+-- globals are slow
+local KEYS = KEYS
+local ARGV = ARGV
+local tonumber = tonumber
+local type = type
 local n = floor(#KEYS / 3)
 local shard, alive_set = KEYS[3 * n + 1], KEYS[3 * n + 2]
 local time = call('TIME')
@@ -94,8 +98,15 @@ local function complete()
     else
       return
     end
-    s.status, s.era, s.last, s.step, s.next, s.least = 6, max(now, seen_era + 1), now, now, following, seen_index
-    s.p, s.after, s.new = q, q, true
+    s.status = 6
+    s.era = max(now, seen_era + 1)
+    s.last = now
+    s.step = now
+    s.next = following
+    s.least = seen_index
+    s.p = q
+    s.after = q
+    s.new = true
   end
 
   -- look finds out how bucket i stands, for which policy q is given, and what becomes of it.
@@ -105,9 +116,15 @@ local function complete()
     local mine, how = unlike[i] or as_others, nil
     local seen_era, seen_index = match(ARGV[i], '^( *%d+) +%d+ (%d+)')
     seen_era, seen_index = tonumber(seen_era) or 0, tonumber(seen_index) or 0
-    local p, tokens, stored = open(s, KEYS[2 * n + i]), get_integer(KEYS[i]), get_integer(KEYS[n + i])
+    local p = open(s, KEYS[2 * n + i])
+    local tokens = get_integer(KEYS[i])
+    local stored = get_integer(KEYS[n + i])
     s.bad = tokens == false and 1 or (stored == false or (stored or 0) > MOST_INDEX) and 2 or p == false and 3 or 0
-    s.p, s.after, s.was, s.stored, s.status = p, p, tokens, stored or 0, 10
+    s.p = p
+    s.after = p
+    s.was = tokens
+    s.stored = stored or 0
+    s.status = 10
     if s.bad > 0 then return end
     if not p then return initialise(q, mine[1], seen_era, seen_index, mine[3]) end
     s.tokens = tokens or p.on_loss == 1 and p.capacity or 0
@@ -116,7 +133,9 @@ local function complete()
 
     -- Instants are of a schedule: those given count for their own. period is the present one, 0 if it isn't known.
     local scheduled = p.kind == STEPPED and q and q.per == p.per
-    local step, following, period = scheduled and mine[2] or 0, scheduled and mine[3] or 0, 0
+    local step = scheduled and mine[2] or 0
+    local following = scheduled and mine[3] or 0
+    local period = 0
     if p.kind == STEPPED then
       period = s.next > s.step and s.next - s.step or max(0, following - (step > 0 and step or s.step))
     end
@@ -126,7 +145,9 @@ local function complete()
       -- emptied, unless its policy keeps what is there (what is below 0 a plain client is about to undo); nothing is
       -- credited for the time before; the index passes the caller's; and the new era voids grants, and leases and
       -- returns of the old one.
-      s.status, s.least, s.carry = 8, seen_index, 0
+      s.status = 8
+      s.least = seen_index
+      s.carry = 0
       s.tokens = min(s.tokens, p.on_rollback == 1 and p.capacity or 0)
       if period > 0 and p.on_rollback == 0 then -- the forgotten step counts as credited; if tokens are kept, it doesn't
         s.step = min(max(s.step, now, step), now + period)
@@ -148,7 +169,9 @@ local function complete()
       if s.stored ~= 0 and s.stored ~= s.index then
         s.status, s.carry = 5, 0
       else
-        s.status, s.credits, s.elapsed = stale and 2 or 1, true, max(0, now - s.last)
+        s.status = stale and 2 or 1
+        s.credits = true
+        s.elapsed = max(0, now - s.last)
       end
       if s.step_due then s.step, s.next = step, 0 end
       if following > s.step then
@@ -166,7 +189,10 @@ local function complete()
   -- in force, the index, whether it left the bucket full, with nothing outstanding, and whether the policy is another.
   local function finish(i, q)
     look(i, q)
-    local after, tokens, added, clamped = s.after, s.tokens, 0, 0
+    local after = s.after
+    local tokens = s.tokens
+    local added = 0
+    local clamped = 0
     if s.credits then
       tokens, added, clamped, s.carry, s.debt =
         credit(s.p, tokens, room(s, s.p), now, s.last, s.carry, s.era, s.debt, s.step_due)
@@ -192,7 +218,9 @@ local function complete()
       end
       if after.kind == POOL and added > 0 then pcall('HINCRBY', keys[3], 'added', format('%d', added)) end
     end
-    local full, switched, f = s.least and tokens >= after.capacity and s.due == 0, after ~= s.p, after or NONE
+    local full = s.least and tokens >= after.capacity and s.due == 0
+    local switched = after ~= s.p
+    local f = after or NONE
     local flags = s.differs + (full and 2 or 0) + (switched and 4 or 0)
     for k, v in ipairs({-s.status, tokens, added, clamped, s.elapsed, flags, s.era, s.index, s.last, s.carry, f.kind,
       f.version, f.pools_version, f.epoch, f.seq, f.kind == STEPPED and s.step or 0, s.bad, s.out, s.due, s.debt}) do
@@ -212,14 +240,19 @@ local function complete()
 end
 
 local finish, renew
-local policy_at, begins, given = n + 2, ARGV[n + 1] ~= '0' and 1, nil
+local policy_at = n + 2
+local begins = ARGV[n + 1] ~= '0' and 1
+local given = nil
 for i = 1, n do
   if i == begins then
     given = policy(ARGV[policy_at + 1])
     policy_at = policy_at + 2
     begins = policy_at < n + 2 + 2 * ARGV[n + 1] and ARGV[policy_at] + 0
   end
-  local key, key_index, key_ctl, p = KEYS[i], KEYS[n + i], KEYS[2 * n + i], given
+  local key = KEYS[i]
+  local key_index = KEYS[n + i]
+  local key_ctl = KEYS[2 * n + i]
+  local p = given
   local st, before = pcall('HGET', key_ctl, 'st'), tonumber(stock[i])
   -- As the caller saw it: nothing has been written since, so its policy is in force, and nothing is outstanding.
   local at = st == ARGV[i] and p and find(st, ' ', 35, true) -- before carry
@@ -240,7 +273,9 @@ for i = 1, n do
     if as_seen then
       call('HSET', key_ctl, 'st', sub(st, 1, 17) .. format(since_now, index, carry))
       if p.kind == POOL and added > 0 then pcall('HINCRBY', key_ctl, 'added', format('%d', added)) end
-      reply[r + 1], r, full = tokens, r + 1, tokens >= p.capacity
+      reply[r + 1] = tokens
+      r = r + 1
+      full = tokens >= p.capacity
       if full then reply[r + 1], r = added, r + 1 end
     end
   end

@@ -72,7 +72,9 @@ func Reserve(ctx context.Context, c Client, key string, call ReserveCall) (Reser
 		return ReserveReply{TakeReply: denied}, err
 	}
 	reply := ReserveReply{TakeReply: TakeReply{OK: true, Taken: call.N, Remaining: r.int()}, Until: r.int()}
-	reply.Now, reply.Version.Era, reply.Terms = r.int(), r.int(), r.terms()
+	reply.Now = r.int()
+	reply.Version.Era = r.int()
+	reply.Terms = r.terms()
 	return reply, r.end()
 }
 

@@ -23,7 +23,9 @@ local want = ARGV[1] + 0
 if want < 0 then want = room(s, p) end
 local tokens, now = min(want, room(s, p)), now_us()
 s.index = max(index or 0, s.index) + 1
-s.last, s.carry, s.debt = max(s.last, now), 0, 0
+s.last = max(s.last, now)
+s.carry = 0
+s.debt = 0
 if p.kind == STEPPED then
   s.step = max(s.step, now)
   if s.next <= now then s.next = 0 end

@@ -177,7 +177,8 @@ func send[C redis.Cmder](ctx context.Context, c Client, s *script, words []any,
 	for _, source := range []bool{false, true} {
 		verb, body := s.by(source)
 		cmd = command(ctx, withScript(words, verb, body))
-		if err = c.Process(ctx, cmd); !IsNoScript(err) {
+		err = c.Process(ctx, cmd)
+		if !IsNoScript(err) {
 			break
 		}
 	}
@@ -217,7 +218,8 @@ func pipeline[C scriptCmd](ctx context.Context, rdb redis.UniversalClient, s *sc
 			if redis.HasErrorPrefix(err, "NOSCRIPT") {
 				unknown = append(unknown, i)
 			}
-			if errs[i] = err; err != nil {
+			errs[i] = err
+			if err != nil {
 				errs[i] = fmt.Errorf("refiller: %s: %w", s.name, err)
 			}
 		}
@@ -310,7 +312,8 @@ func each[C redis.Cmder](ctx context.Context, rdb redis.UniversalClient, n int,
 	})
 	refused := err != nil && !slices.ContainsFunc(cmds, func(c C) bool { return errors.Is(c.Err(), err) })
 	for i, cmd := range cmds {
-		if errs[i] = cmd.Err(); errs[i] == nil && refused {
+		errs[i] = cmd.Err()
+		if errs[i] == nil && refused {
 			errs[i] = err
 		}
 	}

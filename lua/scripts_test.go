@@ -174,7 +174,9 @@ func TestRefillBatchRunsEachBucketOnceThoughTheCacheIsFlushed(t *testing.T) {
 
 func TestRefillBatchTellsEachBucketsOwnError(t *testing.T) {
 	t.Parallel()
-	ctx, rdb, terms := t.Context(), testenv.Redis(t).Client(), buckettest.Terms()
+	ctx := t.Context()
+	rdb := testenv.Redis(t).Client()
+	terms := buckettest.Terms()
 	calls := batch(5, &terms)
 	require.NoError(t, rdb.Set(ctx, calls[2].Key, "something else", 0).Err())
 	for _, perCall := range []int{1, 2, 5} {
@@ -201,7 +203,9 @@ func TestRefillBatchTellsEachBucketsOwnError(t *testing.T) {
 
 func TestBatchesOnAClusterKeepToSlots(t *testing.T) {
 	t.Parallel()
-	ctx, c, terms := t.Context(), testenv.Cluster(t), buckettest.Terms()
+	ctx := t.Context()
+	c := testenv.Cluster(t)
+	terms := buckettest.Terms()
 	rdb := c.Client()
 	calls := batch(4, &terms)
 	for i, key := range []string{"a", "b3", "b800", "b"} { // the middle two share a slot

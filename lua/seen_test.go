@@ -79,7 +79,12 @@ func TestRememberedStateChangesOnlyTheCost(t *testing.T) {
 	ctx := t.Context()
 	require.NoError(t, lua.Load(ctx, rdb))
 	terms := busy(0).Control.Terms
-	const era, index, ago, carry = 1763000000000000, 20, 1_000_000, 7
+	const (
+		era   = 1763000000000000
+		index = 20
+		ago   = 1_000_000
+		carry = 7
+	)
 	state := func(last string, index, carry int64) string {
 		return fmt.Sprintf("%d %s %d %d", era, last, index, carry)
 	}

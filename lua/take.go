@@ -49,7 +49,9 @@ func TakeUpTo(ctx context.Context, c Client, key string, n int64) (TakeReply, er
 		Terms: true})
 	one := reply.one(n)
 	if err == nil && !reply.OK && reply.Runs[0].Taken > 0 {
-		one.OK, one.Taken, one.Wait = true, reply.Runs[0].Taken, 0
+		one.OK = true
+		one.Taken = reply.Runs[0].Taken
+		one.Wait = 0
 	}
 	return one, err
 }
@@ -148,7 +150,11 @@ func Peek(ctx context.Context, c Client, key string, n int64) (PeekReply, error)
 	reply := PeekReply{Tokens: r.int(), Wait: micros(r.int())}
 	reply.Refilled = r.refilled()
 	reply.Terms = r.terms()
-	reply.Carry, reply.Step, reply.Next = r.int(), r.int(), r.int()
-	reply.Outstanding, reply.Due, reply.Debt = r.int(), r.int(), r.int()
+	reply.Carry = r.int()
+	reply.Step = r.int()
+	reply.Next = r.int()
+	reply.Outstanding = r.int()
+	reply.Due = r.int()
+	reply.Debt = r.int()
 	return reply, r.end()
 }

@@ -48,7 +48,9 @@ func takeAll(ctx context.Context, c Client, id string, memory time.Duration, dem
 		return false, nil, fmt.Errorf("%w: %d buckets; want 1 to %d", ErrInvalidAmount, len(demands), MaxAll)
 	}
 	keys, args := make([]string, 0, 2*len(demands)+1), make([]any, 3, 3+2*len(demands))
-	args[0], args[1], args[2] = len(demands), "", ""
+	args[0] = len(demands)
+	args[1] = ""
+	args[2] = ""
 	for _, d := range demands {
 		if err := checkTake(d.N, d.Leave); err != nil {
 			return false, nil, err

@@ -54,7 +54,9 @@ for b = 1, n do
   buckets[b] = {tokens = tokens, n = want, keep = keep, fits = fits, s = s, p = p}
   fit = fit and (fits or p.enforcement >= 4)
 end
-local reply, now, got = {fit and 1 or 0}, now_us(), ''
+local reply = {fit and 1 or 0}
+local now = now_us()
+local got = ''
 for b, at in ipairs(buckets) do
   local s, values = at.s, nil
   if at.fits then

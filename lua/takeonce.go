@@ -71,7 +71,9 @@ func TakeOnce(ctx context.Context, c Client, key, id string, run policy.Run, mem
 	switch code {
 	case codeDone:
 		reply := TakeReply{OK: true, Remaining: r.int(), Taken: r.int()}
-		reply.Version.Era, reply.Repeated, reply.Terms = r.int(), r.int() == 1, r.terms()
+		reply.Version.Era = r.int()
+		reply.Repeated = r.int() == 1
+		reply.Terms = r.terms()
 		return reply, r.end()
 	case codeReused:
 		return TakeReply{}, r.fail(fmt.Errorf("%w: %q of bucket %q didn't ask for %d tokens", ErrRequestReused, id, key, n))

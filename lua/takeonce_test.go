@@ -42,7 +42,9 @@ func onceAgree(t *testing.T, rdb *redis.Client) {
 			}
 			run := policy.Run{N: n, Count: 1, Leave: leaves[rng.IntN(len(leaves))]}
 			if rng.IntN(3) == 0 {
-				run.N, run.Count, run.UpTo = 1, n, true
+				run.N = 1
+				run.Count = n
+				run.UpTo = true
 			}
 			got, err := lua.TakeOnce(ctx, rdb, key, id, run, time.Hour)
 			before := charges[id]

@@ -90,7 +90,8 @@ func (t *TakesCall) Do(ctx context.Context, c Client, takes []Takes) ([]TakesRep
 		if err != nil {
 			return nil, err
 		}
-		if err = c.Process(ctx, cmd); source || !IsNoScript(err) {
+		err = c.Process(ctx, cmd)
+		if source || !IsNoScript(err) {
 			return t.Read(err)
 		}
 	}
@@ -136,7 +137,8 @@ func (t *TakesCall) Read(err error) ([]TakesReply, error) {
 		return t.read(t.cmd.(onceIntegers).Val())
 	}
 	r, err := decodeLazy(t.cmd.(once).Val(), b.Key, b.Runs)
-	if r.Err = err; r.Terms == nil && (b.Whole || !r.OK) {
+	r.Err = err
+	if r.Terms == nil && (b.Whole || !r.OK) {
 		r.Terms = b.Lazy
 	}
 	t.replies = append(t.replies[:0], r.TakesReply)
@@ -210,7 +212,9 @@ func (t *TakesCall) writeAlone() error {
 			t.words = append(t.words, total)
 		}
 	}
-	counted, bounds, alone := len(t.words), 0, 0
+	counted := len(t.words)
+	bounds := 0
+	alone := 0
 	t.words = append(t.words, 0)
 	leave, below := int64(0), int64(-1)
 	for i := range t.takes {
@@ -251,7 +255,8 @@ func appendRuns(words []any, runs []policy.Run) []any {
 		if r.UpTo {
 			n = 0
 		}
-		if words = append(words, n, r.Count); r.Leave == (policy.Leave{}) {
+		words = append(words, n, r.Count)
+		if r.Leave == (policy.Leave{}) {
 			words = append(words, 0)
 		} else {
 			words = append(words, r.Leave.String())
@@ -269,7 +274,8 @@ func flag(on bool) int {
 
 // total is the number of tokens of all takes.
 func (b *Takes) total() (total int64, err error) {
-	if total, err = totalOf(b.Runs); err != nil {
+	total, err = totalOf(b.Runs)
+	if err != nil {
 		return 0, err
 	}
 	if b.Lazy != nil {

@@ -23,7 +23,9 @@ func TestManyTakesInOneCallAreAnsweredAsTheModelSays(t *testing.T) {
 
 func manyAgree(t *testing.T, rdb *redis.Client) {
 	ctx, rng := t.Context(), rand.New(rand.NewPCG(seed(t), 0))
-	all, some, none := 0, 0, 0
+	all := 0
+	some := 0
+	none := 0
 	for i := range 300 {
 		key := fmt.Sprintf("bucket%d", i)
 		model := storeCase(ctx, t, rdb, key, rng.Int64N(600))
@@ -85,7 +87,8 @@ func TestTakesOfManyBucketsInOneCallAgreeWithTheModel(t *testing.T) {
 				b := lua.Takes{Key: key, Whole: rng.IntN(2) == 0, Terms: rng.IntN(2) == 0, Below: rng.Int64N(2) * rng.Int64N(400)}
 				for range 1 + rng.IntN(3) {
 					run := policy.Run{N: 1 + rng.Int64N(1+rng.Int64N(150)), Count: 1 + rng.Int64N(4), Leave: h.Leave()}
-					if run.UpTo = rng.IntN(8) == 0; run.UpTo {
+					run.UpTo = rng.IntN(8) == 0
+					if run.UpTo {
 						run.N, run.Count = 1, 1+rng.Int64N(400)
 					}
 					if !b.Whole {
@@ -347,8 +350,9 @@ func TestDenialsOfAPoolsBucketAreCountedPerTake(t *testing.T) {
 	ctx, rdb := t.Context(), testenv.Redis(t).Client()
 	b := storeCase(ctx, t, rdb, "b", 10)
 	b.Control.Terms.Pool = true
-	b.Control.Terms.GrantTokens, b.Control.Terms.GrantEnd, b.Control.Terms.GrantEra = 1, serverTime(ctx, t, rdb),
-		b.Control.Era
+	b.Control.Terms.GrantTokens = 1
+	b.Control.Terms.GrantEnd = serverTime(ctx, t, rdb)
+	b.Control.Terms.GrantEra = b.Control.Era
 	store(ctx, t, rdb, "b", b)
 	// 2 of the 4 takes of 5 fit; the one of more than the capacity could never.
 	_, err := takeWhole(ctx, rdb, lua.Takes{Key: "b",

@@ -51,7 +51,10 @@ func TestTakesOfATemplateAgreeWithTheModel(t *testing.T) {
 
 func agreeOnTemplates(t *testing.T, rdb *redis.Client) {
 	ctx, rng := t.Context(), rand.New(rand.NewPCG(seed(t), 0))
-	created, stamped, denied, alone := 0, 0, 0, 0
+	created := 0
+	stamped := 0
+	denied := 0
+	alone := 0
 	for i := range 30 {
 		key, h := fmt.Sprintf("user:%d", i), buckettest.NewHistory(rng)
 		terms := h.Terms()
@@ -608,7 +611,8 @@ func TestLazyTakesTogetherAreThoseOneByOne(t *testing.T) {
 				}
 				alone, err := lua.LazyTake(ctx, rdb, fmt.Sprintf("user:%d:b", i), &userTerms, one(r.N), false)
 				require.NoError(t, err)
-				if left = alone.Remaining; alone.OK {
+				left = alone.Remaining
+				if alone.OK {
 					taken++
 				} else {
 					closed = inLine

@@ -68,7 +68,8 @@ func decodeTickets(v any, err error, keys []string, results []TicketResult) {
 		now, err = r.int(), r.err
 	}
 	for i, key := range keys {
-		if results[i].Err = err; err == nil {
+		results[i].Err = err
+		if err == nil {
 			results[i].Ticket, results[i].Err = decodeTicket(now, values[1+i], key)
 		}
 	}

@@ -32,8 +32,12 @@ func ticketTells(t *testing.T, rdb *redis.Client) {
 	}
 	store(ctx, t, rdb, "pool", pool())
 	plain := pool()
-	plain.Control.Terms.Pool, plain.Control.Terms.Version, plain.Control.Terms.PoolsVersion = false, 0, 0
-	plain.Control.Terms.GrantTokens, plain.Control.Terms.GrantEnd, plain.Control.Terms.GrantEra = 0, 0, 0
+	plain.Control.Terms.Pool = false
+	plain.Control.Terms.Version = 0
+	plain.Control.Terms.PoolsVersion = 0
+	plain.Control.Terms.GrantTokens = 0
+	plain.Control.Terms.GrantEnd = 0
+	plain.Control.Terms.GrantEra = 0
 	plain.Control.Terms.Fence = policy.Fence{Epoch: 20261122}
 	store(ctx, t, rdb, "plain", plain)
 	require.NoError(t, rdb.Set(ctx, "foreign", 5, 0).Err())

@@ -141,7 +141,9 @@ func (s *Store) Unset(ctx context.Context, key string) (Limit, error) {
 // changed does what is left to do after a change, and tells what counts now.
 func (s *Store) changed(ctx context.Context, key string, t *policy.Ruled, r lua.OverrideReply) (Limit, error) {
 	l := limitOf(key, t, r.Terms)
-	l.Changed, l.Exists, l.Tokens = r.Had, r.Exists, r.Tokens
+	l.Changed = r.Had
+	l.Exists = r.Exists
+	l.Tokens = r.Tokens
 	if r.Till == 0 {
 		return l, nil
 	}
@@ -153,7 +155,10 @@ func (s *Store) changed(ctx context.Context, key string, t *policy.Ruled, r lua.
 func limitOf(key string, t *policy.Ruled, own *policy.Terms) Limit {
 	l := Limit{Key: key, Own: own != nil}
 	if t != nil {
-		l.Template, l.Enforce, l.Capacity, l.Rate = t.Prefix, t.Enforce, t.Terms.Capacity, t.Terms.Rate().InUnits()
+		l.Template = t.Prefix
+		l.Enforce = t.Enforce
+		l.Capacity = t.Terms.Capacity
+		l.Rate = t.Terms.Rate().InUnits()
 	}
 	if own != nil {
 		l.Capacity, l.Rate = own.Capacity, own.Rate().InUnits()
@@ -187,7 +192,9 @@ func (s *Store) standing(ctx context.Context, l Limit) (Limit, error) {
 		return l, err
 	}
 	if p.Terms != nil && !p.Terms.Template {
-		l.Bucket, l.Capacity, l.Rate = true, p.Terms.Capacity, p.Terms.Rate().InUnits()
+		l.Bucket = true
+		l.Capacity = p.Terms.Capacity
+		l.Rate = p.Terms.Rate().InUnits()
 		l.Exists, l.Tokens = true, p.Tokens
 	}
 	return l, nil
@@ -229,7 +236,8 @@ func (s *Store) All(ctx context.Context) iter.Seq2[Limit, error] {
 					return
 				}
 			}
-			if cursor = next; cursor == 0 {
+			cursor = next
+			if cursor == 0 {
 				return
 			}
 		}

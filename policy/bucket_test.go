@@ -19,7 +19,10 @@ func TestRefillFollowsEveryRule(t *testing.T) {
 				require.Equal(t, now, got.Version.Era, "a new era begins")
 				got.Version.Era = 0
 			}
-			got.Now, got.Last, got.Step, got.Carry = 0, 0, 0, 0
+			got.Now = 0
+			got.Last = 0
+			got.Step = 0
+			got.Carry = 0
 			require.Equal(t, c.Want, got)
 			if got.Status.Wrote() {
 				require.Equal(t, c.Carry, b.Control.Carry)

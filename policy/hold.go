@@ -199,7 +199,9 @@ func (b *Bucket) Sweep(most int, now int64) Swept {
 		s.Outstanding = max(0, s.Outstanding-h.N)
 		if h.Kind == HoldingReservation {
 			returned, clamped, void := b.giveBack(h.N, h.Era)
-			sum.Returned, sum.Clamped, sum.Void = sum.Returned+returned, sum.Clamped+clamped, sum.Void+void
+			sum.Returned += returned
+			sum.Clamped += clamped
+			sum.Void += void
 			b.Held[id] = Holding{Kind: HoldingRunOut, Until: now + HoldMemory.Microseconds(), Era: h.Era,
 				Overrun: h.Overrun, Void: void}
 		} else {
@@ -233,7 +235,8 @@ func (b *Bucket) earliest() (string, Holding) {
 // outstanding, whatever was counted: they were lost.
 func (b *Bucket) findDue() {
 	_, first := b.earliest()
-	if b.Control.Due = first.Until; first.Until == 0 {
+	b.Control.Due = first.Until
+	if first.Until == 0 {
 		b.Control.Outstanding = 0
 		b.Held = nil
 	}

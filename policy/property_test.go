@@ -60,7 +60,10 @@ func TestAnyRefillersCreditExactlyWhatIsDue(t *testing.T) {
 		b := fresh(terms, rapid.Int64Range(0, terms.Capacity).Draw(t, "tokens"))
 		learned := make([]policy.Version, rapid.IntRange(1, 8).Draw(t, "refillers"))
 		won := map[policy.Version]bool{}
-		at, begin, credited, clamps := now, now, int64(0), int64(0)
+		at := now
+		begin := now
+		credited := int64(0)
+		clamps := int64(0)
 		for range rapid.IntRange(1, 60).Draw(t, "calls") {
 			at += rapid.Int64Range(0, terms.MaxElapsed-(at-b.Control.Last)).Draw(t, "pause")
 			if rapid.Bool().Draw(t, "take") {
@@ -107,7 +110,9 @@ func TestAStormOfSwitchesMintsNothing(t *testing.T) {
 		few = append(few, steps)
 		terms := few[0].Terms(policy.Fence{Epoch: 1})
 		b := fresh(terms, terms.Capacity/2)
-		due, added, at := new(big.Rat), int64(0), now
+		due := new(big.Rat)
+		added := int64(0)
+		at := now
 		before := *b.Tokens
 		for i := range 1000 {
 			old, since := b.Control.Terms, b.Control.Last

@@ -32,7 +32,8 @@ func (b *Bucket) Refill(c Call, now int64) Outcome {
 		s.Last = now
 		s.Era = max(now, 1+max(s.Era, c.Version.Era))
 	default:
-		if out.Status = b.judge(c, rank, newer, now); !out.Status.Wrote() {
+		out.Status = b.judge(c, rank, newer, now)
+		if !out.Status.Wrote() {
 			out.Tokens = tokens
 			s.tell(&out)
 			return out
@@ -245,9 +246,16 @@ func (b *Bucket) write(index, tokens int64, out *Outcome) {
 
 // tell writes into an outcome what it says of the state.
 func (s *Control) tell(out *Outcome) {
-	out.Version, out.Last, out.Carry, out.Fence = Version{s.Era, s.Index}, s.Last, s.Carry, s.Terms.Fence
-	out.Pool, out.FileVersion, out.PoolsVersion = s.Terms.Pool, s.Terms.FileVersion(), s.Terms.PoolsVersion
-	out.Outstanding, out.Due, out.Debt = s.Outstanding, s.Due, s.Debt
+	out.Version = Version{s.Era, s.Index}
+	out.Last = s.Last
+	out.Carry = s.Carry
+	out.Fence = s.Terms.Fence
+	out.Pool = s.Terms.Pool
+	out.FileVersion = s.Terms.FileVersion()
+	out.PoolsVersion = s.Terms.PoolsVersion
+	out.Outstanding = s.Outstanding
+	out.Due = s.Due
+	out.Debt = s.Debt
 	if s.Terms.Kind == Stepped {
 		out.Step = s.Step
 	}
@@ -282,9 +290,13 @@ func (s *Control) change(t Terms, tokens, now, next int64) int64 {
 	old := s.Terms
 	switch {
 	case t.Kind == Stepped && (old.Kind != Stepped || t.Per != old.Per): // its schedule begins now
-		s.Carry, s.Step, s.Next = 0, max(s.Step, now), max(0, next)
+		s.Carry = 0
+		s.Step = max(s.Step, now)
+		s.Next = max(0, next)
 	case t.Kind != Stepped && old.Kind == Stepped:
-		s.Carry, s.Step, s.Next = 0, 0, 0
+		s.Carry = 0
+		s.Step = 0
+		s.Next = 0
 	case t.Per != old.Per:
 		s.Carry = max(0, int64(math.Floor(float64(s.Carry)/float64(old.Per)*float64(t.Per)))-1)
 	}

@@ -127,7 +127,8 @@ func (c *Calendar) onWall(t time.Time, offset int) time.Time {
 func repeated(t time.Time) bool {
 	for at := t.Add(-24 * time.Hour); ; {
 		_, before := at.Zone()
-		if at = tz.Change(at); at.IsZero() || at.After(t) {
+		at = tz.Change(at)
+		if at.IsZero() || at.After(t) {
 			return false
 		}
 		if _, offset := at.Zone(); t.Sub(at) < time.Duration(before-offset)*time.Second {

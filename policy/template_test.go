@@ -115,10 +115,14 @@ func TestAmbiguousTemplatesAreRefused(t *testing.T) {
 			return strings.Join(segments.Draw(t, name), ":")
 		}
 		a, b := draw("a"), draw("b")
-		both, onlyA, onlyB := false, false, false
+		both := false
+		onlyA := false
+		onlyB := false
 		for _, k := range keys {
 			ma, mb := match(a, k), match(b, k)
-			both, onlyA, onlyB = both || ma && mb, onlyA || ma && !mb, onlyB || mb && !ma
+			both = both || ma && mb
+			onlyA = onlyA || ma && !mb
+			onlyB = onlyB || mb && !ma
 		}
 		set, err := policy.NewTemplates(1, []policy.Template{template(a), template(b)}, nil)
 		if both && onlyA == onlyB {
@@ -169,7 +173,9 @@ func TestTemplatesAreChecked(t *testing.T) {
 	lazy := with(func(p *policy.Template) { p.Enforce, p.MaxKeys = policy.EnforceLazy, 5 })
 	require.ErrorContains(t, lazy.Validate(), "goes with enforce: refilled")
 	lazy = with(func(p *policy.Template) {
-		p.Enforce, p.Policy.Capacity, p.Policy.Rate = policy.EnforceLazy, 1<<30, policy.Rate{Tokens: 1, Per: time.Hour}
+		p.Enforce = policy.EnforceLazy
+		p.Policy.Capacity = 1 << 30
+		p.Policy.Rate = policy.Rate{Tokens: 1, Per: time.Hour}
 	})
 	require.ErrorContains(t, lazy.Validate(), "a lazy bucket holds at most")
 	_, err := policy.NewTemplates(1, make([]policy.Template, policy.MaxTemplates+1), nil)

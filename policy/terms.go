@@ -88,7 +88,9 @@ func (p Policy) Terms(f Fence) Terms {
 		Shadow: p.Shadow,
 	}
 	if p.Steps != nil {
-		t.Kind, t.Tokens, t.Per = Stepped, p.StepTokens, nameOf(p.Steps)
+		t.Kind = Stepped
+		t.Tokens = p.StepTokens
+		t.Per = nameOf(p.Steps)
 		return t
 	}
 	t.Tokens, t.Per = p.Rate.reduced()
@@ -139,10 +141,14 @@ const (
 
 // numbers are the terms in the order of their encoding.
 func (t *Terms) numbers() [mostNumbers]int64 {
-	kind, version, epoch := int64(KindPlain), t.Fence.Epoch, int64(0)
+	kind := int64(KindPlain)
+	version := t.Fence.Epoch
+	epoch := int64(0)
 	switch {
 	case t.Pool:
-		kind, version, epoch = KindPool, t.Version, t.Fence.Epoch
+		kind = KindPool
+		version = t.Version
+		epoch = t.Fence.Epoch
 	case t.Template:
 		kind = KindTemplate
 	case t.Kind == Stepped:
@@ -220,7 +226,9 @@ func TermsOf(numbers []int64) (Terms, error) {
 		Strict: n[11] == 1, GrantTokens: n[15], GrantEnd: n[16], GrantEra: n[17],
 	}
 	if t.Pool {
-		t.Version, t.PoolsVersion, t.Fence.Epoch = n[0], n[12], n[13]
+		t.Version = n[0]
+		t.PoolsVersion = n[12]
+		t.Fence.Epoch = n[13]
 	}
 	switch {
 	case n[1] > KindPool, n[10] >= 2*shadowed, n[11] > 1, t.OnLoss > LossFull, t.OnRollback > RollbackKeep,

@@ -92,8 +92,12 @@ func TestDecodedTermsAreThoseEncoded(t *testing.T) {
 		case 2:
 			want.Template = true
 		case 3:
-			want.Pool, want.Version, want.PoolsVersion = true, number("version", 0), number("pools version", 0)
-			want.GrantTokens, want.GrantEnd, want.GrantEra = number("grant", 0), number("end", 0), number("era", 0)
+			want.Pool = true
+			want.Version = number("version", 0)
+			want.PoolsVersion = number("pools version", 0)
+			want.GrantTokens = number("grant", 0)
+			want.GrantEnd = number("end", 0)
+			want.GrantEra = number("era", 0)
 		}
 		if want.Kind == policy.Smooth {
 			want.MaxElapsed = int64(min(float64(want.Capacity)*1e6, float64(max(2_000_000, 5*want.Interval))))

@@ -24,7 +24,8 @@ func (a *Agent) listen(ctx context.Context, events chan<- entry) {
 		if a.now().Sub(began) > maxPace {
 			failures = 0
 		}
-		if failures++; failures == 1 {
+		failures++
+		if failures == 1 {
 			a.log.Warn("connection to etcd lost: grants last to their end", "region", a.region, "error", err)
 		}
 		a.note(func(s *AgentState) { s.Cut = err.Error() })
@@ -124,10 +125,15 @@ func (a *Agent) propose(ctx context.Context) error {
 	a.mu.Lock()
 	ours, newest := a.settings, a.newest
 	a.mu.Unlock()
-	a.note(func(s *AgentState) { s.Conflict, s.Outdated, s.Unread = false, 0, "" })
+	a.note(func(s *AgentState) {
+		s.Conflict = false
+		s.Outdated = 0
+		s.Unread = ""
+	})
 	theirs, found := noSettings, config.revision > 0
 	if found {
-		if theirs, err = decodeSettings(config.value); err != nil {
+		theirs, err = decodeSettings(config.value)
+		if err != nil {
 			// A later release wrote them, or nobody knows who: they are not ours to replace.
 			a.note(func(s *AgentState) { s.Unread = err.Error() })
 			a.log.Error("settings in etcd can't be read and stay", "error", err)
@@ -214,7 +220,10 @@ func (a *Agent) learnShare(s share) (news bool) {
 	for name, g := range s.pools {
 		a.shared[name] = true
 		if b, t := a.bucket(name), g.terms[0]; b.terms.Fence.Before(t.Fence) {
-			b.terms, b.offered, b.demand, news = t, true, g.demand, true
+			b.terms = t
+			b.offered = true
+			b.demand = g.demand
+			news = true
 		}
 	}
 	return news

@@ -73,7 +73,9 @@ func (a *Agent) read(ctx context.Context) view {
 	v.results = a.buckets.tickets(asking, v.names)
 	a.looked = a.now()
 	for i, res := range v.results {
-		name, t, b := v.names[i], res.Ticket, a.bucket(v.names[i])
+		name := v.names[i]
+		t := res.Ticket
+		b := a.bucket(v.names[i])
 		if res.Err != nil {
 			v.failed = res.Err
 			continue
@@ -195,7 +197,9 @@ const (
 	ownTurn, halfway = 95, 52
 	// othersTurn is how long after the last report another agent's is due, should the reporter be silent, and othersLook
 	// how long after a look it looks again. Each is late by up to lag, so that they don't come together.
-	othersTurn, othersLook, lag = 125, 100, 12
+	othersTurn = 125
+	othersLook = 100
+	lag        = 12
 )
 
 // hundredths of the report period.

@@ -28,7 +28,9 @@ const MaxWeight = 1_000_000
 // of one region can bring another a unit more, here it never does.
 func Allocate(total int64, claimants []Claimant) []int64 {
 	n := len(claimants)
-	floors, wants, rooms := make([]bounds, n), make([]bounds, n), make([]bounds, n)
+	floors := make([]bounds, n)
+	wants := make([]bounds, n)
+	rooms := make([]bounds, n)
 	var allFloors, allWants int64
 	for i, c := range claimants {
 		ceiling := c.Ceiling
@@ -149,7 +151,8 @@ func mulDiv(a, b, c int64) int64 {
 func mulDivUp(a, b, c int64) int64 {
 	hi, lo := bits.Mul64(uint64(a), uint64(b))
 	lo, carry := bits.Add64(lo, uint64(c-1), 0)
-	if hi += carry; hi >= uint64(c) {
+	hi += carry
+	if hi >= uint64(c) {
 		return 1<<63 - 1
 	}
 	n, _ := bits.Div64(hi, lo, uint64(c))

@@ -62,7 +62,8 @@ func (s Settings) record() string {
 	var b strings.Builder
 	w := gzip.NewWriter(&b)
 	_, err := io.WriteString(w, text)
-	if err = errors.Join(err, w.Close()); err != nil {
+	err = errors.Join(err, w.Close())
+	if err != nil {
 		panic(err) // a strings.Builder takes everything
 	}
 	return b.String()
@@ -98,7 +99,8 @@ func (s Settings) following(before Settings) Settings {
 	for _, p := range s.Pools {
 		for i := range p.Regions {
 			r, is := &p.Regions[i], false
-			if r.since, is = since[member{p.Name, r.Name}]; !is {
+			r.since, is = since[member{p.Name, r.Name}]
+			if !is {
 				r.since = s.Version
 			}
 		}
@@ -122,7 +124,9 @@ func (s Settings) reduced() Settings {
 		p.Rate = p.Rate.Reduced()
 		for j := range p.Regions {
 			r := &p.Regions[j]
-			r.Floor, r.Ceiling, r.since = r.Floor.Reduced(), r.Ceiling.Reduced(), 0
+			r.Floor = r.Floor.Reduced()
+			r.Ceiling = r.Ceiling.Reduced()
+			r.since = 0
 		}
 	}
 	return s

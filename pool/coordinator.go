@@ -170,7 +170,8 @@ func (c *Coordinator) govern(ctx context.Context, o office) error {
 			failures = 0
 		}
 		c.count(func(s *CoordinatorStats) { s.Errors++ })
-		if failures++; failures == 1 {
+		failures++
+		if failures == 1 {
 			c.log.Warn("connection to etcd lost: shares stay as they are", "pool-epoch", t.epoch, "error", err)
 		}
 		sleep(ctx, backoff(failures))

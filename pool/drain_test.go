@@ -178,7 +178,9 @@ func TestARealRegionIsDrainedWithinThreeSeconds(t *testing.T) {
 	t.Parallel()
 	p := realPool()
 	areas, etcd := realPools(t, p)
-	ap, eu, us := areas["ap"], areas["eu"], areas["us"]
+	ap := areas["ap"]
+	eu := areas["eu"]
+	us := areas["us"]
 	rate := func(a *area) float64 { return a.rate(t, p.Name) }
 	client, err := etcdconn.Open(etcdconn.Options{Endpoints: etcd.Endpoints()})
 	require.NoError(t, err)

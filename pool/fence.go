@@ -35,7 +35,8 @@ const (
 )
 
 func decodeFencing(text string) (f Fencing, err error) {
-	if err = json.Unmarshal([]byte(text), &f); err != nil {
+	err = json.Unmarshal([]byte(text), &f)
+	if err != nil {
 		err = fmt.Errorf("%w: fence: %w", ErrRecord, err)
 	}
 	return f, err
@@ -79,7 +80,8 @@ func Fence(ctx context.Context, client *clientv3.Client, prefix, region string, 
 		}
 		w.seen = entries[0].revision
 	}
-	if _, err = r.commit(ctx, office{}, []write{w}); errors.Is(err, errConflict) {
+	_, err = r.commit(ctx, office{}, []write{w})
+	if errors.Is(err, errConflict) {
 		err = fmt.Errorf("%w: %q has just changed", ErrFenced, region)
 	}
 	return err

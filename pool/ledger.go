@@ -63,7 +63,9 @@ func newLedger(name string) *ledger {
 // configure puts a configuration in force; nil when the pool has left it.
 func (l *ledger) configure(p *Pool) {
 	before := l.unit
-	l.pool, l.parts, l.dirty = p, map[string]part{}, true
+	l.pool = p
+	l.parts = map[string]part{}
+	l.dirty = true
 	l.unit.total = 0
 	if p != nil {
 		l.unit = p.unit()
@@ -125,7 +127,9 @@ func (l *ledger) inherit(region string, g grants, lease time.Duration, now time.
 // declare takes in what an operator has declared of a region. One that has no part in the pool gets none by it.
 func (l *ledger) declare(region string, d declared) {
 	if a := l.accounts[region]; a != nil && a.declared != d {
-		a.declared, a.waiting, l.dirty = d, time.Time{}, true
+		a.declared = d
+		a.waiting = time.Time{}
+		l.dirty = true
 	}
 }
 
@@ -170,7 +174,9 @@ func (l *ledger) hear(region string, t ticket, live bool, timing Timing, now tim
 		a.heard = now
 	}
 	a.observe(t, l.unit, timing, l.short(timing, now))
-	a.ticket, a.taken, l.dirty = t, now, true
+	a.ticket = t
+	a.taken = now
+	l.dirty = true
 	return foreign
 }
 

@@ -28,7 +28,9 @@ func (w *world) plainly(version int64) {
 // bounded puts the pool's bound in force.
 func (w *world) bounded() {
 	w.set0(func() {
-		w.limit, w.stock, w.level = 1000, 3000, 0
+		w.limit = 1000
+		w.stock = 3000
+		w.level = 0
 		w.check()
 	})
 }
@@ -184,9 +186,12 @@ func (w *world) snapshot() snapshot {
 func (w *world) restoreEtcd(s snapshot, bump int64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.keys, w.revision, w.history = maps.Clone(s.keys), s.revision+bump, slices.Clone(s.history)
+	w.keys = maps.Clone(s.keys)
+	w.revision = s.revision + bump
+	w.history = slices.Clone(s.history)
 	w.created, w.lastFence = map[string]int64{}, map[string]policy.Fence{}
-	if w.compacted = 0; bump > 0 { // as with --mark-compacted
+	w.compacted = 0
+	if bump > 0 { // as with --mark-compacted
 		w.compacted, w.history = w.revision, nil
 	}
 	w.note("etcd is restored at revision %d", w.revision)
@@ -247,7 +252,11 @@ func TestAnEtcdThatForgetsWhereCapacityWentGivesNoneAwayTwice(t *testing.T) {
 		o := live(t, seed, sabotage{}, func(w *world) {
 			w.demands(map[string]float64{"ap": 100, "eu": 100, "us": 100})
 			bursts := func(ap, eu, us int64) {
-				w.change(func(p *Pool) { p.Regions[0].Burst, p.Regions[1].Burst, p.Regions[2].Burst = ap, eu, us })
+				w.change(func(p *Pool) {
+					p.Regions[0].Burst = ap
+					p.Regions[1].Burst = eu
+					p.Regions[2].Burst = us
+				})
 				time.Sleep(15 * time.Second)
 			}
 			bursts(500, 2000, 500)
@@ -462,7 +471,8 @@ func (w *world) leavePool(region string, later func(heal func())) {
 		})
 	}
 	for range 100 {
-		if time.Sleep(100 * time.Millisecond); w.value(shareKeys+region) == "" {
+		time.Sleep(100 * time.Millisecond)
+		if w.value(shareKeys+region) == "" {
 			later(back)
 			return
 		}

@@ -77,7 +77,10 @@ func realPools(t *testing.T, p Pool) (map[string]*area, *testenv.EtcdCluster) {
 			Logger: log})
 		require.NoError(t, err)
 		cfg := election.DefaultConfig()
-		cfg.Client, cfg.Prefix, cfg.Identity, cfg.Logger = client, testPrefix, r.Name, log
+		cfg.Client = client
+		cfg.Prefix = testPrefix
+		cfg.Identity = r.Name
+		cfg.Logger = log
 		cfg.TTL = 2 * time.Second
 		cfg.SafetyMargin = 400 * time.Millisecond
 		e, err := election.New(cfg)
@@ -181,7 +184,9 @@ func realPool() Pool {
 func TestPoolOverRealServers(t *testing.T) {
 	p := realPool()
 	areas, _ := realPools(t, p)
-	ap, eu, us := areas["ap"], areas["eu"], areas["us"]
+	ap := areas["ap"]
+	eu := areas["eu"]
+	us := areas["us"]
 	rate := func(a *area) float64 { return a.rate(t, p.Name) }
 	eventually := func(what string, within time.Duration, ok func() bool) time.Duration {
 		t.Helper()

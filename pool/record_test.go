@@ -16,8 +16,9 @@ import (
 
 func TestRecordsAreReadBackAsWritten(t *testing.T) {
 	terms := termsOf(50, 5, 100, 1_000_000, 100*time.Millisecond)
-	terms.Fence, terms.GrantEnd, terms.GrantEra = policy.Fence{Epoch: 7, Seq: 9}, 1_700_000_000_000_000,
-		1_699_999_999_999_999
+	terms.Fence = policy.Fence{Epoch: 7, Seq: 9}
+	terms.GrantEnd = 1_700_000_000_000_000
+	terms.GrantEra = 1_699_999_999_999_999
 	older := terms
 	older.Fence.Seq = 8
 	s := share{12 * time.Second, map[string]grants{

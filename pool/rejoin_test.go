@@ -97,8 +97,11 @@ func TestAPoolThatComesBackWaitsForARegionThatIsCutOff(t *testing.T) {
 // A region that leaves a pool and comes back into it while it is cut off counts for its part by weight, as a new one.
 func TestARegionThatComesBackWhileItIsCutOffCountsAsANewOne(t *testing.T) {
 	for name, between := range map[string]func(w *world){
-		"InOneTerm":        func(*world) { time.Sleep(5 * time.Second) },
-		"WhileNobodyLeads": func(w *world) { w.killTheLeader(); time.Sleep(2 * time.Second) },
+		"InOneTerm": func(*world) { time.Sleep(5 * time.Second) },
+		"WhileNobodyLeads": func(w *world) {
+			w.killTheLeader()
+			time.Sleep(2 * time.Second)
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inWorld(t, func(t *testing.T, w *world) {
@@ -157,7 +160,9 @@ func TestSettingsThatEtcdForgetsComeBackFromRegionsThatHaveSeenThem(t *testing.T
 
 // A report that comes late shows what was acknowledged before the pool ended.
 func TestAnAcknowledgementFromBeforeThePoolEndedOpensNothing(t *testing.T) {
-	p, l, now := simPool("payments"), newLedger("payments"), time.Now()
+	p := simPool("payments")
+	l := newLedger("payments")
+	now := time.Now()
 	p.Regions = p.Regions[:1]
 	in := func(version int64) *Pool { return &Settings{version, []Pool{p}}.following(noSettings).Pools[0] }
 	clock, seq := now.UnixMicro(), int64(0)

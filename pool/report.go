@@ -54,7 +54,9 @@ func ticketOf(t lua.Ticket) ticket {
 	case p.Pool:
 		r.kind = pooled
 		r.terms = termsOf(p.GrantTokens, p.Tokens, p.Capacity, p.Per, 0)
-		r.terms.Fence, r.terms.GrantEnd, r.terms.GrantEra = p.Fence, p.GrantEnd, p.GrantEra
+		r.terms.Fence = p.Fence
+		r.terms.GrantEnd = p.GrantEnd
+		r.terms.GrantEra = p.GrantEra
 	case p.Kind == policy.Stepped: // which has no rate, so it may use all
 		r.kind, r.terms = plain, policy.Terms{Capacity: p.Capacity, Tokens: policy.MaxTokens, Per: 1}
 	default:

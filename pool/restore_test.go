@@ -26,7 +26,9 @@ func TestARealEtcdThatIsRestoredGivesNothingAwayTwice(t *testing.T) {
 	t.Parallel()
 	p := realPool()
 	areas, etcd := realPools(t, p)
-	ap, eu, us := areas["ap"], areas["eu"], areas["us"]
+	ap := areas["ap"]
+	eu := areas["eu"]
+	us := areas["us"]
 	rate := func(a *area) float64 { return a.rate(t, p.Name) }
 	sum := func() float64 { return rate(ap) + rate(eu) + rate(us) }
 	eventually := func(what string, ok func() bool) {
@@ -81,7 +83,9 @@ func TestTheFloorOfASilentRegionIsReservedWhateverItsRecordsSay(t *testing.T) {
 // coordinator since: eu isn't offered anew what us may be using.
 func TestRecordsThatAddUpToMoreThanTheRateGiveNobodyMore(t *testing.T) {
 	t.Parallel()
-	l, now, seq := newLedger("payments"), time.Unix(1_800_000_000, 0), int64(0)
+	l := newLedger("payments")
+	now := time.Unix(1_800_000_000, 0)
+	seq := int64(0)
 	l.configure(new(simPool("payments")))
 	m := moment{now: now, timing: DefaultTiming(), nextFence: func() policy.Fence {
 		seq++
@@ -99,7 +103,9 @@ func TestRecordsThatAddUpToMoreThanTheRateGiveNobodyMore(t *testing.T) {
 	hear := func(added int64) {
 		clock += 1e6
 		shows := l.terms(0, 100*perSecond, 1500)
-		shows.Interval, shows.MaxElapsed, shows.Fence = 0, 0, policy.Fence{Epoch: 1, Seq: 1}
+		shows.Interval = 0
+		shows.MaxElapsed = 0
+		shows.Fence = policy.Fence{Epoch: 1, Seq: 1}
 		l.hear("eu", ticket{now: clock, era: 1, kind: pooled, added: added, denied: added, terms: shows}, true, m.timing, now)
 	}
 	hear(0)

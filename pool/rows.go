@@ -25,7 +25,8 @@ type table struct {
 
 // base is what the next line, of so many numbers, is held against.
 func (t *table) base(name string, count int) []int64 {
-	if t.nth++; name != t.name || t.before == nil {
+	t.nth++
+	if name != t.name || t.before == nil {
 		t.name, t.nth = name, 0
 	}
 	switch {
@@ -60,7 +61,8 @@ func (t *table) parse(line string, count int) (name string, numbers []int64, err
 	numbers = t.base(name, count)
 	for i := 0; more; i++ {
 		var word string
-		if word, line, more = strings.Cut(line, " "); word == "" && i < count {
+		word, line, more = strings.Cut(line, " ")
+		if word == "" && i < count {
 			continue
 		}
 		d, err := strconv.ParseInt(word, 36, 64)

@@ -85,7 +85,9 @@ func decodeShare(text string) (share, error) {
 			return share{}, fmt.Errorf("share: %w: %s has a number out of range", ErrRecord, pool)
 		}
 		t := termsOf(n[1], n[9], n[8], n[6], time.Duration(n[7])*time.Microsecond)
-		t.Fence, t.GrantEnd, t.GrantEra = policy.Fence{Epoch: n[5], Seq: n[0]}, n[3], n[10]
+		t.Fence = policy.Fence{Epoch: n[5], Seq: n[0]}
+		t.GrantEnd = n[3]
+		t.GrantEra = n[10]
 		terms := append(s.pools[pool].terms, t)
 		s.pools[pool] = grants{terms, n[2], n[11], n[4]&joinedFlag != 0, n[4]&openFlag != 0,
 			n[4]&restoredFlag != 0}

@@ -217,7 +217,10 @@ func live(t *testing.T, seed uint64, s sabotage, schedule func(w *world)) (o out
 		}
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		o.violation, o.worst, o.worstI2, o.events = w.violation, w.worst, w.worstI2, w.events
+		o.violation = w.violation
+		o.worst = w.worst
+		o.worstI2 = w.worstI2
+		o.events = w.events
 	})
 	return o
 }

@@ -434,7 +434,8 @@ func (w *world) hide(region, value string) string {
 func (p *proc) commit(ctx context.Context, o office, writes []write) (int64, error) {
 	p.set(func() {
 		if p.trap > 0 && o.key != "" {
-			if p.trap--; p.trap == 0 {
+			p.trap--
+			if p.trap == 0 {
 				p.thaw = make(chan struct{})
 			}
 		}
@@ -445,7 +446,8 @@ func (p *proc) commit(ctx context.Context, o office, writes []write) (int64, err
 		p.mu.Lock()
 		readOnly := p.etcd.readOnly && o.key != ""
 		p.mu.Unlock()
-		if refused = p.w.refuses(o, writes); readOnly {
+		refused = p.w.refuses(o, writes)
+		if readOnly {
 			refused = errNoSpace
 		}
 		if refused != nil {
@@ -516,7 +518,9 @@ func (p *proc) tickets(ctx context.Context, keys []string) []lua.TicketResult {
 				if terms.Pool {
 					t.Fence = terms.Fence
 				}
-				t.Tokens, t.Added, t.Denied = *s.bucket.Tokens, s.added, s.denied
+				t.Tokens = *s.bucket.Tokens
+				t.Added = s.added
+				t.Denied = s.denied
 			}
 			results[i].Ticket = t
 		}
@@ -535,7 +539,8 @@ func (p *proc) refill(ctx context.Context, calls []lua.RefillCall) []lua.RefillR
 	results := make([]lua.RefillResult, len(calls))
 	err := p.toRedis(ctx, func(s *simRedis) {
 		for i, c := range calls {
-			if results[i].Err = nil; s.full {
+			results[i].Err = nil
+			if s.full {
 				results[i].Err = errNoSpace
 				continue
 			}
@@ -667,7 +672,10 @@ func (w *world) beside() *world {
 		lastFence: map[string]policy.Fence{}, host: w, ctx: w.ctx,
 	}
 	w.wg.Go(other.elect)
-	w.wg.Go(func() { <-w.ctx.Done(); other.wg.Wait() })
+	w.wg.Go(func() {
+		<-w.ctx.Done()
+		other.wg.Wait()
+	})
 	return other
 }
 
@@ -736,7 +744,9 @@ func (p *proc) refillLoop() {
 				missing = time.Now()
 			}
 		default:
-			missing, won, plain = time.Time{}, r.Status.Wrote(), !r.Pool
+			missing = time.Time{}
+			won = r.Status.Wrote()
+			plain = !r.Pool
 			p.mu.Lock()
 			p.version = r.Version
 			p.mu.Unlock()
@@ -933,7 +943,8 @@ func (p *proc) suspend() {
 // now is the time on the process' monotonic clock.
 func (p *proc) now() (now time.Time) {
 	p.set(func() {
-		if now = time.Now().Add(-p.behind); !p.asleep.IsZero() {
+		now = time.Now().Add(-p.behind)
+		if !p.asleep.IsZero() {
 			now = p.asleep.Add(-p.behind)
 		}
 	})
@@ -1032,7 +1043,9 @@ func (w *world) failOver(region string) {
 		return
 	}
 	w.slack += float64(max(0, *c.bucket.Tokens-*s.bucket.Tokens))
-	s.bucket, s.added, s.denied = cloneBucket(c.bucket), c.added, c.denied
+	s.bucket = cloneBucket(c.bucket)
+	s.added = c.added
+	s.denied = c.denied
 	s.pending, s.pendingSince = !w.noQuarantine, time.Now()
 	w.note("%s fails over to a replica %s behind", region, time.Since(c.at))
 	w.check()

@@ -18,7 +18,8 @@ func ReadSettings(ctx context.Context, client *clientv3.Client, prefix string) (
 	if err != nil || len(entries) == 0 {
 		return Settings{}, false, err
 	}
-	if s, err = decodeSettings(entries[0].value); err != nil {
+	s, err = decodeSettings(entries[0].value)
+	if err != nil {
 		return Settings{}, true, fmt.Errorf("%s: %w", configKey, err)
 	}
 	return s, true, nil
@@ -122,7 +123,9 @@ func (rec records) status(p Pool) PoolStatus {
 	}
 	out.Open = l.open && l.pool != nil
 	for _, region := range slices.Sorted(maps.Keys(regions)) {
-		r, g, t := regions[region], rec.shares[region].pools[p.Name], rec.reports[region].tickets[p.Name]
+		r := regions[region]
+		g := rec.shares[region].pools[p.Name]
+		t := rec.reports[region].tickets[p.Name]
 		r.Region = region
 		r.fill(g, rec.reports[region], p.Name, rec.shares[region].lease)
 		if f, ok := rec.fences[region]; ok {

@@ -119,7 +119,10 @@ func TestACoordinatorTakesOverOverANarrowLine(t *testing.T) {
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	var leading sync.WaitGroup
-	stop := func() { cancel(); leading.Wait() }
+	stop := func() {
+		cancel()
+		leading.Wait()
+	}
 	defer stop()
 	terms := 0 // how many it took: a busy machine may need another one
 	began := time.Now()

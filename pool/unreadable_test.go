@@ -90,7 +90,10 @@ func TestAShareThatCannotBeReadIsNotGivenAway(t *testing.T) {
 			p.set(func() { p.etcd = fault{noRequest: true, noReply: true} })
 		}
 		tampered := ""
-		w.tamper(shareKeys+"us", func(old string) (string, bool) { tampered, _ = asLater(old); return tampered, false })
+		w.tamper(shareKeys+"us", func(old string) (string, bool) {
+			tampered, _ = asLater(old)
+			return tampered, false
+		})
 		w.demands(map[string]float64{"ap": 1500, "eu": 1500, "us": 1500})
 		w.killTheLeader()
 		time.Sleep(30 * time.Second)
@@ -183,7 +186,9 @@ func TestAnUnreadableRecordThatWentUnseenIsForgotten(t *testing.T) {
 		s := w.snapshot()
 		delete(s.keys, shareKeys+"us")
 		w.set0(func() {
-			w.keys, w.revision, w.history = s.keys, s.revision+1, nil
+			w.keys = s.keys
+			w.revision = s.revision + 1
+			w.history = nil
 			w.compacted = w.revision
 		})
 		time.Sleep(40 * time.Second)

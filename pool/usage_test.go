@@ -134,7 +134,8 @@ func (s *shown) tickets(_ context.Context, pools []string) []lua.TicketResult {
 	results := make([]lua.TicketResult, len(pools))
 	for i, p := range pools {
 		t, ok := s.at[p]
-		if results[i].Ticket = t; !ok {
+		results[i].Ticket = t
+		if !ok {
 			results[i].Err = errors.New("node is away")
 		}
 	}

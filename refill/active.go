@@ -194,7 +194,9 @@ func (a *activeSets) lookAtIdle(ctx context.Context) call {
 func (a *activeSets) begin(ctx context.Context, shards []*shard) call {
 	names, asked := make([]lua.Shard, len(shards)), make([]*members, len(shards))
 	for i, s := range shards {
-		names[i], asked[i], s.members.asked = s.Shard, s.members, true
+		names[i] = s.Shard
+		asked[i] = s.members
+		s.members.asked = true
 	}
 	return a.ask(ctx, func(ctx context.Context) func() error {
 		counts := a.w.r.store.counts(ctx, names)

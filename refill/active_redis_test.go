@@ -141,7 +141,8 @@ func (p *process) dial(ctx context.Context, network, addr string) (net.Conn, err
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.conns = append(p.conns, conn); p.dead {
+	p.conns = append(p.conns, conn)
+	if p.dead {
 		return nil, errors.Join(net.ErrClosed, conn.Close())
 	}
 	return conn, nil
@@ -225,7 +226,8 @@ func killOverMany(t *testing.T, connect func(dialer) redis.UniversalClient) {
 	look := func() {
 		each(func(b *bucket) (err error) {
 			b.holds, err = lua.Peek(ctx, rdb, b.key, 1)
-			if b.looked = time.Now(); errors.Is(err, lua.ErrUnknownBucket) && b.of.Terms.Capacity == small {
+			b.looked = time.Now()
+			if errors.Is(err, lua.ErrUnknownBucket) && b.of.Terms.Capacity == small {
 				b.holds.Tokens, err = small, nil // it was full for a minute, and has expired
 			}
 			return err
@@ -268,7 +270,10 @@ func killOverMany(t *testing.T, connect func(dialer) redis.UniversalClient) {
 		})
 	}
 
-	exact, least, whole, worst := 0, 0, 0, time.Duration(0)
+	exact := 0
+	least := 0
+	whole := 0
+	worst := time.Duration(0)
 	look()
 	for _, b := range buckets {
 		reply, terms := b.holds, b.of.Terms
@@ -276,7 +281,10 @@ func killOverMany(t *testing.T, connect func(dialer) redis.UniversalClient) {
 		seen.mu.Lock()
 		refills := slices.Clone(seen.of[b.key])
 		seen.mu.Unlock()
-		won, answered, told, credited := map[policy.Version]bool{}, int64(1), int64(0), int64(0)
+		won := map[policy.Version]bool{}
+		answered := int64(1)
+		told := int64(0)
+		credited := int64(0)
 		for _, r := range refills {
 			require.False(t, won[r.version], "I4: index %v of %s was won twice", r.version, b.key)
 			won[r.version] = true
@@ -285,7 +293,9 @@ func killOverMany(t *testing.T, connect func(dialer) redis.UniversalClient) {
 			}
 			worst = max(worst, time.Duration(r.elapsed)*time.Microsecond)
 			el := min(r.elapsed, terms.MaxElapsed)
-			answered, told, credited = answered+1, told+r.elapsed, credited+el
+			answered++
+			told += r.elapsed
+			credited += el
 			// I5 of one refill; the carry of the one before adds less than a token.
 			require.Less(t, (r.added+r.clamped)*terms.Per, el*terms.Tokens+terms.Per, "I5: %s", b.key)
 			if r.clamped == 0 {

@@ -200,7 +200,10 @@ func TestAFailureOfATemplatesBucketIsToldOfOnce(t *testing.T) {
 			}
 		}
 		for name, after := range map[string]func(){
-			"it is gone":       func() { r.server.bad["user:1"] = nil; delete(r.server.buckets, "user:1") },
+			"it is gone": func() {
+				r.server.bad["user:1"] = nil
+				delete(r.server.buckets, "user:1")
+			},
 			"the server fails": func() { r.server.bad["user:1"] = errAway },
 		} {
 			var log lockedBuffer

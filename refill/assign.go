@@ -100,7 +100,9 @@ func (r *Refiller) assignShards(masters []master, before learned, next map[lua.S
 				s = &shard{Shard: id}
 			}
 			next[id] = s
-			s.template, s.templates, s.interval = t, r.templates, time.Duration(t.Terms.Interval)*time.Microsecond
+			s.template = t
+			s.templates = r.templates
+			s.interval = time.Duration(t.Terms.Interval) * time.Microsecond
 			if s.members != nil {
 				s.members.resume(now)
 			}

@@ -80,8 +80,13 @@ func newPooledBucket(b Bucket, terms *pooledTerms, version int64) *bucket {
 
 // inherit takes over what the replica learned under an earlier policy.
 func (b *bucket) inherit(old *bucket) {
-	b.version, b.step, b.clock, b.seen = old.version, old.step, old.clock, old.seen
-	b.missing, b.failures, b.held = old.missing, old.failures, old.held
+	b.version = old.version
+	b.step = old.step
+	b.clock = old.clock
+	b.seen = old.seen
+	b.missing = old.missing
+	b.failures = old.failures
+	b.held = old.held
 }
 
 // call is the call to make at our time now. A new bucket is created only if
@@ -147,7 +152,9 @@ func (b *bucket) learn(o policy.Outcome, replied time.Time, rng *rand.Rand) {
 		return
 	}
 	b.missing, b.unannounced = time.Time{}, false
-	b.version, b.step, b.stepped = o.Version, o.Step, o.Step != 0
+	b.version = o.Version
+	b.step = o.Step
+	b.stepped = o.Step != 0
 	b.plain = b.pooled != nil && !o.Pool
 	wait := nextCall(o, b.interval, rng)
 	if b.claim {
@@ -172,13 +179,15 @@ func (b *bucket) fail(replied time.Time, rng *rand.Rand) {
 // compare holds our terms against those in force, and notes what an operator should know, once per transition.
 func (b *bucket) compare(to *notices, o policy.Outcome) {
 	if b.pooled == nil && o.Conflict != b.conflict {
-		if b.conflict = o.Conflict; b.conflict {
+		b.conflict = o.Conflict
+		if b.conflict {
 			to.add(hclog.Warn, "policy changed under the same version and is ignored: raise the config's version",
 				"bucket", b.key, "version", b.terms.Fence.Epoch)
 		}
 	}
 	if clash := o.Status == policy.StatusConflict; clash != b.clash {
-		if b.clash = clash; clash {
+		b.clash = clash
+		if clash {
 			to.add(hclog.Error, "bucket is not refilled: it is a pool's in force and plain in this replica's config, "+
 				"or the other way round: raise the config's version", "bucket", b.key, "pool-in-force", o.Pool,
 				"version-in-force", o.FileVersion)
@@ -187,7 +196,8 @@ func (b *bucket) compare(to *notices, o policy.Outcome) {
 	// A pooled bucket may well be ahead of this replica for a moment.
 	outdated := b.pooled == nil && o.Status != policy.StatusUnknown && b.terms.Fence.Epoch < o.FileVersion
 	if outdated != b.outdated {
-		switch b.outdated = outdated; {
+		b.outdated = outdated
+		switch {
 		case outdated && o.Fence.Own():
 			to.add(hclog.Info, "bucket has an override, which counts instead of the config", "bucket", b.key)
 		case outdated:

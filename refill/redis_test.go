@@ -239,7 +239,8 @@ func TestThousandsOfBucketsKeepTheirInterval(t *testing.T) {
 					return false
 				}
 				for _, e := range events[b.Key] {
-					if refills++; e.Outcome.Elapsed > most {
+					refills++
+					if e.Outcome.Elapsed > most {
 						late++
 					}
 				}
@@ -276,7 +277,10 @@ func TestCallsDoNotPileUpBeforeASlowServer(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- r.Run(ctx) }()
-	defer func() { cancel(); require.NoError(t, <-done) }()
+	defer func() {
+		cancel()
+		require.NoError(t, <-done)
+	}()
 	w.until(t, "all buckets are refilled", appliedTo(buckets))
 
 	// batches are the failed ones: how many buckets, and when.

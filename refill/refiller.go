@@ -70,7 +70,9 @@ func newRefiller(cfg Config, s store) *Refiller {
 // configure is called with the lock held, once r is shared. Of what stays, the terms of pools and the counts of
 // templates are kept.
 func (r *Refiller) configure(buckets []Bucket, templates *policy.Templates, version int64) {
-	r.buckets, r.templates, r.version = slices.Clone(buckets), templates, version
+	r.buckets = slices.Clone(buckets)
+	r.templates = templates
+	r.version = version
 	terms, stats := r.pooled, r.templateStats
 	r.pooled, r.templateStats = map[string]*pooledTerms{}, map[string]*TemplateStats{}
 	for _, b := range buckets {
@@ -108,7 +110,8 @@ func (r *Refiller) Run(ctx context.Context) error {
 			r.away = err
 			r.mu.Unlock()
 			if err != nil {
-				if failures++; failures == 1 && ctx.Err() == nil {
+				failures++
+				if failures == 1 && ctx.Err() == nil {
 					r.log.Warn("redis is away: its masters are unknown", "error", err)
 				}
 				sleep(ctx, backoff(failures, maxBackoff, r.rng))

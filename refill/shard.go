@@ -36,7 +36,8 @@ func (s *shard) leave() {
 // begin begins a round in which the shard holds count names.
 func (s *shard) begin(count int64, now time.Time) {
 	s.active.Store(1 + count)
-	if s.members.begin(count, now); !s.members.empty.IsZero() && now.Sub(s.members.empty) >= linger*s.interval {
+	s.members.begin(count, now)
+	if !s.members.empty.IsZero() && now.Sub(s.members.empty) >= linger*s.interval {
 		s.leave()
 	}
 }
@@ -86,7 +87,9 @@ const linger = 10
 // resume has them go on under another worker, perhaps with another refill interval. Those that are configured by
 // themselves by now, or of another template, are dropped at once: of two policies under one version the first stays.
 func (m *members) resume(now time.Time) {
-	m.due, m.reading, m.work = now, false, nil
+	m.due = now
+	m.reading = false
+	m.work = nil
 	for _, e := range m.order {
 		if !m.of.belongs(e.key) {
 			m.drop(e)
@@ -105,7 +108,8 @@ func (m *members) begin(count int64, now time.Time) {
 	m.round++
 	if count == 0 {
 		clear(m.entries)
-		if m.order = nil; m.empty.IsZero() {
+		m.order = nil
+		if m.empty.IsZero() {
 			m.empty = now
 		}
 		m.end(now)
@@ -114,7 +118,8 @@ func (m *members) begin(count int64, now time.Time) {
 	m.empty = time.Time{}
 	// If the shard holds as many names as are known, they are taken to be the same. A known bucket that is no longer in
 	// the shard leaves with its next refill, and then the numbers differ.
-	if m.reading, m.cursor = count != int64(len(m.entries)), 0; !m.reading {
+	m.reading, m.cursor = count != int64(len(m.entries)), 0
+	if !m.reading {
 		m.collect(now)
 	}
 }
@@ -125,7 +130,8 @@ func (m *members) end(now time.Time) {
 	if m.working() {
 		return
 	}
-	if m.due = m.due.Add(m.of.interval / 2); now.Sub(m.due) > m.of.interval {
+	m.due = m.due.Add(m.of.interval / 2)
+	if now.Sub(m.due) > m.of.interval {
 		m.due = now
 	}
 }
@@ -144,7 +150,8 @@ func (m *members) read(names []string, next uint64, now time.Time) {
 		}
 		e.seen = m.round
 	}
-	if m.cursor = next; next == 0 {
+	m.cursor = next
+	if next == 0 {
 		for _, e := range m.order {
 			if e.seen != m.round {
 				m.drop(e)
@@ -192,7 +199,8 @@ func (m *members) take(most int, own master) []*entry {
 		n = other
 	}
 	batch := m.work[:n:n]
-	if m.work = m.work[n:]; len(m.work) == 0 {
+	m.work = m.work[n:]
+	if len(m.work) == 0 {
 		m.work = nil
 	}
 	m.underWay++
@@ -220,8 +228,11 @@ func (m *members) learn(batch []*entry, results []lua.RefillResult, now time.Tim
 		case r.Err != nil:
 			e.round = m.round + 1
 		default:
-			e.version, e.state, e.failures = r.Version, r.Seen, 0
-			if e.round = m.round + 1; r.Status.Wrote() {
+			e.version = r.Version
+			e.state = r.Seen
+			e.failures = 0
+			e.round = m.round + 1
+			if r.Status.Wrote() {
 				e.round = m.round + 2
 			}
 		}

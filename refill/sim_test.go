@@ -201,7 +201,8 @@ func (l *link) refillIn(ctx context.Context, shard *lua.Shard, calls []lua.Refil
 	}
 	now := s.now()
 	for i, c := range calls {
-		if results[i].Err = s.bad[c.Key]; results[i].Err != nil {
+		results[i].Err = s.bad[c.Key]
+		if results[i].Err != nil {
 			continue
 		}
 		o := s.bucket(c.Key).Refill(c.Call, now)
@@ -315,7 +316,8 @@ func (l *link) sweep(ctx context.Context, keys []string, most int) []lua.SweepRe
 		err = errAway
 	}
 	for i, key := range keys {
-		if results[i].Err = err; err == nil {
+		results[i].Err = err
+		if err == nil {
 			results[i].Swept = l.server.bucket(key).Sweep(most, l.server.now())
 		}
 	}

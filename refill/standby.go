@@ -81,7 +81,8 @@ func (w *worker) listen(ctx context.Context) call {
 				return
 			}
 			w.answered()
-			if w.hear(reply, err, sent, replied); w.pulse.state == beating {
+			w.hear(reply, err, sent, replied)
+			if w.pulse.state == beating {
 				w.recovered() // the leader's refills do
 			}
 		}
@@ -97,7 +98,8 @@ func (w *worker) hear(reply lua.PeekReply, err error, sent, replied time.Time) {
 		w.pulse.absent(replied)
 	}
 	if unreadable := err != nil && !errors.Is(err, lua.ErrUnknownBucket); unreadable != w.pulse.unreadable {
-		if w.pulse.unreadable = unreadable; unreadable {
+		w.pulse.unreadable = unreadable
+		if unreadable {
 			w.r.log.Error("pulse can't be read: this replica races", "pulse", w.pulse.beat.key, "error", err)
 		}
 	}

@@ -127,7 +127,10 @@ func (r *Refiller) Stats() Stats {
 		}
 		s.Templates = append(s.Templates, one)
 	}
-	s.Leading, s.Epoch, s.Version, s.Buckets = r.leading, r.epoch, r.version, len(r.buckets)
+	s.Leading = r.leading
+	s.Epoch = r.epoch
+	s.Version = r.version
+	s.Buckets = len(r.buckets)
 	return s
 }
 

@@ -84,7 +84,9 @@ func chart(figures []figure) (*plot.Plot, error) {
 	p.X.Label.Text, p.Y.Label.Text = "buckets that are not full", "processors"
 	p.X.Min, p.Y.Min = 0, 0
 	p.X.Tick.Marker = separated{}
-	p.Legend.Top, p.Legend.Left, p.Legend.Padding = true, true, vg.Millimeter
+	p.Legend.Top = true
+	p.Legend.Left = true
+	p.Legend.Padding = vg.Millimeter
 	p.Add(plotter.NewGrid())
 	for i, s := range all {
 		points := lines[s]
@@ -93,7 +95,9 @@ func chart(figures []figure) (*plot.Plot, error) {
 		if err != nil {
 			return nil, err
 		}
-		line.Color, marks.Color, marks.Shape = plotutil.Color(i), plotutil.Color(i), draw.CircleGlyph{}
+		line.Color = plotutil.Color(i)
+		marks.Color = plotutil.Color(i)
+		marks.Shape = draw.CircleGlyph{}
 		p.Add(line, marks)
 		p.Legend.Add(s.String(), line, marks)
 	}

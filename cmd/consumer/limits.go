@@ -61,7 +61,8 @@ func (f *limitFiles) load(rdb redis.UniversalClient, client *fetch.Client, w *en
 			files[path] = data
 		}
 		var err error
-		if now.envoy, err = envoy.Parse(files, w); err != nil {
+		now.envoy, err = envoy.Parse(files, w)
+		if err != nil {
 			return now, cli.Usage(err)
 		}
 		now.envoy.Shadow, now.envoy.Headers = f.shadow, f.headers
@@ -71,7 +72,8 @@ func (f *limitFiles) load(rdb redis.UniversalClient, client *fetch.Client, w *en
 		if err != nil {
 			return now, fmt.Errorf("--limits: %w", err)
 		}
-		if now.named, err = limits.Parse(path, data, rdb, client); err != nil {
+		now.named, err = limits.Parse(path, data, rdb, client)
+		if err != nil {
 			return now, cli.Usage(err)
 		}
 	}

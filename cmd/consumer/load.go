@@ -38,7 +38,10 @@ type load struct {
 }
 
 func newLoadCommand(e env) *cobra.Command {
-	conn, out, rate, progress := connection{environ: e.environ}, output{}, "", false
+	conn := connection{environ: e.environ}
+	out := output{}
+	rate := ""
+	progress := false
 	l := load{tokens: 1, concurrency: 10, duration: 10 * time.Second}
 	cmd := &cobra.Command{
 		Use:   "load KEY",
@@ -108,7 +111,8 @@ func (l *load) check(rate string) (err error) {
 	if rate == "" {
 		return nil
 	}
-	if l.rate, err = policy.ParseRate(rate); err != nil {
+	l.rate, err = policy.ParseRate(rate)
+	if err != nil {
 		return fmt.Errorf("--rate: %w", err)
 	}
 	return nil
@@ -192,7 +196,8 @@ func (l *load) take(ctx context.Context, client *fetch.Client, caller int, start
 				<-ctx.Done()
 				return
 			}
-			if from = start.Add(time.Duration(after)); !sleep(ctx, time.Until(from)) {
+			from = start.Add(time.Duration(after))
+			if !sleep(ctx, time.Until(from)) {
 				return
 			}
 		}

@@ -197,7 +197,9 @@ func (r *report) setBound(p lua.PeekReply, elapsed, gap time.Duration) {
 		return
 	}
 	within := r.Admitted-r.Beyond <= bound
-	r.Bound, r.BoundText, r.WithinBound = &bound, text, &within
+	r.Bound = &bound
+	r.BoundText = text
+	r.WithinBound = &within
 }
 
 // bound is the most tokens that a bucket which stood at p can admit within elapsed, and how it is made up, if no two

@@ -15,8 +15,13 @@ import (
 )
 
 func newReserveCommand(e env) *cobra.Command {
-	conn, out, n, leave := connection{environ: e.environ}, output{}, int64(1), fetch.LeaveOption{}
-	ttl, id, debt := time.Duration(0), "", false
+	conn := connection{environ: e.environ}
+	out := output{}
+	n := int64(1)
+	leave := fetch.LeaveOption{}
+	ttl := time.Duration(0)
+	id := ""
+	debt := false
 	cmd := &cobra.Command{
 		Use:   "reserve KEY --ttl TIME",
 		Short: "Hold tokens for work whose use is known later",

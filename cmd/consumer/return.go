@@ -10,7 +10,9 @@ import (
 )
 
 func newReturnCommand(e env) *cobra.Command {
-	conn, out, n := connection{environ: e.environ}, output{}, int64(1)
+	conn := connection{environ: e.environ}
+	out := output{}
+	n := int64(1)
 	cmd := &cobra.Command{
 		Use:   "return KEY",
 		Short: "Give tokens back that were taken and not used",

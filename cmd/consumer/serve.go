@@ -113,7 +113,8 @@ func (s *serve) run(cmd *cobra.Command, e env) error {
 	}
 	defer rdb.Close()
 	hook := fetchprom.New(fetchprom.Policies(s.policies...))
-	if s.options.Client, err = fetch.New(rdb, fetch.WithTimeout(s.deadline), fetch.WithHook(hook)); err != nil {
+	s.options.Client, err = fetch.New(rdb, fetch.WithTimeout(s.deadline), fetch.WithHook(hook))
+	if err != nil {
 		return err
 	}
 	hook.Watch(s.options.Client)
@@ -153,7 +154,8 @@ func (s *serve) run(cmd *cobra.Command, e env) error {
 
 // check completes the options, or names the flag or the file that is wrong.
 func (s *serve) check(e env) (err error) {
-	if s.options.Logger, err = s.logger(e); err != nil {
+	s.options.Logger, err = s.logger(e)
+	if err != nil {
 		return err
 	}
 	s.options.HTTP, s.options.GRPC = given(s.options.HTTP), given(s.options.GRPC)

@@ -10,7 +10,10 @@ import (
 )
 
 func newTakeCommand(e env) *cobra.Command {
-	conn, out, n, leave := connection{environ: e.environ}, output{}, int64(1), fetch.LeaveOption{}
+	conn := connection{environ: e.environ}
+	out := output{}
+	n := int64(1)
+	leave := fetch.LeaveOption{}
 	cmd := &cobra.Command{
 		Use:     "take KEY",
 		Short:   "Take tokens, all or none",

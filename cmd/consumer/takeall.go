@@ -14,7 +14,9 @@ import (
 )
 
 func newTakeAllCommand(e env) *cobra.Command {
-	conn, out, leave := connection{environ: e.environ}, output{}, fetch.LeaveOption{}
+	conn := connection{environ: e.environ}
+	out := output{}
+	leave := fetch.LeaveOption{}
 	cmd := &cobra.Command{
 		Use:   "take-all KEY[=N]...",
 		Short: "Take tokens of several buckets, all or none",
@@ -26,7 +28,8 @@ stands after the last = of an argument. Exit code 0 means taken, 3 denied.`,
 			reqs := make([]fetch.Request, len(args))
 			for i, arg := range args {
 				var err error
-				if reqs[i], err = parseRequest(arg); err != nil {
+				reqs[i], err = parseRequest(arg)
+				if err != nil {
 					return cli.Usage(err)
 				}
 			}

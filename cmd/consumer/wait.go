@@ -14,8 +14,11 @@ import (
 )
 
 func newWaitCommand(e env) *cobra.Command {
-	conn, out, n, timeout, leave := connection{environ: e.environ}, output{}, int64(1), time.Duration(0),
-		fetch.LeaveOption{}
+	conn := connection{environ: e.environ}
+	out := output{}
+	n := int64(1)
+	timeout := time.Duration(0)
+	leave := fetch.LeaveOption{}
 	cmd := &cobra.Command{
 		Use:   "wait KEY",
 		Short: "Take tokens as soon as they are there",

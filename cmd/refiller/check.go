@@ -82,12 +82,14 @@ func (e env) loadFile(path, shared string, flags []config.Override) (config.Conf
 	var err error
 	if path == "-" {
 		source.Path = "stdin"
-		if source.Data, err = io.ReadAll(io.LimitReader(e.stdin, fields.MaxSize+1)); err != nil {
+		source.Data, err = io.ReadAll(io.LimitReader(e.stdin, fields.MaxSize+1))
+		if err != nil {
 			return config.Config{}, fmt.Errorf("stdin: %w", err)
 		}
 	}
 	if shared != "" {
-		if source.Shared.Data, err = os.ReadFile(shared); err != nil {
+		source.Shared.Data, err = os.ReadFile(shared)
+		if err != nil {
 			return config.Config{}, err
 		}
 	}

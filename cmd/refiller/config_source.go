@@ -82,8 +82,10 @@ func (s *configSource) first(ctx context.Context) (cfg config.Config, wrong, err
 		cfg, err = s.load()
 		return cfg, nil, err
 	}
-	if wrong = s.shared.Read(ctx); wrong == nil {
-		if cfg, wrong = s.load(); wrong == nil {
+	wrong = s.shared.Read(ctx)
+	if wrong == nil {
+		cfg, wrong = s.load()
+		if wrong == nil {
 			return cfg, nil, nil
 		}
 	}

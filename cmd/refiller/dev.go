@@ -49,7 +49,9 @@ A Redis that is given keeps the sample buckets: checkout, mail, llm-tokens, dige
 			if err := regionsAlone(cmd); err != nil {
 				return err
 			}
-			o.Program, o.GoRun, o.Environ = program, goRun(program, e.environ["GOCACHE"]), os.Environ()
+			o.Program = program
+			o.GoRun = goRun(program, e.environ["GOCACHE"])
+			o.Environ = os.Environ()
 			o.Out, o.Screen = e.stdout, terminal.Of(e.stdout, e.environ)
 			switch mode {
 			case "etcd":

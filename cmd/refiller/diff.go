@@ -77,7 +77,8 @@ func compare(ctx context.Context, cfg config.Config) (drift.Report, error) {
 	defer func() { _ = rdb.Close() }() // nothing is under way
 	var etcd *clientv3.Client
 	if cfg.Pooled() {
-		if etcd, err = etcdconn.Open(cfg.PoolRegistry.Options); err != nil {
+		etcd, err = etcdconn.Open(cfg.PoolRegistry.Options)
+		if err != nil {
 			return drift.Report{}, err
 		}
 		defer func() { _ = etcd.Close() }() // it has answered or not

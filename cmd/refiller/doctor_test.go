@@ -95,7 +95,8 @@ func (s *signalling) Write(p []byte) (int, error) {
 func TestStatusWatchesUntilInterrupted(t *testing.T) {
 	calls := 0
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		if calls++; calls == 2 {
+		calls++
+		if calls == 2 {
 			http.Error(w, "away", http.StatusServiceUnavailable)
 			return
 		}

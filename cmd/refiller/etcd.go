@@ -13,7 +13,9 @@ import (
 // leaderOf asks who leads in the election under a prefix.
 func leaderOf(ctx context.Context, client *clientv3.Client, prefix string) (election.Leader, error) {
 	cfg := election.DefaultConfig()
-	cfg.Client, cfg.Prefix, cfg.Identity = client, prefix, "refiller"
+	cfg.Client = client
+	cfg.Prefix = prefix
+	cfg.Identity = "refiller"
 	cfg.Logger = newLogger(env{stderr: io.Discard}, config.Log{Level: "off"})
 	candidate, err := election.New(cfg) // that never runs
 	if err != nil {

@@ -51,7 +51,8 @@ func limitSetCommand(e env) *cobra.Command {
 			o := policy.Override{Capacity: capacity}
 			if cmd.Flags().Lookup("rate").Changed {
 				var err error
-				if o.Rate, err = policy.ParseRate(rate); err != nil {
+				o.Rate, err = policy.ParseRate(rate)
+				if err != nil {
 					return cli.Usage(fmt.Errorf("--rate: %w", err))
 				}
 			}

@@ -146,7 +146,8 @@ func statesOf(s pool.Status, now time.Time) map[string]string {
 		}
 	}
 	for region, f := range s.Fences {
-		if states[region] = "fenced"; f.Drain {
+		states[region] = "fenced"
+		if f.Drain {
 			states[region] = "drained"
 		}
 	}
@@ -205,7 +206,10 @@ func regionsOf(before pool.PoolStatus, next pool.Pool, states map[string]string)
 		case r.Configured:
 			one.Change = "none"
 		}
-		one.Now, one.FloorNow, one.Demand, joined[r.Region] = r.Granted, r.Floor, r.Demand, r.Joined
+		one.Now = r.Granted
+		one.FloorNow = r.Floor
+		one.Demand = r.Demand
+		joined[r.Region] = r.Joined
 	}
 	return regions, joined
 }

@@ -82,7 +82,8 @@ func (p *poolStatus) write(ctx context.Context, w io.Writer, width int, client *
 	}
 	answer := poolAnswer{Coordinator: leader.Identity, Epoch: leader.Epoch, Status: s}
 	if p.history {
-		if answer.History, err = p.readHistory(ctx, cfg); err != nil {
+		answer.History, err = p.readHistory(ctx, cfg)
+		if err != nil {
 			return err
 		}
 	}
@@ -130,7 +131,8 @@ func (a poolAnswer) write(w io.Writer, width int, now time.Time) error {
 			number("DEMAND", 0),
 			number("CLAIMED", 1), number("TOKENS", 0), number("LAST REPORT", 2), terminal.Column{Name: "GRANT"})
 		for _, r := range p.Regions {
-			if claimed += r.Claimed; !r.Known() {
+			claimed += r.Claimed
+			if !r.Known() {
 				more = ", or more until grants of before end"
 			}
 			t.Row(r.Region, perSecond(r.Granted), perSecond(r.Floor), perSecond(r.Demand), perSecond(r.Claimed),

@@ -144,7 +144,10 @@ func TestPoolStatusSaysHowAGrantStands(t *testing.T) {
 		"silent, on its floor":             {Age: 0.5, Remaining: 11.5, At: now.Add(-13 * time.Second)},
 		"silent, not renewed, ends in 1 s": {Remaining: 12, At: now.Add(-11 * time.Second)},
 	} {
-		r.Configured, r.Reported, r.Applied, r.Granted = true, true, true, 100
+		r.Configured = true
+		r.Reported = true
+		r.Applied = true
+		r.Granted = 100
 		require.Equal(t, want, grant(r, now))
 	}
 	lifted := pool.RegionStatus{Configured: true, Reported: true, Capacity: 1, At: now.Add(-time.Minute)}

@@ -115,12 +115,19 @@ func (r *runner) open(ctx context.Context) error {
 		if followErr != nil {
 			return followErr
 		}
-		r.opened = append(r.opened, func() error { _ = closeEtcd(); return nil }) // it was only read
+		r.opened = append(r.opened, func() error {
+			_ = closeEtcd()
+			return nil
+		}) // it was only read
 	}
-	if r.reloads, err = newReloader(r.path, r.source.shared, r.log.Named("reload")); err != nil {
+	r.reloads, err = newReloader(r.path, r.source.shared, r.log.Named("reload"))
+	if err != nil {
 		return err
 	}
-	r.opened = append(r.opened, func() error { r.reloads.close(); return nil })
+	r.opened = append(r.opened, func() error {
+		r.reloads.close()
+		return nil
+	})
 	cfg, wrong, err := r.source.first(ctx) // once more: the file is watched now
 	if err != nil {
 		return err

@@ -96,7 +96,8 @@ func TestWatchingElsewhereThanOnATerminalWritesNoEscapeSequences(t *testing.T) {
 	rounds := 0
 	require.NoError(t, d.show(ctx, env{stdout: &out}, func(_ context.Context, w io.Writer, width int) error {
 		require.Zero(t, width)
-		switch rounds++; rounds {
+		rounds++
+		switch rounds {
 		case 1:
 			return line(w, "first")
 		case 2:
@@ -124,7 +125,10 @@ func runReplica(t *testing.T, cfg config.Config, identity string) *replica.Repli
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- r.Run(ctx) }()
-	t.Cleanup(func() { cancel(); require.NoError(t, <-done) })
+	t.Cleanup(func() {
+		cancel()
+		require.NoError(t, <-done)
+	})
 	return r
 }
 

@@ -40,7 +40,9 @@ func start(t *testing.T) *server {
 	require.NoError(t, err)
 	s := &server{t: t, dir: t.TempDir(), bin: bin}
 	s.writeKeys()
-	client, peer, port := address(t), address(t), address(t)
+	client := address(t)
+	peer := address(t)
+	port := address(t)
 	s.run(
 		"etcd",
 		"--data-dir",

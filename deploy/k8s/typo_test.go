@@ -77,7 +77,10 @@ func TestATypoInAnyFieldIsFound(t *testing.T) {
 			return true
 		}
 		require.NoError(t, fs.WriteFile("/"+path, []byte(text)))
-		return slices.ContainsFunc(users, func(dir string) bool { _, err := load(fs, dir); return err != nil })
+		return slices.ContainsFunc(users, func(dir string) bool {
+			_, err := load(fs, dir)
+			return err != nil
+		})
 	}
 	count := 0
 	sources(t, func(path string, right []byte) {

@@ -16,10 +16,17 @@
 -- kind: 0 plain, 1 stepped, 2 of a template, 3 of a pool. per: µs; of a stepped policy a name of its schedule.
 -- interval, grant_end: µs. lacking: capacity less what a new bucket holds. enforcement: what consumers do about it, how
 -- they degrade, and 4 more in shadow mode.
-local STEPPED, TEMPLATE, POOL = 1, 2, 3
+local STEPPED = 1
+local TEMPLATE = 2
+local POOL = 3
 local call, pcall = redis.call, redis.pcall -- pcall answers an error as a reply
-local find, format, match, sub = string.find, string.format, string.match, string.sub
-local floor, max, min = math.floor, math.max, math.min
+local find = string.find
+local format = string.format
+local match = string.match
+local sub = string.sub
+local floor = math.floor
+local max = math.max
+local min = math.min
 local EXACT = 9007199254740992 -- 2^53
 local policies = {}
 
@@ -102,13 +109,22 @@ end
 local function open(s, key)
   local c = pcall('HMGET', key, 'st', 'pol', 'out')
   if c.err then return wrong_type(c) end
-  local st, pol, out = c[1], c[2], c[3]
+  local st = c[1]
+  local pol = c[2]
+  local out = c[3]
   if not st and not pol then return nil end
   local p = pol and policy(pol)
   local era, last, index, carry, rest = match(st or '', '^( *%d+) ( *%d+) (%d+) (%d+)(.*)$')
   if not p or not era or #era ~= 16 or #last ~= 16 then return false end
-  s.era, s.index, s.last, s.carry = era + 0, index + 0, last + 0, carry + 0
-  s.step, s.next, s.out, s.due, s.debt = 0, 0, 0, 0, 0
+  s.era = era + 0
+  s.index = index + 0
+  s.last = last + 0
+  s.carry = carry + 0
+  s.step = 0
+  s.next = 0
+  s.out = 0
+  s.due = 0
+  s.debt = 0
   if p.kind == STEPPED then
     local step, following = match(rest, '^[+ ]( *%d+) ( *%d+)$')
     if not step then return false end
@@ -120,7 +136,9 @@ local function open(s, key)
   if out then
     local n, due, debt = match(out, '^(%d+) (%d+) (%d+)$')
     if not n then return false end
-    s.out, s.due, s.debt = n + 0, due + 0, debt + 0
+    s.out = n + 0
+    s.due = due + 0
+    s.debt = debt + 0
   end
   return p
 end

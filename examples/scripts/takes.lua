@@ -34,9 +34,14 @@
 -- The same takes sent one by one have the same answers. A take on K alone costs one command. A bucket that isn't full
 -- is in the active set of its template. A call that takes from a full bucket, creates one, or finds one missing from
 -- the set puts it there, and sets its last refill to now, since a full bucket is owed nothing.
-local KEYS, ARGV, call, pcall = KEYS, ARGV, redis.call, redis.pcall
+local KEYS = KEYS
+local ARGV = ARGV
+local call = redis.call
+local pcall = redis.pcall
 local reply, alone = {}, tonumber(ARGV[1])
-local bound, leave, below = alone + 3, 0, -1
+local bound = alone + 3
+local leave = 0
+local below = -1
 local bounds_end = bound + 3 * ARGV[alone + 2]
 local from = bound < bounds_end and tonumber(ARGV[bound])
 
@@ -48,7 +53,9 @@ for i = 1, alone do
     bound = bound + 3
     from = bound < bounds_end and tonumber(ARGV[bound])
   end
-  local key, total, left = KEYS[i], ARGV[i + 1], -1
+  local key = KEYS[i]
+  local total = ARGV[i + 1]
+  local left = -1
   if there or call('EXISTS', key) == 1 then
     left = pcall('DECRBY', key, total)
     if type(left) == 'table' then
@@ -71,10 +78,17 @@ if #KEYS == alone then return reply end
 -- kind: 0 plain, 1 stepped, 2 of a template, 3 of a pool. per: µs; of a stepped policy a name of its schedule.
 -- interval, grant_end: µs. lacking: capacity less what a new bucket holds. enforcement: what consumers do about it, how
 -- they degrade, and 4 more in shadow mode.
-local STEPPED, TEMPLATE, POOL = 1, 2, 3
+local STEPPED = 1
+local TEMPLATE = 2
+local POOL = 3
 local call, pcall = redis.call, redis.pcall -- pcall answers an error as a reply
-local find, format, match, sub = string.find, string.format, string.match, string.sub
-local floor, max, min = math.floor, math.max, math.min
+local find = string.find
+local format = string.format
+local match = string.match
+local sub = string.sub
+local floor = math.floor
+local max = math.max
+local min = math.min
 local EXACT = 9007199254740992 -- 2^53
 local policies = {}
 
@@ -157,13 +171,22 @@ end
 local function open(s, key)
   local c = pcall('HMGET', key, 'st', 'pol', 'out')
   if c.err then return wrong_type(c) end
-  local st, pol, out = c[1], c[2], c[3]
+  local st = c[1]
+  local pol = c[2]
+  local out = c[3]
   if not st and not pol then return nil end
   local p = pol and policy(pol)
   local era, last, index, carry, rest = match(st or '', '^( *%d+) ( *%d+) (%d+) (%d+)(.*)$')
   if not p or not era or #era ~= 16 or #last ~= 16 then return false end
-  s.era, s.index, s.last, s.carry = era + 0, index + 0, last + 0, carry + 0
-  s.step, s.next, s.out, s.due, s.debt = 0, 0, 0, 0, 0
+  s.era = era + 0
+  s.index = index + 0
+  s.last = last + 0
+  s.carry = carry + 0
+  s.step = 0
+  s.next = 0
+  s.out = 0
+  s.due = 0
+  s.debt = 0
   if p.kind == STEPPED then
     local step, following = match(rest, '^[+ ]( *%d+) ( *%d+)$')
     if not step then return false end
@@ -175,7 +198,9 @@ local function open(s, key)
   if out then
     local n, due, debt = match(out, '^(%d+) (%d+) (%d+)$')
     if not n then return false end
-    s.out, s.due, s.debt = n + 0, due + 0, debt + 0
+    s.out = n + 0
+    s.due = due + 0
+    s.debt = debt + 0
   end
   return p
 end
@@ -264,7 +289,9 @@ local function wait_us(s, p, tokens, n, now)
     if s.next <= s.step then return -1 end
     due = s.next + (math.ceil(need / p.tokens) - 1) * (s.next - s.step)
   else
-    local units, granted, t = need * p.per - s.carry, 0, 0
+    local units = need * p.per - s.carry
+    local granted = 0
+    local t = 0
     if p.grant_era == s.era then granted = max(0, p.grant_end - s.last) end
     local by_grant = granted * p.grant_tokens
     if units <= by_grant then
@@ -368,7 +395,9 @@ end
 -- taken makes takes of tokens and returns how many are left, and per run how many takes were made. All fit if none is
 -- wanting.
 local function taken(runs, p, tokens, in_line)
-  local made, wanting, closed = {}, false, false
+  local made = {}
+  local wanting = false
+  local closed = false
   for r, run in ipairs(runs) do
     run.least = least(run.leave, p and p.capacity or 0)
     -- Tokens only fall, so the takes of a run that fit are its first ones.
@@ -396,7 +425,15 @@ local function create(s, k, t, runs, tokens, index)
     if not needed then return p, tokens end
   end
   tokens = min(tokens, p.capacity)
-  s.era, s.index, s.last, s.carry, s.step, s.next, s.out, s.due, s.debt = now, (index or 0) + 1, now, 0, 0, 0, 0, 0, 0
+  s.era = now
+  s.index = (index or 0) + 1
+  s.last = now
+  s.carry = 0
+  s.step = 0
+  s.next = 0
+  s.out = 0
+  s.due = 0
+  s.debt = 0
   call('SET', k.tokens, format('%d', tokens))
   call('SET', k.index, format('%d', s.index))
   put(s, p, k.ctl, p.text)
@@ -440,7 +477,9 @@ local function whole(k, t, may_create, tell, in_line, hold_s, runs)
   end
   if not tokens and not p then return say(2) end
   local before = tokens or 0
-  local left, made, wanting = before, {}, true
+  local left = before
+  local made = {}
+  local wanting = true
   if s.era or not t then left, made, wanting = taken(runs, p, before, in_line) end
   if left < before then call('DECRBY', k.tokens, format('%d', before - left)) end
   local till = 0
@@ -478,7 +517,11 @@ while arg_at < #ARGV do
     k.index, k.override = next_key(), next_key()
     if t.near then k.set, k.alive = next_key(), next_key() end
   end
-  local may_create, tell, in_line, hold_s, runs = arg() == '1', arg() == '1', arg() == '1', number(), {}
+  local may_create = arg() == '1'
+  local tell = arg() == '1'
+  local in_line = arg() == '1'
+  local hold_s = number()
+  local runs = {}
   for r = 1, number() do
     local n = number()
     runs[r] = {n = n, each = max(1, n), count = number(), leave = arg(), least = 0}

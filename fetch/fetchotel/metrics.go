@@ -73,7 +73,8 @@ func (m *Metrics) observe(meter metric.Meter) error {
 		"Tokens that calls may have taken without telling anybody, and those of leases that could not be given back.")
 	leased, err := meter.Int64ObservableUpDownCounter(prefix+"tokens_leased", metric.WithUnit("{token}"),
 		metric.WithDescription("Tokens that the SDK holds in leases."))
-	if errs = append(errs, err); errors.Join(errs...) != nil {
+	errs = append(errs, err)
+	if errors.Join(errs...) != nil {
 		return errors.Join(errs...)
 	}
 	_, err = meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {

@@ -69,7 +69,9 @@ func (h *Hook) Begin(ctx context.Context, _ fetch.Call) context.Context { return
 
 // End implements fetch.Hook.
 func (h *Hook) End(_ context.Context, call fetch.Call, o fetch.Outcome) {
-	op, policy, source := call.Op.String(), h.policy(call.Key), o.Result.Source.Kind.String()
+	op := call.Op.String()
+	policy := h.policy(call.Key)
+	source := o.Result.Source.Kind.String()
 	if o.Err != nil {
 		source = "none"
 	}

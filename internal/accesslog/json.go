@@ -55,7 +55,8 @@ func (r *Reader) parseJSON(line []byte) (Record, error) {
 func timeOf(object map[string]rawValue) (us int64, ok bool) {
 	for _, name := range timeNames {
 		if text, found := lookup(object, name); found {
-			if us, ok = parseTime(text); ok {
+			us, ok = parseTime(text)
+			if ok {
 				return us, true
 			}
 		}
@@ -111,7 +112,8 @@ func lookup(object map[string]rawValue, path string) (text []byte, found bool) {
 		if !ok {
 			continue
 		}
-		if text, found = lookupIn(raw, path[i+1:]); found {
+		text, found = lookupIn(raw, path[i+1:])
+		if found {
 			return text, true
 		}
 	}

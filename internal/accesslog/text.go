@@ -40,7 +40,8 @@ func (t *textLine) parse(line []byte) error {
 		return errNoRequest
 	}
 	var closed bool
-	if t.request, tail, closed = cutQuoted(tail); !closed {
+	t.request, tail, closed = cutQuoted(tail)
+	if !closed {
 		return errOpenQuote
 	}
 	t.status, t.rest = cutWord(tail)

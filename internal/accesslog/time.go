@@ -31,7 +31,8 @@ func parseDate(s []byte) (us int64, ok bool) {
 // parseTime reads a date as parseDate does, or a number of seconds since 1970 as Unix µs. The number's size tells
 // whether it counts milliseconds, microseconds or nanoseconds instead.
 func parseTime(s []byte) (us int64, ok bool) {
-	if us, ok = parseDate(s); ok {
+	us, ok = parseDate(s)
+	if ok {
 		return us, true
 	}
 	f, err := strconv.ParseFloat(string(s), 64)

@@ -77,7 +77,8 @@ func query(req *http.Request, limit int) (q Query, err error) {
 	if !slices.Contains(sorts, q.Sort) {
 		return q, fmt.Errorf("sort %q: want one of key, fill, taken, age", q.Sort)
 	}
-	if q.Offset, err = number(req, "offset", 0, 0, 1<<31-1); err != nil {
+	q.Offset, err = number(req, "offset", 0, 0, 1<<31-1)
+	if err != nil {
 		return q, err
 	}
 	q.Limit, err = number(req, "limit", limit, 0, maxBuckets)

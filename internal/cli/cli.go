@@ -27,7 +27,9 @@ func (e UsageError) Unwrap() error { return e.error }
 // Root makes a command that of a program, whose help lists its subcommands in the order in which they are added.
 func Root(root *cobra.Command, stdin io.Reader, stdout, stderr io.Writer) *cobra.Command {
 	cobra.EnableCommandSorting = false // the setting is global
-	root.Version, root.SilenceUsage, root.SilenceErrors = build.Version(), true, true
+	root.Version = build.Version()
+	root.SilenceUsage = true
+	root.SilenceErrors = true
 	root.Args = UnknownCommand
 	root.RunE = func(*cobra.Command, []string) error { return Usage(errors.New("which command?")) }
 	root.SetIn(stdin)

@@ -102,7 +102,8 @@ func Load(s Source) (Config, error) {
 			return Config{}, fmt.Errorf("config: %w", err)
 		}
 		defer f.Close()
-		if s.Data, err = io.ReadAll(io.LimitReader(f, fields.MaxSize+1)); err != nil {
+		s.Data, err = io.ReadAll(io.LimitReader(f, fields.MaxSize+1))
+		if err != nil {
 			return Config{}, fmt.Errorf("config: %w", err)
 		}
 	}
@@ -140,7 +141,9 @@ func Connections(env fields.Environment, flags ...Override) (Config, error) {
 	overlay(d, env, flags)
 	c := Config{Region: f.Region}
 	f.Redis.Settle(d, at.Field("redis"))
-	c.Redis, c.Election, c.PoolRegistry = f.Redis, f.election(d), f.registry(d)
+	c.Redis = f.Redis
+	c.Election = f.election(d)
+	c.PoolRegistry = f.registry(d)
 	if err := d.Err(); err != nil {
 		return Config{}, err
 	}
@@ -197,7 +200,9 @@ func (f *file) config(d *fields.Decoder) Config {
 		c.PoolsVersion = *f.PoolsVersion
 	}
 	f.Redis.Settle(d, at.Field("redis"))
-	c.Redis, c.Election, c.PoolRegistry = f.Redis, f.election(d), f.registry(d)
+	c.Redis = f.Redis
+	c.Election = f.election(d)
+	c.PoolRegistry = f.registry(d)
 	if f.Pools == nil && f.Templates == nil && len(f.Buckets) == 0 && d.Sound(at.Field("buckets")) {
 		d.Bad(at.Field("buckets"),
 			"there is no bucket to refill: want at least one, such as {key: checkout, capacity: 1000, rate: 500/s}")

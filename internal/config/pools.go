@@ -61,7 +61,8 @@ func (s *sharedPool) pool() pool.Pool {
 func checkPool(d *fields.Decoder, here fields.Path, p pool.Pool) {
 	for _, err := range fields.Joined(p.Validate()) {
 		var wrong *pool.FieldError
-		switch errors.As(err, &wrong); {
+		errors.As(err, &wrong)
+		switch {
 		case wrong == nil:
 		case wrong.Region != "":
 			d.Bad(here.Field("regions").Field(wrong.Region).Field(wrong.Field), "%s", wrong.Msg)

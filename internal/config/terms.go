@@ -100,7 +100,9 @@ type writtenField struct{ field, text string }
 // written is what a file would say of a bucket, always the same fields in the same order.
 func written(t policy.Terms) []writtenField {
 	number := func(n int64) string { return strconv.FormatInt(n, 10) }
-	rate, tokens, initial := t.Rate().InUnits().String(), "", "the capacity"
+	rate := t.Rate().InUnits().String()
+	tokens := ""
+	initial := "the capacity"
 	if t.Kind == policy.Stepped {
 		rate, tokens = "", number(t.Tokens)
 	}

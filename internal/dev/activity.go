@@ -41,7 +41,8 @@ func compare(before, after []report) activity {
 		if b := before[i].status; b != nil && b.Started.Equal(r.status.Started) {
 			n -= b.Calls["applied"]
 		}
-		if all += n; n > most {
+		all += n
+		if n > most {
 			most, a.active = n, r.name
 		}
 	}

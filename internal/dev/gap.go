@@ -50,7 +50,8 @@ func (r *refills) observe(version policy.Version, at int64) {
 			r.longest = max(r.longest, now.gap)
 		}
 	}
-	if r.seen = append(r.seen, now); len(r.seen) > keptRefills {
+	r.seen = append(r.seen, now)
+	if len(r.seen) > keptRefills {
 		r.seen = slices.Delete(r.seen, 0, len(r.seen)-keptRefills)
 	}
 }

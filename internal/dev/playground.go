@@ -74,7 +74,8 @@ func Run(ctx context.Context, o Options) (err error) {
 	if o.Regions != nil {
 		p.scene = &poolScene{playground: p}
 	}
-	if p.dir, err = os.MkdirTemp("", "refiller-dev-"); err != nil {
+	p.dir, err = os.MkdirTemp("", "refiller-dev-")
+	if err != nil {
 		return fmt.Errorf("dev: make a directory: %w", err)
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(p.dir)) }()
@@ -135,7 +136,8 @@ func (p *playground) watch(ctx context.Context) error {
 	}
 	p.screen.println(p.introduction(about, try, p.screen.style, p.screen.width())...)
 	for i, r := range p.regions {
-		if r.consumer, err = newConsumer(r.store, p.scene.demands(i)); err != nil {
+		r.consumer, err = newConsumer(r.store, p.scene.demands(i))
+		if err != nil {
 			return err
 		}
 	}
@@ -184,7 +186,8 @@ func (p *playground) show(ctx context.Context) {
 		case <-ticker.C:
 		}
 		p.count()
-		if p.scene.look(ctx); ctx.Err() == nil {
+		p.scene.look(ctx)
+		if ctx.Err() == nil {
 			p.screen.show(time.Now(), p.scene.lines(p.screen.style, p.screen.width()), p.scene.short())
 		}
 	}

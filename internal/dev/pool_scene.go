@@ -51,7 +51,8 @@ func (s *poolScene) wanted(region int) float64 {
 func (s *poolScene) begin(ctx context.Context) (about, try []string, err error) {
 	for _, r := range s.regions {
 		for r.readShare(ctx).left == 0 {
-			if pause(ctx, pollEvery); ctx.Err() != nil {
+			pause(ctx, pollEvery)
+			if ctx.Err() != nil {
 				return nil, nil, context.Cause(ctx)
 			}
 		}
@@ -92,7 +93,8 @@ func (s *poolScene) shift(ctx context.Context) {
 // cut cuts a region off from etcd, and heals that.
 func (s *poolScene) cut(ctx context.Context) {
 	r := s.regions[slices.Index(s.opts.Regions, s.opts.Cut)]
-	if pause(ctx, s.opts.CutAfter); ctx.Err() != nil {
+	pause(ctx, s.opts.CutAfter)
+	if ctx.Err() != nil {
 		return
 	}
 	r.isCut.Store(true)
@@ -103,7 +105,8 @@ func (s *poolScene) cut(ctx context.Context) {
 	if s.opts.CutFor == 0 {
 		return
 	}
-	if pause(ctx, s.opts.CutFor); ctx.Err() != nil {
+	pause(ctx, s.opts.CutFor)
+	if ctx.Err() != nil {
 		return
 	}
 	if err := r.etcd.Heal(); err != nil {

@@ -70,7 +70,8 @@ func (p *playground) open(ctx context.Context) error {
 	}
 	stores := make([]string, len(p.opts.names()))
 	for i := range stores {
-		if stores[i] = p.opts.Redis; stores[i] != "" {
+		stores[i] = p.opts.Redis
+		if stores[i] != "" {
 			continue
 		}
 		server, err := devserver.StartRedis(port(redisPort))
@@ -119,7 +120,8 @@ func (p *playground) newRegion(name, store string, etcd []string, port func(int)
 	prefix, count := "replica-", alone
 	if name != "" {
 		prefix, count = name+"-", perRegion
-		if r.etcd, err = faultproxy.New(strings.TrimPrefix(etcd[0], "http://"), faultproxy.Options{}); err != nil {
+		r.etcd, err = faultproxy.New(strings.TrimPrefix(etcd[0], "http://"), faultproxy.Options{})
+		if err != nil {
 			return nil, err
 		}
 		p.atEnd(func() { _ = r.etcd.Close() }) // nobody needs it any more
@@ -128,10 +130,12 @@ func (p *playground) newRegion(name, store string, etcd []string, port func(int)
 		}
 		etcd = []string{r.etcd.Addr()}
 	}
-	if r.cfg, err = p.opts.config(name, store, etcd, p.environ); err != nil {
+	r.cfg, err = p.opts.config(name, store, etcd, p.environ)
+	if err != nil {
 		return nil, err
 	}
-	if r.store, err = redisconn.Open(r.cfg.Redis); err != nil {
+	r.store, err = redisconn.Open(r.cfg.Redis)
+	if err != nil {
 		return nil, fmt.Errorf("dev: store: %w", err)
 	}
 	p.atEnd(func() { _ = r.store.Close() }) // nothing is under way

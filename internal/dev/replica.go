@@ -71,8 +71,11 @@ func (r *replica) run(ctx context.Context) error {
 				}
 			case <-ctx.Done():
 			}
-		} else if failed++; ctx.Err() == nil && failed == maxStarts {
-			err = fmt.Errorf("dev: %s doesn't get ready; its log ends:\n%s", r.name, tail(r.logPath()))
+		} else {
+			failed++
+			if ctx.Err() == nil && failed == maxStarts {
+				err = fmt.Errorf("dev: %s doesn't get ready; its log ends:\n%s", r.name, tail(r.logPath()))
+			}
 		}
 		stop()
 		<-p.exited
@@ -105,7 +108,8 @@ func (r *replica) start(ctx context.Context) (*process, error) {
 	cmd.Env = append(slices.Clone(r.environ), redisVariable+"="+r.redis)
 	cmd.SysProcAttr = ownedProcess()
 	output, err := cmd.StdoutPipe()
-	if cmd.Stderr = cmd.Stdout; err == nil {
+	cmd.Stderr = cmd.Stdout
+	if err == nil {
 		err = cmd.Start()
 	}
 	if err != nil {

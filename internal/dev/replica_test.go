@@ -35,4 +35,7 @@ func TestAReplicaThatDoesNotStopIsKilled(t *testing.T) {
 // writerFunc is called for what is written.
 type writerFunc func()
 
-func (f writerFunc) Write(b []byte) (int, error) { f(); return len(b), nil }
+func (f writerFunc) Write(b []byte) (int, error) {
+	f()
+	return len(b), nil
+}

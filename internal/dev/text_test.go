@@ -125,7 +125,10 @@ func TestATerminalsStatusIsRewrittenBelowTheLinesThatStay(t *testing.T) {
 	s := &screen{out: &out, rewrites: true, width: func() int { return 0 },
 		failed: func(err error) { t.Errorf("write: %v", err) }}
 	draw := func(text string) string { return wrapOff + text + wrapOn }
-	next := func() string { defer out.Reset(); return out.String() }
+	next := func() string {
+		defer out.Reset()
+		return out.String()
+	}
 
 	s.println("hello")
 	require.Equal(t, "hello\n", next())

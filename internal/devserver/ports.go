@@ -16,7 +16,8 @@ const portAttempts = 5
 func FreeAddr(preferred int) (string, error) {
 	ln, err := net.Listen("tcp", loopback(preferred))
 	if err != nil {
-		if ln, err = net.Listen("tcp", loopback(0)); err != nil {
+		ln, err = net.Listen("tcp", loopback(0))
+		if err != nil {
 			return "", fmt.Errorf("devserver: find a free port: %w", err)
 		}
 	}

@@ -18,7 +18,8 @@ func Buckets(ctx context.Context, rdb redis.UniversalClient, keys []string) Find
 		if ticket.Err == nil || errors.Is(ticket.Err, lua.ErrUnknownBucket) {
 			continue
 		}
-		if wrong++; wrong > 1 {
+		wrong++
+		if wrong > 1 {
 			continue
 		}
 		f.Level, f.Detail = Failure, fmt.Sprintf("%q: %v", keys[i], ticket.Err)

@@ -84,7 +84,10 @@ func everything(t *testing.T, rdb, admin *redis.Client) error {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- r.Run(ctx) }()
-	defer func() { cancel(); require.NoError(t, <-done) }()
+	defer func() {
+		cancel()
+		require.NoError(t, <-done)
+	}()
 	await(func() bool { return r.Stats().Calls[policy.StatusApplied] >= 3 })
 	_, e1 := lua.Reset(ctx, rdb, key, 10)
 	_, e2 := lua.Grant(ctx, rdb, key, 5)
@@ -109,8 +112,12 @@ func everything(t *testing.T, rdb, admin *redis.Client) error {
 	_, e12 := lua.Live(ctx, rdb, key, "consumer", time.Minute)
 	_, e13 := c.Take(ctx, "user:1", 1)
 	_, e14 := c.Take(ctx, "user:1", 1)
-	e15, e16, e17 := holding(ctx, c, rdb, await), ofATemplate(ctx, rdb), rdb.Ping(ctx).Err()
-	e18, e19, e20 := pooled(ctx, rdb, await), listed(ctx, rdb, await), limited(ctx, rdb)
+	e15 := holding(ctx, c, rdb, await)
+	e16 := ofATemplate(ctx, rdb)
+	e17 := rdb.Ping(ctx).Err()
+	e18 := pooled(ctx, rdb, await)
+	e19 := listed(ctx, rdb, await)
+	e20 := limited(ctx, rdb)
 	return errors.Join(e1, e2, e3, e4, e5, e6, e7, e8, e9, e10, e11, e12, e13, e14, e15, e16, e17, e18, e19, e20, late)
 }
 
@@ -207,7 +214,10 @@ func listed(ctx context.Context, rdb *redis.Client, await func(func() bool)) err
 	r := membership.New(rdb, "refiller:replicas:/refiller",
 		func() membership.Entry { return membership.Entry{Identity: "a"} })
 	done := make(chan struct{})
-	go func() { defer close(done); r.Run(ctx) }()
+	go func() {
+		defer close(done)
+		r.Run(ctx)
+	}()
 	var err error
 	await(func() bool {
 		_, err = r.Replicas()

@@ -40,7 +40,8 @@ func EtcdEndpoints(ctx context.Context, client *clientv3.Client, endpoints []str
 			alive = endpoints[i]
 		}
 	}
-	if f.Detail = fmt.Sprintf("%d of %d answer", len(endpoints)-len(silent), len(endpoints)); len(silent) > 0 {
+	f.Detail = fmt.Sprintf("%d of %d answer", len(endpoints)-len(silent), len(endpoints))
+	if len(silent) > 0 {
 		f.Level, f.Detail = Warning, f.Detail+"; not "+strings.Join(silent, ", ")
 		f.Advice = "mend or remove these: nobody is elected, and no share changes, without a majority of etcd's members"
 	}
@@ -60,7 +61,8 @@ func EtcdSpace(ctx context.Context, client *clientv3.Client, endpoint string) Fi
 		return f
 	}
 	status, errStatus := client.Status(ctx, endpoint)
-	if err = errors.Join(err, errStatus); err != nil {
+	err = errors.Join(err, errStatus)
+	if err != nil {
 		f.Detail = err.Error()
 		return f
 	}
@@ -86,7 +88,8 @@ func EtcdCompaction(ctx context.Context, client *clientv3.Client, prefix string)
 		f.Detail = err.Error()
 		return f
 	}
-	if f.Detail = "too few writes to tell"; now.Header.Revision < manyWrites {
+	f.Detail = "too few writes to tell"
+	if now.Header.Revision < manyWrites {
 		return f
 	}
 	_, err = client.Get(ctx, prefix, clientv3.WithCountOnly(), clientv3.WithRev(2))

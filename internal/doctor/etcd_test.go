@@ -61,7 +61,8 @@ func TestAnEtcdWithoutSpaceIsAFailure(t *testing.T) {
 	client := etcd.Client()
 	var err error
 	for range 1000 {
-		if _, err = client.Put(t.Context(), "/refiller/x", string(make([]byte, 4096))); err != nil {
+		_, err = client.Put(t.Context(), "/refiller/x", string(make([]byte, 4096)))
+		if err != nil {
 			break
 		}
 	}

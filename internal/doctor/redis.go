@@ -55,7 +55,9 @@ func Redis(ctx context.Context, rdb redis.UniversalClient) []Finding {
 func reach(ctx context.Context, rdb redis.UniversalClient) Finding {
 	f := Finding{Check: "redis answers", Level: OK}
 	if err := rdb.Ping(ctx).Err(); err != nil {
-		f.Level, f.Detail, f.Advice = Failure, err.Error(), "check redis.url, the network, TLS and the password"
+		f.Level = Failure
+		f.Detail = err.Error()
+		f.Advice = "check redis.url, the network, TLS and the password"
 		var answer redis.Error
 		if errors.As(err, &answer) && !redis.HasErrorPrefix(answer, "WRONGPASS") && !redis.HasErrorPrefix(answer, "NOAUTH") {
 			f.Advice = "redis runs, and refuses: its log says more"
@@ -65,7 +67,9 @@ func reach(ctx context.Context, rdb redis.UniversalClient) Finding {
 	began, n := time.Now(), 5
 	for range n {
 		if err := rdb.Ping(ctx).Err(); err != nil {
-			f.Level, f.Detail, f.Advice = Failure, err.Error(), "the connection is unstable"
+			f.Level = Failure
+			f.Detail = err.Error()
+			f.Advice = "the connection is unstable"
 			return f
 		}
 	}
@@ -97,12 +101,18 @@ const askInfo = "run the doctor as a user that may call INFO to find out"
 func version(info map[string]string, err error) Finding {
 	f := Finding{Check: "version", Level: OK}
 	if err != nil {
-		f.Level, f.Detail, f.Advice = Unknown, err.Error(), askInfo
+		f.Level = Unknown
+		f.Detail = err.Error()
+		f.Advice = askInfo
 		return f
 	}
-	name, text, least := "Redis", info["redis_version"], "7.0"
+	name := "Redis"
+	text := info["redis_version"]
+	least := "7.0"
 	if v := info["valkey_version"]; v != "" {
-		name, text, least = "Valkey", v, "7.2"
+		name = "Valkey"
+		text = v
+		least = "7.2"
 	}
 	f.Detail = name + " " + text
 	if before(text, least) {
@@ -144,7 +154,9 @@ func scripts(ctx context.Context, rdb redis.UniversalClient, cluster bool) Findi
 func eviction(info map[string]string, err error) Finding {
 	f := Finding{Check: "eviction", Level: OK}
 	if err != nil {
-		f.Level, f.Detail, f.Advice = Unknown, err.Error(), askInfo
+		f.Level = Unknown
+		f.Detail = err.Error()
+		f.Advice = askInfo
 		return f
 	}
 	how := info["maxmemory_policy"]
@@ -166,7 +178,9 @@ func eviction(info map[string]string, err error) Finding {
 func durability(info map[string]string, err error) Finding {
 	f := Finding{Check: "what a failure forgets", Level: OK}
 	if err != nil {
-		f.Level, f.Detail, f.Advice = Unknown, err.Error(), askInfo
+		f.Level = Unknown
+		f.Detail = err.Error()
+		f.Advice = askInfo
 		return f
 	}
 	_, enough := info["min_slaves_good_slaves"] // is there only if min-replicas-to-write is set
@@ -175,8 +189,9 @@ func durability(info map[string]string, err error) Finding {
 		map[string]string{"1": "on", "0": "off"}[info["aof_enabled"]])
 	switch {
 	case info["role"] != "" && info["role"] != "master":
-		f.Level, f.Detail, f.Advice = Failure, "this server is a replica: it takes no writes",
-			"name the primary, or use redis-sentinel:// or redis-cluster://"
+		f.Level = Failure
+		f.Detail = "this server is a replica: it takes no writes"
+		f.Advice = "name the primary, or use redis-sentinel:// or redis-cluster://"
 	case replicas != "0" && !enough:
 		f.Level, f.Advice = Warning,
 			"set min-replicas-to-write 1 and min-replicas-max-lag 1, or a fail-over may forget seconds of takes"
@@ -205,7 +220,9 @@ func clock(ctx context.Context, rdb redis.UniversalClient) Finding {
 		}
 	}
 	if err != nil {
-		f.Level, f.Detail, f.Advice = Failure, err.Error(), "Redis must answer TIME"
+		f.Level = Failure
+		f.Detail = err.Error()
+		f.Advice = "Redis must answer TIME"
 		return f
 	}
 	f.Detail = fmt.Sprintf("%s from this machine's", first.Round(time.Millisecond))
@@ -223,9 +240,13 @@ func Etcd(section, told string, err error) Finding {
 	f := Finding{Check: "etcd answers", Level: OK, Detail: told}
 	switch {
 	case errors.Is(err, context.DeadlineExceeded):
-		f.Level, f.Detail, f.Advice = Failure, "no answer in time", "check "+section+".endpoints and the network"
+		f.Level = Failure
+		f.Detail = "no answer in time"
+		f.Advice = "check " + section + ".endpoints and the network"
 	case err != nil:
-		f.Level, f.Detail, f.Advice = Failure, err.Error(), "check "+section+".endpoints, TLS, user and password"
+		f.Level = Failure
+		f.Detail = err.Error()
+		f.Advice = "check " + section + ".endpoints, TLS, user and password"
 	}
 	return f
 }

@@ -59,10 +59,22 @@ func refillSteps(ctx context.Context, rdb redis.UniversalClient, terms policy.Te
 			version = o.Version
 			return err
 		}},
-		{"take", func() error { _, err := lua.Take(ctx, rdb, rehearsed, 500, true); return err }},
-		{"be denied", func() error { _, err := lua.Take(ctx, rdb, rehearsed, 1000, true); return err }},
-		{"return", func() error { _, err := lua.Return(ctx, rdb, rehearsed, 1, 0); return err }},
-		{"peek", func() error { _, err := lua.Peek(ctx, rdb, rehearsed, 1); return err }},
+		{"take", func() error {
+			_, err := lua.Take(ctx, rdb, rehearsed, 500, true)
+			return err
+		}},
+		{"be denied", func() error {
+			_, err := lua.Take(ctx, rdb, rehearsed, 1000, true)
+			return err
+		}},
+		{"return", func() error {
+			_, err := lua.Return(ctx, rdb, rehearsed, 1, 0)
+			return err
+		}},
+		{"peek", func() error {
+			_, err := lua.Peek(ctx, rdb, rehearsed, 1)
+			return err
+		}},
 		{"refill", func() error {
 			return until(ctx, func() (bool, error) {
 				o, err := lua.Refill(ctx, rdb, rehearsed, policy.Call{Version: version, Terms: &terms})
@@ -109,7 +121,10 @@ func otherSteps(ctx context.Context, rdb redis.UniversalClient, terms policy.Ter
 	ofTemplate := terms
 	ofTemplate.Template = true
 	return []step{
-		{"count consumers", func() error { _, err := lua.Live(ctx, rdb, rehearsed, "doctor", time.Second); return err }},
+		{"count consumers", func() error {
+			_, err := lua.Live(ctx, rdb, rehearsed, "doctor", time.Second)
+			return err
+		}},
 		{"take of a lazy bucket", func() error {
 			runs := []policy.Run{{N: 1, Count: 1}}
 			_, err := lua.LazyTake(ctx, rdb, rehearsed, &terms, runs, false)
@@ -138,8 +153,14 @@ func otherSteps(ctx context.Context, rdb redis.UniversalClient, terms policy.Ter
 				rdb.SRem(ctx, set, templated).Err())
 		}},
 		{"read the tickets", func() error { return lua.Tickets(ctx, rdb, []string{rehearsed})[0].Err }},
-		{"grant", func() error { _, err := lua.Grant(ctx, rdb, rehearsed, 1); return err }},
-		{"reset", func() error { _, err := lua.Reset(ctx, rdb, rehearsed, 10); return err }},
+		{"grant", func() error {
+			_, err := lua.Grant(ctx, rdb, rehearsed, 1)
+			return err
+		}},
+		{"reset", func() error {
+			_, err := lua.Reset(ctx, rdb, rehearsed, 10)
+			return err
+		}},
 		{"add by two keys", func() error {
 			_, err := lua.Add(ctx, rdb, alone, 1, 10, 0)
 			if err == nil {

@@ -114,7 +114,8 @@ func (r *reader) others(ctx context.Context, named map[string]bool) ([]string, e
 			if named[key] || strings.HasPrefix(key, config.Reserved) || lua.CheckKey(key) != nil {
 				continue
 			}
-			if batch = append(batch, key); len(batch) == scanned {
+			batch = append(batch, key)
+			if len(batch) == scanned {
 				if err := look(); err != nil {
 					return err
 				}

@@ -67,7 +67,9 @@ func (b *Breaker) Open() error {
 func (b *Breaker) record(now time.Time, err error) bool {
 	if b.calls == 0 || now.Sub(b.began) > longest {
 		b.window++
-		b.began, b.calls, b.failed = now, 0, 0
+		b.began = now
+		b.calls = 0
+		b.failed = 0
 	}
 	b.calls++
 	if err != nil {

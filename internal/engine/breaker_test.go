@@ -351,7 +351,9 @@ func TestAnOpenBreakerIsProbedAFewTimesASecond(t *testing.T) {
 // Failures count only if the server had the time to answer, which a lone caller's own time need not be.
 func TestAnImpatientLoneCallerIsNoEvidence(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, trip, cut := newServer(ms/4), ms/4, make(chan struct{}, 1)
+		s := newServer(ms / 4)
+		trip := ms / 4
+		cut := make(chan struct{}, 1)
 		b := &Breaker{Patience: 50 * ms, Probe: func(context.Context) error { return nil }}
 		q := NewQueue(s.send, 8, b, &Express[int]{
 			Send: func(_ context.Context, batch []*Request[int]) (err error) {
@@ -368,7 +370,8 @@ func TestAnImpatientLoneCallerIsNoEvidence(t *testing.T) {
 		})
 		refused := 0
 		for i := range 200 { // every other call takes 30 ms, and its caller has 12
-			if trip = ms / 4; i%2 == 1 {
+			trip = ms / 4
+			if i%2 == 1 {
 				trip = 30 * ms
 			}
 			took, err := ask(context.Background(), q, 1, 12*ms)
@@ -387,7 +390,9 @@ func TestAnImpatientLoneCallerIsNoEvidence(t *testing.T) {
 // A lone caller makes its call itself, which holds it neither in the exchange nor while it waits for a connection.
 func TestALoneCallerWhoLeavesIsNotHeld(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, connects, cut := newServer(ms/4), false, make(chan struct{}, 1)
+		s := newServer(ms / 4)
+		connects := false
+		cut := make(chan struct{}, 1)
 		q := NewQueue(s.send, 8, nil, &Express[int]{
 			Send: func(ctx context.Context, batch []*Request[int]) (err error) {
 				if connects {

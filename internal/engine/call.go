@@ -45,7 +45,10 @@ func (c *call[T]) begin(now time.Time, patience, stalled time.Duration) {
 	latest = earlier(latest.Add(Grace), end)
 	inner, cancel := context.WithCancel(context.Background())
 	c.ctx, c.cancel = callContext{inner, latest}, cancel
-	c.sent, c.silent, c.alone, c.abandoned = now, 0, false, false
+	c.sent = now
+	c.silent = 0
+	c.alone = false
+	c.abandoned = false
 	c.deadline = deadline{}
 	if patience > 0 {
 		c.deadline = newDeadline(now, now.Add(patience), stalled)

@@ -33,7 +33,8 @@ func listen(t *testing.T, word, refusal string) (addr string) {
 						answer = ""
 					case answer != "" || strings.HasPrefix(line, "$"): // how long the next word is
 					default:
-						if answer = "-" + refusal + "\r\n"; line == word {
+						answer = "-" + refusal + "\r\n"
+						if line == word {
 							answer = "+done\r\n"
 						}
 						_, _ = fmt.Fprint(conn, answer)
@@ -52,7 +53,8 @@ func TestAShardThatRefusesConnectionsFailsOnlyItsOwnCommands(t *testing.T) {
 	rdb := redis.NewRing(&redis.RingOptions{
 		Addrs: map[string]string{"away": away, "there": there}, MaxRetries: -1,
 		NewClient: func(o *redis.Options) *redis.Client {
-			if o.DisableIdentity = true; o.Addr == away {
+			o.DisableIdentity = true
+			if o.Addr == away {
 				o.Password = "secret"
 			}
 			return redis.NewClient(o)

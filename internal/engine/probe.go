@@ -32,7 +32,8 @@ func (q *Queue[T]) probe() {
 		q.mu.Unlock()
 		ctx, cancel := context.WithTimeout(context.Background(), most)
 		err := b.Probe(ctx)
-		if cancel(); err == nil {
+		cancel()
+		if err == nil {
 			break
 		}
 	}

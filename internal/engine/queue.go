@@ -99,7 +99,9 @@ func (q *Queue[T]) Do(ctx context.Context, r *Request[T], now, deadline time.Tim
 	r.state.Store(waiting)
 	r.unclaimed.Store(false)
 	r.uses++
-	r.deadline, r.call, r.next = newDeadline(now, deadline, q.stalled), nil, nil
+	r.deadline = newDeadline(now, deadline, q.stalled)
+	r.call = nil
+	r.next = nil
 	q.push(r)
 	q.waiters++
 	q.due = earlier(q.due, deadline)
@@ -182,7 +184,8 @@ func (q *Queue[T]) dropped(r *Request[T]) {
 		q.waiters--
 		return
 	}
-	if c.waiters--; c.waiters == 0 {
+	c.waiters--
+	if c.waiters == 0 {
 		c.interrupt(q.express)
 	}
 }

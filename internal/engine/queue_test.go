@@ -179,9 +179,18 @@ func TestARequestWhoseCallerLeavesBeforeTheDepartureIsNotSent(t *testing.T) {
 		wg.Go(func() { _, _ = ask(context.Background(), q, 1, 0) })
 		synctest.Wait()
 		ctx, cancel := context.WithCancel(context.Background())
-		wg.Go(func() { _, err := ask(ctx, q, 2, 0); require.Equal(t, context.Canceled, err) })
-		wg.Go(func() { _, err := ask(context.Background(), q, 3, 5*ms); require.ErrorIs(t, err, ErrNoAnswer) })
-		wg.Go(func() { _, err := ask(context.Background(), q, 4, 0); require.NoError(t, err) })
+		wg.Go(func() {
+			_, err := ask(ctx, q, 2, 0)
+			require.Equal(t, context.Canceled, err)
+		})
+		wg.Go(func() {
+			_, err := ask(context.Background(), q, 3, 5*ms)
+			require.ErrorIs(t, err, ErrNoAnswer)
+		})
+		wg.Go(func() {
+			_, err := ask(context.Background(), q, 4, 0)
+			require.NoError(t, err)
+		})
 		time.Sleep(2 * ms)
 		cancel()
 		wg.Wait()
@@ -195,8 +204,14 @@ func TestARequestWithoutCallersIsNotSent(t *testing.T) {
 		s.dial = time.Second
 		ctx, cancel := context.WithCancel(context.Background())
 		var wg sync.WaitGroup
-		wg.Go(func() { _, err := ask(ctx, q, 1, 0); require.Equal(t, context.Canceled, err) })
-		wg.Go(func() { _, err := ask(context.Background(), q, 2, 50*ms); require.ErrorIs(t, err, ErrNoAnswer) })
+		wg.Go(func() {
+			_, err := ask(ctx, q, 1, 0)
+			require.Equal(t, context.Canceled, err)
+		})
+		wg.Go(func() {
+			_, err := ask(context.Background(), q, 2, 50*ms)
+			require.ErrorIs(t, err, ErrNoAnswer)
+		})
 		time.Sleep(10 * ms)
 		cancel()
 		wg.Wait()
@@ -211,9 +226,18 @@ func TestTheSenderLearnsThatAllCallersHaveLeft(t *testing.T) {
 		var wg sync.WaitGroup
 		wg.Go(func() { _, _ = ask(context.Background(), q, 9, 0) })
 		synctest.Wait()
-		wg.Go(func() { _, err := ask(ctx, q, 1, 0); require.Equal(t, context.Canceled, err) })
-		wg.Go(func() { _, err := ask(context.Background(), q, 2, 10*ms); require.ErrorIs(t, err, ErrNoAnswer) })
-		wg.Go(func() { _, err := ask(context.Background(), q, 3, 0); require.NoError(t, err) })
+		wg.Go(func() {
+			_, err := ask(ctx, q, 1, 0)
+			require.Equal(t, context.Canceled, err)
+		})
+		wg.Go(func() {
+			_, err := ask(context.Background(), q, 2, 10*ms)
+			require.ErrorIs(t, err, ErrNoAnswer)
+		})
+		wg.Go(func() {
+			_, err := ask(context.Background(), q, 3, 0)
+			require.NoError(t, err)
+		})
 		time.Sleep(10 * ms)
 		cancel()
 		wg.Wait()
@@ -249,7 +273,10 @@ func TestCloseWaitsForWhatIsUnderWay(t *testing.T) {
 		q := NewQueue(s.send, 1, nil, nil)
 		var wg sync.WaitGroup
 		for range 3 { // two calls
-			wg.Go(func() { _, err := ask(context.Background(), q, 1, 0); require.NoError(t, err) })
+			wg.Go(func() {
+				_, err := ask(context.Background(), q, 1, 0)
+				require.NoError(t, err)
+			})
 			synctest.Wait()
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), 30*ms)

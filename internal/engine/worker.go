@@ -72,7 +72,8 @@ func (q *Queue[T]) workAlone(ctx context.Context, r *Request[T], c *call[T]) {
 	if state != answered && err != nil { // the connection was closed; if there was time for an answer, expire has counted
 		err = ErrNoEvidence
 	}
-	if c = q.next(c, err); c != nil {
+	c = q.next(c, err)
+	if c != nil {
 		q.mu.Lock()
 		defer q.mu.Unlock()
 		q.start(c)
@@ -89,7 +90,8 @@ func (q *Queue[T]) ended(c *call[T], now time.Time, err error) {
 			break
 		}
 	}
-	if q.failed = err != nil; !q.failed {
+	q.failed = err != nil
+	if !q.failed {
 		q.heard = now
 		switch d := now.Sub(c.sent); { // what is slow for once counts little
 		case q.rtt == 0:

@@ -42,7 +42,8 @@ func (d *Decoder) describe(t reflect.Type, prefix, path string) []Field {
 		at := out.Path + "."
 		if f.kind == nil && out.List {
 			section, at = f.typ.Elem(), out.Path+"[]."
-			if out.Keyed = d.shape(section).key != nil; out.Keyed {
+			out.Keyed = d.shape(section).key != nil
+			if out.Keyed {
 				at = out.Path + ".NAME."
 			}
 		}

@@ -62,7 +62,8 @@ func New(path string, o Options) (*File, error) {
 	if err != nil {
 		f.blind(err)
 	}
-	if f.seen, err = Sum(path); err != nil {
+	f.seen, err = Sum(path)
+	if err != nil {
 		return nil, errors.Join(fmt.Errorf("filewatch: %w", err), f.Close())
 	}
 	f.present = true

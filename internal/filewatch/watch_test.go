@@ -21,7 +21,10 @@ func watched(t *testing.T, path string, poll time.Duration) <-chan struct{} {
 	ctx, cancel := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
 	wg.Go(func() { f.Run(ctx, func() { changed <- struct{}{} }) })
-	t.Cleanup(func() { cancel(); wg.Wait() })
+	t.Cleanup(func() {
+		cancel()
+		wg.Wait()
+	})
 	return changed
 }
 
@@ -125,7 +128,10 @@ func TestPollingFindsWhatNoEventTells(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
 	wg.Go(func() { f.Run(ctx, func() { changed <- struct{}{} }) })
-	defer func() { cancel(); wg.Wait() }()
+	defer func() {
+		cancel()
+		wg.Wait()
+	}()
 	write(t, path, "2")
 	await(t, changed, "by polling")
 }

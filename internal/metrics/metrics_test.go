@@ -54,7 +54,9 @@ func TestDenialsOfBucketsInShadowModeAreCounters(t *testing.T) {
 
 func TestTemplatesHaveSeriesOfTheirOwn(t *testing.T) {
 	lag := make([]int64, len(refill.LagBounds)+1)
-	lag[0], lag[2], lag[len(lag)-1] = 90, 8, 2
+	lag[0] = 90
+	lag[2] = 8
+	lag[len(lag)-1] = 2
 	m := metrics.New("test", "", stats.New(), func() metrics.State {
 		return metrics.State{Refill: refill.Stats{Templates: []refill.TemplateStats{
 			{Prefix: "user:", Shards: 6, Active: 1234,

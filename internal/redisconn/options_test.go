@@ -232,7 +232,10 @@ func silentServer(t *testing.T) (addr string, pings *atomic.Int64) {
 			}()
 		}
 	}()
-	t.Cleanup(func() { _ = l.Close(); <-done })
+	t.Cleanup(func() {
+		_ = l.Close()
+		<-done
+	})
 	return l.Addr().String(), pings
 }
 

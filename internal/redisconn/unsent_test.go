@@ -24,8 +24,11 @@ func TestAServerThatAcceptsNoWritesHasRunNothingOfAScript(t *testing.T) {
 	set("maxmemory", "6mb")
 	require.NoError(t, rdb.Eval(t.Context(), writesTwice, keys).Err(), "the first write fills memory, the second passes")
 	for answer, refuse := range map[string]func(){
-		"OOM":        func() {},
-		"NOREPLICAS": func() { set("maxmemory", "0"); set("min-replicas-to-write", "1") },
+		"OOM": func() {},
+		"NOREPLICAS": func() {
+			set("maxmemory", "0")
+			set("min-replicas-to-write", "1")
+		},
 	} {
 		refuse()
 		for _, script := range []string{writesTwice, "return redis.pcall('SET', KEYS[1], 'z')"} {

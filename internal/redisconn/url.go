@@ -121,7 +121,8 @@ func (u *URL) setPath(parsed *url.URL, hosts string) error {
 		}
 		u.Addrs = []string{parsed.Path}
 	case Sentinel:
-		if u.Master, pathDB, _ = strings.Cut(path, "/"); u.Master == "" {
+		u.Master, pathDB, _ = strings.Cut(path, "/")
+		if u.Master == "" {
 			return errors.New("it needs the name of the master: redis-sentinel://host:port,.../master")
 		}
 	default:
@@ -137,7 +138,8 @@ func (u *URL) setPath(parsed *url.URL, hosts string) error {
 	if err != nil {
 		return errDB
 	}
-	if u.DB = int(n); u.Kind == Cluster && n != 0 {
+	u.DB = int(n)
+	if u.Kind == Cluster && n != 0 {
 		return errors.New("a Redis Cluster has database 0 only")
 	}
 	return nil
@@ -155,7 +157,8 @@ func queryDB(raw string) (db string, err error) {
 		if name != "db" || len(values) > 1 {
 			return "", errors.New("the only query parameter is db, once")
 		}
-		if db = values[0]; db == "" {
+		db = values[0]
+		if db == "" {
 			return "", errDB
 		}
 	}

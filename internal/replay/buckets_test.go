@@ -103,7 +103,9 @@ func TestAgreesWithTheScripts(t *testing.T) {
 			s.version = out.Version
 			return out
 		}
-		admitted, denied, credited := 0, 0, int64(0)
+		admitted := 0
+		denied := 0
+		credited := int64(0)
 		for i := range 300 {
 			key := strconv.Itoa(random.IntN(2))
 			var out policy.Outcome

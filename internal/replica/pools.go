@@ -94,7 +94,10 @@ func newPools(cfg config.Config, client *clientv3.Client, r *Replica) (*pools, e
 func newElector(client *clientv3.Client, prefix, identity string, ttl time.Duration,
 	log hclog.Logger) (*election.Elector, error) {
 	cfg := election.DefaultConfig()
-	cfg.Client, cfg.Prefix, cfg.Identity, cfg.TTL = client, prefix, identity, ttl
+	cfg.Client = client
+	cfg.Prefix = prefix
+	cfg.Identity = identity
+	cfg.TTL = ttl
 	cfg.SafetyMargin = ttl / 5
 	cfg.Logger = log
 	return election.New(cfg)
@@ -114,7 +117,8 @@ func (p *pools) status(ctx context.Context, cfg config.Config) *admin.Pools {
 		out.Shares[i].Regions = p.regions.of(s.Pool, now)
 	}
 	var err error
-	if out.Coordinator, err = p.who.ask(ctx); err != nil {
+	out.Coordinator, err = p.who.ask(ctx)
+	if err != nil {
 		out.Election = err.Error()
 	}
 	return out
@@ -198,7 +202,9 @@ func (w *whoLeads) ask(ctx context.Context) (*admin.Leader, error) {
 	defer cancel()
 	l, err := w.elector.Leader(ctx)
 	before := w.leader
-	w.leader, w.err, w.at = nil, err, time.Now()
+	w.leader = nil
+	w.err = err
+	w.at = time.Now()
 	if err == nil {
 		w.leader = &admin.Leader{Identity: l.Identity, Epoch: l.Epoch, Since: w.at}
 		if before != nil && before.Epoch == l.Epoch {

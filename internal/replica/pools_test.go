@@ -42,14 +42,19 @@ func share(t *testing.T, r *replica.Replica) admin.Share {
 func TestReplicasOfTwoRegionsShareAPool(t *testing.T) {
 	t.Parallel()
 	etcd := testenv.Etcd(t, 1)
-	eu, us, ap := testenv.Redis(t), testenv.Redis(t), testenv.Redis(t)
+	eu := testenv.Redis(t)
+	us := testenv.Redis(t)
+	ap := testenv.Redis(t)
 	two := onePool("1000/s", 3000, "eu: {weight: 3, floor: 100/s}, us: {floor: 50/s}")
 	a := running(t, poolConfig(t, "eu", eu, etcd, 1, "race", two), replica.Options{Identity: "a"})
 	b := running(t, poolConfig(t, "us", us, etcd, 1, "etcd", two), replica.Options{Identity: "b"})
 
 	total := func() float64 { return share(t, a).Rate + share(t, b).Rate }
 	near := func(want float64) func() bool {
-		return func() bool { n := total(); return n > 0.995*want && n < 1.000001*want }
+		return func() bool {
+			n := total()
+			return n > 0.995*want && n < 1.000001*want
+		}
 	}
 	eventually(t, "the regions share the rate", near(1000))
 	require.InDelta(t, 100, share(t, a).Floor, 0.01)

@@ -65,7 +65,9 @@ func (r *regions) look(ctx context.Context, pools []pool.Pool) {
 		return // the page says what is wrong with etcd
 	}
 	now := time.Now()
-	points, names, reports := map[string]stats.SharePoint{}, map[string][]string{}, map[string]heard{}
+	points := map[string]stats.SharePoint{}
+	names := map[string][]string{}
+	reports := map[string]heard{}
 	for _, p := range status.Pools {
 		for _, region := range p.Regions {
 			rate, key := rates[p.Name], trendKey(p.Name, region.Region)

@@ -52,7 +52,8 @@ func (r *Replica) Reload(next config.Config, cause string) error {
 		templates = old.Templates
 	}
 	if err == nil && change.Applies() {
-		if err = r.updatePools(next); err == nil {
+		err = r.updatePools(next)
+		if err == nil {
 			err = r.refiller.Update(buckets(r.pooledAs(next)), templates, next.Version)
 		}
 	}
@@ -62,10 +63,14 @@ func (r *Replica) Reload(next config.Config, cause string) error {
 	}
 	// What only a start can change stays as it was started.
 	inForce := next
-	inForce.Region, inForce.Redis, inForce.Election, inForce.Listen = old.Region, old.Redis, old.Election, old.Listen
+	inForce.Region = old.Region
+	inForce.Redis = old.Redis
+	inForce.Election = old.Election
+	inForce.Listen = old.Listen
 	inForce.PoolRegistry, inForce.Log.JSON = old.PoolRegistry, old.Log.JSON
 	inForce.Templates = templates
-	if inForce.Pools = r.pooledAs(next).Pools; !next.Pooled() {
+	inForce.Pools = r.pooledAs(next).Pools
+	if !next.Pooled() {
 		inForce.PoolsVersion = old.PoolsVersion
 	}
 	if old.Election.Mode == config.ModeEtcd {
@@ -123,7 +128,9 @@ func (r *Replica) refuse(cause string, err error) {
 func (r *Replica) report(report admin.Reload) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	report.Applied, report.Unchanged, report.Refused = r.lastReload.Applied, r.lastReload.Unchanged, r.lastReload.Refused
+	report.Applied = r.lastReload.Applied
+	report.Unchanged = r.lastReload.Unchanged
+	report.Refused = r.lastReload.Refused
 	switch report.Result {
 	case reloadApplied:
 		report.Applied++

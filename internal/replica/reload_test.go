@@ -43,7 +43,10 @@ func running(t *testing.T, cfg config.Config, opts replica.Options) *replica.Rep
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- r.Run(ctx) }()
-	t.Cleanup(func() { cancel(); require.NoError(t, <-done) })
+	t.Cleanup(func() {
+		cancel()
+		require.NoError(t, <-done)
+	})
 	return r
 }
 

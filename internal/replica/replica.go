@@ -124,7 +124,8 @@ func defaultIdentity() string {
 
 func (r *Replica) open(opts Options) error {
 	var err error
-	if r.rdb, err = redisconn.Open(r.cfg.Redis); err != nil {
+	r.rdb, err = redisconn.Open(r.cfg.Redis)
+	if err != nil {
 		return fmt.Errorf("redis: %w", err)
 	}
 	r.closers = append(r.closers, r.rdb.Close)
@@ -133,9 +134,15 @@ func (r *Replica) open(opts Options) error {
 	observe := r.metrics.Observe
 	active := func(e refill.Event) { r.stats.Active(e.Key, e.Outcome.Added, e.Replied) }
 	if opts.Observe != nil {
-		observe = func(e refill.Event) { opts.Observe(e); r.metrics.Observe(e) }
+		observe = func(e refill.Event) {
+			opts.Observe(e)
+			r.metrics.Observe(e)
+		}
 		tell := active
-		active = func(e refill.Event) { opts.Observe(e); tell(e) }
+		active = func(e refill.Event) {
+			opts.Observe(e)
+			tell(e)
+		}
 	}
 	r.refiller, err = refill.New(refill.Config{
 		Redis: r.rdb, Buckets: buckets(r.cfg), Templates: r.cfg.Templates, Version: r.cfg.Version, Elected: elected,
@@ -151,7 +158,8 @@ func (r *Replica) open(opts Options) error {
 			return err
 		}
 	}
-	if r.listener, err = net.Listen("tcp", r.cfg.Listen); err != nil {
+	r.listener, err = net.Listen("tcp", r.cfg.Listen)
+	if err != nil {
 		return fmt.Errorf("listen: %w", err)
 	}
 	r.closers = append(r.closers, func() error {
@@ -169,13 +177,15 @@ func (r *Replica) openEtcd(elected bool) error {
 	var client *clientv3.Client
 	var err error
 	if elected || !apart {
-		if client, err = r.dial(r.cfg.Election.Etcd); err != nil {
+		client, err = r.dial(r.cfg.Election.Etcd)
+		if err != nil {
 			return fmt.Errorf("election: %w", err)
 		}
 	}
 	if elected {
-		if r.elector, err = newElector(client, r.cfg.RefillPrefix(), r.identity, r.cfg.Election.TTL,
-			r.log.Named("election")); err != nil {
+		r.elector, err = newElector(client, r.cfg.RefillPrefix(), r.identity, r.cfg.Election.TTL,
+			r.log.Named("election"))
+		if err != nil {
 			return err
 		}
 		r.who = &whoLeads{elector: r.elector}
@@ -184,7 +194,8 @@ func (r *Replica) openEtcd(elected bool) error {
 		return nil
 	}
 	if apart {
-		if client, err = r.dial(r.cfg.PoolRegistry); err != nil {
+		client, err = r.dial(r.cfg.PoolRegistry)
+		if err != nil {
 			return fmt.Errorf("pool_registry: %w", err)
 		}
 	}
@@ -220,21 +231,31 @@ func (r *Replica) Run(ctx context.Context) (err error) {
 		return admin.Serve(serving, r.listener, admin.Handler(r, r.metrics.Handler()), r.log.Named("admin"))
 	})
 	g.Go(func() error { return r.refiller.Run(serving) })
-	g.Go(func() error { r.members.Run(serving); return nil })
+	g.Go(func() error {
+		r.members.Run(serving)
+		return nil
+	})
 	g.Go(func() error { return r.publishes(serving) })
 	if r.load != nil {
 		g.Go(func() error { return r.reloads(serving) })
 	}
 	if r.pools != nil {
 		g.Go(func() error { return r.pools.agent.Run(serving) })
-		g.Go(func() error { r.pools.sample(serving, r.config); return nil })
-		g.Go(func() error { r.pools.regions.follow(serving, r.config); return nil })
+		g.Go(func() error {
+			r.pools.sample(serving, r.config)
+			return nil
+		})
+		g.Go(func() error {
+			r.pools.regions.follow(serving, r.config)
+			return nil
+		})
 	}
 	g.Go(func() error {
 		defer stop()
 		return r.campaign(ctx, serving)
 	})
-	if err = g.Wait(); err == nil {
+	err = g.Wait()
+	if err == nil {
 		r.log.Info("replica stopped", "identity", r.identity)
 	}
 	return err

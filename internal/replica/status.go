@@ -62,7 +62,8 @@ func (r *Replica) Status(ctx context.Context, q admin.Query) admin.Status {
 	if r.elector != nil {
 		asking.Go(func() {
 			leader, err := r.who.ask(ctx)
-			if out.Leader = leader; err != nil {
+			out.Leader = leader
+			if err != nil {
 				out.Election, out.Unknown = err.Error(), !errors.Is(err, election.ErrNoLeader)
 			}
 		})
@@ -86,7 +87,10 @@ func (r *Replica) Status(ctx context.Context, q admin.Query) admin.Status {
 			Prefix: t.Prefix, Shards: t.Shards, Active: t.Active, Refills: t.Calls[policy.StatusApplied],
 			Errors: t.Errors + t.Faults,
 		}
-		ofTemplate := func(key string) bool { m := cfg.Templates.Of(key); return m != nil && m.Prefix == t.Prefix }
+		ofTemplate := func(key string) bool {
+			m := cfg.Templates.Of(key)
+			return m != nil && m.Prefix == t.Prefix
+		}
 		for _, a := range r.stats.MostActive(mostActive, out.Now, ofTemplate) {
 			one.Most = append(one.Most, admin.Active(a))
 		}
@@ -281,7 +285,9 @@ func (r *Replica) bucket(ctx context.Context, b config.Bucket, version int64) ad
 	if err != nil {
 		return out
 	}
-	out.Tokens, out.Index, out.Era = p.Tokens, p.Version.Index, p.Version.Era
+	out.Tokens = p.Tokens
+	out.Index = p.Version.Index
+	out.Era = p.Version.Era
 	out.Outstanding, out.Debt = p.Outstanding, p.Debt
 	out.Age = float64(p.Now-p.Last) / 1000
 	return out
@@ -314,8 +320,9 @@ func (r *Replica) state() metrics.State {
 	}
 	s.Shadow = r.shadow(ctx)
 	conflicts, outdated := r.mismatches(nil)
-	s.TemplatesConflict, s.PoolsConflict, s.Conflict = conflicts.Templates != "", conflicts.Pools != "",
-		conflicts.Total > 0
+	s.TemplatesConflict = conflicts.Templates != ""
+	s.PoolsConflict = conflicts.Pools != ""
+	s.Conflict = conflicts.Total > 0
 	s.TemplatesOutdated, s.PoolsOutdated = outdated.Templates != "", outdated.Pools != ""
 	if r.elector != nil {
 		e := r.elector.State()

@@ -43,7 +43,8 @@ func (r *Replica) publish(ctx context.Context, told string) string {
 	if err == nil {
 		r.mu.Lock()
 		r.templatesConflict = !answer.OK && answer.Before == set.Version()
-		if r.templatesOutdated = 0; !answer.OK && answer.Before > set.Version() {
+		r.templatesOutdated = 0
+		if !answer.OK && answer.Before > set.Version() {
 			r.templatesOutdated = answer.Before
 		}
 		r.mu.Unlock()

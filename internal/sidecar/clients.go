@@ -44,7 +44,8 @@ func (c *clients) enter(client string) error {
 func (c *clients) leave(client string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.counts[client]--; c.counts[client] == 0 {
+	c.counts[client]--
+	if c.counts[client] == 0 {
 		delete(c.counts, client)
 	}
 	c.total--

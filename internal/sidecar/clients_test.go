@@ -255,7 +255,10 @@ func TestCloseWaitsForWhatIsUnderWayAndRefusesTheRest(t *testing.T) {
 		c := newClients(2)
 		require.NoError(t, c.enter("a"))
 		closed := make(chan struct{})
-		go func() { c.close(); close(closed) }()
+		go func() {
+			c.close()
+			close(closed)
+		}()
 		synctest.Wait()
 		require.ErrorIs(t, c.enter("b"), call.ErrDraining)
 		select {

@@ -55,7 +55,10 @@ func TestDrainTurnsHealthThenFinishesWhatIsUnderWay(t *testing.T) {
 	t.Parallel()
 	b, overHTTP, overGRPC := waitingBench(t, Drain{Delay: time.Hour, Timeout: patience}, 25*time.Second)
 	delay, over := make(chan time.Duration, 1), make(chan struct{})
-	b.server.sleep = func(d time.Duration) { delay <- d; <-over }
+	b.server.sleep = func(d time.Duration) {
+		delay <- d
+		<-over
+	}
 	health := healthpb.NewHealthClient(b.dial())
 	watch, err := health.Watch(t.Context(), &healthpb.HealthCheckRequest{})
 	require.NoError(t, err)
@@ -122,7 +125,11 @@ func TestDrainDoesNotWaitForASilentConnection(t *testing.T) {
 		c, err := net.Dial("tcp", ln.Addr().String())
 		require.NoError(t, err)
 		defer c.Close()
-		eventually(t, func() bool { ln.mu.Lock(); defer ln.mu.Unlock(); return len(ln.open) == 1 }, "accepted")
+		eventually(t, func() bool {
+			ln.mu.Lock()
+			defer ln.mu.Unlock()
+			return len(ln.open) == 1
+		}, "accepted")
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- b.stop() }()

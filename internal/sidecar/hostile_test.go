@@ -37,7 +37,9 @@ const (
 func TestHostileClientsDoNotSlowOthersDown(t *testing.T) {
 	const capacity = 1 << 30
 	b := start(t, func(o *Options, _ *bench) {
-		o.Limits.Patience, o.Limits.Calls, o.Limits.Connections = time.Second, 4, 8
+		o.Limits.Patience = time.Second
+		o.Limits.Calls = 4
+		o.Limits.Connections = 8
 	})
 	b.bucket("checkout", capacity)
 	b.empty("empty", 10*time.Minute)

@@ -135,7 +135,8 @@ func (s *Server) newHTTP(h http.Handler, config *tls.Config) *http.Server {
 	protocols := new(http.Protocols)
 	protocols.SetHTTP1(true)
 	protocols.SetHTTP2(true)
-	if config = config.Clone(); config != nil { // http.Server changes it
+	config = config.Clone()
+	if config != nil { // http.Server changes it
 		// A plain listener may be served before one with TLS; then http.Server sets HTTP/2 up only if it is named here.
 		config.NextProtos = []string{"h2", "http/1.1"}
 	}

@@ -45,7 +45,8 @@ func (a *activity) add(key string, tokens int64, at time.Time) {
 	}
 	least := slices.Min(slices.Collect(maps.Values(a.now)))
 	for other := range a.now {
-		if a.now[other] -= least; a.now[other] == 0 {
+		a.now[other] -= least
+		if a.now[other] == 0 {
 			delete(a.now, other)
 		}
 	}

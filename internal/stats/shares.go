@@ -44,7 +44,10 @@ func (s *Shares) Add(at time.Time, shares map[string]SharePoint) {
 	if s.pools == nil {
 		s.pools = map[string]*shareTrend{}
 	}
-	maps.DeleteFunc(s.pools, func(pool string, _ *shareTrend) bool { _, stays := shares[pool]; return !stays })
+	maps.DeleteFunc(s.pools, func(pool string, _ *shareTrend) bool {
+		_, stays := shares[pool]
+		return !stays
+	})
 	for pool, point := range shares {
 		if s.pools[pool] == nil && len(s.pools) == MaxShares {
 			continue

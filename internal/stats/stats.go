@@ -116,7 +116,8 @@ func (t *Stats) Observe(e refill.Event) Refill {
 	if b == nil || e.Err != nil && !e.OwnFault() { // the server's fault tells nothing of the bucket
 		return Refill{}
 	}
-	if b.Fault = fault(e); b.Fault != "" {
+	b.Fault = fault(e)
+	if b.Fault != "" {
 		return Refill{}
 	}
 	if e.Outcome.Status == policy.StatusUnknown {
@@ -134,7 +135,11 @@ func (t *Stats) Observe(e refill.Event) Refill {
 		b.mine = b.mine && (o.Version == b.version || b.granted(o))
 	}
 	b.fence = o.Fence
-	b.known, b.version, b.Tokens, b.Held, b.Seen = true, o.Version, o.Tokens, o.Outstanding, e.Replied
+	b.known = true
+	b.version = o.Version
+	b.Tokens = o.Tokens
+	b.Held = o.Outstanding
+	b.Seen = e.Replied
 	if b.trend != nil && b.Capacity > 0 {
 		b.trend.at(e.Replied).add(float64(o.Tokens)/float64(b.Capacity), b.Taken-taken)
 	}

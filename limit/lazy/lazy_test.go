@@ -359,7 +359,10 @@ func TestALostReplyChargesOnce(t *testing.T) {
 	limittest.ChargedOnce(t, func(rdb redis.UniversalClient) (func(context.Context) error, func(context.Context) int64) {
 		l, err := lazy.New(rdb, lazy.Config{Capacity: 10, Rate: policy.Rate{Tokens: 1, Per: 24 * time.Hour}})
 		require.NoError(t, err)
-		return func(ctx context.Context) error { _, err := l.Take(ctx, "K", 1); return err },
+		return func(ctx context.Context) error {
+				_, err := l.Take(ctx, "K", 1)
+				return err
+			},
 			func(ctx context.Context) int64 {
 				r, err := l.Peek(ctx, "K")
 				require.NoError(t, err)

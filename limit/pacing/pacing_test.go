@@ -129,7 +129,10 @@ func TestALostReplyTakesOnePlace(t *testing.T) {
 	limittest.ChargedOnce(t, func(rdb redis.UniversalClient) (func(context.Context) error, func(context.Context) int64) {
 		l, err := pacing.New(rdb, pacing.Config{Rate: policy.Rate{Tokens: 1, Per: 24 * time.Hour}, MaxWait: 240 * time.Hour})
 		require.NoError(t, err)
-		return func(ctx context.Context) error { _, err := l.Reserve(ctx, "K", 1); return err },
+		return func(ctx context.Context) error {
+				_, err := l.Reserve(ctx, "K", 1)
+				return err
+			},
 			func(ctx context.Context) int64 {
 				r, err := l.Peek(ctx, "K")
 				require.NoError(t, err)

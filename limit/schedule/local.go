@@ -41,7 +41,9 @@ func (l *local) reserve(ctx context.Context, key string, c call) (answer, error)
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	now, longest, at := l.now().UnixMicro(), l.config.longest().Microseconds(), c.at
+	now := l.now().UnixMicro()
+	longest := l.config.longest().Microseconds()
+	at := c.at
 	if at == 0 {
 		at = now
 	}
@@ -119,7 +121,9 @@ func room(entries []entry, t, n int64, w Window) (more, free int64) {
 		return more, t
 	}
 	length := w.Length.Microseconds()
-	lo, mid, hi := from(t-length+1), from(t+1), from(t+length)
+	lo := from(t - length + 1)
+	mid := from(t + 1)
+	hi := from(t + length)
 	if behind := int64(mid - lo); behind+n > w.Limit {
 		return w.Limit - behind, entries[mid-int(w.Limit-n)-1].at + length
 	}
@@ -180,7 +184,8 @@ func (l *local) cancel(ctx context.Context, key string, c call, passed bool) (bo
 		return false, nil
 	}
 	entries = slices.DeleteFunc(entries, func(e entry) bool { return slices.Contains(ids, e.id) })
-	if l.keys[key] = entries; len(entries) == 0 {
+	l.keys[key] = entries
+	if len(entries) == 0 {
 		delete(l.keys, key)
 	}
 	return true, nil

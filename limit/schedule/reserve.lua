@@ -21,7 +21,10 @@
 --       {7, now_us}: it is now in another window of the calendar
 local STEPS = 32 -- in search of the next instant that fits
 local FIRST = 7 -- the first argument of a window
-local key, id, at, n = KEYS[1], ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+local key = KEYS[1]
+local id = ARGV[1]
+local at = tonumber(ARGV[2])
+local n = tonumber(ARGV[3])
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 if at == 0 then at = now end
@@ -42,7 +45,9 @@ end
 -- before which n don't fit. Every window that contains t is seen in the one of them that begins with its first
 -- reservation.
 local function sliding(t, limit, length)
-  local begins, here, ends = '(' .. text(t - length), text(t), '(' .. text(t + length)
+  local begins = '(' .. text(t - length)
+  local here = text(t)
+  local ends = '(' .. text(t + length)
   local behind = redis.call('ZCOUNT', key, begins, here)
   local ahead = redis.call('ZCOUNT', key, '(' .. here, ends)
   -- The counts of both sides are enough if one side alone leaves no room, or if one is empty.
@@ -59,7 +64,9 @@ local function sliding(t, limit, length)
   local near, starts = {}, behind
   local found = redis.call('ZRANGEBYSCORE', key, begins, ends, 'WITHSCORES')
   for i = 2, #found, 2 do near[#near + 1] = tonumber(found[i]) end
-  local most, free, last = 0, t, 0
+  local most = 0
+  local free = t
+  local last = 0
   for first = 1, starts + 1 do -- the last one begins with t
     local begin = t
     if first <= starts then begin = near[first] end
@@ -82,7 +89,9 @@ local function room(t, w)
 end
 
 local windows = (#ARGV - FIRST + 1) / 4
-local left, denied, next_us = nil, {}, at
+local left = nil
+local denied = {}
+local next_us = at
 for w = 1, windows do
   local more, free = room(at, w)
   if not more then return {7, now} end

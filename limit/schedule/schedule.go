@@ -139,7 +139,10 @@ func (l *Limiter) Reserve(ctx context.Context, key, id string, at time.Time) (Re
 	in := func(us int64) time.Time { return time.UnixMicro(us).In(at.Location()) }
 	switch a.code {
 	case codeDone, codeRepeated:
-		r.OK, r.Taken, r.Remaining, r.Repeated = true, 1, a.left, a.code == codeRepeated
+		r.OK = true
+		r.Taken = 1
+		r.Remaining = a.left
+		r.Repeated = a.code == codeRepeated
 		r.ResetAfter = time.Duration(a.until-a.now) * time.Microsecond
 	case codeDenied:
 		r.Next, r.RetryAfter = in(a.next), time.Duration(a.next-us)*time.Microsecond

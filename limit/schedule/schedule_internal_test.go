@@ -61,7 +61,8 @@ func next(month time.Month, day int, in *time.Location) time.Time {
 func beforeChange(n int, in *time.Location) time.Time {
 	end := time.Now().AddDate(0, 0, 2)
 	for range n {
-		if end = tz.Change(end.In(in)); end.IsZero() {
+		end = tz.Change(end.In(in))
+		if end.IsZero() {
 			return end
 		}
 	}
@@ -119,8 +120,12 @@ func zone(t *testing.T, name string) *time.Location {
 // by hand admits, and Next is the first instant that fits.
 func TestScriptAndMemoryAgreeWithCountingByHand(t *testing.T) {
 	t.Parallel()
-	ctx, rdb, rng := t.Context(), limittest.Redis(t), limittest.Rand(t)
-	denied, sure, changes := 0, 0, 0
+	ctx := t.Context()
+	rdb := limittest.Redis(t)
+	rng := limittest.Rand(t)
+	denied := 0
+	sure := 0
+	changes := 0
 	for i, h := range histories(t, rng) {
 		cfg, key := h.config, fmt.Sprint(i)
 		memory := newLocal(cfg, time.Now)

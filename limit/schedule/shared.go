@@ -64,9 +64,14 @@ func (s shared) reserve(ctx context.Context, key string, c call) (answer, error)
 		}
 		return answer{}, decide.Malformed(key, s.name(key))
 	case codeDone, codeRepeated:
-		a.now, a.left, a.until = r.Int(), r.Int(), r.Int()
+		a.now = r.Int()
+		a.left = r.Int()
+		a.until = r.Int()
 	case codeDenied:
-		a.now, a.next, a.sure, a.left = r.Int(), r.Int(), r.Int() == 1, r.Int()
+		a.now = r.Int()
+		a.next = r.Int()
+		a.sure = r.Int() == 1
+		a.left = r.Int()
 		for r.More() {
 			a.denied = append(a.denied, r.Int())
 		}

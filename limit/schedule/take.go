@@ -86,7 +86,9 @@ func (l *Limiter) present(ctx context.Context, key string, n int64, look bool, o
 	case look:
 		r.OK = true
 	default:
-		r.OK, r.Taken, r.Era = true, n, era
+		r.OK = true
+		r.Taken = n
+		r.Era = era
 		r.ResetAfter = time.Duration(a.until-a.now) * time.Microsecond
 	}
 	return r, nil

@@ -5,7 +5,9 @@
 -- end in ms. A number below zero counts as none. A key without an expiry, which INCR makes of a missing one, belongs to
 -- no window.
 rules.fixed = function(key, what, n, now, limit, window_ms, calendar_ms, window)
-  local now_ms, ends, latest = math.floor(now / 1000), 0, calendar_ms
+  local now_ms = math.floor(now / 1000)
+  local ends = 0
+  local latest = calendar_ms
   if calendar_ms == 0 then
     latest = now_ms + window_ms
   elseif now_ms >= calendar_ms or now_ms < calendar_ms - window_ms then

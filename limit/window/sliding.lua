@@ -8,7 +8,9 @@
 rules.sliding = function(key, what, n, now, limit, slot_us, slots, window)
   local v = get_text(key)
   if v == false or v and not string.find(v, '^%d+ [1-9]%d*[ %d]*$') then return nil end
-  local slot, taken, used = math.floor(now / slot_us), {}, 0
+  local slot = math.floor(now / slot_us)
+  local taken = {}
+  local used = 0
   for age = 0, slots do taken[age] = 0 end
   if v then
     local newest, length, rest = string.match(v, '^(%d+) (%d+)(.*)$')
@@ -44,7 +46,9 @@ rules.sliding = function(key, what, n, now, limit, slot_us, slots, window)
       if window > 0 then first, last = math.min(slots, slot - window), math.max(0, slot - window) end
       for age = first, last, -1 do
         local back = math.min(n, taken[age])
-        taken[age], used, n = taken[age] - back, used - back, n - back
+        taken[age] = taken[age] - back
+        used = used - back
+        n = n - back
       end
     end
     local oldest, newest = 0, slots

@@ -70,14 +70,21 @@ func (c Config) Rule() (decide.Rule, error) {
 	r := decide.Rule{Name: c.Name, Limit: c.Limit, Window: c.Window, Text: fmt.Sprintf("%d per %s", c.Limit, c.Window)}
 	switch c.Kind {
 	case Fixed:
-		r.Kind, r.Suffix, r.Source, r.Args = "fixed", "win", fixedSource, [3]int64{c.Limit, c.Window.Milliseconds()}
+		r.Kind = "fixed"
+		r.Suffix = "win"
+		r.Source = fixedSource
+		r.Args = [3]int64{c.Limit, c.Window.Milliseconds()}
 		if c.Per.Valid() {
-			r.Window, r.Text, r.Span = c.Per.Usual(), fmt.Sprintf("%d per %s", c.Limit, c.Per), c.span
+			r.Window = c.Per.Usual()
+			r.Text = fmt.Sprintf("%d per %s", c.Limit, c.Per)
+			r.Span = c.span
 		}
 		r.Era = func(now int64, o *decide.Outcome) int64 { return (now + o.Reset) / 1000 }
 		return decide.WithModel(r, newFixed(r)), nil
 	case Sliding:
-		r.Kind, r.Suffix, r.Source = "sliding", "sld", slidingSource
+		r.Kind = "sliding"
+		r.Suffix = "sld"
+		r.Source = slidingSource
 		r.Args = [3]int64{c.Limit, c.Window.Microseconds() / Slots, Slots}
 		r.Era = func(now int64, _ *decide.Outcome) int64 { return now / r.Args[1] }
 		return decide.WithModel(r, newSliding(r)), nil

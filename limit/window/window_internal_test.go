@@ -119,7 +119,8 @@ func TestNoStretchOfTheShortestWindowAdmitsMoreThanTheLargestLimit(t *testing.T)
 			var o decide.Outcome
 			p := programs[rng.IntN(len(programs))]
 			n := 1 + rng.Int64N(p.Rule.Limit)
-			if s, o = p.Model.Step(s, decide.Take, n, 0, now); !o.Fits {
+			s, o = p.Model.Step(s, decide.Take, n, 0, now)
+			if !o.Fits {
 				continue
 			}
 			admitted++

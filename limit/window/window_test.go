@@ -343,7 +343,10 @@ func TestALostReplyChargesOnce(t *testing.T) {
 		limittest.ChargedOnce(t, func(rdb redis.UniversalClient) (func(context.Context) error, func(context.Context) int64) {
 			l, err := window.New(rdb, window.Config{Kind: kind, Limit: 10, Window: 24 * time.Hour})
 			require.NoError(t, err)
-			return func(ctx context.Context) error { _, err := l.Take(ctx, "K", 1); return err },
+			return func(ctx context.Context) error {
+					_, err := l.Take(ctx, "K", 1)
+					return err
+				},
 				func(ctx context.Context) int64 {
 					r, err := l.Peek(ctx, "K")
 					require.NoError(t, err)

@@ -42,13 +42,22 @@ end
 local function open(s, key)
   local c = pcall('HMGET', key, 'st', 'pol', 'out')
   if c.err then return wrong_type(c) end
-  local st, pol, out = c[1], c[2], c[3]
+  local st = c[1]
+  local pol = c[2]
+  local out = c[3]
   if not st and not pol then return nil end
   local p = pol and policy(pol)
   local era, last, index, carry, rest = match(st or '', '^( *%d+) ( *%d+) (%d+) (%d+)(.*)$')
   if not p or not era or #era ~= 16 or #last ~= 16 then return false end
-  s.era, s.index, s.last, s.carry = era + 0, index + 0, last + 0, carry + 0
-  s.step, s.next, s.out, s.due, s.debt = 0, 0, 0, 0, 0
+  s.era = era + 0
+  s.index = index + 0
+  s.last = last + 0
+  s.carry = carry + 0
+  s.step = 0
+  s.next = 0
+  s.out = 0
+  s.due = 0
+  s.debt = 0
   if p.kind == STEPPED then
     local step, following = match(rest, '^[+ ]( *%d+) ( *%d+)$')
     if not step then return false end
@@ -60,7 +69,9 @@ local function open(s, key)
   if out then
     local n, due, debt = match(out, '^(%d+) (%d+) (%d+)$')
     if not n then return false end
-    s.out, s.due, s.debt = n + 0, due + 0, debt + 0
+    s.out = n + 0
+    s.due = due + 0
+    s.debt = debt + 0
   end
   return p
 end

@@ -26,7 +26,9 @@ local function wait_us(s, p, tokens, n, now)
     if s.next <= s.step then return -1 end
     due = s.next + (math.ceil(need / p.tokens) - 1) * (s.next - s.step)
   else
-    local units, granted, t = need * p.per - s.carry, 0, 0
+    local units = need * p.per - s.carry
+    local granted = 0
+    local t = 0
     if p.grant_era == s.era then granted = max(0, p.grant_end - s.last) end
     local by_grant = granted * p.grant_tokens
     if units <= by_grant then

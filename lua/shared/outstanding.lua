@@ -8,7 +8,10 @@
 -- {K}:due is a sorted set: id by until_us. n is outstanding, 0 for kinds 3 and 4. At its end a reservation goes back to
 -- the bucket. What was in a lease doesn't: its holder may have spent it. Kinds 3 and 4 are remembered for a while, so
 -- that a settlement that is sent again is known and one that comes late still charges what was used.
-local LEASE, RESERVATION, SETTLED, RUN_OUT = 1, 2, 3, 4
+local LEASE = 1
+local RESERVATION = 2
+local SETTLED = 3
+local RUN_OUT = 4
 local MEMORY_US = 60000000
 local SWEPT = 16 -- records ended by each call beside its own work, more than it leaves behind
 

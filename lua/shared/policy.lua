@@ -4,10 +4,17 @@
 -- kind: 0 plain, 1 stepped, 2 of a template, 3 of a pool. per: µs; of a stepped policy a name of its schedule.
 -- interval, grant_end: µs. lacking: capacity less what a new bucket holds. enforcement: what consumers do about it, how
 -- they degrade, and 4 more in shadow mode.
-local STEPPED, TEMPLATE, POOL = 1, 2, 3
+local STEPPED = 1
+local TEMPLATE = 2
+local POOL = 3
 local call, pcall = redis.call, redis.pcall -- pcall answers an error as a reply
-local find, format, match, sub = string.find, string.format, string.match, string.sub
-local floor, max, min = math.floor, math.max, math.min
+local find = string.find
+local format = string.format
+local match = string.match
+local sub = string.sub
+local floor = math.floor
+local max = math.max
+local min = math.min
 local EXACT = 9007199254740992 -- 2^53
 local policies = {}
 

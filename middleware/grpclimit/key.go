@@ -64,7 +64,8 @@ func ByPeer() KeyFunc {
 		if err != nil {
 			return "", errors.New("the peer has no IP address")
 		}
-		if ip = ip.Unmap().WithZone(""); ip.Is6() {
+		ip = ip.Unmap().WithZone("")
+		if ip.Is6() {
 			return "peer:" + netip.PrefixFrom(ip, 64).Masked().String(), nil
 		}
 		return "peer:" + ip.String(), nil

@@ -119,7 +119,8 @@ func withDecision(ctx context.Context, d *Decision) context.Context {
 func (m *Middleware) decide(ctx context.Context, call Call) (*Decision, error) {
 	d := Decision{Weight: 1}
 	if m.config.Weight != nil {
-		if d.Weight = m.config.Weight(ctx, call); d.Weight == 0 {
+		d.Weight = m.config.Weight(ctx, call)
+		if d.Weight == 0 {
 			return nil, nil
 		}
 	}

@@ -392,7 +392,10 @@ func TestEachKeyFunc(t *testing.T) {
 	t.Parallel()
 	from := func(addr net.Addr) context.Context { return peer.NewContext(t.Context(), &peer.Peer{Addr: addr}) }
 	tcp := func(ip string) net.Addr { return &net.TCPAddr{IP: net.ParseIP(ip), Port: 7} }
-	user := ByUser(func(ctx context.Context) string { u, _ := ctx.Value(contextKey{}).(string); return u })
+	user := ByUser(func(ctx context.Context) string {
+		u, _ := ctx.Value(contextKey{}).(string)
+		return u
+	})
 	text := func(s string) KeyFunc { return func(context.Context, Call) (string, error) { return s, nil } }
 	for name, c := range map[string]struct {
 		key  KeyFunc

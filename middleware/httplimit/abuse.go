@@ -117,7 +117,10 @@ func (l *AbuseLog) Latest(ctx context.Context, n int64) ([]Abuse, error) {
 	}
 	abuses := make([]Abuse, len(messages))
 	for i, m := range messages {
-		field := func(name string) string { s, _ := m.Values[name].(string); return s }
+		field := func(name string) string {
+			s, _ := m.Values[name].(string)
+			return s
+		}
 		ms, _, _ := strings.Cut(m.ID, "-")
 		at, err := strconv.ParseInt(ms, 10, 64)
 		if err != nil {

@@ -47,7 +47,8 @@ func (m *Middleware) Wrap(next http.Handler) http.Handler {
 		}
 		weight := int64(1)
 		if m.config.Weight != nil {
-			if weight = m.config.Weight(hr); weight == 0 {
+			weight = m.config.Weight(hr)
+			if weight == 0 {
 				next.ServeHTTP(w, hr)
 				return
 			}
@@ -110,7 +111,9 @@ func (m *Middleware) decide(r Request, key string, weight int64) (d Decision, er
 	if err != nil {
 		return Decision{}, err
 	}
-	d.Result, d.Wait, d.Limits = one.Result, one.Wait, []limit.LimitResult{one}
+	d.Result = one.Result
+	d.Wait = one.Wait
+	d.Limits = []limit.LimitResult{one}
 	if !d.OK {
 		d.DeniedBy = []string{m.config.Name}
 	}

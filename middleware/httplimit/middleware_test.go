@@ -168,7 +168,10 @@ func TestASpoofedForwardedForIsNoWayAroundALimit(t *testing.T) {
 func TestKeys(t *testing.T) {
 	t.Parallel()
 	type ctxUser struct{}
-	user := ByUser(func(r *http.Request) string { s, _ := r.Context().Value(ctxUser{}).(string); return s })
+	user := ByUser(func(r *http.Request) string {
+		s, _ := r.Context().Value(ctxUser{}).(string)
+		return s
+	})
 	key := func(f KeyFunc, ip string, edits ...edit) (string, error) {
 		r := httptest.NewRequest(http.MethodGet, "/a/b", nil)
 		for _, e := range edits {

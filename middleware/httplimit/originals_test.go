@@ -29,7 +29,10 @@ func TestCasesOfKoa2Ratelimit(t *testing.T) {
 		return time.Since(began)
 	}
 	user := func(r *http.Request) { r.SetBasicAuth("1", "") }
-	byUser := ByUser(func(r *http.Request) string { name, _, _ := r.BasicAuth(); return name })
+	byUser := ByUser(func(r *http.Request) string {
+		name, _, _ := r.BasicAuth()
+		return name
+	})
 	for name, test := range map[string]func(t *testing.T){
 		"should apply a small delay to the second request": func(t *testing.T) {
 			h := behind(t, 5, Config{SlowDown: SlowDown{After: 1, Step: 500 * time.Millisecond, Max: time.Minute}})

@@ -95,7 +95,8 @@ func FirstOf(keys ...KeyFunc) KeyFunc {
 		err := ErrNoKey
 		for _, key := range keys {
 			var k string
-			if k, err = key(r); !errors.Is(err, ErrNoKey) {
+			k, err = key(r)
+			if !errors.Is(err, ErrNoKey) {
 				return k, err
 			}
 		}

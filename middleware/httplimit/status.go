@@ -31,13 +31,22 @@ func (s *status) watch(w http.ResponseWriter) http.ResponseWriter {
 			}
 		},
 		Write: func(next httpsnoop.WriteFunc) httpsnoop.WriteFunc {
-			return func(b []byte) (int, error) { sent(); return next(b) }
+			return func(b []byte) (int, error) {
+				sent()
+				return next(b)
+			}
 		},
 		ReadFrom: func(next httpsnoop.ReadFromFunc) httpsnoop.ReadFromFunc {
-			return func(from io.Reader) (int64, error) { sent(); return next(from) }
+			return func(from io.Reader) (int64, error) {
+				sent()
+				return next(from)
+			}
 		},
 		Flush: func(next httpsnoop.FlushFunc) httpsnoop.FlushFunc {
-			return func() { sent(); next() }
+			return func() {
+				sent()
+				next()
+			}
 		},
 		// What is said on a connection that was taken over is between its ends.
 		Hijack: func(next httpsnoop.HijackFunc) httpsnoop.HijackFunc {

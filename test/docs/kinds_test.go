@@ -189,7 +189,9 @@ var testName = regexp.MustCompile(`(?m)^func (Test\w+|Benchmark\w+)`)
 // checkGoCommand looks for the packages that a go command names, and for the tests.
 func checkGoCommand(t *testing.T, args []string) {
 	t.Helper()
-	dir, run, names := "../..", "", []string(nil)
+	dir := "../.."
+	run := ""
+	names := []string(nil)
 	for i := 0; i < len(args); i++ {
 		switch {
 		case args[i] == "-args":

@@ -81,14 +81,16 @@ func TestLinesFit(t *testing.T) {
 		}
 		for i, line := range strings.Split(string(text), "\n") {
 			fence := strings.HasPrefix(line, "```")
-			if code = code != fence; filepath.Ext(path) == ".md" &&
+			code = code != fence
+			if filepath.Ext(path) == ".md" &&
 				(code || fence || strings.HasPrefix(line, "|") || !strings.Contains(strings.TrimSpace(line), " ")) {
 				continue
 			}
 			if utf8.RuneCountInString(line) <= columns {
 				continue
 			}
-			if found[dir]++; found[dir] > longLines[dir] {
+			found[dir]++
+			if found[dir] > longLines[dir] {
 				t.Errorf("%s:%d has more than %d columns", path, i+1, columns)
 			}
 		}

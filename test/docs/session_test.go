@@ -108,7 +108,9 @@ func (s *session) start(env []string) {
 	read, write, err := os.Pipe()
 	require.NoError(s.t, err)
 	shell := exec.Command("bash", "--noprofile", "--norc")
-	shell.Dir, shell.Env, shell.ExtraFiles = s.dir, append(os.Environ(), env...), []*os.File{write}
+	shell.Dir = s.dir
+	shell.Env = append(os.Environ(), env...)
+	shell.ExtraFiles = []*os.File{write}
 	shell.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	s.stdin, err = shell.StdinPipe()
 	require.NoError(s.t, err)

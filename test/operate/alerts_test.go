@@ -72,9 +72,15 @@ func healthy() map[string]string {
 		if instance == "a" || instance == "d" {
 			leads, idle = 1, rising
 		}
-		region, version, key, coordinates := "eu", 7.0, "checkout", leads
+		region := "eu"
+		version := 7.0
+		key := "checkout"
+		coordinates := leads
 		if instance == "d" { // it has a file of its own
-			region, version, key, coordinates = "us", 9, "orders", 0
+			region = "us"
+			version = 9
+			key = "orders"
+			coordinates = 0
 		}
 		set("build_info", fmt.Sprintf(`,region=%q,version="v1"`, region), steady(1))
 		set("redis_up", "", steady(1))
@@ -268,7 +274,8 @@ func ruleTest(t *testing.T, rules []rule, name string, ill illness) map[string]a
 	for k, v := range ill.series {
 		_, known := series[k]
 		require.True(t, known, "%s: no healthy series %s", name, k)
-		if series[k] = v; v == "" {
+		series[k] = v
+		if v == "" {
 			delete(series, k)
 		}
 	}

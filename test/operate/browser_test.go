@@ -56,7 +56,10 @@ func openBrowser(t *testing.T) *browser {
 	conn, res, err := websocket.DefaultDialer.DialContext(ctx, found[1], nil)
 	require.NoError(t, err)
 	require.NoError(t, res.Body.Close())
-	t.Cleanup(func() { _ = conn.Close(); p.Kill() })
+	t.Cleanup(func() {
+		_ = conn.Close()
+		p.Kill()
+	})
 	b := &browser{t: t, conn: conn}
 	var target struct{ TargetID string }
 	b.do("Target.createTarget", map[string]any{"url": "about:blank"}, &target)

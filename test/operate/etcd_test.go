@@ -77,12 +77,18 @@ func TestStatusShowsBucketsWhileEtcdIsSilent(t *testing.T) {
 	n := startNode(t, "a", fmt.Sprintf("region: eu\nelection: {mode: etcd, endpoints: [%q], ttl: 2s}\n"+
 		"pools: [{name: payments, rate: 100/s, capacity: 300, regions: {eu: {}}}]\n", etcd.Endpoints()[0])+
 		limit(server.URL(), 1, "100/s"))
-	eventually(t, func() bool { s := n.status(); return s.Leading && s.Pools.Coordinator != nil }, patience,
+	eventually(t, func() bool {
+		s := n.status()
+		return s.Leading && s.Pools.Coordinator != nil
+	}, patience,
 		10*time.Millisecond)
 	awaitRefill(t, server.Client(), "the first refill")
 	etcd.Members()[0].Pause()
 	defer etcd.Members()[0].Resume()
-	eventually(t, func() bool { s := n.status(); return s.Unknown && s.Pools.Coordinator == nil }, patience,
+	eventually(t, func() bool {
+		s := n.status()
+		return s.Unknown && s.Pools.Coordinator == nil
+	}, patience,
 		10*time.Millisecond)
 	for range 3 {
 		rest(t, 1200*time.Millisecond) // what was heard of etcd is shown again for a second

@@ -148,7 +148,10 @@ lines:
 // ready waits until the probe answers.
 func (n *node) ready() {
 	n.t.Helper()
-	eventually(n.t, func() bool { _, err := n.get("/readyz"); return err == nil }, patience, 10*time.Millisecond,
+	eventually(n.t, func() bool {
+		_, err := n.get("/readyz")
+		return err == nil
+	}, patience, 10*time.Millisecond,
 		"the replica is ready")
 }
 
@@ -181,7 +184,10 @@ func consume(t *testing.T, rdb *redis.Client, key string) *consumer {
 			c.mu.Unlock()
 		}
 	})
-	t.Cleanup(func() { cancel(); wg.Wait() })
+	t.Cleanup(func() {
+		cancel()
+		wg.Wait()
+	})
 	return c
 }
 

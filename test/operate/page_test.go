@@ -40,7 +40,10 @@ func thousand(t *testing.T) ([]*node, *redis.Client) {
 		nodes = append(nodes, startNode(t, name, config.String()))
 	}
 	rdb := server.Client()
-	eventually(t, func() bool { _, err := lua.Peek(t.Context(), rdb, "tenant:0995", 1); return err == nil }, patience,
+	eventually(t, func() bool {
+		_, err := lua.Peek(t.Context(), rdb, "tenant:0995", 1)
+		return err == nil
+	}, patience,
 		20*time.Millisecond)
 	consume(t, rdb, "checkout")
 	takeTemplate(t, rdb, "user:busy")
@@ -58,7 +61,10 @@ func takeTemplate(t *testing.T, rdb *redis.Client, key string) {
 			_ = client.Wait(t.Context(), key, 10) // an error is the end, or an outage
 		}
 	})
-	t.Cleanup(func() { wg.Wait(); _ = client.Close(context.Background()) })
+	t.Cleanup(func() {
+		wg.Wait()
+		_ = client.Close(context.Background())
+	})
 }
 
 func TestTheStatusPageInARealBrowser(t *testing.T) {

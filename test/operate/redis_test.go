@@ -85,7 +85,10 @@ func TestAPasswordIsRotatedWithoutALostRefill(t *testing.T) {
 	// The other way round refills pause, and go on by themselves once the file is right.
 	acl(">third", "<second")
 	reconnect()
-	eventually(t, func() bool { _, err := n.get("/readyz"); return err != nil }, patience, 10*time.Millisecond,
+	eventually(t, func() bool {
+		_, err := n.get("/readyz")
+		return err != nil
+	}, patience, 10*time.Millisecond,
 		"not ready")
 	eventually(t, func() bool { return n.status().Away != "" }, patience, 10*time.Millisecond, "status tells why")
 	require.Contains(t, n.status().Away, "WRONGPASS")
@@ -133,7 +136,10 @@ func TestAFullDiskOfRedisPausesRefillsAndTheyGoOnByThemselves(t *testing.T) {
 	require.NoError(t, os.Remove(snapshot))
 	n.ready()
 	awaitRefill(t, rdb, "after there is room")
-	eventually(t, func() bool { r, err := client.Take(t.Context(), "mail", 1); return err == nil && r.OK },
+	eventually(t, func() bool {
+		r, err := client.Take(t.Context(), "mail", 1)
+		return err == nil && r.OK
+	},
 		patience, 10*time.Millisecond, "consumers go on")
 	tokensThen, lastThen := load.account(t, rdb, "checkout")
 	due := rate * (lastThen - last) / 1_000_000

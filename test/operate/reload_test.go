@@ -40,7 +40,10 @@ func TestALoweredLimitIsInForceEverywhereSoonAndNeverRefills(t *testing.T) {
 			// The cut-off one starts first, so that it is the leader if there is one.
 			cutURL := "redis://" + proxy.Addr() + "/0"
 			cut := startNode(t, "cut", config(cutURL, 1, "1000/s"))
-			eventually(t, func() bool { _, err := lua.Peek(t.Context(), rdb, "checkout", 1); return err == nil }, patience,
+			eventually(t, func() bool {
+				_, err := lua.Peek(t.Context(), rdb, "checkout", 1)
+				return err == nil
+			}, patience,
 				10*time.Millisecond)
 			others := []*node{startNode(t, "a", config(server.URL(), 1, "1000/s")),
 				startNode(t, "b", config(server.URL(), 1, "1000/s"))}
@@ -302,7 +305,10 @@ func TestAnOlderFileThatIsPutBackIsShownAsWithoutEffect(t *testing.T) {
 	}
 	n := startNode(t, "one", limit(server.URL(), 7, "50/s")+prefixed(9))
 	n.ready()
-	require.Eventually(t, func() bool { refills, _ := n.metric("refiller_refills_total"); return refills > 0 }, patience,
+	require.Eventually(t, func() bool {
+		refills, _ := n.metric("refiller_refills_total")
+		return refills > 0
+	}, patience,
 		10*time.Millisecond)
 	n.Stop()
 
@@ -412,6 +418,9 @@ func TestABucketWithAnOverrideIsShownAsSuch(t *testing.T) {
 	out, code = run("", "limit", "unset", "checkout", "--redis", server.URL())
 	require.Regexp(t, "^checkout: no template matches it any more; its bucket holds [0-9]+\n$", out)
 	require.Zero(t, code)
-	eventually(t, func() bool { b := n.status().Buckets[0]; return b.Rate == "5/s" && !b.Override }, patience,
+	eventually(t, func() bool {
+		b := n.status().Buckets[0]
+		return b.Rate == "5/s" && !b.Override
+	}, patience,
 		10*time.Millisecond, "then the file counts")
 }

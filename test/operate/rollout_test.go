@@ -64,7 +64,10 @@ func watchGaps(t *testing.T, rdb *redis.Client, key string) *gaps {
 			g.mu.Unlock()
 		}
 	})
-	t.Cleanup(func() { close(stop); wg.Wait() })
+	t.Cleanup(func() {
+		close(stop)
+		wg.Wait()
+	})
 	return g
 }
 
@@ -106,7 +109,10 @@ func want(t *testing.T, rdb *redis.Client, key string, n int64, every time.Durat
 			}
 		}
 	})
-	t.Cleanup(func() { cancel(); wg.Wait() })
+	t.Cleanup(func() {
+		cancel()
+		wg.Wait()
+	})
 	return d
 }
 
@@ -124,7 +130,10 @@ func TestARollingRestartLeavesNoGapAndLosesNoToken(t *testing.T) {
 			for _, n := range nodes {
 				n.ready()
 			}
-			eventually(t, func() bool { _, err := lua.Peek(t.Context(), rdb, "checkout", 1); return err == nil }, patience,
+			eventually(t, func() bool {
+				_, err := lua.Peek(t.Context(), rdb, "checkout", 1)
+				return err == nil
+			}, patience,
 				10*time.Millisecond)
 			load, steady := consume(t, rdb, "checkout"), want(t, rdb, "mail", 4, 10*time.Millisecond)
 			refills := watchGaps(t, rdb, "checkout")
@@ -178,7 +187,10 @@ func TestTheProbesTellWhatTheyAreFor(t *testing.T) {
 	n := startNode(t, "a", limit(server.URL(), 1, "500/s"))
 	n.ready()
 	server.Pause()
-	eventually(t, func() bool { _, err := n.get("/readyz"); return err != nil }, patience, 10*time.Millisecond,
+	eventually(t, func() bool {
+		_, err := n.get("/readyz")
+		return err != nil
+	}, patience, 10*time.Millisecond,
 		"not ready without Redis")
 	_, err := n.get("/livez")
 	require.NoError(t, err, "but alive: a restart would not help")

@@ -70,7 +70,10 @@ var faults = []fault{
 		members := w.etcd.Members()
 		members[0].Pause()
 		members[1].Pause()
-		return func() { members[0].Resume(); members[1].Resume() }
+		return func() {
+			members[0].Resume()
+			members[1].Resume()
+		}
 	}},
 	{"a member of etcd is killed", func(w *world) func() {
 		m := w.etcd.Members()[w.rng.IntN(3)]
@@ -117,7 +120,10 @@ var faults = []fault{
 		r := w.any()
 		r.pause()
 		r.redis.Pause()
-		return func() { r.redis.Resume(); r.resume() }
+		return func() {
+			r.redis.Resume()
+			r.resume()
+		}
 	}},
 	{"a region leaves the pool", func(w *world) func() {
 		r := w.any()
@@ -128,7 +134,10 @@ var faults = []fault{
 		w.configure(nil)
 		return func() { w.configure(w.regions) }
 	}},
-	{"a region's links change", func(w *world) func() { w.slow(w.any()); return nothing }},
+	{"a region's links change", func(w *world) func() {
+		w.slow(w.any())
+		return nothing
+	}},
 }
 
 // pause stops the region's processes, and not its Redis.
@@ -214,7 +223,10 @@ func wait(t *testing.T, d time.Duration) {
 // TestSchedules runs random schedules: -args -n N -seed S -long.
 func TestSchedules(t *testing.T) {
 	t.Parallel()
-	first, n, count, longest := *seed, max(1, *number), 4, 5*time.Second
+	first := *seed
+	n := max(1, *number)
+	count := 4
+	longest := 5 * time.Second
 	if *number == 0 {
 		count, longest = 2, 2*time.Second
 	}
@@ -261,7 +273,10 @@ func TestARegionThatIsCutOffKeepsItsFloorAndComesBack(t *testing.T) {
 		return served(ap) && served(eu) && inForce(ap.look(t.Context()))+inForce(eu.look(t.Context())) > 0.99*(rate-floor)
 	})
 	var old *replica
-	w.eventually("somebody coordinates", func() bool { old = w.coordinator(); return old != nil })
+	w.eventually("somebody coordinates", func() bool {
+		old = w.coordinator()
+		return old != nil
+	})
 	old.Kill()
 	defer old.restart()
 	added, began := w.credited(us)

@@ -279,7 +279,8 @@ func (r *region) consume(ctx context.Context) {
 		calling, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
 		// What may have been taken counts.
 		reply, err := lua.TakeUpTo(calling, r.rdb, key, n)
-		if r.taken.Add(reply.Taken); err == nil && reply.Taken < n {
+		r.taken.Add(reply.Taken)
+		if err == nil && reply.Taken < n {
 			_, _ = lua.Take(calling, r.rdb, key, n-reply.Taken, false) // denied, most likely, and counted
 		}
 		cancel()
@@ -315,7 +316,9 @@ func (w *world) judge(ctx context.Context) {
 		last[i] = math.MaxInt64
 	}
 	for ctx.Err() == nil {
-		sum, taken, text := 0.0, 0.0, ""
+		sum := 0.0
+		taken := 0.0
+		text := ""
 		// The count is of one instant, whatever the looks wait for, and the bound for no more time than until then.
 		elapsed := time.Since(began).Seconds()
 		for _, r := range w.regions {
@@ -331,7 +334,8 @@ func (w *world) judge(ctx context.Context) {
 			if fault := accounts[i].book(before[i], p, r.ticket(ctx)); fault != "" {
 				w.violated("%s: %s", r.name, fault)
 			}
-			if before[i] = p; p == nil {
+			before[i] = p
+			if p == nil {
 				continue
 			}
 			gap = max(gap, min(float64(p.Now-p.Last)/1e6, 2), min(float64(p.Last-last[i])/1e6, 2))

@@ -27,8 +27,14 @@ var (
 // the entries of the active set and the count, whether a replica fills them meanwhile or not.
 func TestBucketsThatNobodyComesBackToAreGoneAfterTheirLives(t *testing.T) {
 	t.Parallel()
-	t.Run("Refilled", func(t *testing.T) { t.Parallel(); comeOnce(t, 1) })
-	t.Run("NobodyRefills", func(t *testing.T) { t.Parallel(); comeOnce(t, 0) })
+	t.Run("Refilled", func(t *testing.T) {
+		t.Parallel()
+		comeOnce(t, 1)
+	})
+	t.Run("NobodyRefills", func(t *testing.T) {
+		t.Parallel()
+		comeOnce(t, 0)
+	})
 }
 
 func comeOnce(t *testing.T, replicas int) {
@@ -69,7 +75,9 @@ func comeOnce(t *testing.T, replicas int) {
 	begin, empty := time.Now(), s.usage(t).memory
 	most := empty
 	look := func() {
-		peak, peakActive, most = max(peak, rdb.DBSize(ctx).Val()), max(peakActive, active()), max(most, s.usage(t).memory)
+		peak = max(peak, rdb.DBSize(ctx).Val())
+		peakActive = max(peakActive, active())
+		most = max(most, s.usage(t).memory)
 	}
 	g, making := errgroup.WithContext(ctx)
 	for range workers {

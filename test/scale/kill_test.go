@@ -23,8 +23,14 @@ var (
 // buckets, and these are refilled, whichever replica is killed.
 func TestKilledReplicasShardsAreRefilledByTheOthers(t *testing.T) {
 	t.Parallel()
-	t.Run("Redis", func(t *testing.T) { t.Parallel(); killReplicas(t, startStore(t, false)) })
-	t.Run("Cluster", func(t *testing.T) { t.Parallel(); killReplicas(t, startStore(t, true)) })
+	t.Run("Redis", func(t *testing.T) {
+		t.Parallel()
+		killReplicas(t, startStore(t, false))
+	})
+	t.Run("Cluster", func(t *testing.T) {
+		t.Parallel()
+		killReplicas(t, startStore(t, true))
+	})
 }
 
 func killReplicas(t *testing.T, s *store) {

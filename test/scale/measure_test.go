@@ -58,10 +58,14 @@ func (f *figures) replicas(t *testing.T, s *store) {
 func (f *figures) settle(t *testing.T, s *store) {
 	t.Helper()
 	require.Eventually(t, func() bool {
-		applied, active, shards := 0.0, 0.0, 0.0
+		applied := 0.0
+		active := 0.0
+		shards := 0.0
 		for _, r := range f.running {
 			c := r.scrape(t)
-			applied, active, shards = applied+c.applied, active+c.active, shards+c.shards
+			applied += c.applied
+			active += c.active
+			shards += c.shards
 		}
 		if f.Configured {
 			return applied >= float64(f.Keys)
@@ -80,16 +84,22 @@ func (f *figures) refills(t *testing.T, s *store, window time.Duration) {
 		all.lag = map[float64]float64{}
 		for _, r := range f.running {
 			c := r.scrape(t)
-			all.applied, all.cpu, all.memory = all.applied+c.applied, all.cpu+c.cpu, max(all.memory, c.memory)
+			all.applied += c.applied
+			all.cpu += c.cpu
+			all.memory = max(all.memory, c.memory)
 			for le, n := range c.lag {
 				all.lag[le] += n
 			}
 		}
 		return all
 	}
-	before, used, begin := sum(), s.usage(t), time.Now()
+	before := sum()
+	used := s.usage(t)
+	begin := time.Now()
 	time.Sleep(window)
-	seconds, usedAfter, after := time.Since(begin).Seconds(), s.usage(t), sum()
+	seconds := time.Since(begin).Seconds()
+	usedAfter := s.usage(t)
+	after := sum()
 
 	refills := after.applied - before.applied
 	f.RefillsPerSecond = refills / seconds

@@ -123,7 +123,8 @@ func (s *store) active(t *testing.T) (n int64, shards int) {
 	}
 	for _, c := range lua.Counts(t.Context(), s.rdb, all) {
 		require.NoError(t, c.Err)
-		if n += c.Count; c.Count > 0 {
+		n += c.Count
+		if c.Count > 0 {
 			shards++
 		}
 	}

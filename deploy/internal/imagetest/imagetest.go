@@ -22,7 +22,8 @@ var dir string
 // directory two below the root of the repository.
 func Main(m *testing.M) {
 	var err error
-	if dir, err = os.MkdirTemp("", "refiller-programs-"); err != nil {
+	dir, err = os.MkdirTemp("", "refiller-programs-")
+	if err != nil {
 		panic(err)
 	}
 	defer func() { _ = os.RemoveAll(dir) }()

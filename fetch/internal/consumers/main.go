@@ -67,7 +67,8 @@ func (w *way) run() error {
 			for i := g; time.Now().Before(end); i++ {
 				began := time.Now()
 				_, err := c.Take(context.Background(), key(i), 1)
-				if takes.Add(1); err != nil {
+				takes.Add(1)
+				if err != nil {
 					failed.Add(1)
 					cause.Store(&err)
 				}

@@ -205,7 +205,8 @@ func (p *parser) limit(at string, d fileDescriptor, path []fileDescriptor) *rate
 	}
 	if d.Metadata != nil {
 		var err error
-		if l.metadata, err = structpb.NewStruct(d.Metadata); err != nil {
+		l.metadata, err = structpb.NewStruct(d.Metadata)
+		if err != nil {
 			p.bad(at+".metadata", "%v", err)
 		}
 	}
@@ -228,13 +229,15 @@ func (p *parser) limit(at string, d fileDescriptor, path []fileDescriptor) *rate
 
 func (p *parser) bucket(at string, l *rateLimit, f fileLimit, path []fileDescriptor) {
 	var err error
-	if l.bucket, err = parseTemplate(f.Bucket, path); err != nil {
+	l.bucket, err = parseTemplate(f.Bucket, path)
+	if err != nil {
 		p.bad(at+".bucket", "%v", err)
 	}
 	if f.Leave == "" {
 		return
 	}
-	if l.leave, err = fetch.ParseLeave(f.Leave); err != nil {
+	l.leave, err = fetch.ParseLeave(f.Leave)
+	if err != nil {
 		p.bad(at+".leave", "%v", err)
 	}
 }
@@ -260,7 +263,8 @@ func (p *parser) window(at string, l *rateLimit, f fileLimit) {
 	if p.windows == nil {
 		return
 	}
-	if l.window, err = p.windows.taker(l.per); err != nil {
+	l.window, err = p.windows.taker(l.per)
+	if err != nil {
 		p.bad(at, "%v", err)
 	}
 }

@@ -29,11 +29,13 @@ func (p pattern) match(value string) bool {
 	if !ok {
 		return false
 	}
-	if rest, ok = strings.CutSuffix(rest, last); !ok {
+	rest, ok = strings.CutSuffix(rest, last)
+	if !ok {
 		return false
 	}
 	for _, text := range p.texts[1 : len(p.texts)-1] {
-		if _, rest, ok = strings.Cut(rest, text); !ok {
+		_, rest, ok = strings.Cut(rest, text)
+		if !ok {
 			return false
 		}
 	}

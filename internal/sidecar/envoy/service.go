@@ -152,11 +152,15 @@ func (r *Limits) find(d *decision, inDomain string, descriptor *descriptorpb.Rat
 			return err
 		}
 		d.limit = &rateLimit{window: w, per: per}
-	} else if d.limit, entries = root.match(entries); !d.decides() {
-		return nil
+	} else {
+		d.limit, entries = root.match(entries)
+		if !d.decides() {
+			return nil
+		}
 	}
 	d.shadow = r.Shadow || d.limit.shadow
-	if d.taker = d.limit.window; d.taker != nil {
+	d.taker = d.limit.window
+	if d.taker != nil {
 		d.key = windowKey(inDomain, entries)
 		return nil
 	}
@@ -228,7 +232,8 @@ func (d *decision) ask(ctx context.Context, look bool) (err error) {
 	switch {
 	case d.back:
 		if d.n > 0 && !look {
-			if err = d.taker.Return(ctx, d.key, d.n); err != nil {
+			err = d.taker.Return(ctx, d.key, d.n)
+			if err != nil {
 				return err
 			}
 		}

@@ -157,7 +157,9 @@ type reserveRequest struct {
 func (r *reserveRequest) fields() fields {
 	r.overrun = overruns[policy.OverrunClamp]
 	f := r.takeRequest.fields()
-	f["ttl_ms"], f["id"], f["overrun"] = &r.ttlMS, &r.id, &r.overrun
+	f["ttl_ms"] = &r.ttlMS
+	f["id"] = &r.id
+	f["overrun"] = &r.overrun
 	return f
 }
 

@@ -79,15 +79,18 @@ func (h *Handler) question(r *http.Request) (question, error) {
 			case "limit":
 			case "key", "by":
 			case "tokens":
-				if q.tokens, err = strconv.ParseInt(v, 10, 64); err != nil || q.tokens < 1 || q.tokens > policy.MaxTokens {
+				q.tokens, err = strconv.ParseInt(v, 10, 64)
+				if err != nil || q.tokens < 1 || q.tokens > policy.MaxTokens {
 					return bad("tokens: %q is not a whole number from 1 to %d", v, int64(policy.MaxTokens))
 				}
 			case "deny":
-				if q.deny, err = strconv.Atoi(v); err != nil || q.deny < 400 || q.deny > 499 {
+				q.deny, err = strconv.Atoi(v)
+				if err != nil || q.deny < 400 || q.deny > 499 {
 					return bad("deny: %q is no status from 400 to 499", v)
 				}
 			case "open":
-				if q.open, err = strconv.ParseBool(v); err != nil {
+				q.open, err = strconv.ParseBool(v)
+				if err != nil {
 					return bad("open: %q is neither true nor false", v)
 				}
 			case "trusted":
@@ -101,10 +104,12 @@ func (h *Handler) question(r *http.Request) (question, error) {
 			}
 		}
 	}
-	if q.limit, err = h.config.Limits.InForce().Get(query.Get("limit")); err != nil {
+	q.limit, err = h.config.Limits.InForce().Get(query.Get("limit"))
+	if err != nil {
 		return q, err
 	}
-	if q.key, err = keyOf(query, q.limit); err != nil {
+	q.key, err = keyOf(query, q.limit)
+	if err != nil {
 		return bad("%w", err)
 	}
 	return q, nil

@@ -92,7 +92,9 @@ func outcome(s policy.Status, tokens, added, clamped, elapsed int64) policy.Outc
 	case policy.StatusInitialised, policy.StatusRolledBack, policy.StatusClock:
 		o.Version.Era = 0
 	case policy.StatusUnknown:
-		o.Version, o.Fence, o.FileVersion = policy.Version{}, policy.Fence{}, 0
+		o.Version = policy.Version{}
+		o.Fence = policy.Fence{}
+		o.FileVersion = 0
 	}
 	return o
 }
@@ -109,7 +111,9 @@ func fenced(o policy.Outcome, epoch, seq int64) policy.Outcome {
 
 func pooled(o policy.Outcome, version, poolsVersion, epoch, seq int64) policy.Outcome {
 	o = fenced(o, epoch, seq)
-	o.Pool, o.FileVersion, o.PoolsVersion = true, version, poolsVersion
+	o.Pool = true
+	o.FileVersion = version
+	o.PoolsVersion = poolsVersion
 	return o
 }
 
@@ -117,7 +121,12 @@ func pooled(o policy.Outcome, version, poolsVersion, epoch, seq int64) policy.Ou
 func Cases() []Case {
 	terms := with(func(*policy.Terms) {})
 	call := policy.Call{Version: learned(), Terms: terms}
-	newer := with(func(t *policy.Terms) { t.Fence.Epoch, t.Capacity, t.Tokens, t.Per = 4, 100, 1, 1000 })
+	newer := with(func(t *policy.Terms) {
+		t.Fence.Epoch = 4
+		t.Capacity = 100
+		t.Tokens = 1
+		t.Per = 1000
+	})
 	full := with(func(t *policy.Terms) { t.OnLoss = policy.LossFull })
 	stepped := func(b *policy.Bucket, now int64) {
 		b.Control.Terms = policy.Policy{Capacity: 1000, Steps: policy.Every(500 * time.Millisecond), StepTokens: 300}.
@@ -134,7 +143,10 @@ func Cases() []Case {
 	}
 	ofPool := func(version, poolsVersion, epoch, seq int64) func(*policy.Terms) {
 		return func(t *policy.Terms) {
-			t.Pool, t.Version, t.PoolsVersion, t.Fence = true, version, poolsVersion, policy.Fence{Epoch: epoch, Seq: seq}
+			t.Pool = true
+			t.Version = version
+			t.PoolsVersion = poolsVersion
+			t.Fence = policy.Fence{Epoch: epoch, Seq: seq}
 		}
 	}
 	inPool := func(version, poolsVersion, epoch, seq int64) func(*policy.Bucket, int64) {
@@ -143,7 +155,9 @@ func Cases() []Case {
 	granted := func(end int64) func(*policy.Bucket, int64) {
 		return func(b *policy.Bucket, now int64) {
 			inPool(3, 3, 5, 1)(b, now)
-			b.Control.Terms.GrantTokens, b.Control.Terms.GrantEra, b.Control.Terms.GrantEnd = 3, Era, now+end
+			b.Control.Terms.GrantTokens = 3
+			b.Control.Terms.GrantEra = Era
+			b.Control.Terms.GrantEnd = now + end
 		}
 	}
 	asIs := policy.Call{Version: learned()}
@@ -216,11 +230,15 @@ func Cases() []Case {
 			Want: fenced(outcome(policy.StatusApplied, 100, 50, 0, interval), 4, 0)},
 		{Name: "ProportionalCarryOverShrinks", Setup: known(600, 0,
 			policy.Call{Version: learned(), Terms: with(func(t *policy.Terms) {
-				t.Fence.Seq, t.Capacity, t.CarryOver = 1, 500, policy.CarryProportional
+				t.Fence.Seq = 1
+				t.Capacity = 500
+				t.CarryOver = policy.CarryProportional
 			})}, nil), Want: fenced(outcome(policy.StatusApplied, 300, 0, 0, 0), 3, 1)},
 		{Name: "ProportionalCarryOverNeverGrows", Setup: known(600, 0,
 			policy.Call{Version: learned(), Terms: with(func(t *policy.Terms) {
-				t.Fence.Seq, t.Capacity, t.CarryOver = 1, 5000, policy.CarryProportional
+				t.Fence.Seq = 1
+				t.Capacity = 5000
+				t.CarryOver = policy.CarryProportional
 			})}, nil), Want: fenced(outcome(policy.StatusApplied, 600, 0, 0, 0), 3, 1)},
 		{Name: "ResetCarryOverDropsTokens", Setup: known(600, 0,
 			policy.Call{Version: learned(), Terms: with(func(t *policy.Terms) {

@@ -48,7 +48,9 @@ func (h *History) Terms() policy.Terms {
 		CarryOver: policy.CarryOver(h.rng.IntN(3)),
 	}
 	if h.chance(20) {
-		p.Rate, p.Steps, p.StepTokens = policy.Rate{}, policy.Every(time.Minute), 1+h.rng.Int64N(500)
+		p.Rate = policy.Rate{}
+		p.Steps = policy.Every(time.Minute)
+		p.StepTokens = 1 + h.rng.Int64N(500)
 	}
 	t := p.Terms(policy.Fence{Epoch: h.rng.Int64N(4), Seq: h.rng.Int64N(3)})
 	switch {
@@ -56,7 +58,9 @@ func (h *History) Terms() policy.Terms {
 	case h.chance(15):
 		t.Template = true
 	case h.chance(40):
-		t.Pool, t.Version, t.PoolsVersion = true, h.rng.Int64N(6), h.rng.Int64N(3)
+		t.Pool = true
+		t.Version = h.rng.Int64N(6)
+		t.PoolsVersion = h.rng.Int64N(3)
 		if t.Fence.Epoch == 0 {
 			t.Fence.Seq = 0 // it has no grant yet
 		} else {

@@ -379,12 +379,18 @@ func TestCutAfterReplyLetsTheRequestThroughAndLosesItsReply(t *testing.T) {
 func TestCloseEndsConnectionsInEveryFault(t *testing.T) {
 	t.Parallel()
 	for name, fault := range map[string]func(*faultproxy.Proxy) error{
-		"none":      func(*faultproxy.Proxy) error { return nil },
-		"cut":       func(p *faultproxy.Proxy) error { p.Cut(); return nil },
+		"none": func(*faultproxy.Proxy) error { return nil },
+		"cut": func(p *faultproxy.Proxy) error {
+			p.Cut()
+			return nil
+		},
 		"delay":     func(p *faultproxy.Proxy) error { return p.Delay(faultproxy.Both, time.Hour, 0) },
 		"stall":     func(p *faultproxy.Proxy) error { return p.Stall(faultproxy.Both) },
 		"blackhole": func(p *faultproxy.Proxy) error { return p.BlackHole(faultproxy.Both) },
-		"half-open": func(p *faultproxy.Proxy) error { p.HalfOpen(); return nil },
+		"half-open": func(p *faultproxy.Proxy) error {
+			p.HalfOpen()
+			return nil
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -150,7 +150,8 @@ func lookServer(t testing.TB, name, advice string) string {
 	if err != nil {
 		t.Fatalf("testenv: %v; %s", err, advice)
 	}
-	if path, err = filepath.Abs(path); err != nil { // servers run in a directory of their own
+	path, err = filepath.Abs(path)
+	if err != nil { // servers run in a directory of their own
 		t.Fatalf("testenv: %v", err)
 	}
 	return path

@@ -59,7 +59,10 @@ func NewCerts(t testing.TB) *Certs {
 	fail(err)
 	ca := template(1, "refiller test authority")
 	ca.IsCA, ca.BasicConstraintsValid = true, true
-	ca.KeyUsage, ca.ExtKeyUsage, ca.DNSNames, ca.IPAddresses = x509.KeyUsageCertSign, nil, nil, nil
+	ca.KeyUsage = x509.KeyUsageCertSign
+	ca.ExtKeyUsage = nil
+	ca.DNSNames = nil
+	ca.IPAddresses = nil
 	caDER, err := x509.CreateCertificate(rand.Reader, ca, ca, caKey.Public(), caKey)
 	fail(err)
 	ca, err = x509.ParseCertificate(caDER)

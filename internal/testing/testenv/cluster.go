@@ -138,7 +138,8 @@ func (c *RedisCluster) Slot(key string) int {
 			continue
 		}
 		var slot int64
-		if slot, err = c.control[i].ClusterKeySlot(ctx, key).Result(); err == nil {
+		slot, err = c.control[i].ClusterKeySlot(ctx, key).Result()
+		if err == nil {
 			return int(slot)
 		}
 	}

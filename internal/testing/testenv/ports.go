@@ -66,7 +66,8 @@ func onFreePorts(t testing.TB, n int, start func(ports []int) error) {
 	t.Helper()
 	var err error
 	for range bindAttempts {
-		if err = start(Ports(t, n)); !errors.Is(err, errPortTaken) {
+		err = start(Ports(t, n))
+		if !errors.Is(err, errPortTaken) {
 			break
 		}
 	}

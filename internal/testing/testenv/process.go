@@ -260,7 +260,8 @@ func (p *Process) Log() string {
 func (p *Process) WaitLog(ctx context.Context, re *regexp.Regexp) ([]string, error) {
 	var match []string
 	err := p.await(ctx, func(context.Context) error {
-		if match = re.FindStringSubmatch(p.Log()); match == nil {
+		match = re.FindStringSubmatch(p.Log())
+		if match == nil {
 			return fmt.Errorf("no match of %q in the log", re)
 		}
 		return nil

@@ -183,7 +183,8 @@ func TestServerMovesToAnotherPortWhenItsOwnIsTaken(t *testing.T) {
 	attempts := 0
 	var s *RedisServer
 	onFreePorts(t, 1, func(ports []int) (err error) {
-		if attempts++; attempts == 1 {
+		attempts++
+		if attempts == 1 {
 			ports[0] = taken
 		}
 		s, err = startRedis(t, "redis", ports[0], options{})

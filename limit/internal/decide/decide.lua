@@ -23,7 +23,9 @@ local rules = {}
 local function number(i) return tonumber(ARGV[i]) end
 local now = now_us()
 local what, n = number(1), number(2)
-local reply, writes, granted = {1, now}, {}, true
+local reply = {1, now}
+local writes = {}
+local granted = true
 for i, key in ipairs(KEYS) do
   local a = 5 * i - 2
   local fits, left, wait, reset, delay, write =
@@ -32,7 +34,9 @@ for i, key in ipairs(KEYS) do
   fits = fits or what == -1
   granted = granted and fits
   local r = 5 * i - 2
-  reply[r], reply[r + 1], reply[r + 2] = fits and 1 or 0, left, fits and 0 or wait
+  reply[r] = fits and 1 or 0
+  reply[r + 1] = left
+  reply[r + 2] = fits and 0 or wait
   reply[r + 3], reply[r + 4] = reset, delay
   writes[i] = write
 end

@@ -131,7 +131,11 @@ func Agree[S any](t testing.TB, rdb redis.UniversalClient, tick func(), rng *ran
 // and requires that exactly 1,000 are admitted.
 func AdmitExactly(t testing.TB, take func(context.Context) (fetch.Result, error)) {
 	t.Helper()
-	const takes, most, workers = 10_000, 1_000, 200
+	const (
+		takes   = 10_000
+		most    = 1_000
+		workers = 200
+	)
 	ctx := t.Context()
 	var left, admitted atomic.Int64
 	left.Store(takes)

@@ -17,7 +17,10 @@ const patience = time.Minute
 // Redis starts a server and returns a client of it.
 func Redis(t testing.TB) *redis.Client {
 	o := testenv.Redis(t).ClientOptions()
-	o.ReadTimeout, o.WriteTimeout, o.PoolTimeout, o.DialTimeout = patience, patience, patience, patience
+	o.ReadTimeout = patience
+	o.WriteTimeout = patience
+	o.PoolTimeout = patience
+	o.DialTimeout = patience
 	rdb := redis.NewClient(o)
 	t.Cleanup(func() { _ = rdb.Close() })
 	return rdb

@@ -170,10 +170,16 @@ var All = []Fault{
 			return e.network(func(p *faultproxy.Proxy) error { return p.Loss(faultproxy.Both, 0.05, 200*time.Millisecond) })
 		}},
 	{Name: "network-reset", Group: Network, Servers: single, Hold: 300 * time.Millisecond, strike: func(e *env) func() {
-		return e.network(func(p *faultproxy.Proxy) error { p.Reset(); return nil })
+		return e.network(func(p *faultproxy.Proxy) error {
+			p.Reset()
+			return nil
+		})
 	}},
 	{Name: "network-half-open", Group: Network, Servers: single, Hold: time.Second, strike: func(e *env) func() {
-		return e.network(func(p *faultproxy.Proxy) error { p.HalfOpen(); return nil })
+		return e.network(func(p *faultproxy.Proxy) error {
+			p.HalfOpen()
+			return nil
+		})
 	}},
 	{Name: "replica-cut-from-redis", Group: Network, Replicas: 2, Servers: single, Spares: true,
 		Hold: 1500 * time.Millisecond, strike: func(e *env) func() {
@@ -294,7 +300,9 @@ var All = []Fault{
 		part := []string{"tokens", "index", "control"}[e.rng.IntN(3)]
 		key := map[string]string{"tokens": lua.TokensKey(b), "index": lua.IndexKey(b),
 			"control": lua.ControlKey(b)}[part]
-		e.what.Effect, e.what.Key, e.what.Parts = record.Lose, b, []string{part}
+		e.what.Effect = record.Lose
+		e.what.Key = b
+		e.what.Parts = []string{part}
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 		defer cancel()
 		e.must(e.Direct.Del(ctx, key).Err())

@@ -56,7 +56,8 @@ func (s Script) hashes(root string) (original, changed, text string, err error) 
 	source := lua.NewScript(s.Name, string(file)).Source()
 	text = source
 	for _, e := range s.Edits {
-		if text, err = replace(text, e.Old, e.New); err != nil {
+		text, err = replace(text, e.Old, e.New)
+		if err != nil {
 			return "", "", "", err
 		}
 	}
@@ -111,7 +112,10 @@ func serve(ctx context.Context, client net.Conn, addr string, before, after []by
 		return
 	}
 	defer server.Close()
-	stop := context.AfterFunc(ctx, func() { _ = client.Close(); _ = server.Close() })
+	stop := context.AfterFunc(ctx, func() {
+		_ = client.Close()
+		_ = server.Close()
+	})
 	defer stop()
 	done := make(chan struct{})
 	go func() {

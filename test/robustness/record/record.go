@@ -78,7 +78,8 @@ func (b Bucket) Schedules() (map[policy.Fence]policy.Steps, error) {
 		if t.Kind != policy.Stepped {
 			continue
 		}
-		if m[t.Fence], err = schedule(b.Steps[i]); err != nil {
+		m[t.Fence], err = schedule(b.Steps[i])
+		if err != nil {
 			return nil, fmt.Errorf("record: bucket %q: %w", b.Key, err)
 		}
 	}
@@ -273,19 +274,24 @@ func Load(dir string) (*Run, error) {
 	if err := json.Unmarshal(b, &r.Meta); err != nil {
 		return nil, fmt.Errorf("record: %s: %w", MetaFile, err)
 	}
-	if r.Ops, err = history.Read[Op](filepath.Join(dir, OpsFile)); err != nil {
+	r.Ops, err = history.Read[Op](filepath.Join(dir, OpsFile))
+	if err != nil {
 		return nil, err
 	}
-	if r.Samples, err = history.Read[Sample](filepath.Join(dir, SamplesFile)); err != nil {
+	r.Samples, err = history.Read[Sample](filepath.Join(dir, SamplesFile))
+	if err != nil {
 		return nil, err
 	}
-	if r.Faults, err = history.Read[Fault](filepath.Join(dir, FaultsFile)); err != nil {
+	r.Faults, err = history.Read[Fault](filepath.Join(dir, FaultsFile))
+	if err != nil {
 		return nil, err
 	}
-	if r.Health, err = history.Read[Health](filepath.Join(dir, HealthFile)); err != nil {
+	r.Health, err = history.Read[Health](filepath.Join(dir, HealthFile))
+	if err != nil {
 		return nil, err
 	}
-	if r.Refills, err = LoadRefills(dir); err != nil {
+	r.Refills, err = LoadRefills(dir)
+	if err != nil {
 		return nil, err
 	}
 	return r, r.readLogs()

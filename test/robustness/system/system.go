@@ -107,10 +107,12 @@ func Start(t testing.TB, dir string, meta record.Meta, spec Spec) *System {
 	}
 	s := &System{Spec: spec, Dir: dir, T: t}
 	var err error
-	if s.faults, err = history.Open(filepath.Join(dir, record.FaultsFile)); err != nil {
+	s.faults, err = history.Open(filepath.Join(dir, record.FaultsFile))
+	if err != nil {
 		t.Fatal(err)
 	}
-	if s.health, err = history.Open(filepath.Join(dir, record.HealthFile)); err != nil {
+	s.health, err = history.Open(filepath.Join(dir, record.HealthFile))
+	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { s.Finish() })
@@ -125,7 +127,9 @@ func Start(t testing.TB, dir string, meta record.Meta, spec Spec) *System {
 	for i := range spec.Replicas {
 		s.addReplica(binary, i)
 	}
-	meta.Servers, meta.Replicas, meta.Election = spec.Servers, spec.Replicas, "race"
+	meta.Servers = spec.Servers
+	meta.Replicas = spec.Replicas
+	meta.Election = "race"
 	if spec.Etcd > 0 {
 		meta.Election = fmt.Sprintf("etcd%d", spec.Etcd)
 	}

@@ -58,7 +58,8 @@ func (c *caller) addPlain(ctx context.Context, terms policy.Terms) {
 
 func plainAdd(ctx context.Context, rdb redis.UniversalClient, key string, expected, n, limit int64) (added bool,
 	index int64, err error) {
-	if index, err = rdb.Incr(ctx, lua.IndexKey(key)).Result(); err != nil {
+	index, err = rdb.Incr(ctx, lua.IndexKey(key)).Result()
+	if err != nil {
 		return false, 0, err
 	}
 	if index != expected+1 {

@@ -182,7 +182,9 @@ func (c *caller) mix(ctx context.Context) {
 
 func (c *caller) took(op *record.Op, reply lua.TakeReply, err error) {
 	op.Taken, op.Left = reply.Taken, reply.Remaining
-	op.Era, op.Index, op.Last = reply.Version.Era, reply.Version.Index, reply.Last
+	op.Era = reply.Version.Era
+	op.Index = reply.Version.Index
+	op.Last = reply.Last
 	c.finish(op, reply.OK, err)
 }
 
@@ -366,8 +368,12 @@ func Look(ctx context.Context, rdb redis.UniversalClient, key string) (record.Sa
 	if err != nil {
 		return s, err
 	}
-	s.Tokens, s.Held, s.Era, s.Index, s.Last, s.Carry = reply.Tokens, reply.Outstanding, reply.Version.Era,
-		reply.Version.Index, reply.Last, reply.Carry
+	s.Tokens = reply.Tokens
+	s.Held = reply.Outstanding
+	s.Era = reply.Version.Era
+	s.Index = reply.Version.Index
+	s.Last = reply.Last
+	s.Carry = reply.Carry
 	ttl, err := rdb.PTTL(ctx, lua.TokensKey(key)).Result()
 	if err == nil && ttl == -2 {
 		err = errGone

@@ -115,7 +115,9 @@ func (h *bucketHistory) reveal(v policy.Version, first bool, sights []sight, set
 		f := h.refills[best]
 		call, err := f.Call()
 		if err == nil && w.now > 0 {
-			w.from, w.call, w.replica = f.Sent, &call, f.Replica
+			w.from = f.Sent
+			w.call = &call
+			w.replica = f.Replica
 			h.writes = append(h.writes, w)
 			return
 		}

@@ -40,10 +40,12 @@ type write struct {
 func newBucketHistory(run *record.Run, b record.Bucket) (*bucketHistory, error) {
 	h := &bucketHistory{run: run, bucket: b, cut: math.MaxInt64}
 	var err error
-	if h.policies, err = b.Policies(); err != nil {
+	h.policies, err = b.Policies()
+	if err != nil {
 		return nil, err
 	}
-	if h.steps, err = b.Schedules(); err != nil {
+	h.steps, err = b.Schedules()
+	if err != nil {
 		return nil, err
 	}
 	for _, op := range run.Ops {

@@ -50,7 +50,8 @@ func (h *bucketHistory) lostWhole(w write) bool {
 func (h *bucketHistory) checkBack(r *Result, f record.Fault) {
 	capacity := int64(0)
 	for _, t := range h.policies {
-		if capacity = t.Capacity; t.OnLoss != policy.LossFull || len(h.policies) > 1 {
+		capacity = t.Capacity
+		if t.OnLoss != policy.LossFull || len(h.policies) > 1 {
 			return
 		}
 	}

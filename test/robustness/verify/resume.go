@@ -154,7 +154,8 @@ func (h *bucketHistory) checkNeighbours(r *Result) {
 			}
 			last = w.now
 		}
-		if slices.Sort(gaps); len(gaps) > 0 && interval > 0 && gaps[len(gaps)/2] > interval*3/2 {
+		slices.Sort(gaps)
+		if len(gaps) > 0 && interval > 0 && gaps[len(gaps)/2] > interval*3/2 {
 			r.violate(Neighbours, h.bucket.Key,
 				"beside a forbidden bucket every other refill came after %dµs or more, with an interval of %dµs",
 				gaps[len(gaps)/2], interval)

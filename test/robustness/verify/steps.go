@@ -38,7 +38,8 @@ func (h *bucketHistory) checkSteps(r *Result) {
 			credited[o.Step] = true
 		}
 		// A replica that has yet to learn the server's clock and the last instant credits none.
-		if late++; next > o.Now-time.Second.Microseconds() {
+		late++
+		if next > o.Now-time.Second.Microseconds() {
 			late = 0
 		}
 		if keep := (t.Capacity + t.Tokens - 1) / t.Tokens; late == keep+5 {

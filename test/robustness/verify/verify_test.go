@@ -89,7 +89,9 @@ func tellWith(t *testing.T, p policy.Policy,
 		if got.OK {
 			op.Result, op.Taken = record.Done, op.N
 		} else {
-			op.Era, op.Index, op.Last = b.Control.Era, *b.Index, b.Control.Last
+			op.Era = b.Control.Era
+			op.Index = *b.Index
+			op.Last = b.Control.Last
 		}
 		s.Ops = append(s.Ops, op)
 		if ms%40 == 0 {
@@ -142,7 +144,8 @@ func (s *story) judge(t *testing.T) *verify.Result {
 func (s *story) write(n int) *record.Refill {
 	for i := range s.Refills {
 		if o := s.Refills[i].Outcome; o != nil && o.Status.Wrote() {
-			if n--; n < 0 {
+			n--
+			if n < 0 {
 				return &s.Refills[i]
 			}
 		}
@@ -184,7 +187,10 @@ func TestATakeThatWasSentBeforeALossMayHaveComeAfterIt(t *testing.T) {
 		s.Faults[0] = record.Fault{Name: "evicted", Start: lost, End: lost, Effect: record.Lose, Key: "k",
 			Parts: []string{"tokens"}}
 		op := s.Ops[0]
-		op.Call, op.Return, op.N, op.Taken = lost-2e6, lost+answered, full.Capacity, full.Capacity
+		op.Call = lost - 2e6
+		op.Return = lost + answered
+		op.N = full.Capacity
+		op.Taken = full.Capacity
 		s.Ops = append(s.Ops, op)
 		require.Equal(t, answered < 0, slices.Contains(s.judge(t).Broken(), verify.Loss), name)
 	}
@@ -223,11 +229,17 @@ func TestAnInstantWhoseCreditWasForgottenMayBeTakenAgain(t *testing.T) {
 	credits, back := 0, int64(0) // the rollback is right after the fourth credit, to right after the third
 	s := tellWith(t, kept, func(ms int64, b *policy.Bucket) (int64, bool) {
 		if ms%100 == 5 && b.Control != nil && (old.Control == nil || old.Control.Step < b.Control.Step) && back == 0 {
-			if credits++; credits == 4 {
-				*b.Tokens, *b.Index, *b.Control, back = *old.Tokens, *old.Index, *old.Control, ms
+			credits++
+			if credits == 4 {
+				*b.Tokens = *old.Tokens
+				*b.Index = *old.Index
+				*b.Control = *old.Control
+				back = ms
 				return 0, false
 			}
-			tokens, index, control := *b.Tokens, *b.Index, *b.Control
+			tokens := *b.Tokens
+			index := *b.Index
+			control := *b.Control
 			old = policy.Bucket{Tokens: &tokens, Index: &index, Control: &control}
 		}
 		return 0, false
@@ -262,7 +274,10 @@ func TestEachForgedRecordIsCaught(t *testing.T) {
 		{verify.Credit, func(s *story) { s.write(20).Outcome.Added++ }},
 		{verify.Credit, func(s *story) { s.write(20).Outcome.Elapsed += 50_000 }},
 		{verify.Quarantine,
-			func(s *story) { s.write(20).Outcome.Status = policy.StatusRolledBack; s.write(20).Outcome.Tokens = 5 }},
+			func(s *story) {
+				s.write(20).Outcome.Status = policy.StatusRolledBack
+				s.write(20).Outcome.Tokens = 5
+			}},
 		{verify.Quarantine, func(s *story) { s.write(20).Index += 5 }},
 		{verify.Order, func(s *story) { s.write(20).Outcome.Fence.Epoch = 0 }},
 		{verify.Order, func(s *story) { s.Samples[50].Index -= 10 }},
@@ -309,7 +324,8 @@ func TestEachForgedRecordOfOtherKindsIsCaught(t *testing.T) {
 	moved := func(s *story, n int) *policy.Outcome { // the n-th refill that credited an instant
 		for i := 1; ; i++ {
 			if o := s.write(i).Outcome; o.Added+o.Clamped > 0 {
-				if n--; n < 0 {
+				n--
+				if n < 0 {
 					return o
 				}
 			}
@@ -465,9 +481,14 @@ func TestALateWriteIsInferredWithItsInstant(t *testing.T) {
 	i := s.credited()
 	f := &s.Refills[i]
 	made := f.Outcome.Now * 1000
-	f.Sent, f.Replied, f.Outcome, f.Error = made-50e6, made-20e6, nil, "timeout"
+	f.Sent = made - 50e6
+	f.Replied = made - 20e6
+	f.Outcome = nil
+	f.Error = "timeout"
 	early := *f
-	early.Sent, early.Step, early.Next = early.Sent-20e6, early.Step-700_000, early.Step
+	early.Sent -= 20e6
+	early.Next = early.Step
+	early.Step -= 700_000
 	s.Refills = slices.Insert(s.Refills, i, early)
 	s.oneIsInferred(t)
 }
@@ -481,7 +502,9 @@ func TestALateWriteThatCreatesABucketIsInferred(t *testing.T) {
 	f.Outcome, f.Error = nil, "timeout"
 	for _, create := range []policy.Create{policy.CreateNever, policy.CreateLost} {
 		early := *f
-		early.Sent, early.Replied, early.Create = f.Sent-60e6, f.Sent-40e6, int64(create)
+		early.Sent = f.Sent - 60e6
+		early.Replied = f.Sent - 40e6
+		early.Create = int64(create)
 		s.Refills = slices.Insert(s.Refills, 0, early)
 		f = &s.Refills[1]
 	}

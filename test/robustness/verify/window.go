@@ -56,7 +56,10 @@ func (h *bucketHistory) checkWindow(r *Result) {
 	for i, t := range ends {
 		tree.add(i, i+1, -due(t))
 	}
-	position := func(at int64) int { i, _ := slices.BinarySearch(ends, at); return i }
+	position := func(at int64) int {
+		i, _ := slices.BinarySearch(ends, at)
+		return i
+	}
 
 	slices.SortFunc(takes, func(a, b span) int { return cmp.Compare(b.from, a.from) })
 	slices.SortFunc(adds, func(a, b span) int { return cmp.Compare(b.to, a.to) })
