@@ -115,8 +115,9 @@ unit: ## Tests of the packages that need no server (UNIT_PKGS); needs only Go, t
 	go test -count=1 -shuffle=on -timeout 1m $(UNIT_PKGS)
 
 .PHONY: lint
-lint: vet $(BIN)/golangci-lint ## Vet, golangci-lint and the dependency rule of fetch
+lint: vet $(BIN)/golangci-lint $(BIN)/deadcode ## Vet, golangci-lint, unreachable functions and the dependency rule of fetch
 	$(BIN)/golangci-lint run ./...
+	scripts/deadcode.sh
 	scripts/check-fetch-deps.sh
 
 .PHONY: bench
@@ -232,6 +233,9 @@ vet:
 # Compiled from source at the versions of tools/go.mod, once, in a minute or two.
 $(BIN)/golangci-lint: tools/go.mod tools/go.sum
 	go build -C tools -o ../$(BIN)/ github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+
+$(BIN)/deadcode: tools/go.mod tools/go.sum
+	go build -C tools -o ../$(BIN)/ golang.org/x/tools/cmd/deadcode
 
 $(BIN)/benchstat: tools/go.mod tools/go.sum
 	go build -C tools -o ../$(BIN)/ golang.org/x/perf/cmd/benchstat

@@ -1,8 +1,7 @@
 // Package election decides who leads: one of several candidates, under which epoch, and trusted until when.
 //
 // [Elector.Run] campaigns in etcd, calls a function while it leads, resigns, and campaigns again until its context
-// ends. [Static] leads at once without asking anybody: for race mode, where every replica refills, and for tests. Both
-// are a [Candidate].
+// ends.
 //
 // # States
 //

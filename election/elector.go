@@ -25,16 +25,6 @@ var errNilLead = errors.New("election: lead must not be nil")
 // maxBackoff is how often RetryInterval doubles at most while campaigns fail.
 const maxBackoff = 4
 
-// Candidate takes part in an election. [Elector] and [StaticElector] are candidates.
-type Candidate interface {
-	// Run calls lead whenever this candidate leads, until ctx ends.
-	Run(ctx context.Context, lead func(ctx context.Context, term Term) error) error
-	// Leader returns who leads, or ErrNoLeader.
-	Leader(ctx context.Context) (Leader, error)
-	// State returns what this candidate is doing.
-	State() State
-}
-
 // Elector is a candidate in an election through etcd. Its methods may be called concurrently, but one Run at a time.
 // The package documentation says what a term guarantees.
 type Elector struct {
@@ -50,8 +40,6 @@ type Elector struct {
 	mu    sync.Mutex
 	state State
 }
-
-var _ Candidate = (*Elector)(nil)
 
 // New returns an elector, which does nothing until Run is called. It fails if cfg is not valid.
 func New(cfg Config) (*Elector, error) {

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -640,47 +639,5 @@ func TestRunRefusesMisuse(t *testing.T) {
 		ended, cancel := context.WithCancel(t.Context())
 		cancel()
 		require.NoError(t, m.Run(ended, lead), "an ended context is no failure")
-	})
-}
-
-func TestStaticLeadsAtOnceAndAgain(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		var logs bytes.Buffer
-		e := Static("a", 7, hclog.New(&hclog.LoggerOptions{Output: &logs}))
-		_, err := e.Leader(t.Context())
-		require.ErrorIs(t, err, ErrNoLeader)
-		require.Error(t, e.Run(t.Context(), nil))
-
-		ctx, cancel := context.WithCancel(t.Context())
-		terms := make(chan Term)
-		failure := errors.New("store is full")
-		var run sync.WaitGroup
-		run.Go(func() {
-			_ = e.Run(ctx, func(ctx context.Context, term Term) error { // nil by contract, and at the end below
-				terms <- term
-				if term.Epoch == 7 {
-					return failure
-				}
-				<-ctx.Done()
-				return ctx.Err()
-			})
-		})
-		first := <-terms
-		require.EqualValues(t, 7, first.Epoch)
-		second := <-terms
-		require.EqualValues(t, 8, second.Epoch)
-		require.Zero(t, first.Remaining(time.Now()))
-		require.Greater(t, second.Remaining(time.Now()), 24*365*time.Hour)
-		leader, err := e.Leader(t.Context())
-		require.NoError(t, err)
-		require.Equal(t, Leader{Identity: "a", Epoch: 8}, leader)
-		require.Equal(t, State{Role: RoleLeader, Term: second, Terms: 2}, e.State())
-		require.ErrorIs(t, e.Run(ctx, func(context.Context, Term) error { return nil }), ErrRunning)
-		cancel()
-		run.Wait()
-		require.Equal(t, RoleIdle, e.State().Role)
-		require.Equal(t, 1, strings.Count(logs.String(), "lead failed"))
-		require.NoError(t, e.Run(ctx, func(context.Context, Term) error { return nil }))
 	})
 }

@@ -49,18 +49,3 @@ func ExampleElector_Run() {
 		log.Print(err)
 	}
 }
-
-// A static elector runs the same function without an election.
-func ExampleStatic() {
-	ctx, cancel := context.WithCancel(context.Background())
-	elector := election.Static("alone", 1, nil)
-	err := elector.Run(ctx, func(_ context.Context, term election.Term) error {
-		fmt.Printf("%s leads under epoch %d\n", term.Identity, term.Epoch)
-		cancel()
-		return nil
-	})
-	fmt.Println(err)
-	// Output:
-	// alone leads under epoch 1
-	// <nil>
-}

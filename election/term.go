@@ -10,14 +10,13 @@ import (
 type Term struct {
 	Epoch    int64  // strictly increases from term to term, unless etcd is restored
 	Identity string // who leads
-	Key      string // key in etcd whose create revision is Epoch; empty under a static elector
+	Key      string // key in etcd whose create revision is Epoch
 
 	trust *trust
 }
 
 // Remaining returns how long after now the term is still trusted, as far as renewals have got, or 0 if it is not. A
-// term that has ended, or whose window has run out, has nothing remaining ever again. A static term has a century and
-// more.
+// term that has ended, or whose window has run out, has nothing remaining ever again.
 func (t Term) Remaining(now time.Time) time.Duration {
 	if t.trust == nil {
 		return 0

@@ -39,7 +39,7 @@ pools:
 // putInForce runs a replica with a configuration until it is in force in Redis and etcd.
 func putInForce(t *testing.T, text string, rdb redis.UniversalClient, keys ...string) {
 	t.Helper()
-	cfg, err := config.Parse([]byte(text + "listen: 127.0.0.1:0\n"))
+	cfg, err := config.Load(config.Source{Data: []byte(text + "listen: 127.0.0.1:0\n")})
 	require.NoError(t, err)
 	r, err := replica.New(cfg, replica.Options{Identity: "a"})
 	require.NoError(t, err)

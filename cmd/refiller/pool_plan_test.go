@@ -66,7 +66,7 @@ func TestPoolPlanTellsWhatRegionsGet(t *testing.T) {
 	require.Equal(t, "1000/s", w.status().Pools[0].Rate)
 
 	for region, r := range w.runs {
-		cfg, err := config.Parse([]byte(w.text[region] + next))
+		cfg, err := config.Load(config.Source{Data: []byte(w.text[region] + next)})
 		require.NoError(t, err)
 		require.NoError(t, r.Reload(cfg, "test"))
 	}

@@ -207,7 +207,7 @@ func TestParseReportsFieldLineAndRange(t *testing.T) {
 				require.Contains(t, good, tc.old)
 				text = strings.Replace(good, tc.old, tc.new, 1)
 			}
-			_, err := config.Parse([]byte(text))
+			_, err := parseText([]byte(text))
 			var problems config.Problems
 			require.ErrorAs(t, err, &problems)
 			for _, p := range problems {
@@ -239,7 +239,7 @@ func TestParseRefusesWhatIsNoConfiguration(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			_, err := config.Parse([]byte(tc.text))
+			_, err := parseText([]byte(tc.text))
 			var problems config.Problems
 			require.ErrorAs(t, err, &problems)
 			require.ErrorContains(t, err, tc.says)
@@ -249,7 +249,7 @@ func TestParseRefusesWhatIsNoConfiguration(t *testing.T) {
 
 func TestParseReportsAllProblemsInTheOrderOfTheFile(t *testing.T) {
 	t.Parallel()
-	_, err := config.Parse([]byte(`version: -1
+	_, err := parseText([]byte(`version: -1
 refill_interval: 0s
 buckets:
   - {key: a, capacity: 0, rate: x, initial: -4, on_loss: never}

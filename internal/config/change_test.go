@@ -9,7 +9,7 @@ import (
 
 func parsed(t *testing.T, text string) Config {
 	t.Helper()
-	c, err := Parse([]byte(text))
+	c, err := Load(Source{Data: []byte(text)})
 	require.NoError(t, err)
 	return c
 }

@@ -124,14 +124,6 @@ func Load(s Source) (Config, error) {
 	return c, nil
 }
 
-// Parse reads a configuration from the content of a file alone. The error is Problems, which name no source.
-func Parse(data []byte) (Config, error) {
-	if data == nil {
-		data = []byte{}
-	}
-	return Load(Source{Data: data})
-}
-
 // Connections reads from the environment and flags alone how Redis and etcd are reached, for programs without a file.
 // Without an address of Redis it is redisconn.DefaultURL; there may be no endpoints of etcd.
 func Connections(env fields.Environment, flags ...Override) (Config, error) {

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tokenrefill/refiller/internal/config"
+	"github.com/tokenrefill/refiller/internal/credential"
 	"github.com/tokenrefill/refiller/internal/fields"
 	"github.com/tokenrefill/refiller/internal/redisconn"
 	"github.com/tokenrefill/refiller/policy"
@@ -19,7 +20,7 @@ import (
 
 func TestParseFillsInDefaults(t *testing.T) {
 	t.Parallel()
-	c, err := config.Parse([]byte("redis: {url: \"redis://127.0.0.1\"}\nbuckets: [{key: a, capacity: 10, rate: 5/s}]\n"))
+	c, err := parseText([]byte("redis: {url: \"redis://127.0.0.1\"}\nbuckets: [{key: a, capacity: 10, rate: 5/s}]\n"))
 	require.NoError(t, err)
 	require.Equal(t, []string{"127.0.0.1:6379"}, c.Redis.URL.Addrs)
 	require.Zero(t, c.Version)
@@ -35,7 +36,7 @@ func TestParseFillsInDefaults(t *testing.T) {
 
 func TestParseReadsEveryField(t *testing.T) {
 	t.Parallel()
-	c, err := config.Parse([]byte(`
+	c, err := parseText([]byte(`
 region: eu-west-1
 redis:
   url: rediss-sentinel://s1,s2:7000/mymaster?db=3
@@ -67,9 +68,9 @@ log: {level: debug, format: json}
 	require.Equal(t, "mymaster", r.URL.Master)
 	require.Equal(t, 3, r.URL.DB)
 	require.Equal(t, "app", r.Username)
-	require.Equal(t, "/run/secrets/redis", r.Password.File())
+	require.Equal(t, credential.FromFile("/run/secrets/redis"), r.Password)
 	require.Equal(t, "watcher", r.SentinelUsername)
-	require.Equal(t, "/run/secrets/sentinel", r.SentinelPassword.File())
+	require.Equal(t, credential.FromFile("/run/secrets/sentinel"), r.SentinelPassword)
 	require.Equal(t, "k.pem", r.TLS.Key)
 	require.Equal(t, [3]time.Duration{time.Second, 250 * time.Millisecond, 2 * time.Second},
 		[3]time.Duration{r.DialTimeout, r.ReadTimeout, r.WriteTimeout})
@@ -81,7 +82,7 @@ log: {level: debug, format: json}
 	require.Equal(t, "/x/y", e.Prefix)
 	require.Equal(t, 10*time.Second, e.TTL)
 	require.Equal(t, "u", e.Username)
-	require.Equal(t, "p", e.Password.File())
+	require.Equal(t, credential.FromFile("p"), e.Password)
 	require.Equal(t, "ca.pem", e.TLS.CA)
 
 	empty := int64(0)
@@ -102,7 +103,7 @@ log: {level: debug, format: json}
 
 func TestEndpointsAreAllowedInRaceMode(t *testing.T) {
 	t.Parallel()
-	c, err := config.Parse([]byte(strings.Replace(good, "{mode: race}", "{endpoints: [h:1]}", 1)))
+	c, err := parseText([]byte(strings.Replace(good, "{mode: race}", "{endpoints: [h:1]}", 1)))
 	require.NoError(t, err)
 	require.Equal(t, config.ModeRace, c.Election.Mode)
 	require.Equal(t, []string{"h:1"}, c.Election.Endpoints)
@@ -178,8 +179,8 @@ func TestEveryVariableIsRead(t *testing.T) {
 			"REFILLER_ETCD_PASSWORD_FILE", "ef"),
 	})
 	require.NoError(t, err)
-	require.Equal(t, "rf", c.Redis.Password.File())
-	require.Equal(t, "ef", c.Election.Password.File())
+	require.Equal(t, credential.FromFile("rf"), c.Redis.Password)
+	require.Equal(t, credential.FromFile("ef"), c.Election.Password)
 }
 
 func TestMisspelledVariablesAreReported(t *testing.T) {
@@ -306,9 +307,14 @@ func TestSecretsAreNotShown(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			_, err := config.Parse([]byte(text))
+			_, err := parseText([]byte(text))
 			require.Error(t, err)
 			require.NotContains(t, err.Error(), secret)
 		})
 	}
+}
+
+// parseText loads a configuration from the content of a file alone.
+func parseText(data []byte) (config.Config, error) {
+	return config.Load(config.Source{Data: append([]byte{}, data...)})
 }

@@ -29,7 +29,7 @@ func FuzzParse(f *testing.F) {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		c, err := config.Parse(data)
+		c, err := parseText(data)
 		if err == nil {
 			require.True(t, len(c.Buckets) > 0 || c.Pooled() || c.Templates != nil)
 			if c.Templates != nil {

@@ -29,7 +29,7 @@ pools:
 
 func TestParseReadsPools(t *testing.T) {
 	t.Parallel()
-	c, err := config.Parse([]byte(goodPools))
+	c, err := parseText([]byte(goodPools))
 	require.NoError(t, err)
 	require.Empty(t, c.Buckets)
 	require.Equal(t, []pool.Pool{{
@@ -43,20 +43,20 @@ func TestParseReadsPools(t *testing.T) {
 	require.Equal(t, "/refiller/regions/eu", c.RefillPrefix(), "the regions share etcd, not the election of who refills")
 	require.Contains(t, c.Summary(), "0 buckets and 1 pool of 1 on ")
 
-	c, err = config.Parse([]byte(strings.Replace(goodPools, "eu: {weight: 2, floor: 1000/s}", "eu: {}", 1)))
+	c, err = parseText([]byte(strings.Replace(goodPools, "eu: {weight: 2, floor: 1000/s}", "eu: {}", 1)))
 	require.NoError(t, err)
 	require.Equal(t, pool.Region{Name: "eu", Weight: 1}, c.Pools[0].Regions[0])
 	require.Equal(t, 100*time.Millisecond, func() time.Duration {
-		c, err := config.Parse([]byte(strings.Replace(goodPools, "    interval: 50ms\n", "", 1)))
+		c, err := parseText([]byte(strings.Replace(goodPools, "    interval: 50ms\n", "", 1)))
 		require.NoError(t, err)
 		return c.Pools[0].Interval
 	}())
 
 	head, _, _ := strings.Cut(goodPools, "pools:")
-	c, err = config.Parse([]byte(head + "pools: []\n"))
+	c, err = parseText([]byte(head + "pools: []\n"))
 	require.NoError(t, err)
 	require.True(t, c.Pooled(), "it takes part, to say that there are none any more")
-	c, err = config.Parse([]byte(good))
+	c, err = parseText([]byte(good))
 	require.NoError(t, err)
 	require.False(t, c.Pooled())
 	require.Equal(t, "/refiller", c.RefillPrefix())
@@ -126,7 +126,7 @@ func TestParseReportsFieldLineAndRangeOfPools(t *testing.T) {
 				require.Contains(t, goodPools, tc.old)
 				text = strings.Replace(goodPools, tc.old, tc.new, 1)
 			}
-			_, err := config.Parse([]byte(text))
+			_, err := parseText([]byte(text))
 			var problems config.Problems
 			require.ErrorAs(t, err, &problems)
 			for _, p := range problems {
@@ -142,7 +142,7 @@ func TestParseReportsFieldLineAndRangeOfPools(t *testing.T) {
 
 func TestPoolsHaveAVersionAndARegistryOfTheirOwn(t *testing.T) {
 	t.Parallel()
-	c, err := config.Parse([]byte(goodPools))
+	c, err := parseText([]byte(goodPools))
 	require.NoError(t, err)
 	require.EqualValues(t, 7, c.PoolsVersion, "the file's")
 	require.False(t, c.RegistryApart())
@@ -151,7 +151,7 @@ func TestPoolsHaveAVersionAndARegistryOfTheirOwn(t *testing.T) {
 	own := strings.Replace(goodPools, "pools:\n",
 		"pools_version: 3\npool_registry: {endpoints: [\"https://global:2379\"], ttl: 10s, tls: {ca: g.pem}}\npools:\n", 1)
 	own = strings.Replace(own, "    interval: 50ms", "    floor_share: 40%", 1)
-	c, err = config.Parse([]byte(strings.Replace(own, "500/s", "3000/s", 1)))
+	c, err = parseText([]byte(strings.Replace(own, "500/s", "3000/s", 1)))
 	require.NoError(t, err)
 	require.EqualValues(t, 40, c.Pools[0].FloorShare)
 	require.EqualValues(t, 3, c.PoolsVersion)
@@ -161,30 +161,30 @@ func TestPoolsHaveAVersionAndARegistryOfTheirOwn(t *testing.T) {
 	require.Equal(t, 10*time.Second, c.PoolRegistry.TTL)
 	require.Equal(t, []string{"127.0.0.1:2379"}, c.Election.Endpoints)
 
-	next, err := config.Parse([]byte(strings.NewReplacer("500/s", "3000/s", "version: 7", "version: 8", "10000/s",
+	next, err := parseText([]byte(strings.NewReplacer("500/s", "3000/s", "version: 7", "version: 8", "10000/s",
 		"10001/s").Replace(own)))
 	require.NoError(t, err)
 	_, err = c.To(next)
 	require.ErrorContains(t, err, "pools_version: 3 is in force already with other pools",
 		"the pools' version counts for pools")
-	next, err = config.Parse([]byte(strings.NewReplacer("500/s", "3000/s", "version: 7", "version: 8", "pools_version: 3",
+	next, err = parseText([]byte(strings.NewReplacer("500/s", "3000/s", "version: 7", "version: 8", "pools_version: 3",
 		"pools_version: 2").Replace(own)))
 	require.NoError(t, err)
 	_, err = c.To(next)
 	require.ErrorContains(t, err, "pools_version: 2 is below 3")
 
 	// Races need no etcd of their own.
-	_, err = config.Parse([]byte(strings.Replace(strings.Replace(own, "500/s", "3000/s", 1),
+	_, err = parseText([]byte(strings.Replace(strings.Replace(own, "500/s", "3000/s", 1),
 		"{endpoints: [\"127.0.0.1:2379\"]}", "{mode: race}", 1)))
 	require.NoError(t, err)
 }
 
 func TestParseReportsAllProblemsOfPools(t *testing.T) {
 	t.Parallel()
-	_, err := config.Parse([]byte(strings.NewReplacer("weight: 2", "weight: -2", "floor: 500/s", "floor: x",
+	_, err := parseText([]byte(strings.NewReplacer("weight: 2", "weight: -2", "floor: 500/s", "floor: x",
 		"rate: 10000/s", "rate: 1").Replace(goodPools)))
 	require.Equal(t, 3, strings.Count(err.Error(), "\n")+1, "%v", err)
-	_, err = config.Parse([]byte(strings.NewReplacer("burst: 6000", "burst: 16000", "1000/s", "9000/s", "9000/s}",
+	_, err = parseText([]byte(strings.NewReplacer("burst: 6000", "burst: 16000", "1000/s", "9000/s", "9000/s}",
 		"1/s}").Replace(goodPools)))
 	require.Equal(t, 3, strings.Count(err.Error(), "\n")+1, "all that is wrong between fields: %v", err)
 }
@@ -192,7 +192,7 @@ func TestParseReportsAllProblemsOfPools(t *testing.T) {
 func TestChangesOfPoolsNeedAVersion(t *testing.T) {
 	t.Parallel()
 	parse := func(pairs ...string) config.Config {
-		c, err := config.Parse([]byte(strings.NewReplacer(pairs...).Replace(goodPools)))
+		c, err := parseText([]byte(strings.NewReplacer(pairs...).Replace(goodPools)))
 		require.NoError(t, err)
 		return c
 	}
@@ -212,7 +212,7 @@ func TestChangesOfPoolsNeedAVersion(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, config.Change{}, change, "the same in other words")
 
-	without, err := config.Parse([]byte(strings.Replace(good, "region: eu-west-1", "region: eu", 1)))
+	without, err := parseText([]byte(strings.Replace(good, "region: eu-west-1", "region: eu", 1)))
 	require.NoError(t, err)
 	change, err = old.To(without)
 	require.NoError(t, err)

@@ -29,9 +29,6 @@ func FromFile(path string) Password { return Password{file: path} }
 // IsZero reports whether there is no password.
 func (p Password) IsZero() bool { return p == Password{} }
 
-// File is the path of the password's file, or empty.
-func (p Password) File() string { return p.file }
-
 // Reveal returns the secret, reading its file if it has one. An empty or oversized file is an error.
 func (p Password) Reveal() (string, error) {
 	if p.file == "" {

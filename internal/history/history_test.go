@@ -13,6 +13,7 @@ import (
 	"github.com/tokenrefill/refiller/internal/history"
 	"github.com/tokenrefill/refiller/policy"
 	"github.com/tokenrefill/refiller/refill"
+	"github.com/tokenrefill/refiller/test/robustness/record"
 )
 
 func event(key string) refill.Event {
@@ -38,14 +39,14 @@ func TestARefillIsReadAsItWasWritten(t *testing.T) {
 	require.NoError(t, w.Close())
 	require.NoError(t, w.Close())
 
-	got, err := history.Read[history.Refill](path)
+	got, err := record.ReadLines[history.Refill](path)
 	require.NoError(t, err)
 	require.Len(t, got, 2)
-	call, err := got[0].Call()
+	call, err := record.Refill{Refill: got[0]}.Call()
 	require.NoError(t, err)
 	require.Equal(t, answered.Call, call)
 	require.Equal(t, answered.Outcome, *got[0].Outcome)
-	require.Equal(t, 3*time.Nanosecond, got[0].Took())
+	require.EqualValues(t, 3, got[0].Replied-got[0].Sent)
 	require.Nil(t, got[1].Outcome)
 	require.Equal(t, "no answer", got[1].Error)
 }
@@ -67,7 +68,7 @@ func TestConcurrentWritersOfOneFileKeepTheirLinesWhole(t *testing.T) {
 	}
 	wg.Wait()
 	require.Eventually(t, func() bool {
-		got, err := history.Read[history.Refill](path)
+		got, err := record.ReadLines[history.Refill](path)
 		return err == nil && len(got) == 2000
 	}, 20*time.Second, time.Millisecond, "what was added reaches the file without Close")
 }
@@ -76,12 +77,12 @@ func TestALineCutByAKillIsNoRecord(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "refills.jsonl")
 	require.NoError(t, os.WriteFile(path, []byte(`{"key":"a"}`+"\n"+`{"key":"b`), 0o600))
-	got, err := history.Read[history.Refill](path)
+	got, err := record.ReadLines[history.Refill](path)
 	require.NoError(t, err)
 	require.Len(t, got, 1)
 
 	require.NoError(t, os.WriteFile(path, []byte("{\"key\":\n{}\n"), 0o600))
-	_, err = history.Read[history.Refill](path)
+	_, err = record.ReadLines[history.Refill](path)
 	require.ErrorContains(t, err, ":1:")
 }
 

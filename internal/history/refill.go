@@ -1,8 +1,6 @@
 package history
 
 import (
-	"time"
-
 	"github.com/tokenrefill/refiller/policy"
 	"github.com/tokenrefill/refiller/refill"
 )
@@ -39,20 +37,3 @@ func OfEvent(e refill.Event) Refill {
 	}
 	return r
 }
-
-// Call is the call that was made. Its terms must be readable.
-func (r Refill) Call() (policy.Call, error) {
-	c := policy.Call{Version: policy.Version{Era: r.Era, Index: r.Index}, Create: policy.Create(r.Create), Step: r.Step,
-		Next: r.Next}
-	if r.Terms != "" {
-		t, err := policy.DecodeTerms(r.Terms)
-		if err != nil {
-			return policy.Call{}, err
-		}
-		c.Terms = &t
-	}
-	return c, nil
-}
-
-// Took is how long the call took.
-func (r Refill) Took() time.Duration { return time.Duration(r.Replied - r.Sent) }

@@ -1,7 +1,6 @@
 package history
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -108,24 +107,4 @@ func (w *Writer) Close() error {
 		}
 	}
 	return w.err
-}
-
-// Read reads all records of a file. A last line without its end, left by a writer that was killed, is no record.
-func Read[T any](path string) ([]T, error) {
-	data, err := os.ReadFile(path)
-	if err != nil {
-		return nil, fmt.Errorf("history: %w", err)
-	}
-	var records []T
-	for n := 1; ; n++ {
-		line, rest, whole := bytes.Cut(data, []byte("\n"))
-		if !whole {
-			return records, nil
-		}
-		var v T
-		if err := json.Unmarshal(line, &v); err != nil {
-			return nil, fmt.Errorf("history: %s:%d: %w", path, n, err)
-		}
-		records, data = append(records, v), rest
-	}
 }

@@ -19,9 +19,9 @@ import (
 func poolConfig(t *testing.T, region string, server *testenv.RedisServer, etcd *testenv.EtcdCluster, version int64,
 	mode, pools string) config.Config {
 	t.Helper()
-	cfg, err := config.Parse(fmt.Appendf(nil,
+	cfg, err := config.Load(config.Source{Data: fmt.Appendf(nil,
 		"region: %s\nredis: {url: %q}\nlisten: 127.0.0.1:0\nversion: %d\nelection: {mode: %s, ttl: 2s, endpoints: [%s]}\nbuckets: [{key: own, capacity: 1000, rate: 100/s}]\n%s",
-		region, server.URL(), version, mode, strings.Join(etcd.Endpoints(), ", "), pools))
+		region, server.URL(), version, mode, strings.Join(etcd.Endpoints(), ", "), pools)})
 	require.NoError(t, err)
 	return cfg
 }
@@ -146,8 +146,9 @@ func TestPoolsMeetInARegistryOfTheirOwn(t *testing.T) {
 	pools := onePool("1000/s", 3000, "eu: {}, us: {}") +
 		fmt.Sprintf("pool_registry: {endpoints: [%q], prefix: /shared, ttl: 2s}\npools_version: 3\n", global.Endpoints()[0])
 	a := running(t, poolConfig(t, "eu", testenv.Redis(t), regional, 7, "etcd", pools), replica.Options{Identity: "a"})
-	cfg, err := config.Parse(fmt.Appendf(nil, "region: us\nredis: {url: %q}\nlisten: 127.0.0.1:0\nversion: 9\n%s",
-		testenv.Redis(t).URL(), pools))
+	cfg, err := config.Load(config.Source{Data: fmt.Appendf(nil,
+		"region: us\nredis: {url: %q}\nlisten: 127.0.0.1:0\nversion: 9\n%s",
+		testenv.Redis(t).URL(), pools)})
 	require.NoError(t, err, "a region that races has no etcd of its own")
 	b := running(t, cfg, replica.Options{Identity: "b"})
 

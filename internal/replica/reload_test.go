@@ -26,8 +26,9 @@ import (
 // buckets.
 func parse(t *testing.T, url string, version int64, buckets string) config.Config {
 	t.Helper()
-	cfg, err := config.Parse(fmt.Appendf(nil, "redis: {url: %q}\nlisten: 127.0.0.1:0\nversion: %d\nbuckets:\n%s", url,
-		version, buckets))
+	cfg, err := config.Load(config.Source{Data: fmt.Appendf(nil,
+		"redis: {url: %q}\nlisten: 127.0.0.1:0\nversion: %d\nbuckets:\n%s", url,
+		version, buckets)})
 	require.NoError(t, err)
 	return cfg
 }

@@ -4,7 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"github.com/tokenrefill/refiller/internal/sidecar/httpapi"
-	"github.com/tokenrefill/refiller/internal/sidecar/openapi"
+	"github.com/tokenrefill/refiller/internal/testing/openapi"
 	"net/http"
 	"os"
 	"strings"

@@ -15,7 +15,7 @@ import (
 
 	"github.com/tokenrefill/refiller/internal/sidecar/call"
 	"github.com/tokenrefill/refiller/internal/sidecar/httpapi"
-	"github.com/tokenrefill/refiller/internal/sidecar/openapi"
+	"github.com/tokenrefill/refiller/internal/testing/openapi"
 )
 
 // Every status that an operation answers with is in the document, and the

@@ -2,5 +2,12 @@
 // is, and the language of the project is kept. It holds tests only.
 //
 // Commands run in a shell of their own for each document, one after the other, as they are printed; only the ports are
-// others. Package internal/markdown says how a block is marked that can't be run here: its commands are looked at.
+// others. What follows the three backticks of a block is a language and then words about the block, separated by
+// spaces:
+//
+//	file=NAME   the block is that file
+//	cluster     it needs a cluster of Kubernetes, containers or servers that a test doesn't have
+//	long        it runs until it is stopped, takes minutes, or changes the machine
+//
+// The commands of a block with one of the last two words are not run: the test checks that they could be.
 package docs

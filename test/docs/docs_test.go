@@ -8,8 +8,6 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-
-	"github.com/tokenrefill/refiller/internal/markdown"
 )
 
 // documents calls visit for every Markdown file of the repository.
@@ -36,7 +34,7 @@ func documents(t *testing.T, visit func(path, text string)) {
 func TestCodeBlocksOfTheDocumentationRun(t *testing.T) {
 	t.Parallel()
 	documents(t, func(path, text string) {
-		blocks, err := markdown.Blocks(text)
+		blocks, err := parseBlocks(text)
 		require.NoError(t, err, path)
 		if len(blocks) == 0 {
 			return
@@ -54,7 +52,7 @@ func TestCodeBlocksOfTheDocumentationRun(t *testing.T) {
 				return s
 			}
 			for _, b := range blocks {
-				if name := b.File(); name != "" {
+				if name := b.file(); name != "" {
 					shell().write(name, b.Text)
 				}
 				check(t, b, shell)
@@ -64,9 +62,9 @@ func TestCodeBlocksOfTheDocumentationRun(t *testing.T) {
 }
 
 // check runs a block, or looks at it.
-func check(t *testing.T, b markdown.Block, shell func() *session) {
+func check(t *testing.T, b block, shell func() *session) {
 	t.Helper()
-	elsewhere := b.Has("cluster") || b.Has("long")
+	elsewhere := b.has("cluster") || b.has("long")
 	switch b.Language {
 	case "text", "": // drawings, and what long runs print
 		require.NotEmpty(t, b.Language, "line %d: a block needs a language; \"text\" is one", b.Line)
@@ -75,12 +73,12 @@ func check(t *testing.T, b markdown.Block, shell func() *session) {
 	case "go":
 		checkGo(t, b)
 	case "sh", "console":
-		require.NotEmpty(t, b.Commands(), "line %d", b.Line)
+		require.NotEmpty(t, b.commands(), "line %d", b.Line)
 		if !elsewhere {
 			shell().run(b)
 			return
 		}
-		for _, c := range b.Commands() {
+		for _, c := range b.commands() {
 			checkCommand(t, c.Text)
 		}
 	default:
@@ -91,7 +89,7 @@ func check(t *testing.T, b markdown.Block, shell func() *session) {
 // scenes prepare what documents say is there.
 var scenes = map[string]func(*session){
 	"docs/sidecar.md": func(s *session) { // a busy machine takes its time
-		s.run(markdown.Block{Language: "sh", Text: "export REFILLER_SERVE_DEADLINE=5s\n"})
+		s.run(block{Language: "sh", Text: "export REFILLER_SERVE_DEADLINE=5s\n"})
 	},
 	"docs/templates.md": func(s *session) {
 		s.write("config.yaml", `
@@ -101,7 +99,7 @@ templates: [{prefix: "user:", capacity: 60, rate: 1/s}]
 listen: localhost:9090
 `)
 		s.run(
-			markdown.Block{
+			block{
 				Language: "sh",
 				Text:     "refiller run --config config.yaml 2>refiller.log &\nconsumer take user:42 -n 43\n",
 			},

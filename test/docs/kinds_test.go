@@ -18,7 +18,6 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/tokenrefill/refiller/internal/config"
-	"github.com/tokenrefill/refiller/internal/markdown"
 	"github.com/tokenrefill/refiller/internal/sidecar/envoy"
 	"github.com/tokenrefill/refiller/internal/sidecar/limits"
 	"github.com/tokenrefill/refiller/internal/testing/testenv"
@@ -26,7 +25,7 @@ import (
 
 // checkYAML decodes a block as what it is: a configuration or a part of one, or limits for Envoy. Values of the chart
 // and objects of Kubernetes are for the tests of deploy/k8s.
-func checkYAML(t *testing.T, b markdown.Block) {
+func checkYAML(t *testing.T, b block) {
 	t.Helper()
 	var top map[string]any
 	decoder := yaml.NewDecoder(strings.NewReader(b.Text))
@@ -44,7 +43,7 @@ func checkYAML(t *testing.T, b markdown.Block) {
 		require.NoError(t, err)
 	case values, object:
 	default:
-		_, err := config.Parse([]byte(completed(b.Text, top)))
+		_, err := config.Load(config.Source{Data: []byte(completed(b.Text, top))})
 		require.NoError(t, err)
 	}
 }
@@ -67,7 +66,7 @@ var packages = map[string]string{
 }
 
 // checkGo compiles a program, or statements of a function that has a context, a Redis client and a client of the SDK.
-func checkGo(t *testing.T, b markdown.Block) {
+func checkGo(t *testing.T, b block) {
 	t.Helper()
 	source := b.Text
 	if !strings.HasPrefix(source, "package ") {

@@ -29,7 +29,6 @@ var longLines = map[string]int{
 	"internal/config":          11,
 	"internal/dev":             1,
 	"internal/fields":          3,
-	"internal/markdown":        1,
 	"internal/metrics":         5,
 	"internal/redisconn":       1,
 	"internal/replica":         3,

@@ -16,7 +16,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/tokenrefill/refiller/internal/markdown"
 	"github.com/tokenrefill/refiller/internal/testing/testenv"
 )
 
@@ -127,9 +126,9 @@ func (s *session) start(env []string) {
 }
 
 // run runs the commands of a block, and each again for a while if it fails, as a reader does until a server is up.
-func (s *session) run(b markdown.Block) {
+func (s *session) run(b block) {
 	s.t.Helper()
-	for _, c := range b.Commands() {
+	for _, c := range b.commands() {
 		deadline := time.Now().Add(patience)
 		for {
 			output, code := s.command(c.Text)
@@ -183,7 +182,7 @@ var exitCode = regexp.MustCompile(`#.*here exit code (\d+)`)
 
 // judge says what is wrong with an answer: a command of a console prints what is printed there, but for numbers, and
 // any other one ends with exit code 0 or the one that its comment names.
-func judge(b markdown.Block, c markdown.Command, output string, code int) string {
+func judge(b block, c command, output string, code int) string {
 	if b.Language == "console" {
 		if !matches(plain(c.Output), plain(output)) {
 			return "printed something else than\n" + c.Output + "but"

@@ -32,9 +32,6 @@ type Limits struct {
 	files   map[string]content
 }
 
-// Domain reports whether there are limits for a domain.
-func (r *Limits) Domain(name string) bool { return r.domains[name] != nil }
-
 // content is what a file limits.
 type content struct {
 	domain string

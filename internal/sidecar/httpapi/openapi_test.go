@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tokenrefill/refiller/fetch"
-	"github.com/tokenrefill/refiller/internal/sidecar/openapi"
+	"github.com/tokenrefill/refiller/internal/testing/openapi"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )

@@ -274,19 +274,19 @@ func Load(dir string) (*Run, error) {
 	if err := json.Unmarshal(b, &r.Meta); err != nil {
 		return nil, fmt.Errorf("record: %s: %w", MetaFile, err)
 	}
-	r.Ops, err = history.Read[Op](filepath.Join(dir, OpsFile))
+	r.Ops, err = ReadLines[Op](filepath.Join(dir, OpsFile))
 	if err != nil {
 		return nil, err
 	}
-	r.Samples, err = history.Read[Sample](filepath.Join(dir, SamplesFile))
+	r.Samples, err = ReadLines[Sample](filepath.Join(dir, SamplesFile))
 	if err != nil {
 		return nil, err
 	}
-	r.Faults, err = history.Read[Fault](filepath.Join(dir, FaultsFile))
+	r.Faults, err = ReadLines[Fault](filepath.Join(dir, FaultsFile))
 	if err != nil {
 		return nil, err
 	}
-	r.Health, err = history.Read[Health](filepath.Join(dir, HealthFile))
+	r.Health, err = ReadLines[Health](filepath.Join(dir, HealthFile))
 	if err != nil {
 		return nil, err
 	}
@@ -305,7 +305,7 @@ func LoadRefills(dir string) ([]Refill, error) {
 	}
 	var all []Refill
 	for _, file := range files {
-		refills, err := history.Read[history.Refill](file)
+		refills, err := ReadLines[history.Refill](file)
 		if err != nil {
 			return nil, err
 		}

@@ -63,7 +63,7 @@ func (s *System) buckets() []record.Bucket {
 		if s.Spec.Etcd == 0 {
 			endpoints = nil
 		}
-		cfg, err := config.Parse([]byte(s.config("redis://127.0.0.1:1/0", endpoints, v)))
+		cfg, err := config.Load(config.Source{Data: []byte(s.config("redis://127.0.0.1:1/0", endpoints, v))})
 		if err != nil {
 			s.T.Fatal(err)
 		}

@@ -263,7 +263,7 @@ func (s *System) Masters() []*redis.Client {
 func (s *System) Active() *Replica {
 	best, latest := s.Replicas[0], int64(0)
 	for _, r := range s.Replicas {
-		list, err := history.Read[history.Refill](r.refills)
+		list, err := record.ReadLines[history.Refill](r.refills)
 		if err != nil {
 			continue // it has made no call yet
 		}

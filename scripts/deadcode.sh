@@ -1,0 +1,18 @@
+#!/bin/sh
+# Functions that no program of the project reaches must be public API, and are listed in scripts/public-api.txt. What is
+# neither is for tests only, or dead.
+#   deadcode.sh           fails if a function is unreachable and not listed, or listed and reachable
+#   deadcode.sh -write    writes the list
+set -eu
+
+list=scripts/public-api.txt
+found=$(bin/deadcode -f '{{range .Funcs}}{{printf "%s %s\n" $.Path .Name}}{{end}}' ./cmd/... |
+	sed -n 's#^github.com/tokenrefill/refiller/##p' | LC_ALL=C sort)
+if [ "${1:-}" = -write ]; then
+	printf '%s\n' "$found" >$list
+fi
+printf '%s\n' "$found" | diff $list - || {
+	echo "deadcode: > is reached by no program: use it, remove it or, if it is public API, list it in $list" >&2
+	echo "deadcode: < is listed there and needn't be" >&2
+	exit 1
+}

@@ -1,0 +1,44 @@
+package record
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// ReadLines reads all records of a file. A last line without its end, left by a writer that was killed, is no record.
+func ReadLines[T any](path string) ([]T, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("record: %w", err)
+	}
+	var records []T
+	for n := 1; ; n++ {
+		line, rest, whole := bytes.Cut(data, []byte("\n"))
+		if !whole {
+			return records, nil
+		}
+		var v T
+		if err := json.Unmarshal(line, &v); err != nil {
+			return nil, fmt.Errorf("record: %s:%d: %w", path, n, err)
+		}
+		records, data = append(records, v), rest
+	}
+}
+
+// Call is the call that was made. Its terms must be readable.
+func (r Refill) Call() (policy.Call, error) {
+	c := policy.Call{Version: policy.Version{Era: r.Era, Index: r.Index}, Create: policy.Create(r.Create), Step: r.Step,
+		Next: r.Next}
+	if r.Terms != "" {
+		t, err := policy.DecodeTerms(r.Terms)
+		if err != nil {
+			return policy.Call{}, err
+		}
+		c.Terms = &t
+	}
+	return c, nil
+}
