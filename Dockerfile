@@ -12,7 +12,7 @@ ARG TARGETOS TARGETARCH VERSION=devel
 # The tag production leaves the embedded servers of "refiller dev" out.
 RUN --mount=type=cache,target=/go/pkg/mod --mount=type=cache,target=/root/.cache/go-build \
     CGO_ENABLED=0 GOOS=$TARGETOS GOARCH=$TARGETARCH \
-    go build -trimpath -tags production -ldflags "-s -w -X github.com/tokenrefill/refiller/internal/build.stamp=$VERSION" -o /out/ ./cmd/refiller ./cmd/consumer
+    go build -trimpath -tags production -ldflags "-s -w -X github.com/tokenrefill/refiller/internal/cli.stamp=$VERSION" -o /out/ ./cmd/refiller ./cmd/consumer
 
 FROM scratch
 ARG VERSION=devel

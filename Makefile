@@ -9,7 +9,7 @@ BIN := bin
 MODULES := $(patsubst %/go.mod,%,$(wildcard ./go.mod ./bench/go.mod ./deploy/go.mod ./deploy/apiserver/go.mod ./examples/go.mod ./tools/go.mod))
 
 # Packages whose tests need no server and end in seconds.
-UNIT_PKGS ?= $(addsuffix /...,$(wildcard ./policy ./internal/accesslog ./internal/config))
+UNIT_PKGS ?= $(addsuffix /...,$(wildcard ./policy ./internal/replay/accesslog ./internal/config))
 
 # Packages that `make test` leaves to test-operate and test-languages. `make test-all` tests the first beside the others,
 # where its waits cost nothing.

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tokenrefill/refiller/internal/etcdconn"
+	"github.com/tokenrefill/refiller/internal/config/etcdconn"
 )
 
 // candidateEndpoints names the environment variable that turns the test program into a candidate, for tests that stop

@@ -7,7 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/tokenrefill/refiller/internal/etcdconn"
+	"github.com/tokenrefill/refiller/internal/config/etcdconn"
 )
 
 const drainRecord = `{"operator":"alice","drain":true}`

@@ -4,8 +4,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/tokenrefill/refiller/internal/cli/clitest"
-	"github.com/tokenrefill/refiller/internal/fields"
+	"github.com/tokenrefill/refiller/internal/config/fields"
+	"github.com/tokenrefill/refiller/internal/testing/clitest"
 	"github.com/tokenrefill/refiller/internal/testing/testenv"
 )
 

@@ -16,7 +16,7 @@ import (
 
 	"github.com/tokenrefill/refiller/fetch"
 	"github.com/tokenrefill/refiller/internal/cli"
-	"github.com/tokenrefill/refiller/internal/filewatch"
+	"github.com/tokenrefill/refiller/internal/cli/filewatch"
 	"github.com/tokenrefill/refiller/internal/sidecar"
 	"github.com/tokenrefill/refiller/internal/sidecar/envoy"
 	"github.com/tokenrefill/refiller/internal/sidecar/limits"

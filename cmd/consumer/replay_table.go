@@ -7,8 +7,8 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/tokenrefill/refiller/internal/cli/terminal"
 	"github.com/tokenrefill/refiller/internal/replay"
-	"github.com/tokenrefill/refiller/internal/terminal"
 )
 
 const (

@@ -20,8 +20,8 @@ import (
 	"github.com/tokenrefill/refiller/fetch"
 	"github.com/tokenrefill/refiller/fetch/fetchprom"
 	"github.com/tokenrefill/refiller/internal/cli"
-	"github.com/tokenrefill/refiller/internal/credential"
-	"github.com/tokenrefill/refiller/internal/redisconn"
+	"github.com/tokenrefill/refiller/internal/config/credential"
+	"github.com/tokenrefill/refiller/internal/config/redisconn"
 	"github.com/tokenrefill/refiller/internal/sidecar"
 	"github.com/tokenrefill/refiller/internal/sidecar/envoy"
 )

@@ -11,7 +11,7 @@ import (
 
 	"github.com/tokenrefill/refiller/internal/cli"
 	"github.com/tokenrefill/refiller/internal/config"
-	"github.com/tokenrefill/refiller/internal/fields"
+	"github.com/tokenrefill/refiller/internal/config/fields"
 )
 
 func checkCommand(e env) *cobra.Command {

@@ -10,7 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/tokenrefill/refiller/internal/fields"
+	"github.com/tokenrefill/refiller/internal/config/fields"
 )
 
 const goodConfig = `redis: {url: "redis://127.0.0.1:6379/0"}

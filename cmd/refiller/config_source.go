@@ -8,17 +8,16 @@ import (
 	"github.com/hashicorp/go-hclog"
 
 	"github.com/tokenrefill/refiller/internal/cli"
+	"github.com/tokenrefill/refiller/internal/cli/filewatch"
 	"github.com/tokenrefill/refiller/internal/config"
-	"github.com/tokenrefill/refiller/internal/etcdconn"
-	"github.com/tokenrefill/refiller/internal/etcdwatch"
-	"github.com/tokenrefill/refiller/internal/filewatch"
+	"github.com/tokenrefill/refiller/internal/config/etcdconn"
 )
 
 // configSource is where a replica's configuration comes from: its file, with the environment and flags laid over it,
 // and what replicas share in etcd.
 type configSource struct {
 	config.Source
-	shared *etcdwatch.Key // nil: nothing is shared
+	shared *etcdconn.Key // nil: nothing is shared
 
 	of  content // what cfg was read from; the zero content if there is no cfg
 	cfg config.Config
@@ -71,7 +70,7 @@ func (s *configSource) follow(cfg config.Config, log hclog.Logger) (closeEtcd fu
 	if err != nil {
 		return nil, err
 	}
-	s.shared = etcdwatch.New(client, cfg.RefillPrefix()+"/config", log)
+	s.shared = etcdconn.NewKey(client, cfg.RefillPrefix()+"/config", log)
 	return client.Close, nil
 }
 

@@ -12,11 +12,11 @@ import (
 
 	"github.com/tokenrefill/refiller/election"
 	"github.com/tokenrefill/refiller/internal/cli"
+	"github.com/tokenrefill/refiller/internal/cli/terminal"
 	"github.com/tokenrefill/refiller/internal/config"
-	"github.com/tokenrefill/refiller/internal/doctor"
-	"github.com/tokenrefill/refiller/internal/etcdconn"
-	"github.com/tokenrefill/refiller/internal/redisconn"
-	"github.com/tokenrefill/refiller/internal/terminal"
+	"github.com/tokenrefill/refiller/internal/config/etcdconn"
+	"github.com/tokenrefill/refiller/internal/config/redisconn"
+	"github.com/tokenrefill/refiller/internal/operate/doctor"
 )
 
 // examineTimeout bounds the whole examination.

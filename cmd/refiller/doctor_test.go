@@ -13,7 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/tokenrefill/refiller/internal/doctor"
+	"github.com/tokenrefill/refiller/internal/operate/doctor"
 	"github.com/tokenrefill/refiller/internal/testing/testenv"
 )
 

@@ -8,8 +8,8 @@ import (
 	"syscall"
 	_ "time/tzdata" // calendars name time zones, and a container may have no database of them
 
-	"github.com/tokenrefill/refiller/internal/fields"
-	"github.com/tokenrefill/refiller/internal/redisconn"
+	"github.com/tokenrefill/refiller/internal/config/fields"
+	"github.com/tokenrefill/refiller/internal/config/redisconn"
 )
 
 func main() {

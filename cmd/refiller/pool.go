@@ -12,7 +12,7 @@ import (
 
 	"github.com/tokenrefill/refiller/internal/cli"
 	"github.com/tokenrefill/refiller/internal/config"
-	"github.com/tokenrefill/refiller/internal/etcdconn"
+	"github.com/tokenrefill/refiller/internal/config/etcdconn"
 )
 
 func poolCommand(e env) *cobra.Command {

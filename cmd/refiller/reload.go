@@ -10,21 +10,21 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 
-	"github.com/tokenrefill/refiller/internal/etcdwatch"
-	"github.com/tokenrefill/refiller/internal/filewatch"
+	"github.com/tokenrefill/refiller/internal/cli/filewatch"
+	"github.com/tokenrefill/refiller/internal/config/etcdconn"
 )
 
 // reloader asks for a reload when the file or what is shared in etcd changes, or
 // the process gets SIGHUP.
 type reloader struct {
 	file   *filewatch.File
-	shared *etcdwatch.Key // nil: nothing is
+	shared *etcdconn.Key // nil: nothing is
 	hup    chan os.Signal
 }
 
 // newReloader begins to listen, so that no change after the first read of the
 // file is missed. It must be run or closed.
-func newReloader(path string, shared *etcdwatch.Key, log hclog.Logger) (*reloader, error) {
+func newReloader(path string, shared *etcdconn.Key, log hclog.Logger) (*reloader, error) {
 	file, err := filewatch.New(path, filewatch.Options{Logger: log})
 	if err != nil {
 		return nil, fmt.Errorf("config: %w", err)

@@ -13,12 +13,11 @@ import (
 	"github.com/hashicorp/go-hclog"
 	"github.com/spf13/cobra"
 
-	"github.com/tokenrefill/refiller/internal/build"
 	"github.com/tokenrefill/refiller/internal/cli"
 	"github.com/tokenrefill/refiller/internal/config"
-	"github.com/tokenrefill/refiller/internal/fields"
-	"github.com/tokenrefill/refiller/internal/history"
-	"github.com/tokenrefill/refiller/internal/redisconn"
+	"github.com/tokenrefill/refiller/internal/config/fields"
+	"github.com/tokenrefill/refiller/internal/config/redisconn"
+	"github.com/tokenrefill/refiller/internal/operate/history"
 	"github.com/tokenrefill/refiller/internal/replica"
 	"github.com/tokenrefill/refiller/refill"
 )
@@ -136,7 +135,7 @@ func (r *runner) open(ctx context.Context) error {
 		r.log.Warn("starting with the file alone", "error", wrong)
 		r.asked <- "start" // reports it
 	}
-	options := replica.Options{Identity: r.identity, Build: build.Version(), Logger: r.log, Load: r.source.load,
+	options := replica.Options{Identity: r.identity, Build: cli.Version(), Logger: r.log, Load: r.source.load,
 		Reload: r.asked}
 	if r.record != "" {
 		w, openErr := history.Open(r.record)

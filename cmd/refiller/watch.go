@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/tokenrefill/refiller/internal/cli"
-	"github.com/tokenrefill/refiller/internal/terminal"
+	"github.com/tokenrefill/refiller/internal/cli/terminal"
 )
 
 const minWatch = 100 * time.Millisecond

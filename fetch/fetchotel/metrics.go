@@ -9,7 +9,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 
 	"github.com/tokenrefill/refiller/fetch"
-	"github.com/tokenrefill/refiller/internal/keylabel"
+	"github.com/tokenrefill/refiller/fetch/internal/keylabel"
 )
 
 // Other is the policy attribute of the keys that no policy of [Policies] is for.

@@ -7,7 +7,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/tokenrefill/refiller/fetch"
-	"github.com/tokenrefill/refiller/internal/keylabel"
+	"github.com/tokenrefill/refiller/fetch/internal/keylabel"
 )
 
 // Other is the policy label of the keys that no policy of [Policies] is for.

@@ -11,8 +11,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/tokenrefill/refiller/internal/build"
-	"github.com/tokenrefill/refiller/internal/fields"
+	"github.com/tokenrefill/refiller/internal/config/fields"
 )
 
 // UsageError is wrong usage of a command.
@@ -27,7 +26,7 @@ func (e UsageError) Unwrap() error { return e.error }
 // Root makes a command that of a program, whose help lists its subcommands in the order in which they are added.
 func Root(root *cobra.Command, stdin io.Reader, stdout, stderr io.Writer) *cobra.Command {
 	cobra.EnableCommandSorting = false // the setting is global
-	root.Version = build.Version()
+	root.Version = Version()
 	root.SilenceUsage = true
 	root.SilenceErrors = true
 	root.Args = UnknownCommand
@@ -128,7 +127,7 @@ func VersionCommand(program string, stdout io.Writer) *cobra.Command {
 	return &cobra.Command{
 		Use: "version", Short: "Print the version", Args: Positional(cobra.NoArgs),
 		RunE: func(*cobra.Command, []string) error {
-			_, err := fmt.Fprintln(stdout, program, "version", build.Version())
+			_, err := fmt.Fprintln(stdout, program, "version", Version())
 			return err
 		},
 	}

@@ -8,7 +8,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/tokenrefill/refiller/internal/terminal"
+	"github.com/tokenrefill/refiller/internal/cli/terminal"
 )
 
 const (

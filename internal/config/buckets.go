@@ -6,7 +6,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/tokenrefill/refiller/internal/fields"
+	"github.com/tokenrefill/refiller/internal/config/fields"
 	"github.com/tokenrefill/refiller/policy"
 )
 

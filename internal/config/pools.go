@@ -4,7 +4,7 @@ import (
 	"errors"
 	"strings"
 
-	"github.com/tokenrefill/refiller/internal/fields"
+	"github.com/tokenrefill/refiller/internal/config/fields"
 	"github.com/tokenrefill/refiller/pool"
 )
 

@@ -15,7 +15,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/tokenrefill/refiller/internal/fields"
+	"github.com/tokenrefill/refiller/internal/config/fields"
 )
 
 // The reference and the schema are made from the structs that a file is decoded into: shape, kinds, defaults and
@@ -25,7 +25,7 @@ var writeReference = flag.Bool("write", false, "write docs/configuration.md and 
 
 func TestReferenceAndSchemaAreThoseOfTheStructs(t *testing.T) {
 	t.Parallel()
-	comments := commentsOf(t, "file.go", "../redisconn/options.go", "../etcdconn/etcdconn.go", "../credential/tls.go")
+	comments := commentsOf(t, "file.go", "redisconn/options.go", "etcdconn/etcdconn.go", "credential/tls.go")
 	described := fields.New(kinds, &file{}).Describe()
 	schema, err := json.MarshalIndent(schemaOf(t, described, comments, "config.file"), "", "  ")
 	require.NoError(t, err)

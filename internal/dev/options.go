@@ -9,8 +9,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/tokenrefill/refiller/internal/cli/terminal"
 	"github.com/tokenrefill/refiller/internal/config"
-	"github.com/tokenrefill/refiller/internal/terminal"
 )
 
 // MinKillEvery is the shortest time between two kills: a killed replica has to come back and settle.

@@ -11,7 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/tokenrefill/refiller/internal/terminal"
+	"github.com/tokenrefill/refiller/internal/cli/terminal"
 )
 
 const (

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/tokenrefill/refiller/internal/terminal"
+	"github.com/tokenrefill/refiller/internal/cli/terminal"
 )
 
 const (

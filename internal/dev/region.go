@@ -14,9 +14,9 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/tokenrefill/refiller/internal/config"
-	"github.com/tokenrefill/refiller/internal/devserver"
-	"github.com/tokenrefill/refiller/internal/etcdconn"
-	"github.com/tokenrefill/refiller/internal/redisconn"
+	"github.com/tokenrefill/refiller/internal/config/etcdconn"
+	"github.com/tokenrefill/refiller/internal/config/redisconn"
+	"github.com/tokenrefill/refiller/internal/dev/devserver"
 	"github.com/tokenrefill/refiller/internal/testing/faultproxy"
 	"github.com/tokenrefill/refiller/lua"
 )

@@ -17,7 +17,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/tokenrefill/refiller/internal/devserver"
+	"github.com/tokenrefill/refiller/internal/dev/devserver"
 )
 
 const (

@@ -7,7 +7,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/tokenrefill/refiller/internal/terminal"
+	"github.com/tokenrefill/refiller/internal/cli/terminal"
 )
 
 // plainEvery is how often the status is printed where it can't be rewritten.

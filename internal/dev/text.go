@@ -6,7 +6,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/tokenrefill/refiller/internal/terminal"
+	"github.com/tokenrefill/refiller/internal/cli/terminal"
 )
 
 // indent stands before the lines that follow the first one of a view.

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/tokenrefill/refiller/internal/accesslog"
+	"github.com/tokenrefill/refiller/internal/replay/accesslog"
 )
 
 // Report is what the policy would have done. Its JSON form is that of

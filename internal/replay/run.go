@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"io"
 
-	"github.com/tokenrefill/refiller/internal/accesslog"
+	"github.com/tokenrefill/refiller/internal/replay/accesslog"
 	"github.com/tokenrefill/refiller/policy"
 )
 

@@ -12,7 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/tokenrefill/refiller/internal/accesslog"
+	"github.com/tokenrefill/refiller/internal/replay/accesslog"
 	"github.com/tokenrefill/refiller/policy"
 )
 

@@ -10,10 +10,10 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/tokenrefill/refiller/election"
-	"github.com/tokenrefill/refiller/internal/admin"
 	"github.com/tokenrefill/refiller/internal/config"
-	"github.com/tokenrefill/refiller/internal/metrics"
-	"github.com/tokenrefill/refiller/internal/stats"
+	"github.com/tokenrefill/refiller/internal/operate/admin"
+	"github.com/tokenrefill/refiller/internal/operate/metrics"
+	"github.com/tokenrefill/refiller/internal/operate/stats"
 	"github.com/tokenrefill/refiller/policy"
 	"github.com/tokenrefill/refiller/pool"
 	"github.com/tokenrefill/refiller/refill"

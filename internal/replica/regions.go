@@ -7,9 +7,9 @@ import (
 	"sync"
 	"time"
 
-	"github.com/tokenrefill/refiller/internal/admin"
 	"github.com/tokenrefill/refiller/internal/config"
-	"github.com/tokenrefill/refiller/internal/stats"
+	"github.com/tokenrefill/refiller/internal/operate/admin"
+	"github.com/tokenrefill/refiller/internal/operate/stats"
 	"github.com/tokenrefill/refiller/pool"
 )
 

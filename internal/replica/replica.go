@@ -17,13 +17,13 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/tokenrefill/refiller/election"
-	"github.com/tokenrefill/refiller/internal/admin"
 	"github.com/tokenrefill/refiller/internal/config"
-	"github.com/tokenrefill/refiller/internal/etcdconn"
-	"github.com/tokenrefill/refiller/internal/membership"
-	"github.com/tokenrefill/refiller/internal/metrics"
-	"github.com/tokenrefill/refiller/internal/redisconn"
-	"github.com/tokenrefill/refiller/internal/stats"
+	"github.com/tokenrefill/refiller/internal/config/etcdconn"
+	"github.com/tokenrefill/refiller/internal/config/redisconn"
+	"github.com/tokenrefill/refiller/internal/operate/admin"
+	"github.com/tokenrefill/refiller/internal/operate/membership"
+	"github.com/tokenrefill/refiller/internal/operate/metrics"
+	"github.com/tokenrefill/refiller/internal/operate/stats"
 	"github.com/tokenrefill/refiller/refill"
 )
 

@@ -12,10 +12,10 @@ import (
 	"time"
 
 	"github.com/tokenrefill/refiller/election"
-	"github.com/tokenrefill/refiller/internal/admin"
 	"github.com/tokenrefill/refiller/internal/config"
-	"github.com/tokenrefill/refiller/internal/membership"
-	"github.com/tokenrefill/refiller/internal/metrics"
+	"github.com/tokenrefill/refiller/internal/operate/admin"
+	"github.com/tokenrefill/refiller/internal/operate/membership"
+	"github.com/tokenrefill/refiller/internal/operate/metrics"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )

@@ -13,7 +13,7 @@ import (
 	"sync"
 	"syscall"
 
-	"github.com/tokenrefill/refiller/internal/fields"
+	"github.com/tokenrefill/refiller/internal/config/fields"
 )
 
 const unixPrefix = "unix:"

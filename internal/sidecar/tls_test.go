@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	refillerv1 "github.com/tokenrefill/refiller/api/refiller/v1"
-	"github.com/tokenrefill/refiller/internal/credential"
+	"github.com/tokenrefill/refiller/internal/config/credential"
 	"github.com/tokenrefill/refiller/internal/testing/testenv"
 )
 

@@ -18,7 +18,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/tokenrefill/refiller/internal/metrics"
+	"github.com/tokenrefill/refiller/internal/operate/metrics"
 	"github.com/tokenrefill/refiller/internal/testing/testenv"
 )
 

@@ -10,7 +10,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
-	"github.com/tokenrefill/refiller/internal/fields"
+	"github.com/tokenrefill/refiller/internal/config/fields"
 )
 
 var goType = regexp.MustCompile(` in(to| type) [a-z]+\.\w+`)

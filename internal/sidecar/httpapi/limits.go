@@ -8,7 +8,7 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"github.com/tokenrefill/refiller/internal/answer"
+	"github.com/tokenrefill/refiller/internal/sidecar/answer"
 	"github.com/tokenrefill/refiller/internal/sidecar/call"
 	"github.com/tokenrefill/refiller/internal/sidecar/limits"
 )

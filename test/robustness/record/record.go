@@ -19,7 +19,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/tokenrefill/refiller/internal/history"
+	"github.com/tokenrefill/refiller/internal/operate/history"
 	"github.com/tokenrefill/refiller/policy"
 )
 

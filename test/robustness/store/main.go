@@ -7,7 +7,7 @@ import (
 	"slices"
 	"strconv"
 
-	"github.com/tokenrefill/refiller/internal/devserver"
+	"github.com/tokenrefill/refiller/internal/dev/devserver"
 )
 
 func main() {

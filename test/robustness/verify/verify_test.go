@@ -12,7 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/tokenrefill/refiller/internal/history"
+	"github.com/tokenrefill/refiller/internal/operate/history"
 	"github.com/tokenrefill/refiller/policy"
 	"github.com/tokenrefill/refiller/refill"
 	"github.com/tokenrefill/refiller/test/robustness/record"

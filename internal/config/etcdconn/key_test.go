@@ -1,0 +1,81 @@
+package etcdconn_test
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/internal/config/etcdconn"
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
+)
+
+const patience = 30 * time.Second
+
+// A change is told once, whether the watch saw it or etcd was away meanwhile.
+func TestAChangeOfTheValueIsTold(t *testing.T) {
+	t.Parallel()
+	etcd := testenv.Etcd(t, 1)
+	client := etcd.Client()
+	put := func(value string) {
+		t.Helper()
+		_, err := client.Put(t.Context(), "/refiller/config", value)
+		require.NoError(t, err)
+	}
+	key := etcdconn.NewKey(etcd.Client(), "/refiller/config", hclog.NewNullLogger())
+	require.NoError(t, key.Read(t.Context()))
+	require.Nil(t, key.Value(), "it is not there")
+	put("one")
+	require.NoError(t, key.Read(t.Context()))
+	require.Equal(t, "one", string(key.Value()))
+
+	put("two") // between the reading and the watch
+	ctx, cancel := context.WithCancel(t.Context())
+	told := make(chan string, 10)
+	var running sync.WaitGroup
+	running.Go(func() { key.Run(ctx, func() { told <- string(key.Value()) }) })
+	defer running.Wait()
+	defer cancel()
+	next := func(want string) {
+		t.Helper()
+		select {
+		case got := <-told:
+			require.Equal(t, want, got)
+		case <-time.After(patience):
+			require.Fail(t, "no change is told", want)
+		}
+	}
+	next("two")
+	put("two") // which changes nothing
+	put("three")
+	next("three")
+	_, err := client.Delete(t.Context(), "/refiller/config")
+	require.NoError(t, err)
+	put("four")
+	next("four")
+
+	member := etcd.Members()[0]
+	member.Kill()
+	require.Equal(t, "four", string(key.Value()), "what was read last stays")
+	member.Restart()
+	require.NoError(t, etcd.WaitReady(t.Context()))
+	put("five")
+	next("five")
+
+	// An etcd that begins anew counts from a lower revision than the watch.
+	member.Kill()
+	require.NoError(t, os.RemoveAll(filepath.Join(member.Dir(), "data")))
+	member.Restart()
+	require.NoError(t, etcd.WaitReady(t.Context()))
+	require.Equal(t, "five", string(key.Value()), "what was read last stays")
+	put("six")
+	next("six")
+	put("seven")
+	next("seven")
+	require.Empty(t, told)
+}

@@ -1,0 +1,215 @@
+package redisconn
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
+
+	"github.com/tokenrefill/refiller/internal/config/credential"
+	"github.com/tokenrefill/refiller/internal/config/fields"
+)
+
+// Timeouts and sizes where Options has none, and their ranges.
+const (
+	DefaultDialTimeout = 2 * time.Second
+	DefaultReadTimeout = 2 * time.Second // of writes too
+	MinTimeout         = time.Millisecond
+	MaxTimeout         = time.Minute
+	DefaultPoolSize    = 32
+	MaxPoolSize        = 10_000
+)
+
+// topologyAge is how old a Cluster client's map of slots may get. Scripts are not sent anew when a node is gone, so no
+// error makes the client look for the node that took over; age has to.
+const topologyAge = 2 * time.Second
+
+// Options is how to reach Redis, by the fields of a configuration and their variables. It prints without secrets.
+type Options struct {
+	// Where Redis is.
+	URL URL `yaml:"url,required" is:"redis url" env:"URL" help:"address of Redis"`
+	// User to log in as, instead of the URL's.
+	Username string `yaml:"username" is:"user" env:"USERNAME" help:"user of Redis"`
+	// File with the password, instead of the URL's.
+	Password credential.Password `yaml:"password_file" is:"password" env:"PASSWORD_FILE" help:"its password's file"`
+	// User of the sentinels themselves.
+	SentinelUsername string `yaml:"sentinel_username" is:"user" env:"SENTINEL_USERNAME" help:"user of the sentinels"`
+	// File with the sentinels' password.
+	SentinelPassword credential.Password `yaml:"sentinel_password_file" is:"password" env:"SENTINEL_PASSWORD_FILE"`
+	// PEM files, with the rediss forms of the URL, for the sentinels too.
+	TLS credential.TLS `yaml:"tls" env:""`
+	// Longest time to make a connection.
+	DialTimeout time.Duration `yaml:"dial_timeout" is:"redis timeout" default:"2s"`
+	// Longest wait for an answer.
+	ReadTimeout time.Duration `yaml:"read_timeout" is:"redis timeout" default:"2s"`
+	// Longest time to send a request.
+	WriteTimeout time.Duration `yaml:"write_timeout" is:"redis timeout" default:"2s"`
+	// Most connections to each server.
+	PoolSize int `yaml:"pool_size" is:"redis connections" default:"32"`
+}
+
+// Validate reports every option that contradicts another or is out of range, as *fields.Error joined by errors.Join. It
+// reads no file.
+func (o Options) Validate() error {
+	var errs []error
+	bad := func(field, format string, args ...any) {
+		errs = append(errs, &fields.Error{Field: field, Msg: fmt.Sprintf(format, args...)})
+	}
+	if len(o.URL.Addrs) == 0 {
+		bad("url", "is missing: want %s", Forms)
+	}
+	switch none := o.Password.IsZero() && o.URL.Password.IsZero(); {
+	case none && o.Username != "":
+		bad("username", "%q has no password: give password_file", o.Username)
+	case none && o.URL.Username != "": // not shown: it may be a password in the wrong place
+		bad("url", "has a user but no password: give password_file")
+	}
+	if !o.TLS.IsZero() && !o.URL.TLS {
+		bad("tls", "goes with a rediss://, rediss-sentinel:// or rediss-cluster:// url only")
+	}
+	if missing := o.TLS.Incomplete(); missing != "" {
+		bad("tls."+missing, "it is missing: cert and key go together")
+	}
+	if o.URL.Kind != Sentinel && !o.SentinelPassword.IsZero() {
+		bad("sentinel_password_file", "goes with a redis-sentinel:// url only")
+	}
+	if o.URL.Kind != Sentinel && o.SentinelUsername != "" {
+		bad("sentinel_username", "goes with a redis-sentinel:// url only")
+	} else if o.SentinelUsername != "" && o.SentinelPassword.IsZero() {
+		bad("sentinel_username", "%q has no password: give sentinel_password_file", o.SentinelUsername)
+	}
+	timeout := func(field string, d time.Duration) {
+		if d != 0 && (d < MinTimeout || d > MaxTimeout) {
+			bad(field, "%s is not from %s to %s", d, MinTimeout, MaxTimeout)
+		}
+	}
+	timeout("dial_timeout", o.DialTimeout)
+	timeout("read_timeout", o.ReadTimeout)
+	timeout("write_timeout", o.WriteTimeout)
+	if o.PoolSize < 0 || o.PoolSize > MaxPoolSize {
+		bad("pool_size", "%d is not a whole number from 1 to %d", o.PoolSize, MaxPoolSize)
+	}
+	return errors.Join(errs...)
+}
+
+// String writes the address with the user in force, without secrets.
+func (o Options) String() string {
+	u := o.URL
+	if o.Username != "" {
+		u.Username = o.Username
+	}
+	return u.String()
+}
+
+// Open returns a client, which connects when it is first used; the caller closes it. Errors name what is wrong with the
+// options or with the files they name.
+func Open(o Options) (redis.UniversalClient, error) {
+	if err := o.Validate(); err != nil {
+		return nil, fmt.Errorf("redisconn: %w", err)
+	}
+	u := redis.UniversalOptions{
+		Addrs:                 o.URL.Addrs,
+		MasterName:            o.URL.Master,
+		DB:                    o.URL.DB,
+		MaxRetries:            -1,
+		DialerRetries:         1,
+		ContextTimeoutEnabled: true,
+		DialTimeout:           orDefault(o.DialTimeout, DefaultDialTimeout),
+		ReadTimeout:           orDefault(o.ReadTimeout, DefaultReadTimeout),
+		WriteTimeout:          orDefault(o.WriteTimeout, DefaultReadTimeout),
+		PoolSize:              orDefault(o.PoolSize, DefaultPoolSize),
+		// The handshake of maintenance notifications is one more round trip per connection to servers without them.
+		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
+	}
+	if o.URL.TLS {
+		if _, err := o.TLS.ClientConfig(); err != nil {
+			return nil, fmt.Errorf("redisconn: %w", err)
+		}
+		u.Dialer = o.dialTLS
+	}
+	if err := o.credentials(&u); err != nil {
+		return nil, err
+	}
+	switch o.URL.Kind {
+	case Sentinel:
+		return redis.NewFailoverClient(u.Failover()), nil
+	case Cluster:
+		c := u.Cluster()
+		c.ClusterStateReloadInterval = topologyAge
+		return redis.NewClusterClient(c), nil
+	default:
+		s := u.Simple()
+		if o.URL.Kind == Unix {
+			s.Network = "unix"
+		}
+		return redis.NewClient(s), nil
+	}
+}
+
+// dialTLS makes a connection with the files as they are now.
+func (o Options) dialTLS(ctx context.Context, network, addr string) (net.Conn, error) {
+	config, err := o.TLS.ClientConfig()
+	if err != nil {
+		return nil, fmt.Errorf("redisconn: %w", err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, orDefault(o.DialTimeout, DefaultDialTimeout))
+	defer cancel()
+	dialer := tls.Dialer{Config: config}
+	return dialer.DialContext(ctx, network, addr)
+}
+
+// credentials has every new connection ask for the credentials, and fails now if a file can't be read now.
+func (o Options) credentials(u *redis.UniversalOptions) error {
+	username, password := o.URL.Username, o.URL.Password
+	if o.Username != "" {
+		username = o.Username
+	}
+	if !o.Password.IsZero() {
+		password = o.Password
+	}
+	if !password.IsZero() {
+		if _, err := password.Reveal(); err != nil {
+			return fmt.Errorf("redisconn: %w", err)
+		}
+		u.CredentialsProviderContext = func(context.Context) (string, string, error) {
+			secret, err := password.Reveal()
+			return username, secret, err
+		}
+	}
+	if !o.SentinelPassword.IsZero() {
+		if _, err := o.SentinelPassword.Reveal(); err != nil {
+			return fmt.Errorf("redisconn: sentinel: %w", err)
+		}
+		u.OnConnect = o.loginToSentinel
+	}
+	return nil
+}
+
+// loginToSentinel logs a new connection in that isn't yet. go-redis has no provider of the sentinels' credentials, and
+// calls this for connections to the master too, which it has logged in before.
+func (o Options) loginToSentinel(ctx context.Context, conn *redis.Conn) error {
+	if err := conn.Ping(ctx).Err(); !redis.HasErrorPrefix(err, "NOAUTH") {
+		return err
+	}
+	secret, err := o.SentinelPassword.Reveal()
+	switch {
+	case err != nil:
+		return fmt.Errorf("redisconn: sentinel: %w", err)
+	case o.SentinelUsername != "":
+		return conn.AuthACL(ctx, o.SentinelUsername, secret).Err()
+	default:
+		return conn.Auth(ctx, secret).Err()
+	}
+}
+
+func orDefault[T time.Duration | int](v, fallback T) T {
+	if v == 0 {
+		return fallback
+	}
+	return v
+}

@@ -1,0 +1,162 @@
+package metrics_test
+
+import (
+	"fmt"
+	"io"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/internal/operate/metrics"
+	"github.com/tokenrefill/refiller/internal/operate/stats"
+	"github.com/tokenrefill/refiller/policy"
+	"github.com/tokenrefill/refiller/refill"
+)
+
+func bucket(key string) refill.Bucket {
+	return refill.Bucket{Key: key, Policy: policy.Policy{Capacity: 1000, Rate: policy.PerSecond(500),
+		Interval: 100 * time.Millisecond}}
+}
+
+func applied(key string, index, added int64) refill.Event {
+	terms := bucket(key).Policy.Terms(policy.Fence{})
+	return refill.Event{
+		Key: key, Replied: time.Now(), Call: policy.Call{Terms: &terms},
+		Outcome: policy.Outcome{Status: policy.StatusApplied, Version: policy.Version{Era: 1, Index: index}, Added: added,
+			Elapsed: 100_000, Tokens: 500},
+	}
+}
+
+func scrape(t *testing.T, m *metrics.Metrics) string {
+	t.Helper()
+	w := httptest.NewRecorder()
+	m.Handler().ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
+	require.Equal(t, 200, w.Code, "%s", w.Body)
+	body, err := io.ReadAll(w.Body)
+	require.NoError(t, err)
+	return string(body)
+}
+
+func TestDenialsOfBucketsInShadowModeAreCounters(t *testing.T) {
+	tl := stats.New()
+	tl.Configure([]refill.Bucket{bucket("trial")})
+	m := metrics.New("test", "eu", tl, func() metrics.State {
+		return metrics.State{Shadow: map[string]int64{"trial": 15, "\xff": 2, "\xfe": 3}}
+	})
+	body := scrape(t, m)
+	require.Contains(t, body, "# TYPE refiller_shadow_denied_tokens_total counter")
+	require.Contains(t, body, `refiller_shadow_denied_tokens_total{bucket="trial"} 15`)
+	require.Contains(t, body, `refiller_shadow_denied_tokens_total{bucket="other"} 5`)
+}
+
+func TestTemplatesHaveSeriesOfTheirOwn(t *testing.T) {
+	lag := make([]int64, len(refill.LagBounds)+1)
+	lag[0] = 90
+	lag[2] = 8
+	lag[len(lag)-1] = 2
+	m := metrics.New("test", "", stats.New(), func() metrics.State {
+		return metrics.State{Refill: refill.Stats{Templates: []refill.TemplateStats{
+			{Prefix: "user:", Shards: 6, Active: 1234,
+				Calls: map[policy.Status]int64{policy.StatusApplied: 100, policy.StatusStale: 7}, Left: 3,
+				Added: 500, Lag: lag, LagSum: 30 * time.Second},
+			{Prefix: "\xff", Calls: map[policy.Status]int64{}, Lag: make([]int64, len(lag))},
+		}}}
+	})
+	body := scrape(t, m)
+	for _, line := range []string{
+		`refiller_template_active_buckets{template="user:"} 1234`,
+		`refiller_template_shards{template="user:"} 6`,
+		`refiller_template_refill_calls_total{status="applied",template="user:"} 100`,
+		`refiller_template_refill_calls_total{status="stale",template="user:"} 7`,
+		`refiller_template_left_total{template="user:"} 3`,
+		`refiller_template_credit_added_tokens_total{template="user:"} 500`,
+		`refiller_template_refill_lag_seconds_bucket{template="user:",le="0.001"} 90`,
+		`refiller_template_refill_lag_seconds_bucket{template="user:",le="0.005"} 98`,
+		`refiller_template_refill_lag_seconds_bucket{template="user:",le="+Inf"} 100`,
+		`refiller_template_refill_lag_seconds_sum{template="user:"} 30`,
+	} {
+		require.Contains(t, body, line)
+	}
+}
+
+func TestTheNumberOfSeriesIsBounded(t *testing.T) {
+	tl := stats.New()
+	var list []refill.Bucket
+	for i := range 1000 {
+		list = append(list, bucket(fmt.Sprintf("b%04d", i)))
+	}
+	list = append(list, bucket(metrics.Other), bucket("\xff"))
+	tl.Configure(list)
+	m := metrics.New("test", "eu", tl, func() metrics.State { return metrics.State{} })
+	for i, b := range list {
+		for index := range int64(3) {
+			m.Observe(applied(b.Key, index, int64(i%10)))
+		}
+	}
+	m.Observe(applied("user:4711", 1, 5))
+	body := scrape(t, m)
+	require.Equal(t, metrics.MaxBuckets+1, strings.Count(body, "refiller_credit_added_tokens_total{"))
+	require.Equal(t, metrics.MaxBuckets, strings.Count(body, "refiller_bucket_tokens{"))
+	require.Contains(t, body, `refiller_credit_added_tokens_total{bucket="b0007"} 21`)
+	require.Contains(t, body, fmt.Sprintf(`refiller_refills_total{bucket="other"} %d`, 3*(1002-metrics.MaxBuckets)))
+	require.NotContains(t, body, "user:", "a key from outside is no label")
+
+	for _, b := range list[len(list)/2-100:] { // with series of their own and without
+		e := applied(b.Key, 3, 0)
+		e.Outcome.Fence.Epoch++
+		e.Outcome.FileVersion = e.Outcome.Fence.Epoch
+		m.Observe(e)
+	}
+	for _, b := range list[:len(list)/2-100] {
+		e := applied(b.Key, 3, 0)
+		e.Outcome.Conflict = true
+		m.Observe(e)
+	}
+	body = scrape(t, m)
+	require.Contains(t, body, fmt.Sprintf("refiller_buckets_outdated %d", len(list)-len(list)/2+100))
+	require.Contains(t, body, fmt.Sprintf("refiller_buckets_conflicting %d", len(list)/2-100))
+
+	// A place that becomes free is not given to a bucket that is summed up.
+	tl.Configure(list[1:])
+	body = scrape(t, m)
+	require.Equal(t, metrics.MaxBuckets, strings.Count(body, "refiller_credit_added_tokens_total{"))
+	require.Contains(t, body, fmt.Sprintf(`refiller_refills_total{bucket="other"} %d`, 4*(1002-metrics.MaxBuckets)))
+	tl.Configure(append(list[1:], bucket("a-new-one")))
+	require.Contains(t, scrape(t, m), `refiller_refills_total{bucket="a-new-one"} 0`)
+}
+
+func TestElectionMetricsExistInElectionModeOnly(t *testing.T) {
+	state := metrics.State{}
+	m := metrics.New("test", "eu", stats.New(), func() metrics.State { return state })
+	require.NotContains(t, scrape(t, m), "refiller_leading")
+	state = metrics.State{Elected: true, ElectionUp: true, Terms: 3, Refill: refill.Stats{Leading: true, Epoch: 42}}
+	body := scrape(t, m)
+	for _, line := range []string{"refiller_leading 1", "refiller_epoch 42", "refiller_terms_total 3", "refiller_racing 0",
+		"refiller_election_up 1"} {
+		require.Contains(t, body, line+"\n")
+	}
+}
+
+func TestCallsAndReloadsAreCountedByResult(t *testing.T) {
+	m := metrics.New("v1.2.3", "eu", stats.New(), func() metrics.State {
+		return metrics.State{
+			Refill: refill.Stats{Calls: map[policy.Status]int64{policy.StatusApplied: 5, policy.StatusStale: 2},
+				Errors: 1, Version: 9},
+			Reloads:       map[string]int64{"applied": 4, "refused": 1},
+			ReloadRefused: true, RestartNeeded: true,
+		}
+	})
+	body := scrape(t, m)
+	for _, line := range []string{
+		`refiller_refill_calls_total{status="applied"} 5`, `refiller_refill_calls_total{status="stale"} 2`,
+		`refiller_refill_calls_total{status="malformed"} 0`, "refiller_refill_errors_total 1", "refiller_config_version 9",
+		`refiller_config_reloads_total{result="applied"} 4`, `refiller_config_reloads_total{result="refused"} 1`,
+		"refiller_config_last_reload_ok 0", "refiller_config_restart_needed 1", "refiller_redis_up 0",
+	} {
+		require.Contains(t, body, line+"\n")
+	}
+	require.Contains(t, body, `region="eu",version="v1.2.3"`)
+}
