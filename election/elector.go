@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/hashicorp/go-hclog"
+
+	"github.com/tokenrefill/refiller/internal/timing"
 )
 
 var (
@@ -79,7 +81,7 @@ func (e *Elector) Run(ctx context.Context, lead func(ctx context.Context, term T
 		} else {
 			failures = min(failures+1, maxBackoff)
 		}
-		sleep(ctx, e.jitter(e.cfg.RetryInterval<<failures))
+		timing.Sleep(ctx.Done(), e.jitter(e.cfg.RetryInterval<<failures))
 	}
 	return nil
 }
@@ -187,7 +189,7 @@ func (e *Elector) look(ctx context.Context, s *session, key string, epoch int64)
 		return "", 0, false
 	case err != nil:
 		e.observe(err)
-		sleep(ctx, e.jitter(e.cfg.RetryInterval))
+		timing.Sleep(ctx.Done(), e.jitter(e.cfg.RetryInterval))
 		return "", 0, false
 	}
 	e.observe(nil)
@@ -203,7 +205,7 @@ func (e *Elector) awaitDeleted(ctx context.Context, key string, from int64) bool
 	err := e.store.waitDeleted(waiting, key, from)
 	if err != nil && waiting.Err() == nil {
 		e.log.Debug("watch failed", "key", key, "error", err)
-		sleep(ctx, e.jitter(e.cfg.RetryInterval))
+		timing.Sleep(ctx.Done(), e.jitter(e.cfg.RetryInterval))
 	}
 	return err == nil
 }
@@ -243,8 +245,4 @@ func (e *Elector) requestTimeout(ttl time.Duration) time.Duration {
 }
 
 // jitter returns d give or take half of it.
-func (e *Elector) jitter(d time.Duration) time.Duration { return jitter(e.random, d) }
-
-func jitter(random func() float64, d time.Duration) time.Duration {
-	return d/2 + time.Duration(random()*float64(d))
-}
+func (e *Elector) jitter(d time.Duration) time.Duration { return timing.Between(e.random, d/2, d/2+d) }

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"sync"
 	"time"
+
+	"github.com/tokenrefill/refiller/internal/timing"
 )
 
 // fakeServer is an etcd in memory whose time is that of the test's bubble.
@@ -208,7 +210,7 @@ func (f *fakeStore) answer(ctx context.Context, c call, err error) error {
 		<-ctx.Done()
 		return ctx.Err()
 	}
-	if c.back > 0 && !sleep(ctx, c.back) {
+	if c.back > 0 && !timing.Sleep(ctx.Done(), c.back) {
 		return ctx.Err()
 	}
 	return err
@@ -311,7 +313,7 @@ func (f *fakeStore) waitDeleted(ctx context.Context, key string, from int64) err
 		at, changed := f.deleted[key], f.changed
 		f.fakeServer.mu.Unlock()
 		if at >= from {
-			if !sleep(ctx, c.back) {
+			if !timing.Sleep(ctx.Done(), c.back) {
 				return ctx.Err()
 			}
 			return nil

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/tokenrefill/refiller/internal/config/etcdconn"
+	"github.com/tokenrefill/refiller/internal/timing"
 )
 
 // candidateEndpoints names the environment variable that turns the test program into a candidate, for tests that stop
@@ -48,7 +49,7 @@ func candidate(endpoints []string) error {
 			if ctx.Err() == nil && term.Remaining(time.Now()) > 0 {
 				fmt.Printf("acts epoch=%d at=%d\n", term.Epoch, time.Now().UnixMilli())
 			}
-			if !sleep(ctx, time.Millisecond) {
+			if !timing.Sleep(ctx.Done(), time.Millisecond) {
 				fmt.Printf("lost epoch=%d cause=%v\n", term.Epoch, context.Cause(ctx))
 				return nil
 			}

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/internal/timing"
 )
 
 // propertySeed is REFILLER_SEED, or a new one; it is printed so that a run can be repeated.
@@ -188,11 +190,11 @@ func contend(t *testing.T, seed uint64) {
 				}
 				referee.begins(term)
 				if patience.float() < 0.5 {
-					sleep(ctx, patience.upTo(30*time.Second)) // leads for a while and gives up
+					timing.Sleep(ctx.Done(), patience.upTo(30*time.Second)) // leads for a while and gives up
 				} else {
 					<-ctx.Done()
 				}
-				sleep(context.WithoutCancel(ctx), patience.upTo(3*time.Second)) // and takes its time
+				time.Sleep(patience.upTo(3 * time.Second)) // and takes its time
 				return nil
 			})
 			if err != nil {
@@ -202,10 +204,10 @@ func contend(t *testing.T, seed uint64) {
 	}
 	running.Go(func() { // cuts candidates off, one after the other
 		d := newDice(seed, "cuts")
-		for sleep(ctx, d.upTo(10*time.Second)) {
+		for timing.Sleep(ctx.Done(), d.upTo(10*time.Second)) {
 			network := networks[int(d.float()*candidates)]
 			network.set(true, false)
-			sleep(ctx, d.upTo(10*time.Second))
+			timing.Sleep(ctx.Done(), d.upTo(10*time.Second))
 			network.set(false, false)
 		}
 	})

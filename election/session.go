@@ -5,6 +5,8 @@ import (
 	"errors"
 	"sync"
 	"time"
+
+	"github.com/tokenrefill/refiller/internal/timing"
 )
 
 // session is a lease that is kept alive, and the candidacy that hangs on it. It ends once and for all when its trust
@@ -75,7 +77,7 @@ func (s *session) watchTrust() {
 			s.end("lease was not renewed in time")
 			return
 		}
-		if !sleep(s.upkeep, left) {
+		if !timing.Sleep(s.upkeep.Done(), left) {
 			return
 		}
 	}
@@ -86,7 +88,7 @@ func (s *session) watchTrust() {
 func (s *session) renew(sent time.Time, granted time.Duration) {
 	e := s.elector
 	period := e.requestTimeout(granted)
-	for sleep(s.upkeep, period-time.Since(sent)) {
+	for timing.Sleep(s.upkeep.Done(), period-time.Since(sent)) {
 		ttl, at, err := s.renewOnce(period)
 		switch {
 		case s.upkeep.Err() != nil:
@@ -96,7 +98,7 @@ func (s *session) renew(sent time.Time, granted time.Duration) {
 			return
 		case err != nil:
 			e.observe(err)
-			if !sleep(s.upkeep, e.jitter(period/4)) {
+			if !timing.Sleep(s.upkeep.Done(), e.jitter(period/4)) {
 				return
 			}
 		case ttl < granted:
@@ -119,19 +121,4 @@ func (s *session) renewOnce(timeout time.Duration) (time.Duration, time.Time, er
 	defer cancel()
 	ttl, err := s.elector.store.renew(ctx, s.lease)
 	return ttl, sent, err
-}
-
-// sleep waits for d and reports true, or false as soon as ctx ends.
-func sleep(ctx context.Context, d time.Duration) bool {
-	if ctx.Err() != nil {
-		return false
-	}
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-timer.C:
-		return true
-	}
 }

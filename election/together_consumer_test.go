@@ -5,13 +5,14 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/tokenrefill/refiller/internal/timing"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )
 
 // consume takes from a bucket until ctx ends, as its kind of consumer does.
 func (a *account) consume(ctx context.Context, d *dice, version func() int64) {
-	for sleep(ctx, d.upTo(4*interval)) {
+	for timing.Sleep(ctx.Done(), d.upTo(4*interval)) {
 		a.redis.change(func() {
 			b := a.redis.bucket(a.key)
 			switch {
@@ -104,7 +105,7 @@ func (a *account) takePlain(ctx context.Context, d *dice) {
 		})
 		return left
 	}
-	for sleep(ctx, d.upTo(interval/5)) {
+	for timing.Sleep(ctx.Done(), d.upTo(interval/5)) {
 		if add(-1) < 0 {
 			time.Sleep(d.upTo(2 * time.Millisecond)) // it goes through
 			add(1)
@@ -128,7 +129,7 @@ func (a *account) addPlain(ctx context.Context, d *dice) {
 		})
 		return index
 	}
-	for sleep(ctx, interval) {
+	for timing.Sleep(ctx.Done(), interval) {
 		index := count(1)
 		time.Sleep(d.upTo(2 * time.Millisecond))
 		if index != expected+1 {

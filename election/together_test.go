@@ -18,6 +18,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/tokenrefill/refiller/internal/timing"
 	"github.com/tokenrefill/refiller/policy"
 	"github.com/tokenrefill/refiller/refill"
 )
@@ -83,7 +84,7 @@ func (p *path) carry(ctx context.Context, serve func() error) error {
 		<-ctx.Done()
 		return ctx.Err()
 	}
-	if !sleep(ctx, p.dice.upTo(time.Millisecond+slow)) {
+	if !timing.Sleep(ctx.Done(), p.dice.upTo(time.Millisecond+slow)) {
 		return ctx.Err()
 	}
 	p.stopped()
@@ -237,7 +238,7 @@ func (s *simulation) start(version int64) *process {
 	lead := func(ctx context.Context, term Term) error {
 		s.begins(p, elector, term)
 		err := refiller.Lead(ctx, term.Epoch)
-		sleep(serving, random.upTo(3*interval)) // whoever leads may have other things to end
+		timing.Sleep(serving.Done(), random.upTo(3*interval)) // whoever leads may have other things to end
 		s.ends(term)
 		return err
 	}
@@ -256,7 +257,7 @@ func (s *simulation) start(version int64) *process {
 			}
 		}
 		<-candidacy.Done()
-		sleep(serving, 3*interval)
+		timing.Sleep(serving.Done(), 3*interval)
 		end()
 	})
 	s.running.Go(func() {
@@ -347,14 +348,14 @@ func storm(seed uint64, without mechanism) (*simulation, []error) {
 			s.running.Go(func() { a.addPlain(ctx, newDice(seed, "foreign adder")) })
 		}
 	}
-	sleep(ctx, 5*interval)
+	timing.Sleep(ctx.Done(), 5*interval)
 
-	for begin := time.Now(); time.Since(begin) < stormy; sleep(ctx, d.upTo(4*interval)) {
+	for begin := time.Now(); time.Since(begin) < stormy; timing.Sleep(ctx.Done(), d.upTo(4*interval)) {
 		s.strike(ctx, d)
 	}
-	sleep(ctx, settling)
+	timing.Sleep(ctx.Done(), settling)
 	from := time.Since(s.redis.start)
-	sleep(ctx, calm)
+	timing.Sleep(ctx.Done(), calm)
 	cancel()
 	for _, p := range s.processes {
 		p.end()
@@ -426,7 +427,7 @@ func (s *simulation) strikeNetwork(ctx context.Context, p *process, what int, d 
 			way.set(func() { way.deaf = true })
 		}
 	}
-	sleep(ctx, lasting)
+	timing.Sleep(ctx.Done(), lasting)
 	for _, way := range both {
 		way.set(func() {
 			way.cut = false
@@ -443,12 +444,12 @@ func (s *simulation) strikeRedis(ctx context.Context, i, what int, d *dice, last
 	switch what {
 	case 0:
 		r.change(func() { r.away = true })
-		sleep(ctx, lasting)
+		timing.Sleep(ctx.Done(), lasting)
 		r.change(func() { r.away = false })
 	case 1: // fails over to a replica that lags
 		var restore func()
 		r.change(func() { restore = r.snapshot() })
-		sleep(ctx, d.upTo(8*interval))
+		timing.Sleep(ctx.Done(), d.upTo(8*interval))
 		r.change(restore)
 	case 2:
 		s.loseAll(ctx, i)
@@ -464,20 +465,20 @@ func (s *simulation) strikeRedis(ctx context.Context, i, what int, d *dice, last
 	case 5: // far ahead for a moment
 		far := 30 * 24 * time.Hour
 		r.change(func() { r.step(far) })
-		sleep(ctx, lasting)
+		timing.Sleep(ctx.Done(), lasting)
 		r.change(func() { r.step(-far) })
 	case 6:
 		r.change(func() { one.evict(r.bucket(one.key)) })
 	case 7:
 		r.change(func() { r.forbidden = one.key })
-		sleep(ctx, lasting)
+		timing.Sleep(ctx.Done(), lasting)
 		r.change(func() { r.forbidden, one.allowed = "", time.Since(r.start) })
 	}
 }
 
 // loseAll has Redis lose everything, just when a process starts that knows nothing.
 func (s *simulation) loseAll(ctx context.Context, i int) {
-	sleep(ctx, settling)
+	timing.Sleep(ctx.Done(), settling)
 	mixed := slices.ContainsFunc(s.processes, func(p *process) bool { return p.version != s.version.Load() })
 	if s.elected && s.leader() == nil || mixed { // those with an older file remember, but create nothing
 		return
@@ -488,7 +489,7 @@ func (s *simulation) loseAll(ctx context.Context, i int) {
 	s.crash(s.processes[i])
 	s.redis.change(s.redis.lose)
 	s.processes[i] = s.start(s.version.Load())
-	sleep(ctx, 5*interval)
+	timing.Sleep(ctx.Done(), 5*interval)
 }
 
 // TestElectionAndRefillLoopTogether plays random schedules of replicas in race mode and under an election, with a

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/tokenrefill/refiller/internal/engine"
+	"github.com/tokenrefill/refiller/internal/timing"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )
@@ -100,7 +101,7 @@ func (b *block) miss(n int64) {
 // signal wakes the keeper, unless it was woken before or rests, or there is no block.
 func (b *block) signal() {
 	if b != nil && !b.asked.Load() && b.asked.CompareAndSwap(false, true) {
-		nudge(b.wake)
+		timing.Signal(b.wake)
 	}
 }
 
@@ -308,7 +309,7 @@ func (b *block) giveUp() {
 
 // after is when d is over, a little later for some blocks than for others.
 func (b *block) after(d time.Duration) time.Duration {
-	return b.ls.now() + d + time.Duration(b.ls.c.jitter()*float64(d)/10)
+	return b.ls.now() + timing.Between(b.ls.c.jitter, d, d+d/10)
 }
 
 // plan says how many tokens a block is to have. Its time is cut into halves of the hold time: what was there when a

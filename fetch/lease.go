@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/tokenrefill/refiller/internal/timing"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )
@@ -277,7 +278,7 @@ func (ls *leases) yield(key string) {
 		return
 	}
 	if b := ls.at(key, ls.hash(key)); b != nil {
-		nudge(b.wake)
+		timing.Signal(b.wake)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/tokenrefill/refiller/internal/timing"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )
@@ -157,7 +158,7 @@ func (ls *lines) wake(key string) {
 // askAgain has the line ask at once, and forgets its denial: until it has asked, takes may pass. The lock is held.
 func (l *line) askAgain() {
 	l.denied = time.Time{}
-	nudge(l.more)
+	timing.Signal(l.more)
 }
 
 // remove takes a waiter out of its line, and ends the line if it was the last. The lock is held.
@@ -177,7 +178,7 @@ func (ls *lines) remove(l *line, w *waiter) {
 	if l.first == nil {
 		ls.end(l)
 	} else if w.prev == nil {
-		nudge(l.more) // the next one may want less
+		timing.Signal(l.more) // the next one may want less
 	}
 }
 
@@ -188,7 +189,7 @@ func (ls *lines) end(l *line) {
 	if len(others) == 0 {
 		delete(ls.of, l.key)
 	}
-	nudge(l.more)
+	timing.Signal(l.more)
 	for _, other := range others {
 		if limit := l.info.limit(); other.leave.Of(limit) >= l.leave.Of(limit) {
 			other.askAgain()

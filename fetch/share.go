@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/tokenrefill/refiller/internal/timing"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )
@@ -163,21 +164,13 @@ func (c *Client) shareOf(key string, t policy.Terms) *share {
 		}
 		s = &share{key: key, used: ss.now()}
 		ss.keys[key] = s
-		nudge(ss.wake)
+		timing.Signal(ss.wake)
 		ss.beating = ss.beating || c.life.spawn(c.beatAll)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.terms = t
 	return s
-}
-
-// nudge tells whoever reads from a channel with room for one that there is news.
-func nudge(c chan<- struct{}) {
-	select {
-	case c <- struct{}{}:
-	default: // the last news wasn't read yet
-	}
 }
 
 // beatAll sends heartbeats until the Client is closed: at once for a new bucket, then for all of them in turn.
@@ -198,26 +191,14 @@ func (c *Client) beatAll() {
 			if c.beat(context.Background(), s.key, s) != nil {
 				break // the next round comes
 			}
-			if i%beatsPerRest == beatsPerRest-1 && c.nap(beatsPerRest*time.Second/beatsPerSecond) {
+			if i%beatsPerRest == beatsPerRest-1 && !timing.Sleep(c.life.quit, beatsPerRest*time.Second/beatsPerSecond) {
 				return
 			}
 		}
 		if !onlyNew {
 			round = period
-			timer.Reset(max(beatEvery/2, time.Duration((0.9+0.2*c.jitter())*float64(beatEvery))))
+			timer.Reset(max(beatEvery/2, timing.Between(c.jitter, beatEvery*9/10, beatEvery*11/10)))
 		}
-	}
-}
-
-// nap sleeps and reports whether the Client was closed meanwhile.
-func (c *Client) nap(d time.Duration) (closed bool) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return false
-	case <-c.life.quit:
-		return true
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/tokenrefill/refiller/internal/timing"
 	"github.com/tokenrefill/refiller/policy"
 )
 
@@ -161,7 +162,7 @@ func (c *Client) pause(l *line) (pause time.Duration, over bool) {
 		if t := l.info.terms; t != nil && t.MaxElapsed > 0 && c.config.rescue { // for longer no rescue makes up
 			pause = min(pause, micros(t.MaxElapsed))
 		}
-		pause += time.Duration(c.jitter() * float64(min(pause/10, maxJitter)))
+		pause += timing.Between(c.jitter, 0, min(pause/10, maxJitter))
 		if due != Never && pause > left {
 			pause = max(due, left/2) // the last chances
 		}

@@ -14,6 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"github.com/tokenrefill/refiller/internal/timing"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )
@@ -182,16 +183,8 @@ func (a *Agent) Update(s Settings) error {
 		return fmt.Errorf("%w: version %d is not above the one in force, %d", ErrPool, s.Version, a.settings.Version)
 	}
 	a.settings = s
-	signal(a.changed)
+	timing.Signal(a.changed)
 	return nil
-}
-
-// signal leaves a token in a channel that holds one.
-func signal(c chan<- struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
 }
 
 // State is a snapshot.

@@ -6,6 +6,8 @@ import (
 	"math/rand/v2"
 	"sync"
 	"time"
+
+	"github.com/tokenrefill/refiller/internal/timing"
 )
 
 // listen keeps up with the keys of etcd that concern this region.
@@ -18,7 +20,7 @@ func (a *Agent) listen(ctx context.Context, events chan<- entry) {
 			return
 		}
 		if errors.Is(err, errConflict) || errors.Is(err, errRewound) {
-			sleep(ctx, pace)
+			timing.Sleep(ctx.Done(), pace)
 			continue
 		}
 		if a.now().Sub(began) > maxPace {
@@ -29,7 +31,8 @@ func (a *Agent) listen(ctx context.Context, events chan<- entry) {
 			a.log.Warn("connection to etcd lost: grants last to their end", "region", a.region, "error", err)
 		}
 		a.note(func(s *AgentState) { s.Cut = err.Error() })
-		sleep(ctx, backoff(failures)/2+time.Duration(rand.Int64N(int64(pace))))
+		least := backoff(failures) / 2
+		timing.Sleep(ctx.Done(), timing.Between(rand.Float64, least, least+pace))
 	}
 }
 
@@ -53,7 +56,7 @@ func (a *Agent) follow(ctx context.Context, events chan<- entry, keys []string) 
 			return ctx.Err()
 		}
 	}
-	signal(a.changed) // ours may be later than what was read
+	timing.Signal(a.changed) // ours may be later than what was read
 	watched := make(chan error, 1)
 	wg.Go(func() { watched <- a.registry.watch(ctx, revision+1, events, keys...) })
 	again := time.NewTicker(a.timing.Lease)
@@ -96,7 +99,7 @@ func (a *Agent) recheck(ctx context.Context) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if err == nil && theirs.Version < max(a.settings.Version, a.newest.Version) {
-		signal(a.changed)
+		timing.Signal(a.changed)
 	}
 }
 
@@ -111,7 +114,7 @@ func (a *Agent) wroteAt(revision, seen int64) {
 	if revision <= seen {
 		a.log.Warn("etcd was restored: everything is read again", "region", a.region, "revision", revision, "seen", seen)
 		a.revision = 0 // until it is read
-		signal(a.rewound)
+		timing.Signal(a.rewound)
 	}
 }
 
@@ -191,7 +194,7 @@ func (a *Agent) learn(e entry) bool {
 				a.newest = s
 			}
 			if s.Version < max(a.settings.Version, a.newest.Version) {
-				signal(a.changed) // somebody with an older file came first, or etcd was restored
+				timing.Signal(a.changed) // somebody with an older file came first, or etcd was restored
 			}
 			a.mu.Unlock()
 		}

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/tokenrefill/refiller/internal/timing"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )
@@ -60,7 +61,7 @@ func (a *Agent) look(ctx context.Context, must bool) {
 	}
 	a.put(ctx, a.report(v))
 	if a.wiped && len(a.shared) == 0 {
-		signal(a.changed) // nothing is left that settings of ours might contradict
+		timing.Signal(a.changed) // nothing is left that settings of ours might contradict
 	}
 }
 

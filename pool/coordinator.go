@@ -12,6 +12,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/tokenrefill/refiller/election"
+	"github.com/tokenrefill/refiller/internal/timing"
 )
 
 // pace is the shortest time between two rounds of planning, so that what
@@ -174,10 +175,10 @@ func (c *Coordinator) govern(ctx context.Context, o office) error {
 		if failures == 1 {
 			c.log.Warn("connection to etcd lost: shares stay as they are", "pool-epoch", t.epoch, "error", err)
 		}
-		sleep(ctx, backoff(failures))
+		timing.Sleep(ctx.Done(), backoff(failures))
 	}
 	return context.Cause(ctx)
 }
 
 // backoff is how long to wait after so many failures in a row.
-func backoff(failures int) time.Duration { return min(pace<<min(failures, 5), maxPace) }
+func backoff(failures int) time.Duration { return timing.Doubled(pace, failures, maxPace) }

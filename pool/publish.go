@@ -6,7 +6,6 @@ import (
 	"maps"
 	"slices"
 	"strconv"
-	"time"
 
 	"github.com/tokenrefill/refiller/policy"
 )
@@ -160,14 +159,4 @@ func (t *term) commit(ctx context.Context, o office, writes []write) error {
 	t.able = t.now()
 	t.count(func(s *CoordinatorStats) { s.Commits++ })
 	return nil
-}
-
-// sleep waits for d or until ctx ends.
-func sleep(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-	case <-timer.C:
-	}
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/tokenrefill/refiller/internal/config/etcdconn"
 	"github.com/tokenrefill/refiller/internal/testing/faultproxy"
 	"github.com/tokenrefill/refiller/internal/testing/testenv"
+	"github.com/tokenrefill/refiller/internal/timing"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 	"github.com/tokenrefill/refiller/refill"
@@ -163,7 +164,7 @@ func watchSum(t *testing.T, areas map[string]*area, key string, limit float64) (
 			if first > limit*1.000001 {
 				worst = text
 			}
-			sleep(ctx, 10*time.Millisecond)
+			timing.Sleep(ctx.Done(), 10*time.Millisecond)
 		}
 	})
 	return func() {

@@ -16,6 +16,7 @@ import (
 	"github.com/hashicorp/go-hclog"
 	"github.com/stretchr/testify/require"
 
+	"github.com/tokenrefill/refiller/internal/timing"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )
@@ -318,7 +319,7 @@ func (p *proc) watch(ctx context.Context, from int64, to chan<- entry, keys ...s
 			return errCompacted
 		}
 		if len(send) > 0 {
-			sleep(ctx, delay)
+			timing.Sleep(ctx.Done(), delay)
 			p.gate()
 		}
 		for _, e := range send {
@@ -731,7 +732,7 @@ func (p *proc) refillLoop() {
 			wait += simInterval/20 + time.Duration(p.w.noise.Int64N(int64(simInterval/10)))
 			p.w.mu.Unlock()
 		}
-		sleep(p.ctx, wait)
+		timing.Sleep(p.ctx.Done(), wait)
 		c := p.nextCall(plain, !missing.IsZero() && time.Since(missing) >= 2*simInterval)
 		ctx, cancel := context.WithTimeout(p.ctx, 500*time.Millisecond)
 		r := p.refill(ctx, []lua.RefillCall{{Key: p.w.pool.Name, Call: c}})[0]
@@ -795,7 +796,7 @@ func (w *world) deploy(region string, f simFile) {
 // consume has every region's consumers take what they want, and watches I2.
 func (w *world) consume() {
 	for w.ctx.Err() == nil {
-		sleep(w.ctx, 50*time.Millisecond)
+		timing.Sleep(w.ctx.Done(), 50*time.Millisecond)
 		w.mu.Lock()
 		for _, s := range w.servers {
 			w.drain(s)
@@ -838,7 +839,7 @@ const simTTL = 5 * time.Second
 // of once in a TTL.
 func (w *world) elect() {
 	for w.ctx.Err() == nil {
-		sleep(w.ctx, 250*time.Millisecond)
+		timing.Sleep(w.ctx.Done(), 250*time.Millisecond)
 		w.mu.Lock()
 		now := time.Now()
 		if w.etcdDown {
@@ -903,7 +904,7 @@ func (w *world) depose(p *proc, end context.CancelFunc) {
 	late := time.Duration(w.noise.Int64N(int64(2 * time.Second)))
 	w.wg.Go(func() {
 		p.gate()
-		sleep(w.ctx, late)
+		timing.Sleep(w.ctx.Done(), late)
 		end()
 	})
 }

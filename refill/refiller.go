@@ -12,6 +12,7 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 
+	"github.com/tokenrefill/refiller/internal/timing"
 	"github.com/tokenrefill/refiller/policy"
 )
 
@@ -114,7 +115,7 @@ func (r *Refiller) Run(ctx context.Context) error {
 				if failures == 1 && ctx.Err() == nil {
 					r.log.Warn("redis is away: its masters are unknown", "error", err)
 				}
-				sleep(ctx, backoff(failures, maxBackoff, r.rng))
+				timing.Sleep(ctx.Done(), backoff(failures, maxBackoff, r.rng))
 				continue
 			}
 			failures = 0
@@ -179,10 +180,7 @@ func (r *Refiller) Update(buckets []Bucket, templates *policy.Templates, version
 		return fmt.Errorf("%w: version %d is below the one in force, %d", ErrConfig, version, r.version)
 	}
 	r.configure(buckets, templates, version)
-	select {
-	case r.update <- struct{}{}:
-	default:
-	}
+	timing.Signal(r.update)
 	return nil
 }
 
@@ -231,13 +229,4 @@ func (r *Refiller) setLeading(leading bool, epoch int64) {
 		wg.Go(func() { w.assume(leading) })
 	}
 	wg.Wait()
-}
-
-func sleep(ctx context.Context, d time.Duration) {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-	case <-t.C:
-	}
 }

@@ -4,13 +4,14 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"github.com/tokenrefill/refiller/internal/timing"
 	"github.com/tokenrefill/refiller/policy"
 )
 
 // jitter keeps the replicas that don't hold the index behind the one that does,
 // and apart from each other.
 func jitter(interval time.Duration, rng *rand.Rand) time.Duration {
-	return interval/20 + time.Duration(rng.Int64N(int64(interval/10)+1))
+	return timing.Between(rng.Float64, interval/20, interval/20+interval/10)
 }
 
 // nextCall is the waiting rule: how long after a reply the next call for its
@@ -38,9 +39,6 @@ const (
 // backoff is the delay after n failures in a row, n ≥ 1: doubling from
 // minBackoff to most, of which the upper half is random.
 func backoff(n int, most time.Duration, rng *rand.Rand) time.Duration {
-	d := most
-	if n < 16 {
-		d = min(minBackoff<<(n-1), most)
-	}
-	return d/2 + time.Duration(rng.Int64N(int64(d/2)+1))
+	d := timing.Doubled(minBackoff, n-1, most)
+	return timing.Between(rng.Float64, d/2, d)
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/tokenrefill/refiller/fetch"
 	"github.com/tokenrefill/refiller/internal/cli"
 	"github.com/tokenrefill/refiller/internal/cli/terminal"
+	"github.com/tokenrefill/refiller/internal/timing"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )
@@ -197,30 +198,15 @@ func (l *load) take(ctx context.Context, client *fetch.Client, caller int, start
 				return
 			}
 			from = start.Add(time.Duration(after))
-			if !sleep(ctx, time.Until(from)) {
+			if !timing.Sleep(ctx.Done(), time.Until(from)) {
 				return
 			}
 		}
 		r, err := client.Take(context.WithoutCancel(ctx), l.key, l.tokens)
 		l.counts.add(caller, r, err, time.Since(from))
-		if err != nil && !sleep(ctx, errorPause) {
+		if err != nil && !timing.Sleep(ctx.Done(), errorPause) {
 			return
 		}
-	}
-}
-
-// sleep waits for d and reports whether ctx is still alive.
-func sleep(ctx context.Context, d time.Duration) bool {
-	if d <= 0 {
-		return ctx.Err() == nil
-	}
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
 	}
 }
 
@@ -238,7 +224,7 @@ func (g *longestGap) refilled(at int64) {
 // watchGaps looks after the bucket's refills until ctx ends. A look that fails leaves a longer gap, which is on the
 // safe side.
 func (l *load) watchGaps(ctx context.Context, rdb redis.UniversalClient, gaps *longestGap) {
-	for sleep(ctx, gapSample) {
+	for timing.Sleep(ctx.Done(), gapSample) {
 		if p, err := lua.Peek(ctx, rdb, l.key, 1); err == nil {
 			gaps.refilled(p.Last)
 		}

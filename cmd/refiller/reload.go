@@ -12,6 +12,7 @@ import (
 
 	"github.com/tokenrefill/refiller/internal/cli/filewatch"
 	"github.com/tokenrefill/refiller/internal/config/etcdconn"
+	"github.com/tokenrefill/refiller/internal/timing"
 )
 
 // reloader asks for a reload when the file or what is shared in etcd changes, or
@@ -41,12 +42,7 @@ func (r *reloader) run(ctx context.Context, asked chan<- string) {
 	watch := func(run func(ctx context.Context, changed func())) <-chan struct{} {
 		changes := make(chan struct{}, 1) // one that waits stands for all
 		watching.Go(func() {
-			run(ctx, func() {
-				select {
-				case changes <- struct{}{}:
-				default:
-				}
-			})
+			run(ctx, func() { timing.Signal(changes) })
 		})
 		return changes
 	}

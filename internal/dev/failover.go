@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/tokenrefill/refiller/internal/config"
+	"github.com/tokenrefill/refiller/internal/timing"
 	"github.com/tokenrefill/refiller/policy"
 )
 
@@ -20,7 +21,7 @@ func (s *sampleScene) firstActive(ctx context.Context) (*replica, error) {
 	deadline, electedBy := time.Now().Add(readyTimeout), time.Now().Add(electTimeout)
 	s.reports = ask(ctx, s.replicas())
 	for {
-		pause(ctx, 3*policy.DefaultInterval)
+		timing.Sleep(ctx.Done(), 3*policy.DefaultInterval)
 		s.observe(ask(ctx, s.replicas()))
 		if r := s.active.Load(); r != nil && (s.elected(r) || time.Now().After(electedBy)) {
 			if _, err := s.regions[0].peek(ctx, watched); err == nil {
@@ -58,7 +59,7 @@ func (s *sampleScene) elected(r *replica) bool {
 // follow times the refills. In race mode each bucket has a winner of its own, so all that are refilled every interval
 // are followed.
 func (s *sampleScene) follow(ctx context.Context) {
-	for ; ctx.Err() == nil; pause(ctx, lookEvery) {
+	for ; ctx.Err() == nil; timing.Sleep(ctx.Done(), lookEvery) {
 		for _, f := range s.followed {
 			if r, err := s.regions[0].peek(ctx, f.key); err == nil {
 				f.observe(r.Version, r.Last)
@@ -89,7 +90,7 @@ func (s *sampleScene) killActive(ctx context.Context) {
 			return
 		case <-ticker.C:
 		}
-		pause(ctx, 3*policy.DefaultInterval) // so that no look, of which there is one a second, is of both before and after
+		timing.Sleep(ctx.Done(), 3*policy.DefaultInterval) // so that no look, of which there is one a second, is of both before and after
 		if r := s.active.Load(); r != nil && ctx.Err() == nil {
 			if p := r.up(); p != nil { // it hasn't just ended by itself
 				s.killed.Store(int64(p.pid))
@@ -120,7 +121,7 @@ func (s *sampleScene) measure(how string, counts bool) {
 	r, err := s.regions[0].peek(ctx, watched)
 	// Another replica may have refilled already; one that did comes no less than half an interval after the last one.
 	at := r.Now - (policy.DefaultInterval / 2).Microseconds()
-	for ; err == nil && ctx.Err() == nil && !s.stopping.Load(); pause(ctx, pollEvery) {
+	for ; err == nil && ctx.Err() == nil && !s.stopping.Load(); timing.Sleep(ctx.Done(), pollEvery) {
 		gap, settled := s.around(at)
 		if !settled {
 			continue

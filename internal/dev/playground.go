@@ -221,12 +221,3 @@ func (p *playground) say(line string) {
 
 // atEnd has the end of the run call f, after it has closed what is opened later.
 func (p *playground) atEnd(f func()) { p.closers = append(p.closers, f) }
-
-func pause(ctx context.Context, d time.Duration) {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-	case <-t.C:
-	}
-}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/tokenrefill/refiller/internal/cli/terminal"
+	"github.com/tokenrefill/refiller/internal/timing"
 	"github.com/tokenrefill/refiller/policy"
 	"github.com/tokenrefill/refiller/pool"
 )
@@ -51,7 +52,7 @@ func (s *poolScene) wanted(region int) float64 {
 func (s *poolScene) begin(ctx context.Context) (about, try []string, err error) {
 	for _, r := range s.regions {
 		for r.readShare(ctx).left == 0 {
-			pause(ctx, pollEvery)
+			timing.Sleep(ctx.Done(), pollEvery)
 			if ctx.Err() != nil {
 				return nil, nil, context.Cause(ctx)
 			}
@@ -86,14 +87,14 @@ func (s *poolScene) shift(ctx context.Context) {
 		i := turn % len(s.regions)
 		s.busy.Store(int64(i))
 		s.tell(s.screen.style.bold, "demand shifts to %s", s.regions[i].name)
-		pause(ctx, shiftEvery)
+		timing.Sleep(ctx.Done(), shiftEvery)
 	}
 }
 
 // cut cuts a region off from etcd, and heals that.
 func (s *poolScene) cut(ctx context.Context) {
 	r := s.regions[slices.Index(s.opts.Regions, s.opts.Cut)]
-	pause(ctx, s.opts.CutAfter)
+	timing.Sleep(ctx.Done(), s.opts.CutAfter)
 	if ctx.Err() != nil {
 		return
 	}
@@ -105,7 +106,7 @@ func (s *poolScene) cut(ctx context.Context) {
 	if s.opts.CutFor == 0 {
 		return
 	}
-	pause(ctx, s.opts.CutFor)
+	timing.Sleep(ctx.Done(), s.opts.CutFor)
 	if ctx.Err() != nil {
 		return
 	}

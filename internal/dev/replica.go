@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/tokenrefill/refiller/internal/dev/devserver"
+	"github.com/tokenrefill/refiller/internal/timing"
 )
 
 const (
@@ -50,7 +51,7 @@ type process struct {
 // run keeps the replica running until ctx ends, and returns when its process has ended. It gives up when the replica
 // doesn't get ready.
 func (r *replica) run(ctx context.Context) error {
-	for failed := 0; ctx.Err() == nil; pause(ctx, restartAfter) {
+	for failed := 0; ctx.Err() == nil; timing.Sleep(ctx.Done(), restartAfter) {
 		life, stop := context.WithCancel(ctx)
 		p, err := r.start(life)
 		if err != nil {

@@ -4,6 +4,8 @@ import (
 	"context"
 	"math/rand/v2"
 	"time"
+
+	"github.com/tokenrefill/refiller/internal/timing"
 )
 
 const (
@@ -25,7 +27,7 @@ func (q *Queue[T]) opened(yes bool) {
 // probe asks the server until it answers, or the queue is closed.
 func (q *Queue[T]) probe() {
 	b, pause := q.breaker, probeFirst
-	for q.nap(time.Duration((0.5 + rand.Float64()) * float64(pause))) {
+	for timing.Sleep(q.quit, timing.Between(rand.Float64, pause/2, pause/2+pause)) {
 		pause = min(2*pause, probeMost)
 		q.mu.Lock()
 		most := q.atLeast(probeTime)
@@ -42,16 +44,4 @@ func (q *Queue[T]) probe() {
 	b.close()
 	q.probing = false
 	q.settle()
-}
-
-// nap sleeps and reports whether the queue is still open.
-func (q *Queue[T]) nap(d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-q.quit:
-		return false
-	}
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/tokenrefill/refiller/internal/config"
 	"github.com/tokenrefill/refiller/internal/operate/admin"
+	"github.com/tokenrefill/refiller/internal/timing"
 	"github.com/tokenrefill/refiller/refill"
 )
 
@@ -87,10 +88,7 @@ func (r *Replica) Reload(next config.Config, cause string) error {
 	r.mu.Lock()
 	r.cfg = inForce
 	r.mu.Unlock()
-	select {
-	case r.renewed <- struct{}{}:
-	default: // it is known
-	}
+	timing.Signal(r.renewed)
 	r.report(report)
 	r.stats.Configure(buckets(inForce))
 	r.log.Info("config reloaded", "cause", cause, "result", report.Result, "version", next.Version,

@@ -24,6 +24,7 @@ import (
 	"github.com/tokenrefill/refiller/internal/operate/membership"
 	"github.com/tokenrefill/refiller/internal/operate/metrics"
 	"github.com/tokenrefill/refiller/internal/operate/stats"
+	"github.com/tokenrefill/refiller/internal/timing"
 	"github.com/tokenrefill/refiller/refill"
 )
 
@@ -289,10 +290,7 @@ func (r *Replica) campaign(ctx, serving context.Context) error {
 	})
 	if led {
 		r.log.Info("replica has resigned", "identity", r.identity)
-		select {
-		case <-serving.Done():
-		case <-time.After(min(handover*r.config().RefillInterval, maxHandover)):
-		}
+		timing.Sleep(serving.Done(), min(handover*r.config().RefillInterval, maxHandover))
 	}
 	return err
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/tokenrefill/refiller/fetch"
 	"github.com/tokenrefill/refiller/internal/bucketname"
+	"github.com/tokenrefill/refiller/internal/timing"
 	"github.com/tokenrefill/refiller/limit"
 	"github.com/tokenrefill/refiller/limit/pacing"
 )
@@ -188,12 +189,8 @@ func (m *Middleware) hold(ctx context.Context, call Call, d *Decision) error {
 	if d.Wait == 0 || m.config.Shadow {
 		return nil
 	}
-	timer := time.NewTimer(d.Wait)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
+	if timing.Sleep(ctx.Done(), d.Wait) {
 		return nil
-	case <-ctx.Done():
 	}
 	m.giveBack(ctx, call, d)
 	return status.FromContextError(ctx.Err()).Err()

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/tokenrefill/refiller/internal/bucketname"
+	"github.com/tokenrefill/refiller/internal/timing"
 	"github.com/tokenrefill/refiller/limit"
 	"github.com/tokenrefill/refiller/limit/pacing"
 )
@@ -179,17 +180,7 @@ func (m *Middleware) deny(w http.ResponseWriter, r *http.Request, d Decision) {
 // as SlowDown wants. It reports false if the request's context ended meanwhile.
 func (m *Middleware) hold(ctx context.Context, d Decision) bool {
 	delay := d.Wait + m.slowDown(d)
-	if delay == 0 {
-		return true
-	}
-	timer := time.NewTimer(delay)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
+	return delay == 0 || timing.Sleep(ctx.Done(), delay)
 }
 
 func (m *Middleware) slowDown(d Decision) time.Duration {

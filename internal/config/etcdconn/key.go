@@ -10,6 +10,8 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/tokenrefill/refiller/internal/timing"
 )
 
 const (
@@ -101,10 +103,8 @@ func (k *Key) Run(ctx context.Context, changed func()) {
 			reading = false
 			k.log.Warn("shared config can't be read: what was read last counts", "key", k.name, "error", err)
 		}
-		select {
-		case <-ctx.Done():
+		if !timing.Sleep(ctx.Done(), retryPause) {
 			return
-		case <-time.After(retryPause):
 		}
 	}
 }

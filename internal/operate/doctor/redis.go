@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/tokenrefill/refiller/internal/timing"
 )
 
 // Level is how bad a finding is.
@@ -212,11 +214,10 @@ func clock(ctx context.Context, rdb redis.UniversalClient) Finding {
 	first, err := offset()
 	var second time.Duration
 	if err == nil {
-		select {
-		case <-ctx.Done():
-			err = context.Cause(ctx)
-		case <-time.After(300 * time.Millisecond):
+		if timing.Sleep(ctx.Done(), 300*time.Millisecond) {
 			second, err = offset()
+		} else {
+			err = context.Cause(ctx)
 		}
 	}
 	if err != nil {

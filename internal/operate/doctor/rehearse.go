@@ -8,6 +8,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/tokenrefill/refiller/internal/timing"
 	"github.com/tokenrefill/refiller/limit/schedule"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
@@ -200,10 +201,8 @@ func until(ctx context.Context, done func() (bool, error)) error {
 		if is, err := done(); is || err != nil {
 			return err
 		}
-		select {
-		case <-ctx.Done():
+		if !timing.Sleep(ctx.Done(), time.Millisecond) {
 			return context.Cause(ctx)
-		case <-time.After(time.Millisecond):
 		}
 	}
 	return fmt.Errorf("nothing happened within %s", soon)

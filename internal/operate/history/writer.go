@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"os"
 	"sync"
+
+	"github.com/tokenrefill/refiller/internal/timing"
 )
 
 // ErrBehind is returned when records come faster than the file takes them.
@@ -56,10 +58,7 @@ func (w *Writer) Add(v any) {
 		return
 	}
 	w.pending = append(append(w.pending, line...), '\n')
-	select {
-	case w.wake <- struct{}{}:
-	default:
-	}
+	timing.Signal(w.wake)
 }
 
 // Failed is closed with the first failure: nothing is recorded any more.

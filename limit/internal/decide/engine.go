@@ -10,6 +10,7 @@ import (
 
 	"github.com/tokenrefill/refiller/fetch"
 	"github.com/tokenrefill/refiller/internal/engine"
+	"github.com/tokenrefill/refiller/internal/timing"
 	"github.com/tokenrefill/refiller/lua"
 )
 
@@ -47,20 +48,13 @@ func (o Outcome) Start() time.Duration { return micros(o.Delay) }
 
 // Wait waits for d, or until ctx ends, and returns its error and the cause of that.
 func Wait(ctx context.Context, d time.Duration) error {
-	if d <= 0 {
+	if d <= 0 || timing.Sleep(ctx.Done(), d) {
 		return nil
 	}
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		if cause := context.Cause(ctx); !errors.Is(cause, ctx.Err()) {
-			return fmt.Errorf("limit: wait for a place: %w: %w", ctx.Err(), cause)
-		}
-		return fmt.Errorf("limit: wait for a place: %w", ctx.Err())
+	if cause := context.Cause(ctx); !errors.Is(cause, ctx.Err()) {
+		return fmt.Errorf("limit: wait for a place: %w: %w", ctx.Err(), cause)
 	}
+	return fmt.Errorf("limit: wait for a place: %w", ctx.Err())
 }
 
 func micros(us int64) time.Duration { return time.Duration(us) * time.Microsecond }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/tokenrefill/refiller/internal/timing"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 	"github.com/tokenrefill/refiller/test/robustness/record"
@@ -44,7 +45,7 @@ func (c *caller) addPlain(ctx context.Context, terms policy.Terms) {
 	interval := time.Duration(terms.Interval) * time.Microsecond
 	n := terms.Tokens * terms.Interval / terms.Per
 	expected := int64(0)
-	for wait(ctx, interval) {
+	for timing.Sleep(ctx.Done(), interval) {
 		op := record.Op{Client: c.name + "/adder", Kind: record.Add, Key: c.key, N: n}
 		callCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), deadline)
 		op.Call = time.Now().UnixNano()

@@ -16,6 +16,7 @@ import (
 
 	"github.com/tokenrefill/refiller/fetch"
 	"github.com/tokenrefill/refiller/internal/operate/history"
+	"github.com/tokenrefill/refiller/internal/timing"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 	"github.com/tokenrefill/refiller/test/robustness/record"
@@ -253,17 +254,7 @@ func (c *caller) await(ctx context.Context) {
 
 // pause waits for mean, give or take half of it, and reports whether to go on.
 func (c *caller) pause(ctx context.Context, mean time.Duration) bool {
-	return wait(ctx, mean/2+time.Duration(c.rng.Int64N(int64(mean)+1)))
-}
-
-// wait waits for d, and reports whether to go on.
-func wait(ctx context.Context, d time.Duration) bool {
-	select {
-	case <-ctx.Done():
-		return false
-	case <-time.After(d):
-		return true
-	}
+	return timing.Sleep(ctx.Done(), mean/2+time.Duration(c.rng.Int64N(int64(mean)+1)))
 }
 
 // finish notes the answer.

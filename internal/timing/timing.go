@@ -1,0 +1,56 @@
+// Package timing holds what loops wait with: a sleep that can be ended, delays that double or vary, and a signal that
+// never blocks.
+//
+// The delays are functions of the number of failures. A back-off of a library keeps that number, a clock and random
+// numbers itself; here the caller has them, so that simulations replay from a seed.
+package timing
+
+import "time"
+
+// Sleep waits for d and reports true, or reports false as soon as done is closed. Done is the channel of a context, or
+// of a Close. If it is closed already, Sleep reports false, whatever d is.
+func Sleep(done <-chan struct{}, d time.Duration) bool {
+	select {
+	case <-done:
+		return false
+	default:
+	}
+	if d <= 0 {
+		return true
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-done:
+		return false
+	case <-timer.C:
+		return true
+	}
+}
+
+// Doubled returns first, which is positive, doubled n times, and at most most. A negative n counts as 0.
+func Doubled(first time.Duration, n int, most time.Duration) time.Duration {
+	for d := first; ; d *= 2 {
+		if d >= most || d > most/2 && n > 0 {
+			return most
+		}
+		if n <= 0 {
+			return d
+		}
+		n--
+	}
+}
+
+// Between returns a random duration from least up to most. It calls random, which returns a number in [0, 1), once.
+func Between(random func() float64, least, most time.Duration) time.Duration {
+	return least + time.Duration(random()*float64(most-least))
+}
+
+// Signal wakes the goroutine that reads from c, now or when it reads next. The channel has room for one signal, which
+// also stands for those that follow before it is read.
+func Signal(c chan<- struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
