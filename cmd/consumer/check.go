@@ -31,7 +31,7 @@ connecting to anything. The exit code is 0, 2 with every problem on stderr, or 1
 			refuse := func(err error) {
 				wrong = true
 				text := strings.NewReplacer(limits.ErrFile.Error()+": ", "", envoy.ErrLimits.Error()+": ", "").Replace(err.Error())
-				fmt.Fprintln(e.stderr, text)
+				fmt.Fprintln(e.Stderr, text)
 			}
 			forEnvoy := make(map[string][]byte)
 			for _, path := range args {
@@ -49,7 +49,7 @@ connecting to anything. The exit code is 0, 2 with every problem on stderr, or 1
 					refuse(err)
 					continue
 				}
-				fmt.Fprintf(e.stdout, "%s: ok: %s\n", path, count(int64(len(set.Names())), "limit"))
+				fmt.Fprintf(e.Stdout, "%s: ok: %s\n", path, count(int64(len(set.Names())), "limit"))
 			}
 			all, err := envoy.Parse(forEnvoy, nil)
 			if err != nil {
@@ -64,7 +64,7 @@ connecting to anything. The exit code is 0, 2 with every problem on stderr, or 1
 			for _, path := range args {
 				if forEnvoy[path] != nil {
 					domain, n := all.Describe(path)
-					fmt.Fprintf(e.stdout, "%s: ok: rate limits for envoy, domain %s: %s\n", path, domain, count(int64(n), "limit"))
+					fmt.Fprintf(e.Stdout, "%s: ok: rate limits for envoy, domain %s: %s\n", path, domain, count(int64(n), "limit"))
 				}
 			}
 			return nil

@@ -30,14 +30,7 @@ type connection struct {
 
 // addFlags adds a flag for each variable that says how to reach Redis.
 func (c *connection) addFlags(cmd *cobra.Command) {
-	for _, v := range redisconn.Variables() {
-		if name := v.Flag(); name != "" {
-			cmd.Flags().Var(value{"string", "", func(text string) error {
-				c.laid = append(c.laid, fields.Override{Source: "--" + name, Field: v.Field, Value: text})
-				return nil
-			}}, name, v.Usage())
-		}
-	}
+	cli.VariableFlags(cmd, redisconn.Variables(), &c.laid)
 }
 
 // open returns a client, which connects when it is first used. Flags beat the environment. A pool size of 0 is the

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/tokenrefill/refiller/internal/cli"
 	"github.com/tokenrefill/refiller/internal/config/fields"
 	"github.com/tokenrefill/refiller/internal/testing/testenv"
 	"github.com/tokenrefill/refiller/lua"
@@ -20,7 +21,7 @@ import (
 func inEnvironment(t *testing.T, environ fields.Environment, args ...string) outcome {
 	t.Helper()
 	var stdout, stderr bytes.Buffer
-	code := run(t.Context(), args, environ, strings.NewReader(""), &stdout, &stderr)
+	code := run(t.Context(), args, env{Environ: environ, Stdin: strings.NewReader(""), Stdout: &stdout, Stderr: &stderr})
 	return outcome{code, stdout.String(), stderr.String()}
 }
 
@@ -50,7 +51,7 @@ func TestConsumersLogInAsRefillersDo(t *testing.T) {
 		require.Zero(t, o.code, "%v: %s", args, o.stderr)
 	}
 	o := inEnvironment(t, fields.Environment{"REFILLER_REDIS_PASWORD": "hunter2"}, "take", "checkout")
-	require.Equal(t, exitUsage, o.code)
+	require.Equal(t, cli.ExitUsage, o.code)
 	require.Contains(t, o.stderr, "did you mean REFILLER_REDIS_PASSWORD?")
 	require.NotContains(t, o.stderr, "hunter2")
 }
@@ -105,7 +106,7 @@ func TestErrorsThatProveThatNothingRanSaySo(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			o := inEnvironment(t, tc.environ, "take", "checkout", "-n", "101")
-			require.Equal(t, exitFailed, o.code, o.stderr)
+			require.Equal(t, cli.ExitFailed, o.code, o.stderr)
 			require.Contains(t, o.stderr, tc.says)
 			if tc.open {
 				require.Contains(t, o.stderr, "may have had its effect")
@@ -134,7 +135,7 @@ func TestServeReadsItsVariables(t *testing.T) {
 			"REFILLER_SERVE_HTP: no program reads this variable: did you mean REFILLER_SERVE_HTTP?"},
 	} {
 		o := inEnvironment(t, tc.environ, append([]string{"serve"}, tc.args...)...)
-		require.Equal(t, exitUsage, o.code, name)
+		require.Equal(t, cli.ExitUsage, o.code, name)
 		require.Contains(t, o.stderr, tc.says, name)
 	}
 }

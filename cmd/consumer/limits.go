@@ -5,10 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/signal"
 	"slices"
-	"sync"
-	"syscall"
 
 	"github.com/hashicorp/go-hclog"
 	"github.com/prometheus/client_golang/prometheus"
@@ -82,74 +79,42 @@ func (f *limitFiles) load(rdb redis.UniversalClient, client *fetch.Client, w *en
 
 // follower puts changed files in force: when they change, and at SIGHUP.
 type follower struct {
-	files   []*filewatch.File
-	hup     chan os.Signal
-	changed chan string      // why
-	ok      prometheus.Gauge // 1 unless the last change was refused
+	*filewatch.Reload
+	ok prometheus.Gauge // 1 unless the last change was refused
 }
 
 // follow begins to listen, so that no change after a first read that comes later is missed. It must be run or closed.
 func (f *limitFiles) follow(log hclog.Logger) (*follower, error) {
-	w := &follower{hup: make(chan os.Signal, 1), changed: make(chan string, 1),
+	w := &follower{Reload: filewatch.NewReload(),
 		ok: prometheus.NewGauge(prometheus.GaugeOpts{Name: "refiller_sidecar_limits_last_reload_ok",
 			Help: "1 unless the files of limits have changed and what they say now was refused, or one is gone."})}
 	w.ok.Set(1)
-	signal.Notify(w.hup, syscall.SIGHUP)
 	for i, path := range f.paths() {
-		file, err := filewatch.New(path, filewatch.Options{Logger: log, Gone: true})
-		if err != nil {
-			w.close()
+		if err := w.Watch(path, filewatch.Options{Logger: log, Gone: true}); err != nil {
+			_ = w.Close() // nothing was read from it
 			flag := "--envoy"
 			if i >= len(f.envoy) {
 				flag = "--limits"
 			}
 			return nil, fmt.Errorf("%s: %w", flag, err)
 		}
-		w.files = append(w.files, file)
 	}
 	return w, nil
 }
 
 // run loads what has changed and uses it, until ctx ends. Files that are wrong leave in force what was.
 func (w *follower) run(ctx context.Context, load func() (inForce, error), use func(inForce), log hclog.Logger) {
-	var watching sync.WaitGroup
-	defer watching.Wait()
-	for _, file := range w.files {
-		watching.Go(func() {
-			file.Run(ctx, func() {
-				select {
-				case w.changed <- "file changed":
-				default: // one that waits stands for all
-				}
-			})
-		})
-	}
-	for {
-		cause := "SIGHUP"
-		select {
-		case <-ctx.Done():
-			return
-		case cause = <-w.changed:
-		case <-w.hup:
-		}
+	w.Run(ctx, func(cause string) {
 		now, err := load()
 		if err != nil {
 			w.ok.Set(0)
 			log.Error("limits not changed: the files are wrong", "cause", cause, "error", err)
-			continue
+			return
 		}
 		use(now)
 		w.ok.Set(1)
-		log.Info("limits loaded", "cause", cause, "files", len(w.files))
-	}
-}
-
-// close lets go of what follow took; it is called after run has returned, or instead of run.
-func (w *follower) close() {
-	signal.Stop(w.hup)
-	for _, file := range w.files {
-		_ = file.Close() // nothing is read from it any more
-	}
+		log.Info("limits loaded", "cause", cause, "files", w.Files())
+	})
 }
 
 // use puts limits in force in a server that has served such before.

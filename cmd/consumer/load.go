@@ -39,7 +39,7 @@ type load struct {
 }
 
 func newLoadCommand(e env) *cobra.Command {
-	conn := connection{environ: e.environ}
+	conn := connection{environ: e.Environ}
 	out := output{}
 	rate := ""
 	progress := false
@@ -71,14 +71,14 @@ Ctrl-C ends the run early, with its report.`,
 			}
 			defer rdb.Close()
 			var live io.Writer
-			if progress || terminal.Of(e.stderr, e.environ).Rewrites() {
-				live = e.stderr
+			if progress || terminal.Of(e.Stderr, e.Environ).Rewrites() {
+				live = e.Stderr
 			}
 			report, err := l.run(cmd.Context(), rdb, live)
 			if err != nil {
 				return err
 			}
-			if err := out.print(e.stdout, report.String(), report); err != nil {
+			if err := out.print(e.Stdout, report.String(), report); err != nil {
 				return err
 			}
 			if report.Errors > 0 && report.Errors == report.Takes {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/tokenrefill/refiller/internal/cli"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )
@@ -17,7 +18,7 @@ import (
 func TestLoadCountsWhatTheBucketGave(t *testing.T) {
 	server, rdb := newBucket(t, hourly(100))
 	o := consumer(t.Context(), server.URL(), "load", "checkout", "-c", "8", "-n", "3", "--duration", "300ms", "-o", "json")
-	require.Equal(t, exitOK, o.code, o.stderr)
+	require.Equal(t, cli.ExitOK, o.code, o.stderr)
 	require.Empty(t, o.stderr, "no progress where there is no terminal")
 	r := o.json(t)
 	require.Equal(t, 99.0, r["admitted"])
@@ -47,7 +48,7 @@ func TestLoadReportsABucketThatGivesMoreThanItsPolicy(t *testing.T) {
 	server, rdb := newBucket(t, hourly(100))
 	require.NoError(t, rdb.Set(t.Context(), "checkout", 500, 0).Err())
 	o := consumer(t.Context(), server.URL(), "load", "checkout", "--duration", "500ms")
-	require.Equal(t, exitOK, o.code, o.stderr)
+	require.Equal(t, cli.ExitOK, o.code, o.stderr)
 	require.Contains(t, o.stdout, "EXCEEDED by 399")
 	require.Regexp(t, `(?m)^redis      answered \d+ \(\d+/s\): 500 admitted, \d+ denied\n           in p50 `, o.stdout)
 	require.Regexp(t, `(?m)^memory     answered \d+ \(\d+/s\): 0 admitted, \d+ denied\n           in p50 `, o.stdout)
@@ -63,7 +64,7 @@ func TestLoadKeepsTheBoundWhenTheFirstRefillCreditsTimeBeforeTheRun(t *testing.T
 		return p.Now-p.Last > 1_200_000
 	}, 20*time.Second, 10*time.Millisecond)
 	o := consumer(t.Context(), server.URL(), "load", "checkout", "--duration", "1s", "-o", "json")
-	require.Equal(t, exitOK, o.code, o.stderr)
+	require.Equal(t, cli.ExitOK, o.code, o.stderr)
 	r := o.json(t)
 	require.Greater(t, r["admitted"], capacity+perSecond*r["elapsed_s"].(float64), "more than without the time before")
 	require.Equal(t, true, r["within_bound"], o.stdout)
@@ -74,7 +75,7 @@ func TestLoadHoldsWhatShadowModeLetsByAgainstNoBound(t *testing.T) {
 	p.Shadow = true
 	server, _ := newBucket(t, p)
 	o := consumer(t.Context(), server.URL(), "load", "checkout", "--duration", "300ms", "-o", "json")
-	require.Equal(t, exitOK, o.code, o.stderr)
+	require.Equal(t, cli.ExitOK, o.code, o.stderr)
 	r := o.json(t)
 	require.Greater(t, r["admitted"], 101.0)
 	require.Equal(t, r["admitted"], 100+r["beyond_bucket"].(float64))
@@ -85,14 +86,14 @@ func TestLoadKeepsToItsRate(t *testing.T) {
 	server, _ := newBucket(t, hourly(100))
 	o := consumer(t.Context(), server.URL(), "load", "checkout", "-c", "4", "--rate", "40/s", "--duration", "500ms", "-o",
 		"json")
-	require.Equal(t, exitOK, o.code, o.stderr)
+	require.Equal(t, cli.ExitOK, o.code, o.stderr)
 	takes := o.json(t)["takes"].(float64)
 	require.LessOrEqual(t, takes, 21.0, "20 fall due in half a second, and one at its start")
 	require.Positive(t, takes)
 
 	o = consumer(t.Context(), server.URL(), "load", "checkout", "-c", "500", "--rate", "1/366d", "--duration", "500ms",
 		"-o", "json")
-	require.Equal(t, exitOK, o.code, o.stderr)
+	require.Equal(t, cli.ExitOK, o.code, o.stderr)
 	require.InDelta(t, 1, o.json(t)["takes"], 0, "the five hundredth falls due in centuries")
 }
 
@@ -106,12 +107,12 @@ func TestAnInterruptedLoadReports(t *testing.T) {
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		args := []string{"load", "checkout", "--duration", "1h", "--progress", "--redis", server.URL()}
-		code <- run(ctx, args, nil, strings.NewReader(""), &stdout, &progress)
+		code <- run(ctx, args, env{Stdin: strings.NewReader(""), Stdout: &stdout, Stderr: &progress})
 	})
 	require.Eventually(t, func() bool { return strings.Contains(progress.String(), "takes/s") }, 20*time.Second,
 		time.Millisecond)
 	cancel()
-	require.Equal(t, exitOK, <-code)
+	require.Equal(t, cli.ExitOK, <-code)
 	wg.Wait()
 	require.Contains(t, stdout.String(), "interrupted")
 	require.Contains(t, stdout.String(), "100 admitted")
@@ -126,7 +127,7 @@ func TestLoadWithoutAPolicyHasNoBound(t *testing.T) {
 	_, err := lua.Add(t.Context(), rdb, "foreign", 3, 10, 0)
 	require.NoError(t, err)
 	o := consumer(t.Context(), server.URL(), "load", "foreign", "--duration", "100ms")
-	require.Equal(t, exitOK, o.code, o.stderr)
+	require.Equal(t, cli.ExitOK, o.code, o.stderr)
 	require.Contains(t, o.stdout, "3 admitted")
 	require.Contains(t, o.stdout, "not known: the bucket has no policy")
 
@@ -136,7 +137,7 @@ func TestLoadWithoutAPolicyHasNoBound(t *testing.T) {
 	_, err = lua.PublishTemplates(t.Context(), rdb, set)
 	require.NoError(t, err)
 	o = consumer(t.Context(), server.URL(), "load", "user:1", "--duration", "100ms")
-	require.Equal(t, exitOK, o.code, o.stderr)
+	require.Equal(t, cli.ExitOK, o.code, o.stderr)
 	require.Contains(t, o.stdout, "5 admitted")
 	require.Contains(t, o.stdout, "not known: the bucket has no policy")
 }

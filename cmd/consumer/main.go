@@ -8,7 +8,7 @@ import (
 	"syscall"
 	_ "time/tzdata" // limits name time zones, and a container may have no database of them
 
-	"github.com/tokenrefill/refiller/internal/config/fields"
+	"github.com/tokenrefill/refiller/internal/cli"
 	"github.com/tokenrefill/refiller/internal/config/redisconn"
 )
 
@@ -16,5 +16,5 @@ func main() {
 	redisconn.SetLogger(nil) // what it has to say is in the errors
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // a second signal ends the process at once
-	os.Exit(run(ctx, os.Args[1:], fields.EnvironmentOf(os.Environ()), os.Stdin, os.Stdout, os.Stderr))
+	os.Exit(run(ctx, os.Args[1:], cli.ProcessEnv()))
 }

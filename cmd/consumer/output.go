@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"strings"
@@ -21,11 +20,10 @@ func (o *output) addFlags(cmd *cobra.Command) { cli.OutputFlag(cmd, &o.format) }
 // print writes text, or value as JSON.
 func (o *output) print(w io.Writer, text string, value any) error {
 	if o.format == "json" {
-		b, err := json.Marshal(value)
-		if err != nil {
-			return fmt.Errorf("encode result: %w", err)
+		if err := cli.WriteJSON(w, value, ""); err != nil {
+			return fmt.Errorf("write result: %w", err)
 		}
-		text = string(b)
+		return nil
 	}
 	if _, err := fmt.Fprintln(w, text); err != nil {
 		return fmt.Errorf("write result: %w", err)

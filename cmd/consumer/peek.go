@@ -10,7 +10,7 @@ import (
 )
 
 func newPeekCommand(e env) *cobra.Command {
-	conn, out := connection{environ: e.environ}, output{}
+	conn, out := connection{environ: e.Environ}, output{}
 	cmd := &cobra.Command{
 		Use:   "peek KEY",
 		Short: "Show what a bucket holds; takes nothing",
@@ -29,7 +29,7 @@ func newPeekCommand(e env) *cobra.Command {
 				if r.ResetAfter > 0 {
 					text += "; full " + in(r.ResetAfter)
 				}
-				return out.print(e.stdout, text, answer.NewResult(key, r))
+				return out.print(e.Stdout, text, answer.NewResult(key, r))
 			})
 		},
 	}

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -70,30 +69,30 @@ JSON as nginx, Caddy and Traefik write them.`,
 	flags := cmd.Flags()
 	flags.StringVar(&f.keyBy, "key-by", f.keyBy,
 		"what has a bucket of its own: ip, user, method, path, status, or a field's name, with dots between nested ones")
-	flags.Var(value{"tokens", "", func(s string) (err error) {
-		f.capacity, err = parseWhole(s, 1, policy.MaxTokens)
+	flags.Var(cli.NewValue("tokens", "", func(s string) (err error) {
+		f.capacity, err = cli.ParseWhole(s, 1, policy.MaxTokens)
 		return err
-	}}, "capacity", fmt.Sprintf("most tokens of each bucket, a whole number from 1 to %d", int64(policy.MaxTokens)))
-	flags.Var(value{"rate", "", func(s string) (err error) {
+	}), "capacity", fmt.Sprintf("most tokens of each bucket, a whole number from 1 to %d", int64(policy.MaxTokens)))
+	flags.Var(cli.NewValue("rate", "", func(s string) (err error) {
 		f.rate, err = policy.ParseRate(s)
 		return err
-	}}, "rate", "tokens per time, such as 500/s, 10/m or 1000/24h")
-	flags.Var(value{"speed", replay.Max.String(), func(s string) (err error) {
+	}), "rate", "tokens per time, such as 500/s, 10/m or 1000/24h")
+	flags.Var(cli.NewValue("speed", replay.Max.String(), func(s string) (err error) {
 		f.speed, err = replay.ParseSpeed(s)
 		return err
-	}}, "speed", "how fast the log's clock goes by: max, or a factor such as 1x or 100x")
-	flags.Var(value{"keys", strconv.Itoa(f.top), func(s string) error {
-		n, err := parseWhole(s, 0, maxTop)
+	}), "speed", "how fast the log's clock goes by: max, or a factor such as 1x or 100x")
+	flags.Var(cli.NewValue("keys", strconv.Itoa(f.top), func(s string) error {
+		n, err := cli.ParseWhole(s, 0, maxTop)
 		f.top = int(n)
 		return err
-	}}, "top", fmt.Sprintf("how many of the keys denied most to list, 0 to %d", maxTop))
-	flags.VarP(value{"format", f.output, func(s string) error {
+	}), "top", fmt.Sprintf("how many of the keys denied most to list, 0 to %d", maxTop))
+	flags.VarP(cli.NewValue("format", f.output, func(s string) error {
 		if s != "table" && s != "json" {
 			return errors.New("want table or json")
 		}
 		f.output = s
 		return nil
-	}}, "output", "o", "table or json")
+	}), "output", "o", "table or json")
 	flags.BoolVar(&f.progress, "progress", false, "show progress on standard error (by default if it is a terminal)")
 	return cmd
 }
@@ -185,24 +184,6 @@ func (c *countingReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// value is a flag whose text is checked as it is read.
-type value struct {
-	kind, initial string
-	set           func(string) error
-}
-
-func (v value) Set(s string) error { return v.set(s) }
-func (v value) String() string     { return v.initial }
-func (v value) Type() string       { return v.kind }
-
-func parseWhole(s string, least, most int64) (int64, error) {
-	n, err := strconv.ParseInt(s, 10, 64)
-	if err != nil || n < least || n > most {
-		return 0, fmt.Errorf("want a whole number from %d to %d", least, most)
-	}
-	return n, nil
-}
-
 // replayOutput is the report with the policy it is about, as JSON has it.
 type replayOutput struct {
 	replay.Report
@@ -219,8 +200,5 @@ func writeReport(w io.Writer, out replayOutput, format string) error {
 	if format == "table" {
 		return writeTable(w, out)
 	}
-	e := json.NewEncoder(w)
-	e.SetEscapeHTML(false)
-	e.SetIndent("", "  ")
-	return e.Encode(out)
+	return cli.WriteJSON(w, out, "  ")
 }

@@ -23,7 +23,7 @@ const replayLog = "../../docs/access.log"
 // replayed runs "consumer replay" with the arguments.
 func replayed(ctx context.Context, stdin io.Reader, args ...string) (stdout, stderr string, err error) {
 	var out, errs bytes.Buffer
-	cmd := newRootCommand(env{stdin: stdin, stdout: &out, stderr: &errs})
+	cmd := newRootCommand(env{Stdin: stdin, Stdout: &out, Stderr: &errs})
 	cmd.SetArgs(append([]string{"replay"}, args...))
 	err = cmd.ExecuteContext(ctx)
 	return out.String(), errs.String(), err

@@ -15,7 +15,7 @@ import (
 )
 
 func newReserveCommand(e env) *cobra.Command {
-	conn := connection{environ: e.environ}
+	conn := connection{environ: e.Environ}
 	out := output{}
 	n := int64(1)
 	leave := fetch.LeaveOption{}
@@ -54,7 +54,7 @@ tokens are taken once. Exit code 0 means held, 3 denied.`,
 				case r.Until.IsZero():
 					text = fmt.Sprintf("admitted (%s): there is nothing to settle", r.Source)
 				}
-				if err := out.print(e.stdout, text, answer.NewReservation(r)); err != nil {
+				if err := out.print(e.Stdout, text, answer.NewReservation(r)); err != nil {
 					return err
 				}
 				if !r.OK {
@@ -83,10 +83,10 @@ func newSettleCommand(e env) *cobra.Command {
 	cmd.Use, cmd.Short = "settle KEY ID --used N", "End a reservation, saying how many tokens were used"
 	cmd.Long = `End reservation ID of bucket KEY: what was not used goes back, what was used beyond it is taken. Repeated
 within a minute, the command changes nothing and prints the first answer.`
-	cmd.Flags().Var(value{"tokens", "", func(s string) (err error) {
-		used, err = parseWhole(s, 0, policy.MaxTokens)
+	cmd.Flags().Var(cli.NewValue("tokens", "", func(s string) (err error) {
+		used, err = cli.ParseWhole(s, 0, policy.MaxTokens)
 		return err
-	}}, "used", "how many tokens were used (required)")
+	}), "used", "how many tokens were used (required)")
 	end := cmd.RunE
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if !cmd.Flags().Changed("used") {
@@ -106,7 +106,7 @@ func newCancelCommand(e env) *cobra.Command {
 // newEndCommand makes a command that ends a reservation of which used tokens were
 // used.
 func newEndCommand(e env, used *int64) *cobra.Command {
-	conn, out := connection{environ: e.environ}, output{}
+	conn, out := connection{environ: e.Environ}, output{}
 	cmd := &cobra.Command{
 		Args: cli.Positional(cobra.ExactArgs(2)),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -115,7 +115,7 @@ func newEndCommand(e env, used *int64) *cobra.Command {
 				if err != nil {
 					return err
 				}
-				return out.print(e.stdout, describeSettlement(s), answer.NewSettlement(args[0], args[1], s))
+				return out.print(e.Stdout, describeSettlement(s), answer.NewSettlement(args[0], args[1], s))
 			})
 		},
 	}

@@ -10,7 +10,7 @@ import (
 )
 
 func newReturnCommand(e env) *cobra.Command {
-	conn := connection{environ: e.environ}
+	conn := connection{environ: e.Environ}
 	out := output{}
 	n := int64(1)
 	cmd := &cobra.Command{
@@ -29,7 +29,7 @@ func newReturnCommand(e env) *cobra.Command {
 				if dropped > 0 {
 					text += fmt.Sprintf("; %d dropped, which the bucket can't hold", dropped)
 				}
-				return out.print(e.stdout, text, answer.Return{Key: key, Tokens: n - dropped})
+				return out.print(e.Stdout, text, answer.Return{Key: key, Tokens: n - dropped})
 			})
 		},
 	}

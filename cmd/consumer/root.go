@@ -4,32 +4,20 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"slices"
 
 	"github.com/spf13/cobra"
 
 	"github.com/tokenrefill/refiller/fetch"
 	"github.com/tokenrefill/refiller/internal/cli"
-	"github.com/tokenrefill/refiller/internal/config/fields"
 	"github.com/tokenrefill/refiller/internal/config/redisconn"
 )
 
-// Exit codes.
-const (
-	exitOK     = 0 // taken, or done
-	exitFailed = 1 // as for a file that is missing or can't be read
-	exitUsage  = 2
-	exitDenied = 3 // the bucket holds too few tokens
-)
+// exitDenied is the exit code of a command whose bucket holds too few tokens. The others are those of package cli.
+const exitDenied = 3
 
 // env is what a command may touch of the process.
-type env struct {
-	environ fields.Environment
-	stdin   io.Reader
-	stdout  io.Writer
-	stderr  io.Writer
-}
+type env = cli.Env
 
 // commands makes the subcommands, in the order in which the help lists them.
 var commands = []func(env) *cobra.Command{
@@ -44,45 +32,40 @@ var commands = []func(env) *cobra.Command{
 	newServeCommand,
 	newCheckCommand,
 	newLoadCommand,
-	func(e env) *cobra.Command { return newReplayCommand(e.stdin, e.stdout, e.stderr) },
-	func(e env) *cobra.Command { return cli.VersionCommand("consumer", e.stdout) },
+	func(e env) *cobra.Command { return newReplayCommand(e.Stdin, e.Stdout, e.Stderr) },
+	func(e env) *cobra.Command { return cli.VersionCommand("consumer", e.Stdout) },
 }
 
 // errDenied ends a command whose denial is already on stdout.
 var errDenied = errors.New("denied")
 
-// run runs the command that the arguments name and returns the exit code.
-func run(ctx context.Context, args []string, environ fields.Environment, stdin io.Reader, stdout,
-	stderr io.Writer) int {
-	root := newRootCommand(env{environ, stdin, stdout, stderr})
-	cli.RefuseTopics(root)
-	root.SetArgs(cli.Args(args))
-	err := root.ExecuteContext(ctx)
-	switch {
-	case err == nil:
-		return exitOK
-	case errors.Is(err, errDenied):
-		return exitDenied
-	case isUsage(err) && !cli.Unreadable(err):
-		fmt.Fprintf(stderr, "consumer: %v\nRun 'consumer --help' for usage.\n", err)
-		return exitUsage
-	case errors.Is(err, errWrongFiles):
-		return exitUsage
-	case ctx.Err() != nil && errors.Is(err, context.Canceled):
-		fmt.Fprintf(stderr, "consumer: interrupted: %v\n", err)
-		return exitFailed
-	}
-	fmt.Fprintf(stderr, "consumer: %v\n", err)
-	if what := advice(err); what != "" {
-		fmt.Fprintln(stderr, what)
-	}
-	return exitFailed
+// endings are how a command ends with errors of its own.
+var endings = []cli.Ending{
+	{Matches: cli.Is(errDenied), Code: exitDenied},
+	{Matches: isInvalid, Code: cli.ExitUsage, Text: cli.UsageText("consumer", error.Error)},
+	{Matches: cli.Is(errWrongFiles), Code: cli.ExitUsage},
+	{Matches: cli.Is(context.Canceled), Code: cli.ExitFailed, Text: func(err error) string {
+		return fmt.Sprintf("consumer: interrupted: %v", err)
+	}},
 }
 
-func isUsage(err error) bool {
-	var usage cli.UsageError
-	return errors.As(err, &usage) || errors.Is(err, fetch.ErrInvalidKey) || errors.Is(err, fetch.ErrInvalidAmount) ||
+// run runs the command that the arguments name and returns the exit code.
+func run(ctx context.Context, args []string, e env) int {
+	return cli.Execute(ctx, newRootCommand(e), args, endings, withAdvice)
+}
+
+// isInvalid reports whether an error is about what the command line asks for.
+func isInvalid(err error) bool {
+	return errors.Is(err, fetch.ErrInvalidKey) || errors.Is(err, fetch.ErrInvalidAmount) ||
 		errors.Is(err, fetch.ErrInvalidTTL) || errors.Is(err, fetch.ErrInvalidID)
+}
+
+// withAdvice returns the text of an error, and a line with what to do about it if there is advice.
+func withAdvice(err error) string {
+	if what := advice(err); what != "" {
+		return err.Error() + "\n" + what
+	}
+	return err.Error()
 }
 
 // advice says what to do about an error.
@@ -125,7 +108,7 @@ func newRootCommand(e env) *cobra.Command {
 		Long: `Take tokens from buckets in Redis.
 
 Exit codes: 0 taken or done, 1 error, 2 wrong usage, 3 denied: the bucket holds too few tokens.`,
-	}, e.stdin, e.stdout, e.stderr)
+	}, e)
 	root.CompletionOptions.HiddenDefaultCmd = true
 	for _, command := range commands {
 		root.AddCommand(command(e))

@@ -14,6 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/tokenrefill/refiller/internal/cli"
 	"github.com/tokenrefill/refiller/internal/config/fields"
 	"github.com/tokenrefill/refiller/internal/testing/faultproxy"
 	"github.com/tokenrefill/refiller/internal/testing/testenv"
@@ -38,7 +39,7 @@ func (o outcome) json(t *testing.T) map[string]any {
 func consumer(ctx context.Context, url string, args ...string) outcome {
 	var stdout, stderr bytes.Buffer
 	environ := fields.Environment{"REFILLER_REDIS_URL": url}
-	code := run(ctx, args, environ, strings.NewReader(""), &stdout, &stderr)
+	code := run(ctx, args, env{Environ: environ, Stdin: strings.NewReader(""), Stdout: &stdout, Stderr: &stderr})
 	return outcome{code, stdout.String(), stderr.String()}
 }
 
@@ -66,73 +67,73 @@ func TestExitCodesAndMessages(t *testing.T) {
 		stdout string
 		stderr string
 	}{
-		{"take checkout", exitOK, "taken: 1 token; 2 of 3 tokens left", ""},
-		{"take checkout -n 2", exitOK, "taken: 2 tokens; 0 of 3 tokens left", ""},
+		{"take checkout", cli.ExitOK, "taken: 1 token; 2 of 3 tokens left", ""},
+		{"take checkout -n 2", cli.ExitOK, "taken: 2 tokens; 0 of 3 tokens left", ""},
 		{"take checkout", exitDenied, "denied: 0 of 3 tokens left; 1 token due in ", ""},
-		{"peek checkout", exitOK, "0 of 3 tokens; full in", ""},
-		{"return checkout", exitOK, "gave back: 1 token", ""},
-		{"wait checkout", exitOK, "taken: 1 token, after", ""},
+		{"peek checkout", cli.ExitOK, "0 of 3 tokens; full in", ""},
+		{"return checkout", cli.ExitOK, "gave back: 1 token", ""},
+		{"wait checkout", cli.ExitOK, "taken: 1 token, after", ""},
 		{"wait checkout --timeout 1s", exitDenied, "denied: not within 1s", ""},
-		{"take typo", exitFailed, "", "Check the spelling"},
-		{"return checkout -n 3", exitOK, "gave back: 3 tokens", ""},
-		{"return checkout -n 5", exitOK, "gave back: 0 tokens; 5 dropped, which the bucket can't hold", ""},
-		{"take checkout -n 3", exitOK, "taken: 3 tokens; 0 of 3 tokens left", ""},
-		{"peek typo", exitFailed, "", "or wait a second, if the refiller has just started"},
-		{"return typo", exitFailed, "", "Check the spelling"},
-		{"wait typo", exitFailed, "", "Check the spelling"},
-		{"load typo", exitFailed, "", "Check the spelling"},
-		{"take checkout -n 4", exitFailed, "", "no more than the capacity"},
-		{"take bad}key", exitUsage, "", "closing brace"},
-		{"peek bad}key", exitUsage, "", "closing brace"},
-		{"load bad}key", exitUsage, "", "closing brace"},
-		{"take checkout -n 0", exitUsage, "", "from 1 to 1125899906842624"},
-		{"return checkout -n -1", exitUsage, "", "from 1 to 1125899906842624"},
-		{"wait checkout -n x", exitUsage, "", "from 1 to 1125899906842624"},
-		{"load checkout -n 0", exitUsage, "", "from 1 to 1125899906842624"},
-		{"wait checkout --timeout -1s", exitUsage, "", "0 (none) or more"},
-		{"load checkout -c 0", exitUsage, "", "1 to 10000"},
-		{"load checkout -c 10001", exitUsage, "", "1 to 10000"},
-		{"load checkout --rate fast", exitUsage, "", "500/s"},
-		{"load checkout --duration 0s", exitUsage, "", "more than 0"},
-		{"return checkout -n 3", exitOK, "gave back: 3 tokens", ""},
-		{"take-all checkout=2 checkout", exitOK,
+		{"take typo", cli.ExitFailed, "", "Check the spelling"},
+		{"return checkout -n 3", cli.ExitOK, "gave back: 3 tokens", ""},
+		{"return checkout -n 5", cli.ExitOK, "gave back: 0 tokens; 5 dropped, which the bucket can't hold", ""},
+		{"take checkout -n 3", cli.ExitOK, "taken: 3 tokens; 0 of 3 tokens left", ""},
+		{"peek typo", cli.ExitFailed, "", "or wait a second, if the refiller has just started"},
+		{"return typo", cli.ExitFailed, "", "Check the spelling"},
+		{"wait typo", cli.ExitFailed, "", "Check the spelling"},
+		{"load typo", cli.ExitFailed, "", "Check the spelling"},
+		{"take checkout -n 4", cli.ExitFailed, "", "no more than the capacity"},
+		{"take bad}key", cli.ExitUsage, "", "closing brace"},
+		{"peek bad}key", cli.ExitUsage, "", "closing brace"},
+		{"load bad}key", cli.ExitUsage, "", "closing brace"},
+		{"take checkout -n 0", cli.ExitUsage, "", "from 1 to 1125899906842624"},
+		{"return checkout -n -1", cli.ExitUsage, "", "from 1 to 1125899906842624"},
+		{"wait checkout -n x", cli.ExitUsage, "", "from 1 to 1125899906842624"},
+		{"load checkout -n 0", cli.ExitUsage, "", "from 1 to 1125899906842624"},
+		{"wait checkout --timeout -1s", cli.ExitUsage, "", "0 (none) or more"},
+		{"load checkout -c 0", cli.ExitUsage, "", "1 to 10000"},
+		{"load checkout -c 10001", cli.ExitUsage, "", "1 to 10000"},
+		{"load checkout --rate fast", cli.ExitUsage, "", "500/s"},
+		{"load checkout --duration 0s", cli.ExitUsage, "", "more than 0"},
+		{"return checkout -n 3", cli.ExitOK, "gave back: 3 tokens", ""},
+		{"take-all checkout=2 checkout", cli.ExitOK,
 			"taken: 2 tokens of checkout; 0 of 3 tokens left\ntaken: 1 token of checkout", ""},
 		{"take-all checkout", exitDenied, "denied: 1 token of checkout; 0 of 3 tokens left; due in ", ""},
-		{"take-all checkout typo", exitFailed, "", "Check the spelling"},
-		{"take-all checkout=4", exitFailed, "", "no more than the capacity"},
-		{"take-all", exitUsage, "", "no argument"},
-		{"take-all checkout=", exitUsage, "", "after the last ="},
-		{"take-all checkout=0", exitUsage, "", "from 1 to 1125899906842624"},
-		{"return checkout -n 3", exitOK, "gave back: 3 tokens", ""},
-		{"reserve checkout -n 2 --ttl 1h --id job", exitOK, "as job; 1 of 3 tokens left", ""},
-		{"reserve checkout -n 2 --ttl 1h --id job", exitOK, "held: 2 tokens until ", ""},
+		{"take-all checkout typo", cli.ExitFailed, "", "Check the spelling"},
+		{"take-all checkout=4", cli.ExitFailed, "", "no more than the capacity"},
+		{"take-all", cli.ExitUsage, "", "no argument"},
+		{"take-all checkout=", cli.ExitUsage, "", "after the last ="},
+		{"take-all checkout=0", cli.ExitUsage, "", "from 1 to 1125899906842624"},
+		{"return checkout -n 3", cli.ExitOK, "gave back: 3 tokens", ""},
+		{"reserve checkout -n 2 --ttl 1h --id job", cli.ExitOK, "as job; 1 of 3 tokens left", ""},
+		{"reserve checkout -n 2 --ttl 1h --id job", cli.ExitOK, "held: 2 tokens until ", ""},
 		{"reserve checkout -n 2 --ttl 1h", exitDenied, "denied: 1 of 3 tokens left; 2 tokens due in ", ""},
-		{"reserve checkout -n 1 --ttl 1h --id job", exitFailed, "", "choose another (--id)"},
-		{"settle checkout job --used 1", exitOK, "settled: 1 given back, 2 left", ""},
-		{"settle checkout job --used 0", exitOK, "settled before: 1 given back, 2 left", ""},
-		{"reserve checkout --ttl 1h --id other --debt", exitOK, "as other", ""},
-		{"cancel checkout other", exitOK, "settled: 1 given back, 2 left", ""},
-		{"cancel checkout typo", exitFailed, "", "Check the id"},
-		{"settle checkout job", exitUsage, "", "how many tokens were used?"},
-		{"settle checkout --used 1", exitUsage, "", "want consumer settle KEY ID"},
-		{"settle checkout job --used -1", exitUsage, "", "from 0 to 1125899906842624"},
-		{"reserve checkout", exitUsage, "", "want 1ms to 24h"},
-		{"reserve checkout --ttl 1h --id=", exitUsage, "", "want 1 to 64"},
-		{"reserve typo --ttl 1h", exitFailed, "", "Check the spelling"},
-		{"take", exitUsage, "", "want consumer take KEY"},
-		{"take a b", exitUsage, "", "want consumer take KEY"},
-		{"take checkout -o yaml", exitUsage, "", "text or json"},
-		{"take checkout --colour", exitUsage, "", "unknown flag"},
-		{"take checkout --redis nowhere", exitUsage, "", "redis://host:port/db"},
-		{"nonsense", exitUsage, "", "unknown command"},
-		{"", exitUsage, "", "which command?"},
+		{"reserve checkout -n 1 --ttl 1h --id job", cli.ExitFailed, "", "choose another (--id)"},
+		{"settle checkout job --used 1", cli.ExitOK, "settled: 1 given back, 2 left", ""},
+		{"settle checkout job --used 0", cli.ExitOK, "settled before: 1 given back, 2 left", ""},
+		{"reserve checkout --ttl 1h --id other --debt", cli.ExitOK, "as other", ""},
+		{"cancel checkout other", cli.ExitOK, "settled: 1 given back, 2 left", ""},
+		{"cancel checkout typo", cli.ExitFailed, "", "Check the id"},
+		{"settle checkout job", cli.ExitUsage, "", "how many tokens were used?"},
+		{"settle checkout --used 1", cli.ExitUsage, "", "want consumer settle KEY ID"},
+		{"settle checkout job --used -1", cli.ExitUsage, "", "from 0 to 1125899906842624"},
+		{"reserve checkout", cli.ExitUsage, "", "want 1ms to 24h"},
+		{"reserve checkout --ttl 1h --id=", cli.ExitUsage, "", "want 1 to 64"},
+		{"reserve typo --ttl 1h", cli.ExitFailed, "", "Check the spelling"},
+		{"take", cli.ExitUsage, "", "want consumer take KEY"},
+		{"take a b", cli.ExitUsage, "", "want consumer take KEY"},
+		{"take checkout -o yaml", cli.ExitUsage, "", "text or json"},
+		{"take checkout --colour", cli.ExitUsage, "", "unknown flag"},
+		{"take checkout --redis nowhere", cli.ExitUsage, "", "redis://host:port/db"},
+		{"nonsense", cli.ExitUsage, "", "unknown command"},
+		{"", cli.ExitUsage, "", "which command?"},
 	}
 	for _, s := range steps {
 		o := consumer(t.Context(), server.URL(), strings.Fields(s.args)...)
 		require.Equal(t, s.code, o.code, "%s: %+v", s.args, o)
 		require.Contains(t, o.stdout, s.stdout, s.args)
 		require.Contains(t, o.stderr, s.stderr, s.args)
-		failed := s.code == exitFailed || s.code == exitUsage
+		failed := s.code == cli.ExitFailed || s.code == cli.ExitUsage
 		require.Equal(t, failed, o.stderr != "", "errors, and only they, are on stderr: %s: %+v", s.args, o)
 		require.Equal(t, failed, o.stdout == "", "%s: %+v", s.args, o)
 	}
@@ -170,7 +171,7 @@ func TestJSONIsForScripts(t *testing.T) {
 	_, err := lua.Add(t.Context(), rdb, "foreign", 3, 10, 0)
 	require.NoError(t, err)
 	o = consumer(t.Context(), server.URL(), "peek", "foreign", "-o", "json")
-	require.Equal(t, exitOK, o.code)
+	require.Equal(t, cli.ExitOK, o.code)
 	require.Contains(t, o.json(t), "reset_after_ms")
 	require.Nil(t, o.json(t)["reset_after_ms"], "not known")
 }
@@ -179,8 +180,8 @@ func TestTheFlagBeatsTheEnvironment(t *testing.T) {
 	server, _ := newBucket(t, hourly(3))
 	gone := testenv.Redis(t)
 	gone.Kill()
-	require.Equal(t, exitOK, consumer(t.Context(), gone.URL(), "take", "checkout", "--redis", server.URL()).code)
-	require.Equal(t, exitFailed, consumer(t.Context(), server.URL(), "take", "checkout", "--redis", gone.URL()).code)
+	require.Equal(t, cli.ExitOK, consumer(t.Context(), gone.URL(), "take", "checkout", "--redis", server.URL()).code)
+	require.Equal(t, cli.ExitFailed, consumer(t.Context(), server.URL(), "take", "checkout", "--redis", gone.URL()).code)
 }
 
 func TestAServerThatIsAwayIsAnErrorSoon(t *testing.T) {
@@ -200,7 +201,7 @@ func TestAServerThatIsAwayIsAnErrorSoon(t *testing.T) {
 			wg.Go(func() {
 				began := time.Now()
 				o := consumer(t.Context(), url, strings.Fields(args)...)
-				if o.code != exitFailed || !strings.Contains(o.stderr, "Check that Redis runs") {
+				if o.code != cli.ExitFailed || !strings.Contains(o.stderr, "Check that Redis runs") {
 					t.Errorf("%s: %s: %+v", fault, args, o)
 				}
 				if took := time.Since(began); took > 3*callDeadline {
@@ -216,7 +217,7 @@ func TestAServerThatRefusesIsNotLookedForElsewhere(t *testing.T) {
 	server, rdb := newBucket(t, hourly(3))
 	require.NoError(t, rdb.ConfigSet(t.Context(), "maxmemory", "1").Err())
 	o := consumer(t.Context(), server.URL(), "take", "checkout")
-	require.Equal(t, exitFailed, o.code)
+	require.Equal(t, cli.ExitFailed, o.code)
 	require.Contains(t, o.stderr, "Redis runs, and refuses writes")
 }
 
@@ -236,7 +237,7 @@ func TestAnInterruptEndsAWait(t *testing.T) {
 	cancel()
 	o := <-ended
 	wg.Wait()
-	require.Equal(t, exitFailed, o.code)
+	require.Equal(t, cli.ExitFailed, o.code)
 	require.Contains(t, o.stderr, "interrupted")
 }
 
@@ -247,7 +248,7 @@ func TestEveryKindOfAddressWorks(t *testing.T) {
 		policy.Call{Create: policy.CreateInitial, Terms: &terms})
 	require.NoError(t, err)
 	o := consumer(t.Context(), "redis-cluster://"+strings.Join(cluster.Addrs(), ","), "take", "checkout")
-	require.Equal(t, exitOK, o.code, o.stderr)
+	require.Equal(t, cli.ExitOK, o.code, o.stderr)
 	require.Contains(t, o.stdout, "2 of 3 tokens left")
 
 	sentinel := testenv.Sentinel(t)
@@ -255,7 +256,7 @@ func TestEveryKindOfAddressWorks(t *testing.T) {
 		policy.Call{Create: policy.CreateInitial, Terms: &terms})
 	require.NoError(t, err)
 	o = consumer(t.Context(), "redis-sentinel://"+sentinel.Addr()+"/"+testenv.SentinelMaster, "take", "checkout")
-	require.Equal(t, exitOK, o.code, o.stderr)
+	require.Equal(t, cli.ExitOK, o.code, o.stderr)
 	require.Contains(t, o.stdout, "2 of 3 tokens left")
 }
 

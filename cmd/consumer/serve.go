@@ -40,7 +40,7 @@ type serve struct {
 }
 
 func newServeCommand(e env) *cobra.Command {
-	s := serve{conn: connection{environ: e.environ}}
+	s := serve{conn: connection{environ: e.Environ}}
 	s.options = sidecar.Options{Limits: sidecar.DefaultLimits(), Drain: sidecar.DefaultDrain()}
 	cmd := &cobra.Command{
 		Use:   "serve",
@@ -99,7 +99,7 @@ Each flag has a variable, which counts where the flag isn't given; a list has co
 }
 
 func (s *serve) run(cmd *cobra.Command, e env) error {
-	if err := fromEnvironment(cmd, e.environ); err != nil {
+	if err := fromEnvironment(cmd, e.Environ); err != nil {
 		return err
 	}
 	if err := s.check(e); err != nil {
@@ -127,7 +127,7 @@ func (s *serve) run(cmd *cobra.Command, e env) error {
 	if err != nil {
 		return err
 	}
-	defer follower.close()
+	defer follower.Close()
 	registry.MustRegister(follower.ok)
 	windows := envoy.NewWindows(rdb, s.deadline)
 	load := func() (inForce, error) { return s.files.load(rdb, s.options.Client, windows) }
@@ -200,7 +200,7 @@ func (s *serve) logger(e env) (hclog.Logger, error) {
 	if s.logFormat != "text" && s.logFormat != "json" {
 		return nil, cli.Usage(fmt.Errorf("--log-format %q: want text or json", s.logFormat))
 	}
-	return hclog.New(&hclog.LoggerOptions{Name: "consumer", Output: e.stderr, Level: level,
+	return hclog.New(&hclog.LoggerOptions{Name: "consumer", Output: e.Stderr, Level: level,
 		JSONFormat: s.logFormat == "json"}), nil
 }
 

@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
+	"github.com/tokenrefill/refiller/internal/cli"
 	"github.com/tokenrefill/refiller/internal/testing/testenv"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
@@ -134,7 +135,7 @@ func TestServeAnswersEnvoyAndEndsWhenAskedTo(t *testing.T) {
 	defer cancel()
 	code, err := p.Wait(ctx)
 	require.NoError(t, err)
-	require.Equal(t, exitOK, code)
+	require.Equal(t, cli.ExitOK, code)
 }
 
 func TestServeExportsMetricsByPolicyAndNeverByKey(t *testing.T) {
@@ -174,33 +175,33 @@ func TestServeSaysWhatIsWrongWithItsFlags(t *testing.T) {
 		code int
 		says string
 	}{
-		"serve here":                                {exitUsage, `arguments "here": want consumer serve`},
-		"serve --http= --grpc=":                     {exitUsage, "no address"},
-		"serve --grpc= --envoy " + dir + "/x":       {exitFailed, "no such file"},
-		"serve --envoy " + dir + "/bad.yaml":        {exitUsage, "bad.yaml: descriptors[0]"},
-		"serve --envoy-shadow":                      {exitUsage, "go with --envoy"},
-		"serve --client-calls 0":                    {exitUsage, "--client-calls 0: want 1 to 65536"},
-		"serve --client-connections 0":              {exitUsage, "--client-connections 0: want 1 to 65536"},
-		"serve --max-request 7":                     {exitUsage, "--max-request 7: want 1024 to 4194304"},
-		"serve --max-wait 2h":                       {exitUsage, "--max-wait 2h0m0s: want 1ms to 1h0m0s"},
-		"serve --client-timeout 1ms":                {exitUsage, "--client-timeout 1ms: want 10ms to 1h0m0s"},
-		"serve --client-timeout 20ms":               {exitUsage, "--deadline 50ms: want 1ms to 20ms"},
-		"serve --drain-timeout -1s":                 {exitUsage, "--drain-timeout -1s"},
-		"serve --drain-delay -1s":                   {exitUsage, "--drain-delay -1s: want 0s to 1h0m0s"},
-		"serve --deadline 0s":                       {exitUsage, "--deadline 0s"},
-		"serve --redis-connections 0":               {exitUsage, "--redis-connections 0: want 1 to 10000"},
-		"serve --limits " + dir + "/x":              {exitFailed, "--limits: filewatch: open " + dir + "/x"},
-		"serve --tls-cert c.pem":                    {exitUsage, "both --tls-cert and --tls-key"},
-		"serve --tls-client-ca c.pem":               {exitUsage, "both --tls-cert and --tls-key"},
-		"serve --tls-cert c.pem --tls-key k.pem":    {exitFailed, "c.pem"},
-		"serve --log-level loud":                    {exitUsage, "--log-level"},
-		"serve --log-format xml":                    {exitUsage, "--log-format"},
-		"serve --redis nowhere":                     {exitUsage, "redis://host:port/db"},
-		"serve --http 127.0.0.1:notaport":           {exitUsage, "--http \"127.0.0.1:notaport\": want host:port"},
-		"serve --grpc 127.0.0.1":                    {exitUsage, "--grpc \"127.0.0.1\": want host:port"},
-		"serve --admin :70000":                      {exitUsage, "--admin \":70000\": want host:port"},
-		"serve --http unix:":                        {exitUsage, "or unix:/path"},
-		"serve --http= --grpc unix:" + dir + "/a/b": {exitFailed, "listen on unix:"},
+		"serve here":                                {cli.ExitUsage, `arguments "here": want consumer serve`},
+		"serve --http= --grpc=":                     {cli.ExitUsage, "no address"},
+		"serve --grpc= --envoy " + dir + "/x":       {cli.ExitFailed, "no such file"},
+		"serve --envoy " + dir + "/bad.yaml":        {cli.ExitUsage, "bad.yaml: descriptors[0]"},
+		"serve --envoy-shadow":                      {cli.ExitUsage, "go with --envoy"},
+		"serve --client-calls 0":                    {cli.ExitUsage, "--client-calls 0: want 1 to 65536"},
+		"serve --client-connections 0":              {cli.ExitUsage, "--client-connections 0: want 1 to 65536"},
+		"serve --max-request 7":                     {cli.ExitUsage, "--max-request 7: want 1024 to 4194304"},
+		"serve --max-wait 2h":                       {cli.ExitUsage, "--max-wait 2h0m0s: want 1ms to 1h0m0s"},
+		"serve --client-timeout 1ms":                {cli.ExitUsage, "--client-timeout 1ms: want 10ms to 1h0m0s"},
+		"serve --client-timeout 20ms":               {cli.ExitUsage, "--deadline 50ms: want 1ms to 20ms"},
+		"serve --drain-timeout -1s":                 {cli.ExitUsage, "--drain-timeout -1s"},
+		"serve --drain-delay -1s":                   {cli.ExitUsage, "--drain-delay -1s: want 0s to 1h0m0s"},
+		"serve --deadline 0s":                       {cli.ExitUsage, "--deadline 0s"},
+		"serve --redis-connections 0":               {cli.ExitUsage, "--redis-connections 0: want 1 to 10000"},
+		"serve --limits " + dir + "/x":              {cli.ExitFailed, "--limits: filewatch: open " + dir + "/x"},
+		"serve --tls-cert c.pem":                    {cli.ExitUsage, "both --tls-cert and --tls-key"},
+		"serve --tls-client-ca c.pem":               {cli.ExitUsage, "both --tls-cert and --tls-key"},
+		"serve --tls-cert c.pem --tls-key k.pem":    {cli.ExitFailed, "c.pem"},
+		"serve --log-level loud":                    {cli.ExitUsage, "--log-level"},
+		"serve --log-format xml":                    {cli.ExitUsage, "--log-format"},
+		"serve --redis nowhere":                     {cli.ExitUsage, "redis://host:port/db"},
+		"serve --http 127.0.0.1:notaport":           {cli.ExitUsage, "--http \"127.0.0.1:notaport\": want host:port"},
+		"serve --grpc 127.0.0.1":                    {cli.ExitUsage, "--grpc \"127.0.0.1\": want host:port"},
+		"serve --admin :70000":                      {cli.ExitUsage, "--admin \":70000\": want host:port"},
+		"serve --http unix:":                        {cli.ExitUsage, "or unix:/path"},
+		"serve --http= --grpc unix:" + dir + "/a/b": {cli.ExitFailed, "listen on unix:"},
 	} {
 		o := consumer(t.Context(), "redis://127.0.0.1:1", strings.Fields(args)...)
 		require.Equal(t, c.code, o.code, "%s: %+v", args, o)
@@ -300,7 +301,7 @@ func TestServeOutlivesAHangUp(t *testing.T) {
 	p.Signal(syscall.SIGTERM)
 	code, err := p.Wait(ctx)
 	require.NoError(t, err)
-	require.Equal(t, exitOK, code)
+	require.Equal(t, cli.ExitOK, code)
 }
 
 func TestServeTellsThatAnybodyCanReachIt(t *testing.T) {
@@ -334,11 +335,11 @@ func TestCheckNamesEveryProblemOfTheSidecarsFiles(t *testing.T) {
 		require.NoError(t, os.WriteFile(dir+"/"+name, []byte(text), 0o600))
 	}
 	o := consumer(t.Context(), "redis://127.0.0.1:1", "check", dir+"/edge.yaml", dir+"/limits.yaml")
-	require.Equal(t, exitOK, o.code, o.stderr)
+	require.Equal(t, cli.ExitOK, o.code, o.stderr)
 	require.Contains(t, o.stdout, "edge.yaml: ok: rate limits for envoy, domain edge: 1 limit\n")
 	require.Contains(t, o.stdout, "limits.yaml: ok: 2 limits\n")
 	o = consumer(t.Context(), "redis://127.0.0.1:1", "check", dir+"/bad.yaml")
-	require.Equal(t, exitUsage, o.code)
+	require.Equal(t, cli.ExitUsage, o.code)
 	require.NotContains(t, o.stdout, "ok")
 	for _, says := range []string{
 		"limits[0].name: it is missing", "limits[1]: want one of", "limits[2].lazy.rate: ", "limits[3].window: window: 0s",
@@ -356,9 +357,9 @@ func TestCheckNamesEveryProblemOfTheSidecarsFiles(t *testing.T) {
 		path := filepath.Join(dir, "one.yaml")
 		require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
 		o = consumer(t.Context(), "redis://127.0.0.1:1", "check", path)
-		require.Equal(t, exitUsage, o.code)
+		require.Equal(t, cli.ExitUsage, o.code)
 		require.Equal(t, path+": "+says, strings.SplitN(o.stderr, "\n", 2)[0])
 	}
 	o = consumer(t.Context(), "redis://127.0.0.1:1", "check")
-	require.Equal(t, exitUsage, o.code)
+	require.Equal(t, cli.ExitUsage, o.code)
 }

@@ -10,7 +10,7 @@ import (
 )
 
 func newTakeCommand(e env) *cobra.Command {
-	conn := connection{environ: e.environ}
+	conn := connection{environ: e.Environ}
 	out := output{}
 	n := int64(1)
 	leave := fetch.LeaveOption{}
@@ -31,7 +31,7 @@ func newTakeCommand(e env) *cobra.Command {
 				if !r.OK {
 					text = fmt.Sprintf("denied: %s left; %s due %s", held(r), plural(n), in(r.RetryAfter))
 				}
-				if err := out.print(e.stdout, text, answer.NewResult(key, r)); err != nil {
+				if err := out.print(e.Stdout, text, answer.NewResult(key, r)); err != nil {
 					return err
 				}
 				if !r.OK {

@@ -14,7 +14,7 @@ import (
 )
 
 func newTakeAllCommand(e env) *cobra.Command {
-	conn := connection{environ: e.environ}
+	conn := connection{environ: e.Environ}
 	out := output{}
 	leave := fetch.LeaveOption{}
 	cmd := &cobra.Command{
@@ -38,7 +38,7 @@ stands after the last = of an argument. Exit code 0 means taken, 3 denied.`,
 				if err != nil {
 					return err
 				}
-				if err := out.print(e.stdout, describeAll(reqs, r), answer.NewAll(reqs, r)); err != nil {
+				if err := out.print(e.Stdout, describeAll(reqs, r), answer.NewAll(reqs, r)); err != nil {
 					return err
 				}
 				if !r.OK {
@@ -60,7 +60,7 @@ func parseRequest(s string) (fetch.Request, error) {
 	if at < 0 {
 		return fetch.Request{Key: s, N: 1}, nil
 	}
-	n, err := parseWhole(s[at+1:], 1, policy.MaxTokens)
+	n, err := cli.ParseWhole(s[at+1:], 1, policy.MaxTokens)
 	if err != nil {
 		return fetch.Request{}, fmt.Errorf("%q: the number of tokens, after the last =: %w", s, err)
 	}

@@ -14,7 +14,7 @@ import (
 )
 
 func newWaitCommand(e env) *cobra.Command {
-	conn := connection{environ: e.environ}
+	conn := connection{environ: e.Environ}
 	out := output{}
 	n := int64(1)
 	timeout := time.Duration(0)
@@ -52,7 +52,7 @@ code 3 (denied) when they are due later than that: at once, if that is known.`,
 					result.Taken = n
 					text = fmt.Sprintf("taken: %s, after %s", plural(n), time.Since(began).Round(time.Millisecond))
 				}
-				if err := out.print(e.stdout, text, result); err != nil {
+				if err := out.print(e.Stdout, text, result); err != nil {
 					return err
 				}
 				if late {

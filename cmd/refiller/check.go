@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -44,7 +43,7 @@ type checked struct {
 }
 
 func check(e env, path, shared string, asJSON bool) error {
-	c, err := e.loadFile(path, shared, nil)
+	c, err := loadFile(e, path, shared, nil)
 	if path == "-" {
 		path = "stdin"
 	}
@@ -56,9 +55,9 @@ func check(e env, path, shared string, asJSON bool) error {
 		if err != nil {
 			return err
 		}
-		_, err = fmt.Fprintf(e.stdout, "%s: ok: %s\n", path, c.Summary())
+		_, err = fmt.Fprintf(e.Stdout, "%s: ok: %s\n", path, c.Summary())
 		for _, t := range c.Templates.All() {
-			fmt.Fprintf(e.stdout, "  template %q: %d tokens at %s, %s\n", t.Prefix, t.Policy.Capacity, t.Policy.Rate, t.Enforce)
+			fmt.Fprintf(e.Stdout, "  template %q: %d tokens at %s, %s\n", t.Prefix, t.Policy.Capacity, t.Policy.Rate, t.Enforce)
 		}
 		return err
 	}
@@ -66,10 +65,7 @@ func check(e env, path, shared string, asJSON bool) error {
 	if answer.OK {
 		answer.Summary, answer.Problems = c.Summary(), config.Problems{}
 	}
-	encoder := json.NewEncoder(e.stdout)
-	encoder.SetIndent("", "  ")
-	encoder.SetEscapeHTML(false)
-	if writeErr := encoder.Encode(answer); writeErr != nil {
+	if writeErr := cli.WriteJSON(e.Stdout, answer, "  "); writeErr != nil {
 		return writeErr
 	}
 	return err
@@ -77,12 +73,12 @@ func check(e env, path, shared string, asJSON bool) error {
 
 // loadFile reads a configuration that an argument names, - for stdin, with the document in the file shared laid over
 // it, if that isn't empty, and then the environment and flags.
-func (e env) loadFile(path, shared string, flags []config.Override) (config.Config, error) {
-	source := config.Source{Path: path, Shared: config.Shared{Source: shared}, Env: e.environ, Flags: flags}
+func loadFile(e env, path, shared string, flags []config.Override) (config.Config, error) {
+	source := config.Source{Path: path, Shared: config.Shared{Source: shared}, Env: e.Environ, Flags: flags}
 	var err error
 	if path == "-" {
 		source.Path = "stdin"
-		source.Data, err = io.ReadAll(io.LimitReader(e.stdin, fields.MaxSize+1))
+		source.Data, err = io.ReadAll(io.LimitReader(e.Stdin, fields.MaxSize+1))
 		if err != nil {
 			return config.Config{}, fmt.Errorf("stdin: %w", err)
 		}

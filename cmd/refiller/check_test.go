@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/tokenrefill/refiller/internal/cli"
 	"github.com/tokenrefill/refiller/internal/config/fields"
 )
 
@@ -22,7 +23,7 @@ buckets:
 func runWith(t *testing.T, environ fields.Environment, args ...string) (code int, stdout, stderr string) {
 	t.Helper()
 	var out, errs bytes.Buffer
-	code = run(t.Context(), args, environ, strings.NewReader(""), &out, &errs)
+	code = run(t.Context(), args, env{Environ: environ, Stdin: strings.NewReader(""), Stdout: &out, Stderr: &errs})
 	return code, out.String(), errs.String()
 }
 
@@ -81,9 +82,11 @@ func TestCheckReadsTheEnvironment(t *testing.T) {
 
 func TestCheckReadsStdin(t *testing.T) {
 	var out, errs bytes.Buffer
-	require.Zero(t, run(t.Context(), []string{"check", "-"}, nil, strings.NewReader(goodConfig), &out, &errs))
+	require.Zero(t, run(t.Context(), []string{"check", "-"},
+		env{Stdin: strings.NewReader(goodConfig), Stdout: &out, Stderr: &errs}))
 	require.Contains(t, out.String(), "stdin: ok: 1 bucket on ")
-	require.Equal(t, 2, run(t.Context(), []string{"check", "-"}, nil, strings.NewReader("\tversion: 1\n"), &out, &errs))
+	require.Equal(t, 2, run(t.Context(), []string{"check", "-"},
+		env{Stdin: strings.NewReader("\tversion: 1\n"), Stdout: &out, Stderr: &errs}))
 	require.Equal(t, "stdin:1:1: not YAML: there is a tab: indent with spaces\n", errs.String())
 }
 
@@ -139,7 +142,7 @@ func TestASharedConfigWantsAnEtcd(t *testing.T) {
 func TestWrongNumbersOfArgumentsNameThoseThatAreWanted(t *testing.T) {
 	for _, args := range [][]string{{"check"}, {"check", "a", "b"}, {"diff"}, {"grant"}, {"status", "x"}} {
 		var out bytes.Buffer
-		require.Equal(t, exitUsage, run(t.Context(), args, nil, nil, &out, &out))
+		require.Equal(t, cli.ExitUsage, run(t.Context(), args, env{Stdout: &out, Stderr: &out}))
 		require.Contains(t, out.String(), "want refiller "+args[0])
 	}
 }

@@ -27,7 +27,7 @@ write it to a file, and begin the configuration with a line such as
   # yaml-language-server: $schema=refiller.schema.json`,
 		Args: cli.Positional(cobra.NoArgs),
 		RunE: func(*cobra.Command, []string) error {
-			_, err := e.stdout.Write(config.Schema)
+			_, err := e.Stdout.Write(config.Schema)
 			return err
 		},
 	})

@@ -50,9 +50,9 @@ A Redis that is given keeps the sample buckets: checkout, mail, llm-tokens, dige
 				return err
 			}
 			o.Program = program
-			o.GoRun = goRun(program, e.environ["GOCACHE"])
+			o.GoRun = goRun(program, e.Environ["GOCACHE"])
 			o.Environ = os.Environ()
-			o.Out, o.Screen = e.stdout, terminal.Of(e.stdout, e.environ)
+			o.Out, o.Screen = e.Stdout, terminal.Of(e.Stdout, e.Environ)
 			switch mode {
 			case "etcd":
 				o.Mode = config.ModeEtcd

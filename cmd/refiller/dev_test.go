@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"github.com/tokenrefill/refiller/internal/cli"
 	"github.com/tokenrefill/refiller/internal/testing/testenv"
 	"github.com/tokenrefill/refiller/lua"
 )
@@ -132,7 +133,7 @@ func TestDevRefillsItsOwnStoreAndLeavesNothingBehind(t *testing.T) {
 	require.Contains(t, string(answer), "replica-2")
 
 	p.Signal(syscall.SIGINT)
-	p.end(exitOK)
+	p.end(cli.ExitOK)
 	require.Contains(t, p.Log(), "Stopping after")
 	require.NotContains(t, p.Log(), "too many")
 }
@@ -144,7 +145,7 @@ func TestDevStopsWhileItStarts(t *testing.T) {
 	p := startDev(t)
 	p.find(`Starting`)
 	p.Signal(syscall.SIGTERM)
-	p.end(exitOK)
+	p.end(cli.ExitOK)
 }
 
 func TestDevKillsTheReplicaThatRefillsAndMeasuresTheGap(t *testing.T) {
@@ -162,7 +163,7 @@ func TestDevKillsTheReplicaThatRefillsAndMeasuresTheGap(t *testing.T) {
 			require.GreaterOrEqual(t, gap, 50, "refills are half an interval apart or more")
 			p.find(killed[1] + ` is back: http://\S+, pid \d+`)
 			p.Signal(syscall.SIGINT)
-			p.end(exitOK)
+			p.end(cli.ExitOK)
 		})
 	}
 }
@@ -178,7 +179,7 @@ func TestDevNoticesAReplicaThatSomebodyElseKills(t *testing.T) {
 	p.find(`replica-\d \(pid ` + victim + `\) ended: signal: killed, which \S+ ?\S*: (gap \d+ ms|the gap could not)`)
 	p.find(`is back`)
 	p.Signal(syscall.SIGINT)
-	p.end(exitOK)
+	p.end(cli.ExitOK)
 }
 
 func TestDevUsesGivenServers(t *testing.T) {
@@ -198,14 +199,14 @@ func TestDevUsesGivenServers(t *testing.T) {
 	require.Eventually(t, func() bool { return candidates() == 3 }, patience, 10*time.Millisecond,
 		"every replica is a candidate")
 	p.Signal(syscall.SIGTERM)
-	p.end(exitOK)
+	p.end(cli.ExitOK)
 	require.Zero(t, candidates(), "they resigned")
 }
 
 func TestDevEndsByItselfAfterItsDuration(t *testing.T) {
 	t.Parallel()
 	p := startDev(t, "--mode", "race", "--duration", "1500ms")
-	p.end(exitOK)
+	p.end(cli.ExitOK)
 	require.Contains(t, p.Log(), "Stopping after")
 }
 
@@ -214,7 +215,7 @@ func TestDevKeepsItsHandsOffForeignKeys(t *testing.T) {
 	server := testenv.Redis(t)
 	require.NoError(t, server.Client().Set(t.Context(), "mail", "7", 0).Err())
 	p := startDev(t, "--mode", "race", "--redis", server.URL())
-	p.end(exitFailed)
+	p.end(cli.ExitFailed)
 	require.Contains(t, p.Log(), `"mail"`)
 	keys, err := server.Client().Keys(t.Context(), "*").Result()
 	require.NoError(t, err)
@@ -232,7 +233,7 @@ func TestDevRefusesBadUsage(t *testing.T) {
 		`arguments "nonsense"`: {"nonsense"},
 	} {
 		code, stdout, stderr := runWith(t, nil, append([]string{"dev"}, args...)...)
-		require.Equal(t, exitUsage, code, flag)
+		require.Equal(t, cli.ExitUsage, code, flag)
 		require.Empty(t, stdout)
 		require.Contains(t, stderr, flag)
 	}
@@ -260,7 +261,7 @@ func TestProductionBuildsHaveNoEmbeddedServers(t *testing.T) {
 		out, err := exec.Command(program, args...).CombinedOutput()
 		var exit *exec.ExitError
 		require.ErrorAs(t, err, &exit)
-		require.Equal(t, exitFailed, exit.ExitCode())
+		require.Equal(t, cli.ExitFailed, exit.ExitCode())
 		require.Contains(t, string(out), "no embedded servers")
 		require.Contains(t, string(out), flag)
 	}
@@ -277,7 +278,7 @@ func TestDevRunsRegionsAndCutsOneOff(t *testing.T) {
 	p.find(`us is connected again`)
 	p.find(`demand shifts to us`)
 	p.Signal(syscall.SIGINT)
-	p.end(exitOK)
+	p.end(cli.ExitOK)
 	require.Regexp(t, `tokens admitted in all regions, of at most`, p.Log())
 }
 
@@ -289,7 +290,7 @@ func TestDevRefusesFlagsOfTheOtherPlayground(t *testing.T) {
 		"want 2 to 6 names":                {"--regions", "eu"},
 	} {
 		code, _, stderr := runWith(t, nil, append([]string{"dev"}, args...)...)
-		require.Equal(t, exitUsage, code)
+		require.Equal(t, cli.ExitUsage, code)
 		require.Contains(t, stderr, says)
 	}
 }

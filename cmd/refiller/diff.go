@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -39,7 +38,7 @@ is 0 if nothing would change, 3 if something would, 1 if that can't be told, 2 f
 With --shared DOC the document DOC is laid over the file, as run --config-etcd does with the one in etcd.`,
 		Args: cli.Positional(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			cfg, err := e.loadFile(args[0], shared, conn.laid)
+			cfg, err := loadFile(e, args[0], shared, conn.laid)
 			if err != nil {
 				return err
 			}
@@ -50,11 +49,9 @@ With --shared DOC the document DOC is laid over the file, as run --config-etcd d
 				return err
 			}
 			if output == "json" {
-				encoder := json.NewEncoder(e.stdout)
-				encoder.SetEscapeHTML(false)
-				err = encoder.Encode(report)
+				err = cli.WriteJSON(e.Stdout, report, "")
 			} else {
-				err = writeDiff(e.stdout, report)
+				err = writeDiff(e.Stdout, report)
 			}
 			if err == nil && len(report.Changes) > 0 {
 				err = errDifferent

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -55,7 +54,7 @@ it if it may.`,
 				findings = append(findings, e.examine(ctx)...)
 			}
 			acl := doctor.ACL("refiller", cfg.Redis.URL.Kind == redisconn.Cluster)
-			return tell(e.stdout, terminal.Of(e.stdout, e.environ).Width(), output, findings, acl)
+			return tell(e.Stdout, terminal.Of(e.Stdout, e.Environ).Width(), output, findings, acl)
 		},
 	}
 	conn.addFlags(cmd, "redis", "etcd", "pool-registry")
@@ -138,7 +137,7 @@ func tell(w io.Writer, width int, output string, findings []doctor.Finding, acl 
 		}
 	}
 	if output == "json" {
-		return errors.Join(json.NewEncoder(w).Encode(map[string]any{"ok": result == nil, "findings": findings, "acl": acl}),
+		return errors.Join(cli.WriteJSON(w, map[string]any{"ok": result == nil, "findings": findings, "acl": acl}, ""),
 			result)
 	}
 	var pairs []terminal.Pair

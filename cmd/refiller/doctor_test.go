@@ -116,7 +116,7 @@ func watchTwice(t *testing.T, want string, args ...string) string {
 	defer cancel()
 	out := &signalling{wrote: make(chan string)}
 	done := make(chan int, 1)
-	go func() { done <- run(ctx, args, nil, strings.NewReader(""), out, out) }()
+	go func() { done <- run(ctx, args, env{Stdin: strings.NewReader(""), Stdout: out, Stderr: out}) }()
 	var seen strings.Builder
 	for strings.Count(seen.String(), want) < 2 {
 		select {

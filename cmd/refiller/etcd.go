@@ -16,7 +16,7 @@ func leaderOf(ctx context.Context, client *clientv3.Client, prefix string) (elec
 	cfg.Client = client
 	cfg.Prefix = prefix
 	cfg.Identity = "refiller"
-	cfg.Logger = newLogger(env{stderr: io.Discard}, config.Log{Level: "off"})
+	cfg.Logger = newLogger(env{Stderr: io.Discard}, config.Log{Level: "off"})
 	candidate, err := election.New(cfg) // that never runs
 	if err != nil {
 		return election.Leader{}, err

@@ -20,7 +20,8 @@ func TestAFileThatCannotBeReadIsAFailureAndAFlagThatThereIsNotIsUsage(t *testing
 	}
 	run := func(args []string) (int, string) {
 		var errs strings.Builder
-		return run(t.Context(), args, fields.Environment{}, strings.NewReader(""), &errs, &errs), errs.String()
+		return run(t.Context(), args,
+			env{Environ: fields.Environment{}, Stdin: strings.NewReader(""), Stdout: &errs, Stderr: &errs}), errs.String()
 	}
 	const duration = ": want a duration, such as 500ms, 10s or 5m"
 	const address = ": want host:port, http://host:port or https://host:port"

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -66,7 +65,7 @@ func limitSetCommand(e env) *cobra.Command {
 		},
 	}
 	op.flags(cmd)
-	cmd.Flags().Var(whole{&capacity, 1, policy.MaxTokens}, "capacity",
+	cmd.Flags().Var(cli.Whole("tokens", &capacity, 1, policy.MaxTokens), "capacity",
 		"most tokens that the bucket holds; default the template's")
 	cmd.Flags().StringVar(&rate, "rate", "", "tokens per time, such as 5/s; default the template's")
 	return cmd
@@ -104,9 +103,9 @@ func limitGetCommand(e env) *cobra.Command {
 					return fmt.Errorf("limit get %q: %w", args[0], err)
 				}
 				if op.output == "json" {
-					return json.NewEncoder(e.stdout).Encode(limitAnswerOf(l))
+					return cli.WriteJSON(e.Stdout, limitAnswerOf(l), "")
 				}
-				_, err = fmt.Fprintln(e.stdout, limitText(l))
+				_, err = fmt.Fprintln(e.Stdout, limitText(l))
 				return err
 			})
 		},
@@ -171,13 +170,13 @@ func (o *operation) change(ctx context.Context, key string, what []any,
 			if l.Exists {
 				answer.Tokens = &l.Tokens
 			}
-			return json.NewEncoder(o.stdout).Encode(answer)
+			return cli.WriteJSON(o.Stdout, answer, "")
 		}
 		held := "no bucket yet, or a full one"
 		if l.Exists {
 			held = fmt.Sprintf("its bucket holds %d", l.Tokens)
 		}
-		_, err = fmt.Fprintf(o.stdout, "%s; %s\n", limitText(l), held)
+		_, err = fmt.Fprintf(o.Stdout, "%s; %s\n", limitText(l), held)
 		return err
 	})
 }
@@ -224,9 +223,8 @@ func rateText(r policy.Rate) string {
 
 func (o *operation) writeLimits(list []override.Limit) error {
 	if o.output == "json" {
-		encoder := json.NewEncoder(o.stdout)
 		for _, l := range list {
-			if err := encoder.Encode(limitAnswerOf(l)); err != nil {
+			if err := cli.WriteJSON(o.Stdout, limitAnswerOf(l), ""); err != nil {
 				return err
 			}
 		}
@@ -237,5 +235,5 @@ func (o *operation) writeLimits(list []override.Limit) error {
 	for _, l := range list {
 		t.Row(l.Key, l.Capacity, rateText(l.Rate), strconv.Quote(l.Template))
 	}
-	return t.Write(o.stdout, terminal.Of(o.stdout, o.environ).Width())
+	return t.Write(o.Stdout, terminal.Of(o.Stdout, o.Environ).Width())
 }

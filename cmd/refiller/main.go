@@ -8,14 +8,14 @@ import (
 	"syscall"
 	_ "time/tzdata" // calendars name time zones, and a container may have no database of them
 
-	"github.com/tokenrefill/refiller/internal/config/fields"
+	"github.com/tokenrefill/refiller/internal/cli"
 	"github.com/tokenrefill/refiller/internal/config/redisconn"
 )
 
 func main() {
 	redisconn.SetLogger(nil) // what matters is in the errors; run logs it
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	code := run(ctx, os.Args[1:], fields.EnvironmentOf(os.Environ()), os.Stdin, os.Stdout, os.Stderr)
+	code := run(ctx, os.Args[1:], cli.ProcessEnv())
 	stop()
 	os.Exit(code)
 }

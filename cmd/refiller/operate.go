@@ -2,11 +2,9 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"os/user"
 	"slices"
-	"strconv"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -38,7 +36,7 @@ func grantCommand(e env) *cobra.Command {
 		},
 	}
 	op.flags(cmd)
-	cmd.Flags().VarP(whole{&n, 1, policy.MaxTokens}, "tokens", "n", "tokens to add")
+	cmd.Flags().VarP(cli.Whole("tokens", &n, 1, policy.MaxTokens), "tokens", "n", "tokens to add")
 	return cmd
 }
 
@@ -57,7 +55,7 @@ func resetCommand(e env) *cobra.Command {
 		},
 	}
 	op.flags(cmd)
-	cmd.Flags().VarP(whole{&n, 0, policy.MaxTokens}, "tokens", "n", "tokens to hold; default its capacity")
+	cmd.Flags().VarP(cli.Whole("tokens", &n, 0, policy.MaxTokens), "tokens", "n", "tokens to hold; default its capacity")
 	return cmd
 }
 
@@ -71,33 +69,6 @@ func reset(ctx context.Context, rdb redis.UniversalClient, key string, n int64) 
 	}
 	return reply, err
 }
-
-// whole is a flag for a whole number from least to most. A value below least stands for a default that is no number.
-type whole struct {
-	n           *int64
-	least, most int64
-}
-
-// Set implements pflag.Value.
-func (w whole) Set(text string) error {
-	n, err := strconv.ParseInt(text, 10, 64)
-	if err != nil || n < w.least || n > w.most {
-		return fmt.Errorf("want a whole number from %d to %d", w.least, w.most)
-	}
-	*w.n = n
-	return nil
-}
-
-// String implements pflag.Value.
-func (w whole) String() string {
-	if w.n == nil || *w.n < w.least {
-		return ""
-	}
-	return strconv.FormatInt(*w.n, 10)
-}
-
-// Type implements pflag.Value.
-func (w whole) Type() string { return "tokens" }
 
 // operation is an operator's action on one bucket.
 type operation struct {
@@ -166,12 +137,12 @@ func (o *operation) run(ctx context.Context, key string, n int64,
 			return err
 		}
 		if o.output == "json" {
-			return json.NewEncoder(o.stdout).Encode(map[string]any{
+			return cli.WriteJSON(o.Stdout, map[string]any{
 				"key": key, "tokens": reply.Tokens, "clamped": reply.Clamped, "index": reply.Version.Index,
 				"era": reply.Version.Era,
-			})
+			}, "")
 		}
-		_, err = fmt.Fprintf(o.stdout, "%s holds %d tokens (index %d; %d above its capacity were dropped)\n",
+		_, err = fmt.Fprintf(o.Stdout, "%s holds %d tokens (index %d; %d above its capacity were dropped)\n",
 			terminal.Text(key), reply.Tokens, reply.Version.Index, reply.Clamped)
 		return err
 	})

@@ -82,11 +82,11 @@ func (f *fencing) run(cmd *cobra.Command, region string) error {
 		if len(s.Pools) == 0 {
 			return cli.Usage(fmt.Errorf("there are no pools below %s: is election.prefix right?", prefix))
 		}
-		if err := f.warn(f.stderr, s, region, time.Now()); err != nil {
+		if err := f.warn(f.Stderr, s, region, time.Now()); err != nil {
 			return err
 		}
 		if !f.yes {
-			fmt.Fprintf(f.stderr, "Type the region's name to %s it: ", f.verb())
+			fmt.Fprintf(f.Stderr, "Type the region's name to %s it: ", f.verb())
 			answer, _ := bufio.NewReader(cmd.InOrStdin()).ReadString('\n') // what there is counts
 			if strings.TrimSpace(answer) != region {
 				return errUnconfirmed
@@ -199,12 +199,12 @@ const maxTold = 10
 func (f *fencing) tell(undrained []string, region string) {
 	for i, text := range undrained {
 		if i == maxTold {
-			fmt.Fprintf(f.stderr, "and %d pools more\n", len(undrained)-i)
+			fmt.Fprintf(f.Stderr, "and %d pools more\n", len(undrained)-i)
 			break
 		}
-		fmt.Fprintln(f.stderr, text)
+		fmt.Fprintln(f.Stderr, text)
 	}
-	fmt.Fprintf(f.stderr, `The others get what is above its floors once its grants have ended, the floors
+	fmt.Fprintf(f.Stderr, `The others get what is above its floors once its grants have ended, the floors
 once it has acknowledged. The drain stays asked for until %[1]s hears of it.
 "refiller pool lift %[1]s" takes it back.
 "refiller pool fence %[1]s" gives the others all of it at once: what consumers
@@ -254,6 +254,6 @@ func (p *pools) act(cmd *cobra.Command, action, region, reason string,
 		return err
 	}
 	log.Info("operator action", fields...)
-	_, err = fmt.Fprintf(p.stdout, "%s: done for %s\n", action, region)
+	_, err = fmt.Fprintf(p.Stdout, "%s: done for %s\n", action, region)
 	return err
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/tokenrefill/refiller/internal/cli"
 	"github.com/tokenrefill/refiller/internal/config"
 	"github.com/tokenrefill/refiller/internal/replica"
 	"github.com/tokenrefill/refiller/internal/testing/faultproxy"
@@ -95,7 +96,7 @@ func TestPoolFenceDrains(t *testing.T) {
 	// a busy machine, whether it has been offered less within the second.
 	w.link.Cut()
 	code, stdout, stderr = run("fence", "us", "--drain", "--yes", "--wait", "1s")
-	require.Equal(t, exitFailed, code)
+	require.Equal(t, cli.ExitFailed, code)
 	require.Empty(t, stdout)
 	require.Contains(t, stderr, "the region has not acknowledged its drain within 1s: us")
 	require.Regexp(t, `(?m)^payments: at most [2-9]\d\d(\.\d)?/s in use; `+
@@ -107,13 +108,13 @@ func TestPoolFenceDrains(t *testing.T) {
 	require.Zero(t, code, stderr)
 	w.eventually("the other region has everything", func(a poolAnswer) bool { return a.Pools[0].Regions[0].Granted > 999 })
 	code, _, stderr = run("fence", "us", "--yes", "--drain")
-	require.Equal(t, exitFailed, code)
+	require.Equal(t, cli.ExitFailed, code)
 	require.Contains(t, stderr, `region is fenced: lift that before it can be drained: "us"`)
 
 	code, _, stderr = run("fence", "us", "--wait", "3s")
-	require.Equal(t, exitUsage, code)
+	require.Equal(t, cli.ExitUsage, code)
 	require.Contains(t, stderr, "--wait is how long to wait for a drain: give --drain, too")
 	code, _, stderr = run("fence", "us", "--drain", "--wait", "3ms")
-	require.Equal(t, exitUsage, code)
+	require.Equal(t, cli.ExitUsage, code)
 	require.Contains(t, stderr, "--wait 3ms: want 1s or more")
 }

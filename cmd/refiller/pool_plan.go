@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -34,7 +33,7 @@ keeps its floor; one that has never reported is taken for one that nobody asks a
 The addresses of etcd are the configuration's. Fields that change are shown by "refiller diff".`,
 		Args: cli.Positional(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			cfg, err := e.loadFile(args[0], "", conn.laid)
+			cfg, err := loadFile(e, args[0], "", conn.laid)
 			if err != nil {
 				return err
 			}
@@ -47,9 +46,9 @@ The addresses of etcd are the configuration's. Fields that change are shown by "
 			}
 			plan := planPools(s, pool.Settings{Version: cfg.PoolsVersion, Pools: cfg.Pools}, time.Now())
 			if output == "json" {
-				return json.NewEncoder(e.stdout).Encode(plan)
+				return cli.WriteJSON(e.Stdout, plan, "")
 			}
-			return plan.write(e.stdout, terminal.Of(e.stdout, e.environ).Width())
+			return plan.write(e.Stdout, terminal.Of(e.Stdout, e.Environ).Width())
 		},
 	}
 	conn.addServerFlags(cmd, "etcd", "pool-registry")

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/tokenrefill/refiller/internal/cli"
 	"github.com/tokenrefill/refiller/internal/config"
 	"github.com/tokenrefill/refiller/lua"
 )
@@ -98,7 +99,7 @@ pools:
 
 	bare := w.text["eu"] + "version: 1\nbuckets: [{key: b, capacity: 9, rate: 1/s}]\n"
 	code, _, stderr = runWith(t, nil, "pool", "plan", writeConfig(t, bare))
-	require.Equal(t, exitUsage, code)
+	require.Equal(t, cli.ExitUsage, code)
 	require.Contains(t, stderr, "says nothing of pools")
 }
 

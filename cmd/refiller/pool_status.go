@@ -88,7 +88,7 @@ func (p *poolStatus) write(ctx context.Context, w io.Writer, width int, client *
 		}
 	}
 	if p.output == "json" {
-		return json.NewEncoder(w).Encode(answer)
+		return cli.WriteJSON(w, answer, "")
 	}
 	return answer.write(w, width, time.Now())
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/tokenrefill/refiller/internal/cli"
 	"github.com/tokenrefill/refiller/internal/operate/admin"
 	"github.com/tokenrefill/refiller/internal/testing/testenv"
 	"github.com/tokenrefill/refiller/pool"
@@ -39,7 +40,7 @@ func TestPoolStatusFenceAndLift(t *testing.T) {
 	// answer types into the prompt.
 	answer := func(line string, args ...string) (string, error) {
 		var out, errs bytes.Buffer
-		root := rootCommand(env{stdout: &out, stderr: &errs})
+		root := rootCommand(env{Stdout: &out, Stderr: &errs})
 		root.SetArgs(append(args, "--config", path))
 		root.SetIn(strings.NewReader(line))
 		err := root.ExecuteContext(t.Context())
@@ -85,13 +86,13 @@ func TestPoolStatusFenceAndLift(t *testing.T) {
 
 	// A region of another name, and second thoughts.
 	code, _, stderr = runWith(t, nil, "pool", "fence", "asia", "-c", path, "--yes")
-	require.Equal(t, exitUsage, code)
+	require.Equal(t, cli.ExitUsage, code)
 	require.Contains(t, stderr, `region "asia" is in no pool: regions are eu, us`)
 	file, err := os.ReadFile(path)
 	require.NoError(t, err)
 	elsewhere := writeConfig(t, strings.Replace(string(file), "ttl: 2s", "ttl: 2s, prefix: /other", 1))
 	code, _, stderr = runWith(t, nil, "pool", "fence", "eu", "-c", elsewhere, "--yes")
-	require.Equal(t, exitUsage, code)
+	require.Equal(t, cli.ExitUsage, code)
 	require.Contains(t, stderr, "there are no pools below /other/pools: is election.prefix right?")
 	text, err := answer("no\n", "pool", "fence", "eu")
 	require.ErrorIs(t, err, errUnconfirmed)
@@ -116,7 +117,7 @@ func TestPoolStatusFenceAndLift(t *testing.T) {
 	require.Eventually(t, granted(750), 30*time.Second, 50*time.Millisecond,
 		"its part by weight is reserved until it acknowledges: nobody knows what its bucket is")
 	code, _, stderr = runWith(t, nil, "pool", "lift", "us", "-c", path)
-	require.Equal(t, exitFailed, code)
+	require.Equal(t, cli.ExitFailed, code)
 	require.Contains(t, stderr, "region is not fenced")
 
 	_, stdout, _ = runWith(t, nil, "doctor", "-c", path)
@@ -198,7 +199,7 @@ func TestPoolCommandsSayWhatIsMissing(t *testing.T) {
 		"no argument: want":               {"pool", "fence"},
 	} {
 		code, _, stderr := runWith(t, nil, args...)
-		require.Equal(t, exitUsage, code, stderr)
+		require.Equal(t, cli.ExitUsage, code, stderr)
 		require.Contains(t, stderr, want)
 	}
 }
@@ -231,9 +232,9 @@ func TestPoolStatusShowsTheLastHour(t *testing.T) {
 	require.Regexp(t, `(?m)^part of the rate, minute by minute up to now:\neu  ·+[▁-█]+\nus  ·+[▁-█]+$`, stdout)
 
 	code, _, stderr := runWith(t, nil, "pool", "status", "-c", w.path, "--history", "--addr", "127.0.0.1:1")
-	require.Equal(t, exitFailed, code)
+	require.Equal(t, cli.ExitFailed, code)
 	require.Contains(t, stderr, "is a replica's admin server at http://127.0.0.1:1? (--addr)")
 	code, _, stderr = runWith(t, nil, "pool", "status", "-c", w.path, "--addr", "127.0.0.1:1")
-	require.Equal(t, exitUsage, code)
+	require.Equal(t, cli.ExitUsage, code)
 	require.Contains(t, stderr, "give --history, too")
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/tokenrefill/refiller/internal/cli"
+	"github.com/tokenrefill/refiller/internal/cli/filewatch"
 	"github.com/tokenrefill/refiller/internal/config"
 	"github.com/tokenrefill/refiller/internal/config/fields"
 	"github.com/tokenrefill/refiller/internal/config/redisconn"
@@ -34,7 +35,7 @@ type runner struct {
 
 	source  configSource
 	log     hclog.Logger
-	reloads *reloader
+	reloads *filewatch.Reload
 	asked   chan string // why a reload is due
 	replica *replica.Replica
 	history <-chan struct{} // closed when nothing is recorded any more; nil: no history
@@ -90,7 +91,7 @@ func (r *runner) check() error {
 	}
 	from := "--identity"
 	if r.identity == "" {
-		r.identity, from = r.environ["REFILLER_IDENTITY"], "REFILLER_IDENTITY"
+		r.identity, from = r.Environ["REFILLER_IDENTITY"], "REFILLER_IDENTITY"
 	}
 	n, unprintable := utf8.RuneCountInString(r.identity), func(c rune) bool { return !unicode.IsPrint(c) }
 	if n > maxIdentity || !utf8.ValidString(r.identity) || strings.ContainsFunc(r.identity, unprintable) {
@@ -102,7 +103,7 @@ func (r *runner) check() error {
 
 // open reads the configuration, begins to watch where it comes from, and makes the replica.
 func (r *runner) open(ctx context.Context) error {
-	r.source = configSource{Source: config.Source{Path: r.path, Env: r.environ, Flags: r.laid}}
+	r.source = configSource{Source: config.Source{Path: r.path, Env: r.Environ, Flags: r.laid}}
 	cfg, err := r.source.load()
 	if err != nil {
 		return err
@@ -119,14 +120,14 @@ func (r *runner) open(ctx context.Context) error {
 			return nil
 		}) // it was only read
 	}
-	r.reloads, err = newReloader(r.path, r.source.shared, r.log.Named("reload"))
-	if err != nil {
-		return err
+	r.reloads = filewatch.NewReload()
+	r.opened = append(r.opened, r.reloads.Close)
+	if err := r.reloads.Watch(r.path, filewatch.Options{Logger: r.log.Named("reload")}); err != nil {
+		return fmt.Errorf("config: %w", err)
 	}
-	r.opened = append(r.opened, func() error {
-		r.reloads.close()
-		return nil
-	})
+	if shared := r.source.shared; shared != nil {
+		r.reloads.Follow(shared.Name()+" changed in etcd", shared.Run)
+	}
 	cfg, wrong, err := r.source.first(ctx) // once more: the file is watched now
 	if err != nil {
 		return err
@@ -153,7 +154,14 @@ func (r *runner) open(ctx context.Context) error {
 func (r *runner) run(ctx context.Context) error {
 	ctx, stop := context.WithCancel(ctx)
 	var wg sync.WaitGroup
-	wg.Go(func() { r.reloads.run(ctx, r.asked) })
+	wg.Go(func() {
+		r.reloads.Run(ctx, func(cause string) {
+			select {
+			case <-ctx.Done():
+			case r.asked <- cause:
+			}
+		})
+	})
 	wg.Go(func() {
 		select {
 		case <-ctx.Done():
@@ -177,6 +185,6 @@ func (r *runner) close() error {
 
 func newLogger(e env, l config.Log) hclog.Logger {
 	return hclog.New(&hclog.LoggerOptions{
-		Name: "refiller", Output: e.stderr, Level: hclog.LevelFromString(l.Level), JSONFormat: l.JSON,
+		Name: "refiller", Output: e.Stderr, Level: hclog.LevelFromString(l.Level), JSONFormat: l.JSON,
 	})
 }

@@ -38,7 +38,7 @@ func statusCommand(e env) *cobra.Command {
 				return err
 			}
 			from := "--addr"
-			if listen := e.environ["REFILLER_LISTEN"]; listen != "" && !cmd.Flags().Changed("addr") {
+			if listen := e.Environ["REFILLER_LISTEN"]; listen != "" && !cmd.Flags().Changed("addr") {
 				from, addr = "REFILLER_LISTEN", listen
 			}
 			addr, err := adminURL(from, addr)

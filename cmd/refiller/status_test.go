@@ -94,7 +94,7 @@ func TestWatchingElsewhereThanOnATerminalWritesNoEscapeSequences(t *testing.T) {
 	defer cancel()
 	var out bytes.Buffer
 	rounds := 0
-	require.NoError(t, d.show(ctx, env{stdout: &out}, func(_ context.Context, w io.Writer, width int) error {
+	require.NoError(t, d.show(ctx, env{Stdout: &out}, func(_ context.Context, w io.Writer, width int) error {
 		require.Zero(t, width)
 		rounds++
 		switch rounds {

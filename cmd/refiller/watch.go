@@ -41,9 +41,9 @@ func (d *display) validate() error {
 // doesn't answer is shown as such and asked again; on a terminal text takes the place of the one before, and JSON is an
 // object per line.
 func (d *display) show(ctx context.Context, e env, write func(context.Context, io.Writer, int) error) error {
-	screen := terminal.Of(e.stdout, e.environ)
+	screen := terminal.Of(e.Stdout, e.Environ)
 	if !d.cmd.Flags().Changed("watch") {
-		return write(ctx, e.stdout, screen.Width())
+		return write(ctx, e.Stdout, screen.Width())
 	}
 	again := time.NewTicker(d.every)
 	defer again.Stop()
@@ -58,11 +58,11 @@ func (d *display) show(ctx context.Context, e env, write func(context.Context, i
 		switch {
 		case d.output == "json":
 		case screen.Rewrites():
-			fmt.Fprint(e.stdout, "\x1b[H\x1b[2J") // to the upper left, and clear
+			fmt.Fprint(e.Stdout, "\x1b[H\x1b[2J") // to the upper left, and clear
 		case !first:
-			fmt.Fprintln(e.stdout)
+			fmt.Fprintln(e.Stdout)
 		}
-		if _, err := out.WriteTo(e.stdout); err != nil {
+		if _, err := out.WriteTo(e.Stdout); err != nil {
 			return err
 		}
 		select {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -14,26 +13,17 @@ import (
 	"github.com/tokenrefill/refiller/internal/config/fields"
 )
 
-// UsageError is wrong usage of a command.
-type UsageError struct{ error }
-
-// Usage marks an error as wrong usage.
-func Usage(err error) error { return UsageError{err} }
-
-// Unwrap returns what is wrong.
-func (e UsageError) Unwrap() error { return e.error }
-
 // Root makes a command that of a program, whose help lists its subcommands in the order in which they are added.
-func Root(root *cobra.Command, stdin io.Reader, stdout, stderr io.Writer) *cobra.Command {
+func Root(root *cobra.Command, e Env) *cobra.Command {
 	cobra.EnableCommandSorting = false // the setting is global
 	root.Version = Version()
 	root.SilenceUsage = true
 	root.SilenceErrors = true
 	root.Args = UnknownCommand
 	root.RunE = func(*cobra.Command, []string) error { return Usage(errors.New("which command?")) }
-	root.SetIn(stdin)
-	root.SetOut(stdout)
-	root.SetErr(stderr)
+	root.SetIn(e.Stdin)
+	root.SetOut(e.Stdout)
+	root.SetErr(e.Stderr)
 	root.SetHelpFunc(func(cmd *cobra.Command, _ []string) { _ = writeHelp(cmd.OutOrStdout(), cmd) }) // nobody to tell
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
 		if bad := (*pflag.InvalidValueError)(nil); errors.As(err, &bad) {
@@ -43,19 +33,6 @@ func Root(root *cobra.Command, stdin io.Reader, stdout, stderr io.Writer) *cobra
 		return Usage(err)
 	})
 	return root
-}
-
-// wants are what values of Go's own types are to be.
-var wants = map[string]string{
-	"bool": "true or false", "int": "a whole number", "duration": "a duration, such as 500ms, 10s or 5m",
-}
-
-// Wanted is what is wrong with a value of a flag: what it is to be, rather than an error of Go's own.
-func Wanted(f *pflag.Flag, err error) error {
-	if want := wants[f.Value.Type()]; want != "" {
-		return errors.New("want " + want)
-	}
-	return err
 }
 
 // Positional has a check of positional arguments report wrong usage: what was given, and what the command wants.
@@ -72,17 +49,6 @@ func Positional(check cobra.PositionalArgs) cobra.PositionalArgs {
 			}
 		}
 		return Usage(fmt.Errorf("%s: want %s", given, cmd.UseLine()))
-	}
-}
-
-// OutputFlag gives a command the flag --output, the form of its answer, and has it refuse any other than text and JSON.
-func OutputFlag(cmd *cobra.Command, form *string) {
-	cmd.Flags().StringVarP(form, "output", "o", "text", "text or json")
-	cmd.PreRunE = func(*cobra.Command, []string) error {
-		if *form != "text" && *form != "json" {
-			return Usage(fmt.Errorf("--output %q: want text or json", *form))
-		}
-		return nil
 	}
 }
 
@@ -115,13 +81,6 @@ func RefuseTopics(root *cobra.Command) {
 	}
 }
 
-// Unreadable tells whether an error is that a file is missing or can't be read. It is a failure and no wrong usage, in
-// every command.
-func Unreadable(err error) bool {
-	var of *fs.PathError
-	return errors.As(err, &of)
-}
-
 // VersionCommand prints which version of a program this is.
 func VersionCommand(program string, stdout io.Writer) *cobra.Command {
 	return &cobra.Command{
@@ -131,12 +90,4 @@ func VersionCommand(program string, stdout io.Writer) *cobra.Command {
 			return err
 		},
 	}
-}
-
-// Args are a program's arguments with -version, as programs of Go have it, written as --version, as cobra wants it.
-func Args(args []string) []string {
-	if len(args) == 1 && args[0] == "-version" {
-		return []string{"--version"}
-	}
-	return args
 }
