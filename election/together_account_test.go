@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/tokenrefill/refiller/internal/testing/oracle"
 	"github.com/tokenrefill/refiller/policy"
 )
 
@@ -148,7 +149,7 @@ func (a *account) mark() (forget func()) {
 }
 
 // evict takes the tokens away, and nothing else.
-func (a *account) evict(b *policy.Bucket) {
+func (a *account) evict(b *oracle.Bucket) {
 	if b.Control == nil || b.Tokens == nil {
 		return
 	}
@@ -161,7 +162,7 @@ func (a *account) evict(b *policy.Bucket) {
 }
 
 // refilled notes and judges a refill that wrote. before is the bucket as it was.
-func (a *account) refilled(by string, call policy.Call, before, b *policy.Bucket, o policy.Outcome) {
+func (a *account) refilled(by string, call policy.Call, before, b *oracle.Bucket, o policy.Outcome) {
 	a.writes = append(a.writes, write{time.Since(a.redis.start), time.Since(a.redis.start), by, o})
 	if a.written[o.Version] {
 		a.fault("%s wrote %v again", by, o.Version)
@@ -190,7 +191,7 @@ func (a *account) refilled(by string, call policy.Call, before, b *policy.Bucket
 }
 
 // created judges the creation of a bucket.
-func (a *account) created(call policy.Call, before *policy.Bucket, o policy.Outcome) {
+func (a *account) created(call policy.Call, before *oracle.Bucket, o policy.Outcome) {
 	switch {
 	case before.Tokens != nil || before.Index != nil: // adopted
 	case call.Version.Era == 0:
@@ -209,7 +210,7 @@ func (a *account) created(call policy.Call, before *policy.Bucket, o policy.Outc
 }
 
 // ordered judges who wrote over what.
-func (a *account) ordered(by string, call policy.Call, before *policy.Bucket, o policy.Outcome) {
+func (a *account) ordered(by string, call policy.Call, before *oracle.Bucket, o policy.Outcome) {
 	s := before.Control
 	knew, had := call.Version, policy.Version{Era: s.Era, Index: s.Index}
 	if o.Fence.Before(s.Terms.Fence) {
@@ -228,7 +229,7 @@ func (a *account) ordered(by string, call policy.Call, before *policy.Bucket, o 
 }
 
 // rolledBack judges the begin of an era after the server forgot something.
-func (a *account) rolledBack(before *policy.Bucket, o policy.Outcome) {
+func (a *account) rolledBack(before *oracle.Bucket, o policy.Outcome) {
 	if !a.forgot {
 		a.fault("era %d begins as after a rollback, and there was none", o.Version.Era)
 	}

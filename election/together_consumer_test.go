@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/tokenrefill/refiller/internal/testing/oracle"
 	"github.com/tokenrefill/refiller/internal/timing"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
@@ -28,7 +29,7 @@ func (a *account) consume(ctx context.Context, d *dice, version func() int64) {
 	}
 }
 
-func tokens(b *policy.Bucket) int64 {
+func tokens(b *oracle.Bucket) int64 {
 	if b.Tokens == nil {
 		return 0
 	}
@@ -36,7 +37,7 @@ func tokens(b *policy.Bucket) int64 {
 }
 
 // takeAll takes what there is, or is denied a token. Locked, as all of these.
-func (a *account) takeAll(b *policy.Bucket) {
+func (a *account) takeAll(b *oracle.Bucket) {
 	n := max(1, tokens(b))
 	if got := b.Take(n, a.redis.now()); got.OK {
 		a.took(n)
@@ -45,7 +46,7 @@ func (a *account) takeAll(b *policy.Bucket) {
 
 // takeOfTemplate takes all, and creates the bucket if there is none. As the script does, it enters the active set at
 // the edges, and when it is denied.
-func (a *account) takeOfTemplate(b *policy.Bucket, t policy.Terms) {
+func (a *account) takeOfTemplate(b *oracle.Bucket, t policy.Terms) {
 	n := t.Capacity
 	if b.Control != nil {
 		n = max(1, tokens(b))
@@ -56,7 +57,7 @@ func (a *account) takeOfTemplate(b *policy.Bucket, t policy.Terms) {
 		a.took(n)
 		return
 	}
-	got, active := b.TakeTemplate(t, n, now, a.redis.active[set][a.key])
+	got, active := oracle.TakeTemplate(&b.Bucket, t, n, now, a.redis.active[set][a.key])
 	if got.OK {
 		a.took(n)
 	}
@@ -66,7 +67,7 @@ func (a *account) takeOfTemplate(b *policy.Bucket, t policy.Terms) {
 }
 
 // reserve reserves tokens, and settles an earlier reservation or lets its time pass.
-func (a *account) reserve(b *policy.Bucket, n int64, d *dice) {
+func (a *account) reserve(b *oracle.Bucket, n int64, d *dice) {
 	now := a.redis.now()
 	a.reserved++
 	if b.Control != nil { // as Reserve does, which doesn't tell

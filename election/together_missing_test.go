@@ -3,6 +3,7 @@ package election
 import (
 	"math"
 
+	"github.com/tokenrefill/refiller/internal/testing/oracle"
 	"github.com/tokenrefill/refiller/policy"
 )
 
@@ -39,7 +40,7 @@ var mechanisms = []mechanism{
 }
 
 // before changes the call or the bucket so that the mechanism has no effect, or answers itself.
-func (m mechanism) before(b *policy.Bucket, call *policy.Call, now int64) (o policy.Outcome, done bool) {
+func (m mechanism) before(b *oracle.Bucket, call *policy.Call, now int64) (o policy.Outcome, done bool) {
 	if m == twoIntervals && call.Version.Era == 0 && call.Create == policy.CreateLost {
 		call.Create = policy.CreateInitial
 	}
@@ -94,7 +95,7 @@ func (m mechanism) before(b *policy.Bucket, call *policy.Call, now int64) (o pol
 }
 
 // after undoes what the mechanism did.
-func (m mechanism) after(b, before *policy.Bucket, o policy.Outcome) {
+func (m mechanism) after(b, before *oracle.Bucket, o policy.Outcome) {
 	if b.Control == nil || before.Control == nil {
 		return
 	}

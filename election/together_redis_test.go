@@ -11,11 +11,12 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/tokenrefill/refiller/internal/testing/oracle"
 	"github.com/tokenrefill/refiller/policy"
 )
 
 // The refill loop meets the simulated Redis through go-redis, whose hooks answer instead of a connection. So arguments
-// and replies are those of the scripts, and policy.Bucket, which agrees with them, does their work.
+// and replies are those of the scripts, and oracle.Bucket, which agrees with them, does their work.
 
 var errRedisAway = errors.New("redis is away")
 
@@ -42,14 +43,14 @@ type fakeRedis struct {
 	away      bool
 	forbidden string // a bucket whose keys nobody may touch
 	spoilt    string // a bucket whose keys hold something else
-	buckets   map[string]*policy.Bucket
+	buckets   map[string]*oracle.Bucket
 	active    map[string]map[string]bool // names in the shards of active sets, by key
 	accounts  map[string]*account
 }
 
 func newFakeRedis(accounts []*account, without mechanism) *fakeRedis {
 	r := &fakeRedis{
-		without: without, start: time.Now(), buckets: map[string]*policy.Bucket{}, active: map[string]map[string]bool{},
+		without: without, start: time.Now(), buckets: map[string]*oracle.Bucket{}, active: map[string]map[string]bool{},
 		accounts: map[string]*account{},
 	}
 	for _, a := range accounts {
@@ -68,10 +69,10 @@ func (r *fakeRedis) change(f func()) {
 }
 
 // bucket is locked.
-func (r *fakeRedis) bucket(key string) *policy.Bucket {
+func (r *fakeRedis) bucket(key string) *oracle.Bucket {
 	b := r.buckets[key]
 	if b == nil {
-		b = &policy.Bucket{}
+		b = &oracle.Bucket{}
 		r.buckets[key] = b
 	}
 	return b
@@ -95,7 +96,7 @@ func (r *fakeRedis) leave(set, key string) {
 
 // lose forgets everything. Locked.
 func (r *fakeRedis) lose() {
-	r.buckets, r.active = map[string]*policy.Bucket{}, map[string]map[string]bool{}
+	r.buckets, r.active = map[string]*oracle.Bucket{}, map[string]map[string]bool{}
 	for _, a := range r.accounts {
 		a.lost()
 	}
@@ -111,7 +112,7 @@ func (r *fakeRedis) step(jump time.Duration) {
 
 // snapshot copies the buckets; restore then forgets what happened since. Locked, both.
 func (r *fakeRedis) snapshot() (restore func()) {
-	buckets, active := map[string]*policy.Bucket{}, map[string]map[string]bool{}
+	buckets, active := map[string]*oracle.Bucket{}, map[string]map[string]bool{}
 	for key, b := range r.buckets {
 		buckets[key] = clone(b)
 	}
@@ -130,8 +131,8 @@ func (r *fakeRedis) snapshot() (restore func()) {
 	}
 }
 
-func clone(b *policy.Bucket) *policy.Bucket {
-	c := &policy.Bucket{Held: maps.Clone(b.Held)}
+func clone(b *oracle.Bucket) *oracle.Bucket {
+	c := &oracle.Bucket{Held: maps.Clone(b.Held)}
 	if b.Tokens != nil {
 		c.Tokens = new(int64)
 		*c.Tokens = *b.Tokens

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tokenrefill/refiller/internal/testing/faultproxy"
+	"github.com/tokenrefill/refiller/internal/testing/oracle"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )
@@ -48,7 +49,7 @@ func TestTokensOfALateReplyDoNotGoBackToALaterEra(t *testing.T) {
 		b.trip = 20 * time.Millisecond
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(10*time.Millisecond, func() {
-			b.with("checkout", func(bucket *policy.Bucket) { *bucket.Tokens, bucket.Control.Era = 0, bucket.Control.Era+1 })
+			b.with("checkout", func(bucket *oracle.Bucket) { *bucket.Tokens, bucket.Control.Era = 0, bucket.Control.Era+1 })
 			cancel()
 		})
 		_, err = c.Take(ctx, "checkout", 40)

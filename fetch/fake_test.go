@@ -12,6 +12,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/tokenrefill/refiller/internal/testing/oracle"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )
@@ -27,7 +28,7 @@ type fake struct {
 	// of each call of takes: when to deny all, and what is then said to be due
 	asked   func(takes int) (denied *time.Duration)
 	endless bool // every bucket exists, and never runs out
-	buckets map[string]*policy.Bucket
+	buckets map[string]*oracle.Bucket
 	scripts map[string]string // names by hash
 	calls   map[string]int    // by script
 }
@@ -43,10 +44,10 @@ const (
 )
 
 func newFake(buckets map[string]policy.Policy) *fake {
-	f := &fake{buckets: make(map[string]*policy.Bucket), scripts: make(map[string]string), calls: make(map[string]int)}
+	f := &fake{buckets: make(map[string]*oracle.Bucket), scripts: make(map[string]string), calls: make(map[string]int)}
 	for key, p := range buckets {
 		terms := p.Terms(policy.Fence{})
-		f.buckets[key] = &policy.Bucket{}
+		f.buckets[key] = &oracle.Bucket{}
 		f.buckets[key].Refill(policy.Call{Create: policy.CreateInitial, Terms: &terms}, time.Now().UnixMicro())
 	}
 	return f
@@ -60,18 +61,19 @@ func generous() *fake {
 }
 
 // with calls change with a bucket as it stands now.
-func (f *fake) with(key string, change func(*policy.Bucket)) {
+func (f *fake) with(key string, change func(*oracle.Bucket)) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	change(f.now(key))
 }
 
 // now brings a bucket up to date; nil if there is none. The lock is held.
-func (f *fake) now(key string) *policy.Bucket {
+func (f *fake) now(key string) *oracle.Bucket {
 	bucket, now := f.buckets[key], time.Now().UnixMicro()
 	if f.endless {
 		terms, tokens := hourly(policy.MaxTokens/2).Terms(policy.Fence{}), int64(policy.MaxTokens/2)
-		return &policy.Bucket{Tokens: &tokens, Index: new(int64), Control: &policy.Control{Terms: terms, Era: 1, Last: now}}
+		control := &policy.Control{Terms: terms, Era: 1, Last: now}
+		return &oracle.Bucket{Bucket: policy.Bucket{Tokens: &tokens, Index: new(int64), Control: control}}
 	}
 	if bucket != nil && f.asked == nil {
 		bucket.Refill(policy.Call{Version: policy.Version{Era: bucket.Control.Era, Index: *bucket.Index}}, now)
@@ -259,11 +261,11 @@ func (f *fake) run(name string, args []any) any {
 	case "lease":
 		granted, clamped, held := bucket.Lease(w.text(), w.number(), w.number(), w.number(), w.number(), w.number(), now)
 		switch held {
-		case policy.HeldDone:
+		case oracle.HeldDone:
 			return []any{int64(1), now, *bucket.Tokens, granted, clamped, s.Era, terms}
-		case policy.HeldOther:
+		case oracle.HeldOther:
 			return []any{int64(4), now}
-		case policy.HeldInUse:
+		case oracle.HeldInUse:
 			return []any{int64(5)}
 		}
 		return []any{int64(6)}
@@ -337,7 +339,7 @@ func (f *fake) whole(w *words, key string, reply []int64, now int64) []int64 {
 		if due != nil {
 			results[i].Wait = due.Microseconds()
 		} else if all || !inLine {
-			one, _, _ := b.TakeMany([]policy.Run{run}, now)
+			one, _, _ := oracle.TakeMany(&b.Bucket, []policy.Run{run}, now)
 			results[i] = one[0]
 		}
 		all = all && results[i].Taken == run.Count

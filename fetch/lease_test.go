@@ -14,6 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/tokenrefill/refiller/internal/testing/oracle"
 	"github.com/tokenrefill/refiller/internal/testing/testenv"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
@@ -64,12 +65,12 @@ func takeEvery(t *testing.T, c *Client, n int64, pause, d time.Duration) map[Sou
 }
 
 func outstanding(b *fake) (n int64) {
-	b.with("checkout", func(bucket *policy.Bucket) { n = bucket.Control.Outstanding })
+	b.with("checkout", func(bucket *oracle.Bucket) { n = bucket.Control.Outstanding })
 	return n
 }
 
 func inBucket(b *fake) (n int64) {
-	b.with("checkout", func(bucket *policy.Bucket) { n = *bucket.Tokens })
+	b.with("checkout", func(bucket *oracle.Bucket) { n = *bucket.Tokens })
 	return n
 }
 
@@ -123,7 +124,7 @@ func TestWhatNobodyTakesGoesBackWithinTheHoldTime(t *testing.T) {
 		time.Sleep(2 * hold)
 		require.Zero(t, outstanding(b))
 		require.Zero(t, c.leases.count.Load(), "nothing is kept of a bucket that nobody takes from")
-		b.with("checkout", func(bucket *policy.Bucket) { require.Empty(t, bucket.Held) })
+		b.with("checkout", func(bucket *oracle.Bucket) { require.Empty(t, bucket.Held) })
 		calls := b.called("lease")
 		time.Sleep(time.Hour)
 		require.Equal(t, calls, b.called("lease"))
@@ -165,7 +166,7 @@ func TestABlockIsNotTakenFromAfterItsEra(t *testing.T) {
 		takeEvery(t, c, 1, time.Millisecond, 3*hold)
 		held := c.Stats().Leased
 		require.Positive(t, held)
-		b.with("checkout", func(bucket *policy.Bucket) { // the server lost a write: the bucket is emptied
+		b.with("checkout", func(bucket *oracle.Bucket) { // the server lost a write: the bucket is emptied
 			out := bucket.Refill(policy.Call{Version: policy.Version{Era: bucket.Control.Era, Index: *bucket.Index + 1}},
 				time.Now().UnixMicro())
 			require.Equal(t, policy.StatusRolledBack, out.Status)
@@ -589,7 +590,7 @@ func TestATakeThatNeedsBlockAndBucketGetsBoth(t *testing.T) {
 		b.fail(nil)
 		synctest.Wait()
 		require.Equal(t, held, c.Stats().Leased+inBucket(b), "what came of the block goes back")
-		b.with("checkout", func(bucket *policy.Bucket) { *bucket.Tokens += left })
+		b.with("checkout", func(bucket *oracle.Bucket) { *bucket.Tokens += left })
 		r, err = c.Take(t.Context(), "checkout", c.Stats().Leased+inBucket(b))
 		require.NoError(t, err)
 		require.True(t, r.OK)

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tokenrefill/refiller/internal/testing/faultproxy"
+	"github.com/tokenrefill/refiller/internal/testing/oracle"
 	"github.com/tokenrefill/refiller/internal/testing/testenv"
 	"github.com/tokenrefill/refiller/policy"
 )
@@ -137,7 +138,7 @@ func TestThePolicyIsAskedForOnceInTenSeconds(t *testing.T) {
 			r, err := c.Take(t.Context(), "checkout", 1)
 			require.NoError(t, err)
 			limits = append(limits, r.Limit)
-			f.with("checkout", func(b *policy.Bucket) { b.Control.Terms.Capacity = 9 })
+			f.with("checkout", func(b *oracle.Bucket) { b.Control.Terms.Capacity = 9 })
 			time.Sleep(4 * time.Second)
 		}
 		require.Equal(t, []int64{5, 5, 5, 9, 9}, limits)
@@ -206,7 +207,7 @@ func TestWaitersAreServedInOrder(t *testing.T) {
 		// One token a second.
 		p := policy.Policy{Capacity: 100, Rate: policy.PerSecond(1), Interval: time.Second, Initial: new(int64)}
 		f := newFake(map[string]policy.Policy{"checkout": p})
-		f.with("checkout", func(b *policy.Bucket) { b.Control.Terms.MaxElapsed = time.Hour.Microseconds() })
+		f.with("checkout", func(b *oracle.Bucket) { b.Control.Terms.MaxElapsed = time.Hour.Microseconds() })
 		c := newClient(t, f)
 		c.jitter = func() float64 { return 0 }
 		began := time.Now()
@@ -244,7 +245,7 @@ func TestAWaiterWhoseTokensComeTooLateIsRefusedAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := policy.Policy{Capacity: 100, Rate: policy.PerSecond(10), Interval: 100 * time.Millisecond}
 		f := newFake(map[string]policy.Policy{"checkout": p})
-		f.with("checkout", func(b *policy.Bucket) { *b.Tokens = 0 })
+		f.with("checkout", func(b *oracle.Bucket) { *b.Tokens = 0 })
 		asked := 0
 		f.asked = func(int) *time.Duration {
 			asked++
@@ -657,20 +658,20 @@ func testTokensForAWaiterGoBack(t *testing.T, later bool) {
 		wg.Go(func() { patient = c.Wait(t.Context(), "checkout", 2, WithTimeout(time.Minute)) })
 		synctest.Wait()
 		f.trip = 100 * time.Millisecond
-		f.with("checkout", func(b *policy.Bucket) { b.Return(4) })
+		f.with("checkout", func(b *oracle.Bucket) { b.Return(4) })
 		c.lines.wake("checkout")
 		left, returned := int64(3), int64(2)
 		if later {
 			left, returned = 1, 0
 			time.Sleep(60 * time.Millisecond)
-			f.with("checkout", func(b *policy.Bucket) { b.Control.Era++ })
+			f.with("checkout", func(b *oracle.Bucket) { b.Control.Era++ })
 		}
 		wg.Wait()
 		synctest.Wait()
 		require.ErrorIs(t, impatient, ErrUnavailable)
 		require.NoError(t, patient)
 		time.Sleep(time.Second)
-		f.with("checkout", func(b *policy.Bucket) { require.EqualValues(t, left, *b.Tokens) })
+		f.with("checkout", func(b *oracle.Bucket) { require.EqualValues(t, left, *b.Tokens) })
 		require.Equal(t, returned, c.Stats().Returned)
 	})
 }

@@ -131,10 +131,10 @@ func refillUser(ctx context.Context, t testing.TB, rdb redis.UniversalClient, ke
 // rewind makes a bucket's last refill so much earlier.
 func rewind(ctx context.Context, t testing.TB, rdb redis.UniversalClient, key string, by time.Duration) {
 	t.Helper()
-	b := load(ctx, t, rdb, key)
+	b := loadHeld(ctx, t, rdb, key)
 	b.Control.Last -= by.Microseconds()
 	ttl := rdb.PExpireTime(ctx, key).Val()
-	store(ctx, t, rdb, key, b)
+	storeHeld(ctx, t, rdb, key, b)
 	for _, k := range []string{key, lua.IndexKey(key), lua.ControlKey(key)} {
 		require.NoError(t, rdb.PExpireAt(ctx, k, time.UnixMilli(ttl.Milliseconds())).Err())
 	}
@@ -224,7 +224,7 @@ func TestABucketWithAReservationStaysInTheActiveSet(t *testing.T) {
 			rewind(ctx, t, rdb, "user:1", 5*time.Second)
 			require.False(t, refillUser(ctx, t, rdb, "user:1", userTerms).Left, "somebody has to end it")
 		}
-		require.EqualValues(t, 60, *load(ctx, t, rdb, "user:1").Tokens)
+		require.EqualValues(t, 60, *loadHeld(ctx, t, rdb, "user:1").Tokens)
 		_, err = lua.Settle(ctx, rdb, "user:1", "r", 5)
 		require.NoError(t, err)
 		require.NoError(t, rdb.Del(ctx, lua.OutstandingKey("user:1"), lua.DueKey("user:1")).Err()) // what is remembered for a minute

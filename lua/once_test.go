@@ -63,7 +63,7 @@ func TestAScriptWhoseReplyIsLostRunsOnce(t *testing.T) {
 			lost := p.LostReplies()
 			require.Error(t, operations[name](ctx, retrying, name), where)
 			require.Equal(t, 1, p.LostReplies()-lost, "%s: one attempt", where)
-			b := load(ctx, t, direct, name)
+			b := loadHeld(ctx, t, direct, name)
 			require.Equal(t, w.index, *b.Index, where)
 			if w.tokens >= 0 {
 				require.Equal(t, w.tokens, *b.Tokens, where)

@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tokenrefill/refiller/internal/testing/buckettest"
+	"github.com/tokenrefill/refiller/internal/testing/oracle"
 	"github.com/tokenrefill/refiller/internal/testing/testenv"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
@@ -23,6 +24,12 @@ import (
 
 // store writes a state into the bucket's keys.
 func store(ctx context.Context, t testing.TB, rdb redis.UniversalClient, key string, b policy.Bucket) {
+	t.Helper()
+	storeHeld(ctx, t, rdb, key, oracle.Bucket{Bucket: b})
+}
+
+// storeHeld writes a state with reservations and leases into the bucket's keys.
+func storeHeld(ctx context.Context, t testing.TB, rdb redis.UniversalClient, key string, b oracle.Bucket) {
 	t.Helper()
 	require.NoError(t, rdb.Del(ctx, lua.TokensKey(key), lua.IndexKey(key), lua.ControlKey(key), lua.OutstandingKey(key),
 		lua.DueKey(key), lua.RequestKey(key, "request")).Err())
@@ -59,31 +66,31 @@ func stateOf(c *policy.Control) string {
 }
 
 // encodeHolding writes a record as the scripts do.
-func encodeHolding(h policy.Holding) string {
+func encodeHolding(h oracle.Holding) string {
 	text := fmt.Sprintf("%d %d %d %d", h.Kind, h.N, h.Until, h.Era)
 	switch a := h.Answer; h.Kind {
-	case policy.HoldingLease:
+	case oracle.HoldingLease:
 		return fmt.Sprintf("%s %d %d %d", text, h.Seq, h.Granted, h.Clamped)
-	case policy.HoldingSettled:
+	case oracle.HoldingSettled:
 		return fmt.Sprintf("%s %d %d %d %d %d %d", text, a.Returned, a.Clamped, a.Void, a.Charged, a.Owed, a.Forgiven)
-	case policy.HoldingRunOut:
+	case oracle.HoldingRunOut:
 		return fmt.Sprintf("%s %d %d", text, h.Overrun, h.Void)
 	}
 	return fmt.Sprintf("%s %d", text, h.Overrun)
 }
 
-func decodeHolding(t testing.TB, text string) policy.Holding {
+func decodeHolding(t testing.TB, text string) oracle.Holding {
 	t.Helper()
-	var h policy.Holding
+	var h oracle.Holding
 	r := strings.NewReader(text)
 	_, err := fmt.Fscan(r, &h.Kind, &h.N, &h.Until, &h.Era)
 	require.NoError(t, err, text)
 	switch a := &h.Answer; h.Kind {
-	case policy.HoldingLease:
+	case oracle.HoldingLease:
 		_, err = fmt.Fscan(r, &h.Seq, &h.Granted, &h.Clamped)
-	case policy.HoldingSettled:
+	case oracle.HoldingSettled:
 		_, err = fmt.Fscan(r, &a.Returned, &a.Clamped, &a.Void, &a.Charged, &a.Owed, &a.Forgiven)
-	case policy.HoldingRunOut:
+	case oracle.HoldingRunOut:
 		_, err = fmt.Fscan(r, &h.Overrun, &h.Void)
 	default:
 		_, err = fmt.Fscan(r, &h.Overrun)
@@ -96,7 +103,15 @@ func decodeHolding(t testing.TB, text string) policy.Holding {
 // load reads what store wrote and the scripts changed.
 func load(ctx context.Context, t testing.TB, rdb redis.UniversalClient, key string) policy.Bucket {
 	t.Helper()
-	var b policy.Bucket
+	b := loadHeld(ctx, t, rdb, key)
+	require.Empty(t, b.Held)
+	return b.Bucket
+}
+
+// loadHeld reads what storeHeld wrote and the scripts changed.
+func loadHeld(ctx context.Context, t testing.TB, rdb redis.UniversalClient, key string) oracle.Bucket {
+	t.Helper()
+	var b oracle.Bucket
 	number := func(name string) *int64 {
 		v, err := rdb.Get(ctx, name).Result()
 		if errors.Is(err, redis.Nil) {
@@ -115,7 +130,7 @@ func load(ctx context.Context, t testing.TB, rdb redis.UniversalClient, key stri
 	require.Len(t, ends, len(held))
 	for _, end := range ends {
 		if b.Held == nil {
-			b.Held = map[string]policy.Holding{}
+			b.Held = map[string]oracle.Holding{}
 		}
 		id := end.Member.(string)
 		b.Held[id] = decodeHolding(t, held[id])

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tokenrefill/refiller/internal/testing/buckettest"
+	"github.com/tokenrefill/refiller/internal/testing/oracle"
 	"github.com/tokenrefill/refiller/internal/testing/testenv"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
@@ -35,16 +36,16 @@ func holdsAgree(t *testing.T, rdb *redis.Client) {
 		h := buckettest.NewHistory(rng)
 		store(ctx, t, rdb, key, buckettest.Bucket(rng.Int64N(1000), serverTime(ctx, t, rdb), 100_000))
 		for step := range 50 {
-			model := load(ctx, t, rdb, key)
+			model := loadHeld(ctx, t, rdb, key)
 			if h.Chance(15) {
-				h.Disturb(&model)
+				h.Disturb(&model.Bucket)
 			}
 			h.DisturbHeld(&model)
 			if h.Chance(30) && model.Control != nil {
 				full := model.Control.Terms.Capacity
 				model.Tokens = &full
 			}
-			store(ctx, t, rdb, key, model)
+			storeHeld(ctx, t, rdb, key, model)
 			where := fmt.Sprintf("history %d step %d", history, step)
 
 			if h.Chance(30) {
@@ -52,7 +53,7 @@ func holdsAgree(t *testing.T, rdb *redis.Client) {
 				out, err := lua.Refill(ctx, rdb, key, call)
 				require.NoError(t, err, where)
 				require.Equal(t, model.Refill(call, out.Now), out, where)
-				require.Equal(t, model, load(ctx, t, rdb, key), where)
+				require.Equal(t, model, loadHeld(ctx, t, rdb, key), where)
 				h.Learn(out.Version)
 			}
 			if model.Tokens == nil {
@@ -61,7 +62,7 @@ func holdsAgree(t *testing.T, rdb *redis.Client) {
 			c := h.HoldCall(model)
 			where = fmt.Sprintf("%s: %+v of %+v", where, c, model.Held)
 			reached[hold(ctx, t, rdb, key, &model, c, where)]++
-			require.Equal(t, model, load(ctx, t, rdb, key), where)
+			require.Equal(t, model, loadHeld(ctx, t, rdb, key), where)
 		}
 	}
 	require.False(t, slices.ContainsFunc(outcomes, missed), "of %q, some was never reached: %v", outcomes, reached)
@@ -69,18 +70,18 @@ func holdsAgree(t *testing.T, rdb *redis.Client) {
 
 // hold makes a call on the server and on the model, compares the answers, and
 // names what happened.
-func hold(ctx context.Context, t *testing.T, rdb *redis.Client, key string, model *policy.Bucket, c buckettest.HoldCall,
+func hold(ctx context.Context, t *testing.T, rdb *redis.Client, key string, model *oracle.Bucket, c buckettest.HoldCall,
 	where string) string {
 	t.Helper()
 	ttl := time.Duration(c.TTL) * time.Microsecond
-	answer := func(err error, held policy.Held) string {
-		want := map[policy.Held]error{
-			policy.HeldUnknown: lua.ErrUnknownBucket, policy.HeldInUse: lua.ErrIDInUse, policy.HeldNot: lua.ErrNotHeld,
-			policy.HeldOther: lua.ErrOtherEra,
+	answer := func(err error, held oracle.Held) string {
+		want := map[oracle.Held]error{
+			oracle.HeldUnknown: lua.ErrUnknownBucket, oracle.HeldInUse: lua.ErrIDInUse, oracle.HeldNot: lua.ErrNotHeld,
+			oracle.HeldOther: lua.ErrOtherEra,
 		}[held]
 		require.ErrorIs(t, err, want, where)
-		return map[policy.Held]string{policy.HeldUnknown: "unknown", policy.HeldInUse: "in use", policy.HeldNot: "not held",
-			policy.HeldOther: "other era"}[held]
+		return map[oracle.Held]string{oracle.HeldUnknown: "unknown", oracle.HeldInUse: "in use", oracle.HeldNot: "not held",
+			oracle.HeldOther: "other era"}[held]
 	}
 	switch c.Op {
 	case buckettest.Reserve:
@@ -91,7 +92,7 @@ func hold(ctx context.Context, t *testing.T, rdb *redis.Client, key string, mode
 			now = serverTime(ctx, t, rdb)
 		}
 		want, held := model.Reserve(c.ID, c.N, c.TTL, c.Overrun, c.Leave, now)
-		if held != policy.HeldDone {
+		if held != oracle.HeldDone {
 			return answer(err, held)
 		}
 		require.NoError(t, err, where)
@@ -106,7 +107,7 @@ func hold(ctx context.Context, t *testing.T, rdb *redis.Client, key string, mode
 		before := model.Held[c.ID].Kind
 		got, err := lua.Settle(ctx, rdb, key, c.ID, c.N)
 		want, again, held := model.Settle(c.ID, c.N, got.Now)
-		if held != policy.HeldDone {
+		if held != oracle.HeldDone {
 			return answer(err, held)
 		}
 		require.NoError(t, err, where)
@@ -122,7 +123,7 @@ func hold(ctx context.Context, t *testing.T, rdb *redis.Client, key string, mode
 			return "forgiven"
 		case want.Void > 0:
 			return "void"
-		case before == policy.HoldingRunOut:
+		case before == oracle.HoldingRunOut:
 			return "settled late"
 		case want.Charged > 0:
 			return "charged"
@@ -132,7 +133,7 @@ func hold(ctx context.Context, t *testing.T, rdb *redis.Client, key string, mode
 		got, err := lua.Lease(ctx, rdb, key, lua.LeaseCall{ID: c.ID, Seq: c.Seq, Keep: c.Keep, Back: c.Back, Want: c.Want,
 			TTL: ttl})
 		granted, clamped, held := model.Lease(c.ID, c.Seq, c.Keep, c.Back, c.Want, c.TTL, got.Now)
-		if held != policy.HeldDone {
+		if held != oracle.HeldDone {
 			return answer(err, held)
 		}
 		require.NoError(t, err, where)
@@ -144,7 +145,7 @@ func hold(ctx context.Context, t *testing.T, rdb *redis.Client, key string, mode
 	default:
 		got := lua.Sweep(ctx, rdb, []string{key}, c.Most)[0]
 		if model.Control == nil {
-			return answer(got.Err, policy.HeldUnknown)
+			return answer(got.Err, oracle.HeldUnknown)
 		}
 		require.NoError(t, got.Err, where)
 		want := model.Sweep(c.Most, got.Now)
@@ -166,26 +167,26 @@ func hold(ctx context.Context, t *testing.T, rdb *redis.Client, key string, mode
 func TestAReservationThatRunsOutGoesBackAndIsChargedWhenItIsSettledLate(t *testing.T) {
 	ctx, rdb := t.Context(), testenv.Redis(t).Client()
 	expire := func(ids ...string) {
-		model := load(ctx, t, rdb, "b")
+		model := loadHeld(ctx, t, rdb, "b")
 		for _, id := range ids {
 			h := model.Held[id]
 			h.Until = serverTime(ctx, t, rdb) - 1
 			model.Held[id] = h
 			model.Control.Due = h.Until
 		}
-		store(ctx, t, rdb, "b", model)
+		storeHeld(ctx, t, rdb, "b", model)
 	}
 	storeCase(ctx, t, rdb, "b", 900)
 	for _, id := range []string{"x", "y", "of another era"} {
 		_, err := lua.Reserve(ctx, rdb, "b", lua.ReserveCall{ID: id, N: 100, TTL: time.Minute})
 		require.NoError(t, err)
 	}
-	model := load(ctx, t, rdb, "b")
+	model := loadHeld(ctx, t, rdb, "b")
 	h := model.Held["of another era"]
 	h.Era--
 	model.Held["of another era"] = h
 	*model.Tokens = 850
-	store(ctx, t, rdb, "b", model)
+	storeHeld(ctx, t, rdb, "b", model)
 	expire("x", "y", "of another era")
 	r := lua.Sweep(ctx, rdb, []string{"b"}, 2)[0]
 	require.NoError(t, r.Err)
@@ -223,7 +224,7 @@ func TestALeaseThatRunsOutIsSpent(t *testing.T) {
 	}, 20*time.Second, time.Millisecond)
 	_, err = lua.Lease(ctx, rdb, "b", lua.LeaseCall{ID: "x", Seq: 2, Back: 40, TTL: time.Minute})
 	require.ErrorIs(t, err, lua.ErrNotHeld)
-	require.EqualValues(t, 60, *load(ctx, t, rdb, "b").Tokens)
+	require.EqualValues(t, 60, *loadHeld(ctx, t, rdb, "b").Tokens)
 }
 
 func TestReturnsToAnotherEraAreDropped(t *testing.T) {
@@ -244,7 +245,7 @@ func TestReturnsToAnotherEraAreDropped(t *testing.T) {
 	require.Equal(t, policy.Settlement{Void: 90}, s.Settlement)
 	_, err = lua.Lease(ctx, rdb, "b", lua.LeaseCall{ID: "l", Seq: 2, Back: 100, TTL: time.Minute})
 	require.ErrorIs(t, err, lua.ErrOtherEra)
-	b := load(ctx, t, rdb, "b")
+	b := loadHeld(ctx, t, rdb, "b")
 	require.Zero(t, *b.Tokens)
 	require.Zero(t, b.Control.Outstanding)
 }
@@ -297,11 +298,11 @@ func TestDebtIsPaidBeforeTokensAndIsAtMostTheCapacity(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, policy.Settlement{Charged: 10, Owed: 1000, Forgiven: 100}, r.Settlement)
 
-	model := load(ctx, t, rdb, "b")
+	model := loadHeld(ctx, t, rdb, "b")
 	require.EqualValues(t, 1000, model.Control.Debt)
 	model.Control.Debt = 70
 	model.Control.Last = serverTime(ctx, t, rdb) - 200_000 // 100 tokens
-	store(ctx, t, rdb, "b", model)
+	storeHeld(ctx, t, rdb, "b", model)
 	p, err := lua.Peek(ctx, rdb, "b", 31)
 	require.NoError(t, err)
 	require.EqualValues(t, 70, p.Debt)
@@ -322,9 +323,9 @@ func TestAStrictBucketKeepsRoomForWhatIsOutstanding(t *testing.T) {
 		r, err := lua.Lease(ctx, rdb, "b", lua.LeaseCall{ID: "x", Seq: 1, Want: 400, TTL: time.Minute})
 		require.NoError(t, err)
 		require.EqualValues(t, 400, r.Granted)
-		model := load(ctx, t, rdb, "b")
+		model := loadHeld(ctx, t, rdb, "b")
 		model.Control.Last -= 10_000_000
-		store(ctx, t, rdb, "b", model)
+		storeHeld(ctx, t, rdb, "b", model)
 		out, err := lua.Refill(ctx, rdb, "b", policy.Call{Version: policy.Version{Era: buckettest.Era,
 			Index: buckettest.Index}})
 		require.NoError(t, err)
@@ -369,7 +370,7 @@ func TestWhatABlockKeepsIsNoRoomForWhatItGivesBack(t *testing.T) {
 	r, err := lua.Lease(ctx, rdb, "b", lua.LeaseCall{ID: "x", Seq: 2, Keep: 250, Back: 150, TTL: time.Minute})
 	require.NoError(t, err)
 	require.Equal(t, []int64{50, 100}, []int64{r.Remaining, r.Clamped})
-	require.EqualValues(t, 250, load(ctx, t, rdb, "b").Control.Outstanding)
+	require.EqualValues(t, 250, loadHeld(ctx, t, rdb, "b").Control.Outstanding)
 }
 
 func TestARefillOfABucketThatHoldsNothingCostsNoCommandMore(t *testing.T) {

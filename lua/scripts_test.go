@@ -103,7 +103,7 @@ func TestEveryFunctionSurvivesAFlushedScriptCache(t *testing.T) {
 		storeCase(ctx, t, rdb, name, 100)
 		require.NoError(t, rdb.ScriptFlush(ctx).Err())
 		require.NoError(t, call(ctx, rdb, name), name)
-		require.NotEqual(t, int64(0), *load(ctx, t, rdb, name).Tokens, name)
+		require.NotEqual(t, int64(0), *loadHeld(ctx, t, rdb, name).Tokens, name)
 	}
 	require.NoError(t, rdb.ScriptFlush(ctx).Err())
 	require.NoError(t, lua.Load(ctx, rdb))

@@ -29,14 +29,14 @@ func TestAnUnchangedBucketIsRefilledFromOneField(t *testing.T) {
 	}}
 	refill := func(reads string) policy.Outcome {
 		t.Helper()
-		model := load(ctx, t, rdb, "b")
+		model := loadHeld(ctx, t, rdb, "b")
 		require.NoError(t, rdb.ConfigResetStat(ctx).Err())
 		r := lua.RefillBatch(ctx, rdb, []lua.RefillCall{call}, 1)[0]
 		require.NoError(t, r.Err)
 		require.Equal(t, "calls=1", calls(ctx, t, rdb, "hget"))
 		require.Equal(t, reads, calls(ctx, t, rdb, "hmget"))
 		require.Equal(t, model.Refill(call.Call, r.Now), r.Outcome)
-		require.Equal(t, model, load(ctx, t, rdb, "b"))
+		require.Equal(t, model, loadHeld(ctx, t, rdb, "b"))
 		call.Version, call.Seen = r.Version, r.Seen
 		return r.Outcome
 	}

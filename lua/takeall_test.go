@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tokenrefill/refiller/internal/testing/buckettest"
+	"github.com/tokenrefill/refiller/internal/testing/oracle"
 	"github.com/tokenrefill/refiller/internal/testing/testenv"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
@@ -24,7 +25,7 @@ func allAgree(t *testing.T, rdb *redis.Client) {
 	reached, h := map[string]int{}, buckettest.NewHistory(rng)
 	for round := range 200 {
 		models := make([]policy.Bucket, 1+rng.IntN(4))
-		demands, wanted := make([]lua.Demand, len(models)), make([]policy.Demand, len(models))
+		demands, wanted := make([]lua.Demand, len(models)), make([]oracle.Demand, len(models))
 		for i := range models {
 			key := fmt.Sprintf("bucket%d-%d", round, i)
 			models[i] = storeCase(ctx, t, rdb, key, rng.Int64N(200))
@@ -38,7 +39,7 @@ func allAgree(t *testing.T, rdb *redis.Client) {
 				store(ctx, t, rdb, key, models[i])
 			}
 			n := 1 + rng.Int64N(1+rng.Int64N(100))
-			demands[i], wanted[i] = lua.Demand{Key: key, N: n, Leave: h.Leave()}, policy.Demand{Bucket: &models[i], N: n}
+			demands[i], wanted[i] = lua.Demand{Key: key, N: n, Leave: h.Leave()}, oracle.Demand{Bucket: &models[i], N: n}
 			wanted[i].Leave = demands[i].Leave
 		}
 		where := fmt.Sprintf("round %d: %v", round, demands)
@@ -47,7 +48,7 @@ func allAgree(t *testing.T, rdb *redis.Client) {
 		if err == nil {
 			now = replies[0].Now
 		}
-		wantOK, want := policy.TakeAll(wanted, now)
+		wantOK, want := oracle.TakeAll(wanted, now)
 		unknown := false
 		for _, w := range want {
 			unknown = unknown || !w.Known

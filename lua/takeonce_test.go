@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tokenrefill/refiller/internal/testing/buckettest"
+	"github.com/tokenrefill/refiller/internal/testing/oracle"
 	"github.com/tokenrefill/refiller/internal/testing/testenv"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
@@ -26,7 +27,7 @@ func onceAgree(t *testing.T, rdb *redis.Client) {
 	for history := range 30 {
 		key := fmt.Sprintf("bucket%d", history)
 		model := storeCase(ctx, t, rdb, key, rng.Int64N(60))
-		charges := map[string]*policy.Charge{}
+		charges := map[string]*oracle.Charge{}
 		for step := range 20 {
 			id := fmt.Sprintf("request-%d", rng.IntN(4))
 			n := 10 * (1 + rng.Int64N(2))
@@ -48,7 +49,7 @@ func onceAgree(t *testing.T, rdb *redis.Client) {
 			}
 			got, err := lua.TakeOnce(ctx, rdb, key, id, run, time.Hour)
 			before := charges[id]
-			want, after, reused := model.TakeOnce(before, run, time.Hour.Microseconds(), max(got.Now, 1))
+			want, after, reused := oracle.TakeOnce(&model, before, run, time.Hour.Microseconds(), max(got.Now, 1))
 			if reused {
 				reached["reused"]++
 				require.ErrorIs(t, err, lua.ErrRequestReused, where)

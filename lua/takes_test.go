@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tokenrefill/refiller/internal/testing/buckettest"
+	"github.com/tokenrefill/refiller/internal/testing/oracle"
 	"github.com/tokenrefill/refiller/internal/testing/testenv"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
@@ -39,7 +40,7 @@ func manyAgree(t *testing.T, rdb *redis.Client) {
 		withTerms := rng.IntN(2) == 0
 		got, err := takeWhole(ctx, rdb, lua.Takes{Key: key, Runs: runs, Terms: withTerms})
 		require.NoError(t, err, where)
-		results, left, known := model.TakeMany(runs, got.Now)
+		results, left, known := oracle.TakeMany(&model, runs, got.Now)
 		require.True(t, known)
 		require.Equal(t, left, got.Remaining, where)
 		require.Equal(t, model, load(ctx, t, rdb, key), where)
@@ -137,7 +138,7 @@ func alone(t *testing.T, where string, b *policy.Bucket, takes lua.Takes, got lu
 // whole checks the answer of a bucket that was asked whole.
 func whole(t *testing.T, where string, b *policy.Bucket, takes lua.Takes, got lua.TakesReply) string {
 	require.False(t, got.Missed, where)
-	results, left, known := b.TakeMany(takes.Runs, got.Now)
+	results, left, known := oracle.TakeMany(b, takes.Runs, got.Now)
 	if !known {
 		require.ErrorIs(t, got.Err, lua.ErrUnknownBucket, where)
 		return "unknown"

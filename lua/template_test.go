@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tokenrefill/refiller/internal/testing/buckettest"
+	"github.com/tokenrefill/refiller/internal/testing/oracle"
 	"github.com/tokenrefill/refiller/internal/testing/testenv"
 	"github.com/tokenrefill/refiller/limit/lazy"
 	"github.com/tokenrefill/refiller/lua"
@@ -111,7 +112,7 @@ func agreeOnTemplates(t *testing.T, rdb *redis.Client) {
 				require.Equal(t, active, isActive(ctx, t, rdb, key), where)
 				continue
 			}
-			want, active := model.TakeTemplate(terms, n, reply.Now, active)
+			want, active := oracle.TakeTemplate(&model, terms, n, reply.Now, active)
 			require.Equal(t, want.OK, reply.OK, where)
 			require.Equal(t, want.Tokens, reply.Remaining, where)
 			if !want.OK {

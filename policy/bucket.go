@@ -127,5 +127,4 @@ type Bucket struct {
 	Tokens  *int64
 	Index   *int64
 	Control *Control
-	Held    map[string]Holding // reservations and leases by their id
 }

@@ -5,10 +5,13 @@
 // The model: a [Policy] is what a person writes (capacity, a rate or a
 // schedule, what to do after a loss). [Terms] is the same policy in the
 // integers that the Redis scripts compute with: microseconds and whole tokens.
-// [Bucket] is a bucket's complete state, and its methods are the exact rules of
-// the scripts in package lua. The same tables and random histories run against
-// both, so Bucket serves as their oracle, as the server of simulations, and as
-// the in-process bucket of a log replay.
+// [Bucket] is a bucket's state, and its methods are the exact rules of the scripts
+// in package lua for refills, takes, returns and waits. Consumers with a share of
+// their own and log replays compute with it. The rules that no program needs in Go,
+// such as those of reservations, are in internal/testing/oracle. The scripts are
+// tested against both.
+//
+// [Allocate] divides a rate by weighted max-min, for pools.
 //
 // Nothing here reads a clock, starts a goroutine or does I/O. Values are safe
 // to share while nobody writes to them; a Bucket belongs to one goroutine.

@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"math/bits"
 	"time"
 
 	"github.com/tokenrefill/refiller/policy"
@@ -98,3 +99,15 @@ func (l *ledger) terms(rate, floor, capacity int64) policy.Terms {
 
 // isRetired reports whether the terms are those of a region that is to use nothing.
 func isRetired(t policy.Terms) bool { return t.Capacity == 1 && t.Tokens == 0 && t.GrantTokens == 0 }
+
+// mulDivUp is ⌈a·b/c⌉.
+func mulDivUp(a, b, c int64) int64 {
+	hi, lo := bits.Mul64(uint64(a), uint64(b))
+	lo, carry := bits.Add64(lo, uint64(c-1), 0)
+	hi += carry
+	if hi >= uint64(c) {
+		return 1<<63 - 1
+	}
+	n, _ := bits.Div64(hi, lo, uint64(c))
+	return int64(min(n, 1<<63-1))
+}

@@ -1,6 +1,10 @@
 package pool
 
-import "math"
+import (
+	"math"
+
+	"github.com/tokenrefill/refiller/policy"
+)
 
 // Divide returns what each region gets of the pool, in tokens per second, once a change of demand or of settings is
 // through: what a coordinator aims at. demand is that of the regions that are alive, in tokens per second. Those in
@@ -8,7 +12,7 @@ import "math"
 func (p Pool) Divide(demand, silent map[string]float64) map[string]float64 {
 	u := p.unit()
 	shares, rest := map[string]float64{}, u.total
-	var live []Claimant
+	var live []policy.Claimant
 	for i, part := range p.parts() {
 		region := p.Regions[i].Name
 		shares[region] = 0
@@ -21,7 +25,7 @@ func (p Pool) Divide(demand, silent map[string]float64) map[string]float64 {
 			rest -= keeps
 		}
 	}
-	for i, n := range Allocate(max(0, rest), live) {
+	for i, n := range policy.Allocate(max(0, rest), live) {
 		shares[live[i].Name] = u.perSecond(n)
 	}
 	return shares
@@ -37,6 +41,6 @@ func (p Pool) Floors() map[string]float64 {
 }
 
 // claimant is a region as allocation sees it that could use so much and may get at most so much; 0 for no limit.
-func (p part) claimant(region string, demand, most int64) Claimant {
-	return Claimant{Name: region, Weight: p.weight, Floor: p.floor, Demand: demand, Ceiling: most}
+func (p part) claimant(region string, demand, most int64) policy.Claimant {
+	return policy.Claimant{Name: region, Weight: p.weight, Floor: p.floor, Demand: demand, Ceiling: most}
 }

@@ -6,7 +6,7 @@
 //
 // A [Pool] is a bucket of the same name in every region. Each region has a
 // floor, which is always its own; what is left of the rate is lent out by a
-// coordinator as grants, which move to where demand is ([Allocate]).
+// coordinator as grants, which move to where demand is ([policy.Allocate]).
 //
 // Every replica of a region runs an [Agent]. It reports a ticket to etcd once a
 // period H: the time on the region's Redis, the bucket's era, the fence in force

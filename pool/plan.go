@@ -143,7 +143,7 @@ func (l *ledger) reserved(p part) int64 {
 	for _, q := range l.parts {
 		weights += q.weight
 	}
-	return max(p.floor, mulDiv(l.unit.total, p.weight, weights))
+	return max(p.floor, policy.MulDiv(l.unit.total, p.weight, weights))
 }
 
 // most is the most that a live region may get now. While what is in use isn't known, because etcd's history isn't the
@@ -229,7 +229,7 @@ func (l *ledger) retire(a *account, m moment, configured bool) (changed bool) {
 
 // aim sets what the live regions should have, which share rest.
 func (l *ledger) aim(live []member, rest int64) {
-	claimants := make([]Claimant, len(live))
+	claimants := make([]policy.Claimant, len(live))
 	for i, s := range live {
 		wants := s.granted(l.unit)
 		if s.demand.known {
@@ -237,7 +237,7 @@ func (l *ledger) aim(live []member, rest int64) {
 		}
 		claimants[i] = s.p.claimant(s.region, wants, max(1, s.most))
 	}
-	targets := Allocate(max(0, rest), claimants)
+	targets := policy.Allocate(max(0, rest), claimants)
 	// Changes that matter to nobody aren't worth a write: then everyone keeps what there is.
 	still, idle := true, max(0, rest)
 	for i, s := range live {
@@ -268,11 +268,11 @@ func (l *ledger) grow(live []member, free int64) {
 		if free <= 0 {
 			break
 		}
-		needs := make([]bounds, len(live))
+		needs := make([]policy.Bounds, len(live))
 		for i, s := range live {
-			needs[i] = bounds{name: s.region, weight: s.p.weight, hi: max(0, most(s)-s.rate)}
+			needs[i] = policy.Bounds{Name: s.region, Weight: s.p.weight, Most: max(0, most(s)-s.rate)}
 		}
-		for i, n := range fill(free, needs) {
+		for i, n := range policy.MaxMin(free, needs) {
 			live[i].rate += n
 			free -= n
 		}

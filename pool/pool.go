@@ -55,7 +55,7 @@ type Pool struct {
 // Region is a region's part in a pool.
 type Region struct {
 	Name    string
-	Weight  int64       // 1 to MaxWeight: its part of what is short or spare
+	Weight  int64       // 1 to policy.MaxWeight: its part of what is short or spare
 	Floor   policy.Rate // always its own; zero: its part, by weight, of the pool's FloorShare of the rate
 	Burst   int64       // its bucket's capacity; 0: its part, by weight, of the pool's capacity
 	Ceiling policy.Rate // the most it gets; zero: no limit
@@ -100,8 +100,8 @@ func (p Pool) Validate() error {
 			bad(r.Name, "name", "it is there twice")
 		}
 		seen[r.Name] = true
-		if r.Weight < 1 || r.Weight > MaxWeight {
-			bad(r.Name, "weight", "%d is not a whole number from 1 to %d", r.Weight, MaxWeight)
+		if r.Weight < 1 || r.Weight > policy.MaxWeight {
+			bad(r.Name, "weight", "%d is not a whole number from 1 to %d", r.Weight, policy.MaxWeight)
 		}
 		if r.Burst < 0 || r.Burst > policy.MaxTokens {
 			bad(r.Name, "burst", "%d is not a whole number from 0 to %d", r.Burst, int64(policy.MaxTokens))
@@ -168,7 +168,7 @@ func (p Pool) floorShare() int64 {
 }
 
 // floorsAtMost is φR: what floors may take together, in the pool's units.
-func (p Pool) floorsAtMost() int64 { return mulDiv(p.unit().total, p.floorShare(), 100) }
+func (p Pool) floorsAtMost() int64 { return policy.MulDiv(p.unit().total, p.floorShare(), 100) }
 
 // maxElapsed is e_max in microseconds: the longest stretch that one refill credits.
 func (p Pool) maxElapsed() int64 {
@@ -200,7 +200,7 @@ func (u unit) of(r policy.Rate) int64 {
 	if r == (policy.Rate{}) {
 		return 0
 	}
-	return mulDiv(r.Tokens, u.per, r.Per.Microseconds())
+	return policy.MulDiv(r.Tokens, u.per, r.Per.Microseconds())
 }
 
 // part is a region's part in units and tokens, with defaults filled in.
@@ -217,10 +217,10 @@ func (p Pool) parts() []part {
 	for i, r := range p.Regions {
 		parts[i] = part{r.Weight, u.of(r.Floor), u.of(r.Ceiling), r.Burst, r.since}
 		if r.Floor == (policy.Rate{}) {
-			parts[i].floor = mulDiv(p.floorsAtMost(), r.Weight, weights)
+			parts[i].floor = policy.MulDiv(p.floorsAtMost(), r.Weight, weights)
 		}
 		if r.Burst == 0 {
-			parts[i].burst = mulDiv(p.Capacity, r.Weight, weights)
+			parts[i].burst = policy.MulDiv(p.Capacity, r.Weight, weights)
 		}
 	}
 	return parts

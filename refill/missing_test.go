@@ -6,11 +6,11 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/tokenrefill/refiller/policy"
+	"github.com/tokenrefill/refiller/internal/testing/oracle"
 )
 
 // lose empties the server.
-func (s *server) lose() { s.set(func() { s.buckets = map[string]*policy.Bucket{} }) }
+func (s *server) lose() { s.set(func() { s.buckets = map[string]*oracle.Bucket{} }) }
 
 func TestAStandbyMintsNothingWhileTheLeaderThatRemembersIsSlow(t *testing.T) {
 	simulate(t, func(t *testing.T, r *rig) {

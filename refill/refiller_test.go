@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/tokenrefill/refiller/internal/testing/oracle"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )
@@ -132,7 +133,7 @@ func TestRestartedEmptyServerMintsNothingBesideALateStarter(t *testing.T) {
 		a := r.start("a", false, 0, checkout(1000))
 		time.Sleep(time.Second)
 		r.server.take("checkout", 1000)
-		r.server.set(func() { r.server.buckets = map[string]*policy.Bucket{} })
+		r.server.set(func() { r.server.buckets = map[string]*oracle.Bucket{} })
 		b := r.start("b", false, 0, checkout(1000))
 		time.Sleep(time.Second)
 		require.LessOrEqual(t, r.server.take("checkout", 5000), int64(500), "only what fell due since")

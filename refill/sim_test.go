@@ -18,6 +18,7 @@ import (
 	"github.com/hashicorp/go-hclog"
 	"github.com/stretchr/testify/require"
 
+	"github.com/tokenrefill/refiller/internal/testing/oracle"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )
@@ -27,7 +28,7 @@ var errAway = errors.New("server is away")
 // server is a simulated Redis: the model's buckets on the bubble's clock.
 type server struct {
 	mu      sync.Mutex
-	buckets map[string]*policy.Bucket
+	buckets map[string]*oracle.Bucket
 	skew    time.Duration // of its clock
 	away    bool
 	bad     map[string]error // what calls for these keys are answered
@@ -48,17 +49,17 @@ type applied struct {
 }
 
 func newServer() *server {
-	return &server{buckets: map[string]*policy.Bucket{}, bad: map[string]error{}, applied: map[string][]applied{},
+	return &server{buckets: map[string]*oracle.Bucket{}, bad: map[string]error{}, applied: map[string][]applied{},
 		added: map[string]int64{}, clamped: map[string]int64{},
 		active: map[lua.Shard]map[string]bool{}}
 }
 
 func (s *server) now() int64 { return time.Now().Add(s.skew).UnixMicro() }
 
-func (s *server) bucket(key string) *policy.Bucket {
+func (s *server) bucket(key string) *oracle.Bucket {
 	b := s.buckets[key]
 	if b == nil {
-		b = &policy.Bucket{}
+		b = &oracle.Bucket{}
 		s.buckets[key] = b
 	}
 	return b
@@ -86,7 +87,7 @@ func (s *server) takeTemplate(t *policy.Ruled, key string, n int64) policy.Takin
 		return b.Take(n, s.now()) // as the script does: it looks at the tokens alone
 	}
 	shard := lua.Shard{Prefix: t.Prefix, Number: lua.ActiveShard(key)}
-	taking, active := b.TakeTemplate(t.Terms, n, s.now(), s.active[shard][key])
+	taking, active := oracle.TakeTemplate(&b.Bucket, t.Terms, n, s.now(), s.active[shard][key])
 	if active && !s.losing {
 		if s.active[shard] == nil {
 			s.active[shard] = map[string]bool{}

@@ -16,7 +16,6 @@ import (
 	"github.com/tokenrefill/refiller/internal/config/redisconn"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
-	"github.com/tokenrefill/refiller/pool"
 )
 
 const (
@@ -62,7 +61,7 @@ var kinds = redisconn.Kinds.And(etcdconn.Kinds).And(fields.Kinds{
 		regexp.MustCompile(`^[A-Za-z0-9._-]{1,128}$`)),
 	"pool": fields.Matching("1 to 128 letters, digits and any of . _ : -",
 		regexp.MustCompile(`^[A-Za-z0-9._:-]{1,128}$`)),
-	"weight":      fields.Integer(1, pool.MaxWeight),
+	"weight":      fields.Integer(1, policy.MaxWeight),
 	"floor share": fields.Percent(1, 100),
 })
 

@@ -90,7 +90,8 @@ func (s *sampleScene) killActive(ctx context.Context) {
 			return
 		case <-ticker.C:
 		}
-		timing.Sleep(ctx.Done(), 3*policy.DefaultInterval) // so that no look, of which there is one a second, is of both before and after
+		// One look a second must not show a state before and one after the kill.
+		timing.Sleep(ctx.Done(), 3*policy.DefaultInterval)
 		if r := s.active.Load(); r != nil && ctx.Err() == nil {
 			if p := r.up(); p != nil { // it hasn't just ended by itself
 				s.killed.Store(int64(p.pid))

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tokenrefill/refiller/internal/operate/stats"
+	"github.com/tokenrefill/refiller/internal/testing/oracle"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 	"github.com/tokenrefill/refiller/refill"
@@ -15,7 +16,7 @@ import (
 
 // world is one bucket on a model server, and replicas that each keep stats.
 type world struct {
-	bucket policy.Bucket
+	bucket oracle.Bucket
 	now    time.Time
 	terms  policy.Terms
 }
@@ -183,7 +184,7 @@ func TestLossesAreToldApart(t *testing.T) {
 	w := newWorld()
 	a := w.replica()
 	a.refill(0)
-	w.bucket = policy.Bucket{}
+	w.bucket = oracle.Bucket{}
 	a.refill(interval)
 	require.EqualValues(t, 1, a.counts(t).Lost)
 

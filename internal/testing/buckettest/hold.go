@@ -4,6 +4,7 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/tokenrefill/refiller/internal/testing/oracle"
 	"github.com/tokenrefill/refiller/policy"
 )
 
@@ -33,7 +34,7 @@ type HoldCall struct {
 
 // HoldCall draws a call about a reservation or lease of the bucket, or about one
 // that isn't there.
-func (h *History) HoldCall(b policy.Bucket) HoldCall {
+func (h *History) HoldCall(b oracle.Bucket) HoldCall {
 	ids := slices.Sorted(maps.Keys(b.Held))
 	c := HoldCall{
 		Op: HoldOp(h.rng.IntN(4)), ID: string(rune('a' + h.rng.IntN(8))), N: 1 + h.rng.Int64N(200),
@@ -46,11 +47,11 @@ func (h *History) HoldCall(b policy.Bucket) HoldCall {
 	c.Leave = h.Leave()
 	held, there := b.Held[c.ID]
 	switch {
-	case there && held.Kind == policy.HoldingSettled && h.chance(70):
+	case there && held.Kind == oracle.HoldingSettled && h.chance(70):
 		c.Op = Sweep
 	case there && h.chance(60): // what its holder would do
 		c.Op = Settle
-		if held.Kind == policy.HoldingLease {
+		if held.Kind == oracle.HoldingLease {
 			c.Op = Lease
 		}
 	}
@@ -60,7 +61,7 @@ func (h *History) HoldCall(b policy.Bucket) HoldCall {
 	case held.N > 0 && h.chance(30):
 		c.N = held.N // the reservation again, or all of it used
 	}
-	if held.Kind == policy.HoldingLease {
+	if held.Kind == oracle.HoldingLease {
 		c.Seq = held.Seq + 1
 		if h.chance(20) {
 			c.Seq = held.Seq + h.rng.Int64N(3) - 1
@@ -76,7 +77,7 @@ func (h *History) HoldCall(b policy.Bucket) HoldCall {
 
 // DisturbHeld lets time pass for reservations and leases, changes eras and loses
 // what is known of them.
-func (h *History) DisturbHeld(b *policy.Bucket) {
+func (h *History) DisturbHeld(b *oracle.Bucket) {
 	c := b.Control
 	if c == nil {
 		b.Held = nil // a bucket that is lost is lost whole

@@ -1,4 +1,4 @@
-package pool
+package policy
 
 import (
 	"encoding/binary"

@@ -1,0 +1,227 @@
+package oracle
+
+import (
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// Bucket is a bucket with the records of its reservations and leases.
+type Bucket struct {
+	policy.Bucket
+	Held map[string]Holding // by their id
+}
+
+// sweptBeside is the most records that a call ends beside its own work.
+const sweptBeside = 16
+
+// HoldingKind tells what a record of a bucket is.
+type HoldingKind int64
+
+// Kinds of records. Only the first two hold tokens.
+const (
+	HoldingLease       HoldingKind = iota + 1 // a consumer's block of tokens
+	HoldingReservation                        // tokens to be settled
+	HoldingSettled                            // a reservation that was settled
+	HoldingRunOut                             // a reservation whose time ended
+)
+
+// Holding is the record of a reservation or lease.
+type Holding struct {
+	Kind  HoldingKind
+	N     int64 // tokens held
+	Until int64 // when the record ends, Unix µs
+	Era   int64 // in which the tokens were taken
+
+	Overrun policy.Overrun    // of a reservation, also one that has run out
+	Void    int64             // of one that has run out: what did not go back
+	Answer  policy.Settlement // of one that was settled
+
+	// Of a lease's last call.
+	Seq, Granted, Clamped int64
+}
+
+// Held is the answer to a call about a reservation or lease.
+type Held int
+
+// Answers about reservations and leases.
+const (
+	HeldDone    Held = iota // as asked, or a denial
+	HeldUnknown             // no such bucket, or one without a policy
+	HeldInUse               // the id is of something else
+	HeldNot                 // nothing is known of the id
+	HeldOther               // the bucket is in another era than the lease, which has ended
+)
+
+// Reserve takes n tokens, all or nothing, and holds them under the id for ttl
+// microseconds. It must leave some tokens.
+func (b *Bucket) Reserve(
+	id string, n, ttl int64, o policy.Overrun, leave policy.Leave, now int64,
+) (policy.Taking, Held) {
+	s := b.Control
+	if s == nil {
+		return policy.Taking{}, HeldUnknown
+	}
+	if h, there := b.Held[id]; there {
+		if h.Kind != HoldingReservation || h.N != n || h.Until <= now || h.Era != s.Era {
+			return policy.Taking{}, HeldInUse
+		}
+		return policy.Taking{OK: true, Known: true, Taken: n, Tokens: tokensOf(&b.Bucket)}, HeldDone
+	}
+	b.Sweep(sweptBeside, now)
+	least := leastOf(&b.Bucket, leave)
+	if tokensOf(&b.Bucket)-least < n {
+		return policy.Taking{Known: true, Tokens: tokensOf(&b.Bucket), Wait: b.Wait(n+least, now)}, HeldDone
+	}
+	add(&b.Bucket, -n)
+	s.Outstanding += n
+	b.put(id, Holding{Kind: HoldingReservation, N: n, Until: now + ttl, Era: s.Era, Overrun: o})
+	if s.Due == 0 || now+ttl < s.Due {
+		s.Due = now + ttl
+	}
+	return policy.Taking{OK: true, Known: true, Taken: n, Tokens: tokensOf(&b.Bucket)}, HeldDone
+}
+
+// Settle ends a reservation of which used tokens were used. A reservation that
+// was settled before isn't settled again.
+func (b *Bucket) Settle(id string, used, now int64) (answer policy.Settlement, again bool, held Held) {
+	s := b.Control
+	if s == nil {
+		return policy.Settlement{}, false, HeldUnknown
+	}
+	h, there := b.Held[id]
+	switch {
+	case !there:
+		return policy.Settlement{}, false, HeldNot
+	case h.Kind == HoldingLease:
+		return policy.Settlement{}, false, HeldInUse
+	case h.Kind == HoldingSettled:
+		return h.Answer, true, HeldDone
+	}
+	s.Outstanding = max(0, s.Outstanding-h.N)
+	n := h.N
+	if h.Kind == HoldingRunOut {
+		n = h.Void
+	}
+	answer.Returned, answer.Clamped, answer.Void = b.giveBack(max(0, n-used), h.Era)
+	over := max(0, used-n)
+	answer.Charged = min(over, max(0, tokensOf(&b.Bucket)))
+	add(&b.Bucket, -answer.Charged)
+	if h.Overrun == policy.OverrunDebt {
+		answer.Owed = min(over-answer.Charged, max(0, s.Terms.Capacity-s.Debt))
+	}
+	s.Debt += answer.Owed
+	answer.Forgiven = over - answer.Charged - answer.Owed
+	b.put(id, Holding{Kind: HoldingSettled, Until: now + policy.HoldMemory.Microseconds(), Era: h.Era, Answer: answer})
+	b.Sweep(sweptBeside, now)
+	b.findDue()
+	return answer, false, HeldDone
+}
+
+// Lease tells what became of a block of tokens, of which keep are still held and
+// back come back, and adds up to want to it, at most half of what the bucket
+// holds. The call with the number of the last one changes nothing.
+func (b *Bucket) Lease(id string, seq, keep, back, want, ttl, now int64) (granted, clamped int64, held Held) {
+	s := b.Control
+	if s == nil {
+		return 0, 0, HeldUnknown
+	}
+	h, there := b.Held[id]
+	switch {
+	case there && (h.Kind != HoldingLease || seq != h.Seq && (seq != h.Seq+1 || keep+back > h.N)):
+		return 0, 0, HeldInUse
+	case !there && seq != 1:
+		return 0, 0, HeldNot
+	case !there && keep+back > 0:
+		return 0, 0, HeldInUse
+	case there && h.Era != s.Era:
+		s.Outstanding = max(0, s.Outstanding-h.N)
+		delete(b.Held, id)
+		b.Sweep(sweptBeside, now)
+		b.findDue()
+		return 0, 0, HeldOther
+	case there && h.Seq == seq:
+		return h.Granted, h.Clamped, HeldDone
+	}
+	s.Outstanding = max(0, s.Outstanding-h.N) + keep
+	_, clamped, _ = b.giveBack(back, s.Era)
+	granted = min(want, max(0, tokensOf(&b.Bucket))/2)
+	add(&b.Bucket, -granted)
+	s.Outstanding += granted
+	if keep+granted > 0 {
+		b.put(id, Holding{Kind: HoldingLease, N: keep + granted, Until: now + ttl, Era: s.Era, Seq: seq, Granted: granted,
+			Clamped: clamped})
+	} else {
+		delete(b.Held, id)
+	}
+	b.Sweep(sweptBeside, now)
+	b.findDue()
+	return granted, clamped, HeldDone
+}
+
+// Sweep ends reservations and leases whose time is over, the earliest ones first
+// and at most as many as most. What was in a lease is spent, because nobody knows
+// better.
+func (b *Bucket) Sweep(most int, now int64) policy.Swept {
+	var sum policy.Swept
+	s := b.Control
+	if s == nil || s.Due == 0 || s.Due > now {
+		return sum
+	}
+	for range most {
+		id, h := b.earliest()
+		if id == "" || h.Until > now {
+			break
+		}
+		s.Outstanding = max(0, s.Outstanding-h.N)
+		if h.Kind == HoldingReservation {
+			returned, clamped, void := b.giveBack(h.N, h.Era)
+			sum.Returned += returned
+			sum.Clamped += clamped
+			sum.Void += void
+			b.Held[id] = Holding{Kind: HoldingRunOut, Until: now + policy.HoldMemory.Microseconds(), Era: h.Era,
+				Overrun: h.Overrun, Void: void}
+		} else {
+			sum.Dropped += h.N
+			delete(b.Held, id)
+		}
+	}
+	b.findDue()
+	return sum
+}
+
+func (b *Bucket) put(id string, h Holding) {
+	if b.Held == nil {
+		b.Held = make(map[string]Holding)
+	}
+	b.Held[id] = h
+}
+
+// earliest is the record that ends first; the id is empty if there is none.
+func (b *Bucket) earliest() (string, Holding) {
+	first, until := "", Holding{}
+	for id, h := range b.Held {
+		if first == "" || h.Until < until.Until || h.Until == until.Until && id < first {
+			first, until = id, h
+		}
+	}
+	return first, until
+}
+
+// findDue sets when the first record ends. Without records nothing is
+// outstanding, whatever was counted: they were lost.
+func (b *Bucket) findDue() {
+	_, first := b.earliest()
+	b.Control.Due = first.Until
+	if first.Until == 0 {
+		b.Control.Outstanding = 0
+		b.Held = nil
+	}
+}
+
+// giveBack returns tokens of an era.
+func (b *Bucket) giveBack(n, era int64) (returned, clamped, void int64) {
+	if era != b.Control.Era {
+		return 0, 0, n
+	}
+	clamped, _ = b.Return(n)
+	return n - clamped, clamped, 0
+}

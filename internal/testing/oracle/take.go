@@ -1,0 +1,129 @@
+package oracle
+
+import "github.com/tokenrefill/refiller/policy"
+
+// TakeMany makes takes one after the other, each all or nothing, and reports
+// what became of each run and the tokens left.
+func TakeMany(b *policy.Bucket, runs []policy.Run, now int64) (results []policy.RunTaking, tokens int64, known bool) {
+	if b.Tokens == nil && b.Control == nil {
+		return nil, 0, false
+	}
+	results = make([]policy.RunTaking, len(runs))
+	for i, r := range runs {
+		for results[i].Taken < r.Count && b.TakeLeaving(r.N, r.Leave, now).OK {
+			results[i].Taken++
+		}
+	}
+	for i, r := range runs {
+		if results[i].Taken < r.Count {
+			results[i].Wait = b.Wait(r.N+leastOf(b, r.Leave), now)
+		}
+	}
+	return results, tokensOf(b), true
+}
+
+// Charge is what a bucket remembers of a request that took tokens.
+type Charge struct {
+	Run   policy.Run // what it asked for
+	Taken int64      // tokens taken
+	Left  int64      // tokens left then
+	Era   int64      // in which they were taken
+	Until int64      // for how long it is remembered, Unix µs
+}
+
+// TakeOnce makes the take of a run for a request, which is charged once while it is
+// remembered. It returns what is remembered afterwards, nil for nothing; charged is
+// what was remembered before. A request that asked for something else takes nothing
+// and is reused.
+func TakeOnce(
+	b *policy.Bucket, charged *Charge, run policy.Run, memory, now int64,
+) (t policy.Taking, after *Charge, reused bool) {
+	if charged != nil && now < charged.Until {
+		if charged.Run != run {
+			return policy.Taking{}, charged, true
+		}
+		return policy.Taking{OK: true, Known: true, Taken: charged.Taken, Tokens: charged.Left}, charged, false
+	}
+	results, left, known := TakeMany(b, []policy.Run{run}, now)
+	if !known {
+		return policy.Taking{}, nil, false
+	}
+	t = policy.Taking{Known: true, OK: results[0].Taken > 0, Taken: results[0].Taken * run.N, Tokens: left}
+	if !t.OK {
+		t.Wait = results[0].Wait
+		return t, nil, false
+	}
+	after = &Charge{Run: run, Taken: t.Taken, Left: left, Until: now + memory}
+	if b.Control != nil {
+		after.Era = b.Control.Era
+	}
+	return t, after, false
+}
+
+// Demand is N tokens of a bucket, which must leave what Leave says; N is at least 1.
+type Demand struct {
+	Bucket *policy.Bucket
+	N      int64
+	Leave  policy.Leave
+}
+
+// TakeAll takes tokens of several buckets, each another one, all or nothing. A
+// bucket in shadow mode that lacks them is left out. The answers are in the order
+// of the demands, and OK tells of each bucket whether its tokens are there: if ok,
+// those were taken; otherwise Taken is 0. A bucket without state is not known, and
+// then nothing is taken.
+func TakeAll(demands []Demand, now int64) (ok bool, answers []policy.Taking) {
+	answers = make([]policy.Taking, len(demands))
+	ok = true
+	for i, d := range demands {
+		tokens, least := tokensOf(d.Bucket), leastOf(d.Bucket, d.Leave)
+		a := policy.Taking{Known: d.Bucket.Control != nil, OK: d.Bucket.Control != nil && tokens-least >= d.N, Tokens: tokens}
+		if a.Known {
+			a.Wait = d.Bucket.Wait(d.N+least, now)
+		}
+		answers[i], ok = a, ok && (a.OK || a.Known && d.Bucket.Control.Terms.Shadow)
+	}
+	if ok {
+		for i, d := range demands {
+			answers[i] = d.Bucket.TakeLeaving(d.N, d.Leave, now)
+		}
+	}
+	return ok, answers
+}
+
+// TakeTemplate is Take of a bucket of a refilled template of terms t, which
+// creates the bucket if it is missing. active says whether the bucket is in the
+// active set, and the result whether it is now: it is, unless it was full and still is, or was
+// not created, because it could never hold n tokens.
+func TakeTemplate(b *policy.Bucket, t policy.Terms, n, now int64, active bool) (policy.Taking, bool) {
+	created := b.Control == nil
+	if created {
+		held := tokensOf(b)
+		index := int64(0)
+		if b.Index != nil {
+			index = *b.Index
+		}
+		if held <= 0 && b.Index == nil {
+			if n > t.Capacity {
+				return policy.Taking{Known: true, Tokens: t.Initial + held, Wait: -1}, active
+			}
+			held += t.Initial
+		}
+		held, index = min(held, t.Capacity), index+1
+		b.Tokens, b.Index = &held, &index
+		b.Control = &policy.Control{Terms: t, Era: now, Index: index, Last: now}
+	}
+	before := tokensOf(b)
+	taking := b.Take(n, now)
+	s := b.Control
+	if tokensOf(b) >= s.Terms.Capacity && !created {
+		return taking, active
+	}
+	if (before >= s.Terms.Capacity || !active) && s.Last < now {
+		s.Last, s.Carry = now, 0 // until now it was full, and owed nothing
+		if !taking.OK {
+			taking.Wait = b.Wait(n, now)
+		}
+	}
+	return taking, true
+}
