@@ -65,7 +65,7 @@ func (t *task) do(a *ask, read func(*ask)) error {
 		return t.server.lost
 	}
 	q, now := t.server.queue, t.began
-	t.began = (time.Time{})
+	t.began = time.Time{}
 	if now.IsZero() {
 		now = time.Now()
 	}

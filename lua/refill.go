@@ -249,7 +249,7 @@ func decodeOther(c *RefillCall, now, status int64, r *integerReply, result *Refi
 	kind := r.next()
 	o.Pool, result.ofTemplate = kind == policy.KindPool, kind == policy.KindTemplate
 	o.FileVersion, o.PoolsVersion = r.next(), r.next()
-	o.Fence = (policy.Fence{Epoch: r.next(), Seq: r.next()})
+	o.Fence = policy.Fence{Epoch: r.next(), Seq: r.next()}
 	if !o.Pool {
 		o.Fence.Epoch = o.FileVersion
 	}

@@ -116,9 +116,9 @@ func (r *runner) open(ctx context.Context) error {
 			return followErr
 		}
 		r.opened = append(r.opened, func() error {
-			_ = closeEtcd()
+			_ = closeEtcd() // it was only read
 			return nil
-		}) // it was only read
+		})
 	}
 	r.reloads = filewatch.NewReload()
 	r.opened = append(r.opened, r.reloads.Close)
