@@ -1,10 +1,12 @@
 package lua
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha1" //nolint:gosec // as below
 	"encoding/hex"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/tokenrefill/refiller/policy"
@@ -31,15 +33,33 @@ func TakeAll(ctx context.Context, c Client, demands []Demand) (ok bool, replies 
 	return takeAll(ctx, c, "", 0, demands)
 }
 
-// TakeAllOnce is TakeAll for a request, as TakeOnce is a take for one. The request is
-// remembered with the bucket of the first demand; the same id for other demands is
-// ErrRequestReused.
+// TakeAllOnce is TakeAll for a request, as TakeOnce is a take for one. The order of the
+// demands doesn't matter: the request is remembered with the bucket whose key sorts
+// first. The same id for other demands is ErrRequestReused.
 func TakeAllOnce(ctx context.Context, c Client, id string, memory time.Duration, demands []Demand) (ok bool,
 	replies []TakeReply, err error) {
 	if err := checkRequest(id, memory); err != nil {
 		return false, nil, err
 	}
-	return takeAll(ctx, c, id, memory, demands)
+	sorted := slices.SortedFunc(slices.Values(demands), func(a, b Demand) int { return cmp.Compare(a.Key, b.Key) })
+	ok, replies, err = takeAll(ctx, c, id, memory, sorted)
+	if err != nil {
+		return false, nil, err
+	}
+	return ok, inOrder(demands, sorted, replies), nil
+}
+
+// inOrder returns the replies to the sorted demands in the order of the demands.
+func inOrder(demands, sorted []Demand, replies []TakeReply) []TakeReply {
+	of := make(map[string]TakeReply, len(replies))
+	for i, d := range sorted {
+		of[d.Key] = replies[i]
+	}
+	ordered := make([]TakeReply, len(demands))
+	for i, d := range demands {
+		ordered[i] = of[d.Key]
+	}
+	return ordered
 }
 
 func takeAll(ctx context.Context, c Client, id string, memory time.Duration, demands []Demand) (ok bool,

@@ -144,3 +144,33 @@ func TestTakeAllNamesTheMalformedBucketAndTakesNothing(t *testing.T) {
 		require.ErrorIs(t, err, lua.ErrInvalidAmount)
 	}
 }
+
+// TestARequestOfSeveralBucketsIsChargedOnceInAnyOrder makes one request three times, with its demands in another order
+// each time, as those of a map come.
+func TestARequestOfSeveralBucketsIsChargedOnceInAnyOrder(t *testing.T) {
+	t.Parallel()
+	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	left := map[string]int64{"a": 99, "b": 98, "c": 97}
+	for key := range left {
+		storeCase(ctx, t, rdb, key, 100)
+	}
+	a, b, c := lua.Demand{Key: "a", N: 1}, lua.Demand{Key: "b", N: 2}, lua.Demand{Key: "c", N: 3}
+	for i, demands := range [][]lua.Demand{{b, c, a}, {a, b, c}, {c, b, a}} {
+		ok, replies, err := lua.TakeAllOnce(ctx, rdb, "id", time.Minute, demands)
+		require.NoError(t, err, "time %d", i)
+		require.True(t, ok)
+		require.Len(t, replies, 3)
+		for j, d := range demands {
+			require.Equal(t, i > 0, replies[j].Repeated, "time %d", i)
+			require.Equal(t, d.N, replies[j].Taken, "the reply to %q, time %d", d.Key, i)
+			require.Equal(t, left[d.Key], replies[j].Remaining, "the reply to %q, time %d", d.Key, i)
+		}
+	}
+	for key, tokens := range left {
+		require.Equal(t, tokens, *load(ctx, t, rdb, key).Tokens, "%s is charged once", key)
+	}
+	_, _, err := lua.TakeAllOnce(ctx, rdb, "id", time.Minute, []lua.Demand{{Key: "b", N: 2}, {Key: "a", N: 2}})
+	require.ErrorIs(t, err, lua.ErrRequestReused, "other demands")
+	_, _, err = lua.TakeAllOnce(ctx, rdb, "id", time.Minute, []lua.Demand{{Key: "c", N: 3}, {Key: "typo", N: 1}})
+	require.ErrorContains(t, err, `"typo"`, "errors name the bucket that the caller named")
+}
