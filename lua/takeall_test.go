@@ -154,7 +154,9 @@ func TestARequestOfSeveralBucketsIsChargedOnceInAnyOrder(t *testing.T) {
 	for key := range left {
 		storeCase(ctx, t, rdb, key, 100)
 	}
-	a, b, c := lua.Demand{Key: "a", N: 1}, lua.Demand{Key: "b", N: 2}, lua.Demand{Key: "c", N: 3}
+	a := lua.Demand{Key: "a", N: 1}
+	b := lua.Demand{Key: "b", N: 2}
+	c := lua.Demand{Key: "c", N: 3}
 	for i, demands := range [][]lua.Demand{{b, c, a}, {a, b, c}, {c, b, a}} {
 		ok, replies, err := lua.TakeAllOnce(ctx, rdb, "id", time.Minute, demands)
 		require.NoError(t, err, "time %d", i)

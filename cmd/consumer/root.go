@@ -39,19 +39,16 @@ var commands = []func(env) *cobra.Command{
 // errDenied ends a command whose denial is already on stdout.
 var errDenied = errors.New("denied")
 
-// endings are how a command ends with errors of its own.
-var endings = []cli.Ending{
-	{Matches: cli.Is(errDenied), Code: exitDenied},
-	{Matches: isInvalid, Code: cli.ExitUsage, Text: cli.UsageText("consumer", error.Error)},
-	{Matches: cli.Is(errWrongFiles), Code: cli.ExitUsage},
-	{Matches: cli.Is(context.Canceled), Code: cli.ExitFailed, Text: func(err error) string {
-		return fmt.Sprintf("consumer: interrupted: %v", err)
-	}},
-}
-
 // run runs the command that the arguments name and returns the exit code.
 func run(ctx context.Context, args []string, e env) int {
-	return cli.Execute(ctx, newRootCommand(e), args, endings, withAdvice)
+	return cli.Execute(ctx, newRootCommand(e), args, []cli.Ending{
+		{Matches: cli.Is(errDenied), Code: exitDenied},
+		{Matches: isInvalid, Code: cli.ExitUsage, Text: cli.UsageText("consumer", error.Error)},
+		{Matches: cli.Is(errWrongFiles), Code: cli.ExitUsage},
+		{Matches: cli.Interrupted(ctx), Code: cli.ExitFailed, Text: func(err error) string {
+			return fmt.Sprintf("consumer: interrupted: %v", err)
+		}},
+	}, withAdvice)
 }
 
 // isInvalid reports whether an error is about what the command line asks for.

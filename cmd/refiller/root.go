@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -34,20 +33,16 @@ var commands = []func(env) *cobra.Command{
 	func(e env) *cobra.Command { return cli.VersionCommand("refiller", e.Stdout) },
 }
 
-// endings are how a command ends with errors of its own.
-var endings = []cli.Ending{
-	{Matches: cli.Is(errDifferent), Code: exitOthers},
-	{Matches: isProblems, Code: cli.ExitUsage, Text: error.Error}, // one line each, in the form that editors jump to
-}
-
 // run runs the command that the arguments name and returns the exit code.
 func run(ctx context.Context, args []string, e env) int {
-	interrupted := cli.Ending{Matches: func(err error) bool {
-		return ctx.Err() != nil && errors.Is(err, context.Canceled)
-	}, Code: cli.ExitOK}
-	// Errors of package lua begin with the program's name, too.
-	text := func(err error) string { return strings.TrimPrefix(err.Error(), "refiller: ") }
-	return cli.Execute(ctx, rootCommand(e), args, slices.Insert(slices.Clone(endings), 0, interrupted), text)
+	return cli.Execute(ctx, rootCommand(e), args, []cli.Ending{
+		{Matches: cli.Interrupted(ctx), Code: cli.ExitOK},
+		{Matches: cli.Is(errDifferent), Code: exitOthers},
+		// One line each, in the form that editors jump to.
+		{Matches: isProblems, Code: cli.ExitUsage, Text: error.Error},
+	}, func(err error) string {
+		return strings.TrimPrefix(err.Error(), "refiller: ") // which begins errors of package lua, too
+	})
 }
 
 // isProblems reports whether an error is the problems of a configuration that could be read.

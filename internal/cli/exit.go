@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"slices"
 
 	"github.com/spf13/cobra"
 )
@@ -44,6 +45,11 @@ func Is(target error) func(error) bool {
 	return func(err error) bool { return errors.Is(err, target) }
 }
 
+// Interrupted returns a function that reports whether an error is that ctx was cancelled.
+func Interrupted(ctx context.Context) func(error) bool {
+	return func(err error) bool { return ctx.Err() != nil && errors.Is(err, context.Canceled) }
+}
+
 // Execute runs the command that the arguments name and returns the exit code. The first of the endings that matches an
 // error decides; the error of one that none matches is wrong usage or a failure, and is written as text says.
 func Execute(ctx context.Context, root *cobra.Command, args []string, endings []Ending, text func(error) string) int {
@@ -53,7 +59,7 @@ func Execute(ctx context.Context, root *cobra.Command, args []string, endings []
 	if err == nil {
 		return ExitOK
 	}
-	for _, e := range append(endings, Ending{isUsage, ExitUsage, UsageText(root.Name(), text)}) {
+	for _, e := range slices.Concat(endings, []Ending{{isUsage, ExitUsage, UsageText(root.Name(), text)}}) {
 		if e.Matches(err) {
 			if e.Text != nil {
 				fmt.Fprintln(root.ErrOrStderr(), e.Text(err))
