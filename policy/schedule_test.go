@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
-	"github.com/tokenrefill/refiller/internal/testing/testzone"
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
 	"github.com/tokenrefill/refiller/policy"
 )
 
@@ -93,7 +93,7 @@ func TestCalendarFollowsItsZone(t *testing.T) {
 			[]string{"2028-12-31T23:00:00Z", "2029-12-31T23:00:00Z"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			at, steps := instant(t, c.from), calendar(t, c.spec, testzone.Load(t, c.zone))
+			at, steps := instant(t, c.from), calendar(t, c.spec, testenv.Zone(t, c.zone))
 			for _, want := range c.want {
 				at = steps.Next(at)
 				require.Equal(t, want, at.UTC().Format(time.RFC3339))
@@ -115,7 +115,7 @@ func TestCalendarAgreesWithEveryMinute(t *testing.T) {
 		"Africa/Cairo", "America/Santiago", "Asia/Beirut", "America/Sao_Paulo", "Europe/Berlin", "America/New_York",
 		"Australia/Lord_Howe", "Pacific/Apia", "Africa/Casablanca", "Asia/Kathmandu",
 	} {
-		z := testzone.Load(t, name)
+		z := testenv.Zone(t, name)
 		for year := 2010; year <= 2028; year += 6 {
 			instants := []time.Time{time.Date(year, 12, 31, 12, 0, 0, 0, z)}
 			for at := time.Date(year, 1, 1, 0, 0, 0, 0, z); at.Year() == year; at = at.Add(time.Hour) {
@@ -154,7 +154,7 @@ func TestCalendarAgreesWithEveryMinute(t *testing.T) {
 // No zone has such a rule, but the data of zones come from anywhere: the clock leaves the 29th of March out each year.
 func TestACalendarThatAZoneLeavesOutNeverComes(t *testing.T) {
 	t.Parallel()
-	gap := testzone.Rule(t, "AAA0BBB-48,J88/0,J300")
+	gap := testenv.ZoneRule(t, "AAA0BBB-48,J88/0,J300")
 	_, err := policy.ParseCalendar("0 * 29 3 *", gap)
 	require.ErrorContains(t, err, "no such day comes")
 	fixed := calendar(t, "0 9 29 3 *", gap)
@@ -170,7 +170,7 @@ func wallClock(t time.Time) time.Time {
 func TestCalendarDefaultsToUTCAndNamesItself(t *testing.T) {
 	t.Parallel()
 	require.Equal(t, "0 0 * * * UTC", calendar(t, "0 0 * * *", nil).String())
-	require.Equal(t, "@daily Europe/Berlin", calendar(t, "@daily", testzone.Load(t, "Europe/Berlin")).String())
+	require.Equal(t, "@daily Europe/Berlin", calendar(t, "@daily", testenv.Zone(t, "Europe/Berlin")).String())
 }
 
 func TestParseCalendarRefuses(t *testing.T) {
@@ -220,8 +220,8 @@ func TestDueIsTheOldestStepThatTheBucketCanHold(t *testing.T) {
 	t.Parallel()
 	all := []policy.Steps{
 		policy.Every(time.Minute), policy.Every(7 * time.Second), policy.Every(24 * time.Hour),
-		calendar(t, "* * * * *", nil), calendar(t, "*/7 2-5 * * *", testzone.Load(t, "Europe/Berlin")),
-		calendar(t, "@daily", testzone.Load(t, "America/New_York")),
+		calendar(t, "* * * * *", nil), calendar(t, "*/7 2-5 * * *", testenv.Zone(t, "Europe/Berlin")),
+		calendar(t, "@daily", testenv.Zone(t, "America/New_York")),
 		calendar(t, "0 0 1 * *", nil), calendar(t, "* * 1 * *", nil),
 	}
 	rapid.Check(t, func(t *rapid.T) {

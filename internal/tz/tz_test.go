@@ -6,7 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/tokenrefill/refiller/internal/testing/testzone"
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
 )
 
 func TestChange(t *testing.T) {
@@ -27,7 +27,7 @@ func TestChange(t *testing.T) {
 	} {
 		at, err := time.Parse(time.RFC3339Nano, c.at)
 		require.NoError(t, err)
-		got := Change(at.In(testzone.Load(t, c.in)))
+		got := Change(at.In(testenv.Zone(t, c.in)))
 		if c.want == "" {
 			require.Zero(t, got, c)
 			continue
@@ -48,7 +48,7 @@ func TestChangeByAnyRule(t *testing.T) {
 		"AAA0BBB-48,J88/0,J300":    "2029-03-29T00:00:00Z",
 		"AAA0BBB0,J100,J200":       "",
 	} {
-		got := Change(at.In(testzone.Rule(t, rule)))
+		got := Change(at.In(testenv.ZoneRule(t, rule)))
 		if want == "" {
 			require.Zero(t, got, rule)
 			continue
@@ -60,7 +60,7 @@ func TestChangeByAnyRule(t *testing.T) {
 // Whatever the zone, the offset is the same until the change, and another from then on. One goes on to the next.
 func TestTheOffsetChangesWithTheChangeOnly(t *testing.T) {
 	t.Parallel()
-	for name, in := range testzone.All(t) {
+	for name, in := range testenv.Zones(t) {
 		for _, year := range []int{2018, 2022, 2028, 2040} {
 			from, to := time.Date(year, 11, 25, 0, 0, 0, 0, in), time.Date(year+1, 1, 25, 0, 0, 0, 0, in)
 			change := Change(from)

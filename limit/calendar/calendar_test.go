@@ -6,7 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/tokenrefill/refiller/internal/testing/testzone"
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
 )
 
 func TestSpans(t *testing.T) {
@@ -61,7 +61,7 @@ func TestSpans(t *testing.T) {
 	} {
 		at, err := time.Parse(time.RFC3339Nano, c.at)
 		require.NoError(t, err)
-		from, to := c.unit.Span(at, testzone.Load(t, c.in))
+		from, to := c.unit.Span(at, testenv.Zone(t, c.in))
 		require.Equal(t, c.from+" "+c.to, from.UTC().Format(time.RFC3339)+" "+to.UTC().Format(time.RFC3339), "%s %s %s", c.in,
 			c.unit, c.at)
 	}
@@ -74,7 +74,7 @@ func TestEachInstantIsInOneSpan(t *testing.T) {
 		"UTC", "America/New_York", "Australia/Lord_Howe", "America/Santiago", "America/St_Johns", "Pacific/Apia",
 		"Asia/Kathmandu", "Africa/Casablanca", "America/Havana",
 	} {
-		in := testzone.Load(t, name)
+		in := testenv.Zone(t, name)
 		for unit := Day; unit <= Month; unit++ {
 			at := time.Date(2010, 1, 1, 0, 0, 0, 0, time.UTC)
 			for at.Year() < 2013 {

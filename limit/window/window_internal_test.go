@@ -9,7 +9,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"github.com/tokenrefill/refiller/internal/testing/testzone"
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
 	"github.com/tokenrefill/refiller/limit/calendar"
 	"github.com/tokenrefill/refiller/limit/internal/decide"
 	"github.com/tokenrefill/refiller/limit/internal/limittest"
@@ -69,7 +69,7 @@ func TestScriptsAgreeWithTheModelsOnTheEmbeddedStore(t *testing.T) {
 func TestTheScriptFollowsTheCalendarOfTheServer(t *testing.T) {
 	t.Parallel()
 	rng := limittest.Rand(t)
-	in := testzone.Load(t, "America/New_York")
+	in := testenv.Zone(t, "America/New_York")
 	for unit := calendar.Minute; unit <= calendar.Month; unit++ {
 		rule, err := Config{Limit: 20, Per: unit, In: in}.Rule()
 		require.NoError(t, err)

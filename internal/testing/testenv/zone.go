@@ -1,0 +1,59 @@
+package testenv
+
+import (
+	"archive/zip"
+	"go/build"
+	"io"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// Zones are the time zones of Go's own data by name, the same on every machine, as a program in an empty container has
+// them. time.LoadLocation prefers the data of the machine, which may name changes for decades that Go computes by a
+// rule.
+func Zones(t testing.TB) map[string]*time.Location {
+	t.Helper()
+	return zones(t, func(string) bool { return true })
+}
+
+// Zone is one of [Zones].
+func Zone(t testing.TB, name string) *time.Location {
+	t.Helper()
+	zone := zones(t, func(n string) bool { return n == name })[name]
+	require.NotNil(t, zone, name)
+	return zone
+}
+
+func zones(t testing.TB, wanted func(name string) bool) map[string]*time.Location {
+	t.Helper()
+	data, err := zip.OpenReader(filepath.Join(build.Default.GOROOT, "lib/time/zoneinfo.zip"))
+	require.NoError(t, err)
+	defer data.Close()
+	found := map[string]*time.Location{}
+	for _, f := range data.File {
+		if strings.HasSuffix(f.Name, "/") || !wanted(f.Name) {
+			continue
+		}
+		r, err := f.Open()
+		require.NoError(t, err)
+		text, err := io.ReadAll(r)
+		require.NoError(t, err)
+		found[f.Name], err = time.LoadLocationFromTZData(f.Name, text)
+		require.NoError(t, err)
+	}
+	return found
+}
+
+// ZoneRule is a zone of nothing but a rule as in the environment variable TZ, such as CET-1CEST,M3.5.0,M10.5.0/3.
+func ZoneRule(t testing.TB, rule string) *time.Location {
+	t.Helper()
+	nothing := strings.Repeat("\x00", 31)
+	block := "TZif2" + nothing + "\x00\x00\x00\x01\x00\x00\x00\x04" + nothing[:6] + "STD\x00"
+	zone, err := time.LoadLocationFromTZData(rule, []byte(block+block+"\n"+rule+"\n"))
+	require.NoError(t, err)
+	return zone
+}
