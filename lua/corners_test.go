@@ -390,12 +390,24 @@ func TestATryOfAPlainClientIsUndoneInABucketThatBeganAnew(t *testing.T) {
 	undone := func(key string, want int64) { require.Equal(t, want, rdb.Incr(ctx, key).Val(), key) }
 	terms := policy.Policy{Rate: policy.PerSecond(10), Capacity: 100}.Terms(policy.Fence{Epoch: 1})
 
-	try("adopted")
-	o, err := lua.Refill(ctx, rdb, "adopted", policy.Call{Terms: &terms, Create: policy.CreateInitial})
-	require.NoError(t, err)
-	require.Equal(t, policy.StatusInitialised, o.Status)
-	require.EqualValues(t, -1, o.Tokens)
-	undone("adopted", 0)
+	for key, want := range map[string]struct {
+		call   policy.Call
+		tokens int64
+	}{
+		"new":     {policy.Call{Terms: &terms, Create: policy.CreateInitial}, 100},
+		"lost":    {policy.Call{Terms: &terms, Version: policy.Version{Era: 1, Index: 1}, Create: policy.CreateLost}, 0},
+		"foreign": {policy.Call{Terms: &terms, Create: policy.CreateInitial}, 0},
+	} {
+		if key == "foreign" {
+			require.NoError(t, rdb.Set(ctx, lua.IndexKey(key), 7, 0).Err())
+		}
+		try(key)
+		o, err := lua.Refill(ctx, rdb, key, want.call)
+		require.NoError(t, err)
+		require.Equal(t, policy.StatusInitialised, o.Status, key)
+		require.Equal(t, want.tokens-1, o.Tokens, key)
+		undone(key, want.tokens)
+	}
 
 	for key, rollback := range map[string]policy.Rollback{"emptied": policy.RollbackEmpty, "kept": policy.RollbackKeep} {
 		own := terms
@@ -405,7 +417,7 @@ func TestATryOfAPlainClientIsUndoneInABucketThatBeganAnew(t *testing.T) {
 		require.NoError(t, rdb.Set(ctx, key, 0, 0).Err())
 		try(key)
 		seen.Version.Index += 7 // a write that the server forgot
-		o, err = lua.Refill(ctx, rdb, key, policy.Call{Terms: &own, Version: seen.Version})
+		o, err := lua.Refill(ctx, rdb, key, policy.Call{Terms: &own, Version: seen.Version})
 		require.NoError(t, err)
 		require.Equal(t, policy.StatusRolledBack, o.Status)
 		require.EqualValues(t, -1, o.Tokens, key)

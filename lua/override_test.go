@@ -101,6 +101,33 @@ func TestAnOverrideSwitchesABucketAsALaterPolicyDoes(t *testing.T) {
 	require.NotZero(t, taken)
 }
 
+// An override that is set again as it is changes nothing, though its policy would drop all tokens at a change.
+func TestAnOverrideThatIsSetAgainUnchangedDropsNothing(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	m, rdb := embedded(t)
+	m.ClockTTL(true)
+	m.SetTime(time.UnixMicro(embeddedNow))
+	own := policy.Template{Policy: policy.Policy{Capacity: 600, Rate: policy.PerSecond(1), Interval: time.Millisecond,
+		CarryOver: policy.CarryReset}}.Terms(policy.Fence{Epoch: 7})
+	for _, e := range []policy.Enforce{policy.EnforceRefilled, policy.EnforceLazy} {
+		key, template := fmt.Sprintf("user:%d", e), own
+		_, err := lua.SetOverride(ctx, rdb, key, own, template, e)
+		require.NoError(t, err)
+		if e == policy.EnforceLazy {
+			_, err = lua.LazyTake(ctx, rdb, key, &own, one(100), false)
+		} else {
+			_, err = takeTemplate(ctx, rdb, key, templateCall{Prefix: "user:", Terms: template.Encode()}, one(100), false, false)
+		}
+		require.NoError(t, err)
+		reply, err := lua.SetOverride(ctx, rdb, key, own, template, e)
+		require.NoError(t, err)
+		require.True(t, reply.Exists)
+		require.EqualValues(t, 500, reply.Tokens, e)
+		require.EqualValues(t, 2, reply.Terms.Fence.Seq)
+	}
+}
+
 func room(b policy.Bucket) int64 {
 	if b.Control.Terms.Strict {
 		return max(0, b.Control.Terms.Capacity-b.Control.Outstanding)

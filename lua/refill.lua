@@ -89,14 +89,16 @@ local function complete()
   local function initialise(q, create, seen_era, seen_index, following)
     s.status = 7
     if not q or create == '0' then return end
-    if s.was or s.stored > 0 then
-      s.tokens = min(s.was or 0, q.capacity)
-    elseif seen_era > 0 then
-      s.tokens = q.on_loss == 1 and q.capacity or 0
-    elseif create == '2' then
-      s.tokens = q.capacity - q.lacking
-    else
+    local was = s.was or 0
+    if was > 0 or s.stored > 0 then
+      s.tokens = min(was, q.capacity)
+    elseif seen_era == 0 and create ~= '2' then
       return
+    else
+      -- An empty key alone is what a plain client's try leaves where no bucket is; one below 0 it is about to undo.
+      local begins = q.capacity - q.lacking
+      if seen_era > 0 then begins = q.on_loss == 1 and q.capacity or 0 end
+      s.tokens = begins + was
     end
     s.status = 6
     s.era = max(now, seen_era + 1)

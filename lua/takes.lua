@@ -117,7 +117,7 @@ local function create(s, k, t, runs, tokens, index)
   local p = type(own) == 'string' and policy(own) or policy(t.pol)
   -- An empty key alone is what a plain client's fetch leaves where no bucket is; one below 0 it is about to undo.
   tokens = tokens or 0
-  if not index and tokens <= 0 then
+  if (index or 0) == 0 and tokens <= 0 then
     local needed = #runs == 0
     for _, run in ipairs(runs) do needed = needed or run.each <= p.capacity end
     local n = needed and k.alive and t.most > 0 and alive(k.alive, now) or 0

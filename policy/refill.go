@@ -208,24 +208,22 @@ func (b *Bucket) initialise(c Call, now int64) Outcome {
 	if c.Terms == nil || c.Create == CreateNever {
 		return out
 	}
-	var tokens, index int64
-	if b.Tokens == nil && b.Index == nil {
-		switch {
-		case c.Version.Era > 0:
-			if c.Terms.OnLoss == LossFull {
-				tokens = c.Terms.Capacity
-			}
-		case c.Version.Era == 0 && c.Create == CreateInitial:
-			tokens = c.Terms.Initial
-		default:
-			return out
-		}
-	}
-	if b.Tokens != nil {
-		tokens = min(*b.Tokens, c.Terms.Capacity) // below 0, a plain client is about to undo its try
-	}
+	tokens, index := b.held(), int64(0)
 	if b.Index != nil {
 		index = *b.Index
+	}
+	// An empty key alone is what a plain client's try leaves where no bucket is; one below 0 it is about to undo.
+	switch {
+	case tokens > 0 || index > 0: // a foreign client's bucket
+		tokens = min(tokens, c.Terms.Capacity)
+	case c.Version.Era > 0: // it was lost
+		if c.Terms.OnLoss == LossFull {
+			tokens += c.Terms.Capacity
+		}
+	case c.Create == CreateInitial:
+		tokens += c.Terms.Initial
+	default:
+		return out
 	}
 	b.Control = &Control{Terms: *c.Terms, Era: max(now, c.Version.Era+1), Last: now}
 	if c.Terms.Kind == Stepped {
@@ -284,11 +282,14 @@ func (s *Control) settle(out *Outcome, tokens int64, stepDue bool, now int64) in
 	return after
 }
 
-// change puts newer terms in force and returns the tokens carried over. next is the
-// instant to come that the call names.
+// change puts newer terms in force and returns the tokens carried over: all of them if it is the same policy under a
+// later fence. next is the instant to come that the call names.
 func (s *Control) change(t Terms, tokens, now, next int64) int64 {
 	old := s.Terms
+	s.Terms = t
 	switch {
+	case t.unfenced() == old.unfenced():
+		return tokens
 	case t.Kind == Stepped && (old.Kind != Stepped || t.Per != old.Per): // its schedule begins now
 		s.Carry = 0
 		s.Step = max(s.Step, now)
@@ -308,6 +309,5 @@ func (s *Control) change(t Terms, tokens, now, next int64) int64 {
 	case CarryReset:
 		tokens, s.Carry = min(tokens, 0), 0
 	}
-	s.Terms = t
 	return tokens
 }

@@ -106,6 +106,14 @@ func (t Terms) FileVersion() int64 {
 	return t.Fence.Epoch
 }
 
+// unfenced is the policy of the terms without what says how late it is.
+func (t Terms) unfenced() Terms {
+	t.Fence = Fence{}
+	t.Version = 0
+	t.PoolsVersion = 0
+	return t
+}
+
 // nameOf returns a number that names a schedule; two schedules have the same one with a probability of 2^-47. It is at
 // least 1, so that the scripts tell a schedule from none.
 func nameOf(s Steps) int64 {

@@ -344,3 +344,40 @@ func scriptCalls(t *testing.T, rdb *redis.Client) int64 {
 	require.NoError(t, err)
 	return n
 }
+
+// A plain client asks before the first refill, and again after everything was lost: both times it leaves an empty key
+// behind. The bucket begins with initial all the same, and comes back as on_loss says.
+func TestAPlainClientThatAsksFirstTakesNoInitialTokensAway(t *testing.T) {
+	rdb := testenv.Redis(t).Client()
+	ctx := t.Context()
+	b := checkout(1000)
+	b.Policy.Rate = policy.Rate{Tokens: 1, Per: time.Hour}
+	b.Policy.OnLoss = policy.LossFull
+	ask := func() {
+		require.EqualValues(t, -1, rdb.Decr(ctx, b.Key).Val())
+		require.Zero(t, rdb.Incr(ctx, b.Key).Val())
+	}
+	created := func(n int64) func(map[string][]Event) bool {
+		return func(events map[string][]Event) bool {
+			return slices.ContainsFunc(events[b.Key], func(e Event) bool {
+				return e.Outcome.Status == policy.StatusInitialised && e.Outcome.Tokens == n
+			})
+		}
+	}
+	ask()
+	w := newWatch()
+	for range 2 {
+		_, stop := running(t, rdb, w, false, []Bucket{b})
+		defer stop()
+	}
+	w.until(t, "the bucket to begin with initial", created(1000))
+	_, err := rdb.TxPipelined(ctx, func(p redis.Pipeliner) error { // before a refill comes between
+		p.FlushAll(ctx)
+		p.Decr(ctx, b.Key)
+		p.Incr(ctx, b.Key)
+		return nil
+	})
+	require.NoError(t, err)
+	w.forget()
+	w.until(t, "the bucket to come back full", created(1000))
+}

@@ -237,8 +237,26 @@ local function excess(s, p, tokens, n)
   return min(n, max(0, max(tokens, 0) + n - room(s, p)))
 end
 
--- carried is what stays of tokens and of a carry when policy q replaces p. Nothing is ever added.
+-- altered is policy p with other numbers.
+local function altered(p, numbers)
+  local words, most = {}, 6
+  for i, name in ipairs(fields()) do
+    words[i] = format('%d', numbers[name] or p[name])
+    if i > most and words[i] ~= '0' then most = i end
+  end
+  return policy(table.concat(words, ' ', 1, most))
+end
+
+-- same tells whether two policies differ in nothing but their fences.
+local function same(p, q)
+  local unfenced = {version = 0, pools_version = 0, epoch = 0, seq = 0}
+  return altered(p, unfenced) == altered(q, unfenced)
+end
+
+-- carried is what stays of tokens and of a carry when policy q replaces p: all of both if it is the same policy under a
+-- later fence. Nothing is ever added.
 local function carried(p, q, tokens, carry)
+  if same(p, q) then return tokens, carry end
   if (p.kind == STEPPED) ~= (q.kind == STEPPED) or q.carry_over == 2 then
     carry = 0
   elseif q.per ~= p.per then
@@ -250,16 +268,6 @@ local function carried(p, q, tokens, carry)
     tokens = min(tokens, floor(tokens / p.capacity * q.capacity))
   end
   return tokens, carry
-end
-
--- altered is policy p with other numbers.
-local function altered(p, numbers)
-  local words, most = {}, 6
-  for i, name in ipairs(fields()) do
-    words[i] = format('%d', numbers[name] or p[name])
-    if i > most and words[i] ~= '0' then most = i end
-  end
-  return policy(table.concat(words, ' ', 1, most))
 end
 -- Shared by the scripts that may be denied tokens; it follows bucket.
 
@@ -416,7 +424,7 @@ local function create(s, k, t, runs, tokens, index)
   local p = type(own) == 'string' and policy(own) or policy(t.pol)
   -- An empty key alone is what a plain client's fetch leaves where no bucket is; one below 0 it is about to undo.
   tokens = tokens or 0
-  if not index and tokens <= 0 then
+  if (index or 0) == 0 and tokens <= 0 then
     local needed = #runs == 0
     for _, run in ipairs(runs) do needed = needed or run.each <= p.capacity end
     local n = needed and k.alive and t.most > 0 and alive(k.alive, now) or 0

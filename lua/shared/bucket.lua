@@ -108,8 +108,26 @@ local function excess(s, p, tokens, n)
   return min(n, max(0, max(tokens, 0) + n - room(s, p)))
 end
 
--- carried is what stays of tokens and of a carry when policy q replaces p. Nothing is ever added.
+-- altered is policy p with other numbers.
+local function altered(p, numbers)
+  local words, most = {}, 6
+  for i, name in ipairs(fields()) do
+    words[i] = format('%d', numbers[name] or p[name])
+    if i > most and words[i] ~= '0' then most = i end
+  end
+  return policy(table.concat(words, ' ', 1, most))
+end
+
+-- same tells whether two policies differ in nothing but their fences.
+local function same(p, q)
+  local unfenced = {version = 0, pools_version = 0, epoch = 0, seq = 0}
+  return altered(p, unfenced) == altered(q, unfenced)
+end
+
+-- carried is what stays of tokens and of a carry when policy q replaces p: all of both if it is the same policy under a
+-- later fence. Nothing is ever added.
 local function carried(p, q, tokens, carry)
+  if same(p, q) then return tokens, carry end
   if (p.kind == STEPPED) ~= (q.kind == STEPPED) or q.carry_over == 2 then
     carry = 0
   elseif q.per ~= p.per then
@@ -121,14 +139,4 @@ local function carried(p, q, tokens, carry)
     tokens = min(tokens, floor(tokens / p.capacity * q.capacity))
   end
   return tokens, carry
-end
-
--- altered is policy p with other numbers.
-local function altered(p, numbers)
-  local words, most = {}, 6
-  for i, name in ipairs(fields()) do
-    words[i] = format('%d', numbers[name] or p[name])
-    if i > most and words[i] ~= '0' then most = i end
-  end
-  return policy(table.concat(words, ' ', 1, most))
 end

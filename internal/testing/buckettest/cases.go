@@ -160,6 +160,18 @@ func Cases() []Case {
 			b.Control.Terms.GrantEnd = now + end
 		}
 	}
+	resetting := func(f policy.Fence) *policy.Terms {
+		return with(func(t *policy.Terms) {
+			t.CarryOver = policy.CarryReset
+			t.Fence = f
+		})
+	}
+	resettingPool := func(version, poolsVersion, epoch, seq int64) *policy.Terms {
+		return with(func(t *policy.Terms) {
+			t.CarryOver = policy.CarryReset
+			ofPool(version, poolsVersion, epoch, seq)(t)
+		})
+	}
 	asIs := policy.Call{Version: learned()}
 	stale := policy.Version{Era: Era, Index: Index - 1}
 
@@ -185,6 +197,27 @@ func Cases() []Case {
 		{Name: "ForeignIndexAloneIsAdoptedEmpty", Setup: foreign(nil, of(5),
 			policy.Call{Terms: terms, Create: policy.CreateInitial}),
 			Want: at(outcome(policy.StatusInitialised, 0, 0, 0, 0), 6)},
+		{Name: "AnEmptyKeyAloneIsAMissingBucket",
+			Setup: foreign(of(0), nil, policy.Call{Terms: full, Create: policy.CreateLost}),
+			Want:  outcome(policy.StatusUnknown, 0, 0, 0, 0)},
+		{Name: "AnEmptyKeyAloneIsCreatedWithInitial",
+			Setup: foreign(of(0), nil, policy.Call{Terms: terms, Create: policy.CreateInitial}),
+			Want:  at(outcome(policy.StatusInitialised, 1000, 0, 0, 0), 1)},
+		{Name: "AnEmptyKeyAloneIsRestoredAsOnLossSays",
+			Setup: foreign(of(0), nil, policy.Call{Version: learned(), Terms: full, Create: policy.CreateLost}),
+			Want:  outcome(policy.StatusInitialised, 1000, 0, 0, 0)},
+		{Name: "AKeyBelowZeroAloneIsCreatedLessWhatIsAboutToBeUndone",
+			Setup: foreign(of(-2), of(0), policy.Call{Terms: terms, Create: policy.CreateInitial}),
+			Want:  at(outcome(policy.StatusInitialised, 998, 0, 0, 0), 1)},
+		{Name: "AKeyBelowZeroAloneIsRestoredLessWhatIsAboutToBeUndone",
+			Setup: foreign(of(-2), nil, policy.Call{Version: learned(), Terms: terms, Create: policy.CreateLost}),
+			Want:  outcome(policy.StatusInitialised, -2, 0, 0, 0)},
+		{Name: "AnIndexOfZeroAloneIsAMissingBucket",
+			Setup: foreign(nil, of(0), policy.Call{Terms: terms, Create: policy.CreateLost}),
+			Want:  outcome(policy.StatusUnknown, 0, 0, 0, 0)},
+		{Name: "AnIndexOfZeroAloneIsCreatedWithInitial",
+			Setup: foreign(nil, of(0), policy.Call{Terms: terms, Create: policy.CreateInitial}),
+			Want:  at(outcome(policy.StatusInitialised, 1000, 0, 0, 0), 1)},
 		{Name: "ForeignBucketIsNotAdoptedByOneWhoMayNot",
 			Setup: foreign(of(30), of(5), policy.Call{Terms: terms, Create: policy.CreateNever}),
 			Want:  outcome(policy.StatusUnknown, 0, 0, 0, 0)},
@@ -244,6 +277,22 @@ func Cases() []Case {
 			policy.Call{Version: learned(), Terms: with(func(t *policy.Terms) {
 				t.Fence.Seq, t.CarryOver = 1, policy.CarryReset
 			})}, nil), Want: fenced(outcome(policy.StatusApplied, 0, 0, 0, 0), 3, 1)},
+		{Name: "TheSamePolicyOfALaterVersionDropsNothing", Setup: known(600, 0,
+			policy.Call{Version: learned(), Terms: resetting(policy.Fence{Epoch: 4})},
+			func(b *policy.Bucket, _ int64) {
+				b.Control.Terms, b.Control.Carry = *resetting(policy.Fence{Epoch: 3}), 1500
+			}),
+			Want: fenced(outcome(policy.StatusApplied, 600, 0, 0, 0), 4, 0), Carry: 1500},
+		{Name: "TheSameOverrideSetAgainDropsNothing", Setup: known(600, 0,
+			policy.Call{Version: stale, Terms: resetting(policy.Fence{Epoch: policy.OwnEpoch, Seq: 2})},
+			func(b *policy.Bucket, _ int64) {
+				b.Control.Terms = *resetting(policy.Fence{Epoch: policy.OwnEpoch, Seq: 1})
+			}),
+			Want: fenced(outcome(policy.StatusSwitched, 600, 0, 0, 0), policy.OwnEpoch, 2)},
+		{Name: "TheSamePoolOfLaterVersionsDropsNothing", Setup: known(600, 0,
+			policy.Call{Version: learned(), Terms: resettingPool(4, 5, 0, 0)},
+			func(b *policy.Bucket, _ int64) { b.Control.Terms = *resettingPool(3, 3, 0, 0) }),
+			Want: pooled(outcome(policy.StatusApplied, 600, 0, 0, 0), 4, 5, 0, 0)},
 		{Name: "OlderFenceIsIgnored", Setup: known(10, interval,
 			policy.Call{Version: learned(), Terms: with(func(t *policy.Terms) {
 				t.Fence.Epoch, t.Tokens = 2, 999

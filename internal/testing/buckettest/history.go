@@ -132,6 +132,12 @@ func (h *History) Disturb(b *policy.Bucket) {
 		add(&b.Tokens, h.rng.Int64N(100))
 	case 5:
 		add(&b.Tokens, -h.rng.Int64N(3))
+	case 6: // a plain client has tried where no bucket is
+		*b = policy.Bucket{}
+		add(&b.Tokens, -h.rng.Int64N(2))
+	case 7:
+		*b = policy.Bucket{}
+		add(&b.Index, 0)
 	}
 	if b.Tokens != nil && *b.Tokens > 0 && h.chance(60) {
 		add(&b.Tokens, -h.rng.Int64N(*b.Tokens+1))

@@ -103,7 +103,7 @@ func TakeTemplate(b *policy.Bucket, t policy.Terms, n, now int64, active bool) (
 		if b.Index != nil {
 			index = *b.Index
 		}
-		if held <= 0 && b.Index == nil {
+		if held <= 0 && index == 0 {
 			if n > t.Capacity {
 				return policy.Taking{Known: true, Tokens: t.Initial + held, Wait: -1}, active
 			}
