@@ -144,3 +144,23 @@ func TestResetFindsNamesWithSlashes(t *testing.T) {
 	require.EqualValues(t, 7, n, "many has two")
 	require.Zero(t, rdb.DBSize(t.Context()).Val())
 }
+
+// An old master still denies what it denied. That says nothing about the limit: the answer is its error.
+func TestADenialOfAServerThatMayNotWriteIsUnavailable(t *testing.T) {
+	t.Parallel()
+	ctx, rdb := t.Context(), limittest.Redis(t)
+	limiters := oneOfEach(t, rdb)
+	for kind, l := range limiters {
+		for _, want := range []bool{true, false} {
+			ok, err := l.take(ctx, "K"+kind)
+			require.NoError(t, err, kind)
+			require.Equal(t, want, ok, kind)
+		}
+	}
+	require.NoError(t, rdb.ReplicaOf(ctx, "127.0.0.1", "1").Err())
+	for kind, l := range limiters {
+		_, err := l.take(ctx, "K"+kind)
+		require.ErrorIs(t, err, fetch.ErrUnavailable, kind)
+		require.ErrorContains(t, err, "READONLY", kind)
+	}
+}

@@ -12,10 +12,11 @@
 --#include shared/policy
 --#include shared/bucket
 --#include shared/expiry
+--#include shared/unwritten
 local s = {}
 local p = open(s, KEYS[3])
 if p == false then return {3, 3} end
-if not p then return {2} end
+if not p then return unwritten(KEYS[3], {2}) end
 local tokens = get_integer(KEYS[1])
 if tokens == false then return {3, 1} end
 local index = get_integer(KEYS[2])

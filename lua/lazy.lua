@@ -14,6 +14,7 @@
 --       {3, 1}: KEYS 1 holds something else
 --#include shared/ahead
 --#include shared/leave
+--#include shared/unwritten
 local now = now_us()
 local tokens = tonumber(ARGV[3])
 local per_us = tonumber(ARGV[4])
@@ -67,4 +68,5 @@ for i = 6, #ARGV, 3 do
   reply[#reply + 1] = fit
   reply[#reply + 1] = wait
 end
-return reply
+if what == '0' then return reply end
+return unwritten(KEYS[1], reply)

@@ -21,15 +21,18 @@
 --#include shared/bucket
 --#include shared/denial
 --#include shared/outstanding
+--#include shared/unwritten
 local refused, s, p, before, r = read_outstanding(ARGV[1])
-if refused then return refused end
+if refused then return unwritten(KEYS[3], refused) end
 local seq = ARGV[2] + 0
 local keep = ARGV[3] + 0
 local back = ARGV[4] + 0
 local want = ARGV[5] + 0
-if r and (r[1] ~= LEASE or (seq ~= r[5] and (seq ~= r[5] + 1 or keep + back > r[2]))) then return {5} end
-if not r and seq ~= 1 then return {6} end
-if not r and keep + back > 0 then return {5} end
+if r and (r[1] ~= LEASE or (seq ~= r[5] and (seq ~= r[5] + 1 or keep + back > r[2]))) then
+  return unwritten(KEYS[3], {5})
+end
+if not r and seq ~= 1 then return unwritten(KEYS[3], {6}) end
+if not r and keep + back > 0 then return unwritten(KEYS[3], {5}) end
 local now = now_us()
 local function finish(tokens)
   tokens = end_due(s, p, tokens, now, SWEPT)
@@ -44,7 +47,7 @@ if r and r[4] ~= s.era then
   finish(before)
   return {4, now}
 end
-if r and seq == r[5] then return {1, now, before, r[6], r[7], s.era, told(s, p)} end
+if r and seq == r[5] then return unwritten(KEYS[3], {1, now, before, r[6], r[7], s.era, told(s, p)}) end
 if r then s.out = max(0, s.out - r[2]) + keep end
 local tokens, _, clamped = give_back(s, p, before, back, s.era)
 local granted = min(want, floor(max(0, tokens) / 2))

@@ -22,12 +22,15 @@
 --#include shared/denial
 --#include shared/leave
 --#include shared/outstanding
+--#include shared/unwritten
 local refused, s, p, before, r = read_outstanding(ARGV[1])
-if refused then return refused end
+if refused then return unwritten(KEYS[3], refused) end
 local now, n = now_us(), ARGV[2] + 0
 if r then
-  if r[1] ~= RESERVATION or r[2] ~= n or r[3] <= now or r[4] ~= s.era then return {5} end
-  return {1, before, r[3], now, s.era, told(s, p)}
+  if r[1] ~= RESERVATION or r[2] ~= n or r[3] <= now or r[4] ~= s.era then
+    return unwritten(KEYS[3], {5})
+  end
+  return unwritten(KEYS[3], {1, before, r[3], now, s.era, told(s, p)})
 end
 local swept = s.due > 0 and s.due <= now
 local tokens = end_due(s, p, before, now, SWEPT)
@@ -37,7 +40,7 @@ if tokens - keep < n then
     put_tokens(tokens, before)
     put(s, p, KEYS[3])
   end
-  return {0, denial(KEYS[3], s, p, now, tokens, n, n, keep)}
+  return unwritten(KEYS[3], {0, denial(KEYS[3], s, p, now, tokens, n, n, keep)})
 end
 local ends = now + ARGV[3]
 put_tokens(tokens - n, before)

@@ -12,15 +12,17 @@
 -- A return isn't a refill: it leaves index and state alone.
 --#include shared/policy
 --#include shared/bucket
+--#include shared/unwritten
 local s = {}
 local p = open(s, KEYS[3])
 if p == false then return {3, 3} end
-if not p then return {2} end
+if not p then return unwritten(KEYS[3], {2}) end
 local tokens = get_integer(KEYS[1])
 if tokens == false then return {3, 1} end
 s.lost, tokens = not tokens, tokens or 0
-if ARGV[2] ~= '0' and ARGV[2] + 0 ~= s.era then return {4, tokens} end
+if ARGV[2] ~= '0' and ARGV[2] + 0 ~= s.era then return unwritten(KEYS[3], {4, tokens}) end
 local n = ARGV[1] + 0
 local clamped = excess(s, p, tokens, n)
-if clamped < n then tokens = call('INCRBY', KEYS[1], format('%d', n - clamped)) end
+if clamped == n then return unwritten(KEYS[3], {1, tokens, clamped}) end
+tokens = call('INCRBY', KEYS[1], format('%d', n - clamped))
 return {1, tokens, clamped}

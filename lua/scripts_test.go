@@ -630,10 +630,124 @@ func TestErrorsOfARealServerComeThrough(t *testing.T) {
 	require.Eventually(t, func() bool { return replica.Exists(ctx, "b", "{b}", "{b}:ctl").Val() == 3 }, 20*time.Second,
 		10*time.Millisecond)
 	for name, call := range operations {
-		if name == "Peek" || name == "Settle" || name == "Sweep" { // they have nothing to write
+		if name == "Peek" { // it never writes
 			continue
 		}
 		err := call(ctx, replica, "b")
+		require.True(t, redis.HasErrorPrefix(err, "READONLY"), "%s: %v", name, err)
+	}
+}
+
+// A server that may not write, such as an old master, knows nothing that is still true. So no answer of it counts, not
+// even one for which nothing would be written. Refills alone take one that writes nothing: the next one writes.
+func TestAServerThatMayNotWriteAnswersNothing(t *testing.T) {
+	t.Parallel()
+	ctx, server := t.Context(), testenv.Redis(t)
+	rdb := server.Client()
+	lazy := policy.Template{Policy: policy.Policy{Capacity: 100, Rate: policy.PerSecond(1)}}.Terms(policy.Fence{Epoch: 7})
+	storeCase(ctx, t, rdb, "b", 100)
+	storeCase(ctx, t, rdb, "full", 1000)
+	run := policy.Run{N: 5, Count: 1}
+	_, err := lua.TakeOnce(ctx, rdb, "b", "charged", run, time.Hour)
+	require.NoError(t, err)
+	_, _, err = lua.TakeAllOnce(ctx, rdb, "all", time.Hour, []lua.Demand{{Key: "b", N: 5}})
+	require.NoError(t, err)
+	for _, id := range []string{"held", "settled"} {
+		_, err = lua.Reserve(ctx, rdb, "b", lua.ReserveCall{ID: id, N: 5, TTL: time.Hour})
+		require.NoError(t, err)
+	}
+	_, err = lua.Settle(ctx, rdb, "b", "settled", 5)
+	require.NoError(t, err)
+	block := lua.LeaseCall{ID: "block", Seq: 1, Want: 5, TTL: time.Hour}
+	_, err = lua.Lease(ctx, rdb, "b", block)
+	require.NoError(t, err)
+	_, err = lua.LazyTake(ctx, rdb, "user:1", &lazy, one(100), false)
+	require.NoError(t, err)
+
+	calls := map[string]func(c lua.Client) error{
+		"Take, denied": func(c lua.Client) error {
+			_, err := takeOne(ctx, c, "b", 900, false)
+			return err
+		},
+		"Take of no bucket": func(c lua.Client) error {
+			_, err := takeOne(ctx, c, "none", 1, false)
+			return err
+		},
+		"TakeOnce, denied": func(c lua.Client) error {
+			_, err := lua.TakeOnce(ctx, c, "b", "new", policy.Run{N: 900, Count: 1}, time.Hour)
+			return err
+		},
+		"TakeOnce, charged before": func(c lua.Client) error {
+			_, err := lua.TakeOnce(ctx, c, "b", "charged", run, time.Hour)
+			return err
+		},
+		"TakeOnce of no bucket": func(c lua.Client) error {
+			_, err := lua.TakeOnce(ctx, c, "none", "new", run, time.Hour)
+			return err
+		},
+		"TakeAll, denied": func(c lua.Client) error {
+			_, _, err := lua.TakeAll(ctx, c, []lua.Demand{{Key: "b", N: 900}})
+			return err
+		},
+		"TakeAll, charged before": func(c lua.Client) error {
+			_, _, err := lua.TakeAllOnce(ctx, c, "all", time.Hour, []lua.Demand{{Key: "b", N: 5}})
+			return err
+		},
+		"TakeAll of no bucket": func(c lua.Client) error {
+			_, _, err := lua.TakeAll(ctx, c, []lua.Demand{{Key: "none", N: 1}})
+			return err
+		},
+		"Return, clamped": func(c lua.Client) error {
+			_, err := lua.Return(ctx, c, "full", 5, 0)
+			return err
+		},
+		"Return to another era": func(c lua.Client) error {
+			_, err := lua.Return(ctx, c, "full", 5, 99)
+			return err
+		},
+		"Reserve, denied": func(c lua.Client) error {
+			_, err := lua.Reserve(ctx, c, "b", lua.ReserveCall{ID: "new", N: 900, TTL: time.Hour})
+			return err
+		},
+		"Reserve, again": func(c lua.Client) error {
+			_, err := lua.Reserve(ctx, c, "b", lua.ReserveCall{ID: "held", N: 5, TTL: time.Hour})
+			return err
+		},
+		"Settle, again": func(c lua.Client) error {
+			_, err := lua.Settle(ctx, c, "b", "settled", 5)
+			return err
+		},
+		"Settle what isn't held": func(c lua.Client) error {
+			_, err := lua.Settle(ctx, c, "b", "none", 5)
+			return err
+		},
+		"Lease, again": func(c lua.Client) error {
+			_, err := lua.Lease(ctx, c, "b", block)
+			return err
+		},
+		"Sweep, nothing due": func(c lua.Client) error {
+			return lua.Sweep(ctx, c.(redis.UniversalClient), []string{"b"}, 10)[0].Err
+		},
+		"Grant to a full bucket": func(c lua.Client) error {
+			_, err := lua.Grant(ctx, c, "full", 5)
+			return err
+		},
+		"Grant to no bucket": func(c lua.Client) error {
+			_, err := lua.Grant(ctx, c, "none", 5)
+			return err
+		},
+		"LazyTake, denied": func(c lua.Client) error {
+			_, err := lua.LazyTake(ctx, c, "user:1", &lazy, one(100), false)
+			return err
+		},
+	}
+	replica := testenv.Redis(t).Client()
+	require.NoError(t, replica.ReplicaOf(ctx, "127.0.0.1", fmt.Sprint(server.Port())).Err())
+	require.Eventually(t, func() bool { return replica.Exists(ctx, "{user:1}:lazy").Val() == 1 }, 20*time.Second,
+		10*time.Millisecond)
+	for name, call := range calls {
+		require.False(t, redis.HasErrorPrefix(call(rdb), "READONLY"), name)
+		err := call(replica)
 		require.True(t, redis.HasErrorPrefix(err, "READONLY"), "%s: %v", name, err)
 	}
 }

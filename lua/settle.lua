@@ -17,14 +17,15 @@
 --#include shared/policy
 --#include shared/bucket
 --#include shared/outstanding
+--#include shared/unwritten
 local refused, s, p, before, r = read_outstanding(ARGV[1])
-if refused then return refused end
-if not r then return {6} end
-if r[1] == LEASE then return {5} end
+if refused then return unwritten(KEYS[3], refused) end
+if not r then return unwritten(KEYS[3], {6}) end
+if r[1] == LEASE then return unwritten(KEYS[3], {5}) end
 local now = now_us()
 local used = ARGV[2] + 0
 local n = r[1] == RUN_OUT and r[6] or r[2]
-if r[1] == SETTLED then return {1, now, before, 1, unpack(r, 5, 10)} end
+if r[1] == SETTLED then return unwritten(KEYS[3], {1, now, before, 1, unpack(r, 5, 10)}) end
 s.out = max(0, s.out - r[2])
 local tokens, returned, clamped, void = give_back(s, p, before, max(0, n - used), r[4])
 local over = max(0, used - n)

@@ -10,10 +10,13 @@
 --#include shared/policy
 --#include shared/bucket
 --#include shared/outstanding
+--#include shared/unwritten
 local refused, s, p, before = read_outstanding('')
-if refused then return refused end
+if refused then return unwritten(KEYS[3], refused) end
 local now = now_us()
-if s.due == 0 or s.due > now then return {1, now, before, 0, 0, 0, 0, s.out, s.due, s.debt} end
+if s.due == 0 or s.due > now then
+  return unwritten(KEYS[3], {1, now, before, 0, 0, 0, 0, s.out, s.due, s.debt})
+end
 local tokens, sum = end_due(s, p, before, now, ARGV[1] + 0)
 put_tokens(tokens, before)
 put(s, p, KEYS[3])

@@ -20,6 +20,7 @@
 --#include shared/bucket
 --#include shared/denial
 --#include shared/leave
+--#include shared/unwritten
 local n = ARGV[1] + 0
 local request = KEYS[2 * n + 1]
 local first = request and pcall('GET', request)
@@ -39,7 +40,7 @@ if first then
       reply[#reply + 1] = v
     end
   end
-  return reply
+  return unwritten(KEYS[2], reply)
 end
 local buckets, fit = {}, true
 for b = 1, n do
@@ -47,7 +48,7 @@ for b = 1, n do
   if tokens == false then return {3, 2 * b - 1} end
   local p = open(s, KEYS[2 * b])
   if p == false then return {3, 2 * b} end
-  if not p then return {2, b} end
+  if not p then return unwritten(KEYS[2 * b], {2, b}) end
   local want, keep = ARGV[2 * b + 2] + 0, least(ARGV[2 * b + 3], p.capacity)
   tokens = tokens or 0
   local fits = tokens - keep >= want
@@ -68,5 +69,6 @@ for b, at in ipairs(buckets) do
   got = got .. format(' %d %d %d', values[1], values[2], s.era)
   for _, v in ipairs(values) do reply[#reply + 1] = v end
 end
-if fit and request then call('SET', request, ARGV[2] .. got, 'PX', ARGV[3]) end
+if not fit or not request then return unwritten(KEYS[2], reply) end -- all may be in shadow mode
+call('SET', request, ARGV[2] .. got, 'PX', ARGV[3])
 return reply

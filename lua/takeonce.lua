@@ -14,6 +14,7 @@
 --#include shared/bucket
 --#include shared/denial
 --#include shared/leave
+--#include shared/unwritten
 local first = pcall('GET', KEYS[3])
 if type(first) == 'table' then
   wrong_type(first)
@@ -26,18 +27,18 @@ if first then
   local same, taken, left, era = match(first, '^(%d+ %d+ %d+%%?) (%d+) (%d+) (%d+)$')
   if not same then return {3, 3} end
   if same ~= asked then return {5} end
-  return {1, left + 0, taken + 0, era + 0, 1, told(s, p)}
+  return unwritten(KEYS[2], {1, left + 0, taken + 0, era + 0, 1, told(s, p)})
 end
 if p == false then return {3, 2} end
 local tokens = get_integer(KEYS[1])
 if tokens == false then return {3, 1} end
-if not tokens and not p then return {2} end
+if not tokens and not p then return unwritten(KEYS[2], {2}) end
 tokens = tokens or 0
 local up_to, keep = ARGV[1] == '0', least(ARGV[3], p and p.capacity or 0)
 local n = (up_to and ARGV[2] or ARGV[1]) + 0
 local take = up_to and min(n, tokens - keep) or n
 if take < 1 or tokens - keep < take then
-  return {0, denial(KEYS[2], s, p, now_us(), tokens, n, up_to and 1 or n, keep)}
+  return unwritten(KEYS[2], {0, denial(KEYS[2], s, p, now_us(), tokens, n, up_to and 1 or n, keep)})
 end
 local left, era = call('DECRBY', KEYS[1], format('%d', take)), p and s.era or 0
 call('SET', KEYS[3], asked .. format(' %d %d %d', take, left, era), 'PX', ARGV[4])

@@ -77,6 +77,7 @@ if #KEYS == alone then return reply end
 --#include shared/denial
 --#include shared/leave
 --#include shared/expiry
+--#include shared/unwritten
 local HELD_S = 150 -- a settlement is remembered for a minute, what outlives it lasts one longer; and some for the way
 local now = now_us()
 local arg_at, key_at = bounds_end - 1, alone
@@ -229,8 +230,4 @@ while arg_at < #ARGV do
   end
   whole(k, t, may_create, tell, in_line, hold_s, runs)
 end
--- The denial of a plain bucket writes nothing, so it would be an answer on a server that may not write, such as an old
--- master. This deletes nothing, and is refused there.
-local deleted = pcall('HDEL', KEYS[alone + 2], '')
-if type(deleted) == 'table' and find(deleted.err, 'READONLY', 1, true) then return deleted end
-return reply
+return unwritten(KEYS[alone + 2], reply) -- as the denial of a plain bucket is

@@ -207,15 +207,26 @@ local function carried(p, q, tokens, carry)
   end
   return tokens, carry
 end
+-- Shared by the scripts whose answer may be one for which nothing was written.
+--
+-- unwritten is such a reply, or the error of a server that may not write, such as an old master: what that holds is no
+-- longer true. The command deletes nothing, whatever the key holds. It comes last: a server without memory refuses the
+-- first write of a script, and no later one.
+local function unwritten(key, reply)
+  local deleted = redis.pcall('HDEL', key, '')
+  if type(deleted) == 'table' and string.find(deleted.err, 'READONLY', 1, true) then return deleted end
+  return reply
+end
 local s = {}
 local p = open(s, KEYS[3])
 if p == false then return {3, 3} end
-if not p then return {2} end
+if not p then return unwritten(KEYS[3], {2}) end
 local tokens = get_integer(KEYS[1])
 if tokens == false then return {3, 1} end
 s.lost, tokens = not tokens, tokens or 0
-if ARGV[2] ~= '0' and ARGV[2] + 0 ~= s.era then return {4, tokens} end
+if ARGV[2] ~= '0' and ARGV[2] + 0 ~= s.era then return unwritten(KEYS[3], {4, tokens}) end
 local n = ARGV[1] + 0
 local clamped = excess(s, p, tokens, n)
-if clamped < n then tokens = call('INCRBY', KEYS[1], format('%d', n - clamped)) end
+if clamped == n then return unwritten(KEYS[3], {1, tokens, clamped}) end
+tokens = call('INCRBY', KEYS[1], format('%d', n - clamped))
 return {1, tokens, clamped}

@@ -384,6 +384,16 @@ local function note(set, name, till, only)
     or not only and pcall('ZADD', set, format('%d', till), name)
   if type(added) == 'number' then outlast(set, till) end
 end
+-- Shared by the scripts whose answer may be one for which nothing was written.
+--
+-- unwritten is such a reply, or the error of a server that may not write, such as an old master: what that holds is no
+-- longer true. The command deletes nothing, whatever the key holds. It comes last: a server without memory refuses the
+-- first write of a script, and no later one.
+local function unwritten(key, reply)
+  local deleted = redis.pcall('HDEL', key, '')
+  if type(deleted) == 'table' and string.find(deleted.err, 'READONLY', 1, true) then return deleted end
+  return reply
+end
 local HELD_S = 150 -- a settlement is remembered for a minute, what outlives it lasts one longer; and some for the way
 local now = now_us()
 local arg_at, key_at = bounds_end - 1, alone
@@ -536,8 +546,4 @@ while arg_at < #ARGV do
   end
   whole(k, t, may_create, tell, in_line, hold_s, runs)
 end
--- The denial of a plain bucket writes nothing, so it would be an answer on a server that may not write, such as an old
--- master. This deletes nothing, and is refused there.
-local deleted = pcall('HDEL', KEYS[alone + 2], '')
-if type(deleted) == 'table' and find(deleted.err, 'READONLY', 1, true) then return deleted end
-return reply
+return unwritten(KEYS[alone + 2], reply) -- as the denial of a plain bucket is

@@ -9,13 +9,16 @@
 --       {3}: the key holds something else
 --
 -- The key keeps its expiry, which is at worst later than it need be.
+--#include shared/unwritten
 local held = redis.pcall('ZSCORE', KEYS[1], ARGV[1])
 if type(held) == 'table' then
   if string.find(held.err, 'WRONGTYPE', 1, true) then return {3} end
   return held
 end
 local time = redis.call('TIME')
-if not held or ARGV[3] ~= '1' and tonumber(held) <= time[1] * 1000000 + time[2] then return {0} end
+if not held or ARGV[3] ~= '1' and tonumber(held) <= time[1] * 1000000 + time[2] then
+  return unwritten(KEYS[1], {0})
+end
 redis.call('ZREM', KEYS[1], ARGV[1])
 for i = 2, tonumber(ARGV[2]) do redis.call('ZREM', KEYS[1], string.format('%s#%.0f', ARGV[1], i)) end
 return {1}

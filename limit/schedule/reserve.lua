@@ -19,6 +19,7 @@
 --       {5, now_us}: the instant has passed
 --       {6, now_us}: the instant is beyond the horizon
 --       {7, now_us}: it is now in another window of the calendar
+--#include shared/unwritten
 local STEPS = 32 -- in search of the next instant that fits
 local FIRST = 7 -- the first argument of a window
 local key = KEYS[1]
@@ -116,7 +117,8 @@ if #denied > 0 and not held then
   end
   local reply = {0, now, next_us, sure, left}
   for _, w in ipairs(denied) do reply[#reply + 1] = w end
-  return reply
+  if ARGV[4] == '0' then return reply end
+  return unwritten(key, reply)
 end
 if ARGV[4] == '0' then return {1, now, left, now} end
 

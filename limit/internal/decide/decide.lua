@@ -18,6 +18,7 @@
 -- now in another window of the calendar. Only when every rule has read does one write. Rules may use
 -- what ahead defines.
 --#include shared/ahead
+--#include shared/unwritten
 local rules = {}
 --#rules
 local function number(i) return tonumber(ARGV[i]) end
@@ -43,7 +44,7 @@ end
 if what == 0 then return reply end
 if what == 1 and not granted then
   reply[1] = 0
-  return reply
+  return unwritten(KEYS[1], reply)
 end
 for i, write in ipairs(writes) do
   local r = 5 * i - 2
