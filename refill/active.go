@@ -257,9 +257,12 @@ func (a *activeSets) refill(ctx context.Context, s *shard) call {
 	m := s.members
 	batch := m.take(min(activeBatch, a.w.sizes.batch()), a.on)
 	t := a.w.newTrip(len(batch), a.w.sizes.perCall())
+	terms := &s.template.Terms
+	if a.w.outdated() {
+		terms = nil
+	}
 	for i, e := range batch {
-		t.calls[i] = lua.RefillCall{Key: e.key, Call: policy.Call{Version: e.version, Terms: &s.template.Terms},
-			Seen: e.state}
+		t.calls[i] = lua.RefillCall{Key: e.key, Call: policy.Call{Version: e.version, Terms: terms}, Seen: e.state}
 	}
 	return func() func() {
 		t.make(ctx, a.w.r, func(ctx context.Context, calls []lua.RefillCall, perCall int) []lua.RefillResult {

@@ -41,6 +41,7 @@ func (r *Refiller) assign(masters []master) []*worker {
 		nb.unannounced = r.cfg.Elected && !b.Pooled && (old == nil || old.unannounced || old.pooled != nil ||
 			old.terms.Fence.Before(nb.terms.Fence))
 		w := workers[ownerOf(masters, remember(nb).slot)]
+		w.latest = max(w.latest, nb.latest)
 		if nb.unannounced {
 			w.announce = append(w.announce, entryOf(nb))
 		} else {
@@ -59,7 +60,7 @@ func (r *Refiller) assign(masters []master) []*worker {
 func (r *Refiller) newWorker(m master, i int, shards []*shard, remember func(*bucket) *bucket, now time.Time) *worker {
 	w := &worker{
 		r: r, rng: rand.New(rand.NewPCG(r.rng.Uint64(), uint64(i))), leading: r.leading,
-		sizes: newSizes(r.cfg.Batch, r.cfg.Timeout),
+		version: r.version, sizes: newSizes(r.cfg.Batch, r.cfg.Timeout),
 		timer: time.NewTimer(maxIdle),
 	}
 	w.changed = sync.NewCond(&w.mu)

@@ -36,6 +36,7 @@ func (w *worker) nextBatch(ctx context.Context, now time.Time) call {
 // collect takes the buckets of a batch out of the queue, the leader's pulse first.
 func (w *worker) collect(now time.Time) (batch []*bucket) {
 	most := w.sizes.batch()
+	w.withhold()
 	if w.pulse != nil && w.leading && !w.pulse.due().IsZero() && !w.pulse.due().After(now) {
 		w.pulse.asked = true
 		batch = append(batch, w.pulse.beat)
@@ -90,6 +91,8 @@ func (w *worker) learnOne(b *bucket, res *lua.RefillResult, replied time.Time, n
 		if b.failures > 0 {
 			news.add(hclog.Info, "bucket is refilled again", "bucket", b.key)
 		}
+		b.remember(res.Outcome)
+		w.latest = max(w.latest, b.latest)
 		if !b.signal {
 			b.compare(news, res.Outcome)
 			b.report(news, res.Outcome)
@@ -104,12 +107,6 @@ func (w *worker) learnOne(b *bucket, res *lua.RefillResult, replied time.Time, n
 		}
 	default:
 		b.due = replied.Add(backoff(1, maxBackoff, w.rng))
-	}
-	if w.leading && w.pulse != nil && b.outdated && b.stepped && !w.pulse.withheld {
-		w.pulse.withheld = true
-		news.add(hclog.Warn,
-			"a later configuration has a schedule that this leader doesn't know: its pulse stops, so that all race",
-			"bucket", b.key)
 	}
 	if b.claim && (res.Err == nil || ownFault(res.Err)) {
 		w.sets.assume()

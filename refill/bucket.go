@@ -32,18 +32,29 @@ type bucket struct {
 	due      time.Time     // of the next call
 	failures int           // in a row, the bucket's own
 
-	clash       bool // in force is a pool's policy and ours is plain, or the other way round
-	unannounced bool // a standby has to tell the server its terms, and learns what is in force
+	latest  int64   // the latest version that the server reported for it; 0 for a pooled bucket
+	refusal refusal // why our terms are not in force, by the last reply
+
+	unannounced bool // a standby has to bring its terms to the server
 	foreign     bool // another program was seen to refill it
-	conflict    bool // its terms differ from those in force under the same version
-	outdated    bool // the terms in force are of a later version than ours
 	stepped     bool // the terms in force are stepped
 	unswept     bool // its reservations could not be ended
 
-	signal bool // nobody takes from it: it is a claim or the pulse
-	claim  bool // whoever has refilled it last refills the active sets
+	signal bool // it has no consumers: it is a claim or the pulse
+	claim  bool // the replica that refilled it last refills the active sets
 	held   bool // a claim: that is this replica
 }
+
+// refusal is why the server keeps other terms of a bucket in force than ours.
+type refusal int
+
+const (
+	accepted   refusal = iota
+	differs            // other terms came first under the same version
+	older              // the terms in force are of a later version: so is every later call, until our file reaches it
+	overridden         // the key has a policy of its own
+	otherKind          // a pool's terms are in force and ours are plain, or the other way round
+)
 
 func newBucket(b Bucket, version int64) *bucket {
 	t := b.Policy.Terms(policy.Fence{Epoch: version})
@@ -87,7 +98,21 @@ func (b *bucket) inherit(old *bucket) {
 	b.missing = old.missing
 	b.failures = old.failures
 	b.held = old.held
+	b.latest = old.latest
+	if b.outdated() {
+		b.refusal = older
+	}
 }
+
+// remember records the version of the configuration whose policy is in force. An override is of no version.
+func (b *bucket) remember(o policy.Outcome) {
+	if b.pooled == nil && o.Status != policy.StatusUnknown && !o.Fence.Own() {
+		b.latest = max(b.latest, o.FileVersion)
+	}
+}
+
+// outdated reports whether the server has reported a later version than that of our terms.
+func (b *bucket) outdated() bool { return b.pooled == nil && b.terms.Fence.Epoch < b.latest }
 
 // call is the call to make at our time now. A new bucket is created only if
 // othersCame: replicas that remember it have had their turn since the server was
@@ -104,17 +129,16 @@ func (b *bucket) call(now time.Time, othersCame bool) lua.RefillCall {
 	case b.claim:
 		c.Create = policy.CreateInitial // its tokens are nobody's
 		return lua.RefillCall{Key: b.key, Call: c}
-	case b.unannounced, b.outdated:
-		// A standby that announces its terms creates no bucket. A replica with outdated terms doesn't either and, unless it
-		// announces them, sends none. If the policy in force is stepped, we don't know its schedule: a call with the right
-		// index could win and keep out the replicas that do know it.
-		c.Create = policy.CreateNever
-		if !b.unannounced {
-			c.Terms = nil
-		}
-		if b.outdated && b.stepped {
+	case b.outdated() || b.refusal == overridden:
+		// Outdated terms are not sent, and create no bucket. If the policy in force is stepped, we don't know its schedule:
+		// a call with the right index could win and keep out the replicas that do know it.
+		c.Create, c.Terms = policy.CreateNever, nil
+		if b.stepped {
 			c.Version = policy.Version{}
 		}
+		return lua.RefillCall{Key: b.key, Call: c}
+	case b.unannounced: // a standby creates no bucket
+		c.Create = policy.CreateNever
 		return lua.RefillCall{Key: b.key, Call: c}
 	}
 	// A bucket that nobody remembers is created only two intervals after it was
@@ -165,7 +189,7 @@ func (b *bucket) learn(o policy.Outcome, replied time.Time, rng *rand.Rand) {
 
 // doubtful reports whether, by the last answer, something keeps our terms from being in force, which may pass.
 func (b *bucket) doubtful() bool {
-	return !b.signal && (b.failures > 0 || b.conflict || b.clash || b.outdated)
+	return !b.signal && (b.failures > 0 || b.refusal != accepted && b.refusal != older)
 }
 
 // fail takes in an error that is the bucket's own.
@@ -176,35 +200,44 @@ func (b *bucket) fail(replied time.Time, rng *rand.Rand) {
 	b.due = replied.Add(backoff(b.failures, maxBucketBackoff, rng))
 }
 
-// compare holds our terms against those in force, and notes what an operator should know, once per transition.
+// compare compares our terms with those in force, and adds a notice of each transition that an operator should know.
 func (b *bucket) compare(to *notices, o policy.Outcome) {
-	if b.pooled == nil && o.Conflict != b.conflict {
-		b.conflict = o.Conflict
-		if b.conflict {
-			to.add(hclog.Warn, "policy changed under the same version and is ignored: raise the config's version",
-				"bucket", b.key, "version", b.terms.Fence.Epoch)
-		}
+	before := b.refusal
+	b.refusal = b.refused(o)
+	if b.refusal == before {
+		return
 	}
-	if clash := o.Status == policy.StatusConflict; clash != b.clash {
-		b.clash = clash
-		if clash {
-			to.add(hclog.Error, "bucket is not refilled: it is a pool's in force and plain in this replica's config, "+
-				"or the other way round: raise the config's version", "bucket", b.key, "pool-in-force", o.Pool,
-				"version-in-force", o.FileVersion)
-		}
+	switch b.refusal {
+	case differs:
+		to.add(hclog.Warn, "policy changed under the same version and is ignored: raise the config's version",
+			"bucket", b.key, "version", b.terms.Fence.Epoch)
+	case older:
+		to.add(hclog.Warn, "bucket has a policy of a later version: this replica's config is old", "bucket", b.key,
+			"version", b.terms.Fence.Epoch, "in-force", b.latest)
+	case overridden:
+		to.add(hclog.Info, "bucket has an override, which counts instead of the config", "bucket", b.key)
+	case otherKind:
+		to.add(hclog.Error, "bucket is not refilled: it is a pool's in force and plain in this replica's config, "+
+			"or the other way round: raise the config's version", "bucket", b.key, "pool-in-force", o.Pool,
+			"version-in-force", o.FileVersion)
 	}
-	// A pooled bucket may well be ahead of this replica for a moment.
-	outdated := b.pooled == nil && o.Status != policy.StatusUnknown && b.terms.Fence.Epoch < o.FileVersion
-	if outdated != b.outdated {
-		b.outdated = outdated
-		switch {
-		case outdated && o.Fence.Own():
-			to.add(hclog.Info, "bucket has an override, which counts instead of the config", "bucket", b.key)
-		case outdated:
-			to.add(hclog.Warn, "bucket has a policy of a later version: this replica's config is old", "bucket", b.key,
-				"version", b.terms.Fence.Epoch, "in-force", o.FileVersion)
-		}
+}
+
+// refused returns why the reply leaves other terms than ours in force.
+func (b *bucket) refused(o policy.Outcome) refusal {
+	switch {
+	case o.Status == policy.StatusConflict:
+		return otherKind
+	case b.pooled != nil: // it may well be ahead of this replica for a moment
+		return accepted
+	case o.Status != policy.StatusUnknown && o.Fence.Own():
+		return overridden
+	case b.outdated():
+		return older
+	case o.Conflict:
+		return differs
 	}
+	return accepted
 }
 
 // report notes what an operator should know of an answer.

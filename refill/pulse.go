@@ -39,7 +39,8 @@ type pulse struct {
 	state   beatState
 
 	asked      bool // a call about it is under way
-	withheld   bool // the leader can't refill every bucket, so it gives no sign of life
+	older      bool // it is of an older configuration than this replica's: no leader has this one
+	withheld   bool // this leader's configuration is outdated, so it gives no sign of life
 	unreadable bool // the key holds something else, or is forbidden to us
 }
 
@@ -64,7 +65,9 @@ func (p *pulse) looks() bool { return !p.peekDue.IsZero() }
 // assume changes the role. A new leader beats at once; a new standby listens
 // afresh, which gives a successor two intervals.
 func (p *pulse) assume(leading bool, now time.Time) {
-	p.state, p.withheld = beating, false
+	p.state = beating
+	p.older = false
+	p.withheld = false
 	if leading {
 		p.peekDue, p.beat.due = time.Time{}, now
 		return
@@ -77,6 +80,7 @@ func (p *pulse) absent(replied time.Time) {
 	if p.changed.IsZero() {
 		p.changed = replied
 	}
+	p.older = false
 	p.judge(replied)
 }
 
@@ -95,6 +99,7 @@ func (p *pulse) heard(reply lua.PeekReply, sent, replied time.Time) {
 		p.version, p.changed = reply.Version, replied.Add(-min(max(ago, 0), most))
 	}
 	p.peeked = sent
+	p.older = reply.Terms != nil && reply.Terms.FileVersion() < p.beat.terms.Fence.Epoch
 	p.judge(replied)
 }
 
@@ -103,7 +108,7 @@ func (p *pulse) judge(now time.Time) {
 	t := p.beat.interval
 	times := func(f float64) time.Duration { return time.Duration(f*float64(t)) + p.jitter }
 	switch silence := now.Sub(p.changed); {
-	case silence >= times(silentAfter):
+	case p.older || silence >= times(silentAfter):
 		p.state, p.peekDue = silent, now.Add(t)
 	case silence >= times(lateAfter):
 		p.state, p.peekDue = late, p.changed.Add(times(silentAfter))

@@ -371,6 +371,7 @@ func TestAPlainClientThatAsksFirstTakesNoInitialTokensAway(t *testing.T) {
 		defer stop()
 	}
 	w.until(t, "the bucket to begin with initial", created(1000))
+	w.forget()
 	_, err := rdb.TxPipelined(ctx, func(p redis.Pipeliner) error { // before a refill comes between
 		p.FlushAll(ctx)
 		p.Decr(ctx, b.Key)
@@ -378,6 +379,5 @@ func TestAPlainClientThatAsksFirstTakesNoInitialTokensAway(t *testing.T) {
 		return nil
 	})
 	require.NoError(t, err)
-	w.forget()
 	w.until(t, "the bucket to come back full", created(1000))
 }

@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
@@ -26,7 +27,8 @@ type Refiller struct {
 	log   hclog.Logger
 	rng   *rand.Rand // of the goroutine in Run
 
-	update chan struct{} // holds one token when buckets has changed
+	update    chan struct{} // holds one token when buckets has changed
+	published atomic.Int64  // the latest version that RecordVersion was given
 
 	mu        sync.Mutex
 	buckets   []Bucket
@@ -182,6 +184,18 @@ func (r *Refiller) Update(buckets []Bucket, templates *policy.Templates, version
 	r.configure(buckets, templates, version)
 	timing.Signal(r.update)
 	return nil
+}
+
+// RecordVersion records that a version of the configuration is in use elsewhere, such as that of the published
+// templates. A leader whose own version is lower stops its pulse, so that replicas with a later file race, until Update
+// has brought it that version.
+func (r *Refiller) RecordVersion(version int64) {
+	for {
+		latest := r.published.Load()
+		if version <= latest || r.published.CompareAndSwap(latest, version) {
+			return
+		}
+	}
 }
 
 // SetTerms gives a pooled bucket its terms from the next call on. Terms whose

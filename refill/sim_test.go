@@ -303,7 +303,8 @@ func (l *link) peek(ctx context.Context, key string) (lua.PeekReply, error) {
 	if b.Control == nil {
 		return lua.PeekReply{}, lua.ErrUnknownBucket
 	}
-	return lua.PeekReply{Tokens: *b.Tokens, Refilled: lua.Refilled{
+	terms := b.Control.Terms
+	return lua.PeekReply{Tokens: *b.Tokens, Terms: &terms, Refilled: lua.Refilled{
 		Version: policy.Version{Era: b.Control.Era, Index: *b.Index}, Last: b.Control.Last, Now: l.server.now(),
 	}}, nil
 }

@@ -65,6 +65,17 @@ func (w *worker) handOver() {
 	}
 }
 
+// withhold stops the pulse of a leader with an outdated file. Otherwise the standbys, of which one may have a later
+// file, would leave the buckets to the leader, which can't put that file in force.
+func (w *worker) withhold() {
+	if w.pulse == nil || !w.leading || w.pulse.withheld || !w.outdated() {
+		return
+	}
+	w.pulse.withheld = true
+	w.r.log.Warn("a later configuration than this leader's is in force: its pulse stops, so that all race",
+		"version", w.version, "latest", max(w.latest, w.r.published.Load()))
+}
+
 // listen reads the pulse. When it is late, every bucket is due at once: its first call only learns the index.
 func (w *worker) listen(ctx context.Context) call {
 	w.pulse.asked = true
@@ -118,10 +129,13 @@ func (w *worker) hear(reply lua.PeekReply, err error, sent, replied time.Time) {
 	}
 	if (before == silent) != (state == silent) {
 		w.r.setRacing(w, state == silent)
-		if state == silent {
+		switch {
+		case w.pulse.older:
+			w.r.log.Warn("the leader has an older configuration: this replica races", "pulse", w.pulse.beat.key)
+		case state == silent:
 			w.r.log.Info("pulse is silent: this replica races",
 				"pulse", w.pulse.beat.key, "silent-for", replied.Sub(w.pulse.changed))
-		} else {
+		default:
 			w.r.log.Info("pulse beats: this replica stands by", "pulse", w.pulse.beat.key)
 		}
 	}

@@ -25,6 +25,8 @@ type worker struct {
 	pulse    *pulse      // nil in race mode
 	sets     *activeSets
 	sizes    *sizes
+	version  int64 // of this replica's configuration
+	latest   int64 // the latest version that the server reported for a bucket
 	leading  bool
 	underWay int     // calls
 	paused   bool    // no call is to be made
@@ -107,6 +109,9 @@ func (w *worker) make(c call, now time.Time) {
 	learn()
 	w.changed.Broadcast()
 }
+
+// outdated reports whether a later configuration than this replica's is in force or published.
+func (w *worker) outdated() bool { return w.version < max(w.latest, w.r.published.Load()) }
 
 // refills reports whether it is for this replica to refill.
 func (w *worker) refills() bool { return w.pulse == nil || w.leading || w.pulse.state != beating }

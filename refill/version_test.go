@@ -1,0 +1,176 @@
+package refill
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/internal/testing/oracle"
+
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// The rule of these tests: the policies of the latest version that a living replica has are in force within a second,
+// whichever replica leads, and whatever the server loses.
+const latestWithin = time.Second
+
+// inForce returns the version of the configuration whose policy is in force, -1 if the bucket has none.
+func (s *server) inForce(key string) int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	b := s.buckets[key]
+	if b == nil || b.Control == nil {
+		return -1
+	}
+	return b.Control.Terms.FileVersion()
+}
+
+// pairOfVersions starts a leader with version 1 and a standby with version 2, which lowers the limit, and waits until
+// both have reached the server.
+func pairOfVersions(t *testing.T, r *rig) (leader, standby *replica, resign func()) {
+	leader = r.start("old", true, 1, checkout(1000))
+	resign = leader.lead()
+	time.Sleep(latestWithin)
+	standby = r.start("later", true, 2, checkout(100))
+	time.Sleep(latestWithin)
+	require.EqualValues(t, 2, r.server.inForce("checkout"))
+	return leader, standby, resign
+}
+
+func TestALossBringsNoEarlierPolicyBackUnderALeaderWithAnOlderFile(t *testing.T) {
+	simulate(t, func(t *testing.T, r *rig) {
+		leader, standby, resign := pairOfVersions(t, r)
+		for range 6 {
+			r.server.lose()
+			for range 100 {
+				time.Sleep(latestWithin / 100)
+				require.NotEqualValues(t, 1, r.server.inForce("checkout"), "the leader knows of the later version")
+			}
+			require.EqualValues(t, 2, r.server.inForce("checkout"))
+		}
+		resign()
+		leader.stop()
+		standby.stop()
+	})
+}
+
+func TestALeaderThatRestartsWithAnOlderFileGivesWayAfterALoss(t *testing.T) {
+	simulate(t, func(t *testing.T, r *rig) {
+		leader, standby, resign := pairOfVersions(t, r)
+		for range 6 {
+			resign()
+			leader.stop()
+			leader = r.start("old", true, 1, checkout(1000))
+			resign = leader.lead()
+			time.Sleep(5 * time.Second)
+			r.server.lose()
+			time.Sleep(latestWithin)
+			require.EqualValues(t, 2, r.server.inForce("checkout"))
+
+			resign()
+			leader.stop()
+			r.server.lose()
+			leader = r.start("old", true, 1, checkout(1000)) // it remembers nothing, and nothing tells it
+			resign = leader.lead()
+			time.Sleep(2*interval + latestWithin)
+			require.EqualValues(t, 2, r.server.inForce("checkout"))
+		}
+		resign()
+		leader.stop()
+		standby.stop()
+	})
+}
+
+func TestAFailoverThatForgetsALaterPolicyForgetsItForASecond(t *testing.T) {
+	simulate(t, func(t *testing.T, r *rig) {
+		leader := r.start("old", true, 1, checkout(1000))
+		resign := leader.lead()
+		time.Sleep(latestWithin)
+		older := map[string]oracle.Bucket{}
+		remember := func() {
+			for key, b := range r.server.buckets {
+				control, tokens, index := *b.Control, *b.Tokens, *b.Index
+				older[key] = oracle.Bucket{Bucket: policy.Bucket{Tokens: &tokens, Index: &index, Control: &control}}
+			}
+		}
+		r.server.set(remember)
+		standby := r.start("later", true, 2, checkout(100))
+		time.Sleep(5 * time.Second)
+		require.EqualValues(t, 2, r.server.inForce("checkout"))
+		resign()
+		leader.stop()
+		leader = r.start("old", true, 1, checkout(1000))
+		resign = leader.lead()
+		time.Sleep(5 * time.Second)
+		r.server.set(func() {
+			for key, b := range older {
+				r.server.buckets[key] = &b
+			}
+		})
+		time.Sleep(latestWithin)
+		require.EqualValues(t, 2, r.server.inForce("checkout"))
+		resign()
+		leader.stop()
+		standby.stop()
+	})
+}
+
+// A replica that raced with a later file remembers for the buckets' sake that its own is older, though they are missing
+// for a while.
+func TestAMissingBucketDoesNotMakeAnOlderFileCurrent(t *testing.T) {
+	simulate(t, func(t *testing.T, r *rig) {
+		old, later := r.start("old", false, 1, checkout(1000)), r.start("later", false, 2, checkout(100))
+		time.Sleep(latestWithin)
+		require.EqualValues(t, 2, r.server.inForce("checkout"))
+		for range 10 {
+			thaw := make(chan struct{})
+			later.set(func() { later.thaw = thaw })
+			r.server.lose()
+			time.Sleep(latestWithin - 2*interval)
+			require.EqualValues(t, -1, r.server.inForce("checkout"), "the other one waits for the later file")
+			later.set(func() { later.thaw = nil })
+			close(thaw)
+			time.Sleep(2 * interval)
+			require.EqualValues(t, 2, r.server.inForce("checkout"))
+		}
+		old.stop()
+		later.stop()
+	})
+}
+
+func TestTheLatestTemplateIsInForceUnderALeaderWithAnOlderFile(t *testing.T) {
+	simulate(t, func(t *testing.T, r *rig) {
+		before, after := users(t, 1, policy.PerSecond(20)), users(t, 2, policy.PerSecond(1))
+		leader := r.startWith("old", true, 1, before)
+		resign := leader.lead()
+		time.Sleep(latestWithin)
+		r.server.takeTemplate(before.Of("user:1"), "user:1", 60)
+		standby := r.startWith("later", true, 2, after)
+		time.Sleep(latestWithin + time.Second) // a template's bucket is refilled each second
+		require.EqualValues(t, 2, r.server.inForce("user:1"))
+		resign()
+		leader.stop()
+		standby.stop()
+	})
+}
+
+func TestAPublishedLaterVersionStopsThePulse(t *testing.T) {
+	simulate(t, func(t *testing.T, r *rig) {
+		leader, standby := r.start("a", true, 1, checkout(1000)), r.start("b", true, 1, checkout(1000))
+		resign := leader.lead()
+		time.Sleep(time.Second)
+		leader.RecordVersion(1)
+		time.Sleep(time.Second)
+		require.False(t, standby.Stats().Racing, "it is the leader's own")
+		leader.RecordVersion(2)
+		time.Sleep(time.Second)
+		require.True(t, standby.Stats().Racing)
+		require.NoError(t, leader.Update([]Bucket{checkout(1000)}, nil, 2))
+		time.Sleep(time.Second)
+		require.False(t, standby.Stats().Racing, "the leader's file has reached it")
+		resign()
+		leader.stop()
+		standby.stop()
+	})
+}
