@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -32,6 +33,14 @@ type scriptCall struct {
 
 func (call *scriptCall) lazy() bool { return call.words[0].Lazy != nil }
 
+// loaded is whether the server knows the script, as far as is known.
+func (call *scriptCall) loaded(s *server) *atomic.Bool {
+	if call.words[0].Whole {
+		return &s.takesLoaded
+	}
+	return &s.takeLoaded
+}
+
 // trip makes the round trips for a batch. It is used again.
 type trip struct {
 	c         *Client
@@ -40,7 +49,7 @@ type trip struct {
 	groups    []*group
 	last      map[string]*group
 	calls     []*scriptCall
-	places    map[[2]int]*scriptCall // with room, by slot and part
+	places    map[place]*scriptCall // with room
 	cmds      []redis.Cmder
 	unclaimed []*engine.Request[ask] // nobody waits for these
 	ctx       context.Context
@@ -51,7 +60,14 @@ type trip struct {
 	freeC   []*scriptCall
 }
 
-var trips = sync.Pool{New: func() any { return &trip{last: map[string]*group{}, places: map[[2]int]*scriptCall{}} }}
+// place says which groups can go in one script call: those of a slot, or of any slots of a single server; the first, or
+// second, or so on of their buckets; and those that need the same script.
+type place struct {
+	slot, part int
+	whole      bool
+}
+
+var trips = sync.Pool{New: func() any { return &trip{last: map[string]*group{}, places: map[place]*scriptCall{}} }}
 
 // sender sends a server's batches through rdb: first what needs no more than the buckets' tokens, then what turned out
 // to need all of a bucket.
@@ -129,7 +145,7 @@ func (t *trip) place() {
 		}
 		words := g.kind.takes(g)
 		alone := g.alone || words.Lazy != nil
-		at := [2]int{t.c.servers.callGroup(g.key), g.part}
+		at := place{t.c.servers.callGroup(g.key), g.part, g.whole}
 		call := t.places[at]
 		if call == nil || alone || len(call.groups) == mostBuckets {
 			call = t.call()
@@ -146,7 +162,7 @@ func (t *trip) place() {
 	slices.SortStableFunc(t.calls, func(a, b *scriptCall) int { return a.groups[0].part - b.groups[0].part })
 	for _, call := range t.calls {
 		var err error
-		call.text = t.text || !call.lazy() && !t.s.loaded.Load()
+		call.text = t.text || !call.lazy() && !call.loaded(t.s).Load()
 		call.cmd, err = call.takes.Command(t.ctx, call.words, call.text)
 		if err != nil {
 			for _, g := range call.groups {
@@ -180,7 +196,7 @@ func (t *trip) read(call *scriptCall) {
 	case err == nil: // spares allocations
 	case lua.IsNoScript(err) && !call.text:
 		t.text = true
-		t.s.loaded.Store(false)
+		call.loaded(t.s).Store(false)
 		return
 	case redis.HasErrorPrefix(err, "NOPERM ") && len(call.groups) > 1: // nothing ran: whose keys it is shows alone
 		for _, g := range call.groups {
@@ -191,7 +207,7 @@ func (t *trip) read(call *scriptCall) {
 		t.c.alone.claim(call.groups[0].key, aloneFor, time.Now())
 	}
 	if call.text && err == nil && !call.lazy() {
-		t.s.loaded.Store(true)
+		call.loaded(t.s).Store(true)
 	}
 	replies, err := call.takes.Read(err)
 	for i, g := range call.groups {

@@ -89,12 +89,18 @@ func (f *fake) fail(fate func(script string) fault) {
 	f.fate = fate
 }
 
-// called is how many calls of a script there were.
-func (f *fake) called(script string) int {
+// called returns how many calls of the scripts there were.
+func (f *fake) called(scripts ...string) (n int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.calls[script]
+	for _, script := range scripts {
+		n += f.calls[script]
+	}
+	return n
 }
+
+// isTake reports whether a script takes tokens that no record holds.
+func isTake(script string) bool { return script == "take" || script == "takes" }
 
 // Process implements lua.Client.
 func (f *fake) Process(ctx context.Context, cmd redis.Cmder) error {
@@ -234,10 +240,12 @@ func (f *fake) run(name string, args []any) any {
 	defer f.mu.Unlock()
 	f.calls[name]++
 	w := readWords(args)
-	if name == "takes" {
+	switch name {
+	case "take":
+		return f.take(w)
+	case "takes":
 		return f.takes(w)
-	}
-	if name == "live" {
+	case "live":
 		return []any{int64(1), int64(1)}
 	}
 	bucket, now := f.now(w.key(0)), time.Now().UnixMicro()
@@ -273,38 +281,39 @@ func (f *fake) run(name string, args []any) any {
 	panic("no such script: " + name)
 }
 
-// takes is the script of that name.
-func (f *fake) takes(w *words) []int64 {
-	alone, now := int(w.number()), time.Now().UnixMicro()
-	totals := make([]int64, alone)
+// take is the script of that name.
+func (f *fake) take(w *words) []int64 {
+	totals := make([]int64, w.keys)
 	for i := range totals {
 		totals[i] = w.number()
 	}
-	leaves := make([]int64, alone)
-	for range w.number() {
+	leaves := make([]int64, w.keys)
+	for w.next < len(w.all) {
 		from, leave := w.number(), w.number()
 		w.number() // below
-		for i := int(from) - 1; i < alone; i++ {
+		for i := int(from) - 1; i < w.keys; i++ {
 			leaves[i] = leave
 		}
 	}
-	var reply []int64
+	reply := make([]int64, w.keys)
 	for i, total := range totals {
-		left := int64(-1)
+		reply[i] = -1
 		if b := f.now(w.key(i)); b != nil && f.asked == nil && *b.Tokens-total >= leaves[i] {
 			*b.Tokens -= total
-			left = *b.Tokens
+			reply[i] = *b.Tokens
 		}
-		reply = append(reply, left)
 	}
-	if alone == w.keys {
-		return reply
-	}
+	return reply
+}
+
+// takes is the script of that name.
+func (f *fake) takes(w *words) []int64 {
 	if w.number() > 0 {
 		panic("templates")
 	}
-	reply = append(reply, now)
-	for key := alone; key < w.keys; key += 2 {
+	now := time.Now().UnixMicro()
+	reply := []int64{now}
+	for key := 0; key < w.keys; key += 2 {
 		reply = f.whole(w, w.key(key), reply, now)
 	}
 	return reply
@@ -332,7 +341,7 @@ func (f *fake) whole(w *words, key string, reply []int64, now int64) []int64 {
 	}
 	var due *time.Duration
 	if f.asked != nil {
-		due = f.asked(f.calls["takes"])
+		due = f.asked(f.calls["take"] + f.calls["takes"])
 	}
 	results, all := make([]policy.RunTaking, len(runs)), true
 	for i, run := range runs {

@@ -14,6 +14,9 @@ import (
 type kind interface {
 	// takes begin to say what a call of takes asks for.
 	takes(g *group) lua.Takes
+	// outdates reports whether a bucket's policy, as far as it is known, is of an earlier version than the one that its
+	// next take brings. That take must read all of the bucket.
+	outdates(i *info) bool
 	// open makes the bucket exist for another script, which may hold tokens of it for as long as hold.
 	open(t *task, hold time.Duration) error
 	// giveBack returns tokens to the era in which they were taken, 0 for any.
@@ -31,6 +34,8 @@ var (
 type configured struct{}
 
 func (configured) takes(g *group) lua.Takes { return lua.Takes{Key: g.key} }
+
+func (configured) outdates(*info) bool { return false }
 
 func (configured) open(*task, time.Duration) error { return nil }
 
@@ -53,6 +58,13 @@ func (r *refilled) takes(g *group) lua.Takes {
 	return lua.Takes{
 		Key: g.key, Below: g.info.limit(), Template: r.template, Existing: r.apart && r.rule.MaxKeys > 0 && !g.create,
 	}
+}
+
+// outdates is also true of a bucket that had a policy of its own in an earlier version of the configuration. A pool's
+// policy and an override stay.
+func (r *refilled) outdates(i *info) bool {
+	t := i.terms
+	return t != nil && !t.Pool && !t.Fence.Own() && t.Fence.Epoch < r.rule.Terms.Fence.Epoch
 }
 
 func (r *refilled) open(t *task, hold time.Duration) error {
@@ -86,6 +98,9 @@ func (r *refilled) peek(ctx context.Context, c lua.Client, key string) (lua.Peek
 type lazy struct{ rule *policy.Ruled }
 
 func (l *lazy) takes(g *group) lua.Takes { return lua.Takes{Key: g.key, Lazy: &l.rule.Terms} }
+
+// outdates is false because each call brings the policy.
+func (l *lazy) outdates(*info) bool { return false }
 
 func (l *lazy) open(t *task, _ time.Duration) error {
 	return fmt.Errorf("%w: bucket %q is of the template %q; with enforce: refilled it has them", ErrLazyBucket, t.key,

@@ -80,10 +80,10 @@ func TestABlockIsAskedForBeforeItRunsDry(t *testing.T) {
 		b.trip = 3 * time.Millisecond
 		c := leasing(t, b, 10_000)
 		takeEvery(t, c, 1, time.Millisecond, hold) // it finds its size
-		calls, takes := b.called("lease"), b.called("takes")
+		calls, takes := b.called("lease"), b.called("take", "takes")
 		got := takeEvery(t, c, 1, time.Millisecond, 10*hold)
 		require.Equal(t, map[SourceKind]int{SourceLeased: 10_000}, got, "no take waits for a call")
-		require.Equal(t, takes, b.called("takes"))
+		require.Equal(t, takes, b.called("take", "takes"))
 		require.LessOrEqual(t, b.called("lease")-calls, 100, "a few calls a second")
 	})
 }
@@ -297,10 +297,10 @@ func TestWaitersComeBeforeTheBlock(t *testing.T) {
 		left := 1000 - int64(got[SourceShared]+got[SourceLeased])
 		held := c.Stats().Leased
 		require.Positive(t, held)
-		calls := b.called("takes")
+		calls := b.called("take", "takes")
 		require.NoError(t, c.Wait(t.Context(), "checkout", 1))
 		require.Equal(t, held-1, c.Stats().Leased, "the block has enough")
-		require.Equal(t, calls, b.called("takes"))
+		require.Equal(t, calls, b.called("take", "takes"))
 
 		began := time.Now()
 		require.NoError(t, c.Wait(t.Context(), "checkout", left-1), "more than the bucket has without the block")
@@ -575,7 +575,7 @@ func TestATakeThatNeedsBlockAndBucketGetsBoth(t *testing.T) {
 		require.Equal(t, held+left, c.Stats().Leased+inBucket(b), "nothing is kept")
 		takes := 0
 		b.fail(func(script string) fault {
-			if script == "takes" {
+			if isTake(script) {
 				takes++
 				if takes == 2 { // others are quicker
 					*b.buckets["checkout"].Tokens -= left

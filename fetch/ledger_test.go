@@ -181,7 +181,7 @@ func (r *run) note(words []string) {
 	case "hset":
 		for i := 2; i+1 < len(words); i += 2 {
 			switch field, value := words[i], words[i+1]; {
-			case r.name != "takes" && len(r.keys) > 3 && words[1] == r.keys[3]:
+			case !isTake(r.name) && len(r.keys) > 3 && words[1] == r.keys[3]:
 				r.records[field] = numbers(value)
 			case field == "st":
 				r.state[words[1]] = value
@@ -190,7 +190,7 @@ func (r *run) note(words []string) {
 			}
 		}
 	case "hdel":
-		if r.name != "takes" && len(r.keys) > 3 && words[1] == r.keys[3] { // of several buckets' keys one may be the fourth
+		if !isTake(r.name) && len(r.keys) > 3 && words[1] == r.keys[3] { // of several buckets' keys one may be the fourth
 			r.records[words[2]] = nil
 		} else if words[2] == "out" {
 			r.out[words[1]] = "0 0 0"

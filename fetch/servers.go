@@ -23,11 +23,11 @@ const slotRanges = 32
 
 // server is where calls go together: a server, or a range of a Cluster's slots.
 type server struct {
-	lost    error // why there is none; nil otherwise
-	queue   *engine.Queue[ask]
-	breaker *engine.Breaker
-	loaded  atomic.Bool            // it knows the script of takes, as far as is known
-	probe   atomic.Pointer[string] // a key of the server
+	lost                    error // why there is none; nil otherwise
+	queue                   *engine.Queue[ask]
+	breaker                 *engine.Breaker
+	takeLoaded, takesLoaded atomic.Bool            // it knows these scripts, as far as is known
+	probe                   atomic.Pointer[string] // a key of the server
 }
 
 // open is the error of a call while there is no server, or its breaker is open.

@@ -271,7 +271,9 @@ func TestATakeThatFitsCostsOneCommandBesideTheScript(t *testing.T) {
 	rdb := testenv.Redis(t).Client()
 	createBucket(t, rdb, "checkout", hourly(1000))
 	c := newClient(t, rdb, slow())
-	_, err := c.Take(t.Context(), "checkout", 1) // learns the terms and loads the script
+	_, err := c.Take(t.Context(), "checkout", 1) // reads the policy
+	require.NoError(t, err)
+	_, err = c.Take(t.Context(), "checkout", 1) // loads the script
 	require.NoError(t, err)
 	require.NoError(t, rdb.ConfigResetStat(t.Context()).Err())
 	_, err = c.Take(t.Context(), "checkout", 1)

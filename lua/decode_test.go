@@ -24,7 +24,11 @@ func TakesWords(takes ...Takes) []any {
 	if err := call.write(); err != nil {
 		panic(err)
 	}
-	call.words[0], call.words[1] = "evalsha", takesScript.sha
+	script := takeScript
+	if takes[0].Whole {
+		script = takesScript
+	}
+	call.words[0], call.words[1] = "evalsha", script.sha
 	return call.words
 }
 

@@ -24,6 +24,7 @@
 --#include shared/policy
 --#include shared/bucket
 --#include shared/credit
+--#include shared/switch
 --#include shared/expiry
 local OWN = 4503599627370496 -- 2^52, policy.OwnEpoch
 local given, template = ARGV[1], policy(ARGV[2])
@@ -69,17 +70,8 @@ else
 end
 
 if p and q and not (given == '' and p.version ~= OWN) then
-  tokens = tokens or (p.on_loss == 1 and p.capacity or 0)
-  if (index or 0) == 0 or index == s.index then
-    local _
-    tokens, _, _, s.carry, s.debt = credit(p, tokens, room(s, p), now, s.last, s.carry, s.era, s.debt)
-  else
-    s.carry = 0 -- somebody else refills it, and has paid that stretch
-  end
-  tokens, s.carry = carried(p, q, tokens, s.carry)
-  tokens = min(tokens, room(s, q))
+  tokens = switch(s, p, q, tokens or (p.on_loss == 1 and p.capacity or 0), index, now)
   if given == '' then s.era = max(now, s.era + 1) end
-  s.index, s.last = max(index or 0, s.index) + 1, max(now, s.last)
   call('SET', KEYS[1], format('%d', tokens), 'KEEPTTL')
   call('SET', KEYS[2], format('%d', s.index), 'KEEPTTL')
   put(s, q, KEYS[3], q.text)

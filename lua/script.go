@@ -57,6 +57,7 @@ func hashed(name, source string) script {
 
 var (
 	addScript      = newScript("add")
+	takeScript     = newScript("take")
 	takesScript    = newScript("takes")
 	takeOnceScript = newScript("takeonce")
 	takeAllScript  = newScript("takeall")
@@ -80,8 +81,8 @@ var (
 	overrideScript = newScript("override")
 
 	allScripts = []*script{
-		addScript, takesScript, takeOnceScript, takeAllScript, liveScript, returnScript, peekScript, grantScript, resetScript,
-		refillScript, ticketScript, reserveScript, settleScript, leaseScript, sweepScript,
+		addScript, takeScript, takesScript, takeOnceScript, takeAllScript, liveScript, returnScript, peekScript, grantScript,
+		resetScript, refillScript, ticketScript, reserveScript, settleScript, leaseScript, sweepScript,
 		lazyScript, enterScript, aliveScript, publishScript, overrideScript,
 	}
 )

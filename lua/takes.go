@@ -18,7 +18,7 @@ const MaxTakes = 1000
 // Takes is what a call asks of one bucket: takes one after the other, each all or
 // nothing.
 //
-// By default only the bucket's tokens are looked at: all takes are made, or, if
+// By default only the bucket's tokens are read: all takes are made, or, if
 // they don't all fit, none, and the reply is Missed. Then nothing was written, and
 // the same takes are to be asked for again, Whole. A bucket that is expected to
 // deny, or of which more than its tokens is wanted, is best asked Whole at once.
@@ -79,8 +79,8 @@ type TakesCall struct {
 }
 
 // Do makes the takes of several buckets, at most MaxTakes, each of another key, in
-// one call; on a Cluster all in one slot; or of one lazy bucket. The replies are in the
-// order of takes and valid until the next call.
+// one call: of all of them Whole or of none; on a Cluster all in one slot; or of one
+// lazy bucket. The replies are in the order of takes and valid until the next call.
 //
 // An error means that the call failed as a whole. If the server answered it,
 // nothing was taken; ErrInvalidAmount means that nothing was sent.
@@ -114,7 +114,11 @@ func (t *TakesCall) Command(ctx context.Context, takes []Takes, source bool) (re
 	if err := t.write(); err != nil {
 		return nil, err
 	}
-	t.words[0], t.words[1] = takesScript.by(source)
+	script := takeScript
+	if t.takes[0].Whole {
+		script = takesScript
+	}
+	t.words[0], t.words[1] = script.by(source)
 	t.cmd = integersCommand(ctx, t.words)
 	return t.cmd, nil
 }
@@ -154,37 +158,68 @@ func (t *TakesCall) write() error {
 	if len(t.takes) < 1 || len(t.takes) > MaxTakes {
 		return fmt.Errorf("%w: takes of %d buckets in a call; want 1 to %d", ErrInvalidAmount, len(t.takes), MaxTakes)
 	}
-	t.words, t.templates = append(t.words[:0], nil, nil, 0), t.templates[:0]
-	alone := 0
 	for i := range t.takes {
-		if !t.takes[i].Whole {
-			t.words = append(t.words, &t.takes[i].Key)
-			alone++
+		if t.takes[i].Whole != t.takes[0].Whole {
+			return fmt.Errorf("%w: a call of which some buckets are Whole and others are not", ErrInvalidAmount)
 		}
 	}
+	t.words = append(t.words[:0], nil, nil, 0)
+	t.templates = t.templates[:0]
+	if t.takes[0].Whole {
+		return t.writeWhole()
+	}
+	return t.writeTokens()
+}
+
+// writeTokens adds the keys and arguments of a call that reads tokens only.
+func (t *TakesCall) writeTokens() error {
 	for i := range t.takes {
-		if t.takes[i].Whole {
-			t.writeKeys(&t.takes[i])
+		t.words = append(t.words, &t.takes[i].Key)
+	}
+	t.words[firstKey-1] = len(t.takes)
+	for i := range t.takes {
+		total, err := t.takes[i].total()
+		if err != nil {
+			return err
 		}
+		t.words = append(t.words, total)
 	}
-	t.words[firstKey-1] = len(t.words) - firstKey
-	t.words = append(t.words, alone)
-	if err := t.writeAlone(); err != nil {
-		return err
-	}
-	t.words = append(t.words, len(t.templates))
-	for _, template := range t.templates {
-		t.words = append(t.words, template.terms, template.maxKeys, flag(!template.apart))
-	}
+	leave, below := int64(0), int64(-1)
 	for i := range t.takes {
-		if t.takes[i].Whole {
-			t.writeWhole(&t.takes[i])
+		b := &t.takes[i]
+		l, m := b.leave(), int64(-1)
+		if b.Below > 0 {
+			m = b.Below
+		}
+		if l != leave || m != below {
+			leave, below = l, m
+			t.words = append(t.words, i+1, leave, below)
 		}
 	}
 	return nil
 }
 
-// writeKeys adds the keys of a bucket that is asked whole, and its template, if it is new.
+// writeWhole adds the keys and arguments of a call that reads all of the buckets.
+func (t *TakesCall) writeWhole() error {
+	for i := range t.takes {
+		t.writeKeys(&t.takes[i])
+	}
+	t.words[firstKey-1] = len(t.words) - firstKey
+	t.words = append(t.words, len(t.templates))
+	for _, template := range t.templates {
+		t.words = append(t.words, template.terms, template.maxKeys, flag(!template.apart))
+	}
+	for i := range t.takes {
+		b := &t.takes[i]
+		if _, err := b.total(); err != nil {
+			return err
+		}
+		t.writeRuns(b)
+	}
+	return nil
+}
+
+// writeKeys adds the keys of a bucket, and its template, if it is new.
 func (t *TakesCall) writeKeys(b *Takes) {
 	keys := bucketKeys(b.Key)
 	t.words = append(t.words, keys[0], keys[2])
@@ -201,44 +236,8 @@ func (t *TakesCall) writeKeys(b *Takes) {
 	}
 }
 
-// writeAlone adds the tokens that are taken on K alone, and the bounds.
-func (t *TakesCall) writeAlone() error {
-	for i := range t.takes {
-		total, err := t.takes[i].total()
-		if err != nil {
-			return err
-		}
-		if !t.takes[i].Whole {
-			t.words = append(t.words, total)
-		}
-	}
-	counted := len(t.words)
-	bounds := 0
-	alone := 0
-	t.words = append(t.words, 0)
-	leave, below := int64(0), int64(-1)
-	for i := range t.takes {
-		b := &t.takes[i]
-		if b.Whole {
-			continue
-		}
-		alone++
-		l, m := b.leave(), int64(-1)
-		if b.Below > 0 {
-			m = b.Below
-		}
-		if l != leave || m != below {
-			leave, below = l, m
-			t.words = append(t.words, alone, leave, below)
-			bounds++
-		}
-	}
-	t.words[counted] = bounds
-	return nil
-}
-
-// writeWhole adds what is asked of a bucket as a whole.
-func (t *TakesCall) writeWhole(b *Takes) {
+// writeRuns adds the arguments of a bucket.
+func (t *TakesCall) writeRuns(b *Takes) {
 	template := 0
 	if b.Template != nil {
 		template = slices.Index(t.templates, b.Template) + 1
@@ -320,24 +319,18 @@ func (b *Takes) leave() (most int64) {
 func (t *TakesCall) read(values []int64) ([]TakesReply, error) {
 	r := &integerReply{values: values}
 	t.replies = t.replies[:0]
-	whole := 0
-	for i := range t.takes {
-		reply := TakesReply{}
-		if t.takes[i].Whole {
-			whole++
-		} else {
-			left := r.next()
-			reply = TakesReply{Missed: left < 0, OK: left >= 0, Remaining: max(0, left)}
-		}
-		t.replies = append(t.replies, reply)
+	now := int64(0)
+	if t.takes[0].Whole {
+		now = r.next()
 	}
-	if whole > 0 {
-		now := r.next()
-		for i := range t.takes {
-			if t.takes[i].Whole {
-				t.replies[i] = readTakes(r, now, &t.takes[i])
-			}
+	for i := range t.takes {
+		b := &t.takes[i]
+		if b.Whole {
+			t.replies = append(t.replies, readTakes(r, now, b))
+			continue
 		}
+		left := r.next()
+		t.replies = append(t.replies, TakesReply{Missed: left < 0, OK: left >= 0, Remaining: max(0, left)})
 	}
 	if !r.good() {
 		return nil, fmt.Errorf("%w: %d integers that are none for takes of %d buckets", ErrBadReply, len(values),

@@ -56,15 +56,24 @@ func agreeOnTemplates(t *testing.T, rdb *redis.Client) {
 	stamped := 0
 	denied := 0
 	alone := 0
+	switched := 0
 	for i := range 30 {
 		key, h := fmt.Sprintf("user:%d", i), buckettest.NewHistory(rng)
-		terms := h.Terms()
-		for terms.Kind != policy.Smooth || terms.Pool {
-			terms = h.Terms()
+		draw := func(version int64) policy.Terms {
+			terms := h.Terms()
+			for terms.Kind != policy.Smooth || terms.Pool {
+				terms = h.Terms()
+			}
+			terms.Template = true
+			terms.Fence = policy.Fence{Epoch: version}
+			return terms
 		}
-		terms.Template = true
+		terms := draw(7)
 		for step := range 40 {
 			where := fmt.Sprintf("key %s step %d", key, step)
+			if rng.IntN(8) == 0 { // the caller knows a later template, or an earlier one
+				terms = draw(max(0, terms.Fence.Epoch+rng.Int64N(4)-1))
+			}
 			model := load(ctx, t, rdb, key)
 			h.Disturb(&model)
 			if model.Control != nil && rng.IntN(3) == 0 {
@@ -120,6 +129,9 @@ func agreeOnTemplates(t *testing.T, rdb *redis.Client) {
 				require.Equal(t, want.Wait, micros(reply.Runs[0].Wait), where)
 			}
 			require.Equal(t, model, after, where)
+			if before.Control != nil && after.Control.Terms.Fence != before.Control.Terms.Fence {
+				switched++
+			}
 			if before.Control == nil && after.Control != nil {
 				created++
 				require.Equal(t, active, isActive(ctx, t, rdb, key), where)
@@ -135,6 +147,7 @@ func agreeOnTemplates(t *testing.T, rdb *redis.Client) {
 	require.NotZero(t, stamped)
 	require.NotZero(t, denied)
 	require.NotZero(t, alone)
+	require.NotZero(t, switched)
 }
 
 // sent counts the commands that scripts and clients sent.
@@ -158,6 +171,7 @@ func sent(ctx context.Context, t testing.TB, rdb *redis.Client) map[string]int {
 func TestATakeFromATemplatesBucketThatIsNotFullLooksAtItsTokensAlone(t *testing.T) {
 	t.Parallel()
 	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	require.NoError(t, lua.Load(ctx, rdb))
 	require.True(t, takeUser(ctx, t, rdb, "user:1", user(), 1), "creates")
 	take := func(n int64) {
 		r, err := new(lua.TakesCall).Do(ctx, rdb, []lua.Takes{{Key: "user:1", Runs: one(n), Template: users,

@@ -31,7 +31,7 @@ await client.connect()
 async function take(bucket, n = 1) {
   // No bucket on its name alone, no bounds, no templates; one bucket, asked whole: without a template, which isn't
   // created, without its policy, in no line, held for nobody, with one run: one take of n tokens that leaves none.
-  const reply = await client.takes(bucket, `{${bucket}}:ctl`, 0, 0, 0, 0, 0, 0, 0, 0, 1, n, 1, 0)
+  const reply = await client.takes(bucket, `{${bucket}}:ctl`, 0, 0, 0, 0, 0, 0, 1, n, 1, 0)
   const status = reply[1]
   if (status === 2) throw new Error(`unknown bucket '${bucket}'`)
   if (status !== 1) throw new Error(`${bucket}: another program uses the key`)

@@ -22,9 +22,9 @@ class Bucket:
 
     def take(self, n=1):
         """Takes n tokens, all or nothing. Returns (taken, left, era, microseconds until n are due or -1)."""
-        # No bucket on its name alone, no bounds, no templates; one bucket, asked whole: without a template, which isn't
-        # created, without its policy, in no line, held for nobody, with one run: one take of n tokens that leaves none.
-        reply = self.takes([self.name, self.control], [0, 0, 0, 0, 0, 0, 0, 0, 1, n, 1, 0])
+        # No templates; one bucket: without a template, which isn't created, without its policy, in no line, held for no
+        # script, with one run: one take of n tokens that may leave none.
+        reply = self.takes([self.name, self.control], [0, 0, 0, 0, 0, 0, 1, n, 1, 0])
         _now, status = reply[:2]
         if status == 2:
             raise KeyError(self.name)

@@ -1,15 +1,10 @@
 -- takes: takes from several buckets in one call, several amounts of each one after the other, each take all or nothing.
 --
--- KEYS  first K of the buckets that are asked on K alone, each once
---       then of each bucket that is asked whole: K, {K}:ctl; and if it is of a refilled template: {K}, {K}:override;
---       and, where its template says so: the shard of the active set that it belongs to, the set of the template's
---       buckets alive
--- ARGV  how many buckets are asked on K alone; of each: the tokens of all its takes together
---       how many bounds follow; of each: from which bucket on, from 1, it counts; leave: tokens that must be left;
---       below: how many the bucket must hold fewer than, -1 for no bound. Without one: 0, -1
---       how many templates follow; of each: pol (see policy); most: buckets alive at once, 0 for no bound; near: 1 if
+-- KEYS  of each bucket: K, {K}:ctl; and if it is of a refilled template: {K}, {K}:override; and, where its template
+--       says so: the shard of the active set that it belongs to, the set of the template's buckets alive
+-- ARGV  how many templates follow; of each: pol (see policy); most: buckets alive at once, 0 for no bound; near: 1 if
 --       the sets share a slot with the buckets
---       of each bucket that is asked whole:
+--       of each bucket:
 --         template: its number, from 1; 0 for none
 --         create: 1 if a bucket of the template that is missing is created
 --         tell: 1 to be told the policy also if all takes fit
@@ -19,9 +14,7 @@
 --         how many runs follow, 0 to open the bucket only; of each: n, count: so many takes of n tokens each, or, if n
 --           is 0, one of as many as there are, up to count; leave: the tokens that must be left, or a percentage of the
 --           capacity, as in 20%
--- Reply integers. Of each bucket on K alone: the tokens left, all is taken; or -1: nothing is taken, since not all
---       fits, or the bucket is missing, holds something else, or as many tokens as below: ask it whole
---       then, if any is asked whole, now_us, and of each:
+-- Reply now_us, then integers of each bucket:
 --         1, left, era, index, last_us, till_s, numbers, pol..., per run taken, wait_us: pol is so many numbers, in the
 --            order of the text, 0 if there is no policy or it is not told; wait_us until n tokens and those to be left
 --            are due, 0 if all takes of the run were made, -1 if never or unknown
@@ -31,47 +24,10 @@
 --         3, k: key k of K, {K}, {K}:ctl holds something else
 --         9, alive: the bucket is new, and as many as most or more are alive; nothing is created
 --
--- The same takes sent one by one have the same answers. A take on K alone costs one command. A bucket that isn't full
--- is in the active set of its template. A call that takes from a full bucket, creates one, or finds one missing from
--- the set puts it there, and sets its last refill to now, since a full bucket is owed nothing.
-local KEYS = KEYS
-local ARGV = ARGV
-local call = redis.call
-local pcall = redis.pcall
-local reply, alone = {}, tonumber(ARGV[1])
-local bound = alone + 3
-local leave = 0
-local below = -1
-local bounds_end = bound + 3 * ARGV[alone + 2]
-local from = bound < bounds_end and tonumber(ARGV[bound])
-
--- DECRBY makes a key that is missing, so it is only tried on those that are there.
-local there = alone == 0 or call('EXISTS', unpack(KEYS, 1, alone)) == alone
-for i = 1, alone do
-  if i == from then
-    leave, below = tonumber(ARGV[bound + 1]), tonumber(ARGV[bound + 2])
-    bound = bound + 3
-    from = bound < bounds_end and tonumber(ARGV[bound])
-  end
-  local key = KEYS[i]
-  local total = ARGV[i + 1]
-  local left = -1
-  if there or call('EXISTS', key) == 1 then
-    left = pcall('DECRBY', key, total)
-    if type(left) == 'table' then
-      -- Every other error comes with the first write, before anything is taken.
-      local err = left.err
-      if not (err:find('WRONGTYPE') or err:find('not an integer') or err:find('would overflow')) then return left end
-      left = -1
-    elseif left < leave or (below >= 0 and left + total >= below) then
-      call('INCRBY', key, total)
-      left = -1
-    end
-  end
-  reply[i] = left
-end
-if #KEYS == alone then return reply end
-
+-- The same takes sent one by one have the same answers. A bucket that isn't full is in the active set of its template.
+-- A call that takes from a full bucket, creates one, or finds one missing from the set puts it there, and sets its last
+-- refill to now, since a full bucket is owed nothing. A bucket whose policy is of an earlier version than the template's
+-- is switched to that first, as a refill does it: no refill reaches a bucket that is full and idle.
 -- Shared by the scripts that read a bucket's policy. A script's line "--#include shared/policy" stands for this file.
 -- pol is a text of decimal integers with a space between, in the order of fields, without the zeros at the end from the
 -- seventh on.
@@ -269,6 +225,51 @@ local function carried(p, q, tokens, carry)
   end
   return tokens, carry
 end
+-- Shared by the scripts that credit tokens; it follows policy.
+--
+-- credit adds to a bucket of policy p that holds tokens for the time from last to now, or for a step: debt first, then
+-- tokens, as far as there is room. It returns the tokens then held; how many were added, those that paid debt included;
+-- how many that were due the full bucket couldn't hold; carry and debt. A full bucket keeps no carry.
+local function credit(p, tokens, room, now, last, carry, era, debt, step)
+  local add = 0
+  room = room + min(tokens, 0) -- what is below 0, plain clients are about to undo
+  if p.kind == STEPPED then
+    if step then add = p.tokens end
+  else
+    local elapsed = now - last
+    if elapsed > p.max_elapsed then elapsed = p.max_elapsed elseif elapsed < 0 then elapsed = 0 end
+    local units = elapsed * p.tokens + carry
+    if era and p.grant_era == era then
+      units = units + min(elapsed, max(0, p.grant_end - (now - elapsed))) * (p.grant_tokens - p.tokens)
+    end
+    carry = units % p.per
+    add = (units - carry) / p.per
+  end
+  local paid = 0
+  if debt > 0 then
+    paid = min(add, debt)
+    add, debt = add - paid, debt - paid
+  end
+  local after = tokens + add
+  if after < room then return after, paid + add, 0, carry, debt end
+  return room, paid + max(0, room - tokens), min(after - room, add), 0, debt
+end
+-- Shared by the scripts that put another policy in force and are no refill; it follows bucket and credit.
+--
+-- switch settles a bucket that holds tokens under its policy p and puts q in force: nothing is refilled. index is what
+-- {K} holds, or nil. It returns the tokens then held; the caller writes them, {K} as s.index, and s.
+local function switch(s, p, q, tokens, index, now)
+  if (index or 0) == 0 or index == s.index then
+    local _
+    tokens, _, _, s.carry, s.debt = credit(p, tokens, room(s, p), now, s.last, s.carry, s.era, s.debt)
+  else
+    s.carry = 0 -- a foreign client refills it, and has paid that stretch
+  end
+  tokens, s.carry = carried(p, q, tokens, s.carry)
+  s.index = max(index or 0, s.index) + 1
+  s.last = max(s.last, now)
+  return min(tokens, room(s, q))
+end
 -- Shared by the scripts that may be denied tokens; it follows bucket.
 
 -- told returns the text of the policy as replies give it, '' for none: if the grant isn't in force, its grant_era is 0.
@@ -396,7 +397,9 @@ local function unwritten(key, reply)
 end
 local HELD_S = 150 -- a settlement is remembered for a minute, what outlives it lasts one longer; and some for the way
 local now = now_us()
-local arg_at, key_at = bounds_end - 1, alone
+local reply = {now}
+local arg_at = 0
+local key_at = 0
 local function arg()
   arg_at = arg_at + 1
   return ARGV[arg_at]
@@ -458,6 +461,20 @@ local function create(s, k, t, runs, tokens, index)
   return p, tokens
 end
 
+-- follow switches the bucket to the template's policy if that is of a later version than the one in force. It returns
+-- the policy in force and the tokens; or false if {K} holds something else. A policy of the key alone, and a pool's, stay.
+local function follow(s, k, t, p, tokens)
+  local q = p.text ~= t.pol and p.kind ~= POOL and policy(t.pol)
+  if not q or q.version <= p.version then return p, tokens end
+  local index = get_integer(k.index)
+  if index == false then return false end
+  local after = switch(s, p, q, tokens or (p.on_loss == 1 and p.capacity or 0), index, now)
+  call('INCRBY', k.index, format('%d', s.index - (index or 0)))
+  if after ~= tokens then call('INCRBY', k.tokens, format('%d', after - (tokens or 0))) end
+  put(s, q, k.ctl, q.text)
+  return q, after
+end
+
 -- keep sees to it that a template's bucket that isn't full, or is to be opened, is in the active set and has its
 -- expiry; a set of another type is left alone. before are the tokens that it held. It returns what the caller is to
 -- enter.
@@ -480,13 +497,18 @@ local function keep(k, t, s, p, before, hold_s)
   return k.set and 0 or till
 end
 
-local function whole(k, t, may_create, tell, in_line, hold_s, runs)
+local function takes(k, t, may_create, tell, in_line, hold_s, runs)
   local tokens, s = get_integer(k.tokens), {}
   if tokens == false then return say(3, 1) end
   local p = open(s, k.ctl)
   if p == false then return say(3, 3) end
   local new = not p
-  if not p and t then
+  if p and t then
+    local was = p
+    p, tokens = follow(s, k, t, p, tokens)
+    if not p then return say(3, 2) end
+    new = p ~= was
+  elseif t then
     if not may_create then return say(2) end
     local index, why = get_integer(k.index), nil
     if index == false then return say(3, 2) end
@@ -528,7 +550,6 @@ end
 
 local templates = {}
 for t = 1, number() do templates[t] = {pol = arg(), most = number(), near = arg() == '1'} end
-say(now)
 while arg_at < #ARGV do
   local t, k = templates[number()], {tokens = next_key(), ctl = next_key()}
   if t then
@@ -544,6 +565,6 @@ while arg_at < #ARGV do
     local n = number()
     runs[r] = {n = n, each = max(1, n), count = number(), leave = arg(), least = 0}
   end
-  whole(k, t, may_create, tell, in_line, hold_s, runs)
+  takes(k, t, may_create, tell, in_line, hold_s, runs)
 end
-return unwritten(KEYS[alone + 2], reply) -- as the denial of a plain bucket is
+return unwritten(KEYS[2], reply) -- as the denial of a plain bucket is

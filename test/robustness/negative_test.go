@@ -64,7 +64,7 @@ func TestTheVerifierCatchesEachMissingMechanism(t *testing.T) {
 			nil, system.Spec{}, rollBack, []string{verify.Quarantine}},
 		{"fence order", refillWith("how = q[name] > p[name] and 'newer' or 'older'", "how = 'newer'"),
 			[]string{"replica-kill"}, system.Spec{Versions: []int{1, 2, 1}}, nil, []string{verify.Order}},
-		{"undo of a failed take", mutate.Script{Name: "takes",
+		{"undo of a failed take", mutate.Script{Name: "take",
 			Edits: []mutate.Edit{{Old: "      call('INCRBY', key, total)\n", New: ""}}},
 			nil, system.Spec{}, nil, []string{verify.Stock, verify.Linear}},
 	} {

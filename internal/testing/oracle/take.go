@@ -92,11 +92,12 @@ func TakeAll(demands []Demand, now int64) (ok bool, answers []policy.Taking) {
 }
 
 // TakeTemplate is Take of a bucket of a refilled template of terms t, which
-// creates the bucket if it is missing. active says whether the bucket is in the
+// creates the bucket if it is missing, and puts t in force if that is of a later version. active says whether the bucket is in the
 // active set, and the result whether it is now: it is, unless it was full and still is, or was
 // not created, because it could never hold n tokens.
 func TakeTemplate(b *policy.Bucket, t policy.Terms, n, now int64, active bool) (policy.Taking, bool) {
 	created := b.Control == nil
+	switched := follow(b, t, now)
 	if created {
 		held := tokensOf(b)
 		index := int64(0)
@@ -116,7 +117,7 @@ func TakeTemplate(b *policy.Bucket, t policy.Terms, n, now int64, active bool) (
 	before := tokensOf(b)
 	taking := b.Take(n, now)
 	s := b.Control
-	if tokensOf(b) >= s.Terms.Capacity && !created {
+	if tokensOf(b) >= s.Terms.Capacity && !created && !switched {
 		return taking, active
 	}
 	if (before >= s.Terms.Capacity || !active) && s.Last < now {
@@ -126,4 +127,14 @@ func TakeTemplate(b *policy.Bucket, t policy.Terms, n, now int64, active bool) (
 		}
 	}
 	return taking, true
+}
+
+// follow puts the terms of a template in force, as a refill would, if those of the bucket are of an earlier version. It
+// reports whether it did.
+func follow(b *policy.Bucket, t policy.Terms, now int64) bool {
+	if b.Control == nil || b.Control.Terms.Pool || b.Control.Terms.Fence.Epoch >= t.Fence.Epoch {
+		return false
+	}
+	b.Refill(policy.Call{Terms: &t}, max(now, b.Control.Last))
+	return true
 }

@@ -1,0 +1,42 @@
+-- take: tokens from buckets of which nothing but K is read: all takes of a bucket are made, or none.
+--
+-- KEYS  K of each of n buckets, each once
+-- ARGV  per bucket the tokens of all its takes together
+--       then any number of bounds, of three each: the number, from 1, of the first bucket that it is for; leave: tokens
+--       that must be left; below: how many tokens the bucket must hold fewer than, -1 for any number. Each bound is for
+--       the buckets up to that of the next one; those before the first have the bound 0, -1
+-- Reply per bucket the tokens left; or -1: nothing was taken, since the takes don't all fit, or the bucket is missing,
+--       holds something else, or is not below its bound: takes gives the answer
+--
+-- A take that fits costs one command.
+local call = redis.call
+local n = #KEYS
+local bound = n + 1
+local leave = 0
+local below = -1
+local reply = {}
+local there = call('EXISTS', unpack(KEYS)) == n -- DECRBY makes a key that is missing, so it needs one that exists
+for i = 1, n do
+  if ARGV[bound] == tostring(i) then
+    leave = tonumber(ARGV[bound + 1])
+    below = tonumber(ARGV[bound + 2])
+    bound = bound + 3
+  end
+  local key = KEYS[i]
+  local total = ARGV[i]
+  local left = -1
+  if there or call('EXISTS', key) == 1 then
+    left = redis.pcall('DECRBY', key, total)
+    if type(left) == 'table' then
+      -- Every other error comes with the first write, before anything is taken.
+      local err = left.err
+      if not (err:find('WRONGTYPE') or err:find('not an integer') or err:find('would overflow')) then return left end
+      left = -1
+    elseif left < leave or (below >= 0 and left + total >= below) then
+      call('INCRBY', key, total)
+      left = -1
+    end
+  end
+  reply[i] = left
+end
+return reply
