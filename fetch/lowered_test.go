@@ -121,8 +121,8 @@ func TestAnEarlierTemplateReplacesNoLaterPolicy(t *testing.T) {
 	})
 }
 
-// A bucket of its own that leaves the file, while a template matches its name, becomes the template's with its next take:
-// it is refilled, and expires.
+// A configured bucket that leaves the file, while a template matches its name, becomes the template's with its next
+// take: it is refilled, and expires.
 func TestABucketThatLeavesTheFileBecomesTheTemplates(t *testing.T) {
 	t.Parallel()
 	onBoth(t, func(t *testing.T, rdb redis.UniversalClient) {

@@ -26,8 +26,8 @@
 --
 -- The same takes sent one by one have the same answers. A bucket that isn't full is in the active set of its template.
 -- A call that takes from a full bucket, creates one, or finds one missing from the set puts it there, and sets its last
--- refill to now, since a full bucket is owed nothing. A bucket whose policy is of an earlier version than the template's
--- is switched to that first, as a refill does it: no refill reaches a bucket that is full and idle.
+-- refill to now, since a full bucket is owed nothing. A bucket whose policy is of an earlier version than that of its
+-- template is switched first, as by a refill: no refill reaches a bucket that is full and idle.
 --#include shared/policy
 --#include shared/bucket
 --#include shared/credit
@@ -103,7 +103,7 @@ local function create(s, k, t, runs, tokens, index)
 end
 
 -- follow switches the bucket to the template's policy if that is of a later version than the one in force. It returns
--- the policy in force and the tokens; or false if {K} holds something else. A policy of the key alone, and a pool's, stay.
+-- the policy in force and the tokens; or false if {K} holds something else. An override and a pool's policy stay.
 local function follow(s, k, t, p, tokens)
   local q = p.text ~= t.pol and p.kind ~= POOL and policy(t.pol)
   if not q or q.version <= p.version then return p, tokens end

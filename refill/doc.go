@@ -24,9 +24,16 @@
 //
 // # Later configurations
 //
-// [Refiller.Update] changes buckets and policies while running. Every replica, a standby too, brings a later version
-// to the server with one call per bucket. A replica that is answered a later version than its own sends no policy,
-// creates nothing, and leaves stepped buckets to those that know their schedule.
+// [Refiller.Update] changes buckets and policies while running. The policies of the latest version that a living
+// replica has are in force within a second, whichever replica leads:
+//
+//   - Every replica, a standby too, brings a later version to the server with one call per bucket.
+//   - A replica that was answered a later version for a bucket than its own sends no policy for it any more, does not
+//     create it, and leaves it to replicas that know the schedule if it is stepped. This ends when its own file reaches
+//     that version. Otherwise it would bring an earlier policy back after a loss.
+//   - A leader that was answered a later version, or knows of a published one (see [Refiller.RecordVersion]), stops its
+//     pulse, so that the standbys race.
+//   - A standby races while the pulse is of an earlier version than its own: the leader has not got the later file.
 //
 // # Load on Redis
 //

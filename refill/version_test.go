@@ -90,7 +90,9 @@ func TestAFailoverThatForgetsALaterPolicyForgetsItForASecond(t *testing.T) {
 		older := map[string]oracle.Bucket{}
 		remember := func() {
 			for key, b := range r.server.buckets {
-				control, tokens, index := *b.Control, *b.Tokens, *b.Index
+				control := *b.Control
+				tokens := *b.Tokens
+				index := *b.Index
 				older[key] = oracle.Bucket{Bucket: policy.Bucket{Tokens: &tokens, Index: &index, Control: &control}}
 			}
 		}

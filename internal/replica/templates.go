@@ -48,6 +48,7 @@ func (r *Replica) publish(ctx context.Context, told string) string {
 			r.templatesOutdated = answer.Before
 		}
 		r.mu.Unlock()
+		r.refiller.RecordVersion(answer.Before)
 	}
 	message, log := "templates are published", r.log.Info
 	switch {

@@ -91,10 +91,9 @@ func TakeAll(demands []Demand, now int64) (ok bool, answers []policy.Taking) {
 	return ok, answers
 }
 
-// TakeTemplate is Take of a bucket of a refilled template of terms t, which
-// creates the bucket if it is missing, and puts t in force if that is of a later version. active says whether the bucket is in the
-// active set, and the result whether it is now: it is, unless it was full and still is, or was
-// not created, because it could never hold n tokens.
+// TakeTemplate is Take of a bucket of a refilled template of terms t, which creates the bucket if it is missing, and
+// puts t in force if that is of a later version. active says whether the bucket is in the active set, and the result
+// whether it is now: it is, unless it was full and still is, or was not created, because it could never hold n tokens.
 func TakeTemplate(b *policy.Bucket, t policy.Terms, n, now int64, active bool) (policy.Taking, bool) {
 	created := b.Control == nil
 	switched := follow(b, t, now)

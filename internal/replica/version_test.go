@@ -1,0 +1,80 @@
+package replica_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/fetch"
+	"github.com/tokenrefill/refiller/internal/config"
+	"github.com/tokenrefill/refiller/internal/operate/admin"
+	"github.com/tokenrefill/refiller/internal/replica"
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
+)
+
+// A leader whose file is older than a standby's keeps none of its policies in force: not for a bucket, not for a
+// template's, not after a loss of Redis, and not for what only the later file has.
+func TestAStandbysLaterFileIsInForceWithinASecond(t *testing.T) {
+	t.Parallel()
+	etcd, server := testenv.Etcd(t, 1), testenv.Redis(t)
+	ctx, rdb := t.Context(), server.Client()
+	file := func(version int64, more string) config.Config {
+		cfg, err := config.Load(config.Source{Data: fmt.Appendf(nil, "redis: {url: %q}\nlisten: 127.0.0.1:0\nversion: %d\n"+
+			"election: {mode: etcd, ttl: 2s, endpoints: [%s]}\n%s", server.URL(), version, etcd.Endpoints()[0], more)})
+		require.NoError(t, err)
+		return cfg
+	}
+	leader := running(t, file(7, `buckets: [{key: a, capacity: 10000, rate: 5000/s}]
+templates: [{prefix: "user:", capacity: 10000, rate: 5000/s, interval: 100ms}]
+`), replica.Options{Identity: "leader"})
+	eventually(t, "it leads", func() bool {
+		s := leader.Status(ctx, admin.Query{})
+		return s.Leader != nil && s.Leader.Identity == "leader"
+	})
+	c, err := fetch.New(rdb, fetch.WithTimeout(20*time.Second), fetch.WithRescue(false))
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, c.Close(context.WithoutCancel(ctx))) })
+	eventually(t, "its buckets and templates are known", func() bool {
+		_, bucketErr := c.Take(ctx, "a", 1)
+		_, userErr := c.Take(ctx, "user:1", 1)
+		return bucketErr == nil && userErr == nil
+	})
+	running(t, file(8, `buckets: [{key: a, capacity: 10, rate: 10/s}, {key: b, capacity: 10, rate: 10/s}]
+templates: [{prefix: "user:", capacity: 10, rate: 10/s, interval: 100ms}]
+`), replica.Options{Identity: "standby"})
+	eventually(t, "the later file is published", func() bool {
+		r, err := c.Peek(ctx, "user:new")
+		return err == nil && r.Limit == 10
+	})
+
+	keys := []string{"a", "b", "user:1"}
+	for round := range 3 {
+		eventually(t, "all buckets exist", func() bool {
+			for _, key := range keys {
+				if _, err := c.Take(ctx, key, 1); err != nil {
+					require.ErrorIs(t, err, fetch.ErrUnknownBucket)
+					return false
+				}
+			}
+			return true
+		})
+		time.Sleep(time.Second) // what may be in force until then is the promise itself
+		for _, key := range keys {
+			began := time.Now()
+			taken := int64(0)
+			for time.Since(began) < 500*time.Millisecond {
+				r, err := c.TakeUpTo(ctx, key, 100)
+				require.NoError(t, err)
+				require.EqualValues(t, 10, r.Limit, "round %d: %s", round, key)
+				taken += r.Taken
+			}
+			due := 10 + 10*time.Since(began).Seconds()
+			require.LessOrEqual(t, float64(taken), due+2, "round %d: more of %s than capacity, rate and a refill", round, key)
+			require.GreaterOrEqual(t, taken, int64(3), "round %d: %s is refilled", round, key)
+		}
+		require.NoError(t, rdb.FlushAll(ctx).Err())
+	}
+}
