@@ -37,7 +37,7 @@ func (r *fakeRedis) refills(by string, keys []string, args []any) any {
 		flags := int64(0)
 		kind := int64(policy.KindPlain)
 		epoch := int64(0)
-		if o.Conflict {
+		if o.Differs {
 			flags = 1
 		}
 		if s := r.bucket(key).Control; s != nil && bad == 0 {

@@ -241,7 +241,7 @@ func decodeOther(c *RefillCall, now, status int64, r *integerReply, result *Refi
 	flags := r.next()
 	*result = RefillResult{Full: flags&flagFull != 0, switched: flags&flagSwitched != 0}
 	result.Outcome = policy.Outcome{
-		Status: policy.Status(status), Conflict: flags&flagDiffers != 0,
+		Status: policy.Status(status), Differs: flags&flagDiffers != 0,
 		Version: policy.Version{Era: r.next(), Index: r.next()}, Now: now, Last: r.next(), Carry: r.next(),
 		Tokens: tokens, Added: added, Clamped: clamped, Elapsed: elapsed,
 	}
@@ -272,7 +272,7 @@ func decodeOther(c *RefillCall, now, status int64, r *integerReply, result *Refi
 // nothing is outstanding.
 func (c *RefillCall) inForce(o *policy.Outcome) bool {
 	t := c.Terms
-	return t != nil && t.Kind == policy.Smooth && !o.Conflict && t.Pool == o.Pool && t.Fence == o.Fence &&
+	return t != nil && t.Kind == policy.Smooth && !o.Differs && t.Pool == o.Pool && t.Fence == o.Fence &&
 		t.FileVersion() == o.FileVersion && t.PoolsVersion == o.PoolsVersion &&
 		o.Outstanding == 0 && o.Due == 0 && o.Debt == 0
 }

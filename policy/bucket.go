@@ -75,18 +75,18 @@ type Call struct {
 
 // Outcome is the answer to a refill.
 type Outcome struct {
-	Status   Status
-	Conflict bool    // the terms differ from those in force under the same fence: they were ignored
-	Version  Version // what the next call is to know; the index is the copy that the bucket's state has
-	Now      int64   // the server's clock, Unix µs
-	Last     int64   // the last refill that counts, Unix µs
-	Carry    int64   // credit below one token
-	Tokens   int64
-	Added    int64 // tokens added, and those that paid debt
-	Clamped  int64 // tokens due that the full bucket could not hold
-	Elapsed  int64 // µs from the refill before to this one; 0 unless it settled
-	Fence    Fence // of the terms in force
-	Step     int64 // the last instant credited; 0 unless stepped
+	Status  Status
+	Differs bool    // the terms differ from those in force under the same fence: they were ignored
+	Version Version // what the next call is to know; the index is the copy that the bucket's state has
+	Now     int64   // the server's clock, Unix µs
+	Last    int64   // the last refill that counts, Unix µs
+	Carry   int64   // credit below one token
+	Tokens  int64
+	Added   int64 // tokens added, and those that paid debt
+	Clamped int64 // tokens due that the full bucket could not hold
+	Elapsed int64 // µs from the refill before to this one; 0 unless it settled
+	Fence   Fence // of the terms in force
+	Step    int64 // the last instant credited; 0 unless stepped
 
 	Pool         bool  // the terms in force are a pool's
 	FileVersion  int64 // of the configuration that they are from, or a later one that was brought since

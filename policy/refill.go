@@ -17,7 +17,7 @@ func (b *Bucket) Refill(c Call, now int64) Outcome {
 	stored := Version{s.Era, s.Index}
 	after, rank := s.Terms.meet(c.Terms)
 	newer := after != s.Terms
-	out := Outcome{Conflict: rank == differs, Now: now}
+	out := Outcome{Differs: rank == differs, Now: now}
 
 	least := int64(0) // the index is to be higher
 	switch {

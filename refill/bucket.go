@@ -234,7 +234,7 @@ func (b *bucket) refused(o policy.Outcome) refusal {
 		return overridden
 	case b.outdated():
 		return older
-	case o.Conflict:
+	case o.Differs:
 		return differs
 	}
 	return accepted

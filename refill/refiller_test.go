@@ -253,8 +253,8 @@ func TestAStandbyLearnsThatABucketIsRightAgain(t *testing.T) {
 		b := r.start("b", true, 1, bucket("bad", 500), bucket("differs", 700), bucket("good", 500))
 		time.Sleep(20 * time.Second)
 		require.True(t, heard("bad").OwnFault())
-		require.True(t, heard("differs").Outcome.Conflict)
-		require.False(t, heard("good").Outcome.Conflict)
+		require.True(t, heard("differs").Outcome.Differs)
+		require.False(t, heard("good").Outcome.Differs)
 
 		right := bucket("differs", 700).Policy.Terms(policy.Fence{Epoch: 1})
 		r.server.set(func() {
@@ -263,7 +263,7 @@ func TestAStandbyLearnsThatABucketIsRightAgain(t *testing.T) {
 		})
 		time.Sleep(2 * maxBucketBackoff)
 		require.NoError(t, heard("bad").Err)
-		require.False(t, heard("differs").Outcome.Conflict)
+		require.False(t, heard("differs").Outcome.Differs)
 		before := 0
 		b.set(func() { before = b.calls })
 		time.Sleep(20 * time.Second)

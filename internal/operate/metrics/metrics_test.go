@@ -112,7 +112,7 @@ func TestTheNumberOfSeriesIsBounded(t *testing.T) {
 	}
 	for _, b := range list[:len(list)/2-100] {
 		e := applied(b.Key, 3, 0)
-		e.Outcome.Conflict = true
+		e.Outcome.Differs = true
 		m.Observe(e)
 	}
 	body = scrape(t, m)

@@ -143,11 +143,11 @@ func (t *Stats) Observe(e refill.Event) Refill {
 	if b.trend != nil && b.Capacity > 0 {
 		b.trend.at(e.Replied).add(float64(o.Tokens)/float64(b.Capacity), b.Taken-taken)
 	}
-	b.Conflict = o.Conflict || o.Status == policy.StatusConflict
+	b.Conflict = o.Differs || o.Status == policy.StatusConflict
 	b.terms = policy.Terms{}
 	if e.Call.Terms != nil { // a call without terms is of a replica that knows that its own are of an older version
 		b.Outdated = !e.Call.Terms.Pool && !o.Fence.Own() && e.Call.Terms.FileVersion() < o.FileVersion
-		if e.Call.Terms.Pool == o.Pool && e.Call.Terms.Fence == o.Fence && !o.Conflict {
+		if e.Call.Terms.Pool == o.Pool && e.Call.Terms.Fence == o.Fence && !o.Differs {
 			b.terms = *e.Call.Terms
 		}
 	}

@@ -302,7 +302,7 @@ func Cases() []Case {
 				nil),
 			Want: func() policy.Outcome {
 				o := outcome(policy.StatusApplied, 60, 50, 0, interval)
-				o.Conflict = true
+				o.Differs = true
 				return o
 			}()},
 
@@ -330,7 +330,7 @@ func Cases() []Case {
 			b.Tokens, b.Control.Terms = nil, *full
 		}), Want: func() policy.Outcome {
 			o := outcome(policy.StatusApplied, 1000, 0, 50, interval)
-			o.Conflict = true
+			o.Differs = true
 			return o
 		}()},
 
