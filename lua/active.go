@@ -212,7 +212,7 @@ func RefillActive(ctx context.Context, rdb redis.UniversalClient, s Shard, calls
 
 // leaves reports whether the bucket is to leave its shard.
 func (r *RefillResult) leaves() bool {
-	return r.Full || r.Status == policy.StatusMalformed || r.Err == nil && !r.ofTemplate
+	return r.Idle || r.Status == policy.StatusMalformed || r.Err == nil && !r.ofTemplate
 }
 
 // refillsPerLook is after how many refills a bucket's expiry is looked at.
@@ -247,7 +247,7 @@ func leave(ctx context.Context, rdb redis.UniversalClient, s Shard, calls []Refi
 	for k, i := range gone {
 		tokens, err := looks[k].Int64()
 		taken := !errors.Is(err, redis.Nil) &&
-			(results[i].Status == policy.StatusUnknown || results[i].Full && (err != nil || tokens < results[i].Tokens))
+			(results[i].Status == policy.StatusUnknown || results[i].Idle && (err != nil || tokens < results[i].Tokens))
 		results[i].Left = !taken
 		if taken {
 			back = append(back, calls[i].Key)

@@ -48,6 +48,7 @@ func agreeOnShard(t *testing.T, rdb *redis.Client) {
 	full := 0
 	unknown := 0
 	stayed := 0
+	loweredNow := 0
 	for step := range 40 {
 		models, calls := make([]policy.Bucket, buckets), make([]lua.RefillCall, buckets)
 		now := serverTime(ctx, t, rdb)
@@ -67,6 +68,12 @@ func agreeOnShard(t *testing.T, rdb *redis.Client) {
 			calls[i] = lua.RefillCall{Key: key, Call: orOrdinary(h.Call(now), models[i], rng)}
 			require.NoError(t, rdb.SAdd(ctx, set, key).Err())
 		}
+		before := make([]policy.Terms, buckets)
+		for i := range models {
+			if models[i].Control != nil {
+				before[i] = models[i].Control.Terms
+			}
+		}
 		results := lua.RefillActive(ctx, rdb, shard, calls, 1+rng.IntN(buckets))
 		for i, r := range results {
 			where := fmt.Sprintf("bucket %d step %d", i, step)
@@ -74,12 +81,22 @@ func agreeOnShard(t *testing.T, rdb *redis.Client) {
 			require.Equal(t, policy.CreateNever, calls[i].Create, where)
 			require.Equal(t, models[i].Refill(calls[i].Call, r.Now), r.Outcome, where)
 			require.Equal(t, models[i], load(ctx, t, rdb, calls[i].Key), where)
-			isFull := r.Status.Wrote() && models[i].Control.Due == 0 && *models[i].Tokens >= models[i].Control.Terms.Capacity
-			require.Equal(t, isFull, r.Full, where)
-			require.Equal(t, isFull || models[i].Control == nil || !models[i].Control.Terms.Template, r.Left, where)
+			lowered, err := rdb.HGet(ctx, lua.ControlKey(calls[i].Key), "lowered").Int64()
+			if err != nil {
+				require.ErrorIs(t, err, redis.Nil, where)
+			}
+			if before[i].Capacity > 0 && r.Status.Wrote() && models[i].Control.Terms.Template &&
+				models[i].Control.Terms.Capacity < before[i].Capacity {
+				require.Equal(t, r.Now, lowered, where)
+				loweredNow++
+			}
+			isIdle := r.Status.Wrote() && models[i].Control.Due == 0 && *models[i].Tokens >= models[i].Control.Terms.Capacity &&
+				(!models[i].Control.Terms.Template || r.Now-lowered > 15_000_000)
+			require.Equal(t, isIdle, r.Idle, where)
+			require.Equal(t, isIdle || models[i].Control == nil || !models[i].Control.Terms.Template, r.Left, where)
 			require.Equal(t, !r.Left, rdb.SIsMember(ctx, set, calls[i].Key).Val(), where)
 			switch {
-			case isFull:
+			case isIdle:
 				full++
 			case r.Left:
 				unknown++
@@ -89,6 +106,7 @@ func agreeOnShard(t *testing.T, rdb *redis.Client) {
 			histories[i].Learn(r.Version)
 		}
 	}
+	require.NotZero(t, loweredNow)
 	require.NotZero(t, full)
 	require.NotZero(t, unknown)
 	require.NotZero(t, stayed)

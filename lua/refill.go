@@ -32,7 +32,9 @@ type Seen struct {
 type RefillResult struct {
 	policy.Outcome
 	Seen Seen
-	Full bool // the refill left it full, with no reservation or lease
+	// Idle says that the refill left the bucket full, with nothing outstanding, and that its capacity was not lowered just
+	// before: it may leave the active set.
+	Idle bool
 	Left bool // of RefillActive: the bucket isn't in the active set any more
 	Err  error
 
@@ -44,7 +46,7 @@ type RefillResult struct {
 // see refill.lua.
 const (
 	flagDiffers  = 1
-	flagFull     = 2
+	flagIdle     = 2
 	flagSwitched = 4
 )
 
@@ -222,6 +224,10 @@ func decodeAsSeen(c *RefillCall, now, tokens int64, r *integerReply, result *Ref
 	if tokens >= t.Capacity { // one that is full is owed nothing
 		due := o.Added
 		o.Added = r.next()
+		result.Idle = o.Added >= 0
+		if !result.Idle {
+			o.Added = -1 - o.Added
+		}
 		o.Clamped, o.Carry = due-o.Added, 0
 	}
 	o.Pool = t.Pool
@@ -229,7 +235,7 @@ func decodeAsSeen(c *RefillCall, now, tokens int64, r *integerReply, result *Ref
 	o.PoolsVersion = t.PoolsVersion
 	o.Fence = t.Fence
 	result.Seen = Seen{t, now, o.Carry}
-	result.Full, result.ofTemplate = tokens >= t.Capacity, t.Template
+	result.ofTemplate = t.Template
 }
 
 // decodeOther reads what became of any other bucket.
@@ -239,7 +245,7 @@ func decodeOther(c *RefillCall, now, status int64, r *integerReply, result *Refi
 	clamped := r.next()
 	elapsed := r.next()
 	flags := r.next()
-	*result = RefillResult{Full: flags&flagFull != 0, switched: flags&flagSwitched != 0}
+	*result = RefillResult{Idle: flags&flagIdle != 0, switched: flags&flagSwitched != 0}
 	result.Outcome = policy.Outcome{
 		Status: policy.Status(status), Differs: flags&flagDiffers != 0,
 		Version: policy.Version{Era: r.next(), Index: r.next()}, Now: now, Last: r.next(), Carry: r.next(),

@@ -2,8 +2,8 @@
 --
 -- KEYS  K of each of n buckets, then {K} of each, then {K}:ctl of each
 --       then, if they are of one template and share a slot with them: the shard of its active set, and the set of its
---       buckets alive. A bucket that is full in the end leaves the shard, as does a name that is no bucket of a
---       template. A template's bucket of which less than half its life is left gets a new expiry; that is looked at
+--       buckets alive. A bucket that is idle in the end leaves the shard, as does a name that is no bucket of a
+--       template: it is idle if it is full, with nothing outstanding, and its capacity was not lowered just before. A template's bucket of which less than half its life is left gets a new expiry; that is looked at
 --       when its policy changes, and every few refills, an eighth of a life at most
 -- ARGV  per bucket what the caller saw last of it, one of
 --         st (see bucket) to the letter: the policy given here was in force then, smooth, and nothing outstanding
@@ -15,8 +15,8 @@
 --       and the one after it. The others have no instants, and create 1, or 0 if they are of a template
 --       create: 0 do neither; 1 adopt a foreign client's bucket, create one that the caller has seen; 2 also a new one
 -- Reply now_us, then per bucket integers, either
---       tokens, 0 or more, and if they fill the bucket, added: applied to what the caller saw to the letter, so that it
---       knows what was due; or
+--       tokens, 0 or more, and if they fill the bucket, added, or -1 - added if it is not idle: applied to what the
+--       caller saw to the letter, so that it knows what was due; or
 --       -status, tokens, added, clamped, elapsed_us, flags, era, index, last_us, carry, kind, version, pools_version,
 --       epoch, seq, step_us, malformed_key, outstanding, due_us, debt: index is the copy in st; added includes what
 --       paid debt
@@ -34,7 +34,7 @@
 --                      version of the configuration; nothing written
 -- A stale caller's policy that conflicts is answered 3; a rollback and a clock hide the conflict, too.
 -- flags: 1 the policy given differs from the one in force under the same fence, and is ignored; 2 the call left the
---        bucket full, with nothing outstanding; 4 it put another policy in force
+--        bucket idle; 4 it put another policy in force
 --
 -- Every call that writes adds one to the index. Credit is elapsed time on this server's clock, so any winner, however
 -- late or however often sent, adds exactly what is due. Bucket.Refill in package policy states the same rules in Go.
@@ -45,6 +45,7 @@ local KEYS = KEYS
 local ARGV = ARGV
 local tonumber = tonumber
 local type = type
+local LOWERED_US = 15000000 -- consumers believe a policy for ten seconds
 local n = floor(#KEYS / 3)
 local shard, alive_set = KEYS[3 * n + 1], KEYS[3 * n + 2]
 local time = call('TIME')
@@ -52,6 +53,12 @@ local now = time[1] * 1000000 + time[2]
 local since_now = format('%16d', now) .. ' %d %d' -- st from last_us on
 local stock = call('MGET', unpack(KEYS, 1, n)) -- nil for a key of another type
 local reply, r = {now, unpack(KEYS, 1, n)}, 1 -- room for the answers: a table that grows costs
+
+-- idle reports whether a full bucket of policy p may leave the active set: consumers know its capacity.
+local function idle(p, key_ctl)
+  local lowered = p.kind == TEMPLATE and pcall('HGET', key_ctl, 'lowered')
+  return type(lowered) ~= 'string' or now - lowered > LOWERED_US
+end
 
 -- complete makes the functions for a bucket that isn't simply as the caller saw it; nearly every call does without.
 local function complete()
@@ -188,7 +195,7 @@ local function complete()
   end
 
   -- finish credits, writes and answers what look found of bucket i, for which policy q is given. It returns the policy
-  -- in force, the index, whether it left the bucket full, with nothing outstanding, and whether the policy is another.
+  -- in force, the index, whether the bucket is idle, and whether the policy is another.
   local function finish(i, q)
     look(i, q)
     local after = s.after
@@ -213,6 +220,7 @@ local function complete()
       call('INCRBY', keys[2], format('%d', s.index - s.stored))
       if tokens ~= s.was then call('INCRBY', keys[1], format('%d', tokens - (s.was or 0))) end
       put(s, after, keys[3], (s.new or after ~= s.p) and after.text)
+      note_lowered(keys[3], s.p, after, now)
       if after.kind ~= TEMPLATE and (s.new or s.p.kind == TEMPLATE) then
         disarm(keys)
       elseif not s.was or s.stored == 0 then
@@ -220,16 +228,16 @@ local function complete()
       end
       if after.kind == POOL and added > 0 then pcall('HINCRBY', keys[3], 'added', format('%d', added)) end
     end
-    local full = s.least and tokens >= after.capacity and s.due == 0
+    local is_idle = s.least and tokens >= after.capacity and s.due == 0 and idle(after, KEYS[2 * n + i])
     local switched = after ~= s.p
     local f = after or NONE
-    local flags = s.differs + (full and 2 or 0) + (switched and 4 or 0)
+    local flags = s.differs + (is_idle and 2 or 0) + (switched and 4 or 0)
     for k, v in ipairs({-s.status, tokens, added, clamped, s.elapsed, flags, s.era, s.index, s.last, s.carry, f.kind,
       f.version, f.pools_version, f.epoch, f.seq, f.kind == STEPPED and s.step or 0, s.bad, s.out, s.due, s.debt}) do
       reply[r + k] = v
     end
     r = r + 20
-    return after, s.index, full, switched
+    return after, s.index, is_idle, switched
   end
 
   -- renew gives a template's bucket a new expiry if less than half its life is left.
@@ -259,7 +267,7 @@ for i = 1, n do
   -- As the caller saw it: nothing has been written since, so its policy is in force, and nothing is outstanding.
   local at = st == ARGV[i] and p and find(st, ' ', 35, true) -- before carry
   local last = at and before and before >= 0 and before < EXACT and sub(st, 18, 33) + 0
-  local index, as_seen, full, switched
+  local index, as_seen, is_idle, switched
   if last and now - last >= p.half then
     index = pcall('INCR', key_index)
     as_seen = index == sub(st, 35, at) + 1 -- nobody else moved it
@@ -277,16 +285,19 @@ for i = 1, n do
       if p.kind == POOL and added > 0 then pcall('HINCRBY', key_ctl, 'added', format('%d', added)) end
       reply[r + 1] = tokens
       r = r + 1
-      full = tokens >= p.capacity
-      if full then reply[r + 1], r = added, r + 1 end
+      if tokens >= p.capacity then
+        is_idle = idle(p, key_ctl)
+        reply[r + 1] = is_idle and added or -1 - added
+        r = r + 1
+      end
     end
   end
   if not as_seen then
     if type(index) == 'number' then call('DECR', key_index) end
     if not finish then finish, renew = complete() end
-    p, index, full, switched = finish(i, p)
+    p, index, is_idle, switched = finish(i, p)
   end
-  if shard and (full or not p or p.kind ~= TEMPLATE) then
+  if shard and (is_idle or not p or p.kind ~= TEMPLATE) then
     pcall('SREM', shard, key)
   elseif p and p.kind == TEMPLATE and (switched or index % p.looks == 0) then
     if not renew then finish, renew = complete() end

@@ -113,6 +113,7 @@ local function follow(s, k, t, p, tokens)
   call('INCRBY', k.index, format('%d', s.index - (index or 0)))
   if after ~= tokens then call('INCRBY', k.tokens, format('%d', after - (tokens or 0))) end
   put(s, q, k.ctl, q.text)
+  note_lowered(k.ctl, p, q, now)
   return q, after
 end
 

@@ -208,8 +208,8 @@ func (l *link) refillIn(ctx context.Context, shard *lua.Shard, calls []lua.Refil
 		}
 		o := s.bucket(c.Key).Refill(c.Call, now)
 		results[i].Outcome = o
-		results[i].Full = o.Status.Wrote() && o.Due == 0 && o.Tokens >= s.bucket(c.Key).Control.Terms.Capacity
-		if shard != nil && (results[i].Full || o.Status == policy.StatusUnknown) {
+		results[i].Idle = o.Status.Wrote() && o.Due == 0 && o.Tokens >= s.bucket(c.Key).Control.Terms.Capacity
+		if shard != nil && (results[i].Idle || o.Status == policy.StatusUnknown) {
 			results[i].Left = true
 			s.leave(*shard, c.Key)
 		}

@@ -74,6 +74,7 @@ end
 --   pol  the policy in force: see policy
 --   out  outstanding due_us debt: tokens in reservations and leases, when the first record of one ends (0: there
 --        is none), and tokens that refills pay before they add any; missing while all are 0
+--   lowered  when a template's bucket last got a lower capacity, µs; missing if it never did
 -- A pool's bucket also counts in fields added and denied the tokens that refills added and that takes were denied: what
 -- was consumed is added less the change of K. A bucket in shadow mode counts denied.
 local TOLERANCE_US = 50000
@@ -159,6 +160,13 @@ local function put(s, p, key, pol)
   elseif s.was_out then
     call('HDEL', key, 'out')
   end
+end
+
+-- note_lowered records that policy q replaces p now, if the bucket is a template's and q has the lower capacity. Otherwise
+-- the bucket, full by the lower one, would leave the active set at once, and a consumer that still knows the higher one
+-- would take from it on K alone, which puts no bucket into the set.
+local function note_lowered(key, p, q, now)
+  if q.kind == TEMPLATE and q.capacity < p.capacity then call('HSET', key, 'lowered', format('%d', now)) end
 end
 
 -- room is the most tokens that the bucket may hold: its capacity, under a strict policy without what is outstanding.

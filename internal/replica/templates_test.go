@@ -14,6 +14,7 @@ import (
 	"github.com/tokenrefill/refiller/internal/replica"
 	"github.com/tokenrefill/refiller/internal/testing/testenv"
 	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/override"
 	"github.com/tokenrefill/refiller/policy"
 )
 
@@ -132,4 +133,33 @@ func TestConsumersTakeFromTheBucketsThatReplicasRefill(t *testing.T) {
 		require.NoError(t, err)
 		return r.Limit == 40
 	})
+}
+
+// A consumer believes a bucket's capacity for ten seconds. Lowered meanwhile, the bucket may be full when the consumer
+// takes from it as from one that isn't, which puts it in no active set. It is refilled all the same.
+func TestABucketThatWasLoweredIsRefilledThoughConsumersDoNotKnow(t *testing.T) {
+	t.Parallel()
+	ctx, server := t.Context(), testenv.Redis(t)
+	rdb := server.Client()
+	running(t, parse(t, server.URL(), 7, oneBucket+
+		`templates: [{prefix: "user:", capacity: 100, rate: 20/s, interval: 50ms}]`+"\n"), replica.Options{})
+	c, err := fetch.New(rdb, fetch.WithTimeout(20*time.Second), fetch.WithRescue(false))
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, c.Close(context.WithoutCancel(ctx))) })
+	eventually(t, "the template is published", func() bool {
+		_, err := c.Take(ctx, "user:1", 1)
+		return err == nil
+	})
+	set := lua.ActiveKey("user:", lua.ActiveShard("user:1"))
+	eventually(t, "the bucket is full and has left the active set", func() bool { return rdb.Exists(ctx, set).Val() == 0 })
+
+	_, err = override.New(rdb).Set(ctx, "user:1", policy.Override{Capacity: 5})
+	require.NoError(t, err)
+	index := peek(t, rdb, "user:1").Version.Index
+	eventually(t, "refills found it full again", func() bool { return peek(t, rdb, "user:1").Version.Index > index+5 })
+	r, err := c.Take(ctx, "user:1", 3)
+	require.NoError(t, err)
+	require.EqualValues(t, 100, r.Limit, "it doesn't know")
+	require.EqualValues(t, 2, r.Remaining)
+	eventually(t, "it is refilled", func() bool { return peek(t, rdb, "user:1").Tokens == 5 })
 }
