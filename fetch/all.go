@@ -273,6 +273,7 @@ func (p *part) ask() (ok bool, err error) {
 		return false, err
 	}
 	for i, d := range p.demands {
+		d.c.reopen(d.kind, d.Key, &replies[i])
 		d.answer = answer{reply: replies[i], info: d.c.learn(d.Key, d.N, d.Leave, &replies[i])}
 	}
 	return ok, nil
@@ -303,17 +304,17 @@ func (p *part) open() error {
 	return errors.Join(errs...)
 }
 
-// undo gives back what a part took after its caller left.
+// undo gives back what a part took after its caller left, unless it is a request's.
 func (p *part) undo(ctx context.Context, by lua.Client, cmd redis.Cmder) {
-	if p.demands[0].cfg.request != "" {
-		return // it is the request's
-	}
 	_, replies, err := p.send(replayed{cmd})
 	if err != nil {
 		return
 	}
 	for i, r := range replies {
-		if d := p.demands[i]; r.Taken > 0 {
+		switch d := p.demands[i]; {
+		case d.cfg.request != "":
+			d.c.reopen(d.kind, d.key, &r)
+		case r.Taken > 0:
 			d.c.giveBackBy(ctx, by, d.kind, d.key, r.Taken, r.Version.Era)
 		}
 	}

@@ -293,7 +293,7 @@ func TestCloseDuringATakeAllLosesNothing(t *testing.T) {
 	require.EqualValues(t, 9, tokens(t, fast.Client(), near))
 }
 
-// The buckets of a template that a take of all needs are opened together.
+// The buckets of a template that a take of all needs are opened together, before it and, since they were full, after it.
 func TestTakeAllOpensTheBucketsOfATemplateTogether(t *testing.T) {
 	t.Parallel()
 	rdb := testenv.Redis(t).Client()
@@ -313,5 +313,5 @@ func TestTakeAllOpensTheBucketsOfATemplateTogether(t *testing.T) {
 	all, err := c.TakeAll(t.Context(), reqs)
 	require.NoError(t, err)
 	require.True(t, all.OK)
-	require.LessOrEqual(t, commandCalls(t, rdb)["evalsha"], 8, "script calls for %d buckets", MaxAll)
+	require.LessOrEqual(t, commandCalls(t, rdb)["evalsha"], 16, "script calls for %d buckets", MaxAll)
 }

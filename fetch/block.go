@@ -213,6 +213,7 @@ func (b *block) send() (reply lua.LeaseReply, ok bool) {
 		}
 		return lua.Lease(t.ctx, t, b.key, call)
 	})
+	c.reopen(t.kind, b.key, &lua.TakeReply{Taken: reply.Granted, Remaining: reply.Remaining, Terms: reply.Terms})
 	switch {
 	case errors.Is(err, lua.ErrNotHeld) && b.again && call.Keep+call.Want == 0:
 		// it was done before, and the block ended with it

@@ -74,17 +74,22 @@ func (c *Client) reserve(ctx context.Context, key string, n int64, ttl time.Dura
 	}
 	t := c.begin(budgetOf(ctx, cfg), key)
 	call := lua.ReserveCall{ID: cfg.reservation, N: n, TTL: ttl, Overrun: cfg.overrun, Leave: t.leave(n)}
-	var undo func(context.Context, lua.Client, redis.Cmder)
-	if call.ID == "" { // nobody else can know it: if the caller leaves, it ends
+	if call.ID == "" {
 		call.ID = rand.Text()
-		undo = func(ctx context.Context, by lua.Client, _ redis.Cmder) { c.cancelLate(ctx, by, key, call.ID) }
 	}
 	until := int64(0)
 	a := t.ask(n+call.Leave.Of(t.info.limit()), true, func() (*answer, error) {
 		if err := t.kind.open(t, ttl); err != nil {
 			return nil, err
 		}
-		t.undo = undo // this command alone: no other is undone
+		kind := t.kind
+		t.undo = func(ctx context.Context, by lua.Client, cmd redis.Cmder) { // of this command alone
+			if cfg.reservation == "" { // nobody else can know the id: if the caller leaves, it ends
+				c.cancelLate(ctx, by, key, call.ID)
+			} else if reply, err := lua.Reserve(ctx, replayed{cmd}, key, call); err == nil {
+				c.reopen(kind, key, &reply.TakeReply)
+			}
+		}
 		reply, err := lua.Reserve(t.ctx, t, key, call)
 		t.undo = nil
 		if errors.Is(err, lua.ErrIDInUse) && cfg.reservation == "" { // by the first try
@@ -93,6 +98,7 @@ func (c *Client) reserve(ctx context.Context, key string, n int64, ttl time.Dura
 		if err != nil {
 			return nil, err
 		}
+		c.reopen(kind, key, &reply.TakeReply)
 		until = reply.Until
 		info := c.learn(key, n, call.Leave, &reply.TakeReply)
 		return t.answer(answer{reply: reply.TakeReply, info: info}), nil

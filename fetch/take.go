@@ -4,6 +4,8 @@ import (
 	"context"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )
@@ -168,17 +170,26 @@ func (t *task) result(a *answer) Result {
 	return r
 }
 
-// askOnce puts a take with a request id to the bucket. Nothing is given back to callers who are gone: what was taken is
+// askOnce puts a take with a request id to the bucket. If the caller leaves, nothing is given back: what was taken is
 // the request's.
 func (t *task) askOnce(run policy.Run) *answer {
 	return t.ask(run.N+run.Leave.Of(t.info.limit()), true, func() (*answer, error) {
 		if err := t.kind.open(t, 0); err != nil {
 			return nil, err
 		}
-		reply, err := lua.TakeOnce(t.ctx, t, t.key, t.cfg.request, run, t.cfg.memory)
+		c, cfg := t.c, t.cfg // the task may be another call's when undo is called
+		kind, key := t.kind, t.key
+		t.undo = func(ctx context.Context, _ lua.Client, cmd redis.Cmder) {
+			if reply, err := lua.TakeOnce(ctx, replayed{cmd}, key, cfg.request, run, cfg.memory); err == nil {
+				c.reopen(kind, key, &reply)
+			}
+		}
+		reply, err := lua.TakeOnce(t.ctx, t, key, cfg.request, run, cfg.memory)
+		t.undo = nil
 		if err != nil {
 			return nil, err
 		}
+		c.reopen(kind, key, &reply)
 		return t.answer(answer{reply: reply, info: t.c.learn(t.key, run.N, run.Leave, &reply)}), nil
 	})
 }

@@ -186,6 +186,20 @@ func (t *task) askRun(run policy.Run) *answer {
 	return t.ask(want, false, func() (*answer, error) { return t.takes(&a) })
 }
 
+// reopen opens a bucket again if the reply of a script that followed kind.open shows that the bucket was full until
+// then. Otherwise no refill might follow, since one between both calls may have removed the full bucket from the active
+// set. If this fails, or the Client is closed, the bucket's next take that is denied or asks for the policy opens it.
+func (c *Client) reopen(k kind, key string, reply *lua.TakeReply) {
+	_, ok := k.(*refilled)
+	if !ok || reply.Taken == 0 || reply.Terms == nil || reply.Taken+reply.Remaining < reply.Terms.Capacity {
+		return
+	}
+	c.life.spawn(func() {
+		t := c.begin(c.own(context.Background()), key)
+		_ = k.open(t, 0)
+	})
+}
+
 // giveBack returns tokens to the era in which they were taken, 0 for any. It is tried once, since a second return could
 // give back twice.
 func (c *Client) giveBack(key string, tokens, era int64) {
