@@ -91,7 +91,7 @@ func (r *refilled) peek(ctx context.Context, c lua.Client, key string) (lua.Peek
 	if terms == nil {
 		terms = &r.rule.Terms
 	}
-	return lua.PeekReply{Tokens: terms.Initial, Terms: terms}, err
+	return lua.PeekReply{Tokens: terms.Capacity, Terms: terms}, err
 }
 
 // lazy is a bucket of a template that is credited when it is asked. It has no eras, reservations or requests.

@@ -87,6 +87,13 @@ func (t Template) Validate() error {
 	if err := t.Policy.Validate(); err != nil {
 		return err
 	}
+	// A bucket that is full and idle expires, as if Redis had lost it. Its next take has to find it full again.
+	if t.Policy.OnLoss != LossEmpty {
+		return bad("on_loss", "a template's bucket comes back full after a loss: its next take creates it")
+	}
+	if initial := t.Policy.initial(); initial != t.Policy.Capacity {
+		return bad("initial", "%d: a template's bucket begins full, with %d tokens", initial, t.Policy.Capacity)
+	}
 	if t.Enforce < EnforceRefilled || t.Enforce > EnforceLazy {
 		return bad("enforce", "%d is not from 0 to %d", int(t.Enforce), int(EnforceLazy))
 	}
@@ -120,8 +127,6 @@ func (t Template) validateLazy(bad func(string, string, ...any) error) error {
 		return bad("max_keys", "it goes with enforce: refilled; lazy buckets are bounded by their drain time alone")
 	case t.Policy.Strict:
 		return bad("strict", "it goes with enforce: refilled; nobody holds tokens of lazy buckets")
-	case t.Policy.initial() != t.Policy.Capacity:
-		return bad("initial", "%d: a lazy bucket begins full, with %d tokens", t.Policy.initial(), t.Policy.Capacity)
 	case tokens > maxLazyTokens:
 		return bad("rate", "%s is %d tokens in %dus in lowest terms; a lazy bucket takes at most %d", t.Policy.Rate, tokens,
 			per, int64(maxLazyTokens))
@@ -141,11 +146,8 @@ type Override struct {
 // With is the template for one key. The error is that of Validate.
 func (t Template) With(o Override) (Template, error) {
 	if o.Capacity != 0 {
-		initial := min(t.Policy.initial(), o.Capacity)
-		if t.Policy.initial() == t.Policy.Capacity {
-			initial = o.Capacity
-		}
-		t.Policy.Capacity, t.Policy.Initial = o.Capacity, &initial
+		t.Policy.Capacity = o.Capacity
+		t.Policy.Initial = nil
 	}
 	if o.Rate != (Rate{}) {
 		t.Policy.Rate = o.Rate

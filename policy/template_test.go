@@ -155,12 +155,13 @@ func TestTemplatesAreChecked(t *testing.T) {
 	}
 	ten := int64(10)
 	for want, bad := range map[string]policy.Template{
+		"on_loss":  with(func(p *policy.Template) { p.Policy.OnLoss = policy.LossFull }),
 		"prefix":   template("user:*x"),
 		"rate":     with(func(p *policy.Template) { p.Policy.Rate = policy.Rate{} }),
 		"capacity": with(func(p *policy.Template) { p.Policy.Capacity = 1 }),
 		"enforce":  with(func(p *policy.Template) { p.Enforce = 2 }),
 		"max_keys": with(func(p *policy.Template) { p.MaxKeys = -1 }),
-		"initial":  with(func(p *policy.Template) { p.Enforce, p.Policy.Initial = policy.EnforceLazy, &ten }),
+		"initial":  with(func(p *policy.Template) { p.Policy.Initial = &ten }),
 	} {
 		_, err := policy.NewTemplates(1, []policy.Template{template("ok:"), bad}, nil)
 		var at *policy.TemplateError
@@ -170,7 +171,10 @@ func TestTemplatesAreChecked(t *testing.T) {
 		require.ErrorAs(t, err, &field, want)
 		require.Equal(t, want, field.Field)
 	}
-	lazy := with(func(p *policy.Template) { p.Enforce, p.MaxKeys = policy.EnforceLazy, 5 })
+	require.NoError(t, with(func(p *policy.Template) { p.Policy.Initial = &p.Policy.Capacity }).Validate())
+	lazy := with(func(p *policy.Template) { p.Enforce, p.Policy.Initial = policy.EnforceLazy, &ten })
+	require.ErrorContains(t, lazy.Validate(), "initial")
+	lazy = with(func(p *policy.Template) { p.Enforce, p.MaxKeys = policy.EnforceLazy, 5 })
 	require.ErrorContains(t, lazy.Validate(), "goes with enforce: refilled")
 	lazy = with(func(p *policy.Template) {
 		p.Enforce = policy.EnforceLazy
@@ -220,12 +224,11 @@ func TestAnOverrideChangesCapacityAndRate(t *testing.T) {
 	require.NoError(t, err)
 	require.EqualValues(t, 600, o.Policy.Terms(policy.Fence{}).Initial, "a new bucket is full")
 	require.Equal(t, base.Policy.Rate, o.Policy.Rate)
-	forty := int64(40)
-	base.Policy.Initial = &forty
+	base.Policy.Initial = &base.Policy.Capacity
 	o, err = base.With(policy.Override{Capacity: 30, Rate: policy.PerSecond(2)})
 	require.NoError(t, err)
-	require.EqualValues(t, 30, *o.Policy.Initial)
-	require.EqualValues(t, 40, *base.Policy.Initial)
+	require.EqualValues(t, 30, o.Policy.Terms(policy.Fence{}).Initial)
+	require.EqualValues(t, 60, *base.Policy.Initial)
 	_, err = base.With(policy.Override{Rate: policy.PerSecond(1000)})
 	var field *policy.FieldError
 	require.True(t, errors.As(err, &field), "%v", err)

@@ -450,7 +450,7 @@ local function create(s, k, t, runs, tokens, index)
     for _, run in ipairs(runs) do needed = needed or run.each <= p.capacity end
     local n = needed and k.alive and t.most > 0 and alive(k.alive, now) or 0
     if n >= t.most and n > 0 then return nil, nil, {9, n} end
-    tokens = p.capacity - p.lacking + tokens
+    tokens = p.capacity + tokens
     if not needed then return p, tokens end
   end
   tokens = min(tokens, p.capacity)

@@ -180,6 +180,12 @@ func TestParseReportsFieldLineAndRange(t *testing.T) {
 			"templates[0].max_keys", 13, "enforce: refilled"},
 		{"a lazy one that begins empty", "", template(`prefix: "a", enforce: lazy, capacity: 60, rate: 1/s, initial: 5`),
 			"templates[0].initial", 13, "begins full"},
+		{"a refilled one that begins empty", "", template(`prefix: "a", capacity: 60, rate: 1/s, initial: 5`),
+			"templates[0].initial", 13, "begins full"},
+		{"on_loss of a template", "", template(`prefix: "a", capacity: 60, rate: 1/s, on_loss: full`),
+			"templates[0].on_loss", 13, "comes back full"},
+		{"on_loss of a lazy template", "", template(`prefix: "a", enforce: lazy, capacity: 60, rate: 1/s, on_loss: empty`),
+			"templates[0].on_loss", 13, "comes back full"},
 		{"prefix twice", "", template(`prefix: "a", enforce: lazy, capacity: 60, rate: 1/s`) +
 			`  - {prefix: "a", enforce: lazy, capacity: 6, rate: 1/s}` + "\n",
 			"templates[1].prefix", 14, "is there twice"},

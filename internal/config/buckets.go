@@ -31,6 +31,7 @@ func (f *file) buckets(d *fields.Decoder) []Bucket {
 func (b *bucket) policy(d *fields.Decoder, here fields.Path, interval time.Duration) policy.Policy {
 	p := b.limits.policy(interval)
 	p.Rate, p.StepTokens = b.Rate, b.Tokens
+	p.OnLoss = b.OnLoss
 	if b.Every != 0 {
 		p.Steps = policy.Every(b.Every)
 	}
@@ -90,7 +91,7 @@ func (l limits) policy(interval time.Duration) policy.Policy {
 		interval = l.Interval
 	}
 	return policy.Policy{
-		Capacity: l.Capacity, Interval: interval, Initial: l.Initial, OnLoss: l.OnLoss, OnRollback: l.OnRollback,
+		Capacity: l.Capacity, Interval: interval, Initial: l.Initial, OnRollback: l.OnRollback,
 		CarryOver: l.CarryOver, Degraded: l.Degraded, Shadow: l.Shadow, Strict: l.Strict,
 	}
 }

@@ -40,8 +40,8 @@ type agreed struct {
 	RefillInterval time.Duration `yaml:"refill_interval" is:"interval" default:"100ms"`
 	// Buckets to keep full; at least one bucket, template or pool.
 	Buckets []bucket `yaml:"buckets"`
-	// Policies for every key with a prefix, up to 256. Left out: those published stay. An empty list ends them: no new
-	// buckets; existing ones can still be taken from.
+	// Policies for every key with a prefix, up to 256. Their buckets begin full, also after Redis has lost them. Left
+	// out: those published stay. An empty list ends them: no new buckets; existing ones can still be taken from.
 	Templates []template `yaml:"templates"`
 	// Rates that regions share, the same in all of them. An empty list ends all.
 	Pools []sharedPool `yaml:"pools"`
@@ -78,12 +78,10 @@ type limits struct {
 	Capacity int64 `yaml:"capacity,required" is:"tokens"`
 	// Tokens that fall due, evenly over time. A bucket has one of rate, every and cron.
 	Rate policy.Rate `yaml:"rate" is:"rate"`
-	// Tokens of a new bucket, by default its capacity, which is the most.
+	// Tokens of a new bucket, by default its capacity, which is the most. A template's bucket always begins full.
 	Initial *int64 `yaml:"initial" is:"tokens or none"`
 	// Time between two refills, by default refill_interval. A new bucket opens after two.
 	Interval time.Duration `yaml:"interval" is:"interval"`
-	// What the bucket holds after Redis has lost it.
-	OnLoss policy.Loss `yaml:"on_loss" is:"on_loss" default:"empty"`
 	// What the bucket holds after Redis came back with an older state: nothing, or what it had then.
 	OnRollback policy.Rollback `yaml:"on_rollback" is:"on_rollback" default:"empty"`
 	// What becomes of the tokens when the policy changes; none adds any.
@@ -101,6 +99,8 @@ type bucket struct {
 	// Name of the bucket, and its key in Redis.
 	Key    string `yaml:"key,required" is:"key"`
 	limits `yaml:",inline"`
+	// What the bucket holds after Redis has lost it. A template has no on_loss: its buckets come back full.
+	OnLoss policy.Loss `yaml:"on_loss" is:"on_loss" default:"empty"`
 	// How often tokens fall due at once, aligned to multiples since 1970-01-01 UTC.
 	Every time.Duration `yaml:"every" is:"step"`
 	// When tokens fall due at once.
@@ -115,9 +115,10 @@ type bucket struct {
 type template struct {
 	// Beginning of the keys; a * stands for a segment between colons.
 	Prefix string `yaml:"prefix,required" is:"template prefix"`
-	// lazy: tokens fall due at takes, and interval, on_loss and on_rollback have no effect.
+	// lazy: tokens fall due at takes, and interval and on_rollback have no effect.
 	Enforce policy.Enforce `yaml:"enforce" is:"enforce" default:"refilled"`
 	limits  `yaml:",inline"`
+	_       struct{} `yaml:"on_loss,refused" why:"a template's bucket comes back full after a loss: leave on_loss out"`
 	// Most buckets of a refilled template that exist at once; 0: no bound.
 	MaxKeys int64 `yaml:"max_keys" is:"tokens or none" default:"0"`
 }

@@ -12,7 +12,7 @@ import (
 const templated = inForce + `templates:
   - {prefix: "user:", enforce: lazy, capacity: 60, rate: 1/s, interval: 2s, degraded: local, carry_over: reset, shadow: true}
   - {prefix: "", enforce: lazy, capacity: 5, rate: 10/m}
-  - {prefix: "tenant:*:api", capacity: 5, rate: 10/m, initial: 2, interval: 2s, max_keys: 100, on_loss: full}
+  - {prefix: "tenant:*:api", capacity: 5, rate: 10/m, initial: 5, interval: 2s, max_keys: 100, on_rollback: keep}
 `
 
 func TestTemplatesAreRead(t *testing.T) {
@@ -24,11 +24,11 @@ func TestTemplatesAreRead(t *testing.T) {
 		Capacity: 60, Rate: policy.PerSecond(1), Interval: time.Millisecond, Degraded: policy.DegradedLocal,
 		CarryOver: policy.CarryReset, Shadow: true,
 	}}, user.Template)
-	two := int64(2)
+	five := int64(5)
 	require.Equal(t, policy.Template{Prefix: "tenant:*:api", Enforce: policy.EnforceRefilled, MaxKeys: 100,
 		Policy: policy.Policy{
-			Capacity: 5, Rate: policy.Rate{Tokens: 10, Per: time.Minute}, Interval: 2 * time.Second, Initial: &two,
-			OnLoss: policy.LossFull,
+			Capacity: 5, Rate: policy.Rate{Tokens: 10, Per: time.Minute}, Interval: 2 * time.Second, Initial: &five,
+			OnRollback: policy.RollbackKeep,
 		}}, c.Templates.Of("tenant:7:api").Template)
 	require.Empty(t, c.Templates.Of("anything").Prefix)
 	require.Nil(t, c.Templates.Of("a"), "a bucket has its own policy")

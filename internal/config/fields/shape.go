@@ -13,8 +13,9 @@ type shape struct {
 	fields   []field
 	byName   map[string]int
 	names    []string
-	key      *field        // the field that holds the name of the struct, if a mapping has one for it
-	defaults reflect.Value // a struct with them
+	refused  map[string]string // why there is no field of a name that users may expect
+	key      *field            // the field that holds the name of the struct, if a mapping has one for it
+	defaults reflect.Value     // a struct with them
 }
 
 // field is a field of a struct.
@@ -71,6 +72,9 @@ func (d *Decoder) missing(f *field, at Path) string {
 // unknown is the message for a name that the struct doesn't have.
 func (d *Decoder) unknown(s *shape, at Path) string {
 	name := at[len(at)-1]
+	if why := s.refused[name]; why != "" {
+		return why
+	}
 	if number, known := s.byName[name+"_file"]; known && s.fields[number].secret != nil {
 		return fmt.Sprintf("a password has no place in this file: name its own file in %s_file, or put it in %s",
 			name, d.variable(at[:len(at)-1].Field(name+"_file"), true))
@@ -85,7 +89,7 @@ func (d *Decoder) unknown(s *shape, at Path) string {
 func (d *Decoder) shape(t reflect.Type) *shape {
 	s := d.shapes[t]
 	if s == nil {
-		s = &shape{byName: map[string]int{}, defaults: reflect.New(t).Elem()}
+		s = &shape{byName: map[string]int{}, refused: map[string]string{}, defaults: reflect.New(t).Elem()}
 		d.shapes[t] = s
 		d.addFields(s, t, nil, "")
 	}
@@ -102,6 +106,10 @@ func (d *Decoder) addFields(s *shape, t reflect.Type, index []int, env string) {
 		}
 		name, option, _ := strings.Cut(tag, ",")
 		at := append(index[:len(index):len(index)], i)
+		if option == "refused" {
+			s.refused[name] = sf.Tag.Get("why")
+			continue
+		}
 		if option == "inline" {
 			d.addFields(s, sf.Type, at, env+sf.Tag.Get("env"))
 			continue

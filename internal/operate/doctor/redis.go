@@ -198,7 +198,8 @@ func durability(info map[string]string, err error) Finding {
 		f.Level, f.Advice = Warning,
 			"set min-replicas-to-write 1 and min-replicas-max-lag 1, or a fail-over may forget seconds of takes"
 	case replicas == "0" && info["aof_enabled"] == "0":
-		f.Level, f.Advice = Warning, "set appendonly yes, or a restart begins every bucket anew, by its on_loss"
+		f.Level, f.Advice = Warning,
+			"set appendonly yes, or a restart loses all buckets: those of templates come back full, others by on_loss"
 	}
 	return f
 }

@@ -105,9 +105,9 @@ func TakeTemplate(b *policy.Bucket, t policy.Terms, n, now int64, active bool) (
 		}
 		if held <= 0 && index == 0 {
 			if n > t.Capacity {
-				return policy.Taking{Known: true, Tokens: t.Initial + held, Wait: -1}, active
+				return policy.Taking{Known: true, Tokens: t.Capacity + held, Wait: -1}, active
 			}
-			held += t.Initial
+			held += t.Capacity
 		}
 		held, index = min(held, t.Capacity), index+1
 		b.Tokens, b.Index = &held, &index
