@@ -81,9 +81,12 @@ func (r *refilled) giveBack(ctx context.Context, c lua.Client, key string, n, er
 	return reply, err
 }
 
-// peek tells of a bucket that is gone what its first take would find.
+// peek returns what the bucket's next take would find, which creates the bucket if it is missing.
 func (r *refilled) peek(ctx context.Context, c lua.Client, key string) (lua.PeekReply, error) {
 	reply, err := lua.Peek(ctx, c, key, 1)
+	if err == nil {
+		r.switched(&reply)
+	}
 	if !errors.Is(err, lua.ErrUnknownBucket) {
 		return reply, err
 	}
@@ -92,6 +95,25 @@ func (r *refilled) peek(ctx context.Context, c lua.Client, key string) (lua.Peek
 		terms = &r.rule.Terms
 	}
 	return lua.PeekReply{Tokens: terms.Capacity, Terms: terms}, err
+}
+
+// switched changes a reply as the next take changes the bucket, if an earlier version of the template is in force: that
+// take settles the bucket and switches it to the version of the template that the Client knows. An override is later
+// than any version.
+func (r *refilled) switched(p *lua.PeekReply) {
+	if p.Terms == nil || !p.Terms.Template || !p.Terms.Fence.Before(r.rule.Terms.Fence) {
+		return
+	}
+	s := policy.Control{Terms: *p.Terms, Era: p.Version.Era, Index: p.Version.Index, Last: p.Last, Carry: p.Carry,
+		Outstanding: p.Outstanding, Due: p.Due, Debt: p.Debt}
+	b := policy.Bucket{Tokens: &p.Tokens, Control: &s}
+	b.Refill(policy.Call{Version: p.Version, Terms: &r.rule.Terms}, p.Now)
+	p.Tokens = *b.Tokens
+	p.Terms = &s.Terms
+	p.Last = s.Last
+	p.Carry = s.Carry
+	p.Debt = s.Debt
+	p.Wait = micros(b.Wait(1, p.Now))
 }
 
 // lazy is a bucket of a template that is credited when it is asked. It has no eras, reservations or requests.
