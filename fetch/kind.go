@@ -60,11 +60,12 @@ func (r *refilled) takes(g *group) lua.Takes {
 	}
 }
 
-// outdates is also true of a bucket that had a policy of its own in an earlier version of the configuration. A pool's
-// policy and an override stay.
-func (r *refilled) outdates(i *info) bool {
-	t := i.terms
-	return t != nil && !t.Pool && !t.Fence.Own() && t.Fence.Epoch < r.rule.Terms.Fence.Epoch
+func (r *refilled) outdates(i *info) bool { return r.replaces(i.terms) }
+
+// replaces reports whether the next take replaces a policy, nil if it is unknown, by the template's: that of an earlier
+// version of the template, or of a configured bucket that has left the file. A pool's policy and an override stay.
+func (r *refilled) replaces(t *policy.Terms) bool {
+	return t != nil && !t.Pool && t.Fence.Before(r.rule.Terms.Fence)
 }
 
 func (r *refilled) open(t *task, hold time.Duration) error {
@@ -97,11 +98,10 @@ func (r *refilled) peek(ctx context.Context, c lua.Client, key string) (lua.Peek
 	return lua.PeekReply{Tokens: terms.Capacity, Terms: terms}, err
 }
 
-// switched changes a reply as the next take changes the bucket, if an earlier version of the template is in force: that
-// take settles the bucket and switches it to the version of the template that the Client knows. An override is later
-// than any version.
+// switched changes a reply as the next take changes the bucket, if that replaces its policy: the take settles the bucket
+// and switches it to the version of the template that the Client knows.
 func (r *refilled) switched(p *lua.PeekReply) {
-	if p.Terms == nil || !p.Terms.Template || !p.Terms.Fence.Before(r.rule.Terms.Fence) {
+	if !r.replaces(p.Terms) {
 		return
 	}
 	s := policy.Control{Terms: *p.Terms, Era: p.Version.Era, Index: p.Version.Index, Last: p.Last, Carry: p.Carry,

@@ -46,7 +46,7 @@ func TestPeekShowsWhatATakeUnderALaterTemplateFinds(t *testing.T) {
 		"under its version":     {inForce, template(100, policy.CarryKeep), 5, 20, 60, false, false},
 		"an older template":     {inForce, template(100, policy.CarryKeep), 4, 20, 60, false, false},
 		"an override":           {own, template(100, policy.CarryKeep), 6, 20, 60, false, false},
-		"a configured bucket":   {configured, template(100, policy.CarryKeep), 6, 20, 60, false, false},
+		"a configured bucket":   {configured, template(100, policy.CarryKeep), 6, 35, 100, false, true},
 		"a bucket of some pool": {pool, template(100, policy.CarryKeep), 6, 20, 60, false, false},
 	} {
 		t.Run(name, func(t *testing.T) {
