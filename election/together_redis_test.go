@@ -132,7 +132,7 @@ func (r *fakeRedis) snapshot() (restore func()) {
 }
 
 func clone(b *oracle.Bucket) *oracle.Bucket {
-	c := &oracle.Bucket{Held: maps.Clone(b.Held)}
+	c := &oracle.Bucket{Held: maps.Clone(b.Held), Ends: maps.Clone(b.Ends)}
 	if b.Tokens != nil {
 		c.Tokens = new(int64)
 		*c.Tokens = *b.Tokens

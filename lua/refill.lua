@@ -97,7 +97,8 @@ local function complete()
     s.status = 7
     if not q or create == '0' then return end
     local was = s.was or 0
-    if was > 0 or s.stored > 0 then
+    local adopted = was > 0 or s.stored > 0
+    if adopted then
       s.tokens = min(was, q.capacity)
     elseif seen_era == 0 and create ~= '2' then
       return
@@ -116,6 +117,7 @@ local function complete()
     s.p = q
     s.after = q
     s.new = true
+    presume(s, q, s.tokens, adopted)
   end
 
   -- look finds out how bucket i stands, for which policy q is given, and what becomes of it.

@@ -171,7 +171,7 @@ func TestAReservationThatRunsOutGoesBackAndIsChargedWhenItIsSettledLate(t *testi
 		for _, id := range ids {
 			h := model.Held[id]
 			h.Until = serverTime(ctx, t, rdb) - 1
-			model.Held[id] = h
+			model.Held[id], model.Ends[id] = h, h.Until
 			model.Control.Due = h.Until
 		}
 		storeHeld(ctx, t, rdb, "b", model)

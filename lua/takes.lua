@@ -78,7 +78,8 @@ local function create(s, k, t, runs, tokens, index)
   local p = type(own) == 'string' and policy(own) or policy(t.pol)
   -- An empty key alone is what a plain client's fetch leaves where no bucket is; one below 0 it is about to undo.
   tokens = tokens or 0
-  if (index or 0) == 0 and tokens <= 0 then
+  local adopted = (index or 0) > 0 or tokens > 0
+  if not adopted then
     local needed = #runs == 0
     for _, run in ipairs(runs) do needed = needed or run.each <= p.capacity end
     local n = needed and k.alive and t.most > 0 and alive(k.alive, now) or 0
@@ -96,6 +97,7 @@ local function create(s, k, t, runs, tokens, index)
   s.out = 0
   s.due = 0
   s.debt = 0
+  presume(s, p, tokens, adopted)
   call('SET', k.tokens, format('%d', tokens))
   call('SET', k.index, format('%d', s.index))
   put(s, p, k.ctl, p.text)

@@ -213,8 +213,9 @@ func (b *Bucket) initialise(c Call, now int64) Outcome {
 		index = *b.Index
 	}
 	// An empty key alone is what a plain client's try leaves where no bucket is; one below 0 it is about to undo.
+	adopted := tokens > 0 || index > 0 // a foreign client's bucket
 	switch {
-	case tokens > 0 || index > 0: // a foreign client's bucket
+	case adopted:
 		tokens = min(tokens, c.Terms.Capacity)
 	case c.Version.Era > 0: // it was lost
 		if c.Terms.OnLoss == LossFull {
@@ -229,9 +230,22 @@ func (b *Bucket) initialise(c Call, now int64) Outcome {
 	if c.Terms.Kind == Stepped {
 		b.Control.Step, b.Control.Next = now, max(0, c.Next)
 	}
+	b.Control.presume(tokens, adopted)
 	out.Status = StatusInitialised
 	b.write(max(index, c.Version.Index)+1, tokens, &out)
 	return out
+}
+
+// presume marks a strict bucket that begins without state, so that the next sweep counts its reservations and leases,
+// which may have outlived the state. Until then all that an adopted bucket lacks counts as outstanding.
+func (s *Control) presume(tokens int64, adopted bool) {
+	if !s.Terms.Strict {
+		return
+	}
+	if adopted {
+		s.Outstanding = s.Terms.Capacity - max(0, tokens)
+	}
+	s.Due = s.Last
 }
 
 func (b *Bucket) write(index, tokens int64, out *Outcome) {

@@ -178,6 +178,16 @@ local function put(s, p, key, pol)
   elseif s.was_out then
     call('HDEL', key, 'out')
   end
+  s.was_out = out
+end
+
+-- presume marks a strict bucket that begins without state, so that the next sweep counts its reservations and leases,
+-- which may have outlived the state. Until then all that an adopted bucket lacks counts as outstanding: no refill
+-- replaces it.
+local function presume(s, p, tokens, adopted)
+  if p.strict == 0 then return end
+  if adopted then s.out = p.capacity - max(0, tokens) end
+  s.due = s.last
 end
 
 -- note_lowered records that policy q replaces p now, if the bucket is a template's and q has the lower capacity. Otherwise
@@ -445,7 +455,8 @@ local function create(s, k, t, runs, tokens, index)
   local p = type(own) == 'string' and policy(own) or policy(t.pol)
   -- An empty key alone is what a plain client's fetch leaves where no bucket is; one below 0 it is about to undo.
   tokens = tokens or 0
-  if (index or 0) == 0 and tokens <= 0 then
+  local adopted = (index or 0) > 0 or tokens > 0
+  if not adopted then
     local needed = #runs == 0
     for _, run in ipairs(runs) do needed = needed or run.each <= p.capacity end
     local n = needed and k.alive and t.most > 0 and alive(k.alive, now) or 0
@@ -463,6 +474,7 @@ local function create(s, k, t, runs, tokens, index)
   s.out = 0
   s.due = 0
   s.debt = 0
+  presume(s, p, tokens, adopted)
   call('SET', k.tokens, format('%d', tokens))
   call('SET', k.index, format('%d', s.index))
   put(s, p, k.ctl, p.text)

@@ -93,6 +93,16 @@ local function put(s, p, key, pol)
   elseif s.was_out then
     call('HDEL', key, 'out')
   end
+  s.was_out = out
+end
+
+-- presume marks a strict bucket that begins without state, so that the next sweep counts its reservations and leases,
+-- which may have outlived the state. Until then all that an adopted bucket lacks counts as outstanding: no refill
+-- replaces it.
+local function presume(s, p, tokens, adopted)
+  if p.strict == 0 then return end
+  if adopted then s.out = p.capacity - max(0, tokens) end
+  s.due = s.last
 end
 
 -- note_lowered records that policy q replaces p now, if the bucket is a template's and q has the lower capacity. Otherwise

@@ -47,63 +47,27 @@ local function find_due(s)
   end
 end
 
--- read_outstanding reads the bucket and the record of an id, '' for none. It returns the reply that ends the script, or
--- nil and state, policy, tokens, record.
-local function read_outstanding(id)
-  local s = {}
-  local p = open(s, KEYS[3])
-  if p == false then return {3, 3} end
-  if not p then return {2} end
-  local tokens = get_integer(KEYS[1])
-  if tokens == false then return {3, 1} end
-  local raw = pcall('HGET', KEYS[4], id)
-  if type(raw) == 'table' then
-    wrong_type(raw)
-    return {3, 4}
-  end
-  local r = record(raw)
-  if r == false then return {3, 4} end
-  local count = pcall('ZCARD', KEYS[5])
-  if type(count) == 'table' then
-    wrong_type(count)
-    return {3, 5}
-  end
-  s.lost, tokens = not tokens, tokens or 0
-  return nil, s, p, tokens, r
-end
-
--- give_back adds n tokens of an era, as many as there is room for; it returns the tokens then held, and how many were
--- returned, clamped, and void because the bucket is in another era.
-local function give_back(s, p, tokens, n, era)
-  if n == 0 then return tokens, 0, 0, 0 end
-  if era ~= s.era then return tokens, 0, 0, n end
-  local clamped = excess(s, p, tokens, n)
-  return tokens + n - clamped, n - clamped, clamped, 0
-end
-
--- end_due ends records whose time has come, at most as many as most. It returns the tokens then held and how many were
--- returned, clamped, void, and dropped with leases.
-local function end_due(s, p, tokens, now, most)
-  local sum = {0, 0, 0, 0}
-  if s.due == 0 or s.due > now then return tokens, sum end
-  for _, id in ipairs(call('ZRANGEBYSCORE', KEYS[5], '-inf', format('%d', now), 'LIMIT', 0, most)) do
-    local r = record(call('HGET', KEYS[4], id))
-    if r and r[1] == RESERVATION then
-      local returned, clamped, void
-      s.out = max(0, s.out - r[2])
-      tokens, returned, clamped, void = give_back(s, p, tokens, r[2], r[4])
-      sum = {sum[1] + returned, sum[2] + clamped, sum[3] + void, sum[4]}
-      put_record(id, {RUN_OUT, 0, now + MEMORY_US, r[4], r[5], void})
-    else
-      if r then
-        s.out = max(0, s.out - r[2])
-        sum[4] = sum[4] + r[2]
-      end
-      drop_record(id)
+-- recount counts what is outstanding after a key was lost, and gives records whose ends were lost their ends back. It
+-- returns when the last of these records ends. While an end has no record, what it holds isn't known: no less counts
+-- than before.
+local function recount(s)
+  local all = call('HGETALL', KEYS[4])
+  local sum = 0
+  local records = 0
+  local last = 0
+  for i = 1, #all, 2 do
+    local r = record(all[i + 1])
+    if r then
+      sum = sum + r[2]
+      records = records + 1
+      last = max(last, r[3])
+      call('ZADD', KEYS[5], format('%d', r[3]), all[i])
     end
   end
+  if call('ZCARD', KEYS[5]) > records then sum = max(sum, s.out) end
+  s.out = sum
   find_due(s)
-  return tokens, sum
+  return last
 end
 
 -- put_tokens changes K from before to tokens.
@@ -126,4 +90,82 @@ local function outlive(instant, now)
     for i = 1, 3 do call('PEXPIRE', KEYS[i], format('%d', left)) end
   end
   for i = 4, 5 do call('PEXPIRE', KEYS[i], format('%d', left)) end
+end
+
+-- restore counts what is outstanding in a bucket whose state doesn't know when the first record ends: the state or the
+-- ends were lost. It returns the tokens then held: under a strict policy there is no room for more.
+local function restore(s, p, tokens)
+  local now = now_us()
+  local last = recount(s)
+  local held = p.strict == 1 and min(tokens, room(s, p)) or tokens
+  put_tokens(held, tokens)
+  put(s, p, KEYS[3])
+  outlive(max(last, now), now)
+  return held
+end
+
+-- read_outstanding reads the bucket and the record of an id, '' for none. It returns the reply that ends the script, or
+-- nil and state, policy, tokens, record.
+local function read_outstanding(id)
+  local s = {}
+  local p = open(s, KEYS[3])
+  if p == false then return {3, 3} end
+  if not p then return {2} end
+  local tokens = get_integer(KEYS[1])
+  if tokens == false then return {3, 1} end
+  local raw = pcall('HGET', KEYS[4], id)
+  if type(raw) == 'table' then
+    wrong_type(raw)
+    return {3, 4}
+  end
+  local r = record(raw)
+  if r == false then return {3, 4} end
+  local first = pcall('ZRANGE', KEYS[5], 0, 0, 'WITHSCORES')
+  if first.err then
+    wrong_type(first)
+    return {3, 5}
+  end
+  s.lost, tokens = not tokens, tokens or 0
+  if (first[2] or 0) + 0 ~= s.due then tokens = restore(s, p, tokens) end
+  return nil, s, p, tokens, r
+end
+
+-- give_back adds n tokens of an era, as many as there is room for; it returns the tokens then held, and how many were
+-- returned, clamped, and void because the bucket is in another era.
+local function give_back(s, p, tokens, n, era)
+  if n == 0 then return tokens, 0, 0, 0 end
+  if era ~= s.era then return tokens, 0, 0, n end
+  local clamped = excess(s, p, tokens, n)
+  return tokens + n - clamped, n - clamped, clamped, 0
+end
+
+-- end_due ends records whose time has come, at most as many as most. It returns the tokens then held and how many were
+-- returned, clamped, void, and dropped with leases.
+local function end_due(s, p, tokens, now, most)
+  local sum = {0, 0, 0, 0}
+  local lost = false
+  if s.due == 0 or s.due > now then return tokens, sum end
+  for _, id in ipairs(call('ZRANGEBYSCORE', KEYS[5], '-inf', format('%d', now), 'LIMIT', 0, most)) do
+    local r = record(call('HGET', KEYS[4], id))
+    if r and r[1] == RESERVATION then
+      local returned, clamped, void
+      s.out = max(0, s.out - r[2])
+      tokens, returned, clamped, void = give_back(s, p, tokens, r[2], r[4])
+      sum = {sum[1] + returned, sum[2] + clamped, sum[3] + void, sum[4]}
+      put_record(id, {RUN_OUT, 0, now + MEMORY_US, r[4], r[5], void})
+    else
+      if r then
+        s.out = max(0, s.out - r[2])
+        sum[4] = sum[4] + r[2]
+      end
+      lost = lost or not r
+      drop_record(id)
+    end
+  end
+  if lost then
+    recount(s)
+  else
+    find_due(s)
+  end
+  return tokens, sum
 end

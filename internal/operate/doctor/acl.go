@@ -8,7 +8,7 @@ import "strings"
 func Commands() []string {
 	return []string{
 		"ping", "evalsha", "eval", "script|load", "time", "get", "mget", "set", "del", "incr", "decr", "incrby",
-		"decrby", "hget", "hmget", "hset", "hdel", "hincrby", "zadd", "zcard", "zrange", "zrangebyscore", "zrem",
+		"decrby", "hget", "hgetall", "hmget", "hset", "hdel", "hincrby", "zadd", "zcard", "zrange", "zrangebyscore", "zrem",
 		"zremrangebyscore", "pexpire", "pttl", "pexpiretime", "pexpireat", "persist", "sadd", "srem", "sscan", "scard",
 		"exists", "unlink", "scan", "zscore", "zcount", "zrevrange", "zrevrangebyscore",
 	}

@@ -178,7 +178,7 @@ func ofATemplate(ctx context.Context, rdb *redis.Client) error {
 // holding reserves and leases tokens of a bucket that there is, and lets a
 // reservation's time pass.
 func holding(ctx context.Context, c *fetch.Client, rdb *redis.Client, await func(func() bool)) error {
-	p := policy.Policy{Capacity: 100, Rate: policy.PerSecond(1)}
+	p := policy.Policy{Capacity: 100, Rate: policy.PerSecond(1), Strict: true}
 	terms := p.Terms(policy.Fence{})
 	_, e1 := lua.Refill(ctx, rdb, "held", policy.Call{Create: policy.CreateInitial, Terms: &terms})
 	_, e2 := c.Reserve(ctx, "held", 1, time.Millisecond)

@@ -35,7 +35,8 @@ type step struct {
 // Rehearse does what refillers and consumers do, on buckets of its own, so that a
 // right that is missing shows.
 func Rehearse(ctx context.Context, rdb redis.UniversalClient) error {
-	terms := policy.Policy{Capacity: 1000, Rate: policy.PerSecond(1000), Interval: time.Millisecond}.Terms(policy.Fence{})
+	p := policy.Policy{Capacity: 1000, Rate: policy.PerSecond(1000), Interval: time.Millisecond, Strict: true}
+	terms := p.Terms(policy.Fence{})
 	for _, steps := range [][]step{refillSteps(ctx, rdb, terms), takeSteps(ctx, rdb), otherSteps(ctx, rdb, terms)} {
 		for _, s := range steps {
 			if err := s.do(); err != nil {

@@ -76,15 +76,12 @@ func (h *History) HoldCall(b oracle.Bucket) HoldCall {
 }
 
 // DisturbHeld lets time pass for reservations and leases, changes eras and loses
-// what is known of them.
+// what is known of them, each key alone or with others.
 func (h *History) DisturbHeld(b *oracle.Bucket) {
 	c := b.Control
-	if c == nil {
-		b.Held = nil // a bucket that is lost is lost whole
-		return
-	}
-	c.Terms.Strict = h.chance(40)
-	for id, held := range b.Held {
+	known := c != nil && c.Due == first(b.Ends)
+	for _, id := range slices.Sorted(maps.Keys(b.Held)) {
+		held := b.Held[id]
 		if h.chance(20) {
 			held.Until -= 10_000_000 + h.rng.Int64N(70_000_000)
 		}
@@ -92,14 +89,32 @@ func (h *History) DisturbHeld(b *oracle.Bucket) {
 			held.Era--
 		}
 		b.Held[id] = held
-	}
-	c.Due = 0
-	for _, held := range b.Held {
-		if c.Due == 0 || held.Until < c.Due {
-			c.Due = held.Until
+		if _, there := b.Ends[id]; there {
+			b.Ends[id] = held.Until
 		}
 	}
-	if h.chance(2) {
-		b.Held = nil // the records alone are lost: they were evicted
+	if known {
+		c.Due = first(b.Ends)
 	}
+	if c != nil {
+		c.Terms.Strict = h.chance(40)
+	}
+	lost := h.rng.IntN(60)
+	if lost == 0 || lost == 1 { // {K}:outstanding was evicted
+		b.Held = nil
+	}
+	if lost == 1 || lost == 2 { // {K}:due was
+		b.Ends = nil
+	}
+}
+
+// first returns the first of the ends; 0 if there is none.
+func first(ends map[string]int64) int64 {
+	until := int64(0)
+	for _, end := range ends {
+		if until == 0 || end < until {
+			until = end
+		}
+	}
+	return until
 }

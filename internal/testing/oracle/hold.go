@@ -4,10 +4,12 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// Bucket is a bucket with the records of its reservations and leases.
+// Bucket is a bucket with the records of its reservations and leases. Either of its maps is nil if it is empty. Without
+// a fault, both have the same ids.
 type Bucket struct {
 	policy.Bucket
 	Held map[string]Holding // by their id
+	Ends map[string]int64   // when each ends, Unix µs
 }
 
 // sweptBeside is the most records that a call ends beside its own work.
@@ -60,13 +62,14 @@ func (b *Bucket) Reserve(
 	if s == nil {
 		return policy.Taking{}, HeldUnknown
 	}
+	b.restore()
 	if h, there := b.Held[id]; there {
 		if h.Kind != HoldingReservation || h.N != n || h.Until <= now || h.Era != s.Era {
 			return policy.Taking{}, HeldInUse
 		}
 		return policy.Taking{OK: true, Known: true, Taken: n, Tokens: tokensOf(&b.Bucket)}, HeldDone
 	}
-	b.Sweep(sweptBeside, now)
+	b.sweep(sweptBeside, now)
 	least := leastOf(&b.Bucket, leave)
 	if tokensOf(&b.Bucket)-least < n {
 		return policy.Taking{Known: true, Tokens: tokensOf(&b.Bucket), Wait: b.Wait(n+least, now)}, HeldDone
@@ -87,6 +90,7 @@ func (b *Bucket) Settle(id string, used, now int64) (answer policy.Settlement, a
 	if s == nil {
 		return policy.Settlement{}, false, HeldUnknown
 	}
+	b.restore()
 	h, there := b.Held[id]
 	switch {
 	case !there:
@@ -111,7 +115,7 @@ func (b *Bucket) Settle(id string, used, now int64) (answer policy.Settlement, a
 	s.Debt += answer.Owed
 	answer.Forgiven = over - answer.Charged - answer.Owed
 	b.put(id, Holding{Kind: HoldingSettled, Until: now + policy.HoldMemory.Microseconds(), Era: h.Era, Answer: answer})
-	b.Sweep(sweptBeside, now)
+	b.sweep(sweptBeside, now)
 	b.findDue()
 	return answer, false, HeldDone
 }
@@ -124,6 +128,7 @@ func (b *Bucket) Lease(id string, seq, keep, back, want, ttl, now int64) (grante
 	if s == nil {
 		return 0, 0, HeldUnknown
 	}
+	b.restore()
 	h, there := b.Held[id]
 	switch {
 	case there && (h.Kind != HoldingLease || seq != h.Seq && (seq != h.Seq+1 || keep+back > h.N)):
@@ -134,8 +139,8 @@ func (b *Bucket) Lease(id string, seq, keep, back, want, ttl, now int64) (grante
 		return 0, 0, HeldInUse
 	case there && h.Era != s.Era:
 		s.Outstanding = max(0, s.Outstanding-h.N)
-		delete(b.Held, id)
-		b.Sweep(sweptBeside, now)
+		b.drop(id)
+		b.sweep(sweptBeside, now)
 		b.findDue()
 		return 0, 0, HeldOther
 	case there && h.Seq == seq:
@@ -149,10 +154,10 @@ func (b *Bucket) Lease(id string, seq, keep, back, want, ttl, now int64) (grante
 	if keep+granted > 0 {
 		b.put(id, Holding{Kind: HoldingLease, N: keep + granted, Until: now + ttl, Era: s.Era, Seq: seq, Granted: granted,
 			Clamped: clamped})
-	} else {
-		delete(b.Held, id)
+	} else if there {
+		b.drop(id)
 	}
-	b.Sweep(sweptBeside, now)
+	b.sweep(sweptBeside, now)
 	b.findDue()
 	return granted, clamped, HeldDone
 }
@@ -161,57 +166,111 @@ func (b *Bucket) Lease(id string, seq, keep, back, want, ttl, now int64) (grante
 // and at most as many as most. What was in a lease is spent, because nobody knows
 // better.
 func (b *Bucket) Sweep(most int, now int64) policy.Swept {
+	if b.Control == nil {
+		return policy.Swept{}
+	}
+	b.restore()
+	return b.sweep(most, now)
+}
+
+func (b *Bucket) sweep(most int, now int64) policy.Swept {
 	var sum policy.Swept
 	s := b.Control
-	if s == nil || s.Due == 0 || s.Due > now {
+	if s.Due == 0 || s.Due > now {
 		return sum
 	}
+	lost := false
 	for range most {
-		id, h := b.earliest()
-		if id == "" || h.Until > now {
+		id, until := b.earliest()
+		if id == "" || until > now {
 			break
 		}
+		h, there := b.Held[id]
 		s.Outstanding = max(0, s.Outstanding-h.N)
 		if h.Kind == HoldingReservation {
 			returned, clamped, void := b.giveBack(h.N, h.Era)
 			sum.Returned += returned
 			sum.Clamped += clamped
 			sum.Void += void
-			b.Held[id] = Holding{Kind: HoldingRunOut, Until: now + policy.HoldMemory.Microseconds(), Era: h.Era,
-				Overrun: h.Overrun, Void: void}
-		} else {
-			sum.Dropped += h.N
-			delete(b.Held, id)
+			b.put(id, Holding{Kind: HoldingRunOut, Until: now + policy.HoldMemory.Microseconds(), Era: h.Era,
+				Overrun: h.Overrun, Void: void})
+			continue
 		}
+		sum.Dropped += h.N
+		lost = lost || !there
+		b.drop(id)
+	}
+	if lost {
+		b.recount()
 	}
 	b.findDue()
 	return sum
+}
+
+// restore counts what is outstanding if the state doesn't know when the first record ends: the state or the ends were
+// lost. Under strict terms there is no room for more tokens.
+func (b *Bucket) restore() {
+	s := b.Control
+	if _, first := b.earliest(); first == s.Due {
+		return
+	}
+	b.recount()
+	b.findDue()
+	if s.Terms.Strict {
+		add(&b.Bucket, min(0, max(0, s.Terms.Capacity-s.Outstanding)-tokensOf(&b.Bucket)))
+	}
+}
+
+// recount counts what is outstanding after a key was lost, and gives records whose ends were lost their ends back.
+// While an end has no record, what it holds isn't known: no less counts than before.
+func (b *Bucket) recount() {
+	sum := int64(0)
+	for id, h := range b.Held {
+		sum += h.N
+		b.put(id, h)
+	}
+	if len(b.Ends) > len(b.Held) {
+		sum = max(sum, b.Control.Outstanding)
+	}
+	b.Control.Outstanding = sum
 }
 
 func (b *Bucket) put(id string, h Holding) {
 	if b.Held == nil {
 		b.Held = make(map[string]Holding)
 	}
+	if b.Ends == nil {
+		b.Ends = make(map[string]int64)
+	}
 	b.Held[id] = h
+	b.Ends[id] = h.Until
 }
 
-// earliest is the record that ends first; the id is empty if there is none.
-func (b *Bucket) earliest() (string, Holding) {
-	first, until := "", Holding{}
-	for id, h := range b.Held {
-		if first == "" || h.Until < until.Until || h.Until == until.Until && id < first {
-			first, until = id, h
+func (b *Bucket) drop(id string) {
+	delete(b.Held, id)
+	delete(b.Ends, id)
+	if len(b.Held) == 0 {
+		b.Held = nil
+	}
+	if len(b.Ends) == 0 {
+		b.Ends = nil
+	}
+}
+
+// earliest returns the id that ends first, and when; the id is empty if there is none.
+func (b *Bucket) earliest() (first string, until int64) {
+	for id, end := range b.Ends {
+		if first == "" || end < until || end == until && id < first {
+			first, until = id, end
 		}
 	}
 	return first, until
 }
 
-// findDue sets when the first record ends. Without records nothing is
-// outstanding, whatever was counted: they were lost.
+// findDue sets when the first record ends. If none does, nothing is outstanding.
 func (b *Bucket) findDue() {
-	_, first := b.earliest()
-	b.Control.Due = first.Until
-	if first.Until == 0 {
+	_, b.Control.Due = b.earliest()
+	if b.Control.Due == 0 {
 		b.Control.Outstanding = 0
 		b.Held = nil
 	}

@@ -99,19 +99,10 @@ func TakeTemplate(b *policy.Bucket, t policy.Terms, n, now int64, active bool) (
 	switched := follow(b, t, now)
 	if created {
 		held := tokensOf(b)
-		index := int64(0)
-		if b.Index != nil {
-			index = *b.Index
+		if n > t.Capacity && held <= 0 && (b.Index == nil || *b.Index == 0) {
+			return policy.Taking{Known: true, Tokens: t.Capacity + held, Wait: -1}, active
 		}
-		if held <= 0 && index == 0 {
-			if n > t.Capacity {
-				return policy.Taking{Known: true, Tokens: t.Capacity + held, Wait: -1}, active
-			}
-			held += t.Capacity
-		}
-		held, index = min(held, t.Capacity), index+1
-		b.Tokens, b.Index = &held, &index
-		b.Control = &policy.Control{Terms: t, Era: now, Index: index, Last: now}
+		b.Refill(policy.Call{Terms: &t, Create: policy.CreateInitial}, now)
 	}
 	before := tokensOf(b)
 	taking := b.Take(n, now)

@@ -1,0 +1,334 @@
+package lua_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
+	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// strictTerms are those of a strict bucket of 100 tokens.
+func strictTerms() policy.Terms {
+	p := policy.Policy{Capacity: 100, Rate: policy.PerSecond(100), Interval: 100 * time.Millisecond, Strict: true}
+	return p.Terms(policy.Fence{Epoch: 1})
+}
+
+// idle lets a bucket be refilled after so long a time that it would be full, and returns the tokens then held.
+func idle(ctx context.Context, t testing.TB, rdb *redis.Client, key string) int64 {
+	t.Helper()
+	p, err := lua.Peek(ctx, rdb, key, 1)
+	require.NoError(t, err)
+	st := rdb.HGet(ctx, lua.ControlKey(key), "st").Val()
+	st = fmt.Sprintf("%s%16d%s", st[:17], p.Last-10_000_000, st[33:])
+	require.NoError(t, rdb.HSet(ctx, lua.ControlKey(key), "st", st).Err())
+	o, err := lua.Refill(ctx, rdb, key, policy.Call{Version: p.Version})
+	require.NoError(t, err)
+	require.Equal(t, policy.StatusApplied, o.Status)
+	return o.Tokens
+}
+
+// reserve holds n tokens for an hour.
+func reserve(ctx context.Context, t testing.TB, rdb *redis.Client, key, id string, n int64) {
+	t.Helper()
+	r, err := lua.Reserve(ctx, rdb, key, lua.ReserveCall{ID: id, N: n, TTL: time.Hour})
+	require.NoError(t, err)
+	require.True(t, r.OK)
+}
+
+// beginAndEndALease makes a lease of one token come and go, which changes nothing.
+func beginAndEndALease(ctx context.Context, t testing.TB, rdb *redis.Client, key string) {
+	t.Helper()
+	for seq := range int64(2) {
+		_, err := lua.Lease(ctx, rdb, key, lua.LeaseCall{ID: "short", Seq: 1 + seq, Back: seq, Want: 1 - seq,
+			TTL: time.Minute})
+		require.NoError(t, err)
+	}
+}
+
+// strictBuckets are ways to come by a strict bucket of 100 tokens, in which 30 are reserved.
+var strictBuckets = map[string]func(ctx context.Context, t testing.TB, rdb *redis.Client){
+	"configured": func(ctx context.Context, t testing.TB, rdb *redis.Client) {
+		terms := strictTerms()
+		_, err := lua.Refill(ctx, rdb, "user:1", policy.Call{Terms: &terms, Create: policy.CreateInitial})
+		require.NoError(t, err)
+	},
+	"of a template": func(ctx context.Context, t testing.TB, rdb *redis.Client) {
+		terms := strictTerms()
+		terms.Template = true
+		_, err := takeTemplate(ctx, rdb, "user:1", templateCall{Prefix: "user:", Terms: terms.Encode(), Capacity: 100},
+			nil, false, false)
+		require.NoError(t, err)
+	},
+}
+
+// A strict bucket of 100 of which 30 are held loses its state, and in one case its tokens and index too. It begins
+// anew, and is refilled: what it holds and what is held never exceed 100, once the next sweep has counted, which
+// follows the refill. A bucket that kept its tokens never exceeds it at all.
+func TestAStrictBucketThatBeginsAnewKeepsRoomForWhatIsHeld(t *testing.T) {
+	t.Parallel()
+	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	for name, create := range strictBuckets {
+		for _, lost := range [][]string{{"{user:1}:ctl"}, {"user:1", "{user:1}", "{user:1}:ctl"}} {
+			require.NoError(t, rdb.FlushAll(ctx).Err())
+			create(ctx, t, rdb)
+			reserve(ctx, t, rdb, "user:1", "job", 30)
+			require.NoError(t, rdb.Del(ctx, lost...).Err())
+			create(ctx, t, rdb)
+			if len(lost) == 1 {
+				require.EqualValues(t, 70, idle(ctx, t, rdb, "user:1"), "%s: nothing is added before they are counted", name)
+			}
+
+			swept := lua.Sweep(ctx, rdb, []string{"user:1"}, 10)[0]
+			require.NoError(t, swept.Err)
+			require.Equal(t, []int64{70, 30}, []int64{swept.Tokens, swept.Outstanding}, "%s without %q", name, lost)
+			require.EqualValues(t, 70, idle(ctx, t, rdb, "user:1"), "%s without %q", name, lost)
+
+			settled, err := lua.Settle(ctx, rdb, "user:1", "job", 30)
+			require.NoError(t, err)
+			require.Zero(t, settled.Settlement)
+			require.EqualValues(t, 100, idle(ctx, t, rdb, "user:1"), "%s without %q", name, lost)
+		}
+	}
+}
+
+// The ends of reservations are lost, and not how much each holds: nothing is free that wasn't.
+func TestNothingIsFreeBecauseTheEndsOfReservationsAreLost(t *testing.T) {
+	t.Parallel()
+	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	for name, create := range strictBuckets {
+		require.NoError(t, rdb.FlushAll(ctx).Err())
+		create(ctx, t, rdb)
+		reserve(ctx, t, rdb, "user:1", "job", 30)
+		ends := rdb.ZRangeWithScores(ctx, lua.DueKey("user:1"), 0, -1).Val()
+		require.NoError(t, rdb.Del(ctx, lua.DueKey("user:1")).Err())
+
+		beginAndEndALease(ctx, t, rdb, "user:1")
+		require.EqualValues(t, 70, idle(ctx, t, rdb, "user:1"), name)
+		require.Equal(t, ends, rdb.ZRangeWithScores(ctx, lua.DueKey("user:1"), 0, -1).Val(), name)
+		ctl := rdb.PExpireTime(ctx, lua.ControlKey("user:1")).Val()
+		require.Equal(t, ctl, rdb.PExpireTime(ctx, lua.DueKey("user:1")).Val(), name)
+		settled, err := lua.Settle(ctx, rdb, "user:1", "job", 10)
+		require.NoError(t, err)
+		require.Equal(t, policy.Settlement{Returned: 20}, settled.Settlement, name)
+	}
+}
+
+// How much each reservation holds is lost, and not when it ends. What was held counts until the last of these has
+// ended, whatever is reserved and settled beside them, and no longer.
+func TestWhatLostReservationsHeldCountsUntilTheyEnd(t *testing.T) {
+	t.Parallel()
+	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	for name, create := range strictBuckets {
+		require.NoError(t, rdb.FlushAll(ctx).Err())
+		create(ctx, t, rdb)
+		reserve(ctx, t, rdb, "user:1", "job", 20)
+		reserve(ctx, t, rdb, "user:1", "longer job", 10)
+		require.NoError(t, rdb.Del(ctx, lua.OutstandingKey("user:1")).Err())
+		_, err := lua.Settle(ctx, rdb, "user:1", "job", 0)
+		require.ErrorIs(t, err, lua.ErrNotHeld)
+
+		reserve(ctx, t, rdb, "user:1", "beside", 5)
+		beginAndEndALease(ctx, t, rdb, "user:1")
+		require.EqualValues(t, 65, idle(ctx, t, rdb, "user:1"), name)
+		for _, id := range []string{"job", "longer job"} {
+			endNow(ctx, t, rdb, "user:1", id)
+			swept := lua.Sweep(ctx, rdb, []string{"user:1"}, 10)[0]
+			require.NoError(t, swept.Err)
+			require.Zero(t, swept.Swept, name)
+			want := map[string]int64{"job": 65, "longer job": 95}[id]
+			require.EqualValues(t, want, idle(ctx, t, rdb, "user:1"), "%s: %s has ended", name, id)
+		}
+	}
+}
+
+// endNow makes reservations and leases end, whose records may be lost.
+func endNow(ctx context.Context, t testing.TB, rdb *redis.Client, key string, ids ...string) {
+	t.Helper()
+	now := serverTime(ctx, t, rdb)
+	for _, id := range ids {
+		require.NoError(t, rdb.ZAdd(ctx, lua.DueKey(key), redis.Z{Member: id, Score: float64(now)}).Err())
+		if record, err := rdb.HGet(ctx, lua.OutstandingKey(key), id).Result(); err == nil {
+			h := decodeHolding(t, record)
+			h.Until = now
+			require.NoError(t, rdb.HSet(ctx, lua.OutstandingKey(key), id, encodeHolding(h)).Err())
+		}
+	}
+	p, err := lua.Peek(ctx, rdb, key, 1)
+	require.NoError(t, err)
+	out := fmt.Sprintf("%d %d %d", p.Outstanding, now, p.Debt)
+	require.NoError(t, rdb.HSet(ctx, lua.ControlKey(key), "out", out).Err())
+}
+
+// books are what the holders of a bucket's tokens have, by their own account.
+type books struct {
+	t       *testing.T
+	rdb     *redis.Client
+	rng     *rand.Rand
+	terms   policy.Terms
+	version policy.Version
+	held    map[string]int64 // by the id of a reservation or lease
+	seq     map[string]int64 // of a lease's last call
+	lost    string           // the key that was lost, unless a refill or sweep has made up for it
+}
+
+// sum returns how many tokens are held.
+func (b *books) sum() (n int64) {
+	for _, held := range b.held {
+		n += held
+	}
+	return n
+}
+
+// refill refills the bucket and sweeps as a refiller does.
+func (b *books) refill() {
+	ctx := b.t.Context()
+	if st := b.rdb.HGet(ctx, lua.ControlKey("b"), "st").Val(); st != "" && b.rng.IntN(4) > 0 {
+		last := serverTime(ctx, b.t, b.rdb) - b.rng.Int64N(5_000_000)
+		st = fmt.Sprintf("%s%16d%s", st[:17], last, st[33:])
+		require.NoError(b.t, b.rdb.HSet(ctx, lua.ControlKey("b"), "st", st).Err())
+	}
+	o, err := lua.Refill(ctx, b.rdb, "b", policy.Call{Version: b.version, Terms: &b.terms, Create: policy.CreateLost})
+	require.NoError(b.t, err)
+	b.version = o.Version
+	if o.Status.Wrote() {
+		ends, outstanding := lua.DueKey("b"), lua.OutstandingKey("b")
+		if o.Due != 0 && o.Due <= o.Now || b.lost == ends {
+			require.NoError(b.t, lua.Sweep(ctx, b.rdb, []string{"b"}, 10)[0].Err)
+		}
+		if b.lost != outstanding {
+			b.lost = ""
+		}
+	}
+}
+
+// settle ends a reservation of which a part was used, or some more.
+func (b *books) settle(id string) {
+	_, err := lua.Settle(b.t.Context(), b.rdb, "b", id, b.rng.Int64N(b.held[id]+3))
+	b.over(id, err)
+}
+
+// lease makes the next call of a block.
+func (b *books) lease(id string, want int64) {
+	call := lua.LeaseCall{ID: id, Seq: b.seq[id] + 1, Want: want, TTL: time.Hour}
+	if b.held[id] > 0 {
+		call.Keep = b.rng.Int64N(b.held[id] + 1)
+		call.Back = b.rng.Int64N(b.held[id] - call.Keep + 1)
+	}
+	r, err := lua.Lease(b.t.Context(), b.rdb, "b", call)
+	if err == nil && call.Keep+r.Granted > 0 {
+		b.held[id], b.seq[id] = call.Keep+r.Granted, call.Seq
+		return
+	}
+	b.over(id, err)
+}
+
+// over forgets a holding that has ended, unless the bucket's state is lost: then the holder tries again.
+func (b *books) over(id string, err error) {
+	if errors.Is(err, lua.ErrUnknownBucket) {
+		return
+	}
+	if !errors.Is(err, lua.ErrNotHeld) && !errors.Is(err, lua.ErrOtherEra) {
+		require.NoError(b.t, err)
+	}
+	delete(b.held, id)
+	delete(b.seq, id)
+}
+
+// step does something at random.
+func (b *books) step(n int) {
+	ctx := b.t.Context()
+	ids := slices.Sorted(maps.Keys(b.held))
+	amount := 1 + b.rng.Int64N(40)
+	var err error
+	switch what := b.rng.IntN(12); {
+	case what < 2:
+		b.refill()
+	case what == 2:
+		_, err = takeOne(ctx, b.rdb, "b", amount, false)
+	case what == 3:
+		var r lua.ReserveReply
+		id := fmt.Sprint("job ", n)
+		r, err = lua.Reserve(ctx, b.rdb, "b", lua.ReserveCall{ID: id, N: amount, TTL: time.Hour})
+		if r.OK {
+			b.held[id] = amount
+		}
+	case what == 4:
+		b.lease(fmt.Sprint("block ", n), amount)
+	case what < 8 && len(ids) > 0:
+		if id := ids[b.rng.IntN(len(ids))]; b.seq[id] > 0 {
+			b.lease(id, amount*b.rng.Int64N(2))
+		} else {
+			b.settle(id)
+		}
+	case what == 8: // by an operator, or of tokens that were taken
+		_, e1 := lua.Grant(ctx, b.rdb, "b", amount)
+		_, e2 := lua.Return(ctx, b.rdb, "b", amount, 0)
+		err = errors.Join(e1, e2)
+	case what == 9:
+		_, err = lua.Reset(ctx, b.rdb, "b", b.rng.Int64N(300)-1)
+	case what == 10:
+		b.terms.Fence.Epoch++
+		b.terms.Capacity = 20 + b.rng.Int64N(180) // what a refill may credit
+		b.terms.OnLoss = policy.Loss(b.rng.IntN(2))
+		b.terms.Initial = b.terms.Capacity
+		b.terms.MaxElapsed = policy.MaxElapsed(b.terms.Capacity, b.terms.Tokens, b.terms.Per, b.terms.Interval)
+		b.refill()
+	case what == 11 && b.lost == "":
+		keys := []string{"b", lua.IndexKey("b"), lua.ControlKey("b"), lua.DueKey("b"), lua.OutstandingKey("b")}
+		b.lost = keys[b.rng.IntN(len(keys))]
+		require.NoError(b.t, b.rdb.Del(ctx, b.lost).Err())
+	}
+	if err != nil && !errors.Is(err, lua.ErrUnknownBucket) { // its state is lost
+		require.NoError(b.t, err)
+	}
+}
+
+// Whatever is taken, held and given back, whichever key is evicted alone, and wherever the capacity goes: a strict
+// bucket and its holders never have more than the capacity, by the holders' own account. In the end all of it is there.
+func TestAStrictBucketAndItsHoldersNeverHaveMoreThanTheCapacity(t *testing.T) {
+	t.Parallel()
+	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	rng := rand.New(rand.NewPCG(seed(t), 0))
+	for history := range 60 {
+		require.NoError(t, rdb.FlushAll(ctx).Err())
+		b := &books{t: t, rdb: rdb, rng: rng, terms: strictTerms(), held: map[string]int64{}, seq: map[string]int64{}}
+		o, err := lua.Refill(ctx, rdb, "b", policy.Call{Terms: &b.terms, Create: policy.CreateInitial})
+		require.NoError(t, err)
+		b.version = o.Version
+		capacity := b.terms.Capacity
+		for n := range 60 {
+			b.step(n)
+			tokens, err := rdb.Get(ctx, "b").Int64()
+			if !errors.Is(err, redis.Nil) {
+				require.NoError(t, err)
+			}
+			if ctl := rdb.HGet(ctx, lua.ControlKey("b"), "pol").Val(); ctl != "" {
+				terms, err := policy.DecodeTerms(ctl)
+				require.NoError(t, err)
+				capacity = terms.Capacity
+			}
+			require.GreaterOrEqual(t, tokens, int64(0), "history %d step %d", history, n)
+			require.LessOrEqual(t, tokens, max(0, capacity-b.sum()), "history %d step %d: %v of %d are held", history, n,
+				b.held, capacity)
+		}
+
+		b.refill()
+		require.NoError(t, lua.Sweep(ctx, rdb, []string{"b"}, 1000)[0].Err) // their ends may be lost
+		if ids := rdb.ZRange(ctx, lua.DueKey("b"), 0, -1).Val(); len(ids) > 0 {
+			endNow(ctx, t, rdb, "b", ids...)
+		}
+		require.NoError(t, lua.Sweep(ctx, rdb, []string{"b"}, 1000)[0].Err)
+		require.Equal(t, capacity, idle(ctx, t, rdb, "b"), "history %d", history)
+	}
+}
