@@ -277,6 +277,65 @@ func TestNothingComesBackToABucketThatLostItsTokens(t *testing.T) {
 	require.EqualValues(t, 1000, o.Tokens)
 }
 
+// A template's bucket of 60 with on_loss full lost K. Whatever comes back to it, K is missing or expires with the other
+// keys, and the next refill fills the bucket. An operator's tokens are added to what on_loss says.
+func TestTheLossOfTokensIsNotHiddenByWhatComesBack(t *testing.T) {
+	t.Parallel()
+	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	terms := userTerms
+	terms.OnLoss = policy.LossFull
+	template := templateCall{Prefix: "user:", Terms: terms.Encode(), Capacity: 60, Hold: time.Hour}
+	for name, act := range map[string]func() error{
+		"return": func() error {
+			_, err := lua.Return(ctx, rdb, "user:1", 5, 0)
+			return err
+		},
+		"grant": func() error {
+			r, err := lua.Grant(ctx, rdb, "user:1", 5)
+			require.Equal(t, []int64{60, 5}, []int64{r.Tokens, r.Clamped})
+			return err
+		},
+		"settle": func() error {
+			_, err := lua.Settle(ctx, rdb, "user:1", "job", 1)
+			return err
+		},
+		"settle above": func() error {
+			_, err := lua.Settle(ctx, rdb, "user:1", "job", 9)
+			return err
+		},
+		"lease": func() error {
+			_, err := lua.Lease(ctx, rdb, "user:1", lua.LeaseCall{ID: "block", Seq: 2, Keep: 2, Back: 5, Want: 5, TTL: time.Hour})
+			return err
+		},
+		"new lease": func() error {
+			_, err := lua.Lease(ctx, rdb, "user:1", lua.LeaseCall{ID: "new", Seq: 1, Want: 5, TTL: time.Hour})
+			return err
+		},
+		"sweep": func() error {
+			endNow(ctx, t, rdb, "user:1", "job", "block")
+			return lua.Sweep(ctx, rdb, []string{"user:1"}, 10)[0].Err
+		},
+		"take": func() error {
+			_, err := lua.Take(ctx, rdb, "user:1", 5, true)
+			return err
+		},
+	} {
+		require.NoError(t, rdb.FlushAll(ctx).Err())
+		_, err := takeTemplate(ctx, rdb, "user:1", template, one(20), false, false)
+		require.NoError(t, err)
+		reserve(ctx, t, rdb, "user:1", "job", 5)
+		_, err = lua.Lease(ctx, rdb, "user:1", lua.LeaseCall{ID: "block", Seq: 1, Want: 7, TTL: time.Hour})
+		require.NoError(t, err)
+		require.NoError(t, rdb.Del(ctx, "user:1").Err())
+		require.NoError(t, act(), name)
+		if rdb.Exists(ctx, "user:1").Val() > 0 {
+			require.Equal(t, rdb.PExpireTime(ctx, "{user:1}:ctl").Val(), rdb.PExpireTime(ctx, "user:1").Val(), name)
+		}
+		require.EqualValues(t, 60, idle(ctx, t, rdb, "user:1"), name)
+		require.Equal(t, rdb.PExpireTime(ctx, "{user:1}:ctl").Val(), rdb.PExpireTime(ctx, "user:1").Val(), name)
+	}
+}
+
 // What operators set in a template's bucket that lost a key expires with its other keys.
 func TestWhatOperatorsSetExpiresWithTheBucket(t *testing.T) {
 	t.Parallel()

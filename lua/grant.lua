@@ -21,10 +21,10 @@ local tokens = get_integer(KEYS[1])
 if tokens == false then return {3, 1} end
 local index = get_integer(KEYS[2])
 if index == false then return {3, 2} end
-tokens = tokens or 0
+local held = tokens or min(after_loss(p), room(s, p))
 local n = ARGV[1] + 0
-local clamped = excess(s, p, tokens, n)
-tokens = call('INCRBY', KEYS[1], format('%d', n - clamped))
+local clamped = excess(s, p, held, n)
+tokens = call('INCRBY', KEYS[1], format('%d', held + n - clamped - (tokens or 0)))
 -- The copy moves by as much as the index: a foreign client's move stays visible.
 s.index = s.index + 1
 call('INCRBY', KEYS[2], (index or 0) == 0 and format('%d', s.index) or 1)

@@ -70,7 +70,7 @@ else
 end
 
 if p and q and not (given == '' and p.version ~= OWN) then
-  tokens = switch(s, p, q, tokens or (p.on_loss == 1 and p.capacity or 0), index, now)
+  tokens = switch(s, p, q, tokens or after_loss(p), index, now)
   if given == '' then s.era = max(now, s.era + 1) end
   call('SET', KEYS[1], format('%d', tokens), 'KEEPTTL')
   call('SET', KEYS[2], format('%d', s.index), 'KEEPTTL')

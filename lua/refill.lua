@@ -105,7 +105,7 @@ local function complete()
     else
       -- An empty key alone is what a plain client's try leaves where no bucket is; one below 0 it is about to undo.
       local begins = q.capacity - q.lacking
-      if seen_era > 0 then begins = q.on_loss == 1 and q.capacity or 0 end
+      if seen_era > 0 then begins = after_loss(q) end
       s.tokens = begins + was
     end
     s.status = 6
@@ -138,7 +138,7 @@ local function complete()
     s.status = 10
     if s.bad > 0 then return end
     if not p then return initialise(q, mine[1], seen_era, seen_index, mine[3]) end
-    s.tokens = tokens or p.on_loss == 1 and p.capacity or 0
+    s.tokens = tokens or after_loss(p)
     s.after, how = meet(p, q)
     if how == 'differs' then s.differs = 1 end
 

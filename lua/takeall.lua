@@ -1,8 +1,8 @@
 -- takeall: tokens of several buckets, all or nothing; with a request id charged once for all calls with the same one.
 --
 -- KEYS  per bucket, each once: K, {K}:ctl
---       then, if there is a request id: {K}:req:<id> of the first bucket: what the request asked for and got, which is
---       ARGV 2, then of each bucket fits, left and era, with a space between
+--       then, if there is a request id: {K}:req:<id> of the first bucket: what the request asked for and got: see
+--       request
 -- ARGV  1 how many buckets
 --       2 what is asked for: a name for these tokens of these buckets, without spaces; 3 memory_ms: how long the
 --         request is remembered from its charge on, at least 1; both '' without a request id
@@ -20,6 +20,7 @@
 --#include shared/bucket
 --#include shared/denial
 --#include shared/leave
+--#include shared/request
 --#include shared/unwritten
 local n = ARGV[1] + 0
 local request = KEYS[2 * n + 1]
@@ -29,8 +30,8 @@ if type(first) == 'table' then
   return {3, 2 * n + 1}
 end
 if first then
-  local asked, got = match(first, '^(%S+)([ %d-]+)$')
-  if not asked then return {3, 2 * n + 1} end
+  local asked, got = match(first, ALL)
+  if not asked and not match(first, ONCE) then return {3, 2 * n + 1} end
   if asked ~= ARGV[2] then return {5} end
   local reply, b = {1}, 0
   for fits, left, era in string.gmatch(got, ' ([01]) (%-?%d+) (%d+)') do

@@ -176,3 +176,24 @@ func TestARequestOfSeveralBucketsIsChargedOnceInAnyOrder(t *testing.T) {
 	_, _, err = lua.TakeAllOnce(ctx, rdb, "id", time.Minute, []lua.Demand{{Key: "c", N: 3}, {Key: "typo", N: 1}})
 	require.ErrorContains(t, err, `"typo"`, "errors name the bucket that the caller named")
 }
+
+// An id that charged a take of one bucket is no id for a take of several, nor the other way round.
+func TestARequestIDIsForOneKindOfTake(t *testing.T) {
+	withEmbedded(t, func(t *testing.T, rdb *redis.Client) {
+		ctx := t.Context()
+		for name, leave := range map[string]policy.Leave{"none": {}, "tokens": {Tokens: 5}, "percent": {Percent: 20}} {
+			storeCase(ctx, t, rdb, "b", 1000)
+			run := policy.Run{N: 10, Count: 1, Leave: leave}
+			demands := []lua.Demand{{Key: "b", N: 10, Leave: leave}}
+			_, err := lua.TakeOnce(ctx, rdb, "b", name+"-once", run, time.Minute)
+			require.NoError(t, err)
+			_, _, err = lua.TakeAllOnce(ctx, rdb, name+"-once", time.Minute, demands)
+			require.ErrorIs(t, err, lua.ErrRequestReused, name)
+			_, _, err = lua.TakeAllOnce(ctx, rdb, name+"-all", time.Minute, demands)
+			require.NoError(t, err)
+			_, err = lua.TakeOnce(ctx, rdb, "b", name+"-all", run, time.Minute)
+			require.ErrorIs(t, err, lua.ErrRequestReused, name)
+			require.Equal(t, "980", rdb.Get(ctx, "b").Val(), name)
+		}
+	})
+}

@@ -25,7 +25,8 @@ var (
 	// ASCII without the space; and for a memory that is out of range.
 	ErrInvalidRequest = errors.New("refiller: invalid request id")
 	// ErrRequestReused is returned for a take whose request id took, or was to
-	// leave, another number of tokens before. Nothing was taken.
+	// leave, another number of tokens before, or took of one bucket and now of
+	// several. Nothing was taken.
 	ErrRequestReused = errors.New("refiller: request id is in use for another take")
 )
 

@@ -1,7 +1,7 @@
 -- takeonce: n tokens, all or nothing, or as many as there are, charged once for all calls with the same request id.
 --
 -- KEYS  1 K, 2 {K}:ctl
---       3 {K}:req:<id>  what the request asked for and got: n count leave taken left era, with a space between
+--       3 {K}:req:<id>  what the request asked for and got: see request
 -- ARGV  1 n, 2 count, 3 leave: a run of takes, as in takes, whose count is 1 unless n is 0
 --       4 memory_ms: how long the request is remembered from its first charge on, at least 1
 -- Reply {1, left, taken, era, again, pol}: taken by this call, or, if again is 1, by an earlier one of the same
@@ -14,6 +14,7 @@
 --#include shared/bucket
 --#include shared/denial
 --#include shared/leave
+--#include shared/request
 --#include shared/unwritten
 local first = pcall('GET', KEYS[3])
 if type(first) == 'table' then
@@ -24,8 +25,8 @@ local s = {}
 local p = open(s, KEYS[2])
 local asked = table.concat(ARGV, ' ', 1, 3)
 if first then
-  local same, taken, left, era = match(first, '^(%d+ %d+ %d+%%?) (%d+) (%d+) (%d+)$')
-  if not same then return {3, 3} end
+  local same, taken, left, era = match(first, ONCE)
+  if not same and not match(first, ALL) then return {3, 3} end
   if same ~= asked then return {5} end
   return unwritten(KEYS[2], {1, left + 0, taken + 0, era + 0, 1, told(s, p)})
 end

@@ -211,6 +211,9 @@ local function excess(s, p, tokens, n)
   return min(n, max(0, max(tokens, 0) + n - room(s, p)))
 end
 
+-- after_loss is what a bucket that lost K holds.
+local function after_loss(p) return p.on_loss == 1 and p.capacity or 0 end
+
 -- altered is policy p with other numbers.
 local function altered(p, numbers)
   local words, most = {}, 6
