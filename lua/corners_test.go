@@ -499,6 +499,38 @@ func TestATryOfAPlainClientIsUndoneInABucketThatBeganAnew(t *testing.T) {
 	undone("user:2", 0)
 }
 
+// A plain adder that took its only try back leaves an index of 0. Alone, or with no tokens, that is no bucket: one begins
+// with what its policy says, and the index counts from 1.
+func TestAnIndexOfZeroAloneIsNoBucket(t *testing.T) {
+	t.Parallel()
+	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	configured := strictTerms()
+	for _, tokens := range []bool{false, true} {
+		for name, begin := range map[string]func() error{
+			"refill": func() error {
+				_, err := lua.Refill(ctx, rdb, "user:1", policy.Call{Terms: &configured, Create: policy.CreateInitial})
+				return err
+			},
+			"take": func() error {
+				_, err := takeTemplate(ctx, rdb, "user:1", user(), one(1), false, false)
+				return err
+			},
+		} {
+			require.NoError(t, rdb.FlushAll(ctx).Err())
+			require.NoError(t, rdb.Set(ctx, "{user:1}", 0, 0).Err())
+			if tokens {
+				require.NoError(t, rdb.Set(ctx, "user:1", 0, 0).Err())
+			}
+			o, err := lua.Refill(ctx, rdb, "user:1", policy.Call{Terms: &configured, Create: policy.CreateLost})
+			require.NoError(t, err)
+			require.Equal(t, policy.StatusUnknown, o.Status, "nothing is there to adopt")
+			require.NoError(t, begin(), name)
+			require.Equal(t, map[string]string{"refill": "100", "take": "59"}[name], rdb.Get(ctx, "user:1").Val(), name)
+			require.Equal(t, "1", rdb.Get(ctx, "{user:1}").Val(), name)
+		}
+	}
+}
+
 // Five plain clients have failed and are about to undo it, as something fills the bucket: once they have, it holds what
 // it may, and no more.
 func TestWhatPlainClientsAreAboutToUndoIsNoRoom(t *testing.T) {
