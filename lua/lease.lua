@@ -28,7 +28,7 @@ local seq = ARGV[2] + 0
 local keep = ARGV[3] + 0
 local back = ARGV[4] + 0
 local want = ARGV[5] + 0
-if r and (r[1] ~= LEASE or (seq ~= r[5] and (seq ~= r[5] + 1 or keep + back > r[2]))) then
+if r and (r.kind ~= LEASE or (seq ~= r.seq and (seq ~= r.seq + 1 or keep + back > r.n))) then
   return unwritten(KEYS[3], {5})
 end
 if not r and seq ~= 1 then return unwritten(KEYS[3], {6}) end
@@ -41,21 +41,21 @@ local function finish(tokens)
   put(s, p, KEYS[3])
   return tokens
 end
-if r and r[4] ~= s.era then
-  s.out = max(0, s.out - r[2])
+if r and r.era ~= s.era then
+  s.out = max(0, s.out - r.n)
   drop_record(ARGV[1])
   finish(before)
   return {4, now}
 end
-if r and seq == r[5] then return unwritten(KEYS[3], {1, now, before, r[6], r[7], s.era, told(s, p)}) end
-if r then s.out = max(0, s.out - r[2]) + keep end
+if r and seq == r.seq then return unwritten(KEYS[3], {1, now, before, r.granted, r.clamped, s.era, told(s, p)}) end
+if r then s.out = max(0, s.out - r.n) + keep end
 local tokens, _, clamped = give_back(s, p, before, back, s.era)
 local granted = min(want, floor(max(0, tokens) / 2))
 tokens = tokens - granted
 local ends = now + ARGV[6]
 if keep + granted > 0 then
   s.out = s.out + granted
-  put_record(ARGV[1], {LEASE, keep + granted, ends, s.era, seq, granted, clamped})
+  put_record(ARGV[1], LEASE, keep + granted, ends, s.era, seq, granted, clamped)
 elseif r then
   drop_record(ARGV[1])
 end

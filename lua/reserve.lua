@@ -27,10 +27,10 @@ local refused, s, p, before, r = read_outstanding(ARGV[1])
 if refused then return unwritten(KEYS[3], refused) end
 local now, n = now_us(), ARGV[2] + 0
 if r then
-  if r[1] ~= RESERVATION or r[2] ~= n or r[3] <= now or r[4] ~= s.era then
+  if r.kind ~= RESERVATION or r.n ~= n or r.ends <= now or r.era ~= s.era then
     return unwritten(KEYS[3], {5})
   end
-  return unwritten(KEYS[3], {1, before, r[3], now, s.era, told(s, p)})
+  return unwritten(KEYS[3], {1, before, r.ends, now, s.era, told(s, p)})
 end
 local swept = s.due > 0 and s.due <= now
 local tokens = end_due(s, p, before, now, SWEPT)
@@ -44,7 +44,7 @@ if tokens - keep < n then
 end
 local ends = now + ARGV[3]
 put_tokens(tokens - n, before)
-put_record(ARGV[1], {RESERVATION, n, ends, s.era, ARGV[4] + 0})
+put_record(ARGV[1], RESERVATION, n, ends, s.era, ARGV[4])
 s.out = s.out + n
 if s.due == 0 or ends < s.due then s.due = ends end
 put(s, p, KEYS[3])

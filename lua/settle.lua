@@ -21,21 +21,21 @@
 local refused, s, p, before, r = read_outstanding(ARGV[1])
 if refused then return unwritten(KEYS[3], refused) end
 if not r then return unwritten(KEYS[3], {6}) end
-if r[1] == LEASE then return unwritten(KEYS[3], {5}) end
+if r.kind == LEASE then return unwritten(KEYS[3], {5}) end
 local now = now_us()
 local used = ARGV[2] + 0
-local n = r[1] == RUN_OUT and r[6] or r[2]
-if r[1] == SETTLED then return unwritten(KEYS[3], {1, now, before, 1, unpack(r, 5, 10)}) end
-s.out = max(0, s.out - r[2])
-local tokens, returned, clamped, void = give_back(s, p, before, max(0, n - used), r[4])
+local n = r.kind == RUN_OUT and r.void or r.n
+if r.kind == SETTLED then return unwritten(KEYS[3], {1, now, before, 1, unpack(r.settlement)}) end
+s.out = max(0, s.out - r.n)
+local tokens, returned, clamped, void = give_back(s, p, before, max(0, n - used), r.era)
 local over = max(0, used - n)
 local charged = min(over, max(0, tokens))
 local owed = 0
-if r[5] == 1 then owed = min(over - charged, max(0, p.capacity - s.debt)) end
+if r.overrun == 1 then owed = min(over - charged, max(0, p.capacity - s.debt)) end
 tokens = tokens - charged
 s.debt = s.debt + owed
 local answer = {returned, clamped, void, charged, owed, over - charged - owed}
-put_record(ARGV[1], {SETTLED, 0, now + MEMORY_US, r[4], unpack(answer)})
+put_record(ARGV[1], SETTLED, 0, now + MEMORY_US, r.era, unpack(answer))
 tokens = end_due(s, p, tokens, now, SWEPT)
 find_due(s)
 put_tokens(tokens, before)

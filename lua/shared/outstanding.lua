@@ -21,14 +21,17 @@ local function record(raw)
   local f = {}
   for word in string.gmatch(raw, '%d+') do f[#f + 1] = word + 0 end
   if #f < 5 then return false end
-  return f
+  -- What follows era depends on the kind.
+  return {kind = f[1], n = f[2], ends = f[3], era = f[4], seq = f[5], overrun = f[5], granted = f[6], void = f[6],
+    clamped = f[7], settlement = {unpack(f, 5, 10)}}
 end
 
-local function put_record(id, r)
-  local words = {}
-  for i = 1, #r do words[i] = format('%d', r[i]) end
+-- put_record writes a record: what follows era is in the order of its kind.
+local function put_record(id, kind, n, ends, era, ...)
+  local words = {kind, n, ends, era, ...}
+  for i = 1, #words do words[i] = format('%d', words[i]) end
   call('HSET', KEYS[4], id, table.concat(words, ' '))
-  call('ZADD', KEYS[5], words[3], id)
+  call('ZADD', KEYS[5], format('%d', ends), id)
 end
 
 local function drop_record(id)
@@ -58,10 +61,10 @@ local function recount(s)
   for i = 1, #all, 2 do
     local r = record(all[i + 1])
     if r then
-      sum = sum + r[2]
+      sum = sum + r.n
       records = records + 1
-      last = max(last, r[3])
-      call('ZADD', KEYS[5], format('%d', r[3]), all[i])
+      last = max(last, r.ends)
+      call('ZADD', KEYS[5], format('%d', r.ends), all[i])
     end
   end
   if call('ZCARD', KEYS[5]) > records then sum = max(sum, s.out) end
@@ -147,16 +150,16 @@ local function end_due(s, p, tokens, now, most)
   if s.due == 0 or s.due > now then return tokens, sum end
   for _, id in ipairs(call('ZRANGEBYSCORE', KEYS[5], '-inf', format('%d', now), 'LIMIT', 0, most)) do
     local r = record(call('HGET', KEYS[4], id))
-    if r and r[1] == RESERVATION then
+    if r and r.kind == RESERVATION then
       local returned, clamped, void
-      s.out = max(0, s.out - r[2])
-      tokens, returned, clamped, void = give_back(s, p, tokens, r[2], r[4])
+      s.out = max(0, s.out - r.n)
+      tokens, returned, clamped, void = give_back(s, p, tokens, r.n, r.era)
       sum = {sum[1] + returned, sum[2] + clamped, sum[3] + void, sum[4]}
-      put_record(id, {RUN_OUT, 0, now + MEMORY_US, r[4], r[5], void})
+      put_record(id, RUN_OUT, 0, now + MEMORY_US, r.era, r.overrun, void)
     else
       if r then
-        s.out = max(0, s.out - r[2])
-        sum[4] = sum[4] + r[2]
+        s.out = max(0, s.out - r.n)
+        sum[4] = sum[4] + r.n
       end
       lost = lost or not r
       drop_record(id)
