@@ -108,6 +108,7 @@ func TestRememberedStateChangesOnlyTheCost(t *testing.T) {
 		"tokens that are none":   {tokens: "1e3", status: policy.StatusMalformed},
 		"a full bucket's too":    {tokens: "0x10000000000", status: policy.StatusMalformed},
 		"tokens beyond 2^53":     {tokens: "9007199254740994", status: policy.StatusMalformed},
+		"tokens read as 2^53":    {tokens: "9007199254740993", status: policy.StatusMalformed},
 		"an index that is none":  {tokens: "5", index: "+20", status: policy.StatusMalformed},
 		"an index of 15 digits":  {tokens: "5", index: "100000000000000", status: policy.StatusMalformed},
 		"an instant of 15":       {tokens: "5", state: state("176300000000000", 20, 7), status: policy.StatusMalformed},

@@ -103,12 +103,13 @@ local function now_us()
 end
 
 -- integer reads a decimal integer that INCRBY accepts and doubles hold exactly: the number, nil if the key is missing,
--- or false if it holds something else, so that no write fails after another has been made.
+-- or false if it holds something else, so that no write fails after another has been made. 2^53 isn't among them: it is
+-- also what 2^53 + 1 is read as.
 local function integer(v)
   if not v then return nil end
   if v ~= '0' and not find(v, '^%-?[1-9]%d*$') then return false end
   local n = v + 0
-  return n <= EXACT and n >= -EXACT and n
+  return n < EXACT and n > -EXACT and n
 end
 
 -- wrong_type answers false to the error of a key of another type and raises every other error.
