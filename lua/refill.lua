@@ -69,8 +69,8 @@ local function complete()
   local unlike, as_others = {}, {shard and '0' or '1', 0, 0} -- create, step_us, next_us
   for a = n + 2 + 2 * ARGV[n + 1], #ARGV, 4 do unlike[ARGV[a] + 0] = {ARGV[a + 1], ARGV[a + 2] + 0, ARGV[a + 3] + 0} end
   -- s is the bucket at hand: its state (see open), status and tokens. s.was and s.stored are what K and {K} hold, s.p
-  -- is the policy in force, s.after that in force in the end. s.least is set if the bucket is to be written: the new
-  -- index must exceed it. s.credits is set if the time since s.last is to be credited.
+  -- is the policy in force, s.after that in force in the end. s.writes is set if the bucket is to be written: the new
+  -- index must exceed s.least. s.credits is set if the time since s.last is to be credited.
   local s
 
   -- meet tells which policy is in force after a call that gives q while p is, and whether q conflicts with p, or
@@ -113,6 +113,7 @@ local function complete()
     s.last = now
     s.step = now
     s.next = following
+    s.writes = true
     s.least = seen_index
     s.p = q
     s.after = q
@@ -120,10 +121,19 @@ local function complete()
     presume(s, q, s.tokens, adopted)
   end
 
-  -- look finds out how bucket i stands, for which policy q is given, and what becomes of it.
-  local function look(i, q)
+  -- begin_era gives a bucket that was rolled back, or whose clock was, a new era, which voids grants, and leases and
+  -- returns of the old one.
+  local function begin_era(status, seen_era)
+    s.status = status
+    s.writes = true
+    if s.last < now or now < s.last - TOLERANCE_US then s.last = now end
+    s.era = max(now, 1 + max(s.era, seen_era))
+  end
+
+  -- assess reads bucket i, for which policy q is given, and decides what becomes of it.
+  local function assess(i, q)
     s = {bad = 0, differs = 0, elapsed = 0, tokens = 0, era = 0, index = 0, last = 0, carry = 0, step = 0, next = 0,
-      out = 0, due = 0, debt = 0}
+      out = 0, due = 0, debt = 0, least = 0}
     local mine, how = unlike[i] or as_others, nil
     local seen_era, seen_index = match(ARGV[i], '^( *%d+) +%d+ (%d+)')
     seen_era, seen_index = tonumber(seen_era) or 0, tonumber(seen_index) or 0
@@ -154,9 +164,7 @@ local function complete()
     if seen_era > s.era or (seen_era == s.era and seen_index > s.index) then
       -- This server came back with an older state than the caller saw: takes since then are forgotten. So the bucket is
       -- emptied, unless its policy keeps what is there (what is below 0 a plain client is about to undo); nothing is
-      -- credited for the time before; the index passes the caller's; and the new era voids grants, and leases and
-      -- returns of the old one.
-      s.status = 8
+      -- credited for the time before; and the index passes the caller's.
       s.least = seen_index
       s.carry = 0
       s.tokens = min(s.tokens, p.on_rollback == 1 and p.capacity or 0)
@@ -164,42 +172,41 @@ local function complete()
         s.step = min(max(s.step, now, step), now + period)
         s.next = s.step + period
       end
-    elseif now < s.last - TOLERANCE_US then
-      -- The clock stepped back: credit begins at the present, with a new era. A step that lies ahead comes nearer, but
-      -- none of the last period is credited twice.
-      s.status, s.least = 9, 0
-      if period > 0 and s.step > now + period then s.step, s.next = now + period, now + 2 * period end
-    else
-      local stale = seen_era < s.era or seen_index < s.index
-      if not scheduled and s.after ~= p then step = s.next end -- before another schedule begins
-      s.step_due = p.kind == STEPPED and s.step < step and step <= now
-      s.status = stale and s.after == p and 3 or how == 'conflicts' and 11
-        or s.after == p and not s.step_due and now - s.last < p.half and 4
-      if s.status then return end
-      s.least = 0
-      if s.stored ~= 0 and s.stored ~= s.index then
-        s.status, s.carry = 5, 0
-      else
-        s.status = stale and 2 or 1
-        s.credits = true
-        s.elapsed = max(0, now - s.last)
-      end
-      if s.step_due then s.step, s.next = step, 0 end
-      if following > s.step then
-        s.next = following
-      elseif now < following and following < s.step then -- the clock was ahead when the schedule began
-        s.step, s.next = following, 0 -- the instant to come may have been credited then
-      end
-      return
+      return begin_era(8, seen_era)
     end
-    if s.last < now or now < s.last - TOLERANCE_US then s.last = now end
-    s.era = max(now, 1 + max(s.era, seen_era))
+    if now < s.last - TOLERANCE_US then
+      -- The clock stepped back: credit begins at the present. A step that lies ahead comes nearer, but none of the last
+      -- period is credited twice.
+      if period > 0 and s.step > now + period then s.step, s.next = now + period, now + 2 * period end
+      return begin_era(9, seen_era)
+    end
+
+    local stale = seen_era < s.era or seen_index < s.index
+    if not scheduled and s.after ~= p then step = s.next end -- before another schedule begins
+    s.step_due = p.kind == STEPPED and s.step < step and step <= now
+    s.status = stale and s.after == p and 3 or how == 'conflicts' and 11
+      or s.after == p and not s.step_due and now - s.last < p.half and 4
+    if s.status then return end
+    s.writes = true
+    if s.stored ~= 0 and s.stored ~= s.index then
+      s.status, s.carry = 5, 0
+    else
+      s.status = stale and 2 or 1
+      s.credits = true
+      s.elapsed = max(0, now - s.last)
+    end
+    if s.step_due then s.step, s.next = step, 0 end
+    if following > s.step then
+      s.next = following
+    elseif now < following and following < s.step then -- the clock was ahead when the schedule began
+      s.step, s.next = following, 0 -- the instant to come may have been credited then
+    end
   end
 
-  -- finish credits, writes and answers what look found of bucket i, for which policy q is given. It returns the policy
+  -- finish assesses bucket i, credits, writes and answers it, for which policy q is given. It returns the policy
   -- in force, the index, whether the bucket is idle, and whether the policy is another.
   local function finish(i, q)
-    look(i, q)
+    assess(i, q)
     local after = s.after
     local tokens = s.tokens
     local added = 0
@@ -208,7 +215,7 @@ local function complete()
       tokens, added, clamped, s.carry, s.debt =
         credit(s.p, tokens, room(s, s.p), now, s.last, s.carry, s.era, s.debt, s.step_due)
     end
-    if s.least then
+    if s.writes then
       local keys = {KEYS[i], KEYS[n + i], KEYS[2 * n + i]}
       s.last = max(s.last, now)
       if after ~= s.p then
@@ -230,7 +237,7 @@ local function complete()
       end
       if after.kind == POOL and added > 0 then pcall('HINCRBY', keys[3], 'added', format('%d', added)) end
     end
-    local is_idle = s.least and tokens >= after.capacity and s.due == 0 and idle(after, KEYS[2 * n + i])
+    local is_idle = s.writes and tokens >= after.capacity and s.due == 0 and idle(after, KEYS[2 * n + i])
     local switched = after ~= s.p
     local f = after or NONE
     local flags = s.differs + (is_idle and 2 or 0) + (switched and 4 or 0)
