@@ -304,7 +304,8 @@ func TestTheLossOfTokensIsNotHiddenByWhatComesBack(t *testing.T) {
 			return err
 		},
 		"lease": func() error {
-			_, err := lua.Lease(ctx, rdb, "user:1", lua.LeaseCall{ID: "block", Seq: 2, Keep: 2, Back: 5, Want: 5, TTL: time.Hour})
+			call := lua.LeaseCall{ID: "block", Seq: 2, Keep: 2, Back: 5, Want: 5, TTL: time.Hour}
+			_, err := lua.Lease(ctx, rdb, "user:1", call)
 			return err
 		},
 		"new lease": func() error {
@@ -499,8 +500,8 @@ func TestATryOfAPlainClientIsUndoneInABucketThatBeganAnew(t *testing.T) {
 	undone("user:2", 0)
 }
 
-// A plain adder that took its only try back leaves an index of 0. Alone, or with no tokens, that is no bucket: one begins
-// with what its policy says, and the index counts from 1.
+// A plain adder that took its only try back leaves an index of 0. Alone, or with no tokens, that is no bucket: one
+// begins with what its policy says, and the index counts from 1.
 func TestAnIndexOfZeroAloneIsNoBucket(t *testing.T) {
 	t.Parallel()
 	ctx, rdb := t.Context(), testenv.Redis(t).Client()
