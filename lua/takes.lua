@@ -111,7 +111,7 @@ local function follow(s, k, t, p, tokens)
   if not q or q.version <= p.version then return p, tokens end
   local index = get_integer(k.index)
   if index == false then return false end
-  local after = switch(s, p, q, tokens or (p.on_loss == 1 and p.capacity or 0), index, now)
+  local after = switch(s, p, q, tokens or after_loss(p), index, now)
   call('INCRBY', k.index, format('%d', s.index - (index or 0)))
   if after ~= tokens then call('INCRBY', k.tokens, format('%d', after - (tokens or 0))) end
   put(s, q, k.ctl, q.text)
