@@ -64,8 +64,10 @@ type group struct {
 	part   int // groups of one bucket are in different calls, in this order
 	inLine bool
 	whole  bool
-	alone  bool // in a call of its own
-	create bool // the bucket of a bounded template may be created
+	alone  bool          // in a call of its own
+	create bool          // the bucket may be created, as turned out
+	narrow bool          // with the keys alone that exist with the bucket
+	own    *policy.Terms // of a lazy bucket, if it is asked narrowly: its override, or the template's policy
 	done   bool
 }
 

@@ -51,6 +51,7 @@ type trip struct {
 	calls     []*scriptCall
 	places    map[place]*scriptCall // with room
 	cmds      []redis.Cmder
+	narrowed  []*group               // lazy buckets whose overrides are to be read
 	unclaimed []*engine.Request[ask] // nobody waits for these
 	ctx       context.Context
 	text      bool // the server doesn't know a script
@@ -102,6 +103,7 @@ func (c *Client) sender(s *server, rdb redis.UniversalClient) engine.Sender[ask]
 			for _, call := range t.calls {
 				t.read(call)
 			}
+			t.resolve()
 			t.cmds = t.cmds[:0]
 		}
 		t.conclude()
@@ -203,6 +205,8 @@ func (t *trip) read(call *scriptCall) {
 			g.alone = true
 		}
 		return
+	case lua.IsTryAgain(err) && t.narrow(call): // nothing ran
+		return
 	case redis.HasErrorPrefix(err, "NOPERM "):
 		t.c.alone.claim(call.groups[0].key, aloneFor, time.Now())
 	}
@@ -224,9 +228,57 @@ func (t *trip) read(call *scriptCall) {
 	}
 }
 
-// create lets a bucket of a template be created whose number is counted on another server.
+// narrow has the groups of a call asked again, each by itself and narrowly, since a Cluster's server misses some of the
+// call's keys while their slot moves. It reports whether that is of use: what was asked narrowly isn't asked again.
+func (t *trip) narrow(call *scriptCall) (again bool) {
+	again = len(call.groups) > 1
+	for _, g := range call.groups {
+		if g.narrow {
+			return false
+		}
+		g.narrow, g.alone = true, true
+		switch g.kind.(type) {
+		case *lazy:
+			t.narrowed = append(t.narrowed, g)
+			again = true
+		case *refilled:
+			again = true
+		}
+	}
+	return again
+}
+
+// resolve reads the overrides of lazy buckets that are asked narrowly. If it can't, they are asked as before.
+func (t *trip) resolve() {
+	if len(t.narrowed) == 0 {
+		return
+	}
+	keys := make([]string, len(t.narrowed))
+	for i, g := range t.narrowed {
+		keys[i] = g.key
+	}
+	overrides, err := lua.Overrides(t.ctx, t.rdb, keys)
+	for i, g := range t.narrowed {
+		switch {
+		case err != nil:
+		case overrides[i] != nil:
+			g.own = overrides[i]
+		default:
+			g.own = &g.kind.(*lazy).rule.Terms
+		}
+	}
+	clear(t.narrowed)
+	t.narrowed = t.narrowed[:0]
+}
+
+// create lets a bucket of a template be created that turned out to be missing. If the template is bounded, the number of
+// its buckets is counted on another server.
 func (t *trip) create(g *group) {
 	r := g.kind.(*refilled)
+	if r.rule.MaxKeys == 0 {
+		g.create = true
+		return
+	}
 	alive, err := r.template.Alive(t.ctx, t.rdb)
 	if err == nil && alive >= r.rule.MaxKeys {
 		err = r.template.TooMany(g.key, alive)

@@ -55,9 +55,8 @@ type refilled struct {
 }
 
 func (r *refilled) takes(g *group) lua.Takes {
-	return lua.Takes{
-		Key: g.key, Below: g.info.limit(), Template: r.template, Existing: r.apart && r.rule.MaxKeys > 0 && !g.create,
-	}
+	existing := g.narrow || r.apart && r.rule.MaxKeys > 0
+	return lua.Takes{Key: g.key, Below: g.info.limit(), Template: r.template, Existing: existing && !g.create}
 }
 
 func (r *refilled) outdates(i *info) bool { return r.replaces(i.terms) }
@@ -119,7 +118,12 @@ func (r *refilled) switched(p *lua.PeekReply) {
 // lazy is a bucket of a template that is credited when it is asked. It has no eras, reservations or requests.
 type lazy struct{ rule *policy.Ruled }
 
-func (l *lazy) takes(g *group) lua.Takes { return lua.Takes{Key: g.key, Lazy: &l.rule.Terms} }
+func (l *lazy) takes(g *group) lua.Takes {
+	if g.own != nil {
+		return lua.Takes{Key: g.key, Lazy: g.own, Resolved: true}
+	}
+	return lua.Takes{Key: g.key, Lazy: &l.rule.Terms}
+}
 
 // outdates is false because each call brings the policy.
 func (l *lazy) outdates(*info) bool { return false }

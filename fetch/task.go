@@ -10,6 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/tokenrefill/refiller/internal/engine"
+	"github.com/tokenrefill/refiller/internal/timing"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )
@@ -114,18 +115,52 @@ func attempt[R any](t *task, again bool, call func() (R, error)) (R, error) {
 	if err := t.server.open(t.key); err != nil {
 		return none, err
 	}
-	r, err := call()
+	r, err := unsplit(t, call)
 	if again && unreached(err) && !timedOut(err) && !errors.Is(err, engine.ErrClosed) && t.ctx.Err() == nil {
-		r, err = call()
+		r, err = unsplit(t, call)
 	}
 	if errors.Is(err, lua.ErrUnknownBucket) {
 		if found, lookErr := t.c.templates.unknown(t); lookErr != nil {
 			err = lookErr
 		} else if found {
-			r, err = call()
+			r, err = unsplit(t, call)
 		}
 	}
 	return r, failure(t.ctx, err)
+}
+
+const (
+	// splitFirst is the pause after the first call that a Cluster's server refused since the bucket's slot moves. The
+	// pauses double up to splitMost, each between half of that and all.
+	splitFirst = 4 * time.Millisecond
+	splitMost  = 32 * time.Millisecond
+	// splitTime bounds the time of a call without a deadline, as that of a reply is bounded.
+	splitTime = time.Minute
+)
+
+// unsplit makes a call, and makes it again while the servers of a Cluster refuse it since the bucket's slot moves and
+// none of them has all of its keys: nothing ran. It stops when the task has no time for another try.
+func unsplit[R any](t *task, call func() (R, error)) (R, error) {
+	var end time.Time
+	for n := 0; ; n++ {
+		r, err := call()
+		if !lua.IsTryAgain(err) {
+			return r, err
+		}
+		if n == 0 {
+			end = t.deadline
+			if end.IsZero() {
+				end = time.Now().Add(splitTime)
+			}
+		}
+		pause := timing.Doubled(splitFirst, n, splitMost)
+		if time.Until(end) < 2*pause {
+			return r, err
+		}
+		if !timing.Sleep(t.ctx.Done(), timing.Between(t.c.jitter, pause/2, pause)) {
+			return r, t.ctx.Err()
+		}
+	}
 }
 
 // answer is what a take is told. It is its task's until that is asked again.
@@ -207,7 +242,8 @@ func (c *Client) giveBack(key string, tokens, era int64) {
 		return
 	}
 	t := c.begin(c.own(context.Background()), key)
-	c.giveBackBy(t.ctx, t, t.kind, key, tokens, era)
+	reply, err := unsplit(t, func() (lua.ReturnReply, error) { return t.kind.giveBack(t.ctx, t, key, tokens, era) })
+	c.gaveBack(key, tokens, reply, err)
 }
 
 // giveBackLater is giveBack in a goroutine, for callers that Close waits for.
@@ -220,6 +256,11 @@ func (c *Client) giveBackLater(key string, tokens, era int64) {
 // giveBackBy is giveBack through a lua.Client.
 func (c *Client) giveBackBy(ctx context.Context, by lua.Client, k kind, key string, tokens, era int64) {
 	reply, err := k.giveBack(ctx, by, key, tokens, era)
+	c.gaveBack(key, tokens, reply, err)
+}
+
+// gaveBack counts tokens that were given back, or could not be.
+func (c *Client) gaveBack(key string, tokens int64, reply lua.ReturnReply, err error) {
 	c.moreTokens(key)
 	if err != nil {
 		c.stats.lost.Add(tokens)

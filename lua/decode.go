@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strconv"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/tokenrefill/refiller/policy"
 )
 
@@ -151,6 +153,28 @@ func (s *script) ask(ctx context.Context, c Client, keys []string, args []any, w
 	return open(v, keys, want...)
 }
 
+// askExisting is ask for a script that answers codeUnknown if none of its keys exists. A Cluster doesn't run a script
+// of missing keys while their slot moves, so they are then checked one by one.
+func (s *script) askExisting(ctx context.Context, c Client, keys []string, args []any, want ...int64) (*reply, int64,
+	error) {
+	r, code, err := s.ask(ctx, c, keys, args, want...)
+	if !IsTryAgain(err) {
+		return r, code, err
+	}
+	for _, key := range keys {
+		cmd := redis.NewIntCmd(ctx, "exists", key)
+		if existsErr := c.Process(ctx, cmd); existsErr != nil { // the command may be under way
+			return nil, 0, fmt.Errorf("refiller: %s: %w", s.name, existsErr)
+		}
+		if cmd.Val() > 0 {
+			return nil, 0, err
+		}
+	}
+	return nil, codeUnknown, unknown(keys)
+}
+
+func unknown(keys []string) error { return fmt.Errorf("%w %q", ErrUnknownBucket, bucketOf(keys[0])) }
+
 // open reads the code that opens the reply to a call with these keys. It is one of want, or one of those that mean the
 // same everywhere: they become errors, unless they are wanted.
 func open(v any, keys []string, want ...int64) (*reply, int64, error) {
@@ -169,7 +193,7 @@ func open(v any, keys []string, want ...int64) (*reply, int64, error) {
 	var err error
 	switch code {
 	case codeUnknown:
-		err = fmt.Errorf("%w %q", ErrUnknownBucket, bucketOf(keys[0]))
+		err = unknown(keys)
 	case codeMalformed:
 		err = malformed(keys, r.int())
 	default:

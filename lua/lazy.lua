@@ -2,10 +2,11 @@
 -- limit/lazy.
 --
 -- KEYS  1 {K}:lazy   the instant at which the bucket is full, as in shared/ahead; a full bucket is no key
---       2 {K}:override the policy of this key alone, if it has one (see policy)
+--       2 {K}:override the policy of this key alone, if it has one (see policy); left out if the caller has just read
+--         that and ARGV say it
 -- ARGV  1 1 take, 0 peek, -1 return
 --       2 1 if no take may overtake another, as in takes; 0 otherwise
---       3 tokens, 4 per_us: the template's rate in lowest terms; 5 its capacity
+--       3 tokens, 4 per_us: the rate in lowest terms, 5 the capacity: the template's, unless KEYS 2 is left out
 --       6.. runs n, count, leave, as in takes; a peek or a return has one of count 1
 -- Reply {1, left, reset_us, now_us, pol}: all taken, or returned; reset_us until the bucket is full; pol of KEYS 2, or
 --       ''
@@ -19,7 +20,7 @@ local now = now_us()
 local tokens = tonumber(ARGV[3])
 local per_us = tonumber(ARGV[4])
 local capacity = tonumber(ARGV[5])
-local pol = get_text(KEYS[2]) or ''
+local pol = KEYS[2] and get_text(KEYS[2]) or ''
 local own_capacity, own_tokens, own_per = string.match(pol, '^%d+ 2 (%d+) (%d+) (%d+) ')
 if own_per then
   tokens = tonumber(own_tokens)

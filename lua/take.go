@@ -113,7 +113,7 @@ func Return(ctx context.Context, c Client, key string, n, era int64) (ReturnRepl
 	if err := checkAmount(n); err != nil {
 		return ReturnReply{}, err
 	}
-	r, code, err := returnScript.ask(ctx, c, bucketKeys(key), []any{n, era}, codeDone, codeOtherEra)
+	r, code, err := returnScript.askExisting(ctx, c, bucketKeys(key), []any{n, era}, codeDone, codeOtherEra)
 	if err != nil {
 		return ReturnReply{}, err
 	}
@@ -143,7 +143,7 @@ type PeekReply struct {
 // Peek tells what the bucket holds and when n tokens are due. It writes
 // nothing.
 func Peek(ctx context.Context, c Client, key string, n int64) (PeekReply, error) {
-	r, _, err := peekScript.ask(ctx, c, bucketKeys(key), []any{n}, codeDone)
+	r, _, err := peekScript.askExisting(ctx, c, bucketKeys(key), []any{n}, codeDone)
 	if err != nil {
 		return PeekReply{}, err
 	}

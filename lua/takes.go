@@ -36,12 +36,18 @@ type Takes struct {
 	// Template is that of the bucket, if it is a refilled template's; nil otherwise. A
 	// Whole call creates the bucket if it is missing.
 	Template *Template
-	Existing bool // Template: don't create it
+	// Template: the bucket isn't created, and only its own keys are passed, not that of an override, which is for its
+	// creation. So on a Cluster the call is served while the bucket's slot moves.
+	Existing bool
 	// Template: how long the script for which the bucket is opened may hold tokens: it lives for longer
 	Hold time.Duration
 
 	// Lazy is the policy of a lazy template whose bucket this is. Its takes are a call of their own, and never Missed.
 	Lazy *policy.Terms
+	// Resolved reports that Lazy is the policy of the bucket itself: its override was read just before, and Lazy is that,
+	// or the template's policy if there is none. The key of the override is then left out of the call, so that on a
+	// Cluster it is served while the bucket's slot moves.
+	Resolved bool
 }
 
 // RunReply is what became of a run of takes.
@@ -104,7 +110,7 @@ func (t *TakesCall) Do(ctx context.Context, c Client, takes []Takes) ([]TakesRep
 func (t *TakesCall) Command(ctx context.Context, takes []Takes, source bool) (redis.Cmder, error) {
 	t.takes = takes
 	if b := t.lazy(); b != nil {
-		words, err := lazyWords(b.Key, lazyTake, b.Lazy, b.Runs, b.InLine)
+		words, err := lazyWords(b.Key, lazyTake, b.Lazy, b.Resolved, b.Runs, b.InLine)
 		if err != nil {
 			return nil, err
 		}
@@ -152,6 +158,10 @@ func (t *TakesCall) Read(err error) ([]TakesReply, error) {
 // IsNoScript reports whether a server answered that it doesn't know the script, so
 // that nothing ran.
 func IsNoScript(err error) bool { return redis.HasErrorPrefix(err, "NOSCRIPT") }
+
+// IsTryAgain reports whether a server of a Cluster answered that not all keys of a call are on it while their slot
+// moves, so that nothing ran. A key that exists nowhere is on no server, either.
+func IsTryAgain(err error) bool { return redis.HasErrorPrefix(err, "TRYAGAIN") }
 
 // write makes the words of the call.
 func (t *TakesCall) write() error {
@@ -227,7 +237,10 @@ func (t *TakesCall) writeKeys(b *Takes) {
 	if template == nil {
 		return
 	}
-	t.words = append(t.words, keys[1], OverrideKey(b.Key))
+	t.words = append(t.words, keys[1])
+	if !b.Existing {
+		t.words = append(t.words, OverrideKey(b.Key))
+	}
 	if !template.apart {
 		t.words = append(t.words, &template.sets[ActiveShard(b.Key)], &template.alive)
 	}

@@ -130,9 +130,29 @@ func LazyReturn(ctx context.Context, c Client, key string, terms *policy.Terms, 
 	return err
 }
 
+// lazy makes a call for a bucket of a lazy template. If its keys are on two servers of a Cluster, or one of them is
+// missing while their slot moves, the override is read first, and then the bucket's key is the only one of the call.
 func lazy(ctx context.Context, c Client, key string, what int, terms *policy.Terms, runs []policy.Run,
 	inLine bool) (LazyReply, error) {
-	words, err := lazyWords(key, what, terms, runs, inLine)
+	reply, err := lazyOnce(ctx, c, key, what, terms, false, runs, inLine)
+	if !IsTryAgain(err) {
+		return reply, err
+	}
+	own, err := Override(ctx, c, key)
+	if err != nil {
+		return LazyReply{}, err
+	}
+	if own != nil {
+		terms = own
+	}
+	reply, err = lazyOnce(ctx, c, key, what, terms, true, runs, inLine)
+	reply.Terms = own
+	return reply, err
+}
+
+func lazyOnce(ctx context.Context, c Client, key string, what int, terms *policy.Terms, resolved bool,
+	runs []policy.Run, inLine bool) (LazyReply, error) {
+	words, err := lazyWords(key, what, terms, resolved, runs, inLine)
 	if err != nil {
 		return LazyReply{}, err
 	}
@@ -143,14 +163,21 @@ func lazy(ctx context.Context, c Client, key string, what int, terms *policy.Ter
 	return decodeLazy(cmd.Val(), key, runs)
 }
 
-func lazyWords(key string, what int, terms *policy.Terms, runs []policy.Run, inLine bool) ([]any, error) {
+// lazyWords makes the words of a call. If terms are resolved, the key of the override is left out.
+func lazyWords(key string, what int, terms *policy.Terms, resolved bool, runs []policy.Run, inLine bool) ([]any,
+	error) {
 	if total, err := totalOf(runs); err != nil {
 		return nil, err
 	} else if total == 0 {
 		return nil, fmt.Errorf("%w: no takes", ErrInvalidAmount)
 	}
-	words := append(noWords(2, 5+3*len(runs)),
-		LazyKey(key), OverrideKey(key), what, flag(inLine), terms.Tokens, terms.Per, terms.Capacity)
+	words := append(noWords(2, 5+3*len(runs)), LazyKey(key))
+	if resolved {
+		words[firstKey-1] = 1
+	} else {
+		words = append(words, OverrideKey(key))
+	}
+	words = append(words, what, flag(inLine), terms.Tokens, terms.Per, terms.Capacity)
 	return appendRuns(words, runs), nil
 }
 

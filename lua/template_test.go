@@ -343,6 +343,40 @@ func TestABucketHasThePolicyOfItsKey(t *testing.T) {
 	}
 }
 
+// A call that leaves the key of the override out has the answer of one that reads it, if the caller has read it.
+func TestACallWithoutTheKeyOfTheOverrideFollowsIt(t *testing.T) {
+	t.Parallel()
+	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	own := ofTemplate(policy.Policy{Capacity: 500, Rate: policy.Rate{Tokens: 5, Per: time.Hour}, Interval: time.Second})
+	own.Fence = policy.Fence{Epoch: 7, Seq: 1}
+	for key, resolved := range map[string]bool{"user:1": false, "user:2": true} {
+		require.NoError(t, rdb.Set(ctx, lua.OverrideKey(key), own.Encode(), 0).Err())
+		for left := int64(400); left >= 0; left -= 100 {
+			replies, err := new(lua.TakesCall).Do(ctx, rdb, []lua.Takes{{Key: key, Runs: one(100), Lazy: &own, Whole: true,
+				Resolved: resolved}})
+			require.NoError(t, err)
+			require.True(t, replies[0].OK)
+			require.Equal(t, left, replies[0].Remaining)
+			require.Equal(t, own, *replies[0].Terms)
+		}
+	}
+	for _, key := range []string{"user:1", "user:2"} {
+		peek, err := lua.LazyPeek(ctx, rdb, key, &userTerms, 1)
+		require.NoError(t, err)
+		require.Zero(t, peek.Remaining, "both count in the same unit")
+		require.InDelta(t, 12*time.Minute, peek.Runs[0].Wait, float64(time.Minute))
+
+		_, err = takeTemplate(ctx, rdb, key, user(), one(100), true, false)
+		require.NoError(t, err)
+		existing := user()
+		existing.Terms = "" // the bucket is not created
+		r, err := takeTemplate(ctx, rdb, key, existing, one(100), true, false)
+		require.NoError(t, err)
+		require.EqualValues(t, 300, r.Remaining)
+		require.Equal(t, own, *r.Terms)
+	}
+}
+
 func TestNoMoreBucketsThanTheTemplateAllows(t *testing.T) {
 	t.Parallel()
 	ctx, rdb := t.Context(), testenv.Redis(t).Client()

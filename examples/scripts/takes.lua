@@ -1,7 +1,8 @@
 -- takes: takes from several buckets in one call, several amounts of each one after the other, each take all or nothing.
 --
--- KEYS  of each bucket: K, {K}:ctl; and if it is of a refilled template: {K}, {K}:override; and, where its template
---       says so: the shard of the active set that it belongs to, the set of the template's buckets alive
+-- KEYS  of each bucket: K, {K}:ctl; and if it is of a refilled template: {K}; if it may be created: {K}:override, which a
+--       bucket that exists already follows; and, where its template says so: the shard of the active set that it belongs
+--       to, the set of the template's buckets alive
 -- ARGV  how many templates follow; of each: pol (see policy); most: buckets alive at once, 0 for no bound; near: 1 if
 --       the sets share a slot with the buckets
 --       of each bucket:
@@ -577,11 +578,12 @@ local templates = {}
 for t = 1, number() do templates[t] = {pol = arg(), most = number(), near = arg() == '1'} end
 while arg_at < #ARGV do
   local t, k = templates[number()], {tokens = next_key(), ctl = next_key()}
+  local may_create = arg() == '1'
   if t then
-    k.index, k.override = next_key(), next_key()
+    k.index = next_key()
+    if may_create then k.override = next_key() end
     if t.near then k.set, k.alive = next_key(), next_key() end
   end
-  local may_create = arg() == '1'
   local tell = arg() == '1'
   local in_line = arg() == '1'
   local hold_s = number()
