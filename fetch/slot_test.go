@@ -203,7 +203,7 @@ func (b *movedBucket) holds(done bool) int64 {
 // key beside those: then it is tried until its time is over.
 func TestCallsForABucketWhoseSlotMoves(t *testing.T) {
 	t.Parallel()
-	for name, arrived := range map[string]bool{"its keys are on the old server": false, "its keys are on the new one": true} {
+	for name, arrived := range map[string]bool{"keys on the old server": false, "keys on the new server": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			ctx, cluster := t.Context(), testenv.Cluster(t)

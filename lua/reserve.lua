@@ -37,6 +37,7 @@ local tokens = end_due(s, p, before, now, SWEPT)
 local keep = least(ARGV[5], p.capacity)
 if tokens - keep < n then
   if swept then
+    find_due(s)
     put_tokens(tokens, before)
     put(s, p, KEYS[3])
   end
@@ -44,9 +45,14 @@ if tokens - keep < n then
 end
 local ends = now + ARGV[3]
 put_tokens(tokens - n, before)
+if swept and pcall('ZCARD', KEYS[5]) == #ended then s.out = 0 end -- as find_due does without the new record
 put_record(ARGV[1], RESERVATION, n, ends, s.era, ARGV[4])
 s.out = s.out + n
-if s.due == 0 or ends < s.due then s.due = ends end
+if swept then
+  find_due(s)
+elseif s.due == 0 or ends < s.due then
+  s.due = ends
+end
 put(s, p, KEYS[3])
 outlive(ends, now)
 return {1, tokens - n, ends, now, s.era, told(s, p)}

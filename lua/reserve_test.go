@@ -517,3 +517,51 @@ func TestASweepTellsEachBucketsOwnError(t *testing.T) {
 	cancel()
 	require.True(t, errors.Is(lua.Sweep(ended, rdb, []string{"b"}, 1)[0].Err, context.Canceled))
 }
+
+// While a slot moves its old server has no key made anew. A script that drops a bucket's last record still does all of
+// its work.
+func TestTheLastRecordIsDroppedWhileTheSlotMoves(t *testing.T) {
+	t.Parallel()
+	ctx, cluster := t.Context(), testenv.Cluster(t)
+	rdb := cluster.Client()
+	// leased makes a bucket of 100 tokens, 40 of which are in a block, and begins to move its slot.
+	leased := func(key string, ttl time.Duration) lua.LeaseCall {
+		store(ctx, t, rdb, key, buckettest.Bucket(100, serverTime(ctx, t, rdb), 100_000))
+		call := lua.LeaseCall{ID: "a", Seq: 1, Want: 40, TTL: ttl}
+		r, err := lua.Lease(ctx, rdb, key, call)
+		require.NoError(t, err)
+		require.EqualValues(t, 40, r.Granted)
+		until := time.UnixMicro(r.Now).Add(ttl)
+		for time.UnixMicro(serverTime(ctx, t, rdb)).Before(until) && ttl == policy.MinHold {
+			continue
+		}
+		slot := cluster.Slot(key)
+		to := cluster.Nodes()[0]
+		if to == cluster.Owner(slot) {
+			to = cluster.Nodes()[1]
+		}
+		_, err = cluster.StartMove(slot, to)
+		require.NoError(t, err)
+		return lua.LeaseCall{ID: "a", Seq: 2, Back: 40, TTL: time.Minute}
+	}
+
+	back := leased("back", time.Minute)
+	r, err := lua.Lease(ctx, rdb, "back", back)
+	require.NoError(t, err)
+	require.EqualValues(t, 100, r.Remaining)
+
+	leased("swept", policy.MinHold)
+	swept := lua.Sweep(ctx, rdb, []string{"swept"}, 10)[0]
+	require.NoError(t, swept.Err)
+	require.EqualValues(t, 40, swept.Dropped)
+
+	leased("reserved", policy.MinHold)
+	reserved, err := lua.Reserve(ctx, rdb, "reserved", lua.ReserveCall{ID: "b", N: 10, TTL: time.Minute})
+	require.NoError(t, err)
+	require.EqualValues(t, 50, reserved.Remaining)
+	for key, want := range map[string][2]int64{"back": {100, 0}, "swept": {60, 0}, "reserved": {50, 10}} {
+		peek, err := lua.Peek(ctx, rdb, key, 1)
+		require.NoError(t, err)
+		require.Equal(t, want, [2]int64{peek.Tokens, peek.Outstanding}, key)
+	}
+}

@@ -18,6 +18,7 @@ if s.due == 0 or s.due > now then
   return unwritten(KEYS[3], {1, now, before, 0, 0, 0, 0, s.out, s.due, s.debt})
 end
 local tokens, sum = end_due(s, p, before, now, ARGV[1] + 0)
+find_due(s)
 put_tokens(tokens, before)
 put(s, p, KEYS[3])
 outlive(now + MEMORY_US, now)

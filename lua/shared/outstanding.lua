@@ -17,7 +17,7 @@ local SWEPT = 16 -- records ended by each call beside its own work, more than it
 
 -- record reads a record; nil if there is none, false if it can't be read.
 local function record(raw)
-  if not raw then return nil end
+  if type(raw) ~= 'string' then return nil end
   local f = {}
   for word in string.gmatch(raw, '%d+') do f[#f + 1] = word + 0 end
   if #f < 5 then return false end
@@ -34,27 +34,22 @@ local function put_record(id, kind, n, ends, era, ...)
   call('ZADD', KEYS[5], format('%d', ends), id)
 end
 
+-- A key whose last record is dropped is gone, and while a Cluster moves its slot, commands on a key that is gone fail.
+-- So records are dropped after all others are written, and what may come afterwards is called by pcall.
 local function drop_record(id)
-  call('HDEL', KEYS[4], id)
-  call('ZREM', KEYS[5], id)
+  pcall('HDEL', KEYS[4], id)
+  pcall('ZREM', KEYS[5], id)
 end
 
--- find_due sets when the first record ends. Without records nothing is outstanding, whatever was counted: they were
--- lost.
-local function find_due(s)
-  local first = call('ZRANGE', KEYS[5], 0, 0, 'WITHSCORES')
-  s.due = first[2] and first[2] + 0 or 0
-  if s.due == 0 then
-    s.out = 0
-    call('DEL', KEYS[4])
-  end
-end
+local ended = {} -- ids that find_due is to drop: leases that have ended, and ends without a record
+local uncounted = false -- there was an end without a record
 
--- recount counts what is outstanding after a key was lost, and gives records whose ends were lost their ends back. It
+-- count counts what is outstanding after a key was lost, and gives records whose ends were lost their ends back. It
 -- returns when the last of these records ends. While an end has no record, what it holds isn't known: no less counts
 -- than before.
-local function recount(s)
-  local all = call('HGETALL', KEYS[4])
+local function count(s)
+  local all = pcall('HGETALL', KEYS[4])
+  if all.err then all = {} end
   local sum = 0
   local records = 0
   local last = 0
@@ -67,10 +62,25 @@ local function recount(s)
       call('ZADD', KEYS[5], format('%d', r.ends), all[i])
     end
   end
-  if call('ZCARD', KEYS[5]) > records then sum = max(sum, s.out) end
+  local ends = pcall('ZCARD', KEYS[5])
+  if type(ends) == 'number' and ends > records then sum = max(sum, s.out) end
   s.out = sum
-  find_due(s)
   return last
+end
+
+-- find_due drops what has ended and sets when the first record ends. Without records nothing is outstanding, whatever
+-- was counted: they were lost.
+local function find_due(s)
+  for _, id in ipairs(ended) do drop_record(id) end
+  ended = {}
+  if uncounted then count(s) end
+  uncounted = false
+  local first = pcall('ZRANGE', KEYS[5], 0, 0, 'WITHSCORES')
+  s.due = first[2] and first[2] + 0 or 0
+  if s.due == 0 then
+    s.out = 0
+    pcall('DEL', KEYS[4])
+  end
 end
 
 -- put_tokens changes K from before to tokens.
@@ -84,7 +94,7 @@ end
 local function outlive(instant, now)
   local left = call('PTTL', KEYS[3])
   if left < 0 then -- a template's key that is configured by now
-    if call('PERSIST', KEYS[4]) == 1 then call('PERSIST', KEYS[5]) end
+    if pcall('PERSIST', KEYS[4]) == 1 then pcall('PERSIST', KEYS[5]) end
     return
   end
   local need = math.ceil((instant - now) / 1000) + 60000
@@ -92,14 +102,15 @@ local function outlive(instant, now)
     left = need
     for i = 1, 3 do call('PEXPIRE', KEYS[i], format('%d', left)) end
   end
-  for i = 4, 5 do call('PEXPIRE', KEYS[i], format('%d', left)) end
+  for i = 4, 5 do pcall('PEXPIRE', KEYS[i], format('%d', left)) end -- they may be gone
 end
 
 -- restore counts what is outstanding in a bucket whose state doesn't know when the first record ends: the state or the
 -- ends were lost. It returns the tokens then held: under a strict policy there is no room for more.
 local function restore(s, p, tokens)
   local now = now_us()
-  local last = recount(s)
+  local last = count(s)
+  find_due(s)
   local held = p.strict == 1 and min(tokens, room(s, p)) or tokens
   put_tokens(held, tokens)
   put(s, p, KEYS[3])
@@ -142,14 +153,13 @@ local function give_back(s, p, tokens, n, era)
   return tokens + n - clamped, n - clamped, clamped, 0
 end
 
--- end_due ends records whose time has come, at most as many as most. It returns the tokens then held and how many were
--- returned, clamped, void, and dropped with leases.
+-- end_due ends records whose time has come, at most as many as most; find_due is to follow. It returns the tokens then
+-- held and how many were returned, clamped, void, and dropped with leases.
 local function end_due(s, p, tokens, now, most)
   local sum = {0, 0, 0, 0}
-  local lost = false
   if s.due == 0 or s.due > now then return tokens, sum end
-  for _, id in ipairs(call('ZRANGEBYSCORE', KEYS[5], '-inf', format('%d', now), 'LIMIT', 0, most)) do
-    local r = record(call('HGET', KEYS[4], id))
+  for _, id in ipairs(pcall('ZRANGEBYSCORE', KEYS[5], '-inf', format('%d', now), 'LIMIT', 0, most)) do
+    local r = record(pcall('HGET', KEYS[4], id))
     if r and r.kind == RESERVATION then
       local returned, clamped, void
       s.out = max(0, s.out - r.n)
@@ -161,14 +171,9 @@ local function end_due(s, p, tokens, now, most)
         s.out = max(0, s.out - r.n)
         sum[4] = sum[4] + r.n
       end
-      lost = lost or not r
-      drop_record(id)
+      uncounted = uncounted or not r
+      ended[#ended + 1] = id
     end
-  end
-  if lost then
-    recount(s)
-  else
-    find_due(s)
   end
   return tokens, sum
 end
