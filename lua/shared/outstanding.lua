@@ -44,6 +44,9 @@ end
 local ended = {} -- ids that find_due is to drop: leases that have ended, and ends without a record
 local uncounted = false -- there was an end without a record
 
+-- none_left reports whether find_due is to drop every record.
+local function none_left() return pcall('ZCARD', KEYS[5]) == #ended end
+
 -- count counts what is outstanding after a key was lost, and gives records whose ends were lost their ends back. It
 -- returns when the last of these records ends. While an end has no record, what it holds isn't known: no less counts
 -- than before.
