@@ -3,6 +3,7 @@
 -- KEYS  1 the set of the template's buckets alive
 -- ARGV  none
 -- Reply their number
+--#include shared/redis
 --#include shared/policy
 --#include shared/bucket
 --#include shared/expiry

@@ -13,6 +13,7 @@
 --       {0, left, reset_us, now_us, pol, taken, wait_us, ...}: not all, or a peek; per run how many of its takes were
 --           taken, and how long until n tokens and those to be left are due (0 if all were taken, -1 if never)
 --       {3, 1}: KEYS 1 holds something else
+--#include shared/redis
 --#include shared/ahead
 --#include shared/leave
 --#include shared/unwritten

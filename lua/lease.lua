@@ -17,6 +17,7 @@
 --
 -- The last call sent again answers the same and does nothing more. A block is given at most half of the bucket's
 -- tokens, so that the last ones are left to takes. It ends when nothing is left in it.
+--#include shared/redis
 --#include shared/policy
 --#include shared/bucket
 --#include shared/denial

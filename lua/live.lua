@@ -7,6 +7,7 @@
 --       {3, 1}: KEYS 1 holds something else
 --
 -- The bucket itself is neither read nor written; the key goes when the last consumer has.
+--#include shared/redis
 --#include shared/policy
 --#include shared/bucket
 local now = now_us()

@@ -20,6 +20,7 @@
 -- The bucket is settled under the policy in force, then switched: nothing is refilled. The version of a key's own
 -- policy is later than that of any template, so that no refiller replaces it; since it falls when the policy is taken
 -- away, that begins a new era.
+--#include shared/redis
 --#include shared/ahead
 --#include shared/policy
 --#include shared/bucket

@@ -7,6 +7,7 @@
 --           has none
 --       {2}: no such bucket
 --       {3, k}: KEYS k holds something else
+--#include shared/redis
 --#include shared/policy
 --#include shared/bucket
 --#include shared/denial

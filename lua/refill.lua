@@ -38,6 +38,7 @@
 --
 -- Every call that writes adds one to the index. Credit is elapsed time on this server's clock, so any winner, however
 -- late or however often sent, adds exactly what is due. Bucket.Refill in package policy states the same rules in Go.
+--#include shared/redis
 --#include shared/policy
 --#include shared/credit
 -- globals are slow

@@ -17,6 +17,7 @@
 --       {5}: the id is of something else, or of a reservation whose time is over
 --
 -- Sent again with the same id and n it answers the same and takes nothing.
+--#include shared/redis
 --#include shared/policy
 --#include shared/bucket
 --#include shared/denial

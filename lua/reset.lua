@@ -9,6 +9,7 @@
 --
 -- The index is kept and one added, so that a fail-over which loses the write is noticed. Scheduled steps up to now
 -- count as credited.
+--#include shared/redis
 --#include shared/policy
 --#include shared/bucket
 --#include shared/expiry

@@ -10,6 +10,7 @@
 --       {4, tokens}: the bucket is in another era; nothing is returned
 --
 -- A return isn't a refill: it leaves index and state alone.
+--#include shared/redis
 --#include shared/policy
 --#include shared/bucket
 --#include shared/unwritten

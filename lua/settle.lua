@@ -14,6 +14,7 @@
 --
 -- A reservation that ran out has gone back, but for what was void, so what was used counts as used beyond it. Debt is
 -- at most the capacity.
+--#include shared/redis
 --#include shared/policy
 --#include shared/bucket
 --#include shared/outstanding

@@ -7,6 +7,7 @@
 --             era; dropped were in leases
 --       {2}: no such bucket, or one without a policy
 --       {3, k}: KEYS k holds something else
+--#include shared/redis
 --#include shared/policy
 --#include shared/bucket
 --#include shared/outstanding

@@ -16,6 +16,7 @@
 --       created
 --       {3, k}: KEYS k holds something else
 --       {5}: the request asked for something else
+--#include shared/redis
 --#include shared/policy
 --#include shared/bucket
 --#include shared/denial

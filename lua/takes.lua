@@ -29,6 +29,7 @@
 -- A call that takes from a full bucket, creates one, or finds one missing from the set puts it there, and sets its last
 -- refill to now, since a full bucket is owed nothing. A bucket whose policy is of an earlier version than that of its
 -- template is switched first, as by a refill: no refill reaches a bucket that is full and idle.
+--#include shared/redis
 --#include shared/policy
 --#include shared/bucket
 --#include shared/credit

@@ -7,6 +7,7 @@
 --             by takes since the bucket began to count them; index is the copy in the state; pol is the policy in
 --             force, '' and era 0 if the bucket has no state
 --         {3, k}: key k of K and {K}:ctl holds something else
+--#include shared/redis
 --#include shared/policy
 --#include shared/bucket
 local function ticket(key, key_ctl)

@@ -29,7 +29,38 @@
 -- A call that takes from a full bucket, creates one, or finds one missing from the set puts it there, and sets its last
 -- refill to now, since a full bucket is owed nothing. A bucket whose policy is of an earlier version than that of its
 -- template is switched first, as by a refill: no refill reaches a bucket that is full and idle.
--- Shared by the scripts that read a bucket's policy. A script's line "--#include shared/policy" stands for this file.
+-- Shared by the scripts that read keys; it comes before the other pieces.
+local EXACT = 9007199254740992 -- 2^53; it is also what 2^53 + 1 is read as, so numbers are to be below it
+
+local function now_us()
+  local t = redis.call('TIME')
+  return t[1] * 1000000 + t[2]
+end
+
+-- wrong_type answers false to the error of a key of another type and raises every other error.
+local function wrong_type(reply)
+  if not string.find(reply.err, 'WRONGTYPE', 1, true) then error(reply) end
+  return false
+end
+
+-- get_text reads a string: nil if the key is missing, false if it holds something else.
+local function get_text(key)
+  local v = redis.pcall('GET', key)
+  if type(v) == 'table' then return wrong_type(v) end
+  return v or nil
+end
+
+-- get_integer reads a decimal integer that INCRBY accepts and doubles hold exactly, as get_text does, so that no write
+-- fails after another has been made.
+local function get_integer(key)
+  local v = get_text(key)
+  if not v then return v end
+  if v ~= '0' and not string.find(v, '^%-?[1-9]%d*$') then return false end
+  local n = v + 0
+  return n < EXACT and n > -EXACT and n
+end
+-- Shared by the scripts that read a bucket's policy; it follows redis. A script's line "--#include shared/policy" stands
+-- for this file.
 -- pol is a text of decimal integers with a space between, in the order of fields, without the zeros at the end from the
 -- seventh on.
 -- kind: 0 plain, 1 stepped, 2 of a template, 3 of a pool. per: µs; of a stepped policy a name of its schedule.
@@ -46,7 +77,6 @@ local sub = string.sub
 local floor = math.floor
 local max = math.max
 local min = math.min
-local EXACT = 9007199254740992 -- 2^53
 local policies = {}
 
 local function fields()
@@ -84,7 +114,7 @@ local function policy(text)
   policies[text] = p
   return p
 end
--- Shared by the scripts that open a bucket; it follows policy.
+-- Shared by the scripts that open a bucket; it follows redis and policy.
 -- {K}:ctl is a hash:
 --   st   era last_us index carry, and of a stepped bucket step_us next_us: decimal, with one space between. The
 --        instants, era among them, are 16 characters wide, with spaces in front. After carry comes a + if there is a
@@ -97,34 +127,6 @@ end
 -- A pool's bucket also counts in fields added and denied the tokens that refills added and that takes were denied: what
 -- was consumed is added less the change of K. A bucket in shadow mode counts denied.
 local TOLERANCE_US = 50000
-
-local function now_us()
-  local t = call('TIME')
-  return t[1] * 1000000 + t[2]
-end
-
--- integer reads a decimal integer that INCRBY accepts and doubles hold exactly: the number, nil if the key is missing,
--- or false if it holds something else, so that no write fails after another has been made. 2^53 isn't among them: it is
--- also what 2^53 + 1 is read as.
-local function integer(v)
-  if not v then return nil end
-  if v ~= '0' and not find(v, '^%-?[1-9]%d*$') then return false end
-  local n = v + 0
-  return n < EXACT and n > -EXACT and n
-end
-
--- wrong_type answers false to the error of a key of another type and raises every other error.
-local function wrong_type(reply)
-  if not find(reply.err, 'WRONGTYPE', 1, true) then error(reply) end
-  return false
-end
-
--- get_integer reads a key as integer does.
-local function get_integer(key)
-  local v = pcall('GET', key)
-  if type(v) == 'table' then return wrong_type(v) end
-  return integer(v)
-end
 
 -- open reads {K}:ctl into s and returns the policy in force; nil if the key is missing, false if it can't be read.
 local function open(s, key)

@@ -1,30 +1,4 @@
--- Shared by the scripts of buckets and limits that no refiller refills, and by the rules of limiters.
-local EXACT = 9007199254740992 -- 2^53
-
-local function now_us()
-  local t = redis.call('TIME')
-  return t[1] * 1000000 + t[2]
-end
-
--- get_text reads a string: nil if the key is missing, false if it holds something else.
-local function get_text(key)
-  local v = redis.pcall('GET', key)
-  if type(v) == 'table' then
-    if not string.find(v.err, 'WRONGTYPE', 1, true) then error(v) end
-    return false
-  end
-  return v or nil
-end
-
--- get_integer reads a decimal integer that doubles hold exactly, as get_text does.
-local function get_integer(key)
-  local v = get_text(key)
-  if not v then return v end
-  if not (v == '0' or string.find(v, '^%-?[1-9]%d*$')) then return false end
-  local n = tonumber(v)
-  if n >= EXACT or n <= -EXACT then return false end
-  return n
-end
+-- Shared by the scripts of buckets and limits that no refiller refills, and by the rules of limiters; it follows redis.
 
 -- store writes a value that means nothing from the instant until_us on.
 local function store(key, value, until_us)

@@ -1,4 +1,4 @@
--- Shared by the scripts that open a bucket; it follows policy.
+-- Shared by the scripts that open a bucket; it follows redis and policy.
 -- {K}:ctl is a hash:
 --   st   era last_us index carry, and of a stepped bucket step_us next_us: decimal, with one space between. The
 --        instants, era among them, are 16 characters wide, with spaces in front. After carry comes a + if there is a
@@ -11,34 +11,6 @@
 -- A pool's bucket also counts in fields added and denied the tokens that refills added and that takes were denied: what
 -- was consumed is added less the change of K. A bucket in shadow mode counts denied.
 local TOLERANCE_US = 50000
-
-local function now_us()
-  local t = call('TIME')
-  return t[1] * 1000000 + t[2]
-end
-
--- integer reads a decimal integer that INCRBY accepts and doubles hold exactly: the number, nil if the key is missing,
--- or false if it holds something else, so that no write fails after another has been made. 2^53 isn't among them: it is
--- also what 2^53 + 1 is read as.
-local function integer(v)
-  if not v then return nil end
-  if v ~= '0' and not find(v, '^%-?[1-9]%d*$') then return false end
-  local n = v + 0
-  return n < EXACT and n > -EXACT and n
-end
-
--- wrong_type answers false to the error of a key of another type and raises every other error.
-local function wrong_type(reply)
-  if not find(reply.err, 'WRONGTYPE', 1, true) then error(reply) end
-  return false
-end
-
--- get_integer reads a key as integer does.
-local function get_integer(key)
-  local v = pcall('GET', key)
-  if type(v) == 'table' then return wrong_type(v) end
-  return integer(v)
-end
 
 -- open reads {K}:ctl into s and returns the policy in force; nil if the key is missing, false if it can't be read.
 local function open(s, key)

@@ -1,4 +1,5 @@
--- Shared by the scripts that read a bucket's policy. A script's line "--#include shared/policy" stands for this file.
+-- Shared by the scripts that read a bucket's policy; it follows redis. A script's line "--#include shared/policy" stands
+-- for this file.
 -- pol is a text of decimal integers with a space between, in the order of fields, without the zeros at the end from the
 -- seventh on.
 -- kind: 0 plain, 1 stepped, 2 of a template, 3 of a pool. per: µs; of a stepped policy a name of its schedule.
@@ -15,7 +16,6 @@ local sub = string.sub
 local floor = math.floor
 local max = math.max
 local min = math.min
-local EXACT = 9007199254740992 -- 2^53
 local policies = {}
 
 local function fields()

@@ -16,7 +16,8 @@
 -- tokens fit; the tokens left, wait_us, reset_us and delay_us as they are without this call; and a function that writes
 -- and returns tokens left and reset_us after it. It returns nil if the key holds something else, and nil, true if it is
 -- now in another window of the calendar. Only when every rule has read does one write. Rules may use
--- what ahead defines.
+-- what redis and ahead define.
+--#include shared/redis
 --#include shared/ahead
 --#include shared/unwritten
 local rules = {}

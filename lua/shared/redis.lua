@@ -1,0 +1,30 @@
+-- Shared by the scripts that read keys; it comes before the other pieces.
+local EXACT = 9007199254740992 -- 2^53; it is also what 2^53 + 1 is read as, so numbers are to be below it
+
+local function now_us()
+  local t = redis.call('TIME')
+  return t[1] * 1000000 + t[2]
+end
+
+-- wrong_type answers false to the error of a key of another type and raises every other error.
+local function wrong_type(reply)
+  if not string.find(reply.err, 'WRONGTYPE', 1, true) then error(reply) end
+  return false
+end
+
+-- get_text reads a string: nil if the key is missing, false if it holds something else.
+local function get_text(key)
+  local v = redis.pcall('GET', key)
+  if type(v) == 'table' then return wrong_type(v) end
+  return v or nil
+end
+
+-- get_integer reads a decimal integer that INCRBY accepts and doubles hold exactly, as get_text does, so that no write
+-- fails after another has been made.
+local function get_integer(key)
+  local v = get_text(key)
+  if not v then return v end
+  if v ~= '0' and not string.find(v, '^%-?[1-9]%d*$') then return false end
+  local n = v + 0
+  return n < EXACT and n > -EXACT and n
+end
