@@ -79,7 +79,10 @@ type gatedConn struct {
 	*gate
 }
 
+// Write takes as long as a short way over a network. Otherwise callers would write by themselves, and could not leave
+// while the gate is closed.
 func (c gatedConn) Write(b []byte) (int, error) {
+	time.Sleep(2 * time.Millisecond)
 	has := func(s string) bool { return bytes.Contains(b, []byte(s)) }
 	if has("eval") && has("{user:") && !has(":override") {
 		c.once.Do(c.pass)
