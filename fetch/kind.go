@@ -97,8 +97,8 @@ func (r *refilled) peek(ctx context.Context, c lua.Client, key string) (lua.Peek
 	return lua.PeekReply{Tokens: terms.Capacity, Terms: terms}, err
 }
 
-// switched changes a reply as the next take changes the bucket, if that replaces its policy: the take settles the bucket
-// and switches it to the version of the template that the Client knows.
+// switched changes a reply as the next take changes the bucket, if that replaces its policy. The take settles the
+// bucket and switches it to the version of the template that the Client knows.
 func (r *refilled) switched(p *lua.PeekReply) {
 	if !r.replaces(p.Terms) {
 		return

@@ -3,8 +3,9 @@
 -- KEYS  K of each of n buckets, then {K} of each, then {K}:ctl of each
 --       then, if they are of one template and share a slot with them: the shard of its active set, and the set of its
 --       buckets alive. A bucket that is idle in the end leaves the shard, as does a name that is no bucket of a
---       template: it is idle if it is full, with nothing outstanding, and its capacity was not lowered just before. A template's bucket of which less than half its life is left gets a new expiry; that is looked at
---       when its policy changes, and every few refills, an eighth of a life at most
+--       template: it is idle if it is full, with nothing outstanding, and its capacity was not lowered just before. A
+--       template's bucket of which less than half its life is left gets a new expiry; that is checked when its policy
+--       changes, and every few refills, an eighth of a life at most
 -- ARGV  per bucket what the caller saw last of it, one of
 --         st (see bucket) to the letter: the policy given here was in force then, smooth, and nothing outstanding
 --         st up to index, with any last_us: the caller saw it otherwise

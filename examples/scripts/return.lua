@@ -40,8 +40,8 @@ local function get_integer(key)
   local n = v + 0
   return n < EXACT and n > -EXACT and n
 end
--- Shared by the scripts that read a bucket's policy; it follows redis. A script's line "--#include shared/policy" stands
--- for this file.
+-- Shared by the scripts that read a bucket's policy; it follows redis. A script's line "--#include shared/policy" is
+-- replaced by this file.
 -- pol is a text of decimal integers with a space between, in the order of fields, without the zeros at the end from the
 -- seventh on.
 -- kind: 0 plain, 1 stepped, 2 of a template, 3 of a pool. per: µs; of a stepped policy a name of its schedule.
@@ -175,9 +175,9 @@ local function presume(s, p, tokens, adopted)
   s.due = s.last
 end
 
--- note_lowered records that policy q replaces p now, if the bucket is a template's and q has the lower capacity. Otherwise
--- the bucket, full by the lower one, would leave the active set at once, and a consumer that still knows the higher one
--- would take from it on K alone, which puts no bucket into the set.
+-- note_lowered records that policy q replaces p now, if the bucket is a template's and q has the lower capacity.
+-- Otherwise the bucket, full by the lower one, would leave the active set at once. A consumer that still knows the
+-- higher one would then take from it by take, which puts no bucket into the set.
 local function note_lowered(key, p, q, now)
   if q.kind == TEMPLATE and q.capacity < p.capacity then call('HSET', key, 'lowered', format('%d', now)) end
 end

@@ -78,9 +78,9 @@ local function presume(s, p, tokens, adopted)
   s.due = s.last
 end
 
--- note_lowered records that policy q replaces p now, if the bucket is a template's and q has the lower capacity. Otherwise
--- the bucket, full by the lower one, would leave the active set at once, and a consumer that still knows the higher one
--- would take from it on K alone, which puts no bucket into the set.
+-- note_lowered records that policy q replaces p now, if the bucket is a template's and q has the lower capacity.
+-- Otherwise the bucket, full by the lower one, would leave the active set at once. A consumer that still knows the
+-- higher one would then take from it by take, which puts no bucket into the set.
 local function note_lowered(key, p, q, now)
   if q.kind == TEMPLATE and q.capacity < p.capacity then call('HSET', key, 'lowered', format('%d', now)) end
 end
