@@ -293,7 +293,7 @@ func TestCloseDuringATakeAllLosesNothing(t *testing.T) {
 	require.EqualValues(t, 9, tokens(t, fast.Client(), near))
 }
 
-// The buckets of a template that a take of all needs are opened together, before it and, since they were full, after it.
+// The buckets of a template that a take of all needs are opened together: before it and, since they were full, after.
 func TestTakeAllOpensTheBucketsOfATemplateTogether(t *testing.T) {
 	t.Parallel()
 	rdb := testenv.Redis(t).Client()

@@ -271,8 +271,8 @@ func (t *trip) resolve() {
 	t.narrowed = t.narrowed[:0]
 }
 
-// create lets a bucket of a template be created that turned out to be missing. If the template is bounded, the number of
-// its buckets is counted on another server.
+// create lets a bucket of a template be created that turned out to be missing. If the template is bounded, the number
+// of its buckets is counted on another server.
 func (t *trip) create(g *group) {
 	r := g.kind.(*refilled)
 	if r.rule.MaxKeys == 0 {

@@ -39,7 +39,6 @@
 --
 -- Every call that writes adds one to the index. Credit is elapsed time on this server's clock, so any winner, however
 -- late or however often sent, adds exactly what is due. Bucket.Refill in package policy states the same rules in Go.
---#include shared/redis
 --#include shared/policy
 --#include shared/credit
 -- globals are slow
@@ -64,6 +63,7 @@ end
 
 -- complete makes the functions for a bucket that isn't simply as the caller saw it; nearly every call does without.
 local function complete()
+--#include shared/redis
 --#include shared/bucket
 --#include shared/expiry
   local NONE = policy('0 0 1 0 1 1')
@@ -277,7 +277,7 @@ for i = 1, n do
   local st, before = pcall('HGET', key_ctl, 'st'), tonumber(stock[i])
   -- As the caller saw it: nothing has been written since, so its policy is in force, and nothing is outstanding.
   local at = st == ARGV[i] and p and find(st, ' ', 35, true) -- before carry
-  local last = at and before and before >= 0 and before < EXACT and sub(st, 18, 33) + 0
+  local last = at and before and before >= 0 and before < 2 ^ 53 and sub(st, 18, 33) + 0
   local index, as_seen, is_idle, switched
   if last and now - last >= p.half then
     index = pcall('INCR', key_index)

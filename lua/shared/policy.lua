@@ -1,5 +1,5 @@
--- Shared by the scripts that read a bucket's policy; it follows redis. A script's line "--#include shared/policy" is
--- replaced by this file.
+-- Shared by the scripts that read a bucket's policy. A script's line "--#include shared/policy" is replaced
+-- by this file.
 -- pol is a text of decimal integers with a space between, in the order of fields, without the zeros at the end from the
 -- seventh on.
 -- kind: 0 plain, 1 stepped, 2 of a template, 3 of a pool. per: µs; of a stepped policy a name of its schedule.
