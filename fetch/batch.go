@@ -33,7 +33,7 @@ type scriptCall struct {
 
 func (call *scriptCall) lazy() bool { return call.words[0].Lazy != nil }
 
-// loaded is whether the server knows the script, as far as is known.
+// loaded returns the flag that records whether the server has the script.
 func (call *scriptCall) loaded(s *server) *atomic.Bool {
 	if call.words[0].Whole {
 		return &s.takesLoaded
@@ -61,8 +61,8 @@ type trip struct {
 	freeC   []*scriptCall
 }
 
-// place says which groups can go in one script call: those of a slot, or of any slots of a single server; the first, or
-// second, or so on of their buckets; and those that need the same script.
+// place is the key by which groups share a script call: the slot, the same for all of a single server; the ordinal of
+// the group within its bucket; and the script.
 type place struct {
 	slot, part int
 	whole      bool
@@ -229,7 +229,8 @@ func (t *trip) read(call *scriptCall) {
 }
 
 // narrow has the groups of a call asked again, each by itself and narrowly, since a Cluster's server misses some of the
-// call's keys while their slot moves. It reports whether that is of use: what was asked narrowly isn't asked again.
+// call's keys while their slot moves. It reports whether it changed a group: one that is already narrow is not sent
+// again.
 func (t *trip) narrow(call *scriptCall) (again bool) {
 	again = len(call.groups) > 1
 	for _, g := range call.groups {
@@ -271,7 +272,7 @@ func (t *trip) resolve() {
 	t.narrowed = t.narrowed[:0]
 }
 
-// create lets a bucket of a template be created that turned out to be missing. If the template is bounded, the number
+// create allows the creation of a template's bucket that was found missing. If the template is bounded, the number
 // of its buckets is counted on another server.
 func (t *trip) create(g *group) {
 	r := g.kind.(*refilled)

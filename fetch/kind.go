@@ -14,9 +14,8 @@ import (
 type kind interface {
 	// takes begin to say what a call of takes asks for.
 	takes(g *group) lua.Takes
-	// outdates reports whether a bucket's policy, as far as it is known, is of an earlier version than the one that its
-	// next take brings. That take must read all of the bucket.
-	outdates(i *info) bool
+	// outdated reports whether the cached policy is older than the template's. Then the next take must be whole.
+	outdated(i *info) bool
 	// open makes the bucket exist for another script, which may hold tokens of it for as long as hold.
 	open(t *task, hold time.Duration) error
 	// giveBack returns tokens to the era in which they were taken, 0 for any.
@@ -35,7 +34,7 @@ type configured struct{}
 
 func (configured) takes(g *group) lua.Takes { return lua.Takes{Key: g.key} }
 
-func (configured) outdates(*info) bool { return false }
+func (configured) outdated(*info) bool { return false }
 
 func (configured) open(*task, time.Duration) error { return nil }
 
@@ -59,10 +58,10 @@ func (r *refilled) takes(g *group) lua.Takes {
 	return lua.Takes{Key: g.key, Below: g.info.limit(), Template: r.template, Existing: existing && !g.create}
 }
 
-func (r *refilled) outdates(i *info) bool { return r.replaces(i.terms) }
+func (r *refilled) outdated(i *info) bool { return r.replaces(i.terms) }
 
-// replaces reports whether the next take replaces a policy, nil if it is unknown, by the template's: that of an earlier
-// version of the template, or of a configured bucket that has left the file. A pool's policy and an override stay.
+// replaces reports whether the next take replaces policy t by the template's. It does if t is of an earlier version,
+// and is neither a pool's nor an override. A nil t is an unknown policy.
 func (r *refilled) replaces(t *policy.Terms) bool {
 	return t != nil && !t.Pool && t.Fence.Before(r.rule.Terms.Fence)
 }
@@ -81,7 +80,7 @@ func (r *refilled) giveBack(ctx context.Context, c lua.Client, key string, n, er
 	return reply, err
 }
 
-// peek returns what the bucket's next take would find, which creates the bucket if it is missing.
+// peek returns the state that the next take would find. A missing bucket is shown full.
 func (r *refilled) peek(ctx context.Context, c lua.Client, key string) (lua.PeekReply, error) {
 	reply, err := lua.Peek(ctx, c, key, 1)
 	if err == nil {
@@ -125,8 +124,8 @@ func (l *lazy) takes(g *group) lua.Takes {
 	return lua.Takes{Key: g.key, Lazy: &l.rule.Terms}
 }
 
-// outdates is false because each call brings the policy.
-func (l *lazy) outdates(*info) bool { return false }
+// outdated is false because each call brings the policy.
+func (l *lazy) outdated(*info) bool { return false }
 
 func (l *lazy) open(t *task, _ time.Duration) error {
 	return fmt.Errorf("%w: bucket %q is of the template %q; with enforce: refilled it has them", ErrLazyBucket, t.key,

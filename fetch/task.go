@@ -97,7 +97,7 @@ func (t *task) takes(a *ask) (*answer, error) {
 	a.kind = t.kind
 	a.info = t.info
 	a.resolve(t.info.limit())
-	a.whole = a.whole || t.kind.outdates(t.info)
+	a.whole = a.whole || t.kind.outdated(t.info)
 	var refused error
 	if err := t.do(a, func(a *ask) {
 		t.got, refused = answer{reply: a.reply, runs: a.runs, info: a.info}, a.err

@@ -32,8 +32,8 @@ type Seen struct {
 type RefillResult struct {
 	policy.Outcome
 	Seen Seen
-	// Idle says that the refill left the bucket full, with nothing outstanding, and that its capacity was not lowered just
-	// before: it may leave the active set.
+	// Idle reports whether the bucket may leave the active set: it is full, nothing is outstanding, and its capacity was
+	// not lowered recently.
 	Idle bool
 	Left bool // of RefillActive: the bucket isn't in the active set any more
 	Err  error

@@ -2,10 +2,10 @@
 --
 -- KEYS  K of each of n buckets, then {K} of each, then {K}:ctl of each
 --       then, if they are of one template and share a slot with them: the shard of its active set, and the set of its
---       buckets alive. A bucket that is idle in the end leaves the shard, as does a name that is no bucket of a
---       template: it is idle if it is full, with nothing outstanding, and its capacity was not lowered just before. A
---       template's bucket of which less than half its life is left gets a new expiry; that is checked when its policy
---       changes, and every few refills, an eighth of a life at most
+--       buckets alive. An idle bucket leaves the shard, as does a name that is no template's bucket. A bucket is idle
+--       if it is full, nothing is outstanding, and its capacity was not lowered in the last 15 s. A template's bucket
+--       of which less than half its life is left gets a new expiry; that is checked when its policy changes, and every
+--       few refills, an eighth of a life at most
 -- ARGV  per bucket what the caller saw last of it, one of
 --         st (see bucket) to the letter: the policy given here was in force then, smooth, and nothing outstanding
 --         st up to index, with any last_us: the caller saw it otherwise
@@ -16,8 +16,8 @@
 --       and the one after it. The others have no instants, and create 1, or 0 if they are of a template
 --       create: 0 do neither; 1 adopt a foreign client's bucket, create one that the caller has seen; 2 also a new one
 -- Reply now_us, then per bucket integers, either
---       tokens, 0 or more, and if they fill the bucket, added, or -1 - added if it is not idle: applied to what the
---       caller saw to the letter, so that it knows what was due; or
+--       tokens, 0 or more, if the bucket was exactly as the caller saw it. If they fill the bucket, a second number
+--       follows: added if it is idle, -1 - added if it is not; or
 --       -status, tokens, added, clamped, elapsed_us, flags, era, index, last_us, carry, kind, version, pools_version,
 --       epoch, seq, step_us, malformed_key, outstanding, due_us, debt: index is the copy in st; added includes what
 --       paid debt

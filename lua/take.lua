@@ -1,10 +1,10 @@
--- take: tokens from buckets of which nothing but K is read: all takes of a bucket are made, or none.
+-- take: takes tokens from buckets and reads only K. Per bucket it makes all takes or none.
 --
 -- KEYS  K of each of n buckets, each once
 -- ARGV  per bucket the tokens of all its takes together
 --       then any number of bounds, of three each: the number, from 1, of the first bucket that it is for; leave: tokens
---       that must be left; below: how many tokens the bucket must hold fewer than, -1 for any number. Each bound is for
---       the buckets up to that of the next one; those before the first have the bound 0, -1
+--       that must be left; below: how many tokens the bucket must hold fewer than, -1 for any number. A bound applies
+--       from its bucket to the one before the next bound. Before the first bound, leave is 0 and below is -1
 -- Reply per bucket the tokens left; or -1: nothing was taken, since the takes don't all fit, or the bucket is missing,
 --       holds something else, or is not below its bound: takes gives the answer
 --

@@ -1,8 +1,8 @@
 -- takes: takes from several buckets in one call, several amounts of each one after the other, each take all or nothing.
 --
--- KEYS  of each bucket: K, {K}:ctl; and if it is of a refilled template: {K}; if it may be created: {K}:override, which
---       a bucket that exists already follows; and, where its template says so: the shard of the active set that it
---       belongs to, the set of the template's buckets alive
+-- KEYS  of each bucket: K, {K}:ctl; and if it is of a refilled template: {K}; {K}:override only if the bucket may be
+--       created, since an existing bucket already has its override's policy; and, where its template says so: the shard
+--       of the active set that it belongs to, the set of the template's buckets alive
 -- ARGV  how many templates follow; of each: pol (see policy); most: buckets alive at once, 0 for no bound; near: 1 if
 --       the sets share a slot with the buckets
 --       of each bucket:

@@ -51,7 +51,7 @@ type refusal int
 const (
 	accepted   refusal = iota
 	differs            // other terms came first under the same version
-	older              // the terms in force are of a later version: so is every later call, until our file reaches it
+	older              // the server has reported a later version; it stays until our file has reached that
 	overridden         // the key has a policy of its own
 	otherKind          // a pool's terms are in force and ours are plain, or the other way round
 )
@@ -130,7 +130,7 @@ func (b *bucket) call(now time.Time, othersCame bool) lua.RefillCall {
 		c.Create = policy.CreateInitial // its tokens are nobody's
 		return lua.RefillCall{Key: b.key, Call: c}
 	case b.outdated() || b.refusal == overridden:
-		// Outdated terms are not sent, and create no bucket. If the policy in force is stepped, we don't know its schedule:
+		// A replica with outdated terms sends none and creates no bucket. If the policy in force is stepped, we don't know its schedule:
 		// a call with the right index could win and keep out the replicas that do know it.
 		c.Create, c.Terms = policy.CreateNever, nil
 		if b.stepped {

@@ -25,14 +25,14 @@
 // # Later configurations
 //
 // [Refiller.Update] changes buckets and policies while running. The policies of the latest version that a living
-// replica has are in force within a second, whichever replica leads:
+// replica has are in force within a second, or two refill intervals if that is longer, whichever replica leads:
 //
 //   - Every replica, a standby too, brings a later version to the server with one call per bucket.
-//   - A replica that was answered a later version for a bucket than its own sends no policy for it any more, does not
-//     create it, and leaves it to replicas that know the schedule if it is stepped. This ends when its own file reaches
-//     that version. Otherwise it would bring an earlier policy back after a loss.
-//   - A leader that was answered a later version, or knows of a published one (see [Refiller.RecordVersion]), stops its
-//     pulse, so that the standbys race.
+//   - If the server reports a later version for a bucket, the replica stops sending its policy and does not create the
+//     bucket. Otherwise it would restore an earlier policy after a loss. If the bucket is stepped, only replicas that
+//     know the schedule refill it. This ends when the replica's own file reaches that version.
+//   - A leader to which a later version was reported, by the server or by [Refiller.RecordVersion], stops its pulse.
+//     Then the standbys race.
 //   - A standby races while the pulse is of an earlier version than its own: the leader has not got the later file.
 //
 // # Load on Redis

@@ -39,7 +39,7 @@ type pulse struct {
 	state   beatState
 
 	asked      bool // a call about it is under way
-	older      bool // it is of an older configuration than this replica's: no leader has this one
+	older      bool // the leader's configuration is older than this replica's
 	withheld   bool // this leader's configuration is outdated, so it gives no sign of life
 	unreadable bool // the key holds something else, or is forbidden to us
 }

@@ -65,8 +65,8 @@ func (w *worker) handOver() {
 	}
 }
 
-// withhold stops the pulse of a leader with an outdated file. Otherwise the standbys, of which one may have a later
-// file, would leave the buckets to the leader, which can't put that file in force.
+// withhold stops the pulse of a leader with an outdated file. Otherwise the standbys would leave the buckets to this
+// leader, although one of them may have the later file.
 func (w *worker) withhold() {
 	if w.pulse == nil || !w.leading || w.pulse.withheld || !w.outdated() {
 		return

@@ -79,8 +79,8 @@ local function presume(s, p, tokens, adopted)
 end
 
 -- note_lowered records that policy q replaces p now, if the bucket is a template's and q has the lower capacity.
--- Otherwise the bucket, full by the lower one, would leave the active set at once. A consumer that still knows the
--- higher one would then take from it by take, which puts no bucket into the set.
+-- Otherwise the bucket, which is full under the lower capacity, would leave the active set at once. A consumer that
+-- still uses the higher capacity would then call take, which adds no bucket to the set.
 local function note_lowered(key, p, q, now)
   if q.kind == TEMPLATE and q.capacity < p.capacity then call('HSET', key, 'lowered', format('%d', now)) end
 end
@@ -99,7 +99,7 @@ local function excess(s, p, tokens, n)
   return min(n, max(0, max(tokens, 0) + n - room(s, p)))
 end
 
--- after_loss is what a bucket that lost K holds.
+-- after_loss returns the tokens of a bucket that lost K.
 local function after_loss(p) return p.on_loss == 1 and p.capacity or 0 end
 
 -- altered is policy p with other numbers.
@@ -112,14 +112,14 @@ local function altered(p, numbers)
   return policy(table.concat(words, ' ', 1, most))
 end
 
--- same tells whether two policies differ in nothing but their fences.
+-- same reports whether two policies differ only in their fences.
 local function same(p, q)
   local unfenced = {version = 0, pools_version = 0, epoch = 0, seq = 0}
   return altered(p, unfenced) == altered(q, unfenced)
 end
 
--- carried is what stays of tokens and of a carry when policy q replaces p: all of both if it is the same policy under a
--- later fence. Nothing is ever added.
+-- carried returns the tokens and the carry that remain when policy q replaces p. If only the fence differs, both
+-- remain. Nothing is ever added.
 local function carried(p, q, tokens, carry)
   if same(p, q) then return tokens, carry end
   if (p.kind == STEPPED) ~= (q.kind == STEPPED) or q.carry_over == 2 then

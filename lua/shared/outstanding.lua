@@ -26,7 +26,7 @@ local function record(raw)
     clamped = f[7], settlement = {unpack(f, 5, 10)}}
 end
 
--- put_record writes a record: what follows era is in the order of its kind.
+-- put_record writes a record. The arguments after era depend on the kind.
 local function put_record(id, kind, n, ends, era, ...)
   local words = {kind, n, ends, era, ...}
   for i = 1, #words do words[i] = format('%d', words[i]) end
@@ -34,8 +34,8 @@ local function put_record(id, kind, n, ends, era, ...)
   call('ZADD', KEYS[5], format('%d', ends), id)
 end
 
--- A key whose last record is dropped is gone, and while a Cluster moves its slot, commands on a key that is gone fail.
--- So records are dropped after all others are written, and what may come afterwards is called by pcall.
+-- Redis deletes a key when its last record is dropped. While a Cluster moves the slot, commands on a deleted key fail.
+-- So records are dropped after others are written, and commands that may run afterwards use pcall.
 local function drop_record(id)
   pcall('HDEL', KEYS[4], id)
   pcall('ZREM', KEYS[5], id)
@@ -47,9 +47,8 @@ local uncounted = false -- there was an end without a record
 -- none_left reports whether find_due is to drop every record.
 local function none_left() return pcall('ZCARD', KEYS[5]) == #ended end
 
--- count counts what is outstanding after a key was lost, and gives records whose ends were lost their ends back. It
--- returns when the last of these records ends. While an end has no record, what it holds isn't known: no less counts
--- than before.
+-- count recounts what is outstanding after a key was lost, and restores missing ends from the records. If an end has no
+-- record, s.out does not fall. It returns when the last record ends.
 local function count(s)
   local all = pcall('HGETALL', KEYS[4])
   if all.err then all = {} end
@@ -71,8 +70,7 @@ local function count(s)
   return last
 end
 
--- find_due drops what has ended and sets when the first record ends. Without records nothing is outstanding, whatever
--- was counted: they were lost.
+-- find_due drops what has ended and sets when the first record ends. If no record is left, it sets s.out to 0.
 local function find_due(s)
   for _, id in ipairs(ended) do drop_record(id) end
   ended = {}
@@ -105,7 +103,7 @@ local function outlive(instant, now)
     left = need
     for i = 1, 3 do call('PEXPIRE', KEYS[i], format('%d', left)) end
   end
-  for i = 4, 5 do pcall('PEXPIRE', KEYS[i], format('%d', left)) end -- they may be gone
+  for i = 4, 5 do pcall('PEXPIRE', KEYS[i], format('%d', left)) end -- they may have been deleted
 end
 
 -- restore counts what is outstanding in a bucket whose state doesn't know when the first record ends: the state or the

@@ -1,5 +1,5 @@
 -- Shared by the scripts that read keys; it comes before the other pieces.
-local EXACT = 9007199254740992 -- 2^53; it is also what 2^53 + 1 is read as, so numbers are to be below it
+local EXACT = 9007199254740992 -- 2^53; 2^53 + 1 is read as this too, so only smaller numbers are valid
 
 local function now_us()
   local t = redis.call('TIME')

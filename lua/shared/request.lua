@@ -1,7 +1,7 @@
 -- Shared by the scripts of takes that are charged once for a request.
 --
 -- {K}:req:<id> holds what the request asked for and got, with a space between. ONCE is the pattern of one take: n
--- count leave taken left era. ALL is that of a take of several buckets: a name for what it asked for, and of each
--- bucket fits, left and era. An id whose text is of the other kind was reused.
+-- count leave taken left era. ALL matches a take of several buckets: a hash of the demands, then fits, left and era of
+-- each bucket. If the text matches the other pattern, the id was reused.
 local ONCE = '^(%d+ %d+ %d+%%?) (%d+) (%d+) (%d+)$'
 local ALL = '^(' .. string.rep('%x', 40) .. ')([ %d-]+)$'
