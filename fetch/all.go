@@ -304,7 +304,7 @@ func (p *part) open() error {
 	return errors.Join(errs...)
 }
 
-// undo returns the tokens of a part whose caller left. Takes with a request id stay charged.
+// undo returns the tokens of a part after its caller left. Takes with a request id stay charged.
 func (p *part) undo(ctx context.Context, by lua.Client, cmd redis.Cmder) {
 	_, replies, err := p.send(replayed{cmd})
 	if err != nil {

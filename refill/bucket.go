@@ -130,8 +130,8 @@ func (b *bucket) call(now time.Time, othersCame bool) lua.RefillCall {
 		c.Create = policy.CreateInitial // its tokens are nobody's
 		return lua.RefillCall{Key: b.key, Call: c}
 	case b.outdated() || b.refusal == overridden:
-		// A replica with outdated terms sends none and creates no bucket. If the policy in force is stepped, we don't know its schedule:
-		// a call with the right index could win and keep out the replicas that do know it.
+		// A replica with outdated terms sends none and creates no bucket. If the policy in force is stepped, we don't know
+		// its schedule: a call with the right index could win and keep out the replicas that do know it.
 		c.Create, c.Terms = policy.CreateNever, nil
 		if b.stepped {
 			c.Version = policy.Version{}
