@@ -114,7 +114,7 @@ func (c *Client) sender(s *server, rdb redis.UniversalClient) engine.Sender[ask]
 // group adds takes to the entry of their bucket.
 func (t *trip) group(r *engine.Request[ask]) {
 	g := t.last[r.Body.key]
-	if g == nil || !g.fits(&r.Body) {
+	if g == nil || g.kind != r.Body.kind || !g.fits(&r.Body) {
 		part := 0
 		if g != nil { // asked whole it misses nothing, so that the next part doesn't overtake it
 			part, g.whole = g.part+1, true
@@ -301,6 +301,9 @@ func (t *trip) answer(g *group, reply lua.TakesReply) {
 		if reply.Till != 0 {
 			t.entries = append(t.entries, entry{r.template, g.key, reply.Till})
 		}
+	}
+	if g.kind == (configured{}) && reply.Err == nil {
+		t.c.reopen(g.kind, g.key, &lua.TakeReply{Terms: reply.Terms})
 	}
 	i := g.info
 	if reply.Err == nil && (reply.Terms != nil || g.whole) {

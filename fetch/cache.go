@@ -245,6 +245,7 @@ func (c *Client) learnSchedule(t *task, before *info) *info {
 	i := new(info)
 	*i = *before
 	i.asked = time.Now()
+	t.brief = true
 	reply, err := attempt(t, true, func() (lua.PeekReply, error) { return t.kind.peek(t.ctx, t, t.key) })
 	if err == nil && reply.Terms != nil && reply.Next > reply.Step {
 		i.next = i.asked.Add(micros(reply.Next - reply.Now))

@@ -15,7 +15,7 @@ import (
 // returned; don't return them again, unless the breaker was open, when nothing is sent (ReasonOf tells why). There is
 // no degraded mode of Return.
 func (c *Client) Return(ctx context.Context, key string, n int64, opts ...CallOption) error {
-	return c.putBack(ctx, Call{Op: OpReturn, Key: key, Tokens: n}, n, 0, opts)
+	return c.putBack(ctx, Call{Op: OpReturn, Key: key, Tokens: n}, n, nil, opts)
 }
 
 // Undo gives back what a take took, as r tells: to the bucket's history from which it came (Result.Era), and if that is
@@ -28,7 +28,7 @@ func (c *Client) Undo(ctx context.Context, key string, r Result) error {
 	if r.Source.Kind == SourceFallback || !r.OK {
 		n = 0
 	}
-	return c.putBack(ctx, Call{Op: OpReturn, Key: key, Tokens: n}, max(n, 1), r.Era, nil)
+	return c.putBack(ctx, Call{Op: OpReturn, Key: key, Tokens: n}, max(n, 1), &r.Era, nil)
 }
 
 // moreTokens notes that a bucket has more tokens than it last told: its denial is forgotten, and those who wait for it
@@ -38,14 +38,22 @@ func (c *Client) moreTokens(key string) {
 	c.lines.wake(key)
 }
 
-// putBack makes a call that returns its tokens, if there are any, to the era in which they were taken, 0 for any.
-func (c *Client) putBack(ctx context.Context, call Call, amount, era int64, opts []CallOption) error {
+// putBack makes a call that returns its tokens, if there are any, to the era in which they were taken, nil for any.
+func (c *Client) putBack(ctx context.Context, call Call, amount int64, taken *int64, opts []CallOption) error {
 	_, err := c.call(ctx, call, amount, opts, func(ctx context.Context, cfg *callConfig) (Result, error) {
 		key, n := call.Key, call.Tokens
 		if n == 0 {
 			return Result{OK: true}, nil
 		}
 		t := c.begin(budgetOf(ctx, cfg), key)
+		era := int64(0)
+		if taken != nil {
+			era = *taken
+		}
+		if taken != nil && !t.kind.has(era) { // the template was enforced in another way: the tokens are of no bucket
+			c.stats.clamped.Add(n)
+			return Result{OK: true}, nil
+		}
 		reply, err := attempt(t, false, func() (lua.ReturnReply, error) { return t.kind.giveBack(t.ctx, t, key, n, era) })
 		c.moreTokens(key)
 		if errors.Is(err, lua.ErrOtherEra) {

@@ -16,6 +16,9 @@ type kind interface {
 	takes(g *group) lua.Takes
 	// outdated reports whether the cached policy is older than the template's. Then the next take must be whole.
 	outdated(i *info) bool
+	// has reports whether results of takes of such a bucket can have an era: that of a lazy bucket is 0, that of a
+	// refilled one is not.
+	has(era int64) bool
 	// open makes the bucket exist for another script, which may hold tokens of it for as long as hold.
 	open(t *task, hold time.Duration) error
 	// giveBack returns tokens to the era in which they were taken, 0 for any.
@@ -35,6 +38,8 @@ type configured struct{}
 func (configured) takes(g *group) lua.Takes { return lua.Takes{Key: g.key} }
 
 func (configured) outdated(*info) bool { return false }
+
+func (configured) has(int64) bool { return true }
 
 func (configured) open(*task, time.Duration) error { return nil }
 
@@ -65,6 +70,8 @@ func (r *refilled) outdated(i *info) bool { return r.replaces(i.terms) }
 func (r *refilled) replaces(t *policy.Terms) bool {
 	return t != nil && !t.Pool && t.Fence.Before(r.rule.Terms.Fence)
 }
+
+func (r *refilled) has(era int64) bool { return era != 0 }
 
 func (r *refilled) open(t *task, hold time.Duration) error {
 	_, err := t.takes(&ask{hold: hold, whole: true})
@@ -126,6 +133,8 @@ func (l *lazy) takes(g *group) lua.Takes {
 
 // outdated is false because each call brings the policy.
 func (l *lazy) outdated(*info) bool { return false }
+
+func (l *lazy) has(era int64) bool { return era == 0 }
 
 func (l *lazy) open(t *task, _ time.Duration) error {
 	return fmt.Errorf("%w: bucket %q is of the template %q; with enforce: refilled it has them", ErrLazyBucket, t.key,

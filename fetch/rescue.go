@@ -31,6 +31,7 @@ func (t *task) rescue(want int64, reply *lua.TakeReply) (again, ours bool) {
 		!c.rescued.claim(t.key, micros(reply.Terms.Interval), time.Now()) {
 		return false, false
 	}
+	t.brief = true
 	out, err := attempt(t, false, func() (policy.Outcome, error) {
 		return lua.Refill(t.ctx, t, t.key, policy.Call{Version: reply.Version})
 	})

@@ -166,7 +166,9 @@ func (t *task) result(a *answer) Result {
 	}
 	r.ResetAfter = i.resetAfter(reply.Remaining, now)
 	r.OnFloor = i.onFloor()
-	r.Era = i.era
+	if t.kind.has(i.era) { // or what is known is of an earlier time
+		r.Era = i.era
+	}
 	return r
 }
 

@@ -25,6 +25,8 @@ type task struct {
 	kind   kind
 	info   *info  // what is known of the bucket
 	got    answer // the last one
+	brief  bool   // what the task is for is done: no further call waits for a slot that moves
+	quits  bool   // calls that wait for a slot that moves end when the Client is closed
 
 	// Of the commands that it sends.
 	cost int64
@@ -96,8 +98,11 @@ func (t *task) takes(a *ask) (*answer, error) {
 	a.key = t.key
 	a.kind = t.kind
 	a.info = t.info
-	a.resolve(t.info.limit())
-	a.whole = a.whole || t.kind.outdated(t.info)
+	if t.kind.outdated(t.info) { // the script resolves a leave in percent, under the policy that it puts in force
+		a.whole = true
+	} else {
+		a.resolve(t.info.limit())
+	}
 	var refused error
 	if err := t.do(a, func(a *ask) {
 		t.got, refused = answer{reply: a.reply, runs: a.runs, info: a.info}, a.err
@@ -138,27 +143,38 @@ const (
 	splitTime = time.Minute
 )
 
-// unsplit makes a call, and makes it again while the servers of a Cluster refuse it since the bucket's slot moves and
-// none of them has all of its keys: nothing ran. It stops when the task has no time for another try.
+// unsplit makes a call of a task, and makes it again while the bucket's slot moves. It stops when the task has no time
+// for another try.
 func unsplit[R any](t *task, call func() (R, error)) (R, error) {
-	var end time.Time
+	if t.brief {
+		return call()
+	}
+	end := t.deadline
+	if end.IsZero() {
+		end = time.Now().Add(splitTime)
+	}
+	done := t.ctx.Done()
+	if t.quits {
+		done = t.c.life.quit
+	}
+	return whileSplit(done, end, t.c.jitter, call, t.ctx.Err)
+}
+
+// whileSplit makes a call, and makes it again while the servers of a Cluster refuse it since the bucket's slot moves
+// and none of them has all of its keys: nothing ran. It stops before end, or with cause when done is closed.
+func whileSplit[R any](done <-chan struct{}, end time.Time, jitter func() float64, call func() (R, error),
+	cause func() error) (R, error) {
 	for n := 0; ; n++ {
 		r, err := call()
-		if !lua.IsTryAgain(err) {
-			return r, err
-		}
-		if n == 0 {
-			end = t.deadline
-			if end.IsZero() {
-				end = time.Now().Add(splitTime)
-			}
-		}
 		pause := timing.Doubled(splitFirst, n, splitMost)
-		if time.Until(end) < 2*pause {
+		if !lua.IsTryAgain(err) || time.Until(end) < 2*pause {
 			return r, err
 		}
-		if !timing.Sleep(t.ctx.Done(), timing.Between(t.c.jitter, pause/2, pause)) {
-			return r, t.ctx.Err()
+		if !timing.Sleep(done, timing.Between(jitter, pause/2, pause)) {
+			if ended := cause(); ended != nil {
+				err = ended
+			}
+			return r, err
 		}
 	}
 }
@@ -223,15 +239,25 @@ func (t *task) askRun(run policy.Run) *answer {
 
 // reopen opens a bucket again if the reply of a script that followed kind.open shows that the bucket was full until
 // then. Otherwise no refill might follow, since one between both calls may have removed the full bucket from the active
-// set. If this fails, or the Client is closed, the bucket's next take that is denied or asks for the policy opens it.
+// set. It also opens a bucket that turns out to be of a template that this Client does not know yet: such a take enters
+// no active set at all. If this fails, or the Client is closed, the bucket's next take that is denied or asks for the
+// policy opens it.
 func (c *Client) reopen(k kind, key string, reply *lua.TakeReply) {
-	_, ok := k.(*refilled)
-	if !ok || reply.Taken == 0 || reply.Terms == nil || reply.Taken+reply.Remaining < reply.Terms.Capacity {
+	if reply.Terms == nil || !reply.Terms.Template {
+		return
+	}
+	full := reply.Taken > 0 && reply.Taken+reply.Remaining >= reply.Terms.Capacity
+	if k != (configured{}) && !full {
 		return
 	}
 	c.life.spawn(func() {
 		t := c.begin(c.own(context.Background()), key)
-		_ = k.open(t, 0)
+		found, _ := c.templates.unknown(t)
+		if !found && t.kind == (configured{}) { // the templates were read a moment ago, perhaps just before the publication
+			timing.Sleep(c.life.quit, templatesAgain)
+			_, _ = c.templates.unknown(t)
+		}
+		_ = t.kind.open(t, 0)
 	})
 }
 
@@ -255,7 +281,9 @@ func (c *Client) giveBackLater(key string, tokens, era int64) {
 
 // giveBackBy is giveBack through a lua.Client.
 func (c *Client) giveBackBy(ctx context.Context, by lua.Client, k kind, key string, tokens, era int64) {
-	reply, err := k.giveBack(ctx, by, key, tokens, era)
+	end, _ := ctx.Deadline()
+	reply, err := whileSplit(ctx.Done(), end, c.jitter,
+		func() (lua.ReturnReply, error) { return k.giveBack(ctx, by, key, tokens, era) }, ctx.Err)
 	c.gaveBack(key, tokens, reply, err)
 }
 

@@ -242,6 +242,7 @@ func (c *Client) tell(l *line, asked []*waiter, runs []policy.Run, a *answer) (u
 // source says so: it has more tokens by now.
 func (c *Client) askLine(l *line, cfg *callConfig, runs []policy.Run, whole bool) *answer {
 	t := c.begin(budgetOf(context.Background(), cfg), l.key)
+	t.quits = true
 	a := t.attempt(false, func() (*answer, error) {
 		return t.takes(&ask{line: runs, whole: whole ||
 			!t.info.fresh(time.Now())})

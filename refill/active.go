@@ -216,12 +216,13 @@ func (a *activeSets) begin(ctx context.Context, shards []*shard) call {
 	})
 }
 
-// read reads some names of the shard. Those that are no bucket's of the template are
-// removed.
+// read reads some names of the shard. Those that are no bucket's of the template are removed, unless a later
+// configuration is in force: by that they may be buckets of the template.
 func (a *activeSets) read(ctx context.Context, s *shard) call {
 	m := s.members
 	m.asked = true
 	cursor := m.cursor
+	outdated := a.w.outdated()
 	return a.ask(ctx, func(ctx context.Context) func() error {
 		names, next, err := a.w.r.store.names(ctx, s.Shard, cursor, namesAtOnce)
 		var foreign []string
@@ -229,7 +230,9 @@ func (a *activeSets) read(ctx context.Context, s *shard) call {
 			if s.belongs(name) {
 				return false
 			}
-			foreign = append(foreign, name)
+			if !outdated {
+				foreign = append(foreign, name)
+			}
 			return true
 		})
 		if err == nil && len(foreign) > 0 {
