@@ -35,22 +35,30 @@ local function put_record(id, kind, n, ends, era, ...)
 end
 
 -- Redis deletes a key when its last record is dropped. While a Cluster moves the slot, commands on a deleted key fail.
--- So records are dropped after others are written, and commands that may run afterwards use pcall.
+-- So records are dropped after others are written, and commands that may run afterwards use try: it answers as pcall
+-- does, but raises the error of a missing right.
+local function try(...)
+  local reply = pcall(...)
+  local err = type(reply) == 'table' and reply.err
+  if err and (find(err, 'NOPERM', 1, true) or find(err, 'executing the script', 1, true)) then error(reply) end
+  return reply
+end
+
 local function drop_record(id)
-  pcall('HDEL', KEYS[4], id)
-  pcall('ZREM', KEYS[5], id)
+  try('HDEL', KEYS[4], id)
+  try('ZREM', KEYS[5], id)
 end
 
 local ended = {} -- ids that find_due is to drop: leases that have ended, and ends without a record
 local uncounted = false -- there was an end without a record
 
 -- none_left reports whether find_due is to drop every record.
-local function none_left() return pcall('ZCARD', KEYS[5]) == #ended end
+local function none_left() return try('ZCARD', KEYS[5]) == #ended end
 
 -- count recounts what is outstanding after a key was lost, and restores missing ends from the records. If an end has no
 -- record, s.out does not fall. It returns when the last record ends.
 local function count(s)
-  local all = pcall('HGETALL', KEYS[4])
+  local all = try('HGETALL', KEYS[4])
   if all.err then all = {} end
   local sum = 0
   local records = 0
@@ -64,7 +72,7 @@ local function count(s)
       call('ZADD', KEYS[5], format('%d', r.ends), all[i])
     end
   end
-  local ends = pcall('ZCARD', KEYS[5])
+  local ends = try('ZCARD', KEYS[5])
   if type(ends) == 'number' and ends > records then sum = max(sum, s.out) end
   s.out = sum
   return last
@@ -76,11 +84,11 @@ local function find_due(s)
   ended = {}
   if uncounted then count(s) end
   uncounted = false
-  local first = pcall('ZRANGE', KEYS[5], 0, 0, 'WITHSCORES')
+  local first = try('ZRANGE', KEYS[5], 0, 0, 'WITHSCORES')
   s.due = first[2] and first[2] + 0 or 0
   if s.due == 0 then
     s.out = 0
-    pcall('DEL', KEYS[4])
+    try('DEL', KEYS[4])
   end
 end
 
@@ -95,7 +103,7 @@ end
 local function outlive(instant, now)
   local left = call('PTTL', KEYS[3])
   if left < 0 then -- a template's key that is configured by now
-    if pcall('PERSIST', KEYS[4]) == 1 then pcall('PERSIST', KEYS[5]) end
+    if try('PERSIST', KEYS[4]) == 1 then try('PERSIST', KEYS[5]) end
     return
   end
   local need = math.ceil((instant - now) / 1000) + 60000
@@ -103,7 +111,7 @@ local function outlive(instant, now)
     left = need
     for i = 1, 3 do call('PEXPIRE', KEYS[i], format('%d', left)) end
   end
-  for i = 4, 5 do pcall('PEXPIRE', KEYS[i], format('%d', left)) end -- they may have been deleted
+  for i = 4, 5 do try('PEXPIRE', KEYS[i], format('%d', left)) end -- they may have been deleted
 end
 
 -- restore counts what is outstanding in a bucket whose state doesn't know when the first record ends: the state or the
@@ -159,8 +167,8 @@ end
 local function end_due(s, p, tokens, now, most)
   local sum = {0, 0, 0, 0}
   if s.due == 0 or s.due > now then return tokens, sum end
-  for _, id in ipairs(pcall('ZRANGEBYSCORE', KEYS[5], '-inf', format('%d', now), 'LIMIT', 0, most)) do
-    local r = record(pcall('HGET', KEYS[4], id))
+  for _, id in ipairs(try('ZRANGEBYSCORE', KEYS[5], '-inf', format('%d', now), 'LIMIT', 0, most)) do
+    local r = record(try('HGET', KEYS[4], id))
     if r and r.kind == RESERVATION then
       local returned, clamped, void
       s.out = max(0, s.out - r.n)
