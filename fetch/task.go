@@ -247,7 +247,8 @@ func (c *Client) reopen(k kind, key string, reply *lua.TakeReply) {
 		return
 	}
 	full := reply.Taken > 0 && reply.Taken+reply.Remaining >= reply.Terms.Capacity
-	if k != (configured{}) && !full {
+	unknown := k == (configured{})
+	if unknown && c.templates.fixed || !unknown && !full { // a Client with templates of its own reads no others
 		return
 	}
 	c.life.spawn(func() {
