@@ -97,14 +97,36 @@ func outlast(ctx context.Context, c Client, set string, till int64) {
 	_ = c.Process(ctx, redis.NewIntCmd(ctx, "pexpireat", set, till*1000, "gt"))
 }
 
+// Add puts names into the shard.
+func (s Shard) Add(ctx context.Context, c Client, names []string) error {
+	return s.change(ctx, c, "sadd", names)
+}
+
 // Remove takes names out of the shard.
 func (s Shard) Remove(ctx context.Context, c Client, names []string) error {
-	args := []any{"srem", s.key()}
+	return s.change(ctx, c, "srem", names)
+}
+
+func (s Shard) change(ctx context.Context, c Client, command string, names []string) error {
+	args := []any{command, s.key()}
 	for _, name := range names {
 		args = append(args, name)
 	}
 	if err := c.Process(ctx, redis.NewIntCmd(ctx, args...)); err != nil {
 		return s.failed(err)
+	}
+	return nil
+}
+
+// Move moves names from the shard to the one with its number of another template.
+func (s Shard) Move(ctx context.Context, c Client, prefix string, names []string) error {
+	to := Shard{Prefix: prefix, Number: s.Number}
+	args := make([]any, len(names))
+	for i, name := range names {
+		args[i] = name
+	}
+	if _, err := moveScript.run(ctx, c, []string{s.key(), to.key()}, args...); err != nil {
+		return to.failed(err)
 	}
 	return nil
 }

@@ -426,3 +426,30 @@ func TestActiveBucketsAreListedWithFewCommands(t *testing.T) {
 		require.ErrorIs(t, err, lua.ErrMalformedBucket)
 	})
 }
+
+// The set that names move to lives as long as the one that they were in, and what can't be moved stays where it is.
+func TestNamesMoveBetweenShardsOfOneNumber(t *testing.T) {
+	onBoth(t, func(t *testing.T, rdb redis.UniversalClient) {
+		ctx := t.Context()
+		names := []string{"user:vip:1"}
+		from := shardOf(names[0])
+		for i := 2; len(names) < 1500; i++ {
+			if name := fmt.Sprintf("user:vip:%d", i); shardOf(name) == from {
+				names = append(names, name)
+			}
+		}
+		to := lua.ActiveKey("user:vip:", from.Number)
+		require.NoError(t, from.Add(ctx, rdb, append(names, "user:1")))
+		till := inAMinute()
+		require.NoError(t, rdb.PExpireAt(ctx, lua.ActiveKey(from.Prefix, from.Number), time.Unix(till, 0)).Err())
+		for range 2 { // once more after a lost reply
+			require.NoError(t, from.Move(ctx, rdb, "user:vip:", names))
+			require.Equal(t, []string{"user:1"}, rdb.SMembers(ctx, lua.ActiveKey(from.Prefix, from.Number)).Val())
+			require.ElementsMatch(t, names, rdb.SMembers(ctx, to).Val())
+			require.EqualValues(t, till, rdb.ExpireTime(ctx, to).Val().Seconds())
+		}
+		require.NoError(t, rdb.Set(ctx, lua.ActiveKey("other:", from.Number), "x", 0).Err())
+		require.ErrorIs(t, from.Move(ctx, rdb, "other:", []string{"user:1"}), lua.ErrMalformedBucket)
+		require.Equal(t, []string{"user:1"}, rdb.SMembers(ctx, lua.ActiveKey(from.Prefix, from.Number)).Val())
+	})
+}

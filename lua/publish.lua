@@ -1,13 +1,13 @@
 -- publish: puts a set of templates where consumers find it, unless a later one is there.
 --
--- KEYS  1 the published set: a hash with fields version, id and text
+-- KEYS  1 the published set: a hash with fields version, id and text, and the text of the set before in the field earlier
 -- ARGV  1 version: of the configuration that the set is from
 --       2 id: a hash of the text
 --       3 text: the set, as package policy encodes it
 -- Reply {1, version}: it is the published one; version was that of the set before, -1 if there was none
 --       {0, version}: one with a later version, or another one with the same, stays published; version is its version
 --       {3, 1}: KEYS 1 holds something else
-local there = redis.pcall('HMGET', KEYS[1], 'version', 'id')
+local there = redis.pcall('HMGET', KEYS[1], 'version', 'id', 'text')
 if there.err then
   if string.find(there.err, 'WRONGTYPE', 1, true) then return {3, 1} end
   return there
@@ -16,6 +16,6 @@ local version, before = tonumber(ARGV[1]), tonumber(there[1] or '-1')
 if not before then return {3, 1} end
 if before > version or (before == version and there[2] ~= ARGV[2]) then return {0, before} end
 if before < version or there[2] ~= ARGV[2] then
-  redis.call('HSET', KEYS[1], 'version', ARGV[1], 'id', ARGV[2], 'text', ARGV[3])
+  redis.call('HSET', KEYS[1], 'version', ARGV[1], 'id', ARGV[2], 'text', ARGV[3], 'earlier', there[3] or '')
 end
 return {1, before}

@@ -62,6 +62,17 @@ func ReadTemplates(ctx context.Context, c Client, known string) (set *policy.Tem
 	return set, templatesID(text), nil
 }
 
+// EarlierTemplates reads the set of templates that the published one replaced: nil if there was none, or if it can't be
+// decoded.
+func EarlierTemplates(ctx context.Context, c Client) (*policy.Templates, error) {
+	text, err := hget(ctx, c, TemplatesKey, "earlier")
+	if err != nil {
+		return nil, fmt.Errorf("refiller: templates: %w", err)
+	}
+	set, _ := policy.DecodeTemplates(text) // another release may have written it
+	return set, nil
+}
+
 func templatesID(text string) string {
 	sum := sha1.Sum([]byte(text)) //nolint:gosec // as above
 	return hex.EncodeToString(sum[:])

@@ -59,7 +59,13 @@ func publishing(t *testing.T, rdb redis.UniversalClient) {
 		}
 		return set
 	}
+	earlier := func() *policy.Templates {
+		set, err := lua.EarlierTemplates(ctx, rdb)
+		require.NoError(t, err)
+		return set
+	}
 	require.Nil(t, read())
+	require.Nil(t, earlier())
 	first := templateSet(t, 7, 60)
 	changed := templateSet(t, 7, 61)
 	later := templateSet(t, 8, 62)
@@ -68,9 +74,12 @@ func publishing(t *testing.T, rdb redis.UniversalClient) {
 	require.Equal(t, lua.Publication{OK: true, Before: 7}, publish(first))
 	require.Equal(t, lua.Publication{OK: false, Before: 7}, publish(changed), "the same version stands for one set")
 	require.True(t, read().Equal(first))
+	require.Nil(t, earlier())
 	require.Equal(t, lua.Publication{OK: true, Before: 7}, publish(later))
+	require.True(t, earlier().Equal(first))
 	require.Equal(t, lua.Publication{OK: false, Before: 8}, publish(first), "an old replica")
 	require.True(t, read().Equal(later))
+	require.True(t, earlier().Equal(first))
 
 	require.NoError(t, rdb.Del(ctx, lua.TemplatesKey).Err())
 	require.Equal(t, lua.Publication{OK: true, Before: -1}, publish(first), "it was lost")

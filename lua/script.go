@@ -76,6 +76,7 @@ var (
 
 	lazyScript     = newScript("lazy")
 	enterScript    = newScript("enter")
+	moveScript     = newScript("move")
 	aliveScript    = newScript("alive")
 	publishScript  = newScript("publish")
 	overrideScript = newScript("override")
@@ -83,7 +84,7 @@ var (
 	allScripts = []*script{
 		addScript, takeScript, takesScript, takeOnceScript, takeAllScript, liveScript, returnScript, peekScript, grantScript,
 		resetScript, refillScript, ticketScript, reserveScript, settleScript, leaseScript, sweepScript,
-		lazyScript, enterScript, aliveScript, publishScript, overrideScript,
+		lazyScript, enterScript, moveScript, aliveScript, publishScript, overrideScript,
 	}
 )
 

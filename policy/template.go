@@ -361,6 +361,9 @@ func (s *Templates) SameAs(o *Templates) bool {
 	return true
 }
 
+// Plain returns the names of the buckets that have policies of their own, though a template matches them.
+func (s *Templates) Plain() []string { return slices.Sorted(maps.Keys(s.named())) }
+
 // named are the buckets with policies of their own.
 func (s *Templates) named() map[string]bool {
 	if s == nil {
@@ -389,10 +392,7 @@ func (s *Templates) Encode() string {
 	for _, r := range s.All() {
 		text.Templates = append(text.Templates, templateText{r.Prefix, r.Enforce.String(), r.Text, r.MaxKeys})
 	}
-	for key := range s.named() {
-		text.Plain = append(text.Plain, key)
-	}
-	slices.Sort(text.Plain)
+	text.Plain = s.Plain()
 	b, err := json.Marshal(text)
 	if err != nil {
 		panic(err) // texts and numbers always can be written

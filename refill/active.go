@@ -106,6 +106,9 @@ func (a *activeSets) next(ctx context.Context, now time.Time) call {
 		return nil
 	}
 	if !a.looking && !a.look.After(now) {
+		if c := a.arrive(ctx); c != nil {
+			return c
+		}
 		if c := a.lookAtIdle(ctx); c != nil {
 			return c
 		}
@@ -162,6 +165,30 @@ func (a *activeSets) own(s *shard, err error) bool {
 	return true
 }
 
+// arrive is a call that puts arrivals into their shard, nil if there are none. A replica with an outdated configuration
+// leaves that to others.
+func (a *activeSets) arrive(ctx context.Context) call {
+	i := slices.IndexFunc(a.shards, func(s *shard) bool { return len(s.arrivals) > 0 })
+	if i < 0 || a.w.outdated() {
+		return nil
+	}
+	s := a.shards[i]
+	names := s.arrivals
+	s.arrivals = nil
+	a.looking = true
+	return a.ask(ctx, func(ctx context.Context) func() error {
+		err := a.w.r.store.add(ctx, s.Shard, names)
+		return func() error {
+			a.looking = false
+			if err == nil || a.own(s, err) {
+				return nil
+			}
+			s.arrivals = names
+			return err
+		}
+	})
+}
+
 // lookAtIdle is a call that finds which idle shards, those without members, hold names now; nil if no shard is idle.
 func (a *activeSets) lookAtIdle(ctx context.Context) call {
 	var idle []*shard
@@ -216,7 +243,7 @@ func (a *activeSets) begin(ctx context.Context, shards []*shard) call {
 	})
 }
 
-// read reads some names of the shard. Those that are no bucket's of the template are removed, unless a later
+// read reads some names of the shard and puts those right that are no bucket's of the template, unless a later
 // configuration is in force: by that they may be buckets of the template.
 func (a *activeSets) read(ctx context.Context, s *shard) call {
 	m := s.members
@@ -225,34 +252,41 @@ func (a *activeSets) read(ctx context.Context, s *shard) call {
 	outdated := a.w.outdated()
 	return a.ask(ctx, func(ctx context.Context) func() error {
 		names, next, err := a.w.r.store.names(ctx, s.Shard, cursor, namesAtOnce)
-		var foreign []string
-		names = slices.DeleteFunc(names, func(name string) bool {
-			if s.belongs(name) {
-				return false
-			}
-			if !outdated {
-				foreign = append(foreign, name)
-			}
-			return true
-		})
-		if err == nil && len(foreign) > 0 {
-			err = a.w.r.store.remove(ctx, s.Shard, foreign)
+		sorted := s.sort(names)
+		if err == nil && !outdated {
+			err = a.putRight(ctx, s, sorted)
 		}
 		return func() error {
 			m.asked = false
-			if err == nil && len(foreign) > 0 {
-				a.w.r.log.Warn("names in the active set are no buckets of the template: removed",
-					"template", s.Prefix, "names", len(foreign), "first", foreign[0])
-			}
 			if err != nil && a.own(s, err) {
 				return nil
 			}
 			if err == nil {
-				m.read(names, next, time.Now())
+				m.read(sorted.kept, next, time.Now())
 			}
 			return err
 		}
 	})
+}
+
+// putRight moves names to the shards of their templates, and removes those that are no bucket's.
+func (a *activeSets) putRight(ctx context.Context, s *shard, names sortedNames) error {
+	for prefix, list := range names.moved {
+		if err := a.w.r.store.move(ctx, s.Shard, prefix, list); err != nil {
+			return err
+		}
+		a.w.r.log.Info("buckets belong to another template now: moved to its active set",
+			"from", s.Prefix, "to", prefix, "names", len(list), "first", list[0])
+	}
+	if len(names.foreign) == 0 {
+		return nil
+	}
+	err := a.w.r.store.remove(ctx, s.Shard, names.foreign)
+	if err == nil {
+		a.w.r.log.Warn("names in the active set are no buckets of the template: removed",
+			"template", s.Prefix, "names", len(names.foreign), "first", names.foreign[0])
+	}
+	return err
 }
 
 // refill refills some buckets of the shard's round.

@@ -1,7 +1,9 @@
 package refill
 
 import (
+	"maps"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -90,25 +92,50 @@ func (r *Refiller) newBucket(b Bucket) *bucket {
 	return newBucket(b, r.version)
 }
 
-// assignShards shares the shards of the active sets of all templates out to the masters.
+// assignShards shares the shards of the active sets of all templates out to the masters, and those that earlier templates
+// left behind while there is a template that may take their buckets over.
 func (r *Refiller) assignShards(masters []master, before learned, next map[lua.Shard]*shard, now time.Time) [][]*shard {
 	of := make([][]*shard, len(masters))
+	place := func(id lua.Shard, t *policy.Ruled, interval time.Duration) {
+		s := before.shards[id]
+		if s == nil {
+			s = &shard{Shard: id}
+		}
+		next[id] = s
+		s.template = t
+		s.templates = r.templates
+		s.interval = interval
+		s.arrivals = nil
+		if s.members != nil {
+			s.members.resume(now)
+		}
+		m := ownerOf(masters, s.Slot())
+		of[m] = append(of[m], s)
+	}
+	shortest := time.Duration(0)
 	for _, t := range refilled(r.templates) {
+		interval := time.Duration(t.Terms.Interval) * time.Microsecond
+		if shortest == 0 || interval < shortest {
+			shortest = interval
+		}
 		for i := range lua.ActiveShards {
-			id := lua.Shard{Prefix: t.Prefix, Number: i}
-			s := before.shards[id]
-			if s == nil {
-				s = &shard{Shard: id}
+			place(lua.Shard{Prefix: t.Prefix, Number: i}, t, interval)
+		}
+	}
+	if shortest == 0 {
+		return of
+	}
+	for _, prefix := range slices.Sorted(maps.Keys(r.past.prefixes)) {
+		for i := range lua.ActiveShards {
+			if id := (lua.Shard{Prefix: prefix, Number: i}); next[id] == nil {
+				place(id, nil, shortest)
 			}
-			next[id] = s
-			s.template = t
-			s.templates = r.templates
-			s.interval = time.Duration(t.Terms.Interval) * time.Microsecond
-			if s.members != nil {
-				s.members.resume(now)
-			}
-			m := ownerOf(masters, s.Slot())
-			of[m] = append(of[m], s)
+		}
+	}
+	for key := range r.past.keys {
+		if t := refilledOf(r.templates, key); t != nil {
+			s := next[lua.Shard{Prefix: t.Prefix, Number: lua.ActiveShard(key)}]
+			s.arrivals = append(s.arrivals, key)
 		}
 	}
 	return of
@@ -122,6 +149,30 @@ func refilled(set *policy.Templates) (list []*policy.Ruled) {
 		}
 	}
 	return list
+}
+
+// refilledOf returns the refilled template that counts for a key; nil if there is none.
+func refilledOf(set *policy.Templates, key string) *policy.Ruled {
+	if t := set.Of(key); t != nil && t.Enforce == policy.EnforceRefilled {
+		return t
+	}
+	return nil
+}
+
+// past is what earlier configurations had, as far as this replica knows. Buckets of theirs that aren't full may be in no
+// active set of the present templates, and so wait for their next take.
+type past struct {
+	prefixes map[string]bool // of refilled templates
+	keys     map[string]bool // of buckets with policies of their own
+}
+
+func (p past) record(templates *policy.Templates) {
+	for _, t := range refilled(templates) {
+		p.prefixes[t.Prefix] = true
+	}
+	for _, key := range templates.Plain() {
+		p.keys[key] = true
+	}
 }
 
 // shortest is the shortest refill interval of the shards, 0 if there are none.

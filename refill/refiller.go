@@ -41,6 +41,7 @@ type Refiller struct {
 	workers   []*worker
 	away      error // why the masters are unknown
 	learned   learned
+	past      past
 
 	stats         Stats
 	templateStats map[string]*TemplateStats // of refilled templates, by prefix
@@ -65,6 +66,7 @@ func newRefiller(cfg Config, s store) *Refiller {
 	r := &Refiller{
 		cfg: cfg, store: s, log: cfg.Logger, rng: rand.New(rand.NewPCG(cfg.Seed, 1)), update: make(chan struct{}, 1),
 		stats: Stats{Calls: map[policy.Status]int64{}},
+		past:  past{map[string]bool{}, map[string]bool{}},
 	}
 	r.configure(cfg.Buckets, cfg.Templates, cfg.Version)
 	return r
@@ -73,6 +75,13 @@ func newRefiller(cfg Config, s store) *Refiller {
 // configure is called with the lock held, once r is shared. Of what stays, the terms of pools and the counts of
 // templates are kept.
 func (r *Refiller) configure(buckets []Bucket, templates *policy.Templates, version int64) {
+	r.past.record(r.templates)
+	for _, b := range r.buckets {
+		r.past.keys[b.Key] = true
+	}
+	for _, b := range buckets {
+		delete(r.past.keys, b.Key)
+	}
 	r.buckets = slices.Clone(buckets)
 	r.templates = templates
 	r.version = version
@@ -184,6 +193,19 @@ func (r *Refiller) Update(buckets []Bucket, templates *policy.Templates, version
 	r.configure(buckets, templates, version)
 	timing.Signal(r.update)
 	return nil
+}
+
+// RecordTemplates records the templates of an earlier configuration, such as the published ones that this replica's
+// replaced. Buckets of theirs that aren't full are refilled under the template that matches them now. Update records
+// those that it replaces by itself.
+func (r *Refiller) RecordTemplates(earlier *policy.Templates) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.past.record(earlier)
+	for _, b := range r.buckets {
+		delete(r.past.keys, b.Key)
+	}
+	timing.Signal(r.update)
 }
 
 // RecordVersion records that a version of the configuration is in use elsewhere, such as that of the published

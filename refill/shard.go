@@ -12,14 +12,16 @@ import (
 // shard is one shard of a template's active set. It belongs to a worker's goroutine.
 type shard struct {
 	lua.Shard
-	template  *policy.Ruled
-	templates *policy.Templates // of which it is one
+	template  *policy.Ruled     // nil: an earlier one's; the shard is only read, for names to move to others
+	templates *policy.Templates // the present ones
 	interval  time.Duration
 	bySlot    bool // a Cluster: buckets of a slot are refilled one after the other, so that they share script calls
 
 	members *members     // nil unless this replica refills the shard and somebody is or was in it
 	active  atomic.Int64 // 1 more than the buckets in it; 0 without members
 	failed  bool         // the shard's own fault was told
+
+	arrivals []string // buckets that had policies of their own and are the template's now; to be put into the shard
 }
 
 // enter has the replica refill the shard from now on.
@@ -42,9 +44,41 @@ func (s *shard) begin(count int64, now time.Time) {
 	}
 }
 
+// home returns the refilled template of a name in the shard; nil if the name is no bucket's of one, or not of a shard
+// with this number. Other goroutines may call it.
+func (s *shard) home(name string) *policy.Ruled {
+	if lua.CheckKey(name) != nil || lua.ActiveShard(name) != s.Number {
+		return nil
+	}
+	return refilledOf(s.templates, name)
+}
+
 // belongs reports whether a name is that of a bucket of the shard. Other goroutines may call it.
-func (s *shard) belongs(name string) bool {
-	return lua.CheckKey(name) == nil && lua.ActiveShard(name) == s.Number && s.templates.Of(name) == s.template
+func (s *shard) belongs(name string) bool { return s.template != nil && s.home(name) == s.template }
+
+// sortedNames are names that were read from a shard.
+type sortedNames struct {
+	kept    []string            // buckets of the shard
+	moved   map[string][]string // buckets of other templates, by prefix
+	foreign []string            // no buckets of templates
+}
+
+// sort sorts names in the shard. A shard of an earlier template keeps what no present one takes over: a later
+// configuration may have that template again.
+func (s *shard) sort(names []string) sortedNames {
+	sorted := sortedNames{moved: map[string][]string{}}
+	for _, name := range names {
+		home := s.home(name)
+		switch {
+		case home == s.template:
+			sorted.kept = append(sorted.kept, name)
+		case home == nil:
+			sorted.foreign = append(sorted.foreign, name)
+		default:
+			sorted.moved[home.Prefix] = append(sorted.moved[home.Prefix], name)
+		}
+	}
+	return sorted
 }
 
 // members are the buckets in a shard that this replica refills.
@@ -174,7 +208,7 @@ func (m *members) collect(now time.Time) {
 			continue
 		}
 		kept = append(kept, e)
-		if e.round <= m.round {
+		if e.round <= m.round && m.of.template != nil {
 			m.work = append(m.work, e)
 		}
 	}

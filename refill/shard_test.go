@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
 )
 
 // On a Cluster, neighbours of one slot share a script call.
@@ -22,7 +23,7 @@ func TestBucketsOfAClustersShardAreRefilledSlotBySlot(t *testing.T) {
 		}
 	}
 	for _, cluster := range []bool{false, true} {
-		s := &shard{bySlot: cluster}
+		s := &shard{template: &policy.Ruled{}, bySlot: cluster}
 		s.enter(time.Now())
 		s.begin(int64(len(names)), time.Now())
 		m := s.members

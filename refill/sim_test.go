@@ -89,12 +89,18 @@ func (s *server) takeTemplate(t *policy.Ruled, key string, n int64) policy.Takin
 	shard := lua.Shard{Prefix: t.Prefix, Number: lua.ActiveShard(key)}
 	taking, active := oracle.TakeTemplate(&b.Bucket, t.Terms, n, s.now(), s.active[shard][key])
 	if active && !s.losing {
-		if s.active[shard] == nil {
-			s.active[shard] = map[string]bool{}
-		}
-		s.active[shard][key] = true
+		s.enter(shard, key)
 	}
 	return taking
+}
+
+func (s *server) enter(shard lua.Shard, keys ...string) {
+	if s.active[shard] == nil {
+		s.active[shard] = map[string]bool{}
+	}
+	for _, key := range keys {
+		s.active[shard][key] = true
+	}
 }
 
 func (s *server) leave(shard lua.Shard, key string) {
@@ -275,6 +281,19 @@ func (l *link) names(ctx context.Context, s lua.Shard, cursor uint64, most int) 
 		names, next = all[min(int(cursor), to):to], uint64(to)
 		if to == len(all) {
 			next = 0
+		}
+	})
+}
+
+func (l *link) add(ctx context.Context, s lua.Shard, names []string) error {
+	return l.onShard(ctx, func() { l.server.enter(s, names...) })
+}
+
+func (l *link) move(ctx context.Context, s lua.Shard, prefix string, names []string) error {
+	return l.onShard(ctx, func() {
+		l.server.enter(lua.Shard{Prefix: prefix, Number: s.Number}, names...)
+		for _, name := range names {
+			l.server.leave(s, name)
 		}
 	})
 }

@@ -19,12 +19,14 @@ type store interface {
 	// refillActive calls the refill script for buckets of a shard of an active set:
 	// see lua.RefillActive.
 	refillActive(ctx context.Context, s lua.Shard, calls []lua.RefillCall, perCall int) []lua.RefillResult
-	// occupied tells which shards hold names, counts is how many names they hold, names
-	// and remove are of the names in one: see package lua.
+	// occupied tells which shards hold names, counts is how many names they hold; names,
+	// add, remove and move are of the names in one: see package lua.
 	occupied(ctx context.Context, shards []lua.Shard) ([]bool, error)
 	counts(ctx context.Context, shards []lua.Shard) []lua.CountResult
 	names(ctx context.Context, s lua.Shard, cursor uint64, most int) (names []string, next uint64, err error)
+	add(ctx context.Context, s lua.Shard, names []string) error
 	remove(ctx context.Context, s lua.Shard, names []string) error
+	move(ctx context.Context, s lua.Shard, prefix string, names []string) error
 	// peek reads one bucket.
 	peek(ctx context.Context, key string) (lua.PeekReply, error)
 	// sweep ends what is held in the buckets and whose time is over, at most as many
@@ -101,6 +103,14 @@ func (s *redisStore) counts(ctx context.Context, shards []lua.Shard) []lua.Count
 
 func (s *redisStore) names(ctx context.Context, shard lua.Shard, cursor uint64, most int) ([]string, uint64, error) {
 	return shard.Names(ctx, s.rdb, cursor, most)
+}
+
+func (s *redisStore) add(ctx context.Context, shard lua.Shard, names []string) error {
+	return shard.Add(ctx, s.rdb, names)
+}
+
+func (s *redisStore) move(ctx context.Context, shard lua.Shard, prefix string, names []string) error {
+	return shard.Move(ctx, s.rdb, prefix, names)
 }
 
 func (s *redisStore) remove(ctx context.Context, shard lua.Shard, names []string) error {

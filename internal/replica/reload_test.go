@@ -36,6 +36,13 @@ func parse(t *testing.T, url string, version int64, buckets string) config.Confi
 // running runs a replica until the test ends.
 func running(t *testing.T, cfg config.Config, opts replica.Options) *replica.Replica {
 	t.Helper()
+	r, _ := stoppable(t, cfg, opts)
+	return r
+}
+
+// stoppable starts a replica; stop ends it and waits.
+func stoppable(t *testing.T, cfg config.Config, opts replica.Options) (r *replica.Replica, stop func()) {
+	t.Helper()
 	if opts.Logger == nil {
 		opts.Logger = hclog.NewNullLogger()
 	}
@@ -44,11 +51,12 @@ func running(t *testing.T, cfg config.Config, opts replica.Options) *replica.Rep
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- r.Run(ctx) }()
-	t.Cleanup(func() {
+	stop = sync.OnceFunc(func() {
 		cancel()
 		require.NoError(t, <-done)
 	})
-	return r
+	t.Cleanup(stop)
+	return r, stop
 }
 
 func peek(t *testing.T, rdb *redis.Client, key string) lua.PeekReply {

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
 )
 
 const (
@@ -12,6 +13,8 @@ const (
 	publishEvery = time.Second
 	// publishTimeout bounds a publication.
 	publishTimeout = 2 * time.Second
+	// published is the message that this replica's templates are the published ones.
+	published = "templates are published"
 )
 
 // publishes makes the configuration's templates the published ones: at once, when they change, and when they were lost,
@@ -40,6 +43,12 @@ func (r *Replica) publish(ctx context.Context, told string) string {
 	calling, cancel := context.WithTimeout(ctx, publishTimeout)
 	defer cancel()
 	answer, err := lua.PublishTemplates(calling, r.rdb, set)
+	if err == nil && answer.OK && told != published {
+		// A replica that starts with the later file knows no earlier one.
+		var earlier *policy.Templates
+		earlier, err = lua.EarlierTemplates(calling, r.rdb)
+		r.refiller.RecordTemplates(earlier)
+	}
 	if err == nil {
 		r.mu.Lock()
 		r.templatesConflict = !answer.OK && answer.Before == set.Version()
@@ -50,7 +59,7 @@ func (r *Replica) publish(ctx context.Context, told string) string {
 		r.mu.Unlock()
 		r.refiller.RecordVersion(answer.Before)
 	}
-	message, log := "templates are published", r.log.Info
+	message, log := published, r.log.Info
 	switch {
 	case ctx.Err() != nil:
 		return told

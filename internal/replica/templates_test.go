@@ -163,3 +163,36 @@ func TestABucketThatWasLoweredIsRefilledThoughConsumersDoNotKnow(t *testing.T) {
 	require.EqualValues(t, 2, r.Remaining)
 	eventually(t, "it is refilled", func() bool { return peek(t, rdb, "user:1").Tokens == 5 })
 }
+
+// Replicas that start with a later file know from Redis which templates the earlier one had. A drained bucket of these is
+// refilled by the template that matches it now, before its next take.
+func TestReplicasThatStartWithOtherPrefixesRefillTheBucketsOfTheEarlierOnes(t *testing.T) {
+	t.Parallel()
+	ctx, server := t.Context(), testenv.Redis(t)
+	rdb := server.Client()
+	file := func(version int64, buckets, prefix string) config.Config {
+		return parse(t, server.URL(), version, oneBucket+buckets+fmt.Sprintf(
+			"templates: [{prefix: %q, capacity: 1000, rate: 10/s, interval: 50ms}]\n", prefix))
+	}
+	_, stop := stoppable(t, file(7, "  - {key: \"user:vip:0\", capacity: 1000, rate: 10/s}\n", "user:vip:"),
+		replica.Options{})
+	c, err := fetch.New(rdb, fetch.WithTimeout(20*time.Second), fetch.WithRescue(false))
+	require.NoError(t, err)
+	keys := []string{"user:vip:0", "user:vip:1"}
+	for _, key := range keys {
+		eventually(t, "the bucket is drained", func() bool {
+			r, err := c.Take(ctx, key, 1000)
+			return err == nil && r.OK
+		})
+	}
+	require.NoError(t, c.Close(ctx))
+	stop()
+
+	running(t, file(8, "", "user:"), replica.Options{})
+	for _, key := range keys {
+		eventually(t, "it is refilled by the later template", func() bool {
+			p := peek(t, rdb, key)
+			return p.Terms.Template && p.Terms.FileVersion() == 8 && p.Tokens > 30
+		})
+	}
+}
