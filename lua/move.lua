@@ -1,5 +1,5 @@
--- move: moves names of buckets from a shard to that of another template. The shards share a slot, so a name is always in
--- one of them at least.
+-- move: moves names of buckets from a shard to that of another template. The shards share a slot, so a name is always
+-- in one of them.
 --
 -- KEYS  1 the shard, 2 the one of the other template with the same number
 -- ARGV  the names

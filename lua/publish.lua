@@ -1,6 +1,6 @@
 -- publish: puts a set of templates where consumers find it, unless a later one is there.
 --
--- KEYS  1 the published set: a hash with fields version, id and text, and the text of the set before in the field earlier
+-- KEYS  1 the published set: a hash with fields version, id and text; earlier is the text of the set that it replaced
 -- ARGV  1 version: of the configuration that the set is from
 --       2 id: a hash of the text
 --       3 text: the set, as package policy encodes it

@@ -43,6 +43,9 @@ type Template struct {
 	MaxKeys int64
 }
 
+// WhyNoLoss says why a template has no on_loss.
+const WhyNoLoss = "a template's bucket comes back full after a loss, since its next take creates it: leave on_loss out"
+
 // Limits of templates.
 const (
 	MaxPrefix    = 256
@@ -89,7 +92,7 @@ func (t Template) Validate() error {
 	}
 	// A bucket that is full and idle expires, as if Redis had lost it. Its next take has to find it full again.
 	if t.Policy.OnLoss != LossEmpty {
-		return bad("on_loss", "a template's bucket comes back full after a loss: its next take creates it")
+		return bad("on_loss", WhyNoLoss)
 	}
 	if initial := t.Policy.initial(); initial != t.Policy.Capacity {
 		return bad("initial", "%d: a template's bucket begins full, with %d tokens", initial, t.Policy.Capacity)

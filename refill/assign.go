@@ -92,8 +92,8 @@ func (r *Refiller) newBucket(b Bucket) *bucket {
 	return newBucket(b, r.version)
 }
 
-// assignShards shares the shards of the active sets of all templates out to the masters, and those that earlier templates
-// left behind while there is a template that may take their buckets over.
+// assignShards shares the shards of the active sets of all templates out to the masters. If there are any, it does the
+// same with the shards of earlier templates: their buckets may belong to the present ones.
 func (r *Refiller) assignShards(masters []master, before learned, next map[lua.Shard]*shard, now time.Time) [][]*shard {
 	of := make([][]*shard, len(masters))
 	place := func(id lua.Shard, t *policy.Ruled, interval time.Duration) {
@@ -159,13 +159,14 @@ func refilledOf(set *policy.Templates, key string) *policy.Ruled {
 	return nil
 }
 
-// past is what earlier configurations had, as far as this replica knows. Buckets of theirs that aren't full may be in no
-// active set of the present templates, and so wait for their next take.
+// past is what earlier configurations had, as far as this replica knows. Otherwise their buckets that aren't full would
+// be in no active set of the present templates, and wait for their next take.
 type past struct {
 	prefixes map[string]bool // of refilled templates
 	keys     map[string]bool // of buckets with policies of their own
 }
 
+// record adds an earlier configuration's templates.
 func (p past) record(templates *policy.Templates) {
 	for _, t := range refilled(templates) {
 		p.prefixes[t.Prefix] = true

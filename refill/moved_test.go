@@ -127,7 +127,9 @@ func TestADrainedBucketThatLeavesTheFileIsRefilledByTheTemplate(t *testing.T) {
 	const key = "user:1"
 	own := thousand.Terms(policy.Fence{Epoch: 1})
 	pooled := own
-	pooled.Pool, pooled.Fence, pooled.Version = true, policy.Fence{}, 1
+	pooled.Pool = true
+	pooled.Fence = policy.Fence{}
+	pooled.Version = 1
 	for name, bucket := range map[string]struct {
 		Bucket
 		terms policy.Terms

@@ -118,7 +118,7 @@ type template struct {
 	// lazy: tokens fall due at takes, and interval and on_rollback have no effect.
 	Enforce policy.Enforce `yaml:"enforce" is:"enforce" default:"refilled"`
 	limits  `yaml:",inline"`
-	_       struct{} `yaml:"on_loss,refused" why:"a template's bucket comes back full after a loss: leave on_loss out"`
+	_       struct{} `yaml:"on_loss,refused" is:"not of a template"`
 	// Most buckets of a refilled template that exist at once; 0: no bound.
 	MaxKeys int64 `yaml:"max_keys" is:"tokens or none" default:"0"`
 }

@@ -53,7 +53,8 @@ var kinds = redisconn.Kinds.And(etcdconn.Kinds).And(fields.Kinds{
 	"carry_over":  fields.Choice(func(i int) policy.CarryOver { return policy.CarryOver(i) }, carryOvers...),
 	"degraded":    fields.Choice(func(i int) policy.Degraded { return policy.Degraded(i) }, degradeds...),
 
-	"template prefix": prefixKind(),
+	"template prefix":   prefixKind(),
+	"not of a template": {Want: policy.WhyNoLoss},
 	"enforce": fields.Choice(func(i int) policy.Enforce { return policy.Enforce(i) },
 		policy.EnforceRefilled.String(), policy.EnforceLazy.String()),
 

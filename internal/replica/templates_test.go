@@ -164,8 +164,8 @@ func TestABucketThatWasLoweredIsRefilledThoughConsumersDoNotKnow(t *testing.T) {
 	eventually(t, "it is refilled", func() bool { return peek(t, rdb, "user:1").Tokens == 5 })
 }
 
-// Replicas that start with a later file know from Redis which templates the earlier one had. A drained bucket of these is
-// refilled by the template that matches it now, before its next take.
+// Replicas that start with a later file know from Redis which templates the earlier one had. A drained bucket of these
+// is refilled by the template that matches it now, before its next take.
 func TestReplicasThatStartWithOtherPrefixesRefillTheBucketsOfTheEarlierOnes(t *testing.T) {
 	t.Parallel()
 	ctx, server := t.Context(), testenv.Redis(t)

@@ -107,7 +107,7 @@ func (d *Decoder) addFields(s *shape, t reflect.Type, index []int, env string) {
 		name, option, _ := strings.Cut(tag, ",")
 		at := append(index[:len(index):len(index)], i)
 		if option == "refused" {
-			s.refused[name] = sf.Tag.Get("why")
+			s.refused[name] = d.kinds[sf.Tag.Get("is")].Want
 			continue
 		}
 		if option == "inline" {
