@@ -159,20 +159,34 @@ func refilledOf(set *policy.Templates, key string) *policy.Ruled {
 	return nil
 }
 
-// past is what earlier configurations had, as far as this replica knows. Otherwise their buckets that aren't full would
-// be in no active set of the present templates, and wait for their next take.
+// past is what earlier configurations had, as far as this replica knows, and until when they had it. Otherwise their
+// buckets that aren't full would be in no active set of the present templates, and wait for their next take.
 type past struct {
-	prefixes map[string]bool // of refilled templates
-	keys     map[string]bool // of buckets with policies of their own
+	prefixes map[string]time.Time // of refilled templates
+	keys     map[string]time.Time // of buckets with policies of their own
 }
 
-// record adds an earlier configuration's templates.
-func (p past) record(templates *policy.Templates) {
+// pastFor is for how long past is kept. Consumers know of later templates within seconds.
+const pastFor = 10 * time.Minute
+
+// recordPast records what an earlier configuration had, and drops what is too old or in the present one. It is called
+// with the lock held.
+func (r *Refiller) recordPast(templates *policy.Templates, buckets []Bucket) {
+	now := time.Now()
+	tooOld := func(_ string, until time.Time) bool { return now.Sub(until) > pastFor }
+	maps.DeleteFunc(r.past.prefixes, tooOld)
+	maps.DeleteFunc(r.past.keys, tooOld)
 	for _, t := range refilled(templates) {
-		p.prefixes[t.Prefix] = true
+		r.past.prefixes[t.Prefix] = now
 	}
 	for _, key := range templates.Plain() {
-		p.keys[key] = true
+		r.past.keys[key] = now
+	}
+	for _, b := range buckets {
+		r.past.keys[b.Key] = now
+	}
+	for _, b := range r.buckets {
+		delete(r.past.keys, b.Key)
 	}
 }
 

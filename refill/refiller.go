@@ -66,7 +66,7 @@ func newRefiller(cfg Config, s store) *Refiller {
 	r := &Refiller{
 		cfg: cfg, store: s, log: cfg.Logger, rng: rand.New(rand.NewPCG(cfg.Seed, 1)), update: make(chan struct{}, 1),
 		stats: Stats{Calls: map[policy.Status]int64{}},
-		past:  past{map[string]bool{}, map[string]bool{}},
+		past:  past{map[string]time.Time{}, map[string]time.Time{}},
 	}
 	r.configure(cfg.Buckets, cfg.Templates, cfg.Version)
 	return r
@@ -75,15 +75,11 @@ func newRefiller(cfg Config, s store) *Refiller {
 // configure is called with the lock held, once r is shared. Of what stays, the terms of pools and the counts of
 // templates are kept.
 func (r *Refiller) configure(buckets []Bucket, templates *policy.Templates, version int64) {
-	r.past.record(r.templates)
-	for _, b := range r.buckets {
-		r.past.keys[b.Key] = true
-	}
-	for _, b := range buckets {
-		delete(r.past.keys, b.Key)
-	}
+	earlier := r.templates
+	before := r.buckets
 	r.buckets = slices.Clone(buckets)
 	r.templates = templates
+	r.recordPast(earlier, before)
 	r.version = version
 	terms, stats := r.pooled, r.templateStats
 	r.pooled, r.templateStats = map[string]*pooledTerms{}, map[string]*TemplateStats{}
@@ -201,10 +197,7 @@ func (r *Refiller) Update(buckets []Bucket, templates *policy.Templates, version
 func (r *Refiller) RecordTemplates(earlier *policy.Templates) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.past.record(earlier)
-	for _, b := range r.buckets {
-		delete(r.past.keys, b.Key)
-	}
+	r.recordPast(earlier, nil)
 	timing.Signal(r.update)
 }
 

@@ -120,9 +120,15 @@ func TestRemovedBucketsAreForgotten(t *testing.T) {
 			require.NoError(t, a.SetTerms(name, poolTerms(version, 100)))
 			time.Sleep(time.Second)
 		}
+		time.Sleep(pastFor)
+		const last = 20
+		require.NoError(t, a.Update([]Bucket{bucket(last), pooled("pool-20")}, set(last), last))
+		time.Sleep(time.Second)
 		a.Refiller.mu.Lock()
 		require.Len(t, a.learned.buckets, 4, "the bucket, the pool's, the pulse and the claim")
-		require.Len(t, a.learned.shards, 16)
+		require.Len(t, a.learned.shards, 32, "the template's, and those of the one before")
+		require.Len(t, a.past.prefixes, 1)
+		require.Len(t, a.past.keys, 2)
 		require.Len(t, a.pooled, 1)
 		a.Refiller.mu.Unlock()
 		a.stop()
