@@ -1,6 +1,7 @@
 package refill
 
 import (
+	"maps"
 	"testing"
 	"time"
 
@@ -24,6 +25,20 @@ func (s *server) inForce(key string) int64 {
 		return -1
 	}
 	return b.Control.Terms.FileVersion()
+}
+
+// snapshot copies the buckets; restore brings them back as they were.
+func (s *server) snapshot() (restore func()) {
+	copied := map[string]*oracle.Bucket{}
+	s.set(func() {
+		for key, b := range s.buckets {
+			control := *b.Control
+			tokens := *b.Tokens
+			index := *b.Index
+			copied[key] = &oracle.Bucket{Bucket: policy.Bucket{Tokens: &tokens, Index: &index, Control: &control}}
+		}
+	})
+	return func() { s.set(func() { maps.Copy(s.buckets, copied) }) }
 }
 
 // pairOfVersions starts a leader with version 1 and a standby with version 2, which lowers the limit, and waits until
@@ -87,16 +102,7 @@ func TestAFailoverThatForgetsALaterPolicyForgetsItForASecond(t *testing.T) {
 		leader := r.start("old", true, 1, checkout(1000))
 		resign := leader.lead()
 		time.Sleep(latestWithin)
-		older := map[string]oracle.Bucket{}
-		remember := func() {
-			for key, b := range r.server.buckets {
-				control := *b.Control
-				tokens := *b.Tokens
-				index := *b.Index
-				older[key] = oracle.Bucket{Bucket: policy.Bucket{Tokens: &tokens, Index: &index, Control: &control}}
-			}
-		}
-		r.server.set(remember)
+		restore := r.server.snapshot()
 		standby := r.start("later", true, 2, checkout(100))
 		time.Sleep(5 * time.Second)
 		require.EqualValues(t, 2, r.server.inForce("checkout"))
@@ -105,11 +111,7 @@ func TestAFailoverThatForgetsALaterPolicyForgetsItForASecond(t *testing.T) {
 		leader = r.start("old", true, 1, checkout(1000))
 		resign = leader.lead()
 		time.Sleep(5 * time.Second)
-		r.server.set(func() {
-			for key, b := range older {
-				r.server.buckets[key] = &b
-			}
-		})
+		restore()
 		time.Sleep(latestWithin)
 		require.EqualValues(t, 2, r.server.inForce("checkout"))
 		resign()
