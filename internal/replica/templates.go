@@ -68,9 +68,13 @@ func (r *Replica) publish(ctx context.Context, told string) string {
 	case answer.OK && answer.Before == set.Version() && told != "":
 		return message
 	case !answer.OK && answer.Before > set.Version():
-		message, log = "templates of a later version are published: this replica's config is old", r.log.Warn
+		log = r.log.Warn
+		message = "templates of a later version are published: this replica's config is old, or another deployment uses " +
+			"this Redis database"
 	case !answer.OK:
-		message, log = "other templates are published under this version and stay: raise the config's version", r.log.Warn
+		log = r.log.Warn
+		message = "other templates are published under this version and stay: raise the config's version, unless another " +
+			"deployment uses this Redis database"
 	}
 	if message != told || answer.OK {
 		fields := []any{"version", set.Version(), "templates", len(set.All()), "before", answer.Before}

@@ -1,0 +1,82 @@
+package replica_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/fetch"
+	"github.com/tokenrefill/refiller/internal/config"
+	"github.com/tokenrefill/refiller/internal/replica"
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
+)
+
+// syncedText collects a log.
+type syncedText struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (s *syncedText) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.text.Write(p)
+}
+
+func (s *syncedText) count(part string) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return strings.Count(s.text.String(), part)
+}
+
+// One set of templates is published in a Redis database, whatever prefixes a deployment has: two deployments with
+// templates need a database each. The one that gives way logs that once. Both refill their configured buckets.
+func TestOfTwoDeploymentsOnOneRedisOnePublishesItsTemplates(t *testing.T) {
+	t.Parallel()
+	ctx, server := t.Context(), testenv.Redis(t)
+	file := func(version int64, name, prefix string) config.Config {
+		return parse(t, server.URL(), version, fmt.Sprintf("  - {key: %s, capacity: 1000, rate: 500/s}\n"+
+			"templates: [{prefix: %q, capacity: 100, rate: 10/s}]\n", name, prefix))
+	}
+	var log syncedText
+	logged := replica.Options{Logger: hclog.New(&hclog.LoggerOptions{Output: &log})}
+	running(t, file(7, "a", "a:"), logged)
+	c, err := fetch.New(server.Client(), fetch.WithTimeout(20*time.Second), fetch.WithRescue(false))
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, c.Close(context.WithoutCancel(ctx))) })
+	taken := func(key string) func() bool {
+		return func() bool {
+			r, err := c.Take(ctx, key, 1)
+			return err == nil && r.OK
+		}
+	}
+	eventually(t, "the first deployment's templates are published", taken("a:1"))
+
+	running(t, file(8, "b", "b:"), replica.Options{})
+	eventually(t, "those of the later version are", taken("b:1"))
+	_, err = c.Take(ctx, "a:new", 1)
+	require.ErrorIs(t, err, fetch.ErrUnknownBucket)
+	const later = "this replica's config is old, or another deployment uses this Redis database"
+	eventually(t, "the first deployment says so", func() bool { return log.count(later) > 0 })
+	for _, key := range []string{"a", "b"} {
+		index := peek(t, server.Client(), key).Version.Index
+		eventually(t, "both refill their own buckets", func() bool {
+			return peek(t, server.Client(), key).Version.Index > index+15
+		})
+	}
+	require.Equal(t, 1, log.count(later), "once, though it has tried again")
+
+	same := replica.Options{Logger: hclog.New(&hclog.LoggerOptions{Output: &log})}
+	running(t, file(8, "c", "c:"), same)
+	eventually(t, "one of the same version gives way, too", func() bool {
+		return log.count("other templates are published under this version and stay: raise the config's version, "+
+			"unless another deployment uses this Redis database") == 1
+	})
+	require.True(t, taken("b:2")())
+}
