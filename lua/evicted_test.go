@@ -332,3 +332,131 @@ func TestAStrictBucketAndItsHoldersNeverHaveMoreThanTheCapacity(t *testing.T) {
 		require.Equal(t, capacity, idle(ctx, t, rdb, "b"), "history %d", history)
 	}
 }
+
+// sweptAfter sweeps a bucket as a refiller does: after a refill that wrote and said that records are due.
+func sweptAfter(ctx context.Context, t testing.TB, rdb *redis.Client, key string, o policy.Outcome) lua.SweepResult {
+	t.Helper()
+	require.True(t, o.Status.Wrote())
+	require.NotZero(t, o.Due)
+	require.LessOrEqual(t, o.Due, o.Now)
+	r := lua.Sweep(ctx, rdb, []string{key}, 10)[0]
+	require.NoError(t, r.Err)
+	return r
+}
+
+// A bucket of 100, of which 30 are reserved, loses its state, and in one case its tokens and index too. It begins anew,
+// is full, and becomes strict: no refill adds a token before the sweep that follows, which leaves 70.
+func TestABucketThatBecomesStrictCountsWhatWasHeldBeforeItBegan(t *testing.T) {
+	t.Parallel()
+	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	strict := strictTerms()
+	strict.Fence.Epoch = 2
+	loose := strictTerms()
+	loose.Strict = false
+	ofTemplate := func(terms policy.Terms) templateCall {
+		terms.Template = true
+		return templateCall{Prefix: "user:", Terms: terms.Encode(), Capacity: 100}
+	}
+	refill := func(terms policy.Terms, create policy.Create) policy.Outcome {
+		p, err := lua.Peek(ctx, rdb, "user:1", 1)
+		if err != nil {
+			require.ErrorIs(t, err, lua.ErrUnknownBucket)
+		}
+		o, err := lua.Refill(ctx, rdb, "user:1", policy.Call{Version: p.Version, Terms: &terms, Create: create})
+		require.NoError(t, err)
+		return o
+	}
+	take := func(terms policy.Terms, n int64) {
+		_, err := takeTemplate(ctx, rdb, "user:1", ofTemplate(terms), one(n), false, false)
+		require.NoError(t, err)
+	}
+	for name, way := range map[string]struct{ begin, turn func() }{
+		"refill": {
+			func() { refill(loose, policy.CreateInitial) },
+			func() { refill(strict, policy.CreateNever) },
+		},
+		"take": {func() { take(loose, 1) }, func() { take(strict, 1) }},
+		"override": {func() { take(loose, 1) }, func() {
+			own, template := strict, loose
+			own.Template, template.Template = true, true
+			own.Fence.Epoch = policy.OwnEpoch
+			_, err := lua.SetOverride(ctx, rdb, "user:1", own, template, policy.EnforceRefilled)
+			require.NoError(t, err)
+		}},
+	} {
+		for _, lost := range [][]string{{"{user:1}:ctl"}, {"user:1", "{user:1}", "{user:1}:ctl"}} {
+			where := fmt.Sprintf("%s without %q", name, lost)
+			require.NoError(t, rdb.FlushAll(ctx).Err())
+			way.begin()
+			reserve(ctx, t, rdb, "user:1", "job", 30)
+			require.NoError(t, rdb.Del(ctx, lost...).Err())
+			way.begin()
+			idle(ctx, t, rdb, "user:1")
+			require.NoError(t, rdb.Set(ctx, "user:1", 90, redis.KeepTTL).Err())
+			way.turn()
+			require.LessOrEqual(t, idle(ctx, t, rdb, "user:1"), int64(90), where)
+			p, err := lua.Peek(ctx, rdb, "user:1", 1)
+			require.NoError(t, err)
+			require.NotZero(t, p.Due, where)
+			o, err := lua.Refill(ctx, rdb, "user:1", policy.Call{Version: p.Version, Terms: &strict})
+			require.NoError(t, err)
+			require.Equal(t, p.Due, o.Due, where)
+			swept := lua.Sweep(ctx, rdb, []string{"user:1"}, 10)[0]
+			require.NoError(t, swept.Err)
+			require.Equal(t, []int64{70, 30}, []int64{swept.Tokens, swept.Outstanding}, where)
+			require.EqualValues(t, 70, idle(ctx, t, rdb, "user:1"), where)
+		}
+	}
+}
+
+// A strict bucket of 100 that holds 40 loses its state, is adopted, and gets a capacity of 50 before any sweep. It
+// loses no token for what may be held; the sweep leaves room for what is.
+func TestAStrictBucketThatIsLoweredBeforeItIsCountedLosesNothing(t *testing.T) {
+	t.Parallel()
+	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	lower := strictTerms()
+	lower.Fence.Epoch = 2
+	lower.Capacity, lower.Initial = 50, 50
+	for name, create := range strictBuckets {
+		for held, want := range map[int64]int64{0: 40, 30: 20} {
+			require.NoError(t, rdb.FlushAll(ctx).Err())
+			create(ctx, t, rdb)
+			if held > 0 {
+				reserve(ctx, t, rdb, "user:1", "job", held)
+			}
+			require.NoError(t, rdb.Set(ctx, "user:1", 40, redis.KeepTTL).Err())
+			require.NoError(t, rdb.Del(ctx, "{user:1}:ctl").Err())
+			create(ctx, t, rdb)
+			p, err := lua.Peek(ctx, rdb, "user:1", 1)
+			require.NoError(t, err)
+			o, err := lua.Refill(ctx, rdb, "user:1", policy.Call{Version: p.Version, Terms: &lower})
+			require.NoError(t, err)
+			require.EqualValues(t, 40, o.Tokens, "%s with %d held", name, held)
+			swept := sweptAfter(ctx, t, rdb, "user:1", o)
+			require.Equal(t, []int64{want, held}, []int64{swept.Tokens, swept.Outstanding}, name)
+			require.Equal(t, 50-held, idle(ctx, t, rdb, "user:1"), name)
+		}
+	}
+}
+
+// The records of a bucket that isn't strict are counted, and so end, after it lost its state.
+func TestTheRecordsOfABucketThatLostItsStateAreDue(t *testing.T) {
+	t.Parallel()
+	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	terms := strictTerms()
+	terms.Strict = false
+	for _, lost := range [][]string{{"{b}:ctl"}, {"b", "{b}", "{b}:ctl"}} {
+		require.NoError(t, rdb.FlushAll(ctx).Err())
+		o, err := lua.Refill(ctx, rdb, "b", policy.Call{Terms: &terms, Create: policy.CreateInitial})
+		require.NoError(t, err)
+		require.Zero(t, o.Due, "a bucket that no caller remembers is not swept")
+		reserve(ctx, t, rdb, "b", "job", 30)
+		require.NoError(t, rdb.Del(ctx, lost...).Err())
+		o, err = lua.Refill(ctx, rdb, "b", policy.Call{Terms: &terms, Version: o.Version, Create: policy.CreateLost})
+		require.NoError(t, err)
+		require.Zero(t, o.Outstanding)
+		swept := sweptAfter(ctx, t, rdb, "b", o)
+		require.EqualValues(t, 30, swept.Outstanding)
+		require.Greater(t, swept.Due, swept.Now)
+	}
+}

@@ -120,7 +120,8 @@ local function complete()
     s.p = q
     s.after = q
     s.new = true
-    presume(s, q, s.tokens, adopted)
+    if adopted or seen_era > 0 then s.due = UNCOUNTED end -- there was a state before
+    presume(s, nil, q, s.tokens)
   end
 
   -- begin_era gives a bucket that was rolled back, or whose clock was, a new era, which voids grants, and leases and
@@ -225,6 +226,7 @@ local function complete()
         if after.kind == STEPPED and after.per ~= s.p.per then -- its schedule begins now
           s.step, s.next = max(s.step, now), (unlike[i] or as_others)[3]
         end
+        presume(s, s.p, after, tokens)
       end
       tokens = min(tokens, room(s, after)) -- a foreign client may have left more
       s.index = max(s.stored, s.index, s.least) + 1

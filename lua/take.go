@@ -135,7 +135,7 @@ type PeekReply struct {
 	Next   int64 // stepped: the instant to come, Unix µs
 
 	Outstanding int64 // tokens held in reservations and leases
-	Due         int64 // when the first record of one ends, Unix µs; 0 if there is none
+	Due         int64 // when the first record of one ends, Unix µs; 0 if there is none; or policy.Uncounted
 	Debt        int64 // tokens that refills pay before they add any
 	Refilled
 }

@@ -97,9 +97,9 @@ local function create(s, k, t, runs, tokens, index)
   s.step = 0
   s.next = 0
   s.out = 0
-  s.due = 0
+  s.due = adopted and UNCOUNTED or 0
   s.debt = 0
-  presume(s, p, tokens, adopted)
+  presume(s, nil, p, tokens)
   call('SET', k.tokens, format('%d', tokens))
   call('SET', k.index, format('%d', s.index))
   put(s, p, k.ctl, p.text)

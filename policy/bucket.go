@@ -4,6 +4,10 @@ package policy
 // before the bucket starts a new era.
 const ClockTolerance = 50_000
 
+// Uncounted is the Due of a bucket whose reservations and leases may have outlived the state that counted them. It is
+// an instant that is over, so the next sweep is due; it counts them.
+const Uncounted = 1
+
 // Status is what a refill did.
 type Status int64
 
@@ -93,7 +97,7 @@ type Outcome struct {
 	PoolsVersion int64 // of a pool's, likewise
 
 	Outstanding int64 // tokens held in reservations and leases
-	Due         int64 // when the first record of one ends, Unix µs; 0 if there is none
+	Due         int64 // when the first record of one ends, Unix µs; 0 if there is none; or Uncounted
 	Debt        int64 // tokens that refills pay before they add any
 }
 
@@ -108,7 +112,7 @@ type Control struct {
 	Next  int64 // the scheduled instant after it
 
 	Outstanding int64 // tokens held in reservations and leases
-	Due         int64 // when the first record of one ends, Unix µs; 0 if there is none
+	Due         int64 // when the first record of one ends, Unix µs; 0 if there is none; or Uncounted
 	Debt        int64 // tokens that refills pay before they add any
 }
 

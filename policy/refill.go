@@ -41,7 +41,9 @@ func (b *Bucket) Refill(c Call, now int64) Outcome {
 		tokens = s.proceed(c, newer, tokens, now, &out)
 	}
 	if newer {
+		old := s.Terms
 		tokens = s.change(after, tokens, now, c.Next)
+		s.presume(&old, tokens)
 	}
 	tokens = min(tokens, s.room()) // a foreign client may have left more
 	s.Index = max(s.Index, least)
@@ -230,22 +232,30 @@ func (b *Bucket) initialise(c Call, now int64) Outcome {
 	if c.Terms.Kind == Stepped {
 		b.Control.Step, b.Control.Next = now, max(0, c.Next)
 	}
-	b.Control.presume(tokens, adopted)
+	if adopted || c.Version.Era > 0 {
+		b.Control.Due = Uncounted // there was a state before
+	}
+	b.Control.presume(nil, tokens)
 	out.Status = StatusInitialised
 	b.write(max(index, c.Version.Index)+1, tokens, &out)
 	return out
 }
 
-// presume marks a strict bucket that begins without state, so that the next sweep counts its reservations and leases,
-// which may have outlived the state. Until then all that an adopted bucket lacks counts as outstanding.
-func (s *Control) presume(tokens int64, adopted bool) {
-	if !s.Terms.Strict {
-		return
+// presume assumes what is outstanding while records are uncounted, when a bucket that holds tokens gets its terms after
+// old, nil if it begins without state. Under strict terms all that the bucket lacks counts as outstanding, so that no
+// refill replaces what is held. A bucket under terms that aren't strict may have begun anew unnoticed, so strict terms
+// that follow find its records uncounted.
+func (s *Control) presume(old *Terms, tokens int64) {
+	strict := s.Terms.Strict
+	if strict && (old == nil || !old.Strict) && s.Due == 0 {
+		s.Due = Uncounted
 	}
-	if adopted {
-		s.Outstanding = s.Terms.Capacity - max(0, tokens)
+	if s.Due == Uncounted {
+		s.Outstanding = 0
+		if strict {
+			s.Outstanding = s.Terms.Capacity - min(max(0, tokens), s.Terms.Capacity)
+		}
 	}
-	s.Due = s.Last
 }
 
 func (b *Bucket) write(index, tokens int64, out *Outcome) {

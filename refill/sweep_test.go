@@ -107,29 +107,33 @@ func testReservationsEnd(t *testing.T, rdb redis.UniversalClient) {
 	}
 }
 
-// A strict bucket loses its state while 30 of its 100 tokens are reserved. Refills never take the place of these: the
-// first one makes the state again, and the sweep that follows it counts them.
-func TestAStrictBucketThatLosesItsStateIsCountedByTheSweep(t *testing.T) {
+// A bucket loses its state while 30 of its 100 tokens are reserved. The first refill makes the state again, and the
+// sweep that follows it counts them. Refills of a strict bucket never take their place.
+func TestABucketThatLosesItsStateIsCountedByTheSweep(t *testing.T) {
 	ctx, rdb := t.Context(), testenv.Redis(t).Client()
-	bucket := Bucket{Key: "b", Policy: policy.Policy{Capacity: 100, Rate: policy.PerSecond(400), Strict: true}}
-	w := newWatch()
-	running(t, rdb, w, false, []Bucket{bucket})
-	w.until(t, "the bucket is refilled", appliedTo([]Bucket{bucket}))
-	r, err := lua.Reserve(ctx, rdb, "b", lua.ReserveCall{ID: "job", N: 30, TTL: time.Hour})
-	require.NoError(t, err)
-	require.True(t, r.OK)
-	require.NoError(t, rdb.Del(ctx, lua.ControlKey("b")).Err())
-	w.forget()
-	w.until(t, "the bucket is refilled again", func(events map[string][]Event) bool {
-		applied := 0
-		for _, e := range events["b"] {
-			if e.Outcome.Status == policy.StatusInitialised || applied > 0 {
-				require.LessOrEqual(t, e.Outcome.Tokens, int64(70))
+	for key, most := range map[string]int64{"strict": 70, "loose": 100} {
+		bucket := Bucket{Key: key, Policy: policy.Policy{Capacity: 100, Rate: policy.PerSecond(400),
+			Strict: key == "strict"}}
+		w := newWatch()
+		_, stop := running(t, rdb, w, false, []Bucket{bucket})
+		w.until(t, "the bucket is refilled", appliedTo([]Bucket{bucket}))
+		r, err := lua.Reserve(ctx, rdb, key, lua.ReserveCall{ID: "job", N: 30, TTL: time.Hour})
+		require.NoError(t, err)
+		require.True(t, r.OK)
+		require.NoError(t, rdb.Del(ctx, lua.ControlKey(key)).Err())
+		w.forget()
+		w.until(t, "the bucket is refilled again", func(events map[string][]Event) bool {
+			applied := 0
+			for _, e := range events[key] {
+				if e.Outcome.Status == policy.StatusInitialised || applied > 0 {
+					require.LessOrEqual(t, e.Outcome.Tokens, most)
+				}
+				if e.Outcome.Status == policy.StatusApplied && e.Outcome.Outstanding == 30 {
+					applied++
+				}
 			}
-			if e.Outcome.Status == policy.StatusApplied && e.Outcome.Outstanding == 30 {
-				applied++
-			}
-		}
-		return applied >= 5
-	})
+			return applied >= 5
+		})
+		stop()
+	}
 }

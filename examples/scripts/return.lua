@@ -103,7 +103,7 @@ end
 --        last_us is also the highest clock seen
 --   pol  the policy in force: see policy
 --   out  outstanding due_us debt: tokens in reservations and leases, when the first record of one ends (0: there
---        is none), and tokens that refills pay before they add any; missing while all are 0
+--        is none; 1: see UNCOUNTED), and tokens that refills pay before they add any; missing while all are 0
 --   lowered  when a template's bucket last got a lower capacity, µs; missing if it never did
 -- A pool's bucket also counts in fields added and denied the tokens that refills added and that takes were denied: what
 -- was consumed is added less the change of K. A bucket in shadow mode counts denied.
@@ -166,13 +166,17 @@ local function put(s, p, key, pol)
   s.was_out = out
 end
 
--- presume marks a strict bucket that begins without state, so that the next sweep counts its reservations and leases,
--- which may have outlived the state. Until then all that an adopted bucket lacks counts as outstanding: no refill
--- replaces it.
-local function presume(s, p, tokens, adopted)
-  if p.strict == 0 then return end
-  if adopted then s.out = p.capacity - max(0, tokens) end
-  s.due = s.last
+-- UNCOUNTED is the due_us of a bucket whose records may have outlived the state that counted them. The instant is over,
+-- so the refiller sweeps after its next refill. That sweep counts the records, as the next reservation or lease does.
+local UNCOUNTED = 1
+
+-- presume assumes what is outstanding while records are uncounted, when a bucket that holds tokens gets policy q after
+-- p, nil if it begins without state. Under a strict policy all that the bucket lacks counts as outstanding, so that no
+-- refill replaces what is held. A bucket under a policy that isn't strict may have begun anew unnoticed, so a strict
+-- policy that follows finds its records uncounted.
+local function presume(s, p, q, tokens)
+  if q.strict == 1 and not (p and p.strict == 1) and s.due == 0 then s.due = UNCOUNTED end
+  if s.due == UNCOUNTED then s.out = q.strict == 1 and q.capacity - min(max(0, tokens), q.capacity) or 0 end
 end
 
 -- note_lowered records that policy q replaces p now, if the bucket is a template's and q has the lower capacity.

@@ -122,7 +122,7 @@ end
 --        last_us is also the highest clock seen
 --   pol  the policy in force: see policy
 --   out  outstanding due_us debt: tokens in reservations and leases, when the first record of one ends (0: there
---        is none), and tokens that refills pay before they add any; missing while all are 0
+--        is none; 1: see UNCOUNTED), and tokens that refills pay before they add any; missing while all are 0
 --   lowered  when a template's bucket last got a lower capacity, µs; missing if it never did
 -- A pool's bucket also counts in fields added and denied the tokens that refills added and that takes were denied: what
 -- was consumed is added less the change of K. A bucket in shadow mode counts denied.
@@ -185,13 +185,17 @@ local function put(s, p, key, pol)
   s.was_out = out
 end
 
--- presume marks a strict bucket that begins without state, so that the next sweep counts its reservations and leases,
--- which may have outlived the state. Until then all that an adopted bucket lacks counts as outstanding: no refill
--- replaces it.
-local function presume(s, p, tokens, adopted)
-  if p.strict == 0 then return end
-  if adopted then s.out = p.capacity - max(0, tokens) end
-  s.due = s.last
+-- UNCOUNTED is the due_us of a bucket whose records may have outlived the state that counted them. The instant is over,
+-- so the refiller sweeps after its next refill. That sweep counts the records, as the next reservation or lease does.
+local UNCOUNTED = 1
+
+-- presume assumes what is outstanding while records are uncounted, when a bucket that holds tokens gets policy q after
+-- p, nil if it begins without state. Under a strict policy all that the bucket lacks counts as outstanding, so that no
+-- refill replaces what is held. A bucket under a policy that isn't strict may have begun anew unnoticed, so a strict
+-- policy that follows finds its records uncounted.
+local function presume(s, p, q, tokens)
+  if q.strict == 1 and not (p and p.strict == 1) and s.due == 0 then s.due = UNCOUNTED end
+  if s.due == UNCOUNTED then s.out = q.strict == 1 and q.capacity - min(max(0, tokens), q.capacity) or 0 end
 end
 
 -- note_lowered records that policy q replaces p now, if the bucket is a template's and q has the lower capacity.
@@ -291,6 +295,7 @@ local function switch(s, p, q, tokens, index, now)
     s.carry = 0 -- a foreign client refills it, and has paid that stretch
   end
   tokens, s.carry = carried(p, q, tokens, s.carry)
+  presume(s, p, q, tokens)
   s.index = max(index or 0, s.index) + 1
   s.last = max(s.last, now)
   return min(tokens, room(s, q))
@@ -479,9 +484,9 @@ local function create(s, k, t, runs, tokens, index)
   s.step = 0
   s.next = 0
   s.out = 0
-  s.due = 0
+  s.due = adopted and UNCOUNTED or 0
   s.debt = 0
-  presume(s, p, tokens, adopted)
+  presume(s, nil, p, tokens)
   call('SET', k.tokens, format('%d', tokens))
   call('SET', k.index, format('%d', s.index))
   put(s, p, k.ctl, p.text)

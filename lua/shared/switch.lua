@@ -10,6 +10,7 @@ local function switch(s, p, q, tokens, index, now)
     s.carry = 0 -- a foreign client refills it, and has paid that stretch
   end
   tokens, s.carry = carried(p, q, tokens, s.carry)
+  presume(s, p, q, tokens)
   s.index = max(index or 0, s.index) + 1
   s.last = max(s.last, now)
   return min(tokens, room(s, q))

@@ -104,6 +104,11 @@ func at(o policy.Outcome, index int64) policy.Outcome {
 	return o
 }
 
+func uncounted(o policy.Outcome) policy.Outcome {
+	o.Due = policy.Uncounted
+	return o
+}
+
 func fenced(o policy.Outcome, epoch, seq int64) policy.Outcome {
 	o.Fence, o.FileVersion = policy.Fence{Epoch: epoch, Seq: seq}, epoch
 	return o
@@ -128,6 +133,15 @@ func Cases() []Case {
 		t.Per = 1000
 	})
 	full := with(func(t *policy.Terms) { t.OnLoss = policy.LossFull })
+	strict := with(func(t *policy.Terms) { t.Strict = true })
+	laterStrict := with(func(t *policy.Terms) {
+		t.Strict = true
+		t.Fence.Epoch = 4
+	})
+	holding := func(o policy.Outcome, n int64) policy.Outcome {
+		o.Outstanding = n
+		return o
+	}
 	stepped := func(b *policy.Bucket, now int64) {
 		b.Control.Terms = policy.Policy{Capacity: 1000, Steps: policy.Every(500 * time.Millisecond), StepTokens: 300}.
 			Terms(policy.Fence{Epoch: 3})
@@ -183,20 +197,20 @@ func Cases() []Case {
 			Want:  at(outcome(policy.StatusInitialised, 1000, 0, 0, 0), 1)},
 		{Name: "MissingAndRememberedIsRestoredEmpty",
 			Setup: missing(policy.Call{Version: learned(), Create: policy.CreateLost, Terms: terms}),
-			Want:  outcome(policy.StatusInitialised, 0, 0, 0, 0)},
+			Want:  uncounted(outcome(policy.StatusInitialised, 0, 0, 0, 0))},
 		{Name: "MissingAndRememberedIsRestoredFullOnLossFull",
 			Setup: missing(policy.Call{Version: learned(), Create: policy.CreateInitial, Terms: full}),
-			Want:  outcome(policy.StatusInitialised, 1000, 0, 0, 0)},
+			Want:  uncounted(outcome(policy.StatusInitialised, 1000, 0, 0, 0))},
 		{Name: "MissingIsNeverCreatedByARescue", Setup: missing(policy.Call{Version: learned()}),
 			Want: outcome(policy.StatusUnknown, 0, 0, 0, 0)},
 		{Name: "ForeignBucketIsAdopted", Setup: foreign(of(30), of(5), policy.Call{Terms: terms, Create: policy.CreateLost}),
-			Want: at(outcome(policy.StatusInitialised, 30, 0, 0, 0), 6)},
+			Want: at(uncounted(outcome(policy.StatusInitialised, 30, 0, 0, 0)), 6)},
 		{Name: "ForeignBucketAboveCapacityIsClamped",
 			Setup: foreign(of(3000), nil, policy.Call{Terms: terms, Create: policy.CreateLost}),
-			Want:  at(outcome(policy.StatusInitialised, 1000, 0, 0, 0), 1)},
+			Want:  at(uncounted(outcome(policy.StatusInitialised, 1000, 0, 0, 0)), 1)},
 		{Name: "ForeignIndexAloneIsAdoptedEmpty", Setup: foreign(nil, of(5),
 			policy.Call{Terms: terms, Create: policy.CreateInitial}),
-			Want: at(outcome(policy.StatusInitialised, 0, 0, 0, 0), 6)},
+			Want: at(uncounted(outcome(policy.StatusInitialised, 0, 0, 0, 0)), 6)},
 		{Name: "AnEmptyKeyAloneIsAMissingBucket",
 			Setup: foreign(of(0), nil, policy.Call{Terms: full, Create: policy.CreateLost}),
 			Want:  outcome(policy.StatusUnknown, 0, 0, 0, 0)},
@@ -205,13 +219,13 @@ func Cases() []Case {
 			Want:  at(outcome(policy.StatusInitialised, 1000, 0, 0, 0), 1)},
 		{Name: "AnEmptyKeyAloneIsRestoredAsOnLossSays",
 			Setup: foreign(of(0), nil, policy.Call{Version: learned(), Terms: full, Create: policy.CreateLost}),
-			Want:  outcome(policy.StatusInitialised, 1000, 0, 0, 0)},
+			Want:  uncounted(outcome(policy.StatusInitialised, 1000, 0, 0, 0))},
 		{Name: "AKeyBelowZeroAloneIsCreatedLessWhatIsAboutToBeUndone",
 			Setup: foreign(of(-2), of(0), policy.Call{Terms: terms, Create: policy.CreateInitial}),
 			Want:  at(outcome(policy.StatusInitialised, 998, 0, 0, 0), 1)},
 		{Name: "AKeyBelowZeroAloneIsRestoredLessWhatIsAboutToBeUndone",
 			Setup: foreign(of(-2), nil, policy.Call{Version: learned(), Terms: terms, Create: policy.CreateLost}),
-			Want:  outcome(policy.StatusInitialised, -2, 0, 0, 0)},
+			Want:  uncounted(outcome(policy.StatusInitialised, -2, 0, 0, 0))},
 		{Name: "AnIndexOfZeroAloneIsAMissingBucket",
 			Setup: foreign(nil, of(0), policy.Call{Terms: terms, Create: policy.CreateLost}),
 			Want:  outcome(policy.StatusUnknown, 0, 0, 0, 0)},
@@ -223,6 +237,42 @@ func Cases() []Case {
 			Want:  outcome(policy.StatusUnknown, 0, 0, 0, 0)},
 		{Name: "ForeignBucketIsNotAdoptedByARescue", Setup: foreign(of(30), of(5), policy.Call{}),
 			Want: outcome(policy.StatusUnknown, 0, 0, 0, 0)},
+
+		{Name: "AStrictBucketThatIsAdoptedHasRoomForNoMore",
+			Setup: foreign(of(30), of(5), policy.Call{Terms: strict, Create: policy.CreateLost}),
+			Want:  holding(at(uncounted(outcome(policy.StatusInitialised, 30, 0, 0, 0)), 6), 970)},
+		{Name: "AStrictBucketThatIsRestoredEmptyHasRoomForNoMore",
+			Setup: missing(policy.Call{Version: learned(), Create: policy.CreateLost, Terms: strict}),
+			Want:  holding(uncounted(outcome(policy.StatusInitialised, 0, 0, 0, 0)), 1000)},
+		{Name: "ABucketThatBecomesStrictHasRoomForNoMore",
+			Setup: known(10, interval, policy.Call{Version: learned(), Terms: laterStrict}, nil),
+			Want:  fenced(holding(uncounted(outcome(policy.StatusApplied, 60, 50, 0, interval)), 940), 4, 0)},
+		{Name: "ABucketThatBecomesStrictKeepsItsCount",
+			Setup: known(10, interval, policy.Call{Version: learned(), Terms: laterStrict}, func(b *policy.Bucket, now int64) {
+				b.Control.Outstanding = 400
+				b.Control.Due = 7
+			}), Want: func() policy.Outcome {
+				o := fenced(holding(outcome(policy.StatusApplied, 60, 50, 0, interval), 400), 4, 0)
+				o.Due = 7
+				return o
+			}()},
+		{Name: "AStrictBucketThatIsLoweredUncountedKeepsItsTokens",
+			Setup: known(70, 0, policy.Call{Version: learned(), Terms: with(func(t *policy.Terms) {
+				t.Strict = true
+				t.Fence.Epoch = 4
+				t.Capacity = 100
+			})}, func(b *policy.Bucket, _ int64) {
+				b.Control.Terms.Strict = true
+				b.Control.Outstanding = 930
+				b.Control.Due = policy.Uncounted
+			}), Want: fenced(holding(uncounted(outcome(policy.StatusApplied, 70, 0, 0, 0)), 30), 4, 0)},
+		{Name: "ABucketThatIsNoLongerStrictHoldsNothingUncounted",
+			Setup: known(70, 0, policy.Call{Version: learned(), Terms: with(func(t *policy.Terms) { t.Fence.Epoch = 4 })},
+				func(b *policy.Bucket, _ int64) {
+					b.Control.Terms.Strict = true
+					b.Control.Outstanding = 930
+					b.Control.Due = policy.Uncounted
+				}), Want: fenced(uncounted(outcome(policy.StatusApplied, 70, 0, 0, 0)), 4, 0)},
 
 		{Name: "CreditsElapsedTime", Setup: known(10, interval, call, nil),
 			Want: outcome(policy.StatusApplied, 60, 50, 0, interval)},
