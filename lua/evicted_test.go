@@ -460,3 +460,24 @@ func TestTheRecordsOfABucketThatLostItsStateAreDue(t *testing.T) {
 		require.Greater(t, swept.Due, swept.Now)
 	}
 }
+
+// The record of a reservation is lost; its end is not, and is over. The id is free, and what it reserves then stays.
+func TestAReservationUnderTheIDOfALostOneThatEndedIsHeld(t *testing.T) {
+	t.Parallel()
+	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	for name, create := range strictBuckets {
+		require.NoError(t, rdb.FlushAll(ctx).Err())
+		create(ctx, t, rdb)
+		reserve(ctx, t, rdb, "user:1", "job", 30)
+		require.NoError(t, rdb.Del(ctx, lua.OutstandingKey("user:1")).Err())
+		endNow(ctx, t, rdb, "user:1", "job")
+		reserve(ctx, t, rdb, "user:1", "job", 20)
+		p, err := lua.Peek(ctx, rdb, "user:1", 1)
+		require.NoError(t, err)
+		require.EqualValues(t, 20, p.Outstanding, name)
+		require.Greater(t, p.Due, p.Now, name)
+		settled, err := lua.Settle(ctx, rdb, "user:1", "job", 5)
+		require.NoError(t, err, name)
+		require.Equal(t, policy.Settlement{Returned: 15}, settled.Settlement, name)
+	}
+}

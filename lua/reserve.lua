@@ -46,7 +46,6 @@ if tokens - keep < n then
 end
 local ends = now + ARGV[3]
 put_tokens(tokens - n, before)
-if swept and none_left() then s.out = 0 end -- as find_due does without the new record
 put_record(ARGV[1], RESERVATION, n, ends, s.era, ARGV[4])
 s.out = s.out + n
 if swept then

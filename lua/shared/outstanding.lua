@@ -26,12 +26,16 @@ local function record(raw)
     clamped = f[7], settlement = {unpack(f, 5, 10)}}
 end
 
--- put_record writes a record. The arguments after era depend on the kind.
+local ended = {} -- set of the ids that find_due is to drop: leases that have ended, and ends without a record
+local uncounted = false -- there was an end without a record
+
+-- put_record writes a record, also under an id that find_due was to drop. The arguments after era depend on the kind.
 local function put_record(id, kind, n, ends, era, ...)
   local words = {kind, n, ends, era, ...}
   for i = 1, #words do words[i] = format('%d', words[i]) end
   call('HSET', KEYS[4], id, table.concat(words, ' '))
   call('ZADD', KEYS[5], format('%d', ends), id)
+  ended[id] = nil
 end
 
 -- Redis deletes a key when its last record is dropped. While a Cluster moves the slot, commands on a deleted key fail.
@@ -48,12 +52,6 @@ local function drop_record(id)
   try('HDEL', KEYS[4], id)
   try('ZREM', KEYS[5], id)
 end
-
-local ended = {} -- ids that find_due is to drop: leases that have ended, and ends without a record
-local uncounted = false -- there was an end without a record
-
--- none_left reports whether find_due is to drop every record.
-local function none_left() return try('ZCARD', KEYS[5]) == #ended end
 
 -- count recounts what is outstanding after a key was lost, and restores missing ends from the records. If an end has no
 -- record, s.out does not fall. It returns when the last record ends.
@@ -80,7 +78,7 @@ end
 
 -- find_due drops what has ended and sets when the first record ends. If no record is left, it sets s.out to 0.
 local function find_due(s)
-  for _, id in ipairs(ended) do drop_record(id) end
+  for id in pairs(ended) do drop_record(id) end
   ended = {}
   if uncounted then count(s) end
   uncounted = false
@@ -181,7 +179,7 @@ local function end_due(s, p, tokens, now, most)
         sum[4] = sum[4] + r.n
       end
       uncounted = uncounted or not r
-      ended[#ended + 1] = id
+      ended[id] = true
     end
   end
   return tokens, sum

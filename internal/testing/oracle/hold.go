@@ -69,6 +69,7 @@ func (b *Bucket) Reserve(
 		}
 		return policy.Taking{OK: true, Known: true, Taken: n, Tokens: tokensOf(&b.Bucket)}, HeldDone
 	}
+	swept := s.Due > 0 && s.Due <= now
 	b.sweep(sweptBeside, now)
 	least := leastOf(&b.Bucket, leave)
 	if tokensOf(&b.Bucket)-least < n {
@@ -77,7 +78,10 @@ func (b *Bucket) Reserve(
 	add(&b.Bucket, -n)
 	s.Outstanding += n
 	b.put(id, Holding{Kind: HoldingReservation, N: n, Until: now + ttl, Era: s.Era, Overrun: o})
-	if s.Due == 0 || now+ttl < s.Due {
+	switch {
+	case swept:
+		b.findDue()
+	case s.Due == 0 || now+ttl < s.Due:
 		s.Due = now + ttl
 	}
 	return policy.Taking{OK: true, Known: true, Taken: n, Tokens: tokensOf(&b.Bucket)}, HeldDone
