@@ -113,7 +113,7 @@ func (r *fakeRedis) peek(key string) any {
 	s := b.Control
 	return []any{
 		int64(1), *b.Tokens, int64(0), s.Era, s.Index, s.Last, r.now(), s.Terms.Encode(), s.Carry, s.Step, s.Next,
-		s.Outstanding, s.Due, s.Debt,
+		s.Outstanding, s.Due, s.Debt, int64(0), int64(0),
 	}
 }
 

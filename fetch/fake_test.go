@@ -265,7 +265,7 @@ func (f *fake) run(name string, args []any) any {
 	case "peek":
 		return []any{int64(1), *bucket.Tokens, bucket.Wait(w.number(), now), s.Era, *bucket.Index, s.Last, now, terms,
 			s.Carry, s.Step, s.Next,
-			s.Outstanding, s.Due, s.Debt}
+			s.Outstanding, s.Due, s.Debt, int64(0), *bucket.Index - s.Index}
 	case "lease":
 		granted, clamped, held := bucket.Lease(w.text(), w.number(), w.number(), w.number(), w.number(), w.number(), now)
 		switch held {

@@ -89,34 +89,49 @@ func (r *refilled) giveBack(ctx context.Context, c lua.Client, key string, n, er
 
 // peek returns the state that the next take would find. A missing bucket is shown full.
 func (r *refilled) peek(ctx context.Context, c lua.Client, key string) (lua.PeekReply, error) {
-	reply, err := lua.Peek(ctx, c, key, 1)
-	if err == nil {
-		r.switched(&reply)
+	p, err := lua.Peek(ctx, c, key, 1)
+	missing := errors.Is(err, lua.ErrUnknownBucket)
+	if err != nil && !missing {
+		return p, err
 	}
-	if !errors.Is(err, lua.ErrUnknownBucket) {
-		return reply, err
+	if p.Terms != nil {
+		if r.replaces(p.Terms) {
+			found(&p, &r.rule.Terms)
+		}
+		return p, nil
 	}
 	terms, err := lua.Override(ctx, c, key)
 	if terms == nil {
 		terms = &r.rule.Terms
 	}
-	return lua.PeekReply{Tokens: terms.Capacity, Terms: terms}, err
+	if missing {
+		return lua.PeekReply{Tokens: terms.Capacity, Terms: terms}, err
+	}
+	found(&p, terms)
+	return p, err
 }
 
-// switched changes a reply as the next take changes the bucket, if that replaces its policy. The take settles the
-// bucket and switches it to the version of the template that the Client knows.
-func (r *refilled) switched(p *lua.PeekReply) {
-	if !r.replaces(p.Terms) {
-		return
+// found changes a reply as the next take changes the bucket before it takes. The take settles a bucket whose policy it
+// replaces by these terms, which are those of the template in the version that the Client knows. It creates or adopts a
+// bucket without state.
+func found(p *lua.PeekReply, terms *policy.Terms) {
+	index := p.Version.Index + p.Moved
+	b := policy.Bucket{Tokens: &p.Tokens, Index: &index}
+	if p.Lost {
+		b.Tokens = nil
 	}
-	s := policy.Control{Terms: *p.Terms, Era: p.Version.Era, Index: p.Version.Index, Last: p.Last, Carry: p.Carry,
-		Outstanding: p.Outstanding, Due: p.Due, Debt: p.Debt}
-	b := policy.Bucket{Tokens: &p.Tokens, Control: &s}
-	b.Refill(policy.Call{Version: p.Version, Terms: &r.rule.Terms}, p.Now)
+	if p.Terms != nil {
+		b.Control = &policy.Control{Terms: *p.Terms, Era: p.Version.Era, Index: p.Version.Index, Last: p.Last,
+			Carry: p.Carry, Step: p.Step, Next: p.Next, Outstanding: p.Outstanding, Due: p.Due, Debt: p.Debt}
+	}
+	b.Refill(policy.Call{Version: p.Version, Terms: terms, Create: policy.CreateInitial}, max(p.Now, p.Last))
+	s := b.Control
 	p.Tokens = *b.Tokens
 	p.Terms = &s.Terms
 	p.Last = s.Last
 	p.Carry = s.Carry
+	p.Outstanding = s.Outstanding
+	p.Due = s.Due
 	p.Debt = s.Debt
 	p.Wait = micros(b.Wait(1, p.Now))
 }

@@ -137,6 +137,9 @@ type PeekReply struct {
 	Outstanding int64 // tokens held in reservations and leases
 	Due         int64 // when the first record of one ends, Unix µs; 0 if there is none; or policy.Uncounted
 	Debt        int64 // tokens that refills pay before they add any
+
+	Lost  bool  // the key of the tokens is missing
+	Moved int64 // how far another program has moved the index
 	Refilled
 }
 
@@ -156,5 +159,7 @@ func Peek(ctx context.Context, c Client, key string, n int64) (PeekReply, error)
 	reply.Outstanding = r.int()
 	reply.Due = r.int()
 	reply.Debt = r.int()
+	reply.Lost = r.int() == 1
+	reply.Moved = r.int()
 	return reply, r.end()
 }
