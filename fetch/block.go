@@ -75,10 +75,7 @@ func (b *block) draw(least, most int64, leave policy.Leave) (r Result, few bool)
 	}
 	for {
 		left := b.left.Load()
-		n := min(most, left)
-		if leave != (policy.Leave{}) {
-			n = min(n, v.bucket+left-leave.Of(v.limit))
-		}
+		n := v.fitting(most, left, leave)
 		if n < least {
 			return Result{}, false
 		}
@@ -90,6 +87,24 @@ func (b *block) draw(least, most int64, leave policy.Leave) (r Result, few bool)
 			Source: Source{Kind: SourceLeased}, Era: v.era,
 		}, left-n < v.low
 	}
+}
+
+// fitting returns how many of up to most tokens can be drawn from a block that has left.
+func (v *view) fitting(most, left int64, leave policy.Leave) int64 {
+	n := min(most, left)
+	if leave != (policy.Leave{}) {
+		n = min(n, v.bucket+left-leave.Of(v.limit))
+	}
+	return n
+}
+
+// offer returns how many tokens draw would take now.
+func (b *block) offer(most int64, leave policy.Leave) int64 {
+	v := b.view.Load()
+	if v == nil || b.ls.now() >= v.until {
+		return 0
+	}
+	return v.fitting(most, b.left.Load(), leave)
 }
 
 // miss notes that n tokens were wanted of the bucket itself.
@@ -380,8 +395,9 @@ func (p *plan) lack(now time.Duration, left, missed int64) int64 {
 	return max(0, p.size-left)
 }
 
-// takeBoth makes a take for which a bucket and its block have too few tokens each: it takes those of the block, and the
-// rest from the bucket, whose denial is given. If both together have too few, nothing is taken.
+// takeBoth makes a take for which a bucket and its block have too few tokens each: it takes from the bucket, whose denial
+// is given, what the block lacks, and then the block's tokens. If both together have too few, nothing is taken. Tokens of
+// the block can't go back to the bucket, which counts them as outstanding: a strict bucket has no room for them.
 func (t *task) takeBoth(run policy.Run, denied *answer) (Result, bool) {
 	c, least := t.c, run.N-denied.reply.Remaining
 	if denied.source.Kind == SourceCached { // the bucket may have others by now
@@ -391,15 +407,24 @@ func (t *task) takeBoth(run policy.Run, denied *answer) (Result, bool) {
 		return Result{}, false
 	}
 	defer c.life.leave()
-	leased, low := c.leases.draw(t.key, least, run.N, run.Leave)
-	defer low.signal()
-	if !leased.OK || leased.Taken == run.N {
-		return leased, leased.OK
+	n := c.leases.offer(t.key, run.N, run.Leave)
+	if n < max(1, least) {
+		return Result{}, false
 	}
-	run.N -= leased.Taken
-	a := t.askRun(run)
-	if a.err != nil || !a.reply.OK {
-		c.giveBackLater(t.key, leased.Taken, leased.Era)
+	var a *answer
+	if rest := run.N - n; rest > 0 {
+		a = t.askRun(policy.Run{N: rest, Count: 1, Leave: run.Leave})
+		if a.err != nil || !a.reply.OK {
+			return Result{}, false
+		}
+	}
+	leased, low := c.leases.draw(t.key, n, n, run.Leave)
+	defer low.signal()
+	switch {
+	case a == nil:
+		return leased, leased.OK
+	case !leased.OK:
+		c.giveBackLater(t.key, a.reply.Taken, a.info.era)
 		return Result{}, false
 	}
 	return t.result(a).with(leased), true

@@ -208,6 +208,14 @@ func (ls *leases) draw(key string, least, n int64, leave policy.Leave) (Result, 
 	return r, b
 }
 
+// offer returns how many of up to n tokens of a bucket its block has now.
+func (ls *leases) offer(key string, n int64, leave policy.Leave) int64 {
+	if b := ls.at(key, ls.hash(key)); b != nil {
+		return b.offer(n, leave)
+	}
+	return 0
+}
+
 // missed notes that n tokens were wanted of the bucket itself.
 func (ls *leases) missed(key string, n int64) {
 	if ls == nil {
