@@ -395,9 +395,9 @@ func (p *plan) lack(now time.Duration, left, missed int64) int64 {
 	return max(0, p.size-left)
 }
 
-// takeBoth makes a take for which a bucket and its block have too few tokens each: it takes from the bucket, whose denial
-// is given, what the block lacks, and then the block's tokens. If both together have too few, nothing is taken. Tokens of
-// the block can't go back to the bucket, which counts them as outstanding: a strict bucket has no room for them.
+// takeBoth makes a take for which a bucket and its block have too few tokens each. It takes from the bucket, whose
+// denial is given, what the block lacks, and then the block's tokens. If both together have too few, it takes nothing.
+// Tokens of the block come last, because the bucket counts them as outstanding: a strict one has no room for them.
 func (t *task) takeBoth(run policy.Run, denied *answer) (Result, bool) {
 	c, least := t.c, run.N-denied.reply.Remaining
 	if denied.source.Kind == SourceCached { // the bucket may have others by now

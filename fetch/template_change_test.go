@@ -127,3 +127,34 @@ func TestALeaveInPercentIsOfTheLaterCapacity(t *testing.T) {
 		})
 	}
 }
+
+// A full bucket whose capacity was lowered is in the active set for longer than a consumer may believe in the higher
+// capacity, a call that began before included: such a consumer takes without putting it there. It leaves soon after.
+func TestALoweredBucketIsActiveForLongerThanAConsumerBelievesItsPolicy(t *testing.T) {
+	t.Parallel()
+	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	publishUsers(t, rdb, 1, 600, policy.EnforceRefilled)
+	_, err := newClient(t, rdb, slow()).Take(ctx, "user:1", 1)
+	require.NoError(t, err)
+	p := hourly(60)
+	terms := p.Terms(policy.Fence{Epoch: 2})
+	terms.Template = true
+	shard := lua.Shard{Prefix: "user:", Number: lua.ActiveShard("user:1")}
+	refill := func() lua.RefillResult {
+		peek, err := lua.Peek(ctx, rdb, "user:1", 1)
+		require.NoError(t, err)
+		r := lua.RefillActive(ctx, rdb, shard, []lua.RefillCall{{Key: "user:1",
+			Call: policy.Call{Version: peek.Version, Terms: &terms}}}, 1)[0]
+		require.NoError(t, r.Err)
+		require.EqualValues(t, 60, r.Tokens)
+		return r
+	}
+	require.False(t, refill().Idle)
+	lowered, err := rdb.HGet(ctx, lua.ControlKey("user:1"), "lowered").Int64()
+	require.NoError(t, err)
+	for age, idle := range map[time.Duration]bool{policyMaxAge + 2*time.Second: false, 2 * policyMaxAge: true} {
+		require.NoError(t, rdb.HSet(ctx, lua.ControlKey("user:1"), "lowered", lowered-age.Microseconds()).Err())
+		terms.Fence.Seq++ // so that the refill isn't early
+		require.Equal(t, idle, refill().Idle, age)
+	}
+}

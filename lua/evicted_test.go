@@ -481,3 +481,38 @@ func TestAReservationUnderTheIDOfALostOneThatEndedIsHeld(t *testing.T) {
 		require.Equal(t, policy.Settlement{Returned: 15}, settled.Settlement, name)
 	}
 }
+
+// A template's bucket loses its state soon after its capacity was lowered from 600 to 60, and with it the instant of
+// that. Consumers may still believe in 600, and take from it without putting it in the active set. So it is in the set
+// for a while after it is adopted, although it is full.
+func TestABucketThatIsAdoptedStaysInTheActiveSetForAWhile(t *testing.T) {
+	t.Parallel()
+	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	lowered := user()
+	_, err := takeTemplate(ctx, rdb, "user:1", lowered, one(1), false, false)
+	require.NoError(t, err)
+	require.NoError(t, rdb.Set(ctx, "user:1", 60, redis.KeepTTL).Err())
+	require.NoError(t, rdb.Del(ctx, lua.ControlKey("user:1")).Err())
+	_, err = takeTemplate(ctx, rdb, "user:1", lowered, nil, false, false)
+	require.NoError(t, err)
+	require.NoError(t, lua.Sweep(ctx, rdb, []string{"user:1"}, 10)[0].Err)
+	refilled := func() lua.RefillResult {
+		p, err := lua.Peek(ctx, rdb, "user:1", 1)
+		require.NoError(t, err)
+		st := rdb.HGet(ctx, lua.ControlKey("user:1"), "st").Val()
+		st = fmt.Sprintf("%s%16d%s", st[:17], p.Last-2_000_000, st[33:])
+		require.NoError(t, rdb.HSet(ctx, lua.ControlKey("user:1"), "st", st).Err())
+		r := lua.RefillActive(ctx, rdb, shardOf("user:1"), []lua.RefillCall{{Key: "user:1",
+			Call: policy.Call{Version: p.Version, Terms: &userTerms}}}, 1)[0]
+		require.NoError(t, r.Err)
+		require.EqualValues(t, 60, r.Tokens)
+		return r
+	}
+	require.False(t, refilled().Idle)
+	require.True(t, isActive(ctx, t, rdb, "user:1"))
+	adopted, err := rdb.HGet(ctx, lua.ControlKey("user:1"), "lowered").Int64()
+	require.NoError(t, err)
+	require.NoError(t, rdb.HSet(ctx, lua.ControlKey("user:1"), "lowered", adopted-16_000_000).Err())
+	require.True(t, refilled().Idle)
+	require.False(t, isActive(ctx, t, rdb, "user:1"))
+}

@@ -3,9 +3,9 @@
 -- KEYS  K of each of n buckets, then {K} of each, then {K}:ctl of each
 --       then, if they are of one template and share a slot with them: the shard of its active set, and the set of its
 --       buckets alive. An idle bucket leaves the shard, as does a name that is no template's bucket. A bucket is idle
---       if it is full, nothing is outstanding, and its capacity was not lowered in the last 15 s. A template's bucket
---       of which less than half its life is left gets a new expiry; that is checked when its policy changes, and every
---       few refills, an eighth of a life at most
+--       if it is full, nothing is outstanding, and in the last 15 s it was neither adopted nor its capacity lowered. A
+--       template's bucket of which less than half its life is left gets a new expiry; that is checked when its policy
+--       changes, and every few refills, an eighth of a life at most
 -- ARGV  per bucket what the caller saw last of it, one of
 --         st (see bucket) to the letter: the policy given here was in force then, smooth, and nothing outstanding
 --         st up to index, with any last_us: the caller saw it otherwise
@@ -46,7 +46,7 @@ local KEYS = KEYS
 local ARGV = ARGV
 local tonumber = tonumber
 local type = type
-local LOWERED_US = 15000000 -- consumers believe a policy for ten seconds
+local LOWERED_US = 15000000 -- consumers believe a policy for ten seconds: fetch.policyMaxAge
 local n = floor(#KEYS / 3)
 local shard, alive_set = KEYS[3 * n + 1], KEYS[3 * n + 2]
 local time = call('TIME')
@@ -120,6 +120,7 @@ local function complete()
     s.p = q
     s.after = q
     s.new = true
+    s.adopted = adopted
     if adopted or seen_era > 0 then s.due = UNCOUNTED end -- there was a state before
     presume(s, nil, q, s.tokens)
   end
@@ -233,7 +234,7 @@ local function complete()
       call('INCRBY', keys[2], format('%d', s.index - s.stored))
       if tokens ~= s.was then call('INCRBY', keys[1], format('%d', tokens - (s.was or 0))) end
       put(s, after, keys[3], (s.new or after ~= s.p) and after.text)
-      note_lowered(keys[3], s.p, after, now)
+      note_lowered(keys[3], not s.adopted and s.p, after, now)
       if after.kind ~= TEMPLATE and (s.new or s.p.kind == TEMPLATE) then
         disarm(keys)
       elseif not s.was or s.stored == 0 then

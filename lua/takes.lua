@@ -103,6 +103,7 @@ local function create(s, k, t, runs, tokens, index)
   call('SET', k.tokens, format('%d', tokens))
   call('SET', k.index, format('%d', s.index))
   put(s, p, k.ctl, p.text)
+  if adopted then note_lowered(k.ctl, nil, p, now) end
   return p, tokens
 end
 

@@ -123,7 +123,7 @@ end
 --   pol  the policy in force: see policy
 --   out  outstanding due_us debt: tokens in reservations and leases, when the first record of one ends (0: there
 --        is none; 1: see UNCOUNTED), and tokens that refills pay before they add any; missing while all are 0
---   lowered  when a template's bucket last got a lower capacity, µs; missing if it never did
+--   lowered  when a template's bucket last got a lower capacity, or was adopted, µs; missing if it never did
 -- A pool's bucket also counts in fields added and denied the tokens that refills added and that takes were denied: what
 -- was consumed is added less the change of K. A bucket in shadow mode counts denied.
 local TOLERANCE_US = 50000
@@ -198,11 +198,11 @@ local function presume(s, p, q, tokens)
   if s.due == UNCOUNTED then s.out = q.strict == 1 and q.capacity - min(max(0, tokens), q.capacity) or 0 end
 end
 
--- note_lowered records that policy q replaces p now, if the bucket is a template's and q has the lower capacity.
--- Otherwise the bucket, which is full under the lower capacity, would leave the active set at once. A consumer that
--- still uses the higher capacity would then call take, which adds no bucket to the set.
+-- note_lowered records that policy q replaces p now, if the bucket is a template's and q has the lower capacity, or may
+-- have: p is nil if it was lost. Otherwise the bucket, which is full under the lower capacity, would leave the active
+-- set at once. A consumer that still uses the higher capacity would then call take, which adds no bucket to the set.
 local function note_lowered(key, p, q, now)
-  if q.kind == TEMPLATE and q.capacity < p.capacity then call('HSET', key, 'lowered', format('%d', now)) end
+  if q.kind == TEMPLATE and (not p or q.capacity < p.capacity) then call('HSET', key, 'lowered', format('%d', now)) end
 end
 
 -- room is the most tokens that the bucket may hold: its capacity, under a strict policy without what is outstanding.
@@ -490,6 +490,7 @@ local function create(s, k, t, runs, tokens, index)
   call('SET', k.tokens, format('%d', tokens))
   call('SET', k.index, format('%d', s.index))
   put(s, p, k.ctl, p.text)
+  if adopted then note_lowered(k.ctl, nil, p, now) end
   return p, tokens
 end
 
