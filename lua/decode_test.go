@@ -83,7 +83,7 @@ var calls = map[string]struct {
 	"Return": {[]any{int64(1), int64(5), int64(0)},
 		func(ctx context.Context, c Client) (any, error) { return Return(ctx, c, "b", 1, 0) }},
 	"Peek": {[]any{int64(1), int64(5), int64(0), int64(1), int64(2), int64(3), int64(4), "", int64(0), int64(0), int64(0),
-		int64(0), int64(0), int64(0)},
+		int64(0), int64(0), int64(0), int64(0), int64(0)},
 		func(ctx context.Context, c Client) (any, error) { return Peek(ctx, c, "b", 1) }},
 	"Grant": {[]any{int64(1), int64(5), int64(0), int64(1), int64(2)},
 		func(ctx context.Context, c Client) (any, error) { return Grant(ctx, c, "b", 1) }},
