@@ -9,6 +9,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/tokenrefill/refiller/internal/testing/buckettest"
 	"github.com/tokenrefill/refiller/internal/testing/testenv"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
@@ -229,6 +230,38 @@ func TestAnEraNeverFallsOverAnExpiry(t *testing.T) {
 	require.NoError(t, rdb.Del(ctx, "user:1", "{user:1}", "{user:1}:ctl").Err()) // as if it had expired
 	create()
 	rises("created again")
+}
+
+// The clock was an hour ahead, so a new era can't be the present. A bucket begins one because of a rollback, 30 tokens
+// are taken, it is deleted, and a replica that knows of the era before creates it anew: that is a third era. Nothing of
+// the second comes back to it.
+func TestErasOfTwoHistoriesDifferThoughBothFollowTheSameOne(t *testing.T) {
+	t.Parallel()
+	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	terms := policy.Policy{Capacity: 100, Rate: policy.PerSecond(1), OnRollback: policy.RollbackKeep,
+		Initial: new(int64)}.Terms(policy.Fence{Epoch: 1})
+	now := serverTime(ctx, t, rdb)
+	b := buckettest.Bucket(100, now, 0)
+	b.Control.Terms = terms
+	b.Control.Era = now + anHour
+	store(ctx, t, rdb, "b", b)
+	before := policy.Version{Era: b.Control.Era, Index: b.Control.Index}
+	forgotten := policy.Version{Era: before.Era, Index: before.Index + 1}
+	second, err := lua.Refill(ctx, rdb, "b", policy.Call{Version: forgotten})
+	require.NoError(t, err)
+	require.Equal(t, policy.StatusRolledBack, second.Status)
+	_, err = takeOne(ctx, rdb, "b", 30, false)
+	require.NoError(t, err)
+
+	require.NoError(t, rdb.Del(ctx, "b", "{b}", "{b}:ctl").Err())
+	third, err := lua.Refill(ctx, rdb, "b", policy.Call{Version: before, Terms: &terms, Create: policy.CreateLost})
+	require.NoError(t, err)
+	require.Equal(t, policy.StatusInitialised, third.Status)
+	require.Greater(t, second.Version.Era, before.Era)
+	require.Greater(t, third.Version.Era, before.Era)
+	_, err = lua.Return(ctx, rdb, "b", 30, second.Version.Era)
+	require.ErrorIs(t, err, lua.ErrOtherEra)
+	require.Equal(t, "0", rdb.Get(ctx, "b").Val())
 }
 
 // A take that is denied of a bucket that lost its tokens leaves nothing there, so on_loss still counts: 1000 come back.

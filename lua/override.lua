@@ -72,7 +72,7 @@ end
 
 if p and q and not (given == '' and p.version ~= OWN) then
   tokens = switch(s, p, q, tokens or after_loss(p), index, now)
-  if given == '' then s.era = max(now, s.era + 1) end
+  if given == '' then s.era = next_era(s.era, now) end
   call('SET', KEYS[1], format('%d', tokens), 'KEEPTTL')
   call('SET', KEYS[2], format('%d', s.index), 'KEEPTTL')
   put(s, q, KEYS[3], q.text)

@@ -111,7 +111,7 @@ local function complete()
       s.tokens = begins + was
     end
     s.status = 6
-    s.era = max(now, seen_era + 1)
+    s.era = next_era(seen_era, now)
     s.last = now
     s.step = now
     s.next = following
@@ -131,7 +131,7 @@ local function complete()
     s.status = status
     s.writes = true
     if s.last < now or now < s.last - TOLERANCE_US then s.last = now end
-    s.era = max(now, 1 + max(s.era, seen_era))
+    s.era = next_era(max(s.era, seen_era), now)
   end
 
   -- assess reads bucket i, for which policy q is given, and decides what becomes of it.

@@ -30,7 +30,7 @@ func (b *Bucket) Refill(c Call, now int64) Outcome {
 			s.Step, s.Next = now+span, now+2*span
 		}
 		s.Last = now
-		s.Era = max(now, 1+max(s.Era, c.Version.Era))
+		s.Era = nextEra(max(s.Era, c.Version.Era), now)
 	default:
 		out.Status = b.judge(c, rank, newer, now)
 		if !out.Status.Wrote() {
@@ -200,7 +200,7 @@ func (s *Control) rollBack(c Call, tokens, now int64) int64 {
 	if s.Last < now || now < s.Last-ClockTolerance {
 		s.Last = now
 	}
-	s.Era = max(now, 1+max(s.Era, c.Version.Era))
+	s.Era = nextEra(max(s.Era, c.Version.Era), now)
 	return tokens
 }
 
@@ -228,7 +228,7 @@ func (b *Bucket) initialise(c Call, now int64) Outcome {
 	default:
 		return out
 	}
-	b.Control = &Control{Terms: *c.Terms, Era: max(now, c.Version.Era+1), Last: now}
+	b.Control = &Control{Terms: *c.Terms, Era: nextEra(c.Version.Era, now), Last: now}
 	if c.Terms.Kind == Stepped {
 		b.Control.Step, b.Control.Next = now, max(0, c.Next)
 	}
@@ -256,6 +256,15 @@ func (s *Control) presume(old *Terms, tokens int64) {
 			s.Outstanding = s.Terms.Capacity - min(max(0, tokens), s.Terms.Capacity)
 		}
 	}
+}
+
+// nextEra returns the era that follows another: the present, or, if the clock was ahead, one that depends on the
+// present. Otherwise two histories could have the same era, each begun by a caller that knew of the one before.
+func nextEra(era, now int64) int64 {
+	if now > era {
+		return now
+	}
+	return era + 1 + now%1_000_000
 }
 
 func (b *Bucket) write(index, tokens int64, out *Outcome) {

@@ -166,6 +166,10 @@ local function put(s, p, key, pol)
   s.was_out = out
 end
 
+-- next_era returns the era that follows another: the present, or, if the clock was ahead, one that depends on the
+-- present. Otherwise two histories could have the same era, each begun by a caller that knew of the one before.
+local function next_era(era, now) return now > era and now or era + 1 + now % 1000000 end
+
 -- UNCOUNTED is the due_us of a bucket whose records may have outlived the state that counted them. The instant is over,
 -- so the refiller sweeps after its next refill. That sweep counts the records, as the next reservation or lease does.
 local UNCOUNTED = 1
