@@ -79,12 +79,15 @@ func (ts *templates) kind(key string) kind {
 }
 
 // of is how the bucket of a task is kept. The first tasks wait for the first look, for half of their time: if there are
-// no templates by then, unknown says so should it matter.
+// no templates by then, unknown says so should it matter. A task of a configured bucket also waits if a look has
+// been due for policyMaxAge. Otherwise it takes from a bucket that became a template's meanwhile and gives it no new
+// expiry. The bucket may then expire at once and come back full.
 func (ts *templates) of(t *task) kind {
 	if ts.fixed {
 		return ts.kind(t.key)
 	}
-	if due, now := ts.due.Load(), int64(t.began.Sub(ts.start)); due == 0 {
+	due, now := ts.due.Load(), int64(t.began.Sub(ts.start))
+	if due == 0 || now-due >= int64(policyMaxAge) && ts.kind(t.key) == (configured{}) {
 		if t.server.open(t.key) == nil {
 			_ = ts.look(t, 2)
 		}
