@@ -3,6 +3,7 @@ package fetch
 import (
 	"context"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -91,4 +92,32 @@ func TestTokensOfACallerThatLeftGoBackAfterTheSlotHasMoved(t *testing.T) {
 	require.NoError(t, move.Finish())
 	eventually(t, func() bool { return tokens(t, rdb, key) == 59 }, "they are back")
 	require.Zero(t, c.Stats().Lost)
+}
+
+// tryAgain is the error of a server whose slot moves.
+type tryAgain struct{}
+
+func (tryAgain) Error() string { return "TRYAGAIN Multiple keys request during rehashing of slot" }
+
+// RedisError implements redis.Error.
+func (tryAgain) RedisError() {}
+
+// A call without a deadline is made again from its first refusal on, however long that took. Until then it needs no
+// clock.
+func TestACallWithoutADeadlineIsMadeAgainAfterALateRefusal(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		n := 0
+		busy := &task{budget: budget{ctx: t.Context()}, c: &Client{jitter: func() float64 { return 0 }}}
+		_, err := unsplit(busy, func() (int, error) {
+			n++
+			if n > 1 {
+				return n, nil
+			}
+			time.Sleep(2 * splitTime)
+			return n, tryAgain{}
+		})
+		require.NoError(t, err)
+		require.Equal(t, 2, n)
+	})
 }

@@ -139,7 +139,7 @@ const (
 	// pauses double up to splitMost, each between half of that and all.
 	splitFirst = 4 * time.Millisecond
 	splitMost  = 32 * time.Millisecond
-	// splitTime bounds the time of a call without a deadline, as that of a reply is bounded.
+	// splitTime bounds how long a call without a deadline is made again, as the time of a reply is bounded.
 	splitTime = time.Minute
 )
 
@@ -149,25 +149,28 @@ func unsplit[R any](t *task, call func() (R, error)) (R, error) {
 	if t.brief {
 		return call()
 	}
-	end := t.deadline
-	if end.IsZero() {
-		end = time.Now().Add(splitTime)
-	}
 	done := t.ctx.Done()
 	if t.quits {
 		done = t.c.life.quit
 	}
-	return whileSplit(done, end, t.c.jitter, call, t.ctx.Err)
+	return whileSplit(done, t.deadline, t.c.jitter, call, t.ctx.Err)
 }
 
 // whileSplit makes a call, and makes it again while the servers of a Cluster refuse it since the bucket's slot moves
-// and none of them has all of its keys: nothing ran. It stops before end, or with cause when done is closed.
+// and none of them has all of its keys: nothing ran. It stops before end, by default splitTime after the first refusal,
+// or with cause when done is closed.
 func whileSplit[R any](done <-chan struct{}, end time.Time, jitter func() float64, call func() (R, error),
 	cause func() error) (R, error) {
 	for n := 0; ; n++ {
 		r, err := call()
+		if !lua.IsTryAgain(err) {
+			return r, err
+		}
+		if end.IsZero() {
+			end = time.Now().Add(splitTime)
+		}
 		pause := timing.Doubled(splitFirst, n, splitMost)
-		if !lua.IsTryAgain(err) || time.Until(end) < 2*pause {
+		if time.Until(end) < 2*pause {
 			return r, err
 		}
 		if !timing.Sleep(done, timing.Between(jitter, pause/2, pause)) {
