@@ -2,6 +2,7 @@ package fetch
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -89,6 +90,24 @@ var movedCalls = []movedCall{
 		s, err := c.Settle(ctx, key, "held", 0)
 		return s.Returned == 1, -1, err
 	}},
+	{"unknown beside held", "reservation", 0, settleUnknown},
+	{"unknown", "", 0, settleUnknown},
+}
+
+// settleUnknown settles a reservation of which nothing is known.
+func settleUnknown(ctx context.Context, c *Client, key string, m moved, _ int64) (ok bool, limit int64, err error) {
+	_, err = c.Settle(ctx, key, "unknown", 0)
+	want := ErrNotHeld
+	switch {
+	case m.kind == "lazy:":
+		want = ErrLazyBucket
+	case !m.exists:
+		want = ErrUnknownBucket
+	}
+	if !errors.Is(err, want) {
+		return false, -1, err
+	}
+	return true, -1, nil
 }
 
 func reserveOne(ctx context.Context, c *Client, key string, _ moved, _ int64) (ok bool, limit int64, err error) {
@@ -104,8 +123,8 @@ func (mc movedCall) applies(m moved) bool {
 	if !m.exists && (mc.before != "" || mc.name == "denied") {
 		return false
 	}
-	return m.kind != "lazy:" || !strings.Contains(mc.name, "request") && !strings.Contains(mc.name, "reservation") &&
-		mc.name != "settle"
+	return m.kind != "lazy:" || mc.before == "" && !strings.Contains(mc.name, "request") &&
+		!strings.Contains(mc.name, "reservation")
 }
 
 // creates reports whether the call has to create a key beside others of the bucket.

@@ -162,15 +162,24 @@ func (s *script) askExisting(ctx context.Context, c Client, keys []string, args 
 		return r, code, err
 	}
 	for _, key := range keys {
-		cmd := redis.NewIntCmd(ctx, "exists", key)
-		if existsErr := c.Process(ctx, cmd); existsErr != nil { // the command may be under way
+		there, existsErr := exists(ctx, c, key)
+		if existsErr != nil {
 			return nil, 0, fmt.Errorf("refiller: %s: %w", s.name, existsErr)
 		}
-		if cmd.Val() > 0 {
+		if there {
 			return nil, 0, err
 		}
 	}
 	return nil, codeUnknown, unknown(keys)
+}
+
+// exists reports whether a key exists.
+func exists(ctx context.Context, c Client, key string) (bool, error) {
+	cmd := redis.NewIntCmd(ctx, "exists", key)
+	if err := c.Process(ctx, cmd); err != nil { // the command may be under way
+		return false, err
+	}
+	return cmd.Val() > 0, nil
 }
 
 func unknown(keys []string) error { return fmt.Errorf("%w %q", ErrUnknownBucket, bucketOf(keys[0])) }

@@ -100,6 +100,9 @@ func Settle(ctx context.Context, c Client, key, id string, used int64) (SettleRe
 		return SettleReply{}, err
 	}
 	r, _, err := settleScript.askHeld(ctx, c, key, id, []any{used}, codeDone)
+	if IsTryAgain(err) {
+		err = settleMoving(ctx, c, key, id, err)
+	}
 	if err != nil {
 		return SettleReply{}, err
 	}
@@ -107,6 +110,25 @@ func Settle(ctx context.Context, c Client, key, id string, used int64) (SettleRe
 	reply.Settlement = policy.Settlement{Returned: r.int(), Clamped: r.int(), Void: r.int(), Charged: r.int(),
 		Owed: r.int(), Forgiven: r.int()}
 	return reply, r.end()
+}
+
+// settleMoving returns the error of a settlement that a Cluster refused with TRYAGAIN since the bucket's slot moves and
+// one of the keys is missing. If the bucket or the reservation doesn't exist, it is that of the script. Keys are read one
+// by one, so a server that no longer has a key sends the call on to the one to which the slot moves.
+func settleMoving(ctx context.Context, c Client, key, id string, refused error) error {
+	keys := outstandingKeys(key)
+	there, err := exists(ctx, c, ControlKey(key))
+	switch {
+	case err != nil:
+		return refused
+	case !there:
+		return unknown(keys)
+	}
+	record, err := hget(ctx, c, keys[3], id)
+	if err != nil || record != "" {
+		return refused
+	}
+	return fmt.Errorf("%w: %q of bucket %q", ErrNotHeld, id, key)
 }
 
 // LeaseCall tells what became of a consumer's block of tokens and asks for more.
