@@ -55,6 +55,7 @@ func (a *ask) total() int64 {
 // group is what one entry of a script call is asked for: takes of one bucket in the order of their arrival.
 type group struct {
 	key    string
+	slot   int // the same for all buckets of a single server
 	kind   kind
 	info   *info
 	hold   time.Duration
@@ -64,11 +65,14 @@ type group struct {
 	part   int // groups of one bucket are in different calls, in this order
 	inLine bool
 	whole  bool
-	alone  bool          // in a call of its own
-	create bool          // the bucket may be created, as turned out
-	narrow bool          // with the keys alone that exist with the bucket
-	own    *policy.Terms // of a lazy bucket, if it is asked narrowly: its override, or the template's policy
+	alone  bool // in a call of its own
+	create bool // the bucket may be created, as turned out
+	narrow bool // in a call of its own, with the keys alone that exist with the bucket
 	done   bool
+
+	// Of a lazy bucket that is asked narrowly.
+	override *redis.StringCmd // its override, which is read first
+	own      *policy.Terms    // that, or the template's policy; nil if the override can't be read
 }
 
 // fits reports whether takes can join.

@@ -22,6 +22,10 @@ const mostBuckets = 128
 // aloneFor is how long a bucket whose keys were refused to a script call goes alone: others would be refused with it.
 const aloneFor = 10 * time.Second
 
+// movingFor is how long calls for the buckets of a slot are narrow from the first, after a server refused one since the
+// slot moves. A call that is refused first needs twice as many round trips.
+const movingFor = 10 * time.Second
+
 // scriptCall is a call of a script: of takes of some buckets, or of one lazy bucket.
 type scriptCall struct {
 	groups []*group
@@ -51,7 +55,6 @@ type trip struct {
 	calls     []*scriptCall
 	places    map[place]*scriptCall // with room
 	cmds      []redis.Cmder
-	narrowed  []*group               // lazy buckets whose overrides are to be read
 	unclaimed []*engine.Request[ask] // nobody waits for these
 	ctx       context.Context
 	text      bool // the server doesn't know a script
@@ -130,6 +133,8 @@ func (t *trip) group(r *engine.Request[ask]) {
 		g.hold = r.Body.hold
 		g.inLine = r.Body.line != nil
 		g.part, g.alone = part, t.c.alone.has(g.key)
+		g.slot = t.c.servers.callGroup(g.key)
+		g.narrow = t.c.moving.has(g.slot)
 		t.groups = append(t.groups, g)
 		t.last[r.Body.key] = g
 	}
@@ -145,9 +150,14 @@ func (t *trip) place() {
 		if g.done {
 			continue
 		}
+		if _, isLazy := g.kind.(*lazy); isLazy && g.narrow && g.override == nil {
+			g.override = lua.OverrideCommand(t.ctx, g.key)
+			t.cmds = append(t.cmds, g.override)
+			continue
+		}
 		words := g.kind.takes(g)
-		alone := g.alone || words.Lazy != nil
-		at := place{t.c.servers.callGroup(g.key), g.part, g.whole}
+		alone := g.alone || g.narrow || words.Lazy != nil
+		at := place{g.slot, g.part, g.whole}
 		call := t.places[at]
 		if call == nil || alone || len(call.groups) == mostBuckets {
 			call = t.call()
@@ -229,47 +239,32 @@ func (t *trip) read(call *scriptCall) {
 }
 
 // narrow has the groups of a call asked again, each by itself and narrowly, since a Cluster's server misses some of the
-// call's keys while their slot moves. It reports whether it changed a group: one that is already narrow is not sent
-// again.
-func (t *trip) narrow(call *scriptCall) (again bool) {
-	again = len(call.groups) > 1
-	for _, g := range call.groups {
-		if g.narrow {
-			return false
-		}
-		g.narrow, g.alone = true, true
-		switch g.kind.(type) {
-		case *lazy:
-			t.narrowed = append(t.narrowed, g)
-			again = true
-		case *refilled:
-			again = true
-		}
+// call's keys while their slot moves. It reports whether that changes the call.
+func (t *trip) narrow(call *scriptCall) bool {
+	first := call.groups[0]
+	if first.narrow { // then it is the only one
+		return false
 	}
-	return again
+	for _, g := range call.groups {
+		g.narrow = true
+	}
+	t.c.moving.claim(first.slot, movingFor, time.Now())
+	return len(call.groups) > 1 || first.kind != (configured{})
 }
 
-// resolve reads the overrides of lazy buckets that are asked narrowly. If it can't, they are asked as before.
+// resolve applies the overrides of lazy buckets that were read. A bucket whose override can't be read is asked as it is
+// while no slot moves.
 func (t *trip) resolve() {
-	if len(t.narrowed) == 0 {
-		return
-	}
-	keys := make([]string, len(t.narrowed))
-	for i, g := range t.narrowed {
-		keys[i] = g.key
-	}
-	overrides, err := lua.Overrides(t.ctx, t.rdb, keys)
-	for i, g := range t.narrowed {
-		switch {
-		case err != nil:
-		case overrides[i] != nil:
-			g.own = overrides[i]
-		default:
-			g.own = &g.kind.(*lazy).rule.Terms
+	for _, g := range t.groups {
+		if g.override == nil || g.own != nil {
+			continue
 		}
+		own, err := lua.ReadOverride(g.override)
+		if err == nil && own == nil {
+			own = &g.kind.(*lazy).rule.Terms
+		}
+		g.own = own
 	}
-	clear(t.narrowed)
-	t.narrowed = t.narrowed[:0]
 }
 
 // create allows the creation of a template's bucket that was found missing. If the template is bounded, the number

@@ -267,32 +267,32 @@ func untilFull(p lua.PeekReply) time.Duration {
 const mostMarks = 1 << 14
 
 // marks are keys that are marked for a while. The zero marks have none.
-type marks struct {
+type marks[K comparable] struct {
 	mu    sync.Mutex
-	until map[string]time.Time
+	until map[K]time.Time
 }
 
-func (m *marks) has(key string) bool {
+func (m *marks[K]) has(key K) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return len(m.until) > 0 && time.Now().Before(m.until[key])
 }
 
 // claim marks a key for a while, and reports whether it wasn't marked, and there was room.
-func (m *marks) claim(key string, d time.Duration, now time.Time) bool {
+func (m *marks[K]) claim(key K, d time.Duration, now time.Time) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if now.Before(m.until[key]) {
 		return false
 	}
 	if len(m.until) >= mostMarks {
-		maps.DeleteFunc(m.until, func(_ string, until time.Time) bool { return !now.Before(until) })
+		maps.DeleteFunc(m.until, func(_ K, until time.Time) bool { return !now.Before(until) })
 	}
 	if len(m.until) >= mostMarks {
 		return false
 	}
 	if m.until == nil {
-		m.until = make(map[string]time.Time)
+		m.until = make(map[K]time.Time)
 	}
 	m.until[key] = now.Add(d)
 	return true

@@ -23,8 +23,9 @@ type Client struct {
 	templates *templates
 	lines     lines
 	shares    *shares
-	rescued   marks          // buckets, for a refill interval
-	alone     marks          // buckets whose script calls are refused
+	rescued   marks[string]  // buckets, for a refill interval
+	alone     marks[string]  // buckets whose script calls are refused
+	moving    marks[int]     // slots of a Cluster that were moving a moment ago
 	leases    *leases        // nil: there are none
 	jitter    func() float64 // uniform in [0, 1)
 	spread    float64        // what jitter was at first

@@ -147,7 +147,7 @@ func TestBucketsThatConsumersDoNotRefill(t *testing.T) {
 }
 
 func TestRescuesOfABucketAreAnIntervalApartAndBounded(t *testing.T) {
-	var r marks
+	var r marks[string]
 	now := time.Now()
 	require.True(t, r.claim("a", time.Second, now))
 	require.False(t, r.claim("a", time.Second, now.Add(time.Second-1)))

@@ -399,11 +399,7 @@ func TestBucketsOfASlotThatMovesDoNotRefuseEachOther(t *testing.T) {
 	t.Parallel()
 	ctx, cluster := t.Context(), testenv.Cluster(t)
 	rdb, keys := cluster.Client(), []string{movable("first", map[int]bool{})}
-	for i := 0; len(keys) == 1; i++ {
-		if key := fmt.Sprintf("second:%d", i); lua.Slot(key) == lua.Slot(keys[0]) {
-			keys = append(keys, key)
-		}
-	}
+	keys = append(keys, inSlotOf("second", keys[0]))
 	for _, key := range keys {
 		createBucket(t, rdb, key, hourly(10))
 	}
@@ -428,5 +424,53 @@ func TestBucketsOfASlotThatMovesDoNotRefuseEachOther(t *testing.T) {
 	require.NoError(t, move.Finish())
 	for _, key := range keys {
 		require.EqualValues(t, 8, tokens(t, rdb, key))
+	}
+}
+
+// While a slot moves, a server refuses one call for its buckets, and not each call: others begin with what it answers.
+// When the slot has moved, buckets are created and overrides are in force as ever.
+func TestOneCallFindsOutThatASlotMoves(t *testing.T) {
+	t.Parallel()
+	for name, m := range map[string]moved{
+		"refilled": {kind: "refilled:", exists: true}, "lazy": {kind: "lazy:", exists: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			ctx, cluster := t.Context(), testenv.Cluster(t)
+			rdb := cluster.Client()
+			require.NoError(t, lua.Load(ctx, rdb))
+			publishBoth(t, rdb)
+			c := newClient(t, rdb, slow(), WithDenyCache(false), WithRescue(false))
+			b := &movedBucket{moved: m}
+			b.prepare(t, rdb, c, map[int]bool{})
+			move := startMove(t, cluster, b.key)
+			require.NoError(t, move.MoveKeys())
+			for i := range 5 {
+				r, err := c.Take(ctx, b.key, 60)
+				require.NoError(t, err)
+				require.False(t, r.OK)
+				require.Equal(t, 1, refusals(t, cluster), "take %d", i)
+			}
+			require.NoError(t, move.Finish())
+			other := inSlotOf(m.kind+"other", b.key)
+			r, err := c.Take(ctx, other, 1)
+			require.NoError(t, err)
+			require.EqualValues(t, 59, r.Remaining)
+			template := c.templates.set.Load().Of(b.key)
+			_, err = lua.SetOverride(ctx, rdb, b.key, hourly(5).Terms(policy.Fence{}), template.Terms, template.Enforce)
+			require.NoError(t, err)
+			r, err = c.Take(ctx, b.key, 5)
+			require.NoError(t, err)
+			require.EqualValues(t, 5, r.Limit)
+		})
+	}
+}
+
+// inSlotOf returns a name that begins so, in the slot of a key.
+func inSlotOf(name, key string) string {
+	for i := 0; ; i++ {
+		if other := fmt.Sprintf("%s:%d", name, i); lua.Slot(other) == lua.Slot(key) {
+			return other
+		}
 	}
 }

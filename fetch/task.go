@@ -1,6 +1,7 @@
 package fetch
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -153,14 +154,14 @@ func unsplit[R any](t *task, call func() (R, error)) (R, error) {
 	if t.quits {
 		done = t.c.life.quit
 	}
-	return whileSplit(done, t.deadline, t.c.jitter, call, t.ctx.Err)
+	return whileSplit(t.ctx, done, t.deadline, t.c.jitter, call)
 }
 
 // whileSplit makes a call, and makes it again while the servers of a Cluster refuse it since the bucket's slot moves
 // and none of them has all of its keys: nothing ran. It stops before end, by default splitTime after the first refusal,
-// or with cause when done is closed.
-func whileSplit[R any](done <-chan struct{}, end time.Time, jitter func() float64, call func() (R, error),
-	cause func() error) (R, error) {
+// or when done is closed: with the error of ctx, if that has ended.
+func whileSplit[R any](ctx context.Context, done <-chan struct{}, end time.Time, jitter func() float64,
+	call func() (R, error)) (R, error) {
 	for n := 0; ; n++ {
 		r, err := call()
 		if !lua.IsTryAgain(err) {
@@ -174,10 +175,7 @@ func whileSplit[R any](done <-chan struct{}, end time.Time, jitter func() float6
 			return r, err
 		}
 		if !timing.Sleep(done, timing.Between(jitter, pause/2, pause)) {
-			if ended := cause(); ended != nil {
-				err = ended
-			}
-			return r, err
+			return r, cmp.Or(ctx.Err(), err)
 		}
 	}
 }
@@ -286,8 +284,8 @@ func (c *Client) giveBackLater(key string, tokens, era int64) {
 // giveBackBy is giveBack through a lua.Client.
 func (c *Client) giveBackBy(ctx context.Context, by lua.Client, k kind, key string, tokens, era int64) {
 	end, _ := ctx.Deadline()
-	reply, err := whileSplit(ctx.Done(), end, c.jitter,
-		func() (lua.ReturnReply, error) { return k.giveBack(ctx, by, key, tokens, era) }, ctx.Err)
+	reply, err := whileSplit(ctx, ctx.Done(), end, c.jitter,
+		func() (lua.ReturnReply, error) { return k.giveBack(ctx, by, key, tokens, era) })
 	c.gaveBack(key, tokens, reply, err)
 }
 

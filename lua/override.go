@@ -16,11 +16,21 @@ const OverridesKey = "{refiller:templates}:overrides"
 // Override is the policy that a key of a template has alone; nil if it has none, or
 // none that can be read: then it has the template's.
 func Override(ctx context.Context, c Client, key string) (*policy.Terms, error) {
-	cmd := redis.NewStringCmd(ctx, "get", OverrideKey(key))
+	cmd := OverrideCommand(ctx, key)
 	if err := c.Process(ctx, cmd); err != nil { // the command may be under way
 		return overrideOf("", err)
 	}
-	return overrideOf(cmd.Val(), nil)
+	return ReadOverride(cmd)
+}
+
+// OverrideCommand returns the command of Override, which the caller sends by itself or in a pipeline.
+func OverrideCommand(ctx context.Context, key string) *redis.StringCmd {
+	return redis.NewStringCmd(ctx, "get", OverrideKey(key))
+}
+
+// ReadOverride reads the reply to OverrideCommand, as Override does.
+func ReadOverride(cmd *redis.StringCmd) (*policy.Terms, error) {
+	return overrideOf(cmd.Val(), cmd.Err())
 }
 
 func overrideOf(text string, err error) (*policy.Terms, error) {
