@@ -164,3 +164,17 @@ func TestConnectionsEndAfterACloseThatTimedOut(t *testing.T) {
 		eventually(t, func() bool { return own.(*redis.Client).PoolStats().TotalConns == 0 }, "closed")
 	}
 }
+
+// A replica does not know that a slot moves, so it would answer that a key is missing which has moved.
+func TestNothingIsReadFromTheReplicasOfACluster(t *testing.T) {
+	t.Parallel()
+	for name, o := range map[string]redis.ClusterOptions{
+		"read only": {ReadOnly: true}, "by latency": {RouteByLatency: true}, "randomly": {RouteRandomly: true},
+	} {
+		o.Addrs = []string{"127.0.0.1:1"}
+		rdb := redis.NewClusterClient(&o)
+		own := newClient(t, rdb).servers.own[0].(*redis.ClusterClient).Options()
+		require.False(t, own.ReadOnly || own.RouteByLatency || own.RouteRandomly, name)
+		require.NoError(t, rdb.Close())
+	}
+}

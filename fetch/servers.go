@@ -200,9 +200,13 @@ func ownOptions(rdb *redis.Client, conns int, sockets *engine.Sockets) *redis.Op
 	return &o
 }
 
-// ownClusterOptions is ownOptions of a Cluster.
+// ownClusterOptions is ownOptions of a Cluster. Nothing is read from replicas: they may be behind, and do not send calls
+// for keys that moved on.
 func ownClusterOptions(rdb *redis.ClusterClient, conns int, sockets *engine.Sockets) *redis.ClusterOptions {
 	o := *rdb.Options()
+	o.ReadOnly = false
+	o.RouteByLatency = false
+	o.RouteRandomly = false
 	o.ContextTimeoutEnabled = true
 	o.ReadTimeout = -1
 	o.WriteTimeout = -1
