@@ -144,7 +144,9 @@ func TestABucketThatLeavesTheFileBecomesTheTemplates(t *testing.T) {
 			require.NoError(t, err, name)
 			require.True(t, p.Terms.Template, name)
 			require.EqualValues(t, 1, p.Tokens, name)
-			require.True(t, rdb.SIsMember(ctx, lua.ActiveKey("user:", lua.ActiveShard(key)), key).Val(), name)
+			require.Eventually(t, func() bool { // on a Cluster it is put there after the answer
+				return rdb.SIsMember(ctx, lua.ActiveKey("user:", lua.ActiveShard(key)), key).Val()
+			}, 20*time.Second, time.Millisecond, name)
 			for _, k := range []string{lua.TokensKey(key), lua.IndexKey(key), lua.ControlKey(key)} {
 				require.Positive(t, rdb.PTTL(ctx, k).Val(), "%s: %s", name, k)
 			}
