@@ -113,8 +113,8 @@ func Settle(ctx context.Context, c Client, key, id string, used int64) (SettleRe
 }
 
 // settleMoving returns the error of a settlement that a Cluster refused with TRYAGAIN since the bucket's slot moves and
-// one of the keys is missing. If the bucket or the reservation doesn't exist, it is that of the script. Keys are read one
-// by one, so a server that no longer has a key sends the call on to the one to which the slot moves.
+// one of the keys is missing. If the bucket or the reservation doesn't exist, the error is the one that the script
+// answers. Keys are read one by one, so a server that no longer has a key sends the command on to the other server.
 func settleMoving(ctx context.Context, c Client, key, id string, refused error) error {
 	keys := outstandingKeys(key)
 	there, err := exists(ctx, c, ControlKey(key))
