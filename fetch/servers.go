@@ -200,8 +200,8 @@ func ownOptions(rdb *redis.Client, conns int, sockets *engine.Sockets) *redis.Op
 	return &o
 }
 
-// ownClusterOptions is ownOptions of a Cluster. Nothing is read from replicas: they may be behind, and do not send calls
-// for keys that moved on.
+// ownClusterOptions is ownOptions of a Cluster. Nothing is read from replicas: they may be behind, and they do not send
+// calls on for keys that have moved.
 func ownClusterOptions(rdb *redis.ClusterClient, conns int, sockets *engine.Sockets) *redis.ClusterOptions {
 	o := *rdb.Options()
 	o.ReadOnly = false
