@@ -3,8 +3,8 @@
 //
 // Two kinds of faults exist. Lasting ones stay until [Proxy.Heal] and hold for connections old and new: [Proxy.Cut],
 // [Proxy.HalfOpen] and, for each direction on its own, [Proxy.Delay], [Proxy.Loss], [Proxy.Stall] and
-// [Proxy.BlackHole]. The others strike connections that exist: [Proxy.Reset] all of them at once, and
-// [Proxy.CutAfterReply] each one that carries a chosen request, once the server has answered it.
+// [Proxy.BlackHole]. The others strike connections that exist: [Proxy.Reset] and [Proxy.Swallow] all of them at once,
+// and [Proxy.CutAfterReply] each one that carries a chosen request, once the server has answered it.
 //
 // The proxy never alters a stream: bytes arrive in order and without gaps, late, or not at all. A connection that has
 // lost bytes therefore carries nothing more and is reset by Heal, as a real one is when its peer has forgotten it.

@@ -34,6 +34,17 @@ func (p *Proxy) HalfOpen() {
 	p.wake()
 }
 
+// Swallow makes the network forget the connections that there are, as a firewall does that drops idle ones: they stay open
+// and swallow what is sent in both directions until [Proxy.Heal]. New connections work.
+func (p *Proxy) Swallow() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for l := range p.links {
+		l.lossy = [2]bool{true, true}
+	}
+	p.wake()
+}
+
 // Delay holds back what is sent in direction d by mean, give or take a uniformly random time up to jitter. Bytes on
 // their way in the proxy keep their order, so a long delay also holds what comes after it. Jitter must be from 0 to
 // mean. It replaces an earlier Delay of the same direction.

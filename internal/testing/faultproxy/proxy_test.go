@@ -327,6 +327,24 @@ func TestBlackHoleSwallowsOneDirectionAndKeepsConnectionsOpen(t *testing.T) {
 	receive(t, idleServer, "whole")
 }
 
+func TestSwallowForgetsTheConnectionsThatThereAre(t *testing.T) {
+	t.Parallel()
+	p := newPeer(t)
+	client, server := p.connect()
+	p.proxy.Swallow()
+	send(t, client, "swallowed")
+	silent(t, server)
+	send(t, server, "swallowed too")
+	silent(t, client)
+	late, lateServer := p.connect()
+	send(t, late, "new connections work")
+	receive(t, lateServer, "new connections work")
+	require.NoError(t, p.proxy.Heal())
+	require.ErrorIs(t, ended(t, client), syscall.ECONNRESET)
+	send(t, late, "still")
+	receive(t, lateServer, "still")
+}
+
 func TestHalfOpenTakesTheServerAwaySilently(t *testing.T) {
 	t.Parallel()
 	p := newPeer(t)

@@ -17,8 +17,8 @@ const (
 	clusterSlots   = 16384
 )
 
-// RedisCluster is a Redis Cluster of three masters without replicas that share all slots evenly. When a master is down,
-// the others go on serving their slots.
+// RedisCluster is a Redis Cluster of three masters that share all slots evenly, without replicas until
+// [RedisCluster.Replicate]. When a master is down, the others go on serving their slots.
 type RedisCluster struct {
 	t       testing.TB
 	options options
@@ -38,16 +38,10 @@ func Cluster(t testing.TB, opts ...Option) *RedisCluster {
 	c := &RedisCluster{t: t, options: o}
 	bus := make([]int, clusterMasters)
 	for i := range clusterMasters {
-		onFreePorts(t, 2, func(ports []int) error {
-			s, err := startRedis(t, "node"+strconv.Itoa(i), ports[0], o, "--cluster-enabled", "yes",
-				"--cluster-port", strconv.Itoa(ports[1]), "--cluster-announce-ip", "127.0.0.1",
-				"--cluster-node-timeout", "3000", "--cluster-require-full-coverage", "no")
-			if err == nil {
-				c.nodes, bus[i] = append(c.nodes, s), ports[1]
-			}
-			return err
-		})
-		c.control = append(c.control, c.nodes[i].Client())
+		var node *RedisServer
+		node, bus[i] = c.start("node" + strconv.Itoa(i))
+		c.nodes = append(c.nodes, node)
+		c.control = append(c.control, node.Client())
 	}
 	if err := c.form(bus); err != nil {
 		t.Fatalf("testenv: form cluster: %v", err)
@@ -56,6 +50,72 @@ func Cluster(t testing.TB, opts ...Option) *RedisCluster {
 		t.Fatalf("testenv: wait for cluster: %v", err)
 	}
 	return c
+}
+
+// start starts a node, which knows no other, and returns it with the port of its cluster bus.
+func (c *RedisCluster) start(name string) (node *RedisServer, bus int) {
+	onFreePorts(c.t, 2, func(ports []int) (err error) {
+		bus = ports[1]
+		node, err = startRedis(c.t, name, ports[0], c.options, "--cluster-enabled", "yes",
+			"--cluster-port", strconv.Itoa(bus), "--cluster-announce-ip", "127.0.0.1",
+			"--cluster-node-timeout", "3000", "--cluster-require-full-coverage", "no", "--repl-diskless-sync-delay", "0")
+		return err
+	})
+	return node, bus
+}
+
+// Replicate starts a replica of each master, and waits until each of them is in sync and known to all masters: then it
+// takes over some seconds after its master has stopped. The replicas are in the order of [RedisCluster.Nodes].
+func (c *RedisCluster) Replicate() []*RedisServer {
+	c.t.Helper()
+	replicas := make([]*RedisServer, clusterMasters)
+	for i := range replicas {
+		node, bus := c.start("replica" + strconv.Itoa(i))
+		replicas[i] = node
+		control := node.Client()
+		var id string
+		if err := pollUntil(func(ctx context.Context) (err error) {
+			if err := c.control[0].Do(ctx, "cluster", "meet", "127.0.0.1", node.Port(), bus).Err(); err != nil {
+				return err
+			}
+			id, err = control.ClusterMyID(ctx).Result()
+			if err != nil {
+				return err
+			}
+			return control.ClusterReplicate(ctx, c.ids[i]).Err() // fails until it has heard of its master
+		}); err != nil {
+			c.t.Fatalf("testenv: replicate node %d: %v", i, err)
+		}
+		if err := pollUntil(func(ctx context.Context) error { return c.replicated(ctx, node, control, id) }); err != nil {
+			c.t.Fatalf("testenv: wait for the replica of node %d: %v", i, err)
+		}
+	}
+	return replicas
+}
+
+// replicated answers nil once a replica is in sync, and known as one to all masters.
+func (c *RedisCluster) replicated(ctx context.Context, node *RedisServer, control *redis.Client, id string) error {
+	link, err := node.info(ctx, control, "replication", "master_link_status")
+	if err != nil {
+		return err
+	}
+	if link != "up" {
+		return fmt.Errorf("its link is %s", link)
+	}
+	for i, master := range c.control {
+		nodes, err := master.ClusterNodes(ctx).Result()
+		if err != nil {
+			return err
+		}
+		known := false
+		for line := range strings.Lines(nodes) {
+			known = known || strings.HasPrefix(line, id+" ") && strings.Contains(line, " slave ")
+		}
+		if !known {
+			return fmt.Errorf("node %d does not know it", i)
+		}
+	}
+	return nil
 }
 
 // form gives each node its slots and lets the first one meet the others.

@@ -3,12 +3,25 @@ package testenv
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 )
+
+func TestAReplicaOfAClusterTakesOver(t *testing.T) {
+	t.Parallel()
+	c := Cluster(t, WithPassword("secret"))
+	replicas := c.Replicate()
+	require.Len(t, replicas, 3)
+	c.Nodes()[1].Kill()
+	promoted := replicas[1].Client()
+	require.Eventually(t, func() bool {
+		return strings.Contains(promoted.Info(t.Context(), "replication").Val(), "role:master")
+	}, readyTimeout, time.Millisecond)
+}
 
 func TestClusterServesKeysOfAllMasters(t *testing.T) {
 	t.Parallel()
