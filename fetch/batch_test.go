@@ -23,7 +23,7 @@ func TestTakesOfABatchAreAnsweredInOrder(t *testing.T) {
 		f := newFake(buckets)
 		c := newClient(t, f)
 		c.servers.bySlot = false
-		s := c.servers.ranges[0]
+		s := c.servers.single
 		var batch []*engine.Request[ask]
 		add := func(key string, a ask) *ask {
 			r := s.queue.Request()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"reflect"
 	"sync"
 	"sync/atomic"
 
@@ -39,7 +40,7 @@ type Client struct {
 // New makes a Client of a go-redis client, which stays the caller's to close. It sends nothing: a server that is away
 // shows in the first call. The errors are ErrInvalidOption.
 func New(rdb redis.UniversalClient, opts ...Option) (*Client, error) {
-	if rdb == nil {
+	if v := reflect.ValueOf(rdb); !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil() {
 		return nil, fmt.Errorf("%w: the redis client is nil", ErrInvalidOption)
 	}
 	cfg := config{
@@ -107,6 +108,9 @@ type Stats struct {
 	Degraded map[Reason]int64
 	// BreakerOpened is how often so many calls failed that none was sent any more until the server answered again.
 	BreakerOpened int64
+	// BreakersOpen has the servers, by address, to which no call is sent at present, and the reasons; nil if there are
+	// none.
+	BreakersOpen map[string]Reason
 	// Shadowed is the number of calls that were admitted although a bucket in shadow mode had too few tokens.
 	Shadowed int64
 }
@@ -126,6 +130,14 @@ func (c *Client) Stats() Stats {
 			s.Degraded[Reason(why)] = n
 		}
 	}
+	c.servers.all(func(of *server) {
+		if why := of.why(); why != ReasonNone {
+			if s.BreakersOpen == nil {
+				s.BreakersOpen = make(map[string]Reason)
+			}
+			s.BreakersOpen[of.addr] = why
+		}
+	})
 	return s
 }
 

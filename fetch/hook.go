@@ -88,6 +88,15 @@ type Hook interface {
 	End(ctx context.Context, call Call, outcome Outcome)
 }
 
+// BreakerHook is a Hook that also observes the breakers, which stop calls to servers that don't answer.
+type BreakerHook interface {
+	Hook
+	// Breaker is called when the breaker of a server opens, with the reason for which calls failed, and when it closes,
+	// with ReasonNone. server is its address, empty for a client of a kind that the SDK doesn't know, and for a Cluster
+	// that was never reached. Breaker runs in a goroutine of the Client. It delays the probes of that server.
+	Breaker(server string, why Reason)
+}
+
 // WithHook has a hook told of every call. Of several, given by several options, the first begins first and ends last.
 func WithHook(h Hook) Option { return hookOption{h} }
 
@@ -99,6 +108,20 @@ func (o hookOption) applyClient(c *config) error {
 	}
 	c.hooks = append(c.hooks, o.hook)
 	return nil
+}
+
+// breakerChanged records that the breaker of a server has opened or closes.
+func (c *Client) breakerChanged(s *server, open bool) {
+	why := ReasonNone
+	if open {
+		c.stats.opened.Add(1)
+		why = s.why()
+	}
+	for _, h := range c.config.hooks {
+		if b, ok := h.(BreakerHook); ok {
+			b.Breaker(s.addr, why)
+		}
+	}
 }
 
 // call makes a call about a bucket, of an amount of tokens, with its options, and has the hooks told of it.

@@ -66,3 +66,34 @@ func TestAHookIsToldOfEveryCall(t *testing.T) {
 	_, err := New(testenv.Redis(t).Client(), WithHook(nil))
 	require.ErrorIs(t, err, ErrInvalidOption)
 }
+
+type breakerRecorder struct {
+	recorder
+	events chan string
+}
+
+func (r *breakerRecorder) Breaker(server string, why Reason) { r.events <- server + " " + why.String() }
+
+// A breaker that opens or closes is an event, and a state meanwhile.
+func TestAHookObservesBreakers(t *testing.T) {
+	t.Parallel()
+	f := newFaulty(t, nil)
+	r := &breakerRecorder{events: make(chan string, 10)}
+	c := newClient(t, f.rdb, WithHook(r))
+	f.warm(t, c)
+	require.Nil(t, c.Stats().BreakersOpen)
+	f.proxy.Cut()
+	eventually(t, func() bool {
+		_, _ = c.Take(t.Context(), "checkout", 1)
+		return len(r.events) > 0
+	}, "the breaker opens")
+	require.Equal(t, f.proxy.Addr()+" connection", <-r.events)
+	require.Equal(t, map[string]Reason{f.proxy.Addr(): ReasonConnection}, c.Stats().BreakersOpen)
+	require.EqualValues(t, 1, c.Stats().BreakerOpened)
+	require.NoError(t, f.proxy.Heal())
+	require.Equal(t, f.proxy.Addr()+" none", <-r.events)
+	eventually(t, func() bool { return c.Stats().BreakersOpen == nil }, "it is closed")
+	_, err := c.Take(t.Context(), "checkout", 1, slow())
+	require.NoError(t, err)
+	require.Empty(t, r.events)
+}

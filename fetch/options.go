@@ -243,8 +243,8 @@ func (o clientOption) applyClient(c *config) error {
 }
 
 // WithConcurrency bounds the round trips that are under way to a server at once, 1 to MaxConcurrency, and with them the
-// Client's goroutines and connections. Of a Cluster it is shared out to 32 ranges of slots, at least one each. What
-// finds none free waits, up to some 65,000 calls: further ones are ErrUnavailable.
+// Client's goroutines and connections. The PoolSize and the MaxActiveConns of the Redis client bound them, too. A round
+// trip takes along all calls that wait, up to some 65,000: further ones are ErrUnavailable.
 func WithConcurrency(n int) Option { return concurrencyOption(n) }
 
 type concurrencyOption int

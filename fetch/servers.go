@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
-	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -17,15 +15,13 @@ import (
 	"github.com/tokenrefill/refiller/lua"
 )
 
-// slotRanges is into how many ranges the slots of a Cluster are split, each with a queue and a breaker of its own:
-// slots of one master mostly follow one another, and one master's outage is not all buckets'.
-const slotRanges = 32
-
-// server is where calls go together: a server, or a range of a Cluster's slots.
+// server is where calls go together: a server that holds keys, with a queue, a breaker and connections of its own.
 type server struct {
-	lost                    error // why there is none; nil otherwise
+	lost                    error  // why there is none; nil otherwise
+	addr                    string // names the server to users; empty: it is whichever the Redis client chooses
 	queue                   *engine.Queue[ask]
 	breaker                 *engine.Breaker
+	sockets                 []*engine.Sockets      // none: the connections are the Redis client's
 	takeLoaded, takesLoaded atomic.Bool            // it knows these scripts, as far as is known
 	probe                   atomic.Pointer[string] // a key of the server
 }
@@ -35,27 +31,34 @@ func (s *server) open(key string) error {
 	if s.lost != nil {
 		return s.lost
 	}
-	if s.probe.Load() == nil {
+	cause := s.breaker.Open()
+	if cause != nil || s.probe.Load() == nil { // a key may move to another server while the breaker is open
 		probe := key // key itself would be allocated by each call
 		s.probe.Store(&probe)
 	}
-	if cause := s.breaker.Open(); cause != nil {
-		return fmt.Errorf("%w: %w", ErrUnavailable, &openError{ReasonOf(fmt.Errorf("%w: %w", ErrUnavailable, cause))})
+	if cause != nil {
+		return fmt.Errorf("%w: %w", ErrUnavailable, &openError{s.why()})
 	}
 	return nil
 }
 
+// why is the reason for which the breaker is open, ReasonNone while it is closed.
+func (s *server) why() Reason {
+	if cause := s.breaker.Open(); cause != nil {
+		return ReasonOf(fmt.Errorf("%w: %w", ErrUnavailable, cause))
+	}
+	return ReasonNone
+}
+
 // servers finds the server of a key.
 type servers struct {
-	c      *Client
-	most   int       // calls under way to each
-	bySlot bool      // a script call is of one slot
-	ranges []*server // of a Cluster; one for all keys otherwise
-	ring   *redis.Ring
-	own    []io.Closer
-
-	mu     sync.Mutex
-	shards map[*redis.Client]*server // of the ring
+	c       *Client
+	bySlot  bool                 // a script call is of one slot
+	single  *server              // for all keys, or those of a Cluster whose server isn't known yet; nil for a Ring
+	cluster *redis.ClusterClient // the Client's own
+	ring    *redis.Ring
+	own     []io.Closer
+	nodes   sync.Map // *redis.Client → *server: a Cluster's masters and replicas, a Ring's shards
 }
 
 // newServers makes the queues of a Redis client. A client of one server and a Cluster's are used by their options only:
@@ -63,34 +66,24 @@ type servers struct {
 // A Sentinel client's pool is shared, since Sentinels purge it when the master changes, and so are those of a Ring,
 // whose shards come and go. Any other client is used as it is.
 func newServers(c *Client, rdb redis.UniversalClient) *servers {
-	ss := &servers{c: c, most: c.config.concurrency, bySlot: true}
-	sockets := &engine.Sockets{}
+	ss := &servers{c: c, bySlot: true}
 	switch rdb := rdb.(type) {
 	case *redis.Client:
 		ss.bySlot = false
 		if rdb.Options().Addr == "FailoverClient" {
-			ss.ranges = []*server{ss.shared(rdb)}
-			break
+			ss.single = ss.shared(rdb)
+		} else {
+			ss.single = ss.alone(rdb)
 		}
-		all, alone := redis.NewClient(ownOptions(rdb, ss.most, sockets)), &engine.Sockets{}
-		ss.own = append(ss.own, all)
-		var one *redis.Client
-		if !foreign(rdb.Options()) {
-			one = redis.NewClient(ownOptions(rdb, ss.most, alone))
-			ss.own = append(ss.own, one)
-		}
-		ss.ranges = []*server{ss.add(all, ss.most, sockets.Dialing, one, alone)}
 	case *redis.ClusterClient:
-		ss.most = max(1, ss.most/slotRanges)
-		own := redis.NewClusterClient(ownClusterOptions(rdb, ss.most*slotRanges, sockets))
-		ss.own = append(ss.own, own)
-		for range slotRanges {
-			ss.ranges = append(ss.ranges, ss.add(own, ss.most, sockets.Dialing, nil, nil))
-		}
+		ss.cluster = redis.NewClusterClient(ss.ownClusterOptions(*rdb.Options()))
+		ss.own = append(ss.own, ss.cluster)
+		connects := func() bool { return true } // to ask for the slots
+		ss.single = ss.add(&server{}, ss.cluster, c.config.concurrency, connects, nil)
 	case *redis.Ring:
-		ss.ring, ss.shards = rdb, make(map[*redis.Client]*server)
+		ss.ring = rdb
 	default:
-		ss.ranges = []*server{ss.add(rdb, ss.most, nil, nil, nil)}
+		ss.single = ss.add(&server{}, rdb, c.config.concurrency, nil, nil)
 	}
 	return ss
 }
@@ -101,53 +94,106 @@ func foreign(o *redis.Options) bool {
 		o.OnConnect != nil || o.Limiter != nil
 }
 
-// add makes the queue of a server, of at most most calls at once. excuse tells whether calls wait for a connection. If
-// one isn't nil, lone calls are made through it by their callers, over the connection of alone.
-func (ss *servers) add(rdb redis.UniversalClient, most int, excuse func() bool, one *redis.Client,
-	alone *engine.Sockets) *server {
-	s := &server{}
+// add makes the queue of a server, of at most most calls at once. excuse reports whether calls wait for a connection.
+// If express isn't nil, lone calls are made through it by their callers.
+func (ss *servers) add(s *server, rdb redis.UniversalClient, most int, excuse func() bool,
+	express *engine.Express[ask]) *server {
 	s.breaker = &engine.Breaker{
 		Patience: max(ss.c.config.timeout, DefaultTimeout),
 		Probe:    func(ctx context.Context) error { return ss.c.probe(ctx, s) },
 		Excuse:   excuse,
-		Opened:   func() { ss.c.stats.opened.Add(1) },
-	}
-	var express *engine.Express[ask]
-	if one != nil {
-		express = &engine.Express[ask]{Send: ss.c.sender(s, one), Interrupt: alone.Interrupt}
+		Silent:   func() { s.eachSocket((*engine.Sockets).Distrust) },
+		Changed:  func(open bool) { ss.c.breakerChanged(s, open) },
 	}
 	s.queue = engine.NewQueue(ss.c.sender(s, rdb), most, s.breaker, express)
 	return s
 }
 
+func (s *server) eachSocket(do func(*engine.Sockets)) {
+	for _, of := range s.sockets {
+		do(of)
+	}
+}
+
+// alone makes the queue of a client's only server. The caller of a lone call has a connection for itself, if there may
+// be two.
+func (ss *servers) alone(rdb *redis.Client) *server {
+	most := ss.most(rdb.Options().PoolSize, rdb.Options().MaxActiveConns)
+	s := &server{addr: rdb.Options().Addr}
+	open := func(conns int) (*redis.Client, *engine.Sockets) {
+		sockets := &engine.Sockets{}
+		own := redis.NewClient(ownOptions(*rdb.Options(), conns, sockets))
+		ss.own = append(ss.own, own)
+		s.sockets = append(s.sockets, sockets)
+		return own, sockets
+	}
+	var express *engine.Express[ask]
+	if most > 1 && !foreign(rdb.Options()) {
+		most--
+		own, sockets := open(1)
+		express = &engine.Express[ask]{Send: ss.c.sender(s, own), Interrupt: sockets.Drop}
+	}
+	own, sockets := open(most)
+	return ss.add(s, own, most, sockets.Dialing, express)
+}
+
 // shared makes the queue of a server whose pool is its Redis client's. A call's deadline is its context's alone.
 func (ss *servers) shared(rdb *redis.Client) *server {
 	copied := rdb.WithTimeout(0)
-	copied.Options().ContextTimeoutEnabled = true // of the copy
-	return ss.add(copied, min(ss.most, rdb.Options().PoolSize),
-		func() bool { return rdb.PoolStats().PendingRequests > 0 }, nil, nil)
+	o := copied.Options()
+	o.ContextTimeoutEnabled = true // of the copy
+	return ss.add(&server{addr: o.Addr}, copied, ss.most(o.PoolSize, o.MaxActiveConns),
+		func() bool { return rdb.PoolStats().PendingRequests > 0 }, nil)
 }
+
+// most returns how many calls may be under way to a server: no more than there may be connections.
+func (ss *servers) most(poolSize, maxActive int) int {
+	most := min(ss.c.config.concurrency, poolSize)
+	if maxActive > 0 {
+		most = min(most, maxActive)
+	}
+	return most
+}
+
+// ended is the context of what is asked for only if it is known.
+var ended = func() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx
+}()
 
 // of is the server of a key. If there is none it says why.
 func (ss *servers) of(key string) *server {
-	switch {
-	case len(ss.ranges) == 1:
-		return ss.ranges[0]
-	case ss.ring == nil:
-		return ss.ranges[lua.Slot(key)*len(ss.ranges)/lua.Slots]
+	if ss.ring != nil {
+		shard, err := ss.ring.GetShardClientForKey(key)
+		if err != nil {
+			return &server{lost: fmt.Errorf("%w: %w", ErrUnavailable, err)}
+		}
+		if s, ok := ss.nodes.Load(shard); ok {
+			return s.(*server)
+		}
+		s, _ := ss.nodes.LoadOrStore(shard, ss.shared(shard))
+		return s.(*server)
 	}
-	shard, err := ss.ring.GetShardClientForKey(key)
-	if err != nil {
-		return &server{lost: fmt.Errorf("%w: %w", ErrUnavailable, err)}
+	if ss.cluster != nil {
+		if master, err := ss.cluster.MasterForKey(ended, key); err == nil {
+			if s, ok := ss.nodes.Load(master); ok {
+				return s.(*server)
+			}
+		}
 	}
-	ss.mu.Lock()
-	defer ss.mu.Unlock()
-	s := ss.shards[shard]
-	if s == nil {
-		s = ss.shared(shard)
-		ss.shards[shard] = s
+	return ss.single
+}
+
+// all calls do for each server.
+func (ss *servers) all(do func(*server)) {
+	if ss.single != nil {
+		do(ss.single)
 	}
-	return s
+	ss.nodes.Range(func(_, s any) bool {
+		do(s.(*server))
+		return true
+	})
 }
 
 // callGroup returns a number that is equal for buckets which can go into one script call.
@@ -163,12 +209,7 @@ func (ss *servers) apart() bool { return ss.bySlot }
 
 // close ends the queues and the connections when nothing is under way any more.
 func (ss *servers) close() error {
-	ss.mu.Lock()
-	all := slices.AppendSeq(slices.Clone(ss.ranges), maps.Values(ss.shards))
-	ss.mu.Unlock()
-	for _, s := range all {
-		_ = s.queue.Close(context.Background())
-	}
+	ss.all(func(s *server) { _ = s.queue.Close(context.Background()) })
 	var errs []error
 	for _, own := range ss.own {
 		errs = append(errs, own.Close())
@@ -176,10 +217,9 @@ func (ss *servers) close() error {
 	return errors.Join(errs...)
 }
 
-// ownOptions are those of a client of the same server with connections of its own: a call's deadline is its context's
-// alone, nothing is sent twice, and pools aren't waited for.
-func ownOptions(rdb *redis.Client, conns int, sockets *engine.Sockets) *redis.Options {
-	o := *rdb.Options()
+// ownOptions makes options of a client with connections of its own: a call's deadline is its context's alone, nothing
+// is sent twice, and pools aren't waited for.
+func ownOptions(o redis.Options, conns int, sockets *engine.Sockets) *redis.Options {
 	o.ContextTimeoutEnabled = true
 	o.ReadTimeout = -1
 	o.WriteTimeout = -1
@@ -192,6 +232,9 @@ func ownOptions(rdb *redis.Client, conns int, sockets *engine.Sockets) *redis.Op
 	o.PoolSize = conns
 	o.MaxConcurrentDials = 0
 	o.PipelinePoolSize = -1
+	if o.Dialer == nil {
+		o.Dialer = redis.NewDialer(&o)
+	}
 	o.Dialer = sockets.Dialer(o.Dialer)
 	o.AutoPipelineOptions = nil
 	o.ClientSideCache = nil
@@ -200,10 +243,10 @@ func ownOptions(rdb *redis.Client, conns int, sockets *engine.Sockets) *redis.Op
 	return &o
 }
 
-// ownClusterOptions is ownOptions of a Cluster. Nothing is read from replicas: they may be behind, and they do not send
-// calls on for keys that have moved.
-func ownClusterOptions(rdb *redis.ClusterClient, conns int, sockets *engine.Sockets) *redis.ClusterOptions {
-	o := *rdb.Options()
+// ownClusterOptions makes options of a Cluster's client that makes a server, and a client of ownOptions, of each node.
+// Nothing is read from replicas: they may be behind, and they do not send calls on for keys that have moved.
+func (ss *servers) ownClusterOptions(o redis.ClusterOptions) *redis.ClusterOptions {
+	most := ss.most(o.PoolSize, o.MaxActiveConns)
 	o.ReadOnly = false
 	o.RouteByLatency = false
 	o.RouteRandomly = false
@@ -211,26 +254,17 @@ func ownClusterOptions(rdb *redis.ClusterClient, conns int, sockets *engine.Sock
 	o.ReadTimeout = -1
 	o.WriteTimeout = -1
 	o.MaxRetries = -1
-	o.DialerRetries = 1
-	o.DisableIdentity = true // to say who this is would be a round trip
 	if o.MaxRedirects == 0 { // none; said again it would be the default
 		o.MaxRedirects = -1
 	}
-	o.MaxIdleConns = 0
-	o.MinIdleConns = 0
-	o.MaxActiveConns = 0
-	o.PoolSize = conns
-	o.MaxConcurrentDials = 0
-	o.PipelinePoolSize = -1
 	newClient := o.NewClient
 	o.NewClient = func(o *redis.Options) *redis.Client {
-		if o.Dialer == nil {
-			o.Dialer = redis.NewDialer(o)
-		}
-		o.Dialer = sockets.Dialer(o.Dialer)
-		return newClient(o)
+		sockets := &engine.Sockets{}
+		node := newClient(ownOptions(*o, most, sockets))
+		ss.nodes.Store(node, ss.add(&server{addr: o.Addr, sockets: []*engine.Sockets{sockets}}, ss.cluster, most,
+			sockets.Dialing, nil))
+		return node
 	}
-	o.AutoPipelineOptions = nil
-	o.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
+	o.MaintNotificationsConfig = nil // nodes have none
 	return &o
 }

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/tokenrefill/refiller/internal/engine"
 	"github.com/tokenrefill/refiller/internal/timing"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
@@ -240,11 +241,20 @@ func (c *Client) beat(ctx context.Context, key string, s *share) error {
 	return evidence(err)
 }
 
-// probe shows whether a server lets a consumer write. One that refuses just this call is alive.
+// probe shows whether a server lets a consumer write. One that refuses just this call is alive. Its key may turn out to
+// be another server's by now. After a silence connections are made anew, since the network may have forgotten those
+// that exist.
 func (c *Client) probe(ctx context.Context, s *server) error {
+	if c.servers.cluster != nil {
+		c.servers.cluster.ReloadState(ctx)
+	}
 	key := s.probe.Load()
 	if key == nil {
 		return nil
 	}
-	return c.beat(ctx, *key, nil)
+	err := c.beat(ctx, *key, nil)
+	if timedOut(err) {
+		s.eachSocket((*engine.Sockets).Drop)
+	}
+	return err
 }

@@ -169,12 +169,14 @@ func TestOptionsOutOfRangeAreRefused(t *testing.T) {
 		_, err := New(rdb, o)
 		require.ErrorIs(t, err, ErrInvalidOption)
 	}
-	_, err := New(nil)
-	require.ErrorIs(t, err, ErrInvalidOption)
+	for _, none := range []redis.UniversalClient{nil, (*redis.Client)(nil), (*redis.ClusterClient)(nil), (*redis.Ring)(nil)} {
+		_, err := New(none)
+		require.ErrorIs(t, err, ErrInvalidOption)
+	}
 	createBucket(t, rdb, "checkout", hourly(5))
 	c := newClient(t, rdb, slow())
 	for _, o := range []CallOption{WithTimeout(-time.Second), nil} {
-		_, err = c.Take(t.Context(), "checkout", 1, o)
+		_, err := c.Take(t.Context(), "checkout", 1, o)
 		require.ErrorIs(t, err, ErrInvalidOption)
 	}
 	require.EqualValues(t, 5, tokens(t, rdb, "checkout"))

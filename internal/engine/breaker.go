@@ -43,8 +43,10 @@ type Breaker struct {
 	// Excuse, if it isn't nil, reports that calls wait for connections, so that a call without an answer may not have been
 	// sent. Its silence is then no evidence for excuseTime, longer than a server takes to accept a connection.
 	Excuse func() bool
-	// Opened, if it isn't nil, is called when the breaker opens.
-	Opened func()
+	// Silent is called when the server was silent about a call, excused or not.
+	Silent func()
+	// Changed is called when the breaker has opened, and when it is about to close. It delays the probes.
+	Changed func(open bool)
 
 	cause atomic.Pointer[error]
 
@@ -88,18 +90,13 @@ func (b *Breaker) record(now time.Time, err error) bool {
 
 // open opens the breaker unless it is open, and reports whether it did.
 func (b *Breaker) open(cause error) bool {
-	if !b.cause.CompareAndSwap(nil, &cause) {
-		return false
-	}
-	if b.Opened != nil {
-		b.Opened()
-	}
-	return true
+	return b.cause.CompareAndSwap(nil, &cause)
 }
 
 // recordSilence counts a call that the server is silent about. It returns the window in which that counts, 0 for none,
 // and reports whether it opens the breaker.
 func (b *Breaker) recordSilence(now time.Time) (window uint64, opens bool) {
+	b.Silent()
 	if b.Excuse != nil && b.Excuse() {
 		if now.Sub(b.excused) > longest {
 			b.excused = now

@@ -19,7 +19,7 @@ func TestABreakerOpensOnTheShareOfFailures(t *testing.T) {
 	began := time.Now()
 	at := func(d time.Duration) time.Time { return began.Add(d) }
 	t.Run("five failures among hundreds are a blip", func(t *testing.T) {
-		b := &Breaker{}
+		b := newBreaker()
 		for i := range 10_000 {
 			err := error(nil)
 			if i%100 < 5 {
@@ -29,7 +29,7 @@ func TestABreakerOpensOnTheShareOfFailures(t *testing.T) {
 		}
 	})
 	t.Run("many at one moment", func(t *testing.T) {
-		b := &Breaker{}
+		b := newBreaker()
 		b.record(began, nil)
 		for range 100 {
 			require.False(t, b.record(at(ms), errBroken))
@@ -39,7 +39,7 @@ func TestABreakerOpensOnTheShareOfFailures(t *testing.T) {
 		}
 	})
 	t.Run("few calls", func(t *testing.T) {
-		b := &Breaker{}
+		b := newBreaker()
 		for i := range fewestCalls - 1 {
 			require.False(t, b.record(at(time.Duration(i)*100*ms), errBroken))
 		}
@@ -48,7 +48,7 @@ func TestABreakerOpensOnTheShareOfFailures(t *testing.T) {
 		require.False(t, b.record(at(time.Second), errBroken), "it opens once")
 	})
 	t.Run("a failure now and then", func(t *testing.T) {
-		b := &Breaker{}
+		b := newBreaker()
 		for i := range 1000 {
 			d := time.Duration(i) * 3 * time.Second
 			require.False(t, b.record(at(d), errBroken), "others are forgotten")
@@ -56,13 +56,13 @@ func TestABreakerOpensOnTheShareOfFailures(t *testing.T) {
 		}
 	})
 	t.Run("failures hours apart", func(t *testing.T) {
-		b := &Breaker{}
+		b := newBreaker()
 		for i := range 100 {
 			require.False(t, b.record(at(time.Duration(i)*time.Hour), errBroken), "connections that were cut meanwhile")
 		}
 	})
 	t.Run("silence that turns out to be slowness", func(t *testing.T) {
-		b := &Breaker{}
+		b := newBreaker()
 		for i := range fewestCalls {
 			window, opens := b.recordSilence(at(time.Duration(i) * ms))
 			require.NotZero(t, window)
@@ -74,7 +74,7 @@ func TestABreakerOpensOnTheShareOfFailures(t *testing.T) {
 		require.False(t, b.record(at(shortest), errBroken))
 	})
 	t.Run("slowness of an earlier window", func(t *testing.T) {
-		b := &Breaker{}
+		b := newBreaker()
 		slow, _ := b.recordSilence(began)
 		for range fewestCalls - 2 {
 			b.record(at(ms), nil)
@@ -88,7 +88,7 @@ func TestABreakerOpensOnTheShareOfFailures(t *testing.T) {
 		require.True(t, b.record(at(3*shortest), errBroken), "six of eleven failed")
 	})
 	t.Run("nine of ten, each tenth call being answered", func(t *testing.T) {
-		b := &Breaker{}
+		b := newBreaker()
 		opened := 0
 		for i := range 10 * fewestCalls {
 			err := errBroken
@@ -103,7 +103,7 @@ func TestABreakerOpensOnTheShareOfFailures(t *testing.T) {
 		require.Equal(t, 1, opened)
 	})
 	t.Run("two at one moment, a while after an answer", func(t *testing.T) {
-		b := &Breaker{}
+		b := newBreaker()
 		for i := range fewestCalls {
 			b.record(at(time.Duration(i)*100*ms), nil)
 		}
@@ -112,13 +112,13 @@ func TestABreakerOpensOnTheShareOfFailures(t *testing.T) {
 		}
 	})
 	t.Run("nothing but failures", func(t *testing.T) {
-		b := &Breaker{}
+		b := newBreaker()
 		require.False(t, b.record(began, errBroken))
 		require.False(t, b.record(at(clearTime-ms), errBroken))
 		require.True(t, b.record(at(clearTime), errBroken), "few callers with long timeouts make few calls")
 	})
 	t.Run("an outage after a good time", func(t *testing.T) {
-		b := &Breaker{}
+		b := newBreaker()
 		for i := range 100_000 {
 			b.record(at(time.Duration(i)*10*time.Microsecond), nil)
 		}
@@ -159,7 +159,7 @@ func askUntil(q *Queue[int], goroutines int, timeout time.Duration, until time.T
 }
 
 func breakerOf(s **server) *Breaker {
-	return &Breaker{Patience: 50 * ms, Probe: func(ctx context.Context) error {
+	return &Breaker{Silent: unheard, Changed: unchanged, Patience: 50 * ms, Probe: func(ctx context.Context) error {
 		(*s).mu.Lock()
 		trip, silent := (*s).trip, (*s).silent
 		(*s).mu.Unlock()
@@ -176,12 +176,11 @@ func TestABreakerOpensOnSilenceAndClosesWhenTheServerIsBack(t *testing.T) {
 			within := max(2*time.Second, 6*trip)
 			var fake *server
 			b := breakerOf(&fake)
-			opened := 0
-			b.Opened = func() { opened++ }
+			opened := countOpened(b)
 			bubble(t, trip, 64, b, func(t *testing.T, s *server, q *Queue[int]) {
 				fake = s
 				askUntil(q, 20, 0, time.Now().Add(10*time.Second), ms)
-				require.Zero(t, opened, "it answers")
+				require.Zero(t, opened.Load(), "it answers")
 				s.set(func(s *server) { s.silent = true })
 				askUntil(q, 20, 50*ms, time.Now().Add(within), ms)
 				require.Equal(t, ErrSilent, b.Open())
@@ -210,7 +209,7 @@ func TestAServerHasTheTimeOfItsCallersAndOfItsRoundTrips(t *testing.T) {
 		"round trips are known to be longer": {50 * ms, 5 * time.Second, true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := &Breaker{Patience: tc.patience}
+			b := &Breaker{Silent: unheard, Changed: unchanged, Patience: tc.patience}
 			bubble(t, trip, 64, b, func(t *testing.T, _ *server, q *Queue[int]) {
 				if tc.known {
 					_, err := ask(context.Background(), q, 1, 0)
@@ -261,8 +260,7 @@ func TestErrorsThatTellNothingAboutTheServer(t *testing.T) {
 		var fake *server
 		b := breakerOf(&fake)
 		b.Excuse = func() bool { return true }
-		opened := 0
-		b.Opened = func() { opened++ }
+		opened := countOpened(b)
 		bubble(t, ms, 64, b, func(t *testing.T, s *server, q *Queue[int]) {
 			fake = s
 			s.dial, s.silent = time.Hour, true
@@ -280,13 +278,15 @@ func TestErrorsThatTellNothingAboutTheServer(t *testing.T) {
 				time.Sleep(10 * ms)
 			}
 			wg.Wait()
-			require.Equal(t, 1, opened, "the probe was answered since")
+			require.EqualValues(t, 1, opened.Load(), "the probe was answered since")
 		})
 	})
 	t.Run("an overloaded server, which answers one call after the other", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			busy, trip := make(chan struct{}, 1), ms
-			b := &Breaker{Patience: 50 * ms, Probe: func(context.Context) error { return nil }}
+			b := newBreaker()
+			b.Patience = 50 * ms
+			b.Probe = func(context.Context) error { return nil }
 			q := NewQueue(func(_ context.Context, batch []*Request[int]) error {
 				busy <- struct{}{}
 				time.Sleep(trip)
@@ -323,7 +323,7 @@ func TestAnOpenBreakerIsProbedAFewTimesASecond(t *testing.T) {
 		s := newServer(ms)
 		s.err = errBroken
 		var probes atomic.Int64
-		b := &Breaker{Patience: 50 * ms, Probe: func(context.Context) error {
+		b := &Breaker{Silent: unheard, Changed: unchanged, Patience: 50 * ms, Probe: func(context.Context) error {
 			probes.Add(1)
 			s.mu.Lock()
 			defer s.mu.Unlock()
@@ -354,7 +354,9 @@ func TestAnImpatientLoneCallerIsNoEvidence(t *testing.T) {
 		s := newServer(ms / 4)
 		trip := ms / 4
 		cut := make(chan struct{}, 1)
-		b := &Breaker{Patience: 50 * ms, Probe: func(context.Context) error { return nil }}
+		b := newBreaker()
+		b.Patience = 50 * ms
+		b.Probe = func(context.Context) error { return nil }
 		q := NewQueue(s.send, 8, b, &Express[int]{
 			Send: func(_ context.Context, batch []*Request[int]) (err error) {
 				select {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -24,6 +25,23 @@ type server struct {
 	under     int             // calls under way
 	most      int             // the most there were
 	unclaimed []int           // bodies that were answered for nobody
+}
+
+func newBreaker() *Breaker { return &Breaker{Silent: unheard, Changed: unchanged} }
+
+func unheard() {}
+
+func unchanged(bool) {}
+
+// countOpened counts how often a breaker opens.
+func countOpened(b *Breaker) *atomic.Int64 {
+	var opened atomic.Int64
+	b.Changed = func(open bool) {
+		if open {
+			opened.Add(1)
+		}
+	}
+	return &opened
 }
 
 func newServer(trip time.Duration) *server { return &server{trip: trip, began: time.Now()} }

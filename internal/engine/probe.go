@@ -27,6 +27,7 @@ func (q *Queue[T]) opened(yes bool) {
 // probe asks the server until it answers, or the queue is closed.
 func (q *Queue[T]) probe() {
 	b, pause := q.breaker, probeFirst
+	b.Changed(true)
 	for timing.Sleep(q.quit, timing.Between(rand.Float64, pause/2, pause/2+pause)) {
 		pause = min(2*pause, probeMost)
 		q.mu.Lock()
@@ -39,6 +40,7 @@ func (q *Queue[T]) probe() {
 			break
 		}
 	}
+	b.Changed(false)
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	b.close()

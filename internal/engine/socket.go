@@ -3,9 +3,11 @@ package engine
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 )
@@ -13,13 +15,18 @@ import (
 // Dial makes a connection.
 type Dial = func(ctx context.Context, network, addr string) (net.Conn, error)
 
-// Sockets makes a client's connections: they look once more when a read's deadline has passed, so that what arrived
-// while this process did not run is read before anybody says that the server didn't answer. The zero value is ready.
-// Its methods are safe for concurrent use.
+// Sockets makes the connections to a server. The zero value is ready. Its methods are safe for concurrent use.
+//
+// A read whose deadline has passed is tried once more, so that what arrived while this process did not run is read
+// before anybody says that the server didn't answer. A read without a deadline, as go-redis makes for the slots of a
+// Cluster, gets one.
+//
+// A connection that can't be made fails when it is written to. Otherwise go-redis would write a line to stderr, and
+// after as many failures as its pool is large it would dial no more than once a second.
 type Sockets struct {
 	mu    sync.Mutex
 	dials int // under way
-	last  net.Conn
+	conns map[*socket]struct{}
 }
 
 // Dialer is dial with such connections.
@@ -33,16 +40,14 @@ func (s *Sockets) Dialer(dial Dial) Dial {
 		defer s.mu.Unlock()
 		s.dials--
 		if err != nil {
-			return nil, err
+			inner, _ = net.Pipe()                        // nothing reads or writes the other end
+			err = fmt.Errorf("engine: connect: %w", err) // go-redis takes one wrapper off
 		}
-		s.last = inner
-		conn := &patient{Conn: inner}
-		if raw, ok := inner.(syscall.Conn); ok { // go-redis looks through it whether the connection is alive
-			return struct {
-				*patient
-				syscall.Conn
-			}{conn, raw}, nil
+		conn := &socket{Conn: inner, of: s, failed: err}
+		if s.conns == nil {
+			s.conns = make(map[*socket]struct{})
 		}
+		s.conns[conn] = struct{}{}
 		return conn, nil
 	}
 }
@@ -54,34 +59,84 @@ func (s *Sockets) Dialing() bool {
 	return s.dials > 0
 }
 
-// Interrupt closes the last connection, whoever waits for it.
-func (s *Sockets) Interrupt() {
+// Distrust retires the connections that exist: no further call uses them. Calls under way still get their answers.
+func (s *Sockets) Distrust() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.last != nil {
-		_ = s.last.Close()
+	for c := range s.conns {
+		c.retired.Store(true)
 	}
 }
 
-type patient struct {
+// Drop closes the connections that exist, whoever waits for them.
+func (s *Sockets) Drop() {
+	s.Distrust()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for c := range s.conns {
+		_ = c.Conn.Close()
+	}
+}
+
+// socket is a connection of Sockets.
+type socket struct {
 	net.Conn
-	deadline time.Time // of reads; zero: none
+	of       *Sockets
+	failed   error     // why there is no connection
+	deadline time.Time // of reads
+	retired  atomic.Bool
+}
+
+// SyscallConn implements syscall.Conn, through which go-redis checks that an idle connection is alive.
+func (c *socket) SyscallConn() (syscall.RawConn, error) {
+	if c.retired.Load() {
+		return nil, net.ErrClosed
+	}
+	if raw, ok := c.Conn.(syscall.Conn); ok {
+		return raw.SyscallConn()
+	}
+	return opaque{}, nil
+}
+
+// opaque is the syscall.RawConn of a connection that can't be checked, as one with TLS. It counts as alive.
+type opaque struct{ syscall.RawConn }
+
+// Read implements syscall.RawConn.
+func (opaque) Read(func(uintptr) bool) error { return nil }
+
+// Close implements net.Conn.
+func (c *socket) Close() error {
+	c.of.mu.Lock()
+	delete(c.of.conns, c)
+	c.of.mu.Unlock()
+	return c.Conn.Close()
+}
+
+// Write implements net.Conn.
+func (c *socket) Write(p []byte) (int, error) {
+	if c.failed != nil {
+		return 0, c.failed
+	}
+	return c.Conn.Write(p)
 }
 
 // SetDeadline implements net.Conn.
-func (c *patient) SetDeadline(t time.Time) error {
+func (c *socket) SetDeadline(t time.Time) error {
 	c.deadline = t
 	return c.Conn.SetDeadline(t)
 }
 
 // SetReadDeadline implements net.Conn.
-func (c *patient) SetReadDeadline(t time.Time) error {
+func (c *socket) SetReadDeadline(t time.Time) error {
+	if t.IsZero() {
+		t = time.Now().Add(probeTime)
+	}
 	c.deadline = t
 	return c.Conn.SetReadDeadline(t)
 }
 
 // Read implements net.Conn.
-func (c *patient) Read(p []byte) (int, error) {
+func (c *socket) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
 	if n > 0 || c.deadline.IsZero() || !errors.Is(err, os.ErrDeadlineExceeded) {
 		return n, err

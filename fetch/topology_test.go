@@ -1,0 +1,212 @@
+package fetch
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/internal/config/redisconn"
+	"github.com/tokenrefill/refiller/internal/testing/faultproxy"
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
+	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// keysOf returns n keys of buckets in slots from first to last.
+func keysOf(n, first, last int) (keys []string) {
+	for i := 0; len(keys) < n; i++ {
+		if key := fmt.Sprint("user:", i); first <= lua.Slot(key) && lua.Slot(key) <= last {
+			keys = append(keys, key)
+		}
+	}
+	return keys
+}
+
+// clusterClients are clients of a Cluster that are set up in several ways.
+func clusterClients(t *testing.T, cluster *testenv.RedisCluster) map[string]redis.UniversalClient {
+	url, err := redisconn.ParseURL("redis-cluster://" + strings.Join(cluster.Addrs(), ","))
+	require.NoError(t, err)
+	sidecars, err := redisconn.Open(redisconn.Options{URL: url})
+	require.NoError(t, err)
+	clients := map[string]redis.UniversalClient{
+		"by default":       redis.NewClusterClient(&redis.ClusterOptions{Addrs: cluster.Addrs()}),
+		"as the sidecar's": sidecars,
+		"reloads each second": redis.NewClusterClient(&redis.ClusterOptions{
+			Addrs: cluster.Addrs(), ClusterStateReloadInterval: time.Second,
+		}),
+	}
+	for _, rdb := range clients {
+		t.Cleanup(func() { _ = rdb.Close() })
+	}
+	return clients
+}
+
+// A replica that was promoted is found soon, whatever the Redis client's options are.
+func TestTakesWorkSoonAfterAClustersFailover(t *testing.T) {
+	t.Parallel()
+	for name, fail := range map[string]struct {
+		stop   func(*testenv.RedisServer)
+		within time.Duration
+	}{
+		"killed": {(*testenv.RedisServer).Kill, 2 * time.Second}, "frozen": {(*testenv.RedisServer).Pause, 4 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			cluster := testenv.Cluster(t)
+			promoted := cluster.Replicate()[0].Client()
+			key := keysOf(1, 0, 5000)[0]
+			createBucket(t, cluster.Client(), key, hourly(policy.MaxTokens))
+			require.NoError(t, cluster.Nodes()[0].Client().Wait(t.Context(), 1, patience).Err())
+			var since atomic.Pointer[time.Time] // the promotion
+			var wg sync.WaitGroup
+			for opened, rdb := range clusterClients(t, cluster) {
+				c := newClient(t, rdb)
+				_, err := c.Take(t.Context(), key, 1, slow())
+				require.NoError(t, err)
+				wg.Go(func() {
+					for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+						began := time.Now()
+						_, err := c.Take(t.Context(), key, 1)
+						if at := since.Load(); err == nil && at != nil && began.After(*at) {
+							t.Logf("%s: takes work %s after the promotion", opened, began.Sub(*at))
+							if began.Sub(*at) > fail.within {
+								t.Errorf("%s: want at most %s", opened, fail.within)
+							}
+							return
+						}
+					}
+					t.Errorf("%s: takes never work again: %v", opened, err)
+				})
+			}
+			fail.stop(cluster.Nodes()[0])
+			eventually(t, func() bool {
+				return strings.Contains(promoted.Info(t.Context(), "replication").Val(), "role:master")
+			}, "the replica is promoted")
+			now := time.Now()
+			since.Store(&now)
+			wg.Wait()
+		})
+	}
+}
+
+// A master that stands still is none of the buckets' on others, even of those whose slots are next to its own.
+func TestAFrozenMasterTakesNothingFromOthers(t *testing.T) {
+	t.Parallel()
+	cluster := testenv.Cluster(t)
+	const border = 16384 / 3 // the first slot of the second master
+	frozen, healthy := keysOf(20, border-100, border-1), keysOf(20, border, border+100)
+	rdb := cluster.Client()
+	for _, key := range append(frozen, healthy...) {
+		createBucket(t, rdb, key, hourly(policy.MaxTokens))
+	}
+	c := newClient(t, rdb, WithTimeout(250*time.Millisecond)) // for a busy machine
+	for _, key := range append(frozen, healthy...) {
+		_, err := c.Take(t.Context(), key, 1, slow())
+		require.NoError(t, err)
+	}
+	cluster.Nodes()[0].Pause()
+	defer cluster.Nodes()[0].Resume()
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Second)
+	defer cancel()
+	var wg sync.WaitGroup
+	var failed, taken atomic.Int64
+	for i := range frozen {
+		wg.Go(func() {
+			for ctx.Err() == nil {
+				_, err := c.Take(t.Context(), frozen[i], 1)
+				if err == nil {
+					t.Error("a take of a frozen master's bucket is answered")
+					return
+				}
+				time.Sleep(time.Millisecond) // the breaker answers at once
+			}
+		})
+		wg.Go(func() {
+			for ctx.Err() == nil {
+				taken.Add(1)
+				if _, err := c.Take(t.Context(), healthy[i], 1, slow()); err != nil {
+					failed.Add(1)
+				}
+				time.Sleep(time.Millisecond)
+			}
+		})
+	}
+	wg.Wait()
+	require.Zero(t, failed.Load(), "of %d takes", taken.Load())
+	require.EqualValues(t, 1, c.Stats().BreakerOpened)
+}
+
+// Connections that the network has forgotten, as a firewall does, are given up soon, however many of them are idle.
+func TestForgottenConnectionsAreGivenUpSoon(t *testing.T) {
+	t.Parallel()
+	for _, pause := range []time.Duration{time.Second, time.Millisecond} {
+		t.Run(fmt.Sprint("a take each ", pause), func(t *testing.T) {
+			t.Parallel()
+			f := newFaulty(t, nil)
+			createBucket(t, f.direct, "mail", hourly(policy.MaxTokens))
+			require.NoError(t, f.proxy.Delay(faultproxy.ToClient, 100*time.Millisecond, 0))
+			c := newClient(t, f.rdb, WithTimeout(time.Second))
+			var wg sync.WaitGroup
+			for range 500 { // leave idle connections
+				time.Sleep(time.Millisecond)
+				wg.Go(func() { _, _ = c.Take(t.Context(), "mail", 1, slow()) })
+			}
+			wg.Wait()
+			f.proxy.Swallow()
+			forgotten := time.Now()
+			var late atomic.Int64
+			for time.Since(forgotten) < 6*time.Second {
+				time.Sleep(pause)
+				wg.Go(func() {
+					began := time.Now()
+					_, err := c.Take(t.Context(), "mail", 1)
+					if after := began.Sub(forgotten); err != nil && after > time.Duration(late.Load()) {
+						late.Store(int64(after))
+					}
+				})
+			}
+			wg.Wait()
+			t.Logf("the last take that failed began %s after", time.Duration(late.Load()))
+			require.LessOrEqual(t, time.Duration(late.Load()), 3*time.Second)
+		})
+	}
+}
+
+// The Client opens no more connections than the Redis client would.
+func TestConnectionsAreTheUsersToBound(t *testing.T) {
+	t.Parallel()
+	for name, o := range map[string]redis.Options{
+		"PoolSize": {PoolSize: 4}, "MaxActiveConns": {PoolSize: 10, MaxActiveConns: 4}, "one": {PoolSize: 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFaulty(t, func(to *redis.Options) { to.PoolSize, to.MaxActiveConns = o.PoolSize, o.MaxActiveConns })
+			createBucket(t, f.direct, "mail", hourly(policy.MaxTokens))
+			c := newClient(t, f.rdb, slow())
+			f.warm(t, c)
+			require.NoError(t, f.proxy.Delay(faultproxy.ToClient, 50*time.Millisecond, 0))
+			var wg sync.WaitGroup
+			for range 300 {
+				time.Sleep(time.Millisecond)
+				wg.Go(func() {
+					if _, err := c.Take(t.Context(), "mail", 1); err != nil {
+						t.Error(err)
+					}
+				})
+			}
+			wg.Wait()
+			most := f.proxy.Connections()
+			require.LessOrEqual(t, most, 4)
+			if o.PoolSize == 1 {
+				require.Equal(t, 1, most)
+			}
+		})
+	}
+}
