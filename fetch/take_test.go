@@ -169,7 +169,9 @@ func TestOptionsOutOfRangeAreRefused(t *testing.T) {
 		_, err := New(rdb, o)
 		require.ErrorIs(t, err, ErrInvalidOption)
 	}
-	for _, none := range []redis.UniversalClient{nil, (*redis.Client)(nil), (*redis.ClusterClient)(nil), (*redis.Ring)(nil)} {
+	for _, none := range []redis.UniversalClient{
+		nil, (*redis.Client)(nil), (*redis.ClusterClient)(nil), (*redis.Ring)(nil),
+	} {
 		_, err := New(none)
 		require.ErrorIs(t, err, ErrInvalidOption)
 	}

@@ -26,5 +26,8 @@
 // is none, nor, for a second, what waits for a connection. It opens when half of the recent calls failed, is probed
 // while it is open, and closes when a probe is answered.
 //
+// After a silence [Sockets] retires the connections that exist, and after a probe without an answer it closes them: the
+// network may have forgotten them without a word.
+//
 // The package knows nothing of buckets. [Commands] is a Queue of single Redis commands.
 package engine

@@ -34,8 +34,8 @@ func (p *Proxy) HalfOpen() {
 	p.wake()
 }
 
-// Swallow makes the network forget the connections that there are, as a firewall does that drops idle ones: they stay open
-// and swallow what is sent in both directions until [Proxy.Heal]. New connections work.
+// Swallow makes the network forget the connections that exist, as a firewall does that drops idle ones. They stay open
+// and swallow what is sent in both directions; [Proxy.Heal] resets them. New connections work.
 func (p *Proxy) Swallow() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
