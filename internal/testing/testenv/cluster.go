@@ -69,24 +69,25 @@ func (c *RedisCluster) start(name string) (node *RedisServer, bus int) {
 func (c *RedisCluster) Replicate() []*RedisServer {
 	c.t.Helper()
 	replicas := make([]*RedisServer, clusterMasters)
+	control := make([]*redis.Client, clusterMasters)
 	for i := range replicas {
 		node, bus := c.start("replica" + strconv.Itoa(i))
 		replicas[i] = node
-		control := node.Client()
-		var id string
-		if err := pollUntil(func(ctx context.Context) (err error) {
-			if err := c.control[0].Do(ctx, "cluster", "meet", "127.0.0.1", node.Port(), bus).Err(); err != nil {
-				return err
-			}
-			id, err = control.ClusterMyID(ctx).Result()
-			if err != nil {
-				return err
-			}
-			return control.ClusterReplicate(ctx, c.ids[i]).Err() // fails until it has heard of its master
+		control[i] = node.Client()
+		if err := pollUntil(func(ctx context.Context) error {
+			return c.control[0].Do(ctx, "cluster", "meet", "127.0.0.1", node.Port(), bus).Err()
 		}); err != nil {
+			c.t.Fatalf("testenv: meet the replica of node %d: %v", i, err)
+		}
+	}
+	for i, id := range c.ids {
+		replicate := func(ctx context.Context) error { return control[i].ClusterReplicate(ctx, id).Err() }
+		if err := pollUntil(replicate); err != nil { // until it has heard of its master
 			c.t.Fatalf("testenv: replicate node %d: %v", i, err)
 		}
-		if err := pollUntil(func(ctx context.Context) error { return c.replicated(ctx, node, control, id) }); err != nil {
+	}
+	for i, node := range replicas {
+		if err := pollUntil(func(ctx context.Context) error { return c.replicated(ctx, node, control[i]) }); err != nil {
 			c.t.Fatalf("testenv: wait for the replica of node %d: %v", i, err)
 		}
 	}
@@ -94,7 +95,11 @@ func (c *RedisCluster) Replicate() []*RedisServer {
 }
 
 // replicated answers nil once a replica is in sync, and known as one to all masters.
-func (c *RedisCluster) replicated(ctx context.Context, node *RedisServer, control *redis.Client, id string) error {
+func (c *RedisCluster) replicated(ctx context.Context, node *RedisServer, control *redis.Client) error {
+	id, err := control.ClusterMyID(ctx).Result()
+	if err != nil {
+		return err
+	}
 	link, err := node.info(ctx, control, "replication", "master_link_status")
 	if err != nil {
 		return err
