@@ -269,10 +269,15 @@ func (a *activeSets) read(ctx context.Context, s *shard) call {
 	})
 }
 
-// putRight moves names to the shards of their templates, and removes those that are no bucket's.
+// putRight moves names to the shards of their templates, and removes those that are no bucket's. Names that another shard
+// can't take stay: its own reads report the fault, and the next round tries again.
 func (a *activeSets) putRight(ctx context.Context, s *shard, names sortedNames) error {
 	for prefix, list := range names.moved {
-		if err := a.w.r.store.move(ctx, s.Shard, prefix, list); err != nil {
+		err := a.w.r.store.move(ctx, s.Shard, prefix, list)
+		switch {
+		case err != nil && ownFault(err):
+			continue
+		case err != nil:
 			return err
 		}
 		a.w.r.log.Info("buckets belong to another template now: moved to its active set",

@@ -1,6 +1,7 @@
 package refill
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -130,12 +131,17 @@ func TestADrainedBucketThatLeavesTheFileIsRefilledByTheTemplate(t *testing.T) {
 	pooled.Pool = true
 	pooled.Fence = policy.Fence{}
 	pooled.Version = 1
+	granted := pooled
+	granted.Fence = policy.Fence{Epoch: 5, Seq: 1}
+	granted.GrantTokens = 2 * granted.Tokens
+	granted.GrantEnd = time.Now().Add(time.Hour).UnixMicro()
 	for name, bucket := range map[string]struct {
 		Bucket
 		terms policy.Terms
 	}{
 		"configured": {Bucket{Key: key, Policy: thousand}, own},
 		"a pool's":   {Bucket{Key: key, Policy: thousand, Pooled: true}, pooled},
+		"granted":    {Bucket{Key: key, Policy: thousand, Pooled: true}, granted},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -156,4 +162,35 @@ func TestADrainedBucketThatLeavesTheFileIsRefilledByTheTemplate(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A set that names can't be moved to holds up no bucket of the set that they are in, and gets them once it is sound.
+func TestASetThatCanNotTakeNamesHoldsUpNoOther(t *testing.T) {
+	t.Parallel()
+	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	const moves = "user:vip:1"
+	stays := ""
+	for i := 0; stays == ""; i++ {
+		if key := fmt.Sprintf("user:%d", i); lua.ActiveShard(key) == lua.ActiveShard(moves) {
+			stays = key
+		}
+	}
+	before, after := prefixed(t, 1, nil, "user:"), prefixed(t, 2, nil, "user:", "user:vip:")
+	for _, key := range []string{stays, moves} {
+		ok, err := newConsumer(rdb).take(ctx, before.Of(key), key, 1000, false)
+		require.NoError(t, err)
+		require.True(t, ok)
+	}
+	set := lua.ActiveKey("user:vip:", lua.ActiveShard(moves))
+	require.NoError(t, rdb.Set(ctx, set, "x", 0).Err())
+	w := newWatch()
+	r, stop := runningWith(t, Config{Redis: rdb, Templates: before, Version: 1, ObserveActive: w.observe,
+		Logger: hclog.NewNullLogger()})
+	w.until(t, "refills", appliedTo([]Bucket{{Key: stays}, {Key: moves}}))
+	require.NoError(t, r.Update(nil, after, 2))
+	belongsTo(t, rdb, w, after, stays)
+	require.True(t, named(t, rdb, before.Of(moves), moves))
+	require.NoError(t, rdb.Del(ctx, set).Err())
+	belongsTo(t, rdb, w, after, moves)
+	stop()
 }
