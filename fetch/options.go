@@ -25,7 +25,7 @@ const (
 // Option changes a Client.
 type Option interface{ applyClient(*config) error }
 
-// CallOption changes one call. One that the method has no use for is ErrInvalidOption.
+// CallOption changes one call. An option that does nothing for the method is ErrInvalidOption.
 type CallOption interface{ applyCall(*callConfig) error }
 
 // config is what the options of a Client say.
@@ -58,13 +58,28 @@ type uses uint8
 const (
 	usesLeave uses = 1 << iota
 	usesRequest
+	usesMemory
 	usesReservation
+	usesOverrun
+)
+
+// String names one option.
+func (u uses) String() string {
+	return map[uses]string{
+		usesLeave: "WithLeave", usesRequest: "WithRequestID", usesMemory: "WithRequestMemory",
+		usesReservation: "WithReservationID", usesOverrun: "WithOverrun",
+	}[u]
+}
+
+const (
+	usesOfTake    = usesLeave | usesRequest | usesMemory
+	usesOfReserve = usesLeave | usesReservation | usesOverrun
 )
 
 // usesOf are the options of each method beside WithTimeout.
 var usesOf = [...]uses{
-	OpTake: usesLeave | usesRequest, OpTakeUpTo: usesLeave | usesRequest, OpTakeAll: usesLeave | usesRequest,
-	OpWait: usesLeave, OpReserve: usesLeave | usesReservation, OpPeek: 0, OpReturn: 0, OpSettle: 0,
+	OpTake: usesOfTake, OpTakeUpTo: usesOfTake, OpTakeAll: usesOfTake, OpWait: usesLeave, OpReserve: usesOfReserve,
+	OpPeek: 0, OpReturn: 0, OpSettle: 0,
 }
 
 // with is what holds for a call with the options.
@@ -80,9 +95,12 @@ func (c *Client) with(op Op, opts []CallOption) (*callConfig, error) {
 		if err := o.applyCall(&changed); err != nil {
 			return nil, err
 		}
-		if changed.given&^usesOf[op] != 0 {
-			return nil, fmt.Errorf("%w: %T is not for %s", ErrInvalidOption, o, op)
+		if extra := changed.given &^ usesOf[op]; extra != 0 {
+			return nil, fmt.Errorf("%w: %s is not for %s", ErrInvalidOption, extra, op)
 		}
+	}
+	if changed.given&usesMemory != 0 && changed.request == "" {
+		return nil, fmt.Errorf("%w: %s without %s does nothing for %s", ErrInvalidOption, usesMemory, usesRequest, op)
 	}
 	return &changed, nil
 }
@@ -115,11 +133,14 @@ func (d TimeoutOption) applyCall(c *callConfig) error {
 func TimeoutOf(opts ...CallOption) (time.Duration, error) {
 	var c callConfig
 	for _, o := range opts {
-		if _, ok := o.(TimeoutOption); !ok {
-			return 0, fmt.Errorf("%w: %T is not for this limiter", ErrInvalidOption, o)
+		if o == nil {
+			return 0, fmt.Errorf("%w: an option is nil", ErrInvalidOption)
 		}
 		if err := o.applyCall(&c); err != nil {
 			return 0, err
+		}
+		if c.given != 0 {
+			return 0, fmt.Errorf("%w: %s is not for this limiter", ErrInvalidOption, c.given)
 		}
 	}
 	return c.timeout, nil
@@ -185,14 +206,18 @@ func (id requestIDOption) applyCall(c *callConfig) error {
 }
 
 // WithRequestMemory is how long request ids are remembered, from the take that was charged on: whole milliseconds up to
-// lua.MaxRequestMemory. Given to New it is for every take that has none of its own. Make it longer than callers go on
-// retrying.
+// lua.MaxRequestMemory. Given to New it is for every take that has none of its own; given to a call it goes with
+// WithRequestID. Make it longer than callers go on retrying.
 func WithRequestMemory(d time.Duration) RequestMemoryOption { return RequestMemoryOption(d) }
 
 // RequestMemoryOption is an Option and a CallOption; WithRequestMemory makes one.
 type RequestMemoryOption time.Duration
 
-func (d RequestMemoryOption) applyClient(c *config) error { return d.applyCall(&c.callConfig) }
+func (d RequestMemoryOption) applyClient(c *config) error {
+	err := d.applyCall(&c.callConfig)
+	c.given = 0 // takes without a request id have no use for it
+	return err
+}
 
 func (d RequestMemoryOption) applyCall(c *callConfig) error {
 	memory := time.Duration(d)
@@ -201,6 +226,7 @@ func (d RequestMemoryOption) applyCall(c *callConfig) error {
 			lua.MaxRequestMemory)
 	}
 	c.memory = memory
+	c.given |= usesMemory
 	return nil
 }
 
@@ -230,7 +256,7 @@ func (o overrunOption) applyCall(c *callConfig) error {
 	if policy.Overrun(o) != policy.OverrunClamp && policy.Overrun(o) != policy.OverrunDebt {
 		return fmt.Errorf("%w: overrun %d; want policy.OverrunClamp or policy.OverrunDebt", ErrInvalidOption, o)
 	}
-	c.overrun, c.given = policy.Overrun(o), c.given|usesReservation
+	c.overrun, c.given = policy.Overrun(o), c.given|usesOverrun
 	return nil
 }
 
