@@ -13,8 +13,8 @@ func (c *Client) degraded(key string, run policy.Run, err error) answer {
 		return answer{err: err}
 	}
 	c.stats.degraded[why].Add(1)
-	i := c.cache.get(key)
-	mode := c.config.unknown // of buckets that were never seen, or have no policy
+	i := c.assumed(key)
+	mode := c.config.unknown // of buckets of unknown policy
 	if i.terms != nil {
 		mode = i.terms.Degraded
 	}
@@ -33,6 +33,7 @@ func (c *Client) degraded(key string, run policy.Run, err error) answer {
 			a.reply = lua.TakeReply{OK: true, Taken: n}
 		}
 	case mode == policy.DegradedLocal && i.share != nil:
+		i.share.suppose(c.shares.consumers())
 		t := i.share.take(least, n, leave, c.shares.now())
 		if !t.Known {
 			return answer{err: err}
@@ -42,4 +43,22 @@ func (c *Client) degraded(key string, run policy.Run, err error) answer {
 		return answer{err: err}
 	}
 	return a
+}
+
+// assumed returns what is known of a bucket. If its policy is unknown, the policy of its template is assumed.
+func (c *Client) assumed(key string) *info {
+	i := c.cache.get(key)
+	if i.terms != nil {
+		return i
+	}
+	rule := c.templates.set.Load().Of(key)
+	if rule == nil {
+		return i
+	}
+	assumed := *i
+	assumed.terms = &rule.Terms
+	if rule.Terms.Degraded == policy.DegradedLocal {
+		assumed.share = c.shareOf(key, rule.Terms)
+	}
+	return &assumed
 }

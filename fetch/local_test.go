@@ -81,9 +81,9 @@ func TestAShareStartsWithItsPartOfTheTokensAndEarnsItsPartOfTheRate(t *testing.T
 	}
 	require.LessOrEqual(t, admitted, 26, "capacity and rate of the share")
 
-	w := s.take(26, 26, 0, time.Hour)
+	w := s.take(101, 101, 0, time.Hour)
 	require.False(t, w.OK)
-	require.EqualValues(t, -1, w.Wait, "more than the share ever holds")
+	require.EqualValues(t, -1, w.Wait, "more than the bucket ever holds")
 	s.giveBack(25)
 	require.EqualValues(t, 25, holds(s, time.Hour))
 	s.count(2)
@@ -94,6 +94,22 @@ func TestAShareStartsWithItsPartOfTheTokensAndEarnsItsPartOfTheRate(t *testing.T
 	require.EqualValues(t, 2, s.live)
 	s.count(50)
 	require.LessOrEqual(t, holds(s, time.Hour), int64(2), "more at once")
+}
+
+// Nobody settles a share between two takes, however long that is.
+func TestAShareThatIsSeldomTakenFromEarnsItsPartOfTheRate(t *testing.T) {
+	s := &share{terms: localTerms(1000, policy.PerSecond(8))}
+	s.saw(0, 0)
+	s.count(4)
+	for i := range time.Duration(20) {
+		require.False(t, s.take(121, 121, 0, (i+1)*time.Minute-time.Second).OK)
+		require.True(t, s.take(120, 120, 0, (i+1)*time.Minute).OK, "a minute at 2/s")
+	}
+	s = &share{terms: localTerms(policy.MaxTokens, policy.Rate{Tokens: 1<<40 + 1, Per: 12 * 24 * time.Hour})}
+	s.saw(0, 0)
+	s.count(4)
+	holds(s, 0)
+	require.Positive(t, holds(s, 10*365*24*time.Hour))
 }
 
 func TestAShareCountsNeitherScheduledStepsNorGrants(t *testing.T) {

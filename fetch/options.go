@@ -316,9 +316,9 @@ func WithPublishedTemplates(on bool) Option {
 }
 
 // WithUnknownDegraded is how takes of buckets are answered whose policy this Client doesn't know when their server
-// can't be reached: DegradedClosed, the default, or DegradedOpen. A bucket's own policy decides once a take of it has
-// been answered, as long as it is among the last some ten thousand. DegradedLocal is refused: the share of a bucket of
-// unknown rate is unknown.
+// can't be reached, and whose key no template matches: DegradedClosed, the default, or DegradedOpen. A bucket's own
+// policy decides once a take of it has been answered, as long as the Client remembers the bucket. DegradedLocal is
+// refused: the share of a bucket of unknown rate is unknown.
 func WithUnknownDegraded(mode policy.Degraded) Option { return unknownDegradedOption(mode) }
 
 type unknownDegradedOption policy.Degraded

@@ -3,6 +3,7 @@ package fetch
 import (
 	"context"
 	"crypto/rand"
+	"math"
 	"slices"
 	"sync"
 	"time"
@@ -25,7 +26,7 @@ const (
 	// longer.
 	shareKeep = 10 * time.Second
 	// maxShares bounds the buckets with degraded mode local of which a Client keeps a share ready.
-	maxShares = cacheHalf
+	maxShares = 1 << 14
 )
 
 // share is this consumer's part of a bucket of degraded mode local, kept ready for the time that the bucket can't be
@@ -40,13 +41,15 @@ type share struct {
 	// come back one by one. 0: not known.
 	live   int64
 	counts [beatTimes]int64
+	idle   bool // no take came for shareKeep: heartbeats have ended, and live may be out of date
 
 	// What the bucket held at its last answer, and when.
 	left int64
 	at   time.Duration
 	news bool // it has answered since the share was last taken from
 
-	bucket policy.Bucket
+	bucket  policy.Bucket
+	largest int64 // the largest take of this outage that the bucket could hold, with what it leaves
 }
 
 // saw notes what the bucket held at an answer.
@@ -68,12 +71,24 @@ func (s *share) count(live int64) {
 	s.live = slices.Max(s.counts[:])
 }
 
+// suppose raises the number of the bucket's consumers to live, unless heartbeats count them.
+func (s *share) suppose(live int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.idle || s.live == 0 {
+		s.live = max(s.live, live)
+	}
+}
+
 // take takes as many tokens of the share as there are, from least to most, of which its part of leave stays. It is not
-// known before the first heartbeat was answered.
+// known while the number of consumers isn't.
 //
 // The share has the bucket's rate and capacity, divided by the live consumers. At the first take of an outage it holds
 // no more than an equal part of what the bucket was last seen to hold, so that the shares of all consumers together
-// begin with what was there: a drained bucket leaves nothing for a burst.
+// begin with what was there: a drained bucket leaves nothing for a burst. A bucket that has never answered is a
+// template's, which begins full.
+//
+// A take that is larger than the share raises what the share can hold. Otherwise it would be denied for ever.
 func (s *share) take(least, most, leave int64, now time.Duration) policy.Taking {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -81,6 +96,10 @@ func (s *share) take(least, most, leave int64, now time.Duration) policy.Taking 
 		return policy.Taking{}
 	}
 	part := policy.Leave{Tokens: (leave + s.live - 1) / s.live}
+	if needed := least + part.Tokens; needed <= s.terms.Capacity {
+		s.largest = max(s.largest, needed)
+		s.bucket.Control.Terms.Capacity = max(s.bucket.Control.Terms.Capacity, needed)
+	}
 	n := max(least, min(most, *s.bucket.Tokens-part.Tokens))
 	return s.bucket.TakeLeaving(n, part, now.Microseconds())
 }
@@ -98,8 +117,17 @@ func (s *share) ready(now time.Duration) bool {
 	if s.live == 0 {
 		return false
 	}
+	if s.news {
+		s.largest = 0
+	}
+	control := s.bucket.Control
+	if control == nil && !s.news {
+		s.left = s.terms.Capacity
+		s.at = now
+	}
 	part, terms := s.left/s.live, partOf(s.terms, s.live)
-	switch control := s.bucket.Control; {
+	terms.Capacity = max(terms.Capacity, s.largest)
+	switch {
 	case control == nil:
 		s.bucket = policy.Bucket{Tokens: new(int64), Index: new(int64),
 			Control: &policy.Control{Terms: terms, Last: s.at.Microseconds()}}
@@ -124,13 +152,15 @@ func (s *share) settle(now time.Duration) {
 }
 
 // partOf are the terms of one of live consumers' share. What a schedule brings is not known while the bucket is away,
-// and a grant may have ended: neither counts.
+// and a grant may have ended: neither counts. All the time between two takes is credited, since nothing else refills a
+// share; it is bounded so that its credit is a number.
 func partOf(t policy.Terms, live int64) policy.Terms {
 	part := policy.Terms{
-		Kind: policy.Smooth, Capacity: max(1, t.Capacity/live), Per: 1, Interval: 1, MaxElapsed: t.MaxElapsed,
+		Kind: policy.Smooth, Capacity: max(1, t.Capacity/live), Per: 1, Interval: 1,
 	}
 	if t.Kind == policy.Smooth {
 		part.Tokens, part.Per = t.Tokens, t.Per*live
+		part.MaxElapsed = math.MaxInt64 / 2 / max(1, t.Tokens)
 	}
 	return part
 }
@@ -145,6 +175,7 @@ type shares struct {
 	mu      sync.Mutex
 	keys    map[string]*share
 	beating bool
+	most    int64 // the most consumers of any bucket, as heartbeats last counted; 0: not known
 }
 
 func newShares() *shares {
@@ -152,6 +183,13 @@ func newShares() *shares {
 }
 
 func (ss *shares) now() time.Duration { return time.Since(ss.began) }
+
+// consumers returns the most consumers of any bucket, as heartbeats last counted; 0 if that is not known.
+func (ss *shares) consumers() int64 {
+	ss.mu.Lock()
+	defer ss.mu.Unlock()
+	return ss.most
+}
 
 // shareOf keeps a share of a bucket of degraded mode local ready; nil if there are too many such buckets.
 func (c *Client) shareOf(key string, t policy.Terms) *share {
@@ -204,25 +242,32 @@ func (c *Client) beatAll() {
 }
 
 // dueShares are the buckets whose heartbeats are due, and how long a round of all takes. Those that no take came for
-// are forgotten, except while their server is away: then their share is still theirs.
+// are forgotten, except while their server is away: then their share is still theirs. What is cached of a forgotten
+// bucket keeps its share with the last number of consumers.
 func (c *Client) dueShares(round time.Duration, onlyNew bool) (due []*share, period time.Duration) {
 	ss := c.shares
 	ss.mu.Lock()
 	defer ss.mu.Unlock()
 	period = max(beatEvery, time.Duration(len(ss.keys))*time.Second/beatsPerSecond)
 	keep := max(shareKeep, beatTimes*max(round, period))
+	most := int64(0)
 	for key, s := range ss.keys {
 		away := c.servers.of(key).open(key) != nil
 		s.mu.Lock()
 		idle, known := ss.now()-s.used > keep, s.live > 0
 		if idle && !away {
-			s.live, s.counts = 0, [beatTimes]int64{}
+			s.idle = true
 			delete(ss.keys, key)
+		} else {
+			most = max(most, s.live)
 		}
 		s.mu.Unlock()
 		if !idle && !away && (!onlyNew || !known) {
 			due = append(due, s)
 		}
+	}
+	if most > 0 { // otherwise the last ones count
+		ss.most = most
 	}
 	return due, period
 }
@@ -237,6 +282,9 @@ func (c *Client) beat(ctx context.Context, key string, s *share) error {
 	live, err := lua.Live(ctx, t, key, c.shares.consumer, ttl)
 	if err == nil && s != nil {
 		s.count(live)
+		c.shares.mu.Lock()
+		defer c.shares.mu.Unlock()
+		c.shares.most = max(c.shares.most, live)
 	}
 	return evidence(err)
 }

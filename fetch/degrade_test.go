@@ -1,0 +1,181 @@
+package fetch
+
+import (
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
+	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// otherConsumers sends the heartbeats of n other consumers of a bucket.
+func otherConsumers(t *testing.T, rdb lua.Client, key string, n int) {
+	t.Helper()
+	for i := range n {
+		_, err := lua.Live(t.Context(), rdb, key, "other "+strconv.Itoa(i), time.Hour)
+		require.NoError(t, err)
+	}
+}
+
+// countsConsumers waits until heartbeats have counted the consumers of a bucket.
+func countsConsumers(t *testing.T, c *Client, key string, live int64) *share {
+	t.Helper()
+	s := c.cache.get(key).share
+	require.NotNil(t, s)
+	eventually(t, func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.live == live
+	}, "heartbeats")
+	return s
+}
+
+// unused makes it as if no take came for a bucket's share for longer than it is kept.
+func unused(t *testing.T, c *Client, s *share) {
+	t.Helper()
+	s.mu.Lock()
+	s.used = -10 * shareKeep
+	s.mu.Unlock()
+	c.dueShares(0, false)
+	c.shares.mu.Lock()
+	defer c.shares.mu.Unlock()
+	require.NotContains(t, c.shares.keys, s.key)
+}
+
+// A template says how takes of all its buckets are answered, also of those that this Client takes from for the first
+// time.
+func TestATemplatesDegradedModeHoldsForItsNewKeys(t *testing.T) {
+	for _, published := range []bool{false, true} {
+		t.Run("published "+strconv.FormatBool(published), func(t *testing.T) {
+			server := testenv.Redis(t)
+			template := func(prefix string, mode policy.Degraded) policy.Template {
+				one := policy.Template{Prefix: prefix, Policy: hourly(40), Enforce: policy.EnforceLazy}
+				if published {
+					one.Enforce = policy.EnforceRefilled
+				}
+				one.Policy.Degraded = mode
+				return one
+			}
+			list := []policy.Template{
+				template("closed:", policy.DegradedClosed), template("open:", policy.DegradedOpen),
+				template("local:", policy.DegradedLocal), template("shadow:", policy.DegradedOpen),
+			}
+			list[3].Policy.Shadow = true
+			opts := []Option{WithTimeout(500 * time.Millisecond), WithTemplates(list...)}
+			if published {
+				set, err := policy.NewTemplates(1, list, nil)
+				require.NoError(t, err)
+				_, err = lua.PublishTemplates(t.Context(), server.Client(), set)
+				require.NoError(t, err)
+				opts = opts[:1]
+			}
+			c := newClient(t, server.Client(), opts...)
+			otherConsumers(t, server.Client(), "local:1", 3)
+			_, err := c.Take(t.Context(), "local:1", 1, slow())
+			require.NoError(t, err)
+			countsConsumers(t, c, "local:1", 4)
+			server.Pause()
+			defer server.Resume()
+
+			_, err = c.Take(t.Context(), "closed:2", 1)
+			require.ErrorIs(t, err, ErrUnavailable)
+			_, err = c.Take(t.Context(), "none:2", 1)
+			require.ErrorIs(t, err, ErrUnavailable, "no template matches")
+			r, err := c.Take(t.Context(), "open:2", 30)
+			require.NoError(t, err)
+			require.True(t, r.OK)
+			require.EqualValues(t, 40, r.Limit)
+			_, err = c.Take(t.Context(), "open:2", 41)
+			require.ErrorIs(t, err, ErrExceedsCapacity)
+			r, err = c.Take(t.Context(), "shadow:2", 41)
+			require.NoError(t, err)
+			require.True(t, r.OK)
+			r, err = c.TakeUpTo(t.Context(), "local:2", 40)
+			require.NoError(t, err)
+			require.Equal(t, SourceFallback, r.Source.Kind)
+			require.EqualValues(t, 10, r.Taken, "a quarter of a full bucket: four consumers are known of")
+			r, err = c.Take(t.Context(), "local:2", 1)
+			require.NoError(t, err)
+			require.False(t, r.OK, "it is taken from once")
+		})
+	}
+}
+
+// A consumer that stopped taking from a bucket before the outage has its share, too: of as many consumers as it last
+// counted there, and no fewer than of any other bucket.
+func TestALocalShareOutlivesAPauseInUse(t *testing.T) {
+	server := testenv.Redis(t)
+	p := hourly(100)
+	p.Degraded = policy.DegradedLocal
+	c := newClient(t, server.Client(), WithTimeout(500*time.Millisecond))
+	for key, others := range map[string]int{"shared": 3, "own": 0, "busy": 1} {
+		createBucket(t, server.Client(), key, p)
+		otherConsumers(t, server.Client(), key, others)
+		_, err := c.Take(t.Context(), key, 20, slow())
+		require.NoError(t, err)
+		s := countsConsumers(t, c, key, int64(others)+1)
+		if key != "busy" {
+			unused(t, c, s)
+		}
+	}
+	c.dueShares(0, false) // counts what is in use
+	server.Pause()
+	defer server.Resume()
+	for key, want := range map[string]int64{"shared": 80 / 4, "own": 80 / 2, "busy": 80 / 2} {
+		r, err := c.TakeUpTo(t.Context(), key, 100)
+		require.NoError(t, err, key)
+		require.Equal(t, SourceFallback, r.Source.Kind)
+		require.Equal(t, want, r.Taken, key)
+	}
+}
+
+// A share that is smaller than a take saves until it can serve it.
+func TestALocalShareSavesForATakeThatIsLargerThanIt(t *testing.T) {
+	server := testenv.Redis(t)
+	p := policy.Policy{Capacity: 30, Rate: policy.PerSecond(100), Degraded: policy.DegradedLocal}
+	createBucket(t, server.Client(), "b", p)
+	c := newClient(t, server.Client(), WithTimeout(500*time.Millisecond))
+	otherConsumers(t, server.Client(), "b", 9)
+	_, err := c.Take(t.Context(), "b", 1, slow())
+	require.NoError(t, err)
+	countsConsumers(t, c, "b", 10)
+	server.Pause()
+	defer server.Resume()
+
+	r, err := c.Take(t.Context(), "b", 20)
+	require.NoError(t, err)
+	require.False(t, r.OK, "a tenth of 30 tokens is there")
+	require.Positive(t, r.RetryAfter)
+	require.Less(t, r.RetryAfter, 2*time.Second, "20 tokens at a tenth of 100/s")
+	began := time.Now()
+	eventually(t, func() bool {
+		r, err = c.Take(t.Context(), "b", 20)
+		require.NoError(t, err)
+		return r.OK
+	}, "it has saved enough")
+	require.Greater(t, time.Since(began), time.Second)
+	_, err = c.Take(t.Context(), "b", 31)
+	require.ErrorIs(t, err, ErrExceedsCapacity)
+}
+
+// The share of a take that is too large for it begins with no more than its part, and saves no more than the bucket
+// holds; when the bucket answers again that is over.
+func TestWhatALocalShareSavesIsBounded(t *testing.T) {
+	s := &share{terms: localTerms(30, policy.PerSecond(100))}
+	s.count(10)
+	s.saw(30, 0)
+	taking := s.take(5, 5, 0, time.Second)
+	require.False(t, taking.OK, "a second later the full bucket held no more either")
+	require.EqualValues(t, 3, taking.Tokens)
+	require.EqualValues(t, 200*time.Millisecond, micros(taking.Wait))
+	require.True(t, s.take(5, 5, 0, 1200*time.Millisecond).OK)
+	require.EqualValues(t, -1, s.take(31, 31, 0, 1200*time.Millisecond).Wait, "more than the bucket ever holds")
+	require.EqualValues(t, 5, s.take(6, 6, 1, time.Hour).Tokens, "so far it saved for takes of 5")
+	require.True(t, s.take(6, 6, 1, time.Hour+200*time.Millisecond).OK, "and one of what is left")
+	s.saw(30, 2*time.Hour)
+	require.EqualValues(t, 3, s.take(30, 30, 0, 2*time.Hour).Tokens)
+}
