@@ -33,6 +33,8 @@ type AllResult struct {
 	// Results are of each request, in their order. When not all were granted, OK of a result tells whether its bucket
 	// would have granted it, and Taken is 0. Several requests of one bucket are answered as one.
 	Results []Result
+
+	keys []string // of the requests that were granted
 }
 
 // TakeAll takes tokens of 1 to MaxAll buckets, all or nothing: it charges nobody if one of them says no. Several
@@ -153,6 +155,9 @@ func (c *Client) conclude(reqs []Request, demands, of []*demand, ok bool) (AllRe
 	}
 	all := AllResult{OK: ok, Results: make([]Result, len(reqs))}
 	for i, r := range reqs {
+		if ok {
+			all.keys = append(all.keys, r.Key)
+		}
 		one := &all.Results[i]
 		*one = results[of[i]]
 		switch {

@@ -374,7 +374,7 @@ func (s *scene) step(p *player, rng *rand.Rand) {
 	case 2:
 		stop := time.AfterFunc(time.Duration(rng.IntN(30))*time.Millisecond, cancel)
 		defer stop.Stop()
-		if err := p.Wait(ctx, key, n); err != nil {
+		if _, err := p.Wait(ctx, key, n); err != nil {
 			s.failed("wait", err)
 			return
 		}

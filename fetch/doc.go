@@ -17,7 +17,8 @@
 //   - [Client.Wait] for work that is worth waiting for. It refuses at once when the context's deadline comes before the
 //     tokens.
 //   - [Client.Reserve] for work whose use is known only afterwards.
-//   - [Client.Undo] when the work of a take was not done; [Client.Return] for tokens whose Result is gone.
+//   - [Client.Undo] and [Client.UndoAll] when the work of a take was not done; [Client.Return] for tokens whose Result
+//     is gone.
 //   - [Client.Peek] to look without taking.
 //
 // A bucket that doesn't exist is [ErrUnknownBucket] and is not created, unless it is a published template's: then its

@@ -52,7 +52,7 @@ func ExampleClient_Wait() {
 	var tokens *fetch.Client // made at start
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
-	err := tokens.Wait(ctx, "partner-api", 1)
+	_, err := tokens.Wait(ctx, "partner-api", 1)
 	switch {
 	case errors.Is(err, fetch.ErrDeadline):
 		fmt.Println("too busy") // known at once, without waiting for the second to pass
@@ -105,7 +105,8 @@ func ExampleWithLeavePercent() {
 		return tokens.Take(ctx, "checkout", 1)
 	}
 	batch := func(ctx context.Context) error { // what is due, it knows, has to be there beside the fifth
-		return tokens.Wait(ctx, "checkout", 50, fetch.WithLeavePercent(20))
+		_, err := tokens.Wait(ctx, "checkout", 50, fetch.WithLeavePercent(20))
+		return err
 	}
 	_, _ = interactive, batch
 }

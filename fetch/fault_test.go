@@ -87,7 +87,7 @@ func TestALostReplyIsAnErrorAndChargesOnce(t *testing.T) {
 			_, err := c.TakeUpTo(t.Context(), "checkout", 10)
 			return err
 		},
-		"wait": func() error { return c.Wait(t.Context(), "checkout", 10) },
+		"wait": func() error { return errOf(c.Wait(t.Context(), "checkout", 10)) },
 	}
 	for name, charge := range charges {
 		t.Run(name, func(t *testing.T) {
@@ -121,7 +121,7 @@ func TestASilentServerHoldsNobodyBeyondTheDeadline(t *testing.T) {
 			_, err := c.TakeUpTo(ctx, "checkout", 1)
 			return err
 		},
-		"wait": func(ctx context.Context, c *Client) error { return c.Wait(ctx, "checkout", 1) },
+		"wait": func(ctx context.Context, c *Client) error { return errOf(c.Wait(ctx, "checkout", 1)) },
 		"peek": func(ctx context.Context, c *Client) error {
 			_, err := c.Peek(ctx, "checkout")
 			return err
@@ -263,7 +263,7 @@ func TestAServerThatIsGoneIsUnavailable(t *testing.T) {
 	_, err := c.Take(t.Context(), "checkout", 1)
 	require.ErrorIs(t, err, ErrUnavailable)
 	require.NotErrorIs(t, err, context.DeadlineExceeded)
-	require.ErrorIs(t, c.Wait(t.Context(), "checkout", 1), ErrUnavailable)
+	require.ErrorIs(t, errOf(c.Wait(t.Context(), "checkout", 1)), ErrUnavailable)
 }
 
 func TestCloseWaitsForCallsUnderWayAndRefusesNewOnes(t *testing.T) {

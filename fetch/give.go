@@ -3,13 +3,14 @@ package fetch
 import (
 	"context"
 	"errors"
+	"sync"
 
 	"github.com/tokenrefill/refiller/lua"
 )
 
 // Return gives n tokens back, up to the bucket's capacity: what it can't hold is dropped. n is 1 to policy.MaxTokens.
-// It is for tokens whose Result is gone, and is not checked; Undo knows what was taken, and from which history of the
-// bucket.
+// It is for tokens whose Result is gone, and is not checked: after a take or a Wait that a degraded mode admitted it
+// would make tokens out of nothing. Undo knows what was taken, and from which history of the bucket.
 //
 // A bucket without a policy can't be returned to and is ErrUnknownBucket. After ErrUnavailable the tokens may have been
 // returned; don't return them again, unless the breaker was open, when nothing is sent (ReasonOf tells why). There is
@@ -18,17 +19,30 @@ func (c *Client) Return(ctx context.Context, key string, n int64, opts ...CallOp
 	return c.putBack(ctx, Call{Op: OpReturn, Key: key, Tokens: n}, n, nil, opts)
 }
 
-// Undo gives back what a take took, as r tells: to the bucket's history from which it came (Result.Era), and if that is
-// over, to nobody. What no bucket gave does not go back: what a degraded mode granted (SourceFallback), and what a
-// bucket in shadow mode lacked. Of a denial there is nothing to undo, nor of a Reservation, which Settle ends. The
-// errors are Return's. Call it once for a Result, or for what a request id was charged: the bucket goes on remembering
-// the request as charged.
+// Undo gives back what a take or a Wait took, as r tells: to the bucket's history from which it came (Result.Era), and
+// if that is over, to nobody. What no bucket gave does not go back: what a degraded mode granted (SourceFallback), and
+// what a bucket in shadow mode lacked. Of a denial there is nothing to undo, nor of a Reservation, which Settle ends.
+// The errors are Return's. Call it once for a Result, or for what a request id was charged: the bucket goes on
+// remembering the request as charged.
 func (c *Client) Undo(ctx context.Context, key string, r Result) error {
 	n := r.Taken - r.lacked
 	if r.Source.Kind == SourceFallback || !r.OK {
 		n = 0
 	}
 	return c.putBack(ctx, Call{Op: OpReturn, Key: key, Tokens: n}, max(n, 1), &r.Era, nil)
+}
+
+// UndoAll gives back what a TakeAll took, as all tells: for each of its requests what Undo would, all at once. Of a
+// denial there is nothing to undo. The errors are joined; a bucket whose server is away keeps no other from getting its
+// tokens. Call it once.
+func (c *Client) UndoAll(ctx context.Context, all AllResult) error {
+	errs := make([]error, len(all.keys))
+	var wg sync.WaitGroup
+	for i, key := range all.keys {
+		wg.Go(func() { errs[i] = c.Undo(ctx, key, all.Results[i]) })
+	}
+	wg.Wait()
+	return errors.Join(errs...)
 }
 
 // moreTokens notes that a bucket has more tokens than it last told: its denial is forgotten, and those who wait for it

@@ -1,8 +1,11 @@
 package fetch
 
 import (
+	"strconv"
 	"testing"
+	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/tokenrefill/refiller/internal/testing/testenv"
@@ -60,4 +63,145 @@ func TestUndoOfAShadowTakeGivesBackWhatTheBucketHad(t *testing.T) {
 	require.EqualValues(t, 5, r.Taken)
 	require.NoError(t, c.Undo(t.Context(), "K", r))
 	require.EqualValues(t, 1, tokens(t, rdb, "K"))
+}
+
+// A wait that a degraded mode admitted took nothing from the bucket; one that the bucket served did.
+func TestUndoOfAWaitGivesBackWhatTheBucketGave(t *testing.T) {
+	f := newFaulty(t, nil)
+	p := hourly(80)
+	p.Degraded = policy.DegradedOpen
+	createBucket(t, f.direct, "b", p)
+	c := newClient(t, f.rdb, slow())
+	f.warm(t, c)
+	_, err := c.Take(t.Context(), "b", 50)
+	require.NoError(t, err)
+	taken, err := c.Wait(t.Context(), "b", 10)
+	require.NoError(t, err)
+	era := taken.Era
+	require.NotZero(t, era)
+	taken.ResetAfter = 0
+	require.Equal(t, Result{OK: true, Taken: 10, Remaining: 20, Limit: 80}, timeless(taken))
+	f.proxy.Cut()
+	admitted, err := c.Wait(t.Context(), "b", 5)
+	require.NoError(t, err)
+	require.Equal(t, SourceFallback, admitted.Source.Kind)
+	require.EqualValues(t, 5, admitted.Taken)
+	require.NoError(t, f.proxy.Heal())
+	require.NoError(t, c.Undo(t.Context(), "b", admitted))
+	require.EqualValues(t, 20, tokens(t, f.direct, "b"))
+	taken.Era = era
+	require.NoError(t, c.Undo(t.Context(), "b", taken))
+	require.EqualValues(t, 30, tokens(t, f.direct, "b"))
+}
+
+// A wait that a bucket in shadow mode could not serve is admitted, and gives nothing back.
+func TestUndoOfAWaitForABucketInShadowMode(t *testing.T) {
+	rdb := testenv.Redis(t).Client()
+	p := hourly(10)
+	p.Shadow = true
+	createBucket(t, rdb, "K", p)
+	c := newClient(t, rdb, slow())
+	_, err := c.Take(t.Context(), "K", 9)
+	require.NoError(t, err)
+	r, err := c.Wait(t.Context(), "K", 5)
+	require.NoError(t, err)
+	require.True(t, r.OK && r.Shadow)
+	require.EqualValues(t, 5, r.Taken)
+	require.NoError(t, c.Undo(t.Context(), "K", r))
+	require.EqualValues(t, 1, tokens(t, rdb, "K"))
+}
+
+// Waiters that one question serves have each their own Result, as if they had been served one by one.
+func TestEachWaiterOfALineHasItsOwnResult(t *testing.T) {
+	rdb := testenv.Redis(t).Client()
+	createBucket(t, rdb, "b", hourly(100))
+	c := newClient(t, rdb, slow())
+	_, err := c.Take(t.Context(), "b", 100)
+	require.NoError(t, err)
+	results := make(chan Result, 3)
+	for range 3 {
+		go func() {
+			r, err := c.Wait(t.Context(), "b", 20)
+			if err != nil {
+				t.Error(err)
+			}
+			results <- r
+		}()
+	}
+	eventually(t, func() bool {
+		c.lines.mu.Lock()
+		defer c.lines.mu.Unlock()
+		l := c.lines.find("b", policy.Leave{})
+		return l != nil && l.total == 60 && !l.denied.IsZero()
+	}, "all wait")
+	require.NoError(t, c.Return(t.Context(), "b", 90))
+	left := map[int64]bool{}
+	for range 3 {
+		r := <-results
+		require.EqualValues(t, 20, r.Taken)
+		require.EqualValues(t, 100, r.Limit)
+		left[r.Remaining] = true
+		require.NoError(t, c.Undo(t.Context(), "b", r))
+	}
+	require.Equal(t, map[int64]bool{70: true, 50: true, 30: true}, left)
+	require.EqualValues(t, 90, tokens(t, rdb, "b"))
+}
+
+// UndoAll gives each bucket what it gave: nothing where a degraded mode answered, where a bucket in shadow mode lacked
+// it, or where the bucket's era is another by now.
+func TestUndoAllGivesBackWhatEachBucketGave(t *testing.T) {
+	rdb := testenv.Redis(t).Client()
+	away := testenv.Redis(t)
+	ring := redis.NewRing(&redis.RingOptions{
+		Addrs: map[string]string{"up": rdb.Options().Addr, "away": away.Addr()}, HeartbeatFrequency: time.Hour,
+	})
+	t.Cleanup(func() { _ = ring.Close() })
+	keyOn := func(shard, prefix string) string {
+		for i := 0; ; i++ {
+			key := prefix + strconv.Itoa(i)
+			one, err := ring.GetShardClientForKey(key)
+			require.NoError(t, err)
+			if (one.Options().Addr == away.Addr()) == (shard == "away") {
+				return key
+			}
+		}
+	}
+	plain, other := keyOn("up", "plain:"), keyOn("up", "other:")
+	lacking := keyOn("up", "lacking:")
+	lost, open := keyOn("up", "lost:"), keyOn("away", "open:")
+	for _, key := range []string{plain, other, lacking, lost, open} {
+		p := hourly(10)
+		p.Shadow = key == lacking
+		if key == open {
+			p.Degraded = policy.DegradedOpen
+		}
+		createBucket(t, ring, key, p)
+	}
+	c := newClient(t, ring, WithTimeout(time.Second))
+	_, err := c.Take(t.Context(), lacking, 8, slow())
+	require.NoError(t, err)
+	_, err = c.Take(t.Context(), open, 1, slow())
+	require.NoError(t, err)
+	away.Pause()
+	all, err := c.TakeAll(t.Context(), []Request{{plain, 2}, {other, 3}, {plain, 4}, {lacking, 5}, {lost, 6}, {open, 7}})
+	require.NoError(t, err)
+	require.True(t, all.OK)
+	away.Resume()
+	require.NoError(t, rdb.Del(t.Context(), lost, "{"+lost+"}", "{"+lost+"}:ctl").Err())
+	p := hourly(10)
+	p.Initial = new(int64)
+	createBucket(t, rdb, lost, p)
+
+	require.NoError(t, c.UndoAll(t.Context(), all))
+	for key, want := range map[string]int64{plain: 10, other: 10, lacking: 2, lost: 0} {
+		require.Equal(t, want, tokens(t, rdb, key), key)
+	}
+	require.EqualValues(t, 9, tokens(t, away.Client(), open))
+	denied, err := c.TakeAll(t.Context(), []Request{{plain, 1}, {lost, 9}})
+	require.NoError(t, err)
+	require.False(t, denied.OK)
+	require.NoError(t, c.UndoAll(t.Context(), denied))
+	require.NoError(t, c.UndoAll(t.Context(), AllResult{}))
+	require.EqualValues(t, 10, tokens(t, rdb, plain))
+	require.Zero(t, tokens(t, rdb, lost))
 }

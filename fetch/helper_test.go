@@ -138,3 +138,6 @@ func seeded(t *testing.T) *rand.Rand {
 	t.Logf("REFILLER_SEED=%d repeats this run", seed)
 	return rand.New(rand.NewPCG(seed, 0))
 }
+
+// errOf is the error of a call whose Result doesn't matter.
+func errOf(_ Result, err error) error { return err }

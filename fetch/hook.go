@@ -42,8 +42,8 @@ type Call struct {
 
 // Outcome is how a call ended.
 type Outcome struct {
-	// Result is the result of the call. For Return and Settle only OK and Taken are set, for Wait also Source. For TakeAll
-	// OK, RetryAfter and Shadow are set, Taken is the sum, and Source is that of the highest Kind.
+	// Result is the result of the call. For Return and Settle only OK is set. For TakeAll OK, RetryAfter and Shadow are
+	// set, Taken is the sum, and Source is that of the highest Kind.
 	Result Result
 	// Results are of each request of a TakeAll, in their order.
 	Results []Result

@@ -41,14 +41,14 @@ func TestAHookIsToldOfEveryCall(t *testing.T) {
 	_, _ = c.Take(ctx, "checkout", 91)
 	_, _ = c.TakeUpTo(ctx, "checkout", 20)
 	_, _ = c.TakeAll(ctx, []Request{{"mail", 1}, {"mail", 2}})
-	_ = c.Wait(ctx, "mail", 1)
+	_, _ = c.Wait(ctx, "mail", 1)
 	_, _ = c.Peek(ctx, "mail")
 	_ = c.Return(ctx, "mail", 1)
-	_ = c.Wait(ctx, "open", 1)
+	_, _ = c.Wait(ctx, "open", 1)
 	_, _ = c.Take(ctx, "typo", 1)
 	f.proxy.Cut()
 	_, _ = c.Take(ctx, "mail", 1)
-	_ = c.Wait(ctx, "open", 1)
+	_, _ = c.Wait(ctx, "open", 1)
 	require.Equal(t, []string{
 		`take of 90 of "checkout": ok true, taken 90, shared, none, error false`,
 		`take of 90 of "checkout": ok false, taken 0, shared, none, error false`,

@@ -298,12 +298,12 @@ func TestWaitersComeBeforeTheBlock(t *testing.T) {
 		held := c.Stats().Leased
 		require.Positive(t, held)
 		calls := b.called("take", "takes")
-		require.NoError(t, c.Wait(t.Context(), "checkout", 1))
+		require.NoError(t, errOf(c.Wait(t.Context(), "checkout", 1)))
 		require.Equal(t, held-1, c.Stats().Leased, "the block has enough")
 		require.Equal(t, calls, b.called("take", "takes"))
 
 		began := time.Now()
-		require.NoError(t, c.Wait(t.Context(), "checkout", left-1), "more than the bucket has without the block")
+		require.NoError(t, errOf(c.Wait(t.Context(), "checkout", left-1)), "more than the bucket has without the block")
 		require.Less(t, time.Since(began), hold/10, "the block is given back at once")
 		require.Zero(t, inBucket(b))
 		require.Zero(t, outstanding(b))
@@ -320,7 +320,7 @@ func TestABucketHasNoBlockWhileSomebodyWaits(t *testing.T) {
 		require.Positive(t, c.Stats().Leased)
 		waited := make(chan error)
 		began := time.Now()
-		go func() { waited <- c.Wait(t.Context(), "checkout", 1000) }()
+		go func() { waited <- errOf(c.Wait(t.Context(), "checkout", 1000)) }()
 		synctest.Wait()
 		got := takeEvery(t, c, 1, 100*time.Millisecond, hold/2)
 		require.Zero(t, got[SourceLeased])

@@ -50,8 +50,8 @@ type waiter struct {
 
 // verdict is what a waiter is told.
 type verdict struct {
+	result Result
 	err    error
-	source Source
 }
 
 // due is the time until n tokens are there and as many as are to be left, for all that the last denial told: 0 if

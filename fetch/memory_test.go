@@ -52,7 +52,7 @@ func TestMemoryDoesNotGrowWithKeysTaken(t *testing.T) {
 		_, err := c.Take(t.Context(), "user:"+strconv.Itoa(i), 1)
 		require.NoError(t, err)
 		if i%64 == 0 {
-			require.NoError(t, c.Wait(t.Context(), "queue:"+strconv.Itoa(i), 1))
+			require.NoError(t, errOf(c.Wait(t.Context(), "queue:"+strconv.Itoa(i), 1)))
 		}
 	}
 	require.NoError(t, c.Close(t.Context())) // nobody writes the maps any more

@@ -105,7 +105,7 @@ func lined(t *testing.T, leave policy.Leave) (rdb *redis.Client, c *Client, end 
 	c = newClient(t, rdb, slow())
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- c.Wait(ctx, "line", 50, LeaveOption(leave)) }()
+	go func() { done <- errOf(c.Wait(ctx, "line", 50, LeaveOption(leave))) }()
 	eventually(t, func() bool {
 		_, yes := c.lines.behind("line", 1, leave)
 		return yes

@@ -42,7 +42,7 @@ func TestAnOptionThatDoesNothingIsRefused(t *testing.T) {
 			_, err := c.Peek(t.Context(), "b", opts...)
 			return err
 		},
-		"wait":   func(opts ...CallOption) error { return c.Wait(t.Context(), "b", 1, opts...) },
+		"wait":   func(opts ...CallOption) error { return errOf(c.Wait(t.Context(), "b", 1, opts...)) },
 		"return": func(opts ...CallOption) error { return c.Return(t.Context(), "b", 1, opts...) },
 		"reserve": func(opts ...CallOption) error {
 			_, err := c.Reserve(t.Context(), "b", 1, time.Minute, opts...)

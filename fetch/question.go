@@ -118,15 +118,15 @@ func (c *Client) degradedLine(l *line, asked []*waiter, err error) {
 // tellDegraded tells a waiter what its degraded mode says, unless that denies it. The lock is held.
 func (c *Client) tellDegraded(l *line, w *waiter, err error) (a answer, told bool) {
 	a = c.degraded(l.key, policy.Run{N: w.n, Count: 1, Leave: l.leave}, err)
-	v := verdict{err: a.err, source: a.source}
-	if a.err == nil && !a.reply.OK {
+	v := verdict{err: a.err}
+	switch {
+	case a.err != nil:
+	case a.reply.OK, a.info.shadowed():
+		v.result = c.shadow(a.result(nil, time.Time{}), a.info, w.n)
+	case a.info.exceeded(l.key, w.n, l.leave) != nil:
 		v.err = a.info.exceeded(l.key, w.n, l.leave)
-		if v.err == nil && !a.info.shadowed() {
-			return a, false
-		}
-		if v.err == nil {
-			c.stats.shadowed.Add(1)
-		}
+	default:
+		return a, false
 	}
 	c.lines.remove(l, w)
 	w.verdict <- v

@@ -311,7 +311,7 @@ func TestEachPolicyDecidesHowItsTakesAreAnsweredWithoutItsServer(t *testing.T) {
 	}
 	_, err = c.Take(t.Context(), "open", 11)
 	require.ErrorIs(t, err, ErrExceedsCapacity)
-	require.NoError(t, c.Wait(t.Context(), "open", 10))
+	require.NoError(t, errOf(c.Wait(t.Context(), "open", 10)))
 
 	r, err = c.Take(t.Context(), "local", 5)
 	require.NoError(t, err)

@@ -87,11 +87,11 @@ func TestARescueServesWaitTakeUpToAndSeveralBuckets(t *testing.T) {
 		createBucket(t, rdb, key, p)
 	}
 	c := newClient(t, rdb, slow())
-	require.NoError(t, c.Wait(t.Context(), "wait", 3))
+	require.NoError(t, errOf(c.Wait(t.Context(), "wait", 3)))
 	var wg sync.WaitGroup
 	for range 6 {
 		wg.Go(func() {
-			if err := c.Wait(t.Context(), "line", 2); err != nil {
+			if _, err := c.Wait(t.Context(), "line", 2); err != nil {
 				t.Error(err)
 			}
 		})

@@ -63,7 +63,7 @@ func TestWaitDoesNotWaitForABucketInShadowMode(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // an hour before the tokens
 	defer cancel()
 	for range 5 {
-		require.NoError(t, c.Wait(ctx, "trial", 1))
+		require.NoError(t, errOf(c.Wait(ctx, "trial", 1)))
 	}
 	require.EqualValues(t, 0, tokens(t, rdb, "trial"))
 	require.EqualValues(t, 3, c.Stats().Shadowed)

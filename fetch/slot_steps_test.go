@@ -66,7 +66,7 @@ func TestCloseEndsALineWhoseSlotMoves(t *testing.T) {
 	startMove(t, cluster, key)
 	short, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
 	defer cancel()
-	require.Error(t, c.Wait(short, key, 1))
+	require.Error(t, errOf(c.Wait(short, key, 1)))
 	closing, end := context.WithTimeout(ctx, 20*time.Second)
 	defer end()
 	require.NoError(t, c.Close(closing))

@@ -63,7 +63,7 @@ var movedCalls = []movedCall{
 		return r.OK, r.Results[0].Limit, nil
 	}},
 	{"wait", "", -1, func(ctx context.Context, c *Client, key string, _ moved, _ int64) (bool, int64, error) {
-		return true, -1, c.Wait(ctx, key, 1)
+		return true, -1, errOf(c.Wait(ctx, key, 1))
 	}},
 	{"peek", "", 0, func(ctx context.Context, c *Client, key string, m moved, _ int64) (bool, int64, error) {
 		r, err := c.Peek(ctx, key)

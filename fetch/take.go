@@ -145,8 +145,23 @@ func (t *task) conclude(a *answer, run policy.Run) (Result, error) {
 	return t.result(a), nil
 }
 
-// result shows an answer in the light of what is known of its bucket.
+// result shows an answer in the light of what is known of its bucket. It asks for the instants of a stepped bucket if
+// they are unknown.
 func (t *task) result(a *answer) Result {
+	shown := *a
+	now := time.Time{} // needed for schedules only
+	if a.source.Kind != SourceFallback && a.info.stepped() {
+		now = time.Now()
+		if a.info.lacksSchedule(now) {
+			shown.info = t.c.learnSchedule(t, a.info)
+			now = time.Now()
+		}
+	}
+	return shown.result(t.kind, now)
+}
+
+// result shows the answer of a bucket that is kept as k says; a degraded mode's needs no kind.
+func (a *answer) result(k kind, now time.Time) Result {
 	reply, i := &a.reply, a.info
 	r := Result{OK: reply.OK, Taken: reply.Taken, Remaining: reply.Remaining, Limit: i.limit(), ResetAfter: Never,
 		Source: a.source}
@@ -156,17 +171,9 @@ func (t *task) result(a *answer) Result {
 	if a.source.Kind == SourceFallback {
 		return r
 	}
-	now := time.Time{} // needed for schedules only
-	if i.stepped() {
-		now = time.Now()
-		if i.lacksSchedule(now) {
-			i = t.c.learnSchedule(t, i)
-			now = time.Now()
-		}
-	}
 	r.ResetAfter = i.resetAfter(reply.Remaining, now)
 	r.OnFloor = i.onFloor()
-	if t.kind.has(i.era) { // or what is known is of an earlier time
+	if k.has(i.era) { // or what is known is of an earlier time
 		r.Era = i.era
 	}
 	return r

@@ -67,7 +67,7 @@ func TestTakesUntilEmptyOnEveryKindOfServer(t *testing.T) {
 				require.Zero(t, r.RetryAfter)
 				require.InDelta(t, time.Hour, r.ResetAfter, float64(time.Minute))
 
-				require.NoError(t, c.Wait(t.Context(), key, 4))
+				require.NoError(t, errOf(c.Wait(t.Context(), key, 4)))
 				require.Zero(t, tokens(t, rdb, key))
 			}
 		})
@@ -114,7 +114,7 @@ func TestRefusesWhatItCanNotTake(t *testing.T) {
 			_, err := c.TakeUpTo(t.Context(), key, n)
 			return err
 		},
-		"wait":   func(key string, n int64) error { return c.Wait(t.Context(), key, n) },
+		"wait":   func(key string, n int64) error { return errOf(c.Wait(t.Context(), key, n)) },
 		"return": func(key string, n int64) error { return c.Return(t.Context(), key, n) },
 		"peek (n = 1)": func(key string, _ int64) error {
 			_, err := c.Peek(t.Context(), key)

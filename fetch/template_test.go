@@ -65,7 +65,7 @@ func TestEveryKeyOfALazyTemplateIsABucket(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 30 {
 		wg.Go(func() {
-			if err := c.Wait(ctx, "user:fast:1", 1); err != nil {
+			if _, err := c.Wait(ctx, "user:fast:1", 1); err != nil {
 				t.Error(err)
 			}
 		})
@@ -153,7 +153,10 @@ func TestEveryCallFindsATemplateThatWasJustPublished(t *testing.T) {
 			_, err := c.Peek(ctx, "user:3")
 			return err
 		},
-		"wait": func(ctx context.Context, c *fetch.Client) error { return c.Wait(ctx, "user:4", 1) },
+		"wait": func(ctx context.Context, c *fetch.Client) error {
+			_, err := c.Wait(ctx, "user:4", 1)
+			return err
+		},
 		"take all": func(ctx context.Context, c *fetch.Client) error {
 			all, err := c.TakeAll(ctx, []fetch.Request{{Key: "old", N: 1}, {Key: "user:5", N: 1}, {Key: "lazy:5", N: 1}})
 			if err == nil && !all.OK {

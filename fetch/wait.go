@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/tokenrefill/refiller/internal/timing"
+	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )
 
@@ -18,11 +19,12 @@ const (
 	mostRuns = 256
 )
 
-// Wait takes n tokens, all at once, and waits until they are there; n is 1 to policy.MaxTokens. Those who wait for a
-// bucket in one Client, with the same WithLeave, form a line: they are served in the order of their arrival, and none
-// is served while the first isn't, however few tokens it wants. The line asks when the tokens of the first are due,
-// once for all, so its calls don't grow with its length; and, but for WithRescue(false), every few seconds, lest no
-// refiller lives. The options are WithTimeout, for each question, WithLeave and WithLeavePercent.
+// Wait takes n tokens, all at once, and waits until they are there; n is 1 to policy.MaxTokens. The Result is that of
+// the take that got them; it is never a denial. Those who wait for a bucket in one Client, with the same WithLeave,
+// form a line: they are served in the order of their arrival, and none is served while the first isn't, however few
+// tokens it wants. The line asks when the tokens of the first are due, once for all, so its calls don't grow with its
+// length; and, but for WithRescue(false), every few seconds, lest no refiller lives. The options are WithTimeout, for
+// each question, WithLeave and WithLeavePercent.
 //
 // Once a bucket has denied a line, its tokens are the line's: takes and reservations through the same Client that leave
 // as much or more, and have no request id, don't overtake it, nor do lines that leave more.
@@ -34,23 +36,19 @@ const (
 // away.
 //
 // Lines of different processes, and takes, compete for the same tokens.
-func (c *Client) Wait(ctx context.Context, key string, n int64, opts ...CallOption) error {
+func (c *Client) Wait(ctx context.Context, key string, n int64, opts ...CallOption) (Result, error) {
 	call := Call{Op: OpWait, Key: key, Tokens: n}
-	_, err := c.call(ctx, call, n, opts, func(ctx context.Context, cfg *callConfig) (Result, error) {
+	return c.call(ctx, call, n, opts, func(ctx context.Context, cfg *callConfig) (Result, error) {
 		v := c.waitFor(ctx, key, n, cfg)
-		if v.err != nil {
-			return Result{}, v.err
-		}
-		return Result{OK: true, Taken: n, Source: v.source}, nil
+		return v.result, v.err
 	})
-	return err
 }
 
 func (c *Client) waitFor(ctx context.Context, key string, n int64, cfg *callConfig) verdict {
 	if !c.lines.waited(key) {
 		if r, low := c.leases.draw(key, n, n, cfg.leave); r.OK {
 			low.signal()
-			return verdict{source: r.Source}
+			return verdict{result: r}
 		}
 	}
 	if !c.life.enter() {
@@ -181,8 +179,8 @@ func (c *Client) askForLine(l *line) {
 	if len(asked) == 0 {
 		return
 	}
-	a := c.askLine(l, cfg, runs, whole)
-	if unused := c.tell(l, asked, runs, a); unused > 0 {
+	a, k := c.askLine(l, cfg, runs, whole)
+	if unused := c.tell(l, asked, runs, a, k); unused > 0 {
 		c.giveBackLater(l.key, unused, a.info.era)
 	}
 }
@@ -202,7 +200,8 @@ func (ls *lines) runs(l *line) (asked []*waiter, runs []policy.Run) {
 }
 
 // tell serves those of the waiters that an answer has tokens for, and returns the tokens of those who left meanwhile.
-func (c *Client) tell(l *line, asked []*waiter, runs []policy.Run, a *answer) (unused int64) {
+// The bucket is kept as k says.
+func (c *Client) tell(l *line, asked []*waiter, runs []policy.Run, a *answer, k kind) (unused int64) {
 	c.lines.mu.Lock()
 	defer c.lines.mu.Unlock()
 	l.question.stop()
@@ -212,18 +211,25 @@ func (c *Client) tell(l *line, asked []*waiter, runs []policy.Run, a *answer) (u
 	}
 	l.note(runs, a)
 	run, served := 0, int64(0) // served: of the run
+	left, now := a.reply.Remaining+a.reply.Taken, time.Now()
 	for _, w := range asked {
 		for run < len(runs)-1 && served == runs[run].Count {
 			run, served = run+1, 0
 		}
 		v := verdict{err: a.err}
 		granted := a.err == nil && (a.reply.OK || served < a.runs[run].Taken)
+		one := answer{reply: lua.TakeReply{OK: granted}, info: a.info}
+		if granted {
+			one.reply.Taken = w.n
+			left -= w.n
+		}
+		one.reply.Remaining = left
 		switch {
-		case granted, a.err != nil:
+		case a.err != nil:
+		case granted, a.info.shadowed():
+			v.result = c.shadow(one.result(k, now), a.info, w.n)
 		case a.info.exceeded(l.key, w.n, l.leave) != nil:
 			v.err = a.info.exceeded(l.key, w.n, l.leave)
-		case a.info.shadowed():
-			c.stats.shadowed.Add(1)
 		default:
 			return unused // none is served behind one that isn't
 		}
@@ -238,9 +244,9 @@ func (c *Client) tell(l *line, asked []*waiter, runs []policy.Run, a *answer) (u
 	return unused
 }
 
-// askLine puts the takes of a line to the bucket, each in its turn. If the bucket says no and was rescued, the answer's
-// source says so: it has more tokens by now.
-func (c *Client) askLine(l *line, cfg *callConfig, runs []policy.Run, whole bool) *answer {
+// askLine puts the takes of a line to the bucket, each in its turn, and returns how the bucket is kept, too. If the
+// bucket says no and was rescued, the answer's source says so: it has more tokens by now.
+func (c *Client) askLine(l *line, cfg *callConfig, runs []policy.Run, whole bool) (*answer, kind) {
 	t := c.begin(budgetOf(context.Background(), cfg), l.key)
 	t.quits = true
 	a := t.attempt(false, func() (*answer, error) {
@@ -248,7 +254,7 @@ func (c *Client) askLine(l *line, cfg *callConfig, runs []policy.Run, whole bool
 			!t.info.fresh(time.Now())})
 	})
 	if a.err != nil || a.reply.OK {
-		return a
+		return a, t.kind
 	}
 	for i, r := range a.runs {
 		if r.Taken < runs[i].Count {
@@ -258,5 +264,5 @@ func (c *Client) askLine(l *line, cfg *callConfig, runs []policy.Run, whole bool
 			break
 		}
 	}
-	return a
+	return a, t.kind
 }

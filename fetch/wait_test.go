@@ -32,7 +32,7 @@ func waitAgainst(ctx context.Context, t *testing.T, p policy.Policy,
 	c, err := New(f, WithRescue(false))
 	require.NoError(t, err)
 	c.jitter = func() float64 { return 0 }
-	err = c.Wait(ctx, "checkout", 1)
+	_, err = c.Wait(ctx, "checkout", 1)
 	require.NoError(t, c.Close(context.Background()))
 	return asked, err
 }
@@ -83,7 +83,7 @@ func TestWaitAsksLessOftenWhileRefillsStayOut(t *testing.T) {
 			asked = append(asked, 0)
 			return after(50 * time.Millisecond)
 		}
-		err := newClient(t, f, WithRescue(false)).Wait(ctx, "checkout", 1)
+		_, err := newClient(t, f, WithRescue(false)).Wait(ctx, "checkout", 1)
 		require.Error(t, err)
 		require.Less(t, len(asked), 40, "%v", asked)
 		require.Greater(t, len(asked), 25, "%v", asked)
@@ -113,7 +113,7 @@ func TestWaitEndsWithItsContextItsClientAndItsServer(t *testing.T) {
 		c, err := New(f, WithRescue(false))
 		require.NoError(t, err)
 		var wg sync.WaitGroup
-		wg.Go(func() { err = c.Wait(t.Context(), "checkout", 1) })
+		wg.Go(func() { err = errOf(c.Wait(t.Context(), "checkout", 1)) })
 		synctest.Wait()
 		f.fail(func(string) fault { return refused })
 		time.Sleep(time.Hour)
@@ -121,7 +121,7 @@ func TestWaitEndsWithItsContextItsClientAndItsServer(t *testing.T) {
 		require.ErrorIs(t, err, ErrUnavailable)
 
 		f.fail(nil)
-		wg.Go(func() { err = c.Wait(t.Context(), "checkout", 1) })
+		wg.Go(func() { err = errOf(c.Wait(t.Context(), "checkout", 1)) })
 		synctest.Wait()
 		require.NoError(t, c.Close(t.Context()))
 		wg.Wait()
@@ -155,7 +155,7 @@ func TestWaitTakesWhatARefillBrings(t *testing.T) {
 	refiller.Go(func() { refillUntil(ctx, t, rdb, "checkout", p) })
 	c := newClient(t, rdb, slow())
 	for range 5 {
-		require.NoError(t, c.Wait(t.Context(), "checkout", 4))
+		require.NoError(t, errOf(c.Wait(t.Context(), "checkout", 4)))
 	}
 	require.GreaterOrEqual(t, time.Since(began), 190*time.Millisecond, "20 tokens at 100/s take 200 ms")
 	stop()
@@ -183,7 +183,7 @@ func TestAThousandWaitersCostOneCallPerRefill(t *testing.T) {
 		var wg sync.WaitGroup
 		for i := range waiters {
 			wg.Go(func() {
-				if err := c.Wait(t.Context(), "checkout", 1); err != nil {
+				if _, err := c.Wait(t.Context(), "checkout", 1); err != nil {
 					t.Error(err)
 				}
 				mu.Lock()
@@ -219,7 +219,7 @@ func TestWaitersAreServedInOrder(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		wait := func(ctx context.Context, n int64) {
 			go func() {
-				if c.Wait(ctx, "checkout", n) == nil {
+				if errOf(c.Wait(ctx, "checkout", n)) == nil {
 					served <- service{n, time.Since(began)}
 				}
 			}()
@@ -253,14 +253,14 @@ func TestAWaiterWhoseTokensComeTooLateIsRefusedAtOnce(t *testing.T) {
 		}
 		c := newClient(t, f, WithRescue(false))
 		var wg sync.WaitGroup
-		wg.Go(func() { _ = c.Wait(t.Context(), "checkout", 100) }) // due in 10 s
+		wg.Go(func() { _, _ = c.Wait(t.Context(), "checkout", 100) }) // due in 10 s
 		synctest.Wait()
 		ctx, cancel := context.WithTimeout(t.Context(), 10500*time.Millisecond)
 		defer cancel()
-		require.ErrorIs(t, c.Wait(ctx, "checkout", 10), ErrDeadline, "due in 11 s")
+		require.ErrorIs(t, errOf(c.Wait(ctx, "checkout", 10)), ErrDeadline, "due in 11 s")
 		require.Equal(t, 1, asked)
 		var last error
-		wg.Go(func() { last = c.Wait(ctx, "checkout", 5) }) // due in 10.5 s: it stands in line
+		wg.Go(func() { last = errOf(c.Wait(ctx, "checkout", 5)) }) // due in 10.5 s: it stands in line
 		synctest.Wait()
 		require.EqualValues(t, 105, c.lines.find("checkout", policy.Leave{}).total)
 		require.NoError(t, c.Close(t.Context()))
@@ -365,7 +365,7 @@ func TestACancelledFirstWaiterCancelsNoOther(t *testing.T) {
 		errs := make([]error, 4)
 		var wg sync.WaitGroup
 		for i, ctx := range []context.Context{t.Context(), ctx, t.Context(), t.Context()} {
-			wg.Go(func() { errs[i] = c.Wait(ctx, "checkout", 2) })
+			wg.Go(func() { errs[i] = errOf(c.Wait(ctx, "checkout", 2)) })
 			time.Sleep(time.Millisecond)
 		}
 		time.Sleep(12 * time.Millisecond) // the second asks for the others, too
@@ -404,7 +404,7 @@ func TestACancelledWaiterReturnsOnlyTokensThatCameFromTheBucket(t *testing.T) {
 					var wg sync.WaitGroup
 					for range waiters {
 						wg.Go(func() { // it may have been served before it is cancelled
-							if err := c.Wait(ctx, "checkout", 2); err != nil {
+							if _, err := c.Wait(ctx, "checkout", 2); err != nil {
 								require.ErrorIs(t, err, context.Canceled)
 							}
 						})
@@ -430,7 +430,7 @@ func TestTakesQueueBehindWaiters(t *testing.T) {
 		served := make(chan time.Duration, 2)
 		for _, n := range []int64{50, 1} {
 			go func() {
-				if c.Wait(t.Context(), "checkout", n) == nil {
+				if errOf(c.Wait(t.Context(), "checkout", n)) == nil {
 					served <- time.Since(began)
 				}
 			}()
@@ -468,7 +468,7 @@ func TestTakesThatLeaveMoreQueueBehindWaiters(t *testing.T) {
 			_, err := c.Take(ctx, "checkout", 1, WithLeavePercent(20))
 			return err
 		},
-		"a line": func(ctx context.Context, c *Client) error { return c.Wait(ctx, "checkout", 1, WithLeave(20)) },
+		"a line": func(ctx context.Context, c *Client) error { return errOf(c.Wait(ctx, "checkout", 1, WithLeave(20))) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -478,7 +478,7 @@ func TestTakesThatLeaveMoreQueueBehindWaiters(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 				defer cancel()
 				began := time.Now()
-				require.NoError(t, c.Wait(ctx, "checkout", 50))
+				require.NoError(t, errOf(c.Wait(ctx, "checkout", 50)))
 				require.LessOrEqual(t, time.Since(began), 3500*time.Millisecond, "30 tokens at 10 a second")
 			})
 		})
@@ -513,7 +513,7 @@ func TestLinesThatLeaveTheSameDoNotHoldEachOther(t *testing.T) {
 		served := make(chan time.Duration, 2)
 		for _, leave := range []CallOption{WithLeave(20), WithLeavePercent(20)} {
 			go func() {
-				if c.Wait(t.Context(), "checkout", 10, leave) == nil {
+				if errOf(c.Wait(t.Context(), "checkout", 10, leave)) == nil {
 					served <- time.Since(began)
 				}
 			}()
@@ -531,10 +531,10 @@ func TestALineBehindAnotherIsServedAfterIt(t *testing.T) {
 		c := newClient(t, newFake(map[string]policy.Policy{"checkout": p}))
 		ctx, cancel := context.WithCancel(t.Context())
 		first := make(chan error, 1)
-		go func() { first <- c.Wait(ctx, "checkout", 90) }()
+		go func() { first <- errOf(c.Wait(ctx, "checkout", 90)) }()
 		synctest.Wait()
 		second := make(chan error, 1)
-		go func() { second <- c.Wait(t.Context(), "checkout", 5, WithLeave(20)) }()
+		go func() { second <- errOf(c.Wait(t.Context(), "checkout", 5, WithLeave(20))) }()
 		synctest.Wait()
 		require.Empty(t, second, "30 tokens are there, and 90 wanted before")
 		cancel()
@@ -556,7 +556,7 @@ func TestAReturnWakesThoseWhoWait(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Hour)
 			defer cancel()
 			done := make(chan error, 1)
-			go func() { done <- c.Wait(ctx, "b", 1) }()
+			go func() { done <- errOf(c.Wait(ctx, "b", 1)) }()
 			eventually(t, func() bool {
 				c.lines.mu.Lock()
 				defer c.lines.mu.Unlock()
@@ -567,7 +567,7 @@ func TestAReturnWakesThoseWhoWait(t *testing.T) {
 			require.NoError(t, c.Undo(t.Context(), "b", got))
 			minute, stop := context.WithTimeout(t.Context(), time.Minute)
 			defer stop()
-			require.NoError(t, c.Wait(minute, "b", 1), "the bucket has 5 tokens")
+			require.NoError(t, errOf(c.Wait(minute, "b", 1)), "the bucket has 5 tokens")
 			require.NoError(t, <-done)
 			require.Less(t, time.Since(began), time.Second, "not at the next look, nor when the next token is due")
 		})
@@ -584,7 +584,7 @@ func TestCloseReturnsThoughALineWasServedForNobody(t *testing.T) {
 	require.NoError(t, f.proxy.Stall(faultproxy.ToClient))
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- c.Wait(ctx, "checkout", 1) }()
+	go func() { done <- errOf(c.Wait(ctx, "checkout", 1)) }()
 	eventually(t, func() bool { return tokens(t, f.direct, "checkout") == 99 }, "it is taken")
 	cancel()
 	require.ErrorIs(t, <-done, context.Canceled)
@@ -604,7 +604,7 @@ func TestAWaitersTimeoutFailsNoOther(t *testing.T) {
 		Interval: 500 * time.Millisecond, Initial: new(int64)})
 	var wg sync.WaitGroup
 	var impatient, patient error
-	wg.Go(func() { impatient = c.Wait(t.Context(), "line", 1, WithTimeout(50*time.Millisecond)) })
+	wg.Go(func() { impatient = errOf(c.Wait(t.Context(), "line", 1, WithTimeout(50*time.Millisecond))) })
 	eventually(t, func() bool {
 		c.lines.mu.Lock()
 		defer c.lines.mu.Unlock()
@@ -615,7 +615,7 @@ func TestAWaitersTimeoutFailsNoOther(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
 	go refillUntil(ctx, t, f.direct, "line", policy.Policy{Interval: 500 * time.Millisecond})
-	wg.Go(func() { patient = c.Wait(t.Context(), "line", 1, WithTimeout(10*time.Second)) })
+	wg.Go(func() { patient = errOf(c.Wait(t.Context(), "line", 1, WithTimeout(10*time.Second))) })
 	wg.Wait()
 	require.ErrorIs(t, impatient, ErrUnavailable)
 	require.NoError(t, patient)
@@ -631,10 +631,10 @@ func TestAWaiterIsNotHeldByOthersTimeout(t *testing.T) {
 	defer wg.Wait()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	wg.Go(func() { _ = c.Wait(ctx, "checkout", 1, WithTimeout(patience)) })
+	wg.Go(func() { _, _ = c.Wait(ctx, "checkout", 1, WithTimeout(patience)) })
 	eventually(t, func() bool { return c.lines.waited("checkout") }, "in line")
 	began := time.Now()
-	err := c.Wait(t.Context(), "checkout", 1, WithTimeout(50*time.Millisecond))
+	_, err := c.Wait(t.Context(), "checkout", 1, WithTimeout(50*time.Millisecond))
 	require.ErrorIs(t, err, ErrUnavailable)
 	require.Less(t, time.Since(began), patience/2)
 }
@@ -653,9 +653,9 @@ func testTokensForAWaiterGoBack(t *testing.T, later bool) {
 		require.NoError(t, err)
 		var wg sync.WaitGroup
 		var impatient, patient error
-		wg.Go(func() { impatient = c.Wait(t.Context(), "checkout", 2, WithTimeout(20*time.Millisecond)) })
+		wg.Go(func() { impatient = errOf(c.Wait(t.Context(), "checkout", 2, WithTimeout(20*time.Millisecond))) })
 		synctest.Wait()
-		wg.Go(func() { patient = c.Wait(t.Context(), "checkout", 2, WithTimeout(time.Minute)) })
+		wg.Go(func() { patient = errOf(c.Wait(t.Context(), "checkout", 2, WithTimeout(time.Minute))) })
 		synctest.Wait()
 		f.trip = 100 * time.Millisecond
 		f.with("checkout", func(b *oracle.Bucket) { b.Return(4) })

@@ -39,7 +39,7 @@ code 3 (denied) when they are due later than that: at once, if that is known.`,
 					defer cancel()
 				}
 				began := time.Now()
-				err := c.Wait(ctx, key, n, leave)
+				_, err := c.Wait(ctx, key, n, leave)
 				// Redis that is away is an error, whichever deadline ends the call to it.
 				late := errors.Is(err, fetch.ErrDeadline) || errors.Is(err, context.DeadlineExceeded) &&
 					!errors.Is(err, fetch.ErrUnavailable)

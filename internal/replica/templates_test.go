@@ -108,7 +108,8 @@ func TestConsumersTakeFromTheBucketsThatReplicasRefill(t *testing.T) {
 		key := fmt.Sprintf("user:%d", i)
 		began := time.Now()
 		for range 4 { // the first is there, the others are refilled
-			require.NoError(t, c.Wait(ctx, key, 100))
+			_, err := c.Wait(ctx, key, 100)
+			require.NoError(t, err)
 		}
 		due := int64(time.Since(began).Seconds()*200) + 100
 		require.LessOrEqual(t, int64(400), due+1, "more than fell due")

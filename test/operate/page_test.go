@@ -58,7 +58,7 @@ func takeTemplate(t *testing.T, rdb *redis.Client, key string) {
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		for t.Context().Err() == nil { // a test's context ends before its cleanup
-			_ = client.Wait(t.Context(), key, 10) // an error is the end, or an outage
+			_, _ = client.Wait(t.Context(), key, 10) // an error is the end, or an outage
 		}
 	})
 	t.Cleanup(func() {

@@ -17,7 +17,7 @@ func Wait(
 	began := time.Now()
 	within, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	err = c.Wait(within, key, n, opts...)
+	_, err = c.Wait(within, key, n, opts...)
 	// A Redis that is away is an error, and so is the end of the caller's own time.
 	late := errors.Is(err, fetch.ErrDeadline) ||
 		errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, fetch.ErrUnavailable) && ctx.Err() == nil
