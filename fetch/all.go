@@ -272,6 +272,7 @@ func (p *part) ask() (ok bool, err error) {
 	for _, d := range p.demands {
 		first.cost += d.N // at most MaxAll·policy.MaxTokens, which fits
 	}
+	asked := time.Now()
 	ok, replies, err := p.send(first)
 	first.undo, first.cost = nil, 0
 	if err != nil {
@@ -279,7 +280,7 @@ func (p *part) ask() (ok bool, err error) {
 	}
 	for i, d := range p.demands {
 		d.c.reopen(d.kind, d.Key, &replies[i])
-		d.answer = answer{reply: replies[i], info: d.c.learn(d.Key, d.N, d.Leave, &replies[i])}
+		d.answer = answer{reply: replies[i], info: d.c.learn(d.Key, d.N, d.Leave, &replies[i], asked)}
 	}
 	return ok, nil
 }

@@ -55,6 +55,7 @@ type trip struct {
 	calls     []*scriptCall
 	places    map[place]*scriptCall // with room
 	cmds      []redis.Cmder
+	asked     time.Time              // when they were last sent
 	unclaimed []*engine.Request[ask] // nobody waits for these
 	ctx       context.Context
 	text      bool // the server doesn't know a script
@@ -93,6 +94,7 @@ func (c *Client) sender(s *server, rdb redis.UniversalClient) engine.Sender[ask]
 		}
 		commands := len(t.cmds)
 		for t.place(); len(t.cmds) > 0; t.place() {
+			t.asked = time.Now()
 			engine.Exec(ctx, rdb, t.cmds)
 			for _, cmd := range t.cmds {
 				if err := evidence(cmd.Err()); shown == nil {
@@ -302,7 +304,7 @@ func (t *trip) answer(g *group, reply lua.TakesReply) {
 	}
 	i := g.info
 	if reply.Err == nil && (reply.Terms != nil || g.whole) {
-		i = t.c.learnTakes(g, &reply)
+		i = t.c.learnTakes(g, &reply, t.asked)
 	}
 	left := reply.Remaining + g.total
 	if !reply.OK {
@@ -425,7 +427,7 @@ func (t *trip) free() {
 }
 
 // learnTakes is learn of the takes of a group; the smallest that was denied counts.
-func (c *Client) learnTakes(g *group, reply *lua.TakesReply) *info {
+func (c *Client) learnTakes(g *group, reply *lua.TakesReply, asked time.Time) *info {
 	one := lua.TakeReply{OK: true, Terms: reply.Terms, Remaining: reply.Remaining, Refilled: reply.Refilled}
 	denied := policy.Run{}
 	for n, r := range reply.Runs {
@@ -436,5 +438,5 @@ func (c *Client) learnTakes(g *group, reply *lua.TakesReply) *info {
 			denied = run
 		}
 	}
-	return c.learn(g.key, denied.N, denied.Leave, &one)
+	return c.learn(g.key, denied.N, denied.Leave, &one, asked)
 }

@@ -4,12 +4,17 @@ import (
 	"context"
 	"fmt"
 	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/tokenrefill/refiller/internal/testing/testenv"
+	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )
 
@@ -75,4 +80,93 @@ func BenchmarkTake(b *testing.B) {
 			}
 		}
 	}
+}
+
+// BenchmarkOverdueDenials takes from 20,000 empty buckets whose refills are overdue, with and without full marks.
+func BenchmarkOverdueDenials(b *testing.B) {
+	ctx, rdb := context.Background(), testenv.Redis(b).Client()
+	p := hourly(1)
+	p.Initial = new(int64)
+	p.Interval = time.Millisecond
+	const buckets = 20_000
+	for i := range buckets {
+		createBucket(b, rdb, strconv.Itoa(i), p)
+	}
+	for _, marked := range []int{0, mostMarks} {
+		b.Run("marked="+strconv.Itoa(marked), func(b *testing.B) {
+			c := newClient(b, rdb, slow(), WithDenyCache(false))
+			for i := range marked {
+				require.True(b, c.rescued.claim("other "+strconv.Itoa(i), time.Hour, time.Now()))
+			}
+			b.SetParallelism(32)
+			var next atomic.Int64
+			b.RunParallel(func(pb *testing.PB) {
+				for pb.Next() {
+					if r, err := c.Take(ctx, strconv.FormatInt(next.Add(1)%buckets, 10), 1); err != nil || r.OK {
+						b.Error(r, err)
+						return
+					}
+				}
+			})
+		})
+	}
+}
+
+// BenchmarkManyKeys takes from more and more buckets in turn, and reports what a take costs Redis.
+func BenchmarkManyKeys(b *testing.B) {
+	ctx, server := context.Background(), testenv.Redis(b)
+	rdb := server.Client()
+	set, err := policy.NewTemplates(1, []policy.Template{{Policy: hourly(policy.MaxTokens)}}, nil)
+	require.NoError(b, err)
+	_, err = lua.PublishTemplates(ctx, rdb, set)
+	require.NoError(b, err)
+	for _, keys := range []int64{30_000, 100_000} {
+		b.Run("keys="+strconv.FormatInt(keys, 10), func(b *testing.B) {
+			c := newClient(b, rdb, slow())
+			var next atomic.Int64
+			take := func() error {
+				_, err := c.Take(ctx, "k"+strconv.FormatInt(next.Add(1)%keys, 10), 1)
+				return err
+			}
+			var wg sync.WaitGroup
+			for range 64 {
+				wg.Go(func() {
+					for next.Load() < keys {
+						if err := take(); err != nil {
+							b.Error(err)
+							return
+						}
+					}
+				})
+			}
+			wg.Wait()
+			before := redisCPU(b, rdb)
+			b.ResetTimer()
+			b.SetParallelism(32)
+			b.RunParallel(func(pb *testing.PB) {
+				for pb.Next() {
+					if err := take(); err != nil {
+						b.Error(err)
+						return
+					}
+				}
+			})
+			b.ReportMetric(float64((redisCPU(b, rdb)-before).Nanoseconds())/1000/float64(b.N), "µs-of-redis/op")
+		})
+	}
+}
+
+// redisCPU returns how long a server has computed.
+func redisCPU(b *testing.B, rdb redis.UniversalClient) (sum time.Duration) {
+	info, err := rdb.Info(context.Background(), "cpu").Result()
+	require.NoError(b, err)
+	for line := range strings.Lines(info) {
+		name, value, _ := strings.Cut(strings.TrimSpace(line), ":")
+		if name == "used_cpu_user" || name == "used_cpu_sys" {
+			seconds, err := strconv.ParseFloat(value, 64)
+			require.NoError(b, err)
+			sum += time.Duration(seconds * float64(time.Second))
+		}
+	}
+	return sum
 }

@@ -276,7 +276,7 @@ func (b *block) show(reply lua.LeaseReply) {
 	i := c.learn(b.key, 0, policy.Leave{}, &lua.TakeReply{
 		OK: true, Remaining: reply.Remaining, Terms: reply.Terms,
 		Refilled: lua.Refilled{Version: policy.Version{Era: reply.Era}},
-	})
+	}, now)
 	if i.share != nil {
 		i.share.saw(reply.Remaining, c.shares.now())
 	}

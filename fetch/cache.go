@@ -12,7 +12,6 @@ import (
 
 const (
 	denialMaxAge = time.Second // how long a denial is believed
-	cacheHalf    = 16384       // buckets in each half of the cache
 	// policyMaxAge is how long a bucket's policy is believed: to be told it costs a take almost as much again, and a
 	// denial tells it anyway.
 	policyMaxAge = 10 * time.Second
@@ -29,6 +28,7 @@ type info struct {
 	share   *share // of a bucket with degraded mode local; nil if there are too many
 	learned time.Time
 	denied  denial
+	more    time.Time // when the bucket last got tokens that no answer tells of
 
 	// Of a stepped bucket.
 	asked time.Time     // when its instants were last asked for
@@ -156,12 +156,14 @@ func micros(us int64) time.Duration { return time.Duration(us) * time.Microsecon
 // cache remembers what was learned of buckets. It holds no more than two halves: when the young one is full it becomes
 // the old one, and the former old one is dropped. What is in use is learned again every policyMaxAge, so it is young.
 type cache struct {
+	half int // the most buckets of each half
+
 	mu         sync.RWMutex
 	young, old map[string]*info
 	terms      *policy.Terms // put last: buckets of one policy share it, in the processor's cache too
 }
 
-func newCache() *cache { return &cache{young: make(map[string]*info)} }
+func newCache(half int) *cache { return &cache{half: half, young: make(map[string]*info)} }
 
 // unseen is what is known of a bucket that was never seen.
 var unseen = new(info)
@@ -169,6 +171,11 @@ var unseen = new(info)
 func (c *cache) get(key string) *info {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
+	return c.find(key)
+}
+
+// find is get with the lock held.
+func (c *cache) find(key string) *info {
 	if i, ok := c.young[key]; ok {
 		return i
 	}
@@ -178,11 +185,14 @@ func (c *cache) get(key string) *info {
 	return unseen
 }
 
-func (c *cache) put(key string, i *info) {
+// put remembers what is known from a call that began at asked. It may drop the denial: if the bucket got more tokens
+// since then, the denial may be older than they are.
+func (c *cache) put(key string, i *info, asked time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if _, ok := c.young[key]; !ok && len(c.young) >= cacheHalf {
-		c.old, c.young = c.young, make(map[string]*info, cacheHalf)
+	i.more = c.find(key).more
+	if !asked.After(i.more) {
+		i.denied = denial{}
 	}
 	if i.terms != nil {
 		if c.terms != nil && *c.terms == *i.terms {
@@ -190,25 +200,30 @@ func (c *cache) put(key string, i *info) {
 		}
 		c.terms = i.terms
 	}
+	c.store(key, i)
+}
+
+// store stores an info in the young half. The lock is held.
+func (c *cache) store(key string, i *info) {
+	if _, ok := c.young[key]; !ok && len(c.young) >= c.half {
+		c.old, c.young = c.young, make(map[string]*info)
+	}
 	c.young[key] = i
 }
 
-// forgive forgets a bucket's denial, since there are more tokens.
+// forgive forgets a bucket's denial, and those whose answer is still to come, since there are more tokens.
 func (c *cache) forgive(key string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, half := range []map[string]*info{c.young, c.old} {
-		if i, ok := half[key]; ok && i.denied.n > 0 {
-			forgiven := *i
-			forgiven.denied = denial{}
-			half[key] = &forgiven
-		}
-	}
+	forgiven := *c.find(key)
+	forgiven.denied = denial{}
+	forgiven.more = time.Now()
+	c.store(key, &forgiven)
 }
 
-// learn remembers what an answer tells of a bucket: its policy, nil if it has none, and a denial of a take of n. What
-// is known of a schedule stays while the policy is the same.
-func (c *Client) learn(key string, n int64, leave policy.Leave, reply *lua.TakeReply) *info {
+// learn remembers what the answer to a call that began at asked tells of a bucket: its policy, nil if it has none, and
+// a denial of a take of n. What is known of a schedule stays while the policy is the same.
+func (c *Client) learn(key string, n int64, leave policy.Leave, reply *lua.TakeReply, asked time.Time) *info {
 	before := c.cache.get(key)
 	now := time.Now()
 	i := new(info)
@@ -234,7 +249,7 @@ func (c *Client) learn(key string, n int64, leave policy.Leave, reply *lua.TakeR
 		i.share = c.shareOf(key, *t)
 	}
 	if !reply.Repeated { // what it tells is of an earlier time
-		c.cache.put(key, i)
+		c.cache.put(key, i, asked)
 	}
 	return i
 }
@@ -251,7 +266,7 @@ func (c *Client) learnSchedule(t *task, before *info) *info {
 		i.next = i.asked.Add(micros(reply.Next - reply.Now))
 		i.step = micros(reply.Next - reply.Step)
 	}
-	c.cache.put(t.key, i)
+	c.cache.put(t.key, i, i.learned)
 	return i
 }
 
@@ -263,13 +278,19 @@ func untilFull(p lua.PeekReply) time.Duration {
 	return wait(micros(b.Wait(p.Terms.Capacity, p.Now)))
 }
 
-// mostMarks bounds the keys of marks.
-const mostMarks = 1 << 14
+const (
+	// mostMarks bounds the keys of marks.
+	mostMarks = 1 << 14
+	// marksRest is the least time between two searches of full marks for those that are over: one takes as long as some
+	// takes.
+	marksRest = 10 * time.Millisecond
+)
 
 // marks are keys that are marked for a while. The zero marks have none.
 type marks[K comparable] struct {
-	mu    sync.Mutex
-	until map[K]time.Time
+	mu     sync.Mutex
+	until  map[K]time.Time
+	search time.Time // not before
 }
 
 func (m *marks[K]) has(key K) bool {
@@ -282,13 +303,15 @@ func (m *marks[K]) has(key K) bool {
 func (m *marks[K]) claim(key K, d time.Duration, now time.Time) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if now.Before(m.until[key]) {
+	until, known := m.until[key]
+	if now.Before(until) {
 		return false
 	}
-	if len(m.until) >= mostMarks {
+	if !known && len(m.until) >= mostMarks && !now.Before(m.search) {
 		maps.DeleteFunc(m.until, func(_ K, until time.Time) bool { return !now.Before(until) })
+		m.search = now.Add(marksRest)
 	}
-	if len(m.until) >= mostMarks {
+	if !known && len(m.until) >= mostMarks {
 		return false
 	}
 	if m.until == nil {

@@ -45,7 +45,7 @@ func New(rdb redis.UniversalClient, opts ...Option) (*Client, error) {
 	}
 	cfg := config{
 		callConfig:  callConfig{timeout: DefaultTimeout, memory: DefaultRequestMemory},
-		concurrency: DefaultConcurrency, denyCache: true, rescue: true, published: true,
+		concurrency: DefaultConcurrency, cacheSize: DefaultCacheSize, denyCache: true, rescue: true, published: true,
 	}
 	for _, o := range opts {
 		if o == nil {
@@ -55,7 +55,7 @@ func New(rdb redis.UniversalClient, opts ...Option) (*Client, error) {
 			return nil, err
 		}
 	}
-	c := &Client{config: cfg, cache: newCache(), jitter: rand.Float64, shares: newShares()}
+	c := &Client{config: cfg, cache: newCache(cfg.cacheSize), jitter: rand.Float64, shares: newShares()}
 	c.life.quit = make(chan struct{})
 	c.servers = newServers(c, rdb)
 	c.templates = newTemplates(c)

@@ -23,7 +23,7 @@ type line struct {
 	leave       policy.Leave
 	first, last *waiter
 	total       int64         // tokens that all want
-	more        chan struct{} // there may be more tokens, or nobody waits any more
+	wake        chan struct{} // there may be more tokens, or nobody waits any more
 
 	// What the last denial told; denied is zero if nothing is known.
 	denied time.Time
@@ -32,7 +32,8 @@ type line struct {
 	left   int64
 	at     lua.Refilled
 	info   *info
-	asked  int // how often the bucket was asked since that refill
+	asked  int  // how often the bucket was asked since that refill
+	more   bool // there are more tokens since the question under way began
 
 	question question // under way
 }
@@ -158,7 +159,8 @@ func (ls *lines) wake(key string) {
 // askAgain has the line ask at once, and forgets its denial: until it has asked, takes may pass. The lock is held.
 func (l *line) askAgain() {
 	l.denied = time.Time{}
-	timing.Signal(l.more)
+	l.more = true
+	timing.Signal(l.wake)
 }
 
 // remove takes a waiter out of its line, and ends the line if it was the last. The lock is held.
@@ -178,7 +180,7 @@ func (ls *lines) remove(l *line, w *waiter) {
 	if l.first == nil {
 		ls.end(l)
 	} else if w.prev == nil {
-		timing.Signal(l.more) // the next one may want less
+		timing.Signal(l.wake) // the next one may want less
 	}
 }
 
@@ -189,7 +191,7 @@ func (ls *lines) end(l *line) {
 	if len(others) == 0 {
 		delete(ls.of, l.key)
 	}
-	timing.Signal(l.more)
+	timing.Signal(l.wake)
 	for _, other := range others {
 		if limit := l.info.limit(); other.leave.Of(limit) >= l.leave.Of(limit) {
 			other.askAgain()
@@ -217,7 +219,7 @@ func (l *line) note(runs []policy.Run, a *answer) {
 	l.left = a.reply.Remaining
 	l.at = a.reply.Refilled
 	l.info = a.info
-	if a.source.Kind == SourceRescued {
+	if a.source.Kind == SourceRescued || l.more { // the denial may be older than the tokens
 		l.denied = time.Time{}
 	}
 }

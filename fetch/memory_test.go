@@ -47,8 +47,9 @@ func mapEntries(v reflect.Value, seen map[uintptr]bool) int {
 }
 
 func TestMemoryDoesNotGrowWithKeysTaken(t *testing.T) {
-	c := newClient(t, generous(), slow())
-	for i := range 3 * cacheHalf {
+	const size = 5000
+	c := newClient(t, generous(), slow(), WithCacheSize(size))
+	for i := range 3 * size {
 		_, err := c.Take(t.Context(), "user:"+strconv.Itoa(i), 1)
 		require.NoError(t, err)
 		if i%64 == 0 {
@@ -56,7 +57,7 @@ func TestMemoryDoesNotGrowWithKeysTaken(t *testing.T) {
 		}
 	}
 	require.NoError(t, c.Close(t.Context())) // nobody writes the maps any more
-	require.LessOrEqual(t, len(c.cache.young)+len(c.cache.old), 2*cacheHalf)
+	require.LessOrEqual(t, len(c.cache.young)+len(c.cache.old), 2*size)
 	const scripts = 10 // that the fake server knows
 	require.LessOrEqual(t, mapEntries(reflect.ValueOf(c), map[uintptr]bool{}), len(c.cache.young)+len(c.cache.old)+scripts,
 		"in any other map")

@@ -153,8 +153,8 @@ func TestAReservationLeavesItsPercentOfAForgottenBucket(t *testing.T) {
 	rdb, c, end := lined(t, policy.Leave{Percent: 20})
 	_, err := lua.Return(t.Context(), rdb, "line", 15, 0)
 	require.NoError(t, err)
-	for i := range 2*cacheHalf + 1 {
-		c.cache.put(strconv.Itoa(i), unseen)
+	for i := range 2*c.cache.half + 1 {
+		c.cache.put(strconv.Itoa(i), new(info), time.Now())
 	}
 	r, err := c.Reserve(t.Context(), "line", 1, time.Minute, WithLeavePercent(20))
 	require.NoError(t, err)

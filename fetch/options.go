@@ -18,6 +18,10 @@ const (
 	DefaultConcurrency = 256
 	// MaxConcurrency is the highest number that WithConcurrency accepts.
 	MaxConcurrency = 1 << 16
+	// DefaultCacheSize is the number of buckets that a Client remembers where WithCacheSize doesn't say.
+	DefaultCacheSize = 200_000
+	// MaxCacheSize is the highest number that WithCacheSize accepts.
+	MaxCacheSize = 1 << 24
 	// DefaultRequestMemory is how long a request id is remembered where WithRequestMemory doesn't say.
 	DefaultRequestMemory = time.Minute
 )
@@ -32,6 +36,7 @@ type CallOption interface{ applyCall(*callConfig) error }
 type config struct {
 	callConfig
 	concurrency int
+	cacheSize   int
 	denyCache   bool
 	rescue      bool
 	hooks       []Hook
@@ -280,6 +285,24 @@ func (n concurrencyOption) applyClient(c *config) error {
 		return fmt.Errorf("%w: concurrency %d; want 1 to %d", ErrInvalidOption, n, MaxConcurrency)
 	}
 	c.concurrency = int(n)
+	return nil
+}
+
+// WithCacheSize has the Client remember what it knows of at least the n buckets that it used last, 1 to MaxCacheSize.
+// A take of a bucket that it has forgotten also asks for the policy, which costs Redis several times as much, and is of
+// unknown degraded mode while Redis is away.
+//
+// The Client remembers up to 2n buckets, each in about 300 bytes and its key: 120 MB with the default. A bucket needs
+// no memory before it is used.
+func WithCacheSize(n int) Option { return cacheSizeOption(n) }
+
+type cacheSizeOption int
+
+func (n cacheSizeOption) applyClient(c *config) error {
+	if n < 1 || n > MaxCacheSize {
+		return fmt.Errorf("%w: cache size %d; want 1 to %d", ErrInvalidOption, n, MaxCacheSize)
+	}
+	c.cacheSize = int(n)
 	return nil
 }
 

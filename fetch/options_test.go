@@ -87,3 +87,13 @@ func TestAnOptionThatDoesNothingIsRefused(t *testing.T) {
 	require.ErrorIs(t, err, ErrInvalidOption)
 	require.EqualValues(t, 5, tokens(t, rdb, "b"))
 }
+
+func TestCacheSizesOutOfRangeAreRefused(t *testing.T) {
+	rdb := testenv.Redis(t).Client()
+	for _, n := range []int{-1, 0, MaxCacheSize + 1} {
+		_, err := New(rdb, WithCacheSize(n))
+		require.ErrorIs(t, err, ErrInvalidOption)
+	}
+	require.Equal(t, 7, newClient(t, rdb, WithCacheSize(7)).cache.half)
+	require.Equal(t, DefaultCacheSize, newClient(t, rdb).cache.half)
+}

@@ -32,6 +32,7 @@ func (c *Client) putQuestion(l *line, asked []*waiter) *callConfig {
 		}
 	}
 	q := &l.question
+	l.more = false
 	q.began = time.Now()
 	q.end = time.Time{}
 	q.stalled = 0

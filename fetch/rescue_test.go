@@ -2,6 +2,7 @@ package fetch
 
 import (
 	"context"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -157,4 +158,20 @@ func TestRescuesOfABucketAreAnIntervalApartAndBounded(t *testing.T) {
 	}
 	require.LessOrEqual(t, len(r.until), mostMarks)
 	require.True(t, r.claim("a", time.Second, now.Add(2*time.Hour)), "what has passed makes room")
+}
+
+// Full marks are not searched by each take that finds no room, and a marked key needs no room to be marked again.
+func TestFullMarksAreSearchedSeldom(t *testing.T) {
+	var r marks[string]
+	now := time.Now()
+	for i := range mostMarks {
+		require.True(t, r.claim(strconv.Itoa(i), time.Second+time.Duration(i)*time.Microsecond, now))
+	}
+	over := now.Add(time.Second + time.Microsecond) // of the first two
+	require.True(t, r.claim("new", time.Hour, over))
+	require.True(t, r.claim("newer", time.Hour, over))
+	over = over.Add(time.Microsecond)
+	require.False(t, r.claim("newest", time.Hour, over), "the third is over, but the marks were just searched")
+	require.True(t, r.claim("2", time.Hour, over), "it has its place")
+	require.True(t, r.claim("newest", time.Hour, over.Add(marksRest)))
 }

@@ -90,6 +90,7 @@ func (c *Client) reserve(ctx context.Context, key string, n int64, ttl time.Dura
 				c.reopen(kind, key, &reply.TakeReply)
 			}
 		}
+		asked := time.Now()
 		reply, err := lua.Reserve(t.ctx, t, key, call)
 		t.undo = nil
 		if errors.Is(err, lua.ErrIDInUse) && cfg.reservation == "" { // by the first try
@@ -100,7 +101,7 @@ func (c *Client) reserve(ctx context.Context, key string, n int64, ttl time.Dura
 		}
 		c.reopen(kind, key, &reply.TakeReply)
 		until = reply.Until
-		info := c.learn(key, n, call.Leave, &reply.TakeReply)
+		info := c.learn(key, n, call.Leave, &reply.TakeReply, asked)
 		return t.answer(answer{reply: reply.TakeReply, info: info}), nil
 	})
 	result, err := t.conclude(a, policy.Run{N: n, Count: 1, Leave: cfg.leave})

@@ -56,7 +56,7 @@ func rest(t *testing.T, c *Client, key string, d time.Duration) {
 	ts.start = ts.start.Add(-d)
 	older := *c.cache.get(key)
 	older.learned = older.learned.Add(-d)
-	c.cache.put(key, &older)
+	c.cache.put(key, &older, older.learned)
 }
 
 // The first take of a consumer that rested keeps the bucket alive, which became a template's meanwhile. Otherwise the
@@ -78,7 +78,8 @@ func TestARestedConsumersTakeKeepsABucketThatBecameATemplatesAlive(t *testing.T)
 			return r.OK, err
 		},
 		"Wait": func(ctx context.Context, c *Client) (bool, error) {
-			return true, c.Wait(ctx, key, 60)
+			r, err := c.Wait(ctx, key, 60)
+			return r.OK, err
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -193,12 +193,13 @@ func (t *task) askOnce(run policy.Run) *answer {
 				c.reopen(kind, key, &reply)
 			}
 		}
+		asked := time.Now()
 		reply, err := lua.TakeOnce(t.ctx, t, key, cfg.request, run, cfg.memory)
 		t.undo = nil
 		if err != nil {
 			return nil, err
 		}
 		c.reopen(kind, key, &reply)
-		return t.answer(answer{reply: reply, info: t.c.learn(t.key, run.N, run.Leave, &reply)}), nil
+		return t.answer(answer{reply: reply, info: c.learn(key, run.N, run.Leave, &reply, asked)}), nil
 	})
 }

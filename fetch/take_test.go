@@ -306,13 +306,14 @@ func commandCalls(t *testing.T, rdb *redis.Client) map[string]int {
 }
 
 func TestTheBucketCacheIsBoundedAndKeepsTheLatest(t *testing.T) {
-	cache, now := newCache(), time.Now()
+	const half = 1000
+	cache, now := newCache(half), time.Now()
 	terms := hourly(5).Terms(policy.Fence{})
 	for i := range 100_000 {
-		cache.put("user:"+strconv.Itoa(i), &info{terms: &terms, learned: now})
+		cache.put("user:"+strconv.Itoa(i), &info{terms: &terms, learned: now}, now)
 	}
-	require.LessOrEqual(t, len(cache.young)+len(cache.old), 2*cacheHalf)
-	for i := 100_000 - cacheHalf; i < 100_000; i++ {
+	require.LessOrEqual(t, len(cache.young)+len(cache.old), 2*half)
+	for i := 100_000 - half; i < 100_000; i++ {
 		require.True(t, cache.get("user:"+strconv.Itoa(i)).fresh(now), i)
 	}
 	require.False(t, cache.get("user:99999").fresh(now.Add(policyMaxAge)))

@@ -85,7 +85,7 @@ func (c *Client) join(key string, w *waiter) (*line, error) {
 	}
 	l := ls.find(key, leave)
 	if l == nil {
-		l = &line{key: key, leave: leave, info: unseen, more: make(chan struct{}, 1)}
+		l = &line{key: key, leave: leave, info: unseen, wake: make(chan struct{}, 1)}
 		if !c.life.spawn(func() { c.serve(l) }) {
 			return nil, ErrClosed
 		}
@@ -128,7 +128,7 @@ func (c *Client) serve(l *line) {
 			timer := time.NewTimer(pause)
 			select {
 			case <-timer.C:
-			case <-l.more:
+			case <-l.wake:
 			case <-c.life.quit:
 			}
 			timer.Stop()

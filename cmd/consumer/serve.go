@@ -30,6 +30,7 @@ import (
 type serve struct {
 	conn      connection
 	poolSize  int
+	cacheSize int
 	deadline  time.Duration
 	tls       credential.ServerTLS
 	files     limitFiles
@@ -68,6 +69,8 @@ Each flag has a variable, which counts where the flag isn't given; a list has co
 	f.StringArrayVar(&o.Admin, "admin", nil,
 		"address for probes and metrics alone, over plain HTTP: they are there at --http too, with the buckets")
 	f.IntVar(&s.poolSize, "redis-connections", 2*redisconn.DefaultPoolSize, "most connections to each Redis server")
+	f.IntVar(&s.cacheSize, "cache-size", 1<<15,
+		"how many buckets are remembered at least; each needs some 300 bytes, for up to twice as many")
 	f.DurationVar(&s.deadline, "deadline", fetch.DefaultTimeout, "how long a call to Redis may take")
 	f.StringArrayVar(&s.policies, "metrics-policy", nil,
 		"a bucket, or a prefix with a * behind it, that has a label of its own at /metrics; the others share one")
@@ -113,7 +116,8 @@ func (s *serve) run(cmd *cobra.Command, e env) error {
 	}
 	defer rdb.Close()
 	hook := fetchprom.New(fetchprom.Policies(s.policies...))
-	s.options.Client, err = fetch.New(rdb, fetch.WithTimeout(s.deadline), fetch.WithHook(hook))
+	s.options.Client, err = fetch.New(rdb, fetch.WithTimeout(s.deadline), fetch.WithHook(hook),
+		fetch.WithCacheSize(s.cacheSize))
 	if err != nil {
 		return err
 	}
