@@ -35,6 +35,8 @@ type line struct {
 	asked  int  // how often the bucket was asked since that refill
 	more   bool // there are more tokens since the question under way began
 
+	passed time.Time // when a take last passed the line, or it was first denied
+
 	question question // under way
 }
 
@@ -98,9 +100,8 @@ func (ls *lines) waited(key string) bool {
 // last is the line that asked last. The lock is held.
 func (ls *lines) ahead(key string, leave policy.Leave, ofLine bool) (total int64, last *line) {
 	for _, l := range ls.of[key] {
-		limit := l.info.limit()
-		theirs, ours := l.leave.Of(limit), leave.Of(limit)
-		if l.denied.IsZero() || theirs > ours || ofLine && theirs == ours {
+		holds, leavesLess := l.holds(leave)
+		if !holds || ofLine && !leavesLess {
 			continue
 		}
 		total += l.total
@@ -109,6 +110,48 @@ func (ls *lines) ahead(key string, leave policy.Leave, ofLine bool) (total int64
 		}
 	}
 	return total, last
+}
+
+// holds reports whether the line holds back takes with a leave, and whether it leaves less than they do.
+func (l *line) holds(leave policy.Leave) (holds, leavesLess bool) {
+	limit := l.info.limit()
+	theirs, ours := l.leave.Of(limit), leave.Of(limit)
+	return !l.denied.IsZero() && theirs <= ours, theirs < ours
+}
+
+// holdTime is for how long the line holds back a take of n: for a refill interval, or until twice as much is refilled.
+// Otherwise takes could pass that leave the line nothing.
+func (l *line) holdTime(n int64) time.Duration {
+	at := l.at
+	at.Now = at.Last
+	twice := l.info.untilDue(2*min(n, l.info.limit()), 0, at)
+	if twice < 0 {
+		return slowPause // no refill is known
+	}
+	return max(micros(l.info.terms.Interval), twice)
+}
+
+// pass returns for how long the lines ahead of a take of n go on holding it back. When that is over the take passes
+// them, and they hold back the next one. Takes that leave more than a line don't pass it. The lock is held.
+func (ls *lines) pass(key string, n int64, leave policy.Leave) time.Duration {
+	now, held := time.Now(), time.Duration(0)
+	for _, l := range ls.of[key] {
+		switch holds, leavesLess := l.holds(leave); {
+		case leavesLess && holds:
+			return Never
+		case holds:
+			held = max(held, l.holdTime(n)-now.Sub(l.passed))
+		}
+	}
+	if held > 0 {
+		return held
+	}
+	for _, l := range ls.of[key] {
+		if holds, _ := l.holds(leave); holds {
+			l.passed = now
+		}
+	}
+	return 0
 }
 
 // due reports whether a take would overtake lines that the bucket has said no to, and when n tokens are due behind
@@ -121,11 +164,16 @@ func (ls *lines) due(key string, n int64, leave policy.Leave) (due time.Duration
 	return last.due(total+n, leave), true
 }
 
-// behind is due as a reply tells it: at least a millisecond, and less than 0 is never.
-func (ls *lines) behind(key string, n int64, leave policy.Leave) (due time.Duration, yes bool) {
+// behind reports whether lines hold a take back, and until when, as a reply tells it: at least a millisecond, and less
+// than 0 is never. A take that may pass is not held back when its turn has come.
+func (ls *lines) behind(key string, run policy.Run, mayPass bool) (due time.Duration, yes bool) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
-	due, yes = ls.due(key, n, leave)
+	due, yes = ls.due(key, run.N, run.Leave)
+	if yes && mayPass {
+		held := ls.pass(key, run.N*run.Count, run.Leave)
+		due, yes = min(due, held), held > 0
+	}
 	switch {
 	case !yes:
 		return 0, false
@@ -136,10 +184,10 @@ func (ls *lines) behind(key string, n int64, leave policy.Leave) (due time.Durat
 }
 
 // leaves is what a take of n that is put to the bucket must leave there: what leave says, and what the lines ahead
-// want, at most the capacity less n. The lock is held.
+// want unless it passes them, at most the capacity less n. The lock is held.
 func (ls *lines) leaves(key string, n int64, leave policy.Leave, ofLine bool) policy.Leave {
 	total, last := ls.ahead(key, leave, ofLine)
-	if last == nil {
+	if last == nil || !ofLine && ls.pass(key, n, leave) == 0 {
 		return leave
 	}
 	limit := last.info.limit()
@@ -216,6 +264,9 @@ func (l *line) note(runs []policy.Run, a *answer) {
 	}
 	l.asked++
 	l.denied = time.Now()
+	if l.passed.IsZero() {
+		l.passed = l.denied
+	}
 	l.left = a.reply.Remaining
 	l.at = a.reply.Refilled
 	l.info = a.info

@@ -107,7 +107,7 @@ func lined(t *testing.T, leave policy.Leave) (rdb *redis.Client, c *Client, end 
 	done := make(chan error, 1)
 	go func() { done <- errOf(c.Wait(ctx, "line", 50, LeaveOption(leave))) }()
 	eventually(t, func() bool {
-		_, yes := c.lines.behind("line", 1, leave)
+		_, yes := c.lines.behind("line", policy.Run{N: 1, Count: 1, Leave: leave}, false)
 		return yes
 	}, "denied")
 	return rdb, c, func() {

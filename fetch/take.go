@@ -97,7 +97,8 @@ func (c *Client) takeShared(ctx context.Context, key string, run policy.Run, cfg
 }
 
 // remembered denies a take without a call, because of the last denial or because waiters stand in front of it: what
-// the bucket has is theirs. A bucket in shadow mode is asked each time, since it counts its denials.
+// the bucket has is theirs, until it is the take's turn to pass them. A bucket in shadow mode is asked each time, since
+// it counts its denials.
 func (t *task) remembered(run policy.Run) (*answer, bool) {
 	c, now := t.c, t.began
 	if t.info.shadowed() {
@@ -106,11 +107,12 @@ func (t *task) remembered(run policy.Run) (*answer, bool) {
 	if now.IsZero() {
 		now = time.Now()
 	}
-	if due, yes := c.lines.behind(t.key, run.N, run.Leave); yes {
+	d, leave := &t.info.denied, run.Leave.Of(t.info.limit())
+	denied := c.config.denyCache && d.holds(run.N, leave, now)
+	if due, yes := c.lines.behind(t.key, run, !denied); yes {
 		return t.answer(answer{reply: lua.TakeReply{Wait: due}, info: t.info, source: Source{Kind: SourceCached}}), true
 	}
-	d, leave := &t.info.denied, run.Leave.Of(t.info.limit())
-	if !c.config.denyCache || !d.holds(run.N, leave, now) {
+	if !denied {
 		return nil, false
 	}
 	reply := lua.TakeReply{Remaining: d.left, Wait: t.info.deniedFor(run.N, leave, now)}

@@ -27,7 +27,9 @@ const (
 // each question, WithLeave and WithLeavePercent.
 //
 // Once a bucket has denied a line, its tokens are the line's: takes and reservations through the same Client that leave
-// as much or more, and have no request id, don't overtake it, nor do lines that leave more.
+// as much or more, and have no request id, don't overtake it, nor do lines that leave more. But of those that leave as
+// much, one passes the line after each refill interval, or after as long as the bucket needs to earn twice its tokens.
+// So a patient line doesn't turn them off, and gets at least half of what is refilled.
 //
 // It returns ErrDeadline at once if the tokens are due after the context's deadline, the tokens of those in front
 // included. If the context ends while it waits, it returns the context's error, and its place goes to the next waiter.
