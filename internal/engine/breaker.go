@@ -35,8 +35,8 @@ var (
 // silent about while it could have answered and nothing else was heard from it. While it is open its queue probes the
 // server.
 type Breaker struct {
-	// Patience is the least time that the server has for an answer before its silence counts. Known round trips make it
-	// longer.
+	// Patience is the least time that the server has for an answer before its silence counts. The server has longer where
+	// round trips are long, and before its first answer, while they are unknown.
 	Patience time.Duration
 	// Probe makes a call that shows whether the server answers.
 	Probe func(ctx context.Context) error

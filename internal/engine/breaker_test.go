@@ -197,6 +197,28 @@ func TestABreakerOpensOnSilenceAndClosesWhenTheServerIsBack(t *testing.T) {
 	}
 }
 
+// The first calls to a distant server are under way before it can have answered any.
+func TestTheBreakerIsPatientBeforeTheFirstAnswer(t *testing.T) {
+	var fake *server
+	b := breakerOf(&fake)
+	opened := countOpened(b)
+	bubble(t, 600*ms, 64, b, func(t *testing.T, s *server, q *Queue[int]) {
+		fake = s
+		var wg sync.WaitGroup
+		for range 100 {
+			wg.Go(func() {
+				if _, err := ask(context.Background(), q, 1, 100*ms); err == nil {
+					t.Error("answered within 100 ms")
+				}
+			})
+			time.Sleep(10 * ms)
+		}
+		wg.Wait()
+		require.Zero(t, opened.Load())
+		require.Equal(t, 600*ms, q.RoundTrip(), "the replies for callers that left are read")
+	})
+}
+
 // A server that takes longer to answer than callers elsewhere wait is there.
 func TestAServerHasTheTimeOfItsCallersAndOfItsRoundTrips(t *testing.T) {
 	const trip = 1500 * ms
@@ -263,7 +285,9 @@ func TestErrorsThatTellNothingAboutTheServer(t *testing.T) {
 		opened := countOpened(b)
 		bubble(t, ms, 64, b, func(t *testing.T, s *server, q *Queue[int]) {
 			fake = s
-			s.dial, s.silent = time.Hour, true
+			_, err := ask(context.Background(), q, 1, 0)
+			require.NoError(t, err, "its distance is known")
+			s.set(func(s *server) { s.dial, s.silent = time.Hour, true })
 			askUntil(q, 20, 50*ms, time.Now().Add(800*ms), ms)
 			require.NoError(t, b.Open())
 			askUntil(q, 20, 50*ms, time.Now().Add(time.Second), ms)

@@ -36,7 +36,11 @@ func (c *call[T]) add(r *Request[T]) {
 func (c *call[T]) begin(now time.Time, patience, stalled time.Duration) {
 	end, latest := now.Add(mostTrip), now.Add(patience)
 	for _, r := range c.batch {
-		if d := r.deadline.at; d.IsZero() {
+		d := r.deadline.at
+		if r.Latest.After(d) {
+			d = r.Latest
+		}
+		if d.IsZero() {
 			latest = end
 		} else if d.After(latest) {
 			latest = d

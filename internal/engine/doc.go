@@ -14,6 +14,9 @@
 // time in addition, at most as much as it had at first: the timer fires every few milliseconds and shows its own delay.
 // Goroutines that are ready when the timer fires run first. The connections of [Sockets] do the same for reads.
 //
+// A request may allow that its deadline is put off while connections are opened ([Request.Latest]): it then has its
+// whole time after the last one was opened.
+//
 // Package fetch decides the deadline (its budget), and the Queue enforces it when its timer looks.
 //
 // Requests are sent once. If the caller leaves before the departure, its request is not sent. A reply that comes within

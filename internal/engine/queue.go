@@ -5,10 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
 const (
+	// Trips is how many round trips a server has for an answer before its silence counts, where round trips are long.
+	Trips = 4
+	// FirstTime is the least time that it has before it has answered for the first time: its distance is unknown.
+	FirstTime = time.Second
 	// leastSpacing is the least time between two departures while a call is under way.
 	leastSpacing = time.Millisecond
 	// mostRequests is the most requests of one call: further ones go with the next.
@@ -30,18 +35,22 @@ var (
 // Sender makes one round trip for requests in their order, and calls Answer for each of them once. The error says what
 // that showed of the server: nil that it answers, ErrNoEvidence nothing, any other that it failed.
 //
-// ctx's deadline is Grace after the latest of the requests' deadlines and the end of the breaker's patience, at most a
-// minute after the departure. ctx is cancelled when nobody waits for an answer any more: what isn't sent by then need
-// not be.
+// ctx's deadline is Grace after the latest of the requests' deadlines, put off or not, and the end of the breaker's
+// patience, at most a minute after the departure. ctx is cancelled when nobody waits for an answer any more: what isn't
+// sent by then need not be.
 type Sender[T any] func(ctx context.Context, batch []*Request[T]) error
 
 // Queue brings requests to a server. Its methods are safe for concurrent use.
 type Queue[T any] struct {
+	// Sockets are those of the connections that calls use. They are set before the first request.
+	Sockets []*Sockets
+
 	send     Sender[T]
 	most     int         // calls under way
 	breaker  *Breaker    // nil: none
 	express  *Express[T] // nil: none
 	requests sync.Pool
+	trip     atomic.Int64 // rtt, for RoundTrip
 
 	mu          sync.Mutex
 	first, last *Request[T]
@@ -99,6 +108,8 @@ func (q *Queue[T]) Do(ctx context.Context, r *Request[T], now, deadline time.Tim
 	r.state.Store(waiting)
 	r.unclaimed.Store(false)
 	r.uses++
+	r.began = now
+	r.end = deadline
 	r.deadline = newDeadline(now, deadline, q.stalled)
 	r.call = nil
 	r.next = nil
@@ -234,8 +245,34 @@ func (q *Queue[T]) patience() time.Duration {
 	return q.atLeast(q.breaker.Patience)
 }
 
-// atLeast is a time for the server to answer, or a longer one where round trips are long. The lock is held.
-func (q *Queue[T]) atLeast(d time.Duration) time.Duration { return max(d, 4*q.rtt) }
+// atLeast is a time for the server to answer, or a longer one where round trips are long or unknown. The lock is held.
+func (q *Queue[T]) atLeast(d time.Duration) time.Duration {
+	if q.rtt == 0 {
+		return max(d, FirstTime)
+	}
+	return max(d, Trips*q.rtt)
+}
+
+// RoundTrip returns the smoothed time of a round trip, 0 before the first answer.
+func (q *Queue[T]) RoundTrip() time.Duration { return time.Duration(q.trip.Load()) }
+
+// PutOff returns the deadline of a wait that began at an instant. The time in which connections were opened since then
+// does not count, up to latest. The zero latest never puts the deadline off.
+func (q *Queue[T]) PutOff(began, deadline, latest time.Time) time.Time {
+	if latest.IsZero() {
+		return deadline
+	}
+	end := deadline
+	for _, s := range q.Sockets {
+		if at := s.opened().Add(deadline.Sub(began)); at.After(end) {
+			end = at
+		}
+	}
+	if end.After(latest) && latest.After(deadline) {
+		return latest
+	}
+	return end
+}
 
 func (q *Queue[T]) push(r *Request[T]) {
 	if q.first == nil {

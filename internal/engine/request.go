@@ -1,6 +1,9 @@
 package engine
 
-import "sync/atomic"
+import (
+	"sync/atomic"
+	"time"
+)
 
 // States of a request. Whoever changes it from waiting owns what follows.
 const (
@@ -14,12 +17,16 @@ const (
 // in between it is the Sender's.
 type Request[T any] struct {
 	Body T
+	// Latest is how far the deadline is put off while connections are opened; zero: it is not.
+	Latest time.Time
 
 	state     atomic.Int32
 	unclaimed atomic.Bool   // the answer came, and nobody waited
 	signal    chan struct{} // gets one value when the state becomes answered or expired
 
 	// The lock of the queue guards these.
+	began    time.Time // the wait
+	end      time.Time // its deadline as given to Do
 	deadline deadline
 	call     *call[T] // once it is under way
 	next     *Request[T]

@@ -25,7 +25,8 @@ type Dial = func(ctx context.Context, network, addr string) (net.Conn, error)
 // after as many failures as its pool is large it would dial no more than once a second.
 type Sockets struct {
 	mu    sync.Mutex
-	dials int // under way
+	dials int       // under way
+	ended time.Time // the last dial
 	conns map[*socket]struct{}
 }
 
@@ -39,6 +40,7 @@ func (s *Sockets) Dialer(dial Dial) Dial {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.dials--
+		s.ended = time.Now()
 		if err != nil {
 			inner, _ = net.Pipe()                        // nothing reads or writes the other end
 			err = fmt.Errorf("engine: connect: %w", err) // go-redis takes one wrapper off
@@ -57,6 +59,16 @@ func (s *Sockets) Dialing() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.dials > 0
+}
+
+// opened returns when a connection was last opened, now if one is being opened, or zero.
+func (s *Sockets) opened() time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.dials > 0 {
+		return time.Now()
+	}
+	return s.ended
 }
 
 // Distrust retires the connections that exist: no further call uses them. Calls under way still get their answers.

@@ -72,10 +72,23 @@ func (q *Queue[T]) look(r *Request[T], now time.Time) {
 	case r.state.Load() != waiting:
 	case !r.deadline.expireOrExtend(now, q.stalled):
 		q.due = earlier(q.due, r.deadline.at)
+	case q.postpone(r, now):
+		q.due = earlier(q.due, r.deadline.at)
 	case r.state.CompareAndSwap(waiting, expired):
 		q.dropped(r)
 		r.signal <- struct{}{}
 	}
+}
+
+// postpone puts the deadline of a request off if connections were opened since it began to wait, and reports whether it
+// did. The lock is held.
+func (q *Queue[T]) postpone(r *Request[T], now time.Time) bool {
+	at := q.PutOff(r.began, r.end, r.Latest)
+	if !at.After(now) {
+		return false
+	}
+	r.deadline = newDeadline(now, at, q.stalled)
+	return true
 }
 
 // arm sets the timer to what is due next. The lock is held.

@@ -101,6 +101,8 @@ func (q *Queue[T]) ended(c *call[T], now time.Time, err error) {
 		default:
 			q.rtt += (d - q.rtt) / 16
 		}
+		q.rtt = max(q.rtt, 1) // 0 is before the first answer
+		q.trip.Store(int64(q.rtt))
 	}
 	if q.breaker != nil {
 		q.opened(q.breaker.recordEnd(now, c.silent, err))

@@ -1,0 +1,52 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// A caller that allows it does not wait for a connection at the expense of its own time, up to a bound.
+func TestOpeningAConnectionPutsADeadlineOff(t *testing.T) {
+	for name, tc := range map[string]struct {
+		dial, latest time.Duration
+		answered     bool
+		took         time.Duration
+	}{
+		"not for a caller that sets its time": {100 * ms, 0, false, 50*ms + secondLook},
+		"the whole time follows":              {100 * ms, time.Second, true, 140 * ms},
+		"shorter than its time":               {45 * ms, time.Second, true, 85 * ms},
+		"up to a bound":                       {time.Hour, 300 * ms, false, 300*ms + secondLook},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, 40*ms, 8, nil, func(t *testing.T, _ *server, q *Queue[int]) {
+				sockets := &Sockets{}
+				q.Sockets = []*Sockets{sockets}
+				send := q.send
+				dial := sockets.Dialer(func(ctx context.Context, _, _ string) (net.Conn, error) {
+					if err := sleep(ctx, tc.dial, true); err != nil {
+						return nil, err
+					}
+					return nil, errors.New("the fake server needs no connection")
+				})
+				q.send = func(ctx context.Context, batch []*Request[int]) error {
+					_, _ = dial(ctx, "", "")
+					return send(ctx, batch)
+				}
+				began := time.Now()
+				r := q.Request()
+				r.Body = 1
+				if tc.latest > 0 {
+					r.Latest = began.Add(tc.latest)
+				}
+				err := q.Do(context.Background(), r, began, began.Add(50*ms))
+				require.Equal(t, tc.answered, err == nil, "%v", err)
+				require.Equal(t, tc.took, time.Since(began))
+			})
+		})
+	}
+}
