@@ -363,6 +363,11 @@ func (c *Client) refund(p budget, demands []*demand) {
 		}
 		a.reply.Taken, a.reply.Remaining = 0, a.reply.Remaining+tokens
 	}
+	for _, d := range demands {
+		if d.deadline.After(p.deadline) {
+			p.deadline = d.deadline
+		}
+	}
 	done := make(chan struct{})
 	c.life.running.Go(func() {
 		backs.Wait()

@@ -13,18 +13,44 @@ type budget struct {
 	cfg      *callConfig
 	began    time.Time
 	deadline time.Time // the earlier of the context's and the timeout's; zero: none
+	latest   time.Time // the deadline is put off up to here while connections are opened; zero: it is not
+	distance distance  // of the server when the call began
 }
 
-// budgetOf is the budget of a call that begins now.
+// budgetOf is the budget of a call that begins now. It lacks a default timeout, which the server decides: see toServer.
 func budgetOf(ctx context.Context, cfg *callConfig) budget {
 	b := budget{ctx: ctx, cfg: cfg, began: time.Now()}
 	b.deadline, _ = ctx.Deadline()
 	if cfg.timeout > 0 {
-		if end := b.began.Add(cfg.timeout); b.deadline.IsZero() || end.Before(b.deadline) {
-			b.deadline = end
-		}
+		b.deadline = b.within(cfg.timeout)
 	}
 	return b
+}
+
+// within returns the earlier of the deadline and the end of a time.
+func (b *budget) within(d time.Duration) time.Time {
+	if end := b.began.Add(d); b.deadline.IsZero() || end.Before(b.deadline) {
+		return end
+	}
+	return b.deadline
+}
+
+// toServer completes the budget for calls to a server.
+func (b *budget) toServer(s *server) {
+	b.distance = s.distance()
+	if b.cfg.timed {
+		return
+	}
+	latest := b.within(MaxDefaultTimeout)
+	if end := b.within(b.distance.timeout()); end != b.deadline {
+		b.deadline = end
+		b.latest = latest
+	}
+}
+
+// affords reports whether there is at least this much time left.
+func (b *budget) affords(d time.Duration) bool {
+	return b.deadline.IsZero() || time.Until(b.deadline) >= d
 }
 
 // wait waits until something is done, for a part of the time. The error is why it was not done.
@@ -49,5 +75,6 @@ func (b *budget) wait(done <-chan struct{}, part time.Duration) error {
 func (c *Client) own(ctx context.Context) budget {
 	cfg := c.config.callConfig
 	cfg.timeout = max(cfg.timeout, engine.Grace)
+	cfg.timed = true
 	return budgetOf(ctx, &cfg)
 }

@@ -44,7 +44,7 @@ func New(rdb redis.UniversalClient, opts ...Option) (*Client, error) {
 		return nil, fmt.Errorf("%w: the redis client is nil", ErrInvalidOption)
 	}
 	cfg := config{
-		callConfig:  callConfig{timeout: DefaultTimeout, memory: DefaultRequestMemory},
+		callConfig:  callConfig{memory: DefaultRequestMemory},
 		concurrency: DefaultConcurrency, cacheSize: DefaultCacheSize, denyCache: true, rescue: true, published: true,
 	}
 	for _, o := range opts {

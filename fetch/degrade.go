@@ -6,13 +6,17 @@ import (
 )
 
 // degraded answers a take that the bucket did not answer. By degraded mode open or local it answers in place of the
-// bucket. The answer has the error in mode closed, if there is no share to take from, and if err isn't the server's.
+// bucket. The answer has the error in mode closed, if there is no share to take from, and if err isn't the server's or
+// shows no more than the server's distance.
 func (c *Client) degraded(key string, run policy.Run, err error) answer {
 	why := ReasonOf(err)
 	if why == ReasonNone {
 		return answer{err: err}
 	}
 	c.stats.degraded[why].Add(1)
+	if why == ReasonDistance {
+		return answer{err: err}
+	}
 	i := c.assumed(key)
 	mode := c.config.unknown // of buckets of unknown policy
 	if i.terms != nil {

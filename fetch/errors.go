@@ -47,7 +47,7 @@ var (
 	// policy.HoldMemory ago, or never was.
 	ErrNotHeld = lua.ErrNotHeld
 	// ErrUnavailable is returned when Redis didn't answer, or not in time, and wraps the cause:
-	// context.DeadlineExceeded if the timeout passed. ReasonOf tells which it was. The call may have had its effect,
+	// context.DeadlineExceeded if the timeout or the context's deadline passed. ReasonOf tells which it was. The call may have had its effect,
 	// unless it was not sent since others had failed.
 	ErrUnavailable = errors.New("fetch: redis is unavailable")
 	// ErrDeadline is returned by Wait when the tokens are due after the context's deadline, and matches

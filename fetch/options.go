@@ -6,14 +6,18 @@ import (
 	"strings"
 	"time"
 
+	"github.com/tokenrefill/refiller/internal/engine"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )
 
 // Defaults of the options.
 const (
-	// DefaultTimeout bounds a call where WithTimeout doesn't.
+	// DefaultTimeout is the timeout of a call where WithTimeout gives none, beside four round trips to the server.
 	DefaultTimeout = 50 * time.Millisecond
+	// MaxDefaultTimeout bounds such a call, the time for opening connections included. It is the timeout before the
+	// server's first answer.
+	MaxDefaultTimeout = engine.FirstTime
 	// DefaultConcurrency bounds the round trips under way to a server where WithConcurrency doesn't.
 	DefaultConcurrency = 256
 	// MaxConcurrency is the highest number that WithConcurrency accepts.
@@ -48,7 +52,8 @@ type config struct {
 
 // callConfig is what the options of a call say.
 type callConfig struct {
-	timeout     time.Duration // 0: none
+	timeout     time.Duration // if timed; 0: none
+	timed       bool          // the timeout was given; otherwise it is the default of the server's distance
 	leave       policy.Leave
 	request     string // id; empty: none
 	memory      time.Duration
@@ -110,14 +115,19 @@ func (c *Client) with(op Op, opts []CallOption) (*callConfig, error) {
 	return &changed, nil
 }
 
-// WithTimeout bounds the time of a call, everything included. After d, and a last look of 5 ms, the call gets the
-// answer of its degraded mode, by default ErrUnavailable. If this process itself stood still meanwhile, the bound moves
-// by that time, by at most d. A context's earlier deadline holds as well. Given to New, the option is for every call
-// that has none of its own; Wait, which waits for tokens, has it for each question to the server. 0 means no bound but
-// a minute for each reply; a negative d is refused.
+// WithTimeout bounds the time of a call, everything included, also the time for opening connections. After d, and a
+// last look of 5 ms, the call gets the answer of its degraded mode, by default ErrUnavailable. If this process itself
+// stood still meanwhile, the bound moves by that time, by at most d. A context's earlier deadline holds as well. Given
+// to New, the option is for every call that has none of its own; Wait, which waits for tokens, has it for each question
+// to the server. 0 means no bound but a minute for each reply; a negative d is refused.
+//
+// Without the option the timeout is DefaultTimeout and four round trips to the bucket's server, as recently measured.
+// The time for opening connections does not count. Altogether a call takes at most MaxDefaultTimeout, which is also the
+// timeout before the server's first answer (Ready waits for that).
 //
 // Lower, and a slow moment of Redis fails calls that may have had their effect; higher, and callers stand still longer
-// while Redis is away.
+// while Redis is away. A call that ends after fewer than four round trips shows nothing of the server: it is
+// ErrUnavailable with ReasonDistance, whatever the degraded mode.
 func WithTimeout(d time.Duration) TimeoutOption { return TimeoutOption(d) }
 
 // TimeoutOption is an Option and a CallOption; WithTimeout makes one.
@@ -130,6 +140,7 @@ func (d TimeoutOption) applyCall(c *callConfig) error {
 		return fmt.Errorf("%w: timeout %s; want 0 (none) or more", ErrInvalidOption, time.Duration(d))
 	}
 	c.timeout = time.Duration(d)
+	c.timed = true
 	return nil
 }
 

@@ -16,6 +16,7 @@ type question struct {
 	began   time.Time     // zero: none is under way
 	end     time.Time     // of the most patient's time; zero: it has no end
 	stalled time.Duration // for how long this process did not run
+	server  distance      // the server's when it began
 	due     time.Time     // when the timer fires; zero: it doesn't
 	timer   *time.Timer   // calls overdue
 }
@@ -25,19 +26,20 @@ func (c *Client) putQuestion(l *line, asked []*waiter) *callConfig {
 	if len(asked) == 0 {
 		return nil
 	}
+	q := &l.question
+	q.server = c.servers.of(l.key).distance()
 	most := asked[0].cfg
 	for _, w := range asked {
-		if d := w.cfg.timeout; most.timeout > 0 && (d <= 0 || d > most.timeout) {
+		if d := q.timeout(w.cfg); q.timeout(most) > 0 && (d <= 0 || d > q.timeout(most)) {
 			most = w.cfg
 		}
 	}
-	q := &l.question
 	l.more = false
 	q.began = time.Now()
 	q.end = time.Time{}
 	q.stalled = 0
-	if most.timeout > 0 {
-		q.end = q.began.Add(most.timeout)
+	if d := q.timeout(most); d > 0 {
+		q.end = q.began.Add(d)
 	}
 	for w := l.first; w != nil; w = w.next {
 		c.watch(l, w)
@@ -45,16 +47,29 @@ func (c *Client) putQuestion(l *line, asked []*waiter) *callConfig {
 	return most
 }
 
+// timeout returns the time that a waiter with the options has for the question; 0: without end.
+func (q *question) timeout(cfg *callConfig) time.Duration {
+	if cfg.timed {
+		return cfg.timeout
+	}
+	return q.server.timeout()
+}
+
+// from returns when a waiter's time for the question under way began.
+func (q *question) from(w *waiter) time.Time {
+	if w.since.After(q.began) {
+		return w.since
+	}
+	return q.began
+}
+
 // over is when a waiter's time for the question under way ends, if it is before the question's; otherwise zero.
 func (q *question) over(w *waiter) time.Time {
-	if q.began.IsZero() || w.cfg.timeout <= 0 {
+	d := q.timeout(w.cfg)
+	if q.began.IsZero() || d <= 0 {
 		return time.Time{}
 	}
-	from := q.began
-	if w.since.After(from) {
-		from = w.since
-	}
-	if over := from.Add(w.cfg.timeout + q.stalled); q.end.IsZero() || over.Before(q.end) {
+	if over := q.from(w).Add(d + q.stalled); q.end.IsZero() || over.Before(q.end) {
 		return over
 	}
 	return time.Time{}
@@ -91,7 +106,8 @@ func (c *Client) overdue(l *line) {
 	q.due = time.Time{}
 	for w := l.first; w != nil; w = w.next {
 		if over := q.over(w); !over.IsZero() && !now.Before(over) {
-			if _, told := c.tellDegraded(l, w, failure(context.Background(), engine.ErrNoAnswer)); told {
+			err := failure(context.Background(), q.server.late(now.Sub(q.from(w)), engine.ErrNoAnswer))
+			if _, told := c.tellDegraded(l, w, err); told {
 				continue
 			}
 			w.since = now

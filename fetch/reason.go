@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -31,6 +30,7 @@ const (
 	ReasonCluster           // MOVED, ASK, TRYAGAIN, CLUSTERDOWN, CROSSSLOT: the slot is elsewhere, or nowhere
 	ReasonScript            // NOSCRIPT: it forgot the script twice
 	ReasonRefused           // any other error, such as NOAUTH and NOPERM
+	ReasonDistance          // the call's time was too short for the round trip, so the server may be healthy
 	reasons
 )
 
@@ -38,7 +38,7 @@ const (
 func (r Reason) String() string {
 	names := [...]string{
 		"none", "deadline", "connection", "pool", "loading", "busy", "readonly", "masterdown", "memory", "disk", "cluster",
-		"script", "refused",
+		"script", "refused", "distance",
 	}
 	if int(r) >= len(names) {
 		return "invalid"
@@ -75,11 +75,14 @@ func refusal(err error) (why Reason, server bool) {
 func ReasonOf(err error) Reason {
 	var (
 		open    *openError
+		far     *distanceError
 		refused redis.Error
 	)
 	switch {
 	case !errors.Is(err, ErrUnavailable):
 		return ReasonNone
+	case errors.As(err, &far):
+		return ReasonDistance
 	case errors.As(err, &open):
 		return open.reason
 	case starved(err):
@@ -131,28 +134,20 @@ func answered(err error) bool {
 
 // failure is the error of a call that ended. ctx is its caller's.
 func failure(ctx context.Context, err error) error {
+	var far *distanceError
 	switch {
 	case err == nil || answered(err) || errors.Is(err, ErrUnavailable):
 		return err
 	case errors.Is(err, engine.ErrClosed) || errors.Is(err, ErrClosed):
 		return ErrClosed
-	case over(ctx) != nil && errors.Is(err, over(ctx)):
-		return fmt.Errorf("fetch: %w", over(ctx))
+	case errors.Is(err, context.Canceled) && errors.Is(ctx.Err(), context.Canceled):
+		return fmt.Errorf("fetch: %w", context.Canceled)
+	case errors.As(err, &far):
+		return fmt.Errorf("%w: %w", ErrUnavailable, far)
 	case timedOut(err) && !starved(err):
 		return fmt.Errorf("%w: no answer in time: %w", ErrUnavailable, context.DeadlineExceeded)
 	}
 	return fmt.Errorf("%w: %w", ErrUnavailable, err)
-}
-
-// over is why a context has ended. One whose deadline has passed has, even if its timer is late to say so.
-func over(ctx context.Context) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	if deadline, ok := ctx.Deadline(); ok && !time.Now().Before(deadline) {
-		return context.DeadlineExceeded
-	}
-	return nil
 }
 
 // notRun reports whether an error proves that a call did not take effect: the server refused it, or it was never sent.

@@ -13,7 +13,6 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"github.com/tokenrefill/refiller/internal/engine"
 	"github.com/tokenrefill/refiller/internal/testing/faultproxy"
 	"github.com/tokenrefill/refiller/internal/testing/testenv"
 	"github.com/tokenrefill/refiller/lua"
@@ -339,17 +338,4 @@ func TestEachPolicyDecidesHowItsTakesAreAnsweredWithoutItsServer(t *testing.T) {
 	require.NoError(t, err)
 	require.EqualValues(t, 10, r.Taken)
 	require.NotZero(t, c.Stats().Degraded[ReasonConnection])
-}
-
-// lateTimer is a context whose deadline has passed and whose timer, in a process that was starved, has not run yet.
-type lateTimer struct{ context.Context }
-
-func (lateTimer) Deadline() (time.Time, bool) { return time.Now().Add(-time.Millisecond), true }
-
-func TestACallersDeadlineIsItsOwnEvenIfItsTimerIsLate(t *testing.T) {
-	err := failure(lateTimer{context.Background()}, engine.ErrNoAnswer)
-	require.ErrorIs(t, err, context.DeadlineExceeded)
-	require.NotErrorIs(t, err, ErrUnavailable)
-	err = failure(context.Background(), engine.ErrNoAnswer)
-	require.ErrorIs(t, err, ErrUnavailable)
 }

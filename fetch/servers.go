@@ -36,8 +36,13 @@ func (s *server) open(key string) error {
 		probe := key // key itself would be allocated by each call
 		s.probe.Store(&probe)
 	}
-	if cause != nil {
-		return fmt.Errorf("%w: %w", ErrUnavailable, &openError{s.why()})
+	return s.refuses()
+}
+
+// refuses is the error of calls while the breaker is open.
+func (s *server) refuses() error {
+	if why := s.why(); why != ReasonNone {
+		return fmt.Errorf("%w: %w", ErrUnavailable, &openError{why})
 	}
 	return nil
 }
@@ -106,6 +111,7 @@ func (ss *servers) add(s *server, rdb redis.UniversalClient, most int, excuse fu
 		Changed:  func(open bool) { ss.c.breakerChanged(s, open) },
 	}
 	s.queue = engine.NewQueue(ss.c.sender(s, rdb), most, s.breaker, express)
+	s.queue.Sockets = s.sockets
 	return s
 }
 
@@ -169,11 +175,7 @@ func (ss *servers) of(key string) *server {
 		if err != nil {
 			return &server{lost: fmt.Errorf("%w: %w", ErrUnavailable, err)}
 		}
-		if s, ok := ss.nodes.Load(shard); ok {
-			return s.(*server)
-		}
-		s, _ := ss.nodes.LoadOrStore(shard, ss.shared(shard))
-		return s.(*server)
+		return ss.node(shard)
 	}
 	if ss.cluster != nil {
 		if master, err := ss.cluster.MasterForKey(ended, key); err == nil {
@@ -183,6 +185,15 @@ func (ss *servers) of(key string) *server {
 		}
 	}
 	return ss.single
+}
+
+// node is the server of a Cluster's node, which is known since it was connected to, or of a Ring's shard.
+func (ss *servers) node(node *redis.Client) *server {
+	if s, ok := ss.nodes.Load(node); ok {
+		return s.(*server)
+	}
+	s, _ := ss.nodes.LoadOrStore(node, ss.shared(node))
+	return s.(*server)
 }
 
 // all calls do for each server.

@@ -51,6 +51,7 @@ func (c *Client) plain(p budget, key string) *task {
 	t.c = c
 	t.key = key
 	t.server = c.servers.of(key)
+	t.toServer(t.server)
 	return t
 }
 
@@ -75,12 +76,14 @@ func (t *task) do(a *ask, read func(*ask)) error {
 	}
 	r := q.Request()
 	r.Body = *a
+	r.Latest = t.latest
 	if err := q.Do(t.ctx, r, now, t.deadline); err != nil {
 		if !errors.Is(err, engine.ErrClosed) {
 			t.c.stats.abandoned.Add(1)
 		}
-		return err
+		return t.distance.late(time.Since(now), err)
 	}
+	t.deadline = q.PutOff(now, t.deadline, t.latest)
 	read(&r.Body)
 	q.Release(r)
 	return nil
@@ -196,7 +199,7 @@ func (t *task) ask(want int64, again bool, put func() (*answer, error)) *answer 
 	if a.err != nil || a.reply.OK {
 		return a
 	}
-	if more, ours := t.rescue(want, &a.reply); more {
+	if more, ours := t.rescue(want, &a.reply); more && t.affords(time.Duration(t.distance)) {
 		a = t.attempt(again, put) // if this fails, tokens may have been taken: the denial is no answer any more
 		if a.err == nil && ours {
 			a.source.Kind = SourceRescued

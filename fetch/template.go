@@ -146,8 +146,9 @@ func (ts *templates) look(t *task, part time.Duration) error {
 		return nil
 	}
 	t.began = time.Time{}
+	began := time.Now()
 	if err := t.wait(l.done, part); err != nil {
-		return err
+		return t.distance.late(time.Since(began), err)
 	}
 	return l.err
 }

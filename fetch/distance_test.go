@@ -1,0 +1,360 @@
+package fetch
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/internal/testing/faultproxy"
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
+	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// distant is a server at a distance.
+type distant struct {
+	direct *redis.Client // without the distance
+	proxy  *faultproxy.Proxy
+	trip   time.Duration
+}
+
+// newDistant puts a server at a distance of one round trip. The server has the scripts, as refillers keep it, and the
+// template "user:".
+func newDistant(t *testing.T, trip time.Duration) *distant {
+	t.Helper()
+	server := testenv.Redis(t)
+	d := &distant{direct: server.Client(), proxy: testenv.Proxy(t, server.Addr(), 0), trip: trip}
+	require.NoError(t, lua.Load(t.Context(), d.direct))
+	set, err := policy.NewTemplates(1, []policy.Template{{Prefix: "user:", Policy: hourly(10)}}, nil)
+	require.NoError(t, err)
+	_, err = lua.PublishTemplates(t.Context(), d.direct, set)
+	require.NoError(t, err)
+	require.NoError(t, d.proxy.Delay(faultproxy.Both, trip/2, 0))
+	return d
+}
+
+// process returns a Client that has sent nothing yet.
+func (d *distant) process(t *testing.T, opts ...Option) *Client {
+	t.Helper()
+	return newClient(t, d.redis(t, nil), opts...)
+}
+
+func (d *distant) redis(t *testing.T, change func(*redis.Options)) *redis.Client {
+	t.Helper()
+	o := &redis.Options{Addr: d.proxy.Addr()}
+	if change != nil {
+		change(o)
+	}
+	rdb := redis.NewClient(o)
+	t.Cleanup(func() { _ = rdb.Close() })
+	return rdb
+}
+
+// steady returns a Client that has measured the distance.
+func (d *distant) steady(t *testing.T, opts ...Option) *Client {
+	t.Helper()
+	c := d.process(t, opts...)
+	createBucket(t, d.direct, "steady", hourly(1000))
+	for range 10 {
+		_, err := c.Take(t.Context(), "steady", 1, slow())
+		require.NoError(t, err)
+	}
+	return c
+}
+
+// atDistances runs a test at each distance.
+func atDistances(t *testing.T, test func(t *testing.T, d *distant)) {
+	for _, trip := range []time.Duration{5 * time.Millisecond, 20 * time.Millisecond, 60 * time.Millisecond,
+		150 * time.Millisecond} {
+		t.Run(trip.String(), func(t *testing.T) {
+			t.Parallel()
+			test(t, newDistant(t, trip))
+		})
+	}
+}
+
+// empty is a policy of a bucket that has nothing at first and gains one token an hour.
+func empty() policy.Policy {
+	p := hourly(10)
+	p.Initial = new(int64)
+	return p
+}
+
+// overdue is a policy of an empty bucket whose refill is overdue after a few milliseconds.
+func overdue() policy.Policy {
+	return policy.Policy{Capacity: 1000, Rate: policy.PerSecond(1000), Interval: time.Millisecond, Initial: new(int64)}
+}
+
+func TestTheFirstCallOfAProcessSucceedsAtEveryDistance(t *testing.T) {
+	t.Parallel()
+	atDistances(t, func(t *testing.T, d *distant) {
+		createBucket(t, d.direct, "checkout", hourly(100))
+		createBucket(t, d.direct, "empty", empty())
+		createBucket(t, d.direct, "overdue", overdue())
+		calls := map[string]func(c *Client) error{
+			"take":       func(c *Client) error { return granted(c.Take(t.Context(), "checkout", 1)) },
+			"denial":     func(c *Client) error { return denied(c.Take(t.Context(), "empty", 1)) },
+			"rescue":     func(c *Client) error { return granted(c.Take(t.Context(), "overdue", 1)) },
+			"template":   func(c *Client) error { return granted(c.Take(t.Context(), "user:1", 1)) },
+			"request id": func(c *Client) error { return granted(c.Take(t.Context(), "user:2", 1, WithRequestID("r"))) },
+			"take all":   func(c *Client) error { return c.takeAllOf(t, "checkout", "user:3") },
+			"reserve":    func(c *Client) error { return c.reserveOf(t, "checkout") },
+			"reserve of a template": func(c *Client) error {
+				return c.reserveOf(t, "user:4")
+			},
+			"wait": func(c *Client) error { return granted(c.Wait(t.Context(), "checkout", 1)) },
+			"peek": func(c *Client) error {
+				_, err := c.Peek(t.Context(), "checkout")
+				return err
+			},
+		}
+		for name, call := range calls {
+			t.Run(name, func(t *testing.T) {
+				require.NoError(t, call(d.process(t)))
+			})
+		}
+	})
+}
+
+func TestEveryCallSucceedsAtEveryDistance(t *testing.T) {
+	t.Parallel()
+	atDistances(t, func(t *testing.T, d *distant) {
+		c := d.steady(t)
+		for i := range 5 {
+			createBucket(t, d.direct, fmt.Sprint("empty", i), hourly(1))
+			createBucket(t, d.direct, fmt.Sprint("overdue", i), overdue())
+			require.NoError(t, granted(c.Take(t.Context(), "steady", 1)))
+			require.NoError(t, granted(c.Take(t.Context(), fmt.Sprint("empty", i), 1)))
+			require.NoError(t, denied(c.Take(t.Context(), fmt.Sprint("empty", i), 1)), "first denial")
+			r, err := c.Take(t.Context(), fmt.Sprint("overdue", i), 1)
+			require.NoError(t, granted(r, err), "rescue")
+			require.Equal(t, SourceRescued, r.Source.Kind)
+			require.NoError(t, granted(c.Take(t.Context(), fmt.Sprint("user:", i), 1)), "a template's first bucket")
+			require.NoError(t, c.takeAllOf(t, "steady", fmt.Sprint("user:all", i)))
+			require.NoError(t, c.reserveOf(t, fmt.Sprint("user:reserved", i)))
+		}
+		require.Zero(t, c.Stats().Degraded)
+		require.Zero(t, c.Stats().BreakerOpened)
+	})
+}
+
+func granted(r Result, err error) error {
+	if err == nil && (!r.OK || r.Source.Kind == SourceFallback) {
+		err = fmt.Errorf("not granted by the bucket: %+v", r)
+	}
+	return err
+}
+
+func denied(r Result, err error) error {
+	if err == nil && r.OK {
+		err = fmt.Errorf("granted: %+v", r)
+	}
+	return err
+}
+
+func (c *Client) takeAllOf(t *testing.T, keys ...string) error {
+	reqs := make([]Request, len(keys))
+	for i, key := range keys {
+		reqs[i] = Request{Key: key, N: 1}
+	}
+	all, err := c.TakeAll(t.Context(), reqs)
+	if err == nil && !all.OK {
+		err = fmt.Errorf("denied: %+v", all)
+	}
+	return err
+}
+
+func (c *Client) reserveOf(t *testing.T, key string) error {
+	r, err := c.Reserve(t.Context(), key, 1, time.Minute)
+	if err != nil {
+		return err
+	}
+	return granted(r.Result, nil)
+}
+
+// A healthy server that is far away admits what its bucket holds, and no more.
+func TestModeOpenAdmitsNoMoreThanTheBucketAtADistance(t *testing.T) {
+	t.Parallel()
+	for name, opts := range map[string][]Option{
+		"the default timeout":                     nil,
+		"a timeout for a take but not a denial":   {WithTimeout(90 * time.Millisecond)},
+		"a timeout that is shorter than the trip": {WithTimeout(40 * time.Millisecond)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			d := newDistant(t, 60*time.Millisecond)
+			c := d.steady(t, opts...)
+			p := hourly(100)
+			p.Degraded = policy.DegradedOpen
+			createBucket(t, d.direct, "checkout", p)
+			_, err := c.Take(t.Context(), "checkout", 1, slow()) // its policy is known
+			require.NoError(t, err)
+			admitted := atomic.Int64{}
+			admitted.Add(1)
+			var wg sync.WaitGroup
+			for range 10 {
+				wg.Go(func() {
+					for range 20 {
+						r, err := c.Take(t.Context(), "checkout", 1)
+						if err != nil && (opts == nil || ReasonOf(err) != ReasonDistance) {
+							t.Error(err)
+						}
+						admitted.Add(r.Taken)
+					}
+				})
+			}
+			wg.Wait()
+			require.LessOrEqual(t, admitted.Load(), int64(100))
+			require.Zero(t, c.Stats().BreakerOpened)
+			if opts == nil {
+				require.EqualValues(t, 100, admitted.Load())
+			}
+		})
+	}
+}
+
+// The caller's time decides, and not the bucket's degraded mode: the server is there.
+func TestATimeThatIsTooShortForTheDistanceIsAnError(t *testing.T) {
+	t.Parallel()
+	const short = 20 * time.Millisecond
+	d := newDistant(t, 60*time.Millisecond)
+	c := d.steady(t)
+	for key, mode := range map[string]policy.Degraded{
+		"open": policy.DegradedOpen, "local": policy.DegradedLocal, "closed": policy.DegradedClosed,
+	} {
+		p := hourly(100)
+		p.Degraded = mode
+		createBucket(t, d.direct, key, p)
+		_, err := c.Take(t.Context(), key, 1)
+		require.NoError(t, err)
+		for range 20 {
+			ctx, cancel := context.WithTimeout(t.Context(), short)
+			r, err := c.Take(ctx, key, 1)
+			cancel()
+			requireTooFar(t, r.Source, err)
+			r, err = c.Take(t.Context(), key, 1, WithTimeout(short))
+			requireTooFar(t, r.Source, err)
+		}
+		r, err := c.Wait(t.Context(), key, 1, WithTimeout(short))
+		requireTooFar(t, r.Source, err)
+		all, err := c.TakeAll(t.Context(), []Request{{Key: key, N: 1}}, WithTimeout(short))
+		all.Results = append(all.Results, Result{})
+		requireTooFar(t, all.Results[0].Source, err)
+		held, err := c.Reserve(t.Context(), key, 1, time.Minute, WithTimeout(short))
+		if err == nil {
+			requireTooFar(t, held.Source, nil)
+		} else {
+			requireTooFar(t, Source{}, err)
+		}
+	}
+	require.GreaterOrEqual(t, c.Stats().Degraded[ReasonDistance], int64(60))
+	require.Zero(t, c.Stats().BreakerOpened)
+	require.NoError(t, granted(c.Take(t.Context(), "open", 1)))
+}
+
+// requireTooFar checks the end of a call whose time is shorter than the round trip. It has its answer only if this
+// process did not run meanwhile.
+func requireTooFar(t *testing.T, source Source, err error) {
+	t.Helper()
+	if err == nil {
+		require.NotEqual(t, SourceFallback, source.Kind)
+		return
+	}
+	require.ErrorIs(t, err, ErrUnavailable)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.Equal(t, ReasonDistance, ReasonOf(err), "%v", err)
+	require.Regexp(t, `a round trip of \d+(\.\d)?ms`, err.Error())
+}
+
+// The end of the context's time is the end of the call's, whichever of both is the shorter.
+func TestAContextsDeadlineGetsTheDegradedMode(t *testing.T) {
+	t.Parallel()
+	f := newFaulty(t, nil)
+	open := hourly(100)
+	open.Degraded = policy.DegradedOpen
+	createBucket(t, f.direct, "open", open)
+	for _, timeout := range []time.Duration{30 * time.Millisecond, time.Minute} {
+		c := newClient(t, f.rdb, WithTimeout(timeout))
+		f.warm(t, c)
+		_, err := c.Take(t.Context(), "open", 1, slow())
+		require.NoError(t, err)
+		require.NoError(t, f.proxy.Stall(faultproxy.Both))
+		within := func(call func(ctx context.Context)) {
+			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Millisecond)
+			defer cancel()
+			call(ctx)
+		}
+		within(func(ctx context.Context) {
+			r, err := c.Take(ctx, "open", 1)
+			require.NoError(t, err)
+			require.Equal(t, Source{Kind: SourceFallback, Reason: ReasonDeadline}, r.Source)
+		})
+		within(func(ctx context.Context) {
+			all, err := c.TakeAll(ctx, []Request{{Key: "open", N: 1}})
+			require.NoError(t, err)
+			require.True(t, all.OK)
+		})
+		within(func(ctx context.Context) {
+			r, err := c.Reserve(ctx, "open", 1, time.Minute)
+			require.NoError(t, err)
+			require.True(t, r.OK)
+		})
+		within(func(ctx context.Context) {
+			_, err := c.Take(ctx, "checkout", 1)
+			require.ErrorIs(t, err, ErrUnavailable)
+			require.ErrorIs(t, err, context.DeadlineExceeded)
+			require.Equal(t, ReasonDeadline, ReasonOf(err))
+		})
+		require.NoError(t, f.proxy.Heal())
+	}
+}
+
+// Connections are opened at any time, as when calls become more. Only a caller that sets its time pays for them.
+func TestOpeningConnectionsDoesNotCount(t *testing.T) {
+	t.Parallel()
+	d := newDistant(t, 20*time.Millisecond)
+	createBucket(t, d.direct, "checkout", hourly(1000))
+	var slowly atomic.Bool
+	rdb := d.redis(t, func(o *redis.Options) {
+		o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			if slowly.Load() {
+				select { // as TLS takes over a distance, and a lookup of the name
+				case <-time.After(300 * time.Millisecond):
+				case <-ctx.Done():
+					return nil, context.Cause(ctx)
+				}
+			}
+			return new(net.Dialer).DialContext(ctx, network, addr)
+		}
+	})
+	c := newClient(t, rdb)
+	for range 5 {
+		require.NoError(t, granted(c.Take(t.Context(), "checkout", 1)))
+	}
+	slowly.Store(true)
+	d.proxy.Reset()
+	var wg sync.WaitGroup
+	for range 20 {
+		wg.Go(func() {
+			r, err := c.Take(t.Context(), "checkout", 1)
+			if err := granted(r, err); err != nil && ReasonOf(err) != ReasonConnection { // the first finds the reset
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	d.proxy.Reset()
+	err := error(nil)
+	for err == nil || ReasonOf(err) == ReasonConnection {
+		_, err = c.Take(t.Context(), "checkout", 1, WithTimeout(200*time.Millisecond))
+	}
+	require.ErrorIs(t, err, ErrUnavailable)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+}

@@ -1,0 +1,136 @@
+package fetch
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/tokenrefill/refiller/lua"
+)
+
+const (
+	// readyTime bounds Ready where its context has no deadline.
+	readyTime = time.Minute
+	// readyTrips is how many round trips measure a distance: the first one may open a connection.
+	readyTrips = 3
+	// keysTried is how many keys are tried to find one of each master of a Cluster. A master with a single slot is found
+	// with all but one in 10^5 chances.
+	keysTried = 12 * lua.Slots
+)
+
+// Ready opens a connection to each server, reads the published templates and measures the round trips. The first take
+// after it then takes one round trip, and the default timeout suits the distance. Call it before a program accepts
+// work. A readiness probe may call it again. It takes no tokens.
+//
+// It returns nil when takes can succeed. Otherwise it returns ErrClosed, the context's error if that was cancelled, or
+// ErrUnavailable, which wraps what failed. An open breaker is such a failure. Ready waits until ctx ends, for at most a
+// minute.
+func (c *Client) Ready(ctx context.Context) error {
+	if !c.life.enter() {
+		return ErrClosed
+	}
+	defer c.life.leave()
+	ctx, cancel := context.WithTimeout(ctx, readyTime)
+	defer cancel()
+	for _, step := range []func(context.Context) error{c.servers.connect, c.measure, c.readTemplates} {
+		if err := step(ctx); err != nil {
+			return fmt.Errorf("fetch: not ready: %w", failure(ctx, err))
+		}
+	}
+	return nil
+}
+
+// connect opens a connection of each client that the Client owns. Those that it shares are left to measure.
+func (ss *servers) connect(ctx context.Context) error {
+	var pings errgroup.Group
+	for _, own := range ss.own {
+		switch own := own.(type) {
+		case *redis.Client:
+			pings.Go(func() error { return unlessRefused(own.Ping(ctx).Err()) })
+		case *redis.ClusterClient:
+			pings.Go(func() error {
+				return own.ForEachMaster(ctx, func(ctx context.Context, master *redis.Client) error {
+					return unlessRefused(master.Ping(ctx).Err())
+				})
+			})
+		}
+	}
+	return pings.Wait()
+}
+
+// measure makes round trips through each queue. The error is also that of an open breaker.
+func (c *Client) measure(ctx context.Context) error {
+	var pings errgroup.Group
+	for s, key := range c.servers.withKeys(ctx) {
+		pings.Go(func() error {
+			for range readyTrips {
+				t := &task{c: c, server: s, budget: budgetOf(ctx, &callConfig{timed: true})}
+				err := t.Process(ctx, redis.NewIntCmd(ctx, "exists", key))
+				if unlessRefused(err) != nil {
+					return err
+				}
+			}
+			return s.refuses()
+		})
+	}
+	return pings.Wait()
+}
+
+// withKeys returns the servers that hold keys, each with a key that it may be asked about.
+func (ss *servers) withKeys(ctx context.Context) map[*server]string {
+	found := make(map[*server]string)
+	var mu sync.Mutex
+	add := func(_ context.Context, node *redis.Client) error {
+		s := ss.node(node)
+		mu.Lock()
+		defer mu.Unlock()
+		found[s] = "0"
+		return nil
+	}
+	switch {
+	case ss.ring != nil:
+		_ = ss.ring.ForEachShard(ctx, add)
+	case ss.cluster != nil:
+		_ = ss.cluster.ForEachMaster(ctx, add)
+		missing := maps.Clone(found)
+		for n := 0; len(missing) > 0 && n < keysTried; n++ {
+			key := strconv.Itoa(n)
+			s := ss.of(key)
+			found[s] = key
+			delete(missing, s)
+		}
+	default:
+		found[ss.single] = "0"
+	}
+	return found
+}
+
+// readTemplates reads the published templates unless the Client has its own.
+func (c *Client) readTemplates(ctx context.Context) error {
+	if c.templates.fixed {
+		return nil
+	}
+	t := c.plain(budgetOf(ctx, &callConfig{timed: true}), lua.TemplatesKey)
+	defer t.end()
+	if t.server.lost != nil {
+		return t.server.lost
+	}
+	if err := c.templates.look(t, 1); err != nil {
+		return fmt.Errorf("templates: %w", err)
+	}
+	return nil
+}
+
+// unlessRefused drops the error of a server that answers but does not allow this command.
+func unlessRefused(err error) error {
+	if redis.HasErrorPrefix(err, "NOPERM ") {
+		return nil
+	}
+	return err
+}
