@@ -32,6 +32,15 @@ func (d distance) timeout() time.Duration {
 	return min(DefaultTimeout+d.needs(), MaxDefaultTimeout)
 }
 
+// Timeout returns the present timeout of calls for a bucket that have neither WithTimeout nor a context's deadline. It is
+// what New was given by WithTimeout (0: none), or else the default at the distance of the bucket's server.
+func (c *Client) Timeout(key string) time.Duration {
+	if c.config.timed {
+		return c.config.timeout
+	}
+	return c.servers.of(key).distance().timeout()
+}
+
 // late returns the error of a request about which the server was silent for a while. If a healthy server may be silent
 // for as long, a timeout is no failure of the server: it is a distanceError.
 func (d distance) late(silent time.Duration, err error) error {

@@ -105,7 +105,7 @@ func TestFiguresByDistance(t *testing.T) {
 		for i := range 3 {
 			c := d.process(t)
 			timed("first take", func() error { return granted(c.Take(t.Context(), "checkout", 1)) })
-			c = d.process(t)
+			c = d.process(t, WithRescue(false)) // refillers are alive
 			require.NoError(t, c.Ready(t.Context()))
 			for range 5 {
 				timed("steady take", func() error { return granted(c.Take(t.Context(), "checkout", 1)) })

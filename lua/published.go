@@ -44,16 +44,21 @@ func PublishTemplates(ctx context.Context, c Client, set *policy.Templates) (Pub
 // ReadTemplates reads the published set of templates and its id: nil if none is
 // published, or if it is the one whose id the caller knows.
 func ReadTemplates(ctx context.Context, c Client, known string) (set *policy.Templates, id string, err error) {
-	id, err = hget(ctx, c, TemplatesKey, "id")
-	if err != nil {
-		return nil, "", fmt.Errorf("refiller: templates: %w", err)
-	}
-	if id == "" || id == known {
-		return nil, id, nil
+	if known != "" { // otherwise the text is needed anyway: a first take waits for one round trip less
+		id, err = hget(ctx, c, TemplatesKey, "id")
+		if err != nil {
+			return nil, "", fmt.Errorf("refiller: templates: %w", err)
+		}
+		if id == "" || id == known {
+			return nil, id, nil
+		}
 	}
 	text, err := hget(ctx, c, TemplatesKey, "text")
 	if err != nil {
 		return nil, "", fmt.Errorf("refiller: templates: %w", err)
+	}
+	if text == "" {
+		return nil, "", nil
 	}
 	set, err = policy.DecodeTemplates(text)
 	if err != nil {

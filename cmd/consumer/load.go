@@ -127,6 +127,9 @@ func (l *load) run(ctx context.Context, rdb redis.UniversalClient, live io.Write
 		return report{}, err
 	}
 	defer closeClient(client)
+	if err := client.Ready(ctx); err != nil {
+		return report{}, err
+	}
 	began := time.Now()
 	before, err := l.peek(ctx, client, rdb)
 	if err != nil {

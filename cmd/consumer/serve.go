@@ -24,7 +24,11 @@ import (
 	"github.com/tokenrefill/refiller/internal/config/redisconn"
 	"github.com/tokenrefill/refiller/internal/sidecar"
 	"github.com/tokenrefill/refiller/internal/sidecar/envoy"
+	"github.com/tokenrefill/refiller/lua"
 )
+
+// connectTime bounds the wait for Redis before the first call is accepted.
+const connectTime = 2 * time.Second
 
 // serve is what the flags of the sidecar say.
 type serve struct {
@@ -71,7 +75,8 @@ Each flag has a variable, which counts where the flag isn't given; a list has co
 	f.IntVar(&s.poolSize, "redis-connections", 2*redisconn.DefaultPoolSize, "most connections to each Redis server")
 	f.IntVar(&s.cacheSize, "cache-size", 1<<15,
 		"how many buckets are remembered at least; each needs some 300 bytes, for up to twice as many")
-	f.DurationVar(&s.deadline, "deadline", fetch.DefaultTimeout, "how long a call to Redis may take")
+	f.DurationVar(&s.deadline, "deadline", 0,
+		"how long a call to Redis may take; 0 for 50ms and four round trips, as measured, at most 1s")
 	f.StringArrayVar(&s.policies, "metrics-policy", nil,
 		"a bucket, or a prefix with a * behind it, that has a label of its own at /metrics; the others share one")
 	f.StringArrayVar(&s.files.named, "limits", nil,
@@ -116,8 +121,11 @@ func (s *serve) run(cmd *cobra.Command, e env) error {
 	}
 	defer rdb.Close()
 	hook := fetchprom.New(fetchprom.Policies(s.policies...))
-	s.options.Client, err = fetch.New(rdb, fetch.WithTimeout(s.deadline), fetch.WithHook(hook),
-		fetch.WithCacheSize(s.cacheSize))
+	opts := []fetch.Option{fetch.WithHook(hook), fetch.WithCacheSize(s.cacheSize)}
+	if s.deadline > 0 {
+		opts = append(opts, fetch.WithTimeout(s.deadline))
+	}
+	s.options.Client, err = fetch.New(rdb, opts...)
 	if err != nil {
 		return err
 	}
@@ -133,7 +141,7 @@ func (s *serve) run(cmd *cobra.Command, e env) error {
 	}
 	defer follower.Close()
 	registry.MustRegister(follower.ok)
-	windows := envoy.NewWindows(rdb, s.deadline)
+	windows := envoy.NewWindows(rdb, func() time.Duration { return s.options.Client.Timeout(lua.TemplatesKey) })
 	load := func() (inForce, error) { return s.files.load(rdb, s.options.Client, windows) }
 	first, err := load()
 	if err != nil {
@@ -148,12 +156,23 @@ func (s *serve) run(cmd *cobra.Command, e env) error {
 		return err
 	}
 	s.logAddresses(log, server)
+	connect(cmd.Context(), s.options.Client, log)
 	following, stop := context.WithCancel(cmd.Context())
 	var follow sync.WaitGroup
 	follow.Go(func() { follower.run(following, load, func(now inForce) { use(server, now) }, log) })
 	defer follow.Wait()
 	defer stop()
 	return server.Run(cmd.Context())
+}
+
+// connect spares the first calls what their client needs of Redis. Without Redis the sidecar serves all the same, as
+// the buckets' degraded modes say.
+func connect(ctx context.Context, client *fetch.Client, log hclog.Logger) {
+	ctx, cancel := context.WithTimeout(ctx, connectTime)
+	defer cancel()
+	if err := client.Ready(ctx); err != nil && ctx.Err() != context.Canceled {
+		log.Warn("Redis does not answer yet", "error", err)
+	}
 }
 
 // check completes the options, or names the flag or the file that is wrong.
@@ -167,8 +186,8 @@ func (s *serve) check(e env) (err error) {
 	if err := s.options.Validate(); err != nil {
 		return cli.Usage(err)
 	}
-	if most := s.options.Limits.Patience; s.deadline < time.Millisecond || s.deadline > most {
-		return cli.Usage(fmt.Errorf("--deadline %s: want 1ms to %s, which is --client-timeout", s.deadline, most))
+	if most := s.options.Limits.Patience; s.deadline != 0 && s.deadline < time.Millisecond || s.deadline > most {
+		return cli.Usage(fmt.Errorf("--deadline %s: want 1ms to %s, which is --client-timeout, or 0", s.deadline, most))
 	}
 	if s.poolSize < 1 || s.poolSize > redisconn.MaxPoolSize {
 		return cli.Usage(fmt.Errorf("--redis-connections %d: want 1 to %d", s.poolSize, redisconn.MaxPoolSize))

@@ -25,7 +25,7 @@ func edgeLimits(t testing.TB, b *bench) *envoy.Limits {
 	t.Helper()
 	edge, err := os.ReadFile("envoy/testdata/edge.yaml")
 	require.NoError(t, err)
-	limits, err := envoy.Parse(map[string][]byte{"edge.yaml": edge}, envoy.NewWindows(b.rdb, patience))
+	limits, err := envoy.Parse(map[string][]byte{"edge.yaml": edge}, envoy.NewWindows(b.rdb, always(patience)))
 	require.NoError(t, err)
 	return limits
 }

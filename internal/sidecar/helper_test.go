@@ -276,10 +276,13 @@ func failing(t *testing.T, err error) reply {
 	return reply{w.Code, w.Header(), w.Body.Bytes()}
 }
 
+// always is a deadline that does not change.
+func always(d time.Duration) func() time.Duration { return func() time.Duration { return d } }
+
 // apiOf is the door for HTTP alone, of a client.
 func apiOf(client *fetch.Client) *httpapi.Handler {
 	l := DefaultLimits()
-	none := limits.Door{InForce: func() *limits.Set { return nil }, Deadline: patience}
+	none := limits.Door{InForce: func() *limits.Set { return nil }, Deadline: always(patience)}
 	return httpapi.New(httpapi.Config{
 		Client: client, Limits: none, Body: l.Body, Wait: l.Wait, Patience: l.Patience, Logger: hclog.NewNullLogger(),
 	})

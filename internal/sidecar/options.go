@@ -25,7 +25,7 @@ type Options struct {
 	Envoy *envoy.Limits
 	// Named are the limits by name; nil: none.
 	Named *limits.Set
-	// Deadline is how long a call to a named limit may take; 0 means fetch.DefaultTimeout.
+	// Deadline is how long a call to a named limit may take; 0 means the timeout of the Client.
 	Deadline time.Duration
 	// HTTP and GRPC are addresses, host:port or unix:/path; at least one.
 	HTTP, GRPC []string

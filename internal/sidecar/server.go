@@ -22,11 +22,11 @@ import (
 	"google.golang.org/grpc/reflection"
 
 	refillerv1 "github.com/tokenrefill/refiller/api/refiller/v1"
-	"github.com/tokenrefill/refiller/fetch"
 	"github.com/tokenrefill/refiller/internal/sidecar/envoy"
 	"github.com/tokenrefill/refiller/internal/sidecar/grpcapi"
 	"github.com/tokenrefill/refiller/internal/sidecar/httpapi"
 	"github.com/tokenrefill/refiller/internal/sidecar/limits"
+	"github.com/tokenrefill/refiller/lua"
 )
 
 const maxHeader = 16 << 10
@@ -60,9 +60,6 @@ func Listen(opts Options) (*Server, error) {
 	}
 	if err := opts.Validate(); err != nil {
 		return nil, err
-	}
-	if opts.Deadline == 0 {
-		opts.Deadline = fetch.DefaultTimeout
 	}
 	s := &Server{opts: opts, log: opts.Logger, calls: newClients(opts.Limits.Calls), health: health.NewServer(),
 		sleep: time.Sleep}
@@ -104,7 +101,15 @@ func (s *Server) UseEnvoy(limits *envoy.Limits) { s.envoy.Use(limits) }
 func (s *Server) UseLimits(named *limits.Set) { s.limits.Store(named) }
 
 func (s *Server) door() limits.Door {
-	return limits.Door{InForce: s.limits.Load, Deadline: s.opts.Deadline}
+	return limits.Door{InForce: s.limits.Load, Deadline: s.deadline}
+}
+
+// deadline returns how long a call to a named limit may take at present.
+func (s *Server) deadline() time.Duration {
+	if s.opts.Deadline > 0 {
+		return s.opts.Deadline
+	}
+	return s.opts.Client.Timeout(lua.TemplatesKey)
 }
 
 // HTTPAddrs are the addresses for HTTP, in the order of the options.

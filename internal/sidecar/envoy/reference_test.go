@@ -60,7 +60,7 @@ func TestTheConfigurationsOfTheReferenceServiceLoad(t *testing.T) {
 // The limiter of a window is made once, whoever asks, and the limits of requests don't pile up.
 func TestALimiterOfAWindowIsMadeOnce(t *testing.T) {
 	t.Parallel()
-	w := NewWindows(redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}), time.Second)
+	w := NewWindows(redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}), func() time.Duration { return time.Second })
 	minute := units["minute"]
 	first, err := w.taker(quota{minute, 100})
 	require.NoError(t, err)

@@ -48,14 +48,14 @@ type quota struct {
 // Windows keeps the windows of rate limits in Redis. It is safe for concurrent use.
 type Windows struct {
 	rdb      redis.UniversalClient
-	deadline time.Duration
+	deadline func() time.Duration
 
 	mu   sync.Mutex
 	made map[quota]taker
 }
 
-// NewWindows makes Windows whose calls have a deadline, more than 0.
-func NewWindows(rdb redis.UniversalClient, deadline time.Duration) *Windows {
+// NewWindows makes Windows whose calls have a deadline, more than 0. It is asked for each call.
+func NewWindows(rdb redis.UniversalClient, deadline func() time.Duration) *Windows {
 	return &Windows{rdb: rdb, deadline: deadline, made: make(map[quota]taker)}
 }
 
@@ -79,7 +79,7 @@ func (w *Windows) taker(q quota) (taker, error) {
 	if len(w.made) >= mostMade {
 		clear(w.made)
 	}
-	t := timed{l, w.deadline}
+	t := &timed{l, w.deadline}
 	w.made[q] = t
 	return t, nil
 }
@@ -87,17 +87,17 @@ func (w *Windows) taker(q quota) (taker, error) {
 // timed is a window whose calls have a deadline.
 type timed struct {
 	window   *window.Limiter
-	deadline time.Duration
+	deadline func() time.Duration
 }
 
 // Take implements taker.
-func (t timed) Take(ctx context.Context, key string, n int64, _ ...fetch.CallOption) (fetch.Result, error) {
-	return t.window.Take(ctx, key, n, fetch.WithTimeout(t.deadline))
+func (t *timed) Take(ctx context.Context, key string, n int64, _ ...fetch.CallOption) (fetch.Result, error) {
+	return t.window.Take(ctx, key, n, fetch.WithTimeout(t.deadline()))
 }
 
 // TakeUpTo implements taker: it takes what is left where n is more than that.
-func (t timed) TakeUpTo(ctx context.Context, key string, n int64, _ ...fetch.CallOption) (fetch.Result, error) {
-	ctx, cancel := context.WithTimeout(ctx, t.deadline)
+func (t *timed) TakeUpTo(ctx context.Context, key string, n int64, _ ...fetch.CallOption) (fetch.Result, error) {
+	ctx, cancel := context.WithTimeout(ctx, t.deadline())
 	defer cancel()
 	for {
 		r, err := t.window.Take(ctx, key, n)
@@ -112,20 +112,20 @@ func (t timed) TakeUpTo(ctx context.Context, key string, n int64, _ ...fetch.Cal
 }
 
 // Peek implements taker.
-func (t timed) Peek(ctx context.Context, key string, _ ...fetch.CallOption) (fetch.Result, error) {
-	return t.window.Peek(ctx, key, fetch.WithTimeout(t.deadline))
+func (t *timed) Peek(ctx context.Context, key string, _ ...fetch.CallOption) (fetch.Result, error) {
+	return t.window.Peek(ctx, key, fetch.WithTimeout(t.deadline()))
 }
 
 // Undo implements taker.
-func (t timed) Undo(ctx context.Context, key string, r fetch.Result) error {
-	ctx, cancel := context.WithTimeout(ctx, t.deadline)
+func (t *timed) Undo(ctx context.Context, key string, r fetch.Result) error {
+	ctx, cancel := context.WithTimeout(ctx, t.deadline())
 	defer cancel()
 	return t.window.Undo(ctx, key, r)
 }
 
 // Return implements taker.
-func (t timed) Return(ctx context.Context, key string, n int64, _ ...fetch.CallOption) error {
-	return t.window.Return(ctx, key, n, fetch.WithTimeout(t.deadline))
+func (t *timed) Return(ctx context.Context, key string, n int64, _ ...fetch.CallOption) error {
+	return t.window.Return(ctx, key, n, fetch.WithTimeout(t.deadline()))
 }
 
 // blocked has no tokens, ever.

@@ -39,17 +39,18 @@ func (h *Handler) check(w http.ResponseWriter, r *http.Request) {
 		Fail(w, err, h.config.Logger)
 		return
 	}
+	deadline := h.config.Limits.Deadline()
 	m, err := httplimit.New(httplimit.Config{
 		Limiter: q.limit.Limiter(), Key: q.key, Name: q.limit.Name(), TrustedProxies: q.trusted, FailOpen: q.open,
 		Weight: func(*http.Request) int64 { return q.tokens }, XHeaders: true,
-		Timeout: q.limit.Timeout(h.config.Limits.Deadline), Status: q.deny,
+		Timeout: q.limit.Timeout(deadline), Status: q.deny,
 	})
 	if err != nil { // the query is all that New may refuse
 		Fail(w, fmt.Errorf("%w: %w", call.ErrBadRequest, err), h.config.Logger)
 		return
 	}
 	if wait := q.limit.Wait(); wait > 0 {
-		until := time.Now().Add(wait + h.config.Limits.Deadline + h.config.Patience)
+		until := time.Now().Add(wait + deadline + h.config.Patience)
 		if err := http.NewResponseController(w).SetWriteDeadline(until); err != nil {
 			Fail(w, fmt.Errorf("sidecar: extend the time to write: %w", err), h.config.Logger)
 			return

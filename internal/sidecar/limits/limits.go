@@ -41,7 +41,7 @@ func (s *Set) Get(name string) (*Limit, error) {
 // Door is how a server comes to limits, whatever it speaks.
 type Door struct {
 	InForce  func() *Set
-	Deadline time.Duration // of a call
+	Deadline func() time.Duration // of a call
 }
 
 // Open is the limit of a name, and a context for one call to it.
@@ -50,7 +50,7 @@ func (d Door) Open(ctx context.Context, name string) (*Limit, context.Context, c
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, l.Timeout(d.Deadline))
+	ctx, cancel := context.WithTimeout(ctx, l.Timeout(d.Deadline()))
 	return l, ctx, cancel, nil
 }
 
