@@ -32,8 +32,8 @@ func (d distance) timeout() time.Duration {
 	return min(DefaultTimeout+d.needs(), MaxDefaultTimeout)
 }
 
-// Timeout returns the present timeout of calls for a bucket that have neither WithTimeout nor a context's deadline. It is
-// what New was given by WithTimeout (0: none), or else the default at the distance of the bucket's server.
+// Timeout returns the present timeout of calls for a bucket that have neither WithTimeout nor a context's deadline. It
+// is what New was given by WithTimeout (0: none), or else the default at the distance of the bucket's server.
 func (c *Client) Timeout(key string) time.Duration {
 	if c.config.timed {
 		return c.config.timeout

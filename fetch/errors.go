@@ -47,8 +47,8 @@ var (
 	// policy.HoldMemory ago, or never was.
 	ErrNotHeld = lua.ErrNotHeld
 	// ErrUnavailable is returned when Redis didn't answer, or not in time, and wraps the cause:
-	// context.DeadlineExceeded if the timeout or the context's deadline passed. ReasonOf tells which it was. The call may have had its effect,
-	// unless it was not sent since others had failed.
+	// context.DeadlineExceeded if the timeout or the context's deadline passed. ReasonOf tells which cause it was. The
+	// call may have had its effect, unless it was not sent since others had failed.
 	ErrUnavailable = errors.New("fetch: redis is unavailable")
 	// ErrDeadline is returned by Wait when the tokens are due after the context's deadline, and matches
 	// context.DeadlineExceeded. Nothing was taken.

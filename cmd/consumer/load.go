@@ -127,7 +127,10 @@ func (l *load) run(ctx context.Context, rdb redis.UniversalClient, live io.Write
 		return report{}, err
 	}
 	defer closeClient(client)
-	if err := client.Ready(ctx); err != nil {
+	connecting, cancel := context.WithTimeout(ctx, callDeadline)
+	err = client.Ready(connecting)
+	cancel()
+	if err != nil {
 		return report{}, err
 	}
 	began := time.Now()
