@@ -28,6 +28,7 @@ type task struct {
 	got    answer // the last one
 	brief  bool   // what the task is for is done: no further call waits for a slot that moves
 	quits  bool   // calls that wait for a slot that moves end when the Client is closed
+	moving bool   // the last call was refused since the bucket's slot moves
 
 	// Of the commands that it sends.
 	cost int64
@@ -81,6 +82,9 @@ func (t *task) do(a *ask, read func(*ask)) error {
 		if !errors.Is(err, engine.ErrClosed) {
 			t.c.stats.abandoned.Add(1)
 		}
+		if t.moving { // the end of the last of several tries shows nothing of the distance
+			return err
+		}
 		return t.distance.late(time.Since(now), err)
 	}
 	t.deadline = q.PutOff(now, t.deadline, t.latest)
@@ -94,6 +98,7 @@ func (t *task) Process(_ context.Context, cmd redis.Cmder) error {
 	if err := t.do(&ask{cmd: cmd, cost: t.cost, undo: t.undo}, func(*ask) {}); err != nil {
 		return err
 	}
+	t.moving = lua.IsTryAgain(cmd.Err())
 	return cmd.Err()
 }
 
@@ -113,6 +118,7 @@ func (t *task) takes(a *ask) (*answer, error) {
 	}); err != nil {
 		return nil, err
 	}
+	t.moving = lua.IsTryAgain(refused)
 	return &t.got, refused
 }
 
