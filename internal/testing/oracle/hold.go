@@ -10,8 +10,6 @@ type Bucket struct {
 	policy.Bucket
 	Held map[string]Holding // by their id
 	Ends map[string]int64   // when each ends, Unix µs
-
-	uncounted bool // sweep dropped an end without a record; findDue counts
 }
 
 // sweptBeside is the most records that a call ends beside its own work.
@@ -75,9 +73,6 @@ func (b *Bucket) Reserve(
 	b.sweep(sweptBeside, now)
 	least := leastOf(&b.Bucket, leave)
 	if tokensOf(&b.Bucket)-least < n {
-		if swept {
-			b.findDue()
-		}
 		return policy.Taking{Known: true, Tokens: tokensOf(&b.Bucket), Wait: b.Wait(n+least, now)}, HeldDone
 	}
 	add(&b.Bucket, -n)
@@ -179,15 +174,8 @@ func (b *Bucket) Sweep(most int, now int64) policy.Swept {
 		return policy.Swept{}
 	}
 	b.restore()
-	if s := b.Control; s.Due == 0 || s.Due > now {
-		return policy.Swept{}
-	}
-	swept := b.sweep(most, now)
-	b.findDue()
-	return swept
+	return b.sweep(most, now)
 }
-
-// sweep ends records as Sweep does. findDue is to follow.
 
 func (b *Bucket) sweep(most int, now int64) policy.Swept {
 	var sum policy.Swept
@@ -195,6 +183,7 @@ func (b *Bucket) sweep(most int, now int64) policy.Swept {
 	if s.Due == 0 || s.Due > now {
 		return sum
 	}
+	lost := false
 	for range most {
 		id, until := b.earliest()
 		if id == "" || until > now {
@@ -212,9 +201,13 @@ func (b *Bucket) sweep(most int, now int64) policy.Swept {
 			continue
 		}
 		sum.Dropped += h.N
-		b.uncounted = b.uncounted || !there
+		lost = lost || !there
 		b.drop(id)
 	}
+	if lost {
+		b.recount()
+	}
+	b.findDue()
 	return sum
 }
 
@@ -280,10 +273,6 @@ func (b *Bucket) earliest() (first string, until int64) {
 
 // findDue sets when the first record ends. If none does, nothing is outstanding.
 func (b *Bucket) findDue() {
-	if b.uncounted {
-		b.recount()
-	}
-	b.uncounted = false
 	_, b.Control.Due = b.earliest()
 	if b.Control.Due == 0 {
 		b.Control.Outstanding = 0
