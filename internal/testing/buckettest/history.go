@@ -45,7 +45,7 @@ func (h *History) Terms() policy.Terms {
 		Capacity: 1 + h.rng.Int64N(2000) + rate.Over(2*time.Second), Rate: rate,
 		Interval: time.Duration(1+h.rng.IntN(200)) * time.Millisecond,
 		OnLoss:   policy.Loss(h.rng.IntN(2)), OnRollback: policy.Rollback(h.rng.IntN(2)),
-		CarryOver: policy.CarryOver(h.rng.IntN(3)), Strict: h.chance(25),
+		CarryOver: policy.CarryOver(h.rng.IntN(3)), Strict: h.chance(40), Shadow: h.chance(15),
 	}
 	if h.chance(20) {
 		p.Rate = policy.Rate{}

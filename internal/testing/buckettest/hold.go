@@ -96,10 +96,16 @@ func (h *History) DisturbHeld(b *oracle.Bucket) {
 	if known {
 		c.Due = first(b.Ends)
 	}
-	if c != nil {
-		c.Terms.Strict = h.chance(40)
+	if c != nil && h.chance(10) {
+		c.Debt = h.rng.Int64N(c.Terms.Capacity + 1)
 	}
 	lost := h.rng.IntN(60)
+	if lost < 4 && h.chance(50) || lost == 4 { // {K}:ctl was, perhaps with the tokens and the index
+		b.Control = nil
+		if h.chance(30) {
+			b.Bucket = policy.Bucket{}
+		}
+	}
 	if lost == 0 || lost == 1 { // {K}:outstanding was evicted
 		b.Held = nil
 	}

@@ -70,7 +70,7 @@ func (b *Bucket) Reserve(
 		return policy.Taking{OK: true, Known: true, Taken: n, Tokens: tokensOf(&b.Bucket)}, HeldDone
 	}
 	swept := s.Due > 0 && s.Due <= now
-	b.sweep(sweptBeside, now)
+	_, lost := b.end(sweptBeside, now)
 	least := leastOf(&b.Bucket, leave)
 	if tokensOf(&b.Bucket)-least < n {
 		return policy.Taking{Known: true, Tokens: tokensOf(&b.Bucket), Wait: b.Wait(n+least, now)}, HeldDone
@@ -79,6 +79,9 @@ func (b *Bucket) Reserve(
 	s.Outstanding += n
 	b.put(id, Holding{Kind: HoldingReservation, N: n, Until: now + ttl, Era: s.Era, Overrun: o})
 	switch {
+	case lost: // the new record may replace an end without one
+		b.recount()
+		fallthrough
 	case swept:
 		b.findDue()
 	case s.Due == 0 || now+ttl < s.Due:
@@ -178,12 +181,16 @@ func (b *Bucket) Sweep(most int, now int64) policy.Swept {
 }
 
 func (b *Bucket) sweep(most int, now int64) policy.Swept {
-	var sum policy.Swept
+	sum, _ := b.end(most, now)
+	return sum
+}
+
+// end is sweep. It also reports whether an end without a record was dropped.
+func (b *Bucket) end(most int, now int64) (sum policy.Swept, lost bool) {
 	s := b.Control
 	if s.Due == 0 || s.Due > now {
-		return sum
+		return sum, false
 	}
-	lost := false
 	for range most {
 		id, until := b.earliest()
 		if id == "" || until > now {
@@ -208,7 +215,7 @@ func (b *Bucket) sweep(most int, now int64) policy.Swept {
 		b.recount()
 	}
 	b.findDue()
-	return sum
+	return sum, lost
 }
 
 // restore counts what is outstanding if the state doesn't know when the first record ends: the state or the ends were
