@@ -269,8 +269,8 @@ func (a *activeSets) read(ctx context.Context, s *shard) call {
 	})
 }
 
-// putRight moves names to the shards of their templates, and removes those that are no bucket's. Names that another shard
-// can't take stay: its own reads report the fault, and the next round tries again.
+// putRight moves names to the shards of their templates, and removes those that are no bucket's. Names that another
+// shard can't take stay: that shard's own reads report the fault, and the next round tries again.
 func (a *activeSets) putRight(ctx context.Context, s *shard, names sortedNames) error {
 	for prefix, list := range names.moved {
 		err := a.w.r.store.move(ctx, s.Shard, prefix, list)
