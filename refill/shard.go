@@ -69,10 +69,10 @@ func (s *shard) sort(names []string) sortedNames {
 	sorted := sortedNames{moved: map[string][]string{}}
 	for _, name := range names {
 		home := s.home(name)
-		switch {
-		case home == s.template:
+		switch home {
+		case s.template:
 			sorted.kept = append(sorted.kept, name)
-		case home == nil:
+		case nil:
 			sorted.foreign = append(sorted.foreign, name)
 		default:
 			sorted.moved[home.Prefix] = append(sorted.moved[home.Prefix], name)
