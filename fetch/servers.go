@@ -21,7 +21,6 @@ type server struct {
 	addr                    string // names the server to users; empty: it is whichever the Redis client chooses
 	queue                   *engine.Queue[ask]
 	breaker                 *engine.Breaker
-	sockets                 []*engine.Sockets      // none: the connections are the Redis client's
 	takeLoaded, takesLoaded atomic.Bool            // it knows these scripts, as far as is known
 	probe                   atomic.Pointer[string] // a key of the server
 }
@@ -111,12 +110,12 @@ func (ss *servers) add(s *server, rdb redis.UniversalClient, most int, excuse fu
 		Changed:  func(open bool) { ss.c.breakerChanged(s, open) },
 	}
 	s.queue = engine.NewQueue(ss.c.sender(s, rdb), most, s.breaker, express)
-	s.queue.Sockets = s.sockets
 	return s
 }
 
+// eachSocket does something to the connections of the server, unless they are the Redis client's.
 func (s *server) eachSocket(do func(*engine.Sockets)) {
-	for _, of := range s.sockets {
+	for _, of := range s.queue.Sockets {
 		do(of)
 	}
 }
@@ -126,11 +125,12 @@ func (s *server) eachSocket(do func(*engine.Sockets)) {
 func (ss *servers) alone(rdb *redis.Client) *server {
 	most := ss.most(rdb.Options().PoolSize, rdb.Options().MaxActiveConns)
 	s := &server{addr: rdb.Options().Addr}
+	var all []*engine.Sockets
 	open := func(conns int) (*redis.Client, *engine.Sockets) {
 		sockets := &engine.Sockets{}
 		own := redis.NewClient(ownOptions(*rdb.Options(), conns, sockets))
 		ss.own = append(ss.own, own)
-		s.sockets = append(s.sockets, sockets)
+		all = append(all, sockets)
 		return own, sockets
 	}
 	var express *engine.Express[ask]
@@ -140,7 +140,9 @@ func (ss *servers) alone(rdb *redis.Client) *server {
 		express = &engine.Express[ask]{Send: ss.c.sender(s, own), Interrupt: sockets.Drop}
 	}
 	own, sockets := open(most)
-	return ss.add(s, own, most, sockets.Dialing, express)
+	ss.add(s, own, most, sockets.Dialing, express)
+	s.queue.Sockets = all
+	return s
 }
 
 // shared makes the queue of a server whose pool is its Redis client's. A call's deadline is its context's alone.
@@ -272,8 +274,9 @@ func (ss *servers) ownClusterOptions(o redis.ClusterOptions) *redis.ClusterOptio
 	o.NewClient = func(o *redis.Options) *redis.Client {
 		sockets := &engine.Sockets{}
 		node := newClient(ownOptions(*o, most, sockets))
-		ss.nodes.Store(node, ss.add(&server{addr: o.Addr, sockets: []*engine.Sockets{sockets}}, ss.cluster, most,
-			sockets.Dialing, nil))
+		s := ss.add(&server{addr: o.Addr}, ss.cluster, most, sockets.Dialing, nil)
+		s.queue.Sockets = []*engine.Sockets{sockets}
+		ss.nodes.Store(node, s)
 		return node
 	}
 	o.MaintNotificationsConfig = nil // nodes have none
