@@ -49,20 +49,27 @@ func TestUndoOfADegradedTakeGivesNothingToTheBucket(t *testing.T) {
 }
 
 // What a bucket in shadow mode lacked was not taken from it, and doesn't go back.
-func TestUndoOfAShadowTakeGivesBackWhatTheBucketHad(t *testing.T) {
-	rdb := testenv.Redis(t).Client()
-	p := hourly(10)
-	p.Shadow = true
-	createBucket(t, rdb, "K", p)
-	c := newClient(t, rdb, slow())
-	_, err := c.Take(t.Context(), "K", 9)
-	require.NoError(t, err)
-	r, err := c.Take(t.Context(), "K", 5)
-	require.NoError(t, err)
-	require.True(t, r.OK && r.Shadow)
-	require.EqualValues(t, 5, r.Taken)
-	require.NoError(t, c.Undo(t.Context(), "K", r))
-	require.EqualValues(t, 1, tokens(t, rdb, "K"))
+func TestUndoInShadowModeGivesBackWhatTheBucketHad(t *testing.T) {
+	for name, take := range map[string]func(*Client) (Result, error){
+		"take": func(c *Client) (Result, error) { return c.Take(t.Context(), "K", 5) },
+		"wait": func(c *Client) (Result, error) { return c.Wait(t.Context(), "K", 5) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			rdb := testenv.Redis(t).Client()
+			p := hourly(10)
+			p.Shadow = true
+			createBucket(t, rdb, "K", p)
+			c := newClient(t, rdb, slow())
+			_, err := c.Take(t.Context(), "K", 9)
+			require.NoError(t, err)
+			r, err := take(c)
+			require.NoError(t, err)
+			require.True(t, r.OK && r.Shadow)
+			require.EqualValues(t, 5, r.Taken)
+			require.NoError(t, c.Undo(t.Context(), "K", r))
+			require.EqualValues(t, 1, tokens(t, rdb, "K"))
+		})
+	}
 }
 
 // A wait that a degraded mode admitted took nothing from the bucket; one that the bucket served did.
@@ -92,23 +99,6 @@ func TestUndoOfAWaitGivesBackWhatTheBucketGave(t *testing.T) {
 	taken.Era = era
 	require.NoError(t, c.Undo(t.Context(), "b", taken))
 	require.EqualValues(t, 30, tokens(t, f.direct, "b"))
-}
-
-// A wait that a bucket in shadow mode could not serve is admitted, and gives nothing back.
-func TestUndoOfAWaitForABucketInShadowMode(t *testing.T) {
-	rdb := testenv.Redis(t).Client()
-	p := hourly(10)
-	p.Shadow = true
-	createBucket(t, rdb, "K", p)
-	c := newClient(t, rdb, slow())
-	_, err := c.Take(t.Context(), "K", 9)
-	require.NoError(t, err)
-	r, err := c.Wait(t.Context(), "K", 5)
-	require.NoError(t, err)
-	require.True(t, r.OK && r.Shadow)
-	require.EqualValues(t, 5, r.Taken)
-	require.NoError(t, c.Undo(t.Context(), "K", r))
-	require.EqualValues(t, 1, tokens(t, rdb, "K"))
 }
 
 // Waiters that one question serves have each their own Result, as if they had been served one by one.
