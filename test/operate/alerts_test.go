@@ -45,9 +45,8 @@ func tool(t *testing.T, name string) string {
 	return path
 }
 
-// The unit tests of the rules see three replicas of region eu, of which a refills
-// and leads, and one of region us, for 50 minutes with a sample every 30 s. A sample is written as promtool wants
-// it: first+step×count.
+// A unit test of a rule covers 50 minutes, with a sample every 30 s. A sample is written in promtool's form,
+// first+step×count.
 const (
 	sampled = 100
 	step    = "30s"
@@ -61,85 +60,115 @@ func rising(step int) string { return fmt.Sprintf("0+%dx%d", step, sampled) }
 // jump is 0 up to the sample, and 1 from then on.
 func jump(sample int) string { return fmt.Sprintf("0+0x%d 1+0x%d", sample-1, sampled-sample) }
 
+// stale is 1 until the series ends, long before it is judged.
+const stale = "1+0x70 stale"
+
+// target is a replica that Prometheus scrapes.
+type target struct {
+	namespace, region string
+	leads             bool
+	version           float64 // of its configuration
+	refills           int     // of its bucket, per sample
+}
+
+// targets are those of two releases, limits and mail. Release limits runs in two regions, each with a file of its own,
+// and release mail has a bucket of the same name.
+var targets = map[string]target{
+	"a": {namespace: "limits", region: "eu", leads: true, version: 7, refills: 300},
+	"b": {namespace: "limits", region: "eu", version: 7},
+	"c": {namespace: "limits", region: "eu", version: 7},
+	"d": {namespace: "limits", region: "us", leads: true, version: 9, refills: 300},
+	"e": {namespace: "mail", region: "eu", leads: true, version: 3, refills: 30000},
+}
+
+// series names a series of a replica. labels are those beside the ones that all of its series have.
+func series(instance, name string, labels ...string) string {
+	t := targets[instance]
+	all := fmt.Sprintf(`namespace=%q,job="refiller",instance=%q,region=%q`, t.namespace, instance, t.region)
+	for _, label := range labels {
+		all += "," + label
+	}
+	return fmt.Sprintf("refiller_%s{%s}", name, all)
+}
+
+// seenRegion names a series of the coordinator about a region.
+func seenRegion(name, region string) string {
+	return fmt.Sprintf(`refiller_pool_region_%s{instance="a",region=%q}`, name, region)
+}
+
+const (
+	ofCheckout = `bucket="checkout"`
+	ofPool     = `pool="payments"`
+	ofTemplate = `template="user:"`
+	isApplied  = `status="applied"`
+	isStale    = `status="stale"`
+	isMalform  = `status="malformed"`
+
+	sidecarReload = `refiller_sidecar_limits_last_reload_ok{instance="sidecar"}`
+)
+
 // healthy are the series of the replicas with nothing wrong.
 func healthy() map[string]string {
-	s := map[string]string{}
-	for _, instance := range []string{"a", "b", "c", "d"} {
-		set := func(name, labels, values string) {
-			s[fmt.Sprintf(`refiller_%s{instance=%q%s}`, name, instance, labels)] = values
+	s := map[string]string{sidecarReload: steady(1)}
+	for instance, of := range targets {
+		set := func(values, name string, labels ...string) { s[series(instance, name, labels...)] = values }
+		leads := 0.0
+		if of.leads {
+			leads = 1
 		}
-		leads, idle := 0.0, func(int) string { return steady(0) }
-		if instance == "a" || instance == "d" {
-			leads, idle = 1, rising
+		coordinates := 0.0
+		if instance == "a" {
+			coordinates = 1
 		}
-		region := "eu"
-		version := 7.0
-		key := "checkout"
-		coordinates := leads
-		if instance == "d" { // it has a file of its own
-			region = "us"
-			version = 9
-			key = "orders"
-			coordinates = 0
+		set(steady(1), "build_info", `version="v1"`)
+		for _, name := range []string{"redis_up", "election_up", "config_last_reload_ok"} {
+			set(steady(1), name)
 		}
-		set("build_info", fmt.Sprintf(`,region=%q,version="v1"`, region), steady(1))
-		set("redis_up", "", steady(1))
-		set("refills_paused", "", steady(0))
-		set("refill_bucket_faults_total", "", steady(0))
-		set("election_up", "", steady(1))
-		set("leading", "", steady(leads))
-		set("terms_total", "", steady(leads))
-		set("racing", "", steady(0))
-		set("config_version", "", steady(version))
-		set("config_last_reload_ok", "", steady(1))
-		set("config_restart_needed", "", steady(0))
-		set("buckets_conflicting", "", steady(0))
-		set("templates_conflicting", "", steady(0))
-		set("pools_conflicting", "", steady(0))
-		set("buckets_outdated", "", steady(0))
-		set("templates_outdated", "", steady(0))
-		set("pools_outdated", "", steady(0))
-		set("refill_loop_turn_age_seconds", "", steady(0.1))
-		set("refill_errors_total", "", steady(0))
-		set("refill_calls_total", `,status="applied"`, idle(300))
-		set("refill_calls_total", `,status="stale"`, rising(1))
-		set("refill_calls_total", `,status="malformed"`, steady(0))
-		set("template_refill_bucket_faults_total", `,template="user:"`, steady(0))
-		set("template_refill_calls_total", `,status="malformed",template="user:"`, steady(0))
-		set("pool_coordinating", "", steady(coordinates))
-		set("pool_clock_voids_total", "", steady(0))
-		set("pool_grant_remaining_seconds", fmt.Sprintf(`,pool="payments",region=%q`, region), steady(11))
-		bucket := fmt.Sprintf(`,bucket=%q`, key)
-		set("refills_total", bucket, idle(300))
-		set("refills_found_empty_total", bucket, idle(60))
-		set("credit_added_tokens_total", bucket, idle(15000))
-		set("credit_due_tokens_total", bucket, idle(15000))
-		set("quarantines_total", bucket, steady(0))
-		set("buckets_lost_total", bucket, steady(0))
-		set("clock_steps_total", bucket, steady(0))
+		for _, name := range []string{"refills_paused", "refill_bucket_faults_total", "racing", "config_restart_needed",
+			"buckets_conflicting", "templates_conflicting", "pools_conflicting", "buckets_outdated", "templates_outdated",
+			"pools_outdated", "refill_errors_total", "pool_clock_voids_total"} {
+			set(steady(0), name)
+		}
+		set(steady(leads), "leading")
+		set(steady(leads), "terms_total")
+		set(steady(of.version), "config_version")
+		set(steady(0.1), "refill_loop_turn_age_seconds")
+		set(rising(of.refills), "refill_calls_total", isApplied)
+		set(rising(1), "refill_calls_total", isStale)
+		set(steady(0), "refill_calls_total", isMalform)
+		set(steady(0), "template_refill_bucket_faults_total", ofTemplate)
+		set(steady(0), "template_refill_calls_total", isMalform, ofTemplate)
+		set(steady(coordinates), "pool_coordinating")
+		set(steady(11), "pool_grant_remaining_seconds", ofPool)
+		set(rising(of.refills), "refills_total", ofCheckout)
+		set(rising(of.refills/5), "refills_found_empty_total", ofCheckout)
+		set(rising(of.refills*50), "credit_added_tokens_total", ofCheckout)
+		set(rising(of.refills*50), "credit_due_tokens_total", ofCheckout)
+		for _, name := range []string{"quarantines_total", "buckets_lost_total", "clock_steps_total"} {
+			set(steady(0), name, ofCheckout)
+		}
 		for _, le := range []string{"0.005", "0.5", "1", "+Inf"} {
-			set("refill_lag_seconds_bucket", fmt.Sprintf(`,le=%q`, le), idle(300))
+			set(rising(of.refills), "refill_lag_seconds_bucket", fmt.Sprintf("le=%q", le))
 		}
 		for _, le := range []string{"0.25", "1", "10", "+Inf"} {
 			values := steady(0)
 			if instance == "b" { // it took over once, quickly
 				values = jump(70)
 			}
-			set("takeover_gap_seconds_bucket", fmt.Sprintf(`,le=%q`, le), values)
+			set(values, "takeover_gap_seconds_bucket", fmt.Sprintf("le=%q", le))
 		}
 	}
 	// What the coordinator alone exports.
-	s[`refiller_pool_limit_tokens_per_second{instance="a",pool="payments"}`] = steady(1000)
-	s[`refiller_pool_claimed_tokens_per_second{instance="a",pool="payments"}`] = steady(1000)
-	s[`refiller_pool_waits{instance="a",pool="payments"}`] = steady(0)
-	s[`refiller_pool_region_silent_seconds{instance="a",region="eu"}`] = steady(1)
-	s[`refiller_pool_region_fenced{instance="a",region="eu"}`] = steady(0)
-	s["refiller_sidecar_limits_last_reload_ok"+ofSidecar] = steady(1)
+	s[series("a", "pool_limit_tokens_per_second", ofPool)] = steady(1000)
+	s[series("a", "pool_claimed_tokens_per_second", ofPool)] = steady(1000)
+	s[series("a", "pool_waits", ofPool)] = steady(0)
+	s[seenRegion("silent_seconds", "eu")] = steady(1)
+	s[seenRegion("fenced", "eu")] = steady(0)
 	return s
 }
 
-// illness is what makes one alert fire, or none: series that differ from the healthy ones ("" for gone), and the alert
-// expected.
+// illness is what makes one alert fire, or none: series that differ from the healthy ones ("" for series that are
+// missing), and the alert expected.
 type illness struct {
 	series  map[string]string
 	labels  map[string]string
@@ -149,122 +178,135 @@ type illness struct {
 // also is the alert that fires beside the one that an illness is about.
 var also = map[string]string{"RefillsStopped with Redis at work": "BucketsNotRefilled"}
 
-const (
-	ofA       = `{instance="a"}`
-	ofB       = `{instance="b"}`
-	checkoutA = `{instance="a",bucket="checkout"}`
-	ofSidecar = `{instance="sidecar"}`
-)
+// of are the labels of an alert about a release in a region, with those given as pairs.
+func of(namespace, region string, more ...string) map[string]string {
+	labels := map[string]string{"namespace": namespace, "job": "refiller", "region": region}
+	for i := 0; i < len(more); i += 2 {
+		labels[more[i]] = more[i+1]
+	}
+	return labels
+}
+
+// on are the labels of an alert about a replica.
+func on(instance string) map[string]string {
+	t := targets[instance]
+	return of(t.namespace, t.region, "instance", instance)
+}
 
 // illnesses are by the alert that they make fire and, after a space, how; without an alert none fires.
 func illnesses() map[string]illness {
-	on := func(instance string) map[string]string { return map[string]string{"instance": instance} }
-	onBucket, inEU := map[string]string{"bucket": "checkout"}, map[string]string{"region": "eu"}
+	one := func(key, values string) map[string]string { return map[string]string{key: values} }
+	inEU, checkout := of("limits", "eu"), of("limits", "eu", "bucket", "checkout")
+	build := func(instance string) string { return series(instance, "build_info", `version="v1"`) }
+	absent := map[string]string{}
+	for instance := range targets {
+		absent[build(instance)] = ""
+	}
 	slow := map[string]string{}
 	for _, le := range []string{"0.25", "1"} {
-		slow[fmt.Sprintf(`refiller_takeover_gap_seconds_bucket{instance="b",le=%q}`, le)] = steady(0)
+		slow[series("b", "takeover_gap_seconds_bucket", fmt.Sprintf("le=%q", le))] = steady(0)
 	}
 	onFloor := map[string]string{}
-	for _, instance := range []string{"a", "b", "c"} {
-		onFloor[fmt.Sprintf(`refiller_pool_grant_remaining_seconds{instance=%q,pool="payments",region="eu"}`,
-			instance)] = steady(0)
+	for _, instance := range []string{"a", "b", "c", "e"} {
+		onFloor[series(instance, "pool_grant_remaining_seconds", ofPool)] = steady(0)
+	}
+	atWork := map[string]string{
+		series("a", "refills_total", ofCheckout):             steady(9),
+		series("a", "refills_found_empty_total", ofCheckout): steady(9),
 	}
 	return map[string]illness{
-		"RefillerAbsent": {series: map[string]string{
-			`refiller_build_info{instance="a",region="eu",version="v1"}`: "",
-			`refiller_build_info{instance="b",region="eu",version="v1"}`: "",
-			`refiller_build_info{instance="c",region="eu",version="v1"}`: "",
-			`refiller_build_info{instance="d",region="us",version="v1"}`: "",
-		}, summary: "No refiller replica is scraped."},
-		"RefillerAbsent in one region": {map[string]string{
-			`refiller_build_info{instance="d",region="us",version="v1"}`: "1+0x70 stale",
-		}, map[string]string{"region": "us"}, "No refiller replica is scraped in region us."},
-		"RefillsStopped": {series: map[string]string{
-			"refiller_refills_paused" + ofA: steady(1), "refiller_refills_paused" + ofB: steady(1),
-			`refiller_refills_paused{instance="c"}`: steady(1),
-		}, labels: inEU, summary: "No bucket is refilled in region eu."},
-		"RefillsStopped with Redis at work": {series: map[string]string{
-			"refiller_refills_total" + checkoutA: steady(9), "refiller_refills_found_empty_total" + checkoutA: steady(9),
-			"refiller_refill_bucket_faults_total" + ofA: rising(10),
-		}, labels: inEU, summary: "No bucket is refilled in region eu."},
-		"BucketsNotRefilled": {series: map[string]string{"refiller_refill_bucket_faults_total" + ofA: rising(6)},
-			labels: inEU, summary: "Some buckets are not refilled in region eu."},
-		"BucketsNotRefilled of a template": {series: map[string]string{
-			`refiller_template_refill_bucket_faults_total{instance="b",template="user:"}`: rising(6),
-		}, labels: inEU, summary: "Some buckets are not refilled in region eu."},
-		"BucketsNotRefilled since they hold something else": {series: map[string]string{
-			`refiller_template_refill_calls_total{instance="d",status="malformed",template="user:"}`: rising(6),
-			`refiller_refill_calls_total{instance="d",status="malformed"}`:                           rising(6),
-		}, labels: map[string]string{"region": "us"}, summary: "Some buckets are not refilled in region us."},
-		" A bucket was forbidden for a moment": {series: map[string]string{
-			"refiller_refill_bucket_faults_total" + ofA: jump(85)}},
-		" Nothing is due: buckets of long intervals": {series: map[string]string{
-			"refiller_refills_total" + checkoutA: steady(9), "refiller_refills_found_empty_total" + checkoutA: steady(9),
-		}},
-		" One replica's way to Redis is broken": {series: map[string]string{"refiller_refills_paused" + ofA: steady(1)}},
-		"RefillLoopHangs": {map[string]string{"refiller_refill_loop_turn_age_seconds" + ofA: steady(20)}, on("a"),
+		"RefillerAbsent": {series: absent, summary: "No refiller replica is scraped."},
+		"RefillerAbsent in one region": {one(build("d"), stale), of("limits", "us"),
+			"No refiller replica is scraped in region us."},
+		"RefillerAbsent of one release": {one(build("e"), stale), of("mail", "eu"),
+			"No refiller replica is scraped in region eu."},
+		"RefillsStopped": {map[string]string{series("a", "refills_paused"): steady(1),
+			series("b", "refills_paused"): steady(1), series("c", "refills_paused"): steady(1)}, inEU,
+			"No bucket is refilled in region eu."},
+		"RefillsStopped of one release": {one(series("e", "refills_paused"), steady(1)), of("mail", "eu"),
+			"No bucket is refilled in region eu."},
+		"RefillsStopped with Redis at work": {with(atWork, series("a", "refill_bucket_faults_total"), rising(10)), inEU,
+			"No bucket is refilled in region eu."},
+		"BucketsNotRefilled": {one(series("a", "refill_bucket_faults_total"), rising(6)), inEU,
+			"Some buckets are not refilled in region eu."},
+		"BucketsNotRefilled of a template": {one(series("b", "template_refill_bucket_faults_total", ofTemplate), rising(6)),
+			inEU, "Some buckets are not refilled in region eu."},
+		"BucketsNotRefilled since they hold something else": {map[string]string{
+			series("d", "template_refill_calls_total", isMalform, ofTemplate): rising(6),
+			series("d", "refill_calls_total", isMalform):                      rising(6),
+		}, of("limits", "us"), "Some buckets are not refilled in region us."},
+		" A bucket was forbidden for a moment":       {series: one(series("a", "refill_bucket_faults_total"), jump(85))},
+		" Nothing is due: buckets of long intervals": {series: atWork},
+		" One replica's way to Redis is broken":      {series: one(series("a", "refills_paused"), steady(1))},
+		"RefillLoopHangs": {one(series("a", "refill_loop_turn_age_seconds"), steady(20)), on("a"),
 			"The refill loop of a has not gone round for 20s."},
-		"RedisUnreachable": {map[string]string{"refiller_redis_up" + ofA: steady(0)}, on("a"), "Redis does not answer a."},
-		"RefillErrors": {map[string]string{"refiller_refill_errors_total" + ofA: rising(30)}, on("a"),
+		"RedisUnreachable": {one(series("a", "redis_up"), steady(0)), on("a"), "Redis does not answer a."},
+		"RefillErrors": {one(series("a", "refill_errors_total"), rising(30)), on("a"),
 			"1 refill calls per second of a have no answer."},
-		"RefillsLate": {map[string]string{`refiller_refill_lag_seconds_bucket{instance="a",le="0.005"}`: rising(280),
-			`refiller_refill_lag_seconds_bucket{instance="a",le="0.5"}`: rising(280)}, nil,
-			"One refill in a hundred comes 850ms late."},
-		"TakeoverSlow": {slow, nil, "Buckets went 9.1s without a refill before another replica took over."},
-		"CreditAboveDue": {map[string]string{"refiller_credit_added_tokens_total" + checkoutA: rising(15200)}, nil,
-			"4k tokens more than due were credited in ten minutes."},
-		"CreditBelowDue": {map[string]string{"refiller_credit_added_tokens_total" + checkoutA: rising(14000)}, nil,
-			"20k tokens that were due in ten minutes were not credited."},
-		"BucketRolledBack": {map[string]string{"refiller_quarantines_total" + checkoutA: jump(80)}, onBucket,
-			"Redis lost writes of bucket checkout."},
-		"BucketLost": {map[string]string{"refiller_buckets_lost_total" + checkoutA: jump(80)}, onBucket,
-			"Redis lost bucket checkout."},
-		"RedisClockStepped": {map[string]string{"refiller_clock_steps_total" + checkoutA: jump(80)}, nil,
-			"The clock of Redis stepped back."},
-		"NoLeader": {map[string]string{"refiller_leading" + ofA: steady(0)}, inEU,
-			"No replica leads in region eu."},
-		"TwoLeaders": {map[string]string{"refiller_leading" + ofB: steady(1)}, inEU,
+		"RefillsLate": {map[string]string{series("a", "refill_lag_seconds_bucket", `le="0.005"`): rising(280),
+			series("a", "refill_lag_seconds_bucket", `le="0.5"`): rising(280)}, inEU,
+			"One refill in a hundred comes 925ms late in region eu."},
+		"RefillsLate in one region": {map[string]string{series("d", "refill_lag_seconds_bucket", `le="0.005"`): rising(280),
+			series("d", "refill_lag_seconds_bucket", `le="0.5"`): rising(280)}, of("limits", "us"),
+			"One refill in a hundred comes 925ms late in region us."},
+		"TakeoverSlow": {slow, inEU,
+			"Buckets in region eu went 9.1s without a refill before another replica took over."},
+		"CreditAboveDue": {one(series("a", "credit_added_tokens_total", ofCheckout), rising(15200)), checkout,
+			"Bucket checkout in region eu got 4k tokens more than due in ten minutes."},
+		"CreditBelowDue": {one(series("a", "credit_added_tokens_total", ofCheckout), rising(14000)), checkout,
+			"Bucket checkout in region eu did not get 20k tokens that were due in ten minutes."},
+		"BucketRolledBack": {one(series("a", "quarantines_total", ofCheckout), jump(80)), checkout,
+			"Redis lost writes of bucket checkout in region eu."},
+		"BucketLost": {one(series("a", "buckets_lost_total", ofCheckout), jump(80)), checkout,
+			"Redis lost bucket checkout in region eu."},
+		"RedisClockStepped": {one(series("a", "clock_steps_total", ofCheckout), jump(80)), inEU,
+			"The clock of Redis stepped back in region eu."},
+		"NoLeader": {one(series("a", "leading"), steady(0)), inEU, "No replica leads in region eu."},
+		"TwoLeaders": {one(series("b", "leading"), steady(1)), inEU,
 			"2 replicas believe that they lead in region eu."},
-		"LeadershipFlaps": {map[string]string{"refiller_terms_total" + ofA: rising(1)}, inEU,
-			"30 terms in 15 minutes in region eu."},
-		"ElectionUnreachable": {map[string]string{"refiller_election_up" + ofA: steady(0)}, on("a"),
-			"etcd does not answer a."},
-		"ReplicaRaces": {map[string]string{"refiller_racing" + ofB: steady(1)}, on("b"),
-			"b has been racing for five minutes."},
-		"ConfigRefused": {map[string]string{"refiller_config_last_reload_ok" + ofB: steady(0)}, on("b"),
+		"LeadershipFlaps":     {one(series("a", "terms_total"), rising(1)), inEU, "30 terms in 15 minutes in region eu."},
+		"ElectionUnreachable": {one(series("a", "election_up"), steady(0)), on("a"), "etcd does not answer a."},
+		"ReplicaRaces":        {one(series("b", "racing"), steady(1)), on("b"), "b has been racing for five minutes."},
+		"ConfigRefused": {one(series("b", "config_last_reload_ok"), steady(0)), on("b"),
 			"b refused a new configuration."},
-		"ConfigRefused by a sidecar": {map[string]string{"refiller_sidecar_limits_last_reload_ok" + ofSidecar: steady(0)},
-			on("sidecar"), "sidecar refused a new configuration."},
-		"ConfigVersionsDiffer": {map[string]string{"refiller_config_version" + ofB: steady(6)}, inEU,
+		"ConfigRefused by a sidecar": {one(sidecarReload, steady(0)), map[string]string{"instance": "sidecar"},
+			"sidecar refused a new configuration."},
+		"ConfigVersionsDiffer": {one(series("b", "config_version"), steady(6)), inEU,
 			"Replicas of region eu have had different versions of the configuration for five minutes."},
-		"ConfigNeedsRestart": {map[string]string{"refiller_config_restart_needed" + ofB: steady(1)}, on("b"),
+		"ConfigNeedsRestart": {one(series("b", "config_restart_needed"), steady(1)), on("b"),
 			"b has changes in its file that need a restart."},
-		"ConfigOutdated": {map[string]string{"refiller_templates_outdated" + ofB: steady(1),
-			"refiller_buckets_outdated" + ofB: steady(2)}, on("b"), "The file of b has no say over 3 buckets, sets of templates " +
-			"or of pools: a later version is in force."},
-		"PolicyConflict": {map[string]string{"refiller_buckets_conflicting" + ofB: steady(2),
-			"refiller_config_last_reload_ok" + ofB: steady(0)}, on("b"),
+		"ConfigOutdated": {map[string]string{series("b", "templates_outdated"): steady(1),
+			series("b", "buckets_outdated"): steady(2)}, on("b"),
+			"The file of b has no say over 3 buckets, sets of templates or of pools: a later version is in force."},
+		"PolicyConflict": {map[string]string{series("b", "buckets_conflicting"): steady(2),
+			series("b", "config_last_reload_ok"): steady(0)}, on("b"),
 			"The file of b differs from what is in force under its version in 2 buckets, sets of templates or of pools."},
-		"PoolUncoordinated": {map[string]string{"refiller_pool_coordinating" + ofA: steady(0)}, nil,
-			"Nobody coordinates the pools."},
+		"PoolUncoordinated": {one(series("a", "pool_coordinating"), steady(0)), nil, "Nobody coordinates the pools."},
 		"PoolRegionOnFloor": {onFloor, map[string]string{"pool": "payments", "region": "eu"},
 			"Region eu is on its floor of pool payments."},
-		"PoolRegionSilent": {map[string]string{`refiller_pool_region_silent_seconds{instance="a",region="eu"}`: steady(90)},
-			map[string]string{"region": "eu"},
+		"PoolRegionSilent": {one(seenRegion("silent_seconds", "eu"), steady(90)), map[string]string{"region": "eu"},
 			"The coordinator has not heard of region eu for 1m 30s."},
-		"PoolClosed": {map[string]string{`refiller_pool_waits{instance="a",pool="payments"}`: steady(2)},
-			map[string]string{"pool": "payments"}, "Pool payments is closed: it waits for 2 of its regions."},
-		"PoolRegionFenced": {map[string]string{`refiller_pool_region_fenced{instance="a",region="eu"}`: steady(1)},
-			map[string]string{"region": "eu"},
+		"PoolClosed": {one(series("a", "pool_waits", ofPool), steady(2)), map[string]string{"pool": "payments"},
+			"Pool payments is closed: it waits for 2 of its regions."},
+		"PoolRegionFenced": {one(seenRegion("fenced", "eu"), steady(1)), map[string]string{"region": "eu"},
 			"Region eu has been fenced for half an hour."},
-		"PoolOverclaimed": {map[string]string{`refiller_pool_claimed_tokens_per_second{instance="a",pool="payments"}`: steady(
-			1200)}, map[string]string{"pool": "payments"},
+		"PoolOverclaimed": {one(series("a", "pool_claimed_tokens_per_second", ofPool), steady(1200)),
+			map[string]string{"pool": "payments"},
 			"The regions may be using 1.2k/s of pool payments, which is more than its rate."},
-		"PoolClockVoided": {map[string]string{"refiller_pool_clock_voids_total" + ofB: jump(80)}, on("b"),
+		"PoolClockVoided": {one(series("b", "pool_clock_voids_total"), jump(80)), map[string]string{"instance": "b"},
 			"The clock of Redis does not agree with that of b."},
-		"BucketEmpty": {map[string]string{"refiller_refills_found_empty_total" + checkoutA: rising(299)}, onBucket,
-			"Bucket checkout has been empty for 15 minutes."},
+		"BucketEmpty": {one(series("a", "refills_found_empty_total", ofCheckout), rising(299)), checkout,
+			"Bucket checkout in region eu has been empty for 15 minutes."},
+		"BucketEmpty in one region": {one(series("d", "refills_found_empty_total", ofCheckout), rising(299)),
+			of("limits", "us", "bucket", "checkout"), "Bucket checkout in region us has been empty for 15 minutes."},
 	}
+}
+
+// with returns a copy of the series with one more.
+func with(series map[string]string, key, values string) map[string]string {
+	all := maps.Clone(series)
+	all[key] = values
+	return all
 }
 
 // ruleTest is one test as promtool reads it.

@@ -41,12 +41,13 @@ func dashboardPanels(t *testing.T) []panel {
 
 var (
 	metricName = regexp.MustCompile(`\b(?:refiller|process|go)_[a-z_]+\b`)
-	labelName  = regexp.MustCompile(`(\w+)=~?"|(?:by|on) \((\w+)\)`)
+	selector   = regexp.MustCompile(`(\w+)=~?"`)
+	grouping   = regexp.MustCompile(`(?:by|on) \(([\w, ]+)\)`)
 )
 
 // exported are the names of the series that a replica exports, and their labels.
 func exported(t *testing.T, nodes ...*node) (names, labels map[string]bool) {
-	names, labels = map[string]bool{}, map[string]bool{"instance": true, "job": true}
+	names, labels = map[string]bool{}, map[string]bool{"instance": true, "job": true, "namespace": true}
 	for _, n := range nodes {
 		body, err := n.get("/metrics")
 		require.NoError(t, err)
@@ -142,8 +143,15 @@ func TestEveryQueryFindsWhatTheProgramExports(t *testing.T) {
 		for _, name := range metricName.FindAllString(expr, -1) {
 			require.True(t, names[name], "%s asks for %s, which is not exported", where, name)
 		}
-		for _, l := range labelName.FindAllStringSubmatch(expr, -1) {
-			require.True(t, labels[l[1]+l[2]] || l[2] == "le", "%s asks for label %s, which is not exported", where, l[1]+l[2])
+		var asked []string
+		for _, l := range selector.FindAllStringSubmatch(expr, -1) {
+			asked = append(asked, l[1])
+		}
+		for _, l := range grouping.FindAllStringSubmatch(expr, -1) {
+			asked = append(asked, strings.Split(l[1], ", ")...)
+		}
+		for _, l := range asked {
+			require.True(t, labels[l] || l == "le", "%s asks for label %s, which is not exported", where, l)
 		}
 	}
 	for _, r := range alertRules(t) {
@@ -224,7 +232,8 @@ func TestNoPanelIsWithoutDataInARealPrometheus(t *testing.T) {
 	leader(t, nodes)
 	coordinator(t, nodes)
 	rest(t, *scraped)
-	expand := strings.NewReplacer("$__rate_interval", scraped.String(), "$instance", ".*", "$bucket", ".*")
+	expand := strings.NewReplacer("$__rate_interval", scraped.String(), "$instance", ".*", "$bucket", ".*",
+		"$namespace", ".*", "$job", ".*", "$region", ".*")
 	for _, panel := range dashboardPanels(t) {
 		if panel.Type == "row" {
 			require.Empty(t, panel.Targets)

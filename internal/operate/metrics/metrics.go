@@ -50,6 +50,7 @@ type State struct {
 // use.
 type Metrics struct {
 	registry *prometheus.Registry
+	region   string
 	stats    *stats.Stats
 	state    func() State
 
@@ -63,24 +64,31 @@ type Metrics struct {
 
 var _ prometheus.Collector = (*Metrics)(nil)
 
-// New makes the metrics of a replica: build is the program's version, region that
-// of the replica, the stats holds its buckets, and state is called at each scrape.
+// New returns the metrics of a replica. The program's version is build, region is that of the replica, t holds its
+// buckets, and state is called at each scrape.
+//
+// Every series of ours has the label "region". Otherwise an alert would have to join each series with
+// refiller_build_info to judge the regions one by one.
 func New(build, region string, t *stats.Stats, state func() State) *Metrics {
+	inRegion := prometheus.Labels{"region": region}
 	m := &Metrics{
-		registry: prometheus.NewRegistry(), stats: t, state: state, own: map[string]bool{},
+		registry: prometheus.NewRegistry(), region: region, stats: t, state: state, own: map[string]bool{},
 		lag: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name:    "refiller_refill_lag_seconds",
-			Help:    "How much later than one refill interval after the refill before a refill came.",
-			Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10},
+			Name:        "refiller_refill_lag_seconds",
+			Help:        "How much later than one refill interval after the refill before a refill came.",
+			Buckets:     []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10},
+			ConstLabels: inRegion,
 		}),
 		call: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: "refiller_refill_call_seconds", Help: "Time from sending a refill call's batch to its answer.",
-			Buckets: []float64{.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1},
+			Buckets:     []float64{.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1},
+			ConstLabels: inRegion,
 		}),
 		takeover: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name:    "refiller_takeover_gap_seconds",
-			Help:    "How long a bucket went without a refill before this replica took it over from another.",
-			Buckets: []float64{.05, .1, .125, .15, .2, .25, .5, 1, 2, 5, 10, 30},
+			Name:        "refiller_takeover_gap_seconds",
+			Help:        "How long a bucket went without a refill before this replica took it over from another.",
+			Buckets:     []float64{.05, .1, .125, .15, .2, .25, .5, 1, 2, 5, 10, 30},
+			ConstLabels: inRegion,
 		}),
 	}
 	info := prometheus.NewGauge(prometheus.GaugeOpts{
@@ -112,8 +120,9 @@ func (m *Metrics) Handler() http.Handler {
 	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{Registry: m.registry, MaxRequestsInFlight: 4})
 }
 
+// desc describes a metric of a replica. Its last label is the replica's region.
 func desc(name, help string, labels ...string) *prometheus.Desc {
-	return prometheus.NewDesc("refiller_"+name, help, labels, nil)
+	return prometheus.NewDesc("refiller_"+name, help, append(labels, "region"), nil)
 }
 
 var (
@@ -175,10 +184,10 @@ func (m *Metrics) Describe(chan<- *prometheus.Desc) {}
 func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 	s := m.state()
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
-		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, append(labels, m.region)...)
 	}
 	count := func(d *prometheus.Desc, v float64, labels ...string) {
-		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, v, labels...)
+		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, v, append(labels, m.region)...)
 	}
 	for status := policy.StatusApplied; status <= policy.StatusConflict; status++ {
 		count(descCalls, float64(s.Refill.Calls[status]), status.String())
@@ -209,9 +218,11 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 		gauge(descElectionUp, truth(s.ElectionUp))
 	}
 	m.collectBuckets(gauge, count, s.Shadow)
-	collectTemplates(ch, s.Refill.Templates, gauge, count)
+	m.collectTemplates(ch, s.Refill.Templates, gauge, count)
 	if s.Pools != nil {
-		s.Pools.collect(gauge, count)
+		s.Pools.collect(gauge, count, func(d *prometheus.Desc, v float64, region string) {
+			ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, region)
+		})
 	}
 }
 

@@ -48,8 +48,8 @@ func TestDenialsOfBucketsInShadowModeAreCounters(t *testing.T) {
 	})
 	body := scrape(t, m)
 	require.Contains(t, body, "# TYPE refiller_shadow_denied_tokens_total counter")
-	require.Contains(t, body, `refiller_shadow_denied_tokens_total{bucket="trial"} 15`)
-	require.Contains(t, body, `refiller_shadow_denied_tokens_total{bucket="other"} 5`)
+	require.Contains(t, body, `refiller_shadow_denied_tokens_total{bucket="trial",region="eu"} 15`)
+	require.Contains(t, body, `refiller_shadow_denied_tokens_total{bucket="other",region="eu"} 5`)
 }
 
 func TestTemplatesHaveSeriesOfTheirOwn(t *testing.T) {
@@ -57,7 +57,7 @@ func TestTemplatesHaveSeriesOfTheirOwn(t *testing.T) {
 	lag[0] = 90
 	lag[2] = 8
 	lag[len(lag)-1] = 2
-	m := metrics.New("test", "", stats.New(), func() metrics.State {
+	m := metrics.New("test", "eu", stats.New(), func() metrics.State {
 		return metrics.State{Refill: refill.Stats{Templates: []refill.TemplateStats{
 			{Prefix: "user:", Shards: 6, Active: 1234,
 				Calls: map[policy.Status]int64{policy.StatusApplied: 100, policy.StatusStale: 7}, Left: 3,
@@ -67,16 +67,16 @@ func TestTemplatesHaveSeriesOfTheirOwn(t *testing.T) {
 	})
 	body := scrape(t, m)
 	for _, line := range []string{
-		`refiller_template_active_buckets{template="user:"} 1234`,
-		`refiller_template_shards{template="user:"} 6`,
-		`refiller_template_refill_calls_total{status="applied",template="user:"} 100`,
-		`refiller_template_refill_calls_total{status="stale",template="user:"} 7`,
-		`refiller_template_left_total{template="user:"} 3`,
-		`refiller_template_credit_added_tokens_total{template="user:"} 500`,
-		`refiller_template_refill_lag_seconds_bucket{template="user:",le="0.001"} 90`,
-		`refiller_template_refill_lag_seconds_bucket{template="user:",le="0.005"} 98`,
-		`refiller_template_refill_lag_seconds_bucket{template="user:",le="+Inf"} 100`,
-		`refiller_template_refill_lag_seconds_sum{template="user:"} 30`,
+		`refiller_template_active_buckets{region="eu",template="user:"} 1234`,
+		`refiller_template_shards{region="eu",template="user:"} 6`,
+		`refiller_template_refill_calls_total{region="eu",status="applied",template="user:"} 100`,
+		`refiller_template_refill_calls_total{region="eu",status="stale",template="user:"} 7`,
+		`refiller_template_left_total{region="eu",template="user:"} 3`,
+		`refiller_template_credit_added_tokens_total{region="eu",template="user:"} 500`,
+		`refiller_template_refill_lag_seconds_bucket{region="eu",template="user:",le="0.001"} 90`,
+		`refiller_template_refill_lag_seconds_bucket{region="eu",template="user:",le="0.005"} 98`,
+		`refiller_template_refill_lag_seconds_bucket{region="eu",template="user:",le="+Inf"} 100`,
+		`refiller_template_refill_lag_seconds_sum{region="eu",template="user:"} 30`,
 	} {
 		require.Contains(t, body, line)
 	}
@@ -100,8 +100,9 @@ func TestTheNumberOfSeriesIsBounded(t *testing.T) {
 	body := scrape(t, m)
 	require.Equal(t, metrics.MaxBuckets+1, strings.Count(body, "refiller_credit_added_tokens_total{"))
 	require.Equal(t, metrics.MaxBuckets, strings.Count(body, "refiller_bucket_tokens{"))
-	require.Contains(t, body, `refiller_credit_added_tokens_total{bucket="b0007"} 21`)
-	require.Contains(t, body, fmt.Sprintf(`refiller_refills_total{bucket="other"} %d`, 3*(1002-metrics.MaxBuckets)))
+	require.Contains(t, body, `refiller_credit_added_tokens_total{bucket="b0007",region="eu"} 21`)
+	others := 1002 - metrics.MaxBuckets
+	require.Contains(t, body, fmt.Sprintf(`refiller_refills_total{bucket="other",region="eu"} %d`, 3*others))
 	require.NotContains(t, body, "user:", "a key from outside is no label")
 
 	for _, b := range list[len(list)/2-100:] { // with series of their own and without
@@ -116,16 +117,16 @@ func TestTheNumberOfSeriesIsBounded(t *testing.T) {
 		m.Observe(e)
 	}
 	body = scrape(t, m)
-	require.Contains(t, body, fmt.Sprintf("refiller_buckets_outdated %d", len(list)-len(list)/2+100))
-	require.Contains(t, body, fmt.Sprintf("refiller_buckets_conflicting %d", len(list)/2-100))
+	require.Contains(t, body, fmt.Sprintf(`refiller_buckets_outdated{region="eu"} %d`, len(list)-len(list)/2+100))
+	require.Contains(t, body, fmt.Sprintf(`refiller_buckets_conflicting{region="eu"} %d`, len(list)/2-100))
 
 	// A place that becomes free is not given to a bucket that is summed up.
 	tl.Configure(list[1:])
 	body = scrape(t, m)
 	require.Equal(t, metrics.MaxBuckets, strings.Count(body, "refiller_credit_added_tokens_total{"))
-	require.Contains(t, body, fmt.Sprintf(`refiller_refills_total{bucket="other"} %d`, 4*(1002-metrics.MaxBuckets)))
+	require.Contains(t, body, fmt.Sprintf(`refiller_refills_total{bucket="other",region="eu"} %d`, 4*others))
 	tl.Configure(append(list[1:], bucket("a-new-one")))
-	require.Contains(t, scrape(t, m), `refiller_refills_total{bucket="a-new-one"} 0`)
+	require.Contains(t, scrape(t, m), `refiller_refills_total{bucket="a-new-one",region="eu"} 0`)
 }
 
 func TestElectionMetricsExistInElectionModeOnly(t *testing.T) {
@@ -134,8 +135,10 @@ func TestElectionMetricsExistInElectionModeOnly(t *testing.T) {
 	require.NotContains(t, scrape(t, m), "refiller_leading")
 	state = metrics.State{Elected: true, ElectionUp: true, Terms: 3, Refill: refill.Stats{Leading: true, Epoch: 42}}
 	body := scrape(t, m)
-	for _, line := range []string{"refiller_leading 1", "refiller_epoch 42", "refiller_terms_total 3", "refiller_racing 0",
-		"refiller_election_up 1"} {
+	for _, line := range []string{
+		`refiller_leading{region="eu"} 1`, `refiller_epoch{region="eu"} 42`, `refiller_terms_total{region="eu"} 3`,
+		`refiller_racing{region="eu"} 0`, `refiller_election_up{region="eu"} 1`,
+	} {
 		require.Contains(t, body, line+"\n")
 	}
 }
@@ -151,10 +154,16 @@ func TestCallsAndReloadsAreCountedByResult(t *testing.T) {
 	})
 	body := scrape(t, m)
 	for _, line := range []string{
-		`refiller_refill_calls_total{status="applied"} 5`, `refiller_refill_calls_total{status="stale"} 2`,
-		`refiller_refill_calls_total{status="malformed"} 0`, "refiller_refill_errors_total 1", "refiller_config_version 9",
-		`refiller_config_reloads_total{result="applied"} 4`, `refiller_config_reloads_total{result="refused"} 1`,
-		"refiller_config_last_reload_ok 0", "refiller_config_restart_needed 1", "refiller_redis_up 0",
+		`refiller_refill_calls_total{region="eu",status="applied"} 5`,
+		`refiller_refill_calls_total{region="eu",status="stale"} 2`,
+		`refiller_refill_calls_total{region="eu",status="malformed"} 0`,
+		`refiller_refill_errors_total{region="eu"} 1`,
+		`refiller_config_version{region="eu"} 9`,
+		`refiller_config_reloads_total{region="eu",result="applied"} 4`,
+		`refiller_config_reloads_total{region="eu",result="refused"} 1`,
+		`refiller_config_last_reload_ok{region="eu"} 0`,
+		`refiller_config_restart_needed{region="eu"} 1`,
+		`refiller_redis_up{region="eu"} 0`,
 	} {
 		require.Contains(t, body, line+"\n")
 	}

@@ -27,15 +27,15 @@ type PoolState struct {
 
 var (
 	descPoolRate = desc("pool_rate_tokens_per_second", "Rate in force in this replica's region, by its Redis.",
-		"pool", "region")
-	descPoolFloor  = desc("pool_floor_tokens_per_second", "Rate that is always the region's.", "pool", "region")
+		"pool")
+	descPoolFloor  = desc("pool_floor_tokens_per_second", "Rate that is always the region's.", "pool")
 	descPoolDemand = desc("pool_demand_tokens_per_second",
-		"What the region could use, as the coordinator saw it at the newest grant.", "pool", "region")
+		"What the region could use, as the coordinator saw it at the newest grant.", "pool")
 	descPoolRemaining = desc("pool_grant_remaining_seconds",
-		"Time that the region's grant has left on its Redis' clock; 0 if it is on its floor.", "pool", "region")
+		"Time that the region's grant has left on its Redis' clock; 0 if it is on its floor.", "pool")
 	descPoolUsed = desc("pool_used_tokens_total",
 		"Tokens that the region's consumers have taken, less what came back. All its replicas tell the same: don't add them.",
-		"pool", "region")
+		"pool")
 	descPoolReports  = desc("pool_reports_total", "Reports that this replica has written to etcd for its region.")
 	descPoolFailures = desc("pool_report_failures_total", "Reports that could not be written.")
 	descPoolVoids    = desc("pool_clock_voids_total",
@@ -65,23 +65,31 @@ var (
 	descPoolWaits = desc("pool_waits",
 		"Regions without which the pool stays closed, so that nobody gets more than the floor. Only from the coordinator.",
 		"pool")
-	descPoolSilent = desc("pool_region_silent_seconds",
-		"Time since the region's last report. Only from the coordinator.", "region")
-	descPoolFenced = desc("pool_region_fenced",
-		"1 if an operator has declared that the region uses nothing. Only from the coordinator.", "region")
+	descPoolSilent = seenDesc("pool_region_silent_seconds",
+		"Time since the region's last report. Only from the coordinator.")
+	descPoolFenced = seenDesc("pool_region_fenced",
+		"1 if an operator has declared that the region uses nothing. Only from the coordinator.")
 )
 
-func (s *PoolState) collect(gauge, count func(*prometheus.Desc, float64, ...string)) {
+// seenDesc describes a metric of the coordinator about a region. Its label "region" is that region, not the
+// coordinator's.
+func seenDesc(name, help string) *prometheus.Desc {
+	return prometheus.NewDesc("refiller_"+name, help, []string{"region"}, nil)
+}
+
+// collect exports the state. The coordinator's gauges about a region go to seen.
+func (s *PoolState) collect(gauge, count func(*prometheus.Desc, float64, ...string),
+	seen func(d *prometheus.Desc, v float64, region string)) {
 	for i, share := range s.Agent.Shares { // sorted by pool
 		if i == MaxPools {
 			break
 		}
-		gauge(descPoolRate, perSecond(share.Rate), share.Pool, s.Region)
-		gauge(descPoolFloor, perSecond(share.Floor), share.Pool, s.Region)
-		gauge(descPoolDemand, perSecond(share.Demand), share.Pool, s.Region)
-		gauge(descPoolRemaining, share.Remaining.Seconds(), share.Pool, s.Region)
+		gauge(descPoolRate, perSecond(share.Rate), share.Pool)
+		gauge(descPoolFloor, perSecond(share.Floor), share.Pool)
+		gauge(descPoolDemand, perSecond(share.Demand), share.Pool)
+		gauge(descPoolRemaining, share.Remaining.Seconds(), share.Pool)
 		if share.Used >= 0 {
-			count(descPoolUsed, float64(share.Used), share.Pool, s.Region)
+			count(descPoolUsed, float64(share.Used), share.Pool)
 		}
 	}
 	count(descPoolReports, float64(s.Agent.Reports))
@@ -107,13 +115,13 @@ func (s *PoolState) collect(gauge, count func(*prometheus.Desc, float64, ...stri
 		gauge(descPoolWanted, sum.Demand, name)
 		gauge(descPoolWaits, float64(len(sum.Waits)), name)
 	}
-	for region, seen := range s.Regions {
-		last := seen.Heard
+	for name, region := range s.Regions {
+		last := region.Heard
 		if last.IsZero() {
-			last = seen.Since
+			last = region.Since
 		}
-		gauge(descPoolSilent, time.Since(last).Seconds(), region)
-		gauge(descPoolFenced, truth(seen.Fenced), region)
+		seen(descPoolSilent, time.Since(last).Seconds(), name)
+		seen(descPoolFenced, truth(region.Fenced), name)
 	}
 }
 

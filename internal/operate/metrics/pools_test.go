@@ -31,8 +31,9 @@ func TestPoolMetricsTellOfTheRegionAndFromTheCoordinatorOfAll(t *testing.T) {
 		`refiller_pool_demand_tokens_per_second{pool="payments",region="eu"} 1500`,
 		`refiller_pool_grant_remaining_seconds{pool="payments",region="eu"} 1.5`,
 		`refiller_pool_used_tokens_total{pool="payments",region="eu"} 12345`,
-		"refiller_pool_reports_total 7", "refiller_pool_report_failures_total 1", "refiller_pool_etcd_up 0",
-		"refiller_pool_coordinating 0", "refiller_pool_terms_total 2",
+		`refiller_pool_reports_total{region="eu"} 7`,
+		`refiller_pool_report_failures_total{region="eu"} 1`, `refiller_pool_etcd_up{region="eu"} 0`,
+		`refiller_pool_coordinating{region="eu"} 0`, `refiller_pool_terms_total{region="eu"} 2`,
 	} {
 		require.Contains(t, body, line+"\n")
 	}
@@ -46,11 +47,12 @@ func TestPoolMetricsTellOfTheRegionAndFromTheCoordinatorOfAll(t *testing.T) {
 		"us": {Since: time.Now().Add(-time.Minute), Fenced: true}}
 	body = scrape(t, m)
 	for _, line := range []string{
-		"refiller_pool_coordinating 1", "refiller_pool_epoch 42", "refiller_pool_share_writes_total 9",
-		`refiller_pool_limit_tokens_per_second{pool="payments"} 1000`,
-		`refiller_pool_claimed_tokens_per_second{pool="payments"} 999.5`,
-		`refiller_pool_waits{pool="payments"} 2`,
-		`refiller_pool_wanted_tokens_per_second{pool="payments"} 1700`, `refiller_pool_region_fenced{region="us"} 1`,
+		`refiller_pool_coordinating{region="eu"} 1`, `refiller_pool_epoch{region="eu"} 42`,
+		`refiller_pool_share_writes_total{region="eu"} 9`,
+		`refiller_pool_limit_tokens_per_second{pool="payments",region="eu"} 1000`,
+		`refiller_pool_claimed_tokens_per_second{pool="payments",region="eu"} 999.5`,
+		`refiller_pool_waits{pool="payments",region="eu"} 2`,
+		`refiller_pool_wanted_tokens_per_second{pool="payments",region="eu"} 1700`, `refiller_pool_region_fenced{region="us"} 1`,
 		`refiller_pool_region_fenced{region="eu"} 0`,
 	} {
 		require.Contains(t, body, line+"\n")

@@ -30,7 +30,7 @@ var (
 
 // collectTemplates exports what refills of templates' buckets did. Templates are
 // few, so each has series of its own.
-func collectTemplates(ch chan<- prometheus.Metric, templates []refill.TemplateStats, gauge,
+func (m *Metrics) collectTemplates(ch chan<- prometheus.Metric, templates []refill.TemplateStats, gauge,
 	count func(*prometheus.Desc, float64, ...string)) {
 	for _, t := range templates {
 		label := t.Prefix
@@ -56,6 +56,6 @@ func collectTemplates(ch chan<- prometheus.Metric, templates []refill.TemplateSt
 				buckets[refill.LagBounds[i].Seconds()] = all
 			}
 		}
-		ch <- prometheus.MustNewConstHistogram(descTemplateLag, all, t.LagSum.Seconds(), buckets, label)
+		ch <- prometheus.MustNewConstHistogram(descTemplateLag, all, t.LagSum.Seconds(), buckets, label, m.region)
 	}
 }
