@@ -9,24 +9,31 @@
 --       holds something else, or is not below its bound: takes gives the answer
 --
 -- A take that fits costs one command.
+
+-- Locals, since a global costs a look-up for each bucket.
+local KEYS = KEYS
+local ARGV = ARGV
 local call = redis.call
+local pcall = redis.pcall
 local n = #KEYS
 local bound = n + 1
+local bounded = tonumber(ARGV[bound]) -- the next bucket that a bound is for
 local leave = 0
 local below = -1
 local reply = {}
 local there = call('EXISTS', unpack(KEYS)) == n -- DECRBY makes a key that is missing, so it needs one that exists
 for i = 1, n do
-  if ARGV[bound] == tostring(i) then
+  if i == bounded then
     leave = tonumber(ARGV[bound + 1])
     below = tonumber(ARGV[bound + 2])
     bound = bound + 3
+    bounded = tonumber(ARGV[bound])
   end
   local key = KEYS[i]
   local total = ARGV[i]
   local left = -1
   if there or call('EXISTS', key) == 1 then
-    left = redis.pcall('DECRBY', key, total)
+    left = pcall('DECRBY', key, total)
     if type(left) == 'table' then
       -- Every other error comes with the first write, before anything is taken.
       local err = left.err
