@@ -339,8 +339,7 @@ func (a *activeSets) learn(ctx context.Context, s *shard, m *members, batch []*e
 	}
 	news.log(a.w.r.log)
 	if err == nil {
-		a.w.sizes.answered(t.results)
-		a.w.recovered()
+		a.w.refilled(t.results)
 	}
 }
 

@@ -534,8 +534,8 @@ func TestAServerThatIsAwayIsLeftAloneAndCaughtUpByTemplates(t *testing.T) {
 			require.True(t, r.server.takeTemplate(set.Of(key), key, 10).OK, "%s: the gap was credited", key)
 		}
 		a.stop()
-		require.Equal(t, 1, strings.Count(log.String(), "redis is away"))
-		require.Equal(t, 1, strings.Count(log.String(), "redis is back"))
+		require.Equal(t, 1, strings.Count(log.String(), "refills pause"))
+		require.Equal(t, 1, strings.Count(log.String(), "refills go on"))
 	})
 }
 

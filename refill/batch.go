@@ -80,8 +80,7 @@ func (w *worker) learn(ctx context.Context, batch []*bucket, t *trip) {
 		w.refillsFailed(ctx, len(batch), err)
 		return
 	}
-	w.sizes.answered(t.results)
-	w.recovered()
+	w.refilled(t.results)
 }
 
 // learnOne takes in one answer.

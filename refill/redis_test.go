@@ -201,7 +201,7 @@ func TestAStandbyTellsThatItsServerIsSilent(t *testing.T) {
 	resign()
 	require.ErrorIs(t, <-led, context.Canceled)
 	stopLeader()
-	require.Equal(t, strings.Count(log.String(), "redis is back"), strings.Count(log.String(), "redis is away"),
+	require.Equal(t, strings.Count(log.String(), "refills go on"), strings.Count(log.String(), "refills pause"),
 		log.String())
 }
 

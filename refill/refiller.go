@@ -120,7 +120,7 @@ func (r *Refiller) Run(ctx context.Context) error {
 			if err != nil {
 				failures++
 				if failures == 1 && ctx.Err() == nil {
-					r.log.Warn("redis is away: its masters are unknown", "error", err)
+					r.log.Warn("redis does not list its masters: refills pause", "error", err)
 				}
 				timing.Sleep(ctx.Done(), backoff(failures, maxBackoff, r.rng))
 				continue

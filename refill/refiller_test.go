@@ -158,8 +158,8 @@ func TestServerAwayIsLoggedOnceAndCaughtUp(t *testing.T) {
 		time.Sleep(1500 * time.Millisecond)
 		require.NoError(t, a.Stats().Away)
 		a.stop()
-		require.Equal(t, 1, strings.Count(log.String(), "redis is away"))
-		require.Equal(t, 1, strings.Count(log.String(), "redis is back"))
+		require.Equal(t, 1, strings.Count(log.String(), "refills pause"))
+		require.Equal(t, 1, strings.Count(log.String(), "refills go on"))
 		require.EqualValues(t, 1000, r.server.take("checkout", 5000), "the gap was credited")
 	})
 }
@@ -182,8 +182,8 @@ func TestAStandbyTellsThatItsServerIsAway(t *testing.T) {
 		resign()
 		a.stop()
 		b.stop()
-		require.Equal(t, 1, strings.Count(log.String(), "redis is away"), log.String())
-		require.Equal(t, 1, strings.Count(log.String(), "redis is back"), log.String())
+		require.Equal(t, 1, strings.Count(log.String(), "refills pause"), log.String())
+		require.Equal(t, 1, strings.Count(log.String(), "refills go on"), log.String())
 	})
 }
 
@@ -204,7 +204,7 @@ func TestOneBadBucketDoesNotStopTheOthers(t *testing.T) {
 		require.NotEmpty(t, r.server.gaps("bad"))
 		require.Equal(t, 1, strings.Count(log.String(), "bucket can't be refilled"))
 		require.Equal(t, 1, strings.Count(log.String(), "bucket is refilled again"))
-		require.NotContains(t, log.String(), "redis is away")
+		require.NotContains(t, log.String(), "refills pause")
 	})
 }
 

@@ -78,7 +78,7 @@ func TestAForbiddenBucketHoldsUpNoOther(t *testing.T) {
 	require.Equal(t, 1, strings.Count(log.String(), "bucket can't be refilled"), log.String())
 	require.Contains(t, log.String(), "bucket="+buckets[0].Key)
 	require.Equal(t, 1, strings.Count(log.String(), "bucket is refilled again"), log.String())
-	require.NotContains(t, log.String(), "redis is away")
+	require.NotContains(t, log.String(), "refills pause")
 }
 
 func TestAForbiddenBucketOfATemplateHoldsUpNoOther(t *testing.T) {
@@ -123,7 +123,7 @@ func TestAForbiddenBucketOfATemplateHoldsUpNoOther(t *testing.T) {
 	require.Equal(t, []int64{faults, unanswered}, []int64{stats.Faults, stats.Errors})
 	require.Equal(t, 1, strings.Count(log.String(), "bucket can't be refilled"), log.String())
 	require.Contains(t, log.String(), "bucket="+keys[0])
-	require.NotContains(t, log.String(), "redis is away")
+	require.NotContains(t, log.String(), "refills pause")
 }
 
 func TestASetThatCanNotBeReadIsToldOfOnce(t *testing.T) {
@@ -204,8 +204,42 @@ func TestAnAnsweredReadIsNotTheEndOfAnOutageOfWrites(t *testing.T) {
 			require.NoError(t, rdb.ConfigSet(t.Context(), "maxmemory", "0").Err())
 			w.until(t, "refills again", appliedTo(buckets))
 			stop()
-			require.Equal(t, 1, strings.Count(log.String(), "redis is away"), log.String())
-			require.Equal(t, 1, strings.Count(log.String(), "redis is back"), log.String())
+			require.Equal(t, 1, strings.Count(log.String(), "refills pause"), log.String())
+			require.Equal(t, 1, strings.Count(log.String(), "refills go on"), log.String())
+		})
+	}
+}
+
+// A server that takes no writes answers the call that asks whether a bucket exists. That answer is not the end of the
+// outage: the bucket can't be created.
+func TestAServerThatNeverTookAWriteIsNotBackBeforeItDoes(t *testing.T) {
+	t.Parallel()
+	for name, settings := range map[string]struct{ refuse, allow []any }{
+		"read-only": {[]any{"replicaof", "127.0.0.1", "1"}, []any{"replicaof", "no", "one"}},
+		"full":      {[]any{"config", "set", "maxmemory", "1"}, []any{"config", "set", "maxmemory", "0"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			rdb := testenv.Redis(t).Client()
+			require.NoError(t, rdb.Do(t.Context(), settings.refuse...).Err())
+			var log lockedBuffer
+			w := newWatch()
+			buckets := manyBuckets(3)
+			_, stop := runningWith(t, Config{Redis: rdb, Buckets: buckets, Observe: w.observe,
+				Logger: hclog.New(&hclog.LoggerOptions{Output: &log})})
+			for range 5 {
+				w.until(t, "creations to fail", func(events map[string][]Event) bool {
+					e := events[buckets[0].Key]
+					return len(e) > 0 && e[len(e)-1].Err != nil
+				})
+				w.forget()
+			}
+			require.Equal(t, 1, strings.Count(log.String(), "redis refuses calls: refills pause"), log.String())
+			require.NotContains(t, log.String(), "refills go on")
+			require.NoError(t, rdb.Do(t.Context(), settings.allow...).Err())
+			w.until(t, "refills", appliedTo(buckets))
+			stop()
+			require.Equal(t, 1, strings.Count(log.String(), "refills go on"), log.String())
 		})
 	}
 }

@@ -2,10 +2,15 @@ package refill
 
 import (
 	"context"
+	"errors"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/tokenrefill/refiller/lua"
 )
 
 // worker refills the buckets of one Redis master. Two goroutines make its calls; what it knows is under the mutex,
@@ -178,9 +183,19 @@ func (w *worker) failed(ctx context.Context, err error) {
 		w.r.setAway(w, err)
 	}
 	if w.failures == 1 && ctx.Err() == nil {
-		w.r.log.Warn("redis is away: refills pause", "error", err)
+		w.r.log.Warn(pauseMessage(err), "error", err)
 	}
 	w.rest = time.Now().Add(backoff(w.failures, maxBackoff, w.rng))
+}
+
+// pauseMessage returns the log message for the error of a failed call. A server that answers with an error, such as
+// READONLY, OOM or NOAUTH, is reachable: its operator looks for another cause than for one that doesn't answer.
+func pauseMessage(err error) string {
+	var reply redis.Error
+	if errors.As(err, &reply) {
+		return "redis refuses calls: refills pause"
+	}
+	return "redis does not answer: refills pause"
 }
 
 // refillsFailed is failed, of refills of n buckets.
@@ -188,6 +203,19 @@ func (w *worker) refillsFailed(ctx context.Context, n int, err error) {
 	w.sizes.failed(n)
 	w.refused = true
 	w.failed(ctx, err)
+}
+
+// refilled applies the results of refills that the server answered. Only one that wrote proves that the server takes
+// refills: a read-only server, and one without memory, still reports that a bucket is unknown.
+func (w *worker) refilled(results []lua.RefillResult) {
+	w.sizes.answered(results)
+	for i := range results {
+		if results[i].Err == nil && results[i].Outcome.Status.Wrote() {
+			w.recovered()
+			return
+		}
+	}
+	w.answered()
 }
 
 // answered takes in that the server answered a read. A server that fails refills may: one without memory does.
@@ -201,7 +229,7 @@ func (w *worker) answered() {
 func (w *worker) recovered() {
 	w.refused = false
 	if w.failures > 0 {
-		w.r.log.Info("redis is back: refills go on", "failed-calls", w.failures)
+		w.r.log.Info("redis takes calls again: refills go on", "failed-calls", w.failures)
 		w.back = time.Now()
 		w.r.setAway(w, nil)
 	}

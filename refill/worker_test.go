@@ -33,7 +33,7 @@ func TestAnUnreadablePulseIsNoSignOfLife(t *testing.T) {
 		a.stop()
 		b.stop()
 		require.Equal(t, 2, strings.Count(log.String(), "pulse can't be read"), "once of each replica")
-		require.NotContains(t, log.String(), "redis is away")
+		require.NotContains(t, log.String(), "refills pause")
 	})
 }
 

@@ -323,5 +323,9 @@ func (r *Replica) Ready(ctx context.Context) error {
 	if err := r.rdb.Ping(ctx).Err(); err != nil {
 		return fmt.Errorf("redis: %w", err)
 	}
+	// A read-only server answers PING.
+	if err := r.refiller.Stats().Away; err != nil {
+		return fmt.Errorf("redis: %w", err)
+	}
 	return nil
 }

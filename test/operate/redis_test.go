@@ -118,7 +118,7 @@ func TestAFullDiskOfRedisPausesRefillsAndTheyGoOnByThemselves(t *testing.T) {
 	eventually(t, func() bool { return n.status().Away != "" }, patience, 10*time.Millisecond, "status tells why")
 	require.Contains(t, n.status().Away, "MISCONF")
 	tokens, last := load.account(t, rdb, "checkout")
-	n.logs("redis is away: refills pause")
+	n.logs("redis refuses calls: refills pause")
 	_, err = n.get("/readyz")
 	require.ErrorContains(t, err, "MISCONF")
 	_, err = client.Take(t.Context(), "mail", 1)
@@ -146,6 +146,20 @@ func TestAFullDiskOfRedisPausesRefillsAndTheyGoOnByThemselves(t *testing.T) {
 	require.Greater(t, due, int64(2*rate), "Redis tries again after five seconds")
 	require.GreaterOrEqual(t, tokensThen-tokens, int64(2*rate), "the first refill credits two seconds of them")
 	require.LessOrEqual(t, tokensThen-tokens, due, "and none too many")
+}
+
+func TestAReplicaIsNotReadyWhileRedisIsReadOnly(t *testing.T) {
+	t.Parallel()
+	server := testenv.Redis(t)
+	require.NoError(t, server.Client().Do(t.Context(), "replicaof", "127.0.0.1", "1").Err())
+	n := startNode(t, "one", counted(fmt.Sprintf("url: %q", server.URL())))
+	n.logs("redis refuses calls: refills pause")
+	_, err := n.get("/readyz")
+	require.ErrorContains(t, err, "READONLY")
+
+	require.NoError(t, server.Client().Do(t.Context(), "replicaof", "no", "one").Err())
+	n.logs("redis takes calls again: refills go on")
+	n.ready()
 }
 
 func TestABackupOfRedisGivesNoTokensTwiceWhileARefillerRemembers(t *testing.T) {

@@ -1,8 +1,8 @@
 // Package admin is a refiller replica's HTTP server for probes and operators:
 //
 //	/livez    the refill loop goes round
-//	/readyz   Redis answers; a standby is ready, and so is a replica without its
-//	          election service; one that is about to end is not
+//	/readyz   Redis takes the replica's calls; a standby is ready, and so is a replica
+//	          without its election service; one that is about to end is not
 //	/status   what the replica knows, as JSON; ?key= one bucket; ?q= a part of the
 //	          key, ?sort= key, fill, taken or age, ?offset=, ?limit=
 //	/shares   how all regions shared the pools in the last hour, as JSON

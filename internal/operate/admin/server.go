@@ -19,7 +19,7 @@ import (
 type Source interface {
 	// Alive is an error if the refill loop hangs.
 	Alive() error
-	// Ready is an error if Redis doesn't answer.
+	// Ready returns an error if Redis doesn't answer or refuses the replica's calls.
 	Ready(ctx context.Context) error
 	// Status is a snapshot with the buckets that the query asks for.
 	Status(ctx context.Context, q Query) Status
