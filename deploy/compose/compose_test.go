@@ -56,6 +56,22 @@ func TestTheFileIsOfTheSpecificationAndItsMountsAreThere(t *testing.T) {
 	}
 }
 
+// Several services that build one tag at once make BuildKit fail: "image already exists".
+func TestOneServiceBuildsTheImageOfAll(t *testing.T) {
+	var builders, users []string
+	for name, s := range load(t).Services {
+		if s.Image == "refiller:demo" {
+			users = append(users, name)
+		}
+		if s.Build != nil {
+			builders = append(builders, name)
+			require.Equal(t, "refiller:demo", s.Image)
+		}
+	}
+	require.ElementsMatch(t, []string{"refiller-1", "refiller-2", "sidecar"}, users)
+	require.Equal(t, []string{"refiller-1"}, builders)
+}
+
 func TestMain(m *testing.M) { imagetest.Main(m) }
 
 // output runs what a service runs, with the files that it mounts where they are here.

@@ -276,7 +276,7 @@ func TestTheDoctorFindsWhatIsWrong(t *testing.T) {
 			"volatile-ttl", "buckets of templates"},
 		"keeps": {[]string{"--maxmemory", "100mb", "--maxmemory-policy", "noeviction"}, "eviction", doctor.OK,
 			"noeviction", ""},
-		"version": {nil, "version", doctor.OK, "", ""},
+		"version": {nil, "version", doctor.OK, "INCREX", ""},
 		"clock":   {nil, "clock", doctor.OK, "from this machine's", ""},
 		"scripts": {nil, "scripts and rights", doctor.OK, "", ""},
 		"read-only": {[]string{"--replicaof", "127.0.0.1 1"}, "what a failure forgets", doctor.Failure, "is a replica",

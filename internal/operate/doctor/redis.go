@@ -50,7 +50,7 @@ func Redis(ctx context.Context, rdb redis.UniversalClient) []Finding {
 	}
 	_, cluster := rdb.(*redis.ClusterClient)
 	info, infoErr := information(ctx, rdb)
-	return []Finding{first, version(info, infoErr), scripts(ctx, rdb, cluster), eviction(info, infoErr),
+	return []Finding{first, versionFinding(info, infoErr), scripts(ctx, rdb, cluster), eviction(info, infoErr),
 		durability(info, infoErr), clock(ctx, rdb)}
 }
 
@@ -100,7 +100,7 @@ func information(ctx context.Context, rdb redis.UniversalClient) (map[string]str
 
 const askInfo = "run the doctor as a user that may call INFO to find out"
 
-func version(info map[string]string, err error) Finding {
+func versionFinding(info map[string]string, err error) Finding {
 	f := Finding{Check: "version", Level: OK}
 	if err != nil {
 		f.Level = Unknown
@@ -111,12 +111,17 @@ func version(info map[string]string, err error) Finding {
 	name := "Redis"
 	text := info["redis_version"]
 	least := "7.0"
+	increx := "8.8"
 	if v := info["valkey_version"]; v != "" {
 		name = "Valkey"
 		text = v
 		least = "7.2"
+		increx = "9.2"
 	}
-	f.Detail = name + " " + text
+	f.Detail = name + " " + text + ", without INCREX"
+	if !before(text, increx) {
+		f.Detail = name + " " + text + ", with INCREX: plain clients can take by one bounded command"
+	}
 	if before(text, least) {
 		f.Level, f.Advice = Failure, "use Redis from 7.0 or Valkey from 7.2"
 	}
