@@ -269,8 +269,12 @@ func spansOf(rdb redis.UniversalClient, n, perCall int, key func(i int) string) 
 // Refuses reports whether an error is a server's that would not or could not do one of a call's buckets: one whose keys
 // are forbidden to us, or that makes the script fail.
 func Refuses(err error) bool {
-	return redis.HasErrorPrefix(err, "NOPERM") ||
-		redis.HasErrorPrefix(err, "ERR") && strings.Contains(err.Error(), "user_script")
+	var reply redis.Error // redis.HasErrorPrefix doesn't find the prefix ERR
+	if !errors.As(err, &reply) {
+		return false
+	}
+	text := reply.Error()
+	return strings.HasPrefix(text, "NOPERM") || strings.HasPrefix(text, "ERR") && strings.Contains(text, "user_script")
 }
 
 // EachAlone asks for many buckets, perCall of them in a script call. What the server refuses as a whole because of one
