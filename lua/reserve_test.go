@@ -38,9 +38,9 @@ func holdsAgree(t *testing.T, rdb *redis.Client) {
 		for step := range 50 {
 			model := loadHeld(ctx, t, rdb, key)
 			if h.Chance(15) {
-				h.Disturb(&model.Bucket)
+				h.DisturbKeys(&model.Bucket)
 			}
-			h.DisturbHeld(&model)
+			h.DisturbHeld(&model, serverTime(ctx, t, rdb))
 			if h.Chance(30) && model.Control != nil {
 				full := model.Control.Terms.Capacity
 				model.Tokens = &full
@@ -228,7 +228,11 @@ func TestALeaseThatRunsOutIsSpent(t *testing.T) {
 }
 
 func TestReturnsToAnotherEraAreDropped(t *testing.T) {
-	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	withEmbedded(t, returnsToAnotherEraAreDropped)
+}
+
+func returnsToAnotherEraAreDropped(t *testing.T, rdb *redis.Client) {
+	ctx := t.Context()
 	storeCase(ctx, t, rdb, "b", 400)
 	_, err := lua.Reserve(ctx, rdb, "b", lua.ReserveCall{ID: "r", N: 100, TTL: time.Minute})
 	require.NoError(t, err)
@@ -251,7 +255,11 @@ func TestReturnsToAnotherEraAreDropped(t *testing.T) {
 }
 
 func TestALeaseIsGivenAtMostHalfOfWhatTheBucketHolds(t *testing.T) {
-	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	withEmbedded(t, aLeaseIsGivenAtMostHalfOfWhatTheBucketHolds)
+}
+
+func aLeaseIsGivenAtMostHalfOfWhatTheBucketHolds(t *testing.T, rdb *redis.Client) {
+	ctx := t.Context()
 	storeCase(ctx, t, rdb, "b", 101)
 	lease := lua.LeaseCall{ID: "x", Seq: 1, Want: 1000, TTL: time.Minute}
 	r, err := lua.Lease(ctx, rdb, "b", lease)
@@ -269,7 +277,11 @@ func TestALeaseIsGivenAtMostHalfOfWhatTheBucketHolds(t *testing.T) {
 // The settlement's reply is lost; the next attempt, and one from another process
 // that only knows the id, change nothing.
 func TestASettlementIsMadeOnce(t *testing.T) {
-	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	withEmbedded(t, aSettlementIsMadeOnce)
+}
+
+func aSettlementIsMadeOnce(t *testing.T, rdb *redis.Client) {
+	ctx := t.Context()
 	storeCase(ctx, t, rdb, "b", 100)
 	call := lua.ReserveCall{ID: "job 7", N: 60, TTL: time.Minute}
 	for range 3 {
@@ -290,7 +302,11 @@ func TestASettlementIsMadeOnce(t *testing.T) {
 }
 
 func TestDebtIsPaidBeforeTokensAndIsAtMostTheCapacity(t *testing.T) {
-	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	withEmbedded(t, debtIsPaidBeforeTokensAndIsAtMostTheCapacity)
+}
+
+func debtIsPaidBeforeTokensAndIsAtMostTheCapacity(t *testing.T, rdb *redis.Client) {
+	ctx := t.Context()
 	storeCase(ctx, t, rdb, "b", 100)
 	_, err := lua.Reserve(ctx, rdb, "b", lua.ReserveCall{ID: "x", N: 90, TTL: time.Minute, Overrun: policy.OverrunDebt})
 	require.NoError(t, err)
@@ -315,7 +331,11 @@ func TestDebtIsPaidBeforeTokensAndIsAtMostTheCapacity(t *testing.T) {
 }
 
 func TestAStrictBucketKeepsRoomForWhatIsOutstanding(t *testing.T) {
-	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	withEmbedded(t, aStrictBucketKeepsRoomForWhatIsOutstanding)
+}
+
+func aStrictBucketKeepsRoomForWhatIsOutstanding(t *testing.T, rdb *redis.Client) {
+	ctx := t.Context()
 	for _, strict := range []bool{false, true} {
 		b := buckettest.Bucket(1000, serverTime(ctx, t, rdb), 1)
 		b.Control.Terms.Strict = strict
@@ -354,7 +374,11 @@ func TestAStrictBucketKeepsRoomForWhatIsOutstanding(t *testing.T) {
 // A block of 400 that is outstanding when the capacity falls to 300 leaves no room. Of it 150 come back while 250 are
 // kept: 50 fit.
 func TestWhatABlockKeepsIsNoRoomForWhatItGivesBack(t *testing.T) {
-	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	withEmbedded(t, whatABlockKeepsIsNoRoomForWhatItGivesBack)
+}
+
+func whatABlockKeepsIsNoRoomForWhatItGivesBack(t *testing.T, rdb *redis.Client) {
+	ctx := t.Context()
 	b := buckettest.Bucket(1000, serverTime(ctx, t, rdb), 1)
 	b.Control.Terms.Strict = true
 	store(ctx, t, rdb, "b", b)
@@ -392,7 +416,11 @@ func TestARefillOfABucketThatHoldsNothingCostsNoCommandMore(t *testing.T) {
 // A bucket whose keys expire lives longer than what is outstanding, and the
 // records expire with it.
 func TestABucketThatExpiresOutlivesItsReservations(t *testing.T) {
-	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	withEmbedded(t, aBucketThatExpiresOutlivesItsReservations)
+}
+
+func aBucketThatExpiresOutlivesItsReservations(t *testing.T, rdb *redis.Client) {
+	ctx := t.Context()
 	storeCase(ctx, t, rdb, "b", 100)
 	keys := []string{"b", lua.IndexKey("b"), lua.ControlKey("b"), lua.OutstandingKey("b"), lua.DueKey("b")}
 	for _, key := range keys[:3] {
@@ -422,7 +450,11 @@ func TestABucketThatExpiresOutlivesItsReservations(t *testing.T) {
 
 // A key of a template becomes a configured bucket, which doesn't expire: nor do records that are made from then on.
 func TestRecordsOfATemplatesKeyThatIsConfiguredDoNotExpire(t *testing.T) {
-	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	withEmbedded(t, recordsOfATemplatesKeyThatIsConfiguredDoNotExpire)
+}
+
+func recordsOfATemplatesKeyThatIsConfiguredDoNotExpire(t *testing.T, rdb *redis.Client) {
+	ctx := t.Context()
 	_, err := takeTemplate(ctx, rdb, "user:1", user(), one(5), false, false)
 	require.NoError(t, err)
 	_, err = lua.Reserve(ctx, rdb, "user:1", lua.ReserveCall{ID: "x", N: 10, TTL: time.Minute})
@@ -439,7 +471,11 @@ func TestRecordsOfATemplatesKeyThatIsConfiguredDoNotExpire(t *testing.T) {
 
 func TestRecordsOfAnotherKindAreMalformedAndStay(t *testing.T) {
 	t.Parallel()
-	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	withEmbedded(t, recordsOfAnotherKindAreMalformedAndStay)
+}
+
+func recordsOfAnotherKindAreMalformedAndStay(t *testing.T, rdb *redis.Client) {
+	ctx := t.Context()
 	for _, name := range []string{lua.OutstandingKey("b"), lua.DueKey("b")} {
 		for _, op := range []string{"Reserve", "Settle", "Lease", "Sweep"} {
 			storeCase(ctx, t, rdb, "b", 100)
@@ -465,7 +501,11 @@ func TestRecordsOfAnotherKindAreMalformedAndStay(t *testing.T) {
 
 func TestCallsAboutReservationsRefuseWhatIsOutOfRange(t *testing.T) {
 	t.Parallel()
-	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	withEmbedded(t, callsAboutReservationsRefuseWhatIsOutOfRange)
+}
+
+func callsAboutReservationsRefuseWhatIsOutOfRange(t *testing.T, rdb *redis.Client) {
+	ctx := t.Context()
 	storeCase(ctx, t, rdb, "b", 100)
 	before := dump(ctx, t, rdb)
 	long := string(make([]byte, lua.MaxIDLen+1))
@@ -504,7 +544,11 @@ func TestCallsAboutReservationsRefuseWhatIsOutOfRange(t *testing.T) {
 
 func TestASweepTellsEachBucketsOwnError(t *testing.T) {
 	t.Parallel()
-	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	withEmbedded(t, aSweepTellsEachBucketsOwnError)
+}
+
+func aSweepTellsEachBucketsOwnError(t *testing.T, rdb *redis.Client) {
+	ctx := t.Context()
 	require.NoError(t, rdb.ScriptFlush(ctx).Err())
 	storeCase(ctx, t, rdb, "b", 100)
 	require.NoError(t, rdb.Set(ctx, "text", "x", 0).Err())

@@ -93,9 +93,38 @@ func (h *History) Call(now int64) policy.Call {
 	return c
 }
 
-// Disturb changes the state as faults and foreign clients do: time passes or
-// steps back, keys are lost, others take and add.
+// moveStep lets up to three periods pass for a schedule, or makes the period to come unknown.
+func (h *History) moveStep(c *policy.Control) {
+	const minute = 60_000_000
+	c.Step = max(1, c.Step-h.rng.Int64N(3*minute))
+	c.Next = c.Step + minute
+	if h.chance(20) {
+		c.Next = 0
+	}
+}
+
+// Disturb changes the state of a bucket without records as faults and foreign clients do, and what the state counts as
+// outstanding and owed.
 func (h *History) Disturb(b *policy.Bucket) {
+	h.DisturbKeys(b)
+	c := b.Control
+	switch {
+	case c == nil:
+	case h.chance(10):
+		c.Outstanding = h.rng.Int64N(c.Terms.Capacity + 1)
+		c.Due = max(1, c.Last+h.rng.Int64N(4_000_000)-2_000_000)
+	case h.chance(10):
+		c.Debt = h.rng.Int64N(c.Terms.Capacity/4 + 1)
+	case h.chance(20):
+		c.Outstanding = 0
+		c.Due = 0
+		c.Debt = 0
+	}
+}
+
+// DisturbKeys changes the state as faults and foreign clients do: time passes or
+// steps back, keys are lost, others take and add.
+func (h *History) DisturbKeys(b *policy.Bucket) {
 	add := func(p **int64, n int64) {
 		v := n
 		if *p != nil {
@@ -116,6 +145,9 @@ func (h *History) Disturb(b *policy.Bucket) {
 		}
 		if c.Terms.Kind == policy.Smooth && h.chance(20) {
 			c.Carry = h.rng.Int64N(c.Terms.Per)
+		}
+		if c.Terms.Kind == policy.Stepped && c.Step > 0 && h.chance(40) {
+			h.moveStep(c)
 		}
 	}
 	switch h.rng.IntN(20) {

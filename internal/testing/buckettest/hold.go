@@ -75,15 +75,18 @@ func (h *History) HoldCall(b oracle.Bucket) HoldCall {
 	return c
 }
 
-// DisturbHeld lets time pass for reservations and leases, changes eras and loses
-// what is known of them, each key alone or with others.
-func (h *History) DisturbHeld(b *oracle.Bucket) {
+// DisturbHeld lets time pass for reservations and leases, of some up to the instant of their end, changes eras and loses
+// what is known of them, each key alone or with others. The server's time is now, if it stands still until the next call.
+func (h *History) DisturbHeld(b *oracle.Bucket, now int64) {
 	c := b.Control
 	known := c != nil && c.Due == first(b.Ends)
 	for _, id := range slices.Sorted(maps.Keys(b.Held)) {
 		held := b.Held[id]
 		if h.chance(20) {
 			held.Until -= 10_000_000 + h.rng.Int64N(70_000_000)
+		}
+		if h.chance(8) {
+			held.Until = now
 		}
 		if h.chance(8) {
 			held.Era--
