@@ -52,6 +52,9 @@ KILLS ?= 100
 # What `make scale` measures: see test/scale/README.md.
 SCALE ?= -templates 1000,10000,100000,1000000
 
+# Mutants of scripts that `make mutants` runs: an expression for their names, such as ^shared/credit.
+MUTANTS ?= .
+
 # How long `make fuzz` gives each fuzz test.
 FUZZTIME ?= 30s
 
@@ -158,6 +161,11 @@ scale: ## What very many buckets cost (SCALE, see test/scale/README.md): a table
 fuzz: ## Every fuzz test for FUZZTIME
 	@scripts/require.sh go redis
 	scripts/fuzz.sh $(FUZZTIME)
+
+.PHONY: mutants
+mutants: ## The tests of each Lua script with one statement of it changed, for each statement (MUTANTS); lists what no test notices
+	@scripts/require.sh go redis faketime
+	GOGC=400 go test -count=1 -ldflags=-w -timeout 0 -v -run TestEveryMutantIsNoticed ./lua -args -mutants '$(MUTANTS)'
 
 .PHONY: config-docs
 config-docs: ## docs/configuration.md and the JSON Schemas, from the structs that a configuration is decoded into

@@ -149,7 +149,11 @@ func TestAForgottenStepIsNotCreditedAgain(t *testing.T) {
 // A key of a template becomes a configured bucket: it lives on, whoever still takes from it as from the template's.
 func TestATemplatesKeyThatIsConfiguredNeverExpires(t *testing.T) {
 	t.Parallel()
-	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	withEmbedded(t, aTemplatesKeyThatIsConfiguredNeverExpires)
+}
+
+func aTemplatesKeyThatIsConfiguredNeverExpires(t *testing.T, rdb *redis.Client) {
+	ctx := t.Context()
 	_, err := takeTemplate(ctx, rdb, "user:1", user(), one(5), false, false)
 	require.NoError(t, err)
 	configured := policy.Policy{Capacity: 60, Rate: policy.PerSecond(1),
@@ -179,7 +183,11 @@ func TestATemplatesKeyThatIsConfiguredNeverExpires(t *testing.T) {
 // between is not told the higher one, which would be taken for a rollback afterwards.
 func TestAnIndexThatAForeignClientTakesBackIsNeverLearned(t *testing.T) {
 	t.Parallel()
-	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	withEmbedded(t, anIndexThatAForeignClientTakesBackIsNeverLearned)
+}
+
+func anIndexThatAForeignClientTakesBackIsNeverLearned(t *testing.T, rdb *redis.Client) {
+	ctx := t.Context()
 	b := storeCase(ctx, t, rdb, "b", 100)
 	version := policy.Version{Era: b.Control.Era, Index: b.Control.Index}
 	require.NoError(t, rdb.Incr(ctx, "{b}").Err())
@@ -267,7 +275,11 @@ func TestErasOfTwoHistoriesDifferThoughBothFollowTheSameOne(t *testing.T) {
 // A take that is denied of a bucket that lost its tokens leaves nothing there, so on_loss still counts: 1000 come back.
 func TestADeniedTakeOfABucketThatLostItsTokensLeavesNothing(t *testing.T) {
 	t.Parallel()
-	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	withEmbedded(t, aDeniedTakeOfABucketThatLostItsTokensLeavesNothing)
+}
+
+func aDeniedTakeOfABucketThatLostItsTokensLeavesNothing(t *testing.T, rdb *redis.Client) {
+	ctx := t.Context()
 	b := storeCase(ctx, t, rdb, "b", 100)
 	b.Control.Terms.OnLoss, b.Tokens = policy.LossFull, nil
 	store(ctx, t, rdb, "b", b)
@@ -283,7 +295,11 @@ func TestADeniedTakeOfABucketThatLostItsTokensLeavesNothing(t *testing.T) {
 // Nor do tokens that come back to it.
 func TestNothingComesBackToABucketThatLostItsTokens(t *testing.T) {
 	t.Parallel()
-	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	withEmbedded(t, nothingComesBackToABucketThatLostItsTokens)
+}
+
+func nothingComesBackToABucketThatLostItsTokens(t *testing.T, rdb *redis.Client) {
+	ctx := t.Context()
 	b := storeCase(ctx, t, rdb, "b", 1000)
 	b.Control.Terms.OnLoss = policy.LossFull
 	store(ctx, t, rdb, "b", b)
@@ -314,7 +330,11 @@ func TestNothingComesBackToABucketThatLostItsTokens(t *testing.T) {
 // keys, and the next refill fills the bucket. An operator's tokens are added to what on_loss says.
 func TestTheLossOfTokensIsNotHiddenByWhatComesBack(t *testing.T) {
 	t.Parallel()
-	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	withEmbedded(t, theLossOfTokensIsNotHiddenByWhatComesBack)
+}
+
+func theLossOfTokensIsNotHiddenByWhatComesBack(t *testing.T, rdb *redis.Client) {
+	ctx := t.Context()
 	terms := userTerms
 	terms.OnLoss = policy.LossFull
 	template := templateCall{Prefix: "user:", Terms: terms.Encode(), Capacity: 60, Hold: time.Hour}
@@ -373,7 +393,11 @@ func TestTheLossOfTokensIsNotHiddenByWhatComesBack(t *testing.T) {
 // What operators set in a template's bucket that lost a key expires with its other keys.
 func TestWhatOperatorsSetExpiresWithTheBucket(t *testing.T) {
 	t.Parallel()
-	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	withEmbedded(t, whatOperatorsSetExpiresWithTheBucket)
+}
+
+func whatOperatorsSetExpiresWithTheBucket(t *testing.T, rdb *redis.Client) {
+	ctx := t.Context()
 	for _, lost := range []string{"user:1", "{user:1}"} {
 		for name, act := range map[string]func() (lua.OperatorReply, error){
 			"reset": func() (lua.OperatorReply, error) { return lua.Reset(ctx, rdb, "user:1", 9) },
@@ -430,7 +454,11 @@ func addToken(ctx context.Context, t testing.TB, rdb *redis.Client, key string, 
 // Plain clients on a template's key: nobody refills for them, and nothing is minted when one of ours comes.
 func TestPlainClientsOnATemplatesKeyMintNothing(t *testing.T) {
 	t.Parallel()
-	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	withEmbedded(t, plainClientsOnATemplatesKeyMintNothing)
+}
+
+func plainClientsOnATemplatesKeyMintNothing(t *testing.T, rdb *redis.Client) {
+	ctx := t.Context()
 	take := func(n int64) int64 {
 		r, err := takeTemplate(ctx, rdb, "user:1", user(), []policy.Run{{N: 1, Count: n, UpTo: true}}, false, false)
 		require.NoError(t, err)
@@ -478,7 +506,11 @@ func TestPlainClientsOnATemplatesKeyMintNothing(t *testing.T) {
 // begins anew in between has no token for it.
 func TestATryOfAPlainClientIsUndoneInABucketThatBeganAnew(t *testing.T) {
 	t.Parallel()
-	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	withEmbedded(t, aTryOfAPlainClientIsUndoneInABucketThatBeganAnew)
+}
+
+func aTryOfAPlainClientIsUndoneInABucketThatBeganAnew(t *testing.T, rdb *redis.Client) {
+	ctx := t.Context()
 	try := func(key string) { require.EqualValues(t, -1, rdb.Decr(ctx, key).Val(), key) }
 	undone := func(key string, want int64) { require.Equal(t, want, rdb.Incr(ctx, key).Val(), key) }
 	terms := policy.Policy{Rate: policy.PerSecond(10), Capacity: 100}.Terms(policy.Fence{Epoch: 1})
@@ -537,7 +569,11 @@ func TestATryOfAPlainClientIsUndoneInABucketThatBeganAnew(t *testing.T) {
 // begins with what its policy says, and the index counts from 1.
 func TestAnIndexOfZeroAloneIsNoBucket(t *testing.T) {
 	t.Parallel()
-	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	withEmbedded(t, anIndexOfZeroAloneIsNoBucket)
+}
+
+func anIndexOfZeroAloneIsNoBucket(t *testing.T, rdb *redis.Client) {
+	ctx := t.Context()
 	configured := strictTerms()
 	for _, tokens := range []bool{false, true} {
 		for name, begin := range map[string]func() error{
@@ -569,7 +605,11 @@ func TestAnIndexOfZeroAloneIsNoBucket(t *testing.T) {
 // it may, and no more.
 func TestWhatPlainClientsAreAboutToUndoIsNoRoom(t *testing.T) {
 	t.Parallel()
-	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	withEmbedded(t, whatPlainClientsAreAboutToUndoIsNoRoom)
+}
+
+func whatPlainClientsAreAboutToUndoIsNoRoom(t *testing.T, rdb *redis.Client) {
+	ctx := t.Context()
 	now := serverTime(ctx, t, rdb)
 	era := now - 2*anHour
 	index := int64(3)
@@ -612,7 +652,11 @@ func TestWhatPlainClientsAreAboutToUndoIsNoRoom(t *testing.T) {
 // over nor taken for a foreign client's bucket later.
 func TestAKeyThatWasLostAloneExpiresWithTheOthers(t *testing.T) {
 	t.Parallel()
-	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	withEmbedded(t, aKeyThatWasLostAloneExpiresWithTheOthers)
+}
+
+func aKeyThatWasLostAloneExpiresWithTheOthers(t *testing.T, rdb *redis.Client) {
+	ctx := t.Context()
 	expireTogether := func(what string) {
 		t.Helper()
 		at := rdb.PExpireTime(ctx, "{user:1}:ctl").Val()
@@ -645,7 +689,11 @@ func TestAKeyThatWasLostAloneExpiresWithTheOthers(t *testing.T) {
 // A foreign client's key that expires becomes a configured bucket, which doesn't.
 func TestABucketThatIsAdoptedNeverExpires(t *testing.T) {
 	t.Parallel()
-	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	withEmbedded(t, aBucketThatIsAdoptedNeverExpires)
+}
+
+func aBucketThatIsAdoptedNeverExpires(t *testing.T, rdb *redis.Client) {
+	ctx := t.Context()
 	for _, k := range []string{"b", "{b}"} {
 		require.NoError(t, rdb.Set(ctx, k, 40, time.Minute).Err())
 	}
@@ -663,7 +711,11 @@ func TestABucketThatIsAdoptedNeverExpires(t *testing.T) {
 // though a template matches its key, and doesn't expire.
 func TestAnOverrideIsForBucketsOfATemplateAlone(t *testing.T) {
 	t.Parallel()
-	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	withEmbedded(t, anOverrideIsForBucketsOfATemplateAlone)
+}
+
+func anOverrideIsForBucketsOfATemplateAlone(t *testing.T, rdb *redis.Client) {
+	ctx := t.Context()
 	configured := policy.Policy{Capacity: 60, Rate: policy.PerSecond(1)}.Terms(policy.Fence{Epoch: 8})
 	pool := configured
 	pool.Pool = true

@@ -77,7 +77,11 @@ var strictBuckets = map[string]func(ctx context.Context, t testing.TB, rdb *redi
 // follows the refill. A bucket that kept its tokens never exceeds it at all.
 func TestAStrictBucketThatBeginsAnewKeepsRoomForWhatIsHeld(t *testing.T) {
 	t.Parallel()
-	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	withEmbedded(t, aStrictBucketThatBeginsAnewKeepsRoomForWhatIsHeld)
+}
+
+func aStrictBucketThatBeginsAnewKeepsRoomForWhatIsHeld(t *testing.T, rdb *redis.Client) {
+	ctx := t.Context()
 	for name, create := range strictBuckets {
 		for _, lost := range [][]string{{"{user:1}:ctl"}, {"user:1", "{user:1}", "{user:1}:ctl"}} {
 			require.NoError(t, rdb.FlushAll(ctx).Err())
@@ -105,7 +109,11 @@ func TestAStrictBucketThatBeginsAnewKeepsRoomForWhatIsHeld(t *testing.T) {
 // The ends of reservations are lost, and not how much each holds: nothing is free that wasn't.
 func TestNothingIsFreeBecauseTheEndsOfReservationsAreLost(t *testing.T) {
 	t.Parallel()
-	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	withEmbedded(t, nothingIsFreeBecauseTheEndsOfReservationsAreLost)
+}
+
+func nothingIsFreeBecauseTheEndsOfReservationsAreLost(t *testing.T, rdb *redis.Client) {
+	ctx := t.Context()
 	for name, create := range strictBuckets {
 		require.NoError(t, rdb.FlushAll(ctx).Err())
 		create(ctx, t, rdb)
@@ -128,7 +136,11 @@ func TestNothingIsFreeBecauseTheEndsOfReservationsAreLost(t *testing.T) {
 // ended, whatever is reserved and settled beside them, and no longer.
 func TestWhatLostReservationsHeldCountsUntilTheyEnd(t *testing.T) {
 	t.Parallel()
-	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	withEmbedded(t, whatLostReservationsHeldCountsUntilTheyEnd)
+}
+
+func whatLostReservationsHeldCountsUntilTheyEnd(t *testing.T, rdb *redis.Client) {
+	ctx := t.Context()
 	for name, create := range strictBuckets {
 		require.NoError(t, rdb.FlushAll(ctx).Err())
 		create(ctx, t, rdb)
@@ -442,7 +454,11 @@ func TestAStrictBucketThatIsLoweredBeforeItIsCountedLosesNothing(t *testing.T) {
 // The records of a bucket that isn't strict are counted, and so end, after it lost its state.
 func TestTheRecordsOfABucketThatLostItsStateAreDue(t *testing.T) {
 	t.Parallel()
-	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	withEmbedded(t, theRecordsOfABucketThatLostItsStateAreDue)
+}
+
+func theRecordsOfABucketThatLostItsStateAreDue(t *testing.T, rdb *redis.Client) {
+	ctx := t.Context()
 	terms := strictTerms()
 	terms.Strict = false
 	for _, lost := range [][]string{{"{b}:ctl"}, {"b", "{b}", "{b}:ctl"}} {
@@ -464,7 +480,11 @@ func TestTheRecordsOfABucketThatLostItsStateAreDue(t *testing.T) {
 // The record of a reservation is lost; its end is not, and is over. The id is free, and what it reserves then stays.
 func TestAReservationUnderTheIDOfALostOneThatEndedIsHeld(t *testing.T) {
 	t.Parallel()
-	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	withEmbedded(t, aReservationUnderTheIDOfALostOneThatEndedIsHeld)
+}
+
+func aReservationUnderTheIDOfALostOneThatEndedIsHeld(t *testing.T, rdb *redis.Client) {
+	ctx := t.Context()
 	for name, create := range strictBuckets {
 		require.NoError(t, rdb.FlushAll(ctx).Err())
 		create(ctx, t, rdb)
@@ -487,7 +507,11 @@ func TestAReservationUnderTheIDOfALostOneThatEndedIsHeld(t *testing.T) {
 // for a while after it is adopted, although it is full.
 func TestABucketThatIsAdoptedStaysInTheActiveSetForAWhile(t *testing.T) {
 	t.Parallel()
-	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	withEmbedded(t, aBucketThatIsAdoptedStaysInTheActiveSetForAWhile)
+}
+
+func aBucketThatIsAdoptedStaysInTheActiveSetForAWhile(t *testing.T, rdb *redis.Client) {
+	ctx := t.Context()
 	lowered := user()
 	_, err := takeTemplate(ctx, rdb, "user:1", lowered, one(1), false, false)
 	require.NoError(t, err)

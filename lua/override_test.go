@@ -6,10 +6,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/tokenrefill/refiller/internal/testing/buckettest"
-	"github.com/tokenrefill/refiller/internal/testing/testenv"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )
@@ -163,7 +163,9 @@ func TestAnOverrideOfALazyBucketRefillsNothing(t *testing.T) {
 		require.NoError(t, err)
 		reply, err := lua.SetOverride(ctx, rdb, key, tc.own, template, policy.EnforceLazy)
 		require.NoError(t, err)
-		if reply.Exists {
+		full := tc.want == tc.own.Capacity
+		require.Equal(t, !full, reply.Exists, "case %d", i)
+		if !full {
 			require.Equal(t, tc.want, reply.Tokens, "case %d", i)
 		}
 		peek, err := lua.LazyPeek(ctx, rdb, key, &template, 1)
@@ -187,7 +189,11 @@ func TestAnOverrideOfALazyBucketRefillsNothing(t *testing.T) {
 
 func TestAnOverrideOfAKeyWithoutABucketWaitsForIt(t *testing.T) {
 	t.Parallel()
-	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	withEmbedded(t, anOverrideOfAKeyWithoutABucketWaitsForIt)
+}
+
+func anOverrideOfAKeyWithoutABucketWaitsForIt(t *testing.T, rdb *redis.Client) {
+	ctx := t.Context()
 	own := policy.Template{Policy: policy.Policy{Capacity: 500, Rate: policy.PerSecond(5), Interval: time.Second}}.
 		Terms(policy.Fence{Epoch: policy.OwnEpoch})
 	reply, err := lua.SetOverride(ctx, rdb, "user:1", own, userTerms, policy.EnforceRefilled)
@@ -214,6 +220,7 @@ func TestAnOverrideOfAKeyWithoutABucketWaitsForIt(t *testing.T) {
 		size := rdb.DBSize(ctx).Val()
 		_, err = lua.SetOverride(ctx, rdb, "user:2", own, userTerms, policy.EnforceLazy)
 		require.ErrorIs(t, err, lua.ErrMalformedBucket, key)
+		require.ErrorContains(t, err, fmt.Sprintf("the key %q does not hold", key))
 		require.Equal(t, size, rdb.DBSize(ctx).Val(), "nothing is written")
 	}
 }
@@ -221,7 +228,11 @@ func TestAnOverrideOfAKeyWithoutABucketWaitsForIt(t *testing.T) {
 // A key that has an override is configured by itself, so that no template matches it any more.
 func TestAfterAnOverrideOfAKeyWithoutATemplateItsConfigurationCounts(t *testing.T) {
 	t.Parallel()
-	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	withEmbedded(t, afterAnOverrideOfAKeyWithoutATemplateItsConfigurationCounts)
+}
+
+func afterAnOverrideOfAKeyWithoutATemplateItsConfigurationCounts(t *testing.T, rdb *redis.Client) {
+	ctx := t.Context()
 	_, err := takeTemplate(ctx, rdb, "user:1", user(), one(5), false, false)
 	require.NoError(t, err)
 	own := userTerms

@@ -1,7 +1,9 @@
 package lua_test
 
 import (
+	"context"
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -95,6 +97,63 @@ func publishing(t *testing.T, rdb redis.UniversalClient) {
 	_, _, err = lua.ReadTemplates(ctx, rdb, "")
 	require.ErrorIs(t, err, policy.ErrTemplates)
 	require.Equal(t, lua.Publication{OK: true, Before: -1}, publish(later), "what can't be read is nothing")
+}
+
+// meanwhile is a client for which something happens just before its next script runs.
+type meanwhile struct {
+	lua.Client
+	happens func()
+}
+
+func (m meanwhile) Process(ctx context.Context, cmd redis.Cmder) error {
+	if strings.HasPrefix(cmd.Name(), "eval") {
+		m.happens()
+	}
+	return m.Client.Process(ctx, cmd)
+}
+
+// A replica reads what is published before it publishes; the script decides if another replica was faster.
+func TestWhatIsPublishedMeanwhileIsRegarded(t *testing.T) {
+	withEmbedded(t, func(t *testing.T, rdb *redis.Client) {
+		ctx := t.Context()
+		first := templateSet(t, 7, 60)
+		for name, c := range map[string]struct {
+			meanwhile *policy.Templates
+			want      lua.Publication
+		}{
+			"the same set":              {first, lua.Publication{OK: true, Before: 7}},
+			"another of its version":    {templateSet(t, 7, 61), lua.Publication{Before: 7}},
+			"one of a later version":    {templateSet(t, 8, 60), lua.Publication{Before: 8}},
+			"one of an earlier version": {templateSet(t, 6, 60), lua.Publication{OK: true, Before: 6}},
+		} {
+			require.NoError(t, rdb.FlushAll(ctx).Err())
+			got, err := lua.PublishTemplates(ctx, meanwhile{rdb, func() {
+				_, err := lua.PublishTemplates(ctx, rdb, c.meanwhile)
+				require.NoError(t, err)
+			}}, first)
+			require.NoError(t, err, name)
+			require.Equal(t, c.want, got, name)
+			stays := c.meanwhile
+			if got.OK {
+				stays = first
+			}
+			set, _, err := lua.ReadTemplates(ctx, rdb, "")
+			require.NoError(t, err)
+			require.True(t, set.Equal(stays), name)
+			if name == "the same set" {
+				require.Empty(t, rdb.HGet(ctx, lua.TemplatesKey, "earlier").Val(), "it replaced none")
+			}
+		}
+		for name, spoil := range map[string]func() error{
+			"a string":               func() error { return rdb.Set(ctx, lua.TemplatesKey, "x", 0).Err() },
+			"a version of no digits": func() error { return rdb.HSet(ctx, lua.TemplatesKey, "version", "x").Err() },
+		} {
+			require.NoError(t, rdb.FlushAll(ctx).Err())
+			_, err := lua.PublishTemplates(ctx, meanwhile{rdb, func() { require.NoError(t, spoil()) }}, first)
+			require.ErrorIs(t, err, lua.ErrMalformedBucket, name)
+			require.ErrorContains(t, err, lua.TemplatesKey, name)
+		}
+	})
 }
 
 func TestReplicasThatPublishAtOnceAgree(t *testing.T) {

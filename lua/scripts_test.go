@@ -174,8 +174,11 @@ func TestRefillBatchRunsEachBucketOnceThoughTheCacheIsFlushed(t *testing.T) {
 
 func TestRefillBatchTellsEachBucketsOwnError(t *testing.T) {
 	t.Parallel()
+	withEmbedded(t, refillBatchTellsEachBucketsOwnError)
+}
+
+func refillBatchTellsEachBucketsOwnError(t *testing.T, rdb *redis.Client) {
 	ctx := t.Context()
-	rdb := testenv.Redis(t).Client()
 	terms := buckettest.Terms()
 	calls := batch(5, &terms)
 	require.NoError(t, rdb.Set(ctx, calls[2].Key, "something else", 0).Err())
@@ -285,7 +288,11 @@ var readsIndex = map[string]bool{"Refill": true, "Grant": true, "Reset": true, "
 
 func TestAKeyOfAnotherKindIsMalformedAndStays(t *testing.T) {
 	t.Parallel()
-	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	withEmbedded(t, spoiled)
+}
+
+func spoiled(t *testing.T, rdb *redis.Client) {
+	ctx := t.Context()
 	const key = "bucket"
 	spoil := map[string]func(name string) error{
 		"List":      func(name string) error { return rdb.LPush(ctx, name, 1).Err() },
@@ -325,15 +332,25 @@ func dump(ctx context.Context, t testing.TB, rdb redis.UniversalClient) map[stri
 	keys, err := rdb.Keys(ctx, "*").Result()
 	require.NoError(t, err)
 	for _, k := range keys {
-		all[k], err = rdb.Dump(ctx, k).Result()
-		require.NoError(t, err)
+		kind := rdb.Type(ctx, k).Val()
+		value := map[string]redis.Cmder{
+			"string": redis.NewCmd(ctx, "get", k), "list": redis.NewCmd(ctx, "lrange", k, 0, -1),
+			"hash": redis.NewMapStringStringCmd(ctx, "hgetall", k), "set": redis.NewCmd(ctx, "smembers", k),
+			"zset": redis.NewCmd(ctx, "zrange", k, 0, -1, "withscores"),
+		}[kind]
+		require.NoError(t, rdb.Process(ctx, value), kind)
+		all[k] = value.String()
 	}
 	return all
 }
 
 func TestAnUnknownBucketLeavesNoKey(t *testing.T) {
 	t.Parallel()
-	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	withEmbedded(t, anUnknownBucketLeavesNoKey)
+}
+
+func anUnknownBucketLeavesNoKey(t *testing.T, rdb *redis.Client) {
+	ctx := t.Context()
 	for name, call := range operations {
 		if name == "Refill" || name == "Add" {
 			continue
@@ -352,7 +369,11 @@ func TestAnUnknownBucketLeavesNoKey(t *testing.T) {
 
 func TestAForeignBucketWithoutPolicyIsTakenFrom(t *testing.T) {
 	t.Parallel()
-	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	withEmbedded(t, aForeignBucketWithoutPolicyIsTakenFrom)
+}
+
+func aForeignBucketWithoutPolicyIsTakenFrom(t *testing.T, rdb *redis.Client) {
+	ctx := t.Context()
 	require.NoError(t, rdb.MSet(ctx, "b", 10, "{b}", 3).Err())
 	r, err := takeOne(ctx, rdb, "b", 4, false)
 	require.NoError(t, err)
@@ -389,7 +410,11 @@ func TestAForeignBucketWithoutPolicyIsTakenFrom(t *testing.T) {
 
 func TestATakeTellsThePolicyWhenAskedOrDenied(t *testing.T) {
 	t.Parallel()
-	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	withEmbedded(t, aTakeTellsThePolicyWhenAskedOrDenied)
+}
+
+func aTakeTellsThePolicyWhenAskedOrDenied(t *testing.T, rdb *redis.Client) {
+	ctx := t.Context()
 	b := storeCase(ctx, t, rdb, "b", 100)
 	r, err := takeOne(ctx, rdb, "b", 40, false)
 	require.NoError(t, err)
@@ -420,7 +445,11 @@ func TestATakeTellsThePolicyWhenAskedOrDenied(t *testing.T) {
 
 func TestHugeAmountsStayExact(t *testing.T) {
 	t.Parallel()
-	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	withEmbedded(t, hugeAmountsStayExact)
+}
+
+func hugeAmountsStayExact(t *testing.T, rdb *redis.Client) {
+	ctx := t.Context()
 	const most = policy.MaxTokens
 	b := buckettest.Bucket(most, serverTime(ctx, t, rdb), 0)
 	b.Control.Terms.Capacity = most
@@ -452,7 +481,11 @@ func TestHugeAmountsStayExact(t *testing.T) {
 
 func TestAReturnToAnotherEraReturnsNothing(t *testing.T) {
 	t.Parallel()
-	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	withEmbedded(t, aReturnToAnotherEraReturnsNothing)
+}
+
+func aReturnToAnotherEraReturnsNothing(t *testing.T, rdb *redis.Client) {
+	ctx := t.Context()
 	storeCase(ctx, t, rdb, "b", 100)
 	r, err := lua.Return(ctx, rdb, "b", 5, buckettest.Era)
 	require.NoError(t, err)
@@ -467,7 +500,11 @@ func TestAReturnToAnotherEraReturnsNothing(t *testing.T) {
 
 func TestGrantAndResetCountAsOurWrites(t *testing.T) {
 	t.Parallel()
-	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	withEmbedded(t, grantAndResetCountAsOurWrites)
+}
+
+func grantAndResetCountAsOurWrites(t *testing.T, rdb *redis.Client) {
+	ctx := t.Context()
 	for _, c := range []struct {
 		name   string
 		call   func(key string) (lua.OperatorReply, error)
@@ -532,7 +569,11 @@ func back(ctx context.Context, t testing.TB, rdb redis.UniversalClient, key stri
 
 func TestAForeignAddBeforeAGrantIsStillSeen(t *testing.T) {
 	t.Parallel()
-	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	withEmbedded(t, aForeignAddBeforeAGrantIsStillSeen)
+}
+
+func aForeignAddBeforeAGrantIsStillSeen(t *testing.T, rdb *redis.Client) {
+	ctx := t.Context()
 	storeCase(ctx, t, rdb, "b", 100)
 	index, err := lua.Add(ctx, rdb, "b", 50, 1000, buckettest.Index)
 	require.NoError(t, err)
@@ -548,18 +589,27 @@ func TestAForeignAddBeforeAGrantIsStillSeen(t *testing.T) {
 
 func TestGrantRestoresALostIndex(t *testing.T) {
 	t.Parallel()
-	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	withEmbedded(t, grantRestoresALostIndex)
+}
+
+func grantRestoresALostIndex(t *testing.T, rdb *redis.Client) {
+	ctx := t.Context()
 	storeCase(ctx, t, rdb, "b", 100)
 	require.NoError(t, rdb.Del(ctx, "b", "{b}").Err())
 	got, err := lua.Grant(ctx, rdb, "b", 5)
 	require.NoError(t, err)
 	require.Equal(t, lua.OperatorReply{Tokens: 5,
 		Version: policy.Version{Era: buckettest.Era, Index: buckettest.Index + 1}}, got)
+	require.Equal(t, "8", rdb.Get(ctx, "{b}").Val())
 }
 
 func TestScriptsKeepExpiry(t *testing.T) {
 	t.Parallel()
-	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	withEmbedded(t, scriptsKeepExpiry)
+}
+
+func scriptsKeepExpiry(t *testing.T, rdb *redis.Client) {
+	ctx := t.Context()
 	newer := buckettest.Terms()
 	newer.Fence.Epoch++
 	all := map[string]func(context.Context, lua.Client, string) error{

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/tokenrefill/refiller/internal/testing/buckettest"
@@ -171,7 +172,10 @@ func TestRememberedStateChangesOnlyTheCost(t *testing.T) {
 
 func TestNeighboursUnderDifferentPoliciesGetEachItsOwn(t *testing.T) {
 	t.Parallel()
-	rdb := testenv.Redis(t).Client()
+	withEmbedded(t, neighboursUnderDifferentPoliciesGetEachItsOwn)
+}
+
+func neighboursUnderDifferentPoliciesGetEachItsOwn(t *testing.T, rdb *redis.Client) {
 	ctx := t.Context()
 	require.NoError(t, lua.Load(ctx, rdb))
 	now := serverTime(ctx, t, rdb)

@@ -11,7 +11,6 @@ import (
 
 	"github.com/tokenrefill/refiller/internal/testing/buckettest"
 	"github.com/tokenrefill/refiller/internal/testing/oracle"
-	"github.com/tokenrefill/refiller/internal/testing/testenv"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )
@@ -126,7 +125,11 @@ func TestTakesOfSeveralBucketsForARequestAreMadeOnce(t *testing.T) {
 
 func TestTakeAllNamesTheMalformedBucketAndTakesNothing(t *testing.T) {
 	t.Parallel()
-	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	withEmbedded(t, takeAllNamesTheMalformedBucketAndTakesNothing)
+}
+
+func takeAllNamesTheMalformedBucketAndTakesNothing(t *testing.T, rdb *redis.Client) {
+	ctx := t.Context()
 	for _, spoil := range []func(string) string{lua.TokensKey, lua.ControlKey} {
 		storeCase(ctx, t, rdb, "good", 100)
 		storeCase(ctx, t, rdb, "bad", 100)
@@ -149,7 +152,11 @@ func TestTakeAllNamesTheMalformedBucketAndTakesNothing(t *testing.T) {
 // each time, as those of a map come.
 func TestARequestOfSeveralBucketsIsChargedOnceInAnyOrder(t *testing.T) {
 	t.Parallel()
-	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	withEmbedded(t, aRequestOfSeveralBucketsIsChargedOnceInAnyOrder)
+}
+
+func aRequestOfSeveralBucketsIsChargedOnceInAnyOrder(t *testing.T, rdb *redis.Client) {
+	ctx := t.Context()
 	left := map[string]int64{"a": 99, "b": 98, "c": 97}
 	for key := range left {
 		storeCase(ctx, t, rdb, key, 100)

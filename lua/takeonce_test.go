@@ -83,7 +83,11 @@ func onceAgree(t *testing.T, rdb *redis.Client) {
 
 func TestARequestIsForgottenAfterItsMemory(t *testing.T) {
 	t.Parallel()
-	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	withEmbedded(t, aRequestIsForgottenAfterItsMemory)
+}
+
+func aRequestIsForgottenAfterItsMemory(t *testing.T, rdb *redis.Client) {
+	ctx := t.Context()
 	storeCase(ctx, t, rdb, "b", 100)
 	_, err := lua.TakeOnce(ctx, rdb, "b", "r1", policy.Run{N: 10, Count: 1}, time.Hour)
 	require.NoError(t, err)
@@ -99,7 +103,11 @@ func TestARequestIsForgottenAfterItsMemory(t *testing.T) {
 
 func TestATakeWithARequestIDRefusesWhatItCanNotTake(t *testing.T) {
 	t.Parallel()
-	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	withEmbedded(t, aTakeWithARequestIDRefusesWhatItCanNotTake)
+}
+
+func aTakeWithARequestIDRefusesWhatItCanNotTake(t *testing.T, rdb *redis.Client) {
+	ctx := t.Context()
 	storeCase(ctx, t, rdb, "b", 100)
 	before := dump(ctx, t, rdb)
 	for _, id := range []string{"", strings.Repeat("x", lua.MaxRequestIDLen+1), "a b", "a\n", "ü"} {

@@ -251,7 +251,11 @@ func TestADeniedTakeMakesNoTokensWhereTheyWereLost(t *testing.T) {
 
 func TestATakeLeavesTheRequestedRemainder(t *testing.T) {
 	t.Parallel()
-	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	withEmbedded(t, aTakeLeavesTheRequestedRemainder)
+}
+
+func aTakeLeavesTheRequestedRemainder(t *testing.T, rdb *redis.Client) {
+	ctx := t.Context()
 	storeCase(ctx, t, rdb, "b", 300) // of 1000
 	take := func(whole bool, runs ...policy.Run) lua.TakesReply {
 		replies, err := new(lua.TakesCall).Do(ctx, rdb, []lua.Takes{{Key: "b", Runs: runs, Whole: whole}})
@@ -286,7 +290,11 @@ func TestATakeLeavesTheRequestedRemainder(t *testing.T) {
 }
 
 func TestATakeThatDoesNotFitLeavesTheTokensToThoseBehindIt(t *testing.T) {
-	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	withEmbedded(t, aTakeThatDoesNotFitLeavesTheTokensToThoseBehindIt)
+}
+
+func aTakeThatDoesNotFitLeavesTheTokensToThoseBehindIt(t *testing.T, rdb *redis.Client) {
+	ctx := t.Context()
 	storeCase(ctx, t, rdb, "b", 10)
 	r, err := takeWhole(ctx, rdb, lua.Takes{Key: "b",
 		Runs: []policy.Run{{N: 4, Count: 1}, {N: 900, Count: 1}, {N: 2, Count: 5}}, Terms: false})
@@ -319,7 +327,11 @@ func TestTakesThatFitCostOneCommandForEachBucketAndOneForAll(t *testing.T) {
 }
 
 func TestManyTakesOfNoBucketOrAnotherKindLeaveItAlone(t *testing.T) {
-	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	withEmbedded(t, manyTakesOfNoBucketOrAnotherKindLeaveItAlone)
+}
+
+func manyTakesOfNoBucketOrAnotherKindLeaveItAlone(t *testing.T, rdb *redis.Client) {
+	ctx := t.Context()
 	runs := []policy.Run{{N: 1, Count: 3}}
 	for _, withTerms := range []bool{false, true} {
 		_, err := takeWhole(ctx, rdb, lua.Takes{Key: "typo", Runs: runs, Terms: withTerms})
@@ -348,7 +360,11 @@ func TestManyTakesOfNoBucketOrAnotherKindLeaveItAlone(t *testing.T) {
 }
 
 func TestDenialsOfAPoolsBucketAreCountedPerTake(t *testing.T) {
-	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	withEmbedded(t, denialsOfAPoolsBucketAreCountedPerTake)
+}
+
+func denialsOfAPoolsBucketAreCountedPerTake(t *testing.T, rdb *redis.Client) {
+	ctx := t.Context()
 	b := storeCase(ctx, t, rdb, "b", 10)
 	b.Control.Terms.Pool = true
 	b.Control.Terms.GrantTokens = 1
@@ -363,7 +379,11 @@ func TestDenialsOfAPoolsBucketAreCountedPerTake(t *testing.T) {
 }
 
 func TestTakesQueueBehindOneThatDoesNotFit(t *testing.T) {
-	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	withEmbedded(t, takesQueueBehindOneThatDoesNotFit)
+}
+
+func takesQueueBehindOneThatDoesNotFit(t *testing.T, rdb *redis.Client) {
+	ctx := t.Context()
 	storeCase(ctx, t, rdb, "b", 11)
 	r, err := takeWhole(ctx, rdb, lua.Takes{Key: "b",
 		Runs: []policy.Run{{N: 4, Count: 1}, {N: 3, Count: 3}, {N: 1, Count: 5}}, Terms: false, InLine: true})

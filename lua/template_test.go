@@ -289,7 +289,11 @@ func TestAllKeysOfATemplatesBucketExpireAtOneInstant(t *testing.T) {
 
 func TestABucketThatIsCreatedHasItsExpiryThoughNothingIsTakenFromIt(t *testing.T) {
 	t.Parallel()
-	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	withEmbedded(t, aBucketThatIsCreatedHasItsExpiryThoughNothingIsTakenFromIt)
+}
+
+func aBucketThatIsCreatedHasItsExpiryThoughNothingIsTakenFromIt(t *testing.T, rdb *redis.Client) {
+	ctx := t.Context()
 	call := user()
 	call.MaxKeys = 1
 	// the first could never be made, and the second may not overtake it
@@ -306,7 +310,11 @@ func TestABucketThatIsCreatedHasItsExpiryThoughNothingIsTakenFromIt(t *testing.T
 
 func TestAnUnknownKeyLeavesNothing(t *testing.T) {
 	t.Parallel()
-	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	withEmbedded(t, anUnknownKeyLeavesNothing)
+}
+
+func anUnknownKeyLeavesNothing(t *testing.T, rdb *redis.Client) {
+	ctx := t.Context()
 	call := user()
 	call.Terms = ""
 	_, err := takeTemplate(ctx, rdb, "user:1", call, one(1), false, false)
@@ -320,7 +328,11 @@ func TestAnUnknownKeyLeavesNothing(t *testing.T) {
 
 func TestABucketHasThePolicyOfItsKey(t *testing.T) {
 	t.Parallel()
-	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	withEmbedded(t, aBucketHasThePolicyOfItsKey)
+}
+
+func aBucketHasThePolicyOfItsKey(t *testing.T, rdb *redis.Client) {
+	ctx := t.Context()
 	own := ofTemplate(policy.Policy{Capacity: 500, Rate: policy.PerSecond(5), Interval: time.Second})
 	own.Fence = policy.Fence{Epoch: 7, Seq: 1}
 	require.NoError(t, rdb.Set(ctx, lua.OverrideKey("user:1"), own.Encode(), 0).Err())
@@ -346,7 +358,11 @@ func TestABucketHasThePolicyOfItsKey(t *testing.T) {
 // A call that leaves the key of the override out has the answer of one that reads it, if the caller has read it.
 func TestACallWithoutTheKeyOfTheOverrideFollowsIt(t *testing.T) {
 	t.Parallel()
-	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	withEmbedded(t, aCallWithoutTheKeyOfTheOverrideFollowsIt)
+}
+
+func aCallWithoutTheKeyOfTheOverrideFollowsIt(t *testing.T, rdb *redis.Client) {
+	ctx := t.Context()
 	own := ofTemplate(policy.Policy{Capacity: 500, Rate: policy.Rate{Tokens: 5, Per: time.Hour}, Interval: time.Second})
 	own.Fence = policy.Fence{Epoch: 7, Seq: 1}
 	for key, resolved := range map[string]bool{"user:1": false, "user:2": true} {
@@ -379,7 +395,11 @@ func TestACallWithoutTheKeyOfTheOverrideFollowsIt(t *testing.T) {
 
 func TestNoMoreBucketsThanTheTemplateAllows(t *testing.T) {
 	t.Parallel()
-	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	withEmbedded(t, noMoreBucketsThanTheTemplateAllows)
+}
+
+func noMoreBucketsThanTheTemplateAllows(t *testing.T, rdb *redis.Client) {
+	ctx := t.Context()
 	call := user()
 	call.MaxKeys = 100
 	var made, refused atomic.Int64
@@ -568,7 +588,11 @@ func TestAShardsKeysShareASlotInTheShardsRange(t *testing.T) {
 
 func TestKeysThatAreNoBucketsAreLeftAlone(t *testing.T) {
 	t.Parallel()
-	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	withEmbedded(t, keysThatAreNoBucketsAreLeftAlone)
+}
+
+func keysThatAreNoBucketsAreLeftAlone(t *testing.T, rdb *redis.Client) {
+	ctx := t.Context()
 	for i, name := range []string{"user:1", "{user:1}", "{user:1}:ctl"} {
 		require.NoError(t, rdb.FlushAll(ctx).Err())
 		require.NoError(t, rdb.LPush(ctx, name, "x").Err())

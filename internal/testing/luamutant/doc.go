@@ -1,0 +1,6 @@
+// Package luamutant makes mutants of Lua scripts: copies that differ from the script in one place. A test suite that
+// passes with a mutant doesn't guard that place.
+//
+// A script is parsed, changed in its tree and printed again, so a mutant has neither the comments nor the lines of its
+// script.
+package luamutant
