@@ -293,8 +293,9 @@ end
 -- {K} holds, or nil. It returns the tokens then held; the caller writes them, {K} as s.index, and s.
 local function switch(s, p, q, tokens, index, now)
   if (index or 0) == 0 or index == s.index then
+    local step_due = s.step < s.next and s.next <= now
     local _
-    tokens, _, _, s.carry, s.debt = credit(p, tokens, room(s, p), now, s.last, s.carry, s.era, s.debt)
+    tokens, _, _, s.carry, s.debt = credit(p, tokens, room(s, p), now, s.last, s.carry, s.era, s.debt, step_due)
   else
     s.carry = 0 -- a foreign client refills it, and has paid that stretch
   end
