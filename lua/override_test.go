@@ -128,6 +128,52 @@ func TestAnOverrideThatIsSetAgainUnchangedDropsNothing(t *testing.T) {
 	}
 }
 
+// Setting and unsetting an override again and again, as a program does that reapplies its file, holds up no lazy bucket:
+// the part of a token that is due stays.
+func TestOverridesThatAreSetOftenHoldUpNoLazyBucket(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	m, rdb := embedded(t)
+	m.ClockTTL(true)
+	for name, change := range map[string]func(key string, own, template policy.Terms) error{
+		"set again": func(key string, own, template policy.Terms) error {
+			_, err := lua.SetOverride(ctx, rdb, key, own, template, policy.EnforceLazy)
+			return err
+		},
+		"unset again": func(key string, _, template policy.Terms) error {
+			_, err := lua.UnsetOverride(ctx, rdb, key, &template, policy.EnforceLazy)
+			return err
+		},
+		"set and unset": func(key string, own, template policy.Terms) error {
+			if _, err := lua.SetOverride(ctx, rdb, key, own, template, policy.EnforceLazy); err != nil {
+				return err
+			}
+			_, err := lua.UnsetOverride(ctx, rdb, key, &template, policy.EnforceLazy)
+			return err
+		},
+	} {
+		terms := policy.Template{
+			Policy: policy.Policy{Capacity: 60, Rate: policy.Rate{Tokens: 1, Per: time.Minute}, Interval: time.Second},
+		}.Terms(policy.Fence{Epoch: 7})
+		own := terms
+		own.Capacity = 90
+		own.Initial = 90
+		now := embeddedNow
+		m.SetTime(time.UnixMicro(now))
+		require.NoError(t, change(name, own, terms))
+		_, err := lua.LazyTake(ctx, rdb, name, &terms, []policy.Run{{N: 1, Count: 90, UpTo: true}}, false)
+		require.NoError(t, err)
+		for range 30 {
+			now += 10_000_000
+			m.SetTime(time.UnixMicro(now))
+			require.NoError(t, change(name, own, terms))
+		}
+		peek, err := lua.LazyPeek(ctx, rdb, name, &terms, 1)
+		require.NoError(t, err)
+		require.EqualValues(t, 5, peek.Remaining, "%s: five minutes have passed", name)
+	}
+}
+
 func room(b policy.Bucket) int64 {
 	if b.Control.Terms.Strict {
 		return max(0, b.Control.Terms.Capacity-b.Control.Outstanding)
