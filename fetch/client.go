@@ -74,7 +74,7 @@ func (c *Client) Peek(ctx context.Context, key string, opts ...CallOption) (Resu
 		if err != nil {
 			return Result{}, err
 		}
-		r := Result{OK: reply.Tokens > 0, Remaining: reply.Tokens, Outstanding: reply.Outstanding,
+		r := Result{OK: reply.Tokens > 0, Remaining: max(0, reply.Tokens), Outstanding: reply.Outstanding,
 			RetryAfter: wait(reply.Wait), ResetAfter: Never}
 		if reply.Terms != nil {
 			r.Limit, r.ResetAfter = reply.Terms.Capacity, untilFull(reply)

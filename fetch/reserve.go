@@ -171,7 +171,7 @@ func (c *Client) settle(ctx context.Context, key, id string, used int64, cfg *ca
 	if !reply.Again {
 		c.stats.clamped.Add(reply.Clamped)
 	}
-	return Settlement{reply.Settlement, reply.Remaining, reply.Again}, nil
+	return Settlement{reply.Settlement, max(0, reply.Remaining), reply.Again}, nil
 }
 
 func checkUsed(used int64) error {

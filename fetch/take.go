@@ -165,8 +165,8 @@ func (t *task) result(a *answer) Result {
 // result shows the answer of a bucket that is kept as k says; a degraded mode's needs no kind.
 func (a *answer) result(k kind, now time.Time) Result {
 	reply, i := &a.reply, a.info
-	r := Result{OK: reply.OK, Taken: reply.Taken, Remaining: reply.Remaining, Limit: i.limit(), ResetAfter: Never,
-		Source: a.source}
+	r := Result{OK: reply.OK, Taken: reply.Taken, Remaining: max(0, reply.Remaining), Limit: i.limit(), ResetAfter: Never,
+		Source: a.source} // below 0 a bucket holds none: plain clients are about to undo their tries
 	if !reply.OK {
 		r.RetryAfter = wait(reply.Wait)
 	}
