@@ -549,6 +549,17 @@ func aTryOfAPlainClientIsUndoneInABucketThatBeganAnew(t *testing.T, rdb *redis.C
 		undone(key, 0)
 	}
 
+	// What an operator sets doesn't grow by what is undone afterwards.
+	for key, reset := range map[string]struct{ to, want int64 }{"reset": {40, 40}, "filled": {-1, 100}} {
+		_, err := lua.Refill(ctx, rdb, key, policy.Call{Terms: &terms, Create: policy.CreateInitial})
+		require.NoError(t, err)
+		require.NoError(t, rdb.Set(ctx, key, 0, 0).Err())
+		try(key)
+		_, err = lua.Reset(ctx, rdb, key, reset.to)
+		require.NoError(t, err)
+		undone(key, reset.want)
+	}
+
 	// A template's key where no bucket is: it begins with its 60, of which 10 are taken and one is being undone.
 	try("user:1")
 	r, err := takeTemplate(ctx, rdb, "user:1", user(), one(10), false, false)

@@ -18,7 +18,8 @@ local s = {}
 local p = open(s, KEYS[3])
 if p == false then return {3, 3} end
 if not p then return unwritten(KEYS[3], {2}) end
-if get_integer(KEYS[1]) == false then return {3, 1} end
+local before = get_integer(KEYS[1])
+if before == false then return {3, 1} end
 local index = get_integer(KEYS[2])
 if index == false then return {3, 2} end
 local want = ARGV[1] + 0
@@ -32,8 +33,9 @@ if p.kind == STEPPED then
   s.step = max(s.step, now)
   if s.next <= now then s.next = 0 end
 end
-call('SET', KEYS[1], format('%d', tokens), 'KEEPTTL')
+local undone = min(before or 0, 0) -- what is below 0, plain clients are about to undo
+call('SET', KEYS[1], format('%d', tokens + undone), 'KEEPTTL')
 call('SET', KEYS[2], format('%d', s.index), 'KEEPTTL')
 put(s, p, KEYS[3])
 rejoin(KEYS)
-return {1, tokens, want - tokens, s.era, s.index}
+return {1, tokens + undone, want - tokens, s.era, s.index}
