@@ -14,12 +14,16 @@ const (
 	rescueSpread = 0.25
 )
 
-// rescues reports whether a denial shows that refillers are silent, so that this Client refills. Only smooth refills
-// are made up for: the instants of a schedule are the refillers' to know.
+// rescues reports whether a denial shows that refillers are silent, so that this Client refills: the last refill is
+// overdue, or lies ahead because the server's clock went back. Only smooth refills are made up for: the instants of a
+// schedule are the refillers' to know.
 func (c *Client) rescues(reply *lua.TakeReply) bool {
 	t := reply.Terms
-	return c.config.rescue && !reply.OK && t != nil && t.Kind == policy.Smooth &&
-		float64(reply.Now-reply.Last) > (rescueAfter+rescueSpread*c.spread)*float64(t.Interval)
+	if !c.config.rescue || reply.OK || t == nil || t.Kind != policy.Smooth {
+		return false
+	}
+	since := reply.Now - reply.Last
+	return since < -policy.ClockTolerance || float64(since) > (rescueAfter+rescueSpread*c.spread)*float64(t.Interval)
 }
 
 // rescue refills a bucket that denied a take if its refillers are silent: with the same script, the (era, index) that

@@ -2,6 +2,7 @@ package fetch
 
 import (
 	"context"
+	"fmt"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -174,4 +175,28 @@ func TestFullMarksAreSearchedSeldom(t *testing.T) {
 	require.False(t, r.claim("newest", time.Hour, over), "the third is over, but the marks were just searched")
 	require.True(t, r.claim("2", time.Hour, over), "it has its place")
 	require.True(t, r.claim("newest", time.Hour, over.Add(marksRest)))
+}
+
+// The server's clock went back by an hour, as by a fail-over to another host, and no refiller is alive: the last refill
+// lies ahead. Consumers begin a new era, and go on at the rate.
+func TestConsumersWithoutARefillerGoOnAfterTheClockWentBack(t *testing.T) {
+	t.Parallel()
+	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	p := policy.Policy{Capacity: 100, Rate: policy.PerSecond(50), Interval: 20 * time.Millisecond, Initial: new(int64)}
+	createBucket(t, rdb, "checkout", p)
+	before, err := lua.Peek(ctx, rdb, "checkout", 1)
+	require.NoError(t, err)
+	ahead := before.Last + time.Hour.Microseconds()
+	st := fmt.Sprintf("%16d %16d %d 0", ahead, ahead, before.Version.Index)
+	require.NoError(t, rdb.HSet(ctx, lua.ControlKey("checkout"), "st", st).Err())
+	c := newClient(t, rdb)
+	taken := int64(0)
+	began := time.Now()
+	require.Eventually(t, func() bool {
+		r, err := c.Take(ctx, "checkout", 1)
+		require.NoError(t, err)
+		taken += r.Taken
+		return taken >= 10
+	}, patience, time.Millisecond)
+	require.LessOrEqual(t, float64(taken), 50*time.Since(began).Seconds()+1)
 }
