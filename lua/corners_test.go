@@ -767,3 +767,32 @@ func TestAResetKeepsAStepThatWasCreditedBeforeTheClockSteppedBack(t *testing.T) 
 	require.NoError(t, err)
 	require.Equal(t, credited, load(ctx, t, rdb, "quota").Control.Step)
 }
+
+// The clock went back by an hour. A denial before the next refill gives the wait from the present on: that refill begins
+// a new era now, and the one after it brings the token.
+func TestADenialAfterTheClockWentBackTellsTheWaitFromThePresentOn(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	m, rdb := embedded(t)
+	b := buckettest.Bucket(0, embeddedNow, 0)
+	b.Control.Terms = policy.Policy{Capacity: 100, Rate: policy.PerSecond(10), Interval: 100 * time.Millisecond}.
+		Terms(policy.Fence{Epoch: 1})
+	b.Control.Last = embeddedNow + time.Hour.Microseconds()
+	store(ctx, t, rdb, "b", b)
+	denied, err := takeOne(ctx, rdb, "b", 1, false)
+	require.NoError(t, err)
+	require.False(t, denied.OK)
+	require.Equal(t, 100*time.Millisecond, denied.Wait)
+
+	version := denied.Version
+	for _, after := range []time.Duration{0, denied.Wait} {
+		m.SetTime(time.UnixMicro(embeddedNow).Add(after))
+		o, err := lua.Refill(ctx, rdb, "b", policy.Call{Version: version})
+		require.NoError(t, err)
+		require.True(t, o.Status.Wrote())
+		version = o.Version
+	}
+	taken, err := takeOne(ctx, rdb, "b", 1, false)
+	require.NoError(t, err)
+	require.True(t, taken.OK)
+}

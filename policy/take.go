@@ -90,9 +90,12 @@ func (b *Bucket) Wait(n, now int64) int64 {
 		due = float64(s.Next) + float64((math.Ceil(need/float64(s.Terms.Tokens))-1)*float64(s.Next-s.Step))
 	} else {
 		units := float64(need*float64(s.Terms.Per)) - float64(s.Carry)
-		granted := 0.0
-		if s.Terms.GrantEra == s.Era {
-			granted = float64(max(0, s.Terms.GrantEnd-s.Last))
+		last, granted := s.Last, 0.0
+		switch {
+		case now < last-ClockTolerance: // the next refill begins an era here, without a grant
+			last = now
+		case s.Terms.GrantEra == s.Era:
+			granted = float64(max(0, s.Terms.GrantEnd-last))
 		}
 		var t float64
 		switch byGrant := float64(granted * float64(s.Terms.GrantTokens)); {
@@ -103,7 +106,7 @@ func (b *Bucket) Wait(n, now int64) int64 {
 		default:
 			t = granted + math.Ceil((units-byGrant)/float64(s.Terms.Tokens))
 		}
-		due = float64(s.Last) + float64(math.Ceil(t/interval)*interval)
+		due = float64(last) + float64(math.Ceil(t/interval)*interval)
 	}
 	if n > s.room() {
 		due = max(due, float64(s.Due))

@@ -27,9 +27,14 @@ local function wait_us(s, p, tokens, n, now)
     due = s.next + (math.ceil(need / p.tokens) - 1) * (s.next - s.step)
   else
     local units = need * p.per - s.carry
+    local last = s.last
     local granted = 0
     local t = 0
-    if p.grant_era == s.era then granted = max(0, p.grant_end - s.last) end
+    if now < last - TOLERANCE_US then
+      last = now -- the clock went back: the next refill begins an era here, without a grant
+    elseif p.grant_era == s.era then
+      granted = max(0, p.grant_end - last)
+    end
     local by_grant = granted * p.grant_tokens
     if units <= by_grant then
       t = math.ceil(units / p.grant_tokens)
@@ -38,7 +43,7 @@ local function wait_us(s, p, tokens, n, now)
     else
       t = granted + math.ceil((units - by_grant) / p.tokens)
     end
-    due = s.last + math.ceil(t / p.interval) * p.interval
+    due = last + math.ceil(t / p.interval) * p.interval
   end
   if n > room(s, p) then due = max(due, s.due) end
   local wait = due - now
