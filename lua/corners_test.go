@@ -768,8 +768,8 @@ func TestAResetKeepsAStepThatWasCreditedBeforeTheClockSteppedBack(t *testing.T) 
 	require.Equal(t, credited, load(ctx, t, rdb, "quota").Control.Step)
 }
 
-// The clock went back by an hour. A denial before the next refill gives the wait from the present on: that refill begins
-// a new era now, and the one after it brings the token.
+// The clock went back by an hour. A denial before the next refill gives the wait from the present on: that refill
+// begins a new era now, and the one after it brings the token.
 func TestADenialAfterTheClockWentBackTellsTheWaitFromThePresentOn(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()

@@ -37,7 +37,8 @@ func TestATakeFollowsALaterTemplateAsARefillDoes(t *testing.T) {
 		tokens, index := rng.Int64N(before.Capacity+5)-2, 5+rng.Int64N(100)
 		model := policy.Bucket{Tokens: &tokens, Index: &index, Control: &policy.Control{
 			Terms: before, Era: now - 1_000_000_000, Index: index - rng.Int64N(5)/4, Last: now - rng.Int64N(4_000_000),
-			Outstanding: rng.Int64N(3) * rng.Int64N(before.Capacity), Due: rng.Int64N(2) * now, Debt: rng.Int64N(3) * rng.Int64N(10),
+			Outstanding: rng.Int64N(3) * rng.Int64N(before.Capacity), Due: rng.Int64N(2) * now,
+			Debt: rng.Int64N(3) * rng.Int64N(10),
 		}}
 		if rng.IntN(5) == 0 {
 			model.Control.Last = now + rng.Int64N(40_000)

@@ -128,8 +128,8 @@ func TestAnOverrideThatIsSetAgainUnchangedDropsNothing(t *testing.T) {
 	}
 }
 
-// Setting and unsetting an override again and again, as a program does that reapplies its file, holds up no lazy bucket:
-// the part of a token that is due stays.
+// Setting and unsetting an override again and again, as a program does that reapplies its file, holds up no lazy
+// bucket: the part of a token that is due stays.
 func TestOverridesThatAreSetOftenHoldUpNoLazyBucket(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
