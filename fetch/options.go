@@ -333,7 +333,8 @@ func WithDenyCache(on bool) Option { return clientOption(func(c *config) { c.den
 // one more, which differs from Client to Client), or lies ahead because the server's clock went back, makes that refill
 // and asks again; its answer has SourceRescued. The refill is the refillers' own script with what the denial told: it
 // credits what is due for the elapsed time, whoever makes it, changes no policy and creates no bucket. A Client makes
-// at most one per bucket and interval. Buckets with a schedule are not rescued: its instants are the refillers' to know.
+// at most one per bucket and interval. Buckets with a schedule are not rescued: its instants are the refillers' to
+// know.
 //
 // Off, takes are denied while no refiller lives.
 func WithRescue(on bool) Option { return clientOption(func(c *config) { c.rescue = on }) }
