@@ -39,7 +39,7 @@ var longLines = map[string]int{
 	"pool":                      1,
 	"refill":                    1,
 	"scripts":                   6,
-	"test/operate":              14,
+	"test/operate":              13,
 	"test/scale":                4,
 }
 
