@@ -52,7 +52,8 @@ func TestPoolMetricsTellOfTheRegionAndFromTheCoordinatorOfAll(t *testing.T) {
 		`refiller_pool_limit_tokens_per_second{pool="payments",region="eu"} 1000`,
 		`refiller_pool_claimed_tokens_per_second{pool="payments",region="eu"} 999.5`,
 		`refiller_pool_waits{pool="payments",region="eu"} 2`,
-		`refiller_pool_wanted_tokens_per_second{pool="payments",region="eu"} 1700`, `refiller_pool_region_fenced{region="us"} 1`,
+		`refiller_pool_wanted_tokens_per_second{pool="payments",region="eu"} 1700`,
+		`refiller_pool_region_fenced{region="us"} 1`,
 		`refiller_pool_region_fenced{region="eu"} 0`,
 	} {
 		require.Contains(t, body, line+"\n")
