@@ -6,6 +6,8 @@
 // [Proxy.BlackHole]. The others strike connections that exist: [Proxy.Reset] and [Proxy.Swallow] all of them at once,
 // and [Proxy.CutAfterReply] each one that carries a chosen request, once the server has answered it.
 //
+// [Proxy.Distance] is no fault: it is how far the server is.
+//
 // The proxy never alters a stream: bytes arrive in order and without gaps, late, or not at all. A connection that has
 // lost bytes therefore carries nothing more and is reset by Heal, as a real one is when its peer has forgotten it.
 package faultproxy

@@ -55,6 +55,19 @@ func (p *Proxy) Delay(d Direction, mean, jitter time.Duration) error {
 	return p.change(d, func(f *fault) { f.mean, f.jitter = mean, jitter })
 }
 
+// Distance puts the server a round trip away, give or take a uniformly random time up to jitter, which must be from 0
+// to trip. It is no fault: what is sent takes that time beside the delays of faults, and [Proxy.Heal] leaves it. It
+// replaces an earlier Distance, and counts for what is sent from then on.
+func (p *Proxy) Distance(trip, jitter time.Duration) error {
+	if trip < 0 || jitter < 0 || jitter > trip {
+		return fmt.Errorf("faultproxy: distance: trip %v must be at least 0 and jitter %v from 0 to trip", trip, jitter)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.away = distance{trip / 2, jitter / 2}
+	return nil
+}
+
 // Loss acts as packet loss does on TCP: with the given probability, from 0 to 1, a piece of the stream is late by
 // retransmit, and so is all that follows it. It replaces an earlier Loss of the same direction.
 func (p *Proxy) Loss(d Direction, probability float64, retransmit time.Duration) error {

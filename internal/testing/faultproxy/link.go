@@ -39,7 +39,8 @@ type link struct {
 // piece is a part of a stream, or its end.
 type piece struct {
 	data []byte
-	err  error // why the stream ended, io.EOF if in an orderly way; nil if it did not
+	err  error     // why the stream ended, io.EOF if in an orderly way; nil if it did not
+	near time.Time // when it is forwarded without faults
 	due  time.Time
 }
 
@@ -98,10 +99,10 @@ func (l *link) carry(dir int, src, dst *net.TCPConn) {
 		}
 		pieces := make([]piece, 0, 2)
 		if n > 0 {
-			pieces = append(pieces, piece{data: append([]byte(nil), buf[:n]...), due: l.p.due(dir)})
+			pieces = append(pieces, l.p.timed(dir, piece{data: append([]byte(nil), buf[:n]...)}))
 		}
 		if err != nil {
-			pieces = append(pieces, piece{err: err, due: l.p.due(dir)})
+			pieces = append(pieces, l.p.timed(dir, piece{err: err}))
 		}
 		for _, c := range pieces {
 			select {
@@ -134,19 +135,26 @@ func (l *link) arrived(dir int, data []byte) bool {
 	return true
 }
 
-// due draws the time at which a piece that has just been read is to be forwarded.
-func (p *Proxy) due(dir int) time.Time {
+// timed draws the times at which a piece that has just been read is to be forwarded.
+func (p *Proxy) timed(dir int, c piece) piece {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	f := p.faults[dir]
-	delay := f.mean
-	if f.jitter > 0 {
-		delay += time.Duration(p.rand.Int64N(int64(2*f.jitter)+1)) - f.jitter
-	}
+	delay := p.vary(f.mean, f.jitter)
 	if f.loss > 0 && p.rand.Float64() < f.loss {
 		delay += f.retransmit
 	}
-	return time.Now().Add(delay)
+	c.near = time.Now().Add(p.vary(p.away.mean, p.away.jitter))
+	c.due = c.near.Add(delay)
+	return c
+}
+
+// vary draws a time around mean. The lock is held.
+func (p *Proxy) vary(mean, jitter time.Duration) time.Duration {
+	if jitter > 0 {
+		mean += time.Duration(p.rand.Int64N(int64(2*jitter)+1)) - jitter
+	}
+	return mean
 }
 
 // write forwards the pieces of a stream until its end or that of the link.
@@ -200,7 +208,7 @@ func (l *link) hold(dir int, c piece) (forward, over bool) {
 		}
 		wait := time.Until(c.due)
 		if f.mean == 0 && f.loss == 0 { // healed
-			wait = 0
+			wait = time.Until(c.near)
 		}
 		if wait <= 0 && !f.stall {
 			return true, false

@@ -54,6 +54,7 @@ type Proxy struct {
 	listener net.Listener // nil while cut
 	links    map[*link]struct{}
 	faults   [2]fault // to server, to client
+	away     distance
 	halfOpen bool
 	changed  chan struct{} // closed and replaced when faults change: wakes bytes that are held back
 	rand     *rand.Rand
@@ -71,6 +72,9 @@ type fault struct {
 	stall        bool
 	blackHole    bool
 }
+
+// distance is how far the server is: half of a round trip, give or take the jitter.
+type distance struct{ mean, jitter time.Duration }
 
 // New starts a proxy for the server at target, a host and port. The server need not run yet.
 func New(target string, opts Options) (*Proxy, error) {

@@ -259,6 +259,27 @@ func TestHealDeliversWhatIsDelayed(t *testing.T) {
 	receive(t, client, "reply")
 }
 
+func TestHealLeavesTheServerWhereItIs(t *testing.T) {
+	t.Parallel()
+	const trip = 40 * soon
+	p := newPeer(t)
+	require.NoError(t, p.proxy.Distance(trip, 0))
+	require.NoError(t, p.proxy.Delay(faultproxy.Both, time.Hour, 0))
+	client, server := p.connect()
+	start := time.Now()
+	send(t, client, "there")
+	silent(t, server)
+	require.NoError(t, p.proxy.Heal())
+	receive(t, server, "there")
+	require.GreaterOrEqual(t, time.Since(start), trip/2)
+	start = time.Now()
+	send(t, client, "there again")
+	receive(t, server, "there again")
+	send(t, server, "and back")
+	receive(t, client, "and back")
+	require.GreaterOrEqual(t, time.Since(start), trip)
+}
+
 func TestLossStallsPiecesWithItsProbability(t *testing.T) {
 	t.Parallel()
 	p := newPeer(t)
@@ -435,6 +456,8 @@ func TestBadArgumentsAreRefused(t *testing.T) {
 	require.ErrorContains(t, p.Delay(faultproxy.Both, time.Second, 2*time.Second), "jitter 2s from 0 to mean")
 	require.ErrorContains(t, p.Delay(faultproxy.Both, -1, 0), "at least 0")
 	require.ErrorContains(t, p.Loss(faultproxy.Both, 1.5, 0), "from 0 to 1")
+	require.ErrorContains(t, p.Distance(time.Second, 2*time.Second), "jitter 2s from 0 to trip")
+	require.ErrorContains(t, p.Distance(-1, 0), "at least 0")
 	require.ErrorContains(t, p.Stall(0), "direction")
 	require.ErrorContains(t, p.BlackHole(4), "direction")
 	require.ErrorContains(t, p.CutAfterReply(-1, nil), "at least 0")

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"strconv"
 	"strings"
 	"testing"
@@ -25,6 +26,8 @@ type RedisCluster struct {
 	nodes   []*RedisServer
 	control []*redis.Client // one for each node
 	ids     []string        // node ids, in the order of nodes
+
+	replicas []*RedisServer
 }
 
 // Cluster starts the masters and waits until each of them serves its slots and knows the others. Options go to every
@@ -56,9 +59,14 @@ func Cluster(t testing.TB, opts ...Option) *RedisCluster {
 func (c *RedisCluster) start(name string) (node *RedisServer, bus int) {
 	onFreePorts(c.t, 2, func(ports []int) (err error) {
 		bus = ports[1]
+		proxy, announced := frontOf(c.t, c.options, ports[0])
 		node, err = startRedis(c.t, name, ports[0], c.options, "--cluster-enabled", "yes",
 			"--cluster-port", strconv.Itoa(bus), "--cluster-announce-ip", "127.0.0.1",
+			"--cluster-announce-port", announced, "--cluster-announce-bus-port", strconv.Itoa(bus),
 			"--cluster-node-timeout", "3000", "--cluster-require-full-coverage", "no", "--repl-diskless-sync-delay", "0")
+		if err == nil {
+			node.proxy = proxy
+		}
 		return err
 	})
 	return node, bus
@@ -91,6 +99,7 @@ func (c *RedisCluster) Replicate() []*RedisServer {
 			c.t.Fatalf("testenv: wait for the replica of node %d: %v", i, err)
 		}
 	}
+	c.replicas = replicas
 	return replicas
 }
 
@@ -167,24 +176,88 @@ func (c *RedisCluster) formed(ctx context.Context) error {
 	return nil
 }
 
-// Nodes returns the masters.
+// Nodes returns the servers that were the masters at the start.
 func (c *RedisCluster) Nodes() []*RedisServer { return append([]*RedisServer(nil), c.nodes...) }
 
-// Addrs returns the addresses of the masters.
+// Servers returns all servers, masters and replicas.
+func (c *RedisCluster) Servers() []*RedisServer { return append(c.Nodes(), c.replicas...) }
+
+// Masters returns the servers that serve slots, as they see it themselves. One that stands still is left out.
+func (c *RedisCluster) Masters() (masters []*RedisServer) {
+	for _, s := range c.Servers() {
+		if c.serves(s, func(first, last int) bool { return true }) {
+			masters = append(masters, s)
+		}
+	}
+	return masters
+}
+
+// Master returns the server that serves a slot, as it sees it itself, and nil if none does that answers.
+func (c *RedisCluster) Master(slot int) *RedisServer {
+	for _, s := range c.Servers() {
+		if c.serves(s, func(first, last int) bool { return first <= slot && slot <= last }) {
+			return s
+		}
+	}
+	return nil
+}
+
+// serves reports whether a server is a master and has a range of slots that is wanted.
+func (c *RedisCluster) serves(s *RedisServer, wanted func(first, last int) bool) bool {
+	if !s.Running() {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	client := redis.NewClient(s.ClientOptions())
+	defer func() { _ = client.Close() }()
+	nodes, err := client.ClusterNodes(ctx).Result()
+	if err != nil {
+		return false
+	}
+	for line := range strings.Lines(nodes) {
+		fields := strings.Fields(line)
+		const slots = 8 // id, address, flags, master, ping, pong, epoch, link; then the ranges
+		if len(fields) <= slots || !strings.Contains(fields[2], "myself,master") {
+			continue
+		}
+		for _, r := range fields[slots:] {
+			var first, last int
+			switch n, _ := fmt.Sscanf(r, "%d-%d", &first, &last); n { // what is none is a slot that moves
+			case 1:
+				last = first
+			case 0:
+				continue
+			}
+			if wanted(first, last) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// Addrs returns the addresses of the nodes, those of their proxies if there are any.
 func (c *RedisCluster) Addrs() []string {
 	addrs := make([]string, len(c.nodes))
 	for i, n := range c.nodes {
-		addrs[i] = n.Addr()
+		addrs[i] = n.announced()
 	}
 	return addrs
 }
 
 // Client returns a new client of the cluster that honours the deadline of a call's context. It is closed when the
 // test ends.
-func (c *RedisCluster) Client() *redis.ClusterClient {
+func (c *RedisCluster) Client() *redis.ClusterClient { return c.client(nil) }
+
+// Direct is Client past the proxies.
+func (c *RedisCluster) Direct() *redis.ClusterClient { return c.client(pastProxies(c.Servers)) }
+
+func (c *RedisCluster) client(dial func(ctx context.Context, network, addr string) (net.Conn, error)) *redis.ClusterClient {
 	client := redis.NewClusterClient(&redis.ClusterOptions{
 		Addrs:                 c.Addrs(),
 		Password:              c.options.password,
+		Dialer:                dial,
 		DialerRetries:         1,
 		ContextTimeoutEnabled: true,
 	})

@@ -2,6 +2,8 @@ package testenv
 
 import (
 	"errors"
+	"net"
+	"strconv"
 	"syscall"
 	"testing"
 
@@ -22,4 +24,19 @@ func Proxy(t testing.TB, target string, seed uint64) *faultproxy.Proxy {
 	})
 	t.Cleanup(func() { _ = p.Close() })
 	return p
+}
+
+// frontOf starts the proxy of a server on a port, and returns it with the port that clients are told. Without
+// [WithProxies] there is none, and that is the server's own.
+func frontOf(t testing.TB, o options, port int) (p *faultproxy.Proxy, announced string) {
+	t.Helper()
+	if !o.proxies {
+		return nil, strconv.Itoa(port)
+	}
+	p = Proxy(t, loopback(port), 0)
+	_, announced, err := net.SplitHostPort(p.Addr())
+	if err != nil {
+		t.Fatalf("testenv: address of a proxy: %v", err)
+	}
+	return p, announced
 }

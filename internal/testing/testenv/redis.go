@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -12,6 +13,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/tokenrefill/refiller/internal/testing/faultproxy"
 )
 
 // RedisServer is one redis-server process. Its methods are those of [Process] and safe for concurrent use.
@@ -19,6 +22,7 @@ type RedisServer struct {
 	*Process
 	port    int
 	options options
+	proxy   *faultproxy.Proxy // nil unless WithProxies
 }
 
 // Redis starts a redis-server that keeps nothing on disk, and waits until it answers.
@@ -87,6 +91,29 @@ func startRedis(t testing.TB, name string, port int, o options, extra ...string)
 
 // Addr returns the server's host and port.
 func (s *RedisServer) Addr() string { return loopback(s.port) }
+
+// Proxy returns the proxy in front of the server, nil unless it was started [WithProxies].
+func (s *RedisServer) Proxy() *faultproxy.Proxy { return s.proxy }
+
+// announced is the address that clients of a Sentinel or Cluster are told.
+func (s *RedisServer) announced() string {
+	if s.proxy != nil {
+		return s.proxy.Addr()
+	}
+	return s.Addr()
+}
+
+// pastProxies dials servers themselves where a client was told the addresses of their proxies.
+func pastProxies(servers func() []*RedisServer) func(ctx context.Context, network, addr string) (net.Conn, error) {
+	return func(ctx context.Context, network, addr string) (net.Conn, error) {
+		for _, s := range servers() {
+			if s.announced() == addr {
+				addr = s.Addr()
+			}
+		}
+		return (&net.Dialer{}).DialContext(ctx, network, addr)
+	}
+}
 
 // Port returns the port the server listens on, for TLS if it was started [WithTLS].
 func (s *RedisServer) Port() int { return s.port }

@@ -20,8 +20,8 @@ const SentinelMaster = "mymaster"
 
 // RedisSentinel is a master with one replica and one sentinel that fails over by itself. One sentinel with quorum 1,
 // because the vote among sentinels is theirs to test: a single one decides after a second instead of holding
-// elections that may split. It fails over only between [RedisSentinel.KillMaster] and [RedisSentinel.WaitMaster]: on a
-// busy machine a master may be silent for a second at any time.
+// elections that may split. It fails over only between [RedisSentinel.KillMaster] or [RedisSentinel.FreezeMaster] and
+// [RedisSentinel.WaitMaster]: on a busy machine a master may be silent for a second at any time.
 type RedisSentinel struct {
 	t        testing.TB
 	servers  [2]*RedisServer
@@ -42,14 +42,19 @@ func Sentinel(t testing.TB, opts ...Option) *RedisSentinel {
 	start := func(name string, o options, extra ...string) *RedisServer {
 		var server *RedisServer
 		onFreePorts(t, 1, func(ports []int) (err error) {
-			server, err = startRedis(t, name, ports[0], o, extra...)
+			proxy, announced := frontOf(t, o, ports[0])
+			server, err = startRedis(t, name, ports[0], o, append(extra, "--replica-announce-ip", "127.0.0.1",
+				"--replica-announce-port", announced)...)
+			if err == nil {
+				server.proxy = proxy
+			}
 			return err
 		})
 		return server
 	}
 	s.servers[0] = start("master", o, "--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "1")
 	s.servers[1] = start("replica", o, "--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "1",
-		"--replicaof", "127.0.0.1 "+strconv.Itoa(s.servers[0].Port()))
+		"--replicaof", strings.Replace(s.servers[0].announced(), ":", " ", 1))
 	s.master.Store(s.servers[0])
 	// The replica is in sync before the sentinel first looks: it asks a replica for its state only every ten seconds.
 	replica := s.servers[1].Client()
@@ -82,7 +87,7 @@ func (s *RedisSentinel) startSentinel(password string) *RedisServer {
 		config := []string{
 			"port " + strconv.Itoa(ports[0]),
 			"bind 127.0.0.1",
-			fmt.Sprintf("sentinel monitor %s 127.0.0.1 %d 1", SentinelMaster, s.servers[0].Port()),
+			fmt.Sprintf("sentinel monitor %s %s 1", SentinelMaster, strings.Replace(s.servers[0].announced(), ":", " ", 1)),
 			"sentinel down-after-milliseconds " + SentinelMaster + " " + strconv.FormatInt(never.Milliseconds(), 10),
 			"sentinel failover-timeout " + SentinelMaster + " 5000",
 		}
@@ -118,11 +123,20 @@ func (s *RedisSentinel) Addr() string { return s.sentinel.Addr() }
 func (s *RedisSentinel) Sentinel() *RedisServer { return s.sentinel }
 
 // Client returns a new client that asks the sentinel for the master. It is closed when the test ends.
-func (s *RedisSentinel) Client() *redis.Client {
+func (s *RedisSentinel) Client() *redis.Client { return s.client(nil) }
+
+// Direct is Client past the proxies.
+func (s *RedisSentinel) Direct() *redis.Client { return s.client(pastProxies(s.Servers)) }
+
+// Servers returns master and replica.
+func (s *RedisSentinel) Servers() []*RedisServer { return s.servers[:] }
+
+func (s *RedisSentinel) client(dial func(ctx context.Context, network, addr string) (net.Conn, error)) *redis.Client {
 	c := redis.NewFailoverClient(&redis.FailoverOptions{
 		MasterName:            SentinelMaster,
 		SentinelAddrs:         []string{s.Addr()},
 		Password:              s.servers[0].options.password,
+		Dialer:                dial,
 		MaxRetries:            -1,
 		DialerRetries:         1,
 		ContextTimeoutEnabled: true,
@@ -138,7 +152,7 @@ func (s *RedisSentinel) Master() *RedisServer {
 	addr, err := s.control.GetMasterAddrByName(ctx, SentinelMaster).Result()
 	if err == nil && len(addr) == 2 {
 		for _, server := range s.servers {
-			if server.Addr() == net.JoinHostPort(addr[0], addr[1]) {
+			if server.announced() == net.JoinHostPort(addr[0], addr[1]) {
 				s.master.Store(server)
 			}
 		}
@@ -176,6 +190,16 @@ func (s *RedisSentinel) KillMaster() *RedisServer {
 	s.t.Helper()
 	m := s.Master()
 	m.Kill()
+	s.setDownAfter(downAfter)
+	return m
+}
+
+// FreezeMaster stops the master without ending it, and returns it. The sentinel promotes the replica as after
+// [RedisSentinel.KillMaster]. Resumed, the former master is made the replica.
+func (s *RedisSentinel) FreezeMaster() *RedisServer {
+	s.t.Helper()
+	m := s.Master()
+	m.Pause()
 	s.setDownAfter(downAfter)
 	return m
 }
