@@ -137,8 +137,9 @@ func (a *activeSets) next(ctx context.Context, now time.Time) call {
 
 // ask is a call about names. An error that learn returns is the server's.
 func (a *activeSets) ask(ctx context.Context, ask func(ctx context.Context) (learn func() error)) call {
+	within := a.w.timeout()
 	return func() func() {
-		callCtx, cancel := context.WithTimeout(ctx, a.w.r.cfg.Timeout)
+		callCtx, cancel := context.WithTimeout(ctx, within)
 		defer cancel()
 		learn := ask(callCtx)
 		return func() {
@@ -306,9 +307,11 @@ func (a *activeSets) refill(ctx context.Context, s *shard) call {
 	for i, e := range batch {
 		t.calls[i] = lua.RefillCall{Key: e.key, Call: policy.Call{Version: e.version, Terms: terms}, Seen: e.state}
 	}
+	within := a.w.timeout()
+	store := a.w.r.store
 	return func() func() {
-		t.make(ctx, a.w.r, func(ctx context.Context, calls []lua.RefillCall, perCall int) []lua.RefillResult {
-			return a.w.r.store.refillActive(ctx, s.Shard, calls, perCall)
+		t.make(ctx, within, store, func(ctx context.Context, calls []lua.RefillCall, perCall int) []lua.RefillResult {
+			return store.refillActive(ctx, s.Shard, calls, perCall)
 		})
 		return func() {
 			a.learn(ctx, s, m, batch, t)

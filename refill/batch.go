@@ -19,13 +19,14 @@ func (w *worker) nextBatch(ctx context.Context, now time.Time) call {
 	}
 	// Until this has passed since the server came back, other replicas may still be backing off. They may remember a
 	// bucket that we would create.
-	othersCame := w.back.IsZero() || now.Sub(w.back) >= maxBackoff+w.r.cfg.Timeout
+	othersCame := w.back.IsZero() || now.Sub(w.back) >= maxBackoff+connecting*w.r.cfg.Timeout
 	t := w.newTrip(len(batch), w.sizes.perCall())
 	for i, b := range batch {
 		t.calls[i] = b.call(now, othersCame)
 	}
+	within := w.timeout()
 	return func() func() {
-		t.make(ctx, w.r, w.r.store.refill)
+		t.make(ctx, within, w.r.store, w.r.store.refill)
 		return func() {
 			w.learn(ctx, batch, t)
 			w.ended = append(w.ended, t)

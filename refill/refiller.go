@@ -168,7 +168,7 @@ func (r *Refiller) work(ctx context.Context, masters []master) []master {
 }
 
 func (r *Refiller) topology(ctx context.Context) ([]master, error) {
-	ctx, cancel := context.WithTimeout(ctx, r.cfg.Timeout)
+	ctx, cancel := context.WithTimeout(ctx, connecting*r.cfg.Timeout)
 	defer cancel()
 	return r.store.masters(ctx)
 }

@@ -79,8 +79,9 @@ func (w *worker) withhold() {
 // listen reads the pulse. When it is late, every bucket is due at once: its first call only learns the index.
 func (w *worker) listen(ctx context.Context) call {
 	w.pulse.asked = true
+	within := w.timeout()
 	return func() func() {
-		callCtx, cancel := context.WithTimeout(ctx, w.r.cfg.Timeout)
+		callCtx, cancel := context.WithTimeout(ctx, within)
 		defer cancel()
 		sent := time.Now()
 		reply, err := w.r.store.peek(callCtx, w.pulse.beat.key)

@@ -31,19 +31,19 @@ func (w *worker) newTrip(n, perCall int) *trip {
 	return t
 }
 
-// make makes the round trip, through refill. A bucket that was refilled by a call that
+// make makes the round trip, through refill, within a time for each of its calls. A bucket that was refilled by a call that
 // failed half-way, and is asked for again alone, is answered that by its index.
-func (t *trip) make(ctx context.Context, r *Refiller, refill refillFunc) {
-	refillCtx, cancel := context.WithTimeout(ctx, r.cfg.Timeout)
+func (t *trip) make(ctx context.Context, within time.Duration, store store, refill refillFunc) {
+	refillCtx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
 	t.sent = time.Now()
 	t.results = lua.EachAlone(t.calls, t.perCall, func(calls []lua.RefillCall, perCall int) []lua.RefillResult {
 		return refill(refillCtx, calls, perCall)
 	}, func(r *lua.RefillResult) error { return r.Err })
 	t.replied = time.Now()
-	sweepCtx, cancelSweep := context.WithTimeout(ctx, r.cfg.Timeout)
+	sweepCtx, cancelSweep := context.WithTimeout(ctx, within)
 	defer cancelSweep()
-	t.sweep(sweepCtx, r.store)
+	t.sweep(sweepCtx, store)
 }
 
 // event is what observers hear of the i-th answer.

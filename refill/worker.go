@@ -176,6 +176,16 @@ func (w *worker) next(ctx context.Context, now time.Time) call {
 	return w.sets.next(ctx, now)
 }
 
+// connecting is how many times longer a call may take after failed ones. It may have to open connections, learn a
+// Cluster's slots and load a script, which takes up to ten round trips. A call that always ended before them would never
+// reach a server far away.
+const connecting = 4
+
+// timeout returns the time for the next call, which doubles after each failed one.
+func (w *worker) timeout() time.Duration {
+	return w.r.cfg.Timeout * time.Duration(min(1<<min(w.failures, connecting), connecting))
+}
+
 // failed takes in that the server failed a call, and leaves it alone for a while.
 func (w *worker) failed(ctx context.Context, err error) {
 	w.failures++
