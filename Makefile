@@ -38,7 +38,8 @@ BENCH_PKGS ?= ./...
 # form of a few minutes, `go -C bench run . -h` lists them.
 COMPARE ?=
 
-# Schedules in `make robustness` and `make conserve`, and the seed to replay (empty: a new one, printed).
+# Schedules in `make robustness` and `make conserve`, and the seed to replay (empty: a new one, printed). Of the former 48
+# from a drawn seed on have every pair of values of a deployment.
 N ?= 50
 SEED ?=
 
@@ -131,7 +132,7 @@ bench: ## Side by side with other libraries (COMPARE), then benchmarks (COUNT, B
 	scripts/bench.sh $(COUNT) '$(BENCH)' $(BENCH_PKGS)
 
 .PHONY: robustness
-robustness: ## N random fault schedules against real servers; SEED=… replays one
+robustness: ## N random deployments and fault schedules against real servers; SEED=… replays one
 	@scripts/require.sh go redis faketime
 	go test -count=1 -timeout 0 -parallel 64 -v -run TestSchedules ./test/robustness -args -n $(N) $(if $(SEED),-seed $(SEED))
 
@@ -146,9 +147,9 @@ pools: ## N random fault schedules of a pool over three regions on real servers;
 	go test -count=1 -timeout 0 -parallel 4 -v -run TestSchedules ./test/pools -args -n $(N) $(if $(SEED),-seed $(SEED)) $(if $(LONG),-long)
 
 .PHONY: failover
-failover: ## Ends the active replica KILLS times in each mode and prints the gaps between refills
+failover: ## Ends the active replica KILLS times in each mode, and a Cluster's master, and prints the gaps
 	@scripts/require.sh go redis
-	go test -count=1 -timeout 0 -v -run TestFailover ./test/robustness -args -kills $(KILLS)
+	go test -count=1 -timeout 0 -v -run 'TestFailover|TestMasterFailover' ./test/robustness -args -kills $(KILLS)
 
 .PHONY: scale
 scale: ## What very many buckets cost (SCALE, see test/scale/README.md): a table, bin/scale.json, bin/scale.svg

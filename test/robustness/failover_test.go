@@ -33,6 +33,7 @@ type mode struct {
 	outage   bool // etcd stands still all the time
 	graceful bool
 	systems  int // side by side, each with its share of the kills
+	distance time.Duration
 	p50, p99 time.Duration
 }
 
@@ -43,6 +44,7 @@ func TestFailover(t *testing.T) {
 	for _, m := range []mode{
 		{name: "race, SIGKILL", systems: 1, p50: 130 * ms, p99: 220 * ms},
 		{name: "race, SIGTERM", systems: 1, graceful: true, p99: 150 * ms},
+		{name: "race, 60 ms away, SIGKILL", systems: 1, distance: 60 * ms, p50: 250 * ms, p99: 340 * ms},
 		{name: "elected, SIGKILL", etcd: true, systems: 4, p50: 230 * ms, p99: 330 * ms},
 		{name: "elected, SIGTERM", etcd: true, graceful: true, systems: 1, p99: 150 * ms},
 		{name: "elected, etcd away, SIGKILL", etcd: true, outage: true, systems: 1, p50: 230 * ms, p99: 330 * ms},
@@ -85,9 +87,8 @@ func TestFailover(t *testing.T) {
 func failover(t *testing.T, m mode, n int) (gaps []time.Duration, lost int64) {
 	t.Helper()
 	dir := t.TempDir()
-	spec := system.Spec{Servers: system.Single, Replicas: 3, TTL: 5 * time.Second, Buckets: []system.Bucket{
-		{Key: "checkout", Lines: []string{"capacity: 1000, rate: 500/s"}},
-	}}
+	spec := system.Spec{Servers: system.Single, Replicas: 3, TTL: 5 * time.Second, Distance: m.distance,
+		Buckets: []system.Bucket{{Key: "checkout", Lines: []string{"capacity: 1000, rate: 500/s"}}}}
 	if m.etcd {
 		spec.Etcd = 1
 	}

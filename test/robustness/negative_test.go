@@ -64,6 +64,8 @@ func TestTheVerifierCatchesEachMissingMechanism(t *testing.T) {
 			nil, system.Spec{}, rollBack, []string{verify.Quarantine}},
 		{"fence order", refillWith("how = q[name] > p[name] and 'newer' or 'older'", "how = 'newer'"),
 			[]string{"replica-kill"}, system.Spec{Versions: []int{1, 2, 1}}, nil, []string{verify.Order}},
+		{"switch to a newer policy", refillWith("how = q[name] > p[name] and 'newer' or 'older'", "how = 'older'"),
+			nil, system.Spec{Versions: []int{1, 2, 1}, InOrder: true}, nil, []string{verify.Versions}},
 		{"undo of a failed take", mutate.Script{Name: "take",
 			Edits: []mutate.Edit{{Old: "      call('INCRBY', key, total)\n", New: ""}}},
 			nil, system.Spec{}, nil, []string{verify.Stock, verify.Linear}},
@@ -97,6 +99,9 @@ func control(t *testing.T, dir string, spec system.Spec, beside func(context.Con
 	names ...string) {
 	t.Helper()
 	spec.Replicas = max(3, len(spec.Versions))
+	if beside != nil {
+		spec.Callers = 5
+	}
 	plan, err := schedule.Fixed("control", 7, spec, names...)
 	require.NoError(t, err)
 	if beside == nil {
@@ -105,7 +110,7 @@ func control(t *testing.T, dir string, spec system.Spec, beside func(context.Con
 	}
 	s := system.Start(t, dir, record.Meta{Name: plan.Name, Seed: plan.Seed}, plan.Spec)
 	calls, err := traffic.Start(t.Context(), traffic.Config{
-		Dir: dir, Dial: s.Dial, Look: s.Direct, Buckets: s.Record(), Callers: 5, Seed: 7, Pace: plan.Pace,
+		Dir: dir, Dial: s.Dial, Look: s.Direct, Buckets: s.Record(), Callers: s.Callers, Seed: 7, Pace: plan.Pace,
 	})
 	require.NoError(t, err)
 	beside(t.Context(), t, s)

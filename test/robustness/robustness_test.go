@@ -9,11 +9,13 @@ import (
 	"strconv"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/hashicorp/go-hclog"
 	"github.com/stretchr/testify/require"
 
 	"github.com/tokenrefill/refiller/internal/config/redisconn"
+	"github.com/tokenrefill/refiller/test/robustness/deck"
 	"github.com/tokenrefill/refiller/test/robustness/record"
 	"github.com/tokenrefill/refiller/test/robustness/report"
 	"github.com/tokenrefill/refiller/test/robustness/schedule"
@@ -86,7 +88,7 @@ func judge(t *testing.T, dir string, into *report.Report) {
 	}
 	t.Logf("%d calls, %d refill calls, %d writes (%d unseen), %.0f %% of the window bound used", result.Ops,
 		result.Refills, result.Writes, result.Hidden, 100*result.Slack)
-	into.Add(run.Meta.Name, run.Meta.Faults, result)
+	into.Add(run.Meta, result)
 }
 
 // TestFixedSchedules runs every fault once.
@@ -144,6 +146,18 @@ func TestFixedSchedules(t *testing.T) {
 			{"kinds-change", system.Spec{Replicas: 4, Versions: []int{1, 2, 1, 2}, Buckets: schedule.Pick("plain",
 				"stepped", "changed", "quota", "user:1", "strict")},
 				[]string{"replica-kill", "replica-pause"}},
+			{"cluster-fails-over", system.Spec{Replicas: 2, Servers: system.Replicated, Distance: 60 * time.Millisecond,
+				Consumers: deck.Sidecar, Buckets: schedule.Pick("drained", "strict", "user:1")},
+				[]string{"cluster-master-frozen"}},
+			{"sentinel-frozen", system.Spec{Replicas: 2, Servers: system.Sentinel, Distance: 20 * time.Millisecond,
+				Buckets: schedule.Pick("drained", "leased", "user:1")}, []string{"redis-failover-from-frozen-master"}},
+			{"far-away", system.Spec{Replicas: 1, Distance: 150 * time.Millisecond, Consumers: deck.Plain, Later: 2,
+				Buckets: schedule.Pick("drained", "strict", "user:1")},
+				[]string{"replica-reads-a-later-file", "redis-pause"}},
+			{"older-leader", system.Spec{Replicas: 2, Etcd: 1, Versions: []int{1, 2}, InOrder: true,
+				Buckets: schedule.Pick("plain", "begun-anew", "operated", "user:1")}, []string{"replica-kill"}},
+			{"operations", system.Spec{Replicas: 2, Buckets: schedule.Pick("leased", "leased-strictly", "operated",
+				"shadowed", "open", "local", "user:own", "few:1")}, []string{"redis-pause", "replica-kill"}},
 		} {
 			t.Run(fixed.name, func(t *testing.T) {
 				t.Parallel()
@@ -165,11 +179,13 @@ var fixedSeeds = []uint64{1, 2, 3}
 func TestSchedules(t *testing.T) {
 	t.Parallel()
 	seeds := fixedSeeds
+	fills := false
 	if *number > 0 {
 		first := *seed
 		if first == 0 {
-			first = rand.Uint64N(1 << 40)
+			first = rand.Uint64N(1<<40) / deck.Size * deck.Size // a deck begins
 		}
+		fills = deck.Fills(first, *number)
 		t.Logf("%d schedules from seed %d; one of them again: make robustness N=1 SEED=…", *number, first)
 		seeds = make([]uint64, *number)
 		for i := range seeds {
@@ -192,7 +208,13 @@ func TestSchedules(t *testing.T) {
 			})
 		}
 	})
-	t.Logf("\n%s", &all)
+	table, empty := all.Deployments()
+	t.Logf("\n%s\n%s", &all, table)
+	if fills {
+		require.Empty(t, empty, "no run had these")
+	} else {
+		t.Logf("%d of %d pairs had no run; %d schedules have all of them", len(empty), len(deck.Cells), deck.Size)
+	}
 }
 
 // TestVerify judges a kept record again: -args -history DIR. Without one it makes a record and judges it twice.

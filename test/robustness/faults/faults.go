@@ -13,6 +13,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/tokenrefill/refiller/internal/testing/faultproxy"
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/test/robustness/record"
 	"github.com/tokenrefill/refiller/test/robustness/system"
@@ -38,6 +39,8 @@ type Fault struct {
 	Clock    bool     // it needs a Redis whose clock can be stepped
 	Real     bool     // it needs a Redis, not the embedded store
 	Spares   bool     // some replica can refill while it lasts
+	Once     bool     // it is for plans that name it
+	Later    bool     // it needs a later version
 	Hold     time.Duration
 	strike   func(e *env) (heal func())
 }
@@ -112,11 +115,21 @@ func Named(name string) (Fault, error) {
 	return Fault{}, fmt.Errorf("faults: no fault is called %q", name)
 }
 
+// Must is Named for the name of a fault that there is.
+func Must(name string) Fault {
+	f, err := Named(name)
+	if err != nil {
+		panic(err)
+	}
+	return f
+}
+
 // Goes reports whether the fault can strike such a system; Durable, Slow and Clock are up to whoever starts it.
 func (f Fault) Goes(spec system.Spec) bool {
 	return (f.Servers == nil || slices.Contains(f.Servers, spec.Servers)) && spec.Etcd >= f.Etcd &&
 		spec.Replicas >= f.Replicas &&
-		(!f.Durable || spec.Durable) && (!f.Slow || spec.Slow) && (!f.Clock || spec.Clock) && (!f.Real || !spec.Embedded)
+		(!f.Durable || spec.Durable) && (!f.Slow || spec.Slow) && (!f.Clock || spec.Clock) && (!f.Real || !spec.Embedded) &&
+		(!f.Later || spec.Later > 0)
 }
 
 var single = []string{system.Single}
@@ -151,6 +164,21 @@ var All = []Fault{
 			}
 		}
 	}},
+	{Name: "replicas-kill-all", Group: Replicas, Hold: time.Second, strike: func(e *env) func() {
+		for _, r := range e.Replicas {
+			r.Kill()
+		}
+		return func() {
+			for _, r := range e.Replicas {
+				r.Restart()
+			}
+		}
+	}},
+	{Name: "replica-reads-a-later-file", Group: Replicas, Later: true, Once: true, Spares: true, Hold: 2 * time.Second,
+		strike: func(e *env) func() {
+			e.Reload(e.pick())
+			return func() {}
+		}},
 	{Name: "replicas-rolling-restart", Group: Replicas, Replicas: 2, Hold: 200 * time.Millisecond,
 		strike: func(e *env) func() {
 			return func() {
@@ -359,23 +387,17 @@ var All = []Fault{
 				e.step(-far)
 			}
 		}},
-	{Name: "redis-failover-to-lagging-replica", Group: Redis, Servers: []string{system.Sentinel}, Hold: time.Second,
+	{Name: "redis-failover-to-lagging-replica", Group: Redis, Servers: []string{system.Sentinel}, Once: true,
+		Hold: time.Second, strike: failOverToLagging},
+	{Name: "redis-failover-from-frozen-master", Group: Redis, Servers: []string{system.Sentinel}, Once: true,
+		Hold: time.Second, strike: failOverFromFrozen},
+	{Name: "cluster-master-killed", Group: Redis, Servers: []string{system.Replicated}, Once: true, Hold: time.Second,
 		strike: func(e *env) func() {
-			e.what.Effect = record.Rollback
-			next := e.Sentinel.Replica()
-			ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-			defer cancel()
-			// From here on the replica hears nothing of the master.
-			e.must(next.Client().ReplicaOf(ctx, "127.0.0.1", "1").Err())
-			return func() {
-				old := e.Sentinel.KillMaster()
-				e.what.Gone = time.Now().UnixNano()
-				ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-				defer cancel()
-				e.must(e.Sentinel.WaitMaster(ctx, next))
-				e.what.End = time.Now().UnixNano()
-				old.Restart()
-			}
+			return e.stopMaster(func(s *testenv.RedisServer) { s.Kill() })
+		}},
+	{Name: "cluster-master-frozen", Group: Redis, Servers: []string{system.Replicated}, Once: true, Hold: time.Second,
+		strike: func(e *env) func() {
+			return e.stopMaster(func(s *testenv.RedisServer) { s.Pause() })
 		}},
 	{Name: "cluster-reshard", Group: Redis, Servers: []string{system.Cluster}, Hold: 300 * time.Millisecond,
 		strike: func(e *env) func() {

@@ -33,6 +33,10 @@ type Meta struct {
 	Faults   []string      `json:"faults"`
 	Resume   time.Duration `json:"resume"` // refills go on that soon after a fault
 	Buckets  []Bucket      `json:"buckets"`
+
+	Deployment []string      `json:"deployment,omitempty"` // the card of package deck; none unless the schedule is random
+	Distance   time.Duration `json:"distance,omitempty"`   // of everybody from Redis: a round trip
+	Later      int           `json:"later,omitempty"`      // a version that a replica gets while all run
 }
 
 // Kinds of buckets.
@@ -54,6 +58,14 @@ type Bucket struct {
 	Steps []string `json:"steps,omitempty"`
 	// every call to it but the replicas' is in ops.jsonl: it is checked for linearizability
 	Linear bool `json:"linear"`
+	// programs that know nothing of us take from it too, with plain commands
+	Plain bool `json:"plain,omitempty"`
+
+	Blocks     int64  `json:"blocks,omitempty"`     // tokens that consumers may hold in leases at a time
+	Operated   bool   `json:"operated,omitempty"`   // an operator grants tokens and resets it
+	Overridden bool   `json:"overridden,omitempty"` // an operator gives it a policy of its own, the last of Terms, and ends that
+	Prefix     string `json:"prefix,omitempty"`     // of a template with max_keys
+	MaxKeys    int    `json:"max_keys,omitempty"`
 }
 
 // Strict reports whether every policy of the bucket is strict.
@@ -126,6 +138,8 @@ const (
 	Settle  = "settle"  // of those held, N may come back
 	Lapse   = "lapse"   // nobody settles: N come back when the reservation's time is over
 	Add     = "add"     // a program that knows nothing of us adds N tokens
+	Grant   = "grant"   // an operator adds N tokens
+	Reset   = "reset"   // an operator has the bucket hold N tokens
 )
 
 // Results of operations.
@@ -153,6 +167,13 @@ type Op struct {
 	Index   int64  `json:"index,omitempty"`
 	Last    int64  `json:"last,omitempty"`
 	Error   string `json:"error,omitempty"`
+
+	Request  string `json:"request,omitempty"`  // the id of a take that may be made again
+	Leave    int64  `json:"leave,omitempty"`    // a take that leaves so many
+	Leased   bool   `json:"leased,omitempty"`   // it was answered from a block of tokens
+	Shadow   bool   `json:"shadow,omitempty"`   // admitted although the bucket has too few: nothing is taken
+	Fallback int64  `json:"fallback,omitempty"` // granted while the server didn't answer, by the degraded mode
+	All      bool   `json:"all,omitempty"`      // one of the takes of a TakeAll
 }
 
 // Sample is one bucket as one atomic look found it.
@@ -243,6 +264,14 @@ type Lead struct {
 	Epoch    int64
 }
 
+// Reading is the begin of a configuration in a replica, from its log.
+type Reading struct {
+	Replica string
+	At      int64
+	Version int64
+	Starts  bool // the replica starts with it, and has yet to connect
+}
+
 // Line is a line of a replica's log about a bucket.
 type Line struct {
 	Replica string
@@ -262,6 +291,7 @@ type Run struct {
 	Refills []Refill
 	Leads   []Lead
 	Lines   []Line
+	Files   []Reading
 }
 
 // Load reads a run.
@@ -317,7 +347,7 @@ func LoadRefills(dir string) ([]Refill, error) {
 	return all, nil
 }
 
-// readLogs finds the terms that began, and what was said of buckets. Lines that are no JSON, such as a panic's, are
+// readLogs finds the terms that began, the files that were read, and what was said of buckets. Lines that are no JSON, such as a panic's, are
 // passed over.
 func (r *Run) readLogs() error {
 	files, err := filepath.Glob(filepath.Join(r.Dir, LogFile("*")))
@@ -336,12 +366,16 @@ func (r *Run) readLogs() error {
 				At      time.Time `json:"@timestamp"`
 				Module  string    `json:"@module"`
 				Epoch   int64     `json:"epoch"`
+				Version int64     `json:"version"`
 				Bucket  string    `json:"bucket"`
 			}
 			switch {
 			case json.Unmarshal([]byte(line), &entry) != nil:
 			case entry.Message == "leading":
 				r.Leads = append(r.Leads, Lead{entry.Module, name, entry.At.UnixNano(), entry.Epoch})
+			case entry.Message == "replica starts" || entry.Message == "config reloaded":
+				r.Files = append(r.Files, Reading{name, entry.At.UnixNano(), entry.Version,
+					entry.Message == "replica starts"})
 			case entry.Bucket != "":
 				r.Lines = append(r.Lines, Line{name, entry.At.UnixNano(), entry.Message, entry.Bucket})
 			}

@@ -4,11 +4,14 @@ package report
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"text/tabwriter"
 	"time"
 
+	"github.com/tokenrefill/refiller/test/robustness/deck"
+	"github.com/tokenrefill/refiller/test/robustness/record"
 	"github.com/tokenrefill/refiller/test/robustness/verify"
 )
 
@@ -23,13 +26,15 @@ type Report struct {
 	hidden  int
 	decided int
 	notes   int
+	cards   []deck.Card
+	looks   int
 	slack   float64
 	gaps    map[string][]verify.Gap
 	faults  map[string]int
 }
 
-// Add takes in the result of a run that had the named faults.
-func (r *Report) Add(name string, faults []string, result *verify.Result) {
+// Add adds the result of a run.
+func (r *Report) Add(meta record.Meta, result *verify.Result) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.gaps == nil {
@@ -37,7 +42,7 @@ func (r *Report) Add(name string, faults []string, result *verify.Result) {
 	}
 	r.runs++
 	if len(result.Violations) > 0 {
-		r.failed = append(r.failed, name)
+		r.failed = append(r.failed, meta.Name)
 	}
 	r.ops += result.Ops
 	r.refills += result.Refills
@@ -45,8 +50,12 @@ func (r *Report) Add(name string, faults []string, result *verify.Result) {
 	r.hidden += result.Hidden
 	r.decided += result.Decided
 	r.notes += len(result.Notes)
+	r.looks += result.Versions
+	if meta.Deployment != nil {
+		r.cards = append(r.cards, meta.Deployment)
+	}
 	r.slack = max(r.slack, result.Slack)
-	for _, f := range faults {
+	for _, f := range meta.Faults {
 		r.faults[f]++
 	}
 	for _, g := range result.Gaps {
@@ -81,9 +90,59 @@ func (r *Report) String() string {
 	_ = w.Flush() // it writes to memory
 	fmt.Fprintf(&b,
 		"%d runs, %d with violations %v: %d calls, %d refill calls, %d of which wrote (%d unseen by their caller), "+
-			"%d bucket histories linearizable, %d notes, at most %.0f %% of the window bound used\n",
-		r.runs, len(r.failed), r.failed, r.ops, r.refills, r.writes, r.hidden, r.decided, r.notes, 100*r.slack)
+			"%d bucket histories linearizable, %d looks at the version in force, %d notes, at most %.0f %% of the window "+
+			"bound used\n",
+		r.runs, len(r.failed), r.failed, r.ops, r.refills, r.writes, r.hidden, r.decided, r.looks, r.notes, 100*r.slack)
 	return b.String()
+}
+
+// Deployments is a table of how many runs had each pair of values of a deployment, and the pairs that none had.
+func (r *Report) Deployments() (table string, empty []deck.Cell) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	met := map[deck.Cell]int{}
+	for _, c := range r.cards {
+		for _, cell := range c.Cells() {
+			met[cell]++
+		}
+	}
+	for _, cell := range deck.Cells {
+		if met[cell] == 0 {
+			empty = append(empty, cell)
+		}
+	}
+	var b strings.Builder
+	w := tabwriter.NewWriter(&b, 0, 0, 1, ' ', 0)
+	last := len(deck.Dimensions) - 1
+	for _, d := range deck.Dimensions[1:] {
+		fmt.Fprintf(w, "\t%s", strings.Join(d.Values, "\t"))
+	}
+	fmt.Fprintln(w)
+	for i, d := range deck.Dimensions[:last] {
+		for _, v := range d.Values {
+			fmt.Fprint(w, v)
+			for j, other := range deck.Dimensions[1:] {
+				for _, o := range other.Values {
+					cell := deck.Cell{A: deck.Value{Dimension: i, Value: v}, B: deck.Value{Dimension: j + 1, Value: o}}
+					fmt.Fprintf(w, "\t%s", count(cell, met))
+				}
+			}
+			fmt.Fprintln(w)
+		}
+	}
+	_ = w.Flush() // it writes to memory
+	return b.String(), empty
+}
+
+// count is a cell of the table: nothing where the pair stands elsewhere, a dash where it can't be.
+func count(cell deck.Cell, met map[deck.Cell]int) string {
+	switch {
+	case cell.A.Dimension >= cell.B.Dimension:
+		return ""
+	case !slices.Contains(deck.Cells, cell):
+		return "-"
+	}
+	return strconv.Itoa(met[cell])
 }
 
 // Quantile is the smallest of the durations that a share q of them, 0 to 1, doesn't exceed, to the millisecond; 0 if

@@ -4,6 +4,7 @@ import (
 	"math/rand/v2"
 	"slices"
 
+	"github.com/tokenrefill/refiller/test/robustness/deck"
 	"github.com/tokenrefill/refiller/test/robustness/record"
 	"github.com/tokenrefill/refiller/test/robustness/system"
 )
@@ -35,6 +36,18 @@ var Buckets = []system.Bucket{
 	{Key: "strict", Lines: []string{"capacity: 200, rate: 300/s, strict: true",
 		"capacity: 150, rate: 200/s, strict: true"}},
 	{Key: "foreign", Kind: record.Foreign, Lines: []string{"capacity: 300, rate: 300/s"}},
+	{Key: "begun-anew", Linear: true, Lines: []string{"capacity: 300, rate: 200/s",
+		"capacity: 300, rate: 250/s, carry_over: reset"}},
+	{Key: "leased", Leased: true, Lines: []string{"capacity: 600, rate: 600/s", "capacity: 500, rate: 500/s"}},
+	{Key: "leased-strictly", Leased: true, Lines: []string{"capacity: 600, rate: 600/s, strict: true"}},
+	{Key: "operated", Operated: true, Lines: []string{"capacity: 400, rate: 200/s", "capacity: 300, rate: 200/s"}},
+	{Key: "shadowed", Lines: []string{"capacity: 200, rate: 100/s, shadow: true"}},
+	{Key: "open", Lines: []string{"capacity: 300, rate: 300/s, degraded: open"}},
+	{Key: "local", Lines: []string{"capacity: 300, rate: 300/s, degraded: local"}},
+	{Key: "user:own", Kind: record.Refilled, Prefix: "user:", Overridden: true, Lines: []string{
+		"capacity: 200, rate: 300/s", "capacity: 150, rate: 200/s"}},
+	{Key: "few:1", Kind: record.Refilled, Prefix: "few:", MaxKeys: 2, Lines: []string{
+		"capacity: 200, rate: 300/s, max_keys: 2"}},
 	{Key: "user:1", Kind: record.Refilled, Prefix: "user:", Lines: []string{"capacity: 200, rate: 300/s",
 		"capacity: 150, rate: 200/s"}},
 	{Key: "guest:1", Kind: record.Lazy, Prefix: "guest:", Lines: []string{"capacity: 100, rate: 200/s"}},
@@ -65,5 +78,11 @@ func drawBuckets(spec system.Spec, rng *rand.Rand) []system.Bucket {
 		}
 		keys = append(keys, b.Key)
 	}
-	return Pick(keys...)
+	list := Pick(keys...)
+	for i := range list {
+		// Takes through the SDK are no single operations upon a bucket: it gives back what an abandoned one got.
+		through := spec.Consumers == deck.Sidecar || spec.Consumers == deck.Plain || rng.IntN(3) == 0
+		list[i].Linear = list[i].Linear && !through
+	}
+	return list
 }

@@ -5,10 +5,12 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/tokenrefill/refiller/test/robustness/deck"
 	"github.com/tokenrefill/refiller/test/robustness/faults"
 	"github.com/tokenrefill/refiller/test/robustness/record"
 	"github.com/tokenrefill/refiller/test/robustness/system"
@@ -19,6 +21,7 @@ import (
 type Plan struct {
 	Name   string
 	Seed   uint64
+	Card   deck.Card // nil unless the plan is random
 	Spec   system.Spec
 	Phases [][]faults.Fault // the faults of one phase are there at the same time
 	Pace   time.Duration
@@ -42,7 +45,7 @@ func (p Plan) String() string {
 	if p.Spec.Embedded {
 		servers = "embedded"
 	}
-	return fmt.Sprintf("%s, etcd %d, %d replicas, versions %v, buckets %s: %s", servers, p.Spec.Etcd,
+	return fmt.Sprintf("[%s] %s, etcd %d, %d replicas, versions %v, buckets %s: %s", p.Card, servers, p.Spec.Etcd,
 		p.Spec.Replicas, p.Spec.Versions, strings.Join(buckets, " "), strings.Join(phases, ", "))
 }
 
@@ -75,37 +78,28 @@ func Fixed(name string, seed uint64, spec system.Spec, names ...string) (Plan, e
 	return p, nil
 }
 
-// Random is the plan of a seed, on the embedded store if that is asked for.
+// Random is the plan of a seed: the deployment is the seed's card, everything else is drawn. On the embedded store,
+// which is a single server, if that is asked for.
 func Random(seed uint64, embedded bool) Plan {
 	rng := rand.New(rand.NewPCG(seed, 1))
-	p := Plan{Name: fmt.Sprintf("seed-%d", seed), Seed: seed, Pace: 8 * time.Millisecond}
-	p.Spec = system.Spec{Replicas: 2 + rng.IntN(4), Embedded: embedded}
-	switch n := rng.IntN(100); {
-	case embedded:
-		p.Spec.Servers = system.Single
-	case n < 75:
-		p.Spec.Servers = system.Single
+	p := Plan{Name: fmt.Sprintf("seed-%d", seed), Seed: seed, Card: deck.Of(seed), Pace: 8 * time.Millisecond}
+	if embedded {
+		p.Card = slices.Clone(p.Card)
+		p.Card[deck.Redis] = deck.Dimensions[deck.Redis].Values[rng.IntN(2)]
+	}
+	var strike string
+	p.Spec, strike = deployment(p.Card, rng)
+	p.Spec.Embedded = embedded
+	if p.Spec.Servers == system.Single && !embedded {
 		p.Spec.Durable = rng.IntN(3) == 0
-		p.Spec.Slow = p.Spec.Durable && rng.IntN(2) == 0
+		p.Spec.Slow = p.Spec.Durable && rng.IntN(4) > 0
 		p.Spec.Clock = rng.IntN(4) == 0
-	case n < 88:
-		p.Spec.Servers = system.Cluster
-	default:
-		p.Spec.Servers = system.Sentinel
-	}
-	if rng.IntN(100) < 40 {
-		p.Spec.Etcd = []int{1, 3}[rng.IntN(2)]
-	}
-	if rng.IntN(100) < 20 {
-		for range p.Spec.Replicas {
-			p.Spec.Versions = append(p.Spec.Versions, 1+rng.IntN(2))
-		}
-	}
-	if rng.IntN(100) < 4 && !embedded { // which is slow
-		p.Spec.Replicas = 20 + rng.IntN(31)
 	}
 	p.Spec.Buckets = drawBuckets(p.Spec, rand.New(rand.NewPCG(seed, 4)))
-	for range 2 + rng.IntN(2) {
+	if p.Spec.Later > 0 {
+		p.Phases = append(p.Phases, []faults.Fault{faults.Must("replica-reads-a-later-file")})
+	}
+	for range 1 + rng.IntN(2) {
 		phase := []faults.Fault{draw(p.Spec, rng, "")}
 		if rng.IntN(100) < 45 {
 			phase = append(phase, draw(p.Spec, rng, phase[0].Group))
@@ -115,20 +109,55 @@ func Random(seed uint64, embedded bool) Plan {
 		}
 		p.Phases = append(p.Phases, phase)
 	}
-	if p.Spec.Servers == system.Sentinel { // what Sentinel is there for
-		f, err := faults.Named("redis-failover-to-lagging-replica")
-		if err == nil {
-			p.Phases[len(p.Phases)-1] = []faults.Fault{f}
-		}
+	if strike == "redis-kill" && p.Spec.Durable {
+		strike = "redis-kill-keeps-data"
 	}
+	p.Phases = append(p.Phases, []faults.Fault{faults.Must(strike)})
 	return p
+}
+
+// strikes are the servers and the fault of each value of the dimension Redis.
+var strikes = map[string]struct{ servers, fault string }{
+	"single killed":   {system.Single, "redis-kill"},
+	"single frozen":   {system.Single, "redis-pause"},
+	"sentinel killed": {system.Sentinel, "redis-failover-to-lagging-replica"},
+	"sentinel frozen": {system.Sentinel, "redis-failover-from-frozen-master"},
+	"cluster killed":  {system.Replicated, "cluster-master-killed"},
+	"cluster frozen":  {system.Replicated, "cluster-master-frozen"},
+	"cluster moved":   {system.Cluster, "cluster-reshard"},
+}
+
+// deployment is the system of a card, and what strikes its servers.
+func deployment(card deck.Card, rng *rand.Rand) (spec system.Spec, strike string) {
+	servers := strikes[card[deck.Redis]]
+	spec = system.Spec{Servers: servers.servers, Consumers: card[deck.Consumers]}
+	spec.Distance, _ = time.ParseDuration(card[deck.Distance]) // each of the dimension's values is one
+	spec.Replicas, _ = strconv.Atoi(card[deck.Replicas])
+	if card[deck.Election] == deck.Elected {
+		spec.Etcd = []int{1, 1, 3}[rng.IntN(3)]
+	}
+	first, others := 1, 1
+	switch card[deck.Files] {
+	case deck.Older:
+		others = 2
+		spec.InOrder = true
+	case deck.Newer:
+		spec.Later = 2 // the buckets' second policy
+	case deck.Raised:
+		first, others, spec.Later = 2, 2, 3 // the last policy is that of all later versions
+	}
+	spec.Versions = []int{first}
+	for range spec.Replicas - 1 {
+		spec.Versions = append(spec.Versions, others)
+	}
+	return spec, servers.fault
 }
 
 // draw picks a fault that can strike the system, of any group but one.
 func draw(spec system.Spec, rng *rand.Rand, not string) faults.Fault {
 	for {
 		f := faults.All[rng.IntN(len(faults.All))]
-		if f.Group != not && f.Goes(spec) && f.Name != "redis-failover-to-lagging-replica" {
+		if f.Group != not && f.Goes(spec) && !f.Once {
 			return f
 		}
 	}
@@ -140,7 +169,7 @@ const least = 5 * time.Second
 // Run carries out a plan and leaves its record in dir.
 func Run(t testing.TB, dir string, p Plan) {
 	t.Helper()
-	meta := record.Meta{Name: p.Name, Seed: p.Seed}
+	meta := record.Meta{Name: p.Name, Seed: p.Seed, Deployment: p.Card}
 	for _, phase := range p.Phases {
 		for _, f := range phase {
 			meta.Faults = append(meta.Faults, f.Name)
@@ -149,7 +178,8 @@ func Run(t testing.TB, dir string, p Plan) {
 	s := system.Start(t, dir, meta, p.Spec)
 	start := time.Now()
 	calls, err := traffic.Start(t.Context(), traffic.Config{
-		Dir: dir, Dial: s.Dial, Look: s.Direct, Buckets: s.Record(), Callers: 2, Seed: p.Seed, Pace: p.Pace,
+		Dir: dir, Dial: s.Dial, Look: s.Direct, Buckets: s.Record(), Callers: s.Callers, Seed: p.Seed,
+		Pace: p.Pace, Distance: p.Spec.Distance, Sidecar: s.Sidecar(),
 	})
 	if err != nil {
 		t.Fatal(err)

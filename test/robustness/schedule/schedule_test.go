@@ -13,8 +13,8 @@ import (
 func TestPlansAreValidAndRepeatableFromTheirSeeds(t *testing.T) {
 	t.Parallel()
 	struck, servers := map[string]int{}, map[string]int{}
-	for seed := range uint64(2000) {
-		embedded := seed >= 1500
+	for seed := range uint64(2500) {
+		embedded := seed >= 2000
 		plan := schedule.Random(seed, embedded)
 		require.Equal(t, plan.String(), schedule.Random(seed, embedded).String())
 		servers[plan.Spec.Servers]++
@@ -34,7 +34,7 @@ func TestPlansAreValidAndRepeatableFromTheirSeeds(t *testing.T) {
 	for _, f := range faults.All {
 		require.Greater(t, struck[f.Name], 5, f.Name)
 	}
-	for _, kind := range []string{system.Single, system.Sentinel, system.Cluster} {
+	for _, kind := range []string{system.Single, system.Sentinel, system.Cluster, system.Replicated} {
 		require.Greater(t, servers[kind], 100, kind)
 	}
 }

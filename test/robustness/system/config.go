@@ -7,7 +7,9 @@ import (
 
 	"github.com/tokenrefill/refiller/internal/config"
 	"github.com/tokenrefill/refiller/policy"
+	"github.com/tokenrefill/refiller/test/robustness/deck"
 	"github.com/tokenrefill/refiller/test/robustness/record"
+	"github.com/tokenrefill/refiller/test/robustness/traffic"
 )
 
 // region is where all replicas are.
@@ -54,9 +56,20 @@ func (s *System) buckets() []record.Bucket {
 	for _, r := range s.Replicas {
 		versions[r.Version] = true
 	}
+	if s.Later > 0 {
+		versions[s.Later] = true
+	}
 	list := make([]record.Bucket, len(s.Buckets))
 	for i, b := range s.Buckets {
-		list[i] = record.Bucket{Key: b.Key, Kind: b.Kind, Linear: b.Linear}
+		list[i] = record.Bucket{Key: b.Key, Kind: b.Kind, Linear: b.Linear,
+			Plain: s.Consumers == deck.Plain && b.Kind != record.Lazy, Operated: b.Operated, Overridden: b.Overridden,
+			MaxKeys: b.MaxKeys}
+		if b.MaxKeys > 0 {
+			list[i].Prefix = b.Prefix
+		}
+		if b.Leased && s.Consumers == deck.SDK {
+			list[i].Blocks = traffic.Block * int64(s.Callers)
+		}
 	}
 	for v := range versions {
 		endpoints := []string{"127.0.0.1:1"}
@@ -70,6 +83,13 @@ func (s *System) buckets() []record.Bucket {
 		for i := range list {
 			terms, steps := termsOf(cfg, list[i], int64(v))
 			list[i].Terms, list[i].Steps = append(list[i].Terms, terms.Encode()), append(list[i].Steps, steps)
+		}
+	}
+	for i, b := range list {
+		if b.Overridden {
+			own := policy.Policy{Capacity: traffic.Own.Capacity, Rate: traffic.Own.Rate}
+			list[i].Terms = append(b.Terms, own.Terms(policy.Fence{Epoch: policy.OwnEpoch}).Encode())
+			list[i].Steps = append(b.Steps, "")
 		}
 	}
 	return list

@@ -2,8 +2,9 @@
 // between them.
 //
 // Each replica reaches Redis (a single server) and each member of etcd through proxies of its own, and the clients
-// reach Redis through another one, so that anybody can be cut off from anything. Sentinel and Cluster tell their
-// clients the servers' own addresses; there faults strike the servers.
+// reach Redis through another one, so that anybody can be cut off from anything. Each server of Sentinel and Cluster
+// has one proxy for everybody, whose address its clients are told; there faults strike the servers. The proxies also
+// put Redis at a distance.
 package system
 
 import (
@@ -11,6 +12,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -21,6 +24,7 @@ import (
 	"github.com/tokenrefill/refiller/internal/operate/history"
 	"github.com/tokenrefill/refiller/internal/testing/faultproxy"
 	"github.com/tokenrefill/refiller/internal/testing/testenv"
+	"github.com/tokenrefill/refiller/test/robustness/deck"
 	"github.com/tokenrefill/refiller/test/robustness/record"
 	"github.com/tokenrefill/refiller/test/robustness/traffic"
 )
@@ -30,6 +34,8 @@ const (
 	Single   = "single"
 	Sentinel = "sentinel"
 	Cluster  = "cluster"
+	// a Cluster whose masters have replicas, which take over
+	Replicated = "replicated cluster"
 )
 
 // Bucket is a bucket under test. What the configuration says of it is by config version, the last line for all later
@@ -40,6 +46,10 @@ type Bucket struct {
 	Prefix string // Refilled, Lazy: the template, whose policy Lines are
 	Linear bool
 	Lines  []string // such as "capacity: 1000, rate: 500/s"
+
+	// What else is done to the bucket, as in package record.
+	Leased, Operated, Overridden bool
+	MaxKeys                      int
 }
 
 func (b Bucket) lines(version int) string { return b.Lines[min(version, len(b.Lines))-1] }
@@ -49,18 +59,24 @@ func (b Bucket) templated() bool { return b.Kind == record.Refilled || b.Kind ==
 
 // Spec says what to run.
 type Spec struct {
-	Servers  string        // Single, Sentinel or Cluster
+	Servers  string        // Single, Sentinel, Cluster or Replicated
 	Etcd     int           // members: 0 is race mode
 	TTL      time.Duration // of the election's lease; default 2 s
 	Replicas int
 	Versions []int // config version of each replica; default 1
-	Interval time.Duration
-	Buckets  []Bucket
-	Durable  bool   // Redis writes every command to disk before it answers
-	Slow     bool   // Redis takes a while to load its data, and says LOADING
-	Clock    bool   // Redis' clock can be stepped
-	Embedded bool   // the embedded store takes the place of a single Redis
-	Program  string // the replicas' binary; default the program as it is
+	Later    int   // if not 0, a version that a replica gets while all run: see Reload
+	InOrder  bool  // the first replica leads, or refills, before the others start
+	// of everybody from Redis: a round trip, give or take a fifth
+	Distance  time.Duration
+	Consumers string // as in package deck; default deck.SDK
+	Callers   int    // of each bucket; default 2, and more of them where each waits longer for its answers
+	Interval  time.Duration
+	Buckets   []Bucket
+	Durable   bool   // Redis writes every command to disk before it answers
+	Slow      bool   // Redis takes a while to load its data, and says LOADING
+	Clock     bool   // Redis' clock can be stepped
+	Embedded  bool   // the embedded store takes the place of a single Redis
+	Program   string // the replicas' binary; default the program as it is
 	// Front, if set, is given the address of the single Redis and returns the one that everybody uses instead.
 	Front func(addr string) string
 }
@@ -80,6 +96,7 @@ type System struct {
 	Offset   time.Duration // of the single Redis' clock
 	addr     string        // of the single Redis
 	recorded []record.Bucket
+	sidecar  string // its URL; empty unless consumers take through it
 
 	faults *history.Writer
 	health *history.Writer
@@ -94,6 +111,10 @@ type Replica struct {
 	Redis   *faultproxy.Proxy // nil unless a single Redis
 	Etcd    []*faultproxy.Proxy
 	refills string // file
+	file    string // of its configuration
+
+	url       string // of Redis
+	endpoints []string
 }
 
 // Start runs the servers and the replicas, writes what they are to dir, and waits until every bucket is refilled.
@@ -104,6 +125,12 @@ func Start(t testing.TB, dir string, meta record.Meta, spec Spec) *System {
 	}
 	if spec.Interval == 0 {
 		spec.Interval = 100 * time.Millisecond
+	}
+	if spec.Callers == 0 {
+		spec.Callers = 2 + int(spec.Distance/(40*time.Millisecond))
+	}
+	if spec.Consumers == "" {
+		spec.Consumers = deck.SDK
 	}
 	s := &System{Spec: spec, Dir: dir, T: t}
 	var err error
@@ -126,9 +153,18 @@ func Start(t testing.TB, dir string, meta record.Meta, spec Spec) *System {
 	}
 	for i := range spec.Replicas {
 		s.addReplica(binary, i)
+		if i == 0 && spec.InOrder {
+			s.awaitFirst()
+		}
 	}
+	if spec.Consumers == deck.Sidecar {
+		s.startSidecar()
+	}
+	s.moveAway()
 	meta.Servers = spec.Servers
 	meta.Replicas = spec.Replicas
+	meta.Distance = spec.Distance
+	meta.Later = spec.Later
 	meta.Election = "race"
 	if spec.Etcd > 0 {
 		meta.Election = fmt.Sprintf("etcd%d", spec.Etcd)
@@ -146,10 +182,11 @@ func Start(t testing.TB, dir string, meta record.Meta, spec Spec) *System {
 }
 
 // ResumeWithin is how soon refills go on once a fault has ended: a refiller that met a fault may wait for a second
-// before it tries again, half a second for the answer to a call, and two intervals for its turn; a second more is for
-// the machine, which runs many such systems at once. A client of Sentinel or Cluster first has to learn who serves.
+// before it tries again, two seconds for the answer to a call, and two intervals for its turn; a second more is for
+// the machine, which runs many such systems at once. A call at a distance takes a round trip, and a connection several.
+// A client of Sentinel or Cluster first has to learn who serves.
 func (s *System) ResumeWithin() time.Duration {
-	within := time.Second + 500*time.Millisecond + 2*s.Interval + time.Second
+	within := time.Second + 2*time.Second + 2*s.Interval + time.Second + 8*s.Distance
 	if s.Servers != Single {
 		within += 5 * time.Second
 	}
@@ -175,11 +212,14 @@ func (s *System) startRedis() {
 	}
 	switch s.Servers {
 	case Sentinel:
-		s.Sentinel = testenv.Sentinel(s.T, opts...)
-		s.Direct = s.Sentinel.Client()
-	case Cluster:
-		s.Cluster = testenv.Cluster(s.T, opts...)
-		s.Direct = s.Cluster.Client()
+		s.Sentinel = testenv.Sentinel(s.T, append(opts, testenv.WithProxies())...)
+		s.Direct = s.Sentinel.Direct()
+	case Cluster, Replicated:
+		s.Cluster = testenv.Cluster(s.T, append(opts, testenv.WithProxies())...)
+		if s.Servers == Replicated {
+			s.Cluster.Replicate()
+		}
+		s.Direct = s.Cluster.Direct()
 	default:
 		s.Redis = testenv.Redis(s.T, opts...)
 		s.Direct = s.Redis.Client()
@@ -197,34 +237,143 @@ func (s *System) addReplica(binary string, i int) {
 		r.Version = s.Versions[i]
 	}
 	r.refills = filepath.Join(s.Dir, record.RefillsFile(r.Name))
-	url := ""
-	switch s.Servers {
-	case Sentinel:
-		url = "redis-sentinel://" + s.Sentinel.Addr() + "/" + testenv.SentinelMaster
-	case Cluster:
-		url = "redis-cluster://" + strings.Join(s.Cluster.Addrs(), ",")
-	default:
+	if s.Servers == Single {
 		r.Redis = testenv.Proxy(s.T, s.addr, 0)
-		url = "redis://" + r.Redis.Addr() + "/0"
 	}
-	var endpoints []string
+	r.url = s.url(r.Redis)
 	if s.Etcd != nil {
 		for _, m := range s.Etcd.Members() {
 			p := testenv.Proxy(s.T, m.Addr(), 0)
 			r.Etcd = append(r.Etcd, p)
-			endpoints = append(endpoints, p.Addr())
+			r.endpoints = append(r.endpoints, p.Addr())
 		}
 	}
-	path := filepath.Join(s.T.TempDir(), r.Name+".yaml")
-	if err := os.WriteFile(path, []byte(s.config(url, endpoints, r.Version)), 0o600); err != nil {
-		s.T.Fatal(err)
-	}
+	r.file = filepath.Join(s.T.TempDir(), r.Name+".yaml")
+	s.writeConfig(r)
 	r.Process = testenv.StartCommand(s.T, testenv.Command{
-		Name: r.Name, Path: binary, Args: []string{"run", "--config", path, "--identity", r.Name, "--history",
+		Name: r.Name, Path: binary, Args: []string{"run", "--config", r.file, "--identity", r.Name, "--history",
 			r.refills},
 	})
 	s.Replicas = append(s.Replicas, r)
 }
+
+// url is where a process finds Redis: a single one through its proxy.
+func (s *System) url(proxy *faultproxy.Proxy) string {
+	switch s.Servers {
+	case Sentinel:
+		return "redis-sentinel://" + s.Sentinel.Addr() + "/" + testenv.SentinelMaster
+	case Cluster, Replicated:
+		return "redis-cluster://" + strings.Join(s.Cluster.Addrs(), ",")
+	}
+	return "redis://" + proxy.Addr() + "/0"
+}
+
+// writeConfig puts the configuration of a replica's version in the place of the former one at once.
+func (s *System) writeConfig(r *Replica) {
+	next := r.file + ".next"
+	err := os.WriteFile(next, []byte(s.config(r.url, r.endpoints, r.Version)), 0o600)
+	if err == nil {
+		err = os.Rename(next, r.file)
+	}
+	if err != nil {
+		s.T.Fatal(err)
+	}
+}
+
+// Reload gives a replica the later version and waits until it has read it.
+func (s *System) Reload(r *Replica) {
+	s.T.Helper()
+	r.Version = s.Later
+	s.writeConfig(r)
+	s.await(r.Name+" reads its file", func() bool {
+		return strings.Contains(r.Log(), `"@message":"config reloaded"`)
+	})
+}
+
+// awaitFirst waits until the first replica refills, as the leader if one is elected.
+func (s *System) awaitFirst() {
+	s.T.Helper()
+	r := s.Replicas[0]
+	s.await("the first replica refills", func() bool {
+		if s.Spec.Etcd > 0 && !strings.Contains(r.Log(), `"@message":"leading"`) {
+			return false
+		}
+		list, err := record.ReadLines[history.Refill](r.refills)
+		return err == nil && slices.ContainsFunc(list, func(f history.Refill) bool {
+			return f.Outcome != nil && f.Outcome.Status.Wrote()
+		})
+	})
+}
+
+// await waits until something that gives no signal is so.
+func (s *System) await(what string, so func() bool) {
+	s.T.Helper()
+	for end := time.Now().Add(30 * time.Second); !so(); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(end) {
+			s.T.Errorf("system: %s: not within 30 s", what)
+			return
+		}
+	}
+}
+
+// AwaitReplica waits until a server of a Cluster is in sync with its master, and so could take over.
+func (s *System) AwaitReplica(server *testenv.RedisServer) {
+	s.T.Helper()
+	rdb := server.Client()
+	s.await("the former master is a replica in sync", func() bool {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		info := rdb.Info(ctx, "replication").Val()
+		return strings.Contains(info, "role:slave") && strings.Contains(info, "master_link_status:up")
+	})
+}
+
+// startSidecar runs the program that consumers without the SDK call.
+func (s *System) startSidecar() {
+	s.T.Helper()
+	p := testenv.StartCommand(s.T, testenv.Command{
+		Name: "sidecar", Path: testenv.Build(s.T, "./cmd/consumer"), Args: []string{"serve", "--redis", s.url(s.Clients),
+			"--http", "127.0.0.1:0", "--grpc", "none", "--log-format", "json"},
+	})
+	address := regexp.MustCompile(`"address":"(127\.0\.0\.1:\d+)"`)
+	s.await("the sidecar listens", func() bool {
+		found := address.FindStringSubmatch(p.Log())
+		if found != nil {
+			s.sidecar = "http://" + found[1]
+		}
+		return found != nil
+	})
+}
+
+// moveAway puts Redis at its distance.
+func (s *System) moveAway() {
+	var proxies []*faultproxy.Proxy
+	for _, r := range s.Replicas {
+		proxies = append(proxies, r.Redis)
+	}
+	proxies = append(proxies, s.Clients)
+	var servers []*testenv.RedisServer
+	switch s.Servers {
+	case Sentinel:
+		servers = s.Sentinel.Servers()
+	case Cluster, Replicated:
+		servers = s.Cluster.Servers()
+	}
+	for _, server := range servers {
+		proxies = append(proxies, server.Proxy())
+	}
+	for _, p := range proxies {
+		if p == nil { // of a single server
+			continue
+		}
+		if err := p.Distance(s.Distance, s.Distance/5); err != nil {
+			s.T.Fatal(err)
+		}
+	}
+}
+
+// Sidecar is the URL of the sidecar, empty if there is none.
+func (s *System) Sidecar() string { return s.sidecar }
 
 // Record is what the record says of the buckets.
 func (s *System) Record() []record.Bucket { return s.recorded }
@@ -234,7 +383,7 @@ func (s *System) Dial() redis.UniversalClient {
 	switch s.Servers {
 	case Sentinel:
 		return s.Sentinel.Client()
-	case Cluster:
+	case Cluster, Replicated:
 		return s.Cluster.Client()
 	}
 	o := s.Redis.ClientOptions()
@@ -249,9 +398,9 @@ func (s *System) Masters() []*redis.Client {
 	switch s.Servers {
 	case Sentinel:
 		return []*redis.Client{s.Sentinel.Master().Client()}
-	case Cluster:
+	case Cluster, Replicated:
 		var all []*redis.Client
-		for _, n := range s.Cluster.Nodes() {
+		for _, n := range s.Cluster.Masters() {
 			all = append(all, n.Client())
 		}
 		return all

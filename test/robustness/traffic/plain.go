@@ -19,7 +19,7 @@ import (
 func (c *caller) takePlain(ctx context.Context) {
 	for c.pause(ctx, c.t.cfg.Pace) {
 		op := record.Op{Client: c.name + "/plain", Kind: record.Take, Key: c.key, N: 1}
-		callCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), deadline)
+		callCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.t.deadline())
 		op.Call = time.Now().UnixNano()
 		left, err := c.rdb.Decr(callCtx, lua.TokensKey(c.key)).Result()
 		if err == nil && left < 0 {
@@ -47,7 +47,7 @@ func (c *caller) addPlain(ctx context.Context, terms policy.Terms) {
 	expected := int64(0)
 	for timing.Sleep(ctx.Done(), interval) {
 		op := record.Op{Client: c.name + "/adder", Kind: record.Add, Key: c.key, N: n}
-		callCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), deadline)
+		callCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.t.deadline())
 		op.Call = time.Now().UnixNano()
 		added, index, err := plainAdd(callCtx, c.rdb, c.key, expected, n, terms.Capacity)
 		cancel()

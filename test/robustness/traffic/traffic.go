@@ -31,10 +31,19 @@ type Config struct {
 	Callers int // per bucket
 	Seed    uint64
 	Pace    time.Duration // mean pause between two calls of one caller
+
+	Distance time.Duration // a round trip to Redis, for which a call has more time
+	Sidecar  string        // URL of the sidecar that consumers take through; empty: by the SDK
 }
 
-// deadline of a call: longer than a busy script, shorter than an outage.
+// deadline of a call to a Redis that is near: longer than a busy script, shorter than an outage.
 const deadline = 400 * time.Millisecond
+
+// roundTrips is how many round trips a call may need.
+const roundTrips = 4
+
+// deadline is that of a call at the distance.
+func (t *Traffic) deadline() time.Duration { return deadline + roundTrips*t.cfg.Distance }
 
 // Traffic runs until Stop.
 type Traffic struct {
@@ -43,7 +52,9 @@ type Traffic struct {
 	samples *history.Writer
 	cancel  context.CancelFunc
 	wg      sync.WaitGroup
-	clients []*fetch.Client
+	mu      sync.Mutex
+	clients []*fetch.Client // guarded by mu
+	sidecar *sidecar        // nil unless consumers take through it
 	enough  chan struct{}
 }
 
@@ -61,6 +72,9 @@ func Start(ctx context.Context, cfg Config) (*Traffic, error) {
 	t := &Traffic{cfg: cfg, ops: ops, samples: samples, cancel: cancel, enough: make(chan struct{})}
 	rng := rand.New(rand.NewPCG(cfg.Seed, 2))
 	rdb := cfg.Dial()
+	if cfg.Sidecar != "" {
+		t.sidecar = newSidecar(cfg.Sidecar)
+	}
 	for _, b := range cfg.Buckets {
 		for i := range cfg.Callers {
 			c := &caller{
@@ -89,19 +103,51 @@ func (t *Traffic) start(ctx context.Context, b record.Bucket, c *caller, i int) 
 			return err
 		}
 		t.wg.Go(func() { c.addPlain(ctx, terms) })
-		other := *c
-		other.rng = rand.New(rand.NewPCG(c.rng.Uint64(), 0))
+		other := c.other()
 		t.wg.Go(func() { other.takePlain(ctx) })
 		return nil
 	}
-	// The refills are the replicas' alone, and every take is put to the bucket.
-	client, err := fetch.New(c.rdb, fetch.WithTimeout(deadline), fetch.WithRescue(false))
+	if b.Plain && i == 0 {
+		t.wg.Go(func() { c.takePlain(ctx) })
+		return nil
+	}
+	if b.Operated && i == 0 {
+		operator := c.other()
+		t.wg.Go(func() { operator.operate(ctx) })
+	}
+	if b.Overridden && i == 0 {
+		operator := c.other()
+		t.wg.Go(func() { operator.override(ctx) })
+	}
+	if b.MaxKeys > 0 && i == 0 {
+		stranger := c.other()
+		t.wg.Go(func() { stranger.invent(ctx, b) })
+	}
+	if t.sidecar != nil {
+		t.wg.Go(func() { c.use(ctx, t.sidecar, b) })
+		return nil
+	}
+	// The refills are the replicas' alone.
+	opts := []fetch.Option{fetch.WithTimeout(t.deadline()), fetch.WithRescue(false)}
+	if b.Blocks > 0 {
+		opts = append(opts, fetch.WithLease(Block, 300*time.Millisecond))
+	}
+	client, err := fetch.New(c.rdb, opts...)
 	if err != nil {
 		return err
 	}
+	t.mu.Lock()
 	t.clients = append(t.clients, client)
-	t.wg.Go(func() { c.drain(ctx, client, b.Strict()) })
+	t.mu.Unlock()
+	t.wg.Go(func() { c.use(ctx, sdk{client}, b) })
 	return nil
+}
+
+// other is another caller of the same bucket.
+func (c *caller) other() *caller {
+	other := *c
+	other.rng = rand.New(rand.NewPCG(c.rng.Uint64(), 0))
+	return &other
 }
 
 // patience is how much longer a run takes on a machine so busy that buckets are refilled too seldom to be judged.
@@ -145,7 +191,7 @@ type caller struct {
 func (c *caller) mix(ctx context.Context) {
 	for c.pause(ctx, c.t.cfg.Pace) {
 		op := record.Op{Client: c.name, Key: c.key, N: 1 + c.rng.Int64N(c.most)}
-		callCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), deadline)
+		callCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.t.deadline())
 		op.Call = time.Now().UnixNano()
 		switch what := c.rng.IntN(10); {
 		case what == 0 && c.held > 0:
@@ -189,61 +235,10 @@ func (c *caller) took(op *record.Op, reply lua.TakeReply, err error) {
 	c.finish(op, reply.OK, err)
 }
 
-// drain takes as much as it gets through the SDK, of a bucket where that counts partly by reservations. What the SDK
-// gives back by itself is no operation of its own: the take before it counts as one without an answer.
-func (c *caller) drain(ctx context.Context, client *fetch.Client, reserves bool) {
-	for c.pause(ctx, c.t.cfg.Pace) {
-		if reserves && c.rng.IntN(2) == 0 {
-			c.reserve(ctx, client)
-			continue
-		}
-		op := record.Op{Client: c.name, Kind: record.Take, Key: c.key, N: c.most, Call: time.Now().UnixNano()}
-		result, err := client.Take(context.WithoutCancel(ctx), c.key, c.most)
-		op.Taken, op.Left = result.Taken, result.Remaining
-		c.finish(&op, result.OK, err)
-		c.t.ops.Add(op)
-		if op.Result != record.Done && op.Result != record.Denied {
-			c.pause(ctx, 50*time.Millisecond)
-		}
-	}
-}
-
-// reserve reserves tokens, and settles for some of them or lets the reservation's time pass.
-func (c *caller) reserve(ctx context.Context, client *fetch.Client) {
-	const ttl = time.Second
-	op := record.Op{Client: c.name, Kind: record.Reserve, Key: c.key, N: c.most, Call: time.Now().UnixNano()}
-	r, err := client.Reserve(context.WithoutCancel(ctx), c.key, c.most, ttl)
-	if err == nil {
-		op.Taken, op.Left = r.Taken, r.Remaining
-	}
-	c.finish(&op, err == nil && r.OK, err)
-	c.t.ops.Add(op)
-	lapse := record.Op{Client: c.name, Kind: record.Lapse, Key: c.key, N: c.most, Call: op.Call, Return: op.Return,
-		Result: record.Unknown}
-	switch {
-	case op.Result == record.Unknown || op.Result == record.Done && c.rng.IntN(4) == 0:
-		c.t.ops.Add(lapse) // it ends by itself
-	case op.Result == record.Done:
-		c.pause(ctx, c.t.cfg.Pace)
-		used := c.rng.Int64N(c.most + 1)
-		settle := record.Op{Client: c.name, Kind: record.Settle, Key: c.key, N: c.most - used,
-			Call: time.Now().UnixNano()}
-		settled, err := r.Settle(context.WithoutCancel(ctx), used)
-		settle.Clamped = settle.N - settled.Returned
-		c.finish(&settle, err == nil, err)
-		c.t.ops.Add(settle)
-		if err != nil {
-			c.t.ops.Add(lapse)
-		}
-	case op.Result != record.Denied:
-		c.pause(ctx, 50*time.Millisecond)
-	}
-}
-
 // await looks at the bucket until there is an answer, so that an outage leaves one call of each caller without one.
 func (c *caller) await(ctx context.Context) {
 	for c.pause(ctx, 50*time.Millisecond) {
-		lookCtx, cancel := context.WithTimeout(ctx, deadline)
+		lookCtx, cancel := context.WithTimeout(ctx, c.t.deadline())
 		_, err := lua.Peek(lookCtx, c.rdb, c.key, 1)
 		cancel()
 		if err == nil || errors.Is(err, lua.ErrUnknownBucket) {
@@ -265,7 +260,7 @@ func (c *caller) finish(op *record.Op, done bool, err error) {
 		op.Result = record.Done
 	case err == nil:
 		op.Result = record.Denied
-	case errors.Is(err, lua.ErrUnknownBucket):
+	case errors.Is(err, lua.ErrUnknownBucket), errors.Is(err, fetch.ErrTooManyBuckets):
 		op.Result = record.Missing
 	default:
 		op.Result, op.Error = record.Unknown, err.Error()

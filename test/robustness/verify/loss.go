@@ -9,7 +9,7 @@ import (
 
 // checkLoss looks at what came back where the server had lost the bucket, or its tokens.
 func (h *bucketHistory) checkLoss(r *Result) {
-	if h.bucket.Kind != record.Configured {
+	if h.bucket.Kind != record.Configured || h.bucket.Plain {
 		// a take creates a template's bucket, a program with plain commands any, and of a pool's the terms change
 		return
 	}

@@ -7,6 +7,39 @@ import (
 
 func (h *bucketHistory) checkOrder(r *Result) {
 	key := h.bucket.Key
+	h.checkFences(r)
+	for i, s := range h.samples {
+		if i == 0 || s.Era == 0 || h.samples[i-1].Era == 0 {
+			continue
+		}
+		before := h.samples[i-1]
+		if h.effect(before.Sent, s.Got, record.Rollback) {
+			continue
+		}
+		if s.Era < before.Era && !h.effect(before.Sent, s.Got, record.Lose) {
+			r.violate(Order, key, "the era fell from %d to %d", before.Era, s.Era)
+		}
+		if s.Era == before.Era && s.Index < before.Index {
+			r.violate(Order, key, "the index fell from %d to %d", before.Index, s.Index)
+		}
+		t, err := policy.DecodeTerms(s.Policy)
+		if err != nil {
+			r.violate(Order, key, "index %d: %v", s.Index, err)
+			continue
+		}
+		if old, err := policy.DecodeTerms(before.Policy); err == nil && s.Era == before.Era &&
+			t.Fence.Before(old.Fence) && !h.bucket.Overridden {
+			r.violate(Order, key, "the fence fell from %v to %v", old.Fence, t.Fence)
+		}
+	}
+}
+
+// checkFences follows the fences of the writes. An operator who ends a key's own policy puts the template's back.
+func (h *bucketHistory) checkFences(r *Result) {
+	key := h.bucket.Key
+	if h.bucket.Overridden {
+		return
+	}
 	for i := 1; i < len(h.writes); i++ {
 		a, b := h.writes[i-1], h.writes[i]
 		if a.outcome == nil || b.outcome == nil || a.version.Era != b.version.Era || a.history != b.history {
@@ -31,36 +64,12 @@ func (h *bucketHistory) checkOrder(r *Result) {
 		}
 		newest = w.outcome.Fence
 	}
-	for i, s := range h.samples {
-		if i == 0 || s.Era == 0 || h.samples[i-1].Era == 0 {
-			continue
-		}
-		before := h.samples[i-1]
-		if h.effect(before.Sent, s.Got, record.Rollback) {
-			continue
-		}
-		if s.Era < before.Era && !h.effect(before.Sent, s.Got, record.Lose) {
-			r.violate(Order, key, "the era fell from %d to %d", before.Era, s.Era)
-		}
-		if s.Era == before.Era && s.Index < before.Index {
-			r.violate(Order, key, "the index fell from %d to %d", before.Index, s.Index)
-		}
-		t, err := policy.DecodeTerms(s.Policy)
-		if err != nil {
-			r.violate(Order, key, "index %d: %v", s.Index, err)
-			continue
-		}
-		if old, err := policy.DecodeTerms(before.Policy); err == nil && s.Era == before.Era &&
-			t.Fence.Before(old.Fence) {
-			r.violate(Order, key, "the fence fell from %v to %v", old.Fence, t.Fence)
-		}
-	}
 }
 
 // checkStock looks at what the bucket held. A program with plain commands takes what isn't there and puts it back,
 // and adds more than there is room for and takes it off again.
 func (h *bucketHistory) checkStock(r *Result) {
-	if h.bucket.Kind == record.Foreign {
+	if h.bucket.Kind == record.Foreign || h.bucket.Plain {
 		return
 	}
 	for _, s := range h.samples {

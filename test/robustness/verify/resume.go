@@ -148,7 +148,9 @@ func (h *bucketHistory) checkNeighbours(r *Result) {
 			if w.outcome == nil || w.from < f.Start || w.to > f.End {
 				continue
 			}
+			// the next call comes half an interval after an answer
 			interval = h.policies[w.outcome.Fence].Interval
+			interval = max(interval, interval/2+h.run.Meta.Distance.Microseconds())
 			if last > 0 {
 				gaps = append(gaps, w.now-last)
 			}

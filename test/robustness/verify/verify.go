@@ -30,6 +30,12 @@ const (
 	Neighbours = "neighbours" // a bucket that can't be refilled holds up no other, and is told of once
 	Healthy    = "healthy"    // the system works before and after each fault
 	Substance  = "substance"  // the history holds enough to mean anything
+	Versions   = "versions"   // the highest version of a living replica is in force within a second
+	Once       = "once"       // a take that is made again under its request id is answered as the first time
+	Leave      = "leave"      // a take leaves what it is to leave
+	Degraded   = "degraded"   // while a server doesn't answer, takes are answered as the degraded mode says
+	Shadow     = "shadow"     // a bucket in shadow mode denies nothing
+	Keys       = "keys"       // a template has no more buckets than its max_keys
 )
 
 // Violation is a broken promise.
@@ -60,6 +66,7 @@ type Result struct {
 	Gaps       []Gap
 	Slack      float64 // most of the window check's allowance that was used, 0 to 1, over all buckets
 	Hidden     int     // writes that were made, and not answered
+	Versions   int     // looks at a bucket by which the version in force was judged
 }
 
 // Broken lists the checks that failed, each once.
@@ -115,11 +122,14 @@ func Dir(dir string) (*Result, error) {
 func (h *bucketHistory) check(r *Result) {
 	h.checkSubstance(r)
 	h.checkWindow(r)
+	h.checkAnswers(r)
+	h.checkDegraded(r)
+	h.checkKeys(r)
 	if h.bucket.Kind == record.Lazy {
 		return // nobody refills it, and nothing of it is known but what its takes are told
 	}
 	h.checkIndex(r)
-	if h.bucket.Kind == record.Pooled {
+	if h.bucket.Kind == record.Pooled || h.bucket.Overridden {
 		h.checkShare(r)
 	} else {
 		h.checkCredit(r)
@@ -128,6 +138,7 @@ func (h *bucketHistory) check(r *Result) {
 	h.checkLoss(r)
 	h.checkQuarantine(r)
 	h.checkOrder(r)
+	h.checkVersions(r)
 	h.checkStock(r)
 	h.checkExpiry(r)
 	h.checkResume(r)

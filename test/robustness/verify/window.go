@@ -31,6 +31,9 @@ const giveBack = 3 * time.Second
 // window, so a slow answer never makes a violation, and an unknown one never hides that others are too many.
 func (h *bucketHistory) checkWindow(r *Result) {
 	capacity, rate, e := h.limits()
+	if !h.bucket.Strict() {
+		capacity += float64(h.bucket.Blocks) // what consumers held in leases when the window began
+	}
 	takes, adds := h.moves()
 	adds = append(adds, h.faultSlack(rate, e)...)
 	if len(takes) == 0 {
@@ -89,13 +92,16 @@ func (h *bucketHistory) checkWindow(r *Result) {
 
 // moves are the tokens that were taken for certain, and those that may have come back.
 func (h *bucketHistory) moves() (takes, adds []span) {
-	for _, op := range h.ops {
+	for _, op := range h.counted() {
+		if op.Taken > 0 { // of a settlement, what was used beyond the reservation
+			takes = append(takes, span{op.Call, op.Return, float64(op.Taken)})
+		}
 		switch {
 		case op.Kind == record.Add:
 			// The index has it that nobody else adds for that time: see the package's README.
 		case op.Kind == record.Lapse:
 			adds = append(adds, span{op.Call, math.MaxInt64, float64(op.N)})
-		case op.Kind == record.Return || op.Kind == record.Settle:
+		case op.Kind == record.Return || op.Kind == record.Settle || op.Kind == record.Grant || op.Kind == record.Reset:
 			back := span{op.Call, op.Return, float64(op.N - op.Clamped)}
 			if op.Result == record.Unknown {
 				back.to = math.MaxInt64
@@ -106,11 +112,29 @@ func (h *bucketHistory) moves() (takes, adds []span) {
 		case op.Result == record.Unknown && !h.bucket.Linear:
 			// The SDK gives back what a take got that nobody waits for any more.
 			adds = append(adds, span{op.Call, op.Return + int64(giveBack), float64(op.N)})
-		case op.Taken > 0:
-			takes = append(takes, span{op.Call, op.Return, float64(op.Taken)})
 		}
 	}
 	return takes, adds
+}
+
+// counted are the operations, those of one request id as one: its tokens were taken at one of them.
+func (h *bucketHistory) counted() (ops []record.Op) {
+	first := map[string]int{}
+	for _, op := range h.ops {
+		i, again := first[op.Request]
+		switch {
+		case op.Request == "":
+			ops = append(ops, op)
+		case !again:
+			first[op.Request] = len(ops)
+			ops = append(ops, op)
+		case ops[i].Taken == 0 && op.Taken > 0:
+			ops[i].Taken = op.Taken
+			ops[i].Return = op.Return
+			ops[i].Result = op.Result
+		}
+	}
+	return ops
 }
 
 // gapAt is the time between the refills around an instant, in seconds.

@@ -1,0 +1,206 @@
+// Package deck holds the deployments that random schedules draw from: a deck of cards, each with a value of every
+// dimension. In one deck every value of a dimension meets every value of each other one, wherever the two can meet. So
+// as many schedules as the deck has cards visit all pairs, where independent draws would leave some of them out.
+package deck
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+)
+
+// Dimension is something in which deployments differ.
+type Dimension struct {
+	Name   string
+	Values []string
+}
+
+// The dimensions, by their places on a card.
+const (
+	Redis     = iota // the servers, and what strikes them
+	Distance         // of replicas and consumers from Redis: a round trip
+	Replicas         // how many
+	Election         // which of them refills
+	Files            // the replicas' versions of the configuration
+	Consumers        // how tokens are taken
+)
+
+// Values of the dimensions that others need by name.
+const (
+	Race    = "race"
+	Elected = "elected"
+
+	Equal  = "equal"  // all replicas have the same file
+	Older  = "older"  // the first replica, which leads if one does, has an older file than the others
+	Newer  = "newer"  // while all run, a replica reads a later file with other policies
+	Raised = "raised" // while all run, a replica reads the same file with a higher version
+
+	SDK     = "sdk"     // by the SDK and its scripts
+	Sidecar = "sidecar" // through one pool of connections to the sidecar
+	Plain   = "plain"   // by DECR and INCR of programs that know nothing of us, beside the SDK
+)
+
+// Dimensions are all dimensions.
+var Dimensions = []Dimension{
+	Redis: {"redis", []string{"single killed", "single frozen", "sentinel killed", "sentinel frozen",
+		"cluster killed", "cluster frozen", "cluster moved"}},
+	Distance:  {"distance", []string{"0s", "5ms", "20ms", "60ms", "150ms"}},
+	Replicas:  {"replicas", []string{"1", "2", "3"}},
+	Election:  {"election", []string{Race, Elected}},
+	Files:     {"files", []string{Equal, Older, Newer, Raised}},
+	Consumers: {"consumers", []string{SDK, Sidecar, Plain}},
+}
+
+// Card is a deployment: a value of each dimension.
+type Card []string
+
+func (c Card) String() string { return strings.Join(c, ", ") }
+
+// Cell is a pair of values of different dimensions, the first of the dimension that comes first.
+type Cell struct{ A, B Value }
+
+// Value is a value of a dimension.
+type Value struct {
+	Dimension int
+	Value     string
+}
+
+func (v Value) String() string { return Dimensions[v.Dimension].Name + " " + v.Value }
+
+func (c Cell) String() string { return fmt.Sprintf("%s with %s", c.A, c.B) }
+
+// possible reports whether the values of a cell can meet: a single replica's file is older than no other.
+func (c Cell) possible() bool {
+	return c != Cell{Value{Replicas, "1"}, Value{Files, Older}}
+}
+
+// Cells are those of a card.
+func (c Card) Cells() (cells []Cell) {
+	for i := range c {
+		for j := i + 1; j < len(c); j++ {
+			cells = append(cells, Cell{Value{i, c[i]}, Value{j, c[j]}})
+		}
+	}
+	return cells
+}
+
+// possible reports whether its values can meet.
+func (c Card) possible() bool {
+	return !slices.ContainsFunc(c.Cells(), func(cell Cell) bool { return !cell.possible() })
+}
+
+// Cells are all cells that are possible.
+var Cells = func() (cells []Cell) {
+	for i, a := range Dimensions {
+		for j := i + 1; j < len(Dimensions); j++ {
+			for _, x := range a.Values {
+				for _, y := range Dimensions[j].Values {
+					if cell := (Cell{Value{i, x}, Value{j, y}}); cell.possible() {
+						cells = append(cells, cell)
+					}
+				}
+			}
+		}
+	}
+	return cells
+}()
+
+// Size is how many cards a deck has.
+const Size = 48
+
+// Of returns the card of a seed. Each Size seeds from a multiple of Size on are a deck.
+func Of(seed uint64) Card { return deal(seed / Size)[seed%Size] }
+
+// Fills reports whether n seeds from the first one on have a whole deck among them.
+func Fills(first uint64, n int) bool {
+	skipped := (Size - first%Size) % Size
+	return uint64(n) >= skipped+Size
+}
+
+var dealt sync.Map // decks by their numbers
+
+// deal returns the deck of a number. Each time that Size cards don't have all cells it tries again.
+func deal(number uint64) []Card {
+	if cards, ok := dealt.Load(number); ok {
+		return cards.([]Card)
+	}
+	for try := uint64(0); ; try++ {
+		rng := rand.New(rand.NewPCG(number, try))
+		if cards, whole := draw(rng); whole {
+			rng.Shuffle(len(cards), func(i, j int) { cards[i], cards[j] = cards[j], cards[i] })
+			dealt.Store(number, cards)
+			return cards
+		}
+	}
+}
+
+// candidates is of how many cards the best one is put into the deck: with more, fewer cards have all cells.
+const candidates = 10
+
+// draw makes a deck card by card, each with as many cells as possible that none has yet, and reports whether it has all
+// cells.
+func draw(rng *rand.Rand) (cards []Card, whole bool) {
+	missing := map[Cell]bool{}
+	for _, cell := range Cells {
+		missing[cell] = true
+	}
+	for range Size {
+		open := slices.DeleteFunc(slices.Clone(Cells), func(cell Cell) bool { return !missing[cell] })
+		var best Card
+		most := -1
+		for range candidates {
+			c := candidate(rng, missing, open)
+			n := 0
+			for _, cell := range c.Cells() {
+				if missing[cell] {
+					n++
+				}
+			}
+			if n > most {
+				best, most = c, n
+			}
+		}
+		for _, cell := range best.Cells() {
+			delete(missing, cell)
+		}
+		cards = append(cards, best)
+	}
+	return cards, len(missing) == 0
+}
+
+// candidate draws a card that begins with one of the open cells, which no card has yet, if there are any. The other
+// dimensions, in random order, get the value that meets most of the others in missing cells.
+func candidate(rng *rand.Rand, missing map[Cell]bool, open []Cell) Card {
+	c := make(Card, len(Dimensions))
+	if len(open) > 0 {
+		cell := open[rng.IntN(len(open))]
+		c[cell.A.Dimension] = cell.A.Value
+		c[cell.B.Dimension] = cell.B.Value
+	}
+	for _, i := range rng.Perm(len(Dimensions)) {
+		if c[i] == "" {
+			c.complete(i, rng, missing)
+		}
+	}
+	return c
+}
+
+// complete gives the card a value of dimension i that can meet those that it has.
+func (c Card) complete(i int, rng *rand.Rand, missing map[Cell]bool) {
+	most := -1
+	for _, k := range rng.Perm(len(Dimensions[i].Values)) {
+		with := slices.Clone(c)
+		with[i] = Dimensions[i].Values[k]
+		n := 0
+		for _, cell := range with.Cells() {
+			if missing[cell] {
+				n++
+			}
+		}
+		if n > most && with.possible() {
+			c[i], most = with[i], n
+		}
+	}
+}

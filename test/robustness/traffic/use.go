@@ -1,0 +1,226 @@
+package traffic
+
+import (
+	"context"
+	"strconv"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/tokenrefill/refiller/fetch"
+	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
+	"github.com/tokenrefill/refiller/test/robustness/record"
+)
+
+// Block is how many tokens a consumer with leases may hold.
+const Block = 20
+
+// use takes as much as it gets, in every way that the bucket and the consumer have. What the SDK gives back by itself
+// is no operation of its own: the take before it counts as one without an answer.
+func (c *caller) use(ctx context.Context, by consumer, b record.Bucket) {
+	lazy := b.Kind == record.Lazy // which has no reservations or request ids
+	own, through := by.(sdk)
+	for c.pause(ctx, c.t.cfg.Pace) {
+		result := ""
+		switch what := c.rng.IntN(12); {
+		case b.Strict() && what < 6, !lazy && what == 0:
+			result = c.reserve(ctx, by)
+		case what == 6:
+			result = c.takeLeaving(ctx, by)
+		case !through:
+			result = c.takeOnce(ctx, by)
+		case what == 7:
+			result = c.takeUpTo(ctx, own)
+		case what == 8 && !lazy:
+			result = c.takeTwice(ctx, own)
+		case what == 9 && b.Blocks == 0:
+			result = c.takeAndUndo(ctx, own)
+		case what == 10 && !lazy:
+			result = c.takeAll(ctx, own, b)
+		default:
+			result = c.takeOnce(ctx, by)
+		}
+		if result != record.Done && result != record.Denied {
+			c.pause(ctx, 50*time.Millisecond)
+		}
+	}
+}
+
+// begin is an operation that begins now.
+func (c *caller) begin(kind string, n int64) record.Op {
+	return record.Op{Client: c.name, Kind: kind, Key: c.key, N: n, Call: time.Now().UnixNano()}
+}
+
+// answered completes an operation by what the SDK answers. What a degraded mode grants, and what a bucket in shadow
+// mode lacks, is taken from no bucket.
+func (c *caller) answered(op *record.Op, r fetch.Result, err error) {
+	op.Taken = r.Taken
+	op.Left = r.Remaining
+	op.Shadow = r.Shadow
+	op.Leased = r.Source.Kind == fetch.SourceLeased
+	if r.Source.Kind == fetch.SourceFallback {
+		op.Fallback, op.Taken = op.Taken, 0
+	}
+	if op.Shadow {
+		op.Taken = 0
+	}
+	c.finish(op, err == nil && r.OK, err)
+}
+
+func (c *caller) takeOnce(ctx context.Context, by consumer) string {
+	op := c.begin(record.Take, c.most)
+	r, err := by.take(context.WithoutCancel(ctx), c.key, c.most, 0)
+	c.answered(&op, r, err)
+	c.t.ops.Add(op)
+	return op.Result
+}
+
+// takeLeaving takes if that leaves some tokens.
+func (c *caller) takeLeaving(ctx context.Context, by consumer) string {
+	op := c.begin(record.Take, c.most)
+	op.Leave = 1 + c.rng.Int64N(40)
+	r, err := by.take(context.WithoutCancel(ctx), c.key, c.most, op.Leave)
+	c.answered(&op, r, err)
+	c.t.ops.Add(op)
+	return op.Result
+}
+
+func (c *caller) takeUpTo(ctx context.Context, by sdk) string {
+	op := c.begin(record.UpTo, c.most)
+	r, err := by.TakeUpTo(context.WithoutCancel(ctx), c.key, c.most)
+	c.answered(&op, r, err)
+	c.t.ops.Add(op)
+	return op.Result
+}
+
+// takeTwice takes under a request id, and again under the same one.
+func (c *caller) takeTwice(ctx context.Context, by sdk) (result string) {
+	id := c.name + "/" + strconv.FormatInt(time.Now().UnixNano(), 36)
+	for range 2 {
+		op := c.begin(record.Take, c.most)
+		op.Request = id
+		r, err := by.Take(context.WithoutCancel(ctx), c.key, c.most, fetch.WithRequestID(id))
+		c.answered(&op, r, err)
+		c.t.ops.Add(op)
+		result = op.Result
+	}
+	return result
+}
+
+// takeAndUndo takes and gives all of it back to the era of the take.
+func (c *caller) takeAndUndo(ctx context.Context, by sdk) string {
+	op := c.begin(record.Take, c.most)
+	r, err := by.Take(context.WithoutCancel(ctx), c.key, c.most)
+	c.answered(&op, r, err)
+	c.t.ops.Add(op)
+	if op.Taken == 0 {
+		return op.Result
+	}
+	c.pause(ctx, c.t.cfg.Pace)
+	back := c.begin(record.Return, r.Taken)
+	err = by.Undo(context.WithoutCancel(ctx), c.key, r)
+	c.finish(&back, err == nil, err)
+	c.t.ops.Add(back)
+	return back.Result
+}
+
+// takeAll takes of this bucket and of another one, all or nothing. What one of several servers gave before another one
+// denied goes back, and counts as a take without an answer.
+func (c *caller) takeAll(ctx context.Context, by sdk, b record.Bucket) string {
+	keys := []string{c.key}
+	for _, other := range c.t.cfg.Buckets {
+		if other.Key != b.Key && !other.Linear && other.Kind == record.Configured {
+			keys = append(keys, other.Key)
+		}
+	}
+	keys = keys[:min(len(keys), 2)]
+	reqs := make([]fetch.Request, len(keys))
+	for i, key := range keys {
+		reqs[i] = fetch.Request{Key: key, N: 1 + c.most/2}
+	}
+	_, cluster := c.rdb.(*redis.ClusterClient)
+	apart := cluster && lua.Slot(keys[0]) != lua.Slot(keys[len(keys)-1])
+	began := c.begin(record.Take, reqs[0].N)
+	began.All = true
+	all, err := by.TakeAll(context.WithoutCancel(ctx), reqs)
+	result := ""
+	for i, key := range keys {
+		op := began
+		op.Key = key
+		r := fetch.Result{}
+		if err == nil {
+			r = all.Results[i]
+		}
+		granted := r.OK
+		r.OK = r.OK && all.OK
+		c.answered(&op, r, err)
+		if apart && granted && op.Result == record.Denied {
+			op.Result, op.Error = record.Unknown, "another bucket denies"
+		}
+		c.t.ops.Add(op)
+		result = op.Result
+	}
+	if err == nil {
+		return record.Done
+	}
+	return result
+}
+
+// holds is the time of a reservation.
+const holds = time.Second
+
+// reserve reserves tokens, and settles for fewer or more of them, or lets the reservation's time pass.
+func (c *caller) reserve(ctx context.Context, by consumer) string {
+	overrun := policy.Overrun(c.rng.IntN(2)) // clamp or debt
+	op := c.begin(record.Reserve, c.most)
+	r, err := by.reserve(context.WithoutCancel(ctx), c.key, c.most, holds, overrun)
+	c.answered(&op, r.Result, err)
+	c.t.ops.Add(op)
+	lapse := op
+	lapse.Kind, lapse.Result, lapse.Taken = record.Lapse, record.Unknown, 0
+	switch {
+	case op.Result == record.Unknown || op.Taken > 0 && c.rng.IntN(4) == 0:
+		c.t.ops.Add(lapse) // it ends by itself
+	case op.Taken > 0:
+		c.pause(ctx, c.t.cfg.Pace)
+		if !c.settle(ctx, r) {
+			c.t.ops.Add(lapse)
+		}
+	}
+	return op.Result
+}
+
+// settle ends a reservation of which up to a third more was used than it is for, and reports whether that is certain.
+func (c *caller) settle(ctx context.Context, r reservation) bool {
+	used := c.rng.Int64N(c.most*4/3 + 2)
+	op := c.begin(record.Settle, max(0, c.most-used))
+	settled, err := r.settle(context.WithoutCancel(ctx), used)
+	op.Clamped = op.N - settled.Returned
+	op.Taken = settled.Charged
+	c.finish(&op, err == nil, err)
+	c.t.ops.Add(op)
+	return err == nil
+}
+
+// invent takes of a template's keys that nobody knew, while the buckets under test exist.
+func (c *caller) invent(ctx context.Context, b record.Bucket) {
+	client, err := fetch.New(c.rdb, fetch.WithTimeout(c.t.deadline()), fetch.WithRescue(false))
+	if err != nil {
+		return // New of the same client worked for the callers
+	}
+	c.t.mu.Lock()
+	c.t.clients = append(c.t.clients, client)
+	c.t.mu.Unlock()
+	for n := 0; c.pause(ctx, 200*time.Millisecond); n++ {
+		s, err := Look(ctx, c.t.cfg.Look, b.Key)
+		if err != nil || s.Missing {
+			continue
+		}
+		op := c.begin(record.Take, 1)
+		op.Key = b.Prefix + "invented-" + strconv.Itoa(n)
+		r, err := client.Take(context.WithoutCancel(ctx), op.Key, 1)
+		c.answered(&op, r, err)
+		c.t.ops.Add(op)
+	}
+}

@@ -1,0 +1,116 @@
+package verify
+
+import (
+	"strings"
+	"time"
+
+	"github.com/tokenrefill/refiller/policy"
+	"github.com/tokenrefill/refiller/test/robustness/record"
+)
+
+// checkAnswers looks at what single takes were answered.
+func (h *bucketHistory) checkAnswers(r *Result) {
+	shadow := h.always(func(t policy.Terms) bool { return t.Shadow })
+	granted := map[string]record.Op{}
+	for _, op := range h.ops {
+		if op.Result == record.Done && op.Leave > 0 && op.Left < op.Leave && !op.Leased && op.Fallback == 0 && !op.Shadow {
+			r.violate(Leave, h.bucket.Key, "%s was to leave %d, and left %d", op.Client, op.Leave, op.Left)
+		}
+		// What a plain client leaves of a lost bucket has no policy, until a refiller begins it anew.
+		lost := h.bucket.Plain && h.effect(0, op.Return, record.Lose)
+		if op.Result == record.Denied && shadow && !op.All && !plain(op) && !lost {
+			r.violate(Shadow, h.bucket.Key, "%s of %s is denied", op.Kind, op.Client)
+		}
+		if op.Request == "" || op.Fallback > 0 || op.Shadow { // no bucket remembers what none gave
+			continue
+		}
+		first, again := granted[op.Request]
+		forgotten := h.effect(first.Call, op.Return, record.Lose, record.Rollback, record.Clock)
+		if again && !forgotten && (op.Result == record.Denied || op.Result == record.Done && op.Taken != first.Taken) {
+			r.violate(Once, h.bucket.Key, "request %s took %d, and made again it is %s with %d", op.Request, first.Taken,
+				op.Result, op.Taken)
+		}
+		if op.Taken > 0 {
+			granted[op.Request] = op
+		}
+	}
+}
+
+// plain reports whether a program that knows nothing of policies made a call.
+func plain(op record.Op) bool { return strings.HasSuffix(op.Client, "/plain") }
+
+// always reports whether something is so of every policy of the bucket.
+func (h *bucketHistory) always(so func(policy.Terms) bool) bool {
+	for _, t := range h.policies {
+		if !so(t) {
+			return false
+		}
+	}
+	return true
+}
+
+// checkDegraded looks at what takes were answered while the server didn't answer.
+func (h *bucketHistory) checkDegraded(r *Result) {
+	open := h.always(func(t policy.Terms) bool { return t.Degraded == policy.DegradedOpen })
+	local := h.always(func(t policy.Terms) bool { return t.Degraded == policy.DegradedLocal })
+	known := map[string]bool{} // a client knows the mode from the bucket's first answer on
+	var admitted []record.Op
+	for _, op := range h.ops {
+		if op.Kind != record.Take && op.Kind != record.UpTo && op.Kind != record.Reserve || op.All || plain(op) {
+			continue
+		}
+		if op.Fallback > 0 {
+			admitted = append(admitted, op)
+		}
+		// A take with a request id is made again with the time that is left, which may be too short for the distance.
+		again := op.Request != "" && strings.Contains(op.Error, "too short for a round trip")
+		if open && known[op.Client] && op.Result == record.Unknown && strings.Contains(op.Error, "unavailable") && !again {
+			r.violate(Degraded, h.bucket.Key, "mode open: %s of %s is an error: %s", op.Kind, op.Client, op.Error)
+		}
+		known[op.Client] = known[op.Client] || op.Result == record.Done
+	}
+	switch {
+	case local:
+		h.checkShares(r, admitted)
+	case !open && len(admitted) > 0:
+		r.violate(Degraded, h.bucket.Key, "mode closed: %d takes are granted while the server doesn't answer",
+			len(admitted))
+	}
+}
+
+// unseen is for how long consumers that have just come don't count when a bucket's rate is shared.
+const unseen = time.Second
+
+// checkShares bounds what the shares of all consumers granted in each outage.
+func (h *bucketHistory) checkShares(r *Result, admitted []record.Op) {
+	capacity, rate, _ := h.limits()
+	for i := 0; i < len(admitted); {
+		sum, first := 0.0, admitted[i].Call
+		for last := first; i < len(admitted) && admitted[i].Call-last < int64(unseen); i++ {
+			last = admitted[i].Call
+			sum += float64(admitted[i].Fallback)
+			if most := capacity + rate*(time.Duration(admitted[i].Return-first)+unseen).Seconds(); sum > most {
+				r.violate(Degraded, h.bucket.Key, "mode local: %.0f tokens are granted in %s, want %.0f at most", sum,
+					time.Duration(admitted[i].Return-first), most)
+			}
+		}
+	}
+}
+
+// checkKeys counts the keys of a template that got a bucket. None expires within a run.
+func (h *bucketHistory) checkKeys(r *Result) {
+	if h.bucket.MaxKeys == 0 {
+		return
+	}
+	got := map[string]bool{}
+	for _, op := range h.run.Ops {
+		if strings.HasPrefix(op.Key, h.bucket.Prefix) && op.Taken > 0 &&
+			!h.effect(0, op.Return, record.Lose, record.Rollback, record.Clock) {
+			got[op.Key] = true
+		}
+	}
+	if len(got) > h.bucket.MaxKeys {
+		r.violate(Keys, h.bucket.Key, "%d keys of %s have buckets, want %d at most", len(got), h.bucket.Prefix,
+			h.bucket.MaxKeys)
+	}
+}

@@ -1,0 +1,70 @@
+package verify
+
+import (
+	"time"
+
+	"github.com/tokenrefill/refiller/policy"
+	"github.com/tokenrefill/refiller/test/robustness/record"
+)
+
+// inForce is how soon the highest version of a living replica is in force.
+const inForce = time.Second
+
+// checkVersions looks for buckets under an earlier version than that of a replica which has lived undisturbed for long
+// enough. A template's consumers learn of another version first, and a full bucket that nobody takes from waits.
+func (h *bucketHistory) checkVersions(r *Result) {
+	if h.bucket.Kind != record.Configured && h.bucket.Kind != record.Foreign {
+		return
+	}
+	for _, s := range h.samples {
+		t, err := policy.DecodeTerms(s.Policy)
+		if s.Era == 0 || err != nil {
+			continue
+		}
+		span := max(inForce, 2*time.Duration(t.Interval)*time.Microsecond) + roundTrips*h.run.Meta.Distance
+		since := s.Sent - int64(span+slowness*h.sampleGap(s.Sent-int64(span), s.Sent))
+		want, replica := h.highest(since, s.Sent)
+		if want == 0 {
+			continue
+		}
+		r.Versions++
+		if t.Fence.Epoch < want {
+			r.violate(Versions, h.bucket.Key, "version %d is in force, though %s has had version %d for %s", t.Fence.Epoch,
+				replica, want, time.Duration(s.Sent-since))
+		}
+	}
+}
+
+// roundTrips is how many round trips it may take until a version is in force.
+const roundTrips = 4
+
+// highest is the highest version of a replica that had it all the time from since to until, and was not disturbed; 0 if
+// there is none.
+func (h *bucketHistory) highest(since, until int64) (version int64, replica string) {
+	latest := map[string]record.Reading{}
+	for _, f := range h.run.Files {
+		if f.Starts {
+			f.At += int64(h.run.Meta.Resume)
+		}
+		if old, ok := latest[f.Replica]; f.At <= since && (!ok || old.At <= f.At) {
+			latest[f.Replica] = f
+		}
+	}
+	for name, f := range latest {
+		if f.Version > version && !h.disturbs(name, since, until) {
+			version, replica = f.Version, name
+		}
+	}
+	return version, replica
+}
+
+// disturbs reports whether a fault may keep a replica from its work in a span.
+func (h *bucketHistory) disturbs(replica string, from, to int64) bool {
+	for _, f := range h.run.Faults {
+		spared := f.Spares && f.Victim != replica && f.Effect == record.None
+		if !spared && f.Start <= to && f.End+int64(h.run.Meta.Resume) >= from {
+			return true
+		}
+	}
+	return false
+}
