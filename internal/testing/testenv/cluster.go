@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"strconv"
 	"strings"
 	"testing"
@@ -253,7 +252,7 @@ func (c *RedisCluster) Client() *redis.ClusterClient { return c.client(nil) }
 // Direct is Client past the proxies.
 func (c *RedisCluster) Direct() *redis.ClusterClient { return c.client(pastProxies(c.Servers)) }
 
-func (c *RedisCluster) client(dial func(ctx context.Context, network, addr string) (net.Conn, error)) *redis.ClusterClient {
+func (c *RedisCluster) client(dial dialer) *redis.ClusterClient {
 	client := redis.NewClusterClient(&redis.ClusterOptions{
 		Addrs:                 c.Addrs(),
 		Password:              c.options.password,

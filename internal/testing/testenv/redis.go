@@ -103,8 +103,10 @@ func (s *RedisServer) announced() string {
 	return s.Addr()
 }
 
+type dialer = func(ctx context.Context, network, addr string) (net.Conn, error)
+
 // pastProxies dials servers themselves where a client was told the addresses of their proxies.
-func pastProxies(servers func() []*RedisServer) func(ctx context.Context, network, addr string) (net.Conn, error) {
+func pastProxies(servers func() []*RedisServer) dialer {
 	return func(ctx context.Context, network, addr string) (net.Conn, error) {
 		for _, s := range servers() {
 			if s.announced() == addr {

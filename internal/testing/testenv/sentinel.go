@@ -131,7 +131,7 @@ func (s *RedisSentinel) Direct() *redis.Client { return s.client(pastProxies(s.S
 // Servers returns master and replica.
 func (s *RedisSentinel) Servers() []*RedisServer { return s.servers[:] }
 
-func (s *RedisSentinel) client(dial func(ctx context.Context, network, addr string) (net.Conn, error)) *redis.Client {
+func (s *RedisSentinel) client(dial dialer) *redis.Client {
 	c := redis.NewFailoverClient(&redis.FailoverOptions{
 		MasterName:            SentinelMaster,
 		SentinelAddrs:         []string{s.Addr()},

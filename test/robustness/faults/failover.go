@@ -27,8 +27,8 @@ func failOverToLagging(e *env) func() {
 	}
 }
 
-// failOverFromFrozen stops the master of a Sentinel without ending it, so that its replica lacks what was on its way. It
-// is ended before it goes on: two masters at once are two buckets.
+// failOverFromFrozen stops the master of a Sentinel without ending it, so that its replica lacks what was on its way.
+// The master is ended before it goes on: two masters at once are two buckets.
 func failOverFromFrozen(e *env) func() {
 	e.what.Effect = record.Rollback
 	next := e.Sentinel.Replica()

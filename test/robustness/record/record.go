@@ -61,10 +61,11 @@ type Bucket struct {
 	// programs that know nothing of us take from it too, with plain commands
 	Plain bool `json:"plain,omitempty"`
 
-	Blocks     int64  `json:"blocks,omitempty"`     // tokens that consumers may hold in leases at a time
-	Operated   bool   `json:"operated,omitempty"`   // an operator grants tokens and resets it
-	Overridden bool   `json:"overridden,omitempty"` // an operator gives it a policy of its own, the last of Terms, and ends that
-	Prefix     string `json:"prefix,omitempty"`     // of a template with max_keys
+	Blocks   int64 `json:"blocks,omitempty"`   // tokens that consumers may hold in leases at a time
+	Operated bool  `json:"operated,omitempty"` // an operator grants tokens and resets it
+	// an operator gives it a policy of its own, the last of Terms, and takes that away
+	Overridden bool   `json:"overridden,omitempty"`
+	Prefix     string `json:"prefix,omitempty"` // of a template with max_keys
 	MaxKeys    int    `json:"max_keys,omitempty"`
 }
 
@@ -347,8 +348,8 @@ func LoadRefills(dir string) ([]Refill, error) {
 	return all, nil
 }
 
-// readLogs finds the terms that began, the files that were read, and what was said of buckets. Lines that are no JSON, such as a panic's, are
-// passed over.
+// readLogs finds the terms that began, the files that were read, and what was said of buckets. Lines that are no JSON,
+// such as a panic's, are passed over.
 func (r *Run) readLogs() error {
 	files, err := filepath.Glob(filepath.Join(r.Dir, LogFile("*")))
 	if err != nil {

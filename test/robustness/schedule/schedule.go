@@ -144,7 +144,8 @@ func deployment(card deck.Card, rng *rand.Rand) (spec system.Spec, strike string
 	case deck.Newer:
 		spec.Later = 2 // the buckets' second policy
 	case deck.Raised:
-		first, others, spec.Later = 2, 2, 3 // the last policy is that of all later versions
+		first, others = 2, 2
+		spec.Later = 3 // the last policy is that of all later versions
 	}
 	spec.Versions = []int{first}
 	for range spec.Replicas - 1 {

@@ -73,7 +73,8 @@ func (s *sidecar) reserve(ctx context.Context, key string, n int64, ttl time.Dur
 		how = "debt"
 	}
 	var r answer.Reservation
-	err := s.call(ctx, "reserve", map[string]any{"key": key, "tokens": n, "ttl_ms": ttl.Milliseconds(), "overrun": how}, &r)
+	request := map[string]any{"key": key, "tokens": n, "ttl_ms": ttl.Milliseconds(), "overrun": how}
+	err := s.call(ctx, "reserve", request, &r)
 	if err != nil || r.ID == nil {
 		return reservation{Result: resultOf(r.Result)}, err
 	}

@@ -178,7 +178,9 @@ func (c *caller) reserve(ctx context.Context, by consumer) string {
 	c.answered(&op, r.Result, err)
 	c.t.ops.Add(op)
 	lapse := op
-	lapse.Kind, lapse.Result, lapse.Taken = record.Lapse, record.Unknown, 0
+	lapse.Kind = record.Lapse
+	lapse.Result = record.Unknown
+	lapse.Taken = 0
 	switch {
 	case op.Result == record.Unknown || op.Taken > 0 && c.rng.IntN(4) == 0:
 		c.t.ops.Add(lapse) // it ends by itself

@@ -10,6 +10,9 @@ import (
 // inForce is how soon the highest version of a living replica is in force.
 const inForce = time.Second
 
+// starts is how long a replica that starts needs to connect.
+const starts = 2 * time.Second
+
 // checkVersions looks for buckets under an earlier version than that of a replica which has lived undisturbed for long
 // enough. A template's consumers learn of another version first, and a full bucket that nobody takes from waits.
 func (h *bucketHistory) checkVersions(r *Result) {
@@ -44,7 +47,7 @@ func (h *bucketHistory) highest(since, until int64) (version int64, replica stri
 	latest := map[string]record.Reading{}
 	for _, f := range h.run.Files {
 		if f.Starts {
-			f.At += int64(h.run.Meta.Resume)
+			f.At += int64(starts)
 		}
 		if old, ok := latest[f.Replica]; f.At <= since && (!ok || old.At <= f.At) {
 			latest[f.Replica] = f
