@@ -81,6 +81,7 @@ func (w *worker) learn(ctx context.Context, batch []*bucket, t *trip) {
 		w.refillsFailed(ctx, len(batch), err)
 		return
 	}
+	w.measure(t.replied.Sub(t.sent))
 	w.refilled(t.results)
 }
 

@@ -31,8 +31,8 @@ func (w *worker) newTrip(n, perCall int) *trip {
 	return t
 }
 
-// make makes the round trip, through refill, within a time for each of its calls. A bucket that was refilled by a call that
-// failed half-way, and is asked for again alone, is answered that by its index.
+// make makes the round trip, through refill, within a time for each of its two calls. A bucket that was refilled by a
+// call that failed half-way, and is asked for again alone, is answered that by its index.
 func (t *trip) make(ctx context.Context, within time.Duration, store store, refill refillFunc) {
 	refillCtx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()

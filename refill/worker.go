@@ -39,10 +39,11 @@ type worker struct {
 	setsNext bool    // the next call is for the active sets, if one is due: they and the buckets take turns
 	ended    []*trip // to be used again
 
-	failures int       // calls in a row that the server failed
-	refused  bool      // refills were among them
-	rest     time.Time // nothing is sent before, since the server failed
-	back     time.Time // when the server came back; zero if it was never away
+	failures int           // calls in a row that the server failed
+	trip     time.Duration // a round trip to the server; 0 before the first answer
+	refused  bool          // refills were among them
+	rest     time.Time     // nothing is sent before, since the server failed
+	back     time.Time     // when the server came back; zero if it was never away
 }
 
 const (
@@ -176,14 +177,28 @@ func (w *worker) next(ctx context.Context, now time.Time) call {
 	return w.sets.next(ctx, now)
 }
 
-// connecting is how many times longer a call may take after failed ones. It may have to open connections, learn a
-// Cluster's slots and load a script, which takes up to ten round trips. A call that always ended before them would never
-// reach a server far away.
+// connecting is how many times the timeout a call may take at most.
 const connecting = 4
 
-// timeout returns the time for the next call, which doubles after each failed one.
+// tripsOfCall is how many round trips a call may need: it may have to open a connection, learn a Cluster's slots and
+// load a script. A call that always ended before that would never reach a server far away.
+const tripsOfCall = 10
+
+// timeout returns the time for the next call: what the distance takes comes on top, and it doubles after each failed
+// call, since the distance may be another one now.
 func (w *worker) timeout() time.Duration {
-	return w.r.cfg.Timeout * time.Duration(min(1<<min(w.failures, connecting), connecting))
+	most := connecting * w.r.cfg.Timeout
+	if w.failures >= connecting {
+		return most
+	}
+	return min(most, (w.r.cfg.Timeout+tripsOfCall*w.trip)<<w.failures)
+}
+
+// measure remembers the shortest time of a call that the server answered.
+func (w *worker) measure(took time.Duration) {
+	if w.trip == 0 || took < w.trip {
+		w.trip = took
+	}
 }
 
 // failed takes in that the server failed a call, and leaves it alone for a while.
