@@ -81,6 +81,8 @@ type bucket struct {
 	// version is the latest seen. It's kept when the server shows an older one, so that the next refill finds the loss.
 	version  policy.Version
 	watchdog watchdog
+	era      int64  // the last one read from our Redis
+	before   int64  // the one read before it
 	sample   sample // of demand, as the coordinator takes them from the reports
 	counted  ticket // with the highest usage of any
 }

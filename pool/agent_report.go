@@ -81,6 +81,9 @@ func (a *Agent) read(ctx context.Context) view {
 			v.failed = res.Err
 			continue
 		}
+		if era := t.Version.Era; era != 0 && era != b.era {
+			b.before, b.era = b.era, era
+		}
 		if t.Version.Era != 0 && b.watchdog.check(reading{sent, a.looked, t.Now}, t.Version.Era, a.timing.Lease) {
 			v.voids = append(v.voids, b.void(name, t))
 			continue
@@ -90,6 +93,10 @@ func (a *Agent) read(ctx context.Context) view {
 			b.version = t.Version
 		}
 		now, before := ticketOf(t), a.reported.tickets[name]
+		now.before = b.before
+		if now.era == 0 {
+			now.before = b.era
+		}
 		if a.loaded {
 			now = b.count(now)
 		}

@@ -75,9 +75,10 @@ type PoolSum struct {
 
 // RegionSeen is what the coordinator knows of a region.
 type RegionSeen struct {
-	Heard  time.Time // when its last report came; zero for never in this term
-	Since  time.Time // since when it is known
-	Fenced bool      // an operator has declared that it is to use nothing
+	Heard       time.Time // when its last report came; zero for never in this term
+	Since       time.Time // since when it is known
+	OtherServer bool      // reports come of another Redis, too
+	Fenced      bool      // an operator has declared that it is to use nothing
 }
 
 // NewCoordinator checks the configuration; it makes no request.

@@ -38,8 +38,10 @@ type account struct {
 	floor    int64          // the highest configured since the region was live, in units
 	waiting  time.Time      // since when the region has made no progress with its offers; zero for not at all
 	ticket   ticket         // the newest
-	era      int64          // the latest shown
-	taken    time.Time      // when it was taken in; zero for never
+	era      int64          // of the server that the region's grants are for
+	eraAt    time.Time      // when a ticket last showed that era; zero for never
+	other    stretch        // in which tickets of another server came
+	taken    time.Time      // when the ticket was applied; zero for never
 	heard    time.Time      // when it came from a live region; zero for never
 	sample   ticket         // where the last sample of demand ended
 	demand   demand
@@ -108,6 +110,9 @@ func (l *ledger) inherit(region string, g grants, lease time.Duration, now time.
 	if _, configured := l.parts[region]; configured && g.since == a.since {
 		a.joined, l.open = a.joined || g.joined, l.open || g.open
 	}
+	if era := g.terms[0].GrantEra; a.eraAt.IsZero() && era != 0 {
+		a.era, a.eraAt = era, now
+	}
 	for _, t := range g.terms {
 		a.lastEnd = max(a.lastEnd, t.GrantEnd)
 		if !t.Fence.Before(a.acked) && !slices.ContainsFunc(a.offers,
@@ -140,11 +145,8 @@ func (l *ledger) hear(region string, t ticket, live bool, timing Timing, now tim
 	if a == nil && live && l.pool != nil && t.kind == pooled && t.terms.Fence.Epoch > 0 && !isRetired(t.terms) {
 		a = l.account(region) // it was fenced, left the pool, and is back: it counts until it has been told so
 	}
-	if a == nil || t.era != 0 && t.era < a.era && now.Sub(a.taken) < hold(timing.Lease) {
-		return false // of a server that another one has replaced
-	}
-	if t.era != 0 {
-		a.era = t.era
+	if a == nil || !a.recognise(t, live, timing, now) {
+		return false
 	}
 	for i := range a.offers {
 		if o := &a.offers[i]; t.era > o.terms.GrantEra && !o.void {
@@ -178,6 +180,48 @@ func (l *ledger) hear(region string, t ticket, live bool, timing Timing, now tim
 	a.taken = now
 	l.dirty = true
 	return foreign
+}
+
+// recognise reports whether a ticket is of the server that the region's grants are for. That is the server of the era
+// known so far, or the one that follows it: a higher era of an agent that has read the era known so far from its own
+// Redis. Any other server may be a second one under the region's name. Its tickets count once the grants of the era known
+// so far have ended.
+func (a *account) recognise(t ticket, live bool, timing Timing, now time.Time) bool {
+	follows := t.before == a.era && (t.era == 0 || t.era > a.era)
+	if t.era != a.era && !follows && !a.eraAt.IsZero() && now.Sub(a.eraAt) < hold(timing.Lease) {
+		if live {
+			a.other.extend(now, timing.Lease)
+		}
+		return false
+	}
+	if t.era != 0 && t.era != a.era {
+		a.era, a.other = t.era, stretch{}
+	}
+	if a.era != 0 {
+		a.eraAt = now
+	}
+	return true
+}
+
+// stretch is a time in which something happened again and again.
+type stretch struct{ first, last time.Time }
+
+// extend extends the stretch to now, or begins another one if nothing happened for longer than the gap.
+func (s *stretch) extend(now time.Time, gap time.Duration) {
+	if now.Sub(s.last) > gap {
+		s.first = now
+	}
+	s.last = now
+}
+
+// lasts reports whether the stretch is longer than least and has not ended.
+func (s *stretch) lasts(now time.Time, least, gap time.Duration) bool {
+	return now.Sub(s.last) <= gap && s.last.Sub(s.first) > least
+}
+
+// doubled reports whether tickets come of another server than the one that the region's grants are for.
+func (a *account) doubled(timing Timing, now time.Time) bool {
+	return a.other.lasts(now, timing.fresh(), timing.Lease)
 }
 
 // acknowledge drops the offers before the one that the ticket shows to be in force, if it is one of ours.

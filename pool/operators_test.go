@@ -312,19 +312,19 @@ func TestTicketsFollowTheLatestEra(t *testing.T) {
 	l := newLedger("payments")
 	l.configure(new(simPool("payments")))
 	now, timing := time.Now(), DefaultTiming()
-	hear := func(at, era int64) int64 {
+	hear := func(at, era, before int64) int64 {
 		now = now.Add(time.Second)
-		l.hear("eu", ticket{now: at, era: era}, true, timing, now)
+		l.hear("eu", ticket{now: at, era: era, before: before}, true, timing, now)
 		return l.accounts["eu"].ticket.now
 	}
-	require.EqualValues(t, 60_000_000, hear(60_000_000, 100))
-	require.EqualValues(t, 60_000_000, hear(59_000_000, 100), "it came late")
-	require.EqualValues(t, 55_000_000, hear(55_000_000, 101), "the clock was set back by 5 s, which began an era")
-	require.EqualValues(t, 55_000_000, hear(62_000_000, 100), "of a server that was replaced")
-	require.EqualValues(t, 57_000_000, hear(57_000_000, 0), "the bucket is gone")
-	require.EqualValues(t, 57_000_000, hear(64_000_000, 100), "and the server that was replaced still is")
+	require.EqualValues(t, 60_000_000, hear(60_000_000, 100, 0))
+	require.EqualValues(t, 60_000_000, hear(59_000_000, 100, 0), "it came late")
+	require.EqualValues(t, 55_000_000, hear(55_000_000, 101, 100), "the clock was set back by 5 s, which began an era")
+	require.EqualValues(t, 55_000_000, hear(62_000_000, 100, 0), "of a server that was replaced")
+	require.EqualValues(t, 57_000_000, hear(57_000_000, 0, 101), "the bucket is gone")
+	require.EqualValues(t, 57_000_000, hear(64_000_000, 100, 0), "and the server that was replaced still is")
 	now = now.Add(time.Minute)
-	require.EqualValues(t, 80_000_000, hear(80_000_000, 100), "whatever was granted in the later era has ended")
+	require.EqualValues(t, 80_000_000, hear(80_000_000, 100, 0), "whatever was granted in the later era has ended")
 }
 
 func TestADeadRegionThatIsFencedAndRemovedIsForgotten(t *testing.T) {

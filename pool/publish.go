@@ -95,7 +95,8 @@ func (t *term) write(region string) (sharing, bool) {
 		if a := l.accounts[region]; a != nil {
 			e := recording{l, a, a.list()}
 			entries = append(entries, e)
-			g := grants{e.terms, a.demand.units(l.unit.total), a.since, a.joined, l.open, !t.restoredUntil.IsZero()}
+			g := grants{terms: e.terms, demand: a.demand.units(l.unit.total), since: a.since, joined: a.joined, open: l.open,
+				doubled: a.doubled(t.timing, t.now()), restored: !t.restoredUntil.IsZero()}
 			text = g.append(text, &rows, l.name)
 		}
 	}

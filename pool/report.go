@@ -31,6 +31,7 @@ const (
 // couldn't be read: all that it tells is the usage, for the next replica to go on from.
 type ticket struct {
 	now, era              int64 // µs
+	before                int64 // the era that the agent read from its Redis before this one; 0 for none
 	kind                  kind
 	tokens, added, denied int64
 
@@ -85,7 +86,7 @@ func (t ticket) rate(u unit) int64 {
 	return min(policy.MulDiv(n, u.per, max(t.terms.Per, 1)), u.total)
 }
 
-const ticketNumbers = 16
+const ticketNumbers = 17
 
 // encode writes a line with the agent's identity, then one for each pool.
 func (r report) encode() string {
@@ -97,7 +98,7 @@ func (r report) encode() string {
 		p := t.terms
 		b = rows.append(b, pool, t.tokens, t.added, t.denied, p.Fence.Seq, p.GrantTokens, // what differs mostly comes first
 			t.now, p.GrantEnd-t.now, t.era, p.GrantEra-t.era, int64(t.kind), p.Fence.Epoch, p.Per, p.Capacity, p.Tokens,
-			t.used-t.ahead-t.added+t.tokens, t.ahead) // 0, 0 of most buckets
+			t.used-t.ahead-t.added+t.tokens, t.ahead, t.before) // 0, 0, 0 of most buckets
 	}
 	return string(b)
 }
@@ -114,7 +115,7 @@ func decodeReport(text string) (report, error) {
 		if err != nil {
 			return report{}, fmt.Errorf("report: %w", err)
 		}
-		t := ticket{now: n[5], era: n[7], kind: kind(n[9]), tokens: n[0], added: n[1], denied: n[2],
+		t := ticket{now: n[5], era: n[7], before: n[16], kind: kind(n[9]), tokens: n[0], added: n[1], denied: n[2],
 			usage: usage{n[14] + n[15] + n[1] - n[0], n[15]}}
 		t.terms = policy.Terms{
 			Pool: t.kind == pooled, Fence: policy.Fence{Epoch: n[10], Seq: n[3]}, Per: n[11], Capacity: n[12], Tokens: n[13],
@@ -123,7 +124,7 @@ func decodeReport(text string) (report, error) {
 		p := t.terms
 		if t.kind < absent || t.kind >= kinds || p.Fence.Epoch > maxEpoch ||
 			min(t.now, t.era, t.added, t.denied, p.Fence.Epoch, p.Fence.Seq, p.Per, p.Capacity, p.Tokens, p.GrantTokens,
-				p.GrantEnd, p.GrantEra, t.used, t.ahead) < 0 {
+				p.GrantEnd, p.GrantEra, t.used, t.ahead, t.before) < 0 {
 			return report{}, fmt.Errorf("report: %w: %s has a number out of range", ErrRecord, pool)
 		}
 		r.tickets[pool] = t

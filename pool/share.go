@@ -31,6 +31,7 @@ type grants struct {
 	joined bool // the region has acknowledged terms that it was offered since
 	open   bool // all regions of the pool had, so that it lends more than floors
 
+	doubled  bool // reports come of another Redis than the one that the grants are for
 	restored bool // some region shows grants that etcd doesn't know of: for a lease, others may have such, too
 }
 
@@ -39,6 +40,7 @@ const (
 	joinedFlag   = 1
 	openFlag     = 2
 	restoredFlag = 4
+	doubledFlag  = 8
 )
 
 // shareHead is the first line of a share.
@@ -57,6 +59,9 @@ func (g grants) append(b []byte, rows *table, pool string) []byte {
 	}
 	if g.restored {
 		flags |= restoredFlag
+	}
+	if g.doubled {
+		flags |= doubledFlag
 	}
 	for _, t := range g.terms {
 		b = rows.append(b, pool, t.Fence.Seq, t.GrantTokens, g.demand, t.GrantEnd, // what differs mostly comes first
@@ -81,16 +86,16 @@ func decodeShare(text string) (share, error) {
 		if err != nil {
 			return share{}, fmt.Errorf("share: %w", err)
 		}
-		if slices.Min(n) < 0 || n[4] > joinedFlag|openFlag|restoredFlag || n[5] > maxEpoch || min(n[6], n[7], n[8]) < 1 {
+		if slices.Min(n) < 0 || n[4] > joinedFlag|openFlag|restoredFlag|doubledFlag || n[5] > maxEpoch || min(n[6], n[7], n[8]) < 1 {
 			return share{}, fmt.Errorf("share: %w: %s has a number out of range", ErrRecord, pool)
 		}
 		t := termsOf(n[1], n[9], n[8], n[6], time.Duration(n[7])*time.Microsecond)
 		t.Fence = policy.Fence{Epoch: n[5], Seq: n[0]}
 		t.GrantEnd = n[3]
 		t.GrantEra = n[10]
-		terms := append(s.pools[pool].terms, t)
-		s.pools[pool] = grants{terms, n[2], n[11], n[4]&joinedFlag != 0, n[4]&openFlag != 0,
-			n[4]&restoredFlag != 0}
+		has := func(flag int64) bool { return n[4]&flag != 0 }
+		s.pools[pool] = grants{terms: append(s.pools[pool].terms, t), demand: n[2], since: n[11],
+			joined: has(joinedFlag), open: has(openFlag), doubled: has(doubledFlag), restored: has(restoredFlag)}
 	}
 	return s, nil
 }

@@ -67,6 +67,7 @@ type world struct {
 	dethrone  context.CancelFunc
 	host      *world // whose servers these processes use, with an etcd of their own; nil for its own
 	files     map[string]simFile
+	extra     float64  // floors of regions that have two servers: they come on top of limit
 	compacted int64    // revisions up to it have no history
 	backup    snapshot // of etcd, by an operator
 	tampering bool     // somebody else than the coordinator writes
@@ -171,6 +172,7 @@ func (s *simRedis) rate() float64 {
 type proc struct {
 	w           *world
 	region      string
+	server      string // its Redis: the region's, or a second one under the region's name
 	name        string
 	cancel      context.CancelFunc
 	ctx         context.Context
@@ -378,7 +380,7 @@ func (w *world) set(key, value string, deleted bool) {
 // its capacity; locked.
 func (w *world) checkUsage(region, value string) {
 	r, err := decodeReport(value)
-	if s := w.servers[region]; err == nil && s != nil {
+	if s := w.servers[region]; err == nil && s != nil && w.servers[second(region)] == nil {
 		if over := float64(r.tickets[w.pool.Name].used - s.taken); over > w.slack+2*w.limit*float64(1+s.cuts) {
 			w.fail("%s reports %.0f tokens more than were taken", region, over)
 		}
@@ -492,7 +494,7 @@ func (p *proc) toRedis(ctx context.Context, serve func(s *simRedis)) error {
 			home.mu.Lock()
 			defer home.mu.Unlock()
 		}
-		s := home.servers[p.region]
+		s := home.servers[p.server]
 		if s == nil || s.down {
 			return false
 		}
@@ -615,13 +617,14 @@ func (w *world) check() {
 	for _, s := range w.servers {
 		sum += s.rate()
 	}
-	w.worst = max(w.worst, sum/w.limit)
-	if sum > w.limit*(1+1e-9) {
+	limit := w.limit + w.extra
+	w.worst = max(w.worst, sum/limit)
+	if sum > limit*(1+1e-9) {
 		rates := ""
 		for _, s := range w.servers {
 			rates += fmt.Sprintf(" %s %.1f", s.region, s.rate())
 		}
-		w.fail("I1: rates in force are %.4f of R:%s", sum/w.limit, rates)
+		w.fail("I1: rates in force are %.4f of what they may be:%s", sum/limit, rates)
 	}
 }
 
@@ -689,8 +692,11 @@ func (w *world) addRegion(region string) {
 	}
 }
 
-func (w *world) startProc(region, name string) *proc {
-	p := &proc{w: w, region: region, name: name}
+func (w *world) startProc(region, name string) *proc { return w.startOn(region, region, name) }
+
+// startOn starts a process of a region that uses a certain server.
+func (w *world) startOn(server, region, name string) *proc {
+	p := &proc{w: w, region: region, server: server, name: name}
 	p.ctx, p.cancel = context.WithCancel(w.ctx)
 	w.mu.Lock()
 	settings := Settings{Version: w.version, Pools: []Pool{w.pool}}
@@ -808,7 +814,7 @@ func (w *world) consume() {
 // drain has a region's consumers take what they want up to now; locked.
 func (w *world) drain(s *simRedis) {
 	now := time.Now()
-	w.level = max(0, w.level-w.limit*now.Sub(w.at).Seconds())
+	w.level = max(0, w.level-(w.limit+w.extra)*now.Sub(w.at).Seconds())
 	w.at = now
 	s.owed += s.demand * now.Sub(s.drained).Seconds()
 	s.drained = now
@@ -1032,7 +1038,7 @@ func (w *world) failOver(region string) {
 	s := w.servers[region]
 	for _, p := range w.procs {
 		p.mu.Lock()
-		remembered = remembered || p.region == region && p.thaw == nil && s.bucket.Index != nil &&
+		remembered = remembered || p.server == region && p.thaw == nil && s.bucket.Index != nil &&
 			p.version.Index >= *s.bucket.Index-1
 		p.mu.Unlock()
 	}

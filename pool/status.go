@@ -46,24 +46,25 @@ type PoolStatus struct {
 
 // RegionStatus is one region's part in a pool. Rates are tokens per second.
 type RegionStatus struct {
-	Region     string    `json:"region"`
-	Granted    float64   `json:"granted"`              // by the newest grant, floor included
-	Floor      float64   `json:"floor"`                // of it
-	Capacity   int64     `json:"capacity"`             // of the region's bucket
-	Demand     float64   `json:"demand"`               // what it could use, as the coordinator saw it
-	Age        float64   `json:"grant_age_seconds"`    // of the newest grant, at the region's last report
-	Remaining  float64   `json:"remaining_seconds"`    // of the newest grant, at the last report; 0: it is on its floor
-	Applied    bool      `json:"applied"`              // the region has acknowledged the newest grant
-	Claimed    float64   `json:"claimed"`              // the most that it may be using, if Known
-	Tokens     int64     `json:"tokens"`               // at its last report
-	Used       int64     `json:"used"`                 // taken by its consumers up to its last report; never falls
-	Reported   bool      `json:"reported"`             // its last report shows the bucket
-	At         time.Time `json:"reported_at,omitzero"` // of its last report, on the clock of its Redis
-	Reporter   string    `json:"reporter"`             // the agent that reported last
-	Fenced     *Fencing  `json:"fenced"`               // not null: an operator has declared that it is to use nothing
-	Joined     bool      `json:"joined"`               // it has acknowledged terms of the pool here
-	Bucket     string    `json:"bucket,omitempty"`     // what its Redis has instead of the pool's bucket: "plain", "none"
-	Configured bool      `json:"configured"`
+	Region      string    `json:"region"`
+	Granted     float64   `json:"granted"`              // by the newest grant, floor included
+	Floor       float64   `json:"floor"`                // of it
+	Capacity    int64     `json:"capacity"`             // of the region's bucket
+	Demand      float64   `json:"demand"`               // what it could use, as the coordinator saw it
+	Age         float64   `json:"grant_age_seconds"`    // of the newest grant, at the region's last report
+	Remaining   float64   `json:"remaining_seconds"`    // of the newest grant, at the last report; 0: it is on its floor
+	Applied     bool      `json:"applied"`              // the region has acknowledged the newest grant
+	Claimed     float64   `json:"claimed"`              // the most that it may be using, if Known
+	Tokens      int64     `json:"tokens"`               // at its last report
+	Used        int64     `json:"used"`                 // taken by its consumers up to its last report; never falls
+	Reported    bool      `json:"reported"`             // its last report shows the bucket
+	At          time.Time `json:"reported_at,omitzero"` // of its last report, on the clock of its Redis
+	Reporter    string    `json:"reporter"`             // the agent that reported last
+	Fenced      *Fencing  `json:"fenced"`               // not null: an operator has declared that it is to use nothing
+	OtherServer bool      `json:"other_redis"`          // another Redis reports under its name, too, and gets its floor only
+	Joined      bool      `json:"joined"`               // it has acknowledged terms of the pool here
+	Bucket      string    `json:"bucket,omitempty"`     // what its Redis has instead of the pool's bucket: "plain", "none"
+	Configured  bool      `json:"configured"`
 }
 
 // Idle reports whether the region has acknowledged that it is to use nothing of the pool.
@@ -187,6 +188,7 @@ func (s *RegionStatus) fill(g grants, r report, pool string, lease time.Duration
 	if len(g.terms) > 0 {
 		newest = g.terms[0]
 	}
+	s.OtherServer = g.doubled
 	s.Floor, s.Capacity = perSecond(newest.Tokens, newest), newest.Capacity
 	s.Granted, s.Demand = max(s.Floor, perSecond(newest.GrantTokens, newest)), perSecond(g.demand, newest)
 	ticket := r.tickets[pool]

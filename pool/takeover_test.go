@@ -83,7 +83,8 @@ func manyPools(pools, regions int) map[string]string {
 			older := terms
 			older.Fence.Seq--
 			older.GrantTokens += int64(i * 13 % 997)
-			s.pools[p.Name] = grants{[]policy.Terms{terms, older}, int64(300_000 + i*7919%100_000), 1, true, true, false}
+			s.pools[p.Name] = grants{terms: []policy.Terms{terms, older},
+				demand: int64(300_000 + i*7919%100_000), since: 1, joined: true, open: true}
 			t := ticket{now: now, era: now - 1e9, kind: pooled, tokens: int64(i*7919) % 25_000, added: int64(i) * 1e6,
 				denied: int64(i), terms: terms}
 			t.terms.Interval, t.terms.MaxElapsed = 0, 0

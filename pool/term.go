@@ -165,16 +165,17 @@ func (t *term) plan(now time.Time) {
 		}
 		sums[l.name] = l.sum()
 	}
-	regions := map[string]bool{}
+	regions := map[string]bool{} // and whether another server reports under its name
 	for _, l := range t.ledgers {
-		for region := range l.accounts {
-			regions[region] = true
+		for region, a := range l.accounts {
+			regions[region] = regions[region] || a.doubled(t.timing, now)
 		}
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for region := range regions {
+	for region, doubled := range regions {
 		r := t.regions[region]
+		t.observeDoubled(region, &r, doubled)
 		r.Fenced = t.declared[region] != inUse
 		if r.Since.IsZero() {
 			r.Since = now
@@ -184,7 +185,22 @@ func (t *term) plan(now time.Time) {
 	t.stats.Plans += plans
 	maps.Copy(t.pools, sums)
 	maps.DeleteFunc(t.pools, func(name string, _ PoolSum) bool { return t.ledgers[name] == nil })
-	maps.DeleteFunc(t.regions, func(region string, _ RegionSeen) bool { return !regions[region] })
+	maps.DeleteFunc(t.regions, func(region string, _ RegionSeen) bool {
+		_, known := regions[region]
+		return !known
+	})
+}
+
+// observeDoubled records whether another server reports under the region's name, and has the share say so.
+func (t *term) observeDoubled(region string, r *RegionSeen, doubled bool) {
+	if doubled == r.OtherServer {
+		return
+	}
+	r.OtherServer = doubled
+	t.dirty[region] = true
+	if doubled {
+		t.log.Error("another Redis reports under the name of a region: it gets the floor only", "region", region)
+	}
 }
 
 // rewrite has all shares written.

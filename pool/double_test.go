@@ -1,0 +1,147 @@
+package pool
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// second names the second server under a region's name.
+func second(region string) string { return region + "-second" }
+
+// double starts a second server under a region's name, with processes of its own and the consumers' demand.
+func (w *world) double(region string, demand float64) {
+	w.mu.Lock()
+	name, part := second(region), w.pool.parts()[slices.IndexFunc(w.pool.Regions,
+		func(r Region) bool { return r.Name == region })]
+	off := time.Duration(w.rng.Int64N(int64(time.Minute)))
+	if w.rng.IntN(4) == 0 {
+		off -= time.Hour
+	}
+	s := newSimRedis(name, w.servers[region].skew+off)
+	s.demand = demand
+	w.servers[name] = s
+	w.extra += mostFloor
+	w.slack += float64(part.burst) + mostFloor*s.lateness().Seconds()
+	w.note("%s has a second server, whose clock is off by %s", region, s.skew)
+	w.mu.Unlock()
+	for _, n := range []string{"0", "1"} {
+		w.startOn(name, region, name+n)
+	}
+}
+
+// mostFloor is the highest floor of any region in any schedule.
+const mostFloor = 100
+
+// lateness is the longest time between two refills of a server that works.
+func (s *simRedis) lateness() time.Duration { return 2 * time.Second }
+
+// stopProcs kills the processes on a server.
+func (w *world) stopProcs(server string) {
+	for _, p := range w.of("") {
+		if p.server == server {
+			p.kill()
+		}
+	}
+}
+
+// single removes the second server and its processes.
+func (w *world) single(region string) {
+	w.stopProcs(second(region))
+	w.set0(func() {
+		w.servers[region].taken += w.servers[second(region)].taken
+		delete(w.servers, second(region))
+		w.extra -= mostFloor
+		w.note("%s has one server", region)
+		w.check()
+	})
+}
+
+// move gives a region's processes another server, and after a while its consumers, as an operator does who moves the
+// replicas first. The old one is shut down then.
+func (w *world) move(region string, after time.Duration) {
+	w.double(region, 0)
+	w.stopProcs(region)
+	time.Sleep(after)
+	w.set0(func() {
+		old, moved := w.servers[region], w.servers[second(region)]
+		w.drain(old)
+		w.drain(moved)
+		moved.demand = old.demand
+		moved.taken += old.taken
+		w.servers[region] = moved
+		delete(w.servers, second(region))
+		for _, p := range w.procs {
+			if p.server == second(region) {
+				p.server = region
+			}
+		}
+		w.extra -= mostFloor
+		w.note("%s has moved", region)
+		w.check()
+	})
+}
+
+// Another deployment uses the prefix and a region's name with a Redis of its own. It gets the region's floor, and the
+// region keeps its share, whoever coordinates.
+func TestASecondServerUnderARegionsNameTakesNoGrants(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		shares := map[string]float64{"ap": 250, "eu": 500, "us": 250}
+		for _, region := range []string{"eu", "us", "ap"} {
+			w.double(region, 5000)
+			for i := range 60 {
+				time.Sleep(time.Second)
+				near(t, shares, w.rates())
+				require.InDelta(t, 100, max(w.rates()[second(region)], 100), 0.01)
+				if i == 20 {
+					w.killTheLeader()
+				}
+			}
+			require.True(t, w.statusOf(region).OtherServer)
+			require.True(t, w.whoLeads().coordinator.Regions()[region].OtherServer)
+			w.single(region)
+			time.Sleep(w.timing.Lease * 3 / 2)
+			require.False(t, w.statusOf(region).OtherServer)
+			require.False(t, w.whoLeads().coordinator.Regions()[region].OtherServer)
+		}
+	})
+}
+
+func (w *world) statusOf(region string) RegionStatus {
+	regions := w.status().Regions
+	return regions[slices.IndexFunc(regions, func(r RegionStatus) bool { return r.Region == region })]
+}
+
+// A region's Redis is moved, the replicas first: both servers together have no more than the region's share and floor,
+// and the region has its share again once the grants of the old one have ended.
+func TestARegionsServerThatIsMovedAddsAtMostItsFloor(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		for _, region := range []string{"eu", "us", "ap"} {
+			w.move(region, time.Duration(w.rng.Int64N(int64(hold(w.timing.Lease)))))
+			time.Sleep(hold(w.timing.Lease) + 3*simTTL) // the coordinator may have been of the region
+			near(t, map[string]float64{"ap": 250, "eu": 500, "us": 250}, w.rates())
+			require.False(t, w.statusOf(region).OtherServer)
+		}
+	})
+}
+
+// A replica that has never reported finds the era that a fail-over began, having seen the one before: the region has
+// its share back as soon as when the reporter finds it.
+func TestEveryReplicaThatHasSeenAnEraVouchesForTheNext(t *testing.T) {
+	l, timing, now := newLedger("payments"), DefaultTiming(), time.Now()
+	l.configure(new(simPool("payments")))
+	hear := func(era, before int64) (taken bool) {
+		now = now.Add(time.Second)
+		l.hear("eu", ticket{now: now.UnixMicro(), era: era, before: before}, true, timing, now)
+		return l.accounts["eu"].taken.Equal(now)
+	}
+	require.True(t, hear(100, 0))
+	require.False(t, hear(150, 0), "a server of which nothing is known")
+	require.True(t, hear(200, 100))
+	require.False(t, hear(300, 250))
+	require.True(t, hear(0, 200), "the server has lost its data")
+	require.False(t, hear(0, 0), "as has another one")
+	require.True(t, hear(400, 200))
+}
