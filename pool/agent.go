@@ -49,7 +49,8 @@ type Agent struct {
 	buckets          buckets
 	refiller         Refiller
 	rng              *rand.Rand
-	now              func() time.Time // our monotonic clock; tests replace it
+	now              func() time.Time // our monotonic clock; tests replace it, as they do raw
+	raw              func() time.Time // a clock that isn't slewed, for the watchdog
 	changed          chan struct{}    // holds one token when the settings have changed
 	rewound          chan struct{}    // holds one token when etcd's history isn't the one that is followed
 
@@ -62,7 +63,6 @@ type Agent struct {
 	// Of the goroutine in Run:
 	named    map[string]bool // pools that etcd's settings name for the region
 	shared   map[string]bool // pools that the region's share names
-	wiped    bool            // the settings in etcd were deleted
 	known    map[string]*bucket
 	reported report    // the last that is known to be in etcd
 	loaded   bool      // all that concerns the region has been read from etcd
@@ -99,15 +99,18 @@ func (a *Agent) bucket(pool string) *bucket {
 
 // AgentState is what an agent knows at an instant.
 type AgentState struct {
-	Reports  int64  // written to etcd
-	Failures int64  // reports that could not be written
-	Voids    int64  // eras begun because a clock was wrong
-	Away     string // why Redis doesn't answer; empty while it does
-	Cut      string // why etcd doesn't answer; empty while it does
-	Conflict bool   // other pools are in force under the version of ours
-	Outdated int64  // the version in force if ours is lower, and so has no say; otherwise 0
-	Unread   string // why the pools in etcd can't be read, which ours don't replace; empty if they can
-	Shares   []Share
+	Reports  int64 // written to etcd
+	Failures int64 // reports that could not be written
+	Voids    int64 // eras begun because a clock was wrong
+	// ClockRate is how much faster Redis' clock runs than ours, as a part of 1; below 0 it runs slower. Of several
+	// servers it is that of the clock that is off the most.
+	ClockRate float64
+	Away      string // why Redis doesn't answer; empty while it does
+	Cut       string // why etcd doesn't answer; empty while it does
+	Conflict  bool   // other pools are in force under the version of ours
+	Outdated  int64  // the version in force if ours is lower, and so has no say; otherwise 0
+	Unread    string // why the pools in etcd can't be read, which ours don't replace; empty if they can
+	Shares    []Share
 }
 
 // Share is a region's part of a pool's rate as the region's own server knows it.
@@ -167,7 +170,7 @@ func newAgent(cfg AgentConfig, r registry, b buckets, seed uint64) *Agent {
 	return &Agent{
 		// Two of a name must not take each other's reports for their own.
 		region: cfg.Region, identity: cfg.Identity + "#" + strconv.FormatUint(seed, 36),
-		timing: cfg.Timing, log: cfg.Logger, registry: r, buckets: b, refiller: cfg.Refiller, now: time.Now,
+		timing: cfg.Timing, log: cfg.Logger, registry: r, buckets: b, refiller: cfg.Refiller, now: time.Now, raw: timing.Raw,
 		rng: rand.New(rand.NewPCG(seed, 2)), changed: make(chan struct{}, 1), rewound: make(chan struct{}, 1),
 		settings: cfg.Settings, newest: noSettings, known: map[string]*bucket{},
 	}

@@ -88,14 +88,18 @@ func (a *Agent) inEtcd(ctx context.Context) (config entry, err error) {
 	return config, err
 }
 
-// recheck has our settings proposed again if those in etcd are older. No event tells of that in an etcd that was
-// restored while this region was cut off, and whose revisions are past those that were seen.
+// recheck has the newest settings that this agent knows proposed again if those in etcd are older or were deleted. No
+// event reports that of an etcd that was restored while this region was cut off, and whose revisions are past those that
+// were seen.
 func (a *Agent) recheck(ctx context.Context) {
 	config, err := a.inEtcd(ctx)
-	if err != nil || config.revision == 0 {
+	if err != nil {
 		return
 	}
-	theirs, err := decodeSettings(config.value)
+	theirs := noSettings
+	if config.revision > 0 {
+		theirs, err = decodeSettings(config.value)
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if err == nil && theirs.Version < max(a.settings.Version, a.newest.Version) {
@@ -183,8 +187,9 @@ func (a *Agent) learn(e entry) bool {
 	case allRead.key:
 		a.loaded = true
 	case configKey:
-		a.wiped = e.deleted
-		if s, err := decodeSettings(e.value); err == nil && !e.deleted {
+		if e.deleted {
+			timing.Signal(a.changed)
+		} else if s, err := decodeSettings(e.value); err == nil {
 			a.named = map[string]bool{}
 			for _, p := range s.Pools {
 				a.named[p.Name] = p.Has(a.region)

@@ -4,10 +4,10 @@ import (
 	"cmp"
 	"context"
 	"maps"
+	"math"
 	"slices"
 	"time"
 
-	"github.com/tokenrefill/refiller/internal/timing"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )
@@ -42,6 +42,7 @@ type view struct {
 	failed  error             // of one that can't be read
 	voids   []lua.RefillCall  // of those whose clock is wrong
 	tickets map[string]ticket // of the others
+	rate    float64           // of Redis' clock
 	news    bool              // the coordinator doesn't know what one of them shows
 }
 
@@ -60,9 +61,6 @@ func (a *Agent) look(ctx context.Context, must bool) {
 		return
 	}
 	a.put(ctx, a.report(v))
-	if a.wiped && len(a.shared) == 0 {
-		timing.Signal(a.changed) // nothing is left that settings of ours might contradict
-	}
 }
 
 // read reads the tickets and judges the clocks.
@@ -70,8 +68,9 @@ func (a *Agent) read(ctx context.Context) view {
 	v := view{names: a.pools(), tickets: map[string]ticket{}}
 	asking, cancel := context.WithTimeout(ctx, a.redisTimeout())
 	defer cancel()
-	sent := a.now()
+	sent := a.raw()
 	v.results = a.buckets.tickets(asking, v.names)
+	replied := a.raw()
 	a.looked = a.now()
 	for i, res := range v.results {
 		name := v.names[i]
@@ -84,10 +83,14 @@ func (a *Agent) read(ctx context.Context) view {
 		if era := t.Version.Era; era != 0 && era != b.era {
 			b.before, b.era = b.era, era
 		}
-		if t.Version.Era != 0 && b.watchdog.check(reading{sent, a.looked, t.Now}, t.Version.Era, a.timing.Lease) {
+		if t.Version.Era != 0 && b.watchdog.check(reading{sent, replied, t.Now}, t.Version.Era, a.timing.Lease) {
 			v.voids = append(v.voids, b.void(name, t))
 			continue
 		}
+		if rate := b.watchdog.rate(); math.Abs(rate) > math.Abs(v.rate) {
+			v.rate = rate
+		}
+		a.restart(name, b, t)
 		b.fence = t.Fence
 		if b.version.Before(t.Version) {
 			b.version = t.Version
@@ -105,6 +108,14 @@ func (a *Agent) read(ctx context.Context) view {
 			b.surges(now, a.timing.Report)
 	}
 	return v
+}
+
+// restart gives the refiller the terms in force while etcd has not offered any since the start of this process. Without
+// them the refiller can't create the bucket if the server loses it.
+func (a *Agent) restart(name string, b *bucket, t lua.Ticket) {
+	if a.refiller != nil && !b.offered && t.Terms != nil && t.Terms.Pool {
+		_ = a.refiller.SetTerms(name, *t.Terms) // an error: the pool is not refilled here
+	}
 }
 
 // report is what to write of a view. Of a bucket that couldn't be read, or that can't begin the era that it should, it
@@ -145,7 +156,7 @@ func (a *Agent) observeRedis(ctx context.Context, v view, failed error) {
 		}
 	}
 	a.note(func(s *AgentState) {
-		s.Shares, s.Away = shares, ""
+		s.Shares, s.Away, s.ClockRate = shares, "", v.rate
 		if failed != nil {
 			s.Away = failed.Error()
 		}

@@ -23,7 +23,7 @@
 //     nobody else is given one, unless an operator fences its region or has it drained.
 //   - Shrink before grow: a rate counts against the pool until the region has
 //     acknowledged a smaller one, by the fence read back from its Redis, or until
-//     it has ended for certain: L(1+2ρ) + 100 ms after its ticket was heard, on
+//     it has ended for certain: 1.2 L + 100 ms after its ticket was heard, on
 //     the coordinator's own monotonic clock. It is given to another only with a
 //     record of that in etcd, or after it.
 //   - Coordinators can't act at the same time: each write is one transaction that
@@ -34,8 +34,8 @@
 //   - A grant of an era is void in the next: servers that lose writes or set
 //     their clock back begin one.
 //
-// No two machines' clocks are ever compared. That clocks run at rates within ρ =
-// 10⁻³ of each other is assumed, and watched.
+// No two machines' clocks are ever compared. That each runs fast or slow by no more than ρ = 10 % is assumed, and the
+// region's is watched: time daemons slew by up to 8.3 %.
 //
 // # When etcd is restored
 //

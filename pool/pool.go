@@ -272,15 +272,16 @@ func (t Timing) Validate() error {
 }
 
 const (
-	// drift is ρ: how much the rates of two clocks may differ.
-	drift = 1e-3
+	// drift is ρ: by what part of 1 a clock may run fast or slow. A time daemon that slews changes the rate of a clock by
+	// up to 8.3 % (chrony's maxslewrate), and that of Go's monotonic clock with it.
+	drift = 0.1
 	// tolerance is how far a region's clock may be set back, or stand still,
 	// without the script or the watchdog noticing.
 	tolerance = 2 * policy.ClockTolerance * time.Microsecond
 )
 
-// hold is how long after a ticket was heard its grant may be in force, on the
-// hearer's own clock: L(1+2ρ), and what clocks may be off unnoticed.
+// hold is how long after a ticket was heard its grant may be in force, on the hearer's own clock: L(1+2ρ), since its
+// clock may run fast while the region's runs slow, and what clocks may be off unnoticed.
 func hold(lease time.Duration) time.Duration {
 	return lease + time.Duration(2*drift*float64(lease)) + tolerance
 }

@@ -188,13 +188,13 @@ func TestWatchdogSeesAClockGoWrong(t *testing.T) {
 	}{
 		"Right":           {[]reading{at(0, 0, 0), at(time.Second, time.Second, 0)}, false},
 		"SlowAnswer":      {[]reading{at(0, 0, 0), at(time.Second, 4*time.Second, 3*time.Second)}, false},
-		"WithinTolerance": {[]reading{at(0, 0, 0), at(time.Second, 950*time.Millisecond, 0)}, false},
-		"SetBack":         {[]reading{at(0, 0, 0), at(time.Second, 940*time.Millisecond, 0)}, true},
+		"WithinTolerance": {[]reading{at(0, 0, 0), at(time.Second, 850*time.Millisecond, 0)}, false},
+		"SetBack":         {[]reading{at(0, 0, 0), at(time.Second, 840*time.Millisecond, 0)}, true},
 		"SetAhead":        {[]reading{at(0, 0, 0), at(time.Second, 1060*time.Millisecond, 0)}, false},
-		"SlowLittleByLittle": {[]reading{at(0, 0, 0), at(time.Second, 970*time.Millisecond, 0),
-			at(2*time.Second, 1940*time.Millisecond, 0)}, true},
-		"Drift":       {[]reading{at(0, 0, 0), at(10*time.Second, 10*time.Second-59*time.Millisecond, 0)}, false},
-		"AwayForLong": {[]reading{at(0, 0, 0), at(time.Hour, time.Hour-5*time.Second, 0)}, true},
+		"SlowLittleByLittle": {[]reading{at(0, 0, 0), at(time.Second, 870*time.Millisecond, 0),
+			at(2*time.Second, 1740*time.Millisecond, 0)}, true},
+		"Slewed":      {[]reading{at(0, 0, 0), at(10*time.Second, 9170*time.Millisecond, 0)}, false},
+		"AwayForLong": {[]reading{at(0, 0, 0), at(time.Hour, 53*time.Minute, 0)}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var w watchdog

@@ -103,6 +103,7 @@ func (w *world) home() *world {
 type simRedis struct {
 	region        string
 	skew          time.Duration
+	slew          slew
 	down          bool
 	full          bool // it refuses writes
 	bucket        policy.Bucket
@@ -134,7 +135,45 @@ type simCopy struct {
 	added, denied int64
 }
 
-func (s *simRedis) now() int64 { return time.Now().Add(s.skew).UnixMicro() }
+func (s *simRedis) now() int64 { return time.Now().Add(s.skew + s.slew.gained()).UnixMicro() }
+
+// slew is what a clock gains by running fast, or loses by running slow if rate is below 0.
+type slew struct {
+	rate  float64 // as a part of 1
+	since time.Time
+	had   time.Duration
+}
+
+func (s slew) gained() time.Duration {
+	return s.had + time.Duration(s.rate*float64(time.Since(s.since)))
+}
+
+// at is the slew with another rate from now on.
+func (s slew) at(rate float64) slew { return slew{rate, time.Now(), s.gained()} }
+
+// maxSlew is what time daemons slew at most: chrony's maxslewrate is 83,333 ppm.
+const maxSlew = 0.083333
+
+// slews has clocks run fast or slow from now on: of a region's server and of the processes of all regions.
+func (w *world) slews(region string, server, procs float64) {
+	for _, p := range w.of("") {
+		p.set(func() { p.slew = p.slew.at(procs) })
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.drain(w.servers[region])
+	s := w.servers[region]
+	s.slew = s.slew.at(server)
+	w.note("the clock of %s's redis is slewed by %.3f, those of processes by %.3f", region, server, procs)
+}
+
+// fast is by what part of 1 the fastest clock of a server runs fast, and credits too much; locked.
+func (w *world) fast() (most float64) {
+	for _, s := range w.servers {
+		most = max(most, s.slew.rate)
+	}
+	return most
+}
 
 func cloneBucket(b policy.Bucket) policy.Bucket {
 	var c policy.Bucket
@@ -181,7 +220,8 @@ type proc struct {
 
 	mu      sync.Mutex
 	thaw    chan struct{}
-	asleep  time.Time     // since when its host is suspended, if it is
+	asleep  time.Time // since when its host is suspended, if it is
+	slew    slew
 	behind  time.Duration // of its monotonic clock: how long its host was suspended
 	trap    int           // at this many commits from now the process is paused
 	etcd    fault
@@ -710,6 +750,7 @@ func (w *world) startOn(server, region, name string) *proc {
 	p.agent = newAgent(AgentConfig{Refiller: p, Region: region, Identity: name, Settings: settings, Timing: w.timing,
 		Logger: w.log}, p, p, w.rng.Uint64())
 	p.agent.now = p.now
+	p.agent.raw = p.raw
 	w.mu.Lock()
 	w.procs = append(w.procs, p)
 	w.mu.Unlock()
@@ -814,7 +855,7 @@ func (w *world) consume() {
 // drain has a region's consumers take what they want up to now; locked.
 func (w *world) drain(s *simRedis) {
 	now := time.Now()
-	w.level = max(0, w.level-(w.limit+w.extra)*now.Sub(w.at).Seconds())
+	w.level = max(0, w.level-(w.limit+w.extra)*(1+w.fast())*now.Sub(w.at).Seconds())
 	w.at = now
 	s.owed += s.demand * now.Sub(s.drained).Seconds()
 	s.drained = now
@@ -948,7 +989,14 @@ func (p *proc) suspend() {
 }
 
 // now is the time on the process' monotonic clock.
-func (p *proc) now() (now time.Time) {
+func (p *proc) now() time.Time {
+	gained := time.Duration(0)
+	p.set(func() { gained = p.slew.gained() })
+	return p.raw().Add(gained)
+}
+
+// raw is the time on the clock of the process' host that isn't slewed.
+func (p *proc) raw() (now time.Time) {
 	p.set(func() {
 		now = time.Now().Add(-p.behind)
 		if !p.asleep.IsZero() {

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/policy"
 )
 
 // tamper changes a key of etcd as somebody else would who writes there: an operator, or a later release.
@@ -48,35 +50,56 @@ func total(rates map[string]float64) (sum float64) {
 	return sum
 }
 
-func TestANewCoordinatorKeepsTheSharesOfPoolsWhoseSettingsAreGone(t *testing.T) {
-	for name, change := range map[string]func(string) (string, bool){
-		"Deleted":    func(string) (string, bool) { return "", true },
-		"Unreadable": func(string) (string, bool) { return `{"version": 9, "format": "of a later release"`, false },
+func TestANewCoordinatorKeepsTheSharesOfPoolsWhoseSettingsAreUnreadable(t *testing.T) {
+	o := live(t, 1, sabotage{}, func(w *world) {
+		w.demands(map[string]float64{"ap": 200, "eu": 600, "us": 400})
+		time.Sleep(20 * time.Second)
+		before, settings := w.rates(), w.value(configKey)
+		w.tamper(configKey, func(string) (string, bool) { return `{"version": 9, "format": "of a later release"`, false })
+		old := w.whoLeads()
+		old.kill()
+		w.leads(old)
+		for range 45 {
+			time.Sleep(time.Second)
+			require.InDelta(w.t, total(before), total(w.rates()), 25, "what was granted is renewed:\n%s",
+				strings.Join(w.events, "\n"))
+		}
+		require.Equal(w.t, 1, w.whoLeads().coordinator.Stats().Unread)
+		w.demands(map[string]float64{"ap": 1500, "eu": 0, "us": 0})
+		time.Sleep(10 * time.Second)
+		require.InDelta(w.t, before["ap"], w.rates()["ap"], 25, "nobody gets more")
+		w.tamper(configKey, func(string) (string, bool) { return settings, false })
+		time.Sleep(20 * time.Second)
+		require.Zero(w.t, w.whoLeads().coordinator.Stats().Unread)
+	})
+	requireSafe(t, o)
+	require.Empty(t, o.checkEnd(), "shares follow demand again")
+}
+
+// Somebody deletes the settings. The replicas write the newest that they know again, also if no watch reports the
+// deletion.
+func TestSettingsThatAreDeletedComeBack(t *testing.T) {
+	for name, remove := range map[string]func(w *world){
+		"Watched": func(w *world) { w.tamper(configKey, func(string) (string, bool) { return "", true }) },
+		"Unwatched": func(w *world) {
+			w.set0(func() {
+				w.revision++
+				delete(w.keys, configKey)
+			})
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			o := live(t, 1, sabotage{}, func(w *world) {
-				w.demands(map[string]float64{"ap": 200, "eu": 600, "us": 400})
+			inWorld(t, func(t *testing.T, w *world) {
+				w.change(func(p *Pool) { p.Regions[1].Floor = policy.PerSecond(90) })
 				time.Sleep(20 * time.Second)
-				before, settings := w.rates(), w.keys[configKey].value
-				w.tamper(configKey, change)
-				old := w.whoLeads()
-				old.kill() // and isn't started again: a replica that starts proposes its settings
-				w.leads(old)
-				for range 45 {
-					time.Sleep(time.Second)
-					require.InDelta(w.t, total(before), total(w.rates()), 25, "what was granted is renewed:\n%s",
-						strings.Join(w.events, "\n"))
-				}
-				require.Equal(w.t, 1, w.whoLeads().coordinator.Stats().Unread)
-				w.demands(map[string]float64{"ap": 1500, "eu": 0, "us": 0})
-				time.Sleep(10 * time.Second)
-				require.InDelta(w.t, before["ap"], w.rates()["ap"], 25, "nobody gets more")
-				w.tamper(configKey, func(string) (string, bool) { return settings, false })
-				time.Sleep(20 * time.Second)
-				require.Zero(w.t, w.whoLeads().coordinator.Stats().Unread)
+				settings := w.value(configKey)
+				remove(w)
+				time.Sleep(w.timing.Lease + time.Second)
+				require.Equal(t, settings, w.value(configKey))
+				w.demands(map[string]float64{"ap": 5000, "eu": 0, "us": 0})
+				time.Sleep(30 * time.Second)
+				near(t, map[string]float64{"ap": 860, "eu": 90, "us": 50}, w.rates())
 			})
-			require.Empty(t, o.violation, strings.Join(o.events, "\n"))
-			require.Empty(t, o.checkEnd(), "shares follow demand again")
 		})
 	}
 }
