@@ -32,6 +32,13 @@ func (w *world) double(region string, demand float64) {
 	}
 }
 
+// canDouble reports whether a region has one server and a part in the pool.
+func (w *world) canDouble(region string) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.servers[second(region)] == nil && w.pool.Has(region)
+}
+
 // mostFloor is the highest floor of any region in any schedule.
 const mostFloor = 100
 

@@ -11,6 +11,7 @@ import (
 
 // readAll takes in everything that is in etcd.
 func (t *term) readAll(entries []entry, now time.Time) {
+	first := len(t.ledgers) == 0
 	clear(t.seen)
 	clear(t.gone)
 	clear(t.declared)
@@ -47,7 +48,21 @@ func (t *term) readAll(entries []entry, now time.Time) {
 		l.dirty = true
 		for region := range l.accounts {
 			l.declare(region, t.declared[region])
+			if first && l.open {
+				t.expectShare(region, now)
+			}
 		}
+	}
+}
+
+// expectShare counts a region's share that is missing while its pool lends as one that can't be read, until whatever it
+// granted has ended. An earlier coordinator wrote one, unless the region has never reported.
+func (t *term) expectShare(region string, now time.Time) {
+	key := shareKeys + region
+	_, unread := t.unread[key]
+	if !unread && t.seen[key] == 0 && t.declared[region] != fenced {
+		t.unread[key] = t.ended(now)
+		t.log.Warn("share is missing: nobody gets more until it would have ended", "region", region)
 	}
 }
 

@@ -415,7 +415,7 @@ func TestWhatASmallerCapacityTakesAwayIsNoDemand(t *testing.T) {
 
 // operate is one of the faults that operators make. What isn't over at once is put right by what it hands to later.
 func (w *world) operate(region string, later func(heal func())) {
-	switch w.rng.IntN(10) {
+	switch w.rng.IntN(13) {
 	case 0, 1: // etcd is restored from a backup of a while ago
 		if s := w.backup; s.keys != nil {
 			w.restoreEtcd(w.withFences(s), w.rng.Int64N(2)*1_000_000_000)
@@ -450,6 +450,21 @@ func (w *world) operate(region string, later func(heal func())) {
 		later(func() { w.change(func(*Pool) {}) })
 	case 9:
 		w.leavePool(region, later)
+	case 10: // another deployment uses the region's name
+		if w.canDouble(region) {
+			w.double(region, 1500)
+			later(func() { w.single(region) })
+		}
+	case 11: // a region's Redis is moved
+		if w.canDouble(region) {
+			w.move(region, time.Duration(w.rng.Int64N(int64(hold(w.timing.Lease)))))
+		}
+	case 12: // somebody deletes records
+		for _, key := range []string{configKey, shareKeys + region, reportKeys + region} {
+			if w.rng.IntN(2) == 0 {
+				w.tamper(key, func(string) (string, bool) { return "", true })
+			}
+		}
 	}
 	w.backup = w.snapshot()
 }

@@ -82,7 +82,7 @@ func TestBadRecordsAreErrors(t *testing.T) {
 		require.ErrorIs(t, err, ErrRecord, "%q", text)
 	}
 	for _, text := range []string{"", "x", "1 agent a\np 1 2 3 1 1 1 1 1 1 9\n",
-		"1 agent a\np 1 2 2 1 1 1 1 1 1 1 1 1 1 1 1 1 1\n",
+		"1 agent a\np 1 2 2 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1\n",
 		"1 agent a\np zzzzzzzzzzzzzzz\n"} {
 		_, err := decodeReport(text)
 		require.ErrorIs(t, err, ErrRecord, "%q", text)

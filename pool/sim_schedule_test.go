@@ -54,7 +54,7 @@ func schedule(w *world, operators bool) {
 			time.Sleep(time.Duration(w.rng.Int64N(int64(12 * time.Second))))
 			continue
 		}
-		switch w.rng.IntN(12) {
+		switch w.rng.IntN(13) {
 		case 0: // a region is cut off from etcd, one way or both
 			f := fault{noRequest: w.rng.IntN(2) == 0}
 			f.noReply = !f.noRequest || w.rng.IntN(2) == 0
@@ -115,6 +115,9 @@ func schedule(w *world, operators bool) {
 				step = -step
 			}
 			w.stepClock(r, step)
+		case 12: // time daemons slew
+			w.slews(r, maxSlew*float64(w.rng.IntN(3)-1), maxSlew*float64(w.rng.IntN(3)-1))
+			later(func() { w.slews(r, 0, 0) })
 		case 11: // the agents' hosts are suspended, and Redis' isn't
 			w.notef("the hosts of %s's processes are suspended", r)
 			list := w.of(r)

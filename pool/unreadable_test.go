@@ -220,3 +220,32 @@ func TestAnUnreadableRecordThatWentUnseenIsForgotten(t *testing.T) {
 	requireSafe(t, o)
 	require.Empty(t, o.checkEnd())
 }
+
+// Somebody deletes the share and the report of a region that is cut off with nearly everything, and another coordinator
+// takes over.
+func TestAShareThatIsDeletedIsNotGivenAway(t *testing.T) {
+	first, _ := simSeed(t, 1)
+	for seed := first; seed < first+4; seed++ {
+		o := live(t, seed, sabotage{}, func(w *world) {
+			w.demands(map[string]float64{"us": 1500})
+			time.Sleep(20*time.Second + time.Duration(w.rng.Int64N(int64(time.Second))))
+			require.Greater(w.t, w.rates()["us"], 800.0)
+			w.cutEtcd("us")
+			time.Sleep(time.Second)
+			for _, key := range []string{shareKeys, reportKeys} {
+				w.tamper(key+"us", func(string) (string, bool) { return "", true })
+			}
+			w.demands(map[string]float64{"ap": 1500, "eu": 1500})
+			w.set0(func() { w.renewed = time.Time{} })
+			if p := w.whoLeads(); p != nil && p.region != "us" {
+				p.kill()
+			}
+			time.Sleep(30 * time.Second)
+			require.Greater(w.t, total(w.rates()), 790.0, "all but what is reserved for a region that has acknowledged nothing")
+			w.mendEtcd("us")
+			time.Sleep(60 * time.Second)
+		})
+		requireSafe(t, o)
+		require.Empty(t, o.checkEnd())
+	}
+}
