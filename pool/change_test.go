@@ -133,7 +133,7 @@ func TestAFencedRegionsShareIsFreeAtOnce(t *testing.T) {
 		w.set0(func() { delete(w.servers, "eu") }) // gone for good, as the operator says
 		time.Sleep(3 * time.Second)
 		near(t, map[string]float64{"ap": 500, "us": 500}, w.rates())
-		s, err := readStatus(t.Context(), operator)
+		s, _, err := readStatus(t.Context(), operator)
 		require.NoError(t, err)
 		require.Equal(t, "alice", s.Pools[0].Regions[1].Fenced.Operator)
 		require.Zero(t, s.Pools[0].Regions[1].Claimed)

@@ -47,7 +47,7 @@ func (w *world) taken() (n int64) {
 }
 
 func (w *world) status() PoolStatus {
-	s, err := readStatus(w.t.Context(), w.of("")[0])
+	s, _, err := readStatus(w.t.Context(), w.of("")[0])
 	require.NoError(w.t, err)
 	require.Len(w.t, s.Pools, 1)
 	return s.Pools[0]

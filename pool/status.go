@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"sync"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -29,6 +30,9 @@ func ReadSettings(ctx context.Context, client *clientv3.Client, prefix string) (
 type Status struct {
 	Version int64        `json:"version"` // of the settings in force
 	Pools   []PoolStatus `json:"pools"`
+	// Unreadable says of each key whose record can't be read what is wrong with it. What is said of its region, or of all
+	// if it is that of the settings, is incomplete.
+	Unreadable map[string]string `json:"unreadable,omitempty"`
 
 	Settings Settings           `json:"-"` // in force
 	Fences   map[string]Fencing `json:"-"` // by region
@@ -61,6 +65,8 @@ type RegionStatus struct {
 	At          time.Time `json:"reported_at,omitzero"` // of its last report, on the clock of its Redis
 	Reporter    string    `json:"reporter"`             // the agent that reported last
 	Fenced      *Fencing  `json:"fenced"`               // not null: an operator has declared that it is to use nothing
+	Unreadable  bool      `json:"unreadable,omitempty"` // some record of it can't be read
+	Alive       bool      `json:"alive"`                // it reported while ReadLiveStatus was waiting for that
 	OtherServer bool      `json:"other_redis"`          // another Redis reports under its name, too, and gets its floor only
 	Joined      bool      `json:"joined"`               // it has acknowledged terms of the pool here
 	Bucket      string    `json:"bucket,omitempty"`     // what its Redis has instead of the pool's bucket: "plain", "none"
@@ -72,20 +78,80 @@ func (r RegionStatus) Idle() bool { return r.Joined && r.Applied && r.Claimed ==
 
 // Known reports whether Claimed is all that the region may be using. Otherwise etcd, which may have been emptied, has
 // no report of it: it may have a grant of before, too, until that ends.
-func (r RegionStatus) Known() bool { return r.Reported || !r.inUse() }
+func (r RegionStatus) Known() bool { return !r.Unreadable && (r.Reported || !r.inUse()) }
 
 // inUse reports whether the region has a part in the pool that no operator has declared unused.
 func (r RegionStatus) inUse() bool { return r.Configured && (r.Fenced == nil || r.Fenced.Drain) }
 
-// ReadStatus reads the pools below a prefix.
+// ReadStatus reads the pools below a prefix. It does not find out which regions are alive.
 func ReadStatus(ctx context.Context, client *clientv3.Client, prefix string) (Status, error) {
-	return readStatus(ctx, newEtcdRegistry(client, prefix))
+	s, _, err := readStatus(ctx, newEtcdRegistry(client, prefix))
+	return s, err
 }
 
-func readStatus(ctx context.Context, r registry) (Status, error) {
-	rec, err := readRecords(ctx, r)
+// ReadLiveStatus is ReadStatus that also finds out which regions are alive: those that write another report. Instants in
+// reports are those of the regions' own clocks, and tell nothing. It waits for the named regions, or for all that have
+// ever reported if none is named, and for 2.5 s at most.
+func ReadLiveStatus(ctx context.Context, client *clientv3.Client, prefix string, regions ...string) (Status, error) {
+	return readLiveStatus(ctx, newEtcdRegistry(client, prefix), regions...)
+}
+
+func readLiveStatus(ctx context.Context, r registry, regions ...string) (Status, error) {
+	s, revision, err := readStatus(ctx, r)
 	if err != nil {
 		return Status{}, err
+	}
+	waits := map[string]bool{}
+	for _, region := range regions {
+		waits[region] = true
+	}
+	for _, p := range s.Pools {
+		for _, one := range p.Regions {
+			if len(regions) == 0 && one.Reporter != "" {
+				waits[one.Region] = true
+			}
+		}
+	}
+	alive, err := awaitReports(ctx, r, revision, waits)
+	for _, p := range s.Pools {
+		for i := range p.Regions {
+			p.Regions[i].Alive = alive[p.Regions[i].Region]
+		}
+	}
+	return s, err
+}
+
+// awaitReports returns the regions that write a report after the revision, once those waited for have, or after the time
+// in which every living region does.
+func awaitReports(ctx context.Context, r registry, revision int64, waits map[string]bool) (map[string]bool, error) {
+	alive := map[string]bool{}
+	waiting, cancel := context.WithTimeout(ctx, DefaultTiming().fresh())
+	events, watched := make(chan entry), make(chan error, 1)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	wg.Go(func() { watched <- r.watch(waiting, revision+1, events) })
+	for len(waits) > 0 {
+		select {
+		case e := <-events:
+			if region, ok := e.under(reportKeys); ok && !e.deleted {
+				alive[region] = true
+				delete(waits, region)
+			}
+		case err := <-watched:
+			if waiting.Err() != nil {
+				err = ctx.Err() // nil if the time has passed
+			}
+			return alive, err
+		}
+	}
+	return alive, nil
+}
+
+func readStatus(ctx context.Context, r registry) (Status, int64, error) {
+	rec, revision, err := readRecords(ctx, r)
+	if err != nil {
+		return Status{}, 0, err
 	}
 	pools := map[string]Pool{} // one without regions has left the configuration
 	for _, s := range rec.shares {
@@ -96,11 +162,11 @@ func readStatus(ctx context.Context, r registry) (Status, error) {
 	for _, p := range rec.settings.Pools {
 		pools[p.Name] = p
 	}
-	out := Status{Version: rec.settings.Version, Settings: rec.settings, Fences: rec.fences}
+	out := Status{Version: rec.settings.Version, Settings: rec.settings, Fences: rec.fences, Unreadable: rec.unreadable}
 	for _, name := range slices.Sorted(maps.Keys(pools)) {
 		out.Pools = append(out.Pools, rec.status(pools[name]))
 	}
-	return out, nil
+	return out, revision, nil
 }
 
 // status is how a pool stands.
@@ -128,6 +194,10 @@ func (rec records) status(p Pool) PoolStatus {
 		g := rec.shares[region].pools[p.Name]
 		t := rec.reports[region].tickets[p.Name]
 		r.Region = region
+		r.Configured = r.Configured || rec.unreadable[configKey] != ""
+		for _, keys := range []string{shareKeys, reportKeys, fenceKeys} {
+			r.Unreadable = r.Unreadable || rec.unreadable[keys+region] != ""
+		}
 		r.fill(g, rec.reports[region], p.Name, rec.shares[region].lease)
 		if f, ok := rec.fences[region]; ok {
 			r.Fenced = &f
@@ -156,29 +226,37 @@ type records struct {
 	shares   map[string]share
 	reports  map[string]report
 	fences   map[string]Fencing
+
+	unreadable map[string]string // what is wrong with others, by key
 }
 
-func readRecords(ctx context.Context, r registry) (records, error) {
-	rec := records{shares: map[string]share{}, reports: map[string]report{}, fences: map[string]Fencing{}}
-	entries, _, err := r.load(ctx)
-	if err != nil {
-		return rec, err
-	}
+func readRecords(ctx context.Context, r registry) (records, int64, error) {
+	rec := records{shares: map[string]share{}, reports: map[string]report{}, fences: map[string]Fencing{},
+		unreadable: map[string]string{}}
+	entries, revision, err := r.load(ctx)
 	for _, e := range entries {
-		if region, ok := e.under(shareKeys); ok {
-			rec.shares[region], err = decodeShare(e.value)
-		} else if region, ok := e.under(reportKeys); ok {
-			rec.reports[region], err = decodeReport(e.value)
-		} else if region, ok := e.under(fenceKeys); ok {
-			rec.fences[region], err = decodeFencing(e.value)
-		} else if e.key == configKey {
-			rec.settings, err = decodeSettings(e.value)
-		}
-		if err != nil {
-			return rec, fmt.Errorf("%s: %w", e.key, err)
+		if err := rec.read(e); err != nil {
+			rec.unreadable[e.key] = err.Error()
 		}
 	}
-	return rec, nil
+	return rec, revision, err
+}
+
+// read adds a record.
+func (rec *records) read(e entry) (err error) {
+	if region, ok := e.under(shareKeys); ok {
+		rec.shares[region], err = decodeShare(e.value)
+	} else if region, ok := e.under(reportKeys); ok {
+		rec.reports[region], err = decodeReport(e.value)
+	} else if region, ok := e.under(fenceKeys); ok {
+		f, bad := decodeFencing(e.value)
+		if err = bad; err == nil {
+			rec.fences[region] = f
+		}
+	} else if e.key == configKey {
+		rec.settings, err = decodeSettings(e.value)
+	}
+	return err
 }
 
 // fill takes in the region's grants, newest first and maybe none, and its last report.

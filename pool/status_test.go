@@ -30,7 +30,7 @@ func TestTheStatusOfAnEtcdThatForgotTellsOfNoLessThanIsInUse(t *testing.T) {
 				for range 1000 {
 					time.Sleep(20 * time.Millisecond)
 					before := w.rates() // a read takes a while
-					now, err := readStatus(t.Context(), w.of("")[0])
+					now, _, err := readStatus(t.Context(), w.of("")[0])
 					require.NoError(t, err)
 					after := w.rates()
 					for _, p := range now.Pools { // none until somebody has brought it again
@@ -50,4 +50,61 @@ func TestTheStatusOfAnEtcdThatForgotTellsOfNoLessThanIsInUse(t *testing.T) {
 			})
 		})
 	}
+}
+
+// One record that can't be read leaves the status of all other regions, and names the key.
+func TestARecordThatCannotBeReadHidesNoOther(t *testing.T) {
+	for key, region := range map[string]string{
+		shareKeys + "us": "us", reportKeys + "us": "us", fenceKeys + "us": "us", configKey: "",
+	} {
+		t.Run(key, func(t *testing.T) {
+			inWorld(t, func(t *testing.T, w *world) {
+				time.Sleep(10 * time.Second)
+				w.cutEtcd("us")
+				time.Sleep(time.Second)
+				w.tamper(key, func(string) (string, bool) { return "later", false })
+				s, _, err := readStatus(t.Context(), w.of("eu")[0])
+				require.NoError(t, err)
+				require.Len(t, s.Unreadable, 1)
+				require.Contains(t, s.Unreadable[key], "bad record")
+				require.Len(t, s.Pools[0].Regions, 3)
+				for _, r := range s.Pools[0].Regions {
+					require.Equal(t, r.Region == region, r.Unreadable)
+					require.Equal(t, r.Region != region, r.Known())
+					require.True(t, r.Configured)
+				}
+				require.InDelta(t, 500, s.Pools[0].Regions[1].Granted, 1)
+			})
+		})
+	}
+}
+
+// A region is alive if it reports, whatever its Redis' clock shows.
+func TestALivingRegionIsOneThatReports(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		w.stepClock("ap", -time.Hour)
+		w.stepClock("us", time.Hour)
+		time.Sleep(20 * time.Second)
+		alive := func(regions ...string) map[string]bool {
+			s, err := readLiveStatus(t.Context(), w.of("eu")[0], regions...)
+			require.NoError(t, err)
+			is := map[string]bool{}
+			for _, r := range s.Pools[0].Regions {
+				is[r.Region] = r.Alive
+			}
+			return is
+		}
+		began := time.Now()
+		require.Equal(t, map[string]bool{"ap": true, "eu": true, "us": true}, alive())
+		require.Less(t, time.Since(began), 1500*time.Millisecond, "it waits for no more than the next report of each")
+		w.stopProcs("us")
+		time.Sleep(time.Second)
+		began = time.Now()
+		require.Equal(t, map[string]bool{"ap": true, "eu": true, "us": false}, alive())
+		require.InDelta(t, 2.5, time.Since(began).Seconds(), 0.2)
+		began = time.Now()
+		require.True(t, alive("ap")["ap"])
+		require.Less(t, time.Since(began), 1500*time.Millisecond, "of the others nothing is awaited")
+		require.False(t, alive("us")["us"])
+	})
 }

@@ -24,9 +24,6 @@ var errUnconfirmed = errors.New("not confirmed: nothing was changed")
 // errNotDrained is returned when a region has not acknowledged its drain in time.
 var errNotDrained = errors.New("the region has not acknowledged its drain")
 
-// alive is how old a report may be of a region that seems to be alive.
-const alive = 10 * time.Second
-
 // drainPace is how often the pools are read while a drain is waited for.
 const drainPace = 200 * time.Millisecond
 
@@ -75,14 +72,15 @@ func (f *fencing) run(cmd *cobra.Command, region string) error {
 		action += " --drain"
 	}
 	return f.act(cmd, action, region, f.reason, func(ctx context.Context, client *clientv3.Client, prefix string) error {
-		s, err := pool.ReadStatus(ctx, client, prefix)
+		s, err := pool.ReadLiveStatus(ctx, client, prefix, region)
 		if err != nil {
 			return err
 		}
+		warnUnreadable(f.Stderr, s)
 		if len(s.Pools) == 0 {
 			return cli.Usage(fmt.Errorf("there are no pools below %s: is election.prefix right?", prefix))
 		}
-		if err := f.warn(f.Stderr, s, region, time.Now()); err != nil {
+		if err := f.warn(f.Stderr, s, region); err != nil {
 			return err
 		}
 		if !f.yes {
@@ -110,9 +108,9 @@ func (f *fencing) verb() string {
 }
 
 // warn tells what fencing a region sets free, and what that does to its consumers or to the rates.
-func (f *fencing) warn(w io.Writer, s pool.Status, region string, now time.Time) error {
+func (f *fencing) warn(w io.Writer, s pool.Status, region string) error {
 	var known []string
-	found, last := false, time.Time{}
+	found, alive := false, false
 	for _, p := range s.Pools {
 		for _, r := range p.Regions {
 			if !slices.Contains(known, r.Region) {
@@ -122,9 +120,7 @@ func (f *fencing) warn(w io.Writer, s pool.Status, region string, now time.Time)
 				continue
 			}
 			found = true
-			if r.At.After(last) {
-				last = r.At
-			}
+			alive = alive || r.Alive
 			if !r.Known() {
 				fmt.Fprintf(w, "What %s is using of %s is not known: up to %s of %s, or a grant of before until that ends.\n",
 					region, p.Name, perSecond(r.Claimed), p.Rate)
@@ -137,15 +133,14 @@ func (f *fencing) warn(w io.Writer, s pool.Status, region string, now time.Time)
 		slices.Sort(known)
 		return cli.Usage(fmt.Errorf("region %q is in no pool: regions are %s", region, strings.Join(known, ", ")))
 	}
-	age := now.Sub(last)
 	switch {
-	case f.drain && age < alive:
+	case f.drain && alive:
 		fmt.Fprintln(w, "Its consumers are denied once it is drained.")
 	case f.drain:
 		fmt.Fprintln(w, "CAUTION: it is silent, and is only drained once it has heard of it.")
-	case age < alive:
-		fmt.Fprintf(w, "CAUTION: its last report is %.1f s old, so it seems to be alive. What its consumers take on would "+
-			"come on top of the pools' rates. With --drain it gives up its share first.\n", age.Seconds())
+	case alive:
+		fmt.Fprintln(w, "CAUTION: it has just reported, so it is alive. What its consumers take on would come on top of the "+
+			"pools' rates. With --drain it gives up its share first.")
 	}
 	return nil
 }
@@ -160,7 +155,7 @@ func (f *fencing) await(ctx context.Context, client *clientv3.Client, prefix, re
 	for {
 		s, err := pool.ReadStatus(waiting, client, prefix)
 		switch {
-		case err == nil && len(undrained(s, region, time.Now())) == 0:
+		case err == nil && len(undrained(s, region)) == 0:
 			return nil
 		case err == nil:
 			last = s
@@ -173,19 +168,19 @@ func (f *fencing) await(ctx context.Context, client *clientv3.Client, prefix, re
 			if ctx.Err() != nil {
 				return ctx.Err()
 			}
-			f.tell(undrained(last, region, time.Now()), region)
+			f.tell(undrained(last, region), region)
 			return fmt.Errorf("%w within %s: %s", errNotDrained, f.wait, region)
 		}
 	}
 }
 
 // undrained tells of each pool of which the region may still be using something.
-func undrained(s pool.Status, region string, now time.Time) (list []string) {
+func undrained(s pool.Status, region string) (list []string) {
 	for _, p := range s.Pools {
 		for _, r := range p.Regions {
 			if r.Region == region && !r.Idle() {
-				r.Fenced = nil
-				list = append(list, fmt.Sprintf("%s: at most %s in use; %s", p.Name, perSecond(r.Claimed), grant(r, now)))
+				r.Fenced, r.Alive = nil, true
+				list = append(list, fmt.Sprintf("%s: at most %s in use; %s", p.Name, perSecond(r.Claimed), grant(r)))
 			}
 		}
 	}

@@ -8,7 +8,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -44,7 +43,8 @@ The addresses of etcd are the configuration's. Fields that change are shown by "
 			if err != nil {
 				return err
 			}
-			plan := planPools(s, pool.Settings{Version: cfg.PoolsVersion, Pools: cfg.Pools}, time.Now())
+			warnUnreadable(e.Stderr, s)
+			plan := planPools(s, pool.Settings{Version: cfg.PoolsVersion, Pools: cfg.Pools})
 			if output == "json" {
 				return cli.WriteJSON(e.Stdout, plan, "")
 			}
@@ -65,7 +65,7 @@ func readPools(ctx context.Context, cfg config.Config) (pool.Status, error) {
 	defer func() { _ = client.Close() }() // it has answered or not
 	ctx, cancel := context.WithTimeout(ctx, operateTimeout)
 	defer cancel()
-	s, err := pool.ReadStatus(ctx, client, cfg.PoolsPrefix())
+	s, err := pool.ReadLiveStatus(ctx, client, cfg.PoolsPrefix())
 	return s, whereEtcdIs(err, cfg)
 }
 
@@ -102,10 +102,10 @@ type plannedRegion struct {
 }
 
 // planPools divides the pools of settings among regions as they stand.
-func planPools(s pool.Status, next pool.Settings, now time.Time) plan {
+func planPools(s pool.Status, next pool.Settings) plan {
 	p := plan{Version: next.Version, InForce: s.Version, Pools: []plannedPool{},
 		Ignored: next.Version <= s.Version && !next.Equal(s.Settings)}
-	states := statesOf(s, now)
+	states := statesOf(s)
 	before, was := map[string]pool.PoolStatus{}, map[string]pool.Pool{}
 	for _, b := range s.Pools {
 		before[b.Name] = b
@@ -131,13 +131,13 @@ func planPools(s pool.Status, next pool.Settings, now time.Time) plan {
 }
 
 // statesOf are how the regions stand, by name; one that is missing has never reported.
-func statesOf(s pool.Status, now time.Time) map[string]string {
+func statesOf(s pool.Status) map[string]string {
 	states := map[string]string{}
 	for _, p := range s.Pools {
 		for _, r := range p.Regions {
 			switch {
 			case !r.Reported:
-			case now.Sub(r.At) < alive:
+			case r.Alive:
 				states[r.Region] = "alive"
 			case states[r.Region] == "":
 				states[r.Region] = "silent"

@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -35,7 +37,7 @@ func poolStatusCommand(e env) *cobra.Command {
 		Use:   "status [--watch[=TIME]]",
 		Short: "Tell how the regions share each pool, and who coordinates",
 		Long: `Read the pools from etcd: what each region was granted, its floor and demand, what it may be using at most
-(claimed), and its last report. Ages compare the clock of the region's Redis with the one here.
+(claimed), and whether it is alive: whether it has reported while this command waited, for 2.5 s at most.
 
 With --history, what part of each pool's rate each region had in the last hour, a column a minute, from the memory of
 the replica whose admin server is at --addr: that of up to 256 shares (pools × regions).`,
@@ -72,7 +74,7 @@ func (p *poolStatus) write(ctx context.Context, w io.Writer, width int, client *
 	cfg config.Config) error {
 	ctx, cancel := context.WithTimeout(ctx, operateTimeout)
 	defer cancel()
-	s, err := pool.ReadStatus(ctx, client, cfg.PoolsPrefix())
+	s, err := pool.ReadLiveStatus(ctx, client, cfg.PoolsPrefix())
 	if err != nil {
 		return whereEtcdIs(err, cfg)
 	}
@@ -90,7 +92,7 @@ func (p *poolStatus) write(ctx context.Context, w io.Writer, width int, client *
 	if p.output == "json" {
 		return cli.WriteJSON(w, answer, "")
 	}
-	return answer.write(w, width, time.Now())
+	return answer.write(w, width)
 }
 
 // readHistory asks a replica how the shares stood.
@@ -118,28 +120,35 @@ type poolAnswer struct {
 	History []admin.ShareHistory `json:"history,omitempty"` // of the last hour
 }
 
-func (a poolAnswer) write(w io.Writer, width int, now time.Time) error {
+func (a poolAnswer) write(w io.Writer, width int) error {
 	coordinator := "nobody: shares stay as they are, and grants end"
 	if a.Coordinator != "" {
 		coordinator = fmt.Sprintf("%s, elected in epoch %d", a.Coordinator, a.Epoch)
 	}
 	errs := []error{terminal.WritePairs(w, width, []terminal.Pair{
 		{Name: "coordinator", Text: coordinator}, {Name: "pools", Text: fmt.Sprintf("version %d", a.Version)}})}
+	warnUnreadable(w, a.Status)
 	for _, p := range a.Pools {
 		claimed, more := 0.0, ""
+		var doubled []string
 		t := terminal.NewTable(terminal.Column{Name: "REGION", Text: true}, number("SHARE", 0), number("FLOOR", 0),
 			number("DEMAND", 0),
-			number("CLAIMED", 1), number("TOKENS", 0), number("LAST REPORT", 2), terminal.Column{Name: "GRANT"})
+			number("CLAIMED", 1), number("TOKENS", 0), number("STATE", 2), terminal.Column{Name: "GRANT"})
 		for _, r := range p.Regions {
 			claimed += r.Claimed
 			if !r.Known() {
 				more = ", or more until grants of before end"
 			}
+			if r.OtherServer {
+				doubled = append(doubled, r.Region)
+			}
 			t.Row(r.Region, perSecond(r.Granted), perSecond(r.Floor), perSecond(r.Demand), perSecond(r.Claimed),
-				fmt.Sprintf("%d/%d", r.Tokens, r.Capacity), reported(r, now), grant(r, now))
+				fmt.Sprintf("%d/%d", r.Tokens, r.Capacity), state(r), grant(r))
 		}
 		rate := fmt.Sprintf("%s, capacity %d", p.Rate, p.Capacity)
 		switch {
+		case p.Rate == "" && a.Unreadable["cfg"] != "":
+			rate = "its settings can't be read"
 		case p.Rate == "":
 			rate = "no longer configured"
 		case len(p.Waits) > 0:
@@ -147,6 +156,10 @@ func (a poolAnswer) write(w io.Writer, width int, now time.Time) error {
 		}
 		errs = append(errs, line(w, fmt.Sprintf("\n%s  %s; at most %s in use%s", terminal.Text(p.Name), rate,
 			perSecond(claimed), more)), t.Write(w, width), a.writeHistory(w, width, p.Name))
+		if len(doubled) > 0 {
+			errs = append(errs, line(w, "CAUTION: more than one Redis reports for "+strings.Join(doubled, ", ")+
+				". One has the share, another its floor on top."))
+		}
 	}
 	if len(a.Pools) == 0 {
 		errs = append(errs, line(w, "\nno pools"))
@@ -174,10 +187,12 @@ func (a poolAnswer) writeHistory(w io.Writer, width int, name string) error {
 const owedFloor = "its floor once it reports"
 
 // grant is how a region's grant stands, or why that doesn't matter.
-func grant(r pool.RegionStatus, now time.Time) string {
+func grant(r pool.RegionStatus) string {
 	switch {
 	case r.Fenced != nil:
 		return declared(r)
+	case r.Unreadable:
+		return "can't be read"
 	case !r.Configured:
 		return "leaving"
 	case !r.Reported:
@@ -185,16 +200,24 @@ func grant(r pool.RegionStatus, now time.Time) string {
 	case r.Bucket == "plain":
 		return "has a bucket of its own, not the pool's"
 	}
-	since := max(0, now.Sub(r.At)) // the report tells how the grant stood then
-	switch stands := admin.Grant(r.Age+since.Seconds(), r.Remaining-since.Seconds()); {
-	case since > alive && r.Granted == 0:
-		return "silent: " + owedFloor
-	case since > alive:
-		return "silent, " + stands
+	switch {
+	case !r.Alive && r.Granted == 0:
+		return owedFloor
+	case !r.Alive && r.Remaining > 0:
+		return fmt.Sprintf("had %.0f s left", r.Remaining)
+	case !r.Alive:
+		return "was on its floor"
 	case !r.Applied:
 		return "has yet to acknowledge"
 	default:
-		return stands
+		return admin.Grant(r.Age, r.Remaining)
+	}
+}
+
+// warnUnreadable names the records that can't be read.
+func warnUnreadable(w io.Writer, s pool.Status) {
+	for _, key := range slices.Sorted(maps.Keys(s.Unreadable)) {
+		fmt.Fprintf(w, "CAUTION: %s can't be read: %s\n", key, terminal.Text(s.Unreadable[key]))
 	}
 }
 
@@ -213,9 +236,13 @@ func declared(r pool.RegionStatus) string {
 
 func perSecond(rate float64) string { return fmt.Sprintf("%.4g/s", rate) }
 
-func reported(r pool.RegionStatus, now time.Time) string {
-	if r.At.IsZero() {
-		return "never"
+// state is whether the region reports.
+func state(r pool.RegionStatus) string {
+	switch {
+	case r.Alive:
+		return "alive"
+	case r.Reporter == "":
+		return "unheard"
 	}
-	return fmt.Sprintf("%.1f s ago", max(0, now.Sub(r.At).Seconds()))
+	return "silent"
 }
