@@ -76,6 +76,8 @@ type Agent struct {
 type bucket struct {
 	terms   policy.Terms // the newest known
 	offered bool         // there are such
+	open    bool         // the pool lends more than floors
+	doubled bool         // another Redis reports under the region's name
 	demand  int64        // as the coordinator sees it, in units of the newest terms
 	fence   policy.Fence // in force, as of the last look
 	// version is the latest seen. It's kept when the server shows an older one, so that the next refill finds the loss.
@@ -121,6 +123,8 @@ type Share struct {
 	Capacity  int64         // of the region's bucket
 	Tokens    int64         // in it
 	Demand    policy.Rate   // what the region could use, as the coordinator saw it at the newest grant
+	Open      bool          // the pool lends more than floors
+	Doubled   bool          // another Redis reports under the region's name, too, and gets its floor only
 	Remaining time.Duration // of the grant, on the region's clock; 0 if it is on its floor
 	Used      int64         // taken by the region's consumers up to now, as RegionStatus.Used; -1 while it isn't known
 }

@@ -227,7 +227,9 @@ func (a *Agent) learnShare(s share) (news bool) {
 	a.shared = map[string]bool{}
 	for name, g := range s.pools {
 		a.shared[name] = true
-		if b, t := a.bucket(name), g.terms[0]; b.terms.Fence.Before(t.Fence) {
+		b, t := a.bucket(name), g.terms[0]
+		b.open, b.doubled = g.open, g.doubled
+		if b.terms.Fence.Before(t.Fence) {
 			b.terms = t
 			b.offered = true
 			b.demand = g.demand

@@ -148,6 +148,7 @@ func (a *Agent) observeRedis(ctx context.Context, v view, failed error) {
 		if b := a.bucket(v.names[i]); b.offered && res.Err == nil {
 			share := shareOf(v.names[i], b.terms, res.Ticket)
 			share.Demand = policy.Rate{Tokens: b.demand, Per: share.Floor.Per}
+			share.Open, share.Doubled = b.open, b.doubled
 			share.Used = -1
 			if a.loaded {
 				share.Used = b.counted.used

@@ -98,7 +98,6 @@ func seenRegion(name, region string) string {
 
 const (
 	ofCheckout = `bucket="checkout"`
-	ofPool     = `pool="payments"`
 	ofTemplate = `template="user:"`
 	isApplied  = `status="applied"`
 	isStale    = `status="stale"`
@@ -126,7 +125,8 @@ func healthy() map[string]string {
 		}
 		for _, name := range []string{"refills_paused", "refill_bucket_faults_total", "racing", "config_restart_needed",
 			"buckets_conflicting", "templates_conflicting", "pools_conflicting", "buckets_outdated", "templates_outdated",
-			"pools_outdated", "refill_errors_total", "pool_clock_voids_total"} {
+			"pools_outdated", "refill_errors_total", "pool_clock_voids_total", "pool_unreadable_records",
+			"pool_shares_too_large_total", "pools_on_floor", "pools_closed", "pools_other_redis"} {
 			set(steady(0), name)
 		}
 		set(steady(leads), "leading")
@@ -139,7 +139,8 @@ func healthy() map[string]string {
 		set(steady(0), "template_refill_bucket_faults_total", ofTemplate)
 		set(steady(0), "template_refill_calls_total", isMalform, ofTemplate)
 		set(steady(coordinates), "pool_coordinating")
-		set(steady(11), "pool_grant_remaining_seconds", ofPool)
+		set(steady(1), "pool_coordinated")
+		set(steady(-0.002), "pool_clock_rate_error")
 		set(rising(of.refills), "refills_total", ofCheckout)
 		set(rising(of.refills/5), "refills_found_empty_total", ofCheckout)
 		set(rising(of.refills*50), "credit_added_tokens_total", ofCheckout)
@@ -159,9 +160,7 @@ func healthy() map[string]string {
 		}
 	}
 	// What the coordinator alone exports.
-	s[series("a", "pool_limit_tokens_per_second", ofPool)] = steady(1000)
-	s[series("a", "pool_claimed_tokens_per_second", ofPool)] = steady(1000)
-	s[series("a", "pool_waits", ofPool)] = steady(0)
+	s[series("a", "pools_overclaimed")] = steady(0)
 	s[seenRegion("silent_seconds", "eu")] = steady(1)
 	s[seenRegion("fenced", "eu")] = steady(0)
 	return s
@@ -207,8 +206,12 @@ func illnesses() map[string]illness {
 		slow[series("b", "takeover_gap_seconds_bucket", fmt.Sprintf("le=%q", le))] = steady(0)
 	}
 	onFloor := map[string]string{}
-	for _, instance := range []string{"a", "b", "c", "e"} {
-		onFloor[series(instance, "pool_grant_remaining_seconds", ofPool)] = steady(0)
+	for _, instance := range []string{"a", "b", "c"} {
+		onFloor[series(instance, "pools_on_floor")] = steady(3)
+	}
+	uncoordinated := one(series("a", "pool_coordinating"), steady(0))
+	for instance := range targets {
+		uncoordinated[series(instance, "pool_coordinated")] = steady(0)
 	}
 	atWork := map[string]string{
 		series("a", "refills_total", ofCheckout):             steady(9),
@@ -281,18 +284,30 @@ func illnesses() map[string]illness {
 		"PolicyConflict": {map[string]string{series("b", "buckets_conflicting"): steady(2),
 			series("b", "config_last_reload_ok"): steady(0)}, on("b"),
 			"The file of b differs from what is in force under its version in 2 buckets, sets of templates or of pools."},
-		"PoolUncoordinated": {one(series("a", "pool_coordinating"), steady(0)), nil, "Nobody coordinates the pools."},
-		"PoolRegionOnFloor": {onFloor, map[string]string{"pool": "payments", "region": "eu"},
-			"Region eu is on its floor of pool payments."},
+		"PoolUncoordinated": {uncoordinated, nil, "No replica finds a coordinator of the pools in etcd."},
+		" The pools are coordinated in a region that this Prometheus doesn't scrape": {
+			series: one(series("a", "pool_coordinating"), steady(0))},
+		"PoolRegionOnFloor":                           {onFloor, inEU, "Region eu is on its floor of 3 pools."},
+		" One replica has yet to read the new grants": {series: one(series("a", "pools_on_floor"), steady(3))},
 		"PoolRegionSilent": {one(seenRegion("silent_seconds", "eu"), steady(90)), map[string]string{"region": "eu"},
 			"The coordinator has not heard of region eu for 1m 30s."},
-		"PoolClosed": {one(series("a", "pool_waits", ofPool), steady(2)), map[string]string{"pool": "payments"},
-			"Pool payments is closed: it waits for 2 of its regions."},
+		"PoolClosed": {one(series("b", "pools_closed"), steady(2)), nil,
+			"2 pools are closed: they wait for some of their regions."},
 		"PoolRegionFenced": {one(seenRegion("fenced", "eu"), steady(1)), map[string]string{"region": "eu"},
 			"Region eu has been fenced for half an hour."},
-		"PoolOverclaimed": {one(series("a", "pool_claimed_tokens_per_second", ofPool), steady(1200)),
-			map[string]string{"pool": "payments"},
-			"The regions may be using 1.2k/s of pool payments, which is more than its rate."},
+		"PoolOverclaimed": {one(series("a", "pools_overclaimed"), steady(2)), nil,
+			"The regions may be using more than the rate of 2 pools."},
+		"PoolClockDrifts": {one(series("b", "pool_clock_rate_error"), steady(-0.05)), on("b"),
+			"The clock of Redis runs 5% fast or slow against that of b."},
+		"PoolClockDrifts fast": {one(series("b", "pool_clock_rate_error"), steady(0.02)), on("b"),
+			"The clock of Redis runs 2% fast or slow against that of b."},
+		" A clock is slewed a little": {series: one(series("b", "pool_clock_rate_error"), steady(0.009))},
+		"PoolRegionDoubled": {one(series("b", "pools_other_redis"), steady(4)), inEU,
+			"More than one Redis reports for region eu, in 4 pools."},
+		"PoolRecordsUnreadable": {one(series("a", "pool_unreadable_records"), steady(2)), nil,
+			"The coordinator can't read 2 records of pools in etcd."},
+		"PoolShareTooLarge": {one(series("a", "pool_shares_too_large_total"), jump(80)), on("a"),
+			"a can't write a region's share, which is too large for etcd."},
 		"PoolClockVoided": {one(series("b", "pool_clock_voids_total"), jump(80)), map[string]string{"instance": "b"},
 			"The clock of Redis does not agree with that of b."},
 		"BucketEmpty": {one(series("a", "refills_found_empty_total", ofCheckout), rising(299)), checkout,

@@ -11,8 +11,8 @@ import (
 	"github.com/tokenrefill/refiller/pool"
 )
 
-// MaxPools is how many pools have series: the first ones by name. Regions are
-// at most pool.MaxRegions of each.
+// MaxPools is how many pools have series of their own: the first ones by name. Regions are at most pool.MaxRegions of
+// each. Alerts use the series that count pools, which leave out none.
 const MaxPools = 200
 
 // PoolState is the replica's part in the pools at the time of a scrape.
@@ -23,6 +23,7 @@ type PoolState struct {
 	Sums        map[string]pool.PoolSum    // empty unless this replica coordinates
 	Regions     map[string]pool.RegionSeen // empty unless this replica coordinates
 	Terms       int64                      // coordinated since the start
+	Coordinated bool                       // etcd answers this replica, and names a coordinator
 }
 
 var (
@@ -40,8 +41,17 @@ var (
 	descPoolFailures = desc("pool_report_failures_total", "Reports that could not be written.")
 	descPoolVoids    = desc("pool_clock_voids_total",
 		"Times that Redis' clock did not agree with this replica's, so that the region's bucket began a new era.")
+	descPoolClock = desc("pool_clock_rate_error",
+		"By what part of 1 Redis' clock runs faster than this replica's, or slower if it is below 0.")
+	descPoolsOnFloor = desc("pools_on_floor", "Pools of which the region has no grant.")
+	descPoolsClosed  = desc("pools_closed",
+		"Pools that some region has not acknowledged, so that nobody gets more than the floor.")
+	descPoolsDoubled = desc("pools_other_redis",
+		"Pools for which another Redis reports under the region's name, too.")
 	descPoolEtcd = desc("pool_etcd_up", "1 if etcd answers this replica's agent.")
 
+	descPoolCoordinated = desc("pool_coordinated",
+		"1 if etcd answers this replica and has a coordinator of the pools, in whatever region.")
 	descPoolCoordinating = desc("pool_coordinating", "1 while this replica coordinates the pools of all regions.")
 	descPoolEpoch        = desc("pool_epoch",
 		"Pool epoch under which this replica writes shares, or last wrote them, as the coordinator.")
@@ -62,6 +72,8 @@ var (
 		"The most that all regions may be using together. Only from the coordinator.", "pool")
 	descPoolWanted = desc("pool_wanted_tokens_per_second",
 		"What all regions could use together. Only from the coordinator.", "pool")
+	descPoolsOverclaimed = desc("pools_overclaimed",
+		"Pools of which all regions may be using more than the rate together. Only from the coordinator.")
 	descPoolWaits = desc("pool_waits",
 		"Regions without which the pool stays closed, so that nobody gets more than the floor. Only from the coordinator.",
 		"pool")
@@ -80,6 +92,7 @@ func seenDesc(name, help string) *prometheus.Desc {
 // collect exports the state. The coordinator's gauges about a region go to seen.
 func (s *PoolState) collect(gauge, count func(*prometheus.Desc, float64, ...string),
 	seen func(d *prometheus.Desc, v float64, region string)) {
+	s.collectCounts(gauge)
 	for i, share := range s.Agent.Shares { // sorted by pool
 		if i == MaxPools {
 			break
@@ -95,8 +108,10 @@ func (s *PoolState) collect(gauge, count func(*prometheus.Desc, float64, ...stri
 	count(descPoolReports, float64(s.Agent.Reports))
 	count(descPoolFailures, float64(s.Agent.Failures))
 	count(descPoolVoids, float64(s.Agent.Voids))
+	gauge(descPoolClock, s.Agent.ClockRate)
 	gauge(descPoolEtcd, truth(s.Agent.Cut == ""))
 
+	gauge(descPoolCoordinated, truth(s.Coordinated))
 	gauge(descPoolCoordinating, truth(s.Coordinator.Leading))
 	gauge(descPoolEpoch, float64(s.Coordinator.Epoch))
 	count(descPoolTerms, float64(s.Terms))
@@ -123,6 +138,27 @@ func (s *PoolState) collect(gauge, count func(*prometheus.Desc, float64, ...stri
 		seen(descPoolSilent, time.Since(last).Seconds(), name)
 		seen(descPoolFenced, truth(region.Fenced), name)
 	}
+}
+
+// collectCounts collects how many pools are in a certain state, of all pools.
+func (s *PoolState) collectCounts(gauge func(*prometheus.Desc, float64, ...string)) {
+	count := func(is func(pool.Share) bool) (n float64) {
+		for _, share := range s.Agent.Shares {
+			n += truth(is(share))
+		}
+		return n
+	}
+	gauge(descPoolsOnFloor, count(func(share pool.Share) bool { return share.Remaining == 0 }))
+	gauge(descPoolsClosed, count(func(share pool.Share) bool { return !share.Open }))
+	gauge(descPoolsDoubled, count(func(share pool.Share) bool { return share.Doubled }))
+	if !s.Coordinator.Leading {
+		return
+	}
+	overclaimed := 0.0
+	for _, sum := range s.Sums {
+		overclaimed += truth(sum.Claimed > sum.Rate*(1+1e-6))
+	}
+	gauge(descPoolsOverclaimed, overclaimed)
 }
 
 func perSecond(r policy.Rate) float64 {

@@ -19,10 +19,10 @@ func TestPoolMetricsTellOfTheRegionAndFromTheCoordinatorOfAll(t *testing.T) {
 	m := metrics.New("test", "eu", stats.New(), func() metrics.State { return state })
 	require.NotContains(t, scrape(t, m), "refiller_pool_")
 
-	state.Pools = &metrics.PoolState{Region: "eu", Terms: 2,
-		Agent: pool.AgentState{Reports: 7, Failures: 1, Cut: "away", Shares: []pool.Share{{
+	state.Pools = &metrics.PoolState{Region: "eu", Terms: 2, Coordinated: true,
+		Agent: pool.AgentState{Reports: 7, Failures: 1, ClockRate: -0.05, Cut: "away", Shares: []pool.Share{{
 			Pool: "payments", Rate: policy.PerSecond(400), Floor: policy.PerSecond(100),
-			Demand: policy.Rate{Tokens: 3000, Per: 2 * time.Second}, Remaining: 1500 * time.Millisecond, Used: 12345,
+			Demand: policy.Rate{Tokens: 3000, Per: 2 * time.Second}, Remaining: 1500 * time.Millisecond, Used: 12345, Open: true, Doubled: true,
 		}, {Pool: "mail", Used: -1}}}}
 	body := scrape(t, m)
 	for _, line := range []string{
@@ -34,20 +34,24 @@ func TestPoolMetricsTellOfTheRegionAndFromTheCoordinatorOfAll(t *testing.T) {
 		`refiller_pool_reports_total{region="eu"} 7`,
 		`refiller_pool_report_failures_total{region="eu"} 1`, `refiller_pool_etcd_up{region="eu"} 0`,
 		`refiller_pool_coordinating{region="eu"} 0`, `refiller_pool_terms_total{region="eu"} 2`,
+		`refiller_pool_coordinated{region="eu"} 1`, `refiller_pools_on_floor{region="eu"} 1`,
+		`refiller_pools_closed{region="eu"} 1`, `refiller_pools_other_redis{region="eu"} 1`,
+		`refiller_pool_clock_rate_error{region="eu"} -0.05`,
 	} {
 		require.Contains(t, body, line+"\n")
 	}
 	require.NotContains(t, body, `refiller_pool_used_tokens_total{pool="mail"`, "it isn't known yet")
-	require.NotContains(t, body, "refiller_pool_claimed", "only the coordinator knows")
+	require.NotContains(t, body, "claimed", "only the coordinator knows")
 
 	state.Pools.Coordinator = pool.CoordinatorStats{Leading: true, Epoch: 42, Writes: 9}
 	state.Pools.Sums = map[string]pool.PoolSum{"payments": {Rate: 1000, Claimed: 999.5, Demand: 1700,
-		Waits: []string{"ap", "us"}}}
+		Waits: []string{"ap", "us"}}, "mail": {Rate: 10, Claimed: 11}}
 	state.Pools.Regions = map[string]pool.RegionSeen{"eu": {Heard: time.Now()},
 		"us": {Since: time.Now().Add(-time.Minute), Fenced: true}}
 	body = scrape(t, m)
 	for _, line := range []string{
-		`refiller_pool_coordinating{region="eu"} 1`, `refiller_pool_epoch{region="eu"} 42`,
+		`refiller_pools_overclaimed{region="eu"} 1`, `refiller_pool_coordinating{region="eu"} 1`,
+		`refiller_pool_epoch{region="eu"} 42`,
 		`refiller_pool_share_writes_total{region="eu"} 9`,
 		`refiller_pool_limit_tokens_per_second{pool="payments",region="eu"} 1000`,
 		`refiller_pool_claimed_tokens_per_second{pool="payments",region="eu"} 999.5`,
@@ -67,10 +71,15 @@ func TestTheNumberOfPoolsWithSeriesIsBounded(t *testing.T) {
 	for i := range 1000 {
 		name := fmt.Sprintf("p%04d", i)
 		pools.Agent.Shares = append(pools.Agent.Shares, pool.Share{Pool: name})
-		pools.Sums[name] = pool.PoolSum{}
+		pools.Sums[name] = pool.PoolSum{Rate: 1, Claimed: 2}
 	}
+	pools.Coordinator.Leading = true
 	m := metrics.New("test", "eu", stats.New(), func() metrics.State { return metrics.State{Pools: pools} })
 	body := scrape(t, m)
 	require.Equal(t, metrics.MaxPools, strings.Count(body, "refiller_pool_rate_tokens_per_second{"))
 	require.Equal(t, metrics.MaxPools, strings.Count(body, "refiller_pool_claimed_tokens_per_second{"))
+	for _, line := range []string{`refiller_pools_on_floor{region="eu"} 1000`, `refiller_pools_closed{region="eu"} 1000`,
+		`refiller_pools_overclaimed{region="eu"} 1000`} {
+		require.Contains(t, body, line+"\n", "no pool is left out of what alerts use")
+	}
 }
