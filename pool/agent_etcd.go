@@ -27,10 +27,11 @@ func (a *Agent) listen(ctx context.Context, events chan<- entry) {
 			failures = 0
 		}
 		failures++
-		if failures == 1 {
+		reachable := false
+		a.note(func(s *AgentState) { reachable, s.Cut = s.Cut == "", err.Error() })
+		if reachable {
 			a.log.Warn("connection to etcd lost: grants last to their end", "region", a.region, "error", err)
 		}
-		a.note(func(s *AgentState) { s.Cut = err.Error() })
 		least := backoff(failures) / 2
 		timing.Sleep(ctx.Done(), timing.Between(rand.Float64, least, least+pace))
 	}

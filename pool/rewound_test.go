@@ -2,6 +2,8 @@ package pool
 
 import (
 	"context"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -50,4 +52,18 @@ func TestASharesTransactionAtARevisionSeenBeforeItEndsTheSession(t *testing.T) {
 		term.revision = 7
 		require.ErrorIs(t, term.commit(t.Context(), term.office, []write{{key: shareKeys + "eu"}}), want, "at %d", revision)
 	}
+}
+
+// An etcd that accepts connections and answers nothing is reported once, not at every attempt to read it.
+func TestASilentEtcdIsReportedOnce(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		var out strings.Builder
+		w.log = hclog.New(&hclog.LoggerOptions{Output: &out, Mutex: new(sync.Mutex)})
+		w.set0(func() { w.etcdDown = true })
+		w.startProc("eu", "eu-logs")
+		time.Sleep(2 * time.Minute)
+		w.stopProcs("eu")
+		time.Sleep(time.Second)
+		require.Equal(t, 1, strings.Count(out.String(), "connection to etcd lost: grants last"), out.String())
+	})
 }
