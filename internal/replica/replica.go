@@ -273,6 +273,7 @@ func (r *Replica) campaign(ctx, serving context.Context) error {
 	defer coordinating.Wait()
 	if r.pools != nil {
 		coordinating.Go(func() {
+			r.pools.coordinator.AwaitRights(candidacy)
 			if err := r.pools.elector.Run(candidacy, r.pools.coordinator.Lead); err != nil {
 				r.log.Error("this replica can't coordinate the pools", "error", err)
 			}
