@@ -6,6 +6,7 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -124,6 +125,16 @@ var faults = []fault{
 			r.redis.Resume()
 			r.resume()
 		}
+	}},
+	{"another deployment uses a region's name", func(w *world) func() { return w.double(w.any()) }},
+	{"somebody deletes a region's records and the settings", func(w *world) func() {
+		for _, key := range []string{"share/", "rep/"} {
+			_, err := w.etcd.Client().Delete(w.t.Context(), "/refiller/pools/"+key+w.any().name)
+			require.NoError(w.t, err)
+		}
+		_, err := w.etcd.Client().Delete(w.t.Context(), "/refiller/pools/cfg")
+		require.NoError(w.t, err)
+		return nothing
 	}},
 	{"a region leaves the pool", func(w *world) func() {
 		r := w.any()
@@ -247,6 +258,19 @@ func TestSchedules(t *testing.T) {
 			live(t, s, drawn, longest)
 		})
 	}
+}
+
+// TestRecordsAreDeletedBesideAnotherDeployment has the two faults that others cause who use the same etcd.
+func TestRecordsAreDeletedBesideAnotherDeployment(t *testing.T) {
+	t.Parallel()
+	var drawn []fault
+	for _, f := range faults {
+		if f.name == "another deployment uses a region's name" || strings.HasPrefix(f.name, "somebody deletes") {
+			drawn = append(drawn, f)
+		}
+	}
+	require.Len(t, drawn, 2)
+	live(t, 7, drawn, 5*time.Second)
 }
 
 // TestARegionThatIsCutOffKeepsItsFloorAndComesBack has a region fall to its floor

@@ -100,6 +100,20 @@ func startWorld(t *testing.T, seed uint64) *world {
 	return w
 }
 
+// double starts a replica under a region's name on a Redis of its own, until the returned function is called. What it
+// may use, the floor, comes on top of the pool's rate, and counts for nothing here.
+func (w *world) double(r *region) (end func()) {
+	text, err := os.ReadFile(r.file)
+	require.NoError(w.t, err)
+	file := filepath.Join(w.t.TempDir(), r.name+"-second.yaml")
+	second := strings.Replace(string(text), r.redis.URL(), testenv.Redis(w.t).URL(), 1)
+	require.NotEqual(w.t, string(text), second)
+	require.NoError(w.t, os.WriteFile(file, []byte(second), 0o600))
+	p := testenv.StartCommand(w.t, testenv.Command{Name: r.name + "-second", Path: testenv.Build(w.t, "./cmd/refiller"),
+		Args: []string{"run", "--config", file, "--identity", r.name + "-second"}})
+	return p.Kill
+}
+
 // configure gives every region a later file, in which the pool has these regions; with none there is no pool.
 func (w *world) configure(members []*region) {
 	w.version++
