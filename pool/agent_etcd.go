@@ -90,8 +90,8 @@ func (a *Agent) inEtcd(ctx context.Context) (config entry, err error) {
 }
 
 // recheck has the newest settings that this agent knows proposed again if those in etcd are older or were deleted. No
-// event reports that of an etcd that was restored while this region was cut off, and whose revisions are past those that
-// were seen.
+// event reports that of an etcd that was restored while this region was cut off, and whose revisions are past those
+// that were seen.
 func (a *Agent) recheck(ctx context.Context) {
 	config, err := a.inEtcd(ctx)
 	if err != nil {

@@ -157,7 +157,8 @@ func (a *Agent) observeRedis(ctx context.Context, v view, failed error) {
 		}
 	}
 	a.note(func(s *AgentState) {
-		s.Shares, s.Away, s.ClockRate = shares, "", v.rate
+		s.Shares, s.Away = shares, ""
+		s.ClockRate = v.rate
 		if failed != nil {
 			s.Away = failed.Error()
 		}

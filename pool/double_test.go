@@ -137,7 +137,8 @@ func TestARegionsServerThatIsMovedAddsAtMostItsFloor(t *testing.T) {
 // A replica that has never reported finds the era that a fail-over began, having seen the one before: the region has
 // its share back as soon as when the reporter finds it.
 func TestEveryReplicaThatHasSeenAnEraVouchesForTheNext(t *testing.T) {
-	l, timing, now := newLedger("payments"), DefaultTiming(), time.Now()
+	l, timing := newLedger("payments"), DefaultTiming()
+	now := time.Now()
 	l.configure(new(simPool("payments")))
 	hear := func(era, before int64) (taken bool) {
 		now = now.Add(time.Second)

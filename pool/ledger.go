@@ -184,8 +184,8 @@ func (l *ledger) hear(region string, t ticket, live bool, timing Timing, now tim
 
 // recognise reports whether a ticket is of the server that the region's grants are for. That is the server of the era
 // known so far, or the one that follows it: a higher era of an agent that has read the era known so far from its own
-// Redis. Any other server may be a second one under the region's name. Its tickets count once the grants of the era known
-// so far have ended.
+// Redis. Any other server may be a second one under the region's name. Its tickets count once the grants of the era
+// known so far have ended.
 func (a *account) recognise(t ticket, live bool, timing Timing, now time.Time) bool {
 	follows := t.before == a.era && (t.era == 0 || t.era > a.era)
 	if t.era != a.era && !follows && !a.eraAt.IsZero() && now.Sub(a.eraAt) < hold(timing.Lease) {

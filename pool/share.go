@@ -41,6 +41,7 @@ const (
 	openFlag     = 2
 	restoredFlag = 4
 	doubledFlag  = 8
+	allFlags     = joinedFlag | openFlag | restoredFlag | doubledFlag
 )
 
 // shareHead is the first line of a share.
@@ -86,7 +87,7 @@ func decodeShare(text string) (share, error) {
 		if err != nil {
 			return share{}, fmt.Errorf("share: %w", err)
 		}
-		if slices.Min(n) < 0 || n[4] > joinedFlag|openFlag|restoredFlag|doubledFlag || n[5] > maxEpoch || min(n[6], n[7], n[8]) < 1 {
+		if slices.Min(n) < 0 || n[4] > allFlags || n[5] > maxEpoch || min(n[6], n[7], n[8]) < 1 {
 			return share{}, fmt.Errorf("share: %w: %s has a number out of range", ErrRecord, pool)
 		}
 		t := termsOf(n[1], n[9], n[8], n[6], time.Duration(n[7])*time.Microsecond)

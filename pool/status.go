@@ -67,7 +67,7 @@ type RegionStatus struct {
 	Fenced      *Fencing  `json:"fenced"`               // not null: an operator has declared that it is to use nothing
 	Unreadable  bool      `json:"unreadable,omitempty"` // some record of it can't be read
 	Alive       bool      `json:"alive"`                // it reported while ReadLiveStatus was waiting for that
-	OtherServer bool      `json:"other_redis"`          // another Redis reports under its name, too, and gets its floor only
+	OtherServer bool      `json:"other_redis"`          // another Redis reports under its name, too
 	Joined      bool      `json:"joined"`               // it has acknowledged terms of the pool here
 	Bucket      string    `json:"bucket,omitempty"`     // what its Redis has instead of the pool's bucket: "plain", "none"
 	Configured  bool      `json:"configured"`
@@ -89,9 +89,9 @@ func ReadStatus(ctx context.Context, client *clientv3.Client, prefix string) (St
 	return s, err
 }
 
-// ReadLiveStatus is ReadStatus that also finds out which regions are alive: those that write another report. Instants in
-// reports are those of the regions' own clocks, and tell nothing. It waits for the named regions, or for all that have
-// ever reported if none is named, and for 2.5 s at most.
+// ReadLiveStatus is ReadStatus that also finds out which regions are alive: those that write another report. Instants
+// in reports are those of the regions' own clocks, and tell nothing. It waits for the named regions, or for all that
+// have ever reported if none is named, and for 2.5 s at most.
 func ReadLiveStatus(ctx context.Context, client *clientv3.Client, prefix string, regions ...string) (Status, error) {
 	return readLiveStatus(ctx, newEtcdRegistry(client, prefix), regions...)
 }
@@ -121,8 +121,8 @@ func readLiveStatus(ctx context.Context, r registry, regions ...string) (Status,
 	return s, err
 }
 
-// awaitReports returns the regions that write a report after the revision, once those waited for have, or after the time
-// in which every living region does.
+// awaitReports returns the regions that write a report after the revision, once those waited for have, or after the
+// time in which every living region does.
 func awaitReports(ctx context.Context, r registry, revision int64, waits map[string]bool) (map[string]bool, error) {
 	alive := map[string]bool{}
 	waiting, cancel := context.WithTimeout(ctx, DefaultTiming().fresh())
@@ -249,8 +249,9 @@ func (rec *records) read(e entry) (err error) {
 	} else if region, ok := e.under(reportKeys); ok {
 		rec.reports[region], err = decodeReport(e.value)
 	} else if region, ok := e.under(fenceKeys); ok {
-		f, bad := decodeFencing(e.value)
-		if err = bad; err == nil {
+		var f Fencing
+		f, err = decodeFencing(e.value)
+		if err == nil {
 			rec.fences[region] = f
 		}
 	} else if e.key == configKey {

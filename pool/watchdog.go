@@ -7,8 +7,8 @@ import (
 )
 
 // watchdog compares a region's clock with one of this process that no time daemon slews. A grant ends on the region's
-// clock, so a clock that stands still or runs slow would stretch it; the script can't see that, two answers can. A clock
-// that runs slow by no more than drift is waited for by the coordinator (hold).
+// clock, so a clock that stands still or runs slow would stretch it; the script can't see that, two answers can. A
+// clock that runs slow by no more than drift is waited for by the coordinator (hold).
 type watchdog struct {
 	// Of one era, oldest first: those within the lease, which see a clock that goes wrong little by little, and the
 	// last one before, which sees what happened while the server was away.
@@ -42,8 +42,8 @@ func (w *watchdog) check(r reading, era int64, lease time.Duration) bool {
 	return w.wrong
 }
 
-// rate returns by what part of 1 the region's clock certainly runs fast, or slow if it is below 0. It is 0 if that is not
-// known.
+// rate returns by what part of 1 the region's clock certainly runs fast, or slow if it is below 0. It is 0 if that is
+// not known.
 func (w *watchdog) rate() float64 {
 	if len(w.readings) < 2 {
 		return 0
