@@ -17,13 +17,14 @@ type ask struct {
 	cost int64                                                    // tokens that the command may take without telling
 	undo func(ctx context.Context, c lua.Client, cmd redis.Cmder) // undoes a command that nobody waits for; may be nil
 
-	key   string
-	kind  kind
-	info  *info         // what is known of the bucket, and afterwards what was learned
-	run   policy.Run    // one take; without run and line the bucket is only opened
-	line  []policy.Run  // several takes, none made behind one that doesn't fit
-	hold  time.Duration // for how long the script that the bucket is opened for holds tokens
-	whole bool          // the policy is to be told, or a denial is likely
+	bucket *bucket
+	key    string
+	kind   kind
+	info   *info         // what is known of the bucket, and afterwards what was learned
+	run    policy.Run    // one take; without run and line the bucket is only opened
+	line   []policy.Run  // several takes, none made behind one that doesn't fit
+	hold   time.Duration // for how long the script that the bucket is opened for holds tokens
+	whole  bool          // the policy is to be told, or a denial is likely
 
 	reply lua.TakeReply
 	runs  []lua.RunReply // of the line

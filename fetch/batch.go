@@ -134,9 +134,9 @@ func (t *trip) group(r *engine.Request[ask]) {
 		g.info = r.Body.info
 		g.hold = r.Body.hold
 		g.inLine = r.Body.line != nil
-		g.part, g.alone = part, t.c.alone.has(g.key)
+		g.part, g.alone = part, r.Body.bucket.refused.holds(time.Now())
 		g.slot = t.c.servers.callGroup(g.key)
-		g.narrow = t.c.moving.has(g.slot)
+		g.narrow = t.c.servers.moving(g.slot).holds(time.Now())
 		t.groups = append(t.groups, g)
 		t.last[r.Body.key] = g
 	}
@@ -220,7 +220,7 @@ func (t *trip) read(call *scriptCall) {
 	case lua.IsTryAgain(err) && t.narrow(call): // nothing ran
 		return
 	case redis.HasErrorPrefix(err, "NOPERM "):
-		t.c.alone.claim(call.groups[0].key, aloneFor, time.Now())
+		t.c.buckets.obtain(call.groups[0].key).refused.claim(aloneFor, time.Now())
 	}
 	if call.text && err == nil && !call.lazy() {
 		call.loaded(t.s).Store(true)
@@ -250,7 +250,7 @@ func (t *trip) narrow(call *scriptCall) bool {
 	for _, g := range call.groups {
 		g.narrow = true
 	}
-	t.c.moving.claim(first.slot, movingFor, time.Now())
+	t.c.servers.moving(first.slot).claim(movingFor, time.Now())
 	return len(call.groups) > 1 || first.kind != (configured{})
 }
 

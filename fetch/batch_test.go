@@ -30,6 +30,7 @@ func TestTakesOfABatchAreAnsweredInOrder(t *testing.T) {
 			r.Body = a
 			r.Body.key = key
 			r.Body.kind = configured{}
+			r.Body.bucket = unseenBucket
 			r.Body.info = unseen
 			batch = append(batch, r)
 			return &r.Body

@@ -82,7 +82,7 @@ func BenchmarkTake(b *testing.B) {
 	}
 }
 
-// BenchmarkOverdueDenials takes from 20,000 empty buckets whose refills are overdue, with and without full marks.
+// BenchmarkOverdueDenials takes from 20,000 empty buckets whose refills are overdue.
 func BenchmarkOverdueDenials(b *testing.B) {
 	ctx, rdb := context.Background(), testenv.Redis(b).Client()
 	p := hourly(1)
@@ -92,24 +92,17 @@ func BenchmarkOverdueDenials(b *testing.B) {
 	for i := range buckets {
 		createBucket(b, rdb, strconv.Itoa(i), p)
 	}
-	for _, marked := range []int{0, mostMarks} {
-		b.Run("marked="+strconv.Itoa(marked), func(b *testing.B) {
-			c := newClient(b, rdb, slow(), WithDenyCache(false))
-			for i := range marked {
-				require.True(b, c.rescued.claim("other "+strconv.Itoa(i), time.Hour, time.Now()))
+	c := newClient(b, rdb, slow(), WithDenyCache(false))
+	b.SetParallelism(32)
+	var next atomic.Int64
+	b.RunParallel(func(pb *testing.PB) {
+		for pb.Next() {
+			if r, err := c.Take(ctx, strconv.FormatInt(next.Add(1)%buckets, 10), 1); err != nil || r.OK {
+				b.Error(r, err)
+				return
 			}
-			b.SetParallelism(32)
-			var next atomic.Int64
-			b.RunParallel(func(pb *testing.PB) {
-				for pb.Next() {
-					if r, err := c.Take(ctx, strconv.FormatInt(next.Add(1)%buckets, 10), 1); err != nil || r.OK {
-						b.Error(r, err)
-						return
-					}
-				}
-			})
-		})
-	}
+		}
+	})
 }
 
 // BenchmarkManyKeys takes from more and more buckets in turn, and reports what a take costs Redis.

@@ -192,7 +192,7 @@ func (b *block) decide(now time.Duration) (back, want int64, idle bool) {
 		back, idle = b.plan.end(now, left)
 	}
 	switch {
-	case b.ls.c.lines.waited(b.key):
+	case b.ls.c.buckets.find(b.key).waited():
 		back = left
 		b.rest = b.after(b.plan.half)
 	case back == 0 && now >= b.rest:
@@ -278,7 +278,7 @@ func (b *block) show(reply lua.LeaseReply) {
 		Refilled: lua.Refilled{Version: policy.Version{Era: reply.Era}},
 	}, now)
 	if i.share != nil {
-		i.share.saw(reply.Remaining, c.shares.now())
+		i.share.saw(reply.Remaining, c.consumers.now())
 	}
 	b.plan.most = min(b.rule.most, i.limit())
 	if b.id == "" {
@@ -407,7 +407,7 @@ func (t *task) takeBoth(run policy.Run, denied *answer) (Result, bool) {
 		return Result{}, false
 	}
 	defer c.life.leave()
-	n := c.leases.offer(t.key, run.N, run.Leave)
+	n := c.buckets.find(t.key).offer(run.N, run.Leave)
 	if n < max(1, least) {
 		return Result{}, false
 	}
@@ -418,7 +418,7 @@ func (t *task) takeBoth(run policy.Run, denied *answer) (Result, bool) {
 			return Result{}, false
 		}
 	}
-	leased, low := c.leases.draw(t.key, n, n, run.Leave)
+	leased, low := c.buckets.find(t.key).draw(n, n, run.Leave)
 	defer low.signal()
 	switch {
 	case a == nil:

@@ -46,7 +46,7 @@ func TestATakeThatBlockAndBucketDenyLosesNothing(t *testing.T) {
 			held := c.Stats().Leased
 			reset, err := lua.Reset(ctx, rdb, "checkout", tc.lower-held-1) // so full that nothing that was taken leaves room
 			require.NoError(t, err)
-			c.leases.at("checkout", c.leases.hash("checkout")).asked.Store(true) // its keeper rests
+			c.buckets.find("checkout").block.Load().asked.Store(true) // its keeper rests
 			r, err = c.Take(ctx, "checkout", 100)
 			if !errors.Is(err, ErrExceedsCapacity) { // it is, if the denial is no longer remembered
 				require.NoError(t, err)
@@ -67,7 +67,7 @@ func TestATakeThatBlockAndBucketDenyLosesNothing(t *testing.T) {
 func TestATakeWhoseBlockIsEmptiedMeanwhileGivesBackWhatTheBucketGave(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, c, held, left := holding(t, 100, 40)
-		k := c.leases.at("checkout", c.leases.hash("checkout"))
+		k := c.buckets.find("checkout").block.Load()
 		b.trip = time.Millisecond
 		var wg sync.WaitGroup
 		wg.Go(func() {

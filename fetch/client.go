@@ -20,13 +20,9 @@ import (
 type Client struct {
 	config    config
 	servers   *servers
-	cache     *cache
+	buckets   *buckets
 	templates *templates
-	lines     lines
-	shares    *shares
-	rescued   marks[string]  // buckets, for a refill interval
-	alone     marks[string]  // buckets whose script calls are refused
-	moving    marks[int]     // slots of a Cluster that were moving a moment ago
+	consumers *consumers
 	leases    *leases        // nil: there are none
 	jitter    func() float64 // uniform in [0, 1)
 	spread    float64        // what jitter was at first
@@ -55,11 +51,10 @@ func New(rdb redis.UniversalClient, opts ...Option) (*Client, error) {
 			return nil, err
 		}
 	}
-	c := &Client{config: cfg, cache: newCache(cfg.cacheSize), jitter: rand.Float64, shares: newShares()}
+	c := &Client{config: cfg, buckets: newBuckets(cfg.cacheSize), jitter: rand.Float64, consumers: newConsumers()}
 	c.life.quit = make(chan struct{})
 	c.servers = newServers(c, rdb)
 	c.templates = newTemplates(c)
-	c.lines.of = make(map[string][]*line)
 	c.spread = c.jitter()
 	c.leases = newLeases(c)
 	return c, nil

@@ -37,8 +37,9 @@ func (c *Client) degraded(key string, run policy.Run, err error) answer {
 			a.reply = lua.TakeReply{OK: true, Taken: n}
 		}
 	case mode == policy.DegradedLocal && i.share != nil:
-		i.share.suppose(c.shares.consumers())
-		t := i.share.take(least, n, leave, c.shares.now())
+		now := c.consumers.now()
+		i.share.suppose(c.consumers.ofAny(), now)
+		t := i.share.take(least, n, leave, now)
 		if !t.Known {
 			return answer{err: err}
 		}
@@ -51,7 +52,7 @@ func (c *Client) degraded(key string, run policy.Run, err error) answer {
 
 // assumed returns what is known of a bucket. If its policy is unknown, the policy of its template is assumed.
 func (c *Client) assumed(key string) *info {
-	i := c.cache.get(key)
+	i := c.buckets.find(key).known.Load()
 	if i.terms != nil {
 		return i
 	}
@@ -59,10 +60,10 @@ func (c *Client) assumed(key string) *info {
 	if rule == nil {
 		return i
 	}
+	if rule.Terms.Degraded == policy.DegradedLocal {
+		i = c.buckets.update(key, func(i *info) { i.share = i.share.of(&rule.Terms) })
+	}
 	assumed := *i
 	assumed.terms = &rule.Terms
-	if rule.Terms.Degraded == policy.DegradedLocal {
-		assumed.share = c.shareOf(key, rule.Terms)
-	}
 	return &assumed
 }

@@ -24,7 +24,7 @@ func otherConsumers(t *testing.T, rdb lua.Client, key string, n int) {
 // countsConsumers waits until heartbeats have counted the consumers of a bucket.
 func countsConsumers(t *testing.T, c *Client, key string, live int64) *share {
 	t.Helper()
-	s := c.cache.get(key).share
+	s := known(c, key).share
 	require.NotNil(t, s)
 	eventually(t, func() bool {
 		s.mu.Lock()
@@ -34,16 +34,14 @@ func countsConsumers(t *testing.T, c *Client, key string, live int64) *share {
 	return s
 }
 
-// unused makes it as if no take came for a bucket's share for longer than it is kept.
-func unused(t *testing.T, c *Client, s *share) {
-	t.Helper()
+// unused makes it as if no take of the share's bucket had been asked whole for long.
+func unused(c *Client, s *share) {
 	s.mu.Lock()
-	s.used = -10 * shareKeep
-	s.mu.Unlock()
-	c.dueShares(0, false)
-	c.shares.mu.Lock()
-	defer c.shares.mu.Unlock()
-	require.NotContains(t, c.shares.keys, s.key)
+	defer s.mu.Unlock()
+	s.counted -= 2 * liveFor
+	c.consumers.mu.Lock()
+	defer c.consumers.mu.Unlock()
+	c.consumers.counted -= 2 * liveFor
 }
 
 // A template says how takes of all its buckets are answered, also of those that this Client takes from for the first
@@ -112,17 +110,19 @@ func TestALocalShareOutlivesAPauseInUse(t *testing.T) {
 	p := hourly(100)
 	p.Degraded = policy.DegradedLocal
 	c := newClient(t, server.Client(), WithTimeout(500*time.Millisecond))
-	for key, others := range map[string]int{"shared": 3, "own": 0, "busy": 1} {
-		createBucket(t, server.Client(), key, p)
-		otherConsumers(t, server.Client(), key, others)
-		_, err := c.Take(t.Context(), key, 20, slow())
+	for _, use := range []struct {
+		key    string
+		others int
+	}{{"shared", 3}, {"own", 0}, {"busy", 1}} {
+		createBucket(t, server.Client(), use.key, p)
+		otherConsumers(t, server.Client(), use.key, use.others)
+		_, err := c.Take(t.Context(), use.key, 20, slow())
 		require.NoError(t, err)
-		s := countsConsumers(t, c, key, int64(others)+1)
-		if key != "busy" {
-			unused(t, c, s)
+		s := countsConsumers(t, c, use.key, int64(use.others)+1)
+		if use.key != "busy" {
+			unused(c, s)
 		}
 	}
-	c.dueShares(0, false) // counts what is in use
 	server.Pause()
 	defer server.Resume()
 	for key, want := range map[string]int64{"shared": 80 / 4, "own": 80 / 2, "busy": 80 / 2} {
@@ -166,7 +166,7 @@ func TestALocalShareSavesForATakeThatIsLargerThanIt(t *testing.T) {
 // holds; when the bucket answers again that is over.
 func TestWhatALocalShareSavesIsBounded(t *testing.T) {
 	s := &share{terms: localTerms(30, policy.PerSecond(100))}
-	s.count(10)
+	s.count(10, 0)
 	s.saw(30, 0)
 	taking := s.take(5, 5, 0, time.Second)
 	require.False(t, taking.OK, "a second later the full bucket held no more either")

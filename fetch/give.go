@@ -48,8 +48,9 @@ func (c *Client) UndoAll(ctx context.Context, all AllResult) error {
 // moreTokens notes that a bucket has more tokens than it last told: its denial is forgotten, and those who wait for it
 // ask at once.
 func (c *Client) moreTokens(key string) {
-	c.cache.forgive(key)
-	c.lines.wake(key)
+	if ls := c.buckets.forgive(key).lines.Load(); ls != nil {
+		ls.wake()
+	}
 }
 
 // putBack makes a call that returns its tokens, if there are any, to the era in which they were taken, nil for any.

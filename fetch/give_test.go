@@ -26,7 +26,7 @@ func TestUndoOfADegradedTakeGivesNothingToTheBucket(t *testing.T) {
 		_, err := c.Take(t.Context(), key, 50)
 		require.NoError(t, err)
 	}
-	k := c.cache.get("local")
+	k := known(c, "local")
 	eventually(t, func() bool {
 		k.share.mu.Lock()
 		defer k.share.mu.Unlock()
@@ -119,9 +119,13 @@ func TestEachWaiterOfALineHasItsOwnResult(t *testing.T) {
 		}()
 	}
 	eventually(t, func() bool {
-		c.lines.mu.Lock()
-		defer c.lines.mu.Unlock()
-		l := c.lines.find("b", policy.Leave{})
+		ls := c.buckets.find("b").lines.Load()
+		if ls == nil {
+			return false
+		}
+		ls.mu.Lock()
+		defer ls.mu.Unlock()
+		l := ls.find(policy.Leave{})
 		return l != nil && l.total == 60 && !l.denied.IsZero()
 	}, "all wait")
 	require.NoError(t, c.Return(t.Context(), "b", 90))

@@ -141,3 +141,21 @@ func seeded(t *testing.T) *rand.Rand {
 
 // errOf is the error of a call whose Result doesn't matter.
 func errOf(_ Result, err error) error { return err }
+
+// known returns what a Client knows of a bucket.
+func known(c *Client, key string) *info { return c.buckets.find(key).known.Load() }
+
+// forgets has a Client forget all buckets that are not in use, since many others come.
+func forgets(c *Client) {
+	for i := 0; i < 4*len(c.buckets.shards)*c.buckets.shards[0].half; i++ {
+		c.buckets.obtain("another " + strconv.Itoa(i))
+	}
+}
+
+// held returns how many buckets there are, those in both halves counted twice.
+func (bs *buckets) held() (n int) {
+	for i := range bs.shards {
+		n += len(bs.shards[i].young) + len(bs.shards[i].old)
+	}
+	return n
+}

@@ -3,12 +3,9 @@ package fetch
 import (
 	"cmp"
 	"fmt"
-	"hash/maphash"
-	"maps"
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/tokenrefill/refiller/internal/timing"
@@ -30,9 +27,7 @@ const (
 	// the look at its clock and the work that the token is for.
 	leaseMargin = time.Second
 	// maxLeases bounds the blocks of a Client, and with them its goroutines.
-	maxLeases   = 4096
-	leaseShards = 64
-	places      = 1024
+	maxLeases = 4096
 	// leaseFrom is with which take of a bucket within a hold time its block begins: to begin one, keep it and give it
 	// back takes some calls, and they should be fewer than those that it spares.
 	leaseFrom = 8
@@ -154,140 +149,103 @@ func (r *leaseRules) of(key string) (leaseRule, bool) {
 	return leaseRule{}, false
 }
 
-// leases are the blocks of a Client. A nil leases has none. A take looks a block up without a lock: maps are copied to
-// be changed, which only happens when a block begins or ends.
+// leases are the blocks of a Client. A nil leases has none.
 type leases struct {
-	c      *Client
-	rules  leaseRules
-	began  time.Time // instants are counted from here, on the monotonic clock
-	seed   maphash.Seed
-	count  atomic.Int32 // blocks
-	shards [leaseShards]struct {
-		mu     sync.Mutex // held to change blocks
-		blocks atomic.Pointer[map[string]*block]
-	}
-	// seen has, for the hash of a key, how often a bucket without a block was taken from in which of its hold times.
-	// Keys that share a place displace one another.
-	seen [places]atomic.Uint64
+	c     *Client
+	rules leaseRules
+	began time.Time // instants are counted from here, on the monotonic clock
+
+	mu     sync.Mutex
+	blocks map[*block]struct{}
 }
 
 func newLeases(c *Client) *leases {
 	if c.config.leases.none() {
 		return nil
 	}
-	ls := &leases{c: c, rules: c.config.leases, began: time.Now(), seed: maphash.MakeSeed()}
-	for i := range ls.shards {
-		ls.shards[i].blocks.Store(new(map[string]*block))
-	}
-	return ls
+	return &leases{c: c, rules: c.config.leases, began: time.Now(), blocks: make(map[*block]struct{})}
 }
 
 func (ls *leases) now() time.Duration { return time.Since(ls.began) }
 
-func (ls *leases) hash(key string) uint64 { return maphash.String(ls.seed, key) }
-
-// at is the block of a key, nil if there is none.
-func (ls *leases) at(key string, hash uint64) *block {
-	return (*ls.shards[hash%leaseShards].blocks.Load())[key]
-}
-
-// draw takes as many tokens of a bucket's block as there are, from least up to n. If few are left it returns the block,
-// which the caller is to signal: after it has asked the bucket for more, if it does.
-func (ls *leases) draw(key string, least, n int64, leave policy.Leave) (Result, *block) {
-	if ls == nil {
+// draw takes as many tokens of the bucket's block as there are, from least up to n. If few are left it returns the
+// block, which the caller is to signal: after it has asked the bucket for more, if it does.
+func (b *bucket) draw(least, n int64, leave policy.Leave) (Result, *block) {
+	blk := b.block.Load()
+	if blk == nil {
 		return Result{}, nil
 	}
-	b := ls.at(key, ls.hash(key))
-	if b == nil {
-		return Result{}, nil
-	}
-	r, few := b.draw(least, n, leave)
+	r, few := blk.draw(least, n, leave)
 	if !few {
-		b = nil
+		blk = nil
 	}
-	return r, b
+	return r, blk
 }
 
-// offer returns how many of up to n tokens of a bucket its block has now.
-func (ls *leases) offer(key string, n int64, leave policy.Leave) int64 {
-	if b := ls.at(key, ls.hash(key)); b != nil {
-		return b.offer(n, leave)
+// offer returns how many of up to n tokens of the bucket its block has now.
+func (b *bucket) offer(n int64, leave policy.Leave) int64 {
+	if blk := b.block.Load(); blk != nil {
+		return blk.offer(n, leave)
 	}
 	return 0
 }
 
-// missed notes that n tokens were wanted of the bucket itself.
+// yield has the bucket's block given back, since a caller waits for the bucket.
+func (b *bucket) yield() {
+	if blk := b.block.Load(); blk != nil {
+		timing.Signal(blk.wake)
+	}
+}
+
+// missed counts a take of n tokens that was put to the bucket itself.
 func (ls *leases) missed(key string, n int64) {
 	if ls == nil {
 		return
 	}
-	hash := ls.hash(key)
-	if b := ls.at(key, hash); b != nil {
-		b.miss(n)
+	b := ls.c.buckets.find(key)
+	if blk := b.block.Load(); blk != nil {
+		blk.miss(n)
 		return
 	}
 	rule, ok := ls.rules.of(key)
-	if !ok || n > rule.most {
+	if !ok || n > rule.most || b == unseenBucket {
 		return
 	}
 	if _, isLazy := ls.c.templates.kind(key).(*lazy); isLazy {
 		return
 	}
-	begins := hash>>32<<32 | uint64(uint32(ls.now()/rule.hold)*leaseFrom)
-	place := &ls.seen[hash/leaseShards%places]
+	// Above the number of takes is the number of the hold time that they were in.
+	begins := uint64(ls.now()/rule.hold) * leaseFrom
 	times := uint64(1)
-	if seen := place.Load(); seen-seen%leaseFrom == begins {
-		times += seen % leaseFrom
+	if wants := b.wants.Load(); wants-wants%leaseFrom == begins {
+		times += wants % leaseFrom
 	}
 	if times == leaseFrom {
-		ls.begin(key, hash, rule, n)
+		ls.begin(key, rule, n)
 		times = 0
 	}
-	place.Store(begins + times)
+	b.wants.Store(begins + times)
 }
 
 // begin begins a block, unless there are too many or the Client is closed.
-func (ls *leases) begin(key string, hash uint64, rule leaseRule, n int64) {
-	shard := &ls.shards[hash%leaseShards]
-	shard.mu.Lock()
-	defer shard.mu.Unlock()
-	blocks := *shard.blocks.Load()
-	if blocks[key] != nil {
+func (ls *leases) begin(key string, rule leaseRule, n int64) {
+	blk := newBlock(ls, key, rule)
+	blk.miss(n)
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	if len(ls.blocks) < maxLeases && ls.c.buckets.setBlock(key, nil, blk) && ls.c.life.spawn(blk.keep) {
+		ls.blocks[blk] = struct{}{}
 		return
 	}
-	b := newBlock(ls, key, rule)
-	b.miss(n)
-	if ls.count.Add(1) > maxLeases || !ls.c.life.spawn(b.keep) {
-		ls.count.Add(-1)
-		return
-	}
-	blocks = maps.Clone(blocks)
-	if blocks == nil {
-		blocks = make(map[string]*block)
-	}
-	blocks[key] = b
-	shard.blocks.Store(&blocks)
+	ls.c.buckets.setBlock(key, blk, nil)
 }
 
 // end forgets a block that holds nothing.
-func (ls *leases) end(b *block) {
-	shard := &ls.shards[ls.hash(b.key)%leaseShards]
-	shard.mu.Lock()
-	defer shard.mu.Unlock()
-	blocks := maps.Clone(*shard.blocks.Load())
-	delete(blocks, b.key)
-	shard.blocks.Store(&blocks)
-	ls.count.Add(-1)
-}
-
-// yield has a bucket's block given back, since somebody waits for the bucket.
-func (ls *leases) yield(key string) {
-	if ls == nil {
-		return
-	}
-	if b := ls.at(key, ls.hash(key)); b != nil {
-		timing.Signal(b.wake)
-	}
+func (ls *leases) end(blk *block) {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	delete(ls.blocks, blk)
+	ls.c.buckets.setBlock(blk.key, blk, nil)
 }
 
 // held is how many tokens all blocks have.
@@ -295,11 +253,11 @@ func (ls *leases) held() int64 {
 	if ls == nil {
 		return 0
 	}
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
 	sum := int64(0)
-	for i := range ls.shards {
-		for _, b := range *ls.shards[i].blocks.Load() {
-			sum += b.left.Load()
-		}
+	for blk := range ls.blocks {
+		sum += blk.left.Load()
 	}
 	return sum
 }

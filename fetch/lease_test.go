@@ -123,7 +123,7 @@ func TestWhatNobodyTakesGoesBackWithinTheHoldTime(t *testing.T) {
 		require.EqualValues(t, 10_000-taken, inBucket(b))
 		time.Sleep(2 * hold)
 		require.Zero(t, outstanding(b))
-		require.Zero(t, c.leases.count.Load(), "nothing is kept of a bucket that nobody takes from")
+		require.Empty(t, c.leases.blocks, "nothing is kept of a bucket that nobody takes from")
 		b.with("checkout", func(bucket *oracle.Bucket) { require.Empty(t, bucket.Held) })
 		calls := b.called("lease")
 		time.Sleep(time.Hour)
@@ -412,11 +412,11 @@ func TestTheBlocksOfAClientAreBounded(t *testing.T) {
 				require.NoError(t, err)
 			}
 		}
-		require.EqualValues(t, maxLeases, c.leases.count.Load())
+		require.Len(t, c.leases.blocks, maxLeases)
 		time.Sleep(3 * hold)
-		require.Zero(t, c.leases.count.Load())
-		for i := range c.leases.shards {
-			require.Empty(t, *c.leases.shards[i].blocks.Load())
+		require.Empty(t, c.leases.blocks)
+		for key := range buckets {
+			require.Nil(t, c.buckets.find(key).block.Load())
 		}
 	})
 }
@@ -604,7 +604,7 @@ func TestATakeThatNeedsBlockAndBucketGetsBoth(t *testing.T) {
 func TestTakeUpToGetsWhatACallAboutTheBlockHasMoved(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, c, held, left := holding(t, 100, 100)
-		k := c.leases.at("checkout", c.leases.hash("checkout"))
+		k := c.buckets.find("checkout").block.Load()
 		k.left.Store(0) // as if it were on its way to the block
 		b.trip = time.Millisecond
 		var wg sync.WaitGroup

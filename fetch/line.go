@@ -3,6 +3,7 @@ package fetch
 import (
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/tokenrefill/refiller/internal/timing"
@@ -10,20 +11,23 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// lines are the lines of waiters of a Client: for each bucket, one line for each Leave.
+// lines are the lines of callers that wait for a bucket, one line for each Leave.
 type lines struct {
+	waiters atomic.Int32 // callers that wait, or are about to
+
 	mu sync.Mutex
-	of map[string][]*line
+	of []*line
 }
 
 // line is the waiters for a bucket, in the order of their arrival. A goroutine asks for all of them until none is left.
-// The lock of the lines guards it.
+// The lock of its lines guards it.
 type line struct {
+	*lines
 	key         string
 	leave       policy.Leave
 	first, last *waiter
 	total       int64         // tokens that all want
-	wake        chan struct{} // there may be more tokens, or nobody waits any more
+	again       chan struct{} // there may be more tokens, or nobody waits any more
 
 	// What the last denial told; denied is zero if nothing is known.
 	denied time.Time
@@ -78,9 +82,9 @@ func (l *line) due(n int64, leave policy.Leave) time.Duration {
 	return max(0, due-time.Since(l.denied))
 }
 
-// find is the line of a bucket that leaves so much, nil if there is none. The lock is held.
-func (ls *lines) find(key string, leave policy.Leave) *line {
-	for _, l := range ls.of[key] {
+// find is the line that leaves so much, nil if there is none. The lock is held.
+func (ls *lines) find(leave policy.Leave) *line {
+	for _, l := range ls.of {
 		if l.leave == leave {
 			return l
 		}
@@ -88,18 +92,11 @@ func (ls *lines) find(key string, leave policy.Leave) *line {
 	return nil
 }
 
-// waited reports whether somebody waits for a bucket.
-func (ls *lines) waited(key string) bool {
-	ls.mu.Lock()
-	defer ls.mu.Unlock()
-	return len(ls.of[key]) > 0
-}
-
 // ahead adds up the tokens wanted by the lines that a take must not overtake: lines that the bucket has denied and that
 // leave as much as the take, or less. A take of a line itself (ofLine) stands only behind lines that leave less.
 // last is the line that asked last. The lock is held.
-func (ls *lines) ahead(key string, leave policy.Leave, ofLine bool) (total int64, last *line) {
-	for _, l := range ls.of[key] {
+func (ls *lines) ahead(leave policy.Leave, ofLine bool) (total int64, last *line) {
+	for _, l := range ls.of {
 		holds, leavesLess := l.holds(leave)
 		if !holds || ofLine && !leavesLess {
 			continue
@@ -133,9 +130,9 @@ func (l *line) holdTime(n int64) time.Duration {
 
 // pass returns for how long the lines ahead of a take of n go on holding it back. When that is over the take passes
 // them, and they hold back the next one. Takes that leave more than a line don't pass it. The lock is held.
-func (ls *lines) pass(key string, n int64, leave policy.Leave) time.Duration {
+func (ls *lines) pass(n int64, leave policy.Leave) time.Duration {
 	now, held := time.Now(), time.Duration(0)
-	for _, l := range ls.of[key] {
+	for _, l := range ls.of {
 		switch holds, leavesLess := l.holds(leave); {
 		case leavesLess && holds:
 			return Never
@@ -146,7 +143,7 @@ func (ls *lines) pass(key string, n int64, leave policy.Leave) time.Duration {
 	if held > 0 {
 		return held
 	}
-	for _, l := range ls.of[key] {
+	for _, l := range ls.of {
 		if holds, _ := l.holds(leave); holds {
 			l.passed = now
 		}
@@ -156,8 +153,8 @@ func (ls *lines) pass(key string, n int64, leave policy.Leave) time.Duration {
 
 // due reports whether a take would overtake lines that the bucket has said no to, and when n tokens are due behind
 // these: 0 if nothing is known. The lock is held.
-func (ls *lines) due(key string, n int64, leave policy.Leave) (due time.Duration, behind bool) {
-	total, last := ls.ahead(key, leave, false)
+func (ls *lines) due(n int64, leave policy.Leave) (due time.Duration, behind bool) {
+	total, last := ls.ahead(leave, false)
 	if last == nil {
 		return 0, false
 	}
@@ -166,12 +163,16 @@ func (ls *lines) due(key string, n int64, leave policy.Leave) (due time.Duration
 
 // behind reports whether lines hold a take back, and until when, as a reply tells it: at least a millisecond, and less
 // than 0 is never. A take that may pass is not held back when its turn has come.
-func (ls *lines) behind(key string, run policy.Run, mayPass bool) (due time.Duration, yes bool) {
+func (b *bucket) behind(run policy.Run, mayPass bool) (due time.Duration, yes bool) {
+	if !b.waited() {
+		return 0, false
+	}
+	ls := b.lines.Load()
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
-	due, yes = ls.due(key, run.N, run.Leave)
+	due, yes = ls.due(run.N, run.Leave)
 	if yes && mayPass {
-		held := ls.pass(key, run.N*run.Count, run.Leave)
+		held := ls.pass(run.N*run.Count, run.Leave)
 		due, yes = min(due, held), held > 0
 	}
 	switch {
@@ -185,9 +186,9 @@ func (ls *lines) behind(key string, run policy.Run, mayPass bool) (due time.Dura
 
 // leaves is what a take of n that is put to the bucket must leave there: what leave says, and what the lines ahead
 // want unless it passes them, at most the capacity less n. The lock is held.
-func (ls *lines) leaves(key string, n int64, leave policy.Leave, ofLine bool) policy.Leave {
-	total, last := ls.ahead(key, leave, ofLine)
-	if last == nil || !ofLine && ls.pass(key, n, leave) == 0 {
+func (ls *lines) leaves(n int64, leave policy.Leave, ofLine bool) policy.Leave {
+	total, last := ls.ahead(leave, ofLine)
+	if last == nil || !ofLine && ls.pass(n, leave) == 0 {
 		return leave
 	}
 	limit := last.info.limit()
@@ -195,11 +196,11 @@ func (ls *lines) leaves(key string, n int64, leave policy.Leave, ofLine bool) po
 	return policy.Leave{Tokens: max(least, min(least+total, limit-n))}
 }
 
-// wake has the lines of a bucket ask at once, since there are more tokens.
-func (ls *lines) wake(key string) {
+// wake has the lines ask at once, since the bucket has more tokens.
+func (ls *lines) wake() {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
-	for _, l := range ls.of[key] {
+	for _, l := range ls.of {
 		l.askAgain()
 	}
 }
@@ -208,12 +209,13 @@ func (ls *lines) wake(key string) {
 func (l *line) askAgain() {
 	l.denied = time.Time{}
 	l.more = true
-	timing.Signal(l.wake)
+	timing.Signal(l.again)
 }
 
 // remove takes a waiter out of its line, and ends the line if it was the last. The lock is held.
-func (ls *lines) remove(l *line, w *waiter) {
+func (l *line) remove(w *waiter) {
 	w.in = false
+	l.waiters.Add(-1)
 	l.total -= w.n
 	if w.prev != nil {
 		w.prev.next = w.next
@@ -226,21 +228,17 @@ func (ls *lines) remove(l *line, w *waiter) {
 		l.last = w.prev
 	}
 	if l.first == nil {
-		ls.end(l)
+		l.end()
 	} else if w.prev == nil {
-		timing.Signal(l.wake) // the next one may want less
+		timing.Signal(l.again) // the next one may want less
 	}
 }
 
 // end ends a line, and wakes the lines that stood behind it, which ask at once. The lock is held.
-func (ls *lines) end(l *line) {
-	others := slices.DeleteFunc(ls.of[l.key], func(other *line) bool { return other == l })
-	ls.of[l.key] = others
-	if len(others) == 0 {
-		delete(ls.of, l.key)
-	}
-	timing.Signal(l.wake)
-	for _, other := range others {
+func (l *line) end() {
+	l.of = slices.DeleteFunc(l.of, func(other *line) bool { return other == l })
+	timing.Signal(l.again)
+	for _, other := range l.of {
 		if limit := l.info.limit(); other.leave.Of(limit) >= l.leave.Of(limit) {
 			other.askAgain()
 		}

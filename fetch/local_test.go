@@ -4,6 +4,7 @@ import (
 	"context"
 	"math/rand/v2"
 	"slices"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -33,7 +34,7 @@ func TestSharesTogetherAdmitWhatTheBucketWouldHave(t *testing.T) {
 		span := time.Duration(1 + rng.Int64N(int64(5*time.Second)))
 		for range live {
 			s := &share{terms: localTerms(capacity, rate)}
-			s.count(live)
+			s.count(live, 0)
 			s.saw(left, began)
 			for at := time.Duration(0); at <= span; at += time.Duration(1 + rng.Int64N(int64(20*time.Millisecond))) {
 				for s.take(1, 1, 0, began+at).OK {
@@ -58,7 +59,7 @@ func TestAShareStartsWithItsPartOfTheTokensAndEarnsItsPartOfTheRate(t *testing.T
 	s := &share{terms: terms}
 	s.saw(100, 0)
 	require.False(t, s.take(1, 1, 0, 0).Known, "nobody has counted the consumers")
-	s.count(4)
+	s.count(4, 0)
 	require.True(t, s.take(25, 25, 0, 0).OK, "a quarter of what is there")
 	require.False(t, s.take(1, 1, 0, 0).OK)
 	require.True(t, s.take(5, 5, 0, time.Second).OK, "a quarter of the rate")
@@ -86,13 +87,13 @@ func TestAShareStartsWithItsPartOfTheTokensAndEarnsItsPartOfTheRate(t *testing.T
 	require.EqualValues(t, -1, w.Wait, "more than the bucket ever holds")
 	s.giveBack(25)
 	require.EqualValues(t, 25, holds(s, time.Hour))
-	s.count(2)
+	s.count(2, 0)
 	require.EqualValues(t, 25, holds(s, time.Hour), "fewer consumers are believed only after a while")
 	require.EqualValues(t, 4, s.live)
-	s.count(2)
-	s.count(2)
+	s.count(2, 0)
+	s.count(2, 0)
 	require.EqualValues(t, 2, s.live)
-	s.count(50)
+	s.count(50, 0)
 	require.LessOrEqual(t, holds(s, time.Hour), int64(2), "more at once")
 }
 
@@ -100,14 +101,14 @@ func TestAShareStartsWithItsPartOfTheTokensAndEarnsItsPartOfTheRate(t *testing.T
 func TestAShareThatIsSeldomTakenFromEarnsItsPartOfTheRate(t *testing.T) {
 	s := &share{terms: localTerms(1000, policy.PerSecond(8))}
 	s.saw(0, 0)
-	s.count(4)
+	s.count(4, 0)
 	for i := range time.Duration(20) {
 		require.False(t, s.take(121, 121, 0, (i+1)*time.Minute-time.Second).OK)
 		require.True(t, s.take(120, 120, 0, (i+1)*time.Minute).OK, "a minute at 2/s")
 	}
 	s = &share{terms: localTerms(policy.MaxTokens, policy.Rate{Tokens: 1<<40 + 1, Per: 12 * 24 * time.Hour})}
 	s.saw(0, 0)
-	s.count(4)
+	s.count(4, 0)
 	holds(s, 0)
 	require.Positive(t, holds(s, 10*365*24*time.Hour))
 }
@@ -115,7 +116,7 @@ func TestAShareThatIsSeldomTakenFromEarnsItsPartOfTheRate(t *testing.T) {
 func TestAShareCountsNeitherScheduledStepsNorGrants(t *testing.T) {
 	stepped := policy.Policy{Capacity: 100, Steps: policy.Every(time.Minute), StepTokens: 50}.Terms(policy.Fence{})
 	s := &share{terms: stepped}
-	s.count(2)
+	s.count(2, 0)
 	s.saw(40, 0)
 	require.True(t, s.take(20, 20, 0, 0).OK)
 	require.False(t, s.take(1, 1, 0, time.Hour).OK, "the next instant is the refillers' to know")
@@ -125,33 +126,50 @@ func TestAShareCountsNeitherScheduledStepsNorGrants(t *testing.T) {
 	granted.GrantEnd = 1 << 50
 	granted.GrantEra = 1
 	s = &share{terms: granted}
-	s.count(2)
+	s.count(2, 0)
 	s.saw(0, 0)
 	s.take(1, 1, 0, 0)
 	require.EqualValues(t, 2, holds(s, 2*time.Second), "the floor's rate")
 }
 
-func TestHeartbeatsFollowUse(t *testing.T) {
-	c := newClient(t, newFake(nil))
-	ss := c.shares
-	for i := range 3 * beatsPerSecond {
-		ss.keys[time.Duration(i).String()] = &share{key: "k", used: ss.now()}
+// A Client that is idle sends nothing, and one in use registers with each bucket no more often than it asks it whole.
+func TestConsumersRegisterWhenTheyAskWhole(t *testing.T) {
+	rdb := testenv.Redis(t).Client()
+	const buckets = 200
+	p := hourly(100)
+	p.Degraded = policy.DegradedLocal
+	c := newClient(t, rdb, slow())
+	takes := func() {
+		for i := range buckets {
+			_, err := c.Take(t.Context(), strconv.Itoa(i), 1)
+			require.NoError(t, err)
+		}
 	}
-	due, period := c.dueShares(0, true)
-	require.Len(t, due, 3*beatsPerSecond, "new ones at once")
-	require.Equal(t, 3*time.Second, period, "many buckets hear less often")
-	for _, s := range due {
-		s.count(1)
+	registered := func() (n int64) {
+		for i := range buckets {
+			n += rdb.ZCard(t.Context(), lua.LiveKey(strconv.Itoa(i))).Val()
+		}
+		return n
 	}
-	due, _ = c.dueShares(0, true)
-	require.Empty(t, due)
-	due, _ = c.dueShares(0, false)
-	require.Len(t, due, 3*beatsPerSecond)
-
-	ss.began = ss.began.Add(-shareKeep - time.Second) // time passes
-	due, _ = c.dueShares(0, false)
-	require.Empty(t, due)
-	require.Empty(t, ss.keys, "nobody used them")
+	for i := range buckets {
+		createBucket(t, rdb, strconv.Itoa(i), p)
+	}
+	takes()
+	eventually(t, func() bool { return registered() == buckets }, "all count")
+	ttl := rdb.PTTL(t.Context(), lua.LiveKey("0")).Val()
+	require.InDelta(t, liveFor, ttl, float64(5*time.Second))
+	sent := commandCalls(t, rdb)["evalsha"]
+	takes()
+	time.Sleep(1500 * time.Millisecond)
+	require.LessOrEqual(t, commandCalls(t, rdb)["evalsha"]-sent, buckets, "no call but the takes")
+	for i := range buckets {
+		rdb.Del(t.Context(), lua.LiveKey(strconv.Itoa(i)))
+		c.buckets.update(strconv.Itoa(i), func(k *info) { k.learned = k.learned.Add(-policyMaxAge) })
+		past := time.Now()
+		known(c, strconv.Itoa(i)).share.registered.until.Store(&past)
+	}
+	takes()
+	eventually(t, func() bool { return registered() == buckets }, "all count again")
 }
 
 // outage is what several consumers of one bucket saw while its server stood still.
@@ -207,7 +225,7 @@ func standStill(t testing.TB, consumers, callers int, rate policy.Rate, length t
 	}
 	eventually(t, func() bool { // everyone knows of everyone
 		for _, c := range clients {
-			k := c.cache.get("checkout")
+			k := known(c, "checkout")
 			if k.share == nil {
 				return false
 			}
@@ -219,7 +237,7 @@ func standStill(t testing.TB, consumers, callers int, rate policy.Rate, length t
 			}
 		}
 		return true
-	}, "heartbeats")
+	}, "all count")
 
 	var o outage
 	stopped.Store(true)
@@ -243,7 +261,7 @@ func standStill(t testing.TB, consumers, callers int, rate policy.Rate, length t
 	slices.Sort(times)
 	o.admitted, o.worst = admitted.Load(), times[len(times)*999/1000]
 	eventually(t, func() bool { return rdb.Exists(context.Background(), lua.LiveKey("checkout")).Val() == 1 },
-		"heartbeats go on")
+		"the consumers still count")
 	return o
 }
 
@@ -290,7 +308,7 @@ func TestTakeUpToLeavesSomeInDegradedModes(t *testing.T) {
 			_, err := c.Take(t.Context(), "b", 1)
 			require.NoError(t, err)
 			if mode == policy.DegradedLocal {
-				s := c.cache.get("b").share
+				s := known(c, "b").share
 				eventually(t, func() bool {
 					s.mu.Lock()
 					defer s.mu.Unlock()

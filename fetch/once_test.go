@@ -2,7 +2,6 @@ package fetch
 
 import (
 	"context"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -107,7 +106,7 @@ func lined(t *testing.T, leave policy.Leave) (rdb *redis.Client, c *Client, end 
 	done := make(chan error, 1)
 	go func() { done <- errOf(c.Wait(ctx, "line", 50, LeaveOption(leave))) }()
 	eventually(t, func() bool {
-		_, yes := c.lines.behind("line", policy.Run{N: 1, Count: 1, Leave: leave}, false)
+		_, yes := c.buckets.find("line").behind(policy.Run{N: 1, Count: 1, Leave: leave}, false)
 		return yes
 	}, "denied")
 	return rdb, c, func() {
@@ -153,9 +152,7 @@ func TestAReservationLeavesItsPercentOfAForgottenBucket(t *testing.T) {
 	rdb, c, end := lined(t, policy.Leave{Percent: 20})
 	_, err := lua.Return(t.Context(), rdb, "line", 15, 0)
 	require.NoError(t, err)
-	for i := range 2*c.cache.half + 1 {
-		c.cache.put(strconv.Itoa(i), new(info), time.Now())
-	}
+	forgets(c)
 	r, err := c.Reserve(t.Context(), "line", 1, time.Minute, WithLeavePercent(20))
 	require.NoError(t, err)
 	require.False(t, r.OK)
@@ -220,7 +217,7 @@ func TestARepeatedRequestTellsAShareNothing(t *testing.T) {
 	_, err := c.Take(t.Context(), "b", 1, WithRequestID("r"))
 	require.NoError(t, err)
 	eventually(t, func() bool {
-		s := c.cache.get("b").share
+		s := known(c, "b").share
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		return s.live > 0

@@ -303,8 +303,8 @@ func (n concurrencyOption) applyClient(c *config) error {
 // A take of a bucket that it has forgotten also asks for the policy, which costs Redis several times as much, and is of
 // unknown degraded mode while Redis is away.
 //
-// The Client remembers up to 2n buckets, each in about 300 bytes and its key: 120 MB with the default. A bucket needs
-// no memory before it is used.
+// The Client remembers up to 2n buckets, each in about 220 bytes and its key: 90 MB with the default. A bucket needs no
+// memory before it is used.
 func WithCacheSize(n int) Option { return cacheSizeOption(n) }
 
 type cacheSizeOption int

@@ -94,6 +94,8 @@ func TestCacheSizesOutOfRangeAreRefused(t *testing.T) {
 		_, err := New(rdb, WithCacheSize(n))
 		require.ErrorIs(t, err, ErrInvalidOption)
 	}
-	require.Equal(t, 7, newClient(t, rdb, WithCacheSize(7)).cache.half)
-	require.Equal(t, DefaultCacheSize, newClient(t, rdb).cache.half)
+	require.Equal(t, 7, newClient(t, rdb, WithCacheSize(7)).buckets.shards[0].half)
+	bs := newClient(t, rdb).buckets
+	require.GreaterOrEqual(t, len(bs.shards)*bs.shards[0].half, DefaultCacheSize)
+	require.LessOrEqual(t, len(bs.shards)*bs.shards[0].half, DefaultCacheSize+DefaultCacheSize/8)
 }

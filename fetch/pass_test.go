@@ -59,7 +59,7 @@ func TestALineLetsATakePassInEachRefillInterval(t *testing.T) {
 				waiting.Wait()
 				close(served)
 			}()
-			eventually(t, func() bool { return c.lines.waited("b") }, "a line")
+			eventually(t, func() bool { return c.buckets.find("b").waited() }, "a line")
 			began, granted := time.Now(), 0
 			ticker := time.NewTicker(5 * time.Millisecond)
 			defer ticker.Stop()

@@ -94,8 +94,8 @@ func (c *Client) watch(l *line, w *waiter) {
 // waiter that the mode denies goes on waiting. If this process did not run when the first of these times ended, all
 // waiters get the delay in addition.
 func (c *Client) overdue(l *line) {
-	c.lines.mu.Lock()
-	defer c.lines.mu.Unlock()
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	q, now := &l.question, time.Now()
 	if q.due.IsZero() || now.Before(q.due) {
 		return // the question has ended meanwhile
@@ -145,7 +145,7 @@ func (c *Client) tellDegraded(l *line, w *waiter, err error) (a answer, told boo
 	default:
 		return a, false
 	}
-	c.lines.remove(l, w)
+	l.remove(w)
 	w.verdict <- v
 	return a, true
 }

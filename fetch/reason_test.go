@@ -278,7 +278,7 @@ func TestEachPolicyDecidesHowItsTakesAreAnsweredWithoutItsServer(t *testing.T) {
 		require.NoError(t, err)
 	}
 	eventually(t, func() bool { return f.direct.Exists(t.Context(), lua.LiveKey("local")).Val() == 1 }, "a heartbeat")
-	k := c.cache.get("local")
+	k := known(c, "local")
 	eventually(t, func() bool {
 		k.share.mu.Lock()
 		defer k.share.mu.Unlock()

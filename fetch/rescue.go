@@ -32,7 +32,7 @@ func (c *Client) rescues(reply *lua.TakeReply) bool {
 func (t *task) rescue(want int64, reply *lua.TakeReply) (again, ours bool) {
 	c := t.c
 	if !c.rescues(reply) || want > reply.Terms.Capacity ||
-		!c.rescued.claim(t.key, micros(reply.Terms.Interval), time.Now()) {
+		!c.buckets.obtain(t.key).rescued.claim(micros(reply.Terms.Interval), time.Now()) {
 		return false, false
 	}
 	t.brief = true
@@ -46,6 +46,6 @@ func (t *task) rescue(want int64, reply *lua.TakeReply) (again, ours bool) {
 	if ours {
 		c.stats.rescues.Add(1)
 	}
-	c.cache.forgive(t.key)
+	c.buckets.forgive(t.key)
 	return out.Tokens >= want, ours
 }

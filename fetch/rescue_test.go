@@ -3,7 +3,6 @@ package fetch
 import (
 	"context"
 	"fmt"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -148,33 +147,15 @@ func TestBucketsThatConsumersDoNotRefill(t *testing.T) {
 	require.EqualValues(t, 1, on.Stats().Rescues)
 }
 
-func TestRescuesOfABucketAreAnIntervalApartAndBounded(t *testing.T) {
-	var r marks[string]
+func TestRescuesOfABucketAreAnIntervalApart(t *testing.T) {
+	var m mark
 	now := time.Now()
-	require.True(t, r.claim("a", time.Second, now))
-	require.False(t, r.claim("a", time.Second, now.Add(time.Second-1)))
-	require.True(t, r.claim("a", time.Second, now.Add(time.Second)))
-	for i := range mostMarks + 5 {
-		r.claim(time.Duration(i).String(), time.Hour, now.Add(time.Minute))
-	}
-	require.LessOrEqual(t, len(r.until), mostMarks)
-	require.True(t, r.claim("a", time.Second, now.Add(2*time.Hour)), "what has passed makes room")
-}
-
-// Full marks are not searched by each take that finds no room, and a marked key needs no room to be marked again.
-func TestFullMarksAreSearchedSeldom(t *testing.T) {
-	var r marks[string]
-	now := time.Now()
-	for i := range mostMarks {
-		require.True(t, r.claim(strconv.Itoa(i), time.Second+time.Duration(i)*time.Microsecond, now))
-	}
-	over := now.Add(time.Second + time.Microsecond) // of the first two
-	require.True(t, r.claim("new", time.Hour, over))
-	require.True(t, r.claim("newer", time.Hour, over))
-	over = over.Add(time.Microsecond)
-	require.False(t, r.claim("newest", time.Hour, over), "the third is over, but the marks were just searched")
-	require.True(t, r.claim("2", time.Hour, over), "it has its place")
-	require.True(t, r.claim("newest", time.Hour, over.Add(marksRest)))
+	require.False(t, m.holds(now))
+	require.True(t, m.claim(time.Second, now))
+	require.True(t, m.holds(now.Add(time.Second-1)))
+	require.False(t, m.claim(time.Second, now.Add(time.Second-1)))
+	require.False(t, m.holds(now.Add(time.Second)))
+	require.True(t, m.claim(time.Second, now.Add(time.Second)))
 }
 
 // The server's clock went back by an hour, as by a fail-over to another host, and no refiller is alive: the last refill

@@ -193,7 +193,7 @@ func TestAReservationOfTheLocalShareGoesBackToTheShare(t *testing.T) {
 	f.warm(t, c)
 	_, err := c.Take(t.Context(), "local", 2)
 	require.NoError(t, err)
-	k := c.cache.get("local")
+	k := known(c, "local")
 	eventually(t, func() bool {
 		k.share.mu.Lock()
 		defer k.share.mu.Unlock()

@@ -54,9 +54,7 @@ func rest(t *testing.T, c *Client, key string, d time.Duration) {
 		return ts.flight == nil
 	}, "the look ends")
 	ts.start = ts.start.Add(-d)
-	older := *c.cache.get(key)
-	older.learned = older.learned.Add(-d)
-	c.cache.put(key, &older, older.learned)
+	c.buckets.update(key, func(i *info) { i.learned = i.learned.Add(-d) })
 }
 
 // The first take of a consumer that rested keeps the bucket alive, which became a template's meanwhile. Otherwise the

@@ -62,6 +62,7 @@ type servers struct {
 	cluster *redis.ClusterClient // the Client's own
 	ring    *redis.Ring
 	own     []io.Closer
+	slots   []mark   // by slot: it was moving a moment ago; without slots there is one
 	nodes   sync.Map // *redis.Client → *server: a Cluster's masters and replicas, a Ring's shards
 }
 
@@ -70,10 +71,11 @@ type servers struct {
 // A Sentinel client's pool is shared, since Sentinels purge it when the master changes, and so are those of a Ring,
 // whose shards come and go. Any other client is used as it is.
 func newServers(c *Client, rdb redis.UniversalClient) *servers {
-	ss := &servers{c: c, bySlot: true}
+	ss := &servers{c: c, bySlot: true, slots: make([]mark, lua.Slots)}
 	switch rdb := rdb.(type) {
 	case *redis.Client:
 		ss.bySlot = false
+		ss.slots = make([]mark, 1)
 		if rdb.Options().Addr == "FailoverClient" {
 			ss.single = ss.shared(rdb)
 		} else {
@@ -86,6 +88,7 @@ func newServers(c *Client, rdb redis.UniversalClient) *servers {
 		ss.single = ss.add(&server{}, ss.cluster, c.config.concurrency, connects, nil)
 	case *redis.Ring:
 		ss.ring = rdb
+		ss.slots = make([]mark, 1)
 	default:
 		ss.single = ss.add(&server{}, rdb, c.config.concurrency, nil, nil)
 	}
@@ -211,11 +214,14 @@ func (ss *servers) all(do func(*server)) {
 
 // callGroup returns a number that is equal for buckets which can go into one script call.
 func (ss *servers) callGroup(key string) int {
-	if ss.bySlot && ss.ring == nil {
+	if len(ss.slots) > 1 {
 		return lua.Slot(key)
 	}
 	return 0
 }
+
+// moving returns the mark of a callGroup.
+func (ss *servers) moving(group int) *mark { return &ss.slots[group] }
 
 // apart reports whether the active sets of templates are on other servers than their buckets.
 func (ss *servers) apart() bool { return ss.bySlot }

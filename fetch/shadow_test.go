@@ -145,7 +145,7 @@ func TestADegradedModeAdmitsAllThatIsAskedOfAShadow(t *testing.T) {
 		_, err := c.Take(t.Context(), key, 4)
 		require.NoError(t, err)
 	}
-	k := c.cache.get("local")
+	k := known(c, "local")
 	eventually(t, func() bool {
 		k.share.mu.Lock()
 		defer k.share.mu.Unlock()

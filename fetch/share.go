@@ -9,39 +9,32 @@ import (
 	"time"
 
 	"github.com/tokenrefill/refiller/internal/engine"
-	"github.com/tokenrefill/refiller/internal/timing"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )
 
 const (
-	// beatEvery is how often a bucket with degraded mode local hears of this Client, and beatsPerSecond the most
-	// heartbeats, which with many buckets makes it less often. A consumer counts for beatTimes heartbeats.
-	beatEvery      = time.Second
-	beatsPerSecond = 500
-	beatTimes      = 3
-	// beatsPerRest is how many heartbeats go without a pause.
-	beatsPerRest = 25
-	// shareKeep is after how long without takes a bucket hears no more of this Client, unless three heartbeats take
-	// longer.
-	shareKeep = 10 * time.Second
-	// maxShares bounds the buckets with degraded mode local of which a Client keeps a share ready.
-	maxShares = 1 << 14
+	// liveFor is how long a consumer counts among those of a bucket with degraded mode local after a take of it that was
+	// asked whole. A bucket in use is asked whole each policyMaxAge, so that a consumer may miss two of these.
+	liveFor = 30 * time.Second
+	// registerEvery is the least time between two counts of a bucket's consumers: denials are asked whole, too.
+	registerEvery = policyMaxAge / 2
+	// countsKept is how many counts are remembered. The highest is believed: after an outage consumers come back one by
+	// one.
+	countsKept = 3
 )
 
 // share is this consumer's part of a bucket of degraded mode local, kept ready for the time that the bucket can't be
 // reached.
 type share struct {
-	key string
+	registered mark // this consumer counts among those of the bucket
 
 	mu    sync.Mutex
 	terms policy.Terms // of the bucket
-	used  time.Duration
-	// Consumers of the bucket, this one included: the most that the last heartbeats counted, since after an outage they
-	// come back one by one. 0: not known.
-	live   int64
-	counts [beatTimes]int64
-	idle   bool // no take came for shareKeep: heartbeats have ended, and live may be out of date
+	// Consumers of the bucket, this one included: the most of the last counts, or supposed; 0: not known.
+	live    int64
+	counts  [countsKept]int64
+	counted time.Duration // last
 
 	// What the bucket held at its last answer, and when.
 	left int64
@@ -58,24 +51,36 @@ func (s *share) saw(left int64, now time.Duration) {
 	defer s.mu.Unlock()
 	s.left = left
 	s.at = now
-	s.used = now
 	s.news = true
 }
 
-// count notes what a heartbeat counted.
-func (s *share) count(live int64) {
+// of returns the share for a bucket that has the terms, a new one for a nil share.
+func (s *share) of(terms *policy.Terms) *share {
+	if s == nil {
+		return &share{terms: *terms}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.terms = *terms
+	return s
+}
+
+// count remembers how many consumers the bucket has.
+func (s *share) count(live int64, now time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	copy(s.counts[1:], s.counts[:])
 	s.counts[0] = live
+	s.counted = now
 	s.live = slices.Max(s.counts[:])
 }
 
-// suppose raises the number of the bucket's consumers to live, unless heartbeats count them.
-func (s *share) suppose(live int64) {
+// suppose raises the number of consumers to live if it isn't known, or if an outage begins and it was counted too long
+// ago: consumers that came since then are not in it.
+func (s *share) suppose(live int64, now time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.idle || s.live == 0 {
+	if s.live == 0 || s.news && now-s.counted > liveFor {
 		s.live = max(s.live, live)
 	}
 }
@@ -113,7 +118,6 @@ func (s *share) giveBack(n int64) {
 
 // ready brings the share up to an instant and reports whether there is one. The lock is held.
 func (s *share) ready(now time.Duration) bool {
-	s.used = now
 	if s.live == 0 {
 		return false
 	}
@@ -165,128 +169,59 @@ func partOf(t policy.Terms, live int64) policy.Terms {
 	return part
 }
 
-// shares are those of the buckets with degraded mode local that takes came for. Their heartbeats have one goroutine,
-// which begins with the first of them.
-type shares struct {
-	consumer string        // this Client's name
-	began    time.Time     // instants are counted from here, on the monotonic clock
-	wake     chan struct{} // there is a new one
+// consumers is what a Client knows of those that share its buckets.
+type consumers struct {
+	own   string    // this Client's name
+	began time.Time // instants are counted from here, on the monotonic clock
 
 	mu      sync.Mutex
-	keys    map[string]*share
-	beating bool
-	most    int64 // the most consumers of any bucket, as heartbeats last counted; 0: not known
+	most    int64 // the most of any bucket, as counted within liveFor before the last count; 0: not known
+	counted time.Duration
 }
 
-func newShares() *shares {
-	return &shares{consumer: rand.Text(), began: time.Now(), wake: make(chan struct{}, 1), keys: make(map[string]*share)}
-}
+func newConsumers() *consumers { return &consumers{own: rand.Text(), began: time.Now()} }
 
-func (ss *shares) now() time.Duration { return time.Since(ss.began) }
+func (cs *consumers) now() time.Duration { return time.Since(cs.began) }
 
-// consumers returns the most consumers of any bucket, as heartbeats last counted; 0 if that is not known.
-func (ss *shares) consumers() int64 {
-	ss.mu.Lock()
-	defer ss.mu.Unlock()
-	return ss.most
-}
-
-// shareOf keeps a share of a bucket of degraded mode local ready; nil if there are too many such buckets.
-func (c *Client) shareOf(key string, t policy.Terms) *share {
-	ss := c.shares
-	ss.mu.Lock()
-	defer ss.mu.Unlock()
-	s := ss.keys[key]
-	if s == nil {
-		if len(ss.keys) >= maxShares {
-			return nil
-		}
-		s = &share{key: key, used: ss.now()}
-		ss.keys[key] = s
-		timing.Signal(ss.wake)
-		ss.beating = ss.beating || c.life.spawn(c.beatAll)
+// count remembers how many consumers a bucket has.
+func (cs *consumers) count(live int64) {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	if now := cs.now(); live >= cs.most || now-cs.counted > liveFor {
+		cs.most = live
+		cs.counted = now
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.terms = t
-	return s
 }
 
-// beatAll sends heartbeats until the Client is closed: at once for a new bucket, then for all of them in turn.
-func (c *Client) beatAll() {
-	timer := time.NewTimer(beatEvery)
-	defer timer.Stop()
-	for round := time.Duration(0); ; {
-		onlyNew := true
-		select {
-		case <-c.life.quit:
+// ofAny returns the most consumers of any bucket; 0 if that is not known.
+func (cs *consumers) ofAny() int64 {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	return cs.most
+}
+
+// register has this Client count among the consumers of a bucket, and counts them, in a round trip of its own that it
+// doesn't wait for. The script of a take can't do it: while the bucket's slot of a Cluster moves, a server refuses a
+// script of which a key is missing, as that of the consumers may be.
+func (c *Client) register(key string, s *share) {
+	if !s.registered.claim(registerEvery, time.Now()) {
+		return
+	}
+	c.life.spawn(func() {
+		live, err := c.enter(context.Background(), key)
+		if err != nil {
+			s.registered.until.Store(nil)
 			return
-		case <-c.shares.wake:
-		case <-timer.C:
-			onlyNew = false
 		}
-		due, period := c.dueShares(round, onlyNew)
-		for i, s := range due {
-			if c.beat(context.Background(), s.key, s) != nil {
-				break // the next round comes
-			}
-			if i%beatsPerRest == beatsPerRest-1 && !timing.Sleep(c.life.quit, beatsPerRest*time.Second/beatsPerSecond) {
-				return
-			}
-		}
-		if !onlyNew {
-			round = period
-			timer.Reset(max(beatEvery/2, timing.Between(c.jitter, beatEvery*9/10, beatEvery*11/10)))
-		}
-	}
+		s.count(live, c.consumers.now())
+		c.consumers.count(live)
+	})
 }
 
-// dueShares are the buckets whose heartbeats are due, and how long a round of all takes. Those that no take came for
-// are forgotten, except while their server is away: then their share is still theirs. What is cached of a forgotten
-// bucket keeps its share with the last number of consumers.
-func (c *Client) dueShares(round time.Duration, onlyNew bool) (due []*share, period time.Duration) {
-	ss := c.shares
-	ss.mu.Lock()
-	defer ss.mu.Unlock()
-	period = max(beatEvery, time.Duration(len(ss.keys))*time.Second/beatsPerSecond)
-	keep := max(shareKeep, beatTimes*max(round, period))
-	most := int64(0)
-	for key, s := range ss.keys {
-		away := c.servers.of(key).open(key) != nil
-		s.mu.Lock()
-		idle, known := ss.now()-s.used > keep, s.live > 0
-		if idle && !away {
-			s.idle = true
-			delete(ss.keys, key)
-		} else {
-			most = max(most, s.live)
-		}
-		s.mu.Unlock()
-		if !idle && !away && (!onlyNew || !known) {
-			due = append(due, s)
-		}
-	}
-	if most > 0 { // otherwise the last ones count
-		ss.most = most
-	}
-	return due, period
-}
-
-// beat sends a heartbeat for a bucket and notes the answer with its share, nil for none. The error is that of a server
-// that did not answer.
-func (c *Client) beat(ctx context.Context, key string, s *share) error {
+// enter has this Client count among the consumers of a bucket for liveFor, and returns how many there are.
+func (c *Client) enter(ctx context.Context, key string) (int64, error) {
 	t := c.plain(c.own(ctx), key)
-	c.shares.mu.Lock()
-	ttl := beatTimes * max(beatEvery, time.Duration(len(c.shares.keys))*time.Second/beatsPerSecond)
-	c.shares.mu.Unlock()
-	live, err := lua.Live(ctx, t, key, c.shares.consumer, ttl)
-	if err == nil && s != nil {
-		s.count(live)
-		c.shares.mu.Lock()
-		defer c.shares.mu.Unlock()
-		c.shares.most = max(c.shares.most, live)
-	}
-	return evidence(err)
+	return lua.Live(t.ctx, t, key, c.consumers.own, liveFor)
 }
 
 // probe shows whether a server lets a consumer write. One that refuses just this call is alive. Its key may turn out to
@@ -300,7 +235,8 @@ func (c *Client) probe(ctx context.Context, s *server) error {
 	if key == nil {
 		return nil
 	}
-	err := c.beat(ctx, *key, nil)
+	_, err := c.enter(ctx, *key)
+	err = evidence(err)
 	if timedOut(err) {
 		s.eachSocket((*engine.Sockets).Drop)
 	}

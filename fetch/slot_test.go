@@ -411,7 +411,7 @@ func TestBucketsOfASlotThatMovesDoNotRefuseEachOther(t *testing.T) {
 		var batch []*engine.Request[ask]
 		for _, key := range keys {
 			r := s.queue.Request()
-			r.Body = ask{key: key, kind: configured{}, info: unseen, run: policy.Run{N: 1, Count: 1}, whole: whole}
+			r.Body = ask{key: key, kind: configured{}, bucket: unseenBucket, info: unseen, run: policy.Run{N: 1, Count: 1}, whole: whole}
 			batch = append(batch, r)
 		}
 		require.NoError(t, c.sender(s, rdb)(ctx, batch))

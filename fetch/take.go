@@ -45,11 +45,11 @@ func (c *Client) takeRun(ctx context.Context, op Op, key string, run policy.Run,
 // take makes one take, of tokens in the bucket's block as far as there are enough, and of the bucket.
 func (c *Client) take(ctx context.Context, key string, run policy.Run, cfg *callConfig) (Result, error) {
 	run.Leave = cfg.leave
-	if cfg.request != "" {
+	if c.leases == nil || cfg.request != "" {
 		return c.takeShared(ctx, key, run, cfg)
 	}
 	n := run.N * run.Count
-	leased, low := c.leases.draw(key, run.N, n, run.Leave)
+	leased, low := c.buckets.find(key).draw(run.N, n, run.Leave)
 	if leased.Taken == n {
 		low.signal()
 		return leased, nil
@@ -60,7 +60,7 @@ func (c *Client) take(ctx context.Context, key string, run policy.Run, cfg *call
 	}
 	r, err := c.takeShared(ctx, key, run, cfg)
 	if got := leased.Taken + r.Taken; run.UpTo && got < n { // a call about the block may have moved tokens to it
-		more, _ := c.leases.draw(key, 1, n-got, run.Leave)
+		more, _ := c.buckets.find(key).draw(1, n-got, run.Leave)
 		leased = more.with(leased)
 	}
 	if !leased.OK {
@@ -107,9 +107,9 @@ func (t *task) remembered(run policy.Run) (*answer, bool) {
 	if now.IsZero() {
 		now = time.Now()
 	}
-	d, leave := &t.info.denied, run.Leave.Of(t.info.limit())
+	d, leave := t.info.denied, run.Leave.Of(t.info.limit())
 	denied := c.config.denyCache && d.holds(run.N, leave, now)
-	if due, yes := c.lines.behind(t.key, run, !denied); yes {
+	if due, yes := t.bucket.behind(run, !denied); yes {
 		return t.answer(answer{reply: lua.TakeReply{Wait: due}, info: t.info, source: Source{Kind: SourceCached}}), true
 	}
 	if !denied {
@@ -125,9 +125,13 @@ func (t *task) leave(n int64) policy.Leave {
 	if t.cfg.request != "" {
 		return t.cfg.leave
 	}
-	t.c.lines.mu.Lock()
-	defer t.c.lines.mu.Unlock()
-	return t.c.lines.leaves(t.key, n, t.cfg.leave, false)
+	ls := t.bucket.lines.Load()
+	if ls == nil {
+		return t.cfg.leave
+	}
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	return ls.leaves(n, t.cfg.leave, false)
 }
 
 // conclude is the result of a take: what the bucket answered, or its degraded mode.
@@ -155,7 +159,7 @@ func (t *task) result(a *answer) Result {
 	if a.source.Kind != SourceFallback && a.info.stepped() {
 		now = time.Now()
 		if a.info.lacksSchedule(now) {
-			shown.info = t.c.learnSchedule(t, a.info)
+			shown.info = t.c.learnSchedule(t)
 			now = time.Now()
 		}
 	}

@@ -306,17 +306,35 @@ func commandCalls(t *testing.T, rdb *redis.Client) map[string]int {
 }
 
 func TestTheBucketCacheIsBoundedAndKeepsTheLatest(t *testing.T) {
-	const half = 1000
-	cache, now := newCache(half), time.Now()
-	terms := hourly(5).Terms(policy.Fence{})
-	for i := range 100_000 {
-		cache.put("user:"+strconv.Itoa(i), &info{terms: &terms, learned: now}, now)
+	for _, size := range []int{1, 1000, 10_000} {
+		bs, now := newBuckets(size), time.Now()
+		learned := func(i *info) { i.learned = now }
+		for i := range 100_000 {
+			bs.update("user:"+strconv.Itoa(i), learned)
+			bs.find("user:0") // in use
+		}
+		require.LessOrEqual(t, bs.held(), 2*size+2*size/8)
+		require.True(t, bs.find("user:0").known.Load().fresh(now))
+		for i := 100_000 - size; i < 100_000; i++ {
+			require.True(t, bs.find("user:"+strconv.Itoa(i)).known.Load().fresh(now), i)
+		}
+		require.False(t, bs.find("user:99999").known.Load().fresh(now.Add(policyMaxAge)))
 	}
-	require.LessOrEqual(t, len(cache.young)+len(cache.old), 2*half)
-	for i := 100_000 - half; i < 100_000; i++ {
-		require.True(t, cache.get("user:"+strconv.Itoa(i)).fresh(now), i)
-	}
-	require.False(t, cache.get("user:99999").fresh(now.Add(policyMaxAge)))
+}
+
+// A bucket that callers wait for, or that has a block, is remembered however many others are used meanwhile.
+func TestBucketsInUseAreNotForgotten(t *testing.T) {
+	c := newClient(t, newFake(nil), WithCacheSize(10))
+	c.buckets.wait("line")
+	require.True(t, c.buckets.setBlock("leased", nil, new(block)))
+	forgets(c)
+	require.True(t, c.buckets.find("line").waited())
+	require.NotNil(t, c.buckets.find("leased").block.Load())
+	c.buckets.find("line").lines.Load().waiters.Add(-1)
+	require.True(t, c.buckets.setBlock("leased", c.buckets.find("leased").block.Load(), nil))
+	forgets(c)
+	require.Equal(t, unseenBucket, c.buckets.find("line"))
+	require.Equal(t, unseenBucket, c.buckets.find("leased"))
 }
 
 // The second try of a request has what the first one left of the time.

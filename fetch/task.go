@@ -22,6 +22,7 @@ type task struct {
 
 	c      *Client
 	key    string
+	bucket *bucket
 	server *server
 	kind   kind
 	info   *info  // what is known of the bucket
@@ -40,7 +41,8 @@ var _ lua.Client = (*task)(nil)
 // begin makes a task of a bucket.
 func (c *Client) begin(p budget, key string) *task {
 	t := c.plain(p, key)
-	t.info = c.cache.get(key)
+	t.bucket = c.buckets.find(key)
+	t.info = t.bucket.known.Load()
 	t.kind = c.templates.of(t)
 	return t
 }
@@ -104,6 +106,7 @@ func (t *task) Process(_ context.Context, cmd redis.Cmder) error {
 
 // takes asks for takes of the bucket.
 func (t *task) takes(a *ask) (*answer, error) {
+	a.bucket = t.bucket
 	a.key = t.key
 	a.kind = t.kind
 	a.info = t.info
@@ -232,7 +235,7 @@ func (t *task) answer(a answer) *answer {
 // tellShare tells the bucket's share, if it has one, what the bucket holds now.
 func (c *Client) tellShare(a *answer) {
 	if a.info.share != nil && !a.reply.Repeated {
-		a.info.share.saw(a.reply.Remaining, c.shares.now())
+		a.info.share.saw(a.reply.Remaining, c.consumers.now())
 	}
 }
 
@@ -242,7 +245,7 @@ func (t *task) askRun(run policy.Run) *answer {
 	if now.IsZero() {
 		now = time.Now()
 	}
-	a := ask{run: run, whole: !t.info.fresh(now) || t.info.denied.n > 0 && now.Sub(t.info.learned) < denialMaxAge}
+	a := ask{run: run, whole: !t.info.fresh(now) || t.info.denied != nil && now.Sub(t.info.learned) < denialMaxAge}
 	want := run.N + run.Leave.Of(t.info.limit())
 	return t.ask(want, false, func() (*answer, error) { return t.takes(&a) })
 }

@@ -47,8 +47,8 @@ func (c *Client) Wait(ctx context.Context, key string, n int64, opts ...CallOpti
 }
 
 func (c *Client) waitFor(ctx context.Context, key string, n int64, cfg *callConfig) verdict {
-	if !c.lines.waited(key) {
-		if r, low := c.leases.draw(key, n, n, cfg.leave); r.OK {
+	if b := c.buckets.find(key); !b.waited() {
+		if r, low := b.draw(n, n, cfg.leave); r.OK {
 			low.signal()
 			return verdict{result: r}
 		}
@@ -63,7 +63,7 @@ func (c *Client) waitFor(ctx context.Context, key string, n int64, cfg *callConf
 	if err != nil {
 		return verdict{err: err}
 	}
-	c.leases.yield(key)
+	c.buckets.find(key).yield()
 	select {
 	case v := <-w.verdict:
 		return v
@@ -77,21 +77,23 @@ func (c *Client) waitFor(ctx context.Context, key string, n int64, cfg *callConf
 
 // join puts a waiter at the end of its line, unless its tokens come too late.
 func (c *Client) join(key string, w *waiter) (*line, error) {
-	ls, leave := &c.lines, w.cfg.leave
+	ls, leave := c.buckets.wait(key), w.cfg.leave
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
-	due, _ := ls.due(key, w.n, leave)
+	due, _ := ls.due(w.n, leave)
 	left := time.Until(w.deadline)
 	if !w.deadline.IsZero() && due > left && due != Never {
+		ls.waiters.Add(-1)
 		return nil, errTooLate(w.n, key, due, left)
 	}
-	l := ls.find(key, leave)
+	l := ls.find(leave)
 	if l == nil {
-		l = &line{key: key, leave: leave, info: unseen, wake: make(chan struct{}, 1)}
+		l = &line{lines: ls, key: key, leave: leave, info: unseen, again: make(chan struct{}, 1)}
 		if !c.life.spawn(func() { c.serve(l) }) {
+			ls.waiters.Add(-1)
 			return nil, ErrClosed
 		}
-		ls.of[key] = append(ls.of[key], l)
+		ls.of = append(ls.of, l)
 	}
 	w.prev = l.last
 	if w.prev == nil {
@@ -107,12 +109,12 @@ func (c *Client) join(key string, w *waiter) (*line, error) {
 
 // leave ends the wait of a waiter who gives up with err, unless it was told its verdict meanwhile.
 func (c *Client) leave(l *line, w *waiter, err error) verdict {
-	c.lines.mu.Lock()
-	defer c.lines.mu.Unlock()
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	if !w.in {
 		return <-w.verdict
 	}
-	c.lines.remove(l, w)
+	l.remove(w)
 	return verdict{err: err}
 }
 
@@ -120,9 +122,9 @@ func (c *Client) leave(l *line, w *waiter, err error) verdict {
 func (c *Client) serve(l *line) {
 	for {
 		c.askForLine(l)
-		c.lines.mu.Lock()
+		l.mu.Lock()
 		pause, over := c.pause(l)
-		c.lines.mu.Unlock()
+		l.mu.Unlock()
 		if over {
 			return
 		}
@@ -130,7 +132,7 @@ func (c *Client) serve(l *line) {
 			timer := time.NewTimer(pause)
 			select {
 			case <-timer.C:
-			case <-l.wake:
+			case <-l.again:
 			case <-c.life.quit:
 			}
 			timer.Stop()
@@ -148,7 +150,7 @@ func (c *Client) pause(l *line) (pause time.Duration, over bool) {
 		}
 		due := l.due(w.n, l.leave)
 		if due != Never && due > left {
-			c.lines.remove(l, w)
+			l.remove(w)
 			w.verdict <- verdict{err: errTooLate(w.n, l.key, due, left)}
 			continue
 		}
@@ -173,11 +175,11 @@ func (c *Client) pause(l *line) (pause time.Duration, over bool) {
 
 // askForLine asks once for as many waiters as go into one call, and serves those that the bucket has tokens for.
 func (c *Client) askForLine(l *line) {
-	c.lines.mu.Lock()
-	asked, runs := c.lines.runs(l)
+	l.mu.Lock()
+	asked, runs := l.runs()
 	whole := !l.denied.IsZero()
 	cfg := c.putQuestion(l, asked)
-	c.lines.mu.Unlock()
+	l.mu.Unlock()
 	if len(asked) == 0 {
 		return
 	}
@@ -188,14 +190,14 @@ func (c *Client) askForLine(l *line) {
 }
 
 // runs are the waiters of a line that go into one call, and what they take. The lock is held.
-func (ls *lines) runs(l *line) (asked []*waiter, runs []policy.Run) {
+func (l *line) runs() (asked []*waiter, runs []policy.Run) {
 	total := int64(0)
 	for w := l.first; w != nil && len(runs) < mostRuns && w.n <= policy.MaxTokens-total; w = w.next {
 		asked, total = append(asked, w), total+w.n
 		if last := len(runs) - 1; last >= 0 && runs[last].N == w.n {
 			runs[last].Count++
 		} else {
-			runs = append(runs, policy.Run{N: w.n, Count: 1, Leave: ls.leaves(l.key, w.n, l.leave, true)})
+			runs = append(runs, policy.Run{N: w.n, Count: 1, Leave: l.leaves(w.n, l.leave, true)})
 		}
 	}
 	return asked, runs
@@ -204,8 +206,8 @@ func (ls *lines) runs(l *line) (asked []*waiter, runs []policy.Run) {
 // tell serves those of the waiters that an answer has tokens for, and returns the tokens of those who left meanwhile.
 // The bucket is kept as k says.
 func (c *Client) tell(l *line, asked []*waiter, runs []policy.Run, a *answer, k kind) (unused int64) {
-	c.lines.mu.Lock()
-	defer c.lines.mu.Unlock()
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	l.question.stop()
 	if ReasonOf(a.err) != ReasonNone {
 		c.degradedLine(l, asked, a.err)
@@ -237,7 +239,7 @@ func (c *Client) tell(l *line, asked []*waiter, runs []policy.Run, a *answer, k 
 		}
 		served++
 		if w.in {
-			c.lines.remove(l, w)
+			l.remove(w)
 			w.verdict <- v
 		} else if granted { // it left meanwhile, or its time was over
 			unused += w.n

@@ -197,7 +197,7 @@ func TestAThousandWaitersCostOneCallPerRefill(t *testing.T) {
 		require.Equal(t, time.Second, time.Since(began), "ten refills")
 		require.LessOrEqual(t, f.called("take", "takes"), 2*10+1)
 		require.IsNonDecreasing(t, order, "those who came first were served first")
-		require.Empty(t, c.lines.of)
+		require.False(t, c.buckets.find("checkout").waited())
 		require.NoError(t, c.Close(t.Context()))
 	})
 }
@@ -235,7 +235,7 @@ func TestWaitersAreServedInOrder(t *testing.T) {
 		cancel() // and gives its place to the next
 		synctest.Wait()
 		require.ElementsMatch(t, []service{{1, 15 * time.Second}, {2, 15 * time.Second}}, []service{<-served, <-served})
-		require.Empty(t, c.lines.of)
+		require.False(t, c.buckets.find("checkout").waited())
 		require.LessOrEqual(t, f.called("take", "takes"), 7)
 		require.NoError(t, c.Close(t.Context()))
 	})
@@ -262,7 +262,7 @@ func TestAWaiterWhoseTokensComeTooLateIsRefusedAtOnce(t *testing.T) {
 		var last error
 		wg.Go(func() { last = errOf(c.Wait(ctx, "checkout", 5)) }) // due in 10.5 s: it stands in line
 		synctest.Wait()
-		require.EqualValues(t, 105, c.lines.find("checkout", policy.Leave{}).total)
+		require.EqualValues(t, 105, c.buckets.find("checkout").lines.Load().find(policy.Leave{}).total)
 		require.NoError(t, c.Close(t.Context()))
 		wg.Wait()
 		require.ErrorIs(t, last, ErrClosed)
@@ -560,9 +560,13 @@ func TestAReturnWakesThoseWhoWait(t *testing.T) {
 			done := make(chan error, 1)
 			go func() { done <- errOf(c.Wait(ctx, "b", 1)) }()
 			eventually(t, func() bool {
-				c.lines.mu.Lock()
-				defer c.lines.mu.Unlock()
-				l := c.lines.find("b", policy.Leave{})
+				ls := c.buckets.find("b").lines.Load()
+				if ls == nil {
+					return false
+				}
+				ls.mu.Lock()
+				defer ls.mu.Unlock()
+				l := ls.find(policy.Leave{})
 				return l != nil && !l.denied.IsZero()
 			}, "denied")
 			began := time.Now()
@@ -608,9 +612,13 @@ func TestAWaitersTimeoutFailsNoOther(t *testing.T) {
 	var impatient, patient error
 	wg.Go(func() { impatient = errOf(c.Wait(t.Context(), "line", 1, WithTimeout(50*time.Millisecond))) })
 	eventually(t, func() bool {
-		c.lines.mu.Lock()
-		defer c.lines.mu.Unlock()
-		l := c.lines.find("line", policy.Leave{})
+		ls := c.buckets.find("line").lines.Load()
+		if ls == nil {
+			return false
+		}
+		ls.mu.Lock()
+		defer ls.mu.Unlock()
+		l := ls.find(policy.Leave{})
 		return l != nil && !l.denied.IsZero()
 	}, "denied")
 	require.NoError(t, f.proxy.Delay(faultproxy.ToClient, 150*time.Millisecond, 0))
@@ -634,7 +642,7 @@ func TestAWaiterIsNotHeldByOthersTimeout(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	wg.Go(func() { _, _ = c.Wait(ctx, "checkout", 1, WithTimeout(patience)) })
-	eventually(t, func() bool { return c.lines.waited("checkout") }, "in line")
+	eventually(t, func() bool { return c.buckets.find("checkout").waited() }, "in line")
 	began := time.Now()
 	_, err := c.Wait(t.Context(), "checkout", 1, WithTimeout(50*time.Millisecond))
 	require.ErrorIs(t, err, ErrUnavailable)
@@ -661,7 +669,7 @@ func testTokensForAWaiterGoBack(t *testing.T, later bool) {
 		synctest.Wait()
 		f.trip = 100 * time.Millisecond
 		f.with("checkout", func(b *oracle.Bucket) { b.Return(4) })
-		c.lines.wake("checkout")
+		c.buckets.find("checkout").lines.Load().wake()
 		left, returned := int64(3), int64(2)
 		if later {
 			left, returned = 1, 0

@@ -2,8 +2,6 @@ package fetch
 
 import (
 	"fmt"
-	"maps"
-	"sync"
 	"time"
 
 	"github.com/tokenrefill/refiller/lua"
@@ -27,17 +25,36 @@ type info struct {
 	era     int64
 	share   *share // of a bucket with degraded mode local; nil if there are too many
 	learned time.Time
-	denied  denial
-	more    time.Time // when the bucket last got tokens that no answer tells of
+	denied  *denial   // nil: none
+	steps   *schedule // of a stepped bucket; nil if it was never asked for
+}
 
-	// Of a stepped bucket.
-	asked time.Time     // when its instants were last asked for
+// schedule is the instants of a stepped bucket.
+type schedule struct {
+	asked time.Time     // when they were last asked for
 	next  time.Time     // the instant to come; zero if not known
 	step  time.Duration // from the instant before to next
 }
 
+// updated returns what is known after a reply that has the terms and the era, 0 if it has none.
+func (i *info) updated(terms *policy.Terms, era int64, now time.Time) *info {
+	next := new(info)
+	if i.terms != nil && terms != nil && *i.terms == *terms {
+		*next = *i
+		next.denied = nil
+	}
+	next.terms = terms
+	next.learned = now
+	if era != 0 {
+		next.era = era
+	}
+	if terms != nil && terms.Degraded == policy.DegradedLocal {
+		next.share = i.share.of(terms)
+	}
+	return next
+}
+
 // denial is the last one of a bucket: takes of n tokens or more, which leave as many or more, are denied until then.
-// The zero denial denies nothing.
 type denial struct {
 	n, leave int64
 	left     int64        // the tokens held
@@ -46,14 +63,26 @@ type denial struct {
 	due      time.Time    // of n tokens; zero if they are not due
 }
 
+// newDenial returns the denial of a take.
+func newDenial(n, leave int64, reply *lua.TakeReply, now time.Time) *denial {
+	d := &denial{n: n, leave: leave, left: reply.Remaining, at: reply.Refilled, until: now.Add(denialMaxAge)}
+	if reply.Wait >= 0 {
+		d.due = now.Add(reply.Wait)
+		if d.due.Before(d.until) {
+			d.until = d.due
+		}
+	}
+	return d
+}
+
 func (d *denial) holds(n, leave int64, now time.Time) bool {
-	return d.n > 0 && n >= d.n && leave >= d.leave && now.Before(d.until)
+	return d != nil && n >= d.n && leave >= d.leave && now.Before(d.until)
 }
 
 // deniedFor is how long until n tokens, and those to be left, are due, which the last denial denies; less than 0 is
 // never.
 func (i *info) deniedFor(n, leave int64, now time.Time) time.Duration {
-	d := &i.denied
+	d := i.denied
 	if d.due.IsZero() {
 		return -1
 	}
@@ -107,7 +136,7 @@ func (i *info) stepped() bool { return i.terms != nil && i.terms.Kind == policy.
 // lacksSchedule reports whether a stepped bucket's instants are to be asked for: once a step, and while that is overdue
 // once in scheduleMaxAge.
 func (i *info) lacksSchedule(now time.Time) bool {
-	return !now.Before(i.next) && now.Sub(i.asked) >= scheduleMaxAge
+	return i.steps == nil || !now.Before(i.steps.next) && now.Sub(i.steps.asked) >= scheduleMaxAge
 }
 
 // resetAfter is the time until a bucket of this policy that holds tokens is full. A grant counts as if it went on.
@@ -123,9 +152,9 @@ func (i *info) resetAfter(tokens int64, now time.Time) time.Duration {
 	t.GrantEnd = 0
 	t.GrantEra = 0
 	s := policy.Control{Terms: t}
-	if !i.next.IsZero() {
-		s.Next = i.next.Sub(now).Microseconds()
-		s.Step = s.Next - i.step.Microseconds()
+	if i.steps != nil && !i.steps.next.IsZero() {
+		s.Next = i.steps.next.Sub(now).Microseconds()
+		s.Step = s.Next - i.steps.step.Microseconds()
 	}
 	b := policy.Bucket{Tokens: &tokens, Control: &s}
 	return wait(micros(b.Wait(t.Capacity, 0)))
@@ -153,121 +182,17 @@ func wait(d time.Duration) time.Duration {
 
 func micros(us int64) time.Duration { return time.Duration(us) * time.Microsecond }
 
-// cache remembers what was learned of buckets. It holds no more than two halves: when the young one is full it becomes
-// the old one, and the former old one is dropped. What is in use is learned again every policyMaxAge, so it is young.
-type cache struct {
-	half int // the most buckets of each half
-
-	mu         sync.RWMutex
-	young, old map[string]*info
-	terms      *policy.Terms // put last: buckets of one policy share it, in the processor's cache too
-}
-
-func newCache(half int) *cache { return &cache{half: half, young: make(map[string]*info)} }
-
-// unseen is what is known of a bucket that was never seen.
-var unseen = new(info)
-
-func (c *cache) get(key string) *info {
-	c.mu.RLock()
-	defer c.mu.RUnlock()
-	return c.find(key)
-}
-
-// find is get with the lock held.
-func (c *cache) find(key string) *info {
-	if i, ok := c.young[key]; ok {
-		return i
-	}
-	if i, ok := c.old[key]; ok {
-		return i
-	}
-	return unseen
-}
-
-// put remembers what is known from a call that began at asked. It may drop the denial: if the bucket got more tokens
-// since then, the denial may be older than they are.
-func (c *cache) put(key string, i *info, asked time.Time) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	i.more = c.find(key).more
-	if !asked.After(i.more) {
-		i.denied = denial{}
-	}
-	if i.terms != nil {
-		if c.terms != nil && *c.terms == *i.terms {
-			i.terms = c.terms
-		}
-		c.terms = i.terms
-	}
-	c.store(key, i)
-}
-
-// store stores an info in the young half. The lock is held.
-func (c *cache) store(key string, i *info) {
-	if _, ok := c.young[key]; !ok && len(c.young) >= c.half {
-		c.old, c.young = c.young, make(map[string]*info)
-	}
-	c.young[key] = i
-}
-
-// forgive forgets a bucket's denial, and those whose answer is still to come, since there are more tokens.
-func (c *cache) forgive(key string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	forgiven := *c.find(key)
-	forgiven.denied = denial{}
-	forgiven.more = time.Now()
-	c.store(key, &forgiven)
-}
-
-// learn remembers what the answer to a call that began at asked tells of a bucket: its policy, nil if it has none, and
-// a denial of a take of n. What is known of a schedule stays while the policy is the same.
-func (c *Client) learn(key string, n int64, leave policy.Leave, reply *lua.TakeReply, asked time.Time) *info {
-	before := c.cache.get(key)
-	now := time.Now()
-	i := new(info)
-	if before.terms != nil && reply.Terms != nil && *before.terms == *reply.Terms {
-		*i = *before
-		i.denied = denial{}
-	}
-	i.terms, i.learned = reply.Terms, now
-	if reply.Version.Era != 0 {
-		i.era = reply.Version.Era
-	}
-	if !reply.OK && !i.pooled() { // a pool's share grows by the denials that its bucket counts
-		i.denied = denial{n: n, leave: leave.Of(i.limit()), left: reply.Remaining, at: reply.Refilled,
-			until: now.Add(denialMaxAge)}
-		if reply.Wait >= 0 {
-			i.denied.due = now.Add(reply.Wait)
-			if i.denied.due.Before(i.denied.until) {
-				i.denied.until = i.denied.due
-			}
-		}
-	}
-	if t := reply.Terms; t != nil && t.Degraded == policy.DegradedLocal {
-		i.share = c.shareOf(key, *t)
-	}
-	if !reply.Repeated { // what it tells is of an earlier time
-		c.cache.put(key, i, asked)
-	}
-	return i
-}
-
 // learnSchedule asks for the instants of a stepped bucket, about once a step. Without an answer they stay unknown: the
 // take that wants them is done.
-func (c *Client) learnSchedule(t *task, before *info) *info {
-	i := new(info)
-	*i = *before
-	i.asked = time.Now()
+func (c *Client) learnSchedule(t *task) *info {
+	steps := &schedule{asked: time.Now()}
 	t.brief = true
 	reply, err := attempt(t, true, func() (lua.PeekReply, error) { return t.kind.peek(t.ctx, t, t.key) })
 	if err == nil && reply.Terms != nil && reply.Next > reply.Step {
-		i.next = i.asked.Add(micros(reply.Next - reply.Now))
-		i.step = micros(reply.Next - reply.Step)
+		steps.next = steps.asked.Add(micros(reply.Next - reply.Now))
+		steps.step = micros(reply.Next - reply.Step)
 	}
-	c.cache.put(t.key, i, i.learned)
-	return i
+	return c.buckets.update(t.key, func(i *info) { i.steps = steps })
 }
 
 // untilFull is the time until a bucket that was looked at is full.
@@ -276,47 +201,4 @@ func untilFull(p lua.PeekReply) time.Duration {
 		Terms: *p.Terms, Era: p.Version.Era, Last: p.Last, Carry: p.Carry, Step: p.Step, Next: p.Next,
 	}}
 	return wait(micros(b.Wait(p.Terms.Capacity, p.Now)))
-}
-
-const (
-	// mostMarks bounds the keys of marks.
-	mostMarks = 1 << 14
-	// marksRest is the least time between two searches of full marks for those that are over: one takes as long as some
-	// takes.
-	marksRest = 10 * time.Millisecond
-)
-
-// marks are keys that are marked for a while. The zero marks have none.
-type marks[K comparable] struct {
-	mu     sync.Mutex
-	until  map[K]time.Time
-	search time.Time // not before
-}
-
-func (m *marks[K]) has(key K) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return len(m.until) > 0 && time.Now().Before(m.until[key])
-}
-
-// claim marks a key for a while, and reports whether it wasn't marked, and there was room.
-func (m *marks[K]) claim(key K, d time.Duration, now time.Time) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	until, known := m.until[key]
-	if now.Before(until) {
-		return false
-	}
-	if !known && len(m.until) >= mostMarks && !now.Before(m.search) {
-		maps.DeleteFunc(m.until, func(_ K, until time.Time) bool { return !now.Before(until) })
-		m.search = now.Add(marksRest)
-	}
-	if !known && len(m.until) >= mostMarks {
-		return false
-	}
-	if m.until == nil {
-		m.until = make(map[K]time.Time)
-	}
-	m.until[key] = now.Add(d)
-	return true
 }

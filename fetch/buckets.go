@@ -1,0 +1,235 @@
+package fetch
+
+import (
+	"hash/maphash"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+const (
+	// mostShards is the most shards of the buckets, and leastOfShard the least buckets of one if there are several.
+	mostShards   = 64
+	leastOfShard = 1024
+)
+
+// bucket is all that a Client keeps of a bucket. It is read without a lock. Everything but its marks is changed with
+// the lock of its shard.
+type bucket struct {
+	key   string
+	known atomic.Pointer[info]  // never nil
+	lines atomic.Pointer[lines] // nil: no caller has waited
+	block atomic.Pointer[block] // nil: none
+	more  time.Time             // when the bucket last got tokens that no reply reports
+	wants atomic.Uint64         // takes that a block would have served: see leases.missed
+
+	rescued mark // for a refill interval
+	refused mark // its keys were refused: script calls for it go alone
+}
+
+// unseen is what is known of a bucket that was never seen, and unseenBucket such a bucket. It is never changed.
+var (
+	unseen       = new(info)
+	unseenBucket = newBucket("")
+)
+
+func newBucket(key string) *bucket {
+	b := &bucket{key: key}
+	b.known.Store(unseen)
+	return b
+}
+
+// used reports whether callers wait for the bucket, or it has a block. It must not be forgotten then.
+func (b *bucket) used() bool { return b.block.Load() != nil || b.waited() }
+
+// waited reports whether callers wait for the bucket.
+func (b *bucket) waited() bool {
+	ls := b.lines.Load()
+	return ls != nil && ls.waiters.Load() > 0
+}
+
+// mark marks something for a while. The zero mark is over.
+type mark struct{ until atomic.Pointer[time.Time] }
+
+func (m *mark) holds(now time.Time) bool {
+	until := m.until.Load()
+	return until != nil && now.Before(*until)
+}
+
+// claim sets the mark for a while, and reports whether it was over.
+func (m *mark) claim(d time.Duration, now time.Time) bool {
+	before, until := m.until.Load(), now.Add(d)
+	return (before == nil || !now.Before(*before)) && m.until.CompareAndSwap(before, &until)
+}
+
+// buckets are those that a Client used last. Each shard holds no more than two halves, beside the buckets that must not
+// be forgotten: when the young half is full it becomes the old one, and the former old one is dropped. A bucket of the
+// old half that is used is put into the young one.
+type buckets struct {
+	seed   maphash.Seed
+	shards []bucketShard
+}
+
+type bucketShard struct {
+	half int // the most buckets of each half
+
+	mu         sync.RWMutex
+	young, old map[string]*bucket
+	terms      *policy.Terms // learned last: buckets of one policy share it, in the processor's cache too
+}
+
+// newBuckets makes buckets that remember at least size of those used last. Shards get some more than their part, since
+// keys are not spread evenly.
+func newBuckets(size int) *buckets {
+	n := max(1, min(mostShards, size/leastOfShard))
+	half := size
+	if n > 1 {
+		half = size/n + size/n/8
+	}
+	bs := &buckets{seed: maphash.MakeSeed(), shards: make([]bucketShard, n)}
+	for i := range bs.shards {
+		bs.shards[i].half = half
+		bs.shards[i].young = make(map[string]*bucket)
+	}
+	return bs
+}
+
+func (bs *buckets) shard(key string) *bucketShard {
+	return &bs.shards[maphash.String(bs.seed, key)%uint64(len(bs.shards))]
+}
+
+// find returns the bucket of a key, unseenBucket if there is none.
+func (bs *buckets) find(key string) *bucket {
+	s := bs.shard(key)
+	s.mu.RLock()
+	b := s.young[key]
+	old := b == nil && s.old[key] != nil
+	s.mu.RUnlock()
+	switch {
+	case b != nil:
+		return b
+	case old:
+		return bs.obtain(key)
+	}
+	return unseenBucket
+}
+
+// obtain returns the bucket of a key, a new one if there is none.
+func (bs *buckets) obtain(key string) *bucket {
+	s := bs.shard(key)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.obtain(key)
+}
+
+// obtain is obtain of the buckets with the lock held.
+func (s *bucketShard) obtain(key string) *bucket {
+	b := s.young[key]
+	if b != nil {
+		return b
+	}
+	b = s.old[key]
+	if b == nil {
+		b = newBucket(key)
+	}
+	if len(s.young) >= s.half {
+		s.rotate()
+	}
+	s.young[key] = b
+	return b
+}
+
+// rotate forgets the old half. The lock is held.
+func (s *bucketShard) rotate() {
+	young := make(map[string]*bucket)
+	for key, b := range s.old {
+		if b.used() {
+			young[key] = b
+		}
+	}
+	s.old = s.young
+	s.young = young
+}
+
+// setBlock replaces the block of a bucket, and reports whether it had the earlier one.
+func (bs *buckets) setBlock(key string, earlier, later *block) bool {
+	s := bs.shard(key)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.obtain(key).block.CompareAndSwap(earlier, later)
+}
+
+// forgive forgets a bucket's denial, and those whose reply is still to come, since there are more tokens.
+func (bs *buckets) forgive(key string) *bucket {
+	s := bs.shard(key)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	b := s.obtain(key)
+	forgiven := *b.known.Load()
+	forgiven.denied = nil
+	b.known.Store(&forgiven)
+	b.more = time.Now()
+	return b
+}
+
+// wait returns the lines of a bucket, with a caller that waits, which the bucket isn't forgotten until lines.left.
+func (bs *buckets) wait(key string) *lines {
+	s := bs.shard(key)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	b := s.obtain(key)
+	ls := b.lines.Load()
+	if ls == nil {
+		ls = &lines{}
+		b.lines.Store(ls)
+	}
+	ls.waiters.Add(1)
+	return ls
+}
+
+// learn remembers what the reply to a call that began at asked tells of a bucket: its policy, nil if it has none, and
+// a denial of a take of n. What is known of a schedule stays while the policy is the same. The denial is dropped if the
+// bucket got more tokens since the call began: it may be older than they are.
+func (c *Client) learn(key string, n int64, leave policy.Leave, reply *lua.TakeReply, asked time.Time) *info {
+	s := c.buckets.shard(key)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	b, now := s.obtain(key), time.Now()
+	i := b.known.Load().updated(s.shared(reply.Terms), reply.Version.Era, now)
+	if !reply.OK && !i.pooled() && asked.After(b.more) { // a pool's share grows by the denials that its bucket counts
+		i.denied = newDenial(n, leave.Of(i.limit()), reply, now)
+	}
+	if i.share != nil {
+		c.register(key, i.share)
+	}
+	if !reply.Repeated { // what it tells is of an earlier time
+		b.known.Store(i)
+	}
+	return i
+}
+
+// update replaces what is known of a bucket.
+func (bs *buckets) update(key string, change func(*info)) *info {
+	s := bs.shard(key)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	b := s.obtain(key)
+	i := *b.known.Load()
+	change(&i)
+	b.known.Store(&i)
+	return &i
+}
+
+// shared returns the equal terms of other buckets, if they are at hand. The lock is held.
+func (s *bucketShard) shared(t *policy.Terms) *policy.Terms {
+	if t != nil && (s.terms == nil || *s.terms != *t) {
+		s.terms = t
+	}
+	if t == nil {
+		return nil
+	}
+	return s.terms
+}
