@@ -41,7 +41,7 @@ func (b *budget) toServer(s *server) {
 	if b.cfg.timed {
 		return
 	}
-	latest := b.within(MaxDefaultTimeout)
+	latest := b.within(maxDefaultTimeout)
 	if end := b.within(b.distance.timeout()); end != b.deadline {
 		b.deadline = end
 		b.latest = latest

@@ -4,12 +4,12 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
-	"reflect"
 	"sync"
 	"sync/atomic"
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/tokenrefill/refiller/internal/redisclient"
 	"github.com/tokenrefill/refiller/lua"
 )
 
@@ -36,12 +36,12 @@ type Client struct {
 // New makes a Client of a go-redis client, which stays the caller's to close. It sends nothing: a server that is away
 // shows in the first call. The errors are ErrInvalidOption.
 func New(rdb redis.UniversalClient, opts ...Option) (*Client, error) {
-	if v := reflect.ValueOf(rdb); !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil() {
+	if redisclient.IsNil(rdb) {
 		return nil, fmt.Errorf("%w: the redis client is nil", ErrInvalidOption)
 	}
 	cfg := config{
-		callConfig:  callConfig{memory: DefaultRequestMemory},
-		concurrency: DefaultConcurrency, cacheSize: DefaultCacheSize, denyCache: true, rescue: true, published: true,
+		callConfig:  callConfig{memory: defaultRequestMemory},
+		concurrency: defaultConcurrency, cacheSize: defaultCacheSize, denyCache: true, rescue: true, published: true,
 	}
 	for _, o := range opts {
 		if o == nil {
@@ -51,6 +51,7 @@ func New(rdb redis.UniversalClient, opts ...Option) (*Client, error) {
 			return nil, err
 		}
 	}
+	cfg.given = 0 // takes without a request id have no use for WithRequestMemory
 	c := &Client{config: cfg, buckets: newBuckets(cfg.cacheSize), jitter: rand.Float64, consumers: newConsumers()}
 	c.life.quit = make(chan struct{})
 	c.servers = newServers(c, rdb)

@@ -133,7 +133,7 @@ func TestTheFirstCallOfAProcessSucceedsAtEveryDistance(t *testing.T) {
 			},
 		}
 		for name, call := range calls {
-			succeeds(t, MaxDefaultTimeout-d.trip, name, func(nth string) error { return call(d.process(t), nth) })
+			succeeds(t, maxDefaultTimeout-d.trip, name, func(nth string) error { return call(d.process(t), nth) })
 		}
 	})
 }
@@ -365,7 +365,7 @@ func TestOpeningConnectionsDoesNotCount(t *testing.T) {
 		wg.Go(func() {
 			began := time.Now()
 			err := granted(c.Take(t.Context(), "checkout", 1))
-			if err != nil && ReasonOf(err) != ReasonConnection && time.Since(began) < MaxDefaultTimeout {
+			if err != nil && ReasonOf(err) != ReasonConnection && time.Since(began) < maxDefaultTimeout {
 				t.Error(err) // the first one finds the reset
 			}
 		})

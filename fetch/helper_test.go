@@ -62,7 +62,7 @@ func newClient(t testing.TB, rdb redis.UniversalClient, opts ...Option) *Client 
 }
 
 // slow is a timeout that only a hanging test meets.
-func slow() TimeoutOption { return WithTimeout(patience) }
+func slow() SharedOption { return WithTimeout(patience) }
 
 // hourly holds capacity tokens and gains one an hour, so none in a test.
 func hourly(capacity int64) policy.Policy {

@@ -98,16 +98,14 @@ type BreakerHook interface {
 }
 
 // WithHook has a hook told of every call. Of several, given by several options, the first begins first and ends last.
-func WithHook(h Hook) Option { return hookOption{h} }
-
-type hookOption struct{ hook Hook }
-
-func (o hookOption) applyClient(c *config) error {
-	if o.hook == nil {
-		return fmt.Errorf("%w: the hook is nil", ErrInvalidOption)
-	}
-	c.hooks = append(c.hooks, o.hook)
-	return nil
+func WithHook(h Hook) Option {
+	return clientOption(func(c *config) error {
+		if h == nil {
+			return fmt.Errorf("%w: the hook is nil", ErrInvalidOption)
+		}
+		c.hooks = append(c.hooks, h)
+		return nil
+	})
 }
 
 // breakerChanged records that the breaker of a server has opened or closes.

@@ -15,8 +15,8 @@ import (
 
 // Limits of the time that a block is held.
 const (
-	MinLeaseHold = 10 * time.Millisecond
-	MaxLeaseHold = time.Hour
+	minLeaseHold = 10 * time.Millisecond
+	maxLeaseHold = time.Hour
 )
 
 const (
@@ -40,8 +40,8 @@ const (
 //
 // A bucket's block begins with its eighth take within the hold time, granted or not. It is as large as what is taken
 // within about a third of hold, and no larger than most and the capacity; more is asked for when half of it is left,
-// and a call is given no more than half of what the bucket holds. What nobody took goes back within hold, MinLeaseHold
-// to MaxLeaseHold, and with Close. While the bucket's server is away what is left is used up, for about a second beyond
+// and a call is given no more than half of what the bucket holds. What nobody took goes back within hold, 10 ms
+// to an hour, and with Close. While the bucket's server is away what is left is used up, for about a second beyond
 // hold. A take that finds too few tokens in the block is put to the bucket; if that has too few as well, but both
 // together enough, the take gets some of each, with two calls. Tokens that a call moves between the two just then are
 // in neither: such a take may be denied, and a TakeUpTo get fewer, although they are there. Tokens of other consumers'
@@ -91,9 +91,9 @@ func (o LeaseOption) applyClient(c *config) error {
 	if o.rule.most < 1 || o.rule.most > policy.MaxTokens {
 		return fmt.Errorf("%w: a lease of %d tokens; want 1 to %d", ErrInvalidOption, o.rule.most, int64(policy.MaxTokens))
 	}
-	if o.rule.hold < MinLeaseHold || o.rule.hold > MaxLeaseHold {
-		return fmt.Errorf("%w: a lease is held for %s; want %s to %s", ErrInvalidOption, o.rule.hold, MinLeaseHold,
-			MaxLeaseHold)
+	if o.rule.hold < minLeaseHold || o.rule.hold > maxLeaseHold {
+		return fmt.Errorf("%w: a lease is held for %s; want %s to %s", ErrInvalidOption, o.rule.hold, minLeaseHold,
+			maxLeaseHold)
 	}
 	if len(o.keys) == 0 && len(o.prefixes) == 0 {
 		o.prefixes = []string{""}

@@ -456,8 +456,8 @@ func TestLeaseOptions(t *testing.T) {
 	for name, opts := range map[string][]Option{
 		"no tokens":       {WithLease(0, hold)},
 		"too many tokens": {WithLease(policy.MaxTokens+1, hold)},
-		"too short":       {WithLease(1, MinLeaseHold-1)},
-		"too long":        {WithLease(1, MaxLeaseHold+1)},
+		"too short":       {WithLease(1, minLeaseHold-1)},
+		"too long":        {WithLease(1, maxLeaseHold+1)},
 		"no key":          {WithLease(1, hold).ForKeys("a}")},
 		"all twice":       {WithLease(1, hold), WithLease(2, hold)},
 		"a key twice":     {WithLease(1, hold).ForKeys("a"), WithLease(2, hold).ForKeys("b", "a")},
@@ -485,7 +485,7 @@ func TestLeaseOptions(t *testing.T) {
 }
 
 func TestALeasedTakeAllocatesNothing(t *testing.T) {
-	c := newClient(t, newFake(map[string]policy.Policy{"checkout": hourly(1_000_000)}), WithLease(100_000, MaxLeaseHold),
+	c := newClient(t, newFake(map[string]policy.Policy{"checkout": hourly(1_000_000)}), WithLease(100_000, maxLeaseHold),
 		slow())
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()

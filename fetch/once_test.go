@@ -104,7 +104,7 @@ func lined(t *testing.T, leave policy.Leave) (rdb *redis.Client, c *Client, end 
 	c = newClient(t, rdb, slow())
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- errOf(c.Wait(ctx, "line", 50, LeaveOption(leave))) }()
+	go func() { done <- errOf(c.Wait(ctx, "line", 50, leaveOption(leave))) }()
 	eventually(t, func() bool {
 		_, yes := c.buckets.find("line").behind(policy.Run{N: 1, Count: 1, Leave: leave}, false)
 		return yes

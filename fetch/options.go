@@ -2,8 +2,6 @@ package fetch
 
 import (
 	"fmt"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/tokenrefill/refiller/internal/engine"
@@ -15,19 +13,19 @@ import (
 const (
 	// DefaultTimeout is the timeout of a call where WithTimeout gives none, beside four round trips to the server.
 	DefaultTimeout = 50 * time.Millisecond
-	// MaxDefaultTimeout bounds such a call, the time for opening connections included. It is the timeout before the
+	// maxDefaultTimeout bounds such a call, the time for opening connections included. It is the timeout before the
 	// server's first answer.
-	MaxDefaultTimeout = engine.FirstTime
-	// DefaultConcurrency bounds the round trips under way to a server where WithConcurrency doesn't.
-	DefaultConcurrency = 256
-	// MaxConcurrency is the highest number that WithConcurrency accepts.
-	MaxConcurrency = 1 << 16
-	// DefaultCacheSize is the number of buckets that a Client remembers where WithCacheSize doesn't say.
-	DefaultCacheSize = 200_000
-	// MaxCacheSize is the highest number that WithCacheSize accepts.
-	MaxCacheSize = 1 << 24
-	// DefaultRequestMemory is how long a request id is remembered where WithRequestMemory doesn't say.
-	DefaultRequestMemory = time.Minute
+	maxDefaultTimeout = engine.FirstTime
+	// defaultConcurrency bounds the round trips under way to a server where WithConcurrency doesn't.
+	defaultConcurrency = 256
+	// maxConcurrency is the highest number that WithConcurrency accepts.
+	maxConcurrency = 1 << 16
+	// defaultCacheSize is the number of buckets that a Client remembers where WithCacheSize doesn't say.
+	defaultCacheSize = 200_000
+	// maxCacheSize is the highest number that WithCacheSize accepts.
+	maxCacheSize = 1 << 24
+	// defaultRequestMemory is how long a request id is remembered where WithRequestMemory doesn't say.
+	defaultRequestMemory = time.Minute
 )
 
 // Option changes a Client.
@@ -35,6 +33,39 @@ type Option interface{ applyClient(*config) error }
 
 // CallOption changes one call. An option that does nothing for the method is ErrInvalidOption.
 type CallOption interface{ applyCall(*callConfig) error }
+
+// SharedOption is an Option and a CallOption: for all calls of a Client, or for one.
+type SharedOption interface {
+	Option
+	CallOption
+}
+
+// clientOption is an Option.
+type clientOption func(*config) error
+
+func (o clientOption) applyClient(c *config) error { return o(c) }
+
+// callOption is a CallOption.
+type callOption func(*callConfig) error
+
+func (o callOption) applyCall(c *callConfig) error { return o(c) }
+
+// sharedOption is a SharedOption.
+type sharedOption struct{ callOption }
+
+func (o sharedOption) applyClient(c *config) error { return o.callOption(&c.callConfig) }
+
+// Timeout returns the timeout, 0 for none, to limiters, which have no other option.
+func (o callOption) Timeout() (time.Duration, error) {
+	var c callConfig
+	if err := o(&c); err != nil {
+		return 0, err
+	}
+	if c.given != 0 {
+		return 0, fmt.Errorf("%w: %s is not for this limiter", ErrInvalidOption, c.given)
+	}
+	return c.timeout, nil
+}
 
 // config is what the options of a Client say.
 type config struct {
@@ -60,6 +91,15 @@ type callConfig struct {
 	reservation string // id; empty: a random one
 	overrun     policy.Overrun
 	given       uses // options that not every method has
+}
+
+// uses records that a method's option was given, unless its value is invalid.
+func (c *callConfig) uses(option uses, invalid error) error {
+	if invalid != nil {
+		return fmt.Errorf("%w: %w", ErrInvalidOption, invalid)
+	}
+	c.given |= option
+	return nil
 }
 
 // uses is a set of methods' options.
@@ -122,78 +162,35 @@ func (c *Client) with(op Op, opts []CallOption) (*callConfig, error) {
 // to the server. 0 means no bound but a minute for each reply; a negative d is refused.
 //
 // Without the option the timeout is DefaultTimeout and four round trips to the bucket's server, as recently measured.
-// The time for opening connections does not count. Altogether a call takes at most MaxDefaultTimeout, which is also the
+// The time for opening connections does not count. Altogether a call takes at most a second, which is also the
 // timeout before the server's first answer (Ready waits for that).
 //
 // Lower, and a slow moment of Redis fails calls that may have had their effect; higher, and callers stand still longer
 // while Redis is away. A call that ends after fewer than four round trips shows nothing of the server: it is
 // ErrUnavailable with ReasonDistance, whatever the degraded mode.
-func WithTimeout(d time.Duration) TimeoutOption { return TimeoutOption(d) }
-
-// TimeoutOption is an Option and a CallOption; WithTimeout makes one.
-type TimeoutOption time.Duration
-
-func (d TimeoutOption) applyClient(c *config) error { return d.applyCall(&c.callConfig) }
-
-func (d TimeoutOption) applyCall(c *callConfig) error {
-	if d < 0 {
-		return fmt.Errorf("%w: timeout %s; want 0 (none) or more", ErrInvalidOption, time.Duration(d))
-	}
-	c.timeout = time.Duration(d)
-	c.timed = true
-	return nil
-}
-
-// TimeoutOf is what WithTimeout says among the options of a call, 0 if it isn't among them. Any other option is
-// ErrInvalidOption: it is for limiters that have no other.
-func TimeoutOf(opts ...CallOption) (time.Duration, error) {
-	var c callConfig
-	for _, o := range opts {
-		if o == nil {
-			return 0, fmt.Errorf("%w: an option is nil", ErrInvalidOption)
+func WithTimeout(d time.Duration) SharedOption {
+	return sharedOption{func(c *callConfig) error {
+		if d < 0 {
+			return fmt.Errorf("%w: timeout %s; want 0 (none) or more", ErrInvalidOption, d)
 		}
-		if err := o.applyCall(&c); err != nil {
-			return 0, err
-		}
-		if c.given != 0 {
-			return 0, fmt.Errorf("%w: %s is not for this limiter", ErrInvalidOption, c.given)
-		}
-	}
-	return c.timeout, nil
+		c.timeout = d
+		c.timed = true
+		return nil
+	}}
 }
 
 // WithLeave has a call denied that would leave fewer than n tokens in the bucket, 0 to policy.MaxTokens: so urgent work
 // finds some that other work has left. RetryAfter is the time until that many more are there.
-func WithLeave(n int64) LeaveOption { return LeaveOption{Tokens: n} }
+func WithLeave(n int64) CallOption { return leaveOption(policy.Leave{Tokens: n}) }
 
 // WithLeavePercent is WithLeave of a part of the bucket's capacity, 0 to 100 percent, rounded up.
-func WithLeavePercent(percent int64) LeaveOption { return LeaveOption{Percent: percent} }
+func WithLeavePercent(percent int64) CallOption { return leaveOption(policy.Leave{Percent: percent}) }
 
-// ParseLeave is WithLeave of a whole number, such as "100", or WithLeavePercent of one with a percent sign, such as
-// "20%". The error is ErrInvalidOption.
-func ParseLeave(s string) (LeaveOption, error) {
-	digits, percent := strings.CutSuffix(s, "%")
-	n, err := strconv.ParseInt(digits, 10, 64)
-	if err != nil {
-		return LeaveOption{}, fmt.Errorf(
-			"%w: leave: %q is neither a whole number, such as 100, nor one of percent, such as 20%%", ErrInvalidOption, s)
-	}
-	o := LeaveOption{Tokens: n}
-	if percent {
-		o = LeaveOption{Percent: n}
-	}
-	return o, o.applyCall(new(callConfig))
-}
-
-// LeaveOption is a CallOption; WithLeave, WithLeavePercent and ParseLeave make one.
-type LeaveOption policy.Leave
-
-func (l LeaveOption) applyCall(c *callConfig) error {
-	if err := policy.Leave(l).Validate(); err != nil {
-		return fmt.Errorf("%w: %w", ErrInvalidOption, err)
-	}
-	c.leave, c.given = policy.Leave(l), c.given|usesLeave
-	return nil
+func leaveOption(l policy.Leave) CallOption {
+	return callOption(func(c *callConfig) error {
+		c.leave = l
+		return c.uses(usesLeave, l.Validate())
+	})
 }
 
 // WithRequestID names the request that a take is for: 1 to lua.MaxRequestIDLen printable ASCII characters without
@@ -209,112 +206,79 @@ func (l LeaveOption) applyCall(c *callConfig) error {
 // hundred bytes for as long as it remembers it. Tokens that it took for a caller who stopped waiting are not given
 // back: they are the request's when it is made again. A bucket that Redis has lost has lost its requests, too. On a
 // Cluster or Ring a TakeAll with a request id is of buckets in one slot.
-func WithRequestID(id string) CallOption { return requestIDOption(id) }
-
-type requestIDOption string
-
-func (id requestIDOption) applyCall(c *callConfig) error {
-	if err := lua.CheckRequestID(string(id)); err != nil {
-		return fmt.Errorf("%w: %w", ErrInvalidOption, err)
-	}
-	c.request, c.given = string(id), c.given|usesRequest
-	return nil
+func WithRequestID(id string) CallOption {
+	return callOption(func(c *callConfig) error {
+		c.request = id
+		return c.uses(usesRequest, lua.CheckRequestID(id))
+	})
 }
 
 // WithRequestMemory is how long request ids are remembered, from the take that was charged on: whole milliseconds up to
 // lua.MaxRequestMemory. Given to New it is for every take that has none of its own; given to a call it goes with
 // WithRequestID. Make it longer than callers go on retrying.
-func WithRequestMemory(d time.Duration) RequestMemoryOption { return RequestMemoryOption(d) }
-
-// RequestMemoryOption is an Option and a CallOption; WithRequestMemory makes one.
-type RequestMemoryOption time.Duration
-
-func (d RequestMemoryOption) applyClient(c *config) error {
-	err := d.applyCall(&c.callConfig)
-	c.given = 0 // takes without a request id have no use for it
-	return err
-}
-
-func (d RequestMemoryOption) applyCall(c *callConfig) error {
-	memory := time.Duration(d)
-	if memory < lua.MinRequestMemory || memory > lua.MaxRequestMemory || memory%time.Millisecond != 0 {
-		return fmt.Errorf("%w: request memory %s; want whole milliseconds up to %s", ErrInvalidOption, memory,
-			lua.MaxRequestMemory)
-	}
-	c.memory = memory
-	c.given |= usesMemory
-	return nil
+func WithRequestMemory(d time.Duration) SharedOption {
+	return sharedOption{func(c *callConfig) error {
+		if d < lua.MinRequestMemory || d > lua.MaxRequestMemory || d%time.Millisecond != 0 {
+			return fmt.Errorf("%w: request memory %s; want whole milliseconds up to %s", ErrInvalidOption, d,
+				lua.MaxRequestMemory)
+		}
+		c.memory = d
+		return c.uses(usesMemory, nil)
+	}}
 }
 
 // WithReservationID names a reservation: 1 to lua.MaxIDLen bytes, unlike any other of the bucket. However often a
 // Reserve with the id and the same n is made, the tokens are taken once while the reservation lasts. Without it the id
 // is random.
-func WithReservationID(id string) CallOption { return reservationIDOption(id) }
-
-type reservationIDOption string
-
-func (id reservationIDOption) applyCall(c *callConfig) error {
-	if err := lua.CheckID(string(id)); err != nil {
-		return fmt.Errorf("%w: %w", ErrInvalidOption, err)
-	}
-	c.reservation, c.given = string(id), c.given|usesReservation
-	return nil
+func WithReservationID(id string) CallOption {
+	return callOption(func(c *callConfig) error {
+		c.reservation = id
+		return c.uses(usesReservation, lua.CheckID(id))
+	})
 }
 
 // WithOverrun says what happens if more is used than was reserved and than the bucket then holds: policy.OverrunClamp,
 // the default, forgives it, policy.OverrunDebt has later refills pay it before they add tokens, up to the bucket's
 // capacity.
-func WithOverrun(o policy.Overrun) CallOption { return overrunOption(o) }
-
-type overrunOption policy.Overrun
-
-func (o overrunOption) applyCall(c *callConfig) error {
-	if policy.Overrun(o) != policy.OverrunClamp && policy.Overrun(o) != policy.OverrunDebt {
-		return fmt.Errorf("%w: overrun %d; want policy.OverrunClamp or policy.OverrunDebt", ErrInvalidOption, o)
-	}
-	c.overrun, c.given = policy.Overrun(o), c.given|usesOverrun
-	return nil
+func WithOverrun(o policy.Overrun) CallOption {
+	return callOption(func(c *callConfig) error {
+		if o != policy.OverrunClamp && o != policy.OverrunDebt {
+			return fmt.Errorf("%w: overrun %d; want policy.OverrunClamp or policy.OverrunDebt", ErrInvalidOption, o)
+		}
+		c.overrun = o
+		return c.uses(usesOverrun, nil)
+	})
 }
 
-// clientOption is an Option that can't be wrong.
-type clientOption func(*config)
-
-func (o clientOption) applyClient(c *config) error {
-	o(c)
-	return nil
-}
-
-// WithConcurrency bounds the round trips that are under way to a server at once, 1 to MaxConcurrency, and with them the
+// WithConcurrency bounds the round trips that are under way to a server at once, 1 to 65,536, and with them the
 // Client's goroutines and connections. The PoolSize and the MaxActiveConns of the Redis client bound them, too. A round
 // trip takes along all calls that wait, up to some 65,000: further ones are ErrUnavailable.
-func WithConcurrency(n int) Option { return concurrencyOption(n) }
+func WithConcurrency(n int) Option {
+	return clientOption(func(c *config) error {
+		c.concurrency = n
+		return inRange("concurrency", n, maxConcurrency)
+	})
+}
 
-type concurrencyOption int
-
-func (n concurrencyOption) applyClient(c *config) error {
-	if n < 1 || n > MaxConcurrency {
-		return fmt.Errorf("%w: concurrency %d; want 1 to %d", ErrInvalidOption, n, MaxConcurrency)
+// inRange returns an error unless n is from 1 to most.
+func inRange(what string, n, most int) error {
+	if n < 1 || n > most {
+		return fmt.Errorf("%w: %s %d; want 1 to %d", ErrInvalidOption, what, n, most)
 	}
-	c.concurrency = int(n)
 	return nil
 }
 
-// WithCacheSize has the Client remember what it knows of at least the n buckets that it used last, 1 to MaxCacheSize.
+// WithCacheSize has the Client remember what it knows of at least the n buckets that it used last, 1 to 16,777,216.
 // A take of a bucket that it has forgotten also asks for the policy, which costs Redis several times as much, and is of
 // unknown degraded mode while Redis is away.
 //
 // The Client remembers up to 2n buckets, each in about 220 bytes and its key: 90 MB with the default. A bucket needs no
 // memory before it is used.
-func WithCacheSize(n int) Option { return cacheSizeOption(n) }
-
-type cacheSizeOption int
-
-func (n cacheSizeOption) applyClient(c *config) error {
-	if n < 1 || n > MaxCacheSize {
-		return fmt.Errorf("%w: cache size %d; want 1 to %d", ErrInvalidOption, n, MaxCacheSize)
-	}
-	c.cacheSize = int(n)
-	return nil
+func WithCacheSize(n int) Option {
+	return clientOption(func(c *config) error {
+		c.cacheSize = n
+		return inRange("cache size", n, maxCacheSize)
+	})
 }
 
 // WithDenyCache turns the memory of denials on, which is the default, or off.
@@ -325,7 +289,12 @@ func (n cacheSizeOption) applyClient(c *config) error {
 // remembered: by them the pool learns what its region needs.
 //
 // Off, every take is put to the bucket.
-func WithDenyCache(on bool) Option { return clientOption(func(c *config) { c.denyCache = on }) }
+func WithDenyCache(on bool) Option {
+	return clientOption(func(c *config) error {
+		c.denyCache = on
+		return nil
+	})
+}
 
 // WithRescue turns rescues on, which is the default, or off.
 //
@@ -337,7 +306,12 @@ func WithDenyCache(on bool) Option { return clientOption(func(c *config) { c.den
 // know.
 //
 // Off, takes are denied while no refiller lives.
-func WithRescue(on bool) Option { return clientOption(func(c *config) { c.rescue = on }) }
+func WithRescue(on bool) Option {
+	return clientOption(func(c *config) error {
+		c.rescue = on
+		return nil
+	})
+}
 
 // WithPublishedTemplates turns the templates that refillers publish on, which is the default, or off.
 //
@@ -347,23 +321,24 @@ func WithRescue(on bool) Option { return clientOption(func(c *config) { c.rescue
 //
 // Off, nothing is read, and the keys of templates are unknown.
 func WithPublishedTemplates(on bool) Option {
-	return clientOption(func(c *config) { c.published = on })
+	return clientOption(func(c *config) error {
+		c.published = on
+		return nil
+	})
 }
 
 // WithUnknownDegraded is how takes of buckets are answered whose policy this Client doesn't know when their server
 // can't be reached, and whose key no template matches: DegradedClosed, the default, or DegradedOpen. A bucket's own
 // policy decides once a take of it has been answered, as long as the Client remembers the bucket. DegradedLocal is
 // refused: the share of a bucket of unknown rate is unknown.
-func WithUnknownDegraded(mode policy.Degraded) Option { return unknownDegradedOption(mode) }
-
-type unknownDegradedOption policy.Degraded
-
-func (m unknownDegradedOption) applyClient(c *config) error {
-	if mode := policy.Degraded(m); mode != policy.DegradedClosed && mode != policy.DegradedOpen {
-		return fmt.Errorf("%w: degraded mode %d of unknown buckets; want closed or open", ErrInvalidOption, m)
-	}
-	c.unknown = policy.Degraded(m)
-	return nil
+func WithUnknownDegraded(mode policy.Degraded) Option {
+	return clientOption(func(c *config) error {
+		if mode != policy.DegradedClosed && mode != policy.DegradedOpen {
+			return fmt.Errorf("%w: degraded mode %d of unknown buckets; want closed or open", ErrInvalidOption, mode)
+		}
+		c.unknown = mode
+		return nil
+	})
 }
 
 // WithTemplates makes every key that a template matches a bucket of the template's policy: for programs that need no
@@ -373,28 +348,19 @@ func (m unknownDegradedOption) applyClient(c *config) error {
 //
 // The Client then doesn't look at the templates that refillers publish. All programs that share the keys should have
 // the same templates. Reserve, and takes with a request id, are ErrLazyBucket.
-func WithTemplates(list ...policy.Template) Option { return templatesOption(list) }
-
-type templatesOption []policy.Template
-
-func (list templatesOption) applyClient(c *config) error {
-	set, err := policy.NewTemplates(0, list, nil)
-	if err != nil {
-		return fmt.Errorf("%w: %w", ErrInvalidOption, err)
-	}
-	for _, t := range set.All() {
-		if t.Enforce != policy.EnforceLazy {
-			return fmt.Errorf("%w: template %q: enforce is %s; without a refiller it must be %s",
-				ErrInvalidOption, t.Prefix, t.Enforce, policy.EnforceLazy)
+func WithTemplates(list ...policy.Template) Option {
+	return clientOption(func(c *config) error {
+		set, err := policy.NewTemplates(0, list, nil)
+		if err != nil {
+			return fmt.Errorf("%w: %w", ErrInvalidOption, err)
 		}
-	}
-	c.templates = set
-	return nil
+		for _, t := range set.All() {
+			if t.Enforce != policy.EnforceLazy {
+				return fmt.Errorf("%w: template %q: enforce is %s; without a refiller it must be %s",
+					ErrInvalidOption, t.Prefix, t.Enforce, policy.EnforceLazy)
+			}
+		}
+		c.templates = set
+		return nil
+	})
 }
-
-var (
-	_ Option     = TimeoutOption(0)
-	_ CallOption = TimeoutOption(0)
-	_ Option     = RequestMemoryOption(0)
-	_ CallOption = RequestMemoryOption(0)
-)

@@ -80,22 +80,17 @@ func TestAnOptionThatDoesNothingIsRefused(t *testing.T) {
 			require.ErrorContains(t, err, method)
 		}
 	}
-	_, err := TimeoutOf(WithRequestMemory(time.Minute))
-	require.ErrorIs(t, err, ErrInvalidOption)
-	require.ErrorContains(t, err, "WithRequestMemory")
-	_, err = TimeoutOf(nil)
-	require.ErrorIs(t, err, ErrInvalidOption)
 	require.EqualValues(t, 5, tokens(t, rdb, "b"))
 }
 
 func TestCacheSizesOutOfRangeAreRefused(t *testing.T) {
 	rdb := testenv.Redis(t).Client()
-	for _, n := range []int{-1, 0, MaxCacheSize + 1} {
+	for _, n := range []int{-1, 0, maxCacheSize + 1} {
 		_, err := New(rdb, WithCacheSize(n))
 		require.ErrorIs(t, err, ErrInvalidOption)
 	}
 	require.Equal(t, 7, newClient(t, rdb, WithCacheSize(7)).buckets.shards[0].half)
 	bs := newClient(t, rdb).buckets
-	require.GreaterOrEqual(t, len(bs.shards)*bs.shards[0].half, DefaultCacheSize)
-	require.LessOrEqual(t, len(bs.shards)*bs.shards[0].half, DefaultCacheSize+DefaultCacheSize/8)
+	require.GreaterOrEqual(t, len(bs.shards)*bs.shards[0].half, defaultCacheSize)
+	require.LessOrEqual(t, len(bs.shards)*bs.shards[0].half, defaultCacheSize+defaultCacheSize/8)
 }

@@ -165,7 +165,7 @@ func TestRefusesWhatItCanNotTake(t *testing.T) {
 
 func TestOptionsOutOfRangeAreRefused(t *testing.T) {
 	rdb := testenv.Redis(t).Client()
-	for _, o := range []Option{WithTimeout(-1), WithConcurrency(0), WithConcurrency(MaxConcurrency + 1), nil} {
+	for _, o := range []Option{WithTimeout(-1), WithConcurrency(0), WithConcurrency(maxConcurrency + 1), nil} {
 		_, err := New(rdb, o)
 		require.ErrorIs(t, err, ErrInvalidOption)
 	}

@@ -34,7 +34,7 @@ func TestACallThatGetsNothingMintsNothingWhenTheClockReturns(t *testing.T) {
 		// Whoever finds a fixed window that ends too late has it end within its length, once and for all.
 		{fixed, decide.Peek, 10}, {fixed, decide.Take, 10},
 	} {
-		rule, err := c.limit.Rule()
+		rule, err := decide.RuleOf(c.limit)
 		require.NoError(t, err)
 		var now time.Time
 		for where, engine := range map[string]decide.Engine{

@@ -131,11 +131,41 @@ func TestBadLimitsAreRefused(t *testing.T) {
 		require.ErrorIs(t, err, limit.ErrConfig)
 		require.ErrorContains(t, err, what)
 	}
-	_, err := limit.NewMany(nil, burst)
+	for _, none := range []redis.UniversalClient{nil, (*redis.Client)(nil)} {
+		_, err := limit.NewMany(none, burst)
+		require.ErrorIs(t, err, limit.ErrConfig)
+		_, err = lazy.New(none, burst)
+		require.ErrorIs(t, err, lazy.ErrConfig)
+		_, err = limit.Reset(t.Context(), none, "user:")
+		require.ErrorIs(t, err, limit.ErrConfig)
+		require.ErrorContains(t, err, "key by key", "of limiters in the process")
+	}
+}
+
+// A limit of a type that Many does not know is refused, and not asked about.
+type foreignLimit struct{}
+
+func (foreignLimit) Validate() error { return nil }
+
+func TestALimitOfAnotherTypeIsRefused(t *testing.T) {
+	_, err := limit.NewManyLocal(time.Now, burst, foreignLimit{})
 	require.ErrorIs(t, err, limit.ErrConfig)
-	_, err = limit.Reset(t.Context(), nil, "user:")
-	require.ErrorIs(t, err, limit.ErrConfig)
-	require.ErrorContains(t, err, "key by key", "of limiters in the process")
+	require.ErrorContains(t, err, "limit 1: a limit_test.foreignLimit; want a lazy.Config")
+}
+
+func TestALimitersOnlyOptionIsItsTimeout(t *testing.T) {
+	m, err := limit.NewManyLocal(time.Now, burst)
+	require.NoError(t, err)
+	for name, o := range map[string]fetch.CallOption{
+		"WithLeave": fetch.WithLeave(1), "WithRequestMemory": fetch.WithRequestMemory(time.Minute),
+		"timeout -1ns": fetch.WithTimeout(-1), "nil": nil,
+	} {
+		_, err := m.Take(t.Context(), "k", 1, o)
+		require.ErrorIs(t, err, fetch.ErrInvalidOption)
+		require.ErrorContains(t, err, name)
+	}
+	_, err = m.Take(t.Context(), "k", 1, fetch.WithTimeout(time.Minute))
+	require.NoError(t, err)
 }
 
 func TestResetDropsALimitersKeysUnderAPrefix(t *testing.T) {

@@ -10,6 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/tokenrefill/refiller/fetch"
+	"github.com/tokenrefill/refiller/internal/redisclient"
 	"github.com/tokenrefill/refiller/limit/internal/decide"
 	"github.com/tokenrefill/refiller/limit/lazy"
 	"github.com/tokenrefill/refiller/limit/pacing"
@@ -35,7 +36,8 @@ var (
 // Config is a limit that can be one of many: a lazy.Config, a window.Config or a
 // pacing.Config.
 type Config interface {
-	Rule() (decide.Rule, error)
+	// Validate reports whether the limit is in range; the error names the field.
+	Validate() error
 }
 
 var (
@@ -58,7 +60,7 @@ type Many struct {
 // not be repeated, tell which one denied, and keep limits on the same key apart.
 // The errors are ErrConfig.
 func NewMany(rdb redis.UniversalClient, limits ...Config) (*Many, error) {
-	if rdb == nil {
+	if redisclient.IsNil(rdb) {
 		return nil, fmt.Errorf("%w: the redis client is nil", ErrConfig)
 	}
 	rules, err := rulesOf(limits)
@@ -92,7 +94,7 @@ func rulesOf(limits []Config) ([]decide.Rule, error) {
 		if c == nil {
 			return nil, fmt.Errorf("%w: limit %d is nil", ErrConfig, i)
 		}
-		r, err := c.Rule()
+		r, err := decide.RuleOf(c)
 		if err != nil {
 			return nil, fmt.Errorf("%w: limit %d: %w", ErrConfig, i, err)
 		}

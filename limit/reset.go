@@ -8,6 +8,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/tokenrefill/refiller/internal/redisclient"
 	"github.com/tokenrefill/refiller/lua"
 )
 
@@ -33,7 +34,7 @@ func Reset(ctx context.Context, rdb redis.UniversalClient, prefix string) (int64
 	if err := lua.CheckKey(prefix); err != nil {
 		return 0, fmt.Errorf("limit: reset: prefix: %w", err)
 	}
-	if rdb == nil {
+	if redisclient.IsNil(rdb) {
 		return 0, fmt.Errorf("limit: reset: %w: the redis client is nil; a limiter of this process is reset key by key, "+
 			"with its Reset, or made anew", ErrConfig)
 	}

@@ -3,6 +3,7 @@ package policy
 import (
 	"fmt"
 	"strconv"
+	"strings"
 )
 
 // Leave is what a take must leave in the bucket: so many tokens, or a percentage
@@ -11,6 +12,21 @@ import (
 type Leave struct {
 	Tokens  int64 // 0 to MaxTokens
 	Percent int64 // 0 to 100, if Tokens is 0
+}
+
+// ParseLeave reads a Leave as String writes it, and reports whether it is in range.
+func ParseLeave(s string) (Leave, error) {
+	digits, percent := strings.CutSuffix(s, "%")
+	n, err := strconv.ParseInt(digits, 10, 64)
+	if err != nil {
+		return Leave{}, fmt.Errorf(
+			"policy: leave: %q is neither a whole number, such as 100, nor one of percent, such as 20%%", s)
+	}
+	l := Leave{Tokens: n}
+	if percent {
+		l = Leave{Percent: n}
+	}
+	return l, l.Validate()
 }
 
 // Validate reports whether the Leave is in range.

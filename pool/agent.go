@@ -14,6 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"github.com/tokenrefill/refiller/internal/redisclient"
 	"github.com/tokenrefill/refiller/internal/timing"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
@@ -155,7 +156,7 @@ func (b redisBuckets) refill(ctx context.Context, calls []lua.RefillCall) []lua.
 
 // NewAgent checks the configuration; it makes no request.
 func NewAgent(cfg AgentConfig) (*Agent, error) {
-	if cfg.Client == nil || cfg.Prefix == "" || cfg.Redis == nil {
+	if cfg.Client == nil || cfg.Prefix == "" || redisclient.IsNil(cfg.Redis) {
 		return nil, fmt.Errorf("%w: Client, Prefix and Redis are required", ErrPool)
 	}
 	if !validName(cfg.Region) {

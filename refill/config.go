@@ -8,6 +8,7 @@ import (
 	"github.com/hashicorp/go-hclog"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/tokenrefill/refiller/internal/redisclient"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )
@@ -101,7 +102,7 @@ func (c *Config) setDefaults() {
 }
 
 func (c *Config) validate() error {
-	if c.Redis == nil {
+	if redisclient.IsNil(c.Redis) {
 		return fmt.Errorf("%w: Redis is nil", ErrConfig)
 	}
 	if err := checkVersion(c.Version); err != nil {

@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/tokenrefill/refiller/internal/testing/oracle"
@@ -543,6 +544,8 @@ func TestNewNamesTheBucketAndTheField(t *testing.T) {
 	_, err := New(Config{})
 	require.ErrorIs(t, err, ErrConfig)
 	require.ErrorContains(t, err, "Redis")
+	_, err = New(Config{Redis: (*redis.Client)(nil)})
+	require.ErrorContains(t, err, "Redis is nil")
 	require.False(t, errors.Is(err, policy.ErrPolicy))
 }
 

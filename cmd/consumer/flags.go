@@ -3,7 +3,6 @@ package main
 import (
 	"github.com/spf13/cobra"
 
-	"github.com/tokenrefill/refiller/fetch"
 	"github.com/tokenrefill/refiller/internal/cli"
 	"github.com/tokenrefill/refiller/policy"
 )
@@ -14,9 +13,9 @@ func addTokensFlag(cmd *cobra.Command, n *int64, usage string) {
 }
 
 // addLeaveFlag adds --leave.
-func addLeaveFlag(cmd *cobra.Command, o *fetch.LeaveOption) {
-	cmd.Flags().Var(cli.NewValue("tokens", policy.Leave(*o).String(), func(s string) (err error) {
-		*o, err = fetch.ParseLeave(s)
+func addLeaveFlag(cmd *cobra.Command, l *policy.Leave) {
+	cmd.Flags().Var(cli.NewValue("tokens", l.String(), func(s string) (err error) {
+		*l, err = policy.ParseLeave(s)
 		return err
 	}), "leave", "what must be left: a number of tokens, or of percent of the capacity, as 20%")
 }

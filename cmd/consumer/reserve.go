@@ -11,6 +11,7 @@ import (
 	"github.com/tokenrefill/refiller/fetch"
 	"github.com/tokenrefill/refiller/internal/cli"
 	"github.com/tokenrefill/refiller/internal/sidecar/answer"
+	"github.com/tokenrefill/refiller/internal/sidecar/call"
 	"github.com/tokenrefill/refiller/policy"
 )
 
@@ -18,7 +19,7 @@ func newReserveCommand(e env) *cobra.Command {
 	conn := connection{environ: e.Environ}
 	out := output{}
 	n := int64(1)
-	leave := fetch.LeaveOption{}
+	leave := policy.Leave{}
 	ttl := time.Duration(0)
 	id := ""
 	debt := false
@@ -34,7 +35,7 @@ tokens are taken once. Exit code 0 means held, 3 denied.`,
 			if ttl < policy.MinHold || ttl > policy.MaxHold {
 				return cli.Usage(fmt.Errorf("--ttl %s: want %s to %s", ttl, policy.MinHold, policy.MaxHold))
 			}
-			opts := []fetch.CallOption{leave}
+			opts := []fetch.CallOption{call.LeaveOption(leave)}
 			if cmd.Flags().Changed("id") {
 				opts = append(opts, fetch.WithReservationID(id))
 			}

@@ -7,13 +7,15 @@ import (
 
 	"github.com/tokenrefill/refiller/fetch"
 	"github.com/tokenrefill/refiller/internal/sidecar/answer"
+	"github.com/tokenrefill/refiller/internal/sidecar/call"
+	"github.com/tokenrefill/refiller/policy"
 )
 
 func newTakeCommand(e env) *cobra.Command {
 	conn := connection{environ: e.Environ}
 	out := output{}
 	n := int64(1)
-	leave := fetch.LeaveOption{}
+	leave := policy.Leave{}
 	cmd := &cobra.Command{
 		Use:     "take KEY",
 		Short:   "Take tokens, all or none",
@@ -23,7 +25,7 @@ func newTakeCommand(e env) *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			key := args[0]
 			return conn.with(func(c *fetch.Client) error {
-				r, err := c.Take(cmd.Context(), key, n, leave)
+				r, err := c.Take(cmd.Context(), key, n, call.LeaveOption(leave))
 				if err != nil {
 					return err
 				}

@@ -10,13 +10,14 @@ import (
 	"github.com/tokenrefill/refiller/internal/cli"
 	"github.com/tokenrefill/refiller/internal/cli/terminal"
 	"github.com/tokenrefill/refiller/internal/sidecar/answer"
+	"github.com/tokenrefill/refiller/internal/sidecar/call"
 	"github.com/tokenrefill/refiller/policy"
 )
 
 func newTakeAllCommand(e env) *cobra.Command {
 	conn := connection{environ: e.Environ}
 	out := output{}
-	leave := fetch.LeaveOption{}
+	leave := policy.Leave{}
 	cmd := &cobra.Command{
 		Use:   "take-all KEY[=N]...",
 		Short: "Take tokens of several buckets, all or none",
@@ -34,7 +35,7 @@ stands after the last = of an argument. Exit code 0 means taken, 3 denied.`,
 				}
 			}
 			return conn.with(func(c *fetch.Client) error {
-				r, err := c.TakeAll(cmd.Context(), reqs, leave)
+				r, err := c.TakeAll(cmd.Context(), reqs, call.LeaveOption(leave))
 				if err != nil {
 					return err
 				}

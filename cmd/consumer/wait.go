@@ -11,6 +11,8 @@ import (
 	"github.com/tokenrefill/refiller/fetch"
 	"github.com/tokenrefill/refiller/internal/cli"
 	"github.com/tokenrefill/refiller/internal/sidecar/answer"
+	"github.com/tokenrefill/refiller/internal/sidecar/call"
+	"github.com/tokenrefill/refiller/policy"
 )
 
 func newWaitCommand(e env) *cobra.Command {
@@ -18,7 +20,7 @@ func newWaitCommand(e env) *cobra.Command {
 	out := output{}
 	n := int64(1)
 	timeout := time.Duration(0)
-	leave := fetch.LeaveOption{}
+	leave := policy.Leave{}
 	cmd := &cobra.Command{
 		Use:   "wait KEY",
 		Short: "Take tokens as soon as they are there",
@@ -39,7 +41,7 @@ code 3 (denied) when they are due later than that: at once, if that is known.`,
 					defer cancel()
 				}
 				began := time.Now()
-				_, err := c.Wait(ctx, key, n, leave)
+				_, err := c.Wait(ctx, key, n, call.LeaveOption(leave))
 				// Redis that is away is an error, whichever deadline ends the call to it.
 				late := errors.Is(err, fetch.ErrDeadline) || errors.Is(err, context.DeadlineExceeded) &&
 					!errors.Is(err, fetch.ErrUnavailable)

@@ -68,10 +68,10 @@ type Drain struct {
 }
 
 // DefaultLimits leaves three clients out of four room to call while one has all
-// its calls stuck in the SDK, which makes fetch.DefaultConcurrency at once.
+// its calls stuck in the SDK, which makes 256 round trips at once.
 func DefaultLimits() Limits {
 	return Limits{
-		Calls: fetch.DefaultConcurrency / 4, Connections: 256, Body: 64 << 10, Wait: time.Minute, Patience: 10 * time.Second,
+		Calls: 64, Connections: 256, Body: 64 << 10, Wait: time.Minute, Patience: 10 * time.Second,
 	}
 }
 

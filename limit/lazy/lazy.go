@@ -34,8 +34,16 @@ type Config struct {
 	Rate policy.Rate
 }
 
-// Rule is what the limit is in a decision of several.
-func (c Config) Rule() (decide.Rule, error) {
+func init() { decide.Define(Config.rule) }
+
+// Validate reports whether the Config is in range; the error names the field.
+func (c Config) Validate() error {
+	_, err := c.rule()
+	return err
+}
+
+// rule returns what the limit is in a decision of several.
+func (c Config) rule() (decide.Rule, error) {
 	if err := decide.CheckName(c.Name); err != nil {
 		return decide.Rule{}, err
 	}
@@ -57,7 +65,7 @@ func (c Config) Rule() (decide.Rule, error) {
 // DrainTime is the time in which an empty bucket fills, after which an idle key
 // is gone; 0 for a Config that is out of range.
 func (c Config) DrainTime() time.Duration {
-	r, err := c.Rule()
+	r, err := c.rule()
 	if err != nil {
 		return 0
 	}
@@ -72,13 +80,13 @@ type Limiter struct {
 
 // New makes a Limiter on Redis. It sends nothing. The errors are ErrConfig.
 func New(rdb redis.UniversalClient, cfg Config) (*Limiter, error) {
-	return newLimiter(decide.OnRedis(rdb, cfg.Rule))
+	return newLimiter(decide.OnRedis(rdb, cfg.rule))
 }
 
 // NewLocal makes a Limiter of this process alone on the clock now, such as
 // time.Now. The errors are ErrConfig.
 func NewLocal(cfg Config, now func() time.Time) (*Limiter, error) {
-	return newLimiter(decide.InProcess(now, cfg.Rule))
+	return newLimiter(decide.InProcess(now, cfg.rule))
 }
 
 func newLimiter(core decide.Limiter, err error) (*Limiter, error) {

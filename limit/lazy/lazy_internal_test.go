@@ -26,7 +26,7 @@ var fast = []Config{
 func agree(t *testing.T, rdb redis.UniversalClient, tick func(), rng *rand.Rand, calls int) {
 	denied := 0
 	for i, cfg := range fast {
-		rule, err := cfg.Rule()
+		rule, err := cfg.rule()
 		require.NoError(t, err)
 		denied += limittest.Agree(t, rdb, tick, rng, rule, newModel(rule), true, fmt.Sprint(i), calls)
 	}
@@ -46,7 +46,7 @@ func TestScriptAgreesWithTheModelWhenTheClockIsStepped(t *testing.T) {
 		{Capacity: 7, Rate: policy.Rate{Tokens: 1, Per: time.Hour}},
 		{Capacity: 1000, Rate: policy.Rate{Tokens: 997, Per: 10 * time.Minute}},
 	} {
-		rule, err := cfg.Rule()
+		rule, err := cfg.rule()
 		require.NoError(t, err)
 		require.NotZero(t, limittest.Agree(t, rdb, tick, rng, rule, newModel(rule), true, fmt.Sprint(i), 500))
 	}

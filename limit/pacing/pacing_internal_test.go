@@ -24,7 +24,7 @@ func TestScriptAgreesWithTheModel(t *testing.T) {
 		{Rate: policy.Rate{Tokens: 1, Per: time.Hour}},
 		{Rate: policy.Rate{Tokens: 7, Per: time.Hour}, MaxWait: 2 * time.Hour},
 	} {
-		rule, err := cfg.Rule()
+		rule, err := cfg.rule()
 		require.NoError(t, err)
 		denied += limittest.Agree(t, rdb, func() {}, rng, rule, newModel(rule), true, fmt.Sprint(i), 2000)
 		denied += limittest.Agree(t, embedded, tick, rng, rule, newModel(rule), true, fmt.Sprint(i), 300)

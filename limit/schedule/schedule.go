@@ -10,6 +10,7 @@ import (
 
 	"github.com/tokenrefill/refiller/fetch"
 	"github.com/tokenrefill/refiller/internal/engine"
+	"github.com/tokenrefill/refiller/internal/redisclient"
 	"github.com/tokenrefill/refiller/limit/internal/decide"
 	"github.com/tokenrefill/refiller/lua"
 )
@@ -100,7 +101,7 @@ func New(rdb redis.UniversalClient, cfg Config) (*Limiter, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	if rdb == nil {
+	if redisclient.IsNil(rdb) {
 		return nil, fmt.Errorf("%w: the redis client is nil", ErrConfig)
 	}
 	return &Limiter{cfg, shared{engine.NewCommands(rdb, decide.MostCalls), cfg}}, nil

@@ -341,9 +341,11 @@ func TestBadInputIsRefused(t *testing.T) {
 		require.ErrorIs(t, err, schedule.ErrConfig)
 		require.ErrorContains(t, err, field)
 	}
-	_, err := schedule.New(nil, schedule.Config{Windows: windows})
-	require.ErrorIs(t, err, schedule.ErrConfig)
-	_, err = schedule.NewLocal(schedule.Config{Windows: windows}, nil)
+	for _, none := range []redis.UniversalClient{nil, (*redis.Client)(nil)} {
+		_, err := schedule.New(none, schedule.Config{Windows: windows})
+		require.ErrorIs(t, err, schedule.ErrConfig)
+	}
+	_, err := schedule.NewLocal(schedule.Config{Windows: windows}, nil)
 	require.ErrorIs(t, err, schedule.ErrConfig)
 
 	l, err := schedule.New(rdb, schedule.Config{Windows: windows})

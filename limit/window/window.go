@@ -55,8 +55,16 @@ type Config struct {
 	In *time.Location
 }
 
-// Rule is what the limit is in a decision of several.
-func (c Config) Rule() (decide.Rule, error) {
+func init() { decide.Define(Config.rule) }
+
+// Validate reports whether the Config is in range; the error names the field.
+func (c Config) Validate() error {
+	_, err := c.rule()
+	return err
+}
+
+// rule returns what the limit is in a decision of several.
+func (c Config) rule() (decide.Rule, error) {
 	if err := decide.CheckName(c.Name); err != nil {
 		return decide.Rule{}, err
 	}
@@ -122,13 +130,13 @@ type Limiter struct{ core decide.Limiter }
 
 // New makes a Limiter on Redis. It sends nothing. The errors are ErrConfig.
 func New(rdb redis.UniversalClient, cfg Config) (*Limiter, error) {
-	return newLimiter(decide.OnRedis(rdb, cfg.Rule))
+	return newLimiter(decide.OnRedis(rdb, cfg.rule))
 }
 
 // NewLocal makes a Limiter of this process alone on the clock now, such as
 // time.Now. The errors are ErrConfig.
 func NewLocal(cfg Config, now func() time.Time) (*Limiter, error) {
-	return newLimiter(decide.InProcess(now, cfg.Rule))
+	return newLimiter(decide.InProcess(now, cfg.rule))
 }
 
 func newLimiter(core decide.Limiter, err error) (*Limiter, error) {

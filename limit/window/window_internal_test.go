@@ -30,7 +30,7 @@ func agree(t *testing.T, rdb redis.UniversalClient, tick func(), rng *rand.Rand,
 	t.Helper()
 	denied := 0
 	for i, cfg := range configs {
-		rule, err := cfg.Rule()
+		rule, err := cfg.rule()
 		require.NoError(t, err)
 		if cfg.Kind == Fixed {
 			denied += limittest.Agree(t, rdb, tick, rng, rule, newFixed(rule), true, fmt.Sprint(i), calls)
@@ -71,7 +71,7 @@ func TestTheScriptFollowsTheCalendarOfTheServer(t *testing.T) {
 	rng := limittest.Rand(t)
 	in := testenv.Zone(t, "America/New_York")
 	for unit := calendar.Minute; unit <= calendar.Month; unit++ {
-		rule, err := Config{Limit: 20, Per: unit, In: in}.Rule()
+		rule, err := Config{Limit: 20, Per: unit, In: in}.rule()
 		require.NoError(t, err)
 		for _, from := range []time.Time{time.Date(2029, 10, 30, 0, 0, 0, 0, in), time.Date(2040, 12, 30, 23, 0, 0, 0, in)} {
 			rdb, tick := limittest.EmbeddedAt(t, rng, from, unit.Usual()/8)
@@ -83,7 +83,7 @@ func TestTheScriptFollowsTheCalendarOfTheServer(t *testing.T) {
 func slide(t *testing.T, cfg Config) limittest.Program[slots] {
 	t.Helper()
 	cfg.Kind = Sliding
-	rule, err := cfg.Rule()
+	rule, err := cfg.rule()
 	require.NoError(t, err)
 	return limittest.Program[slots]{Rule: rule, Model: newSliding(rule)}
 }

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/tokenrefill/refiller/internal/redisclient"
 )
 
 // Abuse is a denied request.
@@ -43,7 +45,7 @@ const (
 // 1,000,000, in the stream at a key. Its Run must be running.
 func NewAbuseLog(rdb redis.UniversalClient, stream string, most int64) (*AbuseLog, error) {
 	switch {
-	case rdb == nil:
+	case redisclient.IsNil(rdb):
 		return nil, fmt.Errorf("%w: the redis client is nil", ErrConfig)
 	case stream == "":
 		return nil, fmt.Errorf("%w: stream: it is empty", ErrConfig)

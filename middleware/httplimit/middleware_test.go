@@ -16,6 +16,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/tokenrefill/refiller/fetch"
@@ -438,9 +439,10 @@ func TestTheAbuseLogKeepsTheLatestDenials(t *testing.T) {
 	_, err = log.Latest(t.Context(), 1)
 	require.Error(t, err)
 	for field, f := range map[string]func() (*AbuseLog, error){
-		"client": func() (*AbuseLog, error) { return NewAbuseLog(nil, "a", 1) },
-		"stream": func() (*AbuseLog, error) { return NewAbuseLog(rdb, "", 1) },
-		"most":   func() (*AbuseLog, error) { return NewAbuseLog(rdb, "a", 0) },
+		"client":              func() (*AbuseLog, error) { return NewAbuseLog(nil, "a", 1) },
+		"redis client is nil": func() (*AbuseLog, error) { return NewAbuseLog((*redis.Client)(nil), "a", 1) },
+		"stream":              func() (*AbuseLog, error) { return NewAbuseLog(rdb, "", 1) },
+		"most":                func() (*AbuseLog, error) { return NewAbuseLog(rdb, "a", 0) },
 	} {
 		_, err := f()
 		require.ErrorIs(t, err, ErrConfig)

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/tokenrefill/refiller/fetch"
+	"github.com/tokenrefill/refiller/policy"
 )
 
 // Wait takes tokens within timeout and tells whether it did and how long it
@@ -34,9 +35,17 @@ func Leave(s string) ([]fetch.CallOption, error) {
 	if s == "" {
 		return nil, nil
 	}
-	o, err := fetch.ParseLeave(s)
+	l, err := policy.ParseLeave(s)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrBadRequest, err)
 	}
-	return []fetch.CallOption{o}, nil
+	return []fetch.CallOption{LeaveOption(l)}, nil
+}
+
+// LeaveOption returns the option of a call that must leave l.
+func LeaveOption(l policy.Leave) fetch.CallOption {
+	if l.Percent > 0 {
+		return fetch.WithLeavePercent(l.Percent)
+	}
+	return fetch.WithLeave(l.Tokens)
 }

@@ -10,9 +10,9 @@ import (
 
 	"google.golang.org/protobuf/types/known/structpb"
 
-	"github.com/tokenrefill/refiller/fetch"
 	"github.com/tokenrefill/refiller/internal/config/fields"
 	"github.com/tokenrefill/refiller/internal/sidecar/call"
+	"github.com/tokenrefill/refiller/policy"
 )
 
 // ErrLimits is returned for a file of rate limits that is wrong; the error
@@ -55,7 +55,7 @@ type rateLimit struct {
 	upTo      bool              // a charge takes what is there
 	metadata  *structpb.Struct  // for the response to a request within the limit
 	bucket    template          // of the bucket's name
-	leave     fetch.LeaveOption // of the bucket
+	leave     policy.Leave // of the bucket
 	window    taker             // nil: a bucket
 	per       quota             // of the window
 	shared    []bool            // of each entry: all values of its pattern share the limit
@@ -233,7 +233,7 @@ func (p *parser) bucket(at string, l *rateLimit, f fileLimit, path []fileDescrip
 	if f.Leave == "" {
 		return
 	}
-	l.leave, err = fetch.ParseLeave(f.Leave)
+	l.leave, err = policy.ParseLeave(f.Leave)
 	if err != nil {
 		p.bad(at+".leave", "%v", err)
 	}

@@ -224,10 +224,10 @@ func (s *Server) decide(ctx context.Context, ds []decision) (over bool, err erro
 
 // ask takes, or only looks. More than a bucket can ever hold is a denial, and so is a look at one that holds nothing.
 func (d *decision) ask(ctx context.Context, look bool) (err error) {
-	left := func(n int64) bool { return d.result.Remaining >= n+policy.Leave(d.limit.leave).Of(d.result.Limit) }
+	left := func(n int64) bool { return d.result.Remaining >= n+d.limit.leave.Of(d.result.Limit) }
 	var opts []fetch.CallOption
 	if d.limit.window == nil {
-		opts = append(opts, d.limit.leave)
+		opts = append(opts, call.LeaveOption(d.limit.leave))
 	}
 	switch {
 	case d.back:

@@ -231,7 +231,7 @@ func (p *parser) config(at string, f fileLimit, name string) limit.Config {
 		p.bad(at, errors.New("want one of lazy, window and pacing"))
 		return nil
 	}
-	if _, err := c.Rule(); err != nil {
+	if err := c.Validate(); err != nil {
 		p.bad(at, err)
 		return nil
 	}

@@ -2,11 +2,13 @@ package decide
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 
 	"github.com/tokenrefill/refiller/fetch"
+	"github.com/tokenrefill/refiller/internal/redisclient"
 )
 
 // Limiter is a rule with what answers for it.
@@ -17,7 +19,7 @@ type Limiter struct {
 
 // OnRedis makes the Limiter of a config's rule that asks Redis.
 func OnRedis(rdb redis.UniversalClient, config func() (Rule, error)) (Limiter, error) {
-	if rdb == nil {
+	if redisclient.IsNil(rdb) {
 		return Limiter{}, errNoRedis
 	}
 	r, err := config()
@@ -76,12 +78,20 @@ func (l *Limiter) Reset(ctx context.Context, key string) error {
 
 // Within is ctx with the timeout among a call's options.
 func Within(ctx context.Context, opts []fetch.CallOption) (context.Context, context.CancelFunc, error) {
-	if len(opts) == 0 {
-		return ctx, func() {}, nil
+	d := time.Duration(0)
+	for _, o := range opts {
+		timed, ok := o.(interface{ Timeout() (time.Duration, error) })
+		if !ok {
+			return ctx, nil, fmt.Errorf("%w: an option is %v; want fetch.WithTimeout", fetch.ErrInvalidOption, o)
+		}
+		var err error
+		d, err = timed.Timeout()
+		if err != nil {
+			return ctx, nil, err
+		}
 	}
-	d, err := fetch.TimeoutOf(opts...)
-	if err != nil || d == 0 {
-		return ctx, func() {}, err
+	if d == 0 {
+		return ctx, func() {}, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, d)
 	return ctx, cancel, nil

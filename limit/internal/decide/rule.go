@@ -3,6 +3,7 @@ package decide
 import (
 	_ "embed"
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -31,6 +32,24 @@ type Rule struct {
 	// Era names the window in which tokens were taken at an instant with the outcome; nil: they are of no window.
 	Era   func(now int64, o *Outcome) int64
 	table func() table // an empty one; see WithModel
+}
+
+// rules make the Rule of a config, by its type.
+var rules = map[reflect.Type]func(any) (Rule, error){}
+
+// Define has RuleOf make the Rule of each config of type C by rule. Only packages that are initialised call it. So the
+// type of a config needs no method that shows a Rule.
+func Define[C any](rule func(C) (Rule, error)) {
+	rules[reflect.TypeFor[C]()] = func(config any) (Rule, error) { return rule(config.(C)) }
+}
+
+// RuleOf returns the Rule of a config.
+func RuleOf(config any) (Rule, error) {
+	rule := rules[reflect.TypeOf(config)]
+	if rule == nil {
+		return Rule{}, fmt.Errorf("a %T; want a lazy.Config, a window.Config or a pacing.Config", config)
+	}
+	return rule(config)
 }
 
 // MaxName is the length of the longest name of a limit, in bytes.
