@@ -214,14 +214,14 @@ type part struct {
 // split groups demands by the call that they can share. That of a bucket of a lazy template is its own.
 func (c *Client) split(p budget, demands []*demand) (parts []*part, err error) {
 	type place struct {
-		server *server
-		call   int
+		node *node
+		call int
 	}
 	at := make(map[place]*part, len(demands))
 	for _, d := range demands {
 		d.task = c.begin(p, d.Key)
 		d.began, d.Leave = time.Time{}, d.leave(d.N) // others use their time before it does
-		here := place{d.server, c.servers.callGroup(d.Key)}
+		here := place{d.node, c.nodes.callGroup(d.Key)}
 		_, isLazy := d.kind.(*lazy)
 		sole := at[here]
 		if sole == nil || isLazy {

@@ -38,7 +38,7 @@ type scriptCall struct {
 func (call *scriptCall) lazy() bool { return call.words[0].Lazy != nil }
 
 // loaded returns the flag that records whether the server has the script.
-func (call *scriptCall) loaded(s *server) *atomic.Bool {
+func (call *scriptCall) loaded(s *node) *atomic.Bool {
 	if call.words[0].Whole {
 		return &s.takesLoaded
 	}
@@ -48,7 +48,7 @@ func (call *scriptCall) loaded(s *server) *atomic.Bool {
 // trip makes the round trips for a batch. It is used again.
 type trip struct {
 	c         *Client
-	s         *server
+	s         *node
 	rdb       redis.UniversalClient
 	groups    []*group
 	last      map[string]*group
@@ -76,7 +76,7 @@ var trips = sync.Pool{New: func() any { return &trip{last: map[string]*group{}, 
 
 // sender sends a server's batches through rdb: first what needs no more than the buckets' tokens, then what turned out
 // to need all of a bucket.
-func (c *Client) sender(s *server, rdb redis.UniversalClient) engine.Sender[ask] {
+func (c *Client) sender(s *node, rdb redis.UniversalClient) engine.Sender[ask] {
 	return func(ctx context.Context, batch []*engine.Request[ask]) error {
 		t := trips.Get().(*trip)
 		defer t.free()
@@ -135,8 +135,8 @@ func (t *trip) group(r *engine.Request[ask]) {
 		g.hold = r.Body.hold
 		g.inLine = r.Body.line != nil
 		g.part, g.alone = part, r.Body.bucket.refused.holds(time.Now())
-		g.slot = t.c.servers.callGroup(g.key)
-		g.narrow = t.c.servers.moving(g.slot).holds(time.Now())
+		g.slot = t.c.nodes.callGroup(g.key)
+		g.narrow = t.c.nodes.moving(g.slot).holds(time.Now())
 		t.groups = append(t.groups, g)
 		t.last[r.Body.key] = g
 	}
@@ -250,7 +250,7 @@ func (t *trip) narrow(call *scriptCall) bool {
 	for _, g := range call.groups {
 		g.narrow = true
 	}
-	t.c.servers.moving(first.slot).claim(movingFor, time.Now())
+	t.c.nodes.moving(first.slot).claim(movingFor, time.Now())
 	return len(call.groups) > 1 || first.kind != (configured{})
 }
 

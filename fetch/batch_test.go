@@ -22,8 +22,8 @@ func TestTakesOfABatchAreAnsweredInOrder(t *testing.T) {
 		}
 		f := newFake(buckets)
 		c := newClient(t, f)
-		c.servers.bySlot = false
-		s := c.servers.single
+		c.nodes.bySlot = false
+		s := c.nodes.single
 		var batch []*engine.Request[ask]
 		add := func(key string, a ask) *ask {
 			r := s.queue.Request()

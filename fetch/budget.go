@@ -36,7 +36,7 @@ func (b *budget) within(d time.Duration) time.Time {
 }
 
 // toServer completes the budget for calls to a server.
-func (b *budget) toServer(s *server) {
+func (b *budget) toNode(s *node) {
 	b.distance = s.distance()
 	if b.cfg.timed {
 		return

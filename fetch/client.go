@@ -19,7 +19,7 @@ import (
 // then one in ten seconds, also asks for its policy; what is learned is remembered for a bounded number of buckets.
 type Client struct {
 	config    config
-	servers   *servers
+	nodes     *nodes
 	buckets   *buckets
 	templates *templates
 	consumers *consumers
@@ -54,7 +54,7 @@ func New(rdb redis.UniversalClient, opts ...Option) (*Client, error) {
 	cfg.given = 0 // takes without a request id have no use for WithRequestMemory
 	c := &Client{config: cfg, buckets: newBuckets(cfg.cacheSize), jitter: rand.Float64, consumers: newConsumers()}
 	c.life.quit = make(chan struct{})
-	c.servers = newServers(c, rdb)
+	c.nodes = newNodes(c, rdb)
 	c.templates = newTemplates(c)
 	c.spread = c.jitter()
 	c.leases = newLeases(c)
@@ -126,7 +126,7 @@ func (c *Client) Stats() Stats {
 			s.Degraded[Reason(why)] = n
 		}
 	}
-	c.servers.all(func(of *server) {
+	c.nodes.all(func(of *node) {
 		if why := of.why(); why != ReasonNone {
 			if s.BreakersOpen == nil {
 				s.BreakersOpen = make(map[string]Reason)
@@ -141,7 +141,7 @@ func (c *Client) Stats() Stats {
 // (WithLease) back, and waits for the calls under way and for the Client's goroutines. When ctx ends first its error is
 // returned; they then end as soon as the server answers or their time is over, and the Client's connections with them.
 // Closing again waits again. The go-redis client stays open.
-func (c *Client) Close(ctx context.Context) error { return c.life.end(ctx, c.servers.close) }
+func (c *Client) Close(ctx context.Context) error { return c.life.end(ctx, c.nodes.close) }
 
 // life is what Close waits for.
 type life struct {

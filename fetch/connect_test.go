@@ -160,7 +160,7 @@ func TestConnectionsEndAfterACloseThatTimedOut(t *testing.T) {
 	require.ErrorIs(t, c.Close(ctx), context.DeadlineExceeded)
 	require.NoError(t, f.proxy.Heal())
 	wg.Wait()
-	for _, own := range c.servers.own {
+	for _, own := range c.nodes.own {
 		eventually(t, func() bool { return own.(*redis.Client).PoolStats().TotalConns == 0 }, "closed")
 	}
 }
@@ -173,7 +173,7 @@ func TestNothingIsReadFromTheReplicasOfACluster(t *testing.T) {
 	} {
 		o.Addrs = []string{"127.0.0.1:1"}
 		rdb := redis.NewClusterClient(&o)
-		own := newClient(t, rdb).servers.own[0].(*redis.ClusterClient).Options()
+		own := newClient(t, rdb).nodes.own[0].(*redis.ClusterClient).Options()
 		require.False(t, own.ReadOnly || own.RouteByLatency || own.RouteRandomly, name)
 		require.NoError(t, rdb.Close())
 	}

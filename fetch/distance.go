@@ -13,7 +13,7 @@ import (
 type distance time.Duration
 
 // distance returns the server's distance.
-func (s *server) distance() distance {
+func (s *node) distance() distance {
 	if s.lost != nil {
 		return 0
 	}
@@ -38,7 +38,7 @@ func (c *Client) Timeout(key string) time.Duration {
 	if c.config.timed {
 		return c.config.timeout
 	}
-	return c.servers.of(key).distance().timeout()
+	return c.nodes.of(key).distance().timeout()
 }
 
 // late returns the error of a request about which the server was silent for a while. If a healthy server may be silent

@@ -64,7 +64,7 @@ func (f *faulty) warm(t *testing.T, c *Client) {
 	eventually(t, func() bool {
 		_, err := c.Peek(t.Context(), "checkout", WithTimeout(patience))
 		require.NoError(t, err)
-		for _, own := range c.servers.own {
+		for _, own := range c.nodes.own {
 			if own.(*redis.Client).PoolStats().TotalConns == 0 {
 				return false
 			}

@@ -109,7 +109,7 @@ func WithHook(h Hook) Option {
 }
 
 // breakerChanged records that the breaker of a server has opened or closes.
-func (c *Client) breakerChanged(s *server, open bool) {
+func (c *Client) breakerChanged(s *node, open bool) {
 	why := ReasonNone
 	if open {
 		c.stats.opened.Add(1)

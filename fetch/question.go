@@ -27,7 +27,7 @@ func (c *Client) putQuestion(l *line, asked []*waiter) *callConfig {
 		return nil
 	}
 	q := &l.question
-	q.server = c.servers.of(l.key).distance()
+	q.server = c.nodes.of(l.key).distance()
 	most := asked[0].cfg
 	for _, w := range asked {
 		if d := q.timeout(w.cfg); q.timeout(most) > 0 && (d <= 0 || d > q.timeout(most)) {

@@ -38,7 +38,7 @@ func (c *Client) Ready(ctx context.Context) error {
 	defer c.life.leave()
 	ctx, cancel := context.WithTimeout(ctx, readyTime)
 	defer cancel()
-	for _, step := range []func(context.Context) error{c.servers.connect, c.measure, c.readTemplates} {
+	for _, step := range []func(context.Context) error{c.nodes.connect, c.measure, c.readTemplates} {
 		if err := step(ctx); err != nil {
 			return fmt.Errorf("fetch: not ready: %w", failure(ctx, err))
 		}
@@ -47,9 +47,9 @@ func (c *Client) Ready(ctx context.Context) error {
 }
 
 // connect opens a connection of each client that the Client owns. Those that it shares are left to measure.
-func (ss *servers) connect(ctx context.Context) error {
+func (ns *nodes) connect(ctx context.Context) error {
 	var pings errgroup.Group
-	for _, own := range ss.own {
+	for _, own := range ns.own {
 		switch own := own.(type) {
 		case *redis.Client:
 			pings.Go(func() error { return unlessRefused(own.Ping(ctx).Err()) })
@@ -67,10 +67,10 @@ func (ss *servers) connect(ctx context.Context) error {
 // measure makes round trips through each queue. The error is also that of an open breaker.
 func (c *Client) measure(ctx context.Context) error {
 	var pings errgroup.Group
-	for s, key := range c.servers.withKeys(ctx) {
+	for s, key := range c.nodes.withKeys(ctx) {
 		pings.Go(func() error {
 			for range readyTrips {
-				t := &task{c: c, server: s, budget: budgetOf(ctx, &callConfig{timed: true})}
+				t := &task{c: c, node: s, budget: budgetOf(ctx, &callConfig{timed: true})}
 				err := t.Process(ctx, redis.NewIntCmd(ctx, "exists", key))
 				if unlessRefused(err) != nil {
 					return err
@@ -83,30 +83,30 @@ func (c *Client) measure(ctx context.Context) error {
 }
 
 // withKeys returns the servers that hold keys, each with a key that it may be asked about.
-func (ss *servers) withKeys(ctx context.Context) map[*server]string {
-	found := make(map[*server]string)
+func (ns *nodes) withKeys(ctx context.Context) map[*node]string {
+	found := make(map[*node]string)
 	var mu sync.Mutex
 	add := func(_ context.Context, node *redis.Client) error {
-		s := ss.node(node)
+		s := ns.nodeOf(node)
 		mu.Lock()
 		defer mu.Unlock()
 		found[s] = "0"
 		return nil
 	}
 	switch {
-	case ss.ring != nil:
-		_ = ss.ring.ForEachShard(ctx, add)
-	case ss.cluster != nil:
-		_ = ss.cluster.ForEachMaster(ctx, add)
+	case ns.ring != nil:
+		_ = ns.ring.ForEachShard(ctx, add)
+	case ns.cluster != nil:
+		_ = ns.cluster.ForEachMaster(ctx, add)
 		missing := maps.Clone(found)
 		for n := 0; len(missing) > 0 && n < keysTried; n++ {
 			key := strconv.Itoa(n)
-			s := ss.of(key)
+			s := ns.of(key)
 			found[s] = key
 			delete(missing, s)
 		}
 	default:
-		found[ss.single] = "0"
+		found[ns.single] = "0"
 	}
 	return found
 }
@@ -118,8 +118,8 @@ func (c *Client) readTemplates(ctx context.Context) error {
 	}
 	t := c.plain(budgetOf(ctx, &callConfig{timed: true}), lua.TemplatesKey)
 	defer t.end()
-	if t.server.lost != nil {
-		return t.server.lost
+	if t.node.lost != nil {
+		return t.node.lost
 	}
 	if err := c.templates.look(t, 1); err != nil {
 		return fmt.Errorf("templates: %w", err)

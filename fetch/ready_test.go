@@ -20,8 +20,8 @@ func TestAfterReadyATakeOpensNothing(t *testing.T) {
 		c := d.process(t)
 		require.NoError(t, c.Ready(t.Context()))
 		opened := d.proxy.Connections()
-		require.GreaterOrEqual(t, time.Duration(c.servers.of("user:1").distance()), d.trip)
-		require.Less(t, time.Duration(c.servers.of("user:1").distance()), 2*d.trip+noise)
+		require.GreaterOrEqual(t, time.Duration(c.nodes.of("user:1").distance()), d.trip)
+		require.Less(t, time.Duration(c.nodes.of("user:1").distance()), 2*d.trip+noise)
 		require.NotZero(t, c.templates.set.Load().Of("user:1"))
 		require.NoError(t, granted(c.Take(t.Context(), "user:1", 1)))
 		require.Equal(t, opened, d.proxy.Connections())
@@ -42,7 +42,7 @@ func TestReadyReachesEveryServer(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c := newClient(t, rdb)
 			require.NoError(t, c.Ready(t.Context()))
-			for s := range c.servers.withKeys(t.Context()) {
+			for s := range c.nodes.withKeys(t.Context()) {
 				require.NotZero(t, s.distance())
 			}
 		})
@@ -114,7 +114,7 @@ func TestFiguresByDistance(t *testing.T) {
 			createBucket(t, d.direct, key, hourly(1))
 			require.NoError(t, granted(c.Take(t.Context(), key, 1)))
 			timed("first denial", func() error { return denied(c.Take(t.Context(), key, 1)) })
-			timeout = c.servers.of(key).distance().timeout()
+			timeout = c.nodes.of(key).distance().timeout()
 		}
 		median := func(name string) time.Duration {
 			slices.Sort(times[name])

@@ -6,6 +6,7 @@ import (
 	"math"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/tokenrefill/refiller/internal/engine"
@@ -36,10 +37,12 @@ type share struct {
 	counts  [countsKept]int64
 	counted time.Duration // last
 
-	// What the bucket held at its last answer, and when.
-	left int64
-	at   time.Duration
-	news bool // it has answered since the share was last taken from
+	// What the bucket held at its last reply, and when. Each take of the bucket writes them, without the lock. If two do
+	// at once the pair may be of both, which are as late.
+	left    atomic.Int64
+	at      atomic.Int64
+	replies atomic.Uint64
+	applied uint64 // replies when the share was last taken from
 
 	bucket  policy.Bucket
 	largest int64 // the largest take of this outage that the bucket could hold, with what it leaves
@@ -47,11 +50,9 @@ type share struct {
 
 // saw notes what the bucket held at an answer.
 func (s *share) saw(left int64, now time.Duration) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.left = left
-	s.at = now
-	s.news = true
+	s.left.Store(left)
+	s.at.Store(int64(now))
+	s.replies.Add(1)
 }
 
 // of returns the share for a bucket that has the terms, a new one for a nil share.
@@ -80,7 +81,7 @@ func (s *share) count(live int64, now time.Duration) {
 func (s *share) suppose(live int64, now time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.live == 0 || s.news && now-s.counted > liveFor {
+	if s.live == 0 || s.replies.Load() != s.applied && now-s.counted > liveFor {
 		s.live = max(s.live, live)
 	}
 }
@@ -121,29 +122,32 @@ func (s *share) ready(now time.Duration) bool {
 	if s.live == 0 {
 		return false
 	}
-	if s.news {
+	replies := s.replies.Load()
+	news := replies != s.applied
+	s.applied = replies
+	if news {
 		s.largest = 0
 	}
 	control := s.bucket.Control
-	if control == nil && !s.news {
-		s.left = s.terms.Capacity
-		s.at = now
+	left, at := s.left.Load(), time.Duration(s.at.Load())
+	if control == nil && !news {
+		left = s.terms.Capacity
+		at = now
 	}
-	part, terms := s.left/s.live, partOf(s.terms, s.live)
+	part, terms := left/s.live, partOf(s.terms, s.live)
 	terms.Capacity = max(terms.Capacity, s.largest)
 	switch {
 	case control == nil:
 		s.bucket = policy.Bucket{Tokens: new(int64), Index: new(int64),
-			Control: &policy.Control{Terms: terms, Last: s.at.Microseconds()}}
+			Control: &policy.Control{Terms: terms, Last: at.Microseconds()}}
 		*s.bucket.Tokens = part
 	case control.Terms != terms:
 		control.Terms, control.Carry = terms, 0
 		*s.bucket.Tokens = min(*s.bucket.Tokens, terms.Capacity)
 	}
-	if s.news {
-		s.settle(s.at)
+	if news {
+		s.settle(at)
 		*s.bucket.Tokens = min(*s.bucket.Tokens, part)
-		s.news = false
 	}
 	s.settle(now)
 	return true
@@ -227,9 +231,9 @@ func (c *Client) enter(ctx context.Context, key string) (int64, error) {
 // probe shows whether a server lets a consumer write. One that refuses just this call is alive. Its key may turn out to
 // be another server's by now. After a silence connections are made anew, since the network may have forgotten those
 // that exist.
-func (c *Client) probe(ctx context.Context, s *server) error {
-	if c.servers.cluster != nil {
-		c.servers.cluster.ReloadState(ctx)
+func (c *Client) probe(ctx context.Context, s *node) error {
+	if c.nodes.cluster != nil {
+		c.nodes.cluster.ReloadState(ctx)
 	}
 	key := s.probe.Load()
 	if key == nil {

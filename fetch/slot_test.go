@@ -406,12 +406,13 @@ func TestBucketsOfASlotThatMovesDoNotRefuseEachOther(t *testing.T) {
 	move := startMove(t, cluster, keys[0])
 	require.NoError(t, move.MoveKeys(lua.TokensKey(keys[1]), lua.IndexKey(keys[1]), lua.ControlKey(keys[1])))
 	c := newClient(t, rdb, slow())
-	s := c.servers.of(keys[0])
+	s := c.nodes.of(keys[0])
 	for _, whole := range []bool{false, true} {
 		var batch []*engine.Request[ask]
 		for _, key := range keys {
 			r := s.queue.Request()
-			r.Body = ask{key: key, kind: configured{}, bucket: unseenBucket, info: unseen, run: policy.Run{N: 1, Count: 1}, whole: whole}
+			r.Body = ask{key: key, kind: configured{}, bucket: unseenBucket, info: unseen,
+				run: policy.Run{N: 1, Count: 1}, whole: whole}
 			batch = append(batch, r)
 		}
 		require.NoError(t, c.sender(s, rdb)(ctx, batch))

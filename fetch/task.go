@@ -23,7 +23,7 @@ type task struct {
 	c      *Client
 	key    string
 	bucket *bucket
-	server *server
+	node   *node
 	kind   kind
 	info   *info  // what is known of the bucket
 	got    answer // the last one
@@ -53,8 +53,8 @@ func (c *Client) plain(p budget, key string) *task {
 	t.budget = p
 	t.c = c
 	t.key = key
-	t.server = c.servers.of(key)
-	t.toServer(t.server)
+	t.node = c.nodes.of(key)
+	t.toNode(t.node)
 	return t
 }
 
@@ -69,10 +69,10 @@ func (t *task) end() {
 
 // do asks the bucket's server and reads the answer.
 func (t *task) do(a *ask, read func(*ask)) error {
-	if t.server.lost != nil {
-		return t.server.lost
+	if t.node.lost != nil {
+		return t.node.lost
 	}
-	q, now := t.server.queue, t.began
+	q, now := t.node.queue, t.began
 	t.began = time.Time{}
 	if now.IsZero() {
 		now = time.Now()
@@ -130,7 +130,7 @@ func (t *task) takes(a *ask) (*answer, error) {
 // bucket turns out to be of a template that was just published.
 func attempt[R any](t *task, again bool, call func() (R, error)) (R, error) {
 	var none R
-	if err := t.server.open(t.key); err != nil {
+	if err := t.node.open(t.key); err != nil {
 		return none, err
 	}
 	r, err := unsplit(t, call)

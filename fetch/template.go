@@ -64,7 +64,7 @@ func newTemplates(c *Client) *templates {
 func (ts *templates) store(set *policy.Templates) {
 	kinds := make(map[*policy.Ruled]kind)
 	for _, r := range set.All() {
-		kinds[r] = kindOf(r, ts.c.servers.apart())
+		kinds[r] = kindOf(r, ts.c.nodes.apart())
 	}
 	ts.set.Store(&templateSet{set, kinds})
 }
@@ -88,7 +88,7 @@ func (ts *templates) of(t *task) kind {
 	}
 	due, now := ts.due.Load(), int64(t.began.Sub(ts.start))
 	if due == 0 || now-due >= int64(policyMaxAge) && ts.kind(t.key) == (configured{}) {
-		if t.server.open(t.key) == nil {
+		if t.node.open(t.key) == nil {
 			_ = ts.look(t, 2)
 		}
 	} else if now >= due && ts.due.CompareAndSwap(due, now+int64(templatesEvery)) {

@@ -41,7 +41,7 @@ func TestTakesBeforeAndAfterATemplateIsKnownGoTogether(t *testing.T) {
 	publishUsers(t, rdb, 1, 60, policy.EnforceRefilled)
 	c := newClient(t, rdb, slow())
 	follows(t, c, 1)
-	s := c.servers.of("user:1")
+	s := c.nodes.of("user:1")
 	var batch []*engine.Request[ask]
 	for _, k := range []kind{configured{}, c.templates.kind("user:1")} {
 		r := s.queue.Request()

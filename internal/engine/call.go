@@ -50,10 +50,6 @@ func (c *call[T]) begin(now time.Time, patience, stalled time.Duration) {
 	inner, cancel := context.WithCancel(context.Background())
 	c.ctx, c.cancel = callContext{inner, latest}, cancel
 	c.sent = now
-	c.silent = 0
-	c.alone = false
-	c.abandoned = false
-	c.deadline = deadline{}
 	if patience > 0 {
 		c.deadline = newDeadline(now, now.Add(patience), stalled)
 	}
@@ -70,14 +66,11 @@ func (c *call[T]) interrupt(e *Express[T]) {
 
 func (c *call[T]) end() {
 	c.cancel()
-	c.ctx, c.cancel = nil, nil
-	for i, r := range c.batch {
+	for _, r := range c.batch {
 		if r.call == c { // it isn't used again yet
 			r.call = nil
 		}
-		c.batch[i] = nil
 	}
-	c.batch, c.waiters = c.batch[:0], 0
 }
 
 // callContext tells go-redis what to set on the socket: the deadline that Sender describes. It ends only when it is

@@ -57,7 +57,6 @@ type Queue[T any] struct {
 	waiters     int           // requests from first to last that somebody waits for
 	held        int           // requests from first to last
 	calls       []*call[T]    // under way
-	free        []*call[T]    // to be used again
 	departed    time.Time     // the last call
 	heard       time.Time     // the last answer of the server
 	rtt         time.Duration // round trip of the last calls; 0: not known
@@ -207,7 +206,7 @@ func (q *Queue[T]) depart(now time.Time) *call[T] {
 	if q.first == nil || len(q.calls) >= q.most || now.Sub(q.departed) < q.spacing() {
 		return nil
 	}
-	c := q.unused()
+	c := &call[T]{batch: make([]*Request[T], 0, min(q.waiters, mostRequests))}
 	for q.first != nil && len(c.batch) < mostRequests {
 		if r := q.pop(); r.state.Load() == waiting {
 			q.waiters--
@@ -215,7 +214,6 @@ func (q *Queue[T]) depart(now time.Time) *call[T] {
 		}
 	}
 	if c.waiters == 0 {
-		q.free = append(q.free, c)
 		return nil
 	}
 	c.begin(now, q.patience(), q.stalled)
@@ -301,16 +299,6 @@ func (q *Queue[T]) forget() {
 			q.push(r)
 		}
 	}
-}
-
-// unused is a call that isn't under way. The lock is held.
-func (q *Queue[T]) unused() *call[T] {
-	if last := len(q.free) - 1; last >= 0 {
-		c := q.free[last]
-		q.free = q.free[:last]
-		return c
-	}
-	return &call[T]{}
 }
 
 // settle ends a closed queue when it is empty. The lock is held.

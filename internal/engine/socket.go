@@ -24,28 +24,28 @@ type Dial = func(ctx context.Context, network, addr string) (net.Conn, error)
 // A connection that can't be made fails when it is written to. Otherwise go-redis would write a line to stderr, and
 // after as many failures as its pool is large it would dial no more than once a second.
 type Sockets struct {
+	dials atomic.Int32              // under way
+	ended atomic.Pointer[time.Time] // the last dial; nil: there was none
+
 	mu    sync.Mutex
-	dials int       // under way
-	ended time.Time // the last dial
 	conns map[*socket]struct{}
 }
 
 // Dialer is dial with such connections.
 func (s *Sockets) Dialer(dial Dial) Dial {
 	return func(ctx context.Context, network, addr string) (net.Conn, error) {
-		s.mu.Lock()
-		s.dials++
-		s.mu.Unlock()
+		s.dials.Add(1)
 		inner, err := dial(ctx, network, addr)
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.dials--
-		s.ended = time.Now()
+		ended := time.Now()
+		s.ended.Store(&ended) // first: a caller that sees no dial sees when it ended
+		s.dials.Add(-1)
 		if err != nil {
 			inner, _ = net.Pipe()                        // nothing reads or writes the other end
 			err = fmt.Errorf("engine: connect: %w", err) // go-redis takes one wrapper off
 		}
 		conn := &socket{Conn: inner, of: s, failed: err}
+		s.mu.Lock()
+		defer s.mu.Unlock()
 		if s.conns == nil {
 			s.conns = make(map[*socket]struct{})
 		}
@@ -55,20 +55,17 @@ func (s *Sockets) Dialer(dial Dial) Dial {
 }
 
 // Dialing reports whether connections are being made.
-func (s *Sockets) Dialing() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.dials > 0
-}
+func (s *Sockets) Dialing() bool { return s.dials.Load() > 0 }
 
 // opened returns when a connection was last opened, now if one is being opened, or zero.
 func (s *Sockets) opened() time.Time {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.dials > 0 {
+	if s.Dialing() {
 		return time.Now()
 	}
-	return s.ended
+	if ended := s.ended.Load(); ended != nil {
+		return *ended
+	}
+	return time.Time{}
 }
 
 // Distrust retires the connections that exist: no further call uses them. Calls under way still get their answers.

@@ -108,5 +108,4 @@ func (q *Queue[T]) ended(c *call[T], now time.Time, err error) {
 		q.opened(q.breaker.recordEnd(now, c.silent, err))
 	}
 	c.end()
-	q.free = append(q.free, c)
 }

@@ -15,8 +15,8 @@ import (
 	"github.com/tokenrefill/refiller/lua"
 )
 
-// server is where calls go together: a server that holds keys, with a queue, a breaker and connections of its own.
-type server struct {
+// node is where calls go together: a server that holds keys, with a queue, a breaker and connections of its own.
+type node struct {
 	lost                    error  // why there is none; nil otherwise
 	addr                    string // names the server to users; empty: it is whichever the Redis client chooses
 	queue                   *engine.Queue[ask]
@@ -26,7 +26,7 @@ type server struct {
 }
 
 // open is the error of a call while there is no server, or its breaker is open.
-func (s *server) open(key string) error {
+func (s *node) open(key string) error {
 	if s.lost != nil {
 		return s.lost
 	}
@@ -39,7 +39,7 @@ func (s *server) open(key string) error {
 }
 
 // refuses is the error of calls while the breaker is open.
-func (s *server) refuses() error {
+func (s *node) refuses() error {
 	if why := s.why(); why != ReasonNone {
 		return fmt.Errorf("%w: %w", ErrUnavailable, &openError{why})
 	}
@@ -47,52 +47,52 @@ func (s *server) refuses() error {
 }
 
 // why is the reason for which the breaker is open, ReasonNone while it is closed.
-func (s *server) why() Reason {
+func (s *node) why() Reason {
 	if cause := s.breaker.Open(); cause != nil {
 		return ReasonOf(fmt.Errorf("%w: %w", ErrUnavailable, cause))
 	}
 	return ReasonNone
 }
 
-// servers finds the server of a key.
-type servers struct {
-	c       *Client
-	bySlot  bool                 // a script call is of one slot
-	single  *server              // for all keys, or those of a Cluster whose server isn't known yet; nil for a Ring
-	cluster *redis.ClusterClient // the Client's own
-	ring    *redis.Ring
-	own     []io.Closer
-	slots   []mark   // by slot: it was moving a moment ago; without slots there is one
-	nodes   sync.Map // *redis.Client → *server: a Cluster's masters and replicas, a Ring's shards
+// nodes finds the node of a key.
+type nodes struct {
+	c        *Client
+	bySlot   bool                 // a script call is of one slot
+	single   *node                // for all keys, or those of a Cluster whose server isn't known yet; nil for a Ring
+	cluster  *redis.ClusterClient // the Client's own
+	ring     *redis.Ring
+	own      []io.Closer
+	slots    []mark   // by slot: it was moving a moment ago; without slots there is one
+	byClient sync.Map // *redis.Client → *node: a Cluster's masters and replicas, a Ring's shards
 }
 
-// newServers makes the queues of a Redis client. A client of one server and a Cluster's are used by their options only:
+// newNodes makes the queues of a Redis client. A client of one server and a Cluster's are used by their options only:
 // calls then have connections and timeouts of their own, whatever else the Redis client does and however it is set up.
 // A Sentinel client's pool is shared, since Sentinels purge it when the master changes, and so are those of a Ring,
 // whose shards come and go. Any other client is used as it is.
-func newServers(c *Client, rdb redis.UniversalClient) *servers {
-	ss := &servers{c: c, bySlot: true, slots: make([]mark, lua.Slots)}
+func newNodes(c *Client, rdb redis.UniversalClient) *nodes {
+	ns := &nodes{c: c, bySlot: true, slots: make([]mark, lua.Slots)}
 	switch rdb := rdb.(type) {
 	case *redis.Client:
-		ss.bySlot = false
-		ss.slots = make([]mark, 1)
+		ns.bySlot = false
+		ns.slots = make([]mark, 1)
 		if rdb.Options().Addr == "FailoverClient" {
-			ss.single = ss.shared(rdb)
+			ns.single = ns.shared(rdb)
 		} else {
-			ss.single = ss.alone(rdb)
+			ns.single = ns.alone(rdb)
 		}
 	case *redis.ClusterClient:
-		ss.cluster = redis.NewClusterClient(ss.ownClusterOptions(*rdb.Options()))
-		ss.own = append(ss.own, ss.cluster)
+		ns.cluster = redis.NewClusterClient(ns.ownClusterOptions(*rdb.Options()))
+		ns.own = append(ns.own, ns.cluster)
 		connects := func() bool { return true } // to ask for the slots
-		ss.single = ss.add(&server{}, ss.cluster, c.config.concurrency, connects, nil)
+		ns.single = ns.add(&node{}, ns.cluster, c.config.concurrency, connects, nil)
 	case *redis.Ring:
-		ss.ring = rdb
-		ss.slots = make([]mark, 1)
+		ns.ring = rdb
+		ns.slots = make([]mark, 1)
 	default:
-		ss.single = ss.add(&server{}, rdb, c.config.concurrency, nil, nil)
+		ns.single = ns.add(&node{}, rdb, c.config.concurrency, nil, nil)
 	}
-	return ss
+	return ns
 }
 
 // foreign reports whether a call, or a connection for it, runs code of the user's, which could hold its caller.
@@ -103,21 +103,21 @@ func foreign(o *redis.Options) bool {
 
 // add makes the queue of a server, of at most most calls at once. excuse reports whether calls wait for a connection.
 // If express isn't nil, lone calls are made through it by their callers.
-func (ss *servers) add(s *server, rdb redis.UniversalClient, most int, excuse func() bool,
-	express *engine.Express[ask]) *server {
+func (ns *nodes) add(s *node, rdb redis.UniversalClient, most int, excuse func() bool,
+	express *engine.Express[ask]) *node {
 	s.breaker = &engine.Breaker{
-		Patience: max(ss.c.config.timeout, DefaultTimeout),
-		Probe:    func(ctx context.Context) error { return ss.c.probe(ctx, s) },
+		Patience: max(ns.c.config.timeout, DefaultTimeout),
+		Probe:    func(ctx context.Context) error { return ns.c.probe(ctx, s) },
 		Excuse:   excuse,
 		Silent:   func() { s.eachSocket((*engine.Sockets).Distrust) },
-		Changed:  func(open bool) { ss.c.breakerChanged(s, open) },
+		Changed:  func(open bool) { ns.c.breakerChanged(s, open) },
 	}
-	s.queue = engine.NewQueue(ss.c.sender(s, rdb), most, s.breaker, express)
+	s.queue = engine.NewQueue(ns.c.sender(s, rdb), most, s.breaker, express)
 	return s
 }
 
 // eachSocket does something to the connections of the server, unless they are the Redis client's.
-func (s *server) eachSocket(do func(*engine.Sockets)) {
+func (s *node) eachSocket(do func(*engine.Sockets)) {
 	for _, of := range s.queue.Sockets {
 		do(of)
 	}
@@ -125,14 +125,14 @@ func (s *server) eachSocket(do func(*engine.Sockets)) {
 
 // alone makes the queue of a client's only server. The caller of a lone call has a connection for itself, if there may
 // be two.
-func (ss *servers) alone(rdb *redis.Client) *server {
-	most := ss.most(rdb.Options().PoolSize, rdb.Options().MaxActiveConns)
-	s := &server{addr: rdb.Options().Addr}
+func (ns *nodes) alone(rdb *redis.Client) *node {
+	most := ns.most(rdb.Options().PoolSize, rdb.Options().MaxActiveConns)
+	s := &node{addr: rdb.Options().Addr}
 	var all []*engine.Sockets
 	open := func(conns int) (*redis.Client, *engine.Sockets) {
 		sockets := &engine.Sockets{}
 		own := redis.NewClient(ownOptions(*rdb.Options(), conns, sockets))
-		ss.own = append(ss.own, own)
+		ns.own = append(ns.own, own)
 		all = append(all, sockets)
 		return own, sockets
 	}
@@ -140,26 +140,26 @@ func (ss *servers) alone(rdb *redis.Client) *server {
 	if most > 1 && !foreign(rdb.Options()) {
 		most--
 		own, sockets := open(1)
-		express = &engine.Express[ask]{Send: ss.c.sender(s, own), Interrupt: sockets.Drop}
+		express = &engine.Express[ask]{Send: ns.c.sender(s, own), Interrupt: sockets.Drop}
 	}
 	own, sockets := open(most)
-	ss.add(s, own, most, sockets.Dialing, express)
+	ns.add(s, own, most, sockets.Dialing, express)
 	s.queue.Sockets = all
 	return s
 }
 
 // shared makes the queue of a server whose pool is its Redis client's. A call's deadline is its context's alone.
-func (ss *servers) shared(rdb *redis.Client) *server {
+func (ns *nodes) shared(rdb *redis.Client) *node {
 	copied := rdb.WithTimeout(0)
 	o := copied.Options()
 	o.ContextTimeoutEnabled = true // of the copy
-	return ss.add(&server{addr: o.Addr}, copied, ss.most(o.PoolSize, o.MaxActiveConns),
+	return ns.add(&node{addr: o.Addr}, copied, ns.most(o.PoolSize, o.MaxActiveConns),
 		func() bool { return rdb.PoolStats().PendingRequests > 0 }, nil)
 }
 
 // most returns how many calls may be under way to a server: no more than there may be connections.
-func (ss *servers) most(poolSize, maxActive int) int {
-	most := min(ss.c.config.concurrency, poolSize)
+func (ns *nodes) most(poolSize, maxActive int) int {
+	most := min(ns.c.config.concurrency, poolSize)
 	if maxActive > 0 {
 		most = min(most, maxActive)
 	}
@@ -174,63 +174,63 @@ var ended = func() context.Context {
 }()
 
 // of is the server of a key. If there is none it says why.
-func (ss *servers) of(key string) *server {
-	if ss.ring != nil {
-		shard, err := ss.ring.GetShardClientForKey(key)
+func (ns *nodes) of(key string) *node {
+	if ns.ring != nil {
+		shard, err := ns.ring.GetShardClientForKey(key)
 		if err != nil {
-			return &server{lost: fmt.Errorf("%w: %w", ErrUnavailable, err)}
+			return &node{lost: fmt.Errorf("%w: %w", ErrUnavailable, err)}
 		}
-		return ss.node(shard)
+		return ns.nodeOf(shard)
 	}
-	if ss.cluster != nil {
-		if master, err := ss.cluster.MasterForKey(ended, key); err == nil {
-			if s, ok := ss.nodes.Load(master); ok {
-				return s.(*server)
+	if ns.cluster != nil {
+		if master, err := ns.cluster.MasterForKey(ended, key); err == nil {
+			if s, ok := ns.byClient.Load(master); ok {
+				return s.(*node)
 			}
 		}
 	}
-	return ss.single
+	return ns.single
 }
 
-// node is the server of a Cluster's node, which is known since it was connected to, or of a Ring's shard.
-func (ss *servers) node(node *redis.Client) *server {
-	if s, ok := ss.nodes.Load(node); ok {
-		return s.(*server)
+// nodeOf is the node of a client of a Cluster's node, which is known since it was connected to, or of a Ring's shard.
+func (ns *nodes) nodeOf(client *redis.Client) *node {
+	if s, ok := ns.byClient.Load(client); ok {
+		return s.(*node)
 	}
-	s, _ := ss.nodes.LoadOrStore(node, ss.shared(node))
-	return s.(*server)
+	s, _ := ns.byClient.LoadOrStore(client, ns.shared(client))
+	return s.(*node)
 }
 
 // all calls do for each server.
-func (ss *servers) all(do func(*server)) {
-	if ss.single != nil {
-		do(ss.single)
+func (ns *nodes) all(do func(*node)) {
+	if ns.single != nil {
+		do(ns.single)
 	}
-	ss.nodes.Range(func(_, s any) bool {
-		do(s.(*server))
+	ns.byClient.Range(func(_, s any) bool {
+		do(s.(*node))
 		return true
 	})
 }
 
 // callGroup returns a number that is equal for buckets which can go into one script call.
-func (ss *servers) callGroup(key string) int {
-	if len(ss.slots) > 1 {
+func (ns *nodes) callGroup(key string) int {
+	if len(ns.slots) > 1 {
 		return lua.Slot(key)
 	}
 	return 0
 }
 
 // moving returns the mark of a callGroup.
-func (ss *servers) moving(group int) *mark { return &ss.slots[group] }
+func (ns *nodes) moving(group int) *mark { return &ns.slots[group] }
 
 // apart reports whether the active sets of templates are on other servers than their buckets.
-func (ss *servers) apart() bool { return ss.bySlot }
+func (ns *nodes) apart() bool { return ns.bySlot }
 
 // close ends the queues and the connections when nothing is under way any more.
-func (ss *servers) close() error {
-	ss.all(func(s *server) { _ = s.queue.Close(context.Background()) })
+func (ns *nodes) close() error {
+	ns.all(func(s *node) { _ = s.queue.Close(context.Background()) })
 	var errs []error
-	for _, own := range ss.own {
+	for _, own := range ns.own {
 		errs = append(errs, own.Close())
 	}
 	return errors.Join(errs...)
@@ -264,8 +264,8 @@ func ownOptions(o redis.Options, conns int, sockets *engine.Sockets) *redis.Opti
 
 // ownClusterOptions makes options of a Cluster's client that makes a server, and a client of ownOptions, of each node.
 // Nothing is read from replicas: they may be behind, and they do not send calls on for keys that have moved.
-func (ss *servers) ownClusterOptions(o redis.ClusterOptions) *redis.ClusterOptions {
-	most := ss.most(o.PoolSize, o.MaxActiveConns)
+func (ns *nodes) ownClusterOptions(o redis.ClusterOptions) *redis.ClusterOptions {
+	most := ns.most(o.PoolSize, o.MaxActiveConns)
 	o.ReadOnly = false
 	o.RouteByLatency = false
 	o.RouteRandomly = false
@@ -279,11 +279,11 @@ func (ss *servers) ownClusterOptions(o redis.ClusterOptions) *redis.ClusterOptio
 	newClient := o.NewClient
 	o.NewClient = func(o *redis.Options) *redis.Client {
 		sockets := &engine.Sockets{}
-		node := newClient(ownOptions(*o, most, sockets))
-		s := ss.add(&server{addr: o.Addr}, ss.cluster, most, sockets.Dialing, nil)
+		client := newClient(ownOptions(*o, most, sockets))
+		s := ns.add(&node{addr: o.Addr}, ns.cluster, most, sockets.Dialing, nil)
 		s.queue.Sockets = []*engine.Sockets{sockets}
-		ss.nodes.Store(node, s)
-		return node
+		ns.byClient.Store(client, s)
+		return client
 	}
 	o.MaintNotificationsConfig = nil // nodes have none
 	return &o
