@@ -89,7 +89,11 @@ Each flag has a variable, which counts where the flag isn't given; a list has co
 		"PEM file of the certificate for TLS on TCP addresses; read for each handshake")
 	f.StringVar(&s.tls.Key, "tls-key", "", "PEM file of its key")
 	f.StringVar(&s.tls.ClientCA, "tls-client-ca", "", "PEM file of the authorities whose certificates clients must show")
-	f.IntVar(&o.Limits.Calls, "client-calls", o.Limits.Calls, "most calls under way of one client, waits included")
+	f.IntVar(&o.Limits.Calls, "calls", o.Limits.Calls, "most calls that run at once, waits not included; more of them queue")
+	f.IntVar(&o.Limits.ClientCalls, "client-calls", o.Limits.ClientCalls, "most calls of one client that run at once")
+	f.IntVar(&o.Limits.Queue, "queue", o.Limits.Queue, "most calls that queue")
+	f.DurationVar(&o.Limits.QueueWait, "queue-wait", o.Limits.QueueWait, "how long a call without a deadline queues")
+	f.IntVar(&o.Limits.Waits, "waits", o.Limits.Waits, "most waits for tokens under way; one client may have half of them")
 	f.IntVar(&o.Limits.Connections, "client-connections", o.Limits.Connections, "most connections of one client")
 	f.IntVar(&o.Limits.Body, "max-request", o.Limits.Body, "most bytes of a request")
 	f.DurationVar(&o.Limits.Wait, "max-wait", o.Limits.Wait, "longest wait for tokens that a call may ask for")
@@ -133,6 +137,7 @@ func (s *serve) run(cmd *cobra.Command, e env) error {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(hook, collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	s.options.Registry = registry
 	s.options.Metrics = promhttp.HandlerFor(registry, promhttp.HandlerOpts{Registry: registry, MaxRequestsInFlight: 4})
 	defer closeClient(s.options.Client)
 	follower, err := s.files.follow(log)

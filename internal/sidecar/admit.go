@@ -1,6 +1,7 @@
 package sidecar
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 
@@ -8,16 +9,20 @@ import (
 	"github.com/tokenrefill/refiller/internal/sidecar/httpapi"
 )
 
-// admit lets a client have so many calls over HTTP under way.
+// admit has each call over HTTP wait for its turn before it runs.
 func (s *Server) admit(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		client := clientOf(addrOf(r.Context()), r.TLS)
-		if err := s.calls.enter(client); err != nil {
-			httpapi.Fail(w, err, s.log)
-			return
+		origin := originOf(addrOf(r.Context()), r.TLS)
+		leave := func() {}
+		defer func() { leave() }()
+		turn := func(ctx context.Context, a call.Asks) error {
+			entered, err := s.turns.enter(ctx, origin, a, false)
+			if err == nil {
+				leave = entered
+			}
+			return err
 		}
-		defer s.calls.leave(client)
-		next.ServeHTTP(w, r)
+		next.ServeHTTP(w, r.WithContext(call.WithTurn(r.Context(), turn)))
 	})
 }
 

@@ -6,39 +6,31 @@ import (
 	"crypto/tls"
 	"encoding/hex"
 	"net"
+	"strings"
 	"sync"
-
-	"github.com/tokenrefill/refiller/internal/sidecar/call"
 )
 
-// clients counts what each client has under way, connections or calls.
+// clients counts the connections of each client.
 type clients struct {
 	most int // of one client
 
 	mu     sync.Mutex
 	counts map[string]int // without zeros
-	total  int
-	closed bool
-	idle   chan struct{} // closed: closed is set and total is 0
 }
 
 func newClients(most int) *clients {
-	return &clients{most: most, counts: make(map[string]int), idle: make(chan struct{})}
+	return &clients{most: most, counts: make(map[string]int)}
 }
 
 // enter reports whether the client may have one more, and counts it.
-func (c *clients) enter(client string) error {
+func (c *clients) enter(client string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.closed {
-		return call.ErrDraining
-	}
 	if c.counts[client] >= c.most {
-		return call.ErrBusy
+		return false
 	}
 	c.counts[client]++
-	c.total++
-	return nil
+	return true
 }
 
 func (c *clients) leave(client string) {
@@ -48,47 +40,37 @@ func (c *clients) leave(client string) {
 	if c.counts[client] == 0 {
 		delete(c.counts, client)
 	}
-	c.total--
-	c.checkIdle()
 }
 
-// checkIdle is called with the lock held. Nothing enters once closed is set, so
-// total reaches 0 once.
-func (c *clients) checkIdle() {
-	if c.closed && c.total == 0 {
-		close(c.idle)
-	}
-}
-
-// close refuses what comes and waits for what is there to leave.
-func (c *clients) close() {
-	c.mu.Lock()
-	if !c.closed {
-		c.closed = true
-		c.checkIdle()
-	}
-	c.mu.Unlock()
-	<-c.idle
-}
-
-// clientAddr is the remote address of a connection, with the client it counts
-// for as long as no certificate tells better.
+// clientAddr is the remote address of a connection, with its origin.
 type clientAddr struct {
 	net.Addr
-	client string
+	origin string
 }
 
-// clientOf names the client of a connection. Two clients never share a name: what
-// a certificate says can't look like an address.
-func clientOf(addr net.Addr, state *tls.ConnectionState) string {
+// localOrigin begins the origins on this host, from which many programs may call, or a proxy for all its clients.
+const localOrigin = "local "
+
+// originOf names the other end of a connection: its certificate, else its address or process. Two of them never share a
+// name: no address looks like a certificate.
+func originOf(addr net.Addr, state *tls.ConnectionState) string {
 	if state != nil && len(state.VerifiedChains) > 0 {
 		sum := sha256.Sum256(state.VerifiedChains[0][0].Raw)
 		return "certificate " + hex.EncodeToString(sum[:])
 	}
 	if a, ok := addr.(clientAddr); ok {
-		return a.client
+		return a.origin
 	}
 	return "unknown"
+}
+
+// clientOf names the client of a call. On this host each key counts as a client, since the origin tells no more than
+// which proxy or program has called.
+func clientOf(origin, key string) string {
+	if strings.HasPrefix(origin, localOrigin) {
+		return origin + " key " + key
+	}
+	return origin
 }
 
 type addrKey struct{}

@@ -10,9 +10,10 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
+	"github.com/hashicorp/go-hclog"
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
@@ -22,7 +23,6 @@ import (
 	"google.golang.org/grpc/tap"
 
 	refillerv1 "github.com/tokenrefill/refiller/api/refiller/v1"
-	"github.com/tokenrefill/refiller/internal/sidecar/call"
 )
 
 // leaveSocket ends a listener as a killed process does: the socket stays.
@@ -50,10 +50,23 @@ func from(t testing.TB, ip string) *http.Client {
 	return &http.Client{Transport: transport}
 }
 
-func TestAClientWithTooManyCallsIsRefusedAndOthersAreNot(t *testing.T) {
+// waitFor waits for a token that does not come, until ctx ends.
+func waitFor(ctx context.Context, t *testing.T, client *http.Client, url, key string) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, strings.NewReader(`{"key":"`+key+`"}`))
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	req.Header.Set("Content-Type", "application/json")
+	if res, err := client.Do(req); err == nil {
+		_ = res.Body.Close()
+	}
+}
+
+func TestAClientWithTooManyWaitsIsRefusedMoreOfThemAndNothingElse(t *testing.T) {
 	t.Parallel()
-	const most = 4
-	b := start(t, func(o *Options, _ *bench) { o.Limits.Calls, o.Limits.Wait = most, time.Hour })
+	const most = 4 // of one client
+	b := start(t, func(o *Options, _ *bench) { o.Limits.Waits, o.Limits.Wait = 2*most, time.Hour })
 	b.empty("empty", 10*time.Minute) // the last of the line waits for 40
 	b.bucket("checkout", 10)
 
@@ -61,45 +74,34 @@ func TestAClientWithTooManyCallsIsRefusedAndOthersAreNot(t *testing.T) {
 	greedy := from(t, "127.0.0.2")
 	var waiting sync.WaitGroup
 	for range most {
-		waiting.Go(func() {
-			req, err := http.NewRequestWithContext(ctx, http.MethodPost, b.url("/v1/wait"), strings.NewReader(`{"key":"empty"}`))
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			req.Header.Set("Content-Type", "application/json")
-			if res, err := greedy.Do(req); err == nil {
-				_ = res.Body.Close()
-			}
-		})
+		waiting.Go(func() { waitFor(ctx, t, greedy, b.url("/v1/wait"), "empty") })
 	}
 	b.underWay(most)
 
-	r := send(t, greedy, http.MethodPost, b.url("/v1/take"), `{"key":"checkout"}`)
-	require.Equal(t, http.StatusTooManyRequests, r.status)
-	require.Equal(t, "too_many_calls", r.json(t)["code"])
+	r := send(t, greedy, http.MethodPost, b.url("/v1/wait"), `{"key":"empty"}`)
+	require.Equal(t, http.StatusServiceUnavailable, r.status)
+	require.Equal(t, "busy", r.json(t)["code"])
+	require.Equal(t, "1", r.header.Get("Retry-After"))
 	require.Equal(t, http.StatusOK, send(t, greedy, http.MethodGet, b.url("/readyz"), "").status)
-	require.EqualValues(t, 10, b.tokens("checkout"), "a refused call does nothing")
+	require.Equal(t, http.StatusOK, send(t, greedy, http.MethodPost, b.url("/v1/take"), `{"key":"checkout"}`).status)
 
-	require.Equal(t, http.StatusOK, send(t, from(t, "127.0.0.3"), http.MethodPost, b.url("/v1/take"),
-		`{"key":"checkout"}`).status)
-	_, err := refillerv1.NewBucketsClient(b.dial()).Take(t.Context(), &refillerv1.TakeRequest{Key: "checkout"})
+	other := from(t, "127.0.0.3")
+	require.Equal(t, http.StatusOK, send(t, other, http.MethodPost, b.url("/v1/wait"), `{"key":"checkout"}`).status)
+	_, err := refillerv1.NewBucketsClient(b.dial()).Wait(t.Context(), &refillerv1.WaitRequest{Key: "checkout"})
 	require.NoError(t, err)
-	require.EqualValues(t, 8, b.tokens("checkout"))
+	require.EqualValues(t, 7, b.tokens("checkout"))
 
 	cancel()
 	waiting.Wait()
 	b.underWay(0)
-	require.Equal(t, http.StatusOK, send(t, greedy, http.MethodPost, b.url("/v1/take"), `{"key":"checkout"}`).status)
+	require.Equal(t, http.StatusOK, send(t, greedy, http.MethodPost, b.url("/v1/wait"), `{"key":"checkout"}`).status)
 }
 
-func TestGRPCCallsCountTogetherWithHTTPOnes(t *testing.T) {
+func TestWaitsOverGRPCAndHTTPCountTogetherAndHealthIsExempt(t *testing.T) {
 	t.Parallel()
-	b := start(t, func(o *Options, _ *bench) { o.Limits.Calls, o.Limits.Wait = 1, time.Hour })
+	b := start(t, func(o *Options, _ *bench) { o.Limits.Waits, o.Limits.Wait = 1, time.Hour })
 	b.empty("empty", 10*time.Minute)
-	b.bucket("checkout", 10)
-	conn := b.dial()
-	buckets := refillerv1.NewBucketsClient(conn)
+	buckets := refillerv1.NewBucketsClient(b.dial())
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() {
@@ -107,17 +109,77 @@ func TestGRPCCallsCountTogetherWithHTTPOnes(t *testing.T) {
 		ended <- err
 	}()
 	b.underWay(1)
-	require.Equal(t, http.StatusTooManyRequests, b.post("/v1/take", `{"key":"checkout"}`).status)
-	// The connection allows one stream at a time, so this one is another.
-	other := b.dial()
-	_, err := refillerv1.NewBucketsClient(other).Take(t.Context(), &refillerv1.TakeRequest{Key: "checkout"})
+	require.Equal(t, http.StatusServiceUnavailable, b.post("/v1/wait", `{"key":"empty"}`).status)
+	_, err := buckets.Wait(t.Context(), &refillerv1.WaitRequest{Key: "empty"})
 	require.Equal(t, codes.ResourceExhausted, status.Code(err), "%v", err)
-	health, err := healthpb.NewHealthClient(other).Check(t.Context(), &healthpb.HealthCheckRequest{})
-	require.NoError(t, err, "a busy client still learns that the server is healthy")
-	require.Equal(t, healthpb.HealthCheckResponse_SERVING, health.Status)
 	cancel()
 	require.Equal(t, codes.Canceled, status.Code(<-ended))
 	b.underWay(0)
+}
+
+func TestHealthWatchesLeaveCallsTheirTurn(t *testing.T) {
+	t.Parallel()
+	b := start(t, func(o *Options, _ *bench) { o.Limits.Calls, o.Limits.ClientCalls = 1, 1 })
+	b.bucket("checkout", 10)
+	conn := b.dial()
+	health := healthpb.NewHealthClient(conn)
+	for range 100 {
+		watch, err := health.Watch(t.Context(), &healthpb.HealthCheckRequest{})
+		require.NoError(t, err)
+		_, err = watch.Recv()
+		require.NoError(t, err)
+	}
+	_, err := refillerv1.NewBucketsClient(conn).Take(t.Context(), &refillerv1.TakeRequest{Key: "checkout"})
+	require.NoError(t, err)
+
+	leave := b.occupy()
+	res, err := health.Check(t.Context(), &healthpb.HealthCheckRequest{})
+	require.NoError(t, err, "a busy server is healthy")
+	require.Equal(t, healthpb.HealthCheckResponse_SERVING, res.Status)
+	leave()
+}
+
+func TestACallQueuesForItsTurnUntilItsDeadlineOrTheQueuesWait(t *testing.T) {
+	t.Parallel()
+	registry := prometheus.NewRegistry()
+	var log syncBuffer
+	b := start(t, func(o *Options, _ *bench) {
+		o.Limits.Calls, o.Limits.ClientCalls, o.Limits.QueueWait = 1, 1, 50*time.Millisecond
+		o.Registry = registry
+		o.Logger = hclog.New(&hclog.LoggerOptions{Output: &log})
+	})
+	b.bucket("checkout", 10)
+	buckets := refillerv1.NewBucketsClient(b.dial())
+	leave := b.occupy()
+	for range 2 {
+		r := b.post("/v1/take", `{"key":"checkout"}`)
+		require.Equal(t, http.StatusServiceUnavailable, r.status)
+		require.Equal(t, "busy", r.json(t)["code"])
+	}
+	_, err := buckets.Take(t.Context(), &refillerv1.TakeRequest{Key: "checkout"})
+	require.Equal(t, codes.ResourceExhausted, status.Code(err))
+	require.Equal(t, 3.0, counted(t, registry, "refiller_sidecar_refused_total", "reason", "queue_wait"))
+	require.Equal(t, 1, strings.Count(log.String(), "beyond the sidecar's bounds"), "logged once")
+
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	_, err = buckets.Take(ctx, &refillerv1.TakeRequest{Key: "checkout"})
+	require.Equal(t, codes.DeadlineExceeded, status.Code(err))
+
+	within, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	ended := make(chan error, 1)
+	go func() {
+		_, err := buckets.Take(within, &refillerv1.TakeRequest{Key: "checkout"})
+		ended <- err
+	}()
+	eventually(t, func() bool {
+		_, calls := b.server.turns.calls.Load()
+		return calls == 2
+	}, "it queues")
+	leave()
+	require.NoError(t, <-ended, "its deadline is later than the queue's wait")
+	require.EqualValues(t, 9, b.tokens("checkout"), "a refused call does nothing")
 }
 
 func TestAClientWithTooManyConnectionsIsRefusedAndOthersAreNot(t *testing.T) {
@@ -247,27 +309,4 @@ func TestOnlyCallsWithoutAnEndOfTheirOwnAreUnbounded(t *testing.T) {
 		_, has := ctx.Deadline()
 		require.Equal(t, bound, has, method)
 	}
-}
-
-func TestCloseWaitsForWhatIsUnderWayAndRefusesTheRest(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		c := newClients(2)
-		require.NoError(t, c.enter("a"))
-		closed := make(chan struct{})
-		go func() {
-			c.close()
-			close(closed)
-		}()
-		synctest.Wait()
-		require.ErrorIs(t, c.enter("b"), call.ErrDraining)
-		select {
-		case <-closed:
-			require.Fail(t, "a call is under way")
-		default:
-		}
-		c.leave("a")
-		<-closed
-		c.close() // closing again waits for nothing
-	})
 }

@@ -1,6 +1,7 @@
 package sidecar
 
 import (
+	"errors"
 	"net"
 	"net/http"
 	"testing"
@@ -12,6 +13,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	refillerv1 "github.com/tokenrefill/refiller/api/refiller/v1"
+	"github.com/tokenrefill/refiller/internal/sidecar/fair"
 	"github.com/tokenrefill/refiller/lua"
 )
 
@@ -110,9 +112,7 @@ func TestDrainEndsWithinItsBound(t *testing.T) {
 	require.Less(t, time.Since(began), patience, "the waits would have taken half a minute")
 	require.NotEqual(t, http.StatusOK, (<-overHTTP).status)
 	require.Equal(t, codes.Unavailable, status.Code(<-overGRPC))
-	b.server.calls.mu.Lock()
-	defer b.server.calls.mu.Unlock()
-	require.Zero(t, b.server.calls.total, "nothing runs any more")
+	b.underWay(0)
 }
 
 // Who connects and says nothing doesn't hold the end up.
@@ -145,21 +145,22 @@ func TestDrainDoesNotWaitForASilentConnection(t *testing.T) {
 func TestRunReturnsAfterTheLastCall(t *testing.T) {
 	t.Parallel()
 	b := start(t, func(o *Options, _ *bench) { o.Drain = Drain{} })
-	calls := b.server.calls
-	require.NoError(t, calls.enter("a call"))
+	leave := b.occupy()
 	ended := make(chan error, 1)
 	go func() { ended <- b.stop() }()
 	eventually(t, func() bool {
-		calls.mu.Lock()
-		defer calls.mu.Unlock()
-		return calls.closed
+		err := b.server.turns.calls.Enter(t.Context(), "another client", 1, time.Millisecond)
+		if err == nil {
+			b.server.turns.calls.Leave("another client")
+		}
+		return errors.Is(err, fair.ErrClosed)
 	}, "nobody is let in any more")
 	select {
 	case err := <-ended:
 		t.Fatalf("Run returned with a call under way: %v", err)
 	default:
 	}
-	calls.leave("a call")
+	leave()
 	require.NoError(t, <-ended)
 }
 

@@ -5,22 +5,29 @@ import (
 	"strings"
 	"time"
 
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/tap"
+	"google.golang.org/protobuf/proto"
 
+	refillerv1 "github.com/tokenrefill/refiller/api/refiller/v1"
 	"github.com/tokenrefill/refiller/internal/sidecar/call"
+	"github.com/tokenrefill/refiller/internal/sidecar/envoy"
 )
 
 // gate admits calls over gRPC.
 type gate struct {
-	calls    *clients
+	turns    *turns
 	longest  time.Duration   // a unary call may take, its request included
 	draining context.Context // ends when health turns
 }
 
 const healthPrefix = "/grpc.health.v1.Health/"
+
+// untimedKey marks the context of a call that came without a deadline.
+type untimedKey struct{}
 
 // tap bounds the time of a call before its request is read, since no interceptor
 // sees a request that never arrives in full.
@@ -28,6 +35,9 @@ func (g *gate) tap(ctx context.Context, info *tap.Info) (context.Context, error)
 	if strings.HasPrefix(info.FullMethodName, healthPrefix) ||
 		strings.HasPrefix(info.FullMethodName, "/grpc.reflection.") {
 		return ctx, nil
+	}
+	if _, timed := ctx.Deadline(); !timed {
+		ctx = context.WithValue(ctx, untimedKey{}, true)
 	}
 	ctx, cancel := context.WithTimeout(ctx, g.longest)
 	context.AfterFunc(ctx, cancel) // ctx ends with the call
@@ -38,22 +48,37 @@ func (g *gate) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, h
 	if strings.HasPrefix(info.FullMethod, healthPrefix) {
 		return handler(ctx, req) // a busy client is not an unhealthy server
 	}
-	client := grpcClient(ctx)
-	if err := g.calls.enter(client); err != nil {
+	untimed, _ := ctx.Value(untimedKey{}).(bool)
+	leave, err := g.turns.enter(ctx, grpcOrigin(ctx), asks(info.FullMethod, req), !untimed)
+	if err != nil {
 		return nil, call.GRPCError(err)
 	}
-	defer g.calls.leave(client)
+	defer leave()
 	return handler(ctx, req)
 }
 
-// stream ends streams when the server drains: reflection and health watches have
-// no end of their own.
-func (g *gate) stream(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
-	client := grpcClient(ss.Context())
-	if err := g.calls.enter(client); err != nil {
-		return call.GRPCError(err)
+// asks describes a request of any of the services.
+func asks(method string, req any) call.Asks {
+	a := call.Asks{Waits: method == refillerv1.Buckets_Wait_FullMethodName}
+	if m, ok := req.(proto.Message); ok {
+		a.Size = proto.Size(m)
 	}
-	defer g.calls.leave(client)
+	switch req := req.(type) {
+	case *rls.RateLimitRequest:
+		a.Key = envoy.Key(req)
+	case *refillerv1.TakeAllRequest:
+		if all := req.GetRequests(); len(all) > 0 {
+			a.Key = all[0].GetKey()
+		}
+	case interface{ GetKey() string }:
+		a.Key = req.GetKey()
+	}
+	return a
+}
+
+// stream ends streams when the server drains: reflection and health watches have
+// no end of their own. HTTP/2 bounds how many there are.
+func (g *gate) stream(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
 	ctx, cancel := context.WithCancel(ss.Context())
 	defer cancel()
 	defer context.AfterFunc(g.draining, cancel)()
@@ -67,13 +92,13 @@ type boundStream struct {
 
 func (s boundStream) Context() context.Context { return s.ctx }
 
-func grpcClient(ctx context.Context) string {
+func grpcOrigin(ctx context.Context) string {
 	p, ok := peer.FromContext(ctx)
 	if !ok {
-		return clientOf(nil, nil)
+		return originOf(nil, nil)
 	}
 	if info, ok := p.AuthInfo.(credentials.TLSInfo); ok {
-		return clientOf(p.Addr, &info.State)
+		return originOf(p.Addr, &info.State)
 	}
-	return clientOf(p.Addr, nil)
+	return originOf(p.Addr, nil)
 }

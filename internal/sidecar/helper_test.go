@@ -10,10 +10,12 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc"
@@ -22,6 +24,7 @@ import (
 	"github.com/tokenrefill/refiller/fetch"
 	"github.com/tokenrefill/refiller/internal/sidecar/httpapi"
 	"github.com/tokenrefill/refiller/internal/sidecar/limits"
+	"github.com/tokenrefill/refiller/internal/sidecar/metrics"
 	"github.com/tokenrefill/refiller/internal/testing/testenv"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
@@ -200,10 +203,65 @@ func eventually(t testing.TB, ok func() bool, what string) {
 func (b *bench) underWay(n int) {
 	b.t.Helper()
 	eventually(b.t, func() bool {
-		b.server.calls.mu.Lock()
-		defer b.server.calls.mu.Unlock()
-		return b.server.calls.total == n
+		_, calls := b.server.turns.calls.Load()
+		_, waits := b.server.turns.waits.Load()
+		return calls+waits == n
 	}, "calls under way")
+}
+
+// occupy runs a call until leave, which is the only one that may run at once.
+func (b *bench) occupy() (leave func()) {
+	b.t.Helper()
+	require.NoError(b.t, b.server.turns.calls.Enter(b.t.Context(), "another client", 1, 0))
+	return func() { b.server.turns.calls.Leave("another client") }
+}
+
+// uncounted are refusals that no registry exports.
+func uncounted() *refusals { return newRefusals(metrics.New(nil), hclog.NewNullLogger()) }
+
+// syncBuffer is a log that is written and read at once.
+type syncBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (s *syncBuffer) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.Write(p)
+}
+
+func (s *syncBuffer) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.String()
+}
+
+// counted is the value of the metric of a registry that has these labels, as names and values in turn.
+func counted(t testing.TB, registry *prometheus.Registry, name string, labels ...string) float64 {
+	t.Helper()
+	families, err := registry.Gather()
+	require.NoError(t, err)
+	var sum float64
+	for _, f := range families {
+		if f.GetName() != name {
+			continue
+		}
+		for _, m := range f.GetMetric() {
+			has := make(map[string]string)
+			for _, l := range m.GetLabel() {
+				has[l.GetName()] = l.GetValue()
+			}
+			fits := true
+			for i := 0; i+1 < len(labels); i += 2 {
+				fits = fits && has[labels[i]] == labels[i+1]
+			}
+			if fits {
+				sum += m.GetCounter().GetValue() + m.GetGauge().GetValue() + float64(m.GetHistogram().GetSampleCount())
+			}
+		}
+	}
+	return sum
 }
 
 func jsonBody(s string) io.Reader { return bytes.NewBufferString(s) }

@@ -38,7 +38,7 @@ func TestHostileClientsDoNotSlowOthersDown(t *testing.T) {
 	const capacity = 1 << 30
 	b := start(t, func(o *Options, _ *bench) {
 		o.Limits.Patience = time.Second
-		o.Limits.Calls = 4
+		o.Limits.ClientCalls = 4
 		o.Limits.Connections = 8
 	})
 	b.bucket("checkout", capacity)

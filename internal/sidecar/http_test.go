@@ -299,11 +299,11 @@ func TestTheAdminAddressHasNoBuckets(t *testing.T) {
 	b := start(t, func(o *Options, _ *bench) {
 		o.Admin = []string{"127.0.0.1:0"}
 		o.Metrics = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("numbers")) })
-		o.Limits.Calls = 1
+		o.Limits.Calls, o.Limits.ClientCalls = 1, 1
 	})
 	b.bucket("checkout", 3)
 	url := "http://" + b.server.AdminAddrs()[0].String()
-	require.NoError(t, b.server.calls.enter("address 127.0.0.1"), "all calls of this client are under way")
+	leave := b.occupy()
 	for path, want := range map[string]string{"/livez": "ok\n", "/readyz": "ok\n", "/metrics": "numbers"} {
 		r := send(t, http.DefaultClient, http.MethodGet, url+path, "")
 		require.Equal(t, http.StatusOK, r.status, path)
@@ -318,7 +318,7 @@ func TestTheAdminAddressHasNoBuckets(t *testing.T) {
 	// It tells of the end for as long as there is something to tell.
 	b.server.startDrain()
 	require.Equal(t, http.StatusServiceUnavailable, send(t, http.DefaultClient, http.MethodGet, url+"/readyz", "").status)
-	b.server.calls.leave("address 127.0.0.1")
+	leave()
 }
 
 // badRequest is a request that changes nothing, and how it is refused.
@@ -546,9 +546,9 @@ func TestARedisThatIsAwayIs503(t *testing.T) {
 func TestAUnixSocketServesAndIsTakenOverFromADeadProcess(t *testing.T) {
 	t.Parallel()
 	path := t.TempDir() + "/http.sock"
-	first, err := listen("unix:"+path, newClients(1))
+	first, err := listen("unix:"+path, newClients(1), uncounted())
 	require.NoError(t, err)
-	_, err = listen("unix:"+path, newClients(1))
+	_, err = listen("unix:"+path, newClients(1), uncounted())
 	require.Error(t, err, "it is in use")
 	leaveSocket(t, first)
 	_, err = os.Lstat(path)
@@ -563,7 +563,7 @@ func TestAUnixSocketServesAndIsTakenOverFromADeadProcess(t *testing.T) {
 	require.ErrorIs(t, err, os.ErrNotExist, "the end leaves no socket behind")
 
 	require.NoError(t, os.WriteFile(path, []byte("precious"), 0o600))
-	_, err = listen("unix:"+path, newClients(1))
+	_, err = listen("unix:"+path, newClients(1), uncounted())
 	require.Error(t, err, "a file is no stale socket")
 	data, err := os.ReadFile(path)
 	require.NoError(t, err)

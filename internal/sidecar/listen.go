@@ -14,18 +14,19 @@ import (
 	"syscall"
 
 	"github.com/tokenrefill/refiller/internal/config/fields"
+	"github.com/tokenrefill/refiller/internal/sidecar/metrics"
 )
 
 const unixPrefix = "unix:"
 
 // listen opens an address, host:port or unix:/path, whose connections count for
 // their clients.
-func listen(address string, conns *clients) (*listener, error) {
+func listen(address string, conns *clients, r *refusals) (*listener, error) {
 	ln, err := open(address)
 	if err != nil {
 		return nil, fmt.Errorf("sidecar: listen on %s: %w", address, err)
 	}
-	return &listener{Listener: ln, conns: conns, open: make(map[*conn]bool)}, nil
+	return &listener{Listener: ln, conns: conns, refusals: r, open: make(map[*conn]bool)}, nil
 }
 
 // isAddress reports whether text is an address to listen on.
@@ -69,7 +70,8 @@ func stale(path string) bool {
 // listener closes the connections that a client has too many of.
 type listener struct {
 	net.Listener
-	conns *clients
+	conns    *clients
+	refusals *refusals
 
 	mu   sync.Mutex
 	open map[*conn]bool
@@ -82,7 +84,8 @@ func (l *listener) Accept() (net.Conn, error) {
 			return nil, err
 		}
 		client := origin(c)
-		if l.conns.enter(client) != nil {
+		if !l.conns.enter(client) {
+			l.refusals.add(metrics.Connections, client)
 			_ = c.Close()
 			continue
 		}
@@ -129,10 +132,14 @@ func origin(c net.Conn) string {
 	switch c := c.(type) {
 	case *net.TCPConn:
 		if a, ok := c.RemoteAddr().(*net.TCPAddr); ok {
-			return "address " + a.IP.String()
+			name := "address " + a.IP.String()
+			if a.IP.IsLoopback() {
+				return localOrigin + name
+			}
+			return name
 		}
 	case *net.UnixConn:
-		return peerProcess(c)
+		return localOrigin + peerProcess(c)
 	}
 	return "unknown"
 }

@@ -13,10 +13,16 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.yaml.in/yaml/v3"
 
+	"github.com/tokenrefill/refiller/fetch"
 	"github.com/tokenrefill/refiller/internal/sidecar/call"
 	"github.com/tokenrefill/refiller/internal/sidecar/httpapi"
 	"github.com/tokenrefill/refiller/internal/testing/openapi"
 )
+
+// createsBuckets are the paths of calls that a template's max_keys may refuse.
+var createsBuckets = map[string]bool{
+	"/v1/take": true, "/v1/take-all": true, "/v1/wait": true, "/v1/reserve": true, "/v1/limits/{limit}/take": true,
+}
 
 // Every status that an operation answers with is in the document, and the
 // document has no status that none of these requests can bring about: real
@@ -27,7 +33,9 @@ func TestTheDocumentHasTheStatusesOfTheAnswers(t *testing.T) {
 	b := start(t, func(o *Options, b *bench) {
 		o.Named, o.Deadline = b.named(namedLimits), patience
 	})
-	slow := start(t, func(o *Options, _ *bench) { o.Limits.Patience = 300 * time.Millisecond })
+	slow := start(t, func(o *Options, _ *bench) {
+		o.Limits.Patience = 300 * time.Millisecond
+	})
 	b.bucket("checkout", 3)
 	require.NoError(t, b.rdb.MSet(t.Context(), "{other}:lazy:api", "no number", "{other}:sched:mail", "no set").Err())
 	require.NoError(t, b.rdb.MSet(t.Context(), "other", "no number", "{other}:ctl", "no hash").Err())
@@ -70,9 +78,12 @@ func TestTheDocumentHasTheStatusesOfTheAnswers(t *testing.T) {
 		see(path, onPath(b, path), path+" without Redis")
 	}
 	for path := range d.Paths {
-		// A client's other calls, a bug, and the end of a call's time.
+		// Other calls, a bug, and the end of a call's time.
 		for _, err := range []error{call.ErrBusy, fmt.Errorf("bug"), contextDeadline} {
 			see(path, failing(t, err), path)
+		}
+		if createsBuckets[path] {
+			see(path, failing(t, fetch.ErrTooManyBuckets), path)
 		}
 		for _, op := range d.Paths[path] {
 			var documented []int

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/hashicorp/go-hclog"
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/tokenrefill/refiller/fetch"
 	"github.com/tokenrefill/refiller/internal/sidecar/envoy"
@@ -37,15 +38,26 @@ type Options struct {
 	TLS *tls.Config
 	// Metrics answers GET /metrics of HTTP and Admin; nil: nothing is there.
 	Metrics http.Handler
-	Limits  Limits
-	Drain   Drain
-	Logger  hclog.Logger // nil: none
+	// Registry gets the Server's metrics; nil: they are not exported.
+	Registry prometheus.Registerer
+	Limits   Limits
+	Drain    Drain
+	Logger   hclog.Logger // nil: none
 }
 
-// Limits bounds what one client can do.
+// Limits bounds what clients can do.
 type Limits struct {
-	// Calls is the most calls under way, waits included.
+	// Calls is the most calls that run at once, waits for tokens not included. More calls queue.
 	Calls int
+	// ClientCalls is the most calls of one client that run at once.
+	ClientCalls int
+	// Queue is the most calls that queue; a large request counts several times. A client that queues as many calls as
+	// there is room left is refused more of them.
+	Queue int
+	// QueueWait is how long a call without a deadline queues.
+	QueueWait time.Duration
+	// Waits is the most waits for tokens under way. One client may have half of them.
+	Waits int
 	// Connections is the most connections from one address or process.
 	Connections int
 	// Body is the most bytes of a request.
@@ -53,7 +65,7 @@ type Limits struct {
 	// Wait is the longest wait for tokens that a call may ask for.
 	Wait time.Duration
 	// Patience is how long a client may take to send a request, and to read the
-	// answer. A call that doesn't wait is cut off after three times that, an idle
+	// answer. A call that doesn't wait for tokens is cut off after three times that and QueueWait, an idle
 	// HTTP connection after six times; the deadline of Client's calls is less.
 	Patience time.Duration
 }
@@ -67,11 +79,13 @@ type Drain struct {
 	Timeout time.Duration
 }
 
-// DefaultLimits leaves three clients out of four room to call while one has all
-// its calls stuck in the SDK, which makes 256 round trips at once.
+// DefaultLimits runs as many calls at once as the SDK makes by default (fetch.WithConcurrency), and leaves others half of that while one client has all its
+// calls stuck in it. The queue has room for a proxy's burst of 16,384 calls.
 func DefaultLimits() Limits {
 	return Limits{
-		Calls: 64, Connections: 256, Body: 64 << 10, Wait: time.Minute, Patience: 10 * time.Second,
+		Calls: 256, ClientCalls: 128, Queue: 1 << 15,
+		QueueWait: 2 * time.Second, Waits: 4096, Connections: 4096, Body: 64 << 10, Wait: time.Minute,
+		Patience: 10 * time.Second,
 	}
 }
 
@@ -100,12 +114,16 @@ func (o Options) Validate() error {
 		}
 	}
 	l, d := o.Limits, o.Drain
-	within("--client-calls", l.Calls, 1, 1<<16)
+	within("--calls", l.Calls, 1, 1<<16)
+	within("--client-calls", l.ClientCalls, 1, 1<<16)
+	within("--queue", l.Queue, 0, 1<<20)
+	within("--waits", l.Waits, 1, 1<<20)
 	within("--client-connections", l.Connections, 1, 1<<16)
 	within("--max-request", l.Body, 1<<10, 4<<20)
 	between("--max-wait", l.Wait, time.Millisecond, time.Hour)
 	between("--drain-delay", d.Delay, 0, time.Hour)
 	between("--drain-timeout", d.Timeout, 0, time.Hour)
 	between("--client-timeout", l.Patience, 10*time.Millisecond, time.Hour)
+	between("--queue-wait", l.QueueWait, time.Millisecond, time.Minute)
 	return errors.Join(errs...)
 }

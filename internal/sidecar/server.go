@@ -26,10 +26,15 @@ import (
 	"github.com/tokenrefill/refiller/internal/sidecar/grpcapi"
 	"github.com/tokenrefill/refiller/internal/sidecar/httpapi"
 	"github.com/tokenrefill/refiller/internal/sidecar/limits"
+	"github.com/tokenrefill/refiller/internal/sidecar/metrics"
 	"github.com/tokenrefill/refiller/lua"
 )
 
-const maxHeader = 16 << 10
+const (
+	maxHeader = 16 << 10
+	// maxStreams bounds the calls on one connection over HTTP/2. A proxy sends those of all its clients over few.
+	maxStreams = 4096
+)
 
 // Server serves buckets. [Listen] makes one, Run runs it once.
 type Server struct {
@@ -38,7 +43,7 @@ type Server struct {
 	httpLns    []*listener
 	adminLns   []*listener
 	grpcLns    []*listener
-	calls      *clients
+	turns      *turns
 	health     *health.Server
 	http       *http.Server
 	admin      *http.Server
@@ -61,7 +66,8 @@ func Listen(opts Options) (*Server, error) {
 	if err := opts.Validate(); err != nil {
 		return nil, err
 	}
-	s := &Server{opts: opts, log: opts.Logger, calls: newClients(opts.Limits.Calls), health: health.NewServer(),
+	refusals := newRefusals(metrics.New(opts.Registry), opts.Logger)
+	s := &Server{opts: opts, log: opts.Logger, turns: newTurns(opts.Limits, refusals), health: health.NewServer(),
 		sleep: time.Sleep}
 	s.limits.Store(opts.Named)
 	s.draining, s.startDrain = context.WithCancel(context.Background())
@@ -72,7 +78,7 @@ func Listen(opts Options) (*Server, error) {
 		listeners *[]*listener
 	}{{opts.HTTP, &s.httpLns}, {opts.Admin, &s.adminLns}, {opts.GRPC, &s.grpcLns}} {
 		for _, a := range group.addresses {
-			ln, err := listen(a, conns)
+			ln, err := listen(a, conns, refusals)
 			if err != nil {
 				errs = append(errs, err)
 				continue
@@ -150,22 +156,22 @@ func (s *Server) newHTTP(h http.Handler, config *tls.Config) *http.Server {
 		TLSConfig:         config,
 		ReadHeaderTimeout: l.Patience,
 		ReadTimeout:       l.Patience,
-		WriteTimeout:      3 * l.Patience,
+		WriteTimeout:      l.QueueWait + 3*l.Patience,
 		IdleTimeout:       6 * l.Patience,
 		MaxHeaderBytes:    maxHeader,
 		ErrorLog:          s.log.StandardLogger(&hclog.StandardLoggerOptions{ForceLevel: hclog.Debug}), // of clients
 		ConnContext:       withAddr,
 		Protocols:         protocols,
-		HTTP2:             &http.HTTP2Config{MaxConcurrentStreams: l.Calls},
+		HTTP2:             &http.HTTP2Config{MaxConcurrentStreams: maxStreams},
 	}
 }
 
 func (s *Server) newGRPC() *grpc.Server {
 	l := s.opts.Limits
-	g := &gate{calls: s.calls, longest: l.Wait + 2*l.Patience, draining: s.draining}
+	g := &gate{turns: s.turns, longest: l.QueueWait + l.Wait + 2*l.Patience, draining: s.draining}
 	opts := []grpc.ServerOption{
 		grpc.UnaryInterceptor(g.unary), grpc.StreamInterceptor(g.stream), grpc.InTapHandle(g.tap),
-		grpc.MaxRecvMsgSize(l.Body), grpc.MaxHeaderListSize(maxHeader), grpc.MaxConcurrentStreams(uint32(l.Calls)),
+		grpc.MaxRecvMsgSize(l.Body), grpc.MaxHeaderListSize(maxHeader), grpc.MaxConcurrentStreams(maxStreams),
 		grpc.ConnectionTimeout(l.Patience), grpc.WaitForHandlers(true),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 6 * l.Patience, Timeout: l.Patience}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
@@ -269,7 +275,7 @@ func (s *Server) drain(delay time.Duration) {
 		s.grpc.GracefulStop()
 	})
 	closing.Wait()
-	s.calls.close()
+	s.turns.close()
 	_ = s.admin.Close() // of what asks for health, which may go on until here
 	s.log.Info("drained")
 }

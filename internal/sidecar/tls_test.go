@@ -98,9 +98,14 @@ func TestACertificateNamesItsClientWhereverItConnectsFrom(t *testing.T) {
 		s := server.ConnectionState()
 		return &s
 	}
-	named := clientOf(plain, state())
-	require.Equal(t, named, clientOf(clientAddr{&net.TCPAddr{}, "address 127.0.0.2"}, state()))
-	require.NotEqual(t, named, clientOf(plain, nil))
-	require.Equal(t, "address 127.0.0.1", clientOf(plain, &tls.ConnectionState{}),
+	named := originOf(plain, state())
+	require.Equal(t, named, originOf(clientAddr{&net.TCPAddr{}, "address 127.0.0.2"}, state()))
+	require.NotEqual(t, named, originOf(plain, nil))
+	require.Equal(t, "address 127.0.0.1", originOf(plain, &tls.ConnectionState{}),
 		"a certificate that nobody verified names nobody")
+
+	require.Equal(t, named, clientOf(named, "checkout"))
+	require.Equal(t, "address 192.0.2.1", clientOf("address 192.0.2.1", "checkout"))
+	local := localOrigin + "address 127.0.0.1"
+	require.NotEqual(t, clientOf(local, "a"), clientOf(local, "b"), "a proxy on this host calls for many clients")
 }

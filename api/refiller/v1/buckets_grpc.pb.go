@@ -44,7 +44,7 @@ const (
 //	ALREADY_EXISTS       the id of a reservation stands for something else; nothing happened
 //	OUT_OF_RANGE         more tokens than the bucket can ever hold; nothing happened
 //	FAILED_PRECONDITION  another program uses the key; nothing happened
-//	RESOURCE_EXHAUSTED   the caller has too many calls under way; nothing happened
+//	RESOURCE_EXHAUSTED   the server is busy, or the template allows no more buckets; nothing happened
 //	UNAVAILABLE          Redis didn't answer, or not in time; the call may have had its effect
 //	DEADLINE_EXCEEDED    the caller's deadline passed; the call may have had its effect
 type BucketsClient interface {
@@ -178,7 +178,7 @@ func (c *bucketsClient) Cancel(ctx context.Context, in *CancelRequest, opts ...g
 //	ALREADY_EXISTS       the id of a reservation stands for something else; nothing happened
 //	OUT_OF_RANGE         more tokens than the bucket can ever hold; nothing happened
 //	FAILED_PRECONDITION  another program uses the key; nothing happened
-//	RESOURCE_EXHAUSTED   the caller has too many calls under way; nothing happened
+//	RESOURCE_EXHAUSTED   the server is busy, or the template allows no more buckets; nothing happened
 //	UNAVAILABLE          Redis didn't answer, or not in time; the call may have had its effect
 //	DEADLINE_EXCEEDED    the caller's deadline passed; the call may have had its effect
 type BucketsServer interface {

@@ -17,7 +17,7 @@ import (
 // What is wrong with a request, or with the caller. How each looks to a caller is in FailureOf.
 var (
 	ErrBadRequest   = errors.New("bad request")
-	ErrBusy         = errors.New("this client has too many calls under way")
+	ErrBusy         = errors.New("the sidecar is busy")
 	ErrDraining     = errors.New("the server is shutting down")
 	ErrMediaType    = errors.New("want content-type application/json")
 	ErrTooLarge     = errors.New("the request is too large")
@@ -55,7 +55,7 @@ var failures = []struct {
 	{ErrSlow, Failure{"slow_request", http.StatusRequestTimeout, codes.DeadlineExceeded}},
 	{ErrTooLarge, Failure{"too_large", http.StatusRequestEntityTooLarge, codes.ResourceExhausted}},
 	{ErrMediaType, Failure{"wrong_media_type", http.StatusUnsupportedMediaType, codes.InvalidArgument}},
-	{ErrBusy, Failure{"too_many_calls", http.StatusTooManyRequests, codes.ResourceExhausted}},
+	{ErrBusy, Failure{"busy", http.StatusServiceUnavailable, codes.ResourceExhausted}},
 	{ErrDraining, Failure{"shutting_down", http.StatusServiceUnavailable, codes.Unavailable}},
 }
 

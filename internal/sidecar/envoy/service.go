@@ -118,6 +118,22 @@ func (s *Server) decisions(limits *Limits, req *rls.RateLimitRequest) ([]decisio
 	return ds, nil
 }
 
+// Key names what a request asks for: its domain and descriptors.
+func Key(req *rls.RateLimitRequest) string {
+	var b strings.Builder
+	b.WriteString(req.GetDomain())
+	for _, d := range req.GetDescriptors() {
+		b.WriteByte('|')
+		for _, e := range d.GetEntries() {
+			b.WriteString(e.GetKey())
+			b.WriteByte('=')
+			b.WriteString(e.GetValue())
+			b.WriteByte(',')
+		}
+	}
+	return b.String()
+}
+
 func entriesOf(d *descriptorpb.RateLimitDescriptor) ([]entry, error) {
 	n := len(d.GetEntries())
 	if n < 1 || n > maxEntries {

@@ -65,7 +65,8 @@ func (r *takeAllRequest) fields() fields {
 
 func (h *Handler) takeAll(w http.ResponseWriter, r *http.Request) (any, error) {
 	var req takeAllRequest
-	if err := h.read(w, r, req.fields()); err != nil {
+	size, err := h.parse(w, r, req.fields())
+	if err != nil {
 		return nil, err
 	}
 	reqs := make([]fetch.Request, len(req.requests))
@@ -74,6 +75,13 @@ func (h *Handler) takeAll(w http.ResponseWriter, r *http.Request) (any, error) {
 	}
 	opts, err := call.Leave(req.leave)
 	if err != nil {
+		return nil, err
+	}
+	asks := call.Asks{Size: size}
+	if len(reqs) > 0 {
+		asks.Key = reqs[0].Key
+	}
+	if err := call.Await(r.Context(), asks); err != nil {
 		return nil, err
 	}
 	res, err := h.config.Client.TakeAll(r.Context(), reqs, opts...)

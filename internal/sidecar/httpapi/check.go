@@ -39,6 +39,14 @@ func (h *Handler) check(w http.ResponseWriter, r *http.Request) {
 		Fail(w, err, h.config.Logger)
 		return
 	}
+	r = client(r)
+	asks := call.Asks{
+		Key: r.URL.RawQuery + " " + r.RemoteAddr, Size: len(r.URL.RawQuery), Waits: q.limit.Wait() > 0,
+	}
+	if err := call.Await(r.Context(), asks); err != nil {
+		Fail(w, err, h.config.Logger)
+		return
+	}
 	deadline := h.config.Limits.Deadline()
 	m, err := httplimit.New(httplimit.Config{
 		Limiter: q.limit.Limiter(), Key: q.key, Name: q.limit.Name(), TrustedProxies: q.trusted, FailOpen: q.open,
@@ -57,8 +65,9 @@ func (h *Handler) check(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	w.Header().Set("Cache-Control", "no-store")
-	m.Wrap(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) })).ServeHTTP(w,
-		client(r))
+	m.Wrap(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(http.StatusOK)
+	})).ServeHTTP(w, r)
 }
 
 // question reads the query. What is misspelled would be a limit that isn't there, so nothing unknown passes.

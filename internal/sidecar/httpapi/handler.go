@@ -25,6 +25,9 @@ import (
 //go:embed openapi.yaml
 var OpenAPI []byte
 
+// waitPath is the path of calls that wait for tokens.
+const waitPath = "/v1/wait"
+
 // Config is what a Handler serves.
 type Config struct {
 	Client   *fetch.Client
@@ -57,7 +60,7 @@ func New(config Config) *Handler {
 		{http.MethodPost, "/v1/take-all", h.takeAll},
 		{http.MethodPost, "/v1/return", h.giveBack},
 		{http.MethodGet, "/v1/peek", h.peek},
-		{http.MethodPost, "/v1/wait", h.wait},
+		{http.MethodPost, waitPath, h.wait},
 		{http.MethodPost, "/v1/reserve", h.reserve},
 		{http.MethodPost, "/v1/settle", h.settle},
 		{http.MethodPost, "/v1/cancel", h.cancel},
@@ -99,24 +102,34 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // Routes are the operations.
 func (h *Handler) Routes() []Route { return h.routes }
 
-// read reads the JSON body. It insists on the media type, so that no web page can
-// have a browser send it without asking.
+// read reads a JSON body that has a key, and waits for the call's turn.
 func (h *Handler) read(w http.ResponseWriter, r *http.Request, into fields) error {
+	size, err := h.parse(w, r, into)
+	if err != nil {
+		return err
+	}
+	key, _ := into["key"].(*string)
+	return call.Await(r.Context(), call.Asks{Key: *key, Size: size, Waits: r.URL.Path == waitPath})
+}
+
+// parse reads the JSON body and returns its size. It insists on the media type, so that no web page can
+// have a browser send it without asking.
+func (h *Handler) parse(w http.ResponseWriter, r *http.Request, into fields) (int, error) {
 	if media, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || media != "application/json" {
-		return call.ErrMediaType
+		return 0, call.ErrMediaType
 	}
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, int64(h.config.Body)))
 	var tooLarge *http.MaxBytesError
 	switch {
 	case errors.As(err, &tooLarge):
-		return fmt.Errorf("%w: more than %d bytes", call.ErrTooLarge, tooLarge.Limit)
+		return 0, fmt.Errorf("%w: more than %d bytes", call.ErrTooLarge, tooLarge.Limit)
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		w.Header().Set("Connection", "close")
-		return call.ErrSlow
+		return 0, call.ErrSlow
 	case err != nil:
-		return fmt.Errorf("%w: read the body: %w", call.ErrBadRequest, err)
+		return 0, fmt.Errorf("%w: read the body: %w", call.ErrBadRequest, err)
 	}
-	return decode(body, into)
+	return len(body), decode(body, into)
 }
 
 // errorAnswer is the body of an answer that says what failed.

@@ -177,7 +177,7 @@ func (h *Handler) cancelInstant(w http.ResponseWriter, r *http.Request) (any, er
 	return cancelledAnswer{l.Name(), req.key, req.id, ok}, nil
 }
 
-// onlyKey reads a query of key and nothing else.
+// onlyKey reads a query of key and nothing else, and waits for the call's turn.
 func onlyKey(r *http.Request) (string, error) {
 	query, err := url.ParseQuery(r.URL.RawQuery)
 	if err != nil {
@@ -192,5 +192,5 @@ func onlyKey(r *http.Request) (string, error) {
 	if !utf8.ValidString(key) {
 		return "", fmt.Errorf("%w: key: it is not UTF-8", call.ErrBadRequest)
 	}
-	return key, nil
+	return key, call.Await(r.Context(), call.Asks{Key: key, Size: len(key)})
 }
