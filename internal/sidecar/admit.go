@@ -26,6 +26,17 @@ func (s *Server) admit(next http.Handler) http.Handler {
 	})
 }
 
+// closeWhileDraining has clients close their connections once the server drains. Otherwise a client would send a request
+// on a connection that the server closes at that moment.
+func (s *Server) closeWhileDraining(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if s.draining.Err() != nil {
+			w.Header().Set("Connection", "close")
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
 // own answers what is about the server itself, which is never refused for a client's other calls, and leaves the rest
 // to next.
 func (s *Server) own(next http.Handler) http.Handler {

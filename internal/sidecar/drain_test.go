@@ -2,8 +2,11 @@ package sidecar
 
 import (
 	"errors"
+	"io"
 	"net"
 	"net/http"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -102,6 +105,61 @@ func TestDrainTurnsHealthThenFinishesWhatIsUnderWay(t *testing.T) {
 	require.NoError(t, <-overGRPC)
 	require.NoError(t, <-ended)
 	require.EqualValues(t, 0, b.tokens("mail"))
+}
+
+// A client that keeps its connections learns in time that they end, so it sends nothing on one that is being closed.
+func TestDrainFailsNoClientThatKeepsItsConnections(t *testing.T) {
+	t.Parallel()
+	const clients = 50
+	b := start(t, func(o *Options, _ *bench) { o.Drain = Drain{Delay: time.Hour, Timeout: patience} })
+	b.bucket("checkout", 1_000_000)
+	draining, over := make(chan struct{}), make(chan struct{})
+	b.server.sleep = func(time.Duration) {
+		close(draining)
+		<-over
+	}
+	var gone atomic.Int64 // clients that a load balancer would have sent elsewhere
+	var calling, first sync.WaitGroup
+	first.Add(clients)
+	for range clients {
+		calling.Go(func() {
+			transport := &http.Transport{}
+			defer transport.CloseIdleConnections()
+			client := &http.Client{Transport: transport}
+			for i := 0; ; i++ {
+				// A POST isn't repeated by the transport, other than what a server without keep-alive may hide.
+				req, err := http.NewRequest(http.MethodPost, b.url("/v1/take"), jsonBody(`{"key":"checkout"}`))
+				if err == nil {
+					req.Header.Set("Content-Type", "application/json")
+					var res *http.Response
+					res, err = client.Do(req)
+					if err == nil {
+						_, _ = io.Copy(io.Discard, res.Body)
+						_ = res.Body.Close()
+						if res.Close {
+							gone.Add(1)
+							return
+						}
+					}
+				}
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if i == 0 {
+					first.Done()
+				}
+			}
+		})
+	}
+	first.Wait()
+	ended := make(chan error, 1)
+	go func() { ended <- b.stop() }()
+	<-draining
+	eventually(t, func() bool { return gone.Load() == clients || t.Failed() }, "all have closed their connections")
+	close(over)
+	calling.Wait()
+	require.NoError(t, <-ended)
 }
 
 func TestDrainEndsWithinItsBound(t *testing.T) {
