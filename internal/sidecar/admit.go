@@ -3,7 +3,10 @@ package sidecar
 import (
 	"context"
 	"fmt"
+	"net"
 	"net/http"
+	"net/netip"
+	"strings"
 
 	"github.com/tokenrefill/refiller/internal/sidecar/call"
 	"github.com/tokenrefill/refiller/internal/sidecar/httpapi"
@@ -35,6 +38,47 @@ func (s *Server) closeWhileDraining(next http.Handler) http.Handler {
 		}
 		next.ServeHTTP(w, r)
 	})
+}
+
+// refuseForeign refuses what web pages have a browser send. Otherwise any page could take tokens, since a browser reaches
+// the loopback addresses of its machine: by a cross-site request, or by a name that its owner lets point there.
+func (s *Server) refuseForeign(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if err := foreign(r); err != nil {
+			httpapi.Fail(w, err, s.log)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+func foreign(r *http.Request) error {
+	for _, site := range r.Header.Values("Sec-Fetch-Site") {
+		if site != "same-origin" && site != "none" {
+			return fmt.Errorf("%w: Sec-Fetch-Site is %q", call.ErrForeign, site)
+		}
+	}
+	local, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
+	if !ok {
+		return nil
+	}
+	if tcp, ok := local.(*net.TCPAddr); ok && tcp.IP.IsLoopback() && !isLoopbackHost(r.Host) {
+		return fmt.Errorf("%w: it is %q", call.ErrHost, r.Host)
+	}
+	return nil
+}
+
+// isLoopbackHost reports whether a Host, with or without a port, names this machine whatever the name service says.
+func isLoopbackHost(host string) bool {
+	name, _, err := net.SplitHostPort(host)
+	if err != nil {
+		name = strings.Trim(host, "[]")
+	}
+	name = strings.ToLower(strings.TrimSuffix(name, "."))
+	if ip, err := netip.ParseAddr(name); err == nil {
+		return ip.Unmap().IsLoopback()
+	}
+	return name == "localhost" || strings.HasSuffix(name, ".localhost")
 }
 
 // own answers what is about the server itself, which is never refused for a client's other calls, and leaves the rest

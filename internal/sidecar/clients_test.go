@@ -213,7 +213,7 @@ func TestAClientWithTooManyConnectionsIsRefusedAndOthersAreNot(t *testing.T) {
 			return false
 		}
 		defer c.Close()
-		_, err = fmt.Fprint(c, "GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
+		_, err = fmt.Fprint(c, "GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
 		if err != nil {
 			return false
 		}
@@ -226,7 +226,7 @@ func TestAClientWithTooManyConnectionsIsRefusedAndOthersAreNot(t *testing.T) {
 // rawProbe asks /livez on a connection and leaves it open.
 func rawProbe(t *testing.T, c net.Conn) int {
 	t.Helper()
-	_, err := fmt.Fprint(c, "GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
+	_, err := fmt.Fprint(c, "GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
 	require.NoError(t, err)
 	require.NoError(t, c.SetReadDeadline(time.Now().Add(patience)))
 	res, err := http.ReadResponse(bufio.NewReader(c), nil)
@@ -246,7 +246,7 @@ func TestASlowClientIsCutOff(t *testing.T) {
 	b.bucket("checkout", 3)
 	for name, sent := range map[string]string{
 		"nothing":       "",
-		"half a header": "POST /v1/take HTTP/1.1\r\nHost: x\r\nContent-",
+		"half a header": "POST /v1/take HTTP/1.1\r\nHost: localhost\r\nContent-",
 	} {
 		c, err := net.Dial("tcp", b.server.HTTPAddrs()[0].String())
 		require.NoError(t, err)

@@ -196,7 +196,7 @@ func beHostile(t *testing.T, b *bench) (stop func()) {
 // trickle sends a request byte by byte until the server has enough of it.
 func (h *hostile) trickle(ctx context.Context) error {
 	return h.raw(ctx, h.b.server.HTTPAddrs()[0], func(c net.Conn) {
-		text := "POST /v1/take HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 60000\r\n\r\n"
+		text := "POST /v1/take HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 60000\r\n\r\n"
 		for _, err := io.WriteString(c, text); err == nil; _, err = io.WriteString(c, " ") {
 			_ = c.SetReadDeadline(time.Now().Add(hostilePause))
 			if _, err := c.Read(make([]byte, 512)); !errors.Is(err, os.ErrDeadlineExceeded) {

@@ -244,6 +244,11 @@ func TestAProxyChecksRequests(t *testing.T) {
 	require.Equal(t, 400, check("limit=hourly&by=ip").status, "nobody's request")
 	require.Equal(t, 200, check("limit=api&by=header:X-User&tokens=2", "X-User", "7").status)
 	require.Equal(t, 429, check("limit=api&by=header:X-User,ip&tokens=2", "X-User", "7").status)
+	require.Equal(t, 400, check("limit=api&by=header:X-User").status)
+	require.Equal(t, 200, check("limit=api&by=header:X-User&missing=allow").status)
+	require.Equal(t, 429, check("limit=api&by=header:X-User&missing=deny").status)
+	require.Equal(t, 403, check("limit=api&by=header:X-User&missing=deny&deny=403").status)
+	require.Equal(t, 200, check("limit=api&by=header:X-User&missing=deny", "X-User", "8").status, "it has its key")
 	require.Equal(t, 200, check("limit=pool&key=red").status)
 	require.EqualValues(t, 1, b.tokens("team:red"))
 	b.bucket("team:", 2)
@@ -253,7 +258,8 @@ func TestAProxyChecksRequests(t *testing.T) {
 	for _, query := range []string{
 		"limit=hourly", "limit=hourly&by=ip&key=x", "limit=hourly&by=host", "limit=hourly&by=ip&toknes=3",
 		"limit=hourly&by=ip&tokens=0", "limit=hourly&limit=api&by=ip", "limit=hourly&by=ip&deny=200",
-		"limit=hourly&by=ip&open=1x", "limit=hourly&by=ip&trusted=me", "%zz",
+		"limit=hourly&by=ip&open=1x", "limit=hourly&by=ip&missing=no",
+		"limit=hourly&by=ip&trusted=me", "%zz",
 		"limit=hourly&by=ip&trusted=::ffff:10.0.0.0/104",
 	} {
 		require.Equal(t, 400, check(query, "X-Forwarded-For", "192.0.2.9").status, query)
@@ -263,6 +269,38 @@ func TestAProxyChecksRequests(t *testing.T) {
 	b.redis.Kill()
 	require.Equal(t, 503, check("limit=hourly&key=x").status)
 	require.Equal(t, 200, check("limit=hourly&key=x&open=true").status)
+}
+
+// A browser sends what a web page wants, to the loopback addresses of its machine too.
+func TestAWebPageTakesNoTokens(t *testing.T) {
+	t.Parallel()
+	path := t.TempDir() + "/http.sock"
+	b := start(t, func(o *Options, b *bench) {
+		o.Named, o.Deadline = b.named(namedLimits), patience
+		o.HTTP = append(o.HTTP, "unix:"+path)
+	})
+	for _, tc := range []struct {
+		site, host string
+		status     int
+	}{
+		{"cross-site", "127.0.0.1:8080", 403}, {"same-site", "127.0.0.1:8080", 403}, {"same-origin", "127.0.0.1", 200},
+		{"none", "localhost:8080", 200}, {"", "evil.example:8080", 403}, {"", "127.0.0.1.evil.example", 403},
+		{"", "192.0.2.1:8080", 403}, {"", "[::1]:8080", 200}, {"", "127.8.8.8", 200}, {"", "api.localhost", 200},
+		{"", "LOCALHOST.", 200}, {"", "localhost.evil.example", 403},
+	} {
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, b.url("/v1/check?limit=plan&key="+tc.host), nil)
+		require.NoError(t, err)
+		req.Host = tc.host
+		if tc.site != "" {
+			req.Header.Set("Sec-Fetch-Site", tc.site)
+		}
+		res, err := http.DefaultClient.Do(req)
+		require.NoError(t, err)
+		require.NoError(t, res.Body.Close())
+		require.Equal(t, tc.status, res.StatusCode, "%+v", tc)
+	}
+	r := send(t, unixClient(t, path), http.MethodGet, "http://sidecar/v1/check?limit=plan&key=unix", "")
+	require.Equal(t, 200, r.status, "no browser reaches a Unix socket")
 }
 
 // Names that need escaping in a path reach their limits, and no other path does.

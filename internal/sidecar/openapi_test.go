@@ -78,8 +78,8 @@ func TestTheDocumentHasTheStatusesOfTheAnswers(t *testing.T) {
 		see(path, onPath(b, path), path+" without Redis")
 	}
 	for path := range d.Paths {
-		// Other calls, a bug, and the end of a call's time.
-		for _, err := range []error{call.ErrBusy, fmt.Errorf("bug"), contextDeadline} {
+		// Other calls, a web page, a bug, and the end of a call's time.
+		for _, err := range []error{call.ErrBusy, call.ErrForeign, fmt.Errorf("bug"), contextDeadline} {
 			see(path, failing(t, err), path)
 		}
 		if createsBuckets[path] {

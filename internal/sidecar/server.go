@@ -152,7 +152,7 @@ func (s *Server) newHTTP(h http.Handler, config *tls.Config) *http.Server {
 		config.NextProtos = []string{"h2", "http/1.1"}
 	}
 	return &http.Server{
-		Handler:           s.closeWhileDraining(h),
+		Handler:           s.closeWhileDraining(s.refuseForeign(h)),
 		TLSConfig:         config,
 		ReadHeaderTimeout: l.Patience,
 		ReadTimeout:       l.Patience,

@@ -41,7 +41,7 @@ func FromContext(ctx context.Context) (Decision, bool) {
 // Wrap puts the limiter in front of a handler.
 func (m *Middleware) Wrap(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, hr *http.Request) {
-		r := Request{hr, clientIP(hr, m.config.TrustedProxies)}
+		r := NewRequest(hr, m.config.TrustedProxies)
 		if r.IP.IsValid() && within(r.IP, m.config.Allow) {
 			next.ServeHTTP(w, hr)
 			return

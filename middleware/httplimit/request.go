@@ -20,6 +20,11 @@ type Request struct {
 	IP netip.Addr
 }
 
+// NewRequest finds the address of a request's client, behind these proxies.
+func NewRequest(r *http.Request, trusted []netip.Prefix) Request {
+	return Request{r, clientIP(r, trusted)}
+}
+
 // KeyFunc names whose tokens a request takes. An error is answered with 400.
 type KeyFunc func(r Request) (string, error)
 

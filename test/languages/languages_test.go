@@ -7,6 +7,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -14,6 +15,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -45,22 +47,37 @@ func TestScriptsAreThoseOfTheSDK(t *testing.T) {
 	}
 }
 
-// servers starts Redis with two buckets, and a sidecar with a limit "api" of 3.
-func servers(t *testing.T) (redisURL, sidecarURL string) {
+// side is a sidecar with its Redis.
+type side struct {
+	redis   *testenv.RedisServer
+	sidecar *testenv.Process
+	url     string // of the sidecar
+}
+
+// start starts Redis with two buckets, and a sidecar with a limit "api" of 3.
+func start(t *testing.T) side {
 	t.Helper()
-	redis := testenv.Redis(t)
+	s := side{redis: testenv.Redis(t)}
 	for key, capacity := range map[string]int64{"checkout": 3, "checkout-jobs": 10} {
 		terms := policy.Policy{Capacity: capacity, Rate: policy.Rate{Tokens: 1, Per: time.Hour}}.Terms(policy.Fence{})
-		_, err := lua.Refill(t.Context(), redis.Client(), key, policy.Call{Create: policy.CreateInitial, Terms: &terms})
+		_, err := lua.Refill(t.Context(), s.redis.Client(), key, policy.Call{Create: policy.CreateInitial, Terms: &terms})
 		require.NoError(t, err)
 	}
-	p := testenv.Start(t, testenv.Build(t, "./cmd/consumer"), "serve", "--redis", redis.URL(), "--deadline", "5s",
+	s.sidecar = testenv.Start(t, testenv.Build(t, "./cmd/consumer"), "serve", "--redis", s.redis.URL(), "--deadline", "5s",
 		"--http", "127.0.0.1:0", "--grpc", "none", "--limits", absolute(t, "../../examples/proxies/limits.yaml"))
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	m, err := p.WaitLog(ctx, regexp.MustCompile(`protocol=http network=tcp address=(\S+)`))
+	m, err := s.sidecar.WaitLog(ctx, regexp.MustCompile(`protocol=http network=tcp address=(\S+)`))
 	require.NoError(t, err)
-	return redis.URL(), "http://" + m[1]
+	s.url = "http://" + m[1]
+	return s
+}
+
+// servers returns the addresses of a Redis with two buckets, and of a sidecar with a limit "api" of 3.
+func servers(t *testing.T) (redisURL, sidecarURL string) {
+	t.Helper()
+	s := start(t)
+	return s.redis.URL(), s.url
 }
 
 func absolute(t *testing.T, path string) string {
@@ -128,40 +145,124 @@ func TestNodeTakes(t *testing.T) {
 	require.Equal(t, byHand, aboutAnHour(output(t, "node", dir+"/node/direct.mjs", redis, "checkout")))
 }
 
+// proxy is a program that asks the sidecar before it passes a request on.
+type proxy struct {
+	program, config string
+	args            func(config string) []string
+}
+
+var proxies = []proxy{
+	{"nginx", "nginx.conf", func(config string) []string { return []string{"-p", filepath.Dir(config), "-c", config} }},
+	{"caddy", "Caddyfile", func(config string) []string {
+		return []string{"run", "--config", config, "--adapter", "caddyfile"}
+	}},
+}
+
+// start runs the proxy of the example in front of an application, and returns its address.
+func (p proxy) start(t *testing.T, sidecar string) string {
+	t.Helper()
+	app := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		fmt.Fprint(w, "hello ", r.URL.Path)
+	}))
+	t.Cleanup(app.Close)
+	config, err := os.ReadFile("../../examples/proxies/" + p.config)
+	require.NoError(t, err)
+	dir, ports := t.TempDir(), testenv.Ports(t, 2)
+	front := fmt.Sprint("127.0.0.1:", ports[0])
+	text := strings.NewReplacer("127.0.0.1:8080", strings.TrimPrefix(sidecar, "http://"),
+		"127.0.0.1:9000", app.Listener.Addr().String(), "127.0.0.1:8000", front,
+		":8000", fmt.Sprint(":", ports[0])).Replace(string(config))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, p.config), []byte(text), 0o600))
+	program, err := exec.LookPath(p.program)
+	if err != nil {
+		program = "/usr/sbin/" + p.program
+	}
+	testenv.StartCommand(t, testenv.Command{Path: program, Args: p.args(filepath.Join(dir, p.config)),
+		Env: []string{fmt.Sprint("CADDY_ADMIN=127.0.0.1:", ports[1]), "HOME=" + dir}})
+	require.Eventually(t, func() bool {
+		c, err := net.Dial("tcp", front)
+		if err != nil {
+			return false
+		}
+		return c.Close() == nil
+	}, patience, 10*time.Millisecond)
+	return "http://" + front + "/page"
+}
+
 // A proxy lets three requests of a client pass and answers the fourth with 429 and its headers.
 func TestProxiesAskTheSidecar(t *testing.T) {
 	t.Parallel()
-	for _, tc := range []struct {
-		program, config string
-		args            func(config string) []string
-	}{
-		{"nginx", "nginx.conf", func(config string) []string { return []string{"-p", filepath.Dir(config), "-c", config} }},
-		{"caddy", "Caddyfile", func(config string) []string {
-			return []string{"run", "--config", config, "--adapter", "caddyfile"}
-		}},
-	} {
-		t.Run(tc.program, func(t *testing.T) {
+	for _, p := range proxies {
+		t.Run(p.program, func(t *testing.T) {
 			t.Parallel()
 			_, sidecar := servers(t)
-			app := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				fmt.Fprint(w, "hello ", r.URL.Path)
-			}))
-			defer app.Close()
-			config, err := os.ReadFile("../../examples/proxies/" + tc.config)
-			require.NoError(t, err)
-			dir, ports := t.TempDir(), testenv.Ports(t, 2)
-			front := fmt.Sprint("127.0.0.1:", ports[0])
-			text := strings.NewReplacer("127.0.0.1:8080", strings.TrimPrefix(sidecar, "http://"),
-				"127.0.0.1:9000", app.Listener.Addr().String(), "127.0.0.1:8000", front).Replace(string(config))
-			require.NoError(t, os.WriteFile(filepath.Join(dir, tc.config), []byte(text), 0o600))
-			program, err := exec.LookPath(tc.program)
-			if err != nil {
-				program = "/usr/sbin/" + tc.program
-			}
-			testenv.StartCommand(t, testenv.Command{Path: program, Args: tc.args(filepath.Join(dir, tc.config)),
-				Env: []string{fmt.Sprint("CADDY_ADMIN=127.0.0.1:", ports[1]), "HOME=" + dir}})
-			passesThree(t, "http://"+front+"/page")
+			passesThree(t, p.start(t, sidecar))
 		})
+	}
+}
+
+// asABrowser asks as a browser does for a page of another site, with the public name of the proxy, and returns the
+// status.
+func asABrowser(client *http.Client, url string) (int, error) {
+	req, err := http.NewRequest(http.MethodGet, url, nil)
+	if err != nil {
+		return 0, err
+	}
+	req.Host = "shop.example"
+	for name, value := range map[string]string{"Site": "cross-site", "Mode": "navigate", "Dest": "document"} {
+		req.Header.Set("Sec-Fetch-"+name, value)
+	}
+	res, err := client.Do(req)
+	if err != nil {
+		return 0, err
+	}
+	defer res.Body.Close()
+	_, err = io.Copy(io.Discard, res.Body)
+	return res.StatusCode, err
+}
+
+// While the sidecar or its Redis is unavailable, requests pass. None gets an error of the limiter, whenever that ends.
+func TestProxiesPassRequestsWhileTheSidecarIsUnavailable(t *testing.T) {
+	t.Parallel()
+	for _, p := range proxies {
+		for _, stop := range []string{"sidecar", "redis"} {
+			t.Run(p.program+" without "+stop, func(t *testing.T) {
+				t.Parallel()
+				s := start(t)
+				url := p.start(t, s.url)
+				stopped := make(chan struct{})
+				var asking sync.WaitGroup
+				for range 8 {
+					asking.Go(func() {
+						for passed := 0; passed < 20; {
+							status, err := asABrowser(http.DefaultClient, url)
+							if err != nil || status != http.StatusOK && status != http.StatusTooManyRequests {
+								t.Errorf("status %d: %v", status, err)
+								return
+							}
+							select {
+							case <-stopped:
+								if status == http.StatusOK {
+									passed++
+								}
+							default:
+							}
+						}
+					})
+				}
+				require.Eventually(t, func() bool {
+					status, err := asABrowser(http.DefaultClient, url)
+					return err == nil && status == http.StatusTooManyRequests
+				}, patience, 10*time.Millisecond, "the limit is in force for a browser's request")
+				if stop == "redis" {
+					s.redis.Kill()
+				} else {
+					s.sidecar.Kill()
+				}
+				close(stopped)
+				asking.Wait()
+			})
+		}
 	}
 }
 

@@ -24,6 +24,8 @@ var (
 	ErrSlow         = errors.New("the request took too long to arrive")
 	ErrNoRoute      = errors.New("no such path")
 	ErrUnknownLimit = errors.New("no limit has this name")
+	ErrForeign      = errors.New("a web page of another origin may not call the sidecar")
+	ErrHost         = errors.New("want a Host of this machine, such as 127.0.0.1 or localhost")
 	ErrMethod       = errors.New("another method is wanted")
 
 	// ErrUsedMissing refuses a settlement that doesn't say what was used: to give all
@@ -51,6 +53,8 @@ var failures = []struct {
 	{schedule.ErrIDTaken, Failure{"id_in_use", http.StatusConflict, codes.AlreadyExists}},
 	{schedule.ErrInvalidID, Failure{"invalid_id", http.StatusBadRequest, codes.InvalidArgument}},
 	{schedule.ErrInvalidRange, Failure{"bad_request", http.StatusBadRequest, codes.InvalidArgument}},
+	{ErrForeign, Failure{"foreign_origin", http.StatusForbidden, codes.PermissionDenied}},
+	{ErrHost, Failure{"foreign_host", http.StatusForbidden, codes.PermissionDenied}},
 	{ErrMethod, Failure{"wrong_method", http.StatusMethodNotAllowed, codes.Unimplemented}},
 	{ErrSlow, Failure{"slow_request", http.StatusRequestTimeout, codes.DeadlineExceeded}},
 	{ErrTooLarge, Failure{"too_large", http.StatusRequestEntityTooLarge, codes.ResourceExhausted}},

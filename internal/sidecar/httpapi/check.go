@@ -23,8 +23,16 @@ type question struct {
 	tokens  int64
 	deny    int // the status of a denial
 	open    bool
+	missing string // what becomes of a request that lacks its key
 	trusted []netip.Prefix
 }
+
+// What becomes of a request that lacks the key that the query names.
+const (
+	missingRefuse = ""      // 400, since nobody knows whose tokens to take
+	missingAllow  = "allow" // it passes
+	missingDeny   = "deny"  // it is answered as a denial
+)
 
 // check answers a proxy's question whether a request may pass: 200 or 429, with the headers that the client gets. The
 // proxy is believed about whose request it is.
@@ -40,6 +48,11 @@ func (h *Handler) check(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	r = client(r)
+	if q.missing != missingRefuse && q.lacksKey(r) {
+		w.Header().Set("Cache-Control", "no-store")
+		w.WriteHeader(q.withoutKey())
+		return
+	}
 	asks := call.Asks{
 		Key: r.URL.RawQuery + " " + r.RemoteAddr, Size: len(r.URL.RawQuery), Waits: q.limit.Wait() > 0,
 	}
@@ -103,6 +116,11 @@ func (h *Handler) question(r *http.Request) (question, error) {
 				if err != nil {
 					return bad("open: %q is neither true nor false", v)
 				}
+			case "missing":
+				q.missing = v
+				if v != missingAllow && v != missingDeny {
+					return bad("missing: %q is neither allow nor deny", v)
+				}
 			case "trusted":
 				p, err := netip.ParsePrefix(v)
 				if err != nil {
@@ -110,7 +128,7 @@ func (h *Handler) question(r *http.Request) (question, error) {
 				}
 				q.trusted = append(q.trusted, p)
 			default:
-				return bad("%s: want limit, by or key, tokens, deny, open, trusted", name)
+				return bad("%s: want limit, by or key, tokens, deny, open, missing, trusted", name)
 			}
 		}
 	}
@@ -123,6 +141,23 @@ func (h *Handler) question(r *http.Request) (question, error) {
 		return bad("%w", err)
 	}
 	return q, nil
+}
+
+// lacksKey reports whether a request has no key of the kinds that the query names.
+func (q question) lacksKey(r *http.Request) bool {
+	_, err := q.key(httplimit.NewRequest(r, q.trusted))
+	return errors.Is(err, httplimit.ErrNoKey)
+}
+
+// withoutKey is the status for a request that lacks its key.
+func (q question) withoutKey() int {
+	switch {
+	case q.missing == missingAllow:
+		return http.StatusOK
+	case q.deny != 0:
+		return q.deny
+	}
+	return http.StatusTooManyRequests
 }
 
 // keyOf is the key that a query names: a text, or parts of the request, each with alternatives.
