@@ -42,10 +42,11 @@ type Config struct {
 	// so give keys that a client chooses a template. What the call is to blame for, and a flood of new keys, is refused
 	// all the same: see limit.Outcome.
 	FailOpen bool
-	// Timeout bounds the wait for the Limiter's answer, at most MaxTimeout; 0 means DefaultTimeout. A fetch.Client's own
-	// (fetch.WithTimeout) must be less than half of it: the client doubles it at most while this process is starved, and
-	// if it is cut off before it doesn't answer as a bucket's degraded mode says. The wait for a place, of a limit of
-	// pacing, comes after it and is bounded by the limit and the call's own deadline.
+	// Timeout bounds the wait for the Limiter's answer, at most MaxTimeout. 0 means what a fetch.Client has itself, which follows the measured
+	// distance of its server, and DefaultTimeout for any other Limiter. Set it if a server is more than 30 ms away. A
+	// Timeout above 0 must be more than twice that of a fetch.Client: the client doubles its own at most while this process
+	// is starved, and if it is cut off before it doesn't answer as a bucket's degraded mode says. The wait for a place, of
+	// a limit of pacing, comes after it and is bounded by the limit and the call's own deadline.
 	Timeout time.Duration
 	// OnLimit hears of each denial before it is answered, in shadow mode too. It
 	// must not block.
@@ -65,9 +66,6 @@ func New(cfg Config) (*Middleware, error) {
 	}
 	if cfg.Timeout < 0 || cfg.Timeout > MaxTimeout {
 		return nil, fmt.Errorf("%w: Timeout: %s is not from 0 (the default) to %s", ErrConfig, cfg.Timeout, MaxTimeout)
-	}
-	if cfg.Timeout == 0 {
-		cfg.Timeout = DefaultTimeout
 	}
 	switch cfg.Limiter.(type) {
 	case *limit.Many, limit.Undoer:

@@ -13,6 +13,7 @@ import (
 
 	"github.com/tokenrefill/refiller/fetch"
 	"github.com/tokenrefill/refiller/internal/bucketname"
+	"github.com/tokenrefill/refiller/internal/limitcall"
 	"github.com/tokenrefill/refiller/internal/timing"
 	"github.com/tokenrefill/refiller/limit"
 	"github.com/tokenrefill/refiller/limit/pacing"
@@ -167,7 +168,7 @@ func (m *Middleware) refusal(ctx context.Context, err error) error {
 
 // take asks the limiter, and tells how long what was taken has to wait.
 func (m *Middleware) take(ctx context.Context, d *Decision) (err error) {
-	ctx, cancel := context.WithTimeout(ctx, m.config.Timeout)
+	ctx, cancel, opts := limitcall.Bound(ctx, m.config.Limiter, d.Key, m.config.Timeout, DefaultTimeout)
 	defer cancel()
 	switch l := m.config.Limiter.(type) { // those with places answer at once, whose Take would wait within the Timeout
 	case *limit.Many:
@@ -178,7 +179,7 @@ func (m *Middleware) take(ctx context.Context, d *Decision) (err error) {
 		p, err = l.Reserve(ctx, d.Key, d.Weight)
 		d.Result, d.Wait = p.Result, p.Wait
 	default:
-		d.Result, err = l.Take(ctx, d.Key, d.Weight)
+		d.Result, err = l.Take(ctx, d.Key, d.Weight, opts...)
 	}
 	return err
 }
@@ -222,7 +223,7 @@ func (m *Middleware) giveBack(ctx context.Context, call Call, d *Decision) {
 	if d.Taken == 0 {
 		return
 	}
-	within, cancel := context.WithTimeout(context.WithoutCancel(ctx), m.config.Timeout)
+	within, cancel := context.WithTimeout(context.WithoutCancel(ctx), max(m.config.Timeout, fetch.MaxDefaultTimeout))
 	defer cancel()
 	var err error
 	switch l := m.config.Limiter.(type) {

@@ -482,8 +482,30 @@ type streamOf struct {
 
 func (s streamOf) Context() context.Context { return s.ctx }
 
-// A client whose process is starved takes twice its timeout and a second look of 5 ms.
-func TestADefaultClientAnswersWithinTheDefaultTimeout(t *testing.T) {
+// distant is a limiter that measures how far away its server is, as a fetch.Client does.
+type distant struct {
+	deadline bool // the call's context had one
+	opts     int
+}
+
+func (d *distant) Timeout(string) time.Duration { return 700 * time.Millisecond }
+
+func (d *distant) Take(ctx context.Context, _ string, _ int64, opts ...fetch.CallOption) (fetch.Result, error) {
+	_, d.deadline = ctx.Deadline()
+	d.opts = len(opts)
+	return fetch.Result{OK: true, Taken: 1, Limit: 5}, nil
+}
+
+func TestAMeasuredDistanceSetsTheTimeout(t *testing.T) {
 	t.Parallel()
-	require.Greater(t, DefaultTimeout, 2*fetch.DefaultTimeout+5*time.Millisecond)
+	for timeout, bounded := range map[time.Duration]bool{0: false, time.Minute: true} {
+		l := &distant{}
+		m, err := New(Config{Limiter: l, Timeout: timeout, Key: ByMethod()})
+		require.NoError(t, err)
+		_, err = m.Unary(t.Context(), nil, &grpc.UnaryServerInfo{FullMethod: "/a.B/C"},
+			func(context.Context, any) (any, error) { return nil, nil })
+		require.NoError(t, err)
+		require.Equal(t, bounded, l.deadline, "%s: cut off by the middleware", timeout)
+		require.Equal(t, !bounded, l.opts == 1, "%s: bounded by its own timeout", timeout)
+	}
 }

@@ -51,10 +51,11 @@ type Config struct {
 	// them with 503 or 404: so give keys that a client chooses a template. What the request is to blame for, and a flood
 	// of new keys, is refused all the same: see limit.Outcome.
 	FailOpen bool
-	// Timeout bounds the wait for the Limiter's answer; 0 means DefaultTimeout. A fetch.Client's own (fetch.WithTimeout)
-	// must be less than half of it: the client doubles it at most while this process is starved, and if it is cut off
-	// before it doesn't answer as a bucket's degraded mode says. The wait for a place, of a limit of pacing, comes after
-	// it.
+	// Timeout bounds the wait for the Limiter's answer. 0 means what a fetch.Client has itself, which follows the measured
+	// distance of its server, and DefaultTimeout for any other Limiter. Set it if a server is more than 30 ms away. A
+	// Timeout above 0 must be more than twice that of a fetch.Client: the client doubles its own at most while this process
+	// is starved, and if it is cut off before it doesn't answer as a bucket's degraded mode says. The wait for a place, of
+	// a limit of pacing, comes after it.
 	Timeout time.Duration
 
 	// XHeaders adds X-RateLimit-Limit, X-RateLimit-Remaining and
@@ -95,7 +96,7 @@ type SlowDown struct {
 	Max time.Duration
 }
 
-// DefaultTimeout bounds the wait for the Limiter where no Timeout is given.
+// DefaultTimeout bounds the wait for a Limiter that measures no distance, where no Timeout is given.
 const DefaultTimeout = 150 * time.Millisecond
 
 func (c Config) validate() error {
@@ -160,9 +161,6 @@ func (c Config) withDefaults() Config {
 	}
 	if c.Status == 0 {
 		c.Status = http.StatusTooManyRequests
-	}
-	if c.Timeout == 0 {
-		c.Timeout = DefaultTimeout
 	}
 	if w, ok := c.Limiter.(interface{ Window() time.Duration }); ok && c.Window == 0 {
 		c.Window = w.Window()

@@ -7,7 +7,9 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/tokenrefill/refiller/fetch"
 	"github.com/tokenrefill/refiller/internal/bucketname"
+	"github.com/tokenrefill/refiller/internal/limitcall"
 	"github.com/tokenrefill/refiller/internal/timing"
 	"github.com/tokenrefill/refiller/limit"
 	"github.com/tokenrefill/refiller/limit/pacing"
@@ -95,7 +97,7 @@ func (m *Middleware) Wrap(next http.Handler) http.Handler {
 // decide asks the limiter.
 func (m *Middleware) decide(r Request, key string, weight int64) (d Decision, err error) {
 	d = Decision{Key: key, Weight: weight, Shadow: m.config.Shadow}
-	ctx, cancel := context.WithTimeout(r.Context(), m.config.Timeout)
+	ctx, cancel, opts := limitcall.Bound(r.Context(), m.config.Limiter, key, m.config.Timeout, DefaultTimeout)
 	defer cancel()
 	if many, ok := m.config.Limiter.(decider); ok {
 		d.Decision, err = many.Decide(ctx, weight, d.Key)
@@ -107,7 +109,7 @@ func (m *Middleware) decide(r Request, key string, weight int64) (d Decision, er
 		p, err = queue.Reserve(ctx, d.Key, weight)
 		one.Result, one.Wait = p.Result, p.Wait
 	} else {
-		one.Result, err = m.config.Limiter.Take(ctx, d.Key, weight)
+		one.Result, err = m.config.Limiter.Take(ctx, d.Key, weight, opts...)
 	}
 	if err != nil {
 		return Decision{}, err
@@ -215,7 +217,7 @@ func (m *Middleware) serve(w http.ResponseWriter, r Request, d Decision, next ht
 
 // giveBack returns a request's tokens, even though its client may be gone.
 func (m *Middleware) giveBack(r Request, d Decision) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), m.config.Timeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), max(m.config.Timeout, fetch.MaxDefaultTimeout))
 	defer cancel()
 	var err error
 	switch l := m.config.Limiter.(type) {

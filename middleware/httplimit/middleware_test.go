@@ -194,7 +194,8 @@ func TestKeys(t *testing.T) {
 		{ByIP(), "203.0.113.7", nil, "ip:203.0.113.7"},
 		{ByIP(), "2001:db8::7", nil, "ip:2001:db8::/64"},
 		{ByIP(), "2001:db8::ffff:7", nil, "ip:2001:db8::/64"},
-		{ByHeader("X-Key"), "", []edit{header("X-Key", "a|b}")}, "header:a%7Cb%7D"},
+		{ByHeader("X-Key"), "", []edit{header("X-Key", "a|b}")}, "header:x-key:a%7Cb%7D"},
+		{ByHeader("X-User"), "", []edit{header("X-User", "42")}, "header:x-user:42"},
 		{user, "", []edit{as("eve")}, "user:eve"},
 		{ByRoute(), "", nil, "route:"},
 		{ByRoute(), "", []edit{pattern}, "route:GET+%2Fa%2F%7Bid%7D"},
@@ -495,8 +496,28 @@ func TestTheResultOfAFailedRequestIsUndone(t *testing.T) {
 	require.Equal(t, limiter.result, limiter.undone)
 }
 
-// A client whose process is starved takes twice its timeout and a second look of 5 ms.
-func TestADefaultClientAnswersWithinTheDefaultTimeout(t *testing.T) {
+// distant is a limiter that measures how far away its server is, as a fetch.Client does.
+type distant struct {
+	fixed
+	deadline bool // the call's context had one
+	opts     int
+}
+
+func (d *distant) Timeout(string) time.Duration { return 700 * time.Millisecond }
+
+func (d *distant) Take(ctx context.Context, _ string, _ int64, opts ...fetch.CallOption) (fetch.Result, error) {
+	_, d.deadline = ctx.Deadline()
+	d.opts = len(opts)
+	return d.result, nil
+}
+
+func TestAMeasuredDistanceSetsTheTimeout(t *testing.T) {
 	t.Parallel()
-	require.Greater(t, DefaultTimeout, 2*fetch.DefaultTimeout+5*time.Millisecond)
+	for timeout, bounded := range map[time.Duration]bool{0: false, time.Minute: true} {
+		l := &distant{fixed: fixed{result: fetch.Result{OK: true, Taken: 1, Limit: 5}}}
+		h := middleware(t, Config{Limiter: l, Timeout: timeout}).Wrap(hello)
+		require.Equal(t, http.StatusOK, get(h, "/").Code)
+		require.Equal(t, bounded, l.deadline, "%s: cut off by the middleware", timeout)
+		require.Equal(t, !bounded, l.opts == 1, "%s: bounded by its own timeout", timeout)
+	}
 }

@@ -45,7 +45,7 @@ func ByIP() KeyFunc {
 	}
 }
 
-// ByHeader is a header's value, such as an API key. Whoever can choose the value
+// ByHeader is a header's name, in lower case, and its value, such as an API key. Whoever can choose the value
 // can choose whose tokens to take, so check it first. A request that has the header
 // twice is refused: one of the two may be a client's that came before a proxy's.
 func ByHeader(name string) KeyFunc {
@@ -57,7 +57,7 @@ func ByHeader(name string) KeyFunc {
 		case len(values) == 0 || values[0] == "":
 			return "", fmt.Errorf("%w: header %s is missing", ErrNoKey, name)
 		}
-		return "header:" + clean(values[0]), nil
+		return "header:" + strings.ToLower(name) + ":" + clean(values[0]), nil
 	}
 }
 
