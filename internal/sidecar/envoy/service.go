@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"sync/atomic"
 
 	descriptorpb "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
@@ -184,58 +185,87 @@ func (r *Limits) find(d *decision, inDomain string, descriptor *descriptorpb.Rat
 	return nil
 }
 
-// decide asks the descriptors one after the other and reports whether the request is over limit: one of its limits
-// denies, or all of its quotas do. After a denial that counts it only looks at the others and gives back what was
-// taken, since the request is refused. A descriptor with up_to is charged even if it falls short, and even after
-// another such denial; its tokens go back only if a descriptor of another kind denies. Those that give back are asked
-// last: a request that is refused gives nothing back.
+// decide asks all descriptors at once, so that they take one round trip, and reports whether the request is over limit:
+// one of its limits denies, or all of its quotas do. Then it gives back what was taken, since the request is refused. A
+// descriptor with up_to is charged even if it falls short; its tokens go back only if a descriptor of another kind
+// denies. Descriptors that give back are asked last: a request that is refused gives nothing back.
 func (s *Server) decide(ctx context.Context, ds []decision) (over bool, err error) {
-	refused, short := false, false
+	for i := range ds {
+		if d := &ds[i]; d.decides() && d.taker == nil {
+			d.taker = s.buckets
+		}
+	}
+	takes := func(d *decision) bool { return d.decides() && !d.back }
+	if err := atOnce(ds, takes, func(d *decision) error { return d.ask(ctx, false) }); err != nil {
+		s.giveBack(ctx, ds, true)
+		return false, err
+	}
+	over, refused := s.verdict(ds)
+	returns := func(d *decision) bool { return d.decides() && d.back }
+	err = atOnce(ds, returns, func(d *decision) error {
+		return d.ask(ctx, !d.shadow && (refused || over && !d.limit.upTo))
+	})
+	if err != nil {
+		s.giveBack(ctx, ds, true)
+		return false, err
+	}
+	if over {
+		s.giveBack(ctx, ds, refused)
+	}
+	return over, nil
+}
+
+// verdict reports whether the request is over limit, and whether a descriptor without up_to has refused it.
+func (s *Server) verdict(ds []decision) (over, refused bool) {
 	quotas, exceeded := 0, 0
 	for i := range ds {
 		d := &ds[i]
 		if !d.decides() {
 			continue
 		}
-		if d.taker == nil {
-			d.taker = s.buckets
-		}
-		if d.limit.quota && !d.shadow {
+		isQuota := d.limit.quota && !d.shadow
+		if isQuota {
 			quotas++
 		}
-		if d.back {
+		switch {
+		case d.back || d.result.OK:
+		case isQuota:
+			exceeded++
+		case !d.over():
+			s.log.Debug("over limit, not enforced", "bucket", d.key)
+		case d.limit.upTo:
+			over = true
+		default:
+			over, refused = true, true
+		}
+	}
+	return over || quotas > 0 && quotas == exceeded, refused
+}
+
+// atOnce runs do for each decision that wanted selects, all at once, and returns the first error of them.
+func atOnce(ds []decision, wanted func(*decision) bool, do func(*decision) error) error {
+	errs := make([]error, len(ds))
+	var running sync.WaitGroup
+	last := -1 // runs in this goroutine
+	for i := range ds {
+		if !wanted(&ds[i]) {
 			continue
 		}
-		if err := d.ask(ctx, !d.shadow && (refused || short && !d.limit.upTo)); err != nil {
-			s.giveBack(ctx, ds[:i], true)
-			return false, err
+		if previous := last; previous >= 0 {
+			running.Go(func() { errs[previous] = do(&ds[previous]) })
 		}
-		switch {
-		case d.limit.quota && !d.shadow:
-			if d.over() {
-				exceeded++
-			}
-		case d.over() && d.limit.upTo:
-			short = true
-		case d.over():
-			refused = true
-		case !d.result.OK:
-			s.log.Debug("over limit, not enforced", "bucket", d.key)
+		last = i
+	}
+	if last >= 0 {
+		errs[last] = do(&ds[last])
+	}
+	running.Wait()
+	for _, err := range errs {
+		if err != nil {
+			return err
 		}
 	}
-	over = refused || short || quotas > 0 && quotas == exceeded
-	for i := range ds {
-		if d := &ds[i]; d.decides() && d.back {
-			if err := d.ask(ctx, !d.shadow && (refused || over && !d.limit.upTo)); err != nil {
-				s.giveBack(ctx, ds, true)
-				return false, err
-			}
-		}
-	}
-	if over {
-		s.giveBack(ctx, ds, refused)
-	}
-	return over, nil
+	return nil
 }
 
 // ask takes, or only looks. More than a bucket can ever hold is a denial, and so is a look at one that holds nothing.
@@ -276,16 +306,14 @@ func (d *decision) ask(ctx context.Context, look bool) (err error) {
 // set. Tokens that can't be returned are lost, which changes no answer.
 func (s *Server) giveBack(ctx context.Context, ds []decision, all bool) {
 	ctx = context.WithoutCancel(ctx) // the tokens are others' even if this caller has gone
-	for i := range ds {
-		d := &ds[i]
-		if d.result.Taken == 0 || d.shadow || d.limit.upTo && !all {
-			continue
-		}
+	taken := func(d *decision) bool { return d.result.Taken > 0 && !d.shadow && (all || !d.limit.upTo) }
+	_ = atOnce(ds, taken, func(d *decision) error {
 		if err := d.taker.Undo(ctx, d.key, d.result); err != nil {
 			s.log.Warn("tokens of a refused request are lost", "bucket", d.key, "tokens", d.result.Taken, "error", err)
-			continue
+			return nil
 		}
 		d.result.Remaining += d.result.Taken
 		d.result.Taken = 0
-	}
+		return nil
+	})
 }
