@@ -63,7 +63,11 @@ func newGateway(client *fetch.Client, upstream string, log hclog.Logger) *gatewa
 			return nil
 		},
 		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
-			chargeOf(r.Context()).settle(0) // nothing was generated
+			c, used := chargeOf(r.Context()), int64(0) // nothing was generated
+			if r.Context().Err() != nil {
+				used = c.prompt // the client has gone, and the model may read its prompt
+			}
+			c.settle(used)
 			log.Warn("upstream failed", "error", err)
 			refuse(w, http.StatusBadGateway, "upstream_failed", "the model can't be reached")
 		},

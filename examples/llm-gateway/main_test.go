@@ -112,6 +112,37 @@ func TestAClientThatGoesAwayIsChargedWhatItGot(t *testing.T) {
 	b.left("ann", 100-12, 60-12) // 3 words, and 9 for the prompt by the gateway's estimate
 }
 
+func TestAClientThatGoesAwayBeforeTheFirstByteIsChargedItsPrompt(t *testing.T) {
+	reached := make(chan struct{}, 1)
+	b := start(t, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		reached <- struct{}{}
+		<-r.Context().Done()
+	}))
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	ended := make(chan error, 1)
+	go func() {
+		req, err := http.NewRequestWithContext(ctx, http.MethodPost, b.gateway.URL+"/v1/chat/completions",
+			strings.NewReader(body))
+		if err == nil {
+			req.Header.Set("X-Team", "red")
+			req.Header.Set("X-User", "ann")
+			var res *http.Response
+			res, err = b.gateway.Client().Do(req)
+			if err == nil {
+				_ = res.Body.Close()
+			}
+		}
+		ended <- err
+	}()
+	<-reached
+	b.left("ann", 100-49, 60-49)
+	cancel()
+	require.ErrorIs(t, <-ended, context.Canceled)
+	b.left("ann", 100-9, 60-9)
+}
+
 func TestATeamWithoutTokensIsDeniedAndNobodyIsCharged(t *testing.T) {
 	asked := 0
 	b := start(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
