@@ -41,17 +41,16 @@ code 3 (denied) when they are due later than that: at once, if that is known.`,
 					defer cancel()
 				}
 				began := time.Now()
-				_, err := c.Wait(ctx, key, n, call.LeaveOption(leave))
+				r, err := c.Wait(ctx, key, n, call.LeaveOption(leave))
 				// Redis that is away is an error, whichever deadline ends the call to it.
 				late := errors.Is(err, fetch.ErrDeadline) || errors.Is(err, context.DeadlineExceeded) &&
 					!errors.Is(err, fetch.ErrUnavailable)
 				if err != nil && !late {
 					return err
 				}
-				result := answer.Wait{Key: key, OK: err == nil, WaitedMS: time.Since(began).Milliseconds()}
+				result := answer.NewWait(key, r, time.Since(began))
 				text := fmt.Sprintf("denied: not within %s: %v", timeout, err)
 				if result.OK {
-					result.Taken = n
 					text = fmt.Sprintf("taken: %s, after %s", plural(n), time.Since(began).Round(time.Millisecond))
 				}
 				if err := out.print(e.Stdout, text, result); err != nil {

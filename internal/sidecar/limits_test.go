@@ -10,7 +10,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
+	refillerv1 "github.com/tokenrefill/refiller/api/refiller/v1"
 	"github.com/tokenrefill/refiller/fetch"
 	"github.com/tokenrefill/refiller/internal/sidecar/limits"
 	"github.com/tokenrefill/refiller/policy"
@@ -425,6 +427,38 @@ limits:
 }
 
 // While Redis is silent a bucket's own degraded mode answers, whatever the door.
+func TestTokensThatNoBucketGaveAreNotReturned(t *testing.T) {
+	t.Parallel()
+	b := start(t, func(o *Options, b *bench) {
+		var err error
+		o.Client, err = fetch.New(b.rdb, fetch.WithTimeout(100*time.Millisecond))
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, o.Client.Close(context.Background())) })
+		b.client = o.Client
+	})
+	p := hourly(1000)
+	p.Degraded = policy.DegradedOpen
+	createBucket(t, b.rdb, "checkout", p)
+	buckets := refillerv1.NewBucketsClient(b.dial())
+	eventually(t, func() bool {
+		return b.post("/v1/wait", `{"key":"checkout"}`).json(t)["source"] == "shared"
+	}, "the policy is known")
+	b.redis.Pause()
+	r := b.post("/v1/wait", `{"key":"checkout","tokens":5}`)
+	require.Equal(t, http.StatusOK, r.status, string(r.body))
+	source, _ := r.json(t)["source"].(string)
+	require.Contains(t, source, "fallback")
+	res, err := buckets.Wait(t.Context(), &refillerv1.WaitRequest{Key: "checkout"})
+	require.NoError(t, err)
+	require.Contains(t, res.GetSource(), "fallback")
+	b.redis.Resume()
+	r = b.post("/v1/return", `{"key":"checkout","tokens":5,"source":"`+source+`"}`)
+	require.Equal(t, http.StatusBadRequest, r.status)
+	require.Contains(t, string(r.body), "came from no bucket")
+	_, err = buckets.Return(t.Context(), &refillerv1.ReturnRequest{Key: "checkout", Source: res.GetSource()})
+	require.Equal(t, codes.InvalidArgument, status.Code(err))
+}
+
 func TestANamedBucketIsAnsweredAsItsDegradedModeSays(t *testing.T) {
 	t.Parallel()
 	b := start(t, func(o *Options, b *bench) {

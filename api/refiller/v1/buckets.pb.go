@@ -189,9 +189,12 @@ func (x *Amount) GetTokens() int64 {
 }
 
 type ReturnRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Key           string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
-	Tokens        *int64                 `protobuf:"varint,2,opt,name=tokens,proto3,oneof" json:"tokens,omitempty"`
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Key    string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	Tokens *int64                 `protobuf:"varint,2,opt,name=tokens,proto3,oneof" json:"tokens,omitempty"`
+	// The source of the answer that granted the tokens. Those of a fallback are refused with INVALID_ARGUMENT: no bucket
+	// gave them.
+	Source        string `protobuf:"bytes,3,opt,name=source,proto3" json:"source,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -238,6 +241,13 @@ func (x *ReturnRequest) GetTokens() int64 {
 		return *x.Tokens
 	}
 	return 0
+}
+
+func (x *ReturnRequest) GetSource() string {
+	if x != nil {
+		return x.Source
+	}
+	return ""
 }
 
 type PeekRequest struct {
@@ -1073,7 +1083,11 @@ type WaitResponse struct {
 	// Tokens taken: all or none.
 	Taken int64 `protobuf:"varint,3,opt,name=taken,proto3" json:"taken,omitempty"`
 	// How long the call waited.
-	Waited        *durationpb.Duration `protobuf:"bytes,4,opt,name=waited,proto3" json:"waited,omitempty"`
+	Waited *durationpb.Duration `protobuf:"bytes,4,opt,name=waited,proto3" json:"waited,omitempty"`
+	// As of a take.
+	Source string `protobuf:"bytes,5,opt,name=source,proto3" json:"source,omitempty"`
+	// As of a take.
+	Shadow        bool `protobuf:"varint,6,opt,name=shadow,proto3" json:"shadow,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1136,6 +1150,20 @@ func (x *WaitResponse) GetWaited() *durationpb.Duration {
 	return nil
 }
 
+func (x *WaitResponse) GetSource() string {
+	if x != nil {
+		return x.Source
+	}
+	return ""
+}
+
+func (x *WaitResponse) GetShadow() bool {
+	if x != nil {
+		return x.Shadow
+	}
+	return false
+}
+
 var File_refiller_v1_buckets_proto protoreflect.FileDescriptor
 
 const file_refiller_v1_buckets_proto_rawDesc = "" +
@@ -1149,10 +1177,11 @@ const file_refiller_v1_buckets_proto_rawDesc = "" +
 	"\x06Amount\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x1b\n" +
 	"\x06tokens\x18\x02 \x01(\x03H\x00R\x06tokens\x88\x01\x01B\t\n" +
-	"\a_tokens\"I\n" +
+	"\a_tokens\"a\n" +
 	"\rReturnRequest\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x1b\n" +
-	"\x06tokens\x18\x02 \x01(\x03H\x00R\x06tokens\x88\x01\x01B\t\n" +
+	"\x06tokens\x18\x02 \x01(\x03H\x00R\x06tokens\x88\x01\x01\x12\x16\n" +
+	"\x06source\x18\x03 \x01(\tR\x06sourceB\t\n" +
 	"\a_tokens\"\x1f\n" +
 	"\vPeekRequest\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\"\x92\x01\n" +
@@ -1221,12 +1250,14 @@ const file_refiller_v1_buckets_proto_rawDesc = "" +
 	" \x01(\bR\x05again\":\n" +
 	"\x0eReturnResponse\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x16\n" +
-	"\x06tokens\x18\x02 \x01(\x03R\x06tokens\"y\n" +
+	"\x06tokens\x18\x02 \x01(\x03R\x06tokens\"\xa9\x01\n" +
 	"\fWaitResponse\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x0e\n" +
 	"\x02ok\x18\x02 \x01(\bR\x02ok\x12\x14\n" +
 	"\x05taken\x18\x03 \x01(\x03R\x05taken\x121\n" +
-	"\x06waited\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x06waited*.\n" +
+	"\x06waited\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x06waited\x12\x16\n" +
+	"\x06source\x18\x05 \x01(\tR\x06source\x12\x16\n" +
+	"\x06shadow\x18\x06 \x01(\bR\x06shadow*.\n" +
 	"\aOverrun\x12\x11\n" +
 	"\rOVERRUN_CLAMP\x10\x00\x12\x10\n" +
 	"\fOVERRUN_DEBT\x10\x012\x89\x04\n" +

@@ -76,6 +76,16 @@ type Wait struct {
 	OK       bool   `json:"ok"`
 	Taken    int64  `json:"taken"`
 	WaitedMS int64  `json:"waited_ms"`
+	Source   string `json:"source"`
+	Shadow   bool   `json:"shadow,omitempty"`
+}
+
+// NewWait is r, which a wait for tokens of the bucket key has returned after so long; r is empty if the tokens did not
+// come in time.
+func NewWait(key string, r fetch.Result, waited time.Duration) Wait {
+	return Wait{
+		Key: key, OK: r.OK, Taken: r.Taken, WaitedMS: waited.Milliseconds(), Source: r.Source.String(), Shadow: r.Shadow,
+	}
 }
 
 // Reservation is a [fetch.Reservation].

@@ -4,30 +4,39 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/tokenrefill/refiller/fetch"
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// Wait takes tokens within timeout and tells whether it did and how long it
-// took. Tokens that aren't due in time are a denial.
+// Wait takes tokens within timeout and returns how long it took. Tokens that aren't due in time are a denial, which is an
+// empty Result.
 func Wait(
 	ctx context.Context, c *fetch.Client, key string, n int64, timeout time.Duration, opts []fetch.CallOption,
-) (ok bool, waited time.Duration, err error) {
+) (r fetch.Result, waited time.Duration, err error) {
 	began := time.Now()
 	within, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	_, err = c.Wait(within, key, n, opts...)
+	r, err = c.Wait(within, key, n, opts...)
 	// A Redis that is away is an error, and so is the end of the caller's own time.
 	late := errors.Is(err, fetch.ErrDeadline) ||
 		errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, fetch.ErrUnavailable) && ctx.Err() == nil
 	if late {
-		err = nil
-	} else {
-		ok = err == nil
+		r, err = fetch.Result{}, nil
 	}
-	return ok, time.Since(began), err
+	return r, time.Since(began), err
+}
+
+// Returnable refuses the return of tokens that no bucket gave, by the source of the answer that granted them; a caller
+// that doesn't say it vouches for them. Otherwise the return would make tokens out of nothing.
+func Returnable(source string) error {
+	kind, _, _ := strings.Cut(source, ":")
+	if kind == fetch.SourceFallback.String() {
+		return fmt.Errorf("%w: source: %q is a degraded mode, whose tokens came from no bucket", ErrBadRequest, source)
+	}
+	return nil
 }
 
 // Leave is what a call must leave, as a request says it; nothing if that is empty.

@@ -59,6 +59,9 @@ func (s *Buckets) TakeAll(ctx context.Context, req *refillerv1.TakeAllRequest) (
 // Return implements refillerv1.BucketsServer.
 func (s *Buckets) Return(ctx context.Context, req *refillerv1.ReturnRequest) (*refillerv1.ReturnResponse, error) {
 	n := tokens(req.Tokens)
+	if err := call.Returnable(req.GetSource()); err != nil {
+		return nil, call.GRPCError(err)
+	}
 	if err := s.Client.Return(ctx, req.GetKey(), n); err != nil {
 		return nil, call.GRPCError(err)
 	}
@@ -89,15 +92,14 @@ func (s *Buckets) Wait(ctx context.Context, req *refillerv1.WaitRequest) (*refil
 		return nil, call.GRPCError(err)
 	}
 	n := tokens(req.Tokens)
-	ok, waited, err := call.Wait(ctx, s.Client, req.GetKey(), n, timeout, opts)
+	res, waited, err := call.Wait(ctx, s.Client, req.GetKey(), n, timeout, opts)
 	if err != nil {
 		return nil, call.GRPCError(err)
 	}
-	answer := &refillerv1.WaitResponse{Key: req.GetKey(), Ok: ok, Waited: durationpb.New(waited)}
-	if ok {
-		answer.Taken = n
-	}
-	return answer, nil
+	return &refillerv1.WaitResponse{
+		Key: req.GetKey(), Ok: res.OK, Taken: res.Taken, Waited: durationpb.New(waited), Source: res.Source.String(),
+		Shadow: res.Shadow,
+	}, nil
 }
 
 // Reserve implements refillerv1.BucketsServer.

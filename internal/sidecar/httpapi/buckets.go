@@ -11,7 +11,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// amount is the body of a return, and a member of a take of several buckets.
+// amount is tokens of a bucket: the body of a take of a limit, and a member of a take of several buckets.
 type amount struct {
 	key    string
 	tokens int64
@@ -91,9 +91,24 @@ func (h *Handler) takeAll(w http.ResponseWriter, r *http.Request) (any, error) {
 	return answer.NewAll(reqs, res), nil
 }
 
+// returnRequest is the body of a return.
+type returnRequest struct {
+	amount
+	source string // of the answer that granted the tokens
+}
+
+func (r *returnRequest) fields() fields {
+	f := r.amount.fields()
+	f["source"] = &r.source
+	return f
+}
+
 func (h *Handler) giveBack(w http.ResponseWriter, r *http.Request) (any, error) {
-	var req amount
+	var req returnRequest
 	if err := h.read(w, r, req.fields()); err != nil {
+		return nil, err
+	}
+	if err := call.Returnable(req.source); err != nil {
 		return nil, err
 	}
 	if err := h.config.Client.Return(r.Context(), req.key, req.tokens); err != nil {
@@ -143,15 +158,11 @@ func (h *Handler) wait(w http.ResponseWriter, r *http.Request) (any, error) {
 	if err := http.NewResponseController(w).SetWriteDeadline(time.Now().Add(timeout + h.config.Patience)); err != nil {
 		return nil, fmt.Errorf("sidecar: extend the time to write: %w", err)
 	}
-	ok, waited, err := call.Wait(r.Context(), h.config.Client, req.key, req.tokens, timeout, opts)
+	res, waited, err := call.Wait(r.Context(), h.config.Client, req.key, req.tokens, timeout, opts)
 	if err != nil {
 		return nil, err
 	}
-	res := answer.Wait{Key: req.key, OK: ok, WaitedMS: waited.Milliseconds()}
-	if ok {
-		res.Taken = req.tokens
-	}
-	return res, nil
+	return answer.NewWait(req.key, res, waited), nil
 }
 
 // reserveRequest is the body of a reservation.

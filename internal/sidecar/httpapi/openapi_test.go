@@ -39,7 +39,7 @@ func TestTheDocumentHasTheFieldsOfTheRequests(t *testing.T) {
 	}{
 		"/v1/take":     {new(takeRequest).fields(), []string{"key"}},
 		"/v1/take-all": {new(takeAllRequest).fields(), []string{"requests"}},
-		"/v1/return":   {new(amount).fields(), []string{"key"}},
+		"/v1/return":   {new(returnRequest).fields(), []string{"key"}},
 		"/v1/wait":     {new(waitRequest).fields(time.Minute), []string{"key"}},
 		"/v1/reserve":  {new(reserveRequest).fields(), []string{"key", "ttl_ms"}},
 		"/v1/settle":   {new(settleRequest).fields(), []string{"key", "id", "used"}},
