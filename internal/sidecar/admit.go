@@ -29,8 +29,8 @@ func (s *Server) admit(next http.Handler) http.Handler {
 	})
 }
 
-// closeWhileDraining has clients close their connections once the server drains. Otherwise a client would send a request
-// on a connection that the server closes at that moment.
+// closeWhileDraining has clients close their connections once the server drains. Otherwise a client would send a
+// request on a connection that the server closes at that moment.
 func (s *Server) closeWhileDraining(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if s.draining.Err() != nil {
@@ -40,8 +40,9 @@ func (s *Server) closeWhileDraining(next http.Handler) http.Handler {
 	})
 }
 
-// refuseForeign refuses what web pages have a browser send. Otherwise any page could take tokens, since a browser reaches
-// the loopback addresses of its machine: by a cross-site request, or by a name that its owner lets point there.
+// refuseForeign refuses what web pages have a browser send. Otherwise any page could take tokens, since a browser
+// reaches the loopback addresses of its machine: by a cross-site request, or by a name that its owner lets point
+// there.
 func (s *Server) refuseForeign(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if err := foreign(r); err != nil {

@@ -144,7 +144,8 @@ func TestACallQueuesForItsTurnUntilItsDeadlineOrTheQueuesWait(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	var log syncBuffer
 	b := start(t, func(o *Options, _ *bench) {
-		o.Limits.Calls, o.Limits.ClientCalls, o.Limits.QueueWait = 1, 1, 50*time.Millisecond
+		o.Limits.Calls, o.Limits.ClientCalls = 1, 1
+		o.Limits.QueueWait = 50 * time.Millisecond
 		o.Registry = registry
 		o.Logger = hclog.New(&hclog.LoggerOptions{Output: &log})
 	})

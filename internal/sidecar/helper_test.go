@@ -284,7 +284,7 @@ func sendHalf(t *testing.T, b *bench, path string) []byte {
 		require.NoError(t, err)
 		t.Cleanup(func() { _ = c.Close() })
 		_, _ = io.WriteString(
-			c, "POST "+path+" HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 18\r\n\r\n{\"key\":")
+			c, "POST "+path+" HTTP/1.1\r\nHost: [::1]\r\nContent-Type: application/json\r\nContent-Length: 18\r\n\r\n{\"key\":")
 		require.NoError(t, c.SetReadDeadline(time.Now().Add(patience)))
 		res, err := http.ReadResponse(bufio.NewReader(c), nil)
 		if err != nil && time.Now().Before(end) {

@@ -38,15 +38,16 @@ type Config struct {
 	SkipFailed bool
 	// Shadow denies nothing; OnLimit is still called.
 	Shadow bool
-	// FailOpen lets calls pass when the Limiter can't answer, or knows no bucket of their key, instead of refusing them:
-	// so give keys that a client chooses a template. What the call is to blame for, and a flood of new keys, is refused
-	// all the same: see limit.Outcome.
+	// FailOpen lets calls pass when the Limiter can't answer, or knows no bucket of their key, instead of refusing
+	// them: so give keys that a client chooses a template. What the call is to blame for, and a flood of new keys,
+	// is refused all the same: see limit.Outcome.
 	FailOpen bool
-	// Timeout bounds the wait for the Limiter's answer, at most MaxTimeout. 0 means what a fetch.Client has itself, which follows the measured
-	// distance of its server, and DefaultTimeout for any other Limiter. Set it if a server is more than 30 ms away. A
-	// Timeout above 0 must be more than twice that of a fetch.Client: the client doubles its own at most while this process
-	// is starved, and if it is cut off before it doesn't answer as a bucket's degraded mode says. The wait for a place, of
-	// a limit of pacing, comes after it and is bounded by the limit and the call's own deadline.
+	// Timeout bounds the wait for the Limiter's answer, at most MaxTimeout. 0 means what a fetch.Client has itself,
+	// which follows the measured distance of its server, and DefaultTimeout for any other Limiter. Set it if a
+	// server is more than 30 ms away. A Timeout above 0 must be more than twice that of a fetch.Client: the client
+	// doubles its own at most while this process is starved, and if it is cut off before it doesn't answer as a
+	// bucket's degraded mode says. The wait for a place, of a limit of pacing, comes after it and is bounded by the
+	// limit and the call's own deadline.
 	Timeout time.Duration
 	// OnLimit hears of each denial before it is answered, in shadow mode too. It
 	// must not block.

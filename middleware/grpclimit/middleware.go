@@ -217,13 +217,16 @@ func (m *Middleware) settle(ctx context.Context, call Call, d *Decision, failed 
 	}
 }
 
+// giveBackTime is the least time for returning tokens: a fetch.Client may need it for a distant server.
+const giveBackTime = time.Second
+
 // giveBack gives the tokens of a call back, if there is somebody to take them. The
 // call may be over, so its context's end doesn't matter.
 func (m *Middleware) giveBack(ctx context.Context, call Call, d *Decision) {
 	if d.Taken == 0 {
 		return
 	}
-	within, cancel := context.WithTimeout(context.WithoutCancel(ctx), max(m.config.Timeout, fetch.MaxDefaultTimeout))
+	within, cancel := context.WithTimeout(context.WithoutCancel(ctx), max(m.config.Timeout, giveBackTime))
 	defer cancel()
 	var err error
 	switch l := m.config.Limiter.(type) {

@@ -42,20 +42,20 @@ type Config struct {
 
 	// SlowDown delays requests before they are denied.
 	SlowDown SlowDown
-	// SkipFailed gives tokens back when a request ends with a status of 400 or more, or with a panic, and its client is
-	// still there: whoever hangs up has taken them. The Limiter must be a limit.Undoer or a limit.Many.
+	// SkipFailed gives tokens back when a request ends with a status of 400 or more, or with a panic, and its
+	// client is still there: whoever hangs up has taken them. The Limiter must be a limit.Undoer or a limit.Many.
 	SkipFailed bool
 	// Shadow denies nothing and sends no headers; OnLimit is still called.
 	Shadow bool
-	// FailOpen lets requests pass when the Limiter can't answer, or knows no bucket of their key, instead of refusing
-	// them with 503 or 404: so give keys that a client chooses a template. What the request is to blame for, and a flood
-	// of new keys, is refused all the same: see limit.Outcome.
+	// FailOpen lets requests pass when the Limiter can't answer, or knows no bucket of their key, instead of
+	// refusing them with 503 or 404: so give keys that a client chooses a template. What the request is to blame
+	// for, and a flood of new keys, is refused all the same: see limit.Outcome.
 	FailOpen bool
-	// Timeout bounds the wait for the Limiter's answer. 0 means what a fetch.Client has itself, which follows the measured
-	// distance of its server, and DefaultTimeout for any other Limiter. Set it if a server is more than 30 ms away. A
-	// Timeout above 0 must be more than twice that of a fetch.Client: the client doubles its own at most while this process
-	// is starved, and if it is cut off before it doesn't answer as a bucket's degraded mode says. The wait for a place, of
-	// a limit of pacing, comes after it.
+	// Timeout bounds the wait for the Limiter's answer. 0 means what a fetch.Client has itself, which follows the
+	// measured distance of its server, and DefaultTimeout for any other Limiter. Set it if a server is more than 30
+	// ms away. A Timeout above 0 must be more than twice that of a fetch.Client: the client doubles its own at most
+	// while this process is starved, and if it is cut off before it doesn't answer as a bucket's degraded mode
+	// says. The wait for a place, of a limit of pacing, comes after it.
 	Timeout time.Duration
 
 	// XHeaders adds X-RateLimit-Limit, X-RateLimit-Remaining and

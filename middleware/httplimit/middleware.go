@@ -215,9 +215,12 @@ func (m *Middleware) serve(w http.ResponseWriter, r Request, d Decision, next ht
 	failed = s.code >= http.StatusBadRequest
 }
 
+// giveBackTime is the least time for returning tokens: a fetch.Client may need it for a distant server.
+const giveBackTime = time.Second
+
 // giveBack returns a request's tokens, even though its client may be gone.
 func (m *Middleware) giveBack(r Request, d Decision) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), max(m.config.Timeout, fetch.MaxDefaultTimeout))
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), max(m.config.Timeout, giveBackTime))
 	defer cancel()
 	var err error
 	switch l := m.config.Limiter.(type) {

@@ -11,8 +11,8 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// Wait takes tokens within timeout and returns how long it took. Tokens that aren't due in time are a denial, which is an
-// empty Result.
+// Wait takes tokens within timeout and returns how long it took. Tokens that aren't due in time are a denial, which
+// is an empty Result.
 func Wait(
 	ctx context.Context, c *fetch.Client, key string, n int64, timeout time.Duration, opts []fetch.CallOption,
 ) (r fetch.Result, waited time.Duration, err error) {

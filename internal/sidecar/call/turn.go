@@ -19,8 +19,8 @@ func WithTurn(ctx context.Context, turn Turn) context.Context {
 	return context.WithValue(ctx, turnKey{}, turn)
 }
 
-// Await waits until the call of ctx may run, which is at once if it has no Turn. It is called after the request has been
-// read and checked, and before it has any effect. A call that fails here has had none.
+// Await waits until the call of ctx may run, which is at once if it has no Turn. It is called after the request has
+// been read and checked, and before it has any effect. A call that fails here has had none.
 func Await(ctx context.Context, a Asks) error {
 	turn, ok := ctx.Value(turnKey{}).(Turn)
 	if !ok {
