@@ -7,7 +7,6 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/tokenrefill/refiller/fetch"
 	"github.com/tokenrefill/refiller/internal/bucketname"
 	"github.com/tokenrefill/refiller/internal/limitcall"
 	"github.com/tokenrefill/refiller/internal/timing"

@@ -52,13 +52,13 @@ type rateLimit struct {
 	unlimited bool
 	shadow    bool
 	quota     bool
-	upTo      bool              // a charge takes what is there
-	metadata  *structpb.Struct  // for the response to a request within the limit
-	bucket    template          // of the bucket's name
-	leave     policy.Leave // of the bucket
-	window    taker             // nil: a bucket
-	per       quota             // of the window
-	shared    []bool            // of each entry: all values of its pattern share the limit
+	upTo      bool             // a charge takes what is there
+	metadata  *structpb.Struct // for the response to a request within the limit
+	bucket    template         // of the bucket's name
+	leave     policy.Leave     // of the bucket
+	window    taker            // nil: a bucket
+	per       quota            // of the window
+	shared    []bool           // of each entry: all values of its pattern share the limit
 }
 
 // The form of a file, which is that of Envoy's reference service.
