@@ -24,7 +24,6 @@ type bucket struct {
 	lines atomic.Pointer[lines] // nil: no caller has waited
 	block atomic.Pointer[block] // nil: none
 	more  time.Time             // when the bucket last got tokens that no reply reports
-	wants atomic.Uint64         // takes that a block would have served: see leases.missed
 
 	rescued mark // for a refill interval
 	refused mark // its keys were refused: script calls for it go alone

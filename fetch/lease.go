@@ -3,9 +3,11 @@ package fetch
 import (
 	"cmp"
 	"fmt"
+	"hash/maphash"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/tokenrefill/refiller/internal/timing"
@@ -31,6 +33,8 @@ const (
 	// leaseFrom is with which take of a bucket within a hold time its block begins: to begin one, keep it and give it
 	// back takes some calls, and they should be fewer than those that it spares.
 	leaseFrom = 8
+	// places is how many buckets without a block are counted at a time.
+	places = 1024
 )
 
 // WithLease has the Client hold blocks of up to most tokens, 1 to policy.MaxTokens, in memory, and answer Take and
@@ -157,13 +161,21 @@ type leases struct {
 
 	mu     sync.Mutex
 	blocks map[*block]struct{}
+
+	// seen has, for the hash of a key, how often a bucket without a block was taken from in which of its hold times.
+	// Keys that share a place displace one another, so of very many keys that are equally busy few get a block. With a
+	// count per bucket, 256 goroutines that take from 10,000 keys make a block of each: 39,000 takes/s in place of
+	// 133,000, and errors.
+	seed maphash.Seed
+	seen [places]atomic.Uint64
 }
 
 func newLeases(c *Client) *leases {
 	if c.config.leases.none() {
 		return nil
 	}
-	return &leases{c: c, rules: c.config.leases, began: time.Now(), blocks: make(map[*block]struct{})}
+	return &leases{c: c, rules: c.config.leases, began: time.Now(), blocks: make(map[*block]struct{}),
+		seed: maphash.MakeSeed()}
 }
 
 func (ls *leases) now() time.Duration { return time.Since(ls.began) }
@@ -214,17 +226,19 @@ func (ls *leases) missed(key string, n int64) {
 	if _, isLazy := ls.c.templates.kind(key).(*lazy); isLazy {
 		return
 	}
-	// Above the number of takes is the number of the hold time that they were in.
-	begins := uint64(ls.now()/rule.hold) * leaseFrom
+	// A place holds half of the key's hash, the number of the hold time, and in the last digit the number of takes.
+	hash := maphash.String(ls.seed, key)
+	begins := hash>>32<<32 | uint64(uint32(ls.now()/rule.hold)*leaseFrom)
+	place := &ls.seen[hash%places]
 	times := uint64(1)
-	if wants := b.wants.Load(); wants-wants%leaseFrom == begins {
-		times += wants % leaseFrom
+	if seen := place.Load(); seen-seen%leaseFrom == begins {
+		times += seen % leaseFrom
 	}
 	if times == leaseFrom {
 		ls.begin(key, rule, n)
 		times = 0
 	}
-	b.wants.Store(begins + times)
+	place.Store(begins + times)
 }
 
 // begin begins a block, unless there are too many or the Client is closed.
