@@ -33,7 +33,7 @@ func TestTheBlockOfADeadConsumerIsDroppedWhenItsTimeIsOver(t *testing.T) {
 	}
 	eventually(t, "the status shows what is held", func() bool { return shown() == 40 })
 	eventually(t, "so does the metric", func() bool {
-		return strings.Contains(metrics(t, r), `refiller_bucket_outstanding_tokens{bucket="checkout"} 40`)
+		return strings.Contains(metrics(t, r), `refiller_bucket_outstanding_tokens{bucket="checkout",region=""} 40`)
 	})
 	eventually(t, "the bucket is full again", func() bool {
 		p, err := lua.Peek(t.Context(), rdb, "checkout", 1)

@@ -40,7 +40,7 @@ func TestAPolicyIsTriedInShadowMode(t *testing.T) {
 		require.NoError(t, err)
 		require.True(t, result.OK)
 	}
-	require.Contains(t, metrics(t, r), `refiller_shadow_denied_tokens_total{bucket="trial"} 20`)
+	require.Contains(t, metrics(t, r), `refiller_shadow_denied_tokens_total{bucket="trial",region=""} 20`)
 
 	require.NoError(t, r.Reload(parse(t, url, 2, "  - {key: trial, capacity: 10, rate: 1/h}\n"), "test"))
 	eventually(t, "the policy is enforced", func() bool {
