@@ -28,7 +28,8 @@ import (
 )
 
 var mutate = flag.String("mutants", "",
-	"TestEveryMutantIsNoticed runs the mutants whose name matches this expression, such as ^shared/credit; none by default")
+	"TestEveryMutantIsNoticed runs the mutants whose name matches this expression, such as ^shared/credit; "+
+		"none by default")
 
 const acceptedMutants = "testdata/mutants.txt"
 
@@ -73,8 +74,8 @@ func TestEveryMutantIsNoticed(t *testing.T) {
 	report(t, mutants, accepted, time.Since(began))
 }
 
-// TestMutantsOfTheMechanismsAreNoticed is the short form of TestEveryMutantIsNoticed: one mutant for each mechanism that
-// keeps a token from being minted or lost, and a test that notices it.
+// TestMutantsOfTheMechanismsAreNoticed is the short form of TestEveryMutantIsNoticed: one mutant for each mechanism
+// that keeps a token from being minted or lost, and a test that notices it.
 func TestMutantsOfTheMechanismsAreNoticed(t *testing.T) {
 	t.Parallel()
 	scripts := scriptTexts(t)

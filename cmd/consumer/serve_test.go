@@ -318,8 +318,9 @@ func TestServeTellsThatAnybodyCanReachIt(t *testing.T) {
 func TestCheckNamesEveryProblemOfTheSidecarsFiles(t *testing.T) {
 	dir := t.TempDir()
 	for name, text := range map[string]string{
-		"edge.yaml":   "domain: edge\ndescriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 5}}]",
-		"limits.yaml": "limits: [{name: a, pacing: {rate: 1/s}}, {name: b, all: [{name: c, window: {limit: 5, length: 1d}}]}]",
+		"edge.yaml": "domain: edge\ndescriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 5}}]",
+		"limits.yaml": "limits: [{name: a, pacing: {rate: 1/s}}, " +
+			"{name: b, all: [{name: c, window: {limit: 5, length: 1d}}]}]",
 		"bad.yaml": `limits:
   - {name: "", lazy: {capacity: 5, rate: 1/s}}
   - {name: two, lazy: {capacity: 5, rate: 1/s}, bucket: {}}

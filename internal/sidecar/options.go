@@ -79,8 +79,8 @@ type Drain struct {
 	Timeout time.Duration
 }
 
-// DefaultLimits runs as many calls at once as the SDK makes by default (fetch.WithConcurrency). It leaves others half of
-// that while one client has all its calls stuck in the SDK. The queue has room for a proxy's burst of 16,384 calls.
+// DefaultLimits runs as many calls at once as the SDK makes by default (fetch.WithConcurrency). It leaves others half
+// of that while one client has all its calls stuck in the SDK. The queue has room for a proxy's burst of 16,384 calls.
 func DefaultLimits() Limits {
 	return Limits{
 		Calls: 256, ClientCalls: 128, Queue: 1 << 15,

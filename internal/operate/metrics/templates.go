@@ -25,7 +25,9 @@ var (
 		"Tokens that this replica added to the template's buckets.", "template")
 	descTemplateClamped = desc("template_credit_clamped_tokens_total",
 		"Tokens due that the template's buckets could not hold, being full.", "template")
-	descTemplateLag = desc("template_refill_lag_seconds", "How much later than one refill interval a refill of the template's buckets came: after the refill before, or after the take that left the bucket less than full.", "template")
+	descTemplateLag = desc("template_refill_lag_seconds",
+		"How much later than one refill interval a refill of the template's buckets came: after the refill before, "+
+			"or after the take that left the bucket less than full.", "template")
 )
 
 // collectTemplates exports what refills of templates' buckets did. Templates are

@@ -75,8 +75,9 @@ func (h *History) HoldCall(b oracle.Bucket) HoldCall {
 	return c
 }
 
-// DisturbHeld lets time pass for reservations and leases, of some up to the instant of their end, changes eras and loses
-// what is known of them, each key alone or with others. The server's time is now, if it stands still until the next call.
+// DisturbHeld lets time pass for reservations and leases, of some up to the instant of their end, changes eras and
+// loses what is known of them, each key alone or with others. The server's time is now, if it does not move until the
+// next call.
 func (h *History) DisturbHeld(b *oracle.Bucket, now int64) {
 	c := b.Control
 	known := c != nil && c.Due == first(b.Ends)
