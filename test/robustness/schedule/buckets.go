@@ -68,17 +68,33 @@ func Pick(keys ...string) (list []system.Bucket) {
 	return list
 }
 
-// drawBuckets picks buckets that go with a system, a plain one among them.
-func drawBuckets(spec system.Spec, rng *rand.Rand) []system.Bucket {
-	keys := []string{Buckets[0].Key}
-	for _, i := range rng.Perm(len(Buckets)) {
-		b := Buckets[i]
+// forOperations are the keys of buckets that exist for what consumers and operators do, rather than for faults.
+var forOperations = []string{"begun-anew", "leased", "leased-strictly", "operated", "shadowed", "open", "local",
+	"user:own", "few:1"}
+
+// forFaults returns the other buckets.
+func forFaults() []system.Bucket {
+	return slices.DeleteFunc(slices.Clone(Buckets), func(b system.Bucket) bool {
+		return slices.Contains(forOperations, b.Key)
+	})
+}
+
+// drawBuckets picks buckets of a list that go with a system, the first one among them.
+func drawBuckets(spec system.Spec, list []system.Bucket, rng *rand.Rand) []system.Bucket {
+	keys := []string{list[0].Key}
+	for _, i := range rng.Perm(len(list)) {
+		b := list[i]
 		if len(keys) == drawn || i == 0 || b.Kind == record.Pooled && spec.Etcd == 0 {
 			continue
 		}
 		keys = append(keys, b.Key)
 	}
-	list := Pick(keys...)
+	return Pick(keys...)
+}
+
+// drawThroughSDK picks buckets that go with a system, and draws which of them are taken from through the SDK.
+func drawThroughSDK(spec system.Spec, rng *rand.Rand) []system.Bucket {
+	list := drawBuckets(spec, Buckets, rng)
 	for i := range list {
 		// Takes through the SDK are no single operations upon a bucket: it gives back what an abandoned one got.
 		through := spec.Consumers == deck.Sidecar || spec.Consumers == deck.Plain || rng.IntN(3) == 0

@@ -49,14 +49,15 @@ func (p Plan) String() string {
 		p.Spec.Replicas, p.Spec.Versions, strings.Join(buckets, " "), strings.Join(phases, ", "))
 }
 
-// Fixed is a plan of named faults, each in a phase of its own. Unless the spec names buckets, the seed draws them.
+// Fixed is a plan of named faults, each in a phase of its own. Unless the spec names buckets, the seed draws them from
+// those that exist for faults, not for operations of consumers or operators: these have plans that name them.
 func Fixed(name string, seed uint64, spec system.Spec, names ...string) (Plan, error) {
 	p := Plan{Name: name, Seed: seed, Spec: spec, Pace: 8 * time.Millisecond}
 	if p.Spec.Servers == "" {
 		p.Spec.Servers = system.Single
 	}
 	if p.Spec.Buckets == nil {
-		p.Spec.Buckets = drawBuckets(p.Spec, rand.New(rand.NewPCG(seed, 4)))
+		p.Spec.Buckets = drawBuckets(p.Spec, forFaults(), rand.New(rand.NewPCG(seed, 4)))
 	}
 	for _, group := range names {
 		var phase []faults.Fault
@@ -95,7 +96,7 @@ func Random(seed uint64, embedded bool) Plan {
 		p.Spec.Slow = p.Spec.Durable && rng.IntN(4) > 0
 		p.Spec.Clock = rng.IntN(4) == 0
 	}
-	p.Spec.Buckets = drawBuckets(p.Spec, rand.New(rand.NewPCG(seed, 4)))
+	p.Spec.Buckets = drawThroughSDK(p.Spec, rand.New(rand.NewPCG(seed, 4)))
 	if p.Spec.Later > 0 {
 		p.Phases = append(p.Phases, []faults.Fault{faults.Must("replica-reads-a-later-file")})
 	}

@@ -154,16 +154,24 @@ func (h *bucketHistory) effect(from, to int64, effects ...string) bool {
 	})
 }
 
+// throughSDK reports whether consumers may use the bucket through the SDK. It gives tokens back and refills buckets in
+// calls that the record doesn't have.
+func (h *bucketHistory) throughSDK() bool {
+	return len(h.run.Meta.Deployment) > 0 || h.run.Meta.Distance > 0 || h.bucket.Overridden || h.bucket.MaxKeys > 0
+}
+
 func (h *bucketHistory) checkSubstance(r *Result) {
 	taken := int64(0)
 	for _, op := range h.ops {
 		taken += op.Taken
 	}
-	// Writes that nobody saw the answer of may be consumers' own, where a refiller is too far away to come in time.
-	writes := len(h.writes) + h.hidden
+	writes := len(h.writes)
 	least := 10
-	if h.bucket.Kind == record.Refilled { // it is refilled only while it isn't full
-		least = 1
+	if h.throughSDK() {
+		writes += h.hidden // consumers' own
+		if h.bucket.Kind == record.Refilled {
+			least = 1 // it is refilled only while it isn't full
+		}
 	}
 	if taken == 0 || h.bucket.Kind != record.Lazy && (writes < least || len(h.samples) < 10) {
 		r.violate(Substance, h.bucket.Key, "%d tokens taken, %d refills wrote, %d samples: too little to judge by",
