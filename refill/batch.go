@@ -19,7 +19,7 @@ func (w *worker) nextBatch(ctx context.Context, now time.Time) call {
 	}
 	// Until this has passed since the server came back, other replicas may still be backing off. They may remember a
 	// bucket that we would create.
-	othersCame := w.back.IsZero() || now.Sub(w.back) >= maxBackoff+connecting*w.r.cfg.Timeout
+	othersCame := !w.silent && (w.back.IsZero() || now.Sub(w.back) >= maxBackoff+connecting*w.r.cfg.Timeout)
 	t := w.newTrip(len(batch), w.sizes.perCall())
 	for i, b := range batch {
 		t.calls[i] = b.call(now, othersCame)

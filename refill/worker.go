@@ -43,7 +43,8 @@ type worker struct {
 	trip     time.Duration // a round trip to the server; 0 before the first answer
 	refused  bool          // refills were among them
 	rest     time.Time     // nothing is sent before, since the server failed
-	back     time.Time     // when the server came back; zero if it was never away
+	silent   bool          // no refill was answered since the last failed call
+	back     time.Time     // when the server answered refills again; zero if it never failed a call
 }
 
 const (
@@ -204,6 +205,7 @@ func (w *worker) measure(took time.Duration) {
 // failed takes in that the server failed a call, and leaves it alone for a while.
 func (w *worker) failed(ctx context.Context, err error) {
 	w.failures++
+	w.silent = true
 	if ctx.Err() == nil {
 		w.r.setAway(w, err)
 	}
@@ -234,6 +236,10 @@ func (w *worker) refillsFailed(ctx context.Context, n int, err error) {
 // refills: a read-only server, and one without memory, still reports that a bucket is unknown.
 func (w *worker) refilled(results []lua.RefillResult) {
 	w.sizes.answered(results)
+	if w.silent {
+		w.silent = false
+		w.back = time.Now()
+	}
 	for i := range results {
 		if results[i].Err == nil && results[i].Outcome.Status.Wrote() {
 			w.recovered()
@@ -255,7 +261,6 @@ func (w *worker) recovered() {
 	w.refused = false
 	if w.failures > 0 {
 		w.r.log.Info("redis takes calls again: refills go on", "failed-calls", w.failures)
-		w.back = time.Now()
 		w.r.setAway(w, nil)
 	}
 	w.failures = 0
