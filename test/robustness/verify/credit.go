@@ -86,7 +86,7 @@ func (h *bucketHistory) checkCredited(r *Result, i int, carry bounds) bounds {
 // take that left it less than full, or found it missing from the active set, whose entry a server that forgot may have
 // lost. Tokens that come back through the SDK may have filled it before.
 func (h *bucketHistory) mayBeginAnew(i int, t policy.Terms) bool {
-	return h.bucket.Kind == record.Refilled && (h.throughSDK() || h.writes[i-1].outcome.Tokens >= t.Capacity ||
+	return h.bucket.Kind == record.Refilled && (!h.bucket.Linear || h.writes[i-1].outcome.Tokens >= t.Capacity ||
 		h.effect(0, h.writes[i].to, record.Lose, record.Rollback))
 }
 

@@ -418,11 +418,12 @@ func TestABucketsCreditMayBeginAnewAfterALoss(t *testing.T) {
 		}
 		return 0, false
 	})
-	s.Meta.Buckets[0].Kind, s.Meta.Buckets[0].Linear = record.Refilled, false
+	s.Meta.Buckets[0].Kind = record.Refilled
 	for i := range s.Samples {
 		s.Samples[i].Expires = true
 	}
 	require.NotEmpty(t, s.judge(t).Violations)
+	s.Meta.Buckets[0].Linear = false
 	s.Faults = []record.Fault{{Name: "loss", Start: start + 1.45e9, End: start + 1.5e9, Effect: record.Lose}}
 	require.Empty(t, s.judge(t).Violations)
 }
