@@ -342,7 +342,7 @@ func (a *activeSets) learn(ctx context.Context, s *shard, m *members, batch []*e
 	}
 	news.log(a.w.r.log)
 	if err == nil {
-		a.w.refilled(t.results)
+		a.w.refilled(t)
 	}
 }
 

@@ -81,8 +81,7 @@ func (w *worker) learn(ctx context.Context, batch []*bucket, t *trip) {
 		w.refillsFailed(ctx, len(batch), err)
 		return
 	}
-	w.measure(t.replied.Sub(t.sent))
-	w.refilled(t.results)
+	w.refilled(t)
 }
 
 // learnOne takes in one answer.

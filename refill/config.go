@@ -61,9 +61,10 @@ type Config struct {
 	Pulse string
 	// Interval of the pulse. Default policy.DefaultInterval.
 	Interval time.Duration
-	// Timeout of one batch, 1 ms or more. A batch for a server far away, and one
-	// after failed ones, has up to four times as long, to open connections in. Raising it delays the notice that a
-	// server is silent; lowering it gives up on a slow one. Default 500 ms.
+	// Timeout of one batch, 1 ms or more. A batch for a server far away, and one after
+	// failed ones, has up to four times as long, to open connections in. Raising it
+	// delays the notice that a server is silent; lowering it gives up on a slow one.
+	// Default 500 ms.
 	Timeout time.Duration
 	// Batch is how many buckets go in one round trip at most, 1 to 10000; a slow
 	// server gets fewer. Default 500.

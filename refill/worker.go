@@ -9,8 +9,6 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
-
-	"github.com/tokenrefill/refiller/lua"
 )
 
 // worker refills the buckets of one Redis master. Two goroutines make its calls; what it knows is under the mutex,
@@ -232,16 +230,17 @@ func (w *worker) refillsFailed(ctx context.Context, n int, err error) {
 	w.failed(ctx, err)
 }
 
-// refilled applies the results of refills that the server answered. Only one that wrote proves that the server takes
+// refilled applies a round trip of refills that the server answered. Only one that wrote proves that the server takes
 // refills: a read-only server, and one without memory, still reports that a bucket is unknown.
-func (w *worker) refilled(results []lua.RefillResult) {
-	w.sizes.answered(results)
+func (w *worker) refilled(t *trip) {
+	w.measure(t.replied.Sub(t.sent))
+	w.sizes.answered(t.results)
 	if w.silent {
 		w.silent = false
 		w.back = time.Now()
 	}
-	for i := range results {
-		if results[i].Err == nil && results[i].Outcome.Status.Wrote() {
+	for i := range t.results {
+		if t.results[i].Err == nil && t.results[i].Outcome.Status.Wrote() {
 			w.recovered()
 			return
 		}
