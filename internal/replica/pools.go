@@ -156,11 +156,11 @@ func (p *pools) shares(cfg config.Config) []admin.Share {
 }
 
 // state is what the metrics want to know of the pools.
-func (p *pools) state(region string) *metrics.PoolState {
+func (p *pools) state() *metrics.PoolState {
 	candidate := p.elector.State()
 	return &metrics.PoolState{
 		Coordinated: candidate.Role == election.RoleLeader || candidate.Role == election.RoleStandby,
-		Region:      region, Agent: p.agent.State(), Coordinator: p.coordinator.Stats(), Sums: p.coordinator.Sums(),
+		Agent:       p.agent.State(), Coordinator: p.coordinator.Stats(), Sums: p.coordinator.Sums(),
 		Regions: p.coordinator.Regions(), Terms: candidate.Terms,
 	}
 }

@@ -329,7 +329,7 @@ func (r *Replica) state() metrics.State {
 		s.ElectionUp, s.Terms = e.Err == nil, e.Terms
 	}
 	if r.pools != nil {
-		s.Pools = r.pools.state(r.config().Region)
+		s.Pools = r.pools.state()
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()

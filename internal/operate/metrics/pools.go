@@ -17,7 +17,6 @@ const MaxPools = 200
 
 // PoolState is the replica's part in the pools at the time of a scrape.
 type PoolState struct {
-	Region      string // of the replica
 	Agent       pool.AgentState
 	Coordinator pool.CoordinatorStats
 	Sums        map[string]pool.PoolSum    // empty unless this replica coordinates

@@ -19,7 +19,7 @@ func TestPoolMetricsTellOfTheRegionAndFromTheCoordinatorOfAll(t *testing.T) {
 	m := metrics.New("test", "eu", stats.New(), func() metrics.State { return state })
 	require.NotContains(t, scrape(t, m), "refiller_pool_")
 
-	state.Pools = &metrics.PoolState{Region: "eu", Terms: 2, Coordinated: true,
+	state.Pools = &metrics.PoolState{Terms: 2, Coordinated: true,
 		Agent: pool.AgentState{Reports: 7, Failures: 1, ClockRate: -0.05, Cut: "away", Shares: []pool.Share{{
 			Pool: "payments", Rate: policy.PerSecond(400), Floor: policy.PerSecond(100),
 			Demand: policy.Rate{Tokens: 3000, Per: 2 * time.Second}, Remaining: 1500 * time.Millisecond, Used: 12345, Open: true, Doubled: true,
@@ -67,7 +67,7 @@ func TestPoolMetricsTellOfTheRegionAndFromTheCoordinatorOfAll(t *testing.T) {
 }
 
 func TestTheNumberOfPoolsWithSeriesIsBounded(t *testing.T) {
-	pools := &metrics.PoolState{Region: "eu", Sums: map[string]pool.PoolSum{}}
+	pools := &metrics.PoolState{Sums: map[string]pool.PoolSum{}}
 	for i := range 1000 {
 		name := fmt.Sprintf("p%04d", i)
 		pools.Agent.Shares = append(pools.Agent.Shares, pool.Share{Pool: name})
