@@ -119,14 +119,7 @@ func TestEachWaiterOfALineHasItsOwnResult(t *testing.T) {
 		}()
 	}
 	eventually(t, func() bool {
-		ls := c.buckets.find("b").lines.Load()
-		if ls == nil {
-			return false
-		}
-		ls.mu.Lock()
-		defer ls.mu.Unlock()
-		l := ls.find(policy.Leave{})
-		return l != nil && l.total == 60 && !l.denied.IsZero()
+		return lineIs(c, "b", func(l *line) bool { return l.total == 60 && !l.denied.IsZero() })
 	}, "all wait")
 	require.NoError(t, c.Return(t.Context(), "b", 90))
 	left := map[int64]bool{}

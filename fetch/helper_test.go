@@ -159,3 +159,15 @@ func (bs *buckets) held() (n int) {
 	}
 	return n
 }
+
+// lineIs reports whether the bucket has a line of callers without a leave for which the condition holds.
+func lineIs(c *Client, key string, condition func(*line) bool) bool {
+	ls := c.buckets.find(key).lines.Load()
+	if ls == nil {
+		return false
+	}
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	l := ls.find(policy.Leave{})
+	return l != nil && condition(l)
+}

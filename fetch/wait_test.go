@@ -560,14 +560,7 @@ func TestAReturnWakesThoseWhoWait(t *testing.T) {
 			done := make(chan error, 1)
 			go func() { done <- errOf(c.Wait(ctx, "b", 1)) }()
 			eventually(t, func() bool {
-				ls := c.buckets.find("b").lines.Load()
-				if ls == nil {
-					return false
-				}
-				ls.mu.Lock()
-				defer ls.mu.Unlock()
-				l := ls.find(policy.Leave{})
-				return l != nil && !l.denied.IsZero()
+				return lineIs(c, "b", func(l *line) bool { return !l.denied.IsZero() })
 			}, "denied")
 			began := time.Now()
 			require.NoError(t, c.Undo(t.Context(), "b", got))
@@ -612,14 +605,7 @@ func TestAWaitersTimeoutFailsNoOther(t *testing.T) {
 	var impatient, patient error
 	wg.Go(func() { impatient = errOf(c.Wait(t.Context(), "line", 1, WithTimeout(50*time.Millisecond))) })
 	eventually(t, func() bool {
-		ls := c.buckets.find("line").lines.Load()
-		if ls == nil {
-			return false
-		}
-		ls.mu.Lock()
-		defer ls.mu.Unlock()
-		l := ls.find(policy.Leave{})
-		return l != nil && !l.denied.IsZero()
+		return lineIs(c, "line", func(l *line) bool { return !l.denied.IsZero() })
 	}, "denied")
 	require.NoError(t, f.proxy.Delay(faultproxy.ToClient, 150*time.Millisecond, 0))
 	ctx, stop := context.WithCancel(t.Context())
