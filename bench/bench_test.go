@@ -88,7 +88,7 @@ func TestRatiosAreMediansOfRounds(t *testing.T) {
 	require.InDelta(t, 2, c.get("a").Ratio, 1e-9)
 	require.InDelta(t, 40, c.get("a").Median.PerSecond, 1e-9)
 	require.InDelta(t, 20, c.get(baseline).Median.PerSecond, 1e-9)
-	_, ok := c.ratio("a", "nobody", perSecond)
+	_, ok := c.ratio("a", "none", perSecond)
 	require.False(t, ok)
 }
 

@@ -23,8 +23,7 @@ type session struct {
 	take func(ctx context.Context, key int) (bool, error)
 	// batch is how many tokens a take counts for; 0 is 1.
 	batch int
-	// fast says that a take costs less than looking at the clock: a sample of them
-	// is timed.
+	// fast says that a take costs less than reading the clock: only a sample of the takes is timed.
 	fast  bool
 	close func() error
 }

@@ -31,7 +31,7 @@ var goals = []goal{
 	{workload: "many", goroutines: 64, of: merged, to: piped, what: "p99", value: p99, most: true, want: 1},
 	{workload: "many", goroutines: 64, of: template, to: merged, want: 0.8},
 	{workload: "many", goroutines: 64, of: asGiven, to: merged, want: 0.95},
-	{workload: "many", goroutines: 256, of: merged, to: piped, want: 1.4},
+	{workload: "many", goroutines: 256, of: merged, to: piped, want: 1.25},
 	{workload: "many", goroutines: 256, of: merged, to: piped, what: "p99", value: p99, most: true, want: 1},
 	{workload: "hot", goroutines: 1, of: merged, to: "EVALSHA", want: 0.8},
 	{workload: "hot", goroutines: 64, of: merged, to: baseline, want: 10},

@@ -16,9 +16,9 @@ import (
 const (
 	// footprintKeys are the buckets whose memory is counted.
 	footprintKeys = 1000
-	// sampled is how many takes of a fast contender share one look at the clock.
+	// sampled is how many takes of a fast contender share one reading of the clock.
 	sampled = 64
-	// longestTake is the longest latency that is told apart from longer ones.
+	// longestTake is the longest latency that is distinguished from longer ones.
 	longestTake = 10 * time.Second
 )
 
@@ -188,8 +188,8 @@ func (t *team) run(ctx context.Context, s *server, w workload, e *entrant, d tim
 	return t.sample(after.since(before), took.Seconds(), max(e.batch, 1)), nil
 }
 
-// touch takes once from each key: what a contender learns of a key at its first take,
-// or after a while without any, is learned before the run.
+// touch takes once from each key. So a contender has everything that it reads at the first take of a key, or after a
+// while without any, before the run.
 func touch(ctx context.Context, w workload, s *session) {
 	if w.trip > 0 {
 		return // it would take too long
@@ -230,7 +230,7 @@ func (t *team) takeFor(ctx context.Context, w workload, s *session, d time.Durat
 	return time.Since(begin)
 }
 
-// take takes until told to stop.
+// take takes until stop is set.
 func (t *team) take(ctx context.Context, walk walk, s *session, histogram *hdrhistogram.Histogram, stop *atomic.Bool) {
 	takes, failed := int64(0), int64(0)
 	timed := 1

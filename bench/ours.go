@@ -72,7 +72,7 @@ func inMemory(open opener) opener {
 	}
 }
 
-// createBucket makes a bucket that nobody refills.
+// createBucket makes a bucket that no replica refills.
 func createBucket(ctx context.Context, rdb *redis.Client, name string, w workload) error {
 	p := policy.Policy{Capacity: plenty, Rate: policy.Rate{Tokens: 1, Per: hour}, Interval: policy.MaxInterval}
 	if w.denied {

@@ -51,7 +51,7 @@ func newReport(ctx context.Context, s *server, o options) *report {
 	return &report{Machine: machine, Date: time.Now().UTC().Truncate(time.Second), Rounds: o.rounds, Time: o.time.String()}
 }
 
-// processor is the name of the first processor, where the kernel tells.
+// processor returns the name of the first processor, where the kernel reports it.
 func processor() string {
 	text, _ := os.ReadFile("/proc/cpuinfo")
 	for line := range strings.Lines(string(text)) {

@@ -62,7 +62,7 @@ func startServer(ctx context.Context) (*server, error) {
 	return s, nil
 }
 
-// freeAddr is a loopback address that nobody listens on.
+// freeAddr returns a loopback address without a listener.
 func freeAddr(ctx context.Context) (string, error) {
 	l, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
 	if err != nil {

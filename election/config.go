@@ -32,9 +32,9 @@ type Config struct {
 	// Identity names this candidate to people, in [Leader] and in etcd: 1 to 256 bytes. It decides nothing.
 	Identity string
 
-	// TTL is how long etcd keeps the key of a candidate that it hears nothing of: whole seconds, from 1s to 10m. A
-	// shorter one replaces a dead leader sooner; a longer one survives longer hiccups of etcd. etcd may grant more:
-	// at its default settings 2s at least.
+	// TTL is how long etcd keeps the key of a candidate that has stopped renewing its lease: whole seconds, from 1s to
+	// 10m. A shorter TTL replaces a dead leader sooner; a longer one survives longer disturbances of etcd. etcd may grant
+	// more: at its default settings 2s at least.
 	TTL time.Duration
 
 	// SafetyMargin is how long before the lease can end the term stops being trusted: from a hundredth to half of TTL.

@@ -17,11 +17,10 @@
 //
 // # Terms and epochs
 //
-// A term is one stretch of leading. Its epoch is the create revision of the leader's key. A key is never reused and
-// leads only when all older ones are gone, so epochs strictly increase from term to term in the history of one etcd: an
-// epoch is a fencing token.
-// A transaction guarded by "create revision of [Term.Key] equals [Term.Epoch]" commits only while etcd itself still
-// regards the writer as the leader.
+// A term is the time during which one candidate leads. Its epoch is the create revision of the leader's key. A key is
+// never reused and leads only when all older ones have been deleted. So epochs strictly increase from term to term in
+// the history of one etcd: an epoch is a fencing token. A transaction guarded by "create revision of [Term.Key] equals
+// [Term.Epoch]" commits only while etcd itself still regards the writer as the leader.
 //
 // # Trust window
 //
@@ -45,21 +44,22 @@
 //   - the leader dies or is cut off from etcd: its term ends SafetyMargin before its lease. Another leads a TTL after
 //     the last renewal at the earliest, and up to two TTL if etcd elects a leader of its own meanwhile.
 //   - etcd is unreachable or has no quorum: the term ends with its window; campaigning is retried with growing pauses.
-//   - an operator deletes the leader's key or revokes its lease: the term ends when the watch or a renewal tells, and
-//     the candidate begins again with a new key.
-//   - resigning fails: the lease ends by itself, and is revoked before the next campaign if etcd is back by then.
-//   - a watch stalls or is compacted: keys are read anew at least once a TTL.
-//   - etcd is restored or emptied: leaders whose keys are gone end their terms, keys that came back end with their
-//     leases, and one candidate leads again. Epochs may come again: whoever fences by them records the highest one and
-//     goes above it, as package pool does.
+//   - an operator deletes the leader's key or revokes its lease: the term ends when the watch or a renewal detects it,
+//     and the candidate begins again with a new key.
+//   - resigning fails: the lease ends by itself, and is revoked before the next campaign if etcd is available again by
+//     then.
+//   - a watch stalls or is compacted: keys are read again at least once a TTL.
+//   - etcd is restored or emptied: leaders that lost their keys end their terms, keys that came back end with their
+//     leases, and one candidate leads again. Epochs may come again. A caller that fences by them must record the
+//     highest one and go above it, as package pool does.
 //
 // # What is not promised
 //
-// Two trusted leaders at once are excluded only while the clocks of the leader and of etcd run at rates that differ by
-// less than SafetyMargin/TTL, while no machine is suspended, and while keys and leases end by expiry or resignation: an
-// operator who deletes the leader's key makes a second leader before the first one has heard of it. lead may ignore its
-// context and act on: the elector can't stop it, and neither resigns nor renews meanwhile. Refills are safe without
-// epochs; whoever needs more than this fences by epoch.
+// Two trusted leaders at once are excluded only under these conditions: the clocks of the leader and of etcd run at
+// rates that differ by less than SafetyMargin/TTL, no machine is suspended, and keys and leases end by expiry or
+// resignation. If an operator deletes the leader's key, a second leader may begin before the first one has detected it.
+// lead may ignore its context and continue: the elector can't stop it, and neither resigns nor renews meanwhile.
+// Refills are safe without epochs. A caller that needs more than this fences by epoch.
 //
 // A user of etcd needs read and write permission on the range of Prefix/lead/, and nothing else.
 package election

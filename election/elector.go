@@ -14,7 +14,7 @@ import (
 )
 
 var (
-	// ErrNoLeader is returned by Leader when nobody leads.
+	// ErrNoLeader is returned by Leader when there is no leader.
 	ErrNoLeader = errors.New("election: no leader")
 	// ErrLeadershipLost is the cause of the context of lead when the term ended although the context of Run did not.
 	ErrLeadershipLost = errors.New("election: leadership lost")
@@ -129,7 +129,7 @@ func (e *Elector) enrol(s *session) (key string, epoch int64, err error) {
 // reports false if the session ends first.
 func (e *Elector) campaign(s *session, key string, epoch int64) (revision int64, won bool) {
 	for s.ctx.Err() == nil {
-		prev, revision, ok := e.look(s.ctx, s, key, epoch)
+		prev, revision, ok := e.predecessor(s.ctx, s, key, epoch)
 		switch {
 		case !ok:
 		case prev == "":
@@ -161,22 +161,22 @@ func logLeadError(log hclog.Logger, term Term, cause, err error) {
 	log.Error("lead failed", "epoch", term.Epoch, "error", err)
 }
 
-// watchKey ends the session as soon as it learns that the leader's key, which existed at revision, is gone.
+// watchKey ends the session as soon as the leader's key, which existed at revision, is found deleted.
 func (e *Elector) watchKey(s *session, term Term, revision int64) {
 	for s.upkeep.Err() == nil {
 		if e.awaitDeleted(s.upkeep, term.Key, revision+1) {
 			s.end("leader key was deleted")
 			return
 		}
-		if _, at, ok := e.look(s.upkeep, s, term.Key, term.Epoch); ok {
+		if _, at, ok := e.predecessor(s.upkeep, s, term.Key, term.Epoch); ok {
 			revision = at
 		}
 	}
 }
 
-// look reads whose key comes just before ours. If ours is gone, the session ends. After a failure, look pauses before
-// it reports false.
-func (e *Elector) look(ctx context.Context, s *session, key string, epoch int64) (prev string, revision int64,
+// predecessor reads which key comes just before ours. If ours was deleted, the session ends. After a failure,
+// predecessor pauses before it reports false.
+func (e *Elector) predecessor(ctx context.Context, s *session, key string, epoch int64) (prev string, revision int64,
 	ok bool) {
 	reading, cancel := context.WithTimeout(ctx, e.requestTimeout(e.cfg.TTL))
 	defer cancel()

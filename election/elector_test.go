@@ -214,7 +214,7 @@ func TestTheGrantedTTLCounts(t *testing.T) {
 		term := next(t, m.led)
 		require.Equal(t, 29*time.Second, term.Remaining(time.Now()))
 		time.Sleep(time.Minute)
-		require.Equal(t, 6, m.store.count("renew"), "a third of the window apart")
+		require.Equal(t, 6, m.store.count("renew"), "renewals are a third of the window from each other")
 		m.stop()
 	})
 }
@@ -414,7 +414,7 @@ func TestATermWhoseLeaseIsRevokedBeforeItBeginsEndsAtOnce(t *testing.T) {
 		require.Less(t, first.Epoch, second.Epoch)
 
 		next(t, first.ctx.Done())
-		require.Equal(t, late, time.Since(begin), "the watch tells at once")
+		require.Equal(t, late, time.Since(begin), "the watch reports at once")
 		require.ErrorIs(t, context.Cause(first.ctx), ErrLeadershipLost)
 		require.Zero(t, first.Remaining(time.Now()))
 		require.Positive(t, second.Remaining(time.Now()))
@@ -447,7 +447,7 @@ func TestStandbysWinInTheOrderOfTheirKeys(t *testing.T) {
 	})
 }
 
-func TestAStandbyWhoseKeyIsGoneNeverWinsWithIt(t *testing.T) {
+func TestAStandbyNeverWinsWithADeletedKey(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		server := newFakeServer()
@@ -471,7 +471,7 @@ func TestAStandbyWhoseKeyIsGoneNeverWinsWithIt(t *testing.T) {
 	})
 }
 
-func TestAStandbyWhoseLeaseIsGoneQueuesAgain(t *testing.T) {
+func TestAStandbyWithAnEndedLeaseQueuesAgain(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		server := newFakeServer()
@@ -605,7 +605,7 @@ func TestALeaseLeftBehindIsRevokedWhenEtcdIsBack(t *testing.T) {
 	})
 }
 
-func TestAKeyWhoseAnswerWasLostBlocksNobody(t *testing.T) {
+func TestAKeyWithALostReplyBlocksNoCandidate(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		server := newFakeServer()

@@ -295,10 +295,10 @@ func TestACutOffLeaderStopsBeforeAnotherWins(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			proxy, client := cutOff(t, etcd)
-			apart := func(c *Config) { c.Prefix = "/" + name } // what a fault leaves behind is no other test's business
-			a := contest(t, client, "a", apart)
+			separate := func(c *Config) { c.Prefix = "/" + name } // a fault must not affect the other tests
+			a := contest(t, client, "a", separate)
 			first := await(t, a.led, "first term")
-			b := contest(t, etcd.Client(), "b", apart)
+			b := contest(t, etcd.Client(), "b", separate)
 			awaitRole(t, b, RoleStandby)
 			require.NoError(t, fault(proxy))
 			second := await(t, b.led, "second term")
@@ -450,7 +450,7 @@ func TestResigningTouchesNothingButTheOwnTerm(t *testing.T) {
 	require.NoError(t, err)
 	_, err = client.Delete(t.Context(), key)
 	require.NoError(t, err)
-	put, err := client.Put(t.Context(), key, "somebody else under the same name")
+	put, err := client.Put(t.Context(), key, "another process under the same name")
 	require.NoError(t, err)
 	_, _, err = s.ahead(t.Context(), key, epoch)
 	require.ErrorIs(t, err, errKeyGone)
@@ -461,7 +461,7 @@ func TestResigningTouchesNothingButTheOwnTerm(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, put.Header.Revision, leader.Epoch)
 
-	require.NoError(t, s.revoke(t.Context(), id), "a lease that is gone")
+	require.NoError(t, s.revoke(t.Context(), id), "a lease that has ended")
 	_, err = s.renew(t.Context(), id)
 	require.ErrorIs(t, err, errLeaseGone)
 	_, _, err = s.enrol(t.Context(), id, "a")
@@ -512,7 +512,7 @@ func TestRenewalsSurviveABrokenStream(t *testing.T) {
 	defer cancel()
 	_, err = s.renew(ctx, id)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
-	require.Nil(t, s.stream, "its late answer is for nobody")
+	require.Nil(t, s.stream, "its late reply has no receiver")
 	require.NoError(t, proxy.Heal())
 	require.EventuallyWithT(t, func(c *assert.CollectT) {
 		ttl, err := s.renew(t.Context(), id)

@@ -130,7 +130,7 @@ type call struct {
 	back       time.Duration // travel time of the answer
 	lostThere  bool          // the request never arrives
 	lostBack   bool          // the answer never arrives
-	deafReader bool          // waitDeleted never hears of a deletion
+	deafReader bool          // waitDeleted never receives a deletion
 }
 
 // fakeStore is one candidate's connection to a fakeServer.

@@ -102,7 +102,7 @@ func (n *badNetwork) plan(op string) call {
 	}
 }
 
-// referee notes who leads.
+// referee records which candidate leads.
 type referee struct {
 	mu       sync.Mutex
 	electors []*Elector
@@ -117,8 +117,8 @@ func (r *referee) fault(format string, args ...any) {
 	r.faults = append(r.faults, fmt.Errorf(format, args...))
 }
 
-// begins judges a term at its begin. Terms that are trusted at the same time are so when the last of them begins, since
-// trust that is lost never returns: so no other instant needs a look.
+// begins judges a term at its begin. If two terms are trusted at the same time, they are so when the last of them
+// begins, since trust that is lost never returns. So no other instant has to be checked.
 func (r *referee) begins(term Term) {
 	var trusted []string
 	for _, e := range r.electors {
@@ -226,7 +226,7 @@ func contend(t *testing.T, seed uint64) {
 	require.GreaterOrEqual(t, referee.terms, enough, "seed %d: too few terms in %s to mean anything", seed, patience)
 }
 
-// After any storm, somebody leads again within a bound.
+// After any sequence of faults, a candidate leads again within a bound.
 func TestALeaderIsElectedSoonAfterFaultsEnd(t *testing.T) {
 	t.Parallel()
 	seed := propertySeed(t)

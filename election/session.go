@@ -9,8 +9,8 @@ import (
 	"github.com/tokenrefill/refiller/internal/timing"
 )
 
-// session is a lease that is kept alive, and the candidacy that hangs on it. It ends once and for all when its trust
-// window runs out, when the lease or key turns out to be gone, or when it is closed.
+// session is a lease that is kept alive, and the candidacy that depends on it. It ends once and for all when its trust
+// window runs out, when the lease or key is found deleted, or when it is closed.
 type session struct {
 	elector *Elector
 	lease   leaseID
@@ -50,7 +50,7 @@ func (e *Elector) openSession(ctx context.Context) (*session, error) {
 	return s, nil
 }
 
-// end takes the trust away and tells why, unless that has happened before.
+// end withdraws the trust and records the reason, unless that has happened before.
 func (s *session) end(reason string) {
 	s.ending.Do(func() {
 		s.trust.end()

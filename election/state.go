@@ -67,7 +67,7 @@ func (e *Elector) startTerm(t Term) {
 	e.state.Terms++
 }
 
-// observe notes whether etcd did what it was asked for, and logs when that changes.
+// observe records whether etcd served the last request, and logs when that changes.
 func (e *Elector) observe(err error) {
 	e.mu.Lock()
 	before := e.state.Err

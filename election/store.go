@@ -23,7 +23,7 @@ type store interface {
 	grant(ctx context.Context, ttl time.Duration) (leaseID, time.Duration, error)
 	// renew starts the lease's TTL anew and returns it, or errLeaseGone.
 	renew(ctx context.Context, id leaseID) (time.Duration, error)
-	// revoke ends a lease and deletes its keys; a lease that is gone is no error. It frees what renew holds.
+	// revoke ends a lease and deletes its keys. A lease that has ended is no error. revoke frees the resources of renew.
 	revoke(ctx context.Context, id leaseID) error
 
 	// enrol writes the lease's key and returns its name and create revision.

@@ -26,14 +26,14 @@ type account struct {
 	minted     int                     // creations with initial tokens
 	written    map[policy.Version]bool // in this history
 	instants   map[int64]bool          // that were credited
-	forgotten  map[int64]bool          // credited, and the server forgot it; nobody has noticed yet
+	forgotten  map[int64]bool          // credited, and the server forgot it; no replica has detected that yet
 	putBack    bool                    // the clock was put back
 	ahead      time.Duration           // since when the last instant is over three periods ahead; 0: it isn't
 	forgot     bool                    // the server forgot something
 	whole      int64                   // tokens that must have been there since the bucket lost its own; 0 for none
 	sinceWhole int64                   // tokens taken since
 	reserved   int
-	allowed    time.Duration // since when nobody forbids it, since the start
+	allowed    time.Duration // since when no fault forbids it, since the start
 }
 
 // write is a refill that wrote.
@@ -89,7 +89,7 @@ func (a *account) fault(format string, args ...any) {
 	a.faults = append(a.faults, fmt.Errorf("%s: %s: %w", time.Since(a.redis.start), a.key, fmt.Errorf(format, args...)))
 }
 
-// took notes n tokens that were taken; n is negative for tokens that came back.
+// took records n tokens that were taken. n is negative for tokens that were returned.
 func (a *account) took(n int64) {
 	a.takes = append(a.takes, taken{time.Since(a.redis.start), n})
 	a.sinceWhole += max(0, n)
@@ -101,7 +101,7 @@ func (a *account) returned(n int64) {
 	}
 }
 
-// lost notes that the bucket is gone.
+// lost records that the bucket was lost.
 func (a *account) lost() {
 	a.forgot, a.forgotten = true, nil
 	if a.putBack { // eras are unlike only while the clock goes on
@@ -112,7 +112,7 @@ func (a *account) lost() {
 	}
 }
 
-// stepped notes that the clock stepped by jump.
+// stepped records that the clock stepped by jump.
 func (a *account) stepped(jump time.Duration) {
 	a.putBack = a.putBack || jump < 0
 	if jump > 0 {
@@ -122,7 +122,7 @@ func (a *account) stepped(jump time.Duration) {
 	}
 }
 
-// mark returns a function that notes that the server forgot everything since the call of mark.
+// mark returns a function that records that the server forgot everything since the call of mark.
 func (a *account) mark() (forget func()) {
 	before, from := len(a.takes), time.Duration(0)
 	if n := len(a.writes); n > 0 {
@@ -161,7 +161,7 @@ func (a *account) evict(b *oracle.Bucket) {
 	}
 }
 
-// refilled notes and judges a refill that wrote. before is the bucket as it was.
+// refilled records and judges a refill that wrote. before is the bucket before it.
 func (a *account) refilled(by string, call policy.Call, before, b *oracle.Bucket, o policy.Outcome) {
 	a.writes = append(a.writes, write{time.Since(a.redis.start), time.Since(a.redis.start), by, o})
 	if a.written[o.Version] {
@@ -257,7 +257,7 @@ func (a *account) credited(before *policy.Control, c policy.Call, o policy.Outco
 	switch { // a bucket that has a schedule for the first time may not know its period yet
 	case o.Step <= o.Now+3*period: // within three instants the schedule goes on by itself
 		a.ahead = 0
-	case !knows: // nobody can put it right, nor credit anything, who doesn't know the schedule
+	case !knows: // a replica that doesn't know the schedule can't correct or credit anything
 	case a.ahead == 0:
 		a.ahead = time.Since(a.redis.start)
 	case time.Since(a.redis.start)-a.ahead > 3*interval:

@@ -52,7 +52,7 @@ func (a *account) takeOfTemplate(b *oracle.Bucket, t policy.Terms) {
 		n = max(1, tokens(b))
 	}
 	set, now := lua.ActiveKey(a.prefix, lua.ActiveShard(a.key)), a.redis.now()
-	if b.Control != nil && tokens(b) >= n && tokens(b) < t.Capacity { // it looks at the tokens alone
+	if b.Control != nil && tokens(b) >= n && tokens(b) < t.Capacity { // it reads the tokens only
 		b.Take(n, now)
 		a.took(n)
 		return
@@ -70,7 +70,7 @@ func (a *account) takeOfTemplate(b *oracle.Bucket, t policy.Terms) {
 func (a *account) reserve(b *oracle.Bucket, n int64, d *dice) {
 	now := a.redis.now()
 	a.reserved++
-	if b.Control != nil { // as Reserve does, which doesn't tell
+	if b.Control != nil { // as Reserve does, which doesn't return it
 		a.returned(b.Sweep(100, now).Returned)
 	}
 	got, _ := b.Reserve(fmt.Sprint(a.reserved), n, (3 * interval).Microseconds(), policy.OverrunClamp, policy.Leave{},

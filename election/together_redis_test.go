@@ -18,7 +18,7 @@ import (
 // The refill loop meets the simulated Redis through go-redis, whose hooks answer instead of a connection. So arguments
 // and replies are those of the scripts, and oracle.Bucket, which agrees with them, does their work.
 
-var errRedisAway = errors.New("redis is away")
+var errRedisAway = errors.New("redis is unavailable")
 
 // refusal is an error that Redis answers.
 type refusal string
@@ -41,7 +41,7 @@ type fakeRedis struct {
 	mu        sync.Mutex
 	skew      time.Duration
 	away      bool
-	forbidden string // a bucket whose keys nobody may touch
+	forbidden string // a bucket whose keys no client may use
 	spoilt    string // a bucket whose keys hold something else
 	buckets   map[string]*oracle.Bucket
 	active    map[string]map[string]bool // names in the shards of active sets, by key

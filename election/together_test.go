@@ -148,9 +148,9 @@ func (s *simulation) fault(format string, args ...any) { // locked
 	s.faults = append(s.faults, fmt.Errorf(format, args...))
 }
 
-// begins judges a term at its begin. Terms that are trusted at the same time are so when the last of them begins. A
-// term whose lease an operator ended is not judged: its leader may not have heard of it, or may even begin, since the
-// answer by which it won was on its way.
+// begins judges a term at its begin. If two terms are trusted at the same time, they are so when the last of them
+// begins. A term whose lease an operator ended is not judged. Its leader may not know of that yet. It may even begin
+// afterwards, since the reply by which it won was on its way.
 func (s *simulation) begins(p *process, e *Elector, term Term) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -169,7 +169,7 @@ func (s *simulation) begins(p *process, e *Elector, term Term) {
 	s.terms++
 }
 
-// asks judges what a process asks etcd for: nobody gives its key away while its lead winds down.
+// asks judges the requests of a process to etcd: no process gives its key away while its lead winds down.
 func (s *simulation) asks(p *process, op string) {
 	if op != "remove" {
 		return
@@ -238,7 +238,7 @@ func (s *simulation) start(version int64) *process {
 	lead := func(ctx context.Context, term Term) error {
 		s.begins(p, elector, term)
 		err := refiller.Lead(ctx, term.Epoch)
-		timing.Sleep(serving.Done(), random.upTo(3*interval)) // whoever leads may have other things to end
+		timing.Sleep(serving.Done(), random.upTo(3*interval)) // the leader may have other things to end
 		s.ends(term)
 		return err
 	}
@@ -493,9 +493,9 @@ func (s *simulation) loseAll(ctx context.Context, i int) {
 }
 
 // TestElectionAndRefillLoopTogether plays random schedules of replicas in race mode and under an election, with a
-// simulated Redis and etcd: pauses, crashes, restarts, partitions both ways and one way, slow networks, outages, state
-// that is lost or rolled back, clocks that step, a later configuration. What Redis saw tells whether the promises were
-// kept.
+// simulated Redis and etcd. There are pauses, crashes, restarts, partitions both ways and one way, slow networks,
+// outages, state that is lost or rolled back, clocks that step, and a later configuration. The calls that reach Redis
+// show whether the promises were kept.
 func TestElectionAndRefillLoopTogether(t *testing.T) {
 	t.Parallel()
 	first, n := propertySeed(t), schedules(t)

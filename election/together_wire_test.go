@@ -6,7 +6,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// What the scripts' arguments and replies look like: see the .lua files.
+// The arguments and replies of the scripts are described in the .lua files.
 
 // script runs the script that has so many keys and arguments. Locked.
 func (r *fakeRedis) script(by string, keys []string, args []any) any {

@@ -249,7 +249,7 @@ func (p *part) take() {
 		return
 	}
 	for _, d := range p.demands {
-		d.c.tellShare(&d.answer)
+		d.c.tellShare(d.key, &d.answer)
 		_, _ = d.rescue(d.N, &d.answer.reply) // for the next take of all
 	}
 }

@@ -195,7 +195,7 @@ func twoPhases(t *testing.T, f *faulty, hook redis.Hook) redis.UniversalClient {
 	return wrapped{rdb}
 }
 
-func TestAClientThatIsCutOffBetweenThePhasesLosesTokensAndMintsNone(t *testing.T) {
+func TestAClientCutOffBetweenPhasesLosesTokensAndMintsNone(t *testing.T) {
 	f := newFaulty(t, nil)
 	createBucket(t, f.direct, "empty", policy.Policy{Capacity: 10, Rate: policy.Rate{Tokens: 1, Per: time.Hour},
 		Initial: new(int64)})

@@ -19,6 +19,8 @@ type ask struct {
 
 	bucket *bucket
 	key    string
+	flow   string // of all takes; byFlow only
+	byFlow bool   // the bucket is divided, as far as is known
 	kind   kind
 	info   *info         // what is known of the bucket, and afterwards what was learned
 	run    policy.Run    // one take; without run and line the bucket is only opened
@@ -62,6 +64,8 @@ type group struct {
 	hold   time.Duration
 	asks   []*engine.Request[ask]
 	runs   []policy.Run
+	byFlow bool     // the takes name their flows
+	flows  []string // byFlow: of each run
 	total  int64
 	part   int // groups of one bucket are in different calls, in this order
 	inLine bool
@@ -78,7 +82,19 @@ type group struct {
 
 // fits reports whether takes can join.
 func (g *group) fits(a *ask) bool {
+	if g.byFlow != a.byFlow || a.byFlow && len(g.runs) >= lua.MaxFlowRuns {
+		return false
+	}
 	return !g.inLine && a.line == nil && g.total > 0 && a.total() > 0 && a.total() <= policy.MaxTokens-g.total
+}
+
+// byFlows is what the group asks of its bucket's flows.
+func (g *group) byFlows() lua.FlowTakes {
+	takes := lua.FlowTakes{Key: g.key, InLine: g.inLine, Terms: g.whole, Runs: make([]policy.FlowRun, len(g.runs))}
+	for i, run := range g.runs {
+		takes.Runs[i] = policy.FlowRun{Flow: g.flows[i], Run: run}
+	}
+	return takes
 }
 
 func (g *group) add(r *engine.Request[ask]) {
@@ -87,10 +103,13 @@ func (g *group) add(r *engine.Request[ask]) {
 	if a.line != nil {
 		g.runs = append(g.runs, a.line...)
 	} else if last := len(g.runs) - 1; last >= 0 && !a.run.UpTo && g.runs[last].N == a.run.N &&
-		g.runs[last].Leave == a.run.Leave && !g.runs[last].UpTo {
+		g.runs[last].Leave == a.run.Leave && !g.runs[last].UpTo && (!g.byFlow || g.flows[last] == a.flow) {
 		g.runs[last].Count++
 	} else if a.run.N > 0 {
 		g.runs = append(g.runs, a.run)
+	}
+	for g.byFlow && len(g.flows) < len(g.runs) {
+		g.flows = append(g.flows, a.flow)
 	}
 	g.total += a.total()
 }

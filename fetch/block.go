@@ -53,6 +53,7 @@ type view struct {
 	low     int64         // with fewer tokens left the keeper is to be woken
 	bucket  int64         // tokens in the bucket
 	limit   int64
+	more    time.Duration // until the bucket has more tokens, and reset until it is full, as of that call
 	reset   time.Duration
 	onFloor bool
 	era     int64
@@ -62,7 +63,7 @@ func newBlock(ls *leases, key string, rule leaseRule) *block {
 	half := rule.hold / 2
 	return &block{
 		ls: ls, key: key, rule: rule, wake: make(chan struct{}, 1),
-		plan: plan{most: rule.most, half: half, turn: ls.now() + half},
+		plan: plan{most: rule.most, half: half, ends: ls.now() + half},
 	}
 }
 
@@ -83,8 +84,8 @@ func (b *block) draw(least, most int64, leave policy.Leave) (r Result, few bool)
 			continue
 		}
 		return Result{
-			OK: true, Taken: n, Remaining: v.bucket + left - n, Limit: v.limit, ResetAfter: v.reset, OnFloor: v.onFloor,
-			Source: Source{Kind: SourceLeased}, Era: v.era,
+			OK: true, Taken: n, Remaining: v.bucket + left - n, Limit: v.limit, ResetAfter: v.reset, MoreAfter: v.more,
+			OnFloor: v.onFloor, Source: Source{Kind: SourceLeased}, Era: v.era,
 		}, left-n < v.low
 	}
 }
@@ -177,9 +178,9 @@ func (b *block) step(now time.Duration) (next time.Duration, over bool) {
 	case b.call != nil:
 		next = min(b.retry, b.until)
 	case b.rest > now:
-		next = min(b.rest, b.plan.turn)
+		next = min(b.rest, b.plan.ends)
 	default:
-		next = b.plan.turn
+		next = b.plan.ends
 	}
 	return next, false
 }
@@ -187,16 +188,16 @@ func (b *block) step(now time.Duration) (next time.Duration, over bool) {
 // decide says how many tokens are to go back or to be asked for, and whether nobody takes any.
 func (b *block) decide(now time.Duration) (back, want int64, idle bool) {
 	left, missed := b.left.Load(), b.missed.Swap(0)
-	b.plan.look(left, missed)
-	if now >= b.plan.turn {
-		back, idle = b.plan.end(now, left)
+	b.plan.observe(left, missed)
+	if now >= b.plan.ends {
+		back, idle = b.plan.endHalf(now, left)
 	}
 	switch {
 	case b.ls.c.buckets.find(b.key).waited():
 		back = left
 		b.rest = b.after(b.plan.half)
 	case back == 0 && now >= b.rest:
-		want = b.plan.lack(now, left, missed)
+		want = b.plan.shortfall(now, left, missed)
 	}
 	return back, want, idle && want == 0
 }
@@ -287,7 +288,7 @@ func (b *block) show(reply lua.LeaseReply) {
 	}
 	b.view.Store(&view{
 		until: b.until, low: b.plan.low(), bucket: reply.Remaining, limit: i.limit(),
-		reset: i.resetAfter(reply.Remaining, now), onFloor: i.onFloor(), era: i.era,
+		more: i.moreAfter(reply.Remaining, now), reset: i.resetAfter(reply.Remaining, now), onFloor: i.onFloor(), era: i.era,
 	})
 }
 
@@ -326,73 +327,6 @@ func (b *block) giveUp() {
 // after is when d is over, a little later for some blocks than for others.
 func (b *block) after(d time.Duration) time.Duration {
 	return b.ls.now() + timing.Between(b.ls.c.jitter, d, d+d/10)
-}
-
-// plan says how many tokens a block is to have. Its time is cut into halves of the hold time: what was there when a
-// half began and is there when it ends goes back, so that no token stays unused for more than two halves.
-type plan struct {
-	most int64         // tokens
-	half time.Duration // how long one is
-	turn time.Duration // when this one ends
-
-	size  int64         // tokens that the block is to have
-	seen  int64         // tokens left when last looked
-	fresh int64         // tokens added in this half
-	used  int64         // tokens used in this half
-	spent int64         // tokens used since a call last asked for some
-	added time.Duration // when that was; 0: the bucket gave less
-}
-
-// low is from how many tokens on no more are asked for.
-func (p *plan) low() int64 { return (p.size + 1) / 2 }
-
-// look notes how many tokens are left, and how many were missing and wanted of the bucket itself.
-func (p *plan) look(left, missed int64) {
-	used := p.seen - left + missed
-	p.used += used
-	p.spent += used
-	p.seen = left
-}
-
-// add notes what a call brought.
-func (p *plan) add(now time.Duration, granted, wanted int64) {
-	p.seen += granted
-	p.fresh += granted
-	if wanted > 0 {
-		p.spent, p.added = 0, now
-	}
-	if granted < wanted {
-		p.added = 0
-	}
-}
-
-// end ends a half: it returns how many of the left tokens go back, and whether nobody takes any. A block shrinks if not
-// all of it was used.
-func (p *plan) end(now time.Duration, left int64) (back int64, idle bool) {
-	back, idle = max(0, left-p.fresh), p.used == 0
-	if idle {
-		p.spent = 0
-	}
-	if p.used < p.size {
-		p.size = max(p.used, p.size/2)
-	}
-	p.turn = now + p.half
-	p.fresh = 0
-	p.used = 0
-	return back, idle && back == left
-}
-
-// lack is how many tokens to ask for: none if nobody used any meanwhile. A block grows if half of it was used within a
-// quarter of a half, and by what was missing.
-func (p *plan) lack(now time.Duration, left, missed int64) int64 {
-	if p.spent == 0 || left >= p.low() && missed == 0 {
-		return 0
-	}
-	if p.added > 0 && now-p.added < p.half/4 && 2*p.spent >= p.size {
-		p.size *= 2
-	}
-	p.size = min(p.most, max(p.size, missed))
-	return max(0, p.size-left)
 }
 
 // takeBoth makes a take for which a bucket and its block have too few tokens each. It takes from the bucket, whose

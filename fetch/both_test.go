@@ -64,7 +64,7 @@ func TestATakeThatBlockAndBucketDenyLosesNothing(t *testing.T) {
 }
 
 // While the bucket is asked for what the block lacks, others empty the block. What the bucket gave goes back.
-func TestATakeWhoseBlockIsEmptiedMeanwhileGivesBackWhatTheBucketGave(t *testing.T) {
+func TestATakeWhoseBlockIsEmptiedReturnsTheBucketsTokens(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, c, held, left := holding(t, 100, 40)
 		k := c.buckets.find("checkout").block.Load()

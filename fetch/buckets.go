@@ -14,16 +14,19 @@ const (
 	// mostShards is the most shards of the buckets, and leastOfShard the least buckets of one if there are several.
 	mostShards   = 64
 	leastOfShard = 1024
+	// recentBuckets is how many buckets are found without the lock of their shard.
+	recentBuckets = 512
 )
 
 // bucket is all that a Client keeps of a bucket. It is read without a lock. Everything but its marks is changed with
 // the lock of its shard.
 type bucket struct {
 	key   string
-	known atomic.Pointer[info]  // never nil
-	lines atomic.Pointer[lines] // nil: no caller has waited
-	block atomic.Pointer[block] // nil: none
-	more  time.Time             // when the bucket last got tokens that no reply reports
+	known atomic.Pointer[info]        // never nil
+	lines atomic.Pointer[lines]       // nil: no caller has waited
+	block atomic.Pointer[block]       // nil: none
+	flows atomic.Pointer[flowDenials] // nil: no flow of it was denied
+	more  time.Time                   // when the bucket last got tokens that no reply reports
 
 	rescued mark // for a refill interval
 	refused mark // its keys were refused: script calls for it go alone
@@ -70,9 +73,13 @@ func (m *mark) claim(d time.Duration, now time.Time) bool {
 type buckets struct {
 	seed   maphash.Seed
 	shards []bucketShard
+	// recent holds buckets that were found last, each of the young half of its shard, by the hash of their keys. Otherwise
+	// all goroutines that take from one bucket would write the cache line of its shard's lock.
+	recent [recentBuckets]atomic.Pointer[bucket]
 }
 
 type bucketShard struct {
+	of   *buckets
 	half int // the most buckets of each half
 
 	mu         sync.RWMutex
@@ -90,22 +97,34 @@ func newBuckets(size int) *buckets {
 	}
 	bs := &buckets{seed: maphash.MakeSeed(), shards: make([]bucketShard, n)}
 	for i := range bs.shards {
+		bs.shards[i].of = bs
 		bs.shards[i].half = half
 		bs.shards[i].young = make(map[string]*bucket)
 	}
 	return bs
 }
 
-func (bs *buckets) shard(key string) *bucketShard {
-	return &bs.shards[maphash.String(bs.seed, key)%uint64(len(bs.shards))]
+func (bs *buckets) shard(key string) *bucketShard { return bs.shardOf(maphash.String(bs.seed, key)) }
+
+// shardOf returns the shard of the keys with a hash.
+func (bs *buckets) shardOf(hash uint64) *bucketShard {
+	return &bs.shards[hash>>32%uint64(len(bs.shards))]
 }
 
 // find returns the bucket of a key, unseenBucket if there is none.
 func (bs *buckets) find(key string) *bucket {
-	s := bs.shard(key)
+	hash := maphash.String(bs.seed, key)
+	recent := &bs.recent[hash%recentBuckets]
+	if b := recent.Load(); b != nil && b.key == key {
+		return b
+	}
+	s := bs.shardOf(hash)
 	s.mu.RLock()
 	b := s.young[key]
 	old := b == nil && s.old[key] != nil
+	if b != nil {
+		recent.Store(b) // with the lock held: rotate removes it later
+	}
 	s.mu.RUnlock()
 	switch {
 	case b != nil:
@@ -141,8 +160,14 @@ func (s *bucketShard) obtain(key string) *bucket {
 	return b
 }
 
-// rotate forgets the old half. The lock is held.
+// rotate forgets the old half. The recent buckets are forgotten, too: those in use are found again, and then put into
+// the new young half. The lock is held.
 func (s *bucketShard) rotate() {
+	for i := range s.of.recent {
+		if s.of.recent[i].Load() != nil {
+			s.of.recent[i].Store(nil)
+		}
+	}
 	young := make(map[string]*bucket)
 	for key, b := range s.old {
 		if b.used() {
@@ -170,6 +195,7 @@ func (bs *buckets) forgive(key string) *bucket {
 	forgiven := *b.known.Load()
 	forgiven.denied = nil
 	b.known.Store(&forgiven)
+	b.flows.Store(nil)
 	b.more = time.Now()
 	return b
 }

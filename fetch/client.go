@@ -72,8 +72,15 @@ func (c *Client) Peek(ctx context.Context, key string, opts ...CallOption) (Resu
 		}
 		r := Result{OK: reply.Tokens > 0, Remaining: max(0, reply.Tokens), Outstanding: reply.Outstanding,
 			RetryAfter: wait(reply.Wait), ResetAfter: Never}
+		if r.OK {
+			r.MoreAfter = Never
+		}
 		if reply.Terms != nil {
-			r.Limit, r.ResetAfter = reply.Terms.Capacity, untilFull(reply)
+			r.Limit = reply.Terms.Capacity
+			r.ResetAfter = peekedHolds(r.Limit, &reply)
+			if r.OK {
+				r.MoreAfter = peekedHolds(reply.Tokens+1, &reply)
+			}
 			r.OnFloor = reply.Terms.Pool && !reply.Terms.Granted(reply.Version.Era, reply.Now)
 		}
 		return r, nil

@@ -604,7 +604,8 @@ func (s *scene) judge(l *ledger, stats Stats) {
 		require.LessOrEqual(s.t, clamped, stats.Clamped+ranOut,
 			"what no consumer gave back may have found the bucket full, too")
 	}
-	s.t.Logf("%s: %d admissions, %v, charged %d, owed %d, %d clamped, %d missing of %d that may be, %d abandoned, %d rescues, no answer for %s", s.weather.name, len(s.admitted), s.did,
+	s.t.Logf("%s: %d admissions, %v, charged %d, owed %d, %d clamped, %d missing of %d that may be, %d abandoned, "+
+		"%d rescues, no answer for %s", s.weather.name, len(s.admitted), s.did,
 		s.settlement.Charged, s.settlement.Owed, clamped, missing, slack, stats.Abandoned, stats.Rescues, s.stood)
 }
 

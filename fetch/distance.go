@@ -23,13 +23,12 @@ func (s *node) distance() distance {
 // needs returns how long a healthy server may be silent about a request, as far as its distance shows.
 func (d distance) needs() time.Duration { return min(engine.Trips*time.Duration(d), maxDefaultTimeout) }
 
-// timeout returns the default timeout. A call may need four round trips, as a rescue does. What DefaultTimeout leaves
-// beside them is for the delays of both ends, wherever the server is.
+// timeout returns the default timeout: DefaultTimeout, or four round trips where they take longer, as a rescue needs.
 func (d distance) timeout() time.Duration {
 	if d == 0 {
 		return maxDefaultTimeout
 	}
-	return min(DefaultTimeout+d.needs(), maxDefaultTimeout)
+	return max(DefaultTimeout, d.needs())
 }
 
 // Timeout returns the present timeout of calls for a bucket that have neither WithTimeout nor a context's deadline. It

@@ -109,6 +109,20 @@ func succeeds(t *testing.T, least time.Duration, name string, call func(nth stri
 	t.Fatalf("%s: it failed five times", name)
 }
 
+func TestTheDefaultTimeoutByDistance(t *testing.T) {
+	t.Parallel()
+	for trip, want := range map[time.Duration]time.Duration{
+		0:                      time.Second, // there was no answer yet
+		time.Millisecond / 10:  50 * time.Millisecond,
+		12 * time.Millisecond:  50 * time.Millisecond,
+		20 * time.Millisecond:  80 * time.Millisecond,
+		150 * time.Millisecond: 600 * time.Millisecond,
+		300 * time.Millisecond: time.Second,
+	} {
+		require.Equal(t, want, distance(trip).timeout(), "a round trip of %s", trip)
+	}
+}
+
 func TestTheFirstCallOfAProcessSucceedsAtEveryDistance(t *testing.T) {
 	t.Parallel()
 	atDistances(t, func(t *testing.T, d *distant) {

@@ -34,14 +34,14 @@
 // # When Redis is away
 //
 // A call ends with its context's deadline or its timeout, after a last look for replies that have arrived. Unless
-// [WithTimeout] says otherwise the timeout is 50 ms and four round trips, without the time for opening connections; it
-// is a second before the server's first answer, which [Client.Ready] waits for. A take is then answered as its policy's
-// degraded mode says, with [SourceFallback] and the [Reason]: closed is [ErrUnavailable], open is taken, local is this
-// consumer's share of the rate, in memory. A deadline that is too short for the distance is [ErrUnavailable] in every
-// mode, with [ReasonDistance]: the server may be healthy. A context that is cancelled ends its call at once. When most
-// calls fail, none is sent until the server answers probes again. This process' own slowness is no failure of the
-// server's: a process that was stopped or starved still reads the replies that have arrived, and gives the server as
-// long again as it was itself late.
+// [WithTimeout] says otherwise the timeout is 50 ms or four round trips, whichever is longer, without the time for
+// opening connections. It is a second before the server's first answer, which [Client.Ready] waits for. A take is then
+// answered as its policy's degraded mode says, with [SourceFallback] and the [Reason]: closed is [ErrUnavailable], open
+// is taken, local is this consumer's share of the rate, in memory. A deadline that is too short for the distance is
+// [ErrUnavailable] in every mode, with [ReasonDistance]: the server may be healthy. A context that is cancelled ends
+// its call at once. When most calls fail, none is sent until the server answers probes again. This process' own
+// slowness is no failure of the server's: a process that was stopped or starved still reads the replies that have
+// arrived, and gives the server as long again as it was itself late.
 //
 // A plain take is sent once. When its reply is lost nobody knows whether the tokens were taken: take them as spent.
 // With a request id ([WithRequestID]) it can be made again and is charged once. What was taken for a caller who

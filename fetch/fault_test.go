@@ -112,7 +112,7 @@ func TestALostReplyIsAnErrorAndChargesOnce(t *testing.T) {
 	require.NoError(t, err, "the client recovers")
 }
 
-func TestASilentServerHoldsNobodyBeyondTheDeadline(t *testing.T) {
+func TestASilentServerHoldsNoCallerBeyondTheDeadline(t *testing.T) {
 	calls := map[string]func(ctx context.Context, c *Client) error{
 		"take": func(ctx context.Context, c *Client) error {
 			_, err := c.Take(ctx, "checkout", 1)
@@ -256,7 +256,7 @@ func TestACancelledTakeIsNotSent(t *testing.T) {
 	}
 }
 
-func TestAServerThatIsGoneIsUnavailable(t *testing.T) {
+func TestAStoppedServerIsUnavailable(t *testing.T) {
 	f := newFaulty(t, nil)
 	c := newClient(t, f.rdb, slow())
 	f.warm(t, c)

@@ -10,7 +10,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-func TestAResultTellsWhenItsRegionIsOnItsFloor(t *testing.T) {
+func TestAResultReportsThatItsRegionIsOnItsFloor(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	rdb := testenv.Redis(t).Client()

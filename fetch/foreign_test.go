@@ -19,7 +19,7 @@ func TestNoResultRemainsBelowZeroDuringAPlainClientsTry(t *testing.T) {
 	terms := policy.Policy{Rate: policy.PerSecond(10), Capacity: 100}.Terms(policy.Fence{Epoch: 1})
 	_, err := lua.Refill(ctx, rdb, "b", policy.Call{Terms: &terms, Create: policy.CreateInitial})
 	require.NoError(t, err)
-	c := newClient(t, rdb, WithRescue(false))
+	c := newClient(t, rdb, WithRescue(false), slow())
 	held, err := c.Reserve(ctx, "b", 1, time.Minute)
 	require.NoError(t, err)
 	require.NoError(t, rdb.Set(ctx, "b", 0, 0).Err())
@@ -56,4 +56,21 @@ func TestNoResultRemainsBelowZeroDuringAPlainClientsTry(t *testing.T) {
 		require.Zero(t, r.Remaining, name)
 	}
 	require.Zero(t, rdb.Incr(ctx, "b").Val())
+}
+
+// The index of a bucket may outlive its tokens and its policy.
+func TestABucketWithAnIndexAloneIsUnknown(t *testing.T) {
+	t.Parallel()
+	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	c := newClient(t, rdb)
+	for _, index := range []int{0, 5} {
+		require.NoError(t, rdb.Set(ctx, "{b}", index, 0).Err())
+		for name, call := range map[string]func() (Result, error){
+			"take": func() (Result, error) { return c.Take(ctx, "b", 1) },
+			"peek": func() (Result, error) { return c.Peek(ctx, "b") },
+		} {
+			_, err := call()
+			require.ErrorIs(t, err, ErrUnknownBucket, "%s, index %d", name, index)
+		}
+	}
 }

@@ -87,6 +87,7 @@ func TestUndoOfAWaitGivesBackWhatTheBucketGave(t *testing.T) {
 	era := taken.Era
 	require.NotZero(t, era)
 	taken.ResetAfter = 0
+	taken.MoreAfter = 0
 	require.Equal(t, Result{OK: true, Taken: 10, Remaining: 20, Limit: 80}, timeless(taken))
 	f.proxy.Cut()
 	admitted, err := c.Wait(t.Context(), "b", 5)

@@ -168,6 +168,6 @@ func lineIs(c *Client, key string, condition func(*line) bool) bool {
 	}
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
-	l := ls.find(policy.Leave{})
+	l := ls.find("", policy.Leave{})
 	return l != nil && condition(l)
 }

@@ -27,7 +27,7 @@ func (r *recorder) End(ctx context.Context, call Call, o Outcome) {
 		o.Result.Taken, o.Result.Source.Kind, o.Reason, o.Err != nil))
 }
 
-func TestAHookIsToldOfEveryCall(t *testing.T) {
+func TestAHookObservesEveryCall(t *testing.T) {
 	f := newFaulty(t, nil)
 	createBucket(t, f.direct, "mail", hourly(5))
 	open := hourly(5)

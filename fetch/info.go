@@ -79,10 +79,8 @@ func (d *denial) holds(n, leave int64, now time.Time) bool {
 	return d != nil && n >= d.n && leave >= d.leave && now.Before(d.until)
 }
 
-// deniedFor is how long until n tokens, and those to be left, are due, which the last denial denies; less than 0 is
-// never.
-func (i *info) deniedFor(n, leave int64, now time.Time) time.Duration {
-	d := i.denied
+// deniedFor is how long until n tokens, and those to be left, are due, which denial d denies; less than 0 is never.
+func (i *info) deniedFor(d *denial, n, leave int64, now time.Time) time.Duration {
 	if d.due.IsZero() {
 		return -1
 	}
@@ -115,6 +113,17 @@ func (i *info) limit() int64 {
 	return i.terms.Capacity
 }
 
+// divided reports whether the bucket has flows.
+func (i *info) divided() bool { return i.terms != nil && i.terms.Divided }
+
+// flowOf returns the flow of a take with the name: a bucket that is known to have none ignores it.
+func (i *info) flowOf(name string) string {
+	if i.terms != nil && !i.terms.Divided {
+		return ""
+	}
+	return name
+}
+
 // pooled reports whether the bucket is a pool's.
 func (i *info) pooled() bool { return i.terms != nil && i.terms.Pool }
 
@@ -139,8 +148,18 @@ func (i *info) lacksSchedule(now time.Time) bool {
 	return i.steps == nil || !now.Before(i.steps.next) && now.Sub(i.steps.asked) >= scheduleMaxAge
 }
 
-// resetAfter is the time until a bucket of this policy that holds tokens is full. A grant counts as if it went on.
+// moreAfter is the time until a bucket of this policy that holds tokens has one more, and resetAfter until it is full.
+func (i *info) moreAfter(tokens int64, now time.Time) time.Duration {
+	return i.holds(tokens+1, tokens, now)
+}
+
 func (i *info) resetAfter(tokens int64, now time.Time) time.Duration {
+	return i.holds(policy.MaxTokens, tokens, now)
+}
+
+// holds is the time until a bucket of this policy that holds tokens, after a refill just now, holds n or is full. A
+// grant counts as if it went on.
+func (i *info) holds(n, tokens int64, now time.Time) time.Duration {
 	if i.terms == nil {
 		return Never
 	}
@@ -157,7 +176,7 @@ func (i *info) resetAfter(tokens int64, now time.Time) time.Duration {
 		s.Step = s.Next - i.steps.step.Microseconds()
 	}
 	b := policy.Bucket{Tokens: &tokens, Control: &s}
-	return wait(micros(b.Wait(t.Capacity, 0)))
+	return wait(micros(b.Wait(min(n, t.Capacity), 0)))
 }
 
 // untilDue is the time until n tokens, which may exceed the capacity, fall due in a bucket that was found with the
@@ -195,10 +214,10 @@ func (c *Client) learnSchedule(t *task) *info {
 	return c.buckets.update(t.key, func(i *info) { i.steps = steps })
 }
 
-// untilFull is the time until a bucket that was looked at is full.
-func untilFull(p lua.PeekReply) time.Duration {
+// peekedHolds is the time until a bucket that was looked at holds n tokens or is full.
+func peekedHolds(n int64, p *lua.PeekReply) time.Duration {
 	b := policy.Bucket{Tokens: &p.Tokens, Control: &policy.Control{
 		Terms: *p.Terms, Era: p.Version.Era, Last: p.Last, Carry: p.Carry, Step: p.Step, Next: p.Next,
 	}}
-	return wait(micros(b.Wait(p.Terms.Capacity, p.Now)))
+	return wait(micros(b.Wait(min(n, p.Terms.Capacity), p.Now)))
 }

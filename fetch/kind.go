@@ -47,13 +47,18 @@ func (configured) giveBack(ctx context.Context, c lua.Client, key string, n, era
 	return lua.Return(ctx, c, key, n, era)
 }
 
+// peek returns ErrUnknownBucket if the bucket has neither tokens nor a policy, as a take does. Its index may be left.
 func (configured) peek(ctx context.Context, c lua.Client, key string) (lua.PeekReply, error) {
-	return lua.Peek(ctx, c, key, 1)
+	p, err := lua.Peek(ctx, c, key, 1)
+	if err == nil && p.Lost && p.Terms == nil {
+		return lua.PeekReply{}, fmt.Errorf("%w %q", ErrUnknownBucket, key)
+	}
+	return p, err
 }
 
 // refilled is a bucket of a template that refillers keep while it isn't full. Its first take creates it.
 type refilled struct {
-	rule     *policy.Ruled
+	rule     *policy.CompiledTemplate
 	template *lua.Template
 	apart    bool // its active set is on another server
 }
@@ -137,7 +142,7 @@ func found(p *lua.PeekReply, terms *policy.Terms) {
 }
 
 // lazy is a bucket of a template that is credited when it is asked. It has no eras, reservations or requests.
-type lazy struct{ rule *policy.Ruled }
+type lazy struct{ rule *policy.CompiledTemplate }
 
 func (l *lazy) takes(g *group) lua.Takes {
 	if g.own != nil {
@@ -177,7 +182,7 @@ func (l *lazy) peek(ctx context.Context, c lua.Client, key string) (lua.PeekRepl
 }
 
 // kindOf is how the buckets of a template are kept.
-func kindOf(r *policy.Ruled, apart bool) kind {
+func kindOf(r *policy.CompiledTemplate, apart bool) kind {
 	if r.Enforce == policy.EnforceLazy {
 		return &lazy{r}
 	}

@@ -110,7 +110,7 @@ func TestABlockIsAsLargeAsWhatIsTaken(t *testing.T) {
 	})
 }
 
-func TestWhatNobodyTakesGoesBackWithinTheHoldTime(t *testing.T) {
+func TestUnusedTokensOfABlockGoBackWithinTheHoldTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newFake(map[string]policy.Policy{"checkout": hourly(10_000)})
 		c := leasing(t, b, 1000)
@@ -184,7 +184,7 @@ func TestABlockIsNotTakenFromAfterItsEra(t *testing.T) {
 	})
 }
 
-func TestWhileItsServerIsAwayABlockIsUsedUpAndThenTheDegradedModeAnswers(t *testing.T) {
+func TestWithoutItsServerABlockIsUsedUpBeforeTheDegradedMode(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := hourly(10_000)
 		p.Degraded = policy.DegradedOpen
@@ -310,7 +310,7 @@ func TestWaitersComeBeforeTheBlock(t *testing.T) {
 	})
 }
 
-func TestABucketHasNoBlockWhileSomebodyWaits(t *testing.T) {
+func TestABucketHasNoBlockWhileACallerWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := policy.Policy{Capacity: 1000, Rate: policy.PerSecond(1000), Interval: 100 * time.Millisecond,
 			Initial: new(int64)}
@@ -359,7 +359,7 @@ func TestCallsThatABlockDoesNotAnswer(t *testing.T) {
 	})
 }
 
-func TestPeekTellsWhatIsOutstanding(t *testing.T) {
+func TestPeekReturnsTheOutstandingTokens(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newFake(map[string]policy.Policy{"checkout": hourly(1000)})
 		c, other := leasing(t, b, 100), leasing(t, b, 100)
@@ -443,7 +443,7 @@ func TestABlockIsNotUsedAfterItsExpiry(t *testing.T) {
 	})
 }
 
-func TestABlockEndsWithABucketThatIsGone(t *testing.T) {
+func TestABlockEndsWithItsLostBucket(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newFake(map[string]policy.Policy{"checkout": hourly(1000)})
 		c := leasing(t, b, 100)

@@ -11,7 +11,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// lines are the lines of callers that wait for a bucket, one line for each Leave.
+// lines are the lines of callers that wait for a bucket, one line for each flow and Leave.
 type lines struct {
 	waiters atomic.Int32 // callers that wait, or are about to
 
@@ -24,6 +24,7 @@ type lines struct {
 type line struct {
 	*lines
 	key         string
+	flow        string // empty also where the bucket isn't divided
 	leave       policy.Leave
 	first, last *waiter
 	total       int64         // tokens that all want
@@ -82,22 +83,22 @@ func (l *line) due(n int64, leave policy.Leave) time.Duration {
 	return max(0, due-time.Since(l.denied))
 }
 
-// find is the line that leaves so much, nil if there is none. The lock is held.
-func (ls *lines) find(leave policy.Leave) *line {
+// find returns the line of a flow that leaves so much, nil if there is none. The lock is held.
+func (ls *lines) find(flow string, leave policy.Leave) *line {
 	for _, l := range ls.of {
-		if l.leave == leave {
+		if l.flow == flow && l.leave == leave {
 			return l
 		}
 	}
 	return nil
 }
 
-// ahead adds up the tokens wanted by the lines that a take must not overtake: lines that the bucket has denied and that
-// leave as much as the take, or less. A take of a line itself (ofLine) stands only behind lines that leave less.
-// last is the line that asked last. The lock is held.
-func (ls *lines) ahead(leave policy.Leave, ofLine bool) (total int64, last *line) {
+// ahead adds up the tokens wanted by the lines that a take must not overtake: lines of its flow that the bucket has
+// denied and that leave as much as the take, or less. A take of a line itself (ofLine) stands only behind lines that
+// leave less. last is the line that asked last. The lock is held.
+func (ls *lines) ahead(flow string, leave policy.Leave, ofLine bool) (total int64, last *line) {
 	for _, l := range ls.of {
-		holds, leavesLess := l.holds(leave)
+		holds, leavesLess := l.holds(flow, leave)
 		if !holds || ofLine && !leavesLess {
 			continue
 		}
@@ -109,11 +110,11 @@ func (ls *lines) ahead(leave policy.Leave, ofLine bool) (total int64, last *line
 	return total, last
 }
 
-// holds reports whether the line holds back takes with a leave, and whether it leaves less than they do.
-func (l *line) holds(leave policy.Leave) (holds, leavesLess bool) {
+// holds reports whether the line holds back takes of a flow with a leave, and whether it leaves less than they do.
+func (l *line) holds(flow string, leave policy.Leave) (holds, leavesLess bool) {
 	limit := l.info.limit()
 	theirs, ours := l.leave.Of(limit), leave.Of(limit)
-	return !l.denied.IsZero() && theirs <= ours, theirs < ours
+	return !l.denied.IsZero() && l.flow == flow && theirs <= ours, theirs < ours
 }
 
 // holdTime is for how long the line holds back a take of n: for a refill interval, or until twice as much is refilled.
@@ -130,10 +131,10 @@ func (l *line) holdTime(n int64) time.Duration {
 
 // pass returns for how long the lines ahead of a take of n go on holding it back. When that is over the take passes
 // them, and they hold back the next one. Takes that leave more than a line don't pass it. The lock is held.
-func (ls *lines) pass(n int64, leave policy.Leave) time.Duration {
+func (ls *lines) pass(flow string, n int64, leave policy.Leave) time.Duration {
 	now, held := time.Now(), time.Duration(0)
 	for _, l := range ls.of {
-		switch holds, leavesLess := l.holds(leave); {
+		switch holds, leavesLess := l.holds(flow, leave); {
 		case leavesLess && holds:
 			return Never
 		case holds:
@@ -144,7 +145,7 @@ func (ls *lines) pass(n int64, leave policy.Leave) time.Duration {
 		return held
 	}
 	for _, l := range ls.of {
-		if holds, _ := l.holds(leave); holds {
+		if holds, _ := l.holds(flow, leave); holds {
 			l.passed = now
 		}
 	}
@@ -153,8 +154,8 @@ func (ls *lines) pass(n int64, leave policy.Leave) time.Duration {
 
 // due reports whether a take would overtake lines that the bucket has said no to, and when n tokens are due behind
 // these: 0 if nothing is known. The lock is held.
-func (ls *lines) due(n int64, leave policy.Leave) (due time.Duration, behind bool) {
-	total, last := ls.ahead(leave, false)
+func (ls *lines) due(flow string, n int64, leave policy.Leave) (due time.Duration, behind bool) {
+	total, last := ls.ahead(flow, leave, false)
 	if last == nil {
 		return 0, false
 	}
@@ -163,16 +164,16 @@ func (ls *lines) due(n int64, leave policy.Leave) (due time.Duration, behind boo
 
 // behind reports whether lines hold a take back, and until when, as a reply tells it: at least a millisecond, and less
 // than 0 is never. A take that may pass is not held back when its turn has come.
-func (b *bucket) behind(run policy.Run, mayPass bool) (due time.Duration, yes bool) {
+func (b *bucket) behind(flow string, run policy.Run, mayPass bool) (due time.Duration, yes bool) {
 	if !b.waited() {
 		return 0, false
 	}
 	ls := b.lines.Load()
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
-	due, yes = ls.due(run.N, run.Leave)
+	due, yes = ls.due(flow, run.N, run.Leave)
 	if yes && mayPass {
-		held := ls.pass(run.N*run.Count, run.Leave)
+		held := ls.pass(flow, run.N*run.Count, run.Leave)
 		due, yes = min(due, held), held > 0
 	}
 	switch {
@@ -186,9 +187,9 @@ func (b *bucket) behind(run policy.Run, mayPass bool) (due time.Duration, yes bo
 
 // leaves is what a take of n that is put to the bucket must leave there: what leave says, and what the lines ahead
 // want unless it passes them, at most the capacity less n. The lock is held.
-func (ls *lines) leaves(n int64, leave policy.Leave, ofLine bool) policy.Leave {
-	total, last := ls.ahead(leave, ofLine)
-	if last == nil || !ofLine && ls.pass(n, leave) == 0 {
+func (ls *lines) leaves(flow string, n int64, leave policy.Leave, ofLine bool) policy.Leave {
+	total, last := ls.ahead(flow, leave, ofLine)
+	if last == nil || !ofLine && ls.pass(flow, n, leave) == 0 {
 		return leave
 	}
 	limit := last.info.limit()

@@ -54,7 +54,7 @@ func holds(s *share, now time.Duration) int64 {
 	return s.take(policy.MaxTokens, policy.MaxTokens, 0, now).Tokens
 }
 
-func TestAShareStartsWithItsPartOfTheTokensAndEarnsItsPartOfTheRate(t *testing.T) {
+func TestAShareStartsWithItsPartOfTheTokensAndOfTheRate(t *testing.T) {
 	terms := localTerms(100, policy.PerSecond(20))
 	s := &share{terms: terms}
 	s.saw(100, 0)
@@ -172,6 +172,30 @@ func TestConsumersRegisterWhenTheyAskWhole(t *testing.T) {
 	eventually(t, func() bool { return registered() == buckets }, "all count again")
 }
 
+// Consumers that start together count one another: the first one's first count has none of the others.
+func TestConsumersThatStartTogetherCountOneAnother(t *testing.T) {
+	rdb := testenv.Redis(t).Client()
+	p := hourly(1000)
+	p.Degraded = policy.DegradedLocal
+	createBucket(t, rdb, "checkout", p)
+	clients := make([]*Client, 3)
+	for i := range clients {
+		clients[i] = newClient(t, rdb, slow())
+		require.NoError(t, errOf(clients[i].Take(t.Context(), "checkout", 1)))
+		countsConsumers(t, clients[i], "checkout", int64(i+1))
+	}
+	for _, c := range clients {
+		s := known(c, "checkout").share
+		eventually(t, func() bool {
+			require.NoError(t, errOf(c.Take(t.Context(), "checkout", 1)))
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			return s.live == 3
+		}, "a take soon after the first counts again")
+		require.Less(t, c.consumers.now(), registerEvery)
+	}
+}
+
 // outage is what several consumers of one bucket saw while its server stood still.
 type outage struct {
 	stopped  time.Duration // for how long
@@ -266,8 +290,8 @@ func standStill(t testing.TB, consumers, callers int, rate policy.Rate, length t
 }
 
 // The bounds are wide enough for a machine that does twenty things at once;
-// BenchmarkStandStill tells the figures.
-func TestConsumersOfAServerThatStandsStillKeepToThePolicy(t *testing.T) {
+// BenchmarkFrozenServer tells the figures.
+func TestConsumersOfAFrozenServerKeepToThePolicy(t *testing.T) {
 	const rate = 400
 	served := false
 	for tries := 0; !served && tries < 3; tries++ { // others may have the machine for a while
@@ -281,9 +305,9 @@ func TestConsumersOfAServerThatStandsStillKeepToThePolicy(t *testing.T) {
 	require.True(t, served)
 }
 
-// BenchmarkStandStill stops a server for three seconds under the load of four
+// BenchmarkFrozenServer stops a server for three seconds under the load of four
 // consumers in mode local.
-func BenchmarkStandStill(b *testing.B) {
+func BenchmarkFrozenServer(b *testing.B) {
 	var ratio, worst, recovery []float64
 	for b.Loop() {
 		o := standStill(b, 4, 16, policy.PerSecond(1000), 3*time.Second)

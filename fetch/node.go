@@ -12,6 +12,7 @@ import (
 	"github.com/redis/go-redis/v9/maintnotifications"
 
 	"github.com/tokenrefill/refiller/internal/engine"
+	"github.com/tokenrefill/refiller/internal/timing"
 	"github.com/tokenrefill/refiller/lua"
 )
 
@@ -21,7 +22,8 @@ type node struct {
 	addr                    string // names the server to users; empty: it is whichever the Redis client chooses
 	queue                   *engine.Queue[ask]
 	breaker                 *engine.Breaker
-	takeLoaded, takesLoaded atomic.Bool            // it knows these scripts, as far as is known
+	takeLoaded, takesLoaded atomic.Bool // it knows these scripts, as far as is known
+	flowsLoaded             atomic.Bool
 	probe                   atomic.Pointer[string] // a key of the server
 }
 
@@ -197,8 +199,26 @@ func (ns *nodes) nodeOf(client *redis.Client) *node {
 	if s, ok := ns.byClient.Load(client); ok {
 		return s.(*node)
 	}
+	ns.forgetClosed()
 	s, _ := ns.byClient.LoadOrStore(client, ns.shared(client))
 	return s.(*node)
+}
+
+// forgetClosed forgets the nodes that have left: go-redis has closed their clients. It closes their queues later, since
+// callers may have found them a moment ago.
+func (ns *nodes) forgetClosed() {
+	ns.byClient.Range(func(client, left any) bool {
+		if err := client.(*redis.Client).Ping(ended).Err(); !errors.Is(err, redis.ErrClosed) { // it sends nothing
+			return true
+		}
+		ns.c.life.spawn(func() {
+			if ns.byClient.CompareAndDelete(client, left) {
+				timing.Sleep(ns.c.life.quit, maxDefaultTimeout)
+				_ = left.(*node).queue.Close(context.Background())
+			}
+		})
+		return true
+	})
 }
 
 // all calls do for each server.
@@ -272,6 +292,7 @@ func (ns *nodes) ownClusterOptions(o redis.ClusterOptions) *redis.ClusterOptions
 	o.ContextTimeoutEnabled = true
 	o.ReadTimeout = -1
 	o.WriteTimeout = -1
+	o.DialTimeout = min(o.DialTimeout, engine.FirstTime) // the slots are asked of one node after the other
 	o.MaxRetries = -1
 	if o.MaxRedirects == 0 { // none; said again it would be the default
 		o.MaxRedirects = -1
@@ -282,6 +303,7 @@ func (ns *nodes) ownClusterOptions(o redis.ClusterOptions) *redis.ClusterOptions
 		client := newClient(ownOptions(*o, most, sockets))
 		s := ns.add(&node{addr: o.Addr}, ns.cluster, most, sockets.Dialing, nil)
 		s.queue.Sockets = []*engine.Sockets{sockets}
+		ns.forgetClosed()
 		ns.byClient.Store(client, s)
 		return client
 	}

@@ -27,7 +27,8 @@ func TestARepeatedRequestIsChargedOnceAndGetsTheFirstAnswer(t *testing.T) {
 			c, other := newClient(t, rdb, slow()), newClient(t, rdb, slow())
 			first, err := c.Take(t.Context(), "checkout", 30, WithRequestID("r1"))
 			require.NoError(t, err)
-			require.Equal(t, Result{OK: true, Taken: 30, Remaining: 70, Limit: 100, ResetAfter: 30 * time.Hour}, timeless(first))
+			require.Equal(t, Result{OK: true, Taken: 30, Remaining: 70, Limit: 100, ResetAfter: 30 * time.Hour,
+				MoreAfter: time.Hour}, timeless(first))
 			_, err = c.Take(t.Context(), "checkout", 60)
 			require.NoError(t, err)
 			for _, client := range []*Client{c, other} {
@@ -77,6 +78,25 @@ func TestARequestWhoseReplyIsLostIsMadeAgainAndChargedOnce(t *testing.T) {
 	})
 }
 
+// The caller's time suffices for a round trip. It is the connection that fails, and the mode decides.
+func TestALostReplyWithoutTimeForAnotherDegrades(t *testing.T) {
+	d := newDistant(t, 200*time.Millisecond) // for a busy machine, whose stalls put the deadline off
+	c := d.steady(t)
+	p := hourly(100)
+	p.Degraded = policy.DegradedOpen
+	createBucket(t, d.direct, "checkout", p)
+	_, err := c.Take(t.Context(), "checkout", 1)
+	require.NoError(t, err)
+	lost := d.proxy.LostReplies()
+	require.NoError(t, d.proxy.CutAfterReply(1, isScript))
+	// The first connection ends half a round trip after the call was sent, so less than a whole one is left.
+	r, err := c.Take(t.Context(), "checkout", 10, WithRequestID("r1"), WithTimeout(d.trip*11/10))
+	require.NoError(t, err)
+	require.Equal(t, lost+1, d.proxy.LostReplies())
+	require.True(t, r.OK)
+	require.Equal(t, Source{Kind: SourceFallback, Reason: ReasonConnection}, r.Source)
+}
+
 func TestTokensOfARequestThatWasGivenUpStayItsOwn(t *testing.T) {
 	f := newFaulty(t, nil)
 	c := newClient(t, f.rdb, WithTimeout(30*time.Millisecond))
@@ -106,7 +126,7 @@ func lined(t *testing.T, leave policy.Leave) (rdb *redis.Client, c *Client, end 
 	done := make(chan error, 1)
 	go func() { done <- errOf(c.Wait(ctx, "line", 50, leaveOption(leave))) }()
 	eventually(t, func() bool {
-		_, yes := c.buckets.find("line").behind(policy.Run{N: 1, Count: 1, Leave: leave}, false)
+		_, yes := c.buckets.find("line").behind("", policy.Run{N: 1, Count: 1, Leave: leave}, false)
 		return yes
 	}, "denied")
 	return rdb, c, func() {
@@ -207,7 +227,7 @@ func TestRequestOptionsOutOfRangeAreRefused(t *testing.T) {
 }
 
 // What an earlier call of a request was told is of then: the bucket was drained since.
-func TestARepeatedRequestTellsAShareNothing(t *testing.T) {
+func TestARepeatedRequestChangesNoShare(t *testing.T) {
 	server := testenv.Redis(t)
 	rdb := server.Client()
 	p := hourly(100)
@@ -236,7 +256,7 @@ func TestARepeatedRequestTellsAShareNothing(t *testing.T) {
 }
 
 // A request is remembered beyond the bucket's era, and tells nothing of the present one.
-func TestARepeatedRequestTellsNoEra(t *testing.T) {
+func TestARepeatedRequestReturnsNoEra(t *testing.T) {
 	rdb := testenv.Redis(t).Client()
 	createBucket(t, rdb, "b", hourly(10))
 	_, err := newClient(t, rdb, slow()).Take(t.Context(), "b", 1, WithRequestID("r"))

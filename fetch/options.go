@@ -11,7 +11,7 @@ import (
 
 // Defaults of the options.
 const (
-	// DefaultTimeout is the timeout of a call where WithTimeout gives none, beside four round trips to the server.
+	// DefaultTimeout is the timeout of a call where WithTimeout gives none and four round trips to the server take less.
 	DefaultTimeout = 50 * time.Millisecond
 	// maxDefaultTimeout bounds such a call, the time for opening connections included. It is the timeout before the
 	// server's first answer.
@@ -90,6 +90,7 @@ type callConfig struct {
 	memory      time.Duration
 	reservation string // id; empty: a random one
 	overrun     policy.Overrun
+	flow        string
 	given       uses // options that not every method has
 }
 
@@ -111,25 +112,27 @@ const (
 	usesMemory
 	usesReservation
 	usesOverrun
+	usesFlow
 )
 
 // String names one option.
 func (u uses) String() string {
 	return map[uses]string{
 		usesLeave: "WithLeave", usesRequest: "WithRequestID", usesMemory: "WithRequestMemory",
-		usesReservation: "WithReservationID", usesOverrun: "WithOverrun",
+		usesReservation: "WithReservationID", usesOverrun: "WithOverrun", usesFlow: "WithFlow",
 	}[u]
 }
 
 const (
-	usesOfTake    = usesLeave | usesRequest | usesMemory
+	usesOfTake    = usesLeave | usesRequest | usesMemory | usesFlow
+	usesOfTakeAll = usesLeave | usesRequest | usesMemory
 	usesOfReserve = usesLeave | usesReservation | usesOverrun
 )
 
 // usesOf are the options of each method beside WithTimeout.
 var usesOf = [...]uses{
-	OpTake: usesOfTake, OpTakeUpTo: usesOfTake, OpTakeAll: usesOfTake, OpWait: usesLeave, OpReserve: usesOfReserve,
-	OpPeek: 0, OpReturn: 0, OpSettle: 0,
+	OpTake: usesOfTake, OpTakeUpTo: usesOfTake, OpTakeAll: usesOfTakeAll, OpWait: usesLeave | usesFlow,
+	OpReserve: usesOfReserve, OpPeek: 0, OpReturn: 0, OpSettle: 0,
 }
 
 // with is what holds for a call with the options.
@@ -152,6 +155,10 @@ func (c *Client) with(op Op, opts []CallOption) (*callConfig, error) {
 	if changed.given&usesMemory != 0 && changed.request == "" {
 		return nil, fmt.Errorf("%w: %s without %s does nothing for %s", ErrInvalidOption, usesMemory, usesRequest, op)
 	}
+	if changed.given&usesFlow != 0 && changed.request != "" {
+		return nil, fmt.Errorf("%w: %s with %s: a take with a request id is made for no flow", ErrInvalidOption, usesFlow,
+			usesRequest)
+	}
 	return &changed, nil
 }
 
@@ -161,9 +168,9 @@ func (c *Client) with(op Op, opts []CallOption) (*callConfig, error) {
 // to New, the option is for every call that has none of its own; Wait, which waits for tokens, has it for each question
 // to the server. 0 means no bound but a minute for each reply; a negative d is refused.
 //
-// Without the option the timeout is DefaultTimeout and four round trips to the bucket's server, as recently measured.
-// The time for opening connections does not count. Altogether a call takes at most a second, which is also the
-// timeout before the server's first answer (Ready waits for that).
+// Without the option the timeout is DefaultTimeout or four round trips to the bucket's server, as recently measured,
+// whichever is longer. The time for opening connections does not count. Altogether a call takes at most a second, which
+// is also the timeout before the server's first answer (Ready waits for that).
 //
 // Lower, and a slow moment of Redis fails calls that may have had their effect; higher, and callers stand still longer
 // while Redis is away. A call that ends after fewer than four round trips shows nothing of the server: it is
@@ -190,6 +197,25 @@ func leaveOption(l policy.Leave) CallOption {
 	return callOption(func(c *callConfig) error {
 		c.leave = l
 		return c.uses(usesLeave, l.Validate())
+	})
+}
+
+// WithFlow names the flow for which a call takes tokens, such as a user, a tenant or a job: 1 to policy.MaxFlowLen
+// bytes, in up to three levels, as in team-a/user-7. A bucket that has flows is divided fairly among them: each is
+// served up to its part, whatever the others ask for, and what they leave is free to all. A take without a name belongs
+// to a flow of its own, with all others without one. A bucket without flows ignores the name.
+//
+// The division is fair among names. A caller that chooses its own can get the parts of many, so take the name from what
+// was authenticated, and put strangers into one flow. Denials and lines of Wait are those of the flow. Takes of a
+// bucket with flows are not served from blocks (WithLease).
+func WithFlow(name string) CallOption {
+	return callOption(func(c *callConfig) error {
+		c.flow = name
+		invalid := policy.CheckFlow(name)
+		if name == "" {
+			invalid = fmt.Errorf("%w: it is empty; want 1 to %d bytes", policy.ErrInvalidFlow, policy.MaxFlowLen)
+		}
+		return c.uses(usesFlow, invalid)
 	})
 }
 

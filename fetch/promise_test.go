@@ -20,7 +20,7 @@ import (
 )
 
 // Callers of little time fail, each for itself, over a long round trip, and patient callers of other buckets don't.
-func TestShortDeadlinesFailNobodyElse(t *testing.T) {
+func TestShortDeadlinesFailNoOtherCaller(t *testing.T) {
 	t.Parallel()
 	f := newFaulty(t, nil)
 	for i := range 20 {
@@ -64,7 +64,7 @@ func TestShortDeadlinesFailNobodyElse(t *testing.T) {
 }
 
 // The deadline of the first of many callers of a bucket is not that of the others.
-func TestTheFirstCallersDeadlineIsNobodyElses(t *testing.T) {
+func TestTheFirstCallersDeadlineIsItsOwn(t *testing.T) {
 	t.Parallel()
 	f := newFaulty(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true })
 	c := newClient(t, f.rdb, WithTimeout(5*time.Second))

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"strconv"
 	"sync"
 	"time"
 
@@ -90,7 +89,7 @@ func (ns *nodes) withKeys(ctx context.Context) map[*node]string {
 		s := ns.nodeOf(node)
 		mu.Lock()
 		defer mu.Unlock()
-		found[s] = "0"
+		found[s] = lua.ProbeKey(0)
 		return nil
 	}
 	switch {
@@ -100,13 +99,13 @@ func (ns *nodes) withKeys(ctx context.Context) map[*node]string {
 		_ = ns.cluster.ForEachMaster(ctx, add)
 		missing := maps.Clone(found)
 		for n := 0; len(missing) > 0 && n < keysTried; n++ {
-			key := strconv.Itoa(n)
+			key := lua.ProbeKey(n)
 			s := ns.of(key)
 			found[s] = key
 			delete(missing, s)
 		}
 	default:
-		found[ns.single] = "0"
+		found[ns.single] = lua.ProbeKey(0)
 	}
 	return found
 }

@@ -293,7 +293,8 @@ func TestEachPolicyDecidesHowItsTakesAreAnsweredWithoutItsServer(t *testing.T) {
 	require.ErrorIs(t, err, ErrUnavailable)
 	r, err := opener.Take(t.Context(), "never-seen", 1000)
 	require.NoError(t, err)
-	require.Equal(t, Result{OK: true, Taken: 1000, ResetAfter: Never, Source: from}, timeless(r))
+	require.Equal(t, Result{OK: true, Taken: 1000, ResetAfter: Never, MoreAfter: Never,
+		Source: from}, timeless(r))
 
 	for _, key := range []string{"closed", "open", "local"} { // these have no degraded mode
 		_, err = c.Peek(t.Context(), key)
@@ -306,7 +307,8 @@ func TestEachPolicyDecidesHowItsTakesAreAnsweredWithoutItsServer(t *testing.T) {
 	for range 5 { // 50 tokens of 10
 		r, err = c.Take(t.Context(), "open", 10)
 		require.NoError(t, err)
-		require.Equal(t, Result{OK: true, Taken: 10, Limit: 10, ResetAfter: Never, Source: from}, timeless(r))
+		require.Equal(t, Result{OK: true, Taken: 10, Limit: 10, ResetAfter: Never, MoreAfter: Never,
+			Source: from}, timeless(r))
 	}
 	_, err = c.Take(t.Context(), "open", 11)
 	require.ErrorIs(t, err, ErrExceedsCapacity)
@@ -314,7 +316,8 @@ func TestEachPolicyDecidesHowItsTakesAreAnsweredWithoutItsServer(t *testing.T) {
 
 	r, err = c.Take(t.Context(), "local", 5)
 	require.NoError(t, err)
-	require.Equal(t, Result{OK: true, Taken: 5, Remaining: 3, Limit: 10, ResetAfter: Never, Source: from}, timeless(r))
+	require.Equal(t, Result{OK: true, Taken: 5, Remaining: 3, Limit: 10, ResetAfter: Never, MoreAfter: Never,
+		Source: from}, timeless(r))
 	r, err = c.Take(t.Context(), "local", 4)
 	require.NoError(t, err)
 	require.False(t, r.OK)

@@ -147,7 +147,7 @@ func TestBucketsThatConsumersDoNotRefill(t *testing.T) {
 	require.EqualValues(t, 1, on.Stats().Rescues)
 }
 
-func TestRescuesOfABucketAreAnIntervalApart(t *testing.T) {
+func TestRescuesOfABucketComeOnceAnInterval(t *testing.T) {
 	var m mark
 	now := time.Now()
 	require.False(t, m.holds(now))

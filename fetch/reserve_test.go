@@ -114,7 +114,7 @@ func TestALostReplyToAReservationOrSettlementChangesNothing(t *testing.T) {
 	require.EqualValues(t, 90, tokens(t, f.direct, "checkout"))
 }
 
-func TestReservationsAreOfTheDegradedModeWhileTheirServerIsAway(t *testing.T) {
+func TestWithoutTheirServerReservationsGetTheDegradedMode(t *testing.T) {
 	f := newFaulty(t, nil)
 	c := newClient(t, f.rdb, slow())
 	p := hourly(100)
@@ -266,7 +266,7 @@ func TestAReservationIsRescued(t *testing.T) {
 	require.EqualValues(t, 3, s.Returned)
 }
 
-func TestAReservationWhoseCallerHasLeftIsCancelledUnlessItsIdIsTheCallers(t *testing.T) {
+func TestAnAbandonedReservationWithoutAnIdIsCancelled(t *testing.T) {
 	for name, tc := range map[string]struct {
 		opts []CallOption
 		left int64
@@ -292,7 +292,7 @@ func TestAReservationWhoseCallerHasLeftIsCancelledUnlessItsIdIsTheCallers(t *tes
 }
 
 // A bucket with a schedule is then asked for its instants. Nobody waits for these, and the reservation stands.
-func TestAReservationStandsThoughTheInstantsOfItsBucketComeTooLate(t *testing.T) {
+func TestAReservationIsKeptThoughItsBucketsInstantsComeLate(t *testing.T) {
 	f := newFaulty(t, nil)
 	terms := policy.Policy{Capacity: 100, Steps: policy.Every(24 * time.Hour), StepTokens: 40}.Terms(policy.Fence{})
 	next := f.direct.Time(t.Context()).Val().Add(time.Hour).UnixMicro()

@@ -59,7 +59,7 @@ func rest(t *testing.T, c *Client, key string, d time.Duration) {
 
 // The first take of a consumer that rested keeps the bucket alive, which became a template's meanwhile. Otherwise the
 // bucket could expire just after the take, and come back full.
-func TestARestedConsumersTakeKeepsABucketThatBecameATemplatesAlive(t *testing.T) {
+func TestARestedConsumerKeepsABucketThatBecameATemplates(t *testing.T) {
 	t.Parallel()
 	const key = "user:1"
 	for name, take := range map[string]func(ctx context.Context, c *Client) (ok bool, err error){

@@ -32,6 +32,10 @@ type Result struct {
 	// ResetAfter is the time until the bucket is full if nobody takes any, right to within one refill interval; 0 if it
 	// is full; Never if it is not known to fill; with SourceLeased as it was at the block's last call.
 	ResetAfter time.Duration
+	// MoreAfter is, of a call that is OK, the time until there are more tokens than Remaining if nobody takes any, right
+	// to within one refill interval; 0 if the bucket is full; Never if no refill is known to come; with SourceLeased as
+	// it was at the block's last call. It is 0 of a denial, which has RetryAfter.
+	MoreAfter time.Duration
 	// OnFloor reports that the bucket is a pool's and its region has no grant in force, but the floor that is reserved
 	// for it: it is cut off from the other regions, or new, or fenced. At most a second old.
 	OnFloor bool

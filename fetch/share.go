@@ -20,6 +20,9 @@ const (
 	liveFor = 30 * time.Second
 	// registerEvery is the least time between two counts of a bucket's consumers: denials are asked whole, too.
 	registerEvery = policyMaxAge / 2
+	// recountAfter is when the first take after a bucket's first count has its consumers counted again: those that start
+	// at the same moment are not in the first counts of one another.
+	recountAfter = time.Second
 	// countsKept is how many counts are remembered. The highest is believed: after an outage consumers come back one by
 	// one.
 	countsKept = 3
@@ -28,7 +31,8 @@ const (
 // share is this consumer's part of a bucket of degraded mode local, kept ready for the time that the bucket can't be
 // reached.
 type share struct {
-	registered mark // this consumer counts among those of the bucket
+	registered mark        // this consumer counts among those of the bucket
+	recounted  atomic.Bool // the consumers were counted more than once
 
 	mu    sync.Mutex
 	terms policy.Terms // of the bucket
@@ -74,6 +78,7 @@ func (s *share) count(live int64, now time.Duration) {
 	s.counts[0] = live
 	s.counted = now
 	s.live = slices.Max(s.counts[:])
+	s.recounted.Store(s.counts[1] > 0)
 }
 
 // suppose raises the number of consumers to live if it isn't known, or if an outage begins and it was counted too long
@@ -208,7 +213,11 @@ func (cs *consumers) ofAny() int64 {
 // doesn't wait for. The script of a take can't do it: while the bucket's slot of a Cluster moves, a server refuses a
 // script of which a key is missing, as that of the consumers may be.
 func (c *Client) register(key string, s *share) {
-	if !s.registered.claim(registerEvery, time.Now()) {
+	every := registerEvery
+	if !s.recounted.Load() {
+		every = recountAfter
+	}
+	if !s.registered.claim(every, time.Now()) {
 		return
 	}
 	c.life.spawn(func() {

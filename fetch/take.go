@@ -11,7 +11,7 @@ import (
 )
 
 // Take takes n tokens, all or none; n is 1 to policy.MaxTokens. A denial is a Result with OK false and a nil error. The
-// options are WithTimeout, WithLeave, WithLeavePercent, WithRequestID and WithRequestMemory.
+// options are WithTimeout, WithLeave, WithLeavePercent, WithFlow, WithRequestID and WithRequestMemory.
 //
 // After ErrUnavailable or the context's own error, tokens may have been taken; with WithRequestID it is safe to ask
 // again.
@@ -45,7 +45,7 @@ func (c *Client) takeRun(ctx context.Context, op Op, key string, run policy.Run,
 // take makes one take, of tokens in the bucket's block as far as there are enough, and of the bucket.
 func (c *Client) take(ctx context.Context, key string, run policy.Run, cfg *callConfig) (Result, error) {
 	run.Leave = cfg.leave
-	if c.leases == nil || cfg.request != "" {
+	if c.leases == nil || cfg.request != "" || c.buckets.find(key).known.Load().divided() {
 		return c.takeShared(ctx, key, run, cfg)
 	}
 	n := run.N * run.Count
@@ -85,7 +85,7 @@ func (c *Client) takeShared(ctx context.Context, key string, run policy.Run, cfg
 	if err != nil {
 		return Result{}, err
 	}
-	if c.leases != nil && cfg.request == "" && r.Source.Kind != SourceFallback {
+	if c.leases != nil && cfg.request == "" && !t.info.divided() && r.Source.Kind != SourceFallback {
 		if !a.reply.OK && !run.UpTo {
 			if both, ok := t.takeBoth(run, a); ok {
 				return both, nil
@@ -107,15 +107,16 @@ func (t *task) remembered(run policy.Run) (*answer, bool) {
 	if now.IsZero() {
 		now = time.Now()
 	}
-	d, leave := t.info.denied, run.Leave.Of(t.info.limit())
+	flow := t.info.flowOf(t.cfg.flow)
+	d, leave := t.denial(), run.Leave.Of(t.info.limit())
 	denied := c.config.denyCache && d.holds(run.N, leave, now)
-	if due, yes := t.bucket.behind(run, !denied); yes {
+	if due, yes := t.bucket.behind(flow, run, !denied); yes {
 		return t.answer(answer{reply: lua.TakeReply{Wait: due}, info: t.info, source: Source{Kind: SourceCached}}), true
 	}
 	if !denied {
 		return nil, false
 	}
-	reply := lua.TakeReply{Remaining: d.left, Wait: t.info.deniedFor(run.N, leave, now)}
+	reply := lua.TakeReply{Remaining: d.left, Wait: t.info.deniedFor(d, run.N, leave, now)}
 	return t.answer(answer{reply: reply, info: t.info, source: Source{Kind: SourceCached}}), true
 }
 
@@ -131,7 +132,7 @@ func (t *task) leave(n int64) policy.Leave {
 	}
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
-	return ls.leaves(n, t.cfg.leave, false)
+	return ls.leaves(t.info.flowOf(t.cfg.flow), n, t.cfg.leave, false)
 }
 
 // conclude is the result of a take: what the bucket answered, or its degraded mode.
@@ -171,13 +172,18 @@ func (a *answer) result(k kind, now time.Time) Result {
 	reply, i := &a.reply, a.info
 	r := Result{OK: reply.OK, Taken: reply.Taken, Remaining: max(0, reply.Remaining), Limit: i.limit(), ResetAfter: Never,
 		Source: a.source} // below 0 a bucket holds none: plain clients are about to undo their tries
-	if !reply.OK {
+	if reply.OK {
+		r.MoreAfter = Never
+	} else {
 		r.RetryAfter = wait(reply.Wait)
 	}
 	if a.source.Kind == SourceFallback {
 		return r
 	}
 	r.ResetAfter = i.resetAfter(reply.Remaining, now)
+	if r.OK {
+		r.MoreAfter = i.moreAfter(reply.Remaining, now)
+	}
 	r.OnFloor = i.onFloor()
 	if k.has(i.era) { // or what is known is of an earlier time
 		r.Era = i.era

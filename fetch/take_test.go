@@ -36,7 +36,8 @@ func TestTakesUntilEmptyOnEveryKindOfServer(t *testing.T) {
 
 				r, err := c.Take(t.Context(), key, 3)
 				require.NoError(t, err)
-				require.Equal(t, Result{OK: true, Taken: 3, Remaining: 2, Limit: 5, ResetAfter: 3 * time.Hour}, timeless(r))
+				require.Equal(t, Result{OK: true, Taken: 3, Remaining: 2, Limit: 5, ResetAfter: 3 * time.Hour,
+					MoreAfter: time.Hour}, timeless(r))
 
 				r, err = c.Take(t.Context(), key, 3)
 				require.NoError(t, err)
@@ -196,6 +197,7 @@ func TestRetryAfterIsWhenARefillBringsTheTokens(t *testing.T) {
 	require.LessOrEqual(t, r.RetryAfter, 1600*time.Millisecond)
 	require.Greater(t, r.RetryAfter, time.Duration(0))
 	require.Equal(t, 10*time.Second, r.ResetAfter)
+	require.Zero(t, r.MoreAfter)
 
 	peek, err := c.Peek(t.Context(), "checkout")
 	require.NoError(t, err)
@@ -245,6 +247,7 @@ func TestResetAfterOfAScheduledBucketIsItsLastStep(t *testing.T) {
 	r, err = c.Take(t.Context(), "daily", 60)
 	require.NoError(t, err)
 	require.InDelta(t, 3*time.Hour, r.ResetAfter, float64(2*time.Minute)) // two more steps, of an hour as the first
+	require.InDelta(t, time.Hour, r.MoreAfter, float64(time.Minute))
 	r, err = c.Take(t.Context(), "daily", 1)
 	require.NoError(t, err)
 	require.False(t, r.OK)
@@ -261,13 +264,13 @@ func TestABucketWithoutPolicyIsTakenFromAndPromisesNothing(t *testing.T) {
 	c := newClient(t, rdb, slow())
 	r, err := c.Take(t.Context(), "foreign", 2)
 	require.NoError(t, err)
-	require.Equal(t, Result{OK: true, Taken: 2, Remaining: 1, ResetAfter: Never}, timeless(r))
+	require.Equal(t, Result{OK: true, Taken: 2, Remaining: 1, ResetAfter: Never, MoreAfter: Never}, timeless(r))
 	r, err = c.Take(t.Context(), "foreign", 2)
 	require.NoError(t, err)
 	require.Equal(t, Result{Remaining: 1, RetryAfter: Never, ResetAfter: Never}, timeless(r))
 	r, err = c.Peek(t.Context(), "foreign")
 	require.NoError(t, err)
-	require.Equal(t, Result{OK: true, Remaining: 1, ResetAfter: Never}, timeless(r))
+	require.Equal(t, Result{OK: true, Remaining: 1, ResetAfter: Never, MoreAfter: Never}, timeless(r))
 	require.ErrorIs(t, c.Return(t.Context(), "foreign", 1), ErrUnknownBucket)
 }
 
@@ -320,6 +323,33 @@ func TestTheBucketCacheIsBoundedAndKeepsTheLatest(t *testing.T) {
 		}
 		require.False(t, bs.find("user:99999").known.Load().fresh(now.Add(policyMaxAge)))
 	}
+}
+
+// A bucket that was found without the lock of its shard is the one that the shard has, however many others displace it.
+func TestARecentBucketIsTheOneThatItsShardHas(t *testing.T) {
+	bs := newBuckets(4)
+	var wg sync.WaitGroup
+	for of := range 4 {
+		wg.Go(func() {
+			for i := range 5_000 {
+				key := "user:" + strconv.Itoa((i*7+of)%20)
+				if bs.find(key) == unseenBucket {
+					bs.obtain(key)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	bs.obtain("user:0")
+	bs.find("user:0")
+	recent := 0
+	for i := range bs.recent {
+		if b := bs.recent[i].Load(); b != nil {
+			recent++
+			require.Same(t, bs.shard(b.key).young[b.key], b, b.key)
+		}
+	}
+	require.NotZero(t, recent)
 }
 
 // A bucket that callers wait for, or that has a block, is remembered however many others are used meanwhile.

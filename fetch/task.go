@@ -110,6 +110,7 @@ func (t *task) takes(a *ask) (*answer, error) {
 	a.key = t.key
 	a.kind = t.kind
 	a.info = t.info
+	a.byFlow = t.asksByFlow(a.flow)
 	if t.kind.outdated(t.info) { // the script resolves a leave in percent, under the policy that it puts in force
 		a.whole = true
 	} else {
@@ -126,8 +127,9 @@ func (t *task) takes(a *ask) (*answer, error) {
 }
 
 // attempt makes a call, unless the breaker of its server is open. If again is set, the call is idempotent and is made
-// once more when its connection fails: the reply was lost, or the call never arrived. Any call is made once more if its
-// bucket turns out to be of a template that was just published.
+// once more when its connection fails: the reply was lost, or the call never arrived. If the time that is left is too
+// short for that, the failed connection is the error. Any call is made once more if its bucket turns out to be of a
+// template that was just published.
 func attempt[R any](t *task, again bool, call func() (R, error)) (R, error) {
 	var none R
 	if err := t.node.open(t.key); err != nil {
@@ -135,7 +137,10 @@ func attempt[R any](t *task, again bool, call func() (R, error)) (R, error) {
 	}
 	r, err := unsplit(t, call)
 	if again && unreached(err) && !timedOut(err) && !errors.Is(err, engine.ErrClosed) && t.ctx.Err() == nil {
-		r, err = unsplit(t, call)
+		second, secondErr := unsplit(t, call)
+		if far := (*distanceError)(nil); !errors.As(secondErr, &far) {
+			r, err = second, secondErr
+		}
 	}
 	if errors.Is(err, lua.ErrUnknownBucket) {
 		if found, lookErr := t.c.templates.unknown(t); lookErr != nil {
@@ -222,7 +227,7 @@ func (t *task) attempt(again bool, put func() (*answer, error)) *answer {
 	if err != nil {
 		return t.answer(answer{err: err})
 	}
-	t.c.tellShare(a)
+	t.c.tellShare(t.key, a)
 	return a
 }
 
@@ -233,9 +238,14 @@ func (t *task) answer(a answer) *answer {
 }
 
 // tellShare tells the bucket's share, if it has one, what the bucket holds now.
-func (c *Client) tellShare(a *answer) {
-	if a.info.share != nil && !a.reply.Repeated {
-		a.info.share.saw(a.reply.Remaining, c.consumers.now())
+func (c *Client) tellShare(key string, a *answer) {
+	s := a.info.share
+	if s == nil || a.reply.Repeated {
+		return
+	}
+	s.saw(a.reply.Remaining, c.consumers.now())
+	if !s.recounted.Load() {
+		c.register(key, s)
 	}
 }
 
@@ -245,7 +255,8 @@ func (t *task) askRun(run policy.Run) *answer {
 	if now.IsZero() {
 		now = time.Now()
 	}
-	a := ask{run: run, whole: !t.info.fresh(now) || t.info.denied != nil && now.Sub(t.info.learned) < denialMaxAge}
+	whole := !t.info.fresh(now) || t.info.denied != nil && now.Sub(t.info.learned) < denialMaxAge
+	a := ask{flow: t.cfg.flow, run: run, whole: whole}
 	want := run.N + run.Leave.Of(t.info.limit())
 	return t.ask(want, false, func() (*answer, error) { return t.takes(&a) })
 }

@@ -46,7 +46,7 @@ type templates struct {
 // templateSet is a set with how the buckets of each template are kept.
 type templateSet struct {
 	*policy.Templates
-	kinds map[*policy.Ruled]kind
+	kinds map[*policy.CompiledTemplate]kind
 }
 
 // look is a reading of what is published.
@@ -62,7 +62,7 @@ func newTemplates(c *Client) *templates {
 }
 
 func (ts *templates) store(set *policy.Templates) {
-	kinds := make(map[*policy.Ruled]kind)
+	kinds := make(map[*policy.CompiledTemplate]kind)
 	for _, r := range set.All() {
 		kinds[r] = kindOf(r, ts.c.nodes.apart())
 	}

@@ -53,7 +53,7 @@ func TestTakesBeforeAndAfterATemplateIsKnownGoTogether(t *testing.T) {
 }
 
 // A Client that does not know the template yet has the bucket refilled all the same.
-func TestATakeBeforeTheTemplateIsKnownPutsTheBucketIntoTheActiveSet(t *testing.T) {
+func TestATakeBeforeTheTemplateIsKnownActivatesTheBucket(t *testing.T) {
 	t.Parallel()
 	for name, opts := range map[string][]CallOption{"a take": nil, "a request": {WithRequestID("a")}} {
 		t.Run(name, func(t *testing.T) {
@@ -130,7 +130,7 @@ func TestALeaveInPercentIsOfTheLaterCapacity(t *testing.T) {
 
 // A full bucket whose capacity was lowered is in the active set for longer than a consumer may believe in the higher
 // capacity, a call that began before included: such a consumer takes without putting it there. It leaves soon after.
-func TestALoweredBucketIsActiveForLongerThanAConsumerBelievesItsPolicy(t *testing.T) {
+func TestALoweredBucketIsActiveUntilConsumersKnowIt(t *testing.T) {
 	t.Parallel()
 	ctx, rdb := t.Context(), testenv.Redis(t).Client()
 	publishUsers(t, rdb, 1, 600, policy.EnforceRefilled)

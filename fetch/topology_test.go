@@ -3,9 +3,11 @@ package fetch
 import (
 	"context"
 	"fmt"
+	"net"
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -141,6 +143,74 @@ func TestAFrozenMasterTakesNothingFromOthers(t *testing.T) {
 	wg.Wait()
 	require.Zero(t, failed.Load(), "of %d takes", taken.Load())
 	require.EqualValues(t, 1, c.Stats().BreakerOpened)
+}
+
+// silentAddr returns the address of a server that neither accepts nor refuses a connection, as a host that is down.
+func silentAddr(t *testing.T) string {
+	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = syscall.Close(fd) })
+	require.NoError(t, syscall.Bind(fd, &syscall.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}))
+	require.NoError(t, syscall.Listen(fd, 0))
+	bound, err := syscall.Getsockname(fd)
+	require.NoError(t, err)
+	addr := fmt.Sprint("127.0.0.1:", bound.(*syscall.SockaddrInet4).Port)
+	for { // until the queue of connections is full
+		conn, err := net.DialTimeout("tcp", addr, 200*time.Millisecond)
+		if err != nil {
+			return addr
+		}
+		t.Cleanup(func() { _ = conn.Close() })
+	}
+}
+
+// The slots of a Cluster are asked of one node after the other, and a host that is down must not hold that up.
+func TestAHostThatIsDownDelaysTheSlotsByASecond(t *testing.T) {
+	t.Parallel()
+	rdb := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{silentAddr(t)}})
+	defer rdb.Close()
+	c := newClient(t, rdb)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	began := time.Now()
+	require.ErrorIs(t, c.Ready(ctx), ErrUnavailable)
+	require.Less(t, time.Since(began), 5*time.Second)
+}
+
+// A server that left is forgotten with its queue, however often servers come and go.
+func TestServersThatLeftAreForgotten(t *testing.T) {
+	t.Parallel()
+	server := testenv.Redis(t)
+	_, port, err := net.SplitHostPort(server.Addr())
+	require.NoError(t, err)
+	ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": server.Addr()}})
+	defer ring.Close()
+	cluster := testenv.Cluster(t)
+	for name, rdb := range map[string]redis.UniversalClient{"ring": ring, "cluster": cluster.Client()} {
+		createBucket(t, rdb, "mail", hourly(policy.MaxTokens))
+		c := newClient(t, rdb, slow())
+		_, err := c.Take(t.Context(), "mail", 1)
+		require.NoError(t, err)
+		nodes := func() (n int) {
+			c.nodes.byClient.Range(func(any, any) bool {
+				n++
+				return true
+			})
+			return n
+		}
+		before := nodes()
+		for i := range 10 {
+			if name == "ring" {
+				ring.SetAddrs(map[string]string{"a": []string{"localhost:" + port, server.Addr()}[i%2]})
+			} else { // as when a node joins, and then leaves
+				joined := c.nodes.cluster.Options().NewClient(&redis.Options{Addr: "127.0.0.1:1"})
+				require.NoError(t, joined.Close())
+			}
+			_, err := c.Take(t.Context(), "mail", 1)
+			require.NoError(t, err)
+		}
+		eventually(t, func() bool { return nodes() <= before+1 }, name+": all but the last are forgotten")
+	}
 }
 
 // Connections that the network has forgotten, as a firewall does, are given up soon, however many of them are idle.

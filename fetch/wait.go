@@ -20,11 +20,11 @@ const (
 )
 
 // Wait takes n tokens, all at once, and waits until they are there; n is 1 to policy.MaxTokens. The Result is that of
-// the take that got them; it is never a denial. Those who wait for a bucket in one Client, with the same WithLeave,
-// form a line: they are served in the order of their arrival, and none is served while the first isn't, however few
-// tokens it wants. The line asks when the tokens of the first are due, once for all, so its calls don't grow with its
-// length; and, but for WithRescue(false), every few seconds, lest no refiller lives. The options are WithTimeout, for
-// each question, WithLeave and WithLeavePercent.
+// the take that got them; it is never a denial. Those who wait for a bucket in one Client, with the same WithLeave and
+// the same WithFlow, form a line: they are served in the order of their arrival, and none is served while the first
+// isn't, however few tokens it wants. The line asks when the tokens of the first are due, once for all, so its calls
+// don't grow with its length; and, but for WithRescue(false), every few seconds, lest no refiller lives. The options
+// are WithTimeout, for each question, WithLeave, WithLeavePercent and WithFlow.
 //
 // Once a bucket has denied a line, its tokens are the line's: takes and reservations through the same Client that leave
 // as much or more, and have no request id, don't overtake it, nor do lines that leave more. But of those that leave as
@@ -47,7 +47,7 @@ func (c *Client) Wait(ctx context.Context, key string, n int64, opts ...CallOpti
 }
 
 func (c *Client) waitFor(ctx context.Context, key string, n int64, cfg *callConfig) verdict {
-	if b := c.buckets.find(key); !b.waited() {
+	if b := c.buckets.find(key); !b.waited() && !b.known.Load().divided() {
 		if r, low := b.draw(n, n, cfg.leave); r.OK {
 			low.signal()
 			return verdict{result: r}
@@ -78,17 +78,18 @@ func (c *Client) waitFor(ctx context.Context, key string, n int64, cfg *callConf
 // join puts a waiter at the end of its line, unless its tokens come too late.
 func (c *Client) join(key string, w *waiter) (*line, error) {
 	ls, leave := c.buckets.wait(key), w.cfg.leave
+	flow := c.buckets.find(key).known.Load().flowOf(w.cfg.flow)
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
-	due, _ := ls.due(w.n, leave)
+	due, _ := ls.due(flow, w.n, leave)
 	left := time.Until(w.deadline)
 	if !w.deadline.IsZero() && due > left && due != Never {
 		ls.waiters.Add(-1)
 		return nil, errTooLate(w.n, key, due, left)
 	}
-	l := ls.find(leave)
+	l := ls.find(flow, leave)
 	if l == nil {
-		l = &line{lines: ls, key: key, leave: leave, info: unseen, again: make(chan struct{}, 1)}
+		l = &line{lines: ls, key: key, flow: flow, leave: leave, info: unseen, again: make(chan struct{}, 1)}
 		if !c.life.spawn(func() { c.serve(l) }) {
 			ls.waiters.Add(-1)
 			return nil, ErrClosed
@@ -197,7 +198,7 @@ func (l *line) runs() (asked []*waiter, runs []policy.Run) {
 		if last := len(runs) - 1; last >= 0 && runs[last].N == w.n {
 			runs[last].Count++
 		} else {
-			runs = append(runs, policy.Run{N: w.n, Count: 1, Leave: l.leaves(w.n, l.leave, true)})
+			runs = append(runs, policy.Run{N: w.n, Count: 1, Leave: l.leaves(l.flow, w.n, l.leave, true)})
 		}
 	}
 	return asked, runs
@@ -254,7 +255,7 @@ func (c *Client) askLine(l *line, cfg *callConfig, runs []policy.Run, whole bool
 	t := c.begin(budgetOf(context.Background(), cfg), l.key)
 	t.quits = true
 	a := t.attempt(false, func() (*answer, error) {
-		return t.takes(&ask{line: runs, whole: whole ||
+		return t.takes(&ask{flow: l.flow, line: runs, whole: whole ||
 			!t.info.fresh(time.Now())})
 	})
 	if a.err != nil || a.reply.OK {

@@ -90,7 +90,7 @@ func TestWaitAsksLessOftenWhileRefillsStayOut(t *testing.T) {
 	})
 }
 
-func TestWaitWithoutAKnownRefillAsksOnceASecondUntilItsContextEnds(t *testing.T) {
+func TestWaitWithoutAKnownRefillAsksOnceASecond(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 3500*time.Millisecond)
 		defer cancel()
@@ -262,14 +262,14 @@ func TestAWaiterWhoseTokensComeTooLateIsRefusedAtOnce(t *testing.T) {
 		var last error
 		wg.Go(func() { last = errOf(c.Wait(ctx, "checkout", 5)) }) // due in 10.5 s: it stands in line
 		synctest.Wait()
-		require.EqualValues(t, 105, c.buckets.find("checkout").lines.Load().find(policy.Leave{}).total)
+		require.EqualValues(t, 105, c.buckets.find("checkout").lines.Load().find("", policy.Leave{}).total)
 		require.NoError(t, c.Close(t.Context()))
 		wg.Wait()
 		require.ErrorIs(t, last, ErrClosed)
 	})
 }
 
-func TestADenialIsRememberedUntilItsTokensAreDueAndForNoMoreThanASecond(t *testing.T) {
+func TestADenialIsRememberedUntilItsTokensAreDueOrASecond(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, on := range []bool{true, false} {
 			f := newFake(map[string]policy.Policy{"checkout": hourly(9)})
@@ -350,7 +350,8 @@ func TestAReturnEndsARememberedDenial(t *testing.T) {
 	require.NoError(t, c.Return(t.Context(), "checkout", 2))
 	r, err = c.Take(t.Context(), "checkout", 1)
 	require.NoError(t, err)
-	require.Equal(t, Result{OK: true, Taken: 1, Remaining: 1, Limit: 5, ResetAfter: 4 * time.Hour}, timeless(r))
+	require.Equal(t, Result{OK: true, Taken: 1, Remaining: 1, Limit: 5, ResetAfter: 4 * time.Hour,
+		MoreAfter: time.Hour}, timeless(r))
 }
 
 func TestACancelledFirstWaiterCancelsNoOther(t *testing.T) {
@@ -575,7 +576,7 @@ func TestAReturnWakesThoseWhoWait(t *testing.T) {
 
 // A waiter gives up while its line's question is under way, and the Client is closed before the answer comes: the token
 // goes back, and Close returns.
-func TestCloseReturnsThoughALineWasServedForNobody(t *testing.T) {
+func TestCloseReturnsAfterALineWasServedWithoutACaller(t *testing.T) {
 	f := newFaulty(t, nil)
 	c, err := New(f.rdb, slow())
 	require.NoError(t, err)

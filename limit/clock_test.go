@@ -31,7 +31,7 @@ func TestACallThatGetsNothingMintsNothingWhenTheClockReturns(t *testing.T) {
 		{bucket, decide.Peek, 0}, {bucket, decide.Take, 0},
 		{sliding, decide.Peek, 0}, {sliding, decide.Take, 0},
 		{queue, decide.Peek, 0}, {queue, decide.Take, 0}, {queue, decide.Return, 0}, // no place comes back
-		// Whoever finds a fixed window that ends too late has it end within its length, once and for all.
+		// A call that finds a fixed window that ends too late makes it end within its length, once and for all.
 		{fixed, decide.Peek, 10}, {fixed, decide.Take, 10},
 	} {
 		rule, err := decide.RuleOf(c.limit)

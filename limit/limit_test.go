@@ -58,7 +58,7 @@ func TestADeniedRequestChargesNoLimitAndNamesWhoSaidNo(t *testing.T) {
 	require.Zero(t, d.Limits[2].Taken)
 	require.EqualValues(t, 92, d.Limits[2].Remaining)
 	require.Equal(t, before, []string{rdb.Dump(ctx, "{K}:lazy:burst").Val(), rdb.Dump(ctx, "{K}:win:daily").Val(),
-		rdb.Dump(ctx, "{K}:sld:slid").Val()}, "nobody is charged")
+		rdb.Dump(ctx, "{K}:sld:slid").Val()}, "no limit is charged")
 
 	require.NoError(t, m.Return(ctx, "K", 8))
 	p, err := m.Peek(ctx, "K")

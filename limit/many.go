@@ -56,9 +56,8 @@ type Many struct {
 	slots  bool // keys that are decided together must be in one slot
 }
 
-// NewMany makes a Many of 1 to MaxLimits limits on Redis. Their names, which may
-// not be repeated, tell which one denied, and keep limits on the same key apart.
-// The errors are ErrConfig.
+// NewMany makes a Many of 1 to MaxLimits limits on Redis. Their names, which may not be repeated, identify the limit
+// that denied, and separate limits on the same key. The errors are ErrConfig.
 func NewMany(rdb redis.UniversalClient, limits ...Config) (*Many, error) {
 	if redisclient.IsNil(rdb) {
 		return nil, fmt.Errorf("%w: the redis client is nil", ErrConfig)
@@ -113,8 +112,7 @@ type Decision struct {
 	fetch.Result
 	// DeniedBy names the limits that denied, in the order of the limits.
 	DeniedBy []string
-	// Wait is how long what was taken has to wait: the longest that a limit of
-	// pacing tells; 0 for a denial.
+	// Wait is how long the taken tokens have to wait: the longest wait of a pacing limit; 0 for a denial.
 	Wait time.Duration
 	// Limits are the answers, in the order of the limits. If one denied, the
 	// others' OK says that they would not have, and nothing was taken from any.
@@ -171,13 +169,13 @@ func (m *Many) Take(ctx context.Context, key string, n int64, opts ...fetch.Call
 	return d.Result, nil
 }
 
-// Peek tells what is left and takes nothing; OK if every limit has a token.
+// Peek returns what is left and takes nothing. Its decision is OK if every limit has a token.
 func (m *Many) Peek(ctx context.Context, keys ...string) (Decision, error) {
 	return m.do(ctx, decide.Peek, 1, keys, nil)
 }
 
 // Return gives n tokens back to every limit, to the windows that are under way; a limit of pacing takes no place back.
-// It is for tokens whose Decision is gone.
+// It is for tokens without a Decision.
 func (m *Many) Return(ctx context.Context, key string, n int64) error {
 	_, err := m.do(ctx, decide.Return, n, []string{key}, nil)
 	return err

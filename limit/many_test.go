@@ -19,7 +19,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// spaced has two places, an hour apart.
+// spaced has two places with an hour between them.
 var spaced = pacing.Config{Name: "spaced", Rate: policy.Rate{Tokens: 1, Per: time.Hour}, MaxWait: time.Hour}
 
 func TestATakeFromManyWaitsForItsPlace(t *testing.T) {
@@ -45,7 +45,7 @@ func TestATakeFromManyWaitsForItsPlace(t *testing.T) {
 	})
 }
 
-func TestADecisionTellsHowLongItsPlaceWaits(t *testing.T) {
+func TestADecisionReturnsTheWaitOfItsPlace(t *testing.T) {
 	t.Parallel()
 	local, err := limit.NewManyLocal(time.Now, burst, spaced)
 	require.NoError(t, err)
@@ -160,7 +160,7 @@ func TestTenThousandTakesOnAThousandAdmitAThousand(t *testing.T) {
 		limittest.AdmitExactly(t, func(ctx context.Context) (fetch.Result, error) { return m.Take(ctx, "K", 1) })
 		p, err := m.Peek(t.Context(), "K")
 		require.NoError(t, err)
-		require.EqualValues(t, 4000, p.Limits[1].Remaining, "%s: denied takes charged nobody", name)
+		require.EqualValues(t, 4000, p.Limits[1].Remaining, "%s: denied takes charged nothing", name)
 
 		terms := policy.Policy{Capacity: 1000, Rate: policy.Rate{Tokens: 1, Per: 24 * time.Hour}}.Terms(policy.Fence{})
 		_, err = lua.Refill(t.Context(), rdb, "bucket", policy.Call{Create: policy.CreateInitial, Terms: &terms})

@@ -15,7 +15,7 @@ type Outcome struct {
 	Code string // a word that programs can compare
 	HTTP int    // the status
 	GRPC uint32 // the status, as google.golang.org/grpc/codes numbers it
-	// Open tells whether a server that fails open lets the caller pass. It never does where the caller is to blame, nor
+	// Open reports whether a server that fails open lets the caller pass. It is false where the caller made the error, and
 	// where letting it pass would turn the limit off: a flood of new keys that a template refuses is a denial.
 	Open bool
 }
@@ -34,8 +34,8 @@ const (
 	unavailable        = 14
 )
 
-// outcomes is looked through in order: an unavailable Redis counts before the deadline that it caused, a bad id before
-// the option that has it.
+// outcomes is searched in order: an unavailable Redis comes before the deadline that it caused, a bad id before the
+// option that has it.
 var outcomes = []struct {
 	err error
 	Outcome
@@ -59,8 +59,8 @@ var outcomes = []struct {
 	{context.Canceled, Outcome{"cancelled", http.StatusServiceUnavailable, canceled, true}},
 }
 
-// OutcomeOf is the outcome of an error of a [Limiter] or of a fetch.Client. An error that it doesn't know is nobody's
-// fault but the server's: "internal".
+// OutcomeOf returns the outcome of an error of a [Limiter] or of a fetch.Client. An unknown error is the server's
+// fault: "internal".
 func OutcomeOf(err error) Outcome {
 	for _, o := range outcomes {
 		if errors.Is(err, o.err) {

@@ -103,7 +103,7 @@ func agreeOnShard(t *testing.T, rdb *redis.Client) {
 			default:
 				stayed++
 			}
-			histories[i].Learn(r.Version)
+			histories[i].Remember(r.Version)
 		}
 	}
 	require.NotZero(t, loweredNow)
@@ -384,7 +384,7 @@ func TestActiveBucketsAreListedWithFewCommands(t *testing.T) {
 			names = append(names, fmt.Sprintf("user:%d", i))
 			require.NoError(t, users.Enter(ctx, rdb, names[i], inAMinute()))
 		}
-		require.NoError(t, lua.NewTemplate(&policy.Ruled{}, false).Enter(ctx, rdb, "x", inAMinute()))
+		require.NoError(t, lua.NewTemplate(&policy.CompiledTemplate{}, false).Enter(ctx, rdb, "x", inAMinute()))
 		occupied, err = lua.Occupied(ctx, rdb, shards)
 		require.NoError(t, err)
 		read := []string{}

@@ -181,7 +181,7 @@ func aTemplatesKeyThatIsConfiguredNeverExpires(t *testing.T, rdb *redis.Client) 
 
 // A program that adds with plain commands has the index one higher for a moment, and takes that back. Whoever looks in
 // between is not told the higher one, which would be taken for a rollback afterwards.
-func TestAnIndexThatAForeignClientTakesBackIsNeverLearned(t *testing.T) {
+func TestAnIndexThatAForeignClientTakesBackIsNotApplied(t *testing.T) {
 	t.Parallel()
 	withEmbedded(t, anIndexThatAForeignClientTakesBackIsNeverLearned)
 }
@@ -576,6 +576,34 @@ func aTryOfAPlainClientIsUndoneInABucketThatBeganAnew(t *testing.T, rdb *redis.C
 	undone("user:2", 0)
 }
 
+// If K alone is evicted from a bucket with on_loss full, a refill brings the capacity. A plain client that comes before
+// it leaves an empty K, which can't be told from a drained bucket: nothing is minted.
+func TestATryBeforeTheRefillOfAnEvictedKeyEmptiesIt(t *testing.T) {
+	t.Parallel()
+	withEmbedded(t, aTryBeforeTheRefillOfAnEvictedKeyEmptiesIt)
+}
+
+func aTryBeforeTheRefillOfAnEvictedKeyEmptiesIt(t *testing.T, rdb *redis.Client) {
+	ctx := t.Context()
+	terms := policy.Policy{Capacity: 100, Rate: policy.Rate{Tokens: 1, Per: time.Hour}, OnLoss: policy.LossFull}.
+		Terms(policy.Fence{Epoch: 1})
+	terms.Interval = 1 // no refill is early
+	for try, want := range map[bool]int64{false: 100, true: 0} {
+		require.NoError(t, rdb.FlushAll(ctx).Err())
+		out, err := lua.Refill(ctx, rdb, "b", policy.Call{Terms: &terms, Create: policy.CreateInitial})
+		require.NoError(t, err)
+		require.NoError(t, rdb.Del(ctx, "b").Err())
+		if try {
+			require.NoError(t, rdb.Decr(ctx, "b").Err())
+			require.NoError(t, rdb.Incr(ctx, "b").Err())
+		}
+		out, err = lua.Refill(ctx, rdb, "b", policy.Call{Version: out.Version, Terms: &terms})
+		require.NoError(t, err)
+		require.Equal(t, policy.StatusApplied, out.Status)
+		require.Equal(t, want, out.Tokens, try)
+	}
+}
+
 // A plain adder that took its only try back leaves an index of 0. Alone, or with no tokens, that is no bucket: one
 // begins with what its policy says, and the index counts from 1.
 func TestAnIndexOfZeroAloneIsNoBucket(t *testing.T) {
@@ -770,7 +798,7 @@ func TestAResetKeepsAStepThatWasCreditedBeforeTheClockSteppedBack(t *testing.T) 
 
 // The clock went back by an hour. A denial before the next refill gives the wait from the present on: that refill
 // begins a new era now, and the one after it brings the token.
-func TestADenialAfterTheClockWentBackTellsTheWaitFromThePresentOn(t *testing.T) {
+func TestADenialAfterTheClockWentBackWaitsFromThePresent(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	m, rdb := embedded(t)

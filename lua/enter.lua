@@ -13,5 +13,5 @@ if ARGV[3] == '1' then
 else
   new = call('SADD', KEYS[1], ARGV[1])
 end
-outlast(KEYS[1], ARGV[2] + 0)
+outlast(KEYS[1], ARGV[2])
 return new

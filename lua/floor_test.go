@@ -11,7 +11,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-func TestRepliesTellWhetherAGrantIsInForce(t *testing.T) {
+func TestRepliesSayWhetherAGrantIsInForce(t *testing.T) {
 	t.Parallel()
 	t.Run("Redis", func(t *testing.T) {
 		t.Parallel()

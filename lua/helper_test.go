@@ -69,6 +69,6 @@ type templateCall struct {
 }
 
 // ruled is the template that a call is about.
-func ruled(t templateCall) *policy.Ruled {
-	return &policy.Ruled{Template: policy.Template{Prefix: t.Prefix, MaxKeys: t.MaxKeys}, Text: t.Terms}
+func ruled(t templateCall) *policy.CompiledTemplate {
+	return &policy.CompiledTemplate{Template: policy.Template{Prefix: t.Prefix, MaxKeys: t.MaxKeys}, Text: t.Terms}
 }

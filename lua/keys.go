@@ -3,6 +3,7 @@ package lua
 import (
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 )
 
@@ -55,6 +56,12 @@ func AliveKey(prefix string) string { return "{refiller:alive:" + prefix + "}:ke
 // OverrideKey is the key of the policy that a bucket of a template has alone.
 func OverrideKey(key string) string { return "{" + key + "}:override" }
 
+// FlowsKey is the key of the plan by which the bucket is divided among its flows.
+func FlowsKey(key string) string { return "{" + key + "}:flows" }
+
+// UseKey is the key of what the bucket's flows asked for.
+func UseKey(key string) string { return "{" + key + "}:use" }
+
 // LazyKey is the key of a bucket that is credited when it is asked.
 func LazyKey(key string) string { return "{" + key + "}:lazy" }
 
@@ -62,6 +69,7 @@ func LazyKey(key string) string { return "{" + key + "}:lazy" }
 var contents = map[string]string{
 	"": "a whole number, the index", ":ctl": "the bucket's state", ":outstanding": "the bucket's reservations and leases",
 	":due": "when they end", ":live": "its consumers", ":lazy": "an instant", ":override": "a policy", ":set": "templates",
+	":flows": "how it is divided", ":use": "what its flows asked for",
 }
 
 // contentOf is what a key that this package makes is to hold.
@@ -124,3 +132,7 @@ var crcOf = func() (table [256]uint16) {
 	}
 	return table
 }()
+
+// ProbeKey returns a key that never exists. Clients ask about it to measure the round trip to a server. The keys of
+// different n are in different slots.
+func ProbeKey(n int) string { return "refiller:probe:" + strconv.Itoa(n) }

@@ -231,7 +231,7 @@ func agree(t *testing.T, rdb *redis.Client) {
 			require.Equal(t, seenOf(policy.Call{Version: out.Version, Terms: call.Terms}, model), refilled.Seen, where)
 			require.Equal(t, model, load(ctx, t, rdb, key), where)
 			reached[out.Status]++
-			h.Learn(out.Version)
+			h.Remember(out.Version)
 
 			n := 1 + rng.Int64N(500)
 			peek, err := lua.Peek(ctx, rdb, key, n)
@@ -330,7 +330,7 @@ func agreeOnMany(t *testing.T, rdb *redis.Client) {
 			require.NoError(t, r.Err, where)
 			require.Equal(t, models[i].Refill(calls[i].Call, r.Now), r.Outcome, where)
 			require.Equal(t, models[i], load(ctx, t, rdb, calls[i].Key), where)
-			histories[i].Learn(r.Version)
+			histories[i].Remember(r.Version)
 		}
 	}
 }

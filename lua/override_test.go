@@ -272,7 +272,7 @@ func anOverrideOfAKeyWithoutABucketWaitsForIt(t *testing.T, rdb *redis.Client) {
 }
 
 // A key that has an override is configured by itself, so that no template matches it any more.
-func TestAfterAnOverrideOfAKeyWithoutATemplateItsConfigurationCounts(t *testing.T) {
+func TestAfterAnOverrideAKeysOwnConfigurationIsInForce(t *testing.T) {
 	t.Parallel()
 	withEmbedded(t, afterAnOverrideOfAKeyWithoutATemplateItsConfigurationCounts)
 }

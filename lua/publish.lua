@@ -7,10 +7,11 @@
 -- Reply {1, version}: it is the published one; version was that of the set before, -1 if there was none
 --       {0, version}: one with a later version, or another one with the same, stays published; version is its version
 --       {3, 1}: KEYS 1 holds something else
+--#include shared/redis
 local there = redis.pcall('HMGET', KEYS[1], 'version', 'id', 'text')
 if there.err then
-  if string.find(there.err, 'WRONGTYPE', 1, true) then return {3, 1} end
-  return there
+  wrong_type(there)
+  return {3, 1}
 end
 local version, before = tonumber(ARGV[1]), tonumber(there[1] or '-1')
 if not before then return {3, 1} end

@@ -175,7 +175,7 @@ func TestReplicasThatPublishAtOnceAgree(t *testing.T) {
 	require.EqualValues(t, versions-1, set.Version())
 }
 
-func TestBucketsApartFromTheirTemplateAreEnteredAndCounted(t *testing.T) {
+func TestBucketsInOtherSlotsThanTheirTemplateAreCounted(t *testing.T) {
 	t.Parallel()
 	ctx, rdb := t.Context(), testenv.Cluster(t).Client()
 	call := user()
@@ -191,12 +191,36 @@ func TestBucketsApartFromTheirTemplateAreEnteredAndCounted(t *testing.T) {
 			require.NoError(t, many.Enter(ctx, rdb, key, r.Till), "it may be repeated")
 		}
 		require.True(t, isActive(ctx, t, rdb, key))
-		alive, err := many.Alive(ctx, rdb)
-		require.NoError(t, err)
-		require.EqualValues(t, i+1, alive)
+		require.EqualValues(t, i+1, rdb.ZCard(ctx, lua.AliveKey("user:")).Val())
 	}
-	require.NoError(t, many.Enter(ctx, rdb, "user:gone", time.Now().Add(-time.Minute).Unix()))
-	alive, err := lua.Alive(ctx, rdb, "user:")
-	require.NoError(t, err)
-	require.EqualValues(t, 5, alive, "one that has expired isn't alive")
+}
+
+func TestABucketIsClaimedBeforeItIsCreated(t *testing.T) {
+	t.Parallel()
+	withEmbedded(t, aBucketIsClaimedBeforeItIsCreated)
+}
+
+func aBucketIsClaimedBeforeItIsCreated(t *testing.T, rdb *redis.Client) {
+	ctx := t.Context()
+	call := user()
+	call.Apart, call.MaxKeys = true, 2
+	rule := ruled(call)
+	rule.Terms = policy.Policy{Capacity: 100, Rate: policy.PerSecond(1)}.Terms(policy.Fence{}) // it drains in 100 s
+	two := lua.NewTemplate(rule, true)
+	counted := func(key string) time.Duration {
+		score := rdb.ZScore(ctx, lua.AliveKey("user:"), key).Val()
+		return time.Duration(int64(score)*1_000_000-serverTime(ctx, t, rdb)) * time.Microsecond
+	}
+	require.NoError(t, two.Enter(ctx, rdb, "user:gone", serverTime(ctx, t, rdb)/1_000_000))
+	require.NoError(t, two.Claim(ctx, rdb, "user:1"))
+	require.Greater(t, counted("user:1"), 190*time.Second, "twice the time in which it drains")
+	require.LessOrEqual(t, counted("user:1"), 201*time.Second)
+	require.NoError(t, two.Claim(ctx, rdb, "user:2"), "one that has expired isn't alive")
+	require.ErrorContains(t, two.Claim(ctx, rdb, "user:3"), "2 are alive, at most 2 may be")
+	require.ErrorIs(t, two.Claim(ctx, rdb, "user:3"), lua.ErrTooManyBuckets)
+	require.NoError(t, two.Claim(ctx, rdb, "user:1"), "it has its claim")
+	require.EqualValues(t, 2, rdb.ZCard(ctx, lua.AliveKey("user:")).Val())
+
+	require.NoError(t, rdb.Set(ctx, lua.AliveKey("user:"), "something else", 0).Err())
+	require.NoError(t, two.Claim(ctx, rdb, "user:3"), "a set of another type fails no take")
 }

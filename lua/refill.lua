@@ -279,7 +279,7 @@ for i = 1, n do
   local p = given
   local st, before = pcall('HGET', key_ctl, 'st'), tonumber(stock[i])
   -- As the caller saw it: nothing has been written since, so its policy is in force, and nothing is outstanding.
-  local at = st == ARGV[i] and p and find(st, ' ', 35, true) -- before carry
+  local at = st == ARGV[i] and p and find(st, ' ', 35) -- before carry
   local last = at and before and before >= 0 and before < 2 ^ 53 and sub(st, 18, 33) + 0
   local index, as_seen, is_idle, switched
   if last and now - last >= p.half then

@@ -54,7 +54,7 @@ func holdsAgree(t *testing.T, rdb *redis.Client) {
 				require.NoError(t, err, where)
 				require.Equal(t, model.Refill(call, out.Now), out, where)
 				require.Equal(t, model, loadHeld(ctx, t, rdb, key), where)
-				h.Learn(out.Version)
+				h.Remember(out.Version)
 			}
 			if model.Tokens == nil {
 				continue // the model writes down that there are none, a script only if that changes
@@ -164,7 +164,7 @@ func hold(ctx context.Context, t *testing.T, rdb *redis.Client, key string, mode
 }
 
 // Whoever comes too late is charged what was used, as far as the tokens went back.
-func TestAReservationThatRunsOutGoesBackAndIsChargedWhenItIsSettledLate(t *testing.T) {
+func TestALateSettlementChargesAReservationThatRanOut(t *testing.T) {
 	ctx, rdb := t.Context(), testenv.Redis(t).Client()
 	expire := func(ids ...string) {
 		model := loadHeld(ctx, t, rdb, "b")
@@ -448,6 +448,38 @@ func aBucketThatExpiresOutlivesItsReservations(t *testing.T, rdb *redis.Client) 
 	}
 }
 
+// What a sweep remembers of a reservation lives for a minute, and the bucket for another one.
+func TestABucketOutlivesWhatASweepRemembers(t *testing.T) {
+	withEmbedded(t, aBucketOutlivesWhatASweepRemembers)
+}
+
+func aBucketOutlivesWhatASweepRemembers(t *testing.T, rdb *redis.Client) {
+	ctx := t.Context()
+	storeCase(ctx, t, rdb, "b", 100)
+	_, err := lua.Reserve(ctx, rdb, "b", lua.ReserveCall{ID: "x", N: 10, TTL: time.Minute})
+	require.NoError(t, err)
+	model := loadHeld(ctx, t, rdb, "b")
+	over := serverTime(ctx, t, rdb) - 1
+	h := model.Held["x"]
+	h.Until = over
+	model.Held["x"] = h
+	model.Ends["x"] = over
+	model.Control.Due = over
+	storeHeld(ctx, t, rdb, "b", model)
+	keys := []string{"b", lua.IndexKey("b"), lua.ControlKey("b"), lua.OutstandingKey("b"), lua.DueKey("b")}
+	for _, key := range keys {
+		require.NoError(t, rdb.PExpire(ctx, key, 30*time.Second).Err())
+	}
+	swept := lua.Sweep(ctx, rdb, []string{"b"}, 10)[0]
+	require.NoError(t, swept.Err)
+	require.EqualValues(t, 10, swept.Returned)
+	for _, key := range keys {
+		left := rdb.PTTL(ctx, key).Val()
+		require.Greater(t, left, 90*time.Second, key)
+		require.LessOrEqual(t, left, 120*time.Second, key)
+	}
+}
+
 // A key of a template becomes a configured bucket, which doesn't expire: nor do records that are made from then on.
 func TestRecordsOfATemplatesKeyThatIsConfiguredDoNotExpire(t *testing.T) {
 	withEmbedded(t, recordsOfATemplatesKeyThatIsConfiguredDoNotExpire)
@@ -542,7 +574,7 @@ func callsAboutReservationsRefuseWhatIsOutOfRange(t *testing.T, rdb *redis.Clien
 	require.Empty(t, lua.Sweep(ctx, rdb, nil, 1))
 }
 
-func TestASweepTellsEachBucketsOwnError(t *testing.T) {
+func TestASweepReturnsEachBucketsOwnError(t *testing.T) {
 	t.Parallel()
 	withEmbedded(t, aSweepTellsEachBucketsOwnError)
 }

@@ -77,14 +77,16 @@ var (
 	lazyScript     = newScript("lazy")
 	enterScript    = newScript("enter")
 	moveScript     = newScript("move")
-	aliveScript    = newScript("alive")
+	claimScript    = newScript("claim")
 	publishScript  = newScript("publish")
 	overrideScript = newScript("override")
+	flowsScript    = newScript("flows")
+	planScript     = newScript("plan")
 
 	allScripts = []*script{
 		addScript, takeScript, takesScript, takeOnceScript, takeAllScript, liveScript, returnScript, peekScript, grantScript,
 		resetScript, refillScript, ticketScript, reserveScript, settleScript, leaseScript, sweepScript,
-		lazyScript, enterScript, moveScript, aliveScript, publishScript, overrideScript,
+		lazyScript, enterScript, moveScript, claimScript, publishScript, overrideScript, flowsScript, planScript,
 	}
 )
 
@@ -185,9 +187,20 @@ func send[C redis.Cmder](ctx context.Context, c Client, s *script, words []any,
 		}
 	}
 	if err != nil {
-		err = fmt.Errorf("refiller: %s: %w", s.name, err)
+		err = callError(s.name, err)
 	}
 	return cmd, err
+}
+
+// unauthenticated is how a server that wants a password refuses a command of more than ten words.
+const unauthenticated = "ERR Protocol error: unauthenticated"
+
+// callError returns the error of a script's call. Otherwise a missing password would read like a broken protocol.
+func callError(name string, err error) error {
+	if redis.HasErrorPrefix(err, unauthenticated) {
+		return fmt.Errorf("refiller: %s: NOAUTH, the server wants a password: %w", name, err)
+	}
+	return fmt.Errorf("refiller: %s: %w", name, err)
 }
 
 // scriptCmd is the command of a script's call.
@@ -222,7 +235,7 @@ func pipeline[C scriptCmd](ctx context.Context, rdb redis.UniversalClient, s *sc
 			}
 			errs[i] = err
 			if err != nil {
-				errs[i] = fmt.Errorf("refiller: %s: %w", s.name, err)
+				errs[i] = callError(s.name, err)
 			}
 		}
 		return unknown

@@ -172,7 +172,7 @@ func TestRefillBatchRunsEachBucketOnceThoughTheCacheIsFlushed(t *testing.T) {
 	}
 }
 
-func TestRefillBatchTellsEachBucketsOwnError(t *testing.T) {
+func TestRefillBatchReturnsEachBucketsOwnError(t *testing.T) {
 	t.Parallel()
 	withEmbedded(t, refillBatchTellsEachBucketsOwnError)
 }
@@ -408,7 +408,7 @@ func aForeignBucketWithoutPolicyIsTakenFrom(t *testing.T, rdb *redis.Client) {
 	require.Equal(t, "0", rdb.Get(ctx, "b").Val())
 }
 
-func TestATakeTellsThePolicyWhenAskedOrDenied(t *testing.T) {
+func TestATakeReturnsThePolicyWhenAskedOrDenied(t *testing.T) {
 	t.Parallel()
 	withEmbedded(t, aTakeTellsThePolicyWhenAskedOrDenied)
 }

@@ -55,7 +55,7 @@ for b = 1, n do
   tokens = tokens or 0
   local fits = tokens - keep >= want
   buckets[b] = {tokens = tokens, n = want, keep = keep, fits = fits, s = s, p = p}
-  fit = fit and (fits or p.enforcement >= 4)
+  fit = fit and (fits or p.enforcement % 8 >= 4)
 end
 local reply = {fit and 1 or 0}
 local now = now_us()

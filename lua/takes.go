@@ -142,7 +142,7 @@ func (t *TakesCall) Read(err error) ([]TakesReply, error) {
 	b := t.lazy()
 	switch {
 	case err != nil:
-		return nil, fmt.Errorf("refiller: takes: %w", err)
+		return nil, callError("takes", err)
 	case b == nil:
 		return t.read(t.cmd.(onceIntegers).Val())
 	}
@@ -369,23 +369,36 @@ func readTakes(r *integerReply, now int64, b *Takes) TakesReply {
 	reply := TakesReply{OK: true, Remaining: r.next()}
 	reply.Refilled = Refilled{Version: policy.Version{Era: r.next(), Index: r.next()}, Last: r.next(), Now: now}
 	reply.Till = r.next()
-	if n := r.next(); n > 0 {
-		terms, err := policy.TermsOf(r.take(n))
-		r.bad = r.bad || err != nil
-		reply.Terms = &terms
+	reply.Terms = readTerms(r)
+	reply.readRuns(r, len(b.Runs), func(i int) int64 { return b.Runs[i].Count })
+	return reply
+}
+
+// readTerms reads how many numbers of a policy follow, and they; nil for none.
+func readTerms(r *integerReply) *policy.Terms {
+	n := r.next()
+	if n == 0 {
+		return nil
 	}
-	for i := range b.Runs {
+	terms, err := policy.TermsOf(r.take(n))
+	r.bad = r.bad || err != nil
+	return &terms
+}
+
+// readRuns reads what became of n runs, of which each has a count of takes.
+func (t *TakesReply) readRuns(r *integerReply, n int, count func(i int) int64) {
+	for i := range n {
 		taken, wait := r.next(), r.next()
-		r.bad = r.bad || taken < 0 || taken > b.Runs[i].Count
-		if taken < b.Runs[i].Count && reply.OK {
-			reply.OK, reply.Runs = false, make([]RunReply, len(b.Runs))
+		r.bad = r.bad || taken < 0 || taken > count(i)
+		if taken < count(i) && t.OK {
+			t.OK = false
+			t.Runs = make([]RunReply, n)
 			for k := range i {
-				reply.Runs[k].Taken = b.Runs[k].Count
+				t.Runs[k].Taken = count(k)
 			}
 		}
-		if !reply.OK {
-			reply.Runs[i] = RunReply{Taken: taken, Wait: micros(wait)}
+		if !t.OK {
+			t.Runs[i] = RunReply{Taken: taken, Wait: micros(wait)}
 		}
 	}
-	return reply
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/tokenrefill/refiller/policy"
@@ -19,14 +20,16 @@ type Template struct {
 	prefix, terms, alive string
 	sets                 [ActiveShards]string
 	maxKeys              int64
+	life                 time.Duration // of its buckets, at least
 	apart                bool
 }
 
 // NewTemplate makes a Template. apart is for a Cluster: the active set and the set of
-// buckets alive are in other slots than the buckets, so callers call Enter, and keep to
-// the bound, with Alive.
-func NewTemplate(r *policy.Ruled, apart bool) *Template {
-	t := &Template{prefix: r.Prefix, terms: r.Text, alive: AliveKey(r.Prefix), maxKeys: r.MaxKeys, apart: apart}
+// buckets alive are in other slots than the buckets, so callers call Enter, and, before
+// they create a bucket of a bounded template, Claim.
+func NewTemplate(r *policy.CompiledTemplate, apart bool) *Template {
+	t := &Template{prefix: r.Prefix, terms: r.Text, alive: AliveKey(r.Prefix), maxKeys: r.MaxKeys,
+		life: r.Terms.Lifetime(), apart: apart}
 	for i := range t.sets {
 		t.sets[i] = ActiveKey(r.Prefix, i)
 	}
@@ -59,23 +62,21 @@ func (t *Template) Open(ctx context.Context, c Client, key string) error {
 	return t.Enter(ctx, c, key, replies[0].Till)
 }
 
-// Alive is how many buckets of a bounded template are alive, as far as they were
-// entered.
-func (t *Template) Alive(ctx context.Context, c Client) (int64, error) {
-	return Alive(ctx, c, t.prefix)
-}
-
-// Alive is how many buckets of the bounded template with a prefix are alive.
-func Alive(ctx context.Context, c Client, prefix string) (int64, error) {
-	v, err := aliveScript.run(ctx, c, []string{AliveKey(prefix)})
+// Claim counts a bucket of a bounded template that is about to be created. It returns ErrTooManyBuckets if as many are
+// alive as may be. The bucket is counted for its life, and Enter counts it for longer. It may be repeated.
+func (t *Template) Claim(ctx context.Context, c Client, key string) error {
+	v, err := claimScript.run(ctx, c, []string{t.alive}, key, t.maxKeys, int64(math.Ceil(t.life.Seconds())))
 	if err != nil {
-		return 0, err
+		return err
 	}
 	alive, ok := v.(int64)
 	if !ok {
-		return 0, fmt.Errorf("%w: %T for a number of buckets", ErrBadReply, v)
+		return fmt.Errorf("%w: %T for a number of buckets", ErrBadReply, v)
 	}
-	return alive, nil
+	if alive > 0 {
+		return t.TooMany(key, alive)
+	}
+	return nil
 }
 
 // TooMany is the error of a bucket that isn't created, since as many are alive as

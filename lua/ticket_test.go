@@ -12,7 +12,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-func TestTicketTellsWhatAPoolsBucketDid(t *testing.T) {
+func TestATicketHasTheUsageOfAPoolsBucket(t *testing.T) {
 	t.Parallel()
 	withEmbedded(t, ticketTells)
 }
@@ -89,7 +89,31 @@ func ticketTells(t *testing.T, rdb *redis.Client) {
 	}
 }
 
-func TestTicketsOfAServerThatIsAwayAreErrors(t *testing.T) {
+func TestATicketNamesTheKeyThatHoldsSomethingElse(t *testing.T) {
+	t.Parallel()
+	withEmbedded(t, aTicketNamesTheKeyThatHoldsSomethingElse)
+}
+
+func aTicketNamesTheKeyThatHoldsSomethingElse(t *testing.T, rdb *redis.Client) {
+	ctx := t.Context()
+	names := []string{lua.TokensKey("b"), lua.ControlKey("b")}
+	for _, name := range names {
+		storeCase(ctx, t, rdb, "b", 100)
+		require.NoError(t, rdb.Del(ctx, name).Err())
+		require.NoError(t, rdb.LPush(ctx, name, "x").Err())
+		err := lua.Tickets(ctx, rdb, []string{"b"})[0].Err
+		require.ErrorIs(t, err, lua.ErrMalformedBucket)
+		require.ErrorContains(t, err, fmt.Sprintf("the key %q does not hold", name))
+	}
+	storeCase(ctx, t, rdb, "b", 100)
+	require.NoError(t, rdb.Del(ctx, lua.TokensKey("b")).Err())
+	lost := lua.Tickets(ctx, rdb, []string{"b"})[0]
+	require.NoError(t, lost.Err)
+	require.Zero(t, lost.Tokens, "a bucket that lost its tokens")
+	require.NotNil(t, lost.Terms)
+}
+
+func TestTicketsOfAnUnavailableServerAreErrors(t *testing.T) {
 	t.Parallel()
 	s := testenv.Redis(t)
 	rdb := s.Client()

@@ -45,7 +45,7 @@ type Store struct{ rdb redis.UniversalClient }
 func New(rdb redis.UniversalClient) *Store { return &Store{rdb} }
 
 // template is the published template of a key.
-func (s *Store) template(ctx context.Context, key string) (*policy.Ruled, error) {
+func (s *Store) template(ctx context.Context, key string) (*policy.CompiledTemplate, error) {
 	if err := lua.CheckKey(key); err != nil {
 		return nil, err
 	}
@@ -135,11 +135,12 @@ func (s *Store) Unset(ctx context.Context, key string) (Limit, error) {
 	if err != nil {
 		return l, err
 	}
-	return s.standing(ctx, l)
+	return s.plain(ctx, l)
 }
 
-// changed does what is left to do after a change, and tells what counts now.
-func (s *Store) changed(ctx context.Context, key string, t *policy.Ruled, r lua.OverrideReply) (Limit, error) {
+// changed completes a change, and returns the limit that is in force now.
+func (s *Store) changed(ctx context.Context, key string, t *policy.CompiledTemplate, r lua.OverrideReply) (Limit,
+	error) {
 	l := limitOf(key, t, r.Terms)
 	l.Changed = r.Had
 	l.Exists = r.Exists
@@ -152,7 +153,7 @@ func (s *Store) changed(ctx context.Context, key string, t *policy.Ruled, r lua.
 }
 
 // limitOf is what counts for a key with a policy of its own, nil for none.
-func limitOf(key string, t *policy.Ruled, own *policy.Terms) Limit {
+func limitOf(key string, t *policy.CompiledTemplate, own *policy.Terms) Limit {
 	l := Limit{Key: key, Own: own != nil}
 	if t != nil {
 		l.Template = t.Prefix
@@ -166,7 +167,7 @@ func limitOf(key string, t *policy.Ruled, own *policy.Terms) Limit {
 	return l
 }
 
-// Get tells what counts for a key of a template.
+// Get returns the limit that is in force for a key of a template.
 func (s *Store) Get(ctx context.Context, key string) (Limit, error) {
 	t, err := s.template(ctx, key)
 	if err != nil {
@@ -179,11 +180,11 @@ func (s *Store) Get(ctx context.Context, key string) (Limit, error) {
 	if t == nil && own == nil {
 		return Limit{}, noTemplate(key)
 	}
-	return s.standing(ctx, limitOf(key, t, own))
+	return s.plain(ctx, limitOf(key, t, own))
 }
 
-// standing looks whether a bucket that is no template's is in force. Takes from a lazy template's don't look at it.
-func (s *Store) standing(ctx context.Context, l Limit) (Limit, error) {
+// plain checks whether a bucket that is no template's is in force. Takes from a lazy template's bucket don't read it.
+func (s *Store) plain(ctx context.Context, l Limit) (Limit, error) {
 	if l.Enforce == policy.EnforceLazy {
 		return l, nil
 	}
@@ -203,8 +204,8 @@ func (s *Store) standing(ctx context.Context, l Limit) (Limit, error) {
 // listAtOnce is how many keys of the list are read with one command.
 const listAtOnce = 500
 
-// All are the overrides, in no order; it ends with the first error. One that is set
-// meanwhile may be missing. The list is read in parts, so that it holds nobody up.
+// All returns the overrides, in no order; it ends with the first error. One that is set meanwhile may be missing. The
+// list is read in parts, so that it delays no other client.
 func (s *Store) All(ctx context.Context) iter.Seq2[Limit, error] {
 	return func(yield func(Limit, error) bool) {
 		set, _, err := lua.ReadTemplates(ctx, s.rdb, "")

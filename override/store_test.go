@@ -187,7 +187,7 @@ func TestThousandsOfOverridesAreListed(t *testing.T) {
 	require.Len(t, overrides(t, s), many*9/10)
 	for _, err := range s.All(ctx) {
 		require.NoError(t, err)
-		break // whoever has seen enough may stop
+		break // the reader may stop at any time
 	}
 }
 
@@ -214,7 +214,7 @@ func (b *between) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	}
 }
 
-// One sets an override while another takes it away: whoever wins, what is in force is in the list.
+// One caller sets an override while another one removes it. Whatever the order, the list has what is in force.
 func TestAnOverrideInForceIsInTheListWhateverElseHappens(t *testing.T) {
 	t.Parallel()
 	ctx, rdb := t.Context(), testenv.Redis(t).Client()
@@ -249,7 +249,7 @@ func TestAnOverrideInForceIsInTheListWhateverElseHappens(t *testing.T) {
 }
 
 // A bucket that was configured by itself stays when it leaves the file, and is what is enforced.
-func TestABucketOfTheKeysOwnIsTold(t *testing.T) {
+func TestAConfiguredBucketOfTheKeyIsReported(t *testing.T) {
 	t.Parallel()
 	ctx, rdb := t.Context(), testenv.Redis(t).Client()
 	s := override.New(rdb)
@@ -269,7 +269,7 @@ func TestABucketOfTheKeysOwnIsTold(t *testing.T) {
 		require.Equal(t, want, got, name)
 		got, err = ask(ctx, "lazy:1")
 		require.NoError(t, err, name)
-		require.False(t, got.Bucket, "%s: takes from a lazy template's bucket don't look at it", name)
+		require.False(t, got.Bucket, "%s: takes from a lazy template's bucket don't read it", name)
 		require.EqualValues(t, 60, got.Capacity, name)
 	}
 	_, err := s.Set(ctx, "user:1", policy.Override{Capacity: 5})

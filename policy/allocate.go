@@ -2,6 +2,7 @@ package policy
 
 import (
 	"cmp"
+	"container/heap"
 	"math/bits"
 	"slices"
 )
@@ -21,12 +22,13 @@ const MaxWeight = 1_000_000
 
 // Allocate divides total among the claimants and returns their shares in the order of the claimants.
 //
-// Everyone gets the floor. If the demands fit, everyone gets the demand and a part of what is spare, by weight. If they
-// don't, rates are levelled: nobody has less than the demand while another has more for its weight, floors aside. The
-// shares add up to total, unless ceilings leave a rest; floors that don't fit into total are levelled as demands are.
+// Every claimant gets its floor. If the demands fit, every claimant gets its demand and, by weight, a part of the rest.
+// If they don't fit, rates are levelled: no claimant has less than its demand while another has more for its weight,
+// except by floors. The shares add up to total, unless ceilings leave a rest. Floors that don't fit into total are
+// levelled as demands are.
 //
-// Whole units go where the next one raises the level least, and not to the largest remainders: with these, more demand
-// of one region can bring another a unit more, here it never does.
+// Whole units go where the next one raises the level least, and not to the largest remainders. With largest remainders,
+// more demand of one region could bring another region a unit more. Here it never does.
 func Allocate(total int64, claimants []Claimant) []int64 {
 	n := len(claimants)
 	floors := make([]Bounds, n)
@@ -74,54 +76,96 @@ type Bounds struct {
 // at which total is reached, so no other share rises.
 func MaxMin(total int64, all []Bounds) []int64 {
 	shares := make([]int64, len(all))
-	var most int64
-	for i, b := range all {
-		shares[i] = b.Most
-		most += b.Most
-	}
-	if most <= total {
+	num, den, reached := Level(total, all)
+	if !reached {
+		for i, b := range all {
+			shares[i] = b.Most
+		}
 		return shares
 	}
-	num, den := level(total, all)
 	rest := total
 	for i, b := range all {
 		shares[i] = min(max(MulDiv(num, b.Weight, den), b.Least), b.Most)
 		rest -= shares[i]
 	}
-	for ; rest > 0; rest-- { // less than a unit for each share
-		shares[nextToRise(all, shares)]++
-	}
+	handOut(rest, all, shares)
 	return shares
 }
 
-// nextToRise is the share whose next unit comes at the lowest level; some share is below its most.
-func nextToRise(all []Bounds, shares []int64) int {
-	first := -1
-	for i, b := range all {
-		if shares[i] == b.Most {
-			continue
-		}
-		if first < 0 || cmp.Or(compareFractions(shares[i]+1, b.Weight, shares[first]+1, all[first].Weight),
-			cmp.Compare(b.Name, all[first].Name)) < 0 {
-			first = i
+// handOut adds rest units, fewer than there are shares, one by one, each to the share whose next unit comes at the
+// lowest level. Together the shares may rise by as much.
+func handOut(rest int64, all []Bounds, shares []int64) {
+	if rest == 0 {
+		return
+	}
+	rising := &risers{all: all, shares: shares}
+	for i := range all {
+		if shares[i] < all[i].Most {
+			rising.first = append(rising.first, i)
 		}
 	}
-	return first
+	heap.Init(rising)
+	for ; rest > 0; rest-- {
+		i := rising.first[0]
+		shares[i]++
+		if shares[i] < all[i].Most {
+			heap.Fix(rising, 0)
+		} else {
+			heap.Pop(rising)
+		}
+	}
 }
 
-// level is the fraction at which clamp(level·weight, least, most) adds up to total, without rounding; Σleast ≤ total <
-// Σmost. It goes through the levels at which a share starts or stops rising, in order.
-func level(total int64, all []Bounds) (num, den int64) {
-	type turn struct{ at, weight, rising int64 } // at/weight is the level
+// risers are the shares that may rise, a heap by the level at which the next unit of each comes.
+type risers struct {
+	all    []Bounds
+	shares []int64
+	first  []int
+}
+
+func (r *risers) Len() int { return len(r.first) }
+
+func (r *risers) Less(i, j int) bool {
+	a := r.first[i]
+	b := r.first[j]
+	return cmp.Or(compareFractions(r.shares[a]+1, r.all[a].Weight, r.shares[b]+1, r.all[b].Weight),
+		cmp.Compare(r.all[a].Name, r.all[b].Name)) < 0
+}
+
+func (r *risers) Swap(i, j int) { r.first[i], r.first[j] = r.first[j], r.first[i] }
+func (r *risers) Push(i any)    { r.first = append(r.first, i.(int)) }
+
+func (r *risers) Pop() any {
+	last := len(r.first) - 1
+	i := r.first[last]
+	r.first = r.first[:last]
+	return i
+}
+
+// Level returns the fraction at which clamp(level·weight, least, most) adds up to total, without rounding. It reports
+// false if all Most together don't exceed total, so that no level is reached. The sum of all Least must not exceed
+// total.
+func Level(total int64, all []Bounds) (num, den int64, reached bool) {
+	var still, most, rising int64 // units of shares that no longer rise, of all in the end; weight of those that rise
 	turns := make([]turn, 0, 2*len(all))
-	var still, rising int64 // units of shares that stand still; weight of those that rise
 	for _, b := range all {
-		still += b.Least
-		if b.Most > b.Least {
-			turns = append(turns, turn{b.Least, b.Weight, 1}, turn{b.Most, b.Weight, -1})
+		most += b.Most
+		switch {
+		case b.Most == b.Least:
+			still += b.Least
+			continue
+		case b.Least > 0:
+			still += b.Least
+			turns = append(turns, turn{b.Least, b.Weight, 1})
+		default:
+			rising += b.Weight
 		}
+		turns = append(turns, turn{b.Most, b.Weight, -1})
 	}
-	slices.SortFunc(turns, func(a, b turn) int { return compareFractions(a.at, a.weight, b.at, b.weight) })
+	if most <= total {
+		return 0, 0, false
+	}
+	slices.SortFunc(turns, compareTurns)
 	for _, t := range turns {
 		// total reached before this turn: still + rising·level = total
 		if rising > 0 && compareFractions(total-still, rising, t.at, t.weight) <= 0 {
@@ -130,7 +174,17 @@ func level(total int64, all []Bounds) (num, den int64) {
 		still -= t.rising * t.at
 		rising += t.rising * t.weight
 	}
-	return total - still, max(rising, 1)
+	return total - still, max(rising, 1), true
+}
+
+// turn is a level, at ÷ weight, at which a share starts or stops rising.
+type turn struct{ at, weight, rising int64 }
+
+func compareTurns(a, b turn) int {
+	if a.weight == b.weight {
+		return cmp.Compare(a.at, b.at)
+	}
+	return compareFractions(a.at, a.weight, b.at, b.weight)
 }
 
 // compareFractions compares a/b with c/d, of which none is negative and b and d are positive.

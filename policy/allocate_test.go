@@ -35,7 +35,7 @@ func TestAllocateKnownAnswers(t *testing.T) {
 		in    []Claimant
 		want  []int64
 	}{
-		// Nobody asks: floors 400, spare 600 by 2:1:1.
+		// No demand: floors 400, the rest 600 by 2:1:1.
 		{"idle", 1000, three(0, 0, 0), []int64{500, 250, 250}},
 		// Wants 500+150+100 = 750, spare 250 by 2:1:1 = 125, 62.5, 62.5: the odd unit goes to the first by name.
 		{"demands fit", 1000, three(500, 150, 50), []int64{625, 212, 163}},
@@ -58,13 +58,13 @@ func TestAllocateKnownAnswers(t *testing.T) {
 		{"ceilings leave a rest", 1000, ceiling(ceiling(ceiling(three(900, 900, 900), "eu", 300), "us", 200), "ap", 200),
 			[]int64{300, 200, 200}},
 		{"alone", 1000, []Claimant{{Name: "eu", Weight: 7, Floor: 10}}, []int64{1000}},
-		{"nobody", 1000, nil, []int64{}},
+		{"no claimants", 1000, nil, []int64{}},
 		{"nothing", 0, three(5, 5, 5), []int64{0, 0, 0}},
 		// 10 over three equals: 4, 3, 3 by name.
 		{"equals", 10, []Claimant{{Name: "c", Weight: 1, Demand: 99}, {Name: "a", Weight: 1, Demand: 99},
 			{Name: "b", Weight: 1, Demand: 99}}, []int64{3, 4, 3}},
 		// Weight 1000 against 1: level 10/1001 gives 9.99 and 0.0099; the tenth unit comes at 0.010, the other's first at 1.
-		{"weights far apart", 10, []Claimant{{Name: "a", Weight: 1, Demand: 99}, {Name: "b", Weight: 1000, Demand: 99}},
+		{"very different weights", 10, []Claimant{{Name: "a", Weight: 1, Demand: 99}, {Name: "b", Weight: 1000, Demand: 99}},
 			[]int64{0, 10}},
 		{"large numbers", 1 << 50, []Claimant{{Name: "a", Weight: MaxWeight, Demand: 1 << 50},
 			{Name: "b", Weight: MaxWeight, Demand: 1 << 50}}, []int64{1 << 49, 1 << 49}},
@@ -225,5 +225,20 @@ func BenchmarkAllocate(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		Allocate(1_000_000, list)
+	}
+}
+
+func BenchmarkMaxMin(b *testing.B) {
+	for _, n := range []int{1000, 10_000} {
+		all := make([]Bounds, n)
+		for i := range all {
+			all[i] = Bounds{Name: fmt.Sprint(i), Weight: int64(1 + i%7), Most: int64(20_000 + 997*i%40_000)}
+		}
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				MaxMin(int64(10_000*n), all)
+			}
+		})
 	}
 }

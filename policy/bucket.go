@@ -21,7 +21,7 @@ const (
 	StatusForeign                       // someone else moved the index: their stretch isn't credited again; writes
 	StatusInitialised                   // created or adopted; writes
 	StatusUnknown                       // no such bucket, and this call may not create it; nothing written
-	StatusRolledBack                    // the server lost a write that the caller saw: new era; writes
+	StatusRolledBack                    // the server lost a write that the caller knows: new era; writes
 	StatusClock                         // the server's clock stepped back: new era; writes
 	StatusMalformed                     // a key holds something else; nothing written
 	StatusConflict                      // terms of the other kind, plain or a pool's, are in force, of no lower version; nothing written
@@ -55,12 +55,11 @@ type Create int64
 const (
 	CreateNever   Create = iota // never, nor adopt what another program made
 	CreateLost                  // if the caller remembers it: it was lost
-	CreateInitial               // also if nobody remembers it: it is new
+	CreateInitial               // also if no caller remembers it: it is new
 )
 
-// Version is what a caller last learned of a bucket: an era, which names one
-// unbroken history, and the index within it. The zero Version is of a caller
-// that has seen nothing.
+// Version is the caller's knowledge of a bucket from its last reply: an era, which names one unbroken history, and the
+// index within it. The zero Version belongs to a caller without any knowledge.
 type Version struct{ Era, Index int64 }
 
 // Before reports whether v is older than w.

@@ -13,6 +13,6 @@
 //
 // [Allocate] divides a rate by weighted max-min, for pools.
 //
-// Nothing here reads a clock, starts a goroutine or does I/O. Values are safe
-// to share while nobody writes to them; a Bucket belongs to one goroutine.
+// Nothing here reads a clock, starts a goroutine or does I/O. Values may be shared while no goroutine writes to them. A
+// Bucket belongs to one goroutine.
 package policy

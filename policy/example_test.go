@@ -60,8 +60,7 @@ func ExampleParseCalendar() {
 	// policy: bad schedule "0 0 31 2 *": no such day comes
 }
 
-// A refiller was away for some hours. The bucket holds two steps, so the older
-// ones are passed over.
+// A refiller was stopped for some hours. The bucket holds two steps, so the older ones are passed over.
 func ExampleDue() {
 	stored := time.Date(2026, 1, 1, 3, 0, 0, 0, time.UTC)
 	now := time.Date(2026, 1, 1, 9, 30, 0, 0, time.UTC)

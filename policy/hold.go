@@ -30,7 +30,7 @@ type Settlement struct {
 	Void     int64 // belong to another era, so nothing goes back
 	Charged  int64 // were taken from the bucket
 	Owed     int64 // became debt
-	Forgiven int64 // nobody pays
+	Forgiven int64 // no bucket pays for them
 }
 
 // Swept is what became of tokens whose holders let their time pass: those of

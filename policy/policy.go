@@ -88,13 +88,14 @@ type Policy struct {
 	OnRollback Rollback
 	CarryOver  CarryOver
 	Degraded   Degraded
-	// Strict keeps room in the bucket for the tokens that are outstanding in
-	// reservations and leases: refills stop at the capacity less those. What is
-	// taken in a window then keeps the bound that holds without them.
+	// Strict keeps room in the bucket for the tokens that are outstanding in reservations and leases: refills stop at the
+	// capacity less these. So the bound on takes in a window is the same as without reservations and leases.
 	Strict bool
 	// Shadow makes consumers admit what the bucket denies, and counts it: a trial
 	// of a policy before it is enforced.
 	Shadow bool
+	// Flows divides a smooth bucket among its flows; nil for a bucket that serves takes in the order in which they come.
+	Flows *Flows
 }
 
 // Validate reports the first field that is out of range, as a *FieldError.
@@ -146,6 +147,11 @@ func (p Policy) validateRate(bad func(string, string, ...any) error) error {
 	if p.StepTokens != 0 {
 		return bad("tokens", "goes with every or cron, not with a rate")
 	}
+	if p.Flows != nil {
+		if err := p.Flows.Validate(); err != nil {
+			return err
+		}
+	}
 	tokens, per := p.Rate.reduced()
 	if least := 2 * float64(tokens) * float64(p.interval().Microseconds()) / float64(per); float64(p.Capacity) < least {
 		return bad("capacity",
@@ -160,6 +166,9 @@ func (p Policy) validateRate(bad func(string, string, ...any) error) error {
 }
 
 func (p Policy) validateSteps(bad func(string, string, ...any) error) error {
+	if p.Flows != nil {
+		return bad("flows", "goes with a rate, not with every or cron: between two steps no tokens fall due to divide")
+	}
 	if p.StepTokens < 1 || p.StepTokens > MaxTokens {
 		return bad("tokens", "%d is not a whole number from 1 to %d", p.StepTokens, int64(MaxTokens))
 	}
@@ -174,7 +183,7 @@ func (p Policy) validateSteps(bad func(string, string, ...any) error) error {
 
 // Equal reports whether both policies say the same.
 func (p Policy) Equal(q Policy) bool {
-	return p.Terms(Fence{}) == q.Terms(Fence{}) && p.schedule() == q.schedule()
+	return p.Terms(Fence{}) == q.Terms(Fence{}) && p.schedule() == q.schedule() && p.Flows.Equal(q.Flows)
 }
 
 func (p Policy) schedule() string {

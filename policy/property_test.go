@@ -58,7 +58,7 @@ func TestAnyRefillersCreditExactlyWhatIsDue(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		terms := policies().Draw(t, "policy").Terms(policy.Fence{Epoch: 1})
 		b := fresh(terms, rapid.Int64Range(0, terms.Capacity).Draw(t, "tokens"))
-		learned := make([]policy.Version, rapid.IntRange(1, 8).Draw(t, "refillers"))
+		known := make([]policy.Version, rapid.IntRange(1, 8).Draw(t, "refillers"))
 		won := map[policy.Version]bool{}
 		at := now
 		begin := now
@@ -69,12 +69,12 @@ func TestAnyRefillersCreditExactlyWhatIsDue(t *testing.T) {
 			if rapid.Bool().Draw(t, "take") {
 				b.Take(rapid.Int64Range(1, terms.Capacity).Draw(t, "n"), at)
 			}
-			who := rapid.IntRange(0, len(learned)-1).Draw(t, "who")
+			who := rapid.IntRange(0, len(known)-1).Draw(t, "who")
 			repeat := rapid.IntRange(1, 2).Draw(t, "repeat") // a duplicated packet
-			call := policy.Call{Version: learned[who], Terms: &terms}
+			call := policy.Call{Version: known[who], Terms: &terms}
 			for range repeat {
 				out := b.Refill(call, at)
-				learned[who] = out.Version
+				known[who] = out.Version
 				credited += out.Added + out.Clamped
 				if out.Status.Wrote() && out.Tokens == terms.Capacity {
 					clamps++
@@ -95,7 +95,7 @@ func TestAnyRefillersCreditExactlyWhatIsDue(t *testing.T) {
 		}
 		due := whole(dueIn(terms, b.Control.Last-begin))
 		require.LessOrEqual(t, credited, due, "never more than is due")
-		require.GreaterOrEqual(t, credited, due-clamps, "standing full drops less than a token of carry")
+		require.GreaterOrEqual(t, credited, due-clamps, "a full bucket drops less than a token of carry")
 	})
 }
 
@@ -178,7 +178,7 @@ func TestTakesAndReturnsConserveTokens(t *testing.T) {
 
 // Refilled each interval, the bucket holds the tokens when Wait says so, and
 // not an interval earlier.
-func TestWaitTellsTheRefillThatBringsTheTokens(t *testing.T) {
+func TestWaitIsTheTimeOfTheRefillThatBringsTheTokens(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		terms := policies().Draw(t, "policy").Terms(policy.Fence{Epoch: 1})
@@ -244,11 +244,11 @@ func TestFencesAndErasOnlyRise(t *testing.T) {
 			}
 			call := h.Call(at)
 			out := b.Refill(call, at)
-			h.Learn(out.Version)
+			h.Remember(out.Version)
 			if !out.Status.Wrote() {
 				continue
 			}
-			require.True(t, call.Version.Before(out.Version), "a write is newer than what its caller saw")
+			require.True(t, call.Version.Before(out.Version), "a write is newer than its caller's knowledge")
 			require.LessOrEqual(t, *b.Tokens, b.Control.Terms.Capacity)
 			if before.Control == nil {
 				continue

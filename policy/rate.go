@@ -3,6 +3,7 @@ package policy
 import (
 	"errors"
 	"fmt"
+	"math/big"
 	"math/bits"
 	"strconv"
 	"strings"
@@ -34,7 +35,8 @@ func ParseRate(s string) (Rate, error) {
 	}
 	tokens, err := strconv.ParseInt(strings.TrimSpace(count), 10, 64)
 	if err != nil {
-		return Rate{}, fmt.Errorf("%w %q: tokens must be a whole number from 1 to %d", ErrRate, s, MaxTokens)
+		return Rate{}, fmt.Errorf("%w %q: tokens must be a whole number from 1 to %d%s", ErrRate, s, MaxTokens,
+			wholeRate(strings.TrimSpace(count), strings.TrimSpace(span)))
 	}
 	span = strings.TrimSpace(span)
 	if span != "" && strings.IndexByte("0123456789.+-", span[0]) < 0 { // a bare unit
@@ -49,6 +51,20 @@ func ParseRate(s string) (Rate, error) {
 		return Rate{}, err
 	}
 	return r, nil
+}
+
+// wholeRate returns a suggestion in place of a rate with a fraction of tokens, such as 1/2s for 0.5/s; nothing if there
+// is none that is short.
+func wholeRate(count, span string) string {
+	tokens, ok := new(big.Rat).SetString(count)
+	if !ok || tokens.Sign() <= 0 || span == "" || strings.ContainsAny(span, "0123456789.+-") {
+		return ""
+	}
+	r, err := ParseRate(fmt.Sprintf("%s/%s%s", tokens.Num(), tokens.Denom(), span))
+	if err != nil {
+		return ""
+	}
+	return fmt.Sprintf("; write it as %d/%s%s", r.Tokens, tokens.Denom(), span)
 }
 
 // ParseDuration reads a duration as [time.ParseDuration] does, and also whole
@@ -171,3 +187,6 @@ func (r Rate) reduced() (tokens, per int64) {
 	}
 	return tokens / a, per / a
 }
+
+// PerSecond is the rate in tokens per second.
+func (r Rate) PerSecond() float64 { return float64(r.Tokens) / r.Per.Seconds() }

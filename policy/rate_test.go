@@ -186,3 +186,17 @@ func TestRateStringIsReadBack(t *testing.T) {
 		require.Equal(t, r, got)
 	})
 }
+
+func TestTheErrorOfAFractionalRateSuggestsAWholeOne(t *testing.T) {
+	for text, want := range map[string]string{"0.5/s": "1/2s", "1.5/m": "3/2m", "0.1/h": "1/10h", ".25 / s": "1/4s"} {
+		_, err := policy.ParseRate(text)
+		require.ErrorContains(t, err, "write it as "+want, text)
+		_, err = policy.ParseRate(want)
+		require.NoError(t, err)
+	}
+	for _, text := range []string{"-0.5/s", "x/s", "0.5/", "0.5/2s", "1e-30/s"} {
+		_, err := policy.ParseRate(text)
+		require.ErrorIs(t, err, policy.ErrRate, text)
+		require.NotContains(t, err.Error(), "write it as", text)
+	}
+}

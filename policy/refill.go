@@ -35,7 +35,7 @@ func (b *Bucket) Refill(c Call, now int64) Outcome {
 		out.Status = b.judge(c, rank, newer, now)
 		if !out.Status.Wrote() {
 			out.Tokens = tokens
-			s.tell(&out)
+			s.fill(&out)
 			return out
 		}
 		tokens = s.proceed(c, newer, tokens, now, &out)
@@ -54,7 +54,7 @@ func (b *Bucket) Refill(c Call, now int64) Outcome {
 	return out
 }
 
-// judge tells what becomes of a call on a server that has lost nothing and whose clock is right.
+// judge returns the status of a call on a server that has lost nothing and whose clock is right.
 func (b *Bucket) judge(c Call, rank rank, newer bool, now int64) Status {
 	s := b.Control
 	stale := c.Version.Before(Version{s.Era, s.Index})
@@ -79,7 +79,7 @@ func (s *Control) due(c Call, newer bool, now int64) bool {
 	return s.Terms.Kind == Stepped && s.Step < instant && instant <= now
 }
 
-// proceed credits what is due, unless somebody else has, and returns the tokens then held.
+// proceed credits what is due, unless another client has, and returns the tokens then held.
 func (s *Control) proceed(c Call, newer bool, tokens, now int64, out *Outcome) int64 {
 	due := s.due(c, newer, now)
 	if out.Status == StatusForeign {
@@ -112,7 +112,7 @@ const (
 	conflicts             // of the other kind, and not of a later configuration
 )
 
-// meet tells what the terms are after a call that brings others, nil for none.
+// meet returns the terms after a call that brings others (nil for none), and how the two compare.
 func (t Terms) meet(brought *Terms) (Terms, rank) {
 	switch {
 	case brought == nil:
@@ -180,8 +180,7 @@ func (s *Control) span(c Call) int64 {
 	return max(0, c.Next-s.Step)
 }
 
-// rollBack is for a server that has lost a write which the caller saw. It returns the
-// tokens left.
+// rollBack handles a server that has lost a write which the caller knows. It returns the tokens left.
 func (s *Control) rollBack(c Call, tokens, now int64) int64 {
 	if s.Terms.OnRollback == RollbackKeep {
 		tokens = min(tokens, s.Terms.Capacity)
@@ -272,11 +271,11 @@ func (b *Bucket) write(index, tokens int64, out *Outcome) {
 	s.Index = index
 	b.Index, b.Tokens = &index, &tokens
 	out.Tokens = tokens
-	s.tell(out)
+	s.fill(out)
 }
 
-// tell writes into an outcome what it says of the state.
-func (s *Control) tell(out *Outcome) {
+// fill copies the state to the fields of an outcome.
+func (s *Control) fill(out *Outcome) {
 	out.Version = Version{s.Era, s.Index}
 	out.Last = s.Last
 	out.Carry = s.Carry

@@ -14,8 +14,7 @@ import (
 // ErrSchedule is returned for a calendar that can't be read.
 var ErrSchedule = errors.New("policy: bad schedule")
 
-// Steps tells the instants at which a step's tokens fall due. Implementations
-// are immutable and safe for concurrent use.
+// Steps has the instants at which a step's tokens fall due. Implementations are immutable and safe for concurrent use.
 type Steps interface {
 	// Next is the first instant strictly after t; the zero time if none comes.
 	Next(t time.Time) time.Time
@@ -140,19 +139,17 @@ func repeated(t time.Time) bool {
 // String implements Steps.
 func (c *Calendar) String() string { return c.spec + " " + c.zone.String() }
 
-// catchUp is the most missed instants of a Calendar that Due looks at.
+// catchUp is the largest number of missed instants of a Calendar that Due considers.
 const catchUp = 1000
 
-// Due is the step to credit next, as instants in Unix microseconds: the first
-// one after stored that is not after now, and the first one after that. due is
-// 0 when nothing is due, next when nothing comes.
+// Due returns the step to credit next, as instants in Unix microseconds: the first one after stored that is not after
+// now, and the first one after that. due is 0 when nothing is due, next when nothing comes.
 //
-// Steps beyond the latest keep, at least 1, are passed over, since a full
-// bucket could not hold their tokens. Of any Steps but Every, 1,000 are kept at
-// most, which bounds the work of a call however long nobody called.
+// Steps beyond the latest keep, at least 1, are passed over, since a full bucket could not hold their tokens. Of any
+// Steps but Every, at most 1,000 are kept. That bounds the work of a call after a long time without calls.
 //
-// A stored instant that is further ahead than the next three is none that was credited, but comes of a server's clock
-// that was ahead: next is then the first one after now, from which the refill script sees it.
+// If stored is further ahead than the next three instants, it was not credited: the server's clock was ahead. next is
+// then the first instant after now, from which the refill script detects it.
 func Due(s Steps, stored, now, keep int64) (due, next int64) {
 	if stored > now {
 		if first := after(s, now); first != 0 && stored > after(s, after(s, first)) {

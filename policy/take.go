@@ -66,11 +66,10 @@ func (b *Bucket) Return(n int64) (clamped int64, known bool) {
 	return clamped, true
 }
 
-// Wait is how long, in microseconds, until the bucket holds n tokens if nobody
-// takes any: the refill after their credit falls due, and not before the first
-// record ends if what is outstanding leaves no room for them. It is 0 if it holds
-// them, half an interval if that refill is overdue, and -1 if it never will, or if
-// nothing is known of its refills.
+// Wait returns the time, in microseconds, until the bucket holds n tokens if no client takes any. It is the time until
+// the refill after their credit falls due, and not less than until the first record ends if the outstanding tokens
+// leave no room for them. It is 0 if the bucket holds them, half an interval if that refill is overdue, and -1 if it
+// never will, or if nothing is known of its refills.
 func (b *Bucket) Wait(n, now int64) int64 {
 	tokens := b.held()
 	if tokens >= n {

@@ -28,13 +28,12 @@ func (e Enforce) String() string {
 	return "refilled"
 }
 
-// Template is the policy of every bucket whose name begins with a prefix. Such a
-// bucket is created by its first take and is gone some time after its last one.
+// Template is the policy of every bucket whose name begins with a prefix. Such a bucket is created by its first take
+// and removed some time after its last one.
 type Template struct {
-	// Prefix of the names, up to MaxPrefix bytes without a closing brace. A whole
-	// segment between colons may be *, which stands for one or more bytes other
-	// than a colon: "user:", "tenant:*:api". The empty prefix is that of every
-	// name.
+	// Prefix is the beginning of the names: up to MaxPrefix bytes without a closing brace. A whole segment between colons
+	// may be *, which matches one or more bytes other than a colon: "user:", "tenant:*:api". The empty prefix matches
+	// every name.
 	Prefix  string
 	Policy  Policy // with a rate
 	Enforce Enforce
@@ -91,6 +90,9 @@ func (t Template) Validate() error {
 		return err
 	}
 	// A bucket that is full and idle expires, as if Redis had lost it. Its next take has to find it full again.
+	if t.Policy.Flows != nil {
+		return bad("flows", "a template's buckets have none: give the key a bucket of its own")
+	}
 	if t.Policy.OnLoss != LossEmpty {
 		return bad("on_loss", WhyNoLoss)
 	}
@@ -129,7 +131,7 @@ func (t Template) validateLazy(bad func(string, string, ...any) error) error {
 	case t.MaxKeys != 0:
 		return bad("max_keys", "it goes with enforce: refilled; lazy buckets are bounded by their drain time alone")
 	case t.Policy.Strict:
-		return bad("strict", "it goes with enforce: refilled; nobody holds tokens of lazy buckets")
+		return bad("strict", "it goes with enforce: refilled; tokens of lazy buckets can't be held")
 	case tokens > maxLazyTokens:
 		return bad("rate", "%s is %d tokens in %dus in lowest terms; a lazy bucket takes at most %d", t.Policy.Rate, tokens,
 			per, int64(maxLazyTokens))
@@ -158,8 +160,8 @@ func (t Template) With(o Override) (Template, error) {
 	return t, t.Validate()
 }
 
-// Ruled is a template of a set, with its terms under the set's version.
-type Ruled struct {
+// CompiledTemplate is a template of a set, with its terms under the set's version.
+type CompiledTemplate struct {
 	Template
 	Terms Terms
 	Text  string // Terms encoded
@@ -170,13 +172,12 @@ type Ruled struct {
 // doesn't change and is safe for concurrent use. A nil *Templates has none.
 type Templates struct {
 	version int64
-	list    []*Ruled        // the more specific one of two that match a key comes first
-	plain   map[string]bool // buckets with policies of their own
+	list    []*CompiledTemplate // the more specific one of two that match a key comes first
+	plain   map[string]bool     // buckets with policies of their own
 }
 
-// NewTemplates makes a set. plain are the names of buckets that have policies of
-// their own; those that no template matches don't count. A problem with one
-// template is a *TemplateError; a FieldError within tells its field.
+// NewTemplates makes a set. plain are the names of buckets that have policies of their own. Those that no template
+// matches are ignored. A problem with one template is a *TemplateError; a FieldError within it names the field.
 func NewTemplates(version int64, list []Template, plain []string) (*Templates, error) {
 	if version < 0 || version >= OwnEpoch {
 		return nil, fmt.Errorf("%w: version %d is not from 0 to %d", ErrTemplates, version, int64(OwnEpoch-1))
@@ -189,7 +190,7 @@ func NewTemplates(version int64, list []Template, plain []string) (*Templates, e
 		if err := t.Validate(); err != nil {
 			return nil, &TemplateError{At: i, Err: err}
 		}
-		r := &Ruled{Template: t, Terms: t.Terms(Fence{Epoch: version}), parts: strings.Split(t.Prefix, ":")}
+		r := &CompiledTemplate{Template: t, Terms: t.Terms(Fence{Epoch: version}), parts: strings.Split(t.Prefix, ":")}
 		r.Text = r.Terms.Encode()
 		for _, other := range s.list {
 			if crossing(r.parts, other.parts) {
@@ -200,8 +201,8 @@ func NewTemplates(version int64, list []Template, plain []string) (*Templates, e
 	}
 	// Of two that match one key, one matches only keys that the other does: it has
 	// more literal bytes, or as many and more stars.
-	slices.SortFunc(s.list, func(a, b *Ruled) int {
-		stars := func(r *Ruled) int { return strings.Count(r.Prefix, "*") }
+	slices.SortFunc(s.list, func(a, b *CompiledTemplate) int {
+		stars := func(r *CompiledTemplate) int { return strings.Count(r.Prefix, "*") }
 		return cmp.Or(cmp.Compare(len(b.Prefix)-stars(b), len(a.Prefix)-stars(a)), cmp.Compare(stars(b), stars(a)),
 			cmp.Compare(a.Prefix, b.Prefix))
 	})
@@ -283,7 +284,7 @@ func (s *Templates) Version() int64 {
 
 // All are the templates, the more specific ones first. They are not to be
 // changed.
-func (s *Templates) All() []*Ruled {
+func (s *Templates) All() []*CompiledTemplate {
 	if s == nil {
 		return nil
 	}
@@ -292,7 +293,7 @@ func (s *Templates) All() []*Ruled {
 
 // Of is the template that counts for a key; nil if none matches it, or if the
 // key is a bucket with a policy of its own.
-func (s *Templates) Of(key string) *Ruled {
+func (s *Templates) Of(key string) *CompiledTemplate {
 	if s == nil || len(s.list) == 0 {
 		return nil
 	}
@@ -303,7 +304,7 @@ func (s *Templates) Of(key string) *Ruled {
 	return r
 }
 
-func (s *Templates) find(key string) *Ruled {
+func (s *Templates) find(key string) *CompiledTemplate {
 	for _, r := range s.list {
 		if r.matches(key) {
 			return r
@@ -312,7 +313,7 @@ func (s *Templates) find(key string) *Ruled {
 	return nil
 }
 
-func (r *Ruled) matches(key string) bool {
+func (r *CompiledTemplate) matches(key string) bool {
 	rest := key
 	for i, part := range r.parts {
 		last := i == len(r.parts)-1

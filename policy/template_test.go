@@ -109,7 +109,7 @@ func TestAmbiguousTemplatesAreRefused(t *testing.T) {
 	spell("")
 	segment := rapid.SampledFrom([]string{"", "a", "b", "ab", "*", "*"})
 	rapid.Check(t, func(t *rapid.T) {
-		// Short enough that the keys above tell any two of them apart.
+		// The names are short enough that the keys above distinguish any two of them.
 		draw := func(name string) string {
 			segments := rapid.SliceOfN(segment, 1, 3).Filter(func(s []string) bool { return len(strings.Join(s, ":")) <= 5 })
 			return strings.Join(segments.Draw(t, name), ":")

@@ -32,7 +32,7 @@ const OwnEpoch = 1 << 52
 // That of a pool never is: its epochs are lower.
 func (f Fence) Own() bool { return f.Epoch >= OwnEpoch }
 
-// Kind tells how credit falls due.
+// Kind is how credit falls due.
 type Kind int64
 
 // Kinds of schedules.
@@ -57,13 +57,14 @@ type Terms struct {
 	CarryOver  CarryOver
 	Degraded   Degraded
 	Shadow     bool // encoded with Degraded, as shadowed more
+	Divided    bool // among flows; encoded with Degraded, as divided more
 
 	// Template marks the buckets of a template, which expire.
 	Template bool
 
-	// Pool marks a pool's bucket. Version and PoolsVersion are then those of the
-	// configuration of whoever brings the terms; otherwise they are 0, and the fence has
-	// the version. Between a pool's terms and plain ones the version alone decides.
+	// Pool marks a pool's bucket. Version and PoolsVersion are then those of the configuration of the replica that brings
+	// the terms. Otherwise they are 0, and the fence has the version. Between a pool's terms and plain ones only the
+	// version decides.
 	Pool                  bool
 	Version, PoolsVersion int64
 
@@ -85,7 +86,7 @@ func (p Policy) Terms(f Fence) Terms {
 	t := Terms{
 		Fence: f, Capacity: p.Capacity, Interval: p.interval().Microseconds(), Initial: p.initial(),
 		OnLoss: p.OnLoss, OnRollback: p.OnRollback, CarryOver: p.CarryOver, Degraded: p.Degraded, Strict: p.Strict,
-		Shadow: p.Shadow,
+		Shadow: p.Shadow, Divided: p.Flows != nil,
 	}
 	if p.Steps != nil {
 		t.Kind = Stepped
@@ -114,8 +115,8 @@ func (t Terms) unfenced() Terms {
 	return t
 }
 
-// nameOf returns a number that names a schedule; two schedules have the same one with a probability of 2^-47. It is at
-// least 1, so that the scripts tell a schedule from none.
+// nameOf returns a number that names a schedule. Two schedules have the same number with a probability of 2^-47. It is
+// at least 1, so that the scripts distinguish a schedule from none.
 func nameOf(s Steps) int64 {
 	hash := fnv.New64a()
 	_, _ = hash.Write([]byte(s.String())) // it doesn't fail
@@ -129,8 +130,11 @@ func MaxElapsed(capacity, tokens, per, interval int64) int64 {
 	return int64(min(math.Ceil(fill), float64(max(2_000_000, 5*interval))))
 }
 
-// shadowed is added to the number of Degraded under a policy in shadow mode.
-const shadowed = 4
+// Added to the number of Degraded: shadowed under a policy in shadow mode, divided under that of a bucket with flows.
+const (
+	shadowed = 4
+	divided  = 8
+)
 
 // How many numbers Encode writes: choices, pool and grant follow the first ones, and
 // are seldom made.
@@ -168,6 +172,9 @@ func (t *Terms) numbers() [mostNumbers]int64 {
 	}
 	if t.Shadow {
 		enforcement += shadowed
+	}
+	if t.Divided {
+		enforcement += divided
 	}
 	return [...]int64{
 		version, kind, t.Capacity, t.Tokens, t.Per, t.Interval, t.Capacity - t.Initial,
@@ -230,7 +237,7 @@ func TermsOf(numbers []int64) (Terms, error) {
 		Fence: Fence{n[0], n[14]}, Template: n[1] == KindTemplate, Pool: n[1] == KindPool,
 		Capacity: n[2], Tokens: n[3], Per: n[4], Interval: n[5], Initial: n[2] - n[6],
 		OnLoss: Loss(n[7]), OnRollback: Rollback(n[8]), CarryOver: CarryOver(n[9]), Degraded: Degraded(n[10] % shadowed),
-		Shadow: n[10] >= shadowed,
+		Shadow: n[10]%divided >= shadowed, Divided: n[10] >= divided,
 		Strict: n[11] == 1, GrantTokens: n[15], GrantEnd: n[16], GrantEra: n[17],
 	}
 	if t.Pool {
@@ -239,7 +246,7 @@ func TermsOf(numbers []int64) (Terms, error) {
 		t.Fence.Epoch = n[13]
 	}
 	switch {
-	case n[1] > KindPool, n[10] >= 2*shadowed, n[11] > 1, t.OnLoss > LossFull, t.OnRollback > RollbackKeep,
+	case n[1] > KindPool, n[10] >= 2*divided, n[11] > 1, t.OnLoss > LossFull, t.OnRollback > RollbackKeep,
 		t.CarryOver > CarryReset, t.Degraded > DegradedLocal,
 		!t.Pool && (n[12] > 0 || n[13] > 0):
 		return Terms{}, fmt.Errorf("%w: an unknown kind or choice in %d", ErrTerms, numbers)

@@ -39,9 +39,9 @@ type AgentConfig struct {
 	Logger   hclog.Logger // nil means a default one named refiller.pool
 }
 
-// Agent speaks for a region: it tells the coordinator where the region's buckets stand, and puts the grants that come
-// back in force. Every replica of a region runs one; one of them reports, and the others stand in when it is silent. It
-// is safe for concurrent use.
+// Agent represents a region. It reports the state of the region's buckets to the coordinator and applies the grants
+// that the coordinator publishes. Every replica of a region runs an Agent. One of them reports, and another one
+// replaces it when it is silent. An Agent is safe for concurrent use.
 type Agent struct {
 	region, identity string
 	timing           Timing
@@ -57,9 +57,9 @@ type Agent struct {
 
 	mu       sync.Mutex
 	settings Settings
-	newest   Settings // seen in etcd: a restored one may have older ones
+	newest   Settings // the latest read from etcd, which may hold older ones after it was restored
 	state    AgentState
-	revision int64 // the highest of etcd that was seen in the history followed
+	revision int64 // the highest that was read from etcd in the history that is followed
 
 	// Of the goroutine in Run:
 	named    map[string]bool // pools that etcd's settings name for the region
@@ -67,10 +67,11 @@ type Agent struct {
 	known    map[string]*bucket
 	reported report    // the last that is known to be in etcd
 	loaded   bool      // all that concerns the region has been read from etcd
-	since    time.Time // when that was learned
-	looked   time.Time // the last look at Redis
-	away     bool      // Redis
-	cut      bool      // etcd
+	since    time.Time // when reported was recorded
+	polled   time.Time // when Redis was last polled
+	// unavailable is true while Redis doesn't answer, and cut while etcd doesn't.
+	unavailable bool
+	cut         bool
 }
 
 // bucket is what an agent knows of the region's bucket of one pool.
@@ -80,8 +81,9 @@ type bucket struct {
 	open    bool         // the pool lends more than floors
 	doubled bool         // another Redis reports under the region's name
 	demand  int64        // as the coordinator sees it, in units of the newest terms
-	fence   policy.Fence // in force, as of the last look
-	// version is the latest seen. It's kept when the server shows an older one, so that the next refill finds the loss.
+	fence   policy.Fence // in force when the bucket was last polled
+	// version is the latest that was read. It is kept when the server reports an older one. Otherwise the next refill
+	// would not notice that the server lost writes.
 	version  policy.Version
 	watchdog watchdog
 	era      int64  // the last one read from our Redis
@@ -90,7 +92,7 @@ type bucket struct {
 	counted  ticket // with the highest usage of any
 }
 
-// bucket is what is known of a pool's bucket, be it nothing.
+// bucket returns the record of a pool's bucket. It creates an empty one if there is none.
 func (a *Agent) bucket(pool string) *bucket {
 	b := a.known[pool]
 	if b == nil {
@@ -123,7 +125,7 @@ type Share struct {
 	Floor     policy.Rate   // always the region's
 	Capacity  int64         // of the region's bucket
 	Tokens    int64         // in it
-	Demand    policy.Rate   // what the region could use, as the coordinator saw it at the newest grant
+	Demand    policy.Rate   // what the region could use, as the coordinator computed it for the newest grant
 	Open      bool          // the pool lends more than floors
 	Doubled   bool          // another Redis reports under the region's name, too, and gets its floor only
 	Remaining time.Duration // of the grant, on the region's clock; 0 if it is on its floor
@@ -136,7 +138,8 @@ type buckets interface {
 	refill(ctx context.Context, calls []lua.RefillCall) []lua.RefillResult
 }
 
-// refillsPerCall is how many buckets' terms one script call puts in force, so that it doesn't occupy the server for long.
+// refillsPerCall is how many buckets' terms one script call puts in force, so that it doesn't occupy the server for
+// long.
 const refillsPerCall = 50
 
 // redisBuckets are buckets in Redis.
@@ -206,7 +209,8 @@ func (a *Agent) State() AgentState {
 	return s
 }
 
-func (a *Agent) note(change func(*AgentState)) {
+// setState changes the state that State returns.
+func (a *Agent) setState(change func(*AgentState)) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	change(&a.state)
@@ -228,20 +232,21 @@ func (a *Agent) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case e := <-events:
-			news := a.learn(e)
+			news := a.applyEntry(e)
 			if news {
-				a.tell()
+				a.pushTerms()
 			}
-			// The others put it in force at their next look, should the reporter not have.
+			// The reporter applies new terms at once. The other replicas apply them when they next poll, if the reporter
+			// has not.
 			news = news && a.isReporter()
 			if news {
 				a.apply(ctx)
 			}
 			if news || e == allRead {
-				a.look(ctx, news)
+				a.poll(ctx, news)
 			}
 		case <-timer.C:
-			a.look(ctx, false)
+			a.poll(ctx, false)
 		}
 		timer.Reset(a.next().Sub(a.now()))
 	}

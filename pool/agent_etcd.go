@@ -28,7 +28,7 @@ func (a *Agent) listen(ctx context.Context, events chan<- entry) {
 		}
 		failures++
 		reachable := false
-		a.note(func(s *AgentState) { reachable, s.Cut = s.Cut == "", err.Error() })
+		a.setState(func(s *AgentState) { reachable, s.Cut = s.Cut == "", err.Error() })
 		if reachable {
 			a.log.Warn("connection to etcd lost: grants last to their end", "region", a.region, "error", err)
 		}
@@ -49,7 +49,7 @@ func (a *Agent) follow(ctx context.Context, events chan<- entry, keys []string) 
 	if err != nil {
 		return err
 	}
-	a.note(func(s *AgentState) { s.Cut, a.revision = "", revision })
+	a.setState(func(s *AgentState) { s.Cut, a.revision = "", revision })
 	for _, e := range append(entries, allRead) {
 		select {
 		case events <- e:
@@ -111,8 +111,8 @@ func (a *Agent) recheck(ctx context.Context) {
 // allRead follows the entries that were read.
 var allRead = entry{}
 
-// wroteAt takes note of a write's revision, which is above the one that was seen before the write unless etcd was
-// restored.
+// wroteAt checks the revision of a write. It is higher than the revision that was read before the write, unless etcd
+// was restored.
 func (a *Agent) wroteAt(revision, seen int64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -123,8 +123,8 @@ func (a *Agent) wroteAt(revision, seen int64) {
 	}
 }
 
-// propose writes the latest settings that this agent knows, its own or those that it saw in etcd before a restore, if
-// those in etcd are older. Where etcd has none, settings without pools aren't written.
+// propose writes the latest settings that this agent knows if those in etcd are older. They are its own, or those that
+// it read from etcd before a restore. If etcd has no settings, settings without pools aren't written.
 func (a *Agent) propose(ctx context.Context) error {
 	config, err := a.inEtcd(ctx)
 	if err != nil {
@@ -133,7 +133,7 @@ func (a *Agent) propose(ctx context.Context) error {
 	a.mu.Lock()
 	ours, newest := a.settings, a.newest
 	a.mu.Unlock()
-	a.note(func(s *AgentState) {
+	a.setState(func(s *AgentState) {
 		s.Conflict = false
 		s.Outdated = 0
 		s.Unread = ""
@@ -142,8 +142,8 @@ func (a *Agent) propose(ctx context.Context) error {
 	if found {
 		theirs, err = decodeSettings(config.value)
 		if err != nil {
-			// A later release wrote them, or nobody knows who: they are not ours to replace.
-			a.note(func(s *AgentState) { s.Unread = err.Error() })
+			// A later release may have written them, so this agent doesn't replace them.
+			a.setState(func(s *AgentState) { s.Unread = err.Error() })
 			a.log.Error("settings in etcd can't be read and stay", "error", err)
 			return nil
 		}
@@ -161,26 +161,26 @@ func (a *Agent) propose(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, a.timing.request())
 	defer cancel()
-	_, err = a.registry.commit(ctx, office{}, []write{{key: configKey, value: newest.record(), seen: config.revision}})
+	_, err = a.registry.commit(ctx, leadership{}, []write{{key: configKey, value: newest.record(), seen: config.revision}})
 	return err
 }
 
-// compare tells of settings of ours that differ from those in force, and have no higher version.
+// compare logs that this agent's settings differ from those in force and have no higher version.
 func (a *Agent) compare(ours, theirs Settings) {
 	switch {
 	case theirs.Version > ours.Version:
-		a.note(func(s *AgentState) { s.Outdated = theirs.Version })
+		a.setState(func(s *AgentState) { s.Outdated = theirs.Version })
 		a.log.Warn("pools of a higher version are in force and ours are ignored", "version", theirs.Version, "ours",
 			ours.Version)
 	case !theirs.Equal(ours):
-		a.note(func(s *AgentState) { s.Conflict = true })
+		a.setState(func(s *AgentState) { s.Conflict = true })
 		a.log.Warn("pools changed under the same version and are ignored: raise the config's version", "version",
 			ours.Version)
 	}
 }
 
-// learn takes in a key and reports whether there are new terms.
-func (a *Agent) learn(e entry) bool {
+// applyEntry applies a change in etcd, or an entry that was read, and reports whether it has new terms.
+func (a *Agent) applyEntry(e entry) bool {
 	a.mu.Lock()
 	a.revision = max(a.revision, e.revision)
 	a.mu.Unlock()
@@ -200,13 +200,13 @@ func (a *Agent) learn(e entry) bool {
 				a.newest = s
 			}
 			if s.Version < max(a.settings.Version, a.newest.Version) {
-				timing.Signal(a.changed) // somebody with an older file came first, or etcd was restored
+				timing.Signal(a.changed) // a replica with an older file wrote first, or etcd was restored
 			}
 			a.mu.Unlock()
 		}
 	case reportKeys + a.region:
 		if r, err := decodeReport(e.value); err == nil && !e.deleted {
-			a.hear(r)
+			a.recordReport(r)
 		}
 	case shareKeys + a.region:
 		if e.deleted {
@@ -218,13 +218,13 @@ func (a *Agent) learn(e entry) bool {
 			a.log.Error("share can't be read and is ignored", "region", a.region, "error", err)
 			return false
 		}
-		return a.learnShare(s)
+		return a.applyShare(s)
 	}
 	return false
 }
 
-// learnShare takes in the region's share.
-func (a *Agent) learnShare(s share) (news bool) {
+// applyShare applies the region's share and reports whether it has new terms.
+func (a *Agent) applyShare(s share) (news bool) {
 	a.shared = map[string]bool{}
 	for name, g := range s.pools {
 		a.shared[name] = true

@@ -35,7 +35,7 @@ func (a *Agent) pools() []string {
 	return slices.Sorted(maps.Keys(names))
 }
 
-// view is what a look at the region's buckets finds.
+// view is the result of reading the region's buckets.
 type view struct {
 	names   []string // of the pools
 	results []lua.TicketResult
@@ -46,14 +46,14 @@ type view struct {
 	news    bool              // the coordinator doesn't know what one of them shows
 }
 
-// look sees how the buckets stand, ends grants that a wrong clock would stretch, puts new terms in force, and writes a
-// report if must is set, if it is this agent's turn, or if a ticket is news to the coordinator.
-func (a *Agent) look(ctx context.Context, must bool) {
+// poll reads the buckets, voids grants that a wrong clock would prolong, and applies new terms. It writes a report in
+// any of three cases: must is set, it is this agent's turn, or a ticket has news for the coordinator.
+func (a *Agent) poll(ctx context.Context, must bool) {
 	v := a.read(ctx)
 	changed, failed := a.void(ctx, v.voids)
 	a.observeRedis(ctx, v, cmp.Or(v.failed, failed))
 	if changed || a.apply(ctx) {
-		a.look(ctx, true) // what was read is no longer so
+		a.poll(ctx, true) // the state that was read is out of date
 		return
 	}
 	// The usage continues from the report in etcd: none is written before that has been read.
@@ -71,7 +71,7 @@ func (a *Agent) read(ctx context.Context) view {
 	sent := a.raw()
 	v.results = a.buckets.tickets(asking, v.names)
 	replied := a.raw()
-	a.looked = a.now()
+	a.polled = a.now()
 	for i, res := range v.results {
 		name := v.names[i]
 		t := res.Ticket
@@ -129,8 +129,8 @@ func (a *Agent) report(v view) report {
 	return report{agent: a.identity, tickets: v.tickets}
 }
 
-// hear takes in what has been reported.
-func (a *Agent) hear(r report) {
+// recordReport records a report that is in etcd.
+func (a *Agent) recordReport(r report) {
 	for name, t := range r.tickets {
 		b := a.bucket(name)
 		if s, ok := b.nextSample(t, a.timing.Report); ok && t.timed() {
@@ -141,7 +141,7 @@ func (a *Agent) hear(r report) {
 	a.reported, a.since = r, a.now()
 }
 
-// observeRedis notes what the tickets tell of this region, and whether there are any.
+// observeRedis updates the agent's state from the tickets, and logs when Redis becomes unavailable or available again.
 func (a *Agent) observeRedis(ctx context.Context, v view, failed error) {
 	var shares []Share
 	for i, res := range v.results {
@@ -156,20 +156,22 @@ func (a *Agent) observeRedis(ctx context.Context, v view, failed error) {
 			shares = append(shares, share)
 		}
 	}
-	a.note(func(s *AgentState) {
+	a.setState(func(s *AgentState) {
 		s.Shares, s.Away = shares, ""
 		s.ClockRate = v.rate
 		if failed != nil {
 			s.Away = failed.Error()
 		}
 	})
-	if away := failed != nil; away != a.away && ctx.Err() == nil {
-		a.away = away
-		if away {
-			a.log.Warn("redis is away: no tickets, so no grants", "region", a.region, "error", failed)
-		} else {
-			a.log.Info("redis is back: tickets go on", "region", a.region)
-		}
+	unavailable := failed != nil
+	if unavailable == a.unavailable || ctx.Err() != nil {
+		return
+	}
+	a.unavailable = unavailable
+	if unavailable {
+		a.log.Warn("redis is unavailable: the region gets no grants", "region", a.region, "error", failed)
+	} else {
+		a.log.Info("redis is available again", "region", a.region)
 	}
 }
 
@@ -194,11 +196,11 @@ func (a *Agent) put(ctx context.Context, r report) {
 	revision, err := a.registry.put(writing, reportKeys+a.region, r.encode())
 	if err == nil {
 		a.wroteAt(revision, seen)
-		a.hear(r)
-		a.note(func(s *AgentState) { s.Reports, s.Cut = s.Reports+1, "" })
+		a.recordReport(r)
+		a.setState(func(s *AgentState) { s.Reports, s.Cut = s.Reports+1, "" })
 	} else if ctx.Err() == nil {
 		a.since = a.now() // so that the next try comes in its time
-		a.note(func(s *AgentState) { s.Failures, s.Cut = s.Failures+1, err.Error() })
+		a.setState(func(s *AgentState) { s.Failures, s.Cut = s.Failures+1, err.Error() })
 	}
 	if cut := err != nil; cut != a.cut && ctx.Err() == nil {
 		a.cut = cut
@@ -210,16 +212,17 @@ func (a *Agent) put(ctx context.Context, r report) {
 	}
 }
 
-// When agents look at Redis and report, in hundredths of the report period H.
+// When agents poll Redis and report, in hundredths of the report period H.
 const (
-	// ownTurn is how long after its report the reporter's next one is due, and halfway how long after a look it looks
-	// again. Two of these exceed ownTurn, so that it reports at every second look, and at the one between if demand
-	// surges. The rest of H is for the way to etcd.
+	// ownTurn is the time between two reports of the reporter, and halfway the time between two of its polls. Twice
+	// halfway exceeds ownTurn, so the reporter writes a report at every second poll, and at the poll between if demand
+	// surges. The rest of H is left for the write to etcd.
 	ownTurn, halfway = 95, 52
-	// othersTurn is how long after the last report another agent's is due, should the reporter be silent, and othersLook
-	// how long after a look it looks again. Each is late by up to lag, so that they don't come together.
+	// othersTurn is the time after the last report at which another agent reports if the reporter is silent, and
+	// othersPoll the time between two polls of such an agent. A random time of up to lag is added to each, so that the
+	// agents don't act together.
 	othersTurn = 125
-	othersLook = 100
+	othersPoll = 100
 	lag        = 12
 )
 
@@ -229,7 +232,7 @@ func (a *Agent) hundredths(n time.Duration) time.Duration { return a.timing.Repo
 // isReporter reports whether the region's last report is this agent's.
 func (a *Agent) isReporter() bool { return a.reported.agent == a.identity }
 
-// turn is when this agent reports next.
+// turn returns when this agent reports next.
 func (a *Agent) turn() time.Time {
 	if a.since.IsZero() || a.isReporter() {
 		return a.since.Add(a.hundredths(ownTurn))
@@ -237,13 +240,13 @@ func (a *Agent) turn() time.Time {
 	return a.since.Add(a.hundredths(othersTurn))
 }
 
-// next is when to look again.
+// next returns when to poll again.
 func (a *Agent) next() time.Time {
 	if a.isReporter() {
-		return a.looked.Add(a.hundredths(halfway))
+		return a.polled.Add(a.hundredths(halfway))
 	}
-	at := a.looked.Add(a.hundredths(othersLook))
-	if turn := a.turn(); turn.Before(at) && turn.After(a.looked) {
+	at := a.polled.Add(a.hundredths(othersPoll))
+	if turn := a.turn(); turn.Before(at) && turn.After(a.polled) {
 		at = turn
 	}
 	return at.Add(time.Duration(a.rng.Int64N(int64(a.hundredths(lag)))))

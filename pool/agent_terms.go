@@ -9,14 +9,14 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// apply puts the newest terms in force, and reports whether that was news to the server.
+// apply sends the newest terms to the buckets that don't have them, and reports whether a bucket was written.
 func (a *Agent) apply(ctx context.Context) bool {
 	var calls []lua.RefillCall
 	for name, b := range a.known {
 		if b.behind() {
-			// The call settles under the old terms and switches, even if the index has moved on since our last look; if
-			// it has gone back, the server has lost writes, and the call finds that out. A bucket that is missing is
-			// left to the refiller.
+			// The call settles under the old terms and switches, even if the index has grown since the last poll. If
+			// the index has fallen, the server has lost writes, and the call detects that. The refiller creates a bucket
+			// that is missing.
 			terms := b.terms
 			calls = append(calls, lua.RefillCall{Key: name, Call: policy.Call{Version: b.version, Terms: &terms}})
 		}
@@ -39,8 +39,8 @@ func (a *Agent) apply(ctx context.Context) bool {
 	return wrote
 }
 
-// void has buckets begin a new era, and reports whether what was read of any is no longer so. The verdict on a clock
-// stands until its bucket has answered.
+// void begins a new era of buckets whose clock is wrong, and reports whether a bucket changed. A clock counts as wrong
+// until its bucket has answered.
 func (a *Agent) void(ctx context.Context, calls []lua.RefillCall) (changed bool, failed error) {
 	if len(calls) == 0 {
 		return false, nil
@@ -55,7 +55,7 @@ func (a *Agent) void(ctx context.Context, calls []lua.RefillCall) (changed bool,
 		changed = true
 		a.bucket(calls[i].Key).watchdog = watchdog{}
 		if r.Status.Wrote() {
-			a.note(func(s *AgentState) { s.Voids++ })
+			a.setState(func(s *AgentState) { s.Voids++ })
 			a.log.Warn("redis' clock doesn't agree with ours: bucket begins a new era", "pool", calls[i].Key, "region",
 				a.region, "era", r.Version.Era)
 		}
@@ -63,8 +63,8 @@ func (a *Agent) void(ctx context.Context, calls []lua.RefillCall) (changed bool,
 	return changed, failed
 }
 
-// tell gives the newest terms to this replica's refiller.
-func (a *Agent) tell() {
+// pushTerms sends the newest terms to this replica's refiller.
+func (a *Agent) pushTerms() {
 	if a.refiller == nil {
 		return
 	}
@@ -81,11 +81,11 @@ func (a *Agent) tell() {
 // redisTimeout bounds a request to Redis.
 func (a *Agent) redisTimeout() time.Duration { return a.timing.Report / 2 }
 
-// behind reports whether the server hasn't the newest terms.
+// behind reports whether the server lacks the newest terms.
 func (b *bucket) behind() bool { return b.fence.Before(b.terms.Fence) }
 
-// void is the call that begins a new era: it claims to have seen more than the
-// server has. The grant is of the era before, so it is over.
+// void returns the call that begins a new era. It claims a later version than the server has. The grant belongs to the
+// earlier era, so it ends.
 func (b *bucket) void(pool string, t lua.Ticket) lua.RefillCall {
 	call := policy.Call{Version: policy.Version{Era: t.Version.Era + 1, Index: t.Version.Index}}
 	if b.offered {

@@ -148,7 +148,7 @@ func TestAFencedRegionsShareIsFreeAtOnce(t *testing.T) {
 		near(t, map[string]float64{"ap": 500, "us": 500, "eu": 0}, w.rates())
 		entries, _, err := operator.load(t.Context(), fenceKeys+"eu")
 		require.NoError(t, err)
-		_, err = operator.commit(t.Context(), office{},
+		_, err = operator.commit(t.Context(), leadership{},
 			[]write{{key: fenceKeys + "eu", seen: entries[0].revision, remove: true}})
 		require.NoError(t, err)
 		time.Sleep(7 * time.Second)
@@ -177,7 +177,7 @@ func TestARegionCutOffKeepsItsFloor(t *testing.T) {
 	})
 }
 
-func TestLosingTheCoordinatorDropsNobodyToTheFloor(t *testing.T) {
+func TestWithoutTheCoordinatorNoRegionDropsToItsFloor(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		for range 3 {
 			p := w.whoLeads()
@@ -191,7 +191,7 @@ func TestLosingTheCoordinatorDropsNobodyToTheFloor(t *testing.T) {
 	})
 }
 
-func TestAClockThatStandsStillVoidsTheGrant(t *testing.T) {
+func TestAStoppedClockVoidsTheGrant(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		for _, p := range w.of("us") {
 			p.set(func() { p.etcd = fault{noRequest: true, noReply: true} })
@@ -237,7 +237,7 @@ func TestAClockThatWentWrongVoidsTheGrantOnceTheServerTakesWrites(t *testing.T) 
 
 // While etcd is unavailable a region's replicas are restarted, and then its Redis restarts empty: the region has its
 // floor, by the terms that the new replicas have read from Redis.
-func TestARegionThatLosesItsBucketWhileEtcdIsUnavailableHasItsFloor(t *testing.T) {
+func TestARegionThatLosesItsBucketWithoutEtcdHasItsFloor(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		w.set0(func() { w.etcdDown = true })
 		w.stopProcs("eu")

@@ -7,8 +7,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A region has nearly everything and is cut off while time daemons slew its Redis' clock by as much as they may, and
-// the clock of each process the other way: nobody else gets its share before its grant has ended on the slow clock.
+// A region has nearly everything and is cut off. Time daemons slew its Redis' clock by as much as they may, and the
+// clock of each process in the other direction. No other region gets its share before its grant has ended on the slow
+// clock.
 func TestClocksThatAreSlewedGiveNothingAwayTwice(t *testing.T) {
 	first, _ := simSeed(t, 1)
 	for seed := first; seed < first+4; seed++ {

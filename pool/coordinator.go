@@ -22,7 +22,7 @@ const pace = 50 * time.Millisecond
 // maxPace bounds the pace of a coordinator with much to do: planning takes at most about a tenth of its time.
 const maxPace = time.Second
 
-// errStuck ends a term: etcd keeps the coordinator in office and takes nothing from it.
+// errStuck ends a term in which etcd renews the coordinator's leadership but accepts none of its writes.
 var errStuck = errors.New("pool: shares can't be written: another coordinator is to try")
 
 // CoordinatorConfig is what a Coordinator needs.
@@ -38,7 +38,7 @@ type Coordinator struct {
 	timing   Timing
 	log      hclog.Logger
 	registry registry
-	now      func() time.Time // stands still while the host is suspended, as Linux' monotonic clock does
+	now      func() time.Time // stops while the host is suspended, as Linux' monotonic clock does
 
 	mu      sync.Mutex
 	stats   CoordinatorStats
@@ -57,9 +57,9 @@ type CoordinatorStats struct {
 	Plans   int64 // rounds of planning, of one pool each
 	// TooLarge counts the shares that were not written because etcd would have refused them.
 	TooLarge int64
-	Unread   int // records that can't be read: until they can, shares are renewed as they are and nobody gets more
+	Unread   int // records that can't be read: until they can, shares are renewed as they are and no region gets more
 	// Foreign counts the tickets that showed grants which etcd doesn't know of: it was restored, or lost, or another
-	// coordinator grants the same pool. For a lease after each nobody gets more.
+	// coordinator grants the same pool. For a lease after each, no region gets more.
 	Foreign int64
 }
 
@@ -68,14 +68,14 @@ type PoolSum struct {
 	Rate    float64 // R, never exceeded by Claimed; 0 once the pool has left the configuration
 	Claimed float64 // the most that the regions may be using: what they were offered and have not acknowledged away
 	Demand  float64 // what they could use
-	// Waits are the regions that have neither acknowledged terms of the pool nor been fenced: until they have, nobody
+	// Waits are the regions that have neither acknowledged terms of the pool nor been fenced. Until they have, no region
 	// gets more than the floor.
 	Waits []string
 }
 
 // RegionSeen is what the coordinator knows of a region.
 type RegionSeen struct {
-	Heard       time.Time // when its last report came; zero for never in this term
+	LastReport  time.Time // when its last report came; zero for never in this term
 	Since       time.Time // since when it is known
 	OtherServer bool      // reports come of another Redis, too
 	Fenced      bool      // an operator has declared that it is to use nothing
@@ -104,36 +104,36 @@ func newCoordinator(r registry, t Timing, log hclog.Logger) *Coordinator {
 // Lead coordinates under a term until ctx ends or the term turns out to be over.
 // It is the function that an election among all regions calls.
 func (c *Coordinator) Lead(ctx context.Context, term election.Term) error {
-	return c.govern(ctx, office{key: term.Key, revision: term.Epoch})
+	return c.govern(ctx, leadership{key: term.Key, revision: term.Epoch})
 }
 
-// Stats is a snapshot of the counts.
+// Stats returns the counts.
 func (c *Coordinator) Stats() CoordinatorStats {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.stats
 }
 
-// Sums tells of each pool by name while this coordinator leads.
+// Sums returns the sums of each pool by name. It is empty unless this coordinator leads.
 func (c *Coordinator) Sums() map[string]PoolSum {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return maps.Clone(c.pools)
 }
 
-// Regions tells of each region that reports or should, by name, while this coordinator leads.
+// Regions returns each region that reports or should report, by name. It is empty unless this coordinator leads.
 func (c *Coordinator) Regions() map[string]RegionSeen {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return maps.Clone(c.regions)
 }
 
-// saw notes that a region has reported.
-func (c *Coordinator) saw(region string, now time.Time) {
+// recordReported records when a region reported.
+func (c *Coordinator) recordReported(region string, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	r := c.regions[region]
-	r.Heard = now
+	r.LastReport = now
 	if r.Since.IsZero() {
 		r.Since = now
 	}
@@ -153,10 +153,10 @@ func (c *Coordinator) enter(leading bool) {
 	c.pools, c.regions = map[string]PoolSum{}, map[string]RegionSeen{}
 }
 
-func (c *Coordinator) govern(ctx context.Context, o office) error {
+func (c *Coordinator) govern(ctx context.Context, l leadership) error {
 	c.enter(true)
 	defer c.enter(false)
-	t := newTerm(c, o)
+	t := newTerm(c, l)
 	failures := 0
 	for ctx.Err() == nil {
 		began := c.now()

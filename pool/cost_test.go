@@ -29,8 +29,8 @@ func coordinatorPeriod(b *testing.B, regions int) {
 		}
 		settings.Pools = append(settings.Pools, p)
 	}
-	t := newTerm(newCoordinator(nil, DefaultTiming(), nil), office{revision: 1})
-	if err := t.configure(settings.record()); err != nil {
+	t := newTerm(newCoordinator(nil, DefaultTiming(), nil), leadership{revision: 1})
+	if err := t.applySettings(settings.record()); err != nil {
 		b.Fatal(err)
 	}
 	now := time.Now()
@@ -59,7 +59,7 @@ func coordinatorPeriod(b *testing.B, regions int) {
 		}
 		b.StartTimer()
 		for r, text := range reports {
-			if err := t.hear(fmt.Sprint("region", r), text, true, now); err != nil {
+			if err := t.applyReport(fmt.Sprint("region", r), text, true, now); err != nil {
 				b.Fatal(err)
 			}
 		}

@@ -16,14 +16,15 @@ const (
 )
 
 // demand estimates what a region could use, in units of the pool's rate. It
-// rises at once and falls slowly. The zero demand has seen nothing.
+// rises at once and falls slowly. The zero demand has no observation.
 type demand struct {
 	level   float64
 	known   bool
 	starved bool // tokens were denied lately
 }
 
-// observe takes in what was consumed and denied over an elapsed time, as rates, and whether some region is short.
+// observe updates the demand by the rates that were consumed and denied over an elapsed time. short says that some
+// region could use more than it has.
 // Denied takes may be retries of each other: they at most double the demand, so a storm of them buys nothing that can't
 // be used.
 func (d *demand) observe(consumed, denied, total float64, elapsed time.Duration, short bool) {
@@ -65,7 +66,7 @@ func (b *bucket) nextSample(t ticket, period time.Duration) (sample, bool) {
 }
 
 // surges reports whether demand has risen so much since the last report that
-// the coordinator should hear of it before the period is over.
+// it should be reported before the period ends.
 func (b *bucket) surges(now ticket, period time.Duration) bool {
 	s, ok := b.nextSample(now, period)
 	step := 0.1 * float64(max(b.terms.Tokens, b.terms.GrantTokens)) / float64(max(b.terms.Per, 1))

@@ -20,14 +20,14 @@
 // # Why the rate is never exceeded
 //
 //   - Floors are reserved: together they are at most the pool's FloorShare of the rate, and
-//     nobody else is given one, unless an operator fences its region or has it drained.
+//     no other region gets one, unless an operator fences its region or drains it.
 //   - Shrink before grow: a rate counts against the pool until the region has
 //     acknowledged a smaller one, by the fence read back from its Redis, or until
-//     it has ended for certain: 1.2 L + 100 ms after its ticket was heard, on
+//     it has ended for certain: 1.2 L + 100 ms after its ticket was received, on
 //     the coordinator's own monotonic clock. It is given to another only with a
 //     record of that in etcd, or after it.
 //   - Coordinators can't act at the same time: each write is one transaction that
-//     also compares the leader's key and the share as it was last seen. It
+//     also compares the leader's key and the revision at which the share was last read. It
 //     compares the pool epoch, too, of which each connection has its own, above
 //     that of its term: a write that was given up arrives before the later ones
 //     or never.
@@ -41,16 +41,16 @@
 //
 // An etcd that was restored or emptied shows older keys and revisions, and may lack grants that are in force.
 //
-//   - A write at no higher revision than one seen before it, or a read at a lower one, tells: errRewound. An agent
-//     sees that when it reports (Agent.revision), the coordinator when it writes, or after 2.5 H without news
-//     (term.revision). Each then reads everything again, since its watch would stay silent.
-//   - Agents report what is in force as ever. They write the latest settings that they have seen (Agent.newest), if
+//   - A write at no higher revision than one read before it, or a read at a lower one, returns errRewound. An agent
+//     detects it when it reports (Agent.revision). The coordinator detects it when it writes, or after 2.5 H without an
+//     event (term.revision). Each then reads everything again, since its watch would deliver nothing.
+//   - Agents report what is in force as ever. They write the latest settings that they have read (Agent.newest), if
 //     those in etcd are older.
-//   - A coordinator that takes office and finds shares waits 2.5 H for reports (term.incompleteUntil). Nobody gets more
-//     than its own ticket shows in force while it waits.
-//   - A ticket that shows a later fence, or a later end, than was ever offered is foreign (ledger.hear). The epoch
-//     then exceeds its own, and the coordinator waits for the longest lease. Shares say so until then
-//     (term.restoredUntil), so that the next coordinator waits, too.
+//   - A coordinator that begins a term and finds shares waits 2.5 H for reports (term.incompleteUntil). While it
+//     waits, no region gets more than its own ticket shows in force.
+//   - A ticket that shows a later fence, or a later end, than was ever offered is foreign (ledger.applyTicket). The
+//     coordinator then raises its epoch above the ticket's and waits for the longest lease. Shares record that until
+//     then (term.restoredUntil), so that the next coordinator waits, too.
 //   - Where no share is left, a pool opens anew: floors until each region has acknowledged it.
 //
 // # Keys in etcd, below the prefix

@@ -25,7 +25,7 @@ func (w *world) double(region string, demand float64) {
 	w.servers[name] = s
 	w.extra += mostFloor
 	w.slack += float64(part.burst) + mostFloor*s.lateness().Seconds()
-	w.note("%s has a second server, whose clock is off by %s", region, s.skew)
+	w.record("%s has a second server, whose clock is off by %s", region, s.skew)
 	w.mu.Unlock()
 	for _, n := range []string{"0", "1"} {
 		w.startOn(name, region, name+n)
@@ -61,7 +61,7 @@ func (w *world) single(region string) {
 		w.servers[region].taken += w.servers[second(region)].taken
 		delete(w.servers, second(region))
 		w.extra -= mostFloor
-		w.note("%s has one server", region)
+		w.record("%s has one server", region)
 		w.check()
 	})
 }
@@ -86,13 +86,13 @@ func (w *world) move(region string, after time.Duration) {
 			}
 		}
 		w.extra -= mostFloor
-		w.note("%s has moved", region)
+		w.record("%s has moved", region)
 		w.check()
 	})
 }
 
 // Another deployment uses the prefix and a region's name with a Redis of its own. It gets the region's floor, and the
-// region keeps its share, whoever coordinates.
+// region keeps its share, whichever replica coordinates.
 func TestASecondServerUnderARegionsNameTakesNoGrants(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		shares := map[string]float64{"ap": 250, "eu": 500, "us": 250}
@@ -140,16 +140,16 @@ func TestEveryReplicaThatHasSeenAnEraVouchesForTheNext(t *testing.T) {
 	l, timing := newLedger("payments"), DefaultTiming()
 	now := time.Now()
 	l.configure(new(simPool("payments")))
-	hear := func(era, before int64) (taken bool) {
+	report := func(era, before int64) (taken bool) {
 		now = now.Add(time.Second)
-		l.hear("eu", ticket{now: now.UnixMicro(), era: era, before: before}, true, timing, now)
+		l.applyTicket("eu", ticket{now: now.UnixMicro(), era: era, before: before}, true, timing, now)
 		return l.accounts["eu"].taken.Equal(now)
 	}
-	require.True(t, hear(100, 0))
-	require.False(t, hear(150, 0), "a server of which nothing is known")
-	require.True(t, hear(200, 100))
-	require.False(t, hear(300, 250))
-	require.True(t, hear(0, 200), "the server has lost its data")
-	require.False(t, hear(0, 0), "as has another one")
-	require.True(t, hear(400, 200))
+	require.True(t, report(100, 0))
+	require.False(t, report(150, 0), "no history connects this server to the region")
+	require.True(t, report(200, 100))
+	require.False(t, report(300, 250))
+	require.True(t, report(0, 200), "the server has lost its data")
+	require.False(t, report(0, 0), "as has another one")
+	require.True(t, report(400, 200))
 }

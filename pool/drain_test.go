@@ -18,10 +18,10 @@ func (w *world) declares(region, fence string) {
 	defer w.mu.Unlock()
 	w.revision++
 	w.set(fenceKeys+region, fence, fence == "")
-	w.note("fence of %s: %q", region, fence)
+	w.record("fence of %s: %q", region, fence)
 }
 
-// withFences is a snapshot with the fences of now: whoever restores etcd puts them right.
+// withFences returns a snapshot with the present fences, as an operator corrects them after a restore of etcd.
 func (w *world) withFences(s snapshot) snapshot {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -92,8 +92,8 @@ func TestADrainedRegionMakesRoomWithoutWaitingForALease(t *testing.T) {
 	t.Logf("REFILLER_SEED=%d: the others have it all after %s at most", first, longest)
 }
 
-// A region that doesn't hear of its drain keeps what it may be using: its grant until that ends, and its floor.
-func TestADrainThatNobodyAcknowledgesFreesNoFloor(t *testing.T) {
+// A region that can't read its drain keeps what it may be using: its grant until that ends, and its floor.
+func TestAnUnacknowledgedDrainFreesNoFloor(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		for _, p := range w.of("eu") {
 			p.set(func() { p.etcd = fault{noRequest: true, noReply: true} })
@@ -218,7 +218,7 @@ func TestARealRegionIsDrainedWithinThreeSeconds(t *testing.T) {
 	eu.proxy.Cut()
 	require.NoError(t, fence(true))
 	require.Never(t, func() bool { return idle() || rate(eu) < 400 }, 3*time.Second, 50*time.Millisecond,
-		"it doesn't hear of it, so its share is nobody else's")
+		"it can't read the drain, so no other region gets its share")
 	require.NoError(t, fence(false))
 	require.ErrorIs(t, fence(true), ErrFenced)
 	require.NoError(t, eu.proxy.Heal())

@@ -97,15 +97,15 @@ func (r *etcdRegistry) put(ctx context.Context, key, value string) (int64, error
 	return resp.Header.Revision, nil
 }
 
-func (r *etcdRegistry) commit(ctx context.Context, o office, writes []write) (int64, error) {
+func (r *etcdRegistry) commit(ctx context.Context, l leadership, writes []write) (int64, error) {
 	var guards []clientv3.Cmp
 	var then, otherwise []clientv3.Op
-	if o.key != "" {
-		guards = append(guards, clientv3.Compare(clientv3.CreateRevision(o.key), "=", o.revision))
-		otherwise = append(otherwise, clientv3.OpGet(o.key))
+	if l.key != "" {
+		guards = append(guards, clientv3.Compare(clientv3.CreateRevision(l.key), "=", l.revision))
+		otherwise = append(otherwise, clientv3.OpGet(l.key))
 	}
-	if o.epoch != 0 {
-		guards = append(guards, clientv3.Compare(clientv3.Value(r.prefix+epochKey), "=", strconv.FormatInt(o.epoch, 10)))
+	if l.epoch != 0 {
+		guards = append(guards, clientv3.Compare(clientv3.Value(r.prefix+epochKey), "=", strconv.FormatInt(l.epoch, 10)))
 	}
 	for _, w := range writes {
 		guards = append(guards, clientv3.Compare(clientv3.ModRevision(r.prefix+w.key), "=", w.seen))
@@ -122,9 +122,9 @@ func (r *etcdRegistry) commit(ctx context.Context, o office, writes []write) (in
 	if resp.Succeeded {
 		return resp.Header.Revision, nil
 	}
-	if o.key != "" {
+	if l.key != "" {
 		kvs := resp.Responses[0].GetResponseRange().Kvs
-		if len(kvs) == 0 || kvs[0].CreateRevision != o.revision {
+		if len(kvs) == 0 || kvs[0].CreateRevision != l.revision {
 			return 0, errDeposed
 		}
 	}

@@ -54,8 +54,8 @@ func (f Fencing) declared() declared {
 // All that it had, its floors too, is free for the others at once. That is for a region whose Redis is known to be
 // gone: if its consumers take on, the pools' rates are exceeded by what it had.
 //
-// With f.Drain the region is told to use nothing, which it does and acknowledges if it reaches etcd, and only then the
-// others get what it had: no rate is exceeded. RegionStatus.Idle tells when that is so. Its consumers are denied.
+// With f.Drain the region is ordered to use nothing. It does so and acknowledges, if it reaches etcd. Only then do the
+// others get its part, so no rate is exceeded. RegionStatus.Idle reports when that is so. Its consumers are denied.
 func Fence(ctx context.Context, client *clientv3.Client, prefix, region string, f Fencing) error {
 	if !validName(region) {
 		return fmt.Errorf("%w: region %q: want 1 to %d letters, digits and any of . _ : -", ErrPool, region, MaxName)
@@ -80,7 +80,7 @@ func Fence(ctx context.Context, client *clientv3.Client, prefix, region string, 
 		}
 		w.seen = entries[0].revision
 	}
-	_, err = r.commit(ctx, office{}, []write{w})
+	_, err = r.commit(ctx, leadership{}, []write{w})
 	if errors.Is(err, errConflict) {
 		err = fmt.Errorf("%w: %q has just changed", ErrFenced, region)
 	}
@@ -97,7 +97,7 @@ func Lift(ctx context.Context, client *clientv3.Client, prefix, region string) e
 	if len(entries) == 0 {
 		return fmt.Errorf("%w: %q", ErrNotFenced, region)
 	}
-	_, err = r.commit(ctx, office{}, []write{{key: fenceKeys + region, seen: entries[0].revision, remove: true}})
+	_, err = r.commit(ctx, leadership{}, []write{{key: fenceKeys + region, seen: entries[0].revision, remove: true}})
 	if errors.Is(err, errConflict) {
 		err = fmt.Errorf("%w: %q has just changed", ErrNotFenced, region)
 	}

@@ -29,7 +29,7 @@ func neverFollows(t *testing.T, meanwhile func(w *world)) {
 			require.Eventually(t, holds, 5*time.Second, time.Millisecond, what)
 		}
 		w.endPool()
-		soon("nobody has a share", removed)
+		soon("no region has a share", removed)
 
 		p := w.whoLeads()
 		p.set(func() { p.trap = 1 })

@@ -8,8 +8,8 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// ledger is a coordinator's account of one pool: what each region may be using and what it could use. It knows of no
-// clock but the instants it is given, which are of the coordinator's own monotonic clock.
+// ledger is a coordinator's account of one pool: what each region may be using and what it could use. All instants are
+// arguments, read from the coordinator's own monotonic clock.
 //
 // Its invariant: what the regions may be using adds up to at most the pool's rate and capacity, whichever offers have
 // arrived. The same holds for what etcd records of it, since the next coordinator renews what is recorded: a rate that
@@ -33,7 +33,7 @@ type account struct {
 	shown    *offer         // what a ticket shows to be in force and that was never offered here; nil for nothing
 	acked    policy.Fence   // no older offer is in force
 	since    int64          // the version of the settings with which the region came into the pool
-	joined   bool           // the region has acknowledged an offer that was made since
+	joined   bool           // the region has acknowledged an offer that was made after that
 	lastEnd  int64          // of the grants ever offered
 	floor    int64          // the highest configured since the region was live, in units
 	waiting  time.Time      // since when the region has made no progress with its offers; zero for not at all
@@ -42,7 +42,7 @@ type account struct {
 	eraAt    time.Time      // when a ticket last showed that era; zero for never
 	other    stretch        // in which tickets of another server came
 	taken    time.Time      // when the ticket was applied; zero for never
-	heard    time.Time      // when it came from a live region; zero for never
+	reported time.Time      // when a live region last reported; zero for never
 	sample   ticket         // where the last sample of demand ended
 	demand   demand
 	declared declared // by an operator
@@ -53,8 +53,8 @@ type offer struct {
 	terms policy.Terms
 	until time.Time // when its rate has ended for certain, on the coordinator's clock
 	void  bool      // its rate has ended, or its era has
-	// old: it may date from before the region came into the pool. Acknowledging it tells nothing of the region as it is
-	// now: the region may have had a bucket of its own in between, and may still have it.
+	// old is true if the offer may date from before the region joined the pool. Its acknowledgement proves nothing about
+	// the region's present state: the region may have had a bucket of its own in between, and may still have it.
 	old bool
 }
 
@@ -90,7 +90,7 @@ func (l *ledger) configure(p *Pool) {
 		a.demand.level *= float64(l.unit.per) / float64(before.per)
 		a.floor = l.unit.convert(a.floor, before.per)
 	}
-	l.open = l.open && joined // with no region of before it's another pool
+	l.open = l.open && joined // without any of its former regions it is another pool
 }
 
 func (l *ledger) account(region string) *account {
@@ -129,129 +129,12 @@ func (l *ledger) inherit(region string, g grants, lease time.Duration, now time.
 	})
 }
 
-// declare takes in what an operator has declared of a region. One that has no part in the pool gets none by it.
+// declare applies an operator's declaration about a region. A region that has no part in the pool gets none by it.
 func (l *ledger) declare(region string, d declared) {
 	if a := l.accounts[region]; a != nil && a.declared != d {
 		a.declared = d
 		a.waiting = time.Time{}
 		l.dirty = true
-	}
-}
-
-// hear takes in a region's ticket at our time now, from a live region or from a record of unknown age. It reports
-// whether the ticket shows what this pool's history here doesn't know of.
-func (l *ledger) hear(region string, t ticket, live bool, timing Timing, now time.Time) (foreign bool) {
-	a := l.accounts[region]
-	if a == nil && live && l.pool != nil && t.kind == pooled && t.terms.Fence.Epoch > 0 && !isRetired(t.terms) {
-		a = l.account(region) // it was fenced, left the pool, and is back: it counts until it has been told so
-	}
-	if a == nil || !a.recognise(t, live, timing, now) {
-		return false
-	}
-	for i := range a.offers {
-		if o := &a.offers[i]; t.era > o.terms.GrantEra && !o.void {
-			o.void, l.dirty = true, true
-		}
-	}
-	// What a ticket acknowledges stays true when a later one has come before it.
-	acknowledged := l.acknowledge(a, t, now)
-	if !a.taken.IsZero() && t.era == a.ticket.era && t.now <= a.ticket.now {
-		return false
-	}
-	a.shown = nil
-	if !acknowledged && t.kind != absent {
-		_, member := l.parts[region]
-		foreign = t.kind == pooled && member && a.declared != fenced &&
-			(a.newestFence().Before(t.terms.Fence) || t.terms.GrantEnd > a.lastEnd)
-		left := time.Duration(t.terms.GrantEnd-t.now) * time.Microsecond
-		if foreign { // whoever granted it may do so again
-			left = max(left, timing.Lease)
-		}
-		a.shown = &offer{terms: t.terms, until: now.Add(hold(left)), void: t.kind == plain || left <= 0}
-	}
-	if live || !a.heard.IsZero() {
-		if !a.live(timing, now) && !a.waiting.IsZero() {
-			a.waiting = now // it hasn't heard of its offers
-		}
-		a.heard = now
-	}
-	a.observe(t, l.unit, timing, l.short(timing, now))
-	a.ticket = t
-	a.taken = now
-	l.dirty = true
-	return foreign
-}
-
-// recognise reports whether a ticket is of the server that the region's grants are for. That is the server of the era
-// known so far, or the one that follows it: a higher era of an agent that has read the era known so far from its own
-// Redis. Any other server may be a second one under the region's name. Its tickets count once the grants of the era
-// known so far have ended.
-func (a *account) recognise(t ticket, live bool, timing Timing, now time.Time) bool {
-	follows := t.before == a.era && (t.era == 0 || t.era > a.era)
-	if t.era != a.era && !follows && !a.eraAt.IsZero() && now.Sub(a.eraAt) < hold(timing.Lease) {
-		if live {
-			a.other.extend(now, timing.Lease)
-		}
-		return false
-	}
-	if t.era != 0 && t.era != a.era {
-		a.era, a.other = t.era, stretch{}
-	}
-	if a.era != 0 {
-		a.eraAt = now
-	}
-	return true
-}
-
-// stretch is a time in which something happened again and again.
-type stretch struct{ first, last time.Time }
-
-// extend extends the stretch to now, or begins another one if nothing happened for longer than the gap.
-func (s *stretch) extend(now time.Time, gap time.Duration) {
-	if now.Sub(s.last) > gap {
-		s.first = now
-	}
-	s.last = now
-}
-
-// lasts reports whether the stretch is longer than least and has not ended.
-func (s *stretch) lasts(now time.Time, least, gap time.Duration) bool {
-	return now.Sub(s.last) <= gap && s.last.Sub(s.first) > least
-}
-
-// doubled reports whether tickets come of another server than the one that the region's grants are for.
-func (a *account) doubled(timing Timing, now time.Time) bool {
-	return a.other.lasts(now, timing.fresh(), timing.Lease)
-}
-
-// acknowledge drops the offers before the one that the ticket shows to be in force, if it is one of ours.
-func (l *ledger) acknowledge(a *account, t ticket, now time.Time) bool {
-	i := slices.IndexFunc(a.offers, func(o offer) bool { return t.acknowledges(o.terms) })
-	if i < 0 {
-		return false
-	}
-	if a.acked.Before(t.terms.Fence) {
-		a.acked, a.waiting = t.terms.Fence, now
-	}
-	if i == 0 {
-		a.waiting = time.Time{}
-	}
-	l.dirty = l.dirty || !a.joined || i < len(a.offers)-1
-	a.offers, a.joined = a.offers[:i+1], a.joined || !a.offers[i].old
-	return true
-}
-
-// observe samples the demand since the last sample.
-func (a *account) observe(t ticket, u unit, timing Timing, short bool) {
-	s := a.sample
-	elapsed, goesOn := t.since(s)
-	switch {
-	case !goesOn:
-		a.sample = t
-	case elapsed >= timing.Report/2:
-		a.sample = t
-		perUnit := float64(u.per) / float64(elapsed.Microseconds())
-		a.demand.observe(float64(t.taken(s))*perUnit, float64(t.denied-s.denied)*perUnit, float64(u.total), elapsed, short)
 	}
 }
 
@@ -265,7 +148,7 @@ func (l *ledger) short(timing Timing, now time.Time) bool {
 	return false
 }
 
-// newest is the last offer; nil if there was none.
+// newest returns the last offer, nil if there was none.
 func (a *account) newest() *policy.Terms {
 	if len(a.offers) == 0 {
 		return nil
@@ -280,20 +163,20 @@ func (a *account) newestFence() policy.Fence {
 	return policy.Fence{}
 }
 
-// outranked reports whether the region's bucket refuses the newest offer, since it has seen a later fence.
+// outranked reports whether the region's bucket refuses the newest offer, since it has a later fence.
 func (a *account) outranked() bool { return a.newestFence().Before(a.ticket.terms.Fence) }
 
-// live reports whether a grant may be founded on the region's ticket.
+// live reports whether the region's ticket is recent enough for a grant.
 func (a *account) live(timing Timing, now time.Time) bool {
-	return !a.heard.IsZero() && now.Sub(a.heard) < timing.fresh()
+	return !a.reported.IsZero() && now.Sub(a.reported) < timing.fresh()
 }
 
-// stuck reports whether the region hears of its offers but can't put them in force.
+// stuck reports whether the region receives its offers but can't put them in force.
 func (a *account) stuck(timing Timing, now time.Time) bool {
 	return !a.waiting.IsZero() && now.Sub(a.waiting) >= timing.Lease/2
 }
 
-// granted is the rate of the newest offer in units.
+// granted returns the rate of the newest offer in units.
 func (a *account) granted(u unit) int64 {
 	t := a.newest()
 	if t == nil {
@@ -302,12 +185,12 @@ func (a *account) granted(u unit) int64 {
 	return max(u.convert(t.Tokens, t.Per), u.convert(t.GrantTokens, t.Per))
 }
 
-// finished reports whether a region that left the pool uses nothing of it any more, as far as anybody knows.
+// finished reports whether a region that left the pool is known to use nothing of it any more.
 func (a *account) finished(u unit) bool {
 	t := a.newest()
 	switch {
 	case a.declared == fenced, a.ticket.kind == plain:
-		return true // what it has is no pool's
+		return true // its bucket is not the pool's
 	case t == nil:
 		return len(a.recorded) == 0 && a.shown == nil
 	}
@@ -324,7 +207,7 @@ func (a *account) retired() bool {
 	return t != nil && isRetired(*t) && !a.acked.Before(t.Fence)
 }
 
-// list is what is to be recorded of the account's offers.
+// list returns the offers as they are recorded in etcd.
 func (a *account) list() []policy.Terms {
 	list := make([]policy.Terms, len(a.offers))
 	for i, o := range a.offers {
@@ -376,7 +259,7 @@ func (a *account) add(o offer, now time.Time) {
 	a.offers = a.offers[:n-1]
 }
 
-// sum is what all regions claim and could use.
+// sum returns what all regions claim and could use.
 func (l *ledger) sum() PoolSum {
 	var claimed, demand int64
 	for _, a := range l.accounts {
@@ -390,8 +273,8 @@ func (l *ledger) sum() PoolSum {
 	}
 }
 
-// waits are the regions without which the pool doesn't open: those that have neither acknowledged terms of it here nor
-// are fenced may be using whatever they like, under another prefix or as buckets of no pool.
+// waits returns the regions that keep the pool from opening. They have not acknowledged terms of it here and are not
+// fenced. Their buckets may belong to another prefix or to no pool, so their rates are unknown.
 func (l *ledger) waits() (regions []string) {
 	if l.pool == nil || l.open {
 		return nil

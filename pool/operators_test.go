@@ -58,7 +58,7 @@ func requireSafe(t *testing.T, o outcome) {
 	require.Empty(t, o.violation, strings.Join(o.events, "\n"))
 }
 
-// Three buckets of 1000/s and version 7 become a pool of 1000/s and 3000 tokens. Once they are the pool's, at most
+// Three buckets of 1000/s and version 7 become a pool of 1000/s and 3000 tokens. Once they belong to the pool, at most
 // 13,000 tokens are taken in ten seconds, and one more for rounding. Regions that ignored every grant took 39,000.
 func TestPlainBucketsThatBecomeAPoolStayWithinItsRateAndCapacity(t *testing.T) {
 	o := live(t, 1, sabotage{}, func(w *world) {
@@ -143,7 +143,7 @@ func TestAPoolBecomesPlainAndAPoolAgain(t *testing.T) {
 	requireSafe(t, o)
 }
 
-// One region's processes move to another prefix and the others follow later: nobody is granted the same rate twice.
+// The processes of one region move to another prefix, and the others follow later. No rate is granted twice.
 func TestRegionsThatMoveToAnotherPrefixExceedNothing(t *testing.T) {
 	o := live(t, 1, sabotage{}, func(w *world) {
 		w.demands(map[string]float64{"ap": 5000, "eu": 5000, "us": 5000})
@@ -155,7 +155,7 @@ func TestRegionsThatMoveToAnotherPrefixExceedNothing(t *testing.T) {
 			}
 			other.startProc(region, region+"-moved0")
 			other.startProc(region, region+"-moved1")
-			w.notef("%s moves", region)
+			w.recordf("%s moves", region)
 		}
 		move("us")
 		time.Sleep(40 * time.Second)
@@ -194,7 +194,7 @@ func (w *world) restoreEtcd(s snapshot, bump int64) {
 	if bump > 0 { // as with --mark-compacted
 		w.compacted, w.history = w.revision, nil
 	}
-	w.note("etcd is restored at revision %d", w.revision)
+	w.record("etcd is restored at revision %d", w.revision)
 }
 
 // wipe deletes everything in etcd.
@@ -206,7 +206,7 @@ func (w *world) wipe() {
 		w.set(key, "", true)
 	}
 	w.created, w.lastFence = map[string]int64{}, map[string]policy.Fence{}
-	w.note("etcd is wiped")
+	w.record("etcd is wiped")
 }
 
 // A region has nearly everything, and is cut off; etcd forgets that it has.
@@ -297,14 +297,14 @@ func TestARegionThatCannotApplyItsGrantsStrandsNoShare(t *testing.T) {
 	requireSafe(t, o)
 }
 
-// Reports that a new coordinator finds may be of regions that are gone.
+// A new coordinator may find reports of regions that no longer exist.
 func TestReportsFoundInEtcdAreNoSignOfLife(t *testing.T) {
 	l := newLedger("payments")
 	l.configure(new(simPool("payments")))
 	now, timing := time.Now(), DefaultTiming()
-	l.hear("eu", ticket{now: 5_000_000, era: 1}, false, timing, now)
+	l.applyTicket("eu", ticket{now: 5_000_000, era: 1}, false, timing, now)
 	require.False(t, l.accounts["eu"].live(timing, now))
-	l.hear("eu", ticket{now: 6_000_000, era: 1}, true, timing, now)
+	l.applyTicket("eu", ticket{now: 6_000_000, era: 1}, true, timing, now)
 	require.True(t, l.accounts["eu"].live(timing, now))
 }
 
@@ -312,19 +312,19 @@ func TestTicketsFollowTheLatestEra(t *testing.T) {
 	l := newLedger("payments")
 	l.configure(new(simPool("payments")))
 	now, timing := time.Now(), DefaultTiming()
-	hear := func(at, era, before int64) int64 {
+	report := func(at, era, before int64) int64 {
 		now = now.Add(time.Second)
-		l.hear("eu", ticket{now: at, era: era, before: before}, true, timing, now)
+		l.applyTicket("eu", ticket{now: at, era: era, before: before}, true, timing, now)
 		return l.accounts["eu"].ticket.now
 	}
-	require.EqualValues(t, 60_000_000, hear(60_000_000, 100, 0))
-	require.EqualValues(t, 60_000_000, hear(59_000_000, 100, 0), "it came late")
-	require.EqualValues(t, 55_000_000, hear(55_000_000, 101, 100), "the clock was set back by 5 s, which began an era")
-	require.EqualValues(t, 55_000_000, hear(62_000_000, 100, 0), "of a server that was replaced")
-	require.EqualValues(t, 57_000_000, hear(57_000_000, 0, 101), "the bucket is gone")
-	require.EqualValues(t, 57_000_000, hear(64_000_000, 100, 0), "and the server that was replaced still is")
+	require.EqualValues(t, 60_000_000, report(60_000_000, 100, 0))
+	require.EqualValues(t, 60_000_000, report(59_000_000, 100, 0), "it came late")
+	require.EqualValues(t, 55_000_000, report(55_000_000, 101, 100), "the clock was set back by 5 s, which began an era")
+	require.EqualValues(t, 55_000_000, report(62_000_000, 100, 0), "of a server that was replaced")
+	require.EqualValues(t, 57_000_000, report(57_000_000, 0, 101), "the bucket was lost")
+	require.EqualValues(t, 57_000_000, report(64_000_000, 100, 0), "and the server that was replaced still is")
 	now = now.Add(time.Minute)
-	require.EqualValues(t, 80_000_000, hear(80_000_000, 100, 0), "whatever was granted in the later era has ended")
+	require.EqualValues(t, 80_000_000, report(80_000_000, 100, 0), "whatever was granted in the later era has ended")
 }
 
 func TestADeadRegionThatIsFencedAndRemovedIsForgotten(t *testing.T) {
@@ -350,8 +350,8 @@ func TestADeadRegionThatIsFencedAndRemovedIsForgotten(t *testing.T) {
 	requireSafe(t, o)
 }
 
-// A region that was cut off, fenced and taken out of the configuration comes back with all that it had, and its old
-// file: it is told to use nothing, like one that is removed while it can be reached.
+// A region was cut off, fenced and removed from the configuration. It comes back with its earlier state and its old
+// file. It must use nothing, like a region that is removed while it can be reached.
 func TestARegionThatComesBackAfterItsRemovalUsesNothing(t *testing.T) {
 	o := live(t, 1, sabotage{}, func(w *world) {
 		w.demands(map[string]float64{"ap": 5000, "eu": 5000, "us": 5000})
@@ -423,10 +423,10 @@ func (w *world) operate(region string, later func(heal func())) {
 	case 2:
 		w.wipe()
 	case 3: // a Redis runs out of memory
-		w.notef("redis of %s takes no writes", region)
+		w.recordf("redis of %s takes no writes", region)
 		w.set0(func() { w.servers[region].full = true })
 		later(func() { w.set0(func() { w.servers[region].full = false }) })
-	case 4: // somebody writes what nobody can read
+	case 4: // another client writes an unreadable record
 		w.tamper(shareKeys+region, func(string) (string, bool) { return "later", false })
 		later(func() { w.tamper(shareKeys+region, func(string) (string, bool) { return "", true }) })
 	case 5: // a process with an old file starts, and goes
@@ -440,12 +440,12 @@ func (w *world) operate(region string, later func(heal func())) {
 				p.Regions[i].Floor = policy.PerSecond(floors[i])
 			}
 		})
-		w.notef("floors are %v", floors)
+		w.recordf("floors are %v", floors)
 	case 7: // a region is to be left
 		w.declares(region, drainRecord)
 		later(func() { w.declares(region, "") })
 	case 8:
-		w.notef("the pool ends")
+		w.recordf("the pool ends")
 		w.endPool()
 		later(func() { w.change(func(*Pool) {}) })
 	case 9:
@@ -459,7 +459,7 @@ func (w *world) operate(region string, later func(heal func())) {
 		if w.canDouble(region) {
 			w.move(region, time.Duration(w.rng.Int64N(int64(hold(w.timing.Lease)))))
 		}
-	case 12: // somebody deletes records
+	case 12: // another client deletes records
 		for _, key := range []string{configKey, shareKeys + region, reportKeys + region} {
 			if w.rng.IntN(2) == 0 {
 				w.tamper(key, func(string) (string, bool) { return "", true })
@@ -469,14 +469,14 @@ func (w *world) operate(region string, later func(heal func())) {
 	w.backup = w.snapshot()
 }
 
-// leavePool takes a region out of the pool. It comes back later, or at once if it doesn't hear of it: the next fault
-// might have etcd forget it, with its floor.
+// leavePool removes a region from the pool. The region joins again later, or at once if it has not read the removal.
+// Otherwise the next fault could make etcd forget the region together with its floor.
 func (w *world) leavePool(region string, later func(heal func())) {
 	s, _ := decodeShare(w.value(shareKeys + region)) // empty if it can't be read
 	if len(w.pool.Regions) == 1 || !w.pool.Has(region) || !s.pools[w.pool.Name].joined {
 		return
 	}
-	w.notef("%s leaves the pool", region)
+	w.recordf("%s leaves the pool", region)
 	w.change(func(p *Pool) {
 		p.Regions = slices.DeleteFunc(p.Regions, func(r Region) bool { return r.Name == region })
 	})
@@ -508,7 +508,7 @@ func (w *world) endPool() {
 
 // startOutdated starts a process whose file is of version 0, with other floors.
 func (w *world) startOutdated(region string) *proc {
-	w.notef("a process of %s starts with an old file", region)
+	w.recordf("a process of %s starts with an old file", region)
 	w.mu.Lock()
 	version, pool := w.version, w.pool
 	old := pool

@@ -8,12 +8,12 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// moment is what a plan depends on beside the ledger.
-type moment struct {
+// planInput is the input of a plan beside the ledger.
+type planInput struct {
 	now    time.Time
 	timing Timing
 	// incomplete: the history in etcd isn't the whole one, so that what isn't claimed here may be in use all the same.
-	// Nobody gets more than its own ticket shows in force.
+	// No region gets more than its own ticket shows in force.
 	incomplete bool
 	nextFence  func() policy.Fence // gives each offer its place in the order
 }
@@ -30,7 +30,7 @@ type member struct {
 }
 
 // plan decides what each region is offered now, and returns the regions whose share is to be written.
-func (l *ledger) plan(m moment) []string {
+func (l *ledger) plan(m planInput) []string {
 	l.dirty, l.wake = false, time.Time{}
 	changed := l.settle(m)
 	if l.pool != nil && !l.open && len(l.waits()) == 0 {
@@ -53,7 +53,7 @@ func (l *ledger) plan(m moment) []string {
 		room -= max(0, capacity-s.capacity)
 		if t, ok := l.offer(s, capacity, m.timing); ok {
 			t.Fence = m.nextFence()
-			s.account.add(offer{terms: t, until: s.heard.Add(hold(m.timing.Lease))}, m.now)
+			s.account.add(offer{terms: t, until: s.reported.Add(hold(m.timing.Lease))}, m.now)
 			changed[s.region] = true
 			l.wakeFor(s.account, m)
 		}
@@ -62,7 +62,7 @@ func (l *ledger) plan(m moment) []string {
 }
 
 // settle brings the accounts up to date: what has ended, who has left, what etcd should no longer record.
-func (l *ledger) settle(m moment) (changed map[string]bool) {
+func (l *ledger) settle(m planInput) (changed map[string]bool) {
 	changed = map[string]bool{}
 	for region, a := range l.accounts {
 		_, configured := l.parts[region]
@@ -82,9 +82,9 @@ func (l *ledger) settle(m moment) (changed map[string]bool) {
 	return changed
 }
 
-// survey tells which regions are live, and what is free of the rate and of the capacity. rest is what the live regions
-// are to share in the end.
-func (l *ledger) survey(m moment) (live []member, free, room, rest int64) {
+// survey returns which regions are live, and what is free of the rate and of the capacity. rest is what the live
+// regions are to share in the end.
+func (l *ledger) survey(m planInput) (live []member, free, room, rest int64) {
 	free, rest = l.unit.total, l.unit.total
 	if l.pool != nil {
 		room = l.pool.Capacity
@@ -148,7 +148,7 @@ func (l *ledger) reserved(p part) int64 {
 
 // most is the most that a live region may get now. While what is in use isn't known, because etcd's history isn't the
 // whole one or because its records add up to more than there is, it is what the region's own ticket shows in force.
-func (l *ledger) most(s member, m moment, unknown bool) int64 {
+func (l *ledger) most(s member, m planInput, unknown bool) int64 {
 	most := l.unit.total
 	if s.p.ceiling > 0 {
 		most = s.p.ceiling
@@ -165,7 +165,7 @@ func (l *ledger) most(s member, m moment, unknown bool) int64 {
 
 // renew replaces plan while a record that a plan needs can't be read: a live region keeps its rate as long as no other
 // region can have got it, no region gets more, and nothing is taken away.
-func (l *ledger) renew(m moment) []string {
+func (l *ledger) renew(m planInput) []string {
 	l.dirty, l.wake = false, time.Time{}
 	var changed []string
 	for _, region := range slices.Sorted(maps.Keys(l.accounts)) {
@@ -179,7 +179,7 @@ func (l *ledger) renew(m moment) []string {
 			within := !m.incomplete || t.GrantTokens <= max(t.Tokens, ticket.rate(unit{policy.MaxTokens, t.Per}))
 			if inForce && within && t.GrantEnd-newest.terms.GrantEnd >= (m.timing.Report/2).Microseconds() {
 				t.Fence = m.nextFence()
-				a.add(offer{terms: t, until: a.heard.Add(hold(m.timing.Lease))}, m.now)
+				a.add(offer{terms: t, until: a.reported.Add(hold(m.timing.Lease))}, m.now)
 				changed = append(changed, region)
 			}
 		}
@@ -188,32 +188,32 @@ func (l *ledger) renew(m moment) []string {
 	return changed
 }
 
-// wakeFor notes when the account changes by itself.
-func (l *ledger) wakeFor(a *account, m moment) {
-	note := func(at time.Time) {
+// wakeFor records when the account changes by the passing of time alone.
+func (l *ledger) wakeFor(a *account, m planInput) {
+	wakeAt := func(at time.Time) {
 		if at.After(m.now) && (l.wake.IsZero() || at.Before(l.wake)) {
 			l.wake = at
 		}
 	}
-	if !a.heard.IsZero() {
-		note(a.heard.Add(m.timing.fresh()))
+	if !a.reported.IsZero() {
+		wakeAt(a.reported.Add(m.timing.fresh()))
 	}
 	if !a.waiting.IsZero() {
-		note(a.waiting.Add(m.timing.Lease / 2))
+		wakeAt(a.waiting.Add(m.timing.Lease / 2))
 	}
 	for _, o := range a.offers {
 		if !o.void {
-			note(o.until)
+			wakeAt(o.until)
 		}
 	}
 	if a.shown != nil && !a.shown.void {
-		note(a.shown.until)
+		wakeAt(a.shown.until)
 	}
 }
 
 // retire offers the region nothing. One that is fenced claims nothing from then on; one that is drained, or has left
 // the configuration, claims what it had until it has acknowledged.
-func (l *ledger) retire(a *account, m moment, configured bool) (changed bool) {
+func (l *ledger) retire(a *account, m planInput, configured bool) (changed bool) {
 	if t := a.newest(); t == nil || !isRetired(*t) || a.outranked() || configured && !a.asked() {
 		t := l.terms(0, 0, 1)
 		t.Fence = m.nextFence()
@@ -238,7 +238,7 @@ func (l *ledger) aim(live []member, rest int64) {
 		claimants[i] = s.p.claimant(s.region, wants, max(1, s.most))
 	}
 	targets := policy.Allocate(max(0, rest), claimants)
-	// Changes that matter to nobody aren't worth a write: then everyone keeps what there is.
+	// Changes that no region needs aren't worth a write: then each region keeps its grant.
 	still, idle := true, max(0, rest)
 	for i, s := range live {
 		now := s.granted(l.unit)
@@ -259,7 +259,7 @@ func (l *ledger) aim(live []member, rest int64) {
 }
 
 // grow sets the targets to what can be given now: a region keeps what it
-// claims, and more comes out of what nobody claims, floors first.
+// claims, and more comes out of what no region claims, floors first.
 func (l *ledger) grow(live []member, free int64) {
 	for _, most := range []func(member) int64{
 		func(s member) int64 { return min(s.want, s.p.floor) },

@@ -246,7 +246,7 @@ type Timing struct {
 	Report time.Duration // H: how often each region reports; 100 ms to 1 m
 	// Lease is L: how long a grant lasts from its ticket on. Without etcd a region keeps its share for Lease less
 	// Report, then falls to its floor. It must be Report + twice the election's TTL + 1 s at least, so that a change of
-	// coordinator drops nobody to the floor.
+	// coordinator drops no region to the floor.
 	Lease time.Duration
 }
 
@@ -275,13 +275,13 @@ const (
 	// drift is ρ: by what part of 1 a clock may run fast or slow. A time daemon that slews changes the rate of a clock by
 	// up to 8.3 % (chrony's maxslewrate), and that of Go's monotonic clock with it.
 	drift = 0.1
-	// tolerance is how far a region's clock may be set back, or stand still,
+	// tolerance is how far a region's clock may be set back, or stop,
 	// without the script or the watchdog noticing.
 	tolerance = 2 * policy.ClockTolerance * time.Microsecond
 )
 
-// hold is how long after a ticket was heard its grant may be in force, on the hearer's own clock: L(1+2ρ), since its
-// clock may run fast while the region's runs slow, and what clocks may be off unnoticed.
+// hold returns how long after a ticket was received its grant may be in force, on the receiver's own clock: L(1+2ρ),
+// since its clock may run fast while the region's runs slow, and what clocks may be off unnoticed.
 func hold(lease time.Duration) time.Duration {
 	return lease + time.Duration(2*drift*float64(lease)) + tolerance
 }

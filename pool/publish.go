@@ -10,10 +10,10 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// publish records the epoch, and writes the shares of the regions that have changed. What fails is written again after
-// a fresh look: an offer counts from when it was planned, whether it arrives or not.
+// publish records the epoch, and writes the shares of the regions that have changed. If a write fails, it is repeated
+// after the records were read again. An offer is in force from the time of its planning, whether or not it arrives.
 func (t *term) publish(ctx context.Context) error {
-	if t.office.epoch != t.epoch {
+	if t.leadership.epoch != t.epoch {
 		if err := t.record(ctx); err != nil {
 			return err
 		}
@@ -48,21 +48,22 @@ func (t *term) publish(ctx context.Context) error {
 
 // record writes the epoch, so that no later coordinator grants under a lower one.
 func (t *term) record(ctx context.Context) error {
-	o := t.office
-	o.epoch = 0
+	l := t.leadership
+	l.epoch = 0
 	w := write{key: epochKey, value: strconv.FormatInt(t.epoch, 10), seen: t.seen[epochKey]}
 	if _, unreadable := t.unread[epochKey]; unreadable {
 		return errors.New("pool: the key epoch can't be read: no share is written until it is deleted")
 	}
-	if err := t.commit(ctx, o, []write{w}); err != nil {
+	if err := t.commit(ctx, l, []write{w}); err != nil {
 		return err
 	}
-	t.office.epoch = t.epoch
+	t.leadership.epoch = t.epoch
 	t.count(func(s *CoordinatorStats) { s.Epoch = t.epoch })
 	return nil
 }
 
-// tooLarge tells of a share that etcd would refuse. Its region keeps what it has until the grants end; others go on.
+// tooLarge records and logs a share that etcd would refuse. Its region keeps its grants until they end. Other regions
+// are not affected.
 func (t *term) tooLarge(region string, bytes int) {
 	if t.large != region {
 		t.large = region
@@ -102,7 +103,7 @@ func (t *term) write(region string) (sharing, bool) {
 	}
 	key := shareKeys + region
 	w := sharing{region, entries, write{key: key, seen: t.seen[key], value: string(text), remove: len(text) == empty}}
-	if t.gone[key] {
+	if t.removed[key] {
 		w.seen = 0
 	}
 	if until, ok := t.unread[key]; ok && until.IsZero() {
@@ -120,7 +121,7 @@ func (t *term) commitShares(ctx context.Context, shares []sharing) error {
 	for i, s := range shares {
 		writes[i] = s.write
 	}
-	if err := t.commit(ctx, t.office, writes); err != nil {
+	if err := t.commit(ctx, t.leadership, writes); err != nil {
 		return err
 	}
 	for _, w := range shares {
@@ -131,20 +132,20 @@ func (t *term) commitShares(ctx context.Context, shares []sharing) error {
 			_, after := e.a.claims(e.l.unit)
 			e.l.dirty = e.l.dirty || after.rate < before.rate || after.capacity < before.capacity
 		}
-		delete(t.gone, w.key)
+		delete(t.removed, w.key)
 		if w.remove {
-			t.gone[w.key] = true
+			t.removed[w.key] = true
 		}
 	}
 	t.count(func(s *CoordinatorStats) { s.Writes += int64(len(writes)) })
 	return nil
 }
 
-// commit makes writes if this term is still in office and nobody else has written the same keys.
-func (t *term) commit(ctx context.Context, o office, writes []write) error {
+// commit makes writes if this term still leads and no other process has written the same keys.
+func (t *term) commit(ctx context.Context, l leadership, writes []write) error {
 	ctx, cancel := context.WithTimeout(ctx, t.timing.request())
 	defer cancel()
-	revision, err := t.registry.commit(ctx, o, writes)
+	revision, err := t.registry.commit(ctx, l, writes)
 	switch {
 	case errors.Is(err, errConflict): // a write of ours that was given up has arrived after all
 		t.count(func(s *CoordinatorStats) { s.Refused++ })

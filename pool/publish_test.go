@@ -18,7 +18,7 @@ type smallEtcd struct {
 	shares   map[string]string
 }
 
-func (s *smallEtcd) commit(_ context.Context, _ office, writes []write) (int64, error) {
+func (s *smallEtcd) commit(_ context.Context, _ leadership, writes []write) (int64, error) {
 	size := 0
 	for _, w := range writes {
 		size += len(w.key) + len(w.value)
@@ -32,11 +32,11 @@ func (s *smallEtcd) commit(_ context.Context, _ office, writes []write) (int64, 
 	return 1, nil
 }
 
-func TestARegionWhoseShareIsTooLargeStopsNobodyElse(t *testing.T) {
+func TestAShareThatIsTooLargeStopsNoOtherRegion(t *testing.T) {
 	t.Parallel()
 	etcd := &smallEtcd{shares: map[string]string{}}
 	c := newCoordinator(etcd, DefaultTiming(), hclog.NewNullLogger())
-	term := newTerm(c, office{revision: 7})
+	term := newTerm(c, leadership{revision: 7})
 	offered := func(pool, region string) {
 		l := term.ledgers[pool]
 		if l == nil {
@@ -60,7 +60,7 @@ func TestARegionWhoseShareIsTooLargeStopsNobodyElse(t *testing.T) {
 	require.EqualValues(t, 1, c.Stats().TooLarge)
 }
 
-func TestOffersThatNobodyAcknowledgesAreMergedAcrossUnits(t *testing.T) {
+func TestUnacknowledgedOffersAreMergedAcrossUnits(t *testing.T) {
 	t.Parallel()
 	a := &account{}
 	units := []unit{{per: 1_000_000}, {per: 999_999}}

@@ -141,8 +141,8 @@ func (a *area) rate(t require.TestingT, key string) float64 {
 	return float64(n) * 1e6 / float64(p.Terms.Per)
 }
 
-// watchSum asserts I1 until the returned function is called: the rates are read
-// one after the other, so only what holds at both ends of a look counts.
+// watchSum asserts I1 until the returned function is called. The rates are read one after the other, so it compares
+// only rates that are equal in two readings.
 func watchSum(t *testing.T, areas map[string]*area, key string, limit float64) (stop func()) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
@@ -224,10 +224,10 @@ func TestPoolOverRealServers(t *testing.T) {
 	took = eventually("us is served again", 30*time.Second, func() bool { return rate(us) > 300 })
 	t.Logf("back from the partition, us is served in %s", took)
 
-	// The coordinator dies: nobody falls to the floor.
+	// The coordinator dies. No region falls to its floor.
 	eventually("shares are level", 30*time.Second, func() bool { return rate(ap) > 400 && rate(us) > 400 })
 	var leader *area
-	eventually("somebody leads", 30*time.Second, func() bool {
+	eventually("a replica leads", 30*time.Second, func() bool {
 		for _, a := range areas {
 			if a.coord.Stats().Leading {
 				leader = a

@@ -45,7 +45,7 @@ func TestABucketThatIsRefusedHoldsUpNoOtherGrants(t *testing.T) {
 			}
 			a := newAgent(AgentConfig{Region: "eu", Identity: "eu", Settings: settings, Timing: DefaultTiming()}, nil,
 				redisBuckets{rdb}, 1)
-			a.look(ctx, false)
+			a.poll(ctx, false)
 			spoil(t, admin)
 			for _, p := range settings.Pools {
 				terms := p.Start("eu", 0)

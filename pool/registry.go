@@ -31,15 +31,15 @@ type entry struct {
 // under cuts a leading prefix from the key.
 func (e entry) under(prefix string) (rest string, ok bool) { return strings.CutPrefix(e.key, prefix) }
 
-// office is a coordinator's claim to lead: its key in the election, the revision that made it, and the epoch that it
-// has recorded. A revision can't serve as the epoch: an etcd that was restored repeats them.
-type office struct {
+// leadership is a coordinator's claim to lead: its key in the election, the revision that made it, and the epoch that
+// it has recorded. A revision can't serve as the epoch: an etcd that was restored repeats them.
+type leadership struct {
 	key      string // complete, with the prefix
 	revision int64
 	epoch    int64 // 0 before it is recorded
 }
 
-// write is a change of one key that was last modified at the revision seen: 0 means that it didn't exist.
+// write is a change of one key that was last modified at the revision seen; 0 means that it didn't exist.
 type write struct {
 	key, value string
 	seen       int64
@@ -49,12 +49,12 @@ type write struct {
 // Why a guarded transaction wrote nothing.
 var (
 	errConflict = errors.New("pool: a key has changed since it was read")
-	errDeposed  = errors.New("pool: another coordinator has taken office")
+	errDeposed  = errors.New("pool: another coordinator leads")
 )
 
-// errRewound is returned when etcd was restored or emptied: a write is at no higher revision than one that was seen
-// before, or a read at a lower one. A watch of what comes after that one stays silent, so everything is read again.
-var errRewound = errors.New("pool: etcd has gone back to an earlier revision: its watch tells nothing more")
+// errRewound is returned when etcd was restored or emptied: a write is at no higher revision than one that was read
+// before, or a read is at a lower one. Watches of the old history deliver nothing, so everything is read again.
+var errRewound = errors.New("pool: etcd has gone back to an earlier revision: its watch delivers nothing more")
 
 // registry is where regions and coordinator meet: a consistent store in which one transaction compares and writes. All
 // calls return when ctx ends; a call that fails may have had its effect, or have it later.
@@ -66,7 +66,7 @@ type registry interface {
 	watch(ctx context.Context, from int64, to chan<- entry, keys ...string) error
 	// put writes a key.
 	put(ctx context.Context, key, value string) (revision int64, err error)
-	// commit makes all writes at one revision if the office still stands, else errDeposed, and no
-	// key was modified since it was seen, else errConflict. An office without a key isn't checked.
-	commit(ctx context.Context, o office, writes []write) (revision int64, err error)
+	// commit makes all writes at one revision. It returns errDeposed if the leadership has ended, and errConflict if a
+	// key was modified since it was read. A leadership without a key isn't checked.
+	commit(ctx context.Context, l leadership, writes []write) (revision int64, err error)
 }

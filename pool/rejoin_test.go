@@ -130,7 +130,7 @@ func TestARegionThatComesBackWhileItIsCutOffCountsAsANewOne(t *testing.T) {
 
 // One region has brought later settings, in which its floor is higher, and is cut off when etcd is restored from before
 // them: the others bring them again, which they have seen.
-func TestSettingsThatEtcdForgetsComeBackFromRegionsThatHaveSeenThem(t *testing.T) {
+func TestForgottenSettingsComeBackFromRegionsThatKnowThem(t *testing.T) {
 	for name, forget := range map[string]func(w *world, s snapshot){
 		"Restored":       func(w *world, s snapshot) { w.restoreEtcd(s, 0) },
 		"RestoredBumped": func(w *world, s snapshot) { w.restoreEtcd(s, 1_000_000_000) },
@@ -167,8 +167,8 @@ func TestAnAcknowledgementFromBeforeThePoolEndedOpensNothing(t *testing.T) {
 	p.Regions = p.Regions[:1]
 	in := func(version int64) *Pool { return &Settings{version, []Pool{p}}.following(noSettings).Pools[0] }
 	clock, seq := now.UnixMicro(), int64(0)
-	m := func() moment {
-		return moment{now: now, timing: DefaultTiming(), nextFence: func() policy.Fence {
+	m := func() planInput {
+		return planInput{now: now, timing: DefaultTiming(), nextFence: func() policy.Fence {
 			seq++
 			return policy.Fence{Epoch: 1, Seq: seq}
 		}}
@@ -176,7 +176,7 @@ func TestAnAcknowledgementFromBeforeThePoolEndedOpensNothing(t *testing.T) {
 	report := func(terms policy.Terms) {
 		now, clock = now.Add(time.Second), clock+1e6
 		terms.Interval, terms.MaxElapsed = 0, 0
-		l.hear("ap", ticket{now: clock, era: 1, kind: pooled, terms: terms}, true, DefaultTiming(), now)
+		l.applyTicket("ap", ticket{now: clock, era: 1, kind: pooled, terms: terms}, true, DefaultTiming(), now)
 		l.plan(m())
 	}
 	ap := func() *account { return l.accounts["ap"] }

@@ -10,8 +10,8 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// report is what rep/<region> holds: where the region's buckets stood. It is what the region's next grants are founded
-// on, and acknowledges what it shows to be in force.
+// report is the content of rep/<region>: the state of the region's buckets. The region's next grants are based on it,
+// and it acknowledges the terms that it shows in force.
 type report struct {
 	agent   string // who wrote it
 	tickets map[string]ticket
@@ -27,8 +27,8 @@ const (
 	kinds
 )
 
-// ticket is where a region's bucket stood at an instant of its Redis' clock. One without an instant is of a bucket that
-// couldn't be read: all that it tells is the usage, for the next replica to go on from.
+// ticket is the state of a region's bucket at an instant of its Redis' clock. A ticket without an instant belongs to a
+// bucket that couldn't be read. It has only the usage, from which the next replica continues.
 type ticket struct {
 	now, era              int64 // µs
 	before                int64 // the era that the agent read from its Redis before this one; 0 for none

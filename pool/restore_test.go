@@ -20,8 +20,8 @@ func atRest(t *testing.T, m *testenv.EtcdMember, do func(data string) error) {
 	m.Restart()
 }
 
-// An etcd is put back to what it was before a region that is cut off got nearly everything. Nobody else gets that, and
-// everything is shared again soon after the region is back.
+// An etcd is restored to its state before a region that is cut off got nearly everything. No other region gets that
+// rate, and everything is shared again soon after the region is back.
 func TestARealEtcdThatIsRestoredGivesNothingAwayTwice(t *testing.T) {
 	t.Parallel()
 	p := realPool()
@@ -60,8 +60,8 @@ func TestARealEtcdThatIsRestoredGivesNothingAwayTwice(t *testing.T) {
 	eventually("us is served again", func() bool { return rate(us) > 200 && sum() > 990 })
 }
 
-// A region has acknowledged a floor of 60/s to a coordinator of which a restored etcd has lost the records, and is now
-// cut off. It is known to have had 50/s, and nobody else gets what is between the two.
+// A region has acknowledged a floor of 60/s to a coordinator, is now cut off, and a restored etcd has lost these
+// records. The region is known to have had 50/s, and no other region gets the difference.
 func TestTheFloorOfASilentRegionIsReservedWhateverItsRecordsSay(t *testing.T) {
 	t.Parallel()
 	l := newLedger("payments")
@@ -72,7 +72,7 @@ func TestTheFloorOfASilentRegionIsReservedWhateverItsRecordsSay(t *testing.T) {
 	known := l.terms(l.unit.convert(50, 1_000_000), l.unit.convert(50, 1_000_000), 100)
 	l.inherit("us", grants{terms: []policy.Terms{known}, joined: true, open: true}, time.Second, now)
 	l.account("eu").joined = true
-	m := moment{now: now, timing: ForTTL(5 * time.Second)}
+	m := planInput{now: now, timing: ForTTL(5 * time.Second)}
 	l.settle(m)
 	_, free, _, _ := l.survey(m)
 	perSecond := l.unit.total / 1000
@@ -81,13 +81,13 @@ func TestTheFloorOfASilentRegionIsReservedWhateverItsRecordsSay(t *testing.T) {
 
 // Etcd was restored, so that eu's record is of a grant that it no longer had when us got its own, and there is another
 // coordinator since: eu isn't offered anew what us may be using.
-func TestRecordsThatAddUpToMoreThanTheRateGiveNobodyMore(t *testing.T) {
+func TestRecordsAboveTheRateGiveNoRegionMore(t *testing.T) {
 	t.Parallel()
 	l := newLedger("payments")
 	now := time.Unix(1_800_000_000, 0)
 	seq := int64(0)
 	l.configure(new(simPool("payments")))
-	m := moment{now: now, timing: DefaultTiming(), nextFence: func() policy.Fence {
+	m := planInput{now: now, timing: DefaultTiming(), nextFence: func() policy.Fence {
 		seq++
 		return policy.Fence{Epoch: 9, Seq: seq}
 	}}
@@ -100,28 +100,29 @@ func TestRecordsThatAddUpToMoreThanTheRateGiveNobodyMore(t *testing.T) {
 	l.inherit("eu", grants{terms: []policy.Terms{recorded(950)}, joined: true, open: true}, m.timing.Lease, now)
 	l.inherit("us", grants{terms: []policy.Terms{recorded(455)}, joined: true, open: true}, m.timing.Lease, now)
 	clock := int64(2e12)
-	hear := func(added int64) {
+	report := func(added int64) {
 		clock += 1e6
 		shows := l.terms(0, 100*perSecond, 1500)
 		shows.Interval = 0
 		shows.MaxElapsed = 0
 		shows.Fence = policy.Fence{Epoch: 1, Seq: 1}
-		l.hear("eu", ticket{now: clock, era: 1, kind: pooled, added: added, denied: added, terms: shows}, true, m.timing, now)
+		shown := ticket{now: clock, era: 1, kind: pooled, added: added, denied: added, terms: shows}
+		l.applyTicket("eu", shown, true, m.timing, now)
 	}
-	hear(0)
-	hear(1000)
+	report(0)
+	report(1000)
 	l.plan(m)
 	require.Equal(t, 100*perSecond, l.accounts["eu"].newest().GrantTokens)
 }
 
 // The settings lower the floor of a region that may have acknowledged the higher one to a coordinator of which a
 // restored etcd has lost the records.
-func TestTheFloorOfASilentRegionIsReservedUntilItIsHeardOf(t *testing.T) {
+func TestTheFloorOfASilentRegionIsReservedUntilItReports(t *testing.T) {
 	t.Parallel()
 	p := Pool{Name: "payments", Rate: policy.PerSecond(1000), Capacity: 3000, Regions: []Region{
 		{Name: "eu", Weight: 1, Floor: policy.PerSecond(20)}, {Name: "us", Weight: 1, Floor: policy.PerSecond(60)},
 	}}
-	l, m := newLedger("payments"), moment{now: time.Unix(1_800_000_000, 0), timing: ForTTL(5 * time.Second)}
+	l, m := newLedger("payments"), planInput{now: time.Unix(1_800_000_000, 0), timing: ForTTL(5 * time.Second)}
 	free := func() int64 {
 		l.settle(m)
 		_, free, _, _ := l.survey(m)
@@ -132,7 +133,7 @@ func TestTheFloorOfASilentRegionIsReservedUntilItIsHeardOf(t *testing.T) {
 	p.Regions[1].Floor = policy.PerSecond(10)
 	l.configure(&p)
 	require.EqualValues(t, 920, free())
-	l.accounts["us"].heard = m.now
+	l.accounts["us"].reported = m.now
 	require.EqualValues(t, 970, free())
 }
 
@@ -160,7 +161,7 @@ func TestASuccessorStillWaitsForGrantsThatARestoredEtcdLost(t *testing.T) {
 }
 
 // An etcd is restored while every region is cut off, and its revisions pass those that were seen before one is back.
-func TestSettingsThatARestoredEtcdForgotComeBackThoughNoEventTellsOfThem(t *testing.T) {
+func TestForgottenSettingsComeBackWithoutAnEvent(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		w.demands(map[string]float64{"ap": 5000, "eu": 5000, "us": 5000})
 		time.Sleep(15 * time.Second)

@@ -23,7 +23,7 @@ func (r *interleaved) put(context.Context, string, string) (int64, error) {
 	return r.revision, nil
 }
 
-func TestAReportWrittenAtARevisionSeenBeforeItRevealsARestoredEtcd(t *testing.T) {
+func TestAWriteAtAnEarlierRevisionRevealsARestoredEtcd(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		before, meantime, put int64
@@ -36,21 +36,24 @@ func TestAReportWrittenAtARevisionSeenBeforeItRevealsARestoredEtcd(t *testing.T)
 		r := &interleaved{revision: c.put}
 		a := newAgent(AgentConfig{Region: "eu", Logger: hclog.NewNullLogger(), Timing: ForTTL(2 * time.Second)}, r, nil, 1)
 		a.revision = c.before
-		r.meantime = func() { a.note(func(*AgentState) { a.revision = c.meantime }) }
+		r.meantime = func() { a.setState(func(*AgentState) { a.revision = c.meantime }) }
 		a.put(t.Context(), report{})
 		require.Len(t, a.rewound, map[bool]int{true: 1}[c.rewound], name)
 	}
 }
 
-func (r *interleaved) commit(context.Context, office, []write) (int64, error) { return r.revision, nil }
+func (r *interleaved) commit(context.Context, leadership, []write) (int64, error) {
+	return r.revision, nil
+}
 
 func TestASharesTransactionAtARevisionSeenBeforeItEndsTheSession(t *testing.T) {
 	t.Parallel()
 	for revision, want := range map[int64]error{6: errRewound, 7: errRewound, 8: nil} {
 		c := newCoordinator(&interleaved{revision: revision}, DefaultTiming(), hclog.NewNullLogger())
-		term := newTerm(c, office{revision: 5})
+		term := newTerm(c, leadership{revision: 5})
 		term.revision = 7
-		require.ErrorIs(t, term.commit(t.Context(), term.office, []write{{key: shareKeys + "eu"}}), want, "at %d", revision)
+		err := term.commit(t.Context(), term.leadership, []write{{key: shareKeys + "eu"}})
+		require.ErrorIs(t, err, want, "at %d", revision)
 	}
 }
 

@@ -10,7 +10,7 @@ import (
 )
 
 // AwaitRights waits until etcd lets this process write what a coordinator writes, or until ctx ends. Without the rights
-// it would take office and resign again and again, and keep others from the office meanwhile.
+// it would be elected and resign again and again, and keep others from leading meanwhile.
 func (c *Coordinator) AwaitRights(ctx context.Context) {
 	refused := false
 	for c.refused(ctx) {
@@ -23,10 +23,10 @@ func (c *Coordinator) AwaitRights(ctx context.Context) {
 }
 
 // refused reports whether etcd refuses the writes of a coordinator for want of rights. It tries them under a guard that
-// never holds, which etcd looks at after the rights.
+// never holds, which etcd checks after the rights.
 func (c *Coordinator) refused(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, c.timing.request())
 	defer cancel()
-	_, err := c.registry.commit(ctx, office{}, []write{{key: epochKey, seen: -1}, {key: shareKeys, seen: -1}})
+	_, err := c.registry.commit(ctx, leadership{}, []write{{key: epochKey, seen: -1}, {key: shareKeys, seen: -1}})
 	return errors.Is(err, rpctypes.ErrPermissionDenied)
 }

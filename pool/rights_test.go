@@ -12,8 +12,8 @@ import (
 	"github.com/tokenrefill/refiller/internal/testing/testenv"
 )
 
-// A replica whose user may not write shares doesn't stand for coordinator until it may.
-func TestACandidateWithoutRightsDoesNotStand(t *testing.T) {
+// A replica whose user may not write shares is no candidate for coordinator until it may.
+func TestAReplicaWithoutRightsIsNoCandidate(t *testing.T) {
 	t.Parallel()
 	ctx, etcd := t.Context(), testenv.Etcd(t, 1)
 	admin := etcd.Client()

@@ -15,7 +15,7 @@ var ErrRecord = errors.New("pool: bad record")
 
 // share is what share/<region> holds.
 type share struct {
-	lease time.Duration // the longest of the grants, for whoever has to wait for their end
+	lease time.Duration // the longest of the grants, for a coordinator that has to wait for their end
 	pools map[string]grants
 }
 

@@ -22,7 +22,7 @@ type outcome struct {
 	worstI2   float64
 	events    []string
 	rates     map[string]float64 // at the end, on average
-	granted   float64            // their sum at its best: rates on their way from one region to another are in nobody's
+	granted   float64            // their sum at its best; rates on their way between two regions belong to neither
 	allocated map[string]float64
 }
 
@@ -58,7 +58,7 @@ func schedule(w *world, operators bool) {
 		case 0: // a region is cut off from etcd, one way or both
 			f := fault{noRequest: w.rng.IntN(2) == 0}
 			f.noReply = !f.noRequest || w.rng.IntN(2) == 0
-			w.notef("%s is cut from etcd: %+v", r, f)
+			w.recordf("%s is cut from etcd: %+v", r, f)
 			for _, p := range w.of(r) {
 				p.set(func() { p.etcd = f })
 			}
@@ -70,41 +70,41 @@ func schedule(w *world, operators bool) {
 		case 1: // one process is cut off from Redis
 			list := w.of(r)
 			p, f := list[w.rng.IntN(len(list))], fault{noRequest: w.rng.IntN(2) == 0, noReply: true}
-			w.notef("%s is cut from redis: %+v", p.name, f)
+			w.recordf("%s is cut from redis: %+v", p.name, f)
 			p.set(func() { p.redis = f })
 			later(func() { p.set(func() { p.redis = fault{} }) })
 		case 2: // the coordinator is killed, and started again
 			if p := w.whoLeads(); p != nil && len(w.of(p.region)) > 1 {
-				w.notef("coordinator %s is killed", p.name)
+				w.recordf("coordinator %s is killed", p.name)
 				p.kill()
 				later(func() { w.startProc(p.region, p.name+"'") })
 			}
 		case 3, 4: // the coordinator is paused
 			if p := w.whoLeads(); p != nil && !p.paused() {
 				if suspended := w.rng.IntN(2) == 0; suspended {
-					w.notef("the host of coordinator %s is suspended", p.name)
+					w.recordf("the host of coordinator %s is suspended", p.name)
 					p.suspend()
 				} else {
-					w.notef("coordinator %s is paused", p.name)
+					w.recordf("coordinator %s is paused", p.name)
 					p.pause()
 				}
 				w.wg.Go(func() {
 					time.Sleep(30 * time.Second)
-					w.notef("%s resumes", p.name)
+					w.recordf("%s resumes", p.name)
 					p.resume()
 				})
 			}
 		case 5: // etcd has no quorum
-			w.notef("etcd has no quorum")
+			w.recordf("etcd has no quorum")
 			w.set0(func() { w.etcdDown = true })
 			length := time.Duration(w.rng.IntN(25)) * time.Second
 			w.wg.Go(func() {
 				time.Sleep(length)
 				w.set0(func() { w.etcdDown = false })
-				w.notef("etcd has a quorum")
+				w.recordf("etcd has a quorum")
 			})
 		case 6: // a region's Redis is down
-			w.notef("redis of %s is down", r)
+			w.recordf("redis of %s is down", r)
 			w.set0(func() { w.servers[r].down = true })
 			later(func() { w.set0(func() { w.servers[r].down = false }) })
 		case 7, 8:
@@ -119,7 +119,7 @@ func schedule(w *world, operators bool) {
 			w.slews(r, maxSlew*float64(w.rng.IntN(3)-1), maxSlew*float64(w.rng.IntN(3)-1))
 			later(func() { w.slews(r, 0, 0) })
 		case 11: // the agents' hosts are suspended, and Redis' isn't
-			w.notef("the hosts of %s's processes are suspended", r)
+			w.recordf("the hosts of %s's processes are suspended", r)
 			list := w.of(r)
 			for _, p := range list {
 				if !p.paused() {
@@ -148,13 +148,13 @@ func schedule(w *world, operators bool) {
 		if len(heals) > 0 && w.rng.IntN(2) == 0 {
 			heals[0]()
 			heals = heals[1:]
-			w.notef("heals")
+			w.recordf("heals")
 		}
 	}
 	for _, h := range heals {
 		h()
 	}
-	w.notef("all healed")
+	w.recordf("all healed")
 	time.Sleep(30 * time.Second) // pauses and outages of etcd end by themselves
 	for _, p := range w.of("") {
 		p.set(func() { p.etcd, p.redis = fault{}, fault{} })
@@ -175,7 +175,7 @@ func schedule(w *world, operators bool) {
 	time.Sleep(w.timing.Lease + 2*w.timing.Report + 58*time.Second)
 }
 
-func (w *world) notef(format string, args ...any) { w.set0(func() { w.note(format, args...) }) }
+func (w *world) recordf(format string, args ...any) { w.set0(func() { w.record(format, args...) }) }
 
 func (w *world) set0(change func()) {
 	w.mu.Lock()
@@ -208,11 +208,11 @@ func live(t *testing.T, seed uint64, s sabotage, schedule func(w *world)) (o out
 		defer w.end()
 		schedule(w)
 		o.allocated, o.rates = w.allocated(), map[string]float64{}
-		const looks = 20
-		for range looks {
+		const samples = 20
+		for range samples {
 			sum := 0.0
 			for r, n := range w.rates() {
-				o.rates[r] += n / looks
+				o.rates[r] += n / samples
 				sum += n
 			}
 			o.granted = max(o.granted, sum)
@@ -327,8 +327,8 @@ func cutOffWhileDemandMoves(w *world) {
 	time.Sleep(40 * time.Second)
 }
 
-// pauseBetweenPlanAndWrite stops the coordinator as it is about to write what it has planned, and lets it go on when
-// its successor, who couldn't hear of the region that would profit, has given the same to another one.
+// pauseBetweenPlanAndWrite stops the coordinator when it is about to write its plan. It resumes when its successor,
+// which can't read the reports of the region that would profit, has given the same rate to another region.
 func pauseBetweenPlanAndWrite(w *world) {
 	for round := range 6 {
 		w.demands(map[string]float64{"ap": 1500, "eu": 0, "us": 0})
@@ -345,7 +345,7 @@ func pauseBetweenPlanAndWrite(w *world) {
 			}
 			time.Sleep(100 * time.Millisecond)
 		}
-		w.notef("%s is paused", p.name)
+		w.recordf("%s is paused", p.name)
 		for _, q := range w.of("eu") {
 			q.set(func() { q.etcd = fault{noRequest: true, noReply: true} })
 		}
@@ -358,7 +358,7 @@ func pauseBetweenPlanAndWrite(w *world) {
 			q.set(func() { q.etcd = fault{} })
 		}
 		p.resume()
-		w.notef("%s resumes", p.name)
+		w.recordf("%s resumes", p.name)
 		time.Sleep(5 * time.Second)
 	}
 }

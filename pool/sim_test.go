@@ -22,9 +22,9 @@ import (
 )
 
 var (
-	errAway      = errors.New("server is away")
-	errNoSpace   = errors.New("no space")
-	errCompacted = errors.New("compacted")
+	errUnavailable = errors.New("server is unavailable")
+	errNoSpace     = errors.New("no space")
+	errCompacted   = errors.New("compacted")
 )
 
 // world is a simulated etcd, a simulated Redis per region and the processes of
@@ -70,7 +70,7 @@ type world struct {
 	extra     float64  // floors of regions that have two servers: they come on top of limit
 	compacted int64    // revisions up to it have no history
 	backup    snapshot // of etcd, by an operator
-	tampering bool     // somebody else than the coordinator writes
+	tampering bool     // a client other than the coordinator writes
 	resigned  *proc    // the last coordinator that gave up by itself
 }
 
@@ -79,7 +79,7 @@ type sabotage struct {
 	lieAck       bool // reports acknowledge what was never applied
 	noGuard      bool // transactions aren't guarded
 	noQuarantine bool // a region that lost writes goes on as if nothing had happened
-	unreserved   bool // the floor is an equal part of the rate, as if nobody else used it
+	unreserved   bool // the floor is an equal part of the rate, as if no other region used it
 	reuse        bool // a grant is used after its end
 	hideForeign  bool // reports don't show what etcd doesn't know of
 }
@@ -114,7 +114,7 @@ type simRedis struct {
 	// its state is older than some caller knows, or its clock stepped back: that caller's next refill voids the grant
 	pending      bool
 	pendingSince time.Time
-	suspectEra   int64     // its clock was set back while nobody refilled: the grant of this era may outlast its end
+	suspectEra   int64     // its clock was set back while no replica refilled: the grant of this era may outlast its end
 	suspectUntil time.Time // until an agent that can read it must have noticed
 	copies       []simCopy
 	demand       float64 // tokens per second
@@ -164,7 +164,7 @@ func (w *world) slews(region string, server, procs float64) {
 	w.drain(w.servers[region])
 	s := w.servers[region]
 	s.slew = s.slew.at(server)
-	w.note("the clock of %s's redis is slewed by %.3f, those of processes by %.3f", region, server, procs)
+	w.record("the clock of %s's redis is slewed by %.3f, those of processes by %.3f", region, server, procs)
 }
 
 // fast is by what part of 1 the fastest clock of a server runs fast, and credits too much; locked.
@@ -207,7 +207,7 @@ func (s *simRedis) rate() float64 {
 }
 
 // proc is one process of a region: an agent, a refill loop and a candidate for
-// the coordinator's office.
+// coordinator.
 type proc struct {
 	w           *world
 	region      string
@@ -406,7 +406,7 @@ func (w *world) set(key, value string, deleted bool) {
 		w.checkUsage(region, value)
 	}
 	if os.Getenv("TRACE") != "" {
-		w.note("SET %s", strings.ReplaceAll(key+" "+value, "\n", " | "))
+		w.record("SET %s", strings.ReplaceAll(key+" "+value, "\n", " | "))
 	}
 	for wake := range w.watchers {
 		select {
@@ -474,9 +474,9 @@ func (w *world) hide(region, value string) string {
 	return r.encode()
 }
 
-func (p *proc) commit(ctx context.Context, o office, writes []write) (int64, error) {
+func (p *proc) commit(ctx context.Context, l leadership, writes []write) (int64, error) {
 	p.set(func() {
-		if p.trap > 0 && o.key != "" {
+		if p.trap > 0 && l.key != "" {
 			p.trap--
 			if p.trap == 0 {
 				p.thaw = make(chan struct{})
@@ -487,9 +487,9 @@ func (p *proc) commit(ctx context.Context, o office, writes []write) (int64, err
 	var refused error
 	err := p.toEtcd(ctx, func() {
 		p.mu.Lock()
-		readOnly := p.etcd.readOnly && o.key != ""
+		readOnly := p.etcd.readOnly && l.key != ""
 		p.mu.Unlock()
-		refused = p.w.refuses(o, writes)
+		refused = p.w.refuses(l, writes)
 		if readOnly {
 			refused = errNoSpace
 		}
@@ -509,15 +509,15 @@ func (p *proc) commit(ctx context.Context, o office, writes []write) (int64, err
 }
 
 // refuses says what a transaction's guards have against it; locked.
-func (w *world) refuses(o office, writes []write) error {
+func (w *world) refuses(l leadership, writes []write) error {
 	if w.noGuard {
 		return nil
 	}
-	if o.key != "" && w.created[o.key] != o.revision {
+	if l.key != "" && w.created[l.key] != l.revision {
 		return errDeposed
 	}
 	changed := func(wr write) bool { return w.keys[wr.key].revision != wr.seen }
-	if o.epoch != 0 && w.keys[epochKey].value != strconv.FormatInt(o.epoch, 10) || slices.ContainsFunc(writes, changed) {
+	if l.epoch != 0 && w.keys[epochKey].value != strconv.FormatInt(l.epoch, 10) || slices.ContainsFunc(writes, changed) {
 		return errConflict
 	}
 	return nil
@@ -546,7 +546,7 @@ func (p *proc) toRedis(ctx context.Context, serve func(s *simRedis)) error {
 func (p *proc) tickets(ctx context.Context, keys []string) []lua.TicketResult {
 	results := make([]lua.TicketResult, len(keys))
 	err := p.toRedis(ctx, func(s *simRedis) {
-		if s.suspectEra != 0 && s.suspectUntil.IsZero() && !s.full { // an agent looks at the clock
+		if s.suspectEra != 0 && s.suspectUntil.IsZero() && !s.full { // an agent checks the clock
 			s.suspectUntil = time.Now().Add(5 * p.w.timing.Report / 2)
 		}
 		p.w.home().drain(s)
@@ -568,10 +568,10 @@ func (p *proc) tickets(ctx context.Context, keys []string) []lua.TicketResult {
 			results[i].Ticket = t
 		}
 	})
-	if err != nil { // the answer may come while nobody waits for it
+	if err != nil { // the reply may come after its caller has left
 		failed := make([]lua.TicketResult, len(keys))
 		for i := range failed {
-			failed[i].Err = errAway
+			failed[i].Err = errUnavailable
 		}
 		return failed
 	}
@@ -593,7 +593,7 @@ func (p *proc) refill(ctx context.Context, calls []lua.RefillCall) []lua.RefillR
 	if err != nil {
 		failed := make([]lua.RefillResult, len(calls))
 		for i := range failed {
-			failed[i].Err = errAway
+			failed[i].Err = errUnavailable
 		}
 		return failed
 	}
@@ -668,15 +668,15 @@ func (w *world) check() {
 	}
 }
 
-// fail notes the first violation; locked.
+// fail records the first violation. The lock is held.
 func (w *world) fail(format string, args ...any) {
 	if w.violation == "" {
 		w.violation = fmt.Sprintf(format, args...)
-		w.note("VIOLATION %s", w.violation)
+		w.record("VIOLATION %s", w.violation)
 	}
 }
 
-func (w *world) note(format string, args ...any) {
+func (w *world) record(format string, args ...any) {
 	w.events = append(w.events, time.Now().UTC().Format("04:05.000 ")+fmt.Sprintf(format, args...))
 }
 
@@ -837,7 +837,7 @@ func (w *world) deploy(region string, f simFile) {
 			_ = p.agent.Update(settings)
 		}
 	}
-	w.notef("%s has a file of version %d, plain: %v", region, f.version, f.plain != nil)
+	w.recordf("%s has a file of version %d, plain: %v", region, f.version, f.plain != nil)
 }
 
 // consume has every region's consumers take what they want, and watches I2.
@@ -882,8 +882,7 @@ func (w *world) drain(s *simRedis) {
 
 const simTTL = 5 * time.Second
 
-// elect keeps the office of coordinator filled: whoever holds it must be heard
-// of once in a TTL.
+// elect keeps a coordinator elected. The leader must renew its lease once in a TTL.
 func (w *world) elect() {
 	for w.ctx.Err() == nil {
 		timing.Sleep(w.ctx.Done(), 250*time.Millisecond)
@@ -925,19 +924,19 @@ func (w *world) elect() {
 // crown has p lead; locked.
 func (w *world) crown(p *proc) {
 	w.revision++
-	o := office{key: leaderKeys + p.name, revision: w.revision}
+	o := leadership{key: leaderKeys + p.name, revision: w.revision}
 	w.created[o.key] = o.revision
 	w.leader, w.renewed = p, time.Now()
 	ctx, cancel := context.WithCancel(p.ctx)
 	w.dethrone = cancel
-	w.note("%s leads from revision %d on", p.name, o.revision)
+	w.record("%s leads from revision %d on", p.name, o.revision)
 	w.wg.Go(func() {
 		defer cancel()
 		err := p.coordinator.govern(ctx, o)
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		if ctx.Err() == nil && w.created[o.key] == o.revision {
-			w.note("%s resigns: %v", p.name, err)
+			w.record("%s resigns: %v", p.name, err)
 			w.revision++
 			delete(w.created, o.key)
 			w.leader, w.resigned = nil, p
@@ -956,7 +955,7 @@ func (w *world) depose(p *proc, end context.CancelFunc) {
 	})
 }
 
-// reachable is whether etcd hears of the process; w is locked.
+// reachable reports whether etcd receives requests of the process. w is locked.
 func (p *proc) reachable() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -1039,7 +1038,7 @@ func (w *world) demands(d map[string]float64) {
 		w.drain(w.servers[r])
 		w.servers[r].demand = n
 	}
-	w.note("demand %v", d)
+	w.record("demand %v", d)
 }
 
 // rates are those in force, in tokens per second.
@@ -1102,7 +1101,7 @@ func (w *world) failOver(region string) {
 	s.added = c.added
 	s.denied = c.denied
 	s.pending, s.pendingSince = !w.noQuarantine, time.Now()
-	w.note("%s fails over to a replica %s behind", region, time.Since(c.at))
+	w.record("%s fails over to a replica %s behind", region, time.Since(c.at))
 	w.check()
 }
 
@@ -1118,13 +1117,13 @@ func (w *world) stepClock(region string, by time.Duration) {
 		if s.now() < c.Last-policy.ClockTolerance {
 			s.pending, s.pendingSince = true, time.Now()
 		}
-		// If nobody refills until the clock has caught up, the script can't see it.
+		// If no replica refills until the clock has caught up, the script can't detect it.
 		s.suspectEra, s.suspectUntil = c.Era, time.Time{}
 		if s.down || s.full {
 			w.slack += w.limit * 5 / 2 * w.timing.Report.Seconds()
 		}
 	}
-	w.note("clock of %s steps by %s", region, by)
+	w.record("clock of %s steps by %s", region, by)
 	w.check()
 }
 

@@ -54,7 +54,7 @@ type RegionStatus struct {
 	Granted     float64   `json:"granted"`              // by the newest grant, floor included
 	Floor       float64   `json:"floor"`                // of it
 	Capacity    int64     `json:"capacity"`             // of the region's bucket
-	Demand      float64   `json:"demand"`               // what it could use, as the coordinator saw it
+	Demand      float64   `json:"demand"`               // what it could use, as the coordinator computed it
 	Age         float64   `json:"grant_age_seconds"`    // of the newest grant, at the region's last report
 	Remaining   float64   `json:"remaining_seconds"`    // of the newest grant, at the last report; 0: it is on its floor
 	Applied     bool      `json:"applied"`              // the region has acknowledged the newest grant
@@ -90,8 +90,8 @@ func ReadStatus(ctx context.Context, client *clientv3.Client, prefix string) (St
 }
 
 // ReadLiveStatus is ReadStatus that also finds out which regions are alive: those that write another report. Instants
-// in reports are those of the regions' own clocks, and tell nothing. It waits for the named regions, or for all that
-// have ever reported if none is named, and for 2.5 s at most.
+// in reports are those of the regions' own clocks and can't be compared. It waits for the named regions, or for all
+// that have ever reported if none is named, and for 2.5 s at most.
 func ReadLiveStatus(ctx context.Context, client *clientv3.Client, prefix string, regions ...string) (Status, error) {
 	return readLiveStatus(ctx, newEtcdRegistry(client, prefix), regions...)
 }
@@ -169,7 +169,7 @@ func readStatus(ctx context.Context, r registry) (Status, int64, error) {
 	return out, revision, nil
 }
 
-// status is how a pool stands.
+// status returns the status of a pool.
 func (rec records) status(p Pool) PoolStatus {
 	out := PoolStatus{Name: p.Name, Regions: []RegionStatus{}}
 	regions, l := map[string]RegionStatus{}, newLedger(p.Name)
@@ -260,7 +260,7 @@ func (rec *records) read(e entry) (err error) {
 	return err
 }
 
-// fill takes in the region's grants, newest first and maybe none, and its last report.
+// fill applies the region's grants, which are in order from the newest and may be none, and its last report.
 func (s *RegionStatus) fill(g grants, r report, pool string, lease time.Duration) {
 	perSecond := func(n int64, t policy.Terms) float64 { return unit{per: t.Per}.perSecond(n) }
 	newest := policy.Terms{Per: 1}

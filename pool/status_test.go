@@ -7,9 +7,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Etcd was restored, or emptied while us is cut off. Of a region that has reported since, the status tells of no less
-// than it uses; of us, that what it uses isn't known.
-func TestTheStatusOfAnEtcdThatForgotTellsOfNoLessThanIsInUse(t *testing.T) {
+// Etcd was restored, or emptied, while us is cut off. For a region that has reported since, the status shows at least
+// what the region uses. For us it shows that the usage is unknown.
+func TestTheStatusOfARestoredEtcdShowsAtLeastTheUsage(t *testing.T) {
 	for name, forget := range map[string]func(w *world, s snapshot){
 		"Restored": func(w *world, s snapshot) { w.restoreEtcd(s, 0) },
 		"Wiped": func(w *world, _ snapshot) {
@@ -33,7 +33,7 @@ func TestTheStatusOfAnEtcdThatForgotTellsOfNoLessThanIsInUse(t *testing.T) {
 					now, _, err := readStatus(t.Context(), w.of("")[0])
 					require.NoError(t, err)
 					after := w.rates()
-					for _, p := range now.Pools { // none until somebody has brought it again
+					for _, p := range now.Pools { // there are none until a replica has written them again
 						for _, r := range p.Regions {
 							if r.At.After(reported[r.Region]) {
 								require.GreaterOrEqual(t, r.Claimed, min(before[r.Region], after[r.Region])-1, r.Region)

@@ -7,8 +7,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The coordinator's monotonic clock stands still while its host is suspended, for less than its lease or for more: what
-// it has offered counts for longer, and grants end on the regions' own clocks.
+// The coordinator's monotonic clock stops while its host is suspended, for less than its lease or for more. Its offers
+// are counted for longer, and grants end on the regions' own clocks.
 func TestASuspendedCoordinatorGivesNothingAwayTwice(t *testing.T) {
 	for _, length := range []time.Duration{3 * time.Second, 8 * time.Second, time.Minute} {
 		t.Run(length.String(), func(t *testing.T) {
@@ -25,9 +25,9 @@ func TestASuspendedCoordinatorGivesNothingAwayTwice(t *testing.T) {
 	}
 }
 
-// A host with a region's Redis and all of its agents is suspended, clocks and all, and cut off when it goes on. Nobody
-// can know: its grant lasts as much longer, until it ends on the clock that stood still.
-func TestARegionThatIsSuspendedAsAWholeKeepsItsRateForAsLongAsItsGrant(t *testing.T) {
+// A host with a region's Redis and all of its agents is suspended, with all clocks, and is cut off when it resumes. No
+// process can detect that. Its grant lasts as much longer, until it ends on the clock that was stopped.
+func TestASuspendedRegionKeepsItsRateForAsLongAsItsGrant(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		const length = 20 * time.Second
 		w.demands(map[string]float64{"ap": 20, "eu": 5000, "us": 20})

@@ -12,26 +12,26 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// term is a coordinator's time in office. What it has offered stays known for the whole term, through every loss of the
-// connection.
+// term is the time in which a coordinator leads. It remembers its offers for the whole term, also when it loses the
+// connection to etcd.
 type term struct {
 	*Coordinator
-	office office
-	epoch  int64 // of the fences; office has it once it is recorded
-	seq    int64 // of the last fence
+	leadership leadership
+	epoch      int64 // of the fences; leadership.epoch equals it once it is recorded
+	seq        int64 // of the last fence
 	// Until incompleteUntil, etcd may lack grants that regions still use, as after a restore. restoredUntil is set, too,
 	// if a region showed such a grant to this term or the last one; shares record it.
 	incompleteUntil, restoredUntil time.Time
 	// foreignEpoch is the highest epoch of which a region showed a grant that etcd doesn't know of.
 	foreignEpoch int64
 	known        policy.Fence // the latest in etcd or in a ticket
-	revision     int64        // the highest of etcd that was seen in this session
-	heard        time.Time    // when the last event came in
+	revision     int64        // the highest that was read from etcd in this session
+	lastEvent    time.Time    // when the last event arrived
 
 	ledgers  map[string]*ledger
 	order    []*ledger           // of byName; nil: to be made anew
 	seen     map[string]int64    // revisions at which the shares in etcd last changed
-	gone     map[string]bool     // shares that we have removed
+	removed  map[string]bool     // shares that this coordinator has removed
 	dirty    map[string]bool     // regions whose share is to be written
 	declared map[string]declared // of regions, by operators
 	// unread are keys whose content, or whose absence, nothing can be concluded from, and when what they may have granted
@@ -43,9 +43,9 @@ type term struct {
 	large  string        // the last region whose share was too large
 }
 
-func newTerm(c *Coordinator, o office) *term {
+func newTerm(c *Coordinator, l leadership) *term {
 	return &term{
-		Coordinator: c, office: o, ledgers: map[string]*ledger{}, seen: map[string]int64{}, gone: map[string]bool{},
+		Coordinator: c, leadership: l, ledgers: map[string]*ledger{}, seen: map[string]int64{}, removed: map[string]bool{},
 		dirty: map[string]bool{}, declared: map[string]declared{}, able: c.now(), unread: map[string]time.Time{},
 	}
 }
@@ -63,10 +63,10 @@ func (t *term) session(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if t.heard.IsZero() {
+	if t.lastEvent.IsZero() {
 		t.able = t.now()
 	}
-	t.heard, t.revision = t.now(), revision
+	t.lastEvent, t.revision = t.now(), revision
 	t.readAll(entries, t.now())
 
 	events := make(chan entry, 1024)
@@ -83,10 +83,10 @@ func (t *term) session(ctx context.Context) error {
 		case err := <-watched:
 			return err
 		case e := <-events:
-			t.heard = t.now()
-			t.learn(e, true, t.heard)
+			t.lastEvent = t.now()
+			t.apply(e, true, t.lastEvent)
 			for n := len(events); n > 0; n-- {
-				t.learn(<-events, true, t.heard)
+				t.apply(<-events, true, t.lastEvent)
 			}
 			timer.Reset(next.Sub(t.now()))
 		case <-timer.C:
@@ -101,13 +101,13 @@ func (t *term) session(ctx context.Context) error {
 	}
 }
 
-// listen asks etcd whether it still has this session's history if nothing has come from it for long. A watch of a
-// history that is no more stays silent for ever.
+// listen checks whether etcd still has this session's history if no event has arrived for long. After etcd is restored,
+// watches of the old history deliver nothing.
 func (t *term) listen(ctx context.Context) error {
-	if t.now().Sub(t.heard) < t.timing.fresh() {
+	if t.now().Sub(t.lastEvent) < t.timing.fresh() {
 		return nil
 	}
-	t.heard = t.now()
+	t.lastEvent = t.now()
 	ctx, cancel := context.WithTimeout(ctx, t.timing.request())
 	defer cancel()
 	_, revision, err := t.registry.load(ctx, epochKey)
@@ -141,7 +141,7 @@ func (t *term) plan(now time.Time) {
 		t.rewrite()
 	}
 	frozen := t.frozen(now)
-	m := moment{now, t.timing, now.Before(t.incompleteUntil), t.nextFence}
+	m := planInput{now, t.timing, now.Before(t.incompleteUntil), t.nextFence}
 	plans := int64(0)
 	sums := map[string]PoolSum{}
 	for _, l := range t.byName() { // so that neighbours in a share have fences that are close
@@ -241,7 +241,7 @@ func (t *term) nextFence() policy.Fence {
 	return policy.Fence{Epoch: t.epoch, Seq: t.seq}
 }
 
-// raise makes the term's fences higher than one that was seen, if they aren't.
+// raise makes the term's fences higher than one that was read, if they aren't.
 func (t *term) raise(seen policy.Fence) {
 	if (policy.Fence{Epoch: t.epoch, Seq: t.seq}).Before(seen) {
 		t.exceed(seen.Epoch)

@@ -10,7 +10,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// tamper changes a key of etcd as somebody else would who writes there: an operator, or a later release.
+// tamper changes a key of etcd as another client would, for example an operator or a later release.
 func (w *world) tamper(key string, change func(old string) (value string, deleted bool)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -19,7 +19,7 @@ func (w *world) tamper(key string, change func(old string) (value string, delete
 	w.revision++
 	value, deleted := change(w.keys[key].value)
 	w.set(key, value, deleted)
-	w.note("tampered with %s", key)
+	w.record("tampered with %s", key)
 }
 
 // asLater is a share as a later release might write it.
@@ -39,7 +39,7 @@ func (w *world) leads(than *proc) *proc {
 		}
 		time.Sleep(100 * time.Millisecond)
 	}
-	w.t.Fatal("nobody leads")
+	w.t.Fatal("no replica leads")
 	return nil
 }
 
@@ -50,7 +50,7 @@ func total(rates map[string]float64) (sum float64) {
 	return sum
 }
 
-func TestANewCoordinatorKeepsTheSharesOfPoolsWhoseSettingsAreUnreadable(t *testing.T) {
+func TestANewCoordinatorKeepsSharesOfUnreadableSettings(t *testing.T) {
 	o := live(t, 1, sabotage{}, func(w *world) {
 		w.demands(map[string]float64{"ap": 200, "eu": 600, "us": 400})
 		time.Sleep(20 * time.Second)
@@ -67,7 +67,7 @@ func TestANewCoordinatorKeepsTheSharesOfPoolsWhoseSettingsAreUnreadable(t *testi
 		require.Equal(w.t, 1, w.whoLeads().coordinator.Stats().Unread)
 		w.demands(map[string]float64{"ap": 1500, "eu": 0, "us": 0})
 		time.Sleep(10 * time.Second)
-		require.InDelta(w.t, before["ap"], w.rates()["ap"], 25, "nobody gets more")
+		require.InDelta(w.t, before["ap"], w.rates()["ap"], 25, "no region gets more")
 		w.tamper(configKey, func(string) (string, bool) { return settings, false })
 		time.Sleep(20 * time.Second)
 		require.Zero(w.t, w.whoLeads().coordinator.Stats().Unread)
@@ -76,8 +76,8 @@ func TestANewCoordinatorKeepsTheSharesOfPoolsWhoseSettingsAreUnreadable(t *testi
 	require.Empty(t, o.checkEnd(), "shares follow demand again")
 }
 
-// Somebody deletes the settings. The replicas write the newest that they know again, also if no watch reports the
-// deletion.
+// Another client deletes the settings. The replicas write the newest settings that they know again, even if no watch
+// reports the deletion.
 func TestSettingsThatAreDeletedComeBack(t *testing.T) {
 	for name, remove := range map[string]func(w *world){
 		"Watched": func(w *world) { w.tamper(configKey, func(string) (string, bool) { return "", true }) },
@@ -104,7 +104,7 @@ func TestSettingsThatAreDeletedComeBack(t *testing.T) {
 	}
 }
 
-// A share that can't be read grants its region something that nobody else may get, also while the region is cut off.
+// A share that can't be read is a grant to its region that no other region may get, even while the region is cut off.
 func TestAShareThatCannotBeReadIsNotGivenAway(t *testing.T) {
 	o := live(t, 1, sabotage{}, func(w *world) {
 		w.demands(map[string]float64{"ap": 0, "eu": 0, "us": 1500})
@@ -120,7 +120,7 @@ func TestAShareThatCannotBeReadIsNotGivenAway(t *testing.T) {
 		w.demands(map[string]float64{"ap": 1500, "eu": 1500, "us": 1500})
 		w.killTheLeader()
 		time.Sleep(30 * time.Second)
-		require.Equal(w.t, tampered, w.keys[shareKeys+"us"].value, "it is replaced by nobody who can't read it")
+		require.Equal(w.t, tampered, w.keys[shareKeys+"us"].value, "no replica replaces a record that it can't read")
 		w.tamper(shareKeys+"us", func(string) (string, bool) { return "", true })
 		for _, p := range w.of("us") {
 			p.set(func() { p.etcd = fault{} })
@@ -131,7 +131,7 @@ func TestAShareThatCannotBeReadIsNotGivenAway(t *testing.T) {
 	require.Empty(t, o.checkEnd())
 }
 
-// Without the epoch nobody knows under which number to write.
+// Without the epoch no coordinator knows the number under which to write.
 func TestAnUnreadableEpochLeavesFloorsUntilItIsDeleted(t *testing.T) {
 	o := live(t, 1, sabotage{}, func(w *world) {
 		w.demands(map[string]float64{"ap": 0, "eu": 0, "us": 1500})
@@ -154,7 +154,7 @@ func TestAnUnreadableEpochLeavesFloorsUntilItIsDeleted(t *testing.T) {
 				}
 			}
 		}
-		require.Positive(w.t, unread, "whoever coordinates tells of it")
+		require.Positive(w.t, unread, "the coordinator reports it")
 		w.tamper(epochKey, func(string) (string, bool) { return "", true })
 		time.Sleep(20 * time.Second)
 		require.False(w.t, onItsFloor())
@@ -179,7 +179,8 @@ func TestAReplicaLeavesSettingsThatItCannotRead(t *testing.T) {
 	require.Empty(t, o.violation, strings.Join(o.events, "\n"))
 }
 
-// A coordinator that etcd keeps in office and refuses every write from makes room for another one before grants end.
+// A coordinator that keeps its lease, while etcd refuses all of its writes, makes room for another one before grants
+// end.
 func TestACoordinatorThatCannotWriteResigns(t *testing.T) {
 	o := live(t, 1, sabotage{}, func(w *world) {
 		w.demands(map[string]float64{"ap": 200, "eu": 600, "us": 400})
@@ -198,7 +199,7 @@ func TestACoordinatorThatCannotWriteResigns(t *testing.T) {
 	require.Empty(t, o.checkEnd())
 }
 
-// A record that can't be read holds nobody up any more once it is gone, also if nobody was told.
+// An unreadable record has no effect once it was deleted, even if no watch reported the deletion.
 func TestAnUnreadableRecordThatWentUnseenIsForgotten(t *testing.T) {
 	o := live(t, 1, sabotage{}, func(w *world) {
 		w.demands(map[string]float64{"ap": 200, "eu": 600, "us": 400})
@@ -221,7 +222,7 @@ func TestAnUnreadableRecordThatWentUnseenIsForgotten(t *testing.T) {
 	require.Empty(t, o.checkEnd())
 }
 
-// Somebody deletes the share and the report of a region that is cut off with nearly everything, and another coordinator
+// The share and the report of a region are deleted while it is cut off with nearly everything, and another coordinator
 // takes over.
 func TestAShareThatIsDeletedIsNotGivenAway(t *testing.T) {
 	first, _ := simSeed(t, 1)

@@ -22,7 +22,7 @@ func (t ticket) usageFrom(before ticket) usage {
 	switch {
 	case t.kind != pooled:
 		return usage{used: before.used}
-	case before.used == 0 && before.kind != pooled: // all that the bucket tells of
+	case before.used == 0 && before.kind != pooled: // the counts of the bucket are all that is known
 		return usage{used: max(0, t.added-t.tokens)}
 	case before.kind != pooled || before.era != t.era:
 		return usage{used: before.used}
@@ -43,7 +43,7 @@ func (t ticket) taken(before ticket) int64 {
 	return t.added - before.added + min(before.tokens, t.terms.Capacity) - t.tokens
 }
 
-// count takes in a ticket, and returns it with the usage at it.
+// count applies a ticket and returns it with the usage at its time.
 func (b *bucket) count(t ticket) ticket {
 	t.usage = t.usageFrom(b.counted)
 	b.counted = t

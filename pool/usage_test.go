@@ -33,13 +33,13 @@ func TestUsageIsWhatWasTakenLessWhatCameBack(t *testing.T) {
 		{"100 added, 20 taken", at(pooled, 5, 200, 200, 115), 85, 0},
 		{"the capacity is cut to 50, and 5 are taken of them", at(pooled, 5, 50, 200, 45), 90, 0},
 		{"3 came back", at(pooled, 5, 50, 200, 48), 90, 3},
-		{"a new era: nobody knows what was taken meanwhile, or what came back", at(pooled, 6, 50, 230, 0), 90, 0},
+		{"a new era: it is unknown what was taken or returned meanwhile", at(pooled, 6, 50, 230, 0), 90, 0},
 		{"30 added, 10 taken", at(pooled, 6, 50, 260, 20), 100, 0},
 		{"a bucket of no pool", at(plain, 7, 500, 260, 400), 100, 0},
 		{"the pool's again, with what was there", at(pooled, 8, 50, 0, 50), 100, 0},
 		{"40 added, 30 taken", at(pooled, 8, 50, 40, 60), 130, 0},
-		{"the bucket is gone", at(absent, 0, 0, 0, 0), 130, 0},
-		{"a new one, whose first ticket tells nothing", at(pooled, 9, 50, 70, 20), 130, 0},
+		{"the bucket was lost", at(absent, 0, 0, 0, 0), 130, 0},
+		{"a new one, whose first ticket has no usage", at(pooled, 9, 50, 70, 20), 130, 0},
 		{"20 taken", at(pooled, 9, 50, 70, 0), 150, 0},
 	} {
 		step.t.usage = step.t.usageFrom(last)
@@ -48,8 +48,8 @@ func TestUsageIsWhatWasTakenLessWhatCameBack(t *testing.T) {
 	}
 }
 
-// takenIn is what a region's consumers have taken.
-func (w *world) takenIn(region string) (n int64) {
+// consumedIn returns the number of tokens that a region's consumers have taken.
+func (w *world) consumedIn(region string) (n int64) {
 	w.set0(func() { n = w.servers[region].taken })
 	return n
 }
@@ -84,7 +84,7 @@ func TestUsageSurvivesCoordinatorsReplicasAndEtcd(t *testing.T) {
 			time.Sleep(2 * time.Second)
 			for _, r := range w.status().Regions {
 				require.Greater(w.t, r.Used, last[r.Region], "step %d", what)
-				require.Equal(w.t, w.takenIn(r.Region), r.Used, "%s, step %d", r.Region, what)
+				require.Equal(w.t, w.consumedIn(r.Region), r.Used, "%s, step %d", r.Region, what)
 				last[r.Region] = r.Used
 			}
 		}
@@ -105,11 +105,11 @@ func TestUsageAcrossAFailOverCountsNothingTwice(t *testing.T) {
 			}
 			w.demands(map[string]float64{"ap": 0, "eu": 0, "us": 0})
 			time.Sleep(2 * time.Second)
-			used, taken := w.status().Regions[1].Used, w.takenIn("eu")
+			used, taken := w.status().Regions[1].Used, w.consumedIn("eu")
 			require.LessOrEqual(w.t, used, taken, "seed %d", seed)
 			require.GreaterOrEqual(w.t, used, taken-3*3000, "seed %d", seed)
 
-			// Replicas that know nothing go on from the report in etcd: the bucket's own counts don't tell as much.
+			// Replicas without any knowledge continue from the report in etcd, since the bucket's own counts are incomplete.
 			for _, p := range w.of("eu") {
 				p.kill()
 			}
@@ -121,8 +121,8 @@ func TestUsageAcrossAFailOverCountsNothingTwice(t *testing.T) {
 	}
 }
 
-// shown are buckets that stand where their tickets say; those without one can't be read. What is reported of them is
-// kept.
+// shown has buckets in the states of their tickets. Buckets without a ticket can't be read. It keeps what is reported
+// of them.
 type shown struct {
 	registry
 	buckets
@@ -136,7 +136,7 @@ func (s *shown) tickets(_ context.Context, pools []string) []lua.TicketResult {
 		t, ok := s.at[p]
 		results[i].Ticket = t
 		if !ok {
-			results[i].Err = errors.New("node is away")
+			results[i].Err = errors.New("node is unavailable")
 		}
 	}
 	return results
@@ -153,14 +153,14 @@ func (s *shown) agent(t *testing.T) *Agent {
 	a := newAgent(AgentConfig{Region: "eu", Settings: settings, Timing: DefaultTiming(), Logger: hclog.NewNullLogger()},
 		s, s, 1)
 	if s.report != "" {
-		require.False(t, a.learn(entry{key: reportKeys + "eu", value: s.report}))
+		require.False(t, a.applyEntry(entry{key: reportKeys + "eu", value: s.report}))
 	}
-	require.False(t, a.learn(allRead))
+	require.False(t, a.applyEntry(allRead))
 	return a
 }
 
-// stand puts a pool's bucket of an era where so many tokens are added, and taken.
-func (s *shown) stand(pool string, era, added, taken int64) {
+// place puts a pool's bucket into an era, with these numbers of tokens added and taken.
+func (s *shown) place(pool string, era, added, taken int64) {
 	terms := simPool(pool).Start("eu", 1)
 	s.at[pool] = lua.Ticket{Now: time.Now().UnixMicro(), Version: policy.Version{Era: era, Index: 1}, Terms: &terms,
 		Added: added, Tokens: added - taken}
@@ -173,31 +173,31 @@ func (s *shown) used(t *testing.T, pool string) int64 {
 	return r.tickets[pool].used
 }
 
-// A pool's bucket is on a node that is away while the others are reported on, and every replica is replaced: the usage
-// goes on from where it was, though the bucket's own counts tell less.
+// A pool's bucket is on a node that is unavailable while the others are reported, and every replica is replaced. The
+// usage continues from its last value, although the bucket's own counts are lower.
 func TestUsageOfABucketThatCannotBeReadStaysInTheReport(t *testing.T) {
 	t.Parallel()
 	s := &shown{at: map[string]lua.Ticket{}}
 	a := s.agent(t)
-	s.stand("near", 1, 500, 400)
-	s.stand("far", 1, 500, 400)
-	a.look(t.Context(), true)
-	s.stand("far", 2, 0, 0) // it was lost
-	a.look(t.Context(), true)
-	s.stand("far", 2, 100, 70)
-	a.look(t.Context(), true)
+	s.place("near", 1, 500, 400)
+	s.place("far", 1, 500, 400)
+	a.poll(t.Context(), true)
+	s.place("far", 2, 0, 0) // it was lost
+	a.poll(t.Context(), true)
+	s.place("far", 2, 100, 70)
+	a.poll(t.Context(), true)
 	require.EqualValues(t, 470, s.used(t, "far"))
 
 	delete(s.at, "far")
-	s.stand("near", 1, 600, 450)
-	a.look(t.Context(), true)
+	s.place("near", 1, 600, 450)
+	a.poll(t.Context(), true)
 	require.EqualValues(t, 450, s.used(t, "near"))
 	require.EqualValues(t, 470, s.used(t, "far"))
 	a = s.agent(t)
-	a.look(t.Context(), true)
+	a.poll(t.Context(), true)
 	require.EqualValues(t, 470, s.used(t, "far"))
-	s.stand("far", 2, 300, 100)
-	a.look(t.Context(), true)
+	s.place("far", 2, 300, 100)
+	a.poll(t.Context(), true)
 	require.EqualValues(t, 500, s.used(t, "far"))
 }
 
@@ -206,26 +206,26 @@ func TestUsageOfABucketThatCannotBeReadStaysInTheReport(t *testing.T) {
 func TestUsageThatIsCarriedOverIsNoTicket(t *testing.T) {
 	t.Parallel()
 	s := &shown{at: map[string]lua.Ticket{}}
-	s.stand("near", 1, 500, 400)
-	s.stand("far", 1, 500, 400)
+	s.place("near", 1, 500, 400)
+	s.place("far", 1, 500, 400)
 	a := s.agent(t)
-	a.look(t.Context(), true)
+	a.poll(t.Context(), true)
 	first := s.report
 	delete(s.at, "far")
-	s.stand("near", 1, 600, 450)
-	a.look(t.Context(), true)
+	s.place("near", 1, 600, 450)
+	a.poll(t.Context(), true)
 	carried := s.report
 
 	settings := Settings{Version: 1, Pools: []Pool{simPool("far"), simPool("near")}}
 	for name, before := range map[string]string{"Known": first, "New": ""} {
 		c := newCoordinator(nil, DefaultTiming(), hclog.NewNullLogger())
-		term, now := newTerm(c, office{revision: 7}), time.Now()
-		require.NoError(t, term.configure(settings.record()))
+		term, now := newTerm(c, leadership{revision: 7}), time.Now()
+		require.NoError(t, term.applySettings(settings.record()))
 		if before != "" {
-			require.NoError(t, term.hear("eu", before, true, now))
+			require.NoError(t, term.applyReport("eu", before, true, now))
 		}
 		far, near := *term.ledgers["far"].accounts["eu"], *term.ledgers["near"].accounts["eu"]
-		require.NoError(t, term.hear("eu", carried, true, now.Add(time.Second)))
+		require.NoError(t, term.applyReport("eu", carried, true, now.Add(time.Second)))
 		require.Equal(t, far, *term.ledgers["far"].accounts["eu"], name)
 		require.NotEqual(t, near, *term.ledgers["near"].accounts["eu"], name)
 	}

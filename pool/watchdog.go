@@ -6,24 +6,24 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// watchdog compares a region's clock with one of this process that no time daemon slews. A grant ends on the region's
-// clock, so a clock that stands still or runs slow would stretch it; the script can't see that, two answers can. A
-// clock that runs slow by no more than drift is waited for by the coordinator (hold).
+// watchdog compares a region's clock with a clock of this process that no time daemon slews. A grant ends on the
+// region's clock. So a clock that stops or runs slow would lengthen the grant. The script can't detect that, but two
+// replies can. The coordinator already waits for a clock that runs slow by no more than drift (hold).
 type watchdog struct {
-	// Of one era, oldest first: those within the lease, which see a clock that goes wrong little by little, and the
-	// last one before, which sees what happened while the server was away.
+	// readings has the readings of one era, oldest first. Those within the lease detect a clock that goes wrong gradually.
+	// The last one before the lease detects what happened while the server was unavailable.
 	readings []reading
 	era      int64
 	wrong    bool // so a grant of that era may outlast its end
 }
 
-// reading is one look at the region's clock.
+// reading is one reading of the region's clock.
 type reading struct {
 	sent, replied time.Time // ours, before and after
 	clock         int64     // the region's in between, Unix µs
 }
 
-// check takes in a reading and reports whether the clock must have run slow since an earlier one of the era, whatever
+// check applies a reading and reports whether the clock must have run slow since an earlier one of the era, whatever
 // the time that requests and answers took on their way.
 func (w *watchdog) check(r reading, era int64, lease time.Duration) bool {
 	if era != w.era {

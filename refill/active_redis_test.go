@@ -66,8 +66,8 @@ func newConsumer(rdb redis.UniversalClient) *consumer {
 }
 
 // take takes n tokens; withTerms also asks for the policy, as a client does every few seconds.
-func (c *consumer) take(ctx context.Context, template *policy.Ruled, key string, n int64, withTerms bool) (bool,
-	error) {
+func (c *consumer) take(ctx context.Context, template *policy.CompiledTemplate, key string, n int64,
+	withTerms bool) (bool, error) {
 	of := lua.NewTemplate(template, c.apart)
 	takes := lua.Takes{Key: key, Runs: []policy.Run{{N: n, Count: 1}}, Below: template.Terms.Capacity, Template: of,
 		Whole: withTerms, Terms: withTerms}
@@ -206,7 +206,7 @@ func killOverMany(t *testing.T, connect func(dialer) redis.UniversalClient) {
 
 	type bucket struct {
 		key     string
-		of      *policy.Ruled
+		of      *policy.CompiledTemplate
 		since   time.Time // just before its first take
 		created int64     // its first take, µs on the server's clock; 0 if a refill hid it
 		taken   int64
@@ -364,7 +364,7 @@ func killOverMany(t *testing.T, connect func(dialer) redis.UniversalClient) {
 }
 
 // On a Cluster a shard may hold names of buckets that are on another master.
-func TestAMasterThatIsAwayHoldsUpNoTemplatesBucketOfAnother(t *testing.T) {
+func TestAnUnavailableMasterDelaysNoBucketOfAnother(t *testing.T) {
 	for name, disturb := range map[string]func(*testenv.RedisServer){
 		"killed": (*testenv.RedisServer).Kill, "paused": (*testenv.RedisServer).Pause,
 	} {

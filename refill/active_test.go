@@ -175,7 +175,7 @@ func TestALaterConfigurationTakesTheActiveSetFromAnOlderOne(t *testing.T) {
 
 // A key that holds something else must not keep templates from being refilled: two who refill cost work and nothing
 // else.
-func TestAnUnreadableClaimKeepsNobodyFromRefilling(t *testing.T) {
+func TestAnUnreadableClaimKeepsNoReplicaFromRefilling(t *testing.T) {
 	simulate(t, func(t *testing.T, r *rig) {
 		set := users(t, 1, policy.PerSecond(1))
 		r.server.bad["refiller:pulse:active"] = lua.ErrMalformedBucket
@@ -190,7 +190,7 @@ func TestAnUnreadableClaimKeepsNobodyFromRefilling(t *testing.T) {
 }
 
 // Only a bucket's own first failure is news, not that it leaves the set after it, nor that the server fails it then.
-func TestAFailureOfATemplatesBucketIsToldOfOnce(t *testing.T) {
+func TestAFailureOfATemplatesBucketIsLoggedOnce(t *testing.T) {
 	simulate(t, func(t *testing.T, r *rig) {
 		set := users(t, 1, policy.PerSecond(1))
 		beside := "" // in the shard of user:1, and refilled all the while
@@ -516,7 +516,7 @@ func TestALaterVersionOfATemplateIsInForceWithTheNextRefill(t *testing.T) {
 	})
 }
 
-func TestAServerThatIsAwayIsLeftAloneAndCaughtUpByTemplates(t *testing.T) {
+func TestAnUnavailableServerIsPausedAndThenCaughtUp(t *testing.T) {
 	simulate(t, func(t *testing.T, r *rig) {
 		var log lockedBuffer
 		r.log = &log

@@ -96,7 +96,7 @@ func (r *Refiller) newBucket(b Bucket) *bucket {
 // same with the shards of earlier templates: their buckets may belong to the present ones.
 func (r *Refiller) assignShards(masters []master, before learned, next map[lua.Shard]*shard, now time.Time) [][]*shard {
 	of := make([][]*shard, len(masters))
-	place := func(id lua.Shard, t *policy.Ruled, interval time.Duration) {
+	place := func(id lua.Shard, t *policy.CompiledTemplate, interval time.Duration) {
 		s := before.shards[id]
 		if s == nil {
 			s = &shard{Shard: id}
@@ -142,7 +142,7 @@ func (r *Refiller) assignShards(masters []master, before learned, next map[lua.S
 }
 
 // refilled are the templates of a set that refillers enforce.
-func refilled(set *policy.Templates) (list []*policy.Ruled) {
+func refilled(set *policy.Templates) (list []*policy.CompiledTemplate) {
 	for _, t := range set.All() {
 		if t.Enforce == policy.EnforceRefilled {
 			list = append(list, t)
@@ -152,7 +152,7 @@ func refilled(set *policy.Templates) (list []*policy.Ruled) {
 }
 
 // refilledOf returns the refilled template that counts for a key; nil if there is none.
-func refilledOf(set *policy.Templates, key string) *policy.Ruled {
+func refilledOf(set *policy.Templates, key string) *policy.CompiledTemplate {
 	if t := set.Of(key); t != nil && t.Enforce == policy.EnforceRefilled {
 		return t
 	}

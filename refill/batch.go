@@ -23,6 +23,9 @@ func (w *worker) nextBatch(ctx context.Context, now time.Time) call {
 	t := w.newTrip(len(batch), w.sizes.perCall())
 	for i, b := range batch {
 		t.calls[i] = b.call(now, othersCame)
+		if b.division != nil {
+			t.divided = append(t.divided, divided{i, b.division})
+		}
 	}
 	within := w.timeout()
 	return func() func() {
@@ -61,6 +64,7 @@ func (w *worker) learn(ctx context.Context, batch []*bucket, t *trip) {
 		res := &t.results[i]
 		w.r.observe(t.event(i))
 		w.learnOne(b, res, t.replied, &news)
+		b.warnUndivided(&news)
 		if !w.refills() && b.doubtful() {
 			b.unannounced, b.due = true, t.replied.Add(maxBucketBackoff)
 		}

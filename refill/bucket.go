@@ -40,6 +40,9 @@ type bucket struct {
 	stepped     bool // the terms in force are stepped
 	unswept     bool // its reservations could not be ended
 
+	division  *division // nil unless it has flows
+	undivided bool      // its plan could not be written
+
 	signal bool // it has no consumers: it is a claim or the pulse
 	claim  bool // the replica that refilled it last refills the active sets
 	held   bool // a claim: that is this replica
@@ -59,7 +62,8 @@ const (
 func newBucket(b Bucket, version int64) *bucket {
 	t := b.Policy.Terms(policy.Fence{Epoch: version})
 	interval := time.Duration(t.Interval) * time.Microsecond
-	return &bucket{key: b.Key, slot: lua.Slot(b.Key), terms: &t, steps: b.Policy.Steps, interval: interval}
+	return &bucket{key: b.Key, slot: lua.Slot(b.Key), terms: &t, steps: b.Policy.Steps, interval: interval,
+		division: newDivision(b.Policy, &t)}
 }
 
 // newSignal makes a bucket whose refills are a sign of life.
@@ -99,6 +103,8 @@ func (b *bucket) inherit(old *bucket) {
 	b.failures = old.failures
 	b.held = old.held
 	b.latest = old.latest
+	b.division = b.division.continues(old.division)
+	b.undivided = old.undivided
 	if b.outdated() {
 		b.refusal = older
 	}

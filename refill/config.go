@@ -34,6 +34,7 @@ type Event struct {
 	Call    policy.Call
 	Outcome policy.Outcome
 	Err     error
+	Flows   *FlowsRead // nil unless something was read of them with the refill
 }
 
 // OwnFault reports whether the call failed for a reason that is the bucket's, not its server's.

@@ -60,7 +60,7 @@ func TestALateStarterMintsNothingWhileTheOthersWaitAfterAnOutage(t *testing.T) {
 	})
 }
 
-func TestANewBucketIsCreatedSoonAfterAnOutageThoughNobodyRemembersIt(t *testing.T) {
+func TestANewBucketIsCreatedSoonAfterAnOutage(t *testing.T) {
 	simulate(t, func(t *testing.T, r *rig) {
 		r.server.set(func() { r.server.away = true })
 		a := r.start("a", false, 0, checkout(1000))

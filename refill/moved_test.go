@@ -108,7 +108,7 @@ func belongsTo(t *testing.T, rdb redis.UniversalClient, w *watch, set *policy.Te
 }
 
 // named reports whether a bucket is in the active set of a template.
-func named(t *testing.T, rdb redis.UniversalClient, of *policy.Ruled, key string) bool {
+func named(t *testing.T, rdb redis.UniversalClient, of *policy.CompiledTemplate, key string) bool {
 	t.Helper()
 	there, err := rdb.SIsMember(t.Context(), lua.ActiveKey(of.Prefix, lua.ActiveShard(key)), key).Result()
 	require.NoError(t, err)
@@ -116,7 +116,7 @@ func named(t *testing.T, rdb redis.UniversalClient, of *policy.Ruled, key string
 }
 
 // enter puts a bucket into the active set of a template, as a take does.
-func (c *consumer) enter(t *testing.T, template *policy.Ruled, key string) error {
+func (c *consumer) enter(t *testing.T, template *policy.CompiledTemplate, key string) error {
 	till := time.Now().Add(time.Minute).Unix()
 	return lua.NewTemplate(template, c.apart).Enter(t.Context(), c.rdb, key, till)
 }

@@ -172,7 +172,7 @@ func TestClusterStandbyTakesOverOnEveryMaster(t *testing.T) {
 }
 
 // A standby with nothing to announce makes no call but its looks at the pulse.
-func TestAStandbyTellsThatItsServerIsSilent(t *testing.T) {
+func TestAStandbyReportsThatItsServerIsSilent(t *testing.T) {
 	t.Parallel()
 	server := testenv.Redis(t)
 	proxy := testenv.Proxy(t, server.Addr(), 0)

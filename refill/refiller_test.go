@@ -166,7 +166,7 @@ func TestServerAwayIsLoggedOnceAndCaughtUp(t *testing.T) {
 }
 
 // A standby with nothing to announce makes no call but its looks at the pulse.
-func TestAStandbyTellsThatItsServerIsAway(t *testing.T) {
+func TestAStandbyReportsThatItsServerIsUnavailable(t *testing.T) {
 	simulate(t, func(t *testing.T, r *rig) {
 		a := r.start("a", true, 0, checkout(1000))
 		resign := a.lead()
@@ -227,7 +227,7 @@ func TestStandbysReadOnePulseWhileTheLeaderRefills(t *testing.T) {
 
 // What a standby has found wrong with a bucket may pass while the leader refills it. The standby asks until it has, and
 // then leaves the bucket alone.
-func TestAStandbyLearnsThatABucketIsRightAgain(t *testing.T) {
+func TestAStandbyDetectsThatABucketIsRightAgain(t *testing.T) {
 	simulate(t, func(t *testing.T, r *rig) {
 		var mu sync.Mutex
 		last := map[string]Event{} // what the standby heard
@@ -475,7 +475,7 @@ func TestAStandbyBringsALaterVersionThatTheLeaderDoesNotHave(t *testing.T) {
 	})
 }
 
-func TestAStandbyWithALaterFileRefillsTheBucketsThatTheLeaderLacks(t *testing.T) {
+func TestAStandbyWithALaterFileRefillsItsNewBuckets(t *testing.T) {
 	simulate(t, func(t *testing.T, r *rig) {
 		extra := checkout(1000)
 		extra.Key = "extra"

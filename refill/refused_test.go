@@ -126,7 +126,7 @@ func TestAForbiddenBucketOfATemplateHoldsUpNoOther(t *testing.T) {
 	require.NotContains(t, log.String(), "refills pause")
 }
 
-func TestASetThatCanNotBeReadIsToldOfOnce(t *testing.T) {
+func TestAnUnreadableSetIsLoggedOnce(t *testing.T) {
 	t.Parallel()
 	set, err := policy.NewTemplates(1, []policy.Template{{
 		Prefix: "user:", Policy: policy.Policy{Capacity: 1000, Rate: policy.PerSecond(1), Interval: interval},

@@ -12,8 +12,8 @@ import (
 // shard is one shard of a template's active set. It belongs to a worker's goroutine.
 type shard struct {
 	lua.Shard
-	template  *policy.Ruled     // nil: an earlier one's; the shard is only read, for names to move to others
-	templates *policy.Templates // the present ones
+	template  *policy.CompiledTemplate // nil: an earlier one's; the shard is only read, for names to move to others
+	templates *policy.Templates        // the present ones
 	interval  time.Duration
 	bySlot    bool // a Cluster: buckets of a slot are refilled one after the other, so that they share script calls
 
@@ -46,7 +46,7 @@ func (s *shard) begin(count int64, now time.Time) {
 
 // home returns the refilled template of a name in the shard; nil if the name is no bucket's of one, or not of a shard
 // with this number. Other goroutines may call it.
-func (s *shard) home(name string) *policy.Ruled {
+func (s *shard) home(name string) *policy.CompiledTemplate {
 	if lua.CheckKey(name) != nil || lua.ActiveShard(name) != s.Number {
 		return nil
 	}

@@ -23,7 +23,7 @@ func TestBucketsOfAClustersShardAreRefilledSlotBySlot(t *testing.T) {
 		}
 	}
 	for _, cluster := range []bool{false, true} {
-		s := &shard{template: &policy.Ruled{}, bySlot: cluster}
+		s := &shard{template: &policy.CompiledTemplate{}, bySlot: cluster}
 		s.enter(time.Now())
 		s.begin(int64(len(names)), time.Now())
 		m := s.members

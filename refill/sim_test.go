@@ -79,7 +79,7 @@ func (s *server) take(key string, n int64) int64 {
 }
 
 // takeTemplate takes n tokens of a template's bucket, all or nothing.
-func (s *server) takeTemplate(t *policy.Ruled, key string, n int64) policy.Taking {
+func (s *server) takeTemplate(t *policy.CompiledTemplate, key string, n int64) policy.Taking {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	b := s.bucket(key)
@@ -326,6 +326,15 @@ func (l *link) peek(ctx context.Context, key string) (lua.PeekReply, error) {
 	return lua.PeekReply{Tokens: *b.Tokens, Terms: &terms, Refilled: lua.Refilled{
 		Version: policy.Version{Era: b.Control.Era, Index: *b.Index}, Last: b.Control.Last, Now: l.server.now(),
 	}}, nil
+}
+
+// plan reports that no bucket of the simulation has a plan.
+func (l *link) plan(_ context.Context, calls []lua.PlanCall) []lua.PlanResult {
+	results := make([]lua.PlanResult, len(calls))
+	for i := range results {
+		results[i].Stale = true
+	}
+	return results
 }
 
 func (l *link) sweep(ctx context.Context, keys []string, most int) []lua.SweepResult {

@@ -32,6 +32,8 @@ type store interface {
 	// sweep ends what is held in the buckets and whose time is over, at most as many
 	// records as most of each; the results are in order.
 	sweep(ctx context.Context, keys []string, most int) []lua.SweepResult
+	// plan writes how buckets are divided among their flows; the results are in order.
+	plan(ctx context.Context, calls []lua.PlanCall) []lua.PlanResult
 	// masters tells which servers hold the slots.
 	masters(ctx context.Context) ([]master, error)
 }
@@ -123,6 +125,10 @@ func (s *redisStore) peek(ctx context.Context, key string) (lua.PeekReply, error
 
 func (s *redisStore) sweep(ctx context.Context, keys []string, most int) []lua.SweepResult {
 	return lua.Sweep(ctx, s.rdb, keys, most)
+}
+
+func (s *redisStore) plan(ctx context.Context, calls []lua.PlanCall) []lua.PlanResult {
+	return lua.PlanBatch(ctx, s.rdb, calls)
 }
 
 func (s *redisStore) masters(ctx context.Context) ([]master, error) {

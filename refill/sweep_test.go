@@ -25,7 +25,7 @@ func TestReservationsOnAClusterEndWithNoConsumerAlive(t *testing.T) {
 }
 
 // A bucket whose reservations end beside it doesn't make it news again.
-func TestReservationsThatCanNotBeEndedAreToldOfOnce(t *testing.T) {
+func TestReservationsThatCannotBeEndedAreLoggedOnce(t *testing.T) {
 	rdb := testenv.Redis(t).Client()
 	set, err := policy.NewTemplates(1, []policy.Template{{
 		Prefix: "user:", Policy: policy.Policy{Capacity: 1000, Rate: policy.PerSecond(1), Interval: interval},

@@ -16,6 +16,7 @@ type trip struct {
 	results       []lua.RefillResult
 	sent, replied time.Time
 	swept         []swept
+	divided       []divided
 }
 
 // refillFunc refills buckets, perCall of them in a script call: see store.
@@ -31,7 +32,7 @@ func (w *worker) newTrip(n, perCall int) *trip {
 	return t
 }
 
-// make makes the round trip, through refill, within a time for each of its two calls. A bucket that was refilled by a
+// make makes the round trip, through refill, within a time for each of its calls. A bucket that was refilled by a
 // call that failed half-way, and is asked for again alone, is answered that by its index.
 func (t *trip) make(ctx context.Context, within time.Duration, store store, refill refillFunc) {
 	refillCtx, cancel := context.WithTimeout(ctx, within)
@@ -44,6 +45,9 @@ func (t *trip) make(ctx context.Context, within time.Duration, store store, refi
 	sweepCtx, cancelSweep := context.WithTimeout(ctx, within)
 	defer cancelSweep()
 	t.sweep(sweepCtx, store)
+	planCtx, cancelPlan := context.WithTimeout(ctx, within)
+	defer cancelPlan()
+	t.plan(planCtx, store)
 }
 
 // event is what observers hear of the i-th answer.
@@ -51,6 +55,7 @@ func (t *trip) event(i int) Event {
 	call, result := &t.calls[i], &t.results[i]
 	return Event{
 		Key: call.Key, Sent: t.sent, Replied: t.replied, Call: call.Call, Outcome: result.Outcome, Err: result.Err,
+		Flows: t.flowsRead(i),
 	}
 }
 

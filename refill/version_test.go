@@ -53,7 +53,7 @@ func pairOfVersions(t *testing.T, r *rig) (leader, standby *replica, resign func
 	return leader, standby, resign
 }
 
-func TestALossBringsNoEarlierPolicyBackUnderALeaderWithAnOlderFile(t *testing.T) {
+func TestALossUnderAnOlderLeaderBringsNoEarlierPolicyBack(t *testing.T) {
 	simulate(t, func(t *testing.T, r *rig) {
 		leader, standby, resign := pairOfVersions(t, r)
 		for range 6 {

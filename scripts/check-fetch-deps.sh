@@ -1,6 +1,6 @@
 #!/bin/sh
 # A consumer that imports fetch pays for go-redis and little else. The linter
-# sees direct imports only; this looks at everything that fetch pulls in.
+# sees direct imports only; this script checks all that fetch depends on.
 set -eu
 
 deps=$(go list -deps ./fetch)

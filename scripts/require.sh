@@ -77,7 +77,7 @@ else
 	column=0 manager=
 fi
 
-# allowed reports whether packages can be installed, and asks for a password at most once, if somebody can type it.
+# allowed reports whether packages can be installed. It asks for a password at most once, if there is a terminal.
 allowed() {
 	sudo=
 	case $manager in

@@ -124,7 +124,7 @@ func (s series) String() string {
 	return fmt.Sprintf("%s, %s, %s buckets", s.of, s.store(), thousands(s.buckets))
 }
 
-// separated marks an axis as usual, with numbers whose thousands are set apart.
+// separated marks an axis as usual, with separators of thousands in its numbers.
 type separated struct{}
 
 func (separated) Ticks(least, most float64) []plot.Tick {

@@ -14,7 +14,7 @@ import (
 	"github.com/tokenrefill/refiller/internal/sidecar/limits"
 )
 
-// errWrongFiles ends a command that has told of each problem.
+// errWrongFiles ends a command that has reported each problem.
 var errWrongFiles = errors.New("files are wrong")
 
 func newCheckCommand(e env) *cobra.Command {
@@ -72,7 +72,7 @@ connecting to anything. The exit code is 0, 2 with every problem on stderr, or 1
 	}
 }
 
-// isNamed reports whether a file is one of limits by name; what it can't tell is for Envoy.
+// isNamed reports whether a file has limits by name. If that can't be decided, the file is for Envoy.
 func isNamed(data []byte) bool {
 	var top map[string]yaml.Node
 	if yaml.Unmarshal(data, &top) != nil {

@@ -9,7 +9,7 @@ import (
 	"github.com/tokenrefill/refiller/internal/testing/testenv"
 )
 
-func TestAFileThatCannotBeReadIsAFailureAndAFlagThatThereIsNotIsUsage(t *testing.T) {
+func TestUnreadableFilesAreFailuresAndUnknownFlagsAreUsage(t *testing.T) {
 	servers := []string{
 		"--redis-password-file FILE", "--redis=rediss://localhost:1 --redis-ca FILE",
 		"--redis=rediss://localhost:1 --redis-cert FILE --redis-key FILE",
@@ -53,6 +53,7 @@ func TestAFileThatCannotBeReadIsAFailureAndAFlagThatThereIsNotIsUsage(t *testing
 		"check":   {"FILE", "GOOD FILE"},
 		"load":    clitest.Each("k", servers),
 		"replay":  {"FILE --capacity=1 --rate=1/s"},
+		"man":     nil,
 		"version": nil,
 	}, "domain: d\n", run)
 }

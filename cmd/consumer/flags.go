@@ -3,7 +3,9 @@ package main
 import (
 	"github.com/spf13/cobra"
 
+	"github.com/tokenrefill/refiller/fetch"
 	"github.com/tokenrefill/refiller/internal/cli"
+	"github.com/tokenrefill/refiller/internal/sidecar/call"
 	"github.com/tokenrefill/refiller/policy"
 )
 
@@ -18,4 +20,21 @@ func addLeaveFlag(cmd *cobra.Command, l *policy.Leave) {
 		*l, err = policy.ParseLeave(s)
 		return err
 	}), "leave", "what must be left: a number of tokens, or of percent of the capacity, as 20%")
+}
+
+// addFlowFlag adds --flow.
+func addFlowFlag(cmd *cobra.Command, flow *string) {
+	cmd.Flags().Var(cli.NewValue("name", "", func(s string) error {
+		*flow = s
+		return policy.CheckFlow(s)
+	}), "flow", "for whom the tokens are, in a bucket that is divided among flows")
+}
+
+// takeOptions are those of a take that leaves some tokens, for a flow; empty for none.
+func takeOptions(leave policy.Leave, flow string) []fetch.CallOption {
+	opts := []fetch.CallOption{call.LeaveOption(leave)}
+	if flow != "" {
+		opts = append(opts, fetch.WithFlow(flow))
+	}
+	return opts
 }

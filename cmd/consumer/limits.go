@@ -87,7 +87,7 @@ type follower struct {
 func (f *limitFiles) follow(log hclog.Logger) (*follower, error) {
 	w := &follower{Reload: filewatch.NewReload(),
 		ok: prometheus.NewGauge(prometheus.GaugeOpts{Name: "refiller_sidecar_limits_last_reload_ok",
-			Help: "1 unless the files of limits have changed and what they say now was refused, or one is gone."})}
+			Help: "1 unless the files of limits have changed and their new content was refused, or one was deleted."})}
 	w.ok.Set(1)
 	for i, path := range f.paths() {
 		if err := w.Watch(path, filewatch.Options{Logger: log, Gone: true}); err != nil {

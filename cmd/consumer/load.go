@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -25,7 +26,7 @@ const (
 	loadConnections    = 128 // more only queue in the server
 	progressEvery      = time.Second
 	gapSample          = 50 * time.Millisecond  // how often the bucket is asked for its last refill
-	errorPause         = 100 * time.Millisecond // so that a server that is away isn't hammered
+	errorPause         = 100 * time.Millisecond // so that an unavailable server gets few calls
 )
 
 // load is a run of the load generator.
@@ -36,6 +37,9 @@ type load struct {
 	rate        policy.Rate // takes; zero: as fast as they are answered
 	duration    time.Duration
 	counts      counts
+	flow        string     // of all takes; empty for none
+	flows       int64      // for which takes are made in turn; 0 for none
+	byFlow      loadByFlow // of them
 }
 
 func newLoadCommand(e env) *cobra.Command {
@@ -52,14 +56,19 @@ the bucket's policy allows: capacity + rate × elapsed time + rate × the longes
 grant or return meanwhile shift that. It really takes the tokens.
 
 Denials that the SDK remembers cost no call: takes that it answered from memory, and those that asked Redis, are
-reported apart.
+reported separately.
 
 Without --rate each caller takes again as soon as it is answered. With --rate takes begin on a fixed schedule, and
 latency counts from a take's scheduled time, so that a slow server can't hide behind callers who wait for it.
 
+With --flows N takes are made for the flows load-1 to load-N in turn, and the report says what each of them got. How a
+bucket is divided between a loud user and quiet ones shows in two runs at once: one with --flow loud, one with --flows.
+
 Ctrl-C ends the run early, with its report.`,
-		Example: "  consumer load checkout -c 50 --duration 30s\n  consumer load checkout --rate 2000/s -o json",
-		Args:    oneKey,
+		Example: "  consumer load checkout -c 50 --duration 30s\n  consumer load checkout --rate 2000/s -o json\n" +
+			"  consumer load acme --rate 2500/s --flow loud &\n" +
+			"  consumer load acme --rate 1200/s --flows 50",
+		Args: oneKey,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			l.key = args[0]
 			if err := l.check(rate); err != nil {
@@ -78,7 +87,7 @@ Ctrl-C ends the run early, with its report.`,
 			if err != nil {
 				return err
 			}
-			if err := out.print(e.Stdout, report.String(), report); err != nil {
+			if err := out.print(e.Stdout, report.text(terminal.Of(e.Stdout, e.Environ).Width()), report); err != nil {
 				return err
 			}
 			if report.Errors > 0 && report.Errors == report.Takes {
@@ -88,6 +97,9 @@ Ctrl-C ends the run early, with its report.`,
 		},
 	}
 	addTokensFlag(cmd, &l.tokens, "how many tokens a take is for")
+	addFlowFlag(cmd, &l.flow)
+	cmd.Flags().Var(cli.Whole("number", &l.flows, 1, policy.MaxFlows), "flows",
+		"for how many flows to take, in turn, in a bucket that is divided among flows")
 	cmd.Flags().IntVarP(&l.concurrency, "concurrency", "c", l.concurrency, "how many callers")
 	cmd.Flags().StringVar(
 		&rate, "rate", "", "takes to begin, such as 500/s or 10/m (default as fast as they are answered)")
@@ -105,6 +117,9 @@ func (l *load) check(rate string) (err error) {
 	}
 	if l.duration <= 0 {
 		return fmt.Errorf("--duration %s: want more than 0", l.duration)
+	}
+	if l.flow != "" && l.flows > 0 {
+		return errors.New("--flow doesn't go with --flows")
 	}
 	if err := lua.CheckKey(l.key); err != nil {
 		return err
@@ -127,6 +142,7 @@ func (l *load) run(ctx context.Context, rdb redis.UniversalClient, live io.Write
 		return report{}, err
 	}
 	defer closeClient(client)
+	l.byFlow = newLoadByFlow(l.flow, l.flows)
 	connecting, cancel := context.WithTimeout(ctx, callDeadline)
 	err = client.Ready(connecting)
 	cancel()
@@ -177,9 +193,9 @@ func (l *load) run(ctx context.Context, rdb redis.UniversalClient, live io.Write
 	return r, nil
 }
 
-// peek reads the bucket with its policy, which the SDK's Peek doesn't show. That is called first, as it doesn't wait on
-// a socket beyond ctx and tells errors as the other commands do. A template's bucket that is lazy, or that nobody has
-// taken from yet, has no policy in Redis.
+// peek reads the bucket with its policy, which the SDK's Peek doesn't return. It calls the SDK's Peek first, because
+// that doesn't wait on a socket beyond ctx and returns errors as the other commands do. A lazy bucket of a template has
+// no policy in Redis, nor has a template's bucket before its first take.
 func (l *load) peek(ctx context.Context, client *fetch.Client, rdb redis.UniversalClient) (lua.PeekReply, error) {
 	if _, err := client.Peek(ctx, l.key); err != nil {
 		return lua.PeekReply{}, err
@@ -196,9 +212,9 @@ func (l *load) peek(ctx context.Context, client *fetch.Client, rdb redis.Univers
 // take is one caller.
 func (l *load) take(ctx context.Context, client *fetch.Client, caller int, start time.Time, begun *atomic.Int64) {
 	for ctx.Err() == nil {
-		from := time.Now()
+		from, turn := time.Now(), begun.Add(1)-1
 		if l.rate.Tokens > 0 {
-			after := float64(begun.Add(1)-1) * float64(l.rate.Per) / float64(l.rate.Tokens)
+			after := float64(turn) * float64(l.rate.Per) / float64(l.rate.Tokens)
 			if after > float64(l.duration) { // and perhaps more than a time.Duration holds
 				<-ctx.Done()
 				return
@@ -208,7 +224,8 @@ func (l *load) take(ctx context.Context, client *fetch.Client, caller int, start
 				return
 			}
 		}
-		r, err := client.Take(context.WithoutCancel(ctx), l.key, l.tokens)
+		r, err := client.Take(context.WithoutCancel(ctx), l.key, l.tokens, l.byFlow.options(turn)...)
+		l.byFlow.add(turn, r)
 		l.counts.add(caller, r, err, time.Since(from))
 		if err != nil && !timing.Sleep(ctx.Done(), errorPause) {
 			return
@@ -227,8 +244,8 @@ func (g *longestGap) refilled(at int64) {
 	g.last = at
 }
 
-// watchGaps looks after the bucket's refills until ctx ends. A look that fails leaves a longer gap, which is on the
-// safe side.
+// watchGaps watches the bucket's refills until ctx ends. A reading that fails leaves a longer gap, which is on the safe
+// side.
 func (l *load) watchGaps(ctx context.Context, rdb redis.UniversalClient, gaps *longestGap) {
 	for timing.Sleep(ctx.Done(), gapSample) {
 		if p, err := lua.Peek(ctx, rdb, l.key, 1); err == nil {
@@ -248,10 +265,12 @@ func (l *load) showProgress(ctx context.Context, w io.Writer, start time.Time) {
 		case <-ticker.C:
 		}
 		s := l.counts.snapshot()
-		fmt.Fprintf(w, "%4.0fs  %d takes/s  admitted %d  denied %d  errors %d  p99 of redis %s\n",
-			time.Since(start).Seconds(),
-			s.takes-last, s.redis.admitted+s.memory.admitted, s.redis.denied+s.memory.denied, s.errors,
+		text := fmt.Sprintf("%d takes/s  admitted %d  denied %d  errors %d  p99 of redis %s", s.takes-last,
+			s.redis.admitted+s.memory.admitted, s.redis.denied+s.memory.denied, s.errors,
 			micros(s.redis.latency.ValueAtQuantile(99)))
+		const indent = 7
+		lines := terminal.Wrap(text, max(0, terminal.Of(w, nil).Width()-indent))
+		fmt.Fprintf(w, "%4.0fs  %s\n", time.Since(start).Seconds(), strings.Join(lines, "\n"+strings.Repeat(" ", indent)))
 		last = s.takes
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 
 	"github.com/tokenrefill/refiller/fetch"
+	"github.com/tokenrefill/refiller/internal/cli/terminal"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )
@@ -130,6 +131,7 @@ type report struct {
 	Denied         int64    `json:"denied"` // takes
 	Errors         int64    `json:"errors"` // takes, whose tokens may have been taken
 	LastError      string   `json:"last_error,omitempty"`
+	Flows          *parts   `json:"flows,omitempty"`
 	Redis          answered `json:"asked_redis"`   // several takes may share a call
 	Memory         answered `json:"from_memory"`   // remembered denials, tokens leased, the degraded mode
 	Beyond         int64    `json:"beyond_bucket"` // of Admitted: what the degraded mode or shadow mode let by
@@ -183,6 +185,7 @@ func (l *load) report(elapsed time.Duration) report {
 	r.Admitted = r.Redis.Admitted + r.Memory.Admitted
 	r.AdmittedTakes = r.Redis.AdmittedTakes + r.Memory.AdmittedTakes
 	r.Denied = r.Redis.Denied + r.Memory.Denied
+	r.Flows = l.byFlow.report(elapsed)
 	if err := l.counts.lastError(); err != nil {
 		r.LastError = err.Error()
 	}
@@ -202,9 +205,9 @@ func (r *report) setBound(p lua.PeekReply, elapsed, gap time.Duration) {
 	r.WithinBound = &within
 }
 
-// bound is the most tokens that a bucket which stood at p can admit within elapsed, and how it is made up, if no two
-// refills were further apart than gap: the first refill credits time before the run, too. A refill credits no longer
-// stretch than the policy says. Of a grant and the floor the higher counts.
+// bound returns the most tokens that a bucket in state p can admit within elapsed, with an explanation, if no gap
+// between two refills was longer than gap. The first refill also credits time before the run. A refill credits no
+// longer time than the policy allows. Of a grant and the floor the higher one counts.
 func bound(p lua.PeekReply, elapsed, gap time.Duration) (tokens int64, text, unknown string) {
 	t := *p.Terms
 	if t.Kind == policy.Stepped {
@@ -238,11 +241,15 @@ func micros(us int64) time.Duration {
 	return d
 }
 
-// String is the report to read.
-func (r report) String() string {
+// labels is how many columns come before the text of a report's lines.
+const labels = 11
+
+// text returns the report to read, for a terminal of width columns; 0 is no limit.
+func (r report) text(width int) string {
 	var b strings.Builder
 	line := func(name, format string, args ...any) {
-		fmt.Fprintf(&b, "%-10s "+format+"\n", append([]any{name}, args...)...)
+		text := terminal.Wrap(fmt.Sprintf(format, args...), max(0, width-labels))
+		fmt.Fprintf(&b, "%-*s%s\n", labels, name, strings.Join(text, "\n"+strings.Repeat(" ", labels)))
 	}
 	how := ""
 	if r.Interrupted {
@@ -268,6 +275,10 @@ func (r report) String() string {
 	line("admitted", "%s (%.1f/s)", plural(r.Admitted), float64(r.Admitted)/r.ElapsedSeconds)
 	if r.Beyond > 0 {
 		line("", "%s of them let by without the bucket, in its degraded mode or shadow mode", plural(r.Beyond))
+	}
+	if r.Flows != nil {
+		line("flows", "%d: each took %.3g/s on average, from %.3g/s to %.3g/s", r.Flows.Flows, r.Flows.Mean, r.Flows.Least,
+			r.Flows.Most)
 	}
 	switch {
 	case r.Bound == nil:

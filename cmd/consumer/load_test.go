@@ -7,6 +7,7 @@ import (
 	"sync"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/stretchr/testify/require"
 
@@ -54,11 +55,11 @@ func TestLoadReportsABucketThatGivesMoreThanItsPolicy(t *testing.T) {
 	require.Regexp(t, `(?m)^memory     answered \d+ \(\d+/s\): 0 admitted, \d+ denied\n           in p50 `, o.stdout)
 }
 
-func TestLoadKeepsTheBoundWhenTheFirstRefillCreditsTimeBeforeTheRun(t *testing.T) {
+func TestLoadKeepsTheBoundIfARefillCreditsTimeBeforeTheRun(t *testing.T) {
 	const capacity, perSecond = 1000, 500
 	server, rdb := newBucket(t, policy.Policy{Capacity: capacity, Rate: policy.PerSecond(perSecond),
 		Interval: 100 * time.Millisecond})
-	require.Eventually(t, func() bool { // nobody refills: the first refill of the run finds more than a second due
+	require.Eventually(t, func() bool { // no replica refills: the first refill of the run finds more than a second due
 		p, err := lua.Peek(t.Context(), rdb, "checkout", 1)
 		require.NoError(t, err)
 		return p.Now-p.Last > 1_200_000
@@ -200,4 +201,64 @@ func (b *lockedBuffer) String() string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.buf.String()
+}
+
+func TestALoadsReportFitsTheTerminal(t *testing.T) {
+	t.Parallel()
+	bound := int64(123_456_789)
+	kept := true
+	r := report{
+		ElapsedSeconds: 3, Takes: 3_171_144, TakesPerSecond: 1_056_422, AdmittedTakes: 115, Denied: 3_171_029, Bound: &bound,
+		WithinBound: &kept, BoundText: "capacity 100000000 + 16 due in 3.012s at 5/s + 0 of 101ms between two refills",
+	}
+	wide := r.text(0)
+	narrow := r.text(80)
+	for line := range strings.SplitSeq(narrow, "\n") {
+		require.LessOrEqual(t, utf8.RuneCountInString(line), 80, line)
+	}
+	require.Contains(t, wide, r.BoundText)
+	require.Equal(t, strings.Fields(wide), strings.Fields(narrow), "lines end between words")
+	require.NotEqual(t, wide, narrow)
+}
+
+func TestLoadTakesForFlowsInTurn(t *testing.T) {
+	p := hourly(100)
+	p.Flows = &policy.Flows{Headroom: policy.DefaultHeadroom, Most: policy.DefaultFlows}
+	server, rdb := newBucket(t, p)
+	plan := policy.Plan{
+		Version: policy.Version{Era: 1, Index: 1}, Whole: true, Floor: 40, Unlisted: 100, Most: 1000, Span: 1_000_000,
+		Lasts: time.Hour.Microseconds(), Teams: []policy.PlannedTeam{{Name: policy.RootTeam, Price: 1e9}},
+	}
+	written := lua.PlanBatch(t.Context(), rdb, []lua.PlanCall{{Key: "checkout", Plan: plan}})[0]
+	require.NoError(t, written.Err)
+	require.False(t, written.Stale)
+	load := func(flags ...string) outcome {
+		args := append([]string{"load", "checkout", "--rate", "30/s", "--duration", "1s"}, flags...)
+		return consumer(t.Context(), server.URL(), args...)
+	}
+	o := load("--flows", "3", "-o", "json")
+	require.Equal(t, cli.ExitOK, o.code, o.stderr)
+	r := o.json(t)
+	flows := r["flows"].(map[string]any)
+	require.Equal(t, 3.0, flows["flows"])
+	require.InDelta(t, r["admitted"].(float64)/3, flows["mean_per_s"].(float64)*r["elapsed_s"].(float64), 1e-6)
+	require.LessOrEqual(t, flows["least_per_s"], flows["mean_per_s"])
+	require.LessOrEqual(t, flows["mean_per_s"], flows["most_per_s"])
+	require.Contains(t, load("--flows", "3").stdout, "\nflows      3: each took ")
+	o = load("--flow", "loud", "-o", "json")
+	require.Equal(t, cli.ExitOK, o.code, o.stderr)
+	require.NotContains(t, o.stdout, "flows")
+	use, err := rdb.HGetAll(t.Context(), lua.UseKey("checkout")).Result()
+	require.NoError(t, err)
+	for _, name := range []string{"load-1", "load-2", "load-3", "loud"} {
+		require.Contains(t, use, name)
+	}
+
+	for flag, says := range map[string]string{"--flows=0": "from 1 to 100000", "--flow=a//b": "1 to 3 levels"} {
+		o = load(flag)
+		require.Equal(t, cli.ExitUsage, o.code)
+		require.Contains(t, o.stderr, says)
+	}
+	o = load("--flow=a", "--flows=2")
+	require.Equal(t, cli.ExitUsage, o.code)
 }

@@ -22,6 +22,7 @@ const maxTop = 10_000
 // replayFlags are the flags of replay, read and in range.
 type replayFlags struct {
 	keyBy    string
+	time     string
 	capacity int64
 	rate     policy.Rate
 	speed    replay.Speed
@@ -35,18 +36,20 @@ func newReplayCommand(stdin io.Reader, stdout, stderr io.Writer) *cobra.Command 
 	f := replayFlags{keyBy: "ip", top: 10, output: "table"}
 	cmd := &cobra.Command{
 		Use:   "replay LOG|- --capacity C --rate R",
-		Short: "Tell what a policy would have done to an access log",
-		Long: `Replay takes one token for each request of an access log, from the bucket of the request's key, and tells how
+		Short: "Show what a policy would have done to an access log",
+		Long: `Replay takes one token for each request of an access log, from the bucket of the request's key, and shows how
 many requests would have been admitted and denied. The log's clock governs credit, whatever the speed. It needs no
-Redis. A line that is out of order earns no credit: if many are, sort the log. A log has no retries after a denial, and
+Redis. A line that is out of order earns no credit: if many are, sort the log, and reverse one that begins with the
+newest line by tac. A log has no retries after a denial, and
 a live bucket's tokens come up to one interval later.
 
 A key that isn't ip, user, method, status or path (without the query) is, in lines of text, one of uri, host, ident,
 protocol, bytes, referer and agent, and in lines of JSON any field; lines without that field are unparsed. A request
 without one of the others has the key "-".
 
-LOG is a file, or - for standard input, plain or gzipped: Apache's or nginx's common or combined format, or lines of
-JSON as nginx, Caddy and Traefik write them.`,
+LOG is a file, or - for standard input, plain or compressed by gzip, xz or zstd: Apache's or nginx's common or combined
+format, the default format of Envoy or Istio, or lines of JSON as nginx, Caddy, Traefik, Envoy and Istio write them.
+With X-Forwarded-For in front of a line, or in Envoy's and Istio's, ip is its first address.`,
 		Example: `  consumer replay access.log --capacity 10 --rate 10/m
   consumer replay access.json.gz --key-by request.headers.X-Api-Key \
     --capacity 100 --rate 50/s -o json
@@ -69,6 +72,8 @@ JSON as nginx, Caddy and Traefik write them.`,
 	flags := cmd.Flags()
 	flags.StringVar(&f.keyBy, "key-by", f.keyBy,
 		"what has a bucket of its own: ip, user, method, path, status, or a field's name, with dots between nested ones")
+	flags.StringVar(&f.time, "time-field", f.time,
+		"field of the time in lines of JSON, with dots between nested ones (by default, that of the servers named above)")
 	flags.Var(cli.NewValue("tokens", "", func(s string) (err error) {
 		f.capacity, err = cli.ParseWhole(s, 1, policy.MaxTokens)
 		return err
@@ -112,9 +117,9 @@ func runReplay(ctx context.Context, name string, f replayFlags, stdin io.Reader,
 		source = interruptible(ctx, log)
 	}
 	counted := &countingReader{r: source}
-	reader, err := accesslog.NewReader(counted, f.keyBy)
+	reader, err := accesslog.NewReader(counted, f.keyBy, f.time)
 	if err != nil {
-		return cli.Usage(fmt.Errorf("--key-by: %w", err))
+		return cli.Usage(fmt.Errorf("--key-by, --time-field: %w", err))
 	}
 	cfg := replay.Config{Capacity: f.capacity, Rate: f.rate, Speed: f.speed, Top: f.top}
 	progress := &replayProgress{w: stderr, read: counted, size: size}
@@ -132,10 +137,13 @@ func runReplay(ctx context.Context, name string, f replayFlags, stdin io.Reader,
 		return fmt.Errorf("replay: %s: no request in %d lines; line %d: %s", name, report.Total.Unparsed, first.Line,
 			first.Reason)
 	}
+	if errors.Is(stopped, replay.ErrBackwards) {
+		return fmt.Errorf("%w, so its buckets earned no credit: reverse it, as by tac LOG | consumer replay -", stopped)
+	}
 	return stopped
 }
 
-// openLog opens the log and tells its size; -1 unless it is a regular file.
+// openLog opens the log and returns its size, -1 unless it is a regular file.
 func openLog(name string, stdin io.Reader) (log io.ReadCloser, size int64, err error) {
 	if name == "-" {
 		return io.NopCloser(stdin), -1, nil

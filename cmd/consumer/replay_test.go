@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -86,6 +87,17 @@ func TestReplayReadsStandardInputAndGzip(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, want, got)
 	}
+}
+
+func TestReplayRefusesALogThatBeginsWithItsNewestLine(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile(replayLog)
+	require.NoError(t, err)
+	reversed := strings.Split(strings.TrimSpace(string(text)), "\n")
+	slices.Reverse(reversed)
+	_, _, err = replayed(t.Context(), strings.NewReader(strings.Join(reversed, "\n")), "-", "--capacity", "3", "--rate",
+		"10/m")
+	require.ErrorContains(t, err, "tac LOG | consumer replay -")
 }
 
 func TestReplayPacesByTheWallClockAndShowsProgress(t *testing.T) {

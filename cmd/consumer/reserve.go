@@ -27,7 +27,7 @@ func newReserveCommand(e env) *cobra.Command {
 		Use:   "reserve KEY --ttl TIME",
 		Short: "Hold tokens for work whose use is known later",
 		Long: `Take tokens from bucket KEY, all or none, for work whose use is known later, and print the id to settle them
-with. What nobody settles goes back when the time is over. With an --id of your own the command may be repeated: the
+with. Tokens that are not settled go back when the time is over. With an --id of your own you may repeat it: the
 tokens are taken once. Exit code 0 means held, 3 denied.`,
 		Example: "  consumer reserve llm -n 4000 --ttl 2m --id job-17\n  consumer settle llm job-17 --used 2950",
 		Args:    oneKey,

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -33,6 +34,7 @@ var commands = []func(env) *cobra.Command{
 	newCheckCommand,
 	newLoadCommand,
 	func(e env) *cobra.Command { return newReplayCommand(e.Stdin, e.Stdout, e.Stderr) },
+	func(env) *cobra.Command { return cli.ManCommand() },
 	func(e env) *cobra.Command { return cli.VersionCommand("consumer", e.Stdout) },
 }
 
@@ -76,17 +78,21 @@ func advice(err error) string {
 	case errors.Is(err, fetch.ErrMalformedBucket):
 		return "Another program uses this key: name the bucket differently, or point --redis at another database."
 	case errors.Is(err, fetch.ErrTooManyBuckets):
-		return "Wait until buckets that nobody takes from have expired, or raise max_keys in the refiller's configuration."
+		return "Wait until unused buckets have expired, or raise max_keys in the refiller's configuration."
 	case errors.Is(err, fetch.ErrExceedsCapacity):
 		return "Ask for no more than the capacity (-n), or raise it in the refiller's configuration."
 	case errors.Is(err, fetch.ErrNotHeld):
 		return "Check the id. A reservation is remembered for a minute after it was settled or its time was over."
 	case errors.Is(err, fetch.ErrIDInUse):
-		return "The id stands for a reservation of another number of tokens, or for one that has ended: choose another " +
+		return "The id belongs to a reservation of another number of tokens, or to one that has ended: choose another " +
 			"(--id)."
+	case redisconn.WantsPassword(err):
+		return redisconn.PasswordAdvice
+	case errors.Is(err, syscall.EADDRINUSE):
+		return "Another program has this address, perhaps another sidecar: choose others (--http, --grpc, --admin)."
 	case slices.Contains([]fetch.Reason{fetch.ReasonMemory, fetch.ReasonDisk, fetch.ReasonReadOnly, fetch.ReasonLoading},
 		fetch.ReasonOf(err)):
-		return "Redis runs, and refuses writes: look at its log, its memory, its disk and whether it is the primary."
+		return "Redis runs, and refuses writes: check its log, its memory, its disk and whether it is the primary."
 	case errors.Is(err, fetch.ErrUnavailable):
 		const check = "Check that Redis runs, and that its address and credentials are right (--redis and so on, or " +
 			"REFILLER_REDIS_ variables)."

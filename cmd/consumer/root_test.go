@@ -184,7 +184,7 @@ func TestTheFlagBeatsTheEnvironment(t *testing.T) {
 	require.Equal(t, cli.ExitFailed, consumer(t.Context(), server.URL(), "take", "checkout", "--redis", gone.URL()).code)
 }
 
-func TestAServerThatIsAwayIsAnErrorSoon(t *testing.T) {
+func TestAnUnavailableServerIsAnErrorSoon(t *testing.T) {
 	server, _ := newBucket(t, hourly(3))
 	proxy := testenv.Proxy(t, server.Addr(), 0)
 	url := "redis://" + proxy.Addr()
@@ -213,7 +213,7 @@ func TestAServerThatIsAwayIsAnErrorSoon(t *testing.T) {
 	}
 }
 
-func TestAServerThatRefusesIsNotLookedForElsewhere(t *testing.T) {
+func TestAServerThatRefusesIsNotSearchedElsewhere(t *testing.T) {
 	server, rdb := newBucket(t, hourly(3))
 	require.NoError(t, rdb.ConfigSet(t.Context(), "maxmemory", "1").Err())
 	o := consumer(t.Context(), server.URL(), "take", "checkout")

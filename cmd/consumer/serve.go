@@ -53,7 +53,7 @@ func newServeCommand(e env) *cobra.Command {
 		Long: `Serve buckets to programs that have no Go SDK, until SIGINT or SIGTERM: over HTTP with JSON (its description is
 at /openapi.yaml), over gRPC (refiller.v1.Buckets, with health and reflection), and to Envoy as its rate limit service.
 
-An address is host:port or unix:/path; flags for addresses and files may be repeated. Whoever reaches an address can
+An address is host:port or unix:/path; flags for addresses and files may be repeated. Clients that reach an address can
 take and return tokens: beyond loopback and Unix sockets, ask for client certificates (--tls-client-ca).
 
 The files of --limits and --envoy are read again when they change, and at SIGHUP; 'consumer check' validates them.
@@ -76,7 +76,7 @@ Each flag has a variable, which counts where the flag isn't given; a list has co
 	f.IntVar(&s.cacheSize, "cache-size", 1<<15,
 		"how many buckets are remembered at least; each needs some 300 bytes, for up to twice as many")
 	f.DurationVar(&s.deadline, "deadline", 0,
-		"how long a call to Redis may take; 0 for 50ms and four round trips, as measured, at most 1s")
+		"how long a call to Redis may take; 0 for 50ms or four round trips, whichever is longer, at most 1s")
 	f.StringArrayVar(&s.policies, "metrics-policy", nil,
 		"a bucket, or a prefix with a * behind it, that has a label of its own at /metrics; the others share one")
 	f.StringArrayVar(&s.files.named, "limits", nil,
@@ -107,6 +107,11 @@ Each flag has a variable, which counts where the flag isn't given; a list has co
 	f.StringVar(&s.logFormat, "log-format", "text", "text or json")
 	describeVariables(cmd)
 	s.conn.addFlags(cmd)
+	cli.Group(cmd, "Redis", "redis-", "deadline", "cache-size")
+	cli.Group(cmd, "TLS", "tls-")
+	cli.Group(cmd, "Envoy", "envoy-")
+	cli.Group(cmd, "limits of load", "calls", "client-", "queue", "queue-wait", "waits", "max-")
+	cli.Group(cmd, "stopping", "drain-")
 	return cmd
 }
 
@@ -204,7 +209,7 @@ func (s *serve) check(e env) (err error) {
 	return err
 }
 
-// logAddresses tells where the server listens, and where anybody on the network can take tokens.
+// logAddresses logs where the server listens, and which addresses let every client on the network take tokens.
 func (s *serve) logAddresses(log hclog.Logger, server *sidecar.Server) {
 	for protocol, addresses := range map[string][]net.Addr{
 		"http": server.HTTPAddrs(), "admin": server.AdminAddrs(), "grpc": server.GRPCAddrs(),

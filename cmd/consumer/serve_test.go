@@ -304,7 +304,7 @@ func TestServeOutlivesAHangUp(t *testing.T) {
 	require.Equal(t, cli.ExitOK, code)
 }
 
-func TestServeTellsThatAnybodyCanReachIt(t *testing.T) {
+func TestServeWarnsOfAddressesThatAnyClientReaches(t *testing.T) {
 	server, _ := newBucket(t, hourly(3))
 	p := testenv.Start(t, testenv.Build(t, "./cmd/consumer"), "serve", "--redis", server.URL(), "--http", "0.0.0.0:0",
 		"--grpc", "127.0.0.1:0")

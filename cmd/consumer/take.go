@@ -7,7 +7,6 @@ import (
 
 	"github.com/tokenrefill/refiller/fetch"
 	"github.com/tokenrefill/refiller/internal/sidecar/answer"
-	"github.com/tokenrefill/refiller/internal/sidecar/call"
 	"github.com/tokenrefill/refiller/policy"
 )
 
@@ -16,16 +15,17 @@ func newTakeCommand(e env) *cobra.Command {
 	out := output{}
 	n := int64(1)
 	leave := policy.Leave{}
+	flow := ""
 	cmd := &cobra.Command{
 		Use:     "take KEY",
 		Short:   "Take tokens, all or none",
 		Long:    "Take tokens from bucket KEY, all or none. Exit code 0 means taken, 3 denied.",
-		Example: "  consumer take checkout\n  consumer take checkout -n 5 -o json",
+		Example: "  consumer take checkout\n  consumer take checkout -n 5 -o json\n  consumer take acme --flow team-a/user-7",
 		Args:    oneKey,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			key := args[0]
 			return conn.with(func(c *fetch.Client) error {
-				r, err := c.Take(cmd.Context(), key, n, call.LeaveOption(leave))
+				r, err := c.Take(cmd.Context(), key, n, takeOptions(leave, flow)...)
 				if err != nil {
 					return err
 				}
@@ -45,6 +45,7 @@ func newTakeCommand(e env) *cobra.Command {
 	}
 	addTokensFlag(cmd, &n, "how many tokens")
 	addLeaveFlag(cmd, &leave)
+	addFlowFlag(cmd, &flow)
 	conn.addFlags(cmd)
 	out.addFlags(cmd)
 	return cmd

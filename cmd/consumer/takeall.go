@@ -21,8 +21,8 @@ func newTakeAllCommand(e env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "take-all KEY[=N]...",
 		Short: "Take tokens of several buckets, all or none",
-		Long: `Take N tokens (1 if left out) from each bucket KEY, all or none: if one of them says no, nobody is charged. N
-stands after the last = of an argument. Exit code 0 means taken, 3 denied.`,
+		Long: `Take N tokens (1 if left out) from each bucket KEY, or from none of them if one denies. N
+follows the last = of an argument. Exit code 0 means taken, 3 denied.`,
 		Example: "  consumer take-all user:7 tenant:acme=2 && work",
 		Args:    cli.Positional(cobra.MinimumNArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {

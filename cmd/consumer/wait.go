@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -21,6 +20,7 @@ func newWaitCommand(e env) *cobra.Command {
 	n := int64(1)
 	timeout := time.Duration(0)
 	leave := policy.Leave{}
+	flow := ""
 	cmd := &cobra.Command{
 		Use:   "wait KEY",
 		Short: "Take tokens as soon as they are there",
@@ -41,10 +41,8 @@ code 3 (denied) when they are due later than that: at once, if that is known.`,
 					defer cancel()
 				}
 				began := time.Now()
-				r, err := c.Wait(ctx, key, n, call.LeaveOption(leave))
-				// Redis that is away is an error, whichever deadline ends the call to it.
-				late := errors.Is(err, fetch.ErrDeadline) || errors.Is(err, context.DeadlineExceeded) &&
-					!errors.Is(err, fetch.ErrUnavailable)
+				r, err := c.Wait(ctx, key, n, takeOptions(leave, flow)...)
+				late := call.Late(cmd.Context(), err)
 				if err != nil && !late {
 					return err
 				}
@@ -65,6 +63,7 @@ code 3 (denied) when they are due later than that: at once, if that is known.`,
 	}
 	addTokensFlag(cmd, &n, "how many tokens")
 	addLeaveFlag(cmd, &leave)
+	addFlowFlag(cmd, &flow)
 	cmd.Flags().DurationVar(&timeout, "timeout", timeout, "longest wait; 0 for any")
 	conn.addFlags(cmd)
 	out.addFlags(cmd)

@@ -1,36 +1,59 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/tokenrefill/refiller/internal/cli"
 	"github.com/tokenrefill/refiller/internal/config"
 	"github.com/tokenrefill/refiller/internal/config/fields"
+	"github.com/tokenrefill/refiller/internal/operate/drift"
 )
 
+// errRefused ends a check of a configuration that replicas would refuse.
+var errRefused = errors.New("replicas would refuse this configuration")
+
+// checker validates a configuration.
+type checker struct {
+	connection
+	shared, output string
+	againstRedis   bool
+	helmValues     bool
+}
+
 func checkCommand(e env) *cobra.Command {
-	var output, shared string
+	c := checker{connection: connection{env: e}}
 	cmd := &cobra.Command{
 		Use:   "check FILE|-",
 		Short: "Validate a configuration",
 		Long: `Validate a configuration as run would read it, with REFILLER_ variables laid over it, and without connecting to
-anything; - stands for stdin. The exit code is 0, 2 with every problem and its line on stderr, or 1 if the file can't be
-read. With -o json the answer is one object on stdout: file, ok, summary and problems (source, line, column, field,
-message).
+anything; - means stdin. The exit code is 0, 2 with every problem and its line on stderr, or 1 if the file can't be
+read. With -o json the answer is one object on stdout: file, ok, summary, problems (source, line, column, field,
+message) and, with --against-redis, refused, as diff -o json has changes.
 
-With --shared DOC the document DOC is laid over the file, as run --config-etcd does with the one in etcd.`,
+With --against-redis it also compares the configuration with what is in force in the Redis and etcd that it names. The
+exit code is 3 if replicas would refuse it: its version is below the one in force, or a policy differs under the same
+version. It is 1 if Redis or etcd doesn't answer.
+
+With --shared DOC the document DOC is laid over the file, as run --config-etcd does with the one in etcd.
+
+With --helm-values the file holds values of the Helm chart. What is checked is config, with the chart's defaults, and
+with the variables of extraEnv in place of those of this program.`,
 		Args: cli.Positional(cobra.ExactArgs(1)),
-		RunE: func(_ *cobra.Command, args []string) error {
-			return check(e, args[0], shared, output == "json")
-		},
+		RunE: func(cmd *cobra.Command, args []string) error { return c.run(cmd.Context(), args[0]) },
 	}
-	cmd.Flags().StringVar(&shared, "shared", "", "file of a document to put into etcd")
-	cli.OutputFlag(cmd, &output)
+	c.addServerFlags(cmd, "redis", "etcd", "pool-registry")
+	cmd.Flags().BoolVar(&c.againstRedis, "against-redis", false,
+		"fail if a version or policy would be refused, since a later one is in force")
+	cmd.Flags().BoolVar(&c.helmValues, "helm-values", false, "the file holds values of the Helm chart")
+	cmd.Flags().StringVar(&c.shared, "shared", "", "file of a document to put into etcd")
+	cli.OutputFlag(cmd, &c.output)
 	return cmd
 }
 
@@ -40,54 +63,152 @@ type checked struct {
 	OK       bool            `json:"ok"`
 	Summary  string          `json:"summary,omitempty"`
 	Problems config.Problems `json:"problems"`
+	Refused  []drift.Change  `json:"refused,omitempty"`
 }
 
-func check(e env, path, shared string, asJSON bool) error {
-	c, err := loadFile(e, path, shared, nil)
-	if path == "-" {
-		path = "stdin"
-	}
+func (c *checker) run(ctx context.Context, path string) error {
+	cfg, err := c.load(path)
 	var problems config.Problems
 	if err != nil && !errors.As(err, &problems) {
 		return err
 	}
-	if !asJSON {
-		if err != nil {
-			return err
-		}
-		_, err = fmt.Fprintf(e.Stdout, "%s: ok: %s\n", path, c.Summary())
-		for _, t := range c.Templates.All() {
-			fmt.Fprintf(e.Stdout, "  template %q: %d tokens at %s, %s\n", t.Prefix, t.Policy.Capacity, t.Policy.Rate, t.Enforce)
-		}
-		return err
+	name := path
+	if path == "-" {
+		name = "stdin"
 	}
-	answer := checked{File: path, OK: err == nil, Problems: problems}
+	answer := checked{File: name, OK: err == nil, Problems: problems}
+	if err == nil {
+		answer.Summary = cfg.Summary()
+		answer.Problems = config.Problems{}
+		if c.againstRedis {
+			var report drift.Report
+			report, err = c.compared(ctx, cfg)
+			if err != nil {
+				return err
+			}
+			err = c.judge(&answer, report)
+		}
+	}
+	if c.output == "json" {
+		return errors.Join(cli.WriteJSON(c.Stdout, answer, "  "), err)
+	}
 	if answer.OK {
-		answer.Summary, answer.Problems = c.Summary(), config.Problems{}
-	}
-	if writeErr := cli.WriteJSON(e.Stdout, answer, "  "); writeErr != nil {
-		return writeErr
+		return c.write(answer, cfg)
 	}
 	return err
+}
+
+// compared compares the configuration with what is in force.
+func (c *checker) compared(ctx context.Context, cfg config.Config) (drift.Report, error) {
+	ctx, cancel := context.WithTimeout(ctx, diffTimeout)
+	defer cancel()
+	return compare(ctx, cfg)
+}
+
+// judge completes the answer by what replicas would refuse. The error lists it.
+func (c *checker) judge(answer *checked, report drift.Report) error {
+	answer.Refused = report.Refused()
+	if len(answer.Refused) == 0 {
+		return nil
+	}
+	answer.OK = false
+	answer.Summary = ""
+	return fmt.Errorf("%s: %w:\n%s%s", answer.File, errRefused, describeChanges(answer.Refused), raising(answer.Refused))
+}
+
+// raising says how to have a refused configuration take effect.
+func raising(refused []drift.Change) string {
+	text := ""
+	for _, c := range refused {
+		flag := ""
+		if c.What == "pools_version" || c.What == "pool" {
+			flag = " --pools"
+		}
+		if step := "raise its version: refiller bump --above-redis" + flag + " FILE"; !strings.Contains(text, step) {
+			text += step + "\n"
+		}
+	}
+	return strings.TrimSuffix(text, "\n")
+}
+
+// write writes the answer for a good configuration.
+func (c *checker) write(answer checked, cfg config.Config) error {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s: ok: %s\n", answer.File, answer.Summary)
+	for _, t := range cfg.Templates.All() {
+		fmt.Fprintf(&b, "  template %q: %d tokens at %s, %s\n", t.Prefix, t.Policy.Capacity, t.Policy.Rate, t.Enforce)
+	}
+	_, err := io.WriteString(c.Stdout, b.String())
+	return err
+}
+
+// load reads the configuration, from a file of its own or from values of the chart.
+func (c *checker) load(path string) (config.Config, error) {
+	if !c.helmValues {
+		return loadFile(c.env, path, c.shared, c.laid)
+	}
+	name, data, err := readArgument(c.env, path)
+	if err != nil {
+		return config.Config{}, err
+	}
+	source, fromRelease, err := config.FromHelmValues(name, data)
+	if err != nil {
+		return config.Config{}, err
+	}
+	if fromRelease && c.againstRedis {
+		return config.Config{}, fmt.Errorf(
+			"%s: versionFrom is release, so only the release knows the version: leave out --against-redis; "+
+				"the chart checks against Redis before each upgrade (checkUpgrade)", name)
+	}
+	source.Flags = c.laid
+	source.Shared, err = sharedFile(c.shared)
+	if err != nil {
+		return config.Config{}, err
+	}
+	return config.Load(source)
 }
 
 // loadFile reads a configuration that an argument names, - for stdin, with the document in the file shared laid over
 // it, if that isn't empty, and then the environment and flags.
 func loadFile(e env, path, shared string, flags []config.Override) (config.Config, error) {
-	source := config.Source{Path: path, Shared: config.Shared{Source: shared}, Env: e.Environ, Flags: flags}
-	var err error
+	name, data, err := readArgument(e, path)
+	if err != nil {
+		return config.Config{}, err
+	}
+	doc, err := sharedFile(shared)
+	if err != nil {
+		return config.Config{}, err
+	}
+	return config.Load(config.Source{Path: name, Data: data, Shared: doc, Env: e.Environ, Flags: flags})
+}
+
+// readArgument reads the file that an argument names, - for stdin, and returns what to call it in messages. It reads no
+// more than shows that a file is too large.
+func readArgument(e env, path string) (name string, data []byte, err error) {
 	if path == "-" {
-		source.Path = "stdin"
-		source.Data, err = io.ReadAll(io.LimitReader(e.Stdin, fields.MaxSize+1))
+		data, err = io.ReadAll(io.LimitReader(e.Stdin, fields.MaxSize+1))
 		if err != nil {
-			return config.Config{}, fmt.Errorf("stdin: %w", err)
+			return "", nil, fmt.Errorf("stdin: %w", err)
 		}
+		return "stdin", data, nil
 	}
-	if shared != "" {
-		source.Shared.Data, err = os.ReadFile(shared)
-		if err != nil {
-			return config.Config{}, err
-		}
+	f, err := os.Open(path)
+	if err != nil {
+		return "", nil, fmt.Errorf("config: %w", err)
 	}
-	return config.Load(source)
+	defer f.Close()
+	data, err = io.ReadAll(io.LimitReader(f, fields.MaxSize+1))
+	if err != nil {
+		return "", nil, fmt.Errorf("config: %w", err)
+	}
+	return path, data, nil
+}
+
+// sharedFile reads a document that replicas share; there is none if path is empty.
+func sharedFile(path string) (config.Shared, error) {
+	if path == "" {
+		return config.Shared{}, nil
+	}
+	data, err := os.ReadFile(path)
+	return config.Shared{Source: path, Data: data}, err
 }

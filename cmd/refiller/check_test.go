@@ -146,3 +146,42 @@ func TestWrongNumbersOfArgumentsNameThoseThatAreWanted(t *testing.T) {
 		require.Contains(t, out.String(), "want refiller "+args[0])
 	}
 }
+
+// Values of the chart: problems have their lines in the file, extraEnv counts in place of the program's environment.
+func TestCheckReadsValuesOfTheChart(t *testing.T) {
+	values := `replicas: 2
+extraEnv:
+  - {name: REFILLER_REDIS_URL, value: 'redis://cache:6380'}
+  - {name: REFILLER_REDIS_PASSWORD, valueFrom: {secretKeyRef: {name: redis, key: password}}}
+config:
+  version: 3
+  buckets:
+    - {key: a, capacity: 10, rate: 5/s}
+`
+	path := writeConfig(t, values)
+	environ := fields.Environment{"REFILLER_LISTEN": "wrong"}
+	code, stdout, stderr := runWith(t, environ, "check", "--helm-values", path)
+	require.Zero(t, code, stderr)
+	require.Contains(t, stdout, path+": ok: 1 bucket on redis://cache:6380, version 3, ")
+
+	for change, want := range map[[2]string]string{
+		{"capacity: 10", "capacity: -1"}:                              `:8:26: buckets[0].capacity: -1 is not a whole number`,
+		{"config:\n", "other:\n"}:                                     "there is no bucket to refill",
+		{"replicas: 2", "existingConfigMap: mine"}:                    "the configuration is in the ConfigMap mine",
+		{"replicas: 2", "versionFrom: git"}:                           `versionFrom: "git"; want config or release`,
+		{"name: REFILLER_REDIS_URL, ", ""}:                            "extraEnv[0]: name is missing",
+		{"redis://cache", "cache"}:                                    "REFILLER_REDIS_URL",
+		{"  buckets:\n    - {key: a, capacity: 10, rate: 5/s}\n", ""}: "buckets",
+	} {
+		path := writeConfig(t, strings.Replace(values, change[0], change[1], 1))
+		code, _, stderr := runWith(t, nil, "check", "--helm-values", path)
+		require.NotZero(t, code, change)
+		require.Contains(t, stderr, want, change)
+	}
+	path = writeConfig(t, "versionFrom: release\n"+values)
+	code, _, _ = runWith(t, nil, "check", "--helm-values", path)
+	require.Zero(t, code)
+	code, _, stderr = runWith(t, nil, "check", "--helm-values", "--against-redis", path)
+	require.Equal(t, 1, code)
+	require.Contains(t, stderr, "only the release knows the version")
+}

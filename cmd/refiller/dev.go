@@ -26,15 +26,20 @@ func devCommand(e env) *cobra.Command {
 		Use:   "dev",
 		Short: "Run everything here, with nothing installed: servers, three replicas, sample buckets, a consumer",
 		Long: `Run a playground: an embedded store that speaks Redis, an embedded etcd, three replicas as processes of their
-own, sample buckets and a demo consumer. It prints where everything is and what to try, then how it stands once a
+own, sample buckets and a demo consumer. It prints where everything is and what to try, then the state once a
 second. Ctrl-C ends it and leaves nothing behind.
+
+With --flows one loud user and ten quiet ones ask two buckets for the same. One of them has flows: there the quiet ones
+get what they ask for.
 
 With --regions it runs several regions instead, each with a store and replicas of its own, that share one pool: demand
 shifts from one to the next, and shares follow. --cut shows what a region gets that is cut off.
 
-A Redis that is given keeps the sample buckets: checkout, mail, llm-tokens, digest and daily-report.`,
+A Redis that is given keeps the sample buckets: checkout, mail, llm-tokens, digest and daily-report, or with --flows
+in-order and divided.`,
 		Example: `  refiller dev
   refiller dev --mode race --kill-leader-every 5s
+  refiller dev --flows
   refiller dev --regions eu,us,ap --cut us --cut-after 10s
   refiller dev --redis redis://127.0.0.1:6379/9 --etcd http://127.0.0.1:2379`,
 		Args: cli.Positional(cobra.NoArgs),
@@ -64,12 +69,13 @@ A Redis that is given keeps the sample buckets: checkout, mail, llm-tokens, dige
 			return asUsage(dev.Run(ctx, o))
 		},
 	}
-	cmd.Flags().StringVar(&mode, "mode", "etcd", "etcd (a leader refills) or race (whoever comes first does)")
+	cmd.Flags().StringVar(&mode, "mode", "etcd", "etcd (a leader refills) or race (the first replica does)")
 	cmd.Flags().StringVar(&o.Redis, "redis", "", "URL of a Redis to use instead of the embedded store")
 	cmd.Flags().StringSliceVar(&o.Etcd, "etcd", nil, "endpoints of an etcd to use instead of the embedded one")
 	cmd.Flags().DurationVar(&o.KillEvery, "kill-leader-every", 0,
 		"how often to kill the replica that refills, and measure the gap; "+dev.MinKillEvery.String()+" or more, 0 for never")
 	cmd.Flags().DurationVar(&o.Duration, "duration", 0, "how long to run; 0 until Ctrl-C")
+	cmd.Flags().BoolVar(&o.Flows, "flows", false, "show a loud user and quiet ones, with flows and without, instead")
 	cmd.Flags().StringSliceVar(&o.Regions, "regions", nil,
 		"run these regions, such as eu,us,ap, which share one pool, instead")
 	cmd.Flags().StringVar(&o.Cut, "cut", "", "region to cut off from etcd and the others")
@@ -90,7 +96,7 @@ func regionsAlone(cmd *cobra.Command) error {
 	with := cmd.Flags().Changed("regions")
 	others := []string{"cut", "cut-after", "cut-for"}
 	if with {
-		others = []string{"mode", "redis", "etcd", "kill-leader-every"}
+		others = []string{"mode", "redis", "etcd", "kill-leader-every", "flows"}
 	}
 	for _, name := range others {
 		switch {

@@ -82,7 +82,7 @@ func (p playground) requirePrinted() {
 	require.NotEmpty(p.t, commands)
 	for _, c := range commands {
 		cmd := exec.CommandContext(p.t.Context(), testenv.Build(p.t, "./cmd/"+c[1]), strings.Fields(c[2])...)
-		out, _ := cmd.CombinedOutput() // the exit code tells
+		out, _ := cmd.CombinedOutput() // the exit code has the result
 		code := cmd.ProcessState.ExitCode()
 		require.True(p.t, code == 0 || code == 3 && c[1] == "consumer", "%s: exit code %d\n%s", c[0], code, out)
 	}
@@ -140,6 +140,17 @@ func TestDevRefillsItsOwnStoreAndLeavesNothingBehind(t *testing.T) {
 
 func (p playground) path() string { return testenv.Build(p.t, "./cmd/refiller") }
 
+func TestDevShowsWhatFlowsAreFor(t *testing.T) {
+	t.Parallel()
+	p := startDev(t, "--flows")
+	p.find(`divided: loud \d+/s, quiet [78]\.\d/s each, (9\d|10\d) % of what they ask`)
+	p.find(`in-order: loud \d+/s, quiet [0-6]\.\d/s each, [1-8]?\d % of what they ask`)
+	p.requirePrinted()
+	p.Signal(syscall.SIGINT)
+	p.end(cli.ExitOK)
+	require.Regexp(t, `they lately got [1-8]?\d % without flows and (9\d|10\d) % with flows`, p.Log())
+}
+
 func TestDevStopsWhileItStarts(t *testing.T) {
 	t.Parallel()
 	p := startDev(t)
@@ -160,7 +171,7 @@ func TestDevKillsTheReplicaThatRefillsAndMeasuresTheGap(t *testing.T) {
 			require.ErrorIs(t, syscall.Kill(pid, 0), syscall.ESRCH)
 			gap, err := strconv.Atoi(killed[3])
 			require.NoError(t, err)
-			require.GreaterOrEqual(t, gap, 50, "refills are half an interval apart or more")
+			require.GreaterOrEqual(t, gap, 50, "refills are at least half an interval from each other")
 			p.find(killed[1] + ` is back: http://\S+, pid \d+`)
 			p.Signal(syscall.SIGINT)
 			p.end(cli.ExitOK)
@@ -168,7 +179,7 @@ func TestDevKillsTheReplicaThatRefillsAndMeasuresTheGap(t *testing.T) {
 	}
 }
 
-func TestDevNoticesAReplicaThatSomebodyElseKills(t *testing.T) {
+func TestDevDetectsAReplicaThatAnotherProgramKills(t *testing.T) {
 	t.Parallel()
 	p := startDev(t, "--mode", "race")
 	victim := p.find(`kill -9 (\d+)`)[1]

@@ -29,11 +29,11 @@ func diffCommand(e env) *cobra.Command {
 	conn := connection{env: e}
 	cmd := &cobra.Command{
 		Use:   "diff FILE|-",
-		Short: "Tell what a configuration would change",
+		Short: "Show what a configuration would change",
 		Long: `Compare a configuration with what is in force in the Redis and etcd that it names, for review before it is
-rolled out; - stands for stdin. A bucket, template or pool is added, changed or removed, or it is in conflict: it
+rolled out; - means stdin. A bucket, template or pool is added, changed or removed, or it is in conflict: it
 differs, but under a version that isn't above the one in force, which therefore stays. Nothing is written. The exit code
-is 0 if nothing would change, 3 if something would, 1 if that can't be told, 2 for a bad file.
+is 0 if nothing would change, 3 if something would, 1 if that can't be found out, 2 for a bad file.
 
 With --shared DOC the document DOC is laid over the file, as run --config-etcd does with the one in etcd.`,
 		Args: cli.Positional(cobra.ExactArgs(1)),
@@ -85,9 +85,22 @@ func compare(ctx context.Context, cfg config.Config) (drift.Report, error) {
 
 // writeDiff writes a line for each change and one for each of its fields.
 func writeDiff(w io.Writer, r drift.Report) error {
+	text := describeChanges(r.Changes)
+	if len(r.Changes) == 0 {
+		text = "no change\n"
+	}
+	for _, n := range r.Notes {
+		text += fmt.Sprintf("note: %s\n", n)
+	}
+	_, err := io.WriteString(w, text)
+	return err
+}
+
+// describeChanges returns a line for each change and one for each of its fields.
+func describeChanges(changes []drift.Change) string {
 	var b strings.Builder
 	signs := map[string]string{drift.Added: "+", drift.Changed: "~", drift.Removed: "-", drift.Conflict: "!"}
-	for _, c := range r.Changes {
+	for _, c := range changes {
 		fmt.Fprintf(&b, "%s %s", signs[c.Change], c.What)
 		if c.What == "version" || c.What == "pools_version" {
 			fmt.Fprintf(&b, " %s → %s", c.Fields[0].InForce, c.Fields[0].File)
@@ -96,7 +109,7 @@ func writeDiff(w io.Writer, r drift.Report) error {
 			fmt.Fprintf(&b, " %q %s", c.Name, c.Change)
 		}
 		if c.Change == drift.Removed && c.What == "bucket" {
-			b.WriteString(": consumers go on with it until its keys are deleted")
+			b.WriteString(": consumers go on with it until it is deleted (refiller delete)")
 		}
 		if c.Change == drift.Conflict {
 			fmt.Fprintf(&b, ": it would be ignored, since version %d is in force: raise the file's", c.Version)
@@ -106,14 +119,7 @@ func writeDiff(w io.Writer, r drift.Report) error {
 			fmt.Fprintf(&b, "    %s: %s → %s\n", f.Field, orNone(f.InForce), orNone(f.File))
 		}
 	}
-	if len(r.Changes) == 0 {
-		b.WriteString("no change\n")
-	}
-	for _, n := range r.Notes {
-		fmt.Fprintf(&b, "note: %s\n", n)
-	}
-	_, err := io.WriteString(w, b.String())
-	return err
+	return b.String()
 }
 
 func orNone(text string) string {

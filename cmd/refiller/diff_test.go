@@ -48,18 +48,19 @@ func putInForce(t *testing.T, text string, rdb redis.UniversalClient, keys ...st
 	go func() { done <- r.Run(ctx) }()
 	require.Eventually(t, func() bool {
 		for _, key := range keys {
-			if p, err := lua.Peek(t.Context(), rdb, key, 1); err != nil || p.Terms == nil {
+			p, err := lua.Peek(t.Context(), rdb, key, 1)
+			if err != nil || p.Terms == nil || !p.Terms.Pool && p.Terms.FileVersion() < cfg.Version {
 				return false
 			}
 		}
 		set, _, err := lua.ReadTemplates(t.Context(), rdb, "")
-		return err == nil && set != nil
+		return err == nil && set != nil && set.Version() >= cfg.Version
 	}, 30*time.Second, 10*time.Millisecond)
 	stop()
 	require.NoError(t, <-done)
 }
 
-func TestDiffTellsWhatAFileWouldChange(t *testing.T) {
+func TestDiffShowsWhatAFileWouldChange(t *testing.T) {
 	server, etcd := testenv.Redis(t), testenv.Etcd(t, 1)
 	rdb := server.Client()
 	text := fmt.Sprintf(before, server.URL(), etcd.Endpoints()[0])
@@ -130,7 +131,8 @@ func TestDiffTellsWhatAFileWouldChange(t *testing.T) {
 	}
 	code, stdout, stderr = diff(append(changes, "version: 7", "version: 8")...)
 	require.Equal(t, 3, code, stderr)
-	require.Contains(t, stdout, "- bucket \"gone\" removed: consumers go on with it until its keys are deleted\n")
+	require.Contains(t, stdout,
+		"- bucket \"gone\" removed: consumers go on with it until it is deleted (refiller delete)\n")
 	require.Equal(t, lines("~ version 7 → 8\n"+strings.Replace(changed, "~ pool ", "~ pools_version 7 → 8\n~ pool ", 1)),
 		lines(stdout))
 
@@ -161,7 +163,7 @@ func TestDiffTellsWhatAFileWouldChange(t *testing.T) {
 	})
 }
 
-func TestDiffThatCannotBeToldExitsWithOneOrTwo(t *testing.T) {
+func TestDiffWithoutAnAnswerExitsWithOneOrTwo(t *testing.T) {
 	server := testenv.Redis(t)
 	code, _, stderr := runWith(t, nil, "diff", writeConfig(t, goodConfig+"version: x\n"))
 	require.Equal(t, 2, code)
@@ -184,7 +186,7 @@ func TestDiffThatCannotBeToldExitsWithOneOrTwo(t *testing.T) {
 	require.Contains(t, stdout, "its user may not SCAN")
 }
 
-func TestDiffLooksAtAllMastersOfACluster(t *testing.T) {
+func TestDiffReadsAllMastersOfACluster(t *testing.T) {
 	cluster := testenv.Cluster(t)
 	rdb := cluster.Client()
 	for _, key := range []string{"a", "b", "c", "d", "e"} {
@@ -197,7 +199,7 @@ func TestDiffLooksAtAllMastersOfACluster(t *testing.T) {
 	require.Equal(t, 3, code, stderr)
 	var want strings.Builder
 	for _, key := range []string{"b", "c", "d", "e"} {
-		fmt.Fprintf(&want, "- bucket %q removed: consumers go on with it until its keys are deleted\n", key)
+		fmt.Fprintf(&want, "- bucket %q removed: consumers go on with it until it is deleted (refiller delete)\n", key)
 	}
 	require.Equal(t, want.String(), stdout)
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -26,13 +27,17 @@ var errUnwell = errors.New("something would keep a refiller from working: see ab
 func doctorCommand(e env) *cobra.Command {
 	conn := connection{env: e}
 	var output string
+	role := doctor.Refiller
 	cmd := &cobra.Command{
 		Use:   "doctor",
-		Short: "Examine Redis and etcd, and tell what to do",
+		Short: "Examine Redis and etcd, and say what to do",
 		Long: `Examine what a refiller depends on: whether Redis and etcd answer, whether scripts run with the user's rights,
-what evicts or forgets buckets, and whether the clock is sane. It also prints the rights that a Redis user needs. The
-exit code is 0, or 1 if something would keep a refiller from working. It writes one bucket, refiller:doctor, and deletes
-it if it may.`,
+what evicts or forgets buckets, and whether the clock is sane. The exit code is 0, or 1 if something would keep a
+refiller from working. It writes one bucket, refiller:doctor, and deletes it if it may.
+
+It also prints the least rights of two users of Redis: that of refillers and of these commands, and that of consumers.
+With --config the rights are for the keys of the file's buckets. With --role consumer it examines Redis for the user of
+consumers, which --redis-username and the password name.`,
 		Args: cli.Positional(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cfg, err := conn.load()
@@ -46,20 +51,62 @@ it if it may.`,
 				return err
 			}
 			defer func() { _ = rdb.Close() }() // the examination is over
-			findings := doctor.Redis(ctx, rdb)
+			names := doctor.NamesOf(cfg, cfg.Redis.URL.Kind == redisconn.Cluster)
+			names.Any = conn.path == ""
+			findings := doctor.Redis(ctx, rdb, role, names)
 			if keys := examined(cfg); len(keys) > 0 && findings[0].Level != doctor.Failure {
 				findings = append(findings, doctor.Buckets(ctx, rdb, keys))
 			}
-			for _, e := range elections(cfg, conn.path != "") {
-				findings = append(findings, e.examine(ctx)...)
+			if role == doctor.Refiller {
+				for _, e := range elections(cfg, conn.path != "") {
+					findings = append(findings, e.examine(ctx)...)
+				}
 			}
-			acl := doctor.ACL("refiller", cfg.Redis.URL.Kind == redisconn.Cluster)
-			return tell(e.Stdout, terminal.Of(e.Stdout, e.Environ).Width(), output, findings, acl)
+			return writeFindings(e.Stdout, terminal.Of(e.Stdout, e.Environ).Width(), output, findings, names)
 		},
 	}
+	cmd.Flags().Var(cli.NewValue("string", string(role), func(text string) error {
+		role = doctor.Role(text)
+		if role != doctor.Refiller && role != doctor.Consumer {
+			return fmt.Errorf("want %s or %s", doctor.Refiller, doctor.Consumer)
+		}
+		return nil
+	}), "role", "whose user of Redis to examine: refiller or consumer")
 	conn.addFlags(cmd, "redis", "etcd", "pool-registry")
 	cli.OutputFlag(cmd, &output)
 	return cmd
+}
+
+// rights are those of all users of Redis, in the form of users.acl.
+type rights struct {
+	Refiller string `json:"refiller"`
+	Consumer string `json:"consumer"`
+	Limiters string `json:"limiters"` // the commands that a consumer with limiters needs in addition
+}
+
+func rightsOf(names doctor.Names) rights {
+	return rights{
+		Refiller: doctor.RightsOf(doctor.Refiller, names).ACL("refiller"),
+		Consumer: doctor.RightsOf(doctor.Consumer, names).ACL("consumer"),
+		Limiters: "+" + strings.Join(doctor.LimiterCommands(), " +"),
+	}
+}
+
+// text returns the rights as a person reads them.
+func (r rights) text(names doctor.Names) string {
+	text := `
+The least rights of refillers, and of these commands (add >PASSWORD):
+` + r.Refiller + `
+
+Those of consumers:
+` + r.Consumer + `
+
+A consumer with limiters of package limit, such as a sidecar with --limits, needs in addition, beside ~KEY ~{KEY}* of
+each limiter's keys: ` + r.Limiters
+	if names.Any {
+		text += "\n\n~* means every key: with --config FILE the rights are for the keys of its buckets."
+	}
+	return text
 }
 
 // examined are the keys of the configuration's buckets, and one of each template.
@@ -81,7 +128,7 @@ func examined(cfg config.Config) []string {
 type elected struct {
 	config.Etcd
 	section, prefix string
-	does            string // who is elected; empty: nobody is
+	does            string // the role of the elected replica; empty if no replica is elected
 }
 
 // elections are those of a configuration. Without a file it isn't known whether anybody is elected.
@@ -91,14 +138,14 @@ func elections(cfg config.Config, file bool) (list []elected) {
 	case len(e.Endpoints) == 0:
 	case cfg.Election.Mode == config.ModeEtcd || !file:
 		list = append(list, e)
-	case cfg.Pooled() && !cfg.RegistryApart():
+	case cfg.Pooled() && !cfg.HasSeparateRegistry():
 		e.prefix, e.does = pools.prefix, pools.does
 		list = append(list, e)
 	default:
 		e.does = ""
 		list = append(list, e)
 	}
-	if cfg.RegistryApart() {
+	if cfg.HasSeparateRegistry() {
 		list = append(list, pools)
 	}
 	return list
@@ -113,13 +160,13 @@ func (e elected) examine(ctx context.Context) []doctor.Finding {
 	ctx, cancel := context.WithTimeout(ctx, operateTimeout)
 	defer cancel()
 	leader, err := leaderOf(ctx, client, e.prefix)
-	told := leader.Identity + " " + e.does
+	result := leader.Identity + " " + e.does
 	if none := errors.Is(err, election.ErrNoLeader); none && e.does == "" {
-		told, err = "nobody is elected in mode race", nil
+		result, err = "nobody is elected in mode race", nil
 	} else if none {
-		told, err = "nobody "+e.does+" yet", nil
+		result, err = "nobody "+e.does+" yet", nil
 	}
-	findings := []doctor.Finding{doctor.Etcd(e.section, told, err)}
+	findings := []doctor.Finding{doctor.Etcd(e.section, result, err)}
 	if findings[0].Level == doctor.OK {
 		endpoints, alive := doctor.EtcdEndpoints(ctx, client, e.Endpoints)
 		findings = append(findings, endpoints, doctor.EtcdSpace(ctx, client, alive),
@@ -128,8 +175,8 @@ func (e elected) examine(ctx context.Context) []doctor.Finding {
 	return findings
 }
 
-// tell writes the findings, within so many columns; the error says that one of them is a failure.
-func tell(w io.Writer, width int, output string, findings []doctor.Finding, acl string) error {
+// writeFindings writes the findings in lines of at most width columns. Its error says that one of them is a failure.
+func writeFindings(w io.Writer, width int, output string, findings []doctor.Finding, names doctor.Names) error {
 	var result error
 	for _, f := range findings {
 		if f.Level == doctor.Failure {
@@ -137,8 +184,8 @@ func tell(w io.Writer, width int, output string, findings []doctor.Finding, acl 
 		}
 	}
 	if output == "json" {
-		return errors.Join(cli.WriteJSON(w, map[string]any{"ok": result == nil, "findings": findings, "acl": acl}, ""),
-			result)
+		answer := map[string]any{"ok": result == nil, "findings": findings, "acl": rightsOf(names)}
+		return errors.Join(cli.WriteJSON(w, answer, ""), result)
 	}
 	var pairs []terminal.Pair
 	for _, f := range findings {
@@ -147,6 +194,5 @@ func tell(w io.Writer, width int, output string, findings []doctor.Finding, acl 
 			pairs = append(pairs, terminal.Pair{Text: "→ " + f.Advice})
 		}
 	}
-	return errors.Join(terminal.WritePairs(w, width, pairs),
-		line(w, "\nThe least rights for refillers and consumers (add >PASSWORD):\n"+acl), result)
+	return errors.Join(terminal.WritePairs(w, width, pairs), line(w, rightsOf(names).text(names)), result)
 }

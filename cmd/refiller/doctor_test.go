@@ -17,13 +17,13 @@ import (
 	"github.com/tokenrefill/refiller/internal/testing/testenv"
 )
 
-func TestDoctorTellsWhatItFindsAndTheLeastRights(t *testing.T) {
+func TestDoctorPrintsItsFindingsAndTheLeastRights(t *testing.T) {
 	server, etcd := testenv.Redis(t), testenv.Etcd(t, 1)
 	path := writeConfig(t, "redis: {url: \""+server.URL()+"\"}\nelection: {mode: etcd, endpoints: [\""+etcd.Endpoints()[0]+"\"]}\n"+strings.SplitN(goodConfig, "\n", 2)[1])
 	code, stdout, stderr := runWith(t, nil, "doctor", "--config", path)
 	require.Zero(t, code, stderr)
 	for _, want := range []string{"redis answers", "etcd answers", "nobody leads yet", "→ set appendonly yes",
-		"-@all +ping"} {
+		"-@all +ping", "user consumer on"} {
 		require.Contains(t, stdout, want)
 	}
 
@@ -32,12 +32,13 @@ func TestDoctorTellsWhatItFindsAndTheLeastRights(t *testing.T) {
 	var answer struct {
 		OK       bool
 		Findings []doctor.Finding
-		ACL      string
+		ACL      map[string]string
 	}
 	require.NoError(t, json.Unmarshal([]byte(stdout), &answer))
 	require.False(t, answer.OK)
 	require.Equal(t, doctor.Failure, answer.Findings[0].Level)
-	require.NotEmpty(t, answer.ACL)
+	require.Contains(t, answer.ACL["refiller"], "user refiller on resetchannels ~* -@all +ping ")
+	require.Contains(t, answer.ACL["consumer"], "user consumer on resetchannels ~* -@all +ping ")
 
 	etcd.Members()[0].Kill()
 	code, stdout, _ = runWith(t, nil, "doctor", "--config", path)
@@ -81,7 +82,7 @@ func TestDoctorExaminesTheBucketsOfTheConfiguration(t *testing.T) {
 	require.Regexp(t, `ok +your buckets +the user may touch the keys of all 1\n`, stdout)
 }
 
-// signalling tells of each write.
+// signalling sends a signal for each write.
 type signalling struct {
 	bytes.Buffer
 	wrote chan string
@@ -105,7 +106,7 @@ func TestStatusWatchesUntilInterrupted(t *testing.T) {
 	}))
 	defer server.Close()
 	seen := watchTwice(t, "race: every replica", "status", "--addr", server.URL, "--watch=100ms")
-	require.Contains(t, seen, "503", "a replica that is away is shown as such and asked again")
+	require.Contains(t, seen, "503", "a replica that is unavailable is shown as such and asked again")
 	require.Contains(t, seen, "f:1:1: no")
 }
 

@@ -1,14 +1,18 @@
 package main
 
 import (
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/stretchr/testify/require"
 
 	"github.com/tokenrefill/refiller/internal/config/fields"
 	"github.com/tokenrefill/refiller/internal/testing/clitest"
 )
 
-func TestAFileThatCannotBeReadIsAFailureAndAFlagThatThereIsNotIsUsage(t *testing.T) {
+func TestUnreadableFilesAreFailuresAndUnknownFlagsAreUsage(t *testing.T) {
 	servers := []string{
 		"--redis-password-file FILE", "--redis=rediss://localhost:1 --redis-ca FILE",
 		"--redis=rediss://localhost:1 --redis-cert FILE --redis-key FILE",
@@ -30,7 +34,7 @@ func TestAFileThatCannotBeReadIsAFailureAndAFlagThatThereIsNotIsUsage(t *testing
 		"status --addr :9090x":                                `--addr ":9090x"` + address,
 		"status --addr ftp://foo":                             `--addr "ftp://foo"` + address,
 		"pool status --history --addr foo --etcd 127.0.0.1:1": `--addr "foo"` + address,
-		"status --watch 5s":                                   `arguments "5s": want refiller status [--watch[=TIME]]`,
+		"status --watch 5s":                                   "--watch 5s: want --watch=5s",
 		"status --watch=5":                                    `--watch "5"` + duration,
 		"dev --kill-leader-every 5":                           `--kill-leader-every "5"` + duration,
 		"dev --regions eu,us --cut us --cut-after soon":       `--cut-after "soon"` + duration,
@@ -44,6 +48,8 @@ func TestAFileThatCannotBeReadIsAFailureAndAFlagThatThereIsNotIsUsage(t *testing
 	clitest.ExitCodes(t, rootCommand(env{}), map[string][]string{
 		"run":           {"-c FILE"},
 		"check":         {"FILE", "--shared FILE GOOD"},
+		"bump":          {"FILE"},
+		"delete":        clitest.Each("k", config),
 		"diff":          {"FILE", "--shared FILE GOOD", "GOOD --redis-password-file FILE"},
 		"config schema": nil,
 		"status":        nil,
@@ -59,6 +65,25 @@ func TestAFileThatCannotBeReadIsAFailureAndAFlagThatThereIsNotIsUsage(t *testing
 		"pool lift":     clitest.Each("eu", etcd),
 		"doctor":        config,
 		"dev":           nil,
+		"man":           nil,
 		"version":       nil,
 	}, goodConfig, run)
+}
+
+// Each command has a manual page.
+func TestManualPagesAreWritten(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "share", "man1")
+	code, _, stderr := runWith(t, nil, "man", dir)
+	require.Zero(t, code, stderr)
+	for _, name := range []string{"refiller", "refiller-run", "refiller-pool-fence"} {
+		page, err := os.ReadFile(filepath.Join(dir, name+".1"))
+		require.NoError(t, err)
+		require.Contains(t, string(page), `.TH "`+strings.ToUpper(name)+`" "1"`)
+	}
+	page, err := os.ReadFile(filepath.Join(dir, "refiller-check.1"))
+	require.NoError(t, err)
+	require.Contains(t, string(page), "helm-values")
+	code, _, stderr = runWith(t, nil, "man", os.DevNull)
+	require.Equal(t, 1, code)
+	require.Contains(t, stderr, "manual pages: ")
 }

@@ -28,7 +28,7 @@ func limitCommand(e env) *cobra.Command {
 		Short: "Give single keys of templates a capacity and rate of their own",
 		Long: `Give single keys of templates a capacity and rate of their own, while everything runs: an override. What it
 doesn't name is as the template has it when the override is set. It counts from the key's next take on, for a bucket
-that exists too, refills nothing, and stands until it is unset, whatever later versions of the template say.`,
+that exists too, refills nothing, and stays in force until it is unset, whatever later versions of the template say.`,
 		Args: cli.UnknownCommand,
 		RunE: func(*cobra.Command, []string) error {
 			return cli.Usage(errors.New("limit: which command? set, get, list or unset"))
@@ -91,7 +91,7 @@ func limitGetCommand(e env) *cobra.Command {
 	op := operation{connection: connection{env: e}, verb: "limit get"}
 	cmd := &cobra.Command{
 		Use:   "get KEY",
-		Short: "Tell what counts for a key: its override or its template",
+		Short: "Show what is in force for a key: its override or its template",
 		Args:  cli.Positional(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := lua.CheckKey(args[0]); err != nil {

@@ -34,14 +34,16 @@ func TestLimitSetsGetsListsAndUnsets(t *testing.T) {
 	require.Equal(t, "user:42: 60 tokens at 1/h, of the template \"user:\"\n", out)
 	out, log := limit(0, "set", "user:42", "--capacity", "600", "--rate", "10/h", "--reason", "larger plan")
 	require.Equal(t, "user:42: 600 tokens at 10/h, override; its bucket holds 10\n", out)
-	for _, told := range []string{"refiller.audit", `action="limit set"`, "bucket=user:42", "capacity=600", "rate=10/h",
+	for _, logged := range []string{"refiller.audit", `action="limit set"`, "bucket=user:42", "capacity=600", "rate=10/h",
 		`reason="larger plan"`, "had-override=false", "operator="} {
-		require.Contains(t, log, told)
+		require.Contains(t, log, logged)
 	}
 	out, _ = limit(0, "set", "user:7", "--rate", "2/h", "-o", "json")
 	require.JSONEq(t, `{"key":"user:7","template":"user:","enforce":"lazy","override":true,"capacity":60,"rate":"2/h","had_override":false,"exists":false}`, out)
 	out, _ = limit(0, "list")
-	require.Equal(t, "KEY      CAPACITY  RATE  TEMPLATE\nuser:42       600  10/h  \"user:\"\nuser:7         60   2/h  \"user:\"\n", out)
+	require.Equal(t, "KEY      CAPACITY  RATE  TEMPLATE\n"+
+		"user:42       600  10/h  \"user:\"\n"+
+		"user:7         60   2/h  \"user:\"\n", out)
 	out, _ = limit(0, "list", "--prefix", "user:4", "-o", "json")
 	var answer limitAnswer
 	require.NoError(t, json.Unmarshal([]byte(out), &answer))
@@ -67,7 +69,7 @@ func TestLimitSetsGetsListsAndUnsets(t *testing.T) {
 	}
 }
 
-func TestLimitTellsOfABucketThatLeftTheFile(t *testing.T) {
+func TestLimitReportsABucketThatLeftTheFile(t *testing.T) {
 	t.Parallel()
 	server := testenv.Redis(t)
 	path := writeConfig(t, "redis: {url: \""+server.URL()+"\"}\nversion: 7\n"+
@@ -100,7 +102,7 @@ func TestCheckShowsTemplates(t *testing.T) {
 	require.Contains(t, stdout, "\n  template \"user:\": 60 tokens at 1/s, lazy\n")
 }
 
-// A full bucket of a template, which nobody refills, is reset to less: it is refilled from then on.
+// A full bucket of a template, which no replica refills, is reset to less. From then on it is refilled.
 func TestAResetBucketOfATemplateIsRefilled(t *testing.T) {
 	t.Parallel()
 	server := testenv.Redis(t)

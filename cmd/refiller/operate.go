@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/hashicorp/go-hclog"
 	"github.com/redis/go-redis/v9"
 	"github.com/spf13/cobra"
 
@@ -75,11 +76,19 @@ type operation struct {
 	connection
 	verb           string
 	output, reason string
+	operator       string
+	logged         config.Log // of the configuration
 }
 
 func (o *operation) flags(cmd *cobra.Command) {
 	o.connectFlags(cmd)
 	cmd.Flags().StringVar(&o.reason, "reason", "", "why, for the audit line")
+	operatorFlag(cmd, &o.operator)
+}
+
+func operatorFlag(cmd *cobra.Command, operator *string) {
+	cmd.Flags().StringVar(operator, "operator", "",
+		"who, for the audit line (default: $"+operatorVariable+", or the user that runs this)")
 }
 
 func (o *operation) connectFlags(cmd *cobra.Command) {
@@ -93,6 +102,7 @@ func (o *operation) connect() (redis.UniversalClient, string, error) {
 	if err != nil {
 		return nil, "", err
 	}
+	o.logged = cfg.Log
 	rdb, err := redisconn.Open(cfg.Redis)
 	return rdb, cfg.Redis.String(), err
 }
@@ -113,9 +123,9 @@ func (o *operation) reach(ctx context.Context, timeout time.Duration,
 // audited writes an audit line to the log: what was to be done to the bucket, and the outcome or the error, which it
 // returns.
 func (o *operation) audited(key, server string, what, outcome []any, err error) error {
-	log := newLogger(o.env, config.Log{Level: "info"}).Named("audit")
+	log := auditLogger(o.env, o.logged)
 	fields := slices.Concat([]any{"action", o.verb, "bucket", key}, what,
-		[]any{"operator", operator(), "reason", o.reason, "redis", server})
+		[]any{"operator", operatorOf(o.env, o.operator), "reason", o.reason, "redis", server})
 	if err != nil {
 		log.Error("operator action failed", append(fields, "error", err)...)
 		return fmt.Errorf("%s %q: %w", o.verb, key, err)
@@ -148,11 +158,25 @@ func (o *operation) run(ctx context.Context, key string, n int64,
 	})
 }
 
-// operator is who runs the program, for the audit line.
-func operator() string {
+// operatorVariable names the operator where the program runs as a user of its own, as in an image.
+const operatorVariable = "REFILLER_OPERATOR"
+
+// operatorOf returns who acts, for the audit line: the one that is named, or the user that runs the program.
+func operatorOf(e env, named string) string {
+	if named == "" {
+		named = e.Environ[operatorVariable]
+	}
+	if named != "" {
+		return named
+	}
 	u, err := user.Current()
 	if err != nil {
 		return "unknown"
 	}
 	return u.Username
+}
+
+// auditLogger returns the logger of audit lines, which are written whatever the level, in the form of other lines.
+func auditLogger(e env, l config.Log) hclog.Logger {
+	return newLogger(e, config.Log{Level: "info", JSON: l.JSON}).Named("audit")
 }

@@ -18,7 +18,7 @@ import (
 func poolCommand(e env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "pool",
-		Short: "Look at the pools that regions share, and operate them",
+		Short: "Show the pools that regions share, and operate them",
 		Args:  cli.UnknownCommand,
 		RunE: func(*cobra.Command, []string) error {
 			return cli.Usage(errors.New("pool: which command? status, plan, fence or lift"))
@@ -29,7 +29,10 @@ func poolCommand(e env) *cobra.Command {
 }
 
 // pools is how a command reaches the pools in etcd.
-type pools struct{ connection }
+type pools struct {
+	connection
+	operator string
+}
 
 func (p *pools) flags(cmd *cobra.Command) { p.addFlags(cmd, "etcd", "pool-registry") }
 
@@ -42,7 +45,7 @@ func (p *pools) open() (*clientv3.Client, config.Config, error) {
 	if len(cfg.PoolRegistry.Endpoints) == 0 {
 		return nil, cfg, cli.Usage(errors.New("where is etcd? give --config FILE or --etcd HOST:PORT"))
 	}
-	if o := p.laid; cfg.RegistryApart() && slices.ContainsFunc(o,
+	if o := p.laid; cfg.HasSeparateRegistry() && slices.ContainsFunc(o,
 		func(o config.Override) bool { return strings.HasPrefix(o.Field, "election.") }) {
 		return nil, cfg, cli.Usage(errors.New("the pools have an etcd of their own: give --pool-registry, not --etcd"))
 	}
@@ -50,7 +53,7 @@ func (p *pools) open() (*clientv3.Client, config.Config, error) {
 	return client, cfg, err
 }
 
-// whereEtcdIs adds to an error for want of time, which says nothing else, where etcd was looked for.
+// whereEtcdIs adds the addresses of etcd to a timeout error, which says nothing else.
 func whereEtcdIs(err error, cfg config.Config) error {
 	if errors.Is(err, context.DeadlineExceeded) {
 		return fmt.Errorf("etcd at %s does not answer: %w", strings.Join(cfg.PoolRegistry.Endpoints, ","), err)

@@ -14,7 +14,6 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/tokenrefill/refiller/internal/cli"
-	"github.com/tokenrefill/refiller/internal/config"
 	"github.com/tokenrefill/refiller/pool"
 )
 
@@ -36,13 +35,13 @@ type fencing struct {
 }
 
 func poolFenceCommand(e env) *cobra.Command {
-	f := fencing{pools: pools{connection{env: e}}}
+	f := fencing{pools: pools{connection: connection{env: e}}}
 	cmd := &cobra.Command{
 		Use:   "fence REGION",
 		Short: "Declare that a region uses nothing of any pool, so that others get its share and floor",
 		Long: `Declare that a region uses nothing of any pool: it is granted nothing until "pool lift". What it had, its
-floors too, is free for the others at once. This is for a region whose Redis is gone for good, or known to be down: if
-its consumers take on, the pools' rates are exceeded by what it had.
+floors too, is free for the others at once. This is for a region whose Redis was lost for good, or is known to be
+down: if its consumers take on, the pools' rates are exceeded by what it had.
 
 With --drain the region itself gives up what it has: once it has acknowledged that, which takes a second or so, the
 others get it, and no rate is exceeded. This is for a planned leave. The region must reach etcd, and its consumers are
@@ -62,7 +61,8 @@ denied from then on. If it doesn't acknowledge within --wait, the exit code is 1
 	cmd.Flags().BoolVarP(&f.yes, "yes", "y", false, "don't ask for confirmation")
 	cmd.Flags().BoolVar(&f.drain, "drain", false, "have the region give up what it has before others get it")
 	cmd.Flags().DurationVar(&f.wait, "wait", 10*time.Second, "how long to wait for the region to acknowledge --drain")
-	cmd.Flags().StringVar(&f.reason, "reason", "", "why, for the audit line and for whoever looks at the status")
+	cmd.Flags().StringVar(&f.reason, "reason", "", "why, for the audit line and for readers of the status")
+	operatorFlag(cmd, &f.operator)
 	return cmd
 }
 
@@ -92,7 +92,9 @@ func (f *fencing) run(cmd *cobra.Command, region string) error {
 		}
 		ctx, cancel := context.WithTimeout(cmd.Context(), operateTimeout) // people think for as long as they like
 		defer cancel()
-		declaration := pool.Fencing{Operator: operator(), Reason: f.reason, At: time.Now().UTC(), Drain: f.drain}
+		declaration := pool.Fencing{
+			Operator: operatorOf(f.env, f.operator), Reason: f.reason, At: time.Now().UTC(), Drain: f.drain,
+		}
 		if err := pool.Fence(ctx, client, prefix, region, declaration); err != nil || !f.drain {
 			return err
 		}
@@ -107,7 +109,7 @@ func (f *fencing) verb() string {
 	return "fence"
 }
 
-// warn tells what fencing a region sets free, and what that does to its consumers or to the rates.
+// warn writes what fencing a region frees, and the effect on its consumers or on the rates.
 func (f *fencing) warn(w io.Writer, s pool.Status, region string) error {
 	var known []string
 	found, alive := false, false
@@ -137,7 +139,7 @@ func (f *fencing) warn(w io.Writer, s pool.Status, region string) error {
 	case f.drain && alive:
 		fmt.Fprintln(w, "Its consumers are denied once it is drained.")
 	case f.drain:
-		fmt.Fprintln(w, "CAUTION: it is silent, and is only drained once it has heard of it.")
+		fmt.Fprintln(w, "CAUTION: it is silent, and is only drained once it has read of it.")
 	case alive:
 		fmt.Fprintln(w, "CAUTION: it has just reported, so it is alive. What its consumers take on would come on top of the "+
 			"pools' rates. With --drain it gives up its share first.")
@@ -168,13 +170,13 @@ func (f *fencing) await(ctx context.Context, client *clientv3.Client, prefix, re
 			if ctx.Err() != nil {
 				return ctx.Err()
 			}
-			f.tell(undrained(last, region), region)
+			f.explain(undrained(last, region), region)
 			return fmt.Errorf("%w within %s: %s", errNotDrained, f.wait, region)
 		}
 	}
 }
 
-// undrained tells of each pool of which the region may still be using something.
+// undrained lists the pools of which the region may still be using a part, each with that part.
 func undrained(s pool.Status, region string) (list []string) {
 	for _, p := range s.Pools {
 		for _, r := range p.Regions {
@@ -187,20 +189,20 @@ func undrained(s pool.Status, region string) (list []string) {
 	return list
 }
 
-// maxTold bounds the pools that are told of one by one.
-const maxTold = 10
+// maxListed bounds the number of pools that are listed one by one.
+const maxListed = 10
 
-// tell says how a region stands that has not acknowledged its drain, and what can be done.
-func (f *fencing) tell(undrained []string, region string) {
+// explain writes the state of a region that has not acknowledged its drain, and what an operator can do.
+func (f *fencing) explain(undrained []string, region string) {
 	for i, text := range undrained {
-		if i == maxTold {
+		if i == maxListed {
 			fmt.Fprintf(f.Stderr, "and %d pools more\n", len(undrained)-i)
 			break
 		}
 		fmt.Fprintln(f.Stderr, text)
 	}
 	fmt.Fprintf(f.Stderr, `The others get what is above its floors once its grants have ended, the floors
-once it has acknowledged. The drain stays asked for until %[1]s hears of it.
+once it has acknowledged. The drain stays requested until %[1]s reads it.
 "refiller pool lift %[1]s" takes it back.
 "refiller pool fence %[1]s" gives the others all of it at once: what consumers
 still take in %[1]s would come on top of the pools' rates.
@@ -208,7 +210,7 @@ still take in %[1]s would come on top of the pools' rates.
 }
 
 func poolLiftCommand(e env) *cobra.Command {
-	p := pools{connection{env: e}}
+	p := pools{connection: connection{env: e}}
 	var reason string
 	cmd := &cobra.Command{
 		Use:   "lift REGION",
@@ -223,6 +225,7 @@ func poolLiftCommand(e env) *cobra.Command {
 	}
 	p.flags(cmd)
 	cmd.Flags().StringVar(&reason, "reason", "", "why, for the audit line")
+	operatorFlag(cmd, &p.operator)
 	return cmd
 }
 
@@ -237,8 +240,8 @@ func (p *pools) act(cmd *cobra.Command, action, region, reason string,
 	ctx, cancel := context.WithTimeout(cmd.Context(), operateTimeout)
 	defer cancel()
 	err = whereEtcdIs(do(ctx, client, cfg.PoolsPrefix()), cfg)
-	log := newLogger(p.env, config.Log{Level: "info"}).Named("audit")
-	fields := []any{"action", action, "region", region, "operator", operator(), "reason", reason,
+	log := auditLogger(p.env, cfg.Log)
+	fields := []any{"action", action, "region", region, "operator", operatorOf(p.env, p.operator), "reason", reason,
 		"etcd", strings.Join(cfg.PoolRegistry.Endpoints, ","), "prefix", cfg.PoolsPrefix()}
 	var usage cli.UsageError
 	switch {

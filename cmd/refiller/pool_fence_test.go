@@ -81,7 +81,7 @@ func TestPoolFenceDrains(t *testing.T) {
 		return a.Pools[0].Regions[0].Granted > 999 && a.Pools[0].Regions[0].Applied
 	})
 	t.Logf("the other region has everything after %s", time.Since(began))
-	require.Less(t, time.Since(began), 6*time.Second, "nobody waits for half a lease, however busy the machine is")
+	require.Less(t, time.Since(began), 6*time.Second, "it waits less than half a lease, however busy the machine is")
 	us := w.status().Pools[0].Regions[1]
 	require.True(t, us.Idle())
 	require.True(t, us.Fenced.Drain)

@@ -23,11 +23,11 @@ func poolPlanCommand(e env) *cobra.Command {
 	conn := connection{env: e}
 	cmd := &cobra.Command{
 		Use:   "plan FILE|-",
-		Short: "Tell what each region would get under another configuration",
+		Short: "Show what each region would get under another configuration",
 		Long: `Divide the pools of a configuration among the regions as the coordinator would, by what they could use at
-present, and show that beside what they have; - stands for stdin. Nothing is written. THEN is what a region has once
+present, and show that beside what they have; - means stdin. Nothing is written. THEN is what a region has once
 everything is acknowledged: what shrinks comes first. DEMAND is known up to the rate in force. A region that is silent
-keeps its floor; one that has never reported is taken for one that nobody asks anything of.
+keeps its floor; one that has never reported is taken for one without any demand.
 
 The addresses of etcd are the configuration's. Fields that change are shown by "refiller diff".`,
 		Args: cli.Positional(cobra.ExactArgs(1)),
@@ -69,7 +69,7 @@ func readPools(ctx context.Context, cfg config.Config) (pool.Status, error) {
 	return s, whereEtcdIs(err, cfg)
 }
 
-// plan is what pool plan tells. Rates are tokens per second.
+// plan is the output of pool plan. Rates are tokens per second.
 type plan struct {
 	Version int64         `json:"version"` // of the file's pools
 	InForce int64         `json:"version_in_force"`
@@ -101,7 +101,7 @@ type plannedRegion struct {
 	Demand   float64 `json:"demand"`
 }
 
-// planPools divides the pools of settings among regions as they stand.
+// planPools divides the pools of settings among regions in their present states.
 func planPools(s pool.Status, next pool.Settings) plan {
 	p := plan{Version: next.Version, InForce: s.Version, Pools: []plannedPool{},
 		Ignored: next.Version <= s.Version && !next.Equal(s.Settings)}
@@ -130,7 +130,7 @@ func planPools(s pool.Status, next pool.Settings) plan {
 	return p
 }
 
-// statesOf are how the regions stand, by name; one that is missing has never reported.
+// statesOf returns the states of the regions by name. A region that is missing has never reported.
 func statesOf(s pool.Status) map[string]string {
 	states := map[string]string{}
 	for _, p := range s.Pools {
@@ -180,7 +180,8 @@ func planPool(before pool.PoolStatus, next pool.Pool, states map[string]string) 
 	return p
 }
 
-// regionsOf are the regions of a pool before or after, as they stand, and those that have acknowledged terms of it.
+// regionsOf returns the regions of a pool before or after, in their present states, and those that have acknowledged
+// terms of it.
 func regionsOf(before pool.PoolStatus, next pool.Pool, states map[string]string) (map[string]*plannedRegion,
 	map[string]bool) {
 	regions, joined := map[string]*plannedRegion{}, map[string]bool{}
@@ -241,7 +242,7 @@ func (p plan) write(w io.Writer, width int) error {
 			number("FLOOR NOW", 2), number("FLOOR", 1), number("DEMAND", 0), terminal.Column{Name: "NOTE"})
 		for _, r := range one.Regions {
 			t.Row(r.Region, perSecond(r.Now), perSecond(r.Then), perSecond(r.FloorNow), perSecond(r.Floor),
-				perSecond(r.Demand), r.note(one.Change))
+				perSecond(r.Demand), r.remarks(one.Change))
 		}
 		head := terminal.Wrap(terminal.Text(one.Name)+"  "+one.head(), width)
 		errs = append(errs, line(w, "\n"+strings.Join(head, "\n")))
@@ -253,7 +254,7 @@ func (p plan) write(w io.Writer, width int) error {
 	return errors.Join(errs...)
 }
 
-// head tells what becomes of a pool.
+// head describes what happens to a pool.
 func (p plannedPool) head() string {
 	from := func(before, after any, same bool) string {
 		if same {
@@ -278,22 +279,22 @@ func (p plannedPool) head() string {
 	return text
 }
 
-// note tells what is out of the ordinary.
-func (r plannedRegion) note(pool string) string {
-	var notes []string
+// remarks lists the unusual facts about a region.
+func (r plannedRegion) remarks(pool string) string {
+	var list []string
 	if r.Change != "none" && pool != "added" && pool != "removed" {
-		notes = append(notes, r.Change)
+		list = append(list, r.Change)
 	}
 	switch {
 	case r.State == "alive":
 	case r.State == "silent" && r.Now == 0 && r.Change == "none":
-		notes = append(notes, "silent: "+owedFloor)
+		list = append(list, "silent: "+owedFloor)
 	case r.State == "silent":
-		notes = append(notes, "silent: its floor") // also if it leaves: until it acknowledges that
+		list = append(list, "silent: its floor") // also if it leaves: until it acknowledges that
 	case r.State == "unheard":
-		notes = append(notes, "has never reported")
+		list = append(list, "has never reported")
 	default:
-		notes = append(notes, r.State)
+		list = append(list, r.State)
 	}
-	return strings.Join(notes, ", ")
+	return strings.Join(list, ", ")
 }

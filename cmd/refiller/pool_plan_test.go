@@ -26,7 +26,7 @@ func (w *twoRegions) planned(pools string) (p plan) {
 }
 
 // What a plan says is what is in force once the file is.
-func TestPoolPlanTellsWhatRegionsGet(t *testing.T) {
+func TestPoolPlanShowsWhatRegionsGet(t *testing.T) {
 	t.Parallel()
 	w := startTwoRegions(t)
 	go func() { // us wants some 300/s
@@ -81,7 +81,7 @@ func TestPoolPlanTellsWhatRegionsGet(t *testing.T) {
 		return a.Version == 4
 	})
 
-	// Another region, a pool that ends and one that begins; us is drained and eu is gone.
+	// Another region, a pool that ends and one that begins. us is drained and eu is lost.
 	code, _, stderr := runWith(t, nil, "pool", "fence", "us", "--drain", "--yes", "-c", w.path)
 	require.Zero(t, code, stderr)
 	p = w.planned(`version: 5

@@ -32,10 +32,10 @@ type poolStatus struct {
 }
 
 func poolStatusCommand(e env) *cobra.Command {
-	p := poolStatus{pools: pools{connection{env: e}}}
+	p := poolStatus{pools: pools{connection: connection{env: e}}}
 	cmd := &cobra.Command{
 		Use:   "status [--watch[=TIME]]",
-		Short: "Tell how the regions share each pool, and who coordinates",
+		Short: "Show how the regions share each pool, and which replica coordinates",
 		Long: `Read the pools from etcd: what each region was granted, its floor and demand, what it may be using at most
 (claimed), and whether it is alive: whether it has reported while this command waited, for 2.5 s at most.
 
@@ -69,7 +69,7 @@ the replica whose admin server is at --addr: that of up to 256 shares (pools × 
 	return cmd
 }
 
-// write reads the pools and writes how they stand, within so many columns.
+// write reads the pools and writes their state in lines of at most width columns.
 func (p *poolStatus) write(ctx context.Context, w io.Writer, width int, client *clientv3.Client,
 	cfg config.Config) error {
 	ctx, cancel := context.WithTimeout(ctx, operateTimeout)
@@ -95,7 +95,7 @@ func (p *poolStatus) write(ctx context.Context, w io.Writer, width int, client *
 	return answer.write(w, width)
 }
 
-// readHistory asks a replica how the shares stood.
+// readHistory reads the past shares from a replica.
 func (p *poolStatus) readHistory(ctx context.Context, cfg config.Config) (list []admin.ShareHistory, err error) {
 	addr, err := adminURL("--addr", cmp.Or(p.addr, cfg.Listen))
 	if err != nil {
@@ -111,9 +111,9 @@ func (p *poolStatus) readHistory(ctx context.Context, cfg config.Config) (list [
 	return list, nil
 }
 
-// poolAnswer is what pool status tells.
+// poolAnswer is the output of pool status.
 type poolAnswer struct {
-	Coordinator string `json:"coordinator"` // empty: nobody
+	Coordinator string `json:"coordinator"` // empty if there is none
 	Epoch       int64  `json:"epoch"`       // of its term
 	pool.Status
 
@@ -183,10 +183,10 @@ func (a poolAnswer) writeHistory(w io.Writer, width int, name string) error {
 	return errors.Join(line(w, "part of the rate, minute by minute up to now:"), t.Write(w, width))
 }
 
-// owedFloor tells of a region that was declared to use nothing and no longer is: the others leave it its floor.
+// owedFloor describes a region whose fence was lifted. Its floor stays reserved.
 const owedFloor = "its floor once it reports"
 
-// grant is how a region's grant stands, or why that doesn't matter.
+// grant describes a region's grant, or why it doesn't matter.
 func grant(r pool.RegionStatus) string {
 	switch {
 	case r.Fenced != nil:

@@ -115,14 +115,14 @@ func TestPoolStatusFenceAndLift(t *testing.T) {
 	require.Contains(t, stdout, "pool lift: done for us")
 	require.Contains(t, stderr, `action="pool lift" region=us`)
 	require.Eventually(t, granted(750), 30*time.Second, 50*time.Millisecond,
-		"its part by weight is reserved until it acknowledges: nobody knows what its bucket is")
+		"its part by weight is reserved until it acknowledges: the state of its bucket is unknown")
 	code, _, stderr = runWith(t, nil, "pool", "lift", "us", "-c", path)
 	require.Equal(t, cli.ExitFailed, code)
 	require.Contains(t, stderr, "region is not fenced")
 
 	_, stdout, _ = runWith(t, nil, "doctor", "-c", path)
 	require.Contains(t, stdout, "eu/one coordinates the pools")
-	require.NotContains(t, stdout, "leads", "in mode race nobody does")
+	require.NotContains(t, stdout, "leads", "in mode race no replica does")
 	code, stdout, stderr = runWith(t, nil, "status", "--addr", addr)
 	require.Zero(t, code, stderr)
 	require.Regexp(t, `pools +in eu; eu/one coordinates, elected in epoch`, stdout)
@@ -135,7 +135,7 @@ func TestPoolStatusFenceAndLift(t *testing.T) {
 	require.Regexp(t, `(?m)^payments +\d+ +2250 +750/s +1000/s +100/s`, stdout)
 }
 
-func TestPoolStatusSaysHowAGrantStands(t *testing.T) {
+func TestPoolStatusShowsTheStateOfAGrant(t *testing.T) {
 	t.Parallel()
 	for want, r := range map[string]pool.RegionStatus{
 		"renewed 0.5 s ago":        {Age: 0.5, Remaining: 11.5, Alive: true},
@@ -154,7 +154,7 @@ func TestPoolStatusSaysHowAGrantStands(t *testing.T) {
 	lifted := pool.RegionStatus{Configured: true, Reported: true, Capacity: 1}
 	require.Equal(t, "its floor once it reports", grant(lifted))
 	require.Equal(t, "silent: its floor once it reports",
-		plannedRegion{State: "silent", Change: "none", Then: 100}.note("changed"))
+		plannedRegion{State: "silent", Change: "none", Then: 100}.remarks("changed"))
 	r := pool.RegionStatus{Configured: true, Reported: true, Alive: true, Remaining: 12, Granted: 100}
 	require.Equal(t, "has yet to acknowledge", grant(r))
 	r.Fenced = &pool.Fencing{Operator: "ann", At: time.Unix(1_700_000_000, 0), Reason: "flood"}
@@ -228,7 +228,8 @@ func TestPoolStatusShowsTheLastHour(t *testing.T) {
 		return sum > 0.1 && sum < 1.000001
 	}, 30*time.Second, 100*time.Millisecond)
 	_, stdout, _ := runWith(t, nil, args...)
-	require.Regexp(t, `(?m)^part of the rate, minute by minute up to now:\neu  ·+[▁-█]+\nus  ·+[▁-█]+$`, stdout)
+	// Of a minute that has just begun nothing is known.
+	require.Regexp(t, `(?m)^part of the rate, minute by minute up to now:\neu  ·+[▁-█]+·?\nus  ·+[▁-█]+·?$`, stdout)
 
 	code, _, stderr := runWith(t, nil, "pool", "status", "-c", w.path, "--history", "--addr", "127.0.0.1:1")
 	require.Equal(t, cli.ExitFailed, code)

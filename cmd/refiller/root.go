@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"strings"
+	"syscall"
 
 	"github.com/spf13/cobra"
 
 	"github.com/tokenrefill/refiller/internal/cli"
 	"github.com/tokenrefill/refiller/internal/config"
+	"github.com/tokenrefill/refiller/internal/config/redisconn"
 )
 
 // exitOthers is the exit code of a command that finds differences. The others are those of package cli.
@@ -22,6 +24,8 @@ var commands = []func(env) *cobra.Command{
 	runCommand,
 	checkCommand,
 	diffCommand,
+	bumpCommand,
+	deleteCommand,
 	configCommand,
 	statusCommand,
 	grantCommand,
@@ -30,6 +34,7 @@ var commands = []func(env) *cobra.Command{
 	poolCommand,
 	doctorCommand,
 	devCommand,
+	func(env) *cobra.Command { return cli.ManCommand() },
 	func(e env) *cobra.Command { return cli.VersionCommand("refiller", e.Stdout) },
 }
 
@@ -38,11 +43,23 @@ func run(ctx context.Context, args []string, e env) int {
 	return cli.Execute(ctx, rootCommand(e), args, []cli.Ending{
 		{Matches: cli.Interrupted(ctx), Code: cli.ExitOK},
 		{Matches: cli.Is(errDifferent), Code: exitOthers},
+		{Matches: cli.Is(errRefused), Code: exitOthers, Text: error.Error},
 		// One line each, in the form that editors jump to.
 		{Matches: isProblems, Code: cli.ExitUsage, Text: error.Error},
-	}, func(err error) string {
-		return strings.TrimPrefix(err.Error(), "refiller: ") // which begins errors of package lua, too
-	})
+	}, withAdvice)
+}
+
+// withAdvice returns the text of an error, and a line with what to do about it if there is advice.
+func withAdvice(err error) string {
+	text := strings.TrimPrefix(err.Error(), "refiller: ") // which begins errors of package lua, too
+	switch {
+	case redisconn.WantsPassword(err):
+		text += "\n" + redisconn.PasswordAdvice
+	case errors.Is(err, syscall.EADDRINUSE):
+		text += "\nAnother program has this address, perhaps another replica: choose another with --listen. " +
+			"127.0.0.1:0 is any that is free."
+	}
+	return text
 }
 
 // isProblems reports whether an error is the problems of a configuration that could be read.

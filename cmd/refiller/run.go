@@ -55,7 +55,7 @@ version and log level change at once, the rest at the next start. A file with a 
 another policy under the same version is refused and reported (log, /status, /metrics): the old one stays in force.
 
 With --config-etcd a document at <election.prefix>/config in etcd (with pools, /regions/<region>/config) changes all
-replicas at once: its version, buckets, pools and refill_interval stand instead of the file's if its version is above
+replicas at once: its version, buckets, pools and refill_interval replace the file's if its version is above
 the file's.`,
 		Args: cli.Positional(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -82,6 +82,8 @@ func (r *runner) addFlags(cmd *cobra.Command) {
 		"file to append every refill call and its answer to, as JSON lines (some 500 bytes a call; never rotated)")
 	cmd.Flags().BoolVar(&r.inEtcd, "config-etcd", false,
 		"follow a document in etcd too, at the config key below election.prefix")
+	cli.Group(cmd, "the registry of pools", "pool-registry")
+	cli.Group(cmd, "logs", "history", "log-format", "log-level")
 }
 
 // check checks the command line.

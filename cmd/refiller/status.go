@@ -28,14 +28,34 @@ const (
 func statusCommand(e env) *cobra.Command {
 	var addr string
 	var d display
+	flows := int64(flowsShown)
 	cmd := &cobra.Command{
-		Use:   "status [--watch[=TIME]]",
-		Short: "Tell who leads and how the buckets stand",
-		Long:  "Ask a running replica's admin server who leads, under which epoch, and how each bucket stands.",
-		Args:  cli.Positional(cobra.NoArgs),
-		RunE: func(cmd *cobra.Command, _ []string) error {
+		Use:   "status [KEY [--flows[=N]]] [--watch[=TIME]]",
+		Short: "Show which replica leads and the state of the buckets",
+		Long: `Ask a running replica's admin server which replica leads, under which epoch, and for the state of each
+bucket, or of bucket KEY only.
+
+With --flows it lists the flows of bucket KEY by what they got in the last minute. The replica shows what it has
+read: ask the one that refills the bucket. Replicas that race for its refills each read a part.`,
+		Example: "  refiller status\n  refiller status acme --flows --watch",
+		Args:    cli.Positional(cobra.MaximumNArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := d.validate(); err != nil {
 				return err
+			}
+			if d.apart(args) {
+				return cli.Usage(fmt.Errorf("--watch %s: want --watch=%s", args[0], args[0]))
+			}
+			asked := statusOf{output: d.output, flows: cmd.Flags().Changed("flows"), query: url.Values{}}
+			if len(args) > 0 {
+				asked.key = args[0]
+				asked.query.Set("key", asked.key)
+			}
+			if asked.flows && asked.key == "" {
+				return cli.Usage(errors.New("--flows: want the KEY of a bucket before it"))
+			}
+			if asked.flows {
+				asked.query.Set("flows", strconv.FormatInt(flows, 10))
 			}
 			from := "--addr"
 			if listen := e.Environ["REFILLER_LISTEN"]; listen != "" && !cmd.Flags().Changed("addr") {
@@ -46,22 +66,35 @@ func statusCommand(e env) *cobra.Command {
 				return err
 			}
 			return d.show(cmd.Context(), e, func(ctx context.Context, w io.Writer, width int) error {
-				return showStatus(ctx, w, width, addr, d.output)
+				return asked.show(ctx, w, width, addr)
 			})
 		},
 	}
 	d.flags(cmd)
+	cmd.Flags().Var(cli.Whole("number", &flows, 1, admin.MaxFlows), "flows", "list so many flows of bucket KEY")
+	cmd.Flags().Lookup("flows").NoOptDefVal = strconv.Itoa(flowsShown)
 	cmd.Flags().StringVar(&addr, "addr", "http://127.0.0.1:9090", "URL of the replica's admin server ($REFILLER_LISTEN)")
 	return cmd
 }
 
-// showStatus asks a replica and writes its answer within so many columns.
-func showStatus(ctx context.Context, w io.Writer, width int, addr, output string) error {
-	body, err := get(ctx, strings.TrimSuffix(addr, "/")+"/status")
+// flowsShown is how many flows of a bucket are listed unless the command line says so.
+const flowsShown = 20
+
+// statusOf is what to ask a replica for.
+type statusOf struct {
+	key    string // of the bucket; empty: all
+	flows  bool   // list its flows
+	query  url.Values
+	output string
+}
+
+// show asks a replica and writes its answer within so many columns.
+func (a statusOf) show(ctx context.Context, w io.Writer, width int, addr string) error {
+	body, err := get(ctx, strings.TrimSuffix(addr, "/")+"/status?"+a.query.Encode())
 	if err != nil {
 		return fmt.Errorf("status: %w; is a replica's admin server at %s? (--addr)", err, addr)
 	}
-	if output == "json" {
+	if a.output == "json" {
 		_, err = w.Write(body)
 		return err
 	}
@@ -69,7 +102,15 @@ func showStatus(ctx context.Context, w io.Writer, width int, addr, output string
 	if err := json.Unmarshal(body, &s); err != nil {
 		return fmt.Errorf("status: %s does not answer as a refiller does: %w", addr, err)
 	}
-	return writeStatus(w, width, s)
+	switch {
+	case a.key != "" && len(s.Buckets) == 0:
+		return fmt.Errorf("status: the configuration of %s has no bucket %q", s.Identity, a.key)
+	case !a.flows:
+		return writeStatus(w, width, s)
+	case s.Buckets[0].Flows == nil:
+		return fmt.Errorf("status: %s has read no flows of %q: it has none, or another replica refills it", s.Identity, a.key)
+	}
+	return writeFlows(w, width, s.Buckets[0])
 }
 
 // adminURL is the URL of an admin server that may be given as host:port. Errors name where it is from.
@@ -137,7 +178,7 @@ func number(name string, spare int) terminal.Column {
 	return terminal.Column{Name: name, Right: true, Spare: spare}
 }
 
-// statusPairs tells of the replica and those beside it.
+// statusPairs describes the replica and the other replicas.
 func statusPairs(s admin.Status) []terminal.Pair {
 	pairs := []terminal.Pair{
 		{Name: "replica", Text: fmt.Sprintf("%s, up %s, config version %d",
@@ -192,14 +233,14 @@ func whoRefills(s admin.Status) string {
 	return role
 }
 
-// bucketTable shows how the buckets stand.
+// bucketTable shows the state of the buckets.
 func bucketTable(s admin.Status) *terminal.Table {
 	text := func(name string) terminal.Column { return terminal.Column{Name: name, Text: true, Least: 28} }
 	t := terminal.NewTable(text("BUCKET"), number("TOKENS", 0), number("CAPACITY", 0), number("OUTSTANDING", 3),
 		text("RATE"), number("INDEX", 4), number("REFILLED", 2), terminal.Column{Name: "VERSION", Spare: 1})
 	for _, b := range s.Buckets {
 		if b.Error != "" {
-			t.Note(b.Key, b.Error)
+			t.Span(b.Key, b.Error)
 			continue
 		}
 		version := strconv.FormatInt(b.Policy, 10)
@@ -215,6 +256,33 @@ func bucketTable(s admin.Status) *terminal.Table {
 			version)
 	}
 	return t
+}
+
+// writeFlows tells how a bucket is divided among its flows.
+func writeFlows(w io.Writer, width int, b admin.Bucket) error {
+	f := b.Flows
+	pairs := []terminal.Pair{
+		{Name: "bucket", Text: fmt.Sprintf("%s, %d of %d tokens, %s", terminal.Text(b.Key), b.Tokens, b.Capacity, b.Rate)},
+		{Name: "flows", Text: fmt.Sprintf("%d seen, %d listed; one of weight 1 may have %s", f.Seen, f.Listed,
+			admin.PerSecond(f.Level))},
+		{Name: "read", Text: fmt.Sprintf("%.0f s of the last minute, by this replica", f.Covered)},
+	}
+	t := terminal.NewTable(terminal.Column{Name: "FLOW", Text: true, Least: 28}, number("GOT", 0), number("DEMAND", 0),
+		number("DENIED", 0), terminal.Column{Name: "LISTED"})
+	row := func(name string, one admin.Flow, listed string) {
+		t.Row(name, admin.PerSecond(one.Got), admin.PerSecond(one.Demand), admin.PerSecond(one.Denied), listed)
+	}
+	for _, one := range f.List {
+		listed := "no"
+		if one.Listed {
+			listed = "yes"
+		}
+		row(one.Label(), one, listed)
+	}
+	if f.Others != nil {
+		row("all others", *f.Others, "")
+	}
+	return errors.Join(terminal.WritePairs(w, width, pairs), line(w, ""), t.Write(w, width))
 }
 
 // templateTable shows what the replica does for the buckets of templates.
@@ -233,7 +301,7 @@ func templateTable(s admin.Status) *terminal.Table {
 	return t
 }
 
-// conflictPairs tell where something else is in force than the replica's configuration says.
+// conflictPairs lists buckets where another policy is in force than the one in the replica's configuration.
 func conflictPairs(s admin.Status) []terminal.Pair {
 	if s.Conflicts.Total == 0 {
 		return nil
@@ -256,7 +324,7 @@ func conflictPairs(s admin.Status) []terminal.Pair {
 	return pairs
 }
 
-// outdatedPairs tell where a later version is in force than this replica's configuration has.
+// outdatedPairs lists buckets where a later version is in force than that of the replica's configuration.
 func outdatedPairs(s admin.Status) []terminal.Pair {
 	if s.Outdated.Total == 0 {
 		return nil
@@ -275,7 +343,7 @@ func outdatedPairs(s admin.Status) []terminal.Pair {
 	return pairs
 }
 
-// troublePairs tell which buckets can't be refilled.
+// troublePairs lists buckets that can't be refilled.
 func troublePairs(s admin.Status) []terminal.Pair {
 	var pairs []terminal.Pair
 	for _, t := range s.Troubles {
@@ -292,7 +360,7 @@ func troublePairs(s admin.Status) []terminal.Pair {
 	return pairs
 }
 
-// writePools tells how the replica's region stands in the pools.
+// writePools writes the state of the replica's region in the pools.
 func writePools(w io.Writer, width int, region string, p admin.Pools) error {
 	coordinator := "nobody is known to coordinate: " + p.Election
 	if p.Coordinator != nil {

@@ -23,7 +23,7 @@ import (
 	"github.com/tokenrefill/refiller/internal/testing/testenv"
 )
 
-// someStatus has everything that a status can tell of.
+// someStatus has a value in every field of a status.
 func someStatus() admin.Status {
 	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 	return admin.Status{
@@ -136,7 +136,7 @@ func runReplica(t *testing.T, cfg config.Config, identity string) *replica.Repli
 func asked(t *testing.T, addr string) (text string, s admin.Status) {
 	t.Helper()
 	var out bytes.Buffer
-	require.NoError(t, showStatus(t.Context(), &out, 80, "http://"+addr, "text"))
+	require.NoError(t, statusOf{output: "text"}.show(t.Context(), &out, 80, "http://"+addr))
 	for _, line := range strings.Split(out.String(), "\n") {
 		require.LessOrEqual(t, utf8.RuneCountInString(line), 80, line)
 	}

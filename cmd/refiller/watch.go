@@ -37,9 +37,18 @@ func (d *display) validate() error {
 	return nil
 }
 
-// show calls what writes it within so many columns, again and again until ctx ends if that is asked for. Then whoever
-// doesn't answer is shown as such and asked again; on a terminal text takes the place of the one before, and JSON is an
-// object per line.
+// apart reports whether the arguments of the command are a time that was meant for --watch: after a space it would be
+// the key of a bucket.
+func (d *display) apart(args []string) bool {
+	if len(args) != 1 || !d.cmd.Flags().Changed("watch") {
+		return false
+	}
+	_, err := time.ParseDuration(args[0])
+	return err == nil
+}
+
+// show calls write once, or again and again until ctx ends if that is requested. Then a replica that doesn't answer is
+// shown as such and asked again. On a terminal the new text replaces the previous one. JSON is one object per line.
 func (d *display) show(ctx context.Context, e env, write func(context.Context, io.Writer, int) error) error {
 	screen := terminal.Of(e.Stdout, e.Environ)
 	if !d.cmd.Flags().Changed("watch") {

@@ -1,5 +1,5 @@
-// Command echo limits the requests to an Echo server: whoever calls has three in
-// reserve and earns one a minute. It wants a Redis on 127.0.0.1:6379.
+// Command echo limits the requests to an Echo server: each client has three in reserve and earns one a minute. It needs
+// a Redis on 127.0.0.1:6379.
 package main
 
 import (

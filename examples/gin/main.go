@@ -1,5 +1,5 @@
-// Command gin limits the requests to a Gin engine: whoever calls has three in
-// reserve and earns one a minute. It wants a Redis on 127.0.0.1:6379.
+// Command gin limits the requests to a Gin engine: each client has three in reserve and earns one a minute. It needs a
+// Redis on 127.0.0.1:6379.
 package main
 
 import (

@@ -48,7 +48,7 @@ func charge(ctx context.Context, client *fetch.Client, team, user string, batch 
 
 func handler(client *fetch.Client) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		team, user := r.Header.Get("X-Team"), r.Header.Get("X-User") // set by whoever has authenticated the caller
+		team, user := r.Header.Get("X-Team"), r.Header.Get("X-User") // set by the proxy that authenticates the caller
 		if team == "" || user == "" {
 			http.Error(w, "want X-Team and X-User", http.StatusBadRequest)
 			return

@@ -17,7 +17,7 @@ import (
 )
 
 // A team has 100 tokens, each of its users 60, none come meanwhile, and batch work leaves a fifth of each.
-func TestARequestIsChargedToUserTeamAndPoolOrToNobody(t *testing.T) {
+func TestARequestIsChargedToUserTeamAndPoolOrToNone(t *testing.T) {
 	server, etcd := testenv.Redis(t), testenv.Etcd(t, 1)
 	text, err := os.ReadFile("hierarchy.yaml")
 	require.NoError(t, err)
@@ -72,5 +72,5 @@ func TestARequestIsChargedToUserTeamAndPoolOrToNobody(t *testing.T) {
 	}
 	require.Equal(t, "team:red has too few tokens\n", ask("bob", true).Body.String())
 	require.EqualValues(t, 20, left("team:red"))
-	require.EqualValues(t, 40, left("user:red/bob"), "what is denied is charged to nobody")
+	require.EqualValues(t, 40, left("user:red/bob"), "a denied request charges no bucket")
 }

@@ -33,7 +33,7 @@ func (f fakeLLM) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "text/event-stream")
 	for i := range ask.MaxTokens / 2 {
 		if f.pace(r.Context(), i) != nil {
-			return // nobody listens any more
+			return // the client has left
 		}
 		fmt.Fprintf(w, "data: {\"choices\":[{\"delta\":{\"content\":\"word%d \"}}]}\n\n", i)
 		_ = http.NewResponseController(w).Flush()

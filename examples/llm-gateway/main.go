@@ -77,7 +77,7 @@ func newGateway(client *fetch.Client, upstream string, log hclog.Logger) *gatewa
 
 // ServeHTTP takes an estimate, passes the request on, and leaves the rest to the meter.
 func (g *gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	team, user := r.Header.Get("X-Team"), r.Header.Get("X-User") // set by whoever has authenticated the caller
+	team, user := r.Header.Get("X-Team"), r.Header.Get("X-User") // set by the proxy that authenticates the caller
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, 1<<20))
 	ask := struct {
 		MaxTokens int64 `json:"max_tokens"`

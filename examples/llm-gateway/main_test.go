@@ -143,7 +143,7 @@ func TestAClientThatGoesAwayBeforeTheFirstByteIsChargedItsPrompt(t *testing.T) {
 	b.left("ann", 100-9, 60-9)
 }
 
-func TestATeamWithoutTokensIsDeniedAndNobodyIsCharged(t *testing.T) {
+func TestATeamWithoutTokensIsDeniedAndNoBucketIsCharged(t *testing.T) {
 	asked := 0
 	b := start(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		asked++

@@ -39,7 +39,7 @@ end
 
 -- wrong_type answers false to the error of a key of another type and raises every other error.
 local function wrong_type(reply)
-  if not string.find(reply.err, 'WRONGTYPE', 1, true) then error(reply) end
+  if not string.find(reply.err, 'WRONGTYPE') then error(reply) end
   return false
 end
 
@@ -65,7 +65,7 @@ end
 -- seventh on.
 -- kind: 0 plain, 1 stepped, 2 of a template, 3 of a pool. per: µs; of a stepped policy a name of its schedule.
 -- interval, grant_end: µs. lacking: capacity less what a new bucket holds. enforcement: what consumers do about it, how
--- they degrade, and 4 more in shadow mode.
+-- they degrade, and 4 more in shadow mode, and 8 more if the bucket has flows.
 local STEPPED = 1
 local TEMPLATE = 2
 local POOL = 3
@@ -319,7 +319,8 @@ end
 
 -- count_denied notes that n tokens were denied to takes that the bucket could ever hold, if it counts them.
 local function count_denied(key, p, n)
-  if p and (p.kind == POOL or p.enforcement >= 4) and n > 0 then pcall('HINCRBY', key, 'denied', format('%d', n)) end
+  local counts = p and (p.kind == POOL or p.enforcement % 8 >= 4)
+  if counts and n > 0 then pcall('HINCRBY', key, 'denied', format('%d', n)) end
 end
 
 -- wait_us is the time until the bucket holds n tokens if nobody takes any: up to the refill after their credit falls
@@ -432,7 +433,7 @@ end
 -- first write of a script, and no later one.
 local function unwritten(key, reply)
   local deleted = redis.pcall('HDEL', key, '')
-  if type(deleted) == 'table' and string.find(deleted.err, 'READONLY', 1, true) then return deleted end
+  if type(deleted) == 'table' and string.find(deleted.err, 'READONLY') then return deleted end
   return reply
 end
 local HELD_S = 150 -- a settlement is remembered for a minute, what outlives it lasts one longer; and some for the way

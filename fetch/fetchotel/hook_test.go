@@ -86,7 +86,7 @@ func TestEachCallHasASpanBelowItsCallers(t *testing.T) {
 	}
 }
 
-func TestASpanTellsWhyTheServerDidNotAnswer(t *testing.T) {
+func TestASpanHasTheReasonOfAMissingAnswer(t *testing.T) {
 	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", DialerRetries: 1, MaxRetries: -1})
 	t.Cleanup(func() { _ = rdb.Close() })
 	provider, spans := recorded(t)

@@ -54,7 +54,7 @@ func Interrupted(ctx context.Context) func(error) bool {
 // error decides; the error of one that none matches is wrong usage or a failure, and is written as text says.
 func Execute(ctx context.Context, root *cobra.Command, args []string, endings []Ending, text func(error) string) int {
 	RefuseTopics(root)
-	root.SetArgs(withLongVersion(args))
+	root.SetArgs(withHelp(root, withLongVersion(args)))
 	err := root.ExecuteContext(ctx)
 	if err == nil {
 		return ExitOK

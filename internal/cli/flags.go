@@ -33,8 +33,8 @@ func NewValue(kind, initial string, read func(string) error) pflag.Value {
 	return value{kind, initial, read}
 }
 
-// Whole is a flag for a whole number from least to most. What n holds is the default; below least it stands for a
-// default that is no number.
+// Whole is a flag for a whole number from least to most. The value of n is the default; below least it means a default
+// that is no number.
 func Whole(kind string, n *int64, least, most int64) pflag.Value {
 	initial := ""
 	if *n >= least {
@@ -68,6 +68,9 @@ func VariableFlags(cmd *cobra.Command, variables []fields.Variable, overrides *[
 			return nil
 		}), name, v.Usage())
 	}
+	Group(cmd, "Redis", "redis-")
+	Group(cmd, "etcd", "etcd-")
+	Group(cmd, "the registry of pools", "pool-registry-")
 }
 
 func inFamily(name string, families []string) bool {

@@ -3,6 +3,7 @@ package cli
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -11,14 +12,23 @@ import (
 	"github.com/tokenrefill/refiller/internal/cli/terminal"
 )
 
+// Annotations: of a flag, the title of the group that --help-all shows it in; of a program, that it was given.
+const (
+	groupAnnotation = "refiller_group"
+	allAnnotation   = "refiller_help_all"
+)
+
+// allHelp is the flag for a help that has the flags of every group.
+const allHelp = "--help-all"
+
 const (
 	helpWidth = 80 // where the output is no terminal
 	maxName   = 26 // columns of a flag; what is said of a longer one begins on the next line
 	minText   = 20 // columns of what is said of it
 )
 
-// writeHelp writes a command's help, as wide as the terminal. Lines of its text that stand together are a paragraph,
-// which is filled, unless the first is indented.
+// writeHelp writes a command's help, as wide as the terminal. Consecutive lines of its text are a paragraph, which is
+// filled, unless the first is indented.
 func writeHelp(w io.Writer, cmd *cobra.Command) error {
 	h := helpText{width: terminal.Of(w, nil).Width()}
 	if h.width == 0 {
@@ -38,15 +48,14 @@ func writeHelp(w io.Writer, cmd *cobra.Command) error {
 	if cmd.HasExample() {
 		h.WriteString("\nExamples:\n" + cmd.Example + "\n")
 	}
-	var commands, flags [][2]string
+	var commands [][2]string
 	for _, sub := range cmd.Commands() {
 		if sub.IsAvailableCommand() || sub.Name() == "help" {
 			commands = append(commands, [2]string{"  " + sub.Name(), sub.Short})
 		}
 	}
 	h.list("Available Commands", commands)
-	cmd.Flags().VisitAll(func(f *pflag.Flag) { flags = append(flags, describe(f)) })
-	h.list("Flags", flags)
+	h.flags(cmd)
 	if len(commands) > 0 {
 		fmt.Fprintf(&h, "\nUse \"%s [command] --help\" for more information about a command.\n", cmd.CommandPath())
 	}
@@ -67,6 +76,68 @@ func (h *helpText) paragraphs(text string) {
 		}
 		h.WriteString(paragraph + "\n\n")
 	}
+}
+
+// flags writes the flags that are in no group, and those of groups if all are asked for.
+func (h *helpText) flags(cmd *cobra.Command) {
+	var plain [][2]string
+	var titles []string
+	groups := map[string][][2]string{}
+	cmd.Flags().VisitAll(func(f *pflag.Flag) {
+		of := f.Annotations[groupAnnotation]
+		if len(of) == 0 {
+			plain = append(plain, describe(f))
+			return
+		}
+		if groups[of[0]] == nil {
+			titles = append(titles, of[0])
+		}
+		groups[of[0]] = append(groups[of[0]], describe(f))
+	})
+	h.list("Flags", plain)
+	if len(titles) == 0 {
+		return
+	}
+	if cmd.Root().Annotations[allAnnotation] != "" {
+		for _, title := range titles {
+			h.list("Flags for "+title, groups[title])
+		}
+		return
+	}
+	var further []string
+	for _, title := range titles {
+		further = append(further, fmt.Sprintf("%s (%d)", title, len(groups[title])))
+	}
+	h.WriteString("\n")
+	h.paragraphs(fmt.Sprintf("There are more flags for %s: %s %s lists them.", strings.Join(further, ", "),
+		cmd.CommandPath(), allHelp))
+}
+
+// Group puts flags of a command into a group, which its help lists only if asked for all. A name that ends with a dash
+// means all flags that begin so.
+func Group(cmd *cobra.Command, title string, names ...string) {
+	cmd.Flags().VisitAll(func(f *pflag.Flag) {
+		for _, name := range names {
+			if f.Name == name || strings.HasSuffix(name, "-") && strings.HasPrefix(f.Name, name) {
+				_ = cmd.Flags().SetAnnotation(f.Name, groupAnnotation, []string{title}) // there is such a flag
+			}
+		}
+	})
+}
+
+// withHelp returns the arguments with --help in place of --help-all, which it records at the root.
+func withHelp(root *cobra.Command, args []string) []string {
+	changed := slices.Clone(args)
+	for i, arg := range changed {
+		switch arg {
+		case "--":
+			return changed
+		case allHelp:
+			changed[i] = "--help"
+			root.Annotations = map[string]string{allAnnotation: "true"}
+		}
+	}
+	return changed
 }
 
 // list writes names and what is said of them beside each other.

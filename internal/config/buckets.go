@@ -15,10 +15,10 @@ func (f *file) buckets(d *fields.Decoder) []Bucket {
 	list := make([]Bucket, 0, len(f.Buckets))
 	first := make(map[string]int, len(f.Buckets))
 	for i := range f.Buckets {
-		b, here := &f.Buckets[i], at.Field("buckets").Item(i)
+		b, here := &f.Buckets[i], root.Field("buckets").Item(i)
 		if other, twice := first[b.Key]; twice && b.Key != "" {
 			d.Bad(here.Field("key"), "%s is already the key of the bucket %s: a bucket is configured once",
-				fields.Quote(b.Key), d.Where(at.Field("buckets").Item(other).Field("key")))
+				fields.Quote(b.Key), d.Where(root.Field("buckets").Item(other).Field("key")))
 			continue
 		}
 		first[b.Key] = i
@@ -43,8 +43,11 @@ func (b *bucket) policy(d *fields.Decoder, here fields.Path, interval time.Durat
 		}
 		p.Steps = calendar
 	}
+	if b.Flows != nil {
+		p.Flows = &policy.Flows{Headroom: b.Flows.Headroom, Weights: b.Flows.Weights, Most: b.Flows.Most}
+	}
 	b.checkSchedule(d, here)
-	if d.Sound(here) {
+	if d.Valid(here) {
 		validate(d, here, p)
 	}
 	return p
@@ -120,8 +123,8 @@ func (f *file) templates(d *fields.Decoder, names []string) *policy.Templates {
 	var list []policy.Template
 	var paths []fields.Path
 	for i := range f.Templates {
-		here := at.Field("templates").Item(i)
-		if t := f.Templates[i].policy(d, here, f.RefillInterval); d.Sound(here) {
+		here := root.Field("templates").Item(i)
+		if t := f.Templates[i].policy(d, here, f.RefillInterval); d.Valid(here) {
 			list, paths = append(list, t), append(paths, here)
 		}
 	}
@@ -130,7 +133,7 @@ func (f *file) templates(d *fields.Decoder, names []string) *policy.Templates {
 		var wrong *policy.TemplateError
 		if !errors.As(err, &wrong) {
 			if err != nil {
-				d.Bad(at.Field("templates"), "%s", strings.TrimPrefix(err.Error(), policy.ErrTemplates.Error()+" "))
+				d.Bad(root.Field("templates"), "%s", strings.TrimPrefix(err.Error(), policy.ErrTemplates.Error()+" "))
 			}
 			return set
 		}
@@ -152,7 +155,7 @@ func (t *template) policy(d *fields.Decoder, here fields.Path, interval time.Dur
 	p := t.limits.policy(interval)
 	p.Rate = t.Rate
 	if t.Enforce == policy.EnforceLazy {
-		p.Interval = policy.MinInterval // nobody refills: the tokens are there when they are due
+		p.Interval = policy.MinInterval // there is no refill: the tokens are there when they are due
 	}
 	return policy.Template{Prefix: t.Prefix, Policy: p, Enforce: t.Enforce, MaxKeys: t.MaxKeys}
 }

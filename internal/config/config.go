@@ -16,7 +16,7 @@ import (
 	"github.com/tokenrefill/refiller/pool"
 )
 
-// Defaults that depend on where a field stands; the others are in the tags of the file's fields.
+// These defaults depend on the section of a field. The others are in the tags of the file's fields.
 const (
 	DefaultPrefix = "/refiller"
 	DefaultTTL    = 5 * time.Second
@@ -29,7 +29,7 @@ type Problem = fields.Problem
 // Load about the content of a configuration are Problems.
 type Problems = fields.Problems
 
-// Override is a value that stands instead of the file's, of a field that has a variable.
+// Override is a value that replaces the file's value of a field that has a variable.
 type Override = fields.Override
 
 // Config is a valid configuration with defaults filled in. It prints without secrets and is not changed once read.
@@ -77,8 +77,8 @@ type Log struct {
 }
 
 // Shared is a part of the configuration that replicas read from one place, beside their files: YAML with a version and
-// any of the fields that all replicas must agree on. If its version is above the file's, what it has stands instead of
-// the file's; otherwise the file counts.
+// any of the fields that all replicas must agree on. If its version is above the file's, its fields replace those of
+// the file; otherwise the file is in force.
 type Shared struct {
 	Source string // what to call it in a Problem
 	Data   []byte // empty: there is none
@@ -88,9 +88,12 @@ type Shared struct {
 type Source struct {
 	Path   string // of the file; or
 	Data   []byte // its content, if it isn't nil: Path is then what to call it in a Problem
+	Under  string // the field of the file whose value is the configuration; empty: the whole file is
 	Shared Shared
-	Env    fields.Environment
-	Flags  []Override
+	// Defaults are values of fields that the file leaves out.
+	Defaults []Override
+	Env      fields.Environment
+	Flags    []Override
 }
 
 // Load reads the file and lays what is shared, the environment and then the flags over it. The error is Problems, or
@@ -109,8 +112,13 @@ func Load(s Source) (Config, error) {
 	}
 	var f file
 	d := fields.New(kinds, &f)
-	if !d.Read(s.Path, s.Data) {
+	if !s.read(d) {
 		return Config{}, d.Err()
+	}
+	for _, o := range s.Defaults {
+		if !d.Given(fields.Path(strings.Split(o.Field, "."))) {
+			d.Lay(o)
+		}
 	}
 	if len(s.Shared.Data) > 0 {
 		share(d, s.Shared, f.Version)
@@ -124,6 +132,14 @@ func Load(s Source) (Config, error) {
 	return c, nil
 }
 
+// read reads the file, or the part of it that is the configuration, and reports whether it could be parsed.
+func (s *Source) read(d *fields.Decoder) bool {
+	if s.Under != "" {
+		return d.ReadUnder(s.Path, s.Data, s.Under)
+	}
+	return d.Read(s.Path, s.Data)
+}
+
 // Connections reads from the environment and flags alone how Redis and etcd are reached, for programs without a file.
 // Without an address of Redis it is redisconn.DefaultURL; there may be no endpoints of etcd.
 func Connections(env fields.Environment, flags ...Override) (Config, error) {
@@ -132,7 +148,7 @@ func Connections(env fields.Environment, flags ...Override) (Config, error) {
 	d.Lay(Override{Source: "default", Field: "redis.url", Value: redisconn.DefaultURL})
 	overlay(d, env, flags)
 	c := Config{Region: f.Region}
-	f.Redis.Settle(d, at.Field("redis"))
+	f.Redis.Settle(d, root.Field("redis"))
 	c.Redis = f.Redis
 	c.Election = f.election(d)
 	c.PoolRegistry = f.registry(d)
@@ -152,11 +168,11 @@ func overlay(d *fields.Decoder, env fields.Environment, flags []Override) {
 	for _, v := range d.Variables() {
 		known = append(known, v.Name)
 	}
-	d.Blame(env.Misspelled(append(known, others...), families))
+	d.AddProblems(env.Misspelled(append(known, others...), families))
 }
 
 // others are the variables of the programs that set no field of a file.
-var others = []string{"REFILLER_IDENTITY"}
+var others = []string{"REFILLER_IDENTITY", "REFILLER_OPERATOR"}
 
 // families are what the variables of a family begin with. Those of "consumer serve" are for that program to judge.
 var families = []string{"REFILLER_REDIS_", "REFILLER_ETCD_", "REFILLER_ELECTION_", "REFILLER_POOL_", "REFILLER_LOG_"}
@@ -168,19 +184,19 @@ func Variables() []fields.Variable { return fields.New(kinds, &file{}).Variables
 func share(d *fields.Decoder, s Shared, version int64) {
 	var a agreed
 	shared := fields.New(kinds, &a)
-	if shared.Read(s.Source, s.Data) && !shared.Given(at.Field("version")) {
-		shared.Bad(at.Field("version"), "it is required: want a version above the file's")
+	if shared.Read(s.Source, s.Data) && !shared.Given(root.Field("version")) {
+		shared.Bad(root.Field("version"), "it is required: want a version above the file's")
 	}
 	var problems Problems
 	if errors.As(shared.Err(), &problems) {
-		d.Blame(problems)
+		d.AddProblems(problems)
 	} else if a.Version > version {
 		d.Over(shared)
 	}
 }
 
-// at is the path of the file itself, from which all others lead.
-var at fields.Path
+// root is the path of the file itself, from which all others lead.
+var root fields.Path
 
 // config is what the file says. It counts if nothing was found wrong.
 func (f *file) config(d *fields.Decoder) Config {
@@ -191,12 +207,12 @@ func (f *file) config(d *fields.Decoder) Config {
 	if f.PoolsVersion != nil {
 		c.PoolsVersion = *f.PoolsVersion
 	}
-	f.Redis.Settle(d, at.Field("redis"))
+	f.Redis.Settle(d, root.Field("redis"))
 	c.Redis = f.Redis
 	c.Election = f.election(d)
 	c.PoolRegistry = f.registry(d)
-	if f.Pools == nil && f.Templates == nil && len(f.Buckets) == 0 && d.Sound(at.Field("buckets")) {
-		d.Bad(at.Field("buckets"),
+	if f.Pools == nil && f.Templates == nil && len(f.Buckets) == 0 && d.Valid(root.Field("buckets")) {
+		d.Bad(root.Field("buckets"),
 			"there is no bucket to refill: want at least one, such as {key: checkout, capacity: 1000, rate: 500/s}")
 	}
 	c.Buckets = f.buckets(d)
@@ -209,10 +225,10 @@ func (f *file) config(d *fields.Decoder) Config {
 func (f *file) election(d *fields.Decoder) Election {
 	e := f.Election
 	e.Etcd = e.or(DefaultPrefix, DefaultTTL)
-	here := at.Field("election")
+	here := root.Field("election")
 	endpoints := here.Field("endpoints")
 	switch {
-	case len(e.Endpoints) > 0 || !d.Sound(endpoints):
+	case len(e.Endpoints) > 0 || !d.Valid(endpoints):
 	case d.Given(endpoints):
 		d.Bad(endpoints, "the list is empty: want at least one address of etcd, such as 127.0.0.1:2379")
 	case e.Mode == ModeEtcd:
@@ -229,8 +245,8 @@ func (f *file) registry(d *fields.Decoder) Etcd {
 		return election
 	}
 	r := f.PoolRegistry.or(election.Prefix, election.TTL)
-	here := at.Field("pool_registry")
-	if endpoints := here.Field("endpoints"); len(r.Endpoints) == 0 && d.Sound(endpoints) {
+	here := root.Field("pool_registry")
+	if endpoints := here.Field("endpoints"); len(r.Endpoints) == 0 && d.Valid(endpoints) {
 		d.Bad(endpoints, "it is required here: want the addresses of the etcd that all regions reach")
 	}
 	r.check(d, here)
@@ -249,7 +265,7 @@ func (e Etcd) or(prefix string, ttl time.Duration) Etcd {
 }
 
 func (e Etcd) check(d *fields.Decoder, here fields.Path) {
-	if d.Sound(here) {
+	if d.Valid(here) {
 		d.Check(here, e.Validate())
 	}
 }
@@ -274,8 +290,7 @@ func counted(n int, noun string) string {
 	return strconv.Itoa(n) + " " + noun
 }
 
-// Pooled reports whether the replica takes part in pools, be it to learn that
-// there are none any more.
+// Pooled reports whether the replica takes part in pools, even if only to read that there are none any more.
 func (c Config) Pooled() bool { return c.Pools != nil }
 
 // names are the names of the buckets with policies of their own.
@@ -301,9 +316,11 @@ func (c Config) OwnPools() []pool.Pool {
 	return own
 }
 
-// RegistryApart reports whether the regions share pools in another etcd than that of the election, or under another
-// prefix or login.
-func (c Config) RegistryApart() bool { return !reflect.DeepEqual(c.PoolRegistry, c.Election.Etcd) }
+// HasSeparateRegistry reports whether the regions share pools in another etcd than that of the election, or under
+// another prefix or login.
+func (c Config) HasSeparateRegistry() bool {
+	return !reflect.DeepEqual(c.PoolRegistry, c.Election.Etcd)
+}
 
 // PoolsPrefix is that of the pools' keys in etcd, which all regions share.
 func (c Config) PoolsPrefix() string { return c.PoolRegistry.Prefix + "/pools" }

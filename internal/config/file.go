@@ -8,118 +8,138 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// The shape of a configuration file. The comments of fields are the text of docs/configuration.md and of the schema,
-// which "make config-docs" writes.
+// This file defines the structure of a configuration file. "make config-docs" writes the comments of fields to
+// docs/configuration.md and to the schema.
 
-// file is the whole.
+// file is a whole configuration file.
 type file struct {
-	// This replica's region; required with pools.
+	// Region of this replica. It is required if there are pools.
 	Region string `yaml:"region" is:"region" env:"REGION"`
-	// Where the buckets are.
+	// The Redis that stores the buckets.
 	Redis redisconn.Options `yaml:"redis" env:"REDIS_"`
 
 	agreed `yaml:",inline"`
 
-	// Who refills, and how etcd is reached.
+	// How replicas decide which of them refills, and how they reach etcd.
 	Election Election `yaml:"election" env:""`
-	// The etcd in which the regions share pools, if that isn't the election's.
+	// The etcd in which the regions share pools, if it is not the etcd of the election.
 	PoolRegistry *Etcd `yaml:"pool_registry" env:"POOL_REGISTRY_"`
-	// Address of metrics, health and status page.
+	// Address of the metrics, the health checks and the status page.
 	Listen string `yaml:"listen" is:"listen" default:"127.0.0.1:9090" env:"LISTEN"`
-	// What is logged on stderr.
+	// Which messages are logged on stderr, and in which format.
 	Log logging `yaml:"log" env:"LOG_"`
 }
 
-// agreed is what all replicas of a region must agree on. It may stand in a document that they share.
+// agreed is the part of a configuration that is the same for all replicas of a region. It may be in a document that
+// they share.
 type agreed struct {
-	// Raise it with every change: a higher version replaces a lower one, never the reverse.
+	// Version of this configuration. Raise it with every change: a higher version replaces a lower one, never the
+	// reverse.
 	Version int64 `yaml:"version" is:"version" default:"0"`
-	// Version of the pools alone, so that one region's buckets can change without touching them; by default version.
+	// Version of the pools only, so that you can change the buckets of one region without changing the pools. By default
+	// it is version.
 	PoolsVersion *int64 `yaml:"pools_version" is:"version"`
-	// Default of interval.
+	// Default of interval for buckets and templates.
 	RefillInterval time.Duration `yaml:"refill_interval" is:"interval" default:"100ms"`
-	// Buckets to keep full; at least one bucket, template or pool.
+	// Buckets to keep full. The file needs at least one bucket, template or pool.
 	Buckets []bucket `yaml:"buckets"`
-	// Policies for every key with a prefix, up to 256. Their buckets begin full, also after Redis has lost them. Left
-	// out: those published stay. An empty list ends them: no new buckets; existing ones can still be taken from.
+	// Policies for every key with a prefix, up to 256. Their buckets begin full, also after Redis has lost them. If the
+	// field is left out, the published templates stay in force. An empty list ends them: no new buckets are created, but
+	// consumers can still take from existing ones.
 	Templates []template `yaml:"templates"`
-	// Rates that regions share, the same in all of them. An empty list ends all.
+	// Rates that regions share. They are the same in the files of all regions. An empty list ends all pools.
 	Pools []sharedPool `yaml:"pools"`
 }
 
-// Election says how replicas find who refills.
+// Election is how replicas decide which of them refills.
 type Election struct {
-	// race: whichever replica comes first refills. etcd: an elected one does.
+	// With race, the replica that comes first refills a bucket. With etcd, an elected replica refills all buckets.
 	Mode Mode `yaml:"mode" is:"mode" default:"race" env:"ELECTION_MODE"`
 	Etcd `yaml:",inline" env:"ETCD_"`
 }
 
-// Etcd says how etcd is reached, and what is used of it. DefaultPrefix and DefaultTTL are those of the election; the
-// pools' registry has the election's.
+// Etcd is how etcd is reached, and which keys and leases are used. DefaultPrefix and DefaultTTL apply to the election.
+// The registry of pools uses the values of the election by default.
 type Etcd struct {
 	etcdconn.Options `yaml:",inline" env:""`
-	// Beginning of all keys in etcd, by default /refiller; of the pool registry, the election's.
+	// Beginning of all keys in etcd. The default is /refiller, and for the pool registry the prefix of the election.
 	Prefix string `yaml:"prefix" is:"prefix" env:"PREFIX"`
-	// How long a lease outlasts its holder, by default 5s; of the pool registry, the election's.
+	// Time for which a lease stays in force after its holder has died. The default is 5s, and for the pool registry the
+	// ttl of the election.
 	TTL time.Duration `yaml:"ttl" is:"ttl"`
 }
 
-// logging is what is logged and how.
+// logging selects the messages that are logged, and their format.
 type logging struct {
-	// Least severe level that is logged.
+	// Least severe level of messages that are logged.
 	Level string `yaml:"level" is:"level" default:"info" env:"LEVEL"`
-	// Text for people, or JSON lines.
+	// Format of messages: text for people, or JSON lines.
 	Format bool `yaml:"format" is:"format" default:"text" env:"FORMAT"`
 }
 
-// limits are what buckets and templates have in common.
+// limits are the fields that buckets and templates have in common.
 type limits struct {
-	// Most tokens the bucket holds: at least those of two refill intervals.
+	// Most tokens that the bucket holds. It is at least the number of tokens of two refill intervals.
 	Capacity int64 `yaml:"capacity,required" is:"tokens"`
-	// Tokens that fall due, evenly over time. A bucket has one of rate, every and cron.
+	// Number of tokens that fall due, evenly over time. A bucket has exactly one of rate, every and cron.
 	Rate policy.Rate `yaml:"rate" is:"rate"`
-	// Tokens of a new bucket, by default its capacity, which is the most. A template's bucket always begins full.
+	// Number of tokens of a new bucket. The default, and the most, is its capacity. A template's bucket always begins
+	// full.
 	Initial *int64 `yaml:"initial" is:"tokens or none"`
-	// Time between two refills, by default refill_interval. A new bucket opens after two.
+	// Time between two refills. The default is refill_interval. A new bucket can be used after two intervals.
 	Interval time.Duration `yaml:"interval" is:"interval"`
-	// What the bucket holds after Redis came back with an older state: nothing, or what it had then.
+	// Tokens of the bucket after Redis came back with an older state: none, or the number of the older state.
 	OnRollback policy.Rollback `yaml:"on_rollback" is:"on_rollback" default:"empty"`
-	// What becomes of the tokens when the policy changes; none adds any.
+	// What happens to the tokens when the policy changes. No value adds any token.
 	CarryOver policy.CarryOver `yaml:"carry_over" is:"carry_over" default:"keep"`
-	// While Redis is away consumers get an error, admit everything, or limit at a share of the rate.
+	// What consumers do while Redis is unavailable: return an error, admit everything, or limit themselves to a share of
+	// the rate.
 	Degraded policy.Degraded `yaml:"degraded" is:"degraded" default:"closed"`
-	// Have consumers admit and count what the bucket denies.
+	// Whether consumers admit and count requests that the bucket denies.
 	Shadow bool `yaml:"shadow" is:"truth" default:"false"`
-	// Keep room for tokens that are outstanding, so that the bound holds with reservations and leases.
+	// Whether the bucket keeps room for outstanding tokens, so that the bound holds with reservations and leases.
 	Strict bool `yaml:"strict" is:"truth" default:"false"`
 }
 
-// bucket is a bucket and when its tokens fall due.
+// bucket is a bucket with the times at which its tokens fall due.
 type bucket struct {
 	// Name of the bucket, and its key in Redis.
 	Key    string `yaml:"key,required" is:"key"`
 	limits `yaml:",inline"`
-	// What the bucket holds after Redis has lost it. A template has no on_loss: its buckets come back full.
+	// Tokens of the bucket after Redis has lost it. A template has no on_loss, since its buckets come back full.
 	OnLoss policy.Loss `yaml:"on_loss" is:"on_loss" default:"empty"`
-	// How often tokens fall due at once, aligned to multiples since 1970-01-01 UTC.
+	// Time between the instants at which tokens fall due. The instants are multiples of it since 1970-01-01 UTC.
 	Every time.Duration `yaml:"every" is:"step"`
-	// When tokens fall due at once.
+	// Calendar of the instants at which tokens fall due.
 	Cron string `yaml:"cron" is:"cron"`
-	// Tokens that fall due at once, with every and cron, at most the capacity.
+	// With every and cron: number of tokens that fall due at each instant, at most the capacity.
 	Tokens int64 `yaml:"tokens" is:"tokens"`
-	// Time zone of cron, by default UTC.
+	// Time zone of cron. The default is UTC.
 	TimeZone *time.Location `yaml:"time_zone" is:"zone"`
+	// Divides the bucket fairly among the flows for which takes are made. To use the defaults write flows: {}. The bucket
+	// must have a rate.
+	Flows *flows `yaml:"flows"`
+}
+
+// flows configures the division of a bucket among its flows.
+type flows struct {
+	// Part of the capacity that is kept for flows that ask for little.
+	Headroom int64 `yaml:"headroom" is:"headroom" default:"10%"`
+	// Weights of flows by the beginning of their names, such as gold/: 5. All other flows have weight 1.
+	Weights map[string]int64 `yaml:"weights" is:"flow weights"`
+	// Most flows that are distinguished at a time.
+	Most int64 `yaml:"most" is:"most flows" default:"10000"`
 }
 
 // template is a policy for every key with a prefix.
 type template struct {
-	// Beginning of the keys; a * stands for a segment between colons.
+	// Beginning of the keys. A * matches a segment between colons.
 	Prefix string `yaml:"prefix,required" is:"template prefix"`
-	// lazy: tokens fall due at takes, and interval and on_rollback have no effect.
+	// When tokens are added: by refills, or with lazy at each take. With lazy, interval and on_rollback have no effect.
 	Enforce policy.Enforce `yaml:"enforce" is:"enforce" default:"refilled"`
 	limits  `yaml:",inline"`
 	_       struct{} `yaml:"on_loss,refused" is:"not of a template"`
-	// Most buckets of a refilled template that exist at once; 0: no bound.
+	// Most buckets of a refilled template that exist at the same time. With 0 there is no bound.
 	MaxKeys int64 `yaml:"max_keys" is:"tokens or none" default:"0"`
 }
 
@@ -133,7 +153,7 @@ type sharedPool struct {
 	Capacity int64 `yaml:"capacity,required" is:"tokens"`
 	// Time between two refills.
 	Interval time.Duration `yaml:"interval" is:"interval" default:"100ms"`
-	// Part of the rate that floors may take together; it can't move to another region.
+	// Part of the rate that all floors together may take. It can't move to another region.
 	FloorShare int64 `yaml:"floor_share" is:"floor share" default:"20%"`
 	// Regions by name, up to 100.
 	Regions []poolRegion `yaml:"regions,required"`
@@ -142,12 +162,13 @@ type sharedPool struct {
 // poolRegion is a region's part in a pool.
 type poolRegion struct {
 	Name string `yaml:",key" is:"region"`
-	// The region's part of what is short or spare.
+	// Weight of the region when tokens are scarce or left over.
 	Weight int64 `yaml:"weight" is:"weight" default:"1"`
-	// Rate that is always the region's, by default its part, by weight, of floor_share.
+	// Rate that the region may always use. The default is its part, by weight, of floor_share.
 	Floor policy.Rate `yaml:"floor" is:"rate"`
-	// Capacity of the region's bucket: at least two intervals of the pool's rate, by default its part by weight.
+	// Capacity of the region's bucket. It is at least the number of tokens of two intervals of the pool's rate. The
+	// default is the region's part of the capacity by weight.
 	Burst int64 `yaml:"burst" is:"tokens"`
-	// Most that the region gets, at least its floor, by default no limit.
+	// Highest rate that the region gets, at least its floor. The default is no limit.
 	Ceiling policy.Rate `yaml:"ceiling" is:"rate"`
 }

@@ -64,6 +64,10 @@ var kinds = redisconn.Kinds.And(etcdconn.Kinds).And(fields.Kinds{
 		regexp.MustCompile(`^[A-Za-z0-9._:-]{1,128}$`)),
 	"weight":      fields.Integer(1, policy.MaxWeight),
 	"floor share": fields.Percent(1, 100),
+
+	"headroom":     fields.Percent(0, policy.MaxHeadroom),
+	"flow weights": weightsKind(),
+	"most flows":   fields.Integer(1, policy.MaxFlows),
 })
 
 const (
@@ -149,6 +153,36 @@ func rateKind() fields.Kind {
 	}
 	k.Schema["pattern"] = `^ *[0-9]+ */ *[0-9.]*(ns|us|µs|ms|s|m|h|d)( *[0-9.]+(ns|us|µs|ms|s|m|h))* *$`
 	return k
+}
+
+// weightsKind is a mapping from what the names of flows begin with to their weights.
+func weightsKind() fields.Kind {
+	want := fmt.Sprintf("up to %d weights from 1 to %d by what names of flows begin with, such as {\"gold/\": 5}",
+		policy.MaxFlowWeights, policy.MaxFlowWeight)
+	read := func(n *yaml.Node) (any, string) {
+		weights := map[string]int64{}
+		if n.Kind != yaml.MappingNode || len(n.Content) > 2*policy.MaxFlowWeights {
+			return nil, "want " + want
+		}
+		for i := 0; i < len(n.Content); i += 2 {
+			name, text := n.Content[i].Value, n.Content[i+1].Value
+			weight, err := strconv.ParseInt(text, 10, 64)
+			switch {
+			case err != nil || weight < 1 || weight > policy.MaxFlowWeight:
+				return nil, fmt.Sprintf("that of %s is %s: want %s", fields.Quote(name), fields.Brief(text), want)
+			case name == "" || len(name) > policy.MaxFlowLen || strings.ContainsFunc(name, invisible):
+				return nil, fmt.Sprintf("no flow has a name that begins with %s: want %s", fields.Quote(name), want)
+			case weights[name] != 0:
+				return nil, fmt.Sprintf("%s is there twice", fields.Quote(name))
+			}
+			weights[name] = weight
+		}
+		return weights, ""
+	}
+	return fields.Kind{Want: want, Read: read, Schema: map[string]any{
+		"type": "object", "maxProperties": policy.MaxFlowWeights,
+		"additionalProperties": map[string]any{"type": "integer", "minimum": 1, "maximum": policy.MaxFlowWeight},
+	}}
 }
 
 func readZone(s string) (any, string) {

@@ -19,30 +19,30 @@ func (f *file) pools(d *fields.Decoder, c Config) []pool.Pool {
 	}
 	list := make([]pool.Pool, 0, len(f.Pools))
 	for i := range f.Pools {
-		here := at.Field("pools").Item(i)
+		here := root.Field("pools").Item(i)
 		p := f.Pools[i].pool()
 		if other, twice := taken[p.Name]; twice && p.Name != "" {
 			d.Bad(here.Field("name"), "%s is already %s: a pool has its bucket's name to itself", fields.Quote(p.Name), other)
 			continue
 		}
 		taken[p.Name] = "the name of the pool " + d.Where(here.Field("name"))
-		if d.Sound(here) {
+		if d.Valid(here) {
 			checkPool(d, here, p)
 		}
 		list = append(list, p)
 	}
 	checkRegions(d, c.Region, list)
-	if endpoints := at.Field("election").Field("endpoints"); f.PoolRegistry == nil && !d.Given(endpoints) {
-		line := at.Field("election")
+	if endpoints := root.Field("election").Field("endpoints"); f.PoolRegistry == nil && !d.Given(endpoints) {
+		line := root.Field("election")
 		if !d.Given(line) {
-			line = at.Field("pools")
+			line = root.Field("pools")
 		}
 		d.BadAt(line, endpoints,
 			"it is required with pools, which meet in etcd: want its addresses, such as [127.0.0.1:2379]")
 	}
 	if d.Err() == nil {
 		if err := (pool.Settings{Version: c.PoolsVersion, Pools: list}).Validate(); err != nil {
-			d.Bad(at.Field("pools"), "%s", fields.Brief(strings.TrimPrefix(err.Error(), pool.ErrPool.Error()+" ")))
+			d.Bad(root.Field("pools"), "%s", fields.Brief(strings.TrimPrefix(err.Error(), pool.ErrPool.Error()+" ")))
 		}
 	}
 	return list
@@ -85,13 +85,13 @@ func checkRegions(d *fields.Decoder, region string, pools []pool.Pool) {
 		}
 	}
 	switch {
-	case region == "" && !d.Given(at.Field("region")):
-		d.Bad(at.Field("region"), "it is required with pools: want the name of the region that this replica is in")
+	case region == "" && !d.Given(root.Field("region")):
+		d.Bad(root.Field("region"), "it is required with pools: want the name of the region that this replica is in")
 	case len(known) > 0 && region != "" && !seen[region]:
 		msg := fields.Quote(region) + " is in no pool, whose regions are " + fields.Brief(strings.Join(known, ", "))
 		if near := fields.Closest(region, known); near != "" {
 			msg += ": did you mean " + near + "?"
 		}
-		d.Bad(at.Field("region"), "%s", msg)
+		d.Bad(root.Field("region"), "%s", msg)
 	}
 }

@@ -145,7 +145,7 @@ func TestPoolsHaveAVersionAndARegistryOfTheirOwn(t *testing.T) {
 	c, err := parseText([]byte(goodPools))
 	require.NoError(t, err)
 	require.EqualValues(t, 7, c.PoolsVersion, "the file's")
-	require.False(t, c.RegistryApart())
+	require.False(t, c.HasSeparateRegistry())
 	require.Equal(t, c.Election.Etcd, c.PoolRegistry)
 
 	own := strings.Replace(goodPools, "pools:\n",
@@ -155,7 +155,7 @@ func TestPoolsHaveAVersionAndARegistryOfTheirOwn(t *testing.T) {
 	require.NoError(t, err)
 	require.EqualValues(t, 40, c.Pools[0].FloorShare)
 	require.EqualValues(t, 3, c.PoolsVersion)
-	require.True(t, c.RegistryApart())
+	require.True(t, c.HasSeparateRegistry())
 	require.Equal(t, []string{"https://global:2379"}, c.PoolRegistry.Endpoints)
 	require.Equal(t, "/refiller/pools", c.PoolsPrefix(), "the election's prefix unless it has its own")
 	require.Equal(t, 10*time.Second, c.PoolRegistry.TTL)

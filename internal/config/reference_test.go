@@ -18,8 +18,8 @@ import (
 	"github.com/tokenrefill/refiller/internal/config/fields"
 )
 
-// The reference and the schema are made from the structs that a file is decoded into: shape, kinds, defaults and
-// variables from their tags, descriptions from their comments.
+// The reference and the schema are generated from the structs that a file is decoded into. The tags of the fields have
+// their kinds, defaults and variables. The comments have their descriptions.
 
 var writeReference = flag.Bool("write", false, "write docs/configuration.md and schema.json")
 
@@ -41,7 +41,7 @@ func TestReferenceAndSchemaAreThoseOfTheStructs(t *testing.T) {
 	}
 }
 
-// commentsOf are the comments of the fields of structs, and of the structs themselves, by type and field.
+// commentsOf returns the comments of the fields of structs by type and field.
 func commentsOf(t *testing.T, files ...string) map[string]string {
 	t.Helper()
 	comments := map[string]string{}
@@ -66,7 +66,7 @@ func commentsOf(t *testing.T, files ...string) map[string]string {
 	return comments
 }
 
-// comment is the description of a field.
+// comment returns the description of a field.
 func comment(t *testing.T, comments map[string]string, f fields.Field) string {
 	t.Helper()
 	text := comments[f.Type+"."+f.Go]
@@ -74,7 +74,7 @@ func comment(t *testing.T, comments map[string]string, f fields.Field) string {
 	return text
 }
 
-// schemaOf is the JSON Schema of a section.
+// schemaOf returns the JSON Schema of a section.
 func schemaOf(t *testing.T, list []fields.Field, comments map[string]string, section string) map[string]any {
 	t.Helper()
 	properties, required := map[string]any{}, []string{}
@@ -129,28 +129,34 @@ func schemaOf(t *testing.T, list []fields.Field, comments map[string]string, sec
 	return out
 }
 
-// referenceHead is what the reference begins with; @ stands for a backquote.
+// referenceHead is the beginning of the reference. In it @ means a backquote.
 const referenceHead = `# Configuration
 
 <!-- "make config-docs" makes this page from the structs in internal/config/file.go and their comments. -->
 
-@refiller run --config FILE@ reads one YAML file, such as [the README's](../README.md#use-it). @refiller config schema@
-prints a JSON Schema for editors.
+@refiller run --config FILE@ reads one YAML file. [The README](../README.md#use-it) has a short one. Check a file with
+@refiller check FILE@, which prints each problem with its line. @refiller config schema@ prints a JSON Schema for
+editors.
 
-- Durations are @100ms@, @5s@, @1h30m@ or @7d@, rates @500/s@, @10/m@ or @1000/24h@.
-- Unknown fields, fields given twice, and YAML's anchors, aliases, merge keys and tags are refused. Text that looks like
-  a number stands in quotes.
-- **A flag beats its environment variable, which beats the file.** @REFILLER_REDIS_CA@ is the flag @--redis-ca@;
-  @--redis@ and @--etcd@ are the addresses. An empty variable is unset, and one whose name is almost one of these is
-  refused.
-- **The configuration file holds no password.** It is in the file that @password_file@ names, in its variable, or in the
-  URL of @REFILLER_REDIS_URL@ or @--redis@: @redis://user:password(at)host@, percent-encoded.
-- Files with passwords, certificates and keys are read again for each new connection and login.
-- Some fields count [from the next start](operations.md#change-a-limit).
+- **Values.** A duration is written as @100ms@, @5s@, @1h30m@ or @7d@, and a rate as @500/s@, @10/m@ or @1000/24h@. Put
+  text that looks like a number in quotes.
+- **YAML.** Unknown fields and fields that are given twice are refused. So are YAML's anchors, aliases, merge keys and
+  tags.
+- **A flag beats its environment variable, and the variable beats the file.** The variable @REFILLER_REDIS_CA@ belongs
+  to the flag @--redis-ca@. The flags of the addresses are @--redis@ and @--etcd@. An empty variable is ignored. A
+  variable whose name is almost one of these is refused.
+- **The configuration file holds no password.** A password is in the file that @password_file@ names, in its environment
+  variable, or in the URL of @REFILLER_REDIS_URL@ or @--redis@: @redis://user:password(at)host@, percent-encoded.
+- **Files with passwords, certificates and keys** are read again for each new connection and login.
+- **Changes.** Replicas apply a changed file without a restart, except for [some
+  fields](operations.md#change-a-limit).
+
+The name of each field is followed by its meaning and, in parentheses, by its values, its default and its environment
+variable.
 
 `
 
-// referenceOf is docs/configuration.md.
+// referenceOf returns the text of docs/configuration.md.
 func referenceOf(t *testing.T, list []fields.Field, comments map[string]string) string {
 	t.Helper()
 	r := reference{t: t, comments: comments, first: map[string]string{}}
@@ -159,7 +165,7 @@ func referenceOf(t *testing.T, list []fields.Field, comments map[string]string) 
 	return r.b.String()
 }
 
-// reference writes sections; what a Go struct says of its fields stands where it is first met.
+// reference writes the sections. It describes the fields of a Go struct in the first section that has them.
 type reference struct {
 	t        *testing.T
 	comments map[string]string
@@ -179,8 +185,8 @@ func (r *reference) section(title string, list []fields.Field) {
 }
 
 func (r *reference) list(title, before string, list []fields.Field) {
-	again := map[string][]string{}     // names, by the section that describes them
-	variables := map[string][]string{} // and their variables
+	again := map[string][]string{}     // names of fields, by the section that describes them
+	variables := map[string][]string{} // variables of these fields, by the same section
 	for _, f := range list {
 		if f.Name == "tls" {
 			r.list(title, "tls.", f.Fields)
@@ -203,7 +209,7 @@ func (r *reference) list(title, before string, list []fields.Field) {
 	}
 }
 
-// facts are what the tags say of a field.
+// facts returns the information that the tags have about a field, in parentheses.
 func facts(f fields.Field) string {
 	var facts []string
 	add := func(is bool, text string) {
@@ -220,7 +226,7 @@ func facts(f fields.Field) string {
 	return inParentheses(append(facts, variablesOf(f)...))
 }
 
-// brief shortens what a message says of a value to what a reader who sees the rules needs.
+// brief shortens the description of a value in messages to the part that a reader of the page needs.
 var brief = strings.NewReplacer(
 	"one of false, true", "",
 	"a whole number from ", "", "a duration from ", "", " in whole multiples of 1µs", "", "one of ", "",
@@ -230,7 +236,7 @@ var brief = strings.NewReplacer(
 	"the beginning of the buckets' names, such as ", "such as ", "a bucket's name of ", "",
 )
 
-// variablesOf are those of a field, and of the secret itself.
+// variablesOf returns the environment variables of a field and of the secret that it names.
 func variablesOf(f fields.Field) (names []string) {
 	for _, name := range []string{f.Env, f.Secret} {
 		if name != "" {

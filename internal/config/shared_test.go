@@ -19,7 +19,7 @@ func loadShared(t *testing.T, shared string) (config.Config, error) {
 		Shared: config.Shared{Source: "etcd:/refiller/config", Data: []byte(shared)}})
 }
 
-func TestWhatIsSharedUnderAHigherVersionStandsInsteadOfTheFiles(t *testing.T) {
+func TestASharedPartWithAHigherVersionReplacesTheFiles(t *testing.T) {
 	t.Parallel()
 	const other = "buckets: [{key: mail, capacity: 10, rate: 1/s}]\n"
 	for name, tc := range map[string]struct {

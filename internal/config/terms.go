@@ -30,9 +30,9 @@ func Differences(inForce, file policy.Terms) []Difference {
 	return list
 }
 
-// BucketDifferences are those between a bucket as it stands in Redis and the policy of a file. Redis doesn't know at
-// which instants the tokens of a schedule fall due, but for the last one and the next: of two schedules that agree on
-// these nothing shows.
+// BucketDifferences returns the differences between a bucket in Redis and the policy of a file. Redis doesn't know at
+// which instants the tokens of a schedule fall due, but for the last one and the next. If two schedules agree on these,
+// no difference is found.
 func BucketDifferences(p lua.PeekReply, file policy.Policy) []Difference {
 	list := Differences(*p.Terms, file.Terms(policy.Fence{}))
 	if p.Terms.Pool {
@@ -121,5 +121,6 @@ func written(t policy.Terms) []writtenField {
 		{"degraded", degradeds[t.Degraded]},
 		{"shadow", strconv.FormatBool(t.Shadow)},
 		{"strict", strconv.FormatBool(t.Strict)},
+		{"flows", strconv.FormatBool(t.Divided)},
 	}
 }

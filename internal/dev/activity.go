@@ -17,13 +17,13 @@ type report struct {
 
 // activity is what the replicas did between two rounds of reports.
 type activity struct {
-	active string // who made the most refills; empty if nobody made any
+	active string // name of the replica that made the most refills; empty if there were none
 	share  int64  // its part of them, in percent
 	leader *admin.Leader
-	racing bool // somebody stands in for a silent leader
+	racing bool // a replica refills in place of a silent leader
 }
 
-// compare tells what happened between two rounds of reports of the same replicas.
+// compare returns what happened between two rounds of reports of the same replicas.
 func compare(before, after []report) activity {
 	var a activity
 	var most, all int64
@@ -56,15 +56,15 @@ func compare(before, after []report) activity {
 func (a activity) describe(mode config.Mode) string {
 	switch {
 	case a.active == "":
-		return "nobody refills"
+		return "no replica refills"
 	case mode == config.ModeRace:
 		return fmt.Sprintf("race: %s won %d %% of the refills", a.active, a.share)
 	case a.leader == nil:
-		return a.active + " refills, nobody leads"
+		return a.active + " refills, no replica leads"
 	case a.leader.Identity == a.active:
 		return fmt.Sprintf("%s leads under epoch %d and refills", a.active, a.leader.Epoch)
 	case a.racing:
-		return fmt.Sprintf("%s refills, standing in for the silent leader %s (epoch %d)", a.active, a.leader.Identity,
+		return fmt.Sprintf("%s refills, in place of the silent leader %s (epoch %d)", a.active, a.leader.Identity,
 			a.leader.Epoch)
 	default:
 		return fmt.Sprintf("%s leads under epoch %d; %s refilled most", a.leader.Identity, a.leader.Epoch, a.active)

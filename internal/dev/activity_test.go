@@ -43,11 +43,11 @@ func TestTheRefillingReplicaIsDerivedFromRefills(t *testing.T) {
 			[]report{said("a", 20, leader("a", 5)), said("b", 0, leader("a", 5))},
 			"a leads under epoch 5 and refills",
 		},
-		"stand-in": {
+		"in place of the leader": {
 			config.ModeEtcd, []report{said("a", 10), said("b", 0)}, []report{{name: "a"}, said("b", 9, leader("a", 5), racing)},
-			"b refills, standing in for the silent leader a (epoch 5)",
+			"b refills, in place of the silent leader a (epoch 5)",
 		},
-		"a stand-in beside the leader": {
+		"racing beside the leader": {
 			config.ModeEtcd, []report{said("a", 10), said("b", 0)},
 			[]report{said("a", 19, leader("a", 5)), said("b", 1, leader("a", 5), racing)},
 			"a leads under epoch 5 and refills",
@@ -58,14 +58,14 @@ func TestTheRefillingReplicaIsDerivedFromRefills(t *testing.T) {
 			"b leads under epoch 6; a refilled most",
 		},
 		"no election service": {
-			config.ModeEtcd, []report{said("a", 0)}, []report{said("a", 9, racing)}, "a refills, nobody leads",
+			config.ModeEtcd, []report{said("a", 0)}, []report{said("a", 9, racing)}, "a refills, no replica leads",
 		},
 		"a restarted replica counts anew": {
 			config.ModeRace, []report{said("a", 10), said("b", 500)}, []report{said("a", 12), said("b", 3, restarted)},
 			"race: b won 60 % of the refills",
 		},
-		"standstill": {config.ModeRace, []report{said("a", 10)}, []report{said("a", 10)}, "nobody refills"},
-		"no answers": {config.ModeEtcd, []report{{name: "a"}}, []report{{name: "a"}}, "nobody refills"},
+		"standstill": {config.ModeRace, []report{said("a", 10)}, []report{said("a", 10)}, "no replica refills"},
+		"no answers": {config.ModeEtcd, []report{{name: "a"}}, []report{{name: "a"}}, "no replica refills"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			require.Equal(t, c.want, compare(c.before, c.after).describe(c.mode))

@@ -14,9 +14,9 @@ const (
 	// sampleVersion fences the sample buckets: raise it when one of them changes, for those who keep them in a store of
 	// their own.
 	sampleVersion = 2
-	// electionPrefix keeps the playground apart from real replicas that use the same etcd.
+	// electionPrefix separates the playground from real replicas that use the same etcd.
 	electionPrefix = "/refiller-dev"
-	// redisVariable tells replicas where the store is: no file on disk has an address with a password.
+	// redisVariable gives replicas the address of the store, so that no file on disk has an address with a password.
 	redisVariable = "REFILLER_REDIS_URL"
 )
 
@@ -32,7 +32,7 @@ templates:
 `
 
 // configText is the content of the configuration file of a region's replicas. A single region has the sample buckets,
-// several share the pool.
+// or those with flows and without, several share the pool.
 func (o Options) configText(region string, etcd []string, listen string) string {
 	quote := func(value any) string { // JSON is YAML
 		text, _ := json.Marshal(value) // of strings, it doesn't fail
@@ -45,7 +45,11 @@ func (o Options) configText(region string, etcd []string, listen string) string 
 	} else {
 		b.WriteString("election: {mode: race}\n")
 	}
-	if o.Regions == nil {
+	switch {
+	case o.Flows:
+		b.WriteString(flowBuckets)
+		return b.String()
+	case o.Regions == nil:
 		b.WriteString(samples)
 		return b.String()
 	}

@@ -23,17 +23,19 @@ const (
 type demand struct {
 	key    string
 	tokens int64
+	flow   string // for whom; empty for no flow
 	wanted func() float64
 }
 
-// consumer is a demo consumer. It counts what it was told of its first demand.
+// consumer is a demo consumer. It counts the results of the takes of its first demand.
 type consumer struct {
 	client                   *fetch.Client
 	demands                  []demand
+	got                      []atomic.Int64 // tokens of each demand
 	admitted, denied, failed atomic.Int64
 }
 
-// taken is what a consumer was told.
+// taken counts the results of a consumer's takes.
 type taken struct {
 	admitted, denied int64 // tokens
 	failed           int64 // takes without an answer
@@ -45,14 +47,14 @@ func newConsumer(rdb redis.UniversalClient, demands []demand) (*consumer, error)
 	if err != nil {
 		return nil, fmt.Errorf("dev: demo consumer: %w", err)
 	}
-	return &consumer{client: client, demands: demands}, nil
+	return &consumer{client: client, demands: demands, got: make([]atomic.Int64, len(demands))}, nil
 }
 
 // run takes as the demands say until ctx ends.
 func (c *consumer) run(ctx context.Context) {
 	var all sync.WaitGroup
 	for i, d := range c.demands {
-		all.Go(func() { c.take(ctx, d, i == 0) })
+		all.Go(func() { c.take(ctx, d, i) })
 	}
 	all.Wait()
 	closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeDeadline)
@@ -61,7 +63,11 @@ func (c *consumer) run(ctx context.Context) {
 }
 
 // take makes one take after the other. Those that fall due while one takes longer than maxBehind are left out.
-func (c *consumer) take(ctx context.Context, d demand, counts bool) {
+func (c *consumer) take(ctx context.Context, d demand, i int) {
+	var opts []fetch.CallOption
+	if d.flow != "" {
+		opts = append(opts, fetch.WithFlow(d.flow))
+	}
 	ticker := time.NewTicker(takeEvery)
 	defer ticker.Stop()
 	last, due := time.Now(), 0.0
@@ -75,9 +81,10 @@ func (c *consumer) take(ctx context.Context, d demand, counts bool) {
 		due += d.wanted() * min(now.Sub(last), maxBehind).Seconds()
 		for last = now; due >= float64(d.tokens); due -= float64(d.tokens) {
 			// A take that has begun is finished, so that its tokens are counted.
-			r, err := c.client.Take(context.WithoutCancel(ctx), d.key, d.tokens)
+			r, err := c.client.Take(context.WithoutCancel(ctx), d.key, d.tokens, opts...)
+			c.got[i].Add(r.Taken)
 			switch {
-			case !counts:
+			case i > 0:
 			case err != nil:
 				c.failed.Add(1)
 			case r.OK:

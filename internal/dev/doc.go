@@ -1,10 +1,10 @@
-// Package dev is the playground behind "refiller dev". It has regions, each of which is a store with replicas, as
-// processes of their own, and a consumer that asks for more than there is. A single region has a few sample buckets,
-// and when the replica that refills is killed the playground shows for how long nobody refilled: as the store tells it,
-// not as anybody's timer does. Several regions share a pool while demand moves from one to the next, and one of them
-// may be cut off. What is to be seen is a [scene]; everything else is the same for one region and for several.
+// Package dev is the playground behind "refiller dev". It has regions. Each region is a store with replicas, which are
+// separate processes, and a consumer that asks for more than there is. A single region has a few sample buckets. When
+// the replica that refills is killed, the playground shows for how long no replica refilled, by the times in the store
+// and not by a timer of its own. Several regions share a pool while demand moves from one to the next, and one of them
+// may be cut off. A [scene] has what is to be seen. Everything else is the same for one region and for several.
 //
-// Everything that [Run] starts ends before it returns, and its files are gone then. Should the program itself be
-// killed, the kernel kills the replicas on Linux; elsewhere they end when they next log, since nobody reads their log
+// Everything that [Run] starts ends before it returns, and its files are removed by then. If the program itself is
+// killed, the kernel kills the replicas on Linux. Elsewhere they end when they next log, since their log has no reader
 // any more. The files are left behind then.
 package dev

@@ -24,7 +24,7 @@ func (s *sampleScene) firstActive(ctx context.Context) (*replica, error) {
 		timing.Sleep(ctx.Done(), 3*policy.DefaultInterval)
 		s.observe(ask(ctx, s.replicas()))
 		if r := s.active.Load(); r != nil && (s.elected(r) || time.Now().After(electedBy)) {
-			if _, err := s.regions[0].peek(ctx, watched); err == nil {
+			if _, err := s.regions[0].peek(ctx, s.buckets()[0].Key); err == nil {
 				return r, nil
 			}
 		}
@@ -33,12 +33,12 @@ func (s *sampleScene) firstActive(ctx context.Context) (*replica, error) {
 		}
 		if time.Now().After(deadline) {
 			log := s.replicas()[0].logPath()
-			return nil, fmt.Errorf("dev: nobody refills within %s; %s ends:\n%s", readyTimeout, log, tail(log))
+			return nil, fmt.Errorf("dev: no replica refills within %s; %s ends:\n%s", readyTimeout, log, tail(log))
 		}
 	}
 }
 
-// observe takes in what the replicas say, and who of them refilled since the reports before.
+// observe applies the reports of the replicas, and finds out which of them refilled since the previous reports.
 func (s *sampleScene) observe(reports []report) {
 	s.activity, s.reports = compare(s.reports, reports), reports
 	var active *replica
@@ -59,7 +59,7 @@ func (s *sampleScene) elected(r *replica) bool {
 // follow times the refills. In race mode each bucket has a winner of its own, so all that are refilled every interval
 // are followed.
 func (s *sampleScene) follow(ctx context.Context) {
-	for ; ctx.Err() == nil; timing.Sleep(ctx.Done(), lookEvery) {
+	for ; ctx.Err() == nil; timing.Sleep(ctx.Done(), gapPoll) {
 		for _, f := range s.followed {
 			if r, err := s.regions[0].peek(ctx, f.key); err == nil {
 				f.observe(r.Version, r.Last)
@@ -90,7 +90,7 @@ func (s *sampleScene) killActive(ctx context.Context) {
 			return
 		case <-ticker.C:
 		}
-		// One look a second must not show a state before and one after the kill.
+		// The reading of a second must not combine a state before the kill with one after it.
 		timing.Sleep(ctx.Done(), 3*policy.DefaultInterval)
 		if r := s.active.Load(); r != nil && ctx.Err() == nil {
 			if p := r.up(); p != nil { // it hasn't just ended by itself
@@ -101,7 +101,7 @@ func (s *sampleScene) killActive(ctx context.Context) {
 	}
 }
 
-// ended tells of the end of a replica and measures for how long nobody refilled.
+// ended reports the end of a replica, and measures for how long no replica refilled.
 func (s *sampleScene) ended(r *replica, pid int, how string) {
 	text, refilled := fmt.Sprintf("%s (pid %d) ended: %s", r.name, pid, how), s.active.Load() == r
 	if s.killed.Load() == int64(pid) {
@@ -110,16 +110,16 @@ func (s *sampleScene) ended(r *replica, pid int, how string) {
 	if refilled {
 		text += ", which refilled"
 	} else {
-		text += ", which stood by"
+		text += ", which was a standby"
 	}
 	s.tasks.Go(func() { s.measure(text, refilled) })
 }
 
-// measure waits until the gap around this moment is known, and tells.
+// measure waits until the gap around this moment is known, and reports it.
 func (s *sampleScene) measure(how string, counts bool) {
 	ctx, cancel := context.WithTimeout(context.Background(), gapTimeout)
 	defer cancel()
-	r, err := s.regions[0].peek(ctx, watched)
+	r, err := s.regions[0].peek(ctx, s.buckets()[0].Key)
 	// Another replica may have refilled already; one that did comes no less than half an interval after the last one.
 	at := r.Now - (policy.DefaultInterval / 2).Microseconds()
 	for ; err == nil && ctx.Err() == nil && !s.stopping.Load(); timing.Sleep(ctx.Done(), pollEvery) {

@@ -10,9 +10,9 @@ import (
 )
 
 const (
-	// lookEvery is the pause between two looks at a bucket: less than lies between two refills, half an interval at the
-	// least, so that none is missed.
-	lookEvery = 15 * time.Millisecond
+	// gapPoll is the pause between two readings of a bucket. It is less than the time between two refills, which is half
+	// an interval at least, so that no refill is missed.
+	gapPoll = 15 * time.Millisecond
 	// keptRefills is how many refills of a bucket are remembered.
 	keptRefills = 300
 	// settledAfter is how many refills after an event its gap is known. It is in one of the first two; the third is for
@@ -20,7 +20,7 @@ const (
 	settledAfter = 3
 )
 
-// refilled is one refill as the store tells it.
+// refilled is one refill, with the time in the store.
 type refilled struct {
 	version policy.Version
 	at      int64         // µs on the store's clock
@@ -35,7 +35,7 @@ type refills struct {
 	longest time.Duration
 }
 
-// observe takes in a look at the bucket.
+// observe applies a reading of the bucket.
 func (r *refills) observe(version policy.Version, at int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -37,7 +37,7 @@ func TestTheGapIsTheLongestPauseAroundTheInstant(t *testing.T) {
 		"earlier pauses don't count":                {refillsAt(0, 900, 1000, 1200, 1300, 1400), 1050, 200, true},
 		"later pauses don't count":                  {refillsAt(0, 100, 200, 300, 900), 50, 100, true},
 		"nothing before the instant":                {refillsAt(100, 200, 300), 50, 0, true},
-		"nobody refills yet":                        {refillsAt(0, 100), 150, 0, false},
+		"no refill yet":                             {refillsAt(0, 100), 150, 0, false},
 		"too few refills yet":                       {refillsAt(0, 100, 310, 410), 150, 0, false},
 		"no refill at all":                          {nil, 150, 0, false},
 		"a refill that was missed hides the pause":  {missed, 150, 0, true},
@@ -61,7 +61,7 @@ func TestRefillsAreRememberedOnceAndForAWhile(t *testing.T) {
 	t.Parallel()
 	var r refills
 	for i := range int64(2 * keptRefills) {
-		for range 3 { // looks between two refills
+		for range 3 { // readings between two refills
 			r.observe(policy.Version{Index: i}, i*100_000)
 		}
 	}

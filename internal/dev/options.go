@@ -23,7 +23,7 @@ var ErrOptions = errors.New("dev: bad options")
 type Options struct {
 	// Program is the refiller executable; "run" makes it a replica.
 	Program string
-	// GoRun says that Program was started by go run: so are the programs then that people are told to type.
+	// GoRun reports that Program was started by go run. Then the commands that people are asked to type use go run, too.
 	GoRun bool
 	// Environ is the environment as "NAME=value", which replicas get but for what Run decides itself.
 	Environ []string
@@ -42,6 +42,9 @@ type Options struct {
 	Etcd []string
 	// KillEvery is how often the replica that refills is killed, MinKillEvery or more; 0 means never.
 	KillEvery time.Duration
+
+	// Flows shows a loud user and quiet ones instead of the sample buckets.
+	Flows bool
 
 	// Regions by name, two or more, that share a pool; nil for one store with sample buckets. Mode, Redis, Etcd and
 	// KillEvery are for the latter, what follows for regions.
@@ -69,6 +72,8 @@ func (o Options) Validate() error {
 		return bad("Out is nil")
 	case o.Duration < 0:
 		return bad("--duration %s: want more than 0, or 0 for no end", o.Duration)
+	case o.Flows && o.Regions != nil:
+		return bad("--flows doesn't go with --regions")
 	case o.Regions != nil && (len(o.Regions) < 2 || len(o.Regions) > maxRegions):
 		return bad("--regions %s: want 2 to %d names, such as eu,us,ap", strings.Join(o.Regions, ","), maxRegions)
 	case o.Cut != "" && !slices.Contains(o.Regions, o.Cut):
@@ -78,7 +83,7 @@ func (o Options) Validate() error {
 	case o.KillEvery != 0 && o.KillEvery < MinKillEvery:
 		return bad("--kill-leader-every %s: want %s or more, or 0 for never", o.KillEvery, MinKillEvery)
 	case o.Mode == config.ModeRace && len(o.Etcd) > 0:
-		return bad("--etcd goes with --mode etcd: in race mode nobody asks it")
+		return bad("--etcd goes with --mode etcd: race mode doesn't use it")
 	}
 	for i, name := range o.names() {
 		if slices.Contains(o.names()[i+1:], name) {

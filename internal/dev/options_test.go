@@ -24,6 +24,7 @@ func TestBadOptionsNameTheFlag(t *testing.T) {
 		"--redis":             func(o *Options) { o.Redis = "http://x" },
 		"--etcd":              func(o *Options) { o.Etcd = []string{"127.0.0.1:2379", "ftp://x"} },
 		"--mode":              func(o *Options) { o.Mode, o.Etcd = config.ModeRace, []string{"127.0.0.1:2379"} },
+		"--flows":             func(o *Options) { o.Flows, o.Regions = true, []string{"eu", "us"} },
 		"Program":             func(o *Options) { o.Program = "" },
 		"Out":                 func(o *Options) { o.Out = nil },
 	} {
@@ -71,18 +72,18 @@ func TestTheEnvironmentDoesNotOverrideThePlayground(t *testing.T) {
 	require.Equal(t, []string{"PATH=/bin", "REFILLER_ETCD_PASSWORD=b"}, environ(all, false, true))
 }
 
-func TestTheLogIsKeptAndItsWarningsAreTold(t *testing.T) {
+func TestTheLogIsKeptAndItsWarningsAreReported(t *testing.T) {
 	t.Parallel()
 	f, err := os.Create(filepath.Join(t.TempDir(), "log"))
 	require.NoError(t, err)
 	defer f.Close()
-	var told []string
+	var warned []string
 	const log = "2026-01-02T03:04:05.678Z [INFO]  refiller: replica starts\n" +
 		"2026-01-02T03:04:05.678Z [WARN]  refiller.election: etcd unavailable: error=\"x\"\n" +
 		"2026-01-02T03:04:05.678Z [ERROR] refiller.refill: bucket can't be refilled\n"
-	copyLog(f, iotest.OneByteReader(strings.NewReader(log)), func(m string) { told = append(told, m) })
+	copyLog(f, iotest.OneByteReader(strings.NewReader(log)), func(m string) { warned = append(warned, m) })
 	require.Equal(t, []string{`warn: election: etcd unavailable: error="x"`, "error: refill: bucket can't be refilled"},
-		told)
+		warned)
 	kept, err := os.ReadFile(f.Name())
 	require.NoError(t, err)
 	require.Equal(t, log, string(kept))

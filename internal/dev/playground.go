@@ -24,7 +24,8 @@ const (
 // errEnough ends a run after its duration.
 var errEnough = errors.New("dev: the duration is over")
 
-// scene is what a playground shows: one region whose leader is killed, or several that share a pool.
+// scene is what a playground shows: one region whose leader is killed, users of two buckets, or regions that share a
+// pool.
 type scene interface {
 	title() string
 	// begin waits until there is something to see. The texts say what it is, and which commands to try.
@@ -33,10 +34,10 @@ type scene interface {
 	demands(region int) []demand
 	// acts run until ctx ends.
 	acts() []func(ctx context.Context)
-	// ended is told of a replica's end that nobody asked for.
+	// ended is called when a replica ended without a request.
 	ended(r *replica, pid int, how string)
-	// look takes in how things stand. That is told in some lines for a terminal with so many columns, or in a short one.
-	look(ctx context.Context)
+	// refresh reads the state. The scene then shows it in some lines for a terminal of some width, or in a short one.
+	refresh(ctx context.Context)
 	lines(s style, width int) []string
 	short() string
 	// summary is the last word.
@@ -71,7 +72,10 @@ func Run(ctx context.Context, o Options) (err error) {
 	p := &playground{opts: o, environ: environ(o.Environ, o.Redis != "", len(o.Etcd) > 0), cancel: cancel}
 	p.screen = newScreen(o.Out, o.Screen, cancel)
 	p.scene = &sampleScene{playground: p}
-	if o.Regions != nil {
+	switch {
+	case o.Flows:
+		p.scene = &flowScene{sampleScene: &sampleScene{playground: p}}
+	case o.Regions != nil:
 		p.scene = &poolScene{playground: p}
 	}
 	p.dir, err = os.MkdirTemp("", "refiller-dev-")
@@ -175,7 +179,7 @@ func (p *playground) introduction(about, try []string, s style, width int) []str
 	return append(append(lines, try...), "", s.bold("Ctrl-C")+" stops everything and removes its files.", "")
 }
 
-// show shows how things stand, once a second.
+// show shows the state, once a second.
 func (p *playground) show(ctx context.Context) {
 	ticker := time.NewTicker(showEvery)
 	defer ticker.Stop()
@@ -186,15 +190,15 @@ func (p *playground) show(ctx context.Context) {
 		case <-ticker.C:
 		}
 		p.count()
-		p.scene.look(ctx)
+		p.scene.refresh(ctx)
 		if ctx.Err() == nil {
 			p.screen.show(time.Now(), p.scene.lines(p.screen.style, p.screen.width()), p.scene.short())
 		}
 	}
 }
 
-// count takes in what the consumers were told. The time is read after that, so that a bound is for no less time than it
-// took.
+// count adds up the results of the consumers' takes. It reads the time after that, so that a bound is computed for no
+// less time than they took.
 func (p *playground) count() {
 	last := p.elapsed
 	for _, r := range p.regions {
@@ -212,7 +216,7 @@ func (p *playground) replicas() (all []*replica) {
 	return all
 }
 
-// say tells of an event, unless everything stops.
+// say reports an event, unless everything stops.
 func (p *playground) say(line string) {
 	if !p.stopping.Load() {
 		p.screen.println(line)

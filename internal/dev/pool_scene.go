@@ -28,7 +28,7 @@ const (
 type poolScene struct {
 	*playground
 	busy        atomic.Int64 // the region whose consumers are busy
-	coordinator string       // as last looked at; empty if nobody is known to be it
+	coordinator string       // as last read; empty if none is known
 }
 
 func (s *poolScene) title() string {
@@ -76,8 +76,8 @@ func (s *poolScene) acts() []func(context.Context) {
 
 func (s *poolScene) ended(r *replica, _ int, how string) { s.say(r.name + " ended: " + how) }
 
-// tell tells of an event, with its time.
-func (s *poolScene) tell(style func(string) string, format string, args ...any) {
+// report writes an event with its time.
+func (s *poolScene) report(style func(string) string, format string, args ...any) {
 	s.say(style(seconds(time.Since(s.started)) + "  " + fmt.Sprintf(format, args...)))
 }
 
@@ -86,7 +86,7 @@ func (s *poolScene) shift(ctx context.Context) {
 	for turn := 0; ctx.Err() == nil; turn++ {
 		i := turn % len(s.regions)
 		s.busy.Store(int64(i))
-		s.tell(s.screen.style.bold, "demand shifts to %s", s.regions[i].name)
+		s.report(s.screen.style.bold, "demand shifts to %s", s.regions[i].name)
 		timing.Sleep(ctx.Done(), shiftEvery)
 	}
 }
@@ -100,7 +100,7 @@ func (s *poolScene) cut(ctx context.Context) {
 	}
 	r.isCut.Store(true)
 	r.etcd.Cut()
-	s.tell(s.screen.style.red,
+	s.report(s.screen.style.red,
 		"%s is cut off from etcd and the other regions: its grant ends in %s, then it has its floor", r.name,
 		pool.ForTTL(electionTTL).Lease)
 	if s.opts.CutFor == 0 {
@@ -111,11 +111,11 @@ func (s *poolScene) cut(ctx context.Context) {
 		return
 	}
 	if err := r.etcd.Heal(); err != nil {
-		s.tell(s.screen.style.red, "%v", err)
+		s.report(s.screen.style.red, "%v", err)
 		return
 	}
 	r.isCut.Store(false)
-	s.tell(s.screen.style.green, "%s is connected again", r.name)
+	s.report(s.screen.style.green, "%s is connected again", r.name)
 }
 
 // share is what a region's store says of its share.
@@ -140,7 +140,7 @@ func (r *region) readShare(ctx context.Context) share {
 	return s
 }
 
-func (s *poolScene) look(ctx context.Context) {
+func (s *poolScene) refresh(ctx context.Context) {
 	s.coordinator = s.askCoordinator(ctx)
 	for _, r := range s.regions {
 		r.share = r.readShare(ctx)

@@ -33,7 +33,7 @@ func TestOptionsOfRegionsAreChecked(t *testing.T) {
 	require.Len(t, c.OwnPools(), 1)
 }
 
-func TestTheViewOfRegionsTellsWhoIsCutOff(t *testing.T) {
+func TestTheViewOfRegionsShowsWhichIsCutOff(t *testing.T) {
 	t.Parallel()
 	eu := &region{name: "eu", share: share{rate: 934, left: 11 * time.Second, tokens: 7}, lately: taken{admitted: 900}}
 	us := &region{name: "us", share: share{rate: 66, tokens: 3}, lately: taken{admitted: 66, denied: 84}}
@@ -52,6 +52,6 @@ func TestTheViewOfRegionsTellsWhoIsCutOff(t *testing.T) {
 	require.Contains(t, v.short(), "(cut off, 3 s left of its grant)")
 	us.isCut.Store(false)
 	v.coordinator = ""
-	require.Contains(t, v.short(), "nobody is known to coordinate")
+	require.Contains(t, v.short(), "no coordinator is known")
 	require.NotContains(t, v.short(), "(")
 }

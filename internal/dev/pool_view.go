@@ -8,8 +8,8 @@ import (
 )
 
 const (
-	barWidth = 20  // characters that stand for the whole rate
-	wide     = 105 // columns from which on a bar and what is special about its region stand beside each other
+	barWidth = 20  // characters for the whole rate
+	wide     = 105 // columns from which on a bar and the remarks about its region are beside each other
 )
 
 // state is what is special about a region.
@@ -57,7 +57,7 @@ func (s *poolScene) lines(mark style, width int) []string {
 
 func (s *poolScene) who() string {
 	if s.coordinator == "" {
-		return "nobody is known to coordinate"
+		return "no coordinator is known"
 	}
 	return s.coordinator + " coordinates"
 }

@@ -27,8 +27,8 @@ const (
 	oneWay    = 20 * time.Millisecond // from one of several regions to etcd, give or take a quarter
 )
 
-// Ports that a single region uses if they are free. Whoever listens on guardPort may prefer them: another playground on
-// this machine keeps away from them, even while one of its own processes is about to listen.
+// These ports are used by a single region if they are free. The playground that listens on guardPort may prefer them.
+// Another playground on this machine avoids them, even while one of the first one's processes is about to listen.
 const (
 	redisPort = 16379
 	etcdPort  = 12379
@@ -50,7 +50,7 @@ type region struct {
 	consumer *consumer
 	total    taken // of the watched bucket, as last counted
 	lately   taken // per second, since the count before
-	share    share // of the pool, as last looked at
+	share    share // of the pool, as last read
 }
 
 func (r *region) peek(ctx context.Context, key string) (lua.PeekReply, error) {
@@ -64,7 +64,7 @@ func (p *playground) open(ctx context.Context) error {
 	port := func(int) int { return 0 }
 	if p.opts.Regions == nil {
 		if ln, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(guardPort))); err == nil {
-			p.atEnd(func() { _ = ln.Close() }) // nobody ever connected
+			p.atEnd(func() { _ = ln.Close() }) // there was never a connection
 			port = func(known int) int { return known }
 		}
 	}
@@ -103,7 +103,7 @@ func (p *playground) open(ctx context.Context) error {
 	return nil
 }
 
-// hint tells what to do without an embedded server.
+// hint says what to do without an embedded server.
 func (p *playground) hint(err error, flag string) error {
 	switch {
 	case p.opts.Regions != nil:
@@ -124,7 +124,7 @@ func (p *playground) newRegion(name, store string, etcd []string, port func(int)
 		if err != nil {
 			return nil, err
 		}
-		p.atEnd(func() { _ = r.etcd.Close() }) // nobody needs it any more
+		p.atEnd(func() { _ = r.etcd.Close() }) // all of its users have ended
 		if err := r.etcd.Delay(faultproxy.Both, oneWay, oneWay/4); err != nil {
 			return nil, err
 		}

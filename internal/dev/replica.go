@@ -89,7 +89,7 @@ func (r *replica) run(ctx context.Context) error {
 
 func (r *replica) logPath() string { return filepath.Join(r.dir, r.name+".log") }
 
-// start starts a process, which is told to stop when ctx ends.
+// start starts a process, which is asked to stop when ctx ends.
 func (r *replica) start(ctx context.Context) (*process, error) {
 	addr, err := devserver.FreeAddr(r.port)
 	if err != nil {
@@ -186,7 +186,7 @@ func (p *process) get(ctx context.Context, path string, into any) error {
 	return json.NewDecoder(res.Body).Decode(into)
 }
 
-// copyLog copies a log until it ends, and tells of warnings and errors in it.
+// copyLog copies a log until it ends, and calls warn for the warnings and errors in it.
 func copyLog(to io.Writer, from io.Reader, warn func(message string)) {
 	for lines := bufio.NewReader(from); ; {
 		line, err := lines.ReadString('\n')

@@ -32,10 +32,10 @@ type sampleScene struct {
 	*playground
 	followed []*refills // of the watched bucket first
 	gaps     gaps
-	active   atomic.Pointer[replica] // that refilled most before the last look; nil if nobody refilled
+	active   atomic.Pointer[replica] // made the most refills before the last reading; nil if there were none
 	killed   atomic.Int64            // the process that the playground killed last
 
-	// Of the last look:
+	// Results of the last reading:
 	reports  []report
 	activity activity
 	levels   []level
@@ -57,7 +57,7 @@ func (s *sampleScene) demands(int) []demand { return sampleDemands }
 
 func (s *sampleScene) buckets() []config.Bucket { return s.regions[0].cfg.Buckets }
 
-// begin waits until somebody refills.
+// begin waits until a replica refills.
 func (s *sampleScene) begin(ctx context.Context) (about, try []string, err error) {
 	active, err := s.firstActive(ctx)
 	if err != nil {
@@ -76,16 +76,16 @@ func (s *sampleScene) about(width int) []string {
 	t := terminal.NewTable(terminal.Column{Name: "  BUCKET", Text: true}, number("CAPACITY"),
 		terminal.Column{Name: "REFILL", Text: true}, number("DEMAND"))
 	for _, b := range s.buckets() {
-		note := ""
+		demand := ""
 		if b.Key == watched {
-			note = fmt.Sprintf("%.0f/s", sampleDemands[0].wanted())
+			demand = fmt.Sprintf("%.0f/s", sampleDemands[0].wanted())
 		}
-		t.Row("  "+b.Key, b.Policy.Capacity, schedule(b.Policy), note)
+		t.Row("  "+b.Key, b.Policy.Capacity, schedule(b.Policy), demand)
 	}
 	lines := tableLines(t, width)
 	if s.opts.KillEvery > 0 {
 		text := fmt.Sprintf("Every %s the replica that refills is killed. The gap is from its last "+
-			"refill to the next one, as the store tells it.", s.opts.KillEvery)
+			"refill to the next one, by the times in the store.", s.opts.KillEvery)
 		lines = append(append(lines, ""), terminal.Wrap(text, width)...)
 	}
 	return lines
@@ -125,7 +125,7 @@ func (s *sampleScene) acts() []func(context.Context) {
 	return []func(context.Context){s.follow}
 }
 
-func (s *sampleScene) look(ctx context.Context) {
+func (s *sampleScene) refresh(ctx context.Context) {
 	s.observe(ask(ctx, s.replicas()))
 	s.levels, s.store = nil, nil
 	for _, b := range s.buckets() {

@@ -20,10 +20,10 @@ type screen struct {
 	rewrites bool       // the status is written over
 	width    func() int // columns; 0: no limit
 	style    style
-	failed   func(error) // is told that nobody reads any more
+	failed   func(error) // called when the output has no reader any more
 
 	mu      sync.Mutex
-	status  []string  // as it stands below the lines
+	status  []string  // the lines below the events
 	printed time.Time // when the status was last printed as a line
 }
 

@@ -9,7 +9,7 @@ import (
 	"github.com/tokenrefill/refiller/internal/cli/terminal"
 )
 
-// indent stands before the lines that follow the first one of a view.
+// indent begins the lines that follow the first one of a view.
 const indent = "       "
 
 // tableLines are the lines of a table.

@@ -135,7 +135,7 @@ func TestATerminalsStatusIsRewrittenBelowTheLinesThatStay(t *testing.T) {
 	s.show(startup, []string{"a", "b"}, "short")
 	require.Equal(t, draw("a\nb\n"), next())
 	s.show(startup, []string{"c"}, "short")
-	require.Equal(t, "\x1b[2A\r\x1b[J"+draw("c\n"), next(), "both lines are gone")
+	require.Equal(t, "\x1b[2A\r\x1b[J"+draw("c\n"), next(), "both lines were removed")
 	s.println("news")
 	require.Equal(t, "\x1b[1A\r\x1b[J"+"news\n"+draw("c\n"), next())
 	s.clear()
@@ -160,8 +160,8 @@ func (closedPipe) Write([]byte) (int, error) { return 0, errors.New("broken pipe
 
 func TestAReaderThatGoesAwayIsNoticed(t *testing.T) {
 	t.Parallel()
-	var told error
-	s := &screen{out: closedPipe{}, failed: func(err error) { told = err }}
+	var failure error
+	s := &screen{out: closedPipe{}, failed: func(err error) { failure = err }}
 	s.println("hello")
-	require.EqualError(t, told, "broken pipe")
+	require.EqualError(t, failure, "broken pipe")
 }

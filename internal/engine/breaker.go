@@ -31,9 +31,8 @@ var (
 	ErrSilent = fmt.Errorf("engine: the server is silent: %w", context.DeadlineExceeded)
 )
 
-// Breaker says whether a server is worth asking. It judges the server alone: what failed there, and what the server was
-// silent about while it could have answered and nothing else was heard from it. While it is open its queue probes the
-// server.
+// Breaker decides whether a server may be called. It judges the server only: the calls that failed there, and its
+// silence while it could have answered and sent nothing else. While the breaker is open, its queue probes the server.
 type Breaker struct {
 	// Patience is the least time that the server has for an answer before its silence counts. The server has longer where
 	// round trips are long, and before its first answer, while they are unknown.

@@ -55,7 +55,7 @@ func TestABreakerOpensOnTheShareOfFailures(t *testing.T) {
 			require.False(t, b.record(at(d+time.Second), nil))
 		}
 	})
-	t.Run("failures hours apart", func(t *testing.T) {
+	t.Run("failures with hours between them", func(t *testing.T) {
 		b := newBreaker()
 		for i := range 100 {
 			require.False(t, b.record(at(time.Duration(i)*time.Hour), errBroken), "connections that were cut meanwhile")
@@ -253,7 +253,7 @@ func TestAServerHasTheTimeOfItsCallersAndOfItsRoundTrips(t *testing.T) {
 	}
 }
 
-func TestErrorsThatTellNothingAboutTheServer(t *testing.T) {
+func TestErrorsThatAreNoEvidenceAboutTheServer(t *testing.T) {
 	for name, tc := range map[string]struct {
 		change  func(s *server)
 		permits int
@@ -404,7 +404,7 @@ func TestAnImpatientLoneCallerIsNoEvidence(t *testing.T) {
 			if err != nil {
 				refused++
 			}
-			require.LessOrEqual(t, took, 12*ms+secondLook)
+			require.LessOrEqual(t, took, 12*ms+graceRead)
 			require.NoError(t, b.Open(), "call %d", i)
 			time.Sleep(10 * ms)
 		}
@@ -440,7 +440,7 @@ func TestALoneCallerWhoLeavesIsNotHeld(t *testing.T) {
 			time.AfterFunc(10*ms, cancel)
 			took, err := ask(ctx, q, 1, 0)
 			require.Equal(t, context.Canceled, err)
-			require.LessOrEqual(t, took, 10*ms+secondLook)
+			require.LessOrEqual(t, took, 10*ms+graceRead)
 		}
 		require.NoError(t, q.Close(context.Background()))
 	})

@@ -6,10 +6,11 @@ import (
 )
 
 const (
-	// Grace is how long a reply is still awaited after the last caller stopped waiting for it, so that what was taken
-	// for nobody can be given back.
+	// Grace is how long a reply is still awaited after its last caller has left, so that tokens without an owner can be
+	// returned.
 	Grace = time.Second
-	// mostTrip is how long a reply is awaited at most, whoever waits: a connection can be dead without saying so.
+	// mostTrip is how long a reply is awaited at most, whether or not it has callers: a connection can be dead without an
+	// error.
 	mostTrip = time.Minute
 )
 
@@ -18,7 +19,7 @@ type call[T any] struct {
 	batch     []*Request[T]
 	ctx       context.Context
 	cancel    context.CancelFunc
-	waiters   int // requests that somebody waits for
+	waiters   int // requests with a waiting caller
 	sent      time.Time
 	deadline  deadline // of the server's silence, or of a caller who makes the call and has left
 	silent    uint64   // the breaker's window in which its silence counts; 0: none
@@ -55,8 +56,8 @@ func (c *call[T]) begin(now time.Time, patience, stalled time.Duration) {
 	}
 }
 
-// interrupt keeps a call that nobody waits for from being sent. If the call's own caller makes it, interrupt ends the
-// exchange as well, unless the answer has come and is being dealt with.
+// interrupt prevents sending a call without a waiting caller. If the call's own caller makes it, interrupt ends the
+// exchange as well, unless the reply has come and is being read.
 func (c *call[T]) interrupt(e *Express[T]) {
 	c.cancel()
 	if c.alone && !c.batch[0].unclaimed.Load() {
@@ -73,8 +74,8 @@ func (c *call[T]) end() {
 	}
 }
 
-// callContext tells go-redis what to set on the socket: the deadline that Sender describes. It ends only when it is
-// cancelled; callers whose time is up are released by tick.
+// callContext gives go-redis the deadline of the socket, as Sender describes it. It ends only when it is cancelled.
+// Callers with an expired deadline are released by tick.
 type callContext struct {
 	context.Context
 	deadline time.Time

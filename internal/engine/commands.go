@@ -56,8 +56,8 @@ func NewCommands(rdb redis.UniversalClient, most int) *Commands {
 	}, most, nil, nil)}
 }
 
-// Process sends a command and waits for its answer, or for the end of ctx: then the command may have been sent, and
-// must not be looked at any more.
+// Process sends a command and waits for its reply or for the end of ctx. In the latter case the command may have been
+// sent, and its value must not be read.
 func (c *Commands) Process(ctx context.Context, cmd redis.Cmder) error {
 	if err := ctx.Err(); err != nil {
 		return err

@@ -3,19 +3,19 @@ package engine
 import "time"
 
 const (
-	// secondLook is how much longer a caller waits when its time is over: a reply may have come while this process did
-	// not run, and is read first.
-	secondLook = 5 * time.Millisecond
+	// graceRead is how much longer a caller waits when its time is over. A reply may have come while this process did not
+	// run, and is read first.
+	graceRead = 5 * time.Millisecond
 	// Stall is the least delay of a timer that means that this process did not run.
 	Stall = time.Millisecond
 )
 
-// deadline is until when somebody waits for an answer.
+// deadline is the end of a caller's wait for a reply.
 type deadline struct {
-	at      time.Time     // zero: none
-	stalled time.Duration // how much of Queue.stalled it already includes
-	most    time.Duration // the value of Queue.stalled beyond which it isn't put off
-	looked  bool          // it was put off by secondLook
+	at       time.Time     // zero: none
+	stalled  time.Duration // how much of Queue.stalled it already includes
+	most     time.Duration // the value of Queue.stalled beyond which it isn't put off
+	extended bool          // it was postponed by graceRead
 }
 
 // newDeadline is that of a wait from now until an instant; stalled is for how long this process did not run before.
@@ -23,21 +23,21 @@ func newDeadline(now, at time.Time, stalled time.Duration) deadline {
 	return deadline{at: at, stalled: stalled, most: stalled + at.Sub(now)}
 }
 
-// expireOrExtend reports whether the time is over; stalled is for how long this process did not run until now. When the
-// deadline passes for the first time, it is put off by secondLook. It is also put off by the time for which this
-// process did not run since the wait began, altogether by no more than the wait was long at first.
+// expireOrExtend reports whether the time is over. stalled is for how long this process did not run until now. When the
+// deadline passes for the first time, it is postponed by graceRead. It is also postponed by the time for which this
+// process did not run since the wait began, altogether by no more than the original wait.
 func (d *deadline) expireOrExtend(now time.Time, stalled time.Duration) bool {
 	if d.at.IsZero() || now.Before(d.at) {
 		return false
 	}
 	more := min(stalled, d.most) - d.stalled
-	if d.looked && more < Stall {
+	if d.extended && more < Stall {
 		return true
 	}
 	d.stalled += more
-	if !d.looked {
-		d.looked = true
-		more += secondLook
+	if !d.extended {
+		d.extended = true
+		more += graceRead
 	}
 	d.at = now.Add(more)
 	return false

@@ -24,7 +24,7 @@ type server struct {
 	at        []time.Duration // when
 	under     int             // calls under way
 	most      int             // the most there were
-	unclaimed []int           // bodies that were answered for nobody
+	unclaimed []int           // bodies that were answered after their callers had left
 }
 
 func newBreaker() *Breaker { return &Breaker{Silent: unheard, Changed: unchanged} }

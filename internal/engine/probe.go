@@ -9,8 +9,8 @@ import (
 )
 
 const (
-	// An open breaker closes when a probe is answered. Each may take probeTime, or longer where round trips are long. They
-	// are probeFirst apart, and up to probeMost, each pause between half and one and a half times that.
+	// An open breaker closes when a probe is answered. Each probe may take probeTime, or longer where round trips are
+	// long. The pause between probes grows from probeFirst to probeMost; each is varied by a factor of 0.5 to 1.5.
 	probeTime  = time.Second
 	probeFirst = 50 * time.Millisecond
 	probeMost  = 200 * time.Millisecond

@@ -33,11 +33,11 @@ var (
 )
 
 // Sender makes one round trip for requests in their order, and calls Answer for each of them once. The error says what
-// that showed of the server: nil that it answers, ErrNoEvidence nothing, any other that it failed.
+// the trip showed of the server: nil that it answers, ErrNoEvidence nothing, any other that it failed.
 //
-// ctx's deadline is Grace after the latest of the requests' deadlines, put off or not, and the end of the breaker's
-// patience, at most a minute after the departure. ctx is cancelled when nobody waits for an answer any more: what isn't
-// sent by then need not be.
+// ctx's deadline is the latest of the requests' deadlines, postponed or not, plus Grace, but not after the end of the
+// breaker's patience, which is at most a minute after the departure. ctx is cancelled when no caller waits for a reply
+// any more. Requests that are not sent by then need not be sent.
 type Sender[T any] func(ctx context.Context, batch []*Request[T]) error
 
 // Queue brings requests to a server. Its methods are safe for concurrent use.
@@ -54,17 +54,17 @@ type Queue[T any] struct {
 
 	mu          sync.Mutex
 	first, last *Request[T]
-	waiters     int           // requests from first to last that somebody waits for
+	waiters     int           // requests from first to last with a waiting caller
 	held        int           // requests from first to last
 	calls       []*call[T]    // under way
 	departed    time.Time     // the last call
-	heard       time.Time     // the last answer of the server
+	answered    time.Time     // time of the server's last answer
 	rtt         time.Duration // round trip of the last calls; 0: not known
 	failed      bool          // the last call did
 	due         time.Time     // no deadline is earlier; zero: there is none
 	timer       *time.Timer   // calls tick
 	at          time.Time     // when the timer fires; zero: it doesn't
-	stalled     time.Duration // for how long this process did not run while somebody waited, all together
+	stalled     time.Duration // for how long this process did not run while callers waited, in total
 	jobs        chan *call[T] // to workers that are idle
 	workers     int
 	probing     bool
@@ -154,8 +154,8 @@ func (q *Queue[T]) wait(ctx context.Context, r *Request[T]) error {
 	return q.result(ctx, r)
 }
 
-// leave notes that the context of a request's caller has ended. Whether its deadline has passed is judged by tick,
-// which knows if this process did not run.
+// leave records that the context of a request's caller has ended. tick decides whether its deadline has passed, because
+// it knows for how long this process did not run.
 func (q *Queue[T]) leave(ctx context.Context, r *Request[T], use uint64) {
 	if _, timed := ctx.Deadline(); timed && errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		return
@@ -187,7 +187,7 @@ func (q *Queue[T]) result(ctx context.Context, r *Request[T]) error {
 	return ErrNoAnswer
 }
 
-// dropped notes that nobody waits for a request any more. The lock is held.
+// dropped records that the caller of a request has left. The lock is held.
 func (q *Queue[T]) dropped(r *Request[T]) {
 	c := r.call
 	if c == nil { // it stays where it is until a departure
@@ -289,7 +289,7 @@ func (q *Queue[T]) pop() *Request[T] {
 	return r
 }
 
-// forget removes the requests that nobody waits for once they are most of those held. The lock is held.
+// forget removes the requests without a waiting caller once they are most of those held. The lock is held.
 func (q *Queue[T]) forget() {
 	if q.held <= 2*q.waiters+mostRequests {
 		return

@@ -102,7 +102,7 @@ func TestASilentServerIsAskedLessAndLess(t *testing.T) {
 }
 
 // A dead connection may never say so.
-func TestACallEndsAlthoughNobodyWaits(t *testing.T) {
+func TestACallEndsWithoutAWaitingCaller(t *testing.T) {
 	bubble(t, ms, 1, nil, func(t *testing.T, s *server, q *Queue[int]) {
 		s.set(func(s *server) { s.silent = true })
 		ctx, cancel := context.WithCancel(context.Background())
@@ -125,14 +125,14 @@ func TestCallersWaitNoLongerThanTheirTime(t *testing.T) {
 				took, err := ask(context.Background(), q, 1, timeout)
 				require.ErrorIs(t, err, ErrNoAnswer)
 				require.ErrorIs(t, err, context.DeadlineExceeded)
-				require.Equal(t, timeout+secondLook, took)
+				require.Equal(t, timeout+graceRead, took)
 			})
 			wg.Go(func() {
 				ctx, cancel := context.WithTimeout(context.Background(), timeout)
 				defer cancel()
 				took, err := ask(ctx, q, 1, time.Hour)
 				require.Equal(t, context.DeadlineExceeded, err, "the caller's own")
-				require.Equal(t, timeout+secondLook, took)
+				require.Equal(t, timeout+graceRead, took)
 			})
 			wg.Go(func() {
 				ctx, cancel := context.WithCancel(context.Background())
@@ -147,7 +147,7 @@ func TestCallersWaitNoLongerThanTheirTime(t *testing.T) {
 }
 
 // With callers of 12 ms beside them, and a round trip of 20 ms, patient callers lost 972 takes of 1,239.
-func TestShortDeadlinesOfOthersCostNobodyAnything(t *testing.T) {
+func TestShortDeadlinesOfOthersHaveNoEffect(t *testing.T) {
 	bubble(t, 20*ms, 64, nil, func(t *testing.T, s *server, q *Queue[int]) {
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 		defer cancel()
@@ -220,7 +220,7 @@ func TestARequestWithoutCallersIsNotSent(t *testing.T) {
 	})
 }
 
-func TestTheSenderLearnsThatAllCallersHaveLeft(t *testing.T) {
+func TestTheSenderDetectsThatAllCallersHaveLeft(t *testing.T) {
 	bubble(t, 20*ms, 8, nil, func(t *testing.T, s *server, q *Queue[int]) {
 		ctx, cancel := context.WithCancel(context.Background())
 		var wg sync.WaitGroup
@@ -294,23 +294,23 @@ func TestCloseWaitsForWhatIsUnderWay(t *testing.T) {
 func TestDeadlinesMoveByTheDelayOfThisProcess(t *testing.T) {
 	began := time.Now()
 	at := func(d time.Duration) time.Time { return began.Add(d) }
-	type look struct {
+	type check struct {
 		at, stalled time.Duration // stalled: altogether since this began
 		over        bool
 	}
-	for name, looks := range map[string][]look{
+	for name, checks := range map[string][]check{
 		"in time":                   {{49 * ms, 0, false}, {50 * ms, 0, false}, {54 * ms, 0, false}, {55 * ms, 0, true}},
 		"stopped over the deadline": {{70 * ms, 20 * ms, false}, {94 * ms, 20 * ms, false}, {95 * ms, 20 * ms, true}},
 		"stopped before it, twice":  {{50 * ms, 30 * ms, false}, {84 * ms, 30 * ms, false}, {85 * ms, 30 * ms, true}},
 		"stopped for a long time":   {{350 * ms, 300 * ms, false}, {404 * ms, 300 * ms, false}, {405 * ms, 300 * ms, true}},
-		"stopped in the second look": {{50 * ms, 0, false}, {75 * ms, 20 * ms, false}, {94 * ms, 20 * ms, false},
+		"stopped in the extension": {{50 * ms, 0, false}, {75 * ms, 20 * ms, false}, {94 * ms, 20 * ms, false},
 			{95 * ms, 20 * ms, true}},
 		"stopped again and again": {{80 * ms, 30 * ms, false}, {215 * ms, 130 * ms, false}, {300 * ms, 200 * ms, true}},
 	} {
 		const before = time.Hour // stalled for so long before this began
 		c := newDeadline(began, at(50*ms), before)
-		for i, l := range looks {
-			require.Equal(t, l.over, c.expireOrExtend(at(l.at), before+l.stalled), "%s: look %d", name, i)
+		for i, l := range checks {
+			require.Equal(t, l.over, c.expireOrExtend(at(l.at), before+l.stalled), "%s: check %d", name, i)
 		}
 		require.LessOrEqual(t, c.stalled-before, 50*ms)
 	}
@@ -351,7 +351,7 @@ func TestEveryRequestHasOneEnd(t *testing.T) {
 						timeout := time.Duration(1+rng.IntN(60)) * ms
 						took, err := ask(ctx, q, body, timeout)
 						cancel()
-						if took > min(timeout+secondLook, cancelled) {
+						if took > min(timeout+graceRead, cancelled) {
 							t.Errorf("it took %s: timeout %s, cancelled after %s", took, timeout, cancelled)
 						}
 						mu.Lock()
@@ -383,7 +383,7 @@ func TestEveryRequestHasOneEnd(t *testing.T) {
 					require.Equal(t, 1, times[body])
 				}
 				require.Equal(t, times[body] == 1 && !ok, unclaimed[body],
-					"of what was sent either the caller hears or the sender hears that nobody does")
+					"each sent request is answered to its caller or reported to the sender as unclaimed")
 			}
 		})
 	}

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// States of a request. Whoever changes it from waiting owns what follows.
+// States of a request. The goroutine that changes it from waiting owns the next step.
 const (
 	waiting  int32 = iota
 	answered       // the answer is there
@@ -21,7 +21,7 @@ type Request[T any] struct {
 	Latest time.Time
 
 	state     atomic.Int32
-	unclaimed atomic.Bool   // the answer came, and nobody waited
+	unclaimed atomic.Bool   // the reply came after the caller had left
 	signal    chan struct{} // gets one value when the state becomes answered or expired
 
 	// The lock of the queue guards these.
@@ -33,9 +33,9 @@ type Request[T any] struct {
 	uses     uint64 // how often it was given to Do
 }
 
-// Answer tells the caller that Body is complete. It reports whether the caller still waits; then the request must not
-// be used any more. If not, Body is the Sender's to deal with. The request itself isn't used again: whoever gave it up
-// may be about to look at its state.
+// Answer wakes the caller when Body is complete. It reports whether the caller still waits. If so, the request must not
+// be used any more. If not, the Sender has to use Body. The request itself isn't used again, because the goroutine that
+// gave it up may be about to read its state.
 func (r *Request[T]) Answer() bool {
 	if !r.state.CompareAndSwap(waiting, answered) {
 		r.unclaimed.Store(true)

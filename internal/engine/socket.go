@@ -77,7 +77,7 @@ func (s *Sockets) Distrust() {
 	}
 }
 
-// Drop closes the connections that exist, whoever waits for them.
+// Drop closes the existing connections, even those in use.
 func (s *Sockets) Drop() {
 	s.Distrust()
 	s.mu.Lock()
@@ -153,7 +153,7 @@ func (c *socket) Read(p []byte) (int, error) {
 	now := time.Now()
 	stalled := min(now.Sub(c.deadline), Grace)
 	c.deadline = time.Time{} // it isn't put off again
-	if err := c.Conn.SetReadDeadline(now.Add(secondLook + stalled)); err != nil {
+	if err := c.Conn.SetReadDeadline(now.Add(graceRead + stalled)); err != nil {
 		return 0, err
 	}
 	return c.Conn.Read(p)

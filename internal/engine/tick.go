@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// pulse is how often the timer fires while somebody waits, and shows whether this process ran.
+// pulse is how often the timer fires while a caller waits. Its delay shows whether this process ran.
 const pulse = 5 * time.Millisecond
 
 // tick does what is due: it has a call depart, and gives up what has waited for too long.
@@ -37,16 +37,16 @@ func (q *Queue[T]) tick() {
 	q.settle()
 }
 
-// expire gives up requests whose time is over, and finds calls that the server is silent about. The lock is held.
+// giveUpIfOver gives up requests whose time is over, and finds calls that the server is silent about. The lock is held.
 func (q *Queue[T]) expire(now time.Time) {
 	q.due = time.Time{}
 	for r := q.first; r != nil; r = r.next {
-		q.look(r, now)
+		q.giveUpIfOver(r, now)
 	}
 	q.forget()
 	for _, c := range q.calls {
 		for _, r := range c.batch {
-			q.look(r, now)
+			q.giveUpIfOver(r, now)
 		}
 		if c.deadline.at.IsZero() {
 			continue
@@ -58,7 +58,7 @@ func (q *Queue[T]) expire(now time.Time) {
 		c.deadline = deadline{}
 		if c.abandoned {
 			c.interrupt(q.express)
-		} else if !q.heard.After(c.sent) {
+		} else if !q.answered.After(c.sent) {
 			var opens bool
 			c.silent, opens = q.breaker.recordSilence(now)
 			q.opened(opens)
@@ -66,8 +66,8 @@ func (q *Queue[T]) expire(now time.Time) {
 	}
 }
 
-// look gives up a request if its time is over. The lock is held.
-func (q *Queue[T]) look(r *Request[T], now time.Time) {
+// giveUpIfOver gives up a request if its time is over. The lock is held.
+func (q *Queue[T]) giveUpIfOver(r *Request[T], now time.Time) {
 	switch {
 	case r.state.Load() != waiting:
 	case !r.deadline.expireOrExtend(now, q.stalled):

@@ -44,7 +44,7 @@ func (q *Queue[T]) work(c *call[T]) {
 	}
 }
 
-// next notes how a call ended, and has the next one depart if one may.
+// next records the end of a call, and returns the next one if one may depart.
 func (q *Queue[T]) next(c *call[T], err error) *call[T] {
 	now := time.Now()
 	q.mu.Lock()
@@ -80,7 +80,7 @@ func (q *Queue[T]) workAlone(ctx context.Context, r *Request[T], c *call[T]) {
 	}
 }
 
-// ended notes how a call ended. The lock is held.
+// ended records the end of a call. The lock is held.
 func (q *Queue[T]) ended(c *call[T], now time.Time, err error) {
 	for i := range q.calls {
 		if q.calls[i] == c {
@@ -92,7 +92,7 @@ func (q *Queue[T]) ended(c *call[T], now time.Time, err error) {
 	}
 	q.failed = err != nil
 	if !q.failed {
-		q.heard = now
+		q.answered = now
 		switch d := now.Sub(c.sent); { // what is slow for once counts little
 		case q.rtt == 0:
 			q.rtt = d

@@ -3,7 +3,6 @@ package replay
 import (
 	"errors"
 	"fmt"
-	"math"
 	"math/bits"
 
 	"github.com/tokenrefill/refiller/policy"
@@ -25,7 +24,8 @@ const minSweep = 4096
 type Buckets struct {
 	terms policy.Terms
 	held  map[string]*policy.Bucket // none of them full at its last refill
-	clock int64                     // the highest time seen, Unix µs
+	start int64                     // the time of the first take, Unix µs
+	clock int64                     // µs from start to the highest time seen, plus 1; 0 before the first take
 	sweep int                       // how many buckets set off the next sweep
 	least int                       // lower bound of sweep
 }
@@ -51,14 +51,17 @@ func NewBuckets(capacity int64, rate policy.Rate) (*Buckets, error) {
 	// credits any gap: no more than fills an empty bucket.
 	terms.Interval = 1
 	terms.MaxElapsed = (int64(units) + terms.Tokens - 1) / terms.Tokens
-	return &Buckets{terms: terms, held: map[string]*policy.Bucket{}, clock: math.MinInt64, sweep: minSweep,
-		least: minSweep}, nil
+	return &Buckets{terms: terms, held: map[string]*policy.Bucket{}, sweep: minSweep, least: minSweep}, nil
 }
 
 // Take takes one token from the key's bucket at time at, in Unix µs. A time
 // before the highest seen so far counts as that one.
 func (b *Buckets) Take(key []byte, at int64) policy.Taking {
-	b.clock = max(b.clock, at)
+	// The policy's clock is a server's, which is after 1970, while a log may be of any time: count from its beginning.
+	if b.clock == 0 {
+		b.start = at
+	}
+	b.clock = max(b.clock, at-b.start+1)
 	bucket, held := b.held[string(key)]
 	if held && b.refill(bucket) {
 		// A full bucket is as good as a new one: credit beyond the capacity is

@@ -57,6 +57,8 @@ type Key struct {
 type outcome struct {
 	total         Total
 	outOfOrder    int64
+	previous      int64 // the request before; Unix µs
+	rose, fell    int64 // requests that are later, and earlier, than the one before
 	first, clock  int64 // of the first request, and the highest so far; Unix µs
 	keys          map[string]*counts
 	second        int64 // the second being counted, Unix seconds
@@ -85,6 +87,14 @@ func (t *outcome) count(key []byte, at int64, denied bool) {
 	if at < t.clock {
 		t.outOfOrder++
 	}
+	switch {
+	case t.total.Requests == 0 || at == t.previous:
+	case at > t.previous:
+		t.rose++
+	default:
+		t.fell++
+	}
+	t.previous = at
 	t.clock = max(t.clock, at)
 	second := time.UnixMicro(t.clock).Unix()
 	if second != t.second {

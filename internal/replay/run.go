@@ -28,6 +28,10 @@ type Config struct {
 	Progress func(Total, int64)
 }
 
+// ErrBackwards is returned for a log that begins with its newest request: more requests are earlier than the one before
+// than are later. Its report is of buckets that earned no credit.
+var ErrBackwards = errors.New("replay: the log begins with its newest request")
+
 // Run replays the log to its end. If the log fails or ctx ends before that, the
 // report is of what was replayed, and the error says why it ended. Memory grows
 // with the number of keys, by some hundred bytes for each.
@@ -46,6 +50,9 @@ func Run(ctx context.Context, log Log, cfg Config) (Report, error) {
 		}
 	}
 	report := t.report(cfg.Top, log.Unparsed())
+	if errors.Is(err, io.EOF) && t.fell > t.rose {
+		return report, ErrBackwards
+	}
 	if errors.Is(err, io.EOF) {
 		return report, nil
 	}

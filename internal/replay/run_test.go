@@ -118,7 +118,7 @@ func TestALogThatFailsEndsTheReplay(t *testing.T) {
 	t.Parallel()
 	broken := errors.New("broken")
 	log, err := accesslog.NewReader(io.MultiReader(
-		strings.NewReader(`{"ts":1,"ip":"192.0.2.1"}`+"\n"), failing{broken}), "ip")
+		strings.NewReader(`{"ts":1,"ip":"192.0.2.1"}`+"\n"), failing{broken}), "ip", "")
 	require.NoError(t, err)
 	report, err := Run(t.Context(), log, cfg)
 	require.ErrorIs(t, err, broken)

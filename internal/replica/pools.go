@@ -31,10 +31,10 @@ type pools struct {
 	regions     regions
 }
 
-// sampling is how often the shares are looked at for their trends.
+// sampling is how often the shares are read for their trends.
 const sampling = time.Second
 
-// sample keeps how the region's shares stand until ctx ends.
+// sample records the region's shares until ctx ends.
 func (p *pools) sample(ctx context.Context, cfg func() config.Config) {
 	ticker := time.NewTicker(sampling)
 	defer ticker.Stop()

@@ -16,30 +16,30 @@ import (
 const (
 	// regionsEvery is how often the shares of all regions are read from etcd, so that no slot of a trend is left out.
 	regionsEvery = stats.TrendSlot / 2
-	// regionsTimeout bounds one look at etcd.
+	// regionsTimeout bounds one read of etcd.
 	regionsTimeout = 2 * time.Second
 )
 
 // regions keep how all regions shared the pools of late, for the page. etcd is read seldom, and not at all if there are
 // more shares than have a trend: nothing but the page depends on it.
 type regions struct {
-	read   func(context.Context) (pool.Status, error)
-	trends stats.Shares // by pool and region
-	heard  map[string]heard
+	read    func(context.Context) (pool.Status, error)
+	trends  stats.Shares // by pool and region
+	reports map[string]seenReport
 
 	mu    sync.Mutex
 	names map[string][]string // of the regions, by pool
 }
 
-// heard is a region's last report about a pool, and when it was first seen here: clocks of regions may differ.
-type heard struct{ at, seen time.Time }
+// seenReport is a region's last report about a pool, and when this process first saw it: clocks of regions may differ.
+type seenReport struct{ at, seen time.Time }
 
 // follow reads the shares until ctx ends. Stretches in which etcd doesn't answer stay unknown.
 func (r *regions) follow(ctx context.Context, cfg func() config.Config) {
 	ticker := time.NewTicker(regionsEvery)
 	defer ticker.Stop()
 	for {
-		r.look(ctx, cfg().Pools)
+		r.refresh(ctx, cfg().Pools)
 		select {
 		case <-ctx.Done():
 			return
@@ -48,8 +48,8 @@ func (r *regions) follow(ctx context.Context, cfg func() config.Config) {
 	}
 }
 
-// look reads the shares once.
-func (r *regions) look(ctx context.Context, pools []pool.Pool) {
+// refresh reads the shares once.
+func (r *regions) refresh(ctx context.Context, pools []pool.Pool) {
 	rates, shares := map[string]float64{}, 0
 	for _, p := range pools {
 		rates[p.Name] = perSecond(p.Rate)
@@ -67,23 +67,23 @@ func (r *regions) look(ctx context.Context, pools []pool.Pool) {
 	now := time.Now()
 	points := map[string]stats.SharePoint{}
 	names := map[string][]string{}
-	reports := map[string]heard{}
+	reports := map[string]seenReport{}
 	for _, p := range status.Pools {
 		for _, region := range p.Regions {
 			rate, key := rates[p.Name], trendKey(p.Name, region.Region)
 			if rate == 0 {
 				continue // the pool has left the configuration
 			}
-			report := r.heard[key]
+			report := r.reports[key]
 			if !report.at.Equal(region.At) {
-				report = heard{region.At, now}
+				report = seenReport{region.At, now}
 			}
 			reports[key] = report
 			points[key] = pointOf(region, rate, now.Sub(report.seen))
 			names[p.Name] = append(names[p.Name], region.Region)
 		}
 	}
-	r.heard = reports
+	r.reports = reports
 	r.trends.Add(now, points)
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -28,8 +28,7 @@ import (
 	"github.com/tokenrefill/refiller/refill"
 )
 
-// After resigning, a leader stands by for this many refill intervals, up to a
-// bound.
+// After resigning, a leader remains a standby for this many refill intervals, up to a bound.
 const (
 	handover    = 3
 	maxHandover = 2 * time.Second
@@ -41,12 +40,12 @@ const maxLoop = 15 * time.Second
 
 var errEnding = errors.New("replica: about to end")
 
-// Options are what a replica is told beside its configuration.
+// Options are the settings of a replica that are not in its configuration.
 type Options struct {
 	Identity string // how people know the replica; default the host's name and the process number
 	Build    string // the program's version
 	Logger   hclog.Logger
-	Observe  func(refill.Event) // told of every refill call
+	Observe  func(refill.Event) // called after every refill call
 
 	// Load reads the configuration again; nil means that it never changes. It is
 	// called when Reload says why.
@@ -75,7 +74,7 @@ type Replica struct {
 
 	renewed chan struct{} // holds one: the templates may have changed
 
-	ending atomic.Bool // Run was told to end
+	ending atomic.Bool // Run has begun to end
 
 	reloading sync.Mutex // one reload at a time
 
@@ -87,8 +86,8 @@ type Replica struct {
 	templatesConflict bool
 	templatesOutdated int64
 
-	looking sync.Mutex
-	looked  map[string]looked // by key
+	reading sync.Mutex
+	recent  map[string]readBucket // by key
 }
 
 var _ admin.Source = (*Replica)(nil)
@@ -97,7 +96,7 @@ var _ admin.Source = (*Replica)(nil)
 // must be run or closed.
 func New(cfg config.Config, opts Options) (*Replica, error) {
 	r := &Replica{
-		cfg: cfg, load: opts.Load, asked: opts.Reload, stats: stats.New(), looked: map[string]looked{},
+		cfg: cfg, load: opts.Load, asked: opts.Reload, stats: stats.New(), recent: map[string]readBucket{},
 		renewed:  make(chan struct{}, 1),
 		identity: opts.Identity, build: opts.Build, log: opts.Logger, started: time.Now(),
 	}
@@ -139,10 +138,10 @@ func (r *Replica) open(opts Options) error {
 			opts.Observe(e)
 			r.metrics.Observe(e)
 		}
-		tell := active
+		count := active
 		active = func(e refill.Event) {
 			opts.Observe(e)
-			tell(e)
+			count(e)
 		}
 	}
 	r.refiller, err = refill.New(refill.Config{
@@ -174,10 +173,10 @@ func (r *Replica) open(opts Options) error {
 
 // openEtcd makes what meets other replicas in etcd: the election of who refills, and the pools.
 func (r *Replica) openEtcd(elected bool) error {
-	apart := r.cfg.RegistryApart()
+	separate := r.cfg.HasSeparateRegistry()
 	var client *clientv3.Client
 	var err error
-	if elected || !apart {
+	if elected || !separate {
 		client, err = r.dial(r.cfg.Election.Etcd)
 		if err != nil {
 			return fmt.Errorf("election: %w", err)
@@ -194,7 +193,7 @@ func (r *Replica) openEtcd(elected bool) error {
 	if !r.cfg.Pooled() {
 		return nil
 	}
-	if apart {
+	if separate {
 		client, err = r.dial(r.cfg.PoolRegistry)
 		if err != nil {
 			return fmt.Errorf("pool_registry: %w", err)
@@ -216,11 +215,10 @@ func (r *Replica) dial(e config.Etcd) (*clientv3.Client, error) {
 // Addr is where the admin server listens.
 func (r *Replica) Addr() net.Addr { return r.listener.Addr() }
 
-// Run refills and serves until ctx ends, and returns nil then. It ends in this
-// order: the replica is no longer ready; it resigns, if it takes part in an
-// election; it stands by for a moment, so that its successor's first refill
-// comes before its own last one is two intervals old; then no refill is under
-// way, its goroutines have ended, and it is closed.
+// Run refills and serves until ctx ends, and returns nil then. It ends in this order: the replica is no longer ready;
+// it resigns, if it takes part in an election; it remains a standby for a moment, so that its successor's first refill
+// comes before its own last one is two intervals old; then no refill is under way, its goroutines have ended, and it is
+// closed.
 func (r *Replica) Run(ctx context.Context) (err error) {
 	defer func() { err = errors.Join(err, r.Close()) }()
 	r.log.Info("replica starts", append([]any{"identity", r.identity, "build", r.build, "admin", r.Addr().String()},
@@ -262,8 +260,8 @@ func (r *Replica) Run(ctx context.Context) (err error) {
 	return err
 }
 
-// campaign takes part in the elections until ctx or serving ends, resigns, and
-// stands by for a moment if it led.
+// campaign takes part in the elections until ctx or serving ends, and resigns. If it led, it remains a standby for a
+// moment.
 func (r *Replica) campaign(ctx, serving context.Context) error {
 	candidacy, cancel := context.WithCancel(ctx)
 	defer cancel()

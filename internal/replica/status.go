@@ -16,6 +16,7 @@ import (
 	"github.com/tokenrefill/refiller/internal/operate/admin"
 	"github.com/tokenrefill/refiller/internal/operate/membership"
 	"github.com/tokenrefill/refiller/internal/operate/metrics"
+	"github.com/tokenrefill/refiller/internal/operate/stats"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )
@@ -25,11 +26,11 @@ const (
 	peeks = 16
 	// glance is how long what was read of a bucket is shown again.
 	glance = 300 * time.Millisecond
-	// pingTimeout bounds a look at whether Redis answers.
+	// pingTimeout bounds a check whether Redis answers.
 	pingTimeout = time.Second
-	// recent is how old a bucket's rate of takes may be to be shown: a replica
-	// that doesn't refill a bucket doesn't learn it.
-	recent = 3 * time.Second
+	// maxRateAge is how old a bucket's rate of takes may be to be shown. A replica that doesn't refill a bucket doesn't
+	// get a new one.
+	maxRateAge = 3 * time.Second
 	// maxMismatches is how many buckets are named under another policy than the file's.
 	maxMismatches = 20
 	// mostActive is how many buckets of a template are named.
@@ -76,7 +77,7 @@ func (r *Replica) Status(ctx context.Context, q admin.Query) admin.Status {
 		out.Unlisted = err.Error()
 	}
 	for _, one := range replicas {
-		silent := max(0, out.Now.Sub(one.Heard))
+		silent := max(0, out.Now.Sub(one.LastReport))
 		out.Replicas = append(out.Replicas, admin.Replica{
 			Identity: one.Identity, Build: one.Build, Role: one.Role, Config: one.Version, Started: one.Started,
 			Silent: float64(silent.Microseconds()) / 1000, Late: silent > membership.Late,
@@ -97,6 +98,9 @@ func (r *Replica) Status(ctx context.Context, q admin.Query) admin.Status {
 		out.Templates = append(out.Templates, one)
 	}
 	out.Buckets, out.Found = r.find(ctx, cfg, q)
+	for i := range out.Buckets {
+		out.Buckets[i].Flows = r.flows(out.Buckets[i].Key, q.Flows, out.Now)
+	}
 	if s.Away != nil {
 		out.Away = s.Away.Error()
 	}
@@ -118,8 +122,8 @@ func (r *Replica) troubles() []admin.Trouble {
 	return list[:min(len(list), maxTroubles)]
 }
 
-// mismatches are those that this replica knows of, and those of the buckets that it has just read: a standby hears of
-// no other.
+// mismatches returns those that this replica knows of, and those of the buckets that it has just read. A standby knows
+// no others.
 func (r *Replica) mismatches(read []admin.Bucket) (conflicts, outdated admin.Mismatch) {
 	conflicts.Buckets, outdated.Buckets = r.stats.Conflicts(), r.stats.Outdated()
 	for _, b := range read {
@@ -162,7 +166,7 @@ func (r *Replica) mismatches(read []admin.Bucket) (conflicts, outdated admin.Mis
 	return conflicts, outdated
 }
 
-// entry is what the replica tells the others of itself.
+// entry returns what the replica publishes about itself for the others.
 func (r *Replica) entry() membership.Entry {
 	s, cfg := r.refiller.Stats(), r.config()
 	role := admin.Role(s.Leading, s.Racing, cfg.Election.Mode == config.ModeEtcd)
@@ -186,11 +190,11 @@ func (r *Replica) find(ctx context.Context, cfg config.Config, q admin.Query) (l
 	to := from + min(q.Limit, len(all)-from)
 	order := orders[q.Sort]
 	if order == nil || len(all) > admin.MaxSorted {
-		return r.look(ctx, all[from:to], cfg.Version), len(all)
+		return r.readBuckets(ctx, all[from:to], cfg.Version), len(all)
 	}
-	looked := r.look(ctx, all, cfg.Version)
-	slices.SortStableFunc(looked, order)
-	return looked[from:to], len(all)
+	read := r.readBuckets(ctx, all, cfg.Version)
+	slices.SortStableFunc(read, order)
+	return read[from:to], len(all)
 }
 
 // orders compare buckets by what is in Redis.
@@ -208,19 +212,19 @@ var orders = map[admin.Sort]func(a, b admin.Bucket) int{
 	},
 }
 
-// looked is a bucket as it was read a moment ago.
-type looked struct {
+// readBucket is a bucket that was read a moment ago.
+type readBucket struct {
 	at     time.Time
 	bucket admin.Bucket
 }
 
-// look reads the buckets from Redis, several at once. What was read a moment ago
-// isn't read again, so that many viewers cost no more than one.
-func (r *Replica) look(ctx context.Context, shown []config.Bucket, version int64) []admin.Bucket {
-	r.looking.Lock()
-	defer r.looking.Unlock()
+// readBuckets reads the buckets from Redis, several at once. A bucket that was read a moment ago isn't read again, so
+// that many viewers cost no more than one.
+func (r *Replica) readBuckets(ctx context.Context, shown []config.Bucket, version int64) []admin.Bucket {
+	r.reading.Lock()
+	defer r.reading.Unlock()
 	now := time.Now()
-	maps.DeleteFunc(r.looked, func(_ string, l looked) bool { return now.Sub(l.at) > glance })
+	maps.DeleteFunc(r.recent, func(_ string, l readBucket) bool { return now.Sub(l.at) > glance })
 	out := make([]admin.Bucket, len(shown))
 	next := make(chan int)
 	var wg sync.WaitGroup
@@ -232,7 +236,7 @@ func (r *Replica) look(ctx context.Context, shown []config.Bucket, version int64
 		})
 	}
 	for i, b := range shown {
-		if l, there := r.looked[b.Key]; there {
+		if l, there := r.recent[b.Key]; there {
 			out[i] = l.bucket
 			continue
 		}
@@ -241,8 +245,8 @@ func (r *Replica) look(ctx context.Context, shown []config.Bucket, version int64
 	close(next)
 	wg.Wait()
 	for i, b := range shown {
-		if _, there := r.looked[b.Key]; !there && out[i].Error == "" {
-			r.looked[b.Key] = looked{now, out[i]}
+		if _, there := r.recent[b.Key]; !there && out[i].Error == "" {
+			r.recent[b.Key] = readBucket{now, out[i]}
 		}
 	}
 	return out
@@ -251,7 +255,7 @@ func (r *Replica) look(ctx context.Context, shown []config.Bucket, version int64
 func (r *Replica) bucket(ctx context.Context, b config.Bucket, version int64) admin.Bucket {
 	out := admin.Bucket{Key: b.Key}
 	file := b.Policy.Terms(policy.Fence{})
-	if t, ok := r.stats.Bucket(b.Key); ok && time.Since(t.Won) < max(recent, 3*b.Policy.Interval) {
+	if t, ok := r.stats.Bucket(b.Key); ok && time.Since(t.Won) < max(maxRateAge, 3*b.Policy.Interval) {
 		out.Taken, out.Dry = &t.TakeRate, &t.Dry
 	}
 	for _, p := range r.stats.Trend(b.Key, time.Now()) {
@@ -290,6 +294,30 @@ func (r *Replica) bucket(ctx context.Context, b config.Bucket, version int64) ad
 	out.Era = p.Version.Era
 	out.Outstanding, out.Debt = p.Outstanding, p.Debt
 	out.Age = float64(p.Now-p.Last) / 1000
+	return out
+}
+
+// flows are how a bucket is divided among at most n flows; nil if it isn't, or if this replica has never read that.
+func (r *Replica) flows(key string, n int, now time.Time) *admin.Flows {
+	b, _ := r.stats.Bucket(key)
+	late, known := r.stats.Flows(key, n, now)
+	if !known {
+		return nil
+	}
+	out := &admin.Flows{
+		Seen: b.Flows.Seen, Listed: b.Flows.Listed, Level: b.Flows.Level, Covered: late.Covered.Seconds(),
+		List: []admin.Flow{},
+	}
+	shown := func(f stats.Flow) admin.Flow {
+		return admin.Flow{Name: f.Name, Got: f.Got, Demand: f.Asked, Denied: f.Denied, Listed: f.Listed}
+	}
+	for _, f := range late.Flows {
+		out.List = append(out.List, shown(f))
+	}
+	if late.Others.Asked > 0 {
+		others := shown(late.Others)
+		out.Others = &others
+	}
 	return out
 }
 

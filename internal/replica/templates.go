@@ -9,7 +9,7 @@ import (
 )
 
 const (
-	// publishEvery is how often a replica looks whether its templates are the published ones.
+	// publishEvery is how often a replica checks whether its templates are the published ones.
 	publishEvery = time.Second
 	// publishTimeout bounds a publication.
 	publishTimeout = 2 * time.Second
@@ -22,9 +22,9 @@ const (
 func (r *Replica) publishes(ctx context.Context) error {
 	ticker := time.NewTicker(publishEvery)
 	defer ticker.Stop()
-	told := ""
+	lastMessage := ""
 	for {
-		told = r.publish(ctx, told)
+		lastMessage = r.publish(ctx, lastMessage)
 		select {
 		case <-ctx.Done():
 			return nil
@@ -34,8 +34,8 @@ func (r *Replica) publishes(ctx context.Context) error {
 	}
 }
 
-// publish makes one attempt. What came of it is logged unless that is what was told before, and returned.
-func (r *Replica) publish(ctx context.Context, told string) string {
+// publish makes one attempt, and returns a message about its result. It logs the message unless it equals lastMessage.
+func (r *Replica) publish(ctx context.Context, lastMessage string) string {
 	set := r.config().Templates
 	if set == nil {
 		return ""
@@ -43,7 +43,7 @@ func (r *Replica) publish(ctx context.Context, told string) string {
 	calling, cancel := context.WithTimeout(ctx, publishTimeout)
 	defer cancel()
 	answer, err := lua.PublishTemplates(calling, r.rdb, set)
-	if err == nil && answer.OK && told != published {
+	if err == nil && answer.OK && lastMessage != published {
 		// A replica that starts with the later file knows no earlier one.
 		var earlier *policy.Templates
 		earlier, err = lua.EarlierTemplates(calling, r.rdb)
@@ -62,10 +62,10 @@ func (r *Replica) publish(ctx context.Context, told string) string {
 	message, log := published, r.log.Info
 	switch {
 	case ctx.Err() != nil:
-		return told
+		return lastMessage
 	case err != nil:
 		message, log = "templates can't be published", r.log.Error
-	case answer.OK && answer.Before == set.Version() && told != "":
+	case answer.OK && answer.Before == set.Version() && lastMessage != "":
 		return message
 	case !answer.OK && answer.Before > set.Version():
 		log = r.log.Warn
@@ -76,7 +76,7 @@ func (r *Replica) publish(ctx context.Context, told string) string {
 		message = "other templates are published under this version and stay: raise the config's version, unless another " +
 			"deployment uses this Redis database"
 	}
-	if message != told || answer.OK {
+	if message != lastMessage || answer.OK {
 		fields := []any{"version", set.Version(), "templates", len(set.All()), "before", answer.Before}
 		if err != nil {
 			fields = append(fields, "error", err)

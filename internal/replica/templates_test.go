@@ -63,7 +63,7 @@ func TestReplicasPublishTheirTemplates(t *testing.T) {
 	becomes(0, "they have ended")
 }
 
-// What a consumer learns of a template is what the configuration says.
+// A consumer reads the same template as the configuration has.
 func TestAPublishedTemplateIsTheConfigurations(t *testing.T) {
 	t.Parallel()
 	server := testenv.Redis(t)
@@ -167,7 +167,7 @@ func TestABucketThatWasLoweredIsRefilledThoughConsumersDoNotKnow(t *testing.T) {
 
 // Replicas that start with a later file know from Redis which templates the earlier one had. A drained bucket of these
 // is refilled by the template that matches it now, before its next take.
-func TestReplicasThatStartWithOtherPrefixesRefillTheBucketsOfTheEarlierOnes(t *testing.T) {
+func TestNewReplicasRefillBucketsOfFormerPrefixes(t *testing.T) {
 	t.Parallel()
 	ctx, server := t.Context(), testenv.Redis(t)
 	rdb := server.Client()

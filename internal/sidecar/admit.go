@@ -82,9 +82,9 @@ func isLoopbackHost(host string) bool {
 	return name == "localhost" || strings.HasSuffix(name, ".localhost")
 }
 
-// own answers what is about the server itself, which is never refused for a client's other calls, and leaves the rest
-// to next.
-func (s *Server) own(next http.Handler) http.Handler {
+// withServerPages answers requests about the server itself and passes the others to next. The former are never
+// refused because of a client's other calls.
+func (s *Server) withServerPages(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case "/livez", "/readyz":
@@ -117,7 +117,7 @@ func (s *Server) plain(w http.ResponseWriter, r *http.Request, kind string, body
 	}
 }
 
-// nothing is at no path.
-func (s *Server) nothing(w http.ResponseWriter, _ *http.Request) {
+// notFound answers requests for unknown paths with 404.
+func (s *Server) notFound(w http.ResponseWriter, _ *http.Request) {
 	httpapi.Fail(w, call.ErrNoRoute, s.log)
 }

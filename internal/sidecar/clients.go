@@ -8,6 +8,8 @@ import (
 	"net"
 	"strings"
 	"sync"
+
+	"github.com/tokenrefill/refiller/internal/sidecar/call"
 )
 
 // clients counts the connections of each client.
@@ -51,8 +53,8 @@ type clientAddr struct {
 // localOrigin begins the origins on this host, from which many programs may call, or a proxy for all its clients.
 const localOrigin = "local "
 
-// originOf names the other end of a connection: its certificate, else its address or process. Two of them never share a
-// name: no address looks like a certificate.
+// originOf names the other end of a connection: its certificate, else its address or process. Two origins never share a
+// name, since no address has the form of a certificate.
 func originOf(addr net.Addr, state *tls.ConnectionState) string {
 	if state != nil && len(state.VerifiedChains) > 0 {
 		sum := sha256.Sum256(state.VerifiedChains[0][0].Raw)
@@ -64,13 +66,17 @@ func originOf(addr net.Addr, state *tls.ConnectionState) string {
 	return "unknown"
 }
 
-// clientOf names the client of a call. On this host each key counts as a client, since the origin tells no more than
-// which proxy or program has called.
-func clientOf(origin, key string) string {
-	if strings.HasPrefix(origin, localOrigin) {
-		return origin + " key " + key
+// clientOf names the client of a call. On this host each key counts as a client, and each flow of a key, since the
+// origin only names the proxy or program that has called.
+func clientOf(origin string, a call.Asks) string {
+	if !strings.HasPrefix(origin, localOrigin) {
+		return origin
 	}
-	return origin
+	client := origin + " key " + a.Key
+	if a.Flow != "" {
+		client += " flow " + a.Flow
+	}
+	return client
 }
 
 type addrKey struct{}

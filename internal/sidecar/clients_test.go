@@ -166,7 +166,7 @@ func TestACallQueuesForItsTurnUntilItsDeadlineOrTheQueuesWait(t *testing.T) {
 	defer cancel()
 	_, err = buckets.Take(ctx, &refillerv1.TakeRequest{Key: "checkout"})
 	require.Equal(t, codes.DeadlineExceeded, status.Code(err))
-	b.underWay(1) // the server learns of it a little later
+	b.underWay(1) // the server detects it a little later
 
 	within, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()

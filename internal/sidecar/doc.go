@@ -3,10 +3,11 @@
 //
 // # Shape
 //
-// A [Server] owns listeners, connections and calls. Three doors translate: httpapi and grpcapi to calls of a
-// [fetch.Client] and to limits by name, which package limits reads from a file; envoy from descriptors to buckets and
-// windows. How an error looks to a caller is in one table, in package call.
+// A [Server] owns listeners, connections and calls. Three packages translate requests. httpapi and grpcapi translate to
+// calls of a [fetch.Client] and to limits by name, which package limits reads from a file. envoy translates descriptors
+// to buckets and windows. Package call has one table with the form of each error for callers.
 //
-// Each client has bounded connections, calls under way and times, so that it uses up its own share and nobody else's;
-// docs/sidecar.md says who a client is, and what happens at the end. [Server.Run] returns when nothing runs.
+// Each client has bounded connections, calls under way and times, so that it uses up its own share and not that of
+// others. docs/sidecar.md describes how clients are identified, and what happens at the end. [Server.Run] returns when
+// nothing runs.
 package sidecar

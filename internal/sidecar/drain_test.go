@@ -88,7 +88,7 @@ func TestDrainTurnsHealthThenFinishesWhatIsUnderWay(t *testing.T) {
 	require.Equal(t, http.StatusOK, b.do(http.MethodGet, "/livez", "").status)
 	require.Equal(t, http.StatusOK, b.post("/v1/take", `{"key":"checkout"}`).status)
 
-	// After the delay nobody is let in any more, and the waits go on.
+	// After the delay no new client is accepted, and the waits continue.
 	close(over)
 	eventually(t, func() bool {
 		_, err := http.Get(b.url("/livez")) //nolint:bodyclose // there is none once it fails
@@ -107,7 +107,8 @@ func TestDrainTurnsHealthThenFinishesWhatIsUnderWay(t *testing.T) {
 	require.EqualValues(t, 0, b.tokens("mail"))
 }
 
-// A client that keeps its connections learns in time that they end, so it sends nothing on one that is being closed.
+// A client that keeps its connections is informed in time that they end, so it sends nothing on one that is being
+// closed.
 func TestDrainFailsNoClientThatKeepsItsConnections(t *testing.T) {
 	t.Parallel()
 	const clients = 50
@@ -212,7 +213,7 @@ func TestRunReturnsAfterTheLastCall(t *testing.T) {
 			b.server.turns.calls.Leave("another client")
 		}
 		return errors.Is(err, fair.ErrClosed)
-	}, "nobody is let in any more")
+	}, "no new client is accepted")
 	select {
 	case err := <-ended:
 		t.Fatalf("Run returned with a call under way: %v", err)

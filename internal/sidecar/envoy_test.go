@@ -3,6 +3,7 @@ package sidecar
 import (
 	"math"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -125,7 +126,7 @@ func TestEnvoyCountsInWindowsWithoutBuckets(t *testing.T) {
 	require.Positive(t, ttl, "a window expires by itself")
 }
 
-func TestARefusedEnvoyRequestChargesNobody(t *testing.T) {
+func TestARefusedEnvoyRequestChargesNothing(t *testing.T) {
 	t.Parallel()
 	b, c := envoyBench(t, nil)
 	require.Equal(t, codeOK, should(t, c, request(3, of("partner", "acme"))).GetOverallCode())
@@ -165,7 +166,7 @@ func TestEachDescriptorMayHaveItsOwnHits(t *testing.T) {
 	require.Equal(t, codeOK, res.GetOverallCode())
 	require.EqualValues(t, 1, b.tokens("checkout"))
 	require.EqualValues(t, 2, b.tokens("edge:partner_acme"))
-	require.EqualValues(t, 3, res.GetStatuses()[2].GetLimitRemaining(), "no hits only look")
+	require.EqualValues(t, 3, res.GetStatuses()[2].GetLimitRemaining(), "no hits only read")
 
 	back := hits(2, of("generic_key", "checkout"))
 	back.IsNegativeHits = true
@@ -233,10 +234,11 @@ func TestARequestPassesWhileOneOfItsQuotasHasRoom(t *testing.T) {
 	all, each, _ = ask()
 	require.Equal(t, over, all, "both are")
 	require.Equal(t, []rls.RateLimitResponse_Code{codeOK, over, over}, each)
-	require.EqualValues(t, 1, b.tokens("checkout"), "the refused request charges nobody")
+	require.EqualValues(t, 1, b.tokens("checkout"), "the refused request charges no bucket")
 }
 
-// What was used is known when the stream has ended: hits_addend 0 looks first, and the real number is charged later.
+// The number of used tokens is known when the stream has ended. hits_addend 0 asks first, and the real number is
+// charged later.
 func TestTokensAreChargedAfterTheStream(t *testing.T) {
 	t.Parallel()
 	b, c := envoyBench(t, nil)
@@ -245,23 +247,23 @@ func TestTokensAreChargedAfterTheStream(t *testing.T) {
 		value string
 		limit uint64
 	}{"tokens": {"acme", 100}, "bytes": {"acme", 10}} {
-		look := func() rls.RateLimitResponse_Code {
+		ask := func() rls.RateLimitResponse_Code {
 			return should(t, c, request(1, hits(0, of(key, x.value)))).GetOverallCode()
 		}
-		require.Equal(t, codeOK, look(), key)
+		require.Equal(t, codeOK, ask(), key)
 		require.Equal(t, codeOK, should(t, c, request(1, hits(x.limit-1, of(key, x.value)))).GetOverallCode(), key)
-		require.Equal(t, codeOK, look(), "%s: one is left", key)
+		require.Equal(t, codeOK, ask(), "%s: one is left", key)
 		for _, n := range []uint64{7, 1 << 20} {
 			res := should(t, c, request(1, hits(n, of(key, x.value))))
 			require.Equal(t, over, res.GetOverallCode(), "%s: more was used than was there", key)
 			require.Zero(t, res.GetStatuses()[0].GetLimitRemaining(), "%s: what was there is charged", key)
-			require.Equal(t, over, look(), "%s: nothing is left", key)
+			require.Equal(t, over, ask(), "%s: nothing is left", key)
 		}
 	}
 	require.Zero(t, b.tokens("llm:acme"))
 	require.Equal(t, codeOK, should(t, c, request(1, of("partner", "acme"))).GetOverallCode())
 	res := should(t, c, request(1, hits(0, of("partner", "acme"))))
-	require.Equal(t, codeOK, res.GetOverallCode(), "a bucket without the flag can be looked at as well")
+	require.Equal(t, codeOK, res.GetOverallCode(), "hits_addend 0 works for a bucket without the flag as well")
 	require.Equal(t, codeOK, should(t, c, request(2, of("partner", "acme"))).GetOverallCode())
 	require.Equal(t, over, should(t, c, request(1, hits(0, of("partner", "acme")))).GetOverallCode())
 }
@@ -291,7 +293,7 @@ func TestShadowForAllNeverDenies(t *testing.T) {
 	require.Equal(t, codeOK, res.GetStatuses()[0].GetCode())
 }
 
-func TestResponseHeadersTellTheStrictestLimit(t *testing.T) {
+func TestResponseHeadersDescribeTheStrictestLimit(t *testing.T) {
 	t.Parallel()
 	_, c := envoyBench(t, func(l *envoy.Limits) { l.Headers = true })
 	headersOf := func(res *rls.RateLimitResponse) map[string]string {
@@ -356,10 +358,6 @@ func TestABadEnvoyRequestHasItsCodeAndDoesNothing(t *testing.T) {
 	}
 	noDomain := request(0, of("generic_key", "checkout"))
 	noDomain.Domain = ""
-	var deep []string
-	for range 17 {
-		deep = append(deep, "partner", "acme")
-	}
 	good := of("generic_key", "checkout")
 	for name, x := range map[string]struct {
 		req  *rls.RateLimitRequest
@@ -369,7 +367,6 @@ func TestABadEnvoyRequestHasItsCodeAndDoesNothing(t *testing.T) {
 		"no descriptors":        {request(0), codes.InvalidArgument},
 		"too many":              {many, codes.InvalidArgument},
 		"no entries":            {request(0, good, of()), codes.InvalidArgument},
-		"too many entries":      {request(0, good, of(deep...)), codes.InvalidArgument},
 		"no key":                {request(0, good, of("", "x")), codes.InvalidArgument},
 		"hits past all tokens":  {request(0, good, hits(math.MaxUint64, of("partner", "acme"))), codes.InvalidArgument},
 		"a limit without unit":  {request(0, good, noUnit), codes.InvalidArgument},
@@ -390,6 +387,17 @@ func TestABadEnvoyRequestHasItsCodeAndDoesNothing(t *testing.T) {
 	require.Equal(t, codes.Unavailable, status.Code(err))
 	_, err = c.ShouldRateLimit(t.Context(), request(0, of("remote_address", "10.0.0.2")))
 	require.Equal(t, codes.Unavailable, status.Code(err))
+}
+
+// As in the reference service, a descriptor that is deeper than any limit is of no limit, and the others count.
+func TestADescriptorOfManyEntriesKeepsNoOtherFromItsLimit(t *testing.T) {
+	t.Parallel()
+	b, c := envoyBench(t, nil)
+	deep := of(slices.Repeat([]string{"partner", "acme"}, 17)...)
+	res := should(t, c, request(0, deep, of("generic_key", "checkout")))
+	require.Equal(t, codeOK, res.GetOverallCode())
+	require.Nil(t, res.GetStatuses()[0].GetCurrentLimit())
+	require.EqualValues(t, 2, b.tokens("checkout"))
 }
 
 func TestConcurrentEnvoyRequestsAreAdmittedExactly(t *testing.T) {

@@ -63,6 +63,9 @@ func asks(method string, req any) call.Asks {
 	if m, ok := req.(proto.Message); ok {
 		a.Size = proto.Size(m)
 	}
+	if inFlow, ok := req.(interface{ GetFlow() string }); ok {
+		a.Flow = inFlow.GetFlow()
+	}
 	switch req := req.(type) {
 	case *rls.RateLimitRequest:
 		a.Key = envoy.Key(req)

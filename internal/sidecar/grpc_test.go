@@ -65,7 +65,7 @@ func TestBucketsOverGRPC(t *testing.T) {
 	require.False(t, all.GetOk())
 	require.Equal(t, "checkout", all.GetDenied())
 	require.Equal(t, time.Hour, all.GetRetryAfter().AsDuration().Round(time.Minute))
-	require.EqualValues(t, 100, b.tokens("llm"), "nobody is charged")
+	require.EqualValues(t, 100, b.tokens("llm"), "no bucket is charged")
 	all, err = c.TakeAll(t.Context(), &refillerv1.TakeAllRequest{Requests: reqs[:1]})
 	require.NoError(t, err)
 	require.True(t, all.GetOk())
@@ -272,7 +272,7 @@ func TestHealthAndReflectionKnowTheServices(t *testing.T) {
 }
 
 // What a take must leave to others is the same over HTTP, gRPC and Envoy's interface.
-func TestATakeLeavesToOthersWhatItIsTold(t *testing.T) {
+func TestATakeLeavesTheRequestedTokens(t *testing.T) {
 	t.Parallel()
 	b := start(t, func(o *Options, b *bench) {
 		limits, err := envoy.Parse(map[string][]byte{"batch.yaml": []byte(`

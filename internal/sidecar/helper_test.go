@@ -100,9 +100,8 @@ func (b *bench) bucket(key string, capacity int64) {
 	createBucket(b.t, b.rdb, key, hourly(capacity))
 }
 
-// empty creates a bucket without tokens that gains one in every per. Those who
-// wait for it stand in a line, so the last of n is told that its token is due in
-// n times per: a wait that may not last as long ends at once.
+// empty creates a bucket without tokens that gains one in every per. Callers that wait for it form a queue, so the
+// token of the last of n is due in n times per: a wait that may not last as long ends at once.
 func (b *bench) empty(key string, per time.Duration) {
 	b.t.Helper()
 	p := hourly(10)

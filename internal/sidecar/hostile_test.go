@@ -65,7 +65,7 @@ func TestHostileClientsDoNotSlowOthersDown(t *testing.T) {
 		require.Less(t, try, 4, "beside hostile clients the p99 is %s; alone %s and %s", beside, before, after)
 	}
 	b.underWay(0)
-	require.Equal(t, capacity-taken, b.tokens("checkout"), "nobody else has taken any")
+	require.Equal(t, capacity-taken, b.tokens("checkout"), "no other client has taken any")
 }
 
 // wellBehaved are clients with an address each, half of them over HTTP and half over gRPC, which take a token.
@@ -115,7 +115,7 @@ func post(ctx context.Context, c *http.Client, url string, body io.Reader) (int,
 	return res.StatusCode, err
 }
 
-// callAll has all call for a while, and tells how long each call took and how late it began, in their order.
+// callAll lets all callers call for a while, and returns how long each call took and how late it began, in their order.
 func callAll(t *testing.T, callers []func(context.Context) error) (times, delays []time.Duration) {
 	t.Helper()
 	took, late := make([][]time.Duration, len(callers)), make([][]time.Duration, len(callers))
@@ -149,7 +149,8 @@ type hostile struct {
 	grpc   refillerv1.BucketsClient
 }
 
-// beHostile sets hostile clients loose until stop, which tells whether each kind of them came through to the server.
+// beHostile starts hostile clients and returns stop, which ends them and checks that each kind of them reached the
+// server.
 func beHostile(t *testing.T, b *bench) (stop func()) {
 	t.Helper()
 	kinds := []struct {

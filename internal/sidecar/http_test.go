@@ -75,7 +75,7 @@ func TestTakeOfAllIsAllOrNothing(t *testing.T) {
 	require.Equal(t, "user", r.json(t)["denied"])
 	require.InDelta(t, 3_600_000, r.json(t)["retry_after_ms"], 60_000)
 	require.EqualValues(t, 1, b.tokens("user"))
-	require.EqualValues(t, 4, b.tokens("tenant"), "nobody is charged")
+	require.EqualValues(t, 4, b.tokens("tenant"), "no bucket is charged")
 }
 
 func TestAReservationIsHeldUntilItIsSettledOrCancelled(t *testing.T) {
@@ -143,7 +143,7 @@ func TestAReservationOfABucketInShadowModeHasNoID(t *testing.T) {
 	require.Nil(t, r.json(t)["id"])
 }
 
-func TestAnAnswerTellsWhenItsRegionIsOnItsFloor(t *testing.T) {
+func TestAnAnswerReportsThatItsRegionIsOnItsFloor(t *testing.T) {
 	t.Parallel()
 	b := start(t, nil)
 	terms := policy.Terms{
@@ -315,7 +315,7 @@ func TestTheAdminAddressHasNoBuckets(t *testing.T) {
 	}
 	require.EqualValues(t, 3, b.tokens("checkout"))
 
-	// It tells of the end for as long as there is something to tell.
+	// Answers announce the end while the server drains.
 	b.server.startDrain()
 	require.Equal(t, http.StatusServiceUnavailable, send(t, http.DefaultClient, http.MethodGet, url+"/readyz", "").status)
 	leave()
@@ -340,7 +340,7 @@ func badRequests() []badRequest {
 		{"SecondObject", post, "/v1/take", `{"key":"checkout"}{}`, nil, 400, "bad_request", "more than one"},
 		{"NotUTF8", post, "/v1/take", "{\"key\":\"\xff\"}", nil, 400, "bad_request", "UTF-8"},
 		{"UnknownField", post, "/v1/take", `{"key":"checkout","n":1}`, nil, 400, "bad_request",
-			`"n": no such field; want key, leave, tokens`},
+			`"n": no such field; want flow, key, leave, tokens`},
 		{"OtherCase", post, "/v1/take", `{"Key":"checkout"}`, nil, 400, "bad_request", `"Key": no such field`},
 		{"FieldTwice", post, "/v1/take", `{"key":"checkout","key":"mail"}`, nil, 400, "bad_request", "key: given twice"},
 		{"NullKey", post, "/v1/take", `{"key":null}`, nil, 400, "bad_request", "key: want a string"},
@@ -364,6 +364,15 @@ func badRequests() []badRequest {
 		{"NoKey", post, "/v1/take", `{}`, nil, 400, "invalid_key", "it is empty"},
 		{"HugeKey", post, "/v1/take", `{"key":"` + long + `"}`, nil, 400, "invalid_key", "513 bytes"},
 		{"ClosingBrace", post, "/v1/take", `{"key":"check}out"}`, nil, 400, "invalid_key", "closing brace"},
+		{"NoFlow", post, "/v1/take", `{"key":"checkout","flow":""}`, nil, 400, "bad_request",
+			"flow: it is empty; want 1 to 256 bytes"},
+		{"NullFlow", post, "/v1/take", `{"key":"checkout","flow":null}`, nil, 400, "bad_request", "flow: want a string"},
+		{"HugeFlow", post, "/v1/take", `{"key":"checkout","flow":"` + long + `"}`, nil, 400, "bad_request",
+			"it has 513 bytes; want 1 to 256"},
+		{"EmptyTeam", post, "/v1/wait", `{"key":"checkout","flow":"/7"}`, nil, 400, "bad_request",
+			"one of its levels is empty; want 1 to 3"},
+		{"FlowOfAReservation", post, "/v1/reserve", `{"key":"checkout","ttl_ms":1000,"flow":"a"}`, nil, 400, "bad_request",
+			`"flow": no such field`},
 		{"UnknownBucket", post, "/v1/take", `{"key":"typo"}`, nil, 404, "unknown_bucket", "typo"},
 		{"MalformedBucket", post, "/v1/take", `{"key":"other"}`, nil, 409, "malformed_bucket", ""},
 		{"ExceedsCapacity", post, "/v1/take", `{"key":"checkout","tokens":4}`, nil, 422, "exceeds_capacity", "at most 3"},
@@ -527,7 +536,7 @@ func dump(t testing.TB, b *bench) map[string]string {
 	return all
 }
 
-func TestARedisThatIsAwayIs503(t *testing.T) {
+func TestAnUnavailableRedisIs503(t *testing.T) {
 	t.Parallel()
 	b := start(t, func(o *Options, b *bench) { o.Named = b.named(namedLimits) })
 	b.bucket("checkout", 3)

@@ -46,7 +46,7 @@ type httpDoor struct{ b *bench }
 
 func openHTTP(b *bench) limitDoor { return httpDoor{b} }
 
-// grpcOf is what over HTTP stands for a code of gRPC.
+// grpcOf maps HTTP statuses to codes of gRPC.
 var grpcOf = map[int]codes.Code{
 	http.StatusOK: codes.OK, http.StatusNotFound: codes.NotFound, http.StatusConflict: codes.AlreadyExists,
 }

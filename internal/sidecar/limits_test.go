@@ -243,7 +243,7 @@ func TestAProxyChecksRequests(t *testing.T) {
 	require.Equal(t, 200, check("limit=hourly&by=ip", "X-Forwarded-For", "192.0.2.8").status)
 	require.Equal(t, 403, check("limit=hourly&by=ip&deny=403", "X-Forwarded-For", "192.0.2.7").status)
 	require.Equal(t, 429, check("limit=hourly&by=ip&trusted=10.0.0.0/8", "X-Forwarded-For", "192.0.2.7, 10.1.1.1").status)
-	require.Equal(t, 400, check("limit=hourly&by=ip").status, "nobody's request")
+	require.Equal(t, 400, check("limit=hourly&by=ip").status, "a request without an address")
 	require.Equal(t, 200, check("limit=api&by=header:X-User&tokens=2", "X-User", "7").status)
 	require.Equal(t, 429, check("limit=api&by=header:X-User,ip&tokens=2", "X-User", "7").status)
 	require.Equal(t, 400, check("limit=api&by=header:X-User").status)
@@ -337,7 +337,7 @@ limits:
 }
 
 // An admitted take of a lazy bucket says when there is a token again.
-func TestALazyTakeTellsWhenToComeAgain(t *testing.T) {
+func TestALazyTakeReturnsWhenToComeAgain(t *testing.T) {
 	t.Parallel()
 	for name, open := range map[string]func(*bench) limitDoor{"HTTP": openHTTP, "gRPC": openGRPC} {
 		door := open(start(t, func(o *Options, b *bench) { o.Named, o.Deadline = b.named(namedLimits), patience }))
@@ -376,6 +376,7 @@ func TestBadNamesAndWindowsOfAFileAreRefused(t *testing.T) {
 		_, err := limits.Parse("limits.yaml", []byte("limits: [{"+text+"}]"), nil, nil)
 		require.ErrorIs(t, err, limits.ErrFile)
 		require.ErrorContains(t, err, says)
+		require.NotContains(t, err.Error(), "\n", "one mistake is one problem: %s", text)
 	}
 }
 
@@ -391,7 +392,8 @@ func TestAnUndoOfAnotherLimitIsRefused(t *testing.T) {
 	require.EqualValues(t, 1, door.peek("plan", "u").Remaining)
 }
 
-// What a bucket in shadow mode admitted beyond what it had is in no undo, whose text doesn't tell of it.
+// The tokens that a bucket in shadow mode admitted beyond its own can't be undone, since the text for an undo doesn't
+// include them.
 func TestAShadowTakeByNameHasNothingToUndo(t *testing.T) {
 	t.Parallel()
 	b := start(t, func(o *Options, b *bench) { o.Named, o.Deadline = b.named(namedLimits), patience })
@@ -487,7 +489,7 @@ func TestANamedBucketIsAnsweredAsItsDegradedModeSays(t *testing.T) {
 	require.Equal(t, http.StatusOK, b.do(http.MethodGet, "/v1/check?limit=pool&key=red", "").status)
 }
 
-// Numbers are decimal, as in the refiller's files, and may stand behind an anchor.
+// Numbers are decimal, as in the refiller's files, and may follow an anchor.
 func TestNumbersOfAFileAreDecimal(t *testing.T) {
 	t.Parallel()
 	b := start(t, func(o *Options, b *bench) {

@@ -4,5 +4,5 @@ package sidecar
 
 import "net"
 
-// peerProcess can't tell processes apart here.
+// peerProcess can't distinguish processes here.
 func peerProcess(*net.UnixConn) string { return "unix socket" }

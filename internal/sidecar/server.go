@@ -94,8 +94,8 @@ func Listen(opts Options) (*Server, error) {
 		Client: opts.Client, Limits: s.door(), Body: opts.Limits.Body, Wait: opts.Limits.Wait,
 		Patience: opts.Limits.Patience, Logger: s.log,
 	})
-	s.http = s.newHTTP(s.own(s.admit(api)), opts.TLS)
-	s.admin = s.newHTTP(s.own(http.HandlerFunc(s.nothing)), nil)
+	s.http = s.newHTTP(s.withServerPages(s.admit(api)), opts.TLS)
+	s.admin = s.newHTTP(s.withServerPages(http.HandlerFunc(s.notFound)), nil)
 	s.grpc = s.newGRPC()
 	return s, nil
 }
@@ -267,7 +267,7 @@ func (s *Server) drain(delay time.Duration) {
 	})
 	closing.Go(func() {
 		defer context.AfterFunc(within, func() {
-			for _, ln := range s.grpcLns { // Stop would wait for who says nothing
+			for _, ln := range s.grpcLns { // Stop would wait for connections without a request
 				ln.hangUp()
 			}
 			s.grpc.Stop()

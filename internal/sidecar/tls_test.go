@@ -13,6 +13,7 @@ import (
 
 	refillerv1 "github.com/tokenrefill/refiller/api/refiller/v1"
 	"github.com/tokenrefill/refiller/internal/config/credential"
+	"github.com/tokenrefill/refiller/internal/sidecar/call"
 	"github.com/tokenrefill/refiller/internal/testing/testenv"
 )
 
@@ -39,8 +40,8 @@ func TestMutualTLSAdmitsOnlyCertificatesOfTheAuthority(t *testing.T) {
 	request := &refillerv1.TakeRequest{Key: "checkout"}
 
 	good := certs.ClientConfig()
-	nobody := certs.ClientConfig()
-	nobody.Certificates = nil
+	anonymous := certs.ClientConfig()
+	anonymous.Certificates = nil
 	stranger := certs.ClientConfig()
 	stranger.Certificates = foreign.ClientConfig().Certificates
 
@@ -51,7 +52,7 @@ func TestMutualTLSAdmitsOnlyCertificatesOfTheAuthority(t *testing.T) {
 	require.NoError(t, err)
 	require.EqualValues(t, 8, b.tokens("checkout"))
 
-	for name, config := range map[string]*tls.Config{"no certificate": nobody, "another authority's": stranger} {
+	for name, config := range map[string]*tls.Config{"no certificate": anonymous, "another authority's": stranger} {
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url, jsonBody(body))
 		require.NoError(t, err)
 		req.Header.Set("Content-Type", "application/json")
@@ -102,10 +103,13 @@ func TestACertificateNamesItsClientWhereverItConnectsFrom(t *testing.T) {
 	require.Equal(t, named, originOf(clientAddr{&net.TCPAddr{}, "address 127.0.0.2"}, state()))
 	require.NotEqual(t, named, originOf(plain, nil))
 	require.Equal(t, "address 127.0.0.1", originOf(plain, &tls.ConnectionState{}),
-		"a certificate that nobody verified names nobody")
+		"an unverified certificate names no client")
 
-	require.Equal(t, named, clientOf(named, "checkout"))
-	require.Equal(t, "address 192.0.2.1", clientOf("address 192.0.2.1", "checkout"))
+	require.Equal(t, named, clientOf(named, call.Asks{Key: "checkout"}))
+	require.Equal(t, "address 192.0.2.1", clientOf("address 192.0.2.1", call.Asks{Key: "checkout", Flow: "x"}))
 	local := localOrigin + "address 127.0.0.1"
-	require.NotEqual(t, clientOf(local, "a"), clientOf(local, "b"), "a proxy on this host calls for many clients")
+	a := call.Asks{Key: "a"}
+	require.NotEqual(t, clientOf(local, a), clientOf(local, call.Asks{Key: "b"}),
+		"a proxy on this host calls for many clients")
+	require.NotEqual(t, clientOf(local, a), clientOf(local, call.Asks{Key: "a", Flow: "x"}), "and for many flows")
 }

@@ -35,7 +35,7 @@ func newTurns(l Limits, r *refusals) *turns {
 
 // enter waits for a call's turn. After nil, leave must be called. The call is bounded by ctx alone if timed is set.
 func (t *turns) enter(ctx context.Context, origin string, a call.Asks, timed bool) (leave func(), err error) {
-	client := clientOf(origin, a.Key)
+	client := clientOf(origin, a)
 	queue, patience := t.calls, t.patience
 	if a.Waits {
 		queue = t.waits

@@ -47,7 +47,7 @@ func Between(random func() float64, least, most time.Duration) time.Duration {
 }
 
 // Signal wakes the goroutine that reads from c, now or when it reads next. The channel has room for one signal, which
-// also stands for those that follow before it is read.
+// also represents those that follow before it is read.
 func Signal(c chan<- struct{}) {
 	select {
 	case c <- struct{}{}:

@@ -13,12 +13,11 @@ const (
 	horizon = 10 * 366 * day
 )
 
-// Change is the first instant after t from which t's location is another span ahead of UTC; the zero time if none comes
-// in ten years.
+// Change returns the first instant after t from which t's location is another span ahead of UTC; the zero time if none
+// comes in ten years.
 //
-// Where a rule tells a zone's changes, Time.ZoneBounds also ends with the year, on the last day of a leap year with an
-// end before t, and begins as if there had always been that rule. So only ends are asked for, and Zone is to confirm
-// them.
+// If a zone's changes follow a rule, Time.ZoneBounds also ends with the year, on the last day of a leap year with an
+// end before t, and begins as if there had always been that rule. So Change only uses ends, and confirms them by Zone.
 func Change(t time.Time) time.Time {
 	_, offset := t.Zone()
 	other := func(at time.Time) bool {

@@ -37,7 +37,7 @@ func TestChange(t *testing.T) {
 	}
 }
 
-// Nobody has these rules: a change within a day of one for which ZoneBounds has no end, and changes of nothing.
+// No place has these rules: a change within a day of one for which ZoneBounds has no end, and changes of nothing.
 func TestChangeByAnyRule(t *testing.T) {
 	t.Parallel()
 	at := time.Date(2028, 12, 31, 18, 0, 0, 500, time.UTC)

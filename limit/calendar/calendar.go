@@ -56,7 +56,7 @@ func (u Unit) String() string {
 	return names[u]
 }
 
-// Usual is the length of most of the unit's stretches, which clients are told; a month's is 30 days.
+// Usual is the length of most of the unit's stretches, which is sent to clients. For a month it is 30 days.
 func (u Unit) Usual() time.Duration { return usual[u] }
 
 // Longest is a bound for the length of the unit's stretches.

@@ -8,14 +8,12 @@
 //
 // # What is stored
 //
-// A bucket K is one integer at {K}:lazy: the instant at which it will be full.
-// A full bucket is no key at all, so a key that nobody uses is gone as soon as
-// its bucket would be full again (see [Config.DrainTime]). The clock is the
-// server's; a caller's clock plays no part. If the server's clock goes back, a
-// bucket is at worst empty until the clock is where it was, and tells how long
-// that is. The key is not put right: what looks like a clock that went back may be
-// a smaller capacity in another program, and tokens would be minted each time that
-// both ask. Deleting {K}:lazy fills the bucket.
+// A bucket K is one integer at {K}:lazy: the instant at which it will be full. A full bucket has no key at all, so the
+// key of an unused bucket expires when its bucket would be full again (see [Config.DrainTime]). The clock is the
+// server's; a caller's clock has no effect. If the server's clock goes back, a bucket is at worst empty until the clock
+// reaches its former time, and denials say how long that is. The key is not corrected, because a smaller capacity in
+// another program has the same appearance as a clock that went back. Then tokens would be minted each time that both
+// programs take. Deleting {K}:lazy fills the bucket.
 //
 // The instant is exact where a token is no whole number of microseconds, as at
 // 7/m: the key expires with the instant's millisecond and holds by how much the

@@ -23,8 +23,8 @@ var ErrConfig = errors.New("lazy: bad config")
 
 // Config is how much a bucket holds and earns.
 type Config struct {
-	// Name tells limits apart that share their keys: at most 64 letters, digits
-	// and _ . - / :. With a name, {K}:lazy becomes {K}:lazy:name.
+	// Name distinguishes limits that share their keys: at most 64 letters, digits and _ . - / :. With a name, {K}:lazy
+	// becomes {K}:lazy:name.
 	Name string
 	// Capacity is the most tokens a bucket holds, at least 1. The product of
 	// Capacity and Rate.Per, in µs and with the rate in lowest terms, is at most
@@ -62,8 +62,8 @@ func (c Config) rule() (decide.Rule, error) {
 	return decide.WithModel(r, newModel(r)), nil
 }
 
-// DrainTime is the time in which an empty bucket fills, after which an idle key
-// is gone; 0 for a Config that is out of range.
+// DrainTime is the time in which an empty bucket fills, after which an idle key expires; 0 for a Config that is out of
+// range.
 func (c Config) DrainTime() time.Duration {
 	r, err := c.rule()
 	if err != nil {
@@ -98,29 +98,29 @@ func newLimiter(core decide.Limiter, err error) (*Limiter, error) {
 }
 
 // Take takes n tokens, 1 to the capacity, all or nothing. Its option is fetch.WithTimeout. A denial is a result and
-// charges nothing. RetryAfter is exact if nobody else takes any.
+// charges nothing. RetryAfter is exact if no other caller takes any.
 func (l *Limiter) Take(ctx context.Context, key string, n int64, opts ...fetch.CallOption) (fetch.Result, error) {
 	return l.core.Do(ctx, key, decide.Take, n, opts)
 }
 
-// Peek tells what a bucket holds and takes nothing; OK if there is a token.
+// Peek returns what a bucket holds and takes nothing. Its result is OK if there is a token.
 func (l *Limiter) Peek(ctx context.Context, key string, opts ...fetch.CallOption) (fetch.Result, error) {
 	return l.core.Do(ctx, key, decide.Peek, 1, opts)
 }
 
-// Undo gives back what a take took, as r tells. Call it once for a Result.
+// Undo returns the tokens of a take with the result r. Call it once for a Result.
 func (l *Limiter) Undo(ctx context.Context, key string, r fetch.Result) error {
 	return l.core.Undo(ctx, key, r)
 }
 
-// Return gives n tokens back, up to the capacity. It is for tokens whose Result is gone, and is not checked.
+// Return gives n tokens back, up to the capacity. It is for tokens without a Result, and is not checked.
 func (l *Limiter) Return(ctx context.Context, key string, n int64, opts ...fetch.CallOption) error {
 	_, err := l.core.Do(ctx, key, decide.Return, n, opts)
 	return err
 }
 
-// Next is how long after a take or peek with the result r its bucket has a token again, if nobody else takes any: 0 if
-// it has one. So a caller that was admitted knows when to come again; a denied one has RetryAfter.
+// Next returns how long after a take or peek with the result r its bucket has a token again, if no other caller takes
+// any: 0 if it has one. So a caller that was admitted knows when to come again; a denied one has RetryAfter.
 func (l *Limiter) Next(r fetch.Result) time.Duration {
 	if r.Remaining > 0 {
 		return 0

@@ -9,8 +9,13 @@ rules.lazy = function(key, what, n, now, tokens, per_us, capacity)
   if not lacks then return nil end
   local after = lacks + n * per_us
   local function left(d) return math.max(0, math.floor((full - d) / per_us)) end
-  return after <= full, left(lacks), math.ceil((after - full) / tokens), math.ceil(lacks / tokens), 0, function()
+  local function more(d)
+    if left(d) >= capacity then return 0 end
+    return math.ceil((d - full + (left(d) + 1) * per_us) / tokens)
+  end
+  local wait, reset = math.ceil((after - full) / tokens), math.ceil(lacks / tokens)
+  return after <= full, left(lacks), wait, reset, 0, more(lacks), function()
     if what == -1 then after = math.max(0, lacks - n * per_us) end
-    return left(after), store_ahead(key, now, tokens, after)
+    return left(after), store_ahead(key, now, tokens, after), more(after)
   end
 end

@@ -42,7 +42,7 @@ func TestABucketIsCreditedWhenItIsAsked(t *testing.T) {
 	l, clock := local(t, lazy.Config{Capacity: 60, Rate: policy.PerSecond(1)})
 	require.Equal(
 		t,
-		fetch.Result{OK: true, Taken: 50, Remaining: 10, Limit: 60, ResetAfter: 50 * time.Second},
+		fetch.Result{OK: true, Taken: 50, Remaining: 10, Limit: 60, ResetAfter: 50 * time.Second, MoreAfter: time.Second},
 		take(t, l, 50),
 	)
 	require.Equal(
@@ -67,7 +67,7 @@ func TestABucketIsCreditedWhenItIsAsked(t *testing.T) {
 	require.Equal(t, fetch.Result{OK: true, Remaining: 60, Limit: 60}, r, "never more than the capacity")
 }
 
-func TestATakeTellsWhenTheNextTokenIsThere(t *testing.T) {
+func TestATakeReturnsWhenTheNextTokenIsDue(t *testing.T) {
 	t.Parallel()
 	for _, per := range []int64{1, 7, 60, 997} {
 		l, clock := local(t, lazy.Config{Capacity: 3, Rate: policy.Rate{Tokens: per, Per: time.Minute}})
@@ -113,8 +113,8 @@ func TestFractionsOfATokenAreKept(t *testing.T) {
 	}
 }
 
-// Whoever asks, and when: in any time d at most capacity + rate·d tokens, and a
-// denial tells to the microsecond when to come back.
+// In any time d at most capacity + rate·d tokens are admitted, whatever the callers. A denial states to the microsecond
+// when to come back.
 func TestNoStretchOfTimeAdmitsMoreThanItsBound(t *testing.T) {
 	t.Parallel()
 	rng := limittest.Rand(t)
@@ -229,7 +229,7 @@ func TestTenThousandTakesOnAThousandAdmitAThousand(t *testing.T) {
 	limittest.AdmitExactly(t, func(ctx context.Context) (fetch.Result, error) { return cluster.Take(ctx, "K", 1) })
 }
 
-func TestAnIdleKeyIsGoneWhenItsBucketIsFull(t *testing.T) {
+func TestAnIdleKeyExpiresWhenItsBucketIsFull(t *testing.T) {
 	t.Parallel()
 	ctx, rdb := t.Context(), limittest.Redis(t)
 	slow := lazy.Config{Capacity: 10, Rate: policy.Rate{Tokens: 10, Per: time.Hour}}
@@ -344,7 +344,7 @@ func TestBadInputIsRefused(t *testing.T) {
 	require.Zero(t, rdb.DBSize(ctx).Val())
 }
 
-func TestAServerThatIsAwayIsUnavailable(t *testing.T) {
+func TestASilentServerIsUnavailable(t *testing.T) {
 	t.Parallel()
 	server := testenv.Redis(t)
 	l, err := lazy.New(server.Client(), lazy.Config{Capacity: 5, Rate: policy.PerSecond(1)})

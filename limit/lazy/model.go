@@ -31,6 +31,9 @@ func (m model) Step(s decide.Instant, what decide.What, n, _, now int64) (decide
 		o.Wait = m.Micros(lacks + cost - full)
 	}
 	o.Left, o.Reset = max(0, full-lacks)/m.Per, m.Micros(lacks)
+	if o.Left < m.capacity {
+		o.More = m.Micros(lacks - full + (o.Left+1)*m.Per)
+	}
 	switch {
 	case !o.Fits || what == decide.Peek:
 	case lacks == 0:

@@ -27,6 +27,9 @@ func (m model) Step(s decide.Instant, what decide.What, n, _, now int64) (decide
 	if wait <= m.longest {
 		o.Left = (m.longest-wait)/m.Per + 1
 	}
+	if o.Left <= m.longest/m.Per {
+		o.More = m.Micros(wait - m.longest + o.Left*m.Per)
+	}
 	o.Reset = m.Micros(wait)
 	return s, o
 }

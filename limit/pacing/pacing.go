@@ -21,10 +21,10 @@ var source string
 // field.
 var ErrConfig = errors.New("pacing: bad config")
 
-// Config is how far apart places are, and how long the queue.
+// Config is the interval between places, and the length of the queue.
 type Config struct {
-	// Name tells limits apart that share their keys: at most 64 letters, digits
-	// and _ . - / :. With a name, {K}:pace becomes {K}:pace:name.
+	// Name distinguishes limits that share their keys: at most 64 letters, digits and _ . - / :. With a name, {K}:pace
+	// becomes {K}:pace:name.
 	Name string
 	// Rate is the number of places per time.
 	Rate policy.Rate
@@ -92,9 +92,8 @@ func newLimiter(core decide.Limiter, err error) (*Limiter, error) {
 
 // Place is a place in a queue.
 type Place struct {
-	// Result tells whether there was a place. Limit is the number of places in an
-	// empty queue, Remaining those that are left. RetryAfter is the time until
-	// there is a place, ResetAfter the time until the queue is empty.
+	// OK reports whether there was a place. Limit is the number of places in an empty queue, Remaining those that are
+	// left. RetryAfter is the time until there is a place, ResetAfter the time until the queue is empty.
 	fetch.Result
 	// Wait is the time until the place; 0 if there was none.
 	Wait time.Duration
@@ -128,12 +127,12 @@ func (l *Limiter) Take(ctx context.Context, key string, n int64, opts ...fetch.C
 	return p.Result, nil
 }
 
-// Peek tells how many places are left and takes none; OK if there is one.
+// Peek returns how many places are left and takes none. Its result is OK if there is one.
 func (l *Limiter) Peek(ctx context.Context, key string, opts ...fetch.CallOption) (fetch.Result, error) {
 	return l.core.Do(ctx, key, decide.Peek, 1, opts)
 }
 
-// Reset empties a key's queue. Whoever has a place in it keeps the instant.
+// Reset empties a key's queue. A taker that has a place in it keeps the instant.
 func (l *Limiter) Reset(ctx context.Context, key string) error { return l.core.Reset(ctx, key) }
 
 // String is the limit as people say it.

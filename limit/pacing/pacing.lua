@@ -11,9 +11,14 @@ rules.pacing = function(key, what, n, now, tokens, per_us, longest_us)
     if d > longest then return 0 end
     return math.floor((longest - d) / per_us) + 1
   end
+  local function more(d)
+    if left(d) == left(0) then return 0 end
+    return math.ceil((d - longest + left(d) * per_us) / tokens)
+  end
   local us = math.ceil(wait / tokens)
-  return wait <= longest, left(wait), math.ceil((wait - longest) / tokens), us, us, function()
-    if what == -1 then return left(wait), us end
-    return left(wait + n * per_us), store_ahead(key, now, tokens, wait + n * per_us)
+  return wait <= longest, left(wait), math.ceil((wait - longest) / tokens), us, us, more(wait), function()
+    if what == -1 then return left(wait), us, more(wait) end
+    wait = wait + n * per_us
+    return left(wait), store_ahead(key, now, tokens, wait), more(wait)
   end
 end

@@ -100,7 +100,7 @@ func TestTenThousandTakesOnAThousandPlacesAdmitAThousand(t *testing.T) {
 	}
 }
 
-func TestAnIdleQueueIsGoneAndTakesAtMost130Bytes(t *testing.T) {
+func TestAnIdleQueueExpiresAndNeedsAtMost130Bytes(t *testing.T) {
 	t.Parallel()
 	ctx, rdb := t.Context(), limittest.Redis(t)
 	l, err := pacing.New(rdb, pacing.Config{Rate: policy.Rate{Tokens: 1, Per: time.Hour}})

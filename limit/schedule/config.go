@@ -95,8 +95,8 @@ func (w Window) String() string {
 
 // Config is what a schedule admits.
 type Config struct {
-	// Name tells schedules apart that share their keys: at most 64 letters,
-	// digits and _ . - / :. With a name, {K}:sched becomes {K}:sched:name.
+	// Name distinguishes schedules that share their keys: at most 64 letters, digits and _ . - / :. With a name, {K}:sched
+	// becomes {K}:sched:name.
 	Name string
 	// Windows all hold, in any order: 1 to MaxWindows.
 	Windows []Window

@@ -17,8 +17,7 @@
 //     that contains the instant, in a time zone (see package calendar). It admits
 //     up to twice its Limit around its edge: ten before midnight, ten after.
 //
-// Both kinds may stand in one Config. Instants are whole microseconds; a finer one
-// is rounded down.
+// One Config may have both kinds. Instants are whole microseconds; a finer one is rounded down.
 //
 // Check and reservation are one script on the server's clock. An instant that
 // has passed is [ErrPast], one beyond [Config.Horizon] is [ErrHorizon]. A denial
@@ -34,8 +33,8 @@
 //
 // # As a limiter of requests
 //
-// [Limiter.Take] reserves the present instant, so a schedule stands behind the
-// middlewares as other limiters do. What is reserved for later counts.
+// [Limiter.Take] reserves the present instant, so the middlewares can use a schedule like any other limiter.
+// Reservations for later instants count.
 //
 // # What is stored
 //

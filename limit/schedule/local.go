@@ -58,7 +58,7 @@ func (l *local) reserve(ctx context.Context, key string, c call) (answer, error)
 	case held < 0 && at > now+l.config.horizon().Microseconds():
 		return answer{code: codeHorizon, now: now}, nil
 	}
-	a := l.look(entries, at, c.n)
+	a := l.find(entries, at, c.n)
 	a.now = now
 	switch {
 	case held >= 0:
@@ -66,7 +66,7 @@ func (l *local) reserve(ctx context.Context, key string, c call) (answer, error)
 	case len(a.denied) > 0:
 		a.code = codeDenied
 		return a, nil
-	case c.look:
+	case c.check:
 		return answer{code: codeDone, now: now, left: a.left, until: now}, nil
 	default:
 		a = answer{code: codeDone, now: now, left: a.left - c.n}
@@ -82,8 +82,8 @@ func (l *local) reserve(ctx context.Context, key string, c call) (answer, error)
 	return a, nil
 }
 
-// look finds how many fit at an instant, the windows without room for n, and the next instant with some.
-func (l *local) look(entries []entry, at, n int64) answer {
+// find returns how many fit at an instant, the windows without room for n, and the next instant with some.
+func (l *local) find(entries []entry, at, n int64) answer {
 	a := answer{next: at, left: MaxLimit}
 	for i, w := range l.config.Windows {
 		more, free := room(entries, at, n, w)

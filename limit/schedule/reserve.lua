@@ -4,7 +4,7 @@
 -- ARGV  1 id
 --       2 at_us: the instant; 0: now
 --       3 n: how many reservations, at least 1; the second has the id with #2 behind it, and so on
---       4 1 reserve, 0 only look
+--       4 1 reserve, 0 only check
 --       5 horizon_us: the furthest instant ahead of now
 --       6 longest_us: the length of the longest window
 --       then four for each window: its limit; its length in µs, 0 for one of the calendar; and, of the calendar, the

@@ -17,11 +17,9 @@ import (
 
 // Reservation is the answer to Reserve.
 type Reservation struct {
-	// Result tells whether the instant is reserved. Remaining is how many more
-	// reservations fit at the same instant, Limit the smallest of the windows'.
-	// RetryAfter is how much later than the instant asked for Next is.
-	// ResetAfter is the time until nothing needs to be stored any more; 0 for a
-	// denial.
+	// OK reports whether the instant is reserved. Remaining is how many more reservations fit at the same instant, Limit
+	// the smallest of the windows' limits. RetryAfter is the time from the requested instant to Next. ResetAfter is the
+	// time until nothing needs to be stored any more; 0 for a denial.
 	fetch.Result
 	ID string
 	At time.Time
@@ -51,11 +49,11 @@ type store interface {
 
 // call asks for n reservations of one instant.
 type call struct {
-	id   string // of the first
-	at   int64  // 0: now
-	n    int64
-	look bool  // reserve nothing
-	near int64 // what it may be now, if at is 0
+	id    string // of the first
+	at    int64  // 0: now
+	n     int64
+	check bool  // reserve nothing
+	near  int64 // what it may be now, if at is 0
 }
 
 // ids are those of the reservations.
@@ -119,10 +117,9 @@ func NewLocal(cfg Config, now func() time.Time) (*Limiter, error) {
 	return &Limiter{cfg, newLocal(cfg, now)}, nil
 }
 
-// Reserve reserves the instant at under an id, if every window has room. A
-// denial is a result; ErrPast, ErrHorizon, ErrIDTaken and ErrInvalidID are
-// errors, and nothing was reserved. After fetch.ErrUnavailable the instant may be
-// reserved: calling again with the same id and instant tells.
+// Reserve reserves the instant at under an id, if every window has room. A denial is a result; ErrPast, ErrHorizon,
+// ErrIDTaken and ErrInvalidID are errors, and nothing was reserved. After fetch.ErrUnavailable the instant may be
+// reserved. To find out, call again with the same id and instant.
 func (l *Limiter) Reserve(ctx context.Context, key, id string, at time.Time) (Reservation, error) {
 	if err := check(key, id); err != nil {
 		return Reservation{}, err
@@ -186,7 +183,7 @@ func (l *Limiter) ask(ctx context.Context, key string, c call) (answer, error) {
 		if a.code != codeDenied || a.sure {
 			break
 		}
-		next, err := l.store.reserve(ctx, key, call{at: a.next, n: c.n, look: true})
+		next, err := l.store.reserve(ctx, key, call{at: a.next, n: c.n, check: true})
 		if err != nil {
 			return answer{}, err
 		}

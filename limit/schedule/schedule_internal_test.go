@@ -191,7 +191,8 @@ func TestScriptAndMemoryAgreeWithCountingByHand(t *testing.T) {
 	require.Equal(t, denied, sure, "Next fits")
 }
 
-// Reservations of now agree too: several at once, with neighbours to come, on a clock that stands still.
+// Reservations of the present instant agree too: several at once, with neighbours to come, on a clock that does not
+// advance.
 func TestTakesAgreeWithCountingByHand(t *testing.T) {
 	t.Parallel()
 	rng := limittest.Rand(t)

@@ -290,7 +290,7 @@ func TestMemoryOfAKey(t *testing.T) {
 	require.LessOrEqual(t, delta, 250.0)
 }
 
-// Each charge has an id of its own; the same id again tells what became of it.
+// Each charge has its own id. A call with the same id returns the result of the first one.
 func TestALostReplyReservesOnce(t *testing.T) {
 	t.Parallel()
 	at, ids := time.Now().Add(48*time.Hour), 0

@@ -37,7 +37,7 @@ func (s shared) name(key string) string {
 
 func (s shared) reserve(ctx context.Context, key string, c call) (answer, error) {
 	what, near := 1, c.at
-	if c.look {
+	if c.check {
 		what = 0
 	}
 	if near == 0 {

@@ -13,18 +13,18 @@ import (
 )
 
 // Take reserves the present instant n times, all or nothing; n is at least 1 and at most the smallest limit of the
-// windows. So a schedule also stands where a limiter of requests does, and what is reserved for later counts against
-// what is done now. Its option is fetch.WithTimeout. After fetch.ErrUnavailable the instant may be reserved.
+// windows. So a schedule can also be used as a limiter of requests, and reservations for later count against the
+// present. Its option is fetch.WithTimeout. After fetch.ErrUnavailable the instant may be reserved.
 func (l *Limiter) Take(ctx context.Context, key string, n int64, opts ...fetch.CallOption) (fetch.Result, error) {
 	return l.present(ctx, key, n, false, opts)
 }
 
-// Peek tells how many more fit at the present instant and reserves none; OK if one does.
+// Peek returns how many more fit at the present instant and reserves none. Its result is OK if one fits.
 func (l *Limiter) Peek(ctx context.Context, key string, opts ...fetch.CallOption) (fetch.Result, error) {
 	return l.present(ctx, key, 1, true, opts)
 }
 
-// Undo cancels what a take reserved, as r tells, though its instant has passed.
+// Undo cancels the reservations of a take with the result r, even though their instant has passed.
 func (l *Limiter) Undo(ctx context.Context, key string, r fetch.Result) error {
 	if r.Taken == 0 {
 		return nil
@@ -56,7 +56,7 @@ func (l *Limiter) Window() time.Duration {
 }
 
 // present asks about the present instant.
-func (l *Limiter) present(ctx context.Context, key string, n int64, look bool, opts []fetch.CallOption) (fetch.Result,
+func (l *Limiter) present(ctx context.Context, key string, n int64, peek bool, opts []fetch.CallOption) (fetch.Result,
 	error) {
 	if n < 1 {
 		return fetch.Result{}, fmt.Errorf("%w: %d tokens; want at least 1", fetch.ErrInvalidAmount, n)
@@ -74,7 +74,7 @@ func (l *Limiter) present(ctx context.Context, key string, n int64, look bool, o
 	if err := check(key, id); err != nil {
 		return fetch.Result{}, err
 	}
-	a, err := l.ask(ctx, key, call{id: id, n: n, look: look, near: time.Now().UnixMicro()})
+	a, err := l.ask(ctx, key, call{id: id, n: n, check: peek, near: time.Now().UnixMicro()})
 	if err != nil {
 		return fetch.Result{}, err
 	}
@@ -83,7 +83,7 @@ func (l *Limiter) present(ctx context.Context, key string, n int64, look bool, o
 	case a.code == codeDenied:
 		r.RetryAfter = time.Duration(a.next-a.now) * time.Microsecond
 		r.ResetAfter = r.RetryAfter
-	case look:
+	case peek:
 		r.OK = true
 	default:
 		r.OK = true

@@ -26,14 +26,16 @@ func TestAWindowOfTheCalendarEndsAtMidnight(t *testing.T) {
 	l, clock := local(t, window.Config{Limit: 5, Per: calendar.Day, In: berlin})
 	clock.Add(time.Date(2027, 3, 27, 23, 59, 59, 0, berlin).Sub(clock.Now()))
 	midnight := time.Date(2027, 3, 28, 0, 0, 0, 0, berlin)
-	want := fetch.Result{OK: true, Taken: 5, Limit: 5, ResetAfter: time.Second, Era: midnight.UnixMilli()}
+	want := fetch.Result{OK: true, Taken: 5, Limit: 5, ResetAfter: time.Second, MoreAfter: time.Second,
+		Era: midnight.UnixMilli()}
 	require.Equal(t, want, take(t, l, 5))
 	require.Equal(t, fetch.Result{Limit: 5, RetryAfter: time.Second, ResetAfter: time.Second}, take(t, l, 1))
 	clock.Add(time.Second - time.Microsecond)
 	require.False(t, take(t, l, 1).OK)
 	clock.Add(time.Microsecond)
 	next := midnight.Add(23 * time.Hour)
-	want = fetch.Result{OK: true, Taken: 5, Limit: 5, ResetAfter: 23 * time.Hour, Era: next.UnixMilli()}
+	want = fetch.Result{OK: true, Taken: 5, Limit: 5, ResetAfter: 23 * time.Hour, MoreAfter: 23 * time.Hour,
+		Era: next.UnixMilli()}
 	require.Equal(t, want, take(t, l, 5), "a new day, and one of 23 hours")
 	require.Equal(t, "5 per day", l.String())
 	require.Equal(t, 24*time.Hour, l.Window())

@@ -1,13 +1,10 @@
-// Package window counts the tokens taken in a window of time: limit, remaining,
-// reset.
+// Package window counts the tokens in a window of time: limit, remaining, reset.
 //
 // # Which kind
 //
-// A [Fixed] window starts at a key's first take and ends its length later;
-// then the next take starts a new one. It is the smallest and the easiest to
-// explain, and it admits up to 2·Limit around an edge: with 100 tokens a
-// minute, 100 takes at 0:59.9 of one window and 100 at 0:00.1 of the next are
-// 200 takes in 0.2 seconds.
+// A [Fixed] window starts at a key's first take and ends its length later; then the next take starts a new one. It is
+// the smallest and the easiest to explain, and it admits up to 2·Limit around an edge: with 100 tokens a minute, 100
+// takes at 0:59.9 of one window and 100 at 0:00.1 of the next are 200 takes in 0.2 seconds.
 //
 // With [Config.Per] a fixed window is a minute, hour, day, week or month of the
 // calendar in a time zone, for "1,000 a day" that begins anew at midnight. The
@@ -24,10 +21,9 @@
 //
 // # A limit that changes
 //
-// A changed limit is in force at once, in both kinds, and what was taken in the
-// window counts against it: raised from 5 to 1,000 after 2 takes it leaves 998,
-// lowered to 10 after 50 were taken it leaves none until the window ends or, of
-// a sliding one, enough takes have left it.
+// A changed limit is in force at once, in both kinds, and earlier takes of the window count against it: raised from 5
+// to 1,000 after 2 takes it leaves 998. Lowered to 10 after 50 takes it leaves none until the window ends or, in a
+// sliding window, enough takes have left it.
 //
 // # A length that changes
 //
@@ -47,9 +43,9 @@
 // INCR then makes a key that never expires. A Limiter asks once, and takes a key
 // without an expiry for none, so a window always ends.
 //
-// A sliding window is one short string at {K}:sld: its newest slot with a take,
-// the length of slots in µs, and the tokens taken in this slot and in each before
-// it. It expires when its last take no longer counts. The clock is the server's.
+// A sliding window is one short string at {K}:sld. It has the newest slot with a take, the length of slots in µs, and
+// the number of tokens of this slot and of each before it. It expires when its last take no longer counts. The clock is
+// the server's.
 //
 // Package limit says what its Limiter has in common with the others.
 package window

@@ -24,16 +24,16 @@ rules.fixed = function(key, what, n, now, limit, window_ms, calendar_ms, window)
   end
   local live, rest = ends > now_ms, 0
   if live then taken, rest = math.max(0, taken), ends * 1000 - now else taken = 0 end
-  return taken + n <= limit, math.max(0, limit - taken), rest, rest, 0, function()
+  return taken + n <= limit, math.max(0, limit - taken), rest, rest, 0, taken > 0 and rest or 0, function()
     if what == 1 then
       if not live then ends = latest end
       taken = taken + n
     elseif live and (window == 0 or window == ends) then
       taken = math.max(0, taken - n)
     else
-      return math.max(0, limit - taken), rest
+      return math.max(0, limit - taken), rest, taken > 0 and rest or 0
     end
     store(key, string.format('%.0f', taken), ends * 1000)
-    return math.max(0, limit - taken), ends * 1000 - now
+    return math.max(0, limit - taken), ends * 1000 - now, taken > 0 and ends * 1000 - now or 0
   end
 end

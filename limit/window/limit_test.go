@@ -13,7 +13,7 @@ import (
 	"github.com/tokenrefill/refiller/limit/window"
 )
 
-// A limit that changes is in force at once, in both kinds: what was taken in the window counts against the new one.
+// A changed limit is in force at once, in both kinds: earlier takes of the window count against the new limit.
 func TestAChangedLimitCountsWhatWasTaken(t *testing.T) {
 	t.Parallel()
 	for _, kind := range []window.Kind{window.Fixed, window.Sliding} {
@@ -86,6 +86,6 @@ func TestSlidingWindowsOfTwoLengthsCountOneAnothersTakes(t *testing.T) {
 				admitted++
 			}
 		}
-		require.Equal(t, 10, admitted, "taken in turns, with windows of %s and %s", pair[0].Window(), pair[1].Window())
+		require.Equal(t, 10, admitted, "takes alternate, with windows of %s and %s", pair[0].Window(), pair[1].Window())
 	}
 }

@@ -49,6 +49,9 @@ func (f fixed) Step(s count, what decide.What, n, era, now int64) (count, decide
 	if !o.Fits {
 		o.Wait = o.Reset
 	}
+	if taken > 0 {
+		o.More = o.Reset
+	}
 	return s, o
 }
 
@@ -58,8 +61,7 @@ func (f fixed) Until(s count) int64 { return s.ends * 1000 }
 // sliding computes what sliding.lua does.
 type sliding struct{ limit, slot int64 } // µs
 
-// slots is what a sliding window stores: the tokens taken in the newest slot and
-// in those before it.
+// slots is the content of a sliding window: the number of tokens of the newest slot and of those before it.
 type slots struct {
 	newest, length int64 // µs
 	taken          [Slots + 1]int64
@@ -95,11 +97,19 @@ func (w sliding) Step(s slots, what decide.What, n, era, now int64) (slots, deci
 	case what == decide.Take && o.Fits:
 		at.taken[0] += n
 		used += n
-	case !o.Fits:
-		for age, excess := Slots, used+n-w.limit; excess > 0 && age >= 0; age-- {
+	}
+	untilFree := func(most int64) (wait int64) {
+		for age, excess := Slots, used-most; excess > 0 && age >= 0; age-- {
 			excess -= at.taken[age]
-			o.Wait = leaves(age)
+			wait = leaves(age)
 		}
+		return wait
+	}
+	if !o.Fits {
+		o.Wait = untilFree(w.limit - n)
+	}
+	if used > 0 {
+		o.More = untilFree(min(used, w.limit) - 1)
 	}
 	o.Left = max(0, w.limit-used)
 	for age, k := range at.taken {

@@ -30,14 +30,19 @@ rules.sliding = function(key, what, n, now, limit, slot_us, slots, window)
     end
     return 0
   end
-  local wait, excess = 0, used + n - limit
-  for age = slots, 0, -1 do
-    if excess > 0 then
-      excess = excess - taken[age]
-      wait = leaves(age)
+  -- until_free is the time until at most most tokens of the window are taken.
+  local function until_free(most)
+    local wait, excess = 0, used - most
+    for age = slots, 0, -1 do
+      if excess > 0 then
+        excess = excess - taken[age]
+        wait = leaves(age)
+      end
     end
+    return wait
   end
-  return used + n <= limit, math.max(0, limit - used), wait, reset(), 0, function()
+  local function more() return used == 0 and 0 or until_free(math.min(used, limit) - 1) end
+  return used + n <= limit, math.max(0, limit - used), until_free(limit - n), reset(), 0, more(), function()
     if what == 1 then
       taken[0], used = taken[0] + n, used + n
     else
@@ -58,11 +63,11 @@ rules.sliding = function(key, what, n, now, limit, slot_us, slots, window)
     local left = math.max(0, limit - used)
     if used == 0 then
       redis.call('DEL', key)
-      return left, 0
+      return left, 0, 0
     end
     local words = {string.format('%.0f %.0f', slot - newest, slot_us)}
     for age = newest, oldest do words[#words + 1] = string.format('%.0f', taken[age]) end
     store(key, table.concat(words, ' '), now + leaves(newest))
-    return left, leaves(newest)
+    return left, leaves(newest), more()
   end
 end

@@ -39,13 +39,13 @@ const Slots = 10
 
 // Config is how many tokens a window holds.
 type Config struct {
-	// Name tells limits apart that share their keys: at most 64 letters, digits
-	// and _ . - / :. With a name, {K}:win becomes {K}:win:name.
+	// Name distinguishes limits that share their keys: at most 64 letters, digits and _ . - / :. With a name, {K}:win
+	// becomes {K}:win:name.
 	Name string
 	// Kind is Fixed, the default, or Sliding.
 	Kind Kind
-	// Limit is the most tokens in one window, 1 to policy.MaxTokens. One that changes is in force at once, and what was
-	// taken in the window counts.
+	// Limit is the most tokens in one window, 1 to policy.MaxTokens. A changed limit is in force at once, and earlier
+	// takes of the window count.
 	Limit int64
 	// Window is its length: whole milliseconds, 1ms to policy.MaxPer.
 	Window time.Duration
@@ -147,24 +147,24 @@ func newLimiter(core decide.Limiter, err error) (*Limiter, error) {
 }
 
 // Take takes n tokens, 1 to the limit, all or nothing. Its option is fetch.WithTimeout. A denial is a result and counts
-// for nothing. ResetAfter is the time until the window ends; RetryAfter is exact if nobody else takes any.
+// for nothing. ResetAfter is the time until the window ends; RetryAfter is exact if no other caller takes any.
 func (l *Limiter) Take(ctx context.Context, key string, n int64, opts ...fetch.CallOption) (fetch.Result, error) {
 	return l.core.Do(ctx, key, decide.Take, n, opts)
 }
 
-// Peek tells what is left and takes nothing; OK if there is a token.
+// Peek returns what is left and takes nothing. Its result is OK if there is a token.
 func (l *Limiter) Peek(ctx context.Context, key string, opts ...fetch.CallOption) (fetch.Result, error) {
 	return l.core.Do(ctx, key, decide.Peek, 1, opts)
 }
 
-// Undo gives back what a take took, as r tells, if the window in which it was taken is still under way; otherwise there
-// is nothing to give back. Call it once for a Result.
+// Undo returns the tokens of a take with the result r, if its window is still under way; otherwise there is nothing to
+// return. Call it once for a Result.
 func (l *Limiter) Undo(ctx context.Context, key string, r fetch.Result) error {
 	return l.core.Undo(ctx, key, r)
 }
 
-// Return gives n tokens back, up to the limit: to the window that is under way, if one is. It is for tokens whose
-// Result is gone, and is not checked.
+// Return gives n tokens back, up to the limit: to the window that is under way, if there is one. It is for tokens
+// without a Result, and is not checked.
 func (l *Limiter) Return(ctx context.Context, key string, n int64, opts ...fetch.CallOption) error {
 	_, err := l.core.Do(ctx, key, decide.Return, n, opts)
 	return err

@@ -88,7 +88,7 @@ func slide(t *testing.T, cfg Config) limittest.Program[slots] {
 	return limittest.Program[slots]{Rule: rule, Model: newSliding(rule)}
 }
 
-func TestTheScriptAgreesWithTheModelAboutSlidingWindowsOfSeveralLengthsOnOneKey(t *testing.T) {
+func TestScriptAndModelAgreeOnSlidingWindowsOfSeveralLengths(t *testing.T) {
 	t.Parallel()
 	rng := limittest.Rand(t)
 	rdb, tick := limittest.Stepping(t, rng)
@@ -97,8 +97,8 @@ func TestTheScriptAgreesWithTheModelAboutSlidingWindowsOfSeveralLengthsOnOneKey(
 		slide(t, Config{Limit: 30, Window: 10 * time.Minute}), slide(t, Config{Limit: 20, Window: 61*time.Minute + 1e6})))
 }
 
-// Whoever takes, of programs with windows of several lengths, finds at least what was taken in the shortest.
-func TestNoStretchOfTheShortestWindowAdmitsMoreThanTheLargestLimit(t *testing.T) {
+// With windows of several lengths, each take finds at least the takes of the shortest window.
+func TestTheShortestWindowAdmitsAtMostTheLargestLimit(t *testing.T) {
 	t.Parallel()
 	rng := limittest.Rand(t)
 	admitted := 0

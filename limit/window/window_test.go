@@ -41,13 +41,15 @@ func TestAFixedWindowStartsAtItsFirstTake(t *testing.T) {
 	ends := clock.Now().Add(time.Minute).UnixMilli()
 	require.Equal(
 		t,
-		fetch.Result{OK: true, Taken: 1, Remaining: 4, Limit: 5, ResetAfter: time.Minute, Era: ends},
+		fetch.Result{OK: true, Taken: 1, Remaining: 4, Limit: 5, ResetAfter: time.Minute, MoreAfter: time.Minute, Era: ends},
 		take(t, l, 1),
 	)
 	clock.Add(20 * time.Second)
 	require.Equal(
 		t,
-		fetch.Result{OK: true, Taken: 3, Remaining: 1, Limit: 5, ResetAfter: 40 * time.Second, Era: ends},
+		fetch.Result{
+			OK: true, Taken: 3, Remaining: 1, Limit: 5, ResetAfter: 40 * time.Second, MoreAfter: 40 * time.Second, Era: ends,
+		},
 		take(t, l, 3),
 	)
 	require.Equal(
@@ -63,7 +65,8 @@ func TestAFixedWindowStartsAtItsFirstTake(t *testing.T) {
 	clock.Add(time.Microsecond)
 	require.Equal(
 		t,
-		fetch.Result{OK: true, Taken: 5, Limit: 5, ResetAfter: time.Minute, Era: ends + time.Minute.Milliseconds()},
+		fetch.Result{OK: true, Taken: 5, Limit: 5, ResetAfter: time.Minute, MoreAfter: time.Minute,
+			Era: ends + time.Minute.Milliseconds()},
 		take(t, l, 5),
 	)
 	clock.Add(time.Minute)
@@ -78,7 +81,7 @@ func TestAFixedWindowStartsAtItsFirstTake(t *testing.T) {
 	)
 }
 
-// What was taken in a window that has ended is not given to the one under way, which would then admit too many.
+// The tokens of a window that has ended are not returned to the present one, which would then admit too many.
 func TestATakeIsUndoneInItsOwnWindow(t *testing.T) {
 	t.Parallel()
 	for kind, own := range map[window.Kind]int64{window.Fixed: 5, window.Sliding: 5} {
@@ -226,7 +229,7 @@ func TestTenThousandTakesOnAThousandAdmitAThousand(t *testing.T) {
 	}
 }
 
-func TestAnIdleKeyIsGoneWhenItsWindowHasEnded(t *testing.T) {
+func TestAnIdleKeyExpiresWhenItsWindowHasEnded(t *testing.T) {
 	t.Parallel()
 	ctx, rdb := t.Context(), limittest.Redis(t)
 	for kind, lasts := range map[window.Kind]time.Duration{

@@ -12,7 +12,8 @@ end
 
 -- count_denied notes that n tokens were denied to takes that the bucket could ever hold, if it counts them.
 local function count_denied(key, p, n)
-  if p and (p.kind == POOL or p.enforcement >= 4) and n > 0 then pcall('HINCRBY', key, 'denied', format('%d', n)) end
+  local counts = p and (p.kind == POOL or p.enforcement % 8 >= 4)
+  if counts and n > 0 then pcall('HINCRBY', key, 'denied', format('%d', n)) end
 end
 
 -- wait_us is the time until the bucket holds n tokens if nobody takes any: up to the refill after their credit falls

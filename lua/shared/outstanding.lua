@@ -44,7 +44,7 @@ end
 local function try(...)
   local reply = pcall(...)
   local err = type(reply) == 'table' and reply.err
-  if err and (find(err, 'NOPERM', 1, true) or find(err, 'executing the script', 1, true)) then error(reply) end
+  if err and (find(err, 'NOPERM') or find(err, 'executing the script')) then error(reply) end
   return reply
 end
 

@@ -4,7 +4,7 @@
 -- seventh on.
 -- kind: 0 plain, 1 stepped, 2 of a template, 3 of a pool. per: µs; of a stepped policy a name of its schedule.
 -- interval, grant_end: µs. lacking: capacity less what a new bucket holds. enforcement: what consumers do about it, how
--- they degrade, and 4 more in shadow mode.
+-- they degrade, and 4 more in shadow mode, and 8 more if the bucket has flows.
 local STEPPED = 1
 local TEMPLATE = 2
 local POOL = 3

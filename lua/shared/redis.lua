@@ -8,7 +8,7 @@ end
 
 -- wrong_type answers false to the error of a key of another type and raises every other error.
 local function wrong_type(reply)
-  if not string.find(reply.err, 'WRONGTYPE', 1, true) then error(reply) end
+  if not string.find(reply.err, 'WRONGTYPE') then error(reply) end
   return false
 end
 

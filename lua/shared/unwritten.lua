@@ -5,6 +5,6 @@
 -- first write of a script, and no later one.
 local function unwritten(key, reply)
   local deleted = redis.pcall('HDEL', key, '')
-  if type(deleted) == 'table' and string.find(deleted.err, 'READONLY', 1, true) then return deleted end
+  if type(deleted) == 'table' and string.find(deleted.err, 'READONLY') then return deleted end
   return reply
 end

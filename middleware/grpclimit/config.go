@@ -31,9 +31,8 @@ type Config struct {
 	// PerMessage has a stream take tokens for each message that the handler
 	// receives, and none when it begins. A denied message ends the stream.
 	PerMessage bool
-	// SkipFailed gives tokens back when a unary call, or a stream without
-	// PerMessage, ends with an error or a panic before its client's time is over:
-	// whoever hangs up has taken them. The Limiter must be a limit.Undoer or a
+	// SkipFailed gives tokens back when a unary call, or a stream without PerMessage, ends with an error or a panic before
+	// its client's time is over. A client that disconnects has used its tokens. The Limiter must be a limit.Undoer or a
 	// limit.Many.
 	SkipFailed bool
 	// Shadow denies nothing; OnLimit is still called.
@@ -49,11 +48,10 @@ type Config struct {
 	// bucket's degraded mode says. The wait for a place, of a limit of pacing, comes after it and is bounded by the
 	// limit and the call's own deadline.
 	Timeout time.Duration
-	// OnLimit hears of each denial before it is answered, in shadow mode too. It
-	// must not block.
+	// OnLimit is called for each denial before it is answered, in shadow mode too. It must not block.
 	OnLimit func(context.Context, Call, Decision)
-	// OnError hears of each call that could not be decided, and of tokens that
-	// could not be given back. It must not block.
+	// OnError is called for each call that could not be decided, and for tokens that could not be given back. It must not
+	// block.
 	OnError func(context.Context, Call, error)
 }
 

@@ -14,12 +14,10 @@
 //
 // # What a call meets
 //
-// Tokens are taken before the handler runs; the [Decision] is in the handler's
-// context ([FromContext]). A denied call gets RESOURCE_EXHAUSTED with a
-// google.rpc.RetryInfo, which retrying clients obey, unless nothing tells when
-// the tokens are due. With [Config.Shadow] it passes, and only OnLimit hears of
-// it. If the limiter can't answer, a call gets UNAVAILABLE, or passes with
-// [Config.FailOpen].
+// Tokens are taken before the handler runs; the [Decision] is in the handler's context ([FromContext]). A denied call
+// gets RESOURCE_EXHAUSTED with a google.rpc.RetryInfo, which retrying clients obey, unless it is unknown when the
+// tokens are due. With [Config.Shadow] it passes, and only OnLimit is called. If the limiter can't answer, a call gets
+// UNAVAILABLE, or passes with [Config.FailOpen].
 //
 // A stream takes tokens once, when it begins, or with [Config.PerMessage] for
 // each message that the handler receives.

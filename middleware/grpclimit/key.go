@@ -95,7 +95,7 @@ func Join(keys ...KeyFunc) KeyFunc {
 			if i > 0 {
 				b.WriteByte('|')
 			}
-			// The length tells where a part ends, whatever a client writes into it.
+			// The length marks the end of a part, whatever a client writes into it.
 			b.WriteString(strconv.Itoa(len(k)) + ":" + k)
 		}
 		return b.String(), nil

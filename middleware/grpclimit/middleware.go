@@ -152,7 +152,7 @@ func (m *Middleware) decide(ctx context.Context, call Call) (*Decision, error) {
 	return nil, denial(d)
 }
 
-// refusal is the status of a call on which nobody could decide; nil lets it pass.
+// refusal returns the status of a call that could not be decided; nil lets it pass.
 func (m *Middleware) refusal(ctx context.Context, err error) error {
 	outcome := limit.OutcomeOf(err)
 	switch {
@@ -166,7 +166,7 @@ func (m *Middleware) refusal(ctx context.Context, err error) error {
 	return status.Error(codes.Code(outcome.GRPC), err.Error())
 }
 
-// take asks the limiter, and tells how long what was taken has to wait.
+// take takes from the limiter, and sets how long the call has to wait.
 func (m *Middleware) take(ctx context.Context, d *Decision) (err error) {
 	ctx, cancel, opts := limitcall.Bound(ctx, m.config.Limiter, d.Key, m.config.Timeout, DefaultTimeout)
 	defer cancel()
@@ -220,8 +220,8 @@ func (m *Middleware) settle(ctx context.Context, call Call, d *Decision, failed 
 // giveBackTime is the least time for returning tokens: a fetch.Client may need it for a distant server.
 const giveBackTime = time.Second
 
-// giveBack gives the tokens of a call back, if there is somebody to take them. The
-// call may be over, so its context's end doesn't matter.
+// giveBack returns the tokens of a call, if the limiter can take them back. The call may be over, so the end of its
+// context doesn't matter.
 func (m *Middleware) giveBack(ctx context.Context, call Call, d *Decision) {
 	if d.Taken == 0 {
 		return

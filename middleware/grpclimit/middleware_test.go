@@ -231,7 +231,7 @@ func TestAWeightIsWhatACallTakes(t *testing.T) {
 	weight.Store(6)
 	err := b.call(t.Context())
 	require.Equal(t, codes.OutOfRange, status.Code(err), "more than it ever holds")
-	require.Empty(t, status.Convert(err).Details(), "nothing tells when to come back")
+	require.Empty(t, status.Convert(err).Details(), "it is unknown when to come back")
 }
 
 // A queue, alone or among many limits, spaces calls out, beyond the time that the
@@ -301,19 +301,19 @@ func TestTokensOfFailedCallsGoBack(t *testing.T) {
 	require.Equal(t, codes.ResourceExhausted, status.Code(b.call(t.Context())))
 }
 
-func TestShadowDeniesNothingAndTells(t *testing.T) {
+func TestShadowDeniesNothingAndReports(t *testing.T) {
 	t.Parallel()
 	l, _ := hourly(t, 1)
-	var told atomic.Int64
+	var reported atomic.Int64
 	b := start(t, Config{Limiter: l, Shadow: true, OnLimit: func(_ context.Context, c Call, d Decision) {
 		if c.Method == method && !d.OK {
-			told.Add(1)
+			reported.Add(1)
 		}
 	}})
 	for range 3 {
 		require.NoError(t, b.call(t.Context()))
 	}
-	require.EqualValues(t, 2, told.Load())
+	require.EqualValues(t, 2, reported.Load())
 	require.False(t, b.service.decision.Load().OK)
 }
 
@@ -328,25 +328,25 @@ func TestShadowRefusesNoCallWithoutAKey(t *testing.T) {
 	require.EqualValues(t, 1, reported.Load())
 }
 
-func TestALimiterThatCantAnswerRefusesUnlessToldOtherwise(t *testing.T) {
+func TestWithoutAnAnswerCallsAreRefusedUnlessFailOpen(t *testing.T) {
 	t.Parallel()
 	server := testenv.Redis(t)
 	l, err := lazy.New(server.Client(), lazy.Config{Capacity: 1, Rate: policy.PerSecond(1)})
 	require.NoError(t, err)
 	server.Kill()
-	var told atomic.Int64
+	var reported atomic.Int64
 	onError := func(_ context.Context, _ Call, err error) {
 		if errors.Is(err, fetch.ErrUnavailable) {
-			told.Add(1)
+			reported.Add(1)
 		}
 	}
 	require.Equal(t, codes.Unavailable, status.Code(start(t, Config{Limiter: l, OnError: onError}).call(t.Context())))
 	require.NoError(t, start(t, Config{Limiter: l, OnError: onError, FailOpen: true}).call(t.Context()))
 	require.NoError(t, start(t, Config{Limiter: l, OnError: onError, Shadow: true}).call(t.Context()))
-	require.EqualValues(t, 3, told.Load())
+	require.EqualValues(t, 3, reported.Load())
 }
 
-func TestKeysTellClientsApart(t *testing.T) {
+func TestKeysDistinguishClients(t *testing.T) {
 	t.Parallel()
 	l, rdb := hourly(t, 1)
 	b := start(t, Config{Limiter: l, Key: ByMetadata("X-Tenant")})

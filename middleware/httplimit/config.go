@@ -24,9 +24,8 @@ type Config struct {
 	// Name is the limit's name in headers: 1 to 64 printable ASCII characters;
 	// "default" if it is empty. The limits of a limit.Many have their own.
 	Name string
-	// Window is told to clients in whole seconds as the time of the limit. It is
-	// not needed for the limiters of package limit, which know theirs; 0 tells
-	// none.
+	// Window is sent to clients, in whole seconds, as the time of the limit. The limiters of package limit don't need it,
+	// because they have a window of their own. With 0 none is sent.
 	Window time.Duration
 	// Weight is the tokens that a request takes, at least 1; nil means 1. A
 	// weight of 0 lets the request pass.
@@ -42,8 +41,8 @@ type Config struct {
 
 	// SlowDown delays requests before they are denied.
 	SlowDown SlowDown
-	// SkipFailed gives tokens back when a request ends with a status of 400 or more, or with a panic, and its
-	// client is still there: whoever hangs up has taken them. The Limiter must be a limit.Undoer or a limit.Many.
+	// SkipFailed gives tokens back when a request ends with a status of 400 or more, or with a panic, while its client is
+	// still connected. A client that disconnects has used its tokens. The Limiter must be a limit.Undoer or a limit.Many.
 	SkipFailed bool
 	// Shadow denies nothing and sends no headers; OnLimit is still called.
 	Shadow bool
@@ -77,10 +76,10 @@ type Config struct {
 	// Denied answers denied requests instead of the problem document; headers
 	// are set already, FromContext has the Decision.
 	Denied http.Handler
-	// OnLimit hears of each denial before it is answered, in shadow mode too. It
-	// must not block; AbuseLog.Record is one.
+	// OnLimit is called for each denial before it is answered, in shadow mode too. It must not block. AbuseLog.Record is
+	// such a function.
 	OnLimit func(Request, Decision)
-	// OnError hears of each request that could not be decided.
+	// OnError is called for each request that could not be decided.
 	OnError func(Request, error)
 }
 

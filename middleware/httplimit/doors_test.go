@@ -26,7 +26,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// fixed is a limiter that answers as told, and counts what is given back.
+// fixed is a limiter with a fixed answer. It counts the tokens that are given back.
 type fixed struct {
 	result fetch.Result
 	err    error
@@ -43,9 +43,9 @@ func (s *fixed) Undo(context.Context, string, fetch.Result) error {
 	return s.undo
 }
 
-func TestOnErrorHearsOfTheRequestWhoseTokensCouldNotBeGivenBack(t *testing.T) {
+func TestOnErrorIsCalledIfTokensCannotBeGivenBack(t *testing.T) {
 	t.Parallel()
-	l := &fixed{result: fetch.Result{OK: true, Taken: 1, Limit: 5}, undo: errors.New("redis is away")}
+	l := &fixed{result: fetch.Result{OK: true, Taken: 1, Limit: 5}, undo: errors.New("redis is unavailable")}
 	var path string
 	h := middleware(t, Config{Limiter: l, SkipFailed: true, OnError: func(r Request, _ error) { path = r.URL.Path }})
 	require.Equal(t, http.StatusTeapot, get(h.Wrap(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -164,9 +164,9 @@ func TestABucketWithoutAPolicyHasNoNumbersInHeaders(t *testing.T) {
 	}
 }
 
-// Every limiter of package limit stands behind the middleware, with its headers, and takes the tokens of failed
-// requests back, but for pacing.
-func TestEachLimiterStandsBehindTheMiddleware(t *testing.T) {
+// The middleware works with every limiter of package limit, and sends its headers. All of them except pacing take back
+// the tokens of failed requests.
+func TestTheMiddlewareWorksWithEachLimiter(t *testing.T) {
 	t.Parallel()
 	now := func() time.Time { return time.Unix(1_800_000_000, 0) }
 	burst := lazy.Config{Name: "lazy", Capacity: 2, Rate: policy.Rate{Tokens: 1, Per: time.Hour}}
@@ -205,7 +205,7 @@ func TestEachLimiterStandsBehindTheMiddleware(t *testing.T) {
 }
 
 // A client that resets its stream at once, again and again, takes nothing; failing open lets none of it through.
-func TestAClientThatIsGoneDoesNotPassWhereItFailsOpen(t *testing.T) {
+func TestAClientThatLeftDoesNotPassWhereItFailsOpen(t *testing.T) {
 	t.Parallel()
 	limiter, err := lazy.NewLocal(lazy.Config{Capacity: 1, Rate: policy.Rate{Tokens: 1, Per: time.Hour}}, time.Now)
 	require.NoError(t, err)
@@ -256,7 +256,7 @@ func TestAHeaderThatIsThereTwiceIsNoKey(t *testing.T) {
 	require.Equal(t, http.StatusOK, get(h, "/").Code)
 }
 
-func TestLimitsAroundEachOtherAllTellTheirs(t *testing.T) {
+func TestLimitsAroundEachOtherSendAllHeaders(t *testing.T) {
 	t.Parallel()
 	inner := middleware(t, Config{Limiter: minutely(t, 9), Name: "inner"}).Wrap(hello)
 	w := get(middleware(t, Config{Limiter: minutely(t, 2), Name: "outer"}).Wrap(inner), "/")
@@ -264,7 +264,7 @@ func TestLimitsAroundEachOtherAllTellTheirs(t *testing.T) {
 	require.Equal(t, []string{`"outer";r=1;t=60`, `"inner";r=8;t=60`}, w.Header().Values("RateLimit"))
 }
 
-// Clients are told the length that people mean: a day is 24 hours, though one of 49 may be planned for.
+// Clients get the usual length of a day, 24 hours, although one of 49 hours may be planned for.
 func TestTheHeaderOfADayOfTheCalendarSays24Hours(t *testing.T) {
 	t.Parallel()
 	daily, err := schedule.NewLocal(schedule.Config{Windows: []schedule.Window{{Limit: 2, Per: calendar.Day}}}, time.Now)

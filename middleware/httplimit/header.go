@@ -12,16 +12,15 @@ import (
 // maxInteger is the largest integer of a structured field.
 const maxInteger = 999_999_999_999_999
 
-// setHeaders tells the client where it stands. RateLimit's t is the time until
-// tokens are due on a denial and the time until all are there otherwise: in
-// both, a client that uses no more than r within t stays within its limit. What a
-// middleware around this one has set stays: the fields are lists.
+// setHeaders describes the limit to the client. RateLimit's t is the time until more tokens are there: on a denial
+// those that were asked for. X-RateLimit-Reset is that time on a denial and the time until all are there otherwise. The
+// values of a middleware around this one stay, since the fields are lists.
 func (m *Middleware) setHeaders(h http.Header, d Decision) {
 	if !m.config.NoHeaders {
 		var policies, states []string
 		for _, l := range d.Limits {
 			if l.Limit == 0 {
-				continue // nobody knows the policy: no number would be true
+				continue // the policy is unknown: no number would be true
 			}
 			name := quoted(l.Name)
 			if l.Limit > 0 && l.Limit <= maxInteger {
@@ -32,7 +31,7 @@ func (m *Middleware) setHeaders(h http.Header, d Decision) {
 				policies = append(policies, policy)
 			}
 			state := name + ";r=" + strconv.FormatInt(min(max(0, l.Remaining), maxInteger), 10)
-			if t := effective(l.Result); t != fetch.Never {
+			if t := untilMore(l.Result); t != fetch.Never {
 				state += ";t=" + strconv.FormatInt(seconds(t), 10)
 			}
 			states = append(states, state)
@@ -47,7 +46,7 @@ func (m *Middleware) setHeaders(h http.Header, d Decision) {
 	if m.config.XHeaders && d.Limit > 0 {
 		h.Set("X-RateLimit-Limit", strconv.FormatInt(d.Limit, 10))
 		h.Set("X-RateLimit-Remaining", strconv.FormatInt(max(0, d.Remaining), 10))
-		if t := effective(d.Result); t != fetch.Never {
+		if t := untilReset(d.Result); t != fetch.Never {
 			h.Set("X-RateLimit-Reset", strconv.FormatInt(m.now().Add(t+time.Second-1).Unix(), 10))
 		}
 	}
@@ -60,7 +59,14 @@ func (m *Middleware) setHeaders(h http.Header, d Decision) {
 	}
 }
 
-func effective(r fetch.Result) time.Duration {
+func untilMore(r fetch.Result) time.Duration {
+	if !r.OK {
+		return r.RetryAfter
+	}
+	return r.MoreAfter
+}
+
+func untilReset(r fetch.Result) time.Duration {
 	if !r.OK {
 		return r.RetryAfter
 	}

@@ -165,12 +165,12 @@ func (m *Middleware) deny(w http.ResponseWriter, r *http.Request, d Decision) {
 	if m.config.MessageKey != "" {
 		w.Header().Set("Content-Type", "application/json")
 		w.WriteHeader(m.config.Status)
-		_ = json.NewEncoder(w).Encode(map[string]string{m.config.MessageKey: m.config.Message}) // the client may be gone
+		_ = json.NewEncoder(w).Encode(map[string]string{m.config.MessageKey: m.config.Message}) // the client may have left
 		return
 	}
 	w.Header().Set("Content-Type", "application/problem+json")
 	w.WriteHeader(m.config.Status)
-	// The client may be gone, which is all that can fail here.
+	// Writing can only fail because the client has left.
 	_ = json.NewEncoder(w).Encode(problem{
 		Type: quotaExceeded, Title: "Request cannot be satisfied as assigned quota has been exceeded",
 		Status: m.config.Status, Detail: m.config.Message, Violated: d.DeniedBy,
@@ -217,7 +217,7 @@ func (m *Middleware) serve(w http.ResponseWriter, r Request, d Decision, next ht
 // giveBackTime is the least time for returning tokens: a fetch.Client may need it for a distant server.
 const giveBackTime = time.Second
 
-// giveBack returns a request's tokens, even though its client may be gone.
+// giveBack returns a request's tokens, even if its client has left.
 func (m *Middleware) giveBack(r Request, d Decision) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), max(m.config.Timeout, giveBackTime))
 	defer cancel()

@@ -92,6 +92,35 @@ func TestADeniedRequestGetsTheDraftsHeadersAndProblem(t *testing.T) {
 		"status": 429.0, "detail": "slow down, please", "violated-policies": []any{`a "b"`}}, p)
 }
 
+// t is the time until more tokens are there, as the draft wants it, and not until all are.
+func TestAnAdmittedRequestGetsTheTimeOfMoreTokens(t *testing.T) {
+	t.Parallel()
+	clock := func() time.Time { return time.UnixMilli(1_800_000_000_500) }
+	perSecond, err := lazy.NewLocal(lazy.Config{Capacity: 60, Rate: policy.PerSecond(1)}, clock)
+	require.NoError(t, err)
+	sliding, err := window.NewLocal(window.Config{Kind: window.Sliding, Limit: 60, Window: time.Minute}, clock)
+	require.NoError(t, err)
+	bucket, err := fetch.New(testenv.Redis(t).Client(), fetch.WithTimeout(20*time.Second), fetch.WithTemplates(
+		policy.Template{
+			Prefix: "ip:", Enforce: policy.EnforceLazy, Policy: policy.Policy{Capacity: 60, Rate: policy.PerSecond(1)},
+		}))
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, bucket.Close(context.Background())) })
+	for name, c := range map[string]struct {
+		limiter limit.Limiter
+		want    string
+	}{
+		"lazy":    {perSecond, `"default";r=0;t=1`},
+		"sliding": {sliding, `"default";r=0;t=66`}, // its slot of six seconds has just begun, and has all takes
+		"bucket":  {bucket, `"default";r=0;t=1`},
+	} {
+		h := middleware(t, Config{Limiter: c.limiter, Weight: func(*http.Request) int64 { return 60 }}).Wrap(hello)
+		w := get(h, "/")
+		require.Equal(t, http.StatusOK, w.Code, name)
+		require.Equal(t, c.want, w.Header().Get("RateLimit"), name)
+	}
+}
+
 func TestRetryAfterIsNeverEarlierThanTheWindowsEndAndJitters(t *testing.T) {
 	t.Parallel()
 	m := middleware(t, Config{Limiter: minutely(t, 1), Jitter: 10 * time.Second})
@@ -329,7 +358,7 @@ func TestARequestWaitsForItsPlace(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 			defer cancel()
 			w := get(h, "/", func(r *http.Request) { *r = *r.WithContext(ctx) })
-			require.Equal(t, http.StatusServiceUnavailable, w.Code, "%s: nobody has served it", name)
+			require.Equal(t, http.StatusServiceUnavailable, w.Code, "%s: no handler has served it", name)
 		})
 	}
 }
@@ -359,19 +388,19 @@ func TestFailedRequestsGiveTheirTokensBack(t *testing.T) {
 	require.Equal(t, http.StatusTooManyRequests, get(h, "/").Code, "a denial gives nothing back")
 }
 
-func TestShadowModeDeniesNothingAndTells(t *testing.T) {
+func TestShadowModeDeniesNothingAndReports(t *testing.T) {
 	t.Parallel()
-	var told []Decision
+	var denied []Decision
 	h := middleware(t, Config{Limiter: minutely(t, 1), Shadow: true,
-		OnLimit: func(_ Request, d Decision) { told = append(told, d) }}).Wrap(hello)
+		OnLimit: func(_ Request, d Decision) { denied = append(denied, d) }}).Wrap(hello)
 	for range 3 {
 		w := get(h, "/")
 		require.Equal(t, http.StatusOK, w.Code)
 		require.Empty(t, w.Header().Get("RateLimit"))
 	}
-	require.Len(t, told, 2)
-	require.False(t, told[0].OK)
-	require.True(t, told[0].Shadow)
+	require.Len(t, denied, 2)
+	require.False(t, denied[0].OK)
+	require.True(t, denied[0].Shadow)
 }
 
 func TestACustomHandlerAnswersDenials(t *testing.T) {
@@ -402,10 +431,10 @@ func (b broken) Take(ctx context.Context, _ string, _ int64, _ ...fetch.CallOpti
 func TestALimiterThatCannotAnswerFailsClosedOrOpen(t *testing.T) {
 	t.Parallel()
 	for _, b := range []broken{{fmt.Errorf("%w: gone", fetch.ErrUnavailable)}, {errors.New("bug")}, {}} {
-		var told error
-		cfg := Config{Limiter: b, Timeout: time.Millisecond, OnError: func(_ Request, err error) { told = err }}
+		var reported error
+		cfg := Config{Limiter: b, Timeout: time.Millisecond, OnError: func(_ Request, err error) { reported = err }}
 		require.Equal(t, http.StatusServiceUnavailable, get(middleware(t, cfg).Wrap(hello), "/").Code)
-		require.Error(t, told)
+		require.Error(t, reported)
 		cfg.FailOpen = true
 		require.Equal(t, http.StatusOK, get(middleware(t, cfg).Wrap(hello), "/").Code)
 	}
@@ -432,7 +461,7 @@ func TestTheAbuseLogKeepsTheLatestDenials(t *testing.T) {
 	require.Equal(t, Abuse{Key: "ip:192.0.2.1", IP: "192.0.2.1", Method: "GET", Path: "/3", DeniedBy: []string{"default"}},
 		abuses[0])
 
-	for range abuseQueue + 7 { // nobody runs it: full, and never in the way
+	for range abuseQueue + 7 { // it doesn't run: the queue is full, and never blocks
 		get(h, "/")
 	}
 	require.EqualValues(t, 7, log.Dropped())

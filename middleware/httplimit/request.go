@@ -45,9 +45,9 @@ func ByIP() KeyFunc {
 	}
 }
 
-// ByHeader is a header's name, in lower case, and its value, such as an API key. Whoever can choose the value
-// can choose whose tokens to take, so check it first. A request that has the header
-// twice is refused: one of the two may be a client's that came before a proxy's.
+// ByHeader is a header's name, in lower case, and its value, such as an API key. A client that can choose the value can
+// choose whose tokens to take, so check it first. A request that has the header twice is refused, because one of the
+// two may come from a client and the other from a proxy.
 func ByHeader(name string) KeyFunc {
 	return func(r Request) (string, error) {
 		values := r.Header.Values(name)
@@ -73,8 +73,9 @@ func ByUser(user func(*http.Request) string) KeyFunc {
 	}
 }
 
-// ByRoute is the pattern that http.ServeMux matched, with its method if it has one. All requests that none matched
-// share a key, as do all in a middleware around the mux: whoever invents paths or methods finds no fresh tokens.
+// ByRoute is the pattern that http.ServeMux matched, with its method if it has one. All requests that no pattern
+// matched share a key, and so do all requests in a middleware around the mux. So a client that invents paths or methods
+// finds no fresh tokens.
 func ByRoute() KeyFunc {
 	return func(r Request) (string, error) { return "route:" + clean(r.Pattern), nil }
 }
@@ -123,7 +124,7 @@ func clientIP(r *http.Request, trusted []netip.Prefix) netip.Addr {
 	for i := len(hops) - 1; i >= 0; i-- {
 		hop := peer(strings.TrimSpace(hops[i]))
 		if !hop.IsValid() {
-			return ip // what stands left of it is no proxy's word
+			return ip // the addresses to its left don't come from a proxy
 		}
 		ip = hop
 		if !within(ip, trusted) {

@@ -11,7 +11,7 @@ import (
 	"github.com/tokenrefill/refiller/internal/testing/testenv"
 )
 
-func TestAnEtcdWithoutSpaceStopsNoRefillAndIsUsedAgainOnceItHasSome(t *testing.T) {
+func TestAnEtcdWithoutSpaceStopsNoRefillAndIsUsedAgain(t *testing.T) {
 	t.Parallel()
 	server := testenv.Redis(t)
 	rdb := server.Client()
@@ -70,7 +70,7 @@ func TestAnEtcdWithoutSpaceStopsNoRefillAndIsUsedAgainOnceItHasSome(t *testing.T
 	requireNothingLost(t, tokens, last, tokensThen, lastThen)
 }
 
-// With an etcd that says nothing, status tells that, and how the buckets stand all the same.
+// While etcd is silent, status reports that, and still shows the state of the buckets.
 func TestStatusShowsBucketsWhileEtcdIsSilent(t *testing.T) {
 	t.Parallel()
 	server, etcd := testenv.Redis(t), testenv.Etcd(t, 1)
@@ -91,7 +91,7 @@ func TestStatusShowsBucketsWhileEtcdIsSilent(t *testing.T) {
 	}, patience,
 		10*time.Millisecond)
 	for range 3 {
-		rest(t, 1200*time.Millisecond) // what was heard of etcd is shown again for a second
+		rest(t, 1200*time.Millisecond) // an answer of etcd is shown again for a second
 		require.Empty(t, n.status().Buckets[0].Error)
 	}
 }

@@ -109,7 +109,7 @@ func leader(t *testing.T, nodes []*node) (l *node) {
 			}
 		}
 		return false
-	}, patience, 20*time.Millisecond, "somebody leads")
+	}, patience, 20*time.Millisecond, "a replica leads")
 	eventually(t, func() bool {
 		_, known := l.metric("refiller_bucket_tokens")
 		return known == min(l.status().Total, metrics.MaxBuckets)
@@ -117,7 +117,7 @@ func leader(t *testing.T, nodes []*node) (l *node) {
 	return l
 }
 
-// coordinator waits until a replica coordinates and has heard of its region.
+// coordinator waits until a replica coordinates and has a report of its region.
 func coordinator(t *testing.T, nodes []*node) {
 	t.Helper()
 	eventually(t, func() bool {
@@ -130,7 +130,7 @@ func coordinator(t *testing.T, nodes []*node) {
 			}
 		}
 		return false
-	}, patience, 20*time.Millisecond, "somebody coordinates the pool")
+	}, patience, 20*time.Millisecond, "a replica coordinates the pool")
 }
 
 func TestEveryQueryFindsWhatTheProgramExports(t *testing.T) {
@@ -219,8 +219,8 @@ func (p *prometheus) query(expr string) []float64 {
 	return values
 }
 
-// scraped is for how long Prometheus scrapes before the panels are looked at.
-var scraped = flag.Duration("scraped", 10*time.Second, "how long Prometheus scrapes before the panels are looked at")
+// scraped is for how long Prometheus scrapes before the panels are checked.
+var scraped = flag.Duration("scraped", 10*time.Second, "how long Prometheus scrapes before the panels are checked")
 
 func TestNoPanelIsWithoutDataInARealPrometheus(t *testing.T) {
 	t.Parallel()

@@ -101,10 +101,14 @@ func TestTheStatusPageInARealBrowser(t *testing.T) {
 	b.until(`document.querySelector("tr[data-key=checkout] .trend .area")?.getAttribute("d") && document.querySelector("tr[data-key=checkout] .trend .line").getAttribute("d").includes("L")`)
 
 	// Live: numbers move without a reload of the page.
+	b.eval(`document.querySelector("#alerts .alert").mine = "1"`, nil)
 	b.eval(`window.stays = 1; window.was = document.querySelector("tr[data-key=checkout]").innerText`, nil)
 	b.until(`document.querySelector("tr[data-key=checkout]").innerText != window.was && window.stays == 1`)
 	b.until(`/[1-9]/.test(document.querySelector("tr[data-key=checkout] [data-label=Taken]").innerText)`)
 	b.until(`document.querySelector('tr[data-key="checkout"] [data-label="Found empty"]').innerText != "–"`)
+	var mine string
+	b.eval(`document.querySelector("#alerts .alert").mine`, &mine)
+	require.Equal(t, "1", mine, "an alert that stays as it is isn't put in again")
 	b.shot("light")
 
 	// By keyboard: "/" goes to the search, typing finds, Tab goes on.
@@ -113,6 +117,7 @@ func TestTheStatusPageInARealBrowser(t *testing.T) {
 	b.until(`document.querySelectorAll("#rows tr").length == 50 && document.querySelector("#rows tr").dataset.key == "tenant:0900"`)
 	b.until(`document.getElementById("pager").innerText.includes("of 96")`)
 	b.until(`document.activeElement.id == "q" && location.search.includes("q=TENANT")`)
+	b.until(`[...document.querySelectorAll("#sorts a, #heads a")].every(a => a.search.includes("q=TENANT"))`)
 	b.press("Tab", "")
 	b.until(`document.activeElement.tagName == "BUTTON"`)
 	b.eval(`document.querySelector("[rel=next]").click()`, nil)

@@ -77,7 +77,7 @@ func TestAPasswordIsRotatedWithoutALostRefill(t *testing.T) {
 	awaitRefill(t, rdb, "with the new password")
 	acl("<first")
 	reconnect()
-	awaitRefill(t, rdb, "after the old one is gone")
+	awaitRefill(t, rdb, "after the old one was removed")
 	tokensThen, lastThen := load.account(t, rdb, "checkout")
 	requireNothingLost(t, tokens, last, tokensThen, lastThen)
 	require.NotContains(t, n.Log(), "WRONGPASS")
@@ -90,7 +90,7 @@ func TestAPasswordIsRotatedWithoutALostRefill(t *testing.T) {
 		return err != nil
 	}, patience, 10*time.Millisecond,
 		"not ready")
-	eventually(t, func() bool { return n.status().Away != "" }, patience, 10*time.Millisecond, "status tells why")
+	eventually(t, func() bool { return n.status().Away != "" }, patience, 10*time.Millisecond, "status says why")
 	require.Contains(t, n.status().Away, "WRONGPASS")
 	write("third")
 	n.ready()
@@ -111,11 +111,11 @@ func TestAFullDiskOfRedisPausesRefillsAndTheyGoOnByThemselves(t *testing.T) {
 	require.NoError(t, err)
 	defer func() { require.NoError(t, client.Close(t.Context())) }()
 
-	// A directory stands where the snapshot should be: each one fails, and Redis refuses writes.
+	// A directory has the name of the snapshot. So each snapshot fails, and Redis refuses writes.
 	snapshot := filepath.Join(server.DataDir(), "dump.rdb")
 	require.NoError(t, os.Mkdir(snapshot, 0o700))
 	require.NoError(t, rdb.ConfigSet(t.Context(), "save", "1 1").Err())
-	eventually(t, func() bool { return n.status().Away != "" }, patience, 10*time.Millisecond, "status tells why")
+	eventually(t, func() bool { return n.status().Away != "" }, patience, 10*time.Millisecond, "status says why")
 	require.Contains(t, n.status().Away, "MISCONF")
 	tokens, last := load.account(t, rdb, "checkout")
 	n.logs("redis refuses calls: refills pause")

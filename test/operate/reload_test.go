@@ -344,7 +344,7 @@ func TestAnOlderFileThatIsPutBackIsShownAsWithoutEffect(t *testing.T) {
 }
 
 // Templates have no refill every second that could be missed: a replica of these alone says why it pauses.
-func TestAReplicaOfTemplatesAloneSaysThatItsRedisIsAway(t *testing.T) {
+func TestAReplicaOfTemplatesReportsAnUnavailableRedis(t *testing.T) {
 	t.Parallel()
 	server := testenv.Redis(t)
 	n := startNode(t, "one", fmt.Sprintf("redis: {url: %q}\ntemplates: [{prefix: \"user:\", capacity: 9, rate: 1/s}]\n",

@@ -22,8 +22,8 @@ import (
 // gracePeriod is deploy/k8s' terminationGracePeriodSeconds.
 const gracePeriod = 30 * time.Second
 
-// gaps follows a bucket's refills on Redis' own clock. A look that comes late finds several since the one before: then
-// the mean of their gaps counts, which the largest is not below.
+// gaps follows a bucket's refills on Redis' own clock. A late reading may find several refills since the one before.
+// Then the mean of their gaps counts, which is not above the largest.
 type gaps struct {
 	mu      sync.Mutex
 	largest time.Duration
@@ -32,8 +32,7 @@ type gaps struct {
 	err     error
 }
 
-// watchGaps looks at the bucket's last refill every few milliseconds until the
-// test ends.
+// watchGaps reads the bucket's last refill every few milliseconds until the test ends.
 func watchGaps(t *testing.T, rdb *redis.Client, key string) *gaps {
 	t.Helper()
 	g := &gaps{}
@@ -181,7 +180,7 @@ func TestARollingRestartLeavesNoGapAndLosesNoToken(t *testing.T) {
 	}
 }
 
-func TestTheProbesTellWhatTheyAreFor(t *testing.T) {
+func TestTheProbesFailForTheirOwnReasons(t *testing.T) {
 	t.Parallel()
 	server := testenv.Redis(t)
 	n := startNode(t, "a", limit(server.URL(), 1, "500/s"))

@@ -31,7 +31,7 @@ func TestSharesFollowDemand(t *testing.T) {
 	}
 	stop := w.watch()
 	us := w.regions[2]
-	has := func() float64 { return inForce(us.look(t.Context())) }
+	has := func() float64 { return inForce(us.read(t.Context())) }
 	var times []time.Duration
 	for i := range *steps + 1 {
 		w.eventually("the demand before is forgotten", func() bool { return has() > 0 && has() < 0.4*rate })

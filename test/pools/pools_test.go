@@ -127,7 +127,7 @@ var faults = []fault{
 		}
 	}},
 	{"another deployment uses a region's name", func(w *world) func() { return w.double(w.any()) }},
-	{"somebody deletes a region's records and the settings", func(w *world) func() {
+	{"a client deletes a region's records and the settings", func(w *world) func() {
 		for _, key := range []string{"share/", "rep/"} {
 			_, err := w.etcd.Client().Delete(w.t.Context(), "/refiller/pools/"+key+w.any().name)
 			require.NoError(w.t, err)
@@ -265,7 +265,7 @@ func TestRecordsAreDeletedBesideAnotherDeployment(t *testing.T) {
 	t.Parallel()
 	var drawn []fault
 	for _, f := range faults {
-		if f.name == "another deployment uses a region's name" || strings.HasPrefix(f.name, "somebody deletes") {
+		if f.name == "another deployment uses a region's name" || strings.HasPrefix(f.name, "a client deletes") {
 			drawn = append(drawn, f)
 		}
 	}
@@ -280,7 +280,7 @@ func TestARegionThatIsCutOffKeepsItsFloorAndComesBack(t *testing.T) {
 	w := startWorld(t, 1)
 	stop := w.watch()
 	us := w.regions[2]
-	served := func(r *region) bool { return inForce(r.look(t.Context())) > 4*floor }
+	served := func(r *region) bool { return inForce(r.read(t.Context())) > 4*floor }
 	for _, r := range w.regions {
 		r.wants.Store(900)
 	}
@@ -291,13 +291,13 @@ func TestARegionThatIsCutOffKeepsItsFloorAndComesBack(t *testing.T) {
 	for _, l := range us.links {
 		l.Cut()
 	}
-	w.eventually("I3: it falls to its floor", func() bool { return inForce(us.look(t.Context())) == floor })
+	w.eventually("I3: it falls to its floor", func() bool { return inForce(us.read(t.Context())) == floor })
 	w.eventually("the others get the rest", func() bool {
 		ap, eu := w.regions[0], w.regions[1]
-		return served(ap) && served(eu) && inForce(ap.look(t.Context()))+inForce(eu.look(t.Context())) > 0.99*(rate-floor)
+		return served(ap) && served(eu) && inForce(ap.read(t.Context()))+inForce(eu.read(t.Context())) > 0.99*(rate-floor)
 	})
 	var old *replica
-	w.eventually("somebody coordinates", func() bool {
+	w.eventually("a replica coordinates", func() bool {
 		old = w.coordinator()
 		return old != nil
 	})
@@ -306,7 +306,7 @@ func TestARegionThatIsCutOffKeepsItsFloorAndComesBack(t *testing.T) {
 	added, began := w.credited(us)
 	w.eventually("there is a new coordinator, and the floor is credited for a while", func() bool {
 		for _, r := range w.regions[:2] {
-			if p := r.look(t.Context()); p != nil {
+			if p := r.read(t.Context()); p != nil {
 				require.Greater(t, inForce(p), 2*floor, "the loss of the coordinator drops %s to the floor", r.name)
 			}
 		}

@@ -158,8 +158,8 @@ func (w *world) eventually(what string, holds func() bool) {
 	}
 }
 
-// look is a region's bucket as its Redis has it; nil if there is none, or no answer.
-func (r *region) look(ctx context.Context) *lua.PeekReply {
+// read returns a region's bucket from its Redis; nil if there is none, or no reply.
+func (r *region) read(ctx context.Context) *lua.PeekReply {
 	ctx, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
 	defer cancel()
 	p, err := lua.Peek(ctx, r.rdb, key, 1)
@@ -169,7 +169,7 @@ func (r *region) look(ctx context.Context) *lua.PeekReply {
 	return &p
 }
 
-// ticket is what its agents are told of the bucket.
+// ticket returns the bucket's ticket, as its agents read it.
 func (r *region) ticket(ctx context.Context) lua.TicketResult {
 	ctx, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
 	defer cancel()
@@ -211,8 +211,8 @@ func (w *world) inForce(r *region) (rate float64) {
 
 // credited is how many tokens refills have added to a region's bucket, and the instant of the last of them.
 func (w *world) credited(r *region) (added, last int64) {
-	w.eventually("no refill comes between two looks", func() bool {
-		p, ticket := r.look(w.t.Context()), r.ticket(w.t.Context())
+	w.eventually("no refill comes between two readings", func() bool {
+		p, ticket := r.read(w.t.Context()), r.ticket(w.t.Context())
 		if p == nil || ticket.Err != nil || ticket.Version != p.Version {
 			return false
 		}
@@ -226,7 +226,7 @@ func (w *world) credited(r *region) (added, last int64) {
 func (w *world) shared() bool {
 	sum := 0.0
 	for _, r := range w.regions {
-		sum += inForce(r.look(w.t.Context()))
+		sum += inForce(r.read(w.t.Context()))
 	}
 	return sum > 0.99*rate
 }
@@ -315,9 +315,8 @@ func (w *world) watch() (stop func()) {
 	}
 }
 
-// judge looks at all regions again and again. They are read one after the other,
-// so only a rate that was in force at two looks in a row counts: the first look
-// at any region is before the second look at every other.
+// judge reads all regions again and again. They are read one after the other, so only a rate that was in force in two
+// consecutive readings counts: the first reading of any region is before the second reading of every other.
 func (w *world) judge(ctx context.Context) {
 	began := time.Now()
 	least := 0.0 // consumed less what falls due, at its lowest
@@ -333,13 +332,13 @@ func (w *world) judge(ctx context.Context) {
 		sum := 0.0
 		taken := 0.0
 		text := ""
-		// The count is of one instant, whatever the looks wait for, and the bound for no more time than until then.
+		// The count is of one instant, however long the readings wait, and the bound for no more time than until then.
 		elapsed := time.Since(began).Seconds()
 		for _, r := range w.regions {
 			taken += float64(r.taken.Load())
 		}
 		for i, r := range w.regions {
-			p := r.look(ctx)
+			p := r.read(ctx)
 			if !lives[i].refilled(r.lives.Load(), p) {
 				p = nil // what it remembers isn't in force: its first refill credits nothing
 			}
@@ -393,11 +392,11 @@ func (w *world) forgiven() float64 {
 // life is one life of a Redis.
 type life struct {
 	number int64
-	born   int64 // the first look at it, on its clock; 0 if there was none
-	era    int64 // at that look
+	born   int64 // the first reading of it, on its clock; 0 if there was none
+	era    int64 // at that reading
 }
 
-// refilled reports whether a look found a bucket that was refilled in this life.
+// refilled reports whether a reading found a bucket that was refilled in this life.
 func (l *life) refilled(number int64, p *lua.PeekReply) bool {
 	if l.number != number {
 		*l = life{number: number}
@@ -420,8 +419,8 @@ type account struct {
 	highest float64 // rate in force
 }
 
-// book takes two looks at a region, one after the other, and a ticket after them, and tells what is wrong with them.
-// What a refill credits fell due since the refill before: at most 2 s.
+// book gets two readings of a region, one after the other, and a ticket after them, and returns what is wrong with
+// them. The tokens that a refill credits fell due since the refill before: at most 2 s.
 func (a *account) book(before, p *lua.PeekReply, ticket lua.TicketResult) (fault string) {
 	now := ticket.Ticket
 	if before == nil || p == nil || ticket.Err != nil || !a.open || now.Version.Era != a.last.Version.Era ||

@@ -30,7 +30,7 @@ const figures = 100
 type mode struct {
 	name     string
 	etcd     bool
-	outage   bool // etcd stands still all the time
+	outage   bool // etcd is paused all the time
 	graceful bool
 	systems  int // side by side, each with its share of the kills
 	distance time.Duration
@@ -144,8 +144,8 @@ func failover(t *testing.T, m mode, n int) (gaps []time.Duration, lost int64) {
 		after[i] = true
 		o := writes[i].Outcome
 		gaps = append(gaps, time.Duration(o.Elapsed)*time.Microsecond)
-		// What fell due since the refill before. That of a replica which was killed may be in no file; then the next
-		// one tells since when it credited.
+		// These tokens fell due since the refill before. The refill of a killed replica may be in no file; then the next one
+		// says since when it credited.
 		due := o.Elapsed
 		if i > 0 && writes[i-1].Outcome.Version.Index+1 == o.Version.Index {
 			due = o.Now - writes[i-1].Outcome.Now
@@ -181,11 +181,11 @@ func active(t *testing.T, s *system.System, m mode) *system.Replica {
 			clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend), clientv3.WithLimit(1))
 		if err == nil && len(reply.Kvs) == 1 && strings.Contains(string(reply.Kvs[0].Value), r.Name) &&
 			strings.Contains(r.Log(), `"epoch":`+fmt.Sprint(reply.Kvs[0].CreateRevision)) {
-			letRun(ctx, 300*time.Millisecond) // the standbys hear of it
+			letRun(ctx, 300*time.Millisecond) // the standbys detect it
 			return r
 		}
 		letRun(ctx, 50*time.Millisecond)
 	}
-	require.NoError(t, ctx.Err(), "nobody leads")
+	require.NoError(t, ctx.Err(), "no replica leads")
 	return nil
 }

@@ -16,8 +16,8 @@ import (
 	"github.com/tokenrefill/refiller/test/robustness/system"
 )
 
-// TestMasterFailover measures how long takes fail when the master of a Cluster is killed or stands still: from then on,
-// and from the promotion of its replica on, until they work again. Every figure is of takes through the SDK.
+// TestMasterFailover measures how long takes fail when the master of a Cluster is killed or frozen: from then on, and
+// from the promotion of its replica on, until they work again. Every figure is of takes through the SDK.
 func TestMasterFailover(t *testing.T) {
 	t.Parallel()
 	for _, m := range []struct {

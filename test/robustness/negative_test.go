@@ -29,8 +29,8 @@ func root(t testing.TB) string {
 	return dir
 }
 
-// refillWith changes the refill script, which does every bucket by its complete rules then: in those each mechanism
-// stands once.
+// refillWith changes the refill script, which then handles every bucket by its complete rules. Each mechanism occurs
+// once in these.
 func refillWith(before, after string) mutate.Script {
 	return mutate.Script{Name: "refill", Edits: []mutate.Edit{
 		{Old: "local at = st == ARGV[i] and p", New: "local at = false and p"}, {Old: before, New: after},
@@ -110,7 +110,7 @@ func control(t *testing.T, dir string, spec system.Spec, beside func(context.Con
 	}
 	s := system.Start(t, dir, record.Meta{Name: plan.Name, Seed: plan.Seed}, plan.Spec)
 	calls, err := traffic.Start(t.Context(), traffic.Config{
-		Dir: dir, Dial: s.Dial, Look: s.Direct, Buckets: s.Record(), Callers: s.Callers, Seed: 7, Pace: plan.Pace,
+		Dir: dir, Dial: s.Dial, Direct: s.Direct, Buckets: s.Record(), Callers: s.Callers, Seed: 7, Pace: plan.Pace,
 	})
 	require.NoError(t, err)
 	beside(t.Context(), t, s)
@@ -137,7 +137,7 @@ func TestTheVerifierCatchesWhatTheLoopLacks(t *testing.T) {
 			"!errors.Is(err, lua.ErrUnknownBucket)",
 			system.Spec{Etcd: 1, Buckets: schedule.Pick("plain", "rare")}, []string{"pulse-unreadable"},
 			[]string{verify.Resume}},
-		{"somebody has the claim", "refill/claim.go", "		b.held = true\n", "		b.held = false\n",
+		{"another replica has the claim", "refill/claim.go", "		b.held = true\n", "		b.held = false\n",
 			system.Spec{Buckets: schedule.Pick("plain", "user:1")}, nil, []string{verify.Substance}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -179,7 +179,7 @@ func step(ctx context.Context, t *testing.T, s *system.System, d time.Duration) 
 	s.Redis.StepClock(d)
 	letRun(ctx, time.Second)
 	f.End = time.Now().UnixNano()
-	s.Note(f)
+	s.AddFault(f)
 	letRun(ctx, 3*time.Second)
 }
 
@@ -211,7 +211,7 @@ func rollBack(ctx context.Context, t *testing.T, s *system.System) {
 	f.Gone = time.Now().UnixNano()
 	require.NoError(t, err)
 	f.End = time.Now().UnixNano()
-	s.Note(f)
+	s.AddFault(f)
 	letRun(ctx, 2*time.Second)
 }
 

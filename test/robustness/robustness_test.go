@@ -83,8 +83,8 @@ func judge(t *testing.T, dir string, into *report.Report) {
 	for _, v := range result.Violations {
 		t.Errorf("%s", v)
 	}
-	for _, n := range result.Notes {
-		t.Logf("note: %s", n)
+	for _, n := range result.Remarks {
+		t.Logf("remark: %s", n)
 	}
 	t.Logf("%d calls, %d refill calls, %d writes (%d unseen), %.0f %% of the window bound used", result.Ops,
 		result.Refills, result.Writes, result.Hidden, 100*result.Slack)
@@ -141,7 +141,7 @@ func TestFixedSchedules(t *testing.T) {
 				[]string{"pulse-unreadable"}},
 			{"embedded", system.Spec{Replicas: 3, Embedded: true}, []string{"replica-kill", "replica-pause", "network-slow",
 				"replies-lost", "redis-pause", "redis-script-flush", "redis-flushall", "redis-evict", "redis-kill"}},
-			{"embedded-kinds", system.Spec{Replicas: 3, Embedded: true, Buckets: schedule.Pick("plain", "stepped", "quota",
+			{"embedded-kinds", system.Spec{Replicas: 2, Embedded: true, Buckets: schedule.Pick("plain", "stepped", "quota",
 				"whole", "strict", "user:1", "guest:1")}, []string{"replica-kill", "redis-flushall", "redis-evict"}},
 			{"kinds-change", system.Spec{Replicas: 4, Versions: []int{1, 2, 1, 2}, Buckets: schedule.Pick("plain",
 				"stepped", "changed", "quota", "user:1", "strict")},

@@ -56,12 +56,12 @@ func killReplicas(t *testing.T, s *store) {
 		return active == int64(sc.Keys)
 	}, patience, 10*time.Millisecond)
 
-	// since waits until every bucket has been refilled after an instant, and tells how long after it each one was, for the
-	// first time, on Redis' clock.
+	// since waits until every bucket has been refilled after an instant. It returns how long after it the first such
+	// refill of each bucket was, on Redis' clock.
 	since := func(instant time.Time) (waited []time.Duration) {
 		first := make([]time.Duration, sc.Keys)
 		require.Eventually(t, func() bool {
-			buckets := s.look(t, sc)
+			buckets := s.read(t, sc)
 			most := capacity - taken + int64(rate*time.Since(begin).Seconds()) + 1
 			all := true
 			for i, b := range buckets {

@@ -34,7 +34,7 @@ func measure(t *testing.T, sc scenario, window time.Duration) figures {
 	}
 	f.refills(t, s, window)
 	f.TakeBeside = takes(t, s, sc, window)
-	if sc.Configured { // once nobody refills any more
+	if sc.Configured { // once no replica refills any more
 		for _, r := range f.running {
 			r.Stop()
 		}

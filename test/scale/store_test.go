@@ -63,11 +63,11 @@ func (s *store) usage(t *testing.T) (u usage) {
 
 // template is the one of a scenario's buckets.
 func (s *store) template(sc scenario) *lua.Template {
-	_, apart := s.rdb.(*redis.ClusterClient)
+	_, cluster := s.rdb.(*redis.ClusterClient)
 	t := policy.Template{Prefix: prefix, Policy: policy.Policy{
 		Capacity: capacity, Rate: policy.PerSecond(rate), Interval: sc.Interval,
 	}}
-	return lua.NewTemplate(&policy.Ruled{Template: t, Text: t.Terms(policy.Fence{Epoch: 1}).Encode()}, apart)
+	return lua.NewTemplate(&policy.CompiledTemplate{Template: t, Text: t.Terms(policy.Fence{Epoch: 1}).Encode()}, cluster)
 }
 
 // fill makes the template's buckets, as first takes do: the first ones nearly empty,
@@ -131,17 +131,17 @@ func (s *store) active(t *testing.T) (n int64, shards int) {
 	return n, shards
 }
 
-// looked is what a bucket held when it was looked at.
-type looked struct {
+// bucket is the content of a bucket when it was read.
+type bucket struct {
 	tokens int64
 	last   time.Time // its last refill, on Redis' clock
 }
 
-// look reads all buckets of a scenario, many at once.
-func (s *store) look(t *testing.T, sc scenario) []looked {
+// read reads all buckets of a scenario, many at once.
+func (s *store) read(t *testing.T, sc scenario) []bucket {
 	t.Helper()
 	const atOnce = 1000
-	buckets := make([]looked, 0, sc.Keys)
+	buckets := make([]bucket, 0, sc.Keys)
 	for from := 0; from < sc.Keys; from += atOnce {
 		var tokens, states []*redis.StringCmd
 		_, err := s.rdb.Pipelined(t.Context(), func(p redis.Pipeliner) error {
@@ -158,7 +158,7 @@ func (s *store) look(t *testing.T, sc scenario) []looked {
 			var era, last int64
 			_, err = fmt.Sscan(states[i].Val(), &era, &last)
 			require.NoError(t, err)
-			buckets = append(buckets, looked{n, time.UnixMicro(last)})
+			buckets = append(buckets, bucket{n, time.UnixMicro(last)})
 		}
 	}
 	return buckets

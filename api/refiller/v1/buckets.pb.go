@@ -79,7 +79,11 @@ type TakeRequest struct {
 	Tokens *int64                 `protobuf:"varint,2,opt,name=tokens,proto3,oneof" json:"tokens,omitempty"`
 	// What must be left: a take that would leave less is denied, and its retry_after is the time until that much more is
 	// there. A number of tokens, such as "100", or of percent of the capacity, such as "20%"; nothing if left out.
-	Leave         string `protobuf:"bytes,3,opt,name=leave,proto3" json:"leave,omitempty"`
+	Leave string `protobuf:"bytes,3,opt,name=leave,proto3" json:"leave,omitempty"`
+	// The flow for which the take is, such as a user: 1 to 256 bytes, with up to three levels, as in team-a/user-7. A
+	// bucket that has flows is divided fairly among them; any other bucket ignores the name. A take without one belongs
+	// to a flow of its own.
+	Flow          *string `protobuf:"bytes,4,opt,name=flow,proto3,oneof" json:"flow,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -131,6 +135,13 @@ func (x *TakeRequest) GetTokens() int64 {
 func (x *TakeRequest) GetLeave() string {
 	if x != nil {
 		return x.Leave
+	}
+	return ""
+}
+
+func (x *TakeRequest) GetFlow() string {
+	if x != nil && x.Flow != nil {
+		return *x.Flow
 	}
 	return ""
 }
@@ -302,7 +313,9 @@ type WaitRequest struct {
 	// default), which it also is if left out. The caller's deadline holds as well.
 	Timeout *durationpb.Duration `protobuf:"bytes,3,opt,name=timeout,proto3" json:"timeout,omitempty"`
 	// As of a take.
-	Leave         string `protobuf:"bytes,4,opt,name=leave,proto3" json:"leave,omitempty"`
+	Leave string `protobuf:"bytes,4,opt,name=leave,proto3" json:"leave,omitempty"`
+	// As of a take. Waits of one flow form a line.
+	Flow          *string `protobuf:"bytes,5,opt,name=flow,proto3,oneof" json:"flow,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -361,6 +374,13 @@ func (x *WaitRequest) GetTimeout() *durationpb.Duration {
 func (x *WaitRequest) GetLeave() string {
 	if x != nil {
 		return x.Leave
+	}
+	return ""
+}
+
+func (x *WaitRequest) GetFlow() string {
+	if x != nil && x.Flow != nil {
+		return *x.Flow
 	}
 	return ""
 }
@@ -1168,12 +1188,14 @@ var File_refiller_v1_buckets_proto protoreflect.FileDescriptor
 
 const file_refiller_v1_buckets_proto_rawDesc = "" +
 	"\n" +
-	"\x19refiller/v1/buckets.proto\x12\vrefiller.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"]\n" +
+	"\x19refiller/v1/buckets.proto\x12\vrefiller.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x7f\n" +
 	"\vTakeRequest\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x1b\n" +
 	"\x06tokens\x18\x02 \x01(\x03H\x00R\x06tokens\x88\x01\x01\x12\x14\n" +
-	"\x05leave\x18\x03 \x01(\tR\x05leaveB\t\n" +
-	"\a_tokens\"B\n" +
+	"\x05leave\x18\x03 \x01(\tR\x05leave\x12\x17\n" +
+	"\x04flow\x18\x04 \x01(\tH\x01R\x04flow\x88\x01\x01B\t\n" +
+	"\a_tokensB\a\n" +
+	"\x05_flow\"B\n" +
 	"\x06Amount\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x1b\n" +
 	"\x06tokens\x18\x02 \x01(\x03H\x00R\x06tokens\x88\x01\x01B\t\n" +
@@ -1184,13 +1206,15 @@ const file_refiller_v1_buckets_proto_rawDesc = "" +
 	"\x06source\x18\x03 \x01(\tR\x06sourceB\t\n" +
 	"\a_tokens\"\x1f\n" +
 	"\vPeekRequest\x12\x10\n" +
-	"\x03key\x18\x01 \x01(\tR\x03key\"\x92\x01\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\"\xb4\x01\n" +
 	"\vWaitRequest\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x1b\n" +
 	"\x06tokens\x18\x02 \x01(\x03H\x00R\x06tokens\x88\x01\x01\x123\n" +
 	"\atimeout\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\atimeout\x12\x14\n" +
-	"\x05leave\x18\x04 \x01(\tR\x05leaveB\t\n" +
-	"\a_tokens\"W\n" +
+	"\x05leave\x18\x04 \x01(\tR\x05leave\x12\x17\n" +
+	"\x04flow\x18\x05 \x01(\tH\x01R\x04flow\x88\x01\x01B\t\n" +
+	"\a_tokensB\a\n" +
+	"\x05_flow\"W\n" +
 	"\x0eTakeAllRequest\x12/\n" +
 	"\brequests\x18\x01 \x03(\v2\x13.refiller.v1.AmountR\brequests\x12\x14\n" +
 	"\x05leave\x18\x02 \x01(\tR\x05leave\"\xd9\x01\n" +

@@ -26,9 +26,12 @@ const (
 type TakeLimitRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Of the limit.
-	Name          string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	Key           string `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
-	Tokens        *int64 `protobuf:"varint,3,opt,name=tokens,proto3,oneof" json:"tokens,omitempty"`
+	Name   string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Key    string `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
+	Tokens *int64 `protobuf:"varint,3,opt,name=tokens,proto3,oneof" json:"tokens,omitempty"`
+	// As of Buckets.Take, of a limit of refilled buckets. Any other limit refuses it, and so does one whose keys are its
+	// flows.
+	Flow          *string `protobuf:"bytes,4,opt,name=flow,proto3,oneof" json:"flow,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -82,6 +85,13 @@ func (x *TakeLimitRequest) GetTokens() int64 {
 		return *x.Tokens
 	}
 	return 0
+}
+
+func (x *TakeLimitRequest) GetFlow() string {
+	if x != nil && x.Flow != nil {
+		return *x.Flow
+	}
+	return ""
 }
 
 type PeekLimitRequest struct {
@@ -636,12 +646,14 @@ var File_refiller_v1_limits_proto protoreflect.FileDescriptor
 
 const file_refiller_v1_limits_proto_rawDesc = "" +
 	"\n" +
-	"\x18refiller/v1/limits.proto\x12\vrefiller.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x19refiller/v1/buckets.proto\"`\n" +
+	"\x18refiller/v1/limits.proto\x12\vrefiller.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x19refiller/v1/buckets.proto\"\x82\x01\n" +
 	"\x10TakeLimitRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\tR\x03key\x12\x1b\n" +
-	"\x06tokens\x18\x03 \x01(\x03H\x00R\x06tokens\x88\x01\x01B\t\n" +
-	"\a_tokens\"8\n" +
+	"\x06tokens\x18\x03 \x01(\x03H\x00R\x06tokens\x88\x01\x01\x12\x17\n" +
+	"\x04flow\x18\x04 \x01(\tH\x01R\x04flow\x88\x01\x01B\t\n" +
+	"\a_tokensB\a\n" +
+	"\x05_flow\"8\n" +
 	"\x10PeekLimitRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\tR\x03key\"\xdd\x01\n" +

@@ -1,9 +1,7 @@
-// Package filewatch tells when the content of a file has changed, however it
-// was changed: written in place, replaced by a rename, or, as Kubernetes updates
-// a mounted ConfigMap, by a symbolic link above it that now points elsewhere.
+// Package filewatch reports changes of the content of a file, however it was changed: written in place, replaced by a
+// rename, or by a symbolic link above it that now leads elsewhere, as Kubernetes updates a mounted ConfigMap.
 //
-// It watches directories, not the file, since a replaced file takes its watch
-// with it, and compares contents, since many events change nothing. A slow poll
-// stands behind the events: file systems such as NFS send none, and a kernel
-// may run out of watches.
+// It watches directories and not the file, since a replaced file loses its watch. It compares contents, since many
+// events change nothing. In addition it polls slowly, because file systems such as NFS send no events, and a kernel may
+// run out of watches.
 package filewatch

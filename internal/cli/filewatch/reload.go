@@ -44,7 +44,7 @@ func (r *Reload) Follow(cause string, run func(ctx context.Context, changed func
 		run(ctx, func() {
 			select {
 			case due <- cause:
-			default: // one that waits stands for all
+			default: // one waiting request is enough
 			}
 		})
 	})

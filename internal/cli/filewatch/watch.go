@@ -15,10 +15,10 @@ import (
 )
 
 const (
-	// settle is how long after an event the file is looked at, so that a burst
-	// of events, or a file that is being written, is looked at once.
+	// settle is the time between an event and the reading of the file, so that a burst of events, or a file that is being
+	// written, causes one reading.
 	settle = 50 * time.Millisecond
-	// DefaultPoll is the time between two looks that no event asked for.
+	// DefaultPoll is the time between two readings without an event.
 	DefaultPoll = 5 * time.Second
 	// blindPoll is used instead while there are no events.
 	blindPoll = 500 * time.Millisecond
@@ -26,28 +26,28 @@ const (
 
 // Options are choices of a File that have defaults.
 type Options struct {
-	Poll   time.Duration // between two looks that no event asked for; 0 means DefaultPoll
+	Poll   time.Duration // between two readings without an event; 0 means DefaultPoll
 	Logger hclog.Logger  // nil means none
 	Gone   bool          // Run reports it as well when the file can't be read any more
 }
 
 // File is a file that is watched from New on.
 type File struct {
-	path    string
-	poll    time.Duration
-	log     hclog.Logger
-	told    bool // Options.Gone
-	seen    [sha256.Size]byte
-	present bool              // it could be read the last time
-	gone    bool              // it was not there for a while since it was last reported
-	events  *fsnotify.Watcher // nil: polling alone
+	path       string
+	poll       time.Duration
+	log        hclog.Logger
+	reportGone bool // Options.Gone
+	seen       [sha256.Size]byte
+	present    bool              // it could be read the last time
+	gone       bool              // it was not there for a while since it was last reported
+	events     *fsnotify.Watcher // nil: polling alone
 }
 
 // New begins to watch the file at path: Run reports every content other than
 // that at the call of New. The file must be readable. The File must be run or
 // closed.
 func New(path string, o Options) (*File, error) {
-	f := &File{path: path, poll: o.Poll, log: o.Logger, told: o.Gone}
+	f := &File{path: path, poll: o.Poll, log: o.Logger, reportGone: o.Gone}
 	if f.poll == 0 {
 		f.poll = DefaultPoll
 	}
@@ -101,15 +101,14 @@ func (f *File) blind(err error) {
 	f.events, f.poll = nil, min(f.poll, blindPoll)
 }
 
-// Run calls changed, from this goroutine, after each change of the content,
-// until ctx ends. A file that is gone has not changed, but for Options.Gone; its
-// return is a change, since who read it meanwhile for another reason found
-// nothing. Several changes in quick succession may be reported once.
+// Run calls changed, from this goroutine, after each change of the content, until ctx ends. A deleted file has not
+// changed, except with Options.Gone. Its return is a change, because a caller that read it meanwhile for another reason
+// found nothing. Several changes in quick succession may be reported once.
 func (f *File) Run(ctx context.Context, changed func()) {
 	defer func() { _ = f.Close() }() // nothing is read from it any more
 	poll := time.NewTicker(f.poll)
 	defer poll.Stop()
-	var look <-chan time.Time
+	var settled <-chan time.Time
 	for {
 		var events <-chan fsnotify.Event
 		var errs <-chan error
@@ -123,20 +122,20 @@ func (f *File) Run(ctx context.Context, changed func()) {
 			if (e.Has(fsnotify.Remove) || e.Has(fsnotify.Rename)) && filepath.Clean(e.Name) == filepath.Clean(f.path) {
 				f.gone = true
 			}
-			if look == nil {
-				look = time.After(settle)
+			if settled == nil {
+				settled = time.After(settle)
 			}
 		case err := <-errs:
 			// The kernel drops events when too many wait.
 			f.log.Debug("file events were lost", "path", f.path, "error", err)
-			if look == nil {
-				look = time.After(settle)
+			if settled == nil {
+				settled = time.After(settle)
 			}
-		case <-look:
-			look = nil
-			f.look(changed)
+		case <-settled:
+			settled = nil
+			f.refresh(changed)
 		case <-poll.C:
-			f.look(changed)
+			f.refresh(changed)
 		}
 		if f.events == nil {
 			poll.Reset(f.poll)
@@ -144,8 +143,8 @@ func (f *File) Run(ctx context.Context, changed func()) {
 	}
 }
 
-// look reads the file and reports a content that is new.
-func (f *File) look(changed func()) {
+// refresh reads the file and reports a new content.
+func (f *File) refresh(changed func()) {
 	if f.events != nil {
 		if err := f.watch(); err != nil && !errors.Is(err, os.ErrNotExist) {
 			f.blind(err)
@@ -157,7 +156,7 @@ func (f *File) look(changed func()) {
 		f.present, f.gone = false, true
 		if lost {
 			f.log.Warn("watched file can't be read", "path", f.path, "error", err)
-			if f.told {
+			if f.reportGone {
 				changed()
 			}
 		}

@@ -115,7 +115,7 @@ func TestSameContentIsNoChange(t *testing.T) {
 	require.Empty(t, changed)
 }
 
-func TestPollingFindsWhatNoEventTells(t *testing.T) {
+func TestPollingFindsChangesWithoutEvents(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "config.yaml")
 	write(t, path, "1")

@@ -22,8 +22,8 @@ type Screen struct {
 	noColor bool
 }
 
-// Of tells what w is; environ decides whether it understands escape sequences (TERM) and shows colours (NO_COLOR, see
-// https://no-color.org).
+// Of returns the screen of w. environ decides whether it understands escape sequences (TERM) and shows colours
+// (NO_COLOR, see https://no-color.org).
 func Of(w io.Writer, environ map[string]string) Screen {
 	f, ok := w.(*os.File)
 	if !ok || !term.IsTerminal(int(f.Fd())) {
@@ -32,10 +32,10 @@ func Of(w io.Writer, environ map[string]string) Screen {
 	return Screen{file: f, dumb: environ["TERM"] == "dumb", noColor: environ["NO_COLOR"] != ""}
 }
 
-// Rewrites tells whether what was written can be written over, by escape sequences.
+// Rewrites reports whether earlier output can be overwritten, by escape sequences.
 func (s Screen) Rewrites() bool { return s.file != nil && !s.dumb }
 
-// Colors tells whether colours are wanted.
+// Colors reports whether colours are wanted.
 func (s Screen) Colors() bool { return s.Rewrites() && !s.noColor }
 
 // Width is how many columns there are at the moment; 0 if there is no limit.
@@ -90,7 +90,7 @@ func Cut(line string, width int) string {
 	return ansi.Truncate(line, ansi.StringWidth(head)+1, "…")
 }
 
-// inNumber tells whether a character may be within a number.
+// inNumber reports whether a character may be within a number.
 func inNumber(r rune) bool { return unicode.IsDigit(r) || strings.ContainsRune(".,-%/", r) }
 
 // Flow puts items beside each other, as many on a line of width columns as go there whole.

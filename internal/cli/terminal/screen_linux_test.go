@@ -15,7 +15,7 @@ import (
 func pseudoTerminal(t *testing.T, columns uint16) *os.File {
 	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
 	require.NoError(t, err)
-	t.Cleanup(func() { _ = master.Close() }) // nobody reads it
+	t.Cleanup(func() { _ = master.Close() }) // it isn't read
 	require.NoError(t, unix.IoctlSetPointerInt(int(master.Fd()), unix.TIOCSPTLCK, 0))
 	n, err := unix.IoctlGetInt(int(master.Fd()), unix.TIOCGPTN)
 	require.NoError(t, err)

@@ -17,12 +17,12 @@ const (
 // Column is a column of a table.
 type Column struct {
 	Name  string
-	Right bool // its cells are numbers, and stand at the right
+	Right bool // its cells are numbers, and aligned to the right
 	Text  bool // its cells may be cut
 	// Least is to how many columns its cells are cut before a column to spare is left out.
 	Least int
-	// Spare tells when the column is left out of a table that is too wide even with its texts cut: 0 never, otherwise the
-	// higher, the sooner.
+	// Spare decides when the column is left out of a table that is too wide even with its texts cut: 0 never, otherwise
+	// the higher, the sooner.
 	Spare int
 }
 
@@ -49,8 +49,8 @@ func (t *Table) Row(cells ...any) {
 	t.rows = append(t.rows, r)
 }
 
-// Note adds a row with a first cell and text across all the other columns.
-func (t *Table) Note(first, text string) {
+// Span adds a row with a first cell and text across all the other columns.
+func (t *Table) Span(first, text string) {
 	t.rows = append(t.rows, row{cells: []string{Text(first)}, rest: Text(text)})
 }
 

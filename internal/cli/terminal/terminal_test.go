@@ -55,7 +55,7 @@ func buckets(key string) *terminal.Table {
 		terminal.Column{Name: "INDEX", Right: true, Spare: 2}, terminal.Column{Name: "AGE", Right: true, Spare: 1})
 	table.Row(key, 1234567, 99, "5 ms")
 	table.Row("b", 3, 1, "70 ms")
-	table.Note("c", "WRONGTYPE its key holds a list of 1234567890 elements")
+	table.Span("c", "WRONGTYPE its key holds a list of 1234567890 elements")
 	return table
 }
 
@@ -93,7 +93,7 @@ func TestFlowBreaksBetweenItems(t *testing.T) {
 	require.Equal(t, items, terminal.Flow(items, "  ", 5))
 }
 
-func TestPairsStandBesideEachOther(t *testing.T) {
+func TestPairsAreBesideEachOther(t *testing.T) {
 	t.Parallel()
 	pairs := []terminal.Pair{{"redis", "one two three four five six"}, {"", "more"}, {"at", "7"}}
 	var out bytes.Buffer

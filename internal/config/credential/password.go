@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// Mask stands for a secret in output.
+// Mask replaces a secret in output.
 const Mask = "xxxxx"
 
 // maxSecret is the most bytes a password file may hold.

@@ -1,7 +1,7 @@
 // Package etcdconn makes the etcd clients of the programs from endpoints and credentials.
 //
-// A client is made without waiting for etcd, so that a program starts while etcd is away. Password and PEM files are
-// read for each login and each connection, so all of them can be rotated. Errors show no password.
+// A client is made without waiting for etcd, so that a program starts while etcd is unavailable. Password and PEM files
+// are read for each login and each connection, so all of them can be rotated. Errors show no password.
 package etcdconn
 
 import (

@@ -58,7 +58,7 @@ func (k *Key) Read(ctx context.Context) error {
 	return err
 }
 
-// read reads the value, and tells whether it is another one and at which revision that is so.
+// read reads the value, and returns whether it has changed and the revision of the reading.
 func (k *Key) read(ctx context.Context) (changed bool, revision int64, err error) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()

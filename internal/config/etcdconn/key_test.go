@@ -17,8 +17,8 @@ import (
 
 const patience = 30 * time.Second
 
-// A change is told once, whether the watch saw it or etcd was away meanwhile.
-func TestAChangeOfTheValueIsTold(t *testing.T) {
+// A change is reported once, whether the watch received it or etcd was unavailable meanwhile.
+func TestAChangeOfTheValueIsReported(t *testing.T) {
 	t.Parallel()
 	etcd := testenv.Etcd(t, 1)
 	client := etcd.Client()
@@ -36,18 +36,18 @@ func TestAChangeOfTheValueIsTold(t *testing.T) {
 
 	put("two") // between the reading and the watch
 	ctx, cancel := context.WithCancel(t.Context())
-	told := make(chan string, 10)
+	reported := make(chan string, 10)
 	var running sync.WaitGroup
-	running.Go(func() { key.Run(ctx, func() { told <- string(key.Value()) }) })
+	running.Go(func() { key.Run(ctx, func() { reported <- string(key.Value()) }) })
 	defer running.Wait()
 	defer cancel()
 	next := func(want string) {
 		t.Helper()
 		select {
-		case got := <-told:
+		case got := <-reported:
 			require.Equal(t, want, got)
 		case <-time.After(patience):
-			require.Fail(t, "no change is told", want)
+			require.Fail(t, "no change is reported", want)
 		}
 	}
 	next("two")
@@ -77,5 +77,5 @@ func TestAChangeOfTheValueIsTold(t *testing.T) {
 	next("six")
 	put("seven")
 	next("seven")
-	require.Empty(t, told)
+	require.Empty(t, reported)
 }

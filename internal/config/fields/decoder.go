@@ -18,14 +18,14 @@ type Decoder struct {
 	into     reflect.Value
 	shapes   map[reflect.Type]*shape
 	layers   []*layer
-	unsound  map[string]bool // paths at which or below which there is a problem
+	invalid  map[string]bool // paths at which or below which there is a problem
 	problems Problems
 }
 
 // New makes a Decoder that fills the struct that into points to, and sets its defaults.
 func New(kinds Kinds, into any) *Decoder {
 	d := &Decoder{kinds: kinds, into: reflect.ValueOf(into).Elem(), shapes: map[reflect.Type]*shape{}}
-	d.unsound = map[string]bool{}
+	d.invalid = map[string]bool{}
 	d.into.Set(d.shape(d.into.Type()).defaults)
 	return d
 }
@@ -39,7 +39,25 @@ func (d *Decoder) Read(source string, data []byte) bool {
 	return l != nil
 }
 
-// Override is a value that stands instead of the file's.
+// ReadUnder adds the mapping that is the value of a field of a YAML document, as Read adds a whole document. Problems
+// have the lines and columns of the document. A field that is missing or null is an empty mapping.
+func (d *Decoder) ReadUnder(source string, data []byte, field string) bool {
+	l := d.parse(source, data)
+	if l == nil {
+		return false
+	}
+	outer := l.root
+	l.root = &yaml.Node{Kind: yaml.MappingNode, Line: outer.Line, Column: outer.Column}
+	for i := 0; i+1 < len(outer.Content); i += 2 {
+		if outer.Content[i].Value == field && !isNull(outer.Content[i+1]) {
+			l.root = outer.Content[i+1]
+		}
+	}
+	d.add(l)
+	return true
+}
+
+// Override is a value that replaces the file's.
 type Override struct {
 	Source string // what to call it in a Problem: the flag or variable, such as --listen
 	Field  string // dotted path of a single value, or of a list of these, such as redis.url
@@ -79,7 +97,7 @@ func (d *Decoder) forget(n *yaml.Node, at Path) {
 		return found && (rest == "" || rest[0] == '[')
 	}
 	d.problems = slices.DeleteFunc(d.problems, func(p Problem) bool { return replaced(p.Field) })
-	maps.DeleteFunc(d.unsound, func(path string, _ bool) bool { return replaced(path) })
+	maps.DeleteFunc(d.invalid, func(path string, _ bool) bool { return replaced(path) })
 }
 
 // object fills a struct from a mapping.
@@ -106,7 +124,7 @@ func (d *Decoder) object(l *layer, n *yaml.Node, v reflect.Value, at Path) {
 		}
 	}
 	if len(at) < 2 || !strings.HasPrefix(at[1], "[") {
-		return // another layer may have what is missing: Require looks
+		return // another layer may have what is missing: Require checks it
 	}
 	for i := range s.fields {
 		if f := &s.fields[i]; f.required && given&(1<<i) == 0 {
@@ -229,8 +247,8 @@ func (d *Decoder) Layer(at Path) int {
 // Given reports whether a layer has the field, rightly or not.
 func (d *Decoder) Given(at Path) bool { return d.Layer(at) > 0 }
 
-// Sound reports whether nothing is wrong at a path or below it.
-func (d *Decoder) Sound(at Path) bool { return len(d.unsound) == 0 || !d.unsound[at.String()] }
+// Valid reports whether there is no problem at a path or below it.
+func (d *Decoder) Valid(at Path) bool { return len(d.invalid) == 0 || !d.invalid[at.String()] }
 
 // where is the node of a field, or if it isn't there, the one nearest to it of the layer that has its beginning.
 func (d *Decoder) where(at Path) (*layer, *yaml.Node) {
@@ -272,7 +290,7 @@ func (d *Decoder) report(l *layer, n *yaml.Node, at Path, msg string) {
 	d.problems = append(d.problems, Problem{Source: l.source, Line: n.Line, Column: n.Column, Field: at.String(),
 		Msg: msg})
 	for i := range at {
-		d.unsound[at[:i+1].String()] = true
+		d.invalid[at[:i+1].String()] = true
 	}
 }
 
@@ -286,7 +304,7 @@ func (d *Decoder) Check(at Path, err error) {
 	}
 }
 
-// Joined takes apart what errors.Join has put together.
+// Joined returns the errors that errors.Join has combined.
 func Joined(err error) []error {
 	if joined, ok := err.(interface{ Unwrap() []error }); ok {
 		return joined.Unwrap()
@@ -294,8 +312,8 @@ func Joined(err error) []error {
 	return nil
 }
 
-// Blame adds problems that were found elsewhere.
-func (d *Decoder) Blame(others Problems) { d.problems = append(d.problems, others...) }
+// AddProblems adds problems that were found elsewhere.
+func (d *Decoder) AddProblems(others Problems) { d.problems = append(d.problems, others...) }
 
 // Err is all that is wrong, as Problems, or nil.
 func (d *Decoder) Err() error {

@@ -4,10 +4,10 @@
 // A struct shows the shape of a file. The tags of its fields:
 //
 //	yaml:"capacity"           name; ",required" behind it: the field must be there; ",inline": an embedded struct's
-//	                          fields stand beside the others; ",key": the name that a mapping has for the struct
+//	                          fields are beside the others; ",key": the name that a mapping has for the struct
 //	is:"tokens"               the Kind of a single value: what is allowed, and how it is read
 //	default:"100ms"           value of a field that isn't there, as it would be written
-//	env:"CA"                  last part of the environment variable; a struct's tag stands before those of its fields. Of
+//	env:"CA"                  last part of the environment variable; a struct's tag precedes those of its fields. Of
 //	                          PASSWORD_FILE, the variable PASSWORD holds what would be in the file
 //	help:"address of Redis"   the description of the flag for the same
 //

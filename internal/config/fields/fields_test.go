@@ -59,8 +59,8 @@ func TestALaterLayerCountsMore(t *testing.T) {
 	require.Equal(t, "in --server", d.Where(fields.Path{"server", "address"}))
 	require.Equal(t, "on line 1 of shared", d.Where(fields.Path{"rooms"}.Item(0).Field("size")))
 	require.Equal(t, "on line 3", d.Where(fields.Path{"parts", "q"}))
-	require.False(t, d.Sound(fields.Path{"server"}))
-	require.True(t, d.Sound(fields.Path{"rooms"}))
+	require.False(t, d.Valid(fields.Path{"server"}))
+	require.True(t, d.Valid(fields.Path{"rooms"}))
 }
 
 func TestWhatIsMissingInAllLayersIsReported(t *testing.T) {

@@ -180,7 +180,7 @@ func short(d time.Duration) string {
 	return s
 }
 
-// Choice is one of some words; value is what the word at a place among them stands for.
+// Choice is one of some words. value returns the meaning of the word at a place among them.
 func Choice[T any](value func(place int) T, words ...string) Kind {
 	want := "one of " + strings.Join(words, ", ")
 	return Kind{want, func(n *yaml.Node) (any, string) {

@@ -51,8 +51,8 @@ func below(n *yaml.Node, step string) *yaml.Node {
 
 var yamlError = regexp.MustCompile(`^yaml: (?:line (\d+): )?`)
 
-// parse reads the only document of a text; nil if there is a problem. It refuses what makes YAML a language of its own,
-// so that every node stands for what is written at its place and the tree is as large as its text.
+// parse reads the only document of a text; nil if there is a problem. It refuses the features that make YAML a language
+// of its own, so that every node means what is written at its place and the tree is as large as its text.
 func (d *Decoder) parse(source string, data []byte) *layer {
 	whole := func(line int, msg string) *layer {
 		d.problems = append(d.problems, Problem{Source: source, Line: max(1, line), Column: 1, Msg: msg})

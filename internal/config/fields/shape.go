@@ -24,7 +24,7 @@ type field struct {
 	kind        *Kind // nil: a struct, or a list of structs
 	required    bool
 	initial     string  // the default, as it would be written
-	env, secret *string // last parts of the variables' names; of a section, what stands before those of its fields
+	env, secret *string // last parts of the variables' names; of a section, the prefix of those of its fields
 	index       []int
 	typ         reflect.Type
 	help        string

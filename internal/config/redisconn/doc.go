@@ -1,7 +1,7 @@
 // Package redisconn builds the Redis client of the programs from a URL and credentials, which all of them read in the
 // same way: from a configuration, from variables, and from flags ([Options], [FromCommandLine]).
 //
-// The forms of a URL; in all of them user:password@ may stand before the host:
+// These are the forms of a URL. In all of them user:password@ may precede the host:
 //
 //	redis://host[:6379][/db]                         one server
 //	rediss://host[:6379][/db]                        the same over TLS

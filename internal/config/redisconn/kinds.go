@@ -52,7 +52,7 @@ func (o *Options) Settle(d *fields.Decoder, at fields.Path) {
 			o.Password = credential.Password{}
 		}
 	}
-	if d.Sound(at) {
+	if d.Valid(at) {
 		d.Check(at, o.Validate())
 	}
 }
@@ -80,6 +80,6 @@ func FromCommandLine(e fields.Environment, flags ...fields.Override) (Options, e
 	for _, v := range d.Variables() {
 		known = append(known, v.Name)
 	}
-	d.Blame(e.Misspelled(known, []string{fields.Prefix + "REDIS_"}))
+	d.AddProblems(e.Misspelled(known, []string{fields.Prefix + "REDIS_"}))
 	return s.Redis, d.Err()
 }

@@ -25,8 +25,8 @@ const (
 	MaxPoolSize        = 10_000
 )
 
-// topologyAge is how old a Cluster client's map of slots may get. Scripts are not sent anew when a node is gone, so no
-// error makes the client look for the node that took over; age has to.
+// topologyAge is how old a Cluster client's map of slots may get. Scripts are not sent again when a node was lost, so
+// no error makes the client search for the node that took over. The age does.
 const topologyAge = 2 * time.Second
 
 // Options is how to reach Redis, by the fields of a configuration and their variables. It prints without secrets.

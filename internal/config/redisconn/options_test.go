@@ -180,7 +180,7 @@ func TestPasswordFileIsReadForEachConnection(t *testing.T) {
 	require.Eventually(t, func() bool {
 		err := c.Ping(t.Context()).Err()
 		return err != nil && strings.Contains(err.Error(), file)
-	}, 20*time.Second, 10*time.Millisecond, "the error names the file that is gone")
+	}, 20*time.Second, 10*time.Millisecond, "the error names the missing file")
 }
 
 func TestCredentialsBesideTheURLBeatThoseInIt(t *testing.T) {

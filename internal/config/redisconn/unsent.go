@@ -25,6 +25,17 @@ var writeRefusals = []string{"READONLY", "MISCONF", "NOREPLICAS", "OOM"}
 // unsupported, revoked, expired or unknown, unknown authority, access denied, certificate required.
 var alerts = []tls.AlertError{40, 42, 43, 44, 45, 46, 48, 49, 116}
 
+// PasswordAdvice says what to do about an error of WantsPassword.
+const PasswordAdvice = "Put the password into a file, and name that with --redis-password-file, " +
+	"REFILLER_REDIS_PASSWORD_FILE or redis.password_file; the user, unless it is the default one, with --redis-username."
+
+// WantsPassword reports whether an error is that a server wants a password, and got none or a wrong one.
+func WantsPassword(err error) bool {
+	return slices.ContainsFunc([]string{"NOAUTH", unauthenticated, "WRONGPASS"}, func(prefix string) bool {
+		return redis.HasErrorPrefix(err, prefix)
+	})
+}
+
 // Unsent reports whether an error proves that a command had no effect: there was no connection, or the server refused
 // it. Any other error leaves open whether the command was executed.
 func Unsent(err error) bool {

@@ -86,7 +86,7 @@ func parse(s string) (URL, error) {
 		return URL{}, errors.New("percent-encode what needs it in the user or password")
 	}
 
-	// The hosts are a list, which package url doesn't know, so it parses the rest around one that stands for them.
+	// The hosts are a list, which package url doesn't know, so it parses the rest around a substitute for them.
 	parsed, err := url.Parse("x://" + user + "h" + tail)
 	if err != nil {
 		return URL{}, errors.New("it can't be parsed: percent-encode what needs it in the user, password or path")

@@ -4,7 +4,7 @@ package devserver
 
 import "context"
 
-// Embedded tells whether this build contains the servers.
+// Embedded reports whether this build contains the servers.
 const Embedded = false
 
 // StartRedis is ErrLeftOut.

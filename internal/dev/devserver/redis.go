@@ -8,7 +8,7 @@ import (
 	"github.com/alicebob/miniredis/v2"
 )
 
-// Embedded tells whether this build contains the servers.
+// Embedded reports whether this build contains the servers.
 const Embedded = true
 
 // StartRedis starts an empty store on loopback, on the preferred port if that is free.

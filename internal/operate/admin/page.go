@@ -16,8 +16,13 @@ import (
 	"github.com/tokenrefill/refiller/internal/cli/terminal"
 )
 
-// pageSize is how many buckets a page shows.
-const pageSize = 50
+const (
+	// pageSize is how many buckets a page shows.
+	pageSize = 50
+	// flowsOfAll is how many flows of each bucket a page shows, and flowsOfOne how many if it shows one bucket.
+	flowsOfAll = 5
+	flowsOfOne = 50
+)
 
 //go:embed page
 var files embed.FS
@@ -36,9 +41,11 @@ var pageTemplate = template.Must(template.New("page.html").Funcs(template.FuncMa
 	},
 	"age":  age,
 	"rate": decimal,
-	"span": func(now, then time.Time) string { return age(float64(now.Sub(then).Milliseconds())) },
-	"text": terminal.Text,
-	"join": func(list []string) string { return strings.Join(list, ", ") },
+
+	"perSecond": PerSecond,
+	"span":      func(now, then time.Time) string { return age(float64(now.Sub(then).Milliseconds())) },
+	"text":      terminal.Text,
+	"join":      func(list []string) string { return strings.Join(list, ", ") },
 }).ParseFS(files, "page/page.html"))
 
 // view is what the page shows.
@@ -49,6 +56,7 @@ type view struct {
 	Previous, Next string // URLs; empty for none
 	Sorts          []sortLink
 	Unsorted       bool // there are too many to sort
+	Beyond         bool // the page is behind the last bucket
 	Wins, Losses   int64
 }
 
@@ -72,7 +80,11 @@ func page(mux *http.ServeMux, src Source) {
 		})
 	}
 	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, req *http.Request) {
-		q, err := query(req, pageSize)
+		flows := flowsOfAll
+		if req.URL.Query().Has("key") {
+			flows = flowsOfOne
+		}
+		q, err := query(req, pageSize, flows)
 		if err != nil {
 			http.Error(w, err.Error(), http.StatusBadRequest)
 			return
@@ -108,7 +120,11 @@ func newView(s Status, q Query) view {
 		Unsorted: q.Sort != SortConfig && q.Sort != SortKey && s.Found > MaxSorted,
 	}
 	v.From = min(q.Offset+1, v.To)
-	if q.Offset > 0 {
+	v.Beyond = s.Found > 0 && len(s.Buckets) == 0
+	switch {
+	case v.Beyond:
+		v.Previous = link(q, q.Sort, (s.Found-1)/q.Limit*q.Limit)
+	case q.Offset > 0:
 		v.Previous = link(q, q.Sort, max(0, q.Offset-q.Limit))
 	}
 	if v.To < s.Found && len(s.Buckets) > 0 {
@@ -142,10 +158,36 @@ func link(q Query, sort Sort, offset int) string {
 	set("q", q.Search)
 	set("sort", string(sort))
 	set("offset", strconv.Itoa(offset))
+	if q.Flows != flowsOfAll && q.Key == "" || q.Flows != flowsOfOne && q.Key != "" {
+		set("flows", strconv.Itoa(q.Flows))
+	}
 	if q.Limit != pageSize {
 		set("limit", strconv.Itoa(q.Limit))
 	}
 	return "?" + form.Encode()
+}
+
+// Divided are the buckets shown that are divided among flows.
+func (v view) Divided() []Bucket {
+	var list []Bucket
+	for _, b := range v.Buckets {
+		if b.Flows != nil {
+			list = append(list, b)
+		}
+	}
+	return list
+}
+
+// OfBucket is the page's URL for one bucket.
+func (v view) OfBucket(key string) string { return "?" + url.Values{"key": {key}}.Encode() }
+
+// Most is the most that a flow of the list got, or 1 if that is less.
+func (f Flows) Most() float64 {
+	most := 1.0
+	for _, one := range f.List {
+		most = max(most, one.Got)
+	}
+	return most
 }
 
 // number10 writes a whole number with narrow spaces between thousands.
@@ -170,7 +212,7 @@ func count(n any, thing string) string {
 	return s + " " + thing
 }
 
-// Held tells of what the configuration has policies for.
+// Held describes what the configuration has policies for.
 func (v view) Held() string {
 	var held []string
 	for _, of := range []struct {

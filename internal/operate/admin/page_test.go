@@ -3,6 +3,7 @@ package admin
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -15,7 +16,7 @@ func rendered(t *testing.T, s Status) string {
 	return out.String()
 }
 
-func TestThePageSaysThatNobodyLeadsOnlyIfThatIsKnown(t *testing.T) {
+func TestThePageReportsNoLeaderOnlyIfThatIsKnown(t *testing.T) {
 	t.Parallel()
 	for want, s := range map[string]Status{
 		"one leads</strong>":          {Leader: &Leader{Identity: "one"}, Leading: true},
@@ -42,6 +43,59 @@ func TestThePageSaysWhatIsWrongFirst(t *testing.T) {
 		require.Contains(t, alerts, want)
 	}
 	require.NotContains(t, rendered(t, Status{}), `role="alert"`)
+}
+
+// An alert whose text changes is announced again by screen readers, so it has no time that passes.
+func TestAlertsStayAsTheyAre(t *testing.T) {
+	t.Parallel()
+	at := time.Date(2026, 3, 1, 12, 30, 0, 0, time.UTC)
+	s := Status{Away: "dial tcp: connection refused", Reload: Reload{Result: "refused", At: at}}
+	alertsAt := func(now time.Time) string {
+		s.Now = now
+		_, rest, _ := strings.Cut(rendered(t, s), `<div id="alerts"`)
+		alerts, _, found := strings.Cut(rest, `<div class="cards"`)
+		require.True(t, found)
+		return alerts
+	}
+	require.Contains(t, alertsAt(at), "refused at 12:30:00 UTC")
+	require.Equal(t, alertsAt(at), alertsAt(at.Add(time.Hour)))
+}
+
+func TestAPageBehindTheLastBucketLeadsBack(t *testing.T) {
+	t.Parallel()
+	var out strings.Builder
+	require.NoError(t, pageTemplate.Execute(&out, newView(Status{Found: 1003}, Query{Offset: 999_999, Limit: 100})))
+	require.Contains(t, out.String(), "None from here on: there are 1\u202f003.")
+	require.Contains(t, out.String(), "offset=1000")
+	require.NotContains(t, out.String(), "999\u202f999")
+}
+
+func TestThePageListsTheFlowsOfABucket(t *testing.T) {
+	t.Parallel()
+	s := Status{Buckets: []Bucket{{Key: "plain", Capacity: 1}, {Key: "a&b", Capacity: 10, Flows: &Flows{
+		Seen: 51, Listed: 2, Level: 19.6, Covered: 58.2,
+		List: []Flow{
+			{Name: "loud", Got: 45.2, Demand: 2500, Denied: 2454.8, Listed: true}, {Name: "", Got: 19.5, Demand: 19.5},
+			{Name: "team-a/", Got: 0.5, Demand: 0.5}, {Name: "\x1b[31m<b>", Got: 0.05, Demand: 0.05},
+		},
+		Others: &Flow{Got: 930, Demand: 940, Denied: 10},
+	}}}, Found: 2}
+	page := rendered(t, s)
+	_, list, found := strings.Cut(page, `<div id="flows" data-live>`)
+	require.True(t, found)
+	list, _, _ = strings.Cut(list, "</section>")
+	for _, want := range []string{
+		`<a href="?key=a%26b">a&amp;b</a> by flows`, "51 flows seen, 2 listed; one of weight 1 may have 19.6/s.",
+		"58.2&nbsp;s",
+		`<progress max="45.2" value="45.2" aria-label="share">45.2/s</progress>`,
+		`<td data-label="Got">45.2/s</td><td data-label="Demand">2500/s</td><td data-label="Denied">2455/s</td>` +
+			`<td data-label="Listed">yes</td>`,
+		"<td>(no name)</td>", "<td>team-a/ (others)</td>", `\x1b[31m&lt;b&gt;`, "0.05/s", "all others", "930/s",
+	} {
+		require.Contains(t, list, want)
+	}
+	require.NotContains(t, list, "plain")
+	require.NotContains(t, rendered(t, Status{Buckets: s.Buckets[:1]}), "by flows")
 }
 
 func TestThePageShowsNoControlCharacters(t *testing.T) {

@@ -31,6 +31,9 @@ const (
 	probeTimeout    = 2 * time.Second
 	shutdownTimeout = 2 * time.Second
 	maxBuckets      = 1000 // in one /status answer
+
+	// MaxFlows is how many flows of a bucket a query may ask for.
+	MaxFlows = 1000
 )
 
 // Handler serves the source, and metrics at /metrics.
@@ -44,7 +47,7 @@ func Handler(src Source, metrics http.Handler) http.Handler {
 		probe(w, src.Ready(ctx))
 	})
 	mux.HandleFunc("GET /status", func(w http.ResponseWriter, req *http.Request) {
-		q, err := query(req, maxBuckets)
+		q, err := query(req, maxBuckets, 0)
 		if err != nil {
 			http.Error(w, err.Error(), http.StatusBadRequest)
 			return
@@ -71,7 +74,7 @@ func probe(w http.ResponseWriter, err error) {
 }
 
 // query reads what a request asks for.
-func query(req *http.Request, limit int) (q Query, err error) {
+func query(req *http.Request, limit, flows int) (q Query, err error) {
 	form := req.URL.Query()
 	q = Query{Key: form.Get("key"), Search: form.Get("q"), Sort: Sort(form.Get("sort"))}
 	if !slices.Contains(sorts, q.Sort) {
@@ -82,6 +85,10 @@ func query(req *http.Request, limit int) (q Query, err error) {
 		return q, err
 	}
 	q.Limit, err = number(req, "limit", limit, 0, maxBuckets)
+	if err != nil {
+		return q, err
+	}
+	q.Flows, err = number(req, "flows", flows, 0, MaxFlows)
 	return q, err
 }
 

@@ -2,6 +2,7 @@ package admin
 
 import (
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/tokenrefill/refiller/internal/config"
@@ -14,6 +15,7 @@ type Query struct {
 	Sort   Sort
 	Offset int // of those found
 	Limit  int // 0: none
+	Flows  int // how many flows of each bucket to list
 }
 
 // Sort is the order of buckets.
@@ -45,11 +47,11 @@ type Status struct {
 	Started  time.Time        `json:"started"`
 	Now      time.Time        `json:"now"`
 	Leading  bool             `json:"leading"`         // this replica leads
-	Racing   bool             `json:"racing"`          // this replica stands in for a silent leader
+	Racing   bool             `json:"racing"`          // this replica refills in place of a silent leader
 	Epoch    int64            `json:"epoch,omitempty"` // of this replica's present or last term
 	Leader   *Leader          `json:"leader,omitempty"`
 	Election string           `json:"election_error,omitempty"` // why the leader isn't known
-	Unknown  bool             `json:"leader_unknown,omitempty"` // etcd doesn't say whether somebody leads
+	Unknown  bool             `json:"leader_unknown,omitempty"` // etcd doesn't answer whether there is a leader
 	Calls    map[string]int64 `json:"calls"`                    // this replica's refill calls by answer
 	Errors   int64            `json:"errors"`                   // calls without an answer
 	Faults   int64            `json:"faults"`                   // calls for buckets that are malformed or forbidden
@@ -91,15 +93,15 @@ func Role(leading, racing, elected bool) string {
 // Role is that of the replica that answers.
 func (s Status) Role() string { return Role(s.Leading, s.Racing, s.Mode == "etcd") }
 
-// Replica is a replica as it tells of itself every few seconds.
+// Replica is a replica, as it describes itself every few seconds.
 type Replica struct {
 	Identity string    `json:"identity"`
 	Build    string    `json:"build"`
 	Role     string    `json:"role"`
 	Config   int64     `json:"config_version"`
 	Started  time.Time `json:"started"`
-	Silent   float64   `json:"silent_ms"` // since it was heard; one that is dead stays for some seconds
-	Late     bool      `json:"late"`      // it should have been heard since
+	Silent   float64   `json:"silent_ms"` // since its last report; a dead replica stays listed for some seconds
+	Late     bool      `json:"late"`      // its next report is overdue
 }
 
 // Template is what this replica does for the buckets of a template.
@@ -144,7 +146,7 @@ type Share struct {
 	Limit     float64 `json:"limit"`  // the pool's rate; 0 once it has left the configuration
 	Rate      float64 `json:"rate"`   // in force
 	Floor     float64 `json:"floor"`  // always the region's
-	Demand    float64 `json:"demand"` // what the region could use, as the coordinator saw it
+	Demand    float64 `json:"demand"` // what the region could use, as the coordinator computed it
 	Tokens    int64   `json:"tokens"`
 	Capacity  int64   `json:"capacity"`                // of the region's bucket
 	Age       float64 `json:"grant_age_seconds"`       // since the grant was renewed, or made
@@ -154,13 +156,13 @@ type Share struct {
 	Regions []RegionShare `json:"-"` // all regions of the pool by name, for the page; none if they aren't known
 }
 
-// RegionShare is how a region's share of a pool stood in the last quarter of an hour.
+// RegionShare is the history of a region's share of a pool in the last quarter of an hour.
 type RegionShare struct {
 	Region string
 	Trend  ShareTrend
 }
 
-// ShareHistory is how a region's share of a pool stood in the last hour, as this replica has seen it.
+// ShareHistory is the history of a region's share of a pool in the last hour, as this replica recorded it.
 type ShareHistory struct {
 	Pool   string `json:"pool"`
 	Region string `json:"region"`
@@ -168,16 +170,17 @@ type ShareHistory struct {
 	Minutes []*float64 `json:"minutes"`
 }
 
-// Grant says how the region's grant stands.
+// Grant describes the state of the region's grant.
 func (s Share) Grant() string { return Grant(s.Age, s.Remaining) }
 
-// Renewed tells whether the grant is renewed as it should be.
+// Renewed reports whether the grant is renewed in time.
 func (s Share) Renewed() bool { return s.Remaining > 0 && s.Age < overdue }
 
 // overdue is how old, in seconds, a grant is that should have been renewed: that happens about once a second.
 const overdue = 4
 
-// Grant says how a grant stands that was renewed so many seconds ago and lasts so many more unless it is again.
+// Grant describes the state of a grant that was renewed age seconds ago and ends after remaining seconds unless it is
+// renewed again.
 func Grant(age, remaining float64) string {
 	switch {
 	case remaining <= 0:
@@ -226,7 +229,7 @@ type Leader struct {
 	Since time.Time `json:"since"` // since this replica has seen it lead
 }
 
-// Bucket is a bucket as it stands in Redis, with the policy in force there.
+// Bucket is the state of a bucket in Redis, with the policy in force there.
 type Bucket struct {
 	Key      string  `json:"key"`
 	Tokens   int64   `json:"tokens"`
@@ -241,10 +244,11 @@ type Bucket struct {
 
 	// How this replica's configuration differs from the policy in force, which is what the other fields show.
 	Differs []config.Difference `json:"differs,omitempty"`
-	// Conflict tells that it differs under the same version, Outdated that its version is below the one in force.
+	// Conflict reports that the policy differs under the same version. Outdated reports that the version of the replica's
+	// policy is below the one in force.
 	Conflict bool `json:"conflict,omitempty"`
 	Outdated bool `json:"outdated,omitempty"`
-	// Override tells that the key has a policy of its own in force, whatever the configuration says.
+	// Override reports that the key has its own policy in force, whatever the configuration says.
 	Override bool `json:"override,omitempty"`
 
 	Outstanding int64 `json:"outstanding_tokens"`    // held by consumers in reservations and leases
@@ -254,15 +258,58 @@ type Bucket struct {
 	Taken *float64 `json:"taken_per_second,omitempty"`
 	Dry   *float64 `json:"found_empty,omitempty"` // part of the refills that found no token: takes were probably denied
 
+	// How the bucket is divided, as far as this replica has read; nil if it isn't, or if it hasn't.
+	Flows *Flows `json:"flows,omitempty"`
+
 	Trend Trend `json:"-"` // of the last quarter of an hour, for the page
 }
 
-// Trend is how a bucket stood in stretches of the same length, the oldest first. It is empty where that isn't known.
+// Flows are how a bucket is divided, and what its flows took in the last minute. A replica that refills a bucket reads
+// it; those that race for its refills each read a part.
+type Flows struct {
+	Seen    int     `json:"seen"`                    // flows that are distinguished
+	Listed  int     `json:"listed"`                  // those of the last plan, which ask for more than half of their part
+	Level   float64 `json:"level_tokens_per_second"` // what a flow of weight 1, or a team, may have
+	Covered float64 `json:"covered_seconds"`         // of the last minute, which this replica has read
+	List    []Flow  `json:"list"`                    // by what they got, the most first
+	Others  *Flow   `json:"others,omitempty"`        // the sum of the others; nil if they asked for nothing
+}
+
+// Flow is what a flow did in the last minute, in tokens per second. Denials that clients remember are not in it.
+type Flow struct {
+	Name   string  `json:"name"` // that of a team, with a slash at its end, for flows that aren't distinguished
+	Got    float64 `json:"got_per_second"`
+	Demand float64 `json:"demand_per_second"` // what it asked for
+	Denied float64 `json:"denied_per_second"`
+	Listed bool    `json:"listed"`
+}
+
+// Label is the name to show.
+func (f Flow) Label() string {
+	switch {
+	case f.Name == "":
+		return "(no name)"
+	case strings.HasSuffix(f.Name, "/"):
+		return f.Name + " (others)"
+	}
+	return f.Name
+}
+
+// PerSecond writes a rate of a flow.
+func PerSecond(rate float64) string {
+	if rate >= 1000 {
+		return fmt.Sprintf("%.0f/s", rate)
+	}
+	return fmt.Sprintf("%.3g/s", rate)
+}
+
+// Trend is the history of a bucket in stretches of the same length, the oldest first. It is empty where that isn't
+// known.
 type Trend []TrendPoint
 
-// TrendPoint is how a bucket stood in a stretch.
+// TrendPoint is the state of a bucket in a stretch.
 type TrendPoint struct {
-	Known bool    // otherwise this replica didn't hear of the bucket
+	Known bool    // otherwise this replica got no reply about the bucket
 	Fill  float64 // tokens as a part of the capacity
 	Taken float64 // tokens per second
 }

@@ -68,10 +68,10 @@ func (t Trend) LeastFill() float64 {
 	return least
 }
 
-// ShareTrend is how a share stood in stretches of the same length, the oldest first, in parts of the pool's rate.
+// ShareTrend is the history of a share in stretches of the same length, the oldest first, in parts of the pool's rate.
 type ShareTrend []ShareTrendPoint
 
-// ShareTrendPoint is how a share stood in a stretch.
+// ShareTrendPoint is the state of a share in a stretch.
 type ShareTrendPoint struct {
 	Known               bool
 	Floor, Lent, Demand float64

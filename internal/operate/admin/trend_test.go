@@ -39,7 +39,7 @@ func TestTheSharesOfAllRegionsAreStacked(t *testing.T) {
 	require.Equal(t, "M0 12.0V0.0H1V12.0Z", stack[2].Path)
 	require.Equal(t, 0.5, *stack[0].Now)
 	require.Equal(t, 0.5, *stack[1].Now, "the present stretch may have just begun")
-	require.Nil(t, stack[2].Now, "nothing was heard of it for long")
+	require.Nil(t, stack[2].Now, "there was no report of it for long")
 	require.Equal(t, []int{0, 1, 2}, []int{stack[0].Colour, stack[1].Colour, stack[2].Colour})
 	require.Empty(t, Share{}.Stack())
 }

@@ -1,28 +1,141 @@
 package doctor
 
-import "strings"
+import (
+	"slices"
+	"strings"
 
-// Commands are those that a refiller, its consumers and limiters send, and those
-// that their scripts call: with exactly these, everything works on a single server
-// or under Sentinel.
-func Commands() []string {
-	return []string{
-		"ping", "evalsha", "eval", "script|load", "time", "get", "mget", "set", "del", "incr", "decr", "incrby",
-		"decrby", "hget", "hgetall", "hmget", "hset", "hdel", "hincrby", "zadd", "zcard", "zrange", "zrangebyscore", "zrem",
-		"zremrangebyscore", "pexpire", "pttl", "pexpiretime", "pexpireat", "persist", "sadd", "srem", "sscan", "scard",
-		"exists", "unlink", "scan", "zscore", "zcount", "zrevrange", "zrevrangebyscore",
-	}
+	"github.com/tokenrefill/refiller/internal/config"
+	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// Role is what a user of Redis does.
+type Role string
+
+// Roles.
+const (
+	Refiller Role = "refiller" // runs replicas, and the commands of operators
+	Consumer Role = "consumer" // takes tokens: the SDK, the sidecar, the command line
+)
+
+// Names are the buckets of a deployment, as far as its rights need them.
+type Names struct {
+	Any       bool     // the buckets are not known: rights are for every key
+	Buckets   []string // configured ones, and pools
+	Templates []*policy.CompiledTemplate
+	Cluster   bool
 }
 
-// ClusterCommands are those that a Cluster needs beside them.
-func ClusterCommands() []string { return []string{"cluster|shards", "cluster|slots"} }
-
-// ACL is a user with these rights, as Redis' ACL SETUSER and users.acl take it,
-// without a password.
-func ACL(user string, cluster bool) string {
-	commands := Commands()
-	if cluster {
-		commands = append(commands, ClusterCommands()...)
+// NamesOf returns the names of a configuration's buckets.
+func NamesOf(cfg config.Config, cluster bool) Names {
+	n := Names{Templates: cfg.Templates.All(), Cluster: cluster}
+	for _, b := range cfg.Buckets {
+		n.Buckets = append(n.Buckets, b.Key)
 	}
-	return "user " + user + " on resetchannels ~* -@all +" + strings.Join(commands, " +")
+	for _, p := range cfg.OwnPools() {
+		n.Buckets = append(n.Buckets, p.Name)
+	}
+	return n
+}
+
+// both are the commands that refillers and consumers send, and those that their scripts call.
+var both = []string{
+	"ping", "evalsha", "eval", "script|load", "time", "get", "mget", "set", "del", "exists", "incr", "decr", "incrby",
+	"decrby", "hget", "hgetall", "hmget", "hset", "hdel", "hincrby", "hlen", "zadd", "zcard", "zrange", "zrangebyscore",
+	"zrem", "zremrangebyscore", "zscore", "pexpire", "pttl", "pexpiretime", "pexpireat", "persist", "sadd", "srem",
+}
+
+// refillers are the commands that only refillers need, which walk through the active sets and the overrides.
+var refillers = []string{"scard", "sscan"}
+
+// limiters are the further commands of programs with limiters of package limit, such as a sidecar with a file of
+// limits, and those of limit.Reset.
+var limiters = []string{"zcount", "zrevrange", "zrevrangebyscore", "unlink", "scan"}
+
+// cluster are the further commands on a Cluster.
+var cluster = []string{"cluster|shards", "cluster|slots"}
+
+// Rights are what a user of Redis may do.
+type Rights struct {
+	Keys     []string // patterns, as Redis has them after ~; one that begins with % has its own sign
+	Commands []string
+}
+
+// RightsOf returns the least rights of a role: with exactly these, everything works.
+func RightsOf(role Role, names Names) Rights {
+	r := Rights{Commands: slices.Clone(both)}
+	if role == Refiller {
+		r.Commands = append(r.Commands, refillers...)
+	}
+	if names.Cluster {
+		r.Commands = append(r.Commands, cluster...)
+	}
+	r.Keys = keysOf(role, names)
+	return r
+}
+
+// LimiterCommands returns the commands that a consumer's user needs in addition if the program has limiters.
+func LimiterCommands() []string { return slices.Clone(limiters) }
+
+// keysOf returns the patterns of the keys that a role touches.
+func keysOf(role Role, names Names) []string {
+	if names.Any || slices.ContainsFunc(names.Templates, func(t *policy.CompiledTemplate) bool { return t.Prefix == "" }) {
+		return []string{"*"}
+	}
+	var keys []string
+	for _, name := range names.Buckets {
+		keys = append(keys, literal(name), literal(lua.IndexKey(name))+"*")
+	}
+	for _, t := range names.Templates {
+		if role == Refiller || t.Enforce == policy.EnforceRefilled { // takes of lazy buckets use one key, with braces
+			keys = append(keys, literal(t.Prefix)+"*")
+		}
+		keys = append(keys, "{"+literal(t.Prefix)+"*")
+	}
+	if role == Refiller {
+		return append(keys, config.Reserved+"*", "{"+config.Reserved+"*")
+	}
+	for _, t := range names.Templates {
+		if t.Enforce == policy.EnforceRefilled {
+			// Each shard of the active set, and the buckets alive. The scripts name both, whether or not there is a bound.
+			keys = append(keys, "{"+config.Reserved+"active:*}:set:"+literal(t.Prefix), literal(lua.AliveKey(t.Prefix)))
+		}
+	}
+	// The doctor's own bucket, and those of its template.
+	keys = append(keys, rehearsed+"*", "{"+rehearsed+"*", "{"+config.Reserved+"a*:"+templated+"*")
+	return append(keys, "%R~"+literal(lua.TemplatesKey), "%R~"+strings.TrimSuffix(lua.ProbeKey(0), "0")+"*")
+}
+
+// ACL returns the user with these rights as users.acl and, after ACL SETUSER, redis-cli have it, without a password.
+func (r Rights) ACL(user string) string {
+	words := []string{"user", user, "on", "resetchannels"}
+	for _, key := range r.Keys {
+		if !strings.HasPrefix(key, "%") {
+			key = "~" + key
+		}
+		words = append(words, key)
+	}
+	words = append(words, "-@all")
+	for _, command := range r.Commands {
+		words = append(words, "+"+command)
+	}
+	return strings.Join(words, " ")
+}
+
+// literal returns a pattern that matches one name. A pattern can't have spaces, and quotes would end a word of
+// redis-cli, so the mark for any character replaces each of them.
+func literal(name string) string {
+	var b strings.Builder
+	for _, c := range []byte(name) {
+		switch {
+		case c <= ' ' || c == '"' || c == '\'' || c == 0x7f:
+			b.WriteByte('?')
+		case strings.IndexByte(`*?[\`, c) >= 0:
+			b.WriteByte('\\')
+			b.WriteByte(c)
+		default:
+			b.WriteByte(c)
+		}
+	}
+	return b.String()
 }

@@ -13,15 +13,15 @@ import (
 )
 
 const (
-	// usualQuota is etcd's limit on its database unless it tells another one, in bytes.
+	// usualQuota is etcd's limit on its database unless it reports another one, in bytes.
 	usualQuota = 2 << 30
-	// manyWrites is after how many writes an etcd that compacts itself has done so, and as much as nobody would miss.
+	// manyWrites is after how many writes an etcd that compacts itself has done so. It is few enough to do no harm.
 	manyWrites = 10_000
 	// etcdTimeout bounds each examination.
 	etcdTimeout = 2 * time.Second
 )
 
-// EtcdEndpoints tells which endpoints of an etcd answer; alive is the first that does.
+// EtcdEndpoints checks which endpoints of an etcd answer. alive is the first that does.
 func EtcdEndpoints(ctx context.Context, client *clientv3.Client, endpoints []string) (f Finding, alive string) {
 	ctx, cancel := context.WithTimeout(ctx, etcdTimeout)
 	defer cancel()
@@ -43,12 +43,12 @@ func EtcdEndpoints(ctx context.Context, client *clientv3.Client, endpoints []str
 	f.Detail = fmt.Sprintf("%d of %d answer", len(endpoints)-len(silent), len(endpoints))
 	if len(silent) > 0 {
 		f.Level, f.Detail = Warning, f.Detail+"; not "+strings.Join(silent, ", ")
-		f.Advice = "mend or remove these: nobody is elected, and no share changes, without a majority of etcd's members"
+		f.Advice = "repair or remove these: no replica is elected, and no share changes, without a majority of etcd's members"
 	}
 	return f, alive
 }
 
-// EtcdSpace tells how much room an etcd has left. One that has run out takes no writes: shares of pools can't move,
+// EtcdSpace checks how much room an etcd has left. An etcd without room takes no writes: shares of pools can't move,
 // grants end, and every region falls to its floor.
 func EtcdSpace(ctx context.Context, client *clientv3.Client, endpoint string) Finding {
 	f := Finding{Check: "etcd has space", Level: Unknown}
@@ -77,8 +77,8 @@ func EtcdSpace(ctx context.Context, client *clientv3.Client, endpoint string) Fi
 	return f
 }
 
-// EtcdCompaction tells whether an etcd forgets what its keys used to be: after many writes the first of them can't be
-// read any more.
+// EtcdCompaction checks whether an etcd forgets the old values of its keys: after many writes the first of them can't
+// be read any more.
 func EtcdCompaction(ctx context.Context, client *clientv3.Client, prefix string) Finding {
 	f := Finding{Check: "etcd compacts itself", Level: Unknown}
 	ctx, cancel := context.WithTimeout(ctx, etcdTimeout)
@@ -88,14 +88,14 @@ func EtcdCompaction(ctx context.Context, client *clientv3.Client, prefix string)
 		f.Detail = err.Error()
 		return f
 	}
-	f.Detail = "too few writes to tell"
+	f.Detail = "too few writes to find out"
 	if now.Header.Revision < manyWrites {
 		return f
 	}
 	_, err = client.Get(ctx, prefix, clientv3.WithCountOnly(), clientv3.WithRev(2))
 	switch {
 	case errors.Is(err, rpctypes.ErrCompacted):
-		f.Level, f.Detail = OK, "its oldest revisions are gone"
+		f.Level, f.Detail = OK, "its oldest revisions were removed"
 	case err != nil:
 		f.Detail = err.Error()
 	default:

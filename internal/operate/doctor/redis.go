@@ -42,16 +42,16 @@ const (
 	drift = 50 * time.Millisecond
 )
 
-// Redis examines a server, or a Cluster through one of its nodes.
-func Redis(ctx context.Context, rdb redis.UniversalClient) []Finding {
+// Redis examines a server, or a Cluster through one of its nodes, for a user of a role. names are what the advice about
+// its rights is for.
+func Redis(ctx context.Context, rdb redis.UniversalClient, role Role, names Names) []Finding {
 	first := reach(ctx, rdb)
 	if first.Level == Failure {
 		return []Finding{first}
 	}
-	_, cluster := rdb.(*redis.ClusterClient)
 	info, infoErr := information(ctx, rdb)
-	return []Finding{first, versionFinding(info, infoErr), scripts(ctx, rdb, cluster), eviction(info, infoErr),
-		durability(info, infoErr), clock(ctx, rdb)}
+	return []Finding{first, versionFinding(info, infoErr), bounded(ctx, rdb),
+		scripts(ctx, rdb, role, names), eviction(info, infoErr), durability(info, infoErr), clock(ctx, rdb)}
 }
 
 func reach(ctx context.Context, rdb redis.UniversalClient) Finding {
@@ -111,19 +111,37 @@ func versionFinding(info map[string]string, err error) Finding {
 	name := "Redis"
 	text := info["redis_version"]
 	least := "7.0"
-	increx := "8.8"
 	if v := info["valkey_version"]; v != "" {
 		name = "Valkey"
 		text = v
 		least = "7.2"
-		increx = "9.2"
 	}
-	f.Detail = name + " " + text + ", without INCREX"
-	if !before(text, increx) {
-		f.Detail = name + " " + text + ", with INCREX: plain clients can take by one bounded command"
-	}
+	f.Detail = name + " " + text
 	if before(text, least) {
-		f.Level, f.Advice = Failure, "use Redis from 7.0 or Valkey from 7.2"
+		f.Level = Failure
+		f.Advice = "use Redis from 7.0 or Valkey from 7.2"
+	}
+	return f
+}
+
+// bounded reports whether programs that know only a bucket's two keys can take by one bounded command.
+func bounded(ctx context.Context, rdb redis.UniversalClient) Finding {
+	found, err := rdb.Do(ctx, "command", "info", "increx").Slice()
+	return boundedFinding(found, err)
+}
+
+// boundedFinding is that of a reply to COMMAND INFO, which has nothing in the place of an unknown command.
+func boundedFinding(found []any, err error) Finding {
+	f := Finding{Check: "bounded takes", Level: OK}
+	switch {
+	case err != nil:
+		f.Level = Unknown
+		f.Detail = err.Error()
+		f.Advice = "run the doctor as a user that may call COMMAND INFO to find out"
+	case len(found) == 1 && found[0] != nil:
+		f.Detail = "the server has INCREX, with which plain clients take by one command (not tried on such a server)"
+	default:
+		f.Detail = "the server has no INCREX, as Redis from 8.8 and Valkey from 9.2 do: plain clients take by DECRBY"
 	}
 	return f
 }
@@ -140,11 +158,11 @@ func before(a, b string) bool {
 	return number(a) < number(b)
 }
 
-// scripts runs what refillers and consumers run, on buckets of its own.
-func scripts(ctx context.Context, rdb redis.UniversalClient, cluster bool) Finding {
+// scripts runs what a role runs, on buckets of its own.
+func scripts(ctx context.Context, rdb redis.UniversalClient, role Role, names Names) Finding {
 	f := Finding{Check: "scripts and rights", Level: OK,
-		Detail: "all that refillers and consumers do was done to the bucket " + rehearsed}
-	err := Rehearse(ctx, rdb)
+		Detail: fmt.Sprintf("all that a %s does was done to the bucket %s", role, rehearsed)}
+	err := Rehearse(ctx, rdb, role)
 	if err == nil {
 		err = clearRehearsal(ctx, rdb)
 	} else {
@@ -153,7 +171,7 @@ func scripts(ctx context.Context, rdb redis.UniversalClient, cluster bool) Findi
 	if err != nil {
 		f.Level, f.Detail = Failure, err.Error()
 		f.Advice = "see that Redis accepts writes, and give the user these rights: ACL SETUSER " +
-			strings.TrimPrefix(ACL("NAME", cluster), "user ")
+			strings.TrimPrefix(RightsOf(role, names).ACL("NAME"), "user ")
 	}
 	return f
 }
@@ -242,9 +260,9 @@ func clock(ctx context.Context, rdb redis.UniversalClient) Finding {
 	return f
 }
 
-// Etcd is the finding of an etcd that was asked: what it told, or why nobody knows. section is that of its endpoints.
-func Etcd(section, told string, err error) Finding {
-	f := Finding{Check: "etcd answers", Level: OK, Detail: told}
+// Etcd is the finding about an etcd: its answer, or why there is none. section is that of its endpoints.
+func Etcd(section, answer string, err error) Finding {
+	f := Finding{Check: "etcd answers", Level: OK, Detail: answer}
 	switch {
 	case errors.Is(err, context.DeadlineExceeded):
 		f.Level = Failure

@@ -4,12 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 
 	"github.com/tokenrefill/refiller/internal/timing"
-	"github.com/tokenrefill/refiller/limit/schedule"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )
@@ -32,16 +32,17 @@ type step struct {
 	do   func() error
 }
 
-// Rehearse does what refillers and consumers do, on buckets of its own, so that a
-// right that is missing shows.
-func Rehearse(ctx context.Context, rdb redis.UniversalClient) error {
+// Rehearse does what a role does, on buckets of its own, so that a right that is missing shows.
+func Rehearse(ctx context.Context, rdb redis.UniversalClient, role Role) error {
 	p := policy.Policy{Capacity: 1000, Rate: policy.PerSecond(1000), Interval: time.Millisecond, Strict: true}
 	terms := p.Terms(policy.Fence{})
-	for _, steps := range [][]step{refillSteps(ctx, rdb, terms), takeSteps(ctx, rdb), otherSteps(ctx, rdb, terms)} {
-		for _, s := range steps {
-			if err := s.do(); err != nil {
-				return fmt.Errorf("%s: %w", s.name, err)
-			}
+	steps := slices.Concat(refillSteps(ctx, rdb, terms), takeSteps(ctx, rdb), otherSteps(ctx, rdb, terms))
+	if role == Refiller {
+		steps = append(steps, refillerSteps(ctx, rdb)...)
+	}
+	for _, s := range steps {
+		if err := s.do(); err != nil {
+			return fmt.Errorf("%s: %w", s.name, err)
 		}
 	}
 	return nil
@@ -136,7 +137,7 @@ func otherSteps(ctx context.Context, rdb redis.UniversalClient, terms policy.Ter
 			return err
 		}},
 		{"take of a template's bucket", func() error {
-			template := lua.NewTemplate(&policy.Ruled{
+			template := lua.NewTemplate(&policy.CompiledTemplate{
 				Template: policy.Template{Prefix: templated, MaxKeys: 1}, Text: ofTemplate.Encode(),
 			}, true)
 			takes := []lua.Takes{{Key: templated, Runs: []policy.Run{{N: 1, Count: 1}}, Whole: true, Template: template}}
@@ -145,14 +146,13 @@ func otherSteps(ctx context.Context, rdb redis.UniversalClient, terms policy.Ter
 				err = template.Enter(ctx, rdb, templated, replies[0].Till)
 			}
 			if err == nil {
-				_, err = template.Alive(ctx, rdb)
+				err = template.Claim(ctx, rdb, templated)
 			}
 			return err
 		}},
-		{"look at an active set", func() error {
+		{"leave an active set", func() error {
 			set := lua.ActiveKey(templated, lua.ActiveShard(templated))
-			return errors.Join(rdb.Exists(ctx, set).Err(), rdb.SCard(ctx, set).Err(), rdb.SScan(ctx, set, 0, "", 1).Err(),
-				rdb.SRem(ctx, set, templated).Err())
+			return errors.Join(rdb.SRem(ctx, set, templated).Err(), rdb.Exists(ctx, set).Err())
 		}},
 		{"read the tickets", func() error { return lua.Tickets(ctx, rdb, []string{rehearsed})[0].Err }},
 		{"grant", func() error {
@@ -170,10 +170,7 @@ func otherSteps(ctx context.Context, rdb redis.UniversalClient, terms policy.Ter
 			}
 			return err
 		}},
-		{"reserve in a schedule", func() error { return reserveInSchedule(ctx, rdb) }},
-		{"reset limiters", func() error { // without a walk over all keys
-			return errors.Join(rdb.Scan(ctx, 0, rehearsed, 1).Err(), rdb.Unlink(ctx, rehearsed).Err())
-		}},
+		{"count the flows of a divided bucket", func() error { return rdb.HLen(ctx, lua.UseKey(rehearsed)).Err() }},
 		{"send what scripts do without if they must", func() error { // and then count less
 			return errors.Join(rdb.HIncrBy(ctx, lua.ControlKey(alone), "n", 1).Err(), rdb.PExpireTime(ctx, rehearsed).Err(),
 				rdb.Persist(ctx, rehearsed).Err())
@@ -181,19 +178,14 @@ func otherSteps(ctx context.Context, rdb redis.UniversalClient, terms policy.Ter
 	}
 }
 
-// reserveInSchedule makes a reservation, is denied another, and drops both.
-func reserveInSchedule(ctx context.Context, rdb redis.UniversalClient) error {
-	hourly := schedule.Config{Windows: []schedule.Window{{Name: "hour", Limit: 1, Length: time.Hour}}}
-	l, err := schedule.New(rdb, hourly)
-	if err != nil {
-		return err
+// refillerSteps are those of refillers alone.
+func refillerSteps(ctx context.Context, rdb redis.UniversalClient) []step {
+	return []step{
+		{"walk through an active set", func() error {
+			set := lua.ActiveKey(templated, lua.ActiveShard(templated))
+			return errors.Join(rdb.SCard(ctx, set).Err(), rdb.SScan(ctx, set, 0, "", 1).Err())
+		}},
 	}
-	at := time.Now().Add(24 * time.Hour)
-	_, err = l.Reserve(ctx, rehearsed, "first", at)
-	if err == nil {
-		_, err = l.Reserve(ctx, rehearsed, "second", at)
-	}
-	return errors.Join(err, l.Reset(ctx, rehearsed))
 }
 
 // until calls done until it says so.

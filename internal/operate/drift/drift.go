@@ -16,8 +16,8 @@ import (
 
 const (
 	atOnce    = 32          // buckets that are read at the same time
-	scanned   = 1000        // keys that a server looks at in one step
-	abandoned = time.Minute // after this time without a refill that was due, nobody refills a bucket any more
+	scanned   = 1000        // keys that a server examines in one step
+	abandoned = time.Minute // a bucket whose refill is overdue for longer is no longer refilled by any process
 )
 
 // Kinds of changes.
@@ -39,25 +39,40 @@ type Change struct {
 
 // Report is all that a configuration would change.
 type Report struct {
+	// The highest versions in force of anything that was compared; -1: none is.
+	Version      int64 `json:"version_in_force"`
+	PoolsVersion int64 `json:"pools_version_in_force"`
+
 	Changes []Change `json:"changes"`
 	Notes   []string `json:"notes,omitempty"` // what could not be found out, and what else counts
+}
+
+// Refused returns the changes that replicas would refuse, since the version in force stays.
+func (r Report) Refused() []Change {
+	var refused []Change
+	for _, c := range r.Changes {
+		if c.Change == Conflict {
+			refused = append(refused, c)
+		}
+	}
+	return refused
 }
 
 // Read compares a configuration with what is in force in Redis, and if etcd isn't nil with the pools below the
 // configuration's prefix there. It writes nothing.
 func Read(ctx context.Context, cfg config.Config, rdb redis.UniversalClient, etcd *clientv3.Client) (Report, error) {
-	r := reader{cfg: cfg, rdb: rdb, report: Report{Changes: []Change{}}, highest: -1}
+	r := reader{cfg: cfg, rdb: rdb, report: Report{Version: -1, PoolsVersion: -1, Changes: []Change{}}}
 	if err := r.buckets(ctx); err != nil {
 		return Report{}, err
 	}
 	if err := r.templates(ctx); err != nil {
 		return Report{}, err
 	}
-	r.version("version", r.highest, cfg.Version)
+	r.version("version", r.report.Version, cfg.Version)
 	switch {
 	case cfg.Pools == nil:
 	case etcd == nil:
-		r.note("the pools are not compared: no etcd is configured")
+		r.remark("the pools are not compared: no etcd is configured")
 	default:
 		if err := r.pools(ctx, etcd); err != nil {
 			return Report{}, err
@@ -75,9 +90,8 @@ type reader struct {
 	cfg config.Config
 	rdb redis.UniversalClient
 
-	mu      sync.Mutex
-	report  Report
-	highest int64 // version in force of anything; -1: nothing is
+	mu     sync.Mutex
+	report Report
 }
 
 func (r *reader) add(c Change) {
@@ -86,7 +100,7 @@ func (r *reader) add(c Change) {
 	r.report.Changes = append(r.report.Changes, c)
 }
 
-func (r *reader) note(text string) {
+func (r *reader) remark(text string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.report.Notes = append(r.report.Notes, text)
@@ -95,7 +109,7 @@ func (r *reader) note(text string) {
 func (r *reader) seen(version int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.highest = max(r.highest, version)
+	r.report.Version = max(r.report.Version, version)
 }
 
 // version compares a version with the one in force, -1 if none is.
@@ -112,7 +126,7 @@ func (r *reader) version(what string, inForce, file int64) {
 	r.add(c)
 }
 
-// change tells how terms differ, if they do.
+// change adds the difference between terms, if there is any.
 func (r *reader) change(what, name string, version int64, fields []config.Difference, file int64) {
 	if len(fields) == 0 {
 		return

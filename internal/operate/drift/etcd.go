@@ -18,6 +18,7 @@ func (r *reader) pools(ctx context.Context, etcd *clientv3.Client) error {
 	version := int64(-1)
 	if found {
 		version = inForce.Version
+		r.report.PoolsVersion = version
 		r.version("pools_version", version, r.cfg.PoolsVersion)
 	}
 	before := map[string]pool.Pool{}

@@ -35,7 +35,7 @@ func (r *reader) buckets(ctx context.Context) error {
 	}
 	others, err := r.others(ctx, named)
 	if redis.HasErrorPrefix(err, "NOPERM") {
-		r.note("buckets that only Redis has are not known: its user may not SCAN")
+		r.remark("buckets that only Redis has are not known: its user may not SCAN")
 		return nil
 	} else if err != nil {
 		return err
@@ -55,7 +55,7 @@ func (r *reader) peek(ctx context.Context, key string) (p lua.PeekReply, found b
 	case errors.Is(err, lua.ErrUnknownBucket), err == nil && p.Terms == nil:
 		return p, false, nil
 	case errors.Is(err, lua.ErrMalformedBucket):
-		r.note(err.Error())
+		r.remark(err.Error())
 		return p, true, nil
 	}
 	return p, err == nil, err
@@ -74,7 +74,7 @@ func (r *reader) bucket(ctx context.Context, b config.Bucket) error {
 		return nil
 	}
 	if p.Terms.Fence.Own() {
-		r.note(fmt.Sprintf("bucket %q has an override, which counts instead of the file: limit unset ends it", b.Key))
+		r.remark(fmt.Sprintf("bucket %q has an override, which counts instead of the file: limit unset ends it", b.Key))
 		return nil
 	}
 	version := p.Terms.FileVersion()
@@ -85,7 +85,7 @@ func (r *reader) bucket(ctx context.Context, b config.Bucket) error {
 	return nil
 }
 
-// kind tells of a pool's bucket that is still a plain one in this region.
+// kind adds a change if a pool's bucket is still a plain one in this region.
 func (r *reader) kind(ctx context.Context, name string) error {
 	p, found, err := r.peek(ctx, name)
 	if err != nil || !found || p.Terms == nil || p.Terms.Pool {
@@ -102,7 +102,7 @@ func (r *reader) others(ctx context.Context, named map[string]bool) ([]string, e
 	scan := func(ctx context.Context, c redis.UniversalClient) error {
 		keys := c.Scan(ctx, 0, "{*}:ctl", scanned).Iterator()
 		var batch []string
-		look := func() error {
+		compare := func() error {
 			kept, err := unexpiring(ctx, c, batch)
 			r.mu.Lock()
 			defer r.mu.Unlock()
@@ -116,12 +116,12 @@ func (r *reader) others(ctx context.Context, named map[string]bool) ([]string, e
 			}
 			batch = append(batch, key)
 			if len(batch) == scanned {
-				if err := look(); err != nil {
+				if err := compare(); err != nil {
 					return err
 				}
 			}
 		}
-		return errors.Join(keys.Err(), look())
+		return errors.Join(keys.Err(), compare())
 	}
 	var err error
 	if cluster, ok := r.rdb.(*redis.ClusterClient); ok {
@@ -154,7 +154,7 @@ func unexpiring(ctx context.Context, c redis.UniversalClient, buckets []string) 
 	return kept, err
 }
 
-// other tells of a bucket that only Redis has, if it is still refilled.
+// other adds a bucket that only Redis has, if it is still refilled.
 func (r *reader) other(ctx context.Context, key string) error {
 	p, found, err := r.peek(ctx, key)
 	if err != nil || !found || p.Terms == nil {
@@ -180,7 +180,7 @@ func (r *reader) templates(ctx context.Context) error {
 	if r.cfg.Templates == nil { // it says nothing of them
 		return nil
 	}
-	before := map[string]*policy.Ruled{}
+	before := map[string]*policy.CompiledTemplate{}
 	version := int64(-1)
 	if published != nil {
 		version = published.Version()

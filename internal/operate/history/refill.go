@@ -5,7 +5,7 @@ import (
 	"github.com/tokenrefill/refiller/refill"
 )
 
-// Refill is one refill call of one bucket as its caller saw it.
+// Refill is one refill call of one bucket with its caller's knowledge.
 type Refill struct {
 	Key     string          `json:"key"`
 	Sent    int64           `json:"sent"`    // just before the call's batch was sent, Unix ns on the caller's clock

@@ -1,13 +1,13 @@
--- Writes a replica into the list of replicas and reads who else is in it.
+-- Writes a replica into the list of replicas and reads the other entries.
 --
--- KEYS[1]  the list: a sorted set of what replicas tell of themselves, scored
---          by when they did (ms, this server's clock)
--- ARGV[1]  what this replica told last, or ''
--- ARGV[2]  what it tells, or '' if it leaves
+-- KEYS[1]  the list: a sorted set of the replicas' descriptions of themselves,
+--          scored by their time (ms, this server's clock)
+-- ARGV[1]  this replica's previous description, or ''
+-- ARGV[2]  its new description, or '' if it leaves
 -- ARGV[3]  after how long a silent replica is dropped, ms
 -- ARGV[4]  the most replicas; further ones are not written
 --
--- Reply: now (ms), then for each replica what it tells and when it did (ms).
+-- Reply: now (ms), then for each replica its description and the time of that (ms).
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 redis.call('ZREM', KEYS[1], ARGV[1], ARGV[2])

@@ -18,8 +18,8 @@ import (
 const (
 	// Beat is how often a replica writes itself.
 	Beat = 3 * time.Second
-	// Late is after how long without a word a replica is probably dead: what is
-	// known is a Beat old, and what it tells may be another.
+	// Late is after how long without a report a replica is probably dead. What is known is a Beat old, and the report
+	// before it may be another Beat old.
 	Late = 2*Beat + time.Second
 	// Silence is after how long a replica that is silent is no longer listed.
 	Silence = 10 * time.Second
@@ -36,7 +36,7 @@ var script = redis.NewScript(source)
 
 var errReply = errors.New("membership: unexpected reply")
 
-// Entry is what a replica tells of itself.
+// Entry is a replica's description of itself.
 type Entry struct {
 	Identity string    `json:"identity"`
 	Build    string    `json:"build"`
@@ -45,19 +45,19 @@ type Entry struct {
 	Started  time.Time `json:"started"`
 }
 
-// Replica is an Entry as it was last heard.
+// Replica is an Entry with the time of its last report.
 type Replica struct {
 	Entry
-	Heard time.Time // on this host's clock
+	LastReport time.Time // on this host's clock
 }
 
 // Members is a replica's view of the list. Replicas is safe for concurrent use
 // with Run.
 type Members struct {
-	rdb  redis.UniversalClient
-	key  string
-	self func() Entry
-	told string // last
+	rdb      redis.UniversalClient
+	key      string
+	self     func() Entry
+	lastText string // written by the previous call
 
 	mu       sync.Mutex
 	replicas []Replica
@@ -69,8 +69,8 @@ func New(rdb redis.UniversalClient, key string, self func() Entry) *Members {
 	return &Members{rdb: rdb, key: key, self: self, err: errors.New("nothing has been read yet")}
 }
 
-// Replicas are those heard within Silence, by identity; the error says why they
-// aren't known. They are as old as the last Beat.
+// Replicas returns the replicas that have reported within Silence, by identity. Its error says why they aren't known.
+// They are as old as the last Beat.
 func (r *Members) Replicas() ([]Replica, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -103,13 +103,13 @@ func (r *Members) beat(ctx context.Context) {
 	r.replicas, r.err = replicas, err
 }
 
-// call tells text, or leaves if it is empty.
+// call writes text, or leaves if it is empty.
 func (r *Members) call(ctx context.Context, text string) ([]Replica, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	last := r.told
+	last := r.lastText
 	if text != "" {
-		r.told = text // it is written even if the answer is lost
+		r.lastText = text // it is written even if the reply is lost
 	}
 	reply, err := script.Run(ctx, r.rdb, []string{r.key}, last, text, Silence.Milliseconds(), Most).StringSlice()
 	if err != nil {
@@ -130,13 +130,13 @@ func decode(reply []string, at time.Time) ([]Replica, error) {
 	latest := map[string]Replica{} // a replica that has ended badly may be there as it was before
 	for i := 1; i+1 < len(reply); i += 2 {
 		var e Entry
-		told, err := strconv.ParseInt(reply[i+1], 10, 64)
+		written, err := strconv.ParseInt(reply[i+1], 10, 64)
 		if err != nil || json.Unmarshal([]byte(reply[i]), &e) != nil {
-			continue // another version tells more than this one understands
+			continue // another version writes more than this one understands
 		}
-		heard := at.Add(time.Duration(told-now) * time.Millisecond)
-		if heard.After(latest[e.Identity].Heard) {
-			latest[e.Identity] = Replica{e, heard}
+		report := at.Add(time.Duration(written-now) * time.Millisecond)
+		if report.After(latest[e.Identity].LastReport) {
+			latest[e.Identity] = Replica{e, report}
 		}
 	}
 	list := make([]Replica, 0, len(latest))

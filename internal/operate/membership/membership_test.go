@@ -46,10 +46,10 @@ func TestReplicasSeeEachOtherUntilTheyLeave(t *testing.T) {
 		b.self = func() Entry { return Entry{Identity: "b", Role: "leads"} }
 		a.beat(t.Context())
 		b.beat(t.Context())
-		require.Equal(t, []string{"a stands by", "b leads"}, names(t, b), "%s: what was told before is gone", name)
+		require.Equal(t, []string{"a stands by", "b leads"}, names(t, b), "%s: the previous text was removed", name)
 		list, err := b.Replicas()
 		require.NoError(t, err)
-		require.WithinDuration(t, time.Now(), list[0].Heard, patience)
+		require.WithinDuration(t, time.Now(), list[0].LastReport, patience)
 
 		ctx, cancel := context.WithCancel(t.Context())
 		var running sync.WaitGroup
@@ -79,8 +79,8 @@ func TestASilentReplicaIsDroppedAndTheListExpires(t *testing.T) {
 	require.LessOrEqual(t, left, Silence)
 }
 
-// A replica that ended badly and came back under its name is one, and so is one
-// of a version that tells something else none.
+// A replica that crashed and came back under its name is listed once. A replica of a version with another kind of text
+// isn't listed.
 func TestAReplicaIsListedOnceAsItIsNow(t *testing.T) {
 	t.Parallel()
 	ctx, rdb := t.Context(), testenv.Redis(t).Client()
@@ -112,7 +112,7 @@ func TestTheListIsBounded(t *testing.T) {
 	require.EqualValues(t, Most, n)
 }
 
-func TestAServerThatIsAwayIsAnError(t *testing.T) {
+func TestAnUnavailableServerIsAnError(t *testing.T) {
 	t.Parallel()
 	server := testenv.Redis(t)
 	a := member(server.Client(), "a", "races")

@@ -24,8 +24,7 @@ const MaxBuckets = 200
 // Other is the bucket label of the buckets beyond MaxBuckets.
 const Other = "other"
 
-// fresh is how old what is known of a bucket's tokens may be to be exported: a
-// standby doesn't learn it.
+// fresh is how old the known number of a bucket's tokens may be to be exported. A standby doesn't get a new one.
 const fresh = 15 * time.Second
 
 // State is what the replica is doing at the time of a scrape.
@@ -92,7 +91,7 @@ func New(build, region string, t *stats.Stats, state func() State) *Metrics {
 		}),
 	}
 	info := prometheus.NewGauge(prometheus.GaugeOpts{
-		Name: "refiller_build_info", Help: "1; the labels tell the program's version and the replica's region.",
+		Name: "refiller_build_info", Help: "1; the labels have the program's version and the replica's region.",
 		ConstLabels: prometheus.Labels{"version": build, "go_version": runtime.Version(), "region": region},
 	})
 	info.Set(1)
@@ -101,7 +100,7 @@ func New(build, region string, t *stats.Stats, state func() State) *Metrics {
 	return m
 }
 
-// Observe takes in one answer to a refill call, and has the stats do so.
+// Observe counts one reply to a refill call, also in the stats.
 func (m *Metrics) Observe(e refill.Event) {
 	if e.Err == nil {
 		m.call.Observe(e.Replied.Sub(e.Sent).Seconds())
@@ -149,7 +148,7 @@ var (
 	descLeading    = desc("leading", "1 while this replica leads. Only with election mode etcd.")
 	descEpoch      = desc("epoch", "Epoch of this replica's present or last term. Only with election mode etcd.")
 	descTerms      = desc("terms_total", "Terms that this replica has led. Only with election mode etcd.")
-	descRacing     = desc("racing", "1 while this replica stands in for a silent leader. Only with election mode etcd.")
+	descRacing     = desc("racing", "1 while this replica refills for a silent leader. Only with election mode etcd.")
 	descElectionUp = desc("election_up", "1 if etcd answers. Only with election mode etcd.")
 
 	descCredited = desc("credit_added_tokens_total",
@@ -169,11 +168,20 @@ var (
 		"bucket")
 	descLost = desc("buckets_lost_total",
 		"Times that the server had lost the bucket, so that it was created again.", "bucket")
-	descShadow = desc("shadow_denied_tokens_total", "Tokens that takes of a bucket in shadow mode would have been denied, as the bucket counts them. Each replica tells the same number, so take the largest and not the sum.", "bucket")
+	descShadow = desc("shadow_denied_tokens_total", "Tokens that takes of a bucket in shadow mode would have been denied, as the bucket counts them. Each replica exports the same number, so take the largest and not the sum.", "bucket")
 	descTokens = desc("bucket_tokens", "Tokens in the bucket at this replica's last call.", "bucket")
 	descHeld   = desc("bucket_outstanding_tokens",
 		"Tokens of the bucket that consumers hold in reservations and leases, at this replica's last call.", "bucket")
 	descCapacity = desc("bucket_capacity_tokens", "Configured capacity.", "bucket")
+
+	descFlowsSeen   = desc("flows_seen", "Flows of the bucket that this replica tells apart.", "bucket")
+	descFlowsListed = desc("flows_listed",
+		"Flows that this replica's last plan lists: those that ask for more than half of their part.", "bucket")
+	descFlowsLevel = desc("flows_level_tokens_per_second",
+		"What this replica's last plan gives to a flow of weight 1, or to a team.", "bucket")
+	descFlowsDenied = desc("flows_denied_tokens_total",
+		"Tokens that takes asked Redis for and were denied, as far as this replica read it, of listed flows and of others.",
+		"bucket", "flows")
 )
 
 // Describe implements prometheus.Collector: the metrics are unchecked, since
@@ -233,6 +241,11 @@ func (m *Metrics) collectBuckets(gauge, count func(*prometheus.Desc, float64, ..
 	for key, b := range v.own {
 		counts(count, key, b)
 		gauge(descCapacity, float64(b.Capacity), key)
+		if time.Since(b.Flows.Read) < fresh {
+			gauge(descFlowsSeen, float64(b.Flows.Seen), key)
+			gauge(descFlowsListed, float64(b.Flows.Listed), key)
+			gauge(descFlowsLevel, b.Flows.Level, key)
+		}
 		if time.Since(b.Seen) < fresh {
 			gauge(descTokens, float64(b.Tokens), key)
 			gauge(descHeld, float64(b.Held), key)
@@ -256,7 +269,7 @@ func (m *Metrics) collectBuckets(gauge, count func(*prometheus.Desc, float64, ..
 	gauge(descConflict, float64(v.conflicting))
 }
 
-// view is what a scrape tells of the buckets.
+// view is the state of the buckets for one scrape.
 type view struct {
 	own                   map[string]stats.Bucket // those with series of their own
 	other                 stats.Bucket            // the sum of the others
@@ -264,8 +277,8 @@ type view struct {
 	outdated, conflicting int
 }
 
-// buckets looks at all buckets, and copies no more of them than have series. One that
-// is added meanwhile is told of by the next scrape.
+// buckets reads all buckets, and copies no more of them than have series. If one is added meanwhile, the next scrape
+// has it.
 func (m *Metrics) buckets() view {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -294,9 +307,8 @@ func (m *Metrics) buckets() view {
 	return v
 }
 
-// label tells which buckets have series of their own: the first MaxBuckets by
-// key, less those whose key can't be a label. A bucket that is summed up stays
-// so, since a counter that moves from one series to another looks like a spike.
+// label decides which buckets have series of their own: the first MaxBuckets by key, less those whose key can't be a
+// label. A bucket that is summed up stays so, since a counter that moves from one series to another appears as a spike.
 // The mutex is held.
 func (m *Metrics) label(keys []string) {
 	var unknown []string
@@ -305,7 +317,7 @@ func (m *Metrics) label(keys []string) {
 			unknown = append(unknown, key)
 		}
 	}
-	if len(m.own)+len(unknown) > len(keys) { // some are gone
+	if len(m.own)+len(unknown) > len(keys) { // some were removed
 		there := make(map[string]bool, len(keys))
 		for _, key := range keys {
 			there[key] = true
@@ -338,6 +350,10 @@ func counts(count func(*prometheus.Desc, float64, ...string), label string, b st
 	count(descClock, float64(b.ClockSteps), label)
 	count(descCreated, float64(b.Created), label)
 	count(descLost, float64(b.Lost), label)
+	if !b.Flows.Read.IsZero() {
+		count(descFlowsDenied, float64(b.Flows.DeniedListed), label, "listed")
+		count(descFlowsDenied, float64(b.Flows.DeniedOther), label, "other")
+	}
 }
 
 func add(sum *stats.Bucket, b stats.Bucket) {
@@ -351,6 +367,11 @@ func add(sum *stats.Bucket, b stats.Bucket) {
 	sum.ClockSteps += b.ClockSteps
 	sum.Created += b.Created
 	sum.Lost += b.Lost
+	sum.Flows.DeniedListed += b.Flows.DeniedListed
+	sum.Flows.DeniedOther += b.Flows.DeniedOther
+	if b.Flows.Read.After(sum.Flows.Read) {
+		sum.Flows.Read = b.Flows.Read
+	}
 }
 
 func truth(b bool) float64 {

@@ -14,6 +14,7 @@ import (
 	"github.com/tokenrefill/refiller/internal/operate/stats"
 	"github.com/tokenrefill/refiller/policy"
 	"github.com/tokenrefill/refiller/refill"
+	"github.com/tokenrefill/refiller/refill/flow"
 )
 
 func bucket(key string) refill.Bucket {
@@ -127,6 +128,37 @@ func TestTheNumberOfSeriesIsBounded(t *testing.T) {
 	require.Contains(t, body, fmt.Sprintf(`refiller_refills_total{bucket="other",region="eu"} %d`, 4*others))
 	tl.Configure(append(list[1:], bucket("a-new-one")))
 	require.Contains(t, scrape(t, m), `refiller_refills_total{bucket="a-new-one",region="eu"} 0`)
+}
+
+func TestABucketWithFlowsHasMetricsOfThem(t *testing.T) {
+	tl := stats.New()
+	tl.Configure([]refill.Bucket{bucket("acme"), bucket("\xff"), bucket("plain")})
+	m := metrics.New("test", "eu", tl, func() metrics.State { return metrics.State{} })
+	m.Observe(applied("plain", 1, 5))
+	require.NotContains(t, scrape(t, m), "refiller_flows")
+	for _, key := range []string{"acme", "acme", "\xff"} {
+		e := applied(key, 1, 5)
+		e.Flows = &refill.FlowsRead{
+			Covered: time.Second, Summary: flow.Summary{Seen: 51, Listed: 23, Level: 19.5},
+			Flows: []refill.FlowUse{{Name: "loud", Asked: 9, Denied: 7, Listed: true}, {Name: "quiet", Asked: 4, Denied: 2}},
+		}
+		m.Observe(e)
+	}
+	body := scrape(t, m)
+	for _, line := range []string{
+		`refiller_flows_seen{bucket="acme",region="eu"} 51`,
+		`refiller_flows_listed{bucket="acme",region="eu"} 23`,
+		`refiller_flows_level_tokens_per_second{bucket="acme",region="eu"} 19.5`,
+		`refiller_flows_denied_tokens_total{bucket="acme",flows="listed",region="eu"} 14`,
+		`refiller_flows_denied_tokens_total{bucket="acme",flows="other",region="eu"} 4`,
+		`refiller_flows_denied_tokens_total{bucket="other",flows="listed",region="eu"} 7`,
+		`refiller_flows_denied_tokens_total{bucket="other",flows="other",region="eu"} 2`,
+	} {
+		require.Contains(t, body, line+"\n")
+	}
+	require.NotContains(t, body, `refiller_flows_seen{bucket="other"`)
+	require.NotContains(t, body, `refiller_flows_denied_tokens_total{bucket="plain"`)
+	require.NotContains(t, body, "loud", "names that callers choose are no labels")
 }
 
 func TestElectionMetricsExistInElectionModeOnly(t *testing.T) {

@@ -30,11 +30,11 @@ var (
 		"pool")
 	descPoolFloor  = desc("pool_floor_tokens_per_second", "Rate that is always the region's.", "pool")
 	descPoolDemand = desc("pool_demand_tokens_per_second",
-		"What the region could use, as the coordinator saw it at the newest grant.", "pool")
+		"What the region could use, as the coordinator computed it at the newest grant.", "pool")
 	descPoolRemaining = desc("pool_grant_remaining_seconds",
 		"Time that the region's grant has left on its Redis' clock; 0 if it is on its floor.", "pool")
 	descPoolUsed = desc("pool_used_tokens_total",
-		"Tokens that the region's consumers have taken, less what came back. All its replicas tell the same: don't add them.",
+		"Tokens that the region's consumers took, less what came back. All its replicas export the same: don't add them.",
 		"pool")
 	descPoolReports  = desc("pool_reports_total", "Reports that this replica has written to etcd for its region.")
 	descPoolFailures = desc("pool_report_failures_total", "Reports that could not be written.")
@@ -44,7 +44,7 @@ var (
 		"By what part of 1 Redis' clock runs faster than this replica's, or slower if it is below 0.")
 	descPoolsOnFloor = desc("pools_on_floor", "Pools of which the region has no grant.")
 	descPoolsClosed  = desc("pools_closed",
-		"Pools that some region has not acknowledged, so that nobody gets more than the floor.")
+		"Pools that some region has not acknowledged, so that no region gets more than its floor.")
 	descPoolsDoubled = desc("pools_other_redis",
 		"Pools for which another Redis reports under the region's name, too.")
 	descPoolEtcd = desc("pool_etcd_up", "1 if etcd answers this replica's agent.")
@@ -74,7 +74,7 @@ var (
 	descPoolsOverclaimed = desc("pools_overclaimed",
 		"Pools of which all regions may be using more than the rate together. Only from the coordinator.")
 	descPoolWaits = desc("pool_waits",
-		"Regions without which the pool stays closed, so that nobody gets more than the floor. Only from the coordinator.",
+		"Regions without which the pool stays closed, so that no region gets more than its floor. Only from the coordinator.",
 		"pool")
 	descPoolSilent = seenDesc("pool_region_silent_seconds",
 		"Time since the region's last report. Only from the coordinator.")
@@ -130,7 +130,7 @@ func (s *PoolState) collect(gauge, count func(*prometheus.Desc, float64, ...stri
 		gauge(descPoolWaits, float64(len(sum.Waits)), name)
 	}
 	for name, region := range s.Regions {
-		last := region.Heard
+		last := region.LastReport
 		if last.IsZero() {
 			last = region.Since
 		}

@@ -14,7 +14,7 @@ import (
 	"github.com/tokenrefill/refiller/pool"
 )
 
-func TestPoolMetricsTellOfTheRegionAndFromTheCoordinatorOfAll(t *testing.T) {
+func TestPoolMetricsOfAReplicaAndOfTheCoordinator(t *testing.T) {
 	state := metrics.State{}
 	m := metrics.New("test", "eu", stats.New(), func() metrics.State { return state })
 	require.NotContains(t, scrape(t, m), "refiller_pool_")
@@ -46,7 +46,7 @@ func TestPoolMetricsTellOfTheRegionAndFromTheCoordinatorOfAll(t *testing.T) {
 	state.Pools.Coordinator = pool.CoordinatorStats{Leading: true, Epoch: 42, Writes: 9}
 	state.Pools.Sums = map[string]pool.PoolSum{"payments": {Rate: 1000, Claimed: 999.5, Demand: 1700,
 		Waits: []string{"ap", "us"}}, "mail": {Rate: 10, Claimed: 11}}
-	state.Pools.Regions = map[string]pool.RegionSeen{"eu": {Heard: time.Now()},
+	state.Pools.Regions = map[string]pool.RegionSeen{"eu": {LastReport: time.Now()},
 		"us": {Since: time.Now().Add(-time.Minute), Fenced: true}}
 	body = scrape(t, m)
 	for _, line := range []string{

@@ -65,7 +65,7 @@ func (a *activity) turn(at time.Time) {
 	a.start, a.now = at, map[string]int64{}
 }
 
-// Active takes in a refill of a template's bucket.
+// Active records a refill of a template's bucket.
 func (t *Stats) Active(key string, tokens int64, at time.Time) {
 	if tokens > 0 {
 		t.active.add(key, tokens, at)

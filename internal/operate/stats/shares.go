@@ -9,35 +9,35 @@ import (
 const (
 	// MaxShares is how many shares have a trend: some 1 MB.
 	MaxShares = 256
-	// Minutes is how far back Hour tells of a share.
+	// Minutes is the length of the history of a share that Hour returns.
 	Minutes = 60
 )
 
-// SharePoint is how a region's share of a pool stood in a slot, in parts of the pool's rate.
+// SharePoint is the state of a region's share of a pool in a slot, in parts of the pool's rate.
 type SharePoint struct {
 	Known               bool
 	Floor, Lent, Demand float64 // Lent is what the share has beyond the floor
 }
 
-// Shares keep how shares of pools stood of late. The zero value is ready; its methods are safe for concurrent use.
+// Shares keep the recent history of shares of pools. The zero value is ready. The methods are safe for concurrent use.
 type Shares struct {
 	mu    sync.Mutex
 	pools map[string]*shareTrend
 }
 
-// shareTrend is how a share stood of late.
+// shareTrend is the recent history of a share.
 type shareTrend struct {
 	slots   *ring[SharePoint]
 	minutes *ring[average]
 }
 
-// average is of the parts of the rate that the share was, as often as it was looked at.
+// average is the average of the parts of the rate that the share was in all readings.
 type average struct {
-	sum   float64
-	looks int
+	sum      float64
+	readings int
 }
 
-// Add takes in how the shares of all pools stand; what is known of a pool that isn't among them is forgotten.
+// Add records the states of the shares of all pools. It forgets the history of pools that aren't among them.
 func (s *Shares) Add(at time.Time, shares map[string]SharePoint) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -59,11 +59,12 @@ func (s *Shares) Add(at time.Time, shares map[string]SharePoint) {
 		*s.pools[pool].slots.at(at) = point
 		minute := s.pools[pool].minutes.at(at)
 		minute.sum += point.Floor + point.Lent
-		minute.looks++
+		minute.readings++
 	}
 }
 
-// Trend is how the share of a pool stood in the last quarter of an hour, the oldest slot first; nil if none is known.
+// Trend returns the history of the share of a pool in the last quarter of an hour, the oldest slot first; nil if none
+// is known.
 func (s *Shares) Trend(pool string, now time.Time) []SharePoint {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -83,8 +84,8 @@ func (s *Shares) Hour(pool string, now time.Time) []*float64 {
 		return out
 	}
 	for i, m := range s.pools[pool].minutes.until(now) {
-		if m.looks > 0 {
-			part := m.sum / float64(m.looks)
+		if m.readings > 0 {
+			part := m.sum / float64(m.readings)
 			out[i] = &part
 		}
 	}

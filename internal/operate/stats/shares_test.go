@@ -10,7 +10,7 @@ import (
 	"github.com/tokenrefill/refiller/internal/operate/stats"
 )
 
-func TestSharesTellAQuarterOfAnHourOfThePoolsThatThereAre(t *testing.T) {
+func TestSharesHaveAQuarterOfAnHourOfExistingPools(t *testing.T) {
 	t.Parallel()
 	var shares stats.Shares
 	start, half := time.Unix(1_000_000, 0), stats.SharePoint{Known: true, Floor: 0.1, Lent: 0.4, Demand: 2}
@@ -41,7 +41,7 @@ func TestSharesTellAQuarterOfAnHourOfThePoolsThatThereAre(t *testing.T) {
 	require.Equal(t, 256, known, "so many take memory")
 }
 
-func TestSharesTellTheHourByTheMinute(t *testing.T) {
+func TestSharesHaveTheHourByTheMinute(t *testing.T) {
 	t.Parallel()
 	var shares stats.Shares
 	start := time.Unix(1_000_020, 0) // a whole minute

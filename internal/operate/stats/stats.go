@@ -44,6 +44,8 @@ type Bucket struct {
 	TakeRate float64   // tokens taken per second of late, up to Won
 	Dry      float64   // part of the refills that found no token, of late, up to Won
 
+	Flows Flows // zero of a bucket that isn't divided
+
 	Fault    string // why the last call could not refill the bucket; empty if it could
 	Outdated bool   // a later version than this replica's is in force; not for a pool's bucket or an override
 	Conflict bool   // the policy in force differs under the same version
@@ -57,7 +59,7 @@ type Takeover struct {
 	Gap     time.Duration // the longest time that one of them went without a refill
 }
 
-// Refill is what one answer tells beyond its own fields.
+// Refill is the information in one reply beyond its own fields.
 type Refill struct {
 	Won      bool          // this replica refilled a configured bucket
 	Gap      time.Duration // since the refill before; 0 if that isn't known
@@ -82,6 +84,7 @@ type bucket struct {
 	fence    policy.Fence      // at the last answer
 	terms    policy.Terms      // in force at the last answer; zero if this replica doesn't know them
 	trend    *ring[TrendPoint] // nil: the bucket has none
+	flows    *ring[flowPoint]  // nil: the bucket has none, or those of too many others are remembered
 }
 
 // New makes Stats without buckets.
@@ -93,6 +96,7 @@ func (t *Stats) Configure(buckets []refill.Bucket) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	next := make(map[string]*bucket, len(buckets))
+	divided := 0
 	for _, c := range buckets {
 		b := t.buckets[c.Key]
 		if b == nil {
@@ -101,6 +105,10 @@ func (t *Stats) Configure(buckets []refill.Bucket) {
 		if b.trend == nil && len(next) < maxTrends {
 			b.trend = newRing[TrendPoint](TrendSlot, TrendSlots)
 		}
+		b.remembersFlows(c.Policy.Flows != nil && divided < maxDivided)
+		if b.flows != nil {
+			divided++
+		}
 		terms := c.Policy.Terms(policy.Fence{})
 		b.Capacity, b.interval = terms.Capacity, time.Duration(terms.Interval)*time.Microsecond
 		next[c.Key] = b
@@ -108,12 +116,12 @@ func (t *Stats) Configure(buckets []refill.Bucket) {
 	t.buckets = next
 }
 
-// Observe takes in one answer.
+// Observe records one reply.
 func (t *Stats) Observe(e refill.Event) Refill {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	b := t.buckets[e.Key]
-	if b == nil || e.Err != nil && !e.OwnFault() { // the server's fault tells nothing of the bucket
+	if b == nil || e.Err != nil && !e.OwnFault() { // the server's fault says nothing about the bucket
 		return Refill{}
 	}
 	b.Fault = fault(e)
@@ -140,6 +148,9 @@ func (t *Stats) Observe(e refill.Event) Refill {
 	b.Tokens = o.Tokens
 	b.Held = o.Outstanding
 	b.Seen = e.Replied
+	if e.Flows != nil {
+		b.flowsRead(e.Flows, e.Replied)
+	}
 	if b.trend != nil && b.Capacity > 0 {
 		b.trend.at(e.Replied).add(float64(o.Tokens)/float64(b.Capacity), b.Taken-taken)
 	}
@@ -154,8 +165,8 @@ func (t *Stats) Observe(e refill.Event) Refill {
 	return r
 }
 
-// granted reports whether all that was written since the last answer is new
-// terms of a pool, which agents bring: that tells nothing of who refills.
+// granted reports whether only new terms of a pool were written since the last reply. Agents bring these, so they say
+// nothing about which replica refills.
 func (b *bucket) granted(o policy.Outcome) bool {
 	next := policy.Version{Era: b.version.Era, Index: b.version.Index + 1}
 	return o.Pool && o.Version == next && o.Fence != b.fence

@@ -180,7 +180,7 @@ func TestAGrantThatAnAgentBringsIsNoTakeover(t *testing.T) {
 	require.True(t, a.refill(interval).TookOver, "terms are what they were: another replica has refilled")
 }
 
-func TestLossesAreToldApart(t *testing.T) {
+func TestLossesAreDistinguished(t *testing.T) {
 	w := newWorld()
 	a := w.replica()
 	a.refill(0)

@@ -5,23 +5,23 @@ import "time"
 // maxTrends is how many buckets have a trend, the first ones configured: some 12 MB.
 const maxTrends = 4096
 
-// Trend is how a bucket stood of late, slot by slot, the oldest first.
+// Trend is the recent history of a bucket, slot by slot, the oldest first.
 type Trend []TrendPoint
 
-// TrendPoint is how a bucket stood in a slot.
+// TrendPoint is the state of a bucket in a slot.
 type TrendPoint struct {
-	Known bool    // this replica heard of the bucket in that time
+	Known bool    // this replica got a reply about the bucket in that time
 	Fill  float64 // tokens as a part of the capacity, at the slot's last answer
 	Taken float64 // tokens taken per second, as far as this replica won the refills
 }
 
-// add takes in that a bucket stood at fill, and that so many tokens had been taken since the refill before.
+// add records the fill of a bucket, and the number of tokens taken since the refill before.
 func (p *TrendPoint) add(fill float64, taken int64) {
 	p.Known, p.Fill = true, fill
 	p.Taken += float64(taken) / TrendSlot.Seconds()
 }
 
-// Trend is how a bucket stood in the last quarter of an hour; nil if that isn't known of it.
+// Trend returns the history of a bucket in the last quarter of an hour; nil if that isn't known.
 func (t *Stats) Trend(key string, now time.Time) Trend {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -11,7 +11,7 @@ import (
 	"github.com/tokenrefill/refiller/refill"
 )
 
-func TestATrendTellsFillAndTakesSlotBySlot(t *testing.T) {
+func TestATrendHasFillAndTakesSlotBySlot(t *testing.T) {
 	t.Parallel()
 	p := policy.Policy{Capacity: 100, Rate: policy.PerSecond(10), Interval: time.Second}
 	kept := stats.New()
@@ -37,12 +37,12 @@ func TestATrendTellsFillAndTakesSlotBySlot(t *testing.T) {
 	require.Len(t, trend, stats.TrendSlots)
 	last := stats.TrendSlots - 1
 	require.Equal(t, stats.TrendPoint{Known: true, Fill: 0.5}, rounded(trend[last]))
-	require.False(t, trend[last-1].Known, "nothing was heard in that time")
+	require.False(t, trend[last-1].Known, "there was no reply in that time")
 	require.Equal(t, stats.TrendPoint{Known: true, Fill: 0.4, Taken: 8}, rounded(trend[last-3]))
 	require.False(t, trend[0].Known)
 
 	for _, point := range kept.Trend("checkout", start.Add(16*time.Minute)) {
-		require.False(t, point.Known, "what is older than a quarter of an hour is gone")
+		require.False(t, point.Known, "points older than a quarter of an hour are removed")
 	}
 }
 

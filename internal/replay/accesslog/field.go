@@ -51,7 +51,7 @@ func newField(name string) (field, error) {
 	return field{kinds[name], name}, nil
 }
 
-// dash stands for a value that isn't there, as in the logs themselves.
+// dash means a value that isn't there, as in the logs themselves.
 var dash = []byte("-")
 
 // splitRequest splits a request line, "GET /path?query HTTP/1.1". What isn't

@@ -11,28 +11,30 @@ import (
 // Reasons why a line of JSON can't be read.
 var (
 	errNotJSON    = errors.New("not a JSON object")
-	errNoJSONTime = errors.New("no time that can be read in the JSON object")
+	errNoJSONTime = errors.New("no time that can be read in the JSON object: name its field with --time-field")
 )
 
 type rawValue = json.RawMessage
 
-// Names of the fields that servers write, the most telling first. Caddy nests
-// the request, Traefik capitalises, nginx writes what its log_format says and
-// mostly the names of its variables.
+// Names of the fields that servers write, the most specific first. Caddy nests the request, Traefik capitalises, nginx
+// writes what its log_format says and mostly the names of its variables.
 var (
 	timeNames = []string{
 		"StartUTC", "ts", "msec", "time_iso8601", "@timestamp", "timestamp", "time", "time_local", "StartLocal", "datetime",
 		"date",
+		"start_time",
 	}
 	fieldNames = map[kind][]string{
 		ip: {
 			"request.client_ip", "request.remote_ip", "request.remote_addr", "ClientHost", "ClientAddr", "remote_addr",
 			"client_ip", "clientip", "remote_ip", "ip", "client.ip", "source.ip", "client_addr", "remote_host", "client",
+			"x_forwarded_for", "x-forwarded-for", "downstream_remote_address", // of Envoy and Istio
 		},
 		user:   {"user_id", "remote_user", "ClientUsername", "user", "user.name", "username"},
 		method: {"request.method", "request_method", "method", "RequestMethod", "http.request.method", "verb"},
 		path:   {"request.uri", "request_uri", "uri", "RequestPath", "path", "url.path", "request_path", "url"},
-		status: {"status", "DownstreamStatus", "status_code", "response.status", "http.response.status_code", "response"},
+		status: {"status", "DownstreamStatus", "status_code", "response.status", "http.response.status_code", "response",
+			"response_code"},
 	}
 )
 
@@ -44,16 +46,25 @@ func (r *Reader) parseJSON(line []byte) (Record, error) {
 	if json.Unmarshal(line, &r.object) != nil {
 		return Record{}, errNotJSON
 	}
-	us, ok := timeOf(r.object)
-	if !ok {
+	us, ok := timeOf(r.object, r.timeField)
+	switch {
+	case ok:
+	case r.timeField != "":
+		return Record{}, fmt.Errorf("no time that can be read in the field %.100q", r.timeField)
+	default:
 		return Record{}, errNoJSONTime
 	}
 	key, err := valueOf(r.object, r.field)
 	return Record{Time: us, Key: key}, err
 }
 
-func timeOf(object map[string]rawValue) (us int64, ok bool) {
-	for _, name := range timeNames {
+// timeOf returns the time in the field that is named, or in one of the usual ones.
+func timeOf(object map[string]rawValue, named string) (us int64, ok bool) {
+	names := timeNames
+	if named != "" {
+		names = []string{named}
+	}
+	for _, name := range names {
 		if text, found := lookup(object, name); found {
 			us, ok = parseTime(text)
 			if ok {
@@ -76,8 +87,10 @@ func valueOf(object map[string]rawValue, f field) ([]byte, error) {
 		text, found := lookup(object, name)
 		switch {
 		case !found:
+		case f.kind == ip && (len(text) == 0 || bytes.Equal(text, dash)): // Envoy's of a request that no proxy forwarded
 		case f.kind == ip:
-			return withoutPort(text), nil
+			client, _, _ := bytes.Cut(text, []byte(","))
+			return withoutPort(client), nil
 		case f.kind == path:
 			return withoutQuery(text), nil
 		default:
@@ -97,9 +110,8 @@ func valueOf(object map[string]rawValue, f field) ([]byte, error) {
 	return dash, nil
 }
 
-// lookup finds the text of a string, number or boolean by its path. A name that
-// has dots itself is found, too, the longest first. A list with one element
-// stands for that element.
+// lookup finds the text of a string, number or boolean by its path. A name that has dots itself is found, too, the
+// longest first. A list with one element has the value of that element.
 func lookup(object map[string]rawValue, path string) (text []byte, found bool) {
 	if raw, ok := object[path]; ok {
 		return scalar(raw)

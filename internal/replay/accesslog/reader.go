@@ -3,7 +3,6 @@ package accesslog
 import (
 	"bufio"
 	"bytes"
-	"compress/gzip"
 	"errors"
 	"fmt"
 	"io"
@@ -26,7 +25,7 @@ type Record struct {
 	Key  []byte // the field's value, "-" if empty; valid until the next call of Next
 }
 
-// Unparsed tells of the lines that could not be read.
+// Unparsed describes the lines that could not be read.
 type Unparsed struct {
 	Lines   int64
 	Samples []Sample // of the first MaxSamples
@@ -40,31 +39,39 @@ type Sample struct {
 
 // Reader reads the requests of one log. It belongs to one goroutine.
 type Reader struct {
-	source   io.Reader
-	lines    *bufio.Reader // nil until the first call of Next
-	field    field
-	line     int64
-	text     textLine
-	object   map[string]rawValue
-	unparsed Unparsed
+	source    io.Reader
+	lines     *bufio.Reader // nil until the first call of Next
+	field     field
+	timeField string
+	line      int64
+	text      textLine
+	object    map[string]rawValue
+	unparsed  Unparsed
 }
 
-// NewReader returns a reader of log, plain or gzipped, whose records have the
+// NewReader returns a reader of log, plain or compressed, whose records have the
 // value of the named field as their key: ip, user, method, path (without the
 // query) or status, in every format. Lines of text also have host, ident, uri
 // (the path with the query), protocol, bytes, referer and agent. In lines of
 // JSON every other name is the path of a field, with dots between the names of
-// nested objects, and a number for an element of a list.
-func NewReader(log io.Reader, name string) (*Reader, error) {
+// nested objects, and a number for an element of a list. The time of a line of
+// JSON is in the field named timeField, or in one of the usual ones if that is
+// empty.
+func NewReader(log io.Reader, name, timeField string) (*Reader, error) {
 	f, err := newField(name)
 	if err != nil {
 		return nil, err
 	}
-	return &Reader{source: log, field: f}, nil
+	if timeField != "" {
+		if _, err := newField(timeField); err != nil {
+			return nil, err
+		}
+	}
+	return &Reader{source: log, field: f, timeField: timeField}, nil
 }
 
 // Next returns the next request, and io.EOF after the last. Any other error is
-// of the log as a whole, such as a gzipped file that was cut short; lines that
+// of the log as a whole, such as a compressed file that was cut short; lines that
 // can't be read are passed over.
 func (r *Reader) Next() (Record, error) {
 	if r.lines == nil {
@@ -100,18 +107,17 @@ func (r *Reader) Next() (Record, error) {
 	}
 }
 
-// Unparsed tells of the lines passed over so far.
+// Unparsed describes the lines passed over so far.
 func (r *Reader) Unparsed() Unparsed { return r.unparsed }
 
-// open unpacks a gzipped log and drops a byte order mark.
+// open unpacks a compressed log and drops a byte order mark.
 func (r *Reader) open() error {
 	r.lines = bufio.NewReaderSize(r.source, MaxLine)
-	// A short or failing log is met again by the first line.
-	if magic, _ := r.lines.Peek(3); bytes.Equal(magic, []byte("\x1f\x8b\x08")) {
-		unpacked, err := gzip.NewReader(r.lines)
-		if err != nil {
-			return fmt.Errorf("accesslog: gzip: %w", err)
-		}
+	unpacked, err := unpack(r.lines)
+	if err != nil {
+		return fmt.Errorf("accesslog: %w", err)
+	}
+	if unpacked != nil {
 		r.lines = bufio.NewReaderSize(unpacked, MaxLine)
 	}
 	if mark, _ := r.lines.Peek(3); bytes.Equal(mark, []byte("\xef\xbb\xbf")) {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"runtime"
 	"strings"
 	"testing"
@@ -28,7 +29,7 @@ type read struct {
 // readAll reads a log to its end.
 func readAll(t *testing.T, log io.Reader, field string) ([]read, Unparsed) {
 	t.Helper()
-	r, err := NewReader(log, field)
+	r, err := NewReader(log, field, "")
 	require.NoError(t, err)
 	var all []read
 	for {
@@ -110,6 +111,21 @@ func TestFormsOfTextLines(t *testing.T) {
 		"no agent": {`192.0.2.1 - - [17/May/2015:10:05:03 +0000] "GET / HTTP/1.0" 200 1`, "agent", "-"},
 		"Windows line end": {"192.0.2.1 - - [17/May/2015:10:05:03 +0000] \"GET / HTTP/1.0\" 200 1\r\n", "status",
 			"200"},
+		"forwarded by a proxy": {`203.0.113.7, 10.0.0.1 - - [17/May/2015:10:05:03 +0000] "GET / HTTP/1.0" 304 -`, "ip",
+			"203.0.113.7"},
+		"its user, forwarded": {`203.0.113.7, 10.0.0.1 - bob [17/May/2015:10:05:03 +0000] "GET / HTTP/1.0" 304 -`, "user",
+			"bob"},
+		"forwarded without spaces": {`203.0.113.7,10.0.0.1 - - [17/May/2015:10:05:03 +0000] "GET / HTTP/1.0" 304 -`, "ip",
+			"203.0.113.7"},
+		"forwarded, and the proxy": {`203.0.113.7 10.0.0.9 - bob [17/May/2015:10:05:03 +0000] "GET / HTTP/1.0" 304 -`,
+			"ip", "203.0.113.7"},
+		"forwarded twice, and the proxy": {
+			`203.0.113.7, 10.0.0.1 10.0.0.9 - bob [17/May/2015:10:05:03 +0000] "GET / HTTP/1.0" 304 -`, "user", "bob"},
+		"forwarded in quotes": {`"203.0.113.7:80, 10.0.0.1" 10.0.0.9 - - [17/May/2015:10:05:03 +0000] "GET / HTTP/1.0" 304 -`,
+			"ip", "203.0.113.7"},
+		"not forwarded, in quotes": {`"-" 10.0.0.9 - - [17/May/2015:10:05:03 +0000] "GET / HTTP/1.0" 304 -`, "ip",
+			"10.0.0.9"},
+		"not forwarded":       {`- 10.0.0.9 - - [17/May/2015:10:05:03 +0000] "GET / HTTP/1.0" 304 -`, "ip", "10.0.0.9"},
 		"blank lines and BOM": {"\xef\xbb\xbf" + line + "\r\n\r\n\n", "ip", "192.0.2.1"},
 	} {
 		require.Equal(t, read{instant, c.want}, readOne(t, c.line, c.field), name)
@@ -144,6 +160,55 @@ func TestFormsOfJSONLines(t *testing.T) {
 	}
 }
 
+// The default formats of Envoy, as its documentation has it, and of Istio 1.20.
+const (
+	envoyLine = `[2015-05-17T10:05:03.000Z] "POST /api/v1/locations?x=1 HTTP/2" 204 - 154 7 226 100 ` +
+		`"203.0.113.7, 10.0.35.28" "nsq2http" "cc21d9b0-cf5c-432b-8c7e-98aeb7988cd2" "locations" "tcp://10.0.2.1:80"`
+	istioLine = `[2015-05-17T10:05:03.000Z] "GET /status/418 HTTP/1.1" 418 - via_upstream - "-" 0 135 3 1 "-" ` +
+		`"curl/7.73.0-DEV" "84961386-6d84-929d-98bd-c5aee93b5c88" "httpbin:8000" "127.0.0.1:80" ` +
+		`inbound|8000|| 127.0.0.1:41854 10.44.1.27:80 10.44.1.23:37652 outbound_.8000_._.httpbin.foo.svc default`
+	istioJSON = `{"bytes_sent":135,"upstream_cluster":"outbound|8000||httpbin","downstream_remote_address":` +
+		`"10.44.1.23:37652","authority":"httpbin:8000","path":"/status/418?x","protocol":"HTTP/1.1","method":"GET",` +
+		`"response_code":418,"x_forwarded_for":"-","start_time":"2015-05-17T10:05:03.000Z","user_agent":"curl"}`
+)
+
+func TestLinesOfEnvoyAndIstio(t *testing.T) {
+	t.Parallel()
+	forwarded := strings.Replace(istioJSON, `"x_forwarded_for":"-"`, `"x_forwarded_for":"203.0.113.7,10.0.0.1"`, 1)
+	for _, c := range []struct{ line, field, want string }{
+		{envoyLine, "ip", "203.0.113.7"}, {envoyLine, "method", "POST"}, {envoyLine, "path", "/api/v1/locations"},
+		{envoyLine, "status", "204"}, {envoyLine, "bytes", "7"}, {envoyLine, "agent", "nsq2http"},
+		{envoyLine, "host", "locations"}, {envoyLine, "user", "-"}, {envoyLine, "referer", "-"},
+		{istioLine, "ip", "10.44.1.23"}, {istioLine, "status", "418"}, {istioLine, "bytes", "135"},
+		{istioLine, "agent", "curl/7.73.0-DEV"}, {istioLine, "host", "httpbin:8000"},
+		{istioJSON, "ip", "10.44.1.23"}, {istioJSON, "method", "GET"}, {istioJSON, "path", "/status/418"},
+		{istioJSON, "status", "418"}, {istioJSON, "authority", "httpbin:8000"}, {forwarded, "ip", "203.0.113.7"},
+	} {
+		require.Equal(t, read{instant, c.want}, readOne(t, c.line, c.field), "%s of %s", c.field, c.line)
+	}
+}
+
+func TestTheFieldOfTheTimeCanBeNamed(t *testing.T) {
+	t.Parallel()
+	const log = `{"time":"2001-01-01T00:00:00Z","at":{"end":1431857103000},"ip":"192.0.2.1"}`
+	for field, want := range map[string]int64{
+		"": time.Date(2001, 1, 1, 0, 0, 0, 0, time.UTC).UnixMicro(), "at.end": instant,
+	} {
+		r, err := NewReader(strings.NewReader(log), "ip", field)
+		require.NoError(t, err)
+		record, err := r.Next()
+		require.NoError(t, err)
+		require.Equal(t, want, record.Time)
+	}
+	r, err := NewReader(strings.NewReader(log), "ip", "ip")
+	require.NoError(t, err)
+	_, err = r.Next()
+	require.ErrorIs(t, err, io.EOF)
+	require.Equal(t, `no time that can be read in the field "ip"`, r.Unparsed().Samples[0].Reason)
+	_, err = NewReader(strings.NewReader(log), "ip", "a..b")
+	require.ErrorIs(t, err, ErrField)
+}
+
 func TestLinesThatCannotBeReadAreCountedWithTheReason(t *testing.T) {
 	t.Parallel()
 	for bad, reason := range map[string]string{
@@ -152,7 +217,8 @@ func TestLinesThatCannotBeReadAreCountedWithTheReason(t *testing.T) {
 		`1.2.3.4 - - [17/Mai/2015:10:05:03 +0000] "GET / H" 200 1`:      "no time in brackets",
 		`1.2.3.4 - - [17/May/2015:25:05:03 +0000] "GET / H" 200 1`:      "no time in brackets",
 		`1.2.3.4 - - [17/May/2015:10:05:03] "GET / H" 200 1`:            "no time in brackets",
-		`[17/May/2015:10:05:03 +0000] "GET / H" 200 1`:                  "no client address",
+		`[17/May/2015:10:05:03 +0000] "GET / H" 200 1`:                  "no default format of Envoy",
+		strings.Replace(envoyLine, "203.0.113.7, 10.0.35.28", "-", 1):   "no client address",
 		`May 17 web nginx: 1.2.3.4 - - [17/May/2015:10:05:03 +0000] ""`: "more words before the time",
 		`1.2.3.4 - - [17/May/2015:10:05:03 +0000] GET / 200 1`:          "no quoted request",
 		`1.2.3.4 - - [17/May/2015:10:05:03 +0000] "GET / \"`:            "not closed",
@@ -204,6 +270,25 @@ func (c repeat) Read(p []byte) (int, error) {
 	return len(p), nil
 }
 
+// Files of xz and zstd, as their own programs write them; each has two members, as after appending one to another.
+func TestLogsOfXzAndZstdAreUnpacked(t *testing.T) {
+	t.Parallel()
+	for _, name := range []string{"two.log.xz", "two.log.zst"} {
+		text, err := os.ReadFile("testdata/" + name)
+		require.NoError(t, err)
+		all, unparsed := readAll(t, iotest.OneByteReader(bytes.NewReader(text)), "ip")
+		require.Equal(t, []read{{instant, "192.0.2.1"}, {instant, "192.0.2.1"}}, all, name)
+		require.Zero(t, unparsed)
+
+		r, err := NewReader(bytes.NewReader(text[:len(text)-9]), "ip", "")
+		require.NoError(t, err)
+		for err == nil {
+			_, err = r.Next()
+		}
+		require.NotErrorIs(t, err, io.EOF, "%s is cut short", name)
+	}
+}
+
 func TestGzippedLogsAreUnpacked(t *testing.T) {
 	t.Parallel()
 	// Two members, as after appending one file to another; a byte at a time.
@@ -216,7 +301,7 @@ func TestGzippedLogsAreUnpacked(t *testing.T) {
 func TestALogThatFailsIsAnErrorAfterWhatWasRead(t *testing.T) {
 	t.Parallel()
 	cut := packed(t, strings.Repeat(line+"\n", 1000))
-	r, err := NewReader(bytes.NewReader(cut[:len(cut)-6]), "ip")
+	r, err := NewReader(bytes.NewReader(cut[:len(cut)-6]), "ip", "")
 	require.NoError(t, err)
 	n := 0
 	for err = nil; err == nil; n++ {
@@ -226,7 +311,7 @@ func TestALogThatFailsIsAnErrorAfterWhatWasRead(t *testing.T) {
 	require.Equal(t, 1001, n, "every line comes before the error")
 
 	broken := errors.New("broken")
-	r, err = NewReader(iotest.ErrReader(broken), "ip")
+	r, err = NewReader(iotest.ErrReader(broken), "ip", "")
 	require.NoError(t, err)
 	_, err = r.Next()
 	require.ErrorIs(t, err, broken)
@@ -235,7 +320,7 @@ func TestALogThatFailsIsAnErrorAfterWhatWasRead(t *testing.T) {
 func TestAFieldNameWithAnEmptyPartIsRefused(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"", ".", "a.", "a..b"} {
-		_, err := NewReader(strings.NewReader(""), name)
+		_, err := NewReader(strings.NewReader(""), name, "")
 		require.ErrorIs(t, err, ErrField, name)
 	}
 }
@@ -256,7 +341,7 @@ func BenchmarkNext(b *testing.B) {
 			log := []byte(strings.Repeat(text+"\n", 1000))
 			b.SetBytes(int64(len(log) / 1000))
 			b.ReportAllocs()
-			r, err := NewReader(&cycle{text: log}, "ip")
+			r, err := NewReader(&cycle{text: log}, "ip", "")
 			require.NoError(b, err)
 			for b.Loop() {
 				if _, err := r.Next(); err != nil {
@@ -284,7 +369,7 @@ func ExampleReader() {
 not a request
 {"ts": 1431857104, "request": {"client_ip": "192.0.2.2"}}
 `)
-	r, err := NewReader(log, "ip")
+	r, err := NewReader(log, "ip", "")
 	if err != nil {
 		fmt.Println(err)
 		return

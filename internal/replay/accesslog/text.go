@@ -15,16 +15,20 @@ var (
 	errNoRequest = errors.New("no quoted request after the time")
 	errOpenQuote = errors.New("the request's quote is not closed")
 	errNoStatus  = errors.New("no status after the request")
+	errEnvoy     = errors.New("begins with the time, but is in no default format of Envoy or Istio")
 )
 
 // textLine is a line in common or combined format, split:
 //
 //	[host] ip ident user [time] "request" status bytes "referer" "agent"
+//	[forwarded, …] ip ident user [time] "request" …
 //
-// What follows the status is split only when it is asked for.
+// or in one of Envoy's, which begin with the time. What follows the status is split only when it is asked for.
 type textLine struct {
 	host, ip, ident, user, request, status, rest []byte
+	size, agent                                  []byte // of Envoy's
 	time                                         int64
+	envoy                                        bool
 }
 
 func (t *textLine) parse(line []byte) error {
@@ -32,7 +36,11 @@ func (t *textLine) parse(line []byte) error {
 	if err != nil {
 		return err
 	}
-	if err := t.splitHead(head); err != nil {
+	t.envoy = len(head) == 0
+	if !t.envoy {
+		err = t.splitHead(head)
+	}
+	if err != nil {
 		return err
 	}
 	tail = bytes.TrimLeft(tail, " ")
@@ -47,6 +55,9 @@ func (t *textLine) parse(line []byte) error {
 	t.status, t.rest = cutWord(tail)
 	if !isStatus(t.status) {
 		return errNoStatus
+	}
+	if t.envoy {
+		return t.splitEnvoy()
 	}
 	return nil
 }
@@ -74,12 +85,20 @@ func (t *textLine) splitTime(line []byte) (head, tail []byte, err error) {
 
 func (t *textLine) splitHead(head []byte) error {
 	t.host = nil
-	t.ip, head = cutWord(head)
+	var forwarded bool
+	t.ip, head, forwarded = cutClient(head)
 	t.ident, head = cutWord(head)
+	if forwarded && isAddress(t.ident) { // the proxy, as %h has it; the client itself if nothing was forwarded
+		if !isAddress(t.ip) {
+			t.ip = t.ident
+		}
+		t.ident, head = cutWord(head)
+	}
 	t.user = bytes.TrimSpace(head)
 	switch {
 	case len(t.ip) == 0:
 		return errNoAddress
+	case forwarded:
 	case bytes.IndexByte(t.user, ' ') < 0:
 	case isAddress(t.ident): // the virtual host comes first
 		t.host, t.ip = t.ip, t.ident
@@ -89,6 +108,70 @@ func (t *textLine) splitHead(head []byte) error {
 		return errPrefix
 	}
 	return nil
+}
+
+// cutClient returns the first word and what follows it. If that is an address, or the beginning of a list as
+// X-Forwarded-For has them, forwarded is true, the word is the first address, and the list's others are passed over.
+func cutClient(head []byte) (client, rest []byte, forwarded bool) {
+	list, rest, quoted := cutQuoted(head)
+	if quoted {
+		client, _, _ = bytes.Cut(list, []byte(","))
+		return withoutPort(bytes.TrimSpace(client)), rest, true
+	}
+	word, rest := cutWord(head)
+	client, _, more := bytes.Cut(word, []byte(","))
+	for last := word; more && bytes.HasSuffix(last, []byte(",")); {
+		last, rest = cutWord(rest)
+	}
+	if more {
+		return withoutPort(client), rest, true
+	}
+	return client, rest, isAddress(client)
+}
+
+// splitEnvoy splits what follows the status in the default formats of Envoy and of Istio:
+//
+//	flags received sent duration upstream "forwarded" "agent" "id" "authority" "upstream"
+//	flags details termination "failure" received sent duration upstream "forwarded" "agent" "id" "authority" "upstream"
+//	  cluster local listener client …
+//
+// A client without X-Forwarded-For is known in Istio's alone.
+func (t *textLine) splitEnvoy() error {
+	words, rest := cutWords(t.rest)
+	received := 1
+	if len(words) == 3 {
+		_, rest, _ = cutQuoted(rest)
+		words, rest = cutWords(rest)
+		received = 0
+	}
+	if len(words) != received+4 {
+		return errEnvoy
+	}
+	forwarded, rest, _ := cutQuoted(rest)
+	t.agent, rest, _ = cutQuoted(rest)
+	_, rest, _ = cutQuoted(rest)
+	t.host, rest, _ = cutQuoted(rest)
+	_, rest, _ = cutQuoted(rest)
+	t.size = words[received+1]
+	t.ident = nil
+	t.user = nil
+	t.ip, _, _ = cutClient(forwarded)
+	if addresses, _ := cutWords(rest); len(addresses) > 3 && (len(t.ip) == 0 || bytes.Equal(t.ip, dash)) {
+		t.ip = withoutPort(addresses[3])
+	}
+	if len(t.ip) == 0 || bytes.Equal(t.ip, dash) {
+		return errNoAddress
+	}
+	return nil
+}
+
+// cutWords returns the words before the next quote, and what follows them.
+func cutWords(s []byte) (words [][]byte, rest []byte) {
+	i := bytes.IndexByte(s, '"')
+	if i < 0 {
+		return bytes.Fields(s), nil
+	}
+	return bytes.Fields(s[:i]), s[i:]
 }
 
 func (t *textLine) value(f field) ([]byte, error) {
@@ -115,6 +198,9 @@ func (t *textLine) value(f field) ([]byte, error) {
 		}
 		return p, nil
 	case size, referer, agent:
+		if t.envoy {
+			return t.envoyValue(f.kind), nil
+		}
 		bytes, rest := cutWord(t.rest)
 		if f.kind == size {
 			return bytes, nil
@@ -127,6 +213,17 @@ func (t *textLine) value(f field) ([]byte, error) {
 		return name, nil
 	}
 	return nil, fmt.Errorf("no field %.100q in a line of text", f.name)
+}
+
+// envoyValue returns a value that Envoy writes at other places. It has no referer.
+func (t *textLine) envoyValue(k kind) []byte {
+	switch k {
+	case size:
+		return t.size
+	case agent:
+		return t.agent
+	}
+	return nil
 }
 
 // cutWord returns the first word of s and what follows it.

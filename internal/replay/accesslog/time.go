@@ -28,8 +28,8 @@ func parseDate(s []byte) (us int64, ok bool) {
 	return 0, false
 }
 
-// parseTime reads a date as parseDate does, or a number of seconds since 1970 as Unix µs. The number's size tells
-// whether it counts milliseconds, microseconds or nanoseconds instead.
+// parseTime reads a date as parseDate does, or a number of seconds since 1970 as Unix µs. The size of the number
+// decides whether it counts milliseconds, microseconds or nanoseconds instead.
 func parseTime(s []byte) (us int64, ok bool) {
 	us, ok = parseDate(s)
 	if ok {

@@ -64,7 +64,7 @@ func NewAll(reqs []fetch.Request, r fetch.AllResult) All {
 	return all
 }
 
-// Return tells that tokens were given back.
+// Return is the answer to a return of tokens.
 type Return struct {
 	Key    string `json:"key"`
 	Tokens int64  `json:"tokens"`

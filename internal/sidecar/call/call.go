@@ -20,13 +20,17 @@ func Wait(
 	within, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	r, err = c.Wait(within, key, n, opts...)
-	// A Redis that is away is an error, and so is the end of the caller's own time.
-	late := errors.Is(err, fetch.ErrDeadline) ||
-		errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, fetch.ErrUnavailable) && ctx.Err() == nil
-	if late {
+	if Late(ctx, err) {
 		r, err = fetch.Result{}, nil
 	}
 	return r, time.Since(began), err
+}
+
+// Late reports whether err means that the tokens of a Wait were not due in time. An unavailable Redis is another error,
+// and so is the end of the caller's own time, ctx.
+func Late(ctx context.Context, err error) bool {
+	return errors.Is(err, fetch.ErrDeadline) ||
+		errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, fetch.ErrUnavailable) && ctx.Err() == nil
 }
 
 // Returnable refuses the return of tokens that no bucket gave, by the source of the answer that granted them; a caller
@@ -49,6 +53,31 @@ func Leave(s string) ([]fetch.CallOption, error) {
 		return nil, fmt.Errorf("%w: %w", ErrBadRequest, err)
 	}
 	return []fetch.CallOption{LeaveOption(l)}, nil
+}
+
+// Options are those of a take, as a request says them: what it must leave, nothing if that is empty, and for which flow
+// it is, nil if the request names none.
+func Options(leave string, flow *string) ([]fetch.CallOption, error) {
+	opts, err := Leave(leave)
+	if err != nil {
+		return nil, err
+	}
+	inFlow, err := Flow(flow)
+	return append(opts, inFlow...), err
+}
+
+// Flow is for which flow a take is, as a request says it; nothing if flow is nil.
+func Flow(flow *string) ([]fetch.CallOption, error) {
+	if flow == nil {
+		return nil, nil
+	}
+	if *flow == "" {
+		return nil, fmt.Errorf("%w: flow: it is empty; want 1 to %d bytes", ErrBadRequest, policy.MaxFlowLen)
+	}
+	if err := policy.CheckFlow(*flow); err != nil {
+		return nil, fmt.Errorf("%w: flow: %w", ErrBadRequest, err)
+	}
+	return []fetch.CallOption{fetch.WithFlow(*flow)}, nil
 }
 
 // LeaveOption returns the option of a call that must leave l.

@@ -1,5 +1,5 @@
-// Package call has what the doors of the sidecar share: what an error looks like to a caller, and how requests are
-// read.
+// Package call has the common parts of the sidecar's protocols: the form of an error for a caller, and the reading of
+// requests.
 package call
 
 import (
@@ -14,7 +14,7 @@ import (
 	"github.com/tokenrefill/refiller/limit/schedule"
 )
 
-// What is wrong with a request, or with the caller. How each looks to a caller is in FailureOf.
+// Errors of a request or of its caller. FailureOf has the form of each for a caller.
 var (
 	ErrBadRequest   = errors.New("bad request")
 	ErrBusy         = errors.New("the sidecar is busy")
@@ -33,7 +33,7 @@ var (
 	ErrUsedMissing = fmt.Errorf("%w: used: it is missing", ErrBadRequest)
 )
 
-// Failure is how an error looks to a caller.
+// Failure is the form of an error for a caller.
 type Failure struct {
 	Name string // in JSON
 	HTTP int
@@ -63,7 +63,7 @@ var failures = []struct {
 	{ErrDraining, Failure{"shutting_down", http.StatusServiceUnavailable, codes.Unavailable}},
 }
 
-// FailureOf is how an error looks to a caller.
+// FailureOf returns the form of an error for a caller.
 func FailureOf(err error) Failure {
 	for _, f := range failures {
 		if errors.Is(err, f.err) {

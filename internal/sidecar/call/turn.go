@@ -5,6 +5,7 @@ import "context"
 // Asks describes a call that is about to run.
 type Asks struct {
 	Key   string // of the bucket or limit, as the request says it
+	Flow  string // of a take, likewise; empty if the request names none
 	Size  int    // bytes of the request
 	Waits bool   // the call may wait for tokens
 }

@@ -38,7 +38,7 @@ type content struct {
 	limits int
 }
 
-// Describe tells the domain of a file of theirs, and how many limits it has.
+// Describe returns the domain of a file and its number of limits.
 func (r *Limits) Describe(file string) (domain string, limits int) {
 	d := r.files[file]
 	return d.domain, d.limits
@@ -55,6 +55,7 @@ type rateLimit struct {
 	upTo      bool             // a charge takes what is there
 	metadata  *structpb.Struct // for the response to a request within the limit
 	bucket    template         // of the bucket's name
+	flow      template         // of the flow's name; without parts, it has none
 	leave     policy.Leave     // of the bucket
 	window    taker            // nil: a bucket
 	per       quota            // of the window
@@ -82,6 +83,7 @@ type fileDescriptor struct {
 
 type fileLimit struct {
 	Bucket          string         `yaml:"bucket"`
+	Flow            string         `yaml:"flow"`
 	Leave           string         `yaml:"leave"`
 	Unit            string         `yaml:"unit"`
 	RequestsPerUnit *call.Number   `yaml:"requests_per_unit"`
@@ -160,7 +162,7 @@ func (p *parser) nodes(field string, ds []fileDescriptor, path []fileDescriptor)
 			p.bad(at, "shadow_mode, quota_mode and metadata go with a rate_limit")
 		}
 		if strings.Contains(d.Key, "*") {
-			p.bad(at+".key", "%q: a star stands for any text in a value, not in a key", d.Key)
+			p.bad(at+".key", "%q: a star means any text in a value, not in a key", d.Key)
 		}
 		if !strings.Contains(d.Value, "*") {
 			e := entry{d.Key, d.Value}
@@ -208,8 +210,10 @@ func (p *parser) limit(at string, d fileDescriptor, path []fileDescriptor) *rate
 		}
 	}
 	at += ".rate_limit"
-	if f.Leave != "" && f.Bucket == "" {
-		p.bad(at+".leave", "it goes with a bucket")
+	for _, of := range []struct{ field, text string }{{".leave", f.Leave}, {".flow", f.Flow}} {
+		if of.text != "" && f.Bucket == "" {
+			p.bad(at+of.field, "it goes with a bucket")
+		}
 	}
 	windowed := f.Unit != "" || f.RequestsPerUnit != nil
 	switch {
@@ -229,6 +233,12 @@ func (p *parser) bucket(at string, l *rateLimit, f fileLimit, path []fileDescrip
 	l.bucket, err = parseTemplate(f.Bucket, path)
 	if err != nil {
 		p.bad(at+".bucket", "%v", err)
+	}
+	if f.Flow != "" {
+		l.flow, err = parseFlow(f.Flow, path)
+		if err != nil {
+			p.bad(at+".flow", "%v", err)
+		}
 	}
 	if f.Leave == "" {
 		return

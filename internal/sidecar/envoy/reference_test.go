@@ -57,7 +57,7 @@ func TestTheConfigurationsOfTheReferenceServiceLoad(t *testing.T) {
 	}
 }
 
-// The limiter of a window is made once, whoever asks, and the limits of requests don't pile up.
+// The limiter of a window is made once, whatever the request, and the limits of requests don't accumulate.
 func TestALimiterOfAWindowIsMadeOnce(t *testing.T) {
 	t.Parallel()
 	w := NewWindows(redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}), func() time.Duration { return time.Second })

@@ -21,7 +21,7 @@ func (r *Limits) response(req *rls.RateLimitRequest, ds []decision, over bool) *
 	if over {
 		res.OverallCode = rls.RateLimitResponse_OVER_LIMIT
 	}
-	tells := false
+	described := false
 	for i := range ds {
 		d := &ds[i]
 		st := &rls.RateLimitResponse_DescriptorStatus{Code: rls.RateLimitResponse_OK}
@@ -29,7 +29,7 @@ func (r *Limits) response(req *rls.RateLimitRequest, ds []decision, over bool) *
 		if d.limit == nil {
 			continue
 		}
-		tells = tells || d.limit.quota || d.limit.metadata != nil
+		described = described || d.limit.quota || d.limit.metadata != nil
 		if d.limit.unlimited {
 			st.LimitRemaining = math.MaxUint32
 			continue
@@ -42,7 +42,7 @@ func (r *Limits) response(req *rls.RateLimitRequest, ds []decision, over bool) *
 			st.Code = rls.RateLimitResponse_OVER_LIMIT
 		}
 	}
-	if tells {
+	if described {
 		res.DynamicMetadata = metadata(req, ds)
 	}
 	if r.Headers {
@@ -129,7 +129,7 @@ func merge(into, from *structpb.Struct) {
 	}
 }
 
-// headers tell the strictest limit: one that denies, else the one with the fewest tokens left.
+// headers describe the strictest limit: one that denies, else the one with the fewest tokens left.
 func headers(ds []decision, res *rls.RateLimitResponse) []*core.HeaderValue {
 	strictest := -1
 	over := func(i int) bool { return res.OverallCode == res.Statuses[i].Code && ds[i].over() }

@@ -19,10 +19,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-const (
-	maxDescriptors = 64 // of a request
-	maxEntries     = 16 // of a descriptor
-)
+const maxDescriptors = 64 // of a request
 
 // Server is Envoy's rate limit service.
 type Server struct {
@@ -47,6 +44,7 @@ type decision struct {
 	limit  *rateLimit // nil: none applies
 	taker  taker
 	key    string
+	flow   string // of a bucket; empty: it has no name
 	n      int64
 	back   bool // give n back instead of taking
 	shadow bool // its denial doesn't count
@@ -137,8 +135,8 @@ func Key(req *rls.RateLimitRequest) string {
 
 func entriesOf(d *descriptorpb.RateLimitDescriptor) ([]entry, error) {
 	n := len(d.GetEntries())
-	if n < 1 || n > maxEntries {
-		return nil, fmt.Errorf("entries: there are %d; want 1 to %d", n, maxEntries)
+	if n < 1 {
+		return nil, errors.New("entries: there are none")
 	}
 	entries := make([]entry, n)
 	for i, e := range d.GetEntries() {
@@ -170,10 +168,13 @@ func (r *Limits) find(d *decision, inDomain string, descriptor *descriptorpb.Rat
 		}
 		d.limit = &rateLimit{window: w, per: per}
 	} else {
-		d.limit, entries = root.match(entries)
+		var named []entry
+		d.limit, named = root.match(entries)
 		if !d.decides() {
 			return nil
 		}
+		d.flow = d.limit.flow.flow(inDomain, entries) // values that share a limit are flows of their own
+		entries = named
 	}
 	d.shadow = r.Shadow || d.limit.shadow
 	d.taker = d.limit.window
@@ -268,16 +269,20 @@ func atOnce(ds []decision, wanted func(*decision) bool, do func(*decision) error
 	return nil
 }
 
-// ask takes, or only looks. More than a bucket can ever hold is a denial, and so is a look at one that holds nothing.
-func (d *decision) ask(ctx context.Context, look bool) (err error) {
+// ask takes, or only checks. More than a bucket can ever hold is a denial, and so is a check of a bucket that holds
+// nothing.
+func (d *decision) ask(ctx context.Context, check bool) (err error) {
 	left := func(n int64) bool { return d.result.Remaining >= n+d.limit.leave.Of(d.result.Limit) }
 	var opts []fetch.CallOption
 	if d.limit.window == nil {
 		opts = append(opts, call.LeaveOption(d.limit.leave))
 	}
+	if d.flow != "" {
+		opts = append(opts, fetch.WithFlow(d.flow))
+	}
 	switch {
 	case d.back:
-		if d.n > 0 && !look {
+		if d.n > 0 && !check {
 			err = d.taker.Return(ctx, d.key, d.n)
 			if err != nil {
 				return err
@@ -285,7 +290,7 @@ func (d *decision) ask(ctx context.Context, look bool) (err error) {
 		}
 		d.result, err = d.taker.Peek(ctx, d.key)
 		d.result.OK = true // nothing was asked for
-	case look, d.n == 0:
+	case check, d.n == 0:
 		d.result, err = d.taker.Peek(ctx, d.key)
 		d.result.OK = left(max(1, d.n))
 	case d.limit.upTo:

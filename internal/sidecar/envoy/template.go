@@ -6,6 +6,8 @@ import (
 	"unicode"
 
 	"github.com/tokenrefill/refiller/internal/bucketname"
+	"github.com/tokenrefill/refiller/internal/flowname"
+	"github.com/tokenrefill/refiller/policy"
 )
 
 // template makes the name of a bucket from a domain and a descriptor's entries.
@@ -14,7 +16,7 @@ type template struct {
 	escape string // the bytes that are escaped in values
 }
 
-// part is text, or what a placeholder stands for.
+// part is text or a placeholder.
 type part struct {
 	text  string
 	what  placeholder
@@ -39,7 +41,7 @@ const always = "%{},"
 // parseTemplate reads a template for descriptors with these keys.
 func parseTemplate(s string, path []fileDescriptor) (template, error) {
 	t := template{escape: always}
-	values, apart := 0, true // apart: something separates the next value from the last one
+	values, separate := 0, true // separate: a mark separates the next value from the last one
 	for rest := s; rest != ""; {
 		before, after, found := strings.Cut(rest, "{")
 		if strings.Contains(before, "}") {
@@ -51,7 +53,7 @@ func parseTemplate(s string, path []fileDescriptor) (template, error) {
 			if values > 0 {
 				t.escape += marks
 			}
-			apart = apart || marks != ""
+			separate = separate || marks != ""
 		}
 		if !found {
 			break
@@ -83,10 +85,10 @@ func parseTemplate(s string, path []fileDescriptor) (template, error) {
 				name)
 		}
 		if p.what == value || p.what == descriptor {
-			if !apart {
+			if !separate {
 				return template{}, fmt.Errorf("%q: want a mark, such as a colon, between one value and the next", s)
 			}
-			values, apart = values+1, false
+			values, separate = values+1, false
 		}
 		t.parts = append(t.parts, p)
 		rest = tail
@@ -97,8 +99,24 @@ func parseTemplate(s string, path []fileDescriptor) (template, error) {
 	return t, nil
 }
 
-// onlyMarks drops letters and digits: of what separates values, a single mark that
-// values can't contain is enough to tell them apart.
+// parseFlow reads a template of the names of flows for descriptors with these keys.
+func parseFlow(s string, path []fileDescriptor) (template, error) {
+	t, err := parseTemplate(s, path)
+	if err != nil {
+		return template{}, err
+	}
+	entries := make([]entry, len(path))
+	for i, d := range path {
+		entries[i] = entry{d.Key, "value"}
+	}
+	if err := policy.CheckFlow(t.flow("domain", entries)); err != nil {
+		return template{}, err
+	}
+	return t, nil
+}
+
+// onlyMarks drops letters and digits. A single mark between two values is enough to distinguish them, since values
+// can't contain it.
 func onlyMarks(r rune) rune {
 	if r > unicode.MaxASCII || unicode.IsLetter(r) || unicode.IsDigit(r) {
 		return -1
@@ -111,20 +129,38 @@ func onlyMarks(r rune) rune {
 func (t template) name(inDomain string, entries []entry) string {
 	var b strings.Builder
 	for _, p := range t.parts {
-		switch p.what {
-		case text:
-			b.WriteString(p.text)
-		case domain:
-			escape(&b, inDomain, always)
-		case key:
-			escape(&b, entries[len(entries)-1].key, always)
-		case value:
-			escape(&b, entries[p.entry].value, t.escape)
-		case descriptor:
-			b.WriteString(describe(entries, t.escape))
-		}
+		b.WriteString(t.fill(p, inDomain, entries))
 	}
 	return bucketname.Fit(b.String())
+}
+
+// flow fills the template of a flow's name in; it is empty without a template. What stands for a placeholder has no
+// slash and is not empty, so that a client that controls a value can't choose a team.
+func (t template) flow(inDomain string, entries []entry) string {
+	var b strings.Builder
+	for _, p := range t.parts {
+		filled := t.fill(p, inDomain, entries)
+		if p.what != text {
+			filled = flowname.Encoded(filled)
+		}
+		b.WriteString(filled)
+	}
+	return flowname.Fit(b.String())
+}
+
+// fill is what a part stands for.
+func (t template) fill(p part, inDomain string, entries []entry) string {
+	switch p.what {
+	case domain:
+		return escaped(inDomain, always)
+	case key:
+		return escaped(entries[len(entries)-1].key, always)
+	case value:
+		return escaped(entries[p.entry].value, t.escape)
+	case descriptor:
+		return describe(entries, t.escape)
+	}
+	return p.text
 }
 
 // describe writes key=value of each entry, with commas between.
@@ -148,6 +184,12 @@ func windowKey(inDomain string, entries []entry) string {
 	b.WriteByte(':')
 	b.WriteString(describe(entries, always))
 	return bucketname.Fit(b.String())
+}
+
+func escaped(s, marks string) string {
+	var b strings.Builder
+	escape(&b, s, marks)
+	return b.String()
 }
 
 func escape(b *strings.Builder, s, escaped string) {

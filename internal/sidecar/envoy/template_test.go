@@ -45,8 +45,7 @@ func TestABucketIsNamedByItsTemplate(t *testing.T) {
 	}
 }
 
-// Whoever sends a header that ends up in a descriptor can't name another one's
-// bucket, nor a bucket that can't be.
+// A client that sends a header of a descriptor can't name the bucket of another value, nor a bucket that can't exist.
 func FuzzDifferentValuesNameDifferentBuckets(f *testing.F) {
 	f.Add("x:y", "z", "x", "y:z")
 	f.Add("x", "y,b=z", "x,b=y", "z")

@@ -24,7 +24,7 @@ type Buckets struct {
 
 // Take implements refillerv1.BucketsServer.
 func (s *Buckets) Take(ctx context.Context, req *refillerv1.TakeRequest) (*refillerv1.Result, error) {
-	opts, err := call.Leave(req.GetLeave())
+	opts, err := call.Options(req.GetLeave(), req.Flow)
 	if err != nil {
 		return nil, call.GRPCError(err)
 	}
@@ -87,7 +87,7 @@ func (s *Buckets) Wait(ctx context.Context, req *refillerv1.WaitRequest) (*refil
 			return nil, call.GRPCError(err)
 		}
 	}
-	opts, err := call.Leave(req.GetLeave())
+	opts, err := call.Options(req.GetLeave(), req.Flow)
 	if err != nil {
 		return nil, call.GRPCError(err)
 	}

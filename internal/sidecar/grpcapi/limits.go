@@ -22,7 +22,7 @@ type Limits struct {
 // Take implements refillerv1.LimitsServer.
 func (s *Limits) Take(ctx context.Context, req *refillerv1.TakeLimitRequest) (*refillerv1.LimitResult, error) {
 	return s.ask(ctx, req, func(ctx context.Context, l *limits.Limit) (limits.Answer, error) {
-		return l.Take(ctx, req.GetKey(), tokens(req.Tokens))
+		return l.Take(ctx, req.GetKey(), req.Flow, tokens(req.Tokens))
 	})
 }
 

@@ -26,11 +26,13 @@ func (r *amount) fields() fields {
 type takeRequest struct {
 	amount
 	leave string
+	flow  *string // nil: the request names none
 }
 
 func (r *takeRequest) fields() fields {
 	f := r.amount.fields()
 	f["leave"] = &r.leave
+	f["flow"] = &r.flow
 	return f
 }
 
@@ -39,7 +41,7 @@ func (h *Handler) take(w http.ResponseWriter, r *http.Request) (any, error) {
 	if err := h.read(w, r, req.fields()); err != nil {
 		return nil, err
 	}
-	opts, err := call.Leave(req.leave)
+	opts, err := call.Options(req.leave, req.flow)
 	if err != nil {
 		return nil, err
 	}
@@ -150,7 +152,7 @@ func (h *Handler) wait(w http.ResponseWriter, r *http.Request) (any, error) {
 	if most := h.config.Wait.Milliseconds(); req.timeoutMS < 1 || req.timeoutMS > most {
 		return nil, fmt.Errorf("%w: timeout_ms: %d is not from 1 to %d", call.ErrBadRequest, req.timeoutMS, most)
 	}
-	opts, err := call.Leave(req.leave)
+	opts, err := call.Options(req.leave, req.flow)
 	if err != nil {
 		return nil, err
 	}
@@ -176,6 +178,7 @@ type reserveRequest struct {
 func (r *reserveRequest) fields() fields {
 	r.overrun = overruns[policy.OverrunClamp]
 	f := r.takeRequest.fields()
+	delete(f, "flow") // a reservation is made for no flow
 	f["ttl_ms"] = &r.ttlMS
 	f["id"] = &r.id
 	f["overrun"] = &r.overrun

@@ -10,8 +10,10 @@ import (
 	"strings"
 	"time"
 
+	"github.com/tokenrefill/refiller/internal/flowname"
 	"github.com/tokenrefill/refiller/internal/sidecar/call"
 	"github.com/tokenrefill/refiller/internal/sidecar/limits"
+	"github.com/tokenrefill/refiller/limit"
 	httplimit "github.com/tokenrefill/refiller/middleware/httplimit"
 	"github.com/tokenrefill/refiller/policy"
 )
@@ -20,6 +22,7 @@ import (
 type question struct {
 	limit   *limits.Limit
 	key     httplimit.KeyFunc
+	flow    []levelFunc // of the flow's name; none: the request names no flow
 	tokens  int64
 	deny    int // the status of a denial
 	open    bool
@@ -29,7 +32,7 @@ type question struct {
 
 // What becomes of a request that lacks the key that the query names.
 const (
-	missingRefuse = ""      // 400, since nobody knows whose tokens to take
+	missingRefuse = ""      // 400, since it is unknown whose tokens to take
 	missingAllow  = "allow" // it passes
 	missingDeny   = "deny"  // it is answered as a denial
 )
@@ -61,8 +64,13 @@ func (h *Handler) check(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	deadline := h.config.Limits.Deadline()
+	limiter, err := q.limiter(r)
+	if err != nil {
+		Fail(w, err, h.config.Logger)
+		return
+	}
 	m, err := httplimit.New(httplimit.Config{
-		Limiter: q.limit.Limiter(), Key: q.key, Name: q.limit.Name(), TrustedProxies: q.trusted, FailOpen: q.open,
+		Limiter: limiter, Key: q.keyOfLimit, Name: q.limit.Name(), TrustedProxies: q.trusted, FailOpen: q.open,
 		Weight: func(*http.Request) int64 { return q.tokens }, XHeaders: true,
 		Timeout: q.limit.Timeout(deadline), Status: q.deny,
 	})
@@ -94,13 +102,19 @@ func (h *Handler) question(r *http.Request) (question, error) {
 		return bad("query: %w", err)
 	}
 	for name, values := range query {
-		if name != "by" && name != "trusted" && len(values) > 1 {
+		if name != "by" && name != "flow_by" && name != "trusted" && len(values) > 1 {
 			return bad("%s: given twice", name)
 		}
 		for _, v := range values {
 			switch name {
 			case "limit":
 			case "key", "by":
+			case "flow_by":
+				level, err := levelBy(v)
+				if err != nil {
+					return bad("flow_by: %w", err)
+				}
+				q.flow = append(q.flow, level)
 			case "tokens":
 				q.tokens, err = strconv.ParseInt(v, 10, 64)
 				if err != nil || q.tokens < 1 || q.tokens > policy.MaxTokens {
@@ -128,7 +142,7 @@ func (h *Handler) question(r *http.Request) (question, error) {
 				}
 				q.trusted = append(q.trusted, p)
 			default:
-				return bad("%s: want limit, by or key, tokens, deny, open, missing, trusted", name)
+				return bad("%s: want limit, by or key, flow_by, tokens, deny, open, missing, trusted", name)
 			}
 		}
 	}
@@ -136,7 +150,10 @@ func (h *Handler) question(r *http.Request) (question, error) {
 	if err != nil {
 		return q, err
 	}
-	q.key, err = keyOf(query, q.limit)
+	if len(q.flow) > mostLevels {
+		return bad("flow_by: given %d times; want at most %d", len(q.flow), mostLevels)
+	}
+	q.key, err = keyOf(query)
 	if err != nil {
 		return bad("%w", err)
 	}
@@ -160,8 +177,80 @@ func (q question) withoutKey() int {
 	return http.StatusTooManyRequests
 }
 
+// keyOfLimit is what the limit knows the request's key by.
+func (q question) keyOfLimit(r httplimit.Request) (string, error) {
+	key, err := q.key(r)
+	return q.limit.Key(key), err
+}
+
+// limiter is what answers for the request's key in its flow. A request that lacks a level of the flow's name is in the
+// flow without a name.
+func (q question) limiter(r *http.Request) (limit.Limiter, error) {
+	req := httplimit.NewRequest(r, q.trusted)
+	key, err := q.key(req)
+	if err != nil {
+		return q.limit.For("", nil) // it is asked for nothing: the middleware finds the same error
+	}
+	var levels []string
+	for _, of := range q.flow {
+		text, err := of(req)
+		if err != nil {
+			return nil, fmt.Errorf("%w: flow_by: %w", call.ErrBadRequest, err)
+		}
+		if text == "" {
+			return q.limit.For(key, nil)
+		}
+		levels = append(levels, flowname.Level(text))
+	}
+	if len(levels) == 0 {
+		return q.limit.For(key, nil)
+	}
+	name := flowname.Fit(strings.Join(levels, "/"))
+	return q.limit.For(key, &name)
+}
+
+// mostLevels is how many levels the name of a flow has at most.
+const mostLevels = 3
+
+// levelFunc is the text of a level of a flow's name; empty if the request has none.
+type levelFunc func(httplimit.Request) (string, error)
+
+// levelBy reads what names a level: parts of the request, the first one that it has.
+func levelBy(text string) (levelFunc, error) {
+	var alternatives []levelFunc
+	for one := range strings.SplitSeq(text, ",") {
+		name, isHeader := strings.CutPrefix(one, "header:")
+		switch {
+		case one == "ip":
+			alternatives = append(alternatives, func(r httplimit.Request) (string, error) {
+				if !r.IP.IsValid() {
+					return "", nil
+				}
+				return httplimit.ByIP()(r)
+			})
+		case isHeader && name != "":
+			alternatives = append(alternatives, func(r httplimit.Request) (string, error) {
+				if n := len(r.Header.Values(name)); n > 1 {
+					return "", fmt.Errorf("header %s is there %d times", name, n)
+				}
+				return r.Header.Get(name), nil
+			})
+		default:
+			return nil, fmt.Errorf("%q is neither ip nor header:NAME", one)
+		}
+	}
+	return func(r httplimit.Request) (string, error) {
+		for _, of := range alternatives {
+			if text, err := of(r); err != nil || text != "" {
+				return text, err
+			}
+		}
+		return "", nil
+	}, nil
+}
+
 // keyOf is the key that a query names: a text, or parts of the request, each with alternatives.
-func keyOf(query url.Values, l *limits.Limit) (httplimit.KeyFunc, error) {
+func keyOf(query url.Values) (httplimit.KeyFunc, error) {
 	if query.Has("key") == query.Has("by") {
 		return nil, errors.New("want key or by")
 	}
@@ -185,14 +274,11 @@ func keyOf(query url.Values, l *limits.Limit) (httplimit.KeyFunc, error) {
 		}
 		key = httplimit.Join(parts...)
 	}
-	return func(r httplimit.Request) (string, error) {
-		k, err := key(r)
-		return l.Key(k), err
-	}, nil
+	return key, nil
 }
 
-// client is the request as the proxy got it: from the address at the right end of X-Forwarded-For, which the proxy
-// wrote. Without it, it is from nobody.
+// client returns the request as the proxy got it: from the address at the right end of X-Forwarded-For, which the proxy
+// wrote. Without that header it has no address.
 func client(r *http.Request) *http.Request {
 	hops := strings.Split(strings.Join(r.Header.Values("X-Forwarded-For"), ","), ",")
 	last := len(hops) - 1

@@ -89,8 +89,8 @@ func New(config Config) *Handler {
 	return h
 }
 
-// ServeHTTP implements http.Handler. Other than the mux alone it redirects nobody: a path that isn't clean is unknown.
-// A limit's name may have percent-encoded slashes, which separate nothing.
+// ServeHTTP implements http.Handler. Unlike the mux it redirects no request: a path that isn't clean is unknown. A
+// limit's name may have percent-encoded slashes, which separate nothing.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if p := r.URL.EscapedPath(); p != path.Clean(p) {
 		Fail(w, call.ErrNoRoute, h.config.Logger)
@@ -109,7 +109,11 @@ func (h *Handler) read(w http.ResponseWriter, r *http.Request, into fields) erro
 		return err
 	}
 	key, _ := into["key"].(*string)
-	return call.Await(r.Context(), call.Asks{Key: *key, Size: size, Waits: r.URL.Path == waitPath})
+	asks := call.Asks{Key: *key, Size: size, Waits: r.URL.Path == waitPath}
+	if flow, ok := into["flow"].(**string); ok && *flow != nil {
+		asks.Flow = **flow
+	}
+	return call.Await(r.Context(), asks)
 }
 
 // parse reads the JSON body and returns its size. It insists on the media type, so that no web page can

@@ -42,8 +42,20 @@ func (h *Handler) limit(r *http.Request) (*limits.Limit, context.Context, contex
 	return h.config.Limits.Open(r.Context(), r.PathValue("limit"))
 }
 
+// takeLimitRequest is the body of a take of a limit.
+type takeLimitRequest struct {
+	amount
+	flow *string // nil: the request names none
+}
+
+func (r *takeLimitRequest) fields() fields {
+	f := r.amount.fields()
+	f["flow"] = &r.flow
+	return f
+}
+
 func (h *Handler) takeLimit(w http.ResponseWriter, r *http.Request) (any, error) {
-	var req amount
+	var req takeLimitRequest
 	if err := h.read(w, r, req.fields()); err != nil {
 		return nil, err
 	}
@@ -52,7 +64,7 @@ func (h *Handler) takeLimit(w http.ResponseWriter, r *http.Request) (any, error)
 		return nil, err
 	}
 	defer cancel()
-	a, err := l.Take(ctx, req.key, req.tokens)
+	a, err := l.Take(ctx, req.key, req.flow, req.tokens)
 	if err != nil {
 		return nil, err
 	}
@@ -148,7 +160,7 @@ func (h *Handler) reserveInstant(w http.ResponseWriter, r *http.Request) (any, e
 	return a, nil
 }
 
-// cancelledAnswer tells whether there was something to cancel.
+// cancelledAnswer reports whether there was something to cancel.
 type cancelledAnswer struct {
 	Name      string `json:"name"`
 	Key       string `json:"key"`

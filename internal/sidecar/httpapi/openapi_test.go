@@ -45,7 +45,7 @@ func TestTheDocumentHasTheFieldsOfTheRequests(t *testing.T) {
 		"/v1/settle":   {new(settleRequest).fields(), []string{"key", "id", "used"}},
 		"/v1/cancel":   {new(settleRequest).cancelFields(), []string{"key", "id"}},
 
-		"/v1/limits/{limit}/take":    {new(amount).fields(), []string{"key"}},
+		"/v1/limits/{limit}/take":    {new(takeLimitRequest).fields(), []string{"key"}},
 		"/v1/limits/{limit}/undo":    {new(undoRequest).fields(), []string{"key", "undo"}},
 		"/v1/limits/{limit}/reserve": {new(instantRequest).fields(), []string{"key", "id", "at"}},
 		"/v1/limits/{limit}/cancel":  {new(settleRequest).cancelFields(), []string{"key", "id"}},
@@ -62,6 +62,7 @@ func TestTheDocumentHasTheFieldsOfTheRequests(t *testing.T) {
 	require.EqualValues(t, policy.MaxTokens, *tokens.Maximum)
 	require.EqualValues(t, 1, *tokens.Default)
 	require.Equal(t, lua.MaxKeyLen, *d.Components.Schemas["Key"].MaxLength)
+	require.Equal(t, policy.MaxFlowLen, *d.Components.Schemas["Flow"].MaxLength)
 	require.Equal(t, lua.MaxIDLen, *d.Components.Schemas["ID"].MaxLength)
 	require.Equal(t, fetch.MaxAll, *d.Components.Schemas["TakeAllRequest"].Properties["requests"].MaxItems)
 	reserve, settle := d.Components.Schemas["ReserveRequest"].Properties, d.Components.Schemas["SettleRequest"].Properties

@@ -42,7 +42,12 @@ type fileLimit struct {
 
 type fileBucket struct {
 	Prefix string `yaml:"prefix"`
+	Key    string `yaml:"key"`
+	Flow   string `yaml:"flow"`
 }
+
+// keyOfFlow stands for the key in the name of a flow.
+const keyOfFlow = "{key}"
 
 type fileLazy struct {
 	Capacity call.Number `yaml:"capacity"`
@@ -109,7 +114,7 @@ type parser struct {
 	file    string
 	rdb     redis.UniversalClient
 	buckets *fetch.Client
-	keys    map[string]bool // names by which limits keep what was taken apart
+	keys    map[string]bool // names by which limits separate their takes
 	errs    []error
 }
 
@@ -138,10 +143,11 @@ func (p *parser) limit(at string, f fileLimit) *Limit {
 		if err := limit.CheckName(f.Name); err != nil {
 			p.bad(at, err)
 		}
-		if err := lua.CheckKey(f.Bucket.Prefix + "k"); err != nil {
-			p.bad(at+".bucket.prefix", err)
-		}
-		l.limiter, l.prefix = p.buckets, f.Bucket.Prefix
+		p.bucket(at+".bucket", f.Bucket)
+		l.limiter = p.buckets
+		l.prefix = f.Bucket.Prefix
+		l.bucket = f.Bucket.Key
+		l.flow = f.Bucket.Flow
 	case f.Schedule != nil:
 		cfg := p.schedule(at+".schedule", f)
 		if err := cfg.Validate(); err != nil {
@@ -171,6 +177,34 @@ func (p *parser) limit(at string, f fileLimit) *Limit {
 		p.single(at, l, p.config(at, f, f.Name))
 	}
 	return l
+}
+
+// bucket checks where a limit's buckets are, and for which flows it takes from them.
+func (p *parser) bucket(at string, f *fileBucket) {
+	if err := lua.CheckKey(f.Prefix + "k"); err != nil {
+		p.bad(at+".prefix", err)
+	}
+	if f.Key != "" {
+		if err := lua.CheckKey(f.Key); err != nil {
+			p.bad(at+".key", err)
+		}
+		if f.Prefix != "" {
+			p.bad(at, errors.New("want one of prefix and key"))
+		}
+	}
+	if f.Flow == "" {
+		return
+	}
+	if f.Key == "" {
+		p.bad(at+".flow", errors.New("it goes with key: the keys are the flows of one bucket"))
+	}
+	text := strings.ReplaceAll(f.Flow, keyOfFlow, "k")
+	if err := policy.CheckFlow(text); err != nil {
+		p.bad(at+".flow", err)
+	}
+	if text == f.Flow || strings.ContainsAny(text, "{}") {
+		p.bad(at+".flow", fmt.Errorf("%q: want {key} in it, and no other braces", f.Flow))
+	}
 }
 
 // single makes the limiter of one config.
@@ -260,7 +294,8 @@ func (p *parser) schedule(at string, f fileLimit) schedule.Config {
 	return c
 }
 
-// calendar reads a unit of the calendar and its time zone, UTC if that is empty; nothing if there is no unit.
+// calendar reads a unit of the calendar and its time zone, UTC if that is empty; nothing if there is no unit, and some
+// unit if it can't be read, which is a problem already.
 func (p *parser) calendar(at, per, zone string) (calendar.Unit, *time.Location) {
 	if per == "" {
 		if zone != "" {
@@ -271,6 +306,7 @@ func (p *parser) calendar(at, per, zone string) (calendar.Unit, *time.Location) 
 	unit, err := calendar.Parse(per)
 	if err != nil {
 		p.bad(at+".per", err)
+		unit = calendar.Day
 	}
 	in, err := time.LoadLocation(zone)
 	if err != nil || strings.EqualFold(zone, "local") {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/tokenrefill/refiller/fetch"
+	"github.com/tokenrefill/refiller/internal/flowname"
 	"github.com/tokenrefill/refiller/internal/sidecar/call"
 	"github.com/tokenrefill/refiller/limit"
 	"github.com/tokenrefill/refiller/limit/lazy"
@@ -58,6 +59,8 @@ func (d Door) Open(ctx context.Context, name string) (*Limit, context.Context, c
 type Limit struct {
 	name     string
 	prefix   string // of a bucket's name, before the key
+	bucket   string // of all keys; empty: each key has a bucket of its own
+	flow     string // of a key, in the bucket of all keys, with keyOfFlow in it; empty: that of the request
 	limiter  limiter
 	wait     time.Duration     // the longest before what was taken may be used
 	pacing   *pacing.Limiter   // nil: limiter is none
@@ -85,8 +88,12 @@ type Answer struct {
 // Name is the limit's name.
 func (l *Limit) Name() string { return l.name }
 
-// Take takes n tokens, all or nothing, and answers at once.
-func (l *Limit) Take(ctx context.Context, key string, n int64) (Answer, error) {
+// Take takes n tokens, all or nothing, and answers at once. flow is as in For.
+func (l *Limit) Take(ctx context.Context, key string, flow *string, n int64) (Answer, error) {
+	taker, err := l.For(key, flow)
+	if err != nil {
+		return Answer{}, err
+	}
 	if many, ok := l.limiter.(*limit.Many); ok {
 		d, err := many.Decide(ctx, n, key)
 		return decided(d), err
@@ -95,7 +102,7 @@ func (l *Limit) Take(ctx context.Context, key string, n int64) (Answer, error) {
 		p, err := l.pacing.Reserve(ctx, key, n)
 		return Answer{Result: p.Result, Wait: p.Wait, Window: l.window()}, err
 	}
-	r, err := l.limiter.Take(ctx, l.Key(key), n)
+	r, err := taker.Take(ctx, l.Key(key), n)
 	a := l.answer(r)
 	if a.Taken > 0 && !r.Shadow && r.Source.Kind != fetch.SourceFallback { // else the bucket gave none, or not all
 		a.Undo = undo(r)
@@ -103,7 +110,7 @@ func (l *Limit) Take(ctx context.Context, key string, n int64) (Answer, error) {
 	return a, err
 }
 
-// Peek tells what is left and takes nothing.
+// Peek returns what is left and takes nothing.
 func (l *Limit) Peek(ctx context.Context, key string) (Answer, error) {
 	switch p := l.limiter.(type) {
 	case *limit.Many:
@@ -163,13 +170,45 @@ func (l *Limit) Timeout(deadline time.Duration) time.Duration {
 	return deadline
 }
 
-// Limiter is what answers for the limit, by what Key makes of keys.
-func (l *Limit) Limiter() limit.Limiter { return l.limiter }
+// For is what answers for a key, by what Key makes of it, in the flow that the request names; nil if it names none.
+func (l *Limit) For(key string, flow *string) (limit.Limiter, error) {
+	client, isBuckets := l.limiter.(*fetch.Client)
+	opts, err := call.Flow(flow)
+	switch {
+	case err != nil:
+		return nil, err
+	case flow != nil && !isBuckets:
+		return nil, fmt.Errorf("%w: flow: %s is no limit of refilled buckets", call.ErrBadRequest, l.name)
+	case flow != nil && l.flow != "":
+		return nil, fmt.Errorf("%w: flow: the keys of %s are its flows", call.ErrBadRequest, l.name)
+	case flow == nil && l.flow != "":
+		name := flowname.Fit(strings.ReplaceAll(l.flow, keyOfFlow, flowname.Level(key)))
+		opts = []fetch.CallOption{fetch.WithFlow(name)}
+	}
+	if opts == nil {
+		return l.limiter, nil
+	}
+	return inFlow{client, opts}, nil
+}
 
-// Key is what Limiter knows a key by. An empty one stays empty, so that it is refused.
+// inFlow takes from buckets for one flow.
+type inFlow struct {
+	*fetch.Client
+	opts []fetch.CallOption
+}
+
+// Take implements limit.Limiter.
+func (f inFlow) Take(ctx context.Context, key string, n int64, opts ...fetch.CallOption) (fetch.Result, error) {
+	return f.Client.Take(ctx, key, n, append(opts, f.opts...)...)
+}
+
+// Key is what the limiter knows a key by. An empty one stays empty, so that it is refused.
 func (l *Limit) Key(key string) string {
-	if key == "" {
+	switch {
+	case key == "":
 		return ""
+	case l.bucket != "":
+		return l.bucket
 	}
 	return l.prefix + key
 }

@@ -6,7 +6,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// Era and Index are what the buckets of the cases stand at.
+// Era and Index belong to the buckets of the cases.
 const (
 	Era   = 1_000_000
 	Index = 7
@@ -56,7 +56,7 @@ const (
 	second   = 1_000_000
 )
 
-func learned() policy.Version { return policy.Version{Era: Era, Index: Index} }
+func current() policy.Version { return policy.Version{Era: Era, Index: Index} }
 
 func known(tokens, ago int64, call policy.Call, change func(b *policy.Bucket, now int64)) func(int64) (policy.Bucket,
 	policy.Call) {
@@ -125,7 +125,7 @@ func pooled(o policy.Outcome, version, poolsVersion, epoch, seq int64) policy.Ou
 // Cases cover every rule of a refill.
 func Cases() []Case {
 	terms := with(func(*policy.Terms) {})
-	call := policy.Call{Version: learned(), Terms: terms}
+	call := policy.Call{Version: current(), Terms: terms}
 	newer := with(func(t *policy.Terms) {
 		t.Fence.Epoch = 4
 		t.Capacity = 100
@@ -152,7 +152,7 @@ func Cases() []Case {
 			b := Bucket(10, now, interval)
 			stepped(&b, now)
 			terms := b.Control.Terms
-			return b, policy.Call{Version: learned(), Terms: &terms, Step: now + step, Next: now + next}
+			return b, policy.Call{Version: current(), Terms: &terms, Step: now + step, Next: now + next}
 		}
 	}
 	ofPool := func(version, poolsVersion, epoch, seq int64) func(*policy.Terms) {
@@ -186,7 +186,7 @@ func Cases() []Case {
 			ofPool(version, poolsVersion, epoch, seq)(t)
 		})
 	}
-	asIs := policy.Call{Version: learned()}
+	asIs := policy.Call{Version: current()}
 	stale := policy.Version{Era: Era, Index: Index - 1}
 
 	return []Case{
@@ -196,12 +196,12 @@ func Cases() []Case {
 			Setup: missing(policy.Call{Create: policy.CreateInitial, Terms: terms}),
 			Want:  at(outcome(policy.StatusInitialised, 1000, 0, 0, 0), 1)},
 		{Name: "MissingAndRememberedIsRestoredEmpty",
-			Setup: missing(policy.Call{Version: learned(), Create: policy.CreateLost, Terms: terms}),
+			Setup: missing(policy.Call{Version: current(), Create: policy.CreateLost, Terms: terms}),
 			Want:  uncounted(outcome(policy.StatusInitialised, 0, 0, 0, 0))},
 		{Name: "MissingAndRememberedIsRestoredFullOnLossFull",
-			Setup: missing(policy.Call{Version: learned(), Create: policy.CreateInitial, Terms: full}),
+			Setup: missing(policy.Call{Version: current(), Create: policy.CreateInitial, Terms: full}),
 			Want:  uncounted(outcome(policy.StatusInitialised, 1000, 0, 0, 0))},
-		{Name: "MissingIsNeverCreatedByARescue", Setup: missing(policy.Call{Version: learned()}),
+		{Name: "MissingIsNeverCreatedByARescue", Setup: missing(policy.Call{Version: current()}),
 			Want: outcome(policy.StatusUnknown, 0, 0, 0, 0)},
 		{Name: "ForeignBucketIsAdopted", Setup: foreign(of(30), of(5), policy.Call{Terms: terms, Create: policy.CreateLost}),
 			Want: at(uncounted(outcome(policy.StatusInitialised, 30, 0, 0, 0)), 6)},
@@ -218,13 +218,13 @@ func Cases() []Case {
 			Setup: foreign(of(0), nil, policy.Call{Terms: terms, Create: policy.CreateInitial}),
 			Want:  at(outcome(policy.StatusInitialised, 1000, 0, 0, 0), 1)},
 		{Name: "AnEmptyKeyAloneIsRestoredAsOnLossSays",
-			Setup: foreign(of(0), nil, policy.Call{Version: learned(), Terms: full, Create: policy.CreateLost}),
+			Setup: foreign(of(0), nil, policy.Call{Version: current(), Terms: full, Create: policy.CreateLost}),
 			Want:  uncounted(outcome(policy.StatusInitialised, 1000, 0, 0, 0))},
 		{Name: "AKeyBelowZeroAloneIsCreatedLessWhatIsAboutToBeUndone",
 			Setup: foreign(of(-2), of(0), policy.Call{Terms: terms, Create: policy.CreateInitial}),
 			Want:  at(outcome(policy.StatusInitialised, 998, 0, 0, 0), 1)},
 		{Name: "AKeyBelowZeroAloneIsRestoredLessWhatIsAboutToBeUndone",
-			Setup: foreign(of(-2), nil, policy.Call{Version: learned(), Terms: terms, Create: policy.CreateLost}),
+			Setup: foreign(of(-2), nil, policy.Call{Version: current(), Terms: terms, Create: policy.CreateLost}),
 			Want:  uncounted(outcome(policy.StatusInitialised, -2, 0, 0, 0))},
 		{Name: "AnIndexOfZeroAloneIsAMissingBucket",
 			Setup: foreign(nil, of(0), policy.Call{Terms: terms, Create: policy.CreateLost}),
@@ -242,13 +242,13 @@ func Cases() []Case {
 			Setup: foreign(of(30), of(5), policy.Call{Terms: strict, Create: policy.CreateLost}),
 			Want:  holding(at(uncounted(outcome(policy.StatusInitialised, 30, 0, 0, 0)), 6), 970)},
 		{Name: "AStrictBucketThatIsRestoredEmptyHasRoomForNoMore",
-			Setup: missing(policy.Call{Version: learned(), Create: policy.CreateLost, Terms: strict}),
+			Setup: missing(policy.Call{Version: current(), Create: policy.CreateLost, Terms: strict}),
 			Want:  holding(uncounted(outcome(policy.StatusInitialised, 0, 0, 0, 0)), 1000)},
 		{Name: "ABucketThatBecomesStrictHasRoomForNoMore",
-			Setup: known(10, interval, policy.Call{Version: learned(), Terms: laterStrict}, nil),
+			Setup: known(10, interval, policy.Call{Version: current(), Terms: laterStrict}, nil),
 			Want:  fenced(holding(uncounted(outcome(policy.StatusApplied, 60, 50, 0, interval)), 940), 4, 0)},
 		{Name: "ABucketThatBecomesStrictKeepsItsCount",
-			Setup: known(10, interval, policy.Call{Version: learned(), Terms: laterStrict}, func(b *policy.Bucket, now int64) {
+			Setup: known(10, interval, policy.Call{Version: current(), Terms: laterStrict}, func(b *policy.Bucket, now int64) {
 				b.Control.Outstanding = 400
 				b.Control.Due = 7
 			}), Want: func() policy.Outcome {
@@ -257,7 +257,7 @@ func Cases() []Case {
 				return o
 			}()},
 		{Name: "AStrictBucketThatIsLoweredUncountedKeepsItsTokens",
-			Setup: known(70, 0, policy.Call{Version: learned(), Terms: with(func(t *policy.Terms) {
+			Setup: known(70, 0, policy.Call{Version: current(), Terms: with(func(t *policy.Terms) {
 				t.Strict = true
 				t.Fence.Epoch = 4
 				t.Capacity = 100
@@ -267,7 +267,7 @@ func Cases() []Case {
 				b.Control.Due = policy.Uncounted
 			}), Want: fenced(holding(uncounted(outcome(policy.StatusApplied, 70, 0, 0, 0)), 30), 4, 0)},
 		{Name: "ABucketThatIsNoLongerStrictHoldsNothingUncounted",
-			Setup: known(70, 0, policy.Call{Version: learned(), Terms: with(func(t *policy.Terms) { t.Fence.Epoch = 4 })},
+			Setup: known(70, 0, policy.Call{Version: current(), Terms: with(func(t *policy.Terms) { t.Fence.Epoch = 4 })},
 				func(b *policy.Bucket, _ int64) {
 					b.Control.Terms.Strict = true
 					b.Control.Outstanding = 930
@@ -282,7 +282,7 @@ func Cases() []Case {
 			Want: outcome(policy.StatusApplied, 61, 51, 0, interval+1)},
 		{Name: "ClampsAtCapacityAndDropsTheCarry", Setup: known(990, interval+1, call, nil),
 			Want: outcome(policy.StatusApplied, 1000, 10, 40, interval+1)},
-		{Name: "FullBucketKeepsNoCarry", Setup: known(1000, 1999, policy.Call{Version: learned(), Terms: newer}, nil),
+		{Name: "FullBucketKeepsNoCarry", Setup: known(1000, 1999, policy.Call{Version: current(), Terms: newer}, nil),
 			Want: fenced(outcome(policy.StatusApplied, 100, 0, 0, 1999), 4, 0)},
 		{Name: "CreditsNoMoreThanTheCap", Setup: known(0, 60*second, call, nil),
 			Want: outcome(policy.StatusApplied, 1000, 1000, 0, 60*second)},
@@ -302,33 +302,33 @@ func Cases() []Case {
 		{Name: "HalfAnIntervalIsNotEarly", Setup: known(10, interval/2, call, nil),
 			Want: outcome(policy.StatusApplied, 35, 25, 0, interval/2)},
 
-		{Name: "NewerFenceSettlesThenSwitches", Setup: known(10, interval, policy.Call{Version: learned(), Terms: newer},
+		{Name: "NewerFenceSettlesThenSwitches", Setup: known(10, interval, policy.Call{Version: current(), Terms: newer},
 			nil), Want: fenced(outcome(policy.StatusApplied, 60, 50, 0, interval), 4, 0)},
-		{Name: "NewerFenceSwitchesThoughEarly", Setup: known(10, 1000, policy.Call{Version: learned(), Terms: newer},
+		{Name: "NewerFenceSwitchesThoughEarly", Setup: known(10, 1000, policy.Call{Version: current(), Terms: newer},
 			func(b *policy.Bucket, _ int64) { b.Control.Carry = 1500 }),
 			Want: fenced(outcome(policy.StatusApplied, 11, 1, 0, 1000), 4, 0), Carry: 249},
 		{Name: "NewerFenceSwitchesThoughStale", Setup: known(10, interval, policy.Call{Version: stale, Terms: newer}, nil),
 			Want: fenced(outcome(policy.StatusSwitched, 60, 50, 0, interval), 4, 0)},
-		{Name: "LoweredCapacityClamps", Setup: known(600, interval, policy.Call{Version: learned(), Terms: newer}, nil),
+		{Name: "LoweredCapacityClamps", Setup: known(600, interval, policy.Call{Version: current(), Terms: newer}, nil),
 			Want: fenced(outcome(policy.StatusApplied, 100, 50, 0, interval), 4, 0)},
 		{Name: "ProportionalCarryOverShrinks", Setup: known(600, 0,
-			policy.Call{Version: learned(), Terms: with(func(t *policy.Terms) {
+			policy.Call{Version: current(), Terms: with(func(t *policy.Terms) {
 				t.Fence.Seq = 1
 				t.Capacity = 500
 				t.CarryOver = policy.CarryProportional
 			})}, nil), Want: fenced(outcome(policy.StatusApplied, 300, 0, 0, 0), 3, 1)},
 		{Name: "ProportionalCarryOverNeverGrows", Setup: known(600, 0,
-			policy.Call{Version: learned(), Terms: with(func(t *policy.Terms) {
+			policy.Call{Version: current(), Terms: with(func(t *policy.Terms) {
 				t.Fence.Seq = 1
 				t.Capacity = 5000
 				t.CarryOver = policy.CarryProportional
 			})}, nil), Want: fenced(outcome(policy.StatusApplied, 600, 0, 0, 0), 3, 1)},
 		{Name: "ResetCarryOverDropsTokens", Setup: known(600, 0,
-			policy.Call{Version: learned(), Terms: with(func(t *policy.Terms) {
+			policy.Call{Version: current(), Terms: with(func(t *policy.Terms) {
 				t.Fence.Seq, t.CarryOver = 1, policy.CarryReset
 			})}, nil), Want: fenced(outcome(policy.StatusApplied, 0, 0, 0, 0), 3, 1)},
 		{Name: "TheSamePolicyOfALaterVersionDropsNothing", Setup: known(600, 0,
-			policy.Call{Version: learned(), Terms: resetting(policy.Fence{Epoch: 4})},
+			policy.Call{Version: current(), Terms: resetting(policy.Fence{Epoch: 4})},
 			func(b *policy.Bucket, _ int64) {
 				b.Control.Terms, b.Control.Carry = *resetting(policy.Fence{Epoch: 3}), 1500
 			}),
@@ -340,15 +340,15 @@ func Cases() []Case {
 			}),
 			Want: fenced(outcome(policy.StatusSwitched, 600, 0, 0, 0), policy.OwnEpoch, 2)},
 		{Name: "TheSamePoolOfLaterVersionsDropsNothing", Setup: known(600, 0,
-			policy.Call{Version: learned(), Terms: resettingPool(4, 5, 0, 0)},
+			policy.Call{Version: current(), Terms: resettingPool(4, 5, 0, 0)},
 			func(b *policy.Bucket, _ int64) { b.Control.Terms = *resettingPool(3, 3, 0, 0) }),
 			Want: pooled(outcome(policy.StatusApplied, 600, 0, 0, 0), 4, 5, 0, 0)},
 		{Name: "OlderFenceIsIgnored", Setup: known(10, interval,
-			policy.Call{Version: learned(), Terms: with(func(t *policy.Terms) {
+			policy.Call{Version: current(), Terms: with(func(t *policy.Terms) {
 				t.Fence.Epoch, t.Tokens = 2, 999
 			})}, nil), Want: outcome(policy.StatusApplied, 60, 50, 0, interval)},
 		{Name: "ChangedTermsUnderTheSameFenceAreAConflict",
-			Setup: known(10, interval, policy.Call{Version: learned(), Terms: with(func(t *policy.Terms) { t.Tokens = 999 })},
+			Setup: known(10, interval, policy.Call{Version: current(), Terms: with(func(t *policy.Terms) { t.Tokens = 999 })},
 				nil),
 			Want: func() policy.Outcome {
 				o := outcome(policy.StatusApplied, 60, 50, 0, interval)
@@ -365,11 +365,11 @@ func Cases() []Case {
 		{Name: "AnIndexThatWasTakenBackIsARollback",
 			Setup: known(10, interval, policy.Call{Version: policy.Version{Era: Era, Index: Index + 1}, Terms: terms}, nil),
 			Want:  at(outcome(policy.StatusRolledBack, 0, 0, 0, 0), Index+2)},
-		{Name: "AStaleCallerIsToldTheCopy", Setup: known(10, interval, policy.Call{Version: stale, Terms: terms},
+		{Name: "AStaleCallerGetsTheCopy", Setup: known(10, interval, policy.Call{Version: stale, Terms: terms},
 			func(b *policy.Bucket, _ int64) {
 				*b.Index = Index + 1
 			}), Want: outcome(policy.StatusStale, 10, 0, 0, 0)},
-		{Name: "AnEarlyCallerIsToldTheCopy", Setup: known(10, 1000, call, func(b *policy.Bucket, _ int64) {
+		{Name: "AnEarlyCallerGetsTheCopy", Setup: known(10, 1000, call, func(b *policy.Bucket, _ int64) {
 			*b.Index = Index + 1
 		}), Want: outcome(policy.StatusEarly, 10, 0, 0, 0)},
 		{Name: "LostIndexIsRestoredFromItsCopy", Setup: known(10, interval, call,
@@ -402,7 +402,7 @@ func Cases() []Case {
 			b.Control.Last = now + second
 		}), Want: outcome(policy.StatusClock, 1000, 0, 0, 0)},
 		{Name: "ClockBackWithinToleranceCreditsNothing",
-			Setup: known(600, interval, policy.Call{Version: learned(), Terms: newer}, func(b *policy.Bucket, now int64) {
+			Setup: known(600, interval, policy.Call{Version: current(), Terms: newer}, func(b *policy.Bucket, now int64) {
 				b.Control.Last = now + policy.ClockTolerance
 			}), Want: fenced(outcome(policy.StatusApplied, 100, 0, 0, 0), 4, 0)},
 
@@ -418,16 +418,16 @@ func Cases() []Case {
 		}), Want: pooled(outcome(policy.StatusApplied, 50, 50, 0, interval), 3, 3, 5, 1)},
 
 		{Name: "APoolOfALaterVersionReplacesAPlainPolicy",
-			Setup: known(10, interval, policy.Call{Version: learned(), Terms: with(ofPool(4, 2, 0, 0))}, nil),
+			Setup: known(10, interval, policy.Call{Version: current(), Terms: with(ofPool(4, 2, 0, 0))}, nil),
 			Want:  pooled(outcome(policy.StatusApplied, 60, 50, 0, interval), 4, 2, 0, 0)},
 		{Name: "APoolOfTheSameVersionConflicts", Setup: known(10, interval,
-			policy.Call{Version: learned(), Terms: with(ofPool(3, 9, 0, 0))}, nil),
+			policy.Call{Version: current(), Terms: with(ofPool(3, 9, 0, 0))}, nil),
 			Want: outcome(policy.StatusConflict, 10, 0, 0, 0)},
 		{Name: "AGrantNeverReplacesAPlainPolicy", Setup: known(10, interval,
-			policy.Call{Version: learned(), Terms: with(ofPool(9, 9, 20261122, 7))}, nil),
+			policy.Call{Version: current(), Terms: with(ofPool(9, 9, 20261122, 7))}, nil),
 			Want: outcome(policy.StatusConflict, 10, 0, 0, 0)},
 		{Name: "APlainPolicyOfALaterVersionReplacesAPools",
-			Setup: known(10, interval, policy.Call{Version: learned(), Terms: newer}, inPool(3, 9, 20261122, 7)),
+			Setup: known(10, interval, policy.Call{Version: current(), Terms: newer}, inPool(3, 9, 20261122, 7)),
 			Want:  fenced(outcome(policy.StatusApplied, 60, 50, 0, interval), 4, 0)},
 		{Name: "APlainPolicyOfTheSameVersionConflicts", Setup: known(10, interval, call, inPool(3, 0, 1, 1)),
 			Want: pooled(outcome(policy.StatusConflict, 10, 0, 0, 0), 3, 0, 1, 1)},
@@ -438,15 +438,15 @@ func Cases() []Case {
 			policy.Call{Version: stale, Terms: with(ofPool(3, 3, 6, 0))}, inPool(3, 3, 5, 9)),
 			Want: pooled(outcome(policy.StatusSwitched, 60, 50, 0, interval), 3, 3, 6, 0)},
 		{Name: "AnEarlierGrantOfALaterFileRaisesTheVersions",
-			Setup: known(10, interval, policy.Call{Version: learned(), Terms: with(ofPool(8, 7, 5, 8))}, inPool(3, 3, 5, 9)),
+			Setup: known(10, interval, policy.Call{Version: current(), Terms: with(ofPool(8, 7, 5, 8))}, inPool(3, 3, 5, 9)),
 			Want:  pooled(outcome(policy.StatusApplied, 60, 50, 0, interval), 8, 7, 5, 9)},
 		{Name: "BeforeAnyGrantThePoolsVersionDecides",
-			Setup: known(500, interval, policy.Call{Version: learned(), Terms: with(func(t *policy.Terms) {
+			Setup: known(500, interval, policy.Call{Version: current(), Terms: with(func(t *policy.Terms) {
 				ofPool(2, 4, 0, 0)(t)
 				t.Capacity = 100
 			})}, inPool(3, 3, 0, 0)), Want: pooled(outcome(policy.StatusApplied, 100, 50, 0, interval), 3, 4, 0, 0)},
 		{Name: "AGrantIsNotReplacedByAPolicyWithoutOne",
-			Setup: known(500, interval, policy.Call{Version: learned(), Terms: with(func(t *policy.Terms) {
+			Setup: known(500, interval, policy.Call{Version: current(), Terms: with(func(t *policy.Terms) {
 				ofPool(3, 4, 0, 0)(t)
 				t.Capacity = 100
 			})}, inPool(3, 3, 1, 1)), Want: pooled(outcome(policy.StatusApplied, 550, 50, 0, interval), 3, 4, 1, 1)},

@@ -11,14 +11,14 @@ import (
 // is a pure function of its source.
 type History struct {
 	rng  *rand.Rand
-	seen []policy.Version // what callers learned, some of it old by now
+	seen []policy.Version // what callers know, some of it old by now
 }
 
 // NewHistory draws from rng.
 func NewHistory(rng *rand.Rand) *History { return &History{rng: rng, seen: []policy.Version{{}}} }
 
-// Learn tells the history what a caller saw.
-func (h *History) Learn(v policy.Version) { h.seen = append(h.seen, v) }
+// Remember adds a version that a caller knows now.
+func (h *History) Remember(v policy.Version) { h.seen = append(h.seen, v) }
 
 // Chance is true so many times out of a hundred.
 func (h *History) Chance(percent int) bool { return h.rng.IntN(100) < percent }

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -15,10 +16,14 @@ import (
 )
 
 const (
-	failed  = 1
-	usage   = 2
-	columns = 80
+	failed    = 1
+	usage     = 2
+	columns   = 80
+	mostFlags = 12
 )
+
+// shownFlag is a flag in a help.
+var shownFlag = regexp.MustCompile(`(?m)^  (-|    -).*`)
 
 // Each puts the same arguments before each of the others.
 func Each(before string, others []string) []string {
@@ -29,9 +34,10 @@ func Each(before string, others []string) []string {
 	return list
 }
 
-// ExitCodes runs every command below root with a flag that there isn't, which is wrong usage, and with each of its
-// lists of arguments, whose word FILE stands for a file that is missing or can't be read, which is a failure, and GOOD
-// for one that holds the text good. A command without an entry fails the test. The help of each fits eighty columns.
+// ExitCodes runs every command below root with an unknown flag, which is wrong usage, and with each of its lists of
+// arguments. In these the word FILE means a file that is missing or can't be read, which is a failure, and GOOD means a
+// file with the text good. A command without an entry fails the test. The help of each command fits eighty columns and
+// has few flags, unless all are asked for.
 func ExitCodes(
 	t *testing.T, root *cobra.Command, files map[string][]string, good string, run func(args []string) (int, string),
 ) {
@@ -45,10 +51,13 @@ func ExitCodes(
 	require.Contains(t, said, "Print the version")
 	for _, command := range append(slices.Collect(maps.Keys(files)), "", "help", "completion bash", "limit", "pool") {
 		_, help := run(append(strings.Fields(command), "--help"))
-		require.Contains(t, help, "Usage:\n", command)
-		for line := range strings.SplitSeq(help, "\n") {
+		require.LessOrEqual(t, len(shownFlag.FindAllString(help, -1)), mostFlags, "%s: %s", command, help)
+		_, all := run(append(strings.Fields(command), "--help-all"))
+		for line := range strings.SplitSeq(help+all, "\n") {
 			require.LessOrEqual(t, utf8.RuneCountInString(line), columns, "%s: %s", command, line)
 		}
+		require.Contains(t, help, "Usage:\n", command)
+		require.Equal(t, strings.Contains(help, "--help-all lists them"), help != all, command)
 	}
 	dir := t.TempDir()
 	path := filepath.Join(dir, "good.yaml")
@@ -76,8 +85,8 @@ func ExitCodes(
 	}
 }
 
-// WrongInput runs each list of arguments, which is wrong usage, and looks for what is said of it: the flag or argument
-// and what is allowed, and nothing of Go's own.
+// WrongInput runs each list of arguments, which is wrong usage, and checks its message: it names the flag or argument
+// and what is allowed, and has nothing of Go's own.
 func WrongInput(t *testing.T, wrong map[string]string, run func(args []string) (int, string)) {
 	t.Helper()
 	for line, says := range wrong {

@@ -110,10 +110,10 @@ func (p *Proxy) change(d Direction, set func(*fault)) error {
 // request, and n = 0 disarms. The server gets the request and answers it; the proxy reads the reply and closes the
 // connection instead of forwarding it. So the request has had its effect and its sender doesn't know.
 //
-// A request is what one read from the client's connection returns, and the first thing the server sends after it
-// counts as its reply. That fits protocols in which a client waits for the reply before it sends again, with requests
-// up to 32 KiB: a Redis command or pipeline does, HTTP/2 does not. Clients of Redis also send commands of their own
-// when they connect; match tells them apart. It is called with the proxy locked, so it must not call the proxy.
+// A request is what one read from the client's connection returns, and the first thing the server sends after it counts
+// as its reply. That fits protocols in which a client waits for the reply before it sends again, with requests up to 32
+// KiB: a Redis command or pipeline does, HTTP/2 does not. Clients of Redis also send commands of their own when they
+// connect; match distinguishes them. It is called with the proxy locked, so it must not call the proxy.
 //
 // A new call replaces the former one. [Proxy.Heal] disarms.
 func (p *Proxy) CutAfterReply(n int, match func(request []byte) bool) error {
@@ -161,7 +161,7 @@ func (p *Proxy) Heal() error {
 	return nil
 }
 
-// wake has held bytes look at the faults again. The lock is held.
+// wake checks the faults again for bytes that are held. The lock is held.
 func (p *Proxy) wake() {
 	close(p.changed)
 	p.changed = make(chan struct{})

@@ -31,7 +31,7 @@ type link struct {
 	ending func(*net.TCPConn) // how the connections ended; nil while the link lives
 
 	// Guarded by Proxy.mu.
-	severed bool    // the server's side is gone and the client must not notice
+	severed bool    // the server's side is closed and the client must not notice
 	lossy   [2]bool // bytes were swallowed in this direction: nothing more can be forwarded
 	doomed  bool    // the next reply is lost and the link with it
 }
@@ -117,8 +117,8 @@ func (l *link) carry(dir int, src, dst *net.TCPConn) {
 	}
 }
 
-// arrived notes that data was read and reports whether the link lives on. A request is noted before it is forwarded,
-// so that its reply can't overtake the note.
+// arrived records that data was read and reports whether the link lives on. It records a request before it is
+// forwarded, so that its reply can't come first.
 func (l *link) arrived(dir int, data []byte) bool {
 	p := l.p
 	p.mu.Lock()

@@ -154,7 +154,7 @@ func (p *Proxy) serve(ln net.Listener, client *net.TCPConn) {
 	l.run(p.ctx)
 }
 
-// add makes l known to the faults, unless its listener is gone: then so is l.
+// add makes l known to the faults, unless its listener is closed: then it closes l.
 func (p *Proxy) add(ln net.Listener, l *link) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -237,7 +237,7 @@ func (m *maker) condition(place *ast.Expr) {
 	}
 }
 
-// offByOne is a number that differs by one, also above those that a double tells from the next one.
+// offByOne is a number that differs by one, also above the numbers that a double distinguishes from the next one.
 func offByOne(e *ast.NumberExpr) ast.Expr {
 	const exact = 1 << 53
 	n, err := strconv.ParseFloat(e.Value, 64)

@@ -199,7 +199,7 @@ func prefix(e ast.Expr) string {
 	return "(" + expr(e) + ")"
 }
 
-// operation takes an operation of two operands apart.
+// operation returns the parts of an operation of two operands.
 func operation(e ast.Expr) (l ast.Expr, operator string, r ast.Expr, ok bool) {
 	switch e := e.(type) {
 	case *ast.LogicalOpExpr:

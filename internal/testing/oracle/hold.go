@@ -15,7 +15,7 @@ type Bucket struct {
 // sweptBeside is the most records that a call ends beside its own work.
 const sweptBeside = 16
 
-// HoldingKind tells what a record of a bucket is.
+// HoldingKind is the kind of a record of a bucket.
 type HoldingKind int64
 
 // Kinds of records. Only the first two hold tokens.
@@ -127,9 +127,8 @@ func (b *Bucket) Settle(id string, used, now int64) (answer policy.Settlement, a
 	return answer, false, HeldDone
 }
 
-// Lease tells what became of a block of tokens, of which keep are still held and
-// back come back, and adds up to want to it, at most half of what the bucket
-// holds. The call with the number of the last one changes nothing.
+// Lease settles a block of tokens, of which keep are still held and back come back, and adds up to want to it, at most
+// half of what the bucket holds. The call with the number of the last one changes nothing.
 func (b *Bucket) Lease(id string, seq, keep, back, want, ttl, now int64) (granted, clamped int64, held Held) {
 	s := b.Control
 	if s == nil {
@@ -169,9 +168,8 @@ func (b *Bucket) Lease(id string, seq, keep, back, want, ttl, now int64) (grante
 	return granted, clamped, HeldDone
 }
 
-// Sweep ends reservations and leases whose time is over, the earliest ones first
-// and at most as many as most. What was in a lease is spent, because nobody knows
-// better.
+// Sweep ends reservations and leases whose time is over, the earliest ones first and at most as many as most. The
+// tokens of a lease count as spent, since it is unknown how many were.
 func (b *Bucket) Sweep(most int, now int64) policy.Swept {
 	if b.Control == nil {
 		return policy.Swept{}

@@ -67,11 +67,9 @@ type Demand struct {
 	Leave  policy.Leave
 }
 
-// TakeAll takes tokens of several buckets, each another one, all or nothing. A
-// bucket in shadow mode that lacks them is left out. The answers are in the order
-// of the demands, and OK tells of each bucket whether its tokens are there: if ok,
-// those were taken; otherwise Taken is 0. A bucket without state is not known, and
-// then nothing is taken.
+// TakeAll takes tokens of several different buckets, all or nothing. A bucket in shadow mode that lacks them is left
+// out. The answers are in the order of the demands, and OK of each reports whether its tokens are there: if ok, those
+// were taken; otherwise Taken is 0. A bucket without state is not known, and then nothing is taken.
 func TakeAll(demands []Demand, now int64) (ok bool, answers []policy.Taking) {
 	answers = make([]policy.Taking, len(demands))
 	ok = true

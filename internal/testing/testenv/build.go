@@ -39,7 +39,7 @@ func Build(t testing.TB, pkg string, flags ...string) string {
 	if err != nil {
 		t.Fatalf("%v", err)
 	}
-	// The hash keeps work trees and sets of flags apart; the last part keeps the program's name.
+	// The hash separates work trees and sets of flags; the last part keeps the program's name.
 	sum := sha256.Sum256([]byte(root + " " + key))
 	path := filepath.Join(cacheDir(), hex.EncodeToString(sum[:8]), filepath.Base(filepath.Join(root, pkg)))
 	if err := goBuild(root, pkg, path, flags...); err != nil {
@@ -53,7 +53,7 @@ func Build(t testing.TB, pkg string, flags ...string) string {
 func EtcdProgram(t testing.TB) string {
 	t.Helper()
 	if path := os.Getenv("ETCD_SERVER"); path != "" {
-		return lookServer(t, path, "ETCD_SERVER names no program: unset it to build etcd from go.mod")
+		return findServer(t, path, "ETCD_SERVER names no program: unset it to build etcd from go.mod")
 	}
 	path, err := cachedEtcd()
 	if err != nil {
@@ -143,8 +143,8 @@ func cacheDir() string {
 	return filepath.Join(base, cacheFolder)
 }
 
-// lookServer returns the path of a program, or fails the test with advice.
-func lookServer(t testing.TB, name, advice string) string {
+// findServer returns the path of a program, or fails the test with advice.
+func findServer(t testing.TB, name, advice string) string {
 	t.Helper()
 	path, err := exec.LookPath(name)
 	if err != nil {

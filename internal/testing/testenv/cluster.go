@@ -89,7 +89,7 @@ func (c *RedisCluster) Replicate() []*RedisServer {
 	}
 	for i, id := range c.ids {
 		replicate := func(ctx context.Context) error { return control[i].ClusterReplicate(ctx, id).Err() }
-		if err := pollUntil(replicate); err != nil { // until it has heard of its master
+		if err := pollUntil(replicate); err != nil { // until it knows its master
 			c.t.Fatalf("testenv: replicate node %d: %v", i, err)
 		}
 	}
@@ -181,7 +181,7 @@ func (c *RedisCluster) Nodes() []*RedisServer { return append([]*RedisServer(nil
 // Servers returns all servers, masters and replicas.
 func (c *RedisCluster) Servers() []*RedisServer { return append(c.Nodes(), c.replicas...) }
 
-// Masters returns the servers that serve slots, as they see it themselves. One that stands still is left out.
+// Masters returns the servers that serve slots, by their own information. One that is paused is left out.
 func (c *RedisCluster) Masters() (masters []*RedisServer) {
 	for _, s := range c.Servers() {
 		if c.serves(s, func(first, last int) bool { return true }) {
@@ -368,7 +368,7 @@ func (c *RedisCluster) StartMove(slot int, to *RedisServer) (*SlotMove, error) {
 	return m, m.setSlot(m.from, "migrating", m.to)
 }
 
-// setSlot tells node what the slot's state is with regard to other.
+// setSlot sets the slot's state on a node with regard to other.
 func (m *SlotMove) setSlot(node int, state string, other int) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()

@@ -30,9 +30,9 @@ type EtcdMember struct {
 	scheme     string
 }
 
-// Etcd starts a cluster of 1 or 3 members and waits until every member serves linearizable reads. A leader that is gone
-// is replaced after about half a second. Members write to disk without waiting for it: data survives Kill, not a crash
-// of the machine.
+// Etcd starts a cluster of 1 or 3 members and waits until every member serves linearizable reads. A leader that was
+// killed is replaced after about half a second. Members write to disk without waiting for it: data survives Kill, not a
+// crash of the machine.
 func Etcd(t testing.TB, members int, opts ...Option) *EtcdCluster {
 	t.Helper()
 	if members != 1 && members != 3 {

@@ -22,7 +22,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// recorder stands in for the test of a user of this package, so that its failure can be observed.
+// recorder replaces the test of a user of this package, so that its failure can be observed.
 type recorder struct {
 	testing.TB
 	name string

@@ -41,8 +41,8 @@ func WithArgs(args ...string) Option { return func(o *options) { o.args = append
 // WithProgram runs a Redis server of another program, which takes the arguments of redis-server.
 func WithProgram(path string) Option { return func(o *options) { o.program = path } }
 
-// WithProxies puts a proxy in front of each server of a Sentinel or Cluster. Clients are told the proxies' addresses in
-// place of the servers', and so are servers that replicate.
+// WithProxies puts a proxy in front of each server of a Sentinel or Cluster. Clients get the proxies' addresses in
+// place of the servers', and so do servers that replicate.
 func WithProxies() Option { return func(o *options) { o.proxies = true } }
 
 // WithEnv adds "NAME=value" pairs to the environment of the server.

@@ -23,7 +23,7 @@ const (
 	// readyTimeout bounds how long a server may take to answer. It is generous because the machine may be busy
 	// with other test packages; a server that exits is noticed at once.
 	readyTimeout = 60 * time.Second
-	// pollInterval is the pause between two looks at something that gives no signal.
+	// pollInterval is the pause between two checks of something that gives no signal.
 	pollInterval = 10 * time.Millisecond
 	// logTailLines is how much of a log a failed test prints.
 	logTailLines = 30
@@ -195,7 +195,7 @@ func (p *Process) signal(r *run, sig syscall.Signal) error {
 	return err
 }
 
-// Kill ends the process with SIGKILL, paused or not, and waits until it is gone.
+// Kill ends the process with SIGKILL, paused or not, and waits until it has ended.
 func (p *Process) Kill() {
 	p.t.Helper()
 	r := p.current()
@@ -206,8 +206,8 @@ func (p *Process) Kill() {
 	<-r.exited
 }
 
-// Stop ends the process with SIGTERM, after resuming it if it is paused, and waits until it is gone. One that ignores
-// the signal for ten seconds is killed and fails the test.
+// Stop ends the process with SIGTERM, after resuming it if it is paused, and waits until it has ended. A process that
+// ignores the signal for ten seconds is killed and fails the test.
 func (p *Process) Stop() {
 	p.t.Helper()
 	p.Signal(syscall.SIGTERM)

@@ -61,7 +61,7 @@ func TestProcessWaitLogFailsWhenTheProcessEnds(t *testing.T) {
 
 func TestKillReachesChildrenOfTheProcess(t *testing.T) {
 	t.Parallel()
-	// The child keeps the write end of the pipe open; reading ends when it is gone.
+	// The child keeps the write end of the pipe open; reading ends when the child has ended.
 	dir := t.TempDir()
 	fifo := filepath.Join(dir, "alive")
 	require.NoError(t, syscall.Mkfifo(fifo, 0o600))

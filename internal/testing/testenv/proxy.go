@@ -26,8 +26,8 @@ func Proxy(t testing.TB, target string, seed uint64) *faultproxy.Proxy {
 	return p
 }
 
-// frontOf starts the proxy of a server on a port, and returns it with the port that clients are told. Without
-// [WithProxies] there is none, and that is the server's own.
+// frontOf starts the proxy of a server on a port, and returns it with the port that clients get. Without [WithProxies]
+// there is none, and the port is the server's own.
 func frontOf(t testing.TB, o options, port int) (p *faultproxy.Proxy, announced string) {
 	t.Helper()
 	if !o.proxies {

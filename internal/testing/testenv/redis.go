@@ -51,7 +51,7 @@ func RedisProgram(t testing.TB) string {
 	if name == "" {
 		name = "redis-server"
 	}
-	return lookServer(t, name, "install redis-server 7.0 or later (apt install redis-server, apk add redis, "+
+	return findServer(t, name, "install redis-server 7.0 or later (apt install redis-server, apk add redis, "+
 		"brew install redis), or set REDIS_SERVER to the path of a redis-server or valkey-server")
 }
 
@@ -95,7 +95,7 @@ func (s *RedisServer) Addr() string { return loopback(s.port) }
 // Proxy returns the proxy in front of the server, nil unless it was started [WithProxies].
 func (s *RedisServer) Proxy() *faultproxy.Proxy { return s.proxy }
 
-// announced is the address that clients of a Sentinel or Cluster are told.
+// announced returns the address that clients of a Sentinel or Cluster get.
 func (s *RedisServer) announced() string {
 	if s.proxy != nil {
 		return s.proxy.Addr()
@@ -105,7 +105,7 @@ func (s *RedisServer) announced() string {
 
 type dialer = func(ctx context.Context, network, addr string) (net.Conn, error)
 
-// pastProxies dials servers themselves where a client was told the addresses of their proxies.
+// pastProxies dials the servers themselves where a client has the addresses of their proxies.
 func pastProxies(servers func() []*RedisServer) dialer {
 	return func(ctx context.Context, network, addr string) (net.Conn, error) {
 		for _, s := range servers() {

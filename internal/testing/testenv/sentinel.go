@@ -56,7 +56,8 @@ func Sentinel(t testing.TB, opts ...Option) *RedisSentinel {
 	s.servers[1] = start("replica", o, "--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "1",
 		"--replicaof", strings.Replace(s.servers[0].announced(), ":", " ", 1))
 	s.master.Store(s.servers[0])
-	// The replica is in sync before the sentinel first looks: it asks a replica for its state only every ten seconds.
+	// The replica is in sync before the sentinel's first check, since a sentinel asks a replica for its state only every
+	// ten seconds.
 	replica := s.servers[1].Client()
 	s.must("replica in sync", func(ctx context.Context) error {
 		link, err := s.servers[1].info(ctx, replica, "replication", "master_link_status")

@@ -7,16 +7,17 @@
 --       the tokens come, 0 if that is not known
 -- Reply {1, now_us, ...}: taken, peeked or returned
 --       {0, now_us, ...}: denied; nothing is taken from any limit
---       both with five integers for each limit: 1 if n tokens fit, else 0; tokens left; wait_us until n tokens fit;
---       reset_us until nothing needs to be stored; delay_us before the tokens may be used
+--       both with six integers for each limit: 1 if n tokens fit, else 0; tokens left; wait_us until n tokens fit;
+--       reset_us until nothing needs to be stored; delay_us before the tokens may be used; more_us until there are more
+--       tokens than are left, 0 if all are there
 --       {3, i}: KEYS i holds something else; nothing is taken
 --       {4, now_us}: it is now in another window of the calendar than the numbers say; nothing is taken
 --
 -- A rule is a function of key, what, n, now, its three numbers and the window. It reads its key and returns whether n
--- tokens fit; the tokens left, wait_us, reset_us and delay_us as they are without this call; and a function that writes
--- and returns tokens left and reset_us after it. It returns nil if the key holds something else, and nil, true if it is
--- now in another window of the calendar. Only when every rule has read does one write. Rules may use
--- what redis and ahead define.
+-- tokens fit; the tokens left, wait_us, reset_us, delay_us and more_us as they are without this call; and a function
+-- that writes and returns tokens left, reset_us and more_us after it. It returns nil if the key holds something else,
+-- and nil, true if it is now in another window of the calendar. Only when every rule has read does one write. Rules may
+-- use what redis and ahead define.
 --#include shared/redis
 --#include shared/ahead
 --#include shared/unwritten
@@ -30,16 +31,17 @@ local writes = {}
 local granted = true
 for i, key in ipairs(KEYS) do
   local a = 5 * i - 2
-  local fits, left, wait, reset, delay, write =
+  local fits, left, wait, reset, delay, more, write =
     rules[ARGV[a]](key, what, n, now, number(a + 1), number(a + 2), number(a + 3), number(a + 4))
   if fits == nil then return left and {4, now} or {3, i} end
   fits = fits or what == -1
   granted = granted and fits
-  local r = 5 * i - 2
+  local r = 6 * i - 3
   reply[r] = fits and 1 or 0
   reply[r + 1] = left
   reply[r + 2] = fits and 0 or wait
   reply[r + 3], reply[r + 4] = reset, delay
+  reply[r + 5] = more
   writes[i] = write
 end
 if what == 0 then return reply end
@@ -48,7 +50,7 @@ if what == 1 and not granted then
   return unwritten(KEYS[1], reply)
 end
 for i, write in ipairs(writes) do
-  local r = 5 * i - 2
-  reply[r + 1], reply[r + 3] = write()
+  local r = 6 * i - 3
+  reply[r + 1], reply[r + 3], reply[r + 5] = write()
 end
 return reply

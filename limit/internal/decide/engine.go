@@ -30,6 +30,7 @@ type Outcome struct {
 	Left  int64 // tokens left
 	Wait  int64 // until n tokens fit, if they don't
 	Reset int64 // until nothing needs to be stored
+	More  int64 // until more tokens are left than Left; 0 if all are
 	Delay int64 // before the tokens may be used
 	Era   int64 // of a take: the window that a return of its tokens names; 0: none
 }
@@ -37,6 +38,9 @@ type Outcome struct {
 // Result is the outcome as a fetch.Result of n tokens asked for.
 func (o Outcome) Result(limit, n int64, what What) fetch.Result {
 	r := fetch.Result{OK: o.Fits, Remaining: o.Left, Limit: limit, RetryAfter: micros(o.Wait), ResetAfter: micros(o.Reset)}
+	if o.Fits {
+		r.MoreAfter = micros(o.More)
+	}
 	if what == Take && o.Fits {
 		r.Taken, r.Era = n, o.Era
 	}
@@ -186,7 +190,7 @@ func (s *Script) outcomes(reply *Reply, code int64) ([]Outcome, int64, error) {
 	outcomes := make([]Outcome, len(s.rules))
 	for i := range outcomes {
 		outcomes[i] = Outcome{Fits: reply.Int() == 1, Left: reply.Int(), Wait: reply.Int(), Reset: reply.Int(),
-			Delay: reply.Int()}
+			Delay: reply.Int(), More: reply.Int()}
 		outcomes[i].Era = s.rules[i].era(now, &outcomes[i])
 	}
 	if err := reply.End(); err != nil {
@@ -263,7 +267,7 @@ func (r *Reply) Int() int64 {
 // More reports whether there is another value.
 func (r *Reply) More() bool { return r.err == nil && len(r.values) > 0 }
 
-// End reports a mismatch, or values that nobody read.
+// End reports a mismatch, or values that were not read.
 func (r *Reply) End() error {
 	if r.err == nil && len(r.values) > 0 {
 		r.err = fmt.Errorf("%w: %d values too many", lua.ErrBadReply, len(r.values))

@@ -62,7 +62,7 @@ func (l *Limiter) Do(ctx context.Context, key string, what What, n int64, opts [
 	return o.Result(l.Rule.Limit, n, what), nil
 }
 
-// Undo gives back what a take took, as r tells.
+// Undo returns the tokens of a take with the result r.
 func (l *Limiter) Undo(ctx context.Context, key string, r fetch.Result) error {
 	if r.Taken == 0 {
 		return nil

@@ -18,7 +18,7 @@ var source string
 
 // Rule is a limit.
 type Rule struct {
-	Name   string        // tells limits of one kind on the same key apart; may be empty
+	Name   string        // distinguishes limits of one kind on the same key; may be empty
 	Kind   string        // the name of the rule in the script
 	Suffix string        // of the rule's key in Redis
 	Source string        // the rule in Lua

@@ -20,8 +20,7 @@ import (
 	"github.com/tokenrefill/refiller/limit/internal/decide"
 )
 
-// Clock is a clock that stands still until it is set. It is safe for concurrent
-// use.
+// Clock is a clock that does not advance until it is set. It is safe for concurrent use.
 type Clock struct{ us atomic.Int64 }
 
 // NewClock makes a Clock.
@@ -158,9 +157,9 @@ func AdmitExactly(t testing.TB, take func(context.Context) (fetch.Result, error)
 	require.EqualValues(t, most, admitted.Load(), "admitted of %d", takes)
 }
 
-// BytesPerKey takes from n keys that are named as users are, and returns the
-// memory of a key as MEMORY USAGE tells it and as used_memory grew, which counts
-// the tables of keys and of expiries as well, but not the connections. REFILLER_KEYS is another n.
+// BytesPerKey takes from n keys that are named like users. It returns the memory of a key according to MEMORY USAGE and
+// according to the growth of used_memory, which counts the tables of keys and of expiries as well, but not the
+// connections. REFILLER_KEYS sets another n.
 func BytesPerKey(t testing.TB, rdb *redis.Client, n int, name func(key string) string,
 	take func(ctx context.Context, key string) error) (usage, delta float64) {
 	t.Helper()

@@ -26,9 +26,9 @@ func Redis(t testing.TB) *redis.Client {
 	return rdb
 }
 
-// Stepping starts a server and returns a client of it, and a function that lets its clock go on or steps it, back or
-// ahead, to within a day of the true time. Windows of minutes and more are compared on it: Redis looks at the clock
-// again to expire a key, a little later than a script did.
+// Stepping starts a server and returns a client of it, and a function that lets its clock run or steps it, back or
+// ahead, to within a day of the true time. Windows of minutes and more are compared on it, because Redis reads the
+// clock again to expire a key, a little later than a script did.
 func Stepping(t testing.TB, rng *rand.Rand) (rdb *redis.Client, tick func()) {
 	server := testenv.Redis(t, testenv.WithClock())
 	return server.Client(), func() {

@@ -12,13 +12,13 @@ import (
 // takeOver bounds how long a replica may take to become the master.
 const takeOver = time.Minute
 
-// failOverToLagging kills the master of a Sentinel whose replica has heard nothing of it for a while.
+// failOverToLagging kills the master of a Sentinel whose replica has not been updated for a while.
 func failOverToLagging(e *env) func() {
 	e.what.Effect = record.Rollback
 	next := e.Sentinel.Replica()
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
-	// From here on the replica hears nothing of the master.
+	// From here on the replica gets no updates of the master.
 	e.must(next.Client().ReplicaOf(ctx, "127.0.0.1", "1").Err())
 	return func() {
 		old := e.Sentinel.KillMaster()

@@ -101,7 +101,7 @@ func (s *Struck) Heal() {
 		if f.End == 0 {
 			f.End = end
 		}
-		s.e.Note(*f)
+		s.e.AddFault(*f)
 	}
 }
 
@@ -124,7 +124,7 @@ func Must(name string) Fault {
 	return f
 }
 
-// Goes reports whether the fault can strike such a system; Durable, Slow and Clock are up to whoever starts it.
+// Goes reports whether the fault can strike such a system. Durable, Slow and Clock are up to the caller.
 func (f Fault) Goes(spec system.Spec) bool {
 	return (f.Servers == nil || slices.Contains(f.Servers, spec.Servers)) && spec.Etcd >= f.Etcd &&
 		spec.Replicas >= f.Replicas &&
@@ -278,7 +278,7 @@ var All = []Fault{
 			}
 		}
 	}},
-	// With nobody who leads, the standbys have nothing to go by but the pulse.
+	// Without a leader, the standbys depend on the pulse.
 	{Name: "pulse-unreadable", Group: Etcd, Etcd: 1, Replicas: 2, Servers: single, Spares: true, Hold: 8 * time.Second,
 		strike: spoilPulse},
 	{Name: "etcd-stands-still", Group: Etcd, Etcd: 1, Spares: true, Hold: 4 * time.Second, strike: func(e *env) func() {

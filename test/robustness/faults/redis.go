@@ -69,8 +69,8 @@ func forbid(e *env) func() {
 	return func() { set([]any{"acl", "setuser", "default", "allkeys"}) }
 }
 
-// spoilPulse puts something else where the leader's sign of life is, and has etcd stand still, so that after a while
-// nobody leads.
+// spoilPulse replaces the leader's sign of life by something else, and pauses etcd, so that after a while there is no
+// leader.
 func spoilPulse(e *env) func() {
 	rdb := e.Redis.Client()
 	call := func(do func(ctx context.Context) error) {

@@ -51,7 +51,7 @@ func stateOf(b *policy.Bucket) State {
 type Input struct {
 	Op     *record.Op // a client's
 	Refill *Refill    // a replica's
-	Lose   string     // a fault's: which of tokens, index and control are gone
+	Lose   string     // a fault's: which of tokens, index and control were lost
 }
 
 // Unanswered is the operation without its answer.
@@ -130,7 +130,7 @@ func client(b *policy.Bucket, op record.Op) bool {
 	had := b.Tokens != nil
 	got := b.Take(n, 0)
 	if op.Kind == record.UpTo && !had && !got.OK {
-		b.Tokens = nil // a look at nothing writes nothing
+		b.Tokens = nil // reading an absent bucket writes nothing
 	}
 	switch {
 	case unknown:

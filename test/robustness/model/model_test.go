@@ -10,7 +10,7 @@ import (
 	"github.com/tokenrefill/refiller/test/robustness/record"
 )
 
-// What is returned to a bucket whose K is gone is dropped: only a refill knows what the loss means.
+// Tokens that are returned to a bucket without K are dropped: only a refill knows what the loss means.
 func TestAReturnToABucketThatLostItsTokensLeavesNone(t *testing.T) {
 	t.Parallel()
 	terms := policy.Policy{Capacity: 300, Rate: policy.PerSecond(300)}.Terms(policy.Fence{Epoch: 1})

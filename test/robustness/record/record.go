@@ -1,10 +1,10 @@
-// Package record is what a run leaves on disk: a directory of JSON lines that the verifier reads, and nothing else.
+// Package record defines the files of a run: a directory of JSON lines that the verifier reads, and nothing else.
 //
 //	meta.json             what was run
 //	ops.jsonl             what the clients did
 //	samples.jsonl         what Redis held, read beside the traffic
 //	faults.jsonl          what went wrong, and when
-//	health.jsonl          looks at the system before and after each fault
+//	health.jsonl          checks of the system before and after each fault
 //	refills-NAME.jsonl    the refill calls of one replica, written by itself (package history)
 //	log-NAME.jsonl        the log of one replica
 //
@@ -137,7 +137,7 @@ const (
 
 	Reserve = "reserve" // N tokens are held
 	Settle  = "settle"  // of those held, N may come back
-	Lapse   = "lapse"   // nobody settles: N come back when the reservation's time is over
+	Lapse   = "lapse"   // it is not settled: N come back when the reservation's time is over
 	Add     = "add"     // a program that knows nothing of us adds N tokens
 	Grant   = "grant"   // an operator adds N tokens
 	Reset   = "reset"   // an operator has the bucket hold N tokens
@@ -164,7 +164,7 @@ type Op struct {
 	Taken   int64  `json:"taken,omitempty"`   // take, upto
 	Clamped int64  `json:"clamped,omitempty"` // return
 	Left    int64  `json:"left"`
-	Era     int64  `json:"era,omitempty"` // denied: where the bucket stood
+	Era     int64  `json:"era,omitempty"` // denied: the bucket's era
 	Index   int64  `json:"index,omitempty"`
 	Last    int64  `json:"last,omitempty"`
 	Error   string `json:"error,omitempty"`
@@ -177,7 +177,7 @@ type Op struct {
 	All      bool   `json:"all,omitempty"`      // one of the takes of a TakeAll
 }
 
-// Sample is one bucket as one atomic look found it.
+// Sample is the state of one bucket in one atomic reading.
 type Sample struct {
 	Key     string `json:"key"`
 	Sent    int64  `json:"sent"`
@@ -196,10 +196,10 @@ type Sample struct {
 // Effects of a fault on the buckets' state. Whatever has none must leave every promise as it was.
 const (
 	None     = ""
-	Lose     = "lose"     // keys are gone
+	Lose     = "lose"     // keys are deleted
 	Rollback = "rollback" // the server forgot what happened between Start and Gone
 	Clock    = "clock"    // the server's clock was stepped by Jump
-	Forbid   = "forbid"   // nobody may touch the keys of one bucket
+	Forbid   = "forbid"   // no client may use the keys of one bucket
 )
 
 // Fault is something that went wrong from Start to End.
@@ -218,7 +218,7 @@ type Fault struct {
 	Note   string        `json:"note,omitempty"`
 }
 
-// Health is one look at the whole system: every bucket was refilled again after At.
+// Health is one check of the whole system: every bucket was refilled again after At.
 type Health struct {
 	When string        `json:"when"`
 	At   int64         `json:"at"`

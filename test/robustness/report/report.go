@@ -19,15 +19,16 @@ import (
 type Report struct {
 	mu      sync.Mutex
 	runs    int
-	failed  []string
+	failed  []string // the runs with violations
+	broken  []string // the violations
 	ops     int
 	refills int
 	writes  int
 	hidden  int
 	decided int
-	notes   int
+	remarks int
 	cards   []deck.Card
-	looks   int
+	checks  int
 	slack   float64
 	gaps    map[string][]verify.Gap
 	faults  map[string]int
@@ -44,13 +45,16 @@ func (r *Report) Add(meta record.Meta, result *verify.Result) {
 	if len(result.Violations) > 0 {
 		r.failed = append(r.failed, meta.Name)
 	}
+	for _, v := range result.Violations {
+		r.broken = append(r.broken, meta.Name+": "+v.String())
+	}
 	r.ops += result.Ops
 	r.refills += result.Refills
 	r.writes += result.Writes
 	r.hidden += result.Hidden
 	r.decided += result.Decided
-	r.notes += len(result.Notes)
-	r.looks += result.Versions
+	r.remarks += len(result.Remarks)
+	r.checks += result.Versions
 	if meta.Deployment != nil {
 		r.cards = append(r.cards, meta.Deployment)
 	}
@@ -90,9 +94,12 @@ func (r *Report) String() string {
 	_ = w.Flush() // it writes to memory
 	fmt.Fprintf(&b,
 		"%d runs, %d with violations %v: %d calls, %d refill calls, %d of which wrote (%d unseen by their caller), "+
-			"%d bucket histories linearizable, %d looks at the version in force, %d notes, at most %.0f %% of the window "+
+			"%d bucket histories linearizable, %d checks of the version in force, %d remarks, at most %.0f %% of the window "+
 			"bound used\n",
-		r.runs, len(r.failed), r.failed, r.ops, r.refills, r.writes, r.hidden, r.decided, r.looks, r.notes, 100*r.slack)
+		r.runs, len(r.failed), r.failed, r.ops, r.refills, r.writes, r.hidden, r.decided, r.checks, r.remarks, 100*r.slack)
+	for _, v := range r.broken { // once more at the end, which is what is left of a long log
+		fmt.Fprintln(&b, v)
+	}
 	return b.String()
 }
 
@@ -134,7 +141,7 @@ func (r *Report) Deployments() (table string, empty []deck.Cell) {
 	return b.String(), empty
 }
 
-// count is a cell of the table: nothing where the pair stands elsewhere, a dash where it can't be.
+// count returns a cell of the table: nothing if the pair has a cell elsewhere, a dash if it can't occur.
 func count(cell deck.Cell, met map[deck.Cell]int) string {
 	switch {
 	case cell.A.Dimension >= cell.B.Dimension:

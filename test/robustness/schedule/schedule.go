@@ -180,7 +180,7 @@ func Run(t testing.TB, dir string, p Plan) {
 	s := system.Start(t, dir, meta, p.Spec)
 	start := time.Now()
 	calls, err := traffic.Start(t.Context(), traffic.Config{
-		Dir: dir, Dial: s.Dial, Look: s.Direct, Buckets: s.Record(), Callers: s.Callers, Seed: p.Seed,
+		Dir: dir, Dial: s.Dial, Direct: s.Direct, Buckets: s.Record(), Callers: s.Callers, Seed: p.Seed,
 		Pace: p.Pace, Distance: p.Spec.Distance, Sidecar: s.Sidecar(),
 	})
 	if err != nil {

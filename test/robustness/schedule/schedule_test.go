@@ -28,7 +28,7 @@ func TestPlansAreValidAndRepeatableFromTheirSeeds(t *testing.T) {
 				struck[f.Name]++
 			}
 			require.False(t, len(phase) > 1 && phase[1].Group == faults.Etcd,
-				"%s may spoil the pulse on a server that stands still", plan)
+				"%s may spoil the pulse on a server that is paused", plan)
 		}
 	}
 	for _, f := range faults.All {

@@ -1,10 +1,10 @@
-// Package system runs what is under test: real Redis and etcd servers, replicas of the real program, and fault proxies
-// between them.
+// Package system runs the system under test: real Redis and etcd servers, replicas of the real program, and fault
+// proxies between them.
 //
 // Each replica reaches Redis (a single server) and each member of etcd through proxies of its own, and the clients
-// reach Redis through another one, so that anybody can be cut off from anything. Each server of Sentinel and Cluster
-// has one proxy for everybody, whose address its clients are told; there faults strike the servers. The proxies also
-// put Redis at a distance.
+// reach Redis through another one, so that each process can be cut off from each server. Each server of Sentinel and
+// Cluster has one proxy for all clients, whose address they get; there faults strike the servers. The proxies also put
+// Redis at a distance.
 package system
 
 import (
@@ -54,7 +54,7 @@ type Bucket struct {
 
 func (b Bucket) lines(version int) string { return b.Lines[min(version, len(b.Lines))-1] }
 
-// templated reports whether the bucket exists only once somebody takes from it.
+// templated reports whether the bucket exists only after its first take.
 func (b Bucket) templated() bool { return b.Kind == record.Refilled || b.Kind == record.Lazy }
 
 // Spec says what to run.
@@ -181,10 +181,10 @@ func Start(t testing.TB, dir string, meta record.Meta, spec Spec) *System {
 	return s
 }
 
-// ResumeWithin is how soon refills go on once a fault has ended: a refiller that met a fault may wait for a second
-// before it tries again, two seconds for the answer to a call, and two intervals for its turn; a second more is for
-// the machine, which runs many such systems at once. A call at a distance takes a round trip, and a connection several.
-// A client of Sentinel or Cluster first has to learn who serves.
+// ResumeWithin is how soon refills continue after a fault has ended. A refiller that met a fault may wait for a second
+// before it tries again, two seconds for the reply to a call, and two intervals for its turn. A second more is for the
+// machine, which runs many such systems at once. A call at a distance takes a round trip, and a connection several. A
+// client of Sentinel or Cluster first has to find out which server serves.
 func (s *System) ResumeWithin() time.Duration {
 	within := time.Second + 2*time.Second + 2*s.Interval + time.Second + 8*s.Distance
 	if s.Servers != Single {
@@ -408,7 +408,7 @@ func (s *System) Masters() []*redis.Client {
 	return []*redis.Client{s.Direct.(*redis.Client)}
 }
 
-// Active is the replica whose refill wrote last, as far as the replicas' files tell.
+// Active returns the replica whose refill wrote last, according to the replicas' files.
 func (s *System) Active() *Replica {
 	best, latest := s.Replicas[0], int64(0)
 	for _, r := range s.Replicas {
@@ -428,7 +428,7 @@ func (s *System) Active() *Replica {
 	return best
 }
 
-// Check waits until every bucket has been refilled twice from now on, and notes whether it was.
+// Check waits until every bucket has been refilled twice from now on, and records whether it was.
 func (s *System) Check(when string) bool {
 	s.T.Helper()
 	const limit = 20 * time.Second
@@ -437,17 +437,17 @@ func (s *System) Check(when string) bool {
 	defer cancel()
 	first := map[string]record.Sample{}
 	missing := len(s.Buckets)
-	note := ""
+	problem := ""
 	for missing > 0 && ctx.Err() == nil {
 		missing = 0
 		for _, b := range s.Buckets {
-			if b.templated() { // it may be full, and then nobody refills it
+			if b.templated() { // it may be full, and then no replica refills it
 				continue
 			}
-			sample, err := traffic.Look(ctx, s.Direct, b.Key)
+			sample, err := traffic.Sample(ctx, s.Direct, b.Key)
 			if err != nil || sample.Era == 0 {
 				missing++
-				note = fmt.Sprintf("%s can't be read: %v", b.Key, err)
+				problem = fmt.Sprintf("%s can't be read: %v", b.Key, err)
 				delete(first, b.Key)
 				continue
 			}
@@ -455,12 +455,12 @@ func (s *System) Check(when string) bool {
 			if !ok || sample.Era != f.Era {
 				first[b.Key] = sample
 				missing++
-				note = b.Key + " is new"
+				problem = b.Key + " is new"
 				continue
 			}
 			if sample.Index < f.Index+2 {
 				missing++
-				note = b.Key + " is not refilled"
+				problem = b.Key + " is not refilled"
 			}
 		}
 		select {
@@ -470,14 +470,14 @@ func (s *System) Check(when string) bool {
 	}
 	h := record.Health{When: when, At: start.UnixNano(), OK: missing == 0, Took: time.Since(start)}
 	if !h.OK {
-		h.Note = fmt.Sprintf("not within %s: %s", limit, note)
+		h.Note = fmt.Sprintf("not within %s: %s", limit, problem)
 	}
 	s.health.Add(h)
 	return h.OK
 }
 
-// Note writes down a fault that has ended.
-func (s *System) Note(f record.Fault) { s.faults.Add(f) }
+// AddFault records a fault that has ended.
+func (s *System) AddFault(f record.Fault) { s.faults.Add(f) }
 
 // Finish stops the replicas and completes the record.
 func (s *System) Finish() {

@@ -122,6 +122,8 @@ func (s *sidecar) call(ctx context.Context, what string, request, reply any) err
 	switch refusal.Code {
 	case "unknown_bucket":
 		return lua.ErrUnknownBucket
+	case "exceeds_capacity":
+		return fetch.ErrExceedsCapacity
 	case "too_many_buckets":
 		return lua.ErrTooManyBuckets
 	}

@@ -39,8 +39,9 @@ func (c *caller) takePlain(ctx context.Context) {
 	}
 }
 
-// addPlain adds what falls due in a refill interval, an interval after each answer, if nobody has moved the index
-// meanwhile: INCR of the index, DECR if it is another one than expected; the tokens, up to the capacity.
+// addPlain adds the tokens that fall due in a refill interval, an interval after each reply, if no other client has
+// moved the index meanwhile. It runs INCR of the index, and DECR if the index is another one than expected. Then it
+// adds the tokens, up to the capacity.
 func (c *caller) addPlain(ctx context.Context, terms policy.Terms) {
 	interval := time.Duration(terms.Interval) * time.Microsecond
 	n := terms.Tokens * terms.Interval / terms.Per

@@ -4,6 +4,7 @@ package traffic
 import (
 	"context"
 	"errors"
+	"math"
 	"math/rand/v2"
 	"net"
 	"path/filepath"
@@ -26,7 +27,7 @@ import (
 type Config struct {
 	Dir     string                       // of the run
 	Dial    func() redis.UniversalClient // a client as consumers have it, through the faults
-	Look    redis.UniversalClient        // a client past the faults, for the samples
+	Direct  redis.UniversalClient        // a client past the faults, for the samples
 	Buckets []record.Bucket
 	Callers int // per bucket
 	Seed    uint64
@@ -80,7 +81,7 @@ func Start(ctx context.Context, cfg Config) (*Traffic, error) {
 			c := &caller{
 				t: t, name: b.Key + "/" + strconv.Itoa(i), key: b.Key, rdb: rdb, rng: rand.New(rand.NewPCG(rng.Uint64(),
 					0)),
-				most: 1 + rng.Int64N(20),
+				most: min(1+rng.Int64N(20), fitting(b)),
 			}
 			if err := t.start(ctx, b, c, i); err != nil {
 				return nil, errors.Join(err, t.Stop())
@@ -89,6 +90,17 @@ func Start(ctx context.Context, cfg Config) (*Traffic, error) {
 	}
 	t.wg.Go(func() { t.sample(ctx) })
 	return t, nil
+}
+
+// fitting is how many tokens a take may want, so that it fits into half of the bucket under each of its policies.
+func fitting(b record.Bucket) int64 {
+	most := int64(math.MaxInt64)
+	for _, text := range b.Terms {
+		if t, err := policy.DecodeTerms(text); err == nil {
+			most = min(most, t.Capacity/2)
+		}
+	}
+	return max(1, most)
 }
 
 // start has a caller, the i-th of a bucket, call it as the bucket's kind of consumer does.
@@ -153,8 +165,8 @@ func (c *caller) other() *caller {
 // patience is how much longer a run takes on a machine so busy that buckets are refilled too seldom to be judged.
 const patience = 15 * time.Second
 
-// AwaitEnough waits until every bucket that is looked at was refilled often enough for the verifier to judge it, at
-// most for the patience: then the verifier says what is missing.
+// AwaitEnough waits until every sampled bucket was refilled often enough for the verifier to judge it. It waits at most
+// for the patience; then the verifier says what is missing.
 func (t *Traffic) AwaitEnough(ctx context.Context) {
 	select {
 	case <-t.enough:
@@ -235,11 +247,11 @@ func (c *caller) took(op *record.Op, reply lua.TakeReply, err error) {
 	c.finish(op, reply.OK, err)
 }
 
-// await looks at the bucket until there is an answer, so that an outage leaves one call of each caller without one.
+// await reads the bucket until there is a reply, so that an outage leaves one call of each caller without one.
 func (c *caller) await(ctx context.Context) {
 	for c.pause(ctx, 50*time.Millisecond) {
-		lookCtx, cancel := context.WithTimeout(ctx, c.t.deadline())
-		_, err := lua.Peek(lookCtx, c.rdb, c.key, 1)
+		readCtx, cancel := context.WithTimeout(ctx, c.t.deadline())
+		_, err := lua.Peek(readCtx, c.rdb, c.key, 1)
 		cancel()
 		if err == nil || errors.Is(err, lua.ErrUnknownBucket) {
 			return
@@ -252,7 +264,7 @@ func (c *caller) pause(ctx context.Context, mean time.Duration) bool {
 	return timing.Sleep(ctx.Done(), mean/2+time.Duration(c.rng.Int64N(int64(mean)+1)))
 }
 
-// finish notes the answer.
+// finish records the reply.
 func (c *caller) finish(op *record.Op, done bool, err error) {
 	op.Return = time.Now().UnixNano()
 	switch {
@@ -284,18 +296,21 @@ func neverRan(err error) bool {
 			}
 		}
 	}
+	if errors.Is(err, fetch.ErrExceedsCapacity) { // nothing was taken
+		return true
+	}
 	var netErr *net.OpError
 	return errors.As(err, &netErr) && netErr.Op == "dial"
 }
 
-// sampleEvery is the time between two looks at every bucket.
+// sampleEvery is the time between two samples of every bucket.
 const sampleEvery = 40 * time.Millisecond
 
-// enough is how many refills and looks at each bucket AwaitEnough waits for: the verifier wants half as many, and
-// doesn't see every one.
+// enough is how many refills and samples of each bucket AwaitEnough waits for. The verifier needs half as many, and
+// doesn't get every one.
 const enough = 20
 
-// sample looks at what Redis holds.
+// sample reads the state of all buckets from Redis.
 func (t *Traffic) sample(ctx context.Context) {
 	tick := time.NewTicker(sampleEvery)
 	defer tick.Stop()
@@ -308,14 +323,14 @@ func (t *Traffic) sample(ctx context.Context) {
 		}
 		waiting := false
 		for i, b := range t.cfg.Buckets {
-			if b.Kind == record.Lazy { // nothing is known of it but what its takes are told
+			if b.Kind == record.Lazy { // nothing is known of it but the replies to its takes
 				continue
 			}
-			if s, err := Look(ctx, t.cfg.Look, b.Key); err == nil {
+			if s, err := Sample(ctx, t.cfg.Direct, b.Key); err == nil {
 				t.samples.Add(s)
 				seen[i].add(s)
 			}
-			waiting = waiting || seen[i].looks < enough || seen[i].refills < enough
+			waiting = waiting || seen[i].samples < enough || seen[i].refills < enough
 		}
 		if open && !waiting {
 			close(t.enough)
@@ -324,24 +339,24 @@ func (t *Traffic) sample(ctx context.Context) {
 	}
 }
 
-// activity counts what successive looks at a bucket saw.
+// activity counts the refills between successive samples of a bucket.
 type activity struct {
-	looks, refills int64
-	version        policy.Version
+	samples, refills int64
+	version          policy.Version
 }
 
 func (a *activity) add(s record.Sample) {
-	a.looks++
+	a.samples++
 	if s.Era == a.version.Era {
 		a.refills += max(0, s.Index-a.version.Index)
 	}
 	a.version = policy.Version{Era: s.Era, Index: s.Index}
 }
 
-var errGone = errors.New("traffic: the tokens are gone")
+var errGone = errors.New("traffic: the tokens were lost")
 
-// Look reads one bucket at one moment.
-func Look(ctx context.Context, rdb redis.UniversalClient, key string) (record.Sample, error) {
+// Sample reads one bucket at one moment.
+func Sample(ctx context.Context, rdb redis.UniversalClient, key string) (record.Sample, error) {
 	ctx, cancel := context.WithTimeout(ctx, deadline)
 	defer cancel()
 	s := record.Sample{Key: key, Sent: time.Now().UnixNano()}

@@ -140,7 +140,7 @@ func (c *caller) takeAll(ctx context.Context, by sdk, b record.Bucket) string {
 		reqs[i] = fetch.Request{Key: key, N: 1 + c.most/2}
 	}
 	_, cluster := c.rdb.(*redis.ClusterClient)
-	apart := cluster && lua.Slot(keys[0]) != lua.Slot(keys[len(keys)-1])
+	separate := cluster && lua.Slot(keys[0]) != lua.Slot(keys[len(keys)-1])
 	began := c.begin(record.Take, reqs[0].N)
 	began.All = true
 	all, err := by.TakeAll(context.WithoutCancel(ctx), reqs)
@@ -155,7 +155,7 @@ func (c *caller) takeAll(ctx context.Context, by sdk, b record.Bucket) string {
 		granted := r.OK
 		r.OK = r.OK && all.OK
 		c.answered(&op, r, err)
-		if apart && granted && op.Result == record.Denied {
+		if separate && granted && op.Result == record.Denied {
 			op.Result, op.Error = record.Unknown, "another bucket denies"
 		}
 		c.t.ops.Add(op)
@@ -205,7 +205,7 @@ func (c *caller) settle(ctx context.Context, r reservation) bool {
 	return err == nil
 }
 
-// invent takes of a template's keys that nobody knew, while the buckets under test exist.
+// invent takes of a template's keys that were never used, while the buckets under test exist.
 func (c *caller) invent(ctx context.Context, b record.Bucket) {
 	client, err := fetch.New(c.rdb, fetch.WithTimeout(c.t.deadline()), fetch.WithRescue(false))
 	if err != nil {
@@ -215,7 +215,7 @@ func (c *caller) invent(ctx context.Context, b record.Bucket) {
 	c.t.clients = append(c.t.clients, client)
 	c.t.mu.Unlock()
 	for n := 0; c.pause(ctx, 200*time.Millisecond); n++ {
-		s, err := Look(ctx, c.t.cfg.Look, b.Key)
+		s, err := Sample(ctx, c.t.cfg.Direct, b.Key)
 		if err != nil || s.Missing {
 			continue
 		}

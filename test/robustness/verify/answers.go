@@ -8,7 +8,7 @@ import (
 	"github.com/tokenrefill/refiller/test/robustness/record"
 )
 
-// checkAnswers looks at what single takes were answered.
+// checkAnswers checks the replies to single takes.
 func (h *bucketHistory) checkAnswers(r *Result) {
 	shadow := h.always(func(t policy.Terms) bool { return t.Shadow })
 	granted := map[string]record.Op{}
@@ -49,7 +49,7 @@ func (h *bucketHistory) always(so func(policy.Terms) bool) bool {
 	return true
 }
 
-// checkDegraded looks at what takes were answered while the server didn't answer.
+// checkDegraded checks the replies to takes while the server didn't answer.
 func (h *bucketHistory) checkDegraded(r *Result) {
 	open := h.always(func(t policy.Terms) bool { return t.Degraded == policy.DegradedOpen })
 	local := h.always(func(t policy.Terms) bool { return t.Degraded == policy.DegradedLocal })
@@ -62,9 +62,7 @@ func (h *bucketHistory) checkDegraded(r *Result) {
 		if op.Fallback > 0 {
 			admitted = append(admitted, op)
 		}
-		// A take with a request id is made again with the time that is left, which may be too short for the distance.
-		again := op.Request != "" && strings.Contains(op.Error, "too short for a round trip")
-		if open && known[op.Client] && op.Result == record.Unknown && strings.Contains(op.Error, "unavailable") && !again {
+		if open && known[op.Client] && op.Result == record.Unknown && strings.Contains(op.Error, "unavailable") {
 			r.violate(Degraded, h.bucket.Key, "mode open: %s of %s is an error: %s", op.Kind, op.Client, op.Error)
 		}
 		known[op.Client] = known[op.Client] || op.Result == record.Done

@@ -10,7 +10,7 @@ import (
 	"github.com/tokenrefill/refiller/test/robustness/record"
 )
 
-// sight is one look at a bucket that tells where it stood.
+// sight is one reading of a bucket that shows its version.
 type sight struct {
 	version policy.Version
 	last    int64
@@ -18,7 +18,7 @@ type sight struct {
 	at      int64 // it was so at this time at the latest, Unix ns
 }
 
-// sights are all looks at the bucket.
+// sights returns all readings of the bucket.
 func (h *bucketHistory) sights() []sight {
 	var sights []sight
 	for _, f := range h.refills {
@@ -39,8 +39,8 @@ func (h *bucketHistory) sights() []sight {
 	return sights
 }
 
-// findHidden finds the writes that nobody saw the answer of: since every write adds one to the index, each leaves a
-// number that no answer has. When the server made it is seen from the bucket's last refill.
+// findHidden finds the writes without a known reply. Every write adds one to the index, so each of them leaves a number
+// that no reply has. The bucket's last refill shows when the server made it.
 func (h *bucketHistory) findHidden() {
 	sights := h.sights()
 	known := map[policy.Version]bool{}
@@ -77,7 +77,7 @@ func (h *bucketHistory) findHidden() {
 			}
 			h.hidden++
 			if index == e.low && index-1 > before { // the last of the era before left no trace but the number
-				h.undecided(v, lookedAt(sights, v))
+				h.undecided(v, latestTime(sights, v))
 				continue
 			}
 			h.reveal(v, index == e.low, sights, settled, used)
@@ -93,10 +93,10 @@ func (h *bucketHistory) findHidden() {
 	}
 }
 
-// reveal adds the write of version v, whose answer nobody saw.
+// reveal adds the write of version v, whose reply is unknown.
 func (h *bucketHistory) reveal(v policy.Version, first bool, sights []sight, settled map[policy.Version]int64,
 	used map[int]bool) {
-	w := write{version: v, to: lookedAt(sights, v)}
+	w := write{version: v, to: latestTime(sights, v)}
 	step := int64(math.MaxInt64) // the bucket's, after the write
 	for _, s := range sights {
 		if s.version == v {
@@ -128,7 +128,7 @@ func (h *bucketHistory) reveal(v policy.Version, first bool, sights []sight, set
 			if f.Victim != "" && start <= w.to && w.now*1000 <= f.End+int64(time.Second) {
 				terms := h.anyPolicy()
 				if len(h.policies) > 1 {
-					break // which policy it carried can't be told
+					break // it is unknown which policy it carried
 				}
 				w.from, w.replica = start, f.Victim
 				w.call = &policy.Call{Version: policy.Version{Era: v.Era, Index: v.Index - 1},
@@ -176,8 +176,8 @@ func (h *bucketHistory) likeliest(w write, first bool, step int64, used map[int]
 	return best
 }
 
-// lookedAt is when the write of version v was made at the latest, Unix ns.
-func lookedAt(sights []sight, v policy.Version) int64 {
+// latestTime returns when the write of version v was made at the latest, Unix ns.
+func latestTime(sights []sight, v policy.Version) int64 {
 	to := int64(math.MaxInt64)
 	for _, s := range sights {
 		if !s.version.Before(v) {
@@ -187,8 +187,8 @@ func lookedAt(sights []sight, v policy.Version) int64 {
 	return to
 }
 
-// undecided leaves open all that may come after the write of version v, made at to at the latest: who made it, or when
-// by the server's clock, can't be told.
+// undecided leaves open everything that may come after the write of version v, made at to at the latest. It is unknown
+// which replica made the write, or when by the server's clock.
 func (h *bucketHistory) undecided(v policy.Version, to int64) {
 	from := to
 	for _, known := range h.writes {

@@ -17,7 +17,7 @@ type bucketHistory struct {
 	steps    map[policy.Fence]policy.Steps // schedules of the stepped ones
 	ops      []record.Op                   // by call
 	refills  []record.Refill               // by sent
-	writes   []write                       // by version; those without an answer too, as far as they can be told
+	writes   []write                       // by version; those without a reply too, as far as they can be inferred
 	hidden   int
 	samples  []record.Sample
 	faults   []record.Fault // that concern the bucket
@@ -32,7 +32,7 @@ type write struct {
 	from    int64 // it happened between from
 	to      int64 // and to, Unix ns
 	call    *policy.Call
-	outcome *policy.Outcome // nil: nobody saw the answer
+	outcome *policy.Outcome // nil: the reply is unknown
 	replica string
 	history int // of Redis: a fail-over begins another one, in which forgotten numbers come again
 }
@@ -80,7 +80,7 @@ func newBucketHistory(run *record.Run, b record.Bucket) (*bucketHistory, error) 
 	return h, nil
 }
 
-// findWrites finds the refills that wrote, those whose answer nobody saw too, and puts them in order.
+// findWrites finds the refills that wrote, also those without a known reply, and puts them in order.
 func (h *bucketHistory) findWrites() error {
 	for _, f := range h.refills {
 		if f.Outcome != nil && f.Outcome.Status.Wrote() {
@@ -126,7 +126,7 @@ func (w *write) after(rollback record.Fault) bool {
 	return w.from >= rollback.Gone
 }
 
-// follows reports whether write i comes right after the one before it, with nothing in between that nobody saw.
+// follows reports whether write i comes right after the one before it, without a hidden write in between.
 func (h *bucketHistory) follows(i int) bool {
 	if i == 0 {
 		return false

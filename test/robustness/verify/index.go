@@ -26,7 +26,7 @@ func (h *bucketHistory) checkIndex(r *Result) {
 	}
 }
 
-// checkQuarantine looks for callers that had seen more than the server which answered them.
+// checkQuarantine finds callers that knew more than the server which answered them.
 func (h *bucketHistory) checkQuarantine(r *Result) {
 	for _, f := range h.refills {
 		o := f.Outcome

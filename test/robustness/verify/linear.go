@@ -16,8 +16,8 @@ import (
 // decideWithin bounds the search for an order of one bucket's calls.
 const decideWithin = 30 * time.Second
 
-// maxReaders bounds the replicas whose calls that wrote nothing take part: the more of them look at one state at the
-// same time, the more orders there are that differ in nothing.
+// maxReaders bounds the number of replicas whose calls without a write take part. The more of them read one state at
+// the same time, the more equivalent orders there are.
 const maxReaders = 4
 
 // calls are the calls before the cut, each between its call and its answer. A call without an answer may come at any
@@ -82,24 +82,24 @@ func (h *bucketHistory) checkLinear(r *Result) {
 		return
 	}
 	if h.cut < math.MaxInt64 {
-		r.note("%s: linearizability is decided for %d calls only: after them the server forgot writes, or nobody saw the "+
-			"answer of one", h.bucket.Key, len(calls))
+		r.remark("%s: linearizability is decided for %d calls only: after them the server forgot writes, or no client "+
+			"knows the answer of one", h.bucket.Key, len(calls))
 	}
 	result, info := porcupine.CheckOperationsVerbose(model.Model(), calls, decideWithin)
 	switch {
 	case result == porcupine.Ok:
 		r.Decided++
 	case result == porcupine.Unknown:
-		r.note("%s: no order of %d calls found nor excluded within %s", h.bucket.Key, len(calls), decideWithin)
+		r.remark("%s: no order of %d calls found nor excluded within %s", h.bucket.Key, len(calls), decideWithin)
 	case h.excused:
-		r.note("%s: no order of %d calls: a write may have come and gone unseen before a loss", h.bucket.Key,
+		r.remark("%s: no order of %d calls: a write may have come and been lost unseen before a loss", h.bucket.Key,
 			len(calls))
 	default:
 		r.violate(Linear, h.bucket.Key, "no order of %d calls gives these answers; %s", len(calls), stuck(info, calls))
 	}
 }
 
-// stuck tells where the longest order that was found ends.
+// stuck describes the end of the longest order that was found.
 func stuck(info porcupine.LinearizationInfo, calls []porcupine.Operation) string {
 	for _, partial := range info.PartialLinearizationsOperations() {
 		var longest []porcupine.Operation

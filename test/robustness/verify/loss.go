@@ -7,7 +7,7 @@ import (
 	"github.com/tokenrefill/refiller/test/robustness/record"
 )
 
-// checkLoss looks at what came back where the server had lost the bucket, or its tokens.
+// checkLoss checks what came back where the server had lost the bucket, or its tokens.
 func (h *bucketHistory) checkLoss(r *Result) {
 	if h.bucket.Kind != record.Configured || h.bucket.Plain {
 		// a take creates a template's bucket, a program with plain commands any, and of a pool's the terms change

@@ -66,8 +66,8 @@ func (h *bucketHistory) checkFences(r *Result) {
 	}
 }
 
-// checkStock looks at what the bucket held. A program with plain commands takes what isn't there and puts it back,
-// and adds more than there is room for and takes it off again.
+// checkStock checks the number of tokens in the bucket. A program with plain commands takes tokens that aren't there
+// and puts them back, and adds more than there is room for and removes them again.
 func (h *bucketHistory) checkStock(r *Result) {
 	if h.bucket.Kind == record.Foreign || h.bucket.Plain {
 		return
@@ -91,7 +91,7 @@ func (h *bucketHistory) checkStock(r *Result) {
 	}
 }
 
-// checkExpiry looks for buckets that would live for ever, or go while they are needed.
+// checkExpiry finds buckets that would live for ever, or expire while they are needed.
 func (h *bucketHistory) checkExpiry(r *Result) {
 	for _, s := range h.samples {
 		if want := h.bucket.Kind == record.Refilled; !s.Missing && s.Era > 0 && s.Expires != want {

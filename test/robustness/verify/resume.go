@@ -10,8 +10,8 @@ import (
 	"github.com/tokenrefill/refiller/test/robustness/record"
 )
 
-// slowness is how many round trips of the samples, which go past all faults, a replica may need more on a machine
-// that is too busy: they tell how slow it was.
+// slowness is how many more round trips of the samples a replica may need on a machine that is too busy. The samples
+// bypass all faults, so they show how slow the machine was.
 const slowness = 8
 
 // sampleGap is the longest time between two samples that overlaps [from, to].
@@ -80,9 +80,9 @@ func (h *bucketHistory) disturbed(at int64) int64 {
 	return next
 }
 
-// checkDuring looks for refills while a fault lasts that spares a replica and is the only one.
+// checkDuring requires refills during a fault that leaves one replica working and is the only one.
 func (h *bucketHistory) checkDuring(r *Result, f record.Fault, byTime []write) {
-	if !f.Spares || f.Effect == record.Forbid && f.Key == h.bucket.Key || !h.alone(f) {
+	if !f.Spares || f.Effect == record.Forbid && f.Key == h.bucket.Key || !h.isolated(f) {
 		return
 	}
 	last := f.Start
@@ -101,15 +101,15 @@ func (h *bucketHistory) checkDuring(r *Result, f record.Fault, byTime []write) {
 	stretch(f.End)
 }
 
-// alone reports whether nothing else went wrong while a fault lasted, nor shortly before.
-func (h *bucketHistory) alone(f record.Fault) bool {
+// isolated reports whether there was no other fault during a fault, nor shortly before.
+func (h *bucketHistory) isolated(f record.Fault) bool {
 	return !slices.ContainsFunc(h.run.Faults, func(g record.Fault) bool {
 		return (g.Name != f.Name || g.Start != f.Start) && g.Start <= f.End && g.End >= f.Start-int64(h.run.Meta.Resume)
 	})
 }
 
-// fullOrGone reports whether a template's bucket may have been full in a span, or there was none: then nobody refills
-// it.
+// fullOrGone reports whether a template's bucket may have been full in a span, or there was none. Then no replica
+// refills it.
 func (h *bucketHistory) fullOrGone(from, to int64) bool {
 	if h.bucket.Kind != record.Refilled {
 		return false
@@ -126,10 +126,10 @@ func (h *bucketHistory) fullOrGone(from, to int64) bool {
 // refused is what a replica says of a bucket that it may not refill.
 const refused = "bucket can't be refilled"
 
-// checkNeighbours looks at what became of the others while one bucket was forbidden.
+// checkNeighbours checks the other buckets while one bucket was forbidden.
 func (h *bucketHistory) checkNeighbours(r *Result) {
 	for _, f := range h.run.Faults {
-		if f.Effect != record.Forbid || !h.alone(f) {
+		if f.Effect != record.Forbid || !h.isolated(f) {
 			continue
 		}
 		if f.Key == h.bucket.Key {
@@ -142,27 +142,44 @@ func (h *bucketHistory) checkNeighbours(r *Result) {
 					line.Replica, refused)
 			}
 		}
-		var gaps []int64
-		last, interval := int64(0), int64(0)
-		for _, w := range h.writes {
-			if w.outcome == nil || w.from < f.Start || w.to > f.End {
-				continue
-			}
-			// the next call comes half an interval after an answer
-			interval = h.policies[w.outcome.Fence].Interval
-			interval = max(interval, interval/2+h.run.Meta.Distance.Microseconds())
-			if last > 0 {
-				gaps = append(gaps, w.now-last)
-			}
-			last = w.now
-		}
-		slices.Sort(gaps)
-		if len(gaps) > 0 && interval > 0 && gaps[len(gaps)/2] > interval*3/2 {
-			r.violate(Neighbours, h.bucket.Key,
-				"beside a forbidden bucket every other refill came after %dµs or more, with an interval of %dµs",
-				gaps[len(gaps)/2], interval)
-		}
+		h.checkPace(r, f)
 	}
+}
+
+// checkPace compares the refills beside a forbidden bucket with those of an equally long span before: on a machine that
+// is short of time both are late.
+func (h *bucketHistory) checkPace(r *Result, f record.Fault) {
+	gap, interval := h.usualGap(f.Start, f.End)
+	before, _ := h.usualGap(f.Start-(f.End-f.Start), f.Start)
+	if most := max(interval, before) * 3 / 2; gap > most {
+		r.violate(Neighbours, h.bucket.Key,
+			"beside a forbidden bucket every other refill came after %dµs or more, before after %dµs; the interval is %dµs",
+			gap, before, interval)
+	}
+}
+
+// usualGap returns the median time in µs between the refills of a span, and the refill interval. Both are 0 if there
+// were fewer than two refills.
+func (h *bucketHistory) usualGap(from, to int64) (gap, interval int64) {
+	var gaps []int64
+	var last write
+	for _, w := range h.writes {
+		if w.outcome == nil || w.from < from || w.to > to {
+			continue
+		}
+		// the next call comes half an interval after an answer
+		interval = h.policies[w.outcome.Fence].Interval
+		interval = max(interval, interval/2+h.run.Meta.Distance.Microseconds())
+		if last.outcome != nil && !h.fullOrGone(last.to, w.from) {
+			gaps = append(gaps, w.now-last.now)
+		}
+		last = w
+	}
+	if len(gaps) == 0 {
+		return 0, 0
+	}
+	slices.Sort(gaps)
+	return gaps[len(gaps)/2], interval
 }
 
 // checkSaidOnce counts what the replicas' logs say of a forbidden bucket.
@@ -175,13 +192,13 @@ func (h *bucketHistory) checkSaidOnce(r *Result, f record.Fault) {
 	}
 	for line, n := range said {
 		if n > 1 {
-			r.violate(Neighbours, h.bucket.Key, "%q stands in the log %d times", line, n)
+			r.violate(Neighbours, h.bucket.Key, "the log has %q %d times", line, n)
 		}
 	}
 	if !slices.ContainsFunc(h.run.Lines, func(l record.Line) bool {
 		return l.Bucket == h.bucket.Key &&
 			l.Message == refused
 	}) {
-		r.violate(Neighbours, h.bucket.Key, "no log tells that it can't be refilled")
+		r.violate(Neighbours, h.bucket.Key, "no log says that it can't be refilled")
 	}
 }

@@ -37,7 +37,7 @@ func (h *bucketHistory) checkSteps(r *Result) {
 			}
 			credited[o.Step] = true
 		}
-		// A replica that has yet to learn the server's clock and the last instant credits none.
+		// A replica that doesn't know the server's clock and the last instant yet credits none.
 		late++
 		if next > o.Now-time.Second.Microseconds() {
 			late = 0
@@ -70,7 +70,7 @@ func (h *bucketHistory) checkStep(r *Result, steps policy.Steps, before, o polic
 }
 
 // creditedAgain reports whether an instant may come twice: on a clock that was put back, or where a server forgot a
-// credit and keeps the tokens that it had before, or nobody has noticed yet.
+// credit and keeps the tokens that it had before, or no replica has detected it yet.
 func (h *bucketHistory) creditedAgain(t policy.Terms, i int) bool {
 	w := &h.writes[i]
 	noticed := slices.ContainsFunc(h.writes[:i], func(o write) bool {
@@ -99,7 +99,7 @@ func (h *bucketHistory) crossings(from, to int64) (list []crossing) {
 	return list
 }
 
-// stepTime is the longest time that a server's clock takes to step once it was told to.
+// stepTime is the longest time from the request to step a server's clock until it has stepped.
 const stepTime = 500 * time.Millisecond
 
 // steady is a span in which the server's clock may have been ahead of the machine's by so much.
@@ -161,8 +161,8 @@ func (h *bucketHistory) rolledBack(at int64) (n int) {
 	return n
 }
 
-// stepBefore is the last instant that had been credited in what a rollback left, of which write i is the first to go
-// on; 0 if nobody can tell.
+// stepBefore returns the last instant that had been credited in the state after a rollback, which write i is the first
+// to continue; 0 if that is unknown.
 func (h *bucketHistory) stepBefore(i int) (step int64) {
 	first := h.writes[i].outcome
 	if first == nil {

@@ -1,4 +1,4 @@
-// Package verify judges a run by its files alone: it starts nothing and asks nobody. Each check states one promise of
+// Package verify judges a run by its files only: it starts nothing and makes no calls. Each check states one promise of
 // the protocol; what breaks it is a Violation.
 package verify
 
@@ -13,12 +13,12 @@ import (
 
 // Names of the checks.
 const (
-	Window = "window" // what was taken in any window fits in capacity, rate and stated slack
+	Window = "window" // the takes of any window fit in capacity, rate and stated slack
 	Index  = "index"  // each (era, index) is written once in one history of Redis
 	Credit = "credit" // each refill credits the elapsed time, capped, to within a token, and nothing twice
 	Steps  = "steps"  // each scheduled instant is credited, once, at its time
 	Loss   = "loss"   // what was lost comes back as on_loss says
-	// a server that forgot what a caller saw, and only that, begins a new era, as on_rollback says
+	// a server that forgot what a caller knows, and only such a server, begins a new era, as on_rollback says
 	Quarantine = "quarantine"
 	Order      = "order"  // era, index and fence never fall; a fence may with a new era
 	Stock      = "stock"  // tokens are from 0 to the capacity, of a strict bucket less what is held
@@ -27,7 +27,7 @@ const (
 	Epochs     = "epochs" // a later term has a higher epoch
 	// refills go on within the stated time after a fault, and while it lasts if it spares a replica
 	Resume     = "resume"
-	Neighbours = "neighbours" // a bucket that can't be refilled holds up no other, and is told of once
+	Neighbours = "neighbours" // a bucket that can't be refilled delays no other, and is logged once
 	Healthy    = "healthy"    // the system works before and after each fault
 	Substance  = "substance"  // the history holds enough to mean anything
 	Versions   = "versions"   // the highest version of a living replica is in force within a second
@@ -58,7 +58,7 @@ type Gap struct {
 // Result is what the verifier found.
 type Result struct {
 	Violations []Violation
-	Notes      []string // what could not be decided, and why
+	Remarks    []string // what could not be decided, and why
 	Ops        int
 	Refills    int
 	Writes     int // refills that wrote
@@ -66,7 +66,7 @@ type Result struct {
 	Gaps       []Gap
 	Slack      float64 // most of the window check's allowance that was used, 0 to 1, over all buckets
 	Hidden     int     // writes that were made, and not answered
-	Versions   int     // looks at a bucket by which the version in force was judged
+	Versions   int     // readings of a bucket by which the version in force was judged
 }
 
 // Broken lists the checks that failed, each once.
@@ -88,13 +88,13 @@ func (r *Result) violate(check, key, format string, args ...any) {
 			n++
 		}
 	}
-	if n < 3 { // the first few tell the story
+	if n < 3 { // the first few are enough
 		r.Violations = append(r.Violations, Violation{check, key, fmt.Sprintf(format, args...)})
 	}
 }
 
-func (r *Result) note(format string, args ...any) {
-	r.Notes = append(r.Notes, fmt.Sprintf(format, args...))
+func (r *Result) remark(format string, args ...any) {
+	r.Remarks = append(r.Remarks, fmt.Sprintf(format, args...))
 }
 
 // Dir judges the run in a directory. An error means that its files can't be read.
@@ -126,7 +126,7 @@ func (h *bucketHistory) check(r *Result) {
 	h.checkDegraded(r)
 	h.checkKeys(r)
 	if h.bucket.Kind == record.Lazy {
-		return // nobody refills it, and nothing of it is known but what its takes are told
+		return // no replica refills it, and nothing of it is known but the replies to its takes
 	}
 	h.checkIndex(r)
 	if h.bucket.Kind == record.Pooled || h.bucket.Overridden {
@@ -148,8 +148,7 @@ func (h *bucketHistory) check(r *Result) {
 	}
 }
 
-// checkEpochs looks at the terms in the order in which they began. A replica that was stopped may tell of its term
-// late.
+// checkEpochs checks the terms in the order in which they began. A replica that was stopped may report its term late.
 func checkEpochs(run *record.Run, r *Result) {
 	leads := slices.Clone(run.Leads)
 	slices.SortStableFunc(leads, func(a, b record.Lead) int {
@@ -169,12 +168,12 @@ func checkEpochs(run *record.Run, r *Result) {
 
 func checkHealth(run *record.Run, r *Result) {
 	if len(run.Health) < 2 {
-		r.violate(Healthy, "", "%d looks at the system: want one at least before and one after the faults",
+		r.violate(Healthy, "", "%d checks of the system: want one at least before and one after the faults",
 			len(run.Health))
 	}
-	for _, look := range run.Health {
-		if !look.OK {
-			r.violate(Healthy, "", "%s: %s", look.When, look.Note)
+	for _, check := range run.Health {
+		if !check.OK {
+			r.violate(Healthy, "", "%s: %s", check.When, check.Note)
 		}
 	}
 }

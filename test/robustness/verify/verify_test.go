@@ -35,15 +35,15 @@ var (
 	full    = policy.Policy{Capacity: 300, Rate: policy.PerSecond(33), OnLoss: policy.LossFull}
 )
 
-// tell simulates five seconds: a replica that refills, another that loses, and a consumer that takes what it gets.
-func tell(t *testing.T, p policy.Policy) *story {
+// simulate simulates five seconds: a replica that refills, another that loses, and a consumer that takes what it gets.
+func simulate(t *testing.T, p policy.Policy) *story {
 	t.Helper()
-	return tellWith(t, p, func(int64, *policy.Bucket) (int64, bool) { return 0, false })
+	return simulateWith(t, p, func(int64, *policy.Bucket) (int64, bool) { return 0, false })
 }
 
-// tellWith is tell where strange gives, for each millisecond, how far the server's clock is ahead, in µs, and whether
-// nobody hears of what happens; it may change the bucket, too.
-func tellWith(t *testing.T, p policy.Policy,
+// simulateWith is simulate with a function strange. For each millisecond strange returns how far the server's clock is
+// ahead, in µs, and whether all replies are lost. It may change the bucket, too.
+func simulateWith(t *testing.T, p policy.Policy,
 	strange func(ms int64, b *policy.Bucket) (ahead int64, unseen bool)) *story {
 	t.Helper()
 	terms, steps := p.Terms(policy.Fence{Epoch: 1}), ""
@@ -56,7 +56,7 @@ func tellWith(t *testing.T, p policy.Policy,
 		{Key: "k", Terms: []string{terms.Encode()}, Steps: []string{steps}, Linear: true},
 	}}
 	b, rng := &policy.Bucket{}, rand.New(rand.NewPCG(1, 1))
-	learned := map[string]policy.Version{}
+	known := map[string]policy.Version{}
 	for ms := int64(0); ms < 5000; ms += 5 {
 		now := start + ms*1_000_000
 		ahead, unseen := strange(ms, b)
@@ -64,13 +64,13 @@ func tellWith(t *testing.T, p policy.Policy,
 			if ms%100 != int64(10*i) {
 				continue
 			}
-			call := policy.Call{Version: learned[replica], Create: policy.CreateInitial, Terms: &terms}
+			call := policy.Call{Version: known[replica], Create: policy.CreateInitial, Terms: &terms}
 			if p.Steps != nil && b.Control != nil {
 				call.Step, call.Next = policy.Due(p.Steps, b.Control.Step, now/1000+ahead, 2)
 			}
 			o := b.Refill(call, now/1000+ahead)
 			if !unseen {
-				learned[replica] = o.Version
+				known[replica] = o.Version
 			}
 			e := refill.Event{Key: "k", Sent: time.Unix(0, now-200_000), Replied: time.Unix(0, now+300_000), Call: call,
 				Outcome: o}
@@ -153,7 +153,7 @@ func (s *story) write(n int) *record.Refill {
 	return nil
 }
 
-// forbid has nobody touch a bucket's keys from the first second to the second.
+// forbid forbids a bucket's keys to all clients from the first second to the second.
 func (s *story) forbid(key string) {
 	s.Faults[0].Effect, s.Faults[0].Key = record.Forbid, key
 }
@@ -168,9 +168,9 @@ func TestATrueRecordPasses(t *testing.T) {
 	for name, p := range map[string]policy.Policy{"smooth": smooth, "stepped": stepped, "strict": strict, "full": full} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			result := tell(t, p).judge(t)
+			result := simulate(t, p).judge(t)
 			require.Empty(t, result.Violations)
-			require.Empty(t, result.Notes)
+			require.Empty(t, result.Remarks)
 			require.Equal(t, 1, result.Decided)
 			require.Greater(t, result.Slack, 0.8,
 				"the bound is no looser than it must be: a consumer that takes all there is comes close to it")
@@ -182,7 +182,7 @@ func TestATrueRecordPasses(t *testing.T) {
 func TestATakeThatWasSentBeforeALossMayHaveComeAfterIt(t *testing.T) {
 	t.Parallel()
 	for name, answered := range map[string]int64{"before it": -1e6, "after it": 1e6} {
-		s := tell(t, full)
+		s := simulate(t, full)
 		lost := start + int64(1e9)
 		s.Faults[0] = record.Fault{Name: "evicted", Start: lost, End: lost, Effect: record.Lose, Key: "k",
 			Parts: []string{"tokens"}}
@@ -196,11 +196,11 @@ func TestATakeThatWasSentBeforeALossMayHaveComeAfterIt(t *testing.T) {
 	}
 }
 
-// Two writes in a row that nobody saw, of which the second begins an era, leave a gap in the index and nothing else:
-// what comes after is not decided.
+// Two hidden writes in a row, of which the second begins an era, leave a gap in the index and nothing else. What comes
+// after is not decided.
 func TestWritesThatLeaveNoTraceAreNotJudged(t *testing.T) {
 	t.Parallel()
-	s := tellWith(t, smooth, func(ms int64, _ *policy.Bucket) (int64, bool) {
+	s := simulateWith(t, smooth, func(ms int64, _ *policy.Bucket) (int64, bool) {
 		if ms < 2100 || ms > 2110 {
 			return 0, false
 		}
@@ -216,7 +216,7 @@ func TestWritesThatLeaveNoTraceAreNotJudged(t *testing.T) {
 	result := s.judge(t)
 	require.Empty(t, result.Violations)
 	require.Equal(t, 1, result.Decided, "the order of the calls before is found")
-	require.Len(t, result.Notes, 1)
+	require.Len(t, result.Remarks, 1)
 }
 
 // The bucket keeps its tokens in a rollback that forgets the credit of an instant, and is credited it again: what is
@@ -227,7 +227,7 @@ func TestAnInstantWhoseCreditWasForgottenMayBeTakenAgain(t *testing.T) {
 	kept.OnRollback = policy.RollbackKeep
 	var old policy.Bucket
 	credits, back := 0, int64(0) // the rollback is right after the fourth credit, to right after the third
-	s := tellWith(t, kept, func(ms int64, b *policy.Bucket) (int64, bool) {
+	s := simulateWith(t, kept, func(ms int64, b *policy.Bucket) (int64, bool) {
 		if ms%100 == 5 && b.Control != nil && (old.Control == nil || old.Control.Step < b.Control.Step) && back == 0 {
 			credits++
 			if credits == 4 {
@@ -311,10 +311,43 @@ func TestEachForgedRecordIsCaught(t *testing.T) {
 	} {
 		t.Run(tc.check, func(t *testing.T) {
 			t.Parallel()
-			s := tell(t, smooth)
+			s := simulate(t, smooth)
 			tc.lie(s)
 			require.Contains(t, s.judge(t).Broken(), tc.check)
 		})
+	}
+}
+
+// TestAFullBucketIsNoForbiddenNeighbour has two of three refills of a template's bucket fail to come while another
+// bucket is forbidden. No replica refills a full one.
+func TestAFullBucketIsNoForbiddenNeighbour(t *testing.T) {
+	t.Parallel()
+	s := simulate(t, smooth)
+	s.Meta.Buckets[0].Kind = record.Refilled
+	s.forbid("other")
+	s.Faults[0].End = start + 4e9
+	for at := int64(start + 1e9); at < start+4e9; at += 300e6 {
+		s.silence(at, at+250e6)
+	}
+	require.Contains(t, s.judge(t).Broken(), verify.Neighbours)
+	for i := range s.Samples {
+		s.Samples[i].Tokens = smooth.Capacity
+	}
+	require.NotContains(t, s.judge(t).Broken(), verify.Neighbours)
+}
+
+// TestRefillsThatWereLateBeforeAreLateBesideAForbiddenBucket drops two of three refills while another bucket is
+// forbidden, and for as long before: the machine is short of time.
+func TestRefillsThatWereLateBeforeAreLateBesideAForbiddenBucket(t *testing.T) {
+	t.Parallel()
+	for from, late := range map[int64]bool{start + 2e9: true, start: false} {
+		s := simulate(t, smooth)
+		s.forbid("other")
+		s.Faults[0].Start, s.Faults[0].End = start+2e9, start+4e9
+		for at := from; at < start+4e9; at += 300e6 {
+			s.silence(at, at+250e6)
+		}
+		require.Equal(t, late, slices.Contains(s.judge(t).Broken(), verify.Neighbours))
 	}
 }
 
@@ -367,20 +400,20 @@ func TestEachForgedRecordOfOtherKindsIsCaught(t *testing.T) {
 	} {
 		t.Run(tc.check, func(t *testing.T) {
 			t.Parallel()
-			s := tell(t, tc.of)
+			s := simulate(t, tc.of)
 			tc.lie(s)
 			require.Contains(t, s.judge(t).Broken(), tc.check)
 		})
 	}
 }
 
-// oneIsInferred judges the story and has it be true, with one write whose answer nobody saw.
+// oneIsInferred judges the story and requires that it is true, with one write whose reply is unknown.
 func (s *story) oneIsInferred(t *testing.T) {
 	t.Helper()
 	result := s.judge(t)
 	require.Empty(t, result.Violations)
 	require.Equal(t, 1, result.Hidden)
-	require.Equal(t, 1, result.Decided, fmt.Sprint(result.Notes))
+	require.Equal(t, 1, result.Decided, fmt.Sprint(result.Remarks))
 }
 
 // credited is the number of a refill that added tokens.
@@ -396,7 +429,7 @@ func TestAClockThatJumpsBringsAsManyInstantsAsFillTheBucket(t *testing.T) {
 	t.Parallel()
 	const jump = time.Hour + 300*time.Millisecond // which has none in the time that the verifier allows for the step
 	small := policy.Policy{Capacity: 100, Steps: stepped.Steps, StepTokens: 60}
-	s := tellWith(t, small, func(ms int64, _ *policy.Bucket) (int64, bool) {
+	s := simulateWith(t, small, func(ms int64, _ *policy.Bucket) (int64, bool) {
 		if ms < 450 {
 			return 0, false
 		}
@@ -412,7 +445,7 @@ func TestAClockThatJumpsBringsAsManyInstantsAsFillTheBucket(t *testing.T) {
 // an older state may have lost the entry.
 func TestABucketsCreditMayBeginAnewAfterALoss(t *testing.T) {
 	t.Parallel()
-	s := tellWith(t, smooth, func(ms int64, b *policy.Bucket) (int64, bool) {
+	s := simulateWith(t, smooth, func(ms int64, b *policy.Bucket) (int64, bool) {
 		if ms == 1550 {
 			b.Control.Last, b.Control.Carry = start/1000+ms*1000, 0
 		}
@@ -433,7 +466,7 @@ func TestABucketsCreditMayBeginAnewAfterALoss(t *testing.T) {
 func TestABucketFilledFromBelowZeroKeepsNoCarry(t *testing.T) {
 	t.Parallel()
 	const jump = 902123 * time.Microsecond // with 100 ms, 333.7 tokens are due
-	s := tellWith(t, smooth, func(ms int64, b *policy.Bucket) (int64, bool) {
+	s := simulateWith(t, smooth, func(ms int64, b *policy.Bucket) (int64, bool) {
 		if ms < 500 {
 			return 0, false
 		}
@@ -451,7 +484,7 @@ func TestABucketFilledFromBelowZeroKeepsNoCarry(t *testing.T) {
 
 func TestALostAnswerIsInferred(t *testing.T) {
 	t.Parallel()
-	s := tell(t, smooth)
+	s := simulate(t, smooth)
 	f := s.write(20)
 	f.Outcome, f.Error = nil, "timeout"
 	for i := range s.Ops[:200] {
@@ -466,7 +499,7 @@ func TestALostAnswerIsInferred(t *testing.T) {
 // instant.
 func TestTheLastCallOfAKilledReplicaMayHaveCreditedAnInstant(t *testing.T) {
 	t.Parallel()
-	s := tell(t, stepped)
+	s := simulate(t, stepped)
 	i := s.credited()
 	f := s.Refills[i]
 	s.Refills = slices.Delete(s.Refills, i, i+1)
@@ -478,7 +511,7 @@ func TestTheLastCallOfAKilledReplicaMayHaveCreditedAnInstant(t *testing.T) {
 // caller had given up.
 func TestALateWriteIsInferredWithItsInstant(t *testing.T) {
 	t.Parallel()
-	s := tell(t, stepped)
+	s := simulate(t, stepped)
 	i := s.credited()
 	f := &s.Refills[i]
 	made := f.Outcome.Now * 1000
@@ -494,10 +527,10 @@ func TestALateWriteIsInferredWithItsInstant(t *testing.T) {
 	s.oneIsInferred(t)
 }
 
-// Of two calls without an answer that saw no bucket the one that may create a new one did.
+// Of two calls without a reply that found no bucket, the one that may create a new one did.
 func TestALateWriteThatCreatesABucketIsInferred(t *testing.T) {
 	t.Parallel()
-	s := tell(t, smooth)
+	s := simulate(t, smooth)
 	f := &s.Refills[0]
 	require.Equal(t, policy.StatusInitialised, f.Outcome.Status)
 	f.Outcome, f.Error = nil, "timeout"

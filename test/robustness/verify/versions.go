@@ -13,8 +13,8 @@ const inForce = time.Second
 // starts is how long a replica that starts needs to connect.
 const starts = 2 * time.Second
 
-// checkVersions looks for buckets under an earlier version than that of a replica which has lived undisturbed for long
-// enough. A template's consumers learn of another version first, and a full bucket that nobody takes from waits.
+// checkVersions finds buckets under an earlier version than that of a replica which has lived undisturbed for long
+// enough. A template's consumers have to read another version first, and a full bucket without takes waits.
 func (h *bucketHistory) checkVersions(r *Result) {
 	if h.bucket.Kind != record.Configured && h.bucket.Kind != record.Foreign {
 		return

@@ -19,16 +19,17 @@ type span struct {
 // giveBack is when the SDK has given back what an abandoned take got, with time to spare.
 const giveBack = 3 * time.Second
 
-// checkWindow bounds what was taken in every window [s, t]:
+// checkWindow bounds the tokens taken in every window [s, t]:
 //
 //	taken in it for certain ≤ C + G(t) − G(s) + late(s) + 1 + returned in it perhaps + fault slack
 //
-// with G what falls due: R a second, and the tokens of each scheduled instant; and late(s) what fell due before s and
-// may have been credited after: R·min(τ(s), e), with τ(s) the gap between refills that s falls into, since a refill
-// cannot know that the bucket stood full until a moment ago, and the instants that had not been credited.
+// G is what falls due: R a second, and the tokens of each scheduled instant. late(s) is what fell due before s and may
+// have been credited after: R·min(τ(s), e), with τ(s) the gap between refills that s falls into, since a refill cannot
+// know that the bucket was full until a moment ago, and the instants that had not been credited.
 //
-// A take counts if it was called at or after s and answered by t; what adds tokens counts if it may have been in the
-// window, so a slow answer never makes a violation, and an unknown one never hides that others are too many.
+// A take counts if it was called at or after s and answered by t. Tokens that are added count if they may have been
+// added in the window. So a slow reply never makes a violation, and an unknown one never hides that others are too
+// many.
 func (h *bucketHistory) checkWindow(r *Result) {
 	capacity, rate, e := h.limits()
 	if !h.bucket.Strict() {
@@ -98,7 +99,7 @@ func (h *bucketHistory) moves() (takes, adds []span) {
 		}
 		switch {
 		case op.Kind == record.Add:
-			// The index has it that nobody else adds for that time: see the package's README.
+			// By the index no other client adds for that time: see the package's README.
 		case op.Kind == record.Lapse:
 			adds = append(adds, span{op.Call, math.MaxInt64, float64(op.N)})
 		case op.Kind == record.Return || op.Kind == record.Settle || op.Kind == record.Grant || op.Kind == record.Reset:
@@ -110,7 +111,7 @@ func (h *bucketHistory) moves() (takes, adds []span) {
 				adds = append(adds, back)
 			}
 		case op.Result == record.Unknown && !h.bucket.Linear:
-			// The SDK gives back what a take got that nobody waits for any more.
+			// The SDK returns the tokens of a take without a waiting caller.
 			adds = append(adds, span{op.Call, op.Return + int64(giveBack), float64(op.N)})
 		}
 	}
@@ -192,8 +193,8 @@ func (h *bucketHistory) faultSlack(rate, e float64) []span {
 		return slack
 	}
 	for _, w := range h.writes[min(1, len(h.writes)):] {
-		// A bucket that was lost is new again, with its initial tokens, if every caller is: nobody called later who
-		// remembered it.
+		// A bucket that was lost is new again, with its initial tokens, if every caller is: no caller that remembered it
+		// called later.
 		if o := w.outcome; o != nil && o.Status == policy.StatusInitialised && w.call.Version.Era == 0 &&
 			!h.rememberedAfter(w) {
 			slack = append(slack, span{w.from, w.to, float64(o.Tokens)})

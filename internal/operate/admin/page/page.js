@@ -42,7 +42,13 @@
       }
       return;
     }
-    now.innerHTML = then.innerHTML;
+    for (let i = 0; i < Math.max(now.childNodes.length, then.childNodes.length); i++) {
+      if (!now.childNodes[i]) { now.append(then.childNodes[i].cloneNode(true)); continue; }
+      if (!then.childNodes[i]) { now.childNodes[i--].remove(); continue; }
+      const a = now.childNodes[i], b = then.childNodes[i];
+      if (a.isEqualNode(b)) continue; // screen readers announce again what is put in again, and a selection ends
+      a.replaceWith(b.cloneNode(true));
+    }
   }
 
   const form = document.querySelector("form"), search = form.elements.q;

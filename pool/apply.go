@@ -9,11 +9,11 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// readAll takes in everything that is in etcd.
+// readAll applies everything that is in etcd.
 func (t *term) readAll(entries []entry, now time.Time) {
 	first := len(t.ledgers) == 0
 	clear(t.seen)
-	clear(t.gone)
+	clear(t.removed)
 	clear(t.declared)
 	// Settings come first: they say which regions are expected to report. Shares
 	// come before reports, which acknowledge them.
@@ -24,21 +24,21 @@ func (t *term) readAll(entries []entry, now time.Time) {
 		})
 	}
 	slices.SortStableFunc(entries, func(x, y entry) int { return order(x) - order(y) })
-	t.exceed(max(t.epoch, t.office.revision)) // that of the session before, too: its record may be gone
-	t.office.epoch = 0
-	for key := range t.unread { // it may be gone
+	t.exceed(max(t.epoch, t.leadership.revision)) // that of the session before, too: its record may be lost
+	t.leadership.epoch = 0
+	for key := range t.unread { // it may have been removed
 		if key != configKey && !slices.ContainsFunc(entries, func(e entry) bool { return e.key == key }) {
-			t.learn(entry{key: key, revision: t.revision, deleted: true}, false, now)
+			t.apply(entry{key: key, revision: t.revision, deleted: true}, false, now)
 		}
 	}
 	configured, shared := false, false
 	for _, e := range entries {
 		_, share := e.under(shareKeys)
 		configured, shared = configured || e.key == configKey, shared || share
-		t.learn(e, false, now)
+		t.apply(e, false, now)
 	}
 	if shared && !configured {
-		t.missing()
+		t.settingsMissing()
 	}
 	if shared && t.incompleteUntil.IsZero() {
 		// If etcd was restored, a region may show no trace of what it forgot. Those that do have reported by then.
@@ -62,40 +62,41 @@ func (t *term) expectShare(region string, now time.Time) {
 	_, unread := t.unread[key]
 	if !unread && t.seen[key] == 0 && t.declared[region] != fenced {
 		t.unread[key] = t.ended(now)
-		t.log.Warn("share is missing: nobody gets more until it would have ended", "region", region)
+		t.log.Warn("share is missing: no region gets more until it would have ended", "region", region)
 	}
 }
 
-// missing notes that the pools' settings are gone while regions hold shares. That isn't to say that there are no pools.
-func (t *term) missing() {
+// settingsMissing records that the pools' settings are missing while regions hold shares. It doesn't follow that there
+// are no pools.
+func (t *term) settingsMissing() {
 	t.unread[configKey] = time.Time{}
-	t.log.Error("pools are missing in etcd: shares are renewed as they are, and nobody gets more", "key", configKey)
+	t.log.Error("pools are missing in etcd: shares are renewed as they are, and no region gets more", "key", configKey)
 }
 
-// learn takes in one key: a change, or what was there when everything was read.
-func (t *term) learn(e entry, change bool, now time.Time) {
+// apply applies an entry: a change, or one that was read with all others.
+func (t *term) apply(e entry, change bool, now time.Time) {
 	t.revision = max(t.revision, e.revision)
 	var err error
 	region, isReport := e.under(reportKeys)
 	if isReport && !e.deleted {
-		err = t.hear(region, e.value, change, now)
+		err = t.applyReport(region, e.value, change, now)
 	} else if region, ok := e.under(shareKeys); ok {
-		err = t.recall(region, e, now)
+		err = t.applyShare(region, e, now)
 	} else if region, ok := e.under(fenceKeys); ok {
-		err = t.declare(region, e, change)
+		err = t.applyFencing(region, e, change)
 	} else if e.key == epochKey && e.revision > t.seen[e.key] {
-		err = t.recorded(e)
+		err = t.applyEpoch(e)
 	} else if e.key == configKey && e.deleted {
-		t.missing()
+		t.settingsMissing()
 	} else if e.key == configKey {
-		err = t.configure(e.value)
+		err = t.applySettings(e.value)
 	}
 	if err != nil && !isReport { // a region without a report is silent, no more
 		t.unread[e.key] = time.Time{}
 	}
 	if err != nil && t.logged != e.key+e.value {
 		t.logged = e.key + e.value
-		what := "record can't be read: shares are renewed as they are, and nobody gets more"
+		what := "record can't be read: shares are renewed as they are, and no region gets more"
 		if e.key == epochKey {
 			what = "epoch can't be read: no share is written until the key is deleted"
 		}
@@ -103,10 +104,10 @@ func (t *term) learn(e entry, change bool, now time.Time) {
 	}
 }
 
-// recorded reads the epoch in etcd: that of an earlier term or session, or of a write that was given up. Ours must
-// be higher: once ours is recorded, earlier writes that are still under way are refused.
-func (t *term) recorded(e entry) error {
-	t.seen[e.key], t.office.epoch = e.revision, 0
+// applyEpoch applies the epoch in etcd. It is that of an earlier term or session, or of a write that was given up. This
+// term's epoch must be higher. Once it is recorded, etcd refuses earlier writes that are still under way.
+func (t *term) applyEpoch(e entry) error {
+	t.seen[e.key], t.leadership.epoch = e.revision, 0
 	if e.deleted {
 		delete(t.seen, e.key)
 		delete(t.unread, e.key)
@@ -124,8 +125,8 @@ func (t *term) recorded(e entry) error {
 	return nil
 }
 
-// hear takes in a region's report: a live region's, or a record of unknown age.
-func (t *term) hear(region, value string, live bool, now time.Time) error {
+// applyReport applies a region's report: that of a live region, or a record of unknown age.
+func (t *term) applyReport(region, value string, live bool, now time.Time) error {
 	r, err := decodeReport(value)
 	if err != nil {
 		return err
@@ -135,26 +136,26 @@ func (t *term) hear(region, value string, live bool, now time.Time) error {
 		if l == nil || !ticket.timed() {
 			continue
 		}
-		foreign := l.hear(region, ticket, live, t.timing, now)
+		foreign := l.applyTicket(region, ticket, live, t.timing, now)
 		if isRetired(ticket.terms) && !t.known.Before(ticket.terms.Fence) {
 			foreign = false // it had left the pool, and is back
 		}
 		if _, blind := t.unread[shareKeys+region]; foreign && !blind {
-			t.foreign(region, name, l.accounts[region], now)
+			t.recordForeign(region, name, l.accounts[region], now)
 		}
 		if ticket.kind == pooled {
-			t.noteFence(ticket.terms.Fence)
+			t.recordFence(ticket.terms.Fence)
 		}
 	}
 	if live {
-		t.saw(region, now)
+		t.recordReported(region, now)
 	}
 	return nil
 }
 
-// foreign notes that a region shows a grant that this coordinator doesn't know of: etcd was restored or emptied, or
-// another coordinator grants the same pool. Other regions may hold such grants, too, until these have ended.
-func (t *term) foreign(region, pool string, a *account, now time.Time) {
+// recordForeign records that a region shows a grant that this coordinator doesn't know. Either etcd was restored or
+// emptied, or another coordinator grants the same pool. Other regions may hold such grants, too, until they end.
+func (t *term) recordForeign(region, pool string, a *account, now time.Time) {
 	shows := a.ticket.terms
 	if shows.Fence.Epoch <= t.foreignEpoch && !shows.Granted(a.ticket.era, a.ticket.now) {
 		return // a region is back after all that was forgotten has ended
@@ -162,30 +163,30 @@ func (t *term) foreign(region, pool string, a *account, now time.Time) {
 	t.foreignEpoch = max(t.foreignEpoch, shows.Fence.Epoch)
 	until := t.ended(now)
 	if until.Sub(t.incompleteUntil) > t.timing.Lease/2 {
-		t.log.Error("region has a grant that etcd doesn't know of: nobody gets more for a lease", "region", region,
+		t.log.Error("region has a grant that etcd doesn't know of: no region gets more for a lease", "region", region,
 			"pool", pool, "fence", shows.Fence, "pool-epoch", t.epoch)
 	}
 	if a.acked.Epoch == t.epoch && t.epoch > 0 && shows.Fence.Epoch > t.epoch {
 		t.log.Error("another coordinator grants the same pool, with another etcd or prefix", "region", region, "pool", pool)
 	}
-	t.noteRestore(until)
+	t.assumeRestored(until)
 	t.count(func(s *CoordinatorStats) { s.Foreign++ })
 }
 
-// noteRestore takes what etcd has of grants for incomplete until then, and has that recorded for the next coordinator.
-func (t *term) noteRestore(until time.Time) {
+// assumeRestored assumes until then that etcd lacks grants that are in force. Shares record that for the next
+// coordinator.
+func (t *term) assumeRestored(until time.Time) {
 	if t.restoredUntil.IsZero() {
 		t.rewrite()
 	}
 	t.incompleteUntil, t.restoredUntil = until, until
 }
 
-// ended is when whatever was granted before now has ended.
+// ended returns when every grant made before now has ended.
 func (t *term) ended(now time.Time) time.Time { return now.Add(hold(max(t.lease, t.timing.Lease))) }
 
-// recall takes in a share as it is in etcd: an earlier coordinator's, or one of
-// our own that arrived after it was given up.
-func (t *term) recall(region string, e entry, now time.Time) error {
+// applyShare applies a share in etcd. An earlier coordinator wrote it, or this one gave up a write that arrived late.
+func (t *term) applyShare(region string, e entry, now time.Time) error {
 	if e.revision <= t.seen[e.key] {
 		return nil // as we wrote it
 	}
@@ -212,24 +213,24 @@ func (t *term) recall(region string, e entry, now time.Time) error {
 		}
 		l.inherit(region, g, max(s.lease, t.timing.Lease), now)
 		l.declare(region, t.declared[region])
-		t.noteFence(g.terms[0].Fence)
+		t.recordFence(g.terms[0].Fence)
 		if g.restored && t.restoredUntil.IsZero() {
-			t.noteRestore(t.ended(now))
+			t.assumeRestored(t.ended(now))
 		}
 	}
 	return nil
 }
 
-// noteFence notes a fence that is in etcd or that a ticket shows.
-func (t *term) noteFence(f policy.Fence) {
+// recordFence records a fence that is in etcd or that a ticket shows.
+func (t *term) recordFence(f policy.Fence) {
 	t.raise(f)
 	if t.known.Before(f) {
 		t.known = f
 	}
 }
 
-// declare takes in what an operator has declared of a region, and tells the ledgers of a change.
-func (t *term) declare(region string, e entry, change bool) error {
+// applyFencing applies an operator's declaration about a region and passes a change to the ledgers.
+func (t *term) applyFencing(region string, e entry, change bool) error {
 	to := inUse
 	if !e.deleted {
 		f, err := decodeFencing(e.value)
@@ -252,7 +253,8 @@ func (t *term) declare(region string, e entry, change bool) error {
 	return nil
 }
 
-func (t *term) configure(value string) error {
+// applySettings applies the settings in etcd.
+func (t *term) applySettings(value string) error {
 	s, err := decodeSettings(value)
 	if err != nil {
 		return err

@@ -1,0 +1,67 @@
+package main
+
+import (
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	"github.com/tokenrefill/refiller/fetch"
+)
+
+// loadByFlow is for which flows takes are made, and what these got. Its methods are safe for concurrent use.
+type loadByFlow struct {
+	opts [][]fetch.CallOption // of each flow; none if takes name no flow
+	got  []atomic.Int64       // tokens of each flow; none unless there are several
+}
+
+// newLoadByFlow makes takes for one flow, if it has a name, or else for so many flows in turn.
+func newLoadByFlow(flow string, flows int64) loadByFlow {
+	if flow != "" {
+		return loadByFlow{opts: [][]fetch.CallOption{{fetch.WithFlow(flow)}}}
+	}
+	l := loadByFlow{got: make([]atomic.Int64, flows)}
+	for i := range flows {
+		l.opts = append(l.opts, []fetch.CallOption{fetch.WithFlow("load-" + strconv.FormatInt(i+1, 10))})
+	}
+	return l
+}
+
+// options are those of a take, by how many have begun before.
+func (l *loadByFlow) options(turn int64) []fetch.CallOption {
+	if len(l.opts) == 0 {
+		return nil
+	}
+	return l.opts[turn%int64(len(l.opts))]
+}
+
+// add counts what such a take got.
+func (l *loadByFlow) add(turn int64, r fetch.Result) {
+	if len(l.got) > 0 {
+		l.got[turn%int64(len(l.got))].Add(r.Taken)
+	}
+}
+
+// parts is what the flows of a run got, in tokens per second of each.
+type parts struct {
+	Flows int     `json:"flows"`
+	Least float64 `json:"least_per_s"`
+	Mean  float64 `json:"mean_per_s"`
+	Most  float64 `json:"most_per_s"`
+}
+
+// report is what the flows got in a time; nil unless there are several.
+func (l *loadByFlow) report(elapsed time.Duration) *parts {
+	if len(l.got) == 0 {
+		return nil
+	}
+	least := l.got[0].Load()
+	most, sum := int64(0), int64(0)
+	for i := range l.got {
+		n := l.got[i].Load()
+		least = min(least, n)
+		most = max(most, n)
+		sum += n
+	}
+	rate := func(takes float64) float64 { return takes / elapsed.Seconds() }
+	return &parts{len(l.got), rate(float64(least)), rate(float64(sum) / float64(len(l.got))), rate(float64(most))}
+}

@@ -1,0 +1,84 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/spf13/cobra"
+
+	"github.com/tokenrefill/refiller/internal/cli"
+	"github.com/tokenrefill/refiller/internal/cli/terminal"
+	"github.com/tokenrefill/refiller/lua"
+)
+
+// deleted is what became of a bucket.
+type deleted struct {
+	Key    string `json:"key"`
+	Keys   int64  `json:"keys"`   // that were deleted
+	Tokens int64  `json:"tokens"` // that the bucket held
+}
+
+func deleteCommand(e env) *cobra.Command {
+	op := operation{connection: connection{env: e}, verb: "delete"}
+	cmd := &cobra.Command{
+		Use:   "delete KEY",
+		Short: "Delete a bucket that no configuration has any more",
+		Long: `Delete a bucket from Redis, with its tokens, reservations and leases, once it is no longer in the configuration.
+Otherwise consumers keep refilling it if it has a rate. A bucket that the configuration still has would be created
+again, as on_loss says, so it is refused: take it out of the file first.
+
+Records of request ids expire by themselves. An override stays: limit unset ends it.`,
+		Args: cli.Positional(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error { return op.delete(cmd.Context(), args[0]) },
+	}
+	op.flags(cmd)
+	return cmd
+}
+
+// delete deletes a bucket, writes an audit line to the log, and the answer to stdout.
+func (o *operation) delete(ctx context.Context, key string) error {
+	if err := lua.CheckKey(key); err != nil {
+		return cli.Usage(err)
+	}
+	cfg, err := o.load()
+	if err != nil {
+		return err
+	}
+	if slices.Contains(examined(cfg), key) {
+		return fmt.Errorf("delete %q: %s still has it, so replicas would create it again: take it out of the file first", key,
+			o.path)
+	}
+	return o.reach(ctx, operateTimeout, func(ctx context.Context, rdb redis.UniversalClient, server string) error {
+		d, err := deleteBucket(ctx, rdb, key)
+		if err := o.audited(key, server, nil, []any{"keys", d.Keys, "held", d.Tokens}, err); err != nil {
+			return err
+		}
+		if o.output == "json" {
+			return cli.WriteJSON(o.Stdout, d, "")
+		}
+		return line(o.Stdout, fmt.Sprintf("%s is deleted (%d keys; it held %d tokens)", terminal.Text(key), d.Keys, d.Tokens))
+	})
+}
+
+// deleteBucket deletes a bucket's keys with one command. Those of one that isn't a bucket stay.
+func deleteBucket(ctx context.Context, rdb redis.UniversalClient, key string) (deleted, error) {
+	d := deleted{Key: key}
+	p, err := lua.Peek(ctx, rdb, key, 1)
+	if errors.Is(err, lua.ErrUnknownBucket) || err == nil && p.Terms == nil { // a lazy one, or one without refillers
+		var others int64
+		others, err = rdb.Exists(ctx, lua.IndexKey(key), lua.LazyKey(key)).Result()
+		if err == nil && others == 0 {
+			err = lua.ErrUnknownBucket
+		}
+	}
+	if err != nil {
+		return d, err
+	}
+	d.Tokens = p.Tokens
+	d.Keys, err = rdb.Del(ctx, lua.TokensKey(key), lua.IndexKey(key), lua.ControlKey(key), lua.OutstandingKey(key),
+		lua.DueKey(key), lua.LiveKey(key), lua.LazyKey(key), lua.FlowsKey(key), lua.UseKey(key)).Result()
+	return d, err
+}

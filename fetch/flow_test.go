@@ -1,0 +1,267 @@
+package fetch
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
+	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// withFlows is a policy of 100 tokens that is divided among flows.
+func withFlows() policy.Policy {
+	p := hourly(100)
+	p.Flows = &policy.Flows{Headroom: policy.DefaultHeadroom, Most: policy.DefaultFlows}
+	return p
+}
+
+// createDivided creates a bucket of 100 tokens with a plan that lasts: its floor is 40 tokens, the flow quiet has a
+// right to five of them, loud has none, and an unlisted flow gets up to three.
+func createDivided(t testing.TB, rdb redis.UniversalClient, key string) {
+	t.Helper()
+	createBucket(t, rdb, key, withFlows())
+	r := lua.PlanBatch(t.Context(), rdb, []lua.PlanCall{{Key: key, Plan: policy.Plan{
+		Version: policy.Version{Era: 1, Index: 1}, Whole: true, Floor: 40, Unlisted: 3, Most: 1000, Span: 1_000_000,
+		Lasts: time.Hour.Microseconds(), Teams: []policy.PlannedTeam{{Name: policy.RootTeam, Price: 1e9}},
+		Listed: []policy.PlannedFlow{{Name: "loud", Weight: 1, Took: 5}, {Name: "quiet", Weight: 1}},
+	}}})[0]
+	require.NoError(t, r.Err)
+	require.False(t, r.Stale)
+}
+
+// drain has the flow loud take what the bucket holds above its floor.
+func drain(t testing.TB, c *Client, key string) {
+	t.Helper()
+	r, err := c.Take(t.Context(), key, 60, WithFlow("loud"))
+	require.NoError(t, err)
+	require.True(t, r.OK)
+	require.EqualValues(t, 40, r.Remaining)
+}
+
+func TestAFlowWithoutARightLeavesTheOthersTheFloor(t *testing.T) {
+	t.Parallel()
+	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	createDivided(t, rdb, "acme")
+	c := newClient(t, rdb, slow())
+	r, err := c.Take(ctx, "acme", 61, WithFlow("loud"))
+	require.NoError(t, err)
+	require.False(t, r.OK, "the first take of a process names its flow, too")
+	drain(t, newClient(t, rdb, slow()), "acme")
+
+	r, err = c.Take(ctx, "acme", 1, WithFlow("loud"))
+	require.NoError(t, err)
+	require.False(t, r.OK)
+	require.Equal(t, SourceShared, r.Source.Kind)
+	require.EqualValues(t, 40, r.Remaining)
+	r, err = c.Take(ctx, "acme", 1, WithFlow("loud"))
+	require.NoError(t, err)
+	require.False(t, r.OK)
+	require.Equal(t, SourceCached, r.Source.Kind, "the denial of a flow is remembered")
+
+	r, err = c.Take(ctx, "acme", 4, WithFlow("quiet"))
+	require.NoError(t, err)
+	require.True(t, r.OK, "and is not that of another one")
+	r, err = c.TakeUpTo(ctx, "acme", 10, WithFlow("quiet"))
+	require.NoError(t, err)
+	require.EqualValues(t, 4, r.Taken, "one token of right is left, for which a tenth of the floor is given")
+	for _, flow := range []string{"stranger", ""} {
+		var opts []CallOption
+		if flow != "" {
+			opts = append(opts, WithFlow(flow))
+		}
+		for n := range 4 {
+			r, err = c.Take(ctx, "acme", 1, opts...)
+			require.NoError(t, err)
+			require.Equal(t, n < 3, r.OK, "take %d of the unlisted flow %q", n, flow)
+		}
+	}
+}
+
+func TestALineOfAFlowHoldsNoOtherFlowBack(t *testing.T) {
+	t.Parallel()
+	rdb := testenv.Redis(t).Client()
+	createDivided(t, rdb, "acme")
+	c := newClient(t, rdb, slow())
+	drain(t, c, "acme")
+	ctx, cancel := context.WithCancel(t.Context())
+	waited := make(chan error, 1)
+	go func() { waited <- errOf(c.Wait(ctx, "acme", 1, WithFlow("loud"))) }()
+	eventually(t, func() bool {
+		ls := c.buckets.find("acme").lines.Load()
+		if ls == nil {
+			return false
+		}
+		ls.mu.Lock()
+		defer ls.mu.Unlock()
+		l := ls.find("loud", policy.Leave{})
+		return l != nil && !l.denied.IsZero()
+	}, "the line of loud is denied")
+
+	r, err := c.Take(t.Context(), "acme", 1, WithFlow("quiet"))
+	require.NoError(t, err)
+	require.True(t, r.OK)
+	r, err = c.Wait(t.Context(), "acme", 1, WithFlow("quiet"))
+	require.NoError(t, err)
+	require.True(t, r.OK)
+	cancel()
+	require.ErrorIs(t, <-waited, context.Canceled)
+}
+
+func TestABucketWithoutFlowsPaysNothingForNames(t *testing.T) {
+	t.Parallel()
+	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	commands := func(opts ...CallOption) map[string]string {
+		key := fmt.Sprintf("bucket-%d", len(opts))
+		createBucket(t, rdb, key, hourly(1000))
+		c := newClient(t, rdb, slow())
+		require.NoError(t, errOf(c.Take(ctx, key, 1))) // from now on the policy is known
+		require.NoError(t, rdb.ConfigResetStat(ctx).Err())
+		for range 100 {
+			require.NoError(t, errOf(c.Take(ctx, key, 1, opts...)))
+		}
+		counts := map[string]string{}
+		for line := range strings.SplitSeq(rdb.Info(ctx, "commandstats").Val(), "\r\n") {
+			name, stats, found := strings.Cut(line, ":calls=")
+			if found && name != "cmdstat_info" && name != "cmdstat_config|resetstat" {
+				counts[name], _, _ = strings.Cut(stats, ",")
+			}
+		}
+		require.Zero(t, rdb.Exists(ctx, lua.FlowsKey(key), lua.UseKey(key)).Val())
+		return counts
+	}
+	plain := commands()
+	require.Equal(t, "100", plain["cmdstat_decrby"])
+	require.Equal(t, plain, commands(WithFlow("someone")))
+}
+
+func TestALostPlanLeavesTheBucketToAll(t *testing.T) {
+	t.Parallel()
+	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	createDivided(t, rdb, "acme")
+	c := newClient(t, rdb, slow(), WithDenyCache(false))
+	drain(t, c, "acme")
+	take := func() Result {
+		r, err := c.Take(ctx, "acme", 1, WithFlow("loud"))
+		require.NoError(t, err)
+		return r
+	}
+	require.False(t, take().OK)
+	require.NoError(t, rdb.Del(ctx, lua.UseKey("acme")).Err())
+	require.False(t, take().OK, "what is counted is not the plan")
+	require.Zero(t, rdb.Exists(ctx, lua.UseKey("acme")).Val(), "a key without an end is not made")
+	require.NoError(t, rdb.Del(ctx, lua.FlowsKey("acme")).Err())
+	require.True(t, take().OK)
+	require.Zero(t, rdb.Exists(ctx, lua.UseKey("acme"), lua.FlowsKey("acme")).Val())
+	require.NoError(t, rdb.Set(ctx, lua.FlowsKey("acme"), "mine", 0).Err())
+	_, err := c.Take(ctx, "acme", 1, WithFlow("loud"))
+	require.ErrorIs(t, err, lua.ErrMalformedBucket)
+	require.ErrorContains(t, err, lua.FlowsKey("acme"))
+}
+
+func TestABucketGetsFlowsAndLosesThemByAVersion(t *testing.T) {
+	t.Parallel()
+	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	createDivided(t, rdb, "acme")
+	c := newClient(t, rdb, slow(), WithDenyCache(false))
+	drain(t, c, "acme")
+	take := func() bool {
+		r, err := c.Take(ctx, "acme", 1, WithFlow("loud"))
+		require.NoError(t, err)
+		return r.OK
+	}
+	require.False(t, take())
+	createUnder(t, rdb, "acme", hourly(100), 1)
+	require.False(t, take(), "the plan counts until it ends; the denial tells the new policy")
+	require.True(t, take())
+	createUnder(t, rdb, "acme", withFlows(), 2)
+	for take() { // until the policy is asked for again, the bucket serves in order: its tokens alone are read
+	}
+	require.False(t, take())
+	require.True(t, known(c, "acme").divided())
+}
+
+func TestTheNamesOfStrangersAreBounded(t *testing.T) {
+	t.Parallel()
+	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	createDivided(t, rdb, "acme")
+	c := newClient(t, rdb, slow())
+	drain(t, c, "acme")
+	const names = 2 * mostFlowDenials
+	for i := range names {
+		require.NoError(t, errOf(c.Take(ctx, "acme", 50, WithFlow(fmt.Sprintf("stranger-%d", i)))))
+	}
+	const most = 1000
+	require.LessOrEqual(t, rdb.HLen(ctx, lua.UseKey("acme")).Val(), int64(most+4), "with the period's, and the team's")
+	require.Less(t, rdb.MemoryUsage(ctx, lua.UseKey("acme")).Val(), int64(200_000))
+	require.EqualValues(t, 3, rdb.HLen(ctx, lua.FlowsKey("acme")).Val())
+	f := c.buckets.find("acme").flows.Load()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	require.LessOrEqual(t, len(f.of), mostFlowDenials)
+}
+
+func TestABlockServesNoBucketWithFlows(t *testing.T) {
+	t.Parallel()
+	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	createDivided(t, rdb, "acme")
+	c := newClient(t, rdb, slow(), WithLease(50, time.Minute))
+	for range 50 {
+		r, err := c.Take(ctx, "acme", 1, WithFlow("loud"))
+		require.NoError(t, err)
+		require.True(t, r.OK)
+		require.Equal(t, SourceShared, r.Source.Kind)
+	}
+	require.Nil(t, c.buckets.find("acme").block.Load())
+}
+
+func TestAFlowIsServedWhileItsSlotMoves(t *testing.T) {
+	t.Parallel()
+	cluster := testenv.Cluster(t)
+	ctx, rdb := t.Context(), cluster.Client()
+	createDivided(t, rdb, "acme")
+	c := newClient(t, rdb, slow())
+	require.NoError(t, errOf(c.Take(ctx, "acme", 1, WithFlow("quiet"))))
+	slot := cluster.Slot("acme")
+	var to *testenv.RedisServer
+	for _, m := range cluster.Masters() {
+		if m != cluster.Owner(slot) {
+			to = m
+		}
+	}
+	move, err := cluster.StartMove(slot, to)
+	require.NoError(t, err)
+	require.NoError(t, move.MoveKeys(lua.FlowsKey("acme")))
+	within, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	r, err := c.Take(within, "acme", 1, WithFlow("quiet"))
+	require.NoError(t, err)
+	require.True(t, r.OK)
+	require.NoError(t, move.MoveKeys("acme", lua.IndexKey("acme"), lua.ControlKey("acme"), lua.UseKey("acme")))
+	require.NoError(t, move.Finish())
+}
+
+func TestFlowsAreCheckedAndForSomeCallsOnly(t *testing.T) {
+	t.Parallel()
+	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	createDivided(t, rdb, "acme")
+	c := newClient(t, rdb, slow())
+	for _, bad := range []string{"", "/a", "a/", "a//b", strings.Repeat("a", policy.MaxFlowLen+1)} {
+		require.ErrorIs(t, errOf(c.Take(ctx, "acme", 1, WithFlow(bad))), ErrInvalidOption, "%q", bad)
+	}
+	require.NoError(t, errOf(c.Take(ctx, "acme", 1, WithFlow(strings.Repeat("a", policy.MaxFlowLen)))))
+	flow := WithFlow("quiet")
+	_, err := c.TakeAll(ctx, []Request{{"acme", 1}}, flow)
+	require.ErrorIs(t, err, ErrInvalidOption)
+	_, err = c.Reserve(ctx, "acme", 1, time.Minute, flow)
+	require.ErrorIs(t, err, ErrInvalidOption)
+	require.ErrorIs(t, errOf(c.Peek(ctx, "acme", flow)), ErrInvalidOption)
+	require.ErrorIs(t, errOf(c.Take(ctx, "acme", 1, flow, WithRequestID("r"))), ErrInvalidOption)
+	require.ErrorIs(t, c.Return(ctx, "acme", 1, flow), ErrInvalidOption)
+}

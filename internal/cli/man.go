@@ -1,0 +1,33 @@
+package cli
+
+import (
+	"fmt"
+	"os"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/cobra/doc"
+)
+
+// ManCommand writes the manual pages of a program: one of the program and one of each of its commands.
+func ManCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "man DIR",
+		Short: "Write the manual pages into a directory",
+		Long: `Write the manual pages of the program and of its commands into the directory DIR, which is created if it is
+missing. They are of section 1 of the manual. "man -l DIR/NAME.1" shows a page. To have "man" find them, write them into
+a directory man1 of its path, such as /usr/local/share/man/man1.`,
+		Args: Positional(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := os.MkdirAll(args[0], 0o755); err != nil {
+				return fmt.Errorf("manual pages: %w", err)
+			}
+			root := cmd.Root()
+			root.DisableAutoGenTag = true // no line with the day on which they were written
+			header := doc.GenManHeader{Section: "1", Source: root.Name() + " " + Version(), Manual: root.Name()}
+			if err := doc.GenManTree(root, &header, args[0]); err != nil {
+				return fmt.Errorf("manual pages: %w", err)
+			}
+			return nil
+		},
+	}
+}

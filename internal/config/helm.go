@@ -1,0 +1,53 @@
+package config
+
+import (
+	"fmt"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/tokenrefill/refiller/internal/config/fields"
+)
+
+// helmValues are the values of the Helm chart that decide which configuration replicas get, beside config itself.
+type helmValues struct {
+	ExistingConfigMap string `yaml:"existingConfigMap"`
+	VersionFrom       string `yaml:"versionFrom"`
+	ExtraEnv          []struct {
+		Name  string  `yaml:"name"`
+		Value *string `yaml:"value"`
+	} `yaml:"extraEnv"`
+}
+
+// chartDefaults are the chart's own values of fields that have to be given.
+var chartDefaults = []Override{{Source: "default of the chart", Field: "redis.url", Value: "redis://redis:6379/0"}}
+
+// FromHelmValues returns the source of the configuration that replicas get from values of the Helm chart, named path.
+// That is config, over the chart's defaults and under the variables of extraEnv. A variable whose value comes from a
+// Secret or a ConfigMap is unknown. fromRelease reports that the version is unknown, since the release gives it.
+func FromHelmValues(path string, data []byte) (s Source, fromRelease bool, err error) {
+	var values helmValues
+	if err := yaml.Unmarshal(data, &values); err != nil {
+		return Source{}, false, fmt.Errorf("%s: %w", path, err)
+	}
+	if values.ExistingConfigMap != "" {
+		return Source{}, false, fmt.Errorf(
+			"%s: existingConfigMap: the configuration is in the ConfigMap %s: check its config.yaml",
+			path, values.ExistingConfigMap)
+	}
+	switch values.VersionFrom {
+	case "", "config", "release":
+	default:
+		return Source{}, false, fmt.Errorf("%s: versionFrom: %q; want config or release", path, values.VersionFrom)
+	}
+	env := fields.Environment{}
+	for i, v := range values.ExtraEnv {
+		if v.Name == "" {
+			return Source{}, false, fmt.Errorf("%s: extraEnv[%d]: name is missing", path, i)
+		}
+		if v.Value != nil {
+			env[v.Name] = *v.Value
+		}
+	}
+	s = Source{Path: path, Data: data, Under: "config", Defaults: chartDefaults, Env: env}
+	return s, values.VersionFrom == "release", nil
+}

@@ -1,0 +1,149 @@
+package dev
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"strings"
+
+	"github.com/tokenrefill/refiller/internal/cli/terminal"
+)
+
+const (
+	inOrder = "in-order" // a bucket that serves takes in the order in which they come
+	divided = "divided"  // one that is divided among its flows
+
+	loudUser   = "loud"
+	loudWants  = 250 // tokens per second
+	quietUsers = 10
+	quietWants = 8  // tokens per second of each
+	ofLate     = 5  // readings over which rates are averaged
+	barOf      = 20 // columns for all that a bucket gives
+)
+
+// flowBuckets are the buckets of the scene, as a configuration has them.
+const flowBuckets = `buckets:
+  - {key: in-order, capacity: 100, rate: 100/s}
+  - {key: divided, capacity: 100, rate: 100/s, flows: {}}
+`
+
+// flowScene is one loud user and ten quiet ones, who ask two buckets for the same, with flows and without.
+type flowScene struct {
+	*sampleScene
+	readings []gotBy // of late, the last one last
+}
+
+// gotBy is what users got of the buckets since the start, in tokens.
+type gotBy struct {
+	elapsed     float64 // seconds
+	loud, quiet map[string]int64
+}
+
+func (s *flowScene) title() string {
+	return fmt.Sprintf("One loud user and %d quiet ones ask for more than two buckets give; one of them has flows.",
+		quietUsers)
+}
+
+// demands are those of all users; the first bucket's come first.
+func (s *flowScene) demands(int) (all []demand) {
+	for _, key := range []string{inOrder, divided} {
+		all = append(all, demand{key: key, tokens: 1, flow: loudUser, wanted: func() float64 { return loudWants }})
+		for i := range quietUsers {
+			all = append(all, demand{key: key, tokens: 1, flow: fmt.Sprintf("quiet-%d", i+1),
+				wanted: func() float64 { return quietWants }})
+		}
+	}
+	return all
+}
+
+func (s *flowScene) begin(ctx context.Context) (about, try []string, err error) {
+	if _, _, err := s.sampleScene.begin(ctx); err != nil {
+		return nil, nil, err
+	}
+	text := fmt.Sprintf("Each bucket gives %s. The loud user asks each for %d/s, the quiet ones for %d/s each. "+
+		"With flows the quiet ones get what they ask, and the loud one gets the rest.", s.buckets()[0].Policy.Rate, loudWants,
+		quietWants)
+	program, to := s.opts.program, " --redis "+s.regions[0].cfg.Redis.String()
+	return terminal.Wrap(text, s.screen.width()), []string{
+		"  " + s.screen.style.dim("# who uses up the ceiling?"),
+		"  " + program("refiller") + " status " + divided + " --flows --addr " + s.active.Load().url(),
+		"  " + s.screen.style.dim("# a user that comes now is served at once"),
+		"  " + program("consumer") + " take " + divided + " --flow me" + to,
+	}, nil
+}
+
+// refresh reads how many tokens the users got.
+func (s *flowScene) refresh(ctx context.Context) {
+	s.sampleScene.refresh(ctx)
+	now := gotBy{elapsed: s.elapsed.Seconds(), loud: map[string]int64{}, quiet: map[string]int64{}}
+	c := s.regions[0].consumer
+	for i, d := range c.demands {
+		if d.flow == loudUser {
+			now.loud[d.key] += c.got[i].Load()
+		} else {
+			now.quiet[d.key] += c.got[i].Load()
+		}
+	}
+	s.readings = append(s.readings, now)
+	if len(s.readings) > ofLate+1 {
+		s.readings = s.readings[1:]
+	}
+}
+
+// rates are what users got of a bucket of late, in tokens per second; that of all quiet ones together.
+func (s *flowScene) rates(key string) (loud, quiet float64) {
+	if len(s.readings) == 0 {
+		return 0, 0
+	}
+	last, first := s.readings[len(s.readings)-1], s.readings[0]
+	if len(s.readings) == 1 {
+		first = gotBy{}
+	}
+	over := max(0.001, last.elapsed-first.elapsed)
+	return float64(last.loud[key]-first.loud[key]) / over, float64(last.quiet[key]-first.quiet[key]) / over
+}
+
+func (s *flowScene) lines(mark style, width int) []string {
+	if s.store != nil {
+		return s.sampleScene.lines(mark, width)
+	}
+	lines := []string{fmt.Sprintf("%5s  %s", seconds(s.elapsed), mark.bold(s.activity.describe(s.opts.Mode)))}
+	t := terminal.NewTable(terminal.Column{Name: indent + "BUCKET", Text: true}, number("LOUD"), number("QUIET, EACH"),
+		number("OF WHAT THEY ASK"), terminal.Column{Name: "LOUD ▒, QUIET █"})
+	for _, key := range []string{inOrder, divided} {
+		loud, quiet := s.rates(key)
+		all := max(s.buckets()[0].Policy.Rate.PerSecond(), loud+quiet) // more than the rate, while a full bucket lasts
+		t.Row(indent+key, fmt.Sprintf("%.0f/s", loud), fmt.Sprintf("%.1f/s", quiet/quietUsers), ofDemand(quiet),
+			bar("▒", loud/all)+bar("█", quiet/all))
+	}
+	return append(lines, tableLines(t, width)...)
+}
+
+// ofDemand is what part of what they ask for the quiet users got.
+func ofDemand(quiet float64) string {
+	return fmt.Sprintf("%.0f %%", 100*quiet/(quietUsers*quietWants))
+}
+
+// bar draws a part of all that is given.
+func bar(with string, part float64) string {
+	return strings.Repeat(with, int(math.Round(barOf*part)))
+}
+
+func (s *flowScene) short() string {
+	text := fmt.Sprintf("%5s  %s", seconds(s.elapsed), s.activity.describe(s.opts.Mode))
+	for _, key := range []string{inOrder, divided} {
+		loud, quiet := s.rates(key)
+		text += fmt.Sprintf(" | %s: loud %.0f/s, quiet %.1f/s each, %s of what they ask", key, loud, quiet/quietUsers,
+			ofDemand(quiet))
+	}
+	return text
+}
+
+func (s *flowScene) summary() string {
+	var texts []string
+	for _, of := range []struct{ key, how string }{{inOrder, "without flows"}, {divided, "with flows"}} {
+		_, quiet := s.rates(of.key)
+		texts = append(texts, ofDemand(quiet)+" "+of.how)
+	}
+	return "of what the quiet users asked for, they lately got " + strings.Join(texts, " and ")
+}

@@ -1,0 +1,7 @@
+package stats
+
+// Bounds of what is remembered of flows.
+const (
+	MaxDivided = maxDivided
+	FlowsKept  = flowsKept
+)

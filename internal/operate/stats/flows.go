@@ -1,0 +1,182 @@
+package stats
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"github.com/tokenrefill/refiller/refill"
+)
+
+const (
+	// maxDivided is how many buckets' flows are remembered, the first ones configured, and flowsKept how many flows of
+	// each: some 50 MB with long names.
+	maxDivided = 256
+	flowsKept  = 128
+	// flowSlot is how long a slot of what flows took is, and flowSlots how many there are: a minute, and the slot that is
+	// under way.
+	flowSlot  = 10 * time.Second
+	flowSlots = 7
+)
+
+// Flows counts what this replica has read of a bucket's flows.
+type Flows struct {
+	Read         time.Time // of the last time that something was read; zero before the first
+	Seen         int       // flows that are told apart
+	Listed       int       // flows of the last plan
+	Level        float64   // tokens per second that a flow of weight 1 may have
+	DeniedListed int64     // tokens that listed flows were denied
+	DeniedOther  int64     // tokens that other flows were denied
+}
+
+// Flow is what a flow did in a time, in tokens per second.
+type Flow struct {
+	Name   string
+	Asked  float64
+	Got    float64
+	Denied float64
+	Listed bool // when it was last read
+}
+
+// FlowsOfLate are what flows of a bucket did in the last minute, as far as this replica read it.
+type FlowsOfLate struct {
+	Covered time.Duration // that it read
+	Flows   []Flow        // by what they got, the most first
+	Others  Flow          // those beyond, together
+}
+
+// flowCount is what a flow did, in tokens.
+type flowCount struct {
+	asked, denied int64
+	listed        bool
+}
+
+func (c *flowCount) add(d flowCount) {
+	c.asked += d.asked
+	c.denied += d.denied
+}
+
+// flowPoint is what flows did in a slot of time.
+type flowPoint struct {
+	covered time.Duration
+	flows   map[string]flowCount
+	others  flowCount // those that there was no room for
+}
+
+func (p *flowPoint) add(read *refill.FlowsRead) {
+	if p.flows == nil {
+		p.flows = map[string]flowCount{}
+	}
+	p.covered += read.Covered
+	for _, f := range read.Flows {
+		c := p.flows[f.Name]
+		c.add(flowCount{asked: f.Asked, denied: f.Denied})
+		c.listed = f.Listed
+		p.flows[f.Name] = c
+		if len(p.flows) > 2*flowsKept {
+			p.trim()
+		}
+	}
+}
+
+// trim makes room: those that asked for most stay.
+func (p *flowPoint) trim() {
+	asked := make([]int64, 0, len(p.flows))
+	for _, c := range p.flows {
+		asked = append(asked, c.asked)
+	}
+	slices.SortFunc(asked, func(a, b int64) int { return cmp.Compare(b, a) })
+	least, kept := asked[flowsKept-1], 0
+	for _, above := range []bool{true, false} {
+		for name, c := range p.flows {
+			if (c.asked > least) != above {
+				continue
+			}
+			kept++
+			if kept > flowsKept {
+				p.others.add(c)
+				delete(p.flows, name)
+			}
+		}
+	}
+}
+
+// remembersFlows says whether the flows of the bucket are remembered. The mutex is held.
+func (b *bucket) remembersFlows(yes bool) {
+	switch {
+	case !yes:
+		b.flows = nil
+	case b.flows == nil:
+		b.flows = newRing[flowPoint](flowSlot, flowSlots)
+	}
+}
+
+// flowsRead applies what was read of the flows. The mutex is held.
+func (b *bucket) flowsRead(read *refill.FlowsRead, at time.Time) {
+	b.Flows.Read = at
+	b.Flows.Seen = read.Seen
+	b.Flows.Listed = read.Listed
+	b.Flows.Level = read.Level
+	for _, f := range read.Flows {
+		if f.Listed {
+			b.Flows.DeniedListed += f.Denied
+		} else {
+			b.Flows.DeniedOther += f.Denied
+		}
+	}
+	if b.flows != nil {
+		b.flows.at(at).add(read)
+	}
+}
+
+// Flows are what at most n flows of a bucket did in the last minute; false if the bucket is not divided, as far as this
+// replica has read.
+func (t *Stats) Flows(key string, n int, now time.Time) (FlowsOfLate, bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	b := t.buckets[key]
+	if b == nil || b.flows == nil || b.Bucket.Flows.Read.IsZero() {
+		return FlowsOfLate{}, false
+	}
+	var all flowPoint
+	counts := map[string]flowCount{}
+	for _, p := range b.flows.until(now) { // the oldest first
+		all.covered += p.covered
+		all.others.add(p.others)
+		for name, c := range p.flows {
+			sum := counts[name]
+			sum.add(c)
+			sum.listed = c.listed
+			counts[name] = sum
+		}
+	}
+	return all.rates(counts, n), true
+}
+
+// rates are the n flows that got most, and the sum of the others.
+func (p *flowPoint) rates(counts map[string]flowCount, n int) FlowsOfLate {
+	names := make([]string, 0, len(counts))
+	for name := range counts {
+		names = append(names, name)
+	}
+	got := func(c flowCount) int64 { return c.asked - c.denied }
+	slices.SortFunc(names, func(a, b string) int {
+		return cmp.Or(cmp.Compare(got(counts[b]), got(counts[a])), cmp.Compare(counts[b].asked, counts[a].asked),
+			cmp.Compare(a, b))
+	})
+	of := func(name string, c flowCount) Flow {
+		rate := func(n int64) float64 { return float64(n) / max(time.Millisecond, p.covered).Seconds() }
+		return Flow{Name: name, Asked: rate(c.asked), Got: rate(got(c)), Denied: rate(c.denied), Listed: c.listed}
+	}
+	late := FlowsOfLate{Covered: p.covered}
+	others := p.others
+	for i, name := range names {
+		if i < n {
+			late.Flows = append(late.Flows, of(name, counts[name]))
+		} else {
+			others.add(counts[name])
+		}
+	}
+	late.Others = of("", others)
+	return late
+}

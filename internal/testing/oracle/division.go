@@ -1,0 +1,332 @@
+package oracle
+
+import (
+	"maps"
+	"math"
+
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// Division is how a bucket is divided among its flows: the plan that a refiller wrote last, and what the flows asked
+// for since then. Only the right to take tokens is divided. All tokens stay in the bucket.
+type Division struct {
+	Version  policy.Version // of the refill that the plan came with
+	Clock    int64          // µs: how long the bucket has served its flows, at the speed of its rate
+	At       int64          // when the clock was last advanced, Unix µs
+	Floor    int64          // what a flow without a right leaves in the bucket
+	Unlisted int64          // what an unlisted flow may ask for in a period and take as if it had a right
+	Most     int64          // entries of Asked and Denied
+	Span     int64          // µs of the clock: the longest time for which a flow saves its right
+	Since    int64          // when the period of Asked began, Unix µs; 0 if nothing is counted
+	Ends     int64          // when the plan ends, Unix µs
+
+	Teams map[string]*TeamPart // policy.RootTeam, and those of listed flows and rests
+	Parts map[string]*Part     // listed flows
+	// Asked are the tokens that each flow asked for in this period, and Denied those that were denied. Flows that aren't
+	// distinguished are counted by their teams.
+	Asked, Denied map[string]int64
+}
+
+// Part is what a listed flow has of a bucket: the right to the clock's time since Used, at Price ÷ Weight for a token.
+type Part struct {
+	Used   int64 // µs of the clock
+	Weight int64
+}
+
+// TeamPart is what all flows of a team have in common.
+type TeamPart struct {
+	Price float64 // µs of the clock for a token of a flow of weight 1
+	Rest  float64 // µs of the clock for a token of the rest, which is what unlisted flows have together; 0 for no rest
+	Used  int64   // of the rest, as in a Part
+}
+
+const (
+	leastSaved  = 5    // tokens that a flow saves at least
+	takesSaved  = 4    // takes of the size of the present one for which a flow saves at least
+	soon        = 20   // the part of an interval after which an overdue plan is read again
+	upToOfFloor = 10   // the part of the floor that a take of up to so many tokens gets by any right
+	fullAbove   = 1.25 // the clock runs at full speed from a floor, divided by this, on
+)
+
+// right is the right to take tokens that a flow or a rest has: µs of the clock, and their price.
+type right struct {
+	used  *int64
+	left  int64
+	price float64
+}
+
+// rightOf returns the right with which a flow pays for n tokens; without one if neither it is listed nor a team of it
+// has a rest.
+func (d *Division) rightOf(flow string, n int64) right {
+	teams := policy.TeamsOf(flow)
+	if p := d.Parts[flow]; p != nil {
+		if t := d.Teams[teams[len(teams)-1]]; t != nil {
+			return d.saved(&p.Used, t.Price/float64(p.Weight), n)
+		}
+	}
+	for i := len(teams) - 1; i > 0; i-- {
+		if t := d.Teams[teams[i]]; t != nil && t.Rest > 0 {
+			return d.saved(&t.Used, t.Rest, n)
+		}
+	}
+	return right{}
+}
+
+// saved is a right that was used up to an instant of the clock, to take n tokens.
+func (d *Division) saved(used *int64, price float64, n int64) right {
+	return right{used: used, left: min(d.Clock-*used, saving(d.Span, price, n)), price: price}
+}
+
+// saving is how much of the clock may be saved at a price, for a take of n tokens.
+func saving(span int64, price float64, n int64) int64 {
+	return max(span, int64(math.Ceil(float64(max(leastSaved, takesSaved*n))*price)))
+}
+
+// pay spends the price of n tokens.
+func (d *Division) pay(r *right, n int64) {
+	r.left -= int64(math.Floor(float64(float64(n)*r.price) + 0.5))
+	*r.used = d.Clock - r.left
+}
+
+// count adds to what a flow asked for in this period and returns the name under which it counts, and the sum. What
+// doesn't fit counts for the flow's team, unless the flow is listed.
+func (d *Division) count(flow string, n int64) (string, int64) {
+	if d.Since == 0 {
+		return "", n
+	}
+	if _, known := d.Asked[flow]; !known && d.Parts[flow] == nil && int64(len(d.Asked)+len(d.Denied)) >= d.Most {
+		teams := policy.TeamsOf(flow)
+		flow = teams[len(teams)-1]
+	}
+	if d.Asked == nil {
+		d.Asked = map[string]int64{}
+	}
+	d.Asked[flow] += n
+	return flow, d.Asked[flow]
+}
+
+// deny counts that of what a flow asked for some tokens were denied.
+func (d *Division) deny(name string, n int64) {
+	if d == nil || d.Since == 0 {
+		return
+	}
+	if d.Denied == nil {
+		d.Denied = map[string]int64{}
+	}
+	d.Denied[name] += n
+}
+
+// Divided takes runs of tokens, one after the other, from a bucket that is divided. In line, no take of a flow is made
+// behind one of it that doesn't fit. A nil Division, and one that has ended, leave the bucket undivided.
+func Divided(b *policy.Bucket, d *Division, runs []policy.FlowRun, inLine bool, now int64) []policy.RunTaking {
+	taken := make([]policy.RunTaking, len(runs))
+	names := make([]string, len(runs))
+	closed := map[string]bool{}
+	if d != nil && now >= d.Ends {
+		d = nil
+	}
+	for i, run := range runs {
+		if d == nil {
+			taken[i].Taken = inOrder(b, run.Run, closed[run.Flow])
+		} else {
+			names[i], taken[i].Taken = byRight(b, d, run, closed[run.Flow])
+		}
+		closed[run.Flow] = closed[run.Flow] || inLine && taken[i].Taken < run.Count
+	}
+	for i, run := range runs {
+		if taken[i].Taken < run.Count {
+			d.deny(names[i], (run.Count-taken[i].Taken)*run.N)
+			taken[i].Wait = dividedWait(b, d, run, now)
+		}
+	}
+	return taken
+}
+
+// inOrder takes a run of tokens of an undivided bucket.
+func inOrder(b *policy.Bucket, run policy.Run, closed bool) int64 {
+	if closed {
+		return 0
+	}
+	fit := fits(run.Count, run.N, tokensOf(b)-leastOf(b, run.Leave))
+	add(b, -fit*run.N)
+	return fit
+}
+
+// fits is how many of count takes of n tokens fit into some tokens.
+func fits(count, n, tokens int64) int64 { return min(count, max(0, tokens)/n) }
+
+// byRight takes a run of tokens for a flow: while it has a right, or has asked for little in this period, from all that
+// the bucket holds, and then from what it holds above the floor. It returns the name under which the run was counted.
+func byRight(b *policy.Bucket, d *Division, run policy.FlowRun, closed bool) (name string, taken int64) {
+	keep := leastOf(b, run.Leave)
+	name, asked := d.count(run.Flow, run.N*run.Count)
+	if closed {
+		return name, 0
+	}
+	r := d.rightOf(run.Flow, d.sizeOf(run.Run))
+	first := int64(0)
+	switch {
+	case r.used != nil && r.left > 0:
+		first = fits(min(run.Count, d.lasts(&r, run.Run)), run.N, tokensOf(b)-keep)
+		if first > 0 {
+			d.pay(&r, first*run.N)
+		}
+	case r.used == nil:
+		first = fits(d.spared(asked-run.N*run.Count, run.Run), run.N, tokensOf(b)-keep)
+	}
+	add(b, -first*run.N)
+	above := fits(run.Count-first, run.N, tokensOf(b)-max(keep, d.Floor))
+	add(b, -above*run.N)
+	return name, first + above
+}
+
+// sizeOf is the size of a take for which a flow saves: one of up to so many tokens gets a part of the floor at least.
+func (d *Division) sizeOf(run policy.Run) int64 {
+	if run.UpTo {
+		return min(run.Count, max(1, d.Floor/upToOfFloor))
+	}
+	return run.N
+}
+
+// lasts is for how many takes of a run a right that is above zero lasts.
+func (d *Division) lasts(r *right, run policy.Run) int64 {
+	each := float64(float64(run.N) * r.price)
+	if run.UpTo {
+		return max(d.sizeOf(run), int64(math.Floor(float64(r.left)/r.price)))
+	}
+	return int64(math.Ceil(float64(r.left) / each))
+}
+
+// spared is how many takes of a run an unlisted flow makes as if it had a right, after it asked for some tokens in this
+// period: those within Unlisted, and the first one, if that is at most half of the floor.
+func (d *Division) spared(before int64, run policy.Run) int64 {
+	spared := fits(run.Count, run.N, d.Unlisted-before)
+	if before == 0 && spared == 0 && run.N <= d.Floor/2 {
+		return 1
+	}
+	return spared
+}
+
+// dividedWait is how long until a take of a run fits, if no other flow takes any: until the bucket holds it above the
+// floor, or until the flow has a right.
+func dividedWait(b *policy.Bucket, d *Division, run policy.FlowRun, now int64) int64 {
+	n := run.N + leastOf(b, run.Leave)
+	if d == nil {
+		return b.Wait(n, now)
+	}
+	above := b.Wait(run.N+max(leastOf(b, run.Leave), d.Floor), now)
+	within := b.Wait(n, now)
+	if within < 0 {
+		return within
+	}
+	s := b.Control
+	earned := int64(0) // refills until the flow has a right
+	if r := d.rightOf(run.Flow, d.sizeOf(run.Run)); r.used != nil && r.left <= 0 {
+		earned = (-r.left)/s.Terms.Interval + 1
+	} else if r.used == nil && within == 0 {
+		earned = 1
+	}
+	if earned > 0 {
+		due := d.At + earned*s.Terms.Interval - now
+		if due < 1 {
+			due = max(1, s.Terms.Interval/soon)
+		}
+		within = max(within, due)
+	}
+	if above >= 0 && above < within {
+		return above
+	}
+	return within
+}
+
+// Advance moves the clock of a division on to now, for a bucket that holds tokens: the less it holds below the floor,
+// the slower its flows get rights. Otherwise they would have more rights than there are tokens.
+func (d *Division) Advance(tokens, now int64) {
+	full := 1.0
+	if tokens < d.Floor {
+		full = min(1, float64(max(0, tokens))*fullAbove/float64(d.Floor))
+	}
+	d.Clock += int64(math.Floor(float64(max(0, now-d.At)) * full * full))
+	d.At = max(d.At, now)
+}
+
+// Apply writes a plan into the division of a bucket that holds tokens, nil for none, and returns the division and what
+// was asked for. It reports false, and writes nothing, if a plan of a later refill is there, or if this plan is not
+// whole and not the next one after that which is there.
+func (d *Division) Apply(p policy.Plan, base policy.Version, tokens, now int64) (*Division, policy.Use, bool) {
+	if d != nil && now >= d.Ends {
+		d = nil
+	}
+	if d != nil && !d.Version.Before(p.Version) || !p.Whole && (d == nil || d.Version != base) {
+		return d, policy.Use{}, false
+	}
+	if d == nil {
+		d = &Division{Clock: now, At: now}
+	}
+	d.Version = p.Version
+	d.Advance(tokens, now)
+	d.Ends = now + p.Lasts
+	if !p.Kept || d.Teams == nil {
+		d.Floor = p.Floor
+		d.Unlisted = p.Unlisted
+		d.Most = p.Most
+		d.Span = p.Span
+		d.putTeams(p)
+		d.putFlows(p)
+	}
+	use := policy.Use{}
+	if p.Read || d.Since == 0 {
+		if d.Since > 0 {
+			use = policy.Use{Asked: d.Asked, Denied: d.Denied, Covered: now - d.Since}
+		}
+		d.Asked = nil
+		d.Denied = nil
+		d.Since = now
+	}
+	return d, use, true
+}
+
+// putTeams writes the teams of a plan. A rest that stays keeps what it has used, and a new one begins with all that it
+// may save.
+func (d *Division) putTeams(p policy.Plan) {
+	before := d.Teams
+	d.Teams = map[string]*TeamPart{}
+	if !p.Whole {
+		maps.Copy(d.Teams, before)
+	}
+	for _, name := range p.Dropped {
+		delete(d.Teams, name)
+	}
+	for _, t := range p.Teams {
+		part := &TeamPart{Price: t.Price, Rest: t.Rest}
+		if t.Rest > 0 {
+			part.Used = d.Clock - saving(d.Span, t.Rest, 0)
+			if old := before[t.Name]; old != nil && old.Rest > 0 {
+				part.Used = max(old.Used, part.Used)
+			}
+		}
+		d.Teams[t.Name] = part
+	}
+}
+
+// putFlows writes the list of a plan. A flow that stays keeps what it has used, and a new one begins with the right to
+// a part of the floor, less what it took.
+func (d *Division) putFlows(p policy.Plan) {
+	before := d.Parts
+	if p.Whole || d.Parts == nil {
+		d.Parts = map[string]*Part{}
+	}
+	for _, name := range p.Dropped {
+		delete(d.Parts, name)
+	}
+	for _, f := range p.Listed {
+		if old := before[f.Name]; old != nil && p.Whole {
+			d.Parts[f.Name] = &Part{Used: old.Used, Weight: f.Weight}
+			continue
+		}
+		teams := policy.TeamsOf(f.Name)
+		price := d.Teams[teams[len(teams)-1]].Price / float64(f.Weight)
+		begins := float64(float64(max(leastSaved, d.Floor/upToOfFloor)-f.Took) * price)
+		d.Parts[f.Name] = &Part{Used: d.Clock - int64(math.Floor(begins+0.5)), Weight: f.Weight}
+	}
+}

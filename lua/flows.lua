@@ -1,0 +1,191 @@
+-- flows: takes for flows from several divided buckets, one after the other, each take all or nothing.
+--
+-- KEYS  of each bucket: K, {K}:ctl, {K}:flows, {K}:use
+-- ARGV  of each bucket:
+--         tell: 1 to be told the policy also if all takes fit
+--         in_line: 1 if no take of a flow may overtake another one of it: none is made behind one that doesn't fit
+--         how many fields follow, and they: /, then each team of a flow, then each flow
+--         how many runs follow; of each: flow, narrow, wide: the places among the fields of the flow and of its teams,
+--           narrow that of the one to which it belongs, wide that of the one above it, 1 for none; n, count
+--           and leave as in takes
+-- Reply integers of each bucket, either
+--         0, left: all takes were made
+--         1, now_us, left, era, index, last_us, numbers, pol..., per run taken, wait_us: as in takes
+--         2: no such bucket; nothing is created
+--         3, k: key k of K, {K}, {K}:ctl, {K}:flows, {K}:use holds something else
+--
+-- A bucket without a plan isn't divided: its takes are made in order, and what they ask for isn't counted.
+local KEYS = KEYS
+local ARGV = ARGV
+local call = redis.call
+local pcall = redis.pcall
+local find = string.find
+local format = string.format
+local sub = string.sub
+local floor = math.floor
+local max = math.max
+local min = math.min
+--#include shared/division
+local reply = {}
+local at = 0 -- the last argument read
+local written = false
+local finish
+local SOON = 20 -- the part of an interval after which an overdue plan is looked for again
+
+-- complete makes the functions for a bucket that denies a take or tells its policy; most calls do without.
+local function complete()
+  local match = string.match
+--#include shared/redis
+--#include shared/policy
+--#include shared/bucket
+--#include shared/denial
+--#include shared/leave
+--#include shared/unwritten
+
+  -- malformed says that key k of a bucket holds something else. Another error ends the script.
+  local function malformed(k, err)
+    if err then wrong_type(err) end
+    reply[#reply + 1] = 3
+    reply[#reply + 1] = k
+  end
+
+  -- wait_of is how long until a take fits, if no other flow takes any: until the bucket holds it above the floor, or
+  -- until it holds it and the flow has a right.
+  local function wait_of(divided, s, p, left, run, now)
+    local each = max(1, run.n)
+    local within = wait_us(s, p, left, each + run.leave, now)
+    if not divided or within < 0 then return within end
+    local above = wait_us(s, p, left, each + max(run.leave, reserve), now)
+    local of = right(run.flow, run.narrow, run.wide)
+    local has = of and saved(of, size_of(run.n, run.count))
+    local refills = has and has <= 0 and floor(-has / p.interval) + 1 or not has and within == 0 and 1
+    if refills then
+      -- A plan that comes after its refill may be under way: it is asked for soon.
+      local due = advanced() + refills * p.interval - now
+      if due < 1 then due = max(1, floor(p.interval / SOON)) end
+      within = max(within, due)
+    end
+    return above >= 0 and above < within and above or within
+  end
+
+  -- answer says what became of the runs of a bucket, of which some are wanting, or whose policy is to be told.
+  local function answer(divided, s, p, ctl, use, left, runs)
+    local now, r = now_us(), #reply
+    for k, v in ipairs({1, now, left, s.era or 0, s.index or 0, s.last or 0, 0}) do reply[r + k] = v end
+    r = r + 7
+    local numbers = r
+    for word in string.gmatch(told(s, p), '%d+') do
+      r = r + 1
+      reply[r] = word + 0
+    end
+    reply[numbers] = r - numbers
+    local denied = 0
+    for _, run in ipairs(runs) do
+      local n = run.n
+      local wanting, wait = run.count - run.made, 0
+      if wanting > 0 then
+        if run.field then call('HINCRBY', use, '/!' .. run.field, format('%d', wanting * max(1, n))) end
+        wait = s.era and wait_of(divided, s, p, left, run, now) or -1
+        local want = n > 0 and wanting * n or run.made == 0 and run.count or 0
+        if p and (n > 0 and n + run.leave or run.count) <= p.capacity then denied = denied + want end
+      end
+      reply[r + 1] = run.made
+      reply[r + 2] = wait
+      r = r + 2
+    end
+    if s.era then count_denied(ctl, p, denied) end
+  end
+  return {open = open, least = least, unwritten = unwritten, malformed = malformed, answer = answer}
+end
+
+-- all_made returns the runs whose arguments begin from first to last: all of their takes were made.
+local function all_made(first, last)
+  local runs = {}
+  for r = first, last, 6 do
+    local count = ARGV[r + 4] + 0
+    runs[#runs + 1] = {n = ARGV[r + 3] + 0, count = count, made = count}
+  end
+  return runs
+end
+
+local function takes(key, ctl, flows, use)
+  local tell, in_line = ARGV[at + 1] == '1', ARGV[at + 2] == '1'
+  local first = at + 4
+  at = at + 3 + ARGV[at + 3]
+  local divided, err = read_division(flows, first, at)
+  local count_at = at + 1
+  at = count_at + 6 * ARGV[count_at]
+  local text = pcall('GET', key)
+  local before = type(text) == 'string' and find(text, '^%-?%d+$') and text + 0 or 0
+  local s, p = {}, nil
+  if not text or before == 0 and text ~= '0' or before >= 2 ^ 53 or divided == false or tell then
+    finish = finish or complete()
+    if type(text) == 'table' or text and (before == 0 and text ~= '0' or before >= 2 ^ 53) then
+      return finish.malformed(1, text.err and text)
+    end
+    if divided == false then return finish.malformed(4, err) end
+    p = finish.open(s, ctl)
+    if p == false then return finish.malformed(3) end
+    if not text and not p then
+      reply[#reply + 1] = 2
+      return
+    end
+  end
+  local left = before
+  local runs, closed
+  for r = count_at + 1, at, 6 do
+    local flow = ARGV[r] + 0
+    local narrow, wide = ARGV[r + 1] + 0, ARGV[r + 2] + 0
+    local n, count = ARGV[r + 3] + 0, ARGV[r + 4] + 0
+    local leave, asks = tonumber(ARGV[r + 5]), ARGV[r + 3]
+    local each = n > 0 and n or 1
+    if count > 1 or n == 0 then asks = format('%d', each * count) end
+    if not leave then
+      finish = finish or complete()
+      p = p or finish.open(s, ctl) or nil
+      leave = finish.least(ARGV[r + 5], p and p.capacity or 0)
+    end
+    local field, earlier, made
+    if divided then field, earlier = ask(use, flow, narrow, asks) end
+    if closed and closed[flow] then
+      made = 0
+    elseif divided then
+      made = serve(flow, narrow, wide, n, count, leave, earlier, left)
+    else
+      made = min(count, floor(max(0, left - leave) / each))
+    end
+    left = left - made * each
+    if made < count or tell then
+      runs = runs or all_made(count_at + 1, r - 6)
+    end
+    if runs then
+      runs[#runs + 1] = {flow = flow, narrow = narrow, wide = wide, n = n, count = count, leave = leave, field = field,
+        made = made}
+    end
+    if made < count and in_line then
+      closed = closed or {}
+      closed[flow] = true
+    end
+  end
+  if left < before then
+    call('DECRBY', key, format('%d', before - left))
+    written = true
+  end
+  if divided then
+    write_rights(flows)
+    written = written or not uncounted
+  end
+  if not runs then
+    reply[#reply + 1] = 0
+    reply[#reply + 1] = left
+    return
+  end
+  finish = finish or complete()
+  p = p or finish.open(s, ctl) or nil -- if it can't be read, the wait is unknown
+  finish.answer(divided, s, p, ctl, use, left, runs)
+end
+
+for k = 1, #KEYS, 4 do takes(KEYS[k], KEYS[k + 1], KEYS[k + 2], KEYS[k + 3]) end
+if written then return reply end
+finish = finish or complete()
+return finish.unwritten(KEYS[2], reply)

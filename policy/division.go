@@ -1,0 +1,91 @@
+package policy
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+// MaxFlowLen is the length of the longest name of a flow, in bytes.
+const MaxFlowLen = 256
+
+// ErrInvalidFlow is returned for a name that no flow can have.
+var ErrInvalidFlow = errors.New("policy: invalid flow")
+
+// CheckFlow reports whether name can be that of a flow: at most MaxFlowLen bytes, and no level of it is empty. The
+// empty name is that of takes without one.
+func CheckFlow(name string) error {
+	switch {
+	case len(name) > MaxFlowLen:
+		return fmt.Errorf("%w: it has %d bytes; want 1 to %d", ErrInvalidFlow, len(name), MaxFlowLen)
+	case strings.HasPrefix(name, "/"), strings.HasSuffix(name, "/"), strings.Contains(name, "//"):
+		return fmt.Errorf("%w %q: one of its levels is empty; want 1 to 3 levels with slashes between", ErrInvalidFlow,
+			name)
+	}
+	return nil
+}
+
+// RootTeam is the team of flows whose names have one level. The other teams are the parts of names up to a slash, with
+// the slash. So no team has the name of a flow.
+const RootTeam = "/"
+
+// TeamsOf returns the teams of a flow, the narrowest last: RootTeam, and that of each level but the last one. A name
+// has three levels at most; further slashes are part of the third.
+func TeamsOf(name string) (teams []string) {
+	teams = append(teams, RootTeam)
+	for at := 0; len(teams) < 3; {
+		i := strings.IndexByte(name[at:], '/')
+		if i < 0 {
+			break
+		}
+		at += i + 1
+		teams = append(teams, name[:at])
+	}
+	return teams
+}
+
+// FlowRun is a run of takes of one flow.
+type FlowRun struct {
+	Flow string
+	Run
+}
+
+// Plan is what a refiller writes into a Division.
+type Plan struct {
+	Version  Version // of the refill that it comes with
+	Whole    bool    // the plan lists all flows; otherwise it lists those that are to be added
+	Kept     bool    // what is listed stays, if there is a plan
+	Read     bool    // what was asked for is read, and counted anew
+	Floor    int64
+	Unlisted int64
+	Most     int64
+	Span     int64
+	Lasts    int64 // µs for which the plan counts
+	Teams    []PlannedTeam
+	Listed   []PlannedFlow
+	Dropped  []string // flows that are no longer listed
+}
+
+// PlannedTeam is a team of a plan; see TeamPart.
+type PlannedTeam struct {
+	Name        string
+	Price, Rest float64
+}
+
+// FormatPrice writes a price as the scripts read it.
+func FormatPrice(price float64) string { return strconv.FormatFloat(price, 'g', 9, 64) }
+
+// PlannedFlow is a flow that a plan lists. One that is new in the list begins with the right to a tenth of the floor,
+// less what it took.
+type PlannedFlow struct {
+	Name   string
+	Weight int64
+	Took   int64 // tokens that it took lately
+}
+
+// Use is what the flows of a bucket asked for.
+type Use struct {
+	Asked, Denied map[string]int64 // tokens, by the names of flows, and of teams for flows that aren't distinguished
+	Covered       int64            // µs that they cover; 0 if nothing was read
+}

@@ -1,0 +1,167 @@
+package pool
+
+import (
+	"slices"
+	"time"
+)
+
+// applyTicket applies a region's ticket at our time now. The ticket comes from a live region, or from a record of
+// unknown age. applyTicket reports whether the ticket is foreign: it shows a grant that isn't in this pool's history
+// here.
+//
+// The order of the steps is the safety argument:
+//
+//  1. Tickets of a server that isn't the region's are ignored.
+//  2. A ticket of a later era voids the offers made to earlier ones, whatever else it shows.
+//  3. An acknowledgement takes effect even if a later ticket was applied before: it stays true.
+//  4. All else that an older ticket shows is out of date.
+//  5. What the bucket has in force without an offer counts against the pool.
+func (l *ledger) applyTicket(region string, t ticket, live bool, timing Timing, now time.Time) (foreign bool) {
+	a := l.accounts[region]
+	if a == nil && live && l.readmits(t) {
+		a = l.account(region)
+	}
+	if a == nil || !a.recognise(t, live, timing, now) {
+		return false
+	}
+	l.voidOffers(a, t.era)
+	acknowledged := l.acknowledge(a, t, now)
+	if a.outdates(t) {
+		return false
+	}
+	a.shown = nil
+	if !acknowledged && t.kind != absent {
+		foreign = l.isForeign(region, a, t)
+		a.shown = claimOf(t, foreign, timing, now)
+	}
+	if live || !a.reported.IsZero() {
+		a.recordLive(timing, now)
+	}
+	a.observe(t, l.unit, timing, l.short(timing, now))
+	a.ticket = t
+	a.taken = now
+	l.dirty = true
+	return foreign
+}
+
+// readmits reports whether a region without an account, whose ticket this is, gets one again. Such a region was fenced
+// and left the pool, and still has a grant of it. It counts against the pool until it has acknowledged that it is to
+// use nothing.
+func (l *ledger) readmits(t ticket) bool {
+	return l.pool != nil && t.kind == pooled && t.terms.Fence.Epoch > 0 && !isRetired(t.terms)
+}
+
+// voidOffers voids the offers that were made to eras before this one.
+func (l *ledger) voidOffers(a *account, era int64) {
+	for i := range a.offers {
+		o := &a.offers[i]
+		if era > o.terms.GrantEra && !o.void {
+			o.void = true
+			l.dirty = true
+		}
+	}
+}
+
+// outdates reports whether the account has a ticket of the same era that is as late as this one.
+func (a *account) outdates(t ticket) bool {
+	return !a.taken.IsZero() && t.era == a.ticket.era && t.now <= a.ticket.now
+}
+
+// isForeign reports whether an unacknowledged ticket shows a grant of the pool that is later than every offer.
+func (l *ledger) isForeign(region string, a *account, t ticket) bool {
+	_, member := l.parts[region]
+	later := a.newestFence().Before(t.terms.Fence) || t.terms.GrantEnd > a.lastEnd
+	return member && t.kind == pooled && a.declared != fenced && later
+}
+
+// claimOf returns the claim of a bucket whose ticket shows terms that were not offered. The coordinator that made a
+// foreign grant may renew it, so it counts for a lease at least.
+func claimOf(t ticket, foreign bool, timing Timing, now time.Time) *offer {
+	left := time.Duration(t.terms.GrantEnd-t.now) * time.Microsecond
+	if foreign {
+		left = max(left, timing.Lease)
+	}
+	return &offer{terms: t.terms, until: now.Add(hold(left)), void: t.kind == plain || left <= 0}
+}
+
+// recordLive records that the region is live: its report arrived as a change, or is later than one that did. A region
+// that was silent could not have received its offers, so its time to apply them begins again.
+func (a *account) recordLive(timing Timing, now time.Time) {
+	if !a.live(timing, now) && !a.waiting.IsZero() {
+		a.waiting = now
+	}
+	a.reported = now
+}
+
+// recognise reports whether a ticket is of the server that the region's grants are for. That is the server of the era
+// known so far, or the one that follows it: a higher era of an agent that has read the era known so far from its own
+// Redis. Any other server may be a second one under the region's name. Its tickets count once the grants of the era
+// known so far have ended.
+func (a *account) recognise(t ticket, live bool, timing Timing, now time.Time) bool {
+	follows := t.before == a.era && (t.era == 0 || t.era > a.era)
+	if t.era != a.era && !follows && !a.eraAt.IsZero() && now.Sub(a.eraAt) < hold(timing.Lease) {
+		if live {
+			a.other.extend(now, timing.Lease)
+		}
+		return false
+	}
+	if t.era != 0 && t.era != a.era {
+		a.era, a.other = t.era, stretch{}
+	}
+	if a.era != 0 {
+		a.eraAt = now
+	}
+	return true
+}
+
+// stretch is a time in which something happened again and again.
+type stretch struct{ first, last time.Time }
+
+// extend extends the stretch to now, or begins another one if nothing happened for longer than the gap.
+func (s *stretch) extend(now time.Time, gap time.Duration) {
+	if now.Sub(s.last) > gap {
+		s.first = now
+	}
+	s.last = now
+}
+
+// lasts reports whether the stretch is longer than least and has not ended.
+func (s *stretch) lasts(now time.Time, least, gap time.Duration) bool {
+	return now.Sub(s.last) <= gap && s.last.Sub(s.first) > least
+}
+
+// doubled reports whether tickets arrive from a server other than the one that the region's grants are for.
+func (a *account) doubled(timing Timing, now time.Time) bool {
+	return a.other.lasts(now, timing.fresh(), timing.Lease)
+}
+
+// acknowledge drops the offers before the one that the ticket shows to be in force, if it is one of ours.
+func (l *ledger) acknowledge(a *account, t ticket, now time.Time) bool {
+	i := slices.IndexFunc(a.offers, func(o offer) bool { return t.acknowledges(o.terms) })
+	if i < 0 {
+		return false
+	}
+	if a.acked.Before(t.terms.Fence) {
+		a.acked, a.waiting = t.terms.Fence, now
+	}
+	if i == 0 {
+		a.waiting = time.Time{}
+	}
+	l.dirty = l.dirty || !a.joined || i < len(a.offers)-1
+	a.offers, a.joined = a.offers[:i+1], a.joined || !a.offers[i].old
+	return true
+}
+
+// observe samples the demand since the last sample.
+func (a *account) observe(t ticket, u unit, timing Timing, short bool) {
+	s := a.sample
+	elapsed, goesOn := t.since(s)
+	switch {
+	case !goesOn:
+		a.sample = t
+	case elapsed >= timing.Report/2:
+		a.sample = t
+		perUnit := float64(u.per) / float64(elapsed.Microseconds())
+		a.demand.observe(float64(t.taken(s))*perUnit, float64(t.denied-s.denied)*perUnit, float64(u.total), elapsed, short)
+	}
+}

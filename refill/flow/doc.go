@@ -1,0 +1,16 @@
+// Package flow decides how a bucket is divided among its flows.
+//
+// A [Planner] belongs to one bucket. Its owner reports what each flow asked for ([Planner.Observe]), and gets the next
+// plan ([Planner.Plan]), which it writes with the bucket's next refill. The planner does three things:
+//
+//   - Demand: what a flow asked for per second, smoothed. A successor that has seen little divides by the weight of
+//     what it has seen, so that it takes the first demand as steady.
+//   - Level: the weighted max-min part of the rate. At each level of names the demands of the flows and teams there
+//     divide what their team has. The largest demand counts as unlimited, since clients remember denials and so ask
+//     for less than they want.
+//   - List: flows whose demand exceeds half of their part. Only they are told apart by the bucket. All others are
+//     served from what it keeps for flows that ask for little.
+//
+// The package knows neither Redis nor time: both are its caller's. The script flows.lua states how a bucket uses a
+// plan.
+package flow

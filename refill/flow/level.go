@@ -1,0 +1,82 @@
+package flow
+
+import (
+	"math"
+
+	"github.com/tokenrefill/refiller/policy"
+)
+
+const (
+	// listedFrom is the part of a flow's right from which on its demand lists it.
+	listedFrom = 0.5
+	// periodsOfListed is in how many periods a flow asked for something before it is listed. Names that are made up for
+	// one take would otherwise fill the list.
+	periodsOfListed = 2
+	// leastRest is the part of a team that its unlisted flows have at least together.
+	leastRest = 0.01
+)
+
+// sum returns what all members ask for, and sets the demands of the teams among them.
+func (t *team) sum() float64 {
+	sum := t.unnamed
+	for _, m := range t.members {
+		if m.team != nil {
+			m.demand = m.team.sum()
+		}
+		sum += m.demand
+	}
+	return sum
+}
+
+// share divides a rate among the members, which ask for demand together, and lists those that ask for more than half of
+// their part.
+func (t *team) share(rate, demand float64) {
+	t.level = t.levelAt(rate)
+	left := rate
+	for _, m := range t.members {
+		part := t.level * float64(m.weight)
+		m.listed = m.demand > listedFrom*part && (m.team != nil || m.periods >= periodsOfListed)
+		if m.team != nil {
+			m.team.share(part, m.demand)
+		}
+		if m.listed {
+			left -= min(m.demand, part)
+		}
+	}
+	t.rest = 0
+	if demand > listedFrom*rate {
+		t.rest = max(left, leastRest*rate)
+	}
+}
+
+// unitsOfRate is the number of units into which a rate is divided: many, so that the slowest buckets are divided
+// exactly, too.
+const unitsOfRate = 1 << 40
+
+// levelAt is the level at which the demands add up to a rate. The largest one for its weight counts as unlimited. Flows
+// that aren't told apart each ask for less than their part, so they are served first, but get no more than half.
+func (t *team) levelAt(rate float64) float64 {
+	bounds := make([]policy.Bounds, 0, len(t.members)+1)
+	largest := -1
+	for i, m := range t.members {
+		bounds = append(bounds, policy.Bounds{Weight: m.weight, Most: units(m.demand, rate)})
+		if largest < 0 || m.demand*float64(t.members[largest].weight) > t.members[largest].demand*float64(m.weight) {
+			largest = i
+		}
+	}
+	if largest < 0 {
+		return rate
+	}
+	bounds[largest].Most = unitsOfRate
+	bounds = append(bounds, policy.Bounds{Weight: policy.MaxWeight, Most: units(min(t.unnamed, rate/2), rate)})
+	num, den, reached := policy.Level(unitsOfRate, bounds)
+	if !reached { // no other flow asks for anything
+		return rate / float64(t.members[largest].weight)
+	}
+	return float64(num) / float64(den) / unitsOfRate * rate
+}
+
+// units is a demand in units of the rate, at most all of it.
+func units(demand, rate float64) int64 {
+	return int64(math.Min(demand/rate, 1) * unitsOfRate)
+}

@@ -1,0 +1,113 @@
+package refill
+
+import (
+	"context"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+
+	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
+	"github.com/tokenrefill/refiller/refill/flow"
+)
+
+// division is a replica's part in how a bucket is divided among its flows. The replica that wins a refill reads what
+// the flows asked for, and writes the plan that it computed from what it read before.
+type division struct {
+	flows   *policy.Flows
+	about   flow.Bucket
+	planner *flow.Planner
+	next    policy.Plan
+	base    policy.Version // of the last plan that this replica wrote
+	whole   bool           // the plan after next lists all flows
+	err     error          // why the last plan could not be written
+	read    *FlowsRead     // with the last plan; nil if nothing was, or once it was reported
+}
+
+// newDivision returns the division of a bucket with the policy; nil if it has no flows.
+func newDivision(p policy.Policy, terms *policy.Terms) *division {
+	if p.Flows == nil {
+		return nil
+	}
+	d := &division{flows: p.Flows, about: flow.Bucket{
+		Capacity: p.Capacity, Rate: p.Rate.PerSecond(), Interval: micros(terms.Interval),
+	}}
+	d.begin()
+	return d
+}
+
+// begin forgets what the flows asked for. The plan that is in force stays until that was read once.
+func (d *division) begin() {
+	d.planner = flow.New(d.flows)
+	d.next = d.planner.Plan(true, d.about)
+	d.whole = true
+}
+
+// continues returns the division to go on with after a change of the configuration: old, if it divides the same bucket
+// in the same way.
+func (d *division) continues(old *division) *division {
+	if d == nil || old == nil || !d.flows.Equal(old.flows) || d.about != old.about {
+		return d
+	}
+	return old
+}
+
+// learn applies the reply to a plan that came with a refill. If it was not written, another replica wrote the last one
+// or the plan was lost, so this replica begins anew.
+func (d *division) learn(version policy.Version, r *lua.PlanResult) {
+	d.err = r.Err
+	if r.Err != nil || r.Stale {
+		d.begin()
+		return
+	}
+	d.base = version
+	if r.Use.Covered > 0 {
+		d.read = d.readOf(r.Use)
+		d.planner.Observe(r.Use, d.about)
+	}
+	d.next = d.planner.Plan(d.whole, d.about)
+	d.whole = d.next.Kept
+	if d.read != nil {
+		d.read.Summary = d.planner.Summary()
+	}
+}
+
+// divided is a bucket of a trip that has flows.
+type divided struct {
+	at       int // its place in the trip
+	division *division
+}
+
+// plan writes the plans of the buckets that the trip refilled under the policy of this replica.
+func (t *trip) plan(ctx context.Context, s store) {
+	var calls []lua.PlanCall
+	var planned []divided
+	for _, d := range t.divided {
+		r, call := &t.results[d.at], &t.calls[d.at]
+		ours := r.Err == nil && r.Status.Wrote() && !r.Differs && call.Call.Terms != nil && r.Fence == call.Call.Terms.Fence
+		if !ours {
+			continue
+		}
+		plan := d.division.next
+		plan.Version = r.Version
+		planned = append(planned, d)
+		calls = append(calls, lua.PlanCall{Key: call.Key, Plan: plan, Base: d.division.base})
+	}
+	if len(calls) == 0 {
+		return
+	}
+	for i, r := range s.plan(ctx, calls) {
+		planned[i].division.learn(calls[i].Plan.Version, &r)
+	}
+}
+
+// warnUndivided logs that a bucket can't be divided among its flows, once until it can.
+func (b *bucket) warnUndivided(to *notices) {
+	failed := b.division != nil && b.division.err != nil && ownFault(b.division.err)
+	if failed && !b.undivided {
+		to.add(hclog.Warn, "bucket can't be divided among its flows", "bucket", b.key, "error", b.division.err)
+	}
+	b.undivided = failed
+}
+
+func micros(us int64) time.Duration { return time.Duration(us) * time.Microsecond }

@@ -1,0 +1,230 @@
+package flows
+
+import (
+	"flag"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+var all = flag.Bool("rows", false, "run every row of the table")
+
+const usual = "capacity: 1000\nrate: 1000/s\nflows: {}"
+
+// row is a row of the table: flows that take from a bucket, and what they should get.
+type row struct {
+	name   string
+	bucket string // its configuration; empty for usual
+	groups func(w *world) [][]*asker
+	check  func(t *testing.T, sums []sum)
+}
+
+// beside returns a row of one loud flow beside n quiet ones, of which each asks for perSecond by takes of size.
+func beside(n int, perSecond float64, size int64, check func(t *testing.T, sums []sum)) row {
+	return row{
+		name: fmt.Sprintf("%d that ask %g per s by %d", n, perSecond, size), check: check,
+		groups: func(w *world) [][]*asker {
+			return [][]*asker{{newAsker(w.client(), "loud", 2500, 1)}, w.many(n, "quiet-", perSecond, size)}
+		},
+	}
+}
+
+// under changes the bucket of a row.
+func (r row) under(bucket string) row {
+	r.bucket = bucket
+	r.name += ", " + bucket
+	return r
+}
+
+// part returns a check that each of the last group's flows gets at least a part of what it asks, on average.
+func part(least float64) func(t *testing.T, sums []sum) {
+	return func(t *testing.T, sums []sum) {
+		last := sums[len(sums)-1]
+		assert.GreaterOrEqual(t, last.got/last.asked, least)
+	}
+}
+
+// each returns a check of how many tokens per second the last group's flows get at least, on average, and the loud one
+// at most.
+func each(least, loudAtMost float64) func(t *testing.T, sums []sum) {
+	return func(t *testing.T, sums []sum) {
+		last := sums[len(sums)-1]
+		assert.GreaterOrEqual(t, last.got/float64(last.flows), least)
+		assert.LessOrEqual(t, sums[0].got, loudAtMost)
+	}
+}
+
+var rows = []row{
+	beside(50, 24, 1, func(t *testing.T, sums []sum) {
+		each(18.6, 80)(t, sums)
+		assert.GreaterOrEqual(t, sums[0].got+sums[1].got, 970.)
+	}),
+	beside(50, 10, 1, func(t *testing.T, sums []sum) {
+		part(.95)(t, sums)
+		assert.GreaterOrEqual(t, sums[0].got, 475.)
+	}),
+	beside(50, 10, 10, part(.95)),
+	beside(1000, .5, 1, part(.95)),
+	beside(1000, 1.2, 1, each(.93, 80)),
+	beside(50, 18, 1, part(.95)).under("capacity: 2000\nrate: 1000/s\ninterval: 1s\nflows: {}"),
+	beside(50, 18, 1, part(.95)).under("capacity: 200\nrate: 1000/s\nflows: {}"),
+	{
+		name: "fifty that ask 10 per s in the process of the loud one",
+		groups: func(w *world) [][]*asker {
+			c := w.client()
+			return [][]*asker{{newAsker(c, "loud", 2500, 1)}, w.many(50, "quiet-", 10, 1, c)}
+		},
+		check: part(.95),
+	},
+	{
+		name:   "none",
+		groups: func(w *world) [][]*asker { return [][]*asker{{newAsker(w.client(), "loud", 2500, 1)}} },
+		check:  func(t *testing.T, sums []sum) { assert.GreaterOrEqual(t, sums[0].got, 970.) },
+	},
+	{
+		name: "weights of 1, 2 and 5", bucket: "capacity: 1000\nrate: 1000/s\nflows: {weights: {b: 2, c: 5}}",
+		groups: func(w *world) [][]*asker {
+			ask := func(name string) []*asker { return []*asker{newAsker(w.client(), name, 900, 1)} }
+			return [][]*asker{ask("a"), ask("b"), ask("c")}
+		},
+		check: func(t *testing.T, sums []sum) {
+			total := sums[0].got + sums[1].got + sums[2].got
+			for i, weight := range []float64{1, 2, 5} {
+				fair := total * weight / 8
+				assert.GreaterOrEqual(t, sums[i].got, .95*fair)
+				assert.LessOrEqual(t, sums[i].got, fair+.06*total)
+			}
+		},
+	},
+	{
+		name: "51 that ask 50 per s, 25 of them by 50",
+		groups: func(w *world) [][]*asker {
+			return [][]*asker{w.many(26, "one-", 50, 1), w.many(25, "fifty-", 50, 50)}
+		},
+		check: func(t *testing.T, sums []sum) { assert.GreaterOrEqual(t, sums[1].got/25, 16.) },
+	},
+	{
+		name: "a team of new names beside a team of fifty",
+		groups: func(w *world) [][]*asker {
+			strangers := newAsker(w.client(), "strangers/", 2500, 1)
+			strangers.fresh = true
+			return [][]*asker{{strangers}, w.many(50, "team/", 24, 1)}
+		},
+		check: each(9.5, 1000),
+	},
+}
+
+// TestTable shows how a bucket of 1,000 tokens per second is divided. It is short unless all rows are asked for.
+func TestTable(t *testing.T) {
+	measured := 10 * time.Second
+	chosen := rows
+	if !*all {
+		chosen = rows[:1]
+	}
+	for _, r := range chosen {
+		t.Run(r.name, func(t *testing.T) {
+			bucket := r.bucket
+			if bucket == "" {
+				bucket = usual
+			}
+			w := newWorld(t, bucket)
+			w.refill()
+			w.refill()
+			w.ready()
+			groups := r.groups(w)
+			w.start(groups...)
+			time.Sleep(8 * time.Second) // until demand has been steady for longer than its half-life
+			sums := measure(measured, groups...)
+			report(t, sums)
+			r.check(t, sums)
+		})
+	}
+}
+
+// report prints what each group asked for and got. No take may fail.
+func report(t *testing.T, sums []sum) {
+	t.Helper()
+	total := 0.
+	for _, s := range sums {
+		t.Logf("%d flows that ask %7.2f/s each get %7.2f/s each (%5.1f %%); errors: %d", s.flows,
+			s.asked/float64(s.flows), s.got/float64(s.flows), 100*s.got/s.asked, s.failed)
+		total += s.got
+		assert.Zero(t, s.failed, "takes that failed")
+	}
+	t.Logf("all get %.1f/s", total)
+}
+
+// TestRefillersThatDieEachSecond kills the replica that started first, and starts another one, once a second.
+func TestRefillersThatDieEachSecond(t *testing.T) {
+	if !*all {
+		t.Skip("make flows runs it")
+	}
+	w := newWorld(t, usual)
+	w.refill()
+	w.refill()
+	w.ready()
+	loud := []*asker{newAsker(w.client(), "loud", 2500, 1)}
+	quiet := w.many(50, "quiet-", 24, 1)
+	w.start(loud, quiet)
+	die := func(times int) {
+		for range times {
+			time.Sleep(time.Second) // what is tested is a death each second
+			w.refill()
+			w.kill()
+		}
+	}
+	die(8)
+	over := make(chan struct{})
+	go func() {
+		defer close(over)
+		die(10)
+	}()
+	sums := measure(10*time.Second, loud, quiet)
+	<-over
+	report(t, sums)
+	require.GreaterOrEqual(t, sums[1].got/50, 17.5)
+}
+
+// TestWithoutRefillersABucketIsServedInOrder lets a hundred new flows come when no replica lives any more.
+func TestWithoutRefillersABucketIsServedInOrder(t *testing.T) {
+	w := newWorld(t, usual)
+	w.refill()
+	w.ready()
+	loud := []*asker{newAsker(w.client(), "loud", 1500, 1)}
+	w.start(loud)
+	time.Sleep(5 * time.Second) // until it is listed
+	w.kill()
+	fresh := w.many(100, "new-", 12, 1)
+	w.start(fresh)
+	time.Sleep(4 * time.Second) // until the plan has ended
+	sums := measure(5*time.Second, loud, fresh)
+	report(t, sums)
+	require.InDelta(t, sums[0].got/sums[0].asked, sums[1].got/sums[1].asked, .1, "all get the same part")
+	require.Greater(t, sums[0].got+sums[1].got, 900.)
+}
+
+// TestFlowsComeAndGoWithAVersion gives a bucket flows by a new version of the configuration.
+func TestFlowsComeAndGoWithAVersion(t *testing.T) {
+	w := newWorld(t, "capacity: 1000\nrate: 1000/s")
+	p := w.refill()
+	w.ready()
+	loud := []*asker{newAsker(w.client(), "loud", 2500, 1)}
+	quiet := w.many(20, "quiet-", 10, 1)
+	w.start(loud, quiet)
+	served := func() float64 {
+		s := measure(time.Second, quiet)[0]
+		return s.got / s.asked
+	}
+	require.Less(t, served(), .9, "without flows")
+	change := func(version int, bucket string) {
+		w.configure(version, bucket)
+		w.reload(p)
+	}
+	change(2, usual)
+	require.Eventually(t, func() bool { return served() > .95 }, patience, time.Millisecond, "with flows")
+	change(3, "capacity: 1000\nrate: 1000/s")
+	require.Eventually(t, func() bool { return served() < .9 }, patience, time.Millisecond, "without flows again")
+}

@@ -1,0 +1,246 @@
+package flows
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/fetch"
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
+)
+
+// patience bounds waiting for what takes moments on a machine that is not busy.
+const patience = time.Minute
+
+const key = "acme"
+
+// world is a Redis server and the configuration of the replicas that refill its bucket.
+type world struct {
+	t        *testing.T
+	redis    *testenv.RedisServer
+	config   string
+	mu       sync.Mutex
+	replicas []*testenv.Process
+	started  int
+}
+
+// newWorld starts a server. bucket are the lines of the bucket's configuration after its key.
+func newWorld(t *testing.T, bucket string) *world {
+	t.Helper()
+	w := &world{t: t, redis: testenv.Redis(t)}
+	w.config = filepath.Join(t.TempDir(), "config.yaml")
+	w.configure(1, bucket)
+	return w
+}
+
+// configure writes the replicas' configuration.
+func (w *world) configure(version int, bucket string) {
+	w.t.Helper()
+	const format = "version: %d\nlisten: \"127.0.0.1:0\"\nredis: {url: \"redis://%s\"}\nbuckets:\n  - key: %s\n    %s\n"
+	text := fmt.Sprintf(format,
+		version, w.redis.Addr(), key, strings.Join(strings.Split(bucket, "\n"), "\n    "))
+	require.NoError(w.t, os.WriteFile(w.config, []byte(text), 0o600))
+}
+
+// refill starts a replica.
+func (w *world) refill() *testenv.Process {
+	w.t.Helper()
+	w.mu.Lock()
+	w.started++
+	name := fmt.Sprintf("replica-%d", w.started)
+	w.mu.Unlock()
+	p := testenv.StartCommand(w.t, testenv.Command{
+		Name: name, Path: testenv.Build(w.t, "./cmd/refiller"),
+		Args: []string{"run", "--config", w.config, "--identity", name},
+	})
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.replicas = append(w.replicas, p)
+	return p
+}
+
+// kill kills the replica that started first.
+func (w *world) kill() {
+	w.mu.Lock()
+	first := w.replicas[0]
+	w.replicas = w.replicas[1:]
+	w.mu.Unlock()
+	first.Kill()
+}
+
+// reload has a replica read its configuration again.
+func (w *world) reload(p *testenv.Process) { p.Signal(syscall.SIGHUP) }
+
+// ready waits until the bucket exists.
+func (w *world) ready() {
+	w.t.Helper()
+	rdb := w.redis.Client()
+	require.Eventually(w.t, func() bool { return rdb.Get(w.t.Context(), key).Err() == nil }, patience, 10*time.Millisecond)
+}
+
+// client returns a client of its own, as a process has.
+func (w *world) client(opts ...fetch.Option) *fetch.Client {
+	w.t.Helper()
+	opts = append(opts, fetch.WithTimeout(time.Second)) // a busy machine is slow
+	c, err := fetch.New(redis.NewClient(&redis.Options{Addr: w.redis.Addr()}), opts...)
+	require.NoError(w.t, err)
+	w.t.Cleanup(func() { _ = c.Close(context.WithoutCancel(w.t.Context())) })
+	require.NoError(w.t, c.Ready(w.t.Context()))
+	return c
+}
+
+// asker is a flow that takes tokens.
+type asker struct {
+	flow   string        // empty: its takes have no name
+	fresh  bool          // each take is for a new flow, whose name begins with flow
+	rate   atomic.Uint64 // tokens per second
+	n      int64         // of a take
+	client *fetch.Client
+
+	counts
+}
+
+// counts are what an asker has counted.
+type counts struct{ asked, got, failed atomic.Int64 }
+
+// newAsker returns a flow that asks for tokens at a rate.
+func newAsker(c *fetch.Client, flow string, perSecond float64, n int64) *asker {
+	a := &asker{flow: flow, n: n, client: c}
+	a.ask(perSecond)
+	return a
+}
+
+// ask changes how many tokens per second the flow asks for.
+func (a *asker) ask(perSecond float64) { a.rate.Store(uint64(perSecond * 1e6)) }
+
+func (a *asker) perSecond() float64 { return float64(a.rate.Load()) / 1e6 }
+
+// run takes tokens at random moments until ctx ends, as many goroutines at once as the rate needs.
+func (a *asker) run(ctx context.Context) {
+	const perGoroutine = 200
+	goroutines := 1 + int(a.perSecond()/float64(a.n)/perGoroutine)
+	var wg sync.WaitGroup
+	for range goroutines {
+		wg.Go(func() { a.takes(ctx, float64(goroutines)) })
+	}
+	wg.Wait()
+}
+
+func (a *asker) takes(ctx context.Context, parts float64) {
+	pause := func() time.Duration {
+		perSecond := a.perSecond() / float64(a.n) / parts
+		if perSecond == 0 {
+			return 100 * time.Millisecond
+		}
+		return time.Duration(rand.ExpFloat64() / perSecond * float64(time.Second))
+	}
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	<-timer.C
+	for next := time.Now().Add(pause()); ; next = next.Add(pause()) {
+		timer.Reset(time.Until(next))
+		select {
+		case <-ctx.Done():
+			return
+		case <-timer.C:
+		}
+		if a.perSecond() > 0 {
+			a.take(ctx)
+		}
+	}
+}
+
+func (a *asker) take(ctx context.Context) {
+	flow := a.flow
+	if a.fresh {
+		flow += fmt.Sprint(rand.Uint64())
+	}
+	var opts []fetch.CallOption
+	if flow != "" {
+		opts = append(opts, fetch.WithFlow(flow))
+	}
+	r, err := a.client.Take(ctx, key, a.n, opts...)
+	if ctx.Err() != nil {
+		return
+	}
+	a.asked.Add(a.n)
+	if err != nil {
+		a.failed.Add(1)
+		return
+	}
+	a.got.Add(r.Taken)
+}
+
+// sum is what flows asked for and got, in tokens per second, all together.
+type sum struct {
+	asked, got float64
+	failed     int64
+	flows      int
+}
+
+// measure counts what askers do in a time.
+func measure(d time.Duration, groups ...[]*asker) []sum {
+	type count struct{ asked, got, failed int64 }
+	before := map[*asker]count{}
+	for _, group := range groups {
+		for _, a := range group {
+			before[a] = count{a.asked.Load(), a.got.Load(), a.failed.Load()}
+		}
+	}
+	began := time.Now()
+	time.Sleep(d) // what is measured is what happens in this time
+	took := time.Since(began).Seconds()
+	sums := make([]sum, len(groups))
+	for i, group := range groups {
+		for _, a := range group {
+			b := before[a]
+			sums[i].asked += float64(a.asked.Load()-b.asked) / took
+			sums[i].got += float64(a.got.Load()-b.got) / took
+			sums[i].failed += a.failed.Load() - b.failed
+		}
+		sums[i].flows = len(group)
+	}
+	return sums
+}
+
+// start has askers take tokens until the test ends, or stop is called, which waits for them.
+func (w *world) start(groups ...[]*asker) (stop func()) {
+	ctx, cancel := context.WithCancel(w.t.Context())
+	var wg sync.WaitGroup
+	for _, group := range groups {
+		for _, a := range group {
+			wg.Go(func() { a.run(ctx) })
+		}
+	}
+	stop = func() {
+		cancel()
+		wg.Wait()
+	}
+	w.t.Cleanup(stop)
+	return stop
+}
+
+// many returns n flows, whose names begin with prefix, through a few clients.
+func (w *world) many(n int, prefix string, perSecond float64, size int64, clients ...*fetch.Client) []*asker {
+	if len(clients) == 0 {
+		for range min(n, 5) {
+			clients = append(clients, w.client())
+		}
+	}
+	all := make([]*asker, n)
+	for i := range all {
+		all[i] = newAsker(clients[i%len(clients)], fmt.Sprintf("%s%d", prefix, i), perSecond, size)
+	}
+	return all
+}
