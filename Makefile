@@ -146,6 +146,11 @@ pools: ## N random fault schedules of a pool over three regions on real servers;
 	@scripts/require.sh go redis faketime
 	go test -count=1 -timeout 0 -parallel 4 -v -run TestSchedules ./test/pools -args -n $(N) $(if $(SEED),-seed $(SEED)) $(if $(LONG),-long)
 
+.PHONY: flows
+flows: ## One bucket that real replicas divide among the flows of real clients: what each kind of flow gets
+	@scripts/require.sh go redis
+	go test -count=1 -timeout 0 -v ./test/flows -args -rows
+
 .PHONY: failover
 failover: ## Ends the active replica KILLS times in each mode, and a Cluster's master, and prints the gaps
 	@scripts/require.sh go redis
@@ -171,7 +176,7 @@ mutants: ## The tests of each Lua script with one statement of it changed, for e
 .PHONY: config-docs
 config-docs: ## docs/configuration.md and the JSON Schemas, from the structs that a configuration is decoded into
 	go test -count=1 -run TestReferenceAndSchemaAreThoseOfTheStructs ./internal/config -args -write
-	go -C deploy test -count=1 -run TestTheSchemaOfValuesHoldsThatOfTheConfiguration ./k8s -args -write
+	go -C deploy test -count=1 -run 'TestTheSchemaOfValuesHoldsThatOfTheConfiguration|TestTheComponentsRulesAreThoseOfMonitoring' ./k8s -args -write
 
 .PHONY: proto
 proto: ## Generate the Go code of api/
@@ -200,6 +205,10 @@ tidy: ## Tidy every module and format the code
 # GoReleaser finds the writer of SBOMs in the PATH.
 GORELEASER := PATH="$(CURDIR)/$(BIN):$$PATH" goreleaser
 
+.PHONY: release-docs
+release-docs: ## Turn the pages over to the first release: once, in the commit that its tag names
+	scripts/release-docs.sh
+
 .PHONY: release release-snapshot
 release-snapshot: $(BIN)/goreleaser $(BIN)/sbom ## A release in dist/: archives, checksums, SBOMs, image, chart; nothing is signed
 	$(GORELEASER) check
@@ -215,9 +224,16 @@ release: $(BIN)/goreleaser $(BIN)/sbom ## Publish what the tag of the commit nam
 run-test:
 	go vet ./...
 	scripts/check-fetch-deps.sh
-	$(GO_TEST) -timeout $(TEST_TIMEOUT) $$(go list ./... | grep -vxF "$$(go list $(RACE_PKGS) $(APART))")
-	CGO_ENABLED=1 $(GO_TEST) -race -timeout $(TEST_TIMEOUT) $(RACE_PKGS)
+	@$(MAKE) --no-print-directory -j2 run-test-plain run-test-race
 	@$(MAKE) --no-print-directory simulate SCHEDULES=2000 POOL_SCHEDULES=20
+
+# At once, because both wait for half of their time.
+.PHONY: run-test-plain run-test-race
+run-test-plain:
+	$(GO_TEST) -timeout $(TEST_TIMEOUT) $$(go list ./... | grep -vxF "$$(go list $(RACE_PKGS) $(APART))")
+
+run-test-race:
+	CGO_ENABLED=1 $(GO_TEST) -p 2 -race -timeout $(TEST_TIMEOUT) $(RACE_PKGS)
 
 run-test-operate:
 	$(GO_TEST) -timeout $(TEST_TIMEOUT) ./test/operate

@@ -29,7 +29,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-var write = flag.Bool("write", false, "write the chart's schema of values anew")
+var write = flag.Bool("write", false, "write the chart's schema of values, and the component of alerts, anew")
 
 const chartDir = "../helm/refiller"
 
@@ -78,7 +78,7 @@ func renderRelease(name string, values map[string]any) (map[string]string, error
 	return named, nil
 }
 
-// loadChart renders the chart with a file of values and decodes its objects.
+// loadChart renders the chart with a file of values and decodes its objects, without hooks.
 func loadChart(path string) ([]runtime.Object, error) {
 	values, err := chartValues(path)
 	if err != nil {
@@ -88,7 +88,8 @@ func loadChart(path string) ([]runtime.Object, error) {
 	if err != nil {
 		return nil, err
 	}
-	return objectsOf(files)
+	objects, err := objectsOf(files)
+	return slices.DeleteFunc(objects, isHook), err
 }
 
 // objectsOf decodes what the chart rendered.
@@ -283,6 +284,28 @@ func TestTheChartsRulesAndDashboardAreThoseOfMonitoring(t *testing.T) {
 	require.JSONEq(t, string(dashboard), found)
 }
 
+// The component holds a copy, as kustomize reads no file outside of a kustomization's directory.
+func TestTheComponentsRulesAreThoseOfMonitoring(t *testing.T) {
+	const path = "components/alerts/prometheusrule.yaml"
+	rules, err := os.ReadFile("../monitoring/alerts.yaml")
+	require.NoError(t, err)
+	want := "# make config-docs writes it from deploy/monitoring/alerts.yaml.\napiVersion: monitoring.coreos.com/v1\n" +
+		"kind: PrometheusRule\nmetadata:\n  name: refiller\n  labels: {app.kubernetes.io/name: refiller}\nspec:\n"
+	for line := range strings.Lines(string(rules)) {
+		if strings.TrimSpace(line) != "" {
+			line = "  " + line
+		}
+		want += line
+	}
+	if *write {
+		require.NoError(t, os.WriteFile(path, []byte(want), 0o644))
+		return
+	}
+	text, err := os.ReadFile(path)
+	require.NoError(t, err)
+	require.True(t, want == string(text), `it is old: "make config-docs" writes it`)
+}
+
 // schemaOfValues is the chart's schema with that of the configuration in its place.
 func schemaOfValues(t *testing.T, values []byte) []byte {
 	t.Helper()
@@ -315,7 +338,12 @@ func TestWrongValuesAreRefused(t *testing.T) {
 	right, err := os.ReadFile(charts[0])
 	require.NoError(t, err)
 	for name, c := range map[string]struct{ values, message string }{
-		"no buckets":               {"{}", "buckets"},
+		"no buckets": {"{}", "buckets"},
+		"a readable password": {string(right) + "  redis: {url: 'redis://:secret@redis:6379/0'}",
+			"config.redis.url has a password"},
+		"etcd's readable password": {string(right) + "  election: {endpoints: ['http://me:secret@etcd:2379']}",
+			"config.election.endpoints has a password"},
+		"a revision and a version": {string(right) + "  version: 3\nversionFrom: release", "config.version has no meaning"},
 		"unknown value":            {string(right) + "replica: 3", "replica"},
 		"unknown field of config":  {strings.Replace(string(right), "buckets:", "bukets:", 1), "bukets"},
 		"no replicas":              {string(right) + "replicas: 0", "replicas"},

@@ -215,7 +215,7 @@ func TestSelectorsFindTheirPods(t *testing.T) {
 }
 
 func TestMain(m *testing.M) {
-	slog.SetLogLoggerLevel(slog.LevelWarn) // Helm tells of each symbolic link
+	slog.SetLogLoggerLevel(slog.LevelWarn) // Helm logs each symbolic link
 	imagetest.Main(m)
 }
 

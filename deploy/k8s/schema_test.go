@@ -46,7 +46,7 @@ listen: ":0"
 log: {level: debug, format: json}
 `
 
-func TestTheSchemaOfTheConfigurationTellsGoodFromBad(t *testing.T) {
+func TestTheSchemaAcceptsGoodAndRejectsBadConfigurations(t *testing.T) {
 	schema, err := jsonschema.NewCompiler().Compile("../../internal/config/schema.json")
 	require.NoError(t, err)
 	validate := func(text []byte) error {

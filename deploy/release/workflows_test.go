@@ -38,6 +38,22 @@ func TestTheWorkflowsHaveNoFindings(t *testing.T) {
 	}
 }
 
+// A tag of an action can be moved; a commit can't. The comment says which release it is.
+func TestActionsArePinnedByDigest(t *testing.T) {
+	files, err := filepath.Glob(root + "/.github/workflows/*.yaml")
+	require.NoError(t, err)
+	used := 0
+	for _, path := range files {
+		text, err := os.ReadFile(path)
+		require.NoError(t, err)
+		for _, line := range regexp.MustCompile(`(?m)^.*uses: .*$`).FindAllString(string(text), -1) {
+			require.Regexp(t, `uses: [\w-]+/[\w-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+$`, line, path)
+			used++
+		}
+	}
+	require.NotZero(t, used)
+}
+
 // What the release's first job checks of the tag, for the version that is next.
 func TestChartManifestsAndChangelogNameOneVersion(t *testing.T) {
 	chart := find(t, "deploy/helm/refiller/Chart.yaml", `(?m)^appVersion: v(\S+)$`)

@@ -78,11 +78,114 @@ securityContext:
   capabilities: {drop: [ALL]}
 {{- end -}}
 
-{{- /* Whether a configuration names an etcd: the string "true", or nothing. */ -}}
-{{- define "refiller.etcd" -}}
+{{- /* The configuration that replicas get: config, with the version that versionFrom says. */ -}}
+{{- define "refiller.config" -}}
+{{- $config := deepCopy .Values.config -}}
+{{- if eq .Values.versionFrom "release" -}}
+{{- if ne (int64 $config.version) 1 -}}
+{{- fail "versionFrom is release, so config.version has no meaning: leave it out" -}}
+{{- end -}}
+{{- if and $config.pools (not (hasKey $config "pools_version")) -}}
+{{- fail "versionFrom is release: give the pools a config.pools_version, since all regions have to agree on their version, and each has revisions of its own" -}}
+{{- end -}}
+{{- $_ := set $config "version" (add .Values.versionBase .Release.Revision) -}}
+{{- end -}}
+{{- toYaml $config -}}
+{{- end -}}
+
+{{- /* Fails if an address has a password: it would be readable in a ConfigMap. dict "field" "config.redis.url" "text" … "secret" "redis" */ -}}
+{{- define "refiller.noPassword" -}}
+{{- if regexMatch "://[^/@]*:[^/@]*@" (toString .text) -}}
+{{- fail (printf "%s has a password, which would be readable in a ConfigMap: put it into a Secret, name that in secrets.%s, and the file of the password in the configuration (password_file)" .field .secret) -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* The value of a variable of the container: what extraEnv says, "?" if that comes from elsewhere. dict "env" .Values.extraEnv "name" … */ -}}
+{{- define "refiller.variable" -}}
+{{- range .env -}}
+{{- if eq .name $.name -}}{{- if hasKey . "value" -}}{{ .value }}{{- else -}}?{{- end -}}{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* The ports of an address, or of several with commas between: dict "url" … "port" "6379", its default. */ -}}
+{{- define "refiller.portsOf" -}}
+{{- $ports := list -}}
+{{- if not (hasPrefix "unix://" .url) -}}
+{{- range splitList "," .url -}}
+{{- $host := regexReplaceAll "^[A-Za-z-]+://" . "" -}}
+{{- $host = regexReplaceAll "[/?#].*$" $host "" -}}
+{{- $host = regexReplaceAll "^.*@" $host "" -}}
+{{- $ports = append $ports (regexFind ":[0-9]+$" $host | trimPrefix ":" | default $.port) -}}
+{{- end -}}
+{{- end -}}
+{{- join "," $ports -}}
+{{- end -}}
+
+{{- /* The ports that a network policy opens, with commas between: the ones given, which have to have those of the addresses,
+or these alone. dict "field" "redisPorts" "given" .Values.networkPolicy.redisPorts "ports" "6379" "of" "config.redis.url" */ -}}
+{{- define "refiller.opened" -}}
+{{- $needed := without (splitList "," .ports | uniq) "" -}}
+{{- if .given -}}
+{{- range $needed -}}
+{{- if not (has . (toStrings $.given)) -}}
+{{- fail (printf "networkPolicy.%s lacks %s, a port of %s" $.field . $.of) -}}
+{{- end -}}
+{{- end -}}
+{{- join "," .given -}}
+{{- else -}}
+{{- join "," $needed -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* The ports of Redis, for a container with the variables env. A sentinel names masters, whose ports the configuration
+doesn't have: 6379, or those given. dict "top" . "env" .Values.extraEnv */ -}}
+{{- define "refiller.redisPorts" -}}
+{{- $given := .top.Values.networkPolicy.redisPorts -}}
+{{- $url := include "refiller.variable" (dict "env" .env "name" "REFILLER_REDIS_URL") | default (default dict .top.Values.config.redis).url | default "" -}}
+{{- if and (eq $url "?") (not $given) -}}
+{{- fail "networkPolicy.redisPorts: name the ports of Redis, since REFILLER_REDIS_URL isn't readable here" -}}
+{{- end -}}
+{{- $ports := "" -}}
+{{- if regexMatch "^rediss?-sentinel://" $url -}}
+{{- $ports = include "refiller.portsOf" (dict "url" $url "port" "26379") -}}
+{{- if not $given -}}{{- $ports = print $ports ",6379" -}}{{- end -}}
+{{- else if ne $url "?" -}}
+{{- $ports = include "refiller.portsOf" (dict "url" $url "port" "6379") -}}
+{{- end -}}
+{{- include "refiller.opened" (dict "field" "redisPorts" "given" $given "ports" $ports "of" "Redis' address") -}}
+{{- end -}}
+
+{{- /* The ports of etcd; nothing if no etcd is named. */ -}}
+{{- define "refiller.etcdPorts" -}}
 {{- $config := .Values.config -}}
+{{- $given := .Values.networkPolicy.etcdPorts -}}
 {{- $election := default dict $config.election -}}
-{{- if or (eq (default "race" $election.mode) "etcd") $election.endpoints $config.pool_registry .Values.secrets.etcd -}}true{{- end -}}
+{{- $endpoints := concat (default list $election.endpoints) (default list (default dict $config.pool_registry).endpoints) -}}
+{{- $hidden := false -}}
+{{- range $name := list "REFILLER_ETCD_ENDPOINTS" "REFILLER_POOL_REGISTRY_ENDPOINTS" -}}
+{{- $value := include "refiller.variable" (dict "env" $.Values.extraEnv "name" $name) -}}
+{{- if eq $value "?" -}}
+{{- $hidden = true -}}
+{{- else if $value -}}
+{{- $endpoints = concat $endpoints (splitList "," $value) -}}
+{{- end -}}
+{{- end -}}
+{{- if and (eq (default "race" $election.mode) "etcd") (not $endpoints) -}}{{- $hidden = true -}}{{- end -}}
+{{- if and $hidden (not $given) -}}
+{{- fail "networkPolicy.etcdPorts: name the ports of etcd, since its endpoints aren't readable here" -}}
+{{- end -}}
+{{- if or $endpoints $given -}}
+{{- $ports := include "refiller.portsOf" (dict "url" (join "," $endpoints) "port" "2379") -}}
+{{- if not $endpoints -}}{{- $ports = "" -}}{{- end -}}
+{{- include "refiller.opened" (dict "field" "etcdPorts" "given" $given "ports" $ports "of" "etcd's endpoints") -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* A list of ports of a network policy. */ -}}
+{{- define "refiller.portList" -}}
+{{- range splitList "," . }}
+- {port: {{ . }}}
+{{- end }}
 {{- end -}}
 
 {{- /* The variables of Redis for a program that has no configuration file, from config.redis. */ -}}
@@ -96,5 +199,45 @@ securityContext:
 {{- with $value }}
 - {name: REFILLER_REDIS_{{ $name }}, value: {{ . | quote }}}
 {{- end }}
+{{- end }}
+{{- end -}}
+
+{{- /* The variables of refiller's container. */ -}}
+{{- define "refiller.env" -}}
+- name: REFILLER_IDENTITY
+  valueFrom:
+    fieldRef: {fieldPath: metadata.name}
+- {name: GOMEMLIMIT, value: {{ .Values.memoryLimit | quote }}}
+{{- with .Values.extraEnv }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- /* The files of refiller's container. */ -}}
+{{- define "refiller.volumeMounts" -}}
+# A directory, not a subPath, which Kubernetes would never update.
+- {name: config, mountPath: /etc/refiller, readOnly: true}
+{{- range $name, $secret := .Values.secrets }}
+{{- if $secret }}
+- {name: {{ $name }}, mountPath: /var/run/secrets/refiller/{{ $name }}, readOnly: true}
+{{- end }}
+{{- end }}
+{{- with .Values.extraVolumeMounts }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- /* And where they come from: dict "top" . "config" the name of the ConfigMap. */ -}}
+{{- define "refiller.volumes" -}}
+- name: config
+  configMap: {name: {{ .config }}}
+{{- range $name, $secret := .top.Values.secrets }}
+{{- if $secret }}
+- name: {{ $name }}
+  secret: {secretName: {{ $secret }}, defaultMode: 0440}
+{{- end }}
+{{- end }}
+{{- with .top.Values.extraVolumes }}
+{{ toYaml . }}
 {{- end }}
 {{- end -}}
