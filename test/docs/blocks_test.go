@@ -36,8 +36,8 @@ type command struct {
 	Output string // of a console: the lines up to the next command
 }
 
-// commands are those of the block. In a console they stand after "$ ", and what they print follows; elsewhere each
-// line is one, unless it is empty or a comment. A backslash at the end of a line continues it.
+// commands returns the commands of the block. In a console they follow "$ ", and their output follows them. Elsewhere
+// each line is one, unless it is empty or a comment. A backslash at the end of a line continues it.
 func (b block) commands() []command {
 	var all []command
 	continued := false

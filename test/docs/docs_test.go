@@ -61,7 +61,40 @@ func TestCodeBlocksOfTheDocumentationRun(t *testing.T) {
 	})
 }
 
-// check runs a block, or looks at it.
+// A newcomer follows the README and then the tutorials, in one shell. Each page ends what it started. What it leaves in
+// Redis doesn't change what the next one shows.
+func TestTutorialsFollowTheReadmeInOneShell(t *testing.T) {
+	t.Parallel()
+	pages := []string{"README.md", "docs/tutorials/sdk.md", "docs/tutorials/pool.md", "docs/tutorials/kubernetes.md"}
+	texts := map[string]string{}
+	documents(t, func(path, text string) { texts[path] = text })
+	all := ""
+	for _, page := range pages {
+		require.NotEmpty(t, texts[page], page)
+		all += texts[page]
+		delete(texts, page)
+	}
+	for path := range texts {
+		require.NotEqual(t, "docs/tutorials", filepath.Dir(path), "%s is no page of the path", path)
+	}
+	blocks, err := parseBlocks(all)
+	require.NoError(t, err)
+	s := newSession(t, all)
+	// The README wants one that runs; the tutorials' own then find its port in use, as a newcomer's would.
+	s.run(block{Language: "sh", Text: "(redis-server --port 6379 --save '' >redis-readme.log &)\n" +
+		"export REFILLER_REDIS_URL=redis://127.0.0.1:6379/0 REFILLER_LISTEN=127.0.0.1:9090\n" +
+		"until grep -q 'Ready to accept' redis-readme.log; do sleep 0.1; done\n"})
+	for _, b := range blocks {
+		if name := b.file(); name != "" {
+			s.write(name, b.Text)
+		}
+		if b.Language == "sh" || b.Language == "console" {
+			check(t, b, func() *session { return s })
+		}
+	}
+}
+
+// check runs a block, or checks the names in it.
 func check(t *testing.T, b block, shell func() *session) {
 	t.Helper()
 	elsewhere := b.has("cluster") || b.has("long")

@@ -121,7 +121,7 @@ func wrapped(t *testing.T, statements string) string {
 	return strings.Replace(program, "\n\n", "\n\n"+imports+"\n", 1)
 }
 
-// checkCommand looks at a command that isn't run: what it names is there.
+// checkCommand checks a command that isn't run: the files, flags and targets that it names exist.
 func checkCommand(t *testing.T, command string) {
 	t.Helper()
 	for part := range strings.SplitSeq(withoutComment(command), "&&") {
@@ -144,7 +144,7 @@ func checkCommand(t *testing.T, command string) {
 					require.FileExists(t, existing(path), command)
 				}
 			}
-		case "redis-cli", "etcdctl", "etcdutl", "cd", "git", "mkdir", "curl":
+		case "redis-cli", "etcdctl", "etcdutl", "crane", "cd", "git", "mkdir", "curl":
 		default:
 			t.Errorf("nothing is known of %s: %s", args[0], command)
 		}
@@ -166,7 +166,7 @@ func existing(path string) string {
 
 var quoted = regexp.MustCompile(`'[^']*'|"[^"]*"`)
 
-// withoutComment cuts what stands after a # and what redirects, and puts a word in the place of quoted text.
+// withoutComment cuts comments and redirections, and replaces quoted text by a word.
 func withoutComment(command string) string {
 	command, _, _ = strings.Cut(command, " #")
 	command, _, _ = strings.Cut(command, " <")
@@ -185,7 +185,7 @@ func checkProgram(t *testing.T, name string, args []string) {
 
 var testName = regexp.MustCompile(`(?m)^func (Test\w+|Benchmark\w+)`)
 
-// checkGoCommand looks for the packages that a go command names, and for the tests.
+// checkGoCommand checks that the packages and the tests of a go command exist.
 func checkGoCommand(t *testing.T, args []string) {
 	t.Helper()
 	dir := "../.."
@@ -224,7 +224,7 @@ func checkGoCommand(t *testing.T, args []string) {
 	}
 }
 
-// checkMake looks for targets and variables.
+// checkMake checks that targets and variables exist.
 func checkMake(t *testing.T, args []string) {
 	t.Helper()
 	makefile, err := os.ReadFile("../../Makefile")

@@ -70,8 +70,8 @@ func broken(document, text string, read func(path string) (string, error)) (bad 
 	return bad
 }
 
-// unknownTests are the tests that a text names and that aren't there. What follows -run or -bench is part of a name,
-// and TestName or FuzzName stands for any.
+// unknownTests returns the tests that a text names and that don't exist. The word after -run or -bench is part of a
+// name, and TestName or FuzzName means any test.
 func unknownTests(text string, tests []string) (bad []string) {
 	for _, m := range namedTest.FindAllStringSubmatch(prose(text), -1) {
 		is := func(test string) bool { return test == m[2] || m[1] != "" && strings.HasPrefix(test, m[2]) }

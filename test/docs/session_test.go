@@ -29,7 +29,7 @@ const (
 type session struct {
 	t     *testing.T
 	dir   string
-	ports map[string]string // a port of the document → the one that stands for it
+	ports map[string]string // a port of the document → its substitute
 	stdin io.Writer
 	codes *bufio.Reader // a line with the exit code of each command
 	pipe  *os.File      // of codes
@@ -140,7 +140,7 @@ func (s *session) run(b block) {
 			if !again || time.Now().After(deadline) {
 				s.t.Fatalf("line %d: %s: %s\n%s%s", b.Line, strings.TrimSpace(c.Text), wrong, output, s.logs())
 			}
-			time.Sleep(pause) // what is waited for is what this very command tells
+			time.Sleep(pause) // only this command can show that the wait is over
 		}
 	}
 }
@@ -199,7 +199,7 @@ func judge(b block, c command, output string, code int) string {
 	return ""
 }
 
-// matches compares lines; one with an ellipsis stands for any number of them.
+// matches compares lines. An ellipsis matches any number of lines.
 func matches(want, got []string) bool {
 	for i, w := range want {
 		if w == "…" {

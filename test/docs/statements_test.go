@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestOneStatementOnALine keeps statements apart: a header declares a variable or nothing, a line holds one statement,
+// TestOneStatementOnALine separates statements: a header declares a variable or nothing, a line holds one statement,
 // and an assignment of more than two values is the result of one call, or a swap.
 func TestOneStatementOnALine(t *testing.T) {
 	t.Parallel()
