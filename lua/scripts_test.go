@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -799,5 +800,23 @@ func TestAServerThatMayNotWriteAnswersNothing(t *testing.T) {
 		require.False(t, redis.HasErrorPrefix(call(rdb), "READONLY"), name)
 		err := call(replica)
 		require.True(t, redis.HasErrorPrefix(err, "READONLY"), "%s: %v", name, err)
+	}
+	// A master that lost its replicas may not write if it is told so: another one may be in its place by now.
+	require.NoError(t, rdb.ConfigSet(ctx, "min-replicas-to-write", "9").Err())
+	for name, call := range calls {
+		err := call(rdb)
+		require.True(t, redis.HasErrorPrefix(err, "NOREPLICAS"), "%s: %v", name, err)
+	}
+	// Nobody can refill the bucket of a server that can't write to its disk either.
+	require.NoError(t, rdb.ConfigSet(ctx, "min-replicas-to-write", "0").Err())
+	require.NoError(t, rdb.ConfigSet(ctx, "save", "3600 1").Err())
+	require.NoError(t, os.RemoveAll(rdb.ConfigGet(ctx, "dir").Val()["dir"]))
+	_ = rdb.BgSave(ctx) // it fails, at once or later
+	require.Eventually(t, func() bool {
+		return strings.Contains(rdb.Info(ctx, "persistence").Val(), "rdb_last_bgsave_status:err")
+	}, 20*time.Second, 10*time.Millisecond)
+	for name, call := range calls {
+		err := call(rdb)
+		require.True(t, redis.HasErrorPrefix(err, "MISCONF"), "%s: %v", name, err)
 	}
 }

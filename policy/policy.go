@@ -54,11 +54,12 @@ const (
 	RollbackKeep                  // what the server remembers, for long quotas
 )
 
-// CarryOver says what becomes of a bucket's tokens when its policy changes. No
-// carry-over ever adds a token.
+// CarryOver says what happens to a bucket's tokens when its capacity, its rate
+// or its schedule changes. Any other change keeps them. No carry-over ever adds
+// a token.
 type CarryOver int
 
-// What becomes of the tokens when the policy changes.
+// What happens to the tokens when an amount changes.
 const (
 	CarryKeep         CarryOver = iota // they stay, up to the new capacity
 	CarryProportional                  // they shrink as the capacity does

@@ -314,13 +314,13 @@ func (s *Control) settle(out *Outcome, tokens int64, stepDue bool, now int64) in
 	return after
 }
 
-// change puts newer terms in force and returns the tokens carried over: all of them if it is the same policy under a
-// later fence. next is the instant to come that the call names.
+// change puts newer terms in force and returns the tokens carried over: all of them if the amounts are the same. The
+// call names next, the instant to come.
 func (s *Control) change(t Terms, tokens, now, next int64) int64 {
 	old := s.Terms
 	s.Terms = t
 	switch {
-	case t.unfenced() == old.unfenced():
+	case t.sameAmounts(old):
 		return tokens
 	case t.Kind == Stepped && (old.Kind != Stepped || t.Per != old.Per): // its schedule begins now
 		s.Carry = 0

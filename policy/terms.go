@@ -107,12 +107,10 @@ func (t Terms) FileVersion() int64 {
 	return t.Fence.Epoch
 }
 
-// unfenced is the policy of the terms without what says how late it is.
-func (t Terms) unfenced() Terms {
-	t.Fence = Fence{}
-	t.Version = 0
-	t.PoolsVersion = 0
-	return t
+// sameAmounts reports whether both terms fill a bucket alike. Whatever else differs, such as the fence, a grant or what
+// consumers do in an outage, is no reason to carry anything over.
+func (t Terms) sameAmounts(o Terms) bool {
+	return t.Kind == o.Kind && t.Capacity == o.Capacity && t.Tokens == o.Tokens && t.Per == o.Per
 }
 
 // nameOf returns a number that names a schedule. Two schedules have the same number with a probability of 2^-47. It is

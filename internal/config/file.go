@@ -90,7 +90,7 @@ type limits struct {
 	Interval time.Duration `yaml:"interval" is:"interval"`
 	// Tokens of the bucket after Redis came back with an older state: none, or the number of the older state.
 	OnRollback policy.Rollback `yaml:"on_rollback" is:"on_rollback" default:"empty"`
-	// What happens to the tokens when the policy changes. No value adds any token.
+	// What happens to the tokens when the capacity, the rate or the schedule changes. No value adds any token.
 	CarryOver policy.CarryOver `yaml:"carry_over" is:"carry_over" default:"keep"`
 	// What consumers do while Redis is unavailable: return an error, admit everything, or limit themselves to a share of
 	// the rate.

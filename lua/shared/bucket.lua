@@ -120,16 +120,17 @@ local function altered(p, numbers)
   return policy(table.concat(words, ' ', 1, most))
 end
 
--- same reports whether two policies differ only in their fences.
-local function same(p, q)
-  local unfenced = {version = 0, pools_version = 0, epoch = 0, seq = 0}
-  return altered(p, unfenced) == altered(q, unfenced)
+-- same_amounts reports whether two policies fill a bucket alike. Whatever else differs, such as the fence, a grant or
+-- what consumers do in an outage, is no reason to carry anything over.
+local function same_amounts(p, q)
+  local kind_kept = (p.kind == STEPPED) == (q.kind == STEPPED)
+  return kind_kept and p.capacity == q.capacity and p.tokens == q.tokens and p.per == q.per
 end
 
--- carried returns the tokens and the carry that remain when policy q replaces p. If only the fence differs, both
--- remain. Nothing is ever added.
+-- carried returns the tokens and the carry that remain when policy q replaces p: both, if the amounts are the same.
+-- Nothing is ever added.
 local function carried(p, q, tokens, carry)
-  if same(p, q) then return tokens, carry end
+  if same_amounts(p, q) then return tokens, carry end
   if (p.kind == STEPPED) ~= (q.kind == STEPPED) or q.carry_over == 2 then
     carry = 0
   elseif q.per ~= p.per then

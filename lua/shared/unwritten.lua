@@ -1,10 +1,14 @@
 -- Shared by the scripts whose answer may be one for which nothing was written.
 --
--- unwritten is such a reply, or the error of a server that may not write, such as an old master: what that holds is no
--- longer true. The command deletes nothing, whatever the key holds. It comes last: a server without memory refuses the
--- first write of a script, and no later one.
+-- unwritten is such a reply, or the error of a server that refuses all writes: an old master (READONLY), a master
+-- without its replicas (NOREPLICAS), or one without a disk (MISCONF). What the first two hold may no longer be true,
+-- and none of them can be refilled. The command deletes nothing, whatever the key holds. It comes last: a server
+-- without memory refuses the first write of a script, and no later one.
 local function unwritten(key, reply)
   local deleted = redis.pcall('HDEL', key, '')
-  if type(deleted) == 'table' and string.find(deleted.err, 'READONLY') then return deleted end
+  if type(deleted) ~= 'table' then return reply end
+  for _, refusal in ipairs({'READONLY', 'NOREPLICAS', 'MISCONF'}) do
+    if string.find(deleted.err, refusal) then return deleted end
+  end
   return reply
 end

@@ -325,8 +325,16 @@ func Cases() []Case {
 			})}, nil), Want: fenced(outcome(policy.StatusApplied, 600, 0, 0, 0), 3, 1)},
 		{Name: "ResetCarryOverDropsTokens", Setup: known(600, 0,
 			policy.Call{Version: current(), Terms: with(func(t *policy.Terms) {
-				t.Fence.Seq, t.CarryOver = 1, policy.CarryReset
+				t.Fence.Seq = 1
+				t.Capacity = 5000
+				t.CarryOver = policy.CarryReset
 			})}, nil), Want: fenced(outcome(policy.StatusApplied, 0, 0, 0, 0), 3, 1)},
+		{Name: "ResetCarryOverKeepsTokensIfNoAmountChanges", Setup: known(600, 0,
+			policy.Call{Version: current(), Terms: with(func(t *policy.Terms) {
+				t.Fence.Seq = 1
+				t.CarryOver = policy.CarryReset
+				t.Degraded = policy.DegradedOpen
+			})}, nil), Want: fenced(outcome(policy.StatusApplied, 600, 0, 0, 0), 3, 1)},
 		{Name: "TheSamePolicyOfALaterVersionDropsNothing", Setup: known(600, 0,
 			policy.Call{Version: current(), Terms: resetting(policy.Fence{Epoch: 4})},
 			func(b *policy.Bucket, _ int64) {
