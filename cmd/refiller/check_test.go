@@ -140,7 +140,7 @@ func TestASharedConfigWantsAnEtcd(t *testing.T) {
 }
 
 func TestWrongNumbersOfArgumentsNameThoseThatAreWanted(t *testing.T) {
-	for _, args := range [][]string{{"check"}, {"check", "a", "b"}, {"diff"}, {"grant"}, {"status", "x"}} {
+	for _, args := range [][]string{{"check"}, {"check", "a", "b"}, {"diff"}, {"grant"}, {"status", "x", "y"}} {
 		var out bytes.Buffer
 		require.Equal(t, cli.ExitUsage, run(t.Context(), args, env{Stdout: &out, Stderr: &out}))
 		require.Contains(t, out.String(), "want refiller "+args[0])
