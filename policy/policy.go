@@ -100,7 +100,11 @@ type Policy struct {
 }
 
 // Validate reports the first field that is out of range, as a *FieldError.
-func (p Policy) Validate() error {
+func (p Policy) Validate() error { return p.validate(true) }
+
+// validate is Validate of a policy under which refills bring the tokens, or, if refilled is false, takes do. Without
+// refills a capacity is not bounded by their interval.
+func (p Policy) validate(refilled bool) error {
 	bad := func(field, format string, args ...any) error {
 		return &FieldError{Field: field, Msg: fmt.Sprintf(format, args...)}
 	}
@@ -133,7 +137,7 @@ func (p Policy) Validate() error {
 	case smooth && stepped:
 		return bad("rate", "a bucket has a rate or a schedule, not both")
 	case smooth:
-		return p.validateRate(bad)
+		return p.validateRate(bad, refilled)
 	case stepped:
 		return p.validateSteps(bad)
 	default:
@@ -141,7 +145,7 @@ func (p Policy) Validate() error {
 	}
 }
 
-func (p Policy) validateRate(bad func(string, string, ...any) error) error {
+func (p Policy) validateRate(bad func(string, string, ...any) error, refilled bool) error {
 	if err := p.Rate.Validate(); err != nil {
 		return bad("rate", "%v", err)
 	}
@@ -154,7 +158,8 @@ func (p Policy) validateRate(bad func(string, string, ...any) error) error {
 		}
 	}
 	tokens, per := p.Rate.reduced()
-	if least := 2 * float64(tokens) * float64(p.interval().Microseconds()) / float64(per); float64(p.Capacity) < least {
+	least := 2 * float64(tokens) * float64(p.interval().Microseconds()) / float64(per)
+	if refilled && float64(p.Capacity) < least {
 		return bad("capacity",
 			"%d is below %.0f, the tokens of two refill intervals of %s at %s: raise it, or lower the interval",
 			p.Capacity, math.Ceil(least), p.interval(), p.Rate)

@@ -86,7 +86,7 @@ func (t Template) Validate() error {
 	if t.Policy.Steps != nil || t.Policy.Rate == (Rate{}) {
 		return bad("rate", "a template has a rate, such as 1/s, and no schedule")
 	}
-	if err := t.Policy.Validate(); err != nil {
+	if err := t.Policy.validate(t.Enforce != EnforceLazy); err != nil {
 		return err
 	}
 	// A bucket that is full and idle expires, as if Redis had lost it. Its next take has to find it full again.

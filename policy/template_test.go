@@ -73,6 +73,27 @@ func TestTheMostSpecificTemplateCounts(t *testing.T) {
 	require.Equal(t, policy.Fence{Epoch: 7}, set.Of("user:1").Terms.Fence)
 }
 
+// A lazy bucket is credited for the time since its last take, so it needs no room for the tokens of two refills.
+func TestALazyTemplateHasNoRefillInterval(t *testing.T) {
+	t.Parallel()
+	for name, burst := range map[string]policy.Template{
+		"redis_rate.Limit{Rate: 1000, Burst: 100}": {Policy: policy.Policy{Capacity: 100, Rate: policy.PerSecond(1000)}},
+		"less than a millisecond's":                {Policy: policy.Policy{Capacity: 1, Rate: policy.PerSecond(10_000)}},
+	} {
+		var wrong *policy.FieldError
+		require.ErrorAs(t, burst.Validate(), &wrong, name)
+		require.Equal(t, "capacity", wrong.Field, name)
+		require.Contains(t, wrong.Msg, "two refill intervals", name)
+		burst.Enforce = policy.EnforceLazy
+		require.NoError(t, burst.Validate(), name)
+		set, err := policy.NewTemplates(1, []policy.Template{burst}, nil)
+		require.NoError(t, err, name)
+		published, err := policy.DecodeTemplates(set.Encode())
+		require.NoError(t, err, name)
+		require.True(t, set.Equal(published), name)
+	}
+}
+
 // match is the meaning of a prefix, said in another way: try every length for
 // every star.
 func match(prefix, key string) bool {

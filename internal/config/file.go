@@ -79,7 +79,7 @@ type logging struct {
 
 // limits are the fields that buckets and templates have in common.
 type limits struct {
-	// Most tokens that the bucket holds. It is at least the number of tokens of two refill intervals.
+	// Most tokens that the bucket holds. If refills add them, it is at least the number of tokens of two refill intervals.
 	Capacity int64 `yaml:"capacity,required" is:"tokens"`
 	// Number of tokens that fall due, evenly over time. A bucket has exactly one of rate, every and cron.
 	Rate policy.Rate `yaml:"rate" is:"rate"`
