@@ -12,9 +12,9 @@ import (
 )
 
 const (
-	// looksPerSecond is how many commands a replica sends in a second to learn whether
-	// idle shards hold names now.
-	looksPerSecond = 9
+	// pollsPerSecond is how many commands a replica sends in a second to find the idle
+	// shards that hold names.
+	pollsPerSecond = 9
 	// namesAtOnce is about how many names of a shard are read with one command.
 	namesAtOnce = 1000
 	// countsAtOnce is how many shards are counted in one round trip at most.
@@ -28,14 +28,14 @@ const (
 // activeSets is a worker's part in the active sets of the templates: the shards that
 // are on its server. It refills them while this replica has the claim, or leads.
 type activeSets struct {
-	w       *worker
-	on      master
-	claim   *bucket // nil if no template is refilled
-	held    bool    // this replica refills the sets
-	shards  []*shard
-	every   time.Duration // between two looks at idle shards
-	look    time.Time     // the next one
-	looking bool          // one is under way
+	w            *worker
+	on           master
+	claim        *bucket // nil if no template is refilled
+	held         bool    // this replica refills the sets
+	shards       []*shard
+	pollInterval time.Duration // between two polls of the idle shards
+	nextPoll     time.Time
+	polling      bool // a poll is under way
 }
 
 // newActiveSets makes the part of a worker.
@@ -44,26 +44,26 @@ func newActiveSets(w *worker, on master, shards []*shard, claim *bucket) *active
 	cluster := on.slots != nil
 	for _, s := range shards {
 		s.bySlot = cluster
-		if a.every == 0 || s.interval/2 < a.every {
-			a.every = s.interval / 2
+		if a.pollInterval == 0 || s.interval/2 < a.pollInterval {
+			a.pollInterval = s.interval / 2
 		}
 	}
 	commands := 1 + len(shards)/lua.OccupiedAtOnce
 	if cluster {
 		commands = lua.ActiveShards
 	}
-	a.every = max(a.every, time.Duration(commands)*time.Second/looksPerSecond)
+	a.pollInterval = max(a.pollInterval, time.Duration(commands)*time.Second/pollsPerSecond)
 	a.assume()
 	return a
 }
 
-// assume takes in that this replica's role or its claim has changed. A leader has every claim: the others don't call
-// for them. What the replica knows of the buckets is kept only while it refills them.
+// assume applies a change of this replica's role or claim. A leader has every claim, because the other replicas don't
+// call for them. The replica remembers the buckets only while it refills them.
 func (a *activeSets) assume() {
 	held := a.w.leading || a.w.refills() && a.claim != nil && a.claim.held
 	switch {
 	case held && !a.held:
-		a.look = time.Now()
+		a.nextPoll = time.Now()
 	case !held && a.held:
 		for _, s := range a.shards {
 			s.leave()
@@ -83,13 +83,13 @@ func (a *activeSets) count(t *TemplateStats) {
 	}
 }
 
-// due is when there is something to do, zero for never, and the refill interval of what it is for.
+// due returns when the next call is due, zero for never, and the refill interval of the buckets that it is for.
 func (a *activeSets) due() (at time.Time, interval time.Duration) {
 	if !a.held || len(a.shards) == 0 {
 		return at, 0
 	}
-	if !a.looking {
-		at, interval = a.look, 2*a.every
+	if !a.polling {
+		at, interval = a.nextPoll, 2*a.pollInterval
 	}
 	for _, s := range a.shards {
 		if m := s.members; m != nil && m.ready() && (at.IsZero() || m.due.Before(at)) {
@@ -99,17 +99,17 @@ func (a *activeSets) due() (at time.Time, interval time.Duration) {
 	return at, interval
 }
 
-// next is one of the calls that are due, nil if none is. Rounds that are due begin before those under way go on, and of
-// those the oldest goes on first.
+// next returns one of the calls that are due, nil if none is. It begins the rounds that are due before it continues
+// those under way, the oldest first.
 func (a *activeSets) next(ctx context.Context, now time.Time) call {
 	if !a.held {
 		return nil
 	}
-	if !a.looking && !a.look.After(now) {
+	if !a.polling && !a.nextPoll.After(now) {
 		if c := a.arrive(ctx); c != nil {
 			return c
 		}
-		if c := a.lookAtIdle(ctx); c != nil {
+		if c := a.pollIdle(ctx); c != nil {
 			return c
 		}
 	}
@@ -135,15 +135,15 @@ func (a *activeSets) next(ctx context.Context, now time.Time) call {
 	return a.refill(ctx, oldest)
 }
 
-// ask is a call about names. An error that learn returns is the server's.
-func (a *activeSets) ask(ctx context.Context, ask func(ctx context.Context) (learn func() error)) call {
+// ask returns a call about names. If apply returns an error, the server failed the call.
+func (a *activeSets) ask(ctx context.Context, ask func(ctx context.Context) (apply func() error)) call {
 	within := a.w.timeout()
 	return func() func() {
 		callCtx, cancel := context.WithTimeout(ctx, within)
 		defer cancel()
-		learn := ask(callCtx)
+		apply := ask(callCtx)
 		return func() {
-			if err := learn(); err != nil {
+			if err := apply(); err != nil {
 				a.w.failed(ctx, err)
 				return
 			}
@@ -152,8 +152,9 @@ func (a *activeSets) ask(ctx context.Context, ask func(ctx context.Context) (lea
 	}
 }
 
-// own takes in an error that is the shard's own, and reports whether it is. It is left alone until the next look.
-func (a *activeSets) own(s *shard, err error) bool {
+// shardFault reports whether the shard is the cause of an error, not its server. If it is, the replica leaves the shard
+// until the next poll.
+func (a *activeSets) shardFault(s *shard, err error) bool {
 	if !ownFault(err) {
 		return false
 	}
@@ -166,8 +167,8 @@ func (a *activeSets) own(s *shard, err error) bool {
 	return true
 }
 
-// arrive is a call that puts arrivals into their shard, nil if there are none. A replica with an outdated configuration
-// leaves that to others.
+// arrive returns a call that puts arrivals into their shard, nil if there are none. A replica with an outdated
+// configuration leaves them to the others.
 func (a *activeSets) arrive(ctx context.Context) call {
 	i := slices.IndexFunc(a.shards, func(s *shard) bool { return len(s.arrivals) > 0 })
 	if i < 0 || a.w.outdated() {
@@ -176,12 +177,12 @@ func (a *activeSets) arrive(ctx context.Context) call {
 	s := a.shards[i]
 	names := s.arrivals
 	s.arrivals = nil
-	a.looking = true
+	a.polling = true
 	return a.ask(ctx, func(ctx context.Context) func() error {
 		err := a.w.r.store.add(ctx, s.Shard, names)
 		return func() error {
-			a.looking = false
-			if err == nil || a.own(s, err) {
+			a.polling = false
+			if err == nil || a.shardFault(s, err) {
 				return nil
 			}
 			s.arrivals = names
@@ -190,8 +191,8 @@ func (a *activeSets) arrive(ctx context.Context) call {
 	})
 }
 
-// lookAtIdle is a call that finds which idle shards, those without members, hold names now; nil if no shard is idle.
-func (a *activeSets) lookAtIdle(ctx context.Context) call {
+// pollIdle returns a call that finds which idle shards, those without members, hold names; nil if no shard is idle.
+func (a *activeSets) pollIdle(ctx context.Context) call {
 	var idle []*shard
 	var names []lua.Shard
 	for _, s := range a.shards {
@@ -199,15 +200,15 @@ func (a *activeSets) lookAtIdle(ctx context.Context) call {
 			idle, names = append(idle, s), append(names, s.Shard)
 		}
 	}
-	a.look = time.Now().Add(a.every)
+	a.nextPoll = time.Now().Add(a.pollInterval)
 	if len(idle) == 0 {
 		return nil
 	}
-	a.looking = true
+	a.polling = true
 	return a.ask(ctx, func(ctx context.Context) func() error {
 		occupied, err := a.w.r.store.occupied(ctx, names)
 		return func() error {
-			a.looking = false
+			a.polling = false
 			for i := range occupied {
 				if occupied[i] && a.held {
 					idle[i].enter(time.Now())
@@ -233,7 +234,7 @@ func (a *activeSets) begin(ctx context.Context, shards []*shard) call {
 			for i, s := range shards {
 				asked[i].asked = false
 				switch err := counts[i].Err; {
-				case err != nil && !a.own(s, err):
+				case err != nil && !a.shardFault(s, err):
 					failed = err
 				case err == nil && s.members == asked[i]:
 					s.begin(counts[i].Count, now)
@@ -244,8 +245,8 @@ func (a *activeSets) begin(ctx context.Context, shards []*shard) call {
 	})
 }
 
-// read reads some names of the shard and puts those right that are no bucket's of the template, unless a later
-// configuration is in force: by that they may be buckets of the template.
+// read reads some names of the shard. It moves or removes the names that belong to no bucket of the template, unless a
+// later configuration is in force: there they may be buckets of the template.
 func (a *activeSets) read(ctx context.Context, s *shard) call {
 	m := s.members
 	m.asked = true
@@ -259,7 +260,7 @@ func (a *activeSets) read(ctx context.Context, s *shard) call {
 		}
 		return func() error {
 			m.asked = false
-			if err != nil && a.own(s, err) {
+			if err != nil && a.shardFault(s, err) {
 				return nil
 			}
 			if err == nil {
@@ -310,19 +311,19 @@ func (a *activeSets) refill(ctx context.Context, s *shard) call {
 	within := a.w.timeout()
 	store := a.w.r.store
 	return func() func() {
-		t.make(ctx, within, store, func(ctx context.Context, calls []lua.RefillCall, perCall int) []lua.RefillResult {
+		t.run(ctx, within, store, func(ctx context.Context, calls []lua.RefillCall, perCall int) []lua.RefillResult {
 			return store.refillActive(ctx, s.Shard, calls, perCall)
 		})
 		return func() {
-			a.learn(ctx, s, m, batch, t)
+			a.applyRefills(ctx, s, m, batch, t)
 			a.w.ended = append(a.w.ended, t)
 		}
 	}
 }
 
-// learn takes in the answers to a round trip. If another master than the shard's is away, its buckets wait for the next
-// round, and hold up no others.
-func (a *activeSets) learn(ctx context.Context, s *shard, m *members, batch []*entry, t *trip) {
+// applyRefills applies the replies to a round trip. If a bucket is on another master than its shard and that master is
+// unavailable, the bucket waits for the next round and delays no others.
+func (a *activeSets) applyRefills(ctx context.Context, s *shard, m *members, batch []*entry, t *trip) {
 	a.w.r.observeActive(s, t)
 	err := t.serverError()
 	if err != nil && a.on.owns(batch[0].slot) {
@@ -330,7 +331,7 @@ func (a *activeSets) learn(ctx context.Context, s *shard, m *members, batch []*e
 		a.w.refillsFailed(ctx, len(batch), err)
 		return
 	}
-	m.learn(batch, t.results, t.replied)
+	m.apply(batch, t.results, t.replied)
 	var news notices
 	for i, e := range batch {
 		if err := t.results[i].Err; e.failures == 1 && ownFault(err) {
@@ -338,7 +339,7 @@ func (a *activeSets) learn(ctx context.Context, s *shard, m *members, batch []*e
 		}
 	}
 	for _, swept := range t.swept {
-		warnUnswept(&news, batch[swept.at].key, &batch[swept.at].unswept, swept.err)
+		warnUnswept(&news, batch[swept.index].key, &batch[swept.index].unswept, swept.err)
 	}
 	news.log(a.w.r.log)
 	if err == nil {

@@ -26,7 +26,7 @@ import (
 // where the refill loop has changed.
 var manyKeys = flag.Int("keys", 150, "buckets over which replicas are killed at random")
 
-// refills collects what replicas were told of their refills.
+// refills collects the refills that replicas observed.
 type refills struct {
 	mu    sync.Mutex
 	of    map[string][]refilling
@@ -56,19 +56,19 @@ func (r *refills) made() int {
 
 // consumer takes from a template's buckets as the SDK does.
 type consumer struct {
-	rdb   redis.UniversalClient
-	apart bool
+	rdb       redis.UniversalClient
+	crossSlot bool // buckets and active sets are in different slots
 }
 
 func newConsumer(rdb redis.UniversalClient) *consumer {
-	_, apart := rdb.(*redis.ClusterClient)
-	return &consumer{rdb, apart}
+	_, cluster := rdb.(*redis.ClusterClient)
+	return &consumer{rdb, cluster}
 }
 
 // take takes n tokens; withTerms also asks for the policy, as a client does every few seconds.
 func (c *consumer) take(ctx context.Context, template *policy.CompiledTemplate, key string, n int64,
 	withTerms bool) (bool, error) {
-	of := lua.NewTemplate(template, c.apart)
+	of := lua.NewTemplate(template, c.crossSlot)
 	takes := lua.Takes{Key: key, Runs: []policy.Run{{N: n, Count: 1}}, Below: template.Terms.Capacity, Template: of,
 		Whole: withTerms, Terms: withTerms}
 	for {
@@ -210,8 +210,8 @@ func killOverMany(t *testing.T, connect func(dialer) redis.UniversalClient) {
 		since   time.Time // just before its first take
 		created int64     // its first take, µs on the server's clock; 0 if a refill hid it
 		taken   int64
-		holds   lua.PeekReply // when it was last looked at
-		looked  time.Time     // just after that
+		holds   lua.PeekReply // by the last reading
+		readAt  time.Time     // just after the last reading
 	}
 	buckets := make([]bucket, *manyKeys)
 	c := newConsumer(rdb)
@@ -223,10 +223,10 @@ func killOverMany(t *testing.T, connect func(dialer) redis.UniversalClient) {
 		}
 		require.NoError(t, g.Wait())
 	}
-	look := func() {
+	readAll := func() {
 		each(func(b *bucket) (err error) {
 			b.holds, err = lua.Peek(ctx, rdb, b.key, 1)
-			b.looked = time.Now()
+			b.readAt = time.Now()
 			if errors.Is(err, lua.ErrUnknownBucket) && b.of.Terms.Capacity == small {
 				b.holds.Tokens, err = small, nil // it was full for a minute, and has expired
 			}
@@ -274,16 +274,16 @@ func killOverMany(t *testing.T, connect func(dialer) redis.UniversalClient) {
 	least := 0
 	whole := 0
 	worst := time.Duration(0)
-	look()
+	readAll()
 	for _, b := range buckets {
 		reply, terms := b.holds, b.of.Terms
-		require.LessOrEqual(t, b.taken, terms.Capacity+rate.Over(b.looked.Sub(b.since))+1, "I2: %s", b.key)
+		require.LessOrEqual(t, b.taken, terms.Capacity+rate.Over(b.readAt.Sub(b.since))+1, "I2: %s", b.key)
 		seen.mu.Lock()
 		refills := slices.Clone(seen.of[b.key])
 		seen.mu.Unlock()
 		won := map[policy.Version]bool{}
 		answered := int64(1)
-		told := int64(0)
+		answeredTime := int64(0) // between the refills that were answered, µs
 		credited := int64(0)
 		for _, r := range refills {
 			require.False(t, won[r.version], "I4: index %v of %s was won twice", r.version, b.key)
@@ -294,7 +294,7 @@ func killOverMany(t *testing.T, connect func(dialer) redis.UniversalClient) {
 			worst = max(worst, time.Duration(r.elapsed)*time.Microsecond)
 			el := min(r.elapsed, terms.MaxElapsed)
 			answered++
-			told += r.elapsed
+			answeredTime += r.elapsed
 			credited += el
 			// I5 of one refill; the carry of the one before adds less than a token.
 			require.Less(t, (r.added+r.clamped)*terms.Per, el*terms.Tokens+terms.Per, "I5: %s", b.key)
@@ -307,22 +307,22 @@ func killOverMany(t *testing.T, connect func(dialer) redis.UniversalClient) {
 		}
 		// I5 of the bucket: what was added, in units of 1/Per of a token, is the credit of all the time from the
 		// first take to the last refill, to the unit, but for the part of a refill's stretch beyond the longest that
-		// one credits. Refills whose answer went to a replica that was killed are known by the time that the others
-		// leave.
+		// one credits. The time that the answered refills leave open belongs to refills of replicas that were killed
+		// before the reply came.
 		units := (reply.Tokens+b.taken-large)*terms.Per + reply.Carry
 		if b.created == 0 {
-			require.LessOrEqual(t, units, terms.Tokens*b.looked.Sub(b.since).Microseconds(), "I5: %s", b.key)
+			require.LessOrEqual(t, units, terms.Tokens*b.readAt.Sub(b.since).Microseconds(), "I5: %s", b.key)
 			continue
 		}
-		untold := reply.Last - b.created - told
-		require.GreaterOrEqual(t, untold, int64(0), "I5: %s", b.key)
-		require.LessOrEqual(t, units, (credited+untold)*terms.Tokens, "I5: %s", b.key)
-		if untold > terms.MaxElapsed {
+		unansweredTime := reply.Last - b.created - answeredTime
+		require.GreaterOrEqual(t, unansweredTime, int64(0), "I5: %s", b.key)
+		require.LessOrEqual(t, units, (credited+unansweredTime)*terms.Tokens, "I5: %s", b.key)
+		if unansweredTime > terms.MaxElapsed {
 			least++
 			require.GreaterOrEqual(t, units, (credited+terms.MaxElapsed)*terms.Tokens, "I5: %s", b.key)
 			continue
 		}
-		require.Equal(t, (credited+untold)*terms.Tokens, units, "I5: %s", b.key)
+		require.Equal(t, (credited+unansweredTime)*terms.Tokens, units, "I5: %s", b.key)
 		exact++
 		if answered == reply.Version.Index {
 			whole++
@@ -334,7 +334,7 @@ func killOverMany(t *testing.T, connect func(dialer) redis.UniversalClient) {
 
 	// No bucket starves: left alone, all become full and leave the active set. Where a bucket leaves it in two steps,
 	// a kill between them may have lost its entry, which comes back when a client asks for the policy.
-	if c.apart {
+	if c.crossSlot {
 		each(func(b *bucket) error {
 			_, err := c.take(ctx, b.of, b.key, 1, true)
 			return err
@@ -351,11 +351,11 @@ func killOverMany(t *testing.T, connect func(dialer) redis.UniversalClient) {
 		return err
 	})
 	require.Eventually(t, func() bool { return activeKeys(ctx, rdb, set) == 0 }, 2*time.Minute, 100*time.Millisecond)
-	look()
+	readAll()
 	for _, b := range buckets {
 		require.Equal(t, b.of.Terms.Capacity, b.holds.Tokens, "%s", b.key)
 	}
-	// Nobody refills full buckets. Replicas that go over a shard that has changed hands know of it by their next turns.
+	// No replica refills full buckets. A replica whose shard was taken over sees that in its next round.
 	require.Eventually(t, func() bool {
 		before := seen.made()
 		time.Sleep(2 * interval)

@@ -56,10 +56,10 @@ func TestATemplatesBucketIsRefilledWhileItIsNotFull(t *testing.T) {
 		set := users(t, 1, policy.PerSecond(1))
 		a, b := r.startWith("a", false, 1, set), r.startWith("b", false, 1, set)
 		time.Sleep(10 * time.Second)
-		r.server.set(func() { r.server.looks = 0 })
+		r.server.set(func() { r.server.polls = 0 })
 		time.Sleep(100 * time.Second)
 		r.server.set(func() {
-			require.LessOrEqual(t, r.server.looks, 10*100, "ten commands a second of the replica that has the claim")
+			require.LessOrEqual(t, r.server.polls, 10*100, "ten commands a second of the replica that has the claim")
 			require.Empty(t, r.server.users())
 		})
 
@@ -78,19 +78,19 @@ func TestATemplatesBucketIsRefilledWhileItIsNotFull(t *testing.T) {
 				r.server.applied = map[string][]applied{}
 			})
 			time.Sleep(20 * time.Second)
-			r.server.set(func() { require.Empty(t, r.server.users(), "nobody refills a full bucket") })
+			r.server.set(func() { require.Empty(t, r.server.users(), "a full bucket is not refilled") })
 		}
 		a.stop()
 		b.stop()
 	})
 }
 
-// holder is the replica that refills the active set: one alone does.
+// holder returns the replica that refills the active set, and checks that there is only one.
 func holder(t *testing.T, replicas []*replica) int {
 	t.Helper()
 	held := shardsHeld(replicas)
 	who := slices.IndexFunc(held, func(n int) bool { return n > 0 })
-	require.GreaterOrEqual(t, who, 0, "nobody refills")
+	require.GreaterOrEqual(t, who, 0, "no replica refills")
 	for i, n := range held {
 		require.True(t, i == who || n == 0, "two replicas refill: %v", held)
 	}
@@ -200,7 +200,7 @@ func TestAFailureOfATemplatesBucketIsLoggedOnce(t *testing.T) {
 			}
 		}
 		for name, after := range map[string]func(){
-			"it is gone": func() {
+			"the bucket was deleted": func() {
 				r.server.bad["user:1"] = nil
 				delete(r.server.buckets, "user:1")
 			},
@@ -259,7 +259,7 @@ func TestShardsOfManyTemplatesAreAllRefilled(t *testing.T) {
 }
 
 // The claim stays with a replica that can't refill every bucket each interval: if it went from one to another, each
-// would have to learn the indexes first.
+// would have to read the indexes first.
 func TestAReplicaThatIsBehindKeepsTheClaim(t *testing.T) {
 	simulate(t, func(t *testing.T, r *rig) {
 		set, keys := users(t, 1, policy.Rate{Tokens: 1, Per: time.Minute}), userKeys(6000)
@@ -299,21 +299,21 @@ func TestAReplicaThatIsBehindKeepsTheClaim(t *testing.T) {
 	})
 }
 
-// The claim's answer may be on the way while the pulse comes back.
+// The pulse may return before the reply to a call for the claim has arrived.
 func TestAClaimMakesNoStandbyRefill(t *testing.T) {
 	simulate(t, func(t *testing.T, r *rig) {
 		a := r.startWith("a", true, 1, users(t, 1, policy.PerSecond(1)))
 		a.stop()
 		w := a.assign([]master{{}})[0]
 		won := func() bool {
-			w.learnOne(w.sets.claim, &lua.RefillResult{Outcome: policy.Outcome{Status: policy.StatusApplied}}, time.Now(),
+			w.applyReply(w.sets.claim, &lua.RefillResult{Outcome: policy.Outcome{Status: policy.StatusApplied}}, time.Now(),
 				&notices{})
 			return w.sets.held
 		}
 		w.pulse.state = silent
 		require.True(t, won())
 		beat := lua.PeekReply{Refilled: lua.Refilled{Version: policy.Version{Index: 7}}}
-		w.hear(beat, nil, time.Now(), time.Now())
+		w.applyPulse(beat, nil, time.Now(), time.Now())
 		require.False(t, w.refills())
 		require.False(t, w.sets.held)
 		require.False(t, won())
@@ -388,7 +388,7 @@ func TestLostActiveSetEntriesComeBackAndStrayNamesAreRemoved(t *testing.T) {
 		r.server.set(func() { clear(r.server.active) })
 		time.Sleep(20 * time.Second)
 		before := len(r.server.gaps("user:1"))
-		require.True(t, take(20), "nobody looks")
+		require.True(t, take(20), "no replica refills it")
 		time.Sleep(3 * time.Second)
 		require.Len(t, r.server.gaps("user:1"), before)
 		require.False(t, take(59), "denied")
@@ -473,7 +473,7 @@ func TestElectedReplicasTakeTheActiveSetOver(t *testing.T) {
 				resign = replicas[next].lead()
 				time.Sleep(4 * time.Second)
 				resigned = max(resigned, worstGap(r.server, keys))
-			} else { // its process is gone; its lease is not
+			} else { // its process has ended; its lease has not
 				replicas[leader].stop()
 				time.Sleep(4 * time.Second)
 				died = max(died, worstGap(r.server, keys))
@@ -510,7 +510,7 @@ func TestALaterVersionOfATemplateIsInForceWithTheNextRefill(t *testing.T) {
 		r.server.takeTemplate(next.Of("user:1"), "user:1", tokens)
 		time.Sleep(10 * time.Second)
 		r.server.set(func() {
-			require.LessOrEqual(t, *r.server.buckets["user:1"].Tokens, int64(10), "nobody refills it any more")
+			require.LessOrEqual(t, *r.server.buckets["user:1"].Tokens, int64(10), "it is no longer refilled")
 		})
 		a.stop()
 	})
@@ -526,7 +526,7 @@ func TestAnUnavailableServerIsPausedAndThenCaughtUp(t *testing.T) {
 			r.server.takeTemplate(set.Of(key), key, 60)
 		}
 		time.Sleep(5500 * time.Millisecond)
-		r.server.set(func() { r.server.away, r.server.looks = true, 0 })
+		r.server.set(func() { r.server.away, r.server.polls = true, 0 })
 		time.Sleep(3 * time.Second)
 		r.server.set(func() { r.server.away = false })
 		time.Sleep(4 * time.Second)

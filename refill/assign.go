@@ -11,19 +11,19 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// learned is what a replica has learned of buckets and shards, for the workers that come after those that learned it.
-type learned struct {
+// memory is the state of a replica's buckets and shards. It outlives the workers that recorded it.
+type memory struct {
 	buckets map[string]*bucket
 	shards  map[lua.Shard]*shard
 }
 
-// assign distributes the buckets and shards over one worker for each master. They go on with what was learned of them
-// before; what was learned of buckets and shards that are gone is dropped.
+// assign distributes the buckets and shards over one worker for each master. They keep their state from before. The
+// state of removed buckets and shards is dropped.
 func (r *Refiller) assign(masters []master) []*worker {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	before := r.learned
-	next := learned{map[string]*bucket{}, map[lua.Shard]*shard{}}
+	before := r.memory
+	next := memory{map[string]*bucket{}, map[lua.Shard]*shard{}}
 	remember := func(b *bucket) *bucket {
 		if old := before.buckets[b.key]; old != nil {
 			b.inherit(old)
@@ -50,15 +50,15 @@ func (r *Refiller) assign(masters []master) []*worker {
 			w.buckets = append(w.buckets, entryOf(nb))
 		}
 	}
-	for _, w := range workers { // nobody else may see them before: a term may begin at any time
+	for _, w := range workers { // before r.workers shares them: a term may begin at any time
 		w.buckets.order()
 		w.announce.order()
 	}
-	r.learned, r.workers = next, workers
+	r.memory, r.workers = next, workers
 	return workers
 }
 
-// newWorker makes the worker of the i-th master, for shards. Its pulse and its claim it remembers.
+// newWorker makes the worker of the i-th master, for shards. Its pulse and its claim keep their state from before.
 func (r *Refiller) newWorker(m master, i int, shards []*shard, remember func(*bucket) *bucket, now time.Time) *worker {
 	w := &worker{
 		r: r, rng: rand.New(rand.NewPCG(r.rng.Uint64(), uint64(i))), leading: r.leading,
@@ -94,7 +94,7 @@ func (r *Refiller) newBucket(b Bucket) *bucket {
 
 // assignShards shares the shards of the active sets of all templates out to the masters. If there are any, it does the
 // same with the shards of earlier templates: their buckets may belong to the present ones.
-func (r *Refiller) assignShards(masters []master, before learned, next map[lua.Shard]*shard, now time.Time) [][]*shard {
+func (r *Refiller) assignShards(masters []master, before memory, next map[lua.Shard]*shard, now time.Time) [][]*shard {
 	of := make([][]*shard, len(masters))
 	place := func(id lua.Shard, t *policy.CompiledTemplate, interval time.Duration) {
 		s := before.shards[id]

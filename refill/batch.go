@@ -11,7 +11,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// nextBatch is a call for the buckets that are due, as many as go in a round trip, nil if there are none.
+// nextBatch returns a call for the buckets that are due, at most as many as fit in a round trip; nil if none is due.
 func (w *worker) nextBatch(ctx context.Context, now time.Time) call {
 	batch := w.collect(now)
 	if len(batch) == 0 {
@@ -29,9 +29,9 @@ func (w *worker) nextBatch(ctx context.Context, now time.Time) call {
 	}
 	within := w.timeout()
 	return func() func() {
-		t.make(ctx, within, w.r.store, w.r.store.refill)
+		t.run(ctx, within, w.r.store, w.r.store.refill)
 		return func() {
-			w.learn(ctx, batch, t)
+			w.applyBatch(ctx, batch, t)
 			w.ended = append(w.ended, t)
 		}
 	}
@@ -57,13 +57,13 @@ func (w *worker) collect(now time.Time) (batch []*bucket) {
 	return batch
 }
 
-// learn takes in the answers to a batch, and puts its buckets back.
-func (w *worker) learn(ctx context.Context, batch []*bucket, t *trip) {
+// applyBatch applies the replies to a batch, and puts its buckets back into the queues.
+func (w *worker) applyBatch(ctx context.Context, batch []*bucket, t *trip) {
 	var news notices
 	for i, b := range batch {
 		res := &t.results[i]
 		w.r.observe(t.event(i))
-		w.learnOne(b, res, t.replied, &news)
+		w.applyReply(b, res, t.replied, &news)
 		b.warnUndivided(&news)
 		if !w.refills() && b.doubtful() {
 			b.unannounced, b.due = true, t.replied.Add(maxBucketBackoff)
@@ -78,7 +78,7 @@ func (w *worker) learn(ctx context.Context, batch []*bucket, t *trip) {
 		}
 	}
 	for _, s := range t.swept {
-		warnUnswept(&news, batch[s.at].key, &batch[s.at].unswept, s.err)
+		warnUnswept(&news, batch[s.index].key, &batch[s.index].unswept, s.err)
 	}
 	news.log(w.r.log)
 	if err := t.serverError(); err != nil {
@@ -88,8 +88,8 @@ func (w *worker) learn(ctx context.Context, batch []*bucket, t *trip) {
 	w.refilled(t)
 }
 
-// learnOne takes in one answer.
-func (w *worker) learnOne(b *bucket, res *lua.RefillResult, replied time.Time, news *notices) {
+// applyReply applies the reply to the refill of one bucket.
+func (w *worker) applyReply(b *bucket, res *lua.RefillResult, replied time.Time, news *notices) {
 	switch {
 	case res.Err == nil:
 		if b.failures > 0 {
@@ -101,7 +101,7 @@ func (w *worker) learnOne(b *bucket, res *lua.RefillResult, replied time.Time, n
 			b.compare(news, res.Outcome)
 			b.report(news, res.Outcome)
 		}
-		b.learn(res.Outcome, replied, w.rng)
+		b.apply(res.Outcome, replied, w.rng)
 		b.state = res.Seen
 		w.align(b, res.Outcome, replied)
 	case ownFault(res.Err):
@@ -117,7 +117,8 @@ func (w *worker) learnOne(b *bucket, res *lua.RefillResult, replied time.Time, n
 	}
 }
 
-// warnUnswept tells of a bucket's reservations that can't be ended, once; unswept is whether that was so and is.
+// warnUnswept adds a warning if a bucket's reservations can't be ended. It does so once until they can: unswept holds
+// whether the last attempt failed.
 func warnUnswept(to *notices, key string, unswept *bool, err error) {
 	if err != nil && !*unswept {
 		to.add(hclog.Warn, "reservations can't be ended", "bucket", key, "error", err)

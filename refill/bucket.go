@@ -11,8 +11,8 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// bucket is what this replica knows of a bucket. It belongs to one worker's
-// goroutine at a time.
+// bucket is the replica's state of a bucket. One worker's goroutine owns it
+// at a time.
 type bucket struct {
 	key      string
 	slot     int
@@ -27,7 +27,7 @@ type bucket struct {
 	state    lua.Seen      // goes with version
 	step     int64         // stepped: the last instant known to be credited, Unix µs
 	clock    time.Duration // the server's clock less ours, by the last answer
-	seen     bool          // clock and step are known
+	seen     bool          // clock and step are set
 	missing  time.Time     // when it was first found missing; zero if it isn't
 	due      time.Time     // of the next call
 	failures int           // in a row, the bucket's own
@@ -36,7 +36,7 @@ type bucket struct {
 	refusal refusal // why our terms are not in force, by the last reply
 
 	unannounced bool // a standby has to bring its terms to the server
-	foreign     bool // another program was seen to refill it
+	foreign     bool // another program has refilled it
 	stepped     bool // the terms in force are stepped
 	unswept     bool // its reservations could not be ended
 
@@ -93,7 +93,7 @@ func newPooledBucket(b Bucket, terms *pooledTerms, version int64) *bucket {
 	return pooled
 }
 
-// inherit takes over what the replica learned under an earlier policy.
+// inherit copies the state that the replica recorded under an earlier policy.
 func (b *bucket) inherit(old *bucket) {
 	b.version = old.version
 	b.step = old.step
@@ -120,9 +120,9 @@ func (b *bucket) remember(o policy.Outcome) {
 // outdated reports whether the server has reported a later version than that of our terms.
 func (b *bucket) outdated() bool { return b.pooled == nil && b.terms.Fence.Epoch < b.latest }
 
-// call is the call to make at our time now. A new bucket is created only if
-// othersCame: replicas that remember it have had their turn since the server was
-// last away.
+// call returns the call to make at our time now. It creates a new bucket only if
+// othersCame: since the server was last unavailable, the replicas that remember the
+// bucket have had time to restore it.
 func (b *bucket) call(now time.Time, othersCame bool) lua.RefillCall {
 	if b.pooled != nil {
 		b.terms = b.pooled.Load()
@@ -133,7 +133,7 @@ func (b *bucket) call(now time.Time, othersCame bool) lua.RefillCall {
 		c.Create, c.Terms = policy.CreateNever, b.start
 		return lua.RefillCall{Key: b.key, Call: c}
 	case b.claim:
-		c.Create = policy.CreateInitial // its tokens are nobody's
+		c.Create = policy.CreateInitial // no consumer takes its tokens
 		return lua.RefillCall{Key: b.key, Call: c}
 	case b.outdated() || b.refusal == overridden:
 		// A replica with outdated terms sends none and creates no bucket. If the policy in force is stepped, we don't know
@@ -147,8 +147,8 @@ func (b *bucket) call(now time.Time, othersCame bool) lua.RefillCall {
 		c.Create = policy.CreateNever
 		return lua.RefillCall{Key: b.key, Call: c}
 	}
-	// A bucket that nobody remembers is created only two intervals after it was
-	// found missing: a replica that does remember it comes first.
+	// A bucket is created two intervals after it was found missing. Before that, a
+	// replica that remembers it restores it.
 	if othersCame && !b.missing.IsZero() && now.Sub(b.missing) >= 2*b.interval {
 		c.Create = policy.CreateInitial
 	}
@@ -163,8 +163,8 @@ func (b *bucket) call(now time.Time, othersCame bool) lua.RefillCall {
 	return lua.RefillCall{Key: b.key, Call: c, Seen: b.state}
 }
 
-// learn takes in the answer to a call and sets the time of the next one.
-func (b *bucket) learn(o policy.Outcome, replied time.Time, rng *rand.Rand) {
+// apply applies the reply to a call and sets the time of the next call.
+func (b *bucket) apply(o policy.Outcome, replied time.Time, rng *rand.Rand) {
 	b.failures = 0
 	b.clock, b.seen = time.UnixMicro(o.Now).Sub(replied), true
 	if o.Status == policy.StatusUnknown {
@@ -188,21 +188,21 @@ func (b *bucket) learn(o policy.Outcome, replied time.Time, rng *rand.Rand) {
 	b.plain = b.pooled != nil && !o.Pool
 	wait := nextCall(o, b.interval, rng)
 	if b.claim {
-		wait = b.learnClaim(o, rng)
+		wait = b.applyClaim(o, rng)
 	}
 	b.due = replied.Add(wait)
 }
 
-// doubtful reports whether, by the last answer, something keeps our terms from being in force, which may pass.
+// doubtful reports whether the last reply left other terms than ours in force for a reason that may pass.
 func (b *bucket) doubtful() bool {
 	return !b.signal && (b.failures > 0 || b.refusal != accepted && b.refusal != older)
 }
 
-// fail takes in an error that is the bucket's own.
+// fail records a call that failed because of the bucket itself, not its server.
 func (b *bucket) fail(replied time.Time, rng *rand.Rand) {
 	b.unannounced = false
 	b.failures++
-	b.held = b.claim // nobody else can have it either, as far as we can tell
+	b.held = b.claim // this replica can't see whether another one has it
 	b.due = replied.Add(backoff(b.failures, maxBucketBackoff, rng))
 }
 
@@ -246,7 +246,7 @@ func (b *bucket) refused(o policy.Outcome) refusal {
 	return accepted
 }
 
-// report notes what an operator should know of an answer.
+// report adds a notice of a reply that an operator should know of.
 func (b *bucket) report(to *notices, o policy.Outcome) {
 	switch o.Status {
 	case policy.StatusInitialised:

@@ -7,18 +7,19 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// A claim is a bucket of which nobody needs the tokens: one for each master. Whoever refilled it last refills the
-// active sets on that master. So the race for it is that of any bucket: its holder holds on to it, the others' calls
-// write nothing, and one of them takes it over when the holder is gone. A later version of the configuration takes it
-// from an older one, by its fence, since it knows the templates that are in force.
+// A claim is a bucket without consumers, one for each master. The replica that refilled it last refills the active sets
+// on that master. Replicas race for a claim as for any bucket: its holder keeps it, and the others' calls write
+// nothing. When the holder stops, another replica takes the claim over. A replica with a later version of the
+// configuration takes the claim from one with an older version, by its fence, because it has the templates that are in
+// force.
 //
-// Two who refill the active sets at once cost work and nothing else: the buckets have indexes of their own.
+// If two replicas refill the active sets at once, they only do work twice: each bucket has an index.
 
 const (
-	// outdatedWaits is how many intervals a replica with an older configuration lets pass since the claim's last
-	// refill, even its own: one with a later configuration comes before it.
+	// outdatedWaits is how many intervals after the claim's last refill a replica with an older configuration calls
+	// again, even if that refill was its own. This gives a replica with a later configuration time to take the claim.
 	outdatedWaits = 3
-	// abandonedAfter is in quarters of an interval: a claim that wasn't refilled for as long is abandoned.
+	// abandonedAfter is how long after its last refill a claim is abandoned, in quarters of an interval.
 	abandonedAfter = 5
 )
 
@@ -29,15 +30,15 @@ func newClaim(key string, interval time.Duration, version int64) *bucket {
 	return b
 }
 
-// learnClaim takes in whether this replica has the claim, and returns how long until the next call. The others leave
-// its holder a fifth of an interval and more: it may be busy, and a claim that changes hands costs a call for each
-// bucket.
-func (b *bucket) learnClaim(o policy.Outcome, rng *rand.Rand) time.Duration {
+// applyClaim records whether this replica has the claim, and returns the time until the next call. Other replicas give
+// the holder a fifth of an interval and more, because it may be busy. After each change of the holder, the new one has
+// to call once for each bucket.
+func (b *bucket) applyClaim(o policy.Outcome, rng *rand.Rand) time.Duration {
 	since := time.Duration(o.Now-o.Last) * time.Microsecond
 	switch {
 	case o.Status.Wrote():
 		b.held = true
-	case o.Status != policy.StatusEarly: // it is ours, or its holder has left it: time to learn what is in the sets
+	case o.Status != policy.StatusEarly: // it is ours, or its holder has left it: this replica has to read the sets
 		b.held = since*4 >= b.interval*abandonedAfter
 	}
 	wait := b.interval - since

@@ -17,9 +17,9 @@ import (
 type Bucket struct {
 	Key    string
 	Policy policy.Policy
-	// Pooled buckets get their terms through SetTerms; of the policy only the
-	// interval counts. Until then they are refilled under the terms that are in
-	// force in Redis, and not created.
+	// Pooled buckets get their terms through SetTerms; only the interval of Policy is
+	// used. Until then they are refilled under the terms that are in force in Redis,
+	// and not created.
 	Pooled bool
 	// Start are a pooled bucket's terms without a grant, of the same pool; nil for
 	// none. A plain bucket of a lower version becomes the pool's with them.
@@ -72,11 +72,12 @@ type Config struct {
 	Batch int
 	// Logger; nil means a default one named refiller.
 	Logger hclog.Logger
-	// Observe, if set, is told of every answer about one of Buckets, from several
-	// goroutines.
+	// Observe, if set, is called with every reply about one of Buckets. It must be
+	// safe for concurrent use.
 	Observe func(Event)
-	// ObserveActive, if set, is told of every answer about a template's bucket. There
-	// may be a hundred thousand in a second, which Stats counts at less cost.
+	// ObserveActive, if set, is called with every reply about a template's bucket. It
+	// must be safe for concurrent use. There may be a hundred thousand replies in a
+	// second; Stats counts them at less cost.
 	ObserveActive func(Event)
 	// Seed of the jitter; 0 means a random one.
 	Seed uint64

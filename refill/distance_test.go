@@ -11,8 +11,8 @@ import (
 	"github.com/tokenrefill/refiller/internal/testing/testenv"
 )
 
-// A first call opens a connection, learns the slots and loads the script, which takes several round trips more than
-// the later ones.
+// A first call opens a connection, reads the slots and loads the script. That takes several round trips more than
+// later calls.
 func TestServersFarAwayAreReachedAtTheStartAndAfterAnOutage(t *testing.T) {
 	t.Parallel()
 	const trip = 190 * time.Millisecond

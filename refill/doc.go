@@ -1,14 +1,14 @@
 // Package refill keeps buckets full.
 //
-// The model: a [Refiller] calls the refill script once per refill interval for each of its buckets, with the index it
-// last learned. Any number of replicas may do so at once: the index lets one of them win each refill, and credit by
+// The model: a [Refiller] calls the refill script once per refill interval for each of its buckets, with the index of
+// the last reply. Any number of replicas may do so at once: the index lets one of them win each refill, and credit by
 // elapsed time makes every win add exactly what is due, so a replica that crashes, pauses, or races another neither
 // mints nor loses a token.
 //
 // # Who refills
 //
-// In race mode every replica calls. The winner calls again one interval after its refill; the others a little later,
-// so that they lose, which writes nothing, and take over when the winner is gone.
+// In race mode every replica calls. The winner calls again one interval after its refill. The others call a little
+// later: they lose, which writes nothing, and take over if the winner has stopped.
 //
 // In elected mode ([Config.Elected]) the replica that [Refiller.Lead] was called on refills, and the standbys read
 // one pulse per Redis master: a bucket that only the leader refills. When the pulse has been silent for two intervals
@@ -19,8 +19,8 @@
 // # Templates
 //
 // A template's buckets ([Config.Templates]) that are not full are in its active set: takes put them there, and the
-// refill that fills one takes it out. On each master one replica refills the active sets: whoever has the claim, a
-// bucket raced for like any other, but with a little more patience.
+// refill that fills one removes it. On each master one replica refills the active sets: the one that has the claim.
+// Replicas race for the claim as for any bucket, but wait a little longer.
 //
 // # Later configurations
 //
@@ -45,9 +45,9 @@
 // # Failures
 //
 // A call that is refused because of one bad bucket is made again one by one, and that bucket is retried ever more
-// slowly. While Redis is away the buckets on that master wait with growing, jittered delays; then the credit of the
-// gap is added, up to the policy's cap. A state that was lost, rolled back or whose clock stepped back is recognised
-// by the script (see policy.Status) and reported once.
+// slowly. While Redis is unavailable the buckets on that master wait with growing, jittered delays; then the credit of
+// the gap is added, up to the policy's cap. A state that was lost, rolled back or whose clock stepped back is
+// recognised by the script (see policy.Status) and reported once.
 //
 // A Refiller's methods are safe for concurrent use.
 package refill

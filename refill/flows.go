@@ -11,15 +11,15 @@ import (
 	"github.com/tokenrefill/refiller/refill/flow"
 )
 
-// division is a replica's part in how a bucket is divided among its flows. The replica that wins a refill reads what
-// the flows asked for, and writes the plan that it computed from what it read before.
+// division is a replica's part in how a bucket is divided among its flows. The replica that wins a refill reads the
+// demand of the flows, and writes the plan that it computed from the demand it read before.
 type division struct {
 	flows   *policy.Flows
 	about   flow.Bucket
 	planner *flow.Planner
 	next    policy.Plan
 	base    policy.Version // of the last plan that this replica wrote
-	whole   bool           // the plan after next lists all flows
+	listAll bool           // the plan after next lists all flows
 	err     error          // why the last plan could not be written
 	read    *FlowsRead     // with the last plan; nil if nothing was, or once it was reported
 }
@@ -36,11 +36,11 @@ func newDivision(p policy.Policy, terms *policy.Terms) *division {
 	return d
 }
 
-// begin forgets what the flows asked for. The plan that is in force stays until that was read once.
+// begin forgets the demand of the flows. The plan in force stays until the demand was read once.
 func (d *division) begin() {
 	d.planner = flow.New(d.flows)
 	d.next = d.planner.Plan(true, d.about)
-	d.whole = true
+	d.listAll = true
 }
 
 // continues returns the division to go on with after a change of the configuration: old, if it divides the same bucket
@@ -52,9 +52,9 @@ func (d *division) continues(old *division) *division {
 	return old
 }
 
-// learn applies the reply to a plan that came with a refill. If it was not written, another replica wrote the last one
+// apply applies the reply to a plan that came with a refill. If it was not written, another replica wrote the last one
 // or the plan was lost, so this replica begins anew.
-func (d *division) learn(version policy.Version, r *lua.PlanResult) {
+func (d *division) apply(version policy.Version, r *lua.PlanResult) {
 	d.err = r.Err
 	if r.Err != nil || r.Stale {
 		d.begin()
@@ -65,8 +65,8 @@ func (d *division) learn(version policy.Version, r *lua.PlanResult) {
 		d.read = d.readOf(r.Use)
 		d.planner.Observe(r.Use, d.about)
 	}
-	d.next = d.planner.Plan(d.whole, d.about)
-	d.whole = d.next.Kept
+	d.next = d.planner.Plan(d.listAll, d.about)
+	d.listAll = d.next.Kept
 	if d.read != nil {
 		d.read.Summary = d.planner.Summary()
 	}
@@ -74,7 +74,7 @@ func (d *division) learn(version policy.Version, r *lua.PlanResult) {
 
 // divided is a bucket of a trip that has flows.
 type divided struct {
-	at       int // its place in the trip
+	index    int // in the trip
 	division *division
 }
 
@@ -83,7 +83,7 @@ func (t *trip) plan(ctx context.Context, s store) {
 	var calls []lua.PlanCall
 	var planned []divided
 	for _, d := range t.divided {
-		r, call := &t.results[d.at], &t.calls[d.at]
+		r, call := &t.results[d.index], &t.calls[d.index]
 		ours := r.Err == nil && r.Status.Wrote() && !r.Differs && call.Call.Terms != nil && r.Fence == call.Call.Terms.Fence
 		if !ours {
 			continue
@@ -97,7 +97,7 @@ func (t *trip) plan(ctx context.Context, s store) {
 		return
 	}
 	for i, r := range s.plan(ctx, calls) {
-		planned[i].division.learn(calls[i].Plan.Version, &r)
+		planned[i].division.apply(calls[i].Plan.Version, &r)
 	}
 }
 

@@ -18,13 +18,13 @@ type FlowsRead struct {
 
 // FlowUse is what a flow asked for.
 type FlowUse struct {
-	Name   string // that of a team, with a slash at its end, for flows that aren't told apart
+	Name   string // the name of a team, with a slash at its end, for its flows that are counted together
 	Asked  int64  // tokens, taken or denied
 	Denied int64  // tokens
 	Listed bool   // the plan has a right for it
 }
 
-// read is what the replica has read, before the planner is told of it.
+// readOf returns the reading of a refill. It is called before the planner observes that reading.
 func (d *division) readOf(use policy.Use) *FlowsRead {
 	read := &FlowsRead{Covered: micros(use.Covered), Flows: make([]FlowUse, 0, len(use.Asked))}
 	for name, asked := range use.Asked {
@@ -33,9 +33,9 @@ func (d *division) readOf(use policy.Use) *FlowsRead {
 	return read
 }
 
-// flowsRead is what was read of the flows of the i-th bucket; nil if nothing was.
+// flowsRead returns the reading of the i-th bucket's flows, once; nil if there is none.
 func (t *trip) flowsRead(i int) *FlowsRead {
-	k, divided := slices.BinarySearchFunc(t.divided, i, func(d divided, i int) int { return d.at - i })
+	k, divided := slices.BinarySearchFunc(t.divided, i, func(d divided, i int) int { return d.index - i })
 	if !divided {
 		return nil
 	}

@@ -118,7 +118,7 @@ func named(t *testing.T, rdb redis.UniversalClient, of *policy.CompiledTemplate,
 // enter puts a bucket into the active set of a template, as a take does.
 func (c *consumer) enter(t *testing.T, template *policy.CompiledTemplate, key string) error {
 	till := time.Now().Add(time.Minute).Unix()
-	return lua.NewTemplate(template, c.apart).Enter(t.Context(), c.rdb, key, till)
+	return lua.NewTemplate(template, c.crossSlot).Enter(t.Context(), c.rdb, key, till)
 }
 
 // A bucket that leaves the file while it is drained is refilled by the template that matches its name, before its next

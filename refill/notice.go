@@ -2,8 +2,8 @@ package refill
 
 import "github.com/hashicorp/go-hclog"
 
-// notices gather what the answers to a batch tell an operator: one line for all of its
-// buckets with the same news, since a hundred thousand may have them at once.
+// notices are the log lines about a batch. Buckets with the same news share a line,
+// because a hundred thousand may have them at once.
 type notices []notice
 
 type notice struct {
@@ -13,7 +13,7 @@ type notice struct {
 	others  int
 }
 
-// add takes in what one bucket's answer tells.
+// add adds the news of one bucket.
 func (n *notices) add(level hclog.Level, message string, fields ...any) {
 	for i := range *n {
 		if (*n)[i].message == message {

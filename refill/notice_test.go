@@ -31,7 +31,7 @@ func TestOneEventOfManyBucketsIsOneLogLine(t *testing.T) {
 		a.stop()
 		for _, news := range []string{"bucket created: bucket=b",
 			"server clock stepped back: bucket begins a new era: bucket=b"} {
-			lines, told := 0, 0
+			lines, reported := 0, 0
 			for line := range strings.Lines(log.String()) {
 				if !strings.Contains(line, news) {
 					continue
@@ -42,9 +42,9 @@ func TestOneEventOfManyBucketsIsOneLogLine(t *testing.T) {
 					require.NoError(t, err, line)
 				}
 				lines++
-				told += 1 + others
+				reported += 1 + others
 			}
-			require.Equal(t, many, told, news)
+			require.Equal(t, many, reported, news)
 			require.LessOrEqual(t, lines, many/10, news)
 		}
 	})

@@ -53,7 +53,7 @@ func TestPooledBucketWithoutTermsIsRefilledUnderThoseInForce(t *testing.T) {
 		require.NoError(t, a.SetTerms("payments", poolTerms(1, 100)))
 		time.Sleep(time.Second)
 		a.stop()
-		b := r.start("b", false, 0, pooled("payments")) // has never heard of terms
+		b := r.start("b", false, 0, pooled("payments")) // no terms were set
 		time.Sleep(time.Second)
 		r.server.take("payments", 1000)
 		time.Sleep(5 * time.Second)

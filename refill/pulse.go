@@ -8,18 +8,18 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// beatState is what a standby makes of a pulse.
+// beatState is the state of a pulse as a standby sees it.
 type beatState int
 
 const (
 	beating beatState = iota // the leader refills
-	late                     // the beat is overdue: time to learn the indexes
-	silent                   // nobody refills: race
+	late                     // the beat is overdue: read the indexes
+	silent                   // the leader has stopped: race
 )
 
-// Multiples of the pulse's interval since its last beat. Learning an index
-// takes half an interval by the waiting rule, so a standby that learns at
-// lateAfter refills two intervals after the last beat.
+// Multiples of the pulse's interval since its last beat. By the waiting rule
+// the first refill comes half an interval after the call that reads the index,
+// so a standby that reads it at lateAfter refills two intervals after the last beat.
 const (
 	lateAfter   = 3 / 2.0
 	silentAfter = 2.0
@@ -30,12 +30,12 @@ const (
 type pulse struct {
 	beat    *bucket // the pulse as the leader's bucket
 	rng     *rand.Rand
-	peekDue time.Time // a standby's next look; zero for the leader
+	peekDue time.Time // when a standby reads it next; zero for the leader
 
-	version policy.Version // as of the last look
-	changed time.Time      // our time of the last beat; while none was heard, of the first look
-	peeked  time.Time      // the last look
-	jitter  time.Duration  // keeps the standbys apart, drawn anew for each silence
+	version policy.Version // as of the last reading
+	changed time.Time      // our time of the last beat; before the first one, of the first reading
+	peeked  time.Time      // the last reading
+	jitter  time.Duration  // spreads the standbys over time, drawn anew for each silence
 	state   beatState
 
 	asked      bool // a call about it is under way
@@ -48,19 +48,20 @@ func newPulse(key string, interval time.Duration, version int64, rng *rand.Rand)
 	return &pulse{beat: newSignal(key, interval, version), rng: rng}
 }
 
-// due is when the pulse is to be refilled by the leader, or read by a standby; zero if it isn't, or that is under way.
+// due returns when the leader has to refill the pulse, or a standby has to read it; zero for never, or while a call for
+// it is under way.
 func (p *pulse) due() time.Time {
 	switch {
 	case p.asked || p.withheld:
 		return time.Time{}
-	case p.looks():
+	case p.isRead():
 		return p.peekDue
 	}
 	return p.beat.due
 }
 
-// looks reports whether this replica reads the pulse.
-func (p *pulse) looks() bool { return !p.peekDue.IsZero() }
+// isRead reports whether this replica reads the pulse, as a standby does.
+func (p *pulse) isRead() bool { return !p.peekDue.IsZero() }
 
 // assume changes the role. A new leader beats at once; a new standby listens
 // afresh, which gives a successor two intervals.
@@ -75,8 +76,8 @@ func (p *pulse) assume(leading bool, now time.Time) {
 	p.peekDue, p.changed = now, time.Time{}
 }
 
-// absent takes in a look that found no pulse.
-func (p *pulse) absent(replied time.Time) {
+// applyMissing applies a reading that found no pulse.
+func (p *pulse) applyMissing(replied time.Time) {
 	if p.changed.IsZero() {
 		p.changed = replied
 	}
@@ -84,13 +85,12 @@ func (p *pulse) absent(replied time.Time) {
 	p.judge(replied)
 }
 
-// heard takes in a look at the pulse, sent and replied at our times.
-func (p *pulse) heard(reply lua.PeekReply, sent, replied time.Time) {
+// apply applies a reading of the pulse, sent and replied at our times.
+func (p *pulse) apply(reply lua.PeekReply, sent, replied time.Time) {
 	first := p.changed.IsZero()
 	if first || reply.Version != p.version {
-		// The server's clock tells how long ago the beat was. It is trusted only
-		// within what our own clock knows: a beat that is new came after the
-		// look before.
+		// The age of the beat comes from the server's clock. Our clock limits it:
+		// a new beat came after the reading before.
 		most := time.Duration(silentAfter * float64(p.beat.interval))
 		if !first {
 			most = replied.Sub(p.peeked)
@@ -103,7 +103,7 @@ func (p *pulse) heard(reply lua.PeekReply, sent, replied time.Time) {
 	p.judge(replied)
 }
 
-// judge decides on the state and on the next look.
+// judge sets the state and the time of the next reading.
 func (p *pulse) judge(now time.Time) {
 	t := p.beat.interval
 	times := func(f float64) time.Duration { return time.Duration(f*float64(t)) + p.jitter }
@@ -117,9 +117,9 @@ func (p *pulse) judge(now time.Time) {
 			p.jitter = jitter(t, p.rng)
 		}
 		p.state, p.peekDue = beating, p.changed.Add(times(lateAfter))
-		// The first look after a beat comes when the next one should be there.
-		if look := p.changed.Add(t + t/10); look.After(now) {
-			p.peekDue = look
+		// The first reading after a beat comes when the next beat should be there.
+		if expected := p.changed.Add(t + t/10); expected.After(now) {
+			p.peekDue = expected
 		}
 	}
 }

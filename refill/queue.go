@@ -8,9 +8,9 @@ import (
 // queue is a heap of buckets by due time; those due at once follow by slot, so
 // that the ones that can share a script call are next to each other.
 //
-// An entry repeats what it is ordered by, since a hundred thousand buckets are not in
-// the processor's caches. So whoever changes when buckets in the queue are due calls
-// order.
+// An entry copies the fields that order it, since a hundred thousand buckets are not in
+// the processor's caches. A caller that changes when buckets in the queue are due has
+// to call order.
 type queue []queued
 
 type queued struct {

@@ -163,7 +163,7 @@ func TestClusterStandbyTakesOverOnEveryMaster(t *testing.T) {
 	}
 	first.until(t, "a pulse on each of three masters", pulses)
 
-	stopLeader() // without resigning: its process is gone
+	stopLeader() // without resigning, as if its process were killed
 	second.until(t, "the standby to refill everything", appliedTo(buckets))
 	require.True(t, standby.Stats().Racing)
 	cancel()
@@ -171,7 +171,7 @@ func TestClusterStandbyTakesOverOnEveryMaster(t *testing.T) {
 	stopStandby()
 }
 
-// A standby with nothing to announce makes no call but its looks at the pulse.
+// A standby with nothing to announce only reads the pulse.
 func TestAStandbyReportsThatItsServerIsSilent(t *testing.T) {
 	t.Parallel()
 	server := testenv.Redis(t)

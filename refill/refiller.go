@@ -40,7 +40,7 @@ type Refiller struct {
 	epoch     int64
 	workers   []*worker
 	away      error // why the masters are unknown
-	learned   learned
+	memory    memory
 	past      past
 
 	stats         Stats
@@ -72,8 +72,8 @@ func newRefiller(cfg Config, s store) *Refiller {
 	return r
 }
 
-// configure is called with the lock held, once r is shared. Of what stays, the terms of pools and the counts of
-// templates are kept.
+// configure replaces the configuration. It is called with the lock held, once r is shared. Pools that stay keep their
+// terms, and templates that stay keep their counts.
 func (r *Refiller) configure(buckets []Bucket, templates *policy.Templates, version int64) {
 	earlier := r.templates
 	before := r.buckets
@@ -149,15 +149,15 @@ func (r *Refiller) work(ctx context.Context, masters []master) []master {
 		r.workers = nil
 	}()
 
-	look := time.NewTicker(topologyInterval)
-	defer look.Stop()
+	poll := time.NewTicker(topologyInterval)
+	defer poll.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return masters
 		case <-r.update:
 			return masters
-		case <-look.C:
+		case <-poll.C:
 			now, err := r.topology(ctx)
 			if err == nil && !slices.EqualFunc(masters, now, master.equal) {
 				r.log.Info("redis masters have changed", "masters", len(now))
@@ -175,8 +175,8 @@ func (r *Refiller) topology(ctx context.Context) ([]master, error) {
 
 // Update puts other buckets, other templates and a later version of the
 // configuration in force: each bucket changes with its next call, which comes at
-// once, from a standby too; a template's bucket changes with its next refill. What is
-// gone from it is no longer refilled. An error leaves everything as it was.
+// once, from a standby too; a template's bucket changes with its next refill. Removed
+// buckets are no longer refilled. An error leaves everything as it was.
 func (r *Refiller) Update(buckets []Bucket, templates *policy.Templates, version int64) error {
 	if err := cmp.Or(checkVersion(version), checkBuckets(buckets)); err != nil {
 		return err
@@ -231,8 +231,8 @@ func (r *Refiller) SetTerms(key string, t policy.Terms) error {
 }
 
 // Lead makes this replica the one that refills until ctx ends, under the epoch
-// of its term. Then it refills once more what will be due soon, which leaves a
-// successor the time to learn the indexes, and returns ctx's cause once no call
+// of its term. Then it refills once more the buckets that will be due soon, which
+// gives a successor time to read the indexes, and returns ctx's cause once no call
 // made as the leader is under way. Only elected mode has leaders.
 func (r *Refiller) Lead(ctx context.Context, epoch int64) error {
 	if !r.cfg.Elected {
@@ -246,8 +246,8 @@ func (r *Refiller) Lead(ctx context.Context, epoch int64) error {
 	return context.Cause(ctx)
 }
 
-// setLeading tells every worker, and waits until no call is under way any more
-// under the old role.
+// setLeading changes the role of every worker, and waits until no call of the old
+// role is under way.
 func (r *Refiller) setLeading(leading bool, epoch int64) {
 	r.mu.Lock()
 	r.leading, r.epoch = leading, epoch

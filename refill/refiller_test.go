@@ -165,7 +165,7 @@ func TestServerAwayIsLoggedOnceAndCaughtUp(t *testing.T) {
 	})
 }
 
-// A standby with nothing to announce makes no call but its looks at the pulse.
+// A standby with nothing to announce only reads the pulse.
 func TestAStandbyReportsThatItsServerIsUnavailable(t *testing.T) {
 	simulate(t, func(t *testing.T, r *rig) {
 		a := r.start("a", true, 0, checkout(1000))
@@ -225,12 +225,12 @@ func TestStandbysReadOnePulseWhileTheLeaderRefills(t *testing.T) {
 	})
 }
 
-// What a standby has found wrong with a bucket may pass while the leader refills it. The standby asks until it has, and
-// then leaves the bucket alone.
+// A fault that a standby has found may pass while the leader refills the bucket. The standby calls for the bucket until
+// the fault has passed, and not after that.
 func TestAStandbyDetectsThatABucketIsRightAgain(t *testing.T) {
 	simulate(t, func(t *testing.T, r *rig) {
 		var mu sync.Mutex
-		last := map[string]Event{} // what the standby heard
+		last := map[string]Event{} // the last event that the standby observed, by key
 		r.observe = func(name string, e Event) {
 			if name == "b" {
 				mu.Lock()
@@ -238,7 +238,7 @@ func TestAStandbyDetectsThatABucketIsRightAgain(t *testing.T) {
 				last[e.Key] = e
 			}
 		}
-		heard := func(key string) Event {
+		lastOf := func(key string) Event {
 			mu.Lock()
 			defer mu.Unlock()
 			return last[key]
@@ -253,9 +253,9 @@ func TestAStandbyDetectsThatABucketIsRightAgain(t *testing.T) {
 		time.Sleep(time.Second)
 		b := r.start("b", true, 1, bucket("bad", 500), bucket("differs", 700), bucket("good", 500))
 		time.Sleep(20 * time.Second)
-		require.True(t, heard("bad").OwnFault())
-		require.True(t, heard("differs").Outcome.Differs)
-		require.False(t, heard("good").Outcome.Differs)
+		require.True(t, lastOf("bad").OwnFault())
+		require.True(t, lastOf("differs").Outcome.Differs)
+		require.False(t, lastOf("good").Outcome.Differs)
 
 		right := bucket("differs", 700).Policy.Terms(policy.Fence{Epoch: 1})
 		r.server.set(func() {
@@ -263,18 +263,18 @@ func TestAStandbyDetectsThatABucketIsRightAgain(t *testing.T) {
 			r.server.buckets["differs"].Control.Terms = right // as if deleted, and made by a replica with that file
 		})
 		time.Sleep(2 * maxBucketBackoff)
-		require.NoError(t, heard("bad").Err)
-		require.False(t, heard("differs").Outcome.Differs)
+		require.NoError(t, lastOf("bad").Err)
+		require.False(t, lastOf("differs").Outcome.Differs)
 		before := 0
 		b.set(func() { before = b.calls })
 		time.Sleep(20 * time.Second)
-		b.set(func() { require.Equal(t, before, b.calls, "it asks no more") })
+		b.set(func() { require.Equal(t, before, b.calls, "it calls no more") })
 
 		r.server.set(func() { r.server.bad["bad"] = lua.ErrMalformedBucket })
 		a.stop()
 		resign()
 		time.Sleep(time.Second)
-		require.True(t, heard("bad").OwnFault(), "it races")
+		require.True(t, lastOf("bad").OwnFault(), "it races")
 		require.Less(t, slices.Max(r.server.gaps("good")), 2*interval+interval/2)
 		a = r.start("a", true, 1, bucket("bad", 500), bucket("differs", 700), bucket("good", 500))
 		resign = a.lead()
@@ -282,14 +282,14 @@ func TestAStandbyDetectsThatABucketIsRightAgain(t *testing.T) {
 		require.False(t, b.Stats().Racing)
 		r.server.set(func() { r.server.bad["bad"] = nil })
 		time.Sleep(2 * maxBucketBackoff)
-		require.NoError(t, heard("bad").Err, "also of what it found when it raced")
+		require.NoError(t, lastOf("bad").Err, "a fault found while it raced passes, too")
 		resign()
 		a.stop()
 		b.stop()
 	})
 }
 
-// A bucket that a standby asks about now and then is refilled as soon as others when the leader is gone.
+// If the leader stops, a bucket in doubt is refilled as soon as the others.
 func TestABucketInDoubtIsTakenOverAsSoonAsOthers(t *testing.T) {
 	simulate(t, func(t *testing.T, r *rig) {
 		slower := checkout(1000)
@@ -321,7 +321,7 @@ func TestStandbysTakeOverTwoIntervalsAfterTheLeaderDies(t *testing.T) {
 		for range 30 {
 			r.server.set(func() { r.server.applied = map[string][]applied{} })
 			time.Sleep(time.Second + time.Duration(r.rng.IntN(100))*time.Millisecond)
-			// The leader's process is gone; its lease is not.
+			// The leader's process ends; its lease does not.
 			replicas[leader].stop()
 			resign()
 			time.Sleep(5 * time.Second)
@@ -331,7 +331,7 @@ func TestStandbysTakeOverTwoIntervalsAfterTheLeaderDies(t *testing.T) {
 			resign = replicas[leader].lead()
 			time.Sleep(2 * time.Second)
 			for _, n := range names {
-				require.False(t, replicas[n].Stats().Racing, "%s stands down", n)
+				require.False(t, replicas[n].Stats().Racing, "%s does not race", n)
 			}
 		}
 		resign()
@@ -508,7 +508,7 @@ func TestSteppedBucketGetsItsTokensAtTheInstant(t *testing.T) {
 		require.Zero(t, r.server.take("quota", 5000))
 		time.Sleep(3 * time.Second)
 		require.EqualValues(t, 1000, r.server.take("quota", 5000))
-		// Both are away over two instants: what was due is credited on return.
+		// Neither replica runs during two instants: the tokens due then are credited when one is back.
 		a.stop()
 		b.stop()
 		time.Sleep(2 * time.Hour)

@@ -163,15 +163,15 @@ func TestAnUnreadableSetIsLoggedOnce(t *testing.T) {
 			require.NoError(t, rdb.SAdd(t.Context(), active, "another").Err())
 			require.Eventually(t, func() bool {
 				return strings.Count(log.String(), "buckets of a template can't be refilled") == 2
-			}, time.Minute, time.Millisecond, "another time is told of again")
+			}, time.Minute, time.Millisecond, "the next fault is logged, too")
 			stop()
 			require.Equal(t, 1, strings.Count(log.String(), "removed"), log.String())
 		})
 	}
 }
 
-// A server that is out of memory still answers reads, such as those of the active sets and of the pulse. That isn't to
-// say that it is back: one outage is told of once, and shown until refills go on.
+// A server that is out of memory still answers reads, such as those of the active sets and of the pulse. That does not
+// end the outage: it is logged once, and Stats reports it until refills go on.
 func TestAnAnsweredReadIsNotTheEndOfAnOutageOfWrites(t *testing.T) {
 	t.Parallel()
 	set, err := policy.NewTemplates(1, []policy.Template{{
@@ -190,7 +190,7 @@ func TestAnAnsweredReadIsNotTheEndOfAnOutageOfWrites(t *testing.T) {
 			buckets := manyBuckets(3)
 			r, stop := runningWith(t, Config{Redis: rdb, Buckets: buckets, Templates: set, Elected: elected, Observe: w.observe,
 				Logger: hclog.New(&hclog.LoggerOptions{Output: &log})})
-			w.until(t, "refills", appliedTo(buckets)) // by a standby that races: nobody leads
+			w.until(t, "refills", appliedTo(buckets)) // by a standby that races: there is no leader
 			require.NoError(t, rdb.ConfigSet(t.Context(), "maxmemory", "1mb").Err())
 			w.forget()
 			for i := range 3 {
@@ -198,7 +198,7 @@ func TestAnAnsweredReadIsNotTheEndOfAnOutageOfWrites(t *testing.T) {
 					e := events[buckets[0].Key]
 					return len(e) > 0 && e[len(e)-1].Err != nil
 				})
-				require.True(t, i == 0 || r.Stats().Away != nil) // noted just after the first is observed
+				require.True(t, i == 0 || r.Stats().Away != nil) // Stats reports it just after the first is observed
 				w.forget()
 			}
 			require.NoError(t, rdb.ConfigSet(t.Context(), "maxmemory", "0").Err())

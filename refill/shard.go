@@ -17,9 +17,9 @@ type shard struct {
 	interval  time.Duration
 	bySlot    bool // a Cluster: buckets of a slot are refilled one after the other, so that they share script calls
 
-	members *members     // nil unless this replica refills the shard and somebody is or was in it
+	members *members     // nil unless this replica refills the shard and it has or had buckets
 	active  atomic.Int64 // 1 more than the buckets in it; 0 without members
-	failed  bool         // the shard's own fault was told
+	failed  bool         // the shard's fault was logged
 
 	arrivals []string // buckets that had policies of their own and are the template's now; to be put into the shard
 }
@@ -29,7 +29,7 @@ func (s *shard) enter(now time.Time) {
 	s.members = &members{of: s, due: now, entries: map[string]*entry{}}
 }
 
-// leave forgets the members. Calls under way for them come to nothing.
+// leave forgets the members. Replies to calls for them that are under way change nothing.
 func (s *shard) leave() {
 	s.members = nil
 	s.active.Store(0)
@@ -84,8 +84,8 @@ func (s *shard) sort(names []string) sortedNames {
 // members are the buckets in a shard that this replica refills.
 //
 // It goes over them in rounds, two in an interval. A bucket is refilled in every other round; the rounds in between
-// are for those that are new: a bucket that enters is found within half an interval, its first call learns its index,
-// and the second, half an interval later, refills it.
+// are for new buckets. A bucket that enters is found within half an interval; its first call reads its index, and the
+// second, half an interval later, refills it.
 type members struct {
 	of    *shard
 	due   time.Time // when the present round was due, or the next one is
@@ -114,12 +114,12 @@ type entry struct {
 	unswept  bool // its reservations could not be ended
 }
 
-// linger is for how many intervals a shard that has become empty is still looked at
-// by the replica that refills it.
+// linger is for how many intervals a replica still reads a shard that has become
+// empty.
 const linger = 10
 
-// resume has them go on under another worker, perhaps with another refill interval. Those that are configured by
-// themselves by now, or of another template, are dropped at once: of two policies under one version the first stays.
+// resume continues with the members under another worker, perhaps with another refill interval. It drops buckets that
+// now have a policy of their own or belong to another template: of two policies under one version the first stays.
 func (m *members) resume(now time.Time) {
 	m.due = now
 	m.reading = false
@@ -170,7 +170,7 @@ func (m *members) end(now time.Time) {
 	}
 }
 
-// read takes in some of the names.
+// read applies a reading of some of the names.
 func (m *members) read(names []string, next uint64, now time.Time) {
 	for _, name := range names {
 		e := m.entries[name]
@@ -241,15 +241,15 @@ func (m *members) take(most int, own master) []*entry {
 	return batch
 }
 
-// putBack puts entries back that the server didn't answer for.
+// putBack returns entries to the work after the server failed their call.
 func (m *members) putBack(batch []*entry) {
 	m.underWay--
 	m.work = append(slices.Clone(batch), m.work...)
 }
 
-// learn takes in the answers to entries' calls. As with other buckets the next one comes an interval after a refill,
-// and half of one after an index was learned.
-func (m *members) learn(batch []*entry, results []lua.RefillResult, now time.Time) {
+// apply applies the replies to the calls of entries. As with other buckets, the next call comes an interval after a
+// refill, and half an interval after a call that only read the index.
+func (m *members) apply(batch []*entry, results []lua.RefillResult, now time.Time) {
 	m.underWay--
 	for i, e := range batch {
 		r := &results[i]

@@ -23,7 +23,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-var errAway = errors.New("server is away")
+var errAway = errors.New("server is unavailable")
 
 // server is a simulated Redis: the model's buckets on the bubble's clock.
 type server struct {
@@ -31,13 +31,13 @@ type server struct {
 	buckets map[string]*oracle.Bucket
 	skew    time.Duration // of its clock
 	away    bool
-	bad     map[string]error // what calls for these keys are answered
+	bad     map[string]error // the error that calls for these keys return
 	applied map[string][]applied
 	added   map[string]int64
 	clamped map[string]int64
 	active  map[lua.Shard]map[string]bool
 	losing  bool // entries of the active sets: takes enter none, until it heals
-	looks   int  // commands on active sets
+	polls   int  // commands on active sets
 }
 
 // applied is one refill that wrote.
@@ -84,7 +84,7 @@ func (s *server) takeTemplate(t *policy.CompiledTemplate, key string, n int64) p
 	defer s.mu.Unlock()
 	b := s.bucket(key)
 	if b.Control != nil && *b.Tokens >= n && *b.Tokens < t.Terms.Capacity {
-		return b.Take(n, s.now()) // as the script does: it looks at the tokens alone
+		return b.Take(n, s.now()) // the script, too, reads only the tokens
 	}
 	shard := lua.Shard{Prefix: t.Prefix, Number: lua.ActiveShard(key)}
 	taking, active := oracle.TakeTemplate(&b.Bucket, t.Terms, n, s.now(), s.active[shard][key])
@@ -245,7 +245,7 @@ func (l *link) onShard(ctx context.Context, do func()) error {
 		l.server.mu.Unlock()
 		return errAway
 	}
-	l.server.looks++
+	l.server.polls++
 	do()
 	l.server.mu.Unlock()
 	return l.travel(ctx)
@@ -378,7 +378,7 @@ type rig struct {
 	log    io.Writer
 	batch  int // Config.Batch, unless 0
 
-	observe func(name string, e Event) // nil: nobody does
+	observe func(name string, e Event) // nil for none
 }
 
 func newRig(t *testing.T, seed uint64) *rig {

@@ -22,10 +22,10 @@ const (
 	batchShare = 10
 )
 
-// sizes are of what goes to one server: so many buckets in a script call that none
-// holds it up, so many in a batch that a slow server answers in time. Every
-// script call tells the server's clock at its beginning, so the calls of a batch
-// tell how long each took, whatever the network does.
+// sizes limit the script calls to one server, so that no call blocks it for long, and
+// the batches, so that a slow server answers in time. Every reply has the server's
+// clock at the beginning of its script call. So a batch shows how long each of its
+// calls took, whatever the network does.
 type sizes struct {
 	most    int           // buckets in a batch
 	timeout time.Duration // of a batch
@@ -53,11 +53,11 @@ func (s *sizes) batch() int {
 	return min(s.limit, int(max(s.timeout/batchShare/s.cost, 1)))
 }
 
-// failed takes in that a batch of n buckets was not answered: the server may not
-// have been able to.
+// failed records that a batch of n buckets got no reply, and halves the next one: the
+// server may have been too slow for it.
 func (s *sizes) failed(n int) { s.limit = max(1, min(s.limit, n)/2) }
 
-// answered takes in the answers to a batch.
+// answered applies the replies to a batch.
 func (s *sizes) answered(results []lua.RefillResult) {
 	s.limit = min(s.most, 2*s.limit)
 	cost := costOf(results)
@@ -80,7 +80,7 @@ func costOf(results []lua.RefillResult) time.Duration {
 		before, now := &results[i-1], &results[i]
 		switch {
 		case before.Err != nil || now.Err != nil:
-			from = i // of a call that failed nothing is known
+			from = i // the time of a failed call is unknown
 		case now.Now != before.Now:
 			if d := time.Duration(now.Now-before.Now) * time.Microsecond; d > 0 {
 				costs = append(costs, max(d/time.Duration(i-from), 1))

@@ -71,7 +71,7 @@ func TestTheCostOfACallIsReadFromTheServersClock(t *testing.T) {
 	t.Parallel()
 	us := func(n int64) time.Duration { return time.Duration(n) * time.Microsecond }
 	require.Zero(t, costOf(nil))
-	require.Zero(t, costOf(answers(20, 1000)), "one call tells nothing")
+	require.Zero(t, costOf(answers(20, 1000)), "one call is not enough")
 	require.Equal(t, us(5), costOf(answers(20, 1000, 1100)))
 	require.Equal(t, us(5), costOf(answers(20, 1000, 1100, 9100, 9200)), "the median")
 	require.Zero(t, costOf(answers(20, 1000, 900)), "a clock that stepped back")

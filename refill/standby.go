@@ -23,7 +23,7 @@ func (w *worker) assume(leading bool) {
 	w.pulse.assume(leading, time.Now())
 	w.sets.assume()
 	w.r.setRacing(w, false)
-	w.lookAfresh()
+	w.forgetMissing()
 	if !leading {
 		w.standBy(time.Now())
 	}
@@ -32,8 +32,8 @@ func (w *worker) assume(leading bool) {
 }
 
 // handOver refills once more, at the end of a term, what was refilled half an interval ago or longer, the pulse too. A
-// successor first learns the indexes and then waits half an interval: it is in time if no refill is due sooner. What
-// isn't refilled within half an interval is left to the successor.
+// successor first reads the indexes and then waits half an interval: it is in time if no refill is due sooner. Buckets
+// that aren't refilled within half an interval are left to the successor.
 func (w *worker) handOver() {
 	now := time.Now()
 	hurry := func(b *bucket) {
@@ -76,7 +76,7 @@ func (w *worker) withhold() {
 		"version", w.version, "latest", max(w.latest, w.r.published.Load()))
 }
 
-// listen reads the pulse. When it is late, every bucket is due at once: its first call only learns the index.
+// listen reads the pulse. When it is late, every bucket is due at once: its first call only reads the index.
 func (w *worker) listen(ctx context.Context) call {
 	w.pulse.asked = true
 	within := w.timeout()
@@ -93,7 +93,7 @@ func (w *worker) listen(ctx context.Context) call {
 				return
 			}
 			w.answered()
-			w.hear(reply, err, sent, replied)
+			w.applyPulse(reply, err, sent, replied)
 			if w.pulse.state == beating {
 				w.recovered() // the leader's refills do
 			}
@@ -101,13 +101,13 @@ func (w *worker) listen(ctx context.Context) call {
 	}
 }
 
-// hear takes in a look at the pulse. One that can't be read tells as little of a leader as one that isn't there.
-func (w *worker) hear(reply lua.PeekReply, err error, sent, replied time.Time) {
+// applyPulse applies a reading of the pulse. An unreadable pulse counts as a missing one.
+func (w *worker) applyPulse(reply lua.PeekReply, err error, sent, replied time.Time) {
 	before := w.pulse.state
 	if err == nil {
-		w.pulse.heard(reply, sent, replied)
+		w.pulse.apply(reply, sent, replied)
 	} else {
-		w.pulse.absent(replied)
+		w.pulse.applyMissing(replied)
 	}
 	if unreadable := err != nil && !errors.Is(err, lua.ErrUnknownBucket); unreadable != w.pulse.unreadable {
 		w.pulse.unreadable = unreadable
@@ -122,7 +122,7 @@ func (w *worker) hear(reply lua.PeekReply, err error, sent, replied time.Time) {
 			entry.bucket.due = replied
 		}
 		w.buckets.order()
-		w.lookAfresh()
+		w.forgetMissing()
 	}
 	if before != beating && state == beating {
 		w.sets.assume()
@@ -142,7 +142,7 @@ func (w *worker) hear(reply lua.PeekReply, err error, sent, replied time.Time) {
 	}
 }
 
-// takeUp puts what a standby announces among the buckets to refill, due at once: these calls announce it.
+// takeUp moves the buckets that a standby announces to the buckets to refill, due at once: their refills announce them.
 func (w *worker) takeUp(now time.Time) {
 	for _, entry := range w.announce {
 		entry.bucket.unannounced, entry.bucket.due = false, now
@@ -151,8 +151,8 @@ func (w *worker) takeUp(now time.Time) {
 	w.announce = nil
 }
 
-// standBy leaves the buckets to the leader. About the doubtful ones a standby asks again, lest it report what has
-// passed.
+// standBy leaves the buckets to the leader. The standby calls again for the doubtful ones. Otherwise it would keep
+// reporting a fault that has passed.
 func (w *worker) standBy(now time.Time) {
 	kept := w.buckets[:0]
 	for _, entry := range w.buckets {
@@ -168,9 +168,9 @@ func (w *worker) standBy(now time.Time) {
 	w.buckets.order()
 }
 
-// lookAfresh forgets which buckets were missing, because this replica hasn't looked for a while: one that is missing
-// now may be remembered by the others.
-func (w *worker) lookAfresh() {
+// forgetMissing forgets which buckets were missing, because this replica has not called for them for a while. Other
+// replicas may remember a bucket that is missing now.
+func (w *worker) forgetMissing() {
 	for _, entry := range w.buckets {
 		entry.bucket.missing = time.Time{}
 	}

@@ -18,12 +18,12 @@ type Stats struct {
 	Clamped  int64                   // tokens due that full buckets could not hold
 	Leading  bool
 	Epoch    int64 // of the present or last term
-	Racing   bool  // elected mode: standing in for a silent leader, on one master or more
+	Racing   bool  // elected mode: it refills instead of a silent leader, on one master or more
 	Version  int64
 	Buckets  int
 	LastLag  time.Duration // time between the last two refills of the bucket refilled last
 	LastCall time.Time     // of the last answer; zero if none came yet
-	LastLoop time.Time     // when the slowest worker last looked for something to do; zero while none runs
+	LastLoop time.Time     // when the slowest worker last checked for a due call; zero while none runs
 	Away     error         // why refills pause on a master, or on all; nil if they go on
 
 	Templates []TemplateStats // refilled ones; the counts above are without them
@@ -60,7 +60,7 @@ func newTemplateStats(prefix string) *TemplateStats {
 	return &TemplateStats{Prefix: prefix, Calls: map[policy.Status]int64{}, Lag: make([]int64, len(LagBounds)+1)}
 }
 
-// add takes in the answers to calls for buckets of the template.
+// add counts the replies to calls for buckets of the template.
 func (t *TemplateStats) add(interval time.Duration, results []lua.RefillResult) {
 	var calls [policy.StatusConflict + 1]int64 // a map costs more
 	for i := range results {
@@ -168,7 +168,7 @@ func (r *Refiller) observe(e Event) {
 	}
 }
 
-// observeActive takes in the answers to calls for buckets of a shard.
+// observeActive counts the replies to calls for buckets of a shard, and passes them to Config.ObserveActive.
 func (r *Refiller) observeActive(s *shard, t *trip) {
 	r.mu.Lock()
 	if stats := r.templateStats[s.Prefix]; stats != nil {

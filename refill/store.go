@@ -19,8 +19,8 @@ type store interface {
 	// refillActive calls the refill script for buckets of a shard of an active set:
 	// see lua.RefillActive.
 	refillActive(ctx context.Context, s lua.Shard, calls []lua.RefillCall, perCall int) []lua.RefillResult
-	// occupied tells which shards hold names, counts is how many names they hold; names,
-	// add, remove and move are of the names in one: see package lua.
+	// occupied reports which shards hold names, and counts returns how many they hold.
+	// names, add, remove and move are for the names in one shard: see package lua.
 	occupied(ctx context.Context, shards []lua.Shard) ([]bool, error)
 	counts(ctx context.Context, shards []lua.Shard) []lua.CountResult
 	names(ctx context.Context, s lua.Shard, cursor uint64, most int) (names []string, next uint64, err error)
@@ -29,12 +29,12 @@ type store interface {
 	move(ctx context.Context, s lua.Shard, prefix string, names []string) error
 	// peek reads one bucket.
 	peek(ctx context.Context, key string) (lua.PeekReply, error)
-	// sweep ends what is held in the buckets and whose time is over, at most as many
-	// records as most of each; the results are in order.
+	// sweep ends the expired reservations and leases of the buckets, at most as many of
+	// each bucket as most; the results are in order.
 	sweep(ctx context.Context, keys []string, most int) []lua.SweepResult
 	// plan writes how buckets are divided among their flows; the results are in order.
 	plan(ctx context.Context, calls []lua.PlanCall) []lua.PlanResult
-	// masters tells which servers hold the slots.
+	// masters returns the servers that hold the slots.
 	masters(ctx context.Context) ([]master, error)
 }
 
@@ -55,8 +55,8 @@ func (m master) owns(slot int) bool {
 	return slices.ContainsFunc(m.slots, func(r slotRange) bool { return r.from <= slot && slot <= r.to })
 }
 
-// ownerOf is the place of the master that owns a slot. A slot that none owns is one that is moving: any worker will
-// do, its calls fail until it has arrived.
+// ownerOf returns the index of the master that owns a slot. A slot without an owner is moving: any worker will do, as
+// its calls fail until the slot has arrived.
 func ownerOf(masters []master, slot int) int {
 	return max(0, slices.IndexFunc(masters, func(m master) bool { return m.owns(slot) }))
 }

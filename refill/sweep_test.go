@@ -100,7 +100,7 @@ func testReservationsEnd(t *testing.T, rdb redis.UniversalClient) {
 		require.Eventually(t, func() bool {
 			held, err := rdb.Get(t.Context(), b.Key).Int64()
 			return err == nil && held == 290
-		}, time.Minute, 10*time.Millisecond, "what nobody settles goes back")
+		}, time.Minute, 10*time.Millisecond, "tokens of an unsettled reservation return")
 		s, err := lua.Settle(t.Context(), rdb, b.Key, "alive", 0)
 		require.NoError(t, err)
 		require.EqualValues(t, 10, s.Returned, "what is not over is held")

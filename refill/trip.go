@@ -9,7 +9,7 @@ import (
 	"github.com/tokenrefill/refiller/lua"
 )
 
-// trip is a round trip of refills: what was asked, and what was answered.
+// trip is a round trip of refills: the calls and their replies.
 type trip struct {
 	calls         []lua.RefillCall
 	perCall       int // buckets that share a script call
@@ -32,9 +32,10 @@ func (w *worker) newTrip(n, perCall int) *trip {
 	return t
 }
 
-// make makes the round trip, through refill, within a time for each of its calls. A bucket that was refilled by a
-// call that failed half-way, and is asked for again alone, is answered that by its index.
-func (t *trip) make(ctx context.Context, within time.Duration, store store, refill refillFunc) {
+// run makes the round trip through refill. Each of its calls may take as long as within. If a script call fails
+// half-way, its buckets are called again one by one; the index keeps a bucket that was already refilled from a second
+// refill.
+func (t *trip) run(ctx context.Context, within time.Duration, store store, refill refillFunc) {
 	refillCtx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
 	t.sent = time.Now()
@@ -50,7 +51,7 @@ func (t *trip) make(ctx context.Context, within time.Duration, store store, refi
 	t.plan(planCtx, store)
 }
 
-// event is what observers hear of the i-th answer.
+// event returns the event of the i-th reply, for observers.
 func (t *trip) event(i int) Event {
 	call, result := &t.calls[i], &t.results[i]
 	return Event{
@@ -59,7 +60,7 @@ func (t *trip) event(i int) Event {
 	}
 }
 
-// serverError is why the server answered none of the calls; nil if it answered one, if only that it is refused.
+// serverError returns why the server answered none of the calls; nil if it answered one, even with a refusal.
 func (t *trip) serverError() (err error) {
 	for i := range t.results {
 		if t.results[i].Err == nil || ownFault(t.results[i].Err) {
@@ -84,19 +85,19 @@ const (
 	sweptAtOnce = 1000
 )
 
-// swept is what became of an attempt to end a bucket's reservations and leases.
+// swept is the result of an attempt to end a bucket's reservations and leases.
 type swept struct {
-	at  int // its place in the trip
-	err error
+	index int // in the trip
+	err   error
 }
 
-// sweep ends the reservations and leases whose time is over, in the buckets that the trip refilled, so that they end
-// with no consumer alive. What it leaves behind, or fails to end, is swept after the next refill.
+// sweep ends the expired reservations and leases in the buckets that the trip refilled, so that they end even if no
+// consumer is alive. The sweep after the next refill ends those that remain.
 func (t *trip) sweep(ctx context.Context, s store) {
 	var keys []string
 	for i := range t.results {
 		if o := &t.results[i]; o.Err == nil && o.Due != 0 && o.Due <= o.Now && o.Status.Wrote() {
-			t.swept, keys = append(t.swept, swept{at: i}), append(keys, t.calls[i].Key)
+			t.swept, keys = append(t.swept, swept{index: i}), append(keys, t.calls[i].Key)
 		}
 	}
 	if len(keys) == 0 {

@@ -86,7 +86,7 @@ func TestALeaderThatRestartsWithAnOlderFileGivesWayAfterALoss(t *testing.T) {
 			resign()
 			leader.stop()
 			r.server.lose()
-			leader = r.start("old", true, 1, checkout(1000)) // it remembers nothing, and nothing tells it
+			leader = r.start("old", true, 1, checkout(1000)) // it has no state of the bucket, and neither has Redis
 			resign = leader.lead()
 			time.Sleep(2*interval + latestWithin)
 			require.EqualValues(t, 2, r.server.inForce("checkout"))

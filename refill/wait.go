@@ -8,8 +8,8 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// jitter keeps the replicas that don't hold the index behind the one that does,
-// and apart from each other.
+// jitter delays the replicas that don't hold the index, so that they call after the
+// one that does, and not all at once.
 func jitter(interval time.Duration, rng *rand.Rand) time.Duration {
 	return timing.Between(rng.Float64, interval/20, interval/20+interval/10)
 }

@@ -11,20 +11,20 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// worker refills the buckets of one Redis master. Two goroutines make its calls; what it knows is under the mutex,
-// which none of them holds during a call. A slow or silent master holds up its own worker only.
+// worker refills the buckets of one Redis master. Two goroutines make its calls. The mutex guards its state; neither
+// goroutine holds it during a call. A slow or silent master delays only its own worker.
 type worker struct {
 	r        *Refiller
 	rng      *rand.Rand
-	lastLoop atomic.Int64 // when it last looked for something to do, Unix ns
-	racing   bool         // standing in for a silent leader; guarded by Refiller.mu
+	lastLoop atomic.Int64 // when it last checked for a due call, Unix ns
+	racing   bool         // it refills instead of a silent leader; guarded by Refiller.mu
 	away     error        // why the server failed the last call; guarded by Refiller.mu
 
 	mu       sync.Mutex
-	changed  *sync.Cond  // an answer was taken in, or the worker is over
+	changed  *sync.Cond  // a reply was applied, or the worker is over
 	timer    *time.Timer // ends the wait of a goroutine that makes no call
 	buckets  queue       // by due time, whether this replica refills them or not
-	announce queue       // a standby's, not in buckets: the server may not know their terms, or have others in force
+	announce queue       // of a standby, not in buckets: the server may have other terms or none in force
 	pulse    *pulse      // nil in race mode
 	sets     *activeSets
 	sizes    *sizes
@@ -51,15 +51,16 @@ const (
 	maxUnderWay = 2
 	// behindAfter is the part of a refill interval after which a worker is behind with what is due.
 	behindAfter = 20
-	// maxIdle bounds the time between two looks for something to do, so that a worker that hangs can be told from one
-	// that rests.
+	// maxIdle bounds the time between two checks for a due call. Otherwise a worker that hangs would look like one that
+	// waits.
 	maxIdle = time.Second
 )
 
-// call is a call to make, without the mutex. It returns what takes in the answer, with the mutex.
-type call func() (learn func())
+// call makes one request. It runs without the mutex and returns a function that applies the reply; that function runs
+// with the mutex held.
+type call func() (apply func())
 
-// run makes calls until ctx ends or stop is closed, and takes in the answers to all that it has made.
+// run makes calls until ctx ends or stop is closed, and returns after it has applied the replies to all of them.
 func (w *worker) run(ctx context.Context, stop <-chan struct{}) {
 	var callers sync.WaitGroup
 	for range maxUnderWay {
@@ -88,7 +89,7 @@ func (w *worker) makeCalls(ctx context.Context, stop <-chan struct{}) {
 		w.lastLoop.Store(now.UnixNano())
 		if w.wait(now) <= 0 {
 			if c := w.next(ctx, now); c != nil {
-				w.make(c, now)
+				w.execute(c, now)
 				continue
 			}
 		}
@@ -103,25 +104,25 @@ func (w *worker) makeCalls(ctx context.Context, stop <-chan struct{}) {
 	}
 }
 
-// make makes a call, during which the other goroutine may make one.
-func (w *worker) make(c call, now time.Time) {
+// execute makes a call and applies its reply. Meanwhile the other goroutine may make a call.
+func (w *worker) execute(c call, now time.Time) {
 	w.underWay++
 	w.timer.Reset(max(w.wait(now), 0))
 	w.mu.Unlock()
-	learn := c()
+	apply := c()
 	w.mu.Lock()
 	w.underWay--
-	learn()
+	apply()
 	w.changed.Broadcast()
 }
 
 // outdated reports whether a later configuration than this replica's is in force or published.
 func (w *worker) outdated() bool { return w.version < max(w.latest, w.r.published.Load()) }
 
-// refills reports whether it is for this replica to refill.
+// refills reports whether this replica has to refill the buckets.
 func (w *worker) refills() bool { return w.pulse == nil || w.leading || w.pulse.state != beating }
 
-// wait is how long until a call is to be started: 0 if one is.
+// wait returns the time until the next call has to start, 0 for now.
 func (w *worker) wait(now time.Time) time.Duration {
 	at, interval := w.due()
 	switch {
@@ -136,7 +137,7 @@ func (w *worker) wait(now time.Time) time.Duration {
 	return min(max(at.Sub(now), 0), maxIdle)
 }
 
-// due is when the next call is due, zero for never, and the refill interval of what it is for.
+// due returns when the next call is due, zero for never, and the refill interval of the buckets that it is for.
 func (w *worker) due() (at time.Time, interval time.Duration) {
 	earliest := func(due time.Time, of time.Duration) {
 		if !due.IsZero() && (at.IsZero() || due.Before(at)) {
@@ -158,9 +159,9 @@ func (w *worker) due() (at time.Time, interval time.Duration) {
 	return at, interval
 }
 
-// next is one of the calls that are due, nil if none is.
+// next returns one of the calls that are due, nil if none is.
 func (w *worker) next(ctx context.Context, now time.Time) call {
-	if w.pulse != nil && w.pulse.looks() && !w.pulse.due().IsZero() && !w.pulse.due().After(now) {
+	if w.pulse != nil && w.pulse.isRead() && !w.pulse.due().IsZero() && !w.pulse.due().After(now) {
 		return w.listen(ctx)
 	}
 	w.setsNext = !w.setsNext
@@ -179,12 +180,12 @@ func (w *worker) next(ctx context.Context, now time.Time) call {
 // connecting is how many times the timeout a call may take at most.
 const connecting = 4
 
-// tripsOfCall is how many round trips a call may need: it may have to open a connection, learn a Cluster's slots and
-// load a script. A call that always ended before that would never reach a server far away.
+// tripsOfCall is how many round trips a call may need: it may have to open a connection, read a Cluster's slots and
+// load a script. Otherwise calls to a server far away would always time out.
 const tripsOfCall = 10
 
-// timeout returns the time for the next call: what the distance takes comes on top, and it doubles after each failed
-// call, since the distance may be another one now.
+// timeout returns the time for the next call. The time of the round trips is added to the configured timeout. The sum
+// doubles after each failed call, since the round trip may take longer now.
 func (w *worker) timeout() time.Duration {
 	most := connecting * w.r.cfg.Timeout
 	if w.failures >= connecting {
@@ -200,7 +201,7 @@ func (w *worker) measure(took time.Duration) {
 	}
 }
 
-// failed takes in that the server failed a call, and leaves it alone for a while.
+// failed records a failed call and starts a back-off.
 func (w *worker) failed(ctx context.Context, err error) {
 	w.failures++
 	w.silent = true
@@ -214,7 +215,7 @@ func (w *worker) failed(ctx context.Context, err error) {
 }
 
 // pauseMessage returns the log message for the error of a failed call. A server that answers with an error, such as
-// READONLY, OOM or NOAUTH, is reachable: its operator looks for another cause than for one that doesn't answer.
+// READONLY, OOM or NOAUTH, is reachable: its operator has to search for another cause than if it did not answer.
 func pauseMessage(err error) string {
 	var reply redis.Error
 	if errors.As(err, &reply) {
@@ -223,15 +224,15 @@ func pauseMessage(err error) string {
 	return "redis does not answer: refills pause"
 }
 
-// refillsFailed is failed, of refills of n buckets.
+// refillsFailed records a failed call that was to refill n buckets.
 func (w *worker) refillsFailed(ctx context.Context, n int, err error) {
 	w.sizes.failed(n)
 	w.refused = true
 	w.failed(ctx, err)
 }
 
-// refilled applies a round trip of refills that the server answered. Only one that wrote proves that the server takes
-// refills: a read-only server, and one without memory, still reports that a bucket is unknown.
+// refilled applies a round trip of refills that the server answered. Only a refill that wrote proves that the server
+// accepts refills: a read-only server, and one without memory, still reports that a bucket is unknown.
 func (w *worker) refilled(t *trip) {
 	w.measure(t.replied.Sub(t.sent))
 	w.sizes.answered(t.results)
@@ -248,14 +249,15 @@ func (w *worker) refilled(t *trip) {
 	w.answered()
 }
 
-// answered takes in that the server answered a read. A server that fails refills may: one without memory does.
+// answered records that the server answered a read. This does not end an outage of refills: a server without memory
+// answers reads.
 func (w *worker) answered() {
 	if !w.refused {
 		w.recovered()
 	}
 }
 
-// recovered takes in that the server takes refills.
+// recovered records that the server accepts refills.
 func (w *worker) recovered() {
 	w.refused = false
 	if w.failures > 0 {

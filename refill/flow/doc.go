@@ -8,8 +8,8 @@
 //   - Level: the weighted max-min part of the rate. At each level of names the demands of the flows and teams there
 //     divide what their team has. The largest demand counts as unlimited, since clients remember denials and so ask
 //     for less than they want.
-//   - List: flows whose demand exceeds half of their part. Only they are told apart by the bucket. All others are
-//     served from what it keeps for flows that ask for little.
+//   - List: flows whose demand exceeds half of their part. The plan lists only these. All others are served from the
+//     headroom.
 //
 // The package knows neither Redis nor time: both are its caller's. The script flows.lua states how a bucket uses a
 // plan.

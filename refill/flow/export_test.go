@@ -3,7 +3,7 @@ package flow
 // Level is the part of the rate that a flow of weight 1 may have, in tokens per second, by the last plan.
 func (p *Planner) Level() float64 { return p.root.level }
 
-// Counts returns how many flows are told apart, and how many of them the last plan lists.
+// Counts returns how many flows are counted separately, and how many of them the last plan lists.
 func (p *Planner) Counts() (known, listed int) {
 	for _, m := range p.known {
 		if m.planned {

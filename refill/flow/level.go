@@ -54,7 +54,7 @@ func (t *team) share(rate, demand float64) {
 const unitsOfRate = 1 << 40
 
 // levelAt is the level at which the demands add up to a rate. The largest one for its weight counts as unlimited. Flows
-// that aren't told apart each ask for less than their part, so they are served first, but get no more than half.
+// counted together ask for less than their part, so they are served first, but get no more than half.
 func (t *team) levelAt(rate float64) float64 {
 	bounds := make([]policy.Bounds, 0, len(t.members)+1)
 	largest := -1

@@ -25,7 +25,7 @@ type member struct {
 type team struct {
 	name    string
 	members []*member
-	asked   float64 // as that of a flow, of flows that aren't told apart
+	asked   float64 // the sum of the flows that are counted together, as asked of a member
 	unnamed float64 // their demand
 	level   float64 // tokens per second that a member of weight 1 may have
 	rest    float64 // tokens per second for flows that aren't listed; 0 for no rest

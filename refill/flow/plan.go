@@ -13,7 +13,7 @@ type Planner struct {
 	flows   *policy.Flows
 	root    *team
 	teams   map[string]*team   // by their names, root among them
-	known   map[string]*member // flows that are told apart
+	known   map[string]*member // flows that are counted separately
 	dropped []string           // flows of the last plan that are not known any more
 	seen    float64            // the weight of all that was observed: 0 before, 1 after a long time
 	unread  int                // plans since what was asked for was read

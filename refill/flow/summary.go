@@ -2,7 +2,7 @@ package flow
 
 // Summary is how a planner sees the flows of its bucket.
 type Summary struct {
-	Seen   int     // flows that are told apart
+	Seen   int     // flows that are counted separately
 	Listed int     // flows of the last plan
 	Level  float64 // tokens per second that the last plan gives to a flow, or team, of weight 1
 }
