@@ -65,7 +65,7 @@ type CountResult struct {
 	Err   error
 }
 
-// Counts tells how many names each shard holds, in one round trip.
+// Counts returns how many names each shard holds, in one round trip.
 func Counts(ctx context.Context, rdb redis.UniversalClient, shards []Shard) []CountResult {
 	cmds, errs := each(ctx, rdb, len(shards),
 		func(p redis.Pipeliner, i int) *redis.IntCmd { return p.SCard(ctx, shards[i].key()) })
@@ -102,7 +102,7 @@ func (s Shard) Add(ctx context.Context, c Client, names []string) error {
 	return s.change(ctx, c, "sadd", names)
 }
 
-// Remove takes names out of the shard.
+// Remove removes names from the shard.
 func (s Shard) Remove(ctx context.Context, c Client, names []string) error {
 	return s.change(ctx, c, "srem", names)
 }
@@ -131,13 +131,12 @@ func (s Shard) Move(ctx context.Context, c Client, prefix string, names []string
 	return nil
 }
 
-// OccupiedAtOnce is how many shards one command looks at, so that none holds the
-// server up.
+// OccupiedAtOnce is how many shards one command checks at most. Otherwise it would
+// block the server for long.
 const OccupiedAtOnce = 1000
 
-// Occupied tells which of the shards hold names. As long as none does, that costs one
-// command, on a Cluster one for each slot, and as many more for every further thousand
-// shards.
+// Occupied reports which of the shards hold names. As long as none does, it sends one
+// command for each thousand shards, on a Cluster for each slot.
 func Occupied(ctx context.Context, rdb redis.UniversalClient, shards []Shard) ([]bool, error) {
 	groups := [][]int{} // shards that go in one command
 	_, cluster := rdb.(*redis.ClusterClient)
@@ -223,7 +222,7 @@ func RefillActive(ctx context.Context, rdb redis.UniversalClient, s Shard, calls
 		switch {
 		case r.leaves():
 			gone = append(gone, i)
-		case r.Err == nil && r.Status.Wrote() && (r.switched || r.Version.Index%refillsPerLook(calls[i].Terms) == 0):
+		case r.Err == nil && r.Status.Wrote() && (r.switched || r.Version.Index%refillsPerCheck(calls[i].Terms) == 0):
 			aging = append(aging, calls[i].Key)
 		}
 	}
@@ -237,20 +236,19 @@ func (r *RefillResult) leaves() bool {
 	return r.Idle || r.Status == policy.StatusMalformed || r.Err == nil && !r.ofTemplate
 }
 
-// refillsPerLook is after how many refills a bucket's expiry is looked at.
-func refillsPerLook(t *policy.Terms) int64 {
+// refillsPerCheck returns after how many refills a bucket's expiry is checked.
+func refillsPerCheck(t *policy.Terms) int64 {
 	if t == nil || t.Interval == 0 {
 		return 1
 	}
 	return max(1, t.Lifetime().Microseconds()/(8*t.Interval)) // as in shared/policy.lua
 }
 
-// leave takes names out of a shard that is in another slot than its buckets. A
-// bucket that is taken from at the same time enters the shard after its take; so
-// every bucket is looked at once more when it is out, and enters again unless it is
-// full. Whatever fails in between leaves a full bucket in the shard, for the next
-// refill, or one that isn't full out of it, for its next take that asks for the policy
-// or is denied.
+// leave removes names from a shard that is in another slot than its buckets. A
+// concurrent take may have entered its bucket before the removal. So leave reads every
+// bucket again after the removal, and enters those that aren't full. If it fails in
+// between, a full bucket stays in the shard until the next refill, or a bucket that
+// isn't full is missing until its next take that asks for the policy or is denied.
 func leave(ctx context.Context, rdb redis.UniversalClient, s Shard, calls []RefillCall, gone []int,
 	results []RefillResult) {
 	if len(gone) == 0 {
@@ -263,11 +261,11 @@ func leave(ctx context.Context, rdb redis.UniversalClient, s Shard, calls []Refi
 	if rdb.SRem(ctx, s.key(), names...).Err() != nil {
 		return
 	}
-	looks, _ := each(ctx, rdb, len(gone),
+	readings, _ := each(ctx, rdb, len(gone),
 		func(p redis.Pipeliner, k int) *redis.StringCmd { return p.Get(ctx, TokensKey(calls[gone[k]].Key)) })
 	var back []any
 	for k, i := range gone {
-		tokens, err := looks[k].Int64()
+		tokens, err := readings[k].Int64()
 		taken := !errors.Is(err, redis.Nil) &&
 			(results[i].Status == policy.StatusUnknown || results[i].Idle && (err != nil || tokens < results[i].Tokens))
 		results[i].Left = !taken
@@ -280,8 +278,8 @@ func leave(ctx context.Context, rdb redis.UniversalClient, s Shard, calls []Refi
 	}
 }
 
-// age has the shard, and the count of those alive, know how long buckets live that the refill may have given new
-// expiries. What fails is left to a later refill.
+// age records the expiries of buckets that the refill may have renewed, in the shard and in the set of those alive. A
+// later refill records those that fail.
 func age(ctx context.Context, rdb redis.UniversalClient, s Shard, keys []string) {
 	cmds, _ := each(ctx, rdb, len(keys),
 		func(p redis.Pipeliner, i int) *redis.DurationCmd { return p.PExpireTime(ctx, TokensKey(keys[i])) })

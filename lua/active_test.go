@@ -124,16 +124,16 @@ func onBoth(t *testing.T, test func(t *testing.T, rdb redis.UniversalClient)) {
 func takeUser(ctx context.Context, t testing.TB, rdb redis.UniversalClient, key string, call templateCall,
 	n int64) bool {
 	t.Helper()
-	_, call.Apart = rdb.(*redis.ClusterClient)
+	_, call.CrossSlot = rdb.(*redis.ClusterClient)
 	r, err := takeTemplate(ctx, rdb, key, call, one(n), true, false)
 	require.NoError(t, err)
 	if r.Till != 0 {
-		require.NoError(t, lua.NewTemplate(ruled(call), call.Apart).Enter(ctx, rdb, key, r.Till))
+		require.NoError(t, lua.NewTemplate(ruled(call), call.CrossSlot).Enter(ctx, rdb, key, r.Till))
 	}
 	return r.OK
 }
 
-// refillUser refills a user's bucket as one who learns its index first.
+// refillUser refills a user's bucket as a caller that first has to read its index.
 func refillUser(ctx context.Context, t testing.TB, rdb redis.UniversalClient, key string,
 	terms policy.Terms) lua.RefillResult {
 	t.Helper()
@@ -240,7 +240,7 @@ func TestABucketWithAReservationStaysInTheActiveSet(t *testing.T) {
 		require.NoError(t, err)
 		for range 5 {
 			rewind(ctx, t, rdb, "user:1", 5*time.Second)
-			require.False(t, refillUser(ctx, t, rdb, "user:1", userTerms).Left, "somebody has to end it")
+			require.False(t, refillUser(ctx, t, rdb, "user:1", userTerms).Left, "the reservation has not ended")
 		}
 		require.EqualValues(t, 60, *loadHeld(ctx, t, rdb, "user:1").Tokens)
 		_, err = lua.Settle(ctx, rdb, "user:1", "r", 5)
@@ -266,7 +266,7 @@ func TestARefillGivesABucketANewExpiryAndCountsIt(t *testing.T) {
 			was := time.Now().Add(left).Truncate(time.Second)
 			require.NoError(t, rdb.Del(ctx, lua.AliveKey("user:")).Err())
 			require.NoError(t, rdb.ZAdd(ctx, lua.AliveKey("user:"), redis.Z{Member: "user:1", Score: float64(was.Unix())}).Err())
-			// The expiry is looked at after an eighth of its life: when the index is a multiple of 150.
+			// The expiry is checked after an eighth of its life: when the index is a multiple of 150.
 			b := load(ctx, t, rdb, "user:1")
 			*b.Index, b.Control.Index = 148, 148
 			store(ctx, t, rdb, "user:1", b)

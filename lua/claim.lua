@@ -15,5 +15,5 @@
 local now = now_us()
 local n = alive(KEYS[1], now)
 if n >= ARGV[2] + 0 and not call('ZSCORE', KEYS[1], ARGV[1]) then return n end
-note(KEYS[1], ARGV[1], math.ceil(now / 1000000) + ARGV[3])
+record_alive(KEYS[1], ARGV[1], math.ceil(now / 1000000) + ARGV[3])
 return 0

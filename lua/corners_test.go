@@ -146,7 +146,8 @@ func TestAForgottenStepIsNotCreditedAgain(t *testing.T) {
 	require.EqualValues(t, 1000, o.Added, "the next one is")
 }
 
-// A key of a template becomes a configured bucket: it lives on, whoever still takes from it as from the template's.
+// A key of a template becomes a configured bucket: it lives on, even if callers still take from it as from the
+// template's.
 func TestATemplatesKeyThatIsConfiguredNeverExpires(t *testing.T) {
 	t.Parallel()
 	withEmbedded(t, aTemplatesKeyThatIsConfiguredNeverExpires)
@@ -179,14 +180,14 @@ func aTemplatesKeyThatIsConfiguredNeverExpires(t *testing.T, rdb *redis.Client) 
 	never()
 }
 
-// A program that adds with plain commands has the index one higher for a moment, and takes that back. Whoever looks in
-// between is not told the higher one, which would be taken for a rollback afterwards.
+// A program that adds with plain commands raises the index by one for a moment. A caller that reads the bucket
+// meanwhile gets the lower index. Otherwise it would later report a rollback.
 func TestAnIndexThatAForeignClientTakesBackIsNotApplied(t *testing.T) {
 	t.Parallel()
-	withEmbedded(t, anIndexThatAForeignClientTakesBackIsNeverLearned)
+	withEmbedded(t, anIndexThatAForeignClientTakesBackIsNeverReported)
 }
 
-func anIndexThatAForeignClientTakesBackIsNeverLearned(t *testing.T, rdb *redis.Client) {
+func anIndexThatAForeignClientTakesBackIsNeverReported(t *testing.T, rdb *redis.Client) {
 	ctx := t.Context()
 	b := storeCase(ctx, t, rdb, "b", 100)
 	version := policy.Version{Era: b.Control.Era, Index: b.Control.Index}
@@ -199,8 +200,8 @@ func anIndexThatAForeignClientTakesBackIsNeverLearned(t *testing.T, rdb *redis.C
 	stale, err := lua.Refill(ctx, rdb, "b", policy.Call{})
 	require.NoError(t, err)
 	require.Equal(t, policy.StatusStale, stale.Status)
-	for _, learned := range []policy.Version{peek.Version, denied.Version, ticket.Version, stale.Version} {
-		require.Equal(t, version, learned)
+	for _, got := range []policy.Version{peek.Version, denied.Version, ticket.Version, stale.Version} {
+		require.Equal(t, version, got)
 	}
 	require.NoError(t, rdb.Decr(ctx, "{b}").Err())
 	o, err := lua.Refill(ctx, rdb, "b", policy.Call{Version: stale.Version})
@@ -451,7 +452,7 @@ func addToken(ctx context.Context, t testing.TB, rdb *redis.Client, key string, 
 	}
 }
 
-// Plain clients on a template's key: nobody refills for them, and nothing is minted when one of ours comes.
+// Plain clients on a template's key: no refiller refills for them, and nothing is minted when an SDK consumer comes.
 func TestPlainClientsOnATemplatesKeyMintNothing(t *testing.T) {
 	t.Parallel()
 	withEmbedded(t, plainClientsOnATemplatesKeyMintNothing)
@@ -577,7 +578,7 @@ func aTryOfAPlainClientIsUndoneInABucketThatBeganAnew(t *testing.T, rdb *redis.C
 }
 
 // If K alone is evicted from a bucket with on_loss full, a refill brings the capacity. A plain client that comes before
-// it leaves an empty K, which can't be told from a drained bucket: nothing is minted.
+// it leaves an empty K, as a drained bucket does: nothing is minted.
 func TestATryBeforeTheRefillOfAnEvictedKeyEmptiesIt(t *testing.T) {
 	t.Parallel()
 	withEmbedded(t, aTryBeforeTheRefillOfAnEvictedKeyEmptiesIt)

@@ -8,7 +8,7 @@ import "context"
 type Script struct{ script }
 
 // NewScript makes a Script; name appears in errors. Its lines
-// "--#include shared/name" stand for the files in shared.
+// "--#include shared/name" are replaced by the files in shared.
 func NewScript(name, source string) *Script { return &Script{hashed(name, expand(source))} }
 
 // Run calls the script once and returns its raw reply. After an error the script

@@ -24,11 +24,11 @@ var (
 	// ErrInvalidAmount is returned for a number of tokens that can't be taken,
 	// returned or granted: it must be 1 to policy.MaxTokens.
 	ErrInvalidAmount = errors.New("refiller: invalid amount")
-	// ErrIDInUse is returned when an id stands for something else: a reservation
+	// ErrIDInUse is returned when an id is in use for something else: a reservation
 	// of another number of tokens, one that has ended, or a lease.
 	ErrIDInUse = errors.New("refiller: id is in use")
-	// ErrNotHeld is returned when nothing is known of an id: what it stood for
-	// ended a while ago, or never was.
+	// ErrNotHeld is returned for an unknown id: its reservation or lease ended a
+	// while ago, or never existed.
 	ErrNotHeld = errors.New("refiller: nothing is held under this id")
 	// ErrInvalidID is returned for an id that is empty or longer than MaxIDLen
 	// bytes.
@@ -36,7 +36,7 @@ var (
 	// ErrInvalidTTL is returned for a time to hold tokens that is not from
 	// policy.MinHold to policy.MaxHold.
 	ErrInvalidTTL = errors.New("refiller: invalid time to hold tokens")
-	// ErrBadReply is returned when a script answers what this version doesn't
+	// ErrBadReply is returned when a script sends a reply that this version doesn't
 	// know.
 	ErrBadReply = errors.New("refiller: bad reply")
 )

@@ -11,8 +11,8 @@
 // # Exactly once
 //
 // A script that isn't idempotent must not run twice because its reply was lost.
-// Every script goes out as a command that tells go-redis not to send it again,
-// whatever the client's MaxRetries. Two answers prove that a script did not run
+// Every script is sent as a command that go-redis does not retry, whatever the
+// client's MaxRetries. Two answers prove that a script did not run
 // and are followed by a second command: NOSCRIPT (sent again with its source)
 // and a Cluster's redirection. After any other error the script may have run;
 // callers take it as run.

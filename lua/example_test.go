@@ -15,7 +15,7 @@ import (
 
 // A refiller creates a bucket and a consumer takes from it.
 func ExampleTake() {
-	server, err := miniredis.Run() // stands for a Redis server
+	server, err := miniredis.Run() // in place of a Redis server
 	if err != nil {
 		fmt.Println(err)
 		return

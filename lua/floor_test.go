@@ -15,21 +15,21 @@ func TestRepliesSayWhetherAGrantIsInForce(t *testing.T) {
 	t.Parallel()
 	t.Run("Redis", func(t *testing.T) {
 		t.Parallel()
-		floorIsTold(t, testenv.Redis(t).Client())
+		floorIsReported(t, testenv.Redis(t).Client())
 	})
 	t.Run("Embedded", func(t *testing.T) {
 		t.Parallel()
 		_, rdb := embedded(t)
-		floorIsTold(t, rdb)
+		floorIsReported(t, rdb)
 	})
 }
 
-func floorIsTold(t *testing.T, rdb *redis.Client) {
+func floorIsReported(t *testing.T, rdb *redis.Client) {
 	ctx := t.Context()
 	now := serverTime(ctx, t, rdb)
 	for name, test := range map[string]struct {
 		end, era int64
-		want     int64 // GrantEra as told
+		want     int64 // GrantEra as reported
 	}{
 		"granted":     {now + 3_600_000_000, 77, 77},
 		"over":        {now - 1, 77, 0},
@@ -56,7 +56,7 @@ func floorIsTold(t *testing.T, rdb *redis.Client) {
 			require.NoError(t, err)
 			return r.Terms
 		}
-		for how, told := range map[string]*policy.Terms{
+		for how, reported := range map[string]*policy.Terms{
 			"take":            take(takeOne(ctx, rdb, name, 1, true)),
 			"take, denied":    take(takeOne(ctx, rdb, name, 90, true)),
 			"upto":            take(takeUpTo(ctx, rdb, name, 1)),
@@ -65,7 +65,7 @@ func floorIsTold(t *testing.T, rdb *redis.Client) {
 			"upto, the rest":  take(takeUpTo(ctx, rdb, name, 90)),
 			"upto, and empty": take(takeUpTo(ctx, rdb, name, 1)),
 		} {
-			require.Equal(t, &want, told, "%s: %s", name, how)
+			require.Equal(t, &want, reported, "%s: %s", name, how)
 		}
 	}
 }

@@ -15,7 +15,7 @@ type FlowTakes struct {
 	Key    string
 	Runs   []policy.FlowRun // at least one
 	InLine bool             // no take of a flow is made behind one of it that doesn't fit
-	Terms  bool             // tell the policy even if all takes are made
+	Terms  bool             // return the policy even if all takes are made
 }
 
 // FlowTakesCall makes calls that take for flows from several buckets. It keeps what a call needs for the next one, so
@@ -35,8 +35,8 @@ const MaxFlowRuns = 1000
 // slot. The replies are in the order of takes and valid until the next call. A bucket that isn't divided at present
 // serves them in order.
 //
-// The replies are those of a TakesCall that asks Whole, but a bucket all of whose takes were made tells no more than
-// what remains, unless Terms are asked for. A bucket that doesn't exist is ErrUnknownBucket, also a template's.
+// The replies are those of a Whole TakesCall. If all takes of a bucket were made, its reply has only the remaining
+// tokens, unless Terms are asked for. A bucket that doesn't exist is ErrUnknownBucket, also a template's.
 func (t *FlowTakesCall) Do(ctx context.Context, c Client, takes []FlowTakes) ([]TakesReply, error) {
 	for _, source := range []bool{false, true} {
 		cmd, err := t.Command(ctx, takes, source)

@@ -53,19 +53,19 @@ func takeUpTo(ctx context.Context, c lua.Client, key string, n int64) (lua.TakeR
 func takeTemplate(ctx context.Context, c lua.Client, key string, t templateCall, runs []policy.Run,
 	withTerms, inLine bool) (lua.TakesReply, error) {
 	return takeWhole(ctx, c, lua.Takes{
-		Key: key, Runs: runs, InLine: inLine, Template: lua.NewTemplate(ruled(t), t.Apart), Existing: t.Terms == "",
+		Key: key, Runs: runs, InLine: inLine, Template: lua.NewTemplate(ruled(t), t.CrossSlot), Existing: t.Terms == "",
 		Hold: t.Hold, Terms: withTerms,
 	})
 }
 
 // templateCall is what a take of a template's bucket says of the template.
 type templateCall struct {
-	Prefix   string
-	Terms    string // the template's, encoded; "" if the bucket is known to exist
-	Capacity int64  // of the bucket, as far as the caller knows
-	MaxKeys  int64
-	Hold     time.Duration // see lua.Takes
-	Apart    bool          // see lua.NewTemplate
+	Prefix    string
+	Terms     string // the template's, encoded; "" if the bucket is known to exist
+	Capacity  int64  // of the bucket, as far as the caller knows
+	MaxKeys   int64
+	Hold      time.Duration // see lua.Takes
+	CrossSlot bool          // see lua.NewTemplate
 }
 
 // ruled is the template that a call is about.

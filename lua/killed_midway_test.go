@@ -66,16 +66,16 @@ func TestRefillRepairsHalfWrittenPairs(t *testing.T) {
 		client.AddHook(k)
 		return client
 	}
-	apart := user()
-	apart.Apart, apart.MaxKeys = true, 1000
-	many := lua.NewTemplate(ruled(apart), true)
+	bounded := user()
+	bounded.CrossSlot, bounded.MaxKeys = true, 1000
+	many := lua.NewTemplate(ruled(bounded), true)
 	alive := func() int64 { return rdb.ZCard(ctx, lua.AliveKey("user:")).Val() }
 	// full fills a bucket, whose last refill takes it out of the active set.
 	full := func(key string) {
 		require.NoError(t, rdb.Set(ctx, key, 59, redis.KeepTTL).Err())
 		rewind(ctx, t, rdb, key, 5*time.Second)
 	}
-	// refilled tells that the bucket becomes full and leaves.
+	// refilled checks that the bucket becomes full and leaves.
 	refilled := func(key string) {
 		t.Helper()
 		require.True(t, isActive(ctx, t, rdb, key), key)
@@ -88,9 +88,9 @@ func TestRefillRepairsHalfWrittenPairs(t *testing.T) {
 	}
 	// Takes that a bucket in want of its entry meets.
 	heals := map[string]func(key string){
-		"asks for the policy": func(key string) { require.True(t, takeUser(ctx, t, rdb, key, apart, 1)) },
+		"asks for the policy": func(key string) { require.True(t, takeUser(ctx, t, rdb, key, bounded, 1)) },
 		"is denied": func(key string) {
-			r, err := takeTemplate(ctx, rdb, key, apart, one(60), false, false)
+			r, err := takeTemplate(ctx, rdb, key, bounded, one(60), false, false)
 			require.NoError(t, err)
 			require.False(t, r.OK)
 			require.NoError(t, many.Enter(ctx, rdb, key, r.Till))
@@ -100,7 +100,7 @@ func TestRefillRepairsHalfWrittenPairs(t *testing.T) {
 	// The consumer dies after the take: neither entered nor counted.
 	for how, heal := range heals {
 		key := "user:taken, then " + how
-		r, err := takeTemplate(ctx, rdb, key, apart, one(5), false, false)
+		r, err := takeTemplate(ctx, rdb, key, bounded, one(5), false, false)
 		require.NoError(t, err)
 		require.NotZero(t, r.Till)
 		require.False(t, isActive(ctx, t, rdb, key))
@@ -110,11 +110,11 @@ func TestRefillRepairsHalfWrittenPairs(t *testing.T) {
 	require.EqualValues(t, len(heals), alive(), "what heals them counts them")
 	require.NoError(t, rdb.Del(ctx, lua.AliveKey("user:")).Err())
 
-	// The replica dies before it takes the full bucket's name out, or after that and before it has looked whether anybody
-	// has taken from it meanwhile, which somebody has.
+	// The replica dies before it removes the full bucket's name, or after that and before it reads the bucket again, from
+	// which a consumer has taken meanwhile.
 	for how, heal := range heals {
 		key := "user:filled, then " + how
-		require.True(t, takeUser(ctx, t, rdb, key, apart, 1))
+		require.True(t, takeUser(ctx, t, rdb, key, bounded, 1))
 		full(key)
 		refillUser(ctx, t, dying(&killed{at: "srem", before: true}), key, userTerms)
 		require.EqualValues(t, 60, *load(ctx, t, rdb, key).Tokens)
@@ -123,10 +123,10 @@ func TestRefillRepairsHalfWrittenPairs(t *testing.T) {
 		require.True(t, refillUser(ctx, t, rdb, key, userTerms).Left, "until the next refill")
 		require.False(t, isActive(ctx, t, rdb, key))
 
-		require.True(t, takeUser(ctx, t, rdb, key, apart, 1))
+		require.True(t, takeUser(ctx, t, rdb, key, bounded, 1))
 		full(key)
 		replica := dying(&killed{at: "srem"})
-		replica.AddHook(before{"srem", func() { require.True(t, takeUser(ctx, t, rdb, key, apart, 5)) }})
+		replica.AddHook(before{"srem", func() { require.True(t, takeUser(ctx, t, rdb, key, bounded, 5)) }})
 		refillUser(ctx, t, replica, key, userTerms)
 		require.EqualValues(t, 55, *load(ctx, t, rdb, key).Tokens)
 		require.False(t, isActive(ctx, t, rdb, key), "it isn't full, and its entry is lost")

@@ -42,13 +42,13 @@ func TestLazyAndRefilledBucketsAdmitTheSameWithinOneRefill(t *testing.T) {
 		due := now // the next refill
 		refill := func() {
 			last := now
-			for range 2 { // the first call may learn the index only
+			for range 2 { // the first call may only read the index
 				calls := []lua.RefillCall{{Key: key, Call: policy.Call{Version: version, Terms: &terms}}}
 				r := lua.RefillActive(ctx, rdb, shardOf(key), calls, 1)[0]
 				require.NoError(t, r.Err, where)
 				version = r.Version
 				if r.Status == policy.StatusEarly {
-					last = time.UnixMicro(r.Last) // somebody took from the full bucket just before
+					last = time.UnixMicro(r.Last) // a take from the full bucket came just before
 				}
 				if r.Status != policy.StatusStale {
 					break

@@ -57,7 +57,7 @@ func TestEveryMutantIsNoticed(t *testing.T) {
 			mutants = append(mutants, job{Mutant: m, script: script})
 		}
 	}
-	setSlowApart(t, scripts, suites)
+	separateSlow(t, scripts, suites)
 	for i := range mutants {
 		mutants[i].suite = suites[mutants[i].script]
 	}
@@ -379,8 +379,8 @@ func suitesOf(t *testing.T, scripts map[string]string) map[string]suite {
 	return suites
 }
 
-// setSlowApart measures the tests on the embedded store, with a script that is printed as mutants are, but unchanged.
-func setSlowApart(t *testing.T, scripts map[string]string, suites map[string]suite) {
+// separateSlow measures the tests on the embedded store, with a script that is printed as mutants are, but unchanged.
+func separateSlow(t *testing.T, scripts map[string]string, suites map[string]suite) {
 	unchanged, err := luamutant.Printed("shared/redis", scripts["shared/redis"])
 	require.NoError(t, err)
 	const slow = 500 * time.Millisecond
@@ -424,8 +424,8 @@ func reach(refs map[string]map[string]bool, from string) map[string]bool {
 	return reached
 }
 
-// references returns for each declaration of the package and its tests the names that it uses. Methods are not told
-// apart by their type, so a test may count for more scripts than it runs.
+// references returns for each declaration of the package and its tests the names that it uses. Methods of
+// different types count as one, so a test may count for more scripts than it runs.
 func references(t *testing.T) map[string]map[string]bool {
 	files, err := filepath.Glob("*.go")
 	require.NoError(t, err)

@@ -165,7 +165,8 @@ func TestAResetForgivesDebtAndDropsCarryAndDueSteps(t *testing.T) {
 	})
 }
 
-// A bucket that is as its caller saw it is refilled in few commands; they count what is added to a pool's, too.
+// A bucket that is unchanged since its caller last read it is refilled in few commands. They also count the tokens
+// added to a pool's bucket.
 func TestEveryRefillOfAPoolsBucketCountsWhatItAdded(t *testing.T) {
 	withEmbedded(t, func(t *testing.T, rdb *redis.Client) {
 		ctx := t.Context()

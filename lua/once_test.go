@@ -74,7 +74,7 @@ func TestAScriptWhoseReplyIsLostRunsOnce(t *testing.T) {
 	}
 
 	// The caller of a refill whose reply is lost sends it again with what it
-	// last learned: it has been won already.
+	// last read: it has been won already.
 	out, err := lua.Refill(ctx, direct, "Refill",
 		policy.Call{Version: policy.Version{Era: buckettest.Era, Index: buckettest.Index}, Terms: &terms})
 	require.NoError(t, err)

@@ -290,7 +290,7 @@ func orOrdinary(call policy.Call, b policy.Bucket, rng *rand.Rand) policy.Call {
 	return call
 }
 
-// seenOf is what a caller knows that saw the bucket as it is.
+// seenOf returns the state of a caller that has just read the bucket.
 func seenOf(call policy.Call, b policy.Bucket) lua.Seen {
 	c, t := b.Control, call.Terms
 	if c == nil || t == nil || *t != c.Terms || t.Kind == policy.Stepped || c.Outstanding != 0 || c.Due != 0 ||

@@ -13,8 +13,8 @@ import (
 // OverridesKey is the key of the set of keys that may have policies of their own.
 const OverridesKey = "{refiller:templates}:overrides"
 
-// Override is the policy that a key of a template has alone; nil if it has none, or
-// none that can be read: then it has the template's.
+// Override returns the policy that overrides the template's for a key; nil if it has
+// none, or none that can be read: then the template's is in force.
 func Override(ctx context.Context, c Client, key string) (*policy.Terms, error) {
 	cmd := OverrideCommand(ctx, key)
 	if err := c.Process(ctx, cmd); err != nil { // the command may be under way
@@ -66,28 +66,28 @@ func Overrides(ctx context.Context, rdb redis.UniversalClient, keys []string) ([
 	return overrides, nil
 }
 
-// OverrideReply is the answer to a change of the policy that a key has alone.
+// OverrideReply is the reply to a change of a key's override.
 type OverrideReply struct {
 	Had    bool          // it had one before
 	Terms  *policy.Terms // the one that it has; nil for none
 	Exists bool          // there is a bucket, which isn't both lazy and full
 	Tokens int64         // that it holds under its new policy
 
-	Till int64 // of a refilled template's: when it expires, in s, which is to be told to Template.Enter; 0 otherwise
+	Till int64 // of a refilled template's: when it expires, in s, to be passed to Template.Enter; 0 otherwise
 }
 
 // SetOverride gives a key of a template a policy of its own, under the fence that
 // follows its last one, and switches the bucket to it. template is the template's
-// policy, and enforce how it is enforced. It may be repeated. A bucket that isn't of a template is left alone: the
-// error is ErrNotOfTemplate.
+// policy, and enforce how it is enforced. It may be repeated. If the bucket isn't of a template, nothing changes and
+// the error is ErrNotOfTemplate.
 func SetOverride(ctx context.Context, c Client, key string, own, template policy.Terms,
 	enforce policy.Enforce) (OverrideReply, error) {
 	own.Template = true
 	return changeOverride(ctx, c, key, own.Encode(), &template, enforce)
 }
 
-// UnsetOverride takes the policy that a key has alone away, and switches the bucket
-// to the template's; template is nil if no template matches the key. It may be
+// UnsetOverride removes a key's override, and switches the bucket to the template's
+// policy; template is nil if no template matches the key. It may be
 // repeated.
 func UnsetOverride(ctx context.Context, c Client, key string, template *policy.Terms,
 	enforce policy.Enforce) (OverrideReply, error) {

@@ -80,7 +80,7 @@ if p and q and not (given == '' and p.version ~= OWN) then
   call('SET', KEYS[1], format('%d', tokens), 'KEEPTTL')
   call('SET', KEYS[2], format('%d', s.index), 'KEEPTTL')
   put(s, q, KEYS[3], q.text)
-  note_lowered(KEYS[3], p, q, now)
+  record_lowered(KEYS[3], p, q, now)
   till = arm(KEYS, q, now, 1, 0)
   kind = 1
   left = tokens

@@ -59,9 +59,9 @@ func TestAnOverrideSwitchesABucketAsALaterPolicyDoes(t *testing.T) {
 		}, reply, where)
 		require.GreaterOrEqual(t, reply.Till, (now+own.Lifetime().Microseconds())/1_000_000,
 			"it lives as its new policy says")
-		stands, err := lua.Override(ctx, rdb, key)
+		stored, err := lua.Override(ctx, rdb, key)
 		require.NoError(t, err)
-		require.Equal(t, own, *stands)
+		require.Equal(t, own, *stored)
 
 		// No version of the template replaces it.
 		template.Fence.Epoch = 8

@@ -2,7 +2,7 @@ package lua
 
 import (
 	"context"
-	"crypto/sha1" //nolint:gosec // It tells sets apart; nobody gains by two of one name.
+	"crypto/sha1" //nolint:gosec // It identifies sets; a collision helps no attacker.
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -23,8 +23,8 @@ type Publication struct {
 }
 
 // PublishTemplates makes a set of templates the published one, unless one with a
-// later version is, or another one with the same version. It may be repeated, by
-// anybody: while the set is the published one, that costs a read.
+// later version is, or another one with the same version. Any caller may repeat it:
+// while the set is the published one, that costs a read.
 func PublishTemplates(ctx context.Context, c Client, set *policy.Templates) (Publication, error) {
 	text := set.Encode()
 	id := templatesID(text)

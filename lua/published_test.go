@@ -74,7 +74,7 @@ func publishing(t *testing.T, rdb redis.UniversalClient) {
 	require.Equal(t, lua.Publication{OK: true, Before: -1}, publish(first))
 	require.True(t, read().Equal(first))
 	require.Equal(t, lua.Publication{OK: true, Before: 7}, publish(first))
-	require.Equal(t, lua.Publication{OK: false, Before: 7}, publish(changed), "the same version stands for one set")
+	require.Equal(t, lua.Publication{OK: false, Before: 7}, publish(changed), "a version belongs to one set")
 	require.True(t, read().Equal(first))
 	require.Nil(t, earlier())
 	require.Equal(t, lua.Publication{OK: true, Before: 7}, publish(later))
@@ -179,7 +179,7 @@ func TestBucketsInOtherSlotsThanTheirTemplateAreCounted(t *testing.T) {
 	t.Parallel()
 	ctx, rdb := t.Context(), testenv.Cluster(t).Client()
 	call := user()
-	call.Apart, call.MaxKeys = true, 100
+	call.CrossSlot, call.MaxKeys = true, 100
 	many := lua.NewTemplate(ruled(call), true)
 	for i := range 5 {
 		key := fmt.Sprintf("user:%d", i)
@@ -203,7 +203,7 @@ func TestABucketIsClaimedBeforeItIsCreated(t *testing.T) {
 func aBucketIsClaimedBeforeItIsCreated(t *testing.T, rdb *redis.Client) {
 	ctx := t.Context()
 	call := user()
-	call.Apart, call.MaxKeys = true, 2
+	call.CrossSlot, call.MaxKeys = true, 2
 	rule := ruled(call)
 	rule.Terms = policy.Policy{Capacity: 100, Rate: policy.PerSecond(1)}.Terms(policy.Fence{}) // it drains in 100 s
 	two := lua.NewTemplate(rule, true)

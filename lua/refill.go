@@ -153,8 +153,8 @@ func refillWords(calls []RefillCall, shard []string) []any {
 // stateLen is about how long a smooth bucket's state is: see shared/bucket.lua.
 const stateLen = 48
 
-// writeSeen writes what the callers last saw of the buckets as the script reads it:
-// the state, or as much of it as they know. The texts share one string.
+// writeSeen writes the state of each bucket that its caller last read, or the part of
+// it that the caller has, as the script expects it. The texts share one string.
 func writeSeen(calls []RefillCall, seen []string) {
 	var all strings.Builder
 	all.Grow(stateLen * len(calls))
@@ -284,8 +284,8 @@ func (c *RefillCall) inForce(o *policy.Outcome) bool {
 }
 
 // Add is the two-key refill of clients that share only tokens and index: it
-// adds n tokens up to limit if the index is expected, and answers the index
-// after the call. The answer doesn't tell whether it added: the winner and the
+// adds n tokens up to limit if the index is expected, and returns the index
+// after the call. The index doesn't show whether it added: the winner and the
 // first loser both get expected+1. See add.lua.
 func Add(ctx context.Context, c Client, key string, n, limit, expected int64) (int64, error) {
 	v, err := addScript.run(ctx, c, []string{TokensKey(key), IndexKey(key)}, n, limit, expected)

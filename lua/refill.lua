@@ -61,7 +61,8 @@ local function idle(p, key_ctl)
   return type(lowered) ~= 'string' or now - lowered > LOWERED_US
 end
 
--- complete makes the functions for a bucket that isn't simply as the caller saw it; nearly every call does without.
+-- complete returns the functions for a bucket that has changed since the caller last read it. Nearly every call does
+-- without them.
 local function complete()
 --#include shared/redis
 --#include shared/bucket
@@ -75,9 +76,9 @@ local function complete()
   -- index must exceed s.least. s.credits is set if the time since s.last is to be credited.
   local s
 
-  -- meet tells which policy is in force after a call that gives q while p is, and whether q conflicts with p, or
-  -- differs from it under the same fence.
-  local function meet(p, q)
+  -- resolve returns the policy in force after a call that gives q while p is in force, and how q relates to p: whether
+  -- it conflicts, differs under the same fence, or is newer or older.
+  local function resolve(p, q)
     if not q or q == p then return p end
     if (p.kind == POOL) ~= (q.kind == POOL) then -- a coordinator's grant makes no plain bucket a pool's
       if q.version > p.version and q.epoch == 0 then return q end
@@ -134,7 +135,7 @@ local function complete()
     s.era = next_era(max(s.era, seen_era), now)
   end
 
-  -- assess reads bucket i, for which policy q is given, and decides what becomes of it.
+  -- assess reads bucket i, for which policy q is given, and decides what the call does to it.
   local function assess(i, q)
     s = {bad = 0, differs = 0, elapsed = 0, tokens = 0, era = 0, index = 0, last = 0, carry = 0, step = 0, next = 0,
       out = 0, due = 0, debt = 0, least = 0}
@@ -153,7 +154,7 @@ local function complete()
     if s.bad > 0 then return end
     if not p then return initialise(q, mine[1], seen_era, seen_index, mine[3]) end
     s.tokens = tokens or after_loss(p)
-    s.after, how = meet(p, q)
+    s.after, how = resolve(p, q)
     if how == 'differs' then s.differs = 1 end
 
     -- Instants are of a schedule: those given count for their own. period is the present one, 0 if it isn't known.
@@ -166,9 +167,9 @@ local function complete()
     end
 
     if seen_era > s.era or (seen_era == s.era and seen_index > s.index) then
-      -- This server came back with an older state than the caller saw: takes since then are forgotten. So the bucket is
-      -- emptied, unless its policy keeps what is there (what is below 0 a plain client is about to undo); nothing is
-      -- credited for the time before; and the index passes the caller's.
+      -- This server came back with an older state than the caller has read: takes since then are lost. So the bucket is
+      -- emptied, unless its policy keeps the tokens (below 0 they are what a plain client is about to undo); nothing is
+      -- credited for the time before; and the new index is higher than the caller's.
       s.least = seen_index
       s.carry = 0
       s.tokens = min(s.tokens, p.on_rollback == 1 and p.capacity or 0)
@@ -234,7 +235,7 @@ local function complete()
       call('INCRBY', keys[2], format('%d', s.index - s.stored))
       if tokens ~= s.was then call('INCRBY', keys[1], format('%d', tokens - (s.was or 0))) end
       put(s, after, keys[3], (s.new or after ~= s.p) and after.text)
-      note_lowered(keys[3], not s.adopted and s.p, after, now)
+      record_lowered(keys[3], not s.adopted and s.p, after, now)
       if after.kind ~= TEMPLATE and (s.new or s.p.kind == TEMPLATE) then
         disarm(keys)
       elseif not s.was or s.stored == 0 then
@@ -258,7 +259,7 @@ local function complete()
   local function renew(i, p)
     local till, new = arm({KEYS[i], KEYS[n + i], KEYS[2 * n + i]}, p, now, 0.5, 0)
     if shard then outlast(shard, till) end
-    if new and alive_set then note(alive_set, KEYS[i], till, true) end
+    if new and alive_set then record_alive(alive_set, KEYS[i], till, true) end
   end
   return finish, renew
 end
@@ -278,13 +279,14 @@ for i = 1, n do
   local key_ctl = KEYS[2 * n + i]
   local p = given
   local st, before = pcall('HGET', key_ctl, 'st'), tonumber(stock[i])
-  -- As the caller saw it: nothing has been written since, so its policy is in force, and nothing is outstanding.
+  -- If st is as the caller last read it, nothing has been written since: its policy is in force, and nothing is
+  -- outstanding.
   local at = st == ARGV[i] and p and find(st, ' ', 35) -- before carry
   local last = at and before and before >= 0 and before < 2 ^ 53 and sub(st, 18, 33) + 0
   local index, as_seen, is_idle, switched
   if last and now - last >= p.half then
     index = pcall('INCR', key_index)
-    as_seen = index == sub(st, 35, at) + 1 -- nobody else moved it
+    as_seen = index == sub(st, 35, at) + 1 -- otherwise another caller has moved it
   end
   if as_seen then
     local tokens, added, _, carry =
@@ -313,7 +315,7 @@ for i = 1, n do
   end
   if shard and (is_idle or not p or p.kind ~= TEMPLATE) then
     pcall('SREM', shard, key)
-  elseif p and p.kind == TEMPLATE and (switched or index % p.looks == 0) then
+  elseif p and p.kind == TEMPLATE and (switched or index % p.refills_per_check == 0) then
     if not renew then finish, renew = complete() end
     renew(i, p)
   end

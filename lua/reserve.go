@@ -51,7 +51,7 @@ type ReserveReply struct {
 // as the reservation lasts.
 //
 // The errors are those of Take, ErrInvalidID, ErrInvalidTTL, and ErrIDInUse if the
-// id stands for something else.
+// id is in use for something else.
 func Reserve(ctx context.Context, c Client, key string, call ReserveCall) (ReserveReply, error) {
 	if err := checkTake(call.N, call.Leave); err != nil {
 		return ReserveReply{}, err
@@ -131,7 +131,7 @@ func settleMoving(ctx context.Context, c Client, key, id string, refused error) 
 	return fmt.Errorf("%w: %q of bucket %q", ErrNotHeld, id, key)
 }
 
-// LeaseCall tells what became of a consumer's block of tokens and asks for more.
+// LeaseCall reports how a consumer used its block of tokens and asks for more.
 type LeaseCall struct {
 	ID   string // of 1 to MaxIDLen bytes, of this block alone
 	Seq  int64  // 1 for the block's first call, one more with every further one
@@ -153,8 +153,8 @@ type LeaseReply struct {
 
 // Lease takes, renews, gives back or ends a block of tokens. The last call of a
 // block sent again changes nothing and answers the same. A block ends when nothing
-// is left in it, or when its time is over; then what was in it is spent, because
-// nobody knows better.
+// is left in it, or when its time is over. Then its tokens count as spent, because
+// the consumer may have used them.
 //
 // The errors are ErrInvalidAmount, ErrInvalidID and ErrInvalidTTL, ErrOtherEra and
 // ErrNotHeld if the block has ended, ErrIDInUse, and those about the bucket.

@@ -163,7 +163,7 @@ func hold(ctx context.Context, t *testing.T, rdb *redis.Client, key string, mode
 	}
 }
 
-// Whoever comes too late is charged what was used, as far as the tokens went back.
+// A settlement that comes too late is charged for the used tokens that had gone back.
 func TestALateSettlementChargesAReservationThatRanOut(t *testing.T) {
 	ctx, rdb := t.Context(), testenv.Redis(t).Client()
 	expire := func(ids ...string) {
@@ -212,7 +212,7 @@ func TestALateSettlementChargesAReservationThatRanOut(t *testing.T) {
 	require.ErrorIs(t, err, lua.ErrNotHeld)
 }
 
-// A consumer that is gone may have spent what it held: that isn't returned.
+// A consumer that has died may have spent the tokens of its block: they aren't returned.
 func TestALeaseThatRunsOutIsSpent(t *testing.T) {
 	ctx, rdb := t.Context(), testenv.Redis(t).Client()
 	storeCase(ctx, t, rdb, "b", 100)
@@ -576,10 +576,10 @@ func callsAboutReservationsRefuseWhatIsOutOfRange(t *testing.T, rdb *redis.Clien
 
 func TestASweepReturnsEachBucketsOwnError(t *testing.T) {
 	t.Parallel()
-	withEmbedded(t, aSweepTellsEachBucketsOwnError)
+	withEmbedded(t, aSweepReportsTheErrorOfEachBucket)
 }
 
-func aSweepTellsEachBucketsOwnError(t *testing.T, rdb *redis.Client) {
+func aSweepReportsTheErrorOfEachBucket(t *testing.T, rdb *redis.Client) {
 	ctx := t.Context()
 	require.NoError(t, rdb.ScriptFlush(ctx).Err())
 	storeCase(ctx, t, rdb, "b", 100)

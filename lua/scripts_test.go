@@ -175,10 +175,10 @@ func TestRefillBatchRunsEachBucketOnceThoughTheCacheIsFlushed(t *testing.T) {
 
 func TestRefillBatchReturnsEachBucketsOwnError(t *testing.T) {
 	t.Parallel()
-	withEmbedded(t, refillBatchTellsEachBucketsOwnError)
+	withEmbedded(t, refillBatchReportsTheErrorOfEachBucket)
 }
 
-func refillBatchTellsEachBucketsOwnError(t *testing.T, rdb *redis.Client) {
+func refillBatchReportsTheErrorOfEachBucket(t *testing.T, rdb *redis.Client) {
 	ctx := t.Context()
 	terms := buckettest.Terms()
 	calls := batch(5, &terms)
@@ -284,7 +284,7 @@ func FuzzCheckKey(f *testing.F) {
 	})
 }
 
-// readsIndex has the operations that look at {K}.
+// readsIndex has the operations that read {K}.
 var readsIndex = map[string]bool{"Refill": true, "Grant": true, "Reset": true, "Add": true, "Peek": true}
 
 func TestAKeyOfAnotherKindIsMalformedAndStays(t *testing.T) {
@@ -381,7 +381,7 @@ func aForeignBucketWithoutPolicyIsTakenFrom(t *testing.T, rdb *redis.Client) {
 	require.Equal(t, lua.TakeReply{OK: true, Taken: 4, Remaining: 6}, r)
 	r, err = takeOne(ctx, rdb, "b", 1, true)
 	require.NoError(t, err)
-	require.Equal(t, lua.TakeReply{OK: true, Taken: 1, Remaining: 5}, r, "there is no policy to tell")
+	require.Equal(t, lua.TakeReply{OK: true, Taken: 1, Remaining: 5}, r, "there is no policy to return")
 	r, err = takeOne(ctx, rdb, "b", 6, true)
 	require.NoError(t, err)
 	require.False(t, r.OK)
@@ -411,10 +411,10 @@ func aForeignBucketWithoutPolicyIsTakenFrom(t *testing.T, rdb *redis.Client) {
 
 func TestATakeReturnsThePolicyWhenAskedOrDenied(t *testing.T) {
 	t.Parallel()
-	withEmbedded(t, aTakeTellsThePolicyWhenAskedOrDenied)
+	withEmbedded(t, aTakeReturnsThePolicyWhenAskedOrDenied)
 }
 
-func aTakeTellsThePolicyWhenAskedOrDenied(t *testing.T, rdb *redis.Client) {
+func aTakeReturnsThePolicyWhenAskedOrDenied(t *testing.T, rdb *redis.Client) {
 	ctx := t.Context()
 	b := storeCase(ctx, t, rdb, "b", 100)
 	r, err := takeOne(ctx, rdb, "b", 40, false)
@@ -551,7 +551,7 @@ func grantAndResetCountAsOurWrites(t *testing.T, rdb *redis.Client) {
 			require.NoError(t, err)
 			require.Equal(t, policy.StatusApplied, out.Status, "not taken for a foreign adder")
 
-			// A refiller that hasn't heard of it learns by being stale.
+			// A refiller with the old policy gets it with a stale reply.
 			out, err = lua.Refill(ctx, rdb, c.name, policy.Call{Version: policy.Version{Era: buckettest.Era,
 				Index: buckettest.Index}})
 			require.NoError(t, err)
@@ -663,7 +663,7 @@ func TestErrorsOfARealServerComeThrough(t *testing.T) {
 	require.NoError(t, rdb.ConfigSet(ctx, "maxmemory", "0").Err())
 	require.Equal(t, before, load(ctx, t, rdb, "b"))
 
-	// A user who may not read is told so; the bucket isn't malformed.
+	// A user without the right to read gets NOPERM; the bucket isn't malformed.
 	require.NoError(t, rdb.Do(ctx, "ACL", "SETUSER", "default", "-get", "-mget", "-hget", "-hmget", "-decrby").Err())
 	for name, call := range operations {
 		if name == "Add" {
@@ -801,13 +801,13 @@ func TestAServerThatMayNotWriteAnswersNothing(t *testing.T) {
 		err := call(replica)
 		require.True(t, redis.HasErrorPrefix(err, "READONLY"), "%s: %v", name, err)
 	}
-	// A master that lost its replicas may not write if it is told so: another one may be in its place by now.
+	// A master that lost its replicas may not write if min-replicas-to-write is set: another one may be master by now.
 	require.NoError(t, rdb.ConfigSet(ctx, "min-replicas-to-write", "9").Err())
 	for name, call := range calls {
 		err := call(rdb)
 		require.True(t, redis.HasErrorPrefix(err, "NOREPLICAS"), "%s: %v", name, err)
 	}
-	// Nobody can refill the bucket of a server that can't write to its disk either.
+	// The bucket of a server that can't write to its disk can't be refilled either.
 	require.NoError(t, rdb.ConfigSet(ctx, "min-replicas-to-write", "0").Err())
 	require.NoError(t, rdb.ConfigSet(ctx, "save", "3600 1").Err())
 	require.NoError(t, os.RemoveAll(rdb.ConfigGet(ctx, "dir").Val()["dir"]))

@@ -16,7 +16,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// A caller that saw all of a bucket's state spares the server the reading of its fields.
+// If a caller sends all of a bucket's state, the server need not read its fields.
 func TestAnUnchangedBucketIsRefilledFromOneField(t *testing.T) {
 	ctx, rdb := t.Context(), testenv.Redis(t).Client()
 	require.NoError(t, lua.Load(ctx, rdb))
@@ -72,8 +72,8 @@ func TestAnUnchangedBucketIsRefilledFromOneField(t *testing.T) {
 	require.True(t, refill("calls=1").Fence.Own(), "a policy of the template's version doesn't replace it")
 }
 
-// Whatever the keys of a bucket hold, a caller that says what it saw gets what one gets that only knows era and index,
-// of a twin.
+// Whatever the keys of a bucket hold, a caller that sends the state it read gets what one gets that sends only era and
+// index, of a twin.
 func TestRememberedStateChangesOnlyTheCost(t *testing.T) {
 	t.Parallel()
 	rdb := testenv.Redis(t).Client()
@@ -102,7 +102,7 @@ func TestRememberedStateChangesOnlyTheCost(t *testing.T) {
 		"another era":            {tokens: "5", state: "1762" + state("%d", 20, 7)[4:], status: policy.StatusRolledBack},
 		"owing tokens":           {tokens: "-7000000000", status: policy.StatusApplied},
 		"more than its capacity": {tokens: "1099511627777", status: policy.StatusApplied},
-		"somebody else's index":  {tokens: "5", index: "21", status: policy.StatusForeign},
+		"a foreign index":        {tokens: "5", index: "21", status: policy.StatusForeign},
 		"one of more digits":     {tokens: "5", index: "201", status: policy.StatusForeign},
 		"a lower one":            {tokens: "5", index: "9", status: policy.StatusForeign},
 		"a lost one":             {tokens: "5", index: "0", status: policy.StatusApplied},

@@ -8,8 +8,8 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// Refilled tells where a bucket stood when a call found too few tokens, which
-// is what a rescuer needs to know.
+// Refilled is the state of a bucket's refills when a call found too few tokens, for
+// a consumer that rescues the bucket.
 type Refilled struct {
 	Version policy.Version
 	Last    int64 // the last refill, Unix µs on the server's clock
@@ -22,10 +22,10 @@ type TakeReply struct {
 	Taken     int64
 	Remaining int64
 	// Wait is set on a denial: how long until the tokens are due. It is
-	// negative if they never are, or if the bucket has no policy to tell.
+	// negative if they never are, or if the bucket has no policy.
 	Wait time.Duration
 	// Terms is the policy in force; nil if the bucket has none, or if the take
-	// fit and wasn't asked to tell. Its GrantEra is 0 unless a grant is in force.
+	// fit and didn't ask for it. Its GrantEra is 0 unless a grant is in force.
 	Terms *policy.Terms
 	// Repeated reports that the tokens were taken by an earlier call of the same
 	// request: all but Terms is of then.
@@ -143,7 +143,7 @@ type PeekReply struct {
 	Refilled
 }
 
-// Peek tells what the bucket holds and when n tokens are due. It writes
+// Peek returns what the bucket holds and when n tokens are due. It writes
 // nothing.
 func Peek(ctx context.Context, c Client, key string, n int64) (PeekReply, error) {
 	r, _, err := peekScript.askExisting(ctx, c, bucketKeys(key), []any{n}, codeDone)

@@ -10,7 +10,7 @@
 --
 -- A take that fits costs one command.
 
--- Locals, since a global costs a look-up for each bucket.
+-- Locals, since Lua would have to find a global anew for each bucket.
 local KEYS = KEYS
 local ARGV = ARGV
 local call = redis.call

@@ -25,7 +25,7 @@ type Demand struct {
 // TakeAll takes tokens of several buckets, all or nothing, in one call. There are
 // 1 to MaxAll demands, each of another bucket, and on a Cluster all in one slot.
 //
-// The replies are in the order of the demands, and OK tells of each bucket whether its
+// The replies are in the order of the demands, and OK reports of each bucket whether its
 // tokens are there. If ok, they were taken from each bucket that has them; the others
 // are in shadow mode. Otherwise nothing was taken. A bucket without a policy is
 // ErrUnknownBucket, since nothing could be returned to it.
@@ -91,7 +91,7 @@ func takeAll(ctx context.Context, c Client, id string, memory time.Duration, dem
 
 // nameOf is a name for what the demands ask for.
 func nameOf(demands []Demand) string {
-	sum := sha1.New() //nolint:gosec // It tells a caller's own requests apart.
+	sum := sha1.New() //nolint:gosec // It identifies the requests of a caller.
 	for _, d := range demands {
 		fmt.Fprintf(sum, "%d:%s %d %s\n", len(d.Key), d.Key, d.N, d.Leave)
 	}

@@ -60,13 +60,13 @@ end
 local reply = {fit and 1 or 0}
 local now = now_us()
 local got = ''
-for b, at in ipairs(buckets) do
-  local s, values = at.s, nil
-  if at.fits then
-    if fit then at.tokens = call('DECRBY', KEYS[2 * b - 1], ARGV[2 * b + 2]) end
-    values = {1, at.tokens, 0, s.era, s.index, s.last, now, told(s, at.p)}
+for b, bucket in ipairs(buckets) do
+  local s, values = bucket.s, nil
+  if bucket.fits then
+    if fit then bucket.tokens = call('DECRBY', KEYS[2 * b - 1], ARGV[2 * b + 2]) end
+    values = {1, bucket.tokens, 0, s.era, s.index, s.last, now, told(s, bucket.p)}
   else
-    values = {0, denial(KEYS[2 * b], s, at.p, now, at.tokens, at.n, at.n, at.keep)}
+    values = {0, denial(KEYS[2 * b], s, bucket.p, now, bucket.tokens, bucket.n, bucket.n, bucket.keep)}
   end
   got = got .. format(' %d %d %d', values[1], values[2], s.era)
   for _, v in ipairs(values) do reply[#reply + 1] = v end

@@ -43,7 +43,7 @@ func CheckRequestID(id string) error {
 	return nil
 }
 
-// requestInfix stands between a bucket and the id of a request in the request's key.
+// requestInfix separates the bucket from the id of a request in the request's key.
 const requestInfix = ":req:"
 
 // TakeOnce makes a take for a request: however often it is called with the same id

@@ -15,13 +15,13 @@ import (
 // MaxTakes is the most buckets of one call of takes.
 const MaxTakes = 1000
 
-// Takes is what a call asks of one bucket: takes one after the other, each all or
-// nothing.
+// Takes are the takes that a call asks of one bucket, one after the other, each all
+// or nothing.
 //
 // By default only the bucket's tokens are read: all takes are made, or, if
 // they don't all fit, none, and the reply is Missed. Then nothing was written, and
 // the same takes are to be asked for again, Whole. A bucket that is expected to
-// deny, or of which more than its tokens is wanted, is best asked Whole at once.
+// deny, or whose state is wanted, is best asked Whole at once.
 type Takes struct {
 	Key    string
 	Runs   []policy.Run // at least one, unless Template is set: without runs the bucket is opened for another script
@@ -31,8 +31,8 @@ type Takes struct {
 	// knows: the take that leaves a full one is to be Whole.
 	Below int64
 
-	Whole bool // look at all of the bucket: count denials, and tell what is known of it
-	Terms bool // Whole: tell the policy even if all takes are made
+	Whole bool // read all of the bucket: count denials, and return its state
+	Terms bool // Whole: return the policy even if all takes are made
 	// Template is that of the bucket, if it is a refilled template's; nil otherwise. A
 	// Whole call creates the bucket if it is missing.
 	Template *Template
@@ -50,13 +50,13 @@ type Takes struct {
 	Resolved bool
 }
 
-// RunReply is what became of a run of takes.
+// RunReply is the result of a run of takes.
 type RunReply struct {
 	Taken int64         // how many of them were taken: the first ones
 	Wait  time.Duration // as in TakeReply, after the last run; 0 if all were taken
 }
 
-// TakesReply is what became of the takes of one bucket.
+// TakesReply is the result of the takes of one bucket.
 type TakesReply struct {
 	Missed    bool  // nothing was taken or written: ask Whole
 	OK        bool  // all takes were made
@@ -66,7 +66,7 @@ type TakesReply struct {
 	// if not OK, or asked for; nil if the bucket has none. Its GrantEra is 0 unless a grant is in force
 	Terms *policy.Terms
 	Refilled
-	// Template apart: the second in which the bucket expires, which is to be told to Template.Enter; 0 otherwise
+	// Template crossSlot: the second in which the bucket expires, to be passed to Template.Enter; 0 otherwise
 	Till int64
 	// Err is the bucket's own error: ErrUnknownBucket, ErrMalformedBucket,
 	// ErrTooManyBuckets. Nothing was taken of it.
@@ -217,7 +217,7 @@ func (t *TakesCall) writeWhole() error {
 	t.words[firstKey-1] = len(t.words) - firstKey
 	t.words = append(t.words, len(t.templates))
 	for _, template := range t.templates {
-		t.words = append(t.words, template.terms, template.maxKeys, flag(!template.apart))
+		t.words = append(t.words, template.terms, template.maxKeys, flag(!template.crossSlot))
 	}
 	for i := range t.takes {
 		b := &t.takes[i]
@@ -241,7 +241,7 @@ func (t *TakesCall) writeKeys(b *Takes) {
 	if !b.Existing {
 		t.words = append(t.words, OverrideKey(b.Key))
 	}
-	if !template.apart {
+	if !template.crossSlot {
 		t.words = append(t.words, &template.sets[ActiveShard(b.Key)], &template.alive)
 	}
 	if !slices.Contains(t.templates, template) {

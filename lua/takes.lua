@@ -73,8 +73,8 @@ local function taken(runs, p, tokens, in_line)
   return tokens, made, wanting
 end
 
--- create makes a template's bucket that is missing, or adopts a foreign client's, in s, and returns its policy and
--- tokens. If it is not to be made, s is left alone, and the last result, if any, is the reply that says why.
+-- create makes a template's missing bucket, or adopts a foreign client's, in s, and returns its policy and tokens. If
+-- the bucket may not be made, s stays as it is. Then the last result, if any, is the reply with the reason.
 local function create(s, k, t, runs, tokens, index)
   local own = pcall('GET', k.override)
   local p = type(own) == 'string' and policy(own) or policy(t.pol)
@@ -103,7 +103,7 @@ local function create(s, k, t, runs, tokens, index)
   call('SET', k.tokens, format('%d', tokens))
   call('SET', k.index, format('%d', s.index))
   put(s, p, k.ctl, p.text)
-  if adopted then note_lowered(k.ctl, nil, p, now) end
+  if adopted then record_lowered(k.ctl, nil, p, now) end
   return p, tokens
 end
 
@@ -118,13 +118,12 @@ local function follow(s, k, t, p, tokens)
   call('INCRBY', k.index, format('%d', s.index - (index or 0)))
   if after ~= tokens then call('INCRBY', k.tokens, format('%d', after - (tokens or 0))) end
   put(s, q, k.ctl, q.text)
-  note_lowered(k.ctl, p, q, now)
+  record_lowered(k.ctl, p, q, now)
   return q, after
 end
 
--- keep sees to it that a template's bucket that isn't full, or is to be opened, is in the active set and has its
--- expiry; a set of another type is left alone. before are the tokens that it held. It returns what the caller is to
--- enter.
+-- keep puts a template's bucket that isn't full, or is opened, into the active set and gives it its expiry. It does not
+-- change a set of another type. before are the tokens that the bucket held. It returns the till_s of the reply.
 local function keep(k, t, s, p, before, hold_s)
   local till, new = arm({k.tokens, k.index, k.ctl}, p, now, 0.75, hold_s > 0 and hold_s + HELD_S or 0)
   local entered
@@ -135,7 +134,7 @@ local function keep(k, t, s, p, before, hold_s)
     else
       outlast(k.set, till)
     end
-    if t.most > 0 and new then note(k.alive, k.tokens, till) end
+    if t.most > 0 and new then record_alive(k.alive, k.tokens, till) end
   end
   if (entered == 1 or before >= p.capacity) and s.last < now then
     s.last, s.carry = now, 0
@@ -144,7 +143,7 @@ local function keep(k, t, s, p, before, hold_s)
   return k.set and 0 or till
 end
 
-local function takes(k, t, may_create, tell, in_line, hold_s, runs)
+local function takes(k, t, may_create, with_policy, in_line, hold_s, runs)
   local tokens, s = get_integer(k.tokens), {}
   if tokens == false then return say(3, 1) end
   local p = open(s, k.ctl)
@@ -177,7 +176,7 @@ local function takes(k, t, may_create, tell, in_line, hold_s, runs)
   say(1, left, s.era or 0, s.index or 0, s.last or 0, till)
   local numbers = #reply + 1
   say(0)
-  if p and (wanting or tell) then
+  if p and (wanting or with_policy) then
     for word in string.gmatch(told(s, p), '%d+') do say(word + 0) end
     reply[numbers] = #reply - numbers
   end
@@ -205,7 +204,7 @@ while arg_at < #ARGV do
     if may_create then k.override = next_key() end
     if t.near then k.set, k.alive = next_key(), next_key() end
   end
-  local tell = arg() == '1'
+  local with_policy = arg() == '1'
   local in_line = arg() == '1'
   local hold_s = number()
   local runs = {}
@@ -213,6 +212,6 @@ while arg_at < #ARGV do
     local n = number()
     runs[r] = {n = n, each = max(1, n), count = number(), leave = arg(), least = 0}
   end
-  takes(k, t, may_create, tell, in_line, hold_s, runs)
+  takes(k, t, may_create, with_policy, in_line, hold_s, runs)
 end
 return unwritten(KEYS[2], reply) -- as the denial of a plain bucket is

@@ -18,7 +18,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-func TestManyTakesInOneCallAreAnsweredAsTheModelSays(t *testing.T) {
+func TestManyTakesInOneCallAreAnsweredAsByTheModel(t *testing.T) {
 	withEmbedded(t, manyAgree)
 }
 

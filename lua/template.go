@@ -21,23 +21,23 @@ type Template struct {
 	sets                 [ActiveShards]string
 	maxKeys              int64
 	life                 time.Duration // of its buckets, at least
-	apart                bool
+	crossSlot            bool          // its sets are in other slots than its buckets
 }
 
-// NewTemplate makes a Template. apart is for a Cluster: the active set and the set of
-// buckets alive are in other slots than the buckets, so callers call Enter, and, before
-// they create a bucket of a bounded template, Claim.
-func NewTemplate(r *policy.CompiledTemplate, apart bool) *Template {
+// NewTemplate makes a Template. crossSlot is for a Cluster: the active set and the set
+// of buckets alive are in other slots than the buckets, so callers call Enter, and,
+// before they create a bucket of a bounded template, Claim.
+func NewTemplate(r *policy.CompiledTemplate, crossSlot bool) *Template {
 	t := &Template{prefix: r.Prefix, terms: r.Text, alive: AliveKey(r.Prefix), maxKeys: r.MaxKeys,
-		life: r.Terms.Lifetime(), apart: apart}
+		life: r.Terms.Lifetime(), crossSlot: crossSlot}
 	for i := range t.sets {
 		t.sets[i] = ActiveKey(r.Prefix, i)
 	}
 	return t
 }
 
-// Enter puts a bucket that is apart from them in the sets of the template: the active
-// set, and, if the template is bounded, the set of its buckets alive. till is the second
+// Enter puts a bucket into the sets of its template, if these are in other slots: the
+// active set, and, if the template is bounded, the set of its buckets alive. till is the second
 // in which the bucket expires; the sets expire with the last of their buckets.
 func (t *Template) Enter(ctx context.Context, c Client, key string, till int64) error {
 	if _, err := enterScript.run(ctx, c, []string{t.sets[ActiveShard(key)]}, key, till, 0); err != nil {
@@ -118,14 +118,14 @@ func LazyTake(ctx context.Context, c Client, key string, terms *policy.Terms, ru
 	return lazy(ctx, c, key, lazyTake, terms, runs, inLine)
 }
 
-// LazyPeek tells how a bucket of a lazy template stands and how long until n
+// LazyPeek returns the state of a bucket of a lazy template and how long until n
 // tokens are due.
 func LazyPeek(ctx context.Context, c Client, key string, terms *policy.Terms, n int64) (LazyReply, error) {
 	return lazy(ctx, c, key, lazyPeek, terms, []policy.Run{{N: n, Count: 1}}, false)
 }
 
-// LazyReturn gives n tokens back to a bucket of a lazy template; what it can't
-// hold is dropped.
+// LazyReturn gives n tokens back to a bucket of a lazy template, and drops those that
+// it can't hold.
 func LazyReturn(ctx context.Context, c Client, key string, terms *policy.Terms, n int64) error {
 	_, err := lazy(ctx, c, key, lazyReturn, terms, []policy.Run{{N: n, Count: 1}}, false)
 	return err

@@ -207,7 +207,7 @@ func TestATakeFromABucketThatIsNotFullReadsItsTokensOnly(t *testing.T) {
 func TestABucketThatIsOpenedForAReservationIsCountedForAsLong(t *testing.T) {
 	onBoth(t, func(t *testing.T, rdb redis.UniversalClient) {
 		ctx, call := t.Context(), user()
-		_, call.Apart = rdb.(*redis.ClusterClient)
+		_, call.CrossSlot = rdb.(*redis.ClusterClient)
 		call.MaxKeys = 100
 		expiry := func() int64 { return rdb.PExpireTime(ctx, lua.ControlKey("user:1")).Val().Milliseconds() }
 		open := func(hold time.Duration) {
@@ -427,7 +427,7 @@ func noMoreBucketsThanTheTemplateAllows(t *testing.T, rdb *redis.Client) {
 	require.NoError(t, err)
 }
 
-// A lazy bucket is the instant at which it is full: under another policy the same time stands for other tokens.
+// A lazy bucket is the instant at which it is full: under another policy the same time is worth other tokens.
 func TestALazyBucketUnderAnotherPolicyIsFullAtTheSameInstant(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
@@ -530,7 +530,7 @@ func TestAbandonedBucketsExpireCompletely(t *testing.T) {
 			call.Terms = slow.Encode()
 		}
 		require.True(t, takeUser(ctx, t, rdb, fmt.Sprintf("user:%d", i), call, 5))
-		require.NoError(t, users.Enter(ctx, rdb, fmt.Sprintf("user:apart %d", i),
+		require.NoError(t, users.Enter(ctx, rdb, fmt.Sprintf("user:cross-slot %d", i),
 			time.UnixMicro(embeddedNow).Add(time.Minute).Unix()))
 	}
 	pass := func(d time.Duration) {
@@ -581,7 +581,7 @@ func TestAShardsKeysShareASlotInTheShardsRange(t *testing.T) {
 		require.Len(t, slots, 1)
 	}
 	_, err := takeTemplate(t.Context(), rdb, "user:1",
-		templateCall{Prefix: "user:", Terms: userTerms.Encode(), Apart: true}, one(1), false, false)
+		templateCall{Prefix: "user:", Terms: userTerms.Encode(), CrossSlot: true}, one(1), false, false)
 	require.NoError(t, err)
 }
 
@@ -607,7 +607,7 @@ func keysThatAreNoBucketsAreLeftAlone(t *testing.T, rdb *redis.Client) {
 }
 
 // A lazy template's bucket is that of limit/lazy: both see the same tokens,
-// whoever takes or returns them.
+// no matter which caller takes or returns them.
 func TestLazyBucketsAreThoseOfTheLazyLimiter(t *testing.T) {
 	t.Parallel()
 	ctx, rng := t.Context(), rand.New(rand.NewPCG(seed(t), 0))

@@ -12,7 +12,7 @@ import (
 // ticketsPerCall is how many tickets one script call reads, so that it doesn't occupy the server for long.
 const ticketsPerCall = 100
 
-// Ticket is where a pool's bucket stood at an instant of its server's clock.
+// Ticket is the state of a pool's bucket at an instant of its server's clock.
 type Ticket struct {
 	Now     int64          // Unix µs on the server's clock
 	Version policy.Version // zero if the bucket has no state

@@ -14,10 +14,10 @@ import (
 
 func TestATicketHasTheUsageOfAPoolsBucket(t *testing.T) {
 	t.Parallel()
-	withEmbedded(t, ticketTells)
+	withEmbedded(t, ticketReportsTheState)
 }
 
-func ticketTells(t *testing.T, rdb *redis.Client) {
+func ticketReportsTheState(t *testing.T, rdb *redis.Client) {
 	ctx := t.Context()
 	now := serverTime(ctx, t, rdb)
 	terms := policy.Terms{

@@ -88,9 +88,9 @@ local function policy(text)
   -- The longest stretch that one refill credits: what fills the bucket, but no more than 2 s or five intervals.
   p.max_elapsed = min(math.ceil(p.capacity * p.per / p.tokens), max(2000000, 5 * p.interval))
   if p.kind == TEMPLATE then
-    -- How long a bucket lives at least after it was armed, and after how many refills that is looked at.
+    -- How long a bucket lives at least after it was armed, and after how many refills its expiry is checked.
     p.life_s = min(max(60, 2 * p.capacity * p.per / p.tokens / 1000000), 1000000000)
-    p.looks = max(1, floor(p.life_s * 1000000 / (8 * p.interval)))
+    p.refills_per_check = max(1, floor(p.life_s * 1000000 / (8 * p.interval)))
   end
   policies[text] = p
   return p
@@ -167,7 +167,7 @@ local function put(s, p, key, pol)
 end
 
 -- next_era returns the era that follows another: the present, or, if the clock was ahead, one that depends on the
--- present. Otherwise two histories could have the same era, each begun by a caller that knew of the one before.
+-- present. Otherwise two callers that both remember the old era could begin two histories with the same era.
 local function next_era(era, now) return now > era and now or era + 1 + now % 1000000 end
 
 -- UNCOUNTED is the due_us of a bucket whose records may have outlived the state that counted them. The instant is over,
@@ -183,10 +183,11 @@ local function presume(s, p, q, tokens)
   if s.due == UNCOUNTED then s.out = q.strict == 1 and q.capacity - min(max(0, tokens), q.capacity) or 0 end
 end
 
--- note_lowered records that policy q replaces p now, if the bucket is a template's and q has the lower capacity, or may
--- have: p is nil if it was lost. Otherwise the bucket, which is full under the lower capacity, would leave the active
--- set at once. A consumer that still uses the higher capacity would then call take, which adds no bucket to the set.
-local function note_lowered(key, p, q, now)
+-- record_lowered records that policy q replaces p now, if the bucket is a template's and q has the lower capacity, or
+-- may have: p is nil if it was lost. Otherwise the bucket, which is full under the lower capacity, would leave the
+-- active set at once. A consumer that still uses the higher capacity would then call take, which adds no bucket to the
+-- set.
+local function record_lowered(key, p, q, now)
   if q.kind == TEMPLATE and (not p or q.capacity < p.capacity) then call('HSET', key, 'lowered', format('%d', now)) end
 end
 
@@ -217,16 +218,17 @@ local function altered(p, numbers)
   return policy(table.concat(words, ' ', 1, most))
 end
 
--- same reports whether two policies differ only in their fences.
-local function same(p, q)
-  local unfenced = {version = 0, pools_version = 0, epoch = 0, seq = 0}
-  return altered(p, unfenced) == altered(q, unfenced)
+-- same_amounts reports whether two policies fill a bucket alike. Whatever else differs, such as the fence, a grant or
+-- what consumers do in an outage, is no reason to carry anything over.
+local function same_amounts(p, q)
+  local kind_kept = (p.kind == STEPPED) == (q.kind == STEPPED)
+  return kind_kept and p.capacity == q.capacity and p.tokens == q.tokens and p.per == q.per
 end
 
--- carried returns the tokens and the carry that remain when policy q replaces p. If only the fence differs, both
--- remain. Nothing is ever added.
+-- carried returns the tokens and the carry that remain when policy q replaces p: both, if the amounts are the same.
+-- Nothing is ever added.
 local function carried(p, q, tokens, carry)
-  if same(p, q) then return tokens, carry end
+  if same_amounts(p, q) then return tokens, carry end
   if (p.kind == STEPPED) ~= (q.kind == STEPPED) or q.carry_over == 2 then
     carry = 0
   elseif q.per ~= p.per then
@@ -239,14 +241,18 @@ local function carried(p, q, tokens, carry)
   end
   return tokens, carry
 end
--- Shared by the scripts whose answer may be one for which nothing was written.
+-- Shared by the scripts that may reply without a write.
 --
--- unwritten is such a reply, or the error of a server that may not write, such as an old master: what that holds is no
--- longer true. The command deletes nothing, whatever the key holds. It comes last: a server without memory refuses the
--- first write of a script, and no later one.
+-- unwritten returns such a reply, or the error of a server that refuses all writes: an old master (READONLY), a master
+-- without its replicas (NOREPLICAS), or one without a disk (MISCONF). The data of the first two may be out of date, and
+-- none of them can be refilled. The command deletes nothing, whatever the key holds. It comes last: a server without
+-- memory refuses the first write of a script, and no later one.
 local function unwritten(key, reply)
   local deleted = redis.pcall('HDEL', key, '')
-  if type(deleted) == 'table' and string.find(deleted.err, 'READONLY') then return deleted end
+  if type(deleted) ~= 'table' then return reply end
+  for _, refusal in ipairs({'READONLY', 'NOREPLICAS', 'MISCONF'}) do
+    if string.find(deleted.err, refusal) then return deleted end
+  end
   return reply
 end
 local s = {}

@@ -107,9 +107,9 @@ local function policy(text)
   -- The longest stretch that one refill credits: what fills the bucket, but no more than 2 s or five intervals.
   p.max_elapsed = min(math.ceil(p.capacity * p.per / p.tokens), max(2000000, 5 * p.interval))
   if p.kind == TEMPLATE then
-    -- How long a bucket lives at least after it was armed, and after how many refills that is looked at.
+    -- How long a bucket lives at least after it was armed, and after how many refills its expiry is checked.
     p.life_s = min(max(60, 2 * p.capacity * p.per / p.tokens / 1000000), 1000000000)
-    p.looks = max(1, floor(p.life_s * 1000000 / (8 * p.interval)))
+    p.refills_per_check = max(1, floor(p.life_s * 1000000 / (8 * p.interval)))
   end
   policies[text] = p
   return p
@@ -186,7 +186,7 @@ local function put(s, p, key, pol)
 end
 
 -- next_era returns the era that follows another: the present, or, if the clock was ahead, one that depends on the
--- present. Otherwise two histories could have the same era, each begun by a caller that knew of the one before.
+-- present. Otherwise two callers that both remember the old era could begin two histories with the same era.
 local function next_era(era, now) return now > era and now or era + 1 + now % 1000000 end
 
 -- UNCOUNTED is the due_us of a bucket whose records may have outlived the state that counted them. The instant is over,
@@ -202,10 +202,11 @@ local function presume(s, p, q, tokens)
   if s.due == UNCOUNTED then s.out = q.strict == 1 and q.capacity - min(max(0, tokens), q.capacity) or 0 end
 end
 
--- note_lowered records that policy q replaces p now, if the bucket is a template's and q has the lower capacity, or may
--- have: p is nil if it was lost. Otherwise the bucket, which is full under the lower capacity, would leave the active
--- set at once. A consumer that still uses the higher capacity would then call take, which adds no bucket to the set.
-local function note_lowered(key, p, q, now)
+-- record_lowered records that policy q replaces p now, if the bucket is a template's and q has the lower capacity, or
+-- may have: p is nil if it was lost. Otherwise the bucket, which is full under the lower capacity, would leave the
+-- active set at once. A consumer that still uses the higher capacity would then call take, which adds no bucket to the
+-- set.
+local function record_lowered(key, p, q, now)
   if q.kind == TEMPLATE and (not p or q.capacity < p.capacity) then call('HSET', key, 'lowered', format('%d', now)) end
 end
 
@@ -236,16 +237,17 @@ local function altered(p, numbers)
   return policy(table.concat(words, ' ', 1, most))
 end
 
--- same reports whether two policies differ only in their fences.
-local function same(p, q)
-  local unfenced = {version = 0, pools_version = 0, epoch = 0, seq = 0}
-  return altered(p, unfenced) == altered(q, unfenced)
+-- same_amounts reports whether two policies fill a bucket alike. Whatever else differs, such as the fence, a grant or
+-- what consumers do in an outage, is no reason to carry anything over.
+local function same_amounts(p, q)
+  local kind_kept = (p.kind == STEPPED) == (q.kind == STEPPED)
+  return kind_kept and p.capacity == q.capacity and p.tokens == q.tokens and p.per == q.per
 end
 
--- carried returns the tokens and the carry that remain when policy q replaces p. If only the fence differs, both
--- remain. Nothing is ever added.
+-- carried returns the tokens and the carry that remain when policy q replaces p: both, if the amounts are the same.
+-- Nothing is ever added.
 local function carried(p, q, tokens, carry)
-  if same(p, q) then return tokens, carry end
+  if same_amounts(p, q) then return tokens, carry end
   if (p.kind == STEPPED) ~= (q.kind == STEPPED) or q.carry_over == 2 then
     carry = 0
   elseif q.per ~= p.per then
@@ -317,15 +319,15 @@ local function told(s, p)
   return p.text
 end
 
--- count_denied notes that n tokens were denied to takes that the bucket could ever hold, if it counts them.
+-- count_denied adds n to the tokens that were denied, if the bucket counts them.
 local function count_denied(key, p, n)
   local counts = p and (p.kind == POOL or p.enforcement % 8 >= 4)
   if counts and n > 0 then pcall('HINCRBY', key, 'denied', format('%d', n)) end
 end
 
--- wait_us is the time until the bucket holds n tokens if nobody takes any: up to the refill after their credit falls
--- due, and not before the first record ends if what is outstanding leaves no room for them; half an interval if that
--- refill is overdue; 0 if it holds them; -1 if it never will.
+-- wait_us returns the time until the bucket holds n tokens if no caller takes any: 0 if it holds them, -1 if it never
+-- will. The wait ends with the refill after their credit falls due. If what is outstanding leaves no room for the
+-- tokens, it does not end before the first record does. If the refill is overdue, it is half an interval.
 local function wait_us(s, p, tokens, n, now)
   if tokens >= n then return 0 end
   if not p or n > p.capacity then return -1 end
@@ -359,8 +361,8 @@ local function wait_us(s, p, tokens, n, now)
   return min(wait, EXACT)
 end
 
--- denial counts and answers a denied take of n tokens that was to leave some more: tokens, wait_us of each and what is
--- to be left, era, index, last_us, now_us, pol; the last five are 0 and '' if the bucket has no state.
+-- denial counts a denied take of n tokens, and returns the reply: tokens, wait_us of each and what is to be left, era,
+-- index, last_us, now_us, pol. If the bucket has no state, the numbers are 0 and pol is ''.
 local function denial(key, s, p, now, tokens, n, each, leave)
   if not p then return tokens, -1, 0, 0, 0, now, '' end
   if n <= p.capacity then count_denied(key, p, n) end
@@ -400,40 +402,43 @@ local function arm(keys, p, now, part, hold_s)
   return till, true
 end
 
--- rejoin has keys of a bucket that were lost alone, and are there again, expire with the others.
+-- rejoin gives keys of a bucket that were lost and made again the expiry of the others.
 local function rejoin(keys)
   local at = pcall('PEXPIRETIME', keys[3])
   if type(at) ~= 'number' or at < 0 then return end
   for i = 1, 2 do call('PEXPIREAT', keys[i], format('%d', at)) end
 end
 
--- disarm takes the expiry of a bucket's keys away.
+-- disarm removes the expiry of a bucket's keys.
 local function disarm(keys)
   for i = 1, 3 do call('PERSIST', keys[i]) end
 end
 
--- alive is the number of buckets in the sorted set of those alive, by when they expire; it drops the others.
+-- alive drops the expired buckets from the sorted set of those alive, and returns how many remain.
 local function alive(set, now)
   local n = pcall('ZREMRANGEBYSCORE', set, '-inf', format('%d', floor(now / 1000000)))
   n = type(n) == 'number' and pcall('ZCARD', set)
   return type(n) == 'number' and n or 0
 end
 
--- note notes in that set that a bucket lives until till_s; if only is given, it does so only for one that is in the
--- set.
-local function note(set, name, till, only)
-  local added = only and pcall('ZADD', set, 'XX', format('%d', till), name)
-    or not only and pcall('ZADD', set, format('%d', till), name)
+-- record_alive records in that set that a bucket lives until till_s; if only_known is given, only if the set has it.
+local function record_alive(set, name, till, only_known)
+  local added = only_known and pcall('ZADD', set, 'XX', format('%d', till), name)
+    or not only_known and pcall('ZADD', set, format('%d', till), name)
   if type(added) == 'number' then outlast(set, till) end
 end
--- Shared by the scripts whose answer may be one for which nothing was written.
+-- Shared by the scripts that may reply without a write.
 --
--- unwritten is such a reply, or the error of a server that may not write, such as an old master: what that holds is no
--- longer true. The command deletes nothing, whatever the key holds. It comes last: a server without memory refuses the
--- first write of a script, and no later one.
+-- unwritten returns such a reply, or the error of a server that refuses all writes: an old master (READONLY), a master
+-- without its replicas (NOREPLICAS), or one without a disk (MISCONF). The data of the first two may be out of date, and
+-- none of them can be refilled. The command deletes nothing, whatever the key holds. It comes last: a server without
+-- memory refuses the first write of a script, and no later one.
 local function unwritten(key, reply)
   local deleted = redis.pcall('HDEL', key, '')
-  if type(deleted) == 'table' and string.find(deleted.err, 'READONLY') then return deleted end
+  if type(deleted) ~= 'table' then return reply end
+  for _, refusal in ipairs({'READONLY', 'NOREPLICAS', 'MISCONF'}) do
+    if string.find(deleted.err, refusal) then return deleted end
+  end
   return reply
 end
 local HELD_S = 150 -- a settlement is remembered for a minute, what outlives it lasts one longer; and some for the way
@@ -471,8 +476,8 @@ local function taken(runs, p, tokens, in_line)
   return tokens, made, wanting
 end
 
--- create makes a template's bucket that is missing, or adopts a foreign client's, in s, and returns its policy and
--- tokens. If it is not to be made, s is left alone, and the last result, if any, is the reply that says why.
+-- create makes a template's missing bucket, or adopts a foreign client's, in s, and returns its policy and tokens. If
+-- the bucket may not be made, s stays as it is. Then the last result, if any, is the reply with the reason.
 local function create(s, k, t, runs, tokens, index)
   local own = pcall('GET', k.override)
   local p = type(own) == 'string' and policy(own) or policy(t.pol)
@@ -501,7 +506,7 @@ local function create(s, k, t, runs, tokens, index)
   call('SET', k.tokens, format('%d', tokens))
   call('SET', k.index, format('%d', s.index))
   put(s, p, k.ctl, p.text)
-  if adopted then note_lowered(k.ctl, nil, p, now) end
+  if adopted then record_lowered(k.ctl, nil, p, now) end
   return p, tokens
 end
 
@@ -516,13 +521,12 @@ local function follow(s, k, t, p, tokens)
   call('INCRBY', k.index, format('%d', s.index - (index or 0)))
   if after ~= tokens then call('INCRBY', k.tokens, format('%d', after - (tokens or 0))) end
   put(s, q, k.ctl, q.text)
-  note_lowered(k.ctl, p, q, now)
+  record_lowered(k.ctl, p, q, now)
   return q, after
 end
 
--- keep sees to it that a template's bucket that isn't full, or is to be opened, is in the active set and has its
--- expiry; a set of another type is left alone. before are the tokens that it held. It returns what the caller is to
--- enter.
+-- keep puts a template's bucket that isn't full, or is opened, into the active set and gives it its expiry. It does not
+-- change a set of another type. before are the tokens that the bucket held. It returns the till_s of the reply.
 local function keep(k, t, s, p, before, hold_s)
   local till, new = arm({k.tokens, k.index, k.ctl}, p, now, 0.75, hold_s > 0 and hold_s + HELD_S or 0)
   local entered
@@ -533,7 +537,7 @@ local function keep(k, t, s, p, before, hold_s)
     else
       outlast(k.set, till)
     end
-    if t.most > 0 and new then note(k.alive, k.tokens, till) end
+    if t.most > 0 and new then record_alive(k.alive, k.tokens, till) end
   end
   if (entered == 1 or before >= p.capacity) and s.last < now then
     s.last, s.carry = now, 0
@@ -542,7 +546,7 @@ local function keep(k, t, s, p, before, hold_s)
   return k.set and 0 or till
 end
 
-local function takes(k, t, may_create, tell, in_line, hold_s, runs)
+local function takes(k, t, may_create, with_policy, in_line, hold_s, runs)
   local tokens, s = get_integer(k.tokens), {}
   if tokens == false then return say(3, 1) end
   local p = open(s, k.ctl)
@@ -575,7 +579,7 @@ local function takes(k, t, may_create, tell, in_line, hold_s, runs)
   say(1, left, s.era or 0, s.index or 0, s.last or 0, till)
   local numbers = #reply + 1
   say(0)
-  if p and (wanting or tell) then
+  if p and (wanting or with_policy) then
     for word in string.gmatch(told(s, p), '%d+') do say(word + 0) end
     reply[numbers] = #reply - numbers
   end
@@ -603,7 +607,7 @@ while arg_at < #ARGV do
     if may_create then k.override = next_key() end
     if t.near then k.set, k.alive = next_key(), next_key() end
   end
-  local tell = arg() == '1'
+  local with_policy = arg() == '1'
   local in_line = arg() == '1'
   local hold_s = number()
   local runs = {}
@@ -611,6 +615,6 @@ while arg_at < #ARGV do
     local n = number()
     runs[r] = {n = n, each = max(1, n), count = number(), leave = arg(), least = 0}
   end
-  takes(k, t, may_create, tell, in_line, hold_s, runs)
+  takes(k, t, may_create, with_policy, in_line, hold_s, runs)
 end
 return unwritten(KEYS[2], reply) -- as the denial of a plain bucket is

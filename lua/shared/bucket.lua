@@ -70,7 +70,7 @@ local function put(s, p, key, pol)
 end
 
 -- next_era returns the era that follows another: the present, or, if the clock was ahead, one that depends on the
--- present. Otherwise two histories could have the same era, each begun by a caller that knew of the one before.
+-- present. Otherwise two callers that both remember the old era could begin two histories with the same era.
 local function next_era(era, now) return now > era and now or era + 1 + now % 1000000 end
 
 -- UNCOUNTED is the due_us of a bucket whose records may have outlived the state that counted them. The instant is over,
@@ -86,10 +86,11 @@ local function presume(s, p, q, tokens)
   if s.due == UNCOUNTED then s.out = q.strict == 1 and q.capacity - min(max(0, tokens), q.capacity) or 0 end
 end
 
--- note_lowered records that policy q replaces p now, if the bucket is a template's and q has the lower capacity, or may
--- have: p is nil if it was lost. Otherwise the bucket, which is full under the lower capacity, would leave the active
--- set at once. A consumer that still uses the higher capacity would then call take, which adds no bucket to the set.
-local function note_lowered(key, p, q, now)
+-- record_lowered records that policy q replaces p now, if the bucket is a template's and q has the lower capacity, or
+-- may have: p is nil if it was lost. Otherwise the bucket, which is full under the lower capacity, would leave the
+-- active set at once. A consumer that still uses the higher capacity would then call take, which adds no bucket to the
+-- set.
+local function record_lowered(key, p, q, now)
   if q.kind == TEMPLATE and (not p or q.capacity < p.capacity) then call('HSET', key, 'lowered', format('%d', now)) end
 end
 

@@ -10,15 +10,15 @@ local function told(s, p)
   return p.text
 end
 
--- count_denied notes that n tokens were denied to takes that the bucket could ever hold, if it counts them.
+-- count_denied adds n to the tokens that were denied, if the bucket counts them.
 local function count_denied(key, p, n)
   local counts = p and (p.kind == POOL or p.enforcement % 8 >= 4)
   if counts and n > 0 then pcall('HINCRBY', key, 'denied', format('%d', n)) end
 end
 
--- wait_us is the time until the bucket holds n tokens if nobody takes any: up to the refill after their credit falls
--- due, and not before the first record ends if what is outstanding leaves no room for them; half an interval if that
--- refill is overdue; 0 if it holds them; -1 if it never will.
+-- wait_us returns the time until the bucket holds n tokens if no caller takes any: 0 if it holds them, -1 if it never
+-- will. The wait ends with the refill after their credit falls due. If what is outstanding leaves no room for the
+-- tokens, it does not end before the first record does. If the refill is overdue, it is half an interval.
 local function wait_us(s, p, tokens, n, now)
   if tokens >= n then return 0 end
   if not p or n > p.capacity then return -1 end
@@ -52,8 +52,8 @@ local function wait_us(s, p, tokens, n, now)
   return min(wait, EXACT)
 end
 
--- denial counts and answers a denied take of n tokens that was to leave some more: tokens, wait_us of each and what is
--- to be left, era, index, last_us, now_us, pol; the last five are 0 and '' if the bucket has no state.
+-- denial counts a denied take of n tokens, and returns the reply: tokens, wait_us of each and what is to be left, era,
+-- index, last_us, now_us, pol. If the bucket has no state, the numbers are 0 and pol is ''.
 local function denial(key, s, p, now, tokens, n, each, leave)
   if not p then return tokens, -1, 0, 0, 0, now, '' end
   if n <= p.capacity then count_denied(key, p, n) end

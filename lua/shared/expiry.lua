@@ -23,29 +23,28 @@ local function arm(keys, p, now, part, hold_s)
   return till, true
 end
 
--- rejoin has keys of a bucket that were lost alone, and are there again, expire with the others.
+-- rejoin gives keys of a bucket that were lost and made again the expiry of the others.
 local function rejoin(keys)
   local at = pcall('PEXPIRETIME', keys[3])
   if type(at) ~= 'number' or at < 0 then return end
   for i = 1, 2 do call('PEXPIREAT', keys[i], format('%d', at)) end
 end
 
--- disarm takes the expiry of a bucket's keys away.
+-- disarm removes the expiry of a bucket's keys.
 local function disarm(keys)
   for i = 1, 3 do call('PERSIST', keys[i]) end
 end
 
--- alive is the number of buckets in the sorted set of those alive, by when they expire; it drops the others.
+-- alive drops the expired buckets from the sorted set of those alive, and returns how many remain.
 local function alive(set, now)
   local n = pcall('ZREMRANGEBYSCORE', set, '-inf', format('%d', floor(now / 1000000)))
   n = type(n) == 'number' and pcall('ZCARD', set)
   return type(n) == 'number' and n or 0
 end
 
--- note notes in that set that a bucket lives until till_s; if only is given, it does so only for one that is in the
--- set.
-local function note(set, name, till, only)
-  local added = only and pcall('ZADD', set, 'XX', format('%d', till), name)
-    or not only and pcall('ZADD', set, format('%d', till), name)
+-- record_alive records in that set that a bucket lives until till_s; if only_known is given, only if the set has it.
+local function record_alive(set, name, till, only_known)
+  local added = only_known and pcall('ZADD', set, 'XX', format('%d', till), name)
+    or not only_known and pcall('ZADD', set, format('%d', till), name)
   if type(added) == 'number' then outlast(set, till) end
 end

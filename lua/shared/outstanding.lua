@@ -3,7 +3,7 @@
 -- {K}:outstanding is a hash: id to record, decimal integers with a space between: kind n until_us era, and then
 --   1 lease        seq granted clamped, of its last call
 --   2 reservation  overrun: 0 clamp, 1 debt
---   3 settled      returned clamped void charged owed forgiven: what the settlement was told
+--   3 settled      returned clamped void charged owed forgiven: the reply to the settlement
 --   4 run out      overrun void: a reservation whose time ended, and how much of it was void
 -- {K}:due is a sorted set: id by until_us. n is outstanding, 0 for kinds 3 and 4. At its end a reservation goes back to
 -- the bucket. What was in a lease doesn't: its holder may have spent it. Kinds 3 and 4 are remembered for a while, so
@@ -112,8 +112,8 @@ local function outlive(instant, now)
   for i = 4, 5 do try('PEXPIRE', KEYS[i], format('%d', left)) end -- they may have been deleted
 end
 
--- restore counts what is outstanding in a bucket whose state doesn't know when the first record ends: the state or the
--- ends were lost. It returns the tokens then held: under a strict policy there is no room for more.
+-- restore counts what is outstanding in a bucket whose state and records disagree on when the first record ends,
+-- because one of them was lost. It returns the tokens then held: under a strict policy, no more than there is room for.
 local function restore(s, p, tokens)
   local now = now_us()
   local last = count(s)

@@ -46,9 +46,9 @@ local function policy(text)
   -- The longest stretch that one refill credits: what fills the bucket, but no more than 2 s or five intervals.
   p.max_elapsed = min(math.ceil(p.capacity * p.per / p.tokens), max(2000000, 5 * p.interval))
   if p.kind == TEMPLATE then
-    -- How long a bucket lives at least after it was armed, and after how many refills that is looked at.
+    -- How long a bucket lives at least after it was armed, and after how many refills its expiry is checked.
     p.life_s = min(max(60, 2 * p.capacity * p.per / p.tokens / 1000000), 1000000000)
-    p.looks = max(1, floor(p.life_s * 1000000 / (8 * p.interval)))
+    p.refills_per_check = max(1, floor(p.life_s * 1000000 / (8 * p.interval)))
   end
   policies[text] = p
   return p

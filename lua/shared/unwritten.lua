@@ -1,9 +1,9 @@
--- Shared by the scripts whose answer may be one for which nothing was written.
+-- Shared by the scripts that may reply without a write.
 --
--- unwritten is such a reply, or the error of a server that refuses all writes: an old master (READONLY), a master
--- without its replicas (NOREPLICAS), or one without a disk (MISCONF). What the first two hold may no longer be true,
--- and none of them can be refilled. The command deletes nothing, whatever the key holds. It comes last: a server
--- without memory refuses the first write of a script, and no later one.
+-- unwritten returns such a reply, or the error of a server that refuses all writes: an old master (READONLY), a master
+-- without its replicas (NOREPLICAS), or one without a disk (MISCONF). The data of the first two may be out of date, and
+-- none of them can be refilled. The command deletes nothing, whatever the key holds. It comes last: a server without
+-- memory refuses the first write of a script, and no later one.
 local function unwritten(key, reply)
   local deleted = redis.pcall('HDEL', key, '')
   if type(deleted) ~= 'table' then return reply end
