@@ -6,6 +6,7 @@ import (
 	"github.com/tokenrefill/refiller/fetch"
 	"github.com/tokenrefill/refiller/internal/cli"
 	"github.com/tokenrefill/refiller/internal/sidecar/call"
+	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )
 
@@ -30,11 +31,22 @@ func addFlowFlag(cmd *cobra.Command, flow *string) {
 	}), "flow", "for whom the tokens are, in a bucket that is divided among flows")
 }
 
-// takeOptions are those of a take that leaves some tokens, for a flow; empty for none.
-func takeOptions(leave policy.Leave, flow string) []fetch.CallOption {
+// addRequestFlag adds --request-id.
+func addRequestFlag(cmd *cobra.Command, id *string) {
+	cmd.Flags().Var(cli.NewValue("id", "", func(s string) error {
+		*id = s
+		return lua.CheckRequestID(s)
+	}), "request-id", "name of the request; repeated within a minute, the tokens are taken once")
+}
+
+// takeOptions returns the options of a take that leaves some tokens, for a flow and a request; either may be empty.
+func takeOptions(leave policy.Leave, flow, requestID string) []fetch.CallOption {
 	opts := []fetch.CallOption{call.LeaveOption(leave)}
 	if flow != "" {
 		opts = append(opts, fetch.WithFlow(flow))
+	}
+	if requestID != "" {
+		opts = append(opts, fetch.WithRequestID(requestID))
 	}
 	return opts
 }

@@ -86,6 +86,8 @@ func advice(err error) string {
 	case errors.Is(err, fetch.ErrIDInUse):
 		return "The id belongs to a reservation of another number of tokens, or to one that has ended: choose another " +
 			"(--id)."
+	case errors.Is(err, fetch.ErrRequestReused):
+		return "The id belongs to a take of another number of tokens: choose another (--request-id)."
 	case redisconn.WantsPassword(err):
 		return redisconn.PasswordAdvice
 	case errors.Is(err, syscall.EADDRINUSE):

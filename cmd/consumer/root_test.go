@@ -105,6 +105,13 @@ func TestExitCodesAndMessages(t *testing.T) {
 		{"take-all checkout=", cli.ExitUsage, "", "after the last ="},
 		{"take-all checkout=0", cli.ExitUsage, "", "from 1 to 1125899906842624"},
 		{"return checkout -n 3", cli.ExitOK, "gave back: 3 tokens", ""},
+		{"take checkout -n 2 --request-id order-1", cli.ExitOK, "taken: 2 tokens; 1 of 3 tokens left", ""},
+		{"take checkout -n 2 --request-id order-1", cli.ExitOK, "taken: 2 tokens; 1 of 3 tokens left", ""},
+		{"take checkout -n 1 --request-id order-1", cli.ExitFailed, "", "choose another (--request-id)"},
+		{"take checkout --request-id=", cli.ExitUsage, "", "it has 0 bytes; want 1 to 128"},
+		{"take-all checkout --request-id order-2", cli.ExitOK, "taken: 1 token of checkout; 0 of 3 tokens left", ""},
+		{"take-all checkout --request-id order-2", cli.ExitOK, "taken: 1 token of checkout; 0 of 3 tokens left", ""},
+		{"return checkout -n 3", cli.ExitOK, "gave back: 3 tokens", ""},
 		{"reserve checkout -n 2 --ttl 1h --id job", cli.ExitOK, "as job; 1 of 3 tokens left", ""},
 		{"reserve checkout -n 2 --ttl 1h --id job", cli.ExitOK, "held: 2 tokens until ", ""},
 		{"reserve checkout -n 2 --ttl 1h", exitDenied, "denied: 1 of 3 tokens left; 2 tokens due in ", ""},
@@ -140,7 +147,7 @@ func TestExitCodesAndMessages(t *testing.T) {
 	keys, err := rdb.Keys(t.Context(), "*").Result()
 	require.NoError(t, err)
 	require.ElementsMatch(t, []string{"checkout", "{checkout}", "{checkout}:ctl", "{checkout}:outstanding",
-		"{checkout}:due"}, keys, "no command made a bucket")
+		"{checkout}:due", "{checkout}:req:order-1", "{checkout}:req:order-2"}, keys, "no command made a bucket")
 }
 
 func TestJSONIsForScripts(t *testing.T) {

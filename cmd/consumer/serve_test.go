@@ -60,7 +60,7 @@ func TestTheTranscriptInTheDocumentationIsReal(t *testing.T) {
 	transcript, _, found := strings.Cut(rest, "```")
 	require.True(t, found)
 	steps := strings.Split(transcript, "\n$ ")
-	require.Len(t, steps, 7)
+	require.Len(t, steps, 9)
 	for _, step := range steps {
 		command, want, found := strings.Cut(step, "\n")
 		require.True(t, found)

@@ -16,6 +16,7 @@ func newTakeCommand(e env) *cobra.Command {
 	n := int64(1)
 	leave := policy.Leave{}
 	flow := ""
+	requestID := ""
 	cmd := &cobra.Command{
 		Use:     "take KEY",
 		Short:   "Take tokens, all or none",
@@ -25,7 +26,7 @@ func newTakeCommand(e env) *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			key := args[0]
 			return conn.with(func(c *fetch.Client) error {
-				r, err := c.Take(cmd.Context(), key, n, takeOptions(leave, flow)...)
+				r, err := c.Take(cmd.Context(), key, n, takeOptions(leave, flow, requestID)...)
 				if err != nil {
 					return err
 				}
@@ -46,6 +47,7 @@ func newTakeCommand(e env) *cobra.Command {
 	addTokensFlag(cmd, &n, "how many tokens")
 	addLeaveFlag(cmd, &leave)
 	addFlowFlag(cmd, &flow)
+	addRequestFlag(cmd, &requestID)
 	conn.addFlags(cmd)
 	out.addFlags(cmd)
 	return cmd

@@ -10,7 +10,6 @@ import (
 	"github.com/tokenrefill/refiller/internal/cli"
 	"github.com/tokenrefill/refiller/internal/cli/terminal"
 	"github.com/tokenrefill/refiller/internal/sidecar/answer"
-	"github.com/tokenrefill/refiller/internal/sidecar/call"
 	"github.com/tokenrefill/refiller/policy"
 )
 
@@ -18,6 +17,7 @@ func newTakeAllCommand(e env) *cobra.Command {
 	conn := connection{environ: e.Environ}
 	out := output{}
 	leave := policy.Leave{}
+	requestID := ""
 	cmd := &cobra.Command{
 		Use:   "take-all KEY[=N]...",
 		Short: "Take tokens of several buckets, all or none",
@@ -35,7 +35,7 @@ follows the last = of an argument. Exit code 0 means taken, 3 denied.`,
 				}
 			}
 			return conn.with(func(c *fetch.Client) error {
-				r, err := c.TakeAll(cmd.Context(), reqs, call.LeaveOption(leave))
+				r, err := c.TakeAll(cmd.Context(), reqs, takeOptions(leave, "", requestID)...)
 				if err != nil {
 					return err
 				}
@@ -50,6 +50,7 @@ follows the last = of an argument. Exit code 0 means taken, 3 denied.`,
 		},
 	}
 	addLeaveFlag(cmd, &leave)
+	addRequestFlag(cmd, &requestID)
 	conn.addFlags(cmd)
 	out.addFlags(cmd)
 	return cmd

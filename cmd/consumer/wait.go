@@ -41,7 +41,7 @@ code 3 (denied) when they are due later than that: at once, if that is known.`,
 					defer cancel()
 				}
 				began := time.Now()
-				r, err := c.Wait(ctx, key, n, takeOptions(leave, flow)...)
+				r, err := c.Wait(ctx, key, n, takeOptions(leave, flow, "")...)
 				late := call.Late(cmd.Context(), err)
 				if err != nil && !late {
 					return err

@@ -83,7 +83,11 @@ type TakeRequest struct {
 	// The flow for which the take is, such as a user: 1 to 256 bytes, with up to three levels, as in team-a/user-7. A
 	// bucket that has flows is divided fairly among them; any other bucket ignores the name. A take without one belongs
 	// to a flow of its own.
-	Flow          *string `protobuf:"bytes,4,opt,name=flow,proto3,oneof" json:"flow,omitempty"`
+	Flow *string `protobuf:"bytes,4,opt,name=flow,proto3,oneof" json:"flow,omitempty"`
+	// The name of the request for which the take is: 1 to 128 printable ASCII characters without spaces, unique among the
+	// takes of the bucket. If the take is repeated with it within a minute, the tokens are taken once, and the answer is
+	// the first one. A denial is not remembered. Not together with a flow.
+	RequestId     *string `protobuf:"bytes,5,opt,name=request_id,json=requestId,proto3,oneof" json:"request_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -142,6 +146,13 @@ func (x *TakeRequest) GetLeave() string {
 func (x *TakeRequest) GetFlow() string {
 	if x != nil && x.Flow != nil {
 		return *x.Flow
+	}
+	return ""
+}
+
+func (x *TakeRequest) GetRequestId() string {
+	if x != nil && x.RequestId != nil {
+		return *x.RequestId
 	}
 	return ""
 }
@@ -390,7 +401,9 @@ type TakeAllRequest struct {
 	// 1 to 64 buckets.
 	Requests []*Amount `protobuf:"bytes,1,rep,name=requests,proto3" json:"requests,omitempty"`
 	// As of a take, of each bucket.
-	Leave         string `protobuf:"bytes,2,opt,name=leave,proto3" json:"leave,omitempty"`
+	Leave string `protobuf:"bytes,2,opt,name=leave,proto3" json:"leave,omitempty"`
+	// As of a take. On a Cluster all buckets must be in one slot.
+	RequestId     *string `protobuf:"bytes,3,opt,name=request_id,json=requestId,proto3,oneof" json:"request_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -435,6 +448,13 @@ func (x *TakeAllRequest) GetRequests() []*Amount {
 func (x *TakeAllRequest) GetLeave() string {
 	if x != nil {
 		return x.Leave
+	}
+	return ""
+}
+
+func (x *TakeAllRequest) GetRequestId() string {
+	if x != nil && x.RequestId != nil {
+		return *x.RequestId
 	}
 	return ""
 }
@@ -1188,14 +1208,17 @@ var File_refiller_v1_buckets_proto protoreflect.FileDescriptor
 
 const file_refiller_v1_buckets_proto_rawDesc = "" +
 	"\n" +
-	"\x19refiller/v1/buckets.proto\x12\vrefiller.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x7f\n" +
+	"\x19refiller/v1/buckets.proto\x12\vrefiller.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xb2\x01\n" +
 	"\vTakeRequest\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x1b\n" +
 	"\x06tokens\x18\x02 \x01(\x03H\x00R\x06tokens\x88\x01\x01\x12\x14\n" +
 	"\x05leave\x18\x03 \x01(\tR\x05leave\x12\x17\n" +
-	"\x04flow\x18\x04 \x01(\tH\x01R\x04flow\x88\x01\x01B\t\n" +
+	"\x04flow\x18\x04 \x01(\tH\x01R\x04flow\x88\x01\x01\x12\"\n" +
+	"\n" +
+	"request_id\x18\x05 \x01(\tH\x02R\trequestId\x88\x01\x01B\t\n" +
 	"\a_tokensB\a\n" +
-	"\x05_flow\"B\n" +
+	"\x05_flowB\r\n" +
+	"\v_request_id\"B\n" +
 	"\x06Amount\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x1b\n" +
 	"\x06tokens\x18\x02 \x01(\x03H\x00R\x06tokens\x88\x01\x01B\t\n" +
@@ -1214,10 +1237,13 @@ const file_refiller_v1_buckets_proto_rawDesc = "" +
 	"\x05leave\x18\x04 \x01(\tR\x05leave\x12\x17\n" +
 	"\x04flow\x18\x05 \x01(\tH\x01R\x04flow\x88\x01\x01B\t\n" +
 	"\a_tokensB\a\n" +
-	"\x05_flow\"W\n" +
+	"\x05_flow\"\x8a\x01\n" +
 	"\x0eTakeAllRequest\x12/\n" +
 	"\brequests\x18\x01 \x03(\v2\x13.refiller.v1.AmountR\brequests\x12\x14\n" +
-	"\x05leave\x18\x02 \x01(\tR\x05leave\"\xd9\x01\n" +
+	"\x05leave\x18\x02 \x01(\tR\x05leave\x12\"\n" +
+	"\n" +
+	"request_id\x18\x03 \x01(\tH\x00R\trequestId\x88\x01\x01B\r\n" +
+	"\v_request_id\"\xd9\x01\n" +
 	"\x0eReserveRequest\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x1b\n" +
 	"\x06tokens\x18\x02 \x01(\x03H\x00R\x06tokens\x88\x01\x01\x12+\n" +
@@ -1373,6 +1399,7 @@ func file_refiller_v1_buckets_proto_init() {
 	file_refiller_v1_buckets_proto_msgTypes[1].OneofWrappers = []any{}
 	file_refiller_v1_buckets_proto_msgTypes[2].OneofWrappers = []any{}
 	file_refiller_v1_buckets_proto_msgTypes[4].OneofWrappers = []any{}
+	file_refiller_v1_buckets_proto_msgTypes[5].OneofWrappers = []any{}
 	file_refiller_v1_buckets_proto_msgTypes[6].OneofWrappers = []any{}
 	file_refiller_v1_buckets_proto_msgTypes[7].OneofWrappers = []any{}
 	type x struct{}

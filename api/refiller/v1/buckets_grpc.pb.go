@@ -41,18 +41,20 @@ const (
 //
 //	INVALID_ARGUMENT     a field is out of range; nothing happened
 //	NOT_FOUND            the bucket doesn't exist, or nothing is known of the reservation; nothing happened
-//	ALREADY_EXISTS       the id of a reservation stands for something else; nothing happened
+//	ALREADY_EXISTS       the id belongs to another reservation, or to another take; nothing happened
 //	OUT_OF_RANGE         more tokens than the bucket can ever hold; nothing happened
 //	FAILED_PRECONDITION  another program uses the key; nothing happened
 //	RESOURCE_EXHAUSTED   the server is busy, or the template allows no more buckets; nothing happened
 //	UNAVAILABLE          Redis didn't answer, or not in time; the call may have had its effect
 //	DEADLINE_EXCEEDED    the caller's deadline passed; the call may have had its effect
 type BucketsClient interface {
-	// Take takes tokens, all or none.
+	// Take takes tokens, all or none. With a request id it may be repeated after
+	// UNAVAILABLE or DEADLINE_EXCEEDED: the tokens are taken once.
 	Take(ctx context.Context, in *TakeRequest, opts ...grpc.CallOption) (*Result, error)
 	// TakeAll takes tokens of several buckets, all or none: if one of them says no,
 	// nobody is charged. Several requests of one bucket count as one of their sum.
-	// After UNAVAILABLE or DEADLINE_EXCEEDED tokens may be lost.
+	// After UNAVAILABLE or DEADLINE_EXCEEDED tokens may be lost, unless the call
+	// has a request id and is repeated.
 	TakeAll(ctx context.Context, in *TakeAllRequest, opts ...grpc.CallOption) (*TakeAllResponse, error)
 	// Return gives tokens back that were taken and not used. What the bucket can't
 	// hold is dropped. Don't repeat it after UNAVAILABLE: the tokens may be back.
@@ -175,18 +177,20 @@ func (c *bucketsClient) Cancel(ctx context.Context, in *CancelRequest, opts ...g
 //
 //	INVALID_ARGUMENT     a field is out of range; nothing happened
 //	NOT_FOUND            the bucket doesn't exist, or nothing is known of the reservation; nothing happened
-//	ALREADY_EXISTS       the id of a reservation stands for something else; nothing happened
+//	ALREADY_EXISTS       the id belongs to another reservation, or to another take; nothing happened
 //	OUT_OF_RANGE         more tokens than the bucket can ever hold; nothing happened
 //	FAILED_PRECONDITION  another program uses the key; nothing happened
 //	RESOURCE_EXHAUSTED   the server is busy, or the template allows no more buckets; nothing happened
 //	UNAVAILABLE          Redis didn't answer, or not in time; the call may have had its effect
 //	DEADLINE_EXCEEDED    the caller's deadline passed; the call may have had its effect
 type BucketsServer interface {
-	// Take takes tokens, all or none.
+	// Take takes tokens, all or none. With a request id it may be repeated after
+	// UNAVAILABLE or DEADLINE_EXCEEDED: the tokens are taken once.
 	Take(context.Context, *TakeRequest) (*Result, error)
 	// TakeAll takes tokens of several buckets, all or none: if one of them says no,
 	// nobody is charged. Several requests of one bucket count as one of their sum.
-	// After UNAVAILABLE or DEADLINE_EXCEEDED tokens may be lost.
+	// After UNAVAILABLE or DEADLINE_EXCEEDED tokens may be lost, unless the call
+	// has a request id and is repeated.
 	TakeAll(context.Context, *TakeAllRequest) (*TakeAllResponse, error)
 	// Return gives tokens back that were taken and not used. What the bucket can't
 	// hold is dropped. Don't repeat it after UNAVAILABLE: the tokens may be back.

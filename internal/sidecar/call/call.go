@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/tokenrefill/refiller/fetch"
+	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )
 
@@ -55,15 +56,25 @@ func Leave(s string) ([]fetch.CallOption, error) {
 	return []fetch.CallOption{LeaveOption(l)}, nil
 }
 
-// Options are those of a take, as a request says them: what it must leave, nothing if that is empty, and for which flow
-// it is, nil if the request names none.
-func Options(leave string, flow *string) ([]fetch.CallOption, error) {
+// Options returns the options of a take from the fields of its request: the tokens that it must leave, its flow, and
+// its request id. An empty leave and a nil flow or id add no option.
+func Options(leave string, flow, requestID *string) ([]fetch.CallOption, error) {
 	opts, err := Leave(leave)
 	if err != nil {
 		return nil, err
 	}
 	inFlow, err := Flow(flow)
-	return append(opts, inFlow...), err
+	if err != nil {
+		return nil, err
+	}
+	opts = append(opts, inFlow...)
+	if requestID == nil {
+		return opts, nil
+	}
+	if err := lua.CheckRequestID(*requestID); err != nil {
+		return nil, fmt.Errorf("%w: request_id: %w", ErrBadRequest, err)
+	}
+	return append(opts, fetch.WithRequestID(*requestID)), nil
 }
 
 // Flow is for which flow a take is, as a request says it; nothing if flow is nil.

@@ -24,7 +24,7 @@ type Buckets struct {
 
 // Take implements refillerv1.BucketsServer.
 func (s *Buckets) Take(ctx context.Context, req *refillerv1.TakeRequest) (*refillerv1.Result, error) {
-	opts, err := call.Options(req.GetLeave(), req.Flow)
+	opts, err := call.Options(req.GetLeave(), req.Flow, req.RequestId)
 	if err != nil {
 		return nil, call.GRPCError(err)
 	}
@@ -41,7 +41,7 @@ func (s *Buckets) TakeAll(ctx context.Context, req *refillerv1.TakeAllRequest) (
 	for i, one := range req.GetRequests() {
 		reqs[i] = fetch.Request{Key: one.GetKey(), N: tokens(one.Tokens)}
 	}
-	opts, err := call.Leave(req.GetLeave())
+	opts, err := call.Options(req.GetLeave(), nil, req.RequestId)
 	if err != nil {
 		return nil, call.GRPCError(err)
 	}
@@ -87,7 +87,7 @@ func (s *Buckets) Wait(ctx context.Context, req *refillerv1.WaitRequest) (*refil
 			return nil, call.GRPCError(err)
 		}
 	}
-	opts, err := call.Options(req.GetLeave(), req.Flow)
+	opts, err := call.Options(req.GetLeave(), req.Flow, nil)
 	if err != nil {
 		return nil, call.GRPCError(err)
 	}

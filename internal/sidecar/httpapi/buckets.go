@@ -22,17 +22,29 @@ func (r *amount) fields() fields {
 	return fields{"key": &r.key, "tokens": &r.tokens}
 }
 
-// takeRequest is the body of a take.
-type takeRequest struct {
+// terms are the members that takes, waits and reservations share.
+type terms struct {
 	amount
 	leave string
 	flow  *string // nil: the request names none
 }
 
-func (r *takeRequest) fields() fields {
+func (r *terms) fields() fields {
 	f := r.amount.fields()
 	f["leave"] = &r.leave
 	f["flow"] = &r.flow
+	return f
+}
+
+// takeRequest is the body of a take.
+type takeRequest struct {
+	terms
+	requestID *string // nil: the take has none
+}
+
+func (r *takeRequest) fields() fields {
+	f := r.terms.fields()
+	f["request_id"] = &r.requestID
 	return f
 }
 
@@ -41,7 +53,7 @@ func (h *Handler) take(w http.ResponseWriter, r *http.Request) (any, error) {
 	if err := h.read(w, r, req.fields()); err != nil {
 		return nil, err
 	}
-	opts, err := call.Options(req.leave, req.flow)
+	opts, err := call.Options(req.leave, req.flow, req.requestID)
 	if err != nil {
 		return nil, err
 	}
@@ -54,12 +66,13 @@ func (h *Handler) take(w http.ResponseWriter, r *http.Request) (any, error) {
 
 // takeAllRequest is the body of a take of several buckets.
 type takeAllRequest struct {
-	requests []*amount
-	leave    string
+	requests  []*amount
+	leave     string
+	requestID *string // nil: the take has none
 }
 
 func (r *takeAllRequest) fields() fields {
-	return fields{"leave": &r.leave, "requests": objects(func() fields {
+	return fields{"leave": &r.leave, "request_id": &r.requestID, "requests": objects(func() fields {
 		r.requests = append(r.requests, new(amount))
 		return r.requests[len(r.requests)-1].fields()
 	})}
@@ -75,7 +88,7 @@ func (h *Handler) takeAll(w http.ResponseWriter, r *http.Request) (any, error) {
 	for i, one := range req.requests {
 		reqs[i] = fetch.Request{Key: one.key, N: one.tokens}
 	}
-	opts, err := call.Leave(req.leave)
+	opts, err := call.Options(req.leave, nil, req.requestID)
 	if err != nil {
 		return nil, err
 	}
@@ -133,13 +146,13 @@ func (h *Handler) peek(_ http.ResponseWriter, r *http.Request) (any, error) {
 
 // waitRequest is the body of a wait.
 type waitRequest struct {
-	takeRequest
+	terms
 	timeoutMS int64
 }
 
 func (r *waitRequest) fields(longest time.Duration) fields {
 	r.timeoutMS = longest.Milliseconds()
-	f := r.takeRequest.fields()
+	f := r.terms.fields()
 	f["timeout_ms"] = &r.timeoutMS
 	return f
 }
@@ -152,7 +165,7 @@ func (h *Handler) wait(w http.ResponseWriter, r *http.Request) (any, error) {
 	if most := h.config.Wait.Milliseconds(); req.timeoutMS < 1 || req.timeoutMS > most {
 		return nil, fmt.Errorf("%w: timeout_ms: %d is not from 1 to %d", call.ErrBadRequest, req.timeoutMS, most)
 	}
-	opts, err := call.Options(req.leave, req.flow)
+	opts, err := call.Options(req.leave, req.flow, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -169,7 +182,7 @@ func (h *Handler) wait(w http.ResponseWriter, r *http.Request) (any, error) {
 
 // reserveRequest is the body of a reservation.
 type reserveRequest struct {
-	takeRequest
+	terms
 	ttlMS   int64
 	id      *string // nil: the SDK chooses one
 	overrun string
@@ -177,7 +190,7 @@ type reserveRequest struct {
 
 func (r *reserveRequest) fields() fields {
 	r.overrun = overruns[policy.OverrunClamp]
-	f := r.takeRequest.fields()
+	f := r.terms.fields()
 	delete(f, "flow") // a reservation is made for no flow
 	f["ttl_ms"] = &r.ttlMS
 	f["id"] = &r.id

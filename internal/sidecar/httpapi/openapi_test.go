@@ -63,6 +63,7 @@ func TestTheDocumentHasTheFieldsOfTheRequests(t *testing.T) {
 	require.EqualValues(t, 1, *tokens.Default)
 	require.Equal(t, lua.MaxKeyLen, *d.Components.Schemas["Key"].MaxLength)
 	require.Equal(t, policy.MaxFlowLen, *d.Components.Schemas["Flow"].MaxLength)
+	require.Equal(t, lua.MaxRequestIDLen, *d.Components.Schemas["RequestID"].MaxLength)
 	require.Equal(t, lua.MaxIDLen, *d.Components.Schemas["ID"].MaxLength)
 	require.Equal(t, fetch.MaxAll, *d.Components.Schemas["TakeAllRequest"].Properties["requests"].MaxItems)
 	reserve, settle := d.Components.Schemas["ReserveRequest"].Properties, d.Components.Schemas["SettleRequest"].Properties
