@@ -135,6 +135,14 @@ type reply struct {
 	body   []byte
 }
 
+// media returns the media type of the body; that of most answers if a test has made this one.
+func (r reply) media() string {
+	if r.header == nil {
+		return "application/json"
+	}
+	return r.header.Get("Content-Type")
+}
+
 func (r reply) json(t testing.TB) map[string]any {
 	t.Helper()
 	var v map[string]any
@@ -302,6 +310,9 @@ func sendHalf(t *testing.T, b *bench, path string) []byte {
 // is the reservation of that name.
 func onPath(b *bench, path string) reply {
 	b.t.Helper()
+	if path == "/v1/check" {
+		return b.do(http.MethodGet, path+"?limit=api&key=onpath", "")
+	}
 	if strings.HasSuffix(path, "/peek") {
 		return b.do(http.MethodGet, real(path)+"?key=checkout", "")
 	}

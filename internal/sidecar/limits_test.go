@@ -98,6 +98,10 @@ func badCallsOfLimits() []badRequest {
 			badRequest{path + " of no key", post, at, of(""), nil, 400, "invalid_key", ""},
 			badRequest{path + " of half a letter", post, at, of(`a\ud800`), nil, 400, "bad_request", "half of a character"})
 	}
+	cases = append(cases,
+		badRequest{"CheckUnknownLimit", get, "/v1/check?limit=none&key=a", "", nil, 404, "unknown_limit", "none"},
+		badRequest{"CheckWithoutKey", get, "/v1/check?limit=api", "", nil, 400, "bad_request", "want key or by"},
+		badRequest{"CheckExceeds", get, "/v1/check?limit=api&key=a&tokens=4", "", nil, 422, "exceeds_capacity", "1 to 3"})
 	// A limit of buckets is asked for a key of its own, not for the bucket that its prefix names.
 	cases = append(cases,
 		badRequest{"NoKeyAfterPrefix", post, "/v1/limits/pool/take", `{}`, nil, 400, "invalid_key", "empty"},
@@ -244,6 +248,7 @@ func TestAProxyChecksRequests(t *testing.T) {
 	require.Equal(t, 403, check("limit=hourly&by=ip&deny=403", "X-Forwarded-For", "192.0.2.7").status)
 	require.Equal(t, 429, check("limit=hourly&by=ip&trusted=10.0.0.0/8", "X-Forwarded-For", "192.0.2.7, 10.1.1.1").status)
 	require.Equal(t, 400, check("limit=hourly&by=ip").status, "a request without an address")
+	require.Contains(t, check("limit=hourly&by=ip").json(t)["message"], "by: ")
 	require.Equal(t, 200, check("limit=api&by=header:X-User&tokens=2", "X-User", "7").status)
 	require.Equal(t, 429, check("limit=api&by=header:X-User,ip&tokens=2", "X-User", "7").status)
 	require.Equal(t, 400, check("limit=api&by=header:X-User").status)
@@ -264,12 +269,16 @@ func TestAProxyChecksRequests(t *testing.T) {
 		"limit=hourly&by=ip&trusted=me", "%zz",
 		"limit=hourly&by=ip&trusted=::ffff:10.0.0.0/104",
 	} {
-		require.Equal(t, 400, check(query, "X-Forwarded-For", "192.0.2.9").status, query)
+		refused := check(query, "X-Forwarded-For", "192.0.2.9")
+		require.Equal(t, 400, refused.status, query)
+		require.Equal(t, "bad_request", refused.json(t)["code"], query)
 	}
 	require.Equal(t, 404, check("limit=none&by=ip", "X-Forwarded-For", "192.0.2.9").status)
 	require.Equal(t, 405, b.post("/v1/check?limit=hourly&by=ip", "{}").status)
 	b.redis.Kill()
-	require.Equal(t, 503, check("limit=hourly&key=x").status)
+	unavailable := check("limit=hourly&key=x")
+	require.Equal(t, 503, unavailable.status)
+	require.Equal(t, "unavailable", unavailable.json(t)["code"])
 	require.Equal(t, 200, check("limit=hourly&key=x&open=true").status)
 }
 

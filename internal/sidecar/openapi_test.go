@@ -22,6 +22,7 @@ import (
 // createsBuckets are the paths of calls that a template's max_keys may refuse.
 var createsBuckets = map[string]bool{
 	"/v1/take": true, "/v1/take-all": true, "/v1/wait": true, "/v1/reserve": true, "/v1/limits/{limit}/take": true,
+	"/v1/check": true,
 }
 
 // Every status that an operation answers with is in the document, and the
@@ -51,7 +52,7 @@ func TestTheDocumentHasTheStatusesOfTheAnswers(t *testing.T) {
 			return // not an operation
 		}
 		for _, op := range ops {
-			d.Check(t, d.Answer(t, op, r.status), r.body, what)
+			d.Check(t, d.Answer(t, op, r.status), r.media(), r.body, what)
 		}
 		if seen[path] == nil {
 			seen[path] = make(map[int]bool)
@@ -70,6 +71,10 @@ func TestTheDocumentHasTheStatusesOfTheAnswers(t *testing.T) {
 		"a take of all that is denied")
 	see("/v1/reserve", b.post("/v1/reserve", `{"key":"checkout","tokens":3,"ttl_ms":1000}`),
 		"a reservation that is denied")
+	see("/v1/check", b.do(http.MethodGet, "/v1/check?limit=api&key=check&tokens=4", ""), "a check of too many tokens")
+	see("/v1/check", b.do(http.MethodGet, "/v1/check?limit=pool&key=none", ""), "a check without a bucket")
+	see("/v1/check", b.do(http.MethodGet, "/v1/check?limit=api&key=check&tokens=3", ""), "a check")
+	see("/v1/check", b.do(http.MethodGet, "/v1/check?limit=api&key=check", ""), "a check that is denied")
 	for _, c := range append(badRequests(), badCallsOfLimits()...) {
 		see(c.path, b.do(c.method, c.path, c.body, c.header...), c.name)
 	}
@@ -79,7 +84,11 @@ func TestTheDocumentHasTheStatusesOfTheAnswers(t *testing.T) {
 	}
 	for path := range d.Paths {
 		// Other calls, a web page, a bug, and the end of a call's time.
-		for _, err := range []error{call.ErrBusy, call.ErrForeign, fmt.Errorf("bug"), contextDeadline} {
+		others := []error{call.ErrBusy, call.ErrForeign, fmt.Errorf("bug"), contextDeadline}
+		if path == "/v1/check" {
+			others = others[:3] // a check that is late is a check without a decision, which is 503
+		}
+		for _, err := range others {
 			see(path, failing(t, err), path)
 		}
 		if createsBuckets[path] {

@@ -51,9 +51,20 @@ func (h *Handler) check(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	r = client(r)
-	if q.missing != missingRefuse && q.lacksKey(r) {
+	request := httplimit.NewRequest(r, q.trusted)
+	key, err := q.key(request)
+	switch {
+	case errors.Is(err, httplimit.ErrNoKey) && q.missing != missingRefuse:
 		w.Header().Set("Cache-Control", "no-store")
 		w.WriteHeader(q.withoutKey())
+		return
+	case err != nil:
+		Fail(w, fmt.Errorf("%w: by: %w", call.ErrBadRequest, err), h.config.Logger)
+		return
+	}
+	limiter, err := q.limiter(request, key)
+	if err != nil {
+		Fail(w, err, h.config.Logger)
 		return
 	}
 	asks := call.Asks{
@@ -64,15 +75,13 @@ func (h *Handler) check(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	deadline := h.config.Limits.Deadline()
-	limiter, err := q.limiter(r)
-	if err != nil {
-		Fail(w, err, h.config.Logger)
-		return
-	}
+	a := &checkAnswer{ResponseWriter: w}
 	m, err := httplimit.New(httplimit.Config{
-		Limiter: limiter, Key: q.keyOfLimit, Name: q.limit.Name(), TrustedProxies: q.trusted, FailOpen: q.open,
+		Limiter: limiter, Name: q.limit.Name(), TrustedProxies: q.trusted, FailOpen: q.open,
+		Key:    func(httplimit.Request) (string, error) { return q.limit.Key(key), nil },
 		Weight: func(*http.Request) int64 { return q.tokens }, XHeaders: true,
 		Timeout: q.limit.Timeout(deadline), Status: q.deny,
+		OnError: func(_ httplimit.Request, err error) { a.failed = err },
 	})
 	if err != nil { // the query is all that New may refuse
 		Fail(w, fmt.Errorf("%w: %w", call.ErrBadRequest, err), h.config.Logger)
@@ -86,9 +95,36 @@ func (h *Handler) check(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	w.Header().Set("Cache-Control", "no-store")
-	m.Wrap(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+	m.Wrap(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
 		w.WriteHeader(http.StatusOK)
-	})).ServeHTTP(w, r)
+	})).ServeHTTP(a, r)
+	if a.status != 0 {
+		fail(w, a.failed, a.status, h.config.Logger)
+	}
+}
+
+// checkAnswer holds back the middleware's answer to a check that failed, whose text only a person could read.
+type checkAnswer struct {
+	http.ResponseWriter
+	failed error // why there was no decision; nil: there was one
+	status int   // of the answer that was held back; 0: none
+}
+
+// WriteHeader implements http.ResponseWriter.
+func (a *checkAnswer) WriteHeader(status int) {
+	if a.failed != nil {
+		a.status = status
+		return
+	}
+	a.ResponseWriter.WriteHeader(status)
+}
+
+// Write implements http.ResponseWriter.
+func (a *checkAnswer) Write(p []byte) (int, error) {
+	if a.failed != nil {
+		return len(p), nil
+	}
+	return a.ResponseWriter.Write(p)
 }
 
 // question reads the query. What is misspelled would be a limit that isn't there, so nothing unknown passes.
@@ -160,12 +196,6 @@ func (h *Handler) question(r *http.Request) (question, error) {
 	return q, nil
 }
 
-// lacksKey reports whether a request has no key of the kinds that the query names.
-func (q question) lacksKey(r *http.Request) bool {
-	_, err := q.key(httplimit.NewRequest(r, q.trusted))
-	return errors.Is(err, httplimit.ErrNoKey)
-}
-
 // withoutKey is the status for a request that lacks its key.
 func (q question) withoutKey() int {
 	switch {
@@ -177,23 +207,12 @@ func (q question) withoutKey() int {
 	return http.StatusTooManyRequests
 }
 
-// keyOfLimit is what the limit knows the request's key by.
-func (q question) keyOfLimit(r httplimit.Request) (string, error) {
-	key, err := q.key(r)
-	return q.limit.Key(key), err
-}
-
-// limiter is what answers for the request's key in its flow. A request that lacks a level of the flow's name is in the
-// flow without a name.
-func (q question) limiter(r *http.Request) (limit.Limiter, error) {
-	req := httplimit.NewRequest(r, q.trusted)
-	key, err := q.key(req)
-	if err != nil {
-		return q.limit.For("", nil) // it is asked for nothing: the middleware finds the same error
-	}
+// limiter returns the limiter of a key, for the flow of the request. A request that lacks a level of the flow's name is
+// in the flow without a name.
+func (q question) limiter(r httplimit.Request, key string) (limit.Limiter, error) {
 	var levels []string
 	for _, of := range q.flow {
-		text, err := of(req)
+		text, err := of(r)
 		if err != nil {
 			return nil, fmt.Errorf("%w: flow_by: %w", call.ErrBadRequest, err)
 		}

@@ -28,6 +28,9 @@ var OpenAPI []byte
 // waitPath is the path of calls that wait for tokens.
 const waitPath = "/v1/wait"
 
+// checkPath is the path of a proxy's questions, whose answers are headers.
+const checkPath = "/v1/check"
+
 // Config is what a Handler serves.
 type Config struct {
 	Client   *fetch.Client
@@ -41,7 +44,7 @@ type Config struct {
 // Route is one operation.
 type Route struct {
 	Method, Path string
-	// call answers with what is sent as JSON.
+	// call returns the JSON of the answer; nil: the operation has an answer of its own.
 	call func(http.ResponseWriter, *http.Request) (any, error)
 }
 
@@ -84,7 +87,8 @@ func New(config Config) *Handler {
 			Fail(w, fmt.Errorf("%w: %s", call.ErrMethod, route.Method), config.Logger)
 		})
 	}
-	h.mux.HandleFunc("/v1/check", h.check)
+	h.routes = append(h.routes, Route{Method: http.MethodGet, Path: checkPath})
+	h.mux.HandleFunc(checkPath, h.check)
 	h.mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) { Fail(w, call.ErrNoRoute, config.Logger) })
 	return h
 }
@@ -143,17 +147,20 @@ type errorAnswer struct {
 }
 
 // Fail answers a call that failed.
-func Fail(w http.ResponseWriter, err error, log hclog.Logger) {
+func Fail(w http.ResponseWriter, err error, log hclog.Logger) { fail(w, err, call.FailureOf(err).HTTP, log) }
+
+// fail answers a call that failed, with a status that may be another than the error's.
+func fail(w http.ResponseWriter, err error, status int, log hclog.Logger) {
 	what := call.FailureOf(err)
 	message := err.Error()
-	switch what.HTTP {
-	case http.StatusInternalServerError:
+	if what.HTTP == http.StatusInternalServerError {
 		log.Error("call failed", "error", err)
 		message = "internal error"
-	case http.StatusTooManyRequests, http.StatusServiceUnavailable:
+	}
+	if status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable {
 		w.Header().Set("Retry-After", "1")
 	}
-	write(w, what.HTTP, errorAnswer{what.Name, message}, log)
+	write(w, status, errorAnswer{what.Name, message}, log)
 }
 
 func write(w http.ResponseWriter, status int, answer any, log hclog.Logger) {

@@ -22,18 +22,21 @@ type Document struct {
 	Components struct {
 		Schemas   map[string]*Schema   `yaml:"schemas"`
 		Responses map[string]*Response `yaml:"responses"`
+		Headers   map[string]*Header   `yaml:"headers"`
 	} `yaml:"components"`
 }
 
 // Operation is what can be done at a path.
 type Operation struct {
-	ID         string `yaml:"operationId"`
-	Summary    string `yaml:"summary"`
-	Parameters []struct {
-		Name     string  `yaml:"name"`
-		In       string  `yaml:"in"`
-		Required bool    `yaml:"required"`
-		Schema   *Schema `yaml:"schema"`
+	ID          string `yaml:"operationId"`
+	Summary     string `yaml:"summary"`
+	Description string `yaml:"description"`
+	Parameters  []struct {
+		Name        string  `yaml:"name"`
+		In          string  `yaml:"in"`
+		Description string  `yaml:"description"`
+		Required    bool    `yaml:"required"`
+		Schema      *Schema `yaml:"schema"`
 	} `yaml:"parameters"`
 	Body *struct {
 		Required bool    `yaml:"required"`
@@ -44,9 +47,17 @@ type Operation struct {
 
 // Response is an answer.
 type Response struct {
+	Ref         string             `yaml:"$ref"`
+	Description string             `yaml:"description"`
+	Headers     map[string]*Header `yaml:"headers"`
+	Content     Content            `yaml:"content"`
+}
+
+// Header is a header of an answer.
+type Header struct {
 	Ref         string  `yaml:"$ref"`
 	Description string  `yaml:"description"`
-	Content     Content `yaml:"content"`
+	Schema      *Schema `yaml:"schema"`
 }
 
 // Content is what an answer holds, by media type.
@@ -95,8 +106,8 @@ func (d *Document) Resolve(t testing.TB, s *Schema) *Schema {
 	return d.Resolve(t, d.Components.Schemas[name])
 }
 
-// Answer is the schema of a status of an operation.
-func (d *Document) Answer(t testing.TB, op *Operation, status int) *Schema {
+// Answer returns the answer of an operation that has a status.
+func (d *Document) Answer(t testing.TB, op *Operation, status int) *Response {
 	t.Helper()
 	r := op.Responses[strconv.Itoa(status)]
 	require.NotNil(t, r, "%s: status %d is not in the document", op.ID, status)
@@ -104,12 +115,19 @@ func (d *Document) Answer(t testing.TB, op *Operation, status int) *Schema {
 		r = d.Components.Responses[name]
 		require.NotNil(t, r, name)
 	}
-	return d.Resolve(t, r.Content["application/json"].Schema)
+	return r
 }
 
-// Check holds a JSON body against its schema.
-func (d *Document) Check(t testing.TB, s *Schema, body []byte, what string) {
+// Check holds a body against the schema of its media type. An answer without content has no body.
+func (d *Document) Check(t testing.TB, r *Response, media string, body []byte, what string) {
 	t.Helper()
+	if r.Content == nil {
+		require.Empty(t, body, what)
+		return
+	}
+	content, ok := r.Content[media]
+	require.True(t, ok, "%s: the document has no %q", what, media)
+	s := d.Resolve(t, content.Schema)
 	var v map[string]any
 	require.NoError(t, json.Unmarshal(body, &v), "%s: %s", what, body)
 	d.checkValue(t, s, v, what)
