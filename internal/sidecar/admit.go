@@ -7,18 +7,21 @@ import (
 	"net/http"
 	"net/netip"
 	"strings"
+	"time"
 
 	"github.com/tokenrefill/refiller/internal/sidecar/call"
 	"github.com/tokenrefill/refiller/internal/sidecar/httpapi"
 )
 
-// admit has each call over HTTP wait for its turn before it runs.
+// admit has each call over HTTP wait for its turn before it runs, and measures calls that do not wait for tokens.
 func (s *Server) admit(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		origin := originOf(addrOf(r.Context()), r.TLS)
 		leave := func() {}
 		defer func() { leave() }()
+		began, waits := time.Now(), false
 		turn := func(ctx context.Context, a call.Asks) error {
+			waits = a.Waits
 			entered, err := s.turns.enter(ctx, origin, a, false)
 			if err == nil {
 				leave = entered
@@ -26,6 +29,9 @@ func (s *Server) admit(next http.Handler) http.Handler {
 			return err
 		}
 		next.ServeHTTP(w, r.WithContext(call.WithTurn(r.Context(), turn)))
+		if !waits {
+			s.metrics.Took(httpapi.Door(r), time.Since(began))
+		}
 	})
 }
 

@@ -193,7 +193,7 @@ descriptors:
   - {key: try, shadow_mode: true, rate_limit: {bucket: checkout}}
 `)}, envoy.NewWindows(z.rdb, always(patience)))
 	require.NoError(f, err)
-	s := envoy.NewServer(limits, z.client, hclog.NewNullLogger())
+	s := envoy.NewServer(limits, z.client, nil, hclog.NewNullLogger())
 	for _, req := range []*rls.RateLimitRequest{
 		request(0, of("generic_key", "checkout")), request(7, of("try", "x"), of("free", "")), request(1, of("user", "}{")),
 		request(1, of("user", "x", "route", "y")), request(1), {Domain: "other"}, request(1, of()),

@@ -15,11 +15,13 @@ import (
 	refillerv1 "github.com/tokenrefill/refiller/api/refiller/v1"
 	"github.com/tokenrefill/refiller/internal/sidecar/call"
 	"github.com/tokenrefill/refiller/internal/sidecar/envoy"
+	"github.com/tokenrefill/refiller/internal/sidecar/metrics"
 )
 
 // gate admits calls over gRPC.
 type gate struct {
 	turns    *turns
+	metrics  *metrics.Metrics
 	longest  time.Duration   // a unary call may take, its request included
 	draining context.Context // ends when health turns
 }
@@ -48,13 +50,25 @@ func (g *gate) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, h
 	if strings.HasPrefix(info.FullMethod, healthPrefix) {
 		return handler(ctx, req) // a busy client is not an unhealthy server
 	}
+	began, wants := time.Now(), asks(info.FullMethod, req)
+	if !wants.Waits {
+		defer func() { g.metrics.Took(doorOf(req), time.Since(began)) }()
+	}
 	untimed, _ := ctx.Value(untimedKey{}).(bool)
-	leave, err := g.turns.enter(ctx, grpcOrigin(ctx), asks(info.FullMethod, req), !untimed)
+	leave, err := g.turns.enter(ctx, grpcOrigin(ctx), wants, !untimed)
 	if err != nil {
 		return nil, call.GRPCError(err)
 	}
 	defer leave()
 	return handler(ctx, req)
+}
+
+// doorOf returns the door of a request over gRPC.
+func doorOf(req any) string {
+	if _, ok := req.(*rls.RateLimitRequest); ok {
+		return metrics.Envoy
+	}
+	return metrics.GRPC
 }
 
 // asks describes a request of any of the services.

@@ -40,6 +40,7 @@ const (
 type Server struct {
 	opts       Options
 	log        hclog.Logger
+	metrics    *metrics.Metrics
 	httpLns    []*listener
 	adminLns   []*listener
 	grpcLns    []*listener
@@ -66,9 +67,10 @@ func Listen(opts Options) (*Server, error) {
 	if err := opts.Validate(); err != nil {
 		return nil, err
 	}
-	refusals := newRefusals(metrics.New(opts.Registry), opts.Logger)
-	s := &Server{opts: opts, log: opts.Logger, turns: newTurns(opts.Limits, refusals), health: health.NewServer(),
-		sleep: time.Sleep}
+	counts := metrics.New(opts.Registry)
+	refusals := newRefusals(counts, opts.Logger)
+	s := &Server{opts: opts, log: opts.Logger, metrics: counts, turns: newTurns(opts.Limits, refusals),
+		health: health.NewServer(), sleep: time.Sleep}
 	s.limits.Store(opts.Named)
 	s.draining, s.startDrain = context.WithCancel(context.Background())
 	conns := newClients(opts.Limits.Connections)
@@ -92,7 +94,7 @@ func Listen(opts Options) (*Server, error) {
 	}
 	api := httpapi.New(httpapi.Config{
 		Client: opts.Client, Limits: s.door(), Body: opts.Limits.Body, Wait: opts.Limits.Wait,
-		Patience: opts.Limits.Patience, Logger: s.log,
+		Patience: opts.Limits.Patience, Metrics: counts, Logger: s.log,
 	})
 	s.http = s.newHTTP(s.withServerPages(s.admit(api)), opts.TLS)
 	s.admin = s.newHTTP(s.withServerPages(http.HandlerFunc(s.notFound)), nil)
@@ -168,7 +170,7 @@ func (s *Server) newHTTP(h http.Handler, config *tls.Config) *http.Server {
 
 func (s *Server) newGRPC() *grpc.Server {
 	l := s.opts.Limits
-	g := &gate{turns: s.turns, longest: l.QueueWait + l.Wait + 2*l.Patience, draining: s.draining}
+	g := &gate{turns: s.turns, metrics: s.metrics, longest: l.QueueWait + l.Wait + 2*l.Patience, draining: s.draining}
 	opts := []grpc.ServerOption{
 		grpc.UnaryInterceptor(g.unary), grpc.StreamInterceptor(g.stream), grpc.InTapHandle(g.tap),
 		grpc.MaxRecvMsgSize(l.Body), grpc.MaxHeaderListSize(maxHeader), grpc.MaxConcurrentStreams(maxStreams),
@@ -181,9 +183,9 @@ func (s *Server) newGRPC() *grpc.Server {
 	}
 	srv := grpc.NewServer(opts...)
 	refillerv1.RegisterBucketsServer(srv, &grpcapi.Buckets{Client: s.opts.Client, Longest: l.Wait})
-	refillerv1.RegisterLimitsServer(srv, &grpcapi.Limits{Door: s.door()})
+	refillerv1.RegisterLimitsServer(srv, &grpcapi.Limits{Door: s.door(), Metrics: s.metrics})
 	if s.opts.Envoy != nil {
-		s.envoy = envoy.NewServer(s.opts.Envoy, s.opts.Client, s.log)
+		s.envoy = envoy.NewServer(s.opts.Envoy, s.opts.Client, s.metrics, s.log)
 		rls.RegisterRateLimitServiceServer(srv, s.envoy)
 	}
 	healthpb.RegisterHealthServer(srv, s.health)

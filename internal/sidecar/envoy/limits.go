@@ -60,6 +60,7 @@ type rateLimit struct {
 	window    taker            // nil: a bucket
 	per       quota            // of the window
 	shared    []bool           // of each entry: all values of its pattern share the limit
+	levels    []level          // of each entry: how metrics name it
 }
 
 // The form of a file, which is that of Envoy's reference service.
@@ -77,8 +78,8 @@ type fileDescriptor struct {
 	QuotaMode      bool             `yaml:"quota_mode"`
 	ShareThreshold bool             `yaml:"share_threshold"`
 	Metadata       map[string]any   `yaml:"metadata"`
-	DetailedMetric bool             `yaml:"detailed_metric"` // of the reference service's metrics
-	ValueToMetric  bool             `yaml:"value_to_metric"` // likewise
+	DetailedMetric bool             `yaml:"detailed_metric"` // metrics name the values of the request
+	ValueToMetric  bool             `yaml:"value_to_metric"` // metrics name the value of this entry
 }
 
 type fileLimit struct {
@@ -192,6 +193,12 @@ func (p *parser) limit(at string, d fileDescriptor, path []fileDescriptor) *rate
 	}
 	for _, d := range path {
 		l.shared = append(l.shared, d.ShareThreshold)
+		l.levels = append(l.levels, level{value: d.Value, runtime: d.ValueToMetric})
+	}
+	if d.DetailedMetric {
+		for i := range l.levels {
+			l.levels[i].runtime = true
+		}
 	}
 	for i, r := range f.Replaces {
 		if r.Name == "" || r.Name == f.Name {

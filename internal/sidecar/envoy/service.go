@@ -16,6 +16,7 @@ import (
 
 	"github.com/tokenrefill/refiller/fetch"
 	"github.com/tokenrefill/refiller/internal/sidecar/call"
+	"github.com/tokenrefill/refiller/internal/sidecar/metrics"
 	"github.com/tokenrefill/refiller/policy"
 )
 
@@ -26,12 +27,13 @@ type Server struct {
 	rls.UnimplementedRateLimitServiceServer // for methods that a later version of the interface adds
 	limits                                  atomic.Pointer[Limits]
 	buckets                                 taker
+	metrics                                 *metrics.Metrics
 	log                                     hclog.Logger
 }
 
-// NewServer makes a Server of buckets and of limits, which have Windows.
-func NewServer(limits *Limits, client *fetch.Client, log hclog.Logger) *Server {
-	s := &Server{buckets: client, log: log}
+// NewServer makes a Server of buckets and of limits, which have Windows. A nil m counts nothing.
+func NewServer(limits *Limits, client *fetch.Client, m *metrics.Metrics, log hclog.Logger) *Server {
+	s := &Server{buckets: client, metrics: m, log: log}
 	s.limits.Store(limits)
 	return s
 }
@@ -42,6 +44,8 @@ func (s *Server) Use(limits *Limits) { s.limits.Store(limits) }
 // decision is what a descriptor asks for and is answered.
 type decision struct {
 	limit  *rateLimit // nil: none applies
+	label  string     // of the limit, in metrics
+	detail bool       // the label has values of the request
 	taker  taker
 	key    string
 	flow   string // of a bucket; empty: it has no name
@@ -49,6 +53,8 @@ type decision struct {
 	back   bool // give n back instead of taking
 	shadow bool // its denial doesn't count
 	result fetch.Result
+	asked  bool
+	err    error // of the question
 }
 
 // decides reports whether there is something to ask.
@@ -66,10 +72,28 @@ func (s *Server) ShouldRateLimit(ctx context.Context, req *rls.RateLimitRequest)
 		return nil, call.GRPCError(err)
 	}
 	over, err := s.decide(ctx, ds)
+	s.count(ds)
 	if err != nil {
 		return nil, call.GRPCError(err)
 	}
 	return limits.response(req, ds, over), nil
+}
+
+// count counts the descriptors that were asked.
+func (s *Server) count(ds []decision) {
+	for i := range ds {
+		d := &ds[i]
+		if !d.asked || d.back && d.err == nil {
+			continue
+		}
+		label := d.label
+		if d.detail {
+			label = s.metrics.Detail(label)
+		}
+		r := d.result
+		r.Shadow = r.Shadow || !r.OK && d.shadow
+		s.metrics.Decided(metrics.Envoy, label, r, d.err)
+	}
 }
 
 // decisions finds out what is asked for.
@@ -167,12 +191,15 @@ func (r *Limits) find(d *decision, inDomain string, descriptor *descriptorpb.Rat
 			return err
 		}
 		d.limit = &rateLimit{window: w, per: per}
+		d.label = labelOf(inDomain, entries)
+		d.detail = true
 	} else {
 		var named []entry
 		d.limit, named = root.match(entries)
 		if !d.decides() {
 			return nil
 		}
+		d.label, d.detail = d.limit.label(inDomain, named)
 		d.flow = d.limit.flow.flow(inDomain, entries) // values that share a limit are flows of their own
 		entries = named
 	}
@@ -271,7 +298,13 @@ func atOnce(ds []decision, wanted func(*decision) bool, do func(*decision) error
 
 // ask takes, or only checks. More than a bucket can ever hold is a denial, and so is a check of a bucket that holds
 // nothing.
-func (d *decision) ask(ctx context.Context, check bool) (err error) {
+func (d *decision) ask(ctx context.Context, check bool) error {
+	d.asked = true
+	d.err = d.take(ctx, check)
+	return d.err
+}
+
+func (d *decision) take(ctx context.Context, check bool) (err error) {
 	left := func(n int64) bool { return d.result.Remaining >= n+d.limit.leave.Of(d.result.Limit) }
 	var opts []fetch.CallOption
 	if d.limit.window == nil {

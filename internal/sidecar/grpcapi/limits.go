@@ -10,6 +10,7 @@ import (
 	refillerv1 "github.com/tokenrefill/refiller/api/refiller/v1"
 	"github.com/tokenrefill/refiller/internal/sidecar/call"
 	"github.com/tokenrefill/refiller/internal/sidecar/limits"
+	"github.com/tokenrefill/refiller/internal/sidecar/metrics"
 	"github.com/tokenrefill/refiller/limit/schedule"
 )
 
@@ -17,12 +18,15 @@ import (
 type Limits struct {
 	refillerv1.UnimplementedLimitsServer // for methods that a later version of the interface adds
 	Door                                 limits.Door
+	Metrics                              *metrics.Metrics // nil: nothing is counted
 }
 
 // Take implements refillerv1.LimitsServer.
 func (s *Limits) Take(ctx context.Context, req *refillerv1.TakeLimitRequest) (*refillerv1.LimitResult, error) {
 	return s.ask(ctx, req, func(ctx context.Context, l *limits.Limit) (limits.Answer, error) {
-		return l.Take(ctx, req.GetKey(), req.Flow, tokens(req.Tokens))
+		a, err := l.Take(ctx, req.GetKey(), req.Flow, tokens(req.Tokens))
+		s.Metrics.Decided(metrics.GRPC, l.Name(), a.Result, err)
+		return a, err
 	})
 }
 
@@ -54,9 +58,11 @@ func (s *Limits) Reserve(
 	var r schedule.Reservation
 	err := s.call(ctx, req, func(ctx context.Context, l *limits.Limit) error {
 		sched, err := l.Schedule()
-		if err == nil {
-			r, err = sched.Reserve(ctx, req.GetKey(), req.GetId(), req.GetAt().AsTime())
+		if err != nil {
+			return err
 		}
+		r, err = sched.Reserve(ctx, req.GetKey(), req.GetId(), req.GetAt().AsTime())
+		s.Metrics.Decided(metrics.GRPC, l.Name(), r.Result, err)
 		return err
 	})
 	if err != nil {

@@ -10,9 +10,11 @@ import (
 	"strings"
 	"time"
 
+	"github.com/tokenrefill/refiller/fetch"
 	"github.com/tokenrefill/refiller/internal/flowname"
 	"github.com/tokenrefill/refiller/internal/sidecar/call"
 	"github.com/tokenrefill/refiller/internal/sidecar/limits"
+	"github.com/tokenrefill/refiller/internal/sidecar/metrics"
 	"github.com/tokenrefill/refiller/limit"
 	httplimit "github.com/tokenrefill/refiller/middleware/httplimit"
 	"github.com/tokenrefill/refiller/policy"
@@ -81,7 +83,13 @@ func (h *Handler) check(w http.ResponseWriter, r *http.Request) {
 		Key:    func(httplimit.Request) (string, error) { return q.limit.Key(key), nil },
 		Weight: func(*http.Request) int64 { return q.tokens }, XHeaders: true,
 		Timeout: q.limit.Timeout(deadline), Status: q.deny,
-		OnError: func(_ httplimit.Request, err error) { a.failed = err },
+		OnError: func(_ httplimit.Request, err error) {
+			a.failed = err
+			h.config.Metrics.Decided(metrics.Check, q.limit.Name(), fetch.Result{}, err)
+		},
+		OnLimit: func(_ httplimit.Request, d httplimit.Decision) {
+			h.config.Metrics.Decided(metrics.Check, q.limit.Name(), d.Result, nil)
+		},
 	})
 	if err != nil { // the query is all that New may refuse
 		Fail(w, fmt.Errorf("%w: %w", call.ErrBadRequest, err), h.config.Logger)
@@ -95,7 +103,10 @@ func (h *Handler) check(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	w.Header().Set("Cache-Control", "no-store")
-	m.Wrap(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+	m.Wrap(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		if d, decided := httplimit.FromContext(r.Context()); decided {
+			h.config.Metrics.Decided(metrics.Check, q.limit.Name(), d.Result, nil)
+		}
 		w.WriteHeader(http.StatusOK)
 	})).ServeHTTP(a, r)
 	if a.status != 0 {

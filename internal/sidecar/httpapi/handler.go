@@ -18,6 +18,7 @@ import (
 	"github.com/tokenrefill/refiller/fetch"
 	"github.com/tokenrefill/refiller/internal/sidecar/call"
 	"github.com/tokenrefill/refiller/internal/sidecar/limits"
+	"github.com/tokenrefill/refiller/internal/sidecar/metrics"
 )
 
 // OpenAPI describes the operations.
@@ -35,10 +36,19 @@ const checkPath = "/v1/check"
 type Config struct {
 	Client   *fetch.Client
 	Limits   limits.Door
-	Body     int           // the most bytes of a request
-	Wait     time.Duration // the longest wait for tokens
-	Patience time.Duration // how long a client may take to read the answer
+	Body     int              // the most bytes of a request
+	Wait     time.Duration    // the longest wait for tokens
+	Patience time.Duration    // how long a client may take to read the answer
+	Metrics  *metrics.Metrics // nil: nothing is counted
 	Logger   hclog.Logger
+}
+
+// Door returns the door of a request, as metrics name it.
+func Door(r *http.Request) string {
+	if r.URL.Path == checkPath {
+		return metrics.Check
+	}
+	return metrics.HTTP
 }
 
 // Route is one operation.
@@ -147,7 +157,9 @@ type errorAnswer struct {
 }
 
 // Fail answers a call that failed.
-func Fail(w http.ResponseWriter, err error, log hclog.Logger) { fail(w, err, call.FailureOf(err).HTTP, log) }
+func Fail(w http.ResponseWriter, err error, log hclog.Logger) {
+	fail(w, err, call.FailureOf(err).HTTP, log)
+}
 
 // fail answers a call that failed, with a status that may be another than the error's.
 func fail(w http.ResponseWriter, err error, status int, log hclog.Logger) {

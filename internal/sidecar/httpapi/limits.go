@@ -11,6 +11,7 @@ import (
 	"github.com/tokenrefill/refiller/internal/sidecar/answer"
 	"github.com/tokenrefill/refiller/internal/sidecar/call"
 	"github.com/tokenrefill/refiller/internal/sidecar/limits"
+	"github.com/tokenrefill/refiller/internal/sidecar/metrics"
 )
 
 // limitAnswer is what a named limit decided.
@@ -65,6 +66,7 @@ func (h *Handler) takeLimit(w http.ResponseWriter, r *http.Request) (any, error)
 	}
 	defer cancel()
 	a, err := l.Take(ctx, req.key, req.flow, req.tokens)
+	h.config.Metrics.Decided(metrics.HTTP, l.Name(), a.Result, err)
 	if err != nil {
 		return nil, err
 	}
@@ -150,6 +152,7 @@ func (h *Handler) reserveInstant(w http.ResponseWriter, r *http.Request) (any, e
 		return nil, err
 	}
 	res, err := s.Reserve(ctx, req.key, req.id, at)
+	h.config.Metrics.Decided(metrics.HTTP, l.Name(), res.Result, err)
 	if err != nil {
 		return nil, err
 	}

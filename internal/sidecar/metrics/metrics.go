@@ -1,7 +1,20 @@
 // Package metrics counts what the sidecar's doors do.
 package metrics
 
-import "github.com/prometheus/client_golang/prometheus"
+import (
+	"context"
+	"errors"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+	"unicode/utf8"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/tokenrefill/refiller/fetch"
+	"github.com/tokenrefill/refiller/internal/sidecar/call"
+)
 
 // Reasons of a refusal.
 const (
@@ -11,9 +24,44 @@ const (
 	Connections = "connections"
 )
 
-// Metrics counts calls. It is safe for concurrent use.
+// Doors are the protocols of the sidecar.
+const (
+	HTTP  = "http"
+	GRPC  = "grpc"
+	Check = "check" // a proxy's question about a request
+	Envoy = "envoy"
+)
+
+// Outcomes of a request to a limit.
+const (
+	admitted  = "admitted"
+	nearLimit = "near_limit" // admitted, with more than nearPercent of the limit in use
+	denied    = "denied"
+	shadow    = "shadow"    // admitted, since the limit or its bucket is in shadow mode
+	failed    = "failed"    // there was no decision
+	refused   = "refused"   // the request itself is wrong
+	cancelled = "cancelled" // the client left
+)
+
+const nearPercent = 80
+
+const (
+	// mostDetails bounds the labels that requests make with their values.
+	mostDetails = 1000
+	maxLabel    = 256 // bytes
+	// other is the label of the requests whose values make no label.
+	other = "other"
+)
+
+// Metrics counts calls. It is safe for concurrent use. A nil Metrics counts nothing.
 type Metrics struct {
 	Refused *prometheus.CounterVec // by reason
+
+	requests *prometheus.CounterVec
+	seconds  *prometheus.HistogramVec
+
+	mu      sync.Mutex
+	details map[string]bool // labels that requests have made
 }
 
 // New makes Metrics and registers them. A nil registry keeps them to itself.
@@ -22,12 +70,78 @@ func New(registry prometheus.Registerer) *Metrics {
 		Refused: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "refiller_sidecar_refused_total",
 			Help: "Calls and connections that the sidecar refused for its own bounds, by reason: queue_full and queue_wait " +
 				"for calls, waits for waits for tokens, connections for connections of one client."}, []string{"reason"}),
+		requests: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "refiller_sidecar_limit_requests_total",
+			Help: "Requests to named limits and to Envoy's, by outcome: admitted, near_limit (admitted, with more than 80 % " +
+				"of the limit in use), denied, shadow (admitted in shadow mode), failed, refused, cancelled."},
+			[]string{"door", "limit", "outcome"}),
+		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "refiller_sidecar_call_seconds",
+			Help:    "Time of calls in the sidecar, with their time in the queue. Waits for tokens are not included.",
+			Buckets: []float64{.00025, .0005, .001, .0025, .005, .01, .02, .05, .1, .25, .5, 1, 2.5},
+		}, []string{"door"}),
+		details: make(map[string]bool),
 	}
 	for _, reason := range []string{QueueFull, QueueWait, Waits, Connections} {
 		m.Refused.WithLabelValues(reason)
 	}
+	for _, door := range []string{HTTP, GRPC, Check, Envoy} {
+		m.seconds.WithLabelValues(door)
+	}
 	if registry != nil {
-		registry.MustRegister(m.Refused)
+		registry.MustRegister(m.Refused, m.requests, m.seconds)
 	}
 	return m
+}
+
+// Decided counts a request to a limit, by its result or its error.
+func (m *Metrics) Decided(door, limit string, r fetch.Result, err error) {
+	if m == nil {
+		return
+	}
+	m.requests.WithLabelValues(door, limit, outcomeOf(r, err)).Inc()
+}
+
+func outcomeOf(r fetch.Result, err error) string {
+	switch {
+	case errors.Is(err, context.Canceled):
+		return cancelled
+	case err != nil && call.FailureOf(err).HTTP >= http.StatusInternalServerError:
+		return failed
+	case err != nil:
+		return refused
+	case r.Shadow:
+		return shadow
+	case !r.OK:
+		return denied
+	case r.Limit > 0 && r.Limit-r.Remaining > r.Limit/100*nearPercent+r.Limit%100*nearPercent/100:
+		return nearLimit
+	}
+	return admitted
+}
+
+// Took observes the time of a call.
+func (m *Metrics) Took(door string, d time.Duration) {
+	if m != nil {
+		m.seconds.WithLabelValues(door).Observe(d.Seconds())
+	}
+}
+
+// Detail returns the label of a limit that has values of requests in its name. Their number is bounded: further names
+// are "other", and so are names that are too long.
+func (m *Metrics) Detail(name string) string {
+	if m == nil || len(name) > maxLabel {
+		return other
+	}
+	if !utf8.ValidString(name) {
+		name = strings.ToValidUTF8(name, "\uFFFD")
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.details[name] {
+		return name
+	}
+	if len(m.details) == mostDetails {
+		return other
+	}
+	m.details[name] = true
+	return name
 }

@@ -1,0 +1,39 @@
+package envoy
+
+import "strings"
+
+// level is how metrics name an entry of a limit's descriptor.
+type level struct {
+	value   string // of the file
+	runtime bool   // the value of the request takes its place
+}
+
+// label returns the name of a limit in metrics, which is that of the reference service: the domain, and each key with
+// its value in the file, or in the request if the file asks for that. fromRequest reports whether it has values of the
+// request, which are without number. Values that share a limit are named by their pattern.
+func (l *rateLimit) label(domain string, named []entry) (label string, fromRequest bool) {
+	entries := make([]entry, len(named))
+	for i, e := range named {
+		entries[i] = entry{e.key, l.levels[i].value}
+		if l.levels[i].runtime && e.value != entries[i].value {
+			entries[i].value = e.value
+			fromRequest = true
+		}
+	}
+	return labelOf(domain, entries), fromRequest
+}
+
+// labelOf joins a domain and entries.
+func labelOf(domain string, entries []entry) string {
+	var b strings.Builder
+	b.WriteString(domain)
+	for _, e := range entries {
+		b.WriteByte('.')
+		b.WriteString(e.key)
+		if e.value != "" {
+			b.WriteByte('_')
+			b.WriteString(e.value)
+		}
+	}
+	return b.String()
+}
