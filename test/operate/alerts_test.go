@@ -106,6 +106,110 @@ const (
 	sidecarReload = `refiller_sidecar_limits_last_reload_ok{instance="sidecar"}`
 )
 
+// ofSidecar names a series of a sidecar, one or two of job sidecars.
+func ofSidecar(instance, name string, labels ...string) string {
+	all := fmt.Sprintf(`namespace="limits",job="sidecars",instance=%q`, instance)
+	for _, label := range labels {
+		all += "," + label
+	}
+	return fmt.Sprintf("%s{%s}", name, all)
+}
+
+// Names of series of sidecars.
+const (
+	isScraped     = "up"
+	hasReloaded   = "refiller_sidecar_limits_last_reload_ok"
+	refusedCalls  = "refiller_sidecar_refused_total"
+	limitRequests = "refiller_sidecar_limit_requests_total"
+	callSeconds   = "refiller_sidecar_call_seconds_bucket"
+	degradedCalls = "refiller_consumer_degraded_total"
+	consumerCalls = "refiller_consumer_calls_total"
+	rescues       = "refiller_consumer_rescues_total"
+)
+
+const (
+	atCheck      = `door="check"`
+	atEnvoy      = `door="envoy"`
+	isFailed     = `outcome="failed"`
+	isAdmitted   = `outcome="admitted"`
+	fromDeadline = `reason="deadline"`
+	isQueueFull  = `reason="queue_full"`
+)
+
+// healthySidecars adds the series of two sidecars with nothing wrong.
+func healthySidecars(s map[string]string) {
+	for _, instance := range []string{"one", "two"} {
+		set := func(values, name string, labels ...string) { s[ofSidecar(instance, name, labels...)] = values }
+		set(steady(1), isScraped)
+		set(steady(1), hasReloaded)
+		set(steady(0), refusedCalls, isQueueFull)
+		for _, door := range []string{atCheck, atEnvoy} {
+			set(rising(300), limitRequests, door, isAdmitted)
+			set(rising(1), limitRequests, door, isFailed)
+			for _, le := range []string{"0.01", "0.02", "0.05", "0.1", "0.5", "+Inf"} {
+				set(rising(300), callSeconds, door, fmt.Sprintf("le=%q", le))
+			}
+		}
+		set(rising(300), consumerCalls)
+		set(rising(1), degradedCalls, fromDeadline)
+		set(steady(0), rescues)
+	}
+}
+
+// illSidecars are the illnesses of sidecars and consumers.
+func illSidecars() map[string]illness {
+	one := func(key, values string) map[string]string { return map[string]string{key: values} }
+	job := func(more ...string) map[string]string {
+		labels := map[string]string{"namespace": "limits", "job": "sidecars"}
+		for i := 0; i < len(more); i += 2 {
+			labels[more[i]] = more[i+1]
+		}
+		return labels
+	}
+	slow := func(door string) map[string]string {
+		s := map[string]string{}
+		for _, le := range []string{"0.01", "0.02", "0.05"} {
+			for _, instance := range []string{"one", "two"} {
+				s[ofSidecar(instance, callSeconds, door, fmt.Sprintf("le=%q", le))] = rising(280)
+			}
+		}
+		return s
+	}
+	slowCheck := slow(atCheck)
+	slowCheck[ofSidecar("one", callSeconds, atCheck, `le="0.1"`)] = rising(280)
+	slowCheck[ofSidecar("two", callSeconds, atCheck, `le="0.1"`)] = rising(280)
+	gone := map[string]string{}
+	for _, instance := range []string{"one", "two"} {
+		gone[ofSidecar(instance, isScraped)] = stale
+		gone[ofSidecar(instance, hasReloaded)] = stale
+	}
+	return map[string]illness{
+		"SidecarAbsent": {gone, job(), "No sidecar of sidecars is scraped."},
+		" One sidecar was removed": {series: map[string]string{
+			ofSidecar("two", isScraped): stale, ofSidecar("two", hasReloaded): stale,
+		}},
+		"SidecarDown": {map[string]string{
+			ofSidecar("two", isScraped): "1+0x70 0+0x30", ofSidecar("two", hasReloaded): stale,
+		}, job("instance", "two"), "Sidecar two does not answer."},
+		"SidecarRefuses": {one(ofSidecar("one", refusedCalls, isQueueFull), rising(60)),
+			job("instance", "one", "reason", "queue_full"),
+			"Sidecar one refuses 2 calls or connections per second (queue_full)."},
+		" A sidecar refused a burst a while ago": {series: one(ofSidecar("one", refusedCalls, isQueueFull), jump(60))},
+		"SidecarSlow": {slowCheck, job("door", "check"),
+			"One call in a hundred at door check of sidecars takes 440ms."},
+		"SidecarSlow for Envoy": {slow(atEnvoy), job("door", "envoy"),
+			"One call in a hundred at door envoy of sidecars takes 92.5ms."},
+		" A proxy's checks take as long": {series: slow(atCheck)},
+		"LimitsUndecided": {one(ofSidecar("one", limitRequests, atCheck, isFailed), rising(30)), job("door", "check"),
+			"1.033 requests per second at door check of sidecars got no decision."},
+		"ConsumersDegraded": {one(ofSidecar("one", degradedCalls, fromDeadline), rising(30)), job("reason", "deadline"),
+			"1.033 calls per second of sidecars got the answer of their degraded mode (deadline)."},
+		"ConsumersRefill": {one(ofSidecar("one", rescues), rising(60)), job(),
+			"Consumers of sidecars refill buckets themselves, 2 times per second."},
+		" Consumers refilled a bucket once": {series: one(ofSidecar("one", rescues), jump(60))},
+	}
+}
+
 // healthy are the series of the replicas with nothing wrong.
 func healthy() map[string]string {
 	s := map[string]string{sidecarReload: steady(1)}
@@ -163,6 +267,7 @@ func healthy() map[string]string {
 	s[series("a", "pools_overclaimed")] = steady(0)
 	s[seenRegion("silent_seconds", "eu")] = steady(1)
 	s[seenRegion("fenced", "eu")] = steady(0)
+	healthySidecars(s)
 	return s
 }
 
@@ -360,6 +465,7 @@ func TestEachAlertFiresForItsFaultAlone(t *testing.T) {
 	t.Parallel()
 	promtool := tool(t, "promtool")
 	rules, ills := alertRules(t), illnesses()
+	maps.Copy(ills, illSidecars())
 	tests := []any{ruleTest(t, rules, " healthy", illness{})}
 	for _, r := range rules {
 		require.Contains(t, ills, r.Alert, "every alert has its test")

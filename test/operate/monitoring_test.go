@@ -1,6 +1,7 @@
 package operate
 
 import (
+	"context"
 	"encoding/json"
 	"flag"
 	"fmt"
@@ -11,8 +12,10 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -20,6 +23,7 @@ import (
 
 	"github.com/tokenrefill/refiller/internal/operate/metrics"
 	"github.com/tokenrefill/refiller/internal/testing/testenv"
+	"github.com/tokenrefill/refiller/internal/timing"
 )
 
 // panel is a panel of the dashboard as far as the tests read it.
@@ -87,15 +91,47 @@ func demo(t *testing.T) []*node {
 	return nodes
 }
 
-// sidecar is one with a Redis of its own, whose metrics alone are of interest.
-func sidecar(t *testing.T) *node {
+// sidecar is one with a Redis of its own, a window of five, and load until the test ends.
+func sidecar(t *testing.T, server *testenv.RedisServer) *node {
 	t.Helper()
+	file := filepath.Join(t.TempDir(), "limits.yaml")
+	require.NoError(t, os.WriteFile(file, []byte("limits: [{name: api, window: {limit: 5, length: 1s}}]"), 0o600))
 	n := &node{t: t, Process: testenv.Start(t, testenv.Build(t, "./cmd/consumer"), "serve", "--redis",
-		testenv.Redis(t).URL(), "--http", "127.0.0.1:0", "--grpc", "none")}
+		server.URL(), "--http", "127.0.0.1:0", "--grpc", "none", "--limits", file)}
 	found, err := n.WaitLog(t.Context(), regexp.MustCompile(`listening: protocol=http .*address=(\S+)`))
 	require.NoError(t, err)
 	n.addr = found[1]
+	ask := func(ctx context.Context) {
+		for _, path := range []string{"/v1/check?limit=api&key=k", "/v1/peek?key=checkout"} {
+			req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+n.addr+path, nil)
+			if err != nil {
+				continue
+			}
+			res, err := http.DefaultClient.Do(req)
+			if err == nil {
+				_ = res.Body.Close()
+			}
+		}
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	ask(ctx)
+	var asking sync.WaitGroup
+	asking.Go(func() {
+		for timing.Sleep(ctx.Done(), 20*time.Millisecond) {
+			ask(ctx)
+		}
+	})
+	t.Cleanup(asking.Wait)
+	t.Cleanup(stop)
 	return n
+}
+
+// sidecars are one with Redis, and one whose Redis is down.
+func sidecars(t *testing.T) []*node {
+	t.Helper()
+	down := testenv.Redis(t)
+	down.Kill()
+	return []*node{sidecar(t, testenv.Redis(t)), sidecar(t, down)}
 }
 
 // leader waits until a replica leads.
@@ -138,7 +174,7 @@ func TestEveryQueryFindsWhatTheProgramExports(t *testing.T) {
 	nodes := demo(t)
 	leader(t, nodes)
 	coordinator(t, nodes)
-	names, labels := exported(t, append(nodes, sidecar(t))...)
+	names, labels := exported(t, append(nodes, sidecars(t)...)...)
 	check := func(where, expr string) {
 		for _, name := range metricName.FindAllString(expr, -1) {
 			require.True(t, names[name], "%s asks for %s, which is not exported", where, name)
@@ -226,7 +262,7 @@ func TestNoPanelIsWithoutDataInARealPrometheus(t *testing.T) {
 	t.Parallel()
 	nodes := demo(t)
 	first := leader(t, nodes)
-	p := startPrometheus(t, nodes)
+	p := startPrometheus(t, append(slices.Clone(nodes), sidecars(t)...))
 	eventually(t, func() bool { return len(p.query("refiller_leading")) == 3 }, patience, 100*time.Millisecond)
 	first.Kill() // there is a take-over to show
 	leader(t, nodes)
