@@ -3,52 +3,31 @@
     python3 sidecar.py http://127.0.0.1:8080 BUCKET LIMIT KEY
 """
 
-import http.client
-import json
 import sys
 import time
-from urllib.parse import urlsplit
+
+from refiller import Sidecar, SidecarError
 
 
-class Sidecar:
-    """A connection to the sidecar. A denial is an answer with ok false; what fails is an exception with a code."""
-
-    def __init__(self, url, timeout=2.0):
-        self.connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=timeout)
-
-    def call(self, path, **body):
-        self.connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
-        response = self.connection.getresponse()
-        answer = json.loads(response.read())
-        if response.status != 200:
-            raise RuntimeError(f"{response.status} {answer['code']}: {answer['message']}")
-        return answer
-
-    def take(self, bucket, tokens=1):
-        return self.call("/v1/take", key=bucket, tokens=tokens)
-
-    def take_from(self, limit, key, tokens=1):
-        return self.call(f"/v1/limits/{limit}/take", key=key, tokens=tokens)
-
-
-def main(url, bucket, limit, key):
-    sidecar = Sidecar(url)
+def main(url: str, bucket: str, limit: str, key: str) -> None:
+    sidecar = Sidecar(url, timeout=5, fallback="closed")
     while (answer := sidecar.take(bucket))["ok"]:
         print(f"{bucket}: taken, {answer['remaining']} left")
-    print(f"{bucket}: denied, again in {answer['retry_after_ms'] / 1000:.0f} s")
+    print(f"{bucket}: denied, again in {(answer['retry_after_ms'] or 0) / 1000:.0f} s")
 
-    answer = sidecar.take_from(limit, key)
-    if answer["ok"]:
-        time.sleep(answer["wait_ms"] / 1000)  # a limit of pacing says when
-    print(f"{limit}: {'taken' if answer['ok'] else 'denied'}, {answer['remaining']} left")
+    place = sidecar.take_limit(limit, key)
+    if place["ok"]:
+        time.sleep(place["wait_ms"] / 1000)  # a limit of pacing says when
+    print(f"{limit}: {'taken' if place['ok'] else 'denied'}, {place['remaining']} left")
 
-    reservation = sidecar.call("/v1/reserve", key=bucket + "-jobs", tokens=5, ttl_ms=60_000)
-    settled = sidecar.call("/v1/settle", key=bucket + "-jobs", id=reservation["id"], used=3)
-    print(f"{bucket}-jobs: reserved 5, used 3, {settled['returned']} returned")
+    reservation = sidecar.reserve(bucket + "-jobs", tokens=5, ttl_ms=60_000)
+    if reservation["id"]:
+        settled = sidecar.settle(bucket + "-jobs", reservation["id"], 3)
+        print(f"{bucket}-jobs: reserved 5, used 3, {settled['returned']} returned")
 
     try:
         sidecar.take("no-such-bucket")
-    except RuntimeError as e:
+    except SidecarError as e:
         print(e)
 
 

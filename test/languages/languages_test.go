@@ -103,7 +103,7 @@ func output(t *testing.T, name string, args ...string) string {
 const (
 	taken  = "checkout: taken, 2 left\ncheckout: taken, 1 left\ncheckout: taken, 0 left\ncheckout: denied, again in "
 	bySide = taken + "3600 s\napi: taken, 2 left\ncheckout-jobs: reserved 5, used 3, 2 returned\n" +
-		"404 unknown_bucket: refiller: unknown bucket \"no-such-bucket\"\n"
+		"unknown_bucket: refiller: unknown bucket \"no-such-bucket\"\n"
 	byHand = taken + "3600 s\ncheckout: returned\ncheckout: taken again\nunknown bucket 'no-such-bucket'\n"
 )
 
@@ -112,13 +112,17 @@ func aboutAnHour(s string) string {
 	return regexp.MustCompile(`again in 35\d\d s`).ReplaceAllString(s, "again in 3600 s")
 }
 
+func pythonProgram() string {
+	if python := os.Getenv("PYTHON"); python != "" {
+		return python
+	}
+	return "/usr/bin/python3" // Debian's, which has python3-redis
+}
+
 func TestPythonTakes(t *testing.T) {
 	t.Parallel()
 	_, sidecar := servers(t)
-	python := os.Getenv("PYTHON")
-	if python == "" {
-		python = "/usr/bin/python3" // Debian's, which has python3-redis
-	}
+	python := pythonProgram()
 	require.Equal(t, bySide, aboutAnHour(output(t, python, "../../examples/python/sidecar.py", sidecar, "checkout", "api",
 		"u")))
 	redis, _ := servers(t)
