@@ -30,21 +30,21 @@ type AllResult struct {
 	Denied string
 	// RetryAfter is the longest of the buckets that deny them; 0 if OK.
 	RetryAfter time.Duration
-	// Results are of each request, in their order. When not all were granted, OK of a result tells whether its bucket
+	// Results are of each request, in their order. When not all were granted, OK of a result reports whether its bucket
 	// would have granted it, and Taken is 0. Several requests of one bucket are answered as one.
 	Results []Result
 
 	keys []string // of the requests that were granted
 }
 
-// TakeAll takes tokens of 1 to MaxAll buckets, all or nothing: it charges nobody if one of them says no. Several
-// requests of one bucket count as one of their sum. Each bucket must have a policy. The options are Take's.
+// TakeAll takes tokens of 1 to MaxAll buckets, all or nothing: if one of them denies, no bucket is charged. Several
+// requests of one bucket are one request of their sum. Each bucket must have a policy. The options are Take's.
 //
 // Buckets on one server are taken from in one script call. On a Cluster that is one call per slot, so usually one per
-// bucket, and for the buckets of lazy templates one per bucket: all at once, and what was taken goes back if one of
-// them says no. Meanwhile others find it gone: two such takes at the same moment may both be denied. A process that
-// ends, or is cut off, between the calls and the return loses the tokens taken so far; no token is ever made. What goes
-// back goes to the era in which it was taken, and nowhere else.
+// bucket, and for the buckets of lazy templates one per bucket: all at once, and the tokens that were taken go back if
+// one of them denies. Until then other callers can't take them: two such takes at the same moment may both be denied. A
+// process that ends, or is cut off, between the calls and the return loses the tokens taken so far; no token is ever
+// made. What goes back goes to the era in which it was taken, and nowhere else.
 //
 // Buckets that can't be reached are asked as their degraded mode says. After ErrUnavailable or the context's own error,
 // tokens may be lost: what was taken where the answer is known goes back.
@@ -111,17 +111,17 @@ func (c *Client) takeAll(p budget, reqs []Request) (AllResult, error) {
 		c.refund(p, demands)
 	}
 	if errors.Is(err, ErrUnknownBucket) {
-		found, lookErr := c.unknown(demands)
+		found, readErr := c.unknown(demands)
 		if found {
 			return c.takeAll(p, reqs)
-		} else if lookErr != nil {
-			err = failure(p.ctx, lookErr)
+		} else if readErr != nil {
+			err = failure(p.ctx, readErr)
 		}
 	}
 	if err != nil {
 		return AllResult{}, err
 	}
-	return c.conclude(reqs, demands, of, ok)
+	return c.toAllResult(reqs, demands, of, ok)
 }
 
 // demand is what a TakeAll asks of a bucket, all its requests together, and what that answered.
@@ -143,7 +143,7 @@ func (c *Client) unknown(demands []*demand) (found bool, err error) {
 }
 
 // conclude answers requests by what became of their demands.
-func (c *Client) conclude(reqs []Request, demands, of []*demand, ok bool) (AllResult, error) {
+func (c *Client) toAllResult(reqs []Request, demands, of []*demand, ok bool) (AllResult, error) {
 	results := make(map[*demand]Result, len(demands))
 	for _, d := range demands {
 		if !ok && !d.answer.reply.OK {
@@ -249,7 +249,7 @@ func (p *part) take() {
 		return
 	}
 	for _, d := range p.demands {
-		d.c.tellShare(d.key, &d.answer)
+		d.c.updateShare(d.key, &d.answer)
 		_, _ = d.rescue(d.N, &d.answer.reply) // for the next take of all
 	}
 }

@@ -83,7 +83,7 @@ func TestTakeAllTakesFromAllBucketsOrNone(t *testing.T) {
 				require.Zero(t, r.Results[i].Taken, i)
 			}
 			require.EqualValues(t, 17, r.Results[0].Remaining)
-			require.Equal(t, []int64{7, 17, 26, 35}, left(), "nobody was charged")
+			require.Equal(t, []int64{7, 17, 26, 35}, left(), "no bucket was charged")
 			require.Zero(t, c.Stats().Lost)
 
 			_, err = c.TakeAll(t.Context(), []Request{{"user", 1}, {"typo", 1}})
@@ -118,7 +118,7 @@ func TestTakeAllRefusesWhatItCanNotTake(t *testing.T) {
 	require.EqualValues(t, 5, tokens(t, rdb, "foreign"))
 }
 
-// Whoever takes from both buckets takes the same of both, whatever others take.
+// Calls that take from both buckets take the same of both, whatever other calls take.
 func TestConcurrentTakesOfSeveralBucketsConserveTokens(t *testing.T) {
 	rdb := testenv.Cluster(t).Client()
 	keys := []string{"a", "b", "c"}
@@ -157,7 +157,7 @@ type onReturn struct {
 	script atomic.Int64
 }
 
-func (o *onReturn) look(cmds ...redis.Cmder) {
+func (o *onReturn) observe(cmds ...redis.Cmder) {
 	for _, cmd := range cmds {
 		ours := func(arg any) bool {
 			s, ok := arg.(*string)
@@ -172,13 +172,13 @@ func (o *onReturn) look(cmds ...redis.Cmder) {
 func (o *onReturn) DialHook(next redis.DialHook) redis.DialHook { return next }
 func (o *onReturn) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
-		o.look(cmd)
+		o.observe(cmd)
 		return next(ctx, cmd)
 	}
 }
 func (o *onReturn) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
 	return func(ctx context.Context, cmds []redis.Cmder) error {
-		o.look(cmds...)
+		o.observe(cmds...)
 		return next(ctx, cmds)
 	}
 }

@@ -11,22 +11,22 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// ask is one thing that a server is asked for: a command, or, if cmd is nil, takes of a bucket.
+// ask is one request to a server: a command, or, if cmd is nil, takes of a bucket.
 type ask struct {
 	cmd  redis.Cmder
-	cost int64                                                    // tokens that the command may take without telling
-	undo func(ctx context.Context, c lua.Client, cmd redis.Cmder) // undoes a command that nobody waits for; may be nil
+	cost int64                                                    // tokens that the command may take although its reply is lost
+	undo func(ctx context.Context, c lua.Client, cmd redis.Cmder) // undoes a command whose caller has left; may be nil
 
 	bucket *bucket
 	key    string
 	flow   string // of all takes; byFlow only
 	byFlow bool   // the bucket is divided, as far as is known
 	kind   kind
-	info   *info         // what is known of the bucket, and afterwards what was learned
+	info   *info         // of the bucket; updated with the reply
 	run    policy.Run    // one take; without run and line the bucket is only opened
 	line   []policy.Run  // several takes, none made behind one that doesn't fit
 	hold   time.Duration // for how long the script that the bucket is opened for holds tokens
-	whole  bool          // the policy is to be told, or a denial is likely
+	whole  bool          // the policy is wanted, or a denial is likely
 
 	reply lua.TakeReply
 	runs  []lua.RunReply // of the line
@@ -34,7 +34,7 @@ type ask struct {
 }
 
 // resolve turns leaves in percent into numbers of tokens if the capacity is known. Otherwise a bucket with such a leave
-// is asked whole, because its tokens alone don't tell the capacity.
+// is asked whole, because a reply with only the tokens doesn't have the capacity.
 func (a *ask) resolve(capacity int64) {
 	if capacity == 0 {
 		a.whole = a.whole || a.run.Leave.Percent > 0 || len(a.line) > 0 && a.line[0].Leave.Percent > 0
@@ -57,23 +57,23 @@ func (a *ask) total() int64 {
 
 // group is what one entry of a script call is asked for: takes of one bucket in the order of their arrival.
 type group struct {
-	key    string
-	slot   int // the same for all buckets of a single server
-	kind   kind
-	info   *info
-	hold   time.Duration
-	asks   []*engine.Request[ask]
-	runs   []policy.Run
-	byFlow bool     // the takes name their flows
-	flows  []string // byFlow: of each run
-	total  int64
-	part   int // groups of one bucket are in different calls, in this order
-	inLine bool
-	whole  bool
-	alone  bool // in a call of its own
-	create bool // the bucket may be created, as turned out
-	narrow bool // in a call of its own, with the keys alone that exist with the bucket
-	done   bool
+	key      string
+	slot     int // the same for all buckets of a single server
+	kind     kind
+	info     *info
+	hold     time.Duration
+	asks     []*engine.Request[ask]
+	runs     []policy.Run
+	byFlow   bool     // the takes name their flows
+	flows    []string // byFlow: of each run
+	total    int64
+	part     int // groups of one bucket are in different calls, in this order
+	inLine   bool
+	whole    bool
+	isolated bool // in a call of its own
+	create   bool // the bucket may be created, as turned out
+	narrow   bool // in a call of its own, with only the keys that exist with the bucket
+	done     bool
 
 	// Of a lazy bucket that is asked narrowly.
 	override *redis.StringCmd // its override, which is read first

@@ -67,8 +67,8 @@ func (call *scriptCall) loaded(s *node) *atomic.Bool {
 	return &s.takeLoaded
 }
 
-// trip makes the round trips for a batch. It is used again with its groups and script calls. Otherwise a lone take makes
-// 32 allocations in place of 15, and costs a tenth more processor time.
+// trip makes the round trips for a batch. It is used again with its groups and script calls. Otherwise a lone take
+// makes 32 allocations in place of 15, and costs a tenth more processor time.
 type trip struct {
 	c         *Client
 	s         *node
@@ -79,7 +79,7 @@ type trip struct {
 	places    map[place]*scriptCall // with room
 	cmds      []redis.Cmder
 	asked     time.Time              // when they were last sent
-	unclaimed []*engine.Request[ask] // nobody waits for these
+	unclaimed []*engine.Request[ask] // their callers have left
 	ctx       context.Context
 	text      bool // the server doesn't know a script
 
@@ -134,7 +134,7 @@ func (c *Client) sender(s *node, rdb redis.UniversalClient) engine.Sender[ask] {
 			t.resolve()
 			t.cmds = t.cmds[:0]
 		}
-		t.conclude()
+		t.finishUnclaimed()
 		return shown
 	}
 }
@@ -158,7 +158,7 @@ func (t *trip) group(r *engine.Request[ask]) {
 		g.hold = r.Body.hold
 		g.inLine = r.Body.line != nil
 		g.byFlow = r.Body.byFlow
-		g.part, g.alone = part, r.Body.bucket.refused.holds(time.Now())
+		g.part, g.isolated = part, r.Body.bucket.refused.holds(time.Now())
 		g.slot = t.c.nodes.callGroup(g.key)
 		g.narrow = t.c.nodes.moving(g.slot).holds(time.Now())
 		t.groups = append(t.groups, g)
@@ -182,13 +182,13 @@ func (t *trip) place() {
 			continue
 		}
 		words := g.kind.takes(g)
-		alone := g.alone || g.narrow || words.Lazy != nil
+		isolated := g.isolated || g.narrow || words.Lazy != nil
 		byFlow := g.byFlow && !g.narrow // the keys of the plan may be missing where the slot moves
 		at := place{g.slot, g.part, g.whole, byFlow}
 		call := t.places[at]
-		if call == nil || alone || len(call.groups) == mostBuckets {
+		if call == nil || isolated || len(call.groups) == mostBuckets {
 			call = t.call()
-			if !alone {
+			if !isolated {
 				t.places[at] = call
 			}
 		}
@@ -244,9 +244,9 @@ func (t *trip) read(call *scriptCall) {
 		t.text = true
 		call.loaded(t.s).Store(false)
 		return
-	case redis.HasErrorPrefix(err, "NOPERM ") && len(call.groups) > 1: // nothing ran: whose keys it is shows alone
+	case redis.HasErrorPrefix(err, "NOPERM ") && len(call.groups) > 1: // nothing ran: separate calls show which keys are forbidden
 		for _, g := range call.groups {
-			g.alone = true
+			g.isolated = true
 		}
 		return
 	case lua.IsTryAgain(err) && t.narrow(call): // nothing ran
@@ -316,14 +316,14 @@ func (t *trip) create(g *group) {
 	}
 }
 
-// answer tells the takes of a group what became of them, as if they had been made one by one.
+// answer distributes the reply to a group among its takes, as if they had been made one by one.
 func (t *trip) answer(g *group, reply lua.TakesReply) {
 	g.done = true
 	if reply.Err != nil && !answered(reply.Err) && !notRun(reply.Err) {
 		t.c.stats.lost.Add(g.total)
 	}
 	if r, ok := g.kind.(*refilled); ok && reply.Err == nil {
-		t.c.templates.heard(reply.Terms)
+		t.c.templates.observePolicy(reply.Terms)
 		if reply.Till != 0 {
 			t.entries = append(t.entries, entry{r.template, g.key, reply.Till})
 		}
@@ -333,7 +333,7 @@ func (t *trip) answer(g *group, reply lua.TakesReply) {
 	}
 	i := g.info
 	if reply.Err == nil && (reply.Terms != nil || g.whole) {
-		i = t.c.learnTakes(g, &reply, t.asked)
+		i = t.c.applyTakes(g, &reply, t.asked)
 	}
 	left := reply.Remaining + g.total
 	if !reply.OK {
@@ -357,7 +357,7 @@ func (t *trip) answer(g *group, reply lua.TakesReply) {
 				a.reply.Taken += g.runs[n].N * r.Taken
 			}
 		default:
-			a.reply = one(a.run, reply.Runs[run], nth)
+			a.reply = replyOf(a.run, reply.Runs[run], nth)
 			a.reply.Terms, a.reply.Refilled = reply.Terms, reply.Refilled
 			nth++
 			if a.run.UpTo || nth == g.runs[run].Count {
@@ -375,8 +375,8 @@ func (t *trip) answer(g *group, reply lua.TakesReply) {
 	}
 }
 
-// one is what the nth take of a run is told.
-func one(run policy.Run, r lua.RunReply, nth int64) lua.TakeReply {
+// replyOf returns the reply to the nth take of a run.
+func replyOf(run policy.Run, r lua.RunReply, nth int64) lua.TakeReply {
 	switch {
 	case run.UpTo:
 		return lua.TakeReply{OK: r.Taken > 0, Taken: r.Taken, Wait: r.Wait}
@@ -386,7 +386,7 @@ func one(run policy.Run, r lua.RunReply, nth int64) lua.TakeReply {
 	return lua.TakeReply{Wait: r.Wait}
 }
 
-// answerCommands tells the callers of commands that these have ended.
+// answerCommands ends the requests of commands that were answered.
 func (t *trip) answerCommands(batch []*engine.Request[ask]) {
 	for _, r := range batch {
 		a := &r.Body
@@ -409,9 +409,9 @@ type entry struct {
 	till     int64 // when the bucket expires, in seconds
 }
 
-// conclude does what nobody waits for: it gives back what was taken for callers who are gone, and enters buckets.
-// Should that fail, the bucket's next take that is denied or asks for the policy enters it again.
-func (t *trip) conclude() {
+// finishUnclaimed does the work that has no waiter: it returns tokens taken for callers that left, and enters buckets.
+// If an entry fails, the bucket's next take that is denied or asks for the policy enters it again.
+func (t *trip) finishUnclaimed() {
 	if len(t.unclaimed) == 0 && len(t.entries) == 0 {
 		return
 	}
@@ -455,8 +455,8 @@ func (t *trip) free() {
 	trips.Put(t)
 }
 
-// learnTakes is learn of the takes of a group; the smallest that was denied counts.
-func (c *Client) learnTakes(g *group, reply *lua.TakesReply, asked time.Time) *info {
+// applyTakes remembers the reply to the takes of a group. Of its denials it remembers that of the smallest take.
+func (c *Client) applyTakes(g *group, reply *lua.TakesReply, asked time.Time) *info {
 	if g.byFlow {
 		return c.learnFlows(g, reply, asked)
 	}

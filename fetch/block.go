@@ -30,7 +30,7 @@ type block struct {
 
 	view   atomic.Pointer[view] // nil: nothing is to be taken
 	asked  atomic.Bool          // the keeper was woken, or rests
-	missed atomic.Int64         // tokens wanted of the bucket itself since the keeper last looked
+	missed atomic.Int64         // tokens wanted of the bucket itself since the keeper last checked
 	_      [64]byte             // takers write another line than the one they read
 	left   atomic.Int64         // tokens
 	_      [64]byte
@@ -67,9 +67,9 @@ func newBlock(ls *leases, key string, rule leaseRule) *block {
 	}
 }
 
-// draw takes as many tokens as there are, from least to most, that leave enough. It reports whether few are left, of
-// which the keeper is to hear.
-func (b *block) draw(least, most int64, leave policy.Leave) (r Result, few bool) {
+// takeLocal takes as many tokens as there are, from least to most, that leave enough. It reports whether few are left;
+// then the caller has to wake the keeper.
+func (b *block) takeLocal(least, most int64, leave policy.Leave) (r Result, few bool) {
 	v := b.view.Load()
 	if v == nil || least > v.limit || b.ls.now() >= v.until {
 		return Result{}, false
@@ -108,7 +108,7 @@ func (b *block) offer(most int64, leave policy.Leave) int64 {
 	return v.fitting(most, b.left.Load(), leave)
 }
 
-// miss notes that n tokens were wanted of the bucket itself.
+// miss records that n tokens were wanted of the bucket itself.
 func (b *block) miss(n int64) {
 	b.missed.Add(n)
 	b.signal()
@@ -132,7 +132,7 @@ func (b *block) withdraw(n int64) int64 {
 	}
 }
 
-// keep keeps the block until nobody takes from the bucket, or the Client is closed.
+// keep keeps the block until no caller takes from the bucket any more, or the Client is closed.
 func (b *block) keep() {
 	defer b.ls.end(b)
 	timer := time.NewTimer(b.rule.hold)
@@ -185,7 +185,7 @@ func (b *block) step(now time.Duration) (next time.Duration, over bool) {
 	return next, false
 }
 
-// decide says how many tokens are to go back or to be asked for, and whether nobody takes any.
+// decide returns how many tokens have to go back or to be asked for, and whether the block is unused.
 func (b *block) decide(now time.Duration) (back, want int64, idle bool) {
 	left, missed := b.left.Load(), b.missed.Swap(0)
 	b.plan.observe(left, missed)
@@ -264,14 +264,14 @@ func (b *block) send() (reply lua.LeaseReply, ok bool) {
 	return reply, true
 }
 
-// moreToTake tells others in the Client of tokens that are back in the bucket.
+// moreToTake wakes the waiters of the Client after n tokens went back to the bucket.
 func (b *block) moreToTake(n int64) {
 	if n > 0 {
 		b.ls.c.moreTokens(b.key)
 	}
 }
 
-// show shows takers an answer.
+// show makes a reply visible to takers.
 func (b *block) show(reply lua.LeaseReply) {
 	c, now := b.ls.c, time.Now()
 	i := c.learn(b.key, 0, policy.Leave{}, &lua.TakeReply{
@@ -279,7 +279,7 @@ func (b *block) show(reply lua.LeaseReply) {
 		Refilled: lua.Refilled{Version: policy.Version{Era: reply.Era}},
 	}, now)
 	if i.share != nil {
-		i.share.saw(reply.Remaining, c.consumers.now())
+		i.share.record(reply.Remaining, c.consumers.now())
 	}
 	b.plan.most = min(b.rule.most, i.limit())
 	if b.id == "" {
@@ -292,8 +292,8 @@ func (b *block) show(reply lua.LeaseReply) {
 	})
 }
 
-// lose ends a block of which the bucket can't be told any more. What it held, and what a call without an answer may
-// have brought, is lost.
+// lose ends a block that can't be reported to its bucket any more. Its tokens are lost, and so are those that a call
+// without a reply may have brought.
 func (b *block) lose() {
 	b.view.Store(nil)
 	lost := b.left.Swap(0)
@@ -352,7 +352,7 @@ func (t *task) takeBoth(run policy.Run, denied *answer) (Result, bool) {
 			return Result{}, false
 		}
 	}
-	leased, low := c.buckets.find(t.key).draw(n, n, run.Leave)
+	leased, low := c.buckets.find(t.key).takeLocal(n, n, run.Leave)
 	defer low.signal()
 	switch {
 	case a == nil:

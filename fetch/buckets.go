@@ -29,7 +29,7 @@ type bucket struct {
 	more  time.Time                   // when the bucket last got tokens that no reply reports
 
 	rescued mark // for a refill interval
-	refused mark // its keys were refused: script calls for it go alone
+	refused mark // its keys were refused: script calls for it have no other bucket
 }
 
 // unseen is what is known of a bucket that was never seen, and unseenBucket such a bucket. It is never changed.
@@ -84,7 +84,7 @@ type bucketShard struct {
 
 	mu         sync.RWMutex
 	young, old map[string]*bucket
-	terms      *policy.Terms // learned last: buckets of one policy share it, in the processor's cache too
+	terms      *policy.Terms // of the last reply: buckets of one policy share it, in the processor's cache too
 }
 
 // newBuckets makes buckets that remember at least size of those used last. Shards get some more than their part, since
@@ -230,7 +230,7 @@ func (c *Client) learn(key string, n int64, leave policy.Leave, reply *lua.TakeR
 	if i.share != nil {
 		c.register(key, i.share)
 	}
-	if !reply.Repeated { // what it tells is of an earlier time
+	if !reply.Repeated { // a repeated reply is of an earlier time
 		b.known.Store(i)
 	}
 	return i

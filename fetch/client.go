@@ -16,7 +16,7 @@ import (
 // Client takes tokens from buckets. Its methods are safe for concurrent use.
 //
 // A call needs one script call, which it shares with what others ask for at that moment. A bucket's first take, and
-// then one in ten seconds, also asks for its policy; what is learned is remembered for a bounded number of buckets.
+// then one in ten seconds, also asks for its policy. The Client remembers the policies of a bounded number of buckets.
 type Client struct {
 	config    config
 	nodes     *nodes
@@ -33,8 +33,8 @@ type Client struct {
 	}
 }
 
-// New makes a Client of a go-redis client, which stays the caller's to close. It sends nothing: a server that is away
-// shows in the first call. The errors are ErrInvalidOption.
+// New makes a Client of a go-redis client, which stays the caller's to close. It sends nothing: if a server is
+// unavailable, the first call fails. The errors are ErrInvalidOption.
 func New(rdb redis.UniversalClient, opts ...Option) (*Client, error) {
 	if redisclient.IsNil(rdb) {
 		return nil, fmt.Errorf("%w: the redis client is nil", ErrInvalidOption)
@@ -61,8 +61,8 @@ func New(rdb redis.UniversalClient, opts ...Option) (*Client, error) {
 	return c, nil
 }
 
-// Peek tells what a bucket holds. It takes nothing and writes nothing. It has no degraded mode: while the bucket's
-// server is away, whatever its takes are answered, Peek is ErrUnavailable, at once if the breaker is open.
+// Peek returns what a bucket holds. It takes nothing and writes nothing. It has no degraded mode: while the bucket's
+// server is unavailable, Peek returns ErrUnavailable, at once if the breaker is open.
 func (c *Client) Peek(ctx context.Context, key string, opts ...CallOption) (Result, error) {
 	return c.call(ctx, Call{Op: OpPeek, Key: key}, 1, opts, func(ctx context.Context, cfg *callConfig) (Result, error) {
 		t := c.begin(budgetOf(ctx, cfg), key)
@@ -92,15 +92,14 @@ type Stats struct {
 	// Abandoned is the number of calls that their callers stopped waiting for.
 	Abandoned int64
 	// Returned is the number of tokens that such calls turned out to have taken and that were given back, and of those
-	// that a TakeAll gave back because another bucket said no.
+	// that a TakeAll gave back because another bucket denied it.
 	Returned int64
-	// Clamped is the number of tokens that came back, by Undo, Return, Settle and Cancel, of blocks and as Returned
-	// tells, and that were dropped since their bucket was full.
+	// Clamped is the number of tokens that came back and were dropped since their bucket was full: by Undo, Return,
+	// Settle and Cancel, of blocks, and those that Returned counts.
 	Clamped int64
-	// Lost is the number of tokens that calls may have taken without telling anybody: their replies were lost, or came
-	// when nobody could give the tokens back any more. Some of these calls may never have run. It also counts what was
-	// left in blocks (WithLease) that could not be given back: the bucket was away for too long, or had begun another
-	// era.
+	// Lost is the number of tokens that calls may have taken although no caller got them: their replies were lost, or
+	// came too late to give the tokens back. Some of these calls may never have run. It also counts the tokens of blocks
+	// (WithLease) that could not be given back: the bucket was unavailable for too long, or had begun another era.
 	Lost int64
 	// Leased is the number of tokens that the Client's blocks hold at present.
 	Leased int64

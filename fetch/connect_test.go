@@ -42,7 +42,7 @@ func TestSlowConnectionsAreNoEvidence(t *testing.T) {
 	require.Zero(t, c.Stats().BreakerOpened)
 }
 
-// A caller who makes its call itself would wait for what the Redis client was told to do for a connection.
+// A caller that makes its call itself would wait as long as the Redis client may take to open a connection.
 func TestALoneCallerIsNotHeldByASlowProviderOfCredentials(t *testing.T) {
 	t.Parallel()
 	var slowly atomic.Bool

@@ -34,8 +34,8 @@ type weather struct {
 	alone bool
 }
 
-// Buckets of a schedule with faults have room for all that is refilled, so that nothing comes back to a full bucket
-// while nobody hears of it; in the others one is often full.
+// Buckets of a schedule with faults have room for all refills, so that no token is dropped by a full bucket without a
+// reply that counts it. Of the other buckets one is often full.
 func weathers(rng *rand.Rand) []weather {
 	const interval = 20 * time.Millisecond
 	few := int64(100)
@@ -77,7 +77,7 @@ type scene struct {
 	unsettled  []*unsettled
 	did        map[string]int
 	settlement policy.Settlement // of all
-	stood      time.Duration     // the longest time without an answer
+	stopped    time.Duration     // the longest time without an answer
 }
 
 // player is a consumer.
@@ -218,11 +218,11 @@ func (s *scene) refillNowAndThen(ctx context.Context, key string, rng *rand.Rand
 	}
 }
 
-// pulse measures for how long the server or this process stood still.
+// pulse measures the longest time in which the server or this process was stopped.
 func (s *scene) pulse(ctx context.Context) {
 	for last := time.Now(); ctx.Err() == nil; time.Sleep(10 * time.Millisecond) {
 		if s.direct.Ping(ctx).Err() == nil {
-			s.stood, last = max(s.stood, time.Since(last)), time.Now()
+			s.stopped, last = max(s.stopped, time.Since(last)), time.Now()
 		}
 	}
 }
@@ -307,8 +307,8 @@ func spin(ctx context.Context, server *testenv.RedisServer, meanwhile func()) er
 	}
 }
 
-// note notes what was done and given.
-func (s *scene) note(what, key string, n, from int64) {
+// record records an operation and the tokens that it gave.
+func (s *scene) record(what, key string, n, from int64) {
 	to := unixMicro()
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -365,10 +365,10 @@ func (s *scene) step(p *player, rng *rand.Rand) {
 			s.failed("take all", err)
 			return
 		}
-		s.note("take all", key, 0, from)
+		s.record("take all", key, 0, from)
 		if all.OK {
 			for _, r := range reqs {
-				s.note("all taken", r.Key, r.N, from)
+				s.record("all taken", r.Key, r.N, from)
 			}
 		}
 	case 2:
@@ -378,7 +378,7 @@ func (s *scene) step(p *player, rng *rand.Rand) {
 			s.failed("wait", err)
 			return
 		}
-		s.note("wait", key, n, from)
+		s.record("wait", key, n, from)
 	case 3:
 		s.askOften(p, rng)
 	case 4:
@@ -407,7 +407,7 @@ func (s *scene) took(what, key string, r Result, from int64, err error) {
 	if r.OK {
 		what += " " + r.Source.Kind.String()
 	}
-	s.note(what, key, r.Taken, from)
+	s.record(what, key, r.Taken, from)
 }
 
 func (s *scene) giveBack(p *player, key string, n int64) {
@@ -454,9 +454,9 @@ func (s *scene) ask(ctx context.Context, p *player, q *request) {
 		s.failed("request", err)
 	case r.OK && !q.answered:
 		q.answered = true
-		s.note("request", q.key, q.n, q.from)
+		s.record("request", q.key, q.n, q.from)
 	case r.OK:
-		s.note("request again", q.key, 0, q.from)
+		s.record("request again", q.key, 0, q.from)
 	}
 }
 
@@ -472,14 +472,14 @@ func (s *scene) reserve(p *player, rng *rand.Rand) {
 		s.failed("reserve", err)
 		return
 	}
-	s.note("reserve", key, 0, 0)
+	s.record("reserve", key, 0, 0)
 	if !r.OK {
 		return
 	}
 	what, used := "settle", rng.Int64N(n+4)
 	switch rng.IntN(5) {
 	case 0:
-		s.note("run out", key, 0, 0)
+		s.record("run out", key, 0, 0)
 		return
 	case 1:
 		what, used = "cancel", 0
@@ -502,9 +502,9 @@ func (s *scene) reserve(p *player, rng *rand.Rand) {
 	s.unsettled = append(s.unsettled, &unsettled{key, r.ID, used, from})
 }
 
-// settled notes what was used of a reservation and paid by the bucket.
+// settled records the tokens of a reservation that were used and that the bucket paid.
 func (s *scene) settled(what, key string, settled Settlement, used, from int64) {
-	s.note(what, key, used-settled.Owed-settled.Forgiven, from)
+	s.record(what, key, used-settled.Owed-settled.Forgiven, from)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.settlement.Owed += settled.Owed
@@ -535,7 +535,7 @@ func (s *scene) resolve() {
 	}
 }
 
-// close closes the consumers and adds up what they tell.
+// close closes the consumers and adds up their stats.
 func (s *scene) close() (sum Stats) {
 	for _, p := range s.players {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -552,7 +552,7 @@ func (s *scene) close() (sum Stats) {
 	return sum
 }
 
-// sweep waits for the ends of the reservations that nobody settled.
+// sweep waits for the ends of the reservations that were not settled.
 func (s *scene) sweep() {
 	eventually(s.t, func() bool {
 		for _, r := range lua.Sweep(context.Background(), s.direct, s.keys, 1000) {
@@ -565,14 +565,14 @@ func (s *scene) sweep() {
 	}, "nothing is outstanding")
 }
 
-// judge holds what callers were told against what the server did.
+// judge compares the results that callers got with what the server did.
 func (s *scene) judge(l *ledger, stats Stats) {
 	missing := int64(0)
 	slack := stats.Lost
 	clamped := int64(0)
 	ranOut := int64(0)
-	// A block ends with what it holds if its consumer can't tell the bucket of it in time.
-	whole := !s.weather.storm && !s.weather.alone && s.stood < leaseMargin/2
+	// A block ends with the tokens it holds if its consumer can't give them back in time.
+	whole := !s.weather.storm && !s.weather.alone && s.stopped < leaseMargin/2
 	for _, key := range s.keys {
 		b := l.books[key]
 		slack += s.unsure[key]
@@ -606,7 +606,7 @@ func (s *scene) judge(l *ledger, stats Stats) {
 	}
 	s.t.Logf("%s: %d admissions, %v, charged %d, owed %d, %d clamped, %d missing of %d that may be, %d abandoned, "+
 		"%d rescues, no answer for %s", s.weather.name, len(s.admitted), s.did,
-		s.settlement.Charged, s.settlement.Owed, clamped, missing, slack, stats.Abandoned, stats.Rescues, s.stood)
+		s.settlement.Charged, s.settlement.Owed, clamped, missing, slack, stats.Abandoned, stats.Rescues, s.stopped)
 }
 
 // of are the admissions of a bucket, in the order of their ends.

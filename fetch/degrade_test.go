@@ -167,7 +167,7 @@ func TestALocalShareSavesForATakeThatIsLargerThanIt(t *testing.T) {
 func TestWhatALocalShareSavesIsBounded(t *testing.T) {
 	s := &share{terms: localTerms(30, policy.PerSecond(100))}
 	s.count(10, 0)
-	s.saw(30, 0)
+	s.record(30, 0)
 	taking := s.take(5, 5, 0, time.Second)
 	require.False(t, taking.OK, "a second later the full bucket held no more either")
 	require.EqualValues(t, 3, taking.Tokens)
@@ -176,6 +176,6 @@ func TestWhatALocalShareSavesIsBounded(t *testing.T) {
 	require.EqualValues(t, -1, s.take(31, 31, 0, 1200*time.Millisecond).Wait, "more than the bucket ever holds")
 	require.EqualValues(t, 5, s.take(6, 6, 1, time.Hour).Tokens, "so far it saved for takes of 5")
 	require.True(t, s.take(6, 6, 1, time.Hour+200*time.Millisecond).OK, "and one of what is left")
-	s.saw(30, 2*time.Hour)
+	s.record(30, 2*time.Hour)
 	require.EqualValues(t, 3, s.take(30, 30, 0, 2*time.Hour).Tokens)
 }

@@ -94,8 +94,8 @@ func overdue() policy.Policy {
 	return policy.Policy{Capacity: 1000, Rate: policy.PerSecond(1000), Interval: time.Millisecond, Initial: new(int64)}
 }
 
-// succeeds makes a call until it succeeds, at most five times; nth tells them apart. A call may fail only if it took as
-// long as it may: this process may not have run meanwhile.
+// succeeds makes a call until it succeeds, at most five times; nth is the number of the call. A call may fail only if
+// it took as long as it may: this process may not have run meanwhile.
 func succeeds(t *testing.T, least time.Duration, name string, call func(nth string) error) {
 	t.Helper()
 	for i := range 5 {

@@ -18,22 +18,22 @@
 //     tokens.
 //   - [Client.Reserve] for work whose use is known only afterwards.
 //   - [Client.Undo] and [Client.UndoAll] when the work of a take was not done; [Client.Return] for tokens whose Result
-//     is gone.
-//   - [Client.Peek] to look without taking.
+//     was not kept.
+//   - [Client.Peek] to read a bucket without taking.
 //
 // A bucket that doesn't exist is [ErrUnknownBucket] and is not created, unless it is a published template's: then its
 // first take creates it. More tokens than the bucket can ever hold is [ErrExceedsCapacity].
 //
 // # When the bucket is empty
 //
-// Take and TakeUpTo say so, and Wait sleeps until the tokens are due: those who wait in a Client stand in line. A
+// Take and TakeUpTo return a denial, and Wait sleeps until the tokens are due. The waiters of a Client form a line. A
 // denial is remembered until its tokens are due, a second at most ([WithDenyCache]). Work of less importance leaves
 // tokens to other work ([WithLeave]). If no refiller lives, a denied take makes the refill that is due itself
 // ([WithRescue]).
 //
-// # When Redis is away
+// # When Redis is unavailable
 //
-// A call ends with its context's deadline or its timeout, after a last look for replies that have arrived. Unless
+// A call ends with its context's deadline or its timeout, after a last check for replies that have arrived. Unless
 // [WithTimeout] says otherwise the timeout is 50 ms or four round trips, whichever is longer, without the time for
 // opening connections. It is a second before the server's first answer, which [Client.Ready] waits for. A take is then
 // answered as its policy's degraded mode says, with [SourceFallback] and the [Reason]: closed is [ErrUnavailable], open
@@ -43,16 +43,16 @@
 // slowness is no failure of the server's: a process that was stopped or starved still reads the replies that have
 // arrived, and gives the server as long again as it was itself late.
 //
-// A plain take is sent once. When its reply is lost nobody knows whether the tokens were taken: take them as spent.
-// With a request id ([WithRequestID]) it can be made again and is charged once. What was taken for a caller who
-// stopped waiting goes back to where it came from; [Stats] counts what can't.
+// A plain take is sent once. If its reply is lost, it is unknown whether the tokens were taken: count them as spent.
+// With a request id ([WithRequestID]) it can be made again and is charged once. If a caller stops waiting, the tokens
+// taken for it go back to their bucket; [Stats] counts those that can't.
 //
 // # Concurrency
 //
 // All methods are safe for concurrent use; one Client serves a whole process. Concurrent calls share round trips, and
-// takes one script call; each is told what it would have been told had they come one by one, in the order of their
-// arrival. With [WithLease] takes of busy buckets need no call at all. [Client.Close] waits for what is under way, and
-// then every method is [ErrClosed].
+// takes one script call; each has the same result as if they had come one by one, in the order of their arrival. With
+// [WithLease] takes of busy buckets need no call at all. [Client.Close] waits for what is under way, and then every
+// method is [ErrClosed].
 //
 // The guarantees, one by one, and how the Client uses the Redis client's options are in docs/sdk.md.
 package fetch

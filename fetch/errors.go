@@ -40,14 +40,14 @@ var (
 	ErrInvalidTTL = lua.ErrInvalidTTL
 	// ErrInvalidID is returned for the id of a reservation that is empty or longer than lua.MaxIDLen bytes.
 	ErrInvalidID = lua.ErrInvalidID
-	// ErrIDInUse is returned when the id of a reservation stands for something else: another number of tokens, or a
+	// ErrIDInUse is returned when the id of a reservation is in use for something else: another number of tokens, or a
 	// reservation that has ended. Nothing was taken.
 	ErrIDInUse = lua.ErrIDInUse
-	// ErrNotHeld is returned when a reservation is settled of which nothing is known: it ended more than
-	// policy.HoldMemory ago, or never was.
+	// ErrNotHeld is returned when an unknown reservation is settled: it ended more than policy.HoldMemory ago, or never
+	// existed.
 	ErrNotHeld = lua.ErrNotHeld
 	// ErrUnavailable is returned when Redis didn't answer, or not in time, and wraps the cause:
-	// context.DeadlineExceeded if the timeout or the context's deadline passed. ReasonOf tells which cause it was. The
+	// context.DeadlineExceeded if the timeout or the context's deadline passed. ReasonOf returns the cause. The
 	// call may have had its effect, unless it was not sent since others had failed.
 	ErrUnavailable = errors.New("fetch: redis is unavailable")
 	// ErrDeadline is returned by Wait when the tokens are due after the context's deadline, and matches

@@ -24,7 +24,7 @@ func Example() {
 
 	result, err := tokens.Take(context.Background(), "checkout", 1)
 	switch {
-	case err != nil: // Redis is away, or nobody has made the bucket: decide what that means here
+	case err != nil: // Redis is unavailable, or the bucket does not exist: decide what that means here
 		fmt.Println(err)
 	case !result.OK:
 		fmt.Println("denied, retry after", result.RetryAfter)

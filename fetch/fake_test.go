@@ -60,7 +60,7 @@ func generous() *fake {
 	return f
 }
 
-// with calls change with a bucket as it stands now.
+// with calls change with a bucket as it is now.
 func (f *fake) with(key string, change func(*oracle.Bucket)) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -323,7 +323,7 @@ func (f *fake) takes(w *words) []int64 {
 func (f *fake) whole(w *words, key string, reply []int64, now int64) []int64 {
 	w.number()
 	w.number()
-	tell, inLine := w.number() == 1, w.number() == 1
+	withPolicy, inLine := w.number() == 1, w.number() == 1
 	w.number()
 	runs := make([]policy.Run, w.number())
 	for i := range runs {
@@ -360,7 +360,7 @@ func (f *fake) whole(w *words, key string, reply []int64, now int64) []int64 {
 	}
 	reply = append(reply, 1, *b.Tokens, b.Control.Era, *b.Index, b.Control.Last, 0)
 	var numbers []int64
-	if tell || !all {
+	if withPolicy || !all {
 		for _, word := range strings.Fields(b.Control.Terms.Encode()) {
 			n, _ := strconv.ParseInt(word, 10, 64)
 			numbers = append(numbers, n)

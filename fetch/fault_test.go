@@ -163,7 +163,7 @@ func TestASilentServerHoldsNoCallerBeyondTheDeadline(t *testing.T) {
 	}
 }
 
-// Where round trips are short and nobody else asks, the caller makes the call itself: then the reply is lost. The next
+// If round trips are short and no other caller asks, the caller makes the call itself: then the reply is lost. The next
 // call is a worker's.
 func TestTokensOfALateReplyComeBackOnce(t *testing.T) {
 	bothWays(t, nil, func(t *testing.T, f *faulty) {

@@ -23,8 +23,8 @@ func TestAResultReportsThatItsRegionIsOnItsFloor(t *testing.T) {
 	require.NoError(t, err)
 	createBucket(t, rdb, "own", hourly(10))
 
-	// look asks in every way, with a client that knows nothing yet.
-	look := func(key string, want bool) {
+	// check asks in every way, with a client without any cached policy.
+	check := func(key string, want bool) {
 		t.Helper()
 		for name, opts := range map[string][]Option{"merged": {slow()}, "alone": {slow()}} {
 			for i, ask := range []func(*Client) (Result, error){
@@ -45,8 +45,8 @@ func TestAResultReportsThatItsRegionIsOnItsFloor(t *testing.T) {
 			}
 		}
 	}
-	look("own", false)
-	look("payments", true)
+	check("own", false)
+	check("payments", true)
 
 	terms.Fence.Seq = 2
 	terms.GrantTokens = 60
@@ -54,7 +54,7 @@ func TestAResultReportsThatItsRegionIsOnItsFloor(t *testing.T) {
 	terms.GrantEnd = out.Now + 3_600_000_000
 	_, err = lua.Refill(ctx, rdb, "payments", policy.Call{Version: out.Version, Terms: &terms})
 	require.NoError(t, err)
-	look("payments", false)
+	check("payments", false)
 	full := newClient(t, rdb, slow())
 	before := lua.Tickets(ctx, rdb, []string{"payments"})[0].Denied
 	for range 3 {
@@ -62,14 +62,14 @@ func TestAResultReportsThatItsRegionIsOnItsFloor(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, SourceShared, denied.Source.Kind)
 	}
-	require.Equal(t, before+3*99, lua.Tickets(ctx, rdb, []string{"payments"})[0].Denied, "the pool hears of every denial")
+	require.Equal(t, before+3*99, lua.Tickets(ctx, rdb, []string{"payments"})[0].Denied, "every denial is counted for the pool")
 	granted, err := full.Take(ctx, "payments", 1)
 	require.NoError(t, err)
 
 	terms.Fence.Seq, terms.GrantEnd = 3, out.Now
 	_, err = lua.Refill(ctx, rdb, "payments", policy.Call{Version: out.Version, Terms: &terms})
 	require.NoError(t, err)
-	look("payments", true)
+	check("payments", true)
 	floor, err := newClient(t, rdb, slow()).Take(ctx, "payments", 1)
 	require.NoError(t, err)
 	require.Greater(t, floor.ResetAfter, 30*granted.ResetAfter, "it fills at the floor's rate")

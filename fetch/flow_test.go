@@ -178,7 +178,7 @@ func TestABucketGetsFlowsAndLosesThemByAVersion(t *testing.T) {
 	}
 	require.False(t, take())
 	createUnder(t, rdb, "acme", hourly(100), 1)
-	require.False(t, take(), "the plan counts until it ends; the denial tells the new policy")
+	require.False(t, take(), "the plan is in force until it ends; the denial has the new policy")
 	require.True(t, take())
 	createUnder(t, rdb, "acme", withFlows(), 2)
 	for take() { // until the policy is asked for again, the bucket serves in order: its tokens alone are read

@@ -114,7 +114,7 @@ func TestADenialFromBeforeAReturnIsForgotten(t *testing.T) {
 	}
 }
 
-// A waiter is not refused for what its line was told before a return.
+// A waiter is not refused because of a denial that its line got before a return.
 func TestALineForgetsADenialFromBeforeAReturn(t *testing.T) {
 	c, late := lateClient(t)
 	late.next.Store(true)

@@ -9,21 +9,21 @@ import (
 )
 
 // Return gives n tokens back, up to the bucket's capacity: what it can't hold is dropped. n is 1 to policy.MaxTokens.
-// It is for tokens whose Result is gone, and is not checked: after a take or a Wait that a degraded mode admitted it
-// would make tokens out of nothing. Undo knows what was taken, and from which history of the bucket.
+// It is for tokens whose Result was not kept, and is not checked: after a take or a Wait that a degraded mode admitted,
+// it would make tokens out of nothing. Undo returns only tokens that a bucket gave, and only in the same era.
 //
 // A bucket without a policy can't be returned to and is ErrUnknownBucket. After ErrUnavailable the tokens may have been
-// returned; don't return them again, unless the breaker was open, when nothing is sent (ReasonOf tells why). There is
+// returned; don't return them again, unless the breaker was open, when nothing is sent (ReasonOf returns why). There is
 // no degraded mode of Return.
 func (c *Client) Return(ctx context.Context, key string, n int64, opts ...CallOption) error {
 	return c.putBack(ctx, Call{Op: OpReturn, Key: key, Tokens: n}, n, nil, opts)
 }
 
-// Undo gives back what a take or a Wait took, as r tells: to the bucket's history from which it came (Result.Era), and
-// if that is over, to nobody. What no bucket gave does not go back: what a degraded mode granted (SourceFallback), and
-// what a bucket in shadow mode lacked. Of a denial there is nothing to undo, nor of a Reservation, which Settle ends.
-// The errors are Return's. Call it once for a Result, or for what a request id was charged: the bucket goes on
-// remembering the request as charged.
+// Undo gives back the tokens of r, the result of a take or a Wait, to the era of the bucket from which they came
+// (Result.Era). If that era is over, they are dropped. Tokens that no bucket gave do not go back: those that a degraded
+// mode granted (SourceFallback), and those that a bucket in shadow mode lacked. For a denial there is nothing to undo,
+// nor for a Reservation, which Settle ends. The errors are Return's. Call it once for a Result, and once for a request
+// id: the bucket continues to remember the request as charged.
 func (c *Client) Undo(ctx context.Context, key string, r Result) error {
 	n := r.Taken - r.lacked
 	if r.Source.Kind == SourceFallback || !r.OK {
@@ -32,9 +32,9 @@ func (c *Client) Undo(ctx context.Context, key string, r Result) error {
 	return c.putBack(ctx, Call{Op: OpReturn, Key: key, Tokens: n}, max(n, 1), &r.Era, nil)
 }
 
-// UndoAll gives back what a TakeAll took, as all tells: for each of its requests what Undo would, all at once. Of a
-// denial there is nothing to undo. The errors are joined; a bucket whose server is away keeps no other from getting its
-// tokens. Call it once.
+// UndoAll gives back the tokens of all, the result of a TakeAll: for each of its requests those that Undo would, all at
+// once. For a denial there is nothing to undo. The errors are joined: if one bucket's server is unavailable, the others
+// still get their tokens. Call it once.
 func (c *Client) UndoAll(ctx context.Context, all AllResult) error {
 	errs := make([]error, len(all.keys))
 	var wg sync.WaitGroup
@@ -45,8 +45,8 @@ func (c *Client) UndoAll(ctx context.Context, all AllResult) error {
 	return errors.Join(errs...)
 }
 
-// moreTokens notes that a bucket has more tokens than it last told: its denial is forgotten, and those who wait for it
-// ask at once.
+// moreTokens is called when a bucket has more tokens than its last reply reported. It forgets the bucket's denial, and
+// the waiters of the bucket ask at once.
 func (c *Client) moreTokens(key string) {
 	if ls := c.buckets.forgive(key).lines.Load(); ls != nil {
 		ls.wake()

@@ -78,8 +78,8 @@ func (o Outcome) Name(op Op) string {
 	return "denied"
 }
 
-// Hook is told of every call of a Client, in the goroutine of its caller, so it must be fast. It is called by many at
-// once. Metrics and traces are made of it: packages fetchprom and fetchotel have hooks for Prometheus and
+// Hook observes every call of a Client. Its methods run in the caller's goroutine; they must be fast and safe for
+// concurrent use. Packages fetchprom and fetchotel have hooks that make metrics and traces for Prometheus and
 // OpenTelemetry.
 type Hook interface {
 	// Begin is called before a call. The call goes on with the context returned, which is ctx or one made of it.
@@ -97,7 +97,7 @@ type BreakerHook interface {
 	Breaker(server string, why Reason)
 }
 
-// WithHook has a hook told of every call. Of several, given by several options, the first begins first and ends last.
+// WithHook adds a hook that observes every call. If there are several, the first one begins first and ends last.
 func WithHook(h Hook) Option {
 	return clientOption(func(c *config) error {
 		if h == nil {
@@ -122,9 +122,9 @@ func (c *Client) breakerChanged(s *node, open bool) {
 	}
 }
 
-// call makes a call about a bucket, of an amount of tokens, with its options, and has the hooks told of it.
+// call makes a call about a bucket, of an amount of tokens, with its options, while the hooks observe it.
 func (c *Client) call(ctx context.Context, call Call, amount int64, opts []CallOption,
-	make func(context.Context, *callConfig) (Result, error)) (Result, error) {
+	do func(context.Context, *callConfig) (Result, error)) (Result, error) {
 	cfg, err := c.with(call.Op, opts)
 	if err != nil {
 		return Result{}, err
@@ -133,19 +133,19 @@ func (c *Client) call(ctx context.Context, call Call, amount int64, opts []CallO
 		if err := c.check(ctx, call.Key, amount); err != nil {
 			return Result{}, err
 		}
-		return make(ctx, cfg)
+		return do(ctx, cfg)
 	}
 	o := c.observe(ctx, call, func(ctx context.Context, o *Outcome) {
 		o.Err = c.check(ctx, call.Key, amount)
 		if o.Err == nil {
-			o.Result, o.Err = make(ctx, cfg)
+			o.Result, o.Err = do(ctx, cfg)
 		}
 	})
 	return o.Result, o.Err
 }
 
-// observe makes a call that fills in its outcome, and has the hooks told of it.
-func (c *Client) observe(ctx context.Context, call Call, make func(context.Context, *Outcome)) (o Outcome) {
+// observe makes a call that fills in its outcome, while the hooks observe it.
+func (c *Client) observe(ctx context.Context, call Call, do func(context.Context, *Outcome)) (o Outcome) {
 	hooks := c.config.hooks
 	var few [2]context.Context
 	begun := few[:0]
@@ -154,7 +154,7 @@ func (c *Client) observe(ctx context.Context, call Call, make func(context.Conte
 		begun = append(begun, ctx)
 	}
 	began := time.Now()
-	make(ctx, &o)
+	do(ctx, &o)
 	o.Duration, o.Reason = time.Since(began), o.Result.Source.Reason
 	if o.Err != nil {
 		o.Reason = ReasonOf(o.Err)

@@ -10,8 +10,8 @@ import (
 
 const (
 	denialMaxAge = time.Second // how long a denial is believed
-	// policyMaxAge is how long a bucket's policy is believed: to be told it costs a take almost as much again, and a
-	// denial tells it anyway.
+	// policyMaxAge is how long a bucket's policy is believed. To ask for it doubles the cost of a take; the reply to a
+	// denied take has it anyway.
 	policyMaxAge = 10 * time.Second
 	// pooledMaxAge is policyMaxAge of a pool's bucket, whose grant comes and goes.
 	pooledMaxAge = time.Second
@@ -19,14 +19,14 @@ const (
 	scheduleMaxAge = time.Second
 )
 
-// info is what a Client has learned of a bucket. It doesn't change: what is learned later makes another one.
+// info is what a Client remembers of a bucket. It doesn't change: a later reply makes another info.
 type info struct {
-	terms   *policy.Terms // nil: the bucket has no policy
-	era     int64
-	share   *share // of a bucket with degraded mode local; nil if there are too many
-	learned time.Time
-	denied  *denial   // nil: none
-	steps   *schedule // of a stepped bucket; nil if it was never asked for
+	terms  *policy.Terms // nil: the bucket has no policy
+	era    int64
+	share  *share    // of a bucket with degraded mode local; nil if there are too many
+	asOf   time.Time // of the reply that had the policy
+	denied *denial   // nil: none
+	steps  *schedule // of a stepped bucket; nil if it was never asked for
 }
 
 // schedule is the instants of a stepped bucket.
@@ -44,7 +44,7 @@ func (i *info) updated(terms *policy.Terms, era int64, now time.Time) *info {
 		next.denied = nil
 	}
 	next.terms = terms
-	next.learned = now
+	next.asOf = now
 	if era != 0 {
 		next.era = era
 	}
@@ -86,7 +86,7 @@ func (i *info) deniedFor(d *denial, n, leave int64, now time.Time) time.Duration
 	}
 	due := d.due.Sub(now)
 	if n+leave > d.n+d.leave {
-		due = max(due, i.untilDue(n+leave, d.left, d.at)-now.Sub(i.learned))
+		due = max(due, i.untilDue(n+leave, d.left, d.at)-now.Sub(i.asOf))
 	}
 	return due
 }
@@ -130,13 +130,12 @@ func (i *info) pooled() bool { return i.terms != nil && i.terms.Pool }
 // fresh reports whether the policy may be believed.
 func (i *info) fresh(now time.Time) bool {
 	if i.pooled() {
-		return now.Sub(i.learned) < pooledMaxAge
+		return now.Sub(i.asOf) < pooledMaxAge
 	}
-	return now.Sub(i.learned) < policyMaxAge
+	return now.Sub(i.asOf) < policyMaxAge
 }
 
-// onFloor reports whether the bucket is a pool's without a grant in force, as the scripts told when the policy was
-// learned.
+// onFloor reports whether the bucket was a pool's without a grant in force when the scripts last reported its policy.
 func (i *info) onFloor() bool { return i.pooled() && i.terms.GrantEra == 0 }
 
 // stepped reports whether the bucket is refilled at instants.
@@ -201,9 +200,9 @@ func wait(d time.Duration) time.Duration {
 
 func micros(us int64) time.Duration { return time.Duration(us) * time.Microsecond }
 
-// learnSchedule asks for the instants of a stepped bucket, about once a step. Without an answer they stay unknown: the
-// take that wants them is done.
-func (c *Client) learnSchedule(t *task) *info {
+// askSchedule asks for the instants of a stepped bucket, about once a step. Without a reply they stay unknown, and the
+// take does without them.
+func (c *Client) askSchedule(t *task) *info {
 	steps := &schedule{asked: time.Now()}
 	t.brief = true
 	reply, err := attempt(t, true, func() (lua.PeekReply, error) { return t.kind.peek(t.ctx, t, t.key) })
@@ -214,7 +213,7 @@ func (c *Client) learnSchedule(t *task) *info {
 	return c.buckets.update(t.key, func(i *info) { i.steps = steps })
 }
 
-// peekedHolds is the time until a bucket that was looked at holds n tokens or is full.
+// peekedHolds returns the time until a bucket that was peeked holds n tokens or is full.
 func peekedHolds(n int64, p *lua.PeekReply) time.Duration {
 	b := policy.Bucket{Tokens: &p.Tokens, Control: &policy.Control{
 		Terms: *p.Terms, Era: p.Version.Era, Last: p.Last, Carry: p.Carry, Step: p.Step, Next: p.Next,

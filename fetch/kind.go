@@ -58,13 +58,13 @@ func (configured) peek(ctx context.Context, c lua.Client, key string) (lua.PeekR
 
 // refilled is a bucket of a template that refillers keep while it isn't full. Its first take creates it.
 type refilled struct {
-	rule     *policy.CompiledTemplate
-	template *lua.Template
-	apart    bool // its active set is on another server
+	rule      *policy.CompiledTemplate
+	template  *lua.Template
+	crossSlot bool // its active set is in another slot
 }
 
 func (r *refilled) takes(g *group) lua.Takes {
-	existing := g.narrow || r.apart && r.rule.MaxKeys > 0
+	existing := g.narrow || r.crossSlot && r.rule.MaxKeys > 0
 	return lua.Takes{Key: g.key, Below: g.info.limit(), Template: r.template, Existing: existing && !g.create}
 }
 
@@ -83,7 +83,7 @@ func (r *refilled) open(t *task, hold time.Duration) error {
 	return err
 }
 
-// giveBack drops tokens of a bucket that is gone: it was full.
+// giveBack drops the tokens if the bucket no longer exists, because then it was full.
 func (r *refilled) giveBack(ctx context.Context, c lua.Client, key string, n, era int64) (lua.ReturnReply, error) {
 	reply, err := lua.Return(ctx, c, key, n, era)
 	if errors.Is(err, lua.ErrUnknownBucket) {
@@ -181,10 +181,10 @@ func (l *lazy) peek(ctx context.Context, c lua.Client, key string) (lua.PeekRepl
 	}, nil
 }
 
-// kindOf is how the buckets of a template are kept.
-func kindOf(r *policy.CompiledTemplate, apart bool) kind {
+// kindOf returns how the buckets of a template are kept.
+func kindOf(r *policy.CompiledTemplate, crossSlot bool) kind {
 	if r.Enforce == policy.EnforceLazy {
 		return &lazy{r}
 	}
-	return &refilled{r, lua.NewTemplate(r, apart), apart}
+	return &refilled{r, lua.NewTemplate(r, crossSlot), crossSlot}
 }

@@ -22,11 +22,11 @@ const (
 )
 
 const (
-	// leaseGrace is how much longer than its hold time a block lasts, so that the bucket can still be told of it after
-	// a stretch in which it was away.
+	// leaseGrace is how much longer than its hold time a block lasts. Otherwise it could not be given back after a time in
+	// which its server was unavailable.
 	leaseGrace = 2 * time.Second
-	// leaseMargin is the part of leaseGrace in which tokens are no longer handed out: a process may stand still between
-	// the look at its clock and the work that the token is for.
+	// leaseMargin is the part of leaseGrace in which tokens are no longer handed out: a process may be stopped between
+	// the reading of its clock and the work that the token is for.
 	leaseMargin = time.Second
 	// maxLeases bounds the blocks of a Client, and with them its goroutines.
 	maxLeases = 4096
@@ -44,22 +44,24 @@ const (
 //
 // A bucket's block begins with its eighth take within the hold time, granted or not. It is as large as what is taken
 // within about a third of hold, and no larger than most and the capacity; more is asked for when half of it is left,
-// and a call is given no more than half of what the bucket holds. What nobody took goes back within hold, 10 ms
-// to an hour, and with Close. While the bucket's server is away what is left is used up, for about a second beyond
-// hold. A take that finds too few tokens in the block is put to the bucket; if that has too few as well, but both
-// together enough, the take gets some of each, with two calls. Tokens that a call moves between the two just then are
-// in neither: such a take may be denied, and a TakeUpTo get fewer, although they are there. Tokens of other consumers'
+// and a call is given no more than half of what the bucket holds. Unused tokens go back within hold, 10 ms to an hour,
+// and with Close. While the bucket's server is unavailable, takes use up the block, for about a second beyond hold. A
+// take that finds too few tokens in the block is put to the bucket; if that has too few as well, but both together
+// enough, the take gets some of each, with two calls. Tokens that a call moves between the two just then are in
+// neither: such a take may be denied, and a TakeUpTo get fewer, although they are there. Tokens of other consumers'
 // blocks are out of reach until they come back. WithLeave counts what the bucket had at the block's last call and what
 // is left in the block.
 //
-// The price is that others are denied tokens that lie unused in a block, for up to hold, that a process that dies takes
-// its block with it (nobody can tell what was used of it, so it is dropped), and that a bucket refills behind the
-// blocks taken from it: what is taken in a window can exceed capacity and credit by the tokens that were in blocks when
-// it began. Result.Outstanding of a Peek tells how many are. A bucket whose policy is strict leaves room for them
-// instead, and keeps the bound.
+// Blocks have three costs:
 //
-// While somebody in this Client waits for a bucket (Wait), it holds no block of it. Takes with a request id, TakeAll
-// and Reserve are put to the bucket. Buckets without a policy, and those of a template whose Enforce is
+//   - Other consumers are denied tokens that are unused in a block, for up to hold.
+//   - If a process dies, its blocks are dropped, because it is unknown how many of their tokens were used.
+//   - A bucket is refilled while blocks hold some of its tokens. So the takes in a window can exceed capacity and credit
+//     by the tokens that were in blocks when it began; Result.Outstanding of a Peek is their number. A bucket whose
+//     policy is strict leaves room for them instead, and keeps the bound.
+//
+// While a call of this Client waits for a bucket (Wait), the Client holds no block of it. Takes with a request id,
+// TakeAll and Reserve are put to the bucket. Buckets without a policy, and those of a template whose Enforce is
 // policy.EnforceLazy, have no blocks.
 func WithLease(most int64, hold time.Duration) LeaseOption {
 	return LeaseOption{rule: leaseRule{most, hold}}
@@ -182,12 +184,12 @@ func (ls *leases) now() time.Duration { return time.Since(ls.began) }
 
 // draw takes as many tokens of the bucket's block as there are, from least up to n. If few are left it returns the
 // block, which the caller is to signal: after it has asked the bucket for more, if it does.
-func (b *bucket) draw(least, n int64, leave policy.Leave) (Result, *block) {
+func (b *bucket) takeLocal(least, n int64, leave policy.Leave) (Result, *block) {
 	blk := b.block.Load()
 	if blk == nil {
 		return Result{}, nil
 	}
-	r, few := blk.draw(least, n, leave)
+	r, few := blk.takeLocal(least, n, leave)
 	if !few {
 		blk = nil
 	}

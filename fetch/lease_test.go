@@ -22,7 +22,7 @@ import (
 
 const hold = time.Second
 
-// inShadow stands for the answers that a bucket in shadow mode admitted.
+// inShadow is the key of the answers that a bucket in shadow mode admitted.
 const inShadow SourceKind = 100
 
 // leasing makes a Client with leases of a fake server's buckets.
@@ -123,7 +123,7 @@ func TestUnusedTokensOfABlockGoBackWithinTheHoldTime(t *testing.T) {
 		require.EqualValues(t, 10_000-taken, inBucket(b))
 		time.Sleep(2 * hold)
 		require.Zero(t, outstanding(b))
-		require.Zero(t, openBlocks(c), "nothing is kept of a bucket that nobody takes from")
+		require.Zero(t, openBlocks(c), "an unused bucket has no block")
 		b.with("checkout", func(bucket *oracle.Bucket) { require.Empty(t, bucket.Held) })
 		calls := b.called("lease")
 		time.Sleep(time.Hour)
@@ -435,10 +435,10 @@ func TestABlockIsNotUsedAfterItsExpiry(t *testing.T) {
 		b.view.Store(&view{until: c.leases.now() + hold, limit: 10})
 		b.left.Store(5)
 		time.Sleep(hold - time.Nanosecond)
-		r, _ := b.draw(1, 1, policy.Leave{})
+		r, _ := b.takeLocal(1, 1, policy.Leave{})
 		require.True(t, r.OK)
 		time.Sleep(time.Nanosecond)
-		r, _ = b.draw(1, 1, policy.Leave{})
+		r, _ = b.takeLocal(1, 1, policy.Leave{})
 		require.False(t, r.OK)
 	})
 }

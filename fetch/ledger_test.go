@@ -18,8 +18,8 @@ import (
 	"github.com/tokenrefill/refiller/lua"
 )
 
-// ledger writes down what a server does to its buckets, in the server's own words: MONITOR tells every script that ran
-// and what it did, in order, whether or not anybody heard its reply.
+// ledger records what a server does to its buckets, as MONITOR shows it: every script that ran and its commands, in
+// order, even if no caller got its reply.
 type ledger struct {
 	server *testenv.RedisServer
 	books  map[string]*book
@@ -33,7 +33,7 @@ type book struct {
 	clamped int64            // what came back and the full bucket could not hold
 	held    map[string]int64 // tokens of reservations and blocks, by their ids
 	over    map[string]bool  // reservations that ran out
-	ranOut  int64            // tokens of reservations that nobody settled in time
+	ranOut  int64            // tokens of reservations that were not settled in time
 }
 
 // entry is a bucket as one script left it.
@@ -89,11 +89,11 @@ func (l *ledger) close(t *testing.T) {
 	names := make(map[string]string)
 	var r *run
 	for _, line := range <-l.lines {
-		at, source, words, err := heard(line)
+		at, source, words, err := parse(line)
 		require.NoError(t, err, line)
 		if source == "lua" {
 			if r != nil {
-				r.note(words)
+				r.record(words)
 			}
 			continue
 		}
@@ -116,8 +116,8 @@ func (l *ledger) close(t *testing.T) {
 	}
 }
 
-// heard takes a line of MONITOR apart.
-func heard(line string) (at int64, source string, words []string, err error) {
+// parse parses a line of MONITOR.
+func parse(line string) (at int64, source string, words []string, err error) {
 	head, rest, ok := strings.Cut(strings.TrimPrefix(line, "+"), "] ")
 	seconds, from, okFrom := strings.Cut(head, " [0 ")
 	if !ok || !okFrom {
@@ -170,8 +170,8 @@ func newRun(at int64, name string, words []string) *run {
 	}
 }
 
-// note notes a command of the script.
-func (r *run) note(words []string) {
+// record records a command of the script.
+func (r *run) record(words []string) {
 	r.did = true
 	switch words[0] {
 	case "incrby":

@@ -28,9 +28,9 @@ type line struct {
 	leave       policy.Leave
 	first, last *waiter
 	total       int64         // tokens that all want
-	again       chan struct{} // there may be more tokens, or nobody waits any more
+	again       chan struct{} // there may be more tokens, or the line is empty
 
-	// What the last denial told; denied is zero if nothing is known.
+	// Of the last denial; denied is zero if there was none.
 	denied time.Time
 	n      int64 // it was a denial of so many tokens
 	wait   time.Duration
@@ -56,14 +56,14 @@ type waiter struct {
 	next, prev *waiter
 }
 
-// verdict is what a waiter is told.
+// verdict is the result for a waiter.
 type verdict struct {
 	result Result
 	err    error
 }
 
-// due is the time until n tokens are there and as many as are to be left, for all that the last denial told: 0 if
-// nothing is known, Never if that said so.
+// due returns the time until n tokens are there and as many as are to be left, according to the last denial: 0 if there
+// was none, Never if they will not come.
 func (l *line) due(n int64, leave policy.Leave) time.Duration {
 	if l.denied.IsZero() || l.info.shadowed() {
 		return 0
@@ -94,7 +94,7 @@ func (ls *lines) find(flow string, leave policy.Leave) *line {
 }
 
 // ahead adds up the tokens wanted by the lines that a take must not overtake: lines of its flow that the bucket has
-// denied and that leave as much as the take, or less. A take of a line itself (ofLine) stands only behind lines that
+// denied and that leave as much as the take, or less. A take of a line itself (ofLine) waits only behind lines that
 // leave less. last is the line that asked last. The lock is held.
 func (ls *lines) ahead(flow string, leave policy.Leave, ofLine bool) (total int64, last *line) {
 	for _, l := range ls.of {
@@ -162,8 +162,8 @@ func (ls *lines) due(flow string, n int64, leave policy.Leave) (due time.Duratio
 	return last.due(total+n, leave), true
 }
 
-// behind reports whether lines hold a take back, and until when, as a reply tells it: at least a millisecond, and less
-// than 0 is never. A take that may pass is not held back when its turn has come.
+// behind reports whether lines hold a take back, and for how long: at least a millisecond, and below 0 for never. A
+// take that may pass is not held back when its turn has come.
 func (b *bucket) behind(flow string, run policy.Run, mayPass bool) (due time.Duration, yes bool) {
 	if !b.waited() {
 		return 0, false
@@ -235,7 +235,7 @@ func (l *line) remove(w *waiter) {
 	}
 }
 
-// end ends a line, and wakes the lines that stood behind it, which ask at once. The lock is held.
+// end ends a line, and wakes the lines behind it, which ask at once. The lock is held.
 func (l *line) end() {
 	l.of = slices.DeleteFunc(l.of, func(other *line) bool { return other == l })
 	timing.Signal(l.again)
@@ -246,8 +246,8 @@ func (l *line) end() {
 	}
 }
 
-// note remembers what an answer tells of when the others' tokens are due. The lock is held.
-func (l *line) note(runs []policy.Run, a *answer) {
+// remember records from an answer when the tokens of the other waiters are due. The lock is held.
+func (l *line) remember(runs []policy.Run, a *answer) {
 	if a.err != nil || a.reply.OK || a.info.shadowed() {
 		l.denied = time.Time{}
 		return

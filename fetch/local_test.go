@@ -35,7 +35,7 @@ func TestSharesTogetherAdmitWhatTheBucketWouldHave(t *testing.T) {
 		for range live {
 			s := &share{terms: localTerms(capacity, rate)}
 			s.count(live, 0)
-			s.saw(left, began)
+			s.record(left, began)
 			for at := time.Duration(0); at <= span; at += time.Duration(1 + rng.Int64N(int64(20*time.Millisecond))) {
 				for s.take(1, 1, 0, began+at).OK {
 					admitted++
@@ -44,12 +44,12 @@ func TestSharesTogetherAdmitWhatTheBucketWouldHave(t *testing.T) {
 		}
 		due := float64(rate.Tokens) * span.Seconds()
 		require.LessOrEqual(t, float64(admitted), float64(left)+due+1)
-		lastLook := 0.02 * float64(rate.Tokens) // what fell due after it
-		require.GreaterOrEqual(t, float64(admitted), float64(left)+due-lastLook-2*float64(live))
+		afterLast := 0.02 * float64(rate.Tokens) // what fell due after the last take
+		require.GreaterOrEqual(t, float64(admitted), float64(left)+due-afterLast-2*float64(live))
 	}
 }
 
-// holds is the number of tokens in a share: a denied take tells it.
+// holds returns the number of tokens in a share, which a denied take reports.
 func holds(s *share, now time.Duration) int64 {
 	return s.take(policy.MaxTokens, policy.MaxTokens, 0, now).Tokens
 }
@@ -57,8 +57,8 @@ func holds(s *share, now time.Duration) int64 {
 func TestAShareStartsWithItsPartOfTheTokensAndOfTheRate(t *testing.T) {
 	terms := localTerms(100, policy.PerSecond(20))
 	s := &share{terms: terms}
-	s.saw(100, 0)
-	require.False(t, s.take(1, 1, 0, 0).Known, "nobody has counted the consumers")
+	s.record(100, 0)
+	require.False(t, s.take(1, 1, 0, 0).Known, "the consumers were not counted yet")
 	s.count(4, 0)
 	require.True(t, s.take(25, 25, 0, 0).OK, "a quarter of what is there")
 	require.False(t, s.take(1, 1, 0, 0).OK)
@@ -67,7 +67,7 @@ func TestAShareStartsWithItsPartOfTheTokensAndOfTheRate(t *testing.T) {
 
 	// The bucket answers again, and is drained: the next outage begins with nothing,
 	// however long the share has had to fill.
-	s.saw(0, time.Minute)
+	s.record(0, time.Minute)
 	require.False(t, s.take(1, 1, 0, time.Minute).OK)
 	require.True(t, s.take(1, 1, 0, time.Minute+200*time.Millisecond).OK)
 
@@ -75,7 +75,7 @@ func TestAShareStartsWithItsPartOfTheTokensAndOfTheRate(t *testing.T) {
 	// has, since its own takes count.
 	admitted := 0
 	for i := range 100 {
-		s.saw(100, 2*time.Minute+time.Duration(i)*time.Millisecond)
+		s.record(100, 2*time.Minute+time.Duration(i)*time.Millisecond)
 		if s.take(1, 1, 0, 2*time.Minute+time.Duration(i)*time.Millisecond).OK {
 			admitted++
 		}
@@ -97,17 +97,17 @@ func TestAShareStartsWithItsPartOfTheTokensAndOfTheRate(t *testing.T) {
 	require.LessOrEqual(t, holds(s, time.Hour), int64(2), "more at once")
 }
 
-// Nobody settles a share between two takes, however long that is.
+// A share is not settled between two takes, however long that is.
 func TestAShareThatIsSeldomTakenFromEarnsItsPartOfTheRate(t *testing.T) {
 	s := &share{terms: localTerms(1000, policy.PerSecond(8))}
-	s.saw(0, 0)
+	s.record(0, 0)
 	s.count(4, 0)
 	for i := range time.Duration(20) {
 		require.False(t, s.take(121, 121, 0, (i+1)*time.Minute-time.Second).OK)
 		require.True(t, s.take(120, 120, 0, (i+1)*time.Minute).OK, "a minute at 2/s")
 	}
 	s = &share{terms: localTerms(policy.MaxTokens, policy.Rate{Tokens: 1<<40 + 1, Per: 12 * 24 * time.Hour})}
-	s.saw(0, 0)
+	s.record(0, 0)
 	s.count(4, 0)
 	holds(s, 0)
 	require.Positive(t, holds(s, 10*365*24*time.Hour))
@@ -117,7 +117,7 @@ func TestAShareCountsNeitherScheduledStepsNorGrants(t *testing.T) {
 	stepped := policy.Policy{Capacity: 100, Steps: policy.Every(time.Minute), StepTokens: 50}.Terms(policy.Fence{})
 	s := &share{terms: stepped}
 	s.count(2, 0)
-	s.saw(40, 0)
+	s.record(40, 0)
 	require.True(t, s.take(20, 20, 0, 0).OK)
 	require.False(t, s.take(1, 1, 0, time.Hour).OK, "the next instant is the refillers' to know")
 
@@ -127,7 +127,7 @@ func TestAShareCountsNeitherScheduledStepsNorGrants(t *testing.T) {
 	granted.GrantEra = 1
 	s = &share{terms: granted}
 	s.count(2, 0)
-	s.saw(0, 0)
+	s.record(0, 0)
 	s.take(1, 1, 0, 0)
 	require.EqualValues(t, 2, holds(s, 2*time.Second), "the floor's rate")
 }
@@ -164,7 +164,7 @@ func TestConsumersRegisterWhenTheyAskWhole(t *testing.T) {
 	require.LessOrEqual(t, commandCalls(t, rdb)["evalsha"]-sent, buckets, "no call but the takes")
 	for i := range buckets {
 		rdb.Del(t.Context(), lua.LiveKey(strconv.Itoa(i)))
-		c.buckets.update(strconv.Itoa(i), func(k *info) { k.learned = k.learned.Add(-policyMaxAge) })
+		c.buckets.update(strconv.Itoa(i), func(k *info) { k.asOf = k.asOf.Add(-policyMaxAge) })
 		past := time.Now()
 		known(c, strconv.Itoa(i)).share.registered.until.Store(&past)
 	}
@@ -196,7 +196,7 @@ func TestConsumersThatStartTogetherCountOneAnother(t *testing.T) {
 	}
 }
 
-// outage is what several consumers of one bucket saw while its server stood still.
+// outage is the result of several consumers of one bucket while its server was stopped.
 type outage struct {
 	stopped  time.Duration // for how long
 	admitted int64         // meanwhile, by all
@@ -204,8 +204,8 @@ type outage struct {
 	recovery time.Duration // until every consumer was answered by the bucket again
 }
 
-// standStill stops a server under the load of consumers of one bucket in mode local.
-func standStill(t testing.TB, consumers, callers int, rate policy.Rate, length time.Duration, opts ...Option) outage {
+// freeze stops a server under the load of consumers of one bucket in mode local.
+func freeze(t testing.TB, consumers, callers int, rate policy.Rate, length time.Duration, opts ...Option) outage {
 	server := testenv.Redis(t)
 	rdb := server.Client()
 	p := policy.Policy{Capacity: rate.Tokens, Rate: rate, Interval: 20 * time.Millisecond, Degraded: policy.DegradedLocal,
@@ -290,12 +290,12 @@ func standStill(t testing.TB, consumers, callers int, rate policy.Rate, length t
 }
 
 // The bounds are wide enough for a machine that does twenty things at once;
-// BenchmarkFrozenServer tells the figures.
+// BenchmarkFrozenServer reports the figures.
 func TestConsumersOfAFrozenServerKeepToThePolicy(t *testing.T) {
 	const rate = 400
 	served := false
 	for tries := 0; !served && tries < 3; tries++ { // others may have the machine for a while
-		o := standStill(t, 4, 4, policy.PerSecond(rate), 3*time.Second, WithTimeout(500*time.Millisecond))
+		o := freeze(t, 4, 4, policy.PerSecond(rate), 3*time.Second, WithTimeout(500*time.Millisecond))
 		t.Logf("%+v", o)
 		due := rate * o.stopped.Seconds()
 		require.LessOrEqual(t, float64(o.admitted), 1.1*due)
@@ -310,7 +310,7 @@ func TestConsumersOfAFrozenServerKeepToThePolicy(t *testing.T) {
 func BenchmarkFrozenServer(b *testing.B) {
 	var ratio, worst, recovery []float64
 	for b.Loop() {
-		o := standStill(b, 4, 16, policy.PerSecond(1000), 3*time.Second)
+		o := freeze(b, 4, 16, policy.PerSecond(1000), 3*time.Second)
 		ratio = append(ratio, float64(o.admitted)/(1000*o.stopped.Seconds()))
 		worst = append(worst, o.worst.Seconds()*1000)
 		recovery = append(recovery, o.recovery.Seconds()*1000)

@@ -56,7 +56,7 @@ func TestMemoryDoesNotGrowWithKeysTaken(t *testing.T) {
 			require.NoError(t, errOf(c.Wait(t.Context(), "queue:"+strconv.Itoa(i), 1)))
 		}
 	}
-	require.NoError(t, c.Close(t.Context())) // nobody writes the maps any more
+	require.NoError(t, c.Close(t.Context())) // the maps are no longer written
 	require.LessOrEqual(t, c.buckets.held(), 2*size+2*size/8)
 	const scripts = 10 // that the fake server knows
 	require.LessOrEqual(t, mapEntries(reflect.ValueOf(c), map[uintptr]bool{}), c.buckets.held()+scripts,

@@ -81,7 +81,7 @@ func newNodes(c *Client, rdb redis.UniversalClient) *nodes {
 		if rdb.Options().Addr == "FailoverClient" {
 			ns.single = ns.shared(rdb)
 		} else {
-			ns.single = ns.alone(rdb)
+			ns.single = ns.newSingle(rdb)
 		}
 	case *redis.ClusterClient:
 		ns.cluster = redis.NewClusterClient(ns.ownClusterOptions(*rdb.Options()))
@@ -125,9 +125,9 @@ func (s *node) eachSocket(do func(*engine.Sockets)) {
 	}
 }
 
-// alone makes the queue of a client's only server. The caller of a lone call has a connection for itself, if there may
-// be two.
-func (ns *nodes) alone(rdb *redis.Client) *node {
+// newSingle makes the queue of a client's only server. The caller of a lone call has a connection for itself, if there
+// may be two.
+func (ns *nodes) newSingle(rdb *redis.Client) *node {
 	most := ns.most(rdb.Options().PoolSize, rdb.Options().MaxActiveConns)
 	s := &node{addr: rdb.Options().Addr}
 	var all []*engine.Sockets
@@ -243,8 +243,8 @@ func (ns *nodes) callGroup(key string) int {
 // moving returns the mark of a callGroup.
 func (ns *nodes) moving(group int) *mark { return &ns.slots[group] }
 
-// apart reports whether the active sets of templates are on other servers than their buckets.
-func (ns *nodes) apart() bool { return ns.bySlot }
+// crossSlot reports whether the active sets of templates are in other slots than their buckets.
+func (ns *nodes) crossSlot() bool { return ns.bySlot }
 
 // close ends the queues and the connections when nothing is under way any more.
 func (ns *nodes) close() error {

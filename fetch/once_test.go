@@ -114,7 +114,7 @@ func TestTokensOfARequestThatWasGivenUpStayItsOwn(t *testing.T) {
 	require.Zero(t, c.Stats().Returned)
 }
 
-// lined is a Client in which somebody waits for 50 tokens of an empty bucket that has said no, until end.
+// lined returns a Client with a waiter for 50 tokens of an empty bucket that has denied them, until end.
 func lined(t *testing.T, leave policy.Leave) (rdb *redis.Client, c *Client, end func()) {
 	t.Helper()
 	rdb = testenv.Redis(t).Client()
@@ -138,7 +138,7 @@ func lined(t *testing.T, leave policy.Leave) (rdb *redis.Client, c *Client, end 
 // Calls that have to be put to the bucket leave what a line wants that waits for it.
 func TestTakeAllAndReserveDoNotOvertakeALine(t *testing.T) {
 	rdb, c, end := lined(t, policy.Leave{})
-	_, err := lua.Return(t.Context(), rdb, "line", 20, 0) // by somebody else: the line doesn't hear of it
+	_, err := lua.Return(t.Context(), rdb, "line", 20, 0) // not through the Client: the line gets no signal
 	require.NoError(t, err)
 	takes := map[string]func() (Result, error){
 		"take all": func() (Result, error) {
@@ -226,7 +226,7 @@ func TestRequestOptionsOutOfRangeAreRefused(t *testing.T) {
 	require.Greater(t, left, 59*time.Minute)
 }
 
-// What an earlier call of a request was told is of then: the bucket was drained since.
+// The reply to an earlier call of a request is of that time: the bucket was drained since.
 func TestARepeatedRequestChangesNoShare(t *testing.T) {
 	server := testenv.Redis(t)
 	rdb := server.Client()
@@ -255,7 +255,7 @@ func TestARepeatedRequestChangesNoShare(t *testing.T) {
 	require.False(t, r.OK, "the bucket was drained")
 }
 
-// A request is remembered beyond the bucket's era, and tells nothing of the present one.
+// A request is remembered beyond the bucket's era. Its reply has nothing of the present era.
 func TestARepeatedRequestReturnsNoEra(t *testing.T) {
 	rdb := testenv.Redis(t).Client()
 	createBucket(t, rdb, "b", hourly(10))

@@ -163,8 +163,8 @@ func (c *Client) with(op Op, opts []CallOption) (*callConfig, error) {
 }
 
 // WithTimeout bounds the time of a call, everything included, also the time for opening connections. After d, and a
-// last look of 5 ms, the call gets the answer of its degraded mode, by default ErrUnavailable. If this process itself
-// stood still meanwhile, the bound moves by that time, by at most d. A context's earlier deadline holds as well. Given
+// last check of 5 ms, the call gets the answer of its degraded mode, by default ErrUnavailable. If this process itself
+// was stopped meanwhile, the bound moves by that time, by at most d. A context's earlier deadline holds as well. Given
 // to New, the option is for every call that has none of its own; Wait, which waits for tokens, has it for each question
 // to the server. 0 means no bound but a minute for each reply; a negative d is refused.
 //
@@ -172,9 +172,9 @@ func (c *Client) with(op Op, opts []CallOption) (*callConfig, error) {
 // whichever is longer. The time for opening connections does not count. Altogether a call takes at most a second, which
 // is also the timeout before the server's first answer (Ready waits for that).
 //
-// Lower, and a slow moment of Redis fails calls that may have had their effect; higher, and callers stand still longer
-// while Redis is away. A call that ends after fewer than four round trips shows nothing of the server: it is
-// ErrUnavailable with ReasonDistance, whatever the degraded mode.
+// With a lower timeout, a slow moment of Redis fails calls that may have had their effect. With a higher one, callers
+// wait longer while Redis is unavailable. A call that ends after fewer than four round trips shows nothing of the
+// server: it is ErrUnavailable with ReasonDistance, whatever the degraded mode.
 func WithTimeout(d time.Duration) SharedOption {
 	return sharedOption{func(c *callConfig) error {
 		if d < 0 {
@@ -294,9 +294,9 @@ func inRange(what string, n, most int) error {
 	return nil
 }
 
-// WithCacheSize has the Client remember what it knows of at least the n buckets that it used last, 1 to 16,777,216.
-// A take of a bucket that it has forgotten also asks for the policy, which costs Redis several times as much, and is of
-// unknown degraded mode while Redis is away.
+// WithCacheSize has the Client remember what it knows of at least the n buckets that it used last, 1 to 16,777,216. A
+// take of a bucket that it has forgotten also asks for the policy, which costs Redis several times as much. While Redis
+// is unavailable, the degraded mode of such a bucket is unknown.
 //
 // The Client remembers up to 2n buckets, each in about 220 bytes and its key: 90 MB with the default. A bucket needs no
 // memory before it is used.
@@ -312,7 +312,7 @@ func WithCacheSize(n int) Option {
 // On, a denied take is remembered until its tokens are due, a second at most, and takes of as many tokens or more,
 // which leave as many or more, are denied meanwhile without a call, with SourceCached. A return through the same Client
 // ends it. What others return, or an operator grants, is noticed when it ends. Denials of a pool's bucket are not
-// remembered: by them the pool learns what its region needs.
+// remembered: from their number the pool computes what its region needs.
 //
 // Off, every take is put to the bucket.
 func WithDenyCache(on bool) Option {
@@ -326,10 +326,10 @@ func WithDenyCache(on bool) Option {
 //
 // On, a take that is denied while the bucket's last refill is more than two refill intervals ago (up to a quarter of
 // one more, which differs from Client to Client), or lies ahead because the server's clock went back, makes that refill
-// and asks again; its answer has SourceRescued. The refill is the refillers' own script with what the denial told: it
-// credits what is due for the elapsed time, whoever makes it, changes no policy and creates no bucket. A Client makes
-// at most one per bucket and interval. Buckets with a schedule are not rescued: its instants are the refillers' to
-// know.
+// and asks again; its answer has SourceRescued. The refill is the refillers' own script with the version in the denial:
+// it credits what is due for the elapsed time, no matter which program makes it, changes no policy and creates no
+// bucket. A Client makes at most one per bucket and interval. Buckets with a schedule are not rescued: only refillers
+// have the schedule.
 //
 // Off, takes are denied while no refiller lives.
 func WithRescue(on bool) Option {
@@ -341,9 +341,9 @@ func WithRescue(on bool) Option {
 
 // WithPublishedTemplates turns the templates that refillers publish on, which is the default, or off.
 //
-// On, the Client reads them from Redis when it is first used, looks whether they have changed some twice a second while
-// it is used, and makes a bucket of every key that one of them matches. A key that none matches costs no more than one
-// look in a tenth of a second, whatever the number of such keys, and leaves nothing.
+// On, the Client reads them from Redis when it is first used, and checks about twice a second while it is used whether
+// they have changed. Every key that one of them matches has a bucket. Keys that none matches cost no more than one read
+// in a tenth of a second, whatever their number, and leave nothing in Redis.
 //
 // Off, nothing is read, and the keys of templates are unknown.
 func WithPublishedTemplates(on bool) Option {
@@ -372,7 +372,7 @@ func WithUnknownDegraded(mode policy.Degraded) Option {
 // a full one is no key in Redis. Of two templates that match a key the more specific one counts; templates between
 // which that would be a guess are refused.
 //
-// The Client then doesn't look at the templates that refillers publish. All programs that share the keys should have
+// The Client then doesn't read the templates that refillers publish. All programs that share the keys should have
 // the same templates. Reserve, and takes with a request id, are ErrLazyBucket.
 func WithTemplates(list ...policy.Template) Option {
 	return clientOption(func(c *config) error {

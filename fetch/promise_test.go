@@ -175,7 +175,7 @@ func (c *counted) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// A shard of a Ring that is away opens its own breaker, and takes from the others go on.
+// If a shard of a Ring is unavailable, only its breaker opens, and takes from the others go on.
 func TestEachShardOfARingHasABreakerOfItsOwn(t *testing.T) {
 	t.Parallel()
 	away, there := testenv.Redis(t), testenv.Redis(t)

@@ -152,8 +152,8 @@ func TestKeysThatNoTemplateMatchesLeaveNothing(t *testing.T) {
 		began := time.Now()
 		junk("templates are published", 100, client(t, rdb))
 		if before != nil {
-			looks := calls(t, rdb.(*redis.Client))["hget"] - before["hget"]
-			require.LessOrEqual(t, looks, 3+2*int(time.Since(began)/(100*time.Millisecond)), "for all keys together")
+			reads := calls(t, rdb.(*redis.Client))["hget"] - before["hget"]
+			require.LessOrEqual(t, reads, 3+2*int(time.Since(began)/(100*time.Millisecond)), "for all keys together")
 		}
 		require.EqualValues(t, 1, size(t, rdb), "the templates alone")
 	})
@@ -250,7 +250,7 @@ func TestALaterPolicyIsNoticedByItsFence(t *testing.T) {
 	_, err = lua.Refill(ctx, rdb, "user:1", policy.Call{Terms: &later})
 	require.NoError(t, err)
 	require.Eventually(t, func() bool {
-		_, err := c.Take(ctx, "user:1", 60) // denials tell the policy
+		_, err := c.Take(ctx, "user:1", 60) // denials have the policy
 		require.NoError(t, err)
 		r, err := c.Peek(ctx, "lazy:1")
 		require.NoError(t, err)
@@ -435,7 +435,7 @@ func TestConcurrentFirstTakesAdmitTheBucketsCapacities(t *testing.T) {
 	})
 }
 
-// A server that refuses to tell the templates serves configured buckets none the
+// A server that forbids the reading of the templates serves configured buckets none the
 // less.
 // Takes of configured buckets don't mind. Whether another key is a template's can't be said.
 func TestTemplatesThatCannotBeReadMatterToUnknownKeysAlone(t *testing.T) {

@@ -21,7 +21,7 @@ type question struct {
 	timer   *time.Timer   // calls overdue
 }
 
-// putQuestion notes that a line asks for some of its waiters, and tells with which options. The lock is held.
+// putQuestion records that a line asks for some of its waiters, and returns the options of the call. The lock is held.
 func (c *Client) putQuestion(l *line, asked []*waiter) *callConfig {
 	if len(asked) == 0 {
 		return nil
@@ -107,7 +107,7 @@ func (c *Client) overdue(l *line) {
 	for w := l.first; w != nil; w = w.next {
 		if over := q.over(w); !over.IsZero() && !now.Before(over) {
 			err := failure(context.Background(), q.server.late(now.Sub(q.from(w)), engine.ErrNoAnswer))
-			if _, told := c.tellDegraded(l, w, err); told {
+			if _, delivered := c.deliverDegraded(l, w, err); delivered {
 				continue
 			}
 			w.since = now
@@ -124,16 +124,16 @@ func (c *Client) degradedLine(l *line, asked []*waiter, err error) {
 		if !w.in {
 			continue
 		}
-		if a, told := c.tellDegraded(l, w, err); !told {
+		if a, delivered := c.deliverDegraded(l, w, err); !delivered {
 			a.runs = []lua.RunReply{{Wait: a.reply.Wait}}
-			l.note([]policy.Run{{N: w.n, Count: 1}}, &a)
+			l.remember([]policy.Run{{N: w.n, Count: 1}}, &a)
 			return
 		}
 	}
 }
 
-// tellDegraded tells a waiter what its degraded mode says, unless that denies it. The lock is held.
-func (c *Client) tellDegraded(l *line, w *waiter, err error) (a answer, told bool) {
+// deliverDegraded delivers the answer of the degraded mode to a waiter, unless it is a denial. The lock is held.
+func (c *Client) deliverDegraded(l *line, w *waiter, err error) (a answer, delivered bool) {
 	a = c.degraded(l.key, policy.Run{N: w.n, Count: 1, Leave: l.leave}, err)
 	v := verdict{err: a.err}
 	switch {

@@ -120,7 +120,7 @@ func (c *Client) readTemplates(ctx context.Context) error {
 	if t.node.lost != nil {
 		return t.node.lost
 	}
-	if err := c.templates.look(t, 1); err != nil {
+	if err := c.templates.refresh(t, 1); err != nil {
 		return fmt.Errorf("templates: %w", err)
 	}
 	return nil

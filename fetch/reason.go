@@ -70,7 +70,7 @@ func refusal(err error) (why Reason, server bool) {
 	return ReasonRefused, false
 }
 
-// ReasonOf tells why a call ended with ErrUnavailable; ReasonNone for other errors. It is where every failure of a
+// ReasonOf returns why a call ended with ErrUnavailable; ReasonNone for other errors. It is where every failure of a
 // server or its connection is classified.
 func ReasonOf(err error) Reason {
 	var (

@@ -130,7 +130,7 @@ func TestEveryFailureOfAServerHasItsReason(t *testing.T) {
 			switch why {
 			case ReasonDeadline:
 				deadline = 30 * time.Millisecond
-			case ReasonPool: // somebody else has the only connection
+			case ReasonPool: // another caller has the only connection
 				conn := rdb.Conn()
 				t.Cleanup(func() { _ = conn.Close() })
 				require.NoError(t, conn.Ping(t.Context()).Err())
@@ -172,7 +172,8 @@ func TestASlotThatIsElsewhereOrNowhereIsAReasonOfTheCluster(t *testing.T) {
 	require.Equal(t, ReasonCluster, ReasonOf(err), "%v", err) // CLUSTERDOWN
 }
 
-// A client that knows of the Cluster follows a slot on its way; what asks one server alone is told where it went.
+// A client that knows of the Cluster follows a slot on its way; a client of one server gets an error with its new
+// place.
 func TestASlotOnItsWayIsFollowed(t *testing.T) {
 	t.Parallel()
 	cluster := testenv.Cluster(t)
@@ -210,7 +211,7 @@ func TestASlotOnItsWayIsFollowed(t *testing.T) {
 	take(alone, "MOVED")
 	take(all, "")
 	require.EqualValues(t, 6, tokens(t, rdb, "checkout"),
-		"each was charged once, and who was told to go elsewhere not at all")
+		"each was charged once, and redirected calls not at all")
 	require.Zero(t, all.Stats().Lost+alone.Stats().Lost)
 }
 
@@ -333,7 +334,7 @@ func TestEachPolicyDecidesHowItsTakesAreAnsweredWithoutItsServer(t *testing.T) {
 	require.ErrorIs(t, err, ErrUnavailable)
 	r, err = c.TakeUpTo(t.Context(), "local", 9)
 	require.NoError(t, err)
-	require.EqualValues(t, 1, r.Taken, "what nobody got is still there")
+	require.EqualValues(t, 1, r.Taken, "tokens that no caller got are still there")
 	r, err = c.TakeUpTo(t.Context(), "local", 9)
 	require.NoError(t, err)
 	require.False(t, r.OK)

@@ -26,8 +26,8 @@ func (c *Client) rescues(reply *lua.TakeReply) bool {
 	return since < -policy.ClockTolerance || float64(since) > (rescueAfter+rescueSpread*c.spread)*float64(t.Interval)
 }
 
-// rescue refills a bucket that denied a take if its refillers are silent: with the same script, the (era, index) that
-// the denial told, and no right to create or change anything. It reports whether to ask again, since the bucket has
+// rescue refills a bucket that denied a take if its refillers are silent: with the same script, the (era, index) of
+// the denial, and no right to create or change anything. It reports whether to ask again, since the bucket has
 // want tokens, and whether this Client made the refill.
 func (t *task) rescue(want int64, reply *lua.TakeReply) (again, ours bool) {
 	c := t.c
@@ -40,7 +40,7 @@ func (t *task) rescue(want int64, reply *lua.TakeReply) (again, ours bool) {
 		return lua.Refill(t.ctx, t, t.key, policy.Call{Version: reply.Version})
 	})
 	if err != nil {
-		return false, false // the denial stands
+		return false, false // the denial is the result
 	}
 	ours = out.Status.Wrote()
 	if ours {

@@ -39,7 +39,7 @@ type Settlement struct {
 }
 
 // Reserve takes n tokens, all or none, for work whose use is known later; n is 1 to policy.MaxTokens. Settle the
-// Reservation with what was used. One that nobody settles, as after a crash, goes back by itself when ttl,
+// Reservation with what was used. If it is never settled, as after a crash, its tokens go back when ttl,
 // policy.MinHold to policy.MaxHold, is over: at the bucket's next refill or reservation. The options are WithTimeout,
 // WithLeave, WithLeavePercent, WithReservationID and WithOverrun.
 //
@@ -84,7 +84,7 @@ func (c *Client) reserve(ctx context.Context, key string, n int64, ttl time.Dura
 		}
 		kind := t.kind
 		t.undo = func(ctx context.Context, by lua.Client, cmd redis.Cmder) { // of this command alone
-			if cfg.reservation == "" { // nobody else can know the id: if the caller leaves, it ends
+			if cfg.reservation == "" { // no other caller has the id: if this one leaves, it ends
 				c.cancelLate(ctx, by, key, call.ID)
 			} else if reply, err := lua.Reserve(ctx, replayed{cmd}, key, call); err == nil {
 				c.reopen(kind, key, &reply.TakeReply)
@@ -104,7 +104,7 @@ func (c *Client) reserve(ctx context.Context, key string, n int64, ttl time.Dura
 		info := c.learn(key, n, call.Leave, &reply.TakeReply, asked)
 		return t.answer(answer{reply: reply.TakeReply, info: info}), nil
 	})
-	result, err := t.conclude(a, policy.Run{N: n, Count: 1, Leave: cfg.leave})
+	result, err := t.toResult(a, policy.Run{N: n, Count: 1, Leave: cfg.leave})
 	if err != nil {
 		return nil, err
 	}
@@ -119,7 +119,7 @@ func (c *Client) reserve(ctx context.Context, key string, n int64, ttl time.Dura
 	return r, nil
 }
 
-// cancelLate ends a reservation that nobody waits for any more. If that fails its tokens go back when its time is over.
+// cancelLate ends a reservation whose caller has left. If that fails its tokens go back when its time is over.
 func (c *Client) cancelLate(ctx context.Context, by lua.Client, key, id string) {
 	if s, err := lua.Settle(ctx, by, key, id, 0); err == nil {
 		c.stats.returned.Add(s.Returned + s.Clamped)
@@ -133,11 +133,11 @@ func (c *Client) cancelLate(ctx context.Context, by lua.Client, key, id string) 
 // bucket, and what that lacks is forgiven or owed as WithOverrun says. Of a reservation whose time is over, which went
 // back, all that was used counts as used beyond it.
 //
-// It has no degraded mode: while the bucket's server is away it is ErrUnavailable, at once if the breaker is open. A
-// reservation that is not settled before its time is over goes back as if nothing had been used, so go on trying; what
-// was used is then charged by the settlement that arrives, up to policy.HoldMemory later. Settling again changes
-// nothing: for policy.HoldMemory the answer is that of the first time, whatever is said to have been used, and the
-// Client asks again itself, once, if its connection fails and the timeout leaves time.
+// It has no degraded mode: while the bucket's server is unavailable it returns ErrUnavailable, at once if the breaker
+// is open. A reservation that is not settled before its time is over goes back as if nothing had been used, so go on
+// trying; what was used is then charged by the settlement that arrives, up to policy.HoldMemory later. Settling again
+// changes nothing: for policy.HoldMemory the answer is that of the first time, whatever is said to have been used, and
+// the Client asks again itself, once, if its connection fails and the timeout leaves time.
 //
 // The errors are ErrInvalidAmount, ErrInvalidID, ErrNotHeld if nothing is known of the id, ErrIDInUse if it is of
 // something else, and those about the bucket.
@@ -209,8 +209,8 @@ func (r *Reservation) Settle(ctx context.Context, used int64) (Settlement, error
 }
 
 // Cancel settles the reservation with nothing used. It does nothing if the reservation was denied, is settled, or has
-// ended, so that it may be deferred. While the bucket's server is away it is ErrUnavailable, as Settle is; the tokens
-// go back by themselves when the reservation's time is over.
+// ended, so that it may be deferred. While the bucket's server is unavailable it returns ErrUnavailable, as Settle
+// does; the tokens go back by themselves when the reservation's time is over.
 func (r *Reservation) Cancel(ctx context.Context) error {
 	if !r.OK {
 		return nil

@@ -291,7 +291,7 @@ func TestAnAbandonedReservationWithoutAnIdIsCancelled(t *testing.T) {
 	}
 }
 
-// A bucket with a schedule is then asked for its instants. Nobody waits for these, and the reservation stands.
+// A bucket with a schedule is then asked for its instants. No caller waits for these, and the reservation remains.
 func TestAReservationIsKeptThoughItsBucketsInstantsComeLate(t *testing.T) {
 	f := newFaulty(t, nil)
 	terms := policy.Policy{Capacity: 100, Steps: policy.Every(24 * time.Hour), StepTokens: 40}.Terms(policy.Fence{})
@@ -322,7 +322,7 @@ func TestAReservationIsKeptThoughItsBucketsInstantsComeLate(t *testing.T) {
 	require.NoError(t, c.Close(t.Context())) // waits for what becomes of the late answer
 	s, err := newClient(t, f.direct, slow()).Settle(t.Context(), "daily", r.ID, 20)
 	require.NoError(t, err)
-	require.False(t, s.Again, "nobody else has ended it")
+	require.False(t, s.Again, "no other call has ended it")
 	require.EqualValues(t, 80, tokens(t, f.direct, "daily"))
 }
 
@@ -391,7 +391,7 @@ func TestUndoOfAReservationGivesNothingBack(t *testing.T) {
 	require.EqualValues(t, 50, tokens(t, rdb, "llm"))
 }
 
-// The bucket is lost and begins again with nothing: what was taken before goes to nobody, whatever was asked before it.
+// The bucket is lost and begins again with nothing: the tokens taken before are dropped, whatever was asked before it.
 func TestATakeAfterAReservationKnowsItsEra(t *testing.T) {
 	rdb := testenv.Redis(t).Client()
 	createBucket(t, rdb, "b", hourly(10))
@@ -423,5 +423,5 @@ func TestAnEndedReservationIsNotGrantedAgain(t *testing.T) {
 	require.ErrorIs(t, err, ErrIDInUse)
 	other, err := c.Reserve(t.Context(), "b", 10, time.Minute)
 	require.NoError(t, err)
-	require.True(t, other.OK, "the tokens are somebody else's now")
+	require.True(t, other.OK, "another reservation has the tokens now")
 }

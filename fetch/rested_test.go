@@ -44,7 +44,7 @@ func (c reopeningConn) Write(b []byte) (int, error) {
 	return c.Conn.Write(b)
 }
 
-// rest makes a Client as if nobody had used it for d. Nothing of it may be under way but a look at the templates.
+// rest makes a Client as if it had been unused for d. Nothing of it may be under way but a reading of the templates.
 func rest(t *testing.T, c *Client, key string, d time.Duration) {
 	t.Helper()
 	ts := c.templates
@@ -52,9 +52,9 @@ func rest(t *testing.T, c *Client, key string, d time.Duration) {
 		ts.mu.Lock()
 		defer ts.mu.Unlock()
 		return ts.flight == nil
-	}, "the look ends")
+	}, "the reading ends")
 	ts.start = ts.start.Add(-d)
-	c.buckets.update(key, func(i *info) { i.learned = i.learned.Add(-d) })
+	c.buckets.update(key, func(i *info) { i.asOf = i.asOf.Add(-d) })
 }
 
 // The first take of a consumer that rested keeps the bucket alive, which became a template's meanwhile. Otherwise the

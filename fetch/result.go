@@ -26,20 +26,20 @@ type Result struct {
 	// clients refill.
 	Limit int64
 	// RetryAfter is the time until the tokens asked for (TakeUpTo, Peek: one token), and those to be left (WithLeave),
-	// are there if nobody else takes any, right to within one refill interval; half an interval if their refill is
+	// are there if no other caller takes any, right to within one refill interval; half an interval if their refill is
 	// overdue; Never if they are not due; 0 if OK.
 	RetryAfter time.Duration
-	// ResetAfter is the time until the bucket is full if nobody takes any, right to within one refill interval; 0 if it
+	// ResetAfter is the time until the bucket is full if no caller takes any, right to within one refill interval; 0 if it
 	// is full; Never if it is not known to fill; with SourceLeased as it was at the block's last call.
 	ResetAfter time.Duration
-	// MoreAfter is, of a call that is OK, the time until there are more tokens than Remaining if nobody takes any, right
-	// to within one refill interval; 0 if the bucket is full; Never if no refill is known to come; with SourceLeased as
-	// it was at the block's last call. It is 0 of a denial, which has RetryAfter.
+	// MoreAfter is, of a call that is OK, the time until there are more tokens than Remaining if no caller takes any,
+	// right to within one refill interval; 0 if the bucket is full; Never if no refill is known to come; with SourceLeased
+	// as it was at the block's last call. It is 0 of a denial, which has RetryAfter.
 	MoreAfter time.Duration
 	// OnFloor reports that the bucket is a pool's and its region has no grant in force, but the floor that is reserved
 	// for it: it is cut off from the other regions, or new, or fenced. At most a second old.
 	OnFloor bool
-	// Source tells who answered.
+	// Source is what answered.
 	Source Source
 	// Shadow reports that a bucket in shadow mode would have denied the call, which is admitted: OK and Taken are as if
 	// there were tokens. What the bucket lacked was not taken from it.
@@ -52,7 +52,7 @@ type Result struct {
 	lacked int64
 }
 
-// with is the result of a take that found some of its tokens in a block and the others, if any, where r tells.
+// with returns the result of a take that found some of its tokens in a block, and the others, if any, as in r.
 func (r Result) with(leased Result) Result {
 	switch {
 	case !leased.OK:
@@ -66,7 +66,7 @@ func (r Result) with(leased Result) Result {
 	return r
 }
 
-// Source tells who answered a call. The zero Source is the shared bucket.
+// Source is what answered a call. The zero Source is the shared bucket.
 type Source struct {
 	Kind SourceKind
 	// Reason is why the bucket did not answer, with SourceFallback; ReasonNone otherwise.

@@ -90,7 +90,7 @@ func TestTakeAllLeavesOutShadowsThatDeny(t *testing.T) {
 	require.NoError(t, err)
 	require.False(t, r.OK)
 	require.Equal(t, "real", r.Denied)
-	require.EqualValues(t, 1, tokens(t, rdb, "real"), "nobody is charged")
+	require.EqualValues(t, 1, tokens(t, rdb, "real"), "no bucket is charged")
 	r, err = c.TakeAll(t.Context(), []Request{{"trial", 2}})
 	require.NoError(t, err)
 	require.True(t, r.OK)
@@ -132,7 +132,7 @@ func TestARequestOfAShadowAndAnotherIsChargedOnce(t *testing.T) {
 	}
 }
 
-// While its server is away a bucket in shadow mode denies nothing either, not even a part.
+// While its server is unavailable, a bucket in shadow mode denies nothing either, not even a part.
 func TestADegradedModeAdmitsAllThatIsAskedOfAShadow(t *testing.T) {
 	f := newFaulty(t, nil)
 	c := newClient(t, f.rdb, slow())

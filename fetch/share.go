@@ -52,8 +52,8 @@ type share struct {
 	largest int64 // the largest take of this outage that the bucket could hold, with what it leaves
 }
 
-// saw notes what the bucket held at an answer.
-func (s *share) saw(left int64, now time.Duration) {
+// record records the tokens that the bucket held at a reply.
+func (s *share) record(left int64, now time.Duration) {
 	s.left.Store(left)
 	s.at.Store(int64(now))
 	s.replies.Add(1)
@@ -164,9 +164,9 @@ func (s *share) settle(now time.Duration) {
 	s.bucket.Refill(policy.Call{Version: version}, max(now.Microseconds(), s.bucket.Control.Last))
 }
 
-// partOf are the terms of one of live consumers' share. What a schedule brings is not known while the bucket is away,
-// and a grant may have ended: neither counts. All the time between two takes is credited, since nothing else refills a
-// share; it is bounded so that its credit is a number.
+// partOf are the terms of one of live consumers' share. While the bucket is unavailable, the tokens of a schedule are
+// unknown, and a grant may have ended: neither is credited. All the time between two takes is credited, since nothing
+// else refills a share; it is bounded so that its credit is a number.
 func partOf(t policy.Terms, live int64) policy.Terms {
 	part := policy.Terms{
 		Kind: policy.Smooth, Capacity: max(1, t.Capacity/live), Per: 1, Interval: 1,

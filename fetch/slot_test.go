@@ -390,7 +390,7 @@ func TestACallWhoseSlotMovesForTooLongIsDegraded(t *testing.T) {
 	}()
 	eventually(t, func() bool { return refusals(t, cluster) > before }, "the call is made")
 	cancel()
-	require.ErrorIs(t, <-done, context.Canceled, "nobody waits for a degraded answer")
+	require.ErrorIs(t, <-done, context.Canceled, "no call waits for a degraded answer")
 	require.EqualValues(t, 59, tokens(t, rdb, key))
 }
 

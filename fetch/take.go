@@ -49,7 +49,7 @@ func (c *Client) take(ctx context.Context, key string, run policy.Run, cfg *call
 		return c.takeShared(ctx, key, run, cfg)
 	}
 	n := run.N * run.Count
-	leased, low := c.buckets.find(key).draw(run.N, n, run.Leave)
+	leased, low := c.buckets.find(key).takeLocal(run.N, n, run.Leave)
 	if leased.Taken == n {
 		low.signal()
 		return leased, nil
@@ -60,7 +60,7 @@ func (c *Client) take(ctx context.Context, key string, run policy.Run, cfg *call
 	}
 	r, err := c.takeShared(ctx, key, run, cfg)
 	if got := leased.Taken + r.Taken; run.UpTo && got < n { // a call about the block may have moved tokens to it
-		more, _ := c.buckets.find(key).draw(1, n-got, run.Leave)
+		more, _ := c.buckets.find(key).takeLocal(1, n-got, run.Leave)
 		leased = more.with(leased)
 	}
 	if !leased.OK {
@@ -81,7 +81,7 @@ func (c *Client) takeShared(ctx context.Context, key string, run policy.Run, cfg
 	} else {
 		a = t.askRun(run)
 	}
-	r, err := t.conclude(a, run)
+	r, err := t.toResult(a, run)
 	if err != nil {
 		return Result{}, err
 	}
@@ -96,9 +96,9 @@ func (c *Client) takeShared(ctx context.Context, key string, run policy.Run, cfg
 	return c.shadow(r, t.info, run.N*run.Count), nil
 }
 
-// remembered denies a take without a call, because of the last denial or because waiters stand in front of it: what
-// the bucket has is theirs, until it is the take's turn to pass them. A bucket in shadow mode is asked each time, since
-// it counts its denials.
+// remembered denies a take without a call, because of the last denial or because waiters are ahead of it: the bucket's
+// tokens are for them, until it is the take's turn to pass them. A bucket in shadow mode is asked each time, since it
+// counts its denials.
 func (t *task) remembered(run policy.Run) (*answer, bool) {
 	c, now := t.c, t.began
 	if t.info.shadowed() {
@@ -120,8 +120,8 @@ func (t *task) remembered(run policy.Run) (*answer, bool) {
 	return t.answer(answer{reply: reply, info: t.info, source: Source{Kind: SourceCached}}), true
 }
 
-// leave is what a take of n that has to be put to the bucket leaves there. A request's id stands for what it leaves,
-// which can't differ.
+// leave returns how many tokens a take of n has to leave if it is put to the bucket. A take with a request id always
+// leaves the same number, since it is part of the request.
 func (t *task) leave(n int64) policy.Leave {
 	if t.cfg.request != "" {
 		return t.cfg.leave
@@ -135,8 +135,8 @@ func (t *task) leave(n int64) policy.Leave {
 	return ls.leaves(t.info.flowOf(t.cfg.flow), n, t.cfg.leave, false)
 }
 
-// conclude is the result of a take: what the bucket answered, or its degraded mode.
-func (t *task) conclude(a *answer, run policy.Run) (Result, error) {
+// toResult returns the result of a take: the reply of the bucket, or the answer of its degraded mode.
+func (t *task) toResult(a *answer, run policy.Run) (Result, error) {
 	if a.err != nil {
 		*a = t.c.degraded(t.key, run, a.err)
 	}
@@ -152,22 +152,22 @@ func (t *task) conclude(a *answer, run policy.Run) (Result, error) {
 	return t.result(a), nil
 }
 
-// result shows an answer in the light of what is known of its bucket. It asks for the instants of a stepped bucket if
-// they are unknown.
+// result converts an answer to a Result, using the cached policy for Limit, ResetAfter and OnFloor. It asks for the
+// instants of a stepped bucket if they are unknown.
 func (t *task) result(a *answer) Result {
 	shown := *a
 	now := time.Time{} // needed for schedules only
 	if a.source.Kind != SourceFallback && a.info.stepped() {
 		now = time.Now()
 		if a.info.lacksSchedule(now) {
-			shown.info = t.c.learnSchedule(t)
+			shown.info = t.c.askSchedule(t)
 			now = time.Now()
 		}
 	}
 	return shown.result(t.kind, now)
 }
 
-// result shows the answer of a bucket that is kept as k says; a degraded mode's needs no kind.
+// result converts the answer of a bucket of kind k to a Result. The answer of a degraded mode needs no kind.
 func (a *answer) result(k kind, now time.Time) Result {
 	reply, i := &a.reply, a.info
 	r := Result{OK: reply.OK, Taken: reply.Taken, Remaining: max(0, reply.Remaining), Limit: i.limit(), ResetAfter: Never,
@@ -185,14 +185,14 @@ func (a *answer) result(k kind, now time.Time) Result {
 		r.MoreAfter = i.moreAfter(reply.Remaining, now)
 	}
 	r.OnFloor = i.onFloor()
-	if k.has(i.era) { // or what is known is of an earlier time
+	if k.has(i.era) { // otherwise the info is of an earlier time
 		r.Era = i.era
 	}
 	return r
 }
 
-// askOnce puts a take with a request id to the bucket. If the caller leaves, nothing is given back: what was taken is
-// the request's.
+// askOnce puts a take with a request id to the bucket. If the caller leaves, nothing is given back: the tokens belong
+// to the request, which may be made again.
 func (t *task) askOnce(run policy.Run) *answer {
 	return t.ask(run.N+run.Leave.Of(t.info.limit()), true, func() (*answer, error) {
 		if err := t.kind.open(t, 0); err != nil {

@@ -207,7 +207,7 @@ func TestRetryAfterIsWhenARefillBringsTheTokens(t *testing.T) {
 	require.Greater(t, peek.ResetAfter, peek.RetryAfter)
 }
 
-// A denial that is remembered tells of other takes what the bucket would.
+// A remembered denial gives other takes the same answer as the bucket would.
 func TestRetryAfterOfARememberedDenialIsThatOfTheTake(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := policy.Policy{Capacity: 1000, Rate: policy.PerSecond(10), Interval: 100 * time.Millisecond, Initial: new(int64)}
@@ -311,9 +311,9 @@ func commandCalls(t *testing.T, rdb *redis.Client) map[string]int {
 func TestTheBucketCacheIsBoundedAndKeepsTheLatest(t *testing.T) {
 	for _, size := range []int{1, 1000, 10_000} {
 		bs, now := newBuckets(size), time.Now()
-		learned := func(i *info) { i.learned = now }
+		fresh := func(i *info) { i.asOf = now }
 		for i := range 100_000 {
-			bs.update("user:"+strconv.Itoa(i), learned)
+			bs.update("user:"+strconv.Itoa(i), fresh)
 			bs.find("user:0") // in use
 		}
 		require.LessOrEqual(t, bs.held(), 2*size+2*size/8)
@@ -375,7 +375,7 @@ func TestTheTimeoutIsOfAllTries(t *testing.T) {
 	f.warm(t, c)
 	require.NoError(t, f.proxy.Stall(faultproxy.ToClient))
 	began := time.Now()
-	// the first try fails; the second one hears nothing either
+	// the first try fails; the second one gets no reply either
 	reset := time.AfterFunc(1400*time.Millisecond, f.proxy.Reset)
 	defer reset.Stop()
 	_, err := c.Take(t.Context(), "checkout", 1, WithRequestID("r"))

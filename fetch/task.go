@@ -95,7 +95,7 @@ func (t *task) do(a *ask, read func(*ask)) error {
 	return nil
 }
 
-// Process implements lua.Client. After an error the command must not be looked at, since it may be under way.
+// Process implements lua.Client. After an error the command must not be read, since it may be under way.
 func (t *task) Process(_ context.Context, cmd redis.Cmder) error {
 	if err := t.do(&ask{cmd: cmd, cost: t.cost, undo: t.undo}, func(*ask) {}); err != nil {
 		return err
@@ -143,8 +143,8 @@ func attempt[R any](t *task, again bool, call func() (R, error)) (R, error) {
 		}
 	}
 	if errors.Is(err, lua.ErrUnknownBucket) {
-		if found, lookErr := t.c.templates.unknown(t); lookErr != nil {
-			err = lookErr
+		if found, readErr := t.c.templates.unknown(t); readErr != nil {
+			err = readErr
 		} else if found {
 			r, err = unsplit(t, call)
 		}
@@ -197,7 +197,7 @@ func whileSplit[R any](ctx context.Context, done <-chan struct{}, end time.Time,
 	}
 }
 
-// answer is what a take is told. It is its task's until that is asked again.
+// answer is the reply to a take. The task owns it; the next request overwrites it.
 type answer struct {
 	reply  lua.TakeReply
 	runs   []lua.RunReply // of a line
@@ -227,7 +227,7 @@ func (t *task) attempt(again bool, put func() (*answer, error)) *answer {
 	if err != nil {
 		return t.answer(answer{err: err})
 	}
-	t.c.tellShare(t.key, a)
+	t.c.updateShare(t.key, a)
 	return a
 }
 
@@ -237,13 +237,13 @@ func (t *task) answer(a answer) *answer {
 	return &t.got
 }
 
-// tellShare tells the bucket's share, if it has one, what the bucket holds now.
-func (c *Client) tellShare(key string, a *answer) {
+// updateShare records in the bucket's share, if it has one, the tokens that the bucket holds now.
+func (c *Client) updateShare(key string, a *answer) {
 	s := a.info.share
 	if s == nil || a.reply.Repeated {
 		return
 	}
-	s.saw(a.reply.Remaining, c.consumers.now())
+	s.record(a.reply.Remaining, c.consumers.now())
 	if !s.recounted.Load() {
 		c.register(key, s)
 	}
@@ -255,7 +255,7 @@ func (t *task) askRun(run policy.Run) *answer {
 	if now.IsZero() {
 		now = time.Now()
 	}
-	whole := !t.info.fresh(now) || t.info.denied != nil && now.Sub(t.info.learned) < denialMaxAge
+	whole := !t.info.fresh(now) || t.info.denied != nil && now.Sub(t.info.asOf) < denialMaxAge
 	a := ask{flow: t.cfg.flow, run: run, whole: whole}
 	want := run.N + run.Leave.Of(t.info.limit())
 	return t.ask(want, false, func() (*answer, error) { return t.takes(&a) })

@@ -12,12 +12,12 @@ import (
 )
 
 const (
-	// templatesEvery is how often the published templates are looked at while there are some and the Client is used: a
-	// change is in force everywhere within a second.
+	// templatesEvery is how often the published templates are read while there are some and the Client is used: a change
+	// is in force everywhere within a second.
 	templatesEvery = 600 * time.Millisecond
 	// templatesSeldom is templatesEvery while none are published.
 	templatesSeldom = 2 * time.Second
-	// templatesAgain is the shortest time between two looks, however many keys are unknown.
+	// templatesAgain is the shortest time between two readings, however many keys are unknown.
 	templatesAgain = 100 * time.Millisecond
 	// templatesBack is how long an earlier version must have been published to be believed: until then a failover may
 	// have brought it back, and a refiller is about to publish the later one again.
@@ -25,18 +25,18 @@ const (
 )
 
 // templates are those that a Client serves: given to it, or published by refillers and remembered here. They are read
-// when a key is first asked for, and looked at again while keys are asked for. What is missing or can't be read leaves
-// those that are known in force.
+// when a key is first asked for, and again while keys are asked for. If the published set is missing or can't be read,
+// the known templates stay in force.
 type templates struct {
 	c     *Client
 	fixed bool // given to the Client, or none: nothing is read
 	start time.Time
 
 	set atomic.Pointer[templateSet]
-	due atomic.Int64 // when to look, after start; 0: there was no look yet
+	due atomic.Int64 // when to read them, after start; 0: they were never read
 
 	mu     sync.Mutex
-	flight *look     // under way; nil if none is
+	flight *reading  // under way; nil if none is
 	ended  time.Time // when the last one ended, and how
 	err    error
 	id     string    // of the set
@@ -49,8 +49,8 @@ type templateSet struct {
 	kinds map[*policy.CompiledTemplate]kind
 }
 
-// look is a reading of what is published.
-type look struct {
+// reading is one reading of the published templates.
+type reading struct {
 	done chan struct{} // closed when it has ended
 	err  error         // then
 }
@@ -64,7 +64,7 @@ func newTemplates(c *Client) *templates {
 func (ts *templates) store(set *policy.Templates) {
 	kinds := make(map[*policy.CompiledTemplate]kind)
 	for _, r := range set.All() {
-		kinds[r] = kindOf(r, ts.c.nodes.apart())
+		kinds[r] = kindOf(r, ts.c.nodes.crossSlot())
 	}
 	ts.set.Store(&templateSet{set, kinds})
 }
@@ -78,10 +78,10 @@ func (ts *templates) kind(key string) kind {
 	return configured{}
 }
 
-// of is how the bucket of a task is kept. The first tasks wait for the first look, for half of their time: if there are
-// no templates by then, unknown says so should it matter. A task of a configured bucket also waits if a look has
-// been due for policyMaxAge. Otherwise it takes from a bucket that became a template's meanwhile and gives it no new
-// expiry. The bucket may then expire at once and come back full.
+// of returns how the bucket of a task is kept. The first tasks wait for the first reading, for half of their time: if
+// it takes longer, a task whose bucket is missing calls unknown. A task of a configured bucket also waits if a reading
+// has been due for policyMaxAge. Otherwise it takes from a bucket that became a template's meanwhile and gives it no
+// new expiry. The bucket may then expire at once and come back full.
 func (ts *templates) of(t *task) kind {
 	if ts.fixed {
 		return ts.kind(t.key)
@@ -89,16 +89,16 @@ func (ts *templates) of(t *task) kind {
 	due, now := ts.due.Load(), int64(t.began.Sub(ts.start))
 	if due == 0 || now-due >= int64(policyMaxAge) && ts.kind(t.key) == (configured{}) {
 		if t.node.open(t.key) == nil {
-			_ = ts.look(t, 2)
+			_ = ts.refresh(t, 2)
 		}
 	} else if now >= due && ts.due.CompareAndSwap(due, now+int64(templatesEvery)) {
-		ts.c.life.spawn(func() { _ = ts.look(nil, 1) })
+		ts.c.life.spawn(func() { _ = ts.refresh(nil, 1) })
 	}
 	return ts.kind(t.key)
 }
 
 // unknown reports whether the bucket of a task, which turned out to be unknown, is of a template that was published
-// since the last look; an error if that can't be said.
+// since the last reading. It returns an error if the templates can't be read.
 func (ts *templates) unknown(t *task) (found bool, err error) {
 	if t.kind != (configured{}) || ts.fixed {
 		return false, nil
@@ -107,7 +107,7 @@ func (ts *templates) unknown(t *task) (found bool, err error) {
 	fresh, err := time.Since(ts.ended) < templatesAgain && !unreached(ts.err), ts.err
 	ts.mu.Unlock()
 	if !fresh {
-		err = ts.look(t, 1)
+		err = ts.refresh(t, 1)
 	}
 	if err != nil {
 		return false, fmt.Errorf("templates: %w", err)
@@ -116,8 +116,9 @@ func (ts *templates) unknown(t *task) (found bool, err error) {
 	return t.kind != (configured{}), nil
 }
 
-// heard is told the policy that a template's bucket has: if that is of a later version, so is the published set.
-func (ts *templates) heard(t *policy.Terms) {
+// observePolicy is called with the policy of a template's bucket. If that is of a later version, so is the published
+// set, and the next reading is due soon.
+func (ts *templates) observePolicy(t *policy.Terms) {
 	if ts.fixed || t == nil || t.Fence.Epoch <= ts.set.Load().Version() || t.Fence.Own() {
 		return
 	}
@@ -128,13 +129,13 @@ func (ts *templates) heard(t *policy.Terms) {
 	}
 }
 
-// look reads what is published, or waits for the look that is under way: for a part of the time of a task, if one is
-// given.
-func (ts *templates) look(t *task, part time.Duration) error {
+// refresh reads the published templates, or waits for the reading that is under way. If a task is given, it waits for a
+// part of the task's time at most.
+func (ts *templates) refresh(t *task, part time.Duration) error {
 	ts.mu.Lock()
 	l, id := ts.flight, ts.id
 	if l == nil {
-		l = &look{done: make(chan struct{})}
+		l = &reading{done: make(chan struct{})}
 		ts.flight = l
 		if !ts.c.life.spawn(func() { ts.read(l, id) }) {
 			ts.flight, l.err = nil, ErrClosed
@@ -153,19 +154,19 @@ func (ts *templates) look(t *task, part time.Duration) error {
 	return l.err
 }
 
-// read makes a look.
-func (ts *templates) read(l *look, id string) {
+// read makes a reading.
+func (ts *templates) read(l *reading, id string) {
 	t := ts.c.plain(ts.c.own(context.Background()), lua.TemplatesKey)
 	set, id, err := lua.ReadTemplates(t.ctx, t, id)
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
-	ts.learn(set, id, err)
+	ts.apply(set, id, err)
 	ts.flight, l.err = nil, err
 	close(l.done)
 }
 
-// learn takes in what a look found. The lock is held.
-func (ts *templates) learn(set *policy.Templates, id string, err error) {
+// apply applies the result of a reading. The lock is held.
+func (ts *templates) apply(set *policy.Templates, id string, err error) {
 	ts.ended, ts.err = time.Now(), err
 	pause := templatesEvery
 	switch known := ts.set.Load(); {

@@ -176,7 +176,7 @@ func TestEveryCallFindsATemplateThatWasJustPublished(t *testing.T) {
 		c := client(t, rdb)
 		_, err := c.Peek(t.Context(), "old")
 		require.NoError(t, err)
-		time.Sleep(150 * time.Millisecond) // a key that is unknown is looked for ten times a second
+		time.Sleep(150 * time.Millisecond) // the templates are read ten times a second while a key is unknown
 		publish(t, rdb, version+1, lazyTemplate("old", 60, policy.PerSecond(1)), refilledTemplate("user:", 60),
 			lazyTemplate("lazy:", 60, policy.PerSecond(1)))
 		require.NoError(t, call(t.Context(), c), name)

@@ -98,7 +98,7 @@ func TestTakesWorkSoonAfterAClustersFailover(t *testing.T) {
 	}
 }
 
-// A master that stands still is none of the buckets' on others, even of those whose slots are next to its own.
+// A stopped master affects no buckets on others, even if their slots are next to its own.
 func TestAFrozenMasterTakesNothingFromOthers(t *testing.T) {
 	t.Parallel()
 	cluster := testenv.Cluster(t)

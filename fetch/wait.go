@@ -13,7 +13,7 @@ import (
 const (
 	// slowPause is how often a line asks when no refill is known to be due, or when refills stay out.
 	slowPause = time.Second
-	// maxJitter spreads the lines of one bucket in many processes, which are all told the same instant.
+	// maxJitter spreads the lines of one bucket in many processes, which all get the same instant.
 	maxJitter = 10 * time.Millisecond
 	// mostRuns is the most runs of equal waits that one question is for, so that it doesn't occupy the server for long.
 	mostRuns = 256
@@ -48,7 +48,7 @@ func (c *Client) Wait(ctx context.Context, key string, n int64, opts ...CallOpti
 
 func (c *Client) waitFor(ctx context.Context, key string, n int64, cfg *callConfig) verdict {
 	if b := c.buckets.find(key); !b.waited() && !b.known.Load().divided() {
-		if r, low := b.draw(n, n, cfg.leave); r.OK {
+		if r, low := b.takeLocal(n, n, cfg.leave); r.OK {
 			low.signal()
 			return verdict{result: r}
 		}
@@ -108,7 +108,7 @@ func (c *Client) join(key string, w *waiter) (*line, error) {
 	return l, nil
 }
 
-// leave ends the wait of a waiter who gives up with err, unless it was told its verdict meanwhile.
+// leave ends the wait of a waiter that gives up with err, unless its verdict was delivered meanwhile.
 func (c *Client) leave(l *line, w *waiter, err error) verdict {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -119,7 +119,7 @@ func (c *Client) leave(l *line, w *waiter, err error) verdict {
 	return verdict{err: err}
 }
 
-// serve asks for a line until nobody waits any more, or the Client is closed.
+// serve asks for a line until it is empty, or the Client is closed.
 func (c *Client) serve(l *line) {
 	for {
 		c.askForLine(l)
@@ -141,8 +141,8 @@ func (c *Client) serve(l *line) {
 	}
 }
 
-// pause is how long a line sleeps before it asks again, or whether nobody waits any more. A first waiter whose tokens
-// come after its deadline hears that. The lock is held.
+// pause returns how long a line sleeps before it asks again, or whether the line is empty. If the tokens of the first
+// waiter come after its deadline, pause ends its wait with that error. The lock is held.
 func (c *Client) pause(l *line) (pause time.Duration, over bool) {
 	for l.first != nil && !l.denied.IsZero() {
 		w, left := l.first, Never
@@ -185,7 +185,7 @@ func (c *Client) askForLine(l *line) {
 		return
 	}
 	a, k := c.askLine(l, cfg, runs, whole)
-	if unused := c.tell(l, asked, runs, a, k); unused > 0 {
+	if unused := c.deliver(l, asked, runs, a, k); unused > 0 {
 		c.giveBackLater(l.key, unused, a.info.era)
 	}
 }
@@ -204,9 +204,9 @@ func (l *line) runs() (asked []*waiter, runs []policy.Run) {
 	return asked, runs
 }
 
-// tell serves those of the waiters that an answer has tokens for, and returns the tokens of those who left meanwhile.
-// The bucket is kept as k says.
-func (c *Client) tell(l *line, asked []*waiter, runs []policy.Run, a *answer, k kind) (unused int64) {
+// deliver serves the waiters that an answer has tokens for, and returns the number of tokens whose waiters left
+// meanwhile. k is the kind of the bucket.
+func (c *Client) deliver(l *line, asked []*waiter, runs []policy.Run, a *answer, k kind) (unused int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.question.stop()
@@ -214,7 +214,7 @@ func (c *Client) tell(l *line, asked []*waiter, runs []policy.Run, a *answer, k 
 		c.degradedLine(l, asked, a.err)
 		return 0
 	}
-	l.note(runs, a)
+	l.remember(runs, a)
 	run, served := 0, int64(0) // served: of the run
 	left, now := a.reply.Remaining+a.reply.Taken, time.Now()
 	for _, w := range asked {

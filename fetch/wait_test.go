@@ -18,7 +18,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// waitAgainst runs Wait for a token that is denied as often as due tells when it is due, and closes its client. A due
+// waitAgainst runs Wait for a token that is denied as often as due returns when it is due, and closes its client. A due
 // of less than 0 is never; nil ends the denials.
 func waitAgainst(ctx context.Context, t *testing.T, p policy.Policy,
 	due func(asked int) *time.Duration) (asked []time.Duration, err error) {
@@ -260,7 +260,7 @@ func TestAWaiterWhoseTokensComeTooLateIsRefusedAtOnce(t *testing.T) {
 		require.ErrorIs(t, errOf(c.Wait(ctx, "checkout", 10)), ErrDeadline, "due in 11 s")
 		require.Equal(t, 1, asked)
 		var last error
-		wg.Go(func() { last = errOf(c.Wait(ctx, "checkout", 5)) }) // due in 10.5 s: it stands in line
+		wg.Go(func() { last = errOf(c.Wait(ctx, "checkout", 5)) }) // due in 10.5 s: it waits in line
 		synctest.Wait()
 		require.EqualValues(t, 105, c.buckets.find("checkout").lines.Load().find("", policy.Leave{}).total)
 		require.NoError(t, c.Close(t.Context()))
@@ -503,7 +503,8 @@ func repeatedly(do func()) (stop func()) {
 	}
 }
 
-// What is to be left can be said in two ways: lines that leave the same don't stand behind each other.
+// A number of tokens to be left can also be given in percent: lines that leave the same number don't wait for each
+// other.
 func TestLinesThatLeaveTheSameDoNotHoldEachOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := policy.Policy{Capacity: 100, Rate: policy.PerSecond(10), Interval: 100 * time.Millisecond, Initial: new(int64)}
@@ -569,7 +570,7 @@ func TestAReturnWakesThoseWhoWait(t *testing.T) {
 			defer stop()
 			require.NoError(t, errOf(c.Wait(minute, "b", 1)), "the bucket has 5 tokens")
 			require.NoError(t, <-done)
-			require.Less(t, time.Since(began), time.Second, "not at the next look, nor when the next token is due")
+			require.Less(t, time.Since(began), time.Second, "not at the next question, nor when the next token is due")
 		})
 	}
 }

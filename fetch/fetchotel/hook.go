@@ -23,8 +23,9 @@ type Hook struct {
 
 var _ fetch.Hook = (*Hook)(nil)
 
-// New makes a Hook whose spans are the provider's. bucket is what spans tell of a key,
-// which may hold the name of a user: nothing if it is nil, or returns nothing.
+// New makes a Hook whose spans are the provider's. bucket returns what spans
+// have of a key, which may hold the name of a user. If it is nil or returns nothing, they
+// have nothing.
 func New(provider trace.TracerProvider, bucket func(key string) string) *Hook {
 	if bucket == nil {
 		bucket = func(string) string { return "" }

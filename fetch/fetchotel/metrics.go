@@ -67,10 +67,10 @@ func (m *Metrics) observe(meter metric.Meter) error {
 	rescues := counter("rescues", "{refill}", "Refills that the SDK made because they were overdue.")
 	opened := counter("breaker_opened", "{time}", "Times that calls were stopped because a server did not answer them.")
 	abandoned := counter("calls_abandoned", "{call}", "Calls that were under way when their callers stopped waiting.")
-	returned := counter("tokens_returned", "{token}", "Tokens that the SDK gave back because nobody could use them.")
+	returned := counter("tokens_returned", "{token}", "Tokens that the SDK gave back because their callers had left.")
 	clamped := counter("tokens_clamped", "{token}", "Tokens that came back to buckets that were full, and were dropped.")
 	lost := counter("tokens_lost", "{token}",
-		"Tokens that calls may have taken without telling anybody, and those of leases that could not be given back.")
+		"Tokens that calls may have taken although no caller got them, and those of leases that could not be given back.")
 	leased, err := meter.Int64ObservableUpDownCounter(prefix+"tokens_leased", metric.WithUnit("{token}"),
 		metric.WithDescription("Tokens that the SDK holds in leases."))
 	errs = append(errs, err)
