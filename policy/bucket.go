@@ -18,7 +18,7 @@ const (
 	StatusSwitched                      // the index was old, the fence newer: settled and switched; writes
 	StatusStale                         // the caller's (era, index) is old; nothing written
 	StatusEarly                         // under half an interval since the last refill; nothing written
-	StatusForeign                       // someone else moved the index: their stretch isn't credited again; writes
+	StatusForeign                       // another program moved the index: its stretch isn't credited again; writes
 	StatusInitialised                   // created or adopted; writes
 	StatusUnknown                       // no such bucket, and this call may not create it; nothing written
 	StatusRolledBack                    // the server lost a write that the caller knows: new era; writes

@@ -66,7 +66,7 @@ func TestAPoolThatComesBackWaitsForARegionThatIsCutOff(t *testing.T) {
 			w.killTheLeader()
 			time.Sleep(10 * time.Second)
 		},
-		"WhileNobodyLeads": func(w *world) {
+		"WithoutALeader": func(w *world) {
 			w.killTheLeader()
 			time.Sleep(2 * time.Second)
 		},
@@ -99,7 +99,7 @@ func TestAPoolThatComesBackWaitsForARegionThatIsCutOff(t *testing.T) {
 func TestARegionThatComesBackWhileItIsCutOffCountsAsANewOne(t *testing.T) {
 	for name, between := range map[string]func(w *world){
 		"InOneTerm": func(*world) { time.Sleep(5 * time.Second) },
-		"WhileNobodyLeads": func(w *world) {
+		"WithoutALeader": func(w *world) {
 			w.killTheLeader()
 			time.Sleep(2 * time.Second)
 		},

@@ -15,7 +15,7 @@ import (
 
 const (
 	// callDeadline bounds a call. It is far above the SDK's, since a command
-	// starts with a new connection, and someone at a terminal would rather wait
+	// starts with a new connection, and a user at a terminal would rather wait
 	// than guess whether tokens were taken.
 	callDeadline = 5 * time.Second
 	// closeDeadline bounds the wait for calls under way when a command ends.

@@ -43,7 +43,7 @@ read: ask the one that refills the bucket. Replicas that race for its refills ea
 			if err := d.validate(); err != nil {
 				return err
 			}
-			if d.apart(args) {
+			if d.isInterval(args) {
 				return cli.Usage(fmt.Errorf("--watch %s: want --watch=%s", args[0], args[0]))
 			}
 			asked := statusOf{output: d.output, flows: cmd.Flags().Changed("flows"), query: url.Values{}}
@@ -258,7 +258,7 @@ func bucketTable(s admin.Status) *terminal.Table {
 	return t
 }
 
-// writeFlows tells how a bucket is divided among its flows.
+// writeFlows writes how a bucket is divided among its flows.
 func writeFlows(w io.Writer, width int, b admin.Bucket) error {
 	f := b.Flows
 	pairs := []terminal.Pair{

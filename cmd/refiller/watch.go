@@ -37,9 +37,9 @@ func (d *display) validate() error {
 	return nil
 }
 
-// apart reports whether the arguments of the command are a time that was meant for --watch: after a space it would be
-// the key of a bucket.
-func (d *display) apart(args []string) bool {
+// isInterval reports whether the arguments of the command are a time that was meant for --watch: after a space it would
+// be the key of a bucket.
+func (d *display) isInterval(args []string) bool {
 	if len(args) != 1 || !d.cmd.Flags().Changed("watch") {
 		return false
 	}

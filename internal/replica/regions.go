@@ -31,7 +31,7 @@ type regions struct {
 	names map[string][]string // of the regions, by pool
 }
 
-// seenReport is a region's last report about a pool, and when this process first saw it: clocks of regions may differ.
+// seenReport is a region's last report about a pool, and when this process first read it: clocks of regions may differ.
 type seenReport struct{ at, seen time.Time }
 
 // follow reads the shares until ctx ends. Stretches in which etcd doesn't answer stay unknown.

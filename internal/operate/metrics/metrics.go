@@ -174,7 +174,7 @@ var (
 		"Tokens of the bucket that consumers hold in reservations and leases, at this replica's last call.", "bucket")
 	descCapacity = desc("bucket_capacity_tokens", "Configured capacity.", "bucket")
 
-	descFlowsSeen   = desc("flows_seen", "Flows of the bucket that this replica tells apart.", "bucket")
+	descFlowsSeen   = desc("flows_seen", "Flows of the bucket that this replica counts separately.", "bucket")
 	descFlowsListed = desc("flows_listed",
 		"Flows that this replica's last plan lists: those that ask for more than half of their part.", "bucket")
 	descFlowsLevel = desc("flows_level_tokens_per_second",

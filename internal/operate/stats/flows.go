@@ -22,7 +22,7 @@ const (
 // Flows counts what this replica has read of a bucket's flows.
 type Flows struct {
 	Read         time.Time // of the last time that something was read; zero before the first
-	Seen         int       // flows that are told apart
+	Seen         int       // flows that are counted separately
 	Listed       int       // flows of the last plan
 	Level        float64   // tokens per second that a flow of weight 1 may have
 	DeniedListed int64     // tokens that listed flows were denied

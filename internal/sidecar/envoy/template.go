@@ -134,8 +134,8 @@ func (t template) name(inDomain string, entries []entry) string {
 	return bucketname.Fit(b.String())
 }
 
-// flow fills the template of a flow's name in; it is empty without a template. What stands for a placeholder has no
-// slash and is not empty, so that a client that controls a value can't choose a team.
+// flow fills the template of a flow's name in; it is empty without a template. The text for a placeholder has no
+// slash and is not empty. Otherwise a client that controls a value could choose a team.
 func (t template) flow(inDomain string, entries []entry) string {
 	var b strings.Builder
 	for _, p := range t.parts {
@@ -148,7 +148,7 @@ func (t template) flow(inDomain string, entries []entry) string {
 	return flowname.Fit(b.String())
 }
 
-// fill is what a part stands for.
+// fill returns the text for a part.
 func (t template) fill(p part, inDomain string, entries []entry) string {
 	switch p.what {
 	case domain:

@@ -46,7 +46,7 @@ type fileBucket struct {
 	Flow   string `yaml:"flow"`
 }
 
-// keyOfFlow stands for the key in the name of a flow.
+// keyOfFlow is replaced by the key in the name of a flow.
 const keyOfFlow = "{key}"
 
 type fileLazy struct {
