@@ -1,7 +1,9 @@
 package fetch
 
 import (
+	"crypto/rand"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -26,18 +28,22 @@ func TestAResultReportsThatItsRegionIsOnItsFloor(t *testing.T) {
 	// check asks in every way, with a client without any cached policy.
 	check := func(key string, want bool) {
 		t.Helper()
-		for name, opts := range map[string][]Option{"merged": {slow()}, "alone": {slow()}} {
+		for name, isolated := range map[string]bool{"merged": false, "in a call of its own": true} {
 			for i, ask := range []func(*Client) (Result, error){
 				func(c *Client) (Result, error) { return c.Take(ctx, key, 1) },
 				func(c *Client) (Result, error) { return c.Take(ctx, key, 99) },
 				func(c *Client) (Result, error) { return c.TakeUpTo(ctx, key, 1) },
+				func(c *Client) (Result, error) { return c.Take(ctx, key, 1, WithRequestID(rand.Text())) },
 				func(c *Client) (Result, error) { return c.Peek(ctx, key) },
 			} {
 				if key == "own" && i == 1 {
 					continue // more than it ever holds
 				}
-				c := newClient(t, rdb, opts...)
-				for range 2 { // the second answer is in the light of what is remembered
+				c := newClient(t, rdb, slow())
+				if isolated {
+					c.buckets.obtain(key).refused.claim(time.Hour, time.Now())
+				}
+				for range 2 { // the second answer comes with a cached policy
 					r, err := ask(c)
 					require.NoError(t, err)
 					require.Equal(t, want, r.OnFloor, "%s, way %d: %+v", name, i, r)
