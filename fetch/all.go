@@ -268,13 +268,12 @@ func (p *part) ask() (ok bool, err error) {
 	if err := p.open(); err != nil {
 		return false, err
 	}
-	first.undo = p.undo
+	by := &undoable{task: first.task, undo: p.undo}
 	for _, d := range p.demands {
-		first.cost += d.N // at most MaxAll·policy.MaxTokens, which fits
+		by.cost += d.N // at most MaxAll·policy.MaxTokens, which fits
 	}
 	asked := time.Now()
-	ok, replies, err := p.send(first)
-	first.undo, first.cost = nil, 0
+	ok, replies, err := p.send(by)
 	if err != nil {
 		return false, err
 	}

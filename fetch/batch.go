@@ -319,59 +319,90 @@ func (t *trip) create(g *group) {
 // answer distributes the reply to a group among its takes, as if they had been made one by one.
 func (t *trip) answer(g *group, reply lua.TakesReply) {
 	g.done = true
-	if reply.Err != nil && !answered(reply.Err) && !notRun(reply.Err) {
-		t.c.stats.lost.Add(g.total)
-	}
-	if r, ok := g.kind.(*refilled); ok && reply.Err == nil {
-		t.c.templates.observePolicy(reply.Terms)
-		if reply.Till != 0 {
-			t.entries = append(t.entries, entry{r.template, g.key, reply.Till})
-		}
-	}
-	if g.kind == (configured{}) && reply.Err == nil {
-		t.c.reopen(g.kind, g.key, &lua.TakeReply{Terms: reply.Terms})
-	}
+	t.observe(g, &reply)
 	i := g.info
 	if reply.Err == nil && (reply.Terms != nil || g.whole) {
 		i = t.c.applyTakes(g, &reply, t.asked)
 	}
-	left := reply.Remaining + g.total
-	if !reply.OK {
-		left = reply.Remaining
-		for n, r := range reply.Runs {
-			left += g.runs[n].N * r.Taken
-		}
-	}
-	run, nth := 0, int64(0) // where the next take is among the runs
+	rest := portionsOf(g, &reply)
 	for _, r := range g.asks {
 		a := &r.Body
 		a.info, a.err = i, reply.Err
-		switch {
-		case a.err != nil:
-		case reply.OK:
-			a.reply = lua.TakeReply{OK: true, Taken: a.total(), Terms: reply.Terms, Refilled: reply.Refilled}
-		case a.line != nil:
-			a.reply = lua.TakeReply{Terms: reply.Terms, Refilled: reply.Refilled}
-			a.runs = append([]lua.RunReply(nil), reply.Runs...)
-			for n, r := range reply.Runs {
-				a.reply.Taken += g.runs[n].N * r.Taken
-			}
-		default:
-			a.reply = replyOf(a.run, reply.Runs[run], nth)
-			a.reply.Terms, a.reply.Refilled = reply.Terms, reply.Refilled
-			nth++
-			if a.run.UpTo || nth == g.runs[run].Count {
-				run, nth = run+1, 0
-			}
-		}
-		left -= a.reply.Taken
-		a.reply.Remaining = left
-		if !a.reply.OK {
-			a.reply.Remaining = reply.Remaining
+		if a.err == nil {
+			rest.give(a)
 		}
 		if !r.Answer() {
 			t.unclaimed = append(t.unclaimed, r)
 		}
+	}
+}
+
+// observe applies the parts of a reply that are for no take: lost tokens, the version of the templates, and the sets
+// that the bucket has to be entered in.
+func (t *trip) observe(g *group, reply *lua.TakesReply) {
+	if reply.Err != nil {
+		if !answered(reply.Err) && !notRun(reply.Err) {
+			t.c.stats.lost.Add(g.total)
+		}
+		return
+	}
+	switch k := g.kind.(type) {
+	case *refilled:
+		t.c.templates.observePolicy(reply.Terms)
+		if reply.Till != 0 {
+			t.entries = append(t.entries, entry{k.template, g.key, reply.Till})
+		}
+	case configured:
+		t.c.reopen(k, g.key, &lua.TakeReply{Terms: reply.Terms})
+	}
+}
+
+// portions divides the reply to a group among its takes, in their order.
+type portions struct {
+	g     *group
+	reply *lua.TakesReply
+	run   int   // that of the next take
+	nth   int64 // the place of the next take in its run
+	left  int64 // tokens that the bucket had before the next take
+}
+
+// portionsOf returns the portions of a reply before the first take.
+func portionsOf(g *group, reply *lua.TakesReply) portions {
+	p := portions{g: g, reply: reply, left: reply.Remaining + g.total}
+	if !reply.OK {
+		p.left = reply.Remaining
+		for n, r := range reply.Runs {
+			p.left += g.runs[n].N * r.Taken
+		}
+	}
+	return p
+}
+
+// give sets the reply of the next take.
+func (p *portions) give(a *ask) {
+	switch {
+	case p.reply.OK:
+		a.reply = lua.TakeReply{OK: true, Taken: a.total()}
+	case a.line != nil:
+		a.reply = lua.TakeReply{}
+		a.runs = append([]lua.RunReply(nil), p.reply.Runs...)
+		for n, r := range p.reply.Runs {
+			a.reply.Taken += p.g.runs[n].N * r.Taken
+		}
+	default:
+		a.reply = replyOf(a.run, p.reply.Runs[p.run], p.nth)
+		p.nth++
+		if a.run.UpTo || p.nth == p.g.runs[p.run].Count {
+			p.run++
+			p.nth = 0
+		}
+	}
+	p.left -= a.reply.Taken
+	a.reply.Terms = p.reply.Terms
+	a.reply.Refilled = p.reply.Refilled
+	a.reply.Remaining = p.left
+	if !a.reply.OK {
+		a.reply.Remaining = p.reply.Remaining
 	}
 }
 

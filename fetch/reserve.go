@@ -83,7 +83,7 @@ func (c *Client) reserve(ctx context.Context, key string, n int64, ttl time.Dura
 			return nil, err
 		}
 		kind := t.kind
-		t.undo = func(ctx context.Context, by lua.Client, cmd redis.Cmder) { // of this command alone
+		undo := func(ctx context.Context, by lua.Client, cmd redis.Cmder) {
 			if cfg.reservation == "" { // no other caller has the id: if this one leaves, it ends
 				c.cancelLate(ctx, by, key, call.ID)
 			} else if reply, err := lua.Reserve(ctx, replayed{cmd}, key, call); err == nil {
@@ -91,8 +91,7 @@ func (c *Client) reserve(ctx context.Context, key string, n int64, ttl time.Dura
 			}
 		}
 		asked := time.Now()
-		reply, err := lua.Reserve(t.ctx, t, key, call)
-		t.undo = nil
+		reply, err := lua.Reserve(t.ctx, &undoable{task: t, undo: undo}, key, call)
 		if errors.Is(err, lua.ErrIDInUse) && cfg.reservation == "" { // by the first try
 			return nil, fmt.Errorf("%w: the reservation ended before its reply came", ErrUnavailable)
 		}

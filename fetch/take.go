@@ -200,14 +200,13 @@ func (t *task) askOnce(run policy.Run) *answer {
 		}
 		c, cfg := t.c, t.cfg // the task may be another call's when undo is called
 		kind, key := t.kind, t.key
-		t.undo = func(ctx context.Context, _ lua.Client, cmd redis.Cmder) {
+		undo := func(ctx context.Context, _ lua.Client, cmd redis.Cmder) {
 			if reply, err := lua.TakeOnce(ctx, replayed{cmd}, key, cfg.request, run, cfg.memory); err == nil {
 				c.reopen(kind, key, &reply)
 			}
 		}
 		asked := time.Now()
-		reply, err := lua.TakeOnce(t.ctx, t, key, cfg.request, run, cfg.memory)
-		t.undo = nil
+		reply, err := lua.TakeOnce(t.ctx, &undoable{task: t, undo: undo}, key, cfg.request, run, cfg.memory)
 		if err != nil {
 			return nil, err
 		}

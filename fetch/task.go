@@ -30,10 +30,6 @@ type task struct {
 	brief  bool   // what the task is for is done: no further call waits for a slot that moves
 	quits  bool   // calls that wait for a slot that moves end when the Client is closed
 	moving bool   // the last call was refused since the bucket's slot moves
-
-	// Of the commands that it sends.
-	cost int64
-	undo func(ctx context.Context, c lua.Client, cmd redis.Cmder)
 }
 
 var _ lua.Client = (*task)(nil)
@@ -96,12 +92,28 @@ func (t *task) do(a *ask, read func(*ask)) error {
 }
 
 // Process implements lua.Client. After an error the command must not be read, since it may be under way.
-func (t *task) Process(_ context.Context, cmd redis.Cmder) error {
-	if err := t.do(&ask{cmd: cmd, cost: t.cost, undo: t.undo}, func(*ask) {}); err != nil {
+func (t *task) Process(_ context.Context, cmd redis.Cmder) error { return t.process(&ask{cmd: cmd}) }
+
+// process sends the command of an ask.
+func (t *task) process(a *ask) error {
+	if err := t.do(a, func(*ask) {}); err != nil {
 		return err
 	}
-	t.moving = lua.IsTryAgain(cmd.Err())
-	return cmd.Err()
+	t.moving = lua.IsTryAgain(a.cmd.Err())
+	return a.cmd.Err()
+}
+
+// undoable is a lua.Client for commands that take tokens. It sends them as its task does. If the caller leaves before
+// the reply, undo is called with the command.
+type undoable struct {
+	*task
+	cost int64 // tokens that a command may take although its reply is lost
+	undo func(ctx context.Context, c lua.Client, cmd redis.Cmder)
+}
+
+// Process implements lua.Client, as that of a task.
+func (u *undoable) Process(_ context.Context, cmd redis.Cmder) error {
+	return u.process(&ask{cmd: cmd, cost: u.cost, undo: u.undo})
 }
 
 // takes asks for takes of the bucket.
