@@ -135,15 +135,23 @@ func (a *activeSets) next(ctx context.Context, now time.Time) call {
 	return a.refill(ctx, oldest)
 }
 
-// ask returns a call about names. If apply returns an error, the server failed the call.
-func (a *activeSets) ask(ctx context.Context, ask func(ctx context.Context) (apply func() error)) call {
+// request is a request about the names in active sets.
+type request interface {
+	// send makes the request. It runs without the mutex.
+	send(ctx context.Context)
+	// apply applies the reply, with the mutex held. Its error means that the server failed the request.
+	apply() error
+}
+
+// ask returns the call that makes a request.
+func (a *activeSets) ask(ctx context.Context, r request) call {
 	within := a.w.timeout()
 	return func() func() {
 		callCtx, cancel := context.WithTimeout(ctx, within)
 		defer cancel()
-		apply := ask(callCtx)
+		r.send(callCtx)
 		return func() {
-			if err := apply(); err != nil {
+			if err := r.apply(); err != nil {
 				a.w.failed(ctx, err)
 				return
 			}
@@ -175,100 +183,145 @@ func (a *activeSets) arrive(ctx context.Context) call {
 		return nil
 	}
 	s := a.shards[i]
-	names := s.arrivals
+	r := &arrival{a: a, s: s, names: s.arrivals}
 	s.arrivals = nil
 	a.polling = true
-	return a.ask(ctx, func(ctx context.Context) func() error {
-		err := a.w.r.store.add(ctx, s.Shard, names)
-		return func() error {
-			a.polling = false
-			if err == nil || a.shardFault(s, err) {
-				return nil
-			}
-			s.arrivals = names
-			return err
-		}
-	})
+	return a.ask(ctx, r)
+}
+
+// arrival is a request that adds names to a shard.
+type arrival struct {
+	a     *activeSets
+	s     *shard
+	names []string
+	err   error
+}
+
+func (r *arrival) send(ctx context.Context) { r.err = r.a.w.r.store.add(ctx, r.s.Shard, r.names) }
+
+func (r *arrival) apply() error {
+	r.a.polling = false
+	if r.err == nil || r.a.shardFault(r.s, r.err) {
+		return nil
+	}
+	r.s.arrivals = r.names
+	return r.err
 }
 
 // pollIdle returns a call that finds which idle shards, those without members, hold names; nil if no shard is idle.
 func (a *activeSets) pollIdle(ctx context.Context) call {
-	var idle []*shard
-	var names []lua.Shard
+	r := &idlePoll{a: a}
 	for _, s := range a.shards {
 		if s.members == nil {
-			idle, names = append(idle, s), append(names, s.Shard)
+			r.idle = append(r.idle, s)
+			r.names = append(r.names, s.Shard)
 		}
 	}
 	a.nextPoll = time.Now().Add(a.pollInterval)
-	if len(idle) == 0 {
+	if len(r.idle) == 0 {
 		return nil
 	}
 	a.polling = true
-	return a.ask(ctx, func(ctx context.Context) func() error {
-		occupied, err := a.w.r.store.occupied(ctx, names)
-		return func() error {
-			a.polling = false
-			for i := range occupied {
-				if occupied[i] && a.held {
-					idle[i].enter(time.Now())
-				}
-			}
-			return err
+	return a.ask(ctx, r)
+}
+
+// idlePoll is a request that finds which idle shards hold names.
+type idlePoll struct {
+	a        *activeSets
+	idle     []*shard
+	names    []lua.Shard // of idle
+	occupied []bool
+	err      error
+}
+
+func (r *idlePoll) send(ctx context.Context) {
+	r.occupied, r.err = r.a.w.r.store.occupied(ctx, r.names)
+}
+
+func (r *idlePoll) apply() error {
+	r.a.polling = false
+	for i := range r.occupied {
+		if r.occupied[i] && r.a.held {
+			r.idle[i].enter(time.Now())
 		}
-	})
+	}
+	return r.err
 }
 
 // begin begins rounds.
 func (a *activeSets) begin(ctx context.Context, shards []*shard) call {
-	names, asked := make([]lua.Shard, len(shards)), make([]*members, len(shards))
+	r := &beginning{a: a, shards: shards, names: make([]lua.Shard, len(shards)), asked: make([]*members, len(shards))}
 	for i, s := range shards {
-		names[i] = s.Shard
-		asked[i] = s.members
+		r.names[i] = s.Shard
+		r.asked[i] = s.members
 		s.members.asked = true
 	}
-	return a.ask(ctx, func(ctx context.Context) func() error {
-		counts := a.w.r.store.counts(ctx, names)
-		return func() (failed error) {
-			now := time.Now()
-			for i, s := range shards {
-				asked[i].asked = false
-				switch err := counts[i].Err; {
-				case err != nil && !a.shardFault(s, err):
-					failed = err
-				case err == nil && s.members == asked[i]:
-					s.begin(counts[i].Count, now)
-				}
-			}
-			return failed
+	return a.ask(ctx, r)
+}
+
+// beginning is a request that counts the names of shards, in order to begin a round in each.
+type beginning struct {
+	a      *activeSets
+	shards []*shard
+	names  []lua.Shard // of shards
+	asked  []*members  // of shards, when the request was made
+	counts []lua.CountResult
+}
+
+func (r *beginning) send(ctx context.Context) { r.counts = r.a.w.r.store.counts(ctx, r.names) }
+
+func (r *beginning) apply() (failed error) {
+	now := time.Now()
+	for i, s := range r.shards {
+		r.asked[i].asked = false
+		switch err := r.counts[i].Err; {
+		case err != nil && !r.a.shardFault(s, err):
+			failed = err
+		case err == nil && s.members == r.asked[i]:
+			s.begin(r.counts[i].Count, now)
 		}
-	})
+	}
+	return failed
 }
 
 // read reads some names of the shard. It moves or removes the names that belong to no bucket of the template, unless a
 // later configuration is in force: there they may be buckets of the template.
 func (a *activeSets) read(ctx context.Context, s *shard) call {
-	m := s.members
-	m.asked = true
-	cursor := m.cursor
-	outdated := a.w.outdated()
-	return a.ask(ctx, func(ctx context.Context) func() error {
-		names, next, err := a.w.r.store.names(ctx, s.Shard, cursor, namesAtOnce)
-		sorted := s.sort(names)
-		if err == nil && !outdated {
-			err = a.putRight(ctx, s, sorted)
-		}
-		return func() error {
-			m.asked = false
-			if err != nil && a.shardFault(s, err) {
-				return nil
-			}
-			if err == nil {
-				m.read(sorted.kept, next, time.Now())
-			}
-			return err
-		}
-	})
+	r := &reading{a: a, s: s, m: s.members, cursor: s.members.cursor, outdated: a.w.outdated()}
+	r.m.asked = true
+	return a.ask(ctx, r)
+}
+
+// reading is a request that reads some names of a shard, and puts them right.
+type reading struct {
+	a        *activeSets
+	s        *shard
+	m        *members // of the shard, when the request was made
+	cursor   uint64   // before the request, and the next one after it
+	outdated bool     // the names stay as they are
+	kept     []string
+	err      error
+}
+
+func (r *reading) send(ctx context.Context) {
+	var names []string
+	names, r.cursor, r.err = r.a.w.r.store.names(ctx, r.s.Shard, r.cursor, namesAtOnce)
+	sorted := r.s.sort(names)
+	r.kept = sorted.kept
+	if r.err == nil && !r.outdated {
+		r.err = r.a.putRight(ctx, r.s, sorted)
+	}
+}
+
+func (r *reading) apply() error {
+	r.m.asked = false
+	if r.err == nil {
+		r.m.read(r.kept, r.cursor, time.Now())
+	}
+	if r.err != nil && r.a.shardFault(r.s, r.err) {
+		return nil
+	}
+	return r.err
 }
 
 // putRight moves names to the shards of their templates, and removes those that are no bucket's. Names that another
