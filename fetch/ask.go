@@ -46,7 +46,7 @@ func (a *ask) resolve(capacity int64) {
 	}
 }
 
-// total is how many tokens are asked for.
+// total returns how many tokens are asked for.
 func (a *ask) total() int64 {
 	sum := a.run.N * a.run.Count
 	for _, run := range a.line {
@@ -88,7 +88,7 @@ func (g *group) fits(a *ask) bool {
 	return !g.inLine && a.line == nil && g.total > 0 && a.total() > 0 && a.total() <= policy.MaxTokens-g.total
 }
 
-// byFlows is what the group asks of its bucket's flows.
+// byFlows returns the takes that the group asks of its bucket's flows.
 func (g *group) byFlows() lua.FlowTakes {
 	takes := lua.FlowTakes{Key: g.key, InLine: g.inLine, Terms: g.whole, Runs: make([]policy.FlowRun, len(g.runs))}
 	for i, run := range g.runs {

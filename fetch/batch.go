@@ -40,7 +40,7 @@ type scriptCall struct {
 
 func (call *scriptCall) lazy() bool { return !call.byFlow && call.words[0].Lazy != nil }
 
-// command is the call's command, with the script's text or its name.
+// command returns the call's command, with the script's text or its name.
 func (call *scriptCall) command(ctx context.Context) (redis.Cmder, error) {
 	if call.byFlow {
 		return call.flows.Command(ctx, call.shares, call.text)

@@ -324,7 +324,7 @@ func (b *block) giveUp() {
 	}
 }
 
-// after is when d is over, a little later for some blocks than for others.
+// after returns when d is over, a little later for some blocks than for others.
 func (b *block) after(d time.Duration) time.Duration {
 	return b.ls.now() + timing.Between(b.ls.c.jitter, d, d+d/10)
 }

@@ -17,7 +17,8 @@ type budget struct {
 	distance distance  // of the server when the call began
 }
 
-// budgetOf is the budget of a call that begins now. It lacks a default timeout, which the server decides: see toServer.
+// budgetOf returns the budget of a call that begins now. It lacks a default timeout, which the server decides: see
+// toServer.
 func budgetOf(ctx context.Context, cfg *callConfig) budget {
 	b := budget{ctx: ctx, cfg: cfg, began: time.Now()}
 	b.deadline, _ = ctx.Deadline()
@@ -71,8 +72,9 @@ func (b *budget) wait(done <-chan struct{}, part time.Duration) error {
 	}
 }
 
-// own is the budget of a call that the Client makes for itself: it has as long as the timeout says, at least Grace.
-func (c *Client) own(ctx context.Context) budget {
+// internalBudget returns the budget of a call that the Client makes for itself: the time of the timeout, at least
+// Grace.
+func (c *Client) internalBudget(ctx context.Context) budget {
 	cfg := c.config.callConfig
 	cfg.timeout = max(cfg.timeout, engine.Grace)
 	cfg.timed = true

@@ -79,7 +79,8 @@ func (d *denial) holds(n, leave int64, now time.Time) bool {
 	return d != nil && n >= d.n && leave >= d.leave && now.Before(d.until)
 }
 
-// deniedFor is how long until n tokens, and those to be left, are due, which denial d denies; less than 0 is never.
+// deniedFor returns how long until n tokens, and those to be left, are due, which denial d denies; less than 0 is
+// never.
 func (i *info) deniedFor(d *denial, n, leave int64, now time.Time) time.Duration {
 	if d.due.IsZero() {
 		return -1
@@ -91,7 +92,7 @@ func (i *info) deniedFor(d *denial, n, leave int64, now time.Time) time.Duration
 	return due
 }
 
-// exceeded is the error of a take of more tokens than the bucket ever holds.
+// exceeded returns the error of a take of more tokens than the bucket ever holds.
 func (i *info) exceeded(key string, n int64, leave policy.Leave) error {
 	if i.terms == nil || i.terms.Shadow || n+leave.Of(i.terms.Capacity) <= i.terms.Capacity {
 		return nil
@@ -147,7 +148,8 @@ func (i *info) lacksSchedule(now time.Time) bool {
 	return i.steps == nil || !now.Before(i.steps.next) && now.Sub(i.steps.asked) >= scheduleMaxAge
 }
 
-// moreAfter is the time until a bucket of this policy that holds tokens has one more, and resetAfter until it is full.
+// moreAfter returns the time until a bucket of this policy that holds tokens has one more, and resetAfter until it is
+// full.
 func (i *info) moreAfter(tokens int64, now time.Time) time.Duration {
 	return i.holds(tokens+1, tokens, now)
 }
@@ -156,8 +158,8 @@ func (i *info) resetAfter(tokens int64, now time.Time) time.Duration {
 	return i.holds(policy.MaxTokens, tokens, now)
 }
 
-// holds is the time until a bucket of this policy that holds tokens, after a refill just now, holds n or is full. A
-// grant counts as if it went on.
+// holds returns the time until a bucket of this policy that holds tokens, after a refill just now, holds n or is full.
+// A grant counts as if it went on.
 func (i *info) holds(n, tokens int64, now time.Time) time.Duration {
 	if i.terms == nil {
 		return Never
@@ -178,7 +180,7 @@ func (i *info) holds(n, tokens int64, now time.Time) time.Duration {
 	return wait(micros(b.Wait(min(n, t.Capacity), 0)))
 }
 
-// untilDue is the time until n tokens, which may exceed the capacity, fall due in a bucket that was found with the
+// untilDue returns the time until n tokens, which may exceed the capacity, fall due in a bucket that was found with the
 // tokens; negative if that is not known.
 func (i *info) untilDue(n, tokens int64, at lua.Refilled) time.Duration {
 	if i.terms == nil || i.terms.Kind == policy.Stepped || n > policy.MaxTokens {
@@ -190,7 +192,7 @@ func (i *info) untilDue(n, tokens int64, at lua.Refilled) time.Duration {
 	return micros(b.Wait(n, at.Now))
 }
 
-// wait is a script's waiting time as a Result shows it.
+// wait returns a script's waiting time as a Result shows it.
 func wait(d time.Duration) time.Duration {
 	if d < 0 {
 		return Never

@@ -142,7 +142,7 @@ func longestFirst(a, b string) int { return cmp.Or(cmp.Compare(len(b), len(a)), 
 
 func (r *leaseRules) none() bool { return len(r.keys) == 0 && len(r.prefixes) == 0 }
 
-// of is the rule of a bucket.
+// of returns the rule of a bucket.
 func (r *leaseRules) of(key string) (leaseRule, bool) {
 	if rule, ok := r.keys[key]; ok {
 		return rule, true
@@ -264,7 +264,7 @@ func (ls *leases) end(blk *block) {
 	ls.c.buckets.setBlock(blk.key, blk, nil)
 }
 
-// held is how many tokens all blocks have.
+// held returns how many tokens all blocks have.
 func (ls *leases) held() int64 {
 	if ls == nil {
 		return 0

@@ -185,8 +185,8 @@ func (b *bucket) behind(flow string, run policy.Run, mayPass bool) (due time.Dur
 	return max(due, time.Millisecond), true
 }
 
-// leaves is what a take of n that is put to the bucket must leave there: what leave says, and what the lines ahead
-// want unless it passes them, at most the capacity less n. The lock is held.
+// leaves returns the tokens that a take of n must leave if it is put to the bucket: those of leave and, unless the take
+// passes the lines ahead, those that these want; at most the capacity less n. The lock is held.
 func (ls *lines) leaves(flow string, n int64, leave policy.Leave, ofLine bool) policy.Leave {
 	total, last := ls.ahead(flow, leave, ofLine)
 	if last == nil || !ofLine && ls.pass(flow, n, leave) == 0 {

@@ -27,7 +27,7 @@ type node struct {
 	probe                   atomic.Pointer[string] // a key of the server
 }
 
-// open is the error of a call while there is no server, or its breaker is open.
+// open returns the error of a call while there is no server, or its breaker is open.
 func (s *node) open(key string) error {
 	if s.lost != nil {
 		return s.lost
@@ -40,7 +40,7 @@ func (s *node) open(key string) error {
 	return s.refuses()
 }
 
-// refuses is the error of calls while the breaker is open.
+// refuses returns the error of calls while the breaker is open.
 func (s *node) refuses() error {
 	if why := s.why(); why != ReasonNone {
 		return fmt.Errorf("%w: %w", ErrUnavailable, &openError{why})
@@ -48,7 +48,7 @@ func (s *node) refuses() error {
 	return nil
 }
 
-// why is the reason for which the breaker is open, ReasonNone while it is closed.
+// why returns the reason for which the breaker is open, ReasonNone while it is closed.
 func (s *node) why() Reason {
 	if cause := s.breaker.Open(); cause != nil {
 		return ReasonOf(fmt.Errorf("%w: %w", ErrUnavailable, cause))
@@ -175,7 +175,7 @@ var ended = func() context.Context {
 	return ctx
 }()
 
-// of is the server of a key. If there is none it says why.
+// of returns the server of a key. If there is none, lost is the reason.
 func (ns *nodes) of(key string) *node {
 	if ns.ring != nil {
 		shard, err := ns.ring.GetShardClientForKey(key)
@@ -194,7 +194,8 @@ func (ns *nodes) of(key string) *node {
 	return ns.single
 }
 
-// nodeOf is the node of a client of a Cluster's node, which is known since it was connected to, or of a Ring's shard.
+// nodeOf returns the node of a client of a Cluster's node, which is known since it was connected to, or of a Ring's
+// shard.
 func (ns *nodes) nodeOf(client *redis.Client) *node {
 	if s, ok := ns.byClient.Load(client); ok {
 		return s.(*node)

@@ -135,7 +135,7 @@ var usesOf = [...]uses{
 	OpReserve: usesOfReserve, OpPeek: 0, OpReturn: 0, OpSettle: 0,
 }
 
-// with is what holds for a call with the options.
+// with returns the configuration of a call with the options.
 func (c *Client) with(op Op, opts []CallOption) (*callConfig, error) {
 	if len(opts) == 0 {
 		return &c.config.callConfig, nil

@@ -63,7 +63,7 @@ func (q *question) from(w *waiter) time.Time {
 	return q.began
 }
 
-// over is when a waiter's time for the question under way ends, if it is before the question's; otherwise zero.
+// over returns when a waiter's time for the question under way ends, if it is before the question's; otherwise zero.
 func (q *question) over(w *waiter) time.Time {
 	d := q.timeout(w.cfg)
 	if q.began.IsZero() || d <= 0 {

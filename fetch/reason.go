@@ -60,7 +60,7 @@ var errorCodes = []struct {
 	{"NOSCRIPT", ReasonScript, false},
 }
 
-// refusal is the reason of an error that Redis answered, and whether the server itself is in no state to serve.
+// refusal returns the reason of an error that Redis answered, and whether the server itself is in no state to serve.
 func refusal(err error) (why Reason, server bool) {
 	for _, c := range errorCodes {
 		if redis.HasErrorPrefix(err, c.code+" ") {
@@ -101,7 +101,7 @@ type openError struct{ reason Reason }
 
 func (e *openError) Error() string { return "not asked, since calls fail: " + e.reason.String() }
 
-// evidence is what the error of a round trip shows of the server: see engine.Sender.
+// evidence returns how the error of a round trip counts for the server: see engine.Sender.
 func evidence(err error) error {
 	if err == nil || errors.Is(err, redis.Nil) {
 		return nil
@@ -132,7 +132,7 @@ func answered(err error) bool {
 	return false
 }
 
-// failure is the error of a call that ended. ctx is its caller's.
+// failure returns the error of a call that ended. ctx is its caller's.
 func failure(ctx context.Context, err error) error {
 	var far *distanceError
 	switch {

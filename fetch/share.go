@@ -164,9 +164,9 @@ func (s *share) settle(now time.Duration) {
 	s.bucket.Refill(policy.Call{Version: version}, max(now.Microseconds(), s.bucket.Control.Last))
 }
 
-// partOf are the terms of one of live consumers' share. While the bucket is unavailable, the tokens of a schedule are
-// unknown, and a grant may have ended: neither is credited. All the time between two takes is credited, since nothing
-// else refills a share; it is bounded so that its credit is a number.
+// partOf returns the terms of one of live consumers' share. While the bucket is unavailable, the tokens of a schedule
+// are unknown, and a grant may have ended: neither is credited. All the time between two takes is credited, since
+// nothing else refills a share; it is bounded so that its credit is a number.
 func partOf(t policy.Terms, live int64) policy.Terms {
 	part := policy.Terms{
 		Kind: policy.Smooth, Capacity: max(1, t.Capacity/live), Per: 1, Interval: 1,
@@ -233,7 +233,7 @@ func (c *Client) register(key string, s *share) {
 
 // enter has this Client count among the consumers of a bucket for liveFor, and returns how many there are.
 func (c *Client) enter(ctx context.Context, key string) (int64, error) {
-	t := c.plain(c.own(ctx), key)
+	t := c.plain(c.internalBudget(ctx), key)
 	return lua.Live(t.ctx, t, key, c.consumers.own, liveFor)
 }
 

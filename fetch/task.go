@@ -288,7 +288,7 @@ func (c *Client) reopen(k kind, key string, reply *lua.TakeReply) {
 		return
 	}
 	c.life.spawn(func() {
-		t := c.begin(c.own(context.Background()), key)
+		t := c.begin(c.internalBudget(context.Background()), key)
 		found, _ := c.templates.unknown(t)
 		if !found && t.kind == (configured{}) { // the templates were read a moment ago, perhaps just before the publication
 			timing.Sleep(c.life.quit, templatesAgain)
@@ -304,7 +304,7 @@ func (c *Client) giveBack(key string, tokens, era int64) {
 	if tokens == 0 {
 		return
 	}
-	t := c.begin(c.own(context.Background()), key)
+	t := c.begin(c.internalBudget(context.Background()), key)
 	reply, err := unsplit(t, func() (lua.ReturnReply, error) { return t.kind.giveBack(t.ctx, t, key, tokens, era) })
 	c.gaveBack(key, tokens, reply, err)
 }
@@ -335,7 +335,7 @@ func (c *Client) gaveBack(key string, tokens int64, reply lua.ReturnReply, err e
 	c.stats.returned.Add(tokens)
 }
 
-// errTooLate is the error of a Wait whose tokens come after its deadline.
+// errTooLate returns the error of a Wait whose tokens come after its deadline.
 func errTooLate(n int64, key string, due, left time.Duration) error {
 	return fmt.Errorf("%w: %d tokens of bucket %q are due in %s, the deadline is in %s", ErrDeadline, n, key, due, left)
 }

@@ -156,7 +156,7 @@ func (ts *templates) refresh(t *task, part time.Duration) error {
 
 // read makes a reading.
 func (ts *templates) read(l *reading, id string) {
-	t := ts.c.plain(ts.c.own(context.Background()), lua.TemplatesKey)
+	t := ts.c.plain(ts.c.internalBudget(context.Background()), lua.TemplatesKey)
 	set, id, err := lua.ReadTemplates(t.ctx, t, id)
 	ts.mu.Lock()
 	defer ts.mu.Unlock()

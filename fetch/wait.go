@@ -190,7 +190,7 @@ func (c *Client) askForLine(l *line) {
 	}
 }
 
-// runs are the waiters of a line that go into one call, and what they take. The lock is held.
+// runs returns the waiters of a line that go into one call, and what they take. The lock is held.
 func (l *line) runs() (asked []*waiter, runs []policy.Run) {
 	total := int64(0)
 	for w := l.first; w != nil && len(runs) < mostRuns && w.n <= policy.MaxTokens-total; w = w.next {

@@ -28,10 +28,10 @@ var activeTags = func() (tags [ActiveShards]string) {
 	return tags
 }()
 
-// ActiveShard is the shard of a bucket.
+// ActiveShard returns the shard of a bucket.
 func ActiveShard(key string) int { return Slot(key) * ActiveShards / Slots }
 
-// ActiveKey is the key of a shard of the active set: the names of the template's
+// ActiveKey returns the key of a shard of the active set: the names of the template's
 // buckets that are not full. Those of all templates share a slot.
 func ActiveKey(prefix string, shard int) string { return activeTags[shard] + "set:" + prefix }
 
@@ -41,17 +41,17 @@ type Shard struct {
 	Number int    // 0 to ActiveShards-1
 }
 
-// Slot is the Cluster slot of the shard's keys.
+// Slot returns the Cluster slot of the shard's keys.
 func (s Shard) Slot() int { return Slot(activeTags[s.Number][1 : len(activeTags[s.Number])-2]) }
 
 func (s Shard) key() string { return ActiveKey(s.Prefix, s.Number) }
 
-// malformed is the error of keys of the shard that hold something else.
+// malformed returns the error of keys of the shard that hold something else.
 func (s Shard) malformed(key, holds string) error {
 	return fmt.Errorf("%w: the key %q does not hold %s", ErrMalformedBucket, key, holds)
 }
 
-// failed is the error of a command on the shard's set.
+// failed returns the error of a command on the shard's set.
 func (s Shard) failed(err error) error {
 	if redis.HasErrorPrefix(err, "WRONGTYPE") {
 		return s.malformed(s.key(), "names of buckets")

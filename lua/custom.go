@@ -17,5 +17,5 @@ func (s *Script) Run(ctx context.Context, c Client, keys []string, args ...any) 
 	return s.run(ctx, c, keys, args...)
 }
 
-// Source is the script's text, with all that it includes.
+// Source returns the script's text, with all that it includes.
 func (s *Script) Source() string { return s.source }

@@ -60,7 +60,7 @@ type reply struct {
 	err    error
 }
 
-// next is the next value.
+// next returns the next value.
 func next[T any](r *reply, what string) (v T) {
 	switch {
 	case r.err != nil:
@@ -110,7 +110,7 @@ func (r *reply) end() error {
 	return r.err
 }
 
-// fail is what the whole reply means, err, unless there is more of it.
+// fail returns err, the meaning of the whole reply, unless the reply has more values.
 func (r *reply) fail(err error) error {
 	if bad := r.end(); bad != nil {
 		return bad
@@ -125,7 +125,7 @@ type integerReply struct {
 	bad    bool // a value is none that the script answers
 }
 
-// next is the next value; 0 after the last one.
+// next returns the next value; 0 after the last one.
 func (r *integerReply) next() int64 {
 	r.read++
 	if r.read > len(r.values) {
@@ -134,7 +134,7 @@ func (r *integerReply) next() int64 {
 	return r.values[r.read-1]
 }
 
-// take is the next n values; fewer at the end.
+// take returns the next n values; fewer at the end.
 func (r *integerReply) take(n int64) []int64 {
 	from := min(r.read, len(r.values))
 	r.read += int(min(max(n, 0), int64(len(r.values)+1)))
@@ -230,7 +230,7 @@ func checkTake(n int64, leave policy.Leave) error {
 	return checkAmount(n)
 }
 
-// malformed is the error of the nth key of a call, which holds something else.
+// malformed returns the error for the nth key of a call, which holds something else.
 func malformed(keys []string, n int64) error {
 	if n < 1 || n > int64(len(keys)) {
 		return fmt.Errorf("%w: key number %d", ErrBadReply, n)

@@ -28,41 +28,41 @@ func CheckKey(key string) error {
 	return nil
 }
 
-// TokensKey is the key of the bucket's tokens: its name.
+// TokensKey returns the key of the bucket's tokens: its name.
 func TokensKey(key string) string { return key }
 
-// IndexKey is the key of the bucket's index.
+// IndexKey returns the key of the bucket's index.
 func IndexKey(key string) string { return "{" + key + "}" }
 
-// ControlKey is the key of the bucket's state and policy.
+// ControlKey returns the key of the bucket's state and policy.
 func ControlKey(key string) string { return "{" + key + "}:ctl" }
 
-// OutstandingKey is the key of the bucket's reservations and leases.
+// OutstandingKey returns the key of the bucket's reservations and leases.
 func OutstandingKey(key string) string { return "{" + key + "}:outstanding" }
 
-// DueKey is the key of when the bucket's reservations and leases end.
+// DueKey returns the key of the times when the bucket's reservations and leases end.
 func DueKey(key string) string { return "{" + key + "}:due" }
 
-// LiveKey is the key of the bucket's live consumers.
+// LiveKey returns the key of the bucket's live consumers.
 func LiveKey(key string) string { return "{" + key + "}:live" }
 
-// RequestKey is the key under which the bucket remembers a request.
+// RequestKey returns the key under which the bucket remembers a request.
 func RequestKey(key, id string) string { return IndexKey(key) + requestInfix + id }
 
-// AliveKey is the key of the set of a bounded template's buckets alive: their names, by
+// AliveKey returns the key of the set of a bounded template's buckets alive: their names, by
 // the second in which they expire. No key of a bucket is like it.
 func AliveKey(prefix string) string { return "{refiller:alive:" + prefix + "}:keys" }
 
-// OverrideKey is the key of the policy that a bucket of a template has alone.
+// OverrideKey returns the key of the override of a template's bucket.
 func OverrideKey(key string) string { return "{" + key + "}:override" }
 
-// FlowsKey is the key of the plan by which the bucket is divided among its flows.
+// FlowsKey returns the key of the plan by which the bucket is divided among its flows.
 func FlowsKey(key string) string { return "{" + key + "}:flows" }
 
-// UseKey is the key of what the bucket's flows asked for.
+// UseKey returns the key of the demand of the bucket's flows.
 func UseKey(key string) string { return "{" + key + "}:use" }
 
-// LazyKey is the key of a bucket that is credited when it is asked.
+// LazyKey returns the key of a bucket that is credited when it is asked.
 func LazyKey(key string) string { return "{" + key + "}:lazy" }
 
 // contents are what keys hold, by what follows the name of their bucket.
@@ -72,7 +72,7 @@ var contents = map[string]string{
 	":flows": "how it is divided", ":use": "what its flows asked for",
 }
 
-// contentOf is what a key that this package makes is to hold.
+// contentOf returns what a key of this package should hold.
 func contentOf(key string) string {
 	_, kind, tagged := strings.Cut(key, "}")
 	switch {
@@ -84,7 +84,7 @@ func contentOf(key string) string {
 	return contents[kind]
 }
 
-// bucketOf is the name of the bucket of such a key.
+// bucketOf returns the name of the bucket of such a key.
 func bucketOf(key string) string {
 	if name, _, tagged := strings.Cut(key, "}"); tagged {
 		return name[1:]
@@ -92,13 +92,13 @@ func bucketOf(key string) string {
 	return key
 }
 
-// outstandingKeys are the five keys of a bucket for the scripts of reservations and
+// outstandingKeys returns the five keys of a bucket for the scripts of reservations and
 // leases.
 func outstandingKeys(key string) []string {
 	return append(bucketKeys(key), OutstandingKey(key), DueKey(key))
 }
 
-// bucketKeys are the three keys of a bucket. They share one string.
+// bucketKeys returns the three keys of a bucket. They share one string.
 func bucketKeys(key string) []string {
 	control := ControlKey(key)
 	return []string{control[1 : 1+len(key)], control[:2+len(key)], control}
@@ -107,7 +107,7 @@ func bucketKeys(key string) []string {
 // Slots is the number of a Cluster's hash slots.
 const Slots = 16384
 
-// Slot is the Cluster hash slot of the bucket: CRC-16/XMODEM of its name,
+// Slot returns the Cluster hash slot of the bucket: CRC-16/XMODEM of its name,
 // modulo Slots, as the Cluster specification says.
 func Slot(key string) int {
 	crc := uint16(0)

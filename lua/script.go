@@ -96,7 +96,7 @@ type once struct{ *redis.Cmd }
 // NoRetry implements redis.Cmder.
 func (once) NoRetry() bool { return true }
 
-// by is the verb of a call and what it calls: the script by its hash, or its source. They are words already, which
+// by returns the verb of a call and what it calls: the script by its hash, or its source. They are words already, which
 // spares an allocation.
 func (s *script) by(source bool) (verb, body any) {
 	if source {
@@ -105,7 +105,7 @@ func (s *script) by(source bool) (verb, body any) {
 	return "evalsha", s.sha
 }
 
-// command is the command of the script's call with these words.
+// command returns the command of the script's call with these words.
 func (s *script) command(ctx context.Context, words []any, source bool) once {
 	verb, body := s.by(source)
 	return command(ctx, withScript(words, verb, body))

@@ -72,7 +72,7 @@ func takeRuns(ctx context.Context, c Client, takes Takes) (TakesReply, error) {
 	}
 }
 
-// one is the reply to a single take of n tokens.
+// one returns the reply to a single take of n tokens.
 func (r TakesReply) one(n int64) TakeReply {
 	reply := TakeReply{OK: r.OK, Remaining: r.Remaining, Terms: r.Terms, Refilled: r.Refilled}
 	if r.OK {
@@ -94,7 +94,7 @@ func (r *reply) refilled() Refilled {
 	return Refilled{Version: policy.Version{Era: r.int(), Index: r.int()}, Last: r.int(), Now: r.int()}
 }
 
-// micros is a number of microseconds as a Duration; it saturates.
+// micros returns a number of microseconds as a Duration; it saturates.
 func micros(us int64) time.Duration {
 	const most = int64(1<<63-1) / int64(time.Microsecond)
 	return time.Duration(min(max(us, -1), most)) * time.Microsecond

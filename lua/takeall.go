@@ -89,7 +89,7 @@ func takeAll(ctx context.Context, c Client, id string, memory time.Duration, dem
 	return decodeAll(r, code, id, demands)
 }
 
-// nameOf is a name for what the demands ask for.
+// nameOf returns a name that identifies the demands of a request.
 func nameOf(demands []Demand) string {
 	sum := sha1.New() //nolint:gosec // It identifies the requests of a caller.
 	for _, d := range demands {

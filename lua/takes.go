@@ -104,7 +104,7 @@ func (t *TakesCall) Do(ctx context.Context, c Client, takes []Takes) ([]TakesRep
 	panic("unreachable")
 }
 
-// Command is the command of such a call, which the caller sends once, by itself or
+// Command returns the command of such a call, which the caller sends once, by itself or
 // in a pipeline. If the answer is IsNoScript, it may be sent again with the
 // script's source. Neither takes nor what they refer to may change before Read.
 func (t *TakesCall) Command(ctx context.Context, takes []Takes, source bool) (redis.Cmder, error) {
@@ -129,7 +129,7 @@ func (t *TakesCall) Command(ctx context.Context, takes []Takes, source bool) (re
 	return t.cmd, nil
 }
 
-// lazy is the lazy bucket that the call is for; nil if it is for others.
+// lazy returns the lazy bucket that the call is for; nil if it is for others.
 func (t *TakesCall) lazy() *Takes {
 	if len(t.takes) == 1 && t.takes[0].Lazy != nil {
 		return &t.takes[0]
@@ -284,7 +284,7 @@ func flag(on bool) int {
 	return 0
 }
 
-// total is the number of tokens of all takes.
+// total returns the number of tokens of all takes.
 func (b *Takes) total() (total int64, err error) {
 	total, err = totalOf(b.Runs)
 	if err != nil {
@@ -304,7 +304,7 @@ func (b *Takes) total() (total int64, err error) {
 	return total, nil
 }
 
-// totalOf is the number of tokens of all takes of the runs.
+// totalOf returns the number of tokens of all takes of the runs.
 func totalOf(runs []policy.Run) (total int64, err error) {
 	for i := range runs {
 		r := &runs[i]
@@ -320,7 +320,7 @@ func totalOf(runs []policy.Run) (total int64, err error) {
 	return total, nil
 }
 
-// leave is the largest number of tokens that one of the takes must leave.
+// leave returns the largest number of tokens that one of the takes must leave.
 func (b *Takes) leave() (most int64) {
 	for i := range b.Runs {
 		most = max(most, b.Runs[i].Leave.Tokens)

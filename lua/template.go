@@ -79,7 +79,7 @@ func (t *Template) Claim(ctx context.Context, c Client, key string) error {
 	return nil
 }
 
-// TooMany is the error of a bucket that isn't created, since as many are alive as
+// TooMany returns the error of a bucket that isn't created, since as many are alive as
 // may be.
 func (t *Template) TooMany(key string, alive int64) error {
 	return fmt.Errorf("%w %q: %d are alive, at most %d may be; %q is not created", ErrTooManyBuckets, t.prefix, alive,

@@ -141,7 +141,7 @@ func (r *Refiller) assignShards(masters []master, before memory, next map[lua.Sh
 	return of
 }
 
-// refilled are the templates of a set that refillers enforce.
+// refilled returns the templates of a set that refillers enforce.
 func refilled(set *policy.Templates) (list []*policy.CompiledTemplate) {
 	for _, t := range set.All() {
 		if t.Enforce == policy.EnforceRefilled {
@@ -190,7 +190,7 @@ func (r *Refiller) recordPast(templates *policy.Templates, buckets []Bucket) {
 	}
 }
 
-// shortest is the shortest refill interval of the shards, 0 if there are none.
+// shortest returns the shortest refill interval of the shards, 0 if there are none.
 func shortest(shards []*shard) (interval time.Duration) {
 	for _, s := range shards {
 		if interval == 0 || s.interval < interval {

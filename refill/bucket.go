@@ -78,7 +78,7 @@ func newSignal(key string, interval time.Duration, version int64) *bucket {
 // to the bucket's worker.
 type pooledTerms struct{ atomic.Pointer[policy.Terms] }
 
-// newPooledBucket is a bucket whose terms come at run time.
+// newPooledBucket returns a bucket whose terms come at run time.
 func newPooledBucket(b Bucket, terms *pooledTerms, version int64) *bucket {
 	interval := b.Policy.Interval
 	if interval == 0 {

@@ -37,7 +37,7 @@ func newSizes(most int, timeout time.Duration) *sizes {
 	return &sizes{most: most, timeout: timeout, limit: most}
 }
 
-// perCall is how many buckets may share a script call.
+// perCall returns how many buckets may share a script call.
 func (s *sizes) perCall() int {
 	if s.cost == 0 {
 		return firstPerCall
@@ -45,7 +45,7 @@ func (s *sizes) perCall() int {
 	return int(min(max(scriptBudget/s.cost, 1), maxPerCall))
 }
 
-// batch is how many buckets may go in one round trip.
+// batch returns how many buckets may go in one round trip.
 func (s *sizes) batch() int {
 	if s.cost == 0 {
 		return s.limit
@@ -71,7 +71,7 @@ func (s *sizes) answered(results []lua.RefillResult) {
 	}
 }
 
-// costOf is the median time per bucket of the batch's script calls, 0 if there
+// costOf returns the median time per bucket of the batch's script calls, 0 if there
 // was but one. The buckets of one call have the same time.
 func costOf(results []lua.RefillResult) time.Duration {
 	var costs []time.Duration

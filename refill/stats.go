@@ -98,14 +98,14 @@ func (t *TemplateStats) add(interval time.Duration, results []lua.RefillResult) 
 	}
 }
 
-// snapshot is a copy that doesn't change.
+// snapshot returns a copy that doesn't change.
 func (t *TemplateStats) snapshot() TemplateStats {
 	s := *t
 	s.Calls, s.Lag = maps.Clone(t.Calls), slices.Clone(t.Lag)
 	return s
 }
 
-// Stats is a snapshot of the counts.
+// Stats returns a snapshot of the counts.
 func (r *Refiller) Stats() Stats {
 	r.mu.Lock()
 	defer r.mu.Unlock()

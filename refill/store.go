@@ -61,7 +61,7 @@ func ownerOf(masters []master, slot int) int {
 	return max(0, slices.IndexFunc(masters, func(m master) bool { return m.owns(slot) }))
 }
 
-// keyOn is a key on the master: the name, or on a Cluster the first numbered one whose slot it owns.
+// keyOn returns a key on the master: the name, or on a Cluster the first numbered one whose slot it owns.
 func keyOn(m master, name string) string {
 	if m.slots == nil {
 		return name

@@ -14,8 +14,8 @@ func jitter(interval time.Duration, rng *rand.Rand) time.Duration {
 	return timing.Between(rng.Float64, interval/20, interval/20+interval/10)
 }
 
-// nextCall is the waiting rule: how long after a reply the next call for its
-// bucket comes.
+// nextCall returns how long after a reply the next call for its bucket comes. This is
+// the waiting rule.
 func nextCall(o policy.Outcome, interval time.Duration, rng *rand.Rand) time.Duration {
 	sinceLast := time.Duration(o.Now-o.Last) * time.Microsecond
 	wait := interval - sinceLast
@@ -36,7 +36,7 @@ const (
 	maxBucketBackoff = 5 * time.Second
 )
 
-// backoff is the delay after n failures in a row, n ≥ 1: doubling from
+// backoff returns the delay after n failures in a row, n ≥ 1: doubling from
 // minBackoff to most, of which the upper half is random.
 func backoff(n int, most time.Duration, rng *rand.Rand) time.Duration {
 	d := timing.Doubled(minBackoff, n-1, most)

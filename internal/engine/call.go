@@ -23,7 +23,7 @@ type call[T any] struct {
 	sent      time.Time
 	deadline  deadline // of the server's silence, or of a caller who makes the call and has left
 	silent    uint64   // the breaker's window in which its silence counts; 0: none
-	alone     bool     // its caller makes it
+	inline    bool     // its caller makes it
 	abandoned bool     // and has left
 }
 
@@ -60,7 +60,7 @@ func (c *call[T]) begin(now time.Time, patience, stalled time.Duration) {
 // exchange as well, unless the reply has come and is being read.
 func (c *call[T]) interrupt(e *Express[T]) {
 	c.cancel()
-	if c.alone && !c.batch[0].unclaimed.Load() {
+	if c.inline && !c.batch[0].unclaimed.Load() {
 		e.Interrupt()
 	}
 }

@@ -118,7 +118,7 @@ func (q *Queue[T]) Do(ctx context.Context, r *Request[T], now, deadline time.Tim
 	c := q.depart(now)
 	q.arm(now)
 	if c != nil && len(c.batch) == 1 && len(q.calls) == 1 && q.short() {
-		c.alone = true
+		c.inline = true
 		q.mu.Unlock()
 		q.workAlone(ctx, r, c)
 		return q.result(ctx, r)
@@ -165,7 +165,7 @@ func (q *Queue[T]) leave(ctx context.Context, r *Request[T], use uint64) {
 	if r.uses != use || !r.state.CompareAndSwap(waiting, left) {
 		return
 	}
-	if c := r.call; c != nil && c.alone { // its answer is a moment away, and says what is to be given back
+	if c := r.call; c != nil && c.inline { // its answer is a moment away, and says what is to be given back
 		now := time.Now()
 		c.deadline, c.abandoned = newDeadline(now, now, q.stalled), true
 		q.due = earlier(q.due, now)

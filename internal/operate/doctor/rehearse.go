@@ -14,11 +14,11 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// rehearsed is the bucket of a rehearsal, alone the one of clients that know two
+// rehearsed is the bucket of a rehearsal, twoKeys the one of clients that know two
 // keys only, and templated the one of a template.
 const (
 	rehearsed = "refiller:doctor"
-	alone     = "refiller:doctor:two-keys"
+	twoKeys   = "refiller:doctor:two-keys"
 	templated = "refiller:doctor:template"
 	request   = "rehearsal"
 )
@@ -164,21 +164,21 @@ func otherSteps(ctx context.Context, rdb redis.UniversalClient, terms policy.Ter
 			return err
 		}},
 		{"add by two keys", func() error {
-			_, err := lua.Add(ctx, rdb, alone, 1, 10, 0)
+			_, err := lua.Add(ctx, rdb, twoKeys, 1, 10, 0)
 			if err == nil {
-				_, err = lua.Add(ctx, rdb, alone, 1, 10, 0) // too late, so that it goes back
+				_, err = lua.Add(ctx, rdb, twoKeys, 1, 10, 0) // too late, so that it goes back
 			}
 			return err
 		}},
 		{"count the flows of a divided bucket", func() error { return rdb.HLen(ctx, lua.UseKey(rehearsed)).Err() }},
 		{"send what scripts do without if they must", func() error { // and then count less
-			return errors.Join(rdb.HIncrBy(ctx, lua.ControlKey(alone), "n", 1).Err(), rdb.PExpireTime(ctx, rehearsed).Err(),
+			return errors.Join(rdb.HIncrBy(ctx, lua.ControlKey(twoKeys), "n", 1).Err(), rdb.PExpireTime(ctx, rehearsed).Err(),
 				rdb.Persist(ctx, rehearsed).Err())
 		}},
 	}
 }
 
-// refillerSteps are those of refillers alone.
+// refillerSteps are those that refillers make without a consumer.
 func refillerSteps(ctx context.Context, rdb redis.UniversalClient) []step {
 	return []step{
 		{"walk through an active set", func() error {
@@ -207,7 +207,7 @@ func clearRehearsal(ctx context.Context, rdb redis.UniversalClient) error {
 	return errors.Join(
 		rdb.Del(ctx, lua.TokensKey(k), lua.IndexKey(k), lua.ControlKey(k), lua.OutstandingKey(k), lua.DueKey(k),
 			lua.LiveKey(k), lua.LazyKey(k), lua.RequestKey(k, request)).Err(),
-		rdb.Del(ctx, lua.TokensKey(alone), lua.IndexKey(alone), lua.ControlKey(alone)).Err(),
+		rdb.Del(ctx, lua.TokensKey(twoKeys), lua.IndexKey(twoKeys), lua.ControlKey(twoKeys)).Err(),
 		rdb.Del(ctx, lua.TokensKey(templated), lua.IndexKey(templated), lua.ControlKey(templated)).Err(),
 		rdb.Del(ctx, lua.ActiveKey(templated, lua.ActiveShard(templated))).Err(),
 		rdb.Del(ctx, lua.AliveKey(templated)).Err(),
