@@ -15,7 +15,7 @@ import (
 type ask struct {
 	cmd  redis.Cmder
 	cost int64                                                    // tokens that the command may take although its reply is lost
-	undo func(ctx context.Context, c lua.Client, cmd redis.Cmder) // undoes a command whose caller has left; may be nil
+	undo func(ctx context.Context, c lua.Client, cmd redis.Cmder) // undoes a command after its caller has left; may be nil
 
 	bucket *bucket
 	key    string

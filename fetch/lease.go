@@ -56,9 +56,9 @@ const (
 //
 //   - Other consumers are denied tokens that are unused in a block, for up to hold.
 //   - If a process dies, its blocks are dropped, because it is unknown how many of their tokens were used.
-//   - A bucket is refilled while blocks hold some of its tokens. So the takes in a window can exceed capacity and credit
-//     by the tokens that were in blocks when it began; Result.Outstanding of a Peek is their number. A bucket whose
-//     policy is strict leaves room for them instead, and keeps the bound.
+//   - A bucket is refilled while blocks hold some of its tokens. So the takes in a window can exceed capacity and
+//     credit by the tokens that were in blocks when it began; Result.Outstanding of a Peek is their number. A bucket
+//     whose policy is strict leaves room for them instead, and keeps the bound.
 //
 // While a call of this Client waits for a bucket (Wait), the Client holds no block of it. Takes with a request id,
 // TakeAll and Reserve are put to the bucket. Buckets without a policy, and those of a template whose Enforce is

@@ -118,7 +118,7 @@ func (c *Client) reserve(ctx context.Context, key string, n int64, ttl time.Dura
 	return r, nil
 }
 
-// cancelLate ends a reservation whose caller has left. If that fails its tokens go back when its time is over.
+// cancelLate ends a reservation after its caller has left. If that fails its tokens go back when its time is over.
 func (c *Client) cancelLate(ctx context.Context, by lua.Client, key, id string) {
 	if s, err := lua.Settle(ctx, by, key, id, 0); err == nil {
 		c.stats.returned.Add(s.Returned + s.Clamped)
