@@ -108,8 +108,8 @@ var (
 	descAbandoned = desc("calls_abandoned_total", "Calls that were under way when their callers stopped waiting.")
 	descReturned  = desc("tokens_returned_total", "Tokens that the SDK gave back because their callers had left.")
 	descClamped   = desc("tokens_clamped_total", "Tokens that came back to buckets that were full, and were dropped.")
-	descLost      = desc("tokens_lost_total", "Tokens that calls may have taken although no caller got them, and those of "+
-		"leases that could not be given back.")
+	descLost      = desc("tokens_lost_total", "Tokens that calls may have taken although no caller got them, and those "+
+		"of leases that could not be given back.")
 	descLeased = desc("tokens_leased", "Tokens that the SDK holds in leases.")
 )
 
