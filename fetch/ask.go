@@ -14,7 +14,7 @@ import (
 // ask is one request to a server: a command, or, if cmd is nil, takes of a bucket.
 type ask struct {
 	cmd  redis.Cmder
-	cost int64                                                    // tokens that the command may take although its reply is lost
+	cost int64                                                    // tokens that the command may take without a reply
 	undo func(ctx context.Context, c lua.Client, cmd redis.Cmder) // undoes a command after its caller has left; may be nil
 
 	bucket *bucket

@@ -244,7 +244,8 @@ func (t *trip) read(call *scriptCall) {
 		t.text = true
 		call.loaded(t.s).Store(false)
 		return
-	case redis.HasErrorPrefix(err, "NOPERM ") && len(call.groups) > 1: // nothing ran: separate calls show which keys are forbidden
+	case redis.HasErrorPrefix(err, "NOPERM ") && len(call.groups) > 1:
+		// Nothing ran. Separate calls show which keys are forbidden.
 		for _, g := range call.groups {
 			g.isolated = true
 		}

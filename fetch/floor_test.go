@@ -68,7 +68,7 @@ func TestAResultReportsThatItsRegionIsOnItsFloor(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, SourceShared, denied.Source.Kind)
 	}
-	require.Equal(t, before+3*99, lua.Tickets(ctx, rdb, []string{"payments"})[0].Denied, "denials are counted for the pool")
+	require.Equal(t, before+3*99, lua.Tickets(ctx, rdb, []string{"payments"})[0].Denied, "denials are counted")
 	granted, err := full.Take(ctx, "payments", 1)
 	require.NoError(t, err)
 
